@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Inside a world and a group: what the layers above (memory, collective, tools) may rely on.
+ */
+#ifndef TU_WORLD_WORLD_H
+#define TU_WORLD_WORLD_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <tutti/group.h>
+#include <tutti/world.h>
+
+#include "base/log.h"
+#include "base/settings.h"
+#include "job/job.h"
+#include "job/recorder.h"
+#include "job/segment.h"
+
+/* Something of a layer above that lives as long as its owner (memory tables of a world, collective state of a group):
+ * a slot per room, made on first need under the owner's lock, ended in reverse order of slots. */
+typedef enum tu_room { TU_ROOM_MEMORY, TU_ROOM_COLLECTIVE, TU_ROOM_BACKEND, TU_ROOM_FUNCTIONAL, TU_ROOM_COUNT } tu_room;
+typedef struct tu_attachment {
+    void *state;
+    void (*end)(void *state);
+} tu_attachment;
+
+struct tutti_world {
+    char name[64];
+    int rank, size;             /* world ranks */
+    int local_rank, local_size; /* equal to job rank and size */
+    const char *launcher;
+    bool fake, fake_error;
+    tu_settings settings;
+    tu_log *log;
+    int64_t timeout_ns;
+    tutti_store *store;         /* prefixed; NULL when alone or fake */
+    tu_job *job;                /* NULL when fake */
+    int *job_rank_of;           /* world rank -> job rank, -1 on another host */
+    tutti_group *group;         /* the default group, "0" */
+    _Atomic uint32_t interrupt;
+    _Atomic int32_t handles;    /* live objects of layers above, for close: see tu_world_handle */
+    pthread_mutex_t lock;       /* registry of groups, attachments */
+    tu_attachment rooms[TU_ROOM_COUNT];
+    struct tu_registry *registry; /* names, tags, counter: group.c */
+};
+
+/* Why a group ended. In shared memory; written once by the rank that wins the state word. */
+typedef struct tu_cause {
+    int32_t status;      /* tutti_status */
+    int32_t origin;      /* group rank that ended it */
+    uint64_t sequence;
+    char operation[32];
+    int32_t at_fault_count;
+    int32_t at_fault[TUTTI_ERROR_RANKS]; /* group ranks */
+    char message[1024];
+} tu_cause;
+
+/* Shared part of a group, in the piece of member 0. */
+typedef struct tu_group_page {
+    _Alignas(128) _Atomic uint64_t state; /* 0 lives; else (origin + 1) | TU_GROUP_TOLD once `cause` is complete; set by compare-and-swap */
+    _Alignas(128) tu_cause cause;         /* written by the winner alone, between its two steps */
+} tu_group_page;
+#define TU_GROUP_TOLD (UINT64_C(1) << 32)
+
+struct tutti_group {
+    tutti_world *world;
+    _Atomic uint32_t references;
+    char name[64];
+    char description[64];
+    char tag[96];
+    uint64_t key;            /* uid: the same on all members, unlike any other group's of the job, never reused */
+    int rank, size;          /* of this rank in the group */
+    int *ranks;              /* group rank -> world rank */
+    int *job_ranks;          /* group rank -> job rank, -1 on another host */
+    bool local;              /* all members on this host */
+    int64_t timeout_ns;      /* 0: the world's */
+    tu_group_page *page;     /* NULL for fake groups, groups across hosts and groups of one */
+    tu_mapping *page_mapping;
+    uint32_t recorder_index; /* of the name in this rank's recorder */
+    _Atomic uint64_t sequence;   /* of the last operation begun; operations of a group are numbered from 1 in call order */
+    _Atomic uint64_t completed;  /* of the last operation that this rank completed */
+    _Atomic uint64_t exchanges;  /* of exchanges under `key` */
+    _Atomic uint64_t settled;    /* of a shrunk group: last sequence that all survivors completed in the parent */
+    _Atomic uint32_t destroyed;
+    pthread_mutex_t lock;
+    tu_attachment rooms[TU_ROOM_COUNT];
+};
+
+/* ---- for operations on a group (collectives, rendezvous, signals …) ---- */
+
+/* The entry check of every operation: argument not NULL, not forked, world open, group not ended (then the first cause again),
+ * no member departed (then the group ends), faults to inject. Takes the next sequence number, fills info->group_key,
+ * group_index, sequence and timeout_ns, begins the record. call_timeout_ns as in tutti_call. */
+tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_op_info *info, int64_t *deadline, uint64_t *ticket);
+
+/* Ends the record; on success notes the sequence as completed. A failure by death, mismatch, abort or deadline ends the group with
+ * the calling thread's error as first cause, or replaces that error by the cause that was first. Returns the status to return. */
+tutti_status tu_group_leave(tutti_group *group, const tu_op_info *info, uint64_t ticket, tutti_status status);
+
+/* Ends the group with the calling thread's current error; the first cause wins. Rings all members. */
+void tu_group_end(tutti_group *group, const tu_op_info *info);
+/* 0 while the group lives. One load. */
+static inline bool tu_group_ended(const tutti_group *group) {
+    return group->page != NULL && atomic_load_explicit(&group->page->state, memory_order_acquire) != 0;
+}
+/* Writes the first cause as this thread's error, marked as such; returns its status. */
+tutti_status tu_group_cause(tutti_group *group);
+
+/* Fills *wait for waiting on members of the group. Its check (every 20 ms at most) looks, for the members that
+ * missing(argument, member) says are awaited, at death and departure, and at what they do instead: a member that is in another operation under the
+ * same sequence number of this group is a mismatch. It writes the error. NULL missing: all members but this one. */
+typedef struct tu_group_wait {
+    tu_wait wait;
+    tutti_group *group;
+    const tu_op_info *info;
+    uint64_t ticket;
+    bool (*missing)(void *argument, int member);
+    void *argument;
+} tu_group_wait;
+void tu_group_wait_init(tu_group_wait *wait, tutti_group *group, const tu_op_info *info, uint64_t ticket, int64_t deadline,
+                        bool (*missing)(void *argument, int member), void *argument);
+/* Turns what a tu_wait_… returned into the error to give: TIMEOUT gets its message (group, operation, sequence, this rank, who
+ * arrived, who is missing and what each of them is doing instead), STATE becomes the group's cause, INTERRUPTED its
+ * sentence; what the check wrote stays. */
+tutti_status tu_group_wait_error(const tu_group_wait *wait, tutti_status status);
+
+/* "all_reduce 17 of group 0": for messages. */
+void tu_op_text(const tutti_group *group, const tu_op_info *info, char *text, size_t bytes);
+
+/* tu_job_exchange among the members (or through the store when they span hosts and no piece is given). Errors are complete. */
+tutti_status tu_group_exchange(tutti_group *group, const tu_op_info *info, const char *purpose, const void *payload, size_t bytes,
+                               const tu_piece *piece, int64_t deadline, void *payloads, tu_mapping **mappings);
+
+/* The attachment of a room, made by `make` on first need under the group's (world's) lock. */
+tutti_status tu_group_room(tutti_group *group, tu_room room, tutti_status (*make)(tutti_group *, void **), void (*end)(void *), void **state);
+tutti_status tu_world_room(tutti_world *world, tu_room room, tutti_status (*make)(tutti_world *, void **), void (*end)(void *), void **state);
+
+/* Counts a live handle (+1) or its end (-1); `what` is for tutti_world_close's list. A world's memory goes with its last handle. */
+void tu_world_handle(tutti_world *world, const char *what, int change);
+
+#endif
