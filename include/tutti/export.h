@@ -23,11 +23,11 @@
 #if defined(__GNUC__)
 #define TUTTI_API __attribute__((visibility("default")))
 #define TUTTI_CHECKED __attribute__((warn_unused_result))
-#define TUTTI_PRINTF(format, first) __attribute__((format(printf, format, first)))
+#define TUTTI_PRINTF(text, first) __attribute__((format(printf, text, first)))
 #else
 #define TUTTI_API
 #define TUTTI_CHECKED
-#define TUTTI_PRINTF(format, first)
+#define TUTTI_PRINTF(text, first)
 #endif
 
 #ifndef __cplusplus

@@ -50,6 +50,9 @@ tutti_status tu_wait_until(const tu_wait *wait, bool (*ready)(void *argument), v
 tutti_status tu_wait_reached64(const tu_wait *wait, const _Atomic uint64_t *word, uint64_t value);
 tutti_status tu_wait_reached32(const tu_wait *wait, const _Atomic uint32_t *word, uint32_t value);
 
+/* Once per process before its first ring: membarrier reaches only processes that have registered. Harmless when repeated. */
+void tu_bell_prepare(void);
+
 /* Wakes the rank that owns `bell`, if it sleeps. To be called after the release store that it may wait for. */
 void tu_bell_ring_slow(tu_bell *bell);
 static inline void tu_bell_ring(const _Atomic uint32_t *sleepers, tu_bell *bell) {

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/wait.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <linux/membarrier.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+
+/* The longest sleep between two looks at liveness. */
+#define LOOK_INTERVAL (20 * TU_MILLISECOND)
+/* The longest sleep when nobody can be relied on to ring. */
+#define BLIND_INTERVAL (1 * TU_MILLISECOND)
+
+void tu_wait_ladder(tu_wait *wait, int runnable, int cores) {
+    if (runnable <= cores) {
+        wait->spins = 20000;
+        wait->yields = 50;
+    } else {
+        /* The rank we wait for may need our core: give it away at once, and a little longer before sleeping, because a
+         * wake-up costs more than a yield. */
+        wait->spins = 0;
+        wait->yields = 200;
+    }
+}
+
+static int futex_wait(_Atomic uint32_t *word, uint32_t expected, int64_t nanoseconds) {
+    struct timespec time = { .tv_sec = nanoseconds / TU_SECOND, .tv_nsec = nanoseconds % TU_SECOND };
+    return (int)syscall(SYS_futex, word, FUTEX_WAIT, expected, &time, NULL, 0);
+}
+
+void tu_bell_prepare(void) {
+    (void)syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0);
+}
+
+/* Makes this process's stores visible to every registered process before that one's later loads: the slow side of the
+ * asymmetric fence whose quick side is the compiler barrier in tu_bell_ring. False where the kernel has none. */
+static bool fence_all(void) {
+    return syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0) == 0;
+}
+
+void tu_bell_ring_slow(tu_bell *bell) {
+    if (atomic_load_explicit(&bell->asleep, memory_order_seq_cst) == 0)
+        return;
+    atomic_fetch_add_explicit(&bell->ring, 1, memory_order_release);
+    syscall(SYS_futex, &bell->ring, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+static void nap(int64_t nanoseconds) {
+    struct timespec time = { .tv_sec = nanoseconds / TU_SECOND, .tv_nsec = nanoseconds % TU_SECOND };
+    nanosleep(&time, NULL);
+}
+
+/* Sleeps until rung, at most `longest`. */
+static void sleep_once(const tu_wait *wait, bool (*ready)(void *), void *argument, int64_t longest) {
+    if (wait->bell == NULL) {
+        nap(longest < BLIND_INTERVAL ? longest : BLIND_INTERVAL);
+        return;
+    }
+    uint32_t ring = atomic_load_explicit(&wait->bell->ring, memory_order_acquire);
+    atomic_fetch_add_explicit(wait->sleepers, 1, memory_order_seq_cst);
+    atomic_fetch_add_explicit(&wait->bell->asleep, 1, memory_order_seq_cst);
+    /* Pairs with tu_bell_ring: either the ringer sees us asleep, or we see its store below. */
+    if (!fence_all() && longest > BLIND_INTERVAL)
+        longest = BLIND_INTERVAL;
+    if (!ready(argument))
+        futex_wait(&wait->bell->ring, ring, longest);
+    atomic_fetch_sub_explicit(&wait->bell->asleep, 1, memory_order_seq_cst);
+    atomic_fetch_sub_explicit(wait->sleepers, 1, memory_order_seq_cst);
+}
+
+/* What else may end the wait. The condition is looked at once more by the caller before a failure counts. */
+static tutti_status look_around(const tu_wait *wait, int64_t now, int64_t *next_look) {
+    if (wait->interrupt != NULL && atomic_load_explicit(wait->interrupt, memory_order_relaxed) != 0)
+        return TUTTI_ERROR_INTERRUPTED;
+    if (wait->ended != NULL && atomic_load_explicit(wait->ended, memory_order_acquire) != 0)
+        return TUTTI_ERROR_STATE;
+    if (wait->check != NULL && now >= *next_look) {
+        *next_look = now + LOOK_INTERVAL;
+        tutti_status status = wait->check(wait->argument);
+        if (status != TUTTI_OK)
+            return status;
+    }
+    return now >= wait->deadline ? TUTTI_ERROR_TIMEOUT : TUTTI_OK;
+}
+
+tutti_status tu_wait_until(const tu_wait *wait, bool (*ready)(void *), void *argument) {
+    for (uint32_t i = 0; i <= wait->spins; i++) {
+        if (ready(argument))
+            return TUTTI_OK;
+        tu_pause();
+    }
+    int64_t next_look = tu_clock_now() + LOOK_INTERVAL / 4;
+    for (uint32_t i = 0;; i++) {
+        if (ready(argument))
+            return TUTTI_OK;
+        int64_t now = tu_clock_now();
+        tutti_status status = look_around(wait, now, &next_look);
+        if (status != TUTTI_OK)
+            return ready(argument) ? TUTTI_OK : status;
+        if (i < wait->yields) {
+            sched_yield();
+            continue;
+        }
+        int64_t longest = wait->deadline - now;
+        if (wait->check != NULL && next_look - now < longest)
+            longest = next_look - now;
+        if (longest > LOOK_INTERVAL)
+            longest = LOOK_INTERVAL;
+        if (longest > 0)
+            sleep_once(wait, ready, argument, longest);
+    }
+}
+
+struct target64 {
+    const _Atomic uint64_t *word;
+    uint64_t value;
+};
+struct target32 {
+    const _Atomic uint32_t *word;
+    uint32_t value;
+};
+
+static bool reached64(void *argument) {
+    const struct target64 *target = argument;
+    return (int64_t)(atomic_load_explicit(target->word, memory_order_acquire) - target->value) >= 0;
+}
+
+static bool reached32(void *argument) {
+    const struct target32 *target = argument;
+    return (int32_t)(atomic_load_explicit(target->word, memory_order_acquire) - target->value) >= 0;
+}
+
+tutti_status tu_wait_reached64(const tu_wait *wait, const _Atomic uint64_t *word, uint64_t value) {
+    struct target64 target = { word, value };
+    return tu_wait_until(wait, reached64, &target);
+}
+
+tutti_status tu_wait_reached32(const tu_wait *wait, const _Atomic uint32_t *word, uint32_t value) {
+    struct target32 target = { word, value };
+    return tu_wait_until(wait, reached32, &target);
+}
