@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "harness.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <grp.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define EXIT_SKIP 77
+
+/* ---- the list of tests ---- */
+
+static test_case *tests, **tests_end = &tests;
+
+void test_register(test_case *test) {
+    *tests_end = test;
+    tests_end = &test->next;
+}
+
+/* ---- ending ---- */
+
+_Noreturn void test_failed(const char *file, int line, const char *format, ...) {
+    char text[4096];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    fprintf(stderr, "    %s:%d: %s\n", file, line, text);
+    fflush(NULL);
+    _exit(1);
+}
+
+_Noreturn void test_skip(const char *format, ...) {
+    char text[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    fprintf(stderr, "    skipped: %s\n", text);
+    fflush(NULL);
+    _exit(EXIT_SKIP);
+}
+
+bool test_sanitized(void) {
+#ifdef TUTTI_SANITIZED
+    return true;
+#else
+    return false;
+#endif
+}
+
+/* ---- leaks ---- */
+
+int test_count_descriptors(void) {
+    int count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    if (folder == NULL)
+        FAIL("cannot read /proc/self/fd: %s", strerror(errno));
+    while (readdir(folder) != NULL)
+        count++;
+    closedir(folder);
+    return count - 3; /* ".", ".." and the folder itself */
+}
+
+int test_count_mappings(void) {
+    int count = 0;
+    char line[1024];
+    FILE *maps = fopen("/proc/self/maps", "re");
+    if (maps == NULL)
+        FAIL("cannot read /proc/self/maps: %s", strerror(errno));
+    while (fgets(line, sizeof line, maps) != NULL)
+        count += strstr(line, "/memfd:tutti") != NULL;
+    fclose(maps);
+    return count;
+}
+
+static void list_descriptors(void) {
+    char path[64], target[256];
+    for (int fd = 3; fd < 1024; fd++) {
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        ssize_t length = readlink(path, target, sizeof target - 1);
+        if (length > 0)
+            fprintf(stderr, "      %d -> %.*s\n", fd, (int)length, target);
+    }
+}
+
+static bool has_children(void) {
+    siginfo_t info = { 0 };
+    return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
+}
+
+/* ---- running one test ---- */
+
+static int run_body(const test_case *test) {
+    /* So that stray processes of a test end up here and are seen. */
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    int descriptors = test_count_descriptors();
+    test->body();
+    int result = 0;
+    if (test_count_descriptors() != descriptors) {
+        fprintf(stderr, "    left %d descriptors behind:\n", test_count_descriptors() - descriptors);
+        list_descriptors();
+        result = 1;
+    }
+    if (test_count_mappings() != 0) {
+        fprintf(stderr, "    left %d mappings of Tutti's memory behind\n", test_count_mappings());
+        result = 1;
+    }
+    if (has_children()) {
+        fprintf(stderr, "    left child processes behind\n");
+        result = 1;
+    }
+    return result;
+}
+
+static double seconds_now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* Waits for the test's process; kills its whole process group at the limit. Returns its exit code, 128 + signal, or -1. */
+static int await(pid_t child, double limit) {
+    double end = seconds_now() + limit;
+    useconds_t pause = 200;
+    for (;;) {
+        int status;
+        pid_t got = waitpid(child, &status, WNOHANG);
+        if (got == child) {
+            kill(-child, SIGKILL); /* strays */
+            return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+        }
+        if (seconds_now() > end) {
+            kill(-child, SIGKILL);
+            waitpid(child, &status, 0);
+            return -1;
+        }
+        usleep(pause);
+        if (pause < 5000)
+            pause *= 2;
+    }
+}
+
+static int run_test(const test_case *test) {
+    double limit = test->limit_seconds > 0 ? test->limit_seconds : 60;
+    if (test_sanitized())
+        limit *= 3;
+    fflush(NULL);
+    double start = seconds_now();
+    pid_t child = fork();
+    if (child < 0) {
+        perror("fork");
+        return 1;
+    }
+    if (child == 0) {
+        setpgid(0, 0);
+        exit(run_body(test)); /* exit, not _exit: LeakSanitizer reports there */
+    }
+    setpgid(child, child);
+    int code = await(child, limit);
+    const char *word = code == 0 ? "ok" : code == EXIT_SKIP ? "skipped" : "FAILED";
+    printf("%-7s %s (%.2f s)", word, test->name, seconds_now() - start);
+    if (code < 0)
+        printf(": ran past its limit of %.0f s", limit);
+    else if (code > 128)
+        printf(": ended by signal %d (%s)", code - 128, strsignal(code - 128));
+    printf("\n");
+    return code;
+}
+
+int main(int argc, char **argv) {
+    int passed = 0, failed = 0, skipped = 0;
+    const char *part = argc > 1 ? argv[1] : "";
+    bool list = strcmp(part, "--list") == 0;
+    for (test_case *test = tests; test != NULL; test = test->next) {
+        if (list) {
+            printf("%s\n", test->name);
+            continue;
+        }
+        if (strstr(test->name, part) == NULL)
+            continue;
+        int code = run_test(test);
+        passed += code == 0;
+        skipped += code == EXIT_SKIP;
+        failed += code != 0 && code != EXIT_SKIP;
+    }
+    if (list)
+        return 0;
+    printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
+    return failed > 0 || passed + skipped == 0 ? 1 : passed == 0 ? EXIT_SKIP : 0;
+}
+
+/* ---- an ordinary user ---- */
+
+void test_as_ordinary_user(void (*body)(void)) {
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        if (geteuid() == 0 && (setgroups(0, NULL) != 0 || setgid(65534) != 0 || setuid(65534) != 0))
+            FAIL("cannot become an ordinary user: %s", strerror(errno));
+        prctl(PR_SET_DUMPABLE, 1); /* setuid cleared it; /proc/self would belong to root */
+        body();
+        exit(0);
+    }
+    int status;
+    while (waitpid(child, &status, 0) < 0 && errno == EINTR)
+        ;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SKIP)
+        _exit(EXIT_SKIP);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+        FAIL("failed as an ordinary user");
+}
+
+/* ---- failing on purpose: every wrapped function asks should_fail() first ---- */
+
+static _Atomic long countdown; /* 0: disarmed */
+static _Atomic bool delivered;
+static char armed[512]; /* ",malloc,mmap," or "" for all; written while disarmed */
+
+void test_fail_arm(const char *functions, long nth) {
+    atomic_store(&countdown, 0);
+    snprintf(armed, sizeof armed, functions != NULL ? ",%s," : "", functions);
+    atomic_store(&delivered, false);
+    atomic_store(&countdown, nth);
+}
+
+bool test_fail_disarm(void) {
+    atomic_store(&countdown, 0);
+    return atomic_load(&delivered);
+}
+
+static bool should_fail(const char *function) {
+    if (atomic_load_explicit(&countdown, memory_order_relaxed) <= 0)
+        return false;
+    if (armed[0] != 0) {
+        char name[64];
+        snprintf(name, sizeof name, ",%s,", function);
+        if (strstr(armed, name) == NULL)
+            return false;
+    }
+    if (atomic_fetch_sub(&countdown, 1) != 1)
+        return false;
+    atomic_store(&delivered, true);
+    return true;
+}
+
+void test_fail_each(const char *functions, tutti_status (*body)(void *), void *argument) {
+    for (long nth = 1; nth < 100000; nth++) {
+        int descriptors = test_count_descriptors(), mappings = test_count_mappings();
+        tutti_error_clear();
+        test_fail_arm(functions, nth);
+        tutti_status status = body(argument);
+        bool failed = test_fail_disarm();
+        if (status != TUTTI_OK && !failed)
+            FAIL("failed by itself: %s", tutti_error_message());
+        if (status != TUTTI_OK && tutti_error_message()[0] == 0)
+            FAIL("failing call number %ld gave %s without a message", nth, tutti_status_name(status));
+        if (test_count_descriptors() != descriptors)
+            FAIL("failing call number %ld left %d descriptors (%s)", nth, test_count_descriptors() - descriptors, tutti_error_message());
+        if (test_count_mappings() != mappings)
+            FAIL("failing call number %ld left %d mappings (%s)", nth, test_count_mappings() - mappings, tutti_error_message());
+        if (!failed)
+            return;
+    }
+    FAIL("still failing after 100000 rounds");
+}
+
+#define WRAP(result, name, parameters, arguments, error, failure)                                                      \
+    result __real_##name parameters;                                                                                   \
+    result __wrap_##name parameters;                                                                                   \
+    result __wrap_##name parameters {                                                                                  \
+        if (should_fail(#name)) {                                                                                      \
+            errno = error;                                                                                             \
+            return failure;                                                                                            \
+        }                                                                                                              \
+        return __real_##name arguments;                                                                                \
+    }
+
+WRAP(void *, malloc, (size_t bytes), (bytes), ENOMEM, NULL)
+WRAP(void *, calloc, (size_t count, size_t bytes), (count, bytes), ENOMEM, NULL)
+WRAP(void *, realloc, (void *old, size_t bytes), (old, bytes), ENOMEM, NULL)
+WRAP(void *, aligned_alloc, (size_t alignment, size_t bytes), (alignment, bytes), ENOMEM, NULL)
+WRAP(int, posix_memalign, (void **out, size_t alignment, size_t bytes), (out, alignment, bytes), ENOMEM, ENOMEM)
+WRAP(char *, strdup, (const char *text), (text), ENOMEM, NULL)
+WRAP(void *, mmap, (void *address, size_t bytes, int protection, int flags, int fd, off_t offset),
+     (address, bytes, protection, flags, fd, offset), ENOMEM, MAP_FAILED)
+WRAP(int, memfd_create, (const char *name, unsigned flags), (name, flags), EMFILE, -1)
+WRAP(int, ftruncate, (int fd, off_t bytes), (fd, bytes), ENOSPC, -1)
+WRAP(int, fallocate, (int fd, int mode, off_t offset, off_t bytes), (fd, mode, offset, bytes), ENOSPC, -1)
+WRAP(int, socket, (int family, int type, int protocol), (family, type, protocol), EMFILE, -1)
+WRAP(int, socketpair, (int family, int type, int protocol, int pair[2]), (family, type, protocol, pair), EMFILE, -1)
+WRAP(int, bind, (int fd, const struct sockaddr *address, socklen_t bytes), (fd, address, bytes), EADDRINUSE, -1)
+WRAP(int, listen, (int fd, int backlog), (fd, backlog), EADDRINUSE, -1)
+WRAP(int, connect, (int fd, const struct sockaddr *address, socklen_t bytes), (fd, address, bytes), ECONNREFUSED, -1)
+WRAP(int, accept4, (int fd, struct sockaddr *address, socklen_t *bytes, int flags), (fd, address, bytes, flags), EMFILE, -1)
+WRAP(ssize_t, sendmsg, (int fd, const struct msghdr *message, int flags), (fd, message, flags), ENOBUFS, -1)
+WRAP(ssize_t, recvmsg, (int fd, struct msghdr *message, int flags), (fd, message, flags), ECONNRESET, -1)
+WRAP(int, epoll_create1, (int flags), (flags), EMFILE, -1)
+WRAP(int, epoll_ctl, (int epoll, int operation, int fd, struct epoll_event *event), (epoll, operation, fd, event), ENOMEM, -1)
+WRAP(int, eventfd, (unsigned value, int flags), (value, flags), EMFILE, -1)
+WRAP(int, pipe2, (int fds[2], int flags), (fds, flags), EMFILE, -1)
+WRAP(int, pthread_create, (pthread_t * thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument),
+     (thread, attributes, start, argument), EAGAIN, EAGAIN)
