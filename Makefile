@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# A short front for CMake. `make help` lists what there is.
+PRESET ?= release
+PREFIX ?= /usr/local
+BUILD := build/$(PRESET)
+WERROR := $(if $(CI),ON,OFF)
+
+all: build ## build everything (default)
+
+help: ## this list
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+setup: ## install what is missing (apt), or print the line to run
+	@scripts/setup
+
+build:
+	@test -f $(BUILD)/build.ninja || cmake --preset $(PRESET) -DTUTTI_WERROR=$(WERROR) $(CMAKE_FLAGS)
+	@cmake --build $(BUILD)
+
+demo: setup build ## install what is missing, build, and run four ranks that find each other
+	$(BUILD)/bin/tutti run -n 4 $(BUILD)/examples/hello
+
+test: setup ## all tests: release build, then the sanitizers
+	@scripts/test
+
+test-peers: ## the tests against PyTorch, Open MPI and MPICH, which are installed first
+	@scripts/setup peers
+	@$(MAKE) --no-print-directory build
+	@scripts/test peers
+
+test-arm64: ## cross build for arm64; unit tests under qemu-user
+	@scripts/setup arm64
+	@scripts/test arm64
+
+bench: setup build ## measure Tutti and its peers side by side
+	@scripts/bench
+
+soak: build ## random operations, deaths and shrinks: make soak SECONDS=60 SEED=1
+	@scripts/soak $(or $(SECONDS),60) $(or $(SEED),1)
+
+lint: ## formatting, layers, headers, static analysis
+	@scripts/lint
+
+install: build ## make install PREFIX=/usr/local
+	cmake --install $(BUILD) --prefix $(PREFIX)
+
+clean: ## remove the build folder
+	rm -rf build
+
+.PHONY: all help setup build demo test test-peers test-arm64 bench soak lint install clean
