@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Pools: symmetric blocks that are used again. For programs that allocate and free the same sizes over and over.
+ *
+ * A block from a pool is a tutti_memory like any other. When its last reference ends it goes back to the pool; the next
+ * allocation of that byte size gets it, at the same address, zeroed if asked for, with a clean signal pad. One allocation is one block:
+ * a pool never splits them, because every block has a pad of its own. Memory of a pool serves only that pool.
+ *
+ * Rendezvous of a used block is quick when the same blocks meet again: one small exchange that proves it, and no mapping.
+ *
+ * Safe from any thread.
+ */
+#ifndef TUTTI_POOL_H
+#define TUTTI_POOL_H
+
+#include <tutti/memory.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct tutti_pool tutti_pool;
+
+/* The options are those of its blocks; persistent ids are refused. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_pool_create(tutti_world *world, const tutti_memory_options *options, tutti_pool **pool);
+
+/* A used block of exactly this size if there is one, the last freed first, else a new one. The data of a used block are what they were. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_pool_alloc(tutti_pool *pool, size_t bytes, tutti_memory **memory);
+
+/* Gives the unused blocks back to the system. */
+TUTTI_API void tutti_pool_trim(tutti_pool *pool);
+
+typedef struct tutti_pool_statistics {
+    size_t size;
+    size_t used_blocks, used_bytes; /* given out */
+    size_t idle_blocks, idle_bytes; /* kept for the next allocation */
+    size_t reused;                  /* allocations served by a used block so far */
+} tutti_pool_statistics;
+#ifdef __cplusplus
+#define TUTTI_POOL_STATISTICS_INIT { sizeof(tutti_pool_statistics), 0, 0, 0, 0, 0 }
+#else
+#define TUTTI_POOL_STATISTICS_INIT { .size = sizeof(tutti_pool_statistics) }
+#endif
+TUTTI_API TUTTI_CHECKED tutti_status tutti_pool_query(tutti_pool *pool, tutti_pool_statistics *statistics);
+
+/* Ends the pool. Blocks that are given out live on and go to the system with their last reference. NULL is allowed. */
+TUTTI_API void tutti_pool_release(tutti_pool *pool);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

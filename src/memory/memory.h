@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Inside symmetric memory: from any pointer to the block it lies in, and on to where the peers have theirs. For the
+ * collective layer and for this room.
+ */
+#ifndef TU_MEMORY_MEMORY_H
+#define TU_MEMORY_MEMORY_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <tutti/memory.h>
+#include <tutti/peers.h>
+#include <tutti/pool.h>
+
+#include "memory/backend.h"
+#include "world/world.h"
+
+/* ---- for the layers above ---- */
+
+/* What this room keeps for a group. Get it once, keep it while the group lives. */
+typedef struct tu_memory_group tu_memory_group;
+tutti_status tu_memory_group_get(tutti_group *group, tu_memory_group **state);
+
+typedef struct tu_symmetric {
+    tutti_memory *memory;      /* the block; lent */
+    size_t offset;             /* of the pointer in the block's data */
+    const tutti_peers *peers;  /* of the block with the group; lent; NULL when it was not rendezvoused with this group */
+    void *const *buffers;      /* each member's data as mapped here, in group order; NULL with peers NULL */
+    uint32_t index;            /* of peers in the group: the same on all members, from 1, never reused; 0 with peers NULL */
+} tu_symmetric;
+
+/* Whether [pointer, pointer + bytes) lies in one block; *found is written only then. A few nanoseconds for a pointer that was asked for
+ * lately on this group, symmetric or not; O(log n) else. Never blocks on another rank, never fails. */
+bool tu_symmetric_find(tu_memory_group *state, const void *pointer, size_t bytes, tu_symmetric *found);
+
+/* The peers with that index, for resolving what another member published; NULL when this rank holds none. Lent. */
+const tutti_peers *tu_symmetric_peers(tu_memory_group *state, uint32_t index);
+
+/* ---- inside this room ---- */
+
+typedef struct tu_memory_world tu_memory_world;
+
+struct tutti_memory {
+    tutti_world *world;
+    tu_memory_world *tables;
+    const tu_backend *backend;
+    void *backend_state;
+    tu_backend_block block;
+    size_t bytes, pad_bytes;
+    size_t pad_offset; /* of the pad from the data */
+    size_t alignment;
+    tutti_device device;
+    tutti_group *group; /* default for rendezvous; a reference; NULL: none */
+    tutti_pool *pool;   /* that it came from; NULL: none */
+    bool persistent;
+    uint64_t persistent_id;
+    uint64_t serial;                /* of its memory in this world, from 1: tells blocks apart that share an address in turn */
+    _Atomic uint32_t users;         /* references of the program; at 0 it is no longer in the tables */
+    _Atomic uint32_t references;    /* one for all users together, one per peers */
+    tutti_peers *first_peers;       /* under tables->lock */
+};
+
+struct tutti_peers {
+    tutti_memory *memory; /* a reference */
+    tutti_group *group;   /* a reference while users is not 0 */
+    tu_memory_group *group_state;
+    tu_backend_peers backend;
+    tu_backend_map blocks, areas;
+    tu_backend_block area; /* this rank's signal area */
+    void *const *buffers;  /* = blocks.addresses */
+    uint64_t *serials;     /* of the members' blocks */
+    uint32_t index;        /* in the group */
+    uint32_t users;        /* references of the program, under tables->lock */
+    bool cached;           /* still in its block's list: a rendezvous may return it */
+    bool proven;           /* false for a block that went through a pool: its next rendezvous compares serials */
+    tutti_peers *next_of_memory;
+    tutti_peers *next_of_group;
+};
+
+/* Address tables of a world: world.c of this room. */
+tutti_status tu_memory_world_get(tutti_world *world, tu_memory_world **tables);
+
+#endif
