@@ -1,0 +1,524 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The flight recorder. One per rank, in the job segment: the rank's threads write it, anybody who maps it reads it.
+ *
+ * An entry is two cache lines. Its `stamp` is twice its id, odd while the entry is being filled; `end_stamp` becomes equal to
+ * `stamp` when the operation ends. A reader takes the stamp, the fields, and the stamp again, and skips an entry whose
+ * stamp changed. Fields are stored with release and loaded with acquire, which keeps them between the two stamps
+ * without a fence (free on x86-64, and visible to ThreadSanitizer).
+ *
+ * An entry that still runs is not overwritten when the ring comes round: a rank that hangs in one thread and works on
+ * in another still shows where it hangs.
+ *
+ * Time is the cycle counter, where it is the same on all cores and never stops, and is turned into nanoseconds by the
+ * reader, who interpolates between the pair of readings made when the recorder was prepared and a pair made now.
+ */
+#include "job/recorder.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include "base/clock.h"
+
+/* How often a new entry steps over one that still runs before it takes the place all the same. */
+#define STEPS_OVER 16
+
+/* Counters are kept by thread, so that counting needs no atomic addition: all shards but the last belong to the thread
+ * that claimed them first; the last is shared by the others, with atomic additions. */
+#define SHARDS 4
+
+typedef _Atomic uint64_t word;
+
+typedef struct entry {
+    /* first line: written at begin by the thread that begins */
+    _Alignas(128) word stamp; /* 2 * id; odd while being filled; 0 never used */
+    word created;             /* ticks */
+    word group_key;
+    word sequence;
+    word count;
+    word timeout_ns;
+    word group_index_and_root;
+    word tag_and_what;        /* tag, operation, dtype, reduction, algorithm */
+    /* second line: thread at begin, the rest by the same thread later */
+    word thread;
+    word waiting;             /* low half of the id, world rank + 1; counts for that id only */
+    word ended;               /* ticks */
+    word status;
+    word end_stamp;
+} entry;
+_Static_assert(sizeof(entry) == 128, "an entry is two cache lines");
+
+typedef struct group_slot {
+    word stamp; /* 2 * (index + 1); odd while being filled; 0 never used. Written by the thread that makes the group. */
+    word key;
+    word size;
+    word name[8];
+    word ranks[TU_RECORDER_MEMBERS / 4]; /* 16 bits each */
+} group_slot;
+
+typedef struct counter {
+    _Alignas(128) word bytes;
+    word ticks;
+    word failures;
+    word reserved;
+    word calls[TU_COUNTER_ALGORITHMS];
+} counter;
+
+struct tu_recorder {
+    _Alignas(128) word last_id;            /* any thread of the rank, by atomic addition */
+    _Alignas(128) word anchor_ticks;       /* this line: written once, by tu_recorder_init */
+    word anchor_ns;
+    word counts_nanoseconds;               /* 1: no usable cycle counter, ticks are nanoseconds */
+    _Alignas(128) word next_group;         /* any thread of the rank, by atomic addition */
+    _Atomic uint32_t shard_owner[SHARDS];  /* thread that claimed it, by compare-and-swap from 0 */
+    counter counters[SHARDS][TU_OP_COUNT]; /* [s][]: the owner of shard s alone; the last: anyone, by atomic addition */
+    group_slot groups[TU_RECORDER_GROUPS];
+    entry entries[TU_RECORDER_ENTRIES];
+};
+
+/* The calling thread's id and the shard it last used, so that an operation costs no system call. */
+static _Thread_local struct {
+    uint32_t thread;
+    uint32_t shard;
+} self;
+
+static inline void put(word *to, uint64_t value) {
+    atomic_store_explicit(to, value, memory_order_release); /* pairs with get */
+}
+
+static inline uint64_t get(const word *from) {
+    return atomic_load_explicit(from, memory_order_acquire); /* pairs with put */
+}
+
+static inline uint64_t pair(uint32_t low, uint32_t high) {
+    return (uint64_t)high << 32 | low;
+}
+
+/* ---- time ---- */
+
+static inline uint64_t counter_now(void) {
+#if defined(__x86_64__)
+    return __builtin_ia32_rdtsc();
+#elif defined(__aarch64__)
+    uint64_t ticks;
+    __asm__ __volatile__("mrs %0, cntvct_el0" : "=r"(ticks));
+    return ticks;
+#else
+    return 0;
+#endif
+}
+
+static bool counter_usable(void) {
+#if defined(__x86_64__)
+    unsigned a, b, c, d;
+    return __get_cpuid(0x80000007, &a, &b, &c, &d) && (d & 1u << 8) != 0; /* invariant time-stamp counter */
+#elif defined(__aarch64__)
+    return true; /* the architecture promises it */
+#else
+    return false;
+#endif
+}
+
+static inline uint64_t ticks_now(const tu_recorder *recorder) {
+    if (__builtin_expect(atomic_load_explicit(&recorder->counts_nanoseconds, memory_order_relaxed) != 0, 0))
+        return (uint64_t)tu_clock_now();
+    return counter_now();
+}
+
+/* The line through two pairs of readings. */
+typedef struct scale {
+    uint64_t ticks;
+    int64_t ns;
+    double ns_per_tick;
+} scale;
+
+static scale scale_of(const tu_recorder *recorder) {
+    scale line = { get(&recorder->anchor_ticks), (int64_t)get(&recorder->anchor_ns), 1.0 };
+    if (get(&recorder->counts_nanoseconds) != 0)
+        return line;
+    int64_t ns = tu_clock_now() - line.ns;
+    uint64_t ticks = counter_now() - line.ticks;
+    if (ns > 0 && (int64_t)ticks > 0)
+        line.ns_per_tick = (double)ns / (double)ticks;
+    return line;
+}
+
+static int64_t nanoseconds(const scale *line, uint64_t ticks) {
+    return line->ns + (int64_t)((double)(int64_t)(ticks - line->ticks) * line->ns_per_tick);
+}
+
+/* ---- preparing ---- */
+
+size_t tu_recorder_bytes(void) {
+    return sizeof(tu_recorder);
+}
+
+void tu_recorder_init(tu_recorder *recorder) {
+    memset(recorder, 0, sizeof *recorder);
+    bool usable = counter_usable();
+    put(&recorder->counts_nanoseconds, usable ? 0 : 1);
+    int64_t now = tu_clock_now();
+    put(&recorder->anchor_ticks, usable ? counter_now() : (uint64_t)now);
+    put(&recorder->anchor_ns, (uint64_t)now);
+}
+
+uint32_t tu_recorder_group(tu_recorder *recorder, uint64_t group_key, const char *name, const int *world_ranks, int count) {
+    uint64_t index = atomic_fetch_add_explicit(&recorder->next_group, 1, memory_order_relaxed);
+    group_slot *slot = &recorder->groups[index == 0 ? 0 : 1 + (index - 1) % (TU_RECORDER_GROUPS - 1)];
+    uint64_t text[8] = { 0 };
+    strncpy((char *)text, name, sizeof text - 1);
+    uint64_t ranks[TU_RECORDER_MEMBERS / 4] = { 0 };
+    for (int i = 0; i < count && i < TU_RECORDER_MEMBERS; i++)
+        ranks[i / 4] |= (uint64_t)(uint16_t)world_ranks[i] << 16 * (i % 4);
+    put(&slot->stamp, 2 * (index + 1) + 1);
+    put(&slot->key, group_key);
+    put(&slot->size, (uint64_t)count);
+    for (size_t i = 0; i < 8; i++)
+        put(&slot->name[i], text[i]);
+    for (size_t i = 0; i < TU_RECORDER_MEMBERS / 4; i++)
+        put(&slot->ranks[i], ranks[i]);
+    put(&slot->stamp, 2 * (index + 1));
+    return (uint32_t)index;
+}
+
+/* ---- writing ---- */
+
+static uint32_t find_shard(tu_recorder *recorder) {
+    if (self.thread == 0)
+        self.thread = (uint32_t)syscall(SYS_gettid);
+    for (uint32_t shard = 0; shard < SHARDS - 1; shard++) {
+        uint32_t owner = 0;
+        if (atomic_compare_exchange_strong_explicit(&recorder->shard_owner[shard], &owner, self.thread, memory_order_relaxed,
+                                                    memory_order_relaxed) ||
+            owner == self.thread)
+            return self.shard = shard;
+    }
+    return self.shard = SHARDS - 1;
+}
+
+/* The shard of the calling thread. Thread-local memory may speak of another recorder, so the owner is compared. */
+static inline uint32_t shard_of(tu_recorder *recorder) {
+    if (self.thread != 0 &&
+        atomic_load_explicit(&recorder->shard_owner[self.shard], memory_order_relaxed) == self.thread)
+        return self.shard;
+    return find_shard(recorder);
+}
+
+static inline entry *entry_of(const tu_recorder *recorder, uint64_t id) {
+    return (entry *)&recorder->entries[id % TU_RECORDER_ENTRIES];
+}
+
+static inline bool runs(const entry *e) {
+    uint64_t stamp = atomic_load_explicit(&e->stamp, memory_order_relaxed);
+    return stamp != 0 && atomic_load_explicit(&e->end_stamp, memory_order_relaxed) != stamp;
+}
+
+uint64_t tu_record_begin(tu_recorder *recorder, const tu_op_info *info) {
+    (void)shard_of(recorder); /* for the thread's id */
+    uint64_t id = atomic_fetch_add_explicit(&recorder->last_id, 1, memory_order_relaxed) + 1;
+    entry *e = entry_of(recorder, id);
+    for (int step = 0; step < STEPS_OVER && runs(e); step++) {
+        id = atomic_fetch_add_explicit(&recorder->last_id, 1, memory_order_relaxed) + 1;
+        e = entry_of(recorder, id);
+    }
+    atomic_store_explicit(&e->stamp, 2 * id + 1, memory_order_relaxed);
+    put(&e->created, ticks_now(recorder));
+    put(&e->group_key, info->group_key);
+    put(&e->sequence, info->sequence);
+    put(&e->count, info->count);
+    put(&e->timeout_ns, (uint64_t)info->timeout_ns);
+    put(&e->group_index_and_root, pair(info->group_index, (uint32_t)info->root));
+    uint32_t what = info->operation | (uint32_t)info->dtype << 8 | (uint32_t)info->reduction << 16 |
+                    (uint32_t)info->algorithm << 24;
+    put(&e->tag_and_what, pair((uint32_t)info->tag, what));
+    put(&e->thread, self.thread);
+    put(&e->stamp, 2 * id);
+    return id;
+}
+
+/* The entry of a ticket, or NULL when a newer operation took its place. */
+static inline entry *still_mine(tu_recorder *recorder, uint64_t ticket) {
+    entry *e = entry_of(recorder, ticket);
+    return atomic_load_explicit(&e->stamp, memory_order_relaxed) == 2 * ticket ? e : NULL;
+}
+
+void tu_record_algorithm(tu_recorder *recorder, uint64_t ticket, uint8_t algorithm) {
+    entry *e = still_mine(recorder, ticket);
+    if (e == NULL)
+        return;
+    uint64_t both = atomic_load_explicit(&e->tag_and_what, memory_order_relaxed);
+    put(&e->tag_and_what, (both & ~(UINT64_C(0xff) << 56)) | (uint64_t)algorithm << 56);
+}
+
+void tu_record_waiting(tu_recorder *recorder, uint64_t ticket, int world_rank) {
+    entry *e = still_mine(recorder, ticket);
+    if (e != NULL)
+        put(&e->waiting, pair((uint32_t)(world_rank + 1), (uint32_t)ticket));
+}
+
+static inline void add(word *to, uint64_t value, bool shared) {
+    if (shared)
+        atomic_fetch_add_explicit(to, value, memory_order_relaxed);
+    else /* this thread is the only writer */
+        atomic_store_explicit(to, atomic_load_explicit(to, memory_order_relaxed) + value, memory_order_relaxed);
+}
+
+static void count_call(tu_recorder *recorder, const entry *e, uint64_t ticks, bool failed) {
+    uint32_t shard = shard_of(recorder);
+    bool shared = shard == SHARDS - 1;
+    uint32_t what = (uint32_t)(atomic_load_explicit(&e->tag_and_what, memory_order_relaxed) >> 32);
+    uint8_t operation = (uint8_t)what, dtype = (uint8_t)(what >> 8), algorithm = (uint8_t)(what >> 24);
+    if (operation >= TU_OP_COUNT)
+        return;
+    counter *c = &recorder->counters[shard][operation];
+    size_t element = dtype == 0 ? 1 : tutti_dtype_size((tutti_dtype)dtype);
+    add(&c->bytes, atomic_load_explicit(&e->count, memory_order_relaxed) * element, shared);
+    add(&c->ticks, ticks, shared);
+    add(&c->calls[algorithm < TU_COUNTER_ALGORITHMS ? algorithm : TU_COUNTER_ALGORITHMS - 1], 1, shared);
+    if (failed)
+        add(&c->failures, 1, shared);
+}
+
+void tu_record_end(tu_recorder *recorder, uint64_t ticket, tutti_status status) {
+    entry *e = still_mine(recorder, ticket);
+    if (e == NULL)
+        return;
+    uint64_t now = ticks_now(recorder);
+    uint64_t taken = now - atomic_load_explicit(&e->created, memory_order_relaxed);
+    put(&e->ended, now);
+    put(&e->status, (uint64_t)status);
+    put(&e->end_stamp, 2 * ticket);
+    count_call(recorder, e, (int64_t)taken > 0 ? taken : 0, status != TUTTI_OK);
+}
+
+/* ---- reading ---- */
+
+static void unpack(const entry *e, tu_op_info *info) {
+    info->group_key = get(&e->group_key);
+    info->sequence = get(&e->sequence);
+    info->count = get(&e->count);
+    info->timeout_ns = (int64_t)get(&e->timeout_ns);
+    uint64_t both = get(&e->group_index_and_root);
+    info->group_index = (uint32_t)both;
+    info->root = (int32_t)(both >> 32);
+    both = get(&e->tag_and_what);
+    info->tag = (int32_t)both;
+    info->operation = (uint8_t)(both >> 32);
+    info->dtype = (uint8_t)(both >> 40);
+    info->reduction = (uint8_t)(both >> 48);
+    info->algorithm = (uint8_t)(both >> 56);
+}
+
+/* Reads the entry that has `id` in the ring; false when it is another's, unused, or changed meanwhile. */
+static bool read_entry(const tu_recorder *recorder, uint64_t id, const scale *line, tu_record_view *view) {
+    const entry *e = entry_of(recorder, id);
+    uint64_t stamp = get(&e->stamp);
+    if (stamp != 2 * id)
+        return false;
+    memset(view, 0, sizeof *view);
+    view->id = id;
+    unpack(e, &view->info);
+    uint64_t created = get(&e->created);
+    view->thread = (uint32_t)get(&e->thread);
+    view->running = get(&e->end_stamp) != stamp;
+    view->waiting_for = -1;
+    uint64_t ended = 0;
+    if (view->running) {
+        uint64_t waiting = get(&e->waiting);
+        if ((uint32_t)(waiting >> 32) == (uint32_t)id)
+            view->waiting_for = (int)(uint32_t)waiting - 1;
+    } else {
+        ended = get(&e->ended);
+        view->status = (tutti_status)get(&e->status);
+    }
+    if (get(&e->stamp) != stamp || view->info.operation >= TU_OP_COUNT)
+        return false;
+    view->created_ns = nanoseconds(line, created);
+    view->ended_ns = view->running ? 0 : nanoseconds(line, ended);
+    return true;
+}
+
+/* Visits readable entries from the newest on until `wanted` says yes. */
+static bool find_entry(const tu_recorder *recorder, bool (*wanted)(const tu_record_view *view, uint64_t *argument),
+                       uint64_t argument, tu_record_view *view) {
+    scale line = scale_of(recorder);
+    uint64_t newest = get(&recorder->last_id);
+    for (uint64_t back = 0; back < TU_RECORDER_ENTRIES && back < newest; back++) {
+        tu_record_view candidate;
+        if (read_entry(recorder, newest - back, &line, &candidate) && wanted(&candidate, &argument)) {
+            *view = candidate;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool runs_in(const tu_record_view *view, uint64_t *group_key) {
+    return view->running && (*group_key == 0 || view->info.group_key == *group_key);
+}
+
+static bool ended_well_in(const tu_record_view *view, uint64_t *group_key) {
+    return !view->running && view->status == TUTTI_OK && (*group_key == 0 || view->info.group_key == *group_key);
+}
+
+static bool after_skipping(const tu_record_view *view, uint64_t *to_skip) {
+    (void)view;
+    return (*to_skip)-- == 0;
+}
+
+bool tu_recorder_current(const tu_recorder *recorder, uint64_t group_key, tu_record_view *view) {
+    return find_entry(recorder, runs_in, group_key, view);
+}
+
+bool tu_recorder_last(const tu_recorder *recorder, uint64_t group_key, tu_record_view *view) {
+    return find_entry(recorder, ended_well_in, group_key, view);
+}
+
+bool tu_recorder_entry(const tu_recorder *recorder, uint64_t back, tu_record_view *view) {
+    return find_entry(recorder, after_skipping, back, view);
+}
+
+size_t tu_recorder_snapshot(const tu_recorder *recorder, tu_record_view *views) {
+    scale line = scale_of(recorder);
+    uint64_t newest = get(&recorder->last_id);
+    uint64_t id = newest > TU_RECORDER_ENTRIES ? newest - TU_RECORDER_ENTRIES + 1 : 1;
+    size_t count = 0;
+    for (; id <= newest; id++)
+        if (read_entry(recorder, id, &line, &views[count]))
+            count++;
+    return count;
+}
+
+static bool read_group(const group_slot *slot, tu_recorder_group_view *view) {
+    uint64_t stamp = get(&slot->stamp);
+    if (stamp == 0 || stamp % 2 != 0)
+        return false;
+    view->index = (uint32_t)(stamp / 2 - 1);
+    view->key = get(&slot->key);
+    view->size = (int)get(&slot->size);
+    view->members = view->size < TU_RECORDER_MEMBERS ? view->size : TU_RECORDER_MEMBERS;
+    uint64_t text[8];
+    for (size_t i = 0; i < 8; i++)
+        text[i] = get(&slot->name[i]);
+    memcpy(view->name, text, sizeof view->name);
+    view->name[sizeof view->name - 1] = '\0';
+    for (int i = 0; i < view->members; i++)
+        view->world_ranks[i] = (int)(get(&slot->ranks[i / 4]) >> 16 * (i % 4) & 0xffff);
+    return get(&slot->stamp) == stamp && view->size >= 0;
+}
+
+const char *tu_recorder_group_name(const tu_recorder *recorder, uint32_t group_index) {
+    static _Thread_local tu_recorder_group_view view;
+    uint32_t place = group_index == 0 ? 0 : 1 + (group_index - 1) % (TU_RECORDER_GROUPS - 1);
+    return read_group(&recorder->groups[place], &view) && view.index == group_index ? view.name : "?";
+}
+
+size_t tu_recorder_groups(const tu_recorder *recorder, tu_recorder_group_view *views) {
+    size_t count = 0;
+    for (size_t i = 0; i < TU_RECORDER_GROUPS; i++)
+        if (read_group(&recorder->groups[i], &views[count]))
+            count++;
+    return count;
+}
+
+void tu_recorder_counters(const tu_recorder *recorder, tu_operation operation, tu_counters *counters) {
+    memset(counters, 0, sizeof *counters);
+    scale line = scale_of(recorder);
+    uint64_t ticks = 0;
+    for (size_t shard = 0; shard < SHARDS; shard++) {
+        const counter *c = &recorder->counters[shard][operation];
+        counters->bytes += get(&c->bytes);
+        counters->failures += get(&c->failures);
+        ticks += get(&c->ticks);
+        for (size_t i = 0; i < TU_COUNTER_ALGORITHMS; i++) {
+            uint64_t calls = get(&c->calls[i]);
+            counters->calls += calls;
+            counters->by_algorithm[i] += calls;
+        }
+    }
+    counters->time_ns = (int64_t)((double)ticks * line.ns_per_tick);
+}
+
+/* ---- names and words ---- */
+
+static const char *const operation_names[TU_OP_COUNT] = {
+    "none",
+#define X(id, name) name,
+    TU_OPERATIONS(X)
+#undef X
+};
+
+const char *tu_operation_name(tu_operation operation) {
+    return (unsigned)operation < TU_OP_COUNT ? operation_names[operation] : "?";
+}
+
+tu_operation tu_operation_find(const char *name) {
+    for (int i = 1; i < TU_OP_COUNT; i++)
+        if (strcmp(operation_names[i], name) == 0)
+            return (tu_operation)i;
+    return TU_OP_NONE;
+}
+
+/* What the root field means for an operation: "root 0", "to rank 1", "from rank 1". */
+static const char *root_word(uint8_t operation) {
+    switch (operation) {
+    case TU_OP_SEND:
+    case TU_OP_PEERS_SIGNAL:
+    case TU_OP_PEERS_PUT:
+        return "to rank";
+    case TU_OP_RECV:
+    case TU_OP_PEERS_WAIT_SIGNAL:
+    case TU_OP_PEERS_GET:
+        return "from rank";
+    default:
+        return "root";
+    }
+}
+
+static const char *tag_word(uint8_t operation) {
+    switch (operation) {
+    case TU_OP_SEND:
+    case TU_OP_RECV:
+        return "tag";
+    case TU_OP_PEERS_SIGNAL:
+    case TU_OP_PEERS_WAIT_SIGNAL:
+    case TU_OP_PEERS_BARRIER:
+        return "channel";
+    default:
+        return NULL;
+    }
+}
+
+void tu_record_text(const tu_recorder *recorder, const tu_record_view *view, char *text, size_t bytes) {
+    const tu_op_info *info = &view->info;
+    char parts[160] = "";
+    size_t used = 0;
+#define PART(...)                                                                                                      \
+    do {                                                                                                               \
+        int wrote = snprintf(parts + used, sizeof parts - used, __VA_ARGS__);                                          \
+        if (wrote > 0 && (size_t)wrote < sizeof parts - used)                                                          \
+            used += (size_t)wrote;                                                                                     \
+    } while (0)
+    if (info->dtype != 0)
+        PART("%s", tutti_dtype_name((tutti_dtype)info->dtype));
+    if (info->reduction != 0)
+        PART("%s%s", used > 0 ? " " : "", tutti_op_name((tutti_op)info->reduction));
+    if (info->dtype != 0)
+        PART(", %llu element%s", (unsigned long long)info->count, info->count == 1 ? "" : "s");
+    else if (info->count != 0)
+        PART("%s%llu byte%s", used > 0 ? ", " : "", (unsigned long long)info->count, info->count == 1 ? "" : "s");
+    if (info->root >= 0)
+        PART("%s%s %d", used > 0 ? ", " : "", root_word(info->operation), info->root);
+    if (tag_word(info->operation) != NULL)
+        PART("%s%s %d", used > 0 ? ", " : "", tag_word(info->operation), info->tag);
+#undef PART
+    snprintf(text, bytes, "%s %llu of group %s%s%s%s", tu_operation_name((tu_operation)info->operation),
+             (unsigned long long)info->sequence, tu_recorder_group_name(recorder, info->group_index),
+             used > 0 ? " (" : "", parts, used > 0 ? ")" : "");
+}
