@@ -70,8 +70,8 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_store_open_tcp(const char *host, int 
 /* A store whose keys all get `prefix` and "/" in front. Keeps a reference to `base`. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_open_prefix(const char *prefix, tutti_store *base, tutti_store **store);
 
-/* A server without a client, for launchers. `address` receives the text that tutti_store_open_tcp's host and port,
- * or TUTTI_STORE, take. Released with tutti_store_release. */
+/* A server without a client, for launchers. Its operations are errors; tutti_store_clone gives a client. See
+ * tutti_store_address for what to tell the clients. Released with tutti_store_release. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_serve(const char *host, int port, const tutti_tcp_store_options *options,
                                                        tutti_store **server);
 
@@ -136,6 +136,8 @@ TUTTI_API bool tutti_store_has_extended_api(const tutti_store *store);
 TUTTI_API const char *tutti_store_kind(const tutti_store *store);
 /* Of a tcp store or server: the port in use; -1 for other kinds and Unix sockets. */
 TUTTI_API int tutti_store_port(const tutti_store *store);
+/* Of a tcp store or server: "tcp://host:port" or "unix:…", as tutti_store_open_url and TUTTI_STORE take it; else "". Lent. */
+TUTTI_API const char *tutti_store_address(const tutti_store *store);
 /* The store below all prefixes; lent. */
 TUTTI_API tutti_store *tutti_store_underlying(tutti_store *store);
 
