@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Chooses the kernels for this processor and calls them.
+ */
+#include "kernel/kernel.h"
+
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
+#include "base/float16.h"
+#include "base/float_control.h"
+#include "kernel/table.h"
+
+static bool always(void) {
+    return true;
+}
+
+#if defined(__x86_64__)
+static bool has_avx2(void) {
+    unsigned a, b, c, d;
+    return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+}
+
+static bool has_avx512(void) {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+#endif
+
+/* Best first. */
+static const struct {
+    const tu_kernels *kernels;
+    bool (*supported)(void);
+} choices[] = {
+#if defined(__x86_64__)
+    { &tu_kernels_avx512, has_avx512 },
+    { &tu_kernels_avx2, has_avx2 },
+#elif defined(__aarch64__)
+    { &tu_kernels_neon, always }, /* part of the base architecture */
+#endif
+    { &tu_kernels_reference, always },
+};
+
+enum { CHOICES = sizeof choices / sizeof choices[0] };
+
+/* The set in use; NULL until first needed. Whoever chooses finds the same one, so relaxed order is enough: the tables
+ * themselves are constants. */
+static _Atomic(const tu_kernels *) in_use;
+
+static const tu_kernels *kernels(void) {
+    const tu_kernels *found = atomic_load_explicit(&in_use, memory_order_relaxed);
+    if (found)
+        return found;
+    int i = 0;
+    while (!choices[i].supported())
+        i++;
+    atomic_store_explicit(&in_use, choices[i].kernels, memory_order_relaxed);
+    return choices[i].kernels;
+}
+
+const char *tu_kernels_name(void) {
+    return kernels()->name;
+}
+
+bool tu_kernels_use(const char *name) {
+    for (int i = 0; i < CHOICES; i++) {
+        if (strcmp(choices[i].kernels->name, name) == 0 && choices[i].supported()) {
+            atomic_store_explicit(&in_use, choices[i].kernels, memory_order_relaxed);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Stores past the caches are weakly ordered on x86; elsewhere they are ordinary stores to a release. */
+static void stream_fence(void) {
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
+}
+
+static void run(const tu_reduction *reduction, size_t count, tutti_dtype dtype, tutti_op op) {
+    int row = TU_KERNEL_OP(op), column = TU_KERNEL_DTYPE(dtype);
+    tu_reduce_kernel *kernel = kernels()->reduce[row][column];
+    if (!kernel)
+        kernel = tu_kernels_reference.reduce[row][column];
+    kernel(reduction, 0, count);
+    if (reduction->stream)
+        stream_fence();
+}
+
+void tu_reduce_many(void *const *to, int to_count, const void *const *from, int from_count, size_t count,
+                    tutti_dtype dtype, tutti_op op, const double *factors, unsigned flags) {
+    if (dtype == TUTTI_C64 || dtype == TUTTI_C128) {
+        dtype = dtype == TUTTI_C64 ? TUTTI_F32 : TUTTI_F64;
+        count *= 2;
+    }
+    tu_reduction reduction = { .to = to,
+                               .to_count = to_count,
+                               .from = from,
+                               .from_count = from_count,
+                               .factors = factors,
+                               .stream = (flags & TU_KERNEL_STREAM) != 0 };
+    uint64_t control = tu_float_control_enter();
+    run(&reduction, count, dtype, op);
+    tu_float_control_leave(control);
+}
+
+/* A sum of one source of bytes is a copy. */
+void tu_copy_many(void *const *to, int to_count, const void *from, size_t bytes, unsigned flags) {
+    tu_reduction reduction = { .to = to,
+                               .to_count = to_count,
+                               .from = &from,
+                               .from_count = 1,
+                               .stream = (flags & TU_KERNEL_STREAM) != 0 };
+    run(&reduction, bytes, TUTTI_U8, TUTTI_SUM);
+}
+
+void tu_copy(void *to, const void *from, size_t bytes, unsigned flags) {
+    if ((flags & TU_KERNEL_STREAM) != 0)
+        tu_copy_many(&to, 1, from, bytes, flags);
+    else
+        memcpy(to, from, bytes);
+}
+
+double tu_factor(const void *element, tutti_dtype dtype) {
+    double wide;
+    float narrow;
+    uint16_t bits;
+    switch (dtype) {
+    case TUTTI_F64:
+    case TUTTI_C128:
+        memcpy(&wide, element, sizeof wide);
+        return wide;
+    case TUTTI_F32:
+    case TUTTI_C64:
+        memcpy(&narrow, element, sizeof narrow);
+        break;
+    case TUTTI_F16:
+    case TUTTI_BF16:
+        memcpy(&bits, element, sizeof bits);
+        narrow = dtype == TUTTI_F16 ? tu_f16_to_f32(bits) : tu_bf16_to_f32(bits);
+        break;
+    case TUTTI_F8_E4M3:
+        narrow = tu_e4m3_to_f32(*(const uint8_t *)element);
+        break;
+    case TUTTI_F8_E5M2:
+        narrow = tu_e5m2_to_f32(*(const uint8_t *)element);
+        break;
+    default: /* no factor for this type: tutti_op_applies says so */
+        return 1;
+    }
+    uint64_t control = tu_float_control_enter();
+    wide = narrow; /* would flush a denormal if the caller had asked for that */
+    tu_float_control_leave(control);
+    return wide;
+}
