@@ -17,6 +17,7 @@
 
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -315,14 +316,15 @@ static void unpack(const entry *e, tu_op_info *info) {
     info->algorithm = (uint8_t)(both >> 56);
 }
 
-/* Reads the entry that has `id` in the ring; false when it is another's, unused, or changed meanwhile. */
+/* Reads what lies at the place of `id`: that entry, or an older one that still ran when the ring came round. False when
+ * it is unused or changed meanwhile. */
 static bool read_entry(const tu_recorder *recorder, uint64_t id, const scale *line, tu_record_view *view) {
     const entry *e = entry_of(recorder, id);
     uint64_t stamp = get(&e->stamp);
-    if (stamp != 2 * id)
+    if (stamp == 0 || stamp % 2 != 0)
         return false;
     memset(view, 0, sizeof *view);
-    view->id = id;
+    id = view->id = stamp / 2;
     unpack(e, &view->info);
     uint64_t created = get(&e->created);
     view->thread = (uint32_t)get(&e->thread);
@@ -344,19 +346,25 @@ static bool read_entry(const tu_recorder *recorder, uint64_t id, const scale *li
     return true;
 }
 
-/* Visits readable entries from the newest on until `wanted` says yes. */
+/* Visits readable entries from the newest on until `wanted` says yes. One that is older than its place is remembered: it
+ * is the answer only when nothing newer is. */
 static bool find_entry(const tu_recorder *recorder, bool (*wanted)(const tu_record_view *view, uint64_t *argument),
                        uint64_t argument, tu_record_view *view) {
     scale line = scale_of(recorder);
-    uint64_t newest = get(&recorder->last_id);
+    uint64_t newest = get(&recorder->last_id), oldest_found = 0;
     for (uint64_t back = 0; back < TU_RECORDER_ENTRIES && back < newest; back++) {
         tu_record_view candidate;
-        if (read_entry(recorder, newest - back, &line, &candidate) && wanted(&candidate, &argument)) {
+        if (!read_entry(recorder, newest - back, &line, &candidate) || !wanted(&candidate, &argument))
+            continue;
+        bool in_place = candidate.id >= newest - back;
+        if (in_place || candidate.id > oldest_found) {
             *view = candidate;
-            return true;
+            oldest_found = candidate.id;
         }
+        if (in_place)
+            return true;
     }
-    return false;
+    return oldest_found != 0;
 }
 
 static bool runs_in(const tu_record_view *view, uint64_t *group_key) {
@@ -367,9 +375,15 @@ static bool ended_well_in(const tu_record_view *view, uint64_t *group_key) {
     return !view->running && view->status == TUTTI_OK && (*group_key == 0 || view->info.group_key == *group_key);
 }
 
+/* Wraps below 0, so that it says yes once. */
 static bool after_skipping(const tu_record_view *view, uint64_t *to_skip) {
     (void)view;
     return (*to_skip)-- == 0;
+}
+
+static int by_id(const void *one, const void *other) {
+    uint64_t a = ((const tu_record_view *)one)->id, b = ((const tu_record_view *)other)->id;
+    return a < b ? -1 : a > b;
 }
 
 bool tu_recorder_current(const tu_recorder *recorder, uint64_t group_key, tu_record_view *view) {
@@ -389,9 +403,15 @@ size_t tu_recorder_snapshot(const tu_recorder *recorder, tu_record_view *views) 
     uint64_t newest = get(&recorder->last_id);
     uint64_t id = newest > TU_RECORDER_ENTRIES ? newest - TU_RECORDER_ENTRIES + 1 : 1;
     size_t count = 0;
-    for (; id <= newest; id++)
-        if (read_entry(recorder, id, &line, &views[count]))
-            count++;
+    bool in_order = true;
+    for (; id <= newest; id++) {
+        if (!read_entry(recorder, id, &line, &views[count]))
+            continue;
+        in_order = in_order && views[count].id == id;
+        count++;
+    }
+    if (!in_order)
+        qsort(views, count, sizeof *views, by_id);
     return count;
 }
 
