@@ -64,8 +64,8 @@ typedef struct tu_slot {
     _Atomic uint64_t wait_status;
     /* Why a thread-rank is DEAD, or why opening failed; complete before the state is DEAD. By the owner. */
     char why[TU_WHY_BYTES];
-    /* Bytes of shared memory that the owner has reserved, and those that it is about to reserve. By the owner, under
-     * the ledger's lock. */
+    /* Bytes of shared memory that the owner has reserved, and those that it is about to reserve. By the owner; `pending`
+     * rises under the ledger's lock. */
     _Alignas(128) _Atomic int64_t reserved;
     _Atomic int64_t pending;
     /* Robust; held by the owner's keeper thread from JOINING to CLOSED. Not used between thread-ranks. */
@@ -98,7 +98,7 @@ typedef struct tu_page {
     _Alignas(128) _Atomic uint32_t arrived;
     /* Ranks that have become CLOSED or DEAD: whoever changes the state adds one, right after. */
     _Atomic uint32_t departures;
-    /* The lock of all slots' `reserved` and `pending`. Robust. */
+    /* Held while deciding whether a reservation fits: all slots' `pending`. Robust. */
     _Alignas(128) pthread_mutex_t ledger;
 } tu_page;
 

@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Connecting the process-ranks of a host: each connects to the abstract sockets of all lower ranks and accepts the higher ones. The kernel says who
+ * is at the other end (SO_PEERCRED); a hello proves that it knows the nonce from the store and says which rank it is.
+ * Strangers and garbage are logged and closed, and do not disturb. The founder sends the job segment down each new connection.
+ *
+ * One loop does all of it without blocking, so that no order of arrival can block it either.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "job/inner.h"
+
+#define HELLO_MAGIC UINT64_C(0x4f4c4c4548495554) /* "TUIHELLO" */
+#define HALF_OPEN 64              /* connections without a hello yet; then the oldest goes */
+#define HELLO_LIMIT (10 * TU_SECOND)
+
+typedef struct hello {
+    uint64_t magic;
+    uint32_t version;
+    int32_t world_rank, world_size;
+    int32_t pid;
+    uint8_t nonce[TU_NONCE_BYTES]; /* of the rank that is greeted, from its record */
+} hello;
+
+typedef struct half_open {
+    int fd;
+    int64_t since;
+} half_open;
+
+typedef struct connecting {
+    tu_meeting *meeting;
+    tu_job *job;
+    half_open waiting[HALF_OPEN];
+    int waiting_count;
+    int missing;       /* connections not made yet */
+    bool *page_sent;   /* by job rank; the founder's */
+    int pages_to_send;
+    bool page_here;
+    int64_t next_look;
+} connecting;
+
+tutti_status tu_listen(int world_size, int *listener, uint8_t name[TU_NONCE_BYTES]) {
+    tutti_status status = tu_random(name, TU_NONCE_BYTES);
+    if (status != TUTTI_OK)
+        return status;
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return tu_error_system(errno, "cannot create the socket on which other ranks reach this one");
+    struct sockaddr_un address;
+    socklen_t length = tu_socket_address(name, &address);
+    if (bind(fd, (struct sockaddr *)&address, length) != 0 || listen(fd, world_size + HALF_OPEN) != 0) {
+        status = tu_error_system(errno, "cannot listen on an abstract Unix socket");
+        close(fd);
+        return status;
+    }
+    *listener = fd;
+    return TUTTI_OK;
+}
+
+static bool is_founder(const connecting *state) {
+    return state->meeting->rank == 0;
+}
+
+static const tu_record *record_of(const connecting *state, int rank) {
+    return &state->meeting->records[state->meeting->local[rank]];
+}
+
+/* ---- both sides ---- */
+
+static tutti_status adopt(connecting *state, int rank, int fd) {
+    state->job->peers[rank].fd = fd;
+    state->missing--;
+    if (is_founder(state))
+        state->pages_to_send++;
+    return TUTTI_OK;
+}
+
+static bool peer_credentials(int fd, struct ucred *credentials) {
+    socklen_t length = sizeof *credentials;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, credentials, &length) == 0;
+}
+
+/* ---- to lower ranks ---- */
+
+/* Connects without waiting. Leaves the peer unconnected when that is not possible now: looking around tells whether it ever will be. */
+static tutti_status connect_to(connecting *state, int rank) {
+    const tu_record *record = record_of(state, rank);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return tu_error_system(errno, "cannot create a socket to reach rank %d", record->world_rank);
+    struct sockaddr_un address;
+    socklen_t length = tu_socket_address(record->socket, &address);
+    if (connect(fd, (struct sockaddr *)&address, length) != 0) {
+        int error = errno;
+        close(fd);
+        if (error == ECONNREFUSED || error == EAGAIN || error == EINTR)
+            return TUTTI_OK;
+        return tu_error_system(error, "cannot connect to rank %d (pid %d)", record->world_rank, record->pid);
+    }
+    struct ucred credentials;
+    if (!peer_credentials(fd, &credentials) || credentials.uid != state->meeting->mine.uid || credentials.pid != record->pid) {
+        close(fd);
+        return tu_error(TUTTI_ERROR_REFUSED, "the socket of rank %d belongs to another process (pid %d, uid %u) than its record says "
+                        "(pid %d, uid %u)", record->world_rank, credentials.pid, credentials.uid, record->pid, record->uid);
+    }
+    hello greeting = { .magic = HELLO_MAGIC, .version = TU_PAGE_VERSION, .world_rank = state->meeting->mine.world_rank,
+                       .world_size = state->meeting->mine.world_size, .pid = state->meeting->mine.pid };
+    memcpy(greeting.nonce, record->nonce, TU_NONCE_BYTES);
+    if (send(fd, &greeting, sizeof greeting, MSG_NOSIGNAL) != (ssize_t)sizeof greeting) {
+        int error = errno;
+        close(fd);
+        if (error == EPIPE || error == ECONNRESET)
+            return TUTTI_OK;
+        return tu_error_system(error, "cannot greet rank %d (pid %d)", record->world_rank, record->pid);
+    }
+    return adopt(state, rank, fd);
+}
+
+/* ---- from higher ranks ---- */
+
+static void refuse(connecting *state, int fd, const char *why) {
+    struct ucred credentials = { 0 };
+    (void)peer_credentials(fd, &credentials);
+    TU_LOG(TUTTI_LOG_WARN, state->job->log, "job", "a connection from pid %d (uid %u) was closed: %s", credentials.pid, credentials.uid, why);
+    close(fd);
+}
+
+static tutti_status accept_all(connecting *state) {
+    for (;;) {
+        int fd = accept4(state->meeting->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0 && (errno == EAGAIN || errno == ECONNABORTED || errno == EINTR))
+            return TUTTI_OK;
+        if (fd < 0)
+            return tu_error_system(errno, "cannot accept the connection of another rank");
+        struct ucred credentials;
+        if (!peer_credentials(fd, &credentials) || credentials.uid != state->meeting->mine.uid) {
+            refuse(state, fd, "it belongs to another user");
+            continue;
+        }
+        if (state->waiting_count == HALF_OPEN) {
+            refuse(state, state->waiting[0].fd, "too many connections without a hello");
+            memmove(&state->waiting[0], &state->waiting[1], (HALF_OPEN - 1) * sizeof state->waiting[0]);
+            state->waiting_count--;
+        }
+        state->waiting[state->waiting_count++] = (half_open){ .fd = fd, .since = tu_clock_now() };
+    }
+}
+
+/* Which job rank a hello comes from, or -1 with the reason. */
+static int check_hello(const connecting *state, int fd, const hello *greeting, ssize_t bytes, const char **why) {
+    const tu_meeting *meeting = state->meeting;
+    struct ucred credentials;
+    *why = "its hello is garbage";
+    if (bytes != (ssize_t)sizeof *greeting || greeting->magic != HELLO_MAGIC)
+        return -1;
+    *why = "it has another layout version";
+    if (greeting->version != TU_PAGE_VERSION)
+        return -1;
+    *why = "it does not know the nonce";
+    if (memcmp(greeting->nonce, meeting->mine.nonce, TU_NONCE_BYTES) != 0)
+        return -1;
+    *why = "it has another world size";
+    if (greeting->world_size != meeting->mine.world_size)
+        return -1;
+    *why = "it is not a rank that may connect here";
+    int rank = meeting->rank + 1;
+    while (rank < meeting->size && meeting->local[rank] != greeting->world_rank)
+        rank++;
+    if (rank == meeting->size)
+        return -1;
+    *why = "its rank was published by another process";
+    if (!peer_credentials(fd, &credentials) || credentials.pid != record_of(state, rank)->pid)
+        return -1;
+    *why = "its rank is connected already";
+    return state->job->peers[rank].fd < 0 ? rank : -1;
+}
+
+/* Reads the hello of a half-open connection if it has come; true when the connection is half-open no more. */
+static bool greet(connecting *state, half_open *waiting) {
+    hello greeting;
+    ssize_t bytes = recv(waiting->fd, &greeting, sizeof greeting, MSG_DONTWAIT | MSG_TRUNC);
+    if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) {
+        if (tu_clock_now() - waiting->since < HELLO_LIMIT)
+            return false;
+        refuse(state, waiting->fd, "it did not say hello");
+        return true;
+    }
+    const char *why = "it closed without a hello";
+    int rank = bytes > 0 ? check_hello(state, waiting->fd, &greeting, bytes, &why) : -1;
+    if (rank < 0)
+        refuse(state, waiting->fd, why);
+    else
+        (void)adopt(state, rank, waiting->fd);
+    return true;
+}
+
+static void greet_all(connecting *state) {
+    int kept = 0;
+    for (int i = 0; i < state->waiting_count; i++)
+        if (!greet(state, &state->waiting[i]))
+            state->waiting[kept++] = state->waiting[i];
+    state->waiting_count = kept;
+}
+
+/* ---- the job segment ---- */
+
+static tutti_status send_pages(connecting *state) {
+    for (int rank = 1; rank < state->meeting->size && state->pages_to_send > 0; rank++) {
+        tu_peer *peer = &state->job->peers[rank];
+        if (peer->fd < 0 || state->page_sent[rank])
+            continue;
+        int error = tu_wire_send_page(peer->fd, state->meeting->rank, state->job->house->page_fd);
+        if (error == EAGAIN || error == ETOOMANYREFS || error == ENOBUFS)
+            continue; /* too many descriptors on their way: goes by */
+        if (error != 0 && error != EPIPE && error != ECONNRESET)
+            return tu_error_system(error, "cannot send the job segment to rank %d (pid %d)", peer->world_rank, peer->pid);
+        state->page_sent[rank] = true; /* if it broke, looking around finds the death */
+        state->pages_to_send--;
+    }
+    return TUTTI_OK;
+}
+
+static tutti_status take_page(connecting *state) {
+    tu_peer *founder = &state->job->peers[0];
+    if (founder->fd < 0)
+        return TUTTI_OK;
+    union {
+        tu_message message;
+        char room[sizeof(tu_message) + 64];
+    } space = { 0 };
+    int descriptor;
+    bool lost;
+    ssize_t got = tu_wire_take(founder->fd, &space.message, 64, &descriptor, &lost);
+    if (got < 0 && errno != EBADMSG)
+        return TUTTI_OK; /* not yet; or it broke, then looking around tells */
+    if (got == 0)
+        return TUTTI_OK;
+    char whose[80];
+    snprintf(whose, sizeof whose, "the job segment of rank %d (pid %d)", founder->world_rank, founder->pid);
+    if (got < 0 || space.message.wire.kind != TU_WIRE_PAGE) {
+        if (got > 0 && descriptor >= 0)
+            close(descriptor);
+        return tu_error(TUTTI_ERROR_PROTOCOL, "garbage came instead of %s", whose);
+    }
+    if (descriptor < 0 && lost)
+        return tu_error_system(EMFILE, "the descriptor of %s was lost on arrival", whose);
+    if (descriptor < 0)
+        return tu_error(TUTTI_ERROR_PROTOCOL, "a message without descriptor came instead of %s", whose);
+    tutti_status status = tu_house_enter(state->job->house, descriptor, record_of(state, 0)->nonce, whose);
+    state->page_here = status == TUTTI_OK;
+    return status;
+}
+
+/* ---- the loop ---- */
+
+/* A peer that is missing, or that has gone again: is it dead, or has it said why? */
+static tutti_status look_at_peers(connecting *state) {
+    tutti_status status = tu_meet_trouble(state->meeting);
+    for (int rank = 0; rank < state->meeting->size && status == TUTTI_OK; rank++) {
+        const tu_record *record = record_of(state, rank);
+        tu_peer *peer = &state->job->peers[rank];
+        if (rank == state->meeting->rank || tu_process_runs(record->pid, record->start_time))
+            continue;
+        state->meeting->next_look = 0; /* it may have left word before it went */
+        status = tu_meet_trouble(state->meeting);
+        if (status != TUTTI_OK)
+            return status;
+        tu_fate fate;
+        tu_process_fate(record->pid, record->start_time, peer->pidfd, &fate);
+        tu_error(TUTTI_ERROR_DEAD, "rank %d (pid %d) died while the world was opening", record->world_rank, record->pid);
+        if (fate.known && fate.signal != 0)
+            tu_error_append(": killed by signal %d", fate.signal);
+        else if (fate.known)
+            tu_error_append(": exited with status %d", fate.exit_code);
+        tu_error_at_fault(record->world_rank);
+        return TUTTI_ERROR_DEAD;
+    }
+    return status;
+}
+
+static tutti_status not_connected(const connecting *state) {
+    const tu_meeting *meeting = state->meeting;
+    bool *marked = calloc((size_t)meeting->size, sizeof *marked);
+    if (marked == NULL)
+        return tu_error_memory("a list of ranks", (size_t)meeting->size * sizeof *marked);
+    for (int rank = 0; rank < meeting->size; rank++)
+        marked[rank] = rank != meeting->rank && state->job->peers[rank].fd < 0;
+    char missing[256];
+    tu_rank_list(marked, meeting->local, meeting->size, missing, sizeof missing);
+    if (state->missing > 0)
+        tu_error(TUTTI_ERROR_TIMEOUT, "timeout while opening world \"%s\": rank %s of this host did not connect to rank %d; stopped?",
+                 meeting->options->name, missing, meeting->mine.world_rank);
+    else
+        tu_error(TUTTI_ERROR_TIMEOUT, "timeout while opening world \"%s\": the job segment did not come from rank %d (pid %d); stopped?",
+                 meeting->options->name, meeting->local[0], record_of(state, 0)->pid);
+    for (int rank = 0; rank < meeting->size; rank++)
+        if (marked[rank])
+            tu_error_at_fault(meeting->local[rank]);
+    free(marked);
+    return TUTTI_ERROR_TIMEOUT;
+}
+
+static tutti_status look_around(connecting *state) {
+    const tu_job_options *options = state->meeting->options;
+    int64_t now = tu_clock_now();
+    if (options->interrupt != NULL && atomic_load_explicit(options->interrupt, memory_order_relaxed) != 0)
+        return tu_error(TUTTI_ERROR_INTERRUPTED, "rank %d was interrupted while opening world \"%s\"", options->world_rank, options->name);
+    if (now >= state->next_look) {
+        state->next_look = now + TU_LOOK_INTERVAL;
+        tutti_status status = look_at_peers(state);
+        for (int rank = 0; rank < state->meeting->rank && status == TUTTI_OK; rank++)
+            if (state->job->peers[rank].fd < 0)
+                status = connect_to(state, rank);
+        if (status != TUTTI_OK)
+            return status;
+    }
+    return now >= options->deadline ? not_connected(state) : TUTTI_OK;
+}
+
+static void wait_for_news(connecting *state) {
+    struct pollfd polls[HALF_OPEN + 2];
+    nfds_t count = 0;
+    polls[count++] = (struct pollfd){ .fd = state->meeting->listener, .events = POLLIN };
+    if (!is_founder(state))
+        polls[count++] = (struct pollfd){ .fd = state->page_here ? -1 : state->job->peers[0].fd, .events = POLLIN };
+    for (int i = 0; i < state->waiting_count; i++)
+        polls[count++] = (struct pollfd){ .fd = state->waiting[i].fd, .events = POLLIN };
+    int64_t wait = state->pages_to_send > 0 ? TU_MILLISECOND : TU_LOOK_INTERVAL;
+    int64_t left = tu_deadline_left(state->meeting->options->deadline);
+    if (wait > left)
+        wait = left;
+    struct timespec time = { .tv_sec = wait / TU_SECOND, .tv_nsec = wait % TU_SECOND };
+    (void)ppoll(polls, count, &time, NULL);
+    if (!is_founder(state) && (polls[1].revents & POLLHUP) != 0 && (polls[1].revents & POLLIN) == 0)
+        (void)nanosleep(&(struct timespec){ .tv_nsec = TU_MILLISECOND }, NULL); /* the founder left: do not spin until we know why */
+}
+
+static bool complete(const connecting *state) {
+    return state->missing == 0 && (is_founder(state) ? state->pages_to_send == 0 : state->page_here);
+}
+
+static tutti_status run(connecting *state) {
+    tutti_status status = TUTTI_OK;
+    for (int rank = 0; rank < state->meeting->rank && status == TUTTI_OK; rank++)
+        status = connect_to(state, rank);
+    while (status == TUTTI_OK) {
+        status = accept_all(state);
+        if (status != TUTTI_OK)
+            return status;
+        greet_all(state);
+        if (is_founder(state))
+            status = send_pages(state);
+        else if (!state->page_here)
+            status = take_page(state);
+        if (status != TUTTI_OK || complete(state))
+            return status;
+        wait_for_news(state);
+        status = look_around(state);
+    }
+    return status;
+}
+
+tutti_status tu_connect(tu_meeting *meeting) {
+    connecting state = { .meeting = meeting, .job = meeting->job, .missing = meeting->size - 1 };
+    state.next_look = tu_clock_now() + TU_LOOK_INTERVAL;
+    state.page_sent = calloc((size_t)meeting->size, sizeof *state.page_sent);
+    if (state.page_sent == NULL)
+        return tu_error_memory("connections", (size_t)meeting->size * sizeof *state.page_sent);
+    tutti_status status = run(&state);
+    for (int i = 0; i < state.waiting_count; i++)
+        close(state.waiting[i].fd);
+    free(state.page_sent);
+    return status;
+}

@@ -1,0 +1,476 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Opening a job: meet, connect, share the job segment, start the keeper, and wait until all have done the same. And
+ * closing it, which waits for nobody.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "job/inner.h"
+
+#define FORK_PAGE ((size_t)4096)
+
+/* ---- the house ---- */
+
+tutti_status tu_house_create(int size, bool threads, tu_house **made) {
+    tu_house *house = calloc(1, sizeof *house);
+    if (house == NULL)
+        return tu_error_memory("a job", sizeof *house);
+    tutti_status status;
+    int boxes = threads ? size : 1;
+    house->size = size;
+    house->threads = threads;
+    house->shares = threads ? size : 1;
+    house->page_fd = -1;
+    house->mailboxes = calloc((size_t)boxes, sizeof *house->mailboxes);
+    house->fork_page = mmap(NULL, FORK_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (house->fork_page == MAP_FAILED) {
+        house->fork_page = NULL;
+        status = tu_map_error(errno, "a job", FORK_PAGE);
+        goto drop;
+    }
+    if (house->mailboxes == NULL) {
+        status = tu_error_memory("mailboxes", (size_t)boxes * sizeof *house->mailboxes);
+        goto drop;
+    }
+    if (madvise(house->fork_page, FORK_PAGE, MADV_WIPEONFORK) != 0) {
+        status = tu_error_system(errno, "cannot mark a page to be wiped in forked children");
+        goto drop;
+    }
+    house->fork_page[0] = 1;
+    for (; house->boxes < boxes; house->boxes++) {
+        status = tu_mailbox_init(&house->mailboxes[house->boxes]);
+        if (status != TUTTI_OK)
+            goto drop;
+    }
+    *made = house;
+    return TUTTI_OK;
+drop:
+    tu_house_drop(house, house->shares);
+    return status;
+}
+
+void tu_house_drop(tu_house *house, int shares) {
+    /* Release and acquire: whoever drops the last share sees all that the others did. */
+    if (house == NULL || atomic_fetch_sub_explicit(&house->shares, shares, memory_order_acq_rel) != shares)
+        return;
+    for (int i = 0; i < house->boxes; i++)
+        tu_mailbox_end(&house->mailboxes[i]);
+    if (house->page != NULL)
+        munmap(house->page, house->page_bytes);
+    if (house->page_fd >= 0)
+        close(house->page_fd);
+    if (house->fork_page != NULL)
+        munmap(house->fork_page, FORK_PAGE);
+    free(house->mailboxes);
+    free(house);
+}
+
+static tutti_status init_robust(pthread_mutex_t *mutex) {
+    pthread_mutexattr_t attributes;
+    int error = pthread_mutexattr_init(&attributes);
+    if (error == 0)
+        error = pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+    if (error == 0)
+        error = pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+    if (error == 0)
+        error = pthread_mutex_init(mutex, &attributes);
+    if (error != 0)
+        return tu_error_system(error, "cannot make a robust mutex");
+    pthread_mutexattr_destroy(&attributes);
+    return TUTTI_OK;
+}
+
+static tutti_status fill_page(tu_page *page, const tu_job_options *options, const tu_page *layout, const char *id, const uint8_t *nonce,
+                              const int *world_ranks) {
+    page->version = TU_PAGE_VERSION;
+    page->mutex_bytes = sizeof(pthread_mutex_t);
+    memcpy(page->nonce, nonce, TU_NONCE_BYTES);
+    snprintf(page->id, sizeof page->id, "%s", id);
+    snprintf(page->name, sizeof page->name, "%s", options->name);
+    page->bytes = layout->bytes;
+    page->size = layout->size;
+    page->world_size = options->world_size;
+    page->uid = geteuid();
+    page->threads = layout->threads;
+    page->slots_offset = layout->slots_offset;
+    page->slot_bytes = layout->slot_bytes;
+    page->recorders_offset = layout->recorders_offset;
+    page->recorder_bytes = layout->recorder_bytes;
+    page->created_ns = tu_clock_now();
+    page->created_wall = tu_clock_wall();
+    tutti_status status = init_robust(&page->ledger);
+    for (int rank = 0; rank < layout->size && status == TUTTI_OK; rank++) {
+        tu_page_slot(page, rank)->world_rank = world_ranks[rank];
+        status = init_robust(&tu_page_slot(page, rank)->keeper);
+    }
+    /* Release pairs with tu_page_check. */
+    atomic_store_explicit(&page->magic, TU_PAGE_MAGIC, memory_order_release);
+    return status;
+}
+
+tutti_status tu_house_found(tu_house *house, const tu_job_options *options, const char *id, const uint8_t *nonce, const int *world_ranks) {
+    tu_page layout = { .threads = house->threads };
+    tu_page_lay_out(&layout, house->size);
+    char name[sizeof TU_PAGE_NAME + TU_ID_BYTES];
+    snprintf(name, sizeof name, TU_PAGE_NAME "%s", id);
+    house->page_fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (house->page_fd < 0)
+        return tu_error_system(errno, "cannot create the job segment");
+    if (ftruncate(house->page_fd, (off_t)layout.bytes) != 0)
+        return tu_error_system(errno, "cannot size the job segment to %llu bytes", (unsigned long long)layout.bytes);
+    int error;
+    do
+        error = fallocate(house->page_fd, 0, 0, (off_t)layout.bytes) == 0 ? 0 : errno;
+    while (error == EINTR);
+    if (error != 0)
+        return tu_error_system(error, "cannot reserve %llu bytes for the job segment", (unsigned long long)layout.bytes);
+    void *at = mmap(NULL, layout.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, house->page_fd, 0);
+    if (at == MAP_FAILED)
+        return tu_map_error(errno, "the job segment", layout.bytes);
+    house->page = at;
+    house->page_bytes = layout.bytes;
+    tutti_status status = fill_page(house->page, options, &layout, id, nonce, world_ranks);
+    if (status == TUTTI_OK && fcntl(house->page_fd, F_ADD_SEALS, TU_PAGE_SEALS) != 0)
+        status = tu_error_system(errno, "cannot seal the job segment");
+    return status;
+}
+
+tutti_status tu_house_enter(tu_house *house, int fd, const uint8_t *nonce, const char *whose) {
+    house->page_fd = fd; /* from now on the house closes it */
+    struct stat status;
+    if (fstat(fd, &status) != 0)
+        return tu_error_system(errno, "cannot look at %s", whose);
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (!S_ISREG(status.st_mode) || seals < 0 || (seals & TU_PAGE_SEALS) != TU_PAGE_SEALS)
+        return tu_error(TUTTI_ERROR_PROTOCOL, "%s is not sealed shared memory", whose);
+    if (status.st_size < (off_t)sizeof(tu_page))
+        return tu_error(TUTTI_ERROR_PROTOCOL, "%s has only %lld bytes", whose, (long long)status.st_size);
+    void *at = mmap(NULL, (size_t)status.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (at == MAP_FAILED)
+        return tu_map_error(errno, "the job segment", (size_t)status.st_size);
+    house->page = at;
+    house->page_bytes = (size_t)status.st_size;
+    tutti_status checked = tu_page_check(house->page, house->page_bytes, whose);
+    if (checked != TUTTI_OK)
+        return checked;
+    if (house->page->size != house->size || memcmp(house->page->nonce, nonce, TU_NONCE_BYTES) != 0)
+        return tu_error(TUTTI_ERROR_PROTOCOL, "%s belongs to another job", whose);
+    return TUTTI_OK;
+}
+
+/* ---- opening ---- */
+
+static tutti_status make_job(const tu_job_options *options, tu_job **made) {
+    tu_job *job = calloc(1, sizeof *job);
+    if (job == NULL)
+        return tu_error_memory("a job", sizeof *job);
+    job->world_rank = options->world_rank;
+    job->world_size = options->world_size;
+    job->interrupt = options->interrupt;
+    job->log = options->log;
+    snprintf(job->name, sizeof job->name, "%s", options->name);
+    job->hosts = calloc((size_t)options->world_size, sizeof *job->hosts);
+    if (job->hosts == NULL) {
+        free(job);
+        return tu_error_memory("host names", (size_t)options->world_size * sizeof *job->hosts);
+    }
+    *made = job;
+    return TUTTI_OK;
+}
+
+/* Takes over what the records say. */
+static tutti_status settle(tu_meeting *meeting) {
+    tu_job *job = meeting->job;
+    size_t size = (size_t)meeting->size;
+    job->peers = calloc(size, sizeof *job->peers);
+    job->polls = calloc(size, sizeof *job->polls);
+    if (job->peers == NULL || job->polls == NULL)
+        return tu_error_memory("peers", size * sizeof *job->peers);
+    job->rank = meeting->rank;
+    job->size = meeting->size;
+    for (int rank = 0; rank < meeting->size; rank++) {
+        const tu_record *record = meeting->records != NULL ? &meeting->records[meeting->local[rank]] : &meeting->mine;
+        tu_peer *peer = &job->peers[rank];
+        peer->world_rank = record->world_rank;
+        peer->pid = record->pid;
+        peer->start_time = record->start_time;
+        peer->fd = peer->pidfd = -1;
+        pthread_mutex_init(&peer->send_lock, NULL);
+        if (!meeting->threads && rank != meeting->rank)
+            peer->pidfd = tu_pidfd_open(record->pid, record->start_time);
+    }
+    for (int rank = 0; rank < job->world_size; rank++)
+        snprintf(job->hosts[rank], TU_HOST_BYTES, "%s", (meeting->records != NULL ? &meeting->records[rank] : &meeting->mine)->host);
+    return TUTTI_OK;
+}
+
+/* Gets a house with the job segment in it. */
+static tutti_status move_in(tu_meeting *meeting) {
+    tu_job *job = meeting->job;
+    if (meeting->threads) {
+        job->house = (tu_house *)(uintptr_t)meeting->records[0].house;
+        job->mailbox = &job->house->mailboxes[job->rank];
+        return TUTTI_OK;
+    }
+    tutti_status status = tu_house_create(job->size, false, &job->house);
+    if (status != TUTTI_OK)
+        return status;
+    job->mailbox = &job->house->mailboxes[0];
+    if (job->rank == 0)
+        status = tu_house_found(job->house, meeting->options, meeting->mine.id, meeting->mine.nonce, meeting->local);
+    if (status == TUTTI_OK && job->size > 1)
+        status = tu_connect(meeting);
+    return status;
+}
+
+/* Writes this rank's slot and becomes visible in it. */
+static tutti_status take_slot(tu_job *job, uint64_t start_time) {
+    job->page = job->house->page;
+    job->slot = tu_page_slot(job->page, job->rank);
+    tu_slot *slot = job->slot;
+    slot->pid = getpid();
+    slot->tid = (int32_t)syscall(SYS_gettid);
+    slot->parent = getppid();
+    slot->uid = geteuid();
+    slot->start_time = start_time;
+    slot->opened_ns = tu_clock_now();
+    slot->opened_wall = tu_clock_wall();
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (sched_getaffinity(0, sizeof set, &set) == 0)
+        for (int cpu = 0; cpu < TU_CPU_WORDS * 64 && cpu < CPU_SETSIZE; cpu++)
+            if (CPU_ISSET(cpu, &set))
+                slot->cpus[cpu / 64] |= UINT64_C(1) << (cpu % 64);
+    tu_recorder_init(tu_page_recorder(job->page, job->rank));
+    tutti_status status = tu_keeper_start(job);
+    if (status != TUTTI_OK)
+        return status;
+    /* Release pairs with every look at the state: who we are comes first. */
+    atomic_store_explicit(&slot->state, TU_RANK_JOINING, memory_order_release);
+    return TUTTI_OK;
+}
+
+/* ---- the last step: wait until all are here ---- */
+
+static tutti_status check_arrivals(void *argument) {
+    tu_meeting *meeting = argument;
+    tu_job *job = meeting->job;
+    tutti_status status = tu_meet_trouble(meeting);
+    for (int rank = 0; rank < job->size && status == TUTTI_OK; rank++) {
+        if (tu_rank_probe(job, rank) != TU_RANK_DEAD)
+            continue;
+        meeting->next_look = 0;
+        status = tu_meet_trouble(meeting); /* its own words are better than what we see of it */
+        if (status != TUTTI_OK)
+            return status;
+        status = tu_death_error(job, rank, "while the world was opening");
+        tu_error_at_fault(job->peers[rank].world_rank);
+    }
+    return status;
+}
+
+static tutti_status arrive(tu_meeting *meeting) {
+    tu_job *job = meeting->job;
+    job->wait = (tu_wait){ .bell = &job->slot->bell, .sleepers = &job->page->sleepers, .interrupt = job->interrupt };
+    job->wait.yields = 20; /* until it is known how many cores there are */
+    atomic_store_explicit(&job->slot->state, TU_RANK_ALIVE, memory_order_release);
+    atomic_fetch_add_explicit(&job->page->arrived, 1, memory_order_acq_rel); /* pairs with the acquire of those who wait for it */
+    tu_ring_all(job);
+    tu_wait wait = job->wait;
+    wait.deadline = meeting->options->deadline;
+    wait.check = check_arrivals;
+    wait.argument = meeting;
+    tutti_status status = tu_wait_reached32(&wait, &job->page->arrived, (uint32_t)job->size);
+    if (status == TUTTI_ERROR_INTERRUPTED)
+        return tu_error(status, "rank %d was interrupted while opening world \"%s\"", job->world_rank, job->name);
+    if (status != TUTTI_ERROR_TIMEOUT)
+        return status;
+    tu_error(status, "timeout while opening world \"%s\": not all ranks of this host finished joining:", job->name);
+    for (int rank = 0; rank < job->size; rank++) {
+        uint32_t state = atomic_load_explicit(&tu_page_slot(job->page, rank)->state, memory_order_acquire);
+        if (state >= TU_RANK_ALIVE)
+            continue;
+        tu_error_append(" rank %d (pid %d)", job->peers[rank].world_rank, job->peers[rank].pid);
+        tu_error_at_fault(job->peers[rank].world_rank);
+    }
+    return status;
+}
+
+static int count_cores(const tu_job *job) {
+    int cores = 0;
+    for (int word = 0; word < TU_CPU_WORDS; word++) {
+        uint64_t together = 0;
+        for (int rank = 0; rank < job->size; rank++)
+            together |= tu_page_slot(job->page, rank)->cpus[word];
+        cores += __builtin_popcountll(together);
+    }
+    return cores > 0 ? cores : 1;
+}
+
+static tutti_status join(tu_meeting *meeting) {
+    tu_job *job = meeting->job;
+    tutti_status status = settle(meeting);
+    if (status == TUTTI_OK)
+        status = move_in(meeting);
+    if (status == TUTTI_OK)
+        status = tu_atlas_create(&job->atlas);
+    if (status == TUTTI_OK)
+        status = take_slot(job, meeting->mine.start_time);
+    if (status == TUTTI_OK)
+        status = tu_heap_create(job, &job->heap);
+    if (status == TUTTI_OK)
+        status = arrive(meeting);
+    return status;
+}
+
+static void end_job(tu_job *job);
+
+tutti_status tu_job_open(const tu_job_options *options, tu_job **opened) {
+    if (options->world_size < 1 || options->world_rank < 0 || options->world_rank >= options->world_size)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "rank %d is not in [0, %d), the ranks of world \"%s\"", options->world_rank,
+                        options->world_size, options->name);
+    tu_bell_prepare();
+    tu_meeting meeting = { .options = options, .listener = -1 };
+    tutti_status status = make_job(options, &meeting.job);
+    if (status == TUTTI_OK)
+        status = tu_meet_prepare(&meeting);
+    if (status == TUTTI_OK)
+        status = tu_meet_records(&meeting);
+    if (status == TUTTI_OK)
+        status = join(&meeting);
+    tu_job *job = meeting.job;
+    if (status == TUTTI_OK) {
+        job->cores = count_cores(job);
+        tu_wait_ladder(&job->wait, job->size, job->cores);
+        if (options->spin >= 0)
+            job->wait.spins = (uint32_t)options->spin;
+        *opened = job;
+    } else if (job != NULL) {
+        if (job->slot != NULL) {
+            char why[TU_WHY_BYTES];
+            snprintf(why, sizeof why, "failed to open: %.150s", tutti_error_message());
+            tu_depart(job, TU_RANK_DEAD, why);
+        }
+        tu_error_copy copy;
+        tu_error_save(&copy);
+        if (meeting.threads)
+            job->house = NULL; /* its share is given up below */
+        tu_meet_give_up(&meeting);
+        end_job(job);
+        tu_error_restore(&copy);
+    }
+    if (meeting.listener >= 0)
+        close(meeting.listener);
+    free(meeting.records);
+    free(meeting.local);
+    return status;
+}
+
+/* ---- closing ---- */
+
+static void close_connections(tu_job *job) {
+    if (job->peers == NULL)
+        return;
+    for (int rank = 0; rank < job->size; rank++) {
+        if (job->peers[rank].fd >= 0)
+            close(job->peers[rank].fd);
+        if (job->peers[rank].pidfd >= 0)
+            close(job->peers[rank].pidfd);
+        pthread_mutex_destroy(&job->peers[rank].send_lock);
+    }
+}
+
+/* Undoes any part of opening. */
+static void end_job(tu_job *job) {
+    tu_keeper_stop(job);
+    close_connections(job);
+    tu_heap_free(job->heap);
+    if (job->atlas != NULL) {
+        tu_atlas_forget(job->atlas);
+        tu_atlas_drop(job->atlas);
+    }
+    tu_house_drop(job->house, 1);
+    free(job->peers);
+    free(job->polls);
+    free(job->hosts);
+    free(job);
+}
+
+void tu_job_close(tu_job *job) {
+    if (job == NULL)
+        return;
+    if (tu_job_forked(job)) {
+        /* The keeper, the slot and the connections' other ends belong to the parent. */
+        job->keeper_runs = false;
+    } else {
+        tu_depart(job, TU_RANK_CLOSED, NULL);
+        if (!job->house->threads) /* what peers have sent and nobody has read holds pieces of theirs: let go of them */
+            (void)tu_wire_receive(job, NULL, 0);
+        tu_mailbox_close(job->mailbox);
+    }
+    end_job(job);
+}
+
+/* ---- getters ---- */
+
+int tu_job_rank(const tu_job *job) {
+    return job->rank;
+}
+
+int tu_job_size(const tu_job *job) {
+    return job->size;
+}
+
+int tu_job_world_rank(const tu_job *job, int rank) {
+    return job->peers[rank].world_rank;
+}
+
+bool tu_job_threads(const tu_job *job) {
+    return job->house->threads || job->size == 1;
+}
+
+const char *tu_job_id(const tu_job *job) {
+    return job->page->id;
+}
+
+int tu_job_cores(const tu_job *job) {
+    return job->cores;
+}
+
+const char *tu_job_host(const tu_job *job, int world_rank) {
+    return job->hosts[world_rank];
+}
+
+bool tu_job_forked(const tu_job *job) {
+    return job->house->fork_page[0] == 0;
+}
+
+void tu_job_wait_init(const tu_job *job, int64_t deadline, tu_wait *wait) {
+    *wait = job->wait;
+    wait->deadline = deadline;
+}
+
+const _Atomic uint32_t *tu_job_sleepers(const tu_job *job) {
+    return &job->page->sleepers;
+}
+
+tu_bell *tu_job_bell(const tu_job *job, int rank) {
+    return &tu_page_slot(job->page, rank)->bell;
+}
+
+void tu_job_ring(tu_job *job, int rank) {
+    tu_bell_ring(&job->page->sleepers, tu_job_bell(job, rank));
+}
+
+tu_recorder *tu_job_recorder(const tu_job *job, int rank) {
+    return tu_page_recorder(job->page, rank);
+}
