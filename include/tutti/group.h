@@ -2,8 +2,17 @@
  *
  * Groups: ordered subsets of a world's ranks, in which collectives run.
  *
+ *     int pair[] = { 0, 1 };
+ *     tutti_group *group;
+ *     tutti_group_new(world, pair, 2, NULL, &group);          // all ranks of the world call it
+ *     if (group != TUTTI_NON_GROUP_MEMBER) …                    // ranks 0 and 1
+ *
  * Concurrent calls on one group are safe; their order is the caller's business, and the mismatch check says when it
  * differs between ranks. Rank arguments are ranks of the group unless a name says world_rank.
+ *
+ * LIFE. A group belongs to its world: it lives, and can be found by name and by tag, until tutti_group_destroy or
+ * tutti_world_close. What a function returns through its last pointer is besides that a reference of the caller's, which ends
+ * with tutti_group_release; tutti_world_close lists references that are still held.
  *
  * WHAT AN ERROR ENDS. A wrong argument ends nothing. An agreement that fails alike for all ends nothing. An operation of a
  * group that fails by death, mismatch, abort or its deadline ends that group on every rank with the first cause: later
@@ -23,17 +32,208 @@
 extern "C" {
 #endif
 
+/* What a rank gets that is no member of a new group. Queries on it answer -1 or NULL, collectives do nothing but warn,
+ * destroying and releasing it do nothing. */
+#define TUTTI_NON_GROUP_MEMBER ((tutti_group *)(intptr_t)-100)
+
+/* ---- asking ---- */
+
 TUTTI_API int tutti_group_rank(const tutti_group *group);
 TUTTI_API int tutti_group_size(const tutti_group *group);
+/* "0" is the default group. Unique among the living groups of a world; the same on all members. */
 TUTTI_API const char *tutti_group_name(const tutti_group *group);
+/* For people: "default_pg", "undefined", or what the options said. */
+TUTTI_API const char *tutti_group_description(const tutti_group *group);
 TUTTI_API tutti_world *tutti_group_world(const tutti_group *group);
 
 /* World ranks in group order, tutti_group_size entries; lent. */
 TUTTI_API const int *tutti_group_ranks(const tutti_group *group);
 
+/* From world rank to rank of the group, and back. Not a member, or out of range: TUTTI_ERROR_ARGUMENT. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_group_rank_of(const tutti_group *group, int world_rank, int *rank);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_group_world_rank(const tutti_group *group, int rank, int *world_rank);
+
+/* Of the last operation that this rank began, and of the last that it completed; 0: none yet. */
+TUTTI_API uint64_t tutti_group_sequence(const tutti_group *group);
+TUTTI_API uint64_t tutti_group_completed(const tutti_group *group);
+
+/* The default deadline of its operations, in nanoseconds. */
+TUTTI_API int64_t tutti_group_timeout(const tutti_group *group);
+/* Local. 0: the world's again. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_group_set_timeout(tutti_group *group, int64_t timeout_ns);
+
+/* TUTTI_OK while the group lives, else the cause that ended it. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_group_check(tutti_group *group);
+
 /* Another reference to the group. */
 TUTTI_API tutti_group *tutti_group_keep(tutti_group *group);
 TUTTI_API void tutti_group_release(tutti_group *group);
+
+/* ---- making ---- */
+
+typedef struct tutti_group_options {
+    size_t size;
+    const char *name;           /* NULL: the world's counter, "1", "2", …; with local_synchronization a SHA-1 of the ranks */
+    const char *tag;            /* NULL or "": none. Where a group of that tag and those ranks exists, it is returned. */
+    const char *description;
+    int64_t timeout_ns;         /* of its operations, and of making it; 0: the world's */
+    bool keep_order;            /* group rank i is ranks[i]; else the ranks are sorted first */
+    bool local_synchronization; /* only the members call (others may: they return at once) */
+} tutti_group_options;
+#ifdef __cplusplus
+#define TUTTI_GROUP_OPTIONS_INIT { sizeof(tutti_group_options), 0, 0, 0, 0, false, false }
+#else
+#define TUTTI_GROUP_OPTIONS_INIT { .size = sizeof(tutti_group_options) }
+#endif
+
+/* Collective over the world: every rank calls it with the same arguments, in the same order, members or not, unless
+ * local_synchronization is set. ranks NULL: the whole world. Differing arguments are TUTTI_ERROR_MISMATCH on every rank. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_group_new(tutti_world *world, const int *ranks, int count,
+                                                     const tutti_group_options *options, tutti_group **group);
+
+/* Cuts the parent's ranks into consecutive blocks of `block` ranks, each a group. *mine is this rank's; all (may be NULL)
+ * receives the parent size / block groups in order, TUTTI_NON_GROUP_MEMBER for the others', lent. Collective over the parent. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_group_new_subgroups(tutti_group *parent, int block, const tutti_group_options *options,
+                                                               tutti_group **all, tutti_group **mine);
+
+/* One group per list of world ranks; a rank in no list gets TUTTI_NON_GROUP_MEMBER. Collective over the world. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_group_new_subgroups_by_enumeration(tutti_world *world, const int *const *lists,
+                                                                              const int *counts, int list_count,
+                                                                              const tutti_group_options *options,
+                                                                              tutti_group **all, tutti_group **mine);
+
+/* The same with lists of the parent's group ranks, and in one agreement. Collective over the parent alone. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_group_split(tutti_group *parent, const int *const *lists, const int *counts, int list_count,
+                                                       const tutti_group_options *options, tutti_group **mine);
+
+/* Takes the group out of its world: its name and tag are free again, and further operations on it are errors. Local. The default group
+ * cannot be destroyed: it ends with its world. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_group_destroy(tutti_group *group);
+
+/* Ends every wait in the group on all ranks, now and later, with TUTTI_ERROR_ABORTED, the reason and this rank. Any thread. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_group_abort(tutti_group *group, const char *reason);
+
+/* ---- finding ---- */
+
+/* A tag as a lookup takes it: "" finds groups that were made without one; "T" and "user:T" find those made with tag T;
+ * "ptd:NAME" finds the untagged group of that name. */
+
+/* The tag with which tutti_group_find finds exactly this group again: T, or "ptd:NAME" where it was made without one. */
+TUTTI_API const char *tutti_group_tag(const tutti_group *group);
+
+/* The oldest group of that tag with exactly these world ranks, in any order; lent; NULL when there is none. */
+TUTTI_API tutti_group *tutti_group_find(tutti_world *world, const char *tag, const int *ranks, int count);
+
+/* The group of that name; lent; NULL when there is none. */
+TUTTI_API tutti_group *tutti_group_by_name(tutti_world *world, const char *name);
+
+/* Cuts `ranks` into blocks of `stride`, and finds, or makes with this tag, the group of the block that holds this rank.
+ * Members of a block call it alike; a group without tag is never made. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_group_find_or_create(tutti_world *world, const char *tag, const int *ranks, int count,
+                                                                int stride, tutti_group **group);
+
+/* Every living group of this rank in the order of creation: up to `room` are written to `groups` (lent); returns how many there are. */
+TUTTI_API int tutti_group_enumerate(tutti_world *world, tutti_group **groups, int room);
+
+/* ---- the ways to name a group in one argument ---- */
+
+struct tutti_mesh;
+
+typedef enum tutti_group_form_kind {
+    TUTTI_FORM_GROUP = 1,
+    TUTTI_FORM_NAME = 2,
+    TUTTI_FORM_RANKS = 3,    /* one list of world ranks */
+    TUTTI_FORM_LISTS = 4,    /* several lists of equal length; the caller's own counts */
+    TUTTI_FORM_MESH = 5,     /* of one dimension */
+    TUTTI_FORM_MESH_DIM = 6  /* a mesh and one of its dimensions */
+} tutti_group_form_kind;
+
+typedef struct tutti_group_form {
+    size_t size;
+    tutti_group_form_kind kind;
+    union {
+        tutti_group *group;
+        const char *name;
+        struct {
+            const int *ranks;
+            int count;
+        } list;
+        struct {
+            const int *const *lists;
+            const int *counts;
+            int count;
+        } nested;
+        struct {
+            struct tutti_mesh *mesh;
+            int dim;
+        } mesh;
+    } as;
+} tutti_group_form;
+
+static inline tutti_group_form tutti_form(tutti_group_form_kind kind) {
+    tutti_group_form form;
+    form.size = sizeof form;
+    form.kind = kind;
+    return form;
+}
+static inline tutti_group_form tutti_form_group(tutti_group *group) {
+    tutti_group_form form = tutti_form(TUTTI_FORM_GROUP);
+    form.as.group = group;
+    return form;
+}
+static inline tutti_group_form tutti_form_name(const char *name) {
+    tutti_group_form form = tutti_form(TUTTI_FORM_NAME);
+    form.as.name = name;
+    return form;
+}
+static inline tutti_group_form tutti_form_ranks(const int *ranks, int count) {
+    tutti_group_form form = tutti_form(TUTTI_FORM_RANKS);
+    form.as.list.ranks = ranks;
+    form.as.list.count = count;
+    return form;
+}
+static inline tutti_group_form tutti_form_lists(const int *const *lists, const int *counts, int count) {
+    tutti_group_form form = tutti_form(TUTTI_FORM_LISTS);
+    form.as.nested.lists = lists;
+    form.as.nested.counts = counts;
+    form.as.nested.count = count;
+    return form;
+}
+static inline tutti_group_form tutti_form_mesh(struct tutti_mesh *mesh) {
+    tutti_group_form form = tutti_form(TUTTI_FORM_MESH);
+    form.as.mesh.mesh = mesh;
+    form.as.mesh.dim = 0;
+    return form;
+}
+static inline tutti_group_form tutti_form_mesh_dim(struct tutti_mesh *mesh, int dim) {
+    tutti_group_form form = tutti_form(TUTTI_FORM_MESH_DIM);
+    form.as.mesh.mesh = mesh;
+    form.as.mesh.dim = dim;
+    return form;
+}
+
+/* What a form stands for, spelled out. Ended with tutti_group_expansion_free. */
+typedef struct tutti_group_expansion {
+    size_t size;
+    char tag[128];
+    int *ranks;     /* of all lists, in order */
+    int rank_count;
+    int group_size; /* length of one list */
+} tutti_group_expansion;
+#ifdef __cplusplus
+#define TUTTI_GROUP_EXPANSION_INIT { sizeof(tutti_group_expansion), {0}, 0, 0, 0 }
+#else
+#define TUTTI_GROUP_EXPANSION_INIT { .size = sizeof(tutti_group_expansion) }
+#endif
+
+/* Local. `tag` (NULL or "": none) is used for lists, and for groups wins over their own. A name cannot be expanded. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_group_expand(tutti_world *world, const tutti_group_form *form, const char *tag,
+                                                        tutti_group_expansion *expansion);
+TUTTI_API void tutti_group_expansion_free(tutti_group_expansion *expansion);
+
+/* Local: finds the group that the form means for this rank, and never makes one. `tag` matters for lists only. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_group_resolve(tutti_world *world, const tutti_group_form *form, const char *tag,
+                                                         tutti_group **group);
 
 #ifdef __cplusplus
 }

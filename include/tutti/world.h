@@ -62,12 +62,15 @@ TUTTI_API int tutti_world_size(const tutti_world *world);
 TUTTI_API int tutti_world_local_rank(const tutti_world *world); /* among the ranks of this host */
 TUTTI_API int tutti_world_local_size(const tutti_world *world);
 TUTTI_API const char *tutti_world_name(const tutti_world *world);
-/* How this world was found: "options", "spawn", "tutti run", "torchrun", "Open MPI", "Hydra", "Slurm" or "alone". */
+/* How this world was found: "options", "spawn", "tutti run", "torchrun", "Open MPI", "Hydra", "Slurm", "alone" or "fake". */
 TUTTI_API const char *tutti_world_launcher(const tutti_world *world);
 /* The group of all ranks; lent, valid while the world lives. */
 TUTTI_API tutti_group *tutti_world_group(const tutti_world *world);
 /* The world's store, under a prefix of its own; lent. NULL for a fake world and for a world of one rank. */
 TUTTI_API tutti_store *tutti_world_store(const tutti_world *world);
+
+/* This host's address on the route to the meeting place, or as TUTTI_INTERFACE chose it; "" where all ranks met without a network. */
+TUTTI_API const char *tutti_world_address(const tutti_world *world);
 
 /* Makes every wait in this world return TUTTI_ERROR_INTERRUPTED, now and until tutti_world_resume. Async-signal-safe, so that
  * Ctrl-C works. EINTR alone never ends a wait. */
@@ -85,7 +88,9 @@ typedef enum tutti_spawn_kind {
 typedef tutti_status tutti_rank_main(tutti_world *world, void *argument);
 
 /* Runs `main` as `ranks` ranks and returns when all have ended: TUTTI_OK, or the first failure, with its message. A rank that returns a
- * failure or dies makes the others' waits fail, as any death does. */
+ * failure or dies makes the others' waits fail, as any death does; of several failures the one that started it is returned, where it can be told.
+ * A rank's program may open further worlds, under other names, with tutti_world_open. Processes end with _exit after their main
+ * has returned and their standard streams are flushed: what the program registered with atexit does not run in them. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_spawn(tutti_spawn_kind kind, int ranks, tutti_rank_main *main, void *argument);
 
 /* A world in which this process pretends to be one rank of many: no data moves, every call succeeds at once; arguments

@@ -27,6 +27,9 @@ typedef struct tu_attachment {
     void (*end)(void *state);
 } tu_attachment;
 
+#define TU_HANDLE_KINDS 16
+typedef struct tu_spawn_record tu_spawn_record;
+
 struct tutti_world {
     char name[64];
     int rank, size;             /* world ranks */
@@ -41,10 +44,18 @@ struct tutti_world {
     int *job_rank_of;           /* world rank -> job rank, -1 on another host */
     tutti_group *group;         /* the default group, "0" */
     _Atomic uint32_t interrupt;
-    _Atomic int32_t handles;    /* live objects of layers above, for close: see tu_world_handle */
-    pthread_mutex_t lock;       /* registry of groups, attachments */
+    _Atomic uint32_t closed;    /* set once by tutti_world_close */
+    _Atomic int32_t handles;    /* 1 while open, and 1 for each live object of the layers above: see tu_world_handle */
+    pthread_mutex_t lock;       /* registry of groups, kinds of handles */
+    pthread_mutex_t room_lock;  /* attachments; held while one is made */
     tu_attachment rooms[TU_ROOM_COUNT];
-    struct tu_registry *registry; /* names, tags, counter: group.c */
+    struct tu_registry *registry; /* names, tags, counter: registry.h */
+    struct tu_faults *faults;     /* to inject; NULL: none (fault.c) */
+    struct { const char *what; int count; } kinds[TU_HANDLE_KINDS]; /* live handles by kind, for close's list */
+    const tu_spawn_record *spawn;      /* of the tutti_spawn that started this rank, else NULL */
+    char meeting[256];            /* where it met, in words, for "already open" and for the log */
+    char address[64];             /* this host's address on the route to the meeting place; "" on one host */
+    tutti_world *next;            /* in the process's list of open worlds */
 };
 
 /* Why a group ended. In shared memory; written once by the rank that wins the state word. */
@@ -76,17 +87,23 @@ struct tutti_group {
     int *ranks;              /* group rank -> world rank */
     int *job_ranks;          /* group rank -> job rank, -1 on another host */
     bool local;              /* all members on this host */
-    int64_t timeout_ns;      /* 0: the world's */
-    tu_group_page *page;     /* NULL for fake groups, groups across hosts and groups of one */
-    tu_mapping *page_mapping;
+    _Atomic int64_t timeout_ns; /* 0: the world's */
+    tu_group_page *page;     /* shared by the members on one host; private memory for fake groups, groups across hosts and of one */
+    tu_mapping *page_mapping; /* NULL when the page is private */
+    tu_piece page_piece;      /* of member 0: the page's memory */
     uint32_t recorder_index; /* of the name in this rank's recorder */
     _Atomic uint64_t sequence;   /* of the last operation begun; operations of a group are numbered from 1 in call order */
+    _Atomic uint64_t messages;   /* the same for what not all members do alike (send, recv, puts, signals): see tu_op_sequenced */
     _Atomic uint64_t completed;  /* of the last operation that this rank completed */
-    _Atomic uint64_t exchanges;  /* of exchanges under `key` */
+    uint64_t exchanges;          /* of exchanges under `key`; under exchange_lock */
+    pthread_mutex_t exchange_lock; /* one exchange of a group at a time */
+    _Atomic uint32_t departures; /* tu_job_departures when the members were last looked at */
+    _Atomic uint32_t splits;     /* groups split off, for their descriptions */
     _Atomic uint64_t settled;    /* of a shrunk group: last sequence that all survivors completed in the parent */
     _Atomic uint32_t destroyed;
-    pthread_mutex_t lock;
+    pthread_mutex_t lock;        /* attachments; held while one is made */
     tu_attachment rooms[TU_ROOM_COUNT];
+    struct tu_group_links *links; /* in the registry; NULL once destroyed */
 };
 
 /* ---- for operations on a group (collectives, rendezvous, signals …) ---- */
@@ -96,15 +113,22 @@ struct tutti_group {
  * group_index, sequence and timeout_ns, begins the record. call_timeout_ns as in tutti_call. */
 tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_op_info *info, int64_t *deadline, uint64_t *ticket);
 
+/* An injected fault can ask that a call does nothing and succeeds: tu_group_enter then returns this. So every operation says
+ *     if (status != TUTTI_OK) return tu_not_entered(status); */
+#define TU_FAULT_SKIP ((tutti_status)1000)
+static inline tutti_status tu_not_entered(tutti_status status) {
+    return status == TU_FAULT_SKIP ? TUTTI_OK : status;
+}
+
 /* Ends the record; on success notes the sequence as completed. A failure by death, mismatch, abort or deadline ends the group with
  * the calling thread's error as first cause, or replaces that error by the cause that was first. Returns the status to return. */
 tutti_status tu_group_leave(tutti_group *group, const tu_op_info *info, uint64_t ticket, tutti_status status);
 
 /* Ends the group with the calling thread's current error; the first cause wins. Rings all members. */
 void tu_group_end(tutti_group *group, const tu_op_info *info);
-/* 0 while the group lives. One load. */
+/* 0 while the group lives. One load; pairs with the release in tu_group_end. */
 static inline bool tu_group_ended(const tutti_group *group) {
-    return group->page != NULL && atomic_load_explicit(&group->page->state, memory_order_acquire) != 0;
+    return atomic_load_explicit(&group->page->state, memory_order_acquire) != 0;
 }
 /* Writes the first cause as this thread's error, marked as such; returns its status. */
 tutti_status tu_group_cause(tutti_group *group);
@@ -127,6 +151,10 @@ void tu_group_wait_init(tu_group_wait *wait, tutti_group *group, const tu_op_inf
  * sentence; what the check wrote stays. */
 tutti_status tu_group_wait_error(const tu_group_wait *wait, tutti_status status);
 
+/* Whether all members of a group do this operation alike and in the same order, so that its sequence number means the same on
+ * all of them. Others (send, recv, put, get, signals, barriers on a channel) are numbered by a counter of the rank's own. */
+bool tu_op_sequenced(tu_operation operation);
+
 /* "all_reduce 17 of group 0": for messages. */
 void tu_op_text(const tutti_group *group, const tu_op_info *info, char *text, size_t bytes);
 
@@ -140,5 +168,11 @@ tutti_status tu_world_room(tutti_world *world, tu_room room, tutti_status (*make
 
 /* Counts a live handle (+1) or its end (-1); `what` is for tutti_world_close's list. A world's memory goes with its last handle. */
 void tu_world_handle(tutti_world *world, const char *what, int change);
+
+/* TUTTI_OK for an open world of this process; NULL, closed and forked are errors. For calls that take a world. */
+tutti_status tu_world_check(const tutti_world *world);
+
+/* True for TUTTI_NON_GROUP_MEMBER, with a warning: collectives then do nothing and succeed. */
+bool tu_group_absent(const tutti_group *group, const char *operation);
 
 #endif

@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Exchanges: a bounded all-gather of small records among the members of a group. On one host through the job; across hosts through
+ * the world's store, under keys that are deleted once everybody has gone on.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "job/liveness.h"
+#include "world/group.h"
+#include "world/world.h"
+
+#define SLICE (50 * TU_MILLISECOND) /* of a wait on the store, between looks at everything else */
+
+static bool on_this_host(const tutti_world *world, const int *ranks, int count) {
+    for (int i = 0; i < count; i++)
+        if (world->job_rank_of[ranks[i]] < 0)
+            return false;
+    return true;
+}
+
+static tutti_status through_job(tutti_world *world, const tu_meeting *meeting, const void *payload, size_t bytes,
+                                const tu_piece *piece, int64_t deadline, void *payloads, tu_mapping **mappings) {
+    int *ranks = malloc(sizeof(int) * (size_t)meeting->count);
+    if (ranks == NULL)
+        return tu_error_memory("an exchange", sizeof(int) * (size_t)meeting->count);
+    for (int i = 0; i < meeting->count; i++)
+        ranks[i] = world->job_rank_of[meeting->ranks[i]];
+    tu_exchange exchange = {
+        .ranks = ranks,
+        .count = meeting->count,
+        .me = meeting->me,
+        .key = meeting->key,
+        .sequence = meeting->sequence,
+        .purpose = meeting->purpose,
+        .payload = payload,
+        .bytes = bytes,
+        .piece = piece,
+        .deadline = deadline,
+        .ended = meeting->ended,
+    };
+    tutti_status status = tu_job_exchange(world->job, &exchange, payloads, mappings);
+    free(ranks);
+    return status;
+}
+
+/* ---- across hosts ---- */
+
+typedef struct record {
+    char purpose[32];
+    uint64_t bytes;
+    unsigned char payload[TU_EXCHANGE_BYTES];
+} record;
+
+static void record_key(const tu_meeting *meeting, uint64_t sequence, int member, char key[96]) {
+    snprintf(key, 96, "exchange/%016llx/%llu/%d", (unsigned long long)meeting->key, (unsigned long long)sequence, member);
+}
+
+static void cause_key(uint64_t group_key, char key[96]) {
+    snprintf(key, 96, "ended/%016llx", (unsigned long long)group_key);
+}
+
+void tu_group_tell_hosts(tutti_group *group, const tu_cause *cause) {
+    if (group->local || group->world->store == NULL)
+        return;
+    char key[96];
+    cause_key(group->key, key);
+    tu_error_copy error;
+    tu_error_save(&error); /* what the store says here is of no interest */
+    if (tutti_store_set(group->world->store, key, cause, sizeof *cause) != TUTTI_OK)
+        TU_LOG(TUTTI_LOG_WARN, group->world->log, "world", "other hosts could not be told that group %s ended: %s", group->name,
+               tutti_error_message());
+    tu_error_restore(&error);
+}
+
+/* Takes over a cause that another host published: into this rank's private page. */
+static void hear(tutti_world *world, const tu_meeting *meeting) {
+    char key[96];
+    const char *keys[1] = { key };
+    bool present = false;
+    cause_key(meeting->key, key);
+    if (tutti_store_check(world->store, keys, 1, &present) != TUTTI_OK || !present)
+        return;
+    void *value;
+    size_t bytes;
+    if (tutti_store_get(world->store, key, TU_SECOND, &value, &bytes) != TUTTI_OK)
+        return;
+    tu_group_page *page = (tu_group_page *)((char *)meeting->ended - offsetof(tu_group_page, state));
+    uint64_t lives = 0;
+    tu_cause *cause = value;
+    if (bytes == sizeof *cause && cause->origin >= 0 && cause->origin < meeting->count && cause->at_fault_count >= 0 &&
+        cause->at_fault_count <= TUTTI_ERROR_RANKS &&
+        atomic_compare_exchange_strong_explicit(&page->state, &lives, (uint64_t)cause->origin + 1, memory_order_acq_rel,
+                                                memory_order_acquire)) {
+        cause->message[sizeof cause->message - 1] = 0;
+        cause->operation[sizeof cause->operation - 1] = 0;
+        page->cause = *cause;
+        atomic_store_explicit(&page->state, ((uint64_t)cause->origin + 1) | TU_GROUP_TOLD, memory_order_release);
+    }
+    free(value);
+}
+
+/* Everything that can end the wait for `member` besides its record. */
+static tutti_status look_around(tutti_world *world, const tu_meeting *meeting, int member, int64_t deadline) {
+    if (atomic_load_explicit(&world->interrupt, memory_order_acquire) != 0)
+        return tu_error(TUTTI_ERROR_INTERRUPTED, "%s was interrupted by tutti_world_interrupt", meeting->what);
+    if (meeting->ended != NULL) {
+        hear(world, meeting);
+        if (atomic_load_explicit(meeting->ended, memory_order_acquire) != 0)
+            return TUTTI_ERROR_STATE;
+    }
+    int rank = world->job_rank_of[meeting->ranks[member]];
+    if (rank >= 0) {
+        tu_rank_state state = tu_rank_probe(world->job, rank);
+        if (state == TU_RANK_DEAD || state == TU_RANK_CLOSED) {
+            char doing[128];
+            snprintf(doing, sizeof doing, "in %s", meeting->what);
+            tutti_status status = tu_death_error(world->job, rank, doing);
+            tu_error_at_fault(member);
+            return status;
+        }
+    }
+    return tu_clock_now() < deadline ? TUTTI_OK : TUTTI_ERROR_TIMEOUT;
+}
+
+static tutti_status timeout_error(tutti_world *world, const tu_meeting *meeting, int member) {
+    char came[512] = "", missing[512] = "";
+    for (int i = 0; i < meeting->count; i++) {
+        char key[96];
+        const char *keys[1] = { key };
+        bool present = i < member;
+        record_key(meeting, meeting->sequence, i, key);
+        if (!present && tutti_store_check(world->store, keys, 1, &present) != TUTTI_OK)
+            present = false;
+        char *list = present ? came : missing;
+        size_t used = strlen(list);
+        snprintf(list + used, sizeof came - used, "%s%d on %s", used > 0 ? ", " : "", meeting->ranks[i],
+                 tu_job_host(world->job, meeting->ranks[i]));
+    }
+    tu_error(TUTTI_ERROR_TIMEOUT, "timeout in %s across hosts: ranks that did not come: %s; that came: %s", meeting->what, missing,
+             came[0] != 0 ? came : "none");
+    tu_error_at_fault(member);
+    return TUTTI_ERROR_TIMEOUT;
+}
+
+static tutti_status check_record(const tu_meeting *meeting, int member, const record *mine, const record *theirs, size_t bytes) {
+    size_t least = offsetof(record, payload);
+    if (bytes < least || bytes != least + theirs->bytes || theirs->purpose[sizeof theirs->purpose - 1] != 0)
+        return tu_error(TUTTI_ERROR_PROTOCOL, "%s: the record of rank %d in the store is garbage (%zu bytes); do two versions of Tutti "
+                        "meet?", meeting->what, meeting->ranks[member], bytes);
+    if (strcmp(theirs->purpose, mine->purpose) != 0 || theirs->bytes != mine->bytes) {
+        tu_error(TUTTI_ERROR_MISMATCH, "the ranks disagree: rank %d is in \"%s\" (%llu bytes), rank %d in \"%s\" (%llu bytes)",
+                 meeting->ranks[meeting->me], mine->purpose, (unsigned long long)mine->bytes, meeting->ranks[member], theirs->purpose,
+                 (unsigned long long)theirs->bytes);
+        tu_error_at_fault(member);
+        return TUTTI_ERROR_MISMATCH;
+    }
+    return TUTTI_OK;
+}
+
+static tutti_status fetch(tutti_world *world, const tu_meeting *meeting, int member, int64_t deadline, const record *mine,
+                          void *payloads) {
+    char key[96];
+    record_key(meeting, meeting->sequence, member, key);
+    for (;;) {
+        tutti_status status = look_around(world, meeting, member, deadline);
+        if (status == TUTTI_ERROR_TIMEOUT)
+            return timeout_error(world, meeting, member);
+        if (status != TUTTI_OK)
+            return status;
+        int64_t left = tu_deadline_left(deadline);
+        void *value;
+        size_t bytes;
+        status = tutti_store_get(world->store, key, left < SLICE ? (left > 0 ? left : 1) : SLICE, &value, &bytes);
+        if (status == TUTTI_ERROR_TIMEOUT)
+            continue;
+        if (status != TUTTI_OK)
+            return status;
+        status = check_record(meeting, member, mine, value, bytes);
+        if (status == TUTTI_OK)
+            memcpy((char *)payloads + (size_t)member * mine->bytes, ((record *)value)->payload, mine->bytes);
+        free(value);
+        return status;
+    }
+}
+
+static tutti_status through_store(tutti_world *world, const tu_meeting *meeting, const void *payload, size_t bytes,
+                                  const tu_piece *piece, int64_t deadline, void *payloads, tu_mapping **mappings) {
+    if (piece != NULL || mappings != NULL)
+        return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: shared memory needs all ranks on one host, and these span several",
+                        meeting->what);
+    if (bytes > TU_EXCHANGE_BYTES)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: a record of %zu bytes is more than %d", meeting->what, bytes, TU_EXCHANGE_BYTES);
+    record mine = { .bytes = bytes };
+    snprintf(mine.purpose, sizeof mine.purpose, "%s", meeting->purpose);
+    if (bytes > 0)
+        memcpy(mine.payload, payload, bytes);
+    char key[96];
+    record_key(meeting, meeting->sequence, meeting->me, key);
+    tutti_status status = tutti_store_set(world->store, key, &mine, offsetof(record, payload) + bytes);
+    for (int member = 0; member < meeting->count && status == TUTTI_OK; member++)
+        status = fetch(world, meeting, member, deadline, &mine, payloads);
+    if (status == TUTTI_OK && meeting->sequence > 0) {
+        /* Everybody is in this exchange, so everybody has left the one before. */
+        bool existed;
+        record_key(meeting, meeting->sequence - 1, meeting->me, key);
+        status = tutti_store_delete(world->store, key, &existed);
+    }
+    return status;
+}
+
+/* ---- both ---- */
+
+tutti_status tu_meet(tutti_world *world, const tu_meeting *meeting, const void *payload, size_t bytes, const tu_piece *piece,
+                     int64_t deadline, void *payloads, tu_mapping **mappings) {
+    if (world->fake) { /* everybody sends what this rank sends */
+        for (int i = 0; i < meeting->count; i++)
+            memcpy((char *)payloads + (size_t)i * bytes, payload, bytes);
+        for (int i = 0; i < meeting->count && mappings != NULL; i++)
+            mappings[i] = NULL;
+        return TUTTI_OK;
+    }
+    if (on_this_host(world, meeting->ranks, meeting->count))
+        return through_job(world, meeting, payload, bytes, piece, deadline, payloads, mappings);
+    return through_store(world, meeting, payload, bytes, piece, deadline, payloads, mappings);
+}
+
+static tutti_status lock_until(pthread_mutex_t *lock, int64_t deadline, const char *what) {
+    struct timespec end = { .tv_sec = deadline / TU_SECOND, .tv_nsec = deadline % TU_SECOND };
+    if (pthread_mutex_clocklock(lock, CLOCK_MONOTONIC, &end) == 0)
+        return TUTTI_OK;
+    return tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s waited for another thread of this rank that is in an agreement on the same group",
+                    what);
+}
+
+tutti_status tu_group_exchange(tutti_group *group, const tu_op_info *info, const char *purpose, const void *payload, size_t bytes,
+                               const tu_piece *piece, int64_t deadline, void *payloads, tu_mapping **mappings) {
+    char what[160];
+    tu_op_text(group, info, what, sizeof what);
+    tutti_status status = lock_until(&group->exchange_lock, deadline, what);
+    if (status == TUTTI_OK) {
+        tu_meeting meeting = {
+            .ranks = group->ranks,
+            .count = group->size,
+            .me = group->rank,
+            .key = group->key,
+            .sequence = ++group->exchanges,
+            .purpose = purpose,
+            .what = what,
+            .ended = &group->page->state,
+        };
+        status = tu_meet(group->world, &meeting, payload, bytes, piece, deadline, payloads, mappings);
+        pthread_mutex_unlock(&group->exchange_lock);
+    }
+    if (status == TUTTI_ERROR_STATE && tu_group_ended(group))
+        return tu_group_cause(group);
+    if (status != TUTTI_OK)
+        (void)tu_error_where(group->name, tu_operation_name((tu_operation)info->operation), info->sequence, group->rank);
+    return status;
+}

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Making groups: for the files of this room.
+ */
+#ifndef TU_WORLD_GROUP_H
+#define TU_WORLD_GROUP_H
+
+#include "world/world.h"
+
+/* A group still to be made. Strings and lists are copied. */
+typedef struct tu_group_plan {
+    const char *name;
+    const char *description;
+    uint64_t key;     /* see tu_group_key */
+    const int *ranks; /* world ranks in group order; this rank is among them */
+    int count;
+    int64_t timeout_ns;
+} tu_group_plan;
+
+/* The object alone, with one reference, known to nobody; no communication. It has no page yet. */
+tutti_status tu_group_make(tutti_world *world, const tu_group_plan *plan, tutti_group **group);
+
+/* The page of a new group. Member 0 of a group on one host reserves shared memory and gives *piece to an exchange among the
+ * members; everybody passes what that exchange mapped for member 0 to tu_group_page_set, which takes the reference.
+ * Other groups get private memory in tu_group_page_reserve, and need no exchange. */
+tutti_status tu_group_page_reserve(tutti_group *group, const tu_piece **piece);
+void tu_group_page_set(tutti_group *group, tu_mapping *mapping);
+
+/* Names the group in this rank's recorder and enters it into the registry under its tag ("" or NULL: none); the registry keeps a reference.
+ * Fails by memory only, or with TUTTI_ERROR_EXISTS when the name is taken. */
+tutti_status tu_group_register(tutti_group *group, const char *tag);
+
+/* The first 64 bits of a SHA-1 of the text, never 0. The text says which group it is: the same on all members and for no
+ * other group of this world, ever. */
+uint64_t tu_group_key(const char *format, ...) TUTTI_PRINTF(1, 2);
+
+/* The world's group "0", of all ranks. Called once, by tutti_world_open. */
+tutti_status tu_group_make_default(tutti_world *world, int64_t deadline);
+
+/* An exchange among world ranks that are not, or not yet, a group; `sequence` counts under `key`. As tu_group_exchange. */
+typedef struct tu_meeting {
+    const int *ranks; /* world ranks */
+    int count;
+    int me;           /* index of this rank */
+    uint64_t key;
+    uint64_t sequence;
+    const char *purpose;
+    const char *what; /* "making group 3": for messages */
+    _Atomic uint64_t *ended; /* state word, or NULL */
+} tu_meeting;
+tutti_status tu_meet(tutti_world *world, const tu_meeting *meeting, const void *payload, size_t bytes, const tu_piece *piece,
+                     int64_t deadline, void *payloads, tu_mapping **mappings);
+
+/* Ends the record of an operation that failed alike for all, which ends nothing. */
+tutti_status tu_group_leave_agreement(tutti_group *group, uint64_t ticket, tutti_status status);
+
+/* "rank 3 (pid 71, last completed all_reduce 4 here, now in barrier 2 of group 1 for 0.3 s)". */
+void tu_group_describe(tutti_group *group, int member, char *text, size_t bytes);
+
+/* Publishes the cause for members on other hosts; nothing for a group on one host. */
+void tu_group_tell_hosts(tutti_group *group, const tu_cause *cause);
+
+#endif

@@ -1,0 +1,495 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The protocol that every operation of a group follows: enter, wait, leave; and how a group ends.
+ *
+ * A group ends once. The rank that sees the first cause wins the state word by compare-and-swap, writes the cause beside it,
+ * marks it as told and rings the others; everybody else returns that cause, from then on and for ever.
+ *
+ * Budget of enter and leave together: no lock, no system call, no shared line written but the recorder's.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "job/liveness.h"
+#include "world/fault.h"
+#include "world/group.h"
+#include "world/world.h"
+
+bool tu_op_sequenced(tu_operation operation) {
+    switch (operation) {
+    case TU_OP_SEND:
+    case TU_OP_RECV:
+    case TU_OP_PEERS_PUT:
+    case TU_OP_PEERS_GET:
+    case TU_OP_PEERS_SIGNAL:
+    case TU_OP_PEERS_WAIT_SIGNAL:
+    case TU_OP_PEERS_BARRIER:
+        return false;
+    default:
+        return true;
+    }
+}
+
+void tu_op_text(const tutti_group *group, const tu_op_info *info, char *text, size_t bytes) {
+    snprintf(text, bytes, "%s %llu of group %s", tu_operation_name((tu_operation)info->operation),
+             (unsigned long long)info->sequence, group->name);
+}
+
+/* "rank 1", and where a group numbers differently than the world "rank 1 (world rank 5)". */
+static const char *rank_text(const tutti_group *group, int member, char text[48]) {
+    if (group->ranks[member] == member)
+        snprintf(text, 48, "rank %d", member);
+    else
+        snprintf(text, 48, "rank %d (world rank %d)", member, group->ranks[member]);
+    return text;
+}
+
+/* ---- the end of a group ---- */
+
+/* Waits, bounded, for the winner to finish writing the cause: it does so without blocking, unless it died in between. */
+static bool told(const tutti_group *group) {
+    int64_t deadline = tu_deadline(200 * TU_MILLISECOND);
+    for (int i = 0;; i++) {
+        if (atomic_load_explicit(&group->page->state, memory_order_acquire) & TU_GROUP_TOLD)
+            return true;
+        if (tu_clock_now() > deadline)
+            return false;
+        if (i < 100)
+            tu_pause();
+        else
+            usleep(100);
+    }
+}
+
+tutti_status tu_group_cause(tutti_group *group) {
+    int origin = (int)(atomic_load_explicit(&group->page->state, memory_order_acquire) & 0xffffffff) - 1;
+    char who[48];
+    if (!told(group)) {
+        tu_error(TUTTI_ERROR_DEAD, "group %s was ended by %s, which died before it could say why", group->name,
+                 rank_text(group, origin, who));
+        tu_error_at_fault(origin);
+        return tu_error_where(group->name, "", 0, group->rank);
+    }
+    const tu_cause *cause = &group->page->cause;
+    if (cause->origin == group->rank)
+        tu_error((tutti_status)cause->status, "group %s has ended, by what this rank saw first: %s", group->name, cause->message);
+    else
+        tu_error((tutti_status)cause->status, "group %s has ended, by what %s saw first: %s", group->name,
+                 rank_text(group, cause->origin, who), cause->message);
+    for (int i = 0; i < cause->at_fault_count; i++)
+        tu_error_at_fault(cause->at_fault[i]);
+    return tu_error_where(group->name, cause->operation, cause->sequence, group->rank);
+}
+
+static void ring_members(tutti_group *group) {
+    if (group->world->job == NULL)
+        return;
+    for (int member = 0; member < group->size; member++)
+        if (group->job_ranks[member] >= 0)
+            tu_job_ring(group->world->job, group->job_ranks[member]);
+}
+
+/* Whether this call is the one that ended the group. */
+static bool end_group(tutti_group *group, const tu_op_info *info) {
+    uint64_t lives = 0;
+    uint64_t mine = (uint64_t)group->rank + 1;
+    if (!atomic_compare_exchange_strong_explicit(&group->page->state, &lives, mine, memory_order_acq_rel, memory_order_acquire))
+        return false;
+    tu_error_copy error;
+    tu_error_save(&error);
+    tu_cause *cause = &group->page->cause;
+    cause->status = (int32_t)error.info.status;
+    cause->origin = group->rank;
+    cause->sequence = info != NULL ? info->sequence : 0;
+    snprintf(cause->operation, sizeof cause->operation, "%s",
+             info != NULL ? tu_operation_name((tu_operation)info->operation) : error.info.operation);
+    cause->at_fault_count = error.info.at_fault_count;
+    memcpy(cause->at_fault, error.info.at_fault, sizeof cause->at_fault);
+    snprintf(cause->message, sizeof cause->message, "%.*s", (int)sizeof cause->message - 1, error.message);
+    /* Pairs with the acquire loads in told() and in waits. */
+    atomic_store_explicit(&group->page->state, mine | TU_GROUP_TOLD, memory_order_release);
+    tu_group_tell_hosts(group, cause);
+    ring_members(group);
+    TU_LOG(TUTTI_LOG_INFO, group->world->log, "world", "group %s ends: %s", group->name, error.message);
+    return true;
+}
+
+void tu_group_end(tutti_group *group, const tu_op_info *info) {
+    (void)end_group(group, info);
+}
+
+tutti_status tutti_group_abort(tutti_group *group, const char *reason) {
+    if (group == NULL || group == TUTTI_NON_GROUP_MEMBER)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_group_abort needs a group of which this rank is a member");
+    tutti_status status = tu_world_check(group->world);
+    if (status != TUTTI_OK)
+        return status;
+    tu_error_copy before;
+    tu_error_save(&before);
+    char who[48];
+    tu_error(TUTTI_ERROR_ABORTED, "%s aborted group %s: %s", rank_text(group, group->rank, who), group->name,
+             reason != NULL && reason[0] != 0 ? reason : "no reason given");
+    tu_error_at_fault(group->rank);
+    (void)tu_error_where(group->name, "group_abort", 0, group->rank);
+    (void)end_group(group, NULL); /* already ended is as good */
+    tu_error_restore(&before);    /* a success leaves the last error as it was */
+    return TUTTI_OK;
+}
+
+tutti_status tutti_group_check(tutti_group *group) {
+    if (group == NULL || group == TUTTI_NON_GROUP_MEMBER)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_group_check needs a group of which this rank is a member");
+    tutti_status status = tu_world_check(group->world);
+    if (status == TUTTI_OK && tu_group_ended(group))
+        status = tu_group_cause(group);
+    return status;
+}
+
+/* ---- departures ---- */
+
+/* Writes the error of a departed member, with group ranks in its detail. */
+static tutti_status departed_error(tutti_group *group, int member, const tu_op_info *info) {
+    char doing[160];
+    int at = snprintf(doing, sizeof doing, "in ");
+    tu_op_text(group, info, doing + at, sizeof doing - (size_t)at);
+    tutti_status status = tu_death_error(group->world->job, group->job_ranks[member], doing);
+    tu_error_copy error;
+    tu_error_save(&error);
+    error.info.at_fault_count = 1;
+    error.info.at_fault[0] = member;
+    tu_error_restore(&error);
+    (void)tu_error_where(group->name, tu_operation_name((tu_operation)info->operation), info->sequence, group->rank);
+    return status;
+}
+
+/* Somebody of the job departed since this group last looked: one of ours? */
+static tutti_status look_at_members(tutti_group *group, uint32_t departures, const tu_op_info *info) {
+    tu_job *job = group->world->job;
+    for (int member = 0; member < group->size; member++) {
+        int rank = group->job_ranks[member];
+        if (rank < 0 || member == group->rank)
+            continue;
+        tu_rank_state state = tu_rank_state_of(job, rank);
+        if (state == TU_RANK_DEAD || state == TU_RANK_CLOSED) {
+            tutti_status status = departed_error(group, member, info);
+            if (!end_group(group, info))
+                status = tu_group_cause(group);
+            return status;
+        }
+    }
+    atomic_store_explicit(&group->departures, departures, memory_order_relaxed); /* own memory, a hint */
+    return TUTTI_OK;
+}
+
+/* ---- enter and leave ---- */
+
+static tutti_status refuse(tutti_group *group, const tu_op_info *info) {
+    if (group == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the group is NULL", tu_operation_name((tu_operation)info->operation));
+    if (group == TUTTI_NON_GROUP_MEMBER)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: this rank is no member of the group (TUTTI_NON_GROUP_MEMBER)",
+                        tu_operation_name((tu_operation)info->operation));
+    tutti_status status = tu_world_check(group->world);
+    if (status != TUTTI_OK)
+        return status;
+    if (atomic_load_explicit(&group->destroyed, memory_order_relaxed))
+        return tu_error(TUTTI_ERROR_STATE, "%s: group %s is already destroyed", tu_operation_name((tu_operation)info->operation),
+                        group->name);
+    return TUTTI_OK;
+}
+
+/* A fake world: arguments are checked, nothing happens. */
+static tutti_status enter_fake(tutti_group *group, tu_op_info *info) {
+    bool sequenced = tu_op_sequenced((tu_operation)info->operation);
+    bool creating = info->operation == TU_OP_GROUP_NEW || info->operation == TU_OP_GROUP_SPLIT;
+    if (group->world->fake_error && sequenced && !creating) {
+        tu_error(TUTTI_ERROR_STATE, "FakeProcessGroup collective operation error: the fake world was opened with error_on_collective");
+        return tu_error_where(group->name, tu_operation_name((tu_operation)info->operation), info->sequence, group->rank);
+    }
+    return TUTTI_OK;
+}
+
+tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_op_info *info, int64_t *deadline, uint64_t *ticket) {
+    tutti_status status = refuse(group, info);
+    if (status != TUTTI_OK)
+        return status;
+    tutti_world *world = group->world;
+    status = tu_timeout_choose("timeout_ns", call_timeout_ns, group->timeout_ns, world->timeout_ns, &info->timeout_ns);
+    if (status != TUTTI_OK)
+        return status;
+    if (tu_group_ended(group))
+        return tu_group_cause(group);
+    _Atomic uint64_t *counter = tu_op_sequenced((tu_operation)info->operation) ? &group->sequence : &group->messages;
+    if (__builtin_expect(world->faults != NULL, 0)) {
+        info->sequence = atomic_load_explicit(counter, memory_order_relaxed) + 1; /* for messages: a skipped call takes no number */
+        status = tu_fault_meet(group, info);
+        if (status == TUTTI_ERROR_FAULT)
+            (void)end_group(group, info);
+        if (status != TUTTI_OK)
+            return status;
+    }
+    info->sequence = atomic_fetch_add_explicit(counter, 1, memory_order_relaxed) + 1;
+    info->group_key = group->key;
+    info->group_index = group->recorder_index;
+    *deadline = tu_deadline(info->timeout_ns);
+    *ticket = 0;
+    if (world->fake)
+        return enter_fake(group, info);
+    uint32_t departures = tu_job_departures(world->job);
+    if (__builtin_expect(departures != atomic_load_explicit(&group->departures, memory_order_relaxed), 0)) {
+        status = look_at_members(group, departures, info);
+        if (status != TUTTI_OK)
+            return status;
+    }
+    *ticket = tu_record_begin(tu_job_recorder(world->job, world->local_rank), info);
+    return TUTTI_OK;
+}
+
+/* Which failures leave the members out of step with each other, so that the group cannot go on. */
+static bool ends_group(const tu_op_info *info, tutti_status status) {
+    switch (status) {
+    case TUTTI_ERROR_TIMEOUT: /* of a signal or a receive it ends only that wait */
+        return info->operation != TU_OP_RECV && info->operation != TU_OP_PEERS_SIGNAL && info->operation != TU_OP_PEERS_WAIT_SIGNAL;
+    case TUTTI_ERROR_DEAD:
+    case TUTTI_ERROR_GONE:
+    case TUTTI_ERROR_MISMATCH:
+    case TUTTI_ERROR_ABORTED:
+    case TUTTI_ERROR_FAULT:
+        return true;
+    case TUTTI_ERROR_MEMORY: /* in the middle of it: the others would wait for this rank until their deadline */
+    case TUTTI_ERROR_LIMIT:
+    case TUTTI_ERROR_SYSTEM:
+    case TUTTI_ERROR_NETWORK:
+    case TUTTI_ERROR_PROTOCOL:
+    case TUTTI_ERROR_BACKEND:
+        return tu_op_sequenced((tu_operation)info->operation);
+    default:
+        return false;
+    }
+}
+
+static void note_completed(tutti_group *group, uint64_t sequence) {
+    uint64_t seen = atomic_load_explicit(&group->completed, memory_order_relaxed);
+    while (seen < sequence && !atomic_compare_exchange_weak_explicit(&group->completed, &seen, sequence, memory_order_relaxed,
+                                                                     memory_order_relaxed))
+        ;
+}
+
+static void end_record(tutti_group *group, uint64_t ticket, tutti_status status) {
+    if (group->world->job != NULL)
+        tu_record_end(tu_job_recorder(group->world->job, group->world->local_rank), ticket, status);
+}
+
+tutti_status tu_group_leave(tutti_group *group, const tu_op_info *info, uint64_t ticket, tutti_status status) {
+    if (__builtin_expect(status == TUTTI_OK, 1)) {
+        end_record(group, ticket, status);
+        if (tu_op_sequenced((tu_operation)info->operation))
+            note_completed(group, info->sequence);
+        return TUTTI_OK;
+    }
+    if (ends_group(info, status) && !end_group(group, info))
+        status = tu_group_cause(group);
+    end_record(group, ticket, status);
+    return status;
+}
+
+tutti_status tu_group_leave_agreement(tutti_group *group, uint64_t ticket, tutti_status status) {
+    end_record(group, ticket, status);
+    return status;
+}
+
+bool tu_group_absent(const tutti_group *group, const char *operation) {
+    if (group != TUTTI_NON_GROUP_MEMBER)
+        return false;
+    TU_LOG(TUTTI_LOG_WARN, NULL, "world", "%s on TUTTI_NON_GROUP_MEMBER does nothing: this rank is no member of that group", operation);
+    return true;
+}
+
+/* ---- waiting for members ---- */
+
+static bool awaited(const tu_group_wait *wait, int member) {
+    if (member == wait->group->rank)
+        return false;
+    return wait->missing == NULL || wait->missing(wait->argument, member);
+}
+
+/* What `member` recorded under this operation's sequence number in this group, running or ended. */
+static bool counterpart(const tu_group_wait *wait, int member, tu_record_view *view) {
+    tutti_group *group = wait->group;
+    const tu_recorder *recorder = tu_job_recorder(group->world->job, group->job_ranks[member]);
+    for (uint64_t back = 0; back < 64; back++) {
+        if (!tu_recorder_entry(recorder, back, view))
+            return false;
+        if (view->info.group_key != group->key || !tu_op_sequenced((tu_operation)view->info.operation))
+            continue;
+        if (view->info.sequence == wait->info->sequence)
+            return true;
+        if (view->info.sequence < wait->info->sequence)
+            return false;
+    }
+    return false;
+}
+
+static tutti_status mismatch_error(const tu_group_wait *wait, int member, const tu_record_view *theirs) {
+    tutti_group *group = wait->group;
+    tu_job *job = group->world->job;
+    char their_text[160], my_text[160], who[48], me[48];
+    tu_record_text(tu_job_recorder(job, group->job_ranks[member]), theirs, their_text, sizeof their_text);
+    tu_record_view mine = { .info = *wait->info };
+    tu_record_text(tu_job_recorder(job, group->world->local_rank), &mine, my_text, sizeof my_text);
+    tu_error(TUTTI_ERROR_MISMATCH, "the ranks disagree: %s called %s, %s called %s. All ranks of a group must call the same "
+             "operations in the same order", rank_text(group, group->rank, me), my_text, rank_text(group, member, who), their_text);
+    tu_error_at_fault(member);
+    return tu_error_where(group->name, tu_operation_name((tu_operation)wait->info->operation), wait->info->sequence, group->rank);
+}
+
+static tutti_status check_members(void *argument) {
+    tu_group_wait *wait = argument;
+    tutti_group *group = wait->group;
+    tu_job *job = group->world->job;
+    bool sequenced = tu_op_sequenced((tu_operation)wait->info->operation);
+    int first = -1;
+    for (int member = 0; member < group->size; member++) {
+        if (group->job_ranks[member] < 0 || !awaited(wait, member))
+            continue;
+        if (first < 0)
+            first = member;
+        tu_rank_state state = tu_rank_probe(job, group->job_ranks[member]);
+        /* It may have done its part before it departed: ask again, now that its last store is visible. */
+        if ((state == TU_RANK_DEAD || state == TU_RANK_CLOSED) && awaited(wait, member))
+            return departed_error(group, member, wait->info);
+        tu_record_view theirs;
+        if (sequenced && counterpart(wait, member, &theirs) && theirs.info.operation != wait->info->operation && awaited(wait, member))
+            return mismatch_error(wait, member, &theirs);
+    }
+    tu_record_waiting(tu_job_recorder(job, group->world->local_rank), wait->ticket, first < 0 ? -1 : group->ranks[first]);
+    return TUTTI_OK;
+}
+
+void tu_group_wait_init(tu_group_wait *wait, tutti_group *group, const tu_op_info *info, uint64_t ticket, int64_t deadline,
+                        bool (*missing)(void *argument, int member), void *argument) {
+    *wait = (tu_group_wait){ .group = group, .info = info, .ticket = ticket, .missing = missing, .argument = argument };
+    tu_job_wait_init(group->world->job, deadline, &wait->wait);
+    wait->wait.ended = &group->page->state;
+    wait->wait.check = check_members;
+    wait->wait.argument = wait;
+}
+
+/* ---- what a missing rank does instead ---- */
+
+static void append(char *text, size_t bytes, const char *format, ...) TUTTI_PRINTF(3, 4);
+static void append(char *text, size_t bytes, const char *format, ...) {
+    size_t used = strlen(text);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text + used, bytes - used, format, arguments);
+    va_end(arguments);
+}
+
+/* 'T' for a process that is stopped, 0 when it cannot be known. */
+static char process_state(int pid) {
+    char path[32], line[512];
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 0;
+    ssize_t length = read(fd, line, sizeof line - 1);
+    close(fd);
+    if (length <= 0)
+        return 0;
+    line[length] = 0;
+    const char *after_name = strrchr(line, ')');
+    return after_name != NULL && after_name[1] == ' ' ? after_name[2] : 0;
+}
+
+void tu_group_describe(tutti_group *group, int member, char *text, size_t bytes) {
+    tu_job *job = group->world->job;
+    char who[48];
+    snprintf(text, bytes, "%s (", rank_text(group, member, who));
+    int rank = group->job_ranks[member];
+    if (rank < 0) {
+        append(text, bytes, "on another host)");
+        return;
+    }
+    const tu_recorder *recorder = tu_job_recorder(job, rank);
+    tu_death who_it_is;
+    tu_death_describe(job, rank, &who_it_is);
+    append(text, bytes, "pid %d", who_it_is.pid);
+    char state = who_it_is.pid != getpid() ? process_state(who_it_is.pid) : 0;
+    if (state == 'T' || state == 't')
+        append(text, bytes, ", stopped by a signal or a debugger");
+    tu_record_view view;
+    if (tu_recorder_last(recorder, group->key, &view)) {
+        append(text, bytes, ", last completed %s %llu here", tu_operation_name((tu_operation)view.info.operation),
+               (unsigned long long)view.info.sequence);
+    } else {
+        append(text, bytes, ", has completed nothing in this group");
+    }
+    if (tu_recorder_current(recorder, 0, &view)) {
+        char doing[160];
+        tu_record_text(recorder, &view, doing, sizeof doing);
+        append(text, bytes, ", now in %s for %.1f s)", doing, (double)(tu_clock_now() - view.created_ns) / 1e9);
+    } else {
+        append(text, bytes, ", now in no call of Tutti)");
+    }
+}
+
+static tutti_status timeout_error(const tu_group_wait *wait) {
+    tutti_group *group = wait->group;
+    char operation[160], me[48];
+    tu_op_text(group, wait->info, operation, sizeof operation);
+    char arrived[256] = "", missing[1400] = "";
+    int arrived_count = 1, missing_count = 0;
+    int missing_ranks[TUTTI_ERROR_RANKS];
+    append(arrived, sizeof arrived, "%d", group->rank);
+    for (int member = 0; member < group->size; member++) {
+        if (member == group->rank)
+            continue;
+        if (!awaited(wait, member)) {
+            arrived_count++;
+            append(arrived, sizeof arrived, ", %d", member);
+            continue;
+        }
+        if (missing_count < 8) {
+            char text[384];
+            tu_group_describe(group, member, text, sizeof text);
+            append(missing, sizeof missing, "%s%s", missing_count > 0 ? "; " : "", text);
+        }
+        if (missing_count < TUTTI_ERROR_RANKS)
+            missing_ranks[missing_count] = member;
+        missing_count++;
+    }
+    tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s waited %.3g s on %s. ", operation, (double)wait->info->timeout_ns / 1e9,
+             rank_text(group, group->rank, me));
+    if (missing_count > 0)
+        tu_error_append("Missing: %s", missing);
+    if (missing_count > 8)
+        tu_error_append("; and %d more", missing_count - 8);
+    tu_error_append("%s%d of %d ranks have come (%s)", missing_count > 0 ? ". " : "", arrived_count, group->size, arrived);
+    for (int i = 0; i < missing_count && i < TUTTI_ERROR_RANKS; i++)
+        tu_error_at_fault(missing_ranks[i]);
+    return tu_error_where(group->name, tu_operation_name((tu_operation)wait->info->operation), wait->info->sequence, group->rank);
+}
+
+tutti_status tu_group_wait_error(const tu_group_wait *wait, tutti_status status) {
+    tutti_group *group = wait->group;
+    switch (status) {
+    case TUTTI_ERROR_TIMEOUT:
+        return timeout_error(wait);
+    case TUTTI_ERROR_STATE:
+        return tu_group_cause(group);
+    case TUTTI_ERROR_INTERRUPTED: {
+        char operation[160];
+        tu_op_text(group, wait->info, operation, sizeof operation);
+        tu_error(TUTTI_ERROR_INTERRUPTED, "%s was interrupted on rank %d by tutti_world_interrupt", operation, group->rank);
+        return tu_error_where(group->name, tu_operation_name((tu_operation)wait->info->operation), wait->info->sequence, group->rank);
+    }
+    default:
+        return status;
+    }
+}

@@ -1,0 +1,490 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Worlds: opening, closing, and the handles that keep a closed world's memory.
+ *
+ * The process keeps one list of its open worlds: for "open twice", for tutti_spawn, which must not fork while a world is open,
+ * and so that closing a pointer that is no open world is an error and not a crash.
+ */
+#include "world/world.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "job/liveness.h"
+#include "world/fault.h"
+#include "world/group.h"
+#include "world/launch.h"
+#include "world/list.h"
+#include "world/registry.h"
+
+/* ---- the list of open worlds ---- */
+
+static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
+static tutti_world *open_worlds;
+
+/* Enters the world, unless this rank has one of that name open at the same place. */
+static tutti_status claim(tutti_world *world) {
+    tutti_status status = TUTTI_OK;
+    pthread_mutex_lock(&list_lock);
+    for (tutti_world *other = open_worlds; other != NULL && !world->fake; other = other->next)
+        if (!other->fake && other->rank == world->rank && strcmp(other->name, world->name) == 0 && strcmp(other->meeting, world->meeting) == 0)
+            status = tu_error(TUTTI_ERROR_EXISTS, "a world named \"%s\" is already open in this rank (%d); close it first, or give "
+                              "tutti_world_options.name another name", world->name, world->rank);
+    if (status == TUTTI_OK) {
+        world->next = open_worlds;
+        open_worlds = world;
+    }
+    pthread_mutex_unlock(&list_lock);
+    return status;
+}
+
+/* Whether it was there. */
+static bool unclaim(tutti_world *world) {
+    pthread_mutex_lock(&list_lock);
+    tutti_world **link = &open_worlds;
+    while (*link != NULL && *link != world)
+        link = &(*link)->next;
+    bool found = *link != NULL;
+    if (found)
+        *link = world->next;
+    pthread_mutex_unlock(&list_lock);
+    return found;
+}
+
+int tu_worlds_open(char names[256]) {
+    int count = 0;
+    names[0] = 0;
+    pthread_mutex_lock(&list_lock);
+    for (tutti_world *world = open_worlds; world != NULL; world = world->next) {
+        if (world->fake)
+            continue;
+        size_t used = strlen(names);
+        snprintf(names + used, 256 - used, "%s\"%s\"", used > 0 ? ", " : "", world->name);
+        count++;
+    }
+    pthread_mutex_unlock(&list_lock);
+    return count;
+}
+
+tutti_world *tu_worlds_of(const tu_spawn_record *spawn) {
+    pthread_mutex_lock(&list_lock);
+    tutti_world *world = open_worlds;
+    while (world != NULL && world->spawn != spawn)
+        world = world->next;
+    pthread_mutex_unlock(&list_lock);
+    return world;
+}
+
+/* ---- settings ---- */
+
+/* "TUTTI_A=1,TUTTI_B=2": a comma separates where TUTTI_ follows, so that values may hold commas. */
+static tutti_status apply_list(tu_settings *settings, const char *list) {
+    char *copy = strdup(list), *item = copy;
+    if (copy == NULL)
+        return tu_error_memory("settings", strlen(list));
+    tutti_status status = TUTTI_OK;
+    while (status == TUTTI_OK && item != NULL && item[0] != 0) {
+        char *end = strstr(item, ",TUTTI_");
+        if (end != NULL)
+            *end = 0;
+        char *value = strchr(item, '=');
+        int setting = 0;
+        if (value != NULL)
+            *value++ = 0;
+        while (setting < TU_SETTING_COUNT && strcmp(tu_setting_rows[setting].environment, item) != 0)
+            setting++;
+        if (value == NULL || setting == TU_SETTING_COUNT)
+            status = tu_error(TUTTI_ERROR_ARGUMENT, "tutti_world_options.settings: \"%s\" %s; write TUTTI_NAME=value,TUTTI_NAME=value", item,
+                              value == NULL ? "has no value" : "is no setting of Tutti");
+        else
+            status = tu_settings_set(settings, (tu_setting)setting, value);
+        item = end != NULL ? end + 1 : NULL;
+    }
+    free(copy);
+    return status;
+}
+
+static tutti_status load_settings(tutti_world *world, const tutti_world_options *options) {
+    tutti_status status = tu_settings_load(&world->settings);
+    if (status != TUTTI_OK)
+        return status;
+    if (options->settings != NULL)
+        status = apply_list(&world->settings, options->settings);
+    char text[32];
+    if (status == TUTTI_OK && options->timeout_ns < 0)
+        status = tu_error(TUTTI_ERROR_ARGUMENT, "tutti_world_options.timeout_ns is %lld; it must be 0 (TUTTI_TIMEOUT) or more",
+                          (long long)options->timeout_ns);
+    if (status == TUTTI_OK && options->timeout_ns > 0) {
+        snprintf(text, sizeof text, "%lldns", (long long)options->timeout_ns);
+        status = tu_settings_set(&world->settings, TU_SETTING_TIMEOUT, text);
+    }
+    if (status == TUTTI_OK && options->threads >= 0) {
+        snprintf(text, sizeof text, "%d", options->threads);
+        status = tu_settings_set(&world->settings, TU_SETTING_THREADS, text);
+    }
+    if (status == TUTTI_OK && options->log != NULL)
+        status = tu_settings_set(&world->settings, TU_SETTING_LOG, options->log);
+    if (status == TUTTI_OK) {
+        world->timeout_ns = tu_settings_number(&world->settings, TU_SETTING_TIMEOUT);
+        if (world->timeout_ns <= 0)
+            status = tu_error(TUTTI_ERROR_ARGUMENT, "TUTTI_TIMEOUT is 0; no call waits for ever and none can wait not at all: give a duration");
+    }
+    if (status != TUTTI_OK)
+        tu_settings_free(&world->settings);
+    return status;
+}
+
+static void warn_unknown(const char *name, const char *nearest, void *argument) {
+    const tutti_world *world = argument;
+    TU_LOG(TUTTI_LOG_WARN, world->log, "world", "unknown setting %s in the environment; did you mean %s?", name, nearest);
+}
+
+/* ---- opening ---- */
+
+/* The object with its settings and its log; no rank yet. */
+static tutti_status make_world(const tutti_world_options *options, tutti_world **out) {
+    const char *name = options->name != NULL ? options->name : "default";
+    if (name[0] == 0 || strlen(name) >= sizeof(*out)->name || strpbrk(name, "/\n") != NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "a world's name has 1 to %zu characters and no slash; \"%s\" has not", sizeof(*out)->name - 1, name);
+    tutti_world *world = calloc(1, sizeof *world);
+    if (world == NULL)
+        return tu_error_memory("a world", sizeof *world);
+    snprintf(world->name, sizeof world->name, "%s", name);
+    atomic_init(&world->handles, 1);
+    pthread_mutex_init(&world->lock, NULL);
+    pthread_mutex_init(&world->room_lock, NULL);
+    tutti_status status = load_settings(world, options);
+    if (status != TUTTI_OK)
+        goto destroy_locks;
+    status = tu_log_create(tu_settings_text(&world->settings, TU_SETTING_LOG), tu_settings_text(&world->settings, TU_SETTING_LOG_FILE),
+                           options->log_callback, options->log_user, &world->log);
+    if (status != TUTTI_OK)
+        goto free_settings;
+    status = tu_registry_create(&world->registry);
+    if (status != TUTTI_OK)
+        goto free_log;
+    *out = world;
+    return TUTTI_OK;
+
+free_log:
+    tu_log_free(world->log);
+free_settings:
+    tu_settings_free(&world->settings);
+destroy_locks:
+    pthread_mutex_destroy(&world->lock);
+    pthread_mutex_destroy(&world->room_lock);
+    free(world);
+    return status;
+}
+
+/* What is left of a world that has no handles any more. */
+static void free_world(tutti_world *world) {
+    for (int room = TU_ROOM_COUNT - 1; room >= 0; room--)
+        if (world->rooms[room].state != NULL)
+            world->rooms[room].end(world->rooms[room].state);
+    if (world->job != NULL)
+        tu_job_close(world->job);
+    if (world->store != NULL)
+        tutti_store_release(world->store);
+    tu_faults_free(world->faults);
+    tu_registry_free(world->registry);
+    free(world->job_rank_of);
+    tu_log_free(world->log);
+    tu_settings_free(&world->settings);
+    pthread_mutex_destroy(&world->lock);
+    pthread_mutex_destroy(&world->room_lock);
+    free(world);
+}
+
+static tutti_status open_job(tutti_world *world, const tu_launch *launch, int64_t deadline) {
+    tutti_store *store = NULL;
+    tutti_status status = tu_launch_meet(launch, world, deadline, &world->store);
+    if (status == TUTTI_OK && world->store == NULL) /* alone: a job of one has nobody to meet */
+        status = tutti_store_open_memory(&store);
+    if (status != TUTTI_OK)
+        return status;
+    tu_job_options options = {
+        .store = world->store != NULL ? world->store : store,
+        .name = world->name,
+        .world_rank = world->rank,
+        .world_size = world->size,
+        .deadline = deadline,
+        .interrupt = &world->interrupt,
+        .log = world->log,
+        .spin = tu_settings_text(&world->settings, TU_SETTING_SPIN)[0] != 0 ? tu_settings_number(&world->settings, TU_SETTING_SPIN) : -1,
+    };
+    status = tu_job_open(&options, &world->job);
+    tutti_store_release(store);
+    if (status != TUTTI_OK) {
+        tutti_store_release(world->store);
+        world->store = NULL;
+    }
+    return status;
+}
+
+/* A server that rank 0 still keeps from an earlier opening ends when rank 0 comes here too; whoever was quicker and met it tries again. */
+static tutti_status find_the_others(tutti_world *world, const tu_launch *launch, int64_t deadline) {
+    for (;;) {
+        tutti_status status = open_job(world, launch, deadline);
+        bool lost = status == TUTTI_ERROR_NETWORK || status == TUTTI_ERROR_STORE;
+        if (!lost || !launch->rank_0_hosts || launch->rank == 0 || tu_clock_now() >= deadline)
+            return status;
+        TU_LOG(TUTTI_LOG_INFO, world->log, "world", "the meeting place went away; trying again: %s", tutti_error_message());
+        nanosleep(&(struct timespec){ .tv_nsec = 20 * TU_MILLISECOND }, NULL);
+    }
+}
+
+static tutti_status place_ranks(tutti_world *world) {
+    world->local_rank = tu_job_rank(world->job);
+    world->local_size = tu_job_size(world->job);
+    world->job_rank_of = malloc(sizeof(int) * (size_t)world->size);
+    if (world->job_rank_of == NULL)
+        return tu_error_memory("the ranks of the world", sizeof(int) * (size_t)world->size);
+    for (int rank = 0; rank < world->size; rank++)
+        world->job_rank_of[rank] = -1;
+    for (int rank = 0; rank < world->local_size; rank++)
+        world->job_rank_of[tu_job_world_rank(world->job, rank)] = rank;
+    return TUTTI_OK;
+}
+
+tutti_status tutti_world_open(const tutti_world_options *given, tutti_world **out) {
+    tutti_world_options options = TUTTI_WORLD_OPTIONS_INIT;
+    tutti_status status = tu_options_copy("tutti_world_options", given, &options, sizeof options);
+    if (status == TUTTI_OK && out == NULL)
+        status = tu_error(TUTTI_ERROR_ARGUMENT, "tutti_world_open: where the world goes is NULL");
+    tutti_world *world = NULL;
+    if (status == TUTTI_OK)
+        status = make_world(&options, &world);
+    if (status != TUTTI_OK)
+        return status;
+    tu_settings_unknown(warn_unknown, world);
+    int64_t deadline = tu_deadline(world->timeout_ns);
+    tu_launch launch;
+    status = tu_launch_find(&options, &world->settings, world->log, &launch);
+    if (status != TUTTI_OK)
+        goto free_world;
+    world->rank = launch.rank;
+    world->size = launch.size;
+    world->launcher = launch.launcher;
+    world->spawn = launch.spawn;
+    tu_launch_place(&launch, world->meeting, sizeof world->meeting);
+    tu_log_set_rank(world->log, world->rank);
+    status = claim(world);
+    if (status != TUTTI_OK)
+        goto free_world;
+    TU_LOG(TUTTI_LOG_INFO, world->log, "world", "rank %d of %d; started by: %s", world->rank, world->size, world->launcher);
+    status = find_the_others(world, &launch, deadline);
+    if (status == TUTTI_OK)
+        status = place_ranks(world);
+    if (status == TUTTI_OK)
+        status = tu_faults_add(&world->faults, tu_settings_text(&world->settings, TU_SETTING_FAULT), world);
+    if (status == TUTTI_OK)
+        status = tu_group_make_default(world, deadline);
+    if (status != TUTTI_OK)
+        goto unclaim_world;
+    TU_LOG(TUTTI_LOG_INFO, world->log, "world", "world \"%s\" is open: rank %d of %d, %d of them on this host", world->name, world->rank,
+           world->size, world->local_size);
+    *out = world;
+    return TUTTI_OK;
+
+unclaim_world:
+    (void)unclaim(world);
+free_world:
+    free_world(world);
+    return status;
+}
+
+tutti_status tutti_world_open_fake(int rank, int rank_count, const tutti_fake_options *given, tutti_world **out) {
+    tutti_fake_options options = TUTTI_FAKE_OPTIONS_INIT;
+    tutti_status status = tu_options_copy("tutti_fake_options", given, &options, sizeof options);
+    if (status != TUTTI_OK)
+        return status;
+    if (out == NULL || rank_count <= 0 || rank < 0 || rank >= rank_count)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_world_open_fake: rank %d of %d; the size must be positive, the rank 0 to size - 1, and the "
+                        "place for the world not NULL", rank, rank_count);
+    tutti_world *world = NULL;
+    status = make_world(TUTTI_OPTIONS(tutti_world_options, .name = "fake", .rank = -1, .threads = -1), &world);
+    if (status != TUTTI_OK)
+        return status;
+    world->fake = true;
+    world->fake_error = options.error_on_collective;
+    world->rank = world->local_rank = rank;
+    world->size = world->local_size = rank_count;
+    world->launcher = "fake";
+    snprintf(world->meeting, sizeof world->meeting, "none");
+    tu_log_set_rank(world->log, rank);
+    status = tu_group_make_default(world, tu_deadline(world->timeout_ns));
+    if (status == TUTTI_OK)
+        status = claim(world);
+    if (status != TUTTI_OK) {
+        free_world(world);
+        return status;
+    }
+    *out = world;
+    return TUTTI_OK;
+}
+
+/* ---- closing ---- */
+
+static int by_name_descending(const void *left, const void *right) {
+    return strcmp((*(tutti_group *const *)right)->name, (*(tutti_group *const *)left)->name);
+}
+
+/* Drops the registry's references, in descending order of names. */
+static void drop_groups(tutti_world *world) {
+    pthread_mutex_lock(&world->lock);
+    int count = tu_registry_count(world->registry), taken = 0;
+    tutti_group **groups = malloc(sizeof *groups * (size_t)(count > 0 ? count : 1));
+    for (tutti_group *group; groups != NULL && (group = tu_registry_next(world->registry, NULL)) != NULL;) {
+        tu_registry_remove(world->registry, group);
+        groups[taken++] = group;
+    }
+    pthread_mutex_unlock(&world->lock);
+    if (groups == NULL) { /* out of memory: in any order */
+        for (tutti_group *group; (group = tu_registry_next(world->registry, NULL)) != NULL;) {
+            tu_registry_remove(world->registry, group);
+            tutti_group_release(group);
+        }
+        return;
+    }
+    qsort(groups, (size_t)taken, sizeof *groups, by_name_descending);
+    for (int i = 0; i < taken; i++)
+        tutti_group_release(groups[i]);
+    free(groups);
+}
+
+static tutti_status live_handles_error(tutti_world *world) {
+    char list[512] = "";
+    pthread_mutex_lock(&world->lock);
+    for (int i = 0; i < TU_HANDLE_KINDS && world->kinds[i].what != NULL; i++) {
+        size_t used = strlen(list);
+        if (world->kinds[i].count > 0)
+            snprintf(list + used, sizeof list - used, "%s%d %s%s", used > 0 ? ", " : "", world->kinds[i].count, world->kinds[i].what,
+                     world->kinds[i].count > 1 ? "s" : "");
+    }
+    pthread_mutex_unlock(&world->lock);
+    return tu_error(TUTTI_ERROR_STATE, "world \"%s\" was closed on rank %d while handles are alive: %s; release them before closing "
+                    "(their memory goes with their last release)", world->name, world->rank, list);
+}
+
+tutti_status tutti_world_close(tutti_world *world) {
+    if (world == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_world_close: the world is NULL");
+    if (!unclaim(world))
+        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_world_close: this is no open world; was it closed already?");
+    if (world->job != NULL && tu_job_forked(world->job))
+        return tu_error(TUTTI_ERROR_FORKED, "tutti_world_close was called in a forked child of the process that opened world \"%s\"",
+                        world->name);
+    TU_LOG(TUTTI_LOG_INFO, world->log, "world", "world \"%s\" closes", world->name);
+    world->group = NULL;
+    atomic_store_explicit(&world->closed, 1, memory_order_release); /* pairs with the load in tu_world_check */
+    drop_groups(world);
+    tutti_status status = TUTTI_OK;
+    if (atomic_load_explicit(&world->handles, memory_order_acquire) > 1)
+        status = live_handles_error(world);
+    tu_world_handle(world, NULL, -1);
+    return status;
+}
+
+tutti_status tu_world_check(const tutti_world *world) {
+    if (__builtin_expect(world == NULL, 0))
+        return tu_error(TUTTI_ERROR_ARGUMENT, "the world is NULL");
+    if (__builtin_expect(atomic_load_explicit(&world->closed, memory_order_acquire) != 0, 0))
+        return tu_error(TUTTI_ERROR_STATE, "world \"%s\" is closed", world->name);
+    if (__builtin_expect(world->job != NULL && tu_job_forked(world->job), 0))
+        return tu_error(TUTTI_ERROR_FORKED, "called in a forked child of the process that opened world \"%s\" (rank %d); only that process may "
+                        "use it. Fork before opening, or exec after forking", world->name, world->rank);
+    return TUTTI_OK;
+}
+
+/* ---- handles and rooms ---- */
+
+void tu_world_handle(tutti_world *world, const char *what, int change) {
+    if (what != NULL) {
+        pthread_mutex_lock(&world->lock);
+        int i = 0;
+        while (i < TU_HANDLE_KINDS - 1 && world->kinds[i].what != NULL && strcmp(world->kinds[i].what, what) != 0)
+            i++;
+        if (world->kinds[i].what == NULL)
+            world->kinds[i].what = what;
+        world->kinds[i].count += change;
+        pthread_mutex_unlock(&world->lock);
+    }
+    /* Release pairs with the last one's acquire. */
+    if (atomic_fetch_add_explicit(&world->handles, change, memory_order_acq_rel) + change == 0)
+        free_world(world);
+}
+
+tutti_status tu_world_room(tutti_world *world, tu_room room, tutti_status (*make)(tutti_world *, void **), void (*end)(void *),
+                           void **state) {
+    tutti_status status = TUTTI_OK;
+    pthread_mutex_lock(&world->room_lock);
+    if (world->rooms[room].state == NULL) {
+        void *made = NULL;
+        status = make(world, &made);
+        if (status == TUTTI_OK)
+            world->rooms[room] = (tu_attachment){ made, end };
+    }
+    if (status == TUTTI_OK)
+        *state = world->rooms[room].state;
+    pthread_mutex_unlock(&world->room_lock);
+    return status;
+}
+
+/* ---- interrupt ---- */
+
+void tutti_world_interrupt(tutti_world *world) {
+    if (world == NULL)
+        return;
+    atomic_store_explicit(&world->interrupt, 1, memory_order_release); /* pairs with the loads in waits */
+    if (world->job != NULL)
+        tu_job_ring(world->job, world->local_rank);
+}
+
+void tutti_world_resume(tutti_world *world) {
+    if (world != NULL)
+        atomic_store_explicit(&world->interrupt, 0, memory_order_release);
+}
+
+/* ---- queries ---- */
+
+int tutti_world_rank(const tutti_world *world) {
+    return world != NULL ? world->rank : -1;
+}
+
+int tutti_world_size(const tutti_world *world) {
+    return world != NULL ? world->size : -1;
+}
+
+int tutti_world_local_rank(const tutti_world *world) {
+    return world != NULL ? world->local_rank : -1;
+}
+
+int tutti_world_local_size(const tutti_world *world) {
+    return world != NULL ? world->local_size : -1;
+}
+
+const char *tutti_world_name(const tutti_world *world) {
+    return world != NULL ? world->name : NULL;
+}
+
+const char *tutti_world_launcher(const tutti_world *world) {
+    return world != NULL ? world->launcher : NULL;
+}
+
+const char *tutti_world_address(const tutti_world *world) {
+    return world != NULL ? world->address : NULL;
+}
+
+tutti_group *tutti_world_group(const tutti_world *world) {
+    return world != NULL ? world->group : NULL;
+}
+
+tutti_store *tutti_world_store(const tutti_world *world) {
+    return world != NULL ? world->store : NULL;
+}
