@@ -69,9 +69,9 @@ typedef struct tu_listeners {
 
 /* Loopback and other numbers are listened on as they are; a name, "" and a number that is not this host's mean every address of
  * the host. `may_be_open` false refuses what others can reach; a name that means loopback then stays there. */
-tutti_status tu_listen(const tu_address *address, bool may_be_open, int64_t deadline, tu_listeners *listeners);
+tutti_status tu_store_listen(const tu_address *address, bool may_be_open, int64_t deadline, tu_listeners *listeners);
 /* Takes over a socket that listens already. */
-tutti_status tu_listen_adopt(int descriptor, const tu_address *address, bool may_be_open, tu_listeners *listeners);
-void tu_listen_end(tu_listeners *listeners);
+tutti_status tu_store_listen_adopt(int descriptor, const tu_address *address, bool may_be_open, tu_listeners *listeners);
+void tu_store_listen_end(tu_listeners *listeners);
 
 #endif

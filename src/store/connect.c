@@ -271,7 +271,7 @@ static tutti_status connect_socket(const tu_socket_address *address, socklen_t l
     return TUTTI_OK;
 }
 
-tutti_status tu_connect_once(const tu_address_list *list, const tu_secret *secret, int64_t deadline, tu_connection *connection) {
+tutti_status tu_store_connect_once(const tu_address_list *list, const tu_secret *secret, int64_t deadline, tu_connection *connection) {
     tutti_status status = tu_error(TUTTI_ERROR_NETWORK, "the host has no address");
     for (size_t i = 0; i < list->count; i++) {
         /* One address that swallows everything must leave time for the others. */
@@ -312,13 +312,13 @@ static void rest(int64_t pause, int64_t deadline) {
     clock_nanosleep(CLOCK_MONOTONIC, 0, &time, NULL);
 }
 
-tutti_status tu_connect(const tu_address *address, const tu_secret *secret, int64_t timeout_ns, tu_connection *connection) {
+tutti_status tu_store_connect(const tu_address *address, const tu_secret *secret, int64_t timeout_ns, tu_connection *connection) {
     int64_t deadline = tu_deadline(timeout_ns);
     for (int64_t pause = FIRST_PAUSE;; pause = pause * 3 / 2 < LONGEST_PAUSE ? pause * 3 / 2 : LONGEST_PAUSE) {
         tu_address_list list;
         tutti_status status = tu_address_resolve(address, deadline, &list);
         if (status == TUTTI_OK)
-            status = tu_connect_once(&list, secret, deadline, connection);
+            status = tu_store_connect_once(&list, secret, deadline, connection);
         if (status == TUTTI_OK || is_final(status))
             return status;
         rest(pause, deadline);

@@ -20,10 +20,10 @@ typedef struct tu_connection {
 } tu_connection;
 
 /* One try on each address. */
-tutti_status tu_connect_once(const tu_address_list *list, const tu_secret *secret, int64_t deadline, tu_connection *connection);
+tutti_status tu_store_connect_once(const tu_address_list *list, const tu_secret *secret, int64_t deadline, tu_connection *connection);
 
 /* Again and again, with pauses that grow, until the timeout. */
-tutti_status tu_connect(const tu_address *address, const tu_secret *secret, int64_t timeout_ns, tu_connection *connection);
+tutti_status tu_store_connect(const tu_address *address, const tu_secret *secret, int64_t timeout_ns, tu_connection *connection);
 
 /* Prepares a connected socket that this takes over. */
 void tu_connection_init(tu_connection *connection, int descriptor);

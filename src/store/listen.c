@@ -14,7 +14,7 @@
 
 enum { BACKLOG = 4096 /* the kernel cuts it to net.core.somaxconn */ };
 
-void tu_listen_end(tu_listeners *listeners) {
+void tu_store_listen_end(tu_listeners *listeners) {
     for (int i = 0; i < listeners->count; i++)
         close(listeners->descriptor[i]);
     listeners->count = 0;
@@ -136,7 +136,7 @@ static int listen_on_list(const tu_address_list *list, bool any_port, tu_listene
         error = listen_on_each(list, listeners);
         if (error == 0)
             break;
-        tu_listen_end(listeners);
+        tu_store_listen_end(listeners);
         if (error != EADDRINUSE || !any_port)
             break;
     }
@@ -166,7 +166,7 @@ static int listen_everywhere(int port, tu_listeners *listeners) {
     return listen_on_list(&ipv4, port == 0, listeners);
 }
 
-tutti_status tu_listen(const tu_address *address, bool may_be_open, int64_t deadline, tu_listeners *listeners) {
+tutti_status tu_store_listen(const tu_address *address, bool may_be_open, int64_t deadline, tu_listeners *listeners) {
     *listeners = (tu_listeners){0};
     tu_address_list list;
     tutti_status status = tu_address_resolve(address, deadline, &list);
@@ -190,7 +190,7 @@ tutti_status tu_listen(const tu_address *address, bool may_be_open, int64_t dead
     return TUTTI_OK;
 }
 
-tutti_status tu_listen_adopt(int descriptor, const tu_address *address, bool may_be_open, tu_listeners *listeners) {
+tutti_status tu_store_listen_adopt(int descriptor, const tu_address *address, bool may_be_open, tu_listeners *listeners) {
     *listeners = (tu_listeners){.count = 1, .descriptor = {descriptor}};
     int listening = 0;
     socklen_t length = sizeof listening;

@@ -596,8 +596,8 @@ static tutti_status tcp_list_keys(tutti_store *store, char ***keys, size_t *coun
 
 static tutti_status connect_store(tcp_store *tcp, int64_t timeout_ns) {
     if (tcp->own.count > 0)
-        return tu_connect_once(&tcp->own, &tcp->secret, tu_deadline(timeout_ns), &tcp->connection);
-    return tu_connect(&tcp->address, &tcp->secret, timeout_ns, &tcp->connection);
+        return tu_store_connect_once(&tcp->own, &tcp->secret, tu_deadline(timeout_ns), &tcp->connection);
+    return tu_store_connect(&tcp->address, &tcp->secret, timeout_ns, &tcp->connection);
 }
 
 /* After the server dropped this client: one try, for a server that is still there answers at once. */
@@ -605,7 +605,7 @@ static tutti_status reconnect(call *call) {
     tcp_store *tcp = call->tcp;
     tu_address_list list = tcp->own;
     tutti_status status = list.count > 0 ? TUTTI_OK : tu_address_resolve(&tcp->address, call->deadline, &list);
-    return status == TUTTI_OK ? tu_connect_once(&list, &tcp->secret, call->deadline, &tcp->connection) : status;
+    return status == TUTTI_OK ? tu_store_connect_once(&list, &tcp->secret, call->deadline, &tcp->connection) : status;
 }
 
 static void tcp_destroy(tutti_store *store) {

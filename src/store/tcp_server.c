@@ -404,7 +404,7 @@ static void free_server(tu_server *server) {
     }
     free_closed(server);
     tu_hub_clear(&server->hub);
-    tu_listen_end(&server->listeners);
+    tu_store_listen_end(&server->listeners);
     int descriptors[] = {server->epoll, server->stop.descriptor, server->spare};
     for (int i = 0; i < 3; i++) {
         if (descriptors[i] >= 0)
@@ -455,8 +455,8 @@ tutti_status tu_server_start(const tu_address *address, int listen_fd, const tu_
     fresh->hub.secret = &fresh->secret;
     bool may_be_open = secret->bytes > 0 || trust_network;
     bool adopts = listen_fd > 0;
-    tutti_status status = adopts ? tu_listen_adopt(listen_fd, address, may_be_open, &fresh->listeners)
-                                 : tu_listen(address, may_be_open, deadline, &fresh->listeners);
+    tutti_status status = adopts ? tu_store_listen_adopt(listen_fd, address, may_be_open, &fresh->listeners)
+                                 : tu_store_listen(address, may_be_open, deadline, &fresh->listeners);
     if (status == TUTTI_OK)
         status = set_up(fresh);
     if (status == TUTTI_OK) {
@@ -491,7 +491,7 @@ void tu_server_abandon(tu_server *server) {
     if (atomic_fetch_sub_explicit(&server->references, 1, memory_order_acq_rel) != 1)
         return;
     server->listeners.unlink_path[0] = 0; /* the parent's */
-    tu_listen_end(&server->listeners);
+    tu_store_listen_end(&server->listeners);
     close(server->epoll);
     close(server->stop.descriptor);
     /* The fork may have caught the thread at its work, so what it had in hand is not touched. */
