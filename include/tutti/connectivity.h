@@ -33,10 +33,16 @@ TUTTI_API const char *tutti_link_name(tutti_link link);
 
 typedef struct tutti_connectivity tutti_connectivity;
 
-/* Between the NUMA nodes and processors of this host. No other rank is involved. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_connectivity_machine(tutti_connectivity **connectivity);
+typedef enum tutti_place {
+    TUTTI_PLACE_PROCESSOR = 1, /* what the system schedules on: a hyper-thread, or a core without */
+    TUTTI_PLACE_NODE = 2       /* a NUMA node */
+} tutti_place;
 
-/* Between the ranks of a group: collective, bounded. A rank's place is the set of processors it may run on. */
+/* Between the processors, or the NUMA nodes, of this host. No other rank is involved. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_connectivity_machine(tutti_place place, tutti_connectivity **connectivity);
+
+/* Between the ranks of a group: collective, bounded. A rank's place is the set of processors it may run on; two ranks are as far apart as the
+ * farthest of theirs, so that ranks that are not bound share the machine. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_connectivity_ranks(tutti_group *group, tutti_connectivity **connectivity);
 
 /* The matrix is `size` times `size`, symmetric, TUTTI_LINK_SELF on its diagonal. */
@@ -45,7 +51,7 @@ TUTTI_API int tutti_connectivity_size(const tutti_connectivity *connectivity);
 TUTTI_API tutti_link tutti_connectivity_link(const tutti_connectivity *connectivity, int a, int b);
 /* Relative access latency between the NUMA nodes of two places as firmware gives it (10 is local), 0 where it gives none. */
 TUTTI_API int tutti_connectivity_distance(const tutti_connectivity *connectivity, int a, int b);
-/* "rank 2: host calliope, processors 4-7, node 1"; "processor 3: core 1, node 0". Lent; "" for an index outside. */
+/* "rank 2 on calliope, processors 4-7 (node 1)"; "processor 3 (core 1, node 0)". Lent; "" for an index outside. */
 TUTTI_API const char *tutti_connectivity_place(const tutti_connectivity *connectivity, int index);
 
 TUTTI_API void tutti_connectivity_release(tutti_connectivity *connectivity);

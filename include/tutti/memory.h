@@ -53,7 +53,7 @@ typedef struct tutti_memory_options {
     int device_index;         /* of a GPU; -1: the current one */
     size_t alignment;         /* of the data: a power of two up to 2 MiB; 0: 128 */
     size_t signal_pad_bytes;  /* a multiple of 4; 0: the world's (tutti_memory_signal_pad_bytes) */
-    tutti_group *group;       /* default group of a later rendezvous; NULL: none. Lent: it must outlive the block. */
+    tutti_group *group;       /* default group of a later rendezvous, kept by the block; NULL: none */
     bool persistent;          /* the block belongs to `persistent_id`: see below */
     uint64_t persistent_id;
     int huge_pages;           /* 1: ask for them, 0: do not, -1: when they help */

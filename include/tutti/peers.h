@@ -9,9 +9,9 @@
  * - tutti_peers_put and tutti_peers_get are plain copies that are complete when they return. A put is not a message: the
  *   peer learns of it by a signal.
  * - tutti_peers_signal releases: everything that this thread wrote before, by stores or puts, into any block or ordinary memory, is
- *   visible to the thread whose tutti_peers_wait_signal (or tutti_peers_test_signal that says yes) takes that signal. Taking acquires.
- *   Taking also tells the signaller that its mailbox is free: what the receiver read before taking... is read before a
- *   second signal of that (sender, channel) can be sent.
+ *   visible to the thread whose tutti_peers_wait_signal (or tutti_peers_test_signal that says yes) takes that signal: taking acquires.
+ * - Taking releases too, and the sender's next signal on that channel acquires: what the receiver read or wrote before it took a
+ *   signal happened before the sender's next signal returns. The mailbox alone makes a double buffer safe.
  * - tutti_peers_barrier does both with every member: what any member wrote before its barrier is visible to every member after theirs.
  * - Order is cumulative: what rank A wrote before signalling B, and B took before signalling C, is visible to C.
  * - The signal pad is the user's alone. The library never touches it after it was zeroed, and its own signals lie elsewhere.
@@ -43,7 +43,6 @@ extern "C" {
 TUTTI_API int tutti_peers_rank(const tutti_peers *peers); /* this rank's, in the group of the rendezvous */
 TUTTI_API int tutti_peers_size(const tutti_peers *peers);
 TUTTI_API tutti_group *tutti_peers_group(const tutti_peers *peers);   /* lent */
-TUTTI_API tutti_memory *tutti_peers_memory(const tutti_peers *peers); /* this rank's block; lent */
 TUTTI_API size_t tutti_peers_bytes(const tutti_peers *peers);         /* of the data, the same on all members */
 TUTTI_API size_t tutti_peers_pad_bytes(const tutti_peers *peers);     /* of the signal pad, the same on all members */
 TUTTI_API int tutti_peers_channels(const tutti_peers *peers);         /* pad bytes / (4 * size), at least 1 */

@@ -13,9 +13,10 @@
  *     probe      once per process and backend: is there a device?
  *     open       once per world, on first need; close ends it
  *     allocate   a block; the signal area of a (block, group) is one too. free ends it
- *     export     what the other members need in order to map a block: bytes, and a descriptor (or, in shm, a piece)
- *                … the memory layer exchanges these and compares sizes …
- *     import     maps all members' blocks at once, given what each exported. unmap ends it
+ *     export_block   what the other members need in order to map a block: bytes, and a descriptor (or, in shm, a piece)
+ *                    … the memory layer exchanges these and compares sizes …
+ *     import_blocks  maps all members' blocks at once, given what each exported. unmap ends it
+ *     attach, detach around the life of a (block, group); between them
  *     signal, wait_signal, test_signal, barrier, copy, set32, write32      on what was mapped
  *     collectives   a table of its own for the collective layer, or NULL
  *
@@ -109,7 +110,7 @@ typedef struct tu_backend_peers {
     int device_index;
     const tu_backend_map *blocks;
     const tu_backend_map *areas; /* signal areas: area_bytes of each member, zeroed before anybody can see it */
-    void *local;                 /* area_bytes of ordinary memory of this rank, zeroed, 128-byte aligned: for what no peer needs to see */
+    void *local;                 /* the backend's own: attach makes it, detach ends it */
 } tu_backend_peers;
 
 typedef struct tu_backend_call {
@@ -130,21 +131,27 @@ typedef struct tu_backend {
     tutti_status (*allocate)(void *state, const tu_backend_request *request, tu_backend_block *block);
     void (*free)(void *state, tu_backend_block *block);
 
-    tutti_status (*export)(void *state, const tu_backend_block *block, tu_backend_ticket *ticket);
-    void (*unexport)(void *state, const tu_backend_block *block, tu_backend_ticket *ticket);
+    tutti_status (*export_block)(void *state, const tu_backend_block *block, tu_backend_ticket *ticket);
+    void (*unexport_block)(void *state, const tu_backend_block *block, tu_backend_ticket *ticket);
     /* Takes over the descriptors and mappings of all tickets, also when it fails. */
-    tutti_status (*import)(void *state, tutti_group *group, const tu_backend_block *own, int rank, int count,
-                           tu_backend_ticket *tickets, tu_backend_map *map);
+    tutti_status (*import_blocks)(void *state, tutti_group *group, const tu_backend_block *own, int rank, int count,
+                                  tu_backend_ticket *tickets, tu_backend_map *map);
     void (*unmap)(void *state, tu_backend_map *map);
     bool (*has_multicast)(void *state, int device_index);
 
+    /* The signal area of one member; attach and detach frame the use of a (block, group) for signals. reset makes it as new, for a
+     * block that is used again: the caller guarantees that nobody signals meanwhile. */
     size_t (*area_bytes)(int size, int channels);
+    tutti_status (*attach)(tu_backend_peers *peers);
+    void (*detach)(tu_backend_peers *peers);
+    void (*reset)(const tu_backend_peers *peers);
     tutti_status (*signal)(const tu_backend_peers *peers, int to, int channel, const tu_backend_call *call);
     tutti_status (*wait_signal)(const tu_backend_peers *peers, int from, int channel, const tu_backend_call *call);
     tutti_status (*test_signal)(const tu_backend_peers *peers, int from, int channel, bool *arrived);
     tutti_status (*barrier)(const tu_backend_peers *peers, int channel, const tu_backend_call *call);
     /* Between the device's memory, mapped peers' memory and the host's. Ordered before this thread's (stream's) next signal. */
     tutti_status (*copy)(void *state, int device_index, void *to, const void *from, size_t bytes, const tu_backend_call *call);
+    tutti_status (*clear)(void *state, const tu_backend_block *block, size_t offset, size_t bytes); /* to zero, complete on return */
     tutti_status (*set32)(void *state, int device_index, uint32_t *words, uint32_t value, size_t count, const tu_backend_call *call);
     tutti_status (*write32)(void *state, int device_index, uint32_t *word, uint32_t value, const tu_backend_call *call);
 

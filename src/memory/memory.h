@@ -53,7 +53,7 @@ struct tutti_memory {
     size_t pad_offset; /* of the pad from the data */
     size_t alignment;
     tutti_device device;
-    tutti_group *group; /* default for rendezvous; a reference; NULL: none */
+    tutti_group *group; /* default for rendezvous; a reference while there are users; NULL: none */
     tutti_pool *pool;   /* that it came from; NULL: none */
     bool persistent;
     uint64_t persistent_id;
@@ -61,6 +61,7 @@ struct tutti_memory {
     _Atomic uint32_t users;         /* references of the program; at 0 it is no longer in the tables */
     _Atomic uint32_t references;    /* one for all users together, one per peers */
     tutti_peers *first_peers;       /* under tables->lock */
+    tutti_memory *next_idle;        /* in its pool */
 };
 
 struct tutti_peers {

@@ -1,0 +1,561 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The rendezvous: every member of a group maps the blocks of all the others.
+ *
+ * It is three exchanges, each a bounded all-gather:
+ *
+ *     1. what each block is, and the block itself        compared: they must be alike
+ *     2. how 1 went here, and this rank's signal area
+ *     3. how 2 went here
+ *
+ * so that every member knows of every other that it has everything: all return a handle, or none does. A member that runs out of memory or
+ * mappings says so in the next exchange and fails all of them alike, which ends nothing. A block that a pool gave out again starts with
+ * an exchange of serial numbers: when the same blocks meet again, that is all.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "memory/tables.h"
+#include "world/group.h"
+
+#define RECORD_VERSION 1
+
+/* What a member tells about its block in the first exchange. */
+typedef struct block_record {
+    uint32_t version;
+    uint32_t device;
+    uint64_t bytes, pad_bytes, pad_offset, alignment;
+    uint64_t persistent, persistent_id;
+    uint64_t serial;
+    uint64_t index; /* that the new handle will have in the group */
+    char backend[16];
+    int32_t status; /* of exporting the block */
+    char message[256];
+    unsigned char ticket[TU_BACKEND_TICKET_BYTES];
+} block_record;
+
+/* What a member tells in the second and third. */
+typedef struct step_record {
+    int32_t status;
+    char message[256];
+    unsigned char ticket[TU_BACKEND_TICKET_BYTES];
+} step_record;
+
+/* What a member of a pool's block tells first. */
+typedef struct pool_record {
+    uint64_t serial;
+    uint64_t index; /* of the handle that it has; 0: none */
+} pool_record;
+
+/* One rendezvous under way on this rank. */
+typedef struct meeting {
+    tutti_memory *memory;
+    tutti_group *group;
+    tu_memory_group *state;
+    tutti_peers *peers; /* under construction */
+    tu_op_info info;
+    int64_t deadline;
+    bool agreed; /* the failure is the same for all members: it ends nothing */
+    /* One of each per member, made before the first exchange: in between nothing of this rank's own may fail untold. */
+    block_record *blocks;
+    step_record *steps;
+    pool_record *serials;
+    tu_backend_ticket *tickets;
+    tu_mapping **mappings;
+} meeting;
+
+/* ---- handles under construction ---- */
+
+static int channels_of(const tutti_memory *memory, int size) {
+    size_t channels = memory->pad_bytes / (4 * (size_t)size);
+    return channels == 0 ? 1 : channels > INT32_MAX ? INT32_MAX : (int)channels;
+}
+
+static tutti_status make_peers(const meeting *meeting, tutti_peers **result) {
+    tutti_memory *memory = meeting->memory;
+    tutti_group *group = meeting->group;
+    tutti_peers *peers = calloc(1, sizeof *peers);
+    if (peers == NULL)
+        return tu_error_memory("a peers handle", sizeof *peers);
+    peers->serials = calloc((size_t)group->size, sizeof *peers->serials);
+    if (peers->serials == NULL) {
+        free(peers);
+        return tu_error_memory("a peers handle", (size_t)group->size * sizeof *peers->serials);
+    }
+    peers->memory = memory;
+    peers->group = group;
+    peers->group_state = meeting->state;
+    peers->index = meeting->state->last_index + 1;
+    peers->proven = true;
+    peers->backend = (tu_backend_peers){
+        .group = group,
+        .state = memory->backend_state,
+        .rank = group->rank,
+        .size = group->size,
+        .channels = channels_of(memory, group->size),
+        .device_index = memory->block.device_index,
+        .blocks = &peers->blocks,
+        .areas = &peers->areas,
+    };
+    *result = peers;
+    return TUTTI_OK;
+}
+
+/* Ends a handle that never became one: whatever it has so far. */
+static void unmake_peers(tutti_peers *peers) {
+    tutti_memory *memory = peers->memory;
+    if (peers->backend.local != NULL)
+        memory->backend->detach(&peers->backend);
+    if (peers->areas.addresses != NULL)
+        memory->backend->unmap(memory->backend_state, &peers->areas);
+    if (peers->area.address != NULL)
+        memory->backend->free(memory->backend_state, &peers->area);
+    if (peers->blocks.addresses != NULL)
+        memory->backend->unmap(memory->backend_state, &peers->blocks);
+    free(peers->serials);
+    free(peers);
+}
+
+/* ---- agreeing ---- */
+
+static void note_status(int32_t *status, char message[256], tutti_status own) {
+    *status = (int32_t)own;
+    if (own != TUTTI_OK)
+        snprintf(message, 256, "%.255s", tutti_error_message());
+}
+
+/* Compares what the members tell of their own progress. The first that failed fails all, each with that status; its own words for the one,
+ * its name for the others. */
+static tutti_status agree(meeting *meeting, const char *doing, const void *statuses, size_t stride, size_t message_offset,
+                          tutti_status own) {
+    const char *base = statuses;
+    for (int member = 0; member < meeting->group->size; member++) {
+        int32_t status;
+        memcpy(&status, base + (size_t)member * stride, sizeof status);
+        if (status == TUTTI_OK)
+            continue;
+        meeting->agreed = true;
+        if (own != TUTTI_OK)
+            return own; /* its message stands */
+        tu_error((tutti_status)status, "rank %d could not %s: %.255s", member, doing,
+                 base + (size_t)member * stride + message_offset);
+        tu_error_at_fault(member);
+        return tu_error_where(meeting->group->name, "rendezvous", meeting->info.sequence, meeting->group->rank);
+    }
+    return TUTTI_OK;
+}
+
+/* ---- moving tickets ---- */
+
+/* An exchange of records that contain a ticket each, with what the tickets carry besides. */
+static tutti_status exchange(const meeting *meeting, const char *purpose, const void *record, size_t bytes, size_t ticket_offset,
+                             const tu_backend_ticket *ticket, void *records) {
+    tutti_group *group = meeting->group;
+    tutti_status status = tu_group_exchange(group, &meeting->info, purpose, record, bytes, ticket->piece, meeting->deadline, records,
+                                            meeting->mappings);
+    for (int member = 0; status == TUTTI_OK && member < group->size; member++) {
+        meeting->tickets[member] = (tu_backend_ticket){ .fd = -1, .mapping = meeting->mappings[member] };
+        memcpy(meeting->tickets[member].bytes, (char *)records + (size_t)member * bytes + ticket_offset, TU_BACKEND_TICKET_BYTES);
+    }
+    return status;
+}
+
+static void drop_tickets(const meeting *meeting) {
+    for (int member = 0; member < meeting->group->size; member++) {
+        if (meeting->tickets[member].mapping != NULL)
+            tu_mapping_release(meeting->tickets[member].mapping);
+        if (meeting->tickets[member].fd >= 0)
+            close(meeting->tickets[member].fd);
+    }
+}
+
+/* ---- the three steps ---- */
+
+static void describe_block(const meeting *meeting, block_record *record) {
+    const tutti_memory *memory = meeting->memory;
+    *record = (block_record){
+        .version = RECORD_VERSION,
+        .device = (uint32_t)memory->device,
+        .bytes = memory->bytes,
+        .pad_bytes = memory->pad_bytes,
+        .pad_offset = memory->pad_offset,
+        .alignment = memory->alignment,
+        .persistent = memory->persistent,
+        .persistent_id = memory->persistent ? memory->persistent_id : 0,
+        .serial = memory->serial,
+        .index = meeting->peers == NULL ? 0 : meeting->peers->index,
+    };
+    snprintf(record->backend, sizeof record->backend, "%s", memory->backend->name);
+}
+
+/* What of a block must be alike, by name. */
+typedef struct trait {
+    const char *name;
+    size_t offset;
+} trait;
+static const trait traits[] = {
+    { "byte size", offsetof(block_record, bytes) },
+    { "signal pad size", offsetof(block_record, pad_bytes) },
+    { "alignment", offsetof(block_record, alignment) },
+    { "offset of the pad", offsetof(block_record, pad_offset) },
+    { "persistence", offsetof(block_record, persistent) },
+    { "persistent id", offsetof(block_record, persistent_id) },
+    { "number of earlier rendezvous of this group", offsetof(block_record, index) },
+};
+
+static uint64_t trait_of(const block_record *record, const trait *trait) {
+    uint64_t value;
+    memcpy(&value, (const char *)record + trait->offset, sizeof value);
+    return value;
+}
+
+/* "8192 on ranks 1, 3": every member whose value is not that of rank 0. */
+static void list_differing(const block_record *records, int size, const trait *trait) {
+    int listed = 0;
+    for (int member = 1; member < size; member++) {
+        uint64_t value = trait_of(&records[member], trait);
+        if (value == trait_of(&records[0], trait))
+            continue;
+        if (listed++ < 16)
+            tu_error_append("%s%llu on rank %d", listed == 1 ? " " : ", ", (unsigned long long)value, member);
+        tu_error_at_fault(member);
+    }
+    if (listed > 16)
+        tu_error_append(" and %d more", listed - 16);
+}
+
+static tutti_status mismatch(meeting *meeting) {
+    meeting->agreed = true;
+    return tu_error_where(meeting->group->name, "rendezvous", meeting->info.sequence, meeting->group->rank);
+}
+
+static tutti_status compare_blocks(meeting *meeting, const block_record *records) {
+    int size = meeting->group->size;
+    for (int member = 1; member < size; member++) {
+        if (records[member].version != records[0].version) {
+            tu_error(TUTTI_ERROR_PROTOCOL, "rank %d lays blocks out by version %u, rank 0 by version %u: the ranks run different versions of Tutti",
+                     member, records[member].version, records[0].version);
+            tu_error_at_fault(member);
+            return mismatch(meeting);
+        }
+        if (records[member].device != records[0].device || strncmp(records[member].backend, records[0].backend, sizeof records[0].backend) != 0) {
+            tu_error(TUTTI_ERROR_MISMATCH, "the blocks lie on different devices: rank 0's on %s (backend %.15s), rank %d's on %s (backend %.15s)",
+                     tutti_device_name((tutti_device)records[0].device), records[0].backend, member,
+                     tutti_device_name((tutti_device)records[member].device), records[member].backend);
+            tu_error_at_fault(member);
+            return mismatch(meeting);
+        }
+    }
+    for (size_t i = 0; i < sizeof traits / sizeof *traits; i++) {
+        bool differ = false;
+        for (int member = 1; member < size; member++)
+            differ = differ || trait_of(&records[member], &traits[i]) != trait_of(&records[0], &traits[i]);
+        if (!differ)
+            continue;
+        tu_error(TUTTI_ERROR_MISMATCH, "the blocks of a rendezvous must be alike: their %s is %llu on rank 0, but", traits[i].name,
+                 (unsigned long long)trait_of(&records[0], &traits[i]));
+        list_differing(records, size, &traits[i]);
+        return mismatch(meeting);
+    }
+    return TUTTI_OK;
+}
+
+/* 1: blocks. On success all members' blocks are mapped here, or *own says why not. */
+static tutti_status meet_blocks(meeting *meeting, tutti_status *own) {
+    tutti_memory *memory = meeting->memory;
+    block_record record, *records = meeting->blocks;
+    tu_backend_ticket ticket = { .fd = -1 };
+    describe_block(meeting, &record);
+    *own = memory->backend->export_block(memory->backend_state, &memory->block, &ticket);
+    note_status(&record.status, record.message, *own);
+    memcpy(record.ticket, ticket.bytes, sizeof record.ticket);
+    tutti_status status = exchange(meeting, "rendezvous: blocks", &record, sizeof record, offsetof(block_record, ticket), &ticket, records);
+    memory->backend->unexport_block(memory->backend_state, &memory->block, &ticket);
+    if (status != TUTTI_OK)
+        return status;
+    status = compare_blocks(meeting, records);
+    if (status == TUTTI_OK)
+        status = agree(meeting, "offer its block", &records[0].status, sizeof *records,
+                       offsetof(block_record, message) - offsetof(block_record, status), *own);
+    if (status != TUTTI_OK) {
+        drop_tickets(meeting);
+        return status;
+    }
+    for (int member = 0; member < meeting->group->size; member++)
+        meeting->peers->serials[member] = records[member].serial;
+    *own = memory->backend->import_blocks(memory->backend_state, meeting->group, &memory->block, meeting->group->rank,
+                                          meeting->group->size, meeting->tickets, &meeting->peers->blocks);
+    return TUTTI_OK;
+}
+
+/* 2: signal areas, of which each rank makes its own. */
+static tutti_status make_area(meeting *meeting, tu_backend_ticket *ticket) {
+    tutti_memory *memory = meeting->memory;
+    tutti_peers *peers = meeting->peers;
+    tu_backend_request request = {
+        .bytes = memory->backend->area_bytes(peers->backend.size, peers->backend.channels),
+        .alignment = 128,
+        .device_index = memory->block.device_index,
+        .huge_pages = 0,
+        .what = "signals of a block",
+    };
+    tutti_status status = memory->backend->allocate(memory->backend_state, &request, &peers->area);
+    return status != TUTTI_OK ? status : memory->backend->export_block(memory->backend_state, &peers->area, ticket);
+}
+
+static tutti_status meet_areas(meeting *meeting, tutti_status *own) {
+    tutti_memory *memory = meeting->memory;
+    tutti_peers *peers = meeting->peers;
+    step_record record = { 0 }, *records = meeting->steps;
+    tu_backend_ticket ticket = { .fd = -1 };
+    if (*own == TUTTI_OK)
+        *own = make_area(meeting, &ticket);
+    note_status(&record.status, record.message, *own);
+    memcpy(record.ticket, ticket.bytes, sizeof record.ticket);
+    tutti_status status = exchange(meeting, "rendezvous: signals", &record, sizeof record, offsetof(step_record, ticket), &ticket, records);
+    if (peers->area.address != NULL)
+        memory->backend->unexport_block(memory->backend_state, &peers->area, &ticket);
+    if (status != TUTTI_OK)
+        return status;
+    status = agree(meeting, "map the blocks of the others", records, sizeof *records, offsetof(step_record, message), *own);
+    if (status != TUTTI_OK) {
+        drop_tickets(meeting);
+        return status;
+    }
+    *own = memory->backend->import_blocks(memory->backend_state, meeting->group, &peers->area, meeting->group->rank, meeting->group->size,
+                                          meeting->tickets, &peers->areas);
+    if (*own == TUTTI_OK)
+        *own = memory->backend->attach(&peers->backend);
+    return TUTTI_OK;
+}
+
+/* 3: whether everybody has everything. */
+static tutti_status meet_ready(meeting *meeting, tutti_status own) {
+    step_record record = { 0 };
+    note_status(&record.status, record.message, own);
+    tutti_status status = tu_group_exchange(meeting->group, &meeting->info, "rendezvous: ready", &record, sizeof record, NULL,
+                                            meeting->deadline, meeting->steps, NULL);
+    if (status == TUTTI_OK)
+        status = agree(meeting, "map the signals of the others", meeting->steps, sizeof *meeting->steps, offsetof(step_record, message), own);
+    return status;
+}
+
+static tutti_status meet_all(meeting *meeting) {
+    tutti_status own = TUTTI_OK;
+    tutti_status status = make_peers(meeting, &meeting->peers);
+    if (status != TUTTI_OK)
+        return status;
+    status = meet_blocks(meeting, &own);
+    if (status == TUTTI_OK)
+        status = meet_areas(meeting, &own);
+    if (status == TUTTI_OK)
+        status = meet_ready(meeting, own);
+    if (status != TUTTI_OK) {
+        unmake_peers(meeting->peers);
+        meeting->peers = NULL;
+    }
+    return status;
+}
+
+/* ---- caching ---- */
+
+static tutti_peers *cached(const tutti_memory *memory, const tu_memory_group *state) {
+    for (tutti_peers *peers = memory->first_peers; peers != NULL; peers = peers->next_of_memory) {
+        if (peers->group_state == state)
+            return peers;
+    }
+    return NULL;
+}
+
+/* A handle that stands, with one more user; or NULL. */
+static tutti_peers *take_cached(tutti_memory *memory, tu_memory_group *state) {
+    pthread_mutex_lock(&memory->tables->lock);
+    tutti_peers *peers = cached(memory, state);
+    if (peers != NULL && !peers->proven)
+        peers = NULL;
+    if (peers != NULL)
+        tu_peers_use(peers);
+    pthread_mutex_unlock(&memory->tables->lock);
+    return peers;
+}
+
+static tutti_status publish(meeting *meeting) {
+    tutti_peers *peers = meeting->peers;
+    tutti_memory *memory = meeting->memory;
+    tutti_peers *doomed = NULL;
+    peers->buffers = peers->blocks.addresses;
+    pthread_mutex_lock(&memory->tables->lock);
+    tutti_status status = tu_order_insert(&meeting->state->by_index, peers->index, peers);
+    if (status == TUTTI_OK) {
+        tutti_peers *former = cached(memory, meeting->state); /* of a pool's block, with other partners */
+        if (former != NULL)
+            tu_peers_unlink(former, &doomed);
+        atomic_fetch_add_explicit(&memory->references, 1, memory_order_relaxed);
+        peers->next_of_memory = memory->first_peers;
+        memory->first_peers = peers;
+        peers->next_of_group = meeting->state->first_peers;
+        meeting->state->first_peers = peers;
+        peers->cached = true;
+        tu_peers_use(peers);
+        atomic_fetch_add_explicit(&memory->tables->generation, 1, memory_order_release); /* pairs with tu_symmetric_find */
+    }
+    pthread_mutex_unlock(&memory->tables->lock);
+    tu_peers_free(doomed);
+    if (status == TUTTI_OK)
+        meeting->state->last_index = peers->index;
+    else
+        unmake_peers(peers);
+    return status;
+}
+
+/* ---- blocks of a pool ---- */
+
+/* When the same blocks as last time meet again, the old handle is as new after a reset: *result is it, in use. All members come to
+ * the same answer, because they compare the same records with serial numbers that they agreed on. */
+static tutti_status meet_again(meeting *meeting, tutti_peers **result) {
+    tutti_memory *memory = meeting->memory;
+    pthread_mutex_lock(&memory->tables->lock);
+    tutti_peers *peers = cached(memory, meeting->state);
+    if (peers != NULL && peers->users > 0)
+        peers = NULL; /* somebody still uses it for what the block was before */
+    pthread_mutex_unlock(&memory->tables->lock);
+    if (peers != NULL)
+        memory->backend->reset(&peers->backend); /* before the others can know that this rank is here: nobody signals yet */
+    pool_record record = { .serial = memory->serial, .index = peers == NULL ? 0 : peers->index };
+    tutti_status status = tu_group_exchange(meeting->group, &meeting->info, "rendezvous: pool", &record, sizeof record, NULL,
+                                            meeting->deadline, meeting->serials, NULL);
+    if (status != TUTTI_OK || peers == NULL)
+        return status;
+    for (int member = 0; member < meeting->group->size; member++) {
+        if (meeting->serials[member].index != record.index || meeting->serials[member].serial != peers->serials[member])
+            return TUTTI_OK;
+    }
+    pthread_mutex_lock(&memory->tables->lock);
+    peers->proven = true;
+    tu_peers_use(peers);
+    atomic_fetch_add_explicit(&memory->tables->generation, 1, memory_order_release); /* pairs with tu_symmetric_find */
+    pthread_mutex_unlock(&memory->tables->lock);
+    *result = peers;
+    return TUTTI_OK;
+}
+
+/* ---- the call ---- */
+
+static tutti_status check_hosts(const tutti_memory *memory, const tutti_group *group) {
+    if (group->local || memory->device != TUTTI_CPU || group->world->fake)
+        return TUTTI_OK;
+    for (int member = 0; member < group->size; member++) {
+        if (group->job_ranks[member] >= 0)
+            continue;
+        tu_error(TUTTI_ERROR_UNSUPPORTED,
+                 "rank %d of group %s is on host %s: backend %s maps memory between ranks of one host only. Make a group per host "
+                 "(tutti_group_split), or use collectives, which cross hosts",
+                 member, group->name, tu_job_host(group->world->job, group->ranks[member]), memory->backend->name);
+        tu_error_at_fault(member);
+        return TUTTI_ERROR_UNSUPPORTED;
+    }
+    return TUTTI_OK;
+}
+
+static bool try_lock(void *lock) {
+    return pthread_mutex_trylock(lock) == 0;
+}
+
+/* One rendezvous at a time on a group: another thread's may take until its own deadline. */
+static tutti_status lock_meeting(const meeting *meeting) {
+    if (try_lock(&meeting->state->meeting))
+        return TUTTI_OK;
+    tu_wait wait = { .deadline = meeting->deadline, .interrupt = &meeting->group->world->interrupt };
+    tutti_status status = tu_wait_until(&wait, try_lock, &meeting->state->meeting);
+    if (status == TUTTI_OK)
+        return TUTTI_OK;
+    return tu_error(status, "this rank is in another rendezvous on group %s, in another thread", meeting->group->name);
+}
+
+static tutti_status meet(meeting *meeting, tutti_peers **peers) {
+    tutti_status status = TUTTI_OK;
+    *peers = NULL;
+    if (meeting->memory->pool != NULL)
+        status = meet_again(meeting, peers);
+    if (status != TUTTI_OK || *peers != NULL)
+        return status;
+    status = meet_all(meeting);
+    if (status == TUTTI_OK)
+        status = publish(meeting);
+    if (status == TUTTI_OK)
+        *peers = meeting->peers;
+    return status;
+}
+
+static tutti_status make_room(meeting *meeting) {
+    size_t size = (size_t)meeting->group->size;
+    meeting->blocks = calloc(size, sizeof *meeting->blocks);
+    meeting->steps = calloc(size, sizeof *meeting->steps);
+    meeting->serials = calloc(size, sizeof *meeting->serials);
+    meeting->tickets = calloc(size, sizeof *meeting->tickets);
+    meeting->mappings = calloc(size, sizeof *meeting->mappings);
+    if (meeting->blocks == NULL || meeting->steps == NULL || meeting->serials == NULL || meeting->tickets == NULL || meeting->mappings == NULL)
+        return tu_error_memory("a rendezvous", size * (sizeof *meeting->blocks + sizeof *meeting->steps + sizeof *meeting->tickets));
+    return TUTTI_OK;
+}
+
+static void free_room(meeting *meeting) {
+    free(meeting->blocks);
+    free(meeting->steps);
+    free(meeting->serials);
+    free(meeting->tickets);
+    free(meeting->mappings);
+}
+
+static tutti_status rendezvous(tutti_memory *memory, tutti_group *group, tu_memory_group *state, tutti_peers **peers) {
+    meeting meeting = { .memory = memory, .group = group, .state = state };
+    meeting.info = (tu_op_info){ .operation = TU_OP_RENDEZVOUS, .count = memory->bytes, .root = -1 };
+    uint64_t ticket;
+    tutti_status status = tu_group_enter(group, 0, &meeting.info, &meeting.deadline, &ticket);
+    if (status != TUTTI_OK)
+        return status;
+    status = lock_meeting(&meeting);
+    if (status == TUTTI_OK) {
+        status = make_room(&meeting);
+        if (status == TUTTI_OK)
+            status = meet(&meeting, peers);
+        free_room(&meeting);
+        pthread_mutex_unlock(&state->meeting);
+    }
+    if (meeting.agreed)
+        return tu_group_leave_agreement(group, ticket, status);
+    return tu_group_leave(group, &meeting.info, ticket, status);
+}
+
+tutti_status tutti_memory_rendezvous(tutti_memory *memory, tutti_group *group, tutti_peers **peers) {
+    if (memory == NULL || peers == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_memory_rendezvous needs a block and a place for its result");
+    if (group == NULL)
+        group = memory->group;
+    if (group == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "a rendezvous needs a group (group_name): none was given, neither at allocation nor at rendezvous");
+    tutti_status status = tu_world_check(memory->world);
+    if (status != TUTTI_OK)
+        return status;
+    if (tutti_group_world(group) != memory->world)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "group %s belongs to another world than the block", tutti_group_name(group));
+    if (tu_group_ended(group))
+        return tu_group_cause(group);
+    tu_memory_group *state;
+    status = check_hosts(memory, group);
+    if (status == TUTTI_OK)
+        status = tu_memory_group_get(group, &state);
+    if (status != TUTTI_OK)
+        return status;
+    tutti_peers *found = take_cached(memory, state);
+    if (found == NULL)
+        status = rendezvous(memory, group, state, &found);
+    if (status == TUTTI_OK)
+        *peers = found;
+    return status;
+}
