@@ -265,6 +265,8 @@ tutti_status tutti_connectivity_ranks(tutti_group *group, tutti_connectivity **r
     int64_t deadline;
     uint64_t ticket;
     tutti_status status = tu_group_enter(group, 0, &info, &deadline, &ticket);
+    if (status == TU_FAULT_SKIP)
+        return tu_error(TUTTI_ERROR_FAULT, "an injected fault made this rank skip an agreement of group %s", group->name);
     if (status != TUTTI_OK)
         return status;
     hwloc_topology_t topology;

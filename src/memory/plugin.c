@@ -60,7 +60,9 @@ static int64_t host_timeout(tutti_group *group, int64_t call_timeout_ns) {
 static tutti_status host_exchange(tutti_group *group, const char *purpose, const void *payload, size_t bytes, int fd, int64_t deadline,
                                   void *payloads, int *fds) {
     tu_op_info info = { .operation = TU_OP_RENDEZVOUS, .root = -1, .group_key = group->key };
-    return tu_group_exchange_fd(group, &info, purpose, payload, bytes, NULL, fd, deadline, payloads, NULL, fds);
+    if (fd >= 0 || fds != NULL)
+        return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: exchanges carry no descriptors", purpose);
+    return tu_group_exchange(group, &info, purpose, payload, bytes, NULL, deadline, payloads, NULL);
 }
 
 const tu_backend_host tu_backend_host_table = {

@@ -113,7 +113,7 @@ tutti_status tutti_pool_alloc(tutti_pool *pool, size_t bytes, tutti_memory **mem
     if (pool == NULL || memory == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_pool_alloc needs a pool and a place for its result");
     tutti_memory *made = NULL;
-    size_class *class;
+    size_class *class = NULL;
     tutti_status status = tu_world_check(pool->world);
     if (status != TUTTI_OK)
         return status;

@@ -517,6 +517,9 @@ static tutti_status rendezvous(tutti_memory *memory, tutti_group *group, tu_memo
     meeting.info = (tu_op_info){ .operation = TU_OP_RENDEZVOUS, .count = memory->bytes, .root = -1 };
     uint64_t ticket;
     tutti_status status = tu_group_enter(group, 0, &meeting.info, &meeting.deadline, &ticket);
+    if (status == TU_FAULT_SKIP) /* there is no handle to return */
+        return tu_error(TUTTI_ERROR_FAULT, "an injected fault made this rank skip rendezvous %llu of group %s",
+                        (unsigned long long)meeting.info.sequence, group->name);
     if (status != TUTTI_OK)
         return status;
     status = lock_meeting(&meeting);
@@ -535,6 +538,8 @@ static tutti_status rendezvous(tutti_memory *memory, tutti_group *group, tu_memo
 tutti_status tutti_memory_rendezvous(tutti_memory *memory, tutti_group *group, tutti_peers **peers) {
     if (memory == NULL || peers == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_memory_rendezvous needs a block and a place for its result");
+    if (group == TUTTI_NON_GROUP_MEMBER)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "this rank is no member of the group (TUTTI_NON_GROUP_MEMBER): only members meet");
     if (group == NULL)
         group = memory->group;
     if (group == NULL)

@@ -220,7 +220,7 @@ tutti_status tu_shm_signal(const tu_backend_peers *peers, int to, int channel, c
     slow_wait state = { .peers = peers, .other = to, .channel = channel };
     tutti_status status = meet_faults(peers, TU_OP_PEERS_SIGNAL);
     if (status != TUTTI_OK || try_quickly(peers, try_send, &state))
-        return status;
+        return tu_not_entered(status);
     return wait_slowly(&state, TU_OP_PEERS_SIGNAL, call, try_send, missing_other);
 }
 
@@ -228,7 +228,7 @@ tutti_status tu_shm_wait_signal(const tu_backend_peers *peers, int from, int cha
     slow_wait state = { .peers = peers, .other = from, .channel = channel };
     tutti_status status = meet_faults(peers, TU_OP_PEERS_WAIT_SIGNAL);
     if (status != TUTTI_OK || try_quickly(peers, try_take, &state))
-        return status;
+        return tu_not_entered(status);
     return wait_slowly(&state, TU_OP_PEERS_WAIT_SIGNAL, call, try_take, missing_other);
 }
 
@@ -283,7 +283,7 @@ static void resume_later(const tu_backend_peers *peers, int channel) {
 tutti_status tu_shm_barrier(const tu_backend_peers *peers, int channel, const tu_backend_call *call) {
     tutti_status status = meet_faults(peers, TU_OP_PEERS_BARRIER);
     if (status != TUTTI_OK)
-        return status;
+        return tu_not_entered(status);
     slow_wait state = { .peers = peers, .other = -1, .channel = channel };
     state.epoch = announce(peers, channel);
     for (int member = 0; member < peers->size; member++) {
