@@ -516,7 +516,10 @@ static const char *tag_word(uint8_t operation) {
 }
 
 void tu_record_text(const tu_recorder *recorder, const tu_record_view *view, char *text, size_t bytes) {
-    const tu_op_info *info = &view->info;
+    tu_op_info_text(&view->info, tu_recorder_group_name(recorder, view->info.group_index), text, bytes);
+}
+
+void tu_op_info_text(const tu_op_info *info, const char *group_name, char *text, size_t bytes) {
     char parts[160] = "";
     size_t used = 0;
 #define PART(...)                                                                                                      \
@@ -539,6 +542,6 @@ void tu_record_text(const tu_recorder *recorder, const tu_record_view *view, cha
         PART("%s%s %d", used > 0 ? ", " : "", tag_word(info->operation), info->tag);
 #undef PART
     snprintf(text, bytes, "%s %llu of group %s%s%s%s", tu_operation_name((tu_operation)info->operation),
-             (unsigned long long)info->sequence, tu_recorder_group_name(recorder, info->group_index),
+             (unsigned long long)info->sequence, group_name,
              used > 0 ? " (" : "", parts, used > 0 ? ")" : "");
 }

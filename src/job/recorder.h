@@ -124,6 +124,7 @@ void tu_recorder_counters(const tu_recorder *recorder, tu_operation operation, t
 
 /* "all_reduce 17 of group 0 (f32 sum, 4096 elements)": for messages. */
 void tu_record_text(const tu_recorder *recorder, const tu_record_view *view, char *text, size_t bytes);
+void tu_op_info_text(const tu_op_info *info, const char *group_name, char *text, size_t bytes);
 
 /* For the job: how much room a recorder takes, and preparing it. */
 size_t tu_recorder_bytes(void);

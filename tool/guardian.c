@@ -1,0 +1,489 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The guardian of `tutti run`: starts the ranks, sees every end, and lets nothing outlive the job.
+ *
+ * It never writes to the user: the launcher may be held up by a full pipe, and then the guardian must go on. It tells what
+ * happened through memory that both share.
+ *
+ * Who failed first? Ranks learn of a death in a fraction of a millisecond and may end before the kernel has torn down the
+ * dead one's memory, so the first to be reaped need not be the first to fail. While a rank that has not been reaped is on its way out, the
+ * decision waits (at most DECIDE_NS); then a rank whose recorder says that it only suffered another's death counts
+ * last, one that was killed by a signal counts before one that exited, and the order of ends decides the rest.
+ */
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "job/dump.h"
+#include "job/inspect.h"
+#include "job/recorder.h"
+#include "run.h"
+
+#define DECIDE_NS (1 * TU_SECOND)
+#define LOOK_AGAIN_NS (5 * TU_MILLISECOND)
+#define PUBLISH_LATER_NS (5 * TU_MILLISECOND)
+#define FIND_NS (200 * TU_MILLISECOND) /* how often new worlds are looked for, when recorders may have to be written */
+#define TWICE_NS (1 * TU_SECOND) /* the same signal twice within this kills */
+#define NEVER INT64_MAX
+
+typedef struct guardian {
+    const run_plan *plan;
+    run_state *state;
+    int ranks;
+    int running;
+    uint32_t ends;
+    int launcher;           /* socket */
+    int children;           /* signalfd of SIGCHLD */
+    tu_job_list jobs;       /* of the ranks, mapped for publishing */
+    bool *unpublished;      /* [rank]: ended, and its status is in no slot yet */
+    int64_t publish_at, decide_by, look_at, terminate_at, kill_at, find_at;
+    int last_signal;
+    int64_t last_signal_at;
+} guardian;
+
+/* ---- starting ---- */
+
+typedef struct start {
+    const run_plan *plan;
+    int rank;
+    int secret;
+    pid_t guardian;
+    int error; /* written by the child: it shares our memory until it has called exec */
+} start;
+
+/* A script without "#!" is run by the shell, as execvp does. */
+static void exec_as_script(const run_plan *plan) {
+    size_t count = 0;
+    while (plan->options->program[count] != NULL)
+        count++;
+    char *arguments[count + 2];
+    arguments[0] = (char *)"sh";
+    arguments[1] = (char *)plan->path;
+    for (size_t i = 1; i <= count; i++)
+        arguments[i + 1] = plan->options->program[i];
+    execve("/bin/sh", arguments, plan->environment);
+}
+
+/* Runs in the child, on a stack of its own, in the guardian's memory, while the guardian waits. */
+static int start_child(void *argument) {
+    start *s = argument;
+    const run_plan *plan = s->plan;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != s->guardian)
+        _exit(127);
+    setpgid(0, 0); /* so that a signal reaches the rank and what it started, once */
+    if (dup2(s->rank == 0 ? plan->input : open("/dev/null", O_RDONLY | O_CLOEXEC), 0) < 0 || dup2(plan->pipes[2 * s->rank][1], 1) < 0 ||
+        dup2(plan->pipes[2 * s->rank + 1][1], 2) < 0 || (s->secret >= 0 && dup2(s->secret, RUN_SECRET_FD) < 0))
+        goto failed;
+    if (plan->bindings != NULL &&
+        sched_setaffinity(0, sizeof plan->bindings->cpus, (const cpu_set_t *)plan->bindings[s->rank].cpus) != 0)
+        goto failed;
+    sigprocmask(SIG_SETMASK, plan->signals, NULL);
+    execve(plan->path, plan->options->program, plan->environment);
+    if (errno == ENOEXEC)
+        exec_as_script(plan);
+failed:
+    s->error = errno;
+    _exit(127);
+}
+
+/* An own description of the secret, so that every rank reads it from its beginning. */
+static int open_secret(const run_plan *plan) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", plan->secret);
+    return plan->secret < 0 ? -1 : open(path, O_RDONLY | O_CLOEXEC);
+}
+
+/* Returns the pid, or -1 with errno. The child borrows our memory until exec, which is quicker than copying it. */
+static pid_t start_rank(const run_plan *plan, int rank) {
+    static const char *const names[4] = { "RANK", "LOCAL_RANK", "TUTTI_RANK", "TUTTI_LOCAL_RANK" };
+    static _Alignas(16) char stack[256 << 10];
+    for (int i = 0; i < 4; i++)
+        sprintf(plan->rank_variables[i], "%s=%d", names[i], rank);
+    start s = { plan, rank, open_secret(plan), getpid(), 0 };
+    if (plan->secret >= 0 && s.secret < 0)
+        return -1;
+    pid_t pid = clone(start_child, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, &s);
+    int error = pid < 0 ? errno : s.error;
+    if (s.secret >= 0)
+        close(s.secret);
+    if (pid > 0 && error != 0)
+        waitpid(pid, NULL, 0);
+    errno = error;
+    return error != 0 ? -1 : pid;
+}
+
+static void wake_launcher(const guardian *g) {
+    (void)send(g->launcher, "!", 1, MSG_DONTWAIT | MSG_NOSIGNAL); /* full: it has been woken already */
+}
+
+static bool start_all(guardian *g) {
+    for (int rank = 0; rank < g->ranks; rank++) {
+        pid_t pid = start_rank(g->plan, rank);
+        if (pid < 0) {
+            atomic_store_explicit(&g->state->start_rank, rank, memory_order_relaxed);
+            atomic_store_explicit(&g->state->start_error, errno, memory_order_release);
+            return false;
+        }
+        atomic_store_explicit(&g->state->ranks[rank].pid, pid, memory_order_release);
+        g->running++;
+    }
+    return true;
+}
+
+/* ---- looking at ranks ---- */
+
+static int pid_of(const guardian *g, int rank) {
+    return atomic_load_explicit(&g->state->ranks[rank].pid, memory_order_relaxed);
+}
+
+static bool ended(const guardian *g, int rank) {
+    return atomic_load_explicit(&g->state->ranks[rank].ended, memory_order_relaxed) != 0;
+}
+
+static bool failed(const guardian *g, int rank) {
+    return ended(g, rank) && atomic_load_explicit(&g->state->ranks[rank].wait_status, memory_order_relaxed) != 0;
+}
+
+/* The recorder says that this rank's last operation failed because of somebody else. */
+static bool suffered(const guardian *g, int rank) {
+    for (size_t i = 0; i < g->jobs.count; i++) {
+        const tu_page *page = g->jobs.jobs[i].page;
+        for (int slot = 0; slot < page->size; slot++) {
+            tu_record_view view;
+            if (tu_page_slot(page, slot)->pid == pid_of(g, rank) && tu_recorder_entry(tu_page_recorder(page, slot), 0, &view) &&
+                !view.running &&
+                (view.status == TUTTI_ERROR_DEAD || view.status == TUTTI_ERROR_GONE || view.status == TUTTI_ERROR_ABORTED))
+                return true;
+        }
+    }
+    return false;
+}
+
+static bool anybody_leaving(const guardian *g) {
+    for (int rank = 0; rank < g->ranks; rank++) {
+        tu_process_view view;
+        if (!ended(g, rank) && tu_process_look(pid_of(g, rank), &view) && view.exiting)
+            return true;
+    }
+    return false;
+}
+
+/* Smaller is earlier; see the top of this file. */
+static uint64_t blame(const guardian *g, int rank) {
+    bool killed = WIFSIGNALED(atomic_load_explicit(&g->state->ranks[rank].wait_status, memory_order_relaxed));
+    uint32_t order = atomic_load_explicit(&g->state->ranks[rank].ended, memory_order_relaxed);
+    return (uint64_t)suffered(g, rank) << 41 | (uint64_t)!killed << 40 | order;
+}
+
+static void decide_first(guardian *g) {
+    int first = -1;
+    for (int rank = 0; rank < g->ranks; rank++)
+        if (failed(g, rank) && (first < 0 || blame(g, rank) < blame(g, first)))
+            first = rank;
+    g->decide_by = g->look_at = NEVER;
+    atomic_store_explicit(&g->state->first_failure, (uint32_t)first + 1, memory_order_release);
+    wake_launcher(g);
+}
+
+/* ---- publishing ---- */
+
+/* Finds the jobs that the ranks are in now. */
+static void find_jobs(guardian *g) {
+    for (int rank = 0; rank < g->ranks; rank++)
+        if (!ended(g, rank))
+            (void)!tu_inspect_process(&g->jobs, pid_of(g, rank), true);
+}
+
+static void publish(guardian *g) {
+    g->publish_at = NEVER;
+    if (g->running > 0)
+        find_jobs(g);
+    for (int rank = 0; rank < g->ranks; rank++) {
+        if (!g->unpublished[rank])
+            continue;
+        g->unpublished[rank] = false;
+        tu_inspect_publish(&g->jobs, pid_of(g, rank),
+                           atomic_load_explicit(&g->state->ranks[rank].wait_status, memory_order_relaxed));
+    }
+}
+
+/* All that the ranks of this job did, for `tutti trace`. The segments are mapped, so it does not matter who is dead. */
+static void write_recorders(guardian *g) {
+    uint32_t written = 0;
+    for (size_t i = 0; i < g->jobs.count; i++)
+        for (int rank = 0; rank < g->jobs.jobs[i].page->size; rank++)
+            written += tu_dump_file(g->jobs.jobs[i].page, rank, g->plan->options->log_dir) == TUTTI_OK;
+    atomic_store_explicit(&g->state->recorders, written, memory_order_relaxed);
+}
+
+/* ---- ends ---- */
+
+static int rank_of(const guardian *g, pid_t pid) {
+    for (int rank = 0; rank < g->ranks; rank++)
+        if (pid_of(g, rank) == pid && !ended(g, rank))
+            return rank;
+    return -1; /* an orphan that came to us */
+}
+
+static void note_end(guardian *g, int rank, int wait_status, int64_t now) {
+    run_rank *r = &g->state->ranks[rank];
+    atomic_store_explicit(&r->wait_status, wait_status, memory_order_relaxed);
+    atomic_store_explicit(&r->ended, ++g->ends, memory_order_release);
+    g->running--;
+    g->unpublished[rank] = true;
+    if (wait_status == 0) { /* most such ranks closed their world, so the others are not in a hurry */
+        if (g->publish_at == NEVER)
+            g->publish_at = now + PUBLISH_LATER_NS;
+        return;
+    }
+    publish(g);
+    if (atomic_load_explicit(&g->state->first_failure, memory_order_relaxed) != 0) {
+        wake_launcher(g);
+        return;
+    }
+    if (g->decide_by == NEVER)
+        g->decide_by = now + DECIDE_NS;
+    if (!g->plan->options->survive && g->terminate_at == NEVER)
+        g->terminate_at = tu_deadline(g->plan->options->grace_ns);
+    g->look_at = now;
+}
+
+static void reap(guardian *g) {
+    struct signalfd_siginfo drained[16];
+    while (read(g->children, drained, sizeof drained) > 0)
+        continue;
+    int wait_status;
+    pid_t pid;
+    int64_t now = tu_clock_now();
+    while ((pid = waitpid(-1, &wait_status, WNOHANG)) > 0) {
+        int rank = rank_of(g, pid);
+        if (rank >= 0)
+            note_end(g, rank, wait_status, now);
+    }
+}
+
+/* ---- signals ---- */
+
+static void signal_rank(const guardian *g, int rank, int signal_number) {
+    pid_t pid = pid_of(g, rank);
+    if (kill(-pid, signal_number) != 0) /* it may have moved to another process group */
+        kill(pid, signal_number);
+}
+
+static void signal_all(guardian *g, int signal_number) {
+    for (int rank = 0; rank < g->ranks; rank++)
+        if (!ended(g, rank))
+            signal_rank(g, rank, signal_number);
+}
+
+static void stop_all(guardian *g, int signal_number) {
+    for (int rank = 0; rank < g->ranks; rank++) {
+        if (ended(g, rank))
+            continue;
+        atomic_store_explicit(&g->state->ranks[rank].stopped, (uint32_t)signal_number, memory_order_relaxed);
+        signal_rank(g, rank, signal_number);
+        signal_rank(g, rank, SIGCONT); /* a stopped rank would not see it */
+    }
+    atomic_store_explicit(&g->state->stopping, 1, memory_order_release);
+    wake_launcher(g);
+}
+
+_Noreturn static void lost_launcher(void) {
+    kill_descendants();
+    _exit(1);
+}
+
+static void forward(guardian *g) {
+    int signal_number;
+    ssize_t count = recv(g->launcher, &signal_number, sizeof signal_number, MSG_DONTWAIT);
+    if (count == 0 || (count < 0 && errno == ECONNRESET))
+        lost_launcher();
+    if (count != sizeof signal_number)
+        return;
+    int64_t now = tu_clock_now();
+    bool ends = signal_number == SIGINT || signal_number == SIGTERM || signal_number == SIGQUIT || signal_number == SIGHUP;
+    if (ends && signal_number == g->last_signal && now - g->last_signal_at < TWICE_NS) {
+        stop_all(g, SIGKILL);
+        return;
+    }
+    g->last_signal = signal_number;
+    g->last_signal_at = now;
+    signal_all(g, signal_number);
+}
+
+/* ---- descendants ---- */
+
+/* Kills the direct children of one thread; returns how many. */
+static int kill_children_of(int thread) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/task/%d/children", thread);
+    FILE *file = fopen(path, "re");
+    if (file == NULL)
+        return 0;
+    int count = 0, pid;
+    while (fscanf(file, "%d", &pid) == 1) {
+        kill(pid, SIGKILL);
+        count++;
+    }
+    fclose(file);
+    return count;
+}
+
+/* For kernels without the list of children: all processes whose parent we are. */
+static int kill_children_by_parent(void) {
+    DIR *folder = opendir("/proc");
+    struct dirent *entry;
+    int count = 0;
+    while (folder != NULL && (entry = readdir(folder)) != NULL) {
+        tu_process_view view;
+        if (!isdigit((unsigned char)entry->d_name[0]) || !tu_process_look(atoi(entry->d_name), &view) ||
+            view.parent != getpid() || view.state == 'Z')
+            continue;
+        kill(atoi(entry->d_name), SIGKILL);
+        count++;
+    }
+    if (folder != NULL)
+        closedir(folder);
+    return count;
+}
+
+static void kill_children(void) {
+    DIR *folder = opendir("/proc/self/task");
+    struct dirent *entry;
+    int count = 0;
+    while (folder != NULL && (entry = readdir(folder)) != NULL)
+        if (isdigit((unsigned char)entry->d_name[0]))
+            count += kill_children_of(atoi(entry->d_name));
+    if (folder != NULL)
+        closedir(folder);
+    if (count == 0)
+        kill_children_by_parent();
+}
+
+int kill_descendants(void) {
+    int reaped = 0;
+    int64_t deadline = tu_deadline(10 * TU_SECOND); /* one that the kernel cannot end stays behind */
+    while (tu_deadline_left(deadline) > 0) {
+        pid_t pid = waitpid(-1, NULL, WNOHANG);
+        if (pid < 0)
+            return reaped; /* no child is left; their children would have become ours */
+        if (pid > 0) {
+            reaped++;
+            continue;
+        }
+        kill_children();
+        usleep(1000);
+    }
+    return reaped;
+}
+
+/* ---- the loop ---- */
+
+static int64_t earliest(const guardian *g) {
+    int64_t first = g->publish_at;
+    const int64_t others[] = { g->look_at, g->terminate_at, g->kill_at, g->find_at };
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        if (others[i] < first)
+            first = others[i];
+    return first;
+}
+
+static void keep_time(guardian *g) {
+    int64_t now = tu_clock_now();
+    if (now >= g->publish_at)
+        publish(g);
+    if (now >= g->find_at) {
+        find_jobs(g);
+        g->find_at = now + FIND_NS;
+    }
+    if (now >= g->look_at) {
+        if (now >= g->decide_by || !anybody_leaving(g))
+            decide_first(g);
+        else
+            g->look_at = now + LOOK_AGAIN_NS;
+    }
+    if (now >= g->terminate_at) {
+        g->terminate_at = NEVER;
+        g->kill_at = tu_deadline(g->plan->options->grace_ns);
+        stop_all(g, SIGTERM);
+    }
+    if (now >= g->kill_at) {
+        g->kill_at = NEVER;
+        stop_all(g, SIGKILL);
+    }
+}
+
+static void wait_for_something(guardian *g) {
+    struct pollfd polled[2] = { { .fd = g->children, .events = POLLIN }, { .fd = g->launcher, .events = POLLIN } };
+    int64_t at = earliest(g);
+    int64_t left = at == NEVER ? 0 : tu_deadline_left(at);
+    struct timespec timeout = { .tv_sec = left / TU_SECOND, .tv_nsec = left % TU_SECOND };
+    if (ppoll(polled, 2, at == NEVER ? NULL : &timeout, NULL) <= 0)
+        return;
+    if (polled[1].revents != 0)
+        forward(g);
+    if (polled[0].revents != 0)
+        reap(g);
+}
+
+/* Else the ends of pipes would never be seen, and the store would seem to live after its launcher. */
+static void close_what_is_not_ours(const run_plan *plan) {
+    close(plan->store);
+    for (int i = 0; i < 2 * plan->options->ranks; i++) {
+        close(plan->pipes[i][0]);
+        close(plan->pipes[i][1]);
+    }
+    if (plan->input > 2)
+        close(plan->input);
+    if (plan->secret >= 0)
+        close(plan->secret);
+}
+
+_Noreturn void guardian_main(const run_plan *plan, run_state *state, int launcher) {
+    guardian g = { .plan = plan, .state = state, .ranks = plan->options->ranks, .launcher = launcher };
+    g.publish_at = g.decide_by = g.look_at = g.terminate_at = g.kill_at = g.find_at = NEVER;
+    if (plan->options->log_dir != NULL)
+        g.find_at = tu_deadline(FIND_NS / 4);
+    prctl(PR_SET_NAME, "tutti-guardian");
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    setpgid(0, 0); /* the terminal's signals go to the launcher alone */
+    sigset_t child;
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
+    g.children = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
+    g.unpublished = calloc((size_t)g.ranks, sizeof *g.unpublished);
+    if (g.children < 0 || g.unpublished == NULL) {
+        atomic_store_explicit(&state->start_error, errno, memory_order_release);
+        _exit(1);
+    }
+    bool started = start_all(&g);
+    close_what_is_not_ours(plan);
+    if (!started)
+        signal_all(&g, SIGKILL);
+    while (g.running > 0) {
+        wait_for_something(&g);
+        keep_time(&g);
+    }
+    if (g.decide_by != NEVER)
+        decide_first(&g);
+    if (plan->options->log_dir != NULL && atomic_load_explicit(&state->first_failure, memory_order_relaxed) != 0)
+        write_recorders(&g);
+    atomic_store_explicit(&state->left_over, (uint32_t)kill_descendants(), memory_order_relaxed);
+    atomic_store_explicit(&state->done, 1, memory_order_release);
+    wake_launcher(&g);
+    _exit(0);
+}

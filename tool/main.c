@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The tutti command: finds the sub-command and hands over. Also `tutti help` and the little things that sub-commands
+ * share.
+ */
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tool.h"
+
+static const tool_command *const commands[] = { &tool_run };
+#define COMMANDS (sizeof commands / sizeof commands[0])
+
+static const tool_command *find(const char *name) {
+    for (size_t i = 0; i < COMMANDS; i++)
+        if (strcmp(commands[i]->name, name) == 0)
+            return commands[i];
+    return NULL;
+}
+
+static int smaller(int a, int b) {
+    return a < b ? a : b;
+}
+
+/* How many letters must be added, left out, changed or swapped to make one word of the other. Words of up to 31 letters. */
+static int apart(const char *one, const char *other) {
+    int lengths[2] = { (int)strlen(one), (int)strlen(other) };
+    int cost[33][33] = { { 0 } };
+    if (lengths[0] > 31 || lengths[1] > 31)
+        return 99;
+    for (int i = 0; i <= lengths[0]; i++) {
+        for (int j = 0; j <= lengths[1]; j++) {
+            if (i == 0 || j == 0) {
+                cost[i][j] = i + j;
+                continue;
+            }
+            bool same = one[i - 1] == other[j - 1];
+            cost[i][j] = smaller(cost[i - 1][j - 1] + !same, 1 + smaller(cost[i - 1][j], cost[i][j - 1]));
+            if (i > 1 && j > 1 && one[i - 1] == other[j - 2] && one[i - 2] == other[j - 1])
+                cost[i][j] = smaller(cost[i][j], cost[i - 2][j - 2] + 1);
+        }
+    }
+    return cost[lengths[0]][lengths[1]];
+}
+
+static int unknown(const char *name) {
+    const char *nearest = NULL;
+    int best = 3; /* further away is no typing mistake */
+    for (size_t i = 0; i < COMMANDS; i++) {
+        int distance = apart(name, commands[i]->name);
+        if (distance < best) {
+            best = distance;
+            nearest = commands[i]->name;
+        }
+    }
+    if (nearest != NULL)
+        return tool_usage(NULL, "there is no sub-command \"%s\". Did you mean \"%s\"?", name, nearest);
+    return tool_usage(NULL, "there is no sub-command \"%s\"", name);
+}
+
+static int help(const char *name) {
+    if (name != NULL) {
+        const tool_command *command = find(name);
+        if (command == NULL)
+            return unknown(name);
+        fputs(command->help, stdout);
+        return 0;
+    }
+    puts("Usage: tutti COMMAND [OPTION…]\n\n"
+         "Starts, measures and looks into jobs that use Tutti: symmetric memory and collectives for C.\n");
+    for (size_t i = 0; i < COMMANDS; i++)
+        printf("  %-8s %s\n", commands[i]->name, commands[i]->summary);
+    puts("  help     explain a command: tutti help run\n\n"
+         "  --version    print the version\n"
+         "  -h, --help   print this");
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    if (argc < 2) {
+        help(NULL);
+        return TOOL_USAGE;
+    }
+    const char *name = argv[1];
+    if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0) {
+        printf("tutti %s\n", tutti_version());
+        return 0;
+    }
+    if (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
+        return help(argc > 2 ? argv[2] : NULL);
+    const tool_command *command = find(name);
+    if (command == NULL)
+        return unknown(name);
+    return command->main(argc - 1, argv + 1);
+}
+
+int tool_usage(const tool_command *command, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fprintf(stderr, "tutti%s%s: ", command != NULL ? " " : "", command != NULL ? command->name : "");
+    vfprintf(stderr, format, arguments);
+    fprintf(stderr, "\n\"tutti help%s%s\" explains it.\n", command != NULL ? " " : "",
+            command != NULL ? command->name : "");
+    va_end(arguments);
+    return TOOL_USAGE;
+}
+
+int tool_fail(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fputs("tutti: ", stderr);
+    vfprintf(stderr, format, arguments);
+    fputc('\n', stderr);
+    va_end(arguments);
+    return 1;
+}
+
+bool tool_colour(int descriptor) {
+    const char *no_colour = getenv("NO_COLOR"), *terminal = getenv("TERM");
+    return isatty(descriptor) && (no_colour == NULL || *no_colour == '\0') &&
+           (terminal == NULL || strcmp(terminal, "dumb") != 0);
+}
+
+void tool_wait_text(int wait_status, char *text, size_t bytes) {
+    if (WIFSIGNALED(wait_status))
+        snprintf(text, bytes, "was killed by signal %d (%s)%s", WTERMSIG(wait_status), strsignal(WTERMSIG(wait_status)),
+                 WCOREDUMP(wait_status) ? ", core dumped" : "");
+    else
+        snprintf(text, bytes, "exited with status %d", WEXITSTATUS(wait_status));
+}
+
+void tool_rank_list(const bool *chosen, int count, char *text, size_t bytes) {
+    int starts[64], ends[64], runs = 0;
+    bool more = false;
+    for (int i = 0; i < count; i++) {
+        if (!chosen[i])
+            continue;
+        int end = i;
+        while (end + 1 < count && chosen[end + 1])
+            end++;
+        if (end < i + 2) /* two neighbours are two ranks, three are a run */
+            end = i;
+        if (runs == 64) {
+            more = true;
+            break;
+        }
+        starts[runs] = i;
+        ends[runs++] = end;
+        i = end;
+    }
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; i < runs && used < bytes; i++) {
+        const char *between = i == 0 ? "" : i == runs - 1 && !more ? " and " : ", ";
+        int wrote = starts[i] == ends[i] ? snprintf(text + used, bytes - used, "%s%d", between, starts[i])
+                                         : snprintf(text + used, bytes - used, "%s%d-%d", between, starts[i], ends[i]);
+        used += (size_t)wrote;
+    }
+    if (more && used < bytes)
+        snprintf(text + used, bytes - used, " and others");
+}

@@ -1,0 +1,653 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * `tutti run`: starts a program as several ranks on this host, and stays until the last has ended. The parts are in
+ * run.h; this file is the launcher: arguments, environment, store, input, signals, and what the user is told.
+ */
+#include "run.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <poll.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <tutti/store.h>
+
+#include "base/clock.h"
+#include "base/settings.h"
+#include "tool.h"
+
+#define MAX_RANKS 65535
+#define NOT_FOUND 127
+#define NOT_EXECUTABLE 126
+#define SECRET_BYTES 32
+#define WANTED_FILES 65536 /* descriptors per rank, where the hard limit allows it */
+
+static const char help_text[] =
+    "Usage: tutti run [OPTION…] PROGRAM [ARGUMENT…]\n"
+    "\n"
+    "Starts PROGRAM as several ranks on this host and waits for all of them. Their output comes line by line, tagged\n"
+    "with the rank. When a rank fails, it is named first, with its pid and its exit status or signal; the others get a\n"
+    "moment to end by themselves and are then stopped. Whatever happens to this command, nothing it started survives it.\n"
+    "\n"
+    "  -n, --ranks N        how many; default: one per CPU that this command may use\n"
+    "      --bind POLICY    core: an equal share of the cores each; numa: the NUMA nodes of that share; none;\n"
+    "                       default: core, or none when there are more ranks than cores\n"
+    "      --show-binding   print which rank gets which CPUs; without PROGRAM print only that\n"
+    "  -q, --quiet          output as the ranks wrote it, without tags; of Tutti's own only errors\n"
+    "      --log-dir DIR    also write the output to DIR/rank-R.out and rank-R.err; after a failure also the flight\n"
+    "                       recorders, for \"tutti trace\"\n"
+    "      --grace TIME     how long the others may go on after a failure before they get SIGTERM, and again before\n"
+    "                       SIGKILL; seconds, or with a suffix (500ms, 1min); default 2s\n"
+    "      --survive        leave the others running when a rank fails\n"
+    "\n"
+    "Rank 0 gets the standard input. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP and SIGCONT are passed on,\n"
+    "each once; the same one twice within a second kills.\n"
+    "\n"
+    "Ranks find each other through TUTTI_RANK, TUTTI_SIZE, TUTTI_LOCAL_RANK, TUTTI_LOCAL_SIZE, TUTTI_STORE and\n"
+    "TUTTI_SECRET_FD. PyTorch programs find RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT\n"
+    "(a free port, left to PyTorch).\n"
+    "\n"
+    "Exit status: 0 when all ranks ended with 0; that of the first failure, or 128 and its signal; with --survive 0 when any\n"
+    "rank ended with 0; 127 when PROGRAM is not found, 126 when it cannot be executed; 2 for wrong usage.\n";
+
+static int run_main(int argc, char **argv);
+const tool_command tool_run = { "run", "start a program as several ranks", help_text, run_main };
+
+/* ---- arguments ---- */
+
+static int parse_arguments(int argc, char **argv, run_options *options) {
+    static const struct option longs[] = { { "ranks", required_argument, NULL, 'n' },
+                                           { "bind", required_argument, NULL, 'b' },
+                                           { "show-binding", no_argument, NULL, 's' },
+                                           { "quiet", no_argument, NULL, 'q' },
+                                           { "log-dir", required_argument, NULL, 'l' },
+                                           { "grace", required_argument, NULL, 'g' },
+                                           { "survive", no_argument, NULL, 'v' },
+                                           { "help", no_argument, NULL, 'h' },
+                                           { 0 } };
+    int option;
+    int64_t number;
+    opterr = 0;
+    while ((option = getopt_long(argc, argv, "+:n:qh", longs, NULL)) != -1) {
+        switch (option) {
+        case 'n':
+            if (tu_parse_integer(optarg, &number) || number < 1 || number > MAX_RANKS)
+                return tool_usage(&tool_run, "-n %s: the number of ranks must be from 1 to %d", optarg, MAX_RANKS);
+            options->ranks = (int)number;
+            break;
+        case 'b':
+            if (strcmp(optarg, "core") == 0)
+                options->binding = BIND_CORE;
+            else if (strcmp(optarg, "numa") == 0)
+                options->binding = BIND_NUMA;
+            else if (strcmp(optarg, "none") == 0)
+                options->binding = BIND_NONE;
+            else
+                return tool_usage(&tool_run, "--bind %s: must be core, numa or none", optarg);
+            break;
+        case 's':
+            options->show_binding = true;
+            break;
+        case 'q':
+            options->quiet = true;
+            break;
+        case 'l':
+            options->log_dir = optarg;
+            break;
+        case 'g':
+            if (tu_parse_duration(optarg, &options->grace_ns) || options->grace_ns <= 0)
+                return tool_usage(&tool_run, "--grace %s: must be a time, like 2s or 500ms", optarg);
+            break;
+        case 'v':
+            options->survive = true;
+            break;
+        case 'h':
+            fputs(help_text, stdout);
+            return 0;
+        case ':':
+            return tool_usage(&tool_run, "%s needs a value", argv[optind - 1]);
+        default:
+            return tool_usage(&tool_run, "there is no option %s", argv[optind - 1]);
+        }
+    }
+    options->program = argv + optind;
+    if (options->program[0] == NULL && !options->show_binding)
+        return tool_usage(&tool_run, "which program? tutti run -n %d ./program", options->ranks > 0 ? options->ranks : 4);
+    return -1;
+}
+
+/* ---- the program ---- */
+
+/* 0, NOT_FOUND or NOT_EXECUTABLE. */
+static int examine(const char *path) {
+    struct stat file;
+    if (stat(path, &file) != 0)
+        return NOT_FOUND;
+    return S_ISDIR(file.st_mode) || access(path, X_OK) != 0 ? NOT_EXECUTABLE : 0;
+}
+
+/* Where the shell would find it; the error is the shell's, too. */
+static int find_program(const char *name, char *path, size_t bytes) {
+    int result = NOT_FOUND;
+    if (strchr(name, '/') != NULL) {
+        snprintf(path, bytes, "%s", name);
+        result = examine(path);
+        if (result == NOT_FOUND)
+            fprintf(stderr, "tutti run: there is no program %s: %s\n", name, strerror(errno));
+    } else {
+        const char *folders = getenv("PATH");
+        for (const char *at = folders != NULL ? folders : "/usr/local/bin:/usr/bin:/bin"; result != 0;) {
+            size_t length = strcspn(at, ":");
+            snprintf(path, bytes, "%.*s%s%s", (int)length, at, length > 0 ? "/" : "", name);
+            int found = examine(path);
+            if (found != NOT_FOUND)
+                result = found;
+            if (at[length] == '\0')
+                break;
+            at += length + 1;
+        }
+        if (result == NOT_FOUND)
+            fprintf(stderr, "tutti run: there is no program %s in the folders of PATH%s%s\n", name,
+                    examine(name) == 0 ? "; for the one in this folder say ./" : "", examine(name) == 0 ? name : "");
+    }
+    if (result == NOT_EXECUTABLE)
+        fprintf(stderr, "tutti run: %s cannot be executed: it is a folder, or you may not (chmod +x)\n", name);
+    return result;
+}
+
+/* ---- environment ---- */
+
+/* A port that nobody uses now, below the range from which the kernel takes ports for connections, so that it stays
+ * free until PyTorch's rank 0 binds it. */
+static int free_port(void) {
+    for (int attempt = 0; attempt < 64; attempt++) {
+        uint16_t random;
+        if (getrandom(&random, sizeof random, 0) != sizeof random)
+            break;
+        int port = 15000 + random % 17000;
+        int probe = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port) };
+        int taken = probe < 0 || bind(probe, (struct sockaddr *)&address, sizeof address) != 0;
+        if (probe >= 0)
+            close(probe);
+        if (!taken)
+            return port;
+    }
+    return 29500;
+}
+
+/* Variables that we set, and those of another launcher that would contradict them. */
+static bool replaced(const char *variable) {
+    static const char *const ours[] = { "TUTTI_RANK", "TUTTI_SIZE", "TUTTI_LOCAL_RANK", "TUTTI_LOCAL_SIZE", "TUTTI_STORE",
+                                        "TUTTI_SECRET_FD", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+                                        "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE" };
+    size_t length = strcspn(variable, "=");
+    if (strncmp(variable, "TORCHELASTIC_", 13) == 0)
+        return true;
+    for (size_t i = 0; i < sizeof ours / sizeof ours[0]; i++)
+        if (strlen(ours[i]) == length && memcmp(ours[i], variable, length) == 0)
+            return true;
+    return false;
+}
+
+static bool build_environment(run_plan *plan, const char *store) {
+    extern char **environ;
+    size_t count = 0, used = 0;
+    while (environ[count] != NULL)
+        count++;
+    int ranks = plan->options->ranks;
+    char **all = calloc(count + 16, sizeof *all);
+    char *buffers = calloc(4, 32);
+    bool complete = all != NULL && buffers != NULL;
+    if (!complete)
+        return false;
+    for (size_t i = 0; i < count; i++)
+        if (!replaced(environ[i]))
+            all[used++] = environ[i];
+    for (int i = 0; i < 4; i++)
+        all[used++] = plan->rank_variables[i] = buffers + 32 * i;
+    complete = asprintf(&all[used++], "TUTTI_SIZE=%d", ranks) > 0 && asprintf(&all[used++], "TUTTI_LOCAL_SIZE=%d", ranks) > 0 &&
+               asprintf(&all[used++], "WORLD_SIZE=%d", ranks) > 0 && asprintf(&all[used++], "LOCAL_WORLD_SIZE=%d", ranks) > 0 &&
+               asprintf(&all[used++], "MASTER_PORT=%d", free_port()) > 0 &&
+               asprintf(&all[used++], "TUTTI_STORE=%s", store) > 0 &&
+               asprintf(&all[used++], "TUTTI_SECRET_FD=%d", RUN_SECRET_FD) > 0;
+    all[used++] = (char *)"MASTER_ADDR=127.0.0.1";
+    all[used++] = (char *)"GROUP_RANK=0";
+    plan->environment = all;
+    return complete;
+}
+
+/* Soft limits up to the hard ones, as far as it makes sense: a job of many ranks needs many descriptors. */
+static void raise_limits(void) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < WANTED_FILES) {
+        limit.rlim_cur = limit.rlim_max < WANTED_FILES ? limit.rlim_max : WANTED_FILES;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+    if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_MEMLOCK, &limit);
+    }
+}
+
+/* ---- store ---- */
+
+/* A socket that listens already, so that ranks may come before the store is up. Abstract: no file is left. */
+static int listen_for_store(char *url, size_t bytes) {
+    uint64_t random[2];
+    struct sockaddr_un address = { .sun_family = AF_UNIX };
+    int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (listener < 0 || getrandom(random, sizeof random, 0) != sizeof random)
+        return -1;
+    snprintf(url, bytes, "unix:@tutti-run-%016llx%016llx", (unsigned long long)random[0], (unsigned long long)random[1]);
+    size_t length = strlen(url) - strlen("unix:@");
+    memcpy(address.sun_path + 1, url + strlen("unix:@"), length);
+    if (bind(listener, (struct sockaddr *)&address, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length)) != 0 ||
+        listen(listener, 4096) != 0)
+        return -1;
+    return listener;
+}
+
+/* The secret in a sealed memfd, readable through as many descriptors as there are ranks. */
+static int make_secret(unsigned char *secret) {
+    int descriptor = memfd_create("tutti-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (descriptor < 0 || getrandom(secret, SECRET_BYTES, 0) != SECRET_BYTES ||
+        write(descriptor, secret, SECRET_BYTES) != SECRET_BYTES ||
+        fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) != 0)
+        return -1;
+    return descriptor;
+}
+
+/* ---- the launcher ---- */
+
+typedef struct launcher {
+    run_options options;
+    run_plan plan;
+    run_state *state;
+    output *output;
+    tutti_store *store;
+    pid_t guardian;
+    int socket;    /* to the guardian */
+    int signals;   /* signalfd */
+    int relay;     /* write end of rank 0's input when a terminal is relayed, else -1 */
+    bool relay_full;
+    char typed[4096];
+    size_t typed_bytes, typed_written;
+    bool told_first, told_stopping;
+    bool *told; /* [rank], with --survive */
+} launcher;
+
+static const int forwarded[] = { SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT };
+
+static int system_error(const char *what) {
+    return tool_fail("run: %s: %s", what, strerror(errno));
+}
+
+/* Descriptors 0 to 2 must exist, else a pipe would take their place. */
+static void fill_standard_descriptors(void) {
+    int descriptor;
+    do
+        descriptor = open("/dev/null", O_RDWR);
+    while (descriptor >= 0 && descriptor <= 2);
+    if (descriptor > 2)
+        close(descriptor);
+}
+
+static int make_pipes(launcher *l) {
+    int count = 2 * l->options.ranks;
+    l->plan.pipes = calloc((size_t)count, sizeof *l->plan.pipes);
+    if (l->plan.pipes == NULL)
+        return system_error("no memory for the ranks' pipes");
+    for (int i = 0; i < count; i++)
+        if (pipe2(l->plan.pipes[i], O_CLOEXEC) != 0)
+            return system_error("cannot make pipes for the ranks' output (raise ulimit -n)");
+    return 0;
+}
+
+/* A file or pipe goes to rank 0 as it is. A terminal is relayed, because rank 0 is not in its foreground. */
+static int prepare_input(launcher *l) {
+    int ends[2];
+    l->relay = -1;
+    l->plan.input = 0;
+    if (!isatty(0))
+        return 0;
+    if (pipe2(ends, O_CLOEXEC) != 0)
+        return system_error("cannot make a pipe for the standard input");
+    l->plan.input = ends[0];
+    l->relay = ends[1];
+    fcntl(l->relay, F_SETFL, O_NONBLOCK);
+    return 0;
+}
+
+static void block_signals(sigset_t *before, sigset_t *ours) {
+    sigemptyset(ours);
+    for (size_t i = 0; i < sizeof forwarded / sizeof forwarded[0]; i++)
+        sigaddset(ours, forwarded[i]);
+    sigaddset(ours, SIGCHLD);
+    sigset_t blocked = *ours;
+    sigaddset(&blocked, SIGPIPE); /* a closed pipe is an error of write */
+    sigprocmask(SIG_BLOCK, &blocked, before);
+}
+
+/* Forks the guardian before any thread exists, then brings the store up. */
+static int start_guardian(launcher *l, const sigset_t *ours) {
+    int sockets[2];
+    size_t bytes = sizeof *l->state + (size_t)l->options.ranks * sizeof l->state->ranks[0];
+    l->state = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (l->state == MAP_FAILED || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) != 0)
+        return system_error("cannot prepare the guardian process");
+    l->signals = signalfd(-1, ours, SFD_CLOEXEC | SFD_NONBLOCK);
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    l->guardian = l->signals < 0 ? -1 : fork();
+    if (l->guardian < 0)
+        return system_error("cannot start the guardian process");
+    if (l->guardian == 0) {
+        close(sockets[0]);
+        close(l->signals);
+        if (l->relay >= 0)
+            close(l->relay);
+        guardian_main(&l->plan, l->state, sockets[1]);
+    }
+    close(sockets[1]);
+    l->socket = sockets[0];
+    for (int i = 0; i < 2 * l->options.ranks; i++)
+        close(l->plan.pipes[i][1]);
+    if (l->plan.input > 2)
+        close(l->plan.input);
+    return 0;
+}
+
+static int start_store(launcher *l, const char *url, const unsigned char *secret) {
+    tutti_tcp_store_options options = TUTTI_TCP_STORE_OPTIONS_INIT;
+    options.listen_fd = l->plan.store;
+#if TUTTI_HAVE_SODIUM
+    options.secret = secret;
+    options.secret_bytes = SECRET_BYTES;
+#else
+    (void)secret; /* the kernel's credentials admit only this user's processes */
+#endif
+    if (tutti_store_serve(url, 0, &options, &l->store) != TUTTI_OK)
+        return tool_fail("run: cannot host the store where the ranks meet: %s", tutti_error_message());
+    return 0;
+}
+
+/* ---- telling ---- */
+
+static int pid_of(const launcher *l, int rank) {
+    return atomic_load_explicit(&l->state->ranks[rank].pid, memory_order_relaxed);
+}
+
+static int status_of(const launcher *l, int rank) {
+    return atomic_load_explicit(&l->state->ranks[rank].wait_status, memory_order_relaxed);
+}
+
+static bool has_ended(const launcher *l, int rank) {
+    /* Acquire pairs with the guardian's release: the wait status is there. */
+    return atomic_load_explicit(&l->state->ranks[rank].ended, memory_order_acquire) != 0;
+}
+
+static void tell_end(launcher *l, int rank, const char *and_then) {
+    char text[128];
+    output_drain(l->output, rank); /* its last words come before */
+    tool_wait_text(status_of(l, rank), text, sizeof text);
+    bool colour = tool_colour(2);
+    fprintf(stderr, "%stutti run: rank %d (pid %d) %s%s%s\n", colour ? "\033[1;31m" : "", rank, pid_of(l, rank), text, and_then,
+            colour ? "\033[0m" : "");
+}
+
+static void tell_stopping(launcher *l) {
+    bool stopped[MAX_RANKS];
+    char text[256];
+    int count = 0;
+    for (int rank = 0; rank < l->options.ranks; rank++) {
+        stopped[rank] = atomic_load_explicit(&l->state->ranks[rank].stopped, memory_order_relaxed) != 0;
+        count += stopped[rank];
+    }
+    l->told_stopping = true;
+    if (count == 0 || l->options.quiet)
+        return;
+    tool_rank_list(stopped, l->options.ranks, text, sizeof text);
+    fprintf(stderr, "tutti run: stopping rank%s %s\n", count == 1 ? "" : "s", text);
+}
+
+static void tell_news(launcher *l) {
+    uint32_t first = atomic_load_explicit(&l->state->first_failure, memory_order_acquire);
+    bool survive = l->options.survive;
+    if (first != 0 && !l->told_first) {
+        l->told_first = l->told[first - 1] = true;
+        tell_end(l, (int)first - 1, survive ? "; the others go on" : "");
+    }
+    if (survive && l->told_first && !l->options.quiet)
+        for (int rank = 0; rank < l->options.ranks; rank++)
+            if (!l->told[rank] && has_ended(l, rank) && status_of(l, rank) != 0) {
+                l->told[rank] = true;
+                tell_end(l, rank, "");
+            }
+    if (!l->told_stopping && atomic_load_explicit(&l->state->stopping, memory_order_acquire) != 0)
+        tell_stopping(l);
+}
+
+/* How the others ended after the first failure: one line for each way. */
+static void tell_others(launcher *l) {
+    bool same[MAX_RANKS];
+    for (int rank = 0; rank < l->options.ranks; rank++) {
+        if (l->told[rank] || status_of(l, rank) == 0)
+            continue;
+        int count = 0;
+        for (int other = 0; other < l->options.ranks; other++) {
+            same[other] = !l->told[other] && status_of(l, other) == status_of(l, rank);
+            count += same[other];
+        }
+        for (int other = 0; other < l->options.ranks; other++)
+            l->told[other] |= same[other];
+        char text[128], ranks[256];
+        tool_wait_text(status_of(l, rank), text, sizeof text);
+        tool_rank_list(same, l->options.ranks, ranks, sizeof ranks);
+        bool plural_was = count > 1 && strncmp(text, "was ", 4) == 0;
+        fprintf(stderr, "tutti run: then rank%s %s %s%s\n", count == 1 ? "" : "s", ranks, plural_was ? "were " : "",
+                plural_was ? text + 4 : text);
+    }
+}
+
+/* ---- the loop ---- */
+
+static void relay_input(launcher *l) {
+    if (l->typed_bytes == 0) {
+        ssize_t count = read(0, l->typed, sizeof l->typed);
+        if (count <= 0 && !(count < 0 && (errno == EINTR || errno == EAGAIN))) {
+            close(l->relay);
+            l->relay = -1;
+            return;
+        }
+        l->typed_bytes = count > 0 ? (size_t)count : 0;
+        l->typed_written = 0;
+    }
+    ssize_t wrote = write(l->relay, l->typed + l->typed_written, l->typed_bytes - l->typed_written);
+    l->relay_full = wrote < 0 && errno == EAGAIN;
+    if (wrote < 0 && !l->relay_full) { /* rank 0 reads no more */
+        close(l->relay);
+        l->relay = -1;
+        return;
+    }
+    l->typed_written += wrote > 0 ? (size_t)wrote : 0;
+    l->relay_full = l->typed_written < l->typed_bytes;
+    if (!l->relay_full)
+        l->typed_bytes = 0;
+}
+
+/* Only the foreground may read from a terminal; in the background a read would stop us. */
+static bool may_read_terminal(void) {
+    return tcgetpgrp(0) == getpgrp();
+}
+
+static void take_signals(launcher *l) {
+    struct signalfd_siginfo signal;
+    while (read(l->signals, &signal, sizeof signal) == sizeof signal) {
+        int number = (int)signal.ssi_signo;
+        if (number == SIGCHLD)
+            continue; /* the socket tells when the guardian is gone */
+        (void)send(l->socket, &number, sizeof number, MSG_NOSIGNAL);
+        if (number == SIGTSTP)
+            raise(SIGSTOP);
+    }
+}
+
+/* Until everything has ended. Returns false when the guardian vanished without a word. */
+static bool relay_everything(launcher *l) {
+    struct pollfd *polled = calloc((size_t)(2 * l->options.ranks + 3), sizeof *polled);
+    bool lost = polled == NULL;
+    while (!lost && atomic_load_explicit(&l->state->done, memory_order_acquire) == 0) {
+        polled[0] = (struct pollfd){ .fd = l->socket, .events = POLLIN };
+        polled[1] = (struct pollfd){ .fd = l->signals, .events = POLLIN };
+        bool terminal = l->relay >= 0 && may_read_terminal();
+        polled[2] = l->relay_full ? (struct pollfd){ .fd = l->relay, .events = POLLOUT }
+                                  : (struct pollfd){ .fd = terminal ? 0 : -1, .events = POLLIN };
+        int streams = output_poll(l->output, polled + 3);
+        poll(polled, (nfds_t)(3 + streams), l->relay >= 0 && !terminal ? 500 : -1);
+        if (polled[1].revents != 0)
+            take_signals(l);
+        output_read(l->output, polled + 3, streams);
+        if (polled[2].revents != 0)
+            relay_input(l);
+        char news[16];
+        if (polled[0].revents != 0) {
+            while (recv(l->socket, news, sizeof news, MSG_DONTWAIT) > 0)
+                continue;
+            lost = (polled[0].revents & POLLHUP) != 0 && atomic_load_explicit(&l->state->done, memory_order_acquire) == 0;
+        }
+        if (atomic_load_explicit(&l->state->start_error, memory_order_acquire) == 0)
+            tell_news(l);
+    }
+    free(polled);
+    return !lost;
+}
+
+static int exit_status(const launcher *l) {
+    uint32_t first = atomic_load_explicit(&l->state->first_failure, memory_order_acquire);
+    if (first == 0)
+        return 0;
+    for (int rank = 0; l->options.survive && rank < l->options.ranks; rank++)
+        if (status_of(l, rank) == 0)
+            return 0;
+    int status = status_of(l, (int)first - 1);
+    return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+/* After the last word of the guardian, or its death. */
+static int finish(launcher *l, bool guarded) {
+    int guardian_status = 0;
+    waitpid(l->guardian, &guardian_status, 0);
+    if (!guarded) {
+        kill_descendants(); /* the ranks died with the guardian; what they had started is ours now */
+        output_drain(l->output, -1);
+        char text[128];
+        tool_wait_text(guardian_status, text, sizeof text);
+        return tool_fail("run: the guardian process (pid %d) %s; all ranks were stopped", l->guardian, text) + 127;
+    }
+    output_drain(l->output, -1);
+    int error = atomic_load_explicit(&l->state->start_error, memory_order_acquire);
+    if (error != 0) {
+        fprintf(stderr, "tutti run: cannot start rank %d (%s): %s\n", atomic_load(&l->state->start_rank), l->plan.path,
+                strerror(error));
+        return error == ENOENT ? NOT_FOUND : NOT_EXECUTABLE;
+    }
+    tell_news(l);
+    uint32_t left_over = atomic_load_explicit(&l->state->left_over, memory_order_relaxed);
+    if (!l->options.quiet) {
+        tell_others(l);
+        if (left_over > 0)
+            fprintf(stderr, "tutti run: killed %u process%s that the ranks had left behind\n", left_over,
+                    left_over == 1 ? "" : "es");
+        if (atomic_load_explicit(&l->state->recorders, memory_order_relaxed) > 0)
+            fprintf(stderr, "tutti run: \"tutti trace %s\" shows what the ranks did\n", l->options.log_dir);
+    }
+    return exit_status(l);
+}
+
+static int show_binding(const run_options *options, const binding *bindings, int bound, const char *why) {
+    for (int rank = 0; bound > 0 && rank < options->ranks; rank++)
+        fprintf(stderr, "tutti run: rank %d: %s\n", rank, bindings[rank].text);
+    if (bound == 0)
+        fprintf(stderr, "tutti run: %s\n", why);
+    return 0;
+}
+
+static int bind_ranks(launcher *l) {
+    const run_options *options = &l->options;
+    char why[160] = "";
+    binding *bindings = calloc((size_t)options->ranks, sizeof *bindings);
+    if (bindings == NULL)
+        return system_error("no memory for the bindings");
+    int bound = topology_bind(options->binding, options->ranks, bindings, why, sizeof why);
+    if (bound < 0)
+        return tool_fail("run: cannot bind: %s; --bind none does without", why);
+    if (options->show_binding)
+        show_binding(options, bindings, bound, why);
+    l->plan.bindings = bound > 0 ? bindings : NULL;
+    if (bound == 0)
+        free(bindings);
+    return 0;
+}
+
+static int launch(launcher *l) {
+    char path[4096], url[80];
+    unsigned char secret[SECRET_BYTES];
+    sigset_t before, ours;
+    int missing = find_program(l->options.program[0], path, sizeof path);
+    if (missing != 0)
+        return missing;
+    if (l->options.log_dir != NULL && mkdir(l->options.log_dir, 0777) != 0 && errno != EEXIST)
+        return tool_fail("run: cannot make the folder %s: %s", l->options.log_dir, strerror(errno));
+    raise_limits();
+    block_signals(&before, &ours);
+    l->plan.options = &l->options;
+    l->plan.path = path;
+    l->plan.signals = &before;
+    l->plan.secret = make_secret(secret);
+    l->plan.store = listen_for_store(url, sizeof url);
+    l->told = calloc((size_t)l->options.ranks, sizeof *l->told);
+    if (l->plan.secret < 0 || l->plan.store < 0 || l->told == NULL || !build_environment(&l->plan, url))
+        return system_error("cannot prepare the job");
+    if (make_pipes(l) || prepare_input(l) || (l->output = output_open(&l->options, l->plan.pipes)) == NULL ||
+        start_guardian(l, &ours))
+        return 1;
+    close(l->plan.secret);
+    if (start_store(l, url, secret)) {
+        close(l->socket); /* the guardian kills what it has started */
+        waitpid(l->guardian, NULL, 0);
+        return 1;
+    }
+    bool guarded = relay_everything(l);
+    int result = finish(l, guarded);
+    output_close(l->output);
+    tutti_store_release(l->store);
+    return result;
+}
+
+static int run_main(int argc, char **argv) {
+    launcher l = { .options = { .grace_ns = 2 * TU_SECOND } };
+    int result = parse_arguments(argc, argv, &l.options);
+    if (result >= 0)
+        return result;
+    fill_standard_descriptors();
+    if (l.options.ranks == 0)
+        l.options.ranks = topology_cpus();
+    result = bind_ranks(&l);
+    if (result != 0 || l.options.program[0] == NULL)
+        return result;
+    return launch(&l);
+}

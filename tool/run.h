@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The parts of `tutti run`.
+ *
+ *     launcher (run.c)      reads the ranks' output (output.c), relays input and signals, hosts the store, speaks to the user
+ *        └── guardian       (guardian.c) starts the ranks, reaps everything below it, decides who failed first, stops the
+ *              ├── rank 0   others, publishes exit statuses, keeps flight recorders; when the launcher is gone it
+ *              └── rank 1   kills all descendants
+ *
+ * The guardian is a child subreaper: grandchildren whose parents end become its children. Ranks die with it
+ * (PDEATHSIG); the launcher is a subreaper too, for the case that the guardian is killed.
+ */
+#ifndef TUTTI_TOOL_RUN_H
+#define TUTTI_TOOL_RUN_H
+
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "topology.h"
+
+typedef struct run_options {
+    int ranks;
+    binding_policy binding;
+    bool show_binding;
+    bool quiet;
+    bool survive;
+    int64_t grace_ns;
+    const char *log_dir; /* NULL: none */
+    char **program;      /* arguments, the name first; NULL-terminated */
+} run_options;
+
+/* Shared between launcher and guardian, in anonymous shared memory. The guardian writes all but `signals`. */
+typedef struct run_rank {
+    _Atomic int32_t pid;         /* 0 before it was started */
+    _Atomic int32_t wait_status; /* valid once `ended` is not 0 */
+    _Atomic uint32_t ended;      /* 0 while it runs; else the how-manyeth to end, from 1. Release, pairs with acquire. */
+    _Atomic uint32_t stopped;    /* signal with which the guardian stopped it, or 0 */
+} run_rank;
+
+typedef struct run_state {
+    _Atomic uint32_t first_failure; /* rank + 1; 0 none. Release. */
+    _Atomic uint32_t stopping;      /* the others' moment is over */
+    _Atomic uint32_t done;          /* everything has ended. Release. */
+    _Atomic uint32_t left_over;     /* descendants of ranks that outlived them and were killed */
+    _Atomic int32_t start_error;    /* errno: a rank could not be started */
+    _Atomic int32_t start_rank;
+    _Atomic uint32_t recorders;     /* flight recorders written */
+    run_rank ranks[];
+} run_state;
+
+/* What the guardian needs to start the ranks. */
+typedef struct run_plan {
+    const run_options *options;
+    const char *path;            /* of the program */
+    char **environment;          /* of all ranks; the variables of one rank are buffers that are rewritten for each */
+    char *rank_variables[4];     /* those buffers: RANK=, LOCAL_RANK=, TUTTI_RANK=, TUTTI_LOCAL_RANK= */
+    const binding *bindings;     /* one per rank; NULL: not bound */
+    int (*pipes)[2];             /* [2 * rank + stream]: read end, write end */
+    int input;                   /* what rank 0 reads */
+    int secret;                  /* memfd with the job's secret, or -1 */
+    int store;                   /* listening socket of the store, the launcher's */
+    const sigset_t *signals;     /* the mask that ranks start with */
+} run_plan;
+
+#define RUN_SECRET_FD 3 /* where ranks find the secret */
+
+/* Becomes the guardian: never returns. `launcher` is a SEQPACKET socket: each message from there is an int, a signal
+ * to forward; each from here is a byte that says "look at the state". */
+_Noreturn void guardian_main(const run_plan *plan, run_state *state, int launcher);
+
+/* Kills all descendants of the calling process, which must be a subreaper, and reaps them; returns how many there
+ * were. */
+int kill_descendants(void);
+
+/* ---- output.c ---- */
+
+typedef struct output output;
+
+/* Takes the read ends of the pipes. NULL when there is no memory or a log file cannot be made; the error was printed. */
+output *output_open(const run_options *options, int (*pipes)[2]);
+
+/* Adds the streams that are still open to `polled`, at most 2 * ranks; returns how many. */
+struct pollfd;
+int output_poll(const output *output, struct pollfd *polled);
+/* Reads what poll(2) found. */
+void output_read(output *output, const struct pollfd *polled, int count);
+/* Reads what is there now, of one rank or of all (-1), without waiting. */
+void output_drain(output *output, int rank);
+/* Writes what is left, incomplete lines too, and frees. */
+void output_close(output *output);
+
+#endif
