@@ -397,7 +397,9 @@ static tutti_status new_in_world(tutti_world *world, const int *ranks, int count
     if (status != TUTTI_OK) {
         tutti_group_release(group);
         tutti_group_release(existing);
-        return status;
+        if (status == TU_FAULT_SKIP)
+            *out = TUTTI_NON_GROUP_MEMBER;
+        return tu_not_entered(status);
     }
     *out = existing != NULL ? existing : group != NULL ? group : TUTTI_NON_GROUP_MEMBER;
     return TUTTI_OK;
@@ -670,7 +672,9 @@ tutti_status tutti_group_split(tutti_group *parent, const int *const *lists, con
     }
     if (status != TUTTI_OK) {
         tutti_group_release(group);
-        return status;
+        if (status == TU_FAULT_SKIP)
+            *out = TUTTI_NON_GROUP_MEMBER;
+        return tu_not_entered(status);
     }
     *out = group != NULL ? group : TUTTI_NON_GROUP_MEMBER;
     return TUTTI_OK;
