@@ -10,6 +10,7 @@
  */
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,7 @@
 
 #include "job/inner.h"
 
+#define PATIENCE 8
 #define CROWDED_INTERVAL TU_MILLISECOND /* between attempts while too many descriptors are on their way */
 
 /* ---- the mailbox ---- */
@@ -112,6 +114,7 @@ typedef struct progress {
     tu_orphan *orphan; /* made in advance, so that failing needs no memory */
     int to_send, to_get;
     bool crowded;      /* descriptors were too many */
+    int patience;        /* how often to yield before sleeping */
     uint32_t departures; /* as last seen */
     int64_t next_look;
 } progress;
@@ -140,6 +143,7 @@ static tutti_status begin(progress *state, tu_job *job, const tu_exchange *excha
     snprintf(state->wire.purpose, sizeof state->wire.purpose, "%s", exchange->purpose);
     if (exchange->piece != NULL)
         tu_piece_describe(exchange->piece, &state->wire.piece);
+    state->patience = PATIENCE;
     state->departures = tu_job_departures(job);
     state->next_look = tu_clock_now() + TU_LOOK_INTERVAL;
     return TUTTI_OK;
@@ -270,12 +274,16 @@ static tutti_status read_once_more(progress *state) {
     tutti_status status = TUTTI_OK;
     pthread_mutex_lock(&mailbox->lock);
     if (!state->job->house->threads) {
-        while (mailbox->receiving) { /* it is woken below when it has read; at most 20 ms */
-            pthread_cond_wait(&mailbox->changed, &mailbox->lock);
+        while (mailbox->receiving) { /* that thread comes back within 20 ms, and says so */
+            int64_t until = tu_deadline(TU_LOOK_INTERVAL);
+            struct timespec time = { .tv_sec = until / TU_SECOND, .tv_nsec = until % TU_SECOND };
+            pthread_cond_timedwait(&mailbox->changed, &mailbox->lock, &time);
         }
         mailbox->receiving = true;
         pthread_mutex_unlock(&mailbox->lock);
-        status = tu_wire_receive(state->job, NULL, 0);
+        bool any = true;
+        while (any && status == TUTTI_OK)
+            status = tu_wire_receive(state->job, NULL, 0, &any);
         pthread_mutex_lock(&mailbox->lock);
         mailbox->receiving = false;
         pthread_cond_broadcast(&mailbox->changed);
@@ -339,7 +347,13 @@ static tutti_status wait_for_news(progress *state, int64_t until) {
     mailbox->receiving = true;
     pthread_mutex_unlock(&mailbox->lock);
     int64_t left = tu_deadline_left(until);
-    status = tu_wire_receive(state->job, state->crowded ? NULL : state->unsent, left);
+    if (state->patience > 0) { /* let others send first: being woken for every single message costs more */
+        state->patience--;
+        sched_yield();
+        left = 0;
+    }
+    bool any;
+    status = tu_wire_receive(state->job, state->crowded ? NULL : state->unsent, left, &any);
     pthread_mutex_lock(&mailbox->lock);
     mailbox->receiving = false;
     pthread_cond_broadcast(&mailbox->changed); /* somebody else may have to read now */

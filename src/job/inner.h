@@ -251,9 +251,10 @@ tutti_status tu_listen(int world_size, int *listener, uint8_t name[TU_NONCE_BYTE
 /* wire.c: sends one message without waiting: TUTTI_OK; TUTTI_ERROR_EMPTY and no message when it would have to wait (then *crowded tells
  * whether too many descriptors are on their way); TUTTI_ERROR_GONE and no message when the peer is not there any more. */
 tutti_status tu_wire_send(tu_job *job, int to, const tu_wire *wire, const void *payload, const tu_piece *piece, bool *crowded);
-/* Waits up to `nanoseconds` for messages and files them. writable: by job rank, peers for whose socket to become writable is also waited
- * for; may be NULL. Only the receiving thread calls it. */
-tutti_status tu_wire_receive(tu_job *job, const bool *writable, int64_t nanoseconds);
+/* Waits up to `nanoseconds` for messages and files at most one of each peer; *any tells whether there were any.
+ * writable: by job rank, peers for whose socket to become writable is also waited for; may be NULL. Only the receiving
+ * thread calls it. */
+tutti_status tu_wire_receive(tu_job *job, const bool *writable, int64_t nanoseconds, bool *any);
 
 /* Reads one record; returns its length, 0 at the end, -1 with errno (EAGAIN: nothing there; EBADMSG: not a message of ours, and
  * its descriptors are closed). lost: a descriptor came and there was no room for it in this process's table. */

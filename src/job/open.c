@@ -413,8 +413,9 @@ void tu_job_close(tu_job *job) {
         job->keeper_runs = false;
     } else {
         tu_depart(job, TU_RANK_CLOSED, NULL);
-        if (!job->house->threads) /* what peers have sent and nobody has read holds pieces of theirs: let go of them */
-            (void)tu_wire_receive(job, NULL, 0);
+        bool any = !job->house->threads; /* what peers have sent and nobody has read holds pieces of theirs: let go of them */
+        while (any && tu_wire_receive(job, NULL, 0, &any) == TUTTI_OK) {
+        }
         tu_mailbox_close(job->mailbox);
     }
     end_job(job);

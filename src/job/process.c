@@ -114,20 +114,25 @@ static void set_wait_status(tu_fate *fate, int wait_status) {
     fate->exit_code = fate->signal != 0 ? 0 : (wait_status >> 8) & 0xff;
 }
 
+/* The kernel keeps the status of a process that was waited for, for those who hold a pidfd. */
+static bool ask_pidfd(int pidfd, tu_fate *fate) {
+    struct pidfd_information information = { .mask = INFORMATION_EXIT };
+    if (pidfd < 0 || ioctl(pidfd, GET_INFORMATION, &information) != 0 || (information.mask & INFORMATION_EXIT) == 0)
+        return false;
+    fate->exited = true;
+    set_wait_status(fate, information.exit_code);
+    return true;
+}
+
 #define FLAG_EXITING 0x4UL /* PF_EXITING, in field 9 of stat since Linux 2.6 */
 
 void tu_process_fate(int pid, uint64_t start_time, int pidfd, tu_fate *fate) {
     memset(fate, 0, sizeof *fate);
-    struct pidfd_information information = { .mask = INFORMATION_EXIT };
-    if (pidfd >= 0 && ioctl(pidfd, GET_INFORMATION, &information) == 0 && (information.mask & INFORMATION_EXIT) != 0) {
-        fate->exited = true;
-        set_wait_status(fate, information.exit_code);
-        return;
-    }
     bool over = tu_pidfd_exited(pidfd);
     stat_fields fields;
     if (!read_stat(pid, &fields) || fields.start_time != start_time) {
-        fate->exited = true; /* and reaped: only its parent knows */
+        fate->exited = true; /* and waited for */
+        (void)ask_pidfd(pidfd, fate);
         return;
     }
     fate->exited = over || fields.state == 'Z' || fields.state == 'X';

@@ -189,36 +189,36 @@ static void file_message(tu_job *job, int from, tu_message *message, int descrip
     tu_mailbox_put(job->mailbox, message);
 }
 
-/* Reads everything that one peer has sent. */
-static tutti_status drain_peer(tu_job *job, int from) {
+/* Reads one message of a peer; *any becomes true when there was one. */
+static tutti_status read_peer(tu_job *job, int from, bool *any) {
     tu_peer *peer = &job->peers[from];
-    for (;;) {
-        tu_message *message = calloc(1, sizeof *message + TU_EXCHANGE_BYTES);
-        if (message == NULL)
-            return tu_error_memory("a message", sizeof *message + TU_EXCHANGE_BYTES);
-        int descriptor;
-        bool lost;
-        ssize_t got = tu_wire_take(peer->fd, message, TU_EXCHANGE_BYTES, &descriptor, &lost);
-        if (got > 0) {
-            file_message(job, from, message, descriptor, lost);
-            continue;
-        }
-        int error = errno;
-        free(message);
-        if (got < 0 && error == EBADMSG) {
-            TU_LOG(TUTTI_LOG_WARN, job->log, "job", "garbage from rank %d was dropped", peer->world_rank);
-            continue;
-        }
-        if (got < 0 && error == ECONNRESET)
-            continue; /* it left without reading ours; what it sent before is still there, then comes the end */
-        if (got < 0 && (error == EAGAIN || error == ENOMEM || error == ENOBUFS))
-            return TUTTI_OK;
-        atomic_store_explicit(&peer->ended, true, memory_order_relaxed);
+    tu_message *message = malloc(sizeof *message + TU_EXCHANGE_BYTES);
+    if (message == NULL)
+        return tu_error_memory("a message", sizeof *message + TU_EXCHANGE_BYTES);
+    memset(message, 0, sizeof *message);
+    int descriptor;
+    bool lost;
+    ssize_t got = tu_wire_take(peer->fd, message, TU_EXCHANGE_BYTES, &descriptor, &lost);
+    int error = got < 0 ? errno : 0;
+    if (got > 0) {
+        *any = true;
+        file_message(job, from, message, descriptor, lost);
         return TUTTI_OK;
     }
+    free(message);
+    if (error == EBADMSG) {
+        *any = true;
+        TU_LOG(TUTTI_LOG_WARN, job->log, "job", "garbage from rank %d was dropped", peer->world_rank);
+    } else if (error == ECONNRESET) {
+        *any = true; /* it left without reading ours; what it sent before is still there, then comes the end */
+    } else if (error != EAGAIN && error != ENOMEM && error != ENOBUFS) {
+        atomic_store_explicit(&peer->ended, true, memory_order_relaxed);
+    }
+    return TUTTI_OK;
 }
 
-tutti_status tu_wire_receive(tu_job *job, const bool *writable, int64_t nanoseconds) {
+tutti_status tu_wire_receive(tu_job *job, const bool *writable, int64_t nanoseconds, bool *any) {
+    *any = false;
     for (int rank = 0; rank < job->size; rank++) {
         tu_peer *peer = &job->peers[rank];
         bool ended = atomic_load_explicit(&peer->ended, memory_order_relaxed);
@@ -233,7 +233,7 @@ tutti_status tu_wire_receive(tu_job *job, const bool *writable, int64_t nanoseco
         ready--;
         if ((job->polls[rank].revents & (POLLIN | POLLHUP | POLLERR)) == 0)
             continue;
-        tutti_status status = drain_peer(job, rank);
+        tutti_status status = read_peer(job, rank, any);
         if (status != TUTTI_OK)
             return status;
     }
