@@ -135,6 +135,8 @@ void tu_process_fate(int pid, uint64_t start_time, int pidfd, tu_fate *fate) {
         (void)ask_pidfd(pidfd, fate);
         return;
     }
+    if (fields.state == 'T' || fields.state == 't')
+        fields.exit_code = 0; /* of a stopped process it is the signal that stopped it */
     fate->exited = over || fields.state == 'Z' || fields.state == 'X';
     fate->exiting = fate->exited || (fields.flags & FLAG_EXITING) != 0 || fields.exit_code != 0;
     /* A status of 0 counts only once the process is over: until then the field has not been written. */

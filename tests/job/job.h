@@ -1,25 +1,106 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Jobs for tests: the body runs once per rank, on an open job that is closed afterwards; as threads or as processes.
+ * Jobs for tests: the body runs once per rank, on an open job that is closed afterwards; as threads, as processes, or
+ * both. Processes meet in a real store, served by the test on an abstract socket.
  */
 #ifndef TUTTI_TESTS_JOB_H
 #define TUTTI_TESTS_JOB_H
 
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "../harness.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "../harness.h"
 #include "job/inner.h"
+
+#define JOB_RANKS 64
 
 typedef void job_body(tu_job *job);
 
+#define JOB_TEST(sentence, ranks)                                                                                      \
+    static void body_##sentence(tu_job *job);                                                                          \
+    TEST(sentence##_as_threads) { job_threads(ranks, body_##sentence); }                                               \
+    TEST(sentence##_as_processes) { job_processes(ranks, body_##sentence); }                                           \
+    static void body_##sentence(tu_job *job)
+
 static inline tu_job_options job_options(tutti_store *store, int rank, int size) {
     return (tu_job_options){ .store = store, .name = "test", .world_rank = rank, .world_size = size,
-                             .deadline = tu_deadline(30 * TU_SECOND), .spin = -1 };
+                             .deadline = tu_deadline(60 * TU_SECOND), .spin = -1 };
+}
+
+/* ---- a meeting place for processes ---- */
+
+typedef struct job_place {
+    tutti_store *server;
+    char address[64];
+} job_place;
+
+static inline void job_place_open(job_place *place) {
+    static int count;
+    snprintf(place->address, sizeof place->address, "unix:@tutti-test-%d-%d", (int)getpid(), ++count);
+    CHECK_OK(tutti_store_serve(place->address, 0, NULL, &place->server));
+}
+
+static inline void job_place_close(job_place *place) {
+    tutti_store_release(place->server);
+}
+
+static inline tutti_store *job_place_enter(const job_place *place) {
+    tutti_store *store;
+    CHECK_OK(tutti_store_open_tcp(place->address, 0, NULL, &store));
+    return store;
+}
+
+/* ---- ranks ---- */
+
+static inline void job_run(tutti_store *store, int rank, int size, job_body *body) {
+    tu_job_options options = job_options(store, rank, size);
+    tu_job *job;
+    CHECK_OK(tu_job_open(&options, &job));
+    body(job);
+    tu_job_close(job);
+}
+
+/* A child process that runs one rank and must leave nothing behind. */
+static inline pid_t job_start_process(const job_place *place, int rank, int size, job_body *body) {
+    fflush(NULL);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child != 0)
+        return child;
+    test_fail_disarm();
+    tutti_store *store = job_place_enter(place);
+    int descriptors = test_count_descriptors();
+    job_run(store, rank, size, body);
+    CHECK_EQ(test_count_descriptors(), descriptors);
+    CHECK_EQ(test_count_mappings(), 0);
+    tutti_store_release(store);
+    exit(0);
+}
+
+static inline int job_wait_process(pid_t child) {
+    int status;
+    while (waitpid(child, &status, 0) < 0)
+        CHECK_EQ(errno, EINTR);
+    return status;
+}
+
+static inline void job_processes(int size, job_body *body) {
+    job_place place;
+    pid_t children[JOB_RANKS];
+    job_place_open(&place);
+    for (int rank = 0; rank < size; rank++)
+        children[rank] = job_start_process(&place, rank, size, body);
+    for (int rank = 0; rank < size; rank++) {
+        int status = job_wait_process(children[rank]);
+        if (status != 0)
+            FAIL("rank %d ended with wait status %d", rank, status);
+    }
+    job_place_close(&place);
 }
 
 typedef struct job_thread {
@@ -31,16 +112,12 @@ typedef struct job_thread {
 
 static inline void *job_run_thread(void *argument) {
     job_thread *self = argument;
-    tu_job_options options = job_options(self->store, self->rank, self->size);
-    tu_job *job;
-    CHECK_OK(tu_job_open(&options, &job));
-    self->body(job);
-    tu_job_close(job);
+    job_run(self->store, self->rank, self->size, self->body);
     return NULL;
 }
 
 static inline void job_threads(int size, job_body *body) {
-    job_thread threads[64];
+    job_thread threads[JOB_RANKS];
     tutti_store *store;
     CHECK_OK(tutti_store_open_memory(&store));
     for (int rank = 0; rank < size; rank++) {
@@ -50,6 +127,29 @@ static inline void job_threads(int size, job_body *body) {
     for (int rank = 0; rank < size; rank++)
         pthread_join(threads[rank].thread, NULL);
     tutti_store_release(store);
+}
+
+/* ---- exchanges among all ranks of a job ---- */
+
+typedef struct job_exchange {
+    int ranks[JOB_RANKS];
+    tu_exchange exchange;
+} job_exchange;
+
+static inline tu_exchange *job_exchange_all(job_exchange *space, tu_job *job, uint64_t key, uint64_t sequence, const void *payload,
+                                            size_t bytes, const tu_piece *piece) {
+    for (int i = 0; i < tu_job_size(job); i++)
+        space->ranks[i] = i;
+    space->exchange = (tu_exchange){ .ranks = space->ranks, .count = tu_job_size(job), .me = tu_job_rank(job), .key = key,
+                                     .sequence = sequence, .purpose = "test", .payload = payload, .bytes = bytes,
+                                     .piece = piece, .deadline = tu_deadline(60 * TU_SECOND) };
+    return &space->exchange;
+}
+
+/* Everybody waits for everybody. */
+static inline void job_meet(tu_job *job, uint64_t sequence) {
+    job_exchange space;
+    CHECK_OK(tu_job_exchange(job, job_exchange_all(&space, job, UINT64_MAX, sequence, NULL, 0, NULL), NULL, NULL));
 }
 
 #endif
