@@ -1,0 +1,613 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Copies of flight recorders, and what follows from them.
+ */
+#include "flight.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "json.h"
+#include "tool.h"
+#include "world/world.h"
+
+/* Somebody who has ended is dead, even when none of its peers has looked. */
+static void correct_state(flight *f) {
+    if (f->status_known && (f->state == TU_RANK_ALIVE || f->state == TU_RANK_JOINING))
+        f->state = TU_RANK_DEAD;
+}
+
+/* ---- lists ---- */
+
+static flight *add_flight(flight_list *list, const char *job_id) {
+    flight_job *job = NULL;
+    for (size_t i = 0; i < list->count; i++)
+        if (strcmp(list->jobs[i].flights[0].job, job_id) == 0)
+            job = &list->jobs[i];
+    if (job == NULL) {
+        flight_job *jobs = realloc(list->jobs, (list->count + 1) * sizeof *jobs);
+        if (jobs == NULL)
+            return NULL;
+        list->jobs = jobs;
+        job = &jobs[list->count];
+        *job = (flight_job){ 0 };
+    }
+    flight *flights = realloc(job->flights, (job->count + 1) * sizeof *flights);
+    if (flights == NULL)
+        return NULL;
+    job->flights = flights;
+    list->count += job->count == 0;
+    flight *f = &flights[job->count++];
+    memset(f, 0, sizeof *f);
+    snprintf(f->job, sizeof f->job, "%s", job_id);
+    return f;
+}
+
+static int by_rank(const void *one, const void *other) {
+    return ((const flight *)one)->rank - ((const flight *)other)->rank;
+}
+
+static void sort(flight_list *list) {
+    for (size_t i = 0; i < list->count; i++)
+        qsort(list->jobs[i].flights, list->jobs[i].count, sizeof(flight), by_rank);
+}
+
+void flight_free(flight_list *list) {
+    for (size_t i = 0; i < list->count; i++) {
+        for (size_t r = 0; r < list->jobs[i].count; r++) {
+            free(list->jobs[i].flights[r].entries);
+            free(list->jobs[i].flights[r].groups);
+        }
+        free(list->jobs[i].flights);
+    }
+    free(list->jobs);
+    *list = (flight_list){ 0 };
+}
+
+/* ---- from running jobs ---- */
+
+static void look_at_process(flight *f, const tu_slot *slot) {
+    const tu_record_view *current = flight_current(f);
+    tu_process_view process;
+    if (!tu_process_look(f->pid, &process) || process.start_time != slot->start_time) {
+        /* Gone without a word, and nobody has looked yet. */
+        if (f->state == TU_RANK_ALIVE || f->state == TU_RANK_JOINING)
+            f->state = TU_RANK_DEAD;
+        return;
+    }
+    f->process = process;
+    f->has_process = true;
+    int thread = current != NULL ? (int)current->thread : slot->tid; /* also a path in /proc */
+    if (thread != f->pid && tu_process_look(thread, &process))
+        f->process = process;
+}
+
+static int copy_live(flight *f, const tu_page *page, int job_rank) {
+    const tu_slot *slot = tu_page_slot(page, job_rank);
+    const tu_recorder *recorder = tu_page_recorder(page, job_rank);
+    snprintf(f->world, sizeof f->world, "%s", page->name);
+    gethostname(f->host, sizeof f->host - 1);
+    f->size = page->world_size;
+    f->rank = slot->world_rank;
+    f->live = true;
+    f->state = atomic_load_explicit(&slot->state, memory_order_acquire);
+    f->pid = f->state == TU_SLOT_EMPTY ? 0 : slot->pid;
+    uint64_t wait_status = atomic_load_explicit(&slot->wait_status, memory_order_acquire);
+    f->status_known = (wait_status & TU_SLOT_PUBLISHED) != 0;
+    f->wait_status = (int)(uint32_t)wait_status;
+    f->entries = malloc(TU_RECORDER_ENTRIES * sizeof *f->entries);
+    f->groups = malloc(TU_RECORDER_GROUPS * sizeof *f->groups);
+    if (f->entries == NULL || f->groups == NULL)
+        return tool_fail("out of memory for the flight recorder of rank %d", f->rank);
+    f->entry_count = tu_recorder_snapshot(recorder, f->entries);
+    f->group_count = tu_recorder_groups(recorder, f->groups);
+    for (int i = 1; i < TU_OP_COUNT; i++)
+        tu_recorder_counters(recorder, (tu_operation)i, &f->counters[i]);
+    f->now_ns = tu_clock_now();
+    f->wall_minus_clock_ns = tu_clock_wall() - f->now_ns;
+    f->opened_ns = slot->opened_ns;
+    if (f->pid > 0)
+        look_at_process(f, slot);
+    correct_state(f);
+    return 0;
+}
+
+int flight_add_live(flight_list *list, const char *prefix) {
+    tu_job_list jobs = { 0 };
+    int failed = 0;
+    if (tu_inspect_user(&jobs) != TUTTI_OK) {
+        tu_inspect_free(&jobs);
+        return tool_fail("%s", tutti_error_message());
+    }
+    for (size_t i = 0; i < jobs.count && !failed; i++) {
+        const tu_page *page = jobs.jobs[i].page;
+        if (strncmp(page->id, prefix, strlen(prefix)) != 0)
+            continue;
+        for (int rank = 0; rank < page->size && !failed; rank++) {
+            flight *f = add_flight(list, page->id);
+            failed = f == NULL ? tool_fail("out of memory for the list of ranks") : copy_live(f, page, rank);
+        }
+    }
+    if (jobs.count == 0 && jobs.skipped[0] != '\0')
+        fprintf(stderr, "tutti: left out: %s\n", jobs.skipped);
+    tu_inspect_free(&jobs);
+    sort(list);
+    return failed;
+}
+
+/* ---- from files ---- */
+
+static size_t count_members(const json *array) {
+    size_t count = 0;
+    for (const json *member = array != NULL ? array->first : NULL; member != NULL; member = member->next)
+        count++;
+    return count;
+}
+
+static uint32_t state_of(const char *name) {
+    static const struct {
+        const char *name;
+        uint32_t state;
+    } states[] = {
+        { "joining", TU_RANK_JOINING }, { "alive", TU_RANK_ALIVE }, { "closed", TU_RANK_CLOSED }, { "dead", TU_RANK_DEAD }
+    };
+    for (size_t i = 0; i < sizeof states / sizeof states[0]; i++)
+        if (strcmp(states[i].name, name) == 0)
+            return states[i].state;
+    return TU_SLOT_EMPTY;
+}
+
+static void read_entry(const json *from, tu_record_view *view) {
+    tu_op_info *info = &view->info;
+    tutti_dtype dtype = 0;
+    tutti_op reduction = 0;
+    memset(view, 0, sizeof *view);
+    view->id = (uint64_t)json_number(from, "id", 0);
+    info->group_key = strtoull(json_text(from, "group"), NULL, 16);
+    info->operation = (uint8_t)tu_operation_find(json_text(from, "operation"));
+    info->sequence = (uint64_t)json_number(from, "sequence", 0);
+    info->count = (uint64_t)json_number(from, "count", 0);
+    if (json_member(from, "dtype") != NULL && tutti_dtype_parse(json_text(from, "dtype"), &dtype) == TUTTI_OK)
+        info->dtype = (uint8_t)dtype;
+    if (json_member(from, "reduction") != NULL && tutti_op_parse(json_text(from, "reduction"), &reduction) == TUTTI_OK)
+        info->reduction = (uint8_t)reduction;
+    info->root = (int32_t)json_number(from, "root", -1);
+    info->tag = (int32_t)json_number(from, "tag", 0);
+    info->algorithm = (uint8_t)json_number(from, "algorithm", 0);
+    info->timeout_ns = json_number(from, "timeout_ns", 0);
+    view->thread = (uint32_t)json_number(from, "thread", 0);
+    view->created_ns = json_number(from, "created_ns", 0);
+    view->ended_ns = json_number(from, "ended_ns", 0);
+    view->running = strcmp(json_text(from, "state"), "running") == 0;
+    view->status = (tutti_status)json_number(from, "status", 0);
+    view->waiting_for = (int)json_number(from, "waiting_for", -1);
+}
+
+static void read_group(const json *from, tu_recorder_group_view *group) {
+    memset(group, 0, sizeof *group);
+    group->key = strtoull(json_text(from, "key"), NULL, 16);
+    group->size = (int)json_number(from, "size", 0);
+    snprintf(group->name, sizeof group->name, "%s", json_text(from, "name"));
+    const json *ranks = json_member(from, "ranks");
+    for (const json *rank = ranks != NULL ? ranks->first : NULL; rank != NULL && group->members < TU_RECORDER_MEMBERS;
+         rank = rank->next)
+        group->world_ranks[group->members++] = (int)rank->number;
+}
+
+static int copy_file(flight *f, const json *from) {
+    snprintf(f->world, sizeof f->world, "%s", json_text(from, "world"));
+    snprintf(f->host, sizeof f->host, "%s", json_text(from, "host"));
+    f->rank = (int)json_number(from, "rank", 0);
+    f->size = (int)json_number(from, "size", 0);
+    f->pid = (int)json_number(from, "pid", 0);
+    f->state = state_of(json_text(from, "state"));
+    f->status_known = json_member(from, "wait_status") != NULL;
+    f->wait_status = (int)json_number(from, "wait_status", 0);
+    correct_state(f);
+    f->now_ns = json_number(from, "written_ns", 0);
+    f->opened_ns = json_number(from, "opened_ns", 0);
+    f->wall_minus_clock_ns = json_number(from, "wall_minus_clock_ns", 0);
+    const json *entries = json_member(from, "entries"), *groups = json_member(from, "groups");
+    f->entries = calloc(count_members(entries) + 1, sizeof *f->entries);
+    f->groups = calloc(count_members(groups) + 1, sizeof *f->groups);
+    if (f->entries == NULL || f->groups == NULL)
+        return tool_fail("out of memory for the flight recorder of rank %d", f->rank);
+    for (const json *entry = entries != NULL ? entries->first : NULL; entry != NULL; entry = entry->next)
+        read_entry(entry, &f->entries[f->entry_count++]);
+    for (const json *group = groups != NULL ? groups->first : NULL; group != NULL; group = group->next)
+        read_group(group, &f->groups[f->group_count++]);
+    return 0;
+}
+
+/* The whole file, which the caller frees; NULL with errno. */
+static char *read_whole(const char *path, size_t *bytes) {
+    FILE *file = fopen(path, "re");
+    if (file == NULL)
+        return NULL;
+    char *text = NULL;
+    size_t used = 0, room = 0;
+    do {
+        if (used + 65536 > room) {
+            room = 2 * room + 65536;
+            char *larger = realloc(text, room);
+            if (larger == NULL)
+                break;
+            text = larger;
+        }
+        used += fread(text + used, 1, room - used, file);
+    } while (!feof(file) && !ferror(file));
+    bool complete = feof(file) != 0;
+    fclose(file);
+    if (!complete) {
+        free(text);
+        return NULL;
+    }
+    *bytes = used;
+    return text;
+}
+
+static int add_file(flight_list *list, const char *path, bool must) {
+    size_t bytes = 0;
+    char problem[160];
+    char *text = read_whole(path, &bytes);
+    if (text == NULL)
+        return tool_fail("cannot read %s: %s", path, strerror(errno));
+    json *from = json_parse(text, bytes, problem, sizeof problem);
+    free(text);
+    int64_t version = json_number(from, "tutti_flight_recorder", 0);
+    int failed = 0;
+    if (from == NULL)
+        failed = must ? tool_fail("%s is not JSON: %s", path, problem) : 0;
+    else if (version != 1)
+        failed = must ? tool_fail(version == 0 ? "%s is not a flight recorder of Tutti" : "%s was written by another version of Tutti",
+                                  path)
+                      : 0;
+    else {
+        flight *f = add_flight(list, json_text(from, "job"));
+        failed = f == NULL ? tool_fail("out of memory for the list of ranks") : copy_file(f, from);
+    }
+    json_free(from);
+    return failed;
+}
+
+int flight_add_path(flight_list *list, const char *path) {
+    struct stat file;
+    if (stat(path, &file) != 0)
+        return tool_fail("%s is neither the id of a running job nor a file: %s", path, strerror(errno));
+    if (!S_ISDIR(file.st_mode)) {
+        int failed = add_file(list, path, true);
+        sort(list);
+        return failed;
+    }
+    DIR *folder = opendir(path);
+    if (folder == NULL)
+        return tool_fail("cannot read the folder %s: %s", path, strerror(errno));
+    struct dirent *entry;
+    int failed = 0;
+    size_t before = list->count;
+    while (!failed && (entry = readdir(folder)) != NULL) {
+        size_t length = strlen(entry->d_name);
+        if (length < 5 || strcmp(entry->d_name + length - 5, ".json") != 0)
+            continue;
+        char name[8192];
+        snprintf(name, sizeof name, "%s/%s", path, entry->d_name);
+        failed = add_file(list, name, false);
+    }
+    closedir(folder);
+    if (!failed && list->count == before)
+        failed = tool_fail("there is no flight recorder in %s", path);
+    sort(list);
+    return failed;
+}
+
+/* ---- what follows ---- */
+
+const char *flight_group_name(const flight *f, uint64_t key) {
+    for (size_t i = 0; i < f->group_count; i++)
+        if (f->groups[i].key == key)
+            return f->groups[i].name;
+    return "?";
+}
+
+void flight_text(const flight *f, const tu_record_view *entry, char *text, size_t bytes) {
+    tu_op_info_text(&entry->info, flight_group_name(f, entry->info.group_key), text, bytes);
+}
+
+const tu_record_view *flight_current(const flight *f) {
+    for (size_t i = f->entry_count; i-- > 0;)
+        if (f->entries[i].running)
+            return &f->entries[i];
+    return NULL;
+}
+
+const tu_record_view *flight_last(const flight *f, uint64_t group_key) {
+    for (size_t i = f->entry_count; i-- > 0;)
+        if (!f->entries[i].running && (group_key == 0 || f->entries[i].info.group_key == group_key))
+            return &f->entries[i];
+    return NULL;
+}
+
+const tu_record_view *flight_at(const flight *f, uint64_t group_key, uint64_t sequence) {
+    for (size_t i = f->entry_count; i-- > 0;) {
+        const tu_op_info *info = &f->entries[i].info;
+        if (info->group_key == group_key && info->sequence == sequence && tu_op_sequenced((tu_operation)info->operation))
+            return &f->entries[i];
+    }
+    return NULL;
+}
+
+/* The highest sequence number that the rank has begun in the group. */
+static uint64_t reached(const flight *f, uint64_t group_key) {
+    uint64_t highest = 0;
+    for (size_t i = 0; i < f->entry_count; i++) {
+        const tu_op_info *info = &f->entries[i].info;
+        if (info->group_key == group_key && tu_op_sequenced((tu_operation)info->operation) && info->sequence > highest)
+            highest = info->sequence;
+    }
+    return highest;
+}
+
+static const tu_recorder_group_view *group_of(const flight *f, uint64_t key) {
+    for (size_t i = 0; i < f->group_count; i++)
+        if (f->groups[i].key == key)
+            return &f->groups[i];
+    return NULL;
+}
+
+int flight_missing(const flight_job *job, const tu_record_view *entry, bool *missing, int size) {
+    int count = 0;
+    memset(missing, 0, (size_t)size * sizeof *missing);
+    if (!tu_op_sequenced((tu_operation)entry->info.operation)) {
+        if (entry->waiting_for >= 0 && entry->waiting_for < size)
+            missing[entry->waiting_for] = true, count = 1;
+        return count;
+    }
+    for (size_t i = 0; i < job->count; i++) {
+        const flight *f = &job->flights[i];
+        bool member = group_of(f, entry->info.group_key) != NULL;
+        if (f->rank >= size || !member || reached(f, entry->info.group_key) >= entry->info.sequence)
+            continue;
+        missing[f->rank] = true;
+        count++;
+    }
+    return count;
+}
+
+void flight_duration(int64_t ns, char *text, size_t bytes) {
+    if (ns < 0)
+        ns = 0;
+    if (ns < 1000000)
+        snprintf(text, bytes, "%.0f us", (double)ns / 1e3);
+    else if (ns < TU_SECOND)
+        snprintf(text, bytes, "%.0f ms", (double)ns / 1e6);
+    else if (ns < 60 * TU_SECOND)
+        snprintf(text, bytes, "%.1f s", (double)ns / 1e9);
+    else if (ns < 3600 * TU_SECOND)
+        snprintf(text, bytes, "%d min %d s", (int)(ns / TU_SECOND / 60), (int)(ns / TU_SECOND % 60));
+    else
+        snprintf(text, bytes, "%d h %d min", (int)(ns / TU_SECOND / 3600), (int)(ns / TU_SECOND / 60 % 60));
+}
+
+void flight_doing(const flight *f, char *text, size_t bytes) {
+    char what[200], since[32], last[320] = "";
+    const tu_record_view *current = flight_current(f), *ended = flight_last(f, 0);
+    if (ended != NULL) {
+        flight_text(f, ended, what, sizeof what);
+        flight_duration(f->now_ns - ended->ended_ns, since, sizeof since);
+        snprintf(last, sizeof last, "; its last operation, %s, %s %s before", what,
+                 ended->status == TUTTI_OK ? "ended" : "failed", since);
+    }
+    if (f->state == TU_SLOT_EMPTY || f->state == TU_RANK_JOINING) {
+        snprintf(text, bytes, "has not joined the world yet");
+    } else if (f->state == TU_RANK_DEAD) {
+        char how[96] = "died";
+        if (f->status_known)
+            tool_wait_text(f->wait_status, how, sizeof how);
+        snprintf(text, bytes, "%s%s", how, last);
+    } else if (f->state == TU_RANK_CLOSED) {
+        snprintf(text, bytes, "has closed its world%s", last);
+    } else if (f->has_process && (f->process.state == 'T' || f->process.state == 't')) {
+        snprintf(text, bytes, "is stopped by a signal or a debugger%s", last);
+    } else if (current != NULL) {
+        flight_text(f, current, what, sizeof what);
+        flight_duration(f->now_ns - current->created_ns, since, sizeof since);
+        snprintf(text, bytes, "is in %s for %s", what, since);
+    } else if (f->has_process && f->process.state == 'R') {
+        snprintf(text, bytes, "is computing on CPU %d, in no operation of Tutti%s", f->process.cpu, last);
+    } else {
+        snprintf(text, bytes, "is %sin no operation of Tutti%s", f->has_process && f->process.state == 'S' ? "asleep, " : "", last);
+    }
+}
+
+/* ---- divergence ---- */
+
+/* How long a rank may be late in a running job before that is a finding. */
+#define LATE_NS TU_SECOND
+
+/* Whether two ranks' entries under the same number belong to the same call. Counts may differ where the operation allows it. */
+static bool same_call(const tu_op_info *one, const tu_op_info *other) {
+    if (one->operation != other->operation || one->dtype != other->dtype || one->reduction != other->reduction ||
+        one->root != other->root)
+        return false;
+    switch (one->operation) {
+    case TU_OP_ALL_GATHER_V:
+    case TU_OP_ALL_TO_ALL_V:
+    case TU_OP_REDUCE_SCATTER_V:
+    case TU_OP_ALL_TO_ALL_VDEV:
+    case TU_OP_ALL_TO_ALL_VDEV_2D:
+    case TU_OP_ALL_TO_ALL_VDEV_2D_OFFSET:
+    case TU_OP_BATCH:
+    case TU_OP_PERMUTE:
+        return true;
+    default:
+        return one->count == other->count;
+    }
+}
+
+typedef struct finding {
+    int64_t at_ns; /* when the first rank called it */
+    char text[1600];
+} finding;
+
+static void append(char *text, size_t bytes, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void append(char *text, size_t bytes, const char *format, ...) {
+    size_t used = strlen(text);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text + used, bytes - used, format, arguments);
+    va_end(arguments);
+}
+
+/* Ranks that made the same call as `like` under its number: "ranks 0 and 2". Marks them in `told`. */
+static void who_called(const flight_job *job, const tu_record_view *like, bool *told, char *text, size_t bytes) {
+    bool chosen[job->count + 1];
+    int count = 0, size = 0;
+    for (size_t i = 0; i < job->count; i++)
+        if (job->flights[i].rank >= size)
+            size = job->flights[i].rank + 1;
+    bool by_rank_flags[size];
+    memset(by_rank_flags, 0, sizeof by_rank_flags);
+    for (size_t i = 0; i < job->count; i++) {
+        const tu_record_view *entry = flight_at(&job->flights[i], like->info.group_key, like->info.sequence);
+        chosen[i] = entry != NULL && same_call(&entry->info, &like->info);
+        if (!chosen[i])
+            continue;
+        by_rank_flags[job->flights[i].rank] = true;
+        told[i] = true;
+        count++;
+    }
+    char list[200];
+    tool_rank_list(by_rank_flags, size, list, sizeof list);
+    snprintf(text, bytes, "rank%s %s", count == 1 ? "" : "s", list);
+}
+
+static void tell_mismatch(const flight_job *job, uint64_t key, uint64_t sequence, finding *found) {
+    bool told[job->count];
+    memset(told, 0, sizeof told);
+    for (size_t i = 0; i < job->count; i++) {
+        const tu_record_view *entry = flight_at(&job->flights[i], key, sequence);
+        if (entry == NULL || told[i])
+            continue;
+        char who[240], what[200];
+        who_called(job, entry, told, who, sizeof who);
+        flight_text(&job->flights[i], entry, what, sizeof what);
+        append(found->text, sizeof found->text, "%s%s called %s", found->text[0] != '\0' ? ", " : "", who, what);
+    }
+    append(found->text, sizeof found->text,
+           ". All ranks of a group must make the same calls in the same order: one of them skipped a call, made one too many, or "
+           "gave another size, type or root.");
+}
+
+static void tell_late(const flight_job *job, const flight *waiting, const tu_record_view *entry, finding *found) {
+    char what[200], list[200], since[32];
+    int size = waiting->size;
+    bool missing[size > 0 ? size : 1];
+    int count = flight_missing(job, entry, missing, size);
+    flight_text(waiting, entry, what, sizeof what);
+    flight_duration((entry->running ? waiting->now_ns : entry->ended_ns) - entry->created_ns, since, sizeof since);
+    tool_rank_list(missing, size, list, sizeof list);
+    append(found->text, sizeof found->text, "rank%s %s did not come to %s, for which rank %d %s %s:", count == 1 ? "" : "s", list,
+           what, waiting->rank, entry->running ? "has been waiting" : "waited", since);
+    for (size_t i = 0; i < job->count; i++) {
+        const flight *f = &job->flights[i];
+        if (f->rank >= size || !missing[f->rank])
+            continue;
+        char doing[400];
+        flight_doing(f, doing, sizeof doing);
+        append(found->text, sizeof found->text, " rank %d (pid %d) %s;", f->rank, f->pid, doing);
+    }
+    found->text[strlen(found->text) - 1] = '.';
+}
+
+/* Looks at one sequence number of one group. */
+static bool examine(const flight_job *job, uint64_t key, uint64_t sequence, finding *found) {
+    const tu_record_view *first = NULL, *earliest = NULL, *waiting = NULL;
+    const flight *waiter = NULL;
+    bool mismatch = false;
+    for (size_t i = 0; i < job->count; i++) {
+        const tu_record_view *entry = flight_at(&job->flights[i], key, sequence);
+        if (entry == NULL)
+            continue;
+        if (first == NULL)
+            first = entry;
+        mismatch |= !same_call(&first->info, &entry->info);
+        if (earliest == NULL || entry->created_ns < earliest->created_ns)
+            earliest = entry;
+        bool late = entry->running ? job->flights[i].now_ns - entry->created_ns >= LATE_NS
+                                   : entry->status == TUTTI_ERROR_TIMEOUT || entry->status == TUTTI_ERROR_DEAD ||
+                                         entry->status == TUTTI_ERROR_GONE;
+        if (late && (waiting == NULL || entry->created_ns < waiting->created_ns)) {
+            waiting = entry;
+            waiter = &job->flights[i];
+        }
+    }
+    if (first == NULL)
+        return false;
+    found->at_ns = earliest->created_ns;
+    found->text[0] = '\0';
+    if (mismatch) {
+        tell_mismatch(job, key, sequence, found);
+        return true;
+    }
+    bool missing[waiter != NULL && waiter->size > 0 ? waiter->size : 1];
+    if (waiting == NULL || flight_missing(job, waiting, missing, waiter->size) == 0)
+        return false;
+    tell_late(job, waiter, waiting, found);
+    return true;
+}
+
+/* The first divergence in one group. Numbers that a recorder has forgotten already cannot be compared. */
+static bool examine_group(const flight_job *job, uint64_t key, finding *found) {
+    uint64_t from = 1, to = 0;
+    for (size_t i = 0; i < job->count; i++) {
+        const flight *f = &job->flights[i];
+        uint64_t oldest = 0;
+        for (size_t e = 0; e < f->entry_count && f->entry_count >= TU_RECORDER_ENTRIES - 16; e++) {
+            const tu_op_info *info = &f->entries[e].info;
+            if (info->group_key == key && tu_op_sequenced((tu_operation)info->operation) && !f->entries[e].running) {
+                oldest = info->sequence;
+                break;
+            }
+        }
+        if (oldest > from)
+            from = oldest;
+        uint64_t highest = reached(f, key);
+        if (highest > to)
+            to = highest;
+    }
+    for (uint64_t sequence = from; sequence <= to; sequence++)
+        if (examine(job, key, sequence, found))
+            return true;
+    return false;
+}
+
+bool flight_divergence(const flight_job *job, char *text, size_t bytes) {
+    finding *best = malloc(2 * sizeof *best), *candidate = best + 1;
+    bool any = false;
+    if (best == NULL)
+        return false;
+    for (size_t i = 0; i < job->count; i++) {
+        for (size_t g = 0; g < job->flights[i].group_count; g++) {
+            uint64_t key = job->flights[i].groups[g].key;
+            bool seen = false; /* by an earlier rank's list */
+            for (size_t before = 0; before < i && !seen; before++)
+                seen = group_of(&job->flights[before], key) != NULL;
+            if (seen || !examine_group(job, key, candidate))
+                continue;
+            if (!any || candidate->at_ns < best->at_ns)
+                *best = *candidate;
+            any = true;
+        }
+    }
+    if (any)
+        snprintf(text, bytes, "%s", best->text);
+    free(best);
+    return any;
+}

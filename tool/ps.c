@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * `tutti ps`: every rank of every job of this user on this host, running or hung, without the job's help.
+ */
+#include <getopt.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/settings.h"
+#include "flight.h"
+#include "job/dump.h"
+#include "tool.h"
+
+static const char help_text[] =
+    "Usage: tutti ps [OPTION…] [JOB]\n"
+    "\n"
+    "Shows the jobs of this user on this host, running or hung: for each rank its process, its state, the CPU it ran on last, the\n"
+    "operation it is in, for how long, and which ranks it waits for. The job does not notice. JOB is the beginning of a job's\n"
+    "id; without it all are shown.\n"
+    "\n"
+    "  -c, --counters       also calls, bytes and time per operation, summed over the ranks\n"
+    "  -w, --watch[=TIME]   again and again, every TIME (default 1s), until interrupted\n"
+    "      --json           as JSON, for programs\n"
+    "\n"
+    "States: runs, sleeps, kernel (in a system call that cannot be interrupted), stopped (by a signal or a debugger), zombie (ended, not yet\n"
+    "reaped by its parent), joining, closed (its world), dead.\n"
+    "\n"
+    "Exit status: 0 when a job was shown, 1 when there is none, 2 for wrong usage.\n";
+
+static int ps_main(int argc, char **argv);
+const tool_command tool_ps = { "ps", "show what every rank of running jobs does", help_text, ps_main };
+
+static const char *state_text(const flight *f) {
+    switch (f->state) {
+    case TU_SLOT_EMPTY:
+    case TU_RANK_JOINING:
+        return "joining";
+    case TU_RANK_CLOSED:
+        return "closed";
+    case TU_RANK_DEAD:
+        return "dead";
+    default:
+        break;
+    }
+    switch (f->has_process ? f->process.state : '?') {
+    case 'R':
+        return "runs";
+    case 'S':
+    case 'I':
+        return "sleeps";
+    case 'D':
+        return "kernel";
+    case 'T':
+    case 't':
+        return "stopped";
+    case 'Z':
+    case 'X':
+        return "zombie";
+    default:
+        return "?";
+    }
+}
+
+/* Ranks that this one waits for, in words and as flags. */
+static int waits_for(const flight_job *job, const flight *f, bool *missing, char *text, size_t bytes) {
+    const tu_record_view *current = flight_current(f);
+    text[0] = '\0';
+    if (current == NULL || f->state == TU_RANK_DEAD || f->state == TU_RANK_CLOSED)
+        return 0;
+    int count = flight_missing(job, current, missing, f->size);
+    if (count == 0 && current->waiting_for >= 0 && current->waiting_for < f->size)
+        missing[current->waiting_for] = true, count = 1;
+    if (count > 0)
+        tool_rank_list(missing, f->size, text, bytes);
+    return count;
+}
+
+/* ---- as text ---- */
+
+/* What it is in, or what it did last. */
+static void operation_text(const flight *f, char *text, size_t bytes) {
+    const tu_record_view *current = flight_current(f), *last = flight_last(f, 0);
+    bool ended = f->state == TU_RANK_DEAD || f->state == TU_RANK_CLOSED;
+    snprintf(text, bytes, "-");
+    if (f->state == TU_RANK_DEAD) {
+        flight_doing(f, text, bytes);
+    } else if (current != NULL && !ended) {
+        flight_text(f, current, text, bytes);
+    } else if (last != NULL) {
+        char what[200], since[32];
+        flight_text(f, last, what, sizeof what);
+        flight_duration(f->now_ns - last->ended_ns, since, sizeof since);
+        snprintf(text, bytes, "- %s %s %s ago", what, last->status == TUTTI_OK ? "ended" : "failed", since);
+    }
+}
+
+static void print_rank(const flight_job *job, const flight *f, int width) {
+    char operation[480], since[32] = "", waits[128], cpu[16] = "";
+    bool missing[f->size > 0 ? f->size : 1];
+    const tu_record_view *current = flight_current(f);
+    operation_text(f, operation, sizeof operation);
+    if (current != NULL && f->state != TU_RANK_DEAD && f->state != TU_RANK_CLOSED)
+        flight_duration(f->now_ns - current->created_ns, since, sizeof since);
+    waits_for(job, f, missing, waits, sizeof waits);
+    if (f->has_process)
+        snprintf(cpu, sizeof cpu, "%d", f->process.cpu);
+    printf("  %5d %8d %-8s %4s  %-*s %10s  %s\n", f->rank, f->pid, state_text(f), cpu, width, operation, since, waits);
+}
+
+static void print_counters(const flight_job *job) {
+    bool any = false;
+    for (int operation = 1; operation < TU_OP_COUNT; operation++) {
+        tu_counters sum = { 0 };
+        for (size_t i = 0; i < job->count; i++) {
+            const tu_counters *one = &job->flights[i].counters[operation];
+            sum.calls += one->calls;
+            sum.failures += one->failures;
+            sum.bytes += one->bytes;
+            sum.time_ns += one->time_ns;
+        }
+        if (sum.calls == 0)
+            continue;
+        if (!any)
+            printf("  %-28s %12s %9s %16s %12s %12s\n", "OPERATION", "CALLS", "FAILED", "BYTES", "TIME", "PER CALL");
+        any = true;
+        char time[32], each[32];
+        flight_duration(sum.time_ns, time, sizeof time);
+        flight_duration(sum.time_ns / (int64_t)sum.calls, each, sizeof each);
+        printf("  %-28s %12" PRIu64 " %9" PRIu64 " %16" PRIu64 " %12s %12s\n", tu_operation_name((tu_operation)operation),
+               sum.calls, sum.failures, sum.bytes, time, each);
+    }
+}
+
+static void print_job(const flight_job *job, bool counters) {
+    const flight *first = &job->flights[0];
+    char age[32], text[2048];
+    int width = 20;
+    for (size_t i = 0; i < job->count; i++) {
+        operation_text(&job->flights[i], text, sizeof text);
+        if ((int)strlen(text) > width)
+            width = strlen(text) < 80 ? (int)strlen(text) : 80;
+    }
+    int64_t opened = first->opened_ns;
+    for (size_t i = 0; i < job->count; i++)
+        if (job->flights[i].opened_ns != 0 && (opened == 0 || job->flights[i].opened_ns < opened))
+            opened = job->flights[i].opened_ns;
+    flight_duration(first->now_ns - opened, age, sizeof age);
+    printf("job %s: world %s, %zu rank%s on this host", first->job, first->world, job->count, job->count == 1 ? "" : "s");
+    if ((int)job->count != first->size)
+        printf(" of %d", first->size);
+    printf(", open for %s\n", age);
+    printf("  %5s %8s %-8s %4s  %-*s %10s  %s\n", "RANK", "PID", "STATE", "CPU", width, "OPERATION", "FOR", "WAITS FOR");
+    for (size_t i = 0; i < job->count; i++)
+        print_rank(job, &job->flights[i], width);
+    if (flight_divergence(job, text, sizeof text))
+        printf("  The ranks went apart: %s\n", text);
+    if (counters)
+        print_counters(job);
+}
+
+/* ---- as JSON ---- */
+
+static void json_rank(const flight_job *job, const flight *f) {
+    const tu_record_view *current = flight_current(f), *last = flight_last(f, 0);
+    bool missing[f->size > 0 ? f->size : 1];
+    char waits[128];
+    printf("{\"rank\": %d, \"pid\": %d, \"state\": \"%s\"", f->rank, f->pid, state_text(f));
+    if (f->has_process)
+        printf(", \"cpu\": %d", f->process.cpu);
+    if (f->status_known)
+        printf(", \"wait_status\": %d", f->wait_status);
+    int count = waits_for(job, f, missing, waits, sizeof waits);
+    const tu_record_view *shown[] = { current, last };
+    static const char *const names[] = { "current", "last" };
+    for (int i = 0; i < 2; i++) {
+        if (shown[i] == NULL)
+            continue;
+        const tu_op_info *info = &shown[i]->info;
+        printf(", \"%s\": {\"operation\": \"%s\", \"group\": ", names[i], tu_operation_name((tu_operation)info->operation));
+        tu_json_string(stdout, flight_group_name(f, info->group_key));
+        printf(", \"sequence\": %" PRIu64 ", \"count\": %" PRIu64, info->sequence, info->count);
+        if (info->dtype != 0)
+            printf(", \"dtype\": \"%s\"", tutti_dtype_name((tutti_dtype)info->dtype));
+        if (info->reduction != 0)
+            printf(", \"reduction\": \"%s\"", tutti_op_name((tutti_op)info->reduction));
+        if (shown[i]->running)
+            printf(", \"for_ns\": %" PRId64 "}", f->now_ns - shown[i]->created_ns);
+        else
+            printf(", \"took_ns\": %" PRId64 ", \"ended_ns_ago\": %" PRId64 ", \"status\": \"%s\"}",
+                   shown[i]->ended_ns - shown[i]->created_ns, f->now_ns - shown[i]->ended_ns, tutti_status_name(shown[i]->status));
+    }
+    printf(", \"waits_for\": [");
+    for (int rank = 0, told = 0; count > 0 && rank < f->size; rank++)
+        if (missing[rank])
+            printf("%s%d", told++ > 0 ? ", " : "", rank);
+    printf("], \"counters\": {");
+    for (int i = 1, told = 0; i < TU_OP_COUNT; i++)
+        if (f->counters[i].calls > 0)
+            printf("%s\"%s\": {\"calls\": %" PRIu64 ", \"failures\": %" PRIu64 ", \"bytes\": %" PRIu64 ", \"time_ns\": %" PRId64 "}",
+                   told++ > 0 ? ", " : "", tu_operation_name((tu_operation)i), f->counters[i].calls, f->counters[i].failures,
+                   f->counters[i].bytes, f->counters[i].time_ns);
+    printf("}}");
+}
+
+static void json_jobs(const flight_list *list) {
+    printf("[");
+    for (size_t i = 0; i < list->count; i++) {
+        const flight_job *job = &list->jobs[i];
+        char text[2048];
+        printf("%s\n{\"job\": \"%s\", \"world\": ", i > 0 ? "," : "", job->flights[0].job);
+        tu_json_string(stdout, job->flights[0].world);
+        printf(", \"size\": %d, \"divergence\": ", job->flights[0].size);
+        if (flight_divergence(job, text, sizeof text))
+            tu_json_string(stdout, text);
+        else
+            printf("null");
+        printf(", \"ranks\": [");
+        for (size_t r = 0; r < job->count; r++) {
+            printf("%s\n  ", r > 0 ? "," : "");
+            json_rank(job, &job->flights[r]);
+        }
+        printf("]}");
+    }
+    printf("]\n");
+}
+
+/* ---- the command ---- */
+
+static int show(const char *job, bool json, bool counters) {
+    flight_list list = { 0 };
+    int failed = flight_add_live(&list, job);
+    if (!failed && json) {
+        json_jobs(&list);
+    } else if (!failed) {
+        for (size_t i = 0; i < list.count; i++) {
+            if (i > 0)
+                putchar('\n');
+            print_job(&list.jobs[i], counters);
+        }
+        if (list.count == 0)
+            printf(*job != '\0' ? "no job of this user on this host has an id that begins with %s\n"
+                                : "no job of this user is running on this host%s\n",
+                   job);
+    }
+    failed |= list.count == 0;
+    flight_free(&list);
+    return failed;
+}
+
+static int ps_main(int argc, char **argv) {
+    static const struct option longs[] = { { "counters", no_argument, NULL, 'c' },
+                                           { "watch", optional_argument, NULL, 'w' },
+                                           { "json", no_argument, NULL, 'j' },
+                                           { "help", no_argument, NULL, 'h' },
+                                           { 0 } };
+    bool counters = false, json = false;
+    int64_t every = 0;
+    int option;
+    opterr = 0;
+    while ((option = getopt_long(argc, argv, ":cwh", longs, NULL)) != -1) {
+        switch (option) {
+        case 'c':
+            counters = true;
+            break;
+        case 'w':
+            every = TU_SECOND;
+            if (optarg != NULL && (tu_parse_duration(optarg, &every) || every <= 0))
+                return tool_usage(&tool_ps, "--watch=%s: must be a time, like 2s or 500ms", optarg);
+            break;
+        case 'j':
+            json = true;
+            break;
+        case 'h':
+            fputs(help_text, stdout);
+            return 0;
+        default:
+            return tool_usage(&tool_ps, "there is no option %s", argv[optind - 1]);
+        }
+    }
+    if (argc - optind > 1)
+        return tool_usage(&tool_ps, "one JOB at most");
+    const char *job = optind < argc ? argv[optind] : "";
+    if (every == 0)
+        return show(job, json, counters);
+    for (;;) {
+        if (isatty(1) && !json)
+            fputs("\033[H\033[2J", stdout);
+        show(job, json, counters);
+        fflush(stdout);
+        if (ferror(stdout))
+            return 1;
+        struct timespec pause = { .tv_sec = every / TU_SECOND, .tv_nsec = every % TU_SECOND };
+        nanosleep(&pause, NULL);
+    }
+}

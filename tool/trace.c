@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * `tutti trace`: merges flight recorders of running jobs, or of files that were written when one failed, says in words
+ * where the ranks went apart first, and writes a trace for Perfetto and Chrome.
+ */
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "flight.h"
+#include "job/dump.h"
+#include "tool.h"
+
+static const char help_text[] =
+    "Usage: tutti trace [OPTION…] [JOB | FILE | FOLDER]…\n"
+    "\n"
+    "Merges the flight recorders of the ranks of a job: of a running one, dead ranks included, by the beginning of its id; or of\n"
+    "one that failed, from the files that \"tutti run --log-dir\" or TUTTI_TRACE_DIR left. Without arguments: of all jobs of this\n"
+    "user on this host. Says in words where the ranks went apart first.\n"
+    "\n"
+    "  -o, --output FILE   write the operations of all ranks as a trace that https://ui.perfetto.dev and chrome://tracing open\n"
+    "  -l, --list          also list the last operations of each rank\n"
+    "  -n, --last N        how many of them; default 20\n"
+    "\n"
+    "Exit status: 0 when the ranks agree, 1 when they do not or nothing was found, 2 for wrong usage.\n";
+
+static int trace_main(int argc, char **argv);
+const tool_command tool_trace = { "trace", "say where ranks went apart; write a timeline", help_text, trace_main };
+
+/* ---- words ---- */
+
+static void list_entries(const flight *f, size_t last) {
+    size_t from = f->entry_count > last ? f->entry_count - last : 0;
+    for (size_t i = from; i < f->entry_count; i++) {
+        const tu_record_view *entry = &f->entries[i];
+        char what[200], took[32], ago[32];
+        flight_text(f, entry, what, sizeof what);
+        flight_duration((entry->running ? f->now_ns : entry->ended_ns) - entry->created_ns, took, sizeof took);
+        flight_duration(f->now_ns - entry->created_ns, ago, sizeof ago);
+        printf("    %9s ago  %s: %s %s\n", ago, what,
+               entry->running                 ? "running for"
+               : entry->status == TUTTI_OK ? "took"
+                                              : tutti_status_name(entry->status),
+               took);
+    }
+}
+
+static bool tell_job(const flight_job *job, bool list, size_t last) {
+    const flight *first = &job->flights[0];
+    char text[2048];
+    size_t operations = 0;
+    for (size_t i = 0; i < job->count; i++)
+        operations += job->flights[i].entry_count;
+    printf("job %s: world %s, recorders of %zu rank%s of %d, %zu operations\n", first->job, first->world, job->count,
+           job->count == 1 ? "" : "s", first->size, operations);
+    for (size_t i = 0; i < job->count; i++) {
+        flight_doing(&job->flights[i], text, sizeof text);
+        printf("  rank %d (pid %d) %s\n", job->flights[i].rank, job->flights[i].pid, text);
+        if (list)
+            list_entries(&job->flights[i], last);
+    }
+    bool apart = flight_divergence(job, text, sizeof text);
+    if (apart)
+        printf("  The first divergence: %s\n", text);
+    else
+        printf("  The ranks made the same calls in the same order as far as their recorders go back.\n");
+    return apart;
+}
+
+/* ---- the trace ---- */
+
+/* Threads of one rank lie side by side: each gets a line of its own. */
+static void write_entry(FILE *file, const flight *f, const tu_record_view *entry, bool *first) {
+    char name[200];
+    int64_t end = entry->running ? f->now_ns : entry->ended_ns;
+    flight_text(f, entry, name, sizeof name);
+    int64_t begin_wall = entry->created_ns + f->wall_minus_clock_ns;
+    fprintf(file, "%s\n{\"name\": \"%s\", \"cat\": \"%s\", \"ph\": \"X\", \"pid\": %d, \"tid\": %u, \"ts\": %" PRId64 ".%03d, \"dur\": %" PRId64 ".%03d",
+            *first ? "" : ",", tu_operation_name((tu_operation)entry->info.operation),
+            entry->running                 ? "running"
+            : entry->status == TUTTI_OK ? "completed"
+                                           : "failed",
+            f->rank, entry->thread, begin_wall / 1000, (int)(begin_wall % 1000), (end - entry->created_ns) / 1000,
+            (int)((end - entry->created_ns) % 1000));
+    fputs(", \"args\": {\"call\": ", file);
+    tu_json_string(file, name);
+    fprintf(file, ", \"sequence\": %" PRIu64 ", \"count\": %" PRIu64 ", \"algorithm\": %d, \"status\": \"%s\"}}", entry->info.sequence,
+            entry->info.count, entry->info.algorithm, entry->running ? "running" : tutti_status_name(entry->status));
+    *first = false;
+}
+
+static void write_rank(FILE *file, const flight *f, bool *first) {
+    fprintf(file, "%s\n{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": %d, \"args\": {\"name\": \"rank %d (pid %d on ", *first ? "" : ",",
+            f->rank, f->rank, f->pid);
+    for (const char *at = f->host; *at != '\0'; at++)
+        fputc(*at == '"' || *at == '\\' ? '?' : *at, file);
+    fputs(")\"}}", file);
+    fprintf(file, ",\n{\"name\": \"process_sort_index\", \"ph\": \"M\", \"pid\": %d, \"args\": {\"sort_index\": %d}}", f->rank, f->rank);
+    *first = false;
+    for (size_t i = 0; i < f->entry_count; i++)
+        write_entry(file, f, &f->entries[i], first);
+}
+
+static int write_trace(const flight_list *list, const char *path) {
+    FILE *file = strcmp(path, "-") == 0 ? stdout : fopen(path, "we");
+    if (file == NULL)
+        return tool_fail("cannot write %s: %s", path, strerror(errno));
+    bool first = true;
+    fputs("{\"displayTimeUnit\": \"ns\", \"traceEvents\": [", file);
+    for (size_t i = 0; i < list->count; i++)
+        for (size_t r = 0; r < list->jobs[i].count; r++)
+            write_rank(file, &list->jobs[i].flights[r], &first);
+    fputs("\n]}\n", file);
+    int failed = ferror(file);
+    if (file != stdout)
+        failed |= fclose(file);
+    return failed ? tool_fail("cannot write %s: %s", path, strerror(errno)) : 0;
+}
+
+/* ---- the command ---- */
+
+static int gather(flight_list *list, char **names, int count) {
+    if (count == 0 && flight_add_live(list, ""))
+        return 1;
+    for (int i = 0; i < count; i++) {
+        struct stat file;
+        size_t before = list->count;
+        if (stat(names[i], &file) == 0 ? flight_add_path(list, names[i]) : flight_add_live(list, names[i]))
+            return 1;
+        if (list->count == before && stat(names[i], &file) != 0)
+            return tool_fail("%s is neither a file nor the id of a running job of this user on this host", names[i]);
+    }
+    if (list->count == 0) {
+        printf("no job of this user is running on this host\n");
+        return 1;
+    }
+    return 0;
+}
+
+static int trace_main(int argc, char **argv) {
+    static const struct option longs[] = { { "output", required_argument, NULL, 'o' },
+                                           { "list", no_argument, NULL, 'l' },
+                                           { "last", required_argument, NULL, 'n' },
+                                           { "help", no_argument, NULL, 'h' },
+                                           { 0 } };
+    const char *output = NULL;
+    bool list = false;
+    long last = 20;
+    int option;
+    opterr = 0;
+    while ((option = getopt_long(argc, argv, ":o:ln:h", longs, NULL)) != -1) {
+        switch (option) {
+        case 'o':
+            output = optarg;
+            break;
+        case 'l':
+            list = true;
+            break;
+        case 'n':
+            list = true;
+            last = strtol(optarg, NULL, 10);
+            if (last < 1)
+                return tool_usage(&tool_trace, "--last %s: must be a number from 1 on", optarg);
+            break;
+        case 'h':
+            fputs(help_text, stdout);
+            return 0;
+        case ':':
+            return tool_usage(&tool_trace, "%s needs a value", argv[optind - 1]);
+        default:
+            return tool_usage(&tool_trace, "there is no option %s", argv[optind - 1]);
+        }
+    }
+    flight_list jobs = { 0 };
+    int failed = gather(&jobs, argv + optind, argc - optind);
+    if (!failed && output != NULL)
+        failed = write_trace(&jobs, output);
+    bool apart = false;
+    bool trace_on_stdout = output != NULL && strcmp(output, "-") == 0;
+    for (size_t i = 0; !failed && !trace_on_stdout && i < jobs.count; i++)
+        apart |= tell_job(&jobs.jobs[i], list, (size_t)last);
+    flight_free(&jobs);
+    return failed || apart;
+}
