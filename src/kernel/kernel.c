@@ -106,6 +106,7 @@ void tu_reduce_many(void *const *to, int to_count, const void *const *from, int 
                                .from = from,
                                .from_count = from_count,
                                .factors = factors,
+                               .reciprocal = (from_count & (from_count - 1)) == 0 ? 1.0 / from_count : 0,
                                .stream = (flags & TU_KERNEL_STREAM) != 0 };
     uint64_t control = tu_float_control_enter();
     run(&reduction, count, dtype, op);

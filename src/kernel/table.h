@@ -15,6 +15,7 @@ typedef struct tu_reduction {
     void *const *to;
     const void *const *from;
     const double *factors; /* one per source, for premul_sum */
+    double reciprocal;     /* of from_count where that is exact, a power of two; else 0: averages divide */
     int to_count;
     int from_count;
     bool stream; /* store past the caches where the alignment allows; the caller fences */

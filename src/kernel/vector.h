@@ -4,10 +4,14 @@
  * instruction set defines VECTOR (bytes of a register), includes this, writes the primitives declared below with its own
  * instructions, and ends with DEFINE_TABLE.
  *
- * A step holds four registers of accumulators, adds every source to them in order, and stores them to every
+ * A step holds a few registers of accumulators, adds every source to them in order, and stores them to every
  * destination: each source is read once, nothing passes through memory in between, and as all sources of a step are read
  * before it is stored, a destination may be a source. What is left at the end goes through the same code with partial
  * loads and stores, so that there is no second arithmetic for tails.
+ *
+ * One register of 16-bit or 8-bit elements becomes 2 or 4 registers of f32 accumulators. Which element sits where does
+ * not matter, as long as it is the same for every source: so bf16 and f8 are taken apart by shifts and masks inside each
+ * 32-bit lane, without moving anything between lanes.
  *
  * `dtype` and `op` are constants wherever these functions are inlined: the switches disappear.
  */
@@ -17,6 +21,13 @@
 #include "kernel/table.h"
 
 #define INLINE static inline __attribute__((always_inline))
+
+/* Loops over registers must be unrolled, or the registers become memory. clang does that by itself. */
+#if defined(__clang__)
+#define UNROLL
+#else
+#define UNROLL _Pragma("GCC unroll 4")
+#endif
 
 /* Bits in a register; the other types view them. Widened 16-bit and 8-bit elements are f32 lanes. */
 typedef uint8_t vector __attribute__((vector_size(VECTOR)));
@@ -32,47 +43,20 @@ typedef double vector_f64 __attribute__((vector_size(VECTOR)));
 
 /* --- the primitives that an instruction set provides --- */
 
-/* `bytes` is VECTOR, or VECTOR / 2 or VECTOR / 4 for elements that are widened; they lie at the front of the register.
- * Bytes of the register beyond are unspecified for whole loads and zero for partial ones. */
-INLINE vector load(const char *from, size_t bytes);
-INLINE void store(char *to, vector value, size_t bytes);
-INLINE void store_stream(char *to, vector value, size_t bytes); /* `to` is aligned to `bytes` */
-/* 0 < `bytes` < VECTOR, not a constant; nothing else is touched. */
+INLINE vector load(const char *from);
+INLINE void store(char *to, vector value);
+INLINE void store_stream(char *to, vector value); /* past the caches; `to` is aligned to VECTOR */
+/* 0 < `bytes` < VECTOR; what a load leaves is zero, and nothing else is touched. */
 INLINE vector load_partial(const char *from, size_t bytes);
 INLINE void store_partial(char *to, vector value, size_t bytes);
-/* Between the 16-bit elements at the front of a register and f32 lanes. */
-INLINE vector_f32 widen_f16(vector packed);
-INLINE vector narrow_f16(vector_f32 wide);
-INLINE vector_u32 widen_u16(vector packed);
-INLINE vector narrow_u32_to_u16(vector_u32 wide); /* the values fit in 16 bits */
-/* Between the bytes at the front of a register and 32-bit lanes. */
-INLINE vector_u32 widen_u8(vector packed);
-INLINE vector narrow_u32_to_u8(vector_u32 wide); /* the values fit in 8 bits */
-
-/* Partial access with nothing but scalar moves, for instruction sets without masks. */
-INLINE vector load_partial_by_parts(const char *from, size_t bytes) {
-    vector value = { 0 };
-    char *at = (char *)&value;
-    for (size_t part = VECTOR / 2; part >= 1; part /= 2) {
-        if (bytes & part) {
-            __builtin_memcpy(at, from, part);
-            at += part;
-            from += part;
-        }
-    }
-    return value;
-}
-
-INLINE void store_partial_by_parts(char *to, vector value, size_t bytes) {
-    const char *at = (const char *)&value;
-    for (size_t part = VECTOR / 2; part >= 1; part /= 2) {
-        if (bytes & part) {
-            __builtin_memcpy(to, at, part);
-            at += part;
-            to += part;
-        }
-    }
-}
+/* VECTOR bytes of f16 to two registers of f32, the first for the lower half, and back. From memory, because conversion of
+ * a loaded half is one instruction and taking a register apart is another. */
+INLINE void widen_f16(const char *from, vector *wide);
+INLINE vector narrow_f16(const vector *wide);
+/* The smaller or larger of each pair: a NaN of either side passes, -0 lies below +0. A NaN made of operands whose lower
+ * halves are zero has one too (narrow_bf16 relies on it). */
+INLINE vector_f32 extreme_f32(vector_f32 a, vector_f32 b, bool largest);
+INLINE vector_f64 extreme_f64(vector_f64 a, vector_f64 b, bool largest);
 
 /* --- elements to accumulators and back --- */
 
@@ -96,15 +80,17 @@ INLINE size_t element_size(tutti_dtype dtype) {
     }
 }
 
-INLINE size_t lane_size(tutti_dtype dtype) {
+/* Registers of accumulators for one register of elements. */
+INLINE int registers(tutti_dtype dtype) {
     switch (dtype) {
     case TUTTI_F16:
     case TUTTI_BF16:
+        return 2;
     case TUTTI_F8_E4M3:
     case TUTTI_F8_E5M2:
         return 4;
     default:
-        return element_size(dtype);
+        return 1;
     }
 }
 
@@ -113,23 +99,30 @@ INLINE vector_u32 choose_u32(vector_i32 mask, vector_u32 a, vector_u32 b) {
     return ((vector_u32)mask & a) | (~(vector_u32)mask & b);
 }
 
-INLINE vector_u64 choose_u64(vector_i64 mask, vector_u64 a, vector_u64 b) {
-    return ((vector_u64)mask & a) | (~(vector_u64)mask & b);
+/* bf16 is the upper half of an f32: even elements are shifted up, odd ones are in place. */
+INLINE void widen_bf16(vector packed, vector *wide) {
+    wide[0] = (vector)((vector_u32)packed << 16);
+    wide[1] = (vector)((vector_u32)packed & 0xffff0000);
 }
 
-INLINE vector narrow_bf16(vector_f32 wide) {
+INLINE vector_u32 round_bf16(vector wide, bool any_nan) {
     vector_u32 bits = (vector_u32)wide;
-    vector_u32 rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    vector_u32 quiet = bits >> 16 | 0x40;
-    return narrow_u32_to_u16(choose_u32(wide != wide, quiet, rounded));
+    vector_u32 rounded = bits + 0x7fff + (bits >> 16 & 1);
+    return any_nan ? choose_u32((vector_f32)wide != (vector_f32)wide, bits | 0x400000, rounded) : rounded;
 }
 
-/* e4m3 and e5m2 to f32 lanes. Normals: shift the mantissa up and change the exponent's bias. Denormals: put the mantissa
- * behind the implicit one of the smallest normal and subtract that again, exactly. Above `largest`: what the type has
- * beyond its finite values, `infinity` standing for the pattern of infinity. */
-INLINE vector_f32 widen_f8(vector packed, int exponent_bits, int mantissa_bits, int32_t largest, uint32_t infinity) {
+/* A NaN that comes from elements has a lower half of zeros, through arithmetic too, so that rounding leaves it alone.
+ * Only a factor can bring another: `any_nan`. */
+INLINE vector narrow_bf16(const vector *wide, bool any_nan) {
+    return (vector)(round_bf16(wide[0], any_nan) >> 16 | (round_bf16(wide[1], any_nan) & 0xffff0000));
+}
+
+/* e4m3 and e5m2, in the lowest byte of each lane, to f32. Normals: shift the mantissa up and change the exponent's bias.
+ * Denormals: put the mantissa behind the implicit one of the smallest normal and subtract that again, exactly. Above
+ * `largest`: what the type has beyond its finite values, `infinity` standing for the pattern of infinity. */
+INLINE vector widen_f8(vector_u32 bits, int exponent_bits, int mantissa_bits, int32_t largest, uint32_t infinity) {
     const uint32_t rebias = (uint32_t)(127 - ((1 << (exponent_bits - 1)) - 1)) << 23;
-    vector_u32 bits = widen_u8(packed), zero = bits - bits;
+    vector_u32 zero = bits - bits;
     vector_u32 sign = (bits & 0x80) << 24, magnitude = bits & 0x7f;
     vector_u32 normal = (magnitude << (23 - mantissa_bits)) + rebias;
     vector_u32 smallest = zero + (rebias + (1u << 23));
@@ -137,12 +130,12 @@ INLINE vector_f32 widen_f8(vector packed, int exponent_bits, int mantissa_bits, 
     vector_u32 huge = 0x7f800000 | (magnitude - infinity) << 20;
     vector_u32 result = choose_u32((vector_i32)magnitude < (1 << mantissa_bits), tiny, normal);
     result = choose_u32((vector_i32)magnitude > largest, huge, result);
-    return (vector_f32)(result | sign);
+    return (vector)(result | sign);
 }
 
-/* Rounds to a float of 4 or 5 exponent bits. Normals: add half of the last place, ties to even, in integers.
- * Denormals: adding a number whose last place is the smallest denormal lets the f32 addition round. */
-INLINE vector narrow_f8(vector_f32 wide, int exponent_bits, int mantissa_bits, uint32_t overflow, uint32_t too_large) {
+/* The reverse. Normals: add half of the last place, ties to even, in integers. Denormals: adding a number whose last
+ * place is the smallest denormal lets the f32 addition round. From `too_large` up: `overflow`. */
+INLINE vector_u32 narrow_f8(vector wide, int exponent_bits, int mantissa_bits, uint32_t overflow, int32_t too_large) {
     const int bias = (1 << (exponent_bits - 1)) - 1, drop = 23 - mantissa_bits;
     vector_u32 bits = (vector_u32)wide, zero = bits - bits;
     vector_u32 sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffff;
@@ -150,63 +143,57 @@ INLINE vector narrow_f8(vector_f32 wide, int exponent_bits, int mantissa_bits, u
     normal = (normal + ((1u << (drop - 1)) - 1) + (normal >> drop & 1)) >> drop;
     vector_u32 magic = zero + ((uint32_t)(127 - bias + 1 + drop) << 23);
     vector_u32 tiny = (vector_u32)((vector_f32)magnitude + (vector_f32)magic) - magic;
-    vector_i32 is_tiny = (vector_i32)magnitude < (vector_i32)(zero + ((uint32_t)(127 - bias + 1) << 23));
-    vector_u32 result = choose_u32(is_tiny, tiny, normal);
-    result = choose_u32((vector_i32)magnitude >= (vector_i32)(zero + too_large), zero + overflow, result);
-    result = choose_u32(wide != wide, zero + 0x7f, result);
-    return narrow_u32_to_u8(result | sign);
+    vector_u32 result = choose_u32((vector_i32)magnitude < ((127 - bias + 1) << 23), tiny, normal);
+    result = choose_u32((vector_i32)magnitude >= too_large, zero + overflow, result);
+    result = choose_u32((vector_i32)magnitude > 0x7f800000, zero + 0x7f, result);
+    return result | sign;
 }
 
-INLINE vector widen(vector packed, tutti_dtype dtype) {
+INLINE void widen(vector packed, vector *wide, tutti_dtype dtype) {
     switch (dtype) {
     case TUTTI_F16:
-        return (vector)widen_f16(packed);
+        widen_f16((const char *)&packed, wide);
+        break;
     case TUTTI_BF16:
-        return (vector)(widen_u16(packed) << 16);
+        widen_bf16(packed, wide);
+        break;
     case TUTTI_F8_E4M3:
-        return (vector)widen_f8(packed, 4, 3, 0x7e, 0x7e);
+        UNROLL for (int i = 0; i < 4; i++)
+            wide[i] = widen_f8((vector_u32)packed >> 8 * i & 0xff, 4, 3, 0x7e, 0x7e);
+        break;
     case TUTTI_F8_E5M2:
-        return (vector)widen_f8(packed, 5, 2, 0x7b, 0x7c);
+        UNROLL for (int i = 0; i < 4; i++)
+            wide[i] = widen_f8((vector_u32)packed >> 8 * i & 0xff, 5, 2, 0x7b, 0x7c);
+        break;
     case TUTTI_BOOL:
-        return (vector)(packed != 0) & 1;
+        wide[0] = (vector)(packed != 0) & 1;
+        break;
     default:
-        return packed;
+        wide[0] = packed;
     }
 }
 
-INLINE vector narrow(vector wide, tutti_dtype dtype) {
+INLINE vector narrow(const vector *wide, tutti_dtype dtype, tutti_op op) {
+    vector_u32 packed = { 0 };
     switch (dtype) {
     case TUTTI_F16:
-        return narrow_f16((vector_f32)wide);
+        return narrow_f16(wide);
     case TUTTI_BF16:
-        return narrow_bf16((vector_f32)wide);
+        return narrow_bf16(wide, op == TUTTI_PREMUL_SUM);
     case TUTTI_F8_E4M3:
-        return narrow_f8((vector_f32)wide, 4, 3, 0x7f, 0x43f00000);
+        UNROLL for (int i = 0; i < 4; i++)
+            packed |= narrow_f8(wide[i], 4, 3, 0x7f, 0x43f00000) << 8 * i;
+        return (vector)packed;
     case TUTTI_F8_E5M2:
-        return narrow_f8((vector_f32)wide, 5, 2, 0x7c, 0x47800000);
+        UNROLL for (int i = 0; i < 4; i++)
+            packed |= narrow_f8(wide[i], 5, 2, 0x7c, 0x47800000) << 8 * i;
+        return (vector)packed;
     default:
-        return wide;
+        return wide[0];
     }
 }
 
 /* --- the operations --- */
-
-/* A NaN of either side passes; of equal values only zeros differ in bits, and -0 is the smaller. */
-INLINE vector_f32 extreme_f32(vector_f32 a, vector_f32 b, bool largest) {
-    vector_i32 first = largest ? a > b : a < b;
-    vector_u32 equal = largest ? (vector_u32)a & (vector_u32)b : (vector_u32)a | (vector_u32)b;
-    vector_u32 result = choose_u32(first, (vector_u32)a, (vector_u32)b); /* b where unordered */
-    result = choose_u32(a == b, equal, result);
-    return (vector_f32)choose_u32(a != a, (vector_u32)a, result);
-}
-
-INLINE vector_f64 extreme_f64(vector_f64 a, vector_f64 b, bool largest) {
-    vector_i64 first = largest ? a > b : a < b;
-    vector_u64 equal = largest ? (vector_u64)a & (vector_u64)b : (vector_u64)a | (vector_u64)b;
-    vector_u64 result = choose_u64(first, (vector_u64)a, (vector_u64)b);
-    result = choose_u64(a == b, equal, result);
-    return (vector_f64)choose_u64(a != a, (vector_u64)a, result);
-}
 
 #define COMBINE_FLOAT(type, extreme)                                                                                   \
     switch (op) {                                                                                                      \
@@ -287,17 +274,36 @@ INLINE vector multiply(vector a, double factor, tutti_dtype dtype) {
     return dtype == TUTTI_F64 ? (vector)((vector_f64)a * factor) : (vector)((vector_f32)a * (float)factor);
 }
 
-INLINE vector divide(vector a, int divisor, tutti_dtype dtype) {
-    return dtype == TUTTI_F64 ? (vector)((vector_f64)a / (double)divisor) : (vector)((vector_f32)a / (float)divisor);
+INLINE vector divide(const tu_reduction *r, vector a, tutti_dtype dtype) {
+    if (r->reciprocal != 0)
+        return multiply(a, r->reciprocal, dtype);
+    return dtype == TUTTI_F64 ? (vector)((vector_f64)a / (double)r->from_count)
+                              : (vector)((vector_f32)a / (float)r->from_count);
 }
 
-INLINE vector prepare(const tu_reduction *r, vector packed, int source, tutti_dtype dtype, tutti_op op) {
-    vector wide = widen(packed, dtype);
-    return op == TUTTI_PREMUL_SUM ? multiply(wide, r->factors[source], dtype) : wide;
+/* The registers of accumulators at `sum` take in `bytes` (at most VECTOR) of source `s`; the first source starts them. */
+INLINE void accumulate(const tu_reduction *r, vector *sum, int s, size_t at, size_t bytes, tutti_dtype dtype, tutti_op op) {
+    const char *from = (const char *)r->from[s] + at;
+    vector wide[4];
+    if (bytes < VECTOR)
+        widen(load_partial(from, bytes), wide, dtype);
+    else if (dtype == TUTTI_F16)
+        widen_f16(from, wide);
+    else
+        widen(load(from), wide, dtype);
+    UNROLL for (int i = 0; i < registers(dtype); i++) {
+        if (op == TUTTI_PREMUL_SUM)
+            wide[i] = multiply(wide[i], r->factors[s], dtype);
+        sum[i] = s == 0 ? wide[i] : combine(sum[i], wide[i], dtype, op);
+    }
 }
 
-INLINE vector finish(const tu_reduction *r, vector sum, tutti_dtype dtype, tutti_op op) {
-    return narrow(op == TUTTI_AVG ? divide(sum, r->from_count, dtype) : sum, dtype);
+INLINE vector finish(const tu_reduction *r, vector *sum, tutti_dtype dtype, tutti_op op) {
+    UNROLL for (int i = 0; i < registers(dtype); i++) {
+        if (op == TUTTI_AVG)
+            sum[i] = divide(r, sum[i], dtype);
+    }
+    return narrow(sum, dtype, op);
 }
 
 /* --- the loops --- */
@@ -306,67 +312,62 @@ INLINE vector finish(const tu_reduction *r, vector sum, tutti_dtype dtype, tutti
 
 /* Elements until the first destination is aligned for streaming stores; 0 where that cannot be, or is not worth it. */
 INLINE size_t elements_to_alignment(const tu_reduction *r, size_t count, size_t size) {
-    size_t beyond = (uintptr_t)r->to[0] % 64;
+    size_t beyond = (uintptr_t)r->to[0] % VECTOR;
     if (count * size < 1024 || beyond == 0 || beyond % size != 0)
         return 0;
-    return (64 - beyond) / size;
+    return (VECTOR - beyond) / size;
 }
 
+/* Register by register, the last one perhaps partly. */
 INLINE void reduce_rest(const tu_reduction *r, size_t begin, size_t end, tutti_dtype dtype, tutti_op op) {
-    const size_t size = element_size(dtype), lanes = VECTOR / lane_size(dtype);
-    for (size_t at = begin; at < end; at += lanes) {
-        size_t left = end - at, bytes = (left < lanes ? left : lanes) * size;
-        bool whole = left >= lanes;
-        vector sum = { 0 };
-        for (int s = 0; s < r->from_count; s++) {
-            const char *from = (const char *)r->from[s] + at * size;
-            vector packed = whole ? load(from, lanes * size) : load_partial(from, bytes);
-            vector value = prepare(r, packed, s, dtype, op);
-            sum = s == 0 ? value : combine(sum, value, dtype, op);
-        }
+    const size_t size = element_size(dtype);
+    for (size_t at = begin * size; at < end * size; at += VECTOR) {
+        size_t left = end * size - at;
+        vector sum[4];
+        accumulate(r, sum, 0, at, left, dtype, op);
+        for (int s = 1; s < r->from_count; s++)
+            accumulate(r, sum, s, at, left, dtype, op);
         vector result = finish(r, sum, dtype, op);
         for (int d = 0; d < r->to_count; d++) {
-            char *to = (char *)r->to[d] + at * size;
-            if (whole)
-                store(to, result, lanes * size);
+            char *to = (char *)r->to[d] + at;
+            if (left < VECTOR)
+                store_partial(to, result, left);
             else
-                store_partial(to, result, bytes);
+                store(to, result);
         }
     }
 }
 
 INLINE void reduce_step(const tu_reduction *r, size_t at, tutti_dtype dtype, tutti_op op) {
-    const size_t size = element_size(dtype), bytes = VECTOR / lane_size(dtype) * size;
-    const char *from = (const char *)r->from[0] + at * size;
-    vector sum[STEP];
-    for (int i = 0; i < STEP; i++)
-        sum[i] = prepare(r, load(from + i * bytes, bytes), 0, dtype, op);
+    const int ratio = registers(dtype);
+    vector sum[STEP], result[STEP];
+    UNROLL for (int i = 0; i < STEP / ratio; i++)
+        accumulate(r, sum + i * ratio, 0, at + i * VECTOR, VECTOR, dtype, op);
     for (int s = 1; s < r->from_count; s++) {
-        from = (const char *)r->from[s] + at * size;
-        for (int i = 0; i < STEP; i++)
-            sum[i] = combine(sum[i], prepare(r, load(from + i * bytes, bytes), s, dtype, op), dtype, op);
+        UNROLL for (int i = 0; i < STEP / ratio; i++)
+            accumulate(r, sum + i * ratio, s, at + i * VECTOR, VECTOR, dtype, op);
     }
-    for (int i = 0; i < STEP; i++)
-        sum[i] = finish(r, sum[i], dtype, op);
+    UNROLL for (int i = 0; i < STEP / ratio; i++)
+        result[i] = finish(r, sum + i * ratio, dtype, op);
     for (int d = 0; d < r->to_count; d++) {
-        char *to = (char *)r->to[d] + at * size;
-        if (r->stream && (uintptr_t)to % bytes == 0) {
-            for (int i = 0; i < STEP; i++)
-                store_stream(to + i * bytes, sum[i], bytes);
+        char *to = (char *)r->to[d] + at;
+        if (r->stream && (uintptr_t)to % VECTOR == 0) {
+            UNROLL for (int i = 0; i < STEP / ratio; i++)
+                store_stream(to + i * VECTOR, result[i]);
         } else {
-            for (int i = 0; i < STEP; i++)
-                store(to + i * bytes, sum[i], bytes);
+            UNROLL for (int i = 0; i < STEP / ratio; i++)
+                store(to + i * VECTOR, result[i]);
         }
     }
 }
 
 INLINE void reduce(const tu_reduction *r, size_t begin, size_t end, tutti_dtype dtype, tutti_op op) {
-    const size_t step = STEP * VECTOR / lane_size(dtype);
-    size_t at = begin + elements_to_alignment(r, end - begin, element_size(dtype));
+    const size_t size = element_size(dtype), step = STEP / registers(dtype) * VECTOR / size;
+    size_t at = begin + elements_to_alignment(r, end - begin, size);
     if (at > begin)
         reduce_rest(r, begin, at, dtype, op);
     for (; at + step <= end; at += step)
-        reduce_step(r, at, dtype, op);
+        reduce_step(r, at * size, dtype, op);
     reduce_rest(r, at, end, dtype, op);
 }
 

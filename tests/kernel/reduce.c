@@ -497,6 +497,25 @@ TEST(a_factor_is_the_element_it_was) {
     CHECK(tu_factor(&(uint8_t){ 0x3c }, TUTTI_F8_E5M2) == 1);
 }
 
+TEST(a_factor_that_is_nan_makes_everything_nan) {
+    uint16_t ones[100], found[100];
+    for (int i = 0; i < 100; i++)
+        ones[i] = 0x3f80;
+    const uint32_t payloads[] = { 0x7fffffff, 0xffffffff, 0x7fc00001, 0x7fc0ffff };
+    FOR_EACH_SET(set) {
+        for (int i = 0; i < 4; i++) {
+            float nan;
+            memcpy(&nan, &payloads[i], sizeof nan);
+            double factors[] = { (double)nan, 1 };
+            tu_reduce(found, (const void *const[]){ ones, ones }, 2, 100, TUTTI_BF16, TUTTI_PREMUL_SUM, factors, 0);
+            for (int k = 0; k < 100; k++) {
+                if ((found[k] & 0x7fff) <= 0x7f80)
+                    FAIL("%s: NaN became %#x", set, found[k]);
+            }
+        }
+    }
+}
+
 TEST(kernels_are_chosen_and_can_be_named) {
     const char *chosen = tu_kernels_name();
     CHECK(strcmp(chosen, "reference") != 0); /* each processor that Tutti is tested on has something better */

@@ -8,30 +8,16 @@
 #define VECTOR 64
 #include "kernel/vector.h"
 
-INLINE vector load(const char *from, size_t bytes) {
-    if (bytes == 16)
-        return (vector)_mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)from));
-    if (bytes == 32)
-        return (vector)_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)from));
+INLINE vector load(const char *from) {
     return (vector)_mm512_loadu_si512(from);
 }
 
-INLINE void store(char *to, vector value, size_t bytes) {
-    if (bytes == 16)
-        _mm_storeu_si128((__m128i *)to, _mm512_castsi512_si128((__m512i)value));
-    else if (bytes == 32)
-        _mm256_storeu_si256((__m256i *)to, _mm512_castsi512_si256((__m512i)value));
-    else
-        _mm512_storeu_si512(to, (__m512i)value);
+INLINE void store(char *to, vector value) {
+    _mm512_storeu_si512(to, (__m512i)value);
 }
 
-INLINE void store_stream(char *to, vector value, size_t bytes) {
-    if (bytes == 16)
-        _mm_stream_si128((__m128i *)to, _mm512_castsi512_si128((__m512i)value));
-    else if (bytes == 32)
-        _mm256_stream_si256((__m256i *)to, _mm512_castsi512_si256((__m512i)value));
-    else
-        _mm512_stream_si512((void *)to, (__m512i)value);
+INLINE void store_stream(char *to, vector value) {
+    _mm512_stream_si512((void *)to, (__m512i)value);
 }
 
 INLINE vector load_partial(const char *from, size_t bytes) {
@@ -42,28 +28,28 @@ INLINE void store_partial(char *to, vector value, size_t bytes) {
     _mm512_mask_storeu_epi8(to, (UINT64_C(1) << bytes) - 1, (__m512i)value);
 }
 
-INLINE vector_f32 widen_f16(vector packed) {
-    return (vector_f32)_mm512_cvtph_ps(_mm512_castsi512_si256((__m512i)packed));
+INLINE void widen_f16(const char *from, vector *wide) {
+    wide[0] = (vector)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+    wide[1] = (vector)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from + 1));
 }
 
-INLINE vector narrow_f16(vector_f32 wide) {
-    return (vector)_mm512_castsi256_si512(_mm512_cvtps_ph((__m512)wide, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+INLINE vector narrow_f16(const vector *wide) {
+    __m256i low = _mm512_cvtps_ph((__m512)wide[0], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256i high = _mm512_cvtps_ph((__m512)wide[1], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return (vector)_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 
-INLINE vector_u32 widen_u16(vector packed) {
-    return (vector_u32)_mm512_cvtepu16_epi32(_mm512_castsi512_si256((__m512i)packed));
+/* VRANGE orders zeros but drops a NaN when the other side is a number; the sum brings it back. */
+INLINE vector_f32 extreme_f32(vector_f32 a, vector_f32 b, bool largest) {
+    __m512 x = (__m512)a, y = (__m512)b;
+    __m512 result = largest ? _mm512_range_ps(x, y, 0x05) : _mm512_range_ps(x, y, 0x04);
+    return (vector_f32)_mm512_mask_add_ps(result, _mm512_cmp_ps_mask(x, y, _CMP_UNORD_Q), x, y);
 }
 
-INLINE vector narrow_u32_to_u16(vector_u32 wide) {
-    return (vector)_mm512_castsi256_si512(_mm512_cvtepi32_epi16((__m512i)wide));
-}
-
-INLINE vector_u32 widen_u8(vector packed) {
-    return (vector_u32)_mm512_cvtepu8_epi32(_mm512_castsi512_si128((__m512i)packed));
-}
-
-INLINE vector narrow_u32_to_u8(vector_u32 wide) {
-    return (vector)_mm512_castsi128_si512(_mm512_cvtepi32_epi8((__m512i)wide));
+INLINE vector_f64 extreme_f64(vector_f64 a, vector_f64 b, bool largest) {
+    __m512d x = (__m512d)a, y = (__m512d)b;
+    __m512d result = largest ? _mm512_range_pd(x, y, 0x05) : _mm512_range_pd(x, y, 0x04);
+    return (vector_f64)_mm512_mask_add_pd(result, _mm512_cmp_pd_mask(x, y, _CMP_UNORD_Q), x, y);
 }
 
 DEFINE_TABLE(tu_kernels_avx512, "avx512");

@@ -7,56 +7,64 @@
 #define VECTOR 16
 #include "kernel/vector.h"
 
-INLINE vector load(const char *from, size_t bytes) {
+INLINE vector load(const char *from) {
+    return (vector)vld1q_u8((const uint8_t *)from);
+}
+
+INLINE void store(char *to, vector value) {
+    vst1q_u8((uint8_t *)to, (uint8x16_t)value);
+}
+
+/* Ordinary stores: a release orders them, and such cores stop allocating lines by themselves on long runs of stores. */
+INLINE void store_stream(char *to, vector value) {
+    store(to, value);
+}
+
+/* The binary digits of `bytes` say which parts there are. */
+INLINE vector load_partial(const char *from, size_t bytes) {
     vector value = { 0 };
-    __builtin_memcpy(&value, from, bytes);
+    char *at = (char *)&value;
+    UNROLL for (size_t part = VECTOR / 2; part >= 1; part /= 2) {
+        if (bytes & part) {
+            __builtin_memcpy(at, from, part);
+            at += part;
+            from += part;
+        }
+    }
     return value;
 }
 
-INLINE void store(char *to, vector value, size_t bytes) {
-    __builtin_memcpy(to, &value, bytes);
-}
-
-/* Ordinary stores: a release orders them, and cores of this kind leave write-allocation by themselves on long runs. */
-INLINE void store_stream(char *to, vector value, size_t bytes) {
-    store(to, value, bytes);
-}
-
-INLINE vector load_partial(const char *from, size_t bytes) {
-    return load_partial_by_parts(from, bytes);
-}
-
 INLINE void store_partial(char *to, vector value, size_t bytes) {
-    store_partial_by_parts(to, value, bytes);
+    const char *at = (const char *)&value;
+    UNROLL for (size_t part = VECTOR / 2; part >= 1; part /= 2) {
+        if (bytes & part) {
+            __builtin_memcpy(to, at, part);
+            at += part;
+            to += part;
+        }
+    }
 }
 
-INLINE vector_f32 widen_f16(vector packed) {
-    return (vector_f32)vcvt_f32_f16(vreinterpret_f16_u8(vget_low_u8((uint8x16_t)packed)));
+INLINE void widen_f16(const char *from, vector *wide) {
+    float16x8_t halves = vreinterpretq_f16_u8(vld1q_u8((const uint8_t *)from));
+    wide[0] = (vector)vcvt_f32_f16(vget_low_f16(halves));
+    wide[1] = (vector)vcvt_high_f32_f16(halves);
 }
 
-INLINE vector narrow_f16(vector_f32 wide) {
-    uint8x8_t half = vreinterpret_u8_f16(vcvt_f16_f32((float32x4_t)wide));
-    return (vector)vcombine_u8(half, half);
+INLINE vector narrow_f16(const vector *wide) {
+    float16x4_t low = vcvt_f16_f32((float32x4_t)wide[0]);
+    return (vector)vcvt_high_f16_f32(low, (float32x4_t)wide[1]);
 }
 
-INLINE vector_u32 widen_u16(vector packed) {
-    return (vector_u32)vmovl_u16(vreinterpret_u16_u8(vget_low_u8((uint8x16_t)packed)));
+/* FMIN and FMAX do just what is promised. */
+INLINE vector_f32 extreme_f32(vector_f32 a, vector_f32 b, bool largest) {
+    float32x4_t x = (float32x4_t)a, y = (float32x4_t)b;
+    return (vector_f32)(largest ? vmaxq_f32(x, y) : vminq_f32(x, y));
 }
 
-INLINE vector narrow_u32_to_u16(vector_u32 wide) {
-    uint8x8_t half = vreinterpret_u8_u16(vmovn_u32((uint32x4_t)wide));
-    return (vector)vcombine_u8(half, half);
-}
-
-INLINE vector_u32 widen_u8(vector packed) {
-    uint16x8_t pairs = vmovl_u8(vget_low_u8((uint8x16_t)packed));
-    return (vector_u32)vmovl_u16(vget_low_u16(pairs));
-}
-
-INLINE vector narrow_u32_to_u8(vector_u32 wide) {
-    uint16x4_t pairs = vmovn_u32((uint32x4_t)wide);
-    uint8x8_t bytes = vmovn_u16(vcombine_u16(pairs, pairs));
-    return (vector)vcombine_u8(bytes, bytes);
+INLINE vector_f64 extreme_f64(vector_f64 a, vector_f64 b, bool largest) {
+    float64x2_t x = (float64x2_t)a, y = (float64x2_t)b;
+    return (vector_f64)(largest ? vmaxq_f64(x, y) : vminq_f64(x, y));
 }
 
 DEFINE_TABLE(tu_kernels_neon, "neon");
