@@ -53,6 +53,10 @@ tutti_status tu_job_open(const tu_job_options *options, tu_job **job);
  * closes sockets, drops this rank's reference to the job segment. Mappings still held stay valid until released. */
 void tu_job_close(tu_job *job);
 
+/* The first part of closing alone: tells the peers that this rank is gone. Pieces and mappings can still be released until
+ * tu_job_close, which may come later: for a world that is closed while handles are alive. */
+void tu_job_goodbye(tu_job *job);
+
 int tu_job_rank(const tu_job *job);                 /* this rank's job rank */
 int tu_job_size(const tu_job *job);                 /* ranks of the world on this host */
 int tu_job_world_rank(const tu_job *job, int rank); /* from job rank to world rank */

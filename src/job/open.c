@@ -405,6 +405,11 @@ static void end_job(tu_job *job) {
     free(job);
 }
 
+void tu_job_goodbye(tu_job *job) {
+    if (!tu_job_forked(job))
+        tu_depart(job, TU_RANK_CLOSED, NULL);
+}
+
 void tu_job_close(tu_job *job) {
     if (job == NULL)
         return;

@@ -282,7 +282,7 @@ static tutti_status check_options(const tutti_world_options *options) {
 
 static tutti_status find_spawned(tu_launch *launch) {
     const tu_spawn_record *spawn = tu_spawn_current();
-    *launch = (tu_launch){ .launcher = "spawn", .rank = spawn->rank, .size = spawn->size, .store = spawn->store, .spawn = spawn };
+    *launch = (tu_launch){ .launcher = "spawn", .rank = spawn->rank, .size = spawn->size, .store = spawn->store };
     snprintf(launch->url, sizeof launch->url, "%s", spawn->url);
     return TUTTI_OK;
 }

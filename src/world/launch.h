@@ -32,7 +32,6 @@ typedef struct tu_launch {
     bool rank_0_hosts;      /* rank 0 serves the address, unless somebody does already */
     bool per_opening;       /* each opening has an address of its own: name and generation are appended */
     char prefix[192];       /* in front of all keys: run id and restart count; "" none */
-    const tu_spawn_record *spawn;
 } tu_launch;
 
 /* Finds out from options and environment. Local; nothing is opened. */

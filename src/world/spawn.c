@@ -49,7 +49,9 @@ static tutti_status close_left_open(const tu_spawn_record *record, tutti_status 
         if (status != TUTTI_OK) {
             tu_error_copy error;
             tu_error_save(&error);
-            tu_job_mark_dead(world->job, error.message);
+            char why[1024];
+            snprintf(why, sizeof why, "failed: %.1000s", error.message);
+            tu_job_mark_dead(world->job, why);
             (void)!tutti_world_close(world); /* its complaint would hide the rank's own error */
             tu_error_restore(&error);
         } else {

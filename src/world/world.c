@@ -271,7 +271,7 @@ tutti_status tutti_world_open(const tutti_world_options *given, tutti_world **ou
     world->rank = launch.rank;
     world->size = launch.size;
     world->launcher = launch.launcher;
-    world->spawn = launch.spawn;
+    world->spawn = tu_spawn_current();
     tu_launch_place(&launch, world->meeting, sizeof world->meeting);
     tu_log_set_rank(world->log, world->rank);
     status = claim(world);
@@ -384,6 +384,8 @@ tutti_status tutti_world_close(tutti_world *world) {
     world->group = NULL;
     atomic_store_explicit(&world->closed, 1, memory_order_release); /* pairs with the load in tu_world_check */
     drop_groups(world);
+    if (world->job != NULL)
+        tu_job_goodbye(world->job);
     tutti_status status = TUTTI_OK;
     if (atomic_load_explicit(&world->handles, memory_order_acquire) > 1)
         status = live_handles_error(world);

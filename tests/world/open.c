@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <pthread.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <tutti/group.h>
+#include <unistd.h>
+
+#include "../harness.h"
+#include "base/clock.h"
+#include "world/world.h"
+
+TEST(with_nothing_in_the_environment_a_world_of_one_rank_opens) {
+    tutti_world *world;
+    CHECK_OK(tutti_world_open(NULL, &world));
+    CHECK_EQ(tutti_world_rank(world), 0);
+    CHECK_EQ(tutti_world_size(world), 1);
+    CHECK_EQ(tutti_world_local_rank(world), 0);
+    CHECK_EQ(tutti_world_local_size(world), 1);
+    CHECK_TEXT(tutti_world_name(world), "default");
+    CHECK_TEXT(tutti_world_launcher(world), "alone");
+    CHECK(tutti_world_store(world) == NULL);
+    CHECK_TEXT(tutti_group_name(tutti_world_group(world)), "0");
+    CHECK_TEXT(tutti_group_description(tutti_world_group(world)), "default_pg");
+    CHECK_OK(tutti_world_close(world));
+}
+
+TEST_WORLD(ranks_find_each_other, 4) {
+    CHECK_EQ(tutti_world_size(world), 4);
+    CHECK_EQ(tutti_world_local_size(world), 4);
+    CHECK_EQ(tutti_world_rank(world), tutti_world_local_rank(world));
+    CHECK_TEXT(tutti_world_launcher(world), "spawn");
+    tutti_group *group = tutti_world_group(world);
+    CHECK_EQ(tutti_group_rank(group), tutti_world_rank(world));
+    CHECK_EQ(tutti_group_size(group), 4);
+    for (int i = 0; i < 4; i++)
+        CHECK_EQ(tutti_group_ranks(group)[i], i);
+    CHECK(tutti_world_store(world) != NULL);
+    /* The world's store works, too: everybody adds one. */
+    int64_t sum;
+    CHECK_OK(tutti_store_add(tutti_world_store(world), "hands", 1, &sum));
+    CHECK_OK(tutti_store_barrier(tutti_world_store(world), "all", 4, 0));
+    CHECK_OK(tutti_store_add(tutti_world_store(world), "hands", 0, &sum));
+    CHECK_EQ(sum, 4);
+    CHECK_OK(tutti_store_barrier(tutti_world_store(world), "read", 4, 0));
+    CHECK_OK(tutti_world_close(world));
+}
+
+TEST_WORLD(a_world_opens_again_under_its_name_after_closing, 3) {
+    (void)world;
+    for (int i = 0; i < 5; i++) {
+        tutti_world *again;
+        CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .name = "again", .rank = -1, .threads = -1), &again));
+        CHECK_TEXT(tutti_group_name(tutti_world_group(again)), "0"); /* the counter starts over */
+        tutti_group *group;
+        CHECK_OK(tutti_group_new(again, NULL, 0, NULL, &group));
+        CHECK_TEXT(tutti_group_name(group), "1");
+        tutti_group_release(group);
+        CHECK_OK(tutti_world_close(again));
+    }
+}
+
+TEST_WORLD(several_worlds_live_in_one_process, 3) {
+    tutti_world *second, *third;
+    tutti_world_options options = TUTTI_WORLD_OPTIONS_INIT;
+    options.name = "second";
+    CHECK_OK(tutti_world_open(&options, &second));
+    options.name = "third";
+    CHECK_OK(tutti_world_open(&options, &third));
+    /* Different histories in one do not disturb the other. */
+    tutti_group *groups[3];
+    CHECK_OK(tutti_group_new(second, NULL, 0, NULL, &groups[0]));
+    CHECK_OK(tutti_group_new(second, NULL, 0, NULL, &groups[1]));
+    CHECK_OK(tutti_group_new(third, NULL, 0, NULL, &groups[2]));
+    CHECK_TEXT(tutti_group_name(groups[1]), "2");
+    CHECK_TEXT(tutti_group_name(groups[2]), "1");
+    CHECK(tutti_group_world(groups[2]) == third);
+    for (int i = 0; i < 3; i++)
+        tutti_group_release(groups[i]);
+    CHECK_OK(tutti_world_close(second));
+    CHECK_OK(tutti_world_close(third));
+}
+
+TEST_WORLD(the_same_name_open_twice_in_one_rank_is_an_error, 2) {
+    (void)world;
+    tutti_world *twice;
+    CHECK_STATUS(tutti_world_open(NULL, &twice), TUTTI_ERROR_EXISTS);
+    CHECK_MESSAGE("\"default\" is already open");
+}
+
+TEST(closing_what_is_no_open_world_is_an_error) {
+    tutti_world *world;
+    CHECK_STATUS(tutti_world_close(NULL), TUTTI_ERROR_ARGUMENT);
+    CHECK_OK(tutti_world_open(NULL, &world));
+    CHECK_OK(tutti_world_close(world));
+    CHECK_STATUS(tutti_world_close(world), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("closed already");
+}
+
+TEST(closing_with_live_handles_lists_them_and_their_memory_goes_with_the_last) {
+    tutti_world *world;
+    CHECK_OK(tutti_world_open(NULL, &world));
+    tutti_group *first, *second;
+    CHECK_OK(tutti_group_new(world, NULL, 0, NULL, &first));
+    CHECK_OK(tutti_group_new(world, NULL, 0, NULL, &second));
+    tu_world_handle(world, "memory block", 1);
+    CHECK_STATUS(tutti_world_close(world), TUTTI_ERROR_STATE);
+    CHECK_MESSAGE("2 groups");
+    CHECK_MESSAGE("1 memory block");
+    CHECK_EQ(tutti_group_size(first), 1); /* queries still work */
+    tutti_group *late;
+    CHECK_STATUS(tutti_group_new(world, NULL, 0, NULL, &late), TUTTI_ERROR_STATE);
+    CHECK_MESSAGE("is closed");
+    tutti_group_release(first);
+    tutti_group_release(second);
+    tu_world_handle(world, "memory block", -1);
+}
+
+static void bad(tutti_world_options options, tutti_status status, const char *fragment) {
+    tutti_world *world;
+    options.size = sizeof options;
+    CHECK_STATUS(tutti_world_open(&options, &world), status);
+    CHECK_MESSAGE(fragment);
+}
+
+TEST(bad_options_are_refused_by_name) {
+    tutti_store *store;
+    CHECK_OK(tutti_store_open_memory(&store));
+    bad((tutti_world_options){ .rank = 0, .rank_count = 2, .store = store, .store_url = "unix:@x" }, TUTTI_ERROR_ARGUMENT, "both a store and");
+    bad((tutti_world_options){ .rank = 0, .rank_count = 0, .store = store }, TUTTI_ERROR_ARGUMENT, "rank_count is 0");
+    bad((tutti_world_options){ .rank = 2, .rank_count = 2, .store = store }, TUTTI_ERROR_RANGE, "rank is 2");
+    bad((tutti_world_options){ .rank = -1, .rank_count = 2, .store = store }, TUTTI_ERROR_RANGE, "rank is -1");
+    bad((tutti_world_options){ .rank = 0, .rank_count = -2, .store = store }, TUTTI_ERROR_ARGUMENT, "rank_count is -2");
+    bad((tutti_world_options){ .rank = 1, .rank_count = 0 }, TUTTI_ERROR_ARGUMENT, "rank 1");
+    bad((tutti_world_options){ .rank = 0, .rank_count = 2 }, TUTTI_ERROR_ARGUMENT, "where to meet");
+    bad((tutti_world_options){ .rank = -1, .timeout_ns = -1 }, TUTTI_ERROR_ARGUMENT, "timeout_ns is -1");
+    bad((tutti_world_options){ .rank = -1, .name = "a/b" }, TUTTI_ERROR_ARGUMENT, "slash");
+    bad((tutti_world_options){ .rank = -1, .name = "" }, TUTTI_ERROR_ARGUMENT, "name");
+    bad((tutti_world_options){ .rank = -1, .settings = "TUTTI_NONE=1" }, TUTTI_ERROR_ARGUMENT, "TUTTI_NONE");
+    bad((tutti_world_options){ .rank = -1, .settings = "TUTTI_SPIN=many" }, TUTTI_ERROR_ARGUMENT, "TUTTI_SPIN");
+    bad((tutti_world_options){ .rank = -1, .log = "loud" }, TUTTI_ERROR_ARGUMENT, "loud");
+    tutti_world *world;
+    tutti_world_options empty = { 0 };
+    CHECK_STATUS(tutti_world_open(&empty, &world), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("size is 0");
+    tutti_store_release(store);
+}
+
+TEST(options_win_over_the_environment) {
+    setenv("TUTTI_TIMEOUT", "7s", 1);
+    setenv("TUTTI_SPIN", "3", 1);
+    tutti_world *world;
+    CHECK_OK(tutti_world_open(NULL, &world));
+    CHECK_EQ(tutti_group_timeout(tutti_world_group(world)), 7 * TU_SECOND);
+    CHECK_EQ(tu_settings_number(&world->settings, TU_SETTING_SPIN), 3);
+    CHECK_OK(tutti_world_close(world));
+    CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .rank = -1, .threads = 0, .timeout_ns = 5 * TU_SECOND,
+                                            .settings = "TUTTI_SPIN=9,TUTTI_FAULT=rank=0,op=barrier,at=99,do=skip,TUTTI_HUGE_PAGES=no"), &world));
+    CHECK_EQ(tutti_group_timeout(tutti_world_group(world)), 5 * TU_SECOND);
+    CHECK_EQ(tu_settings_number(&world->settings, TU_SETTING_SPIN), 9);
+    CHECK_EQ(tu_settings_number(&world->settings, TU_SETTING_THREADS), 0);
+    CHECK_TEXT(tu_settings_text(&world->settings, TU_SETTING_FAULT), "rank=0,op=barrier,at=99,do=skip");
+    CHECK_TEXT(tu_settings_text(&world->settings, TU_SETTING_HUGE_PAGES), "no");
+    CHECK_OK(tutti_world_close(world));
+}
+
+static char logged[4096];
+static void keep_log(tutti_log_level level, const char *subsystem, const char *line, void *user) {
+    (void)level, (void)subsystem, (void)user;
+    size_t used = strlen(logged);
+    snprintf(logged + used, sizeof logged - used, "%s\n", line);
+}
+
+TEST(unknown_variables_are_warned_about_and_the_log_says_who_started_us) {
+    setenv("TUTTI_TIMOUT", "7s", 1);
+    tutti_world *world;
+    CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .rank = -1, .threads = -1, .log = "info", .log_callback = keep_log), &world));
+    CHECK_OK(tutti_world_close(world));
+    CHECK(strstr(logged, "TUTTI_TIMOUT") != NULL);
+    CHECK(strstr(logged, "did you mean TUTTI_TIMEOUT") != NULL);
+    CHECK(strstr(logged, "alone") != NULL);
+}
+
+/* ---- fork ---- */
+
+TEST(every_call_in_a_forked_child_is_refused_and_fork_plus_exec_works) {
+    tutti_world *world;
+    CHECK_OK(tutti_world_open(NULL, &world));
+    tutti_group *group;
+    CHECK_OK(tutti_group_new(world, NULL, 0, NULL, &group));
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        tutti_group *other;
+        CHECK_STATUS(tutti_group_new(world, NULL, 0, NULL, &other), TUTTI_ERROR_FORKED);
+        CHECK_MESSAGE("forked child");
+        CHECK_STATUS(tutti_group_abort(group, "x"), TUTTI_ERROR_FORKED);
+        CHECK_STATUS(tutti_group_destroy(group), TUTTI_ERROR_FORKED);
+        CHECK_STATUS(tutti_world_close(world), TUTTI_ERROR_FORKED);
+        execlp("true", "true", (char *)NULL);
+        _exit(1);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK_EQ(status, 0);
+    CHECK_OK(tutti_group_check(group));
+    tutti_group_release(group);
+    CHECK_OK(tutti_world_close(world));
+}
+
+/* ---- bad company ---- */
+
+typedef struct seat {
+    tutti_store *store;
+    int rank, count;
+    int64_t timeout_ns;
+    tutti_status status;
+    char message[2048];
+} seat;
+
+static void *sit_down(void *argument) {
+    seat *seat = argument;
+    tutti_world *world;
+    seat->status = tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .rank = seat->rank, .rank_count = seat->count, .store = seat->store,
+                                                  .threads = -1, .timeout_ns = seat->timeout_ns), &world);
+    if (seat->status == TUTTI_OK)
+        seat->status = tutti_world_close(world);
+    else
+        snprintf(seat->message, sizeof seat->message, "%s", tutti_error_message());
+    return NULL;
+}
+
+static void sit_all_down(seat *seats, int count) {
+    pthread_t threads[8];
+    for (int i = 0; i < count; i++)
+        CHECK(pthread_create(&threads[i], NULL, sit_down, &seats[i]) == 0);
+    for (int i = 0; i < count; i++)
+        pthread_join(threads[i], NULL);
+}
+
+TEST(a_missing_rank_is_named_at_the_deadline_with_those_who_came) {
+    tutti_store *store;
+    CHECK_OK(tutti_store_open_memory(&store));
+    seat seats[2] = { { store, 0, 3, 300 * TU_MILLISECOND, 0, "" }, { store, 2, 3, 300 * TU_MILLISECOND, 0, "" } };
+    sit_all_down(seats, 2);
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ(seats[i].status, TUTTI_ERROR_TIMEOUT);
+        CHECK(strstr(seats[i].message, "1") != NULL);
+    }
+    tutti_store_release(store);
+}
+
+TEST(sizes_that_disagree_are_an_error_on_every_rank) {
+    tutti_store *store;
+    CHECK_OK(tutti_store_open_memory(&store));
+    seat seats[2] = { { store, 0, 2, 2 * TU_SECOND, 0, "" }, { store, 1, 3, 2 * TU_SECOND, 0, "" } };
+    sit_all_down(seats, 2);
+    for (int i = 0; i < 2; i++)
+        CHECK(seats[i].status == TUTTI_ERROR_MISMATCH);
+    CHECK(strstr(seats[0].message, "3") != NULL && strstr(seats[0].message, "2") != NULL);
+    tutti_store_release(store);
+}
+
+TEST(a_second_rank_0_in_another_process_is_an_error) {
+    tutti_store *server;
+    char url[64];
+    snprintf(url, sizeof url, "unix:@tutti-test-open-%d", (int)getpid());
+    fflush(NULL);
+    pid_t children[2];
+    for (int i = 0; i < 2; i++) {
+        children[i] = fork();
+        if (children[i] == 0) {
+            usleep(100000);
+            tutti_world *world;
+            tutti_status status = tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .rank = 0, .rank_count = 2, .store_url = url, .threads = -1,
+                                                                 .timeout_ns = 3 * TU_SECOND), &world);
+            CHECK(status != TUTTI_OK);
+            CHECK(status != TUTTI_ERROR_TIMEOUT || i == 0);
+            CHECK_MESSAGE("rank 0");
+            _exit(0);
+        }
+    }
+    CHECK_OK(tutti_store_serve(url, 0, NULL, &server));
+    for (int i = 0; i < 2; i++) {
+        int status;
+        CHECK(waitpid(children[i], &status, 0) == children[i]);
+        CHECK_EQ(status, 0);
+    }
+    tutti_store_release(server);
+}
+
+/* ---- interrupt ---- */
+
+static void *interrupt_soon(void *argument) {
+    usleep(50000);
+    tutti_world_interrupt(argument);
+    return NULL;
+}
+
+TEST_WORLD(interrupt_ends_waits_until_resume, 2) {
+    int alone[1] = { tutti_world_rank(world) };
+    if (tutti_world_rank(world) == 0) {
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, interrupt_soon, world) == 0);
+        int both[2] = { 0, 1 };
+        tutti_group *group;
+        /* Rank 1 does not come to this one. */
+        CHECK_STATUS(tutti_group_new(world, both, 2, TUTTI_OPTIONS(tutti_group_options, .local_synchronization = true), &group),
+                     TUTTI_ERROR_INTERRUPTED);
+        pthread_join(thread, NULL);
+        tutti_world_resume(world);
+    }
+    tutti_group *own;
+    CHECK_OK(tutti_group_new(world, alone, 1, TUTTI_OPTIONS(tutti_group_options, .local_synchronization = true), &own));
+    tutti_group_release(own);
+    CHECK_OK(tutti_store_barrier(tutti_world_store(world), "end", 2, 0));
+}
+
+/* ---- n-th failures ---- */
+
+static tutti_status open_and_close(void *argument) {
+    (void)argument;
+    tutti_world *world;
+    tutti_status status = tutti_world_open(NULL, &world);
+    if (status != TUTTI_OK)
+        return status;
+    tutti_group *group;
+    status = tutti_group_new(world, NULL, 0, TUTTI_OPTIONS(tutti_group_options, .tag = "x"), &group);
+    if (status == TUTTI_OK)
+        tutti_group_release(group);
+    tutti_status closed = tutti_world_close(world);
+    return status != TUTTI_OK ? status : closed;
+}
+
+TEST(opening_survives_the_failure_of_any_call) {
+    test_fail_each(NULL, open_and_close, NULL);
+}
