@@ -11,7 +11,8 @@
  * - tutti_peers_signal releases: everything that this thread wrote before, by stores or puts, into any block or ordinary memory, is
  *   visible to the thread whose tutti_peers_wait_signal (or tutti_peers_test_signal that says yes) takes that signal: taking acquires.
  * - Taking releases too, and the sender's next signal on that channel acquires: what the receiver read or wrote before it took a
- *   signal happened before the sender's next signal returns. The mailbox alone makes a double buffer safe.
+ *   signal happened before the sender's next signal on that channel returns. So three buffers, used in turn, need no other synchronisation: when the
+ *   signal of message m + 2 has returned, message m + 1 was taken, and so message m was read.
  * - tutti_peers_barrier does both with every member: what any member wrote before its barrier is visible to every member after theirs.
  * - Order is cumulative: what rank A wrote before signalling B, and B took before signalling C, is visible to C.
  * - The signal pad is the user's alone. The library never touches it after it was zeroed, and its own signals lie elsewhere.
