@@ -169,7 +169,8 @@ static void bind_to(const core *cores, int first, int last, binding *bound) {
     place_text("package", cores[first].package, cores[last].package, package, sizeof package);
     place_text("NUMA node", cores[first].node, cores[last].node, node, sizeof node);
     if (first == last)
-        snprintf(bound->text, sizeof bound->text, "core %d (CPU %s)%s%s", cores[first].number, cpus, package, node);
+        snprintf(bound->text, sizeof bound->text, "core %d (CPU%s %s)%s%s", cores[first].number,
+                 strpbrk(cpus, ",-") != NULL ? "s" : "", cpus, package, node);
     else
         snprintf(bound->text, sizeof bound->text, "cores %d-%d (CPUs %s)%s%s", cores[first].number, cores[last].number, cpus,
                  package, node);

@@ -1,0 +1,451 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * `tutti info`: what this build is, what machine this is, how near its parts are to each other, which backends work here, how this process
+ * would be launched, and every setting with its value and where it came from.
+ */
+#include <errno.h>
+#include <getopt.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <tutti/connectivity.h>
+#include <tutti/world.h>
+
+#include "base/clock.h"
+#include "base/settings.h"
+#include "job/dump.h"
+#include "memory/backend.h"
+#include "tool.h"
+#include "topology.h"
+#include "world/launch.h"
+#include "world/world.h"
+
+#define SHOWN_PROCESSORS 32 /* a larger matrix is shown only as JSON */
+
+static const char help_text[] =
+    "Usage: tutti info [OPTION…]\n"
+    "\n"
+    "Shows the build, the machine, how near its processors, NUMA nodes and ranks are to each other, the backends, the launch environment that a\n"
+    "program would find here, and every setting with its value and where it came from. TUTTI_ variables that mean nothing are\n"
+    "pointed out.\n"
+    "\n"
+    "  -n, --ranks N   for the table of ranks: as many as \"tutti run -n N\" would start; default: one per CPU, 16 at most\n"
+    "      --json      as JSON, for programs\n"
+    "\n"
+    "Exit status: 0; 1 when a variable has no meaning or a value that cannot be understood; 2 for wrong usage.\n";
+
+static int info_main(int argc, char **argv);
+const tool_command tool_info = { "info", "show build, machine, backends and settings", help_text, info_main };
+
+/* Text and JSON go through the same few functions. */
+static bool as_json;
+static int problems;
+
+static void heading(const char *name) {
+    if (as_json)
+        printf(",\n");
+    else
+        printf("\n%s\n", name);
+}
+
+/* "  name    value", or "name": "value" with a comma unless it is the first. */
+static void row(const char *name, const char *value, bool first) {
+    if (!as_json) {
+        printf("  %-24s %s\n", name, value);
+        return;
+    }
+    printf("%s", first ? "" : ", ");
+    tu_json_string(stdout, name);
+    printf(": ");
+    tu_json_string(stdout, value);
+}
+
+/* ---- build ---- */
+
+static void show_build(void) {
+    static const struct {
+        const char *name;
+        int here;
+    } options[] = { { "hwloc", TUTTI_HAVE_HWLOC }, { "libsodium", TUTTI_HAVE_SODIUM }, { "CBLAS", TUTTI_HAVE_CBLAS },
+                    { "oneDNN", TUTTI_HAVE_DNNL } };
+    char with[128] = "", without[128] = "";
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
+        char *list = options[i].here ? with : without;
+        size_t used = strlen(list);
+        snprintf(list + used, sizeof with - used, "%s%s", used > 0 ? ", " : "", options[i].name);
+    }
+    if (as_json)
+        printf("{\"build\": {");
+    else
+        printf("Build\n");
+    row("version", tutti_version(), true);
+#if defined(__clang__)
+    row("compiler", "clang " __clang_version__, false);
+#else
+    row("compiler", "gcc " __VERSION__, false);
+#endif
+    row("with", with, false);
+    if (without[0] != '\0')
+        row("without", without, false);
+#ifdef TUTTI_SANITIZED
+    row("sanitizers", "on: slow, for tests", false);
+#endif
+    if (as_json)
+        printf("}");
+}
+
+/* ---- machine ---- */
+
+/* The value of the first line of a file that begins with `key`, after ':'. */
+static void line_of(const char *path, const char *key, char *value, size_t bytes) {
+    char line[512];
+    FILE *file = fopen(path, "re");
+    snprintf(value, bytes, "unknown");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+        if (strncmp(line, key, strlen(key)) != 0)
+            continue;
+        const char *colon = strchr(line, ':');
+        const char *text = colon != NULL ? colon + 1 + strspn(colon + 1, " \t") : line;
+        snprintf(value, bytes, "%.*s", (int)strcspn(text, "\n"), text);
+        break;
+    }
+    if (file != NULL)
+        fclose(file);
+}
+
+static int places(tutti_place place) {
+    tutti_connectivity *connectivity;
+    if (tutti_connectivity_machine(place, &connectivity) != TUTTI_OK)
+        return -1;
+    int size = tutti_connectivity_size(connectivity);
+    tutti_connectivity_release(connectivity);
+    return size;
+}
+
+static void show_machine(void) {
+    struct utsname system;
+    char text[256];
+    uname(&system);
+    heading("Machine");
+    if (as_json)
+        printf("\"machine\": {");
+    row("host", system.nodename, true);
+    snprintf(text, sizeof text, "%s %s %s", system.sysname, system.release, system.machine);
+    row("system", text, false);
+    line_of("/proc/cpuinfo", "model name", text, sizeof text);
+    row("processor", text, false);
+    snprintf(text, sizeof text, "%d of %ld", topology_cpus(), sysconf(_SC_NPROCESSORS_ONLN));
+    row("CPUs for this process", text, false);
+    int nodes = places(TUTTI_PLACE_NODE);
+    if (nodes > 0)
+        snprintf(text, sizeof text, "%d", nodes);
+    else
+        snprintf(text, sizeof text, "unknown: %s", tutti_error_message());
+    row("NUMA nodes", text, false);
+    line_of("/proc/meminfo", "MemTotal", text, sizeof text);
+    row("memory", text, false);
+    line_of("/proc/meminfo", "MemAvailable", text, sizeof text);
+    row("memory available", text, false);
+    if (as_json)
+        printf("}");
+}
+
+/* ---- connectivity ---- */
+
+typedef struct matrix {
+    int size;
+    const tutti_connectivity *machine; /* between processors or nodes */
+    const binding *bindings;           /* of ranks; NULL: the machine's own */
+    const int *cpus;                   /* OS number of each processor of the machine */
+} matrix;
+
+static bool bound_to(const binding *bound, int cpu) {
+    size_t bits = 8 * sizeof(unsigned long);
+    return (bound->cpus[(size_t)cpu / bits] >> (size_t)cpu % bits & 1) != 0;
+}
+
+/* Two ranks are as far apart as the farthest of their processors. */
+static tutti_link link_of(const matrix *m, int a, int b) {
+    if (m->bindings == NULL || a == b)
+        return tutti_connectivity_link(m->machine, a, b);
+    tutti_link farthest = TUTTI_LINK_SELF;
+    int processors = tutti_connectivity_size(m->machine);
+    for (int i = 0; i < processors; i++)
+        for (int j = 0; j < processors; j++)
+            if (bound_to(&m->bindings[a], m->cpus[i]) && bound_to(&m->bindings[b], m->cpus[j]) &&
+                tutti_connectivity_link(m->machine, i, j) > farthest)
+                farthest = tutti_connectivity_link(m->machine, i, j);
+    return farthest;
+}
+
+static void matrix_text(const matrix *m, const char *what) {
+    printf("  %-8s", what);
+    for (int b = 0; b < m->size; b++)
+        printf(" %7d", b);
+    putchar('\n');
+    for (int a = 0; a < m->size; a++) {
+        printf("  %-8d", a);
+        for (int b = 0; b < m->size; b++)
+            printf(" %7s", tutti_link_name(link_of(m, a, b)));
+        printf("   %s\n", m->bindings != NULL ? m->bindings[a].text : tutti_connectivity_place(m->machine, a));
+    }
+}
+
+static void matrix_json(const matrix *m, const char *name, bool distances) {
+    printf("\"%s\": {\"places\": [", name);
+    for (int a = 0; a < m->size; a++) {
+        printf("%s", a > 0 ? ", " : "");
+        tu_json_string(stdout, m->bindings != NULL ? m->bindings[a].text : tutti_connectivity_place(m->machine, a));
+    }
+    printf("], \"links\": [");
+    for (int a = 0; a < m->size; a++) {
+        printf("%s[", a > 0 ? ", " : "");
+        for (int b = 0; b < m->size; b++)
+            printf("%s\"%s\"", b > 0 ? ", " : "", tutti_link_name(link_of(m, a, b)));
+        printf("]");
+    }
+    printf("]");
+    if (distances) {
+        printf(", \"distances\": [");
+        for (int a = 0; a < m->size; a++) {
+            printf("%s[", a > 0 ? ", " : "");
+            for (int b = 0; b < m->size; b++)
+                printf("%s%d", b > 0 ? ", " : "", tutti_connectivity_distance(m->machine, a, b));
+            printf("]");
+        }
+        printf("]");
+    }
+    printf("}");
+}
+
+static void show_matrix(const matrix *m, const char *title, const char *what, const char *name, bool distances) {
+    if (as_json) {
+        printf(", ");
+        matrix_json(m, name, distances);
+        return;
+    }
+    printf("\n%s\n", title);
+    if (m->size > SHOWN_PROCESSORS) {
+        printf("  %d places: --json has the table\n", m->size);
+        return;
+    }
+    matrix_text(m, what);
+    if (!distances || tutti_connectivity_distance(m->machine, 0, 0) == 0)
+        return;
+    printf("  distances as the firmware gives them (10 is local):\n");
+    for (int a = 0; a < m->size; a++) {
+        printf("  %-8d", a);
+        for (int b = 0; b < m->size; b++)
+            printf(" %7d", tutti_connectivity_distance(m->machine, a, b));
+        putchar('\n');
+    }
+}
+
+static void show_ranks(const tutti_connectivity *machine, int ranks) {
+    int processors = tutti_connectivity_size(machine);
+    int *cpus = calloc((size_t)processors, sizeof *cpus);
+    binding *bindings = calloc((size_t)ranks, sizeof *bindings);
+    char why[160];
+    if (cpus == NULL || bindings == NULL)
+        goto free_both;
+    for (int i = 0; i < processors; i++)
+        sscanf(tutti_connectivity_place(machine, i), "processor %d", &cpus[i]);
+    if (topology_bind(BIND_AUTO, ranks, bindings, why, sizeof why) == 1) {
+        matrix m = { ranks, machine, bindings, cpus };
+        char title[80];
+        snprintf(title, sizeof title, "What ranks of \"tutti run -n %d\" share", ranks);
+        show_matrix(&m, title, "rank", "ranks", false);
+    } else if (!as_json) {
+        printf("\nWhat ranks of \"tutti run -n %d\" share\n  %s\n", ranks, why);
+    }
+free_both:
+    free(bindings);
+    free(cpus);
+}
+
+static void show_connectivity(int ranks) {
+    tutti_connectivity *machine;
+    if (tutti_connectivity_machine(TUTTI_PLACE_PROCESSOR, &machine) != TUTTI_OK) {
+        if (!as_json)
+            printf("\nWhat processors share\n  %s\n", tutti_error_message());
+        return;
+    }
+    matrix processors = { tutti_connectivity_size(machine), machine, NULL, NULL };
+    show_matrix(&processors, "What processors share", "index", "processors", false);
+    show_ranks(machine, ranks);
+    tutti_connectivity_release(machine);
+    if (tutti_connectivity_machine(TUTTI_PLACE_NODE, &machine) != TUTTI_OK)
+        return;
+    matrix nodes = { tutti_connectivity_size(machine), machine, NULL, NULL };
+    show_matrix(&nodes, "What NUMA nodes share", "node", "nodes", true);
+    tutti_connectivity_release(machine);
+}
+
+/* ---- backends and launch ---- */
+
+/* A world of one rank is what a backend is asked through; that it opens is worth knowing, too. */
+static void show_backends(void) {
+    static const char *const names[] = { "shm", "cuda", "nvshmem", "nccl", "ucx" };
+    tutti_world_options options = TUTTI_WORLD_OPTIONS_INIT;
+    tutti_world *world = NULL;
+    options.name = "tutti info";
+    options.rank = 0;
+    options.rank_count = 1;
+    int64_t begin = tu_clock_now();
+    tutti_status opened = tutti_world_open(&options, &world);
+    char text[2600];
+    heading("Backends");
+    if (as_json)
+        printf("\"backends\": {");
+    if (opened == TUTTI_OK)
+        snprintf(text, sizeof text, "opens in %.2f ms", (double)(tu_clock_now() - begin) / 1e6);
+    else
+        snprintf(text, sizeof text, "does not open: %s", tutti_error_message());
+    row("a world of one rank", text, true);
+    for (size_t i = 0; opened == TUTTI_OK && i < sizeof names / sizeof names[0]; i++) {
+        const tu_backend *backend;
+        int devices = 0;
+        if (tu_backend_find(world, names[i], &backend) != TUTTI_OK || backend->probe(&tu_backend_host_table, &devices) != TUTTI_OK)
+            snprintf(text, sizeof text, "not here: %s", tutti_error_message());
+        else
+            snprintf(text, sizeof text, "works, %d device%s", devices, devices == 1 ? "" : "s");
+        row(names[i], text, false);
+    }
+    if (opened == TUTTI_OK && tutti_world_close(world) != TUTTI_OK)
+        row("closing it", tutti_error_message(), false);
+    if (as_json)
+        printf("}");
+}
+
+static void show_launch(void) {
+    tu_settings settings;
+    tu_launch launch;
+    char text[2200];
+    tutti_world_options options = TUTTI_WORLD_OPTIONS_INIT;
+    heading("Launch environment");
+    if (as_json)
+        printf("\"launch\": {");
+    tutti_status status = tu_settings_load(&settings);
+    if (status == TUTTI_OK) {
+        status = tu_launch_find(&options, &settings, NULL, &launch);
+        tu_settings_free(&settings);
+    }
+    if (status != TUTTI_OK) {
+        snprintf(text, sizeof text, "a program could not open its world here: %s", tutti_error_message());
+        row("found", text, true);
+        problems++;
+    } else {
+        snprintf(text, sizeof text, "%s", launch.launcher);
+        row("found", text, true);
+        snprintf(text, sizeof text, "%d of %d", launch.rank, launch.size);
+        row("rank", text, false);
+        row("meeting place", launch.url[0] != '\0' ? launch.url : "none needed", false);
+    }
+    if (as_json)
+        printf("}");
+}
+
+/* ---- settings ---- */
+
+/* The value as it would be used, or what is wrong with it. */
+static void show_setting(tu_settings *settings, int setting, const char *given, bool first) {
+    const tu_setting_row *about = &tu_setting_rows[setting];
+    bool bad = given != NULL && *given != '\0' && tu_settings_set(settings, (tu_setting)setting, given) != TUTTI_OK;
+    const char *value = given != NULL && *given != '\0' ? given : about->default_text;
+    const char *origin = given != NULL && *given != '\0' ? "environment" : "default";
+    problems += bad;
+    if (as_json) {
+        printf("%s\n  {\"name\": \"%s\", \"value\": ", first ? "" : ",", about->environment);
+        tu_json_string(stdout, value);
+        printf(", \"origin\": \"%s\", \"meaning\": ", origin);
+        tu_json_string(stdout, about->meaning);
+        if (bad) {
+            printf(", \"problem\": ");
+            tu_json_string(stdout, tutti_error_message());
+        }
+        printf("}");
+        return;
+    }
+    printf("  %-22s %-16s %-12s %s\n", about->environment, *value != '\0' ? value : "-", origin, about->meaning);
+    if (bad)
+        printf("      ^ %s\n", tutti_error_message());
+}
+
+static void show_unknown(const char *name, const char *nearest, void *argument) {
+    int *count = argument;
+    problems++;
+    if (as_json)
+        printf("%s{\"name\": \"%s\", \"nearest\": \"%s\"}", *count > 0 ? ", " : "", name, nearest);
+    else
+        printf("  %-22s means nothing to Tutti; did you mean %s?\n", name, nearest);
+    (*count)++;
+}
+
+/* Each variable is tried on its own, so that one bad value does not hide the others. */
+static int show_settings(void) {
+    char *given[TU_SETTING_COUNT];
+    tu_settings settings;
+    for (int i = 0; i < TU_SETTING_COUNT; i++) {
+        const char *text = getenv(tu_setting_rows[i].environment);
+        given[i] = text != NULL ? strdup(text) : NULL;
+        unsetenv(tu_setting_rows[i].environment);
+    }
+    if (tu_settings_load(&settings) != TUTTI_OK)
+        return tool_fail("%s", tutti_error_message());
+    heading("Settings");
+    if (as_json)
+        printf("\"settings\": [");
+    else
+        printf("  %-22s %-16s %-12s %s\n", "VARIABLE", "VALUE", "FROM", "MEANING");
+    for (int i = 0; i < TU_SETTING_COUNT; i++)
+        show_setting(&settings, i, given[i], i == 0);
+    tu_settings_free(&settings);
+    int unknown = 0;
+    if (as_json)
+        printf("],\n\"unknown\": [");
+    tu_settings_unknown(show_unknown, &unknown);
+    if (as_json)
+        printf("]}\n");
+    for (int i = 0; i < TU_SETTING_COUNT; i++)
+        free(given[i]);
+    return 0;
+}
+
+static int info_main(int argc, char **argv) {
+    static const struct option longs[] = { { "ranks", required_argument, NULL, 'n' },
+                                           { "json", no_argument, NULL, 'j' },
+                                           { "help", no_argument, NULL, 'h' },
+                                           { 0 } };
+    int64_t ranks = 0;
+    int option;
+    opterr = 0;
+    while ((option = getopt_long(argc, argv, ":n:h", longs, NULL)) != -1) {
+        switch (option) {
+        case 'n':
+            if (tu_parse_integer(optarg, &ranks) || ranks < 1 || ranks > 1024)
+                return tool_usage(&tool_info, "-n %s: the number of ranks must be from 1 to 1024", optarg);
+            break;
+        case 'j':
+            as_json = true;
+            break;
+        case 'h':
+            fputs(help_text, stdout);
+            return 0;
+        case ':':
+            return tool_usage(&tool_info, "%s needs a value", argv[optind - 1]);
+        default:
+            return tool_usage(&tool_info, "there is no option %s", argv[optind - 1]);
+        }
+    }
+    if (ranks == 0)
+        ranks = topology_cpus() < 16 ? topology_cpus() : 16;
+    show_build();
+    show_machine();
+    show_connectivity((int)ranks);
+    show_backends();
+    show_launch();
+    int failed = show_settings();
+    return failed || problems > 0;
+}
