@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Arguments: everything that is wrong on this rank alone is said before the others are bothered.
+ */
+#include "collective/check.h"
+
+#include <string.h>
+
+static const char *name_of(const tu_task *task) {
+    return tu_operation_name((tu_operation)task->info.operation);
+}
+
+static tutti_status check_type(const tu_task *task) {
+    const tu_op_info *info = &task->info;
+    if (task->element == 0)
+        return tu_error(TUTTI_ERROR_TYPE, "%s: %d is no dtype%s", name_of(task), info->dtype,
+                        tutti_op_name((tutti_op)info->dtype)[0] != '?' ? " but a reduction; are dtype and op swapped?" : "");
+    if (!tu_is_reduction(task->shape))
+        return TUTTI_OK;
+    if (tutti_op_name((tutti_op)info->reduction)[0] == '?')
+        return tu_error(TUTTI_ERROR_TYPE, "%s: %d is no reduction%s", name_of(task), info->reduction,
+                        tutti_dtype_size((tutti_dtype)info->reduction) != 0 ? " but a dtype; are dtype and op swapped?" : "");
+    if (!tutti_op_applies((tutti_op)info->reduction, (tutti_dtype)info->dtype))
+        return tu_error(TUTTI_ERROR_TYPE, "%s: reduction %s is not defined for %s; the table is in tutti/dtype.h", name_of(task),
+                        tutti_op_name((tutti_op)info->reduction), tutti_dtype_name((tutti_dtype)info->dtype));
+    return TUTTI_OK;
+}
+
+static bool has_root(const tu_task *task) {
+    return task->shape == TU_OP_REDUCE || task->shape == TU_OP_BROADCAST || task->shape == TU_OP_GATHER || task->shape == TU_OP_SCATTER;
+}
+
+/* Adds up what an array of counts asks for; false when it is more than memory can hold. */
+static bool add_up(const size_t *counts, const size_t *offsets, int size, size_t element, size_t *total) {
+    size_t limit = (SIZE_MAX >> 1) / element, sum = 0;
+    for (int i = 0; i < size; i++) {
+        if (counts[i] > limit || (offsets != NULL && offsets[i] > limit - counts[i]) || sum > limit - counts[i])
+            return false;
+        sum += counts[i];
+    }
+    *total = sum;
+    return true;
+}
+
+static uint64_t hash_bytes(const void *bytes, size_t count) {
+    const unsigned char *byte = bytes;
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+    for (size_t i = 0; i < count; i++)
+        hash = (hash ^ byte[i]) * UINT64_C(0x100000001b3);
+    return hash;
+}
+
+static tutti_status check_counts(tu_task *task, int size) {
+    size_t total = 0;
+    bool sane = true;
+    if (task->shape == TU_OP_ALL_TO_ALL_V) {
+        if (task->in_counts == NULL || task->out_counts == NULL)
+            return tu_error(TUTTI_ERROR_ARGUMENT, "%s: in_counts and out_counts must not be NULL", name_of(task));
+        sane = add_up(task->out_counts, task->out_offsets, size, task->element, &total) &&
+               add_up(task->in_counts, task->in_offsets, size, task->element, &total);
+    } else if (task->shape == TU_OP_REDUCE_SCATTER_V || task->shape == TU_OP_ALL_GATHER_V) {
+        if (task->in_counts == NULL)
+            return tu_error(TUTTI_ERROR_ARGUMENT, "%s: counts must not be NULL", name_of(task));
+        sane = add_up(task->in_counts, task->out_offsets, size, task->element, &total);
+        task->info.count = total;
+        task->detail = hash_bytes(task->in_counts, (size_t)size * sizeof(size_t));
+    } else if (task->info.count > (SIZE_MAX >> 1) / task->element / (size_t)size) {
+        sane = false;
+    }
+    if (!sane)
+        return tu_error(TUTTI_ERROR_RANGE, "%s: the counts ask for more bytes than memory can have", name_of(task));
+    return TUTTI_OK;
+}
+
+static tutti_status check_permutation(tu_task *task, int size) {
+    if (task->to == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: `to` must not be NULL", name_of(task));
+    for (int rank = 0; rank < size; rank++)
+        if (task->to[rank] < -1 || task->to[rank] >= size)
+            return tu_error(TUTTI_ERROR_RANGE, "%s: to[%d] is %d; it must be in [0, %d), or -1 for nobody", name_of(task), rank, task->to[rank], size);
+    task->detail = hash_bytes(task->to, (size_t)size * sizeof(int));
+    return TUTTI_OK;
+}
+
+/* Where a rank's own part lies in the buffer that has parts of all. */
+static size_t own_place(const tu_task *task, int rank, int size) {
+    if (task->shape == TU_OP_REDUCE_SCATTER || task->shape == TU_OP_REDUCE_SCATTER_V)
+        return tu_slice_of(task, size, rank).first * task->element;
+    tu_part part = tu_part_of(task, rank, size, rank, rank);
+    return task->shape == TU_OP_SCATTER ? part.in_offset : part.out_offset;
+}
+
+static tutti_status check_buffers(const tu_task *task, int rank, int size) {
+    size_t in_bytes = tu_in_bytes(task, rank, size), out_bytes = tu_out_bytes(task, rank, size);
+    if (in_bytes != 0 && task->in == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: `in` must not be NULL", name_of(task));
+    if (out_bytes != 0 && task->out == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: `out` must not be NULL", name_of(task));
+    const unsigned char *in = task->in, *out = task->out;
+    if (in_bytes == 0 || out_bytes == 0 || in == out || in + in_bytes <= out || out + out_bytes <= in)
+        return TUTTI_OK;
+    bool gathers = task->shape == TU_OP_ALL_GATHER || task->shape == TU_OP_ALL_GATHER_V || task->shape == TU_OP_GATHER;
+    bool scatters = task->shape == TU_OP_REDUCE_SCATTER || task->shape == TU_OP_REDUCE_SCATTER_V || task->shape == TU_OP_SCATTER;
+    if ((gathers && in == out + own_place(task, rank, size)) || (scatters && out == in + own_place(task, rank, size)))
+        return TUTTI_OK;
+    return tu_error(TUTTI_ERROR_ARGUMENT, "%s: in and out overlap (in %p, %zu bytes; out %p, %zu bytes); they must be apart, the same, or "
+                    "this rank's part at its own place", name_of(task), task->in, in_bytes, task->out, out_bytes);
+}
+
+static tutti_status check_factor(tu_task *task, const void *factor) {
+    if (task->info.reduction != TUTTI_PREMUL_SUM) {
+        task->factor = 1;
+        return TUTTI_OK;
+    }
+    if (factor == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: premul_sum needs tutti_call.factor, one element of %s", name_of(task),
+                        tutti_dtype_name((tutti_dtype)task->info.dtype));
+    task->factor = tu_factor(factor, (tutti_dtype)task->info.dtype);
+    return TUTTI_OK;
+}
+
+tutti_status tu_check_task(tu_task *task, const tutti_call *call) {
+    int rank = task->group->rank, size = task->group->size;
+    task->forced = call->algorithm;
+    task->timeout_ns = call->timeout_ns;
+    if (call->timeout_ns < 0)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: timeout_ns is %lld; it must be positive, or 0 for the group's", name_of(task),
+                        (long long)call->timeout_ns);
+    if (task->forced != TUTTI_ALGORITHM_AUTO && tutti_algorithm_name(task->forced)[0] == '?')
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: %d is no algorithm", name_of(task), (int)task->forced);
+    if (task->shape == TU_OP_BARRIER) {
+        task->element = 1;
+        return TUTTI_OK;
+    }
+    task->element = tutti_dtype_size((tutti_dtype)task->info.dtype);
+    tutti_status status = check_type(task);
+    if (status == TUTTI_OK && has_root(task) && (task->info.root < 0 || task->info.root >= size))
+        status = tu_error(TUTTI_ERROR_RANGE, "%s: root %d must be in [0, %d)", name_of(task), task->info.root, size);
+    if (status == TUTTI_OK && task->shape == TU_OP_PERMUTE)
+        status = check_permutation(task, size);
+    if (status == TUTTI_OK)
+        status = check_counts(task, size);
+    if (status == TUTTI_OK)
+        status = check_factor(task, call->factor);
+    if (status == TUTTI_OK)
+        status = check_buffers(task, rank, size);
+    return status;
+}
+
+tutti_status tu_check_local(const tutti_group *group, const tu_task *task) {
+    if (group->local || group->world->fake)
+        return TUTTI_OK;
+    for (int member = 0; member < group->size; member++) {
+        if (group->job_ranks[member] >= 0)
+            continue;
+        tu_job *job = group->world->job;
+        return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s on group %s spans hosts: rank %d is on %s, rank %d on %s. Collectives on memory of the CPU "
+                        "run within one host; split the group by host (tutti_group_split)", name_of(task), group->name, group->rank,
+                        tu_job_host(job, group->world->rank), member, tu_job_host(job, group->ranks[member]));
+    }
+    return TUTTI_OK;
+}

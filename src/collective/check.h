@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Checking the arguments of a call.
+ */
+#ifndef TU_COLLECTIVE_CHECK_H
+#define TU_COLLECTIVE_CHECK_H
+
+#include "collective/collective.h"
+
+/* Completes the task (element, detail, factor, forced algorithm) and checks everything that this rank can know. */
+tutti_status tu_check_task(tu_task *task, const tutti_call *call);
+
+/* The members must share this host; else an error that names ranks and hosts. */
+tutti_status tu_check_local(const tutti_group *group, const tu_task *task);
+
+#endif

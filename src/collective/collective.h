@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Inside collectives: what the ranks of a group share, and how a call becomes a task that any thread can run.
+ *
+ * THE PROTOCOL
+ *
+ * Every member of a group has one piece of shared memory that it alone writes. Each hand-over of a collective is an EPOCH: a number that all members
+ * count alike, because they run the same operations in the same order. In epoch e a member puts its data where the others will look (the payload of a line,
+ * a staging slot, or a reference to symmetric memory), then stores e into the flag of its line e & 1: it has ARRIVED.
+ * The line carries the signature of the operation beside the flag, so that a difference is seen by whoever looks, for
+ * no further cache line. Operations that need a second hand-over (everybody has reduced its slice, everybody has read my buffer) store e in STEP.
+ *
+ * There are two lines and two slots, used in turn. So a member may enter epoch e only when all are done with e - 2. It knows that
+ * from arrivals: who has arrived in e - 1 is done with e - 2. After an operation in which it saw everybody that costs nothing;
+ * else (the root of a broadcast runs ahead) it waits at the next entry. No exit barrier is needed.
+ *
+ * Budget of an 8-byte all-reduce: one hand-over, no system call, no allocation, one uncontended exchange for the lock.
+ */
+#ifndef TU_COLLECTIVE_COLLECTIVE_H
+#define TU_COLLECTIVE_COLLECTIVE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <tutti/collective.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "kernel/kernel.h"
+#include "memory/memory.h"
+#include "world/world.h"
+
+/* ---- what members share ---- */
+
+#define TU_LINE 128          /* spacing of words with different writers or readers: lines are fetched in pairs */
+#define TU_INLINE_BYTES 48   /* payload that fits beside flag and signature in 64 bytes */
+
+typedef struct tu_line {
+    _Alignas(TU_LINE) _Atomic uint64_t flag; /* the epoch; released by the owner, acquired by the others */
+    uint64_t signature;                      /* written before flag, read after it; so is the payload */
+    unsigned char payload[TU_INLINE_BYTES];
+} tu_line;
+
+typedef struct tu_flag {
+    _Alignas(TU_LINE) _Atomic uint64_t flag;
+} tu_flag;
+
+/* What a member says about where its buffers lie; the payload of the line in algorithms that use buffers in place. */
+typedef struct tu_reference {
+    uint64_t in_offset, out_offset; /* in the block's data */
+    uint32_t in_index, out_index;   /* of the rendezvous in the group; 0: not symmetric, staged */
+    double factor;                  /* of premul_sum */
+    uint64_t longest;               /* bytes of the longest part that it sends to anybody (all_to_all_v) */
+} tu_reference;
+_Static_assert(sizeof(tu_reference) <= TU_INLINE_BYTES, "a reference must fit into a line");
+
+/* What a member called, for the message when signatures differ. Written before the flag of its epoch. */
+typedef struct tu_said {
+    _Alignas(TU_LINE) uint64_t sequence;
+    uint64_t count;
+    uint64_t detail;
+    int32_t root;
+    uint8_t operation, dtype, reduction, algorithm;
+} tu_said;
+
+/* Packets of send and recv: point.c. */
+#define TU_PACKETS 8
+#define TU_PACKET_BYTES 80
+typedef struct tu_packet {
+    _Alignas(TU_LINE) _Atomic uint64_t number; /* from 1, in order; released by the sender */
+    uint32_t kind;
+    int32_t tag;
+    uint64_t message; /* the sender's number of the message */
+    uint64_t bytes;   /* of the message, or of this fragment */
+    uint64_t offset;  /* of this fragment, or in the symmetric block */
+    uint32_t index;   /* of the symmetric block, or of the fragment; 0 none */
+    uint32_t dtype;
+    unsigned char payload[TU_PACKET_BYTES];
+} tu_packet;
+_Static_assert(sizeof(tu_packet) == TU_LINE, "a packet is one pair of lines");
+
+/* One direction of a pair, in the piece of its sender. */
+typedef struct tu_channel {
+    tu_packet packets[TU_PACKETS];
+    tu_flag taken; /* how many packets of the OTHER direction the owner of this piece has taken */
+} tu_channel;
+
+typedef struct tu_member {
+    tu_line arrive[2];
+    tu_flag step;
+    tu_flag up;       /* tree: all members of my domain have arrived */
+    tu_said said[2];
+    /* then, by offsets in tu_layout: splits[2][size][2], channels[size], fragments, slots[2] */
+} tu_member;
+
+/* Where the variable parts of a member's piece lie; the same on all members. */
+typedef struct tu_layout {
+    size_t splits, channels, fragments, slots, bytes;
+    size_t slot_bytes;
+} tu_layout;
+
+#define TU_FRAGMENTS 4
+#define TU_FRAGMENT_BYTES ((size_t)16 << 10)
+
+/* ---- a task: one operation, ready to run on any thread ---- */
+
+typedef struct tu_task {
+    tutti_group *group;
+    tu_op_info info;      /* operation, dtype, reduction, count, root, tag; enter fills the rest */
+    tu_operation shape;   /* what it moves: equals the operation, but for named ones, which have a name of their own */
+    const void *in;
+    void *out;
+    size_t element;       /* bytes of one */
+    const size_t *in_counts, *in_offsets, *out_counts, *out_offsets; /* v-forms, in elements */
+    const int *to;        /* permute */
+    double factor;
+    uint64_t detail;      /* hash of what else must be equal on all ranks: counts, to */
+    tutti_algorithm forced;
+    int64_t timeout_ns;   /* as in tutti_call */
+    int64_t deadline;
+    uint64_t ticket;      /* of the recorder */
+    bool entered;
+    bool agreed;          /* it failed alike on all ranks: ends nothing */
+    uint64_t signature;
+    uint64_t open_epoch;  /* of a one-shot that has been started */
+    tutti_received *received;
+} tu_task;
+
+/* ---- this rank's side of a group ---- */
+
+/* From `bytes` on. */
+typedef struct tu_rule {
+    uint64_t bytes;
+    tutti_algorithm algorithm;
+} tu_rule;
+#define TU_RULES 6
+
+typedef struct tu_choice {
+    tutti_algorithm algorithm;
+    uint64_t bytes;   /* that decided */
+    uint64_t limit;   /* of the rule that was chosen */
+    const char *from; /* "built-in table", a file's name, "TUTTI_ALGORITHM", "the call" */
+    bool replaced;    /* the rule's algorithm cannot serve this call; the next best one does */
+} tu_choice;
+
+typedef struct tu_engine tu_engine; /* helper thread and queue: work.c */
+typedef struct tu_points tu_points; /* sends and receives: point.c */
+
+typedef struct tu_collective {
+    tutti_group *group;
+    int rank, size;
+    _Atomic uint32_t busy;      /* lock of everything below but `points`: 0 free, 1 held, 2 held and awaited */
+    bool ready;                 /* the pieces are exchanged */
+    tu_layout layout;
+    tu_piece piece;
+    tu_mapping **mappings;
+    tu_member **members;        /* each member's piece as mapped here */
+    tu_bell **bells;            /* of the members */
+    const _Atomic uint32_t *sleepers;
+    uint32_t spins;             /* pauses before a wait becomes serious */
+    uint64_t epoch;             /* the last one entered */
+    uint64_t cleared;           /* every member is known to be done with epochs up to this one */
+    uint64_t signature[2];      /* of this rank's last two epochs, by parity */
+    tu_memory_group *memory;
+    struct tu_domains *domains; /* domain.h; NULL: not known */
+    const void **sources;       /* scratch of the reductions: size entries each */
+    void **targets;
+    double *factors;
+    tu_reference *references;
+    int direct_inputs, direct_outputs; /* of the last operation that used references */
+    uint64_t large;             /* bytes from which results are written past the cache */
+    uint64_t chunk;
+    tu_piece wide_piece;        /* larger slots, attached on first need */
+    tu_mapping **wide_mappings;
+    unsigned char **wide;       /* each member's two larger slots; NULL: not attached */
+    size_t wide_bytes;          /* of one */
+    tu_task *open;              /* a one-shot that was started and not finished; work.c */
+    tu_engine *engine;
+    tu_points *points;
+    pthread_mutex_t points_lock;
+    tu_op_info ran;             /* the last collective that ran */
+    tu_choice choice;           /* of the last run, for tutti_group_ran */
+    tu_rule rules[TU_OP_COUNT][TU_RULES]; /* for this number of ranks; the last one in use has the largest bytes */
+    tutti_algorithm forced[TU_OP_COUNT];  /* TUTTI_ALGORITHM */
+    const char *rules_from;
+} tu_collective;
+
+/* The group's state, made on first need; local. */
+tutti_status tu_collective_get(tutti_group *group, tu_collective **state);
+/* Exchanges the pieces, once; collective. With the lock held. */
+tutti_status tu_collective_setup(tu_collective *state, tu_task *task);
+/* Attaches the larger slots, once; collective. */
+tutti_status tu_collective_widen(tu_collective *state, tu_task *task);
+
+tutti_status tu_collective_lock(tu_collective *state, int64_t deadline);
+bool tu_collective_try_lock(tu_collective *state);
+void tu_collective_unlock(tu_collective *state);
+
+/* ---- parts of a member's piece ---- */
+
+static inline unsigned char *tu_slot(const tu_collective *state, int member, uint64_t epoch) {
+    return (unsigned char *)state->members[member] + state->layout.slots + (epoch & 1) * state->layout.slot_bytes;
+}
+/* splits[i][0]: elements that the member sends to i; splits[i][1]: where they lie in its input. */
+static inline uint64_t (*tu_splits(const tu_collective *state, int member, uint64_t epoch))[2] {
+    unsigned char *base = (unsigned char *)state->members[member] + state->layout.splits;
+    return (uint64_t (*)[2])(void *)(base + (epoch & 1) * (size_t)state->size * 16);
+}
+static inline tu_channel *tu_channel_of(const tu_collective *state, int member, int peer) {
+    unsigned char *base = (unsigned char *)state->members[member] + state->layout.channels;
+    return (tu_channel *)(void *)base + peer;
+}
+static inline unsigned char *tu_fragment(const tu_collective *state, int member, uint32_t index) {
+    return (unsigned char *)state->members[member] + state->layout.fragments + index * TU_FRAGMENT_BYTES;
+}
+
+/* ---- hand-overs: sync.c ---- */
+
+/* Enters the next epoch: waits, where it must, until all members are done with the one before the last. */
+tutti_status tu_epoch_enter(tu_collective *state, tu_task *task, uint64_t *epoch);
+/* Publishes what was put into the line and slot of `epoch`. */
+void tu_epoch_arrive(tu_collective *state, const tu_task *task, uint64_t epoch);
+/* Waits until `member` (or all) arrived, and compares signatures. */
+tutti_status tu_epoch_await(tu_collective *state, tu_task *task, uint64_t epoch, int member);
+tutti_status tu_epoch_await_all(tu_collective *state, tu_task *task, uint64_t epoch);
+/* Whether all have arrived; never waits, compares nothing. */
+bool tu_epoch_complete(const tu_collective *state, uint64_t epoch);
+/* The second hand-over. */
+void tu_step_publish(tu_collective *state, uint64_t epoch);
+tutti_status tu_step_await_all(tu_collective *state, tu_task *task, uint64_t epoch);
+tutti_status tu_step_await(tu_collective *state, tu_task *task, uint64_t epoch, int member);
+/* Rings every member that sleeps. */
+void tu_ring_all(const tu_collective *state);
+/* TUTTI_OK while the group lives, else its cause; before each chunk that is written to a peer. */
+static inline tutti_status tu_still_alive(const tu_collective *state) {
+    return tu_group_ended(state->group) ? tu_group_cause(state->group) : TUTTI_OK;
+}
+
+/* Trees: waits until the leader `member` says that its domain is complete, or has the data. */
+tutti_status tu_await_up(tu_collective *state, tu_task *task, uint64_t epoch, int member);
+
+/* ---- mismatch.c ---- */
+
+uint64_t tu_signature(const tu_task *task);
+void tu_say(tu_said *said, const tu_task *task);
+/* Writes the error for a member whose signature differs; returns TUTTI_ERROR_MISMATCH. */
+tutti_status tu_mismatch(tu_collective *state, const tu_task *task, uint64_t epoch, int member);
+/* A pair of ranks that disagree on what one sends to the other. */
+tutti_status tu_mismatch_split(tu_collective *state, const tu_task *task, int from, int to, uint64_t sent, uint64_t expected);
+
+/* ---- which algorithm: tuning.c ---- */
+
+/* Which algorithm runs; the same on all ranks that have the same tables. Fails when the forced one is not to be had. */
+tutti_status tu_choose(const tu_collective *state, const tu_task *task, tu_choice *choice);
+
+/* ---- the engines ---- */
+
+/* Runs a task that has been entered, with the lock held; blocks. */
+tutti_status tu_task_run(tu_collective *state, tu_task *task);
+
+/* One hand-over: start publishes, finish waits and takes. bytes: staged by this rank. */
+tutti_status tu_one_shot(tu_collective *state, tu_task *task, tutti_algorithm algorithm);
+bool tu_one_shot_can_start(const tu_collective *state, const tu_task *task, tutti_algorithm algorithm);
+tutti_status tu_one_shot_start(tu_collective *state, tu_task *task, tutti_algorithm algorithm);
+tutti_status tu_one_shot_finish(tu_collective *state, tu_task *task, tutti_algorithm algorithm);
+
+tutti_status tu_two_shot(tu_collective *state, tu_task *task);  /* reductions */
+tutti_status tu_pipelined(tu_collective *state, tu_task *task); /* moves */
+tutti_status tu_tree(tu_collective *state, tu_task *task);      /* barrier, broadcast */
+tutti_status tu_alone(tu_task *task);                           /* a group of one */
+void tu_fake(tu_task *task);                                    /* a group in which no data moves */
+
+/* ---- what a task moves: shape.c ---- */
+
+bool tu_is_reduction(tu_operation operation);
+/* Slice of a reduction that `owner` reduces, in elements. */
+typedef struct tu_slice {
+    size_t first, count;
+} tu_slice;
+tu_slice tu_slice_of(const tu_task *task, int size, int owner);
+/* Who gets the results: everybody, the root, or each owner its own slice. */
+bool tu_wants_all(const tu_task *task, int member);
+
+/* One part of a move: from `source` to `target`. Offsets in bytes; in_offset is valid on the source (everywhere but in all_to_all_v, where
+ * it is the source's own business), out_offset on the target. */
+typedef struct tu_part {
+    size_t bytes, in_offset, out_offset;
+} tu_part;
+tu_part tu_part_of(const tu_task *task, int rank, int size, int source, int target);
+/* Whether a source sends the same bytes to all its targets. */
+bool tu_move_shared(tu_operation operation);
+
+/* Bytes of the buffers on this rank; 0 where a buffer is not used. */
+size_t tu_in_bytes(const tu_task *task, int rank, int size);
+size_t tu_out_bytes(const tu_task *task, int rank, int size);
+
+/* ---- from a public call to a task: call.c ---- */
+
+/* Checks arguments and options, and runs, starts or notes the task. */
+tutti_status tu_submit(tu_task *task, const tutti_call *call);
+
+#endif

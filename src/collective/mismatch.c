@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Saying what was called, comparing it, and the message when two ranks differ: both sides, and in what they differ.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "collective/collective.h"
+
+static uint64_t mix(uint64_t hash, uint64_t value) {
+    hash = (hash ^ value) * UINT64_C(0x9e3779b97f4a7c15);
+    return hash ^ hash >> 29;
+}
+
+uint64_t tu_signature(const tu_task *task) {
+    const tu_op_info *info = &task->info;
+    uint64_t small = (uint64_t)info->operation << 56 | (uint64_t)info->dtype << 48 | (uint64_t)info->reduction << 40 |
+                     (uint64_t)info->algorithm << 32 | (uint32_t)info->root;
+    return mix(mix(small * UINT64_C(0xff51afd7ed558ccd), info->count), task->detail);
+}
+
+void tu_say(tu_said *said, const tu_task *task) {
+    said->sequence = task->info.sequence;
+    said->count = task->info.count;
+    said->detail = task->detail;
+    said->root = task->info.root;
+    said->operation = task->info.operation;
+    said->dtype = task->info.dtype;
+    said->reduction = task->info.reduction;
+    said->algorithm = task->info.algorithm;
+}
+
+/* "all_reduce (f32 sum, 4096 elements, two_shot)" */
+static void describe(const tu_said *said, char *text, size_t bytes) {
+    int at = snprintf(text, bytes, "%s (", tu_operation_name((tu_operation)said->operation));
+    if (said->dtype != 0)
+        at += snprintf(text + at, bytes - (size_t)at, "%s ", tutti_dtype_name((tutti_dtype)said->dtype));
+    if (said->reduction != 0)
+        at += snprintf(text + at, bytes - (size_t)at, "%s ", tutti_op_name((tutti_op)said->reduction));
+    if (said->dtype != 0)
+        at += snprintf(text + at, bytes - (size_t)at, "%llu elements, ", (unsigned long long)said->count);
+    if (said->root >= 0)
+        at += snprintf(text + at, bytes - (size_t)at, "root %d, ", said->root);
+    snprintf(text + at, bytes - (size_t)at, "%s)", tutti_algorithm_name((tutti_algorithm)said->algorithm));
+}
+
+static void add(char *text, size_t bytes, const char *what) {
+    size_t used = strlen(text);
+    snprintf(text + used, bytes - used, "%s%s", used == 0 ? "" : ", ", what);
+}
+
+static void differences(const tu_said *mine, const tu_said *theirs, char *text, size_t bytes) {
+    text[0] = 0;
+    if (mine->operation != theirs->operation)
+        add(text, bytes, "operation");
+    if (mine->count != theirs->count)
+        add(text, bytes, "count");
+    if (mine->dtype != theirs->dtype)
+        add(text, bytes, "dtype");
+    if (mine->reduction != theirs->reduction)
+        add(text, bytes, "reduction");
+    if (mine->root != theirs->root)
+        add(text, bytes, "root");
+    if (mine->algorithm != theirs->algorithm)
+        add(text, bytes, "algorithm");
+    if (mine->detail != theirs->detail && mine->operation == theirs->operation)
+        add(text, bytes, mine->operation == TU_OP_PERMUTE ? "destinations" : "counts of the ranks");
+    if (mine->sequence != theirs->sequence)
+        add(text, bytes, "order (their numbers in the group differ)");
+}
+
+tutti_status tu_mismatch(tu_collective *state, const tu_task *task, uint64_t epoch, int member) {
+    const tu_said *mine = &state->members[state->rank]->said[epoch & 1];
+    const tu_said *theirs = &state->members[member]->said[epoch & 1];
+    char my_text[160], their_text[160], what[160];
+    describe(mine, my_text, sizeof my_text);
+    describe(theirs, their_text, sizeof their_text);
+    differences(mine, theirs, what, sizeof what);
+    tu_error(TUTTI_ERROR_MISMATCH, "the ranks disagree in operation %llu of group %s: rank %d called %s, rank %d called %s; they differ "
+             "in %s. All ranks of a group must call the same operations with the same arguments in the same order",
+             (unsigned long long)mine->sequence, state->group->name, state->rank, my_text, member, their_text, what);
+    tu_error_at_fault(member);
+    tu_error_where(state->group->name, tu_operation_name((tu_operation)task->info.operation), task->info.sequence, state->rank);
+    return TUTTI_ERROR_MISMATCH;
+}
+
+tutti_status tu_mismatch_split(tu_collective *state, const tu_task *task, int from, int to, uint64_t sent, uint64_t expected) {
+    tu_error(TUTTI_ERROR_MISMATCH, "the ranks disagree in %s %llu of group %s: rank %d sends %llu elements to rank %d, which expects "
+             "%llu from it", tu_operation_name((tu_operation)task->info.operation), (unsigned long long)task->info.sequence,
+             state->group->name, from, (unsigned long long)sent, to, (unsigned long long)expected);
+    tu_error_at_fault(from == state->rank ? to : from);
+    tu_error_where(state->group->name, tu_operation_name((tu_operation)task->info.operation), task->info.sequence, state->rank);
+    return TUTTI_ERROR_MISMATCH;
+}

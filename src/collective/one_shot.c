@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One hand-over: every rank stages what others need of its input, arrives, waits for those it listens to, and takes. Tiny
+ * payloads are staged in the line of the flag ("inline"), others in the slot. What does not fit goes in several rounds; two slots
+ * in turn let a rank stage the next round while others still read the last.
+ *
+ * Reductions read all ranks' inputs in rank order, so every rank computes the same bits.
+ */
+#include <string.h>
+
+#include "collective/parts.h"
+
+/* How the staging area of one round is cut: `parts` equal parts of at most `bytes` each. */
+typedef struct cut {
+    size_t bytes;
+    int parts; /* one per rank, or 1 when all listeners take the same */
+    size_t rounds;
+} cut;
+
+static bool by_rank(const tu_task *task) {
+    return task->shape == TU_OP_REDUCE_SCATTER || task->shape == TU_OP_REDUCE_SCATTER_V || task->shape == TU_OP_SCATTER ||
+           task->shape == TU_OP_ALL_TO_ALL || task->shape == TU_OP_ALL_TO_ALL_V;
+}
+
+/* The longest part of any rank. Of all_to_all_v it is this rank's alone: the others say theirs when they arrive. */
+static size_t longest_part(const tu_task *task, int size) {
+    size_t longest = task->info.count;
+    if (task->shape == TU_OP_BARRIER)
+        return 0;
+    if (task->in_counts != NULL) {
+        longest = 0;
+        for (int i = 0; i < size; i++)
+            longest = task->in_counts[i] > longest ? task->in_counts[i] : longest;
+    }
+    return longest * task->element;
+}
+
+static size_t capacity_of(const tu_collective *state, const tu_task *task, tutti_algorithm algorithm) {
+    if (algorithm != TUTTI_ALGORITHM_INLINE)
+        return state->layout.slot_bytes;
+    return task->info.reduction == TUTTI_PREMUL_SUM ? offsetof(tu_reference, factor) : TU_INLINE_BYTES;
+}
+
+static size_t rounds_for(size_t longest, size_t bytes) {
+    return longest <= bytes ? 1 : (longest + bytes - 1) / bytes;
+}
+
+static cut cut_of(const tu_collective *state, const tu_task *task, tutti_algorithm algorithm) {
+    cut made = { .parts = by_rank(task) ? state->size : 1 };
+    size_t share = capacity_of(state, task, algorithm) / (size_t)made.parts;
+    size_t unit = share >= 128 ? 64 : task->element;
+    made.bytes = task->shape == TU_OP_BARRIER ? 1 : share / unit * unit;
+    made.rounds = rounds_for(longest_part(task, state->size), made.bytes);
+    return made;
+}
+
+static unsigned char *staging(const tu_collective *state, int member, uint64_t epoch, tutti_algorithm algorithm) {
+    return algorithm == TUTTI_ALGORITHM_INLINE ? state->members[member]->arrive[epoch & 1].payload : tu_slot(state, member, epoch);
+}
+
+/* Bytes of round `round` of a part. */
+static size_t portion(size_t bytes, const cut *cut, size_t round) {
+    size_t begin = round * cut->bytes;
+    return bytes <= begin ? 0 : bytes - begin < cut->bytes ? bytes - begin : cut->bytes;
+}
+
+bool tu_listens(const tu_task *task, int listener, int source) {
+    switch (task->shape) {
+    case TU_OP_REDUCE:
+    case TU_OP_GATHER:
+        return listener == task->info.root;
+    case TU_OP_BROADCAST:
+    case TU_OP_SCATTER:
+        return source == task->info.root;
+    case TU_OP_PERMUTE:
+        return task->to[source] == listener;
+    default:
+        return true;
+    }
+}
+
+/* ---- staging ---- */
+
+/* What `target` shall find of this rank's input, and where that lies. */
+static tu_part to_stage(const tu_collective *state, const tu_task *task, int target) {
+    if (!tu_is_reduction(task->shape))
+        return tu_part_of(task, state->rank, state->size, state->rank, target);
+    if (task->shape == TU_OP_ALL_REDUCE || task->shape == TU_OP_REDUCE)
+        return (tu_part){ task->info.count * task->element, 0, 0 };
+    tu_slice slice = tu_slice_of(task, state->size, target);
+    return (tu_part){ slice.count * task->element, slice.first * task->element, 0 };
+}
+
+/* The one part that all listeners take: for whom does not matter, as long as somebody listens. */
+static int any_listener(const tu_collective *state, const tu_task *task) {
+    if (task->shape == TU_OP_GATHER || task->shape == TU_OP_REDUCE)
+        return task->info.root;
+    if (task->shape == TU_OP_PERMUTE)
+        return task->to[state->rank];
+    return state->rank == 0 ? 1 : 0;
+}
+
+static void stage(tu_collective *state, const tu_task *task, uint64_t epoch, tutti_algorithm algorithm, const cut *cut, size_t round) {
+    unsigned char *base = staging(state, state->rank, epoch, algorithm);
+    const unsigned char *in = task->in;
+    tu_reference reference = { .factor = task->factor, .longest = longest_part(task, state->size) };
+    tu_line *line = &state->members[state->rank]->arrive[epoch & 1];
+    if (algorithm != TUTTI_ALGORITHM_INLINE)
+        memcpy(line->payload, &reference, sizeof reference);
+    else if (task->info.reduction == TUTTI_PREMUL_SUM)
+        memcpy(line->payload + offsetof(tu_reference, factor), &task->factor, sizeof task->factor);
+    if (cut->parts == 1) {
+        int target = any_listener(state, task);
+        tu_part part = target >= 0 && target != state->rank ? to_stage(state, task, target) : (tu_part){ 0, 0, 0 };
+        size_t bytes = portion(part.bytes, cut, round);
+        if (bytes != 0)
+            tu_copy(base, in + part.in_offset + round * cut->bytes, bytes, 0);
+        return;
+    }
+    for (int target = 0; target < state->size; target++) {
+        tu_part part = to_stage(state, task, target);
+        size_t bytes = portion(part.bytes, cut, round);
+        if (target != state->rank && bytes != 0)
+            tu_copy(base + (size_t)target * cut->bytes, in + part.in_offset + round * cut->bytes, bytes, 0);
+    }
+}
+
+/* ---- taking ---- */
+
+static double factor_of(const tu_collective *state, int member, uint64_t epoch) {
+    double factor;
+    memcpy(&factor, state->members[member]->arrive[epoch & 1].payload + offsetof(tu_reference, factor), sizeof factor);
+    return factor;
+}
+
+static void take_reduction(tu_collective *state, const tu_task *task, uint64_t epoch, tutti_algorithm algorithm, const cut *cut, size_t round) {
+    if (!tu_listens(task, state->rank, state->rank))
+        return;
+    tu_part mine = to_stage(state, task, state->rank);
+    size_t bytes = portion(mine.bytes, cut, round);
+    if (bytes == 0)
+        return;
+    size_t at = cut->parts == 1 ? 0 : (size_t)state->rank * cut->bytes;
+    for (int member = 0; member < state->size; member++)
+        state->sources[member] = member == state->rank ? (const unsigned char *)task->in + mine.in_offset + round * cut->bytes
+                                                       : staging(state, member, epoch, algorithm) + at;
+    if (task->info.reduction == TUTTI_PREMUL_SUM)
+        for (int member = 0; member < state->size; member++)
+            state->factors[member] = member == state->rank ? task->factor : factor_of(state, member, epoch);
+    tu_reduce((unsigned char *)task->out + round * cut->bytes, state->sources, state->size, bytes / task->element,
+              (tutti_dtype)task->info.dtype, (tutti_op)task->info.reduction, state->factors, 0);
+}
+
+static tutti_status take_parts(tu_collective *state, const tu_task *task, uint64_t epoch, tutti_algorithm algorithm, const cut *cut, size_t round) {
+    for (int source = 0; source < state->size; source++) {
+        if (source == state->rank || !tu_listens(task, state->rank, source))
+            continue;
+        tu_part part = tu_part_of(task, state->rank, state->size, source, state->rank);
+        size_t bytes = portion(part.bytes, cut, round);
+        const unsigned char *from = staging(state, source, epoch, algorithm) + (cut->parts == 1 ? 0 : (size_t)state->rank * cut->bytes);
+        if (bytes != 0)
+            tu_copy((unsigned char *)task->out + part.out_offset + round * cut->bytes, from, bytes, 0);
+    }
+    return TUTTI_OK;
+}
+
+void tu_keep_own_part(tu_collective *state, tu_task *task, bool first) {
+    /* The root of a scatter in place would overwrite what rank 0 has not taken yet: it keeps its part last; all others first. */
+    if (tu_is_reduction(task->shape) || task->shape == TU_OP_BARRIER || first == (task->shape == TU_OP_SCATTER))
+        return;
+    tu_part part = tu_part_of(task, state->rank, state->size, state->rank, state->rank);
+    unsigned char *to = (unsigned char *)task->out + part.out_offset;
+    const unsigned char *from = (const unsigned char *)task->in + part.in_offset;
+    if (part.bytes == 0 || to == from)
+        return;
+    memmove(to, from, part.bytes);
+    /* In place the beginning of the output is rank 0's: from now on the input lies at its own place. */
+    if (task->in == task->out && (task->shape == TU_OP_ALL_GATHER || task->shape == TU_OP_ALL_GATHER_V || task->shape == TU_OP_GATHER))
+        task->in = to;
+}
+
+tutti_status tu_compare_splits(tu_collective *state, tu_task *task, uint64_t epoch) {
+    for (int source = 0; source < state->size; source++) {
+        uint64_t sent = tu_splits(state, source, epoch)[state->rank][0];
+        if (sent != task->out_counts[source])
+            return tu_mismatch_split(state, task, source, state->rank, sent, task->out_counts[source]);
+    }
+    return TUTTI_OK;
+}
+
+void tu_publish_splits(tu_collective *state, const tu_task *task, uint64_t epoch) {
+    uint64_t(*splits)[2] = tu_splits(state, state->rank, epoch);
+    uint64_t offset = 0;
+    for (int target = 0; target < state->size; target++) {
+        splits[target][0] = task->in_counts[target];
+        splits[target][1] = task->in_offsets != NULL ? task->in_offsets[target] : offset;
+        offset += task->in_counts[target];
+    }
+}
+
+/* ---- one round ---- */
+
+static tutti_status await_sources(tu_collective *state, tu_task *task, uint64_t epoch) {
+    if (task->shape == TU_OP_ALL_REDUCE || task->shape == TU_OP_BARRIER)
+        return tu_epoch_await_all(state, task, epoch);
+    bool all = true;
+    for (int member = 0; member < state->size; member++) {
+        if (member == state->rank)
+            continue;
+        if (!tu_listens(task, state->rank, member)) {
+            all = false;
+            continue;
+        }
+        tutti_status status = tu_epoch_await(state, task, epoch, member);
+        if (status != TUTTI_OK)
+            return status;
+    }
+    if (all)
+        state->cleared = epoch - 1;
+    return TUTTI_OK;
+}
+
+static tutti_status begin(tu_collective *state, tu_task *task, tutti_algorithm algorithm, const cut *cut, size_t round, uint64_t *epoch) {
+    tutti_status status = tu_epoch_enter(state, task, epoch);
+    if (status != TUTTI_OK)
+        return status;
+    if (task->shape != TU_OP_BARRIER)
+        stage(state, task, *epoch, algorithm, cut, round);
+    if (task->shape == TU_OP_ALL_TO_ALL_V && round == 0)
+        tu_publish_splits(state, task, *epoch);
+    tu_epoch_arrive(state, task, *epoch);
+    return TUTTI_OK;
+}
+
+/* How many rounds all_to_all_v takes, once everybody has said how long its longest part is. */
+static size_t agreed_rounds(const tu_collective *state, uint64_t epoch, const cut *cut) {
+    size_t rounds = cut->rounds;
+    for (int member = 0; member < state->size; member++) {
+        tu_reference reference;
+        memcpy(&reference, state->members[member]->arrive[epoch & 1].payload, sizeof reference);
+        size_t theirs = rounds_for(reference.longest, cut->bytes);
+        rounds = theirs > rounds ? theirs : rounds;
+    }
+    return rounds;
+}
+
+static tutti_status end(tu_collective *state, tu_task *task, tutti_algorithm algorithm, cut *cut, size_t round, uint64_t epoch) {
+    tutti_status status = await_sources(state, task, epoch);
+    if (status == TUTTI_OK && task->shape == TU_OP_ALL_TO_ALL_V && round == 0) {
+        cut->rounds = agreed_rounds(state, epoch, cut);
+        status = tu_compare_splits(state, task, epoch);
+    }
+    if (status != TUTTI_OK || task->shape == TU_OP_BARRIER)
+        return status;
+    if (tu_is_reduction(task->shape))
+        take_reduction(state, task, epoch, algorithm, cut, round);
+    else
+        status = take_parts(state, task, epoch, algorithm, cut, round);
+    return status;
+}
+
+/* ---- the whole ---- */
+
+tutti_status tu_one_shot(tu_collective *state, tu_task *task, tutti_algorithm algorithm) {
+    cut made = cut_of(state, task, algorithm);
+    tu_keep_own_part(state, task, true);
+    tutti_status status = TUTTI_OK;
+    for (size_t round = 0; round < made.rounds && status == TUTTI_OK; round++) {
+        uint64_t epoch;
+        status = begin(state, task, algorithm, &made, round, &epoch);
+        if (status == TUTTI_OK)
+            status = end(state, task, algorithm, &made, round, epoch);
+    }
+    if (status == TUTTI_OK)
+        tu_keep_own_part(state, task, false);
+    return status;
+}
+
+/* Whether the task can be published at once, without waiting, and finished in one round. */
+bool tu_one_shot_can_start(const tu_collective *state, const tu_task *task, tutti_algorithm algorithm) {
+    if (algorithm != TUTTI_ALGORITHM_INLINE && algorithm != TUTTI_ALGORITHM_ONE_SHOT)
+        return false;
+    uint64_t next = state->epoch + 1;
+    bool clear = next < 3 || (int64_t)(state->cleared - (next - 2)) >= 0;
+    return clear && task->shape != TU_OP_ALL_TO_ALL_V && cut_of(state, task, algorithm).rounds == 1;
+}
+
+tutti_status tu_one_shot_start(tu_collective *state, tu_task *task, tutti_algorithm algorithm) {
+    cut made = cut_of(state, task, algorithm);
+    tu_keep_own_part(state, task, true);
+    return begin(state, task, algorithm, &made, 0, &task->open_epoch);
+}
+
+tutti_status tu_one_shot_finish(tu_collective *state, tu_task *task, tutti_algorithm algorithm) {
+    cut made = cut_of(state, task, algorithm);
+    tutti_status status = end(state, task, algorithm, &made, 0, task->open_epoch);
+    if (status == TUTTI_OK)
+        tu_keep_own_part(state, task, false);
+    return status;
+}

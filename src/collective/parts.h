@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the algorithms have in common: who listens to whom, a rank's own part, splits, and where symmetric buffers lie.
+ */
+#ifndef TU_COLLECTIVE_PARTS_H
+#define TU_COLLECTIVE_PARTS_H
+
+#include "collective/collective.h"
+
+/* Whether `listener` takes anything from `source` in this operation. */
+bool tu_listens(const tu_task *task, int listener, int source);
+
+/* Copies what a rank sends to itself; `first` true before anything is taken, false after everything was. */
+void tu_keep_own_part(tu_collective *state, tu_task *task, bool first);
+
+/* all_to_all_v: what goes to whom, for the others to read and to compare. */
+void tu_publish_splits(tu_collective *state, const tu_task *task, uint64_t epoch);
+tutti_status tu_compare_splits(tu_collective *state, tu_task *task, uint64_t epoch);
+
+/* Where this rank's buffers lie, as far as others may use them in place in this operation. */
+void tu_refer(tu_collective *state, const tu_task *task, tu_reference *reference);
+/* Copies all members' references of `epoch` into state->references, after all arrived. */
+void tu_read_references(tu_collective *state, uint64_t epoch);
+/* The address here of a member's buffer. The index must not be 0. */
+tutti_status tu_resolve(tu_collective *state, tu_task *task, int member, uint32_t index, uint64_t offset, unsigned char **address);
+tutti_status tu_resolve_in(tu_collective *state, tu_task *task, int member, unsigned char **address);
+tutti_status tu_resolve_out(tu_collective *state, tu_task *task, int member, unsigned char **address);
+
+#endif

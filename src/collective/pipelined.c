@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Large moves. All arrive and say where their buffers lie; then each pair moves its part the shortest way:
+ *     the input is symmetric:   the target copies it from there;
+ *     else the output is:       the source copies it there;
+ *     else:                     through the source's slot, round by round.
+ */
+#include <string.h>
+
+#include "collective/parts.h"
+
+/* Pieces in which bytes are copied to or from a peer, with a look at the group's state word in between. */
+#define PIECE_BYTES ((size_t)4 << 20)
+
+typedef struct pipeline {
+    tu_collective *state;
+    tu_task *task;
+    bool shared;       /* all targets of a source take the same bytes */
+    size_t part;       /* bytes of one part of a slot */
+    size_t rounds;     /* of the staged pairs; 0: there are none */
+    bool wide;
+    unsigned stream;
+} pipeline;
+
+static unsigned char *slot(const pipeline *run, int member, uint64_t epoch) {
+    const tu_collective *state = run->state;
+    if (run->wide)
+        return state->wide[member] + (epoch & 1) * state->wide_bytes;
+    return tu_slot(state, member, epoch);
+}
+
+/* The longest part that `source` sends to another rank. */
+static size_t longest_from(const pipeline *run, int source) {
+    const tu_task *task = run->task;
+    size_t bytes = task->info.count * task->element;
+    switch (task->shape) {
+    case TU_OP_BROADCAST:
+    case TU_OP_SCATTER:
+        return source == task->info.root ? bytes : 0;
+    case TU_OP_GATHER:
+        return source == task->info.root ? 0 : bytes;
+    case TU_OP_PERMUTE:
+        return task->to[source] >= 0 && task->to[source] != source ? bytes : 0;
+    case TU_OP_ALL_GATHER_V:
+        return task->in_counts[source] * task->element;
+    case TU_OP_ALL_TO_ALL_V:
+        return run->state->references[source].longest;
+    default:
+        return bytes;
+    }
+}
+
+static bool pair_staged(const pipeline *run, int source, int target) {
+    const tu_collective *state = run->state;
+    return source != target && tu_listens(run->task, target, source) && state->references[source].in_index == 0 &&
+           state->references[target].out_index == 0;
+}
+
+/* What all members said decides for all of them alike. */
+static size_t longest_staged(const pipeline *run) {
+    int size = run->state->size;
+    size_t longest = 0;
+    for (int source = 0; source < size; source++) {
+        size_t bytes = longest_from(run, source);
+        if (bytes <= longest)
+            continue;
+        for (int target = 0; target < size; target++) {
+            if (pair_staged(run, source, target)) {
+                longest = bytes;
+                break;
+            }
+        }
+    }
+    return longest;
+}
+
+/* ---- in place ---- */
+
+static tutti_status copy_pieces(const pipeline *run, void **targets, int count, const unsigned char *from, size_t bytes) {
+    for (size_t begin = 0; begin < bytes; begin += PIECE_BYTES) {
+        tutti_status status = tu_still_alive(run->state);
+        if (status != TUTTI_OK)
+            return status;
+        size_t piece = bytes - begin < PIECE_BYTES ? bytes - begin : PIECE_BYTES;
+        if (count == 1)
+            tu_copy(targets[0], from + begin, piece, run->stream);
+        else
+            tu_copy_many(targets, count, from + begin, piece, run->stream);
+        for (int i = 0; i < count; i++)
+            targets[i] = (unsigned char *)targets[i] + piece;
+    }
+    return TUTTI_OK;
+}
+
+static tutti_status pull(const pipeline *run, uint64_t epoch) {
+    tu_collective *state = run->state;
+    tu_task *task = run->task;
+    for (int i = 1; i < state->size; i++) {
+        int source = (state->rank + i) % state->size;
+        if (!tu_listens(task, state->rank, source) || state->references[source].in_index == 0)
+            continue;
+        tu_part part = tu_part_of(task, state->rank, state->size, source, state->rank);
+        if (part.bytes == 0)
+            continue;
+        if (task->shape == TU_OP_ALL_TO_ALL_V)
+            part.in_offset = tu_splits(state, source, epoch)[state->rank][1] * task->element;
+        unsigned char *in;
+        tutti_status status = tu_resolve_in(state, task, source, &in);
+        void *to = (unsigned char *)task->out + part.out_offset;
+        if (status == TUTTI_OK)
+            status = copy_pieces(run, &to, 1, in + part.in_offset, part.bytes);
+        if (status != TUTTI_OK)
+            return status;
+    }
+    return TUTTI_OK;
+}
+
+static tutti_status push(const pipeline *run) {
+    tu_collective *state = run->state;
+    tu_task *task = run->task;
+    if (state->references[state->rank].in_index != 0)
+        return TUTTI_OK;
+    int count = 0;
+    tu_part part = { 0, 0, 0 };
+    for (int i = 1; i < state->size; i++) {
+        int target = (state->rank + i) % state->size;
+        if (!tu_listens(task, target, state->rank) || state->references[target].out_index == 0)
+            continue;
+        part = tu_part_of(task, state->rank, state->size, state->rank, target);
+        if (part.bytes == 0)
+            continue;
+        unsigned char *out;
+        tutti_status status = tu_resolve_out(state, task, target, &out);
+        if (status != TUTTI_OK)
+            return status;
+        state->targets[count++] = out + part.out_offset;
+        if (!run->shared) {
+            status = copy_pieces(run, state->targets, count, (const unsigned char *)task->in + part.in_offset, part.bytes);
+            if (status != TUTTI_OK)
+                return status;
+            count = 0;
+        }
+    }
+    if (count == 0)
+        return TUTTI_OK;
+    return copy_pieces(run, state->targets, count, (const unsigned char *)task->in + part.in_offset, part.bytes);
+}
+
+/* ---- staged ---- */
+
+static size_t portion(const pipeline *run, size_t bytes, size_t round) {
+    size_t begin = round * run->part;
+    return bytes <= begin ? 0 : bytes - begin < run->part ? bytes - begin : run->part;
+}
+
+static void stage(const pipeline *run, uint64_t epoch, size_t round) {
+    tu_collective *state = run->state;
+    const tu_task *task = run->task;
+    unsigned char *base = slot(run, state->rank, epoch);
+    for (int i = 1; i < state->size; i++) {
+        int target = (state->rank + i) % state->size;
+        if (!pair_staged(run, state->rank, target))
+            continue;
+        tu_part part = tu_part_of(task, state->rank, state->size, state->rank, target);
+        size_t bytes = portion(run, part.bytes, round);
+        if (bytes != 0)
+            tu_copy(base + (run->shared ? 0 : (size_t)target * run->part),
+                    (const unsigned char *)task->in + part.in_offset + round * run->part, bytes, 0);
+        if (run->shared)
+            return;
+    }
+}
+
+static tutti_status take(const pipeline *run, uint64_t epoch, size_t round) {
+    tu_collective *state = run->state;
+    tu_task *task = run->task;
+    for (int i = 1; i < state->size; i++) {
+        int source = (state->rank + i) % state->size;
+        if (!pair_staged(run, source, state->rank))
+            continue;
+        tutti_status status = tu_epoch_await(state, task, epoch, source);
+        if (status != TUTTI_OK)
+            return status;
+        tu_part part = tu_part_of(task, state->rank, state->size, source, state->rank);
+        size_t bytes = portion(run, part.bytes, round);
+        if (bytes != 0)
+            tu_copy((unsigned char *)task->out + part.out_offset + round * run->part,
+                    slot(run, source, epoch) + (run->shared ? 0 : (size_t)state->rank * run->part), bytes, run->stream);
+    }
+    return TUTTI_OK;
+}
+
+static tutti_status run_rounds(pipeline *run, uint64_t *epoch) {
+    tu_collective *state = run->state;
+    tutti_status status = TUTTI_OK;
+    for (size_t round = 0; round < run->rounds && status == TUTTI_OK; round++) {
+        status = tu_epoch_enter(state, run->task, epoch);
+        if (status != TUTTI_OK)
+            break;
+        stage(run, *epoch, round);
+        tu_epoch_arrive(state, run->task, *epoch);
+        status = take(run, *epoch, round);
+    }
+    return status;
+}
+
+/* ---- the whole ---- */
+
+static size_t own_longest(const tu_collective *state, const tu_task *task) {
+    size_t longest = 0;
+    if (task->shape == TU_OP_ALL_TO_ALL_V)
+        for (int target = 0; target < state->size; target++)
+            if (target != state->rank && task->in_counts[target] > longest)
+                longest = task->in_counts[target];
+    return longest * task->element;
+}
+
+static tutti_status arrive(pipeline *run, uint64_t *epoch) {
+    tu_collective *state = run->state;
+    tu_task *task = run->task;
+    tutti_status status = tu_epoch_enter(state, task, epoch);
+    if (status != TUTTI_OK)
+        return status;
+    tu_reference reference;
+    tu_refer(state, task, &reference);
+    reference.longest = own_longest(state, task);
+    memcpy(state->members[state->rank]->arrive[*epoch & 1].payload, &reference, sizeof reference);
+    if (task->shape == TU_OP_ALL_TO_ALL_V)
+        tu_publish_splits(state, task, *epoch);
+    tu_epoch_arrive(state, task, *epoch);
+    status = tu_epoch_await_all(state, task, *epoch);
+    if (status != TUTTI_OK)
+        return status;
+    tu_read_references(state, *epoch);
+    return task->shape == TU_OP_ALL_TO_ALL_V ? tu_compare_splits(state, task, *epoch) : TUTTI_OK;
+}
+
+tutti_status tu_pipelined(tu_collective *state, tu_task *task) {
+    pipeline run = { .state = state, .task = task, .shared = tu_move_shared(task->shape) };
+    size_t bytes = tu_out_bytes(task, state->rank, state->size);
+    run.stream = bytes >= state->large ? TU_KERNEL_STREAM : 0;
+    tu_keep_own_part(state, task, true);
+    uint64_t epoch;
+    tutti_status status = arrive(&run, &epoch);
+    if (status == TUTTI_OK)
+        status = pull(&run, epoch);
+    if (status == TUTTI_OK)
+        status = push(&run);
+    if (status != TUTTI_OK)
+        return status;
+    size_t longest = longest_staged(&run);
+    if (longest != 0) {
+        run.wide = longest > state->layout.slot_bytes / (run.shared ? 1 : (size_t)state->size);
+        if (run.wide)
+            status = tu_collective_widen(state, task);
+        size_t room = run.wide ? state->wide_bytes : state->layout.slot_bytes;
+        run.part = room / (run.shared ? 1 : (size_t)state->size) / 64 * 64;
+        run.rounds = (longest + run.part - 1) / run.part;
+        if (status == TUTTI_OK)
+            status = run_rounds(&run, &epoch);
+        if (status != TUTTI_OK)
+            return status;
+    }
+    /* Nobody may touch this rank's buffers after the call. */
+    const tu_reference *mine = &state->references[state->rank];
+    if (state->direct_inputs != 0 || state->direct_outputs != 0) {
+        tu_step_publish(state, epoch);
+        if (mine->in_index != 0 || mine->out_index != 0)
+            status = tu_step_await_all(state, task, epoch);
+    }
+    if (status == TUTTI_OK)
+        tu_keep_own_part(state, task, false);
+    return status;
+}

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Where buffers lie: a block that was rendezvoused with the group is published as (number of the rendezvous, offset), and the others read and
+ * write it in place.
+ */
+#include <string.h>
+
+#include "collective/parts.h"
+
+/* In place is safe for others only when nobody's output falls on bytes that somebody else still has to read. */
+static bool input_in_place(const tu_collective *state, const tu_task *task) {
+    const unsigned char *in = task->in, *out = task->out;
+    if (in != out)
+        return true; /* apart, or the output is the input's own place, which this rank alone reads */
+    switch (task->shape) {
+    case TU_OP_ALL_REDUCE: /* a slice is read and written by its owner alone */
+    case TU_OP_REDUCE:
+    case TU_OP_BROADCAST:  /* the root does not write */
+        return true;
+    case TU_OP_REDUCE_SCATTER:
+    case TU_OP_REDUCE_SCATTER_V:
+        return tu_slice_of(task, state->size, state->rank).first == 0;
+    case TU_OP_ALL_GATHER: /* tu_keep_own_part has moved it to its own place, unless that is where it was */
+    case TU_OP_ALL_GATHER_V:
+    case TU_OP_GATHER:
+        return true;
+    case TU_OP_SCATTER: /* the root keeps its own part last, after everybody has left */
+        return true;
+    default:
+        return false;
+    }
+}
+
+static bool output_in_place(const tu_task *task) {
+    switch (task->shape) {
+    case TU_OP_ALL_REDUCE:
+    case TU_OP_REDUCE:
+    case TU_OP_BROADCAST:
+    case TU_OP_ALL_GATHER:
+    case TU_OP_GATHER:
+    case TU_OP_SCATTER:
+        return true;
+    case TU_OP_ALL_TO_ALL:
+    case TU_OP_PERMUTE:
+        return task->in != task->out;
+    default: /* where a part goes is known to its receiver alone; reduce_scatter writes nobody else's output */
+        return false;
+    }
+}
+
+void tu_refer(tu_collective *state, const tu_task *task, tu_reference *reference) {
+    *reference = (tu_reference){ .factor = task->factor };
+    size_t in_bytes = tu_in_bytes(task, state->rank, state->size), out_bytes = tu_out_bytes(task, state->rank, state->size);
+    tu_symmetric found;
+    if (in_bytes != 0 && input_in_place(state, task) && tu_symmetric_find(state->memory, task->in, in_bytes, &found) && found.index != 0) {
+        reference->in_index = found.index;
+        reference->in_offset = found.offset;
+    }
+    if (out_bytes != 0 && output_in_place(task) && tu_symmetric_find(state->memory, task->out, out_bytes, &found) && found.index != 0) {
+        reference->out_index = found.index;
+        reference->out_offset = found.offset;
+    }
+}
+
+void tu_read_references(tu_collective *state, uint64_t epoch) {
+    state->direct_inputs = state->direct_outputs = 0;
+    for (int member = 0; member < state->size; member++) {
+        memcpy(&state->references[member], state->members[member]->arrive[epoch & 1].payload, sizeof(tu_reference));
+        state->direct_inputs += state->references[member].in_index != 0;
+        state->direct_outputs += state->references[member].out_index != 0;
+    }
+}
+
+tutti_status tu_resolve(tu_collective *state, tu_task *task, int member, uint32_t index, uint64_t offset, unsigned char **address) {
+    const tutti_peers *peers = tu_symmetric_peers(state->memory, index);
+    if (peers == NULL || peers->buffers[member] == NULL) {
+        tu_error(TUTTI_ERROR_MISMATCH, "in %s %llu of group %s rank %d uses a symmetric block (rendezvous %u) whose peers rank %d has "
+                 "released; keep the block and its peers on all ranks while one of them passes it to collectives",
+                 tu_operation_name((tu_operation)task->info.operation), (unsigned long long)task->info.sequence, state->group->name,
+                 member, index, state->rank);
+        tu_error_at_fault(state->rank);
+        return tu_error_where(state->group->name, tu_operation_name((tu_operation)task->info.operation), task->info.sequence, state->rank);
+    }
+    *address = (unsigned char *)peers->buffers[member] + offset;
+    return TUTTI_OK;
+}
+
+tutti_status tu_resolve_in(tu_collective *state, tu_task *task, int member, unsigned char **address) {
+    const tu_reference *reference = &state->references[member];
+    return tu_resolve(state, task, member, reference->in_index, reference->in_offset, address);
+}
+
+tutti_status tu_resolve_out(tu_collective *state, tu_task *task, int member, unsigned char **address) {
+    const tu_reference *reference = &state->references[member];
+    return tu_resolve(state, task, member, reference->out_index, reference->out_offset, address);
+}

@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A group's collective state: made locally on first need, completed by one exchange of shared memory at the first collective,
+ * ended with the group.
+ */
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "collective/collective.h"
+#include "collective/domain.h"
+#include "collective/engine.h"
+#include "collective/point.h"
+#include "collective/tuning.h"
+
+#define LAYOUT_VERSION 1
+
+/* ---- layout ---- */
+
+static size_t aligned(size_t bytes, size_t alignment) {
+    return (bytes + alignment - 1) / alignment * alignment;
+}
+
+/* Small groups get slots that serve the usual message in one go; large ones less, because every member has one. */
+static size_t slot_bytes(int size) {
+    if (size <= 8)
+        return (size_t)64 << 10;
+    size_t share = ((size_t)512 << 10) / (size_t)size;
+    return aligned(share < ((size_t)16 << 10) ? (size_t)16 << 10 : share, 4096);
+}
+
+static tu_layout layout_of(int size) {
+    tu_layout layout = { .slot_bytes = slot_bytes(size) };
+    layout.splits = aligned(sizeof(tu_member), TU_LINE);
+    layout.channels = aligned(layout.splits + (size_t)size * 2 * 16, TU_LINE);
+    layout.fragments = aligned(layout.channels + (size_t)size * sizeof(tu_channel), 4096);
+    layout.slots = layout.fragments + TU_FRAGMENTS * TU_FRAGMENT_BYTES;
+    layout.bytes = layout.slots + 2 * layout.slot_bytes;
+    return layout;
+}
+
+/* ---- local part ---- */
+
+static void release_mappings(tu_mapping **mappings, int size) {
+    if (mappings == NULL)
+        return;
+    for (int member = 0; member < size; member++)
+        if (mappings[member] != NULL)
+            tu_mapping_release(mappings[member]);
+    free(mappings);
+}
+
+static void free_state(void *argument) {
+    tu_collective *state = argument;
+    release_mappings(state->mappings, state->size);
+    release_mappings(state->wide_mappings, state->size);
+    tu_job *job = state->group->world->job;
+    if (state->piece.address != NULL)
+        tu_piece_free(job, &state->piece);
+    if (state->wide_piece.address != NULL)
+        tu_piece_free(job, &state->wide_piece);
+    tu_points_free(state->points);
+    tu_domains_free(state->domains);
+    pthread_mutex_destroy(&state->points_lock);
+    free(state->members);
+    free(state->wide);
+    free(state->bells);
+    free(state->sources);
+    free(state->targets);
+    free(state->factors);
+    free(state->references);
+    free(state);
+}
+
+static void end_state(void *argument) {
+    tu_collective *state = argument;
+    if (state->engine == NULL || tu_engine_stop(state->engine, free_state, state))
+        free_state(state);
+}
+
+static tutti_status make_state(tutti_group *group, void **made) {
+    size_t size = (size_t)group->size;
+    tu_collective *state = calloc(1, sizeof *state);
+    if (state == NULL)
+        return tu_error_memory("a group's collective state", sizeof *state);
+    state->group = group;
+    state->rank = group->rank;
+    state->size = group->size;
+    state->layout = layout_of(group->size);
+    pthread_mutex_init(&state->points_lock, NULL);
+    state->members = calloc(size, sizeof *state->members);
+    state->bells = calloc(size, sizeof *state->bells);
+    state->sources = calloc(size, sizeof *state->sources);
+    state->targets = calloc(size + 1, sizeof *state->targets);
+    state->factors = calloc(size, sizeof *state->factors);
+    state->references = calloc(size, sizeof *state->references);
+    if (state->members == NULL || state->bells == NULL || state->sources == NULL || state->targets == NULL ||
+        state->factors == NULL || state->references == NULL) {
+        free_state(state);
+        return tu_error_memory("a group's collective state", size * 48);
+    }
+    tutti_status status = group->world->fake ? TUTTI_OK : tu_memory_group_get(group, &state->memory);
+    if (status == TUTTI_OK)
+        status = tu_tuning_apply(state);
+    if (status != TUTTI_OK) {
+        free_state(state);
+        return status;
+    }
+    *made = state;
+    return TUTTI_OK;
+}
+
+tutti_status tu_collective_get(tutti_group *group, tu_collective **state) {
+    /* Once made it stays until the group goes: the room's own look-up would take a lock. */
+    void *found = NULL;
+    tutti_status status = tu_group_room(group, TU_ROOM_COLLECTIVE, make_state, end_state, &found);
+    *state = found;
+    return status;
+}
+
+/* ---- the exchange ---- */
+
+typedef struct hello {
+    uint32_t version;
+    int32_t status;
+    uint64_t slot_bytes;
+    tu_place place;
+    char message[512];
+} hello;
+
+/* Waits for all members' pieces. A member that could not get memory says so, and then all fail alike. */
+static tutti_status exchange_pieces(tu_collective *state, tu_task *task, const char *purpose, const tu_piece *piece, const hello *mine,
+                                    hello *theirs, tu_mapping **mappings) {
+    tutti_status status = tu_group_exchange(state->group, &task->info, purpose, mine, sizeof *mine, piece, task->deadline, theirs, mappings);
+    if (status != TUTTI_OK)
+        return status;
+    for (int member = 0; member < state->size && status == TUTTI_OK; member++) {
+        if (theirs[member].version != LAYOUT_VERSION || theirs[member].slot_bytes != mine->slot_bytes) {
+            status = tu_error(TUTTI_ERROR_PROTOCOL, "rank %d of group %s has another version of Tutti's collectives (layout %u, "
+                              "slots of %llu bytes) than rank %d (layout %u, %llu bytes); install one version everywhere",
+                              member, state->group->name, theirs[member].version, (unsigned long long)theirs[member].slot_bytes,
+                              state->rank, LAYOUT_VERSION, (unsigned long long)mine->slot_bytes);
+        } else if (theirs[member].status != TUTTI_OK) {
+            theirs[member].message[sizeof theirs[member].message - 1] = 0;
+            status = tu_error((tutti_status)theirs[member].status, "rank %d of group %s could not get shared memory for %s: %s", member,
+                              state->group->name, purpose, theirs[member].message);
+            task->agreed = true;
+            tu_error_at_fault(member);
+        }
+    }
+    if (status != TUTTI_OK)
+        for (int member = 0; member < state->size; member++)
+            if (mappings[member] != NULL)
+                tu_mapping_release(mappings[member]);
+    return status;
+}
+
+static tutti_status share_piece(tu_collective *state, tu_task *task, const char *purpose, size_t bytes, tu_piece *piece, hello *theirs,
+                                tu_mapping ***kept) {
+    tu_job *job = state->group->world->job;
+    tu_mapping **mappings = calloc((size_t)state->size, sizeof(tu_mapping *));
+    if (mappings == NULL)
+        return tu_error_memory("mappings of a group", (size_t)state->size * sizeof(tu_mapping *));
+    hello mine = { .version = LAYOUT_VERSION, .slot_bytes = bytes, .place = tu_place_here() };
+    tu_error_copy before;
+    tu_error_save(&before);
+    tutti_status mine_status = tu_piece_alloc(job, purpose, bytes, 4096, -1, piece);
+    if (mine_status != TUTTI_OK) {
+        mine.status = mine_status;
+        snprintf(mine.message, sizeof mine.message, "%s", tutti_error_message());
+        tu_error_restore(&before);
+    }
+    tutti_status status = exchange_pieces(state, task, purpose, mine_status == TUTTI_OK ? piece : NULL, &mine, theirs, mappings);
+    if (status != TUTTI_OK) {
+        if (mine_status == TUTTI_OK)
+            tu_piece_free(job, piece);
+        free(mappings);
+        return status;
+    }
+    *kept = mappings;
+    return TUTTI_OK;
+}
+
+tutti_status tu_collective_setup(tu_collective *state, tu_task *task) {
+    if (state->ready)
+        return TUTTI_OK;
+    tu_job *job = state->group->world->job;
+    hello *theirs = calloc((size_t)state->size, sizeof *theirs);
+    if (theirs == NULL)
+        return tu_error_memory("the set-up of a group", (size_t)state->size * sizeof *theirs);
+    tu_mapping **mappings = NULL;
+    tutti_status status = share_piece(state, task, "collectives", state->layout.bytes, &state->piece, theirs, &mappings);
+    if (status == TUTTI_OK) {
+        state->mappings = mappings;
+        for (int member = 0; member < state->size; member++) {
+            state->members[member] = mappings[member]->address;
+            state->bells[member] = tu_job_bell(job, state->group->job_ranks[member]);
+        }
+        state->sleepers = tu_job_sleepers(job);
+        tu_wait ladder;
+        tu_job_wait_init(job, task->deadline, &ladder);
+        state->spins = ladder.spins;
+        tu_place *places = calloc((size_t)state->size, sizeof *places);
+        if (places != NULL) {
+            for (int member = 0; member < state->size; member++)
+                places[member] = theirs[member].place;
+            state->domains = tu_domains_make(places, state->size, state->rank);
+            free(places);
+        }
+        state->ready = true;
+    }
+    free(theirs);
+    return status;
+}
+
+/* ---- larger slots ---- */
+
+tutti_status tu_collective_widen(tu_collective *state, tu_task *task) {
+    if (state->wide != NULL)
+        return TUTTI_OK;
+    hello *theirs = calloc((size_t)state->size, sizeof *theirs);
+    unsigned char **wide = calloc((size_t)state->size, sizeof *wide);
+    tutti_status status = TUTTI_OK;
+    if (theirs == NULL || wide == NULL)
+        status = tu_error_memory("the set-up of a group", (size_t)state->size * sizeof *theirs);
+    tu_mapping **mappings = NULL;
+    if (status == TUTTI_OK)
+        status = share_piece(state, task, "staging", 2 * state->wide_bytes, &state->wide_piece, theirs, &mappings);
+    if (status == TUTTI_OK) {
+        for (int member = 0; member < state->size; member++)
+            wide[member] = mappings[member]->address;
+        state->wide_mappings = mappings;
+        state->wide = wide;
+    } else {
+        free(wide);
+    }
+    free(theirs);
+    return status;
+}
+
+/* ---- the lock ---- */
+
+/* A futex of this process: uncontended it costs one exchange. */
+bool tu_collective_try_lock(tu_collective *state) {
+    uint32_t free_word = 0;
+    return atomic_compare_exchange_strong_explicit(&state->busy, &free_word, 1, memory_order_acquire, memory_order_relaxed);
+}
+
+tutti_status tu_collective_lock(tu_collective *state, int64_t deadline) {
+    if (tu_collective_try_lock(state))
+        return TUTTI_OK;
+    while (atomic_exchange_explicit(&state->busy, 2, memory_order_acquire) != 0) {
+        int64_t left = tu_deadline_left(deadline);
+        if (left == 0)
+            return tu_error(TUTTI_ERROR_TIMEOUT, "another thread of rank %d has been in an operation of group %s all the time that this "
+                            "call was given", state->rank, state->group->name);
+        struct timespec time = { .tv_sec = left / TU_SECOND, .tv_nsec = left % TU_SECOND };
+        syscall(SYS_futex, &state->busy, FUTEX_WAIT_PRIVATE, 2, &time, NULL, 0);
+    }
+    return TUTTI_OK;
+}
+
+void tu_collective_unlock(tu_collective *state) {
+    if (atomic_exchange_explicit(&state->busy, 0, memory_order_release) == 2)
+        syscall(SYS_futex, &state->busy, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}

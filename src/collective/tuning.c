@@ -1,0 +1,363 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Choosing an algorithm: a table in data, a file made by `tutti bench --tune`, a setting, or the call itself.
+ */
+#include "collective/tuning.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+
+#include "collective/domain.h"
+
+#define INLINE TUTTI_ALGORITHM_INLINE
+#define ONE_SHOT TUTTI_ALGORITHM_ONE_SHOT
+#define TWO_SHOT TUTTI_ALGORITHM_TWO_SHOT
+#define PIPELINED TUTTI_ALGORITHM_PIPELINED
+#define TREE TUTTI_ALGORITHM_TREE
+
+/* Measured on a 2-core virtual machine (EPYC, 1 MiB L2 per core) and a 16-core one. An algorithm that cannot serve a call (inline: too long; tree: one
+ * domain) gives way to one_shot. */
+static const tu_tuning_row built_in_rows[] = {
+    { TU_OP_BARRIER, 1, 0, INLINE },
+    { TU_OP_BARRIER, 16, 0, TREE },
+    { TU_OP_ALL_REDUCE, 1, 0, INLINE },
+    { TU_OP_ALL_REDUCE, 1, 49, ONE_SHOT },
+    { TU_OP_ALL_REDUCE, 1, 8192, TWO_SHOT },
+    { TU_OP_ALL_REDUCE, 4, 0, INLINE },
+    { TU_OP_ALL_REDUCE, 4, 49, ONE_SHOT },
+    { TU_OP_ALL_REDUCE, 4, 4096, TWO_SHOT },
+    { TU_OP_ALL_REDUCE, 8, 0, INLINE },
+    { TU_OP_ALL_REDUCE, 8, 49, ONE_SHOT },
+    { TU_OP_ALL_REDUCE, 8, 2048, TWO_SHOT },
+    { TU_OP_REDUCE, 1, 0, INLINE },
+    { TU_OP_REDUCE, 1, 49, ONE_SHOT },
+    { TU_OP_REDUCE, 1, 8192, TWO_SHOT },
+    { TU_OP_REDUCE_SCATTER, 1, 0, INLINE },
+    { TU_OP_REDUCE_SCATTER, 1, 49, ONE_SHOT },
+    { TU_OP_REDUCE_SCATTER, 1, 16384, TWO_SHOT },
+    { TU_OP_REDUCE_SCATTER_V, 1, 0, ONE_SHOT },
+    { TU_OP_REDUCE_SCATTER_V, 1, 16384, TWO_SHOT },
+    { TU_OP_ALL_GATHER, 1, 0, INLINE },
+    { TU_OP_ALL_GATHER, 1, 49, ONE_SHOT },
+    { TU_OP_ALL_GATHER, 1, 16384, PIPELINED },
+    { TU_OP_ALL_GATHER_V, 1, 0, ONE_SHOT },
+    { TU_OP_ALL_GATHER_V, 1, 16384, PIPELINED },
+    { TU_OP_BROADCAST, 1, 0, INLINE },
+    { TU_OP_BROADCAST, 1, 49, ONE_SHOT },
+    { TU_OP_BROADCAST, 1, 16384, PIPELINED },
+    { TU_OP_BROADCAST, 16, 0, INLINE },
+    { TU_OP_BROADCAST, 16, 49, TREE },
+    { TU_OP_BROADCAST, 16, 16384, PIPELINED },
+    { TU_OP_GATHER, 1, 0, INLINE },
+    { TU_OP_GATHER, 1, 49, ONE_SHOT },
+    { TU_OP_GATHER, 1, 16384, PIPELINED },
+    { TU_OP_SCATTER, 1, 0, INLINE },
+    { TU_OP_SCATTER, 1, 49, ONE_SHOT },
+    { TU_OP_SCATTER, 1, 32768, PIPELINED },
+    { TU_OP_ALL_TO_ALL, 1, 0, INLINE },
+    { TU_OP_ALL_TO_ALL, 1, 49, ONE_SHOT },
+    { TU_OP_ALL_TO_ALL, 1, 32768, PIPELINED },
+    { TU_OP_ALL_TO_ALL_V, 1, 0, PIPELINED }, /* its sizes differ between the ranks: they cannot decide */
+    { TU_OP_PERMUTE, 1, 0, INLINE },
+    { TU_OP_PERMUTE, 1, 49, ONE_SHOT },
+    { TU_OP_PERMUTE, 1, 16384, PIPELINED },
+};
+
+const tu_tuning tu_tuning_built_in = {
+    .from = "built-in table",
+    .rows = built_in_rows,
+    .count = (int)(sizeof built_in_rows / sizeof built_in_rows[0]),
+    .chunk_bytes = (uint64_t)256 << 10,
+};
+
+/* ---- names ---- */
+
+static const char *const algorithm_names[] = { "auto", "inline", "one_shot", "two_shot", "pipelined", "tree" };
+
+const char *tutti_algorithm_name(tutti_algorithm algorithm) {
+    size_t count = sizeof algorithm_names / sizeof algorithm_names[0];
+    return (size_t)algorithm < count ? algorithm_names[algorithm] : "?";
+}
+
+tutti_status tutti_algorithm_parse(const char *name, tutti_algorithm *algorithm) {
+    if (name == NULL || algorithm == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_algorithm_parse needs a name and a place for the result");
+    for (size_t i = 0; i < sizeof algorithm_names / sizeof algorithm_names[0]; i++) {
+        if (strcasecmp(name, algorithm_names[i]) == 0) {
+            *algorithm = (tutti_algorithm)i;
+            return TUTTI_OK;
+        }
+    }
+    return tu_error(TUTTI_ERROR_NOT_FOUND, "no algorithm is called \"%s\"; there are auto, inline, one_shot, two_shot, pipelined and tree", name);
+}
+
+bool tu_algorithm_serves(tutti_algorithm algorithm, tu_operation shape) {
+    switch (algorithm) {
+    case INLINE:
+        return shape != TU_OP_ALL_TO_ALL_V && shape != TU_OP_ALL_GATHER_V && shape != TU_OP_REDUCE_SCATTER_V;
+    case ONE_SHOT:
+        return true;
+    case TWO_SHOT:
+        return tu_is_reduction(shape);
+    case PIPELINED:
+        return !tu_is_reduction(shape) && shape != TU_OP_BARRIER;
+    case TREE:
+        return shape == TU_OP_BARRIER || shape == TU_OP_BROADCAST;
+    default:
+        return false;
+    }
+}
+
+/* ---- files ---- */
+
+void tu_tuning_free(tu_tuning *tuning) {
+    if (tuning == NULL)
+        return;
+    free((void *)(uintptr_t)tuning->rows);
+    free((void *)(uintptr_t)tuning->from);
+    free(tuning);
+}
+
+void tu_tuning_write(FILE *file, const tu_tuning *tuning) {
+    fprintf(file, "# operation, from this many ranks, from this many bytes, algorithm\n");
+    for (int i = 0; i < tuning->count; i++)
+        fprintf(file, "%s %d %llu %s\n", tu_operation_name(tuning->rows[i].operation), tuning->rows[i].ranks,
+                (unsigned long long)tuning->rows[i].bytes, tutti_algorithm_name(tuning->rows[i].algorithm));
+    if (tuning->stream_bytes != 0)
+        fprintf(file, "stream %llu\n", (unsigned long long)tuning->stream_bytes);
+    if (tuning->chunk_bytes != 0)
+        fprintf(file, "chunk %llu\n", (unsigned long long)tuning->chunk_bytes);
+}
+
+/* One line that is neither empty nor a comment. */
+static tutti_status read_line(char *line, tu_tuning *tuning, tu_tuning_row *row, bool *is_row) {
+    char *save = NULL;
+    const char *word[4] = { NULL };
+    int words = 0;
+    for (char *token = strtok_r(line, " \t\r\n", &save); token != NULL && words < 4; token = strtok_r(NULL, " \t\r\n", &save))
+        word[words++] = token;
+    *is_row = false;
+    int64_t number;
+    if (words == 2 && (strcmp(word[0], "stream") == 0 || strcmp(word[0], "chunk") == 0)) {
+        tutti_status status = tu_parse_bytes(word[1], &number);
+        if (status == TUTTI_OK)
+            *(word[0][0] == 's' ? &tuning->stream_bytes : &tuning->chunk_bytes) = (uint64_t)number;
+        return status;
+    }
+    if (words != 4)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "expected: operation ranks bytes algorithm");
+    row->operation = tu_operation_find(word[0]);
+    if (row->operation == TU_OP_NONE)
+        return tu_error(TUTTI_ERROR_NOT_FOUND, "no operation is called \"%s\"", word[0]);
+    tutti_status status = tu_parse_integer(word[1], &number);
+    if (status == TUTTI_OK && (number < 1 || number > INT32_MAX))
+        status = tu_error(TUTTI_ERROR_RANGE, "%s ranks", word[1]);
+    row->ranks = (int)number;
+    if (status == TUTTI_OK)
+        status = tu_parse_bytes(word[2], &number);
+    row->bytes = (uint64_t)number;
+    if (status == TUTTI_OK)
+        status = tutti_algorithm_parse(word[3], &row->algorithm);
+    if (status == TUTTI_OK && !tu_algorithm_serves(row->algorithm, row->operation))
+        status = tu_error(TUTTI_ERROR_ARGUMENT, "%s has no algorithm %s", word[0], word[3]);
+    *is_row = true;
+    return status;
+}
+
+static tutti_status read_rows(FILE *file, const char *path, tu_tuning *tuning) {
+    char line[256];
+    tu_tuning_row *rows = NULL;
+    tutti_status status = TUTTI_OK;
+    for (int number = 1; status == TUTTI_OK && fgets(line, sizeof line, file) != NULL; number++) {
+        line[strcspn(line, "#")] = 0;
+        if (line[strspn(line, " \t\r\n")] == 0)
+            continue;
+        tu_tuning_row row = { .operation = TU_OP_NONE };
+        bool is_row;
+        status = read_line(line, tuning, &row, &is_row);
+        if (status != TUTTI_OK) {
+            char why[256];
+            snprintf(why, sizeof why, "%s", tutti_error_message());
+            status = tu_error(status, "tuning file %s, line %d: %s", path, number, why);
+        } else if (is_row) {
+            tu_tuning_row *more = realloc(rows, (size_t)(tuning->count + 1) * sizeof *rows);
+            if (more == NULL)
+                status = tu_error_memory("a tuning table", (size_t)(tuning->count + 1) * sizeof *rows);
+            else
+                (rows = more)[tuning->count++] = row;
+        }
+    }
+    tuning->rows = rows;
+    return status;
+}
+
+tutti_status tu_tuning_read(const char *path, tu_tuning **tuning) {
+    FILE *file = fopen(path, "re");
+    if (file == NULL)
+        return tu_error_system(errno, "cannot open the tuning file %s (TUTTI_TUNING)", path);
+    tu_tuning *made = calloc(1, sizeof *made);
+    if (made == NULL) {
+        fclose(file);
+        return tu_error_memory("a tuning table", sizeof *made);
+    }
+    made->from = strdup(path);
+    tutti_status status = made->from == NULL ? tu_error_memory("a file name", strlen(path)) : read_rows(file, path, made);
+    fclose(file);
+    if (status != TUTTI_OK) {
+        tu_tuning_free(made);
+        return status;
+    }
+    *tuning = made;
+    return TUTTI_OK;
+}
+
+/* ---- rules of a group ---- */
+
+/* Takes the rows of one operation that count for this many ranks, ascending in bytes. False when there are none. */
+static bool take_rules(const tu_tuning *tuning, tu_operation operation, int ranks, tu_rule rules[TU_RULES]) {
+    int best = 0, count = 0;
+    for (int i = 0; i < tuning->count; i++)
+        if (tuning->rows[i].operation == operation && tuning->rows[i].ranks <= ranks && tuning->rows[i].ranks > best)
+            best = tuning->rows[i].ranks;
+    if (best == 0)
+        return false;
+    memset(rules, 0, TU_RULES * sizeof *rules);
+    for (int i = 0; i < tuning->count && count < TU_RULES; i++) {
+        if (tuning->rows[i].operation != operation || tuning->rows[i].ranks != best)
+            continue;
+        int at = count++;
+        for (; at > 0 && rules[at - 1].bytes > tuning->rows[i].bytes; at--)
+            rules[at] = rules[at - 1];
+        rules[at] = (tu_rule){ tuning->rows[i].bytes, tuning->rows[i].algorithm };
+    }
+    rules[0].bytes = 0;
+    return true;
+}
+
+/* "all_reduce=two_shot,broadcast=tree" */
+static tutti_status parse_forced(const char *text, tutti_algorithm forced[TU_OP_COUNT]) {
+    while (*text != 0) {
+        char name[64], algorithm[32];
+        int used = 0;
+        tutti_algorithm parsed;
+        if (sscanf(text, "%63[a-z_]=%31[a-z_]%n", name, algorithm, &used) != 2 || (text[used] != 0 && text[used] != ','))
+            return tu_error(TUTTI_ERROR_ARGUMENT, "TUTTI_ALGORITHM is not understood at \"%s\"; write all_reduce=two_shot,barrier=tree", text);
+        tu_operation operation = tu_operation_find(name);
+        if (operation == TU_OP_NONE)
+            return tu_error(TUTTI_ERROR_NOT_FOUND, "TUTTI_ALGORITHM: no operation is called \"%s\"", name);
+        tutti_status status = tutti_algorithm_parse(algorithm, &parsed);
+        if (status != TUTTI_OK)
+            return status;
+        if (parsed != TUTTI_ALGORITHM_AUTO && !tu_algorithm_serves(parsed, operation))
+            return tu_error(TUTTI_ERROR_ARGUMENT, "TUTTI_ALGORITHM: %s has no algorithm %s", name, algorithm);
+        forced[operation] = parsed;
+        text += used + (text[used] == ',');
+    }
+    return TUTTI_OK;
+}
+
+/* Results beyond this rank's share of the last cache are not read soon: writing them past it saves a read. */
+static uint64_t cache_share(const tutti_world *world) {
+    long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    if (cache <= 0)
+        cache = 32 << 20;
+    return (uint64_t)cache / (uint64_t)(world->local_size > 0 ? world->local_size : 1) / 4;
+}
+
+tutti_status tu_tuning_apply(tu_collective *state) {
+    tutti_world *world = state->group->world;
+    const char *path = tu_settings_text(&world->settings, TU_SETTING_TUNING);
+    const tu_tuning *built_in = &tu_tuning_built_in;
+    tu_tuning *file = NULL;
+    tutti_status status = path[0] != 0 ? tu_tuning_read(path, &file) : TUTTI_OK;
+    if (status == TUTTI_OK)
+        status = parse_forced(tu_settings_text(&world->settings, TU_SETTING_ALGORITHM), state->forced);
+    if (status != TUTTI_OK) {
+        tu_tuning_free(file);
+        return status;
+    }
+    for (int operation = 1; operation < TU_OP_COUNT; operation++) {
+        if (file != NULL && take_rules(file, (tu_operation)operation, state->size, state->rules[operation]))
+            continue;
+        (void)take_rules(built_in, (tu_operation)operation, state->size, state->rules[operation]);
+    }
+    state->rules_from = file != NULL ? path : built_in->from;
+    state->large = file != NULL && file->stream_bytes != 0 ? file->stream_bytes : cache_share(world);
+    uint64_t chunk = file != NULL && file->chunk_bytes != 0 ? file->chunk_bytes : built_in->chunk_bytes;
+    uint64_t least = (uint64_t)state->size * 4096; /* so that a part is a page at least */
+    state->wide_bytes = (chunk < least ? least : chunk) / 4096 * 4096;
+    tu_tuning_free(file);
+    return TUTTI_OK;
+}
+
+/* ---- choosing ---- */
+
+uint64_t tu_task_bytes(const tu_task *task, int size) {
+    uint64_t bytes = task->info.count * task->element;
+    switch (task->shape) {
+    case TU_OP_REDUCE_SCATTER:
+    case TU_OP_SCATTER:
+    case TU_OP_ALL_TO_ALL:
+        return bytes * (uint64_t)size;
+    case TU_OP_ALL_TO_ALL_V:
+        return 0;
+    default:
+        return bytes;
+    }
+}
+
+/* Whether this call fits: what is said of the operation holds, and its bytes fit into the line, or its ranks span several domains. */
+static bool fits(const tu_collective *state, const tu_task *task, tutti_algorithm algorithm, uint64_t bytes) {
+    if (!tu_algorithm_serves(algorithm, task->shape))
+        return false;
+    if (algorithm == TUTTI_ALGORITHM_TREE)
+        return state->domains != NULL && state->domains->count > 1;
+    if (algorithm != TUTTI_ALGORITHM_INLINE)
+        return true;
+    size_t capacity = task->info.reduction == TUTTI_PREMUL_SUM ? offsetof(tu_reference, factor) : TU_INLINE_BYTES;
+    bool by_rank = task->shape == TU_OP_REDUCE_SCATTER || task->shape == TU_OP_SCATTER || task->shape == TU_OP_ALL_TO_ALL;
+    if (by_rank) /* parts are cut to whole elements */
+        return task->info.count * task->element <= capacity / (size_t)state->size / task->element * task->element;
+    return bytes <= capacity;
+}
+
+static tutti_status refuse(const tu_collective *state, const tu_task *task, tutti_algorithm algorithm, uint64_t bytes) {
+    const char *operation = tu_operation_name((tu_operation)task->info.operation), *name = tutti_algorithm_name(algorithm);
+    if (!tu_algorithm_serves(algorithm, task->shape))
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s has no algorithm %s", operation, name);
+    if (algorithm == TUTTI_ALGORITHM_INLINE)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s of %llu bytes does not fit into a cache line: algorithm inline carries at most %d bytes",
+                        operation, (unsigned long long)bytes, TU_INLINE_BYTES);
+    return tu_error(TUTTI_ERROR_UNSUPPORTED, "algorithm %s needs ranks that are bound to several caches or NUMA nodes; those of group %s "
+                    "share one", name, state->group->name);
+}
+
+tutti_status tu_choose(const tu_collective *state, const tu_task *task, tu_choice *choice) {
+    uint64_t bytes = tu_task_bytes(task, state->size);
+    *choice = (tu_choice){ .bytes = bytes };
+    tutti_algorithm forced = task->forced;
+    choice->from = "the call";
+    if (forced == TUTTI_ALGORITHM_AUTO && state->forced[task->shape] != TUTTI_ALGORITHM_AUTO) {
+        forced = state->forced[task->shape];
+        choice->from = "TUTTI_ALGORITHM";
+    }
+    if (forced != TUTTI_ALGORITHM_AUTO) {
+        choice->algorithm = forced;
+        return fits(state, task, forced, bytes) ? TUTTI_OK : refuse(state, task, forced, bytes);
+    }
+    const tu_rule *rules = state->rules[task->shape], *rule = rules;
+    for (int i = 1; i < TU_RULES && rules[i].algorithm != TUTTI_ALGORITHM_AUTO && rules[i].bytes <= bytes; i++)
+        rule = &rules[i];
+    choice->from = state->rules_from;
+    choice->limit = rule->bytes;
+    choice->algorithm = rule->algorithm;
+    if (!fits(state, task, rule->algorithm, bytes)) {
+        choice->algorithm = ONE_SHOT;
+        choice->replaced = true;
+    }
+    return TUTTI_OK;
+}
