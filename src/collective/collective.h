@@ -177,10 +177,11 @@ typedef struct tu_collective {
     tu_mapping **wide_mappings;
     unsigned char **wide;       /* each member's two larger slots; NULL: not attached */
     size_t wide_bytes;          /* of one */
-    tu_task *open;              /* a one-shot that was started and not finished; work.c */
-    tu_engine *engine;
-    tu_points *points;
-    pthread_mutex_t points_lock;
+    tutti_work *open;           /* a one-shot that was started and not finished, with a reference; work.c */
+    bool helping;               /* the lock is held by the helper thread */
+    tutti_work *finished;       /* by the helper, still to be released */
+    _Atomic(tu_engine *) engine; /* NULL until the first work that needs it */
+    _Atomic(tu_points *) points; /* NULL until the first send or receive */
     tu_op_info ran;             /* the last collective that ran */
     tu_choice choice;           /* of the last run, for tutti_group_ran */
     tu_rule rules[TU_OP_COUNT][TU_RULES]; /* for this number of ranks; the last one in use has the largest bytes */
@@ -258,8 +259,13 @@ tutti_status tu_choose(const tu_collective *state, const tu_task *task, tu_choic
 
 /* ---- the engines ---- */
 
-/* Runs a task that has been entered, with the lock held; blocks. */
+/* Steps of a task, with the lock held: choose (algorithm and signature), then enter, run (blocks), leave. */
+tutti_status tu_task_choose(tu_collective *state, tu_task *task);
 tutti_status tu_task_run(tu_collective *state, tu_task *task);
+tutti_status tu_task_leave(tu_task *task, tutti_status status);
+/* The whole, on this thread, after the arguments were checked. */
+tutti_status tu_task_run_blocking(tu_task *task);
+tutti_status tu_task_run_alone(tu_task *task);
 
 /* One hand-over: start publishes, finish waits and takes. bytes: staged by this rank. */
 tutti_status tu_one_shot(tu_collective *state, tu_task *task, tutti_algorithm algorithm);

@@ -67,7 +67,6 @@ static void free_state(void *argument) {
         tu_piece_free(job, &state->wide_piece);
     tu_points_free(state->points);
     tu_domains_free(state->domains);
-    pthread_mutex_destroy(&state->points_lock);
     free(state->members);
     free(state->wide);
     free(state->bells);
@@ -80,7 +79,7 @@ static void free_state(void *argument) {
 
 static void end_state(void *argument) {
     tu_collective *state = argument;
-    if (state->engine == NULL || tu_engine_stop(state->engine, free_state, state))
+    if (tu_engine_stop(state->engine, free_state, state))
         free_state(state);
 }
 
@@ -93,7 +92,6 @@ static tutti_status make_state(tutti_group *group, void **made) {
     state->rank = group->rank;
     state->size = group->size;
     state->layout = layout_of(group->size);
-    pthread_mutex_init(&state->points_lock, NULL);
     state->members = calloc(size, sizeof *state->members);
     state->bells = calloc(size, sizeof *state->bells);
     state->sources = calloc(size, sizeof *state->sources);
@@ -105,9 +103,7 @@ static tutti_status make_state(tutti_group *group, void **made) {
         free_state(state);
         return tu_error_memory("a group's collective state", size * 48);
     }
-    tutti_status status = group->world->fake ? TUTTI_OK : tu_memory_group_get(group, &state->memory);
-    if (status == TUTTI_OK)
-        status = tu_tuning_apply(state);
+    tutti_status status = tu_tuning_apply(state);
     if (status != TUTTI_OK) {
         free_state(state);
         return status;
@@ -117,8 +113,10 @@ static tutti_status make_state(tutti_group *group, void **made) {
 }
 
 tutti_status tu_collective_get(tutti_group *group, tu_collective **state) {
-    /* Once made it stays until the group goes: the room's own look-up would take a lock. */
-    void *found = NULL;
+    void *found = tu_attached(&group->rooms[TU_ROOM_COLLECTIVE]);
+    *state = found;
+    if (__builtin_expect(found != NULL, 1))
+        return TUTTI_OK;
     tutti_status status = tu_group_room(group, TU_ROOM_COLLECTIVE, make_state, end_state, &found);
     *state = found;
     return status;
@@ -190,12 +188,15 @@ static tutti_status share_piece(tu_collective *state, tu_task *task, const char 
 tutti_status tu_collective_setup(tu_collective *state, tu_task *task) {
     if (state->ready)
         return TUTTI_OK;
+    tutti_status status = tu_memory_group_get(state->group, &state->memory);
+    if (status != TUTTI_OK)
+        return status;
     tu_job *job = state->group->world->job;
     hello *theirs = calloc((size_t)state->size, sizeof *theirs);
     if (theirs == NULL)
         return tu_error_memory("the set-up of a group", (size_t)state->size * sizeof *theirs);
     tu_mapping **mappings = NULL;
-    tutti_status status = share_piece(state, task, "collectives", state->layout.bytes, &state->piece, theirs, &mappings);
+    status = share_piece(state, task, "collectives", state->layout.bytes, &state->piece, theirs, &mappings);
     if (status == TUTTI_OK) {
         state->mappings = mappings;
         for (int member = 0; member < state->size; member++) {

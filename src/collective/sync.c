@@ -52,6 +52,10 @@ __attribute__((noinline)) static tutti_status await_slowly(tu_collective *state,
     awaiting awaited = { state, what, epoch, member, all };
     tu_group_wait wait;
     tu_group_wait_init(&wait, state->group, &task->info, task->ticket, task->deadline, is_missing, &awaited);
+    if (state->helping) { /* the rank's own thread may need the core */
+        wait.wait.spins = 0;
+        wait.wait.yields = 50;
+    }
     tutti_status status = tu_wait_until(&wait.wait, is_ready, &awaited);
     return status == TUTTI_OK ? TUTTI_OK : tu_group_wait_error(&wait, status);
 }

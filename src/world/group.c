@@ -260,7 +260,7 @@ tutti_status tu_group_room(tutti_group *group, tu_room room, tutti_status (*make
         void *made = NULL;
         status = make(group, &made);
         if (status == TUTTI_OK)
-            group->rooms[room] = (tu_attachment){ made, end };
+            tu_attach(&group->rooms[room], made, end);
     }
     if (status == TUTTI_OK)
         *state = group->rooms[room].state;

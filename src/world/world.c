@@ -430,7 +430,7 @@ tutti_status tu_world_room(tutti_world *world, tu_room room, tutti_status (*make
         void *made = NULL;
         status = make(world, &made);
         if (status == TUTTI_OK)
-            world->rooms[room] = (tu_attachment){ made, end };
+            tu_attach(&world->rooms[room], made, end);
     }
     if (status == TUTTI_OK)
         *state = world->rooms[room].state;

@@ -23,7 +23,7 @@
  * a slot per room, made on first need under the owner's lock, ended in reverse order of slots. */
 typedef enum tu_room { TU_ROOM_MEMORY, TU_ROOM_COLLECTIVE, TU_ROOM_BACKEND, TU_ROOM_FUNCTIONAL, TU_ROOM_COUNT } tu_room;
 typedef struct tu_attachment {
-    void *state;
+    _Atomic(void *) state; /* released when made, so that a look without the lock is enough afterwards */
     void (*end)(void *state);
 } tu_attachment;
 
@@ -164,6 +164,14 @@ tutti_status tu_group_exchange(tutti_group *group, const tu_op_info *info, const
 
 /* The attachment of a room, made by `make` on first need under the group's (world's) lock. */
 tutti_status tu_group_room(tutti_group *group, tu_room room, tutti_status (*make)(tutti_group *, void **), void (*end)(void *), void **state);
+static inline void tu_attach(tu_attachment *attachment, void *state, void (*end)(void *)) {
+    attachment->end = end;
+    atomic_store_explicit(&attachment->state, state, memory_order_release); /* pairs with tu_attached */
+}
+/* What is attached already, or NULL: one load, for hot paths. */
+static inline void *tu_attached(const tu_attachment *attachment) {
+    return atomic_load_explicit(&attachment->state, memory_order_acquire);
+}
 tutti_status tu_world_room(tutti_world *world, tu_room room, tutti_status (*make)(tutti_world *, void **), void (*end)(void *), void **state);
 
 /* Counts a live handle (+1) or its end (-1); `what` is for tutti_world_close's list. A world's memory goes with its last handle. */

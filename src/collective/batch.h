@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Batches: calls that are noted and run together.
+ */
+#ifndef TU_COLLECTIVE_BATCH_H
+#define TU_COLLECTIVE_BATCH_H
+
+#include "collective/collective.h"
+
+/* Notes a checked task. */
+tutti_status tu_batch_note(tutti_batch *batch, const tu_task *task, const tutti_call *call);
+/* Runs all of it. state, with its lock held, is NULL where nobody else is there. The first error is returned. */
+tutti_status tu_batch_run(tu_collective *state, tutti_batch *batch);
+void tu_batch_free(tutti_batch *batch);
+
+#endif
