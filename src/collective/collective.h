@@ -234,7 +234,7 @@ void tu_step_publish(tu_collective *state, uint64_t epoch);
 tutti_status tu_step_await_all(tu_collective *state, tu_task *task, uint64_t epoch);
 tutti_status tu_step_await(tu_collective *state, tu_task *task, uint64_t epoch, int member);
 /* Rings every member that sleeps. */
-void tu_ring_all(const tu_collective *state);
+void tu_ring_members(const tu_collective *state);
 /* TUTTI_OK while the group lives, else its cause; before each chunk that is written to a peer. */
 static inline tutti_status tu_still_alive(const tu_collective *state) {
     return tu_group_ended(state->group) ? tu_group_cause(state->group) : TUTTI_OK;

@@ -3,7 +3,6 @@
  * Caches and NUMA nodes of the ranks, read from the system's tables: quick enough for a group's first collective, where loading a
  * whole topology would not be.
  */
-#define _GNU_SOURCE
 #include "collective/domain.h"
 
 #include <fcntl.h>

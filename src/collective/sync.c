@@ -79,7 +79,7 @@ tutti_status tu_await_up(tu_collective *state, tu_task *task, uint64_t epoch, in
 
 /* ---- arriving ---- */
 
-void tu_ring_all(const tu_collective *state) {
+void tu_ring_members(const tu_collective *state) {
     atomic_signal_fence(memory_order_seq_cst); /* pairs with the sleepers' membarrier, as in tu_bell_ring */
     if (__builtin_expect(atomic_load_explicit(state->sleepers, memory_order_relaxed) == 0, 1))
         return;
@@ -122,7 +122,7 @@ void tu_epoch_arrive(tu_collective *state, const tu_task *task, uint64_t epoch) 
     state->signature[epoch & 1] = task->signature;
     line->signature = task->signature;
     atomic_store_explicit(&line->flag, epoch, memory_order_release); /* pairs with `reached` */
-    tu_ring_all(state);
+    tu_ring_members(state);
 }
 
 static inline tutti_status await_arrival(tu_collective *state, tu_task *task, uint64_t epoch, int member, bool all) {
@@ -165,7 +165,7 @@ bool tu_epoch_complete(const tu_collective *state, uint64_t epoch) {
 
 void tu_step_publish(tu_collective *state, uint64_t epoch) {
     atomic_store_explicit(&state->members[state->rank]->step.flag, epoch, memory_order_release); /* pairs with `reached` */
-    tu_ring_all(state);
+    tu_ring_members(state);
 }
 
 tutti_status tu_step_await(tu_collective *state, tu_task *task, uint64_t epoch, int member) {

@@ -18,7 +18,7 @@ static bool leads(const tu_collective *state) {
 /* Pairs with the acquire of TU_AWAIT_UP. */
 static void say_up(tu_collective *state, uint64_t epoch) {
     atomic_store_explicit(&state->members[state->rank]->up.flag, epoch, memory_order_release);
-    tu_ring_all(state);
+    tu_ring_members(state);
 }
 
 static tutti_status gather_domain(tu_collective *state, tu_task *task, uint64_t epoch) {

@@ -7,7 +7,6 @@
  *
  * A work is run with the state's lock held, and taken from the queue only then: so works run in order, whoever runs them.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
