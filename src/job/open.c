@@ -417,7 +417,7 @@ void tu_job_close(tu_job *job) {
         /* The keeper, the slot and the connections' other ends belong to the parent. */
         job->keeper_runs = false;
     } else {
-        tu_depart(job, TU_RANK_CLOSED, NULL);
+        tu_job_goodbye(job);
         bool any = !job->house->threads; /* what peers have sent and nobody has read holds pieces of theirs: let go of them */
         while (any && tu_wire_receive(job, NULL, 0, &any) == TUTTI_OK) {
         }

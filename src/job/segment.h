@@ -34,7 +34,8 @@ struct tu_piece {
 tutti_status tu_piece_alloc(tu_job *job, const char *what, size_t bytes, size_t alignment, int huge, tu_piece *piece);
 
 /* Gives the memory back: a heap piece is reused once no peer maps it any more, tracked by the peers' release of their
- * mappings; an own segment is unmapped and closed here, and lives on while a peer has it mapped. Clears *piece. */
+ * mappings; an own segment is unmapped and closed here, and lives on while a peer has it mapped. Clears *piece.
+ * Pieces are given back before their job closes. */
 void tu_piece_free(tu_job *job, tu_piece *piece);
 
 /* A peer's piece, mapped here. Reference-counted, thread-safe; outlives the job. */

@@ -227,6 +227,8 @@ tutti_status tu_wire_receive(tu_job *job, const bool *writable, int64_t nanoseco
     }
     struct timespec time = { .tv_sec = nanoseconds / TU_SECOND, .tv_nsec = nanoseconds % TU_SECOND };
     int ready = ppoll(job->polls, (nfds_t)job->size, &time, NULL);
+    if (ready < 0 && errno != EINTR) /* EINVAL: RLIMIT_NOFILE was lowered below the number of peers */
+        return tu_error_system(errno, "cannot wait for messages of %d ranks", job->size);
     for (int rank = 0; rank < job->size && ready > 0; rank++) {
         if (job->polls[rank].revents == 0)
             continue;
