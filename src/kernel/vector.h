@@ -22,8 +22,9 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* Loops over registers must be unrolled, or the registers become memory. clang does that by itself. */
-#if defined(__clang__)
+/* Loops over registers must be unrolled, or the registers become memory. clang does that by itself; a build that is not
+ * optimised, or checked, cannot. */
+#if defined(__clang__) || !defined(__OPTIMIZE__) || defined(TUTTI_SANITIZED)
 #define UNROLL
 #else
 #define UNROLL _Pragma("GCC unroll 4")
