@@ -12,23 +12,30 @@
 #include <stdint.h>
 #include <string.h>
 
-static inline uint32_t tu_f32_bits(float value) {
+/* The GPU kernels use the same conversions. */
+#ifdef __CUDACC__
+#define TU_PORTABLE static inline __host__ __device__
+#else
+#define TU_PORTABLE static inline
+#endif
+
+TU_PORTABLE uint32_t tu_f32_bits(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
 }
 
-static inline float tu_f32_from_bits(uint32_t bits) {
+TU_PORTABLE float tu_f32_from_bits(uint32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
 
-static inline float tu_bf16_to_f32(uint16_t bits) {
+TU_PORTABLE float tu_bf16_to_f32(uint16_t bits) {
     return tu_f32_from_bits((uint32_t)bits << 16);
 }
 
-static inline uint16_t tu_f32_to_bf16(float value) {
+TU_PORTABLE uint16_t tu_f32_to_bf16(float value) {
     uint32_t bits = tu_f32_bits(value);
     if ((bits & 0x7fffffff) > 0x7f800000)
         return (uint16_t)(bits >> 16 | 0x40); /* quiet, so that dropping low bits cannot leave infinity */
@@ -37,14 +44,16 @@ static inline uint16_t tu_f32_to_bf16(float value) {
 
 /* Widens a small float with `exponent_bits` and `mantissa_bits`, given without its sign. The pattern of infinity, where
  * there is one, has all exponent bits set and is handled by the caller. */
-static inline uint32_t tu_small_to_f32_bits(uint32_t magnitude, int exponent_bits, int mantissa_bits) {
+TU_PORTABLE uint32_t tu_small_to_f32_bits(uint32_t magnitude, int exponent_bits, int mantissa_bits) {
     int bias = (1 << (exponent_bits - 1)) - 1;
     uint32_t exponent = magnitude >> mantissa_bits;
     uint32_t mantissa = magnitude & ((1u << mantissa_bits) - 1);
     if (exponent == 0) {
         if (mantissa == 0)
             return 0;
-        int shift = __builtin_clz(mantissa) - (31 - mantissa_bits); /* brings the leading one to the implicit place */
+        int shift = 0; /* brings the leading one to the implicit place */
+        while ((mantissa << shift >> mantissa_bits) == 0)
+            shift++;
         mantissa = mantissa << shift & ((1u << mantissa_bits) - 1);
         return (uint32_t)(127 - bias + 1 - shift) << 23 | mantissa << (23 - mantissa_bits);
     }
@@ -53,7 +62,7 @@ static inline uint32_t tu_small_to_f32_bits(uint32_t magnitude, int exponent_bit
 
 /* Rounds the magnitude bits of a finite f32 to a small float. The result may exceed the largest finite pattern; the
  * caller decides what that means. */
-static inline uint32_t tu_small_from_f32_bits(uint32_t magnitude, int exponent_bits, int mantissa_bits) {
+TU_PORTABLE uint32_t tu_small_from_f32_bits(uint32_t magnitude, int exponent_bits, int mantissa_bits) {
     int bias = (1 << (exponent_bits - 1)) - 1;
     int drop = 23 - mantissa_bits;
     int exponent = (int)(magnitude >> 23) - 127 + bias;
@@ -70,7 +79,7 @@ static inline uint32_t tu_small_from_f32_bits(uint32_t magnitude, int exponent_b
     return (kept + half) >> drop;
 }
 
-static inline float tu_f16_to_f32(uint16_t bits) {
+TU_PORTABLE float tu_f16_to_f32(uint16_t bits) {
     uint32_t sign = (uint32_t)(bits & 0x8000) << 16;
     uint32_t magnitude = bits & 0x7fff;
     if (magnitude >= 0x7c00) /* infinity, or NaN with its payload, made quiet */
@@ -78,7 +87,7 @@ static inline float tu_f16_to_f32(uint16_t bits) {
     return tu_f32_from_bits(sign | tu_small_to_f32_bits(magnitude, 5, 10));
 }
 
-static inline uint16_t tu_f32_to_f16(float value) {
+TU_PORTABLE uint16_t tu_f32_to_f16(float value) {
     uint32_t bits = tu_f32_bits(value);
     uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
     uint32_t magnitude = bits & 0x7fffffff;
@@ -89,11 +98,11 @@ static inline uint16_t tu_f32_to_f16(float value) {
     return (uint16_t)(sign | tu_small_from_f32_bits(magnitude, 5, 10)); /* 65520 and above round up to 0x7c00 */
 }
 
-static inline float tu_e5m2_to_f32(uint8_t bits) {
+TU_PORTABLE float tu_e5m2_to_f32(uint8_t bits) {
     return tu_f16_to_f32((uint16_t)(bits << 8)); /* the upper byte of an f16 */
 }
 
-static inline uint8_t tu_f32_to_e5m2(float value) {
+TU_PORTABLE uint8_t tu_f32_to_e5m2(float value) {
     uint32_t bits = tu_f32_bits(value);
     uint8_t sign = (uint8_t)(bits >> 24 & 0x80);
     uint32_t magnitude = bits & 0x7fffffff;
@@ -104,7 +113,7 @@ static inline uint8_t tu_f32_to_e5m2(float value) {
     return (uint8_t)(sign | tu_small_from_f32_bits(magnitude, 5, 2)); /* 61440 and above round up to 0x7c */
 }
 
-static inline float tu_e4m3_to_f32(uint8_t bits) {
+TU_PORTABLE float tu_e4m3_to_f32(uint8_t bits) {
     uint32_t sign = (uint32_t)(bits & 0x80) << 24;
     uint32_t magnitude = bits & 0x7f;
     if (magnitude == 0x7f)
@@ -112,7 +121,7 @@ static inline float tu_e4m3_to_f32(uint8_t bits) {
     return tu_f32_from_bits(sign | tu_small_to_f32_bits(magnitude, 4, 3));
 }
 
-static inline uint8_t tu_f32_to_e4m3(float value) {
+TU_PORTABLE uint8_t tu_f32_to_e4m3(float value) {
     uint32_t bits = tu_f32_bits(value);
     uint8_t sign = (uint8_t)(bits >> 24 & 0x80);
     uint32_t magnitude = bits & 0x7fffffff;
@@ -123,7 +132,7 @@ static inline uint8_t tu_f32_to_e4m3(float value) {
 
 /* f64 to f32 by rounding to odd: exact, or the neighbour whose last bit is one. Rounding that once more to a type with
  * at most 22 bits of mantissa gives what rounding the f64 directly would. */
-static inline float tu_f64_to_f32_odd(double value) {
+TU_PORTABLE float tu_f64_to_f32_odd(double value) {
     uint64_t bits;
     memcpy(&bits, &value, sizeof bits);
     uint32_t sign = (uint32_t)(bits >> 32 & 0x80000000);

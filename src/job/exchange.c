@@ -9,6 +9,7 @@
  * Waits are cut to 20 ms, and between them the missing members are looked at.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <stdio.h>
@@ -144,6 +145,7 @@ static tutti_status begin(progress *state, tu_job *job, const tu_exchange *excha
     if (exchange->piece != NULL)
         tu_piece_describe(exchange->piece, &state->wire.piece);
     state->patience = PATIENCE;
+    state->wire.descriptor = exchange->descriptor != NULL;
     state->departures = tu_job_departures(job);
     state->next_look = tu_clock_now() + TU_LOOK_INTERVAL;
     return TUTTI_OK;
@@ -190,6 +192,15 @@ static tutti_status send_to_thread(progress *state, int rank) {
             return status;
         }
     }
+    if (exchange->descriptor != NULL) {
+        message->descriptor = fcntl(*exchange->descriptor, F_DUPFD_CLOEXEC, 3);
+        message->has_descriptor = message->descriptor >= 0;
+        if (message->descriptor < 0) {
+            int error = errno;
+            tu_message_free(message);
+            return tu_error_system(error, "cannot copy a descriptor for another rank of this process");
+        }
+    }
     tu_mailbox_put(&state->job->house->mailboxes[rank], message);
     return TUTTI_OK;
 }
@@ -203,7 +214,8 @@ static tutti_status send_all(progress *state) {
         bool crowded = false;
         tutti_status status = state->job->house->threads
                                   ? send_to_thread(state, rank)
-                                  : tu_wire_send(state->job, rank, &state->wire, state->exchange->payload, state->exchange->piece, &crowded);
+                                  : tu_wire_send(state->job, rank, &state->wire, state->exchange->payload, state->exchange->piece,
+                                                 state->exchange->descriptor != NULL ? *state->exchange->descriptor : -1, &crowded);
         state->crowded |= crowded;
         if (status == TUTTI_ERROR_EMPTY)
             continue; /* later */
@@ -433,8 +445,20 @@ static tutti_status hand_out(progress *state, char *payloads, tu_mapping **mappi
         if (status != TUTTI_OK)
             return status;
     }
+    int own = -1;
+    if (exchange->descriptor != NULL && exchange->descriptors != NULL &&
+        (own = fcntl(*exchange->descriptor, F_DUPFD_CLOEXEC, 3)) < 0) {
+        int error = errno;
+        tu_mapping_release(mine);
+        return tu_error_system(error, "cannot copy a descriptor");
+    }
     for (int i = 0; i < exchange->count; i++) {
         tu_message *message = state->got[i];
+        if (exchange->descriptors != NULL) {
+            exchange->descriptors[i] = i == exchange->me ? own : message->has_descriptor ? message->descriptor : -1;
+            if (message != NULL)
+                message->has_descriptor = false;
+        }
         const void *payload = i == exchange->me ? exchange->payload : message->payload;
         if (exchange->bytes > 0)
             memcpy(payloads + (size_t)i * exchange->bytes, payload, exchange->bytes);

@@ -140,6 +140,8 @@ typedef struct tu_wire {
     uint32_t bytes; /* of the payload that follows */
     char purpose[TU_PURPOSE_BYTES];
     tu_piece_wire piece;
+    uint32_t descriptor; /* 1: a descriptor that is no piece comes along */
+    uint32_t unused;
 } tu_wire;
 
 typedef struct tu_message {
@@ -147,6 +149,8 @@ typedef struct tu_message {
     tu_wire wire;
     tu_mapping *mapping;  /* of the piece, NULL when none */
     tutti_status status;  /* why the piece could not be mapped */
+    bool has_descriptor;
+    int descriptor;       /* closed with the message; when has_descriptor */
     tu_error_copy *error; /* in words; may be NULL even so, when there was no memory for it */
     unsigned char payload[];
 } tu_message;
@@ -250,7 +254,8 @@ tutti_status tu_listen(int world_size, int *listener, uint8_t name[TU_NONCE_BYTE
 
 /* wire.c: sends one message without waiting: TUTTI_OK; TUTTI_ERROR_EMPTY and no message when it would have to wait (then *crowded tells
  * whether too many descriptors are on their way); TUTTI_ERROR_GONE and no message when the peer is not there any more. */
-tutti_status tu_wire_send(tu_job *job, int to, const tu_wire *wire, const void *payload, const tu_piece *piece, bool *crowded);
+tutti_status tu_wire_send(tu_job *job, int to, const tu_wire *wire, const void *payload, const tu_piece *piece, int descriptor,
+                          bool *crowded);
 /* Waits up to `nanoseconds` for messages and files at most one of each peer; *any tells whether there were any.
  * writable: by job rank, peers for whose socket to become writable is also waited for; may be NULL. Only the receiving
  * thread calls it. */

@@ -89,6 +89,9 @@ typedef struct tu_exchange {
     const void *payload;      /* this rank's record */
     size_t bytes;             /* at most TU_EXCHANGE_BYTES; must be the same on all members, else MISMATCH */
     const tu_piece *piece;    /* shared memory of this rank that the others shall map, or NULL */
+    const int *descriptor;    /* a descriptor that the others shall get a copy of, or NULL; not together with piece */
+    int *descriptors;         /* room for `count`, or NULL when nobody gives one: copies that the caller closes, close-on-exec, one's own
+                                 included; -1 for a member that gave none */
     int64_t deadline;
     const _Atomic uint64_t *ended; /* the group's state word, or NULL: nonzero ends the exchange with TUTTI_ERROR_STATE and no message */
 } tu_exchange;

@@ -41,7 +41,8 @@ static int send_record(int fd, const tu_wire *wire, const void *payload, int des
     return sent < 0 ? errno : 0;
 }
 
-tutti_status tu_wire_send(tu_job *job, int to, const tu_wire *wire, const void *payload, const tu_piece *piece, bool *crowded) {
+tutti_status tu_wire_send(tu_job *job, int to, const tu_wire *wire, const void *payload, const tu_piece *piece, int descriptor,
+                          bool *crowded) {
     tu_peer *peer = &job->peers[to];
     *crowded = false;
     if (atomic_load_explicit(&peer->ended, memory_order_relaxed))
@@ -52,7 +53,7 @@ tutti_status tu_wire_send(tu_job *job, int to, const tu_wire *wire, const void *
         atomic_fetch_add_explicit(holds, 1, memory_order_relaxed);
     pthread_mutex_lock(&peer->send_lock);
     bool with = piece != NULL && (!heap || !atomic_load_explicit(&piece->segment->sent[to], memory_order_relaxed));
-    int error = send_record(peer->fd, wire, payload, with ? piece->segment->fd : -1);
+    int error = send_record(peer->fd, wire, payload, with ? piece->segment->fd : descriptor);
     if (error == 0 && heap)
         atomic_store_explicit(&piece->segment->sent[to], true, memory_order_relaxed);
     pthread_mutex_unlock(&peer->send_lock);
@@ -80,6 +81,8 @@ tutti_status tu_wire_send(tu_job *job, int to, const tu_wire *wire, const void *
 
 void tu_message_free(tu_message *message) {
     tu_mapping_release(message->mapping);
+    if (message->has_descriptor)
+        close(message->descriptor);
     free(message->error);
     free(message);
 }
@@ -132,7 +135,7 @@ static tutti_status lost_descriptor(tu_job *job, int from, const tu_piece_wire *
     if (piece->heap) {
         tu_wire need = { .magic = TU_WIRE_MAGIC, .kind = TU_WIRE_NEED, .key = piece->id, .sender = job->rank };
         bool crowded; /* if it cannot be sent now, the next exchange fails here again and asks again */
-        (void)tu_wire_send(job, from, &need, NULL, NULL, &crowded);
+        (void)tu_wire_send(job, from, &need, NULL, NULL, -1, &crowded);
     }
     return tu_error_system(EMFILE, "a descriptor from rank %d (pid %d) was lost on arrival", job->peers[from].world_rank,
                            job->peers[from].pid);
@@ -183,6 +186,12 @@ static void file_message(tu_job *job, int from, tu_message *message, int descrip
         tutti_status status = map_piece(job, from, message, descriptor, lost);
         if (status != TUTTI_OK)
             note_error(message, status);
+    } else if (message->wire.descriptor != 0) {
+        message->has_descriptor = descriptor >= 0;
+        message->descriptor = descriptor;
+        if (descriptor < 0)
+            note_error(message, tu_error_system(EMFILE, "a descriptor from rank %d (pid %d) was lost on arrival",
+                                                job->peers[from].world_rank, job->peers[from].pid));
     } else if (descriptor >= 0) {
         close(descriptor);
     }

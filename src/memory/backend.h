@@ -65,6 +65,16 @@ typedef struct tu_backend_host {
     tutti_status (*exchange)(tutti_group *group, const char *purpose, const void *payload, size_t bytes, int fd,
                              int64_t deadline, void *payloads, int *fds);
 
+    int (*local_rank)(const tutti_world *world);
+    int (*group_rank)(const tutti_group *group);
+    int (*group_size)(const tutti_group *group);
+    const char *(*group_name)(const tutti_group *group);
+    const char *(*operation_name)(uint32_t operation); /* tu_operation */
+    uint32_t (*operation_find)(const char *name);
+
+    /* One look at the liveness of the members; a death ends the group. For watchers, every 20 ms. */
+    tutti_status (*group_look)(tutti_group *group);
+
     /* The group's state word, for device code and watchers to look at: nonzero once the group ended. NULL for a group of one. */
     const _Atomic uint64_t *(*group_state)(tutti_group *group);
     tutti_status (*group_cause)(tutti_group *group); /* writes the first cause as this thread's error */
@@ -154,6 +164,9 @@ typedef struct tu_backend {
     tutti_status (*clear)(void *state, const tu_backend_block *block, size_t offset, size_t bytes); /* to zero, complete on return */
     tutti_status (*set32)(void *state, int device_index, uint32_t *words, uint32_t value, size_t count, const tu_backend_call *call);
     tutti_status (*write32)(void *state, int device_index, uint32_t *word, uint32_t value, const tu_backend_call *call);
+
+    /* The group goes away: nothing of it may be used any more. NULL: nothing is kept per group. */
+    void (*forget)(void *state, tutti_group *group);
 
     const void *collectives; /* declared by the collective layer; NULL: none */
 } tu_backend;

@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "job/liveness.h"
 #include "memory/tables.h"
 
 #ifndef TUTTI_PLUGIN_FOLDER
@@ -60,9 +61,32 @@ static int64_t host_timeout(tutti_group *group, int64_t call_timeout_ns) {
 static tutti_status host_exchange(tutti_group *group, const char *purpose, const void *payload, size_t bytes, int fd, int64_t deadline,
                                   void *payloads, int *fds) {
     tu_op_info info = { .operation = TU_OP_RENDEZVOUS, .root = -1, .group_key = group->key };
-    if (fd >= 0 || fds != NULL)
-        return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: exchanges carry no descriptors", purpose);
-    return tu_group_exchange(group, &info, purpose, payload, bytes, NULL, deadline, payloads, NULL);
+    return tu_group_exchange_descriptors(group, &info, purpose, payload, bytes, fd, deadline, payloads, fds);
+}
+
+static const char *host_operation_name(uint32_t operation) {
+    return tu_operation_name((tu_operation)operation);
+}
+
+static uint32_t host_operation_find(const char *name) {
+    return (uint32_t)tu_operation_find(name);
+}
+
+static tutti_status host_group_look(tutti_group *group) {
+    if (group->world->fake || tu_group_ended(group))
+        return TUTTI_OK;
+    for (int member = 0; member < group->size; member++) {
+        /* One that closed its world may have enqueued all it had to; one that died may not. */
+        if (member == group->rank || group->job_ranks[member] < 0 || tu_rank_probe(group->world->job, group->job_ranks[member]) != TU_RANK_DEAD)
+            continue;
+        char doing[128];
+        snprintf(doing, sizeof doing, "while group %s was in use on a GPU", group->name);
+        tutti_status status = tu_death_error(group->world->job, group->job_ranks[member], doing);
+        tu_error_at_fault(member);
+        tu_group_end(group, NULL);
+        return status;
+    }
+    return TUTTI_OK;
 }
 
 const tu_backend_host tu_backend_host_table = {
@@ -76,6 +100,13 @@ const tu_backend_host tu_backend_host_table = {
     .now = tu_clock_now,
     .setting = host_setting,
     .exchange = host_exchange,
+    .local_rank = tutti_world_local_rank,
+    .group_rank = tutti_group_rank,
+    .group_size = tutti_group_size,
+    .group_name = tutti_group_name,
+    .operation_name = host_operation_name,
+    .operation_find = host_operation_find,
+    .group_look = host_group_look,
     .group_state = host_group_state,
     .group_cause = tu_group_cause,
     .group_end = host_group_end,

@@ -67,6 +67,7 @@ typedef struct meeting {
     pool_record *serials;
     tu_backend_ticket *tickets;
     tu_mapping **mappings;
+    int *descriptors;
 } meeting;
 
 /* ---- handles under construction ---- */
@@ -156,10 +157,14 @@ static tutti_status agree(meeting *meeting, const char *doing, const void *statu
 static tutti_status exchange(const meeting *meeting, const char *purpose, const void *record, size_t bytes, size_t ticket_offset,
                              const tu_backend_ticket *ticket, void *records) {
     tutti_group *group = meeting->group;
-    tutti_status status = tu_group_exchange(group, &meeting->info, purpose, record, bytes, ticket->piece, meeting->deadline, records,
-                                            meeting->mappings);
+    bool pieces = meeting->memory->device == TUTTI_CPU; /* other devices pass descriptors */
+    tutti_status status = pieces ? tu_group_exchange(group, &meeting->info, purpose, record, bytes, ticket->piece, meeting->deadline, records,
+                                                     meeting->mappings)
+                                 : tu_group_exchange_descriptors(group, &meeting->info, purpose, record, bytes, ticket->fd, meeting->deadline,
+                                                                 records, meeting->descriptors);
     for (int member = 0; status == TUTTI_OK && member < group->size; member++) {
-        meeting->tickets[member] = (tu_backend_ticket){ .fd = -1, .mapping = meeting->mappings[member] };
+        meeting->tickets[member] = (tu_backend_ticket){ .fd = pieces ? -1 : meeting->descriptors[member],
+                                                        .mapping = pieces ? meeting->mappings[member] : NULL };
         memcpy(meeting->tickets[member].bytes, (char *)records + (size_t)member * bytes + ticket_offset, TU_BACKEND_TICKET_BYTES);
     }
     return status;
@@ -499,7 +504,9 @@ static tutti_status make_room(meeting *meeting) {
     meeting->serials = calloc(size, sizeof *meeting->serials);
     meeting->tickets = calloc(size, sizeof *meeting->tickets);
     meeting->mappings = calloc(size, sizeof *meeting->mappings);
-    if (meeting->blocks == NULL || meeting->steps == NULL || meeting->serials == NULL || meeting->tickets == NULL || meeting->mappings == NULL)
+    meeting->descriptors = calloc(size, sizeof *meeting->descriptors);
+    if (meeting->blocks == NULL || meeting->steps == NULL || meeting->serials == NULL || meeting->tickets == NULL ||
+        meeting->mappings == NULL || meeting->descriptors == NULL)
         return tu_error_memory("a rendezvous", size * (sizeof *meeting->blocks + sizeof *meeting->steps + sizeof *meeting->tickets));
     return TUTTI_OK;
 }
@@ -510,6 +517,7 @@ static void free_room(meeting *meeting) {
     free(meeting->serials);
     free(meeting->tickets);
     free(meeting->mappings);
+    free(meeting->descriptors);
 }
 
 static tutti_status rendezvous(tutti_memory *memory, tutti_group *group, tu_memory_group *state, tutti_peers **peers) {

@@ -38,6 +38,11 @@ static void end(void *state) {
     free(group->by_index.entries);
     pthread_mutex_unlock(&group->tables->lock);
     tu_peers_free(doomed);
+    for (int device = 0; device < TU_DEVICES; device++) {
+        const tu_device_backend *slot = &group->tables->devices[device];
+        if (slot->opened && slot->backend->forget != NULL)
+            slot->backend->forget(slot->state, group->group);
+    }
     pthread_mutex_destroy(&group->cache_lock);
     pthread_mutex_destroy(&group->meeting);
     free(group);

@@ -41,6 +41,8 @@ static tutti_status through_job(tutti_world *world, const tu_meeting *meeting, c
         .payload = payload,
         .bytes = bytes,
         .piece = piece,
+        .descriptor = meeting->descriptor,
+        .descriptors = meeting->descriptors,
         .deadline = deadline,
         .ended = meeting->ended,
     };
@@ -223,10 +225,14 @@ tutti_status tu_meet(tutti_world *world, const tu_meeting *meeting, const void *
             memcpy((char *)payloads + (size_t)i * bytes, payload, bytes);
         for (int i = 0; i < meeting->count && mappings != NULL; i++)
             mappings[i] = NULL;
+        for (int i = 0; i < meeting->count && meeting->descriptors != NULL; i++)
+            meeting->descriptors[i] = -1;
         return TUTTI_OK;
     }
     if (on_this_host(world, meeting->ranks, meeting->count))
         return through_job(world, meeting, payload, bytes, piece, deadline, payloads, mappings);
+    if (meeting->descriptors != NULL)
+        return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: its ranks are on several hosts, where no descriptor can be passed", meeting->what);
     return through_store(world, meeting, payload, bytes, piece, deadline, payloads, mappings);
 }
 
@@ -238,8 +244,9 @@ static tutti_status lock_until(pthread_mutex_t *lock, int64_t deadline, const ch
                     what);
 }
 
-tutti_status tu_group_exchange(tutti_group *group, const tu_op_info *info, const char *purpose, const void *payload, size_t bytes,
-                               const tu_piece *piece, int64_t deadline, void *payloads, tu_mapping **mappings) {
+static tutti_status exchange(tutti_group *group, const tu_op_info *info, const char *purpose, const void *payload, size_t bytes,
+                             const tu_piece *piece, const int *descriptor, int64_t deadline, void *payloads, tu_mapping **mappings,
+                             int *descriptors) {
     char what[160];
     tu_op_text(group, info, what, sizeof what);
     tutti_status status = lock_until(&group->exchange_lock, deadline, what);
@@ -253,6 +260,8 @@ tutti_status tu_group_exchange(tutti_group *group, const tu_op_info *info, const
             .purpose = purpose,
             .what = what,
             .ended = &group->page->state,
+            .descriptor = descriptor,
+            .descriptors = descriptors,
         };
         status = tu_meet(group->world, &meeting, payload, bytes, piece, deadline, payloads, mappings);
         pthread_mutex_unlock(&group->exchange_lock);
@@ -262,4 +271,15 @@ tutti_status tu_group_exchange(tutti_group *group, const tu_op_info *info, const
     if (status != TUTTI_OK)
         (void)tu_error_where(group->name, tu_operation_name((tu_operation)info->operation), info->sequence, group->rank);
     return status;
+}
+
+tutti_status tu_group_exchange(tutti_group *group, const tu_op_info *info, const char *purpose, const void *payload, size_t bytes,
+                               const tu_piece *piece, int64_t deadline, void *payloads, tu_mapping **mappings) {
+    return exchange(group, info, purpose, payload, bytes, piece, NULL, deadline, payloads, mappings, NULL);
+}
+
+tutti_status tu_group_exchange_descriptors(tutti_group *group, const tu_op_info *info, const char *purpose, const void *payload,
+                                           size_t bytes, int descriptor, int64_t deadline, void *payloads, int *descriptors) {
+    return exchange(group, info, purpose, payload, bytes, NULL, descriptor >= 0 ? &descriptor : NULL, deadline, payloads, NULL,
+                    descriptors);
 }

@@ -47,6 +47,8 @@ typedef struct tu_meeting {
     const char *purpose;
     const char *what; /* "making group 3": for messages */
     _Atomic uint64_t *ended; /* state word, or NULL */
+    const int *descriptor;   /* as in tu_exchange; on one host only */
+    int *descriptors;
 } tu_meeting;
 tutti_status tu_meet(tutti_world *world, const tu_meeting *meeting, const void *payload, size_t bytes, const tu_piece *piece,
                      int64_t deadline, void *payloads, tu_mapping **mappings);

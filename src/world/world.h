@@ -162,6 +162,10 @@ void tu_op_text(const tutti_group *group, const tu_op_info *info, char *text, si
 tutti_status tu_group_exchange(tutti_group *group, const tu_op_info *info, const char *purpose, const void *payload, size_t bytes,
                                const tu_piece *piece, int64_t deadline, void *payloads, tu_mapping **mappings);
 
+/* The same with a descriptor of each member (-1: none) instead of pieces; see tu_exchange.descriptors. On one host only. */
+tutti_status tu_group_exchange_descriptors(tutti_group *group, const tu_op_info *info, const char *purpose, const void *payload,
+                                           size_t bytes, int descriptor, int64_t deadline, void *payloads, int *descriptors);
+
 /* The attachment of a room, made by `make` on first need under the group's (world's) lock. */
 tutti_status tu_group_room(tutti_group *group, tu_room room, tutti_status (*make)(tutti_group *, void **), void (*end)(void *), void **state);
 static inline void tu_attach(tu_attachment *attachment, void *state, void (*end)(void *)) {

@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What all kernels share: meeting the peers inside a kernel, deadlines and faults, and element arithmetic.
+ *
+ * Budget of a meeting: one store and one polled load per peer, in device memory; nothing of the host's is read.
+ */
+#ifndef TU_CUDA_DEVICE_CUH
+#define TU_CUDA_DEVICE_CUH
+
+#include <stdint.h>
+
+#include <cuda_fp16.h>
+
+#include "base/float16.h"
+#include "params.h"
+
+/* ---- loads and stores with an order, at the scope of the whole system ---- */
+
+static __device__ __forceinline__ uint64_t load_acquire64(const uint64_t *word) {
+    uint64_t value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+}
+
+static __device__ __forceinline__ uint32_t load_acquire32(const uint32_t *word) {
+    uint32_t value;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    return value;
+}
+
+static __device__ __forceinline__ uint32_t load_relaxed32(const uint32_t *word) {
+    uint32_t value;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    return value;
+}
+
+static __device__ __forceinline__ void store_release64(uint64_t *word, uint64_t value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+static __device__ __forceinline__ void store_release32(uint32_t *word, uint32_t value) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+
+static __device__ __forceinline__ void store_relaxed32(uint32_t *word, uint32_t value) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+
+static __device__ __forceinline__ uint64_t global_time(void) {
+    uint64_t time;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
+    return time;
+}
+
+/* 16 bytes past L1: peers' data is read once. */
+static __device__ __forceinline__ uint4 load_vector(const void *address) {
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(address)
+                 : "memory");
+    return v;
+}
+
+static __device__ __forceinline__ void store_vector(void *address, uint4 v) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+
+/* ---- sharing work ---- */
+
+#define THREADS 512 /* of a thread block; two fit a multiprocessor */
+
+/* Where part `part` of `parts` of [0, count) begins: at a multiple of `grain`. */
+static __device__ __forceinline__ uint64_t cut(uint64_t count, uint64_t part, uint64_t parts, uint64_t grain) {
+    uint64_t begin = (count + grain - 1) / grain * part / parts * grain;
+    return begin < count ? begin : count;
+}
+
+/* By all threads of the block together. */
+static __device__ void copy_bytes(uint8_t *to, const uint8_t *from, uint64_t bytes) {
+    uint64_t done = 0;
+    if ((((uint64_t)to | (uint64_t)from) & 15) == 0) {
+        done = bytes / 16 * 16;
+        uint64_t step = (uint64_t)blockDim.x * 16, i = threadIdx.x * 16;
+        for (; i + 3 * step < done; i += 4 * step) { /* four loads in flight */
+            uint4 v[4];
+#pragma unroll
+            for (int u = 0; u < 4; u++)
+                v[u] = load_vector(from + i + u * step);
+#pragma unroll
+            for (int u = 0; u < 4; u++)
+                store_vector(to + i + u * step, v[u]);
+        }
+        for (; i < done; i += step)
+            store_vector(to + i, load_vector(from + i));
+    }
+    for (uint64_t i = done + threadIdx.x; i < bytes; i += blockDim.x)
+        to[i] = from[i];
+}
+
+/* ---- faults: the first one wins, stays, and is copied to the host ---- */
+
+static __device__ __noinline__ void raise_fault(uint64_t fault_address, uint64_t host_address, uint32_t code,
+                                                uint32_t peer, uint32_t mine, uint32_t theirs, uint32_t operation,
+                                                uint32_t channel, uint64_t sequence) {
+    tu_cuda_fault *fault = (tu_cuda_fault *)fault_address, *host = (tu_cuda_fault *)host_address;
+    if (atomicCAS(&fault->code, 0u, code) != 0)
+        return;
+    tu_cuda_fault filled = { code, peer, mine, theirs, operation, channel, sequence };
+    host->peer = filled.peer;
+    host->mine = filled.mine;
+    host->theirs = filled.theirs;
+    host->operation = filled.operation;
+    host->channel = filled.channel;
+    host->sequence = filled.sequence;
+    __threadfence_system();
+    store_release32(&host->code, code); /* pairs with the host's acquire load in tutti_group_check */
+}
+
+/* ---- meeting ---- */
+
+static __device__ __forceinline__ tu_cuda_inbox *inbox_of(const tu_cuda_meeting &m, int owner, int sender) {
+    tu_cuda_inbox *inbox = (tu_cuda_inbox *)(m.control + (uint64_t)owner * m.stride + m.inbox_offset);
+    return inbox + (uint64_t)blockIdx.x * m.size + sender;
+}
+
+static __device__ __forceinline__ uint8_t *resolve(const tu_cuda_meeting &m, int member, uint64_t code) {
+    const tu_cuda_mapping *mapping = (const tu_cuda_mapping *)m.table + TU_CUDA_CODE_INDEX(code);
+    return (uint8_t *)(mapping->base + (uint64_t)member * mapping->stride + TU_CUDA_CODE_OFFSET(code));
+}
+
+/* A thread block's place in its sequence of barriers, kept in device memory between kernels. */
+struct meeting_epoch {
+    uint32_t *word;
+    uint32_t value;
+
+    __device__ explicit meeting_epoch(const tu_cuda_meeting &m) : word((uint32_t *)m.epochs + blockIdx.x), value(*word) {}
+    __device__ void keep() {
+        if (threadIdx.x == 0)
+            *word = value;
+    }
+};
+
+/* All threads of the block call this. Tells every peer "I am here" and waits for all of them. With `publish`, also hands this
+ * rank's addresses (source, target, count, factor) to peer t by thread t. False: a fault; leave the kernel. */
+template <class Publish>
+static __device__ bool meet(const tu_cuda_meeting &m, meeting_epoch &epoch, Publish publish) {
+    __syncthreads(); /* all of the block's loads and stores come before the flag */
+    epoch.value++;
+    int good = 1;
+    if ((int)threadIdx.x < m.size) {
+        int peer = (int)threadIdx.x;
+        tu_cuda_inbox *theirs = inbox_of(m, peer, m.rank);
+        publish(theirs, peer);
+        store_release64(&theirs->flag, (uint64_t)epoch.value << 32 | m.signature);
+        const tu_cuda_inbox *mine = inbox_of(m, m.rank, peer);
+        uint64_t flag, deadline = 0;
+        for (uint32_t spins = 0;; spins++) {
+            flag = load_acquire64(&mine->flag);
+            if ((int32_t)((uint32_t)(flag >> 32) - epoch.value) >= 0)
+                break;
+            if ((spins & 63) != 63)
+                continue;
+            if (load_relaxed32(&((tu_cuda_fault *)m.fault)->code) != 0) {
+                good = 0;
+                break;
+            }
+            uint64_t now = global_time();
+            if (deadline == 0)
+                deadline = now + m.timeout_ns;
+            if (now > deadline) {
+                raise_fault(m.fault, m.host_fault, TU_CUDA_FAULT_TIMEOUT, peer, m.signature, 0, m.operation, 0, m.sequence);
+                good = 0;
+                break;
+            }
+        }
+        if (good && (uint32_t)(flag >> 32) == epoch.value && (uint32_t)flag != m.signature) {
+            raise_fault(m.fault, m.host_fault, TU_CUDA_FAULT_MISMATCH, peer, m.signature, (uint32_t)flag, m.operation, 0, m.sequence);
+            good = 0;
+        }
+    }
+    return __syncthreads_and(good) != 0;
+}
+
+static __device__ bool meet(const tu_cuda_meeting &m, meeting_epoch &epoch) {
+    return meet(m, epoch, [](tu_cuda_inbox *, int) {});
+}
+
+/* At the start of every kernel: has something gone wrong before? */
+static __device__ __forceinline__ bool faulted(const tu_cuda_meeting &m) {
+    return load_relaxed32(&((const tu_cuda_fault *)m.fault)->code) != 0;
+}
+
+/* ---- element types: storage, accumulator, and the way between them; exactly the arithmetic of tutti/dtype.h ---- */
+
+template <class Storage> struct plain {
+    typedef Storage storage;
+    typedef Storage accumulator;
+    static __device__ Storage load(Storage x) { return x; }
+    static __device__ Storage store(Storage x) { return x; }
+};
+struct as_f64 : plain<double> {};
+struct as_f32 : plain<float> {};
+struct as_f16 {
+    typedef uint16_t storage;
+    typedef float accumulator;
+    static __device__ float load(uint16_t x) { return __half2float(__ushort_as_half(x)); }
+    static __device__ uint16_t store(float x) { return __half_as_ushort(__float2half_rn(x)); }
+};
+struct as_bf16 {
+    typedef uint16_t storage;
+    typedef float accumulator;
+    static __device__ float load(uint16_t x) { return __uint_as_float((uint32_t)x << 16); }
+    static __device__ uint16_t store(float x) { return tu_f32_to_bf16(x); }
+};
+struct as_e4m3 {
+    typedef uint8_t storage;
+    typedef float accumulator;
+    static __device__ float load(uint8_t x) { return tu_e4m3_to_f32(x); }
+    static __device__ uint8_t store(float x) { return tu_f32_to_e4m3(x); }
+};
+struct as_e5m2 {
+    typedef uint8_t storage;
+    typedef float accumulator;
+    static __device__ float load(uint8_t x) { return __half2float(__ushort_as_half((unsigned short)(x << 8))); }
+    static __device__ uint8_t store(float x) { return tu_f32_to_e5m2(x); }
+};
+struct as_bool {
+    typedef uint8_t storage;
+    typedef uint8_t accumulator;
+    static __device__ uint8_t load(uint8_t x) { return x != 0; }
+    static __device__ uint8_t store(uint8_t x) { return x; }
+};
+
+template <class Float> static __device__ __forceinline__ Float min_float(Float a, Float b) {
+    if (a != a || b != b)
+        return a + b;
+    if (a == b) /* only zeros differ in bits */
+        return signbit(a) ? a : b;
+    return a < b ? a : b;
+}
+
+/* Reductions as the kernels switch on them; numbers are those of tutti_op. */
+enum { OP_SUM = 65, OP_AVG = 66, OP_PRODUCT = 67, OP_MIN = 68, OP_MAX = 69, OP_BAND = 70, OP_BOR = 71, OP_BXOR = 72, OP_PREMUL_SUM = 73 };
+
+static __device__ __forceinline__ float combine(as_f32, int op, float a, float x) {
+    switch (op) {
+    case OP_PRODUCT: return __fmul_rn(a, x);
+    case OP_MIN: return min_float(a, x);
+    case OP_MAX: return -min_float(-a, -x);
+    default: return __fadd_rn(a, x);
+    }
+}
+
+static __device__ __forceinline__ double combine(as_f64, int op, double a, double x) {
+    switch (op) {
+    case OP_PRODUCT: return __dmul_rn(a, x);
+    case OP_MIN: return min_float(a, x);
+    case OP_MAX: return -min_float(-a, -x);
+    default: return __dadd_rn(a, x);
+    }
+}
+
+static __device__ __forceinline__ uint8_t combine(as_bool, int op, uint8_t a, uint8_t x) {
+    switch (op) {
+    case OP_PRODUCT:
+    case OP_MIN:
+    case OP_BAND: return a & x;
+    case OP_BXOR: return a ^ x;
+    default: return a | x;
+    }
+}
+
+template <class Integer> static __device__ __forceinline__ Integer combine(plain<Integer>, int op, Integer a, Integer x) {
+    switch (op) {
+    case OP_PRODUCT: return (Integer)((uint64_t)a * (uint64_t)x);
+    case OP_MIN: return a < x ? a : x;
+    case OP_MAX: return a > x ? a : x;
+    case OP_BAND: return a & x;
+    case OP_BOR: return a | x;
+    case OP_BXOR: return a ^ x;
+    default: return (Integer)((uint64_t)a + (uint64_t)x);
+    }
+}
+
+static __device__ __forceinline__ float finish(as_f32, int op, float a, int n) { return op == OP_AVG ? __fdiv_rn(a, (float)n) : a; }
+static __device__ __forceinline__ double finish(as_f64, int op, double a, int n) { return op == OP_AVG ? __ddiv_rn(a, (double)n) : a; }
+static __device__ __forceinline__ uint8_t finish(as_bool, int, uint8_t a, int) { return a; }
+template <class Integer> static __device__ __forceinline__ Integer finish(plain<Integer>, int op, Integer a, int n) {
+    return op == OP_AVG ? (Integer)(a / (Integer)n) : a;
+}
+
+static __device__ __forceinline__ float scale(as_f32, float x, double factor) { return __fmul_rn(x, (float)factor); }
+static __device__ __forceinline__ double scale(as_f64, double x, double factor) { return __dmul_rn(x, factor); }
+
+#endif

@@ -1,0 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * All kernels in one module, so that one image holds them.
+ */
+#include "move.cu"
+#include "reduce.cu"
+#include "signal.cu"
+#include "vdev.cu"

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Collectives on device memory: what the collective layer asks of a backend (tu_backend.collectives).
+ *
+ * A call whose buffers lie on a device is not run by the host: it is checked, described as a tu_device_task and handed to
+ * the backend, which enqueues it on the caller's stream and returns. Errors that the device finds later are sticky per
+ * group: tutti_group_check returns them.
+ */
+#ifndef TU_COLLECTIVE_DEVICE_H
+#define TU_COLLECTIVE_DEVICE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <tutti/call.h>
+#include <tutti/dtype.h>
+#include <tutti/group.h>
+
+#include "memory/backend.h"
+
+/* Where a buffer lies when it is part of a block that was rendezvoused with the group. */
+typedef struct tu_device_place {
+    const tu_backend_map *map; /* NULL: not symmetric */
+    uint32_t index;            /* of the rendezvous in the group, the same on all members, from 1 */
+    size_t offset;             /* in the block */
+} tu_device_place;
+
+typedef enum tu_device_shape {
+    TU_DEVICE_BARRIER = 1,
+    TU_DEVICE_REDUCE = 2,         /* all_reduce (root -1) and reduce */
+    TU_DEVICE_REDUCE_SCATTER = 3, /* equal parts; `row` when the last dimension is split */
+    TU_DEVICE_MOVE = 4,           /* everything that only moves data: parts per peer */
+    TU_DEVICE_VDEV = 5            /* all_to_all_vdev and its 2d forms: splits on the device */
+} tu_device_shape;
+
+typedef struct tu_device_task {
+    size_t size;
+    tu_device_shape shape;
+    uint32_t operation;          /* tu_operation, for faults */
+    const char *name;            /* "all_reduce": for messages */
+    uint64_t sequence;
+    uint32_t signature;          /* must be equal on all ranks */
+    const void *in;
+    void *out;
+    tu_device_place in_place, out_place;
+    tutti_algorithm algorithm;
+    int64_t timeout_ns;          /* chosen: positive */
+    void *stream;
+
+    /* reductions */
+    tutti_dtype dtype;
+    tutti_op op;
+    uint64_t count;              /* elements of the whole input */
+    uint64_t row;
+    int root;                    /* -1: everybody */
+    double factor;
+
+    /* moves: bytes and offsets of what goes to and comes from each member, tutti_group_size entries */
+    const uint64_t *send_offset, *send_bytes, *receive_offset, *receive_bytes;
+
+    /* vdev */
+    const void *in_splits;       /* int64 on the device */
+    void *out_splits;
+    uint64_t row_bytes, in_rows, out_rows;
+    int64_t major_align;
+    int experts, form;           /* form: 0 flat, 1 2d, 2 2d_offset */
+} tu_device_task;
+
+typedef struct tu_device_collectives {
+    size_t size;
+    uint32_t version;
+
+    /* Whether the pointer is memory of a device; then its index. Never fails. */
+    bool (*recognise)(void *state, const void *pointer, int *device_index);
+    bool (*capturing)(void *state, void *stream);
+
+    /* This rank's side of a group on a device. Collective and bounded; not while a stream captures. */
+    tutti_status (*prepare)(void *state, tutti_group *group, int device_index, int64_t deadline, void **team);
+    void (*end)(void *team);
+
+    /* Enqueues. While the stream captures, what would need an allocation or a rendezvous is TUTTI_ERROR_STATE naming the call to make
+     * earlier. */
+    tutti_status (*run)(void *team, const tu_device_task *task);
+
+    /* The sticky fault of the group on its devices: one load from pinned memory, allowed during capture. Writes the error. */
+    tutti_status (*check)(void *state, tutti_group *group);
+
+    /* For works. fork: a stream of the team's own, ordered after `stream`. mark: an event behind what a stream holds. join orders
+     * `stream` after the event. */
+    tutti_status (*fork)(void *team, void *stream, void **internal);
+    tutti_status (*mark)(void *team, void *stream, void **event);
+    tutti_status (*test)(void *team, void *event, bool *complete);
+    tutti_status (*join)(void *team, void *stream, void *event);
+    void (*unmark)(void *team, void *event);
+} tu_device_collectives;
+
+#endif
