@@ -424,6 +424,18 @@ static tutti_status compare(const progress *state) {
         tu_error_at_fault(i);
         return TUTTI_ERROR_MISMATCH;
     }
+    return TUTTI_OK;
+}
+
+static void copy_payloads(const progress *state, char *payloads) {
+    const tu_exchange *exchange = state->exchange;
+    for (int i = 0; i < exchange->count && exchange->bytes > 0; i++)
+        memcpy(payloads + (size_t)i * exchange->bytes, i == exchange->me ? exchange->payload : state->got[i]->payload, exchange->bytes);
+}
+
+/* Whether everything that came along with the records arrived. */
+static tutti_status check_cargo(const progress *state) {
+    const tu_exchange *exchange = state->exchange;
     for (int i = 0; i < exchange->count; i++) {
         const tu_message *message = state->got[i];
         if (message == NULL || message->status == TUTTI_OK)
@@ -435,7 +447,7 @@ static tutti_status compare(const progress *state) {
     return TUTTI_OK;
 }
 
-static tutti_status hand_out(progress *state, char *payloads, tu_mapping **mappings) {
+static tutti_status hand_out(progress *state, tu_mapping **mappings) {
     const tu_exchange *exchange = state->exchange;
     tu_mapping *mine = NULL;
     if (exchange->piece != NULL && mappings != NULL) {
@@ -459,9 +471,6 @@ static tutti_status hand_out(progress *state, char *payloads, tu_mapping **mappi
             if (message != NULL)
                 message->has_descriptor = false;
         }
-        const void *payload = i == exchange->me ? exchange->payload : message->payload;
-        if (exchange->bytes > 0)
-            memcpy(payloads + (size_t)i * exchange->bytes, payload, exchange->bytes);
         if (mappings == NULL)
             continue;
         mappings[i] = i == exchange->me ? mine : message->mapping;
@@ -496,6 +505,8 @@ static void abandon(progress *state) {
 tutti_status tu_job_exchange(tu_job *job, const tu_exchange *exchange, void *payloads, tu_mapping **mappings) {
     if (exchange->bytes > TU_EXCHANGE_BYTES)
         return tu_error(TUTTI_ERROR_ARGUMENT, "an exchange carries at most %d bytes, not %zu", TU_EXCHANGE_BYTES, exchange->bytes);
+    if (exchange->complete != NULL)
+        *exchange->complete = false;
     progress state;
     tutti_status status = begin(&state, job, exchange);
     if (status != TUTTI_OK)
@@ -505,8 +516,14 @@ tutti_status tu_job_exchange(tu_job *job, const tu_exchange *exchange, void *pay
         abandon(&state);
     if (status == TUTTI_OK)
         status = compare(&state);
+    if (status == TUTTI_OK) {
+        copy_payloads(&state, payloads);
+        if (exchange->complete != NULL)
+            *exchange->complete = true;
+        status = check_cargo(&state);
+    }
     if (status == TUTTI_OK)
-        status = hand_out(&state, payloads, mappings);
+        status = hand_out(&state, mappings);
     for (int i = 0; i < exchange->count; i++)
         if (state.got[i] != NULL)
             tu_message_free(state.got[i]);

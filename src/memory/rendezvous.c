@@ -153,19 +153,26 @@ static tutti_status agree(meeting *meeting, const char *doing, const void *statu
 
 /* ---- moving tickets ---- */
 
-/* An exchange of records that contain a ticket each, with what the tickets carry besides. */
+/* An exchange of records that contain a ticket each, with what the tickets carry besides. A failure of this rank alone, after all records
+ * went their ways, is left in *arrival for the next exchange to tell; then there are records, but no tickets. */
 static tutti_status exchange(const meeting *meeting, const char *purpose, const void *record, size_t bytes, size_t ticket_offset,
-                             const tu_backend_ticket *ticket, void *records) {
+                             const tu_backend_ticket *ticket, void *records, tutti_status *arrival) {
     tutti_group *group = meeting->group;
-    bool pieces = meeting->memory->device == TUTTI_CPU; /* other devices pass descriptors */
-    tutti_status status = pieces ? tu_group_exchange(group, &meeting->info, purpose, record, bytes, ticket->piece, meeting->deadline, records,
-                                                     meeting->mappings)
-                                 : tu_group_exchange_descriptors(group, &meeting->info, purpose, record, bytes, ticket->fd, meeting->deadline,
-                                                                 records, meeting->descriptors);
+    bool complete = false, pieces = meeting->memory->device == TUTTI_CPU; /* other devices pass descriptors */
+    tu_group_cargo cargo = { .piece = ticket->piece, .mappings = pieces ? meeting->mappings : NULL, .descriptor = ticket->fd,
+                             .descriptors = pieces ? NULL : meeting->descriptors, .complete = &complete };
+    for (int member = 0; member < group->size; member++)
+        meeting->tickets[member] = (tu_backend_ticket){ .fd = -1 };
+    tutti_status status = tu_group_exchange_with(group, &meeting->info, purpose, record, bytes, &cargo, meeting->deadline, records);
+    if (status != TUTTI_OK && complete) {
+        *arrival = status;
+        return TUTTI_OK;
+    }
     for (int member = 0; status == TUTTI_OK && member < group->size; member++) {
-        meeting->tickets[member] = (tu_backend_ticket){ .fd = pieces ? -1 : meeting->descriptors[member],
-                                                        .mapping = pieces ? meeting->mappings[member] : NULL };
-        memcpy(meeting->tickets[member].bytes, (char *)records + (size_t)member * bytes + ticket_offset, TU_BACKEND_TICKET_BYTES);
+        tu_backend_ticket *theirs = &meeting->tickets[member];
+        theirs->fd = pieces ? -1 : meeting->descriptors[member];
+        theirs->mapping = pieces ? meeting->mappings[member] : NULL;
+        memcpy(theirs->bytes, (char *)records + (size_t)member * bytes + ticket_offset, TU_BACKEND_TICKET_BYTES);
     }
     return status;
 }
@@ -275,11 +282,13 @@ static tutti_status meet_blocks(meeting *meeting, tutti_status *own) {
     tutti_memory *memory = meeting->memory;
     block_record record, *records = meeting->blocks;
     tu_backend_ticket ticket = { .fd = -1 };
+    tutti_status arrival = TUTTI_OK;
     describe_block(meeting, &record);
     *own = memory->backend->export_block(memory->backend_state, &memory->block, &ticket);
     note_status(&record.status, record.message, *own);
     memcpy(record.ticket, ticket.bytes, sizeof record.ticket);
-    tutti_status status = exchange(meeting, "rendezvous: blocks", &record, sizeof record, offsetof(block_record, ticket), &ticket, records);
+    tutti_status status = exchange(meeting, "rendezvous: blocks", &record, sizeof record, offsetof(block_record, ticket), &ticket,
+                                   records, &arrival);
     memory->backend->unexport_block(memory->backend_state, &memory->block, &ticket);
     if (status != TUTTI_OK)
         return status;
@@ -293,8 +302,10 @@ static tutti_status meet_blocks(meeting *meeting, tutti_status *own) {
     }
     for (int member = 0; member < meeting->group->size; member++)
         meeting->peers->serials[member] = records[member].serial;
-    *own = memory->backend->import_blocks(memory->backend_state, meeting->group, &memory->block, meeting->group->rank,
-                                          meeting->group->size, meeting->tickets, &meeting->peers->blocks);
+    *own = arrival;
+    if (arrival == TUTTI_OK)
+        *own = memory->backend->import_blocks(memory->backend_state, meeting->group, &memory->block, meeting->group->rank,
+                                              meeting->group->size, meeting->tickets, &meeting->peers->blocks);
     return TUTTI_OK;
 }
 
@@ -318,11 +329,13 @@ static tutti_status meet_areas(meeting *meeting, tutti_status *own) {
     tutti_peers *peers = meeting->peers;
     step_record record = { 0 }, *records = meeting->steps;
     tu_backend_ticket ticket = { .fd = -1 };
+    tutti_status arrival = TUTTI_OK;
     if (*own == TUTTI_OK)
         *own = make_area(meeting, &ticket);
     note_status(&record.status, record.message, *own);
     memcpy(record.ticket, ticket.bytes, sizeof record.ticket);
-    tutti_status status = exchange(meeting, "rendezvous: signals", &record, sizeof record, offsetof(step_record, ticket), &ticket, records);
+    tutti_status status = exchange(meeting, "rendezvous: signals", &record, sizeof record, offsetof(step_record, ticket), &ticket,
+                                   records, &arrival);
     if (peers->area.address != NULL)
         memory->backend->unexport_block(memory->backend_state, &peers->area, &ticket);
     if (status != TUTTI_OK)
@@ -332,8 +345,10 @@ static tutti_status meet_areas(meeting *meeting, tutti_status *own) {
         drop_tickets(meeting);
         return status;
     }
-    *own = memory->backend->import_blocks(memory->backend_state, meeting->group, &peers->area, meeting->group->rank, meeting->group->size,
-                                          meeting->tickets, &peers->areas);
+    *own = arrival;
+    if (arrival == TUTTI_OK)
+        *own = memory->backend->import_blocks(memory->backend_state, meeting->group, &peers->area, meeting->group->rank,
+                                              meeting->group->size, meeting->tickets, &peers->areas);
     if (*own == TUTTI_OK)
         *own = memory->backend->attach(&peers->backend);
     return TUTTI_OK;

@@ -43,6 +43,7 @@ static tutti_status through_job(tutti_world *world, const tu_meeting *meeting, c
         .piece = piece,
         .descriptor = meeting->descriptor,
         .descriptors = meeting->descriptors,
+        .complete = meeting->complete,
         .deadline = deadline,
         .ended = meeting->ended,
     };
@@ -227,10 +228,14 @@ tutti_status tu_meet(tutti_world *world, const tu_meeting *meeting, const void *
             mappings[i] = NULL;
         for (int i = 0; i < meeting->count && meeting->descriptors != NULL; i++)
             meeting->descriptors[i] = -1;
+        if (meeting->complete != NULL)
+            *meeting->complete = true;
         return TUTTI_OK;
     }
     if (on_this_host(world, meeting->ranks, meeting->count))
         return through_job(world, meeting, payload, bytes, piece, deadline, payloads, mappings);
+    if (meeting->complete != NULL)
+        *meeting->complete = false;
     if (meeting->descriptors != NULL)
         return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: its ranks are on several hosts, where no descriptor can be passed", meeting->what);
     return through_store(world, meeting, payload, bytes, piece, deadline, payloads, mappings);
@@ -244,9 +249,8 @@ static tutti_status lock_until(pthread_mutex_t *lock, int64_t deadline, const ch
                     what);
 }
 
-static tutti_status exchange(tutti_group *group, const tu_op_info *info, const char *purpose, const void *payload, size_t bytes,
-                             const tu_piece *piece, const int *descriptor, int64_t deadline, void *payloads, tu_mapping **mappings,
-                             int *descriptors) {
+tutti_status tu_group_exchange_with(tutti_group *group, const tu_op_info *info, const char *purpose, const void *payload, size_t bytes,
+                                    const tu_group_cargo *cargo, int64_t deadline, void *payloads) {
     char what[160];
     tu_op_text(group, info, what, sizeof what);
     tutti_status status = lock_until(&group->exchange_lock, deadline, what);
@@ -260,10 +264,11 @@ static tutti_status exchange(tutti_group *group, const tu_op_info *info, const c
             .purpose = purpose,
             .what = what,
             .ended = &group->page->state,
-            .descriptor = descriptor,
-            .descriptors = descriptors,
+            .descriptor = cargo->descriptor >= 0 ? &cargo->descriptor : NULL,
+            .descriptors = cargo->descriptors,
+            .complete = cargo->complete,
         };
-        status = tu_meet(group->world, &meeting, payload, bytes, piece, deadline, payloads, mappings);
+        status = tu_meet(group->world, &meeting, payload, bytes, cargo->piece, deadline, payloads, cargo->mappings);
         pthread_mutex_unlock(&group->exchange_lock);
     }
     if (status == TUTTI_ERROR_STATE && tu_group_ended(group))
@@ -275,11 +280,12 @@ static tutti_status exchange(tutti_group *group, const tu_op_info *info, const c
 
 tutti_status tu_group_exchange(tutti_group *group, const tu_op_info *info, const char *purpose, const void *payload, size_t bytes,
                                const tu_piece *piece, int64_t deadline, void *payloads, tu_mapping **mappings) {
-    return exchange(group, info, purpose, payload, bytes, piece, NULL, deadline, payloads, mappings, NULL);
+    tu_group_cargo cargo = { .piece = piece, .mappings = mappings, .descriptor = -1 };
+    return tu_group_exchange_with(group, info, purpose, payload, bytes, &cargo, deadline, payloads);
 }
 
 tutti_status tu_group_exchange_descriptors(tutti_group *group, const tu_op_info *info, const char *purpose, const void *payload,
                                            size_t bytes, int descriptor, int64_t deadline, void *payloads, int *descriptors) {
-    return exchange(group, info, purpose, payload, bytes, NULL, descriptor >= 0 ? &descriptor : NULL, deadline, payloads, NULL,
-                    descriptors);
+    tu_group_cargo cargo = { .descriptor = descriptor, .descriptors = descriptors };
+    return tu_group_exchange_with(group, info, purpose, payload, bytes, &cargo, deadline, payloads);
 }

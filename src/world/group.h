@@ -49,6 +49,7 @@ typedef struct tu_meeting {
     _Atomic uint64_t *ended; /* state word, or NULL */
     const int *descriptor;   /* as in tu_exchange; on one host only */
     int *descriptors;
+    bool *complete; /* as in tu_exchange */
 } tu_meeting;
 tutti_status tu_meet(tutti_world *world, const tu_meeting *meeting, const void *payload, size_t bytes, const tu_piece *piece,
                      int64_t deadline, void *payloads, tu_mapping **mappings);

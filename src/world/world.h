@@ -166,6 +166,17 @@ tutti_status tu_group_exchange(tutti_group *group, const tu_op_info *info, const
 tutti_status tu_group_exchange_descriptors(tutti_group *group, const tu_op_info *info, const char *purpose, const void *payload,
                                            size_t bytes, int descriptor, int64_t deadline, void *payloads, int *descriptors);
 
+/* Both, for a caller that goes on after a failure of its own: see tu_exchange.complete. */
+typedef struct tu_group_cargo {
+    const tu_piece *piece; /* NULL: none */
+    tu_mapping **mappings; /* NULL, or room for one per member */
+    int descriptor;        /* -1: none; not together with a piece */
+    int *descriptors;      /* NULL, or room for one per member */
+    bool *complete;        /* NULL, or is set */
+} tu_group_cargo;
+tutti_status tu_group_exchange_with(tutti_group *group, const tu_op_info *info, const char *purpose, const void *payload, size_t bytes,
+                                    const tu_group_cargo *cargo, int64_t deadline, void *payloads);
+
 /* The attachment of a room, made by `make` on first need under the group's (world's) lock. */
 tutti_status tu_group_room(tutti_group *group, tu_room room, tutti_status (*make)(tutti_group *, void **), void (*end)(void *), void **state);
 static inline void tu_attach(tu_attachment *attachment, void *state, void (*end)(void *)) {
