@@ -5,8 +5,9 @@
  * Four kinds with the same operations: memory (threads of one process), file (a file that all can open), tcp (a server
  * and its clients; speaks PyTorch's TCPStore protocol in both roles, and the same over a Unix socket) and prefix (a part of another store).
  *
- * Keys and values are byte strings; keys are given as C strings. A store may be used from any thread; calls on one tcp or
- * file handle take turns, so a blocked get holds up the others: use tutti_store_clone for another thread.
+ * Keys and values are byte strings; keys are given as C strings of at most 8191 bytes; a tcp store takes values of at most 8 MiB.
+ * A store may be used from any thread; calls on one tcp or file handle take turns, so a blocked get holds up the others: use
+ * tutti_store_clone for another thread. A forked child cannot use its parent's stores (TUTTI_ERROR_FORKED).
  *
  * Blocking calls take timeout_ns: 0 means the store's own (300 s unless set), negative is an error. A timeout is TUTTI_ERROR_TIMEOUT, its
  * message contains "timeout", and the store stays usable.

@@ -29,7 +29,7 @@
 
 #define LONGEST_PAUSE (10 * TU_MILLISECOND)
 #define CLOSE_TIME (10 * TU_SECOND) /* for the lock when a handle is closed */
-#define KEY_LIMIT (1u << 20)
+#define KEY_LIMIT (1u << 20) /* of a record: more is no record */
 #define VALUE_LIMIT (1u << 30)
 
 typedef struct file_store {
@@ -218,9 +218,9 @@ static tutti_status write_turn(turn *turn, tutti_store *store) {
 static tutti_status append_record(turn *turn, const char *before, const char *key, const void *value, size_t bytes) {
     file_store *file = turn->file;
     size_t before_bytes = strlen(before), key_bytes = strlen(key);
-    if (before_bytes + key_bytes > KEY_LIMIT || bytes > VALUE_LIMIT)
-        return tu_error(TUTTI_ERROR_RANGE, "a key of %zu bytes with a value of %zu bytes is too long for a file store; at most %u "
-                                           "and %u are possible", key_bytes, bytes, KEY_LIMIT - 2, VALUE_LIMIT);
+    if (bytes > VALUE_LIMIT)
+        return tu_error(TUTTI_ERROR_RANGE, "a value of %zu bytes for key %.200s is too long for a file store; at most %u are possible",
+                        bytes, key, VALUE_LIMIT);
     uint32_t lengths[2] = {(uint32_t)(before_bytes + key_bytes), (uint32_t)bytes};
     size_t total = sizeof lengths + before_bytes + key_bytes + bytes;
     uint8_t *data = malloc(total);
@@ -252,17 +252,11 @@ static tutti_status append_record(turn *turn, const char *before, const char *ke
 }
 
 static tu_entry *find(file_store *file, const char *key) {
-    char space[256];
-    size_t bytes = strlen(key) + 1;
-    char *stored = bytes <= sizeof space ? space : malloc(bytes);
-    if (stored == NULL)
-        return NULL;
+    char stored[1 + TU_STORE_KEY];
+    size_t bytes = strlen(key);
     stored[0] = '/';
-    memcpy(stored + 1, key, bytes - 1);
-    tu_entry *entry = tu_table_find(&file->cache, stored, bytes);
-    if (stored != space)
-        free(stored);
-    return entry;
+    memcpy(stored + 1, key, bytes);
+    return tu_table_find(&file->cache, stored, bytes + 1);
 }
 
 /* ---- the operations ---- */
@@ -319,6 +313,26 @@ static tutti_status file_compare_set(tutti_store *store, const char *key, const 
     return turn_end(&turn, status);
 }
 
+/* The record holds the whole new value: made under the lock, so that no two appends meet. */
+static tutti_status file_append(tutti_store *store, const char *key, const void *value, size_t bytes) {
+    turn turn;
+    tutti_status status = write_turn(&turn, store);
+    if (status != TUTTI_OK)
+        return status;
+    const tu_entry *entry = find(turn.file, key);
+    size_t old_bytes = entry != NULL ? entry->bytes : 0;
+    char *joined = malloc(old_bytes + bytes + 1);
+    if (joined == NULL)
+        return turn_end(&turn, tu_error_memory("an appended value", old_bytes + bytes));
+    if (old_bytes > 0)
+        memcpy(joined, entry->value, old_bytes);
+    if (bytes > 0)
+        memcpy(joined + old_bytes, value, bytes);
+    status = append_record(&turn, "/", key, joined, old_bytes + bytes);
+    free(joined);
+    return turn_end(&turn, status);
+}
+
 static tutti_status file_delete(tutti_store *store, const char *key, bool *existed) {
     turn turn;
     tutti_status status = write_turn(&turn, store);
@@ -369,9 +383,7 @@ static tutti_status file_get(tutti_store *store, const char *key, int64_t timeou
     tutti_status status = wait_turn(&turn, store, &key, 1, timeout_ns);
     if (status != TUTTI_OK)
         return status;
-    const tu_entry *entry = find(turn.file, key);
-    if (entry == NULL) /* it was found a moment ago, under the same lock: only memory for its name can be missing */
-        return turn_end(&turn, tu_error_memory("a key of the file store", strlen(key)));
+    const tu_entry *entry = find(turn.file, key); /* seen in this turn */
     status = tu_store_copy(entry->value, entry->bytes, value);
     if (status == TUTTI_OK)
         *bytes = entry->bytes;
@@ -474,6 +486,7 @@ static const tu_store_kind file_kind = {
     .set = file_set,
     .get = file_get,
     .add = file_add,
+    .append = file_append,
     .compare_set = file_compare_set,
     .wait = file_wait,
     .check = file_check,

@@ -126,11 +126,17 @@ static tutti_status check_store(const tutti_store *store, const char *operation)
     return TUTTI_OK;
 }
 
+static tutti_status check_length(const char *operation, const char *key) {
+    if (strnlen(key, TU_STORE_KEY + 1) <= TU_STORE_KEY)
+        return TUTTI_OK;
+    return tu_error(TUTTI_ERROR_RANGE, "%s: a key of %zu bytes is too long; at most %d are possible", operation, strlen(key), TU_STORE_KEY);
+}
+
 static tutti_status check_key(const tutti_store *store, const char *operation, const char *key) {
     tutti_status status = check_store(store, operation);
     if (status != TUTTI_OK)
         return status;
-    return key != NULL ? TUTTI_OK : tu_error(TUTTI_ERROR_ARGUMENT, "%s: the key is NULL", operation);
+    return key != NULL ? check_length(operation, key) : tu_error(TUTTI_ERROR_ARGUMENT, "%s: the key is NULL", operation);
 }
 
 static tutti_status check_keys(const tutti_store *store, const char *operation, const char *const *keys, size_t count) {
@@ -142,6 +148,9 @@ static tutti_status check_keys(const tutti_store *store, const char *operation, 
     for (size_t i = 0; i < count; i++) {
         if (keys[i] == NULL)
             return tu_error(TUTTI_ERROR_ARGUMENT, "%s: key %zu of %zu is NULL", operation, i, count);
+        status = check_length(operation, keys[i]);
+        if (status != TUTTI_OK)
+            return status;
     }
     return TUTTI_OK;
 }
@@ -238,59 +247,9 @@ tutti_status tutti_store_list_keys(tutti_store *store, char ***keys, size_t *cou
     return store->kind->list_keys(store, keys, count);
 }
 
-/* ---- values, for kinds without the extended calls ---- */
-
-/* One attempt of append_by_compare_set; *done when the value went in. */
-static tutti_status append_once(tutti_store *store, const char *key, const void *value, size_t bytes, int64_t timeout_ns,
-                                bool *done) {
-    void *old = NULL;
-    size_t old_bytes = 0;
-    bool present;
-    CHECK(store->kind->check(store, &key, 1, &present));
-    if (present)
-        CHECK(store->kind->get(store, key, timeout_ns, &old, &old_bytes));
-
-    tutti_status status = TUTTI_OK;
-    char *joined = malloc(old_bytes + bytes + 1);
-    if (joined == NULL) {
-        status = tu_error_memory("an appended value", old_bytes + bytes);
-        goto free_old;
-    }
-    if (old_bytes > 0)
-        memcpy(joined, old, old_bytes);
-    if (bytes > 0)
-        memcpy(joined + old_bytes, value, bytes);
-    void *now;
-    size_t now_bytes;
-    status = store->kind->compare_set(store, key, old, old_bytes, joined, old_bytes + bytes, &now, &now_bytes);
-    if (status == TUTTI_OK) {
-        *done = now_bytes == old_bytes + bytes && (now_bytes == 0 || memcmp(now, joined, now_bytes) == 0);
-        free(now);
-    }
-    free(joined);
-free_old:
-    free(old);
-    return status;
-}
-
-static tutti_status append_by_compare_set(tutti_store *store, const char *key, const void *value, size_t bytes) {
-    int64_t timeout = tutti_store_timeout(store);
-    int64_t deadline = tu_deadline(timeout);
-    for (bool done = false; !done;) {
-        int64_t left = tu_deadline_left(deadline);
-        if (left == 0)
-            return tu_error(TUTTI_ERROR_TIMEOUT, "append timeout after %" PRId64 "ms: others kept changing key %s",
-                            timeout / TU_MILLISECOND, key);
-        CHECK(append_once(store, key, value, bytes, left, &done));
-    }
-    return TUTTI_OK;
-}
-
 tutti_status tutti_store_append(tutti_store *store, const char *key, const void *value, size_t bytes) {
     CHECK(check_key(store, "store append", key));
     CHECK(check_value("store append", value, bytes));
-    if (store->kind->append == NULL)
-        return append_by_compare_set(store, key, value, bytes);
     return store->kind->append(store, key, value, bytes);
 }
 
@@ -372,10 +331,11 @@ tutti_status tutti_store_queue_length(tutti_store *store, const char *key, int64
 
 /* Everybody adds one; who completes the count sets the flag that all wait for. */
 static tutti_status barrier_by_add(tutti_store *store, const char *key, int64_t count, int64_t timeout_ns) {
+    char name[TU_STORE_KEY + sizeof "/num_members"];
+    const char *flag = name;
     size_t length = strlen(key);
-    char *name = malloc(length + sizeof "/num_members");
-    if (name == NULL)
-        return tu_error_memory("a barrier's key", length);
+    if (length + strlen("/num_members") > TU_STORE_KEY)
+        return tu_error(TUTTI_ERROR_RANGE, "store barrier: a key of %zu bytes is too long; a barrier adds to it", length);
     memcpy(name, key, length);
     memcpy(name + length, "/num_members", sizeof "/num_members");
     int64_t members = 0;
@@ -384,12 +344,11 @@ static tutti_status barrier_by_add(tutti_store *store, const char *key, int64_t 
     if (status == TUTTI_OK && members >= count)
         status = store->kind->set(store, name, "1", 1);
     if (status == TUTTI_OK)
-        status = store->kind->wait(store, (const char *const *)&name, 1, timeout_ns);
+        status = store->kind->wait(store, &flag, 1, timeout_ns);
     if (status == TUTTI_ERROR_TIMEOUT)
         status = tu_error(TUTTI_ERROR_TIMEOUT,
                           "barrier timeout after %" PRId64 "ms, key: /%s (this caller was number %" PRId64 " of %" PRId64 ")",
                           timeout_ns / TU_MILLISECOND, key, members, count);
-    free(name);
     return status;
 }
 

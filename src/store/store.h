@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What the kinds of store have in common: one table of functions per kind. The front (store.c) checks arguments and
- * settles timeouts; a kind may rely on that: keys and results are not NULL, timeout_ns is positive.
+ * settles timeouts; a kind may rely on that: keys and results are not NULL, keys are not too long, timeout_ns is positive.
  */
 #ifndef TU_STORE_STORE_H
 #define TU_STORE_STORE_H
@@ -20,6 +20,7 @@ typedef struct tu_store_kind {
     tutti_status (*set)(tutti_store *, const char *key, const void *value, size_t bytes);
     tutti_status (*get)(tutti_store *, const char *key, int64_t timeout_ns, void **value, size_t *bytes);
     tutti_status (*add)(tutti_store *, const char *key, int64_t amount, int64_t *sum);
+    tutti_status (*append)(tutti_store *, const char *key, const void *value, size_t bytes);
     tutti_status (*compare_set)(tutti_store *, const char *key, const void *expected, size_t expected_bytes,
                                 const void *desired, size_t desired_bytes, void **value, size_t *bytes);
     tutti_status (*wait)(tutti_store *, const char *const *keys, size_t count, int64_t timeout_ns);
@@ -29,8 +30,7 @@ typedef struct tu_store_kind {
     tutti_status (*list_keys)(tutti_store *, char ***keys, size_t *count);
     tutti_status (*clone)(tutti_store *, tutti_store **clone);
     void (*destroy)(tutti_store *);
-    /* The rest may be NULL: the first four are then made from the calls above, queues are unsupported. */
-    tutti_status (*append)(tutti_store *, const char *key, const void *value, size_t bytes);
+    /* The rest may be NULL: the first three are then made from the calls above, queues are unsupported. */
     tutti_status (*multi_get)(tutti_store *, const char *const *keys, size_t count, int64_t timeout_ns, void **values,
                               size_t *bytes);
     tutti_status (*multi_set)(tutti_store *, const char *const *keys, size_t count, const void *const *values,
@@ -53,6 +53,7 @@ struct tutti_store {
 };
 
 #define TU_STORE_TIMEOUT (INT64_C(300) * 1000000000)
+#define TU_STORE_KEY 8191 /* bytes that a key may have; the front checks it */
 
 void tu_store_init(tutti_store *store, const tu_store_kind *kind, int64_t timeout_ns);
 void tu_store_retain(tutti_store *store);

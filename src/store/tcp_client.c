@@ -136,26 +136,11 @@ static tutti_status unexpected(call *call, int64_t reply) {
 
 /* ---- arguments ---- */
 
-static tutti_status check_key(const char *key) {
-    size_t length = strlen(key);
-    if (length >= TU_KEY_LIMIT)
-        return tu_error(TUTTI_ERROR_RANGE, "a key of %zu bytes is too long for a tcp store; at most %d are possible", length,
-                        TU_KEY_LIMIT - 1);
-    return TUTTI_OK;
-}
-
-static tutti_status check_keys(const char *const *keys, size_t count) {
-    tutti_status status = TUTTI_OK;
-    for (size_t i = 0; i < count && status == TUTTI_OK; i++)
-        status = check_key(keys[i]);
-    return status;
-}
-
-static tutti_status check_pair(const char *key, size_t bytes) {
+static tutti_status check_value(const char *key, size_t bytes) {
     if (bytes > TU_VALUE_LIMIT)
         return tu_error(TUTTI_ERROR_RANGE, "a value of %zu bytes for key %.200s is too long for a tcp store; at most %u are possible",
                         bytes, key, TU_VALUE_LIMIT);
-    return check_key(key);
+    return TUTTI_OK;
 }
 
 /* How many of the list go into one command. */
@@ -181,7 +166,7 @@ static void put_key(tu_buffer *out, tu_command command, const char *key) {
 static tutti_status put_pair(tutti_store *store, const char *operation, tu_command command, const char *key, const void *value,
                              size_t bytes) {
     call call;
-    tutti_status status = check_pair(key, bytes);
+    tutti_status status = check_value(key, bytes);
     if (status == TUTTI_OK)
         status = call_begin_short(&call, store, operation);
     if (status != TUTTI_OK)
@@ -209,7 +194,7 @@ static tutti_status tcp_multi_set(tutti_store *store, const char *const *keys, s
     call call;
     tutti_status status = TUTTI_OK;
     for (size_t i = 0; i < count && status == TUTTI_OK; i++)
-        status = check_pair(keys[i], bytes[i]);
+        status = check_value(keys[i], bytes[i]);
     if (status == TUTTI_OK)
         status = call_begin_short(&call, store, "multi_set");
     if (status != TUTTI_OK)
@@ -280,9 +265,7 @@ static tutti_status wait_locked(call *call, const char *const *keys, size_t coun
 
 static tutti_status tcp_wait(tutti_store *store, const char *const *keys, size_t count, int64_t timeout_ns) {
     call call;
-    tutti_status status = check_keys(keys, count);
-    if (status == TUTTI_OK)
-        status = call_begin(&call, store, "wait", timeout_ns);
+    tutti_status status = call_begin(&call, store, "wait", timeout_ns);
     if (status != TUTTI_OK)
         return status;
     return call_end(&call, wait_locked(&call, keys, count));
@@ -291,9 +274,7 @@ static tutti_status tcp_wait(tutti_store *store, const char *const *keys, size_t
 static tutti_status tcp_barrier(tutti_store *store, const char *key, int64_t count, int64_t timeout_ns) {
     call call;
     bool late;
-    tutti_status status = check_key(key);
-    if (status == TUTTI_OK)
-        status = call_begin(&call, store, "barrier", timeout_ns);
+    tutti_status status = call_begin(&call, store, "barrier", timeout_ns);
     if (status != TUTTI_OK)
         return status;
     put_key(&call.tcp->out, TU_COMMAND_BARRIER, key);
@@ -309,9 +290,7 @@ static tutti_status tcp_barrier(tutti_store *store, const char *key, int64_t cou
 
 static tutti_status tcp_get(tutti_store *store, const char *key, int64_t timeout_ns, void **value, size_t *bytes) {
     call call;
-    tutti_status status = check_key(key);
-    if (status == TUTTI_OK)
-        status = call_begin(&call, store, "get", timeout_ns);
+    tutti_status status = call_begin(&call, store, "get", timeout_ns);
     if (status != TUTTI_OK)
         return status;
     status = wait_locked(&call, &key, 1);
@@ -345,9 +324,7 @@ static tutti_status multi_get_locked(call *call, const char *const *keys, size_t
 static tutti_status tcp_multi_get(tutti_store *store, const char *const *keys, size_t count, int64_t timeout_ns, void **values,
                                   size_t *bytes) {
     call call;
-    tutti_status status = check_keys(keys, count);
-    if (status == TUTTI_OK)
-        status = call_begin(&call, store, "multi_get", timeout_ns);
+    tutti_status status = call_begin(&call, store, "multi_get", timeout_ns);
     if (status != TUTTI_OK)
         return status;
     return call_end(&call, multi_get_locked(&call, keys, count, values, bytes));
@@ -370,9 +347,7 @@ static tutti_status reconnect(call *call);
 static tutti_status tcp_add(tutti_store *store, const char *key, int64_t amount, int64_t *sum) {
     call call;
     char name[TU_KEY_LIMIT + 1];
-    tutti_status status = check_key(key);
-    if (status == TUTTI_OK)
-        status = call_begin_short(&call, store, "add");
+    tutti_status status = call_begin_short(&call, store, "add");
     if (status != TUTTI_OK)
         return status;
     name[0] = '/';
@@ -393,9 +368,9 @@ static tutti_status tcp_add(tutti_store *store, const char *key, int64_t amount,
 static tutti_status tcp_compare_set(tutti_store *store, const char *key, const void *expected, size_t expected_bytes,
                                     const void *desired, size_t desired_bytes, void **value, size_t *bytes) {
     call call;
-    tutti_status status = check_pair(key, expected_bytes);
+    tutti_status status = check_value(key, expected_bytes);
     if (status == TUTTI_OK)
-        status = check_pair(key, desired_bytes);
+        status = check_value(key, desired_bytes);
     if (status == TUTTI_OK)
         status = call_begin_short(&call, store, "compare_set");
     if (status != TUTTI_OK)
@@ -431,9 +406,7 @@ static tutti_status check_locked(call *call, const char *const *keys, size_t cou
 
 static tutti_status tcp_check(tutti_store *store, const char *const *keys, size_t count, bool *present) {
     call call;
-    tutti_status status = check_keys(keys, count);
-    if (status == TUTTI_OK)
-        status = call_begin_short(&call, store, "check");
+    tutti_status status = call_begin_short(&call, store, "check");
     if (status != TUTTI_OK)
         return status;
     return call_end(&call, check_locked(&call, keys, count, present));
@@ -442,9 +415,7 @@ static tutti_status tcp_check(tutti_store *store, const char *const *keys, size_
 /* Commands of at most one key whose reply is a number. */
 static tutti_status ask_number(tutti_store *store, const char *operation, tu_command command, const char *key, int64_t *number) {
     call call;
-    tutti_status status = key != NULL ? check_key(key) : TUTTI_OK;
-    if (status == TUTTI_OK)
-        status = call_begin_short(&call, store, operation);
+    tutti_status status = call_begin_short(&call, store, operation);
     if (status != TUTTI_OK)
         return status;
     tu_put_u8(&call.tcp->out, (uint8_t)command);
@@ -516,9 +487,7 @@ static tutti_status pop_or_wait(call *call, const char *key, void **value, size_
 
 static tutti_status tcp_queue_pop(tutti_store *store, const char *key, bool block, int64_t timeout_ns, void **value, size_t *bytes) {
     call call;
-    tutti_status status = check_key(key);
-    if (status == TUTTI_OK)
-        status = call_begin(&call, store, "queue_pop", timeout_ns);
+    tutti_status status = call_begin(&call, store, "queue_pop", timeout_ns);
     if (status != TUTTI_OK)
         return status;
     status = block ? pop_or_wait(&call, key, value, bytes) : pop_locked(&call, key, value, bytes);
