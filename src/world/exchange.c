@@ -48,6 +48,14 @@ static tutti_status through_job(tutti_world *world, const tu_meeting *meeting, c
         .ended = meeting->ended,
     };
     tutti_status status = tu_job_exchange(world->job, &exchange, payloads, mappings);
+    tutti_error_info info = TUTTI_ERROR_INFO_INIT;
+    if ((status == TUTTI_ERROR_DEAD || status == TUTTI_ERROR_GONE) && tutti_error_detail(&info) == TUTTI_OK && info.at_fault_count > 0) {
+        /* The same in the words of whoever called for the exchange. */
+        char doing[192];
+        snprintf(doing, sizeof doing, "in %s", meeting->what);
+        status = tu_death_error(world->job, ranks[info.at_fault[0]], doing);
+        tu_error_at_fault(info.at_fault[0]);
+    }
     free(ranks);
     return status;
 }
@@ -249,6 +257,18 @@ static tutti_status lock_until(pthread_mutex_t *lock, int64_t deadline, const ch
                     what);
 }
 
+/* What those do instead that did not come. */
+static void append_missing(tutti_group *group) {
+    tutti_error_info info = TUTTI_ERROR_INFO_INIT;
+    if (tutti_error_detail(&info) != TUTTI_OK)
+        return;
+    for (int i = 0; i < info.at_fault_count && i < 8; i++) {
+        char text[384];
+        tu_group_describe(group, info.at_fault[i], text, sizeof text);
+        tu_error_append("%s%s", i == 0 ? ". Missing: " : "; ", text);
+    }
+}
+
 tutti_status tu_group_exchange_with(tutti_group *group, const tu_op_info *info, const char *purpose, const void *payload, size_t bytes,
                                     const tu_group_cargo *cargo, int64_t deadline, void *payloads) {
     char what[160];
@@ -273,6 +293,8 @@ tutti_status tu_group_exchange_with(tutti_group *group, const tu_op_info *info, 
     }
     if (status == TUTTI_ERROR_STATE && tu_group_ended(group))
         return tu_group_cause(group);
+    if (status == TUTTI_ERROR_TIMEOUT)
+        append_missing(group);
     if (status != TUTTI_OK)
         (void)tu_error_where(group->name, tu_operation_name((tu_operation)info->operation), info->sequence, group->rank);
     return status;

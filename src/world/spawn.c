@@ -69,7 +69,7 @@ static tutti_status run_rank(const tu_spawn_record *record, tutti_rank_main *mai
     tutti_error_clear();
     status = main(world, argument);
     if (status != TUTTI_OK && tutti_error_message()[0] == 0)
-        tu_error(status, "the main of rank %d returned %s", record->rank, tutti_status_name(status));
+        tu_error(status, "its main returned %s", tutti_status_name(status));
     return close_left_open(record, status);
 }
 

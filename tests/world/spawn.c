@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <tutti/group.h>
+#include <unistd.h>
+
+#include "../harness.h"
+#include "base/clock.h"
+#include "base/error.h"
+
+static const tutti_spawn_kind kinds[] = { TUTTI_SPAWN_THREADS, TUTTI_SPAWN_PROCESSES };
+
+static tutti_status succeed(tutti_world *world, void *argument) {
+    (void)argument;
+    return tutti_world_rank(world) % 2 == 0 ? tutti_world_close(world) : TUTTI_OK; /* closed by itself, or by tutti_spawn */
+}
+
+TEST(ranks_may_close_their_world_or_leave_it_to_spawn) {
+    for (int kind = 0; kind < 2; kind++) {
+        CHECK_OK(tutti_spawn(kinds[kind], 1, succeed, NULL));
+        CHECK_OK(tutti_spawn(kinds[kind], 5, succeed, NULL));
+    }
+}
+
+TEST(bad_arguments_are_refused) {
+    CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_THREADS, 0, succeed, NULL), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_THREADS, -1, succeed, NULL), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_THREADS, 1, NULL, NULL), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_spawn((tutti_spawn_kind)7, 1, succeed, NULL), TUTTI_ERROR_ARGUMENT);
+}
+
+/* Rank 1 fails; the others wait for it in an agreement. */
+static tutti_status one_fails(tutti_world *world, void *argument) {
+    if (tutti_world_rank(world) == 1)
+        return argument != NULL ? tu_error(TUTTI_ERROR_BACKEND, "the disk is full of %s", (char *)argument) : TUTTI_ERROR_EMPTY;
+    tutti_group *group;
+    tutti_status status = tutti_group_new(world, NULL, 0, TUTTI_OPTIONS(tutti_group_options, .timeout_ns = 60 * TU_SECOND), &group);
+    CHECK_EQ(status, TUTTI_ERROR_DEAD);
+    CHECK_MESSAGE("rank 1 failed: ");
+    return status;
+}
+
+TEST(a_failing_rank_fails_the_others_and_its_own_error_is_returned) {
+    for (int kind = 0; kind < 2; kind++) {
+        CHECK_STATUS(tutti_spawn(kinds[kind], 4, one_fails, "cats"), TUTTI_ERROR_BACKEND);
+        CHECK_MESSAGE("rank 1: the disk is full of cats");
+        CHECK_STATUS(tutti_spawn(kinds[kind], 4, one_fails, NULL), TUTTI_ERROR_EMPTY);
+        CHECK_MESSAGE("rank 1: its main returned TUTTI_ERROR_EMPTY");
+    }
+}
+
+static tutti_status leave_a_handle(tutti_world *world, void *argument) {
+    (void)argument;
+    tutti_group *group;
+    return tutti_group_new(world, NULL, 0, NULL, &group); /* never released */
+}
+
+TEST(a_forgotten_handle_is_an_error_of_spawn) {
+    CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_PROCESSES, 2, leave_a_handle, NULL), TUTTI_ERROR_STATE);
+    CHECK_MESSAGE("1 group");
+}
+
+static tutti_status killed(tutti_world *world, void *argument) {
+    (void)argument;
+    if (tutti_world_rank(world) == 0)
+        raise(SIGTERM);
+    tutti_group *group;
+    tutti_status status = tutti_group_new(world, NULL, 0, NULL, &group);
+    CHECK_EQ(status, TUTTI_ERROR_DEAD);
+    CHECK_MESSAGE("rank 0 (pid ");
+    return status;
+}
+
+TEST(a_killed_process_is_returned_with_its_signal_also_when_it_is_rank_0) {
+    CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_PROCESSES, 3, killed, NULL), TUTTI_ERROR_DEAD);
+    CHECK_MESSAGE("rank 0 (pid ");
+    CHECK_MESSAGE("signal 15");
+}
+
+static tutti_status exits(tutti_world *world, void *argument) {
+    (void)argument;
+    if (tutti_world_rank(world) == 1)
+        _exit(0); /* even with status 0: it has not returned */
+    return TUTTI_OK;
+}
+
+TEST(a_process_that_exits_before_its_main_returns_is_dead) {
+    CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_PROCESSES, 2, exits, NULL), TUTTI_ERROR_DEAD);
+    CHECK_MESSAGE("exited with status 0 before its main returned");
+}
+
+static tutti_status thread_exits(tutti_world *world, void *argument) {
+    (void)argument;
+    if (tutti_world_rank(world) == 1)
+        pthread_exit(NULL);
+    tutti_group *group;
+    tutti_status status = tutti_group_new(world, NULL, 0, NULL, &group);
+    CHECK_EQ(status, TUTTI_ERROR_DEAD);
+    return status;
+}
+
+TEST(a_thread_that_ends_itself_is_dead_to_the_others) {
+    CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_THREADS, 3, thread_exits, NULL), TUTTI_ERROR_DEAD);
+    CHECK_MESSAGE("rank 1");
+    CHECK_MESSAGE("without returning");
+}
+
+static tutti_status spawn_inside(tutti_world *world, void *argument) {
+    (void)world, (void)argument;
+    return tutti_spawn(TUTTI_SPAWN_PROCESSES, 2, succeed, NULL);
+}
+
+TEST(forking_while_a_world_is_open_is_refused) {
+    CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_THREADS, 2, spawn_inside, NULL), TUTTI_ERROR_STATE);
+    CHECK_MESSAGE("while a world is open");
+    CHECK_MESSAGE("\"default\"");
+}
+
+static tutti_status further_worlds(tutti_world *world, void *argument) {
+    (void)argument;
+    tutti_world *second;
+    tutti_status status = tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .name = "second", .rank = -1, .threads = -1), &second);
+    if (status != TUTTI_OK)
+        return status;
+    CHECK_EQ(tutti_world_rank(second), tutti_world_rank(world));
+    CHECK_EQ(tutti_world_size(second), tutti_world_size(world));
+    CHECK_TEXT(tutti_world_launcher(second), "spawn");
+    return TUTTI_OK; /* both are closed by tutti_spawn */
+}
+
+TEST(ranks_may_open_further_worlds) {
+    for (int kind = 0; kind < 2; kind++)
+        CHECK_OK(tutti_spawn(kinds[kind], 3, further_worlds, NULL));
+}
+
+static void *open_in_thread(void *argument) {
+    tutti_world *second;
+    CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .name = "second", .rank = -1, .threads = -1), &second));
+    CHECK_EQ(tutti_world_size(second), *(int *)argument);
+    CHECK_OK(tutti_world_close(second));
+    return NULL;
+}
+
+static tutti_status open_elsewhere(tutti_world *world, void *argument) {
+    (void)argument;
+    int size = tutti_world_size(world);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, open_in_thread, &size) == 0);
+    pthread_join(thread, NULL);
+    return TUTTI_OK;
+}
+
+TEST(any_thread_of_a_spawned_process_finds_its_launcher) {
+    CHECK_OK(tutti_spawn(TUTTI_SPAWN_PROCESSES, 2, open_elsewhere, NULL));
+}
+
+TEST(spawned_ranks_do_not_listen_to_the_environment) {
+    setenv("RANK", "0", 1);
+    setenv("WORLD_SIZE", "64", 1);
+    setenv("MASTER_ADDR", "192.0.2.1", 1);
+    setenv("MASTER_PORT", "1", 1);
+    for (int kind = 0; kind < 2; kind++)
+        CHECK_OK(tutti_spawn(kinds[kind], 2, succeed, NULL));
+}
+
+static tutti_status spawn_two(void *argument) {
+    return tutti_spawn(*(tutti_spawn_kind *)argument, 2, succeed, NULL);
+}
+
+TEST(spawning_processes_survives_the_failure_of_any_pipe) {
+    tutti_spawn_kind kind = TUTTI_SPAWN_PROCESSES;
+    test_fail_each("pipe2", spawn_two, &kind);
+}
+
+TEST(spawning_threads_survives_the_failure_of_any_thread) {
+    tutti_spawn_kind kind = TUTTI_SPAWN_THREADS;
+    test_fail_each("pthread_create", spawn_two, &kind);
+}
