@@ -21,6 +21,7 @@
 #define RECORD_MAGIC UINT64_C(0x44524f4345525554) /* "TURECORD" */
 #define RECORD_BYTES offsetof(tu_record, text)
 #define READ_SLICE (200 * TU_MILLISECOND)    /* between two looks at the interrupt flag */
+#define READ_LIMIT (30 * TU_SECOND)          /* for values that are there */
 #define TROUBLE_INTERVAL (100 * TU_MILLISECOND) /* between two looks at "job/failed" */
 #define LAST_WORDS (5 * TU_SECOND)           /* for telling the store that this rank gives up */
 #define KEY_BYTES 24
@@ -98,18 +99,18 @@ tutti_status tu_meet_prepare(tu_meeting *meeting) {
     mine->uid = geteuid();
     mine->start_time = tu_process_start_time(mine->pid);
     gethostname(mine->host, sizeof mine->host - 1);
+    meeting->largest = options->world_size;
     uint8_t id[(TU_ID_BYTES - 1) / 2];
-    tutti_status status = tu_process_place(mine->place);
+    tutti_status status = tu_random(&mine->writer, sizeof mine->writer);
+    if (status == TUTTI_OK)
+        status = tu_process_place(mine->place);
     if (status == TUTTI_OK)
         status = tu_random(mine->nonce, sizeof mine->nonce);
-    if (status == TUTTI_OK)
-        status = tu_random(&mine->writer, sizeof mine->writer);
     if (status == TUTTI_OK)
         status = tu_random(id, sizeof id);
     if (status != TUTTI_OK)
         return status;
     tu_hex(id, sizeof id, mine->id);
-    meeting->largest = options->world_size;
     if (options->store == NULL)
         return TUTTI_OK;
     meeting->threads = store_in_memory(options->store);
@@ -194,6 +195,24 @@ static tutti_status check_record(tu_meeting *meeting, int rank, const void *valu
     return TUTTI_OK;
 }
 
+/* Whether a rank has published its record; a failure that another rank left in its place does not count. */
+static bool has_come(tutti_store *store, int rank) {
+    char key[KEY_BYTES];
+    record_key(rank, key);
+    const char *keys[1] = { key };
+    bool present = false;
+    void *value;
+    size_t bytes;
+    if (tutti_store_check(store, keys, 1, &present) != TUTTI_OK || !present)
+        return false;
+    if (tutti_store_get(store, key, READ_LIMIT, &value, &bytes) != TUTTI_OK)
+        return false;
+    tu_record record;
+    bool readable = read_record(value, bytes, &record);
+    free(value);
+    return !readable || record.failed == 0 || record.by == rank;
+}
+
 /* The deadline has passed: who came, and who did not? */
 static tutti_status missing_ranks(tu_meeting *meeting) {
     const tu_job_options *options = meeting->options;
@@ -206,12 +225,8 @@ static tutti_status missing_ranks(tu_meeting *meeting) {
         return tu_error_memory("a list of ranks", (size_t)size * sizeof *names);
     }
     for (int rank = 0; rank < size; rank++) {
-        char key[KEY_BYTES];
-        record_key(rank, key);
-        const char *keys[1] = { key };
         names[rank] = rank;
-        if (tutti_store_check(options->store, keys, 1, &marked[rank]) != TUTTI_OK)
-            marked[rank] = false;
+        marked[rank] = has_come(options->store, rank);
     }
     char came[256], missing[256];
     tu_rank_list(marked, names, size, came, sizeof came);
@@ -228,13 +243,17 @@ static tutti_status missing_ranks(tu_meeting *meeting) {
     return TUTTI_ERROR_TIMEOUT;
 }
 
-/* Waits for all values, in slices, so that an interrupt is seen. */
+/* Waits for all keys, in slices, so that an interrupt is seen; then reads. A wait may run out of time without harm, a read may not: cut
+ * off in the middle of an answer, a connection is of no more use. */
 static tutti_status read_values(tu_meeting *meeting, const char *const *keys, void **values, size_t *sizes) {
     const tu_job_options *options = meeting->options;
+    size_t count = (size_t)options->world_size;
     for (;;) {
         int64_t left = tu_deadline_left(options->deadline);
         int64_t slice = left > READ_SLICE ? READ_SLICE : left > 0 ? left : 1;
-        tutti_status status = tutti_store_multi_get(options->store, keys, (size_t)options->world_size, slice, values, sizes);
+        tutti_status status = tutti_store_wait(options->store, keys, count, slice);
+        if (status == TUTTI_OK)
+            return tutti_store_multi_get(options->store, keys, count, READ_LIMIT, values, sizes);
         if (status != TUTTI_ERROR_TIMEOUT)
             return status;
         if (options->interrupt != NULL && atomic_load_explicit(options->interrupt, memory_order_relaxed) != 0)
@@ -378,7 +397,7 @@ void tu_meet_give_up(tu_meeting *meeting) {
     int64_t before = tutti_store_timeout(store);
     bool hurried = tutti_store_set_timeout(store, LAST_WORDS) == TUTTI_OK;
     tu_record there;
-    tu_house *house = meeting->house;
+    tu_house *house = NULL;
     bool *filled = calloc((size_t)meeting->largest, sizeof *filled);
     if (!meeting->intruder) /* the world it intruded on may be complete, and then shall not suffer */
         (void)fill_place(store, FAILED_KEY, &failure, &there);
@@ -387,12 +406,14 @@ void tu_meet_give_up(tu_meeting *meeting) {
         char key[KEY_BYTES];
         record_key(rank, key);
         filled[rank] = fill_place(store, key, &failure, &there);
+        if (there.writer == failure.writer && there.failed == 0)
+            meeting->published = true; /* publishing had failed only after the store had it */
         if (rank == 0 && meeting->threads && there.failed == 0 && there.house != 0)
             house = (tu_house *)(uintptr_t)there.house;
     }
-    if (meeting->threads && meeting->mine.house != 0 && !meeting->published)
+    if (meeting->house != NULL && !meeting->published && filled != NULL)
         tu_house_drop(meeting->house, meeting->house->size); /* nobody else knows of it */
-    else if (meeting->threads && filled != NULL)
+    if (meeting->threads && filled != NULL)
         drop_shares(meeting, house, filled);
     meeting->house = NULL;
     free(filled);

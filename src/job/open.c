@@ -334,15 +334,33 @@ static tutti_status join(tu_meeting *meeting) {
 
 static void end_job(tu_job *job);
 
+/* Tells the others, then undoes what was done. The calling thread's error stays. */
+static void give_up(tu_meeting *meeting) {
+    tu_job *job = meeting->job;
+    tu_error_copy copy;
+    tu_error_save(&copy);
+    if (job != NULL && job->slot != NULL) {
+        char why[TU_WHY_BYTES];
+        snprintf(why, sizeof why, "failed to open: %.150s", copy.message);
+        tu_depart(job, TU_RANK_DEAD, why);
+    }
+    if (job != NULL && meeting->threads)
+        job->house = NULL; /* its share is given up with the others */
+    tu_meet_give_up(meeting);
+    if (job != NULL)
+        end_job(job);
+    tu_error_restore(&copy);
+}
+
 tutti_status tu_job_open(const tu_job_options *options, tu_job **opened) {
     if (options->world_size < 1 || options->world_rank < 0 || options->world_rank >= options->world_size)
         return tu_error(TUTTI_ERROR_ARGUMENT, "rank %d is not in [0, %d), the ranks of world \"%s\"", options->world_rank,
                         options->world_size, options->name);
     tu_bell_prepare();
     tu_meeting meeting = { .options = options, .listener = -1 };
-    tutti_status status = make_job(options, &meeting.job);
+    tutti_status status = tu_meet_prepare(&meeting);
     if (status == TUTTI_OK)
-        status = tu_meet_prepare(&meeting);
+        status = make_job(options, &meeting.job);
     if (status == TUTTI_OK)
         status = tu_meet_records(&meeting);
     if (status == TUTTI_OK)
@@ -354,19 +372,8 @@ tutti_status tu_job_open(const tu_job_options *options, tu_job **opened) {
         if (options->spin >= 0)
             job->wait.spins = (uint32_t)options->spin;
         *opened = job;
-    } else if (job != NULL) {
-        if (job->slot != NULL) {
-            char why[TU_WHY_BYTES];
-            snprintf(why, sizeof why, "failed to open: %.150s", tutti_error_message());
-            tu_depart(job, TU_RANK_DEAD, why);
-        }
-        tu_error_copy copy;
-        tu_error_save(&copy);
-        if (meeting.threads)
-            job->house = NULL; /* its share is given up below */
-        tu_meet_give_up(&meeting);
-        end_job(job);
-        tu_error_restore(&copy);
+    } else {
+        give_up(&meeting);
     }
     if (meeting.listener >= 0)
         close(meeting.listener);

@@ -32,21 +32,38 @@ static inline tu_job_options job_options(tutti_store *store, int rank, int size)
                              .deadline = tu_deadline(60 * TU_SECOND), .spin = -1 };
 }
 
-/* ---- a meeting place for processes ---- */
+/* ---- a meeting place for processes, served by a process of its own ---- */
 
 typedef struct job_place {
-    tutti_store *server;
+    pid_t server;
     char address[64];
 } job_place;
 
 static inline void job_place_open(job_place *place) {
     static int count;
+    int ready[2];
+    char byte;
     snprintf(place->address, sizeof place->address, "unix:@tutti-test-%d-%d", (int)getpid(), ++count);
-    CHECK_OK(tutti_store_serve(place->address, 0, NULL, &place->server));
+    CHECK_EQ(pipe(ready), 0);
+    fflush(NULL);
+    place->server = fork();
+    CHECK(place->server >= 0);
+    if (place->server == 0) {
+        tutti_store *server;
+        close(ready[0]);
+        CHECK_OK(tutti_store_serve(place->address, 0, NULL, &server));
+        CHECK_EQ(write(ready[1], "x", 1), 1);
+        for (;;)
+            pause();
+    }
+    close(ready[1]);
+    CHECK_EQ(read(ready[0], &byte, 1), 1);
+    close(ready[0]);
 }
 
 static inline void job_place_close(job_place *place) {
-    tutti_store_release(place->server);
+    kill(place->server, SIGKILL);
+    CHECK_EQ(waitpid(place->server, NULL, 0), place->server);
 }
 
 static inline tutti_store *job_place_enter(const job_place *place) {
