@@ -3,6 +3,7 @@
  * Barriers. The work is done by one_shot.c (flat) and tree.c (by cache or NUMA domain).
  */
 #include "collective/collective.h"
+#include "collective/device.h"
 
 tutti_status tutti_barrier(tutti_group *group, const tutti_call *call) {
     tu_task task = { .group = group, .shape = TU_OP_BARRIER, .info = { .operation = TU_OP_BARRIER, .root = -1 } };
@@ -11,5 +12,10 @@ tutti_status tutti_barrier(tutti_group *group, const tutti_call *call) {
 
 tutti_status tutti_group_prepare(tutti_group *group, const tutti_call *call) {
     tu_task task = { .group = group, .shape = TU_OP_BARRIER, .info = { .operation = TU_OP_PREPARE, .root = -1 } };
-    return tu_submit(&task, call);
+    tutti_status status = tu_submit(&task, call);
+    if (status != TUTTI_OK || group == TUTTI_NON_GROUP_MEMBER)
+        return status;
+    int64_t timeout;
+    status = tu_timeout_choose("timeout_ns", call != NULL ? call->timeout_ns : 0, group->timeout_ns, group->world->timeout_ns, &timeout);
+    return status == TUTTI_OK ? tu_device_prepare(group, tu_deadline(timeout)) : status;
 }

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "collective/batch.h"
 #include "collective/check.h"
+#include "collective/device.h"
 #include "collective/engine.h"
 #include "world/group.h"
 
@@ -115,6 +116,8 @@ static tutti_status submit(tu_task *task, const tutti_call *call) {
     tutti_status status = tu_check_task(task, call);
     if (status != TUTTI_OK)
         return status;
+    if (__builtin_expect(tu_device_task_wanted(task, call), 0))
+        return tu_device_submit(task, call);
     if (call->batch != NULL)
         return tu_batch_note(call->batch, task, call);
     if (call->work != NULL)

@@ -26,10 +26,12 @@ typedef struct tu_device_place {
     size_t offset;             /* in the block */
 } tu_device_place;
 
+#define TU_DEVICE_RANKS 64 /* of a group on devices */
+
 typedef enum tu_device_shape {
     TU_DEVICE_BARRIER = 1,
     TU_DEVICE_REDUCE = 2,         /* all_reduce (root -1) and reduce */
-    TU_DEVICE_REDUCE_SCATTER = 3, /* equal parts; `row` when the last dimension is split */
+    TU_DEVICE_REDUCE_SCATTER = 3, /* by `parts`, or by `row` when the last dimension is split */
     TU_DEVICE_MOVE = 4,           /* everything that only moves data: parts per peer */
     TU_DEVICE_VDEV = 5            /* all_to_all_vdev and its 2d forms: splits on the device */
 } tu_device_shape;
@@ -48,11 +50,14 @@ typedef struct tu_device_task {
     int64_t timeout_ns;          /* chosen: positive */
     void *stream;
 
+    tutti_algorithm ran;         /* written by run: what it chose */
+
     /* reductions */
     tutti_dtype dtype;
     tutti_op op;
     uint64_t count;              /* elements of the whole input */
-    uint64_t row;
+    uint64_t row;                /* reduce_scatter that splits the last dimension: elements of a row */
+    const uint64_t *parts;       /* reduce_scatter: where each rank's part begins, and the end: size + 1 entries */
     int root;                    /* -1: everybody */
     double factor;
 
@@ -81,10 +86,9 @@ typedef struct tu_device_collectives {
 
     /* Enqueues. While the stream captures, what would need an allocation or a rendezvous is TUTTI_ERROR_STATE naming the call to make
      * earlier. */
-    tutti_status (*run)(void *team, const tu_device_task *task);
-
-    /* The sticky fault of the group on its devices: one load from pinned memory, allowed during capture. Writes the error. */
-    tutti_status (*check)(void *state, tutti_group *group);
+    tutti_status (*run)(void *team, tu_device_task *task);
+    /* Tells the device about a block, so that a captured call may use it. */
+    tutti_status (*know)(void *team, const tu_device_place *place);
 
     /* For works. fork: a stream of the team's own, ordered after `stream`. mark: an event behind what a stream holds. join orders
      * `stream` after the event. */
@@ -94,5 +98,20 @@ typedef struct tu_device_collectives {
     tutti_status (*join)(void *team, void *stream, void *event);
     void (*unmark)(void *team, void *event);
 } tu_device_collectives;
+
+/* ---- the way there: device.c ---- */
+
+typedef struct tu_task tu_task;
+
+/* Whether the call's buffers lie on a device of this world. One load while the world uses none. */
+bool tu_device_task_wanted(const tu_task *task, const tutti_call *call);
+/* Enqueues the task, or starts a work on it. */
+tutti_status tu_device_submit(tu_task *task, const tutti_call *call);
+/* For works: whether it has ended, and its result then. Never waits. */
+struct tutti_work;
+tutti_status tu_device_work_test(struct tutti_work *work, bool *finished);
+void tu_device_work_end(struct tutti_work *work);
+/* tutti_group_prepare's part: makes the team and tells the device about every block met so far. Nothing where no device is used. */
+tutti_status tu_device_prepare(tutti_group *group, int64_t deadline);
 
 #endif

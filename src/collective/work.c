@@ -12,9 +12,11 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "collective/batch.h"
 #include "collective/check.h"
+#include "collective/device.h"
 #include "collective/engine.h"
 #include "collective/point.h"
 #include "collective/work.h"
@@ -43,6 +45,8 @@ static void drop(tutti_work *work) {
         return;
     tutti_group *group = work->group;
     tu_world_handle(group->world, "work", -1);
+    if (work->event != NULL)
+        tu_device_work_end(work);
     tu_batch_free(work->batch);
     free(work->arrays);
     free(work->error);
@@ -446,6 +450,8 @@ static bool is_open(tu_collective *state, const tutti_work *work) {
 tutti_status tutti_work_test(tutti_work *work, bool *finished) {
     if (work == NULL || finished == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_work_test needs a work and a place for the result");
+    if (!is_done(work) && work->event != NULL)
+        return tu_device_work_test(work, finished);
     if (!is_done(work) && work->request != NULL)
         tu_points_poll(work->state);
     else if (!is_done(work) && work->state != NULL && tu_collective_try_lock(work->state)) {
@@ -527,6 +533,26 @@ static tutti_status wait_collective(tutti_work *work, int64_t timeout) {
     return result(work);
 }
 
+/* Looks now and then: a host that sits in the driver could see neither deadline nor death. */
+static tutti_status wait_device(tutti_work *work, int64_t timeout) {
+    int64_t deadline = tu_deadline(timeout), pause = 1000;
+    for (;;) {
+        bool finished;
+        tutti_status status = tu_device_work_test(work, &finished);
+        if (status != TUTTI_OK || finished)
+            return status != TUTTI_OK ? status : result(work);
+        if (tu_clock_now() >= deadline)
+            return too_late(work, timeout);
+        if (atomic_load_explicit(&work->group->world->interrupt, memory_order_relaxed) != 0)
+            return tu_error(TUTTI_ERROR_INTERRUPTED, "a wait for %s was interrupted by tutti_world_interrupt",
+                            tu_operation_name((tu_operation)work->task.info.operation));
+        struct timespec time = { .tv_nsec = pause };
+        nanosleep(&time, NULL);
+        if (pause < TU_MILLISECOND)
+            pause *= 2;
+    }
+}
+
 tutti_status tutti_work_wait(tutti_work *work, int64_t timeout_ns) {
     if (work == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_work_wait: the work is NULL");
@@ -536,6 +562,8 @@ tutti_status tutti_work_wait(tutti_work *work, int64_t timeout_ns) {
     tutti_status status = tu_timeout_choose("timeout_ns", timeout_ns, work->group->timeout_ns, work->group->world->timeout_ns, &timeout);
     if (status != TUTTI_OK)
         return status;
+    if (work->event != NULL)
+        return wait_device(work, timeout);
     if (work->request == NULL)
         return wait_collective(work, timeout);
     status = tu_points_wait(work->state, work, tu_deadline(timeout));

@@ -18,6 +18,7 @@ struct tutti_work {
     void *arrays;
     tutti_batch *batch;     /* instead of the task, or NULL */
     tu_request *request;    /* of a send or receive, or NULL */
+    void *event;            /* of a device, or NULL: device.c */
     tutti_status status;
     tu_error_copy *error;
     tutti_work *next;       /* in the queue */

@@ -168,6 +168,10 @@ typedef struct tu_backend {
     /* The group goes away: nothing of it may be used any more. NULL: nothing is kept per group. */
     void (*forget)(void *state, tutti_group *group);
 
+    /* What went wrong on the device in operations of the group that had been enqueued: sticky; one load from pinned memory,
+     * allowed while a stream captures. Writes the error. NULL: nothing is enqueued. */
+    tutti_status (*check)(void *state, tutti_group *group);
+
     const void *collectives; /* declared by the collective layer; NULL: none */
 } tu_backend;
 

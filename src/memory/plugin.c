@@ -206,6 +206,18 @@ static tutti_status choose(tu_memory_world *tables, tutti_device device) {
     return tu_backend_find(tables->world, device == TUTTI_CPU ? "shm" : "cuda", &slot->backend);
 }
 
+/* For tutti_group_check. */
+static tutti_status check_devices(tutti_group *group) {
+    tu_memory_world *tables;
+    tutti_status status = tu_memory_world_get(group->world, &tables);
+    for (int device = 0; status == TUTTI_OK && device < TU_DEVICES; device++) {
+        const tu_device_backend *slot = &tables->devices[device];
+        if (slot->opened && slot->backend->check != NULL)
+            status = slot->backend->check(slot->state, group);
+    }
+    return status;
+}
+
 static tutti_status open_backend(tu_memory_world *tables, tutti_device device) {
     tu_device_backend *slot = &tables->devices[device];
     int devices = 0;
@@ -218,6 +230,8 @@ static tutti_status open_backend(tu_memory_world *tables, tutti_device device) {
     if (status == TUTTI_OK)
         status = slot->backend->open(&tu_backend_host_table, tables->world, &slot->state);
     slot->opened = status == TUTTI_OK;
+    if (slot->opened && device != TUTTI_CPU)
+        atomic_store_explicit(&tables->world->devices, check_devices, memory_order_release);
     return status;
 }
 

@@ -147,7 +147,8 @@ tutti_status tutti_group_check(tutti_group *group) {
     tutti_status status = tu_world_check(group->world);
     if (status == TUTTI_OK && tu_group_ended(group))
         status = tu_group_cause(group);
-    return status;
+    tutti_status (*devices)(tutti_group *) = atomic_load_explicit(&group->world->devices, memory_order_acquire);
+    return status == TUTTI_OK && devices != NULL ? devices(group) : status;
 }
 
 /* ---- departures ---- */

@@ -170,5 +170,6 @@ const tu_backend tutti_backend_v1 = {
     .set32 = tu_cuda_set32,
     .write32 = tu_cuda_write32,
     .forget = tu_cuda_forget,
+    .check = tu_cuda_check,
     .collectives = &tu_cuda_collectives,
 };

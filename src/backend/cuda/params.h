@@ -91,6 +91,7 @@ typedef struct tu_cuda_reduce_args {
     double factor;
     int32_t op;             /* tutti_op */
     int32_t mode;
+    uint64_t parts[TU_CUDA_RANKS + 1]; /* of TU_CUDA_SCATTER: where each rank's part begins */
 } tu_cuda_reduce_args;
 
 enum {

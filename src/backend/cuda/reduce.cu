@@ -193,8 +193,8 @@ struct range {
 static __device__ __forceinline__ range part_of(const tu_cuda_reduce_args &args, int part, int n, uint64_t grain) {
     if (args.mode == TU_CUDA_ONE_SHOT)
         return { 0, args.count };
-    if (args.mode == TU_CUDA_SCATTER) /* equal parts; the others cut where vectors begin */
-        return { args.count / n * part, args.count / n };
+    if (args.mode == TU_CUDA_SCATTER) /* given; the others cut where vectors begin */
+        return { args.parts[part], args.parts[part + 1] - args.parts[part] };
     uint64_t first = cut(args.count, part, n, grain);
     return { first, cut(args.count, part + 1, n, grain) - first };
 }
@@ -227,7 +227,9 @@ template <class Type, int N> static __device__ void reduce_staged(const tu_cuda_
     const int n = m.size, parts = args.mode == TU_CUDA_ONE_SHOT ? 1 : n;
     const uint64_t grain = 16 / sizeof(storage), blocks = gridDim.x, block = blockIdx.x;
     const uint64_t share = args.stage_bytes / 16 / parts * grain; /* elements of one part in one round */
-    const uint64_t longest = args.mode == TU_CUDA_TWO_SHOT ? ((args.count + grain - 1) / grain + n - 1) / n * grain : part_of(args, 0, n, grain).count;
+    uint64_t longest = 0;
+    for (int part = 0; part < parts; part++)
+        longest = max(longest, part_of(args, part, n, grain).count);
     __shared__ const uint8_t *direct[TU_CUDA_RANKS];
     if ((int)threadIdx.x < n)
         direct[threadIdx.x] = s.address[threadIdx.x];

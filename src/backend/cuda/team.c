@@ -347,7 +347,7 @@ static uint64_t one_shot_limit(const team *t) {
     return (uint64_t)(1 << 20) / (uint64_t)t->size;
 }
 
-static tutti_status run_reduce(team *t, const tu_device_task *task) {
+static tutti_status run_reduce(team *t, tu_device_task *task) {
     static const size_t sizes[] = { 0, 8, 4, 2, 2, 1, 1, 1, 2, 4, 8, 1, 2, 4, 8, 1, 4, 8 };
     uint64_t count = task->count;
     if (task->dtype == TUTTI_C64 || task->dtype == TUTTI_C128)
@@ -364,6 +364,9 @@ static tutti_status run_reduce(team *t, const tu_device_task *task) {
         .stage_bytes = STAGE_BYTES / (16 * (uint64_t)t->size) * 16 * (uint64_t)t->size, .count = count, .row = task->row, .factor = task->factor,
         .op = task->op, .mode = scatter ? TU_CUDA_SCATTER : one_shot ? TU_CUDA_ONE_SHOT : TU_CUDA_TWO_SHOT
     };
+    for (int i = 0; scatter && i <= t->size; i++)
+        args.parts[i] = (task->row != 0 ? task->count / (uint64_t)t->size * (uint64_t)i : task->parts[i]) * (count / (task->count ? task->count : 1));
+    task->ran = one_shot ? TUTTI_ALGORITHM_ONE_SHOT : TUTTI_ALGORITHM_TWO_SHOT;
     tutti_status status = code_of(t, &task->in_place, task->stream, &args.source);
     if (status == TUTTI_OK)
         status = code_of(t, &task->out_place, task->stream, &args.target);
@@ -379,7 +382,7 @@ static tutti_status run_reduce(team *t, const tu_device_task *task) {
     return launch(t, reduce_kernel(t, task, name, sizeof name), blocks_for(t, work), THREADS, &args, task->stream);
 }
 
-static tutti_status run_move(team *t, const tu_device_task *task) {
+static tutti_status run_move(team *t, tu_device_task *task) {
     tu_cuda_move_args args = {
         .meeting = meeting_of(t, task), .in = (uint64_t)(uintptr_t)task->in, .out = (uint64_t)(uintptr_t)task->out,
         .stage = t->base + (uint64_t)t->rank * t->stride + t->stage_offset, .stage_code = TU_CUDA_CODE(0, t->stage_offset),
@@ -398,6 +401,7 @@ static tutti_status run_move(team *t, const tu_device_task *task) {
         return status;
     if (task->in != NULL && task->in == task->out)
         args.source = 0; /* in place: what arrives would overwrite what others still pull */
+    task->ran = TUTTI_ALGORITHM_PIPELINED;
     /* Splits may differ between ranks: the number of blocks must not depend on them. */
     return launch(t, "tutti_move", blocks_for(t, task->count), THREADS, &args, task->stream);
 }
@@ -443,7 +447,20 @@ static tutti_status await_lockstep(team *t, int64_t timeout_ns) {
     return TUTTI_OK;
 }
 
-static tutti_status run(void *opaque, const tu_device_task *task) {
+static tutti_status know(void *opaque, const tu_device_place *place) {
+    team *t = opaque;
+    uint64_t code;
+    pthread_mutex_lock(&t->lock);
+    tutti_status status = tu_cuda_enter(t->cuda, t->device);
+    if (status == TUTTI_OK) {
+        status = code_of(t, place, NULL, &code);
+        tu_cuda_leave(t->cuda);
+    }
+    pthread_mutex_unlock(&t->lock);
+    return status;
+}
+
+static tutti_status run(void *opaque, tu_device_task *task) {
     team *t = opaque;
     tutti_status status = tu_cuda_check(t->cuda, t->group);
     if (status != TUTTI_OK)
@@ -556,6 +573,6 @@ static tutti_status test(void *opaque, void *event, bool *complete) {
 
 const tu_device_collectives tu_cuda_collectives = {
     .size = sizeof(tu_device_collectives), .version = TU_BACKEND_VERSION, .recognise = recognise, .capturing = capturing,
-    .prepare = prepare, .end = end_team, .run = run, .check = tu_cuda_check,
+    .prepare = prepare, .end = end_team, .run = run, .know = know,
     .fork = fork_stream, .mark = mark, .test = test, .join = join, .unmark = unmark,
 };
