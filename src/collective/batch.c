@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "collective/engine.h"
+#include "collective/point.h"
 #include "collective/work.h"
 #include "world/group.h"
 
@@ -144,9 +145,17 @@ static tutti_status run_packed(tu_collective *state, tutti_batch *batch, int beg
     return status;
 }
 
-tutti_status tu_batch_run(tu_collective *state, tutti_batch *batch) {
+static bool is_point(const tu_task *task) {
+    return task->shape == TU_OP_SEND || task->shape == TU_OP_RECV;
+}
+
+static tutti_status run_collectives(tu_collective *state, tutti_batch *batch) {
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < batch->count && status == TUTTI_OK;) {
+        if (is_point(&batch->tasks[i]) && !batch->group->world->fake) {
+            i++;
+            continue;
+        }
         size_t bytes;
         int together = pack_length(batch, i, &bytes);
         if (together > 1)
@@ -156,6 +165,42 @@ tutti_status tu_batch_run(tu_collective *state, tutti_batch *batch) {
         i += together > 1 ? together : 1;
     }
     return status;
+}
+
+tutti_status tu_batch_run(tu_collective *state, tutti_batch *batch) {
+    int points = 0;
+    for (int i = 0; i < batch->count && !batch->group->world->fake; i++)
+        points += is_point(&batch->tasks[i]);
+    if (points == 0)
+        return run_collectives(state, batch);
+    tu_collective *peers;
+    tutti_status status = tu_collective_get(batch->group, &peers);
+    if (status != TUTTI_OK)
+        return status;
+    tu_request **requests = calloc((size_t)points, sizeof *requests);
+    if (requests == NULL)
+        return tu_error_memory("a batch", (size_t)points * sizeof *requests);
+    int posted = 0;
+    for (int i = 0; i < batch->count && status == TUTTI_OK; i++)
+        if (is_point(&batch->tasks[i])) {
+            status = tu_point_post(peers, &batch->tasks[i], &requests[posted]);
+            posted += status == TUTTI_OK;
+        }
+    if (status == TUTTI_OK)
+        status = run_collectives(state, batch);
+    /* All are awaited, also after a failure: their buffers are the caller's again afterwards. The first error counts. */
+    tu_error_copy first;
+    if (status != TUTTI_OK)
+        tu_error_save(&first);
+    for (int i = 0; i < posted; i++) {
+        tutti_status one = tu_point_await(peers, requests[i]);
+        if (one != TUTTI_OK && status == TUTTI_OK) {
+            status = one;
+            tu_error_save(&first);
+        }
+    }
+    free(requests);
+    return status == TUTTI_OK ? TUTTI_OK : tu_error_restore(&first);
 }
 
 static tutti_status run_blocking(tutti_batch *batch, int64_t timeout_ns) {

@@ -3,6 +3,7 @@
  * From a call to its result: check, enter, choose, run, leave. Blocking calls run here, on the caller's thread; those with a work go to work.c.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -36,9 +37,23 @@ tutti_status tu_task_choose(tu_collective *state, tu_task *task) {
     return TUTTI_OK;
 }
 
+/* Parts that move to places of other sizes in the same buffer: no order of copies is right, so they start from a copy. */
+static tutti_status run_from_copy(tu_collective *state, tu_task *task) {
+    size_t bytes = tu_in_bytes(task, state->rank, state->size);
+    void *copy = malloc(bytes);
+    if (copy == NULL)
+        return tu_error_memory("all_to_all_v in place", bytes);
+    task->in = memcpy(copy, task->in, bytes);
+    tutti_status status = run_algorithm(state, task, (tutti_algorithm)task->info.algorithm);
+    free(copy);
+    return status;
+}
+
 tutti_status tu_task_run(tu_collective *state, tu_task *task) {
     state->ran = task->info;
     state->direct_inputs = state->direct_outputs = 0;
+    if (task->shape == TU_OP_ALL_TO_ALL_V && task->in == task->out && task->in != NULL)
+        return run_from_copy(state, task);
     return run_algorithm(state, task, (tutti_algorithm)task->info.algorithm);
 }
 

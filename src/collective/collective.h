@@ -66,44 +66,19 @@ typedef struct tu_said {
     uint8_t operation, dtype, reduction, algorithm;
 } tu_said;
 
-/* Packets of send and recv: point.c. */
-#define TU_PACKETS 8
-#define TU_PACKET_BYTES 80
-typedef struct tu_packet {
-    _Alignas(TU_LINE) _Atomic uint64_t number; /* from 1, in order; released by the sender */
-    uint32_t kind;
-    int32_t tag;
-    uint64_t message; /* the sender's number of the message */
-    uint64_t bytes;   /* of the message, or of this fragment */
-    uint64_t offset;  /* of this fragment, or in the symmetric block */
-    uint32_t index;   /* of the symmetric block, or of the fragment; 0 none */
-    uint32_t dtype;
-    unsigned char payload[TU_PACKET_BYTES];
-} tu_packet;
-_Static_assert(sizeof(tu_packet) == TU_LINE, "a packet is one pair of lines");
-
-/* One direction of a pair, in the piece of its sender. */
-typedef struct tu_channel {
-    tu_packet packets[TU_PACKETS];
-    tu_flag taken; /* how many packets of the OTHER direction the owner of this piece has taken */
-} tu_channel;
-
 typedef struct tu_member {
     tu_line arrive[2];
     tu_flag step;
     tu_flag up;       /* tree: all members of my domain have arrived */
     tu_said said[2];
-    /* then, by offsets in tu_layout: splits[2][size][2], channels[size], fragments, slots[2] */
+    /* then, by offsets in tu_layout: splits[2][size][2], slots[2] */
 } tu_member;
 
 /* Where the variable parts of a member's piece lie; the same on all members. */
 typedef struct tu_layout {
-    size_t splits, channels, fragments, slots, bytes;
+    size_t splits, slots, bytes;
     size_t slot_bytes;
 } tu_layout;
-
-#define TU_FRAGMENTS 4
-#define TU_FRAGMENT_BYTES ((size_t)16 << 10)
 
 /* ---- a task: one operation, ready to run on any thread ---- */
 
@@ -210,14 +185,6 @@ static inline uint64_t (*tu_splits(const tu_collective *state, int member, uint6
     unsigned char *base = (unsigned char *)state->members[member] + state->layout.splits;
     return (uint64_t (*)[2])(void *)(base + (epoch & 1) * (size_t)state->size * 16);
 }
-static inline tu_channel *tu_channel_of(const tu_collective *state, int member, int peer) {
-    unsigned char *base = (unsigned char *)state->members[member] + state->layout.channels;
-    return (tu_channel *)(void *)base + peer;
-}
-static inline unsigned char *tu_fragment(const tu_collective *state, int member, uint32_t index) {
-    return (unsigned char *)state->members[member] + state->layout.fragments + index * TU_FRAGMENT_BYTES;
-}
-
 /* ---- hand-overs: sync.c ---- */
 
 /* Enters the next epoch: waits, where it must, until all members are done with the one before the last. */

@@ -38,9 +38,7 @@ static size_t slot_bytes(int size) {
 static tu_layout layout_of(int size) {
     tu_layout layout = { .slot_bytes = slot_bytes(size) };
     layout.splits = aligned(sizeof(tu_member), TU_LINE);
-    layout.channels = aligned(layout.splits + (size_t)size * 2 * 16, TU_LINE);
-    layout.fragments = aligned(layout.channels + (size_t)size * sizeof(tu_channel), 4096);
-    layout.slots = layout.fragments + TU_FRAGMENTS * TU_FRAGMENT_BYTES;
+    layout.slots = aligned(layout.splits + (size_t)size * 2 * 16, 4096);
     layout.bytes = layout.slots + 2 * layout.slot_bytes;
     return layout;
 }
@@ -83,6 +81,16 @@ static void end_state(void *argument) {
         free_state(state);
 }
 
+static void find_bells(tu_collective *state) {
+    tu_job *job = state->group->world->job;
+    for (int member = 0; member < state->size; member++)
+        state->bells[member] = tu_job_bell(job, state->group->job_ranks[member]);
+    state->sleepers = tu_job_sleepers(job);
+    tu_wait ladder;
+    tu_job_wait_init(job, 0, &ladder);
+    state->spins = ladder.spins;
+}
+
 static tutti_status make_state(tutti_group *group, void **made) {
     size_t size = (size_t)group->size;
     tu_collective *state = calloc(1, sizeof *state);
@@ -103,6 +111,8 @@ static tutti_status make_state(tutti_group *group, void **made) {
         free_state(state);
         return tu_error_memory("a group's collective state", size * 48);
     }
+    if (group->local && !group->world->fake)
+        find_bells(state);
     tutti_status status = tu_tuning_apply(state);
     if (status != TUTTI_OK) {
         free_state(state);
@@ -191,7 +201,6 @@ tutti_status tu_collective_setup(tu_collective *state, tu_task *task) {
     tutti_status status = tu_memory_group_get(state->group, &state->memory);
     if (status != TUTTI_OK)
         return status;
-    tu_job *job = state->group->world->job;
     hello *theirs = calloc((size_t)state->size, sizeof *theirs);
     if (theirs == NULL)
         return tu_error_memory("the set-up of a group", (size_t)state->size * sizeof *theirs);
@@ -199,14 +208,8 @@ tutti_status tu_collective_setup(tu_collective *state, tu_task *task) {
     status = share_piece(state, task, "collectives", state->layout.bytes, &state->piece, theirs, &mappings);
     if (status == TUTTI_OK) {
         state->mappings = mappings;
-        for (int member = 0; member < state->size; member++) {
+        for (int member = 0; member < state->size; member++)
             state->members[member] = mappings[member]->address;
-            state->bells[member] = tu_job_bell(job, state->group->job_ranks[member]);
-        }
-        state->sleepers = tu_job_sleepers(job);
-        tu_wait ladder;
-        tu_job_wait_init(job, task->deadline, &ladder);
-        state->spins = ladder.spins;
         tu_place *places = calloc((size_t)state->size, sizeof *places);
         if (places != NULL) {
             for (int member = 0; member < state->size; member++)

@@ -50,6 +50,7 @@ static void drop(tutti_work *work) {
     tu_batch_free(work->batch);
     free(work->arrays);
     free(work->error);
+    free(work->request);
     free(work);
     tutti_group_release(group);
 }
@@ -402,7 +403,8 @@ static tutti_status enqueue(tu_collective *state, tutti_work *work) {
 
 static tutti_status start(tutti_work *work) {
     tutti_group *group = work->group;
-    if (group->size == 1 || group->world->fake) {
+    bool point = work->task.info.operation == TU_OP_SEND || work->task.info.operation == TU_OP_RECV;
+    if (group->world->fake || (group->size == 1 && !point)) {
         tu_error_copy before;
         tu_error_save(&before);
         tutti_status status = work->batch != NULL ? tu_batch_run(NULL, work->batch) : tu_task_run_alone(&work->task);
@@ -417,6 +419,8 @@ static tutti_status start(tutti_work *work) {
     if (status != TUTTI_OK)
         return status;
     work->state = state;
+    if (point)
+        return tu_point_start(state, work);
     bool started = false;
     if (tu_collective_try_lock(state)) {
         status = try_at_once(state, work, &started);

@@ -155,17 +155,19 @@ tutti_status tu_group_make(tutti_world *world, const tu_group_plan *plan, tutti_
 
 tutti_status tu_group_page_reserve(tutti_group *group, const tu_piece **piece) {
     *piece = NULL;
+    size_t bytes = sizeof *group->page;
+    if (!group->world->fake && group->local)
+        bytes += tu_area_bytes(group->size);
     if (group->world->fake || !group->local || group->size == 1) {
-        group->page = aligned_alloc(_Alignof(tu_group_page), sizeof *group->page);
+        group->page = aligned_alloc(_Alignof(tu_group_page), bytes);
         if (group->page == NULL)
-            return tu_error_memory("the page of a group", sizeof *group->page);
-        memset(group->page, 0, sizeof *group->page);
+            return tu_error_memory("the page of a group", bytes);
+        memset(group->page, 0, bytes);
         return TUTTI_OK;
     }
     if (group->rank != 0)
         return TUTTI_OK;
-    tutti_status status = tu_piece_alloc(group->world->job, "the page of a group", sizeof *group->page, _Alignof(tu_group_page), 0,
-                                         &group->page_piece);
+    tutti_status status = tu_piece_alloc(group->world->job, "the page of a group", bytes, _Alignof(tu_group_page), 0, &group->page_piece);
     if (status == TUTTI_OK)
         *piece = &group->page_piece;
     return status;

@@ -78,6 +78,17 @@ typedef struct tu_group_page {
 } tu_group_page;
 #define TU_GROUP_TOLD (UINT64_C(1) << 32)
 
+/* Behind the page lies an area, zeroed, for sends and receives: they begin without the other members, so their memory must be there from the
+ * start. A channel per ordered pair and a few fragments per member (collective/point.c). */
+#define TU_AREA_CHANNEL ((size_t)640)
+#define TU_AREA_FRAGMENTS 2
+static inline size_t tu_area_fragment_bytes(int size) {
+    return (size <= 16 ? (size_t)16 : (size_t)4) << 10;
+}
+static inline size_t tu_area_bytes(int size) {
+    return (size_t)size * (size_t)size * TU_AREA_CHANNEL + (size_t)size * TU_AREA_FRAGMENTS * tu_area_fragment_bytes(size);
+}
+
 struct tutti_group {
     tutti_world *world;
     _Atomic uint32_t references;
@@ -90,7 +101,7 @@ struct tutti_group {
     int *job_ranks;          /* group rank -> job rank, -1 on another host */
     bool local;              /* all members on this host */
     _Atomic int64_t timeout_ns; /* 0: the world's */
-    tu_group_page *page;     /* shared by the members on one host; private memory for fake groups, groups across hosts and of one */
+    tu_group_page *page;     /* and its area; shared by the members on one host; private memory for fake groups, groups across hosts and of one */
     tu_mapping *page_mapping; /* NULL when the page is private */
     tu_piece page_piece;      /* of member 0: the page's memory */
     uint32_t recorder_index; /* of the name in this rank's recorder */

@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Works: several in flight, in order, whoever finishes them; their errors go to who waits; batches.
+ */
+#include <pthread.h>
+#include <tutti/collective.h>
+#include <unistd.h>
+
+#include "values.h"
+
+enum { MANY = 200 };
+
+TEST_WORLD(works_of_all_sizes_run_in_the_order_in_which_they_were_started, 3) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_world_rank(world);
+    static const size_t sizes[] = { 1, 300, 20000, 2, 100000, 12 };
+    int *in[MANY], *out[MANY];
+    tutti_work *works[MANY];
+    for (int i = 0; i < MANY; i++) {
+        size_t count = sizes[i % 6];
+        in[i] = malloc(count * 4);
+        out[i] = malloc(count * 4);
+        for (size_t k = 0; k < count; k++)
+            in[i][k] = rank + i + (int)k;
+        CHECK_OK(tutti_all_reduce(group, in[i], out[i], count, TUTTI_I32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .work = &works[i])));
+        if (i % 50 == 25) /* blocking calls come after those that were started before */
+            CHECK_OK(tutti_barrier(group, NULL));
+    }
+    for (int i = MANY - 1; i >= 0; i--) {
+        bool finished = false;
+        if (i % 3 == 0)
+            CHECK_OK(tutti_work_test(works[i], &finished));
+        CHECK_OK(tutti_work_wait(works[i], 0));
+        CHECK_OK(tutti_work_test(works[i], &finished));
+        CHECK(finished);
+        for (size_t k = 0; k < sizes[i % 6]; k++)
+            CHECK_EQ(out[i][k], 3 + 3 * (i + (int)k));
+        CHECK(tutti_work_sequence(works[i]) > 0);
+        tutti_work_release(works[i]);
+        free(in[i]);
+        free(out[i]);
+    }
+}
+
+TEST_WORLD(a_released_work_finishes_by_itself, 2) {
+    tutti_group *group = tutti_world_group(world);
+    int *in = malloc(120000), *out = malloc(120000);
+    for (size_t count = 1; count <= 30000; count *= 30) {
+        for (size_t i = 0; i < count; i++)
+            in[i] = 1, out[i] = 0;
+        tutti_work *work;
+        if (tutti_world_rank(world) == 1)
+            usleep(20000); /* the other one is left open */
+        CHECK_OK(tutti_all_reduce(group, in, out, count, TUTTI_I32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .work = &work)));
+        tutti_work_release(work);
+        for (int i = 0; i < 5000 && *(volatile int *)&out[count - 1] != 2; i++)
+            usleep(1000);
+        CHECK_OK(tutti_barrier(group, NULL));
+        CHECK_EQ(out[count - 1], 2);
+    }
+    free(in);
+    free(out);
+}
+
+TEST_WORLD(a_work_is_tested_until_it_is_finished, 2) {
+    tutti_group *group = tutti_world_group(world);
+    float *in = calloc(500000, 4), *out = malloc(2000000);
+    for (int round = 0; round < 10; round++) {
+        tutti_work *work;
+        CHECK_OK(tutti_all_reduce(group, in, out, round % 2 ? 500000 : 8, TUTTI_F32, TUTTI_MAX, TUTTI_OPTIONS(tutti_call, .work = &work)));
+        bool finished = false;
+        while (!finished)
+            CHECK_OK(tutti_work_test(work, &finished));
+        CHECK_OK(tutti_work_wait(work, 0));
+        tutti_work_release(work);
+    }
+    free(in);
+    free(out);
+}
+
+TEST_WORLD(every_collective_can_be_started_as_a_work, 3) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_world_rank(world);
+    int in[3] = { rank, rank + 10, rank + 20 }, gathered[9], moved[3], reduced, sent, scattered;
+    size_t ones[3] = { 1, 1, 1 };
+    int to[3] = { 1, 2, 0 };
+    tutti_work *works[8];
+    CHECK_OK(tutti_all_gather(group, in, gathered, 3, TUTTI_I32, TUTTI_OPTIONS(tutti_call, .work = &works[0])));
+    CHECK_OK(tutti_all_to_all_v(group, in, ones, NULL, moved, ones, NULL, TUTTI_I32, TUTTI_OPTIONS(tutti_call, .work = &works[1])));
+    ones[0] = 99; /* the arrays are the caller's again */
+    CHECK_OK(tutti_reduce(group, in, &reduced, 1, TUTTI_I32, TUTTI_SUM, 1, TUTTI_OPTIONS(tutti_call, .work = &works[2])));
+    CHECK_OK(tutti_permute(group, in, &sent, 1, TUTTI_I32, to, TUTTI_OPTIONS(tutti_call, .work = &works[3])));
+    to[0] = 77;
+    CHECK_OK(tutti_scatter(group, in, &scattered, 1, TUTTI_I32, 2, TUTTI_OPTIONS(tutti_call, .work = &works[4])));
+    CHECK_OK(tutti_barrier(group, TUTTI_OPTIONS(tutti_call, .work = &works[5])));
+    for (int i = 0; i < 6; i++) {
+        CHECK_OK(tutti_work_wait(works[i], 0));
+        tutti_work_release(works[i]);
+    }
+    for (int i = 0; i < 9; i++)
+        CHECK_EQ(gathered[i], i / 3 + 10 * (i % 3));
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(moved[i], i + 10 * rank);
+    if (rank == 1)
+        CHECK_EQ(reduced, 3);
+    CHECK_EQ(sent, (rank + 2) % 3);
+    CHECK_EQ(scattered, 2 + 10 * rank);
+}
+
+TEST_WORLD(a_wait_that_runs_out_of_time_leaves_the_work_running, 2) {
+    tutti_group *group = tutti_world_group(world);
+    int one = 1, sum = 0;
+    tutti_work *work;
+    if (tutti_world_rank(world) == 0) {
+        CHECK_OK(tutti_all_reduce(group, &one, &sum, 1, TUTTI_I32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .work = &work)));
+        CHECK_STATUS(tutti_work_wait(work, 20000000), TUTTI_ERROR_TIMEOUT);
+        CHECK_MESSAGE("it goes on");
+    } else {
+        usleep(100000);
+        CHECK_OK(tutti_all_reduce(group, &one, &sum, 1, TUTTI_I32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .work = &work)));
+    }
+    CHECK_OK(tutti_work_wait(work, 0));
+    CHECK_OK(tutti_work_wait(work, 0)); /* as often as one likes */
+    tutti_work *other = tutti_work_keep(work);
+    tutti_work_release(work);
+    CHECK_OK(tutti_work_wait(other, 0));
+    tutti_work_release(other);
+    CHECK_EQ(sum, 2);
+}
+
+TEST_WORLD(a_works_error_goes_to_the_thread_that_waits_for_it, 2) {
+    tutti_group *group = tutti_world_group(world);
+    int *in = calloc(50000, 4), *out = malloc(200000);
+    tutti_work *work;
+    size_t count = tutti_world_rank(world) == 0 ? 50000 : 40000;
+    CHECK_OK(tutti_all_reduce(group, in, out, count, TUTTI_I32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .work = &work)));
+    CHECK_STATUS(tutti_work_wait(work, 0), TUTTI_ERROR_MISMATCH);
+    CHECK_MESSAGE("50000 elements");
+    CHECK_MESSAGE("40000 elements");
+    tutti_work_release(work);
+    free(in);
+    free(out);
+}
+
+TEST_WORLD(a_batch_of_small_all_reduces_equals_single_calls, 3) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_world_rank(world);
+    float in[20][50], out[20][50];
+    int whole[3] = { rank, rank, rank }, gathered[9];
+    tutti_batch *batch;
+    CHECK_OK(tutti_batch_begin(group, &batch));
+    tutti_call call = TUTTI_CALL_INIT;
+    call.batch = batch;
+    for (int i = 0; i < 20; i++) {
+        for (int k = 0; k < 50; k++)
+            in[i][k] = (float)(rank + 1) / (float)(i + k + 1);
+        CHECK_OK(tutti_all_reduce(group, in[i], out[i], (size_t)(i * 2), TUTTI_F32, i < 15 ? TUTTI_SUM : TUTTI_MAX, &call));
+    }
+    CHECK_OK(tutti_all_gather(group, whole, gathered, 3, TUTTI_I32, &call));
+    CHECK_OK(tutti_batch_end(batch, NULL));
+    for (int i = 0; i < 20; i++) {
+        float expected[50];
+        CHECK_OK(tutti_all_reduce(group, in[i], expected, (size_t)(i * 2), TUTTI_F32, i < 15 ? TUTTI_SUM : TUTTI_MAX, NULL));
+        CHECK(memcmp(expected, out[i], (size_t)i * 8) == 0);
+    }
+    for (int i = 0; i < 9; i++)
+        CHECK_EQ(gathered[i], i / 3);
+    CHECK_OK(tutti_batch_begin(group, &batch));
+    tutti_batch_cancel(batch);
+}
+
+/* ---- threads of one rank ---- */
+
+typedef struct share {
+    tutti_group *group;
+    int rounds;
+} share;
+
+static void *add_up(void *argument) {
+    share *share = argument;
+    for (int i = 0; i < share->rounds; i++) {
+        int one = 1, sum = 0;
+        CHECK_OK(tutti_all_reduce(share->group, &one, &sum, 1, TUTTI_I32, TUTTI_SUM, NULL));
+        CHECK_EQ(sum, 2);
+    }
+    return NULL;
+}
+
+TEST_WORLD(calls_from_several_threads_of_a_rank_do_not_mix, 2) {
+    share share = { tutti_world_group(world), 200 };
+    pthread_t threads[3];
+    for (int i = 0; i < 3; i++)
+        CHECK(pthread_create(&threads[i], NULL, add_up, &share) == 0);
+    for (int i = 0; i < 3; i++)
+        pthread_join(threads[i], NULL);
+}
