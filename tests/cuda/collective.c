@@ -1,0 +1,360 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Collectives on a GPU: the same calls, the same bits as the CPU's serial loop.
+ */
+#include "gpu.h"
+
+#include <math.h>
+
+#include "kernel/kernel.h"
+
+/* What rank r contributes: small values of every kind, reproducible on every rank. */
+static void fill(void *to, tutti_dtype dtype, size_t count, int rank) {
+    double *values = malloc(count * sizeof *values);
+    uint32_t state = 12345u + (uint32_t)rank * 977u;
+    for (size_t i = 0; i < count; i++) {
+        state = state * 1664525u + 1013904223u;
+        values[i] = (double)(int32_t)(state >> 8 & 0xffff) / 257.0 - 100;
+        if (state % 97 == 0)
+            values[i] = -0.0;
+        if (dtype == TUTTI_BOOL)
+            values[i] = state >> 31;
+    }
+    size_t width = dtype == TUTTI_C64 || dtype == TUTTI_C128 ? 2 : 1; /* complex: fill its real view */
+    tutti_dtype real = dtype == TUTTI_C64 ? TUTTI_F32 : dtype == TUTTI_C128 ? TUTTI_F64 : dtype;
+    CHECK_OK(tutti_convert(values, TUTTI_F64, to, real, count));
+    if (width == 2)
+        memcpy((char *)to + count * tutti_dtype_size(real), to, count * tutti_dtype_size(real));
+    free(values);
+}
+
+static void check_all_reduce(tutti_world *world, tutti_dtype dtype, tutti_op op, size_t count, bool symmetric, bool in_place, tutti_algorithm algorithm) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group), size = tutti_group_size(group);
+    size_t bytes = count * tutti_dtype_size(dtype);
+    void *inputs[64], *expected = malloc(bytes + 1), *result = malloc(bytes + 1);
+    double factors[64];
+    for (int r = 0; r < size; r++) {
+        inputs[r] = malloc(bytes + 1);
+        fill(inputs[r], dtype, count, r);
+        factors[r] = r + 0.5;
+    }
+    tu_kernels_use("reference");
+    tu_reduce(expected, (const void *const *)inputs, size, count, dtype, op, factors, 0);
+    tutti_memory *memory = NULL;
+    tutti_peers *peers = NULL;
+    char *in, *out;
+    if (symmetric) {
+        memory = gpu_symmetric(world, 2 * bytes + 512);
+        CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
+        in = tutti_memory_data(memory);
+        out = in_place ? in : in + (bytes + 255) / 256 * 256;
+    } else {
+        in = gpu_private(bytes);
+        out = in_place ? in : gpu_private(bytes);
+    }
+    gpu_write(in, inputs[rank], bytes);
+    double factor64 = factors[rank];
+    char factor[16];
+    CHECK_OK(tutti_convert(&factor64, TUTTI_F64, factor, dtype == TUTTI_C64 ? TUTTI_F32 : dtype == TUTTI_C128 ? TUTTI_F64 : dtype, 1));
+    CHECK_OK(tutti_all_reduce(group, in, out, count, dtype, op, TUTTI_OPTIONS(tutti_call, .stream = stream, .algorithm = algorithm, .factor = factor)));
+    gpu_read(result, out, bytes);
+    CHECK_OK(tutti_group_check(group));
+    if (memcmp(result, expected, bytes) != 0) {
+        size_t element = tutti_dtype_size(dtype), i = 0;
+        while (memcmp((char *)result + i * element, (char *)expected + i * element, element) == 0)
+            i++;
+        FAIL("all_reduce %s %s of %zu (%s%s, %s) differs at element %zu on rank %d", tutti_dtype_name(dtype), tutti_op_name(op), count,
+             symmetric ? "symmetric" : "private", in_place ? ", in place" : "", tutti_algorithm_name(algorithm), i, rank);
+    }
+    CHECK_OK(tutti_barrier(group, NULL));
+    for (int r = 0; r < size; r++)
+        free(inputs[r]);
+    free(expected);
+    free(result);
+    if (symmetric) {
+        tutti_peers_release(peers);
+        tutti_memory_release(memory);
+    } else {
+        gpu_private_free(in);
+        if (out != in)
+            gpu_private_free(out);
+    }
+}
+
+TEST_GPU(all_reduce_has_the_bits_of_the_serial_loop_for_every_type_and_reduction) {
+    for (int dtype = TUTTI_F64; dtype <= TUTTI_C128; dtype++)
+        for (int op = TUTTI_SUM; op <= TUTTI_PREMUL_SUM; op++)
+            if (tutti_op_applies((tutti_op)op, (tutti_dtype)dtype))
+                check_all_reduce(world, (tutti_dtype)dtype, (tutti_op)op, 1003, (dtype + op) % 2 == 0, false,
+                                 op % 3 == 0 ? TUTTI_ALGORITHM_TWO_SHOT : TUTTI_ALGORITHM_ONE_SHOT);
+}
+
+TEST_GPU(all_reduce_works_at_every_size_placement_and_algorithm) {
+    static const size_t counts[] = { 0, 1, 7, 4096, 70001, 3000001 };
+    static const tutti_algorithm algorithms[] = { TUTTI_ALGORITHM_AUTO, TUTTI_ALGORITHM_ONE_SHOT, TUTTI_ALGORITHM_TWO_SHOT };
+    for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++)
+        for (int a = 0; a < 3; a++)
+            for (int kind = 0; kind < 4; kind++)
+                check_all_reduce(world, kind % 2 ? TUTTI_BF16 : TUTTI_F32, TUTTI_SUM, counts[c], kind < 2, kind % 2 == 1, algorithms[a]);
+    check_all_reduce(world, TUTTI_F32, TUTTI_SUM, 9000001, false, false, TUTTI_ALGORITHM_AUTO); /* several rounds of staging */
+}
+
+static uint32_t word(int from, int to, size_t i) {
+    return (uint32_t)(from * 1000003 + to * 10007) ^ (uint32_t)(i * 2654435761u);
+}
+
+/* all_gather, broadcast, scatter, gather, all_to_all, permute: each word says who sent it to whom. */
+static void check_moves(tutti_world *world, size_t count, bool symmetric) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group), size = tutti_group_size(group), root = size - 1;
+    size_t total = count * (size_t)size;
+    tutti_memory *memory = NULL;
+    tutti_peers *peers = NULL;
+    uint32_t *in, *out, *host = malloc(total * 4 + 4), *got = malloc(total * 4 + 4);
+    if (symmetric) {
+        memory = gpu_symmetric(world, total * 8 + 256);
+        CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
+        in = tutti_memory_data(memory);
+        out = in + (total + 63) / 64 * 64;
+    } else {
+        in = gpu_private(total * 4);
+        out = gpu_private(total * 4);
+    }
+    for (int to = 0; to < size; to++)
+        for (size_t i = 0; i < count; i++)
+            host[(size_t)to * count + i] = word(rank, to, i);
+    gpu_write(in, host, total * 4);
+
+    CHECK_OK(tutti_all_to_all(group, in, out, count, TUTTI_U32, ON_STREAM));
+    gpu_read(got, out, total * 4);
+    for (int from = 0; from < size; from++)
+        for (size_t i = 0; i < count; i++)
+            CHECK_EQ(got[(size_t)from * count + i], word(from, rank, i));
+
+    CHECK_OK(tutti_all_gather(group, in, out, count, TUTTI_U32, ON_STREAM));
+    gpu_read(got, out, total * 4);
+    for (int from = 0; from < size; from++)
+        for (size_t i = 0; i < count; i++)
+            CHECK_EQ(got[(size_t)from * count + i], word(from, 0, i));
+
+    CHECK_OK(tutti_broadcast(group, in, out, total, TUTTI_U32, root, ON_STREAM));
+    gpu_read(got, out, total * 4);
+    for (int to = 0; to < size; to++)
+        for (size_t i = 0; i < count; i++)
+            CHECK_EQ(got[(size_t)to * count + i], word(root, to, i));
+
+    CHECK_OK(tutti_scatter(group, in, out, count, TUTTI_U32, root, ON_STREAM));
+    gpu_read(got, out, count * 4);
+    for (size_t i = 0; i < count; i++)
+        CHECK_EQ(got[i], word(root, rank, i));
+
+    CHECK_OK(tutti_gather(group, in, out, count, TUTTI_U32, root, ON_STREAM));
+    gpu_read(got, out, total * 4);
+    for (int from = 0; rank == root && from < size; from++)
+        for (size_t i = 0; i < count; i++)
+            CHECK_EQ(got[(size_t)from * count + i], word(from, 0, i));
+
+    int to[64];
+    for (int r = 0; r < size; r++)
+        to[r] = (r + 1) % size;
+    CHECK_OK(tutti_permute(group, in, out, count, TUTTI_U32, to, ON_STREAM));
+    gpu_read(got, out, count * 4);
+    for (size_t i = 0; i < count; i++)
+        CHECK_EQ(got[i], word((rank + size - 1) % size, 0, i));
+
+    /* all_to_all_v: rank a sends a + b words to rank b. */
+    size_t in_counts[64], out_counts[64];
+    for (int r = 0; r < size; r++) {
+        in_counts[r] = (size_t)(rank + r) % (count + 1);
+        out_counts[r] = in_counts[r];
+    }
+    CHECK_OK(tutti_all_to_all_v(group, in, in_counts, NULL, out, out_counts, NULL, TUTTI_U32, ON_STREAM));
+    gpu_read(got, out, total * 4);
+    size_t at = 0;
+    for (int from = 0; from < size; from++) {
+        size_t start = 0;
+        for (int r = 0; r < rank; r++)
+            start += (size_t)(from + r) % (count + 1);
+        for (size_t i = 0; i < out_counts[from]; i++, at++) {
+            size_t index = start + i;
+            CHECK_EQ(got[at], word(from, (int)(index / count), index % count));
+        }
+    }
+    CHECK_OK(tutti_group_check(group));
+    CHECK_OK(tutti_barrier(group, NULL));
+    free(host);
+    free(got);
+    if (symmetric) {
+        tutti_peers_release(peers);
+        tutti_memory_release(memory);
+    } else {
+        gpu_private_free(in);
+        gpu_private_free(out);
+    }
+}
+
+TEST_GPU(moves_bring_every_word_to_its_place) {
+    static const size_t counts[] = { 1, 5, 1024, 100003 };
+    for (size_t i = 0; i < 4; i++) {
+        check_moves(world, counts[i], true);
+        check_moves(world, counts[i], false);
+    }
+    check_moves(world, (size_t)5 << 20, false); /* several rounds of staging */
+}
+
+TEST_GPU(reduce_and_reduce_scatter_agree_with_the_serial_loop) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group), size = tutti_group_size(group);
+    for (int symmetric = 0; symmetric < 2; symmetric++) {
+        size_t count = 5003, total = count * (size_t)size;
+        float *inputs[64], *expected = malloc(total * 4), *got = malloc(total * 4);
+        for (int r = 0; r < size; r++) {
+            inputs[r] = malloc(total * 4);
+            fill(inputs[r], TUTTI_F32, total, r);
+        }
+        tu_reduce(expected, (const void *const *)inputs, size, total, TUTTI_F32, TUTTI_AVG, NULL, 0);
+        tutti_memory *memory = NULL;
+        tutti_peers *peers = NULL;
+        float *in, *out = gpu_private(total * 4);
+        if (symmetric) {
+            memory = gpu_symmetric(world, total * 4);
+            CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
+            in = tutti_memory_data(memory);
+        } else {
+            in = gpu_private(total * 4);
+        }
+        gpu_write(in, inputs[rank], total * 4);
+        CHECK_OK(tutti_reduce_scatter(group, in, out, count, TUTTI_F32, TUTTI_AVG, ON_STREAM));
+        gpu_read(got, out, count * 4);
+        CHECK(memcmp(got, expected + (size_t)rank * count, count * 4) == 0);
+        CHECK_OK(tutti_reduce(group, in, out, total, TUTTI_F32, TUTTI_AVG, 0, ON_STREAM));
+        gpu_read(got, out, total * 4);
+        CHECK(rank != 0 || memcmp(got, expected, total * 4) == 0);
+        size_t counts[64], begin = 0;
+        for (int r = 0; r < size; r++)
+            counts[r] = (size_t)(r * 37) % 100;
+        for (int r = 0; r < rank; r++)
+            begin += counts[r];
+        CHECK_OK(tutti_reduce_scatter_v(group, in, out, counts, TUTTI_F32, TUTTI_AVG, ON_STREAM));
+        gpu_read(got, out, counts[rank] * 4);
+        CHECK(memcmp(got, expected + begin, counts[rank] * 4) == 0);
+        CHECK_OK(tutti_group_check(group));
+        CHECK_OK(tutti_barrier(group, NULL));
+        for (int r = 0; r < size; r++)
+            free(inputs[r]);
+        free(expected);
+        free(got);
+        gpu_private_free(out);
+        if (symmetric) {
+            tutti_peers_release(peers);
+            tutti_memory_release(memory);
+        } else {
+            gpu_private_free(in);
+        }
+    }
+}
+
+TEST_GPU(a_work_runs_beside_the_callers_stream) {
+    tutti_group *group = tutti_world_group(world);
+    float *buffer = gpu_private(4096), host[1024];
+    for (int i = 0; i < 1024; i++)
+        host[i] = (float)(tutti_group_rank(group) + 1);
+    gpu_write(buffer, host, 4096);
+    tutti_work *work;
+    CHECK_OK(tutti_all_reduce(group, buffer, buffer, 1024, TUTTI_F32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .stream = stream, .work = &work)));
+    CHECK_OK(tutti_work_wait(work, 0));
+    bool finished = false;
+    CHECK_OK(tutti_work_test(work, &finished));
+    CHECK(finished);
+    tutti_work_release(work);
+    gpu_read(host, buffer, 4096);
+    int size = tutti_group_size(group);
+    CHECK(host[1023] == (float)(size * (size + 1) / 2));
+    CHECK_OK(tutti_barrier(group, NULL));
+    gpu_private_free(buffer);
+}
+
+TEST_GPU(a_mismatch_is_an_error_on_every_rank) {
+    tutti_group *group = tutti_world_group(world);
+    float *buffer = gpu_private(1 << 16);
+    size_t count = tutti_group_rank(group) == 0 ? 1000 : 1001;
+    tutti_status status = tutti_all_reduce(group, buffer, buffer, count, TUTTI_F32, TUTTI_SUM, ON_STREAM);
+    for (int i = 0; i < 3000 && status == TUTTI_OK; i++) {
+        usleep(10000);
+        status = tutti_group_check(group);
+    }
+    CHECK_EQ(status, TUTTI_ERROR_MISMATCH);
+    CHECK_CUDA(gpu.cuStreamSynchronize(stream));
+    CHECK_STATUS(tutti_all_reduce(group, buffer, buffer, 1, TUTTI_F32, TUTTI_SUM, ON_STREAM), TUTTI_ERROR_MISMATCH);
+    gpu_private_free(buffer);
+}
+
+TEST_GPU(buffers_on_cpu_and_device_do_not_mix) {
+    tutti_group *group = tutti_world_group(world);
+    tutti_memory *memory = gpu_symmetric(world, 4096);
+    float host[4] = { 0 };
+    CHECK_STATUS(tutti_all_reduce(group, tutti_memory_data(memory), host, 4, TUTTI_F32, TUTTI_SUM, ON_STREAM), TUTTI_ERROR_ARGUMENT);
+    CHECK_OK(tutti_barrier(group, NULL));
+    tutti_memory_release(memory);
+}
+
+/* ---- graphs ---- */
+
+typedef struct CUgraph_st *CUgraph;
+typedef struct CUgraphExec_st *CUgraphExec;
+
+static void *driver_symbol(const char *name) {
+    void *symbol = dlsym(gpu.library, name);
+    if (symbol == NULL)
+        FAIL("the driver has no %s", name);
+    return symbol;
+}
+
+TEST_GPU(captured_calls_can_be_replayed_and_mixed_with_eager_ones) {
+    CUresult (*begin)(CUstream, int) = (CUresult(*)(CUstream, int))driver_symbol("cuStreamBeginCapture_v2");
+    CUresult (*end)(CUstream, CUgraph *) = (CUresult(*)(CUstream, CUgraph *))driver_symbol("cuStreamEndCapture");
+    CUresult (*instantiate)(CUgraphExec *, CUgraph, unsigned long long) =
+        (CUresult(*)(CUgraphExec *, CUgraph, unsigned long long))driver_symbol("cuGraphInstantiateWithFlags");
+    CUresult (*launch)(CUgraphExec, CUstream) = (CUresult(*)(CUgraphExec, CUstream))driver_symbol("cuGraphLaunch");
+    tutti_group *group = tutti_world_group(world);
+    int size = tutti_group_size(group);
+    tutti_memory *memory = gpu_symmetric(world, 1 << 16);
+    tutti_peers *peers;
+    CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
+    float *data = tutti_memory_data(memory), host[1024];
+    CUgraph graph;
+    CUgraphExec exec;
+    /* Before the group was used on the device a capture is refused, and stays whole. */
+    CHECK_CUDA(begin(stream, 1));
+    CHECK_STATUS(tutti_all_reduce(group, data, data, 1024, TUTTI_F32, TUTTI_SUM, ON_STREAM), TUTTI_ERROR_STATE);
+    CHECK_MESSAGE("tutti_group_prepare");
+    CHECK_CUDA(end(stream, &graph));
+    CHECK_OK(tutti_group_prepare(group, NULL));
+    CHECK_CUDA(begin(stream, 1));
+    CHECK_OK(tutti_all_reduce(group, data, data, 1024, TUTTI_F32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .stream = stream, .algorithm = TUTTI_ALGORITHM_TWO_SHOT)));
+    CHECK_OK(tutti_peers_barrier(peers, 1, ON_STREAM));
+    CHECK_OK(tutti_group_check(group));
+    CHECK_CUDA(end(stream, &graph));
+    CHECK_CUDA(instantiate(&exec, graph, 0));
+    for (int i = 0; i < 1024; i++)
+        host[i] = 1;
+    gpu_write(data, host, 4096);
+    CHECK_OK(tutti_barrier(group, NULL));
+    float expected = 1;
+    for (int round = 0; round < 6; round++) {
+        if (round % 3 == 2)
+            CHECK_OK(tutti_all_reduce(group, data, data, 1024, TUTTI_F32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .stream = stream, .algorithm = TUTTI_ALGORITHM_TWO_SHOT)));
+        else
+            CHECK_CUDA(launch(exec, stream));
+        CHECK_CUDA(gpu.cuStreamSynchronize(stream));
+        CHECK_OK(tutti_barrier(group, NULL)); /* lockstep, for ranks that are threads */
+        expected *= (float)size;
+    }
+    gpu_read(host, data, 4096);
+    CHECK(host[0] == expected && host[1023] == expected);
+    CHECK_OK(tutti_group_check(group));
+    CHECK_OK(tutti_barrier(group, NULL));
+    tutti_peers_release(peers);
+    tutti_memory_release(memory);
+}

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the GPU tests share: the driver (loaded as the backend loads it), a stream per rank, copies, and skipping where there is no GPU or no
+ * plug-in. The number of ranks is TEST_GPU_RANKS, else 2.
+ */
+#ifndef TUTTI_TESTS_CUDA_GPU_H
+#define TUTTI_TESTS_CUDA_GPU_H
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <tutti/collective.h>
+#include <tutti/memory.h>
+#include <tutti/peers.h>
+
+#include "../harness.h"
+#include "backend/cuda/cuda.h"
+#include "memory/backend.h"
+
+static tu_cuda_driver gpu;
+static _Thread_local CUstream stream;
+
+#define CHECK_CUDA(call)                                                                                               \
+    do {                                                                                                               \
+        CUresult check_result = (call);                                                                                \
+        if (check_result != CUDA_SUCCESS)                                                                              \
+            test_failed(__FILE__, __LINE__, "%s gave CUDA error %d", #call, check_result);                             \
+    } while (0)
+
+static inline int gpu_ranks(void) {
+    const char *text = getenv("TEST_GPU_RANKS");
+    return text != NULL ? atoi(text) : 2;
+}
+
+/* In the test's own process only asks whether there is a GPU, without initialising the driver: worlds of processes fork from it. */
+static inline void gpu_needed(void) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL || access("/dev/nvidiactl", F_OK) != 0)
+        SKIP("no GPU on this machine");
+    const char *folder = getenv("TUTTI_PLUGIN_PATH");
+    char path[4096];
+    snprintf(path, sizeof path, "%s/libtutti-cuda.so", folder != NULL ? folder : ".");
+    if (access(path, F_OK) != 0)
+        SKIP("the CUDA backend was not built");
+}
+
+/* In each rank: loads the driver, makes device 0 current, opens a stream. */
+static inline void gpu_begin(void) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&lock);
+    if (gpu.library == NULL)
+        CHECK_OK(tu_cuda_driver_load(&tu_backend_host_table, &gpu));
+    pthread_mutex_unlock(&lock);
+    CUdevice device;
+    CUcontext context;
+    CHECK_CUDA(gpu.cuDeviceGet(&device, 0));
+    CHECK_CUDA(gpu.cuDevicePrimaryCtxRetain(&context, device));
+    CHECK_CUDA(gpu.cuCtxSetCurrent(context));
+    CHECK_CUDA(gpu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+}
+
+static inline void gpu_end(void) {
+    CHECK_CUDA(gpu.cuStreamDestroy(stream));
+    CHECK_CUDA(gpu.cuDevicePrimaryCtxRelease(0));
+}
+
+static inline void *gpu_private(size_t bytes) {
+    CUdeviceptr address;
+    CHECK_CUDA(gpu.cuMemAlloc(&address, bytes > 0 ? bytes : 1));
+    return (void *)(uintptr_t)address;
+}
+
+static inline void gpu_private_free(void *address) {
+    CHECK_CUDA(gpu.cuMemFree((CUdeviceptr)(uintptr_t)address));
+}
+
+static inline void gpu_write(void *to, const void *from, size_t bytes) {
+    if (bytes > 0)
+        CHECK_CUDA(gpu.cuMemcpyHtoDAsync((CUdeviceptr)(uintptr_t)to, from, bytes, stream));
+    CHECK_CUDA(gpu.cuStreamSynchronize(stream));
+}
+
+static inline void gpu_read(void *to, const void *from, size_t bytes) {
+    if (bytes > 0)
+        CHECK_CUDA(gpu.cuMemcpyDtoHAsync(to, (CUdeviceptr)(uintptr_t)from, bytes, stream));
+    CHECK_CUDA(gpu.cuStreamSynchronize(stream));
+}
+
+static inline tutti_memory *gpu_symmetric(tutti_world *world, size_t bytes) {
+    tutti_memory *memory;
+    CHECK_OK(tutti_memory_alloc(world, bytes, TUTTI_OPTIONS(tutti_memory_options, .device = TUTTI_CUDA, .device_index = 0, .huge_pages = -1), &memory));
+    return memory;
+}
+
+#define ON_STREAM TUTTI_OPTIONS(tutti_call, .stream = stream)
+
+/* A test whose body runs on every rank, as threads and as processes, with the driver ready. */
+#define TEST_GPU(sentence)                                                                                             \
+    static void on_gpu_##sentence(tutti_world *world);                                                                 \
+    static void rank_##sentence(tutti_world *world, void *argument) {                                                  \
+        (void)argument;                                                                                                \
+        gpu_begin();                                                                                                   \
+        on_gpu_##sentence(world);                                                                                      \
+        gpu_end();                                                                                                     \
+    }                                                                                                                  \
+    TEST_LIMIT(sentence##_as_threads, 120) {                                                                           \
+        gpu_needed();                                                                                                  \
+        test_threads(gpu_ranks(), rank_##sentence, NULL);                                                              \
+        _exit(0); /* the driver keeps descriptors and threads of its own */                                            \
+    }                                                                                                                  \
+    TEST_LIMIT(sentence##_as_processes, 120) {                                                                         \
+        gpu_needed();                                                                                                  \
+        test_processes(gpu_ranks(), rank_##sentence, NULL);                                                            \
+    }                                                                                                                  \
+    static void on_gpu_##sentence(tutti_world *world)
+
+#endif
