@@ -35,7 +35,9 @@
 #define DECIDE_NS (1 * TU_SECOND)
 #define LOOK_AGAIN_NS (5 * TU_MILLISECOND)
 #define PUBLISH_LATER_NS (5 * TU_MILLISECOND)
-#define FIND_NS (200 * TU_MILLISECOND) /* how often new worlds are looked for, when recorders may have to be written */
+/* How often new worlds are looked for, when recorders may have to be written: soon at first, then less and less often. */
+#define FIND_FIRST_NS (5 * TU_MILLISECOND)
+#define FIND_LAST_NS (200 * TU_MILLISECOND)
 #define TWICE_NS (1 * TU_SECOND) /* the same signal twice within this kills */
 #define NEVER INT64_MAX
 
@@ -49,7 +51,7 @@ typedef struct guardian {
     int children;           /* signalfd of SIGCHLD */
     tu_job_list jobs;       /* of the ranks, mapped for publishing */
     bool *unpublished;      /* [rank]: ended, and its status is in no slot yet */
-    int64_t publish_at, decide_by, look_at, terminate_at, kill_at, find_at;
+    int64_t publish_at, decide_by, look_at, terminate_at, kill_at, find_at, find_every;
     int last_signal;
     int64_t last_signal_at;
 } guardian;
@@ -408,7 +410,8 @@ static void keep_time(guardian *g) {
         publish(g);
     if (now >= g->find_at) {
         find_jobs(g);
-        g->find_at = now + FIND_NS;
+        g->find_every = g->find_every < FIND_LAST_NS / 2 ? 2 * g->find_every : FIND_LAST_NS;
+        g->find_at = now + g->find_every;
     }
     if (now >= g->look_at) {
         if (now >= g->decide_by || !anybody_leaving(g))
@@ -457,7 +460,7 @@ _Noreturn void guardian_main(const run_plan *plan, run_state *state, int launche
     guardian g = { .plan = plan, .state = state, .ranks = plan->options->ranks, .launcher = launcher };
     g.publish_at = g.decide_by = g.look_at = g.terminate_at = g.kill_at = g.find_at = NEVER;
     if (plan->options->log_dir != NULL)
-        g.find_at = tu_deadline(FIND_NS / 4);
+        g.find_at = tu_deadline(g.find_every = FIND_FIRST_NS);
     prctl(PR_SET_NAME, "tutti-guardian");
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     setpgid(0, 0); /* the terminal's signals go to the launcher alone */

@@ -5,7 +5,7 @@ import pathlib
 import sys
 import time
 
-TUTTI = os.path.join(os.environ["TUTTI_BUILD"], "bin", "tutti")
+TUTTI = os.path.join(os.environ["TEST_BUILD"], "bin", "tutti")
 LIMIT = 60
 CASES = []
 

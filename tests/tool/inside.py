@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tutti ps and tutti trace on jobs that hang or fail on purpose: what they show is what a person needs to know."""
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "support"))
+from cases import LIMIT, TUTTI, contains, equal, main, test, wait_for  # noqa: E402
+
+JOB = os.path.join(os.environ["TEST_BUILD"], "tests", "support", "job")
+
+
+def tutti(*arguments):
+    done = subprocess.run([TUTTI, *arguments], capture_output=True, text=True, timeout=LIMIT)
+    return done.returncode, done.stdout, done.stderr
+
+
+class Running:
+    """A job under tutti run, found among the jobs of this user by the pids of its ranks."""
+
+    def __init__(self, scenario, ranks=3, options=()):
+        self.process = subprocess.Popen([TUTTI, "run", "-n", str(ranks), *options, JOB, scenario], stdin=subprocess.DEVNULL,
+                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.ranks = ranks
+
+    def pids(self):
+        guardians = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        pids = []
+        for guardian in guardians:
+            pids += [int(pid) for pid in pathlib.Path(f"/proc/{guardian}/task/{guardian}/children").read_text().split()]
+        return pids
+
+    def look(self):
+        """What tutti ps knows of this job; None when it is not there yet."""
+        _, output, _ = tutti("ps", "--json")
+        pids = set(self.pids())
+        for job in json.loads(output):
+            if pids and {rank["pid"] for rank in job["ranks"]} & pids:
+                return job
+        return None
+
+    def wait_until(self, condition, what):
+        """Waits until condition(job) holds; returns the job."""
+        found = []
+
+        def check():
+            job = self.look()
+            found[:] = [job]
+            return job is not None and condition(job)
+        wait_for(check, what)
+        return found[0]
+
+    def hung(self, waiting, what):
+        """Waits until the given ranks have been in an operation for more than a second."""
+        return self.wait_until(lambda job: all(job["ranks"][rank].get("current", {}).get("for_ns", 0) > 1.1e9 for rank in waiting), what)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.communicate()
+
+
+@test
+def ranks_that_wait_are_shown_with_whom_they_wait_for():
+    with Running("skip") as running:
+        job = running.hung((0, 2), "ranks 0 and 2 to wait")
+        for rank in (0, 2):
+            shown = job["ranks"][rank]
+            equal(shown["waits_for"], [1])
+            equal((shown["current"]["operation"], shown["current"]["sequence"], shown["current"]["group"]), ("all_reduce", 3, "0"))
+            equal((shown["current"]["dtype"], shown["current"]["reduction"], shown["current"]["count"]), ("f32", "sum", 4))
+        late = job["ranks"][1]
+        assert "current" not in late, late
+        equal((late["last"]["operation"], late["last"]["sequence"], late["last"]["status"]), ("all_reduce", 2, "TUTTI_OK"))
+        equal(late["waits_for"], [])
+        equal(late["counters"]["all_reduce"]["calls"], 2)
+        equal(late["counters"]["all_reduce"]["bytes"], 2 * 4 * 4)
+        equal(sorted(rank["pid"] for rank in job["ranks"]), sorted(running.pids()))
+
+
+@test
+def the_table_for_people_has_a_line_per_rank():
+    with Running("skip") as running:
+        job = running.hung((0, 2), "ranks 0 and 2 to wait")
+        status, output, _ = tutti("ps", "--counters", job["job"][:8])
+        equal(status, 0)
+        for rank in (0, 2):
+            assert re.search(rf"^ +{rank} +\d+ (runs|sleeps) +\d+ +all_reduce 3 of group 0 \(f32 sum, 4 elements\) +\d.* s  1$", output,
+                             re.M), output
+        assert re.search(r"^ +1 +\d+ sleeps +\d+ +- all_reduce 2 of group 0 .* ended .* ago", output, re.M), output
+        assert re.search(r"^ +all_reduce +6 +0 +96 ", output, re.M), output
+
+
+@test
+def a_rank_that_computes_is_told_from_one_that_sleeps():
+    with Running("compute") as running:
+        job = running.hung((0, 2), "ranks 0 and 2 to wait")
+        equal(job["ranks"][1]["state"], "runs")
+        status, output, _ = tutti("trace", job["job"])
+        equal(status, 1)
+        assert re.search(r"rank 1 did not come to all_reduce 3 of group 0 \(f32 sum, 4 elements\), for which rank [02] has been waiting "
+                         r"[\d.]+ s: rank 1 \(pid \d+\) is computing on CPU \d+, in no operation of Tutti", output), output
+
+
+@test
+def a_stopped_rank_is_shown_as_stopped():
+    with Running("stop") as running:
+        job = running.hung((0, 2), "ranks 0 and 2 to wait")
+        equal(job["ranks"][1]["state"], "stopped")
+        contains(tutti("trace", job["job"])[1], "is stopped by a signal or a debugger")
+
+
+@test
+def ranks_that_use_two_groups_in_another_order_wait_for_each_other():
+    with Running("groups", ranks=2) as running:
+        job = running.hung((0, 1), "both ranks to wait")
+        equal([rank["waits_for"] for rank in job["ranks"]], [[1], [0]])
+        equal([rank["current"]["group"] for rank in job["ranks"]], ["data", "tensor"])
+        status, output, _ = tutti("trace", job["job"])
+        equal(status, 1)
+        assert re.search(r"rank 1 did not come to barrier 1 of group data.*rank 1 \(pid \d+\) is in barrier 1 of group tensor", output) or \
+            re.search(r"rank 0 did not come to barrier 1 of group tensor.*rank 0 \(pid \d+\) is in barrier 1 of group data", output), output
+
+
+@test
+def swapped_calls_are_named_on_both_sides_after_the_job_has_failed():
+    with tempfile.TemporaryDirectory() as folder:
+        status, _, error = tutti("run", "-n", "3", "--log-dir", folder, JOB, "order")
+        equal(status, 3)
+        contains(error, f'"tutti trace {folder}" shows what the ranks did')
+        status, output, _ = tutti("trace", folder)
+        equal(status, 1)
+        # A rank that came after the group had ended made no call.
+        assert re.search(r"The first divergence: (rank 0|rank 2|ranks 0 and 2) called all_reduce 3 of group 0 \(f32 sum, 4 elements\), "
+                         r"rank 1 called barrier 3 of group 0\.", output) or \
+            re.search(r"The first divergence: rank 1 called barrier 3 of group 0, rank 2 called all_reduce 3 of group 0", output), output
+
+
+@test
+def a_killed_rank_is_the_first_divergence_of_the_files_it_left():
+    with tempfile.TemporaryDirectory() as folder:
+        status, _, error = tutti("run", "-n", "3", "--log-dir", folder, JOB, "kill")
+        equal(status, 128 + signal.SIGKILL)
+        assert re.search(r"^tutti run: rank 1 \(pid \d+\) was killed by signal 9 \(Killed\)$", error, re.M), error
+        assert error.index("tutti run: rank 1") < error.index("tutti run: then ranks 0 and 2"), error
+        status, output, _ = tutti("trace", "--list", folder)
+        equal(status, 1)
+        assert re.search(r"The first divergence: rank 1 did not come to all_reduce 3 of group 0 .*: rank 1 \(pid \d+\) was killed by signal 9 "
+                         r"\(Killed\)", output), output
+        assert re.search(r"all_reduce 3 of group 0 \(f32 sum, 4 elements\): TUTTI_ERROR_DEAD", output), output
+
+
+@test
+def ranks_that_agree_have_no_divergence():
+    with Running("wait") as running:
+        job = running.wait_until(lambda job: all(rank.get("last", {}).get("operation") == "barrier" for rank in job["ranks"]),
+                                 "all ranks to pass the barrier")
+        status, output, _ = tutti("trace", job["job"])
+        equal(status, 0)
+        contains(output, "The ranks made the same calls in the same order")
+
+
+@test
+def the_trace_opens_as_chrome_expects_it():
+    with Running("wait") as running, tempfile.TemporaryDirectory() as folder:
+        job = running.wait_until(lambda job: all(rank.get("last", {}).get("operation") == "barrier" for rank in job["ranks"]),
+                                 "all ranks to pass the barrier")
+        path = os.path.join(folder, "trace.json")
+        equal(tutti("trace", "-o", path, job["job"])[0], 0)
+        events = json.loads(pathlib.Path(path).read_text())["traceEvents"]
+        names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+        equal(len(names), 3)
+        slices = [event for event in events if event["ph"] == "X"]
+        equal(len(slices), 3 * 4)
+        equal([event["name"] for event in slices if event["pid"] == 0], ["all_reduce"] * 3 + ["barrier"])
+        now = time.time() * 1e6
+        for event in slices:
+            assert event["dur"] > 0 and now - 60e6 < event["ts"] < now, event
+
+
+@test
+def looking_disturbs_nobody():
+    with Running("wait") as running:
+        job = running.wait_until(lambda job: all(rank.get("last", {}).get("operation") == "barrier" for rank in job["ranks"]),
+                                 "all ranks to pass the barrier")
+        def descriptors():
+            return [sorted(os.listdir(f"/proc/{pid}/fd")) for pid in running.pids()]
+        before = descriptors()
+        for _ in range(5):
+            tutti("ps"), tutti("trace")
+        equal(descriptors(), before)
+        equal(running.look()["job"], job["job"])
+
+
+@test
+def watching_repeats():
+    with Running("wait") as running:
+        running.wait_until(lambda job: len(job["ranks"]) == 3, "the job")
+        watching = subprocess.Popen([TUTTI, "ps", "--watch=50ms"], stdout=subprocess.PIPE, text=True)
+        seen = 0
+        for line in watching.stdout:
+            seen += line.startswith("job ")
+            if seen == 3:
+                break
+        watching.kill()
+        watching.communicate()
+        equal(seen, 3)
+
+
+@test
+def what_is_no_job_and_no_recorder_is_said_so():
+    status, _, error = tutti("trace", "no-such-job")
+    equal(status, 1)
+    contains(error, "neither a file nor the id of a running job")
+    status, output, _ = tutti("ps", "no-such-job")
+    equal(status, 1)
+    contains(output, "no-such-job")
+    with tempfile.TemporaryDirectory() as folder:
+        equal(tutti("trace", folder)[0], 1)
+        for text, part in (("{", "is not JSON: line 1"), ("[1, 2]", "is not a flight recorder"), ("{}", "is not a flight recorder"),
+                           ('{"tutti_flight_recorder": 99}', "another version"), ('{"a": "' + "\\ud800" * 10, "is not JSON"),
+                           ("[" * 100000, "nested too deeply"), ("", "is not JSON")):
+            path = pathlib.Path(folder, "bad.json")
+            path.write_text(text)
+            status, _, error = tutti("trace", str(path))
+            equal(status, 1)
+            contains(error, part)
+
+
+main()

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tutti info, tutti doctor and tutti help: what they say about this machine, this build and this environment."""
+import json
+import os
+import re
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "support"))
+from cases import LIMIT, TUTTI, contains, equal, main, test  # noqa: E402
+
+
+def tutti(*arguments, environment=None, limits=""):
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TUTTI_")}
+    done = subprocess.run(["bash", "-c", f'{limits} exec "$0" "$@"', TUTTI, *arguments], capture_output=True, text=True, timeout=LIMIT,
+                          env={**clean, **(environment or {})})
+    return done.returncode, done.stdout, done.stderr
+
+
+@test
+def every_setting_is_shown_with_its_value_and_origin():
+    status, output, _ = tutti("info", environment={"TUTTI_TIMEOUT": "45s"})
+    equal(status, 0)
+    assert re.search(r"^  TUTTI_TIMEOUT +45s +environment ", output, re.M), output
+    assert re.search(r"^  TUTTI_LOG +warn +default ", output, re.M), output
+
+
+@test
+def a_misspelt_variable_is_pointed_out():
+    status, output, _ = tutti("info", environment={"TUTTI_TIMOUT": "45s"})
+    equal(status, 1)
+    contains(output, "did you mean TUTTI_TIMEOUT?")
+
+
+@test
+def a_value_that_cannot_be_understood_is_pointed_out_and_hides_nothing():
+    status, output, _ = tutti("info", "--json", environment={"TUTTI_TIMEOUT": "soon", "TUTTI_SPIN": "100"})
+    equal(status, 1)
+    settings = {setting["name"]: setting for setting in json.loads(output)["settings"]}
+    contains(settings["TUTTI_TIMEOUT"]["problem"], "soon")
+    equal((settings["TUTTI_SPIN"]["value"], settings["TUTTI_SPIN"]["origin"]), ("100", "environment"))
+
+
+@test
+def the_json_of_info_has_every_section():
+    status, output, _ = tutti("info", "--json")
+    equal(status, 0)
+    information = json.loads(output)
+    for section in ("build", "machine", "backends", "launch", "settings", "unknown"):
+        assert section in information, section
+    equal(information["backends"]["shm"], "works, 1 device")
+    equal(information["launch"]["found"], "alone")
+
+
+@test
+def the_launch_environment_is_recognised():
+    _, output, _ = tutti("info", "--json", environment={"TUTTI_RANK": "1", "TUTTI_SIZE": "4", "TUTTI_STORE": "unix:@nowhere"})
+    launch = json.loads(output)["launch"]
+    equal((launch["found"], launch["rank"], launch["meeting place"]), ("tutti run", "1 of 4", "unix:@nowhere"))
+    status, output, _ = tutti("info", "--json", environment={"TUTTI_RANK": "1"})
+    equal(status, 1)
+    contains(json.loads(output)["launch"]["found"], "TUTTI_SIZE")
+
+
+@test
+def the_matrix_of_another_machine_is_right():
+    _, output, _ = tutti("info", "--json", "-n", "4", environment={"HWLOC_SYNTHETIC": "numa:2 pack:1 core:2 pu:2"})
+    information = json.loads(output)
+    if "processors" not in information:
+        return "built without hwloc"
+    equal(information["ranks"]["links"][0], ["self", "node", "machine", "machine"])
+    equal(information["processors"]["links"][0][:3], ["self", "core", "node"])
+    equal(len(information["nodes"]["links"]), 2)
+
+
+@test
+def the_doctor_reports_every_subject_with_a_level():
+    status, output, _ = tutti("doctor", "--json", "-n", "2")
+    report = json.loads(output)
+    subjects = {finding["subject"] for finding in report["findings"]}
+    for subject in ("kernel", "memfd", "pidfd", "robust mutexes", "membarrier", "ptrace", "memory", "address space", "locked memory",
+                    "descriptors", "processes", "huge pages", "NUMA", "hyper-threads", "frequency", "load", "clock", "ports", "GPUs"):
+        if subject == "GPUs" and "MPS" in subjects:
+            continue
+        assert subject in subjects, (subject, subjects)
+    for finding in report["findings"]:
+        assert finding["level"] in ("good", "note", "warning", "failure")
+        assert (finding["fix"] is not None) == (finding["level"] in ("warning", "failure")), finding
+    equal(status, 1 if report["warnings"] + report["failures"] else 0)
+
+
+@test
+def a_low_limit_is_a_failure_with_its_fix():
+    status, output, _ = tutti("doctor", "-n", "200", limits="ulimit -n 128;")
+    equal(status, 1)
+    contains(output, "failure  descriptors: the hard limit is 128, but 200 ranks need about")
+    contains(output, "fix: ulimit -n")
+    status, output, _ = tutti("doctor", "-n", "200", limits="ulimit -S -n 128;")
+    contains(output, "warning  descriptors: the soft limit is 128")
+
+
+@test
+def more_ranks_than_cpus_are_a_warning():
+    status, output, _ = tutti("doctor", "-n", "5000")
+    equal(status, 1)
+    contains(output, "oversubscription: 5000 ranks for")
+
+
+@test
+def what_is_in_order_is_shown_on_request_only():
+    assert "good" not in tutti("doctor")[1]
+    contains(tutti("doctor", "-v")[1], "good     kernel: Linux")
+
+
+@test
+def every_command_has_help_and_refuses_what_it_does_not_know():
+    status, output, _ = tutti("help")
+    equal(status, 0)
+    commands = re.findall(r"^  ([a-z]+) ", output, re.M)
+    for command in commands:
+        if command == "help":
+            continue
+        status, text, _ = tutti("help", command)
+        equal(status, 0)
+        contains(text, f"Usage: tutti {command}")
+        equal(tutti(command, "--help")[1], text)
+        equal(tutti(command, "--no-such-option")[0], 2)
+    assert {"run", "info", "doctor", "ps", "trace"} <= set(commands), commands
+    equal(tutti("help", "rum")[0], 2)
+    equal(tutti()[0], 2)
+    assert re.fullmatch(r"tutti \d+\.\d+\.\d+\n", tutti("--version")[1])
+
+
+main()

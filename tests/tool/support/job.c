@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A job that goes wrong on purpose, for the tests of `tutti ps` and `tutti trace`: job SCENARIO.
+ *
+ *     well       three all-reduces and a barrier
+ *     wait       the same, then every rank sleeps with its world open
+ *     compute    rank 1 computes for ever instead of coming to the third all-reduce
+ *     skip       rank 1 skips the third all-reduce and sleeps
+ *     order      rank 1 calls barrier and all-reduce the other way round
+ *     groups     two groups of all ranks; rank 1 uses them the other way round: everybody waits for somebody
+ *     stop       rank 1 stops itself before the third all-reduce
+ *     kill       rank 1 kills itself before the third all-reduce
+ */
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <tutti/collective.h>
+#include <tutti/world.h>
+#include <unistd.h>
+
+static void try(tutti_status status) {
+    if (status == TUTTI_OK)
+        return;
+    fprintf(stderr, "%s\n", tutti_error_message());
+    exit(3);
+}
+
+static void reduce(tutti_group *group) {
+    float values[4] = { 1, 2, 3, 4 };
+    try(tutti_all_reduce(group, values, values, 4, TUTTI_F32, TUTTI_SUM, NULL));
+}
+
+static void misbehave(const char *scenario, tutti_world *world) {
+    static _Atomic long turns;
+    tutti_group *group = tutti_world_group(world);
+    if (strcmp(scenario, "compute") == 0)
+        for (;;)
+            turns++;
+    if (strcmp(scenario, "skip") == 0)
+        for (;;)
+            pause();
+    if (strcmp(scenario, "stop") == 0)
+        raise(SIGSTOP);
+    if (strcmp(scenario, "kill") == 0)
+        raise(SIGKILL);
+    if (strcmp(scenario, "order") == 0) {
+        try(tutti_barrier(group, NULL));
+        reduce(group);
+        exit(0);
+    }
+}
+
+static void use_two_groups(tutti_world *world, bool swapped) {
+    tutti_group *groups[2];
+    static const char *const names[2] = { "data", "tensor" };
+    for (int i = 0; i < 2; i++) {
+        tutti_group_options options = TUTTI_GROUP_OPTIONS_INIT;
+        options.name = names[i];
+        try(tutti_group_new(world, NULL, 0, &options, &groups[i]));
+    }
+    try(tutti_barrier(groups[swapped ? 1 : 0], NULL));
+    try(tutti_barrier(groups[swapped ? 0 : 1], NULL));
+}
+
+int main(int argc, char **argv) {
+    const char *scenario = argc > 1 ? argv[1] : "well";
+    tutti_world *world;
+    try(tutti_world_open(NULL, &world));
+    tutti_group *group = tutti_world_group(world);
+    reduce(group);
+    reduce(group);
+    if (strcmp(scenario, "groups") == 0)
+        use_two_groups(world, tutti_world_rank(world) == 1);
+    if (tutti_world_rank(world) == 1)
+        misbehave(scenario, world);
+    reduce(group);
+    try(tutti_barrier(group, NULL));
+    while (strcmp(scenario, "wait") == 0)
+        pause();
+    try(tutti_world_close(world));
+    return 0;
+}
