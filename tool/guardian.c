@@ -224,12 +224,10 @@ static void publish(guardian *g) {
 }
 
 /* All that the ranks of this job did, for `tutti trace`. The segments are mapped, so it does not matter who is dead. */
-static void write_recorders(guardian *g) {
-    uint32_t written = 0;
+static void write_recorders(const guardian *g) {
     for (size_t i = 0; i < g->jobs.count; i++)
         for (int rank = 0; rank < g->jobs.jobs[i].page->size; rank++)
-            written += tu_dump_file(g->jobs.jobs[i].page, rank, g->plan->options->log_dir) == TUTTI_OK;
-    atomic_store_explicit(&g->state->recorders, written, memory_order_relaxed);
+            (void)!tu_dump_file(g->jobs.jobs[i].page, rank, g->plan->log_dir);
 }
 
 /* ---- ends ---- */
@@ -459,7 +457,7 @@ static void close_what_is_not_ours(const run_plan *plan) {
 _Noreturn void guardian_main(const run_plan *plan, run_state *state, int launcher) {
     guardian g = { .plan = plan, .state = state, .ranks = plan->options->ranks, .launcher = launcher };
     g.publish_at = g.decide_by = g.look_at = g.terminate_at = g.kill_at = g.find_at = NEVER;
-    if (plan->options->log_dir != NULL)
+    if (plan->log_dir != NULL)
         g.find_at = tu_deadline(g.find_every = FIND_FIRST_NS);
     prctl(PR_SET_NAME, "tutti-guardian");
     prctl(PR_SET_CHILD_SUBREAPER, 1);
@@ -483,7 +481,7 @@ _Noreturn void guardian_main(const run_plan *plan, run_state *state, int launche
     }
     if (g.decide_by != NEVER)
         decide_first(&g);
-    if (plan->options->log_dir != NULL && atomic_load_explicit(&state->first_failure, memory_order_relaxed) != 0)
+    if (plan->log_dir != NULL && atomic_load_explicit(&state->first_failure, memory_order_relaxed) != 0)
         write_recorders(&g);
     atomic_store_explicit(&state->left_over, (uint32_t)kill_descendants(), memory_order_relaxed);
     atomic_store_explicit(&state->done, 1, memory_order_release);

@@ -11,6 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <tutti/collective.h>
+
 #include "base/clock.h"
 #include "base/settings.h"
 #include "flight.h"
@@ -123,17 +125,23 @@ static void print_counters(const flight_job *job) {
             sum.failures += one->failures;
             sum.bytes += one->bytes;
             sum.time_ns += one->time_ns;
+            for (int a = 0; a < TU_COUNTER_ALGORITHMS; a++)
+                sum.by_algorithm[a] += one->by_algorithm[a];
         }
         if (sum.calls == 0)
             continue;
         if (!any)
-            printf("  %-28s %12s %9s %16s %12s %12s\n", "OPERATION", "CALLS", "FAILED", "BYTES", "TIME", "PER CALL");
+            printf("  %-28s %12s %9s %16s %12s %12s  %s\n", "OPERATION", "CALLS", "FAILED", "BYTES", "TIME", "PER CALL", "ALGORITHMS");
         any = true;
         char time[32], each[32];
         flight_duration(sum.time_ns, time, sizeof time);
         flight_duration(sum.time_ns / (int64_t)sum.calls, each, sizeof each);
-        printf("  %-28s %12" PRIu64 " %9" PRIu64 " %16" PRIu64 " %12s %12s\n", tu_operation_name((tu_operation)operation),
-               sum.calls, sum.failures, sum.bytes, time, each);
+        printf("  %-28s %12" PRIu64 " %9" PRIu64 " %16" PRIu64 " %12s %12s ", tu_operation_name((tu_operation)operation), sum.calls,
+               sum.failures, sum.bytes, time, each);
+        for (int a = 1; a < TU_COUNTER_ALGORITHMS; a++)
+            if (sum.by_algorithm[a] > 0)
+                printf(" %s %" PRIu64, tutti_algorithm_name((tutti_algorithm)a), sum.by_algorithm[a]);
+        putchar('\n');
     }
 }
 

@@ -6,6 +6,7 @@
 #include "run.h"
 
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -22,6 +23,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <tutti/store.h>
@@ -225,6 +227,8 @@ static bool build_environment(run_plan *plan, const char *store) {
                asprintf(&all[used++], "MASTER_PORT=%d", free_port()) > 0 &&
                asprintf(&all[used++], "TUTTI_STORE=%s", store) > 0 &&
                asprintf(&all[used++], "TUTTI_SECRET_FD=%d", RUN_SECRET_FD) > 0;
+    if (plan->options->log_dir != NULL && getenv("TUTTI_TRACE_DIR") == NULL) /* ranks may be elsewhere: the whole path */
+        complete = complete && asprintf(&all[used++], "TUTTI_TRACE_DIR=%s", plan->log_dir) > 0;
     all[used++] = (char *)"MASTER_ADDR=127.0.0.1";
     all[used++] = (char *)"GROUP_RANK=0";
     plan->environment = all;
@@ -287,6 +291,8 @@ typedef struct launcher {
     bool relay_full;
     char typed[4096];
     size_t typed_bytes, typed_written;
+    char *log_dir;  /* the whole path of --log-dir, or NULL */
+    time_t began;
     bool told_first, told_stopping;
     bool *told; /* [rank], with --survive */
 } launcher;
@@ -547,6 +553,21 @@ static int exit_status(const launcher *l) {
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
+/* Whether this job left flight recorders, by the guardian or by its ranks (TUTTI_TRACE_DIR). */
+static bool wrote_recorders(const launcher *l) {
+    DIR *folder = l->log_dir != NULL ? opendir(l->log_dir) : NULL;
+    struct dirent *entry;
+    bool found = false;
+    while (folder != NULL && !found && (entry = readdir(folder)) != NULL) {
+        struct stat file;
+        found = strncmp(entry->d_name, "tutti-", 6) == 0 && strstr(entry->d_name, "-rank-") != NULL &&
+                fstatat(dirfd(folder), entry->d_name, &file, 0) == 0 && file.st_mtime >= l->began;
+    }
+    if (folder != NULL)
+        closedir(folder);
+    return found;
+}
+
 /* After the last word of the guardian, or its death. */
 static int finish(launcher *l, bool guarded) {
     int guardian_status = 0;
@@ -572,7 +593,7 @@ static int finish(launcher *l, bool guarded) {
         if (left_over > 0)
             fprintf(stderr, "tutti run: killed %u process%s that the ranks had left behind\n", left_over,
                     left_over == 1 ? "" : "es");
-        if (atomic_load_explicit(&l->state->recorders, memory_order_relaxed) > 0)
+        if (exit_status(l) != 0 && wrote_recorders(l))
             fprintf(stderr, "tutti run: \"tutti trace %s\" shows what the ranks did\n", l->options.log_dir);
     }
     return exit_status(l);
@@ -610,12 +631,16 @@ static int launch(launcher *l) {
     int missing = find_program(l->options.program[0], path, sizeof path);
     if (missing != 0)
         return missing;
-    if (l->options.log_dir != NULL && mkdir(l->options.log_dir, 0777) != 0 && errno != EEXIST)
+    if (l->options.log_dir != NULL && (mkdir(l->options.log_dir, 0777) == 0 || errno == EEXIST))
+        l->log_dir = realpath(l->options.log_dir, NULL);
+    if (l->options.log_dir != NULL && l->log_dir == NULL)
         return tool_fail("run: cannot make the folder %s: %s", l->options.log_dir, strerror(errno));
     raise_limits();
     block_signals(&before, &ours);
     l->plan.options = &l->options;
     l->plan.path = path;
+    l->plan.log_dir = l->log_dir;
+    l->began = time(NULL);
     l->plan.signals = &before;
     l->plan.secret = make_secret(secret);
     l->plan.store = listen_for_store(url, sizeof url);

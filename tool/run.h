@@ -47,7 +47,6 @@ typedef struct run_state {
     _Atomic uint32_t left_over;     /* descendants of ranks that outlived them and were killed */
     _Atomic int32_t start_error;    /* errno: a rank could not be started */
     _Atomic int32_t start_rank;
-    _Atomic uint32_t recorders;     /* flight recorders written */
     run_rank ranks[];
 } run_state;
 
@@ -55,6 +54,7 @@ typedef struct run_state {
 typedef struct run_plan {
     const run_options *options;
     const char *path;            /* of the program */
+    const char *log_dir;         /* the whole path of --log-dir, or NULL */
     char **environment;          /* of all ranks; the variables of one rank are buffers that are rewritten for each */
     char *rank_variables[4];     /* those buffers: RANK=, LOCAL_RANK=, TUTTI_RANK=, TUTTI_LOCAL_RANK= */
     const binding *bindings;     /* one per rank; NULL: not bound */

@@ -77,6 +77,8 @@ static tutti_status run_first(tu_collective *state, tu_task *task) {
     if (status == TUTTI_OK) {
         status = tu_task_choose(state, task);
         task->agreed = status != TUTTI_OK;
+        const tutti_world *world = task->group->world;
+        tu_record_algorithm(tu_job_recorder(world->job, world->local_rank), task->ticket, task->info.algorithm);
     }
     if (status == TUTTI_OK)
         status = tu_task_run(state, task);

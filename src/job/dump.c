@@ -140,7 +140,7 @@ tutti_status tu_dump_file(const tu_page *page, int rank, const char *folder) {
     char path[4096], temporary[4096 + 16];
     int world_rank = tu_page_slot(page, rank)->world_rank;
     snprintf(path, sizeof path, "%s/tutti-%s-rank-%d.json", folder, page->id, world_rank);
-    snprintf(temporary, sizeof temporary, "%s.%d", path, (int)getpid());
+    snprintf(temporary, sizeof temporary, "%s.%d", path, (int)gettid()); /* threads may write at once */
     FILE *file = fopen(temporary, "we");
     if (file == NULL)
         return tu_error_system(errno, "cannot write the flight recorder of rank %d to %s", world_rank, temporary);

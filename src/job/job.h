@@ -76,6 +76,7 @@ const _Atomic uint32_t *tu_job_sleepers(const tu_job *job);
 tu_bell *tu_job_bell(const tu_job *job, int rank);
 
 tu_recorder *tu_job_recorder(const tu_job *job, int rank); /* any rank's, for reading; one's own for writing */
+const struct tu_page *tu_job_page(const tu_job *job);      /* the job segment (page.h), for reading */
 
 /* ---- the exchange: a bounded all-gather of small records, with one optional piece of shared memory each ---- */
 

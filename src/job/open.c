@@ -487,3 +487,7 @@ void tu_job_ring(tu_job *job, int rank) {
 tu_recorder *tu_job_recorder(const tu_job *job, int rank) {
     return tu_page_recorder(job->page, rank);
 }
+
+const tu_page *tu_job_page(const tu_job *job) {
+    return job->page;
+}

@@ -296,6 +296,7 @@ tutti_status tu_group_leave(tutti_group *group, const tu_op_info *info, uint64_t
     if (ends_group(info, status) && !end_group(group, info))
         status = tu_group_cause(group);
     end_record(group, ticket, status);
+    tu_trace_failure(group->world);
     return status;
 }
 

@@ -205,6 +205,10 @@ tutti_status tu_world_room(tutti_world *world, tu_room room, tutti_status (*make
 /* Counts a live handle (+1) or its end (-1); `what` is for tutti_world_close's list. A world's memory goes with its last handle. */
 void tu_world_handle(tutti_world *world, const char *what, int change);
 
+/* After a failed operation: writes this rank's flight recorder, and those of dead ranks, where TUTTI_TRACE_DIR says. Leaves the
+ * thread's error as it is. */
+void tu_trace_failure(tutti_world *world);
+
 /* TUTTI_OK for an open world of this process; NULL, closed and forked are errors. For calls that take a world. */
 tutti_status tu_world_check(const tutti_world *world);
 
