@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Asking a tensor: its metadata, its data, its elements.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tensor/convert.h"
+#include "tensor/tensor.h"
+#include "tensor/thread.h"
+
+/* Whether `x` can be asked; else sets the pending error. */
+static bool live(const char *who, const tt_tensor *x)
+{
+    return tu_self()->pending == TUTTI_OK && tu_pending_take(tu_tensor_check(who, "x", x)) == TUTTI_OK;
+}
+
+tutti_dtype tt_dtype(const tt_tensor *x)
+{
+    return live("dtype", x) ? (tutti_dtype)x->dtype : (tutti_dtype)0;
+}
+
+tt_device tt_device_of(const tt_tensor *x)
+{
+    return live("device_of", x) ? (tt_device)x->device : (tt_device)0;
+}
+
+int tt_ndim(const tt_tensor *x)
+{
+    return live("ndim", x) ? x->ndim : 0;
+}
+
+int64_t tt_size(const tt_tensor *x, int dim)
+{
+    int at;
+    if (!live("size", x) || tu_pending_take(tu_wrap_dim("size", dim, x->ndim, &at)) != TUTTI_OK)
+        return 0;
+    return x->ndim == 0 ? 1 : x->sizes[at];
+}
+
+int64_t tt_stride(const tt_tensor *x, int dim)
+{
+    int at;
+    if (!live("stride", x) || tu_pending_take(tu_wrap_dim("stride", dim, x->ndim, &at)) != TUTTI_OK)
+        return 0;
+    return x->ndim == 0 ? 1 : x->strides[at];
+}
+
+int64_t tt_offset(const tt_tensor *x)
+{
+    return live("offset", x) ? x->offset : 0;
+}
+
+int64_t tt_numel(const tt_tensor *x)
+{
+    return live("numel", x) ? x->numel : 0;
+}
+
+tt_dims tt_sizes(const tt_tensor *x)
+{
+    return live("sizes", x) ? tt_dims_of(x->ndim, x->sizes) : tt_no_dims();
+}
+
+tt_dims tt_strides(const tt_tensor *x)
+{
+    return live("strides", x) ? tt_dims_of(x->ndim, x->strides) : tt_no_dims();
+}
+
+bool tt_is_contiguous(const tt_tensor *x)
+{
+    return live("is_contiguous", x) && (x->flags & TU_CONTIGUOUS) != 0;
+}
+
+const char *tt_name(const tt_tensor *x)
+{
+    return live("name", x) && x->name != NULL ? x->name : "";
+}
+
+void tt_set_name(tt_tensor *x, const char *name)
+{
+    if (!live("set_name", x))
+        return;
+    char *copy = NULL;
+    if (name != NULL && (copy = strdup(name)) == NULL) {
+        tu_pending_take(tu_error_memory("a tensor's name", strlen(name) + 1));
+        return;
+    }
+    free(x->name);
+    x->name = copy;
+}
+
+/* ---- data ---- */
+
+static void *data_of(const char *who, const tt_tensor *x)
+{
+    if (!live(who, x) || tu_pending_take(tu_tensor_ready(who, "x", x)) != TUTTI_OK)
+        return NULL;
+    if (x->device == TT_DEVICE_META) {
+        tu_fail(TUTTI_ERROR_UNSUPPORTED, "%s: %s has a shape but no data", who, tu_describe(x));
+        return NULL;
+    }
+    return x->numel == 0 ? NULL : tu_pointer(x);
+}
+
+const void *tt_data(const tt_tensor *x)
+{
+    return data_of("data", x);
+}
+
+void *tt_data_mut(tt_tensor *x)
+{
+    void *data = data_of("data_mut", x);
+    if (tu_self()->pending == TUTTI_OK)
+        tu_bump(x);
+    return data;
+}
+
+static bool element(const char *who, const tt_tensor *x, int64_t offset, void *out, tutti_dtype dtype)
+{
+    const char *data = data_of(who, x);
+    if (data == NULL)
+        return false;
+    return tu_pending_take(tutti_convert(data + offset * tu_dtype_bytes[x->dtype], x->dtype, out, dtype, 1)) == TUTTI_OK;
+}
+
+static bool single(const char *who, const tt_tensor *x)
+{
+    if (!live(who, x))
+        return false;
+    if (x->numel != 1)
+        tu_fail(TUTTI_ERROR_ARGUMENT, "%s: %s has %lld elements, and only a tensor of one element has a value", who, tu_describe(x),
+                (long long)x->numel);
+    return x->numel == 1;
+}
+
+double tt_item(const tt_tensor *x)
+{
+    double value = NAN;
+    return single("item", x) && element("item", x, 0, &value, TUTTI_F64) ? value : NAN;
+}
+
+int64_t tt_item_int(const tt_tensor *x)
+{
+    int64_t value = 0;
+    return single("item_int", x) && element("item_int", x, 0, &value, TUTTI_I64) ? value : 0;
+}
+
+double tt_at(const tt_tensor *x, tt_dims index)
+{
+    double value = NAN;
+    if (!live("at", x))
+        return NAN;
+    if (index.count != x->ndim) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "at: %d indices given for %s", index.count, tu_describe(x));
+        return NAN;
+    }
+    int64_t offset = 0;
+    for (int i = 0; i < x->ndim; i++) {
+        int64_t at = index.at[i] < 0 ? index.at[i] + x->sizes[i] : index.at[i];
+        if (at < 0 || at >= x->sizes[i]) {
+            tu_fail(TUTTI_ERROR_RANGE, "at: index %lld is out of range for dimension %d of %s", (long long)index.at[i], i, tu_describe(x));
+            return NAN;
+        }
+        offset += at * x->strides[i];
+    }
+    return element("at", x, offset, &value, TUTTI_F64) ? value : NAN;
+}
+
+bool tt_read(const tt_tensor *x, void *out, tutti_dtype dtype, size_t count)
+{
+    if (!live("read", x))
+        return false;
+    if (!tu_dtype_valid(dtype)) {
+        tu_fail(TUTTI_ERROR_TYPE, "read: %d is no dtype", (int)dtype);
+        return false;
+    }
+    if (count != (size_t)x->numel) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "read: room for %zu elements given for %s", count, tu_describe(x));
+        return false;
+    }
+    if (count == 0)
+        return true;
+    if (out == NULL) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "read: out is NULL");
+        return false;
+    }
+    return data_of("read", x) != NULL && tu_pending_take(tu_copy_out(x, out, dtype)) == TUTTI_OK;
+}
+
+/* ---- versions ---- */
+
+uint32_t tt_version(const tt_tensor *x)
+{
+    return live("version", x) ? tu_version(x) : 0;
+}
+
+bool tt_set_version(tt_tensor_list tensors, size_t version_count, const int64_t *versions)
+{
+    if (tu_self()->pending != TUTTI_OK)
+        return false;
+    if (tensors.count != version_count) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "set_version: %zu tensors but %zu versions", tensors.count, version_count);
+        return false;
+    }
+    for (size_t i = 0; i < tensors.count; i++) {
+        if (tu_pending_take(tu_tensor_check("set_version", "tensors", tensors.at[i])) != TUTTI_OK)
+            return false;
+        if (versions[i] < 0 || versions[i] > UINT32_MAX) {
+            tu_fail(TUTTI_ERROR_RANGE, "set_version: %lld is no version; they count from 0", (long long)versions[i]);
+            return false;
+        }
+    }
+    for (size_t i = 0; i < tensors.count; i++)
+        atomic_store_explicit(&tensors.at[i]->version_home->version, (uint32_t)versions[i], memory_order_relaxed);
+    return true;
+}
+
+struct tt_preserve {
+    size_t count;
+    struct {
+        tu_storage *home;
+        uint32_t version;
+    } at[];
+};
+
+tt_preserve *tt_preserve_begin(tt_tensor_list tensors)
+{
+    if (tu_self()->pending != TUTTI_OK)
+        return NULL;
+    for (size_t i = 0; i < tensors.count; i++)
+        if (tu_pending_take(tu_tensor_check("preserve_begin", "tensors", tensors.at[i])) != TUTTI_OK)
+            return NULL;
+    tt_preserve *preserve = malloc(sizeof *preserve + tensors.count * sizeof preserve->at[0]);
+    if (preserve == NULL) {
+        tu_pending_take(tu_error_memory("preserved versions", sizeof *preserve));
+        return NULL;
+    }
+    preserve->count = tensors.count;
+    for (size_t i = 0; i < tensors.count; i++) {
+        preserve->at[i].home = tu_storage_hold(tensors.at[i]->version_home);
+        preserve->at[i].version = tu_version(tensors.at[i]);
+    }
+    return preserve;
+}
+
+void tt_preserve_end(tt_preserve *preserve)
+{
+    if (preserve == NULL)
+        return;
+    for (size_t i = 0; i < preserve->count; i++) {
+        atomic_store_explicit(&preserve->at[i].home->version, preserve->at[i].version, memory_order_relaxed);
+        tu_storage_drop(preserve->at[i].home);
+    }
+    free(preserve);
+}

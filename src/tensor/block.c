@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Memory for tensor data, reused within a thread: a training step asks for the same sizes again and again, and fresh pages
+ * cost more than the arithmetic on them. A block is rounded up to its class: multiples of 64 bytes up to 1 KiB, then eight steps
+ * per power of two. At most SPARE_LIMIT bytes are kept.
+ */
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "tensor/thread.h"
+
+#define SPARE_LIMIT ((size_t)1 << 30)
+#define HUGE_PAGE ((size_t)2 << 20)
+
+typedef struct tu_block {
+    struct tu_block *next;
+} tu_block;
+
+/* The class of a size, and its rounded size. -1: too large to keep. */
+static int class_of(size_t bytes, size_t *rounded)
+{
+    if (bytes <= 1024) {
+        size_t steps = bytes == 0 ? 1 : (bytes + 63) / 64;
+        *rounded = steps * 64;
+        return (int)steps - 1;
+    }
+    int power = 63 - __builtin_clzll(bytes - 1); /* 2^power < bytes <= 2^(power + 1) */
+    size_t step = ((size_t)1 << power) / 8;
+    size_t steps = (bytes - ((size_t)1 << power) + step - 1) / step; /* 1..8 */
+    *rounded = ((size_t)1 << power) + steps * step;
+    int bin = 16 + (power - 10) * 8 + (int)steps - 1;
+    return bin < TU_BINS ? bin : -1;
+}
+
+static void *fresh(size_t bytes)
+{
+    if (bytes < 2 * HUGE_PAGE)
+        return aligned_alloc(64, bytes);
+    void *data = aligned_alloc(HUGE_PAGE, (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
+    if (data != NULL)
+        madvise(data, bytes, MADV_HUGEPAGE); /* a wish; without it the pages are small */
+    return data;
+}
+
+void *tu_block_alloc(tu_thread *self, size_t bytes)
+{
+    if (bytes > SIZE_MAX / 2)
+        return NULL;
+    size_t rounded;
+    int bin = class_of(bytes, &rounded);
+    if (bin >= 0 && self->registered && self->bins[bin] != NULL) {
+        tu_block *block = self->bins[bin];
+        self->bins[bin] = block->next;
+        self->spare_bytes -= rounded;
+        return block;
+    }
+    void *data = fresh(rounded);
+    if (data == NULL && self->spare_bytes > 0) {
+        tu_block_trim(self);
+        data = fresh(rounded);
+    }
+    return data;
+}
+
+void tu_block_free(tu_thread *self, void *data, size_t bytes)
+{
+    if (data == NULL)
+        return;
+    size_t rounded;
+    int bin = class_of(bytes, &rounded);
+    if (bin < 0 || !self->registered || self->spare_bytes + rounded > SPARE_LIMIT) {
+        free(data);
+        return;
+    }
+    tu_block *block = data;
+    block->next = self->bins[bin];
+    self->bins[bin] = block;
+    self->spare_bytes += rounded;
+}
+
+void tu_block_trim(tu_thread *self)
+{
+    for (int bin = 0; self->registered && bin < TU_BINS; bin++) {
+        while (self->bins[bin] != NULL) {
+            tu_block *block = self->bins[bin];
+            self->bins[bin] = block->next;
+            free(block);
+        }
+    }
+    self->spare_bytes = 0;
+}

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Loops over tensors of one shape. A kernel sees dense rows of one type (a "compute type"); the loop brings it there: it
+ * merges dimensions, hands over rows that are dense already as they lie, and packs, converts and repeats the others in pieces
+ * that stay in the first-level cache.
+ */
+#ifndef TU_TENSOR_LOOP_H
+#define TU_TENSOR_LOOP_H
+
+#include "tensor/operator.h"
+
+#define TU_OPERANDS 6
+
+/* out[i] = f(in[0][i], in[1][i], …) for i < count, all of the compute type. */
+typedef void tu_kernel(const void *const *in, void *out, int64_t count, const tu_params *params);
+
+typedef struct tu_loop {
+    int operands; /* operand 0 is the output */
+    int ndim;
+    int64_t sizes[TT_MAX_DIMS];
+    struct {
+        char *data;
+        tutti_dtype dtype;
+        int64_t strides[TT_MAX_DIMS]; /* in elements; 0 repeats */
+    } at[TU_OPERANDS];
+} tu_loop;
+
+/* A loop over `out`'s shape; the inputs broadcast to it. */
+void tu_loop_init(tu_loop *loop, const tt_tensor *out, int inputs, tt_tensor *const *in);
+void tu_loop_run(tu_loop *loop, tu_kernel *kernel, tutti_dtype compute, const tu_params *params);
+
+/* x, broadcast to to's shape, into `to`, converted. */
+void tu_copy(const tt_tensor *to, const tt_tensor *x);
+
+#endif

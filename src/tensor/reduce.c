@@ -1,0 +1,575 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Reductions over dimensions. A dense tensor of the compute type is seen as (outer, reduced, inner), one run of reduced dimensions after the
+ * other. Sums go in two levels, so that long ones stay exact to a few units in the last place, and in an order that
+ * depends on the shape alone, not on the threads.
+ */
+#include <complex.h>
+#include <string.h>
+
+#include "tensor/convert.h"
+#include "tensor/loop.h"
+#include "tensor/parallel.h"
+#include "tensor/vector_math.h"
+
+#define FAMILY "reductions"
+#define BLOCK 1024 /* elements of one first-level sum */
+
+typedef double _Complex c128;
+
+/* `row` folds `count` dense elements into *to; `column` folds a dense row of `count` into as many accumulators. */
+typedef struct reducer {
+    void (*row)(void *to, const void *from, int64_t count);
+    void (*column)(void *to, const void *from, int64_t count);
+    void (*start)(void *to, int64_t count);
+} reducer;
+
+typedef struct reduction {
+    reducer f32, f64, i64, u64, c128;
+    bool to_bool;    /* any, all: result and elements are truth values */
+    bool widen;      /* integers give i64 */
+    bool float_only;
+    bool mean;
+    bool no_empty;   /* there is no value for no elements */
+} reduction;
+
+/* ---- kernels ---- */
+
+/* Sixteen lanes that the compiler keeps in registers, folded at the end of each block. */
+#define REDUCER(name, type, first, fold)                                                                               \
+    TU_CLONES static void name##_row(void *to, const void *from, int64_t count)                                        \
+    {                                                                                                                  \
+        const type *x = from;                                                                                          \
+        type total = *(type *)to;                                                                                      \
+        for (int64_t begin = 0; begin < count; begin += BLOCK) {                                                       \
+            int64_t end = begin + BLOCK < count ? begin + BLOCK : count, i = begin;                                    \
+            type lanes[16];                                                                                            \
+            for (int l = 0; l < 16; l++)                                                                               \
+                lanes[l] = first;                                                                                      \
+            for (; i + 16 <= end; i += 16)                                                                             \
+                for (int l = 0; l < 16; l++) {                                                                         \
+                    type a = lanes[l], b = x[i + l];                                                                   \
+                    lanes[l] = fold;                                                                                   \
+                }                                                                                                      \
+            type a = first, b;                                                                                         \
+            for (int l = 0; l < 16; l++) {                                                                             \
+                b = lanes[l];                                                                                          \
+                a = fold;                                                                                              \
+            }                                                                                                          \
+            for (; i < end; i++) {                                                                                     \
+                b = x[i];                                                                                              \
+                a = fold;                                                                                              \
+            }                                                                                                          \
+            b = a;                                                                                                     \
+            a = total;                                                                                                 \
+            total = fold;                                                                                              \
+        }                                                                                                              \
+        *(type *)to = total;                                                                                           \
+    }                                                                                                                  \
+    TU_CLONES static void name##_column(void *to, const void *from, int64_t count)                                     \
+    {                                                                                                                  \
+        const type *x = from;                                                                                          \
+        type *o = to;                                                                                                  \
+        for (int64_t i = 0; i < count; i++) {                                                                          \
+            type a = o[i], b = x[i];                                                                                   \
+            o[i] = fold;                                                                                               \
+        }                                                                                                              \
+    }                                                                                                                  \
+    static void name##_start(void *to, int64_t count)                                                                  \
+    {                                                                                                                  \
+        for (int64_t i = 0; i < count; i++)                                                                            \
+            ((type *)to)[i] = first;                                                                                   \
+    }
+#define R(name) { name##_row, name##_column, name##_start }
+
+REDUCER(sum_f32, float, 0, a + b)
+REDUCER(sum_f64, double, 0, a + b)
+REDUCER(sum_i64, uint64_t, 0, a + b)
+REDUCER(sum_c128, c128, 0, a + b)
+REDUCER(prod_f32, float, 1, a *b)
+REDUCER(prod_f64, double, 1, a *b)
+REDUCER(prod_i64, uint64_t, 1, a *b)
+REDUCER(prod_c128, c128, 1, a *b)
+REDUCER(max_f32, float, -INFINITY, (a != a ? a : b != b ? b : a > b ? a : b))
+REDUCER(max_f64, double, -INFINITY, (a != a ? a : b != b ? b : a > b ? a : b))
+REDUCER(max_i64, int64_t, INT64_MIN, (a > b ? a : b))
+REDUCER(max_u64, uint64_t, 0, (a > b ? a : b))
+REDUCER(min_f32, float, INFINITY, (a != a ? a : b != b ? b : a < b ? a : b))
+REDUCER(min_f64, double, INFINITY, (a != a ? a : b != b ? b : a < b ? a : b))
+REDUCER(min_i64, int64_t, INT64_MAX, (a < b ? a : b))
+REDUCER(min_u64, uint64_t, UINT64_MAX, (a < b ? a : b))
+REDUCER(any_i64, int64_t, 0, ((a | b) != 0))
+REDUCER(all_i64, int64_t, 1, (a != 0 && b != 0))
+
+static const reducer *reducer_for(const reduction *r, tutti_dtype compute)
+{
+    switch (compute) {
+    case TUTTI_F32: return &r->f32;
+    case TUTTI_F64: return &r->f64;
+    case TUTTI_I64: return &r->i64;
+    case TUTTI_U64: return r->u64.row != NULL ? &r->u64 : &r->i64;
+    default: return &r->c128;
+    }
+}
+
+/* ---- (outer, reduced, inner) ---- */
+
+typedef struct fold {
+    const reducer *r;
+    size_t size;
+    int64_t outer, reduced, inner;
+    const char *from;
+    char *to;
+} fold;
+
+#define ROWS 64 /* rows of one first-level column sum */
+
+/* One outer index, columns [begin, end): blocks of rows fold into a buffer, the buffers into the result. */
+static void fold_columns(const fold *f, int64_t outer, int64_t begin, int64_t end)
+{
+    _Alignas(64) char buffer[4096];
+    int64_t room = (int64_t)(sizeof buffer / f->size);
+    const char *from = f->from + (size_t)(outer * f->reduced * f->inner) * f->size;
+    char *to = f->to + (size_t)(outer * f->inner) * f->size;
+    for (int64_t column = begin; column < end; column += room) {
+        int64_t width = end - column < room ? end - column : room;
+        char *target = to + (size_t)column * f->size;
+        f->r->start(target, width);
+        for (int64_t row = 0; row < f->reduced; row += ROWS) {
+            int64_t last = row + ROWS < f->reduced ? row + ROWS : f->reduced;
+            f->r->start(buffer, width);
+            for (int64_t i = row; i < last; i++)
+                f->r->column(buffer, from + (size_t)(i * f->inner + column) * f->size, width);
+            f->r->column(target, buffer, width);
+        }
+    }
+}
+
+static void fold_outer(void *context, int64_t begin, int64_t end)
+{
+    const fold *f = context;
+    for (int64_t i = begin; i < end; i++) {
+        if (f->inner > 1) {
+            fold_columns(f, i, 0, f->inner);
+            continue;
+        }
+        f->r->start(f->to + (size_t)i * f->size, 1);
+        f->r->row(f->to + (size_t)i * f->size, f->from + (size_t)(i * f->reduced) * f->size, f->reduced);
+    }
+}
+
+static void fold_inner(void *context, int64_t begin, int64_t end)
+{
+    const fold *f = context;
+    for (int64_t i = 0; i < f->outer; i++)
+        fold_columns(f, i, begin, end);
+}
+
+#define PART 65536
+
+/* A single long row: parts of fixed size, then their results. */
+static void fold_parts(void *context, int64_t begin, int64_t end)
+{
+    const fold *f = context;
+    for (int64_t part = begin; part < end; part++) {
+        int64_t first = part * PART, count = f->reduced - first < PART ? f->reduced - first : PART;
+        f->r->start(f->to + (size_t)part * f->size, 1);
+        f->r->row(f->to + (size_t)part * f->size, f->from + (size_t)first * f->size, count);
+    }
+}
+
+static tutti_status fold_long(const fold *f)
+{
+    int64_t parts = (f->reduced + PART - 1) / PART;
+    char *partial = tu_block_alloc(tu_self(), (size_t)parts * f->size);
+    if (partial == NULL)
+        return tu_error_memory("a reduction's partial results", (size_t)parts * f->size);
+    fold each = *f;
+    each.to = partial;
+    tu_parallel(parts, 1, fold_parts, &each);
+    f->r->start(f->to, 1);
+    f->r->row(f->to, partial, parts);
+    tu_block_free(tu_self(), partial, (size_t)parts * f->size);
+    return TUTTI_OK;
+}
+
+static tutti_status run_fold(const fold *f)
+{
+    if (f->outer == 1 && f->inner == 1 && f->reduced > 2 * PART)
+        return fold_long(f);
+    int64_t work = f->reduced * f->inner;
+    if (f->outer == 1 && f->inner > 1)
+        tu_parallel(f->inner, 65536 / (f->reduced > 0 ? f->reduced : 1) + 64, fold_inner, (void *)f);
+    else
+        tu_parallel(f->outer, 32768 / (work > 0 ? work : 1) + 1, fold_outer, (void *)f);
+    return TUTTI_OK;
+}
+
+/* ---- dimensions ---- */
+
+/* The dimensions to reduce, as bits; none given means all. */
+static tutti_status reduced_dims(const tu_args *args, const tt_dims *dims, unsigned *mask)
+{
+    int ndim = args->inputs[0]->ndim;
+    *mask = 0;
+    if (dims->count <= 0) {
+        *mask = (1u << ndim) - 1;
+        return TUTTI_OK;
+    }
+    if (dims->count > TT_MAX_DIMS)
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%d dimensions given", dims->count);
+    for (int i = 0; i < dims->count; i++) {
+        int dim;
+        tutti_status status = tu_wrap_dim(args->op->name, dims->at[i], ndim, &dim);
+        if (status != TUTTI_OK)
+            return status;
+        if (*mask & 1u << dim)
+            return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "dimension %d appears twice", dim);
+        if (ndim > 0)
+            *mask |= 1u << dim;
+    }
+    return TUTTI_OK;
+}
+
+static tutti_status reduce_shape(tu_args *args)
+{
+    const reduction *r = args->op->detail;
+    const tt_tensor *x = args->inputs[0];
+    unsigned mask;
+    tutti_status status = reduced_dims(args, &args->params.dims[0], &mask);
+    if (status != TUTTI_OK)
+        return status;
+    if (reducer_for(r, r->to_bool ? TUTTI_I64 : tu_compute_dtype(x->dtype))->row == NULL ||
+        (r->float_only && !tu_is_float(x->dtype) && !tu_is_complex(x->dtype)))
+        return tu_args_error(args, TUTTI_ERROR_TYPE, "not defined for %s", tu_describe(x));
+    tu_shape *result = &args->results[0];
+    *result = (tu_shape){ .dtype = x->dtype, .device = args->device };
+    if (r->to_bool)
+        result->dtype = TUTTI_BOOL;
+    else if (r->widen && (tu_is_integer(x->dtype) || x->dtype == TUTTI_BOOL))
+        result->dtype = TUTTI_I64;
+    int64_t count = 1;
+    for (int i = 0; i < x->ndim; i++) {
+        if (mask & 1u << i)
+            count *= x->sizes[i];
+        if (!(mask & 1u << i))
+            result->sizes[result->ndim++] = x->sizes[i];
+        else if (args->params.integer[0])
+            result->sizes[result->ndim++] = 1;
+    }
+    if (r->no_empty && count == 0)
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s has no elements in the dimensions to reduce, and so no extremum", tu_describe(x));
+    return tu_shape_contiguous(args->op->name, result);
+}
+
+/* Sizes as alternating runs of kept and reduced dimensions; returns how many runs. */
+static int runs_of(const tt_tensor *x, unsigned mask, int64_t *sizes, bool *reduced)
+{
+    int count = 0;
+    for (int i = 0; i < x->ndim; i++) {
+        if (x->sizes[i] == 1)
+            continue;
+        bool is_reduced = (mask & 1u << i) != 0;
+        if (count > 0 && reduced[count - 1] == is_reduced) {
+            sizes[count - 1] *= x->sizes[i];
+        } else {
+            sizes[count] = x->sizes[i];
+            reduced[count++] = is_reduced;
+        }
+    }
+    return count;
+}
+
+/* A dense tensor of type `compute` with x's elements: x itself where it is one already. The caller drops it. */
+static tt_tensor *dense_of(const tt_tensor *x, tutti_dtype compute, bool truth)
+{
+    if (x->dtype == compute && x->flags & TU_CONTIGUOUS && !truth)
+        return tu_tensor_hold((tt_tensor *)x);
+    tu_shape shape = tu_shape_of(x);
+    shape.dtype = truth ? TUTTI_BOOL : compute;
+    if (tu_shape_contiguous("reduce", &shape) != TUTTI_OK)
+        return NULL;
+    tt_tensor *dense = tu_tensor_new(&shape);
+    if (dense == NULL)
+        return NULL;
+    tu_copy(dense, x);
+    if (!truth)
+        return dense;
+    tt_tensor *wide = dense_of(dense, compute, false); /* not zero, then 0 or 1 */
+    tu_tensor_drop(dense);
+    return wide;
+}
+
+/* Folds the last reduced run, again and again, from memory into smaller memory. */
+static tutti_status fold_runs(const reducer *r, size_t size, const char *from, int count, int64_t *sizes, bool *reduced, char *to)
+{
+    char *temporary = NULL;
+    size_t temporary_bytes = 0;
+    tutti_status status = TUTTI_OK;
+    for (;;) {
+        int at = count - 1;
+        while (at >= 0 && !reduced[at])
+            at--;
+        if (at < 0)
+            break;
+        int before = at - 1;
+        while (before >= 0 && !reduced[before])
+            before--;
+        fold f = { r, size, 1, sizes[at], 1, from, to };
+        for (int i = 0; i < count; i++)
+            *(i < at ? &f.outer : i > at ? &f.inner : &(int64_t){ 0 }) *= sizes[i];
+        if (before >= 0) {
+            size_t bytes = (size_t)(f.outer * f.inner) * size;
+            f.to = tu_block_alloc(tu_self(), bytes);
+            if (f.to == NULL) {
+                status = tu_error_memory("a reduction's partial results", bytes);
+                break;
+            }
+            status = run_fold(&f);
+            tu_block_free(tu_self(), temporary, temporary_bytes);
+            temporary = f.to;
+            temporary_bytes = bytes;
+            from = temporary;
+        } else {
+            status = run_fold(&f);
+        }
+        if (status != TUTTI_OK || before < 0)
+            break;
+        /* The run is gone; its kept neighbours become one. */
+        sizes[at] = 1;
+        reduced[at] = false;
+    }
+    tu_block_free(tu_self(), temporary, temporary_bytes);
+    return status;
+}
+
+static tutti_status reduce_cpu(tu_args *args)
+{
+    const reduction *r = args->op->detail;
+    const tt_tensor *x = args->inputs[0];
+    tt_tensor *out = args->outputs[0];
+    tutti_dtype compute = r->to_bool ? TUTTI_I64 : tu_compute_dtype(x->dtype);
+    const reducer *kernels = reducer_for(r, compute);
+    unsigned mask;
+    tutti_status status = reduced_dims(args, &args->params.dims[0], &mask);
+    if (status != TUTTI_OK || out->numel == 0)
+        return status;
+    tt_tensor *dense = dense_of(x, compute, r->to_bool);
+    if (dense == NULL)
+        return TUTTI_ERROR_MEMORY;
+    size_t size = tu_dtype_bytes[compute], bytes = (size_t)out->numel * size;
+    char *to = out->dtype == compute ? tu_pointer(out) : tu_block_alloc(tu_self(), bytes);
+    if (to == NULL) {
+        tu_tensor_drop(dense);
+        return tu_error_memory("a reduction's result", bytes);
+    }
+    int64_t sizes[TT_MAX_DIMS];
+    bool reduced[TT_MAX_DIMS], any = false;
+    int count = runs_of(x, mask, sizes, reduced);
+    for (int i = 0; i < count; i++)
+        any = any || reduced[i];
+    if (any)
+        status = fold_runs(kernels, size, tu_pointer(dense), count, sizes, reduced, to);
+    else
+        memcpy(to, tu_pointer(dense), bytes);
+    if (status == TUTTI_OK && r->mean) {
+        double scale = (double)out->numel / (double)x->numel;
+        if (compute == TUTTI_F32)
+            for (int64_t i = 0; i < out->numel; i++)
+                ((float *)to)[i] = (float)((double)((float *)to)[i] * scale);
+        else
+            for (int64_t i = 0; i < out->numel * (compute == TUTTI_C128 ? 2 : 1); i++)
+                ((double *)to)[i] *= scale;
+    }
+    tu_tensor_drop(dense);
+    if (to != tu_pointer(out)) {
+        if (status == TUTTI_OK)
+            status = tutti_convert(to, compute, tu_pointer(out), out->dtype, (size_t)out->numel);
+        tu_block_free(tu_self(), to, bytes);
+    }
+    return status;
+}
+
+/* ---- entries ---- */
+
+static tt_tensor *reduce(const tu_op *op, tt_tensor *x, tt_dims dims, bool keep)
+{
+    tu_args args;
+    tu_args_init(&args, op, 1, &x);
+    args.params.dims[0] = dims;
+    args.params.integer[0] = keep;
+    return tu_run(&args);
+}
+
+/* A reduced tensor, with the reduced dimensions put back as size 1. */
+static tt_tensor *with_kept(const tu_gradient *g, tt_tensor *x)
+{
+    const tu_shape *shape = tu_input_shape(g, 0);
+    const tt_dims *dims = &g->params->dims[0];
+    tt_dims kept = tt_dims_of(shape->ndim, shape->sizes);
+    for (int i = 0; i < shape->ndim && dims->count <= 0; i++)
+        kept.at[i] = 1;
+    for (int i = 0; i < dims->count && shape->ndim > 0; i++)
+        kept.at[dims->at[i] < 0 ? dims->at[i] + shape->ndim : dims->at[i]] = 1;
+    return tt_view(x, kept);
+}
+static void sum_gradient(tu_gradient *g) { g->results[0] = tt_expand(with_kept(g, g->grads[0]), tu_input_dims(g, 0)); }
+static tt_tensor *sum_sample(tu_sampler *s) { return tt_sum_dims(tu_normal(s, tt_shape(3, s->n, 4)), tt_shape(0, -1), false); }
+TU_OPERATOR(sum) = { .name = "sum", .schema = "sum(x, dims, keep) -> tensor", .summary = "sums; integers and bool in i64", .family = FAMILY,
+    .shape = reduce_shape, .cpu = reduce_cpu, .gradient = sum_gradient, .sample = sum_sample,
+    .detail = &(const reduction){ R(sum_f32), R(sum_f64), R(sum_i64), .c128 = R(sum_c128), .widen = true } };
+tt_tensor *tt_sum_dims(tt_tensor *x, tt_dims dims, bool keep) { return reduce(&tu_op_sum, x, dims, keep); }
+tt_tensor *tt_sum(tt_tensor *x) { return tt_sum_dims(x, tt_no_dims(), false); }
+
+static void mean_gradient(tu_gradient *g)
+{
+    int64_t count = tu_shape_numel(tu_input_shape(g, 0)), outputs = g->grads[0]->numel;
+    tt_tensor *share = tt_mul_scalar(g->grads[0], count == 0 ? 0 : (double)outputs / (double)count);
+    g->results[0] = tt_expand(with_kept(g, share), tu_input_dims(g, 0));
+}
+static tt_tensor *mean_sample(tu_sampler *s) { return tt_mean_dims(tu_normal(s, tt_shape(s->n, 4)), tt_shape(1), true); }
+TU_OPERATOR(mean) = { .name = "mean", .schema = "mean(x, dims, keep) -> tensor", .summary = "averages; floats only", .family = FAMILY,
+    .shape = reduce_shape, .cpu = reduce_cpu, .gradient = mean_gradient, .sample = mean_sample,
+    .detail = &(const reduction){ R(sum_f32), R(sum_f64), .c128 = R(sum_c128), .float_only = true, .mean = true } };
+tt_tensor *tt_mean_dims(tt_tensor *x, tt_dims dims, bool keep) { return reduce(&tu_op_mean, x, dims, keep); }
+tt_tensor *tt_mean(tt_tensor *x) { return tt_mean_dims(x, tt_no_dims(), false); }
+
+static void extremum_gradient(tu_gradient *g)
+{
+    tt_tensor *x = tu_saved(g, TU_INPUT(0)), *y = with_kept(g, tu_saved(g, TU_OUTPUT(0)));
+    if (y == NULL)
+        return;
+    tt_tensor *equal = tt_to(tt_eq(x, y), g->grads[0]->dtype);
+    tt_tensor *share = tt_div(with_kept(g, g->grads[0]), tt_sum_to(equal, tt_sizes(y)));
+    g->results[0] = tt_mul(equal, share);
+}
+static tt_tensor *amax_sample(tu_sampler *s) { return tt_amax(tu_normal(s, tt_shape(s->n, 4)), tt_shape(1), false); }
+static tt_tensor *amin_sample(tu_sampler *s) { return tt_amin(tu_normal(s, tt_shape(s->n, 4)), tt_shape(1), true); }
+TU_OPERATOR(amax) = { .name = "amax", .schema = "amax(x, dims, keep) -> tensor", .summary = "the largest; passes a NaN on; equal ones share the gradient",
+    .family = FAMILY, .shape = reduce_shape, .cpu = reduce_cpu, .gradient = extremum_gradient,
+    .saves = { TU_INPUT(0) | TU_OUTPUT(0) }, .sample = amax_sample,
+    .detail = &(const reduction){ R(max_f32), R(max_f64), R(max_i64), R(max_u64), .no_empty = true } };
+TU_OPERATOR(amin) = { .name = "amin", .schema = "amin(x, dims, keep) -> tensor", .summary = "the smallest; passes a NaN on; equal ones share the gradient",
+    .family = FAMILY, .shape = reduce_shape, .cpu = reduce_cpu, .gradient = extremum_gradient,
+    .saves = { TU_INPUT(0) | TU_OUTPUT(0) }, .sample = amin_sample,
+    .detail = &(const reduction){ R(min_f32), R(min_f64), R(min_i64), R(min_u64), .no_empty = true } };
+tt_tensor *tt_amax(tt_tensor *x, tt_dims dims, bool keep) { return reduce(&tu_op_amax, x, dims, keep); }
+tt_tensor *tt_amin(tt_tensor *x, tt_dims dims, bool keep) { return reduce(&tu_op_amin, x, dims, keep); }
+
+/* Exact where no element is 0; a 0 gives NaN, as the quotient does. */
+static void prod_gradient(tu_gradient *g)
+{
+    tt_tensor *x = tu_saved(g, TU_INPUT(0)), *y = with_kept(g, tu_saved(g, TU_OUTPUT(0)));
+    g->results[0] = tt_div(tt_mul(with_kept(g, g->grads[0]), y), x);
+}
+static tt_tensor *prod_sample(tu_sampler *s) { return tt_prod(tu_positive(s, tt_shape(s->n, 4)), tt_shape(1), false); }
+TU_OPERATOR(prod) = { .name = "prod", .schema = "prod(x, dims, keep) -> tensor", .summary = "products; integers and bool in i64", .family = FAMILY,
+    .shape = reduce_shape, .cpu = reduce_cpu, .gradient = prod_gradient, .saves = { TU_INPUT(0) | TU_OUTPUT(0) }, .sample = prod_sample,
+    .detail = &(const reduction){ R(prod_f32), R(prod_f64), R(prod_i64), .c128 = R(prod_c128), .widen = true } };
+tt_tensor *tt_prod(tt_tensor *x, tt_dims dims, bool keep) { return reduce(&tu_op_prod, x, dims, keep); }
+
+static tt_tensor *any_sample(tu_sampler *s) { return tt_any(tu_mask(s, tt_shape(s->n, 4)), tt_shape(1), false); }
+static tt_tensor *all_sample(tu_sampler *s) { return tt_all(tu_mask(s, tt_shape(s->n, 4)), tt_shape(1), false); }
+TU_OPERATOR(any) = { .name = "any", .schema = "any(x, dims, keep) -> bool tensor", .summary = "whether one is not zero", .family = FAMILY,
+    .shape = reduce_shape, .cpu = reduce_cpu, .sample = any_sample, .detail = &(const reduction){ .i64 = R(any_i64), .to_bool = true } };
+TU_OPERATOR(all) = { .name = "all", .schema = "all(x, dims, keep) -> bool tensor", .summary = "whether none is zero", .family = FAMILY,
+    .shape = reduce_shape, .cpu = reduce_cpu, .sample = all_sample, .detail = &(const reduction){ .i64 = R(all_i64), .to_bool = true } };
+tt_tensor *tt_any(tt_tensor *x, tt_dims dims, bool keep) { return reduce(&tu_op_any, x, dims, keep); }
+tt_tensor *tt_all(tt_tensor *x, tt_dims dims, bool keep) { return reduce(&tu_op_all, x, dims, keep); }
+
+/* ---- argmax ---- */
+
+static tutti_status argmax_shape(tu_args *args)
+{
+    const tt_tensor *x = args->inputs[0];
+    int dim;
+    tutti_status status = tu_wrap_dim("argmax", args->params.integer[1], x->ndim, &dim);
+    if (status != TUTTI_OK)
+        return status;
+    if (tu_is_complex(x->dtype) || x->ndim == 0 || x->sizes[dim] == 0)
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "dimension %d of %s has no largest element", dim, tu_describe(x));
+    args->params.integer[1] = dim;
+    args->results[0] = tu_shape_of(x);
+    args->results[0].dtype = TUTTI_I64;
+    args->results[0].sizes[dim] = 1;
+    if (!args->params.integer[0]) {
+        tu_shape *result = &args->results[0];
+        memmove(result->sizes + dim, result->sizes + dim + 1, (size_t)(--result->ndim - dim) * sizeof result->sizes[0]);
+    }
+    return tu_shape_contiguous("argmax", &args->results[0]);
+}
+static tutti_status argmax_cpu(tu_args *args)
+{
+    const tt_tensor *x = args->inputs[0];
+    int dim = (int)args->params.integer[1];
+    bool whole = !tu_is_float(x->dtype);
+    tt_tensor *dense = dense_of(x, whole ? TUTTI_I64 : TUTTI_F64, false);
+    if (dense == NULL)
+        return TUTTI_ERROR_MEMORY;
+    int64_t outer = 1, inner = 1, size = x->sizes[dim], *to = tu_pointer(args->outputs[0]);
+    for (int i = 0; i < x->ndim; i++)
+        *(i < dim ? &outer : i > dim ? &inner : &(int64_t){ 0 }) *= x->sizes[i];
+    const double *f = tu_pointer(dense);
+    const int64_t *n = tu_pointer(dense);
+    for (int64_t o = 0; o < outer; o++) {
+        for (int64_t i = 0; i < inner; i++) {
+            int64_t best = 0, base = o * size * inner + i;
+            for (int64_t k = 1; k < size; k++) {
+                int64_t at = base + k * inner, top = base + best * inner;
+                if (whole ? n[at] > n[top] : f[at] > f[top] || (f[at] != f[at] && f[top] == f[top]))
+                    best = k;
+            }
+            to[o * inner + i] = best;
+        }
+    }
+    tu_tensor_drop(dense);
+    return TUTTI_OK;
+}
+static tt_tensor *argmax_sample(tu_sampler *s) { return tt_argmax(tu_normal(s, tt_shape(s->n, 4)), 1, false); }
+TU_OPERATOR(argmax) = { .name = "argmax", .schema = "argmax(x, dim, keep) -> i64 tensor", .summary = "where the largest is; the first of equal ones",
+    .family = FAMILY, .shape = argmax_shape, .cpu = argmax_cpu, .sample = argmax_sample };
+tt_tensor *tt_argmax(tt_tensor *x, int dim, bool keep)
+{
+    tu_args args;
+    tu_args_init(&args, &tu_op_argmax, 1, &x);
+    args.params.integer[0] = keep;
+    args.params.integer[1] = dim;
+    return tu_run(&args);
+}
+
+/* ---- composites ---- */
+
+static tt_tensor *norm_sample(tu_sampler *s)
+{
+    tt_tensor *x = tu_normal(s, tt_shape(s->n, 3));
+    return s->n == 0 ? tt_sum(x) : tt_norm(x);
+}
+TU_OPERATOR(norm) = { .name = "norm", .schema = "norm(x) -> tensor", .summary = "square root of the sum of squares", .family = FAMILY,
+    .flags = TU_COMPOSITE, .sample = norm_sample };
+tt_tensor *tt_norm(tt_tensor *x) { return tt_sqrt(tt_sum(tt_square(tt_abs(x)))); }
+
+static tt_tensor *sum_to_sample(tu_sampler *s) { return tt_sum_to(tu_normal(s, tt_shape(2, s->n, 3)), tt_shape(s->n, 1)); }
+TU_OPERATOR(sum_to) = { .name = "sum_to", .schema = "sum_to(x, shape) -> tensor", .summary = "sums what broadcasting expanded, down to shape",
+    .family = FAMILY, .flags = TU_COMPOSITE, .sample = sum_to_sample };
+tt_tensor *tt_sum_to(tt_tensor *x, tt_dims shape)
+{
+    if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("sum_to", "x", x)) != TUTTI_OK)
+        return NULL;
+    int pad = x->ndim - shape.count;
+    tt_dims dims = { .count = 0 };
+    bool fits = pad >= 0 && shape.count >= 0;
+    for (int i = 0; fits && i < x->ndim; i++) {
+        int64_t wanted = i < pad ? 1 : shape.at[i - pad];
+        if (i < pad || (wanted == 1 && x->sizes[i] != 1))
+            dims.at[dims.count++] = i;
+        else
+            fits = wanted == x->sizes[i];
+    }
+    if (!fits) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "sum_to: %s was not broadcast from %s", tu_describe(x), tu_dims_text(shape.count, shape.at));
+        return NULL;
+    }
+    if (dims.count == 0)
+        return x;
+    return tt_view(tt_sum_dims(x, dims, true), shape);
+}

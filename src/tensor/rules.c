@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Rules that many operators share: broadcasting and type promotion.
+ */
+#include <string.h>
+
+#include "tensor/operator.h"
+
+tutti_status tu_broadcast(const tu_args *args, int first, tu_shape *result)
+{
+    int ndim = 0;
+    for (int i = first; i < args->input_count; i++)
+        if (args->inputs[i] != NULL && args->inputs[i]->ndim > ndim)
+            ndim = args->inputs[i]->ndim;
+    for (int d = 0; d < ndim; d++)
+        result->sizes[d] = 1;
+    for (int i = first; i < args->input_count; i++) {
+        const tt_tensor *x = args->inputs[i];
+        for (int d = 0; x != NULL && d < x->ndim; d++) {
+            int64_t *size = &result->sizes[ndim - x->ndim + d];
+            if (x->sizes[d] == *size || x->sizes[d] == 1)
+                continue;
+            if (*size != 1)
+                return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "shapes do not broadcast: %s and %s differ in dimension %d, and neither size is 1",
+                                     tu_describe(args->inputs[first]), tu_describe(x), d - x->ndim);
+            *size = x->sizes[d];
+        }
+    }
+    result->ndim = ndim;
+    result->device = args->device;
+    return TUTTI_OK;
+}
+
+/* bool < integers < floats < complex */
+static int category(tutti_dtype dtype)
+{
+    if (dtype == TUTTI_BOOL)
+        return 0;
+    return tu_is_integer(dtype) ? 1 : tu_is_float(dtype) ? 2 : 3;
+}
+
+static bool is_signed(tutti_dtype dtype)
+{
+    return dtype <= TUTTI_I64;
+}
+
+static tutti_dtype wider_integer(tutti_dtype a, tutti_dtype b)
+{
+    if (is_signed(a) == is_signed(b))
+        return tu_dtype_bytes[a] >= tu_dtype_bytes[b] ? a : b;
+    tutti_dtype with_sign = is_signed(a) ? a : b, without = is_signed(a) ? b : a;
+    if (tu_dtype_bytes[with_sign] > tu_dtype_bytes[without])
+        return with_sign;
+    switch (tu_dtype_bytes[without]) { /* the signed type that holds both */
+    case 1: return TUTTI_I16;
+    case 2: return TUTTI_I32;
+    default: return TUTTI_I64;
+    }
+}
+
+tutti_dtype tu_promote_pair(tutti_dtype a, tutti_dtype b)
+{
+    if (a == b)
+        return a;
+    int of_a = category(a), of_b = category(b);
+    if (of_a == 3 || of_b == 3)
+        return a == TUTTI_C128 || b == TUTTI_C128 || a == TUTTI_F64 || b == TUTTI_F64 ? TUTTI_C128 : TUTTI_C64;
+    if (of_a != of_b)
+        return of_a > of_b ? a : b;
+    if (of_a == 1)
+        return wider_integer(a, b);
+    if (tu_dtype_bytes[a] != tu_dtype_bytes[b])
+        return tu_dtype_bytes[a] > tu_dtype_bytes[b] ? a : b;
+    return TUTTI_F32; /* f16 with bf16, e4m3 with e5m2: neither holds the other */
+}
+
+/* Three classes, each counting only where it raises the category of the ones before: tensors with dimensions, 0-dim tensors, numbers.
+ * A number against integers alone gives f32, as a literal does. */
+tutti_dtype tu_promote(const tu_args *args, int first)
+{
+    tutti_dtype found[3] = { 0, 0, 0 };
+    for (int i = first; i < args->input_count; i++) {
+        const tt_tensor *x = args->inputs[i];
+        if (x == NULL)
+            continue;
+        int rank = x->flags & TU_NUMBER ? 2 : x->ndim == 0 ? 1 : 0;
+        found[rank] = found[rank] == 0 ? (tutti_dtype)x->dtype : tu_promote_pair(found[rank], x->dtype);
+    }
+    tutti_dtype result = found[0];
+    if (found[1] != 0 && (result == 0 || category(found[1]) > category(result)))
+        result = result != 0 && category(found[1]) == 3 && category(result) == 2 ? tu_promote_pair(result, TUTTI_C64) : found[1];
+    if (found[2] != 0 && result == 0)
+        return found[2];
+    if (found[2] != 0 && category(found[2]) > category(result))
+        result = TUTTI_F32;
+    return result;
+}
+
+tutti_status tu_shape_like_first(tu_args *args)
+{
+    args->results[0] = tu_shape_of(args->inputs[0]);
+    return tu_shape_contiguous(args->op->name, &args->results[0]);
+}

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Storages: counted blocks of bytes that can be resized under all tensors on them at once.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tensor/tensor.h"
+#include "tensor/thread.h"
+
+#define SPARE_STORAGES 512
+
+static tu_storage *take(tu_thread *self)
+{
+    tu_storage *storage = self->spare_storages;
+    if (storage != NULL) {
+        self->spare_storages = storage->owner;
+        self->spare_storage_count--;
+    } else if ((storage = malloc(sizeof *storage)) == NULL) {
+        return NULL;
+    }
+    *storage = (tu_storage){ .device = TT_DEVICE_CPU };
+    atomic_init(&storage->references, 1);
+    tu_tally(&self->storages, 1);
+    return storage;
+}
+
+static void give(tu_thread *self, tu_storage *storage)
+{
+    tu_tally(&self->storages, -1);
+    if (self->spare_storage_count >= SPARE_STORAGES || !self->registered) {
+        free(storage);
+        return;
+    }
+    storage->owner = self->spare_storages;
+    self->spare_storages = storage;
+    self->spare_storage_count++;
+}
+
+tu_storage *tu_storage_new(tt_device device, size_t bytes)
+{
+    tu_thread *self = tu_self();
+    tu_storage *storage = take(self);
+    if (storage == NULL) {
+        tu_error_memory("a storage", sizeof *storage);
+        return NULL;
+    }
+    storage->device = device;
+    storage->bytes = bytes;
+    if (device == TT_DEVICE_META || bytes == 0)
+        return storage;
+    storage->data = tu_block_alloc(self, bytes);
+    if (storage->data == NULL) {
+        give(self, storage);
+        tu_error_memory("a tensor", bytes);
+        return NULL;
+    }
+    return storage;
+}
+
+tu_storage *tu_storage_wrap(void *data, size_t bytes, void (*release)(void *owner), void *owner)
+{
+    tu_storage *storage = take(tu_self());
+    if (storage == NULL) {
+        tu_error_memory("a storage", sizeof *storage);
+        return NULL;
+    }
+    storage->data = data;
+    storage->bytes = bytes;
+    storage->fixed = true;
+    storage->release = release;
+    storage->owner = owner;
+    return storage;
+}
+
+void tu_storage_drop(tu_storage *storage)
+{
+    if (storage == NULL || atomic_fetch_sub_explicit(&storage->references, 1, memory_order_acq_rel) != 1)
+        return;
+    tu_thread *self = tu_self();
+    if (storage->fixed) {
+        if (storage->release != NULL)
+            storage->release(storage->owner);
+    } else {
+        tu_block_free(self, storage->data, storage->bytes);
+    }
+    give(self, storage);
+}
+
+/* The new block is there before anything changes, so that a failure leaves the storage as it was. */
+tutti_status tu_storage_resize(tu_storage *storage, size_t bytes)
+{
+    tu_thread *self = tu_self();
+    if (storage->fixed)
+        return tu_error(TUTTI_ERROR_STATE, "this storage of %zu bytes is not resizable: its memory is foreign or symmetric", storage->bytes);
+    if (atomic_load_explicit(&storage->exports, memory_order_relaxed) > 0)
+        return tu_error(TUTTI_ERROR_STATE, "this storage of %zu bytes is not resizable while another library holds it (DLPack)",
+                        storage->bytes);
+    tutti_status status = tu_storage_wait(storage);
+    if (status != TUTTI_OK || bytes == storage->bytes)
+        return status;
+    void *data = NULL;
+    if (storage->device == TT_DEVICE_CPU && bytes > 0) {
+        data = tu_block_alloc(self, bytes);
+        if (data == NULL)
+            return tu_error_memory("a larger storage", bytes);
+        size_t kept = bytes < storage->bytes ? bytes : storage->bytes;
+        if (kept > 0)
+            memcpy(data, storage->data, kept);
+    }
+    tu_block_free(self, storage->data, storage->bytes);
+    storage->data = data;
+    storage->bytes = bytes;
+    return TUTTI_OK;
+}
+
+size_t tt_storage_bytes(const tt_tensor *x)
+{
+    if (tt_error_pending() != TUTTI_OK || tu_pending_take(tu_tensor_check("storage_bytes", "x", x)) != TUTTI_OK)
+        return 0;
+    return x->storage->bytes;
+}
+
+bool tt_storage_resize(tt_tensor *x, size_t bytes)
+{
+    if (tt_error_pending() != TUTTI_OK || tu_pending_take(tu_tensor_check("storage_resize", "x", x)) != TUTTI_OK)
+        return false;
+    if (bytes > PTRDIFF_MAX) {
+        tu_fail(TUTTI_ERROR_RANGE, "storage_resize: %zu bytes cannot be represented", bytes);
+        return false;
+    }
+    return tu_pending_take(tu_storage_resize(x->storage, bytes)) == TUTTI_OK;
+}
+
+bool tt_same_storage(const tt_tensor *a, const tt_tensor *b)
+{
+    if (tt_error_pending() != TUTTI_OK || tu_pending_take(tu_tensor_check("same_storage", "a", a)) != TUTTI_OK ||
+        tu_pending_take(tu_tensor_check("same_storage", "b", b)) != TUTTI_OK)
+        return false;
+    return a->storage == b->storage;
+}

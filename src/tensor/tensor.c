@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Tensor handles: their making and end, and what can be asked of them.
+ */
+#include "tensor/tensor.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tensor/history.h"
+#include "tensor/thread.h"
+
+#define SPARE_TENSORS 512
+/* Debug builds reuse a handle as late as they can, so that using a dead one is noticed. */
+#ifdef NDEBUG
+#define REST 0
+#else
+#define REST 256
+#endif
+
+const uint8_t tu_dtype_bytes[] = { 0, 8, 4, 2, 2, 1, 1, 1, 2, 4, 8, 1, 2, 4, 8, 1, 8, 16 };
+
+/* ---- life ---- */
+
+static tt_tensor *take(tu_thread *self)
+{
+    tt_tensor *x = self->spare_tensor_count > REST ? self->spare_tensors : NULL;
+    if (x != NULL) {
+        self->spare_tensors = (tt_tensor *)(void *)x->storage;
+        self->spare_tensor_count--;
+    } else if ((x = malloc(sizeof *x)) == NULL) {
+        return NULL;
+    }
+    x->magic = TU_MAGIC_ALIVE;
+    atomic_init(&x->references, 1);
+    x->history = NULL;
+    x->name = NULL;
+    x->flags = 0;
+    tu_tally(&self->tensors, 1);
+    return x;
+}
+
+/* The dead handle keeps its memory for a while, so that using it is an error and not a crash: see tu_tensor_check. */
+static void give(tu_thread *self, tt_tensor *x)
+{
+    tu_tally(&self->tensors, -1);
+    x->magic = TU_MAGIC_DEAD;
+    if (self->spare_tensor_count >= SPARE_TENSORS || !self->registered) {
+        free(x);
+        return;
+    }
+    if (REST > 0 && self->spare_tensor_count > 0) {
+        x->storage = NULL;
+        self->spare_tail->storage = (tu_storage *)(void *)x;
+    } else {
+        x->storage = (tu_storage *)(void *)self->spare_tensors;
+        self->spare_tensors = x;
+    }
+    if (REST > 0)
+        self->spare_tail = x;
+    self->spare_tensor_count++;
+}
+
+void tu_tensor_trim(tu_thread *self)
+{
+    while (self->spare_tensors != NULL) {
+        tt_tensor *x = self->spare_tensors;
+        self->spare_tensors = (tt_tensor *)(void *)x->storage;
+        free(x);
+    }
+    while (self->spare_storages != NULL) {
+        tu_storage *storage = self->spare_storages;
+        self->spare_storages = storage->owner;
+        free(storage);
+    }
+    self->spare_tensor_count = self->spare_storage_count = 0;
+}
+
+static void set_shape(tt_tensor *x, const tu_shape *shape)
+{
+    x->dtype = (uint8_t)shape->dtype;
+    x->device = (uint8_t)shape->device;
+    x->ndim = (uint8_t)shape->ndim;
+    x->offset = shape->offset;
+    int64_t numel = 1;
+    bool contiguous = true;
+    for (int i = shape->ndim - 1; i >= 0; i--) {
+        contiguous = contiguous && (shape->strides[i] == numel || shape->sizes[i] == 1);
+        numel *= shape->sizes[i];
+        x->sizes[i] = shape->sizes[i];
+        x->strides[i] = shape->strides[i];
+    }
+    x->numel = numel;
+    if (contiguous || numel == 0)
+        x->flags |= TU_CONTIGUOUS;
+}
+
+tt_tensor *tu_tensor_on(tu_storage *storage, const tu_shape *shape)
+{
+    if (storage == NULL)
+        return NULL;
+    tt_tensor *x = take(tu_self());
+    if (x == NULL) {
+        tu_storage_drop(storage);
+        tu_error_memory("a tensor handle", sizeof *x);
+        return NULL;
+    }
+    x->storage = x->version_home = storage;
+    set_shape(x, shape);
+    return x;
+}
+
+tt_tensor *tu_tensor_new(const tu_shape *shape)
+{
+    int64_t last = 0;
+    for (int i = 0; i < shape->ndim; i++) {
+        if (shape->sizes[i] == 0)
+            return tu_tensor_on(tu_storage_new(shape->device, 0), shape);
+        last += (shape->sizes[i] - 1) * shape->strides[i];
+    }
+    return tu_tensor_on(tu_storage_new(shape->device, (size_t)(last + 1) * tu_dtype_bytes[shape->dtype]), shape);
+}
+
+tt_tensor *tu_tensor_alias(const tt_tensor *x, const tu_shape *shape)
+{
+    tt_tensor *alias = tu_tensor_on(tu_storage_hold(x->storage), shape);
+    if (alias != NULL && x->version_home != x->storage)
+        alias->version_home = tu_storage_hold(x->version_home);
+    return alias;
+}
+
+void tu_tensor_drop(tt_tensor *x)
+{
+    if (x == NULL || atomic_fetch_sub_explicit(&x->references, 1, memory_order_acq_rel) != 1)
+        return;
+    if (x->history != NULL)
+        tu_history_free(x);
+    if (x->name != NULL)
+        free(x->name);
+    if (x->version_home != x->storage)
+        tu_storage_drop(x->version_home);
+    tu_storage_drop(x->storage);
+    give(tu_self(), x);
+}
+
+tt_tensor *tt_keep(tt_tensor *x)
+{
+    if (tt_error_pending() != TUTTI_OK || x == NULL || tu_pending_take(tu_tensor_check("keep", "tensor", x)) != TUTTI_OK)
+        return NULL;
+    return tu_tensor_hold(x);
+}
+
+/* Works also with an error pending: cleaning up must. */
+void tt_release(tt_tensor *x)
+{
+    if (x != NULL && tu_tensor_check("release", "tensor", x) == TUTTI_OK)
+        tu_tensor_drop(x);
+}
+
+/* ---- checks ---- */
+
+tutti_status tu_tensor_check(const char *who, const char *what, const tt_tensor *x)
+{
+    if (x == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: argument %s is NULL, and a tensor is required there", who, what);
+    if (x->magic != TU_MAGIC_ALIVE)
+        return tu_error(TUTTI_ERROR_STATE, "%s: argument %s is no live tensor: its scope was closed, or it was released once too often "
+                                           "(tt_keep or tt_scope_return make it live longer)", who, what);
+    return TUTTI_OK;
+}
+
+size_t tu_tensor_need(const tt_tensor *x)
+{
+    if (x->numel == 0)
+        return 0;
+    int64_t last = x->offset;
+    for (int i = 0; i < x->ndim; i++)
+        last += (x->sizes[i] - 1) * x->strides[i];
+    return (size_t)(last + 1) * tu_dtype_bytes[x->dtype];
+}
+
+tutti_status tu_tensor_ready(const char *who, const char *what, const tt_tensor *x)
+{
+    tutti_status status = tu_storage_wait(x->storage);
+    if (status != TUTTI_OK)
+        return status;
+    size_t need = tu_tensor_need(x);
+    if (need > x->storage->bytes)
+        return tu_error(TUTTI_ERROR_STATE, "%s: the storage of argument %s, %s, is freed or too small: it needs %zu bytes and has %zu. "
+                                           "Grow it with tt_storage_resize and refill it first",
+                        who, what, tu_describe(x), need, x->storage->bytes);
+    return TUTTI_OK;
+}
+
+tutti_status tu_wrap_dim(const char *who, int64_t dim, int ndim, int *wrapped)
+{
+    int limit = ndim == 0 ? 1 : ndim;
+    if (dim < -limit || dim >= limit)
+        return tu_error(TUTTI_ERROR_RANGE, "%s: dim %lld is out of range: expected to be in range of [%d, %d]", who, (long long)dim,
+                        -limit, limit - 1);
+    *wrapped = (int)(dim < 0 ? dim + limit : dim);
+    return TUTTI_OK;
+}
+
+/* ---- shapes ---- */
+
+tt_dims tt_dims_of(int count, const int64_t *entries)
+{
+    tt_dims dims = { .count = count };
+    for (int i = 0; i < count && i < TT_MAX_DIMS; i++)
+        dims.at[i] = entries[i];
+    return dims;
+}
+
+tt_dims tt_no_dims(void)
+{
+    return (tt_dims){ .count = -1 };
+}
+
+tt_tensor_list tt_tensors_of(size_t count, tt_tensor *const *tensors)
+{
+    return (tt_tensor_list){ count, tensors };
+}
+
+tu_shape tu_shape_of(const tt_tensor *x)
+{
+    tu_shape shape = { .dtype = x->dtype, .device = x->device, .ndim = x->ndim, .offset = x->offset };
+    memcpy(shape.sizes, x->sizes, (size_t)x->ndim * sizeof x->sizes[0]);
+    memcpy(shape.strides, x->strides, (size_t)x->ndim * sizeof x->strides[0]);
+    return shape;
+}
+
+int64_t tu_shape_numel(const tu_shape *shape)
+{
+    int64_t numel = 1;
+    for (int i = 0; i < shape->ndim; i++)
+        numel *= shape->sizes[i];
+    return numel;
+}
+
+tutti_status tu_shape_contiguous(const char *who, tu_shape *shape)
+{
+    int64_t numel = 1;
+    bool empty = false, overflow = false;
+    shape->offset = 0;
+    for (int i = shape->ndim - 1; i >= 0; i--) {
+        shape->strides[i] = numel;
+        if (shape->sizes[i] == 0)
+            empty = true;
+        else
+            overflow = __builtin_mul_overflow(numel, shape->sizes[i], &numel) || overflow;
+    }
+    if (!empty && (overflow || numel > PTRDIFF_MAX / 16))
+        return tu_error(TUTTI_ERROR_RANGE, "%s: a tensor of shape %s is too large to address", who,
+                        tu_dims_text(shape->ndim, shape->sizes));
+    return TUTTI_OK;
+}
+
+tutti_status tu_shape_from(const char *who, tt_dims dims, tutti_dtype dtype, tt_device device, tu_shape *shape)
+{
+    if (!tu_dtype_valid(dtype))
+        return tu_error(TUTTI_ERROR_TYPE, "%s: %d is no dtype", who, (int)dtype);
+    if (device != TT_DEVICE_CPU && device != TT_DEVICE_META)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: %d is no device", who, (int)device);
+    if (dims.count < 0 || dims.count > TT_MAX_DIMS)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: a shape has 0 to %d dimensions, not %d", who, TT_MAX_DIMS, dims.count);
+    shape->dtype = dtype;
+    shape->device = device;
+    shape->ndim = dims.count;
+    for (int i = 0; i < dims.count; i++) {
+        if (dims.at[i] < 0)
+            return tu_error(TUTTI_ERROR_ARGUMENT, "%s: size %lld of dimension %d is negative", who, (long long)dims.at[i], i);
+        shape->sizes[i] = dims.at[i];
+    }
+    return tu_shape_contiguous(who, shape);
+}
+
+bool tu_is_dense(const tt_tensor *x)
+{
+    if (x->flags & TU_CONTIGUOUS)
+        return true;
+    int order[TT_MAX_DIMS], count = 0;
+    for (int i = 0; i < x->ndim; i++) {
+        if (x->sizes[i] == 1)
+            continue;
+        int at = count++;
+        for (; at > 0 && x->strides[order[at - 1]] > x->strides[i]; at--)
+            order[at] = order[at - 1];
+        order[at] = i;
+    }
+    int64_t expected = 1;
+    for (int i = 0; i < count; i++) {
+        if (x->strides[order[i]] != expected)
+            return false;
+        expected *= x->sizes[order[i]];
+    }
+    return true;
+}
+
+bool tu_same_sizes(const tt_tensor *a, const tt_tensor *b)
+{
+    return a->ndim == b->ndim && memcmp(a->sizes, b->sizes, (size_t)a->ndim * sizeof a->sizes[0]) == 0;
+}
+
+static char *text_buffer(size_t *size)
+{
+    static _Thread_local char buffers[4][256];
+    static _Thread_local unsigned next;
+    *size = sizeof buffers[0];
+    return buffers[next++ % 4];
+}
+
+const char *tu_dims_text(int count, const int64_t *at)
+{
+    size_t size, used = 0;
+    char *text = text_buffer(&size);
+    used += (size_t)snprintf(text, size, "[");
+    for (int i = 0; i < count && i < TT_MAX_DIMS && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%lld", i > 0 ? ", " : "", (long long)at[i]);
+    if (used < size)
+        snprintf(text + used, size - used, "]");
+    return text;
+}
+
+const char *tu_describe(const tt_tensor *x)
+{
+    if (x == NULL)
+        return "NULL";
+    size_t size;
+    const char *dims = tu_dims_text(x->ndim, x->sizes);
+    char *text = text_buffer(&size);
+    snprintf(text, size, "%s%s%s%s %s%s", x->name != NULL ? "\"" : "", x->name != NULL ? x->name : "", x->name != NULL ? "\" " : "",
+             tutti_dtype_name(x->dtype), dims, x->device == TT_DEVICE_META ? " on meta" : "");
+    return text;
+}

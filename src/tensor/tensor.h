@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Storages and tensors inside. A storage is a counted block of bytes with the version that its aliases share; a tensor is a
+ * counted handle: dtype, sizes, strides and offset over a storage, and a history where autograd has to do with it.
+ *
+ * Functions here return or take plain references, not scope-owned ones: what they make belongs to the caller.
+ */
+#ifndef TU_TENSOR_TENSOR_H
+#define TU_TENSOR_TENSOR_H
+
+#include <stdatomic.h>
+
+#include <tutti/tensor.h>
+
+#include "base/error.h"
+
+/* Asynchronous work that still writes a storage; made by functional/. */
+typedef struct tu_storage tu_storage;
+typedef tutti_status tu_storage_waiter(tu_storage *storage);
+
+struct tu_storage {
+    atomic_int references;
+    _Atomic uint32_t version; /* of the tensors whose version_home this is */
+    tt_device device;
+    bool fixed;              /* foreign, mapped or exported memory: cannot be resized */
+    atomic_int exports;      /* DLPack handles alive on it: cannot be resized either */
+    size_t bytes;
+    void *data;              /* NULL for meta and for 0 bytes */
+    void (*release)(void *owner); /* foreign memory: instead of freeing data */
+    void *owner;
+    /* Set while collectives write here, cleared by the waiter; read by every use of the data. Pair: release when set, acquire here. */
+    _Atomic(tu_storage_waiter *) waiter;
+    void *works; /* the waiter's own, see functional/registry.c */
+};
+
+#define TU_MAGIC_ALIVE 0x54545421u
+#define TU_MAGIC_DEAD 0xdeadbeefu
+
+enum {
+    TU_CONTIGUOUS = 1,    /* row-major without gaps */
+    TU_REQUIRES_GRAD = 2, /* leaf: asked for; non-leaf: has a node */
+    TU_PARAMETER = 4,
+    TU_NUMBER = 8         /* adopts the type of what it meets */
+};
+
+struct tt_tensor {
+    uint32_t magic;
+    atomic_int references;
+    uint8_t dtype, device, ndim, flags;
+    tu_storage *storage;
+    tu_storage *version_home; /* whose version counts: the storage itself (then not counted twice), or another one */
+    int64_t offset, numel;
+    int64_t sizes[TT_MAX_DIMS], strides[TT_MAX_DIMS];
+    struct tu_history *history; /* autograd's part, or NULL */
+    char *name;
+};
+
+/* ---- storages ---- */
+
+/* With `bytes` of uninitialised memory; NULL with the thread's error written. */
+tu_storage *tu_storage_new(tt_device device, size_t bytes);
+tu_storage *tu_storage_wrap(void *data, size_t bytes, void (*release)(void *owner), void *owner);
+tutti_status tu_storage_resize(tu_storage *storage, size_t bytes);
+void tu_storage_drop(tu_storage *storage);
+static inline tu_storage *tu_storage_hold(tu_storage *storage)
+{
+    atomic_fetch_add_explicit(&storage->references, 1, memory_order_relaxed);
+    return storage;
+}
+/* Waits for collectives that still write here. */
+static inline tutti_status tu_storage_wait(tu_storage *storage)
+{
+    tu_storage_waiter *waiter = atomic_load_explicit(&storage->waiter, memory_order_acquire);
+    return waiter == NULL ? TUTTI_OK : waiter(storage);
+}
+
+/* ---- tensors ---- */
+
+/* The shape of a tensor to be. Strides are set by tu_shape_contiguous or by hand. */
+typedef struct tu_shape {
+    tutti_dtype dtype;
+    tt_device device;
+    int ndim;
+    int64_t sizes[TT_MAX_DIMS], strides[TT_MAX_DIMS];
+    int64_t offset; /* of views */
+} tu_shape;
+
+/* A new tensor on new storage; NULL with the thread's error written. */
+tt_tensor *tu_tensor_new(const tu_shape *shape);
+/* Another handle on `x`'s storage and version. */
+tt_tensor *tu_tensor_alias(const tt_tensor *x, const tu_shape *shape);
+tt_tensor *tu_tensor_on(tu_storage *storage, const tu_shape *shape); /* takes over the reference, also on failure */
+void tu_tensor_drop(tt_tensor *x);
+static inline tt_tensor *tu_tensor_hold(tt_tensor *x)
+{
+    if (x != NULL)
+        atomic_fetch_add_explicit(&x->references, 1, memory_order_relaxed);
+    return x;
+}
+
+tu_shape tu_shape_of(const tt_tensor *x);
+/* Sets row-major strides; an error where the byte size does not fit. */
+tutti_status tu_shape_contiguous(const char *who, tu_shape *shape);
+tutti_status tu_shape_from(const char *who, tt_dims dims, tutti_dtype dtype, tt_device device, tu_shape *shape);
+int64_t tu_shape_numel(const tu_shape *shape);
+/* Whether the elements fill a block without gaps or overlap, in any order of dimensions. */
+bool tu_is_dense(const tt_tensor *x);
+bool tu_same_sizes(const tt_tensor *a, const tt_tensor *b);
+/* Bytes that the storage must have for x to be read. */
+size_t tu_tensor_need(const tt_tensor *x);
+/* "f32 [2, 3]", with the name where there is one. In a buffer of the thread; four may be in use at once. */
+const char *tu_describe(const tt_tensor *x);
+const char *tu_dims_text(int count, const int64_t *at);
+
+/* Whether x is there, alive and readable by kernels: waits for collectives, checks the bytes. `who` and `what` are for the message. */
+tutti_status tu_tensor_check(const char *who, const char *what, const tt_tensor *x);
+tutti_status tu_tensor_ready(const char *who, const char *what, const tt_tensor *x);
+
+extern const uint8_t tu_dtype_bytes[];
+static inline void *tu_pointer(const tt_tensor *x)
+{
+    return x->storage->data == NULL ? NULL : (char *)x->storage->data + x->offset * tu_dtype_bytes[x->dtype];
+}
+static inline void tu_bump(tt_tensor *x)
+{
+    atomic_fetch_add_explicit(&x->version_home->version, 1, memory_order_relaxed);
+}
+static inline uint32_t tu_version(const tt_tensor *x)
+{
+    return atomic_load_explicit(&x->version_home->version, memory_order_relaxed);
+}
+
+static inline bool tu_dtype_valid(tutti_dtype dtype)
+{
+    return dtype >= TUTTI_F64 && dtype <= TUTTI_C128;
+}
+static inline bool tu_is_float(tutti_dtype dtype)
+{
+    return dtype >= TUTTI_F64 && dtype <= TUTTI_F8_E5M2;
+}
+static inline bool tu_is_complex(tutti_dtype dtype)
+{
+    return dtype == TUTTI_C64 || dtype == TUTTI_C128;
+}
+static inline bool tu_is_integer(tutti_dtype dtype)
+{
+    return dtype >= TUTTI_I8 && dtype <= TUTTI_U64;
+}
+
+/* A negative dim counted from the end; an error that names both where it is out of range. `ndim` 0 accepts 0 and -1. */
+tutti_status tu_wrap_dim(const char *who, int64_t dim, int ndim, int *wrapped);
+
+#endif

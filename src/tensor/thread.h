@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the tensor library keeps per thread: open scopes and what they own, the pending error, spare memory, the random
+ * generator, the gradient mode. All of it goes when the thread ends.
+ */
+#ifndef TU_TENSOR_THREAD_H
+#define TU_TENSOR_THREAD_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <tutti/tensor.h>
+
+#include "base/error.h"
+
+#define TU_BINS 240 /* classes of spare blocks, see block.c */
+
+typedef struct tu_scope_mark {
+    uint64_t id;
+    size_t first; /* index in `owned` of the scope's first tensor */
+    void *memory; /* chain of blocks of tu_scope_memory */
+} tu_scope_mark;
+
+typedef struct tu_thread {
+    tutti_status pending;
+    bool grad_disabled;
+    bool registered; /* in the list that tt_count walks, and with a destructor at thread exit */
+    int scope_count, scope_capacity;
+    tu_scope_mark *scopes;
+    tt_tensor **owned;
+    size_t owned_count, owned_capacity;
+
+    struct tt_tensor *spare_tensors, *spare_tail; /* chained through their storage pointers */
+    struct tu_storage *spare_storages;
+    int spare_tensor_count, spare_storage_count;
+    struct tu_block **bins; /* TU_BINS chains of spare blocks; not in here, so that the library can be loaded late */
+    size_t spare_bytes;
+
+    uint64_t seed, counter; /* of the random generator: key and position */
+    uint32_t seed_rank;
+
+    uint64_t node_sequence; /* creation number of the next autograd node */
+    void *backward;         /* autograd's running backward, innermost */
+    void *saved_hooks;      /* autograd's pack and unpack hooks, innermost */
+
+    /* Written by this thread alone, read by tt_count from any: relaxed. A thread may release what another made, so one
+     * thread's figure can be below zero; their sum is exact. */
+    _Atomic int64_t tensors, storages, open_scopes, nodes;
+    struct tu_thread *next, **link;
+} tu_thread;
+
+extern _Thread_local tu_thread tu_thread_self __attribute__((tls_model("initial-exec")));
+
+static inline tu_thread *tu_self(void)
+{
+    return &tu_thread_self;
+}
+
+/* Makes the thread known (once); an error only where memory or keys have run out. */
+tutti_status tu_thread_register(void);
+
+static inline void tu_tally(_Atomic int64_t *tally, int64_t change)
+{
+    atomic_store_explicit(tally, atomic_load_explicit(tally, memory_order_relaxed) + change, memory_order_relaxed);
+}
+
+/* ---- the pending error ---- */
+
+/* Makes the thread's last error (already written with tu_error) the pending one, unless there is one. Returns its status. */
+tutti_status tu_pending_take(tutti_status status);
+/* tu_error and tu_pending_take in one. */
+tutti_status tu_fail(tutti_status status, const char *format, ...) TUTTI_PRINTF(2, 3);
+
+/* Setting the pending error aside and putting it back: for code that must run all the same. */
+typedef struct tu_pending_copy {
+    tutti_status status;
+    tu_error_copy error;
+} tu_pending_copy;
+void tu_pending_save(tu_pending_copy *copy); /* and clears it */
+void tu_pending_restore(const tu_pending_copy *copy);
+
+/* ---- scopes ---- */
+
+/* Gives one reference to the innermost scope and returns `tensor`; without one, or without memory, releases it, sets the
+ * pending error and returns NULL. */
+tt_tensor *tu_scope_own(tt_tensor *tensor);
+/* Whether a scope is open; else sets the pending error that says so. */
+bool tu_scope_check(void);
+/* Memory that goes with the innermost scope; NULL with the pending error set. */
+void *tu_scope_memory(size_t bytes);
+/* Closes a scope opened by the library itself and leaves the pending error pending. */
+void tu_scope_leave(tt_scope *scope);
+
+/* ---- spare memory (block.c) ---- */
+void *tu_block_alloc(tu_thread *self, size_t bytes); /* 64-byte aligned; NULL when there is none */
+void tu_block_free(tu_thread *self, void *data, size_t bytes);
+void tu_block_trim(tu_thread *self);
+void tu_tensor_trim(tu_thread *self);
+
+#endif
