@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Nodes of the backward graph, and the tensors they save.
+ */
+#include "autograd/node.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* One block: the node, then its arrays, those of pointers first. */
+tu_node *tu_node_new(const char *name, int inputs, int outputs, int saved)
+{
+    size_t edges = (size_t)inputs * sizeof(tu_edge), shapes = (size_t)(inputs + outputs) * sizeof(tu_shape);
+    size_t kept = (size_t)saved * sizeof(tu_saved_tensor), flags = (size_t)inputs * sizeof(bool);
+    tu_node *node = malloc(sizeof *node + edges + shapes + kept + flags);
+    if (node == NULL) {
+        tu_error_memory("a node of the backward graph", sizeof *node);
+        return NULL;
+    }
+    tu_thread *self = tu_self();
+    *node = (tu_node){ .name = name, .sequence = self->node_sequence++, .input_count = inputs, .output_count = outputs, .saved_count = saved };
+    atomic_init(&node->references, 1);
+    char *at = (char *)(node + 1);
+    node->next = (tu_edge *)at;
+    node->inputs = (tu_shape *)(at + edges);
+    node->outputs = node->inputs + inputs;
+    node->saved = (tu_saved_tensor *)(at + edges + shapes);
+    node->needs = (bool *)(at + edges + shapes + kept);
+    memset(node->next, 0, edges);
+    memset(node->saved, 0, kept);
+    memset(node->needs, 0, flags);
+    tu_tally(&self->nodes, 1);
+    return node;
+}
+
+void tu_edge_drop(tu_edge *edge)
+{
+    tu_node *node = edge->node;
+    tt_tensor *leaf = edge->leaf;
+    *edge = (tu_edge){ NULL, NULL, 0 };
+    tu_tensor_drop(leaf);
+    tu_node_drop(node);
+}
+
+static void free_hooks(tu_node *node)
+{
+    tu_node_hooks *hooks = node->hooks;
+    if (hooks == NULL)
+        return;
+    tu_hook_list_free(&hooks->pre);
+    tu_hook_list_free(&hooks->post);
+    for (int i = 0; i < node->output_count; i++)
+        tu_hook_list_free(&hooks->tensor[i]);
+    free(hooks);
+}
+
+static void destroy(tu_node *node)
+{
+    free_hooks(node);
+    tu_node_release_saved(node);
+    if (node->release != NULL)
+        node->release(node);
+    tu_node_drop(node->inner);
+    for (int i = 0; i < node->input_count; i++)
+        tu_edge_drop(&node->next[i]);
+    free(node);
+    tu_tally(&tu_self()->nodes, -1);
+}
+
+/* A graph may be a chain of a million nodes: those that die while one is being destroyed wait in a list instead of on the stack. */
+void tu_node_drop(tu_node *node)
+{
+    static _Thread_local tu_node *dead;
+    static _Thread_local bool draining;
+    if (node == NULL || atomic_fetch_sub_explicit(&node->references, 1, memory_order_acq_rel) != 1)
+        return;
+    node->dead_next = dead;
+    dead = node;
+    if (draining)
+        return;
+    draining = true;
+    while (dead != NULL) {
+        tu_node *next = dead;
+        dead = next->dead_next;
+        destroy(next);
+    }
+    draining = false;
+}
+
+/* ---- saved tensors ---- */
+
+typedef struct saved_hooks_frame {
+    tt_saved_hooks hooks;
+    atomic_int references; /* the stack's, and one per packed tensor */
+    struct saved_hooks_frame *outer;
+} saved_hooks_frame;
+
+static void frame_drop(saved_hooks_frame *frame)
+{
+    if (atomic_fetch_sub_explicit(&frame->references, 1, memory_order_acq_rel) == 1)
+        free(frame);
+}
+
+bool tt_saved_hooks_push(const tt_saved_hooks *hooks)
+{
+    if (tu_self()->pending != TUTTI_OK)
+        return false;
+    tt_saved_hooks full = { .size = sizeof full };
+    if (tu_pending_take(tu_options_copy("tt_saved_hooks", hooks, &full, sizeof full)) != TUTTI_OK)
+        return false;
+    if (full.pack == NULL || full.unpack == NULL) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "saved_hooks_push: pack and unpack are both required");
+        return false;
+    }
+    saved_hooks_frame *frame = malloc(sizeof *frame);
+    if (frame == NULL) {
+        tu_pending_take(tu_error_memory("saved-tensor hooks", sizeof *frame));
+        return false;
+    }
+    frame->hooks = full;
+    atomic_init(&frame->references, 1);
+    frame->outer = tu_self()->saved_hooks;
+    tu_self()->saved_hooks = frame;
+    return true;
+}
+
+void tt_saved_hooks_pop(void)
+{
+    saved_hooks_frame *frame = tu_self()->saved_hooks;
+    if (frame == NULL) {
+        tu_fail(TUTTI_ERROR_STATE, "saved_hooks_pop: nothing was pushed in this thread");
+        return;
+    }
+    tu_self()->saved_hooks = frame->outer;
+    frame_drop(frame);
+}
+
+static tutti_status pack(tu_saved_tensor *saved, tt_tensor *tensor, saved_hooks_frame *frame)
+{
+    uint32_t before = tu_version(tensor);
+    tu_self()->saved_hooks = NULL; /* what pack computes is not packed itself */
+    bool recording = tt_grad_mode(false);
+    tt_scope scope = tt_scope_open();
+    void *packed = frame->hooks.pack(frame->hooks.user, tensor);
+    tu_scope_leave(&scope);
+    tt_grad_mode(recording);
+    tu_self()->saved_hooks = frame;
+    tutti_status status = tu_self()->pending;
+    if (status == TUTTI_OK && tu_version(tensor) != before)
+        status = tu_error(TUTTI_ERROR_STATE, "a saved-tensor pack hook changed its argument %s in place", tu_describe(tensor));
+    if (status != TUTTI_OK) {
+        if (frame->hooks.release != NULL)
+            frame->hooks.release(frame->hooks.user, packed);
+        return status;
+    }
+    atomic_fetch_add_explicit(&frame->references, 1, memory_order_relaxed);
+    saved->hooks = &frame->hooks;
+    saved->packed = packed;
+    return TUTTI_OK;
+}
+
+tutti_status tu_save(tu_saved_tensor *saved, tt_tensor *tensor, bool is_output, uint32_t which)
+{
+    *saved = (tu_saved_tensor){ .which = which, .is_output = is_output };
+    if (tensor == NULL)
+        return TUTTI_OK;
+    saved->version = tu_version(tensor);
+    if (tu_self()->saved_hooks != NULL)
+        return pack(saved, tensor, tu_self()->saved_hooks);
+    if (!is_output) {
+        saved->tensor = tu_tensor_hold(tensor);
+        return TUTTI_OK;
+    }
+    /* An output points to the node that saves it: an alias without history breaks the circle. */
+    tu_shape shape = tu_shape_of(tensor);
+    saved->tensor = tu_tensor_alias(tensor, &shape);
+    return saved->tensor != NULL ? TUTTI_OK : TUTTI_ERROR_MEMORY;
+}
+
+void tu_saved_drop(tu_saved_tensor *saved)
+{
+    tt_tensor *tensor = saved->tensor;
+    tt_saved_hooks *hooks = saved->hooks;
+    saved->tensor = NULL;
+    saved->hooks = NULL;
+    saved->released = true;
+    tu_tensor_drop(tensor);
+    if (hooks != NULL) {
+        if (hooks->release != NULL)
+            hooks->release(hooks->user, saved->packed);
+        frame_drop((saved_hooks_frame *)(void *)hooks);
+    }
+}
+
+void tu_node_release_saved(tu_node *node)
+{
+    for (int i = 0; i < node->saved_count; i++)
+        tu_saved_drop(&node->saved[i]);
+    node->released = node->saved_count > 0;
+    if (node->inner != NULL) {
+        tu_node_release_saved(node->inner);
+        node->released = node->inner->released;
+    }
+}
+
+static tutti_status version_error(const tu_node *node, const tu_saved_tensor *saved)
+{
+    const tt_tensor *x = saved->tensor;
+    const tu_node *producer = x->history != NULL ? x->history->node : saved->is_output ? node : NULL;
+    char from[128] = "a leaf";
+    if (producer != NULL)
+        snprintf(from, sizeof from, "output %d of %s (node %llu)", x->history != NULL ? x->history->output : 0, producer->name,
+                 (unsigned long long)producer->sequence);
+    return tu_error(TUTTI_ERROR_STATE, "one of the variables needed for gradient computation has been modified by an inplace operation: %s, which is %s and was saved "
+                                       "by %s (node %llu), is at version %u; expected version %u instead. Look for in-place operations on it or on its "
+                                       "views after the forward, clone it before, or refill it between tt_preserve_begin and tt_preserve_end",
+                    tu_describe(x), from, node->name, (unsigned long long)node->sequence, tu_version(x), saved->version);
+}
+
+tt_tensor *tu_saved_get(tu_node *node, tu_saved_tensor *saved)
+{
+    if (tu_self()->pending != TUTTI_OK)
+        return NULL;
+    if (node->released || saved->released) {
+        tu_fail(TUTTI_ERROR_STATE, "Trying to backward through the graph a second time: what %s (node %llu) saved has already been freed. Ask the first "
+                                   "backward to retain_graph", node->name, (unsigned long long)node->sequence);
+        return NULL;
+    }
+    if (saved->hooks != NULL) /* what unpack returns may be anything of the right shape; no version is checked */
+        return saved->hooks->unpack(saved->hooks->user, saved->packed);
+    if (saved->tensor == NULL)
+        return NULL;
+    if (tu_version(saved->tensor) != saved->version) {
+        tu_pending_take(version_error(node, saved));
+        return NULL;
+    }
+    if (!saved->is_output || !tt_grad_enabled())
+        return tu_scope_own(tu_tensor_hold(saved->tensor));
+    /* In a differentiable backward the output has its history again. */
+    tu_shape shape = tu_shape_of(saved->tensor);
+    tt_tensor *alias = tu_tensor_alias(saved->tensor, &shape);
+    int output = __builtin_ctz(saved->which >> 16 != 0 ? saved->which >> 16 : 1);
+    if (alias == NULL || tu_history_set(alias, node, output) != TUTTI_OK) {
+        tu_tensor_drop(alias);
+        tu_pending_take(TUTTI_ERROR_MEMORY);
+        return NULL;
+    }
+    return tu_scope_own(alias);
+}
+
+tt_tensor *tu_saved(tu_gradient *gradient, uint32_t which)
+{
+    tu_node *node = gradient->node;
+    for (int i = 0; i < node->saved_count; i++)
+        if (node->saved[i].which == which)
+            return tu_saved_get(node, &node->saved[i]);
+    tu_fail(TUTTI_ERROR_STATE, "%s: its gradient asks for a tensor that its entry does not save", node->name);
+    return NULL;
+}
+
+const tu_shape *tu_input_shape(const tu_gradient *gradient, int input)
+{
+    return &gradient->node->inputs[input];
+}
+
+const char *tt_node_name(const tt_node *node)
+{
+    return node != NULL ? ((const tu_node *)(const void *)node)->name : "";
+}
+
+uint64_t tt_node_sequence(const tt_node *node)
+{
+    return node != NULL ? ((const tu_node *)(const void *)node)->sequence : 0;
+}

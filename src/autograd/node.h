@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The backward graph: nodes, edges, what they save, and the history that hangs on tensors.
+ */
+#ifndef TU_AUTOGRAD_NODE_H
+#define TU_AUTOGRAD_NODE_H
+
+#include <stdatomic.h>
+
+#include <tutti/autograd.h>
+
+#include "tensor/history.h"
+#include "tensor/operator.h"
+
+typedef struct tu_node tu_node;
+
+/* Where a gradient goes: slot `slot` of a node, or a leaf. Both NULL: nowhere. Holds a reference. */
+typedef struct tu_edge {
+    tu_node *node;
+    tt_tensor *leaf;
+    int slot;
+} tu_edge;
+
+typedef struct tu_saved_tensor {
+    uint32_t which; /* TU_INPUT or TU_OUTPUT bit, or an index for custom functions */
+    uint32_t version;
+    tt_tensor *tensor; /* an input itself, or a detached alias of an output */
+    bool is_output, released;
+    tt_saved_hooks *hooks; /* who packed it, or NULL */
+    void *packed;
+} tu_saved_tensor;
+
+struct tt_hook {
+    atomic_int references;
+    bool removed;
+    void (*function)(void);
+    void *user;
+    void (*release)(void *user); /* of `user`, with the hook; or NULL */
+    size_t captured_count;
+    tt_tensor *captured[];
+};
+
+typedef struct tu_hook_list {
+    int count, capacity;
+    tt_hook **at;
+} tu_hook_list;
+
+typedef struct tu_node_hooks {
+    tu_hook_list pre, post;
+    tu_hook_list *tensor;    /* one list per output */
+    tt_tensor **retained;    /* per output: who wants its gradient kept. Not held: the tensor clears it when it goes */
+} tu_node_hooks;
+
+/* Computes gradients of the inputs: `results` has input_count entries, NULL on entry; what is put there is held by the current scope. */
+typedef void tu_node_run(tu_node *node, tt_tensor *const *grads, tt_tensor **results);
+
+struct tu_node {
+    atomic_int references;
+    uint64_t sequence;
+    const char *name;
+    const tu_op *op; /* NULL for other kinds */
+    tu_node_run *run;
+    void (*release)(tu_node *node); /* of `detail`, with the node; may be NULL */
+    void *detail;
+    tu_node *inner;  /* a node that runs inside this one, or NULL; held */
+    tu_params params;
+    int input_count, output_count, saved_count;
+    bool *needs;        /* of the inputs */
+    tu_edge *next;      /* of the inputs */
+    tu_shape *inputs;   /* their shapes */
+    tu_shape *outputs;  /* shapes of the outputs: what gradients must look like */
+    tu_saved_tensor *saved;
+    bool released;      /* what it saved is gone */
+    bool sees_nothing;  /* runs also when no gradient arrived */
+    tu_node_hooks *hooks;
+    tu_node *dead_next;
+};
+
+enum {
+    TU_MARK_NORMAL,
+    TU_MARK_NO_GRAD, /* a view made without recording */
+    TU_MARK_CUSTOM   /* made inside a custom function, or by a hook wrapper */
+};
+
+struct tu_history {
+    tt_tensor *grad;
+    tu_node *node; /* that computed the tensor; held */
+    int output;
+    tt_tensor *base; /* of a view: the tensor that is no view; held */
+    uint8_t mark;
+    bool retains_grad;
+    uint32_t node_version; /* of a view: the version that `node` is about */
+    tu_hook_list tensor_hooks, accumulate_hooks; /* of leaves */
+};
+typedef struct tu_history tu_history;
+
+/* ---- nodes ---- */
+
+/* NULL with the thread's error written. Edges are empty, needs false. */
+tu_node *tu_node_new(const char *name, int inputs, int outputs, int saved);
+void tu_node_drop(tu_node *node);
+static inline tu_node *tu_node_hold(tu_node *node)
+{
+    if (node != NULL)
+        atomic_fetch_add_explicit(&node->references, 1, memory_order_relaxed);
+    return node;
+}
+void tu_edge_drop(tu_edge *edge);
+/* Frees what the node saved. */
+void tu_node_release_saved(tu_node *node);
+
+tutti_status tu_save(tu_saved_tensor *saved, tt_tensor *tensor, bool is_output, uint32_t which);
+void tu_saved_drop(tu_saved_tensor *saved);
+/* The tensor, in the scope; NULL with the pending error set. */
+tt_tensor *tu_saved_get(tu_node *node, tu_saved_tensor *saved);
+
+/* ---- history ---- */
+
+tu_history *tu_history_of(tt_tensor *x); /* made where there is none; NULL with the thread's error written */
+/* The node that computed x, made anew for a view that was overtaken by an in-place change. *node may be NULL: a leaf. */
+tutti_status tu_history_node(tt_tensor *x, tu_node **node);
+/* The edge to x, held. */
+tutti_status tu_edge_to(tt_tensor *x, tu_edge *edge);
+/* Makes x the output-th result of node. */
+tutti_status tu_history_set(tt_tensor *x, tu_node *node, int output);
+/* After an in-place change by `node`, whose edge 0 leads to x as it was: x, and its base where x is a view, get the new history. */
+tutti_status tu_history_rebase(tt_tensor *x, tu_node *node);
+tutti_status tu_history_check_write(const char *who, tt_tensor *x);
+static inline tt_tensor *tu_base_of(const tt_tensor *x)
+{
+    return x->history != NULL ? x->history->base : NULL;
+}
+
+/* ---- hooks ---- */
+
+/* Appends a hook; its handle goes to *handle where wanted. */
+tutti_status tu_hook_add(tu_hook_list *list, void (*function)(void), void *user, tt_tensor_list captured, tt_hook **handle);
+void tu_hook_drop(tt_hook *hook);
+void tu_hook_list_free(tu_hook_list *list);
+/* A copy of the list as it is now, each hook held: hooks that are added or removed meanwhile do not matter. */
+tutti_status tu_hook_list_snapshot(const tu_hook_list *list, tu_hook_list *copy);
+tu_node_hooks *tu_node_hooks_of(tu_node *node);
+/* Runs tensor hooks on *grad (held), which they may replace. */
+tutti_status tu_run_tensor_hooks(const char *who, const tu_hook_list *list, tt_tensor **grad);
+
+/* ---- the engine ---- */
+
+/* For the test of the order: takes the ready node that was created first instead of last. */
+extern bool tu_engine_reversed;
+
+#endif
