@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * One test over the whole operator table: every entry brings a sample call, and this program runs it with inputs of every sort.
+ */
+#include <math.h>
+
+#include <tutti/autograd.h>
+
+#include "../harness.h"
+#include "tensor/operator.h"
+
+#define INPUTS 8
+
+typedef struct maker {
+    tu_sampler sampler;
+    tutti_dtype dtype;
+    tt_device device;
+    bool strided, requires_grad;
+    int null_at, free_at;                  /* this input is NULL, or has freed storage; -1: none */
+    int moved_input;                       /* this element of this input is moved by `moved_by`; -1: none */
+    int64_t moved_element;
+    double moved_by;
+    int count;
+    tt_tensor *made[INPUTS];
+} maker;
+
+static double hashed(int input, int64_t element)
+{
+    uint64_t x = (uint64_t)input * 1000003u + (uint64_t)element * 7919u + 12345u;
+    x = (x ^ x >> 31) * 0x9E3779B97F4A7C15u;
+    x = (x ^ x >> 29) * 0xBF58476D1CE4E5B9u;
+    return (double)((x ^ x >> 32) >> 11) * 0x1p-53;
+}
+
+static double value_of(tu_sample_kind kind, int input, int64_t element, int64_t limit)
+{
+    double u = hashed(input, element);
+    switch (kind) {
+    case TU_SAMPLE_NORMAL: return (u < 0.5 ? -1 : 1) * (0.15 + 1.7 * hashed(input + 50, element)); /* away from 0 */
+    case TU_SAMPLE_POSITIVE: return 0.5 + 1.5 * u;
+    case TU_SAMPLE_INDEX: return floor(u * (double)limit);
+    default: return u < 0.5;
+    }
+}
+
+static tt_tensor *fill(maker *m, tu_sample_kind kind, tt_dims shape, int64_t limit, int input, tutti_dtype dtype)
+{
+    double values[512];
+    int64_t numel = 1;
+    for (int i = 0; i < shape.count; i++)
+        numel *= shape.at[i];
+    CHECK(numel <= 512);
+    for (int64_t i = 0; i < numel; i++)
+        values[i] = value_of(kind, input, i, limit) + (m->moved_input == input && m->moved_element == i ? m->moved_by : 0);
+    tt_tensor *dense = tt_to(tt_from(values, shape, TUTTI_F64, NULL), dtype);
+    if (!m->strided)
+        return tt_detach(dense);
+    tt_dims strides = tt_strides(dense);
+    for (int i = 0; i < strides.count; i++)
+        strides.at[i] *= 2;
+    if (strides.count >= 2) { /* and the last two dimensions stored the other way round */
+        int last = strides.count - 1;
+        int64_t rows = shape.at[last - 1] > 0 ? shape.at[last - 1] : 1;
+        strides.at[last] = 2 * rows;
+        strides.at[last - 1] = 2;
+    }
+    tt_tensor *apart = tt_empty_strided(shape, strides, dtype, NULL);
+    tt_copy_(apart, dense);
+    return apart;
+}
+
+static tt_tensor *make(tu_sampler *sampler, tu_sample_kind kind, tt_dims shape, int64_t limit)
+{
+    maker *m = (maker *)sampler;
+    int input = m->count++;
+    CHECK(input < INPUTS);
+    if (input == m->null_at)
+        return NULL;
+    tutti_dtype dtype = kind == TU_SAMPLE_INDEX ? TUTTI_I64 : kind == TU_SAMPLE_BOOL ? TUTTI_BOOL : m->dtype;
+    bool recording = tt_grad_mode(false);
+    tt_tensor *x;
+    if (m->device == TT_DEVICE_META) {
+        tt_options options = TT_OPTIONS_INIT;
+        options.device = TT_DEVICE_META;
+        x = tt_empty(shape, dtype, &options);
+    } else {
+        x = fill(m, kind, shape, limit, input, dtype);
+    }
+    tt_grad_mode(recording);
+    if (m->requires_grad && (kind == TU_SAMPLE_NORMAL || kind == TU_SAMPLE_POSITIVE))
+        tt_require_grad(x, true);
+    if (input == m->free_at)
+        tt_storage_resize(x, 0);
+    m->made[input] = x;
+    return x;
+}
+
+static maker plain(int64_t n)
+{
+    return (maker){ .sampler = { n, make }, .dtype = TUTTI_F64, .device = TT_DEVICE_CPU, .null_at = -1, .free_at = -1, .moved_input = -1 };
+}
+
+/* Elements as doubles, complex ones as pairs. */
+static int64_t read_all(tt_tensor *x, double *out)
+{
+    if (x != NULL && tu_is_complex(tt_dtype(x)))
+        x = tt_view_as_real(tt_contiguous(tt_to(x, TUTTI_C128)));
+    int64_t count = tt_numel(x);
+    CHECK(count <= 2048);
+    tt_read(x, out, TUTTI_F64, (size_t)count);
+    return count;
+}
+
+static double loss_of(const double *values, int64_t count)
+{
+    double loss = 0;
+    for (int64_t i = 0; i < count; i++)
+        loss += values[i] * (0.3 + hashed(99, i));
+    return loss;
+}
+
+#define EACH_OPERATOR(op) for (int each = 0; each < tu_table_count(); each++) for (const tu_op *op = tu_table_at(each); op != NULL; op = NULL)
+#define NO_ERROR(op, what)                                                                                             \
+    do {                                                                                                               \
+        if (tt_error_show() != TUTTI_OK)                                                                               \
+            FAIL("%s, %s: %s", op->name, what, tutti_error_message());                                                 \
+    } while (0)
+
+TEST(the_table_is_not_empty_and_every_entry_is_complete)
+{
+    CHECK(tu_table_count() > 80);
+    EACH_OPERATOR(op) {
+        if (op->name == NULL || op->schema == NULL || op->summary == NULL || op->family == NULL || op->sample == NULL)
+            FAIL("operator %s lacks a schema, a summary, a family or a sample", op->name);
+        if (!(op->flags & TU_COMPOSITE) && op->shape == NULL)
+            FAIL("operator %s lacks a shape rule", op->name);
+    }
+}
+
+TEST(meta_tensors_get_the_shapes_and_strides_of_real_ones)
+{
+    for (int64_t n = 0; n <= 3; n += 3) {
+        EACH_OPERATOR(op) {
+            tt_scope scope = tt_scope_open();
+            maker real = plain(n), meta = plain(n);
+            meta.device = TT_DEVICE_META;
+            tt_tensor *a = op->sample(&real.sampler);
+            NO_ERROR(op, "real");
+            tt_tensor *b = op->sample(&meta.sampler);
+            NO_ERROR(op, "meta");
+            CHECK(tt_device_of(b) == TT_DEVICE_META && tt_device_of(a) == TT_DEVICE_CPU);
+            bool same = tt_dtype(a) == tt_dtype(b) && tt_ndim(a) == tt_ndim(b);
+            for (int i = 0; same && i < tt_ndim(a); i++)
+                same = tt_size(a, i) == tt_size(b, i) && tt_stride(a, i) == tt_stride(b, i);
+            if (!same)
+                FAIL("%s: %s differs from %s", op->name, tu_describe(b), tu_describe(a));
+            CHECK_OK(tt_scope_close(&scope));
+        }
+    }
+}
+
+TEST(inputs_that_are_not_contiguous_give_the_same_values)
+{
+    EACH_OPERATOR(op) {
+        tt_scope scope = tt_scope_open();
+        maker dense = plain(3), strided = plain(3);
+        strided.strided = true;
+        double a[2048], b[2048];
+        int64_t count = read_all(op->sample(&dense.sampler), a);
+        NO_ERROR(op, "contiguous");
+        int64_t other = read_all(op->sample(&strided.sampler), b);
+        NO_ERROR(op, "not contiguous");
+        CHECK_EQ(count, other);
+        for (int64_t i = 0; i < count; i++)
+            if (!(fabs(a[i] - b[i]) <= 1e-12 * (1 + fabs(a[i]))))
+                FAIL("%s: element %lld is %g, but %g from strided inputs", op->name, (long long)i, a[i], b[i]);
+        CHECK_OK(tt_scope_close(&scope));
+    }
+}
+
+TEST(narrower_floats_give_nearly_the_same_values)
+{
+    static const tutti_dtype dtypes[] = { TUTTI_F32, TUTTI_BF16, TUTTI_F16 };
+    static const double tolerance[] = { 2e-5, 8e-2, 2e-2 };
+    for (int d = 0; d < 3; d++) {
+        EACH_OPERATOR(op) {
+            tt_scope scope = tt_scope_open();
+            maker wide = plain(3), narrow = plain(3);
+            narrow.dtype = dtypes[d];
+            double a[2048], b[2048];
+            tt_tensor *reference = op->sample(&wide.sampler);
+            int64_t count = read_all(reference, a);
+            NO_ERROR(op, "f64");
+            bool floats = tu_is_float(tt_dtype(reference)) || tu_is_complex(tt_dtype(reference));
+            tt_tensor *x = op->sample(&narrow.sampler);
+            NO_ERROR(op, tutti_dtype_name(dtypes[d]));
+            read_all(x, b);
+            for (int64_t i = 0; floats && i < count; i++)
+                if (!(fabs(a[i] - b[i]) <= tolerance[d] * (1 + fabs(a[i]))))
+                    FAIL("%s: element %lld is %g in f64, but %g in %s", op->name, (long long)i, a[i], b[i], tutti_dtype_name(dtypes[d]));
+            CHECK_OK(tt_scope_close(&scope));
+        }
+    }
+}
+
+static double moved_loss(const tu_op *op, int input, int64_t element, double by)
+{
+    maker m = plain(2);
+    double values[2048];
+    m.moved_input = input;
+    m.moved_element = element;
+    m.moved_by = by;
+    tt_scope scope = tt_scope_open();
+    double loss = loss_of(values, read_all(op->sample(&m.sampler), values));
+    CHECK_OK(tt_scope_close(&scope));
+    return loss;
+}
+
+TEST(gradients_agree_with_finite_differences)
+{
+    const double step = 1e-6;
+    int checked = 0;
+    EACH_OPERATOR(op) {
+        tt_scope scope = tt_scope_open();
+        maker m = plain(2);
+        m.requires_grad = true;
+        tt_tensor *result = op->sample(&m.sampler);
+        NO_ERROR(op, "forward");
+        if (!tt_requires_grad(result) || (op->gradient == NULL && !(op->flags & TU_COMPOSITE))) {
+            CHECK_OK(tt_scope_close(&scope));
+            continue;
+        }
+        checked++;
+        tt_tensor *real = tu_is_complex(tt_dtype(result)) ? tt_view_as_real(tt_contiguous(result)) : result;
+        double weights[2048];
+        for (int64_t i = 0; i < tt_numel(real); i++)
+            weights[i] = 0.3 + hashed(99, i);
+        tt_backward(real, tt_to(tt_from(weights, tt_sizes(real), TUTTI_F64, NULL), tt_dtype(real)));
+        NO_ERROR(op, "backward");
+        for (int k = 0; k < m.count; k++) {
+            if (m.made[k] == NULL || !tt_requires_grad(m.made[k]))
+                continue;
+            double grads[2048] = { 0 };
+            tt_tensor *grad = tt_grad(m.made[k]);
+            if (grad != NULL)
+                read_all(grad, grads);
+            for (int64_t i = 0; i < tt_numel(m.made[k]); i++) {
+                double expected = (moved_loss(op, k, i, step) - moved_loss(op, k, i, -step)) / (2 * step);
+                double allowed = 1e-6 * (1 + fabs(expected)) + (tt_dtype(real) == TUTTI_F64 ? 0 : 1e-3);
+                if (!(fabs(expected - grads[i]) <= allowed))
+                    FAIL("%s: the gradient of input %d, element %lld, is %.9g, but %.9g by differences", op->name, k, (long long)i, grads[i], expected);
+            }
+        }
+        CHECK_OK(tt_scope_close(&scope));
+    }
+    CHECK(checked > 60);
+}
+
+TEST(gradients_of_strided_inputs_are_the_same)
+{
+    EACH_OPERATOR(op) {
+        tt_scope scope = tt_scope_open();
+        maker dense = plain(2), strided = plain(2);
+        dense.requires_grad = strided.requires_grad = strided.strided = true;
+        tt_tensor *a = op->sample(&dense.sampler), *b = op->sample(&strided.sampler);
+        if (tt_requires_grad(a) && (op->gradient != NULL || op->flags & TU_COMPOSITE)) {
+            tt_backward(a, tt_ones_like(a));
+            tt_backward(b, tt_ones_like(b));
+            NO_ERROR(op, "backward");
+            for (int k = 0; k < dense.count; k++) {
+                tt_tensor *of_a = tt_grad(dense.made[k]), *of_b = tt_grad(strided.made[k]);
+                CHECK((of_a == NULL) == (of_b == NULL));
+                if (of_a != NULL && !tt_allclose(of_a, of_b, 1e-12, 1e-12))
+                    FAIL("%s: the gradient of input %d depends on its strides", op->name, k);
+            }
+        }
+        NO_ERROR(op, "strided gradients");
+        CHECK_OK(tt_scope_close(&scope));
+    }
+}
+
+TEST(a_missing_tensor_is_an_error_that_names_it)
+{
+    EACH_OPERATOR(op) {
+        for (int k = 0; k < INPUTS; k++) {
+            tt_scope scope = tt_scope_open();
+            maker m = plain(2);
+            m.null_at = k;
+            tt_tensor *x = op->sample(&m.sampler);
+            bool reached = m.count > k;
+            tutti_status status = tt_scope_close(&scope);
+            if (!reached)
+                break;
+            if (x == NULL && (status != TUTTI_ERROR_ARGUMENT || strstr(tutti_error_message(), "is NULL") == NULL))
+                FAIL("%s without input %d: %s", op->name, k, tutti_error_message());
+            if (x != NULL && op->optional == 0)
+                FAIL("%s ran without input %d", op->name, k);
+        }
+    }
+}
+
+TEST(freed_storage_is_an_error_and_never_a_crash)
+{
+    EACH_OPERATOR(op) {
+        for (int k = 0; k < INPUTS; k++) {
+            tt_scope scope = tt_scope_open();
+            maker m = plain(2);
+            m.free_at = k;
+            double values[2048];
+            tt_tensor *x = op->sample(&m.sampler);
+            bool reached = m.count > k, reads = strcmp(op->family, "creation") != 0 && strcmp(op->family, "random") != 0;
+            if (x != NULL)
+                read_all(x, values);
+            tutti_status status = tt_scope_close(&scope);
+            if (!reached)
+                break;
+            if (status != TUTTI_OK && strstr(tutti_error_message(), "freed") == NULL)
+                FAIL("%s with input %d freed: %s", op->name, k, tutti_error_message());
+            if (reads && status == TUTTI_OK)
+                FAIL("%s read input %d, which is freed", op->name, k);
+        }
+    }
+}
+
+TEST(nothing_is_left_after_all_of_it)
+{
+    EACH_OPERATOR(op) {
+        tt_scope scope = tt_scope_open();
+        maker m = plain(2);
+        m.requires_grad = true;
+        tt_tensor *x = op->sample(&m.sampler);
+        if (x != NULL && tt_requires_grad(x) && (op->gradient != NULL || op->flags & TU_COMPOSITE))
+            tt_backward(x, tt_ones_like(x));
+        CHECK_OK(tt_scope_close(&scope));
+        tt_counts counts = { .size = sizeof counts };
+        CHECK_OK(tt_count(&counts));
+        if (counts.tensors != 0 || counts.storages != 0 || counts.scopes != 0 || counts.nodes != 0)
+            FAIL("%s leaves %lld tensors, %lld storages, %lld scopes, %lld nodes", op->name, (long long)counts.tensors, (long long)counts.storages,
+                 (long long)counts.scopes, (long long)counts.nodes);
+    }
+}
