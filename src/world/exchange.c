@@ -116,6 +116,14 @@ static void hear(tutti_world *world, const tu_meeting *meeting) {
     free(value);
 }
 
+static bool came(tutti_world *world, const tu_meeting *meeting, int member) {
+    char key[96];
+    const char *keys[1] = { key };
+    bool present = false;
+    record_key(meeting, meeting->sequence, member, key);
+    return tutti_store_check(world->store, keys, 1, &present) == TUTTI_OK && present;
+}
+
 /* Everything that can end the wait for `member` besides its record. */
 static tutti_status look_around(tutti_world *world, const tu_meeting *meeting, int member, int64_t deadline) {
     if (atomic_load_explicit(&world->interrupt, memory_order_acquire) != 0)
@@ -128,8 +136,9 @@ static tutti_status look_around(tutti_world *world, const tu_meeting *meeting, i
     int rank = world->job_rank_of[meeting->ranks[member]];
     if (rank >= 0) {
         tu_rank_state state = tu_rank_probe(world->job, rank);
-        if (state == TU_RANK_DEAD || state == TU_RANK_CLOSED) {
-            char doing[128];
+        bool gone = state == TU_RANK_DEAD || state == TU_RANK_CLOSED;
+        if (gone && !came(world, meeting, member)) { /* asked after it departed: it may have done its part before */
+            char doing[192];
             snprintf(doing, sizeof doing, "in %s", meeting->what);
             tutti_status status = tu_death_error(world->job, rank, doing);
             tu_error_at_fault(member);
@@ -140,21 +149,15 @@ static tutti_status look_around(tutti_world *world, const tu_meeting *meeting, i
 }
 
 static tutti_status timeout_error(tutti_world *world, const tu_meeting *meeting, int member) {
-    char came[512] = "", missing[512] = "";
+    char arrived[512] = "", missing[512] = "";
     for (int i = 0; i < meeting->count; i++) {
-        char key[96];
-        const char *keys[1] = { key };
-        bool present = i < member;
-        record_key(meeting, meeting->sequence, i, key);
-        if (!present && tutti_store_check(world->store, keys, 1, &present) != TUTTI_OK)
-            present = false;
-        char *list = present ? came : missing;
+        char *list = i < member || came(world, meeting, i) ? arrived : missing;
         size_t used = strlen(list);
-        snprintf(list + used, sizeof came - used, "%s%d on %s", used > 0 ? ", " : "", meeting->ranks[i],
+        snprintf(list + used, sizeof arrived - used, "%s%d on %s", used > 0 ? ", " : "", meeting->ranks[i],
                  tu_job_host(world->job, meeting->ranks[i]));
     }
     tu_error(TUTTI_ERROR_TIMEOUT, "timeout in %s across hosts: ranks that did not come: %s; that came: %s", meeting->what, missing,
-             came[0] != 0 ? came : "none");
+             arrived[0] != 0 ? arrived : "none");
     tu_error_at_fault(member);
     return TUTTI_ERROR_TIMEOUT;
 }
