@@ -3,10 +3,10 @@
  * Pools: symmetric blocks that are used again. For programs that allocate and free the same sizes over and over.
  *
  * A block from a pool is a tutti_memory like any other. When its last reference ends it goes back to the pool; the next
- * allocation of that byte size gets it, at the same address, zeroed if asked for, with a clean signal pad. One allocation is one block:
+ * allocation of that byte size gets it, at the same address, with its data as they were and a clean signal pad. One allocation is one block:
  * a pool never splits them, because every block has a pad of its own. Memory of a pool serves only that pool.
  *
- * Rendezvous of a used block is quick when the same blocks meet again: one small exchange that proves it, and no mapping.
+ * Rendezvous of a used block is quick when the same blocks meet again: two small exchanges that prove it, and no mapping.
  *
  * Safe from any thread.
  */

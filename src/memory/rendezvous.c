@@ -10,7 +10,7 @@
  *
  * so that every member knows of every other that it has everything: all return a handle, or none does. A member that runs out of memory or
  * mappings says so in the next exchange and fails all of them alike, which ends nothing. A block that a pool gave out again starts with
- * an exchange of serial numbers: when the same blocks meet again, that is all.
+ * an exchange of serial numbers: when the same blocks meet again, its handle is reset and a second exchange is all.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -444,8 +444,6 @@ static tutti_status meet_again(meeting *meeting, tutti_peers **result) {
     if (peers != NULL && peers->users > 0)
         peers = NULL; /* somebody still uses it for what the block was before */
     pthread_mutex_unlock(&memory->tables->lock);
-    if (peers != NULL)
-        memory->backend->reset(&peers->backend); /* before the others can know that this rank is here: nobody signals yet */
     pool_record record = { .serial = memory->serial, .index = peers == NULL ? 0 : peers->index };
     tutti_status status = tu_group_exchange(meeting->group, &meeting->info, "rendezvous: pool", &record, sizeof record, NULL,
                                             meeting->deadline, meeting->serials, NULL);
@@ -455,6 +453,13 @@ static tutti_status meet_again(meeting *meeting, tutti_peers **result) {
         if (meeting->serials[member].index != record.index || meeting->serials[member].serial != peers->serials[member])
             return TUTTI_OK;
     }
+    /* Everybody is here, so nobody signals or waits any more on what the block was before; and nobody does on what it is now until all
+     * have come to the second exchange. */
+    memory->backend->reset(&peers->backend);
+    status = tu_group_exchange(meeting->group, &meeting->info, "rendezvous: pool ready", &record, sizeof record, NULL, meeting->deadline,
+                               meeting->serials, NULL);
+    if (status != TUTTI_OK)
+        return status;
     pthread_mutex_lock(&memory->tables->lock);
     peers->proven = true;
     tu_peers_use(peers);
