@@ -150,8 +150,11 @@ static json *read_number(reader *r) {
     if (value == NULL)
         return NULL;
     value->number = strtoll(digits, &rest, 10);
-    if (*rest != '\0')
-        value->number = (int64_t)strtod(digits, &rest);
+    value->real = (double)value->number;
+    if (*rest != '\0') {
+        value->real = strtod(digits, &rest);
+        value->number = (int64_t)value->real;
+    }
     if (length > 0 && *rest == '\0')
         return value;
     free(value);
@@ -235,6 +238,11 @@ const json *json_member(const json *object, const char *name) {
 int64_t json_number(const json *object, const char *name, int64_t otherwise) {
     const json *member = json_member(object, name);
     return member != NULL && (member->kind == JSON_NUMBER || member->kind == JSON_BOOLEAN) ? member->number : otherwise;
+}
+
+double json_real(const json *object, const char *name, double otherwise) {
+    const json *member = json_member(object, name);
+    return member != NULL && member->kind == JSON_NUMBER ? member->real : otherwise;
 }
 
 const char *json_text(const json *object, const char *name) {

@@ -13,6 +13,7 @@ typedef enum json_kind { JSON_NULL, JSON_BOOLEAN, JSON_NUMBER, JSON_STRING, JSON
 typedef struct json {
     json_kind kind;
     int64_t number;      /* of JSON_NUMBER, cut to an integer; 1 or 0 of JSON_BOOLEAN */
+    double real;         /* of JSON_NUMBER, with its fraction */
     char *text;          /* of JSON_STRING */
     char *name;          /* in the object that it is a member of */
     struct json *first;  /* of JSON_ARRAY and JSON_OBJECT */
@@ -26,6 +27,7 @@ void json_free(json *value);
 /* Members of an object; what is missing or of another kind is NULL, the given default, "". */
 const json *json_member(const json *object, const char *name);
 int64_t json_number(const json *object, const char *name, int64_t otherwise);
+double json_real(const json *object, const char *name, double otherwise);
 const char *json_text(const json *object, const char *name);
 
 #endif

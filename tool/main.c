@@ -12,7 +12,7 @@
 
 #include "tool.h"
 
-static const tool_command *const commands[] = { &tool_run, &tool_info, &tool_doctor, &tool_ps, &tool_trace };
+static const tool_command *const commands[] = { &tool_run, &tool_bench, &tool_info, &tool_doctor, &tool_ps, &tool_trace };
 #define COMMANDS (sizeof commands / sizeof commands[0])
 
 static const tool_command *find(const char *name) {

@@ -21,7 +21,7 @@ typedef struct tool_command {
     int (*main)(int argc, char **argv);
 } tool_command;
 
-extern const tool_command tool_run, tool_info, tool_doctor, tool_ps, tool_trace;
+extern const tool_command tool_run, tool_bench, tool_info, tool_doctor, tool_ps, tool_trace;
 
 #define TOOL_USAGE 2
 

@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * `tutti bench`: results as text, JSON and CSV, the machine that they belong to, and the comparison with an earlier run.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "bench.h"
+#include "job/dump.h"
+#include "json.h"
+#include "kernel/kernel.h"
+
+void bench_bytes_text(size_t bytes, char *text, size_t room) {
+    static const char *const units[] = { "B", "KiB", "MiB", "GiB" };
+    int unit = 0;
+    double value = (double)bytes;
+    while (value >= 1024 && unit < 3) {
+        value /= 1024;
+        unit++;
+    }
+    snprintf(text, room, "%.4g %s", value, units[unit]);
+}
+
+/* ---- the machine ---- */
+
+typedef struct machine {
+    char processor[128], system[128], caches[96], governor[32], smt[16];
+    long processors;
+    int nodes;
+} machine;
+
+/* The first line of a file, or `otherwise`. */
+static void first_line(const char *path, char *text, size_t room, const char *otherwise) {
+    FILE *file = fopen(path, "re");
+    if (file == NULL || fgets(text, (int)room, file) == NULL)
+        snprintf(text, room, "%s", otherwise);
+    if (file != NULL)
+        fclose(file);
+    text[strcspn(text, "\n")] = '\0';
+}
+
+static void processor_name(char *text, size_t room) {
+    char line[256];
+    FILE *file = fopen("/proc/cpuinfo", "re");
+    snprintf(text, room, "unknown processor");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+        char *colon = strchr(line, ':');
+        if (colon == NULL || strncmp(line, "model name", 10) != 0)
+            continue;
+        colon[strcspn(colon, "\n")] = '\0';
+        snprintf(text, room, "%s", colon + 1 + strspn(colon + 1, " "));
+        break;
+    }
+    if (file != NULL)
+        fclose(file);
+}
+
+static int numa_nodes(void) {
+    int nodes = 0;
+    char path[64];
+    do
+        snprintf(path, sizeof path, "/sys/devices/system/node/node%d", nodes);
+    while (access(path, F_OK) == 0 && nodes++ < 1024);
+    return nodes > 0 ? nodes : 1;
+}
+
+static void look_at(machine *m) {
+    struct utsname name;
+    char l2[24], l3[24];
+    processor_name(m->processor, sizeof m->processor);
+    uname(&name);
+    snprintf(m->system, sizeof m->system, "%s %s %s", name.sysname, name.release, name.machine);
+    long second = sysconf(_SC_LEVEL2_CACHE_SIZE), third = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    bench_bytes_text(second > 0 ? (size_t)second : 0, l2, sizeof l2);
+    bench_bytes_text(third > 0 ? (size_t)third : 0, l3, sizeof l3);
+    snprintf(m->caches, sizeof m->caches, "L2 %s, L3 %s", l2, l3);
+    first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", m->governor, sizeof m->governor, "unknown");
+    first_line("/sys/devices/system/cpu/smt/active", m->smt, sizeof m->smt, "?");
+    m->processors = sysconf(_SC_NPROCESSORS_ONLN);
+    m->nodes = numa_nodes();
+}
+
+/* ---- text ---- */
+
+void bench_report_head(FILE *file, const bench_job *job, int ranks, const char *launcher) {
+    const bench_options *options = job->options;
+    machine m;
+    look_at(&m);
+    fprintf(file, "# tutti bench %s, kernels %s\n", tutti_version(), tu_kernels_name());
+    fprintf(file, "# machine: %s, %ld CPUs, %d NUMA node%s, %s, SMT %s, governor %s, %s\n", m.processor, m.processors, m.nodes,
+            m.nodes == 1 ? "" : "s", m.caches, m.smt[0] == '1' ? "on" : m.smt[0] == '0' ? "off" : "unknown", m.governor, m.system);
+    fprintf(file, "# ranks: %d, started by %s; binding: %s\n", ranks, launcher, job->binding_text);
+    fprintf(file, "# buffers: %s%s%s%s; calls: %s; times in microseconds, bandwidth in GB/s of the median; size is the larger buffer's\n",
+            options->private_buffers ? "private" : "symmetric", options->in_place ? ", in place" : "", options->cold ? ", cold" : "",
+            options->dirty ? ", rewritten before each call" : "", options->isolated ? "isolated (a barrier before each)" : "streaming (back to back)");
+}
+
+/* Enough digits to compare: 0.123, 12.34, 1234.5. */
+static const char *microseconds(double value, char *text, size_t room) {
+    snprintf(text, room, "%.*f", value < 10 ? 3 : value < 1000 ? 2 : 1, value);
+    return text;
+}
+
+void bench_report_row(FILE *file, const bench_row *row, bool first_of_operation) {
+    char t[5][24], wrong[24] = "-", algbw[16] = "-", busbw[16] = "-";
+    if (first_of_operation)
+        fprintf(file, "#\n# %s\n#%11s %11s %7s %10s %10s %10s %10s %10s %10s %8s %8s %6s\n", row->operation, "size", "count", "type", "op", "min",
+                "p50", "avg", "p99", "max", "algbw", "busbw", "wrong");
+    if (row->wrong >= 0)
+        snprintf(wrong, sizeof wrong, "%lld", (long long)row->wrong);
+    if (row->algbw > 0) {
+        snprintf(algbw, sizeof algbw, "%.2f", row->algbw);
+        snprintf(busbw, sizeof busbw, "%.2f", row->busbw);
+    }
+    fprintf(file, " %11zu %11zu %7s %10s %10s %10s %10s %10s %10s %8s %8s %6s\n", row->bytes, row->count,
+            row->bytes > 0 ? tutti_dtype_name(row->dtype) : "-", row->op ? tutti_op_name(row->op) : "-",
+            microseconds(row->min, t[0], sizeof t[0]), microseconds(row->p50, t[1], sizeof t[1]),
+            microseconds(row->avg, t[2], sizeof t[2]), microseconds(row->p99, t[3], sizeof t[3]),
+            microseconds(row->max, t[4], sizeof t[4]), algbw, busbw, wrong);
+    fflush(file);
+}
+
+/* ---- JSON and CSV ---- */
+
+static const char *yes(bool value) {
+    return value ? "true" : "false";
+}
+
+static void member(FILE *file, const char *name, const char *value, bool last) {
+    fprintf(file, "    \"%s\": ", name);
+    tu_json_string(file, value);
+    fprintf(file, last ? "\n" : ",\n");
+}
+
+static void row_json(FILE *file, const bench_row *row) {
+    fprintf(file, "    {\"operation\": \"%s\", \"size\": %zu, \"count\": %zu, \"type\": \"%s\", \"op\": ", row->operation, row->bytes, row->count,
+            tutti_dtype_name(row->dtype));
+    fprintf(file, row->op ? "\"%s\"" : "null", tutti_op_name(row->op));
+    fprintf(file, ", \"ranks\": %d, \"min_us\": %.4f, \"p50_us\": %.4f, \"avg_us\": %.4f, \"p99_us\": %.4f, \"max_us\": %.4f", row->ranks, row->min,
+            row->p50, row->avg, row->p99, row->max);
+    fprintf(file, ", \"algbw_gbs\": %.4f, \"busbw_gbs\": %.4f, \"wrong\": ", row->algbw, row->busbw);
+    if (row->wrong >= 0)
+        fprintf(file, "%lld", (long long)row->wrong);
+    else
+        fprintf(file, "null");
+    fprintf(file, ", \"iterations\": %ld, \"calls_per_measurement\": %d, \"algorithm\": ", row->iterations, row->batch);
+    fprintf(file, row->algorithm[0] ? "\"%s\"" : "null", row->algorithm);
+    fprintf(file, ", \"buffers\": \"%s\", \"mode\": \"%s\", \"in_place\": %s, \"cold\": %s, \"dirty\": %s}",
+            row->private_buffers ? "private" : "symmetric", row->isolated ? "isolated" : "streaming", yes(row->in_place), yes(row->cold),
+            yes(row->dirty));
+}
+
+void bench_report_json(FILE *file, const bench_job *job) {
+    const bench_results *results = job->results;
+    machine m;
+    char when[32], number[24];
+    time_t now = time(NULL);
+    struct tm broken;
+    look_at(&m);
+    strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &broken));
+    fprintf(file, "{\n  \"machine\": {\n");
+    member(file, "processor", m.processor, false);
+    snprintf(number, sizeof number, "%ld", m.processors);
+    fprintf(file, "    \"cpus\": %s,\n    \"numa_nodes\": %d,\n", number, m.nodes);
+    member(file, "caches", m.caches, false);
+    member(file, "smt", m.smt[0] == '1' ? "on" : m.smt[0] == '0' ? "off" : "unknown", false);
+    member(file, "governor", m.governor, false);
+    member(file, "system", m.system, false);
+    member(file, "version", tutti_version(), false);
+    member(file, "kernels", tu_kernels_name(), false);
+    fprintf(file, "    \"ranks\": %d,\n", results->ranks);
+    member(file, "launcher", results->launcher, false);
+    member(file, "binding", job->binding_text, false);
+    member(file, "date", when, true);
+    fprintf(file, "  },\n  \"results\": [\n");
+    for (int i = 0; i < results->count; i++) {
+        row_json(file, &results->rows[i]);
+        fprintf(file, i + 1 < results->count ? ",\n" : "\n");
+    }
+    fprintf(file, "  ]\n}\n");
+}
+
+void bench_report_csv(FILE *file, const bench_results *results) {
+    fprintf(file, "operation,size,count,type,op,ranks,min_us,p50_us,avg_us,p99_us,max_us,algbw_gbs,busbw_gbs,wrong,iterations,algorithm,buffers,mode,"
+                  "in_place,cold,dirty\n");
+    for (int i = 0; i < results->count; i++) {
+        const bench_row *row = &results->rows[i];
+        fprintf(file, "%s,%zu,%zu,%s,%s,%d,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,", row->operation, row->bytes, row->count,
+                tutti_dtype_name(row->dtype), row->op ? tutti_op_name(row->op) : "", row->ranks, row->min, row->p50, row->avg, row->p99,
+                row->max, row->algbw, row->busbw);
+        if (row->wrong >= 0)
+            fprintf(file, "%lld", (long long)row->wrong);
+        fprintf(file, ",%ld,%s,%s,%s,%s,%s,%s\n", row->iterations, row->algorithm, row->private_buffers ? "private" : "symmetric",
+                row->isolated ? "isolated" : "streaming", yes(row->in_place), yes(row->cold), yes(row->dirty));
+    }
+}
+
+/* ---- the baseline ---- */
+
+static char *read_whole(const char *path, size_t *bytes) {
+    FILE *file = fopen(path, "re");
+    char *text = NULL;
+    if (file == NULL)
+        return NULL;
+    if (fseek(file, 0, SEEK_END) == 0) {
+        long end = ftell(file);
+        rewind(file);
+        text = end >= 0 ? malloc((size_t)end + 1) : NULL;
+        *bytes = text != NULL ? fread(text, 1, (size_t)end, file) : 0;
+    }
+    fclose(file);
+    return text;
+}
+
+static bool same_row(const json *old, const bench_row *row) {
+    return strcmp(json_text(old, "operation"), row->operation) == 0 && json_number(old, "size", -1) == (int64_t)row->bytes &&
+           strcmp(json_text(old, "type"), tutti_dtype_name(row->dtype)) == 0 &&
+           strcmp(json_text(old, "op"), row->op ? tutti_op_name(row->op) : "") == 0 && json_number(old, "ranks", -1) == row->ranks &&
+           strcmp(json_text(old, "buffers"), row->private_buffers ? "private" : "symmetric") == 0 &&
+           strcmp(json_text(old, "mode"), row->isolated ? "isolated" : "streaming") == 0 &&
+           json_number(old, "in_place", -1) == row->in_place && json_number(old, "cold", -1) == row->cold &&
+           json_number(old, "dirty", -1) == row->dirty;
+}
+
+static int compare(const json *document, const bench_job *job) {
+    const json *old_rows = json_member(document, "results");
+    int compared = 0, slower = 0;
+    for (int i = 0; i < job->results->count; i++) {
+        const bench_row *row = &job->results->rows[i];
+        const json *old = old_rows != NULL ? old_rows->first : NULL;
+        while (old != NULL && !same_row(old, row))
+            old = old->next;
+        if (old == NULL)
+            continue;
+        compared++;
+        double before = json_real(old, "p50_us", 0);
+        if (row->p50 <= before * (1 + job->options->slower / 100))
+            continue;
+        slower++;
+        fprintf(stderr, "slower: %s of %zu bytes takes %.3f us, %.0f %% more than the %.3f us of the baseline\n", row->operation, row->bytes,
+                row->p50, (row->p50 / before - 1) * 100, before);
+    }
+    if (compared == 0) {
+        tool_fail("%s has no row like those measured now: same operation, size, type, reduction, ranks, buffers and mode", job->options->baseline);
+        return 1;
+    }
+    fprintf(stderr, "%d of %d rows that the baseline has are more than %.0f %% slower\n", slower, compared, job->options->slower);
+    return slower > 0;
+}
+
+int bench_report_baseline(const bench_job *job) {
+    size_t bytes;
+    char problem[128], *text = read_whole(job->options->baseline, &bytes);
+    if (text == NULL)
+        return tool_fail("reading %s: %s", job->options->baseline, strerror(errno));
+    json *document = json_parse(text, bytes, problem, sizeof problem);
+    free(text);
+    if (document == NULL)
+        return tool_fail("%s is not what --json writes: %s", job->options->baseline, problem);
+    int failed = compare(document, job);
+    json_free(document);
+    return failed;
+}
