@@ -300,11 +300,12 @@ static int read_options(int argc, char **argv, bench_options *o) {
 
 /* Whether this process is a rank of a job already. */
 static bool launched(void) {
+    tutti_world_options none = TUTTI_WORLD_OPTIONS_INIT;
     tu_settings settings;
     tu_launch launch;
     if (tu_settings_load(&settings) != TUTTI_OK)
         return false;
-    bool found = tu_launch_find(NULL, &settings, NULL, &launch) != TUTTI_OK || strcmp(launch.launcher, "alone") != 0;
+    bool found = tu_launch_find(&none, &settings, NULL, &launch) != TUTTI_OK || strcmp(launch.launcher, "alone") != 0;
     tu_settings_free(&settings);
     return found; /* an incomplete environment too: opening the world then says what is wrong with it */
 }

@@ -6,6 +6,7 @@
  * of a measurement is taken over the ranks (average unless asked otherwise), the statistics over the measurements.
  */
 #include <errno.h>
+#include <math.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,13 +66,6 @@ static void free_side(side *side) {
     tutti_memory_release(side->memory);
 }
 
-static size_t last_level_cache(void) {
-    long bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    if (bytes <= 0)
-        bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
-    return bytes > 0 ? (size_t)bytes : (size_t)32 << 20;
-}
-
 static size_t slot_bytes(size_t bytes) {
     return (bytes + SLOT_ALIGNMENT - 1) / SLOT_ALIGNMENT * SLOT_ALIGNMENT;
 }
@@ -116,7 +110,7 @@ tutti_status bench_arena_make(tutti_world *world, const bench_options *options, 
     arena->to = calloc((size_t)arena->size, sizeof *arena->to);
     arena->room = slot_bytes(largest(options, arena->size));
     if (options->cold) {
-        size_t cold = slot_bytes(2 * last_level_cache());
+        size_t cold = slot_bytes(2 * bench_last_cache());
         arena->room = 2 * arena->room > cold ? 2 * arena->room : cold;
     }
     tutti_status status = TUTTI_OK;
@@ -228,7 +222,7 @@ static tutti_status measure_once(bench_arena *arena, row_plan *plan, int batch, 
     return status;
 }
 
-/* A call on fresh input, compared with what it must give; the number of wrong elements on all ranks, on rank 0. */
+/* A call on fresh input, compared with what it must give; the number of wrong elements on all ranks. */
 static tutti_status check_row(bench_arena *arena, row_plan *plan, int64_t *wrong) {
     const unsigned salt = 0x5eed;
     aim(arena, plan, 0);
@@ -243,7 +237,7 @@ static tutti_status check_row(bench_arena *arena, row_plan *plan, int64_t *wrong
     if (status != TUTTI_OK)
         return status;
     uint64_t mine = bench_wrong(plan->operation, &plan->call, salt), all = 0;
-    status = tutti_reduce(arena->group, &mine, &all, 1, TUTTI_U64, TUTTI_SUM, 0, NULL);
+    status = tutti_all_reduce(arena->group, &mine, &all, 1, TUTTI_U64, TUTTI_SUM, NULL); /* nobody goes on while another still looks */
     *wrong = (int64_t)all;
     return status;
 }
@@ -253,16 +247,16 @@ static tutti_status check_row(bench_arena *arena, row_plan *plan, int64_t *wrong
 /* The first calls set things up; from the time of the next ones rank 0 decides how many follow. */
 static tutti_status choose_length(bench_arena *arena, row_plan *plan, long *iterations, int *batch) {
     const bench_options *options = plan->options;
-    double ns = 0, total = 0;
+    double ns = 0, least = INFINITY;
     long warmup = options->warmup >= 0 ? options->warmup : 3;
     tutti_status status = TUTTI_OK;
     for (long i = 0; i < warmup && status == TUTTI_OK; i++)
         status = measure_once(arena, plan, 1, &ns);
     for (int i = 0; i < 5 && status == TUTTI_OK; i++) {
         status = measure_once(arena, plan, 1, &ns);
-        total += ns * plan->operation->trips;
+        least = fmin(least, ns * plan->operation->trips);
     }
-    double each = total / 5 > 20 ? total / 5 : 20;
+    double each = fmax(least, 20);
     int64_t choice[2] = { options->iterations, 1 };
     if (!options->isolated && !options->dirty && each < SHORTEST_NS)
         choice[1] = (int64_t)(SHORTEST_NS / each) + 1;
@@ -440,6 +434,8 @@ tutti_status bench_rank_main(tutti_world *world, void *argument) {
         return status;
     for (int i = 0; i < job->options->operation_count && status == TUTTI_OK; i++)
         status = run_operation(arena, job, job->options->operations[i]);
+    if (status == TUTTI_OK)
+        status = tutti_barrier(arena->group, NULL);
     bench_arena_free(arena);
     return status;
 }

@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/settings.h"
 #include "bench.h"
 #include "job/dump.h"
 #include "json.h"
@@ -27,12 +28,6 @@ void bench_bytes_text(size_t bytes, char *text, size_t room) {
 
 /* ---- the machine ---- */
 
-typedef struct machine {
-    char processor[128], system[128], caches[96], governor[32], smt[16];
-    long processors;
-    int nodes;
-} machine;
-
 /* The first line of a file, or `otherwise`. */
 static void first_line(const char *path, char *text, size_t room, const char *otherwise) {
     FILE *file = fopen(path, "re");
@@ -42,6 +37,35 @@ static void first_line(const char *path, char *text, size_t room, const char *ot
         fclose(file);
     text[strcspn(text, "\n")] = '\0';
 }
+
+/* sysfs first: the C library counts the caches of all cores together on some processors. */
+size_t bench_cache(int level) {
+    for (int index = 0; index < 8; index++) {
+        char path[80], text[32];
+        int64_t bytes;
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/level", index);
+        first_line(path, text, sizeof text, "");
+        if (atoi(text) != level)
+            continue;
+        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/size", index);
+        first_line(path, text, sizeof text, "");
+        if (tu_parse_bytes(text, &bytes) == TUTTI_OK && bytes > 0)
+            return (size_t)bytes;
+    }
+    long bytes = sysconf(level == 2 ? _SC_LEVEL2_CACHE_SIZE : _SC_LEVEL3_CACHE_SIZE);
+    return bytes > 0 ? (size_t)bytes : 0;
+}
+
+size_t bench_last_cache(void) {
+    size_t third = bench_cache(3), second = bench_cache(2);
+    return third > 0 ? third : second > 0 ? second : (size_t)32 << 20;
+}
+
+typedef struct machine {
+    char processor[128], system[256], caches[96], governor[32], smt[16];
+    long processors;
+    int nodes;
+} machine;
 
 static void processor_name(char *text, size_t room) {
     char line[256];
@@ -74,9 +98,8 @@ static void look_at(machine *m) {
     processor_name(m->processor, sizeof m->processor);
     uname(&name);
     snprintf(m->system, sizeof m->system, "%s %s %s", name.sysname, name.release, name.machine);
-    long second = sysconf(_SC_LEVEL2_CACHE_SIZE), third = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    bench_bytes_text(second > 0 ? (size_t)second : 0, l2, sizeof l2);
-    bench_bytes_text(third > 0 ? (size_t)third : 0, l3, sizeof l3);
+    bench_bytes_text(bench_cache(2), l2, sizeof l2);
+    bench_bytes_text(bench_cache(3), l3, sizeof l3);
     snprintf(m->caches, sizeof m->caches, "L2 %s, L3 %s", l2, l3);
     first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", m->governor, sizeof m->governor, "unknown");
     first_line("/sys/devices/system/cpu/smt/active", m->smt, sizeof m->smt, "?");
