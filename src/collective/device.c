@@ -7,9 +7,8 @@
  */
 #include "collective/device.h"
 
-#include <sched.h>
+#include <dlfcn.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include <tutti/collective.h>
 
@@ -73,9 +72,33 @@ static bool on_device(tutti_world *world, const void *pointer, int *index) {
     return table != NULL && table->recognise(state, pointer, index);
 }
 
+/* Opens the device's backend when this process uses the device, so that its memory is recognised. */
+static void discover(tutti_world *world) {
+    void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    if (library == NULL || world->fake)
+        return;
+    dlclose(library);
+    tu_error_copy before;
+    const tu_backend *backend;
+    void *state;
+    tu_error_save(&before); /* without a backend, nothing is on a device as far as this world can know */
+    if (tu_backend_get(world, TUTTI_CUDA, &backend, &state) != TUTTI_OK)
+        TU_LOG(TUTTI_LOG_DEBUG, world->log, "collective", "this process uses CUDA, but: %s", tutti_error_message());
+    tu_error_restore(&before);
+}
+
 bool tu_device_task_wanted(const tu_task *task, const tutti_call *call) {
     tutti_world *world = task->group->world;
-    if (atomic_load_explicit(&world->devices, memory_order_relaxed) == NULL || world->fake)
+    if (atomic_load_explicit(&world->devices, memory_order_relaxed) == NULL) {
+        /* Looked for at the world's first collective, and again whenever a call names a stream. */
+        if (call->stream == NULL && atomic_load_explicit(&world->looked, memory_order_relaxed))
+            return false;
+        atomic_store_explicit(&world->looked, true, memory_order_relaxed);
+        discover(world);
+        if (atomic_load_explicit(&world->devices, memory_order_relaxed) == NULL)
+            return false;
+    }
+    if (world->fake)
         return false;
     if (task->shape == TU_OP_BARRIER)
         return call->stream != NULL && task->info.operation != TU_OP_PREPARE;

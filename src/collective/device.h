@@ -103,7 +103,7 @@ typedef struct tu_device_collectives {
 
 typedef struct tu_task tu_task;
 
-/* Whether the call's buffers lie on a device of this world. One load while the world uses none. */
+/* Whether the call's buffers lie on a device of this world. Two loads while the world uses none. */
 bool tu_device_task_wanted(const tu_task *task, const tutti_call *call);
 /* Enqueues the task, or starts a work on it. */
 tutti_status tu_device_submit(tu_task *task, const tutti_call *call);

@@ -47,6 +47,7 @@ struct tutti_world {
     _Atomic uint32_t closed;    /* set once by tutti_world_close */
     /* Set once a backend other than the CPU's has been opened: asks the devices how the group fares. */
     _Atomic(tutti_status (*)(tutti_group *)) devices;
+    _Atomic bool looked;        /* for devices, at the first collective */
     _Atomic int32_t handles;    /* 1 while open, and 1 for each live object of the layers above: see tu_world_handle */
     pthread_mutex_t lock;       /* registry of groups, kinds of handles */
     pthread_mutex_t room_lock;  /* attachments; held while one is made */

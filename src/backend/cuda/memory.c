@@ -377,8 +377,9 @@ tutti_status tu_cuda_import(void *state, tutti_group *group, const tu_backend_bl
         status = cuda->host->error(TUTTI_ERROR_MEMORY, "out of memory for a mapping of %d blocks", count);
         goto close_descriptors;
     }
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++)
         memcpy(&tickets[i], given[i].bytes, sizeof tickets[i]);
+    for (int i = 0; i < count; i++) {
         if (i != rank && tickets[i].pid == getpid())
             atomic_store_explicit(&cuda->shared_process, true, memory_order_relaxed);
         if (tickets[i].bytes != block->bytes || tickets[i].handle_type != tickets[rank].handle_type) {
