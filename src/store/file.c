@@ -26,6 +26,7 @@
 #include "base/error.h"
 #include "store/store.h"
 #include "store/table.h"
+#include "store/thread.h"
 
 #define LONGEST_PAUSE (10 * TU_MILLISECOND)
 #define CLOSE_TIME (10 * TU_SECOND) /* for the lock when a handle is closed */
@@ -197,8 +198,7 @@ static tutti_status turn_end(turn *turn, tutti_status status) {
 
 static tutti_status turn_begin(turn *turn, tutti_store *store, bool exclusive, int64_t timeout_ns) {
     *turn = (struct turn){as_file(store), tu_deadline(timeout_ns)};
-    struct timespec until = {.tv_sec = turn->deadline / TU_SECOND, .tv_nsec = turn->deadline % TU_SECOND};
-    if (pthread_mutex_clocklock(&turn->file->lock, CLOCK_MONOTONIC, &until) != 0)
+    if (!tu_mutex_lock_until(&turn->file->lock, turn->deadline))
         return tu_error(TUTTI_ERROR_TIMEOUT, "timeout: another thread's call on this handle of the file store took too long; clone "
                                              "the store for each thread");
     tutti_status status = lock_file(turn->file, exclusive ? LOCK_EX : LOCK_SH, turn->deadline);

@@ -20,6 +20,7 @@
 #include "store/connect.h"
 #include "store/store.h"
 #include "store/tcp.h"
+#include "store/thread.h"
 #include "store/wire.h"
 
 #define CANCEL_TIME (5 * TU_SECOND)      /* for the server's answer to a cancelled wait */
@@ -56,8 +57,7 @@ static tutti_status call_begin(call *call, tutti_store *store, const char *opera
     *call = (struct call){tcp, operation, timeout_ns, tu_deadline(timeout_ns)};
     if (!tcp->client)
         return tu_error(TUTTI_ERROR_UNSUPPORTED, "store %s: this is a server without a client; tutti_store_clone gives one", operation);
-    struct timespec until = {.tv_sec = call->deadline / TU_SECOND, .tv_nsec = call->deadline % TU_SECOND};
-    if (pthread_mutex_clocklock(&tcp->lock, CLOCK_MONOTONIC, &until) != 0)
+    if (!tu_mutex_lock_until(&tcp->lock, call->deadline))
         return tu_error(TUTTI_ERROR_TIMEOUT, "store %s: timeout after %" PRId64 "ms, spent waiting for another thread's call on this "
                                              "handle; clone the store for each thread", operation, timeout_ns / TU_MILLISECOND);
     if (tcp->connection.descriptor < 0) {

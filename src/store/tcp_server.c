@@ -34,8 +34,10 @@ enum {
     EVENT_BATCH = 256,
     INPUT_CHUNK = 128 << 10,
 };
-#define HALF_OPEN_TIME (10 * TU_SECOND)
+#define HALF_OPEN_TIME (5 * TU_SECOND)
 #define ACCEPT_PAUSE (100 * TU_MILLISECOND) /* when a connection cannot be taken for want of memory or descriptors */
+
+#define WARN_PAUSE (10 * TU_SECOND)
 
 /* What an event is about stands first in each struct that epoll knows. */
 typedef enum source { SOURCE_STOP, SOURCE_LISTENER, SOURCE_CONNECTION } source;
@@ -76,6 +78,7 @@ struct tu_server {
     int spare; /* given up for a moment to close a connection that finds no descriptor left */
     /* The rest belongs to the thread. */
     int64_t accept_again; /* 0: accepting */
+    int64_t warn_again;   /* of a full table of descriptors */
     tu_hub hub;
     connection_list half_open, open, closed;
     uint8_t *chunk; /* INPUT_CHUNK bytes */
@@ -116,6 +119,9 @@ static void close_connection(tu_server *server, connection *connection, const ch
     list_remove(connection->half_open ? &server->half_open : &server->open, connection);
     tu_hub_leave(&server->hub, &connection->session);
     tu_buffer_free(&connection->input);
+    /* A forked child of this process may hold the same socket: closing ours would then neither end it nor stop its events. */
+    epoll_ctl(server->epoll, EPOLL_CTL_DEL, connection->descriptor, NULL);
+    shutdown(connection->descriptor, SHUT_RDWR);
     close(connection->descriptor);
     connection->descriptor = -1;
     list_add(&server->closed, connection);
@@ -193,24 +199,30 @@ static void serve_dirty(tu_server *server) {
     }
 }
 
-/* Does what is in `data`, and keeps the rest. `data` may be the connection's own input. */
-static void digest(tu_server *server, connection *connection, const uint8_t *data, size_t bytes) {
+/* Does what is in `data`, which may be the connection's own input, and keeps the rest there. True: the session was paused, and its
+ * answers are all sent by now, so it can go on. */
+static bool digest_once(tu_server *server, connection *connection, const uint8_t *data, size_t bytes) {
     tu_buffer *input = &connection->input;
-    bool own = data == input->data;
     size_t done = tu_hub_input(&server->hub, &connection->session, data, bytes);
+    bool paused = tu_session_paused(&connection->session);
     settle(server, connection);
-    if (own) {
+    if (data == input->data) {
+        memmove(input->data, input->data + done, bytes - done);
+        input->used = bytes - done;
         if (done == bytes)
             tu_buffer_reset(input);
-        else if (done > 0)
-            memmove(input->data, input->data + done, bytes - done);
-        input->used = done == bytes ? 0 : bytes - done;
     } else {
         tu_put(input, data + done, bytes - done);
         if (input->failed)
             close_connection(server, connection, "out of memory for its command");
     }
     serve_dirty(server);
+    return paused && connection->descriptor >= 0 && !tu_session_paused(&connection->session) && input->used > 0;
+}
+
+static void digest(tu_server *server, connection *connection, const uint8_t *data, size_t bytes) {
+    for (bool again = true; again; data = connection->input.data, bytes = connection->input.used)
+        again = digest_once(server, connection, data, bytes);
 }
 
 static void receive(tu_server *server, connection *connection) {
@@ -322,8 +334,11 @@ static void listen_again(tu_server *server, bool yes) {
 
 /* No descriptor for a connection: the spare one serves to take it and close it, so that its owner hears of it. */
 static bool turn_away(tu_server *server, int listening) {
-    TU_LOG(TUTTI_LOG_WARN, NULL, "store", "no descriptor left for another client (%zu are connected); raise RLIMIT_NOFILE",
-           server->open.count);
+    if (server->warn_again <= tu_clock_now()) {
+        TU_LOG(TUTTI_LOG_WARN, NULL, "store", "no descriptor left for another client (%zu are connected); raise RLIMIT_NOFILE",
+               server->open.count);
+        server->warn_again = tu_deadline(WARN_PAUSE);
+    }
     if (server->spare < 0)
         return false;
     close(server->spare);

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Starting a helper thread. A new thread inherits the signal mask, so all signals are blocked around the start.
+ * A new thread inherits the signal mask, so all signals are blocked around the start.
  */
 #include "store/thread.h"
 
 #include <signal.h>
+#include <time.h>
+
+#include "base/clock.h"
 
 int tu_thread_start(const char *name, void *(*body)(void *), void *argument, pthread_t *thread) {
     sigset_t all, before;
@@ -15,4 +18,17 @@ int tu_thread_start(const char *name, void *(*body)(void *), void *argument, pth
         pthread_setname_np(*thread, name);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return error;
+}
+
+/* pthread_mutex_timedlock takes the wall clock, which may jump: so in slices of at most a second, each measured anew. */
+bool tu_mutex_lock_until(pthread_mutex_t *mutex, int64_t deadline) {
+    if (pthread_mutex_trylock(mutex) == 0)
+        return true;
+    for (int64_t left; (left = tu_deadline_left(deadline)) > 0;) {
+        int64_t until = tu_clock_wall() + (left < TU_SECOND ? left : TU_SECOND);
+        struct timespec time = {.tv_sec = until / TU_SECOND, .tv_nsec = until % TU_SECOND};
+        if (pthread_mutex_timedlock(mutex, &time) == 0)
+            return true;
+    }
+    return false;
 }

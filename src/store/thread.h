@@ -1,13 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Starting a helper thread: named, all signals blocked, so that a program's handlers run in the program's own threads.
+ * Starting a helper thread: named, all signals blocked, so that a program's handlers run in the program's own threads. And a
+ * lock with a deadline.
  */
 #ifndef TU_STORE_THREAD_H
 #define TU_STORE_THREAD_H
 
 #include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
 
 /* `name` has at most 15 bytes. Returns 0 or an errno. */
 int tu_thread_start(const char *name, void *(*body)(void *), void *argument, pthread_t *thread);
+
+/* False: the deadline (tu_clock_now) has passed. */
+bool tu_mutex_lock_until(pthread_mutex_t *mutex, int64_t deadline);
 
 #endif
