@@ -53,8 +53,10 @@ TEST_WORLD(a_released_work_finishes_by_itself, 2) {
             usleep(20000); /* the other one is left open */
         CHECK_OK(tutti_all_reduce(group, in, out, count, TUTTI_I32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .work = &work)));
         tutti_work_release(work);
-        for (int i = 0; i < 5000 && *(volatile int *)&out[count - 1] != 2; i++)
+        /* Looking at the output before the work is over is a race: only where nobody minds. */
+        for (int i = 0; i < 5000 && !test_sanitized() && *(volatile int *)&out[count - 1] != 2; i++)
             usleep(1000);
+        CHECK(test_sanitized() || out[count - 1] == 2);
         CHECK_OK(tutti_barrier(group, NULL));
         CHECK_EQ(out[count - 1], 2);
     }
