@@ -39,6 +39,8 @@ struct output {
 };
 
 static bool append(bytes *to, const char *data, size_t count) {
+    if (count == 0)
+        return true;
     if (to->used + count > to->room) {
         size_t room = to->used + count + (to->room > 4096 ? to->room : 4096);
         char *larger = realloc(to->data, room);

@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <getopt.h>
 #include <poll.h>
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -206,32 +207,43 @@ static bool replaced(const char *variable) {
     return false;
 }
 
+/* Adds "NAME=value"; the text is freed with the plan. */
+static bool add_variable(run_plan *plan, size_t *used, const char *format, ...) TUTTI_PRINTF(3, 4);
+static bool add_variable(run_plan *plan, size_t *used, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    char *text = NULL;
+    bool made = plan->own_count < RUN_VARIABLES && vasprintf(&text, format, arguments) > 0;
+    va_end(arguments);
+    if (made)
+        plan->environment[(*used)++] = plan->own[plan->own_count++] = text;
+    return made;
+}
+
 static bool build_environment(run_plan *plan, const char *store) {
     extern char **environ;
+    static const char *const rank_names[4] = { "RANK", "LOCAL_RANK", "TUTTI_RANK", "TUTTI_LOCAL_RANK" };
     size_t count = 0, used = 0;
     while (environ[count] != NULL)
         count++;
     int ranks = plan->options->ranks;
-    char **all = calloc(count + 16, sizeof *all);
-    char *buffers = calloc(4, 32);
-    bool complete = all != NULL && buffers != NULL;
-    if (!complete)
-        return false;
-    for (size_t i = 0; i < count; i++)
+    plan->environment = calloc(count + RUN_VARIABLES + 1, sizeof *plan->environment);
+    bool complete = plan->environment != NULL;
+    for (size_t i = 0; complete && i < count; i++)
         if (!replaced(environ[i]))
-            all[used++] = environ[i];
-    for (int i = 0; i < 4; i++)
-        all[used++] = plan->rank_variables[i] = buffers + 32 * i;
-    complete = asprintf(&all[used++], "TUTTI_SIZE=%d", ranks) > 0 && asprintf(&all[used++], "TUTTI_LOCAL_SIZE=%d", ranks) > 0 &&
-               asprintf(&all[used++], "WORLD_SIZE=%d", ranks) > 0 && asprintf(&all[used++], "LOCAL_WORLD_SIZE=%d", ranks) > 0 &&
-               asprintf(&all[used++], "MASTER_PORT=%d", free_port()) > 0 &&
-               asprintf(&all[used++], "TUTTI_STORE=%s", store) > 0 &&
-               asprintf(&all[used++], "TUTTI_SECRET_FD=%d", RUN_SECRET_FD) > 0;
-    if (plan->options->log_dir != NULL && getenv("TUTTI_TRACE_DIR") == NULL) /* ranks may be elsewhere: the whole path */
-        complete = complete && asprintf(&all[used++], "TUTTI_TRACE_DIR=%s", plan->log_dir) > 0;
-    all[used++] = (char *)"MASTER_ADDR=127.0.0.1";
-    all[used++] = (char *)"GROUP_RANK=0";
-    plan->environment = all;
+            plan->environment[used++] = environ[i];
+    for (int i = 0; complete && i < 4; i++) { /* room for any rank */
+        complete = add_variable(plan, &used, "%s=%d", rank_names[i], MAX_RANKS);
+        plan->rank_variables[i] = complete ? plan->environment[used - 1] : NULL;
+    }
+    complete = complete && add_variable(plan, &used, "TUTTI_SIZE=%d", ranks) &&
+               add_variable(plan, &used, "TUTTI_LOCAL_SIZE=%d", ranks) && add_variable(plan, &used, "WORLD_SIZE=%d", ranks) &&
+               add_variable(plan, &used, "LOCAL_WORLD_SIZE=%d", ranks) && add_variable(plan, &used, "GROUP_RANK=0") &&
+               add_variable(plan, &used, "MASTER_ADDR=127.0.0.1") && add_variable(plan, &used, "MASTER_PORT=%d", free_port()) &&
+               add_variable(plan, &used, "TUTTI_STORE=%s", store) &&
+               add_variable(plan, &used, "TUTTI_SECRET_FD=%d", RUN_SECRET_FD);
+    if (complete && plan->log_dir != NULL && getenv("TUTTI_TRACE_DIR") == NULL)
+        complete = add_variable(plan, &used, "TUTTI_TRACE_DIR=%s", plan->log_dir);
     return complete;
 }
 
@@ -353,8 +365,9 @@ static void block_signals(sigset_t *before, sigset_t *ours) {
 static int start_guardian(launcher *l, const sigset_t *ours) {
     int sockets[2];
     size_t bytes = sizeof *l->state + (size_t)l->options.ranks * sizeof l->state->ranks[0];
-    l->state = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (l->state == MAP_FAILED || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) != 0)
+    void *shared = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    l->state = shared != MAP_FAILED ? shared : NULL;
+    if (l->state == NULL || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) != 0)
         return system_error("cannot prepare the guardian process");
     l->signals = signalfd(-1, ours, SFD_CLOEXEC | SFD_NONBLOCK);
     prctl(PR_SET_CHILD_SUBREAPER, 1);
@@ -614,14 +627,29 @@ static int bind_ranks(launcher *l) {
     if (bindings == NULL)
         return system_error("no memory for the bindings");
     int bound = topology_bind(options->binding, options->ranks, bindings, why, sizeof why);
-    if (bound < 0)
+    if (bound < 0) {
+        free(bindings);
         return tool_fail("run: cannot bind: %s; --bind none does without", why);
+    }
     if (options->show_binding)
         show_binding(options, bindings, bound, why);
     l->plan.bindings = bound > 0 ? bindings : NULL;
     if (bound == 0)
         free(bindings);
     return 0;
+}
+
+/* Gives back what preparing took; descriptors go with the process. */
+static void free_plan(launcher *l) {
+    for (int i = 0; i < l->plan.own_count; i++)
+        free(l->plan.own[i]);
+    free(l->plan.environment);
+    free(l->plan.pipes);
+    free((binding *)l->plan.bindings);
+    free(l->told);
+    free(l->log_dir);
+    if (l->state != NULL)
+        munmap(l->state, sizeof *l->state + (size_t)l->options.ranks * sizeof l->state->ranks[0]);
 }
 
 static int launch(launcher *l) {
@@ -658,7 +686,6 @@ static int launch(launcher *l) {
     }
     bool guarded = relay_everything(l);
     int result = finish(l, guarded);
-    output_close(l->output);
     tutti_store_release(l->store);
     return result;
 }
@@ -672,7 +699,10 @@ static int run_main(int argc, char **argv) {
     if (l.options.ranks == 0)
         l.options.ranks = topology_cpus();
     result = bind_ranks(&l);
-    if (result != 0 || l.options.program[0] == NULL)
-        return result;
-    return launch(&l);
+    if (result == 0 && l.options.program[0] != NULL)
+        result = launch(&l);
+    if (l.output != NULL)
+        output_close(l.output);
+    free_plan(&l);
+    return result;
 }

@@ -50,6 +50,8 @@ typedef struct run_state {
     run_rank ranks[];
 } run_state;
 
+#define RUN_VARIABLES 16 /* that are added to the environment, at most */
+
 /* What the guardian needs to start the ranks. */
 typedef struct run_plan {
     const run_options *options;
@@ -57,6 +59,8 @@ typedef struct run_plan {
     const char *log_dir;         /* the whole path of --log-dir, or NULL */
     char **environment;          /* of all ranks; the variables of one rank are buffers that are rewritten for each */
     char *rank_variables[4];     /* those buffers: RANK=, LOCAL_RANK=, TUTTI_RANK=, TUTTI_LOCAL_RANK= */
+    char *own[RUN_VARIABLES];    /* texts made for it */
+    int own_count;
     const binding *bindings;     /* one per rank; NULL: not bound */
     int (*pipes)[2];             /* [2 * rank + stream]: read end, write end */
     int input;                   /* what rank 0 reads */
