@@ -354,8 +354,10 @@ static int run_inside_job(bench_job *job) {
         return tool_fail("%s", tutti_error_message());
     int asked = job->options->ranks, size = tutti_world_size(world), rank = tutti_world_rank(world);
     if (asked != 0 && asked != size) {
+        int wrong = rank == 0 ? tool_usage(&tool_bench, "--ranks %d, but this job (%s) has %d ranks", asked, tutti_world_launcher(world), size)
+                              : TOOL_USAGE;
         (void)!tutti_world_close(world);
-        return tool_usage(&tool_bench, "--ranks %d, but this job (%s) has %d ranks", asked, tutti_world_launcher(world), size);
+        return wrong;
     }
     tutti_status status = bench_rank_main(world, job);
     if (status != TUTTI_OK)
