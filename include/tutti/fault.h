@@ -11,7 +11,7 @@
  *                stop      SIGSTOP to this process
  *                exit      the process exits with status 1; exit:S with status S
  *                delay:T   sleeps ("50ms", "2s"), then goes on
- *                skip      the call returns TUTTI_OK without doing anything
+ *                skip      the call returns TUTTI_OK without doing anything (TUTTI_ERROR_FAULT where it would return an object)
  *                fail      the call fails with TUTTI_ERROR_FAULT, as by any failure in the middle of it
  *
  * Several faults are separated by ";". Each happens once. In a world of threads kill, stop and exit take the whole process.

@@ -103,7 +103,7 @@ static tutti_status run_entered(tu_collective *state, tu_task *task) {
         return tu_task_run_alone(task);
     tutti_status status = tu_group_enter(task->group, task->timeout_ns, &task->info, &task->deadline, &task->ticket);
     if (status != TUTTI_OK)
-        return status;
+        return tu_not_entered(status);
     status = tu_collective_setup(state, task);
     if (status == TUTTI_OK) {
         status = tu_task_choose(state, task);

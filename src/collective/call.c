@@ -156,10 +156,10 @@ tutti_status tu_submit(tu_task *task, const tutti_call *call) {
     if (status != TUTTI_OK)
         return status;
     if (call == NULL)
-        return submit(task, &defaults);
+        return tu_not_entered(submit(task, &defaults));
     tutti_call full = TUTTI_CALL_INIT;
     status = tu_options_copy("tutti_call", call, &full, sizeof full);
-    return status == TUTTI_OK ? submit(task, &full) : status;
+    return status == TUTTI_OK ? tu_not_entered(submit(task, &full)) : status;
 }
 
 /* ---- which algorithm ran, and why ---- */

@@ -98,6 +98,7 @@ void tu_work_free(tutti_work *work) {
 
 /* Keeps the error of the thread that ran it, for the thread that will wait. */
 void tu_work_finish(tutti_work *work, tutti_status status) {
+    status = tu_not_entered(status);
     work->status = status;
     if (status != TUTTI_OK) {
         work->error = malloc(sizeof *work->error);
@@ -431,6 +432,10 @@ static tutti_status start(tutti_work *work) {
 
 tutti_status tu_work_start_made(tutti_work *work, tutti_work **result_pointer) {
     tutti_status status = start(work);
+    if (status == TU_FAULT_SKIP) { /* skipped on purpose: done, and never begun */
+        tu_work_finish(work, status);
+        status = TUTTI_OK;
+    }
     if (status != TUTTI_OK) {
         drop(work);
         return status;

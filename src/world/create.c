@@ -397,9 +397,7 @@ static tutti_status new_in_world(tutti_world *world, const int *ranks, int count
     if (status != TUTTI_OK) {
         tutti_group_release(group);
         tutti_group_release(existing);
-        if (status == TU_FAULT_SKIP)
-            *out = TUTTI_NON_GROUP_MEMBER;
-        return tu_not_entered(status);
+        return status;
     }
     *out = existing != NULL ? existing : group != NULL ? group : TUTTI_NON_GROUP_MEMBER;
     return TUTTI_OK;
@@ -672,9 +670,7 @@ tutti_status tutti_group_split(tutti_group *parent, const int *const *lists, con
     }
     if (status != TUTTI_OK) {
         tutti_group_release(group);
-        if (status == TU_FAULT_SKIP)
-            *out = TUTTI_NON_GROUP_MEMBER;
-        return tu_not_entered(status);
+        return status;
     }
     *out = group != NULL ? group : TUTTI_NON_GROUP_MEMBER;
     return TUTTI_OK;

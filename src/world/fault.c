@@ -123,6 +123,12 @@ void tu_faults_free(tu_faults *faults) {
     }
 }
 
+/* Operations whose callers get an object, or an answer, that a skipped call cannot have. */
+static bool returns_object(tu_operation operation) {
+    return operation == TU_OP_RENDEZVOUS || operation == TU_OP_GROUP_NEW || operation == TU_OP_GROUP_SPLIT || operation == TU_OP_SHRINK ||
+           operation == TU_OP_AGREE;
+}
+
 static tutti_status deliver(tutti_group *group, const tu_op_info *info, const tu_faults *fault) {
     char operation[160];
     tu_op_text(group, info, operation, sizeof operation);
@@ -143,11 +149,17 @@ static tutti_status deliver(tutti_group *group, const tu_op_info *info, const tu
         break;
     }
     case SKIP_CALL:
-        return TU_FAULT_SKIP;
+        if (!returns_object((tu_operation)info->operation))
+            return TU_FAULT_SKIP;
+        tu_error(TUTTI_ERROR_FAULT, "%s was skipped on rank %d because TUTTI_FAULT asked for it (\"%s\"), so there is nothing to return",
+                 operation, group->rank, fault->text);
+        return tu_error_where(group->name, tu_operation_name((tu_operation)info->operation), info->sequence, group->rank);
     case FAIL:
         tu_error(TUTTI_ERROR_FAULT, "%s failed on rank %d because TUTTI_FAULT asked for it (\"%s\")", operation, group->rank, fault->text);
         tu_error_at_fault(group->rank);
-        return tu_error_where(group->name, tu_operation_name((tu_operation)info->operation), info->sequence, group->rank);
+        (void)tu_error_where(group->name, tu_operation_name((tu_operation)info->operation), info->sequence, group->rank);
+        tu_group_end(group, info);
+        return TUTTI_ERROR_FAULT;
     }
     return TUTTI_OK;
 }

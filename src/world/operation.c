@@ -229,8 +229,6 @@ tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_op_i
     if (__builtin_expect(world->faults != NULL, 0)) {
         info->sequence = atomic_load_explicit(counter, memory_order_relaxed) + 1; /* for messages: a skipped call takes no number */
         status = tu_fault_meet(group, info);
-        if (status == TUTTI_ERROR_FAULT)
-            (void)end_group(group, info);
         if (status != TUTTI_OK)
             return status;
     }
