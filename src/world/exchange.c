@@ -7,11 +7,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "job/liveness.h"
+#include "store/thread.h"
 #include "world/group.h"
 #include "world/world.h"
 
@@ -253,9 +253,7 @@ tutti_status tu_meet(tutti_world *world, const tu_meeting *meeting, const void *
 }
 
 static tutti_status lock_until(pthread_mutex_t *lock, int64_t deadline, const char *what) {
-    struct timespec end = { .tv_sec = deadline / TU_SECOND, .tv_nsec = deadline % TU_SECOND };
-    /* The plain try first: it is the usual case, and the thread sanitizer does not know the other one. */
-    if (pthread_mutex_trylock(lock) == 0 || pthread_mutex_clocklock(lock, CLOCK_MONOTONIC, &end) == 0)
+    if (tu_mutex_lock_until(lock, deadline))
         return TUTTI_OK;
     return tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s waited for another thread of this rank that is in an agreement on the same group",
                     what);
