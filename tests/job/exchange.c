@@ -204,3 +204,73 @@ JOB_TEST(a_full_socket_is_waited_for, 2) {
         usleep(30000);
     job_meet(job, 1);
 }
+
+/* ---- the n-th call fails on rank 0; rank 1 goes on ---- */
+
+typedef struct failing {
+    tu_job *job;
+    uint64_t round;
+} failing;
+
+/* One round: an exchange with a piece, in which something fails, then one that tells rank 1 whether there is more. */
+static tutti_status share_once(void *argument) {
+    failing *self = argument;
+    job_exchange space;
+    tu_mapping *mappings[2] = { NULL, NULL };
+    tu_piece piece;
+    int more = 1, all[2];
+    tutti_status status = tu_piece_alloc(self->job, "a test", 1000, 64, -1, &piece);
+    if (status == TUTTI_OK) {
+        tu_exchange *exchange = job_exchange_all(&space, self->job, 1, self->round, NULL, 0, &piece);
+        exchange->deadline = tu_deadline(100 * TU_MILLISECOND);
+        status = tu_job_exchange(self->job, exchange, NULL, mappings);
+        if (status == TUTTI_OK) {
+            tu_mapping_release(mappings[0]);
+            tu_mapping_release(mappings[1]);
+        }
+        tu_piece_free(self->job, &piece);
+    }
+    tu_error_copy copy;
+    tu_error_save(&copy);
+    test_fail_disarm();
+    CHECK_OK(tu_job_exchange(self->job, job_exchange_all(&space, self->job, 2, self->round, &more, sizeof more, NULL), all, NULL));
+    self->round++;
+    tu_error_restore(&copy);
+    return status;
+}
+
+static void share_while_calls_fail(tu_job *job) {
+    job_exchange space;
+    failing self = { job, 1 };
+    int more = 1, all[2];
+    tu_piece first; /* makes the heap's first chunk, so that no round adds mappings */
+    CHECK_OK(tu_piece_alloc(job, "a test", 1000, 64, -1, &first));
+    tu_mapping *mappings[2];
+    CHECK_OK(tu_job_exchange(job, job_exchange_all(&space, job, 3, 1, NULL, 0, &first), NULL, mappings));
+    if (tu_job_rank(job) == 0) {
+        test_fail_each("malloc,calloc,sendmsg,recvmsg", share_once, &self);
+        more = 0;
+        CHECK_OK(tu_job_exchange(job, job_exchange_all(&space, job, 2, self.round, &more, sizeof more, NULL), all, NULL));
+    }
+    while (tu_job_rank(job) == 1 && more) {
+        tu_mapping *shared[2];
+        tu_piece piece;
+        CHECK_OK(tu_piece_alloc(job, "a test", 1000, 64, -1, &piece));
+        tu_exchange *exchange = job_exchange_all(&space, job, 1, self.round, NULL, 0, &piece);
+        exchange->deadline = tu_deadline(100 * TU_MILLISECOND);
+        if (tu_job_exchange(job, exchange, NULL, shared) == TUTTI_OK) {
+            tu_mapping_release(shared[0]);
+            tu_mapping_release(shared[1]);
+        }
+        tu_piece_free(job, &piece);
+        CHECK_OK(tu_job_exchange(job, job_exchange_all(&space, job, 2, self.round++, &more, sizeof more, NULL), all, NULL));
+        more = all[0];
+    }
+    tu_mapping_release(mappings[0]);
+    tu_mapping_release(mappings[1]);
+    tu_piece_free(job, &first);
+}
+
+TEST(any_call_may_fail_in_an_exchange_and_the_next_one_works) {
+    job_processes(2, share_while_calls_fail);
+}

@@ -4,6 +4,7 @@
  * is named to all the others, in time.
  */
 #include <fcntl.h>
+#include <sched.h>
 #include <stddef.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -399,6 +400,52 @@ TEST(strangers_and_garbage_do_not_disturb_and_a_death_while_joining_is_seen) {
     CHECK_EQ(WEXITSTATUS(job_wait_process(actor)), 7);
     tutti_store_release(store);
     job_place_close(&place);
+}
+
+/* ---- two places ---- */
+
+static void open_in_place(tutti_store *store, int rank) {
+    if (rank >= 2 && unshare(CLONE_NEWNET) != 0)
+        exit(77);
+    tu_job_options options = job_options(store, rank, 4);
+    tu_job *job;
+    CHECK_OK(tu_job_open(&options, &job));
+    CHECK_EQ(tu_job_size(job), rank < 2 ? 2 : 1); /* ranks 2 and 3 have a network namespace of their own each */
+    CHECK_EQ(tu_job_rank(job), rank < 2 ? rank : 0);
+    CHECK_EQ(tu_job_world_rank(job, tu_job_rank(job)), rank);
+    CHECK(tu_job_host(job, 3)[0] != 0);
+    job_meet(job, 1);
+    tu_job_close(job);
+}
+
+TEST(ranks_of_another_place_are_not_in_the_job) {
+    char path[64];
+    snprintf(path, sizeof path, "/tmp/tutti-test-places-%d", (int)getpid());
+    pid_t children[4];
+    for (int rank = 0; rank < 4; rank++) {
+        fflush(NULL);
+        children[rank] = fork();
+        CHECK(children[rank] >= 0);
+        if (children[rank] != 0)
+            continue;
+        tutti_store *store;
+        CHECK_OK(tutti_store_open_file(path, NULL, &store));
+        open_in_place(store, rank);
+        tutti_store_release(store);
+        exit(0);
+    }
+    bool skipped = false;
+    for (int rank = 3; rank >= 0; rank--) {
+        if (skipped)
+            kill(children[rank], SIGKILL);
+        int status = job_wait_process(children[rank]);
+        skipped |= WIFEXITED(status) && WEXITSTATUS(status) == 77;
+        if (!skipped)
+            CHECK_EQ(status, 0);
+    }
+    unlink(path);
+    if (skipped)
+        SKIP("this user may not make a network namespace");
 }
 
 /* ---- deaths and limits while opening ---- */
