@@ -186,13 +186,16 @@ static verdict find_open_mpi(const tu_settings *settings, tu_launch *launch) {
     return find_meeting(settings, &names, &found, one_host, text_of("PMIX_NAMESPACE"), "PMIX_NAMESPACE", launch);
 }
 
-/* The process behind PMI_FD is the same for all ranks of a host; the protocol on it stays untouched for a later MPI_Init. */
+/* The process behind PMI_FD is the same for all ranks of a host; the protocol on it stays untouched for a later MPI_Init. Where there is
+ * none, the address in PMI_PORT is. */
 static const char *hydra_job(char text[48]) {
     int fd;
     struct ucred peer;
     socklen_t bytes = sizeof peer;
-    if (number_of("PMI_FD", 0, INT32_MAX, &fd) != TUTTI_OK || fd < 0)
+    if (number_of("PMI_FD", 0, INT32_MAX, &fd) != TUTTI_OK)
         return NULL;
+    if (fd < 0)
+        return text_of("PMI_PORT");
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0 || peer.pid <= 0)
         return NULL;
     snprintf(text, 48, "hydra-%d", (int)peer.pid);

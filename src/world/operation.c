@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -215,6 +216,16 @@ static tutti_status enter_fake(tutti_group *group, tu_op_info *info) {
     return TUTTI_OK;
 }
 
+/* On the way of every operation, so for long timeouts by the clock that is cheaper to read and at most a tick (10 ms) behind. */
+static int64_t deadline_after(int64_t timeout_ns) {
+    if (timeout_ns < 2 * TU_SECOND)
+        return tu_deadline(timeout_ns);
+    struct timespec now;
+    int64_t deadline;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    return __builtin_add_overflow(now.tv_sec * TU_SECOND + now.tv_nsec, timeout_ns, &deadline) ? INT64_MAX : deadline;
+}
+
 tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_op_info *info, int64_t *deadline, uint64_t *ticket) {
     tutti_status status = refuse(group, info);
     if (status != TUTTI_OK)
@@ -235,7 +246,7 @@ tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_op_i
     info->sequence = atomic_fetch_add_explicit(counter, 1, memory_order_relaxed) + 1;
     info->group_key = group->key;
     info->group_index = group->recorder_index;
-    *deadline = tu_deadline(info->timeout_ns);
+    *deadline = deadline_after(info->timeout_ns);
     *ticket = 0;
     if (world->fake)
         return enter_fake(group, info);

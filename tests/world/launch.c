@@ -20,7 +20,7 @@ static void set(const variable *variables) {
         "TUTTI_RANK", "TUTTI_SIZE", "TUTTI_STORE", "TUTTI_LOCAL_RANK", "TUTTI_LOCAL_SIZE", "RANK", "WORLD_SIZE", "LOCAL_RANK",
         "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
         "TORCHELASTIC_USE_AGENT_STORE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", "PMI_RANK", "PMI_SIZE", "PMI_FD", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
+        "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", "PMI_RANK", "PMI_SIZE", "PMI_FD", "PMI_PORT", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
         "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES", "SLURM_JOB_ID", "SLURM_STEP_ID" };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         unsetenv(all[i]);
@@ -120,6 +120,8 @@ TEST(hydra_is_found_by_the_process_behind_its_socket) {
     CHECK_TEXT(launch.url, expected);
     close(pair[0]);
     close(pair[1]);
+    CHECK_OK(find(SET({ "PMI_RANK", "1" }, { "PMI_SIZE", "2" }, { "PMI_PORT", "node1:7777" }), &launch));
+    CHECK(strstr(launch.url, "-node1_7777") != NULL);
     refused(SET({ "PMI_RANK", "1" }, { "PMI_SIZE", "2" }), "PMI_FD is not");
     refused(SET({ "PMI_RANK", "1" }), "PMI_SIZE is not");
     refused(SET({ "PMI_RANK", "1" }, { "PMI_SIZE", "4" }, { "MPI_LOCALRANKID", "0" }, { "MPI_LOCALNRANKS", "2" }), "MASTER_ADDR is not set");

@@ -4,6 +4,7 @@
 # The same program under the launchers of others: each that is installed must start four ranks that find each other.
 set -u
 hello=$TUTTI_BUILD/examples/hello
+unset TUTTI_BUILD TUTTI_SOURCE TUTTI_SANITIZE # not settings of Tutti's
 ranks=4
 tried=0 failed=0
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <tutti/group.h>
 #include <unistd.h>
@@ -286,6 +287,21 @@ TEST(a_second_rank_0_in_another_process_is_an_error) {
         CHECK_EQ(status, 0);
     }
     tutti_store_release(server);
+}
+
+TEST(a_full_table_of_descriptors_is_named) {
+    struct rlimit limit;
+    CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+    limit.rlim_cur = (rlim_t)test_count_descriptors() + 3; /* and what the harness has open beyond */
+    CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    tutti_world *world;
+    int taken[8], count = 0;
+    while (count < 8 && (taken[count] = dup(0)) >= 0)
+        count++;
+    CHECK_STATUS(tutti_world_open(NULL, &world), TUTTI_ERROR_LIMIT);
+    CHECK_MESSAGE("RLIMIT_NOFILE");
+    while (count > 0)
+        close(taken[--count]);
 }
 
 /* ---- interrupt ---- */
