@@ -234,7 +234,9 @@ static char armed[512]; /* ",malloc,mmap," or "" for all; written while disarmed
 
 void test_fail_arm(const char *functions, long nth) {
     atomic_store(&countdown, 0);
-    snprintf(armed, sizeof armed, functions != NULL ? ",%s," : "", functions);
+    armed[0] = '\0';
+    if (functions != NULL)
+        snprintf(armed, sizeof armed, ",%s,", functions);
     atomic_store(&delivered, false);
     atomic_store(&countdown, nth);
 }

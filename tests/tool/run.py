@@ -225,7 +225,10 @@ class Terminal:
     def __init__(self, *arguments):
         self.pid, self.master = pty.fork()
         if self.pid == 0:
-            os.execve(TUTTI, [TUTTI, "run", *arguments], {**os.environ, "NO_COLOR": "1"})
+            try:
+                os.execve(TUTTI, [TUTTI, "run", *arguments], {**os.environ, "NO_COLOR": "1"})
+            finally:
+                os._exit(127)
         self.text = ""
 
     def read_until(self, part, limit=20):

@@ -19,7 +19,8 @@ dist.destroy_process_group()
 
 
 def python_with_torch():
-    for python in filter(None, (os.environ.get("TUTTI_PYTHON"), os.environ.get("VIRTUAL_ENV", "") + "/bin/python3", sys.executable, "python3")):
+    named = (os.environ.get("TEST_PYTHON"), os.environ.get("TUTTI_PYTHON"))
+    for python in filter(None, (*named, sys.executable, "python3", "/usr/bin/python3")):
         try:
             if subprocess.run([python, "-c", "import torch.distributed"], capture_output=True, timeout=LIMIT).returncode == 0:
                 return python
@@ -32,7 +33,7 @@ def python_with_torch():
 def a_gloo_script_runs_unchanged():
     python = python_with_torch()
     if python is None:
-        return "no python3 here can import torch; TUTTI_PYTHON names one"
+        return "no python3 here can import torch; TEST_PYTHON names one"
     done = subprocess.run([TUTTI, "run", "-q", "-n", "3", python, "-c", SCRIPT], capture_output=True, text=True, timeout=2 * LIMIT,
                           stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
