@@ -2,7 +2,8 @@
  *
  * What the ranks write: read from their pipes, cut into lines, tagged, coloured, merged and kept in files.
  *
- * A line is written whole: nothing of another rank comes between its parts. A line longer than LINE_LIMIT is cut.
+ * A line is written whole: nothing of another rank comes between its parts. A line longer than LINE_LIMIT is cut. On a terminal
+ * the beginning of a line whose end keeps us waiting is shown, so that a prompt can be answered.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -12,11 +13,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "run.h"
 #include "tool.h"
 
 #define LINE_LIMIT ((size_t)1 << 20)
 #define READ_BYTES ((size_t)1 << 16)
+#define PROMPT_NS (100 * TU_MILLISECOND) /* how long a beginning waits for its end before it is shown */
 
 typedef struct bytes {
     char *data;
@@ -27,12 +30,16 @@ typedef struct stream {
     int pipe; /* -1: at its end */
     int log;  /* file in --log-dir, or -1 */
     bytes line; /* the beginning of a line whose end has not come yet */
+    size_t shown;   /* how much of it is on the terminal already */
+    int64_t came;   /* when the last of it came */
 } stream;
 
 struct output {
     int ranks;
     bool tagged;
     bool coloured[2];
+    bool terminal[2];
+    int open_line;    /* stream whose unfinished line the terminal's cursor is in; -1 none */
     bool broken[2];   /* nobody reads our standard output (error) any more */
     bytes text;       /* gathered for one write */
     stream streams[]; /* [2 * rank + (1 for standard error)] */
@@ -87,8 +94,11 @@ output *output_open(const run_options *options, int (*pipes)[2]) {
     }
     out->ranks = options->ranks;
     out->tagged = !options->quiet;
-    for (int i = 0; i < 2; i++)
+    out->open_line = -1;
+    for (int i = 0; i < 2; i++) {
         out->coloured[i] = tool_colour(1 + i);
+        out->terminal[i] = isatty(1 + i) != 0;
+    }
     for (int i = 0; i < 2 * options->ranks; i++) {
         out->streams[i].pipe = pipes[i][0];
         out->streams[i].log = -1;
@@ -137,6 +147,31 @@ static void flush(output *out, int kind) {
     out->text.used = 0;
 }
 
+/* Begins a piece of a line: at the cursor where it goes on, else on a line of its own. */
+static void begin_piece(output *out, int index) {
+    if (out->open_line == index)
+        return;
+    if (out->open_line >= 0 && out->terminal[index % 2]) {
+        append(&out->text, "\n", 1);
+        out->open_line = -1;
+    }
+    if (out->tagged)
+        put_tag(out, index / 2, index % 2);
+}
+
+/* The rest of a line: what was kept and not shown, then `data`; ends it. */
+static void end_piece(output *out, int index, const char *data, size_t count, bool add_newline) {
+    stream *s = &out->streams[index];
+    begin_piece(out, index);
+    append(&out->text, s->line.data + s->shown, s->line.used - s->shown);
+    append(&out->text, data, count);
+    if (add_newline)
+        append(&out->text, "\n", 1);
+    s->line.used = s->shown = 0;
+    if (out->open_line == index)
+        out->open_line = -1;
+}
+
 /* Moves whole lines from the stream's line and the new data to the text to write. */
 static void take(output *out, int index, const char *data, size_t count) {
     stream *s = &out->streams[index];
@@ -148,29 +183,18 @@ static void take(output *out, int index, const char *data, size_t count) {
         bool whole = end != NULL || s->line.used + part >= LINE_LIMIT;
         if (!whole) {
             append(&s->line, data, part);
+            s->came = tu_clock_now();
             return;
         }
-        if (out->tagged)
-            put_tag(out, index / 2, index % 2);
-        append(&out->text, s->line.data, s->line.used);
-        append(&out->text, data, part);
-        if (end == NULL)
-            append(&out->text, "\n", 1);
-        s->line.used = 0;
+        end_piece(out, index, data, part, end == NULL);
         data += part;
         count -= part;
     }
 }
 
 static void finish_line(output *out, int index) {
-    stream *s = &out->streams[index];
-    if (s->line.used == 0)
-        return;
-    if (out->tagged)
-        put_tag(out, index / 2, index % 2);
-    append(&out->text, s->line.data, s->line.used);
-    append(&out->text, "\n", 1);
-    s->line.used = 0;
+    if (out->streams[index].line.used > 0)
+        end_piece(out, index, NULL, 0, true);
 }
 
 /* One read; false when nothing more is there for now. */
@@ -208,6 +232,37 @@ void output_read(output *out, const struct pollfd *polled, int count) {
         if (polled[next++].revents != 0)
             read_stream(out, i);
     }
+}
+
+static bool waits_to_be_shown(const output *out, int index) {
+    const stream *s = &out->streams[index];
+    return out->terminal[index % 2] && s->line.used > s->shown;
+}
+
+int output_timeout(const output *out) {
+    int64_t first = INT64_MAX;
+    for (int i = 0; i < 2 * out->ranks; i++)
+        if (waits_to_be_shown(out, i) && out->streams[i].came + PROMPT_NS < first)
+            first = out->streams[i].came + PROMPT_NS;
+    return first == INT64_MAX ? -1 : (int)((tu_deadline_left(first) + TU_MILLISECOND - 1) / TU_MILLISECOND);
+}
+
+void output_show_prompts(output *out) {
+    int64_t now = tu_clock_now();
+    for (int i = 0; i < 2 * out->ranks; i++) {
+        stream *s = &out->streams[i];
+        if (!waits_to_be_shown(out, i) || now < s->came + PROMPT_NS)
+            continue;
+        begin_piece(out, i);
+        append(&out->text, s->line.data + s->shown, s->line.used - s->shown);
+        s->shown = s->line.used;
+        out->open_line = i;
+        flush(out, i % 2);
+    }
+}
+
+void output_answered(output *out) {
+    out->open_line = -1;
 }
 
 void output_drain(output *out, int rank) {

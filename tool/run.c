@@ -305,6 +305,7 @@ typedef struct launcher {
     size_t typed_bytes, typed_written;
     char *log_dir;  /* the whole path of --log-dir, or NULL */
     time_t began;
+    long memory_kills; /* on this host before the job began */
     bool told_first, told_stopping;
     bool *told; /* [rank], with --survive */
 } launcher;
@@ -419,10 +420,25 @@ static bool has_ended(const launcher *l, int rank) {
     return atomic_load_explicit(&l->state->ranks[rank].ended, memory_order_acquire) != 0;
 }
 
+/* How many processes the kernel has killed for want of memory, ever; -1 unknown. */
+static long memory_kills(void) {
+    char line[128];
+    long count = -1;
+    FILE *file = fopen("/proc/vmstat", "re");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL && sscanf(line, "oom_kill %ld", &count) != 1)
+        continue;
+    if (file != NULL)
+        fclose(file);
+    return count;
+}
+
 static void tell_end(launcher *l, int rank, const char *and_then) {
-    char text[128];
+    char text[192];
     output_drain(l->output, rank); /* its last words come before */
-    tool_wait_text(status_of(l, rank), text, sizeof text);
+    int status = status_of(l, rank);
+    tool_wait_text(status, text, sizeof text);
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && memory_kills() > l->memory_kills)
+        snprintf(text + strlen(text), sizeof text - strlen(text), ", likely by the kernel for want of memory (dmesg tells)");
     bool colour = tool_colour(2);
     fprintf(stderr, "%stutti run: rank %d (pid %d) %s%s%s\n", colour ? "\033[1;31m" : "", rank, pid_of(l, rank), text, and_then,
             colour ? "\033[0m" : "");
@@ -493,6 +509,8 @@ static void relay_input(launcher *l) {
             return;
         }
         l->typed_bytes = count > 0 ? (size_t)count : 0;
+        if (count > 0)
+            output_answered(l->output);
         l->typed_written = 0;
     }
     ssize_t wrote = write(l->relay, l->typed + l->typed_written, l->typed_bytes - l->typed_written);
@@ -536,10 +554,14 @@ static bool relay_everything(launcher *l) {
         polled[2] = l->relay_full ? (struct pollfd){ .fd = l->relay, .events = POLLOUT }
                                   : (struct pollfd){ .fd = terminal ? 0 : -1, .events = POLLIN };
         int streams = output_poll(l->output, polled + 3);
-        poll(polled, (nfds_t)(3 + streams), l->relay >= 0 && !terminal ? 500 : -1);
+        int timeout = output_timeout(l->output);
+        if (l->relay >= 0 && !terminal && (timeout < 0 || timeout > 500))
+            timeout = 500; /* look whether we have come to the foreground */
+        poll(polled, (nfds_t)(3 + streams), timeout);
         if (polled[1].revents != 0)
             take_signals(l);
         output_read(l->output, polled + 3, streams);
+        output_show_prompts(l->output);
         if (polled[2].revents != 0)
             relay_input(l);
         char news[16];
@@ -684,6 +706,7 @@ static int launch(launcher *l) {
         waitpid(l->guardian, NULL, 0);
         return 1;
     }
+    l->memory_kills = memory_kills(); /* now, when the ranks are starting: it takes a moment */
     bool guarded = relay_everything(l);
     int result = finish(l, guarded);
     tutti_store_release(l->store);

@@ -91,6 +91,11 @@ struct pollfd;
 int output_poll(const output *output, struct pollfd *polled);
 /* Reads what poll(2) found. */
 void output_read(output *output, const struct pollfd *polled, int count);
+/* Milliseconds until the beginning of a line is to be shown on the terminal, -1 for none; and showing those that are due. */
+int output_timeout(const output *output);
+void output_show_prompts(output *output);
+/* The user has typed a line, whose echo has moved the cursor to a new one. */
+void output_answered(output *output);
 /* Reads what is there now, of one rank or of all (-1), without waiting. */
 void output_drain(output *output, int rank);
 /* Writes what is left, incomplete lines too, and frees. */

@@ -256,6 +256,20 @@ def what_is_typed_reaches_rank_0():
     equal(terminal.end(), 0)
 
 
+@test
+def a_prompt_is_shown_before_its_line_ends():
+    terminal = Terminal("-n", "2", "sh", "-c", "[ $RANK = 1 ] && { sleep 0.5; echo other; exit; }; printf 'name? '; read word; echo hello $word; "
+                        "printf 'more? '; read word; printf 'end '; sleep 1; echo really")
+    terminal.read_until("[0] name? ")
+    os.write(terminal.master, b"bob\n")
+    terminal.read_until("[0] hello bob\r\n")
+    terminal.read_until("[0] more? ")
+    terminal.read_until("[0] more? \r\n[1] other\r\n")
+    os.write(terminal.master, b"no\n")
+    terminal.read_until("[0] end really")
+    equal(terminal.end(), 0)
+
+
 # ---- signals ----
 
 COUNT_SIGNALS = """
