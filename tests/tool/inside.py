@@ -216,6 +216,21 @@ def watching_repeats():
 
 
 @test
+def an_ordinary_user_runs_jobs_and_sees_only_its_own():
+    if os.geteuid() != 0:
+        return "not root: every other test runs as an ordinary user"
+    nobody = {"user": 65534, "group": 65534, "extra_groups": []}
+    if subprocess.run(["test", "-x", TUTTI], **nobody).returncode != 0:
+        return "an ordinary user cannot reach the build folder"
+    with Running("wait") as running:
+        job = running.wait_until(lambda job: len(job["ranks"]) == 3, "the job of root")
+        done = subprocess.run([TUTTI, "run", "-q", "-n", "2", JOB, "well"], capture_output=True, text=True, timeout=LIMIT, **nobody)
+        equal((done.returncode, done.stdout, done.stderr), (0, "", ""))
+        done = subprocess.run([TUTTI, "ps"], capture_output=True, text=True, timeout=LIMIT, **nobody)
+        assert job["job"] not in done.stdout, done.stdout
+
+
+@test
 def what_is_no_job_and_no_recorder_is_said_so():
     status, _, error = tutti("trace", "no-such-job")
     equal(status, 1)

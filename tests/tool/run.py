@@ -463,6 +463,20 @@ def what_ranks_leave_behind_ends_with_the_job():
     equal(processes_with(mark), [])
 
 
+@test
+def many_ranks_run_too():
+    status, output, error = run("-n", "100", "sh", "-c", "echo $RANK")
+    equal((status, error), (0, ""))
+    equal(sorted(output.splitlines()), sorted(f"[{rank}] {rank}" for rank in range(100)))
+
+
+@test
+def too_few_descriptors_are_said_so():
+    done = subprocess.run(["bash", "-c", f"ulimit -n 40; exec {TUTTI} run -n 40 true"], capture_output=True, text=True, timeout=LIMIT)
+    equal(done.returncode, 1)
+    contains(done.stderr, "ulimit -n")
+
+
 # ---- binding ----
 
 def has_hwloc():
