@@ -99,7 +99,7 @@ tutti_status tu_connection_send(tu_connection *connection, const void *head, siz
             continue;
         }
         size_t moved = (size_t)sent;
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < 2 && moved > 0; i++) {
             size_t part = moved < parts[i].iov_len ? moved : parts[i].iov_len;
             parts[i].iov_base = (char *)parts[i].iov_base + part;
             parts[i].iov_len -= part;
@@ -197,7 +197,7 @@ static tutti_status say_hello(tu_connection *connection, const tu_secret *secret
     return tu_auth_proof(secret, TU_AUTH_CLIENT, mine, server.nonce, proof);
 }
 
-static tutti_status shake_hands(tu_connection *connection, const tu_secret *secret, int64_t deadline) {
+tutti_status tu_connection_greet(tu_connection *connection, const tu_secret *secret, int64_t deadline) {
     uint8_t message[1 + TU_AUTH_BYTES + 10];
     size_t used = 0;
     if (secret->bytes > 0) {
@@ -284,7 +284,7 @@ tutti_status tu_store_connect_once(const tu_address_list *list, const tu_secret 
             status = check_owner(descriptor);
         tu_connection_init(connection, descriptor);
         if (status == TUTTI_OK)
-            status = shake_hands(connection, secret, deadline);
+            status = tu_connection_greet(connection, secret, deadline);
         if (status == TUTTI_OK || status == TUTTI_ERROR_REFUSED) {
             if (status != TUTTI_OK)
                 tu_connection_close(connection);

@@ -29,6 +29,9 @@ tutti_status tu_store_connect(const tu_address *address, const tu_secret *secret
 void tu_connection_init(tu_connection *connection, int descriptor);
 void tu_connection_close(tu_connection *connection);
 
+/* The client's part of the handshake: proves the secret, if there is one, and sees that the other side is a store. */
+tutti_status tu_connection_greet(tu_connection *connection, const tu_secret *secret, int64_t deadline);
+
 /* Both write the message, and give TIMEOUT at the deadline and NETWORK for a lost connection. A signal does not end them. */
 tutti_status tu_connection_send(tu_connection *connection, const void *head, size_t head_bytes, const void *tail, size_t tail_bytes,
                                 int64_t deadline);

@@ -124,11 +124,10 @@ uint8_t *tu_buffer_room(tu_buffer *buffer, size_t bytes) {
 }
 
 void tu_put(tu_buffer *buffer, const void *data, size_t bytes) {
-    uint8_t *room = tu_buffer_room(buffer, bytes);
+    uint8_t *room = bytes > 0 ? tu_buffer_room(buffer, bytes) : NULL;
     if (room == NULL)
         return;
-    if (bytes > 0)
-        memcpy(room, data, bytes);
+    memcpy(room, data, bytes);
     buffer->used += bytes;
 }
 
