@@ -293,6 +293,11 @@ tutti_status tutti_world_open(const tutti_world_options *given, tutti_world **ou
     return TUTTI_OK;
 
 unclaim_world:
+    if (world->job != NULL) { /* the others have met this rank: it did not close, it failed */
+        char why[192];
+        snprintf(why, sizeof why, "failed to open its world: %.150s", tutti_error_message());
+        tu_job_mark_dead(world->job, why);
+    }
     (void)unclaim(world);
 free_world:
     free_world(world);
