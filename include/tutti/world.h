@@ -34,7 +34,8 @@ typedef struct tutti_world_options {
     int rank;              /* -1: from the environment */
     int rank_count;        /* 0: from the environment */
     tutti_store *store;    /* where the ranks meet; NULL: from the environment. With it, rank and rank_count are required. */
-    const char *store_url; /* "unix:@name", "tcp://host:port", "file:///path"; NULL: from the environment */
+    const char *store_url; /* "unix:@name", "tcp://host:port", "file:///path"; NULL: from the environment. Rank 0 serves the first two, unless
+                            * somebody does already. */
     int64_t timeout_ns;    /* of opening, and default of everything in this world; 0: TUTTI_TIMEOUT, else 300 s */
     int threads;           /* that may compute inside a call besides the caller's; -1: TUTTI_THREADS, else the rank's share of cores */
     const char *log;       /* as TUTTI_LOG */

@@ -131,8 +131,8 @@ static tutti_status take_ranks(const tutti_world *world, const int *ranks, int c
     return TUTTI_OK;
 }
 
+/* Over the defaults that *options holds. */
 static tutti_status take_options(const tutti_group_options *given, tutti_group_options *options) {
-    *options = (tutti_group_options)TUTTI_GROUP_OPTIONS_INIT;
     tutti_status status = tu_options_copy("tutti_group_options", given, options, sizeof *options);
     if (status != TUTTI_OK)
         return status;
@@ -421,7 +421,7 @@ static tutti_status new_group(tutti_world *world, const int *ranks, int count, c
 }
 
 tutti_status tutti_group_new(tutti_world *world, const int *ranks, int count, const tutti_group_options *given, tutti_group **group) {
-    tutti_group_options options;
+    tutti_group_options options = TUTTI_GROUP_OPTIONS_INIT;
     tutti_status status = tu_world_check(world);
     if (status == TUTTI_OK)
         status = take_options(given, &options);
@@ -457,7 +457,7 @@ tutti_status tutti_group_new_subgroups(tutti_group *parent, int block, const tut
     if (parent == NULL || parent == TUTTI_NON_GROUP_MEMBER || mine == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_group_new_subgroups needs a parent group of which this rank is a member, and a place for "
                         "the result");
-    tutti_group_options options;
+    tutti_group_options options = TUTTI_GROUP_OPTIONS_INIT;
     tutti_status status = tu_world_check(parent->world);
     if (status == TUTTI_OK)
         status = take_options(given, &options);
@@ -510,7 +510,7 @@ static tutti_status check_lists(const int *const *lists, const int *counts, int 
 
 tutti_status tutti_group_new_subgroups_by_enumeration(tutti_world *world, const int *const *lists, const int *counts, int list_count,
                                                       const tutti_group_options *given, tutti_group **all, tutti_group **mine) {
-    tutti_group_options options;
+    tutti_group_options options = TUTTI_GROUP_OPTIONS_INIT;
     tutti_status status = tu_world_check(world);
     if (status == TUTTI_OK)
         status = take_options(given, &options);
@@ -643,7 +643,7 @@ tutti_status tutti_group_split(tutti_group *parent, const int *const *lists, con
     if (parent == NULL || parent == TUTTI_NON_GROUP_MEMBER || out == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_group_split needs a parent group of which this rank is a member, and a place for the "
                         "result");
-    tutti_group_options options;
+    tutti_group_options options = TUTTI_GROUP_OPTIONS_INIT;
     tutti_status status = tu_world_check(parent->world);
     if (status == TUTTI_OK)
         status = take_options(given, &options);
@@ -707,7 +707,7 @@ tutti_status tutti_group_find_or_create(tutti_world *world, const char *tag, con
         status = tu_error(TUTTI_ERROR_ARGUMENT, "there is no group without a tag of the ranks [%s], and one is never made without a tag: make "
                           "it with tutti_group_new first, or give a tag", list);
     } else {
-        tutti_group_options options;
+        tutti_group_options options = TUTTI_GROUP_OPTIONS_INIT;
         status = take_options(TUTTI_OPTIONS(tutti_group_options, .tag = tag, .local_synchronization = true), &options);
         if (status == TUTTI_OK)
             status = new_group(world, sorted, stride, &options, group);

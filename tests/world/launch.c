@@ -2,6 +2,7 @@
  *
  * Launch environments: which is found, and what is said about those that are incomplete or contradict themselves.
  */
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <tutti/world.h>
@@ -17,7 +18,7 @@ typedef struct variable {
 
 static void set(const variable *variables) {
     static const char *const all[] = {
-        "TUTTI_RANK", "TUTTI_SIZE", "TUTTI_STORE", "TUTTI_LOCAL_RANK", "TUTTI_LOCAL_SIZE", "RANK", "WORLD_SIZE", "LOCAL_RANK",
+        "TUTTI_RANK", "TUTTI_SIZE", "TUTTI_STORE", "TUTTI_LOCAL_RANK", "TUTTI_LOCAL_SIZE", "TUTTI_SECRET_FD", "RANK", "WORLD_SIZE", "LOCAL_RANK",
         "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
         "TORCHELASTIC_USE_AGENT_STORE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", "PMI_RANK", "PMI_SIZE", "PMI_FD", "PMI_PORT", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
@@ -278,6 +279,53 @@ TEST(ranks_meet_in_a_file) {
     snprintf(path, sizeof path, "/tmp/tutti-test-%d", (int)test_pid);
     unlink(path);
 }
+
+#if TUTTI_HAVE_SODIUM
+static int secret_fd;
+
+static int with_secret(int rank) {
+    char number[16], fd[16], store[64];
+    snprintf(number, sizeof number, "%d", rank);
+    snprintf(fd, sizeof fd, "%d", secret_fd);
+    snprintf(store, sizeof store, "tcp://127.0.0.1:%s", test_port);
+    set(SET({ "TUTTI_RANK", number }, { "TUTTI_SIZE", "3" }, { "TUTTI_STORE", store }, { "TUTTI_SECRET_FD", fd }, { "TUTTI_TIMEOUT", "20s" }));
+    usleep(20000);
+    int status = open_often(); /* the secret can be read again and again */
+    if (rank == 0) {
+        int other = memfd_create("another", MFD_CLOEXEC);
+        CHECK(dup2(other, secret_fd) == secret_fd && pwrite(secret_fd, "another secret, of 32 characters", 32, 0) == 32);
+        tutti_world *world;
+        CHECK_STATUS(tutti_world_open(NULL, &world), TUTTI_ERROR_REFUSED);
+        CHECK(ftruncate(secret_fd, 3) == 0);
+        CHECK_STATUS(tutti_world_open(NULL, &world), TUTTI_ERROR_ARGUMENT);
+        CHECK_MESSAGE("TUTTI_SECRET_FD");
+        setenv("TUTTI_SECRET_FD", "987", 1);
+        CHECK_STATUS(tutti_world_open(NULL, &world), TUTTI_ERROR_SYSTEM);
+        CHECK_MESSAGE("TUTTI_SECRET_FD");
+    }
+    return status;
+}
+
+TEST(ranks_of_tutti_run_prove_the_secret_that_they_inherited) {
+    static const char secret[] = "0123456789abcdef0123456789abcdef";
+    secret_fd = memfd_create("secret", MFD_CLOEXEC);
+    CHECK(pwrite(secret_fd, secret, 32, 0) == 32);
+    pick_port();
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        in_processes(3, with_secret);
+        exit(0);
+    }
+    tutti_store *server;
+    CHECK_OK(tutti_store_serve("127.0.0.1", atoi(test_port), TUTTI_OPTIONS(tutti_tcp_store_options, .secret = secret, .secret_bytes = 32), &server));
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK_EQ(status, 0);
+    tutti_store_release(server);
+    close(secret_fd);
+}
+#endif
 
 TEST(a_taken_port_is_named) {
     int taken = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); /* bound and listening, but no store */
