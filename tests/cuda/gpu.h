@@ -103,12 +103,12 @@ static inline tutti_memory *gpu_symmetric(tutti_world *world, size_t bytes) {
         on_gpu_##sentence(world);                                                                                      \
         gpu_end();                                                                                                     \
     }                                                                                                                  \
-    TEST_LIMIT(sentence##_as_threads, 120) {                                                                           \
+    TEST_LIMIT(sentence##_as_threads, 45) {                                                                           \
         gpu_needed();                                                                                                  \
         test_threads(gpu_ranks(), rank_##sentence, NULL);                                                              \
         _exit(0); /* the driver keeps descriptors and threads of its own */                                            \
     }                                                                                                                  \
-    TEST_LIMIT(sentence##_as_processes, 120) {                                                                         \
+    TEST_LIMIT(sentence##_as_processes, 45) {                                                                         \
         gpu_needed();                                                                                                  \
         test_processes(gpu_ranks(), rank_##sentence, NULL);                                                            \
     }                                                                                                                  \

@@ -80,6 +80,28 @@ static int attribute(tu_cuda *cuda, CUdevice device, int which) {
     return cuda->driver.cuDeviceGetAttribute(&value, which, device) == CUDA_SUCCESS ? value : 0;
 }
 
+static const char *const kernel_names[] = {
+#define X(id, name) [TU_CUDA_##id] = name,
+    TU_CUDA_KERNELS(X)
+#undef X
+};
+
+const char *tu_cuda_kernel_name(tu_cuda_kernel kernel) {
+    return kernel_names[kernel];
+}
+
+/* All of them, now: the driver would load a kernel at its first launch, and wait for the device to be idle, while another rank's kernel on it
+ * waits for that very launch. */
+static CUresult load_kernels(tu_cuda *cuda, tu_cuda_device *device) {
+    CUresult result = cuda->driver.cuModuleLoadData(&device->module, tu_cuda_image);
+    for (int i = 0; result == CUDA_SUCCESS && i < TU_CUDA_KERNEL_COUNT; i++) {
+        result = cuda->driver.cuModuleGetFunction(&device->kernels[i], device->module, kernel_names[i]);
+        if (result == CUDA_SUCCESS && cuda->driver.cuFuncLoad != NULL)
+            result = cuda->driver.cuFuncLoad(device->kernels[i]);
+    }
+    return result;
+}
+
 static tutti_status open_device(tu_cuda *cuda, int index) {
     tu_cuda_device *device = &cuda->devices[index];
     CUresult result = cuda->driver.cuDeviceGet(&device->device, index);
@@ -103,7 +125,7 @@ static tutti_status open_device(tu_cuda *cuda, int index) {
         status = tu_cuda_error(cuda, result, "cuStreamCreate");
         goto leave_context;
     }
-    result = cuda->driver.cuModuleLoadData(&device->module, tu_cuda_image);
+    result = load_kernels(cuda, device);
     if (result != CUDA_SUCCESS) {
         status = tu_cuda_error(cuda, result, "loading Tutti's kernels");
         cuda->host->error_append(" (built for compute capability 8.0, 9.0, 10.0 and newer; GPU %d has %d.x)", index, device->major);

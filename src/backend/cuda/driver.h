@@ -155,6 +155,7 @@ typedef struct CUuuid {
     X(1, cuModuleLoadData, 2000, (CUmodule * module, const void *image))                                               \
     X(1, cuModuleUnload, 2000, (CUmodule module))                                                                      \
     X(1, cuModuleGetFunction, 2000, (CUfunction * function, CUmodule module, const char *name))                        \
+    X(0, cuFuncLoad, 12040, (CUfunction function))                                                                     \
     X(1, cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050,                                                            \
       (int *blocks, CUfunction function, int threads, size_t shared_bytes))                                            \
     X(1, cuLaunchKernel, 4000,                                                                                         \

@@ -53,12 +53,10 @@ static tutti_status launch(const tu_backend_peers *peers, int kind, int peer, in
     status = tu_cuda_enter(cuda, device);
     if (status != TUTTI_OK)
         return status;
-    CUfunction function;
     void *parameters[] = { &args };
     unsigned threads = kind == TU_CUDA_SIGNAL_BARRIER ? (unsigned)(peers->size + 31) / 32 * 32 : 1;
-    CUresult result = cuda->driver.cuModuleGetFunction(&function, device->module, "tutti_signal");
-    if (result == CUDA_SUCCESS)
-        result = cuda->driver.cuLaunchKernel(function, 1, 1, 1, threads, 1, 1, 0, call->stream, parameters, NULL);
+    CUresult result =
+        cuda->driver.cuLaunchKernel(device->kernels[TU_CUDA_SIGNAL], 1, 1, 1, threads, 1, 1, 0, call->stream, parameters, NULL);
     if (result != CUDA_SUCCESS)
         status = tu_cuda_error(cuda, result, "launching a signal");
     tu_cuda_leave(cuda);

@@ -83,14 +83,10 @@ typedef struct introduction {
 
 /* How many thread blocks of the hungriest kernel the device holds at once. */
 static CUresult resident_blocks(tu_cuda *cuda, tu_cuda_device *device, int *blocks) {
-    static const char *const hungry[] = { "tutti_reduce_f64", "tutti_reduce_bf16_8", "tutti_move", "tutti_vdev_pull" };
     *blocks = 1 << 20;
-    for (size_t i = 0; i < sizeof hungry / sizeof hungry[0]; i++) {
-        CUfunction function;
+    for (int i = 0; i < TU_CUDA_KERNEL_COUNT; i++) {
         int per_processor;
-        CUresult result = cuda->driver.cuModuleGetFunction(&function, device->module, hungry[i]);
-        if (result == CUDA_SUCCESS)
-            result = cuda->driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, function, THREADS, 0);
+        CUresult result = cuda->driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, device->kernels[i], THREADS, 0);
         if (result != CUDA_SUCCESS)
             return result;
         if (per_processor * device->processors < *blocks)
@@ -315,13 +311,11 @@ static tu_cuda_meeting meeting_of(const team *t, const tu_device_task *task) {
                               .operation = task->operation, .rank = t->rank, .size = t->size };
 }
 
-static tutti_status launch(team *t, const char *kernel, int blocks, int threads, void *args, void *stream) {
-    CUfunction function;
+static tutti_status launch(team *t, tu_cuda_kernel kernel, int blocks, int threads, void *args, void *stream) {
     void *parameters[] = { args };
-    CUresult result = t->cuda->driver.cuModuleGetFunction(&function, t->device->module, kernel);
-    if (result == CUDA_SUCCESS)
-        result = t->cuda->driver.cuLaunchKernel(function, (unsigned)blocks, 1, 1, (unsigned)threads, 1, 1, 0, stream, parameters, NULL);
-    return result == CUDA_SUCCESS ? TUTTI_OK : tu_cuda_error(t->cuda, result, kernel);
+    CUresult result = t->cuda->driver.cuLaunchKernel(t->device->kernels[kernel], (unsigned)blocks, 1, 1, (unsigned)threads, 1, 1, 0, stream,
+                                                     parameters, NULL);
+    return result == CUDA_SUCCESS ? TUTTI_OK : tu_cuda_error(t->cuda, result, tu_cuda_kernel_name(kernel));
 }
 
 /* Blocks for this many bytes of work per rank: enough to keep loads in flight, no more than all can hold. Depends only on what is equal
@@ -331,15 +325,18 @@ static int blocks_for(const team *t, uint64_t bytes) {
     return blocks < 1 ? 1 : blocks > (uint64_t)t->blocks ? t->blocks : (int)blocks;
 }
 
-static const char *reduce_kernel(const team *t, const tu_device_task *task, char *name, size_t bytes) {
-    static const char *const types[] = { "", "f64", "f32", "f16", "bf16", "e4m3", "e5m2", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "boolean", "f32", "f64" };
-    bool quick = (task->dtype == TUTTI_F32 || task->dtype == TUTTI_F16 || task->dtype == TUTTI_BF16 || task->dtype == TUTTI_C64) &&
-                 (task->op == TUTTI_SUM || task->op == TUTTI_AVG) && (t->size == 2 || t->size == 4 || t->size == 8);
-    if (quick)
-        snprintf(name, bytes, "tutti_reduce_%s_%d", types[task->dtype], t->size);
-    else
-        snprintf(name, bytes, "tutti_reduce_%s", types[task->dtype]);
-    return name;
+static tu_cuda_kernel reduce_kernel(const team *t, const tu_device_task *task) {
+    tutti_dtype dtype = task->dtype == TUTTI_C64 ? TUTTI_F32 : task->dtype == TUTTI_C128 ? TUTTI_F64 : task->dtype;
+    int by_size = t->size == 2 ? 0 : t->size == 4 ? 1 : t->size == 8 ? 2 : -1;
+    if (by_size >= 0 && (task->op == TUTTI_SUM || task->op == TUTTI_AVG)) {
+        if (dtype == TUTTI_F32)
+            return (tu_cuda_kernel)(TU_CUDA_REDUCE_F32_2 + by_size);
+        if (dtype == TUTTI_F16)
+            return (tu_cuda_kernel)(TU_CUDA_REDUCE_F16_2 + by_size);
+        if (dtype == TUTTI_BF16)
+            return (tu_cuda_kernel)(TU_CUDA_REDUCE_BF16_2 + by_size);
+    }
+    return (tu_cuda_kernel)(TU_CUDA_REDUCE_F64 + (int)dtype - (int)TUTTI_F64); /* both lists are in the order of tutti_dtype */
 }
 
 /* One-shot reads everything n times; two-shot meets once more. Bytes of the input up to which one-shot is quicker. */
@@ -377,9 +374,8 @@ static tutti_status run_reduce(team *t, tu_device_task *task) {
         args.source = 0;
     if (scatter && task->in_place.map == NULL && task->row != 0)
         return t->cuda->host->error(TUTTI_ERROR_ARGUMENT, "%s: an input whose last dimension is split must be symmetric memory", task->name);
-    char name[64];
     uint64_t work = one_shot ? bytes : bytes / (uint64_t)t->size;
-    return launch(t, reduce_kernel(t, task, name, sizeof name), blocks_for(t, work), THREADS, &args, task->stream);
+    return launch(t, reduce_kernel(t, task), blocks_for(t, work), THREADS, &args, task->stream);
 }
 
 static tutti_status run_move(team *t, tu_device_task *task) {
@@ -403,7 +399,7 @@ static tutti_status run_move(team *t, tu_device_task *task) {
         args.source = 0; /* in place: what arrives would overwrite what others still pull */
     task->ran = TUTTI_ALGORITHM_PIPELINED;
     /* Splits may differ between ranks: the number of blocks must not depend on them. */
-    return launch(t, "tutti_move", blocks_for(t, task->count), THREADS, &args, task->stream);
+    return launch(t, TU_CUDA_MOVE, blocks_for(t, task->count), THREADS, &args, task->stream);
 }
 
 static tutti_status run_vdev(team *t, const tu_device_task *task) {
@@ -421,9 +417,9 @@ static tutti_status run_vdev(team *t, const tu_device_task *task) {
         return status;
     if (args.source == 0)
         return t->cuda->host->error(TUTTI_ERROR_ARGUMENT, "%s: the input must be symmetric memory", task->name);
-    status = launch(t, "tutti_vdev_plan", 1, THREADS, &args, task->stream);
+    status = launch(t, TU_CUDA_VDEV_PLAN, 1, THREADS, &args, task->stream);
     if (status == TUTTI_OK)
-        status = launch(t, "tutti_vdev_pull", t->blocks < 32 ? t->blocks : 32, THREADS, &args, task->stream);
+        status = launch(t, TU_CUDA_VDEV_PULL, t->blocks < 32 ? t->blocks : 32, THREADS, &args, task->stream);
     return status;
 }
 
@@ -475,7 +471,7 @@ static tutti_status run(void *opaque, tu_device_task *task) {
         tu_cuda_meeting meeting = meeting_of(t, task);
         switch (task->shape) {
         case TU_DEVICE_BARRIER:
-            status = launch(t, "tutti_meet", 1, t->size > 32 ? 64 : 32, &meeting, task->stream);
+            status = launch(t, TU_CUDA_MEET, 1, t->size > 32 ? 64 : 32, &meeting, task->stream);
             break;
         case TU_DEVICE_REDUCE:
         case TU_DEVICE_REDUCE_SCATTER:
