@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What starting costs: the whole life of a small job (start, open the world, one barrier, close, exit), and of a job that does nothing,
- * under `tutti run` and under the launchers of Open MPI and MPICH.
+ * What starting costs: the whole life of a small job (start, open the world, one barrier, close, exit), and of a job
+ * that does nothing, under `tutti run` and under the launchers of Open MPI and MPICH.
  *
  *     bench/launch [ROUNDS]
  *
- * All take turns, round by round; the figure is the ratio of medians, Tutti's to the best peer's. The MPI program is compiled here
- * with mpicc.openmpi and mpicc.mpich; what is missing is named and left out. This program is also the Tutti rank: "launch rank".
+ * All take turns, round by round; the figure is the ratio of medians, Tutti's to the best peer's. The MPI program is
+ * compiled here with mpicc.openmpi and mpicc.mpich; what is missing is named and left out. This program is also the
+ * Tutti rank: "launch rank".
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -150,7 +151,9 @@ static void race(const char *title, contender *contenders, int count, int rounds
 }
 
 static contender tutti(const char *command, const char *ranks, const char *program, const char *argument) {
-    return (contender){ .name = "tutti run", .arguments = { command, "run", "-n", ranks, program, argument }, .ours = true };
+    return (contender){ .name = "tutti run",
+                        .arguments = { command, "run", "-n", ranks, program, argument },
+                        .ours = true };
 }
 
 static contender open_mpi(const char *ranks, const char *program, bool ob1) {
@@ -216,7 +219,8 @@ int main(int argc, char **argv) {
         fprintf(stderr, "usage: launch [ROUNDS], from 1 to %d\n", MAX_ROUNDS);
         return 2;
     }
-    char self[PATH_MAX], place[PATH_MAX], command[PATH_MAX + 16], folder[] = "/tmp/tutti-bench-launch-XXXXXX", path[PATH_MAX];
+    char self[PATH_MAX], place[PATH_MAX], command[PATH_MAX + 16], folder[] = "/tmp/tutti-bench-launch-XXXXXX",
+                                                                  path[PATH_MAX];
     ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
     if (length <= 0 || mkdtemp(folder) == NULL) {
         perror("launch");

@@ -2,8 +2,9 @@
  *
  * `tutti doctor`: looks for what makes jobs fail or slow on this machine, and prints the fix for each finding.
  *
- * A check is one function that reports what it saw: good, a note (nothing to do, worth knowing), a warning (slower or nearer to a
- * limit than need be) or a failure (jobs will not run, or not these). Warnings and failures come with a fix.
+ * A check is one function that reports what it saw: good, a note (nothing to do, worth knowing), a warning (slower or
+ * nearer to a limit than need be) or a failure (jobs will not run, or not these). Warnings and failures come with a
+ * fix.
  */
 #include <ctype.h>
 #include <dirent.h>
@@ -33,18 +34,20 @@
 static const char help_text[] =
     "Usage: tutti doctor [OPTION…]\n"
     "\n"
-    "Checks this machine: limits on memory, locked memory, descriptors, processes and mappings; what Tutti needs of the kernel; huge\n"
-    "pages, NUMA, hyper-threads, frequency governor, load, CPU quota, clock, ports, ptrace; GPUs and MPS where present. Prints each\n"
-    "finding with its fix.\n"
+    "Checks this machine: limits on memory, locked memory, descriptors, processes and mappings; what\n"
+    "Tutti needs of the kernel; huge pages, NUMA, hyper-threads, frequency governor, load, CPU quota,\n"
+    "clock, ports, ptrace; GPUs and MPS where present. Prints each finding with its fix.\n"
     "\n"
     "  -n, --ranks N   for jobs of this many ranks; default: one per CPU that this command may use\n"
     "  -v, --verbose   also what is in order\n"
     "      --json      everything as JSON, for programs\n"
     "\n"
-    "Exit status: 0 when there is nothing to fix, 1 when there are warnings or failures, 2 for wrong usage.\n";
+    "Exit status: 0 when there is nothing to fix, 1 when there are warnings or failures, 2 for wrong\n"
+    "usage.\n";
 
 static int doctor_main(int argc, char **argv);
-const tool_command tool_doctor = { "doctor", "check this machine and print the fix for each finding", help_text, doctor_main };
+const tool_command tool_doctor = { "doctor", "check this machine and print the fix for each finding", help_text,
+                                   doctor_main };
 
 typedef enum level { GOOD, NOTE, WARNING, FAILURE } level;
 static const char *const level_names[] = { "good", "note", "warning", "failure" };
@@ -55,7 +58,8 @@ typedef struct report {
     int count[4];
 } report;
 
-static void put(report *r, level found, const char *subject, const char *fix, const char *format, ...) TUTTI_PRINTF(5, 6);
+static void put(report *r, level found, const char *subject, const char *fix, const char *format, ...)
+    TUTTI_PRINTF(5, 6);
 static void put(report *r, level found, const char *subject, const char *fix, const char *format, ...) {
     static const char *const colours[] = { "\033[32m", "\033[36m", "\033[33m", "\033[1;31m" };
     char text[512];
@@ -77,7 +81,8 @@ static void put(report *r, level found, const char *subject, const char *fix, co
             printf("null");
         printf("}");
     } else if (found >= NOTE || r->verbose) {
-        printf("%s%-8s%s %s: %s\n", r->colour ? colours[found] : "", level_names[found], r->colour ? "\033[0m" : "", subject, text);
+        printf("%s%-8s%s %s: %s\n", r->colour ? colours[found] : "", level_names[found], r->colour ? "\033[0m" : "",
+               subject, text);
         if (fix != NULL)
             printf("         fix: %s\n", fix);
     }
@@ -141,7 +146,8 @@ static void check_kernel(report *r) {
     uname(&system);
     sscanf(system.release, "%d.%d", &major, &minor);
     if (major < 5 || (major == 5 && minor < 4))
-        put(r, FAILURE, "kernel", "use Linux 5.4 or newer", "Linux %s is too old: pidfds and memfd seals are needed", system.release);
+        put(r, FAILURE, "kernel", "use Linux 5.4 or newer", "Linux %s is too old: pidfds and memfd seals are needed",
+            system.release);
     else
         put(r, GOOD, "kernel", NULL, "Linux %s", system.release);
 }
@@ -162,8 +168,8 @@ static void check_memfd(report *r) {
 static void check_liveness(report *r) {
     int pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
     if (pidfd < 0)
-        put(r, WARNING, "pidfd", "allow pidfd_open in the container's seccomp profile", "pidfd_open fails (%s): deaths are confirmed by sockets only",
-            strerror(errno));
+        put(r, WARNING, "pidfd", "allow pidfd_open in the container's seccomp profile",
+            "pidfd_open fails (%s): deaths are confirmed by sockets only", strerror(errno));
     else
         put(r, GOOD, "pidfd", NULL, "works");
     if (pidfd >= 0)
@@ -171,7 +177,8 @@ static void check_liveness(report *r) {
     pthread_mutexattr_t attributes;
     pthread_mutexattr_init(&attributes);
     if (pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST) != 0)
-        put(r, FAILURE, "robust mutexes", "use a kernel and C library with robust futexes", "not available: deaths would not be noticed at once");
+        put(r, FAILURE, "robust mutexes", "use a kernel and C library with robust futexes",
+            "not available: deaths would not be noticed at once");
     else
         put(r, GOOD, "robust mutexes", NULL, "available");
     pthread_mutexattr_destroy(&attributes);
@@ -186,9 +193,12 @@ static void check_liveness(report *r) {
 static void check_ptrace(report *r) {
     int64_t scope = read_number("/proc/sys/kernel/yama/ptrace_scope");
     if (scope >= 2 && geteuid() != 0)
-        put(r, NOTE, "ptrace", NULL, "kernel.yama.ptrace_scope is %d: debuggers cannot attach to ranks; Tutti itself needs no ptrace", (int)scope);
+        put(r, NOTE, "ptrace", NULL,
+            "kernel.yama.ptrace_scope is %d: debuggers cannot attach to ranks; Tutti itself needs no ptrace",
+            (int)scope);
     else
-        put(r, GOOD, "ptrace", NULL, scope < 0 ? "not restricted by Yama" : "kernel.yama.ptrace_scope is %d; Tutti needs no ptrace", (int)scope);
+        put(r, GOOD, "ptrace", NULL,
+            scope < 0 ? "not restricted by Yama" : "kernel.yama.ptrace_scope is %d; Tutti needs no ptrace", (int)scope);
     tu_job_list list = { 0 };
     struct stat own;
     bool readable = tu_inspect_process(&list, getpid(), false) == TUTTI_OK && stat("/proc/self/fd", &own) == 0;
@@ -205,14 +215,16 @@ static void check_descriptors(report *r) {
     /* Each rank holds a socket and a pidfd to every other, and a few more; in flight the same again. */
     int64_t needed = 4 * (int64_t)r->ranks + 64;
     char fix[200];
-    snprintf(fix, sizeof fix, "ulimit -n %lld (and the hard limit in /etc/security/limits.conf or the service's LimitNOFILE)",
+    snprintf(fix, sizeof fix,
+             "ulimit -n %lld (and the hard limit in /etc/security/limits.conf or the service's LimitNOFILE)",
              (long long)(needed > 4096 ? needed : 4096));
     if ((int64_t)limit.rlim_max < needed)
-        put(r, FAILURE, "descriptors", fix, "the hard limit is %lld, but %d ranks need about %lld each", (long long)limit.rlim_max, r->ranks,
-            (long long)needed);
+        put(r, FAILURE, "descriptors", fix, "the hard limit is %lld, but %d ranks need about %lld each",
+            (long long)limit.rlim_max, r->ranks, (long long)needed);
     else if ((int64_t)limit.rlim_cur < needed)
         put(r, WARNING, "descriptors", fix,
-            "the soft limit is %lld, and %d ranks need about %lld each; \"tutti run\" raises it, other launchers do not",
+            "the soft limit is %lld, and %d ranks need about %lld each; \"tutti run\" raises it, other launchers do "
+            "not",
             (long long)limit.rlim_cur, r->ranks, (long long)needed);
     else
         put(r, GOOD, "descriptors", NULL, "soft limit %lld", (long long)limit.rlim_cur);
@@ -224,7 +236,8 @@ static void check_memlock(report *r) {
     bool network = access("/sys/class/infiniband", F_OK) == 0, gpu = access("/dev/nvidiactl", F_OK) == 0;
     if (limit.rlim_cur != RLIM_INFINITY && (network || gpu) && limit.rlim_cur < (1u << 30))
         put(r, WARNING, "locked memory", "ulimit -l unlimited (memlock in /etc/security/limits.conf)",
-            "the limit is %llu KiB; %s drivers register memory and may fail", (unsigned long long)limit.rlim_cur / 1024, network ? "InfiniBand" : "GPU");
+            "the limit is %llu KiB; %s drivers register memory and may fail", (unsigned long long)limit.rlim_cur / 1024,
+            network ? "InfiniBand" : "GPU");
     else
         put(r, GOOD, "locked memory", NULL, "enough for what is in this machine");
 }
@@ -235,8 +248,8 @@ static void check_processes(report *r) {
     int64_t needed = 8 * (int64_t)r->ranks + 64; /* ranks with their helper threads */
     if (limit.rlim_cur != RLIM_INFINITY && (int64_t)limit.rlim_cur < needed && geteuid() != 0)
         put(r, FAILURE, "processes", "ulimit -u unlimited (nproc in /etc/security/limits.conf)",
-            "this user may have %llu processes and threads; %d ranks need about %lld", (unsigned long long)limit.rlim_cur, r->ranks,
-            (long long)needed);
+            "this user may have %llu processes and threads; %d ranks need about %lld",
+            (unsigned long long)limit.rlim_cur, r->ranks, (long long)needed);
     else
         put(r, GOOD, "processes", NULL, "enough for %d ranks", r->ranks);
     char path[600], file[640];
@@ -247,7 +260,8 @@ static void check_processes(report *r) {
     }
     if (tasks > 0 && tasks < needed)
         put(r, FAILURE, "processes", "raise pids.max (docker run --pids-limit, TasksMax of the service)",
-            "this control group may have %lld tasks; %d ranks need about %lld", (long long)tasks, r->ranks, (long long)needed);
+            "this control group may have %lld tasks; %d ranks need about %lld", (long long)tasks, r->ranks,
+            (long long)needed);
 }
 
 static void check_address_space(report *r) {
@@ -255,7 +269,8 @@ static void check_address_space(report *r) {
     getrlimit(RLIMIT_AS, &limit);
     if (limit.rlim_cur != RLIM_INFINITY)
         put(r, WARNING, "address space", "ulimit -v unlimited",
-            "limited to %llu MiB; every rank maps the memory of all its peers", (unsigned long long)limit.rlim_cur >> 20);
+            "limited to %llu MiB; every rank maps the memory of all its peers",
+            (unsigned long long)limit.rlim_cur >> 20);
     else
         put(r, GOOD, "address space", NULL, "unlimited");
     int64_t maps = read_number("/proc/sys/vm/max_map_count");
@@ -271,7 +286,8 @@ static void check_memory(report *r) {
         put(r, WARNING, "memory", "end what uses it, or run fewer ranks", "only %lld MiB of %lld MiB are available",
             (long long)(available >> 20), (long long)(total >> 20));
     else
-        put(r, GOOD, "memory", NULL, "%lld MiB of %lld MiB are available", (long long)(available >> 20), (long long)(total >> 20));
+        put(r, GOOD, "memory", NULL, "%lld MiB of %lld MiB are available", (long long)(available >> 20),
+            (long long)(total >> 20));
     char path[600], file[640];
     if (!own_group(path, sizeof path))
         return;
@@ -285,8 +301,8 @@ static void check_memory(report *r) {
         int64_t used = read_number(file), left = limit - (used > 0 ? used : 0);
         put(r, left < limit / 10 ? WARNING : NOTE, "memory limit",
             left < limit / 10 ? "raise memory.max (docker run -m, MemoryMax of the service), or use less" : NULL,
-            "control group %s allows %lld MiB, of which %lld are left; shared memory counts", path + strlen("/sys/fs/cgroup"),
-            (long long)(limit >> 20), (long long)(left >> 20));
+            "control group %s allows %lld MiB, of which %lld are left; shared memory counts",
+            path + strlen("/sys/fs/cgroup"), (long long)(limit >> 20), (long long)(left >> 20));
     }
 }
 
@@ -300,7 +316,8 @@ static void check_huge_pages(report *r) {
     }
     if (strstr(shared, "[never]") != NULL || strstr(shared, "[deny]") != NULL)
         put(r, WARNING, "huge pages", "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled (as root)",
-            "off for shared memory: large symmetric blocks are mapped in pages of 4 KiB, which costs large collectives some speed");
+            "off for shared memory: large symmetric blocks are mapped in pages of 4 KiB, which costs large collectives "
+            "some speed");
     else
         put(r, GOOD, "huge pages", NULL, "shared memory: %s", shared);
 }
@@ -314,9 +331,12 @@ static void check_numa(report *r) {
     nodes--;
     if (nodes > 1 && read_number("/proc/sys/kernel/numa_balancing") > 0)
         put(r, WARNING, "NUMA", "sysctl -w kernel.numa_balancing=0",
-            "%d nodes with automatic balancing, which unmaps pages to see who uses them and disturbs ranks that are bound", nodes);
+            "%d nodes with automatic balancing, which unmaps pages to see who uses them and disturbs ranks that are "
+            "bound",
+            nodes);
     else
-        put(r, GOOD, "NUMA", NULL, "%d node%s", nodes > 0 ? nodes : 1, nodes > 1 ? "s; bind ranks (tutti run does)" : "");
+        put(r, GOOD, "NUMA", NULL, "%d node%s", nodes > 0 ? nodes : 1,
+            nodes > 1 ? "s; bind ranks (tutti run does)" : "");
 }
 
 static void check_smt(report *r) {
@@ -358,7 +378,8 @@ static void check_load(report *r) {
         return;
     snprintf(file, sizeof file, "%s/cpu.max", path);
     long long allowed, period;
-    if (read_line(file, quota, sizeof quota) && sscanf(quota, "%lld %lld", &allowed, &period) == 2 && allowed < period * r->ranks)
+    if (read_line(file, quota, sizeof quota) && sscanf(quota, "%lld %lld", &allowed, &period) == 2 &&
+        allowed < period * r->ranks)
         put(r, WARNING, "CPU quota", "raise cpu.max (docker run --cpus, CPUQuota of the service), or run fewer ranks",
             "this control group may use %.1f CPUs; %d ranks that wait for each other would be held back together",
             (double)allowed / (double)period, r->ranks);
@@ -392,13 +413,14 @@ static void check_ports(report *r) {
     if (read_line("/proc/sys/net/ipv4/ip_local_port_range", range, sizeof range))
         sscanf(range, "%d %d", &low, &high);
     if (high > 0 && high - low < 1000)
-        put(r, WARNING, "ports", "sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\"", "only %d ports for connections", high - low + 1);
+        put(r, WARNING, "ports", "sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\"",
+            "only %d ports for connections", high - low + 1);
     else
         put(r, GOOD, "ports", NULL, "%d to %d for connections", low, high);
     int64_t backlog = read_number("/proc/sys/net/core/somaxconn");
     if (backlog >= 0 && backlog < r->ranks)
-        put(r, WARNING, "backlog", "sysctl -w net.core.somaxconn=4096", "%lld connections may wait, and %d ranks come at once",
-            (long long)backlog, r->ranks);
+        put(r, WARNING, "backlog", "sysctl -w net.core.somaxconn=4096",
+            "%lld connections may wait, and %d ranks come at once", (long long)backlog, r->ranks);
 }
 
 /* ---- GPUs ---- */
@@ -433,8 +455,8 @@ static void check_gpus(report *r) {
             "%d found, but /dev/nvidiactl cannot be opened: %s", gpus, strerror(errno));
     bool mps = runs("nvidia-cuda-mps-control");
     if (!mps && r->ranks > gpus)
-        put(r, WARNING, "MPS", "nvidia-cuda-mps-control -d", "%d ranks for %d GPU%s without MPS: they take turns on the device", r->ranks,
-            gpus, gpus == 1 ? "" : "s");
+        put(r, WARNING, "MPS", "nvidia-cuda-mps-control -d",
+            "%d ranks for %d GPU%s without MPS: they take turns on the device", r->ranks, gpus, gpus == 1 ? "" : "s");
     else if (mps)
         put(r, NOTE, "MPS", NULL, "is running; a rank that is killed may cost all its clients their context");
     else
@@ -449,10 +471,11 @@ static int doctor_main(int argc, char **argv) {
                                            { "json", no_argument, NULL, 'j' },
                                            { "help", no_argument, NULL, 'h' },
                                            { 0 } };
-    static void (*const checks[])(report *) = { check_kernel,        check_memfd,   check_liveness,   check_ptrace, check_memory,
-                                                check_address_space, check_memlock, check_descriptors, check_processes,
-                                                check_huge_pages,    check_numa,    check_smt,        check_governor, check_load,
-                                                check_clock,         check_ports,   check_gpus };
+    static void (*const checks[])(report *) = { check_kernel,    check_memfd,         check_liveness, check_ptrace,
+                                                check_memory,    check_address_space, check_memlock,  check_descriptors,
+                                                check_processes, check_huge_pages,    check_numa,     check_smt,
+                                                check_governor,  check_load,          check_clock,    check_ports,
+                                                check_gpus };
     report r = { .ranks = topology_cpus(), .colour = tool_colour(1) };
     int option;
     opterr = 0;
@@ -487,8 +510,8 @@ static int doctor_main(int argc, char **argv) {
     if (r.json)
         printf("],\n \"warnings\": %d, \"failures\": %d}\n", r.count[WARNING], r.count[FAILURE]);
     else
-        printf("%d in order, %d note%s, %d warning%s, %d failure%s, for jobs of %d rank%s\n", r.count[GOOD], r.count[NOTE],
-               r.count[NOTE] == 1 ? "" : "s", r.count[WARNING], r.count[WARNING] == 1 ? "" : "s", r.count[FAILURE],
-               r.count[FAILURE] == 1 ? "" : "s", r.ranks, r.ranks == 1 ? "" : "s");
+        printf("%d in order, %d note%s, %d warning%s, %d failure%s, for jobs of %d rank%s\n", r.count[GOOD],
+               r.count[NOTE], r.count[NOTE] == 1 ? "" : "s", r.count[WARNING], r.count[WARNING] == 1 ? "" : "s",
+               r.count[FAILURE], r.count[FAILURE] == 1 ? "" : "s", r.ranks, r.ranks == 1 ? "" : "s");
     return bad > 0;
 }

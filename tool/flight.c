@@ -155,9 +155,10 @@ static uint32_t state_of(const char *name) {
     static const struct {
         const char *name;
         uint32_t state;
-    } states[] = {
-        { "joining", TU_RANK_JOINING }, { "alive", TU_RANK_ALIVE }, { "closed", TU_RANK_CLOSED }, { "dead", TU_RANK_DEAD }
-    };
+    } states[] = { { "joining", TU_RANK_JOINING },
+                   { "alive", TU_RANK_ALIVE },
+                   { "closed", TU_RANK_CLOSED },
+                   { "dead", TU_RANK_DEAD } };
     for (size_t i = 0; i < sizeof states / sizeof states[0]; i++)
         if (strcmp(states[i].name, name) == 0)
             return states[i].state;
@@ -266,7 +267,8 @@ static int add_file(flight_list *list, const char *path, bool must) {
     if (from == NULL)
         failed = must ? tool_fail("%s is not JSON: %s", path, problem) : 0;
     else if (version != 1)
-        failed = must ? tool_fail(version == 0 ? "%s is not a flight recorder of Tutti" : "%s was written by another version of Tutti",
+        failed = must ? tool_fail(version == 0 ? "%s is not a flight recorder of Tutti"
+                                               : "%s was written by another version of Tutti",
                                   path)
                       : 0;
     else {
@@ -337,7 +339,8 @@ const tu_record_view *flight_last(const flight *f, uint64_t group_key) {
 const tu_record_view *flight_at(const flight *f, uint64_t group_key, uint64_t sequence) {
     for (size_t i = f->entry_count; i-- > 0;) {
         const tu_op_info *info = &f->entries[i].info;
-        if (info->group_key == group_key && info->sequence == sequence && tu_op_sequenced((tu_operation)info->operation))
+        if (info->group_key == group_key && info->sequence == sequence &&
+            tu_op_sequenced((tu_operation)info->operation))
             return &f->entries[i];
     }
     return NULL;
@@ -422,7 +425,8 @@ void flight_doing(const flight *f, char *text, size_t bytes) {
     } else if (f->has_process && f->process.state == 'R') {
         snprintf(text, bytes, "is computing on CPU %d, in no operation of Tutti%s", f->process.cpu, last);
     } else {
-        snprintf(text, bytes, "is %sin no operation of Tutti%s", f->has_process && f->process.state == 'S' ? "asleep, " : "", last);
+        snprintf(text, bytes, "is %sin no operation of Tutti%s",
+                 f->has_process && f->process.state == 'S' ? "asleep, " : "", last);
     }
 }
 
@@ -431,7 +435,8 @@ void flight_doing(const flight *f, char *text, size_t bytes) {
 /* How long a rank may be late in a running job before that is a finding. */
 #define LATE_NS TU_SECOND
 
-/* Whether two ranks' entries under the same number belong to the same call. Counts may differ where the operation allows it. */
+/* Whether two ranks' entries under the same number belong to the same call. Counts may differ where the operation
+ * allows it. */
 static bool same_call(const tu_op_info *one, const tu_op_info *other) {
     if (one->operation != other->operation || one->dtype != other->dtype || one->reduction != other->reduction ||
         one->root != other->root)
@@ -501,7 +506,8 @@ static void tell_mismatch(const flight_job *job, uint64_t key, uint64_t sequence
         append(found->text, sizeof found->text, "%s%s called %s", found->text[0] != '\0' ? ", " : "", who, what);
     }
     append(found->text, sizeof found->text,
-           ". All ranks of a group must make the same calls in the same order: one of them skipped a call, made one too many, or "
+           ". All ranks of a group must make the same calls in the same order: one of them skipped a call, made one "
+           "too many, or "
            "gave another size, type or root.");
 }
 
@@ -513,8 +519,9 @@ static void tell_late(const flight_job *job, const flight *waiting, const tu_rec
     flight_text(waiting, entry, what, sizeof what);
     flight_duration((entry->running ? waiting->now_ns : entry->ended_ns) - entry->created_ns, since, sizeof since);
     tool_rank_list(missing, size, list, sizeof list);
-    append(found->text, sizeof found->text, "rank%s %s did not come to %s, for which rank %d %s %s:", count == 1 ? "" : "s", list,
-           what, waiting->rank, entry->running ? "has been waiting" : "waited", since);
+    append(found->text, sizeof found->text,
+           "rank%s %s did not come to %s, for which rank %d %s %s:", count == 1 ? "" : "s", list, what, waiting->rank,
+           entry->running ? "has been waiting" : "waited", since);
     for (size_t i = 0; i < job->count; i++) {
         const flight *f = &job->flights[i];
         if (f->rank >= size || !missing[f->rank])
@@ -589,10 +596,11 @@ static bool examine_group(const flight_job *job, uint64_t key, finding *found) {
 }
 
 bool flight_divergence(const flight_job *job, char *text, size_t bytes) {
-    finding *best = malloc(2 * sizeof *best), *candidate = best + 1;
+    finding *best = malloc(2 * sizeof *best);
     bool any = false;
     if (best == NULL)
         return false;
+    finding *candidate = best + 1;
     for (size_t i = 0; i < job->count; i++) {
         for (size_t g = 0; g < job->flights[i].group_count; g++) {
             uint64_t key = job->flights[i].groups[g].key;

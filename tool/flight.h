@@ -17,18 +17,18 @@ typedef struct flight {
     char job[TU_ID_BYTES];
     char world[TU_NAME_BYTES];
     char host[64];
-    int rank, size;              /* in the world */
+    int rank, size; /* in the world */
     int pid;
-    bool live;                   /* from a running job, not from a file */
-    uint32_t state;              /* TU_SLOT_EMPTY or tu_rank_state */
-    bool status_known;           /* its parent published how it ended */
+    bool live;         /* from a running job, not from a file */
+    uint32_t state;    /* TU_SLOT_EMPTY or tu_rank_state */
+    bool status_known; /* its parent published how it ended */
     int wait_status;
-    bool has_process;            /* `process` is filled: of a live one that still exists */
-    tu_process_view process;     /* the thread that is in the operation, else the one that opened the world */
-    int64_t now_ns;              /* when the copy was made, on the host's clock */
+    bool has_process;        /* `process` is filled: of a live one that still exists */
+    tu_process_view process; /* the thread that is in the operation, else the one that opened the world */
+    int64_t now_ns;          /* when the copy was made, on the host's clock */
     int64_t wall_minus_clock_ns;
     int64_t opened_ns;
-    tu_record_view *entries;     /* oldest first */
+    tu_record_view *entries; /* oldest first */
     size_t entry_count;
     tu_recorder_group_view *groups;
     size_t group_count;
@@ -46,8 +46,8 @@ typedef struct flight_list {
     size_t count;
 } flight_list;
 
-/* Each adds to the list. The first adds the running jobs whose id begins with `prefix` ("" all). The second reads one file, or all
- * files of a folder. 0, or 1 after printing why not. */
+/* Each adds to the list. The first adds the running jobs whose id begins with `prefix` ("" all). The second reads one
+ * file, or all files of a folder. 0, or 1 after printing why not. */
 int flight_add_live(flight_list *list, const char *prefix);
 int flight_add_path(flight_list *list, const char *path);
 void flight_free(flight_list *list);
@@ -65,8 +65,8 @@ const tu_record_view *flight_at(const flight *f, uint64_t group_key, uint64_t se
 /* Members of the entry's group that have not begun it: flags by world rank, `size` of them. Returns how many. */
 int flight_missing(const flight_job *job, const tu_record_view *entry, bool *missing, int size);
 
-/* "is computing: running on CPU 3, in no operation of Tutti", "was killed by signal 9 (Killed)", "is in barrier 3 of group dp for 4.2 s": what
- * a rank does instead of coming. */
+/* "is computing: running on CPU 3, in no operation of Tutti", "was killed by signal 9 (Killed)", "is in barrier 3 of
+ * group dp for 4.2 s": what a rank does instead of coming. */
 void flight_doing(const flight *f, char *text, size_t bytes);
 
 /* "3.2 s", "15 ms", "2 min 5 s". */

@@ -2,13 +2,14 @@
  *
  * The guardian of `tutti run`: starts the ranks, sees every end, and lets nothing outlive the job.
  *
- * It never writes to the user: the launcher may be held up by a full pipe, and then the guardian must go on. It tells what
- * happened through memory that both share.
+ * It never writes to the user: the launcher may be held up by a full pipe, and then the guardian must go on. It tells
+ * what happened through memory that both share.
  *
- * Who failed first? Ranks learn of a death in a fraction of a millisecond and may end before the kernel has torn down the
- * dead one's memory, so the first to be reaped need not be the first to fail. While a rank that has not been reaped is on its way out, the
- * decision waits (at most DECIDE_NS); then a rank whose recorder says that it only suffered another's death counts
- * last, one that was killed by a signal counts before one that exited, and the order of ends decides the rest.
+ * Who failed first? Ranks learn of a death in a fraction of a millisecond and may end before the kernel has torn down
+ * the dead one's memory, so the first to be reaped need not be the first to fail. While a rank that has not been reaped
+ * is on its way out, the decision waits (at most DECIDE_NS); then a rank whose recorder says that it only suffered
+ * another's death counts last, one that was killed by a signal counts before one that exited, and the order of ends
+ * decides the rest.
  */
 #include <ctype.h>
 #include <dirent.h>
@@ -35,7 +36,8 @@
 #define DECIDE_NS (1 * TU_SECOND)
 #define LOOK_AGAIN_NS (5 * TU_MILLISECOND)
 #define PUBLISH_LATER_NS (5 * TU_MILLISECOND)
-/* How often new worlds are looked for, when recorders may have to be written: soon at first, then less and less often. */
+/* How often new worlds are looked for, when recorders may have to be written: soon at first, then less and less often.
+ */
 #define FIND_FIRST_NS (5 * TU_MILLISECOND)
 #define FIND_LAST_NS (200 * TU_MILLISECOND)
 #define TWICE_NS (1 * TU_SECOND) /* the same signal twice within this kills */
@@ -47,10 +49,10 @@ typedef struct guardian {
     int ranks;
     int running;
     uint32_t ends;
-    int launcher;           /* socket */
-    int children;           /* signalfd of SIGCHLD */
-    tu_job_list jobs;       /* of the ranks, mapped for publishing */
-    bool *unpublished;      /* [rank]: ended, and its status is in no slot yet */
+    int launcher;      /* socket */
+    int children;      /* signalfd of SIGCHLD */
+    tu_job_list jobs;  /* of the ranks, mapped for publishing */
+    bool *unpublished; /* [rank]: ended, and its status is in no slot yet */
     int64_t publish_at, decide_by, look_at, terminate_at, kill_at, find_at, find_every;
     int last_signal;
     int64_t last_signal_at;
@@ -87,8 +89,9 @@ static int start_child(void *argument) {
     if (getppid() != s->guardian)
         _exit(127);
     setpgid(0, 0); /* so that a signal reaches the rank and what it started, once */
-    if (dup2(s->rank == 0 ? plan->input : open("/dev/null", O_RDONLY | O_CLOEXEC), 0) < 0 || dup2(plan->pipes[2 * s->rank][1], 1) < 0 ||
-        dup2(plan->pipes[2 * s->rank + 1][1], 2) < 0 || (s->secret >= 0 && dup2(s->secret, RUN_SECRET_FD) < 0))
+    if (dup2(s->rank == 0 ? plan->input : open("/dev/null", O_RDONLY | O_CLOEXEC), 0) < 0 ||
+        dup2(plan->pipes[2 * s->rank][1], 1) < 0 || dup2(plan->pipes[2 * s->rank + 1][1], 2) < 0 ||
+        (s->secret >= 0 && dup2(s->secret, RUN_SECRET_FD) < 0))
         goto failed;
     if (plan->bindings != NULL &&
         sched_setaffinity(0, sizeof plan->bindings->cpus, (const cpu_set_t *)plan->bindings[s->rank].cpus) != 0)
@@ -166,9 +169,10 @@ static bool suffered(const guardian *g, int rank) {
         const tu_page *page = g->jobs.jobs[i].page;
         for (int slot = 0; slot < page->size; slot++) {
             tu_record_view view;
-            if (tu_page_slot(page, slot)->pid == pid_of(g, rank) && tu_recorder_entry(tu_page_recorder(page, slot), 0, &view) &&
-                !view.running &&
-                (view.status == TUTTI_ERROR_DEAD || view.status == TUTTI_ERROR_GONE || view.status == TUTTI_ERROR_ABORTED))
+            if (tu_page_slot(page, slot)->pid == pid_of(g, rank) &&
+                tu_recorder_entry(tu_page_recorder(page, slot), 0, &view) && !view.running &&
+                (view.status == TUTTI_ERROR_DEAD || view.status == TUTTI_ERROR_GONE ||
+                 view.status == TUTTI_ERROR_ABORTED))
                 return true;
         }
     }
@@ -315,7 +319,8 @@ static void forward(guardian *g) {
     if (count != sizeof signal_number)
         return;
     int64_t now = tu_clock_now();
-    bool ends = signal_number == SIGINT || signal_number == SIGTERM || signal_number == SIGQUIT || signal_number == SIGHUP;
+    bool ends =
+        signal_number == SIGINT || signal_number == SIGTERM || signal_number == SIGQUIT || signal_number == SIGHUP;
     if (ends && signal_number == g->last_signal && now - g->last_signal_at < TWICE_NS) {
         stop_all(g, SIGKILL);
         return;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * `tutti info`: what this build is, what machine this is, how near its parts are to each other, which backends work here, how this process
- * would be launched, and every setting with its value and where it came from.
+ * `tutti info`: what this build is, what machine this is, how near its parts are to each other, which backends work
+ * here, how this process would be launched, and every setting with its value and where it came from.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -27,14 +27,16 @@
 static const char help_text[] =
     "Usage: tutti info [OPTION…]\n"
     "\n"
-    "Shows the build, the machine, how near its processors, NUMA nodes and ranks are to each other, the backends, the launch environment that a\n"
-    "program would find here, and every setting with its value and where it came from. TUTTI_ variables that mean nothing are\n"
-    "pointed out.\n"
+    "Shows the build, the machine, how near its processors, NUMA nodes and ranks are to each other,\n"
+    "the backends, the launch environment that a program would find here, and every setting with its\n"
+    "value and where it came from. TUTTI_ variables that mean nothing are pointed out.\n"
     "\n"
-    "  -n, --ranks N   for the table of ranks: as many as \"tutti run -n N\" would start; default: one per CPU, 16 at most\n"
+    "  -n, --ranks N   for the table of ranks: as many as \"tutti run -n N\" would start;\n"
+    "                  default: one per CPU, 16 at most\n"
     "      --json      as JSON, for programs\n"
     "\n"
-    "Exit status: 0; 1 when a variable has no meaning or a value that cannot be understood; 2 for wrong usage.\n";
+    "Exit status: 0; 1 when a variable has no meaning or a value that cannot be understood; 2 for\n"
+    "wrong usage.\n";
 
 static int info_main(int argc, char **argv);
 const tool_command tool_info = { "info", "show build, machine, backends and settings", help_text, info_main };
@@ -68,7 +70,9 @@ static void show_build(void) {
     static const struct {
         const char *name;
         int here;
-    } options[] = { { "hwloc", TUTTI_HAVE_HWLOC }, { "libsodium", TUTTI_HAVE_SODIUM }, { "CBLAS", TUTTI_HAVE_CBLAS },
+    } options[] = { { "hwloc", TUTTI_HAVE_HWLOC },
+                    { "libsodium", TUTTI_HAVE_SODIUM },
+                    { "CBLAS", TUTTI_HAVE_CBLAS },
                     { "oneDNN", TUTTI_HAVE_DNNL } };
     char with[128] = "", without[128] = "";
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
@@ -307,7 +311,8 @@ static void show_backends(void) {
     for (size_t i = 0; opened == TUTTI_OK && i < sizeof names / sizeof names[0]; i++) {
         const tu_backend *backend;
         int devices = 0;
-        if (tu_backend_find(world, names[i], &backend) != TUTTI_OK || backend->probe(&tu_backend_host_table, &devices) != TUTTI_OK)
+        if (tu_backend_find(world, names[i], &backend) != TUTTI_OK ||
+            backend->probe(&tu_backend_host_table, &devices) != TUTTI_OK)
             snprintf(text, sizeof text, "not here: %s", tutti_error_message());
         else
             snprintf(text, sizeof text, "works, %d device%s", devices, devices == 1 ? "" : "s");

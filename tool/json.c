@@ -47,7 +47,8 @@ static char *put_code(reader *r, char *to) {
             return to;
         }
         char digit = *r->at++;
-        code = code * 16 + (unsigned)(isdigit((unsigned char)digit) ? digit - '0' : tolower((unsigned char)digit) - 'a' + 10);
+        code = code * 16 +
+               (unsigned)(isdigit((unsigned char)digit) ? digit - '0' : tolower((unsigned char)digit) - 'a' + 10);
     }
     if (code < 0x80) {
         *to++ = (char)code;

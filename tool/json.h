@@ -12,12 +12,12 @@ typedef enum json_kind { JSON_NULL, JSON_BOOLEAN, JSON_NUMBER, JSON_STRING, JSON
 
 typedef struct json {
     json_kind kind;
-    int64_t number;      /* of JSON_NUMBER, cut to an integer; 1 or 0 of JSON_BOOLEAN */
-    double real;         /* of JSON_NUMBER, with its fraction */
-    char *text;          /* of JSON_STRING */
-    char *name;          /* in the object that it is a member of */
-    struct json *first;  /* of JSON_ARRAY and JSON_OBJECT */
-    struct json *next;   /* in the same array or object */
+    int64_t number;     /* of JSON_NUMBER, cut to an integer; 1 or 0 of JSON_BOOLEAN */
+    double real;        /* of JSON_NUMBER, with its fraction */
+    char *text;         /* of JSON_STRING */
+    char *name;         /* in the object that it is a member of */
+    struct json *first; /* of JSON_ARRAY and JSON_OBJECT */
+    struct json *next;  /* in the same array or object */
 } json;
 
 /* NULL when the text is not JSON or there is no memory; `problem` then says what, and where. */

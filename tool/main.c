@@ -12,7 +12,9 @@
 
 #include "tool.h"
 
-static const tool_command *const commands[] = { &tool_run, &tool_bench, &tool_info, &tool_doctor, &tool_ps, &tool_trace };
+static const tool_command *const commands[] = {
+    &tool_run, &tool_bench, &tool_info, &tool_doctor, &tool_ps, &tool_trace
+};
 #define COMMANDS (sizeof commands / sizeof commands[0])
 
 static const tool_command *find(const char *name) {
@@ -26,7 +28,8 @@ static int smaller(int a, int b) {
     return a < b ? a : b;
 }
 
-/* How many letters must be added, left out, changed or swapped to make one word of the other. Words of up to 31 letters. */
+/* How many letters must be added, left out, changed or swapped to make one word of the other. Words of up to 31
+ * letters. */
 static int apart(const char *one, const char *other) {
     int lengths[2] = { (int)strlen(one), (int)strlen(other) };
     int cost[33][33] = { { 0 } };

@@ -2,8 +2,8 @@
  *
  * What the ranks write: read from their pipes, cut into lines, tagged, coloured, merged and kept in files.
  *
- * A line is written whole: nothing of another rank comes between its parts. A line longer than LINE_LIMIT is cut. On a terminal
- * the beginning of a line whose end keeps us waiting is shown, so that a prompt can be answered.
+ * A line is written whole: nothing of another rank comes between its parts. A line longer than LINE_LIMIT is cut. On a
+ * terminal the beginning of a line whose end keeps us waiting is shown, so that a prompt can be answered.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -27,11 +27,11 @@ typedef struct bytes {
 } bytes;
 
 typedef struct stream {
-    int pipe; /* -1: at its end */
-    int log;  /* file in --log-dir, or -1 */
-    bytes line; /* the beginning of a line whose end has not come yet */
-    size_t shown;   /* how much of it is on the terminal already */
-    int64_t came;   /* when the last of it came */
+    int pipe;     /* -1: at its end */
+    int log;      /* file in --log-dir, or -1 */
+    bytes line;   /* the beginning of a line whose end has not come yet */
+    size_t shown; /* how much of it is on the terminal already */
+    int64_t came; /* when the last of it came */
 } stream;
 
 struct output {
@@ -127,9 +127,9 @@ static void close_stream(stream *s) {
 static void put_tag(output *out, int rank, int kind) {
     static const char *const colours[] = { "36", "33", "32", "35", "34", "31", "96", "93", "92", "95", "94", "91" };
     char tag[48];
-    int length = out->coloured[kind]
-                     ? snprintf(tag, sizeof tag, "\033[%sm[%d]\033[0m ", colours[rank % (int)(sizeof colours / sizeof *colours)], rank)
-                     : snprintf(tag, sizeof tag, "[%d] ", rank);
+    int length = out->coloured[kind] ? snprintf(tag, sizeof tag, "\033[%sm[%d]\033[0m ",
+                                                colours[rank % (int)(sizeof colours / sizeof *colours)], rank)
+                                     : snprintf(tag, sizeof tag, "[%d] ", rank);
     append(&out->text, tag, (size_t)length);
 }
 

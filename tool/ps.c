@@ -22,16 +22,16 @@
 static const char help_text[] =
     "Usage: tutti ps [OPTION…] [JOB]\n"
     "\n"
-    "Shows the jobs of this user on this host, running or hung: for each rank its process, its state, the CPU it ran on last, the\n"
-    "operation it is in, for how long, and which ranks it waits for. The job does not notice. JOB is the beginning of a job's\n"
-    "id; without it all are shown.\n"
+    "Shows the jobs of this user on this host, running or hung: for each rank its process, its state,\n"
+    "the CPU it ran on last, the operation it is in, for how long, and which ranks it waits for. The\n"
+    "job does not notice. JOB is the beginning of a job's id; without it all are shown.\n"
     "\n"
     "  -c, --counters       also calls, bytes and time per operation, summed over the ranks\n"
     "  -w, --watch[=TIME]   again and again, every TIME (default 1s), until interrupted\n"
     "      --json           as JSON, for programs\n"
     "\n"
-    "States: runs, sleeps, kernel (in a system call that cannot be interrupted), stopped (by a signal or a debugger), zombie (ended, not yet\n"
-    "reaped by its parent), joining, closed (its world), dead.\n"
+    "States: runs, sleeps, kernel (in a system call that cannot be interrupted), stopped (by a signal\n"
+    "or a debugger), zombie (ended, not yet reaped by its parent), joining, closed (its world), dead.\n"
     "\n"
     "Exit status: 0 when a job was shown, 1 when there is none, 2 for wrong usage.\n";
 
@@ -131,13 +131,14 @@ static void print_counters(const flight_job *job) {
         if (sum.calls == 0)
             continue;
         if (!any)
-            printf("  %-28s %12s %9s %16s %12s %12s  %s\n", "OPERATION", "CALLS", "FAILED", "BYTES", "TIME", "PER CALL", "ALGORITHMS");
+            printf("  %-28s %12s %9s %16s %12s %12s  %s\n", "OPERATION", "CALLS", "FAILED", "BYTES", "TIME", "PER CALL",
+                   "ALGORITHMS");
         any = true;
         char time[32], each[32];
         flight_duration(sum.time_ns, time, sizeof time);
         flight_duration(sum.time_ns / (int64_t)sum.calls, each, sizeof each);
-        printf("  %-28s %12" PRIu64 " %9" PRIu64 " %16" PRIu64 " %12s %12s ", tu_operation_name((tu_operation)operation), sum.calls,
-               sum.failures, sum.bytes, time, each);
+        printf("  %-28s %12" PRIu64 " %9" PRIu64 " %16" PRIu64 " %12s %12s ",
+               tu_operation_name((tu_operation)operation), sum.calls, sum.failures, sum.bytes, time, each);
         for (int a = 1; a < TU_COUNTER_ALGORITHMS; a++)
             if (sum.by_algorithm[a] > 0)
                 printf(" %s %" PRIu64, tutti_algorithm_name((tutti_algorithm)a), sum.by_algorithm[a]);
@@ -159,11 +160,13 @@ static void print_job(const flight_job *job, bool counters) {
         if (job->flights[i].opened_ns != 0 && (opened == 0 || job->flights[i].opened_ns < opened))
             opened = job->flights[i].opened_ns;
     flight_duration(first->now_ns - opened, age, sizeof age);
-    printf("job %s: world %s, %zu rank%s on this host", first->job, first->world, job->count, job->count == 1 ? "" : "s");
+    printf("job %s: world %s, %zu rank%s on this host", first->job, first->world, job->count,
+           job->count == 1 ? "" : "s");
     if ((int)job->count != first->size)
         printf(" of %d", first->size);
     printf(", open for %s\n", age);
-    printf("  %5s %8s %-8s %4s  %-*s %10s  %s\n", "RANK", "PID", "STATE", "CPU", width, "OPERATION", "FOR", "WAITS FOR");
+    printf("  %5s %8s %-8s %4s  %-*s %10s  %s\n", "RANK", "PID", "STATE", "CPU", width, "OPERATION", "FOR",
+           "WAITS FOR");
     for (size_t i = 0; i < job->count; i++)
         print_rank(job, &job->flights[i], width);
     if (flight_divergence(job, text, sizeof text))
@@ -190,7 +193,8 @@ static void json_rank(const flight_job *job, const flight *f) {
         if (shown[i] == NULL)
             continue;
         const tu_op_info *info = &shown[i]->info;
-        printf(", \"%s\": {\"operation\": \"%s\", \"group\": ", names[i], tu_operation_name((tu_operation)info->operation));
+        printf(", \"%s\": {\"operation\": \"%s\", \"group\": ", names[i],
+               tu_operation_name((tu_operation)info->operation));
         tu_json_string(stdout, flight_group_name(f, info->group_key));
         printf(", \"sequence\": %" PRIu64 ", \"count\": %" PRIu64, info->sequence, info->count);
         if (info->dtype != 0)
@@ -201,7 +205,8 @@ static void json_rank(const flight_job *job, const flight *f) {
             printf(", \"for_ns\": %" PRId64 "}", f->now_ns - shown[i]->created_ns);
         else
             printf(", \"took_ns\": %" PRId64 ", \"ended_ns_ago\": %" PRId64 ", \"status\": \"%s\"}",
-                   shown[i]->ended_ns - shown[i]->created_ns, f->now_ns - shown[i]->ended_ns, tutti_status_name(shown[i]->status));
+                   shown[i]->ended_ns - shown[i]->created_ns, f->now_ns - shown[i]->ended_ns,
+                   tutti_status_name(shown[i]->status));
     }
     printf(", \"waits_for\": [");
     for (int rank = 0, told = 0; count > 0 && rank < f->size; rank++)
@@ -210,9 +215,10 @@ static void json_rank(const flight_job *job, const flight *f) {
     printf("], \"counters\": {");
     for (int i = 1, told = 0; i < TU_OP_COUNT; i++)
         if (f->counters[i].calls > 0)
-            printf("%s\"%s\": {\"calls\": %" PRIu64 ", \"failures\": %" PRIu64 ", \"bytes\": %" PRIu64 ", \"time_ns\": %" PRId64 "}",
-                   told++ > 0 ? ", " : "", tu_operation_name((tu_operation)i), f->counters[i].calls, f->counters[i].failures,
-                   f->counters[i].bytes, f->counters[i].time_ns);
+            printf("%s\"%s\": {\"calls\": %" PRIu64 ", \"failures\": %" PRIu64 ", \"bytes\": %" PRIu64
+                   ", \"time_ns\": %" PRId64 "}",
+                   told++ > 0 ? ", " : "", tu_operation_name((tu_operation)i), f->counters[i].calls,
+                   f->counters[i].failures, f->counters[i].bytes, f->counters[i].time_ns);
     printf("}}");
 }
 

@@ -42,9 +42,10 @@
 static const char help_text[] =
     "Usage: tutti run [OPTION…] PROGRAM [ARGUMENT…]\n"
     "\n"
-    "Starts PROGRAM as several ranks on this host and waits for all of them. Their output comes line by line, tagged\n"
-    "with the rank. When a rank fails, it is named first, with its pid and its exit status or signal; the others get a\n"
-    "moment to end by themselves and are then stopped. Whatever happens to this command, nothing it started survives it.\n"
+    "Starts PROGRAM as several ranks on this host and waits for all of them. Their output comes line\n"
+    "by line, tagged with the rank. When a rank fails, it is named first, with its pid and its exit\n"
+    "status or signal; the others get a moment to end by themselves and are then stopped. Whatever\n"
+    "happens to this command, nothing it started survives it.\n"
     "\n"
     "  -n, --ranks N        how many; default: one per CPU that this command may use\n"
     "      --bind POLICY    core: an equal share of the cores each; numa: the NUMA nodes of that share; none;\n"
@@ -57,15 +58,16 @@ static const char help_text[] =
     "                       SIGKILL; seconds, or with a suffix (500ms, 1min); default 2s\n"
     "      --survive        leave the others running when a rank fails\n"
     "\n"
-    "Rank 0 gets the standard input. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP and SIGCONT are passed on,\n"
-    "each once; the same one twice within a second kills.\n"
+    "Rank 0 gets the standard input. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP and\n"
+    "SIGCONT are passed on, each once; the same one twice within a second kills.\n"
     "\n"
-    "Ranks find each other through TUTTI_RANK, TUTTI_SIZE, TUTTI_LOCAL_RANK, TUTTI_LOCAL_SIZE, TUTTI_STORE and\n"
-    "TUTTI_SECRET_FD. PyTorch programs find RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT\n"
-    "(a free port, left to PyTorch).\n"
+    "Ranks find each other through TUTTI_RANK, TUTTI_SIZE, TUTTI_LOCAL_RANK, TUTTI_LOCAL_SIZE,\n"
+    "TUTTI_STORE and TUTTI_SECRET_FD. PyTorch programs find RANK, WORLD_SIZE, LOCAL_RANK,\n"
+    "LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT (a free port, left to PyTorch).\n"
     "\n"
-    "Exit status: 0 when all ranks ended with 0; that of the first failure, or 128 and its signal; with --survive 0 when any\n"
-    "rank ended with 0; 127 when PROGRAM is not found, 126 when it cannot be executed; 2 for wrong usage.\n";
+    "Exit status: 0 when all ranks ended with 0; that of the first failure, or 128 and its signal;\n"
+    "with --survive 0 when any rank ended with 0; 127 when PROGRAM is not found, 126 when it cannot\n"
+    "be executed; 2 for wrong usage.\n";
 
 static int run_main(int argc, char **argv);
 const tool_command tool_run = { "run", "start a program as several ranks", help_text, run_main };
@@ -129,7 +131,8 @@ static int parse_arguments(int argc, char **argv, run_options *options) {
     }
     options->program = argv + optind;
     if (options->program[0] == NULL && !options->show_binding)
-        return tool_usage(&tool_run, "which program? tutti run -n %d ./program", options->ranks > 0 ? options->ranks : 4);
+        return tool_usage(&tool_run, "which program? tutti run -n %d ./program",
+                          options->ranks > 0 ? options->ranks : 4);
     return -1;
 }
 
@@ -195,9 +198,11 @@ static int free_port(void) {
 
 /* Variables that we set, and those of another launcher that would contradict them. */
 static bool replaced(const char *variable) {
-    static const char *const ours[] = { "TUTTI_RANK", "TUTTI_SIZE", "TUTTI_LOCAL_RANK", "TUTTI_LOCAL_SIZE", "TUTTI_STORE",
-                                        "TUTTI_SECRET_FD", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
-                                        "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE" };
+    static const char *const ours[] = {
+        "TUTTI_RANK",      "TUTTI_SIZE",  "TUTTI_LOCAL_RANK", "TUTTI_LOCAL_SIZE", "TUTTI_STORE",
+        "TUTTI_SECRET_FD", "RANK",        "WORLD_SIZE",       "LOCAL_RANK",       "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",     "MASTER_PORT", "GROUP_RANK",       "ROLE_RANK",        "ROLE_WORLD_SIZE"
+    };
     size_t length = strcspn(variable, "=");
     if (strncmp(variable, "TORCHELASTIC_", 13) == 0)
         return true;
@@ -237,9 +242,11 @@ static bool build_environment(run_plan *plan, const char *store) {
         plan->rank_variables[i] = complete ? plan->environment[used - 1] : NULL;
     }
     complete = complete && add_variable(plan, &used, "TUTTI_SIZE=%d", ranks) &&
-               add_variable(plan, &used, "TUTTI_LOCAL_SIZE=%d", ranks) && add_variable(plan, &used, "WORLD_SIZE=%d", ranks) &&
+               add_variable(plan, &used, "TUTTI_LOCAL_SIZE=%d", ranks) &&
+               add_variable(plan, &used, "WORLD_SIZE=%d", ranks) &&
                add_variable(plan, &used, "LOCAL_WORLD_SIZE=%d", ranks) && add_variable(plan, &used, "GROUP_RANK=0") &&
-               add_variable(plan, &used, "MASTER_ADDR=127.0.0.1") && add_variable(plan, &used, "MASTER_PORT=%d", free_port()) &&
+               add_variable(plan, &used, "MASTER_ADDR=127.0.0.1") &&
+               add_variable(plan, &used, "MASTER_PORT=%d", free_port()) &&
                add_variable(plan, &used, "TUTTI_STORE=%s", store) &&
                add_variable(plan, &used, "TUTTI_SECRET_FD=%d", RUN_SECRET_FD);
     if (complete && plan->log_dir != NULL && getenv("TUTTI_TRACE_DIR") == NULL)
@@ -269,10 +276,12 @@ static int listen_for_store(char *url, size_t bytes) {
     int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (listener < 0 || getrandom(random, sizeof random, 0) != sizeof random)
         return -1;
-    snprintf(url, bytes, "unix:@tutti-run-%016llx%016llx", (unsigned long long)random[0], (unsigned long long)random[1]);
+    snprintf(url, bytes, "unix:@tutti-run-%016llx%016llx", (unsigned long long)random[0],
+             (unsigned long long)random[1]);
     size_t length = strlen(url) - strlen("unix:@");
     memcpy(address.sun_path + 1, url + strlen("unix:@"), length);
-    if (bind(listener, (struct sockaddr *)&address, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length)) != 0 ||
+    if (bind(listener, (struct sockaddr *)&address, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length)) !=
+            0 ||
         listen(listener, 4096) != 0)
         return -1;
     return listener;
@@ -297,13 +306,13 @@ typedef struct launcher {
     output *output;
     tutti_store *store;
     pid_t guardian;
-    int socket;    /* to the guardian */
-    int signals;   /* signalfd */
-    int relay;     /* write end of rank 0's input when a terminal is relayed, else -1 */
+    int socket;  /* to the guardian */
+    int signals; /* signalfd */
+    int relay;   /* write end of rank 0's input when a terminal is relayed, else -1 */
     bool relay_full;
     char typed[4096];
     size_t typed_bytes, typed_written;
-    char *log_dir;  /* the whole path of --log-dir, or NULL */
+    char *log_dir; /* the whole path of --log-dir, or NULL */
     time_t began;
     long memory_kills; /* on this host before the job began */
     bool told_first, told_stopping;
@@ -438,10 +447,11 @@ static void tell_end(launcher *l, int rank, const char *and_then) {
     int status = status_of(l, rank);
     tool_wait_text(status, text, sizeof text);
     if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && memory_kills() > l->memory_kills)
-        snprintf(text + strlen(text), sizeof text - strlen(text), ", likely by the kernel for want of memory (dmesg tells)");
+        snprintf(text + strlen(text), sizeof text - strlen(text),
+                 ", likely by the kernel for want of memory (dmesg tells)");
     bool colour = tool_colour(2);
-    fprintf(stderr, "%stutti run: rank %d (pid %d) %s%s%s\n", colour ? "\033[1;31m" : "", rank, pid_of(l, rank), text, and_then,
-            colour ? "\033[0m" : "");
+    fprintf(stderr, "%stutti run: rank %d (pid %d) %s%s%s\n", colour ? "\033[1;31m" : "", rank, pid_of(l, rank), text,
+            and_then, colour ? "\033[0m" : "");
 }
 
 static void tell_stopping(launcher *l) {
@@ -568,7 +578,8 @@ static bool relay_everything(launcher *l) {
         if (polled[0].revents != 0) {
             while (recv(l->socket, news, sizeof news, MSG_DONTWAIT) > 0)
                 continue;
-            lost = (polled[0].revents & POLLHUP) != 0 && atomic_load_explicit(&l->state->done, memory_order_acquire) == 0;
+            lost =
+                (polled[0].revents & POLLHUP) != 0 && atomic_load_explicit(&l->state->done, memory_order_acquire) == 0;
         }
         if (atomic_load_explicit(&l->state->start_error, memory_order_acquire) == 0)
             tell_news(l);

@@ -2,10 +2,10 @@
  *
  * The parts of `tutti run`.
  *
- *     launcher (run.c)      reads the ranks' output (output.c), relays input and signals, hosts the store, speaks to the user
- *        └── guardian       (guardian.c) starts the ranks, reaps everything below it, decides who failed first, stops the
- *              ├── rank 0   others, publishes exit statuses, keeps flight recorders; when the launcher is gone it
- *              └── rank 1   kills all descendants
+ *     launcher (run.c)      reads the ranks' output (output.c), relays input and signals, hosts the store, tells
+ *        └── guardian       (guardian.c) starts the ranks, reaps everything below it, decides who failed first,
+ *              ├── rank 0   stops the others, publishes exit statuses, keeps flight recorders; when the launcher is
+ *              └── rank 1   gone it kills all descendants
  *
  * The guardian is a child subreaper: grandchildren whose parents end become its children. Ranks die with it
  * (PDEATHSIG); the launcher is a subreaper too, for the case that the guardian is killed.
@@ -36,8 +36,8 @@ typedef struct run_options {
 typedef struct run_rank {
     _Atomic int32_t pid;         /* 0 before it was started */
     _Atomic int32_t wait_status; /* valid once `ended` is not 0 */
-    _Atomic uint32_t ended;      /* 0 while it runs; else the how-manyeth to end, from 1. Release, pairs with acquire. */
-    _Atomic uint32_t stopped;    /* signal with which the guardian stopped it, or 0 */
+    _Atomic uint32_t ended;   /* 0 while it runs; else the how-manyeth to end, from 1. Release, pairs with acquire. */
+    _Atomic uint32_t stopped; /* signal with which the guardian stopped it, or 0 */
 } run_rank;
 
 typedef struct run_state {
@@ -55,18 +55,18 @@ typedef struct run_state {
 /* What the guardian needs to start the ranks. */
 typedef struct run_plan {
     const run_options *options;
-    const char *path;            /* of the program */
-    const char *log_dir;         /* the whole path of --log-dir, or NULL */
-    char **environment;          /* of all ranks; the variables of one rank are buffers that are rewritten for each */
-    char *rank_variables[4];     /* those buffers: RANK=, LOCAL_RANK=, TUTTI_RANK=, TUTTI_LOCAL_RANK= */
-    char *own[RUN_VARIABLES];    /* texts made for it */
+    const char *path;         /* of the program */
+    const char *log_dir;      /* the whole path of --log-dir, or NULL */
+    char **environment;       /* of all ranks; the variables of one rank are buffers that are rewritten for each */
+    char *rank_variables[4];  /* those buffers: RANK=, LOCAL_RANK=, TUTTI_RANK=, TUTTI_LOCAL_RANK= */
+    char *own[RUN_VARIABLES]; /* texts made for it */
     int own_count;
-    const binding *bindings;     /* one per rank; NULL: not bound */
-    int (*pipes)[2];             /* [2 * rank + stream]: read end, write end */
-    int input;                   /* what rank 0 reads */
-    int secret;                  /* memfd with the job's secret, or -1 */
-    int store;                   /* listening socket of the store, the launcher's */
-    const sigset_t *signals;     /* the mask that ranks start with */
+    const binding *bindings; /* one per rank; NULL: not bound */
+    int (*pipes)[2];         /* [2 * rank + stream]: read end, write end */
+    int input;               /* what rank 0 reads */
+    int secret;              /* memfd with the job's secret, or -1 */
+    int store;               /* listening socket of the store, the launcher's */
+    const sigset_t *signals; /* the mask that ranks start with */
 } run_plan;
 
 #define RUN_SECRET_FD 3 /* where ranks find the secret */
@@ -83,7 +83,8 @@ int kill_descendants(void);
 
 typedef struct output output;
 
-/* Takes the read ends of the pipes. NULL when there is no memory or a log file cannot be made; the error was printed. */
+/* Takes the read ends of the pipes. NULL when there is no memory or a log file cannot be made; the error was
+ * printed. */
 output *output_open(const run_options *options, int (*pipes)[2]);
 
 /* Adds the streams that are still open to `polled`, at most 2 * ranks; returns how many. */
@@ -91,7 +92,8 @@ struct pollfd;
 int output_poll(const output *output, struct pollfd *polled);
 /* Reads what poll(2) found. */
 void output_read(output *output, const struct pollfd *polled, int count);
-/* Milliseconds until the beginning of a line is to be shown on the terminal, -1 for none; and showing those that are due. */
+/* Milliseconds until the beginning of a line is to be shown on the terminal, -1 for none; and showing those that are
+ * due. */
 int output_timeout(const output *output);
 void output_show_prompts(output *output);
 /* The user has typed a line, whose echo has moved the cursor to a new one. */

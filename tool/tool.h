@@ -2,8 +2,8 @@
  *
  * What the sub-commands of `tutti` share.
  *
- * A sub-command is one tool_command, listed in main.c's table. Its main gets the arguments from its own name on and returns the
- * exit status: 0 done, 1 failed or found something, 2 wrong usage.
+ * A sub-command is one tool_command, listed in main.c's table. Its main gets the arguments from its own name on and
+ * returns the exit status: 0 done, 1 failed or found something, 2 wrong usage.
  */
 #ifndef TUTTI_TOOL_TOOL_H
 #define TUTTI_TOOL_TOOL_H

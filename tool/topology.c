@@ -84,17 +84,17 @@ static int node_of(hwloc_topology_t topology, hwloc_obj_t object) {
 
 static void fill_core(hwloc_topology_t topology, hwloc_obj_t object, const unsigned long *own, core *core) {
     int cpu;
-    hwloc_bitmap_foreach_begin(cpu, object->cpuset)
-        if ((size_t)cpu < BINDING_WORDS * WORD_BITS && (own == NULL || has_cpu(own, (size_t)cpu)))
-            set_cpu(core->cpus, (size_t)cpu);
+    hwloc_bitmap_foreach_begin(cpu, object->cpuset) if ((size_t)cpu < BINDING_WORDS * WORD_BITS &&
+                                                        (own == NULL || has_cpu(own, (size_t)cpu)))
+        set_cpu(core->cpus, (size_t)cpu);
     hwloc_bitmap_foreach_end();
     core->number = (int)object->logical_index;
     core->package = index_above(topology, object, HWLOC_OBJ_PACKAGE);
     core->node = node_of(topology, object);
 }
 
-/* Without plug-ins (PCI, GPUs, XML libraries), which take most of the time that loading a topology takes and are of no use
- * here. */
+/* Without plug-ins (PCI, GPUs, XML libraries), which take most of the time that loading a topology takes and are of no
+ * use here. */
 static int init_without_plugins(hwloc_topology_t *topology) {
     bool given = getenv("HWLOC_PLUGINS_PATH") != NULL;
     if (!given)
@@ -112,7 +112,8 @@ static core *find_cores(int *count, const char **why) {
     *why = "hwloc cannot read the topology of this machine";
     if (init_without_plugins(&topology) != 0)
         return NULL;
-    hwloc_topology_set_components(topology, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, "x86"); /* visits every CPU; sysfs knows */
+    hwloc_topology_set_components(topology, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST,
+                                  "x86"); /* visits every CPU; sysfs knows */
     hwloc_topology_set_all_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_NONE);
     hwloc_topology_set_type_filter(topology, HWLOC_OBJ_CORE, HWLOC_TYPE_FILTER_KEEP_ALL);
     hwloc_topology_set_type_filter(topology, HWLOC_OBJ_PACKAGE, HWLOC_TYPE_FILTER_KEEP_ALL);
@@ -185,8 +186,8 @@ static void bind_to(const core *cores, int first, int last, binding *bound) {
         snprintf(bound->text, sizeof bound->text, "core %d (CPU%s %s)%s%s", cores[first].number,
                  strpbrk(cpus, ",-") != NULL ? "s" : "", cpus, package, node);
     else
-        snprintf(bound->text, sizeof bound->text, "cores %d-%d (CPUs %s)%s%s", cores[first].number, cores[last].number, cpus,
-                 package, node);
+        snprintf(bound->text, sizeof bound->text, "cores %d-%d (CPUs %s)%s%s", cores[first].number, cores[last].number,
+                 cpus, package, node);
 }
 
 /* Widens a share of cores to the NUMA nodes that it lies in. */
@@ -218,7 +219,8 @@ int topology_bind(binding_policy policy, int ranks, binding *bindings, char *why
         snprintf(why, why_bytes, "%d ranks for %d cores", ranks, count);
         result = policy == BIND_AUTO ? 0 : -1;
     } else if (policy == BIND_NUMA && cores[0].node < 0) {
-        snprintf(why, why_bytes, "the NUMA nodes of this machine are not known%s", TUTTI_HAVE_HWLOC ? "" : ": built without hwloc");
+        snprintf(why, why_bytes, "the NUMA nodes of this machine are not known%s",
+                 TUTTI_HAVE_HWLOC ? "" : ": built without hwloc");
     } else {
         for (int rank = 0; rank < ranks; rank++) {
             int first = (int)((long)rank * count / ranks), last = (int)((long)(rank + 1) * count / ranks) - 1;

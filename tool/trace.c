@@ -19,11 +19,13 @@
 static const char help_text[] =
     "Usage: tutti trace [OPTION…] [JOB | FILE | FOLDER]…\n"
     "\n"
-    "Merges the flight recorders of the ranks of a job: of a running one, dead ranks included, by the beginning of its id; or of\n"
-    "one that failed, from the files that \"tutti run --log-dir\" or TUTTI_TRACE_DIR left. Without arguments: of all jobs of this\n"
-    "user on this host. Says in words where the ranks went apart first.\n"
+    "Merges the flight recorders of the ranks of a job: of a running one, dead ranks included, by the\n"
+    "beginning of its id; or of one that failed, from the files that \"tutti run --log-dir\" or\n"
+    "TUTTI_TRACE_DIR left. Without arguments: of all jobs of this user on this host. Says in words\n"
+    "where the ranks went apart first.\n"
     "\n"
-    "  -o, --output FILE   write the operations of all ranks as a trace that https://ui.perfetto.dev and chrome://tracing open\n"
+    "  -o, --output FILE   write the operations of all ranks as a trace, which https://ui.perfetto.dev\n"
+    "                      and chrome://tracing open; - is the standard output\n"
     "  -l, --list          also list the last operations of each rank\n"
     "  -n, --last N        how many of them; default 20\n"
     "\n"
@@ -43,9 +45,9 @@ static void list_entries(const flight *f, size_t last) {
         flight_duration((entry->running ? f->now_ns : entry->ended_ns) - entry->created_ns, took, sizeof took);
         flight_duration(f->now_ns - entry->created_ns, ago, sizeof ago);
         printf("    %9s ago  %s: %s %s\n", ago, what,
-               entry->running                 ? "running for"
+               entry->running              ? "running for"
                : entry->status == TUTTI_OK ? "took"
-                                              : tutti_status_name(entry->status),
+                                           : tutti_status_name(entry->status),
                took);
     }
 }
@@ -80,27 +82,32 @@ static void write_entry(FILE *file, const flight *f, const tu_record_view *entry
     int64_t end = entry->running ? f->now_ns : entry->ended_ns;
     flight_text(f, entry, name, sizeof name);
     int64_t begin_wall = entry->created_ns + f->wall_minus_clock_ns;
-    fprintf(file, "%s\n{\"name\": \"%s\", \"cat\": \"%s\", \"ph\": \"X\", \"pid\": %d, \"tid\": %u, \"ts\": %" PRId64 ".%03d, \"dur\": %" PRId64 ".%03d",
+    fprintf(file,
+            "%s\n{\"name\": \"%s\", \"cat\": \"%s\", \"ph\": \"X\", \"pid\": %d, \"tid\": %u, \"ts\": %" PRId64
+            ".%03d, \"dur\": %" PRId64 ".%03d",
             *first ? "" : ",", tu_operation_name((tu_operation)entry->info.operation),
-            entry->running                 ? "running"
+            entry->running              ? "running"
             : entry->status == TUTTI_OK ? "completed"
-                                           : "failed",
+                                        : "failed",
             f->rank, entry->thread, begin_wall / 1000, (int)(begin_wall % 1000), (end - entry->created_ns) / 1000,
             (int)((end - entry->created_ns) % 1000));
     fputs(", \"args\": {\"call\": ", file);
     tu_json_string(file, name);
-    fprintf(file, ", \"sequence\": %" PRIu64 ", \"count\": %" PRIu64 ", \"algorithm\": %d, \"status\": \"%s\"}}", entry->info.sequence,
-            entry->info.count, entry->info.algorithm, entry->running ? "running" : tutti_status_name(entry->status));
+    fprintf(file, ", \"sequence\": %" PRIu64 ", \"count\": %" PRIu64 ", \"algorithm\": %d, \"status\": \"%s\"}}",
+            entry->info.sequence, entry->info.count, entry->info.algorithm,
+            entry->running ? "running" : tutti_status_name(entry->status));
     *first = false;
 }
 
 static void write_rank(FILE *file, const flight *f, bool *first) {
-    fprintf(file, "%s\n{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": %d, \"args\": {\"name\": \"rank %d (pid %d on ", *first ? "" : ",",
-            f->rank, f->rank, f->pid);
+    fprintf(file,
+            "%s\n{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": %d, \"args\": {\"name\": \"rank %d (pid %d on ",
+            *first ? "" : ",", f->rank, f->rank, f->pid);
     for (const char *at = f->host; *at != '\0'; at++)
         fputc(*at == '"' || *at == '\\' ? '?' : *at, file);
     fputs(")\"}}", file);
-    fprintf(file, ",\n{\"name\": \"process_sort_index\", \"ph\": \"M\", \"pid\": %d, \"args\": {\"sort_index\": %d}}", f->rank, f->rank);
+    fprintf(file, ",\n{\"name\": \"process_sort_index\", \"ph\": \"M\", \"pid\": %d, \"args\": {\"sort_index\": %d}}",
+            f->rank, f->rank);
     *first = false;
     for (size_t i = 0; i < f->entry_count; i++)
         write_entry(file, f, &f->entries[i], first);

@@ -2,8 +2,8 @@
  *
  * The flight recorder: the last 2000 operations of each rank, always on, in shared memory; and counters per operation.
  *
- * Nothing need be done to have it. `tutti ps` and `tutti trace` read it from outside while the job runs; `tutti run --log-dir` and
- * TUTTI_TRACE_DIR write it when an operation fails; these functions read it from within.
+ * Nothing need be done to have it. `tutti ps` and `tutti trace` read it from outside while the job runs; `tutti run
+ * --log-dir` and TUTTI_TRACE_DIR write it when an operation fails; these functions read it from within.
  */
 #ifndef TUTTI_TRACE_H
 #define TUTTI_TRACE_H
@@ -18,7 +18,8 @@
 extern "C" {
 #endif
 
-/* Writes this rank's recorder, as JSON, to "folder/tutti-<job>-rank-<rank>.json", for `tutti trace folder` and for people. Local. */
+/* Writes this rank's recorder, as JSON, to "folder/tutti-<job>-rank-<rank>.json", for `tutti trace folder` and for
+ * people. Local. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_trace_write(tutti_world *world, const char *folder);
 
 #define TUTTI_COUNTER_ALGORITHMS 12
@@ -26,10 +27,10 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_trace_write(tutti_world *world, const
 /* What this rank has done so far. Set `size` before the call (TUTTI_COUNTERS_INIT does). */
 typedef struct tutti_counters {
     size_t size;
-    uint64_t calls;    /* that have ended, failures included */
+    uint64_t calls; /* that have ended, failures included */
     uint64_t failures;
-    uint64_t bytes;    /* count times the element's size */
-    int64_t time_ns;   /* spent in them */
+    uint64_t bytes;                                  /* count times the element's size */
+    int64_t time_ns;                                 /* spent in them */
     uint64_t by_algorithm[TUTTI_COUNTER_ALGORITHMS]; /* calls, by tutti_algorithm; 0 where there is no choice */
 } tutti_counters;
 #ifdef __cplusplus
@@ -38,9 +39,10 @@ typedef struct tutti_counters {
 #define TUTTI_COUNTERS_INIT { .size = sizeof(tutti_counters) }
 #endif
 
-/* Of one operation, named as in the API without "tutti_": "all_reduce". TUTTI_ERROR_NOT_FOUND for a name that is none. Local; while other
- * threads are in calls it is as of a moment ago. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_trace_counters(tutti_world *world, const char *operation, tutti_counters *counters);
+/* Of one operation, named as in the API without "tutti_": "all_reduce". TUTTI_ERROR_NOT_FOUND for a name that is none.
+ * Local; while other threads are in calls it is as of a moment ago. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_trace_counters(tutti_world *world, const char *operation,
+                                                          tutti_counters *counters);
 
 #ifdef __cplusplus
 }

@@ -51,7 +51,8 @@ static void write_identity(const tu_page *page, int rank, FILE *file) {
     tu_json_string(file, page->id);
     fputs(", \"world\": ", file);
     tu_json_string(file, page->name);
-    fprintf(file, ", \"rank\": %d, \"size\": %d, \"pid\": %d, \"host\": ", slot->world_rank, page->world_size, slot->pid);
+    fprintf(file, ", \"rank\": %d, \"size\": %d, \"pid\": %d, \"host\": ", slot->world_rank, page->world_size,
+            slot->pid);
     tu_json_string(file, host);
     fprintf(file, ",\n \"state\": \"%s\", ", state_name(atomic_load_explicit(&slot->state, memory_order_acquire)));
     uint64_t wait_status = atomic_load_explicit(&slot->wait_status, memory_order_acquire);
@@ -76,17 +77,20 @@ static void write_groups(const tu_recorder_group_view *groups, size_t count, FIL
 
 static void write_entry(const tu_record_view *view, FILE *file) {
     const tu_op_info *info = &view->info;
-    fprintf(file, "{\"id\": %" PRIu64 ", \"group\": \"%016" PRIx64 "\", \"operation\": \"%s\", \"sequence\": %" PRIu64, view->id,
-            info->group_key, tu_operation_name((tu_operation)info->operation), info->sequence);
+    fprintf(file, "{\"id\": %" PRIu64 ", \"group\": \"%016" PRIx64 "\", \"operation\": \"%s\", \"sequence\": %" PRIu64,
+            view->id, info->group_key, tu_operation_name((tu_operation)info->operation), info->sequence);
     fprintf(file, ", \"count\": %" PRIu64, info->count);
     if (info->dtype != 0)
         fprintf(file, ", \"dtype\": \"%s\"", tutti_dtype_name((tutti_dtype)info->dtype));
     if (info->reduction != 0)
         fprintf(file, ", \"reduction\": \"%s\"", tutti_op_name((tutti_op)info->reduction));
-    fprintf(file, ", \"root\": %d, \"tag\": %d, \"algorithm\": %d, \"timeout_ns\": %" PRId64 ", \"thread\": %u", info->root,
-            info->tag, info->algorithm, info->timeout_ns, view->thread);
-    fprintf(file, ", \"created_ns\": %" PRId64 ", \"ended_ns\": %" PRId64 ", \"state\": \"%s\"", view->created_ns, view->ended_ns,
-            view->running ? "running" : view->status == TUTTI_OK ? "completed" : "failed");
+    fprintf(file, ", \"root\": %d, \"tag\": %d, \"algorithm\": %d, \"timeout_ns\": %" PRId64 ", \"thread\": %u",
+            info->root, info->tag, info->algorithm, info->timeout_ns, view->thread);
+    fprintf(file, ", \"created_ns\": %" PRId64 ", \"ended_ns\": %" PRId64 ", \"state\": \"%s\"", view->created_ns,
+            view->ended_ns,
+            view->running              ? "running"
+            : view->status == TUTTI_OK ? "completed"
+                                       : "failed");
     if (!view->running && view->status != TUTTI_OK)
         fprintf(file, ", \"status\": %d, \"status_name\": \"%s\"", (int)view->status, tutti_status_name(view->status));
     if (view->waiting_for >= 0)
@@ -102,8 +106,9 @@ static void write_counters(const tu_recorder *recorder, FILE *file) {
         tu_recorder_counters(recorder, (tu_operation)i, &counters);
         if (counters.calls == 0)
             continue;
-        fprintf(file, "%s\n  {\"operation\": \"%s\", \"calls\": %" PRIu64 ", \"failures\": %" PRIu64 ", \"bytes\": %" PRIu64
-                      ", \"time_ns\": %" PRId64 "}",
+        fprintf(file,
+                "%s\n  {\"operation\": \"%s\", \"calls\": %" PRIu64 ", \"failures\": %" PRIu64 ", \"bytes\": %" PRIu64
+                ", \"time_ns\": %" PRId64 "}",
                 first ? "" : ",", tu_operation_name((tu_operation)i), counters.calls, counters.failures, counters.bytes,
                 counters.time_ns);
         first = false;

@@ -34,7 +34,8 @@ static bool known(const tu_job_list *list, const struct stat *file) {
 static bool acceptable(int descriptor, const struct stat *file, char *why, size_t why_bytes, int pid) {
     int seals = fcntl(descriptor, F_GET_SEALS);
     if (seals < 0 || (seals & TU_PAGE_SEALS) != TU_PAGE_SEALS) {
-        snprintf(why, why_bytes, "a job segment of pid %d is not sealed: its job is still being founded, or it is no job of Tutti",
+        snprintf(why, why_bytes,
+                 "a job segment of pid %d is not sealed: its job is still being founded, or it is no job of Tutti",
                  pid);
         return false;
     }
@@ -137,8 +138,9 @@ bool tu_inspect_publish(const tu_job_list *list, int pid, int wait_status) {
             if (atomic_load_explicit(&slot->state, memory_order_acquire) == TU_SLOT_EMPTY || slot->pid != pid)
                 continue;
             uint64_t unset = 0;
-            atomic_compare_exchange_strong_explicit(&slot->wait_status, &unset, TU_SLOT_PUBLISHED | (uint32_t)wait_status,
-                                                    memory_order_release, memory_order_relaxed);
+            atomic_compare_exchange_strong_explicit(&slot->wait_status, &unset,
+                                                    TU_SLOT_PUBLISHED | (uint32_t)wait_status, memory_order_release,
+                                                    memory_order_relaxed);
             found = true;
         }
     }
@@ -174,10 +176,11 @@ bool tu_process_look(int pid, tu_process_view *view) {
     long long user = 0, kernel = 0;
     unsigned long long start = 0;
     /* From field 3: state, ppid, …, 9 flags, …, 14 utime, 15 stime, …, 22 starttime, …, 39 processor. */
-    int read_fields = sscanf(close_bracket + 1,
-                             " %c %d %*d %*d %*d %*d %u %*u %*u %*u %*u %lld %lld %*d %*d %*d %*d %*d %*d %llu %*u %*d %*u "
-                             "%*u %*u %*u %*u %*u %*u %*u %*u %*u %*u %*u %*u %*d %d",
-                             &view->state, &view->parent, &flags, &user, &kernel, &start, &view->cpu);
+    int read_fields =
+        sscanf(close_bracket + 1,
+               " %c %d %*d %*d %*d %*d %u %*u %*u %*u %*u %lld %lld %*d %*d %*d %*d %*d %*d %llu %*u %*d %*u "
+               "%*u %*u %*u %*u %*u %*u %*u %*u %*u %*u %*u %*u %*d %d",
+               &view->state, &view->parent, &flags, &user, &kernel, &start, &view->cpu);
     if (read_fields < 7)
         return false;
     view->exiting = (flags & TASK_EXITING) != 0 || view->state == 'Z' || view->state == 'X';

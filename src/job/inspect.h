@@ -2,9 +2,9 @@
  *
  * Looking into jobs from outside, without their cooperation: what `tutti ps`, `tutti trace` and launchers use.
  *
- * Every process-rank keeps its job segment open. It is found by name in /proc/PID/fd, opened through that link, and believed
- * only after its seals, owner and layout were checked (page.h). No privilege is needed, no signal is sent, and the job
- * notices nothing. A mapped segment stays readable after all its ranks are gone.
+ * Every process-rank keeps its job segment open. It is found by name in /proc/PID/fd, opened through that link, and
+ * believed only after its seals, owner and layout were checked (page.h). No privilege is needed, no signal is sent, and
+ * the job notices nothing. A mapped segment stays readable after all its ranks are gone.
  */
 #ifndef TU_JOB_INSPECT_H
 #define TU_JOB_INSPECT_H
@@ -50,9 +50,9 @@ bool tu_inspect_publish(const tu_job_list *list, int pid, int wait_status);
 
 /* A process as the kernel shows it. */
 typedef struct tu_process_view {
-    char state;          /* R, S, D, T, t, Z, X */
-    bool exiting;        /* on its way out: killed or exiting, its memory perhaps still being torn down */
-    bool signaled;       /* by a signal */
+    char state;    /* R, S, D, T, t, Z, X */
+    bool exiting;  /* on its way out: killed or exiting, its memory perhaps still being torn down */
+    bool signaled; /* by a signal */
     int parent;
     int cpu;             /* where it ran last */
     uint64_t start_time; /* ticks since boot: with the pid, its identity */

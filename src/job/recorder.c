@@ -2,10 +2,10 @@
  *
  * The flight recorder. One per rank, in the job segment: the rank's threads write it, anybody who maps it reads it.
  *
- * An entry is two cache lines. Its `stamp` is twice its id, odd while the entry is being filled; `end_stamp` becomes equal to
- * `stamp` when the operation ends. A reader takes the stamp, the fields, and the stamp again, and skips an entry whose
- * stamp changed. Fields are stored with release and loaded with acquire, which keeps them between the two stamps
- * without a fence (free on x86-64, and visible to ThreadSanitizer).
+ * An entry is two cache lines. Its `stamp` is twice its id, odd while the entry is being filled; `end_stamp` becomes
+ * equal to `stamp` when the operation ends. A reader takes the stamp, the fields, and the stamp again, and skips an
+ * entry whose stamp changed. Fields are stored with release and loaded with acquire, which keeps them between the two
+ * stamps without a fence (free on x86-64, and visible to ThreadSanitizer).
  *
  * An entry that still runs is not overwritten when the ring comes round: a rank that hangs in one thread and works on
  * in another still shows where it hangs.
@@ -45,11 +45,11 @@ typedef struct entry {
     word count;
     word timeout_ns;
     word group_index_and_root;
-    word tag_and_what;        /* tag, operation, dtype, reduction, algorithm */
+    word tag_and_what; /* tag, operation, dtype, reduction, algorithm */
     /* second line: thread at begin, the rest by the same thread later */
     word thread;
-    word waiting;             /* low half of the id, world rank + 1; counts for that id only */
-    word ended;               /* ticks */
+    word waiting; /* low half of the id, world rank + 1; counts for that id only */
+    word ended;   /* ticks */
     word status;
     word end_stamp;
 } entry;
@@ -72,8 +72,8 @@ typedef struct counter {
 } counter;
 
 struct tu_recorder {
-    _Alignas(128) word last_id;            /* any thread of the rank, by atomic addition */
-    _Alignas(128) word anchor_ticks;       /* this line: written once, by tu_recorder_init */
+    _Alignas(128) word last_id;      /* any thread of the rank, by atomic addition */
+    _Alignas(128) word anchor_ticks; /* this line: written once, by tu_recorder_init */
     word anchor_ns;
     word counts_nanoseconds;               /* 1: no usable cycle counter, ticks are nanoseconds */
     _Alignas(128) word next_group;         /* any thread of the rank, by atomic addition */
@@ -169,7 +169,8 @@ void tu_recorder_init(tu_recorder *recorder) {
     put(&recorder->anchor_ns, (uint64_t)now);
 }
 
-uint32_t tu_recorder_group(tu_recorder *recorder, uint64_t group_key, const char *name, const int *world_ranks, int count) {
+uint32_t tu_recorder_group(tu_recorder *recorder, uint64_t group_key, const char *name, const int *world_ranks,
+                           int count) {
     uint64_t index = atomic_fetch_add_explicit(&recorder->next_group, 1, memory_order_relaxed);
     group_slot *slot = &recorder->groups[index == 0 ? 0 : 1 + (index - 1) % (TU_RECORDER_GROUPS - 1)];
     uint64_t text[8] = { 0 };
@@ -195,8 +196,8 @@ static uint32_t find_shard(tu_recorder *recorder) {
         self.thread = (uint32_t)syscall(SYS_gettid);
     for (uint32_t shard = 0; shard < SHARDS - 1; shard++) {
         uint32_t owner = 0;
-        if (atomic_compare_exchange_strong_explicit(&recorder->shard_owner[shard], &owner, self.thread, memory_order_relaxed,
-                                                    memory_order_relaxed) ||
+        if (atomic_compare_exchange_strong_explicit(&recorder->shard_owner[shard], &owner, self.thread,
+                                                    memory_order_relaxed, memory_order_relaxed) ||
             owner == self.thread)
             return self.shard = shard;
     }
@@ -346,8 +347,8 @@ static bool read_entry(const tu_recorder *recorder, uint64_t id, const scale *li
     return true;
 }
 
-/* Visits readable entries from the newest on until `wanted` says yes. One that is older than its place is remembered: it
- * is the answer only when nothing newer is. */
+/* Visits readable entries from the newest on until `wanted` says yes. One that is older than its place is remembered:
+ * it is the answer only when nothing newer is. */
 static bool find_entry(const tu_recorder *recorder, bool (*wanted)(const tu_record_view *view, uint64_t *argument),
                        uint64_t argument, tu_record_view *view) {
     scale line = scale_of(recorder);
@@ -542,6 +543,5 @@ void tu_op_info_text(const tu_op_info *info, const char *group_name, char *text,
         PART("%s%s %d", used > 0 ? ", " : "", tag_word(info->operation), info->tag);
 #undef PART
     snprintf(text, bytes, "%s %llu of group %s%s%s%s", tu_operation_name((tu_operation)info->operation),
-             (unsigned long long)info->sequence, group_name,
-             used > 0 ? " (" : "", parts, used > 0 ? ")" : "");
+             (unsigned long long)info->sequence, group_name, used > 0 ? " (" : "", parts, used > 0 ? ")" : "");
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The flight recorder: the last 2000 operations of each rank, in the job segment, always on. It is also the rank's status: what it does
- * now is its newest entry that has started and not ended. Peers, `tutti ps` and `tutti trace` read it without the
- * owner's help.
+ * The flight recorder: the last 2000 operations of each rank, in the job segment, always on. It is also the rank's
+ * status: what it does now is its newest entry that has started and not ended. Peers, `tutti ps` and `tutti trace` read
+ * it without the owner's help.
  *
- * Budget: begin and end together cost about two readings of the cycle counter: no system call, no lock, two cache lines.
+ * Budget: begin and end together cost about two readings of the cycle counter: no system call, no lock, two lines.
  */
 #ifndef TU_JOB_RECORDER_H
 #define TU_JOB_RECORDER_H
@@ -64,8 +64,8 @@ typedef struct tu_op_info {
 } tu_op_info;
 
 /* Names a group for this rank's entries; returns its index. Called when a group is made. Room for
- * TU_RECORDER_GROUPS names: the first stays (the world's own group), the others make room for newer ones. Of the members the
- * first TU_RECORDER_MEMBERS are kept. */
+ * TU_RECORDER_GROUPS names: the first stays (the world's own group), the others make room for newer ones. Of the
+ * members the first TU_RECORDER_MEMBERS are kept. */
 #define TU_RECORDER_GROUPS 128
 #define TU_RECORDER_MEMBERS 64
 uint32_t tu_recorder_group(tu_recorder *recorder, uint64_t group_key, const char *name, const int *world_ranks, int count);

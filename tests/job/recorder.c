@@ -6,8 +6,8 @@
 
 #include <pthread.h>
 
-#include "base/clock.h"
 #include "../harness.h"
+#include "base/clock.h"
 
 static tu_recorder *new_recorder(void) {
     tu_recorder *recorder = aligned_alloc(128, tu_recorder_bytes());
@@ -174,7 +174,8 @@ TEST(the_text_of_an_operation_says_what_a_person_needs) {
     view.info = (tu_op_info){ .operation = TU_OP_BARRIER, .sequence = 3, .root = -1 };
     tu_record_text(recorder, &view, text, sizeof text);
     CHECK(strcmp(text, "barrier 3 of group 0") == 0);
-    view.info = (tu_op_info){ .operation = TU_OP_SEND, .sequence = 4, .root = 1, .tag = 9, .dtype = TUTTI_U8, .count = 1 };
+    view.info =
+        (tu_op_info){ .operation = TU_OP_SEND, .sequence = 4, .root = 1, .tag = 9, .dtype = TUTTI_U8, .count = 1 };
     tu_record_text(recorder, &view, text, sizeof text);
     CHECK(strcmp(text, "send 4 of group 0 (u8, 1 element, to rank 1, tag 9)") == 0);
     free(recorder);

@@ -87,7 +87,8 @@ static void differ(tutti_world *world, void *unused) {
     (void)unused;
     float values[4] = { 0 };
     size_t count = tutti_world_rank(world) == 1 ? 3 : 4;
-    CHECK_STATUS(tutti_all_reduce(tutti_world_group(world), values, values, count, TUTTI_F32, TUTTI_SUM, NULL), TUTTI_ERROR_MISMATCH);
+    CHECK_STATUS(tutti_all_reduce(tutti_world_group(world), values, values, count, TUTTI_F32, TUTTI_SUM, NULL),
+                 TUTTI_ERROR_MISMATCH);
     CHECK_MESSAGE("disagree"); /* writing the recorder left the error alone */
 }
 
