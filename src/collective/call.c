@@ -145,20 +145,22 @@ static tutti_status submit(tu_task *task, const tutti_call *call) {
     return status == TUTTI_OK ? tu_task_run_blocking(task) : status;
 }
 
-tutti_status tu_submit(tu_task *task, const tutti_call *call) {
-    static const tutti_call defaults = TUTTI_CALL_INIT;
+static tutti_status absent(const tu_task *task) {
     const char *operation = tu_operation_name((tu_operation)task->info.operation);
     if (task->group == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the group is NULL", operation);
-    if (__builtin_expect(tu_group_absent(task->group, operation), 0))
-        return TUTTI_OK;
-    tutti_status status = tu_world_check(task->group->world);
-    if (status != TUTTI_OK)
-        return status;
+    (void)tu_group_absent(task->group, operation);
+    return TUTTI_OK;
+}
+
+tutti_status tu_submit(tu_task *task, const tutti_call *call) {
+    static const tutti_call defaults = TUTTI_CALL_INIT;
+    if (__builtin_expect(task->group == NULL || task->group == TUTTI_NON_GROUP_MEMBER, 0))
+        return absent(task);
     if (call == NULL)
         return tu_not_entered(submit(task, &defaults));
     tutti_call full = TUTTI_CALL_INIT;
-    status = tu_options_copy("tutti_call", call, &full, sizeof full);
+    tutti_status status = tu_options_copy("tutti_call", call, &full, sizeof full);
     return status == TUTTI_OK ? tu_not_entered(submit(task, &full)) : status;
 }
 

@@ -95,14 +95,27 @@ typedef struct tu_task {
     uint64_t detail;      /* hash of what else must be equal on all ranks: counts, to */
     tutti_algorithm forced;
     int64_t timeout_ns;   /* as in tutti_call */
-    int64_t deadline;
-    uint64_t ticket;      /* of the recorder */
+    int64_t deadline;     /* 0 until somebody needs it: tu_task_deadline */
+    uint64_t ticket;      /* of the recorder; 0 until it is recorded: tu_task_record */
     bool entered;
     bool agreed;          /* it failed alike on all ranks: ends nothing */
     uint64_t signature;
     uint64_t open_epoch;  /* of a one-shot that has been started */
     tutti_received *received;
 } tu_task;
+
+/* The clock is read only when something has to wait. */
+static inline int64_t tu_task_deadline(tu_task *task) {
+    if (task->deadline == 0)
+        task->deadline = tu_deadline(task->info.timeout_ns);
+    return task->deadline;
+}
+
+/* Recorded after this rank has arrived: while the others' lines are on their way there is time for it. */
+static inline void tu_task_record(tu_task *task) {
+    if (task->ticket == 0)
+        task->ticket = tu_group_record(task->group, &task->info);
+}
 
 /* ---- this rank's side of a group ---- */
 
@@ -147,7 +160,7 @@ typedef struct tu_collective {
     tu_reference *references;
     int direct_inputs, direct_outputs; /* of the last operation that used references */
     uint64_t large;             /* bytes from which results are written past the cache */
-    uint64_t chunk;
+    uint64_t stage_stream;      /* bytes from which staging is: a line that a peer has read costs a round trip to write again */
     tu_piece wide_piece;        /* larger slots, attached on first need */
     tu_mapping **wide_mappings;
     unsigned char **wide;       /* each member's two larger slots; NULL: not attached */
@@ -190,7 +203,7 @@ static inline uint64_t (*tu_splits(const tu_collective *state, int member, uint6
 /* Enters the next epoch: waits, where it must, until all members are done with the one before the last. */
 tutti_status tu_epoch_enter(tu_collective *state, tu_task *task, uint64_t *epoch);
 /* Publishes what was put into the line and slot of `epoch`. */
-void tu_epoch_arrive(tu_collective *state, const tu_task *task, uint64_t epoch);
+void tu_epoch_arrive(tu_collective *state, tu_task *task, uint64_t epoch);
 /* Waits until `member` (or all) arrived, and compares signatures. */
 tutti_status tu_epoch_await(tu_collective *state, tu_task *task, uint64_t epoch, int member);
 tutti_status tu_epoch_await_all(tu_collective *state, tu_task *task, uint64_t epoch);
@@ -200,6 +213,10 @@ bool tu_epoch_complete(const tu_collective *state, uint64_t epoch);
 void tu_step_publish(tu_collective *state, uint64_t epoch);
 tutti_status tu_step_await_all(tu_collective *state, tu_task *task, uint64_t epoch);
 tutti_status tu_step_await(tu_collective *state, tu_task *task, uint64_t epoch, int member);
+/* Kernel flags for staging `bytes` in one hand-over. */
+static inline unsigned tu_stage_flags(const tu_collective *state, size_t bytes) {
+    return bytes >= state->stage_stream ? TU_KERNEL_STREAM : 0;
+}
 /* Rings every member that sleeps. */
 void tu_ring_members(const tu_collective *state);
 /* TUTTI_OK while the group lives, else its cause; before each chunk that is written to a peer. */

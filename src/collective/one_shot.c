@@ -114,14 +114,15 @@ static void stage(tu_collective *state, const tu_task *task, uint64_t epoch, tut
         tu_part part = target >= 0 && target != state->rank ? to_stage(state, task, target) : (tu_part){ 0, 0, 0 };
         size_t bytes = portion(part.bytes, cut, round);
         if (bytes != 0)
-            tu_copy(base, in + part.in_offset + round * cut->bytes, bytes, 0);
+            tu_copy(base, in + part.in_offset + round * cut->bytes, bytes, tu_stage_flags(state, bytes));
         return;
     }
     for (int target = 0; target < state->size; target++) {
         tu_part part = to_stage(state, task, target);
         size_t bytes = portion(part.bytes, cut, round);
         if (target != state->rank && bytes != 0)
-            tu_copy(base + (size_t)target * cut->bytes, in + part.in_offset + round * cut->bytes, bytes, 0);
+            tu_copy(base + (size_t)target * cut->bytes, in + part.in_offset + round * cut->bytes, bytes,
+                    tu_stage_flags(state, bytes * (size_t)(state->size - 1)));
     }
 }
 
@@ -261,7 +262,19 @@ static tutti_status end(tu_collective *state, tu_task *task, tutti_algorithm alg
 
 /* ---- the whole ---- */
 
+/* Nothing to stage and nothing to take. */
+static tutti_status barrier(tu_collective *state, tu_task *task) {
+    uint64_t epoch;
+    tutti_status status = tu_epoch_enter(state, task, &epoch);
+    if (status != TUTTI_OK)
+        return status;
+    tu_epoch_arrive(state, task, epoch);
+    return tu_epoch_await_all(state, task, epoch);
+}
+
 tutti_status tu_one_shot(tu_collective *state, tu_task *task, tutti_algorithm algorithm) {
+    if (task->shape == TU_OP_BARRIER)
+        return barrier(state, task);
     cut made = cut_of(state, task, algorithm);
     tu_keep_own_part(state, task, true);
     tutti_status status = TUTTI_OK;

@@ -165,7 +165,8 @@ static void stage(const pipeline *run, uint64_t epoch, size_t round) {
         size_t bytes = portion(run, part.bytes, round);
         if (bytes != 0)
             tu_copy(base + (run->shared ? 0 : (size_t)target * run->part),
-                    (const unsigned char *)task->in + part.in_offset + round * run->part, bytes, 0);
+                    (const unsigned char *)task->in + part.in_offset + round * run->part, bytes,
+                    tu_stage_flags(state, run->shared ? bytes : bytes * (size_t)(state->size - 1)));
         if (run->shared)
             return;
     }

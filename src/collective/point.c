@@ -387,7 +387,8 @@ static bool post_fragment(tu_points *points, tu_request *request) {
     if (index < 0)
         return false;
     size_t bytes = request->bytes - request->moved < points->fragment_bytes ? request->bytes - request->moved : points->fragment_bytes;
-    tu_copy(fragment(points, state->rank, (uint32_t)index), (const unsigned char *)request->task->in + request->moved, bytes, 0);
+    tu_copy(fragment(points, state->rank, (uint32_t)index), (const unsigned char *)request->task->in + request->moved, bytes,
+            tu_stage_flags(state, bytes));
     packet->kind = FRAGMENT;
     packet->message = request->message;
     packet->offset = request->moved;

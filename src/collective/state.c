@@ -145,7 +145,7 @@ typedef struct hello {
 /* Waits for all members' pieces. A member that could not get memory says so, and then all fail alike. */
 static tutti_status exchange_pieces(tu_collective *state, tu_task *task, const char *purpose, const tu_piece *piece, const hello *mine,
                                     hello *theirs, tu_mapping **mappings) {
-    tutti_status status = tu_group_exchange(state->group, &task->info, purpose, mine, sizeof *mine, piece, task->deadline, theirs, mappings);
+    tutti_status status = tu_group_exchange(state->group, &task->info, purpose, mine, sizeof *mine, piece, tu_task_deadline(task), theirs, mappings);
     if (status != TUTTI_OK)
         return status;
     for (int member = 0; member < state->size && status == TUTTI_OK; member++) {
@@ -172,6 +172,7 @@ static tutti_status exchange_pieces(tu_collective *state, tu_task *task, const c
 static tutti_status share_piece(tu_collective *state, tu_task *task, const char *purpose, size_t bytes, tu_piece *piece, hello *theirs,
                                 tu_mapping ***kept) {
     tu_job *job = state->group->world->job;
+    tu_task_record(task);
     tu_mapping **mappings = calloc((size_t)state->size, sizeof(tu_mapping *));
     if (mappings == NULL)
         return tu_error_memory("mappings of a group", (size_t)state->size * sizeof(tu_mapping *));

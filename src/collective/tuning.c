@@ -71,6 +71,7 @@ const tu_tuning tu_tuning_built_in = {
     .from = "built-in table",
     .rows = built_in_rows,
     .count = (int)(sizeof built_in_rows / sizeof built_in_rows[0]),
+    .stage_bytes = (uint64_t)8 << 10,
     .chunk_bytes = (uint64_t)256 << 10,
 };
 
@@ -129,6 +130,8 @@ void tu_tuning_write(FILE *file, const tu_tuning *tuning) {
                 (unsigned long long)tuning->rows[i].bytes, tutti_algorithm_name(tuning->rows[i].algorithm));
     if (tuning->stream_bytes != 0)
         fprintf(file, "stream %llu\n", (unsigned long long)tuning->stream_bytes);
+    if (tuning->stage_bytes != 0)
+        fprintf(file, "stage %llu\n", (unsigned long long)tuning->stage_bytes);
     if (tuning->chunk_bytes != 0)
         fprintf(file, "chunk %llu\n", (unsigned long long)tuning->chunk_bytes);
 }
@@ -142,10 +145,16 @@ static tutti_status read_line(char *line, tu_tuning *tuning, tu_tuning_row *row,
         word[words++] = token;
     *is_row = false;
     int64_t number;
-    if (words == 2 && (strcmp(word[0], "stream") == 0 || strcmp(word[0], "chunk") == 0)) {
+    const struct {
+        const char *name;
+        uint64_t *value;
+    } limits[] = { { "stream", &tuning->stream_bytes }, { "stage", &tuning->stage_bytes }, { "chunk", &tuning->chunk_bytes } };
+    for (size_t i = 0; i < sizeof limits / sizeof limits[0] && words == 2; i++) {
+        if (strcmp(word[0], limits[i].name) != 0)
+            continue;
         tutti_status status = tu_parse_bytes(word[1], &number);
         if (status == TUTTI_OK)
-            *(word[0][0] == 's' ? &tuning->stream_bytes : &tuning->chunk_bytes) = (uint64_t)number;
+            *limits[i].value = (uint64_t)number;
         return status;
     }
     if (words != 4)
@@ -287,6 +296,7 @@ tutti_status tu_tuning_apply(tu_collective *state) {
     }
     state->rules_from = file != NULL ? path : built_in->from;
     state->large = file != NULL && file->stream_bytes != 0 ? file->stream_bytes : cache_share(world);
+    state->stage_stream = file != NULL && file->stage_bytes != 0 ? file->stage_bytes : built_in->stage_bytes;
     uint64_t chunk = file != NULL && file->chunk_bytes != 0 ? file->chunk_bytes : built_in->chunk_bytes;
     uint64_t least = (uint64_t)state->size * 4096; /* so that a part is a page at least */
     state->wide_bytes = (chunk < least ? least : chunk) / 4096 * 4096;

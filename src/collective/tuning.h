@@ -23,12 +23,13 @@ typedef struct tu_tuning {
     const tu_tuning_row *rows;
     int count;
     uint64_t stream_bytes;    /* buffers of that many bytes and more are written past the cache; 0: from the cache's size */
+    uint64_t stage_bytes;     /* staged parts of that many bytes and more are written past the cache */
     uint64_t chunk_bytes;     /* of one larger slot */
 } tu_tuning;
 
 extern const tu_tuning tu_tuning_built_in;
 
-/* Reads a table from a file: lines "all_reduce 2 4096 two_shot" (operation, ranks, bytes, algorithm), "stream 4M", "chunk 256K"; # begins a
+/* Reads a table from a file: lines "all_reduce 2 4096 two_shot" (operation, ranks, bytes, algorithm), "stream 4M", "stage 8K", "chunk 256K"; # begins a
  * comment. Operations that the file does not mention keep their built-in rows. An error names file and line. */
 tutti_status tu_tuning_read(const char *path, tu_tuning **tuning);
 void tu_tuning_free(tu_tuning *tuning);

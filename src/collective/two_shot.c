@@ -74,11 +74,11 @@ static void stage(const two_shot *run, uint64_t epoch, size_t round) {
         tu_slice part = portion(run, tu_slice_of(task, state->size, owner), round);
         if (part.count != 0)
             tu_copy(base + (size_t)owner * run->part, (const unsigned char *)task->in + part.first * task->element,
-                    part.count * task->element, 0);
+                    part.count * task->element, tu_stage_flags(state, part.count * task->element * (size_t)(state->size - 1)));
     }
 }
 
-/* Where the results of this rank's slice go: its own output, outputs that are written in place, its slot for those who copy. */
+/* Where the results of this rank's slice go: its own output, outputs that are written in place, or else its slot for those who copy. */
 static tutti_status find_targets(const two_shot *run, tu_slice part, unsigned char *own_part, int *count) {
     tu_collective *state = run->state;
     tu_task *task = run->task;
@@ -101,7 +101,7 @@ static tutti_status find_targets(const two_shot *run, tu_slice part, unsigned ch
         }
         state->targets[(*count)++] = out + at;
     }
-    if (run->others_copy)
+    if (run->others_copy && *count == 0)
         state->targets[(*count)++] = own_part;
     return TUTTI_OK;
 }
@@ -139,10 +139,16 @@ static tutti_status reduce(const two_shot *run, uint64_t epoch, tu_slice part) {
         status = find_targets(run, part, own_part, &targets);
     if (status == TUTTI_OK)
         status = find_sources(run, part, epoch);
-    if (status == TUTTI_OK)
-        tu_reduce_many(state->targets, targets, state->sources, state->size, part.count, (tutti_dtype)task->info.dtype,
-                       (tutti_op)task->info.reduction, state->factors, run->others_copy ? 0 : run->stream);
-    return status;
+    if (status != TUTTI_OK)
+        return status;
+    size_t bytes = part.count * task->element;
+    bool only_slot = own_part != NULL && state->targets[0] == own_part;
+    tu_reduce_many(state->targets, targets, state->sources, state->size, part.count, (tutti_dtype)task->info.dtype,
+                   (tutti_op)task->info.reduction, state->factors, only_slot ? tu_stage_flags(state, bytes) : own_part != NULL ? 0 : run->stream);
+    /* The slot gets a copy of what is still in the cache: it is written another way than the output. */
+    if (own_part != NULL && !only_slot)
+        tu_copy(own_part, state->targets[0], bytes, tu_stage_flags(state, bytes));
+    return TUTTI_OK;
 }
 
 static void copy_slices(const two_shot *run, uint64_t epoch, size_t round) {

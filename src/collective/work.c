@@ -212,7 +212,7 @@ static tutti_status enter(tu_task *task) {
 tutti_status tu_engine_enter(tu_collective *state, tu_task *task) {
     tu_engine *engine = atomic_load_explicit(&state->engine, memory_order_acquire);
     if (__builtin_expect(engine == NULL, 1))
-        return enter(task);
+        return tu_group_admit(task->group, task->timeout_ns, &task->info);
     for (;;) {
         pthread_mutex_lock(&engine->lock);
         bool empty = engine->first == NULL;

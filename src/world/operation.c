@@ -226,7 +226,7 @@ static int64_t deadline_after(int64_t timeout_ns) {
     return __builtin_add_overflow(now.tv_sec * TU_SECOND + now.tv_nsec, timeout_ns, &deadline) ? INT64_MAX : deadline;
 }
 
-tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_op_info *info, int64_t *deadline, uint64_t *ticket) {
+static tutti_status admit(tutti_group *group, int64_t call_timeout_ns, tu_op_info *info, int64_t *deadline) {
     tutti_status status = refuse(group, info);
     if (status != TUTTI_OK)
         return status;
@@ -246,8 +246,8 @@ tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_op_i
     info->sequence = atomic_fetch_add_explicit(counter, 1, memory_order_relaxed) + 1;
     info->group_key = group->key;
     info->group_index = group->recorder_index;
-    *deadline = deadline_after(info->timeout_ns);
-    *ticket = 0;
+    if (deadline != NULL)
+        *deadline = deadline_after(info->timeout_ns);
     if (world->fake)
         return enter_fake(group, info);
     uint32_t departures = tu_job_departures(world->job);
@@ -256,8 +256,22 @@ tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_op_i
         if (status != TUTTI_OK)
             return status;
     }
-    *ticket = tu_record_begin(tu_job_recorder(world->job, world->local_rank), info);
     return TUTTI_OK;
+}
+
+tutti_status tu_group_admit(tutti_group *group, int64_t call_timeout_ns, tu_op_info *info) {
+    return admit(group, call_timeout_ns, info, NULL);
+}
+
+uint64_t tu_group_record(tutti_group *group, const tu_op_info *info) {
+    tutti_world *world = group->world;
+    return world->fake ? 0 : tu_record_begin(tu_job_recorder(world->job, world->local_rank), info);
+}
+
+tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_op_info *info, int64_t *deadline, uint64_t *ticket) {
+    tutti_status status = admit(group, call_timeout_ns, info, deadline);
+    *ticket = status == TUTTI_OK ? tu_group_record(group, info) : 0;
+    return status;
 }
 
 /* Which failures leave the members out of step with each other, so that the group cannot go on. */

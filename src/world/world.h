@@ -124,7 +124,7 @@ struct tutti_group {
 
 /* The entry check of every operation: argument not NULL, not forked, world open, group not ended (then the first cause again),
  * no member departed (then the group ends), faults to inject. Takes the next sequence number, fills info->group_key,
- * group_index, sequence and timeout_ns, begins the record. call_timeout_ns as in tutti_call. */
+ * group_index, sequence and timeout_ns, begins the record. call_timeout_ns as in tutti_call.*/
 tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_op_info *info, int64_t *deadline, uint64_t *ticket);
 
 /* An injected fault can ask that a call does nothing and succeeds: tu_group_enter then returns this. So every operation says
@@ -133,6 +133,11 @@ tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_op_i
 static inline tutti_status tu_not_entered(tutti_status status) {
     return status == TU_FAULT_SKIP ? TUTTI_OK : status;
 }
+
+/* The same in two steps, for operations that are over in less time than their book-keeping takes: they record while they wait, and read the clock for
+ * their deadline (info->timeout_ns from now) only when they have to. An operation that waits long must have been recorded. */
+tutti_status tu_group_admit(tutti_group *group, int64_t call_timeout_ns, tu_op_info *info);
+uint64_t tu_group_record(tutti_group *group, const tu_op_info *info);
 
 /* Ends the record; on success notes the sequence as completed. A failure by death, mismatch, abort or deadline ends the group with
  * the calling thread's error as first cause, or replaces that error by the cause that was first. Returns the status to return. */
