@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The MPI contender, compiled by measure.py with the mpicc of each MPI.
+ */
+#define _GNU_SOURCE
+#include <mpi.h>
+
+#include "worker.h"
+
+static const bool peer_exact = false; /* MPI leaves the order of additions open */
+
+static void peer_open(int *argc, char ***argv, int *r, int *s) {
+    MPI_Init(argc, argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, r);
+    MPI_Comm_size(MPI_COMM_WORLD, s);
+}
+
+static void peer_close(void) {
+    MPI_Finalize();
+}
+
+static void peer_barrier(void) {
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
+static bool peer_understands(const char *dtype) {
+    return strcmp(dtype, "f32") == 0;
+}
+
+static size_t peer_element(void) {
+    return sizeof(float);
+}
+
+static void *peer_buffer(int which, size_t bytes, bool symmetric) {
+    static void *buffers[3];
+    static size_t sizes[3];
+    (void)symmetric;
+    if (sizes[which] < bytes) {
+        free(buffers[which]);
+        if (posix_memalign(&buffers[which], 4096, bytes) != 0) {
+            fprintf(stderr, "out of memory for %zu bytes\n", bytes);
+            exit(1);
+        }
+        memset(buffers[which], 0, bytes);
+        sizes[which] = bytes;
+    }
+    return buffers[which];
+}
+
+static void peer_fill(void *to, size_t first, size_t count, int of) {
+    for (size_t i = 0; i < count; i++)
+        ((float *)to)[i] = value(of, first + i);
+}
+
+static void peer_run(peer_operation operation, const void *in, void *out, size_t count) {
+    int n = (int)count;
+    switch (operation) {
+    case ALL_REDUCE:
+        MPI_Allreduce(in, out, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+        break;
+    case ALL_GATHER:
+        MPI_Allgather(in, n, MPI_FLOAT, out, n, MPI_FLOAT, MPI_COMM_WORLD);
+        break;
+    case REDUCE_SCATTER:
+        MPI_Reduce_scatter_block(in, out, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+        break;
+    case BROADCAST:
+        MPI_Bcast(out, n, MPI_FLOAT, 0, MPI_COMM_WORLD);
+        break;
+    case ALL_TO_ALL:
+        MPI_Alltoall(in, n, MPI_FLOAT, out, n, MPI_FLOAT, MPI_COMM_WORLD);
+        break;
+    default:
+        fprintf(stderr, "MPI has no %s here\n", operation_names[operation]);
+        exit(1);
+    }
+}
+
+int main(int argc, char **argv) {
+    peer_open(&argc, &argv, &rank, &size);
+    int status = argc == 3 ? worker_loop(argv[1], argv[2]) : 2;
+    peer_close();
+    return status;
+}
