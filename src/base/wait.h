@@ -41,7 +41,8 @@ typedef struct tu_wait {
 /* The rungs for this machine: `runnable` ranks and engine threads on `cores` cores. */
 void tu_wait_ladder(tu_wait *wait, int runnable, int cores);
 
-/* Waits until ready(argument) is true. Returns TUTTI_OK, TUTTI_ERROR_TIMEOUT, TUTTI_ERROR_INTERRUPTED, TUTTI_ERROR_STATE
+/* Waits until ready(argument) is true; ready only looks, for it may be asked again after it said yes. Returns TUTTI_OK, TUTTI_ERROR_TIMEOUT,
+ * TUTTI_ERROR_INTERRUPTED, TUTTI_ERROR_STATE
  * (the group ended) or what `check` returned. Writes no message, except that `check` may have: the caller knows what it
  * waited for. When the condition is true it is TUTTI_OK, whatever else is true too. */
 tutti_status tu_wait_until(const tu_wait *wait, bool (*ready)(void *argument), void *argument);

@@ -20,6 +20,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "store/thread.h"
 #include "memory/tables.h"
 #include "world/group.h"
 
@@ -487,19 +488,11 @@ static tutti_status check_hosts(const tutti_memory *memory, const tutti_group *g
     return TUTTI_OK;
 }
 
-static bool try_lock(void *lock) {
-    return pthread_mutex_trylock(lock) == 0;
-}
-
 /* One rendezvous at a time on a group: another thread's may take until its own deadline. */
 static tutti_status lock_meeting(const meeting *meeting) {
-    if (try_lock(&meeting->state->meeting))
+    if (tu_mutex_lock_until(&meeting->state->meeting, meeting->deadline))
         return TUTTI_OK;
-    tu_wait wait = { .deadline = meeting->deadline, .interrupt = &meeting->group->world->interrupt };
-    tutti_status status = tu_wait_until(&wait, try_lock, &meeting->state->meeting);
-    if (status == TUTTI_OK)
-        return TUTTI_OK;
-    return tu_error(status, "this rank is in another rendezvous on group %s, in another thread", meeting->group->name);
+    return tu_error(TUTTI_ERROR_TIMEOUT, "timeout: this rank is in another rendezvous on group %s, in another thread", meeting->group->name);
 }
 
 static tutti_status meet(meeting *meeting, tutti_peers **peers) {

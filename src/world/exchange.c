@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "store/thread.h"
 #include "job/liveness.h"
 #include "store/thread.h"
 #include "world/group.h"

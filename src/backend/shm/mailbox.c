@@ -137,8 +137,9 @@ static bool missing_other(void *argument, int member) {
     return member == ((const slow_wait *)argument)->other;
 }
 
+/* Waits until ready() is true, which only looks, and then does act(), unless that is NULL; when another thread of this rank was quicker, waits on. */
 static tutti_status wait_slowly(slow_wait *state, tu_operation operation, const tu_backend_call *call, bool (*ready)(void *),
-                                bool (*missing)(void *, int)) {
+                                bool (*act)(void *), bool (*missing)(void *, int)) {
     tutti_group *group = state->peers->group;
     tutti_world *world = group->world;
     tu_op_info info = { .operation = (uint8_t)operation, .root = state->other, .tag = state->channel };
@@ -151,7 +152,9 @@ static tutti_status wait_slowly(slow_wait *state, tu_operation operation, const 
     uint64_t ticket = tu_record_begin(tu_job_recorder(world->job, world->local_rank), &info);
     tu_group_wait wait;
     tu_group_wait_init(&wait, group, &info, ticket, tu_deadline(info.timeout_ns), missing, state);
-    status = tu_wait_until(&wait.wait, ready, state);
+    do
+        status = tu_wait_until(&wait.wait, ready, state);
+    while (status == TUTTI_OK && act != NULL && !act(state));
     if (status != TUTTI_OK)
         status = tu_group_wait_error(&wait, status);
     return tu_group_leave(group, &info, ticket, status);
@@ -167,6 +170,20 @@ static tutti_status meet_faults(const tu_backend_peers *peers, tu_operation oper
 }
 
 /* ---- signals ---- */
+
+static bool is_empty(void *argument) {
+    const slow_wait *state = argument;
+    const tu_backend_peers *peers = state->peers;
+    return atomic_load_explicit(sent_word(peers, state->other, peers->rank, state->channel), memory_order_relaxed) ==
+           atomic_load_explicit(taken_word(peers, state->other, peers->rank, state->channel), memory_order_relaxed);
+}
+
+static bool is_full(void *argument) {
+    const slow_wait *state = argument;
+    const tu_backend_peers *peers = state->peers;
+    return atomic_load_explicit(sent_word(peers, peers->rank, state->other, state->channel), memory_order_relaxed) !=
+           atomic_load_explicit(taken_word(peers, peers->rank, state->other, state->channel), memory_order_relaxed);
+}
 
 static bool try_send(void *argument) {
     const slow_wait *state = argument;
@@ -192,8 +209,7 @@ static bool try_take(void *argument) {
     mailbox_local *local = peers->local;
     _Atomic uint8_t *sent = sent_word(peers, peers->rank, state->other, state->channel);
     _Atomic uint8_t *taken = taken_word(peers, peers->rank, state->other, state->channel);
-    /* A look without the lock first: spinning threads of a rank do not disturb each other. */
-    if (atomic_load_explicit(sent, memory_order_relaxed) == atomic_load_explicit(taken, memory_order_relaxed))
+    if (!is_full(argument)) /* a look without the lock first: spinning threads of a rank do not disturb each other */
         return false;
     lock(&local->taking);
     uint8_t count = atomic_load_explicit(taken, memory_order_relaxed); /* own word */
@@ -221,7 +237,7 @@ tutti_status tu_shm_signal(const tu_backend_peers *peers, int to, int channel, c
     tutti_status status = meet_faults(peers, TU_OP_PEERS_SIGNAL);
     if (status != TUTTI_OK || try_quickly(peers, try_send, &state))
         return tu_not_entered(status);
-    return wait_slowly(&state, TU_OP_PEERS_SIGNAL, call, try_send, missing_other);
+    return wait_slowly(&state, TU_OP_PEERS_SIGNAL, call, is_empty, try_send, missing_other);
 }
 
 tutti_status tu_shm_wait_signal(const tu_backend_peers *peers, int from, int channel, const tu_backend_call *call) {
@@ -229,7 +245,7 @@ tutti_status tu_shm_wait_signal(const tu_backend_peers *peers, int from, int cha
     tutti_status status = meet_faults(peers, TU_OP_PEERS_WAIT_SIGNAL);
     if (status != TUTTI_OK || try_quickly(peers, try_take, &state))
         return tu_not_entered(status);
-    return wait_slowly(&state, TU_OP_PEERS_WAIT_SIGNAL, call, try_take, missing_other);
+    return wait_slowly(&state, TU_OP_PEERS_WAIT_SIGNAL, call, is_full, try_take, missing_other);
 }
 
 tutti_status tu_shm_test_signal(const tu_backend_peers *peers, int from, int channel, bool *arrived) {
@@ -292,7 +308,7 @@ tutti_status tu_shm_barrier(const tu_backend_peers *peers, int channel, const tu
     }
     if (try_quickly(peers, all_arrived, &state))
         return TUTTI_OK;
-    status = wait_slowly(&state, TU_OP_PEERS_BARRIER, call, all_arrived, missing_arrival);
+    status = wait_slowly(&state, TU_OP_PEERS_BARRIER, call, all_arrived, NULL, missing_arrival);
     if (status == TUTTI_ERROR_INTERRUPTED)
         resume_later(peers, channel);
     return status;
