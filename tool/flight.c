@@ -6,7 +6,6 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +16,8 @@
 #include "json.h"
 #include "tool.h"
 #include "world/world.h"
+
+#define MOST_RANKS 65536 /* ranks are 16 bits wide in a recorder */
 
 /* Somebody who has ended is dead, even when none of its peers has looked. */
 static void correct_state(flight *f) {
@@ -95,7 +96,7 @@ static int copy_live(flight *f, const tu_page *page, int job_rank) {
     snprintf(f->world, sizeof f->world, "%s", page->name);
     gethostname(f->host, sizeof f->host - 1);
     f->size = page->world_size;
-    f->rank = slot->world_rank;
+    f->rank = slot->world_rank >= 0 && slot->world_rank < f->size ? slot->world_rank : job_rank;
     f->live = true;
     f->state = atomic_load_explicit(&slot->state, memory_order_acquire);
     f->pid = f->state == TU_SLOT_EMPTY ? 0 : slot->pid;
@@ -128,7 +129,7 @@ int flight_add_live(flight_list *list, const char *prefix) {
     }
     for (size_t i = 0; i < jobs.count && !failed; i++) {
         const tu_page *page = jobs.jobs[i].page;
-        if (strncmp(page->id, prefix, strlen(prefix)) != 0)
+        if (strncmp(page->id, prefix, strlen(prefix)) != 0 || page->world_size < page->size || page->world_size > MOST_RANKS)
             continue;
         for (int rank = 0; rank < page->size && !failed; rank++) {
             flight *f = add_flight(list, page->id);
@@ -165,6 +166,15 @@ static uint32_t state_of(const char *name) {
     return TU_SLOT_EMPTY;
 }
 
+/* A time from a file, kept within what can be added and subtracted. */
+static int64_t read_time(const json *from, const char *name, int64_t most) {
+    int64_t value = json_number(from, name, 0);
+    return value > most ? most : value < -most ? -most : value;
+}
+
+#define MOST_CLOCK (INT64_C(1) << 60) /* 36 years since boot */
+#define MOST_WALL (INT64_C(1) << 61)
+
 static void read_entry(const json *from, tu_record_view *view) {
     tu_op_info *info = &view->info;
     tutti_dtype dtype = 0;
@@ -184,8 +194,8 @@ static void read_entry(const json *from, tu_record_view *view) {
     info->algorithm = (uint8_t)json_number(from, "algorithm", 0);
     info->timeout_ns = json_number(from, "timeout_ns", 0);
     view->thread = (uint32_t)json_number(from, "thread", 0);
-    view->created_ns = json_number(from, "created_ns", 0);
-    view->ended_ns = json_number(from, "ended_ns", 0);
+    view->created_ns = read_time(from, "created_ns", MOST_CLOCK);
+    view->ended_ns = read_time(from, "ended_ns", MOST_CLOCK);
     view->running = strcmp(json_text(from, "state"), "running") == 0;
     view->status = (tutti_status)json_number(from, "status", 0);
     view->waiting_for = (int)json_number(from, "waiting_for", -1);
@@ -202,6 +212,12 @@ static void read_group(const json *from, tu_recorder_group_view *group) {
         group->world_ranks[group->members++] = (int)rank->number;
 }
 
+/* What says otherwise was not written by Tutti. */
+static bool plausible(const json *from) {
+    int64_t rank = json_number(from, "rank", -1), size = json_number(from, "size", -1);
+    return size > 0 && size <= MOST_RANKS && rank >= 0 && rank < size;
+}
+
 static int copy_file(flight *f, const json *from) {
     snprintf(f->world, sizeof f->world, "%s", json_text(from, "world"));
     snprintf(f->host, sizeof f->host, "%s", json_text(from, "host"));
@@ -212,9 +228,9 @@ static int copy_file(flight *f, const json *from) {
     f->status_known = json_member(from, "wait_status") != NULL;
     f->wait_status = (int)json_number(from, "wait_status", 0);
     correct_state(f);
-    f->now_ns = json_number(from, "written_ns", 0);
-    f->opened_ns = json_number(from, "opened_ns", 0);
-    f->wall_minus_clock_ns = json_number(from, "wall_minus_clock_ns", 0);
+    f->now_ns = read_time(from, "written_ns", MOST_CLOCK);
+    f->opened_ns = read_time(from, "opened_ns", MOST_CLOCK);
+    f->wall_minus_clock_ns = read_time(from, "wall_minus_clock_ns", MOST_WALL);
     const json *entries = json_member(from, "entries"), *groups = json_member(from, "groups");
     f->entries = calloc(count_members(entries) + 1, sizeof *f->entries);
     f->groups = calloc(count_members(groups) + 1, sizeof *f->groups);
@@ -266,6 +282,8 @@ static int add_file(flight_list *list, const char *path, bool must) {
     int failed = 0;
     if (from == NULL)
         failed = must ? tool_fail("%s is not JSON: %s", path, problem) : 0;
+    else if (version == 1 && !plausible(from))
+        failed = tool_fail("%s is damaged: it has no rank", path);
     else if (version != 1)
         failed = must ? tool_fail(version == 0 ? "%s is not a flight recorder of Tutti"
                                                : "%s was written by another version of Tutti",
@@ -336,16 +354,6 @@ const tu_record_view *flight_last(const flight *f, uint64_t group_key) {
     return NULL;
 }
 
-const tu_record_view *flight_at(const flight *f, uint64_t group_key, uint64_t sequence) {
-    for (size_t i = f->entry_count; i-- > 0;) {
-        const tu_op_info *info = &f->entries[i].info;
-        if (info->group_key == group_key && info->sequence == sequence &&
-            tu_op_sequenced((tu_operation)info->operation))
-            return &f->entries[i];
-    }
-    return NULL;
-}
-
 /* The highest sequence number that the rank has begun in the group. */
 static uint64_t reached(const flight *f, uint64_t group_key) {
     uint64_t highest = 0;
@@ -357,7 +365,7 @@ static uint64_t reached(const flight *f, uint64_t group_key) {
     return highest;
 }
 
-static const tu_recorder_group_view *group_of(const flight *f, uint64_t key) {
+const tu_recorder_group_view *flight_group(const flight *f, uint64_t key) {
     for (size_t i = 0; i < f->group_count; i++)
         if (f->groups[i].key == key)
             return &f->groups[i];
@@ -374,7 +382,7 @@ int flight_missing(const flight_job *job, const tu_record_view *entry, bool *mis
     }
     for (size_t i = 0; i < job->count; i++) {
         const flight *f = &job->flights[i];
-        bool member = group_of(f, entry->info.group_key) != NULL;
+        bool member = flight_group(f, entry->info.group_key) != NULL;
         if (f->rank >= size || !member || reached(f, entry->info.group_key) >= entry->info.sequence)
             continue;
         missing[f->rank] = true;
@@ -428,194 +436,4 @@ void flight_doing(const flight *f, char *text, size_t bytes) {
         snprintf(text, bytes, "is %sin no operation of Tutti%s",
                  f->has_process && f->process.state == 'S' ? "asleep, " : "", last);
     }
-}
-
-/* ---- divergence ---- */
-
-/* How long a rank may be late in a running job before that is a finding. */
-#define LATE_NS TU_SECOND
-
-/* Whether two ranks' entries under the same number belong to the same call. Counts may differ where the operation
- * allows it. */
-static bool same_call(const tu_op_info *one, const tu_op_info *other) {
-    if (one->operation != other->operation || one->dtype != other->dtype || one->reduction != other->reduction ||
-        one->root != other->root)
-        return false;
-    switch (one->operation) {
-    case TU_OP_ALL_GATHER_V:
-    case TU_OP_ALL_TO_ALL_V:
-    case TU_OP_REDUCE_SCATTER_V:
-    case TU_OP_ALL_TO_ALL_VDEV:
-    case TU_OP_ALL_TO_ALL_VDEV_2D:
-    case TU_OP_ALL_TO_ALL_VDEV_2D_OFFSET:
-    case TU_OP_BATCH:
-    case TU_OP_PERMUTE:
-        return true;
-    default:
-        return one->count == other->count;
-    }
-}
-
-typedef struct finding {
-    int64_t at_ns; /* when the first rank called it */
-    char text[1600];
-} finding;
-
-static void append(char *text, size_t bytes, const char *format, ...) __attribute__((format(printf, 3, 4)));
-static void append(char *text, size_t bytes, const char *format, ...) {
-    size_t used = strlen(text);
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text + used, bytes - used, format, arguments);
-    va_end(arguments);
-}
-
-/* Ranks that made the same call as `like` under its number: "ranks 0 and 2". Marks them in `told`. */
-static void who_called(const flight_job *job, const tu_record_view *like, bool *told, char *text, size_t bytes) {
-    bool chosen[job->count + 1];
-    int count = 0, size = 0;
-    for (size_t i = 0; i < job->count; i++)
-        if (job->flights[i].rank >= size)
-            size = job->flights[i].rank + 1;
-    bool by_rank_flags[size];
-    memset(by_rank_flags, 0, sizeof by_rank_flags);
-    for (size_t i = 0; i < job->count; i++) {
-        const tu_record_view *entry = flight_at(&job->flights[i], like->info.group_key, like->info.sequence);
-        chosen[i] = entry != NULL && same_call(&entry->info, &like->info);
-        if (!chosen[i])
-            continue;
-        by_rank_flags[job->flights[i].rank] = true;
-        told[i] = true;
-        count++;
-    }
-    char list[200];
-    tool_rank_list(by_rank_flags, size, list, sizeof list);
-    snprintf(text, bytes, "rank%s %s", count == 1 ? "" : "s", list);
-}
-
-static void tell_mismatch(const flight_job *job, uint64_t key, uint64_t sequence, finding *found) {
-    bool told[job->count];
-    memset(told, 0, sizeof told);
-    for (size_t i = 0; i < job->count; i++) {
-        const tu_record_view *entry = flight_at(&job->flights[i], key, sequence);
-        if (entry == NULL || told[i])
-            continue;
-        char who[240], what[200];
-        who_called(job, entry, told, who, sizeof who);
-        flight_text(&job->flights[i], entry, what, sizeof what);
-        append(found->text, sizeof found->text, "%s%s called %s", found->text[0] != '\0' ? ", " : "", who, what);
-    }
-    append(found->text, sizeof found->text,
-           ". All ranks of a group must make the same calls in the same order: one of them skipped a call, made one "
-           "too many, or "
-           "gave another size, type or root.");
-}
-
-static void tell_late(const flight_job *job, const flight *waiting, const tu_record_view *entry, finding *found) {
-    char what[200], list[200], since[32];
-    int size = waiting->size;
-    bool missing[size > 0 ? size : 1];
-    int count = flight_missing(job, entry, missing, size);
-    flight_text(waiting, entry, what, sizeof what);
-    flight_duration((entry->running ? waiting->now_ns : entry->ended_ns) - entry->created_ns, since, sizeof since);
-    tool_rank_list(missing, size, list, sizeof list);
-    append(found->text, sizeof found->text,
-           "rank%s %s did not come to %s, for which rank %d %s %s:", count == 1 ? "" : "s", list, what, waiting->rank,
-           entry->running ? "has been waiting" : "waited", since);
-    for (size_t i = 0; i < job->count; i++) {
-        const flight *f = &job->flights[i];
-        if (f->rank >= size || !missing[f->rank])
-            continue;
-        char doing[400];
-        flight_doing(f, doing, sizeof doing);
-        append(found->text, sizeof found->text, " rank %d (pid %d) %s;", f->rank, f->pid, doing);
-    }
-    found->text[strlen(found->text) - 1] = '.';
-}
-
-/* Looks at one sequence number of one group. */
-static bool examine(const flight_job *job, uint64_t key, uint64_t sequence, finding *found) {
-    const tu_record_view *first = NULL, *earliest = NULL, *waiting = NULL;
-    const flight *waiter = NULL;
-    bool mismatch = false;
-    for (size_t i = 0; i < job->count; i++) {
-        const tu_record_view *entry = flight_at(&job->flights[i], key, sequence);
-        if (entry == NULL)
-            continue;
-        if (first == NULL)
-            first = entry;
-        mismatch |= !same_call(&first->info, &entry->info);
-        if (earliest == NULL || entry->created_ns < earliest->created_ns)
-            earliest = entry;
-        bool late = entry->running ? job->flights[i].now_ns - entry->created_ns >= LATE_NS
-                                   : entry->status == TUTTI_ERROR_TIMEOUT || entry->status == TUTTI_ERROR_DEAD ||
-                                         entry->status == TUTTI_ERROR_GONE;
-        if (late && (waiting == NULL || entry->created_ns < waiting->created_ns)) {
-            waiting = entry;
-            waiter = &job->flights[i];
-        }
-    }
-    if (first == NULL)
-        return false;
-    found->at_ns = earliest->created_ns;
-    found->text[0] = '\0';
-    if (mismatch) {
-        tell_mismatch(job, key, sequence, found);
-        return true;
-    }
-    bool missing[waiter != NULL && waiter->size > 0 ? waiter->size : 1];
-    if (waiting == NULL || flight_missing(job, waiting, missing, waiter->size) == 0)
-        return false;
-    tell_late(job, waiter, waiting, found);
-    return true;
-}
-
-/* The first divergence in one group. Numbers that a recorder has forgotten already cannot be compared. */
-static bool examine_group(const flight_job *job, uint64_t key, finding *found) {
-    uint64_t from = 1, to = 0;
-    for (size_t i = 0; i < job->count; i++) {
-        const flight *f = &job->flights[i];
-        uint64_t oldest = 0;
-        for (size_t e = 0; e < f->entry_count && f->entry_count >= TU_RECORDER_ENTRIES - 16; e++) {
-            const tu_op_info *info = &f->entries[e].info;
-            if (info->group_key == key && tu_op_sequenced((tu_operation)info->operation) && !f->entries[e].running) {
-                oldest = info->sequence;
-                break;
-            }
-        }
-        if (oldest > from)
-            from = oldest;
-        uint64_t highest = reached(f, key);
-        if (highest > to)
-            to = highest;
-    }
-    for (uint64_t sequence = from; sequence <= to; sequence++)
-        if (examine(job, key, sequence, found))
-            return true;
-    return false;
-}
-
-bool flight_divergence(const flight_job *job, char *text, size_t bytes) {
-    finding *best = malloc(2 * sizeof *best);
-    bool any = false;
-    if (best == NULL)
-        return false;
-    finding *candidate = best + 1;
-    for (size_t i = 0; i < job->count; i++) {
-        for (size_t g = 0; g < job->flights[i].group_count; g++) {
-            uint64_t key = job->flights[i].groups[g].key;
-            bool seen = false; /* by an earlier rank's list */
-            for (size_t before = 0; before < i && !seen; before++)
-                seen = group_of(&job->flights[before], key) != NULL;
-            if (seen || !examine_group(job, key, candidate))
-                continue;
-            if (!any || candidate->at_ns < best->at_ns)
-                *best = *candidate;
-            any = true;
-        }
-    }
-    if (any)
-        snprintf(text, bytes, "%s", best->text);
-    free(best);
-    return any;
 }

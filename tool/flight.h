@@ -59,8 +59,8 @@ void flight_text(const flight *f, const tu_record_view *entry, char *text, size_
 const tu_record_view *flight_current(const flight *f);
 /* The newest ended entry of a group (0: of any); NULL when there is none. */
 const tu_record_view *flight_last(const flight *f, uint64_t group_key);
-/* The entry of a sequence number among the operations that all members of a group call; NULL when there is none. */
-const tu_record_view *flight_at(const flight *f, uint64_t group_key, uint64_t sequence);
+/* What the rank knows about a group; NULL when it is not a member. */
+const tu_recorder_group_view *flight_group(const flight *f, uint64_t key);
 
 /* Members of the entry's group that have not begun it: flags by world rank, `size` of them. Returns how many. */
 int flight_missing(const flight_job *job, const tu_record_view *entry, bool *missing, int size);
@@ -72,7 +72,7 @@ void flight_doing(const flight *f, char *text, size_t bytes);
 /* "3.2 s", "15 ms", "2 min 5 s". */
 void flight_duration(int64_t ns, char *text, size_t bytes);
 
-/* The first point at which the ranks of the job went apart, in words; false when they did not. */
+/* The first point at which the ranks of the job went apart, in words; false when they did not. In divergence.c. */
 bool flight_divergence(const flight_job *job, char *text, size_t bytes);
 
 #endif

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import random
 import re
 import signal
 import subprocess
@@ -17,7 +18,7 @@ JOB = os.path.join(os.environ["TEST_BUILD"], "tests", "support", "job")
 
 
 def tutti(*arguments):
-    done = subprocess.run([TUTTI, *arguments], capture_output=True, text=True, timeout=LIMIT)
+    done = subprocess.run([TUTTI, *arguments], capture_output=True, text=True, errors="replace", timeout=LIMIT)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -248,6 +249,31 @@ def what_is_no_job_and_no_recorder_is_said_so():
             status, _, error = tutti("trace", str(path))
             equal(status, 1)
             contains(error, part)
+
+
+@test
+def a_damaged_file_is_never_more_than_an_error():
+    seed = random.Random(7)
+    with tempfile.TemporaryDirectory() as folder:
+        tutti("run", "-n", "3", "--log-dir", folder, JOB, "kill")
+        good = next(path for path in sorted(pathlib.Path(folder).glob("tutti-*.json"))).read_bytes()
+        bad = pathlib.Path(folder, "bad.json")
+        for _ in range(150):
+            text = bytearray(good)
+            for _ in range(seed.randint(1, 4)):
+                at = seed.randrange(len(text) or 1)
+                what = seed.randrange(4)
+                if what == 0:
+                    text[at:at + 1] = bytes([seed.randrange(256)])
+                elif what == 1:
+                    del text[at:at + seed.randint(1, 40)]
+                elif what == 2:
+                    text[at:at] = seed.choice([b"-", b"9" * 25, b'"', b"{", b"[[", b"\\u", b"null", b"1e999"])
+                else:
+                    text = text[:at + 1]
+            bad.write_bytes(text)
+            status, _, error = tutti("trace", "-o", "-" if seed.random() < 0.5 else "/dev/null", "--list", str(bad))
+            assert status in (0, 1) and "Sanitizer" not in error and "runtime error" not in error, (status, error, bytes(text))
 
 
 main()
