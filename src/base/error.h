@@ -12,23 +12,26 @@
 
 #include <tutti/status.h>
 
+/* Also used by libtutti-tensor, which is a library of its own: exported under the version TUTTI_PRIVATE, and no part of the API. */
+#define TU_SHARED TUTTI_API
+
 /* Sets the message and returns `status`. Clears what an earlier error left in the detail. */
-tutti_status tu_error(tutti_status status, const char *format, ...) TUTTI_PRINTF(2, 3);
+TU_SHARED tutti_status tu_error(tutti_status status, const char *format, ...) TUTTI_PRINTF(2, 3);
 
 /* The same for a failed system call: appends ": " and the text of `error_number` (an errno), keeps the number, and
  * chooses the status: MEMORY for ENOMEM, LIMIT for EMFILE, ENFILE, EAGAIN of thread creation and ETOOMANYREFS, NETWORK for
  * connection errors, else SYSTEM. For EMFILE the message names RLIMIT_NOFILE and its value. */
-tutti_status tu_error_system(int error_number, const char *format, ...) TUTTI_PRINTF(2, 3);
+TU_SHARED tutti_status tu_error_system(int error_number, const char *format, ...) TUTTI_PRINTF(2, 3);
 
 /* Out of memory of the C library: "out of memory for <what> (<bytes> bytes)". */
-tutti_status tu_error_memory(const char *what, size_t bytes);
+TU_SHARED tutti_status tu_error_memory(const char *what, size_t bytes);
 
 /* Adds context to the error just set: the operation of a group, and ranks at fault. Returns `status` of the error. */
 tutti_status tu_error_where(const char *group, const char *operation, uint64_t sequence, int rank);
 void tu_error_at_fault(int rank);
 
 /* Appends to the message just set. */
-void tu_error_append(const char *format, ...) TUTTI_PRINTF(1, 2);
+TU_SHARED void tu_error_append(const char *format, ...) TUTTI_PRINTF(1, 2);
 
 /* Moving an error between threads: a work's error goes to the thread that waits for it. */
 typedef struct tu_error_copy {
@@ -36,11 +39,11 @@ typedef struct tu_error_copy {
     char message[2048];
 } tu_error_copy;
 
-void tu_error_save(tu_error_copy *copy);            /* of the calling thread */
-tutti_status tu_error_restore(const tu_error_copy *copy); /* into the calling thread; returns its status */
+TU_SHARED void tu_error_save(tu_error_copy *copy);            /* of the calling thread */
+TU_SHARED tutti_status tu_error_restore(const tu_error_copy *copy); /* into the calling thread; returns its status */
 
 /* For struct arguments: checks that `options` is NULL or its size is not 0, and copies min(size) bytes over *full,
  * which the caller has set to defaults and whose own size is `full_size`. */
-tutti_status tu_options_copy(const char *type, const void *options, void *full, size_t full_size);
+TU_SHARED tutti_status tu_options_copy(const char *type, const void *options, void *full, size_t full_size);
 
 #endif

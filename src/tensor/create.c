@@ -45,7 +45,7 @@ tt_tensor *tu_create(tu_args *args, tt_dims shape, tutti_dtype dtype, const tt_o
 
 static tt_tensor *empty_sample(tu_sampler *s)
 {
-    return tt_mul_scalar(tt_empty_like(tu_normal(s, tt_shape(s->n, 3))), 0);
+    return tt_fill_(tt_empty_like(tu_normal(s, tt_shape(s->n, 3))), 1);
 }
 TU_OPERATOR(empty) = { .name = "empty", .schema = "empty(shape, dtype, options) -> tensor", .summary = "contents undefined", .family = FAMILY,
     .flags = TU_IMPURE, .shape = tu_create_shape, .sample = empty_sample };
