@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Modules: named parameters, children, a forward function, and hooks around it and around its backward.
+ *
+ *     tt_module *layers[] = { tt_linear_module(784, 128, true, TUTTI_F32), tt_linear_module(128, 10, true, TUTTI_F32) };
+ *     tt_module *net = tt_sequential_module(2, layers);
+ *     tt_tensor *logits = tt_module_call(net, x);
+ *
+ * A module is a reference of its maker's and ends with tt_module_release; a parent holds its children. Its functions follow the tt_
+ * conventions: an error stays pending.
+ */
+#ifndef TUTTI_MODULE_H
+#define TUTTI_MODULE_H
+
+#include <tutti/autograd.h>
+#include <tutti/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct tt_module tt_module;
+
+typedef struct tt_module_type {
+    size_t size;
+    const char *name; /* must stay valid */
+    /* Writes its results to `outputs` (room for TT_FUNCTION_TENSORS) and returns how many there are. */
+    int (*forward)(tt_module *module, tt_tensor_list inputs, tt_tensor **outputs);
+    void (*release)(void *user); /* of `user`, with the module; may be NULL */
+} tt_module_type;
+
+TUTTI_API tt_module *tt_module_new(const tt_module_type *type, void *user);
+TUTTI_API tt_module *tt_module_keep(tt_module *module);
+TUTTI_API void tt_module_release(tt_module *module);
+TUTTI_API void *tt_module_user(const tt_module *module);
+TUTTI_API const char *tt_module_name(const tt_module *module); /* of its type */
+
+/* ---- parameters and children ---- */
+
+/* Writes the slot of that name, made on first use; held by the module. NULL empties it. Nothing is checked: this is how a
+ * sharded parameter takes the place of a whole one and back. */
+TUTTI_API bool tt_module_set_parameter(tt_module *module, const char *name, tt_tensor *parameter);
+/* NULL, and no error, for an empty slot; a name that was never set is an error. */
+TUTTI_API tt_tensor *tt_module_parameter(const tt_module *module, const char *name);
+/* The parent takes the caller's reference over, also on failure. */
+TUTTI_API bool tt_module_add_child(tt_module *module, const char *name, tt_module *child);
+TUTTI_API tt_module *tt_module_child(const tt_module *module, const char *name); /* lent */
+/* All parameters, its own first, then its children's in order of adding; names are joined by dots. */
+TUTTI_API tt_named_list tt_module_parameters(const tt_module *module);
+/* Removes the gradients of all of them. */
+TUTTI_API void tt_module_zero_grad(tt_module *module);
+
+/* ---- calling ---- */
+
+TUTTI_API tt_tensor *tt_module_call(tt_module *module, tt_tensor *x);
+TUTTI_API tt_tensor_list tt_module_call_all(tt_module *module, tt_tensor_list inputs);
+
+/* Order of one call: forward-pre hooks; then, where backward hooks exist and something requires grad, the inputs are passed
+ * through one wrapper node; forward; forward hooks; the outputs pass through another wrapper node. Hooks run in order of registration, or first when
+ * `first` is set. Backward hooks are those there were at the forward; removing one later does not stop it for that forward. Wrapped tensors cannot be
+ * changed in place. */
+
+/* May replace entries of `inputs`. */
+typedef void tt_forward_pre_hook(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **inputs);
+/* May replace entries of `outputs`. */
+typedef void tt_forward_hook(const tt_hook_context *context, tt_module *module, tt_tensor_list inputs, size_t count, tt_tensor **outputs);
+/* When the gradients of all outputs are known; may replace them. */
+typedef void tt_backward_pre_hook(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **grad_outputs);
+/* When the gradients of the inputs are known; may replace them. Where no input requires grad they are all NULL, and must stay so. */
+typedef void tt_backward_hook(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **grad_inputs, tt_tensor_list grad_outputs);
+
+TUTTI_API bool tt_hook_forward_pre(tt_module *module, tt_forward_pre_hook *function, void *user, tt_tensor_list captured, bool first, tt_hook **hook);
+/* `always`: called also when the forward failed, with no outputs and the error set aside. */
+TUTTI_API bool tt_hook_forward(tt_module *module, tt_forward_hook *function, void *user, tt_tensor_list captured, bool first, bool always, tt_hook **hook);
+TUTTI_API bool tt_hook_backward_pre(tt_module *module, tt_backward_pre_hook *function, void *user, tt_tensor_list captured, bool first, tt_hook **hook);
+TUTTI_API bool tt_hook_backward(tt_module *module, tt_backward_hook *function, void *user, tt_tensor_list captured, bool first, tt_hook **hook);
+
+/* ---- ready-made ---- */
+
+/* "weight" (out, in) and "bias" (out), uniform within 1 / sqrt(in). */
+TUTTI_API tt_module *tt_linear_module(int64_t in, int64_t out, bool bias, tutti_dtype dtype);
+/* "weight" (count, size), normal. */
+TUTTI_API tt_module *tt_embedding_module(int64_t count, int64_t size, tutti_dtype dtype);
+/* "weight" ones and "bias" zeros, of `size`. */
+TUTTI_API tt_module *tt_layer_norm_module(int64_t size, double epsilon, tutti_dtype dtype);
+/* Applies a function of one tensor: tt_relu, tt_gelu, … */
+TUTTI_API tt_module *tt_function_module(const char *name, tt_tensor *(*function)(tt_tensor *x));
+/* One after the other; named "0", "1", …. Takes the references over. */
+TUTTI_API tt_module *tt_sequential_module(int count, tt_module *const *modules);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

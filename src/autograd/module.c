@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Modules: their parameters, children, hooks and calls.
+ */
+#include "autograd/module.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static bool usable(const char *who, const tt_module *module)
+{
+    if (tu_self()->pending != TUTTI_OK)
+        return false;
+    if (module == NULL)
+        tu_fail(TUTTI_ERROR_ARGUMENT, "%s: module is NULL", who);
+    return module != NULL;
+}
+
+/* ---- life ---- */
+
+tt_module *tt_module_new(const tt_module_type *type, void *user)
+{
+    tt_module_type full = { .size = sizeof full };
+    if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_options_copy("tt_module_type", type, &full, sizeof full)) != TUTTI_OK)
+        return NULL;
+    if (full.forward == NULL || full.name == NULL) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "module_new: a type needs a name and a forward");
+        return NULL;
+    }
+    tt_module *module = calloc(1, sizeof *module);
+    if (module == NULL) {
+        tu_pending_take(tu_error_memory("a module", sizeof *module));
+        return NULL;
+    }
+    atomic_init(&module->references, 1);
+    module->type = full;
+    module->user = user;
+    return module;
+}
+
+tt_module *tt_module_keep(tt_module *module)
+{
+    if (module != NULL)
+        atomic_fetch_add_explicit(&module->references, 1, memory_order_relaxed);
+    return module;
+}
+
+void tt_module_release(tt_module *module)
+{
+    if (module == NULL || atomic_fetch_sub_explicit(&module->references, 1, memory_order_acq_rel) != 1)
+        return;
+    for (int i = 0; i < module->slot_count; i++) {
+        tu_tensor_drop(module->slots[i].parameter);
+        free(module->slots[i].name);
+    }
+    for (int i = 0; i < module->child_count; i++) {
+        tt_module_release(module->children[i].module);
+        free(module->children[i].name);
+    }
+    tu_hook_list_free(&module->forward_pre);
+    tu_hook_list_free(&module->forward);
+    tu_hook_list_free(&module->forward_always);
+    tu_hook_list_free(&module->backward_pre);
+    tu_hook_list_free(&module->backward);
+    free(module->slots);
+    free(module->children);
+    if (module->type.release != NULL)
+        module->type.release(module->user);
+    free(module);
+}
+
+void *tt_module_user(const tt_module *module)
+{
+    return module != NULL ? module->user : NULL;
+}
+
+const char *tt_module_name(const tt_module *module)
+{
+    return module != NULL ? module->type.name : "";
+}
+
+/* ---- parameters ---- */
+
+static tu_slot *find_slot(const tt_module *module, const char *name)
+{
+    for (int i = 0; i < module->slot_count; i++)
+        if (strcmp(module->slots[i].name, name) == 0)
+            return &module->slots[i];
+    return NULL;
+}
+
+static tu_slot *add_slot(tt_module *module, const char *name)
+{
+    tu_slot *slots = realloc(module->slots, ((size_t)module->slot_count + 1) * sizeof *slots);
+    if (slots != NULL) {
+        module->slots = slots;
+        char *copy = strdup(name);
+        if (copy != NULL) {
+            slots[module->slot_count] = (tu_slot){ copy, NULL };
+            return &slots[module->slot_count++];
+        }
+    }
+    tu_pending_take(tu_error_memory("a parameter's slot", sizeof *slots));
+    return NULL;
+}
+
+bool tt_module_set_parameter(tt_module *module, const char *name, tt_tensor *parameter)
+{
+    if (!usable("module_set_parameter", module))
+        return false;
+    if (name == NULL) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "module_set_parameter: name is NULL");
+        return false;
+    }
+    if (parameter != NULL && tu_pending_take(tu_tensor_check("module_set_parameter", "parameter", parameter)) != TUTTI_OK)
+        return false;
+    tu_slot *slot = find_slot(module, name);
+    if (slot == NULL && (slot = add_slot(module, name)) == NULL)
+        return false;
+    tu_tensor_hold(parameter);
+    tu_tensor_drop(slot->parameter);
+    slot->parameter = parameter;
+    return true;
+}
+
+tt_tensor *tt_module_parameter(const tt_module *module, const char *name)
+{
+    if (!usable("module_parameter", module))
+        return NULL;
+    tu_slot *slot = name != NULL ? find_slot(module, name) : NULL;
+    if (slot == NULL) {
+        tu_fail(TUTTI_ERROR_NOT_FOUND, "module_parameter: module %s has no parameter \"%s\"", module->type.name, name != NULL ? name : "(NULL)");
+        return NULL;
+    }
+    return slot->parameter == NULL ? NULL : tu_scope_own(tu_tensor_hold(slot->parameter));
+}
+
+bool tt_module_add_child(tt_module *module, const char *name, tt_module *child)
+{
+    if (!usable("module_add_child", module) || !usable("module_add_child", child)) {
+        tt_module_release(child);
+        return false;
+    }
+    tu_child *children = realloc(module->children, ((size_t)module->child_count + 1) * sizeof *children);
+    char *copy = name != NULL ? strdup(name) : NULL;
+    if (children != NULL)
+        module->children = children;
+    if (children == NULL || copy == NULL) {
+        free(copy);
+        tt_module_release(child);
+        tu_pending_take(name == NULL ? tu_error(TUTTI_ERROR_ARGUMENT, "module_add_child: name is NULL") : tu_error_memory("a child", sizeof *children));
+        return false;
+    }
+    children[module->child_count++] = (tu_child){ copy, child };
+    return true;
+}
+
+tt_module *tt_module_child(const tt_module *module, const char *name)
+{
+    if (!usable("module_child", module))
+        return NULL;
+    for (int i = 0; name != NULL && i < module->child_count; i++)
+        if (strcmp(module->children[i].name, name) == 0)
+            return module->children[i].module;
+    tu_fail(TUTTI_ERROR_NOT_FOUND, "module_child: module %s has no child \"%s\"", module->type.name, name != NULL ? name : "(NULL)");
+    return NULL;
+}
+
+static size_t count_parameters(const tt_module *module)
+{
+    size_t count = 0;
+    for (int i = 0; i < module->slot_count; i++)
+        count += module->slots[i].parameter != NULL;
+    for (int i = 0; i < module->child_count; i++)
+        count += count_parameters(module->children[i].module);
+    return count;
+}
+
+static size_t list_parameters(const tt_module *module, const char *prefix, size_t at, tt_tensor **tensors, const char **names)
+{
+    for (int i = 0; i < module->slot_count; i++) {
+        const tu_slot *slot = &module->slots[i];
+        char *name = tu_scope_memory(strlen(prefix) + strlen(slot->name) + 1);
+        if (slot->parameter == NULL || name == NULL)
+            continue;
+        strcat(strcpy(name, prefix), slot->name);
+        names[at] = name;
+        tensors[at++] = tu_scope_own(tu_tensor_hold(slot->parameter));
+    }
+    for (int i = 0; i < module->child_count; i++) {
+        const tu_child *child = &module->children[i];
+        char *below = tu_scope_memory(strlen(prefix) + strlen(child->name) + 2);
+        if (below == NULL)
+            continue;
+        strcat(strcat(strcpy(below, prefix), child->name), ".");
+        at = list_parameters(child->module, below, at, tensors, names);
+    }
+    return at;
+}
+
+tt_named_list tt_module_parameters(const tt_module *module)
+{
+    tt_named_list none = { 0, NULL, NULL };
+    if (!usable("module_parameters", module))
+        return none;
+    size_t count = count_parameters(module);
+    tt_tensor **tensors = tu_scope_memory((count + 1) * sizeof *tensors);
+    const char **names = tu_scope_memory((count + 1) * sizeof *names);
+    if (tensors == NULL || names == NULL)
+        return none;
+    count = list_parameters(module, "", 0, tensors, names);
+    return tu_self()->pending == TUTTI_OK ? (tt_named_list){ count, tensors, names } : none;
+}
+
+void tt_module_zero_grad(tt_module *module)
+{
+    tt_scope scope = tt_scope_open();
+    tt_named_list parameters = tt_module_parameters(module);
+    for (size_t i = 0; i < parameters.count; i++)
+        tt_set_grad(parameters.at[i], NULL);
+    tu_scope_leave(&scope);
+}
+
+/* ---- hooks ---- */
+
+static bool add_hook(const char *who, tt_module *module, tu_hook_list *list, void (*function)(void), void *user, tt_tensor_list captured, bool first,
+                     tt_hook **hook)
+{
+    if (!usable(who, module))
+        return false;
+    if (tu_pending_take(tu_hook_add(list, function, user, captured, hook)) != TUTTI_OK)
+        return false;
+    for (int i = list->count - 1; first && i > 0; i--) {
+        tt_hook *other = list->at[i];
+        list->at[i] = list->at[i - 1];
+        list->at[i - 1] = other;
+    }
+    return true;
+}
+
+bool tt_hook_forward_pre(tt_module *module, tt_forward_pre_hook *function, void *user, tt_tensor_list captured, bool first, tt_hook **hook)
+{
+    return add_hook("hook_forward_pre", module, module != NULL ? &module->forward_pre : NULL, (void (*)(void))function, user, captured, first, hook);
+}
+
+bool tt_hook_forward(tt_module *module, tt_forward_hook *function, void *user, tt_tensor_list captured, bool first, bool always, tt_hook **hook)
+{
+    tu_hook_list *list = module == NULL ? NULL : always ? &module->forward_always : &module->forward;
+    return add_hook("hook_forward", module, list, (void (*)(void))function, user, captured, first, hook);
+}
+
+bool tt_hook_backward_pre(tt_module *module, tt_backward_pre_hook *function, void *user, tt_tensor_list captured, bool first, tt_hook **hook)
+{
+    return add_hook("hook_backward_pre", module, module != NULL ? &module->backward_pre : NULL, (void (*)(void))function, user, captured, first, hook);
+}
+
+bool tt_hook_backward(tt_module *module, tt_backward_hook *function, void *user, tt_tensor_list captured, bool first, tt_hook **hook)
+{
+    return add_hook("hook_backward", module, module != NULL ? &module->backward : NULL, (void (*)(void))function, user, captured, first, hook);
+}
+
+/* ---- calling ---- */
+
+/* Each hook runs in a scope of its own; what it put in place of an entry moves to the caller's. */
+static void run_forward_pre(tt_module *module, size_t count, tt_tensor **inputs)
+{
+    tu_hook_list snapshot;
+    tu_pending_take(tu_hook_list_snapshot(&module->forward_pre, &snapshot));
+    for (int i = 0; i < snapshot.count && tu_self()->pending == TUTTI_OK; i++) {
+        tt_hook *hook = snapshot.at[i];
+        tt_hook_context context = { hook->user, { hook->captured_count, hook->captured } };
+        tt_scope scope = tt_scope_open();
+        ((tt_forward_pre_hook *)hook->function)(&context, module, count, inputs);
+        for (size_t k = 0; k < count; k++)
+            tt_scope_return(inputs[k]);
+        tu_scope_leave(&scope);
+    }
+    tu_hook_list_free(&snapshot);
+}
+
+static void run_forward_hooks(const tu_hook_list *list, tt_module *module, tt_tensor_list inputs, size_t count, tt_tensor **outputs)
+{
+    tu_hook_list snapshot;
+    tu_pending_take(tu_hook_list_snapshot(list, &snapshot));
+    for (int i = 0; i < snapshot.count && tu_self()->pending == TUTTI_OK; i++) {
+        tt_hook *hook = snapshot.at[i];
+        tt_hook_context context = { hook->user, { hook->captured_count, hook->captured } };
+        tt_scope scope = tt_scope_open();
+        ((tt_forward_hook *)hook->function)(&context, module, inputs, count, outputs);
+        for (size_t k = 0; k < count; k++)
+            tt_scope_return(outputs[k]);
+        tu_scope_leave(&scope);
+    }
+    tu_hook_list_free(&snapshot);
+}
+
+/* Hooks that run in any case do so with the error set aside; it comes back afterwards. */
+static void run_always(tt_module *module, tt_tensor_list inputs, size_t count, tt_tensor **outputs)
+{
+    tu_pending_copy error;
+    if (module->forward_always.count == 0)
+        return;
+    tu_pending_save(&error);
+    run_forward_hooks(&module->forward_always, module, inputs, error.status == TUTTI_OK ? count : 0, outputs);
+    tu_pending_restore(&error);
+}
+
+tt_tensor_list tt_module_call_all(tt_module *module, tt_tensor_list inputs)
+{
+    tt_tensor_list none = { 0, NULL };
+    if (!usable("module_call", module) || !tu_scope_check())
+        return none;
+    if (inputs.count > TT_FUNCTION_TENSORS) {
+        tu_fail(TUTTI_ERROR_LIMIT, "module_call: %zu inputs; at most %d are possible", inputs.count, TT_FUNCTION_TENSORS);
+        return none;
+    }
+    tt_tensor **given = tu_scope_memory((inputs.count + 1) * sizeof *given);
+    tt_tensor **outputs = tu_scope_memory(TT_FUNCTION_TENSORS * sizeof *outputs);
+    tu_backward_hooks *hooks = NULL;
+    if (given == NULL || outputs == NULL)
+        return none;
+    if (inputs.count > 0)
+        memcpy(given, inputs.at, inputs.count * sizeof *given);
+    run_forward_pre(module, inputs.count, given);
+    tt_tensor_list wrapped = tu_wrap_inputs(module, tt_tensors_of(inputs.count, given), &hooks);
+    int count = tu_self()->pending == TUTTI_OK ? module->type.forward(module, wrapped, outputs) : 0;
+    if (tu_self()->pending == TUTTI_OK && (count < 0 || count > TT_FUNCTION_TENSORS))
+        tu_fail(TUTTI_ERROR_ARGUMENT, "module %s: forward returned %d results", module->type.name, count);
+    if (tu_self()->pending == TUTTI_OK)
+        run_forward_hooks(&module->forward, module, wrapped, (size_t)count, outputs);
+    run_always(module, wrapped, (size_t)(count > 0 ? count : 0), outputs);
+    tt_tensor_list result = tu_wrap_outputs(tt_tensors_of((size_t)(count > 0 ? count : 0), outputs), hooks);
+    return tu_self()->pending == TUTTI_OK ? result : none;
+}
+
+tt_tensor *tt_module_call(tt_module *module, tt_tensor *x)
+{
+    tt_tensor_list outputs = tt_module_call_all(module, tt_tensors_of(1, &x));
+    if (tu_self()->pending != TUTTI_OK)
+        return NULL;
+    if (outputs.count != 1) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "module_call: %s returned %zu results; use tt_module_call_all", module->type.name, outputs.count);
+        return NULL;
+    }
+    return outputs.at[0];
+}

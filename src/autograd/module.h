@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Modules inside.
+ */
+#ifndef TU_AUTOGRAD_MODULE_H
+#define TU_AUTOGRAD_MODULE_H
+
+#include <stdatomic.h>
+
+#include <tutti/module.h>
+
+#include "autograd/node.h"
+
+typedef struct tu_slot {
+    char *name;
+    tt_tensor *parameter;
+} tu_slot;
+
+typedef struct tu_child {
+    char *name;
+    tt_module *module;
+} tu_child;
+
+struct tt_module {
+    atomic_int references;
+    tt_module_type type;
+    void *user;
+    int slot_count, child_count;
+    tu_slot *slots;
+    tu_child *children;
+    tu_hook_list forward_pre, forward, forward_always, backward_pre, backward;
+};
+
+/* Calls with its backward hooks around: module_backward.c. */
+typedef struct tu_backward_hooks tu_backward_hooks;
+tt_tensor_list tu_wrap_inputs(tt_module *module, tt_tensor_list inputs, tu_backward_hooks **hooks);
+tt_tensor_list tu_wrap_outputs(tt_tensor_list outputs, tu_backward_hooks *hooks);
+
+#endif
