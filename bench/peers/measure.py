@@ -96,7 +96,9 @@ class Contender:
 
 def find_torch():
     for python in (os.environ.get("TUTTI_PYTHON"), sys.executable, shutil.which("python3")):
-        if python and subprocess.run([python, "-c", "import torch.distributed as d; assert d.is_gloo_available()"], capture_output=True).returncode == 0:
+        if not python or not shutil.which(python):
+            continue
+        if subprocess.run([python, "-c", "import torch.distributed as d; assert d.is_gloo_available()"], capture_output=True).returncode == 0:
             return python
     return None
 
@@ -214,6 +216,27 @@ def measure_row(row, contenders, rounds, seconds):
     return found
 
 
+def measure_overhead(options, ranks, cpus, contender, rounds):
+    """An 8-byte all-reduce beside the same code without deadlines, checks and recorder, in many short turns; None where that is not built."""
+    program = os.path.join(options.build, "bench", "peers_bare")
+    if not os.path.exists(program):
+        return None
+    bare = Contender("bare", "Tutti, bare", [os.path.join(options.build, "bin", "tutti"), "run", "-q", "--bind", "none", "-n", str(ranks), program], ranks, cpus)
+    found = {"whole": [], "bare": []}
+    try:
+        line = "all_reduce f32 8 streaming clean symmetric 200 100 trust"
+        for number in range(rounds + 1):
+            for name, one in (("whole", contender), ("bare", bare)) if number % 2 else (("bare", bare), ("whole", contender)):
+                averages, _ = one.turn(line)
+                if number > 0:
+                    found[name].append(averages[0])
+    finally:
+        bare.stop()
+    print(f"{ranks} ranks: 8-byte all-reduce {median(found['whole']):.1f} ns, bare {median(found['bare']):.1f} ns: "
+          f"{median(found['whole']) / median(found['bare']):.3f}", flush=True)
+    return found
+
+
 def median(values):
     ordered = sorted(values)
     return ordered[len(ordered) // 2]
@@ -262,6 +285,9 @@ def measure_ranks(options, ranks, rows, folder, document):
             trips = [contenders[0].turn("handover f32 0 isolated clean symmetric 50 1 trust")[0][0] / 2000 * ranks / 2 for _ in range(options.rounds)]
             document["handover"][str(ranks)] = trips
             print(f"{ranks} ranks: one cache line handed over in {median(trips):.0f} ns", flush=True)
+            overhead = measure_overhead(options, ranks, cpus, contenders[0], max(options.rounds, 31))
+            if overhead:
+                document["overhead"][str(ranks)] = overhead
         for row in rows:
             if row[2] * ranks * 6 > options.memory << 20:
                 continue
@@ -289,7 +315,7 @@ def main():
     options = parser.parse_args()
     options.build = os.path.abspath(options.build)
     document = {"machine": machine(), "commit": commit(), "command": "python3 bench/peers/measure.py " + " ".join(sys.argv[1:]),
-                "date": time.strftime("%Y-%m-%d", time.gmtime()), "rounds": options.rounds, "versions": {}, "labels": {}, "handover": {}, "rows": []}
+                "date": time.strftime("%Y-%m-%d", time.gmtime()), "rounds": options.rounds, "versions": {}, "labels": {}, "handover": {}, "overhead": {}, "rows": []}
     rows = [row for row in rows_of(options.quick) if options.filter in " ".join(map(str, row))]
     few = [("barrier", "f32", 0, "streaming", "clean")] + [("all_reduce", "f32", size, "streaming", "clean") for size in (8, 64 * KIB, MIB)]
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
