@@ -117,7 +117,7 @@ static tutti_status ensure_team(device_side *side, int index, void *stream, int6
                               "group %s has not been used on this device, and a stream is capturing: call tutti_group_prepare before the capture begins",
                               side->group->name);
         else
-            status = side->table->prepare(side->state, side->group, index, deadline, &side->team);
+            status = side->table->prepare(side->state, side->group, &index, deadline, &side->team);
         side->device_index = index;
     } else if (index >= 0 && index != side->device_index) {
         status = tu_error(TUTTI_ERROR_ARGUMENT, "group %s is used with device %d on this rank; this buffer is on device %d", side->group->name,

@@ -80,8 +80,8 @@ typedef struct tu_device_collectives {
     bool (*recognise)(void *state, const void *pointer, int *device_index);
     bool (*capturing)(void *state, void *stream);
 
-    /* This rank's side of a group on a device. Collective and bounded; not while a stream captures. */
-    tutti_status (*prepare)(void *state, tutti_group *group, int device_index, int64_t deadline, void **team);
+    /* This rank's side of a group on a device; *device_index -1 becomes the current one. Collective and bounded; not while a stream captures. */
+    tutti_status (*prepare)(void *state, tutti_group *group, int *device_index, int64_t deadline, void **team);
     void (*end)(void *team);
 
     /* Enqueues. While the stream captures, what would need an allocation or a rendezvous is TUTTI_ERROR_STATE naming the call to make

@@ -54,12 +54,14 @@ static void check_all_reduce(tutti_world *world, tutti_dtype dtype, tutti_op op,
         out = in_place ? in : gpu_private(bytes);
     }
     gpu_write(in, inputs[rank], bytes);
+    gpu_lockstep(group);
     double factor64 = factors[rank];
     char factor[16];
     CHECK_OK(tutti_convert(&factor64, TUTTI_F64, factor, dtype == TUTTI_C64 ? TUTTI_F32 : dtype == TUTTI_C128 ? TUTTI_F64 : dtype, 1));
     CHECK_OK(tutti_all_reduce(group, in, out, count, dtype, op, TUTTI_OPTIONS(tutti_call, .stream = stream, .algorithm = algorithm, .factor = factor)));
     gpu_read(result, out, bytes);
     CHECK_OK(tutti_group_check(group));
+    gpu_lockstep(group);
     if (memcmp(result, expected, bytes) != 0) {
         size_t element = tutti_dtype_size(dtype), i = 0;
         while (memcmp((char *)result + i * element, (char *)expected + i * element, element) == 0)
@@ -80,6 +82,7 @@ static void check_all_reduce(tutti_world *world, tutti_dtype dtype, tutti_op op,
         if (out != in)
             gpu_private_free(out);
     }
+    gpu_lockstep(group);
 }
 
 TEST_GPU(all_reduce_has_the_bits_of_the_serial_loop_for_every_type_and_reduction) {
@@ -125,6 +128,7 @@ static void check_moves(tutti_world *world, size_t count, bool symmetric) {
         for (size_t i = 0; i < count; i++)
             host[(size_t)to * count + i] = word(rank, to, i);
     gpu_write(in, host, total * 4);
+    gpu_lockstep(group);
 
     CHECK_OK(tutti_all_to_all(group, in, out, count, TUTTI_U32, ON_STREAM));
     gpu_read(got, out, total * 4);
@@ -192,6 +196,7 @@ static void check_moves(tutti_world *world, size_t count, bool symmetric) {
         gpu_private_free(in);
         gpu_private_free(out);
     }
+    gpu_lockstep(group);
 }
 
 TEST_GPU(moves_bring_every_word_to_its_place) {
@@ -225,6 +230,7 @@ TEST_GPU(reduce_and_reduce_scatter_agree_with_the_serial_loop) {
             in = gpu_private(total * 4);
         }
         gpu_write(in, inputs[rank], total * 4);
+        gpu_lockstep(group);
         CHECK_OK(tutti_reduce_scatter(group, in, out, count, TUTTI_F32, TUTTI_AVG, ON_STREAM));
         gpu_read(got, out, count * 4);
         CHECK(memcmp(got, expected + (size_t)rank * count, count * 4) == 0);
@@ -252,6 +258,7 @@ TEST_GPU(reduce_and_reduce_scatter_agree_with_the_serial_loop) {
         } else {
             gpu_private_free(in);
         }
+        gpu_lockstep(group);
     }
 }
 
@@ -261,6 +268,7 @@ TEST_GPU(a_work_runs_beside_the_callers_stream) {
     for (int i = 0; i < 1024; i++)
         host[i] = (float)(tutti_group_rank(group) + 1);
     gpu_write(buffer, host, 4096);
+    gpu_lockstep(group);
     tutti_work *work;
     CHECK_OK(tutti_all_reduce(group, buffer, buffer, 1024, TUTTI_F32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .stream = stream, .work = &work)));
     CHECK_OK(tutti_work_wait(work, 0));
@@ -278,6 +286,7 @@ TEST_GPU(a_work_runs_beside_the_callers_stream) {
 TEST_GPU(a_mismatch_is_an_error_on_every_rank) {
     tutti_group *group = tutti_world_group(world);
     float *buffer = gpu_private(1 << 16);
+    gpu_lockstep(group);
     size_t count = tutti_group_rank(group) == 0 ? 1000 : 1001;
     tutti_status status = tutti_all_reduce(group, buffer, buffer, count, TUTTI_F32, TUTTI_SUM, ON_STREAM);
     for (int i = 0; i < 3000 && status == TUTTI_OK; i++) {

@@ -92,6 +92,12 @@ static inline tutti_memory *gpu_symmetric(tutti_world *world, size_t bytes) {
     return memory;
 }
 
+/* Allocating and freeing device memory waits for the whole device; with ranks that are threads of one process, nobody may have a kernel
+ * waiting for us meanwhile. */
+static inline void gpu_lockstep(tutti_group *group) {
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
 #define ON_STREAM TUTTI_OPTIONS(tutti_call, .stream = stream)
 
 /* A test whose body runs on every rank, as threads and as processes, with the driver ready. */

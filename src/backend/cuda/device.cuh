@@ -77,6 +77,16 @@ static __device__ __forceinline__ uint64_t cut(uint64_t count, uint64_t part, ui
     return begin < count ? begin : count;
 }
 
+/* A block's part of the first `count` of `share` elements. Cut by `share`, not by `count`: staging is reused round after round, and a block
+ * must never touch what another block number has in the round before. */
+struct piece {
+    uint64_t from, to;
+};
+static __device__ __forceinline__ piece piece_of(uint64_t share, uint64_t count, uint64_t grain) {
+    uint64_t from = cut(share, blockIdx.x, gridDim.x, grain), to = cut(share, blockIdx.x + 1, gridDim.x, grain);
+    return { from < count ? from : count, to < count ? to : count };
+}
+
 /* By all threads of the block together. */
 static __device__ void copy_bytes(uint8_t *to, const uint8_t *from, uint64_t bytes) {
     uint64_t done = 0;

@@ -10,7 +10,6 @@
 /* Pulls bytes [skip, skip + share) of what each peer has for this rank. */
 static __device__ void pull(const tu_cuda_move_args &args, uint64_t skip, uint64_t share, bool staged) {
     const tu_cuda_meeting &m = args.meeting;
-    const uint64_t block = blockIdx.x, blocks = gridDim.x;
     for (int step = 0; step < m.size; step++) { /* each rank begins with another peer, which spreads the traffic */
         int p = (m.rank + step) % m.size;
         uint64_t bytes = args.receive_bytes[p], skipped = min(skip, bytes), count = min(share, bytes - skipped);
@@ -18,15 +17,14 @@ static __device__ void pull(const tu_cuda_move_args &args, uint64_t skip, uint64
         const uint8_t *source = staged && inbox->source == 0 ? resolve(m, p, args.stage_code) + (uint64_t)m.rank * share
                                                              : resolve(m, p, inbox->source) + inbox->offset + skipped;
         uint8_t *target = (uint8_t *)args.out + args.receive_offset[p] + skipped;
-        uint64_t from = cut(count, block, blocks, 16), to = cut(count, block + 1, blocks, 16);
+        piece mine = piece_of(staged ? share : count, count, 16);
         if (source != target)
-            copy_bytes(target + from, source + from, to - from);
+            copy_bytes(target + mine.from, source + mine.from, mine.to - mine.from);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) tutti_move(const __grid_constant__ tu_cuda_move_args args) {
     const tu_cuda_meeting &m = args.meeting;
-    const uint64_t block = blockIdx.x, blocks = gridDim.x;
     __shared__ unsigned long long longest;
     meeting_epoch epoch(m);
     if (faulted(m))
@@ -59,9 +57,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) tutti_move(const __grid
         for (uint64_t skip = 0; skip < longest; skip += share) {
             for (int p = 0; args.source == 0 && p < m.size; p++) {
                 uint64_t skipped = min(skip, args.send_bytes[p]), count = min(share, args.send_bytes[p] - skipped);
-                uint64_t from = cut(count, block, blocks, 16), to = cut(count, block + 1, blocks, 16);
-                copy_bytes((uint8_t *)args.stage + (uint64_t)p * share + from,
-                           (const uint8_t *)args.in + args.send_offset[p] + skipped + from, to - from);
+                piece mine = piece_of(share, count, 16);
+                copy_bytes((uint8_t *)args.stage + (uint64_t)p * share + mine.from,
+                           (const uint8_t *)args.in + args.send_offset[p] + skipped + mine.from, mine.to - mine.from);
             }
             if (!meet(m, epoch))
                 break;

@@ -225,7 +225,7 @@ template <class Type, int N> static __device__ void reduce_staged(const tu_cuda_
     typedef typename Type::storage storage;
     const tu_cuda_meeting &m = args.meeting;
     const int n = m.size, parts = args.mode == TU_CUDA_ONE_SHOT ? 1 : n;
-    const uint64_t grain = 16 / sizeof(storage), blocks = gridDim.x, block = blockIdx.x;
+    const uint64_t grain = 16 / sizeof(storage);
     const uint64_t share = args.stage_bytes / 16 / parts * grain; /* elements of one part in one round */
     uint64_t longest = 0;
     for (int part = 0; part < parts; part++)
@@ -238,15 +238,15 @@ template <class Type, int N> static __device__ void reduce_staged(const tu_cuda_
             for (int part = 0; part < parts; part++) {
                 range whole = part_of(args, part, n, grain);
                 uint64_t skip = min(round * share, whole.count), count = min(share, whole.count - skip);
-                uint64_t from = cut(count, block, blocks, grain), to = cut(count, block + 1, blocks, grain);
-                copy_bytes((uint8_t *)args.stage + (part * share + from) * sizeof(storage),
-                           (const uint8_t *)args.in + (whole.first + skip + from) * sizeof(storage), (to - from) * sizeof(storage));
+                piece mine = piece_of(share, count, grain);
+                copy_bytes((uint8_t *)args.stage + (part * share + mine.from) * sizeof(storage),
+                           (const uint8_t *)args.in + (whole.first + skip + mine.from) * sizeof(storage), (mine.to - mine.from) * sizeof(storage));
             }
         if (!meet(m, epoch))
             return;
         range mine = part_of(args, args.mode == TU_CUDA_ONE_SHOT ? 0 : m.rank, n, grain);
         uint64_t skip = min(round * share, mine.count), count = min(share, mine.count - skip);
-        uint64_t from = cut(count, block, blocks, grain), to = cut(count, block + 1, blocks, grain);
+        piece here = piece_of(share, count, grain);
         if ((int)threadIdx.x < n) { /* so that element 0 is the first of this rank's part of this round */
             int part = parts == 1 ? 0 : m.rank;
             s.address[threadIdx.x] = direct[threadIdx.x] != nullptr
@@ -258,15 +258,15 @@ template <class Type, int N> static __device__ void reduce_staged(const tu_cuda_
         if (args.mode == TU_CUDA_TWO_SHOT)
             out = (uint8_t *)args.scratch;
         if (args.mode == TU_CUDA_TWO_SHOT || args.out != 0)
-            reduce_range<Type, N>(s, n, args.op, from, to, out + from * sizeof(storage), false);
+            reduce_range<Type, N>(s, n, args.op, here.from, here.to, out + here.from * sizeof(storage), false);
         if (!meet(m, epoch))
             return;
         for (int r = 0; args.mode == TU_CUDA_TWO_SHOT && args.out != 0 && r < n; r++) {
             range whole = part_of(args, r, n, grain);
             uint64_t skipped = min(round * share, whole.count), length = min(share, whole.count - skipped);
-            uint64_t f = cut(length, block, blocks, grain), t = cut(length, block + 1, blocks, grain);
-            copy_bytes((uint8_t *)args.out + (whole.first + skipped + f) * sizeof(storage),
-                       resolve(m, r, args.scratch_code) + f * sizeof(storage), (t - f) * sizeof(storage));
+            piece theirs = piece_of(share, length, grain);
+            copy_bytes((uint8_t *)args.out + (whole.first + skipped + theirs.from) * sizeof(storage),
+                       resolve(m, r, args.scratch_code) + theirs.from * sizeof(storage), (theirs.to - theirs.from) * sizeof(storage));
         }
     }
     meet(m, epoch); /* the slices in my scratch have been gathered */

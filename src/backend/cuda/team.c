@@ -240,7 +240,7 @@ static void end_team(void *opaque) {
     free(t);
 }
 
-static tutti_status prepare(void *state, tutti_group *group, int device_index, int64_t deadline, void **out) {
+static tutti_status prepare(void *state, tutti_group *group, int *device_index, int64_t deadline, void **out) {
     tu_cuda *cuda = state;
     team *t = calloc(1, sizeof *t);
     if (t == NULL)
@@ -251,7 +251,7 @@ static tutti_status prepare(void *state, tutti_group *group, int device_index, i
         status = cuda->host->error(TUTTI_ERROR_UNSUPPORTED, "group %s has %d ranks; on GPUs a group has at most %d",
                                    cuda->host->group_name(group), t->size, TU_CUDA_RANKS);
     if (status == TUTTI_OK)
-        status = tu_cuda_device_open(cuda, device_index, &t->device, &t->device_index);
+        status = tu_cuda_device_open(cuda, *device_index, &t->device, &t->device_index);
     if (status == TUTTI_OK)
         status = tu_cuda_fate_get(cuda, group, t->device_index, &t->fate);
     if (status == TUTTI_OK)
@@ -265,6 +265,7 @@ static tutti_status prepare(void *state, tutti_group *group, int device_index, i
     if (status != TUTTI_OK)
         goto unmap_control;
     pthread_mutex_init(&t->lock, NULL);
+    *device_index = t->device_index;
     *out = t;
     return TUTTI_OK;
 
