@@ -34,6 +34,7 @@ typedef struct tcp_store {
     tu_secret secret;
     tu_server *server; /* a reference; NULL: elsewhere */
     bool client;       /* false: only a server */
+    uint8_t nobody[TU_AUTH_BYTES]; /* a value that nobody has: see read_locked */
     pthread_mutex_t lock;
     tu_connection connection; /* under `lock`, and so is the next */
     tu_buffer out;
@@ -288,18 +289,43 @@ static tutti_status tcp_barrier(tutti_store *store, const char *key, int64_t cou
 
 /* ---- commands with a reply ---- */
 
+/* Reads a key without changing anything, in one round trip that every server understands: COMPARE_SET with an expectation that no value
+ * equals gives what is there, and the expectation itself when nothing is. (GET on a missing key gives "" or ends the connection, and
+ * between a WAIT and a GET the key may go.) */
+static tutti_status read_locked(call *call, const char *key, void **value, size_t *bytes, bool *missing) {
+    const uint8_t *nobody = call->tcp->nobody;
+    tu_buffer *out = &call->tcp->out;
+    put_key(out, TU_COMMAND_COMPARE_SET, key);
+    tu_put_text(out, nobody, TU_AUTH_BYTES);
+    tu_put_text(out, nobody, TU_AUTH_BYTES);
+    tutti_status status = send_command(call);
+    if (status == TUTTI_OK)
+        status = receive_value(call, value, bytes);
+    if (status != TUTTI_OK)
+        return status;
+    *missing = *bytes == TU_AUTH_BYTES && memcmp(*value, nobody, TU_AUTH_BYTES) == 0;
+    if (*missing)
+        free(*value);
+    return TUTTI_OK;
+}
+
 static tutti_status tcp_get(tutti_store *store, const char *key, int64_t timeout_ns, void **value, size_t *bytes) {
     call call;
     tutti_status status = call_begin(&call, store, "get", timeout_ns);
     if (status != TUTTI_OK)
         return status;
-    status = wait_locked(&call, &key, 1);
-    if (status == TUTTI_OK) {
-        put_key(&call.tcp->out, TU_COMMAND_GET, key);
-        status = send_command(&call);
+    void *result;
+    size_t result_bytes;
+    bool missing;
+    while ((status = read_locked(&call, key, &result, &result_bytes, &missing)) == TUTTI_OK && missing) {
+        status = wait_locked(&call, &key, 1);
+        if (status != TUTTI_OK)
+            break;
     }
-    if (status == TUTTI_OK)
-        status = receive_value(&call, value, bytes);
+    if (status == TUTTI_OK) {
+        *value = result;
+        *bytes = result_bytes;
+    }
     return call_end(&call, status);
 }
 
@@ -628,20 +654,27 @@ static const tu_store_kind tcp_kind = {
     .address = tcp_address,
 };
 
-static tcp_store *tcp_make(int64_t timeout_ns) {
+static tutti_status tcp_make(int64_t timeout_ns, tcp_store **result) {
     tcp_store *tcp = calloc(1, sizeof *tcp);
     if (tcp == NULL)
-        return NULL;
+        return tu_error_memory("a tcp store", sizeof *tcp);
+    tutti_status status = tu_auth_nonce(tcp->nobody);
+    if (status != TUTTI_OK) {
+        free(tcp);
+        return status;
+    }
     tu_store_init(&tcp->store, &tcp_kind, timeout_ns);
     pthread_mutex_init(&tcp->lock, NULL);
     tcp->connection.descriptor = -1;
-    return tcp;
+    *result = tcp;
+    return TUTTI_OK;
 }
 
 static tutti_status tcp_clone(tutti_store *store, tutti_store **clone) {
-    tcp_store *tcp = as_tcp(store), *fresh = tcp_make(tutti_store_timeout(store));
-    if (fresh == NULL)
-        return tu_error_memory("a tcp store", sizeof *fresh);
+    tcp_store *tcp = as_tcp(store), *fresh;
+    tutti_status status = tcp_make(tutti_store_timeout(store), &fresh);
+    if (status != TUTTI_OK)
+        return status;
     fresh->address = tcp->address;
     fresh->own = tcp->own;
     fresh->secret = tcp->secret;
@@ -651,7 +684,7 @@ static tutti_status tcp_clone(tutti_store *store, tutti_store **clone) {
         tu_server_retain(tcp->server);
         fresh->server = tcp->server;
     }
-    tutti_status status = connect_store(fresh, tutti_store_timeout(store));
+    status = connect_store(fresh, tutti_store_timeout(store));
     if (status != TUTTI_OK) {
         tutti_store_release(&fresh->store);
         return status;
@@ -661,9 +694,10 @@ static tutti_status tcp_clone(tutti_store *store, tutti_store **clone) {
 }
 
 tutti_status tu_tcp_adopt(int descriptor, int64_t timeout_ns, tutti_store **store) {
-    tcp_store *tcp = tcp_make(timeout_ns);
-    if (tcp == NULL)
-        return tu_error_memory("a tcp store", sizeof *tcp);
+    tcp_store *tcp;
+    tutti_status status = tcp_make(timeout_ns, &tcp);
+    if (status != TUTTI_OK)
+        return status;
     snprintf(tcp->text, sizeof tcp->text, "descriptor %d", descriptor);
     tcp->client = true;
     tu_connection_init(&tcp->connection, descriptor);
@@ -776,9 +810,10 @@ static tutti_status open_store(const char *operation, const char *host, int port
         return status;
     if (host == NULL || store == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the %s is NULL", operation, host == NULL ? "host" : "place for the result");
-    tcp_store *tcp = tcp_make(full.timeout_ns);
-    if (tcp == NULL)
-        return tu_error_memory("a tcp store", sizeof *tcp);
+    tcp_store *tcp;
+    status = tcp_make(full.timeout_ns, &tcp);
+    if (status != TUTTI_OK)
+        return status;
     int64_t timeout = tutti_store_timeout(&tcp->store);
     full.server |= serve_only;
     tcp->client = !serve_only;

@@ -102,8 +102,9 @@ static void expect_broken(tutti_store *store) {
 TEST(a_server_that_closes_in_the_middle_of_a_reply_is_an_error) {
     play play = {.close_at_once = true};
     void *value;
+    size_t bytes;
     tutti_store *store = play_start(&play, BYTES("\x06" ONE KEY_K), BYTES("\0\x10\0\0\0\0\0\0\0half"));
-    CHECK_STATUS(tutti_store_get(store, "k", 0, &value, NULL), TUTTI_ERROR_NETWORK);
+    CHECK_STATUS(tutti_store_multi_get(store, (const char *[]){"k"}, 1, 0, &value, &bytes), TUTTI_ERROR_NETWORK);
     expect_broken(store);
     play_end(&play, store);
 }
@@ -129,8 +130,9 @@ TEST(a_reply_that_means_nothing_is_an_error) {
 TEST(a_reply_of_a_monstrous_length_is_an_error_and_no_allocation) {
     play play = {0};
     void *value;
+    size_t bytes;
     tutti_store *store = play_start(&play, BYTES("\x06" ONE KEY_K), BYTES("\0\0\0\0\0\0\0\0\x40"));
-    CHECK_STATUS(tutti_store_get(store, "k", 0, &value, NULL), TUTTI_ERROR_PROTOCOL);
+    CHECK_STATUS(tutti_store_multi_get(store, (const char *[]){"k"}, 1, 0, &value, &bytes), TUTTI_ERROR_PROTOCOL);
     play_end(&play, store);
 }
 
