@@ -110,9 +110,7 @@ static void arrive(tu_hub *hub, tu_waiter *waiter) {
 
 static void wake(tu_hub *hub, tu_entry *entry, bool barrier) {
     for (tu_waiter *waiter = entry->waiters.first, *next; waiter != NULL; waiter = next) {
-        next = waiter->next;
-        /* One session has at most one waiter per entry and place in its list, so `next` is another's or still linked:
-         * a session whose last key this is has none left. */
+        next = waiter->next; /* stays: a session's waiters go only when the last of them has come */
         if (waiter->barrier == barrier)
             arrive(hub, waiter);
     }
@@ -122,9 +120,22 @@ static void wake(tu_hub *hub, tu_entry *entry, bool barrier) {
 static void wake_one(tu_hub *hub, tu_entry *entry) {
     for (tu_waiter *waiter = entry->waiters.first; waiter != NULL; waiter = waiter->next) {
         if (!waiter->barrier) {
+            waiter->session->owes_pop = true;
             arrive(hub, waiter);
             return;
         }
+    }
+}
+
+/* A session that was woken for a queue turns to something else without having taken anything: another may. */
+static void pass_on(tu_hub *hub, tu_session *session) {
+    if (!session->owes_pop)
+        return;
+    session->owes_pop = false;
+    size_t bucket = 0;
+    for (tu_entry *entry = NULL; (entry = tu_table_next(&hub->table, &bucket, entry)) != NULL;) {
+        if (entry->queued > 0)
+            wake_one(hub, entry);
     }
 }
 
@@ -245,6 +256,7 @@ static void do_check(tu_hub *hub, tu_session *session, const uint8_t *at) {
 }
 
 static bool may_wait(tu_hub *hub, tu_session *session) {
+    pass_on(hub, session);
     if (session->waiters != NULL)
         end(hub, session, "it waits twice at once");
     return session->waiters == NULL;
@@ -314,6 +326,7 @@ free_waiter:
 
 static void do_cancel_wait(tu_hub *hub, tu_session *session) {
     stop_waiting(hub, session);
+    pass_on(hub, session);
     tu_put_u8(&session->output, 1);
 }
 
@@ -344,6 +357,7 @@ static void do_queue_pop(tu_hub *hub, tu_session *session, const uint8_t *at) {
     tu_text key = tu_read_text(&at);
     tu_entry *entry = tu_table_find(&hub->table, key.data, key.bytes);
     int64_t length = entry != NULL ? entry->queued : 0;
+    session->owes_pop = false;
     tu_put_u64(&session->output, (uint64_t)length);
     if (length == 0)
         return;
@@ -486,6 +500,7 @@ size_t tu_hub_input(tu_hub *hub, tu_session *session, const uint8_t *data, size_
 
 void tu_hub_leave(tu_hub *hub, tu_session *session) {
     stop_waiting(hub, session);
+    pass_on(hub, session);
     for (tu_session **link = &hub->dirty; session->dirty && *link != NULL; link = &(*link)->next_dirty) {
         if (*link == session) {
             *link = session->next_dirty;

@@ -42,7 +42,8 @@ struct tu_session {
     size_t waiter_count;
     size_t missing; /* waiters whose key has not come */
     uint8_t client_nonce[TU_AUTH_BYTES], server_nonce[TU_AUTH_BYTES];
-    bool dirty; /* in the hub's list */
+    bool owes_pop; /* was woken because something was queued, and has not come to take it */
+    bool dirty;    /* in the hub's list */
     tu_session *next_dirty;
     char why[160];
 };

@@ -404,6 +404,7 @@ static void *serve(void *argument) {
             else
                 on_connection(server, (connection *)what, events[i].events);
         }
+        serve_dirty(server); /* those that a closed connection made way for */
         free_closed(server);
     }
     return NULL;

@@ -160,6 +160,32 @@ TEST(one_push_wakes_one_waiter) {
     tutti_store_release(store);
 }
 
+TEST(what_a_woken_waiter_leaves_in_a_queue_goes_to_the_next) {
+    tutti_store *store = open_server("localhost");
+    for (int way = 0; way < 3; way++) {
+        int first = raw_client(tutti_store_port(store)), second = raw_client(tutti_store_port(store));
+        raw_send(first, BYTES("\x06" ONE KEY_M));
+        raw_expect_alive(first);
+        raw_send(second, BYTES("\x06" ONE KEY_M));
+        raw_expect_alive(second);
+        CHECK_OK(tutti_store_queue_push(store, "m", "x", 1));
+        raw_expect(first, BYTES("\0"));
+        if (way == 1)
+            raw_send(first, BYTES("\x0c")); /* its time was up at the same moment */
+        else if (way == 2)
+            raw_send(first, BYTES("\x06" ONE KEY_C)); /* it waits for something else */
+        if (way == 0)
+            close(first);
+        raw_expect(second, BYTES("\0"));
+        raw_send(second, BYTES("\x0f" KEY_M));
+        raw_expect(second, BYTES(ONE ONE "x"));
+        if (way != 0)
+            close(first);
+        close(second);
+    }
+    tutti_store_release(store);
+}
+
 /* ---- bad input ---- */
 
 typedef struct bad {
