@@ -9,6 +9,8 @@
 tutti_status tu_alone(tu_task *task) {
     if (task->shape == TU_OP_BARRIER)
         return TUTTI_OK;
+    if (task->shape == TU_OP_ALL_TO_ALL_VDEV)
+        return task->custom(NULL, task);
     if (tu_is_reduction(task->shape)) {
         if (task->info.count != 0)
             tu_reduce(task->out, &task->in, 1, task->info.count, (tutti_dtype)task->info.dtype, (tutti_op)task->info.reduction,

@@ -76,7 +76,7 @@ tutti_status tu_batch_note(tutti_batch *batch, const tu_task *task, const tutti_
 /* ---- packing ---- */
 
 static bool packs_with(const tu_task *first, const tu_task *task) {
-    return first->shape == TU_OP_ALL_REDUCE && task->shape == TU_OP_ALL_REDUCE && first->info.operation == task->info.operation &&
+    return first->custom == NULL && first->shape == TU_OP_ALL_REDUCE && task->shape == TU_OP_ALL_REDUCE && first->info.operation == task->info.operation &&
            first->info.dtype == task->info.dtype && first->info.reduction == task->info.reduction && first->forced == task->forced &&
            first->factor == task->factor;
 }

@@ -52,6 +52,8 @@ static tutti_status run_from_copy(tu_collective *state, tu_task *task) {
 tutti_status tu_task_run(tu_collective *state, tu_task *task) {
     state->ran = task->info;
     state->direct_inputs = state->direct_outputs = 0;
+    if (task->custom != NULL)
+        return task->custom(state, task);
     if (task->shape == TU_OP_ALL_TO_ALL_V && task->in == task->out && task->in != NULL)
         return run_from_copy(state, task);
     return run_algorithm(state, task, (tutti_algorithm)task->info.algorithm);

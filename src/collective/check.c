@@ -121,7 +121,9 @@ static tutti_status check_factor(tu_task *task, const void *factor) {
 
 tutti_status tu_check_task(tu_task *task, const tutti_call *call) {
     int rank = task->group->rank, size = task->group->size;
-    task->forced = call->algorithm;
+    task->forced = task->fixed != TUTTI_ALGORITHM_AUTO ? task->fixed : call->algorithm;
+    if (call->algorithm != TUTTI_ALGORITHM_AUTO && call->algorithm != task->forced)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s has no algorithm %s", name_of(task), tutti_algorithm_name(call->algorithm));
     task->timeout_ns = call->timeout_ns;
     if (call->timeout_ns < 0)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: timeout_ns is %lld; it must be positive, or 0 for the group's", name_of(task),
@@ -134,6 +136,10 @@ tutti_status tu_check_task(tu_task *task, const tutti_call *call) {
     }
     task->element = tutti_dtype_size((tutti_dtype)task->info.dtype);
     tutti_status status = check_type(task);
+    if (task->shape == TU_OP_ALL_TO_ALL_VDEV)
+        return status; /* vdev.c has checked the rest */
+    if (task->row != 0)
+        task->detail = task->row;
     if (status == TUTTI_OK && has_root(task) && (task->info.root < 0 || task->info.root >= size))
         status = tu_error(TUTTI_ERROR_RANGE, "%s: root %d must be in [0, %d)", name_of(task), task->info.root, size);
     if (status == TUTTI_OK && task->shape == TU_OP_PERMUTE)

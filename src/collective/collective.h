@@ -82,7 +82,19 @@ typedef struct tu_layout {
 
 /* ---- a task: one operation, ready to run on any thread ---- */
 
-typedef struct tu_task {
+typedef struct tu_collective tu_collective;
+typedef struct tu_task tu_task;
+
+/* What the all_to_all_vdev forms have besides: splits and offsets count rows. */
+typedef struct tu_vdev {
+    const int64_t *in_splits;
+    int64_t *out_splits;
+    size_t in_rows, out_rows;
+    int experts;
+    int64_t align;
+} tu_vdev;
+
+struct tu_task {
     tutti_group *group;
     tu_op_info info;      /* operation, dtype, reduction, count, root, tag; enter fills the rest */
     tu_operation shape;   /* what it moves: equals the operation, but for named ones, which have a name of their own */
@@ -102,7 +114,11 @@ typedef struct tu_task {
     uint64_t signature;
     uint64_t open_epoch;  /* of a one-shot that has been started */
     tutti_received *received;
-} tu_task;
+    tutti_algorithm fixed; /* of a named operation: the only one it has */
+    size_t row;            /* reduce_scatter_out that splits the last dimension: elements of a row */
+    tu_vdev vdev;
+    tutti_status (*custom)(tu_collective *state, tu_task *task); /* runs it, where no algorithm does; state NULL in a group of one */
+};
 
 /* The clock is read only when something has to wait. */
 static inline int64_t tu_task_deadline(tu_task *task) {
@@ -137,7 +153,7 @@ typedef struct tu_choice {
 typedef struct tu_engine tu_engine; /* helper thread and queue: work.c */
 typedef struct tu_points tu_points; /* sends and receives: point.c */
 
-typedef struct tu_collective {
+struct tu_collective {
     tutti_group *group;
     int rank, size;
     _Atomic uint32_t busy;      /* lock of everything below but `points`: 0 free, 1 held, 2 held and awaited */
@@ -175,7 +191,7 @@ typedef struct tu_collective {
     tu_rule rules[TU_OP_COUNT][TU_RULES]; /* for this number of ranks; the last one in use has the largest bytes */
     tutti_algorithm forced[TU_OP_COUNT];  /* TUTTI_ALGORITHM */
     const char *rules_from;
-} tu_collective;
+};
 
 /* The group's state, made on first need; local. */
 tutti_status tu_collective_get(tutti_group *group, tu_collective **state);

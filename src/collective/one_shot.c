@@ -262,6 +262,42 @@ static tutti_status end(tu_collective *state, tu_task *task, tutti_algorithm alg
 
 /* ---- the whole ---- */
 
+/* A long reduction whose inputs are all symmetric: everybody reads them where they lie. Sets *done; else nothing has been moved. */
+static tutti_status reduce_where_they_lie(tu_collective *state, tu_task *task, bool *done) {
+    *done = false;
+    uint64_t epoch;
+    tutti_status status = tu_epoch_enter(state, task, &epoch);
+    if (status != TUTTI_OK)
+        return status;
+    tu_reference reference;
+    tu_refer(state, task, &reference);
+    if (task->in == task->out)
+        reference.in_index = 0; /* others read it while this rank would write it */
+    memcpy(state->members[state->rank]->arrive[epoch & 1].payload, &reference, sizeof reference);
+    tu_epoch_arrive(state, task, epoch);
+    status = tu_epoch_await_all(state, task, epoch);
+    if (status != TUTTI_OK)
+        return status;
+    tu_read_references(state, epoch);
+    if (state->direct_inputs != state->size)
+        return TUTTI_OK;
+    state->direct_outputs = 0;
+    for (int member = 0; member < state->size; member++) {
+        unsigned char *in;
+        status = tu_resolve_in(state, task, member, &in);
+        if (status != TUTTI_OK)
+            return status;
+        state->sources[member] = in;
+        state->factors[member] = state->references[member].factor;
+    }
+    if (tu_listens(task, state->rank, state->rank))
+        tu_reduce(task->out, state->sources, state->size, task->info.count, (tutti_dtype)task->info.dtype,
+                  (tutti_op)task->info.reduction, state->factors, 0);
+    *done = true;
+    tu_step_publish(state, epoch);
+    return tu_step_await_all(state, task, epoch);
+}
+
 /* Nothing to stage and nothing to take. */
 static tutti_status barrier(tu_collective *state, tu_task *task) {
     uint64_t epoch;
@@ -276,8 +312,14 @@ tutti_status tu_one_shot(tu_collective *state, tu_task *task, tutti_algorithm al
     if (task->shape == TU_OP_BARRIER)
         return barrier(state, task);
     cut made = cut_of(state, task, algorithm);
-    tu_keep_own_part(state, task, true);
     tutti_status status = TUTTI_OK;
+    if (made.rounds > 1 && (task->shape == TU_OP_ALL_REDUCE || task->shape == TU_OP_REDUCE)) {
+        bool done;
+        status = reduce_where_they_lie(state, task, &done);
+        if (status != TUTTI_OK || done)
+            return status;
+    }
+    tu_keep_own_part(state, task, true);
     for (size_t round = 0; round < made.rounds && status == TUTTI_OK; round++) {
         uint64_t epoch;
         status = begin(state, task, algorithm, &made, round, &epoch);

@@ -355,6 +355,11 @@ tutti_status tu_choose(const tu_collective *state, const tu_task *task, tu_choic
         forced = state->forced[task->shape];
         choice->from = "TUTTI_ALGORITHM";
     }
+    if (task->fixed != TUTTI_ALGORITHM_AUTO) {
+        choice->algorithm = task->fixed;
+        choice->from = "its name";
+        return TUTTI_OK;
+    }
     if (forced != TUTTI_ALGORITHM_AUTO) {
         choice->algorithm = forced;
         return fits(state, task, forced, bytes) ? TUTTI_OK : refuse(state, task, forced, bytes);

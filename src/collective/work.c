@@ -343,7 +343,7 @@ bool tu_engine_stop(tu_engine *engine, void (*release)(void *), void *argument) 
 /* Publishes the operation without waiting, when that is possible. Sets *started; an error is the call's. */
 static tutti_status try_at_once(tu_collective *state, tutti_work *work, bool *started) {
     *started = false;
-    if (work->batch != NULL || !state->ready)
+    if (work->batch != NULL || work->task.custom != NULL || !state->ready)
         return TUTTI_OK;
     tu_task *task = &work->task;
     tu_engine *engine = atomic_load_explicit(&state->engine, memory_order_acquire);
