@@ -73,7 +73,8 @@ TUTTI_API bool tt_backward_callback(void (*callback)(void *user), void *user);
 
 /* ---- hooks ---- */
 
-/* What a hook is given besides gradients: its user pointer and the tensors it was registered with, which it keeps alive. */
+/* What a hook is given besides gradients: its user pointer and the tensors it was registered with, which it keeps alive. Leaves are kept as they
+ * are; computed tensors without their history (tt_detach), since that could lead back to where the hook hangs. */
 typedef struct tt_hook_context {
     void *user;
     tt_tensor_list captured;

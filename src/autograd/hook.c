@@ -18,6 +18,16 @@ void tu_hook_drop(tt_hook *hook)
     free(hook);
 }
 
+/* A computed tensor leads, by its history, back to the node or leaf that the hook hangs on: captured with it, the two would keep each other alive for
+ * ever. It is captured without; a leaf is captured as it is. */
+static tt_tensor *capture(tt_tensor *x)
+{
+    if (x->history == NULL || (x->history->node == NULL && x->history->base == NULL))
+        return tu_tensor_hold(x);
+    tu_shape shape = tu_shape_of(x);
+    return tu_tensor_alias(x, &shape);
+}
+
 tutti_status tu_hook_add(tu_hook_list *list, void (*function)(void), void *user, tt_tensor_list captured, tt_hook **handle)
 {
     for (size_t i = 0; i < captured.count; i++) {
@@ -38,8 +48,15 @@ tutti_status tu_hook_add(tu_hook_list *list, void (*function)(void), void *user,
         return tu_error_memory("a hook", sizeof *hook);
     *hook = (tt_hook){ .function = function, .user = user, .captured_count = captured.count };
     atomic_init(&hook->references, handle != NULL ? 2 : 1);
-    for (size_t i = 0; i < captured.count; i++)
-        hook->captured[i] = tu_tensor_hold(captured.at[i]);
+    for (size_t i = 0; i < captured.count; i++) {
+        hook->captured[i] = capture(captured.at[i]);
+        if (hook->captured[i] == NULL) {
+            hook->captured_count = i;
+            atomic_store(&hook->references, 1);
+            tu_hook_drop(hook);
+            return TUTTI_ERROR_MEMORY;
+        }
+    }
     list->at[list->count++] = hook;
     if (handle != NULL)
         *handle = hook;
@@ -104,9 +121,22 @@ tu_node_hooks *tu_node_hooks_of(tu_node *node)
 
 /* ---- registering ---- */
 
+/* A hook is given its own tensor, or its gradient, anyway; capturing it would keep it alive for ever. */
+static bool captures_itself(const char *who, const tt_tensor *x, tt_tensor_list captured)
+{
+    for (size_t i = 0; i < captured.count; i++)
+        if (captured.at[i] == x) {
+            tu_fail(TUTTI_ERROR_ARGUMENT, "%s: a hook on %s cannot capture that tensor itself", who, tu_describe(x));
+            return true;
+        }
+    return false;
+}
+
 bool tt_hook_tensor(tt_tensor *x, tt_tensor_hook *function, void *user, tt_tensor_list captured, tt_hook **hook)
 {
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("hook_tensor", "x", x)) != TUTTI_OK)
+        return false;
+    if (captures_itself("hook_tensor", x, captured))
         return false;
     if (!(x->flags & TU_REQUIRES_GRAD)) {
         tu_fail(TUTTI_ERROR_STATE, "hook_tensor: cannot register a hook on %s, which doesn't require gradient", tu_describe(x));
@@ -130,6 +160,8 @@ bool tt_hook_tensor(tt_tensor *x, tt_tensor_hook *function, void *user, tt_tenso
 bool tt_hook_accumulate(tt_tensor *leaf, tt_accumulate_hook *function, void *user, tt_tensor_list captured, tt_hook **hook)
 {
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("hook_accumulate", "leaf", leaf)) != TUTTI_OK)
+        return false;
+    if (captures_itself("hook_accumulate", leaf, captured))
         return false;
     if (!(leaf->flags & TU_REQUIRES_GRAD) || !tt_is_leaf(leaf)) {
         tu_fail(TUTTI_ERROR_STATE, "hook_accumulate: %s is no leaf that requires grad; post accumulate grad hooks cannot be registered on others",
