@@ -174,11 +174,6 @@ int bench_report_baseline(const bench_job *job);
 /* Returns 0, or 1 when the file cannot be written. */
 int bench_plot(const bench_job *job);
 
-/* Bytes of the cache of level 2 or 3 that the first processor uses; 0: there is none. */
-size_t bench_cache(int level);
-/* The last cache before memory, 32 MiB where the system does not tell. */
-size_t bench_last_cache(void);
-
 /* "64 KiB" */
 void bench_bytes_text(size_t bytes, char *text, size_t room);
 

@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/cache.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "bench.h"
@@ -110,7 +111,7 @@ tutti_status bench_arena_make(tutti_world *world, const bench_options *options, 
     arena->to = calloc((size_t)arena->size, sizeof *arena->to);
     arena->room = slot_bytes(largest(options, arena->size));
     if (options->cold) {
-        size_t cold = slot_bytes(2 * bench_last_cache());
+        size_t cold = slot_bytes(2 * tu_cache_last_bytes());
         arena->room = 2 * arena->room > cold ? 2 * arena->room : cold;
     }
     tutti_status status = TUTTI_OK;

@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/settings.h"
+#include "base/cache.h"
 #include "bench.h"
 #include "job/dump.h"
 #include "json.h"
@@ -36,29 +36,6 @@ static void first_line(const char *path, char *text, size_t room, const char *ot
     if (file != NULL)
         fclose(file);
     text[strcspn(text, "\n")] = '\0';
-}
-
-/* sysfs first: the C library counts the caches of all cores together on some processors. */
-size_t bench_cache(int level) {
-    for (int index = 0; index < 8; index++) {
-        char path[80], text[32];
-        int64_t bytes;
-        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/level", index);
-        first_line(path, text, sizeof text, "");
-        if (atoi(text) != level)
-            continue;
-        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/size", index);
-        first_line(path, text, sizeof text, "");
-        if (tu_parse_bytes(text, &bytes) == TUTTI_OK && bytes > 0)
-            return (size_t)bytes;
-    }
-    long bytes = sysconf(level == 2 ? _SC_LEVEL2_CACHE_SIZE : _SC_LEVEL3_CACHE_SIZE);
-    return bytes > 0 ? (size_t)bytes : 0;
-}
-
-size_t bench_last_cache(void) {
-    size_t third = bench_cache(3), second = bench_cache(2);
-    return third > 0 ? third : second > 0 ? second : (size_t)32 << 20;
 }
 
 typedef struct machine {
@@ -98,8 +75,8 @@ static void look_at(machine *m) {
     processor_name(m->processor, sizeof m->processor);
     uname(&name);
     snprintf(m->system, sizeof m->system, "%s %s %s", name.sysname, name.release, name.machine);
-    bench_bytes_text(bench_cache(2), l2, sizeof l2);
-    bench_bytes_text(bench_cache(3), l3, sizeof l3);
+    bench_bytes_text(tu_cache_bytes(2), l2, sizeof l2);
+    bench_bytes_text(tu_cache_bytes(3), l3, sizeof l3);
     snprintf(m->caches, sizeof m->caches, "L2 %s, L3 %s", l2, l3);
     first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", m->governor, sizeof m->governor, "unknown");
     first_line("/sys/devices/system/cpu/smt/active", m->smt, sizeof m->smt, "?");

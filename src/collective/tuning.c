@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <unistd.h>
 
+#include "base/cache.h"
 #include "collective/domain.h"
 
 #define INLINE TUTTI_ALGORITHM_INLINE
@@ -269,12 +269,9 @@ static tutti_status parse_forced(const char *text, tutti_algorithm forced[TU_OP_
     return TUTTI_OK;
 }
 
-/* Results beyond this rank's share of the last cache are not read soon: writing them past it saves a read. */
+/* When the inputs and outputs of all ranks no longer fit into the last cache together, writing past it saves a read; before, it costs one. */
 static uint64_t cache_share(const tutti_world *world) {
-    long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    if (cache <= 0)
-        cache = 32 << 20;
-    return (uint64_t)cache / (uint64_t)(world->local_size > 0 ? world->local_size : 1) / 4;
+    return (uint64_t)tu_cache_last_bytes() / (uint64_t)(world->local_size > 0 ? world->local_size : 1) / 2 + 1;
 }
 
 tutti_status tu_tuning_apply(tu_collective *state) {
