@@ -338,8 +338,8 @@ static void wait_for_news(connecting *state) {
     if (wait > left)
         wait = left;
     struct timespec time = { .tv_sec = wait / TU_SECOND, .tv_nsec = wait % TU_SECOND };
-    (void)ppoll(polls, count, &time, NULL);
-    if (!is_founder(state) && (polls[1].revents & POLLHUP) != 0 && (polls[1].revents & POLLIN) == 0)
+    bool failed = ppoll(polls, count, &time, NULL) < 0 && errno != EINTR;
+    if (failed || (!is_founder(state) && (polls[1].revents & POLLHUP) != 0 && (polls[1].revents & POLLIN) == 0))
         (void)nanosleep(&(struct timespec){ .tv_nsec = TU_MILLISECOND }, NULL); /* the founder left: do not spin until we know why */
 }
 

@@ -417,7 +417,7 @@ static tutti_status compare(const progress *state) {
             tu_error(TUTTI_ERROR_MISMATCH, "ranks disagree: rank %d is in \"%s\" where rank %d is in \"%s\" (exchange %llu)", mine,
                      state->wire.purpose, theirs, message->wire.purpose, (unsigned long long)exchange->sequence);
         else if (message->wire.bytes != exchange->bytes)
-            tu_error(TUTTI_ERROR_MISMATCH, "ranks disagree %s: rank %d brings %zu bytes, rank %d brings %u", state->wire.purpose, mine,
+            tu_error(TUTTI_ERROR_MISMATCH, "ranks disagree in \"%s\": rank %d brings %zu bytes, rank %d brings %u", state->wire.purpose, mine,
                      exchange->bytes, theirs, message->wire.bytes);
         else
             continue;
@@ -465,16 +465,14 @@ static tutti_status hand_out(progress *state, tu_mapping **mappings) {
         return tu_error_system(error, "cannot copy a descriptor");
     }
     for (int i = 0; i < exchange->count; i++) {
-        tu_message *message = state->got[i];
-        if (exchange->descriptors != NULL) {
-            exchange->descriptors[i] = i == exchange->me ? own : message->has_descriptor ? message->descriptor : -1;
-            if (message != NULL)
-                message->has_descriptor = false;
-        }
-        if (mappings == NULL)
-            continue;
-        mappings[i] = i == exchange->me ? mine : message->mapping;
-        if (message != NULL)
+        tu_message *message = state->got[i]; /* NULL for oneself alone */
+        if (exchange->descriptors != NULL)
+            exchange->descriptors[i] = message == NULL ? own : message->has_descriptor ? message->descriptor : -1;
+        if (mappings != NULL)
+            mappings[i] = message == NULL ? mine : message->mapping;
+        if (message != NULL && exchange->descriptors != NULL)
+            message->has_descriptor = false;
+        if (message != NULL && mappings != NULL)
             message->mapping = NULL;
     }
     return TUTTI_OK;

@@ -17,7 +17,7 @@
 
 #define GRANULE ((size_t)256)
 #define FIRST_CHUNK ((size_t)256 << 10)
-#define LARGEST_CHUNK ((size_t)32 << 20)
+#define LARGEST_CHUNK ((size_t)8 << 20) /* a new one costs its first user 2 ms here */
 #define BINS 24
 #define NOBODY UINT32_MAX
 #define QUICK_TRIES 16

@@ -15,7 +15,7 @@
 
 #include "job/inner.h"
 
-#define KEEPER_STACK ((size_t)128 << 10)
+#define KEEPER_STACK ((size_t)256 << 10)
 #define CONFIRM_INTERVAL (10 * TU_MILLISECOND) /* between two looks at pidfd and socket */
 
 /* ---- the keeper ---- */
@@ -46,6 +46,8 @@ tutti_status tu_keeper_start(tu_job *job) {
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     error = pthread_create(&job->keeper, &attributes, keep, job);
+    if (error == EINVAL) /* the libraries of this program have more thread-local data than that */
+        error = pthread_create(&job->keeper, NULL, keep, job);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
     if (error != 0)
