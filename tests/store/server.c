@@ -84,7 +84,7 @@ TEST(commands_may_come_in_any_pieces) {
     tutti_store *store = open_server("localhost");
     int raw = raw_connect(tutti_store_port(store));
     for (size_t i = 0; i < sizeof VALIDATE - 1; i++)
-        raw_send(raw, VALIDATE + i, 1);
+        raw_send(raw, &VALIDATE[i], 1);
     for (size_t i = 0; i < EXCHANGES; i++) {
         for (size_t byte = 0; byte < exchanges[i].command_bytes; byte++) {
             raw_send(raw, exchanges[i].command + byte, 1);
