@@ -113,6 +113,42 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_group_destroy(tutti_group *group);
 /* Ends every wait in the group on all ranks, now and later, with TUTTI_ERROR_ABORTED, the reason and this rank. Any thread. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_group_abort(tutti_group *group, const char *reason);
 
+/* ---- going on after a loss ----
+ *
+ *     while ((status = step(group)) == TUTTI_OK) …
+ *     tutti_group *rest;
+ *     if (tutti_group_shrink(group, NULL, &rest) == TUTTI_OK) …   // the survivors; go on after tutti_group_settled(rest)
+ *
+ * Both calls work on groups that have ended, tolerate deaths while they run, of any rank at any moment, and give all
+ * ranks the same answer. When they fail they fail alike on all ranks that came, end nothing, and may be called again. They need all
+ * ranks on one host. */
+
+typedef struct tutti_shrink_options {
+    size_t size;
+    const int *exclude; /* ranks of the group to leave out besides the dead, the same on all callers; they need not be dead and do not call */
+    int exclude_count;
+    int64_t timeout_ns; /* of this call; 0: the group's */
+} tutti_shrink_options;
+#ifdef __cplusplus
+#define TUTTI_SHRINK_OPTIONS_INIT { sizeof(tutti_shrink_options), 0, 0, 0 }
+#else
+#define TUTTI_SHRINK_OPTIONS_INIT { .size = sizeof(tutti_shrink_options) }
+#endif
+
+/* A new group of the survivors, in the old order: all members but those that died, closed their worlds or are excluded. A rank that lives
+ * and does not come until the deadline fails it with TUTTI_ERROR_TIMEOUT, by name. The old group, other groups and symmetric memory stay as
+ * they are: rendezvous the blocks with the new group. Call it when none of this rank's works on the group is unfinished. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_group_shrink(tutti_group *group, const tutti_shrink_options *options, tutti_group **rest);
+
+/* Of a group that came from tutti_group_shrink: the sequence number of the last operation that every one of its members had
+ * completed in the old group. A death may let some ranks finish an operation and fail it for others: a rank whose
+ * tutti_group_completed(old) is higher takes the step back, and nobody is one off. 0 for other groups. */
+TUTTI_API uint64_t tutti_group_settled(const tutti_group *group);
+
+/* *all: whether `mine` was true on every member that came. Deaths do not disturb it: a rank that died before it said anything
+ * does not count. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_group_agree(tutti_group *group, bool mine, bool *all);
+
 /* ---- finding ---- */
 
 /* A tag as a lookup takes it: "" finds groups that were made without one; "T" and "user:T" find those made with tag T;

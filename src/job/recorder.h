@@ -35,7 +35,7 @@
     X(MULTIMEM_ONE_SHOT_ALL_REDUCE, "multimem_one_shot_all_reduce")                                                    \
     X(MULTIMEM_ONE_SHOT_REDUCE, "multimem_one_shot_reduce") X(MULTIMEM_ALL_GATHER, "multimem_all_gather")              \
     X(ALL_TO_ALL_VDEV, "all_to_all_vdev") X(ALL_TO_ALL_VDEV_2D, "all_to_all_vdev_2d")                                  \
-    X(ALL_TO_ALL_VDEV_2D_OFFSET, "all_to_all_vdev_2d_offset")
+    X(ALL_TO_ALL_VDEV_2D_OFFSET, "all_to_all_vdev_2d_offset") X(CONNECTIVITY, "connectivity_ranks")
 
 typedef enum tu_operation {
     TU_OP_NONE = 0,

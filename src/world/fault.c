@@ -126,7 +126,7 @@ void tu_faults_free(tu_faults *faults) {
 /* Operations whose callers get an object, or an answer, that a skipped call cannot have. */
 static bool returns_object(tu_operation operation) {
     return operation == TU_OP_RENDEZVOUS || operation == TU_OP_GROUP_NEW || operation == TU_OP_GROUP_SPLIT || operation == TU_OP_SHRINK ||
-           operation == TU_OP_AGREE;
+           operation == TU_OP_AGREE || operation == TU_OP_CONNECTIVITY;
 }
 
 static tutti_status deliver(tutti_group *group, const tu_op_info *info, const tu_faults *fault) {

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "world/registry.h"
 #include "world/sha1.h"
+#include "world/vote.h"
 
 static bool real(const tutti_group *group) {
     return group != NULL && group != TUTTI_NON_GROUP_MEMBER;
@@ -56,6 +57,10 @@ uint64_t tutti_group_sequence(const tutti_group *group) {
 
 uint64_t tutti_group_completed(const tutti_group *group) {
     return real(group) ? atomic_load_explicit(&group->completed, memory_order_relaxed) : 0;
+}
+
+uint64_t tutti_group_settled(const tutti_group *group) {
+    return real(group) ? atomic_load_explicit(&group->settled, memory_order_relaxed) : 0;
 }
 
 int64_t tutti_group_timeout(const tutti_group *group) {
@@ -148,6 +153,7 @@ tutti_status tu_group_make(tutti_world *world, const tu_group_plan *plan, tutti_
     atomic_init(&group->timeout_ns, plan->timeout_ns);
     pthread_mutex_init(&group->lock, NULL);
     pthread_mutex_init(&group->exchange_lock, NULL);
+    pthread_mutex_init(&group->vote_lock, NULL);
     tu_world_handle(world, "group", 1);
     *out = group;
     return TUTTI_OK;
@@ -157,7 +163,7 @@ tutti_status tu_group_page_reserve(tutti_group *group, const tu_piece **piece) {
     *piece = NULL;
     size_t bytes = sizeof *group->page;
     if (!group->world->fake && group->local)
-        bytes += tu_area_bytes(group->size);
+        bytes += tu_area_bytes(group->size) + tu_votes_bytes(group->size);
     if (group->world->fake || !group->local || group->size == 1) {
         group->page = aligned_alloc(_Alignof(tu_group_page), bytes);
         if (group->page == NULL)
@@ -211,6 +217,7 @@ static void free_group(tutti_group *group) {
         tu_piece_free(world->job, &group->page_piece);
     pthread_mutex_destroy(&group->lock);
     pthread_mutex_destroy(&group->exchange_lock);
+    pthread_mutex_destroy(&group->vote_lock);
     free(group->ranks);
     free(group);
     tu_world_handle(world, "group", -1);

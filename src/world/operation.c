@@ -31,6 +31,8 @@ bool tu_op_sequenced(tu_operation operation) {
     case TU_OP_PEERS_SIGNAL:
     case TU_OP_PEERS_WAIT_SIGNAL:
     case TU_OP_PEERS_BARRIER:
+    case TU_OP_SHRINK: /* numbered by votes */
+    case TU_OP_AGREE:
         return false;
     default:
         return true;

@@ -76,6 +76,10 @@ typedef struct tu_cause {
 typedef struct tu_group_page {
     _Alignas(128) _Atomic uint64_t state; /* 0 lives; else (origin + 1) | TU_GROUP_TOLD once `cause` is complete; set by compare-and-swap */
     _Alignas(128) tu_cause cause;         /* written by the winner alone, between its two steps */
+    /* Votes (vote.h): attempt << 32 | (member whose proposal was chosen) + 1; by compare-and-swap, attempts only rise. */
+    _Alignas(128) _Atomic uint64_t decided;
+    /* Nonzero ends the exchange inside a shrink: any member whose part failed sets it; cleared before the next (shrink.c). */
+    _Atomic uint64_t abandoned;
 } tu_group_page;
 #define TU_GROUP_TOLD (UINT64_C(1) << 32)
 
@@ -109,6 +113,8 @@ struct tutti_group {
     _Atomic uint64_t sequence;   /* of the last operation begun; operations of a group are numbered from 1 in call order */
     _Atomic uint64_t messages;   /* the same for what not all members do alike (send, recv, puts, signals): see tu_op_sequenced */
     _Atomic uint64_t completed;  /* of the last operation that this rank completed */
+    uint64_t attempts;           /* number of this rank's last vote (vote.h); under vote_lock */
+    pthread_mutex_t vote_lock;   /* one vote of a group at a time */
     uint64_t exchanges;          /* of exchanges under `key`; under exchange_lock */
     pthread_mutex_t exchange_lock; /* one exchange of a group at a time */
     _Atomic uint32_t departures; /* tu_job_departures when the members were last looked at */

@@ -80,7 +80,7 @@ TEST(ranks_of_two_hosts_find_each_other) {
 }
 
 static void exchange_numbers(tutti_group *group) {
-    tu_op_info info = { .operation = TU_OP_AGREE, .root = -1 };
+    tu_op_info info = { .operation = TU_OP_CONNECTIVITY, .root = -1 };
     int64_t deadline;
     uint64_t ticket;
     int numbers[4], mine = 10 + group->world->rank;
