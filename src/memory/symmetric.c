@@ -49,7 +49,11 @@ static void end(void *state) {
 }
 
 tutti_status tu_memory_group_get(tutti_group *group, tu_memory_group **result) {
-    void *state;
+    void *state = tu_attached(&group->rooms[TU_ROOM_MEMORY]);
+    if (state != NULL) {
+        *result = state;
+        return TUTTI_OK;
+    }
     tutti_status status = tu_group_room(group, TU_ROOM_MEMORY, make, end, &state);
     if (status == TUTTI_OK)
         *result = state;

@@ -92,7 +92,11 @@ static void end(void *state) {
 }
 
 tutti_status tu_memory_world_get(tutti_world *world, tu_memory_world **tables) {
-    void *state;
+    void *state = tu_attached(&world->rooms[TU_ROOM_MEMORY]);
+    if (state != NULL) {
+        *tables = state;
+        return TUTTI_OK;
+    }
     tutti_status status = tu_world_room(world, TU_ROOM_MEMORY, make, end, &state);
     if (status == TUTTI_OK)
         *tables = state;
