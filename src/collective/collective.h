@@ -66,11 +66,13 @@ typedef struct tu_said {
     uint8_t operation, dtype, reduction, algorithm;
 } tu_said;
 
+/* What others poll and what they hardly ever read lie on pages of their own: a processor that reads the one fetches neighbours ahead, and a
+ * line that somebody else has fetched costs its owner a round trip to write. */
 typedef struct tu_member {
-    tu_line arrive[2];
-    tu_flag step;
-    tu_flag up;       /* tree: all members of my domain have arrived */
-    tu_said said[2];
+    _Alignas(4096) tu_line arrive[2];
+    _Alignas(4096) tu_flag step;
+    tu_flag up; /* tree: all members of my domain have arrived */
+    _Alignas(4096) tu_said said[2];
     /* then, by offsets in tu_layout: splits[2][size][2], slots[2] */
 } tu_member;
 
@@ -183,7 +185,6 @@ struct tu_collective {
     size_t wide_bytes;          /* of one */
     tutti_work *open;           /* a one-shot that was started and not finished, with a reference; work.c */
     bool helping;               /* the lock is held by the helper thread */
-    tutti_work *finished;       /* by the helper, still to be released */
     _Atomic(tu_engine *) engine; /* NULL until the first work that needs it */
     _Atomic(tu_points *) points; /* NULL until the first send or receive */
     tu_op_info ran;             /* the last collective that ran */

@@ -17,8 +17,7 @@ void tu_engine_drain(tu_collective *state);
 /* With the state's lock held, after draining: enters the task so that its number follows those of queued works. */
 tutti_status tu_engine_enter(tu_collective *state, tu_task *task);
 
-/* Ends the thread. True when it has ended, or there was none; false when the caller IS that thread: then it calls release(argument)
- * as its last act. */
-bool tu_engine_stop(tu_engine *engine, void (*release)(void *), void *argument);
+/* Ends the thread and frees the engine. */
+void tu_engine_stop(tu_engine *engine);
 
 #endif

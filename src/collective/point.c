@@ -507,7 +507,7 @@ static void finish_works(tu_request *request) {
         tu_error_restore(&before);
         tu_collective *state = work->state;
         tu_bell_ring(state->sleepers, state->bells[state->rank]);
-        tu_work_free(work);
+        tu_work_drop(work);
         request = next;
     }
 }
@@ -605,7 +605,7 @@ static void fail_works(tu_request *request, const tu_group_wait *wait, tutti_sta
         if (request->state != WAITING && request->state != POSTING) /* half of it has moved */
             tu_group_end(work->group, &work->task.info);
         tu_work_finish(work, tu_group_leave(work->group, &work->task.info, work->task.ticket, failed));
-        tu_work_free(work);
+        tu_work_drop(work);
         request = next;
     }
 }
@@ -889,7 +889,7 @@ tutti_status tu_point_start(tu_collective *state, tutti_work *work) {
         return status;
     }
     request->task = &work->task;
-    request->work = tutti_work_keep(work);
+    request->work = tu_work_hold(work);
     work->request = request;
     begin(points, request);
     pthread_mutex_lock(&points->lock);

@@ -77,8 +77,8 @@ static void free_state(void *argument) {
 
 static void end_state(void *argument) {
     tu_collective *state = argument;
-    if (tu_engine_stop(state->engine, free_state, state))
-        free_state(state);
+    tu_engine_stop(atomic_load_explicit(&state->engine, memory_order_acquire));
+    free_state(state);
 }
 
 static void find_bells(tu_collective *state) {

@@ -27,32 +27,45 @@ struct tu_engine {
     pthread_cond_t changed; /* a work was queued or finished, or the thread shall end */
     pthread_t thread;
     bool running, ending, finish_open;
+    _Atomic bool orphan; /* set by the helper's own thread alone */
     tutti_work *first, *last;
-    void (*release)(void *);
-    void *argument;
 };
 
 /* ---- one work ---- */
 
 tutti_work *tutti_work_keep(tutti_work *work) {
     if (work != NULL)
-        atomic_fetch_add_explicit(&work->references, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&work->users, 1, memory_order_relaxed);
     return work;
 }
 
-static void drop(tutti_work *work) {
+tutti_work *tu_work_hold(tutti_work *work) {
+    atomic_fetch_add_explicit(&work->references, 1, memory_order_relaxed);
+    return work;
+}
+
+/* Over and released: the world may be closed now. Once, by whoever came second. */
+static void let_go(tutti_work *work) {
+    tutti_group *group = work->group;
+    tu_batch_free(work->batch);
+    work->batch = NULL;
+    tu_world_handle(group->world, "work", -1);
+    tutti_group_release(group);
+}
+
+static void drop_memory(tutti_work *work) {
     if (atomic_fetch_sub_explicit(&work->references, 1, memory_order_acq_rel) != 1)
         return;
-    tutti_group *group = work->group;
-    tu_world_handle(group->world, "work", -1);
-    if (work->event != NULL)
-        tu_device_work_end(work);
-    tu_batch_free(work->batch);
     free(work->arrays);
     free(work->error);
     free(work->request);
     free(work);
-    tutti_group_release(group);
+}
+
+void tu_work_drop(tutti_work *work) {
+    if (work->last)
+        let_go(work);
+    drop_memory(work);
 }
 
 /* Copies the arrays that the caller may take back after the call. */
@@ -79,6 +92,7 @@ tutti_status tu_work_make(const tu_task *task, tutti_work **made) {
     tutti_work *work = calloc(1, sizeof *work);
     if (work == NULL)
         return tu_error_memory("a work", sizeof *work);
+    atomic_init(&work->users, 1);
     atomic_init(&work->references, 1);
     work->task = *task;
     tutti_status status = copy_arrays(work, task->group->size);
@@ -93,7 +107,8 @@ tutti_status tu_work_make(const tu_task *task, tutti_work **made) {
 }
 
 void tu_work_free(tutti_work *work) {
-    drop(work);
+    let_go(work);
+    drop_memory(work);
 }
 
 /* Keeps the error of the thread that ran it, for the thread that will wait. */
@@ -105,6 +120,9 @@ void tu_work_finish(tutti_work *work, tutti_status status) {
         if (work->error != NULL)
             tu_error_save(work->error);
     }
+    /* Before the flag, so that a user who sees the work done finds that it may let go of the group. */
+    uint32_t before = atomic_fetch_or_explicit(&work->ends, TU_WORK_DONE, memory_order_acq_rel);
+    work->last = (before & TU_WORK_RELEASED) != 0;
     atomic_store_explicit(&work->done, 1, memory_order_release); /* pairs with is_done */
 }
 
@@ -123,14 +141,8 @@ static tutti_status result(const tutti_work *work) {
 
 /* ---- running, with the state's lock held ---- */
 
-/* The helper must not end the last reference while it holds the lock of a state that may go with it: it does so afterwards. */
-static void drop_run(tu_collective *state, tutti_work *work) {
-    if (!state->helping) {
-        drop(work);
-        return;
-    }
-    work->next = state->finished;
-    state->finished = work;
+static bool is_orphan(const tu_engine *engine) {
+    return atomic_load_explicit(&engine->orphan, memory_order_relaxed);
 }
 
 static void tell(tu_engine *engine) {
@@ -153,7 +165,7 @@ static void finish_open(tu_collective *state) {
     tu_engine *engine = atomic_load_explicit(&state->engine, memory_order_acquire);
     if (engine != NULL)
         tell(engine);
-    drop_run(state, work);
+    tu_work_drop(work);
 }
 
 static void run_work(tu_collective *state, tutti_work *work) {
@@ -189,19 +201,22 @@ static tutti_work *take_first(tu_engine *engine) {
     return work;
 }
 
+/* Dropping a work may end its group, and the state with it: on the helper's thread alone, since every other thread that runs works is in
+ * a call on the group. The helper then finds itself an orphan and touches the state no more. */
 static void run_queue(tu_collective *state) {
     tu_engine *engine = atomic_load_explicit(&state->engine, memory_order_acquire);
-    for (tutti_work *work; engine != NULL && (work = take_first(engine)) != NULL;) {
+    for (tutti_work *work; engine != NULL && !is_orphan(engine) && (work = take_first(engine)) != NULL;) {
         run_work(state, work);
         tell(engine);
-        drop_run(state, work);
+        tu_work_drop(work);
     }
 }
 
 void tu_engine_drain(tu_collective *state) {
+    tu_engine *engine = atomic_load_explicit(&state->engine, memory_order_acquire);
     if (__builtin_expect(state->open != NULL, 0))
         finish_open(state);
-    if (__builtin_expect(atomic_load_explicit(&state->engine, memory_order_acquire) != NULL, 0))
+    if (__builtin_expect(engine != NULL, 0) && !is_orphan(engine))
         run_queue(state);
 }
 
@@ -226,12 +241,10 @@ tutti_status tu_engine_enter(tu_collective *state, tu_task *task) {
 
 /* ---- the helper ---- */
 
-static void drop_all(tutti_work *work) {
-    while (work != NULL) {
-        tutti_work *next = work->next;
-        drop(work);
-        work = next;
-    }
+static void free_engine(tu_engine *engine) {
+    pthread_mutex_destroy(&engine->lock);
+    pthread_cond_destroy(&engine->changed);
+    free(engine);
 }
 
 static void *help(void *argument) {
@@ -248,23 +261,17 @@ static void *help(void *argument) {
         if (tu_collective_lock(state, INT64_MAX) == TUTTI_OK) {
             state->helping = true;
             tu_engine_drain(state);
-            state->helping = false;
-            tutti_work *finished = state->finished;
-            state->finished = NULL;
-            tu_collective_unlock(state);
-            drop_all(finished);
+            if (!is_orphan(engine)) {
+                state->helping = false;
+                tu_collective_unlock(state);
+            }
         }
         pthread_mutex_lock(&engine->lock);
     }
-    void (*release)(void *) = engine->release;
-    void *released = engine->argument;
+    bool orphan = is_orphan(engine);
     pthread_mutex_unlock(&engine->lock);
-    if (release != NULL) { /* nobody joins: the group went with a work that this thread ran */
-        pthread_mutex_destroy(&engine->lock);
-        pthread_cond_destroy(&engine->changed);
-        free(engine);
-        release(released);
-    }
+    if (orphan)
+        free_engine(engine);
     return NULL;
 }
 
@@ -296,9 +303,7 @@ static tutti_status get_engine(tu_collective *state, tu_engine **found) {
         pthread_condattr_destroy(&attributes);
         tu_engine *none = NULL;
         if (!atomic_compare_exchange_strong_explicit(&state->engine, &none, engine, memory_order_acq_rel, memory_order_acquire)) {
-            pthread_mutex_destroy(&engine->lock);
-            pthread_cond_destroy(&engine->changed);
-            free(engine);
+            free_engine(engine);
             engine = none;
         }
     }
@@ -315,27 +320,25 @@ static tutti_status ensure_thread(tu_engine *engine) {
     return status;
 }
 
-bool tu_engine_stop(tu_engine *engine, void (*release)(void *), void *argument) {
+void tu_engine_stop(tu_engine *engine) {
     if (engine == NULL)
-        return true;
+        return;
     pthread_mutex_lock(&engine->lock);
     engine->ending = true;
-    bool self = engine->running && pthread_equal(engine->thread, pthread_self());
-    if (self) {
-        engine->release = release;
-        engine->argument = argument;
-        pthread_detach(engine->thread);
-    }
+    /* The group may go with a work that the helper itself drops: then it frees the engine as its last act, and touches the state no more. */
+    bool running = engine->running, orphan = running && pthread_equal(engine->thread, pthread_self());
+    if (orphan)
+        atomic_store_explicit(&engine->orphan, true, memory_order_relaxed);
+    pthread_t thread = engine->thread;
     pthread_cond_broadcast(&engine->changed);
     pthread_mutex_unlock(&engine->lock);
-    if (self)
-        return false;
-    if (engine->running)
-        pthread_join(engine->thread, NULL);
-    pthread_mutex_destroy(&engine->lock);
-    pthread_cond_destroy(&engine->changed);
-    free(engine);
-    return true;
+    if (orphan) {
+        pthread_detach(thread);
+        return;
+    }
+    if (running)
+        pthread_join(thread, NULL);
+    free_engine(engine);
 }
 
 /* ---- starting ---- */
@@ -374,7 +377,7 @@ static tutti_status try_at_once(tu_collective *state, tutti_work *work, bool *st
         tu_work_finish(work, tu_task_leave(task, status));
         return TUTTI_OK;
     }
-    state->open = tutti_work_keep(work);
+    state->open = tu_work_hold(work);
     if (tu_epoch_complete(state, task->open_epoch))
         finish_open(state);
     return TUTTI_OK;
@@ -390,7 +393,7 @@ static tutti_status enqueue(tu_collective *state, tutti_work *work) {
     if (status == TUTTI_OK && work->batch == NULL)
         status = enter(&work->task);
     if (status == TUTTI_OK) {
-        tutti_work_keep(work);
+        tu_work_hold(work);
         if (engine->last != NULL)
             engine->last->next = work;
         else
@@ -437,7 +440,7 @@ tutti_status tu_work_start_made(tutti_work *work, tutti_work **result_pointer) {
         status = TUTTI_OK;
     }
     if (status != TUTTI_OK) {
-        drop(work);
+        tu_work_free(work);
         return status;
     }
     *result_pointer = work;
@@ -585,20 +588,29 @@ uint64_t tutti_work_sequence(const tutti_work *work) {
     return work != NULL ? work->task.info.sequence : 0;
 }
 
-void tutti_work_release(tutti_work *work) {
-    if (work == NULL)
-        return;
-    /* An open one that nobody will wait for is left to the helper. */
-    if (!is_done(work) && work->state != NULL && work->request == NULL && atomic_load_explicit(&work->references, memory_order_relaxed) > 1) {
-        tu_engine *engine;
-        if (get_engine(work->state, &engine) == TUTTI_OK) {
-            pthread_mutex_lock(&engine->lock);
-            if (ensure_thread(engine) == TUTTI_OK) {
-                engine->finish_open = true;
-                pthread_cond_broadcast(&engine->changed);
-            }
-            pthread_mutex_unlock(&engine->lock);
-        }
+/* An open work that nobody will wait for is left to the helper. */
+static void leave_to_helper(tutti_work *work) {
+    tu_engine *engine;
+    if (get_engine(work->state, &engine) != TUTTI_OK)
+        return; /* the group's next operation finishes it */
+    pthread_mutex_lock(&engine->lock);
+    if (ensure_thread(engine) == TUTTI_OK) {
+        engine->finish_open = true;
+        pthread_cond_broadcast(&engine->changed);
     }
-    drop(work);
+    pthread_mutex_unlock(&engine->lock);
+}
+
+void tutti_work_release(tutti_work *work) {
+    if (work == NULL || atomic_fetch_sub_explicit(&work->users, 1, memory_order_acq_rel) != 1)
+        return;
+    bool nobody_runs_it = work->event != NULL;
+    if (nobody_runs_it)
+        tu_device_work_end(work);
+    else if (!is_done(work) && work->state != NULL && work->request == NULL)
+        leave_to_helper(work);
+    uint32_t before = atomic_fetch_or_explicit(&work->ends, TU_WORK_RELEASED, memory_order_acq_rel);
+    if (nobody_runs_it || (before & TU_WORK_DONE) != 0)
+        let_go(work);
+    drop_memory(work);
 }

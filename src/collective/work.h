@@ -10,9 +10,12 @@
 typedef struct tu_request tu_request; /* a send or receive under way: point.c */
 
 struct tutti_work {
-    _Atomic uint32_t references;
-    _Atomic uint32_t done;  /* released after status and error are set */
-    tutti_group *group;     /* a reference */
+    _Atomic uint32_t users;      /* references of the program */
+    _Atomic uint32_t references; /* one for all users together, one for whoever runs it */
+    _Atomic uint32_t ends;       /* TU_WORK_DONE, TU_WORK_RELEASED: whoever sets the second lets go of the group */
+    _Atomic uint32_t done;       /* released after status and error are set */
+    bool last;                   /* its runner lets go of the group, when it drops it */
+    tutti_group *group;          /* a reference */
     tu_collective *state;   /* NULL where nobody else is there */
     tu_task task;           /* its arrays lie in `arrays` */
     void *arrays;
@@ -24,12 +27,18 @@ struct tutti_work {
     tutti_work *next;       /* in the queue */
 };
 
-/* One reference, not started. */
+#define TU_WORK_DONE 1u
+#define TU_WORK_RELEASED 2u
+
+/* One reference of the user's, not started. */
 tutti_status tu_work_make(const tu_task *task, tutti_work **work);
-/* Starts it and gives the reference to *result; on failure it is released. */
+/* Starts it and gives the reference to *result; on failure it is freed. */
 tutti_status tu_work_start_made(tutti_work *work, tutti_work **result);
-/* Ends a reference without the courtesies of tutti_work_release. */
+/* Of one that could not be started. */
 void tu_work_free(tutti_work *work);
+/* The runner's reference. Dropping it may end the group, so no lock of it may be held. */
+tutti_work *tu_work_hold(tutti_work *work);
+void tu_work_drop(tutti_work *work);
 /* Marks it done, with the calling thread's error when it failed. */
 void tu_work_finish(tutti_work *work, tutti_status status);
 
