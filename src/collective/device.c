@@ -197,7 +197,19 @@ static tutti_status describe(const tu_task *task, const tutti_call *call, lists 
         }
         out->parts = l->parts;
         out->count = l->parts[size];
+        out->row = task->row;
         break;
+    case TU_OP_ALL_TO_ALL_VDEV:
+        out->shape = TU_DEVICE_VDEV;
+        out->in_splits = task->vdev.in_splits;
+        out->out_splits = task->vdev.out_splits;
+        out->row_bytes = task->info.count * task->element;
+        out->in_rows = task->vdev.in_rows;
+        out->out_rows = task->vdev.out_rows;
+        out->major_align = task->vdev.align;
+        out->experts = task->vdev.experts;
+        out->form = task->info.operation == TU_OP_ALL_TO_ALL_VDEV_2D ? 1 : task->info.operation == TU_OP_ALL_TO_ALL_VDEV_2D_OFFSET ? 2 : 0;
+        return find_place(group, task->in, task->vdev.in_rows * out->row_bytes, &out->in_place);
     case TU_OP_SEND:
     case TU_OP_RECV:
         return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s takes memory of the CPU; on devices use tutti_peers_put and tutti_peers_signal, or "
@@ -227,11 +239,13 @@ static tutti_status describe(const tu_task *task, const tutti_call *call, lists 
 
 static tutti_status check_places(const tu_task *task, int *index) {
     int rank = task->group->rank, size = task->group->size, other;
+    bool vdev = task->shape == TU_OP_ALL_TO_ALL_VDEV;
     const struct {
         const char *name;
         const void *pointer;
         size_t bytes;
-    } buffers[2] = { { "in", task->in, tu_in_bytes(task, rank, size) }, { "out", task->out, tu_out_bytes(task, rank, size) } };
+    } buffers[2] = { { "in", task->in, vdev ? task->vdev.in_rows : tu_in_bytes(task, rank, size) },
+                     { "out", task->out, vdev ? task->vdev.out_rows : tu_out_bytes(task, rank, size) } };
     *index = -1;
     for (int i = 0; i < 2; i++) {
         if (buffers[i].pointer == NULL || buffers[i].bytes == 0)

@@ -75,10 +75,15 @@ tutti_status tutti_one_shot_all_reduce_copy(tutti_group *group, void *buffer, si
         return tu_error(TUTTI_ERROR_ARGUMENT, "one_shot_all_reduce_copy: the local input is NULL, or its dtype is none");
     if (group == TUTTI_NON_GROUP_MEMBER || group->world->fake)
         return TUTTI_OK;
-    if (tutti_memory_find(group->world, buffer)->device != TUTTI_CPU)
-        return tu_error(TUTTI_ERROR_UNSUPPORTED, "one_shot_all_reduce_copy copies by the processor; copy into the buffer on your stream, then call "
-                        "tutti_one_shot_all_reduce");
-    memmove(buffer, in, bytes);
+    tutti_memory *memory = tutti_memory_find(group->world, buffer);
+    if (memory->device == TUTTI_CPU) {
+        memmove(buffer, in, bytes);
+    } else {
+        tu_backend_call copy = { .stream = call != NULL ? call->stream : NULL };
+        status = memory->backend->copy(memory->backend_state, memory->block.device_index, buffer, in, bytes, &copy);
+        if (status != TUTTI_OK)
+            return status;
+    }
     return run(group, TU_OP_ONE_SHOT_ALL_REDUCE, TU_OP_ALL_REDUCE, buffer, out, count, dtype, op, -1, TUTTI_ALGORITHM_ONE_SHOT, call);
 }
 
@@ -134,14 +139,13 @@ static tutti_status require_multicast(tutti_group *group, tu_operation operation
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the group is NULL", name);
     if (group == TUTTI_NON_GROUP_MEMBER || group->world->fake)
         return TUTTI_OK;
-    tutti_memory *memory = tutti_memory_find(group->world, pointer);
-    if (memory != NULL && memory->device != TUTTI_CPU)
-        return TUTTI_OK;
     const char *setting = tu_settings_text(&group->world->settings, TU_SETTING_MULTICAST);
     if (strcmp(setting, "software") == 0)
         return TUTTI_OK;
-    return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: multicast support is required, and memory of the CPU has none (TUTTI_MULTICAST=%s). "
-                    "TUTTI_MULTICAST=software uses a form in which the processors write every copy", name, setting);
+    tutti_memory *memory = tutti_memory_find(group->world, pointer);
+    bool device = memory != NULL && memory->device != TUTTI_CPU;
+    return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: multicast support is required, and memory of the %s has none that Tutti uses (TUTTI_MULTICAST=%s). "
+                    "TUTTI_MULTICAST=software uses a form in which the processors write every copy", name, device ? "device" : "CPU", setting);
 }
 
 tutti_status tutti_multimem_all_reduce(tutti_group *group, void *data, size_t count, tutti_dtype dtype, tutti_op op, const tutti_call *call) {

@@ -6,6 +6,8 @@
 
 #include <math.h>
 
+#include <tutti/named.h>
+
 #include "kernel/kernel.h"
 
 /* What rank r contributes: small values of every kind, reproducible on every rank. */
@@ -365,5 +367,92 @@ TEST_GPU(captured_calls_can_be_replayed_and_mixed_with_eager_ones) {
     CHECK_OK(tutti_group_check(group));
     CHECK_OK(tutti_barrier(group, NULL));
     tutti_peers_release(peers);
+    tutti_memory_release(memory);
+}
+
+/* ---- named operations ---- */
+
+TEST_GPU(named_operations_work_on_device_memory) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group), size = tutti_group_size(group);
+    size_t rows = 6, columns = 32 * (size_t)size, total = rows * columns;
+    float *inputs[64], *expected = malloc(total * 4), *got = malloc(total * 4);
+    for (int r = 0; r < size; r++) {
+        inputs[r] = malloc(total * 4);
+        fill(inputs[r], TUTTI_F32, total, r);
+    }
+    tu_reduce(expected, (const void *const *)inputs, size, total, TUTTI_F32, TUTTI_SUM, NULL, 0);
+    tutti_memory *memory = gpu_symmetric(world, total * 4);
+    float *data = tutti_memory_data(memory), *private_in = gpu_private(total * 4), *out = gpu_private(total * 4);
+    gpu_write(private_in, inputs[rank], total * 4);
+    gpu_lockstep(group);
+    CHECK_OK(tutti_one_shot_all_reduce_copy(group, data, total, private_in, out, total, TUTTI_F32, TUTTI_SUM, ON_STREAM));
+    gpu_read(got, out, total * 4);
+    CHECK_OK(tutti_group_check(group));
+    CHECK(memcmp(got, expected, total * 4) == 0);
+    size_t part = columns / (size_t)size;
+    CHECK_OK(tutti_reduce_scatter_out(group, data, out, rows, columns, true, TUTTI_F32, TUTTI_SUM, ON_STREAM));
+    gpu_read(got, out, rows * part * 4);
+    for (size_t row = 0; row < rows; row++)
+        CHECK(memcmp(got + row * part, expected + row * columns + (size_t)rank * part, part * 4) == 0);
+    CHECK_OK(tutti_two_shot_all_reduce(group, data, total, TUTTI_F32, TUTTI_SUM, ON_STREAM));
+    gpu_read(got, data, total * 4);
+    CHECK(memcmp(got, expected, total * 4) == 0);
+    CHECK_OK(tutti_low_contention_all_gather(group, data, out, part, TUTTI_F32, ON_STREAM));
+    gpu_read(got, out, (size_t)size * part * 4);
+    for (int r = 0; r < size; r++)
+        CHECK(memcmp(got + (size_t)r * part, expected, part * 4) == 0);
+    CHECK_STATUS(tutti_multimem_all_reduce(group, data, total, TUTTI_F32, TUTTI_SUM, ON_STREAM), TUTTI_ERROR_UNSUPPORTED);
+    CHECK_MESSAGE("multicast support is required");
+    CHECK_OK(tutti_group_check(group));
+    gpu_lockstep(group);
+    for (int r = 0; r < size; r++)
+        free(inputs[r]);
+    free(expected);
+    free(got);
+    gpu_private_free(private_in);
+    gpu_private_free(out);
+    tutti_memory_release(memory);
+}
+
+TEST_GPU(all_to_all_by_splits_on_the_device_and_back) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group), size = tutti_group_size(group), experts = 3, slots = size * experts;
+    size_t row = 20, max_rows = 64 * (size_t)slots;
+    tutti_memory *memory = gpu_symmetric(world, 3 * max_rows * row * 4 + 6 * (size_t)slots * 8);
+    uint32_t *in = tutti_memory_data(memory), *out = in + max_rows * row, *back = out + max_rows * row;
+    int64_t *in_splits = (int64_t *)(back + max_rows * row), *out_splits = in_splits + slots, *back_splits = out_splits + 2 * slots;
+    int64_t *host_splits = malloc((size_t)slots * 16), in_rows = 0;
+    uint32_t *host = malloc(max_rows * row * 4), *got = malloc(max_rows * row * 4);
+    for (int i = 0; i < slots; i++) {
+        host_splits[i] = (rank * 7 + i * 5) % 9; /* some are 0 */
+        in_rows += host_splits[i];
+    }
+    for (size_t i = 0; i < (size_t)in_rows * row; i++)
+        host[i] = (uint32_t)rank << 24 | (uint32_t)i;
+    gpu_write(in, host, (size_t)in_rows * row * 4);
+    gpu_write(in_splits, host_splits, (size_t)slots * 8);
+    tutti_rows forth = TUTTI_ROWS_INIT, again = TUTTI_ROWS_INIT;
+    forth.in = in;
+    forth.out = out;
+    forth.in_rows = forth.out_rows = max_rows;
+    forth.row = row;
+    forth.dtype = TUTTI_U32;
+    again = forth;
+    again.in = out;
+    again.out = back;
+    gpu_lockstep(group);
+    CHECK_OK(tutti_all_to_all_vdev_2d(group, &forth, experts, 8, in_splits, out_splits, ON_STREAM));
+    CHECK_OK(tutti_all_to_all_vdev_2d_offset(group, &again, experts, out_splits, back_splits, ON_STREAM));
+    gpu_read(got, back, (size_t)in_rows * row * 4);
+    CHECK_OK(tutti_group_check(group));
+    CHECK(memcmp(got, host, (size_t)in_rows * row * 4) == 0); /* the way back undoes the way forth */
+    gpu_read(host_splits, out_splits, (size_t)slots * 16);
+    for (int expert = 0; expert < experts; expert++)
+        CHECK_EQ(host_splits[slots + expert * size] % 8, 0); /* each expert begins at a multiple of 8 */
+    gpu_lockstep(group);
+    free(host_splits);
+    free(host);
+    free(got);
     tutti_memory_release(memory);
 }

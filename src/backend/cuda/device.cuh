@@ -46,6 +46,19 @@ static __device__ __forceinline__ void store_relaxed32(uint32_t *word, uint32_t 
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
 
+/* 16 bytes at once. */
+static __device__ __forceinline__ void load_acquire128(const uint64_t *words, uint64_t &first, uint64_t &second) {
+    asm volatile("{.reg .b128 v; ld.acquire.sys.global.b128 v, [%2]; mov.b128 {%0, %1}, v;}"
+                 : "=l"(first), "=l"(second)
+                 : "l"(words)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void store_relaxed128(uint64_t *words, uint64_t first, uint64_t second) {
+    asm volatile("{.reg .b128 v; mov.b128 v, {%1, %2}; st.relaxed.sys.global.b128 [%0], v;}" ::"l"(words), "l"(first), "l"(second)
+                 : "memory");
+}
+
 static __device__ __forceinline__ uint64_t global_time(void) {
     uint64_t time;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
@@ -152,54 +165,69 @@ struct meeting_epoch {
     }
 };
 
-/* All threads of the block call this. Tells every peer "I am here" and waits for all of them. With `publish`, also hands this
- * rank's addresses (source, target, count, factor) to peer t by thread t. False: a fault; leave the kernel. */
+/* Waits until peer's entry has reached the epoch; 0: a fault. */
+static __device__ __forceinline__ int await_peer(const tu_cuda_meeting &m, uint32_t epoch, int peer, uint64_t *plan) {
+    const tu_cuda_inbox *mine = inbox_of(m, m.rank, peer);
+    uint64_t flag, deadline = 0;
+    for (uint32_t spins = 0;; spins++) {
+        load_acquire128(&mine->flag, flag, *plan);
+        if ((int32_t)((uint32_t)(flag >> 32) - epoch) >= 0)
+            break;
+        if ((spins & 63) != 63)
+            continue;
+        if (load_relaxed32(&((tu_cuda_fault *)m.fault)->code) != 0)
+            return 0;
+        uint64_t now = global_time();
+        if (deadline == 0)
+            deadline = now + m.timeout_ns;
+        if (now > deadline) {
+            raise_fault(m.fault, m.host_fault, TU_CUDA_FAULT_TIMEOUT, peer, m.signature, 0, m.operation, 0, m.sequence);
+            return 0;
+        }
+    }
+    if ((uint32_t)(flag >> 32) == epoch && (uint32_t)flag != m.signature) {
+        raise_fault(m.fault, m.host_fault, TU_CUDA_FAULT_MISMATCH, peer, m.signature, (uint32_t)flag, m.operation, 0, m.sequence);
+        return 0;
+    }
+    return 1;
+}
+
+/* The first meeting of a kernel, by all threads of the block: nothing was stored by this kernel yet, so nothing has to be released;
+ * what earlier kernels of the stream stored is visible since they ended. 0: a fault; leave the kernel. 1: met; 2: met, and all
+ * have the same plan as this rank. */
+static __device__ int meet_first(const tu_cuda_meeting &m, meeting_epoch &epoch) {
+    epoch.value++;
+    int good = 1, same = 1;
+    if ((int)threadIdx.x < m.size) {
+        uint64_t plan;
+        store_relaxed128(&inbox_of(m, threadIdx.x, m.rank)->flag, (uint64_t)epoch.value << 32 | m.signature, m.plan);
+        good = await_peer(m, epoch.value, threadIdx.x, &plan);
+        same = plan == m.plan && plan != 0;
+    }
+    good = __syncthreads_and(good);
+    same = __syncthreads_and(same);
+    return good ? 1 + same : 0;
+}
+
+/* All threads of the block call this: what they stored and loaded before comes before what any peer does after. With `publish`, thread t also
+ * hands something to peer t. False: a fault; leave the kernel. */
 template <class Publish>
 static __device__ bool meet(const tu_cuda_meeting &m, meeting_epoch &epoch, Publish publish) {
     __syncthreads(); /* all of the block's loads and stores come before the flag */
     epoch.value++;
     int good = 1;
     if ((int)threadIdx.x < m.size) {
-        int peer = (int)threadIdx.x;
-        tu_cuda_inbox *theirs = inbox_of(m, peer, m.rank);
-        publish(theirs, peer);
+        uint64_t plan;
+        tu_cuda_inbox *theirs = inbox_of(m, threadIdx.x, m.rank);
+        publish(theirs, (int)threadIdx.x);
         store_release64(&theirs->flag, (uint64_t)epoch.value << 32 | m.signature);
-        const tu_cuda_inbox *mine = inbox_of(m, m.rank, peer);
-        uint64_t flag, deadline = 0;
-        for (uint32_t spins = 0;; spins++) {
-            flag = load_acquire64(&mine->flag);
-            if ((int32_t)((uint32_t)(flag >> 32) - epoch.value) >= 0)
-                break;
-            if ((spins & 63) != 63)
-                continue;
-            if (load_relaxed32(&((tu_cuda_fault *)m.fault)->code) != 0) {
-                good = 0;
-                break;
-            }
-            uint64_t now = global_time();
-            if (deadline == 0)
-                deadline = now + m.timeout_ns;
-            if (now > deadline) {
-                raise_fault(m.fault, m.host_fault, TU_CUDA_FAULT_TIMEOUT, peer, m.signature, 0, m.operation, 0, m.sequence);
-                good = 0;
-                break;
-            }
-        }
-        if (good && (uint32_t)(flag >> 32) == epoch.value && (uint32_t)flag != m.signature) {
-            raise_fault(m.fault, m.host_fault, TU_CUDA_FAULT_MISMATCH, peer, m.signature, (uint32_t)flag, m.operation, 0, m.sequence);
-            good = 0;
-        }
+        good = await_peer(m, epoch.value, threadIdx.x, &plan);
     }
     return __syncthreads_and(good) != 0;
 }
 
 static __device__ bool meet(const tu_cuda_meeting &m, meeting_epoch &epoch) {
     return meet(m, epoch, [](tu_cuda_inbox *, int) {});
-}
-
-/* At the start of every kernel: has something gone wrong before? */
-static __device__ __forceinline__ bool faulted(const tu_cuda_meeting &m) {
-    return load_relaxed32(&((const tu_cuda_fault *)m.fault)->code) != 0;
 }
 
 /* ---- element types: storage, accumulator, and the way between them; exactly the arithmetic of tutti/dtype.h ---- */

@@ -27,8 +27,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) tutti_move(const __grid
     const tu_cuda_meeting &m = args.meeting;
     __shared__ unsigned long long longest;
     meeting_epoch epoch(m);
-    if (faulted(m))
-        return;
     if (threadIdx.x == 0)
         longest = 0;
     bool met = meet(m, epoch, [&](tu_cuda_inbox *inbox, int peer) {
@@ -74,8 +72,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) tutti_move(const __grid
 /* A barrier of all ranks on their streams. */
 extern "C" __global__ void tutti_meet(const __grid_constant__ tu_cuda_meeting m) {
     meeting_epoch epoch(m);
-    if (faulted(m))
-        return;
     meet(m, epoch);
     epoch.keep();
 }

@@ -9,6 +9,9 @@
  *               live in device memory, so that a captured graph can be replayed and mixed with eager calls.
  *     fault     the first thing that went wrong on this rank; sticky: kernels that find it set leave at once
  *
+ * The first meeting of a kernel brings, beside the flag, a hash of where the sender's buffers lie. Where all hashes agree, as they do when every rank
+ * uses the same offsets of the same symmetric blocks, everybody can compute all addresses; else a second meeting hands them over.
+ *
  * A barrier of thread block b: all its threads arrive; thread t < n stores (epoch, signature) into entry [b][me] of rank t, with release
  * at system scope, and waits, with acquire, until its own entry [b][t] has reached the epoch. A differing signature at
  * the same epoch is a mismatched call. Entries carry the sender's addresses as well, written before the flag.
@@ -23,14 +26,14 @@
 #define TU_CUDA_TABLE 1024     /* symmetric blocks per group that can be used where they lie */
 
 typedef struct tu_cuda_inbox {
-    uint64_t flag;    /* epoch << 32 | signature; written last, with release */
+    uint64_t flag;    /* epoch << 32 | signature … */
+    uint64_t plan;    /* … and a hash of source and target, 0 when one has to be staged: written together, as one 16-byte store */
     uint64_t source;  /* where the receiver finds the sender's data: code, see below */
     uint64_t target;  /* where the receiver may write at the sender's: code; 0 none */
     uint64_t count;   /* bytes that the sender has for this receiver */
     double factor;    /* of premul_sum */
     uint64_t longest; /* of a move: bytes of the longest part that the sender has for anybody */
     uint64_t offset;  /* of a move: where the sender's part for this receiver begins */
-    uint64_t unused;
 } tu_cuda_inbox; /* 64 bytes */
 
 /* A code names memory of a member so that every member can find it: index of the mapped block in the group's table, and the
@@ -71,6 +74,7 @@ typedef struct tu_cuda_meeting {
     uint64_t table;          /* address of tu_cuda_mapping[TU_CUDA_TABLE] */
     uint64_t timeout_ns;
     uint64_t sequence;
+    uint64_t plan;           /* this rank's */
     uint32_t signature;
     uint32_t operation;
     int32_t rank, size;
@@ -83,6 +87,8 @@ typedef struct tu_cuda_reduce_args {
     uint64_t out;           /* this rank's output; 0: this rank gets none */
     uint64_t source;        /* code of the input; 0: private, goes through staging */
     uint64_t target;        /* code of the output; 0: private */
+    uint64_t source_base, source_stride; /* of the input's block: member r's input lies at base + r * stride, where all have the same plan */
+    uint64_t target_base, target_stride;
     uint64_t stage, stage_code;     /* this rank's staging, at the same code on all */
     uint64_t scratch, scratch_code; /* for reduced slices: at least stage_bytes / size */
     uint64_t stage_bytes;   /* a multiple of 16 * size */

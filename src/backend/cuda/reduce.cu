@@ -275,22 +275,34 @@ template <class Type, int N> static __device__ void reduce_staged(const tu_cuda_
 template <class Type, int N> static __device__ void reduce_body(const tu_cuda_reduce_args &args) {
     __shared__ sources s;
     const tu_cuda_meeting &m = args.meeting;
+    const bool push = args.mode == TU_CUDA_TWO_SHOT;
     meeting_epoch epoch(m);
-    if (faulted(m))
-        return;
-    bool met = meet(m, epoch, [&](tu_cuda_inbox *inbox, int) {
-        inbox->source = args.source;
-        inbox->target = args.target;
-        inbox->factor = args.factor;
-    });
-    if (met) {
+    int met = meet_first(m, epoch);
+    if (met == 2) {
+        if ((int)threadIdx.x < m.size) {
+            s.address[threadIdx.x] = (const uint8_t *)(args.source_base + threadIdx.x * args.source_stride);
+            s.target[threadIdx.x] = (uint8_t *)(args.target_base + threadIdx.x * args.target_stride);
+            s.factor[threadIdx.x] = args.factor;
+        }
+        __syncthreads();
+        if (args.op != OP_PREMUL_SUM) { /* whose factors have to be handed over */
+            reduce_direct<Type, N>(args, s, epoch);
+            epoch.keep();
+            return;
+        }
+    }
+    if (met != 0 && meet(m, epoch, [&](tu_cuda_inbox *inbox, int) {
+            inbox->source = args.source;
+            inbox->target = args.target;
+            inbox->factor = args.factor;
+        })) {
         int direct = 1;
         if ((int)threadIdx.x < m.size) {
             const tu_cuda_inbox *inbox = inbox_of(m, m.rank, threadIdx.x);
             s.address[threadIdx.x] = inbox->source != 0 ? resolve(m, threadIdx.x, inbox->source) : nullptr;
             s.target[threadIdx.x] = inbox->target != 0 ? resolve(m, threadIdx.x, inbox->target) : nullptr;
             s.factor[threadIdx.x] = inbox->factor;
-            direct = inbox->source != 0 && (args.mode != TU_CUDA_TWO_SHOT || inbox->target != 0);
+            direct = inbox->source != 0 && (!push || inbox->target != 0);
         }
         /* Everybody was told the same, so all decide alike. */
         if (__syncthreads_and(direct))

@@ -46,6 +46,7 @@ typedef struct team {
     int blocks;                        /* that every member can hold resident */
     lockstep *step;                    /* with the other ranks of this process; NULL: none */
     uint64_t launches;
+    int64_t timeout_ns;                /* of the call that is launching; 0: it is captured, not launched */
     CUstream stream;                   /* for works; made on first need */
     pthread_mutex_t lock;
 } team;
@@ -144,9 +145,6 @@ static tutti_status introduce(team *t, int64_t deadline) {
             own = NULL;
         }
     }
-    /* The first rank's lockstep must be ready before anybody launches: one more meeting. */
-    unsigned char ready = 1;
-    status = cuda->host->exchange(t->group, "device ready", &ready, 1, -1, deadline, all, NULL);
 free_own:
     free(all);
     free(own);
@@ -223,6 +221,11 @@ static tutti_status make_private(team *t) {
     return status;
 }
 
+static tutti_status ready(team *t, int64_t deadline) {
+    unsigned char mine = 1, all[TU_CUDA_RANKS];
+    return t->cuda->host->exchange(t->group, "device ready", &mine, 1, -1, deadline, all, NULL);
+}
+
 static void end_team(void *opaque) {
     team *t = opaque;
     tu_cuda *cuda = t->cuda;
@@ -264,11 +267,20 @@ static tutti_status prepare(void *state, tutti_group *group, int *device_index, 
     status = make_private(t);
     if (status != TUTTI_OK)
         goto unmap_control;
+    /* Nobody launches before all are done with allocating, which waits for the device. */
+    status = ready(t, deadline);
+    if (status != TUTTI_OK)
+        goto free_table;
     pthread_mutex_init(&t->lock, NULL);
     *device_index = t->device_index;
     *out = t;
     return TUTTI_OK;
 
+free_table:
+    if (tu_cuda_enter(cuda, t->device) == TUTTI_OK) {
+        cuda->driver.cuMemFree(t->table);
+        tu_cuda_leave(cuda);
+    }
 unmap_control:
     tu_cuda_unmap(cuda, &t->map);
     tu_cuda_free(cuda, &t->control);
@@ -312,8 +324,34 @@ static tu_cuda_meeting meeting_of(const team *t, const tu_device_task *task) {
                               .operation = task->operation, .rank = t->rank, .size = t->size };
 }
 
+/* Waits, bounded, until every rank of this process is about to launch the same step. Whatever makes the driver wait for the device has been done
+ * by then, on all of them. */
+static tutti_status await_lockstep(team *t, int64_t timeout_ns) {
+    int64_t deadline = t->cuda->host->now() + timeout_ns;
+    uint64_t due = (t->launches + 1) * t->step->count;
+    atomic_fetch_add_explicit(&t->step->launched, 1, memory_order_release);
+    for (unsigned spins = 0; atomic_load_explicit(&t->step->launched, memory_order_acquire) < due; spins++) {
+        if ((spins & 63) != 63)
+            continue;
+        sched_yield();
+        const _Atomic uint64_t *state = t->cuda->host->group_state(t->group);
+        if (state != NULL && atomic_load_explicit(state, memory_order_acquire) != 0)
+            return t->cuda->host->group_cause(t->group);
+        if (t->cuda->host->now() > deadline)
+            return t->cuda->host->error(TUTTI_ERROR_TIMEOUT,
+                                        "group %s: another rank of this process did not make its previous call on the GPU until the deadline; ranks "
+                                        "that are threads launch in lockstep",
+                                        t->cuda->host->group_name(t->group));
+    }
+    t->launches++;
+    return TUTTI_OK;
+}
+
 static tutti_status launch(team *t, tu_cuda_kernel kernel, int blocks, int threads, void *args, void *stream) {
     void *parameters[] = { args };
+    tutti_status status = t->step != NULL && t->timeout_ns != 0 ? await_lockstep(t, t->timeout_ns) : TUTTI_OK;
+    if (status != TUTTI_OK)
+        return status;
     CUresult result = t->cuda->driver.cuLaunchKernel(t->device->kernels[kernel], (unsigned)blocks, 1, 1, (unsigned)threads, 1, 1, 0, stream,
                                                      parameters, NULL);
     return result == CUDA_SUCCESS ? TUTTI_OK : tu_cuda_error(t->cuda, result, tu_cuda_kernel_name(kernel));
@@ -322,7 +360,7 @@ static tutti_status launch(team *t, tu_cuda_kernel kernel, int blocks, int threa
 /* Blocks for this many bytes of work per rank: enough to keep loads in flight, no more than all can hold. Depends only on what is equal
  * on all ranks. */
 static int blocks_for(const team *t, uint64_t bytes) {
-    uint64_t blocks = (bytes + THREADS * 32 - 1) / (THREADS * 32);
+    uint64_t blocks = (bytes + THREADS * 16 - 1) / (THREADS * 16);
     return blocks < 1 ? 1 : blocks > (uint64_t)t->blocks ? t->blocks : (int)blocks;
 }
 
@@ -343,6 +381,15 @@ static tu_cuda_kernel reduce_kernel(const team *t, const tu_device_task *task) {
 /* One-shot reads everything n times; two-shot meets once more. Bytes of the input up to which one-shot is quicker. */
 static uint64_t one_shot_limit(const team *t) {
     return (uint64_t)(1 << 20) / (uint64_t)t->size;
+}
+
+/* A hash of two codes, never 0. */
+static uint64_t mix(uint64_t a, uint64_t b) {
+    uint64_t h = a * UINT64_C(0x9e3779b97f4a7c15) ^ (b + UINT64_C(0x7f4a7c15f39cc060)) * UINT64_C(0xff51afd7ed558ccd);
+    h ^= h >> 32;
+    h *= UINT64_C(0xc4ceb9fe1a85ec53);
+    h ^= h >> 29;
+    return h | 1;
 }
 
 static tutti_status run_reduce(team *t, tu_device_task *task) {
@@ -370,9 +417,19 @@ static tutti_status run_reduce(team *t, tu_device_task *task) {
         status = code_of(t, &task->out_place, task->stream, &args.target);
     if (status != TUTTI_OK)
         return status;
+    if (args.source != 0) {
+        tu_cuda_map_plan(task->in_place.map, &args.source_base, &args.source_stride);
+        args.source_base += task->in_place.offset;
+    }
+    if (args.target != 0) {
+        tu_cuda_map_plan(task->out_place.map, &args.target_base, &args.target_stride);
+        args.target_base += task->out_place.offset;
+    }
     /* In place, what a rank writes is what others still read: but for a push, which writes only what its own slice's reader wrote. */
     if (task->in == task->out && args.mode == TU_CUDA_ONE_SHOT)
         args.source = 0;
+    if (args.source != 0 && (args.mode != TU_CUDA_TWO_SHOT || args.target != 0))
+        args.meeting.plan = mix(args.source, args.mode == TU_CUDA_TWO_SHOT ? args.target : 1);
     if (scatter && task->in_place.map == NULL && task->row != 0)
         return t->cuda->host->error(TUTTI_ERROR_ARGUMENT, "%s: an input whose last dimension is split must be symmetric memory", task->name);
     uint64_t work = one_shot ? bytes : bytes / (uint64_t)t->size;
@@ -424,26 +481,6 @@ static tutti_status run_vdev(team *t, const tu_device_task *task) {
     return status;
 }
 
-/* Waits, bounded, until every rank of this process has launched what came before. */
-static tutti_status await_lockstep(team *t, int64_t timeout_ns) {
-    int64_t deadline = t->cuda->host->now() + timeout_ns;
-    uint64_t due = t->launches * t->step->count;
-    for (unsigned spins = 0; atomic_load_explicit(&t->step->launched, memory_order_acquire) < due; spins++) {
-        if ((spins & 63) != 63)
-            continue;
-        sched_yield();
-        const _Atomic uint64_t *state = t->cuda->host->group_state(t->group);
-        if (state != NULL && atomic_load_explicit(state, memory_order_acquire) != 0)
-            return t->cuda->host->group_cause(t->group);
-        if (t->cuda->host->now() > deadline)
-            return t->cuda->host->error(TUTTI_ERROR_TIMEOUT,
-                                        "group %s: another rank of this process did not make its previous call on the GPU until the deadline; ranks "
-                                        "that are threads launch in lockstep",
-                                        t->cuda->host->group_name(t->group));
-    }
-    return TUTTI_OK;
-}
-
 static tutti_status know(void *opaque, const tu_device_place *place) {
     team *t = opaque;
     uint64_t code;
@@ -464,10 +501,8 @@ static tutti_status run(void *opaque, tu_device_task *task) {
         return status;
     bool captured = capturing(t->cuda, task->stream);
     pthread_mutex_lock(&t->lock); /* two host threads launch one after the other, so that epochs and lockstep agree */
-    if (t->step != NULL && !captured)
-        status = await_lockstep(t, task->timeout_ns);
-    if (status == TUTTI_OK)
-        status = tu_cuda_enter(t->cuda, t->device);
+    t->timeout_ns = captured ? 0 : task->timeout_ns;
+    status = tu_cuda_enter(t->cuda, t->device);
     if (status == TUTTI_OK) {
         tu_cuda_meeting meeting = meeting_of(t, task);
         switch (task->shape) {
@@ -486,10 +521,6 @@ static tutti_status run(void *opaque, tu_device_task *task) {
             break;
         }
         tu_cuda_leave(t->cuda);
-    }
-    if (t->step != NULL && !captured && status == TUTTI_OK) {
-        t->launches++;
-        atomic_fetch_add_explicit(&t->step->launched, 1, memory_order_release);
     }
     pthread_mutex_unlock(&t->lock);
     if (status == TUTTI_OK)

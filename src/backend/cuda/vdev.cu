@@ -34,8 +34,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) tutti_vdev_plan(const __gr
     const int n = m.size, slots = n * a.experts;
     const int64_t *given = (const int64_t *)a.in_splits;
     meeting_epoch epoch(m);
-    if (faulted(m))
-        return;
     if (threadIdx.x == 0)
         bad = 0;
     /* A first meeting: nobody's scratch is overwritten while it still pulls from the call before. */
@@ -117,8 +115,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) tutti_vdev_pull(const _
     const tu_cuda_meeting &m = a.meeting;
     const int n = m.size, slots = n * a.experts;
     meeting_epoch epoch(m);
-    if (faulted(m))
-        return;
     if (!meet(m, epoch, [&](tu_cuda_inbox *inbox, int) { inbox->source = a.source; })) {
         epoch.keep();
         return;
