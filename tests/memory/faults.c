@@ -3,6 +3,7 @@
  * The fault matrix of symmetric memory: a rank that dies, stops, runs out of something or sends garbage before, during and after a
  * rendezvous, in a signal, in a barrier, and while it frees. Nobody hangs, and survivors get the death's error, with the rank, not a deadline's.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -256,6 +257,21 @@ TEST(a_dead_ranks_block_stays_readable) {
     report *shared = new_report();
     CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_PROCESSES, 2, read_after_death, shared), TUTTI_ERROR_DEAD);
     CHECK_EQ(atomic_load(&shared->finished), 1);
+    end_report(shared);
+}
+
+/* Nothing of ours has a name in the file system, so a crash leaves none. */
+TEST(nothing_named_is_left_in_shared_memory_after_a_crash) {
+    report *shared = new_report();
+    shared->bytes = (size_t)3 << 20;
+    shared->fault = "op=peers_barrier,at=2,do=kill";
+    run_death(shared, 3);
+    DIR *folder = opendir("/dev/shm");
+    if (folder == NULL)
+        SKIP("there is no /dev/shm");
+    for (struct dirent *entry; (entry = readdir(folder)) != NULL;)
+        CHECK(strncmp(entry->d_name, "tutti", 5) != 0);
+    closedir(folder);
     end_report(shared);
 }
 

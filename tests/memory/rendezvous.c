@@ -7,6 +7,7 @@
 #include <tutti/peers.h>
 
 #include "../harness.h"
+#include "world/world.h"
 
 static tutti_memory *allocate(tutti_world *world, size_t bytes) {
     tutti_memory *memory;
@@ -280,6 +281,38 @@ TEST_WORLD(a_group_that_is_no_member_or_of_another_world_is_refused, 2) {
     CHECK_STATUS(tutti_memory_rendezvous(NULL, tutti_world_group(world), &peers), TUTTI_ERROR_ARGUMENT);
     CHECK_STATUS(tutti_memory_rendezvous(memory, tutti_world_group(world), NULL), TUTTI_ERROR_ARGUMENT);
     tutti_memory_release(memory);
+}
+
+/* A rank on another host, as this rank sees it. */
+TEST_WORLD(a_rank_on_another_host_is_named_with_the_host, 2) {
+    tutti_group *group;
+    CHECK_OK(tutti_group_new(world, NULL, 0, NULL, &group));
+    tutti_memory *memory = allocate(world, 64);
+    tutti_peers *peers;
+    int rank = group->job_ranks[1];
+    group->local = false;
+    group->job_ranks[1] = -1;
+    CHECK_STATUS(tutti_memory_rendezvous(memory, group, &peers), TUTTI_ERROR_UNSUPPORTED);
+    CHECK_MESSAGE("rank 1 of group");
+    CHECK_MESSAGE("is on host");
+    group->local = true;
+    group->job_ranks[1] = rank;
+    peers = meet(memory, group); /* nothing was begun */
+    check_all_to_all(peers, 4);
+    tutti_peers_release(peers);
+    tutti_memory_release(memory);
+    tutti_group_release(group);
+}
+
+TEST_WORLD(huge_pages_may_be_asked_for_and_change_nothing_else, 2) {
+    for (int huge = -1; huge <= 1; huge++) {
+        tutti_memory *memory;
+        CHECK_OK(tutti_memory_alloc(world, (size_t)5 << 20, TUTTI_OPTIONS(tutti_memory_options, .huge_pages = huge), &memory));
+        tutti_peers *peers = meet(memory, tutti_world_group(world));
+        check_all_to_all(peers, huge);
+        tutti_peers_release(peers);
+        tutti_memory_release(memory);
+    }
 }
 
 /* ---- threads ---- */
