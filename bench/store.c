@@ -31,7 +31,7 @@ typedef struct result {
     double per_second, p50, p99; /* times in ns, per call (a batch for set) */
 } result;
 
-static void die(const char *what) {
+_Noreturn static void die(const char *what) {
     fprintf(stderr, "bench/store: %s: %s\n", what, tutti_error_message()[0] ? tutti_error_message() : strerror(errno));
     exit(1);
 }

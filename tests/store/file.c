@@ -115,7 +115,7 @@ TEST(what_a_killed_writer_left_half_written_is_cut_off) {
 }
 
 TEST(a_file_of_something_else_is_an_error_and_stays_as_it_is) {
-    static const char *const others[] = {"a letter to my mother, which is dear to me", "\x7f" "ELF....", "PK\3\4",
+    static const char *const others[] = {"a letter to my mother, which is dear to me", "\177ELF....", "PK\3\4",
                                          "\x01\0\0\0x\0\0\0\0"};
     char data[256];
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
