@@ -35,11 +35,12 @@ tutti_status tu_memory_options_check(const tutti_memory_options *options) {
     return TUTTI_OK;
 }
 
-static int huge_pages(const tutti_world *world, int option) {
-    if (option != -1)
-        return option;
+static tutti_status choose_huge_pages(const tutti_world *world, int option, int *huge) {
     const char *setting = tu_settings_text(&world->settings, TU_SETTING_HUGE_PAGES);
-    return strcmp(setting, "yes") == 0 ? 1 : strcmp(setting, "no") == 0 ? 0 : -1;
+    *huge = option != -1 ? option : strcmp(setting, "yes") == 0 ? 1 : strcmp(setting, "no") == 0 ? 0 : -1;
+    if (*huge == -1 && setting[0] != 0 && strcmp(setting, "auto") != 0)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "TUTTI_HUGE_PAGES is \"%s\"; it must be auto, yes or no", setting);
+    return TUTTI_OK;
 }
 
 /* Makes a block that nobody can find yet, with one reference and no user. */
@@ -50,10 +51,14 @@ tutti_status tu_memory_create(tu_memory_world *tables, size_t bytes, const tutti
         return tu_error(TUTTI_ERROR_ARGUMENT, "TUTTI_SIGNAL_PAD is %zu: a signal pad has a multiple of 4 bytes, and some", pad_bytes);
     if (bytes > SIZE_MAX / 4 || pad_bytes > SIZE_MAX / 4)
         return tu_error(TUTTI_ERROR_MEMORY, "no machine has %zu bytes for a block and %zu for its signal pad", bytes, pad_bytes);
+    int huge;
+    tutti_status status = choose_huge_pages(tables->world, options->huge_pages, &huge);
+    if (status != TUTTI_OK)
+        return status;
     tutti_memory *memory = calloc(1, sizeof *memory);
     if (memory == NULL)
         return tu_error_memory("a block", sizeof *memory);
-    tutti_status status = tu_backend_get(tables->world, device, &memory->backend, &memory->backend_state);
+    status = tu_backend_get(tables->world, device, &memory->backend, &memory->backend_state);
     if (status != TUTTI_OK)
         goto free_memory;
     memory->world = tables->world;
@@ -69,7 +74,7 @@ tutti_status tu_memory_create(tu_memory_world *tables, size_t bytes, const tutti
         .bytes = memory->pad_offset + pad_bytes,
         .alignment = memory->alignment,
         .device_index = options->device_index,
-        .huge_pages = huge_pages(tables->world, options->huge_pages),
+        .huge_pages = huge,
         .what = "a block",
     };
     status = memory->backend->allocate(memory->backend_state, &request, &memory->block);

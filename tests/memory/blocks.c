@@ -232,6 +232,21 @@ TEST(the_environment_sets_the_size_of_the_signal_pad) {
     CHECK_OK(tutti_world_close(world));
 }
 
+TEST(a_setting_that_makes_no_sense_is_named) {
+    tutti_memory *memory;
+    setenv("TUTTI_HUGE_PAGES", "perhaps", 1);
+    tutti_world *world = open_alone();
+    CHECK_STATUS(tutti_memory_alloc(world, 1, NULL, &memory), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("TUTTI_HUGE_PAGES is \"perhaps\"");
+    CHECK_OK(tutti_world_close(world));
+    unsetenv("TUTTI_HUGE_PAGES");
+    setenv("TUTTI_SIGNAL_PAD", "10", 1);
+    world = open_alone();
+    CHECK_STATUS(tutti_memory_alloc(world, 1, NULL, &memory), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("TUTTI_SIGNAL_PAD is 10");
+    CHECK_OK(tutti_world_close(world));
+}
+
 /* ---- bad input ---- */
 
 TEST(wrong_arguments_are_refused_by_name) {

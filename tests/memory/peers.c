@@ -262,6 +262,25 @@ TEST_WORLD(a_group_that_ends_takes_its_cached_handles_along, 2) {
     tutti_memory_release(memory);
 }
 
+TEST_WORLD(buffers_stay_usable_after_the_group_is_aborted, 2) { /* spec: test_pg_rendezvous_abort_after */
+    tutti_memory *memory;
+    tutti_peers *peers = make_peers(world, 64, &memory);
+    int rank = tutti_peers_rank(peers);
+    ((_Atomic int *)tutti_memory_data(memory))[0] = 7 + rank;
+    CHECK_OK(tutti_peers_barrier(peers, 0, NULL));
+    if (rank == 0)
+        CHECK_OK(tutti_group_abort(tutti_world_group(world), "done with it"));
+    int value = 0;
+    CHECK_OK(tutti_peers_get(peers, 1 - rank, 0, &value, sizeof value, NULL));
+    CHECK_EQ(value, 7 + 1 - rank);
+    ((_Atomic int *)tutti_peers_buffer(peers, 1 - rank))[1] = 20 + rank; /* plain access needs no group */
+    for (int tries = 0; ((_Atomic int *)tutti_memory_data(memory))[1] != 20 + 1 - rank; tries++) {
+        CHECK(tries < 60000);
+        usleep(1000);
+    }
+    end_peers(peers, memory);
+}
+
 static tutti_status close_with_live_handles(tutti_world *world, void *argument) {
     (void)argument;
     tutti_memory *memory;

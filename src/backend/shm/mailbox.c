@@ -155,8 +155,11 @@ static tutti_status wait_slowly(slow_wait *state, tu_operation operation, const 
     do
         status = tu_wait_until(&wait.wait, ready, state);
     while (status == TUTTI_OK && act != NULL && !act(state));
-    if (status != TUTTI_OK)
+    if (status != TUTTI_OK) {
         status = tu_group_wait_error(&wait, status);
+        if (status == TUTTI_ERROR_TIMEOUT)
+            tu_error_append(" (channel %d)", state->channel);
+    }
     return tu_group_leave(group, &info, ticket, status);
 }
 
