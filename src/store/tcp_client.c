@@ -23,7 +23,7 @@
 #include "store/thread.h"
 #include "store/wire.h"
 
-#define CANCEL_TIME (5 * TU_SECOND)      /* for the server's answer to a cancelled wait */
+#define REPLY_TIME (5 * TU_SECOND)       /* at least this much for a reply that the server owes at once: see send_with */
 #define CHUNK_BYTES ((size_t)(64 << 20)) /* of values in one command; longer lists are cut */
 
 typedef struct tcp_store {
@@ -50,12 +50,13 @@ typedef struct call {
     tcp_store *tcp;
     const char *operation;
     int64_t timeout_ns, deadline;
+    int64_t reply_deadline; /* of what the server owes at once */
 } call;
 
 /* Locks the handle until call_end. Waiting for another thread's call is part of the time. */
 static tutti_status call_begin(call *call, tutti_store *store, const char *operation, int64_t timeout_ns) {
     tcp_store *tcp = as_tcp(store);
-    *call = (struct call){tcp, operation, timeout_ns, tu_deadline(timeout_ns)};
+    *call = (struct call){.tcp = tcp, .operation = operation, .timeout_ns = timeout_ns, .deadline = tu_deadline(timeout_ns)};
     if (!tcp->client)
         return tu_error(TUTTI_ERROR_UNSUPPORTED, "store %s: this is a server without a client; tutti_store_clone gives one", operation);
     if (!tu_mutex_lock_until(&tcp->lock, call->deadline))
@@ -86,11 +87,16 @@ static tutti_status broken(call *call, tutti_status status) {
     return status;
 }
 
+/* A reply that does not come costs the connection, so a deadline that is nearer than a busy server's answer must not end it: a
+ * get with a timeout of 1 ms on a loaded host would. */
 static tutti_status send_with(call *call, const void *tail, size_t tail_bytes) {
     tu_buffer *out = &call->tcp->out;
     if (out->failed)
         return tu_error_memory("a store command", out->used);
-    tutti_status status = tu_connection_send(&call->tcp->connection, out->data, out->used, tail, tail_bytes, call->deadline);
+    call->reply_deadline = tu_deadline(REPLY_TIME);
+    if (call->reply_deadline < call->deadline)
+        call->reply_deadline = call->deadline;
+    tutti_status status = tu_connection_send(&call->tcp->connection, out->data, out->used, tail, tail_bytes, call->reply_deadline);
     out->used = 0;
     return status == TUTTI_OK ? TUTTI_OK : broken(call, status);
 }
@@ -100,7 +106,7 @@ static tutti_status send_command(call *call) {
 }
 
 static tutti_status receive(call *call, void *data, size_t bytes) {
-    tutti_status status = tu_connection_receive(&call->tcp->connection, data, bytes, call->deadline);
+    tutti_status status = tu_connection_receive(&call->tcp->connection, data, bytes, call->reply_deadline);
     return status == TUTTI_OK ? TUTTI_OK : broken(call, status);
 }
 
@@ -221,7 +227,6 @@ static tutti_status tcp_multi_set(tutti_store *store, const char *const *keys, s
 /* Takes back a wait that took too long. The server may have answered at the same moment: then its 0 comes first. */
 static tutti_status cancel(call *call) {
     uint8_t reply = 0;
-    call->deadline = tu_deadline(CANCEL_TIME);
     tu_put_u8(&call->tcp->out, TU_COMMAND_CANCEL_WAIT);
     tutti_status status = send_command(call);
     for (int i = 0; i < 2 && status == TUTTI_OK && reply == 0; i++)
@@ -599,8 +604,8 @@ static tutti_status connect_store(tcp_store *tcp, int64_t timeout_ns) {
 static tutti_status reconnect(call *call) {
     tcp_store *tcp = call->tcp;
     tu_address_list list = tcp->own;
-    tutti_status status = list.count > 0 ? TUTTI_OK : tu_address_resolve(&tcp->address, call->deadline, &list);
-    return status == TUTTI_OK ? tu_store_connect_once(&list, &tcp->secret, call->deadline, &tcp->connection) : status;
+    tutti_status status = list.count > 0 ? TUTTI_OK : tu_address_resolve(&tcp->address, call->reply_deadline, &list);
+    return status == TUTTI_OK ? tu_store_connect_once(&list, &tcp->secret, call->reply_deadline, &tcp->connection) : status;
 }
 
 static void tcp_destroy(tutti_store *store) {
