@@ -230,6 +230,7 @@ void test_as_ordinary_user(void (*body)(void)) {
 
 static _Atomic long countdown; /* 0: disarmed */
 static _Atomic bool delivered;
+static _Atomic bool deadly; /* kill instead of failing */
 static char armed[512]; /* ",malloc,mmap," or "" for all; written while disarmed */
 
 void test_fail_arm(const char *functions, long nth) {
@@ -238,6 +239,13 @@ void test_fail_arm(const char *functions, long nth) {
     if (functions != NULL)
         snprintf(armed, sizeof armed, ",%s,", functions);
     atomic_store(&delivered, false);
+    atomic_store(&deadly, false);
+    atomic_store(&countdown, nth);
+}
+
+void test_kill_arm(const char *functions, long nth) {
+    test_fail_arm(functions, 0);
+    atomic_store(&deadly, true);
     atomic_store(&countdown, nth);
 }
 
@@ -257,6 +265,8 @@ static bool should_fail(const char *function) {
     }
     if (atomic_fetch_sub(&countdown, 1) != 1)
         return false;
+    if (atomic_load(&deadly))
+        kill(getpid(), SIGKILL);
     atomic_store(&delivered, true);
     return true;
 }

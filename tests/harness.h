@@ -114,6 +114,9 @@ void test_fail_arm(const char *functions, long nth);
 /* Disarms; returns whether the failure was delivered. */
 bool test_fail_disarm(void);
 
+/* The same, but there the process is killed (SIGKILL) instead: a death between any two steps of an operation. */
+void test_kill_arm(const char *functions, long nth);
+
 /* Runs body(argument) with the 1st, 2nd, 3rd … call failing, until it passes without a failure delivered. When one was delivered,
  * body must return TUTTI_OK (it coped) or a failure with a message; each round must leave no descriptors and no
  * mappings behind. */

@@ -27,7 +27,7 @@ typedef struct call {
     tu_op_info info;
     int64_t deadline;
     uint64_t ticket;
-    bool *awaited; /* by member: those that are not excluded */
+    bool *awaited; /* by member: those that are not excluded. On the stack: nobody must fail for want of memory before it has voted. */
     bool *members; /* by member: of the decision */
     uint64_t digest;
 } call;
@@ -57,10 +57,6 @@ static tutti_status enter(call *this, tu_operation operation, int64_t timeout_ns
     if (status != TUTTI_OK)
         return status;
     this->deadline = tu_deadline(this->info.timeout_ns);
-    this->awaited = malloc(2 * sizeof(bool) * (size_t)group->size);
-    if (this->awaited == NULL)
-        return tu_error_memory("a vote", 2 * sizeof(bool) * (size_t)group->size);
-    this->members = this->awaited + group->size;
     for (int member = 0; member < group->size; member++)
         this->awaited[member] = this->members[member] = true;
     this->ticket = tu_group_record(group, &this->info);
@@ -75,7 +71,6 @@ static tutti_status leave(call *this, tutti_status status) {
         (void)tu_group_leave_agreement(group, this->ticket, status);
     if (status != TUTTI_OK)
         tu_trace_failure(group->world);
-    free(this->awaited);
     return status;
 }
 
@@ -143,8 +138,12 @@ tutti_status tutti_group_agree(tutti_group *group, bool mine, bool *all) {
     tutti_status status = check_group(group, this.function);
     if (status == TUTTI_OK && all == NULL)
         status = tu_error(TUTTI_ERROR_ARGUMENT, "tutti_group_agree: where the answer goes is NULL");
-    if (status == TUTTI_OK)
-        status = enter(&this, TU_OP_AGREE, 0);
+    if (status != TUTTI_OK)
+        return status;
+    bool awaited[group->size], members[group->size];
+    this.awaited = awaited;
+    this.members = members;
+    status = enter(&this, TU_OP_AGREE, 0);
     if (status != TUTTI_OK)
         return status;
     tu_vote vote = { .kind = TU_VOTE_AGREE, .yes = mine, .awaited = this.awaited, .members = this.members, .info = &this.info,
@@ -327,12 +326,17 @@ tutti_status tutti_group_shrink(tutti_group *group, const tutti_shrink_options *
         status = tu_options_copy("tutti_shrink_options", given, &options, sizeof options);
     if (status == TUTTI_OK && out == NULL)
         status = tu_error(TUTTI_ERROR_ARGUMENT, "tutti_group_shrink: where the group goes is NULL");
-    if (status == TUTTI_OK)
-        status = enter(&this, TU_OP_SHRINK, options.timeout_ns);
     if (status != TUTTI_OK)
         return status;
-    rest made = { .ranks = malloc(sizeof(int) * (size_t)group->size) };
-    status = made.ranks != NULL ? exclude(&this, &options) : tu_error_memory("the ranks of a group", sizeof(int) * (size_t)group->size);
+    bool awaited[group->size], members[group->size];
+    int ranks[group->size];
+    this.awaited = awaited;
+    this.members = members;
+    rest made = { .ranks = ranks };
+    status = enter(&this, TU_OP_SHRINK, options.timeout_ns);
+    if (status != TUTTI_OK)
+        return status;
+    status = exclude(&this, &options);
     if (status == TUTTI_OK && group->world->fake) {
         status = shrink_fake(&this, &made);
     } else if (status == TUTTI_OK) {
@@ -343,7 +347,6 @@ tutti_status tutti_group_shrink(tutti_group *group, const tutti_shrink_options *
             pthread_mutex_unlock(&group->vote_lock);
         }
     }
-    free(made.ranks);
     status = leave(&this, status);
     if (status == TUTTI_OK)
         *out = made.group;
