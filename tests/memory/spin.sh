@@ -13,13 +13,13 @@ cd "$folder"
 errors() { # model, flags of spin: prints the number of errors
     rm -f pan pan.* ./*.trail
     spin $2 -a "$source_folder/models/$1.pml" >spin.log 2>&1 || { cat spin.log; exit 1; }
-    ${CC:-cc} -O1 -DSAFETY -w -o pan pan.c
+    ${CC:-cc} -O2 -DSAFETY -DCOLLAPSE -w -o pan pan.c
     ./pan -m1000000 >pan.log 2>&1
     if grep -q 'max search depth too small' pan.log; then echo "depth"; else sed -n 's/.*errors: \([0-9]*\).*/\1/p' pan.log; fi
 }
 
 failed=0
-for model in mailbox wait group_end; do
+for model in mailbox wait group_end vote; do
     found=$(errors $model "")
     states=$(sed -n 's/^ *\([0-9.e+]*\) states, stored.*/\1/p' pan.log)
     if [ "$found" = 0 ]; then
@@ -32,5 +32,10 @@ if [ "$(errors wait -DNO_MEMBARRIER)" = 0 ]; then
     echo "wait without membarrier: no lost wake-up was found, so the model proves nothing"; failed=1
 else
     echo "wait without membarrier: loses a wake-up, as it must"
+fi
+if [ "$(errors vote -DNO_ABANDON)" = 0 ]; then
+    echo "vote without the abandoned word: nobody was left waiting, so the model proves nothing"; failed=1
+else
+    echo "vote without the abandoned word: a rank is left waiting, as it must"
 fi
 exit $failed
