@@ -75,7 +75,7 @@ typedef struct tu_backend_host {
     /* One look at the liveness of the members; a death ends the group. For watchers, every 20 ms. */
     tutti_status (*group_look)(tutti_group *group);
 
-    /* The group's state word, for device code and watchers to look at: nonzero once the group ended. NULL for a group of one. */
+    /* The group's state word, for device code and watchers to look at: nonzero once the group ended. */
     const _Atomic uint64_t *(*group_state)(tutti_group *group);
     tutti_status (*group_cause)(tutti_group *group); /* writes the first cause as this thread's error */
     void (*group_end)(tutti_group *group);           /* with this thread's error; the first cause wins */

@@ -180,6 +180,35 @@ TEST_WORLD(barriers_of_many_rounds_let_nobody_through_early, 5) {
     end_peers(peers, memory);
 }
 
+/* A receiver that looks a last time before it sleeps must not take the signal in that look and forget it. */
+TEST_WORLD(signals_that_wake_a_sleeper_are_neither_lost_nor_doubled, 2) {
+    tutti_memory *memory;
+    tutti_peers *peers = make_peers(world, 4, &memory);
+    int rank = tutti_peers_rank(peers);
+    for (int i = 0; i < 120; i++) { /* by turns one is late enough for the other to fall asleep */
+        if (i % 2 == rank && i % 3 == 0)
+            nap(1 + i % 4);
+        if (i % 2 == rank) {
+            CHECK_OK(tutti_peers_signal(peers, 1 - rank, 0, LONG));
+        } else {
+            CHECK_OK(tutti_peers_wait_signal(peers, 1 - rank, 0, LONG));
+            bool arrived;
+            CHECK_OK(tutti_peers_test_signal(peers, 1 - rank, 0, &arrived));
+            CHECK(!arrived);
+        }
+    }
+    for (int i = 0; i < 40; i++) { /* a full mailbox: the sender sleeps */
+        if (rank == 0) {
+            CHECK_OK(tutti_peers_signal(peers, 1, 1, LONG));
+        } else {
+            if (i % 3 == 0)
+                nap(3);
+            CHECK_OK(tutti_peers_wait_signal(peers, 0, 1, LONG));
+        }
+    }
+    end_peers(peers, memory);
+}
+
 /* ---- limits ---- */
 
 TEST_WORLD(channels_and_ranks_out_of_bounds_are_refused, 2) { /* spec: test_barrier_channel_out_of_bounds, test_put_wait_signal_…_out_of_bounds */
