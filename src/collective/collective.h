@@ -158,7 +158,8 @@ typedef struct tu_points tu_points; /* sends and receives: point.c */
 struct tu_collective {
     tutti_group *group;
     int rank, size;
-    _Atomic uint32_t busy;      /* lock of everything below but `points`: 0 free, 1 held, 2 held and awaited */
+    _Atomic uint32_t busy;      /* lock of everything below but `points`: 0 free, 1 held */
+    _Atomic uint32_t waiters;   /* threads that wait for it */
     bool ready;                 /* the pieces are exchanged */
     tu_layout layout;
     tu_piece piece;

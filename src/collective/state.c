@@ -251,7 +251,10 @@ tutti_status tu_collective_widen(tu_collective *state, tu_task *task) {
 
 /* ---- the lock ---- */
 
-/* A futex of this process: uncontended it costs one exchange. */
+/* A futex of this process. Giving it back is a plain store: no thread of the rank waits for it as a rule. A waiter that came at that very moment
+ * and was not seen sleeps for LOCK_SLICE at most. */
+#define LOCK_SLICE (1 * TU_MILLISECOND)
+
 bool tu_collective_try_lock(tu_collective *state) {
     uint32_t free_word = 0;
     return atomic_compare_exchange_strong_explicit(&state->busy, &free_word, 1, memory_order_acquire, memory_order_relaxed);
@@ -260,18 +263,24 @@ bool tu_collective_try_lock(tu_collective *state) {
 tutti_status tu_collective_lock(tu_collective *state, int64_t deadline) {
     if (tu_collective_try_lock(state))
         return TUTTI_OK;
-    while (atomic_exchange_explicit(&state->busy, 2, memory_order_acquire) != 0) {
+    tutti_status status = TUTTI_OK;
+    atomic_fetch_add_explicit(&state->waiters, 1, memory_order_seq_cst);
+    while (!tu_collective_try_lock(state)) {
         int64_t left = tu_deadline_left(deadline);
-        if (left == 0)
-            return tu_error(TUTTI_ERROR_TIMEOUT, "another thread of rank %d has been in an operation of group %s all the time that this "
-                            "call was given", state->rank, state->group->name);
-        struct timespec time = { .tv_sec = left / TU_SECOND, .tv_nsec = left % TU_SECOND };
-        syscall(SYS_futex, &state->busy, FUTEX_WAIT_PRIVATE, 2, &time, NULL, 0);
+        if (left == 0) {
+            status = tu_error(TUTTI_ERROR_TIMEOUT, "another thread of rank %d has been in an operation of group %s all the time that this "
+                              "call was given", state->rank, state->group->name);
+            break;
+        }
+        struct timespec time = { .tv_nsec = left < LOCK_SLICE ? left : LOCK_SLICE };
+        syscall(SYS_futex, &state->busy, FUTEX_WAIT_PRIVATE, 1, &time, NULL, 0);
     }
-    return TUTTI_OK;
+    atomic_fetch_sub_explicit(&state->waiters, 1, memory_order_relaxed);
+    return status;
 }
 
 void tu_collective_unlock(tu_collective *state) {
-    if (atomic_exchange_explicit(&state->busy, 0, memory_order_release) == 2)
+    atomic_store_explicit(&state->busy, 0, memory_order_release); /* pairs with the acquire of try_lock */
+    if (__builtin_expect(atomic_load_explicit(&state->waiters, memory_order_relaxed) != 0, 0))
         syscall(SYS_futex, &state->busy, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
