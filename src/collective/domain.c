@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Caches and NUMA nodes of the ranks, read from the system's tables: quick enough for a group's first collective, where loading a
- * whole topology would not be.
+ * whole topology would not be. A topology of another machine, synthetic or captured (HWLOC_SYNTHETIC, HWLOC_XMLFILE), is read by hwloc; the ranks
+ * are then thought on its processors in order.
  */
 #include "collective/domain.h"
 
@@ -10,6 +11,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
+
+#ifdef TUTTI_HAVE_HWLOC
+#include <hwloc.h>
+#endif
 
 /* A number in a small file of the system; -1 when there is none. */
 static int read_number(const char *path) {
@@ -46,8 +51,39 @@ static int node_of(int cpu) {
     return -1;
 }
 
-tu_place tu_place_here(void) {
+#ifdef TUTTI_HAVE_HWLOC
+static bool foreign_topology(void) {
+    return getenv("HWLOC_SYNTHETIC") != NULL || getenv("HWLOC_XMLFILE") != NULL;
+}
+
+static tu_place foreign_place(int local_rank) {
     tu_place place = { -1, -1 };
+    hwloc_topology_t topology;
+    if (hwloc_topology_init(&topology) != 0)
+        return place;
+    if (hwloc_topology_load(topology) == 0) {
+        int count = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_PU);
+        hwloc_obj_t unit = count > 0 ? hwloc_get_obj_by_type(topology, HWLOC_OBJ_PU, (unsigned)(local_rank % count)) : NULL;
+        hwloc_obj_t cache = unit != NULL ? hwloc_get_ancestor_obj_by_type(topology, HWLOC_OBJ_L3CACHE, unit) : NULL;
+        hwloc_obj_t node = NULL;
+        while (unit != NULL && (node = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, node)) != NULL)
+            if (hwloc_bitmap_isincluded(unit->cpuset, node->cpuset))
+                place.node = (int)node->logical_index;
+        if (cache != NULL)
+            place.cache = (int)cache->logical_index;
+    }
+    hwloc_topology_destroy(topology);
+    return place;
+}
+#endif
+
+tu_place tu_place_here(int local_rank) {
+    tu_place place = { -1, -1 };
+#ifdef TUTTI_HAVE_HWLOC
+    if (foreign_topology())
+        return foreign_place(local_rank);
+#endif
+    (void)local_rank;
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) != 0)
         return place;
@@ -85,8 +121,7 @@ static int distinct(const tu_place *places, int size, int by_cache) {
     return count;
 }
 
-struct tu_domains *tu_domains_make(const tu_place *places, int size, int rank) {
-    (void)rank;
+struct tu_domains *tu_domains_make(const tu_place *places, int size) {
     tu_domains *domains = calloc(1, sizeof *domains);
     if (domains == NULL)
         return NULL;

@@ -15,7 +15,7 @@ typedef struct tu_place {
 } tu_place;
 
 /* Of the calling thread, from its CPU set. */
-tu_place tu_place_here(void);
+tu_place tu_place_here(int local_rank);
 
 typedef struct tu_domains {
     int count;    /* of domains; 1: no hierarchy */
@@ -25,7 +25,7 @@ typedef struct tu_domains {
 
 /* Domains by last-level cache when the members span several caches, else by NUMA node, else one. Places that are not
  * known make one domain. NULL when memory is short: then there is no hierarchy. */
-struct tu_domains *tu_domains_make(const tu_place *places, int size, int rank);
+struct tu_domains *tu_domains_make(const tu_place *places, int size);
 void tu_domains_free(struct tu_domains *domains);
 
 #endif

@@ -176,7 +176,7 @@ static tutti_status share_piece(tu_collective *state, tu_task *task, const char 
     tu_mapping **mappings = calloc((size_t)state->size, sizeof(tu_mapping *));
     if (mappings == NULL)
         return tu_error_memory("mappings of a group", (size_t)state->size * sizeof(tu_mapping *));
-    hello mine = { .version = LAYOUT_VERSION, .slot_bytes = bytes, .place = tu_place_here() };
+    hello mine = { .version = LAYOUT_VERSION, .slot_bytes = bytes, .place = tu_place_here(state->group->world->local_rank) };
     tu_error_copy before;
     tu_error_save(&before);
     tutti_status mine_status = tu_piece_alloc(job, purpose, bytes, 4096, -1, piece);
@@ -215,7 +215,7 @@ tutti_status tu_collective_setup(tu_collective *state, tu_task *task) {
         if (places != NULL) {
             for (int member = 0; member < state->size; member++)
                 places[member] = theirs[member].place;
-            state->domains = tu_domains_make(places, state->size, state->rank);
+            state->domains = tu_domains_make(places, state->size);
             free(places);
         }
         state->ready = true;
