@@ -235,10 +235,12 @@ struct tu_job {
     _Atomic uint64_t segments; /* how many this rank has made: their ids */
     pthread_t keeper;
     bool keeper_runs;
+    bool robust; /* the kernel looks after robust mutexes, as user-mode emulators do not */
     sem_t keeper_holds, keeper_stop;
 };
 
 /* liveness.c */
+bool tu_robust_works(void);
 tutti_status tu_keeper_start(tu_job *job);
 void tu_keeper_stop(tu_job *job);
 /* Changes this rank's own state to CLOSED or DEAD, once; tells everybody. */

@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +20,12 @@
 #define CONFIRM_INTERVAL (10 * TU_MILLISECOND) /* between two looks at pidfd and socket */
 
 /* ---- the keeper ---- */
+
+bool tu_robust_works(void) {
+    void *head;
+    size_t length;
+    return syscall(SYS_get_robust_list, 0, &head, &length) == 0;
+}
 
 static void *keep(void *argument) {
     tu_job *job = argument;
@@ -35,6 +42,7 @@ static void *keep(void *argument) {
 tutti_status tu_keeper_start(tu_job *job) {
     if (job->house->threads || job->size == 1)
         return TUTTI_OK; /* nobody could outlive us and look */
+    job->robust = tu_robust_works();
     sem_init(&job->keeper_holds, 0, 0);
     sem_init(&job->keeper_stop, 0, 0);
     pthread_attr_t attributes;
@@ -135,16 +143,20 @@ static int ask_keeper(tu_slot *slot) {
     }
 }
 
-/* What pidfd and socket say, looked at now and then: they cost a system call. */
-static bool confirm_end(tu_peer *peer) {
+static bool is_cut_off(const tu_peer *peer) {
+    struct pollfd look = { .fd = peer->fd, .events = POLLRDHUP };
+    return peer->fd >= 0 && poll(&look, 1, 0) == 1 && (look.revents & (POLLHUP | POLLRDHUP | POLLERR)) != 0;
+}
+
+/* What the pidfd says, and the socket where the mutex says nothing; looked at now and then, because it costs system calls. */
+static bool confirm_end(const tu_job *job, tu_peer *peer) {
+    if (!job->robust && atomic_load_explicit(&peer->ended, memory_order_relaxed))
+        return true;
     int64_t now = tu_clock_now();
     if (now < atomic_load_explicit(&peer->next_look, memory_order_relaxed))
         return false;
     atomic_store_explicit(&peer->next_look, now + CONFIRM_INTERVAL, memory_order_relaxed);
-    if (tu_pidfd_exited(peer->pidfd))
-        return true;
-    struct pollfd look = { .fd = peer->fd, .events = POLLRDHUP };
-    return peer->fd >= 0 && poll(&look, 1, 0) == 1 && (look.revents & (POLLHUP | POLLRDHUP | POLLERR)) != 0;
+    return tu_pidfd_exited(peer->pidfd) || (!job->robust && is_cut_off(peer));
 }
 
 tu_rank_state tu_rank_probe(tu_job *job, int rank) {
@@ -153,7 +165,7 @@ tu_rank_state tu_rank_probe(tu_job *job, int rank) {
     if (state == TU_RANK_CLOSED || state == TU_RANK_DEAD || rank == job->rank || job->house->threads)
         return tu_rank_state_of(job, rank);
     int answer = state == TU_SLOT_EMPTY ? -1 : ask_keeper(slot);
-    if (answer == 1 || (answer == 0 && confirm_end(&job->peers[rank])) ||
+    if (answer == 1 || (answer == 0 && confirm_end(job, &job->peers[rank])) ||
         (answer == -1 && tu_pidfd_exited(job->peers[rank].pidfd)))
         depart(job, rank, TU_RANK_DEAD); /* does nothing when it closed properly, which it says first */
     return tu_rank_state_of(job, rank);
@@ -172,10 +184,7 @@ static bool has_called_exec(tu_job *job, int rank, const tu_fate *fate) {
     const tu_peer *peer = &job->peers[rank];
     if (fate->exited || fate->exiting || peer->fd < 0)
         return false;
-    if (atomic_load_explicit(&job->peers[rank].ended, memory_order_relaxed))
-        return true;
-    struct pollfd look = { .fd = peer->fd, .events = POLLRDHUP };
-    return poll(&look, 1, 0) == 1 && (look.revents & (POLLHUP | POLLRDHUP)) != 0;
+    return atomic_load_explicit(&peer->ended, memory_order_relaxed) || is_cut_off(peer);
 }
 
 static void tell_process(tu_job *job, int rank, tu_death *death) {

@@ -52,8 +52,12 @@ typedef struct stat_fields {
 } stat_fields;
 
 static bool read_stat(int pid, stat_fields *fields) {
-    char path[32], text[1024];
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    char path[64], text[1024];
+    /* One's own by another path to the same numbers: user-mode emulators make up /proc/self/stat. */
+    if (pid == getpid())
+        snprintf(path, sizeof path, "/proc/%d/task/%d/stat", pid, pid);
+    else
+        snprintf(path, sizeof path, "/proc/%d/stat", pid);
     if (read_text(path, text, sizeof text) < 0)
         return false;
     char *at = strrchr(text, ')'); /* a name may hold anything, blanks and parentheses included */

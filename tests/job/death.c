@@ -3,6 +3,7 @@
  * A rank that ends, by whatever means, is seen by the others in whatever they do, with its rank, its pid and how it
  * ended; never by a deadline (they are all a minute away), and a rank that only stands still is not called dead.
  */
+#include <fcntl.h>
 #include <sys/prctl.h>
 
 #include "base/wait.h"
@@ -280,7 +281,7 @@ TEST(a_forked_child_does_not_hide_its_parents_death) {
     }
 }
 
-JOB_TEST(a_forked_child_knows_that_it_is_one, 2) {
+static void know_that_one_is_forked(tu_job *job) {
     CHECK(!tu_job_forked(job));
     job_meet(job, 1);
     if (tu_job_rank(job) == 0) {
@@ -297,6 +298,37 @@ JOB_TEST(a_forked_child_knows_that_it_is_one, 2) {
     job_meet(job, 2);
     CHECK_EQ(tu_rank_probe(job, 0), TU_RANK_ALIVE);
     job_meet(job, 3);
+}
+
+TEST(a_forked_child_knows_that_it_is_one) {
+    if (!tu_robust_works())
+        SKIP("an emulator that does not wipe pages at fork");
+    job_threads(2, know_that_one_is_forked);
+    job_processes(2, know_that_one_is_forked);
+}
+
+/* A live process that has lost its connections is not dead, but it is of no use either. */
+static void close_everything(tu_job *job) {
+    job_exchange space;
+    job_meet(job, 1);
+    if (tu_job_rank(job) == 1) {
+        int nowhere = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        dup2(nowhere, job->peers[0].fd); /* as a program does that closes what it did not open */
+        close(nowhere);
+        while (tu_rank_probe(job, 0) == TU_RANK_ALIVE)
+            usleep(1000);
+        return;
+    }
+    CHECK_STATUS(tu_job_exchange(job, job_exchange_all(&space, job, 1, 1, NULL, 0, NULL), NULL, NULL), TUTTI_ERROR_NETWORK);
+    CHECK_MESSAGE("rank 1");
+    CHECK_MESSAGE("lives");
+    CHECK_EQ(tu_rank_probe(job, 1), TU_RANK_ALIVE);
+}
+
+TEST(a_rank_that_lost_its_descriptors_is_cut_off_and_not_dead) {
+    if (!tu_robust_works())
+        SKIP("an emulator without robust mutexes");
+    job_processes(2, close_everything);
 }
 
 /* ---- threads ---- */
@@ -329,9 +361,8 @@ static void wait_for_word(tu_job *job) {
     int64_t deadline = tu_deadline(30 * TU_SECOND);
     do {
         usleep(1000);
-        (void)tu_rank_probe(job, 1);
-        tu_death_describe(job, 1, &death);
-    } while (atomic_load(&tu_page_slot(job->page, 1)->wait_status) == 0 && tu_deadline_left(deadline) > 0);
+    } while ((tu_rank_probe(job, 1) != TU_RANK_DEAD || atomic_load(&tu_page_slot(job->page, 1)->wait_status) == 0) &&
+             tu_deadline_left(deadline) > 0);
     tu_death_describe(job, 1, &death);
     CHECK(death.known);
     CHECK_EQ(death.exit_code, 42);
