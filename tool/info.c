@@ -289,6 +289,26 @@ static void show_connectivity(int ranks) {
 
 /* ---- backends and launch ---- */
 
+/* Links between devices, a row of the matrix each: "0 18 18". */
+static void show_links(const tu_backend *backend, const char *name, int devices) {
+    int matrix[16 * 16];
+    char label[64], text[512];
+    if (devices > 16)
+        devices = 16;
+    if (backend->links(&tu_backend_host_table, matrix, devices) != TUTTI_OK) {
+        snprintf(label, sizeof label, "%s links", name);
+        row(label, tutti_error_message(), false);
+        return;
+    }
+    for (int a = 0; a < devices; a++) {
+        int used = 0;
+        for (int b = 0; b < devices; b++)
+            used += snprintf(text + used, sizeof text - (size_t)used, "%s%d", b > 0 ? " " : "", matrix[a * devices + b]);
+        snprintf(label, sizeof label, "%s links of device %d", name, a);
+        row(label, text, false);
+    }
+}
+
 /* A world of one rank is what a backend is asked through; that it opens is worth knowing, too. */
 static void show_backends(void) {
     static const char *const names[] = { "shm", "cuda", "nvshmem", "nccl", "ucx" };
@@ -317,6 +337,8 @@ static void show_backends(void) {
         else
             snprintf(text, sizeof text, "works, %d device%s", devices, devices == 1 ? "" : "s");
         row(names[i], text, false);
+        if (devices > 0 && backend->links != NULL)
+            show_links(backend, names[i], devices);
     }
     if (opened == TUTTI_OK && tutti_world_close(world) != TUTTI_OK)
         row("closing it", tutti_error_message(), false);

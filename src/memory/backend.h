@@ -165,6 +165,9 @@ typedef struct tu_backend {
     tutti_status (*set32)(void *state, int device_index, uint32_t *words, uint32_t value, size_t count, const tu_backend_call *call);
     tutti_status (*write32)(void *state, int device_index, uint32_t *word, uint32_t value, const tu_backend_call *call);
 
+    /* How many links there are between each two of `count` devices, count * count entries. NULL: there is no such thing. */
+    tutti_status (*links)(const tu_backend_host *host, int *matrix, int count);
+
     /* The group goes away: nothing of it may be used any more. NULL: nothing is kept per group. */
     void (*forget)(void *state, tutti_group *group);
 

@@ -39,7 +39,7 @@ static void check_all_reduce(tutti_world *world, tutti_dtype dtype, tutti_op op,
     for (int r = 0; r < size; r++) {
         inputs[r] = malloc(bytes + 1);
         fill(inputs[r], dtype, count, r);
-        factors[r] = r + 0.5;
+        factors[r] = 0.5 * (1 << r % 4); /* that every type holds exactly */
     }
     tu_kernels_use("reference");
     tu_reduce(expected, (const void *const *)inputs, size, count, dtype, op, factors, 0);

@@ -191,6 +191,7 @@ const tu_backend tutti_backend_v1 = {
     .clear = tu_cuda_clear,
     .set32 = tu_cuda_set32,
     .write32 = tu_cuda_write32,
+    .links = tu_cuda_links,
     .forget = tu_cuda_forget,
     .check = tu_cuda_check,
     .collectives = &tu_cuda_collectives,

@@ -143,7 +143,7 @@ tutti_status tu_cuda_write32(void *state, int device, uint32_t *word, uint32_t v
 extern const tu_device_collectives tu_cuda_collectives;
 
 /* nvml.c: links between visible devices, count * count entries. */
-tutti_status tu_cuda_links(tu_cuda *cuda, int *matrix, int count);
+tutti_status tu_cuda_links(const tu_backend_host *host, int *matrix, int count);
 
 /* The kernels, embedded. */
 extern const unsigned char tu_cuda_image[];
