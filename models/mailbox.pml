@@ -11,7 +11,7 @@
  * release and acquire pairs are named in the source.
  */
 #define COUNT 3      /* counts are modulo this */
-#define SIGNALS 4    /* in all, more than COUNT, so that they wrap */
+#define SIGNALS 3    /* in all: as many as COUNT, so that they wrap */
 #define SENDERS 2
 #define TAKERS 2
 
