@@ -146,7 +146,7 @@ static bool measure(place place, int rounds, int ranks, size_t heap) {
 }
 
 int main(int argc, char **argv) {
-    int rounds = argc > 1 ? atoi(argv[1]) : 10;
+    int rounds = argc > 1 ? atoi(argv[1]) : 7;
     int ranks = argc > 3 ? atoi(argv[3]) : 8;
     int64_t heap = (int64_t)4 << 30;
     if (argc > 2 && tu_parse_bytes(argv[2], &heap) != TUTTI_OK) {
