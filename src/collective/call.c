@@ -99,14 +99,26 @@ static tutti_status run_locked(tu_collective *state, tu_task *task) {
     return tu_task_leave(task, tu_task_run(state, task));
 }
 
+/* For tutti_group_ran. */
+static void note_alone(const tu_task *task) {
+    tu_collective *state;
+    if (tu_collective_get(task->group, &state) != TUTTI_OK || !tu_collective_try_lock(state))
+        return;
+    state->ran = task->info;
+    state->choice = (tu_choice){ .from = "alone" };
+    tu_collective_unlock(state);
+}
+
 tutti_status tu_task_run_alone(tu_task *task) {
     tutti_status status = tu_group_enter(task->group, task->timeout_ns, &task->info, &task->deadline, &task->ticket);
     if (status != TUTTI_OK)
         return status;
-    if (task->group->world->fake)
+    if (task->group->world->fake) {
         tu_fake(task);
-    else
+    } else {
         status = tu_alone(task);
+        note_alone(task);
+    }
     return tu_group_leave(task->group, &task->info, task->ticket, status);
 }
 
@@ -173,7 +185,9 @@ static void explain(const tu_collective *state, tutti_ran *ran) {
     const char *name = tutti_algorithm_name(choice->algorithm);
     char *text = ran->why;
     size_t bytes = sizeof ran->why;
-    if (choice->replaced)
+    if (state->size == 1)
+        snprintf(text, bytes, "%s: nobody else is in the group", name);
+    else if (choice->replaced)
         snprintf(text, bytes, "%s: what the %s names for %llu bytes and %d ranks does not serve this call", name, choice->from,
                  (unsigned long long)choice->bytes, state->size);
     else if (choice->from == state->rules_from)
