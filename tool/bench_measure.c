@@ -166,6 +166,7 @@ static void plan_row(bench_arena *arena, const bench_options *options, const ben
         arena->counts[rank] = count;
         arena->to[rank] = (rank + 1) % arena->size;
     }
+    bool plain = options->algorithm == TUTTI_ALGORITHM_AUTO && options->op != TUTTI_PREMUL_SUM; /* as most users call */
     plan->call = (bench_call){ .group = arena->group,
                                .in_peers = arena->in.peers,
                                .out_peers = arena->out.peers,
@@ -177,7 +178,7 @@ static void plan_row(bench_arena *arena, const bench_options *options, const ben
                                .op = options->op,
                                .counts = arena->counts,
                                .to = arena->to,
-                               .call = &plan->extra };
+                               .call = plain ? NULL : &plan->extra };
 }
 
 /* In place: the smaller buffer at its own place in the larger one. */

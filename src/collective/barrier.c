@@ -7,6 +7,9 @@
 
 tutti_status tutti_barrier(tutti_group *group, const tutti_call *call) {
     tu_task task = { .group = group, .shape = TU_OP_BARRIER, .info = { .operation = TU_OP_BARRIER, .root = -1 } };
+    tutti_status status;
+    if (call == NULL && tu_express(&task, &status))
+        return status;
     return tu_submit(&task, call);
 }
 

@@ -268,6 +268,8 @@ tutti_status tu_task_leave(tu_task *task, tutti_status status);
 /* The whole, on this thread, after the arguments were checked. */
 tutti_status tu_task_run_blocking(tu_task *task);
 tutti_status tu_task_run_alone(tu_task *task);
+/* The quick way for a barrier or all_reduce without options. False: it is not for this call, nothing has happened. */
+bool tu_express(tu_task *task, tutti_status *status);
 
 /* One hand-over: start publishes, finish waits and takes. bytes: staged by this rank. */
 tutti_status tu_one_shot(tu_collective *state, tu_task *task, tutti_algorithm algorithm);

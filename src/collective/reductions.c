@@ -13,6 +13,9 @@ static tu_task reduction(tutti_group *group, tu_operation operation, const void 
 tutti_status tutti_all_reduce(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype, tutti_op op,
                               const tutti_call *call) {
     tu_task task = reduction(group, TU_OP_ALL_REDUCE, in, out, count, dtype, op);
+    tutti_status status;
+    if (call == NULL && tu_express(&task, &status))
+        return status;
     return tu_submit(&task, call);
 }
 
