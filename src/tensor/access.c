@@ -111,8 +111,9 @@ const void *tt_data(const tt_tensor *x)
 void *tt_data_mut(tt_tensor *x)
 {
     void *data = data_of("data_mut", x);
-    if (tu_self()->pending == TUTTI_OK)
-        tu_bump(x);
+    if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_storage_wait_write(x->storage)) != TUTTI_OK)
+        return NULL;
+    tu_bump(x);
     return data;
 }
 

@@ -12,7 +12,7 @@
 
 static tutti_status copy_cpu(tu_args *args)
 {
-    tu_copy(args->outputs[0], args->inputs[0]);
+    tu_copy_tensor(args->outputs[0], args->inputs[0]);
     return TUTTI_OK;
 }
 static void pass_on(tu_gradient *g) { g->results[0] = g->grads[0]; }
@@ -84,7 +84,7 @@ static tutti_status copy_into_shape(tu_args *args)
 }
 static tutti_status copy_into_cpu(tu_args *args)
 {
-    tu_copy(args->outputs[0], args->inputs[1]);
+    tu_copy_tensor(args->outputs[0], args->inputs[1]);
     return TUTTI_OK;
 }
 static void copy_into_gradient(tu_gradient *g)

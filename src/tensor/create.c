@@ -102,7 +102,7 @@ void tu_fill(tt_tensor *x, double value)
     if (value == 0 && x->flags & TU_CONTIGUOUS && x->numel > 0 && !signbit(value))
         memset(tu_pointer(x), 0, (size_t)x->numel * tu_dtype_bytes[x->dtype]);
     else
-        tu_copy(x, &number);
+        tu_copy_tensor(x, &number);
 }
 
 static tutti_status full_cpu(tu_args *args)

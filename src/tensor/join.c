@@ -56,7 +56,7 @@ static tutti_status cat_cpu(tu_args *args)
         part.flags = 0;
         start += x->sizes[dim];
         if (x->numel > 0)
-            tu_copy(&part, x);
+            tu_copy_tensor(&part, x);
     }
     return TUTTI_OK;
 }
@@ -155,7 +155,7 @@ static tt_tensor *dense(const tt_tensor *x)
         return NULL;
     tt_tensor *copy = tu_tensor_new(&shape);
     if (copy != NULL)
-        tu_copy(copy, x);
+        tu_copy_tensor(copy, x);
     return copy;
 }
 
@@ -334,7 +334,7 @@ static tutti_status index_add_cpu(tu_args *args)
         free_index(at, index);
         return TUTTI_ERROR_MEMORY;
     }
-    tu_copy(out, x);
+    tu_copy_tensor(out, x);
     around(x, dim, &outer, &inner);
     size_t bytes = (size_t)inner * tu_dtype_bytes[x->dtype];
     for (int64_t o = 0; o < outer && status == TUTTI_OK && inner > 0; o++)
@@ -517,7 +517,7 @@ static tutti_status scatter_cpu(tu_args *args)
         free_index(at, index);
         return TUTTI_ERROR_MEMORY;
     }
-    tu_copy(out, x);
+    tu_copy_tensor(out, x);
     for (int64_t i = 0; i < index->numel && status == TUTTI_OK; i++)
         status = add_row(x->dtype, (char *)tu_pointer(out) + element_offset(out, index, dim, i, at[i]) * (int64_t)size,
                          (const char *)tu_pointer(source) + (size_t)i * size, 1);
@@ -557,7 +557,7 @@ static tutti_status triangle(tu_args *args, bool lower)
     tt_tensor *out = args->outputs[0];
     int64_t rows = out->sizes[out->ndim - 2], columns = out->sizes[out->ndim - 1], diagonal = args->params.integer[0];
     size_t size = tu_dtype_bytes[out->dtype];
-    tu_copy(out, args->inputs[0]);
+    tu_copy_tensor(out, args->inputs[0]);
     if (out->numel == 0)
         return TUTTI_OK;
     for (int64_t row = 0; row < out->numel / columns; row++) {

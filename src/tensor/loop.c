@@ -318,7 +318,7 @@ static void copy_loop(tu_loop *loop)
     tu_loop_run(loop, move, compute, &params);
 }
 
-void tu_copy(const tt_tensor *to, const tt_tensor *x)
+void tu_copy_tensor(const tt_tensor *to, const tt_tensor *x)
 {
     tu_loop loop;
     tt_tensor *in[] = { (tt_tensor *)x };
@@ -339,9 +339,9 @@ static tutti_status copy_row_major(const tt_tensor *x, void *memory, tutti_dtype
     memcpy(other.sizes, shape.sizes, sizeof other.sizes);
     memcpy(other.strides, shape.strides, sizeof other.strides);
     if (out)
-        tu_copy(&other, x);
+        tu_copy_tensor(&other, x);
     else
-        tu_copy(x, &other);
+        tu_copy_tensor(x, &other);
     return TUTTI_OK;
 }
 

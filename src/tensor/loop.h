@@ -30,6 +30,6 @@ void tu_loop_init(tu_loop *loop, const tt_tensor *out, int inputs, tt_tensor *co
 void tu_loop_run(tu_loop *loop, tu_kernel *kernel, tutti_dtype compute, const tu_params *params);
 
 /* x, broadcast to to's shape, into `to`, converted. */
-void tu_copy(const tt_tensor *to, const tt_tensor *x);
+void tu_copy_tensor(const tt_tensor *to, const tt_tensor *x);
 
 #endif

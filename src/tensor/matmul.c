@@ -176,13 +176,13 @@ static tutti_status linear_cpu(tu_args *args)
         tutti_status status = tu_shape_contiguous("linear", &shape);
         if (status != TUTTI_OK || (dense = tu_tensor_new(&shape)) == NULL)
             return status != TUTTI_OK ? status : TUTTI_ERROR_MEMORY;
-        tu_copy(dense, x);
+        tu_copy_tensor(dense, x);
         x = dense;
     }
     int64_t k = weight->sizes[1], n = weight->sizes[0], m = out->numel / n;
     bool adds = out->dtype == TUTTI_F32 || out->dtype == TUTTI_F64 || tu_is_complex(out->dtype);
     if (bias != NULL && adds)
-        tu_copy(out, bias);
+        tu_copy_tensor(out, bias);
     tu_matrix of_x = { tu_pointer(x), k, 1 }, of_w = { tu_pointer(weight), weight->strides[1], weight->strides[0] };
     tutti_status status = tu_gemm(out->dtype, m, n, k, of_x, of_w, bias != NULL && adds ? 1 : 0, tu_pointer(out), n);
     if (status == TUTTI_OK && bias != NULL && !adds) {

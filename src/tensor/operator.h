@@ -24,6 +24,7 @@ typedef struct tu_params {
     double number[4];
     int64_t integer[4];
     tt_dims dims[2];
+    void *group; /* of collectives; lent */
 } tu_params;
 
 typedef struct tu_args {
@@ -74,6 +75,7 @@ typedef enum tu_sample_kind {
 } tu_sample_kind;
 struct tu_sampler {
     int64_t n;
+    void *group; /* of one rank, for collectives */
     tt_tensor *(*make)(tu_sampler *sampler, tu_sample_kind kind, tt_dims shape, int64_t limit);
 };
 static inline tt_tensor *tu_normal(tu_sampler *s, tt_dims shape) { return s->make(s, TU_SAMPLE_NORMAL, shape, 0); }

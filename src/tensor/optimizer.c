@@ -83,7 +83,7 @@ static tutti_status run_step(tu_args *args, tu_parallel_body *f32, tu_parallel_b
         tu_parallel(args->inputs[0]->numel, 32768, dtype == TUTTI_F32 ? f32 : f64, &s);
     for (int i = 0; i < args->input_count; i++) {
         if (ready && staged[i] != args->inputs[i] && args->op->written & TU_INPUT(i) && staged[i] != NULL && staged[i]->numel > 0)
-            tu_copy(args->inputs[i], staged[i]);
+            tu_copy_tensor(args->inputs[i], staged[i]);
         tu_tensor_drop(staged[i]);
     }
     return ready ? TUTTI_OK : TUTTI_ERROR_MEMORY;

@@ -140,7 +140,7 @@ static tutti_status fill_random(tu_args *args, bool is_normal, bool is_integer)
     }
     tu_parallel(x->numel, 65536, fill_range, &f);
     if (dense != x) {
-        tu_copy(x, dense);
+        tu_copy_tensor(x, dense);
         tu_tensor_drop(dense);
     }
     return TUTTI_OK;
@@ -271,7 +271,7 @@ static tutti_status dropout_cpu(tu_args *args)
     const int64_t *at = args->params.integer;
     double p = args->params.number[0], kept = 1 / (1 - p);
     tu_random state = { (uint64_t)at[0], (uint64_t)at[1], (uint32_t)at[2] };
-    tu_copy(out, args->inputs[0]);
+    tu_copy_tensor(out, args->inputs[0]);
     char *data = tu_pointer(out);
     for (int64_t i = 0; i < out->numel; i += 256) {
         double draws[256], values[256];

@@ -292,7 +292,7 @@ static tt_tensor *dense_of(const tt_tensor *x, tutti_dtype compute, bool truth)
     tt_tensor *dense = tu_tensor_new(&shape);
     if (dense == NULL)
         return NULL;
-    tu_copy(dense, x);
+    tu_copy_tensor(dense, x);
     if (!truth)
         return dense;
     tt_tensor *wide = dense_of(dense, compute, false); /* not zero, then 0 or 1 */

@@ -108,7 +108,7 @@ static tutti_status check_inputs(tu_args *args, bool grad_mode)
             return bad_input(args, i, tu_tensor_check);
         if (x->device == TT_DEVICE_META)
             device = TT_DEVICE_META;
-        else if (!(x->ndim == 0 && x->flags & TU_NUMBER))
+        else if (!(x->flags & TU_NUMBER))
             cpu = true;
         if (x->history != NULL && !(x->flags & TU_REQUIRES_GRAD))
             tu_history_refresh(x);
@@ -127,6 +127,11 @@ static tutti_status check_ready(const tu_args *args)
         const tt_tensor *x = args->inputs[i];
         if (x == NULL)
             continue;
+        if ((args->in_place && i == 0) || args->op->written & TU_INPUT(i)) {
+            tutti_status status = tu_storage_wait_write(x->storage);
+            if (status != TUTTI_OK)
+                return status;
+        }
         if (atomic_load_explicit(&x->storage->waiter, memory_order_relaxed) != NULL || tu_tensor_need(x) > x->storage->bytes) {
             tutti_status status = bad_input(args, i, tu_tensor_ready);
             if (status != TUTTI_OK)

@@ -17,7 +17,7 @@ tt_tensor *tu_stage_in(const tt_tensor *x, tutti_dtype dtype)
         return tu_tensor_hold((tt_tensor *)x);
     tt_tensor *copy = like(x, dtype);
     if (copy != NULL)
-        tu_copy(copy, x);
+        tu_copy_tensor(copy, x);
     return copy;
 }
 
@@ -29,6 +29,6 @@ tt_tensor *tu_stage_out(tt_tensor *out, tutti_dtype dtype)
 void tu_stage_done(tt_tensor *out, tt_tensor *staged)
 {
     if (staged != NULL && staged != out && out->numel > 0)
-        tu_copy(out, staged);
+        tu_copy_tensor(out, staged);
     tu_tensor_drop(staged);
 }

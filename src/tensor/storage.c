@@ -96,7 +96,7 @@ tutti_status tu_storage_resize(tu_storage *storage, size_t bytes)
     if (atomic_load_explicit(&storage->exports, memory_order_relaxed) > 0)
         return tu_error(TUTTI_ERROR_STATE, "this storage of %zu bytes is not resizable while another library holds it (DLPack)",
                         storage->bytes);
-    tutti_status status = tu_storage_wait(storage);
+    tutti_status status = tu_storage_wait_write(storage);
     if (status != TUTTI_OK || bytes == storage->bytes)
         return status;
     void *data = NULL;

@@ -30,7 +30,9 @@ struct tu_storage {
     void *owner;
     /* Set while collectives write here, cleared by the waiter; read by every use of the data. Pair: release when set, acquire here. */
     _Atomic(tu_storage_waiter *) waiter;
-    void *works; /* the waiter's own, see functional/registry.c */
+    /* The same while collectives read here: only those who write, resize or free the data wait. */
+    _Atomic(tu_storage_waiter *) reader;
+    void *works; /* the waiters' own, see functional/flight.c */
 };
 
 #define TU_MAGIC_ALIVE 0x54545421u
@@ -40,7 +42,7 @@ enum {
     TU_CONTIGUOUS = 1,    /* row-major without gaps */
     TU_REQUIRES_GRAD = 2, /* leaf: asked for; non-leaf: has a node */
     TU_PARAMETER = 4,
-    TU_NUMBER = 8         /* adopts the type of what it meets */
+    TU_NUMBER = 8         /* adopts type and device of what it meets */
 };
 
 struct tt_tensor {
@@ -72,6 +74,13 @@ static inline tutti_status tu_storage_wait(tu_storage *storage)
 {
     tu_storage_waiter *waiter = atomic_load_explicit(&storage->waiter, memory_order_acquire);
     return waiter == NULL ? TUTTI_OK : waiter(storage);
+}
+/* And for those that still read here: before the data is written. */
+static inline tutti_status tu_storage_wait_write(tu_storage *storage)
+{
+    tutti_status status = tu_storage_wait(storage);
+    tu_storage_waiter *reader = atomic_load_explicit(&storage->reader, memory_order_acquire);
+    return status != TUTTI_OK || reader == NULL ? status : reader(storage);
 }
 
 /* ---- tensors ---- */

@@ -6,6 +6,8 @@
 
 #include <tutti/autograd.h>
 
+#include <tutti/functional.h>
+
 #include "../harness.h"
 #include "tensor/operator.h"
 
@@ -95,9 +97,31 @@ static tt_tensor *make(tu_sampler *sampler, tu_sample_kind kind, tt_dims shape, 
     return x;
 }
 
+/* A world of this rank alone: its collectives are real, and change nothing. Each test runs in a process of its own. */
+static tutti_world *world;
+static tutti_group *alone(void)
+{
+    if (world != NULL && tutti_group_check(tutti_world_group(world)) != TUTTI_OK) { /* ended by a sample that failed */
+        tt_wait_all(world);
+        tt_error_clear();
+        CHECK_OK(tutti_world_close(world));
+        world = NULL;
+    }
+    if (world == NULL)
+        CHECK_OK(tutti_world_open(NULL, &world));
+    return tutti_world_group(world);
+}
+
+static void leave(void)
+{
+    alone();
+    CHECK(tt_wait_all(world));
+    CHECK_OK(tutti_world_close(world));
+}
+
 static maker plain(int64_t n)
 {
-    return (maker){ .sampler = { n, make }, .dtype = TUTTI_F64, .device = TT_DEVICE_CPU, .null_at = -1, .free_at = -1, .moved_input = -1 };
+    return (maker){ .sampler = { n, alone(), make }, .dtype = TUTTI_F64, .device = TT_DEVICE_CPU, .null_at = -1, .free_at = -1, .moved_input = -1 };
 }
 
 /* Elements as doubles, complex ones as pairs. */
@@ -157,6 +181,7 @@ TEST(meta_tensors_get_the_shapes_and_strides_of_real_ones)
             CHECK_OK(tt_scope_close(&scope));
         }
     }
+    leave();
 }
 
 TEST(inputs_that_are_not_contiguous_give_the_same_values)
@@ -176,6 +201,7 @@ TEST(inputs_that_are_not_contiguous_give_the_same_values)
                 FAIL("%s: element %lld is %g, but %g from strided inputs", op->name, (long long)i, a[i], b[i]);
         CHECK_OK(tt_scope_close(&scope));
     }
+    leave();
 }
 
 TEST(narrower_floats_give_nearly_the_same_values)
@@ -201,6 +227,7 @@ TEST(narrower_floats_give_nearly_the_same_values)
             CHECK_OK(tt_scope_close(&scope));
         }
     }
+    leave();
 }
 
 static double moved_loss(const tu_op *op, int input, int64_t element, double by)
@@ -254,6 +281,7 @@ TEST(gradients_agree_with_finite_differences)
         CHECK_OK(tt_scope_close(&scope));
     }
     CHECK(checked > 60);
+    leave();
 }
 
 TEST(gradients_of_strided_inputs_are_the_same)
@@ -277,6 +305,7 @@ TEST(gradients_of_strided_inputs_are_the_same)
         NO_ERROR(op, "strided gradients");
         CHECK_OK(tt_scope_close(&scope));
     }
+    leave();
 }
 
 TEST(a_missing_tensor_is_an_error_that_names_it)
@@ -297,6 +326,7 @@ TEST(a_missing_tensor_is_an_error_that_names_it)
                 FAIL("%s ran without input %d", op->name, k);
         }
     }
+    leave();
 }
 
 TEST(freed_storage_is_an_error_and_never_a_crash)
@@ -320,6 +350,7 @@ TEST(freed_storage_is_an_error_and_never_a_crash)
                 FAIL("%s read input %d, which is freed", op->name, k);
         }
     }
+    leave();
 }
 
 TEST(nothing_is_left_after_all_of_it)
@@ -332,10 +363,12 @@ TEST(nothing_is_left_after_all_of_it)
         if (x != NULL && tt_requires_grad(x) && (op->gradient != NULL || op->flags & TU_COMPOSITE))
             tt_backward(x, tt_ones_like(x));
         CHECK_OK(tt_scope_close(&scope));
+        CHECK(tt_wait_all(world));
         tt_counts counts = { .size = sizeof counts };
         CHECK_OK(tt_count(&counts));
         if (counts.tensors != 0 || counts.storages != 0 || counts.scopes != 0 || counts.nodes != 0)
             FAIL("%s leaves %lld tensors, %lld storages, %lld scopes, %lld nodes", op->name, (long long)counts.tensors, (long long)counts.storages,
                  (long long)counts.scopes, (long long)counts.nodes);
     }
+    leave();
 }

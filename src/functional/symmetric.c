@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Tensors on symmetric memory.
+ */
+#include <tutti/autograd.h>
+#include <tutti/functional.h>
+
+#include "tensor/operator.h"
+
+static void release_block(void *owner)
+{
+    tutti_memory_release(owner);
+}
+
+static tt_tensor *on_block(tutti_world *world, const tu_shape *shape, size_t bytes, const tt_symm_options *options)
+{
+    tutti_memory_options wanted = TUTTI_MEMORY_OPTIONS_INIT;
+    tutti_memory *memory;
+    wanted.group = options->group;
+    wanted.persistent = options->persistent;
+    wanted.persistent_id = options->persistent_id;
+    if (tu_pending_take(tutti_memory_alloc(world, bytes, &wanted, &memory)) != TUTTI_OK)
+        return NULL;
+    tu_storage *storage = tu_storage_wrap(tutti_memory_data(memory), bytes, release_block, memory);
+    if (storage == NULL) {
+        tutti_memory_release(memory);
+        tu_pending_take(TUTTI_ERROR_MEMORY);
+        return NULL;
+    }
+    tt_tensor *x = tu_tensor_on(storage, shape);
+    if (x == NULL) {
+        tu_pending_take(TUTTI_ERROR_MEMORY);
+        return NULL;
+    }
+    x = tu_scope_own(x);
+    return x != NULL && options->requires_grad ? tt_require_grad(x, true) : x;
+}
+
+tt_tensor *tt_symm_empty_strided(tutti_world *world, tt_dims shape, tt_dims strides, tutti_dtype dtype, const tt_symm_options *options)
+{
+    tt_symm_options full = TT_SYMM_OPTIONS_INIT;
+    tu_shape described;
+    if (tu_self()->pending != TUTTI_OK || !tu_scope_check() ||
+        tu_pending_take(tu_options_copy("tt_symm_options", options, &full, sizeof full)) != TUTTI_OK ||
+        tu_pending_take(tu_shape_from("symm_empty", shape, dtype, TT_DEVICE_CPU, &described)) != TUTTI_OK)
+        return NULL;
+    if (world == NULL) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "symm_empty: world is NULL");
+        return NULL;
+    }
+    if (strides.count >= 0 && strides.count != shape.count) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "symm_empty: %d strides given for %d dimensions", strides.count, shape.count);
+        return NULL;
+    }
+    int64_t last = 0;
+    for (int i = 0; i < described.ndim; i++) {
+        int64_t stride = strides.count >= 0 ? strides.at[i] : described.strides[i], extent;
+        if (stride < 0 || __builtin_mul_overflow(stride, described.sizes[i], &extent) || extent > PTRDIFF_MAX / 256) {
+            tu_fail(TUTTI_ERROR_ARGUMENT, "symm_empty: stride %lld of dimension %d cannot be used", (long long)stride, i);
+            return NULL;
+        }
+        described.strides[i] = stride;
+        last += described.sizes[i] > 0 ? (described.sizes[i] - 1) * stride : 0;
+    }
+    size_t bytes = tu_shape_numel(&described) == 0 ? 0 : (size_t)(last + 1) * tu_dtype_bytes[dtype];
+    return on_block(world, &described, bytes, &full);
+}
+
+tt_tensor *tt_symm_empty(tutti_world *world, tt_dims shape, tutti_dtype dtype, const tt_symm_options *options)
+{
+    return tt_symm_empty_strided(world, shape, tt_no_dims(), dtype, options);
+}
+
+tutti_memory *tt_symm_memory(const tt_tensor *x)
+{
+    if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("symm_memory", "x", x)) != TUTTI_OK)
+        return NULL;
+    return x->storage->release == release_block ? x->storage->owner : NULL;
+}
