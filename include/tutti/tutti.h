@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * All of libtutti, in the order in which a newcomer meets it.
+ *
+ *     status.h        how every function says what went wrong
+ *     world.h         joining a job, or starting one: tutti_world_open, tutti_spawn
+ *     group.h         subsets of ranks; mesh.h arranges them in dimensions
+ *     collective.h    all_reduce, all_gather, … on any memory; call.h and work.h are its options and its asynchronous form
+ *     memory.h        symmetric blocks; peers.h reads, writes and signals those of others; pool.h reuses them
+ *     named.h         operations that work on symmetric blocks by a given algorithm
+ *     dtype.h         element types, reductions, and the arithmetic that makes results the same bits everywhere
+ *     store.h         key-value stores, for ranks that have to find each other
+ *     connectivity.h, log.h, trace.h, fault.h      looking at the machine, the log, the flight recorder; failing on purpose
+ *
+ * libtutti-tensor has headers of its own, beginning with tensor.h.
+ */
+#ifndef TUTTI_TUTTI_H
+#define TUTTI_TUTTI_H
+
+#include <tutti/call.h>
+#include <tutti/collective.h>
+#include <tutti/connectivity.h>
+#include <tutti/dtype.h>
+#include <tutti/export.h>
+#include <tutti/fault.h>
+#include <tutti/group.h>
+#include <tutti/log.h>
+#include <tutti/memory.h>
+#include <tutti/mesh.h>
+#include <tutti/named.h>
+#include <tutti/peers.h>
+#include <tutti/pool.h>
+#include <tutti/status.h>
+#include <tutti/store.h>
+#include <tutti/trace.h>
+#include <tutti/work.h>
+#include <tutti/world.h>
+
+#endif
