@@ -160,6 +160,7 @@ int main(int argc, char **argv) {
     int64_t room = (int64_t)sysconf(_SC_AVPHYS_PAGES) * sysconf(_SC_PAGESIZE) / 10 * 8 / ranks;
     if (argc <= 2 && heap > room)
         heap = room;
+    setvbuf(stdout, NULL, _IOLBF, 0);
     printf("from SIGKILL to the last survivor's error, %d ranks with %.2f GiB of touched heap each, %d rounds:\n", ranks,
            (double)heap / (double)(1 << 30), rounds);
     for (int place = 0; place < PLACES; place++) {
