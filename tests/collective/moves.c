@@ -222,6 +222,12 @@ TEST(moves_arrive_where_they_belong_with_7_threads) { test_threads(7, everything
 TEST(moves_arrive_where_they_belong_with_1_rank) { test_threads(1, everything, (void *)1); }
 TEST(moves_arrive_where_they_belong_with_16_threads) { test_threads(16, everything, (void *)1); }
 
+TEST(moves_arrive_where_they_belong_when_ranks_compute_with_several_threads) {
+    setenv("TUTTI_THREADS", "3", 1);
+    test_threads(2, everything, NULL);
+    test_processes(2, everything, NULL);
+}
+
 /* ---- v-forms ---- */
 
 static void v_forms(tutti_world *world, void *argument) {
