@@ -7,7 +7,7 @@
  */
 #include <string.h>
 
-#include "collective/parallel.h"
+#include "collective/compute.h"
 #include "collective/parts.h"
 
 /* Pieces in which bytes are copied to or from a peer, with a look at the group's state word in between. */
@@ -84,7 +84,7 @@ static tutti_status copy_pieces(const pipeline *run, void **targets, int count, 
             return status;
         size_t piece = bytes - begin < PIECE_BYTES ? bytes - begin : PIECE_BYTES;
         if (count == 1)
-            tu_parallel_copy(run->state, targets[0], from + begin, piece, run->stream);
+            tu_compute_copy(run->state, targets[0], from + begin, piece, run->stream);
         else
             tu_copy_many(targets, count, from + begin, piece, run->stream);
         for (int i = 0; i < count; i++)

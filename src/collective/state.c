@@ -16,7 +16,7 @@
 #include "collective/collective.h"
 #include "collective/domain.h"
 #include "collective/engine.h"
-#include "collective/parallel.h"
+#include "collective/compute.h"
 #include "collective/point.h"
 #include "collective/tuning.h"
 
@@ -90,7 +90,7 @@ static void find_bells(tu_collective *state) {
     tu_wait ladder;
     tu_job_wait_init(job, 0, &ladder);
     state->spins = ladder.spins;
-    state->helpers = tu_parallel_threads(state->group->world);
+    state->helpers = tu_compute_threads(state->group->world);
 }
 
 static tutti_status make_state(tutti_group *group, void **made) {

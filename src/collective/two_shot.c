@@ -14,7 +14,7 @@
  */
 #include <string.h>
 
-#include "collective/parallel.h"
+#include "collective/compute.h"
 #include "collective/parts.h"
 
 /* Pieces in which a slice is reduced in place, with a look at the group's state word in between. */
@@ -144,7 +144,7 @@ static tutti_status reduce(const two_shot *run, uint64_t epoch, tu_slice part) {
         return status;
     size_t bytes = part.count * task->element;
     bool only_slot = own_part != NULL && state->targets[0] == own_part;
-    tu_parallel_reduce(state, state->targets, targets, state->sources, state->size, part.count, (tutti_dtype)task->info.dtype,
+    tu_compute_reduce(state, state->targets, targets, state->sources, state->size, part.count, (tutti_dtype)task->info.dtype,
                    (tutti_op)task->info.reduction, state->factors, only_slot ? tu_stage_flags(state, bytes) : own_part != NULL ? 0 : run->stream);
     /* The slot gets a copy of what is still in the cache: it is written another way than the output. */
     if (own_part != NULL && !only_slot)
@@ -159,7 +159,7 @@ static void copy_slices(const two_shot *run, uint64_t epoch, size_t round) {
         int owner = (state->rank + i) % state->size;
         tu_slice part = portion(run, tu_slice_of(task, state->size, owner), round);
         if (part.count != 0)
-            tu_parallel_copy(run->state, (unsigned char *)task->out + part.first * task->element,
+            tu_compute_copy(run->state, (unsigned char *)task->out + part.first * task->element,
                              slot(run, owner, epoch) + (size_t)owner * run->part, part.count * task->element, run->stream);
     }
 }

@@ -3,7 +3,7 @@
  * The compute threads of a world: started on first need, asleep between uses, ended with the world. A piece of work is cut into equal parts;
  * the caller takes part. Another group of the rank that finds them busy computes by itself.
  */
-#include "collective/parallel.h"
+#include "collective/compute.h"
 
 #include <stdlib.h>
 
@@ -31,7 +31,7 @@ typedef struct pool {
     int next, unfinished; /* parts of the current job */
 } pool;
 
-int tu_parallel_threads(const tutti_world *world) {
+int tu_compute_threads(const tutti_world *world) {
     int limit = (int)tu_settings_number(&world->settings, TU_SETTING_THREADS);
     if (tu_settings_text(&world->settings, TU_SETTING_THREADS)[0] == 0) {
         int ranks = world->local_size > 0 ? world->local_size : 1;
@@ -95,7 +95,7 @@ static tutti_status make_pool(tutti_world *world, void **made) {
     pthread_mutex_init(&pool->use, NULL);
     pthread_cond_init(&pool->begin, NULL);
     pthread_cond_init(&pool->end, NULL);
-    int wanted = tu_parallel_threads(world);
+    int wanted = tu_compute_threads(world);
     while (pool->count < wanted && tu_helper_start(&pool->threads[pool->count], "tutti-compute", compute, pool) == TUTTI_OK)
         pool->count++;
     *made = pool;
@@ -170,7 +170,7 @@ static void reduce_part(void *argument, int part, int parts) {
     tu_reduce_many(to, whole->to_count, from, whole->from_count, count, whole->dtype, whole->op, whole->factors, whole->flags);
 }
 
-void tu_parallel_reduce(tu_collective *state, void *const *to, int to_count, const void *const *from, int from_count, size_t count,
+void tu_compute_reduce(tu_collective *state, void *const *to, int to_count, const void *const *from, int from_count, size_t count,
                         tutti_dtype dtype, tutti_op op, const double *factors, unsigned flags) {
     reduction whole = { to, from, to_count, from_count, count, tutti_dtype_size(dtype), dtype, op, factors, flags };
     int parts = state->helpers == 0 ? 1 : parts_for(state, count * whole.element);
@@ -197,7 +197,7 @@ static void copy_part(void *argument, int part, int parts) {
     tu_copy(whole->to + begin, whole->from + begin, bytes, whole->flags);
 }
 
-void tu_parallel_copy(tu_collective *state, void *to, const void *from, size_t bytes, unsigned flags) {
+void tu_compute_copy(tu_collective *state, void *to, const void *from, size_t bytes, unsigned flags) {
     copying whole = { to, from, bytes, flags };
     int parts = state->helpers == 0 ? 1 : parts_for(state, bytes);
     if (parts > 1 && run_parts(state, (job){ copy_part, &whole, parts }))
