@@ -145,8 +145,8 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_group_shrink(tutti_group *group, cons
  * tutti_group_completed(old) is higher takes the step back, and nobody is one off. 0 for other groups. */
 TUTTI_API uint64_t tutti_group_settled(const tutti_group *group);
 
-/* *all: whether `mine` was true on every member that came. Deaths do not disturb it: a rank that died before it said anything
- * does not count. */
+/* *all: whether `mine` was true on every member that came. Every member that lives calls it; the end of the group does not end it. Deaths
+ * do not disturb it: a rank that died before it said anything does not count. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_group_agree(tutti_group *group, bool mine, bool *all);
 
 /* ---- finding ---- */

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""examples/survive under tutti run --survive: the count is right whichever call of whichever rank the death comes at."""
+import os
+import re
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "support"))
+from cases import TUTTI, contains, equal, main, test  # noqa: E402
+
+SURVIVE = os.path.join(os.environ["TEST_BUILD"], "examples", "survive")
+RANKS, STEPS = 3, 5
+
+
+def survive(fault, ranks=RANKS):
+    done = subprocess.run([TUTTI, "run", "--survive", "-n", str(ranks), SURVIVE, str(STEPS)], stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=60, env={**os.environ, "TUTTI_FAULT": fault})
+    totals = {int(rank): int(total) for rank, total in
+              re.findall(rf"rank (\d+): {STEPS} steps, total (\d+)$", done.stdout, re.M)}
+    return done, totals
+
+
+@test
+def without_a_death_it_counts_to_the_end():
+    done, totals = survive("")
+    equal(done.returncode, 0)
+    equal(totals, {rank: RANKS * STEPS for rank in range(RANKS)})
+
+
+@test
+def the_count_is_right_at_every_call_that_a_rank_may_die_in():
+    for victim in range(RANKS):
+        for step in range(STEPS):
+            done, totals = survive(f"rank={victim},op=all_reduce,at={step},do=kill")
+            equal(totals, {rank: RANKS * step + (RANKS - 1) * (STEPS - step) for rank in range(RANKS) if rank != victim})
+            contains(done.stderr, f"rank {victim} (pid ")
+            contains(done.stderr, "was killed by signal 9 (Killed); the others go on")
+            equal(done.returncode, 0)  # some ended well
+
+
+@test
+def a_second_rank_may_die_while_the_others_agree_and_shrink():
+    for operation in ("agree", "shrink"):
+        _, totals = survive(f"rank=1,op=all_reduce,at=2,do=kill;rank=0,op={operation},do=exit:3", ranks=4)
+        equal(totals, {2: 4 * 2 + 2 * 3, 3: 4 * 2 + 2 * 3})
+
+
+@test
+def a_rank_that_dies_when_all_are_done_takes_nothing_back():
+    _, totals = survive("rank=2,op=agree,do=kill")
+    equal(totals, {0: RANKS * STEPS, 1: RANKS * STEPS})
+
+
+main()
