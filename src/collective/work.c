@@ -282,7 +282,8 @@ tutti_status tu_helper_start(pthread_t *thread, const char *name, void *(*body)(
     int error = pthread_create(thread, NULL, body, argument);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error != 0)
-        return tu_error_system(error, "cannot start a helper thread for asynchronous works");
+        return tu_error_system(error, "cannot start a helper thread for asynchronous works (threads of a user are limited by "
+                               "RLIMIT_NPROC, and by the cgroup's pids.max)");
     pthread_setname_np(*thread, name);
     return TUTTI_OK;
 }

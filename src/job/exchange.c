@@ -414,7 +414,8 @@ static tutti_status compare(const progress *state) {
             continue;
         int mine = state->job->world_rank, theirs = state->job->peers[exchange->ranks[i]].world_rank;
         if (strcmp(message->wire.purpose, state->wire.purpose) != 0)
-            tu_error(TUTTI_ERROR_MISMATCH, "ranks disagree: rank %d is in \"%s\" where rank %d is in \"%s\" (exchange %llu)", mine,
+            tu_error(TUTTI_ERROR_MISMATCH, "ranks disagree: rank %d is in \"%s\" where rank %d is in \"%s\" (exchange %llu). All ranks of "
+                     "a group must call the same operations in the same order", mine,
                      state->wire.purpose, theirs, message->wire.purpose, (unsigned long long)exchange->sequence);
         else if (message->wire.bytes != exchange->bytes)
             tu_error(TUTTI_ERROR_MISMATCH, "ranks disagree in \"%s\": rank %d brings %zu bytes, rank %d brings %u", state->wire.purpose, mine,

@@ -244,5 +244,11 @@ tutti_status tu_death_error(tu_job *job, int rank, const char *doing) {
     tu_death death;
     tu_death_describe(job, rank, &death);
     tutti_status status = tu_rank_state_of(job, rank) == TU_RANK_CLOSED ? TUTTI_ERROR_GONE : TUTTI_ERROR_DEAD;
-    return tu_error(status, "%s, seen %s", death.text, doing);
+    tu_error(status, "%s, seen %s", death.text, doing);
+    if (status == TUTTI_ERROR_GONE)
+        tu_error_append(". It left while others still counted on it: do all ranks make the same calls? A barrier before tutti_world_close keeps "
+                        "them together");
+    else if (death.known && death.signal == SIGKILL)
+        tu_error_append(". SIGKILL comes from a person, from a launcher, or from the kernel when memory runs out (see dmesg)");
+    return status;
 }

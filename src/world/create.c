@@ -82,8 +82,8 @@ static tutti_status compare(const agreement *all, const int *ranks, int count, i
             *(all[i].exists ? &with : &without) = i;
     }
     if (with >= 0 && without >= 0) {
-        tu_error(TUTTI_ERROR_MISMATCH, "the ranks disagree: rank %d has %.*s already, rank %d has not", ranks[with],
-                 (int)sizeof all[with].text, all[with].text, ranks[without]);
+        tu_error(TUTTI_ERROR_MISMATCH, "the ranks disagree: rank %d has %.*s already, rank %d has not; make and destroy "
+                 "groups with tags alike on all ranks", ranks[with], (int)sizeof all[with].text, all[with].text, ranks[without]);
         tu_error_at_fault(without);
         return TUTTI_ERROR_MISMATCH;
     }

@@ -506,6 +506,7 @@ static tutti_status timeout_error(const tu_group_wait *wait) {
     if (missing_count > 8)
         tu_error_append("; and %d more", missing_count - 8);
     tu_error_append("%s%d of %d ranks have come (%s)", missing_count > 0 ? ". " : "", arrived_count, group->size, arrived);
+    tu_error_append(". `tutti ps` shows all ranks while they hang; TUTTI_TIMEOUT gives them more time");
     for (int i = 0; i < missing_count && i < TUTTI_ERROR_RANKS; i++)
         tu_error_at_fault(missing_ranks[i]);
     return tu_error_where(group->name, tu_operation_name((tu_operation)wait->info->operation), wait->info->sequence, group->rank);

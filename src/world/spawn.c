@@ -325,7 +325,8 @@ static tutti_status fork_all(child *children, int ranks, const char *url, int go
         close(result[1]);
         if (pid < 0) {
             close(result[0]);
-            status = tu_error_system(fork_error, "rank %d of %d cannot be forked", forked, ranks);
+            status = tu_error_system(fork_error, "rank %d of %d cannot be forked (processes of a user are limited by RLIMIT_NPROC, "
+                                     "and by the cgroup's pids.max)", forked, ranks);
             break;
         }
         children[forked] = (child){ .pid = pid, .result = result[0], .pidfd = open_pidfd(pid) };

@@ -212,14 +212,16 @@ static bool complete(void *argument) {
     return decided_attempt(state->group) >= state->vote->attempt || everybody_came(state->group, state->vote);
 }
 
-/* In a group that lives, a member that waits in an operation which this rank has not begun waits for this rank, which is here. */
-static bool waits_elsewhere(watch *state, int member) {
+/* In a group that lives, a member that waits in an operation which this rank has not begun waits for this rank, which is here. True when
+ * it did so at the last look already: then no other thread of this rank is about to begin it. *found: it does so now. */
+static bool waits_elsewhere(watch *state, int member, int *found) {
     tutti_group *group = state->group;
     tu_record_view view;
     if (tu_group_ended(group) ||
         !tu_recorder_current(tu_job_recorder(group->world->job, group->job_ranks[member]), group->key, &view) ||
         !tu_op_sequenced((tu_operation)view.info.operation) || view.info.sequence <= tutti_group_sequence(group))
         return false;
+    *found = member;
     bool again = state->suspect == member && state->suspect_operation == view.info.sequence;
     state->suspect = member;
     state->suspect_operation = view.info.sequence;
@@ -237,7 +239,7 @@ static bool waits_elsewhere(watch *state, int member) {
 static tutti_status look(void *argument) {
     watch *state = argument;
     tutti_group *group = state->group;
-    int first = -1;
+    int first = -1, found = -1;
     for (int member = 0; member < group->size; member++) {
         if (!state->vote->awaited[member] || member == group->rank || has_arrived(group, member, state->vote->attempt))
             continue;
@@ -245,11 +247,13 @@ static tutti_status look(void *argument) {
             continue;
         if (first < 0)
             first = member;
-        if (waits_elsewhere(state, member)) {
+        if (found < 0 && waits_elsewhere(state, member, &found)) {
             state->elsewhere = true;
             return TUTTI_ERROR_MISMATCH;
         }
     }
+    if (found < 0)
+        state->suspect = -1;
     tu_record_waiting(tu_job_recorder(group->world->job, group->world->local_rank), state->vote->ticket, first < 0 ? -1 : group->ranks[first]);
     return TUTTI_OK;
 }

@@ -386,13 +386,13 @@ TEST(agree_goes_on_when_a_rank_dies) {
         lose(shared, 3, agree_while_dying, 2);
 }
 
-TEST_WORLD(agree_against_a_collective_is_a_mismatch_on_both_sides, 2) {
+TEST_WORLD(agree_against_a_collective_is_a_mismatch_on_both_sides, 4) {
     tutti_group *group = tutti_world_group(world);
     CHECK_OK(tutti_group_set_timeout(group, MINUTE));
     CHECK_OK(tutti_barrier(group, NULL));
     bool all;
     int64_t one = 1, sum;
-    if (tutti_world_rank(world) == 0)
+    if (tutti_world_rank(world) == 2)
         CHECK_STATUS(tutti_group_agree(group, true, &all), TUTTI_ERROR_MISMATCH);
     else
         CHECK_STATUS(tutti_all_reduce(group, &one, &sum, 1, TUTTI_I64, TUTTI_SUM, NULL), TUTTI_ERROR_MISMATCH);

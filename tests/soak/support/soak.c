@@ -330,8 +330,11 @@ static tutti_status one_rank(tutti_world *world, void *argument) {
             status = play(&me);
         if (status != TUTTI_OK && status != TUTTI_ERROR_DEAD && status != TUTTI_ERROR_ABORTED)
             wrong("rank %d, operation %llu: %s: %s", rank, (unsigned long long)me.serial, tutti_status_name(status), tutti_error_message());
-        if (status != TUTTI_OK) /* perhaps only a part of the group has noticed */
+        if (status != TUTTI_OK) { /* the others may be in operations of either group, and not have noticed */
             MUST(tutti_group_abort(me.group, "a rank is lost"));
+            if (me.half != NULL && me.half != TUTTI_NON_GROUP_MEMBER)
+                MUST(tutti_group_abort(me.half, "a rank is lost"));
+        }
         MUST(tutti_group_agree(me.group, status == TUTTI_OK, &all));
         if (!all)
             shrink(&me);
