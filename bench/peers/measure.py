@@ -275,6 +275,13 @@ def commit():
     return text if text != "?" else "unknown"
 
 
+def save(path, document):
+    """After each row, so that a run that is stopped leaves what it has."""
+    with open(path + ".new", "w") as file:
+        json.dump(document, file, indent=1)
+    os.replace(path + ".new", path)
+
+
 def measure_ranks(options, ranks, rows, folder, document):
     available = sorted(os.sched_getaffinity(0))
     cpus = ",".join(map(str, available[:ranks])) if ranks <= len(available) else "-"
@@ -291,10 +298,14 @@ def measure_ranks(options, ranks, rows, folder, document):
         for row in rows:
             if row[2] * ranks * 6 > options.memory << 20:
                 continue
+            if time.monotonic() > options.end:
+                document["left_out"] += 1
+                continue
             found = measure_row(row, contenders, options.rounds, options.seconds)
             document["rows"].append({"operation": row[0], "type": row[1], "bytes": row[2], "mode": row[3], "state": row[4], "ranks": ranks,
                                      "results": found})
             show(row, ranks, found)
+            save(options.out, document)
     finally:
         for contender in contenders:
             contender.stop()
@@ -308,14 +319,16 @@ def main():
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.05, help="of one turn")
     parser.add_argument("--memory", type=int, default=8192, help="MiB that the buffers of all may take")
+    parser.add_argument("--minutes", type=float, default=60, help="after which rows are left out")
     parser.add_argument("--only", nargs="*", default=[], help="peers that take part: openmpi openmpi_vader mpich gloo")
     parser.add_argument("--quick", action="store_true", help="without 256 MiB")
     parser.add_argument("--filter", default="", help="rows whose text contains this")
     parser.add_argument("--out", required=True, help="JSON file")
     options = parser.parse_args()
     options.build = os.path.abspath(options.build)
+    options.end = time.monotonic() + 60 * options.minutes
     document = {"machine": machine(), "commit": commit(), "command": "python3 bench/peers/measure.py " + " ".join(sys.argv[1:]),
-                "date": time.strftime("%Y-%m-%d", time.gmtime()), "rounds": options.rounds, "versions": {}, "labels": {}, "handover": {}, "overhead": {}, "rows": []}
+                "date": time.strftime("%Y-%m-%d", time.gmtime()), "rounds": options.rounds, "versions": {}, "labels": {}, "handover": {}, "overhead": {}, "left_out": 0, "rows": []}
     rows = [row for row in rows_of(options.quick) if options.filter in " ".join(map(str, row))]
     few = [("barrier", "f32", 0, "streaming", "clean")] + [("all_reduce", "f32", size, "streaming", "clean") for size in (8, 64 * KIB, MIB)]
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
@@ -323,9 +336,8 @@ def main():
             measure_ranks(options, ranks, rows, folder, document)
         for ranks in [int(word) for word in options.growth.split(",") if word]:
             measure_ranks(options, ranks, few, folder, document)
-    with open(options.out, "w") as file:
-        json.dump(document, file, indent=1)
-    print(options.out)
+    save(options.out, document)
+    print(options.out + (f", without {document['left_out']} rows for want of time" if document["left_out"] else ""))
 
 
 if __name__ == "__main__":

@@ -226,7 +226,8 @@ def wrong_part(document):
     bad = [f"{label(document, name)}: {row['operation']} of {size_text(row['bytes'])}" for row in document["rows"] for name, one in row["results"].items()
            if one["wrong"] > 0]
     checked = sum(one["wrong"] >= 0 for row in document["rows"] for one in row["results"].values())
-    return [f"Results checked in {checked} turns: " + ("all right, Tutti's bit for bit." if not bad else "WRONG: " + "; ".join(bad)), ""]
+    missing = f" {document['left_out']} rows were left out for want of time." if document.get("left_out") else ""
+    return [f"Results checked in {checked} turns: " + ("all right, Tutti's bit for bit." if not bad else "WRONG: " + "; ".join(bad)) + missing, ""]
 
 
 def chapter(document, docs, stem):
