@@ -3,7 +3,7 @@
  * Stores side by side: Tutti's server and PyTorch's two (event loop and poll), each with Tutti's clients and with PyTorch's, so that servers are
  * compared with the same client and clients with the same server. 1, 8 and 64 clients, each a process, work at once; rounds alternate.
  *
- *     bench/store [rounds] [seconds per measurement]          TUTTI_PYTHON: a Python that has torch
+ *     bench/store [rounds] [seconds per measurement]          TEST_PYTHON: a Python that has torch
  *
  * add is one round trip; get of a key that is there is one for Tutti's client and two for PyTorch's (wait, then get); set has no reply: 64 of
  * them, then one question. Tutti's server is also measured over a Unix socket, which PyTorch has not: with Tutti's clients only.
@@ -221,7 +221,7 @@ static result python_run(python *python, const command *command) {
 }
 
 static const char *find_python(void) {
-    const char *candidates[] = {getenv("TUTTI_PYTHON"), "python3"};
+    const char *candidates[] = {getenv("TEST_PYTHON"), "python3"};
     for (int i = 0; i < 2; i++) {
         char line[512];
         if (candidates[i] == NULL)
@@ -349,7 +349,7 @@ int main(int argc, char **argv) {
         if (!python_read(&servers, line, sizeof line) || sscanf(line, "%d %d", &ports[1], &ports[2]) != 2)
             die("PyTorch's servers did not start");
     } else {
-        printf("no Python with torch here (TUTTI_PYTHON names one): Tutti alone\n");
+        printf("no Python with torch here (TEST_PYTHON names one): Tutti alone\n");
     }
     for (int i = 0; i < SERVERS; i++) {
         tutti_store *store;

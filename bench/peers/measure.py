@@ -4,7 +4,7 @@
     cmake --build build/release
     python3 bench/peers/measure.py --build build/release --ranks 2 --out two-cores.json
 
-Open MPI (as it is, and with ob1 and vader), MPICH and gloo through PyTorch take part where they are installed; TUTTI_PYTHON names a Python that
+Open MPI (as it is, and with ob1 and vader), MPICH and gloo through PyTorch take part where they are installed; TEST_PYTHON names a Python that
 can import torch when the one on PATH cannot. All contenders are alive at once and take turns, row by row and round by round, on the same CPUs;
 those that wait sleep. The first round of each row checks the results.
 """
@@ -95,7 +95,7 @@ class Contender:
 # ---- who takes part ----
 
 def find_torch():
-    for python in (os.environ.get("TUTTI_PYTHON"), sys.executable, shutil.which("python3")):
+    for python in (os.environ.get("TEST_PYTHON"), sys.executable, shutil.which("python3")):
         if not python or not shutil.which(python):
             continue
         if subprocess.run([python, "-c", "import torch.distributed as d; assert d.is_gloo_available()"], capture_output=True).returncode == 0:

@@ -116,7 +116,8 @@ tu_node_hooks *tu_node_hooks_of(tu_node *node)
     }
     hooks->tensor = (tu_hook_list *)(hooks + 1);
     hooks->retained = (tt_tensor **)(hooks->tensor + outputs);
-    return node->hooks = hooks;
+    node->hooks = hooks;
+    return hooks;
 }
 
 /* ---- registering ---- */

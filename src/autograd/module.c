@@ -97,6 +97,7 @@ static tu_slot *add_slot(tt_module *module, const char *name)
         char *copy = strdup(name);
         if (copy != NULL) {
             slots[module->slot_count] = (tu_slot){ copy, NULL };
+            // cppcheck-suppress memleak // the slot owns the copy
             return &slots[module->slot_count++];
         }
     }

@@ -260,7 +260,7 @@ static void walk_range(void *context, int64_t begin, int64_t end)
     for (int k = 0; k < loop->operands; k++) {
         int64_t offset = 0;
         for (int d = 0; d <= last; d++)
-            offset += index[d] * loop->at[k].strides[d];
+            offset += index[d] * loop->at[k].strides[d]; // cppcheck-suppress uninitvar // the loop above filled all of them
         data[k] = loop->at[k].data + offset * tu_dtype_bytes[loop->at[k].dtype];
     }
     bool direct = all_direct(w);

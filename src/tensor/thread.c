@@ -76,6 +76,7 @@ tutti_status tu_thread_register(void)
         free(bins);
         return tu_error_system(error, "the tensor library cannot register this thread");
     }
+    // cppcheck-suppress memleak // the thread owns its bins
     return TUTTI_OK;
 }
 

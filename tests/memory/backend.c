@@ -16,10 +16,10 @@ static char folder[64];
 
 /* Compiles a plug-in into a folder of this test's, which TUTTI_PLUGIN_PATH then names. Skips without a compiler. */
 static void compile(const char *name, const char *flags) {
-    const char *source = getenv("TUTTI_SOURCE");
+    const char *source = getenv("TEST_SOURCE");
     char command[1024];
     if (source == NULL)
-        SKIP("TUTTI_SOURCE does not name the source folder");
+        SKIP("TEST_SOURCE does not name the source folder");
     if (system("command -v cc >/dev/null") != 0)
         SKIP("there is no C compiler");
     if (folder[0] == 0) {

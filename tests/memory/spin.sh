@@ -5,7 +5,7 @@
 # membarrier out of the waiting protocol.
 set -eu
 command -v spin >/dev/null || { echo "skipped: spin is not installed"; exit 77; }
-source_folder=${TUTTI_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
+source_folder=${TEST_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cd "$folder"

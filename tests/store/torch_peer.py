@@ -18,7 +18,7 @@ def with_torch():
         return
     except ImportError:
         pass
-    candidates = (os.environ.get("TUTTI_PYTHON"), os.path.join(os.environ.get("VIRTUAL_ENV", ""), "bin", "python3"), "python3")
+    candidates = (os.environ.get("TEST_PYTHON"), os.path.join(os.environ.get("VIRTUAL_ENV", ""), "bin", "python3"), "python3")
     for python in filter(None, candidates):
         if os.environ.get("TEST_STORE_TRIED"):
             break
@@ -29,7 +29,7 @@ def with_torch():
         if found:
             os.environ["TEST_STORE_TRIED"] = "1"
             os.execvp(python, [python] + sys.argv)
-    print("skipped: no python3 here can import torch; TUTTI_PYTHON names one")
+    print("skipped: no python3 here can import torch; TEST_PYTHON names one")
     sys.exit(SKIP)
 
 

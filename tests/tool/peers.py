@@ -19,7 +19,7 @@ dist.destroy_process_group()
 
 
 def python_with_torch():
-    named = (os.environ.get("TEST_PYTHON"), os.environ.get("TUTTI_PYTHON"))
+    named = (os.environ.get("TEST_PYTHON"),)
     for python in filter(None, (*named, sys.executable, "python3", "/usr/bin/python3")):
         try:
             if subprocess.run([python, "-c", "import torch.distributed"], capture_output=True, timeout=LIMIT).returncode == 0:

@@ -3,8 +3,7 @@
 #
 # The same program under the launchers of others: each that is installed must start four ranks that find each other.
 set -u
-hello=$TUTTI_BUILD/examples/hello
-unset TUTTI_BUILD TUTTI_SOURCE TUTTI_SANITIZE # not settings of Tutti's
+hello=$TEST_BUILD/examples/hello
 ranks=4
 tried=0 failed=0
 
@@ -38,7 +37,7 @@ if command -v mpirun.mpich >/dev/null; then
     under "MPICH" "Hydra" mpirun.mpich -n $ranks
 fi
 torch=
-for python in "${TUTTI_PYTHON:-}" python3 /usr/bin/python3; do
+for python in "${TEST_PYTHON:-}" python3 /usr/bin/python3; do
     if [ -n "$python" ] && "$python" -c 'import torch.distributed.run' 2>/dev/null; then
         torch=$python
         break

@@ -121,9 +121,9 @@ static tutti_status introduce(team *t, int64_t deadline) {
     t->blocks = TU_CUDA_BLOCKS;
     int first_here = -1, here = 0;
     for (int i = 0; i < t->size; i++) {
-        int sharing = 0;
+        int sharing = 1; /* itself, and the others on its device */
         for (int j = 0; j < t->size; j++)
-            sharing += memcmp(&all[i].uuid, &all[j].uuid, sizeof all[i].uuid) == 0;
+            sharing += j != i && memcmp(&all[i].uuid, &all[j].uuid, sizeof all[i].uuid) == 0;
         if (all[i].blocks / sharing < t->blocks)
             t->blocks = all[i].blocks / sharing;
         if (all[i].pid == mine.pid) {
