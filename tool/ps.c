@@ -213,12 +213,20 @@ static void json_rank(const flight_job *job, const flight *f) {
         if (missing[rank])
             printf("%s%d", told++ > 0 ? ", " : "", rank);
     printf("], \"counters\": {");
-    for (int i = 1, told = 0; i < TU_OP_COUNT; i++)
-        if (f->counters[i].calls > 0)
-            printf("%s\"%s\": {\"calls\": %" PRIu64 ", \"failures\": %" PRIu64 ", \"bytes\": %" PRIu64
-                   ", \"time_ns\": %" PRId64 "}",
-                   told++ > 0 ? ", " : "", tu_operation_name((tu_operation)i), f->counters[i].calls,
-                   f->counters[i].failures, f->counters[i].bytes, f->counters[i].time_ns);
+    for (int i = 1, told = 0; i < TU_OP_COUNT; i++) {
+        const tu_counters *counted = &f->counters[i];
+        if (counted->calls == 0)
+            continue;
+        printf("%s\"%s\": {\"calls\": %" PRIu64 ", \"failures\": %" PRIu64 ", \"bytes\": %" PRIu64
+               ", \"time_ns\": %" PRId64 ", \"algorithms\": {",
+               told++ > 0 ? ", " : "", tu_operation_name((tu_operation)i), counted->calls, counted->failures,
+               counted->bytes, counted->time_ns);
+        for (int a = 1, shown_algorithms = 0; a < TU_COUNTER_ALGORITHMS; a++)
+            if (counted->by_algorithm[a] > 0)
+                printf("%s\"%s\": %" PRIu64, shown_algorithms++ > 0 ? ", " : "",
+                       tutti_algorithm_name((tutti_algorithm)a), counted->by_algorithm[a]);
+        printf("}}");
+    }
     printf("}}");
 }
 

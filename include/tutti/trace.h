@@ -22,6 +22,9 @@ extern "C" {
  * people. Local. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_trace_write(tutti_world *world, const char *folder);
 
+/* The same as text: *text is malloc'ed and freed with free(). Local. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_trace_text(tutti_world *world, char **text);
+
 #define TUTTI_COUNTER_ALGORITHMS 12
 
 /* What this rank has done so far. Set `size` before the call (TUTTI_COUNTERS_INIT does). */

@@ -108,9 +108,12 @@ static void write_counters(const tu_recorder *recorder, FILE *file) {
             continue;
         fprintf(file,
                 "%s\n  {\"operation\": \"%s\", \"calls\": %" PRIu64 ", \"failures\": %" PRIu64 ", \"bytes\": %" PRIu64
-                ", \"time_ns\": %" PRId64 "}",
+                ", \"time_ns\": %" PRId64 ", \"by_algorithm\": [",
                 first ? "" : ",", tu_operation_name((tu_operation)i), counters.calls, counters.failures, counters.bytes,
                 counters.time_ns);
+        for (int a = 0; a < TU_COUNTER_ALGORITHMS; a++)
+            fprintf(file, "%s%" PRIu64, a > 0 ? ", " : "", counters.by_algorithm[a]);
+        fputs("]}", file);
         first = false;
     }
     fputs("]}\n", file);

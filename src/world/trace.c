@@ -4,6 +4,8 @@
  */
 #include <tutti/trace.h>
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -27,6 +29,27 @@ tutti_status tutti_trace_write(tutti_world *world, const char *folder) {
     if (folder == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "folder must not be NULL");
     return tu_dump_file(tu_job_page(world->job), tu_job_rank(world->job), folder);
+}
+
+tutti_status tutti_trace_text(tutti_world *world, char **text) {
+    tutti_status status = check(world);
+    if (status != TUTTI_OK)
+        return status;
+    if (text == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_trace_text: where the text goes is NULL");
+    char *made = NULL;
+    size_t bytes;
+    FILE *file = open_memstream(&made, &bytes);
+    if (file == NULL)
+        return tu_error_memory("a copy of a flight recorder", 0);
+    status = tu_dump_write(tu_job_page(world->job), tu_job_rank(world->job), file);
+    if (fclose(file) != 0 && status == TUTTI_OK)
+        status = tu_error_memory("a copy of a flight recorder", bytes);
+    if (status == TUTTI_OK)
+        *text = made;
+    else
+        free(made);
+    return status;
 }
 
 tutti_status tutti_trace_counters(tutti_world *world, const char *operation, tutti_counters *counters) {

@@ -67,6 +67,21 @@ TEST_WORLD(a_shorter_struct_of_an_older_program_is_not_overrun, 1) {
     CHECK_EQ(both.guard, 77);
 }
 
+TEST_WORLD(the_recorder_can_be_had_as_text, 2) {
+    int64_t one = 1, sum;
+    CHECK_OK(tutti_all_reduce(tutti_world_group(world), &one, &sum, 1, TUTTI_I64, TUTTI_SUM, NULL));
+    char *text;
+    CHECK_OK(tutti_trace_text(world, &text));
+    CHECK(strstr(text, "\"tutti_flight_recorder\": 1") != NULL);
+    CHECK(strstr(text, "\"operation\": \"all_reduce\", \"sequence\": 1") != NULL);
+    CHECK(strstr(text, "\"dtype\": \"i64\", \"reduction\": \"sum\"") != NULL);
+    CHECK(strstr(text, "\"by_algorithm\"") != NULL);
+    CHECK(text[strlen(text) - 2] == '}');
+    free(text);
+    CHECK_STATUS(tutti_trace_text(world, NULL), TUTTI_ERROR_ARGUMENT);
+    CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));
+}
+
 static void write_one(tutti_world *world, void *folder) {
     CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));
     CHECK_OK(tutti_trace_write(world, folder));
