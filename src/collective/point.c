@@ -244,7 +244,7 @@ static bool take_message(tu_points *points, int source, const packet *packet) {
             return true;
         }
     }
-    unexpected *early = malloc(sizeof *early);
+    unexpected *early = aligned_alloc(_Alignof(unexpected), sizeof *early); /* a packet is aligned to its lines */
     if (early == NULL)
         return false;
     early->next = NULL;
