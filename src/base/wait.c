@@ -38,10 +38,13 @@ void tu_bell_prepare(void) {
     (void)syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0);
 }
 
-/* Makes this process's stores visible to every registered process before that one's later loads: the slow side of the
- * asymmetric fence whose quick side is the compiler barrier in tu_bell_ring. False where the kernel has none. */
-static bool fence_all(void) {
+bool tu_fence_all(void) {
     return syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0) == 0;
+}
+
+bool tu_fence_known(void) {
+    long commands = syscall(SYS_membarrier, MEMBARRIER_CMD_QUERY, 0, 0);
+    return commands > 0 && (commands & MEMBARRIER_CMD_GLOBAL_EXPEDITED) != 0;
 }
 
 void tu_bell_ring_slow(tu_bell *bell) {
@@ -66,7 +69,7 @@ static void sleep_once(const tu_wait *wait, bool (*ready)(void *), void *argumen
     atomic_fetch_add_explicit(wait->sleepers, 1, memory_order_seq_cst);
     atomic_fetch_add_explicit(&wait->bell->asleep, 1, memory_order_seq_cst);
     /* Pairs with tu_bell_ring: either the ringer sees us asleep, or we see its store below. */
-    if (!fence_all() && longest > BLIND_INTERVAL)
+    if (!tu_fence_all() && longest > BLIND_INTERVAL)
         longest = BLIND_INTERVAL;
     if (!ready(argument))
         futex_wait(&wait->bell->ring, ring, longest);

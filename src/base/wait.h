@@ -54,6 +54,11 @@ tutti_status tu_wait_reached32(const tu_wait *wait, const _Atomic uint32_t *word
 /* Once per process before its first ring: membarrier reaches only processes that have registered. Harmless when repeated. */
 void tu_bell_prepare(void);
 
+/* The slow side of an asymmetric fence: on return every running thread of every process that called tu_bell_prepare has passed a full fence. The
+ * quick side is a compiler barrier. False where the kernel has none. */
+bool tu_fence_all(void);
+bool tu_fence_known(void); /* whether the kernel has it */
+
 /* Wakes the rank that owns `bell`, if it sleeps. To be called after the release store that it may wait for. */
 void tu_bell_ring_slow(tu_bell *bell);
 static inline void tu_bell_ring(const _Atomic uint32_t *sleepers, tu_bell *bell) {

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Runs the Spin models in models/: every interleaving, with a rank that may die at any step. Also proves that the checks can fail, by taking the
-# membarrier out of the waiting protocol.
+# Runs the Spin models in models/: every interleaving, with a rank that may die at any step. Also proves that the checks can fail, by taking
+# what makes a protocol right out of it.
 set -eu
 command -v spin >/dev/null || { echo "skipped: spin is not installed"; exit 77; }
 source_folder=${TEST_SOURCE:-$(cd "$(dirname "$0")/../.." && pwd)}
@@ -19,7 +19,7 @@ errors() { # model, flags of spin: prints the number of errors
 }
 
 failed=0
-for model in mailbox wait group_end vote; do
+for model in mailbox wait turn group_end vote; do
     found=$(errors $model "")
     states=$(sed -n 's/^ *\([0-9.e+]*\) states, stored.*/\1/p' pan.log)
     if [ "$found" = 0 ]; then
@@ -32,6 +32,11 @@ if [ "$(errors wait -DNO_MEMBARRIER)" = 0 ]; then
     echo "wait without membarrier: no lost wake-up was found, so the model proves nothing"; failed=1
 else
     echo "wait without membarrier: loses a wake-up, as it must"
+fi
+if [ "$(errors turn -DNO_MEMBARRIER)" = 0 ]; then
+    echo "turn without membarrier: nobody met inside, so the model proves nothing"; failed=1
+else
+    echo "turn without membarrier: two threads meet inside, as they must"
 fi
 if [ "$(errors vote -DNO_ABANDON)" = 0 ]; then
     echo "vote without the abandoned word: nobody was left waiting, so the model proves nothing"; failed=1

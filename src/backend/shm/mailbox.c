@@ -11,18 +11,18 @@
  * A mailbox holds a signal while sent and taken differ: then they differ by one, so a byte each is enough. Rows are padded, so
  * that no two writers share a cache line.
  *
- * "Alone" means one rank. Threads of a rank take turns by two short locks in its own memory (`local`), one for
- * what it sends and one for what it takes; under a lock there is only a load or two and a store.
+ * "Alone" means one rank. Threads of a rank take turns (turn.h), one for what it sends and one for what it takes; a turn is a load or
+ * two and a store, and while only one thread signals it costs no locked instruction.
  *
  * Budget of a signal, a taken signal and a barrier that need not wait long: no system call, no shared lock, no clock, no entry
  * in the recorder; those come with the slow path, after about a microsecond.
  */
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "backend/shm/shm.h"
+#include "backend/shm/turn.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/wait.h"
@@ -40,9 +40,9 @@ typedef struct mailbox_local {
     size_t taken_offset, arrived_offset;
     const _Atomic uint32_t *sleepers;
     uint32_t quick_spins;
-    unsigned char *resume;  /* by channel: an interrupted barrier has been announced and goes on with the next call */
-    _Alignas(LINE) _Atomic bool sending; /* lock: sent[own rank] in all areas */
-    _Alignas(LINE) _Atomic bool taking;  /* lock: taken and arrived in the own area */
+    _Atomic uint8_t *resume; /* by channel: an interrupted barrier has been announced and goes on with the next call */
+    _Alignas(LINE) tu_turn sending; /* guards sent[own rank] in all areas */
+    _Alignas(LINE) tu_turn taking;  /* guards taken and arrived in the own area */
     _Alignas(LINE) tu_bell *bells[];      /* of the members */
 } mailbox_local;
 
@@ -64,7 +64,9 @@ tutti_status tu_shm_attach(tu_backend_peers *peers) {
     local->row_bytes = round_up(channels);
     local->taken_offset = size * local->row_bytes;
     local->arrived_offset = 2 * local->taken_offset;
-    local->resume = (unsigned char *)local + bytes - round_up(channels);
+    local->resume = (_Atomic uint8_t *)local + bytes - round_up(channels);
+    tu_turn_init(&local->sending);
+    tu_turn_init(&local->taking);
     const tutti_group *group = peers->group;
     tu_job *job = group->world->job;
     if (job != NULL) {
@@ -87,7 +89,7 @@ void tu_shm_detach(tu_backend_peers *peers) {
 void tu_shm_reset(const tu_backend_peers *peers) {
     const mailbox_local *local = peers->local;
     memset(peers->areas->addresses[peers->rank], 0, tu_shm_area_bytes(peers->size, peers->channels));
-    memset(local->resume, 0, (size_t)peers->channels);
+    memset((void *)local->resume, 0, (size_t)peers->channels);
 }
 
 static _Atomic uint8_t *sent_word(const tu_backend_peers *peers, int receiver, int sender, int channel) {
@@ -103,19 +105,6 @@ static _Atomic uint8_t *taken_word(const tu_backend_peers *peers, int receiver, 
 static _Atomic uint32_t *arrived_word(const tu_backend_peers *peers, int member, int channel) {
     const mailbox_local *local = peers->local;
     return (_Atomic uint32_t *)((char *)peers->areas->addresses[member] + local->arrived_offset) + channel;
-}
-
-static void lock(_Atomic bool *held) {
-    for (uint32_t tries = 1; atomic_exchange_explicit(held, true, memory_order_acquire); tries++) { /* pairs with unlock */
-        if (tries % 64 == 0)
-            sched_yield();
-        else
-            tu_pause();
-    }
-}
-
-static void unlock(_Atomic bool *held) {
-    atomic_store_explicit(held, false, memory_order_release);
 }
 
 static void ring(const tu_backend_peers *peers, int member) {
@@ -194,13 +183,13 @@ static bool try_send(void *argument) {
     mailbox_local *local = peers->local;
     _Atomic uint8_t *sent = sent_word(peers, state->other, peers->rank, state->channel);
     _Atomic uint8_t *taken = taken_word(peers, state->other, peers->rank, state->channel);
-    lock(&local->sending);
+    bool owned = tu_turn_enter(&local->sending);
     uint8_t count = atomic_load_explicit(sent, memory_order_relaxed); /* own word */
     /* Acquire pairs with the release in try_take: what the receiver did before it took the last signal is over. */
     bool empty = atomic_load_explicit(taken, memory_order_acquire) == count;
     if (empty)
         atomic_store_explicit(sent, (uint8_t)(count + 1), memory_order_release); /* pairs with the acquire in try_take */
-    unlock(&local->sending);
+    tu_turn_leave(&local->sending, owned);
     if (empty)
         ring(peers, state->other);
     return empty;
@@ -214,12 +203,12 @@ static bool try_take(void *argument) {
     _Atomic uint8_t *taken = taken_word(peers, peers->rank, state->other, state->channel);
     if (!is_full(argument)) /* a look without the lock first: spinning threads of a rank do not disturb each other */
         return false;
-    lock(&local->taking);
+    bool owned = tu_turn_enter(&local->taking);
     uint8_t count = atomic_load_explicit(taken, memory_order_relaxed); /* own word */
     bool full = atomic_load_explicit(sent, memory_order_acquire) != count; /* pairs with the release in try_send */
     if (full)
         atomic_store_explicit(taken, (uint8_t)(count + 1), memory_order_release); /* pairs with the acquire in try_send */
-    unlock(&local->taking);
+    tu_turn_leave(&local->taking, owned);
     if (full)
         ring(peers, state->other); /* it may wait for an empty mailbox */
     return full;
@@ -280,23 +269,23 @@ static bool missing_arrival(void *argument, int member) {
 static uint32_t announce(const tu_backend_peers *peers, int channel) {
     mailbox_local *local = peers->local;
     _Atomic uint32_t *word = arrived_word(peers, peers->rank, channel);
-    lock(&local->taking);
+    bool owned = tu_turn_enter(&local->taking);
     uint32_t epoch = atomic_load_explicit(word, memory_order_relaxed); /* own word */
-    if (local->resume[channel]) {
-        local->resume[channel] = 0;
+    if (atomic_load_explicit(&local->resume[channel], memory_order_relaxed) != 0) {
+        atomic_store_explicit(&local->resume[channel], 0, memory_order_relaxed);
     } else {
         epoch++;
         atomic_store_explicit(word, epoch, memory_order_release); /* pairs with the acquire in has_arrived */
     }
-    unlock(&local->taking);
+    tu_turn_leave(&local->taking, owned);
     return epoch;
 }
 
 static void resume_later(const tu_backend_peers *peers, int channel) {
     mailbox_local *local = peers->local;
-    lock(&local->taking);
-    local->resume[channel] = 1;
-    unlock(&local->taking);
+    bool owned = tu_turn_enter(&local->taking);
+    atomic_store_explicit(&local->resume[channel], 1, memory_order_relaxed);
+    tu_turn_leave(&local->taking, owned);
 }
 
 tutti_status tu_shm_barrier(const tu_backend_peers *peers, int channel, const tu_backend_call *call) {
