@@ -43,7 +43,9 @@ lint: ## formatting, layers, headers, static analysis
 	@scripts/lint
 
 install: build ## make install PREFIX=/usr/local
-	cmake --install $(BUILD) --prefix $(PREFIX)
+	@cmake $(BUILD) -DCMAKE_INSTALL_PREFIX=$(abspath $(PREFIX)) >/dev/null
+	@cmake --build $(BUILD)
+	cmake --install $(BUILD)
 
 clean: ## remove the build folder
 	rm -rf build

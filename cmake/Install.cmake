@@ -23,14 +23,12 @@ if(TUTTI_PLUGINS)
   install(TARGETS ${TUTTI_PLUGINS} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/tutti)
 endif()
 
-# pkg-config: what a static link needs besides.
-set(pc_requires_private "")
-if(TUTTI_HAVE_HWLOC)
-  string(APPEND pc_requires_private " hwloc")
-endif()
-if(TUTTI_HAVE_SODIUM)
-  string(APPEND pc_requires_private " libsodium")
-endif()
+# pkg-config: the prefix is found from the file's own folder, so that `cmake --install --prefix` and moved trees work; and what a static link
+# needs besides.
+file(RELATIVE_PATH pc_prefix ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+# The optional ones by name, not as Requires.private: that would ask for everything that they in turn could be linked with statically.
+set(pc_libs_private ${HWLOC_LDFLAGS} ${SODIUM_LDFLAGS})
+list(JOIN pc_libs_private " " pc_libs_private)
 set(pc_tensor_libs_private "")
 if(TUTTI_HAVE_CBLAS)
   string(APPEND pc_tensor_libs_private " ${CBLAS_LIBRARY}")

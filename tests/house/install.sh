@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Installs into a temporary prefix and builds an outside program there: with pkg-config and with find_package, in C and in C++11, with the shared
+# and the static libraries. Then looks at what the libraries export, and at the rest of what is installed.
+set -u
+[ -z "${TEST_SANITIZE:-}" ] || { echo "skipped: a sanitizer build is not for installing"; exit 77; }
+passed=0 failed=0
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+prefix=$folder/prefix
+outside=$TEST_SOURCE/tests/house/outside
+
+report() { # a sentence; the status and the output of what should prove it
+    if [ "$2" -eq 0 ]; then
+        passed=$((passed + 1))
+        echo "ok      $1"
+    else
+        failed=$((failed + 1))
+        printf 'FAILED  %s\n%s\n' "$1" "$3"
+    fi
+}
+proves() { # a sentence, then a command that must succeed
+    local sentence=$1 output status
+    shift
+    output=$("$@" 2>&1)
+    status=$?
+    report "$sentence" $status "$output"
+}
+says() { # a sentence, what must be printed, then a command
+    local sentence=$1 wanted=$2 output status
+    shift 2
+    output=$("$@" 2>&1)
+    status=$?
+    [ "$output" = "$wanted" ] || status=1
+    report "$sentence" $status "$output"
+}
+
+proves "it installs into a prefix given late" cmake --install "$TEST_BUILD" --prefix "$prefix"
+libraries=$(dirname "$(find "$prefix" -name libtutti.a)")
+export PKG_CONFIG_PATH=$libraries/pkgconfig LD_LIBRARY_PATH=$libraries
+cp "$outside/program.c" "$folder/program.cc"
+has_tensor=0
+[ -f "$libraries/libtutti-tensor.a" ] && has_tensor=1
+
+if command -v pkg-config >/dev/null; then
+    strict="-Wall -Wextra -Wpedantic -Werror"
+    shared=$(pkg-config --cflags --libs tutti)
+    # What pkg-config names for a static link, with the archive in place of -ltutti, which would choose the shared library.
+    static="$(pkg-config --cflags tutti) $libraries/libtutti.a $(pkg-config --static --libs tutti | sed 's/-ltutti\b//')"
+    # shellcheck disable=SC2086
+    {
+        proves "pkg-config: C, shared" cc -std=c17 $strict "$outside/program.c" -o "$folder/c" $shared
+        proves "pkg-config: C++11, shared" c++ -std=c++11 $strict "$folder/program.cc" -o "$folder/cxx" $shared
+        proves "pkg-config: C, static" cc -std=c17 $strict "$outside/program.c" -o "$folder/c_static" $static
+        proves "pkg-config: C++11, static" c++ -std=c++11 $strict "$folder/program.cc" -o "$folder/cxx_static" $static
+        [ $has_tensor = 0 ] ||
+            proves "pkg-config: tutti-tensor" cc -std=c17 $strict "$outside/tensor.c" -o "$folder/tensor" $(pkg-config --cflags --libs tutti-tensor)
+    }
+    for program in c cxx c_static cxx_static; do
+        says "pkg-config: $program runs" "sum 3" "$folder/$program"
+    done
+    [ $has_tensor = 0 ] || says "pkg-config: tensor runs" "sum 6" "$folder/tensor"
+fi
+
+proves "find_package: configures" cmake -S "$outside" -B "$folder/outside" -DCMAKE_PREFIX_PATH="$prefix"
+proves "find_package: builds" cmake --build "$folder/outside"
+for program in c cxx c_static cxx_static; do
+    says "find_package: $program runs" "sum 3" "$folder/outside/$program"
+done
+if [ $has_tensor = 1 ]; then
+    says "find_package: tensor runs" "sum 6" "$folder/outside/tensor"
+    says "find_package: tensor_static runs" "sum 6" "$folder/outside/tensor_static"
+fi
+proves "a static program needs no libtutti.so" bash -c "! ldd '$folder/outside/c_static' | grep libtutti"
+
+# Names with a version are of the API; TUTTI_PRIVATE is what libtutti-tensor takes of the inside.
+exported() { nm -D --defined-only --with-symbol-versions "$libraries/$1" | awk '$2 != "A" { print $3 }' | grep -v '@.*TUTTI_PRIVATE'; }
+says "libtutti.so exports tutti_ names only" "" bash -c "$(declare -f exported); libraries='$libraries'; exported libtutti.so | grep -v '^tutti_' || true"
+proves "libtutti.so exports tutti_all_reduce" bash -c "$(declare -f exported); libraries='$libraries'; exported libtutti.so | grep -q '^tutti_all_reduce@'"
+[ $has_tensor = 0 ] ||
+    says "libtutti-tensor.so exports tt_ names only" "" \
+        bash -c "$(declare -f exported); libraries='$libraries'; exported libtutti-tensor.so | grep -v '^tt_' || true"
+
+for page in "$TEST_SOURCE"/man/*.1; do
+    proves "the manual page $(basename "$page") is installed" test -s "$prefix/share/man/man1/$(basename "$page")"
+done
+for header in "$TEST_SOURCE"/include/tutti/*.h; do
+    test -s "$prefix/include/tutti/$(basename "$header")" || report "$(basename "$header") is installed" 1 ""
+done
+says "the installed command starts the installed program" "sum 3" "$prefix/bin/tutti" run -q -n 1 "$folder/outside/c"
+env -u LD_LIBRARY_PATH "$prefix/bin/tutti" info >"$folder/info" 2>&1
+proves "the installed command stands alone" grep -q 'version' "$folder/info"
+
+echo "$passed passed, $failed failed, 0 skipped"
+[ $failed -eq 0 ]

@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The layout of every public struct that begins with its size: programs that were compiled against an older header keep working, so fields neither
+ * move nor change their size; new ones come last.
+ */
+#include <tutti/autograd.h>
+#include <tutti/call.h>
+#include <tutti/collective.h>
+#include <tutti/functional.h>
+#include <tutti/group.h>
+#include <tutti/memory.h>
+#include <tutti/mesh.h>
+#include <tutti/module.h>
+#include <tutti/named.h>
+#include <tutti/ops.h>
+#include <tutti/pool.h>
+#include <tutti/status.h>
+#include <tutti/store.h>
+#include <tutti/tensor.h>
+#include <tutti/trace.h>
+#include <tutti/world.h>
+
+#include "../harness.h"
+
+#define AT(type, field, offset) CHECK_EQ(offsetof(type, field), offset)
+
+TEST(structs_of_autograd_h_stay_as_they_are)
+{
+    AT(tt_backward_options, size, 0);
+    AT(tt_backward_options, retain_graph, 8);
+    AT(tt_backward_options, create_graph, 9);
+    AT(tt_backward_options, inputs, 16);
+    AT(tt_saved_hooks, size, 0);
+    AT(tt_saved_hooks, pack, 8);
+    AT(tt_saved_hooks, unpack, 16);
+    AT(tt_saved_hooks, release, 24);
+    AT(tt_saved_hooks, user, 32);
+    AT(tt_function, size, 0);
+    AT(tt_function, name, 8);
+    AT(tt_function, forward, 16);
+    AT(tt_function, backward, 24);
+    AT(tt_function, release, 32);
+}
+
+TEST(structs_of_call_h_stay_as_they_are)
+{
+    AT(tutti_received, size, 0);
+    AT(tutti_received, source, 8);
+    AT(tutti_received, tag, 12);
+    AT(tutti_received, count, 16);
+    AT(tutti_call, size, 0);
+    AT(tutti_call, timeout_ns, 8);
+    AT(tutti_call, stream, 16);
+    AT(tutti_call, algorithm, 24);
+    AT(tutti_call, factor, 32);
+    AT(tutti_call, received, 40);
+    AT(tutti_call, work, 48);
+    AT(tutti_call, batch, 56);
+}
+
+TEST(structs_of_collective_h_stay_as_they_are)
+{
+    AT(tutti_ran, size, 0);
+    AT(tutti_ran, algorithm, 8);
+    AT(tutti_ran, operation, 12);
+    AT(tutti_ran, sequence, 48);
+    AT(tutti_ran, direct_inputs, 56);
+    AT(tutti_ran, direct_outputs, 60);
+    AT(tutti_ran, why, 64);
+}
+
+TEST(structs_of_functional_h_stay_as_they_are)
+{
+    AT(tt_symm_options, size, 0);
+    AT(tt_symm_options, group, 8);
+    AT(tt_symm_options, persistent, 16);
+    AT(tt_symm_options, persistent_id, 24);
+    AT(tt_symm_options, requires_grad, 32);
+}
+
+TEST(structs_of_group_h_stay_as_they_are)
+{
+    AT(tutti_group_options, size, 0);
+    AT(tutti_group_options, name, 8);
+    AT(tutti_group_options, tag, 16);
+    AT(tutti_group_options, description, 24);
+    AT(tutti_group_options, timeout_ns, 32);
+    AT(tutti_group_options, keep_order, 40);
+    AT(tutti_group_options, local_synchronization, 41);
+    AT(tutti_shrink_options, size, 0);
+    AT(tutti_shrink_options, exclude, 8);
+    AT(tutti_shrink_options, exclude_count, 16);
+    AT(tutti_shrink_options, timeout_ns, 24);
+    AT(tutti_group_form, size, 0);
+    AT(tutti_group_form, kind, 8);
+    AT(tutti_group_form, as, 16);
+    AT(tutti_group_expansion, size, 0);
+    AT(tutti_group_expansion, tag, 8);
+    AT(tutti_group_expansion, ranks, 136);
+    AT(tutti_group_expansion, rank_count, 144);
+    AT(tutti_group_expansion, group_size, 148);
+}
+
+TEST(structs_of_memory_h_stay_as_they_are)
+{
+    AT(tutti_memory_options, size, 0);
+    AT(tutti_memory_options, device, 8);
+    AT(tutti_memory_options, device_index, 12);
+    AT(tutti_memory_options, alignment, 16);
+    AT(tutti_memory_options, signal_pad_bytes, 24);
+    AT(tutti_memory_options, group, 32);
+    AT(tutti_memory_options, persistent, 40);
+    AT(tutti_memory_options, persistent_id, 48);
+    AT(tutti_memory_options, huge_pages, 56);
+    AT(tutti_view, size, 0);
+    AT(tutti_view, data, 8);
+    AT(tutti_view, dtype, 16);
+    AT(tutti_view, device, 20);
+    AT(tutti_view, device_index, 24);
+    AT(tutti_view, dimensions, 28);
+    AT(tutti_view, shape, 32);
+    AT(tutti_view, strides, 96);
+}
+
+TEST(structs_of_mesh_h_stay_as_they_are)
+{
+    AT(tutti_mesh_options, size, 0);
+    AT(tutti_mesh_options, names, 8);
+    AT(tutti_mesh_options, ranks, 16);
+    AT(tutti_mesh_options, rank_count, 24);
+    AT(tutti_mesh_options, timeout_ns, 32);
+    AT(tutti_mesh_options, no_groups, 40);
+}
+
+TEST(structs_of_module_h_stay_as_they_are)
+{
+    AT(tt_module_type, size, 0);
+    AT(tt_module_type, name, 8);
+    AT(tt_module_type, forward, 16);
+    AT(tt_module_type, release, 24);
+}
+
+TEST(structs_of_named_h_stay_as_they_are)
+{
+    AT(tutti_rows, size, 0);
+    AT(tutti_rows, in, 8);
+    AT(tutti_rows, in_rows, 16);
+    AT(tutti_rows, out, 24);
+    AT(tutti_rows, out_rows, 32);
+    AT(tutti_rows, row, 40);
+    AT(tutti_rows, dtype, 48);
+}
+
+TEST(structs_of_ops_h_stay_as_they_are)
+{
+    AT(tt_sgd, size, 0);
+    AT(tt_sgd, learning_rate, 8);
+    AT(tt_sgd, momentum, 16);
+    AT(tt_sgd, weight_decay, 24);
+    AT(tt_adamw, size, 0);
+    AT(tt_adamw, learning_rate, 8);
+    AT(tt_adamw, beta1, 16);
+    AT(tt_adamw, beta2, 24);
+    AT(tt_adamw, epsilon, 32);
+    AT(tt_adamw, weight_decay, 40);
+    AT(tt_operator_info, size, 0);
+    AT(tt_operator_info, name, 8);
+    AT(tt_operator_info, schema, 16);
+    AT(tt_operator_info, summary, 24);
+    AT(tt_operator_info, family, 32);
+    AT(tt_operator_info, in_place, 40);
+    AT(tt_operator_info, view, 41);
+    AT(tt_operator_info, differentiable, 42);
+    AT(tt_operator_info, pure, 43);
+}
+
+TEST(structs_of_pool_h_stay_as_they_are)
+{
+    AT(tutti_pool_statistics, size, 0);
+    AT(tutti_pool_statistics, used_blocks, 8);
+    AT(tutti_pool_statistics, used_bytes, 16);
+    AT(tutti_pool_statistics, idle_blocks, 24);
+    AT(tutti_pool_statistics, idle_bytes, 32);
+    AT(tutti_pool_statistics, reused, 40);
+}
+
+TEST(structs_of_status_h_stay_as_they_are)
+{
+    AT(tutti_error_info, size, 0);
+    AT(tutti_error_info, status, 8);
+    AT(tutti_error_info, rank, 12);
+    AT(tutti_error_info, sequence, 16);
+    AT(tutti_error_info, group, 24);
+    AT(tutti_error_info, operation, 88);
+    AT(tutti_error_info, system_error, 120);
+    AT(tutti_error_info, at_fault_count, 124);
+    AT(tutti_error_info, at_fault, 128);
+}
+
+TEST(structs_of_store_h_stay_as_they_are)
+{
+    AT(tutti_file_store_options, size, 0);
+    AT(tutti_file_store_options, timeout_ns, 8);
+    AT(tutti_file_store_options, workers, 16);
+    AT(tutti_tcp_store_options, size, 0);
+    AT(tutti_tcp_store_options, timeout_ns, 8);
+    AT(tutti_tcp_store_options, server, 16);
+    AT(tutti_tcp_store_options, workers, 20);
+    AT(tutti_tcp_store_options, no_wait, 24);
+    AT(tutti_tcp_store_options, listen_fd, 28);
+    AT(tutti_tcp_store_options, secret, 32);
+    AT(tutti_tcp_store_options, secret_bytes, 40);
+    AT(tutti_tcp_store_options, trust_network, 48);
+}
+
+TEST(structs_of_tensor_h_stay_as_they_are)
+{
+    AT(tt_counts, size, 0);
+    AT(tt_counts, tensors, 8);
+    AT(tt_counts, storages, 16);
+    AT(tt_counts, scopes, 24);
+    AT(tt_counts, nodes, 32);
+    AT(tt_options, size, 0);
+    AT(tt_options, device, 8);
+    AT(tt_options, requires_grad, 12);
+    AT(tt_options, name, 16);
+}
+
+TEST(structs_of_trace_h_stay_as_they_are)
+{
+    AT(tutti_counters, size, 0);
+    AT(tutti_counters, calls, 8);
+    AT(tutti_counters, failures, 16);
+    AT(tutti_counters, bytes, 24);
+    AT(tutti_counters, time_ns, 32);
+    AT(tutti_counters, by_algorithm, 40);
+}
+
+TEST(structs_of_world_h_stay_as_they_are)
+{
+    AT(tutti_world_options, size, 0);
+    AT(tutti_world_options, name, 8);
+    AT(tutti_world_options, rank, 16);
+    AT(tutti_world_options, rank_count, 20);
+    AT(tutti_world_options, store, 24);
+    AT(tutti_world_options, store_url, 32);
+    AT(tutti_world_options, timeout_ns, 40);
+    AT(tutti_world_options, threads, 48);
+    AT(tutti_world_options, log, 56);
+    AT(tutti_world_options, log_callback, 64);
+    AT(tutti_world_options, log_user, 72);
+    AT(tutti_world_options, settings, 80);
+    AT(tutti_fake_options, size, 0);
+    AT(tutti_fake_options, error_on_collective, 8);
+}
+
+TEST(a_view_and_the_names_of_devices_stay_as_they_are)
+{
+    CHECK_EQ(sizeof(tutti_view), 160);
+    CHECK_EQ(TUTTI_CPU, 1);
+    CHECK_EQ(TUTTI_CUDA, 2);
+}
