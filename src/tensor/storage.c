@@ -93,7 +93,7 @@ tutti_status tu_storage_resize(tu_storage *storage, size_t bytes)
     tu_thread *self = tu_self();
     if (storage->fixed)
         return tu_error(TUTTI_ERROR_STATE, "this storage of %zu bytes is not resizable: its memory is foreign or symmetric", storage->bytes);
-    if (atomic_load_explicit(&storage->exports, memory_order_relaxed) > 0)
+    if (atomic_load_explicit(&storage->exports, memory_order_acquire) > 0)
         return tu_error(TUTTI_ERROR_STATE, "this storage of %zu bytes is not resizable while another library holds it (DLPack)",
                         storage->bytes);
     tutti_status status = tu_storage_wait_write(storage);
