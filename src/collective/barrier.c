@@ -6,7 +6,8 @@
 #include "collective/device.h"
 
 tutti_status tutti_barrier(tutti_group *group, const tutti_call *call) {
-    tu_task task = { .group = group, .shape = TU_OP_BARRIER, .info = { .operation = TU_OP_BARRIER, .root = -1 } };
+    tu_task task;
+    tu_task_begin(&task, group, TU_OP_BARRIER);
     tutti_status status;
     if (call == NULL && tu_express(&task, &status))
         return status;
@@ -14,7 +15,9 @@ tutti_status tutti_barrier(tutti_group *group, const tutti_call *call) {
 }
 
 tutti_status tutti_group_prepare(tutti_group *group, const tutti_call *call) {
-    tu_task task = { .group = group, .shape = TU_OP_BARRIER, .info = { .operation = TU_OP_PREPARE, .root = -1 } };
+    tu_task task;
+    tu_task_begin(&task, group, TU_OP_BARRIER);
+    task.info.operation = TU_OP_PREPARE;
     tutti_status status = tu_submit(&task, call);
     if (status != TUTTI_OK || group == TUTTI_NON_GROUP_MEMBER)
         return status;

@@ -143,11 +143,13 @@ static tutti_status reduce(const two_shot *run, uint64_t epoch, tu_slice part) {
     if (status != TUTTI_OK)
         return status;
     size_t bytes = part.count * task->element;
-    bool only_slot = own_part != NULL && state->targets[0] == own_part;
+    bool only_slot = own_part != NULL && state->targets[0] == own_part, both = own_part != NULL && !only_slot;
+    if (both && run->stream != 0)
+        state->targets[targets++] = own_part;
     tu_compute_reduce(state, state->targets, targets, state->sources, state->size, part.count, (tutti_dtype)task->info.dtype,
-                   (tutti_op)task->info.reduction, state->factors, only_slot ? tu_stage_flags(state, bytes) : own_part != NULL ? 0 : run->stream);
-    /* The slot gets a copy of what is still in the cache: it is written another way than the output. */
-    if (own_part != NULL && !only_slot)
+                      (tutti_op)task->info.reduction, state->factors, only_slot ? tu_stage_flags(state, bytes) : run->stream);
+    /* Where the output goes through the cache, the slot gets a copy of what is still there: it is written another way. */
+    if (both && run->stream == 0)
         tu_copy(own_part, state->targets[0], bytes, tu_stage_flags(state, bytes));
     return TUTTI_OK;
 }
