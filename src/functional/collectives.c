@@ -326,7 +326,8 @@ tt_tensor *tt_reduce_scatter(tt_tensor *x, tutti_op op, int dim, tutti_group *gr
         tu_fail(TUTTI_ERROR_ARGUMENT, "reduce_scatter: %s cannot be scattered by %s", tu_describe(x), tutti_op_name(op));
         return NULL;
     }
-    return scatter_rows(rows_of_parts(x, at, tutti_group_size(group)), op, group);
+    tt_tensor *rows = rows_of_parts(x, at, tutti_group_size(group));
+    return rows != NULL ? scatter_rows(rows, op, group) : NULL; /* a wrong argument ends nothing */
 }
 
 static tutti_status reduce_scatter_out_shape(tu_args *args)

@@ -157,8 +157,8 @@ tt_tensor *tt_permute_ranks(tt_tensor *x, const int *to, tutti_group *group)
         splits[ranks + i] = to[me] == i ? rows->sizes[0] : 0;
         sources += to[i] == me;
     }
-    if (to[me] < 0)
-        rows = tt_narrow(rows, 0, 0, 0);
+    if (to[me] < 0 && (rows = tt_narrow(rows, 0, 0, 0)) == NULL)
+        return NULL;
     tt_tensor *result = tt_all_to_all_single(rows, splits, splits + ranks, group);
     return single && sources == 1 ? tt_view(result, tt_shape()) : result;
 }
