@@ -33,6 +33,12 @@ TU_INLINE int32_t tu_float_bits(float value)
     return bits;
 }
 
+/* 2^n for n in [-126, 127]; anything else gives some number. */
+TU_INLINE float tu_power_of_two(int32_t n)
+{
+    return tu_bits_float((int32_t)(((uint32_t)n + 127u) << 23));
+}
+
 /* e^x = 2^n e^r with |r| <= ln 2 / 2. Two factors of 2 reach the denormals. */
 TU_INLINE float tu_expf(float x)
 {
@@ -51,7 +57,7 @@ TU_INLINE float tu_expf(float x)
     p = p * r + 1.0f;
     p = p * r + 1.0f;
     int32_t half = n >> 1;
-    float result = p * tu_bits_float((half + 127) << 23) * tu_bits_float((n - half + 127) << 23);
+    float result = p * tu_power_of_two(half) * tu_power_of_two(n - half);
     return x != x ? x : result;
 }
 
