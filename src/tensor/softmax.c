@@ -59,6 +59,23 @@ static void run_rows(void *context, int64_t begin, int64_t end)
             sum += x[i];                                                                                               \
         return sum;                                                                                                    \
     }                                                                                                                  \
+    /* y = exp(x - top); returns the sum */                                                                            \
+    TU_INLINE type exps_##suffix(type *y, const type *x, int64_t size, type top)                                       \
+    {                                                                                                                  \
+        type lanes[16] = { 0 }, sum = 0;                                                                               \
+        int64_t i = 0;                                                                                                 \
+        for (; i + 16 <= size; i += 16)                                                                                \
+            for (int l = 0; l < 16; l++) {                                                                             \
+                type e = exp_function(x[i + l] - top);                                                                 \
+                y[i + l] = e;                                                                                          \
+                lanes[l] += e;                                                                                         \
+            }                                                                                                          \
+        for (; i < size; i++)                                                                                          \
+            sum += y[i] = exp_function(x[i] - top);                                                                    \
+        for (int l = 0; l < 16; l++)                                                                                   \
+            sum += lanes[l];                                                                                           \
+        return sum;                                                                                                    \
+    }                                                                                                                  \
     TU_CLONES static void softmax_##suffix(const void *const *in, void *out, int64_t rows, int64_t size)               \
     {                                                                                                                  \
         for (int64_t r = 0; r < rows; r++) {                                                                           \
@@ -66,9 +83,7 @@ static void run_rows(void *context, int64_t begin, int64_t end)
             type *y = (type *)out + r * size, top = top_##suffix(x, size);                                             \
             if (top == -INFINITY) /* all hidden: not a number, as 0 / 0 is */                                          \
                 top = 0;                                                                                               \
-            for (int64_t i = 0; i < size; i++)                                                                         \
-                y[i] = exp_function(x[i] - top);                                                                       \
-            type scale = 1 / sum_##suffix(y, size);                                                                    \
+            type scale = 1 / exps_##suffix(y, x, size, top);                                                           \
             for (int64_t i = 0; i < size; i++)                                                                         \
                 y[i] *= scale;                                                                                         \
         }                                                                                                              \
@@ -80,9 +95,7 @@ static void run_rows(void *context, int64_t begin, int64_t end)
             type *y = (type *)out + r * size, top = top_##suffix(x, size);                                             \
             if (top == -INFINITY)                                                                                      \
                 top = 0;                                                                                               \
-            for (int64_t i = 0; i < size; i++)                                                                         \
-                y[i] = exp_function(x[i] - top);                                                                       \
-            type lse = top + log_function(sum_##suffix(y, size));                                                      \
+            type lse = top + log_function(exps_##suffix(y, x, size, top));                                             \
             for (int64_t i = 0; i < size; i++)                                                                         \
                 y[i] = x[i] - lse;                                                                                     \
         }                                                                                                              \

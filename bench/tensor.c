@@ -1,0 +1,374 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * libtutti-tensor beside PyTorch's CPU eager mode, taking turns in one run: operators, a training step of an MLP and of a small GPT, the overhead of
+ * a tiny call, and the peak memory of the GPT step.
+ *
+ *     tensor [--threads N] [--rounds N] [--python PATH] [--script bench/tensor.py] [case…]
+ *
+ * The peer is a Python process that runs one round of a case when it is told to. Without PyTorch only Tutti is measured. The ratio is Tutti's median over
+ * PyTorch's: below 1 is faster.
+ */
+#include <cblas.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <tutti/autograd.h>
+#include <tutti/ops.h>
+
+#define ROUNDS 64
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void check(tutti_status status)
+{
+    if (status == TUTTI_OK)
+        return;
+    fprintf(stderr, "%s\n", tutti_error_message());
+    exit(1);
+}
+
+/* ---- the peer ---- */
+
+static FILE *to_peer, *from_peer;
+static pid_t peer;
+
+static void start_peer(const char *python, const char *script, int threads)
+{
+    int down[2], up[2];
+    char count[16];
+    snprintf(count, sizeof count, "%d", threads);
+    if (pipe(down) != 0 || pipe(up) != 0)
+        return;
+    peer = fork();
+    if (peer == 0) {
+        dup2(down[0], 0);
+        dup2(up[1], 1);
+        close(down[1]);
+        close(up[0]);
+        execlp(python, python, script, count, (char *)NULL);
+        _exit(127);
+    }
+    close(down[0]);
+    close(up[1]);
+    to_peer = fdopen(down[1], "w");
+    from_peer = fdopen(up[0], "r");
+    char line[256];
+    if (fgets(line, sizeof line, from_peer) == NULL || strncmp(line, "ready", 5) != 0) {
+        printf("no PyTorch for %s (use --python): Tutti alone is measured\n", python);
+        waitpid(peer, NULL, 0);
+        peer = 0;
+    } else {
+        printf("peer: %s", line + 6);
+    }
+}
+
+/* Seconds of one round, or the peak memory in MiB; 0 without a peer. */
+static double ask_peer(const char *what)
+{
+    double answer = 0;
+    char line[256];
+    if (peer == 0)
+        return 0;
+    fprintf(to_peer, "%s\n", what);
+    fflush(to_peer);
+    if (fgets(line, sizeof line, from_peer) != NULL)
+        answer = atof(line);
+    return answer;
+}
+
+/* ---- cases ---- */
+
+static tt_tensor *keep(tt_tensor *x)
+{
+    return tt_keep(x);
+}
+
+static tt_tensor *weights[128], *firsts[128], *seconds[128], *inputs[4];
+static int weight_count;
+static int64_t steps_done;
+
+static tt_tensor *parameter(tt_dims shape, double scale)
+{
+    tt_tensor *w = keep(tt_parameter(tt_mul_scalar(tt_randn(shape, TUTTI_F32, NULL), scale), true));
+    firsts[weight_count] = keep(tt_zeros(shape, TUTTI_F32, NULL));
+    seconds[weight_count] = keep(tt_zeros(shape, TUTTI_F32, NULL));
+    weights[weight_count++] = w;
+    return w;
+}
+
+static void forget(void)
+{
+    for (int i = 0; i < weight_count; i++) {
+        tt_release(weights[i]);
+        tt_release(firsts[i]);
+        tt_release(seconds[i]);
+    }
+    for (int i = 0; i < 4; i++) {
+        tt_release(inputs[i]);
+        inputs[i] = NULL;
+    }
+    weight_count = 0;
+    steps_done = 0;
+    tt_memory_trim();
+}
+
+static void train(tt_tensor *loss)
+{
+    tt_backward(loss, NULL);
+    steps_done++;
+    for (int i = 0; i < weight_count; i++) {
+        tt_adamw_step(weights[i], tt_grad(weights[i]), firsts[i], seconds[i], steps_done, NULL);
+        tt_set_grad(weights[i], NULL);
+    }
+}
+
+static void matmul_setup(void)
+{
+    inputs[0] = keep(tt_randn(tt_shape(1024, 1024), TUTTI_F32, NULL));
+    inputs[1] = keep(tt_randn(tt_shape(1024, 1024), TUTTI_F32, NULL));
+}
+static void matmul_run(void) { tt_matmul(inputs[0], inputs[1]); }
+
+static void wide_setup(void) { inputs[0] = keep(tt_randn(tt_shape(4096, 1024), TUTTI_F32, NULL)); }
+static void softmax_run(void) { tt_softmax(inputs[0], -1); }
+
+static void norm_setup(void)
+{
+    inputs[0] = keep(tt_randn(tt_shape(4096, 768), TUTTI_F32, NULL));
+    inputs[1] = keep(tt_ones(tt_shape(768), TUTTI_F32, NULL));
+    inputs[2] = keep(tt_zeros(tt_shape(768), TUTTI_F32, NULL));
+}
+static void norm_run(void) { tt_layer_norm(inputs[0], inputs[1], inputs[2], 1e-5); }
+
+static void chain_run(void)
+{
+    tt_tensor *x = inputs[0];
+    tt_add(tt_mul(tt_gelu(tt_add_scalar(tt_mul_scalar(x, 0.5), 1)), x), tt_tanh(x));
+}
+
+static void entropy_setup(void)
+{
+    inputs[0] = keep(tt_randn(tt_shape(1024, 8192), TUTTI_F32, NULL));
+    inputs[1] = keep(tt_randint(0, 8192, tt_shape(1024), TUTTI_I64, NULL));
+    inputs[2] = keep(tt_require_grad(tt_detach(inputs[0]), true));
+}
+static void entropy_run(void)
+{
+    tt_backward(tt_cross_entropy(inputs[2], inputs[1], -100), NULL);
+    tt_set_grad(inputs[2], NULL);
+}
+
+static void tiny_setup(void)
+{
+    inputs[0] = keep(tt_ones(tt_shape(8), TUTTI_F32, NULL));
+    inputs[1] = keep(tt_ones(tt_shape(8), TUTTI_F32, NULL));
+}
+static void tiny_run(void)
+{
+    for (int i = 0; i < 10000; i++) {
+        tt_scope scope = tt_scope_open();
+        tt_add(inputs[0], inputs[1]);
+        check(tt_scope_close(&scope));
+    }
+}
+static void tiny_grad_setup(void)
+{
+    tiny_setup();
+    tt_require_grad(inputs[0], true);
+}
+
+#define MLP_BATCH 256
+static void mlp_setup(void)
+{
+    static const int sizes[] = { 784, 1024, 1024, 10 };
+    for (int i = 0; i < 3; i++) {
+        parameter(tt_shape(sizes[i + 1], sizes[i]), 0.03);
+        parameter(tt_shape(sizes[i + 1]), 0);
+    }
+    inputs[0] = keep(tt_randn(tt_shape(MLP_BATCH, 784), TUTTI_F32, NULL));
+    inputs[1] = keep(tt_randint(0, 10, tt_shape(MLP_BATCH), TUTTI_I64, NULL));
+}
+static void mlp_run(void)
+{
+    tt_tensor *h = inputs[0];
+    for (int i = 0; i < 3; i++) {
+        h = tt_linear(h, weights[2 * i], weights[2 * i + 1]);
+        if (i < 2)
+            h = tt_relu(h);
+    }
+    train(tt_cross_entropy(h, inputs[1], -100));
+}
+
+enum { LAYERS = 6, WIDTH = 384, HEADS = 6, LENGTH = 256, BATCH = 4, VOCABULARY = 8192 };
+static void gpt_setup(void)
+{
+    parameter(tt_shape(VOCABULARY, WIDTH), 0.02);
+    parameter(tt_shape(LENGTH, WIDTH), 0.02);
+    for (int layer = 0; layer < LAYERS; layer++) {
+        parameter(tt_shape(WIDTH), 1);
+        parameter(tt_shape(WIDTH), 0);
+        parameter(tt_shape(3 * WIDTH, WIDTH), 0.02);
+        parameter(tt_shape(3 * WIDTH), 0);
+        parameter(tt_shape(WIDTH, WIDTH), 0.02);
+        parameter(tt_shape(WIDTH), 0);
+        parameter(tt_shape(WIDTH), 1);
+        parameter(tt_shape(WIDTH), 0);
+        parameter(tt_shape(4 * WIDTH, WIDTH), 0.02);
+        parameter(tt_shape(4 * WIDTH), 0);
+        parameter(tt_shape(WIDTH, 4 * WIDTH), 0.02);
+        parameter(tt_shape(WIDTH), 0);
+    }
+    parameter(tt_shape(WIDTH), 1);
+    parameter(tt_shape(WIDTH), 0);
+    parameter(tt_shape(VOCABULARY, WIDTH), 0.02);
+    inputs[0] = keep(tt_randint(0, VOCABULARY, tt_shape(BATCH, LENGTH), TUTTI_I64, NULL));
+    inputs[1] = keep(tt_randint(0, VOCABULARY, tt_shape(BATCH * LENGTH), TUTTI_I64, NULL));
+    inputs[2] = keep(tt_arange(0, LENGTH, 1, TUTTI_I64, NULL));
+}
+static void gpt_run(void)
+{
+    tt_tensor **w = weights;
+    tt_tensor *x = tt_add(tt_embedding(w[0], inputs[0]), tt_embedding(w[1], inputs[2]));
+    w += 2;
+    for (int layer = 0; layer < LAYERS; layer++, w += 12) {
+        tt_tensor *h = tt_linear(tt_layer_norm(x, w[0], w[1], 1e-5), w[2], w[3]);
+        tt_tensor_list qkv = tt_chunk(tt_view(h, tt_shape(BATCH, LENGTH, 3 * WIDTH)), 3, 2);
+        if (qkv.count != 3)
+            return;
+        tt_tensor *y[3];
+        for (int i = 0; i < 3; i++)
+            y[i] = tt_transpose(tt_reshape(qkv.at[i], tt_shape(BATCH, LENGTH, HEADS, WIDTH / HEADS)), 1, 2);
+        tt_tensor *a = tt_attention(y[0], y[1], y[2], true, 0);
+        a = tt_reshape(tt_transpose(a, 1, 2), tt_shape(BATCH, LENGTH, WIDTH));
+        x = tt_add(x, tt_linear(a, w[4], w[5]));
+        h = tt_gelu(tt_linear(tt_layer_norm(x, w[6], w[7], 1e-5), w[8], w[9]));
+        x = tt_add(x, tt_linear(h, w[10], w[11]));
+    }
+    tt_tensor *logits = tt_linear(tt_layer_norm(x, w[0], w[1], 1e-5), w[2], NULL);
+    train(tt_cross_entropy(tt_view(logits, tt_shape(BATCH * LENGTH, VOCABULARY)), inputs[1], -100));
+}
+
+static const struct {
+    const char *name, *unit;
+    double scale; /* from seconds to the unit */
+    void (*setup)(void), (*run)(void);
+} cases[] = {
+    { "matmul", "ms", 1e3, matmul_setup, matmul_run },    { "softmax", "ms", 1e3, wide_setup, softmax_run },
+    { "layer_norm", "ms", 1e3, norm_setup, norm_run },    { "pointwise_chain", "ms", 1e3, wide_setup, chain_run },
+    { "cross_entropy", "ms", 1e3, entropy_setup, entropy_run }, { "tiny_add", "ns", 1e9 / 10000, tiny_setup, tiny_run },
+    { "tiny_add_grad", "ns", 1e9 / 10000, tiny_grad_setup, tiny_run }, { "mlp_step", "ms", 1e3, mlp_setup, mlp_run },
+    { "gpt_step", "ms", 1e3, gpt_setup, gpt_run },
+};
+
+/* ---- measuring ---- */
+
+static double one_round(void (*run)(void))
+{
+    double start = now();
+    tt_scope scope = tt_scope_open();
+    run();
+    check(tt_scope_close(&scope));
+    return now() - start;
+}
+
+static int by_size(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static double peak_memory(bool reset)
+{
+    char line[256];
+    double kilobytes = 0;
+    FILE *file = fopen(reset ? "/proc/self/clear_refs" : "/proc/self/status", reset ? "w" : "r");
+    if (file == NULL)
+        return 0;
+    if (reset)
+        fputs("5", file);
+    else
+        while (fgets(line, sizeof line, file) != NULL)
+            if (strncmp(line, "VmHWM:", 6) == 0)
+                kilobytes = atof(line + 6);
+    fclose(file);
+    return kilobytes / 1024;
+}
+
+static void measure(int which, int rounds)
+{
+    double ours[ROUNDS], theirs[ROUNDS];
+    char command[64];
+    tt_scope scope = tt_scope_open();
+    cases[which].setup();
+    check(tt_scope_close(&scope));
+    snprintf(command, sizeof command, "setup %s", cases[which].name);
+    ask_peer(command);
+    snprintf(command, sizeof command, "run %s", cases[which].name);
+    peak_memory(true);
+    one_round(cases[which].run);
+    one_round(cases[which].run);
+    ask_peer(command);
+    ask_peer(command);
+    for (int i = 0; i < rounds; i++) {
+        ours[i] = one_round(cases[which].run) * cases[which].scale;
+        theirs[i] = ask_peer(command) * cases[which].scale;
+    }
+    qsort(ours, (size_t)rounds, sizeof ours[0], by_size);
+    qsort(theirs, (size_t)rounds, sizeof theirs[0], by_size);
+    double a = ours[rounds / 2], b = theirs[rounds / 2];
+    printf("%-16s %10.3f %10.3f-%-10.3f %10.3f %10.3f-%-10.3f %s  ratio %.2f\n", cases[which].name, a, ours[0], ours[rounds - 1], b, theirs[0],
+           theirs[rounds - 1], cases[which].unit, b > 0 ? a / b : 0);
+    if (strcmp(cases[which].name, "gpt_step") == 0) {
+        double mine = peak_memory(false), peers = ask_peer("peak");
+        printf("%-16s %10.0f %21s %10.0f %21s MiB  ratio %.2f\n", "gpt_peak_memory", mine, "", peers, "", peers > 0 ? mine / peers : 0);
+    }
+    fflush(stdout);
+    forget();
+}
+
+int main(int count, char **arguments)
+{
+    const char *python = getenv("TUTTI_PYTHON") != NULL ? getenv("TUTTI_PYTHON") : "python3", *script = "bench/tensor.py";
+    int threads = 0, rounds = 9, named = 0;
+    for (int i = 1; i < count; i++) {
+        if (strcmp(arguments[i], "--threads") == 0 && i + 1 < count)
+            threads = atoi(arguments[++i]);
+        else if (strcmp(arguments[i], "--rounds") == 0 && i + 1 < count)
+            rounds = atoi(arguments[++i]);
+        else if (strcmp(arguments[i], "--python") == 0 && i + 1 < count)
+            python = arguments[++i];
+        else if (strcmp(arguments[i], "--script") == 0 && i + 1 < count)
+            script = arguments[++i];
+        else
+            arguments[1 + named++] = arguments[i];
+    }
+    if (threads > 0)
+        openblas_set_num_threads(threads);
+    threads = openblas_get_num_threads();
+    rounds = rounds < 1 ? 1 : rounds > ROUNDS ? ROUNDS : rounds;
+    printf("%d threads, %d rounds\n", threads, rounds);
+    start_peer(python, script, threads);
+    printf("%-16s %10s %21s %10s %21s\n", "", "Tutti", "min-max", "PyTorch", "min-max");
+    for (int i = 0; i < (int)(sizeof cases / sizeof cases[0]); i++) {
+        bool wanted = named == 0;
+        for (int k = 0; k < named; k++)
+            wanted = wanted || strcmp(arguments[1 + k], cases[i].name) == 0;
+        if (wanted)
+            measure(i, rounds);
+    }
+    if (peer != 0) {
+        fclose(to_peer);
+        waitpid(peer, NULL, 0);
+    }
+    return 0;
+}

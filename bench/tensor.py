@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# The peer of bench/tensor.c: the same cases in PyTorch, one round at a time. Reads "setup CASE", "run CASE" and "peak" from its input
+# and answers with one number each.
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+
+torch.set_num_threads(int(sys.argv[1]))
+torch.manual_seed(0)
+state = {}
+
+
+def parameter(*shape, scale=1.0):
+    p = (torch.randn(*shape) * scale).requires_grad_()
+    state["w"].append(p)
+    return p
+
+
+def optimizer():
+    return torch.optim.AdamW(state["w"], lr=1e-3, weight_decay=0.01)
+
+
+def train(loss):
+    loss.backward()
+    state["o"].step()
+    state["o"].zero_grad(set_to_none=True)
+
+
+def matmul_setup():
+    state["x"] = [torch.randn(1024, 1024), torch.randn(1024, 1024)]
+
+
+def matmul():
+    state["x"][0] @ state["x"][1]
+
+
+def softmax_setup():
+    state["x"] = torch.randn(4096, 1024)
+
+
+def softmax():
+    F.softmax(state["x"], -1)
+
+
+def layer_norm_setup():
+    state["x"] = torch.randn(4096, 768), torch.ones(768), torch.zeros(768)
+
+
+def layer_norm():
+    x, w, b = state["x"]
+    F.layer_norm(x, (768,), w, b, 1e-5)
+
+
+pointwise_chain_setup = softmax_setup
+
+
+def pointwise_chain():
+    x = state["x"]
+    F.gelu(x * 0.5 + 1) * x + torch.tanh(x)
+
+
+def cross_entropy_setup():
+    state["x"] = torch.randn(1024, 8192).requires_grad_(), torch.randint(0, 8192, (1024,))
+
+
+def cross_entropy():
+    x, t = state["x"]
+    F.cross_entropy(x, t).backward()
+    x.grad = None
+
+
+def tiny_add_setup():
+    state["x"] = torch.ones(8), torch.ones(8)
+
+
+def tiny_add():
+    a, b = state["x"]
+    for _ in range(10000):
+        a + b
+
+
+def tiny_add_grad_setup():
+    state["x"] = torch.ones(8).requires_grad_(), torch.ones(8)
+
+
+tiny_add_grad = tiny_add
+
+
+def mlp_step_setup():
+    state["w"] = []
+    for i, o in ((784, 1024), (1024, 1024), (1024, 10)):
+        parameter(o, i, scale=0.03)
+        parameter(o, scale=0)
+    state["o"] = optimizer()
+    state["x"] = torch.randn(256, 784), torch.randint(0, 10, (256,))
+
+
+def mlp_step():
+    w, (h, t) = state["w"], state["x"]
+    for i in range(3):
+        h = F.linear(h, w[2 * i], w[2 * i + 1])
+        if i < 2:
+            h = F.relu(h)
+    train(F.cross_entropy(h, t))
+
+
+LAYERS, WIDTH, HEADS, LENGTH, BATCH, VOCABULARY = 6, 384, 6, 256, 4, 8192
+
+
+def gpt_step_setup():
+    state["w"] = []
+    parameter(VOCABULARY, WIDTH, scale=0.02)
+    parameter(LENGTH, WIDTH, scale=0.02)
+    for _ in range(LAYERS):
+        parameter(WIDTH), parameter(WIDTH, scale=0)
+        parameter(3 * WIDTH, WIDTH, scale=0.02), parameter(3 * WIDTH, scale=0)
+        parameter(WIDTH, WIDTH, scale=0.02), parameter(WIDTH, scale=0)
+        parameter(WIDTH), parameter(WIDTH, scale=0)
+        parameter(4 * WIDTH, WIDTH, scale=0.02), parameter(4 * WIDTH, scale=0)
+        parameter(WIDTH, 4 * WIDTH, scale=0.02), parameter(WIDTH, scale=0)
+    parameter(WIDTH), parameter(WIDTH, scale=0)
+    parameter(VOCABULARY, WIDTH, scale=0.02)
+    state["o"] = optimizer()
+    state["x"] = (torch.randint(0, VOCABULARY, (BATCH, LENGTH)), torch.randint(0, VOCABULARY, (BATCH * LENGTH,)), torch.arange(LENGTH))
+    with open("/proc/self/clear_refs", "w") as f:
+        f.write("5")
+
+
+def gpt_step():
+    w, (tokens, targets, positions) = state["w"], state["x"]
+    x = F.embedding(tokens, w[0]) + F.embedding(positions, w[1])
+    for layer in range(LAYERS):
+        p = w[2 + 12 * layer:14 + 12 * layer]
+        h = F.linear(F.layer_norm(x, (WIDTH,), p[0], p[1]), p[2], p[3])
+        q, k, v = (y.reshape(BATCH, LENGTH, HEADS, WIDTH // HEADS).transpose(1, 2) for y in h.chunk(3, 2))
+        a = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + F.linear(a.transpose(1, 2).reshape(BATCH, LENGTH, WIDTH), p[4], p[5])
+        h = F.gelu(F.linear(F.layer_norm(x, (WIDTH,), p[6], p[7]), p[8], p[9]))
+        x = x + F.linear(h, p[10], p[11])
+    p = w[2 + 12 * LAYERS:]
+    logits = F.linear(F.layer_norm(x, (WIDTH,), p[0], p[1]), p[2])
+    train(F.cross_entropy(logits.view(-1, VOCABULARY), targets))
+
+
+def peak():
+    with open("/proc/self/status") as f:
+        return next(float(line.split()[1]) / 1024 for line in f if line.startswith("VmHWM"))
+
+
+print("ready PyTorch", torch.__version__, flush=True)
+for line in sys.stdin:
+    words = line.split()
+    if words[0] == "peak":
+        print(peak(), flush=True)
+        continue
+    start = time.perf_counter()
+    globals()[words[1] + ("_setup" if words[0] == "setup" else "")]()
+    print(time.perf_counter() - start, flush=True)
