@@ -7,6 +7,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +20,7 @@
 
 #define LINE_LIMIT ((size_t)1 << 20)
 #define READ_BYTES ((size_t)1 << 16)
+#define HELD_UP_MS 200 /* between two looks around while nobody takes our output */
 #define PROMPT_NS (100 * TU_MILLISECOND) /* how long a beginning waits for its end before it is shown */
 
 typedef struct bytes {
@@ -42,6 +44,9 @@ struct output {
     int open_line;    /* stream whose unfinished line the terminal's cursor is in; -1 none */
     bool broken[2];   /* nobody reads our standard output (error) any more */
     bytes text;       /* gathered for one write */
+    int signals;
+    bool (*held_up)(void *argument);
+    void *argument;
     stream streams[]; /* [2 * rank + (1 for standard error)] */
 };
 
@@ -61,18 +66,36 @@ static bool append(bytes *to, const char *data, size_t count) {
     return true;
 }
 
-/* Writes all, waiting as long as it takes: who holds up our output holds up the ranks, as without us. */
+/* Writes all to a log file. */
 static bool write_all(int descriptor, const char *data, size_t count) {
     while (count > 0) {
         ssize_t wrote = write(descriptor, data, count);
         if (wrote >= 0) {
             data += wrote;
             count -= (size_t)wrote;
-        } else if (errno == EAGAIN) {
-            poll(&(struct pollfd){ .fd = descriptor, .events = POLLOUT }, 1, -1);
         } else if (errno != EINTR) {
             return false;
         }
+    }
+    return true;
+}
+
+/* Writes all to our standard output (error), waiting as long as it takes: who holds up our output holds up the ranks,
+ * as without us. But a write that blocks would hold up signals too, so it writes no more at a time than a pipe with
+ * room surely takes, and looks around while there is none. */
+static bool write_patiently(output *out, int descriptor, const char *data, size_t count) {
+    while (count > 0) {
+        struct pollfd polled[2] = { { .fd = descriptor, .events = POLLOUT }, { .fd = out->signals, .events = POLLIN } };
+        poll(polled, 2, HELD_UP_MS);
+        if ((polled[1].revents != 0 || polled[0].revents == 0) && out->held_up(out->argument))
+            return false;
+        if (polled[0].revents == 0)
+            continue;
+        ssize_t wrote = write(descriptor, data, count < PIPE_BUF ? count : PIPE_BUF);
+        if (wrote < 0 && errno != EAGAIN && errno != EINTR)
+            return false;
+        data += wrote > 0 ? wrote : 0;
+        count -= wrote > 0 ? (size_t)wrote : 0;
     }
     return true;
 }
@@ -86,7 +109,8 @@ static int open_log(const char *folder, int rank, const char *kind) {
     return descriptor;
 }
 
-output *output_open(const run_options *options, int (*pipes)[2]) {
+output *output_open(const run_options *options, int (*pipes)[2], int signals, bool (*held_up)(void *argument),
+                    void *argument) {
     output *out = calloc(1, sizeof *out + 2 * (size_t)options->ranks * sizeof *out->streams);
     if (out == NULL) {
         tool_fail("out of memory for the output of %d ranks", options->ranks);
@@ -95,6 +119,9 @@ output *output_open(const run_options *options, int (*pipes)[2]) {
     out->ranks = options->ranks;
     out->tagged = !options->quiet;
     out->open_line = -1;
+    out->signals = signals;
+    out->held_up = held_up;
+    out->argument = argument;
     for (int i = 0; i < 2; i++) {
         out->coloured[i] = tool_colour(1 + i);
         out->terminal[i] = isatty(1 + i) != 0;
@@ -142,7 +169,7 @@ static void end_kind(output *out, int kind) {
 }
 
 static void flush(output *out, int kind) {
-    if (out->text.used > 0 && !out->broken[kind] && !write_all(1 + kind, out->text.data, out->text.used))
+    if (out->text.used > 0 && !out->broken[kind] && !write_patiently(out, 1 + kind, out->text.data, out->text.used))
         end_kind(out, kind);
     out->text.used = 0;
 }

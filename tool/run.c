@@ -316,6 +316,7 @@ typedef struct launcher {
     time_t began;
     long memory_kills; /* on this host before the job began */
     bool told_first, told_stopping;
+    bool ending; /* the user has sent a signal that ends */
     bool *told; /* [rank], with --survive */
 } launcher;
 
@@ -372,16 +373,15 @@ static void block_signals(sigset_t *before, sigset_t *ours) {
 }
 
 /* Forks the guardian before any thread exists, then brings the store up. */
-static int start_guardian(launcher *l, const sigset_t *ours) {
+static int start_guardian(launcher *l) {
     int sockets[2];
     size_t bytes = sizeof *l->state + (size_t)l->options.ranks * sizeof l->state->ranks[0];
     void *shared = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     l->state = shared != MAP_FAILED ? shared : NULL;
     if (l->state == NULL || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) != 0)
         return system_error("cannot prepare the guardian process");
-    l->signals = signalfd(-1, ours, SFD_CLOEXEC | SFD_NONBLOCK);
     prctl(PR_SET_CHILD_SUBREAPER, 1);
-    l->guardian = l->signals < 0 ? -1 : fork();
+    l->guardian = fork();
     if (l->guardian < 0)
         return system_error("cannot start the guardian process");
     if (l->guardian == 0) {
@@ -547,10 +547,28 @@ static void take_signals(launcher *l) {
         int number = (int)signal.ssi_signo;
         if (number == SIGCHLD)
             continue; /* the socket tells when the guardian is gone */
+        l->ending |= number == SIGINT || number == SIGTERM || number == SIGHUP || number == SIGQUIT;
         (void)send(l->socket, &number, sizeof number, MSG_NOSIGNAL);
         if (number == SIGTSTP)
             raise(SIGSTOP);
     }
+}
+
+/* Nobody takes our output. Signals get through all the same, and when one of them has ended the job, what is left of the
+ * output is given up, as it would be without us. */
+static bool held_up(void *argument) {
+    launcher *l = argument;
+    siginfo_t gone = { 0 };
+    take_signals(l);
+    if (!l->ending || waitid(P_PID, (id_t)l->guardian, &gone, WEXITED | WNOHANG | WNOWAIT) != 0 || gone.si_pid == 0)
+        return false;
+    int nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    for (int descriptor = 1; descriptor <= 2; descriptor++) /* our own words would be held up next */
+        if (nowhere >= 0 && poll(&(struct pollfd){ .fd = descriptor, .events = POLLOUT }, 1, 0) == 0)
+            dup2(nowhere, descriptor);
+    if (nowhere >= 0)
+        close(nowhere);
+    return true;
 }
 
 /* Until everything has ended. Returns false when the guardian vanished without a word. */
@@ -708,8 +726,11 @@ static int launch(launcher *l) {
     l->told = calloc((size_t)l->options.ranks, sizeof *l->told);
     if (l->plan.secret < 0 || l->plan.store < 0 || l->told == NULL || !build_environment(&l->plan, url))
         return system_error("cannot prepare the job");
-    if (make_pipes(l) || prepare_input(l) || (l->output = output_open(&l->options, l->plan.pipes)) == NULL ||
-        start_guardian(l, &ours))
+    l->signals = signalfd(-1, &ours, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (l->signals < 0)
+        return system_error("cannot watch for signals");
+    if (make_pipes(l) || prepare_input(l) ||
+        (l->output = output_open(&l->options, l->plan.pipes, l->signals, held_up, l)) == NULL || start_guardian(l))
         return 1;
     close(l->plan.secret);
     if (start_store(l, url, secret)) {

@@ -83,9 +83,11 @@ int kill_descendants(void);
 
 typedef struct output output;
 
-/* Takes the read ends of the pipes. NULL when there is no memory or a log file cannot be made; the error was
- * printed. */
-output *output_open(const run_options *options, int (*pipes)[2]);
+/* Takes the read ends of the pipes. While nobody takes our own output, held_up(argument) is called now and then, and
+ * when there is something to read in `signals`; it returns true to give that output up. NULL when there is no memory or
+ * a log file cannot be made; the error was printed. */
+output *output_open(const run_options *options, int (*pipes)[2], int signals, bool (*held_up)(void *argument),
+                    void *argument);
 
 /* Adds the streams that are still open to `polled`, at most 2 * ranks; returns how many. */
 struct pollfd;

@@ -187,6 +187,27 @@ def a_reader_that_goes_away_ends_the_job_as_it_ends_a_program():
     equal(len(done.stdout.splitlines()), 1)
 
 
+def stands_still(marker):
+    """The processes run no more: what they write is taken by nobody."""
+    def used():
+        return [pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13] for pid in processes_with(marker)]
+    before = used()
+    time.sleep(0.3)
+    return len(before) >= 3 and used() == before
+
+
+@test
+def signals_get_through_while_nobody_takes_the_output():
+    words = marker("this fills the pipe that nobody reads")
+    job = start("-n", "2", "yes", words)
+    wait_for(lambda: stands_still(words), "the output to be held up")
+    job.send_signal(signal.SIGTERM)
+    equal(job.wait(LIMIT), 128 + signal.SIGTERM)
+    equal(processes_with(words), [])
+    job.stdout.close()
+    job.stderr.close()
+
+
 @test
 def tags_are_coloured_on_a_terminal_only():
     def on_terminal(environment):
