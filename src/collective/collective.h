@@ -123,6 +123,11 @@ struct tu_task {
     tutti_status (*custom)(tu_collective *state, tu_task *task); /* runs it, where no algorithm does; state NULL in a group of one */
 };
 
+/* A dtype or reduction as tu_op_info keeps it. What does not fit is none, and stays none: it must not become another one. */
+static inline uint8_t tu_code(int value) {
+    return value >= 0 && value < UINT8_MAX ? (uint8_t)value : UINT8_MAX;
+}
+
 /* The clock is read only when something has to wait. */
 static inline int64_t tu_task_deadline(tu_task *task) {
     if (task->deadline == 0)
@@ -187,6 +192,7 @@ struct tu_collective {
     unsigned char **wide;       /* each member's two larger slots; NULL: not attached */
     size_t wide_bytes;          /* of one */
     tutti_work *open;           /* a one-shot that was started and not finished, with a reference; work.c */
+    int64_t next_look;          /* when a test of `open` looks for the dead again */
     bool helping;               /* the lock is held by the helper thread */
     _Atomic(tu_engine *) engine; /* NULL until the first work that needs it */
     _Atomic(tu_points *) points; /* NULL until the first send or receive */
@@ -227,7 +233,8 @@ void tu_epoch_arrive(tu_collective *state, tu_task *task, uint64_t epoch);
 /* Waits until `member` (or all) arrived, and compares signatures. */
 tutti_status tu_epoch_await(tu_collective *state, tu_task *task, uint64_t epoch, int member);
 tutti_status tu_epoch_await_all(tu_collective *state, tu_task *task, uint64_t epoch);
-/* Whether all have arrived; never waits, compares nothing. */
+/* Whether `member` (or all) have arrived; never waits, compares nothing. */
+bool tu_epoch_reached(const tu_collective *state, uint64_t epoch, int member);
 bool tu_epoch_complete(const tu_collective *state, uint64_t epoch);
 /* The second hand-over. */
 void tu_step_publish(tu_collective *state, uint64_t epoch);

@@ -161,6 +161,10 @@ tutti_status tu_epoch_await_all(tu_collective *state, tu_task *task, uint64_t ep
     return TUTTI_OK;
 }
 
+bool tu_epoch_reached(const tu_collective *state, uint64_t epoch, int member) {
+    return reached(state, TU_AWAIT_ARRIVE, epoch, member);
+}
+
 bool tu_epoch_complete(const tu_collective *state, uint64_t epoch) {
     for (int member = 0; member < state->size; member++)
         if (member != state->rank && !reached(state, TU_AWAIT_ARRIVE, epoch, member))

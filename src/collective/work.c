@@ -18,8 +18,12 @@
 #include "collective/check.h"
 #include "collective/device.h"
 #include "collective/engine.h"
+#include "collective/parts.h"
 #include "collective/point.h"
 #include "collective/work.h"
+#include "job/liveness.h"
+
+#define LOOK_INTERVAL (20 * TU_MILLISECOND) /* between two looks for the dead by tests of an open work */
 
 struct tu_engine {
     tu_collective *state;
@@ -460,6 +464,32 @@ static bool is_open(tu_collective *state, const tutti_work *work) {
     return state->open == work;
 }
 
+/* Whether one that this rank still waits for has departed. */
+static bool lost_somebody(tu_collective *state, const tu_task *task) {
+    const tutti_group *group = state->group;
+    for (int member = 0; member < state->size; member++) {
+        if (member == state->rank || !tu_listens(task, state->rank, member) || tu_epoch_reached(state, task->open_epoch, member))
+            continue;
+        tu_rank_state its_state = tu_rank_probe(group->world->job, group->job_ranks[member]);
+        if (its_state == TU_RANK_DEAD || its_state == TU_RANK_CLOSED)
+            return true;
+    }
+    return false;
+}
+
+/* Whether an open work can be finished, well or not, without waiting. While it is only tested, nobody else looks at its deadline and at who lives. */
+static bool can_finish(tu_collective *state, const tu_task *task) {
+    if (tu_epoch_complete(state, task->open_epoch) || tu_group_ended(state->group))
+        return true;
+    int64_t now = tu_clock_now();
+    if (now >= task->deadline)
+        return true;
+    if (now < state->next_look)
+        return false;
+    state->next_look = now + LOOK_INTERVAL;
+    return lost_somebody(state, task);
+}
+
 tutti_status tutti_work_test(tutti_work *work, bool *finished) {
     if (work == NULL || finished == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_work_test needs a work and a place for the result");
@@ -468,7 +498,7 @@ tutti_status tutti_work_test(tutti_work *work, bool *finished) {
     if (!is_done(work) && work->request != NULL)
         tu_points_poll(work->state);
     else if (!is_done(work) && work->state != NULL && tu_collective_try_lock(work->state)) {
-        if (is_open(work->state, work) && (tu_epoch_complete(work->state, work->task.open_epoch) || tu_group_ended(work->group)))
+        if (is_open(work->state, work) && can_finish(work->state, &work->task))
             finish_open(work->state);
         tu_collective_unlock(work->state);
     }

@@ -83,6 +83,13 @@ TEST(the_end_of_its_group_ends_a_wait) {
     pthread_join(thread, NULL);
 }
 
+TEST(a_wait_whose_deadline_has_passed_still_tells_a_death) {
+    tu_wait wait = make_wait(1);
+    wait.deadline = 1;
+    wait.check = fail_check;
+    CHECK_STATUS(tu_wait_reached64(&wait, &word, 1), TUTTI_ERROR_DEAD);
+}
+
 TEST(a_failed_liveness_check_ends_a_wait_with_its_error) {
     tu_wait wait = make_wait(60 * TU_SECOND);
     wait.check = fail_check;

@@ -135,6 +135,46 @@ TEST_WORLD(a_rank_that_left_properly_is_told_as_gone, 2) {
     free(out);
 }
 
+/* A work that is only ever tested ends too. */
+static tutti_status test_until_finished(tutti_group *group, int64_t timeout_ns) {
+    float value = 1, sum;
+    tutti_work *work;
+    CHECK_OK(tutti_all_reduce(group, &value, &sum, 1, TUTTI_F32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .work = &work, .timeout_ns = timeout_ns)));
+    bool finished = false;
+    while (!finished)
+        CHECK_OK(tutti_work_test(work, &finished));
+    tutti_status status = tutti_work_wait(work, 0);
+    tutti_work_release(work);
+    return status;
+}
+
+TEST_WORLD(a_work_that_is_only_tested_ends_with_its_deadline, 2) {
+    tutti_group *group = tutti_world_group(world);
+    CHECK_OK(tutti_barrier(group, NULL));
+    if (tutti_world_rank(world) == 0) {
+        CHECK_STATUS(test_until_finished(group, 100000000), TUTTI_ERROR_TIMEOUT);
+        CHECK_MESSAGE("rank 1");
+    } else {
+        while (tutti_group_check(group) == TUTTI_OK) /* until the other has given up */
+            usleep(1000);
+    }
+}
+
+static tutti_status lose_a_rank_while_testing(tutti_world *world, void *argument) {
+    (void)argument;
+    tutti_group *group = tutti_world_group(world);
+    CHECK_OK(tutti_barrier(group, NULL));
+    if (tutti_world_rank(world) == 1)
+        raise(SIGKILL);
+    CHECK_STATUS(test_until_finished(group, INT64_C(600000000000)), TUTTI_ERROR_DEAD);
+    CHECK_MESSAGE("rank 1");
+    return TUTTI_OK;
+}
+
+TEST(a_work_that_is_only_tested_ends_with_the_death_of_a_rank) {
+    CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_PROCESSES, 2, lose_a_rank_while_testing, NULL), TUTTI_ERROR_DEAD);
+}
+
 static void *interrupt_soon(void *argument) {
     usleep(50000);
     tutti_world_interrupt(argument);
