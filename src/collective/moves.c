@@ -10,7 +10,7 @@ static void begin(tu_task *task, tutti_group *group, tu_operation operation, con
     task->in = in;
     task->out = out;
     task->info.count = count;
-    task->info.dtype = (uint8_t)dtype;
+    task->info.dtype = tu_code((int)dtype);
     task->info.root = root;
 }
 

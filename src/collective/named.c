@@ -44,7 +44,7 @@ static size_t bytes_of(size_t count, tutti_dtype dtype, size_t times) {
 static tutti_status run(tutti_group *group, tu_operation operation, tu_operation shape, const void *in, void *out, size_t count,
                         tutti_dtype dtype, tutti_op op, int root, tutti_algorithm algorithm, const tutti_call *call) {
     tu_task task = { .group = group, .shape = shape, .in = in, .out = out, .fixed = algorithm,
-                     .info = { .operation = (uint8_t)operation, .count = count, .dtype = (uint8_t)dtype, .reduction = (uint8_t)op, .root = root } };
+                     .info = { .operation = (uint8_t)operation, .count = count, .dtype = tu_code((int)dtype), .reduction = tu_code((int)op), .root = root } };
     return tu_submit(&task, call);
 }
 
@@ -115,7 +115,7 @@ tutti_status tutti_reduce_scatter_out(tutti_group *group, const void *in, void *
         return status;
     tu_task task = { .group = group, .shape = TU_OP_REDUCE_SCATTER, .in = in, .out = out, .fixed = TUTTI_ALGORITHM_TWO_SHOT,
                      .row = split_last_dim ? columns : 0,
-                     .info = { .operation = TU_OP_REDUCE_SCATTER_OUT, .count = total / size, .dtype = (uint8_t)dtype, .reduction = (uint8_t)op, .root = -1 } };
+                     .info = { .operation = TU_OP_REDUCE_SCATTER_OUT, .count = total / size, .dtype = tu_code((int)dtype), .reduction = tu_code((int)op), .root = -1 } };
     if (split_last_dim && rows > 1)
         task.custom = tu_split_last_dim;
     return tu_submit(&task, call);

@@ -958,12 +958,12 @@ static tutti_status submit(tu_task *task, const tutti_call *given, int peer, int
 
 tutti_status tutti_send(tutti_group *group, const void *in, size_t count, tutti_dtype dtype, int to, int tag, const tutti_call *call) {
     tu_task task = { .group = group, .shape = TU_OP_SEND, .in = in,
-                     .info = { .operation = TU_OP_SEND, .count = count, .dtype = (uint8_t)dtype, .root = to, .tag = tag } };
+                     .info = { .operation = TU_OP_SEND, .count = count, .dtype = tu_code((int)dtype), .root = to, .tag = tag } };
     return tu_not_entered(submit(&task, call, to, tag));
 }
 
 tutti_status tutti_recv(tutti_group *group, void *out, size_t count, tutti_dtype dtype, int from, int tag, const tutti_call *call) {
     tu_task task = { .group = group, .shape = TU_OP_RECV, .out = out,
-                     .info = { .operation = TU_OP_RECV, .count = count, .dtype = (uint8_t)dtype, .root = from, .tag = tag } };
+                     .info = { .operation = TU_OP_RECV, .count = count, .dtype = tu_code((int)dtype), .root = from, .tag = tag } };
     return tu_not_entered(submit(&task, call, from, tag));
 }

@@ -10,8 +10,8 @@ static void begin(tu_task *task, tutti_group *group, tu_operation operation, con
     task->in = in;
     task->out = out;
     task->info.count = count;
-    task->info.dtype = (uint8_t)dtype;
-    task->info.reduction = (uint8_t)op;
+    task->info.dtype = tu_code((int)dtype);
+    task->info.reduction = tu_code((int)op);
 }
 
 tutti_status tutti_all_reduce(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype, tutti_op op,

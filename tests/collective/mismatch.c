@@ -133,6 +133,8 @@ TEST_WORLD(wrong_arguments_are_named_and_end_nothing, 2) {
     CHECK_MESSAGE("`out`");
     CHECK_STATUS(tutti_all_reduce(group, in, out, 1, (tutti_dtype)TUTTI_SUM, (tutti_op)TUTTI_F32, NULL), TUTTI_ERROR_TYPE);
     CHECK_MESSAGE("swapped");
+    CHECK_STATUS(tutti_all_reduce(group, in, out, 1, (tutti_dtype)(256 + TUTTI_F32), TUTTI_SUM, NULL), TUTTI_ERROR_TYPE);
+    CHECK_STATUS(tutti_all_reduce(group, in, out, 1, TUTTI_F32, (tutti_op)(256 + TUTTI_SUM), NULL), TUTTI_ERROR_TYPE);
     CHECK_STATUS(tutti_all_reduce(group, in, out, 1, TUTTI_F32, TUTTI_BXOR, NULL), TUTTI_ERROR_TYPE);
     CHECK_MESSAGE("bxor is not defined for f32");
     CHECK_STATUS(tutti_all_reduce(group, in, out, 1, TUTTI_C64, TUTTI_MAX, NULL), TUTTI_ERROR_TYPE);
