@@ -14,11 +14,14 @@ help: ## this list
 setup: ## install what is missing (apt), or print the line to run
 	@scripts/setup
 
-build:
+configure:
 	@test -f $(BUILD)/build.ninja || cmake --preset $(PRESET) -DTUTTI_WERROR=$(WERROR) $(CMAKE_FLAGS)
+
+build: configure
 	@cmake --build $(BUILD)
 
-demo: setup build ## install what is missing, build, and run four ranks that find each other
+demo: setup configure ## install what is missing, build, and run four ranks that find each other
+	@cmake --build $(BUILD) --target tutti_command example_hello
 	$(BUILD)/bin/tutti run -n 4 $(BUILD)/examples/hello
 
 test: setup ## all tests: release build, then the sanitizers
@@ -50,4 +53,4 @@ install: build ## make install PREFIX=/usr/local
 clean: ## remove the build folder
 	rm -rf build
 
-.PHONY: all help setup build demo test test-peers test-arm64 bench soak lint install clean
+.PHONY: all help setup configure build demo test test-peers test-arm64 bench soak lint install clean

@@ -175,7 +175,8 @@ struct tu_collective {
     const _Atomic uint32_t *sleepers;
     uint32_t spins;             /* pauses before a wait becomes serious */
     uint64_t epoch;             /* the last one entered */
-    uint64_t cleared;           /* every member is known to be done with epochs up to this one */
+    uint64_t cleared;           /* every member is known to be done with epochs up to this one; -1 at first: epochs count from 1, and the first
+                                   of them is compared by whoever left it early, too */
     uint64_t signature[2];      /* of this rank's last two epochs, by parity */
     tu_memory_group *memory;
     struct tu_domains *domains; /* domain.h; NULL: not known */

@@ -59,7 +59,7 @@ static inline tutti_algorithm choose(tu_collective *state, const tu_task *task, 
 static inline bool quiet(tu_collective *state) {
     uint64_t next = state->epoch + 1;
     return state->ready && state->open == NULL && atomic_load_explicit(&state->engine, memory_order_relaxed) == NULL &&
-           (next < 3 || (int64_t)(state->cleared - (next - 2)) >= 0);
+           (int64_t)(state->cleared - (next - 2)) >= 0;
 }
 
 /* As tu_group_admit; the deadline is worked out when something has to wait. */

@@ -361,7 +361,7 @@ bool tu_one_shot_can_start(const tu_collective *state, const tu_task *task, tutt
     if (algorithm != TUTTI_ALGORITHM_INLINE && algorithm != TUTTI_ALGORITHM_ONE_SHOT)
         return false;
     uint64_t next = state->epoch + 1;
-    bool clear = next < 3 || (int64_t)(state->cleared - (next - 2)) >= 0;
+    bool clear = (int64_t)(state->cleared - (next - 2)) >= 0;
     return clear && task->shape != TU_OP_ALL_TO_ALL_V && cut_of(state, task, algorithm).rounds == 1;
 }
 

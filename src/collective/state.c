@@ -102,6 +102,7 @@ static tutti_status make_state(tutti_group *group, void **made) {
     state->rank = group->rank;
     state->size = group->size;
     state->layout = layout_of(group->size);
+    state->cleared = UINT64_MAX;
     state->members = calloc(size, sizeof *state->members);
     state->bells = calloc(size, sizeof *state->bells);
     state->sources = calloc(size, sizeof *state->sources);

@@ -111,7 +111,7 @@ static tutti_status clear(tu_collective *state, tu_task *task, uint64_t epoch) {
 
 tutti_status tu_epoch_enter(tu_collective *state, tu_task *task, uint64_t *epoch) {
     uint64_t next = state->epoch + 1;
-    if (__builtin_expect(next >= 3 && (int64_t)(state->cleared - (next - 2)) < 0, 0)) {
+    if (__builtin_expect((int64_t)(state->cleared - (next - 2)) < 0, 0)) {
         tutti_status status = clear(state, task, next - 1);
         if (status != TUTTI_OK)
             return status;

@@ -167,6 +167,21 @@ static const tu_backend *search_folders(const char *folders, const char *name, s
     return NULL;
 }
 
+/* lib/tutti beside the libtutti that runs, or beside the bin/ of the program that holds it: an installation may have been moved. */
+static bool folder_beside(char folder[PATH_MAX]) {
+    Dl_info info;
+    if (dladdr((void *)(uintptr_t)tu_backend_find, &info) == 0 || info.dli_fname == NULL)
+        return false;
+    char path[PATH_MAX];
+    if (realpath(info.dli_fname, path) == NULL)
+        return false;
+    char *last = strrchr(path, '/');
+    if (last == NULL)
+        return false;
+    *last = 0;
+    return snprintf(folder, PATH_MAX, "%s/tutti:%s/../lib/tutti", path, path) < PATH_MAX;
+}
+
 tutti_status tu_backend_find(tutti_world *world, const char *name, const tu_backend **result) {
     if (strcmp(name, tu_backend_shm.name) == 0) {
         *result = &tu_backend_shm;
@@ -178,6 +193,9 @@ tutti_status tu_backend_find(tutti_world *world, const char *name, const tu_back
         note(&search, name, "is no name of a backend");
     else
         backend = search_folders(tu_settings_text(&world->settings, TU_SETTING_PLUGIN_PATH), name, &search);
+    char beside[PATH_MAX];
+    if (backend == NULL && strchr(name, '/') == NULL && folder_beside(beside))
+        backend = search_folders(beside, name, &search);
     if (backend == NULL && strchr(name, '/') == NULL)
         backend = search_folders(TUTTI_PLUGIN_FOLDER, name, &search);
     if (backend == NULL)

@@ -296,8 +296,17 @@ tutti_status tu_group_exchange_with(tutti_group *group, const tu_op_info *info, 
     }
     if (status == TUTTI_ERROR_STATE && tu_group_ended(group))
         return tu_group_cause(group);
-    if (status == TUTTI_ERROR_TIMEOUT)
+    if (status == TUTTI_ERROR_TIMEOUT) {
+        /* A person knows the call, not the exchange inside it. */
+        tu_error_copy error;
+        tu_error_save(&error);
+        char inner[sizeof error.message];
+        memcpy(inner, error.message, sizeof inner);
+        snprintf(error.message, sizeof error.message, "timeout: %s: %.1700s", what, inner);
+        tu_error_restore(&error);
         append_missing(group);
+        tu_error_append(". `tutti ps` shows all ranks while they hang; TUTTI_TIMEOUT gives them more time");
+    }
     if (status != TUTTI_OK)
         (void)tu_error_where(group->name, tu_operation_name((tu_operation)info->operation), info->sequence, group->rank);
     return status;

@@ -122,6 +122,29 @@ TEST(every_disagreement_fails_on_every_rank_as_processes) {
         test_processes(3, disagree, (void *)(uintptr_t)&disagreements[i]);
 }
 
+/* As the very first collective of the group, in which a root leaves before it has seen anybody. */
+static void disagree_first(tutti_world *world, void *argument) {
+    tutti_group *group = tutti_world_group(world);
+    bool differs = tutti_world_rank(world) == 1;
+    float in[30] = { 0 }, out[30];
+    tutti_status status;
+    if (argument == NULL)
+        status = tutti_broadcast(group, in, out, 10, TUTTI_F32, differs, NULL);
+    else
+        status = tutti_scatter(group, in, out, 10, TUTTI_F32, tutti_world_rank(world), NULL);
+    for (int i = 0; i < 3 && status == TUTTI_OK; i++)
+        status = tutti_barrier(group, NULL);
+    CHECK_EQ(status, TUTTI_ERROR_MISMATCH);
+    CHECK_MESSAGE("root 1");
+}
+
+TEST(roots_that_differ_in_the_first_collective_fail_on_every_rank) {
+    test_threads(3, disagree_first, NULL);
+    test_processes(3, disagree_first, NULL);
+    test_threads(3, disagree_first, "scatter");
+    test_processes(2, disagree_first, "scatter");
+}
+
 TEST_WORLD(wrong_arguments_are_named_and_end_nothing, 2) {
     tutti_group *group = tutti_world_group(world);
     float in[20] = { 0 }, out[20];
