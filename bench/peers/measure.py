@@ -233,7 +233,7 @@ def measure_overhead(options, ranks, cpus, contender, rounds):
     finally:
         bare.stop()
     print(f"{ranks} ranks: 8-byte all-reduce {median(found['whole']):.1f} ns, bare {median(found['bare']):.1f} ns: "
-          f"{median(found['whole']) / median(found['bare']):.3f}", flush=True)
+          f"{median([whole / bare for whole, bare in zip(found['whole'], found['bare'])]):.3f}", flush=True)
     return found
 
 
