@@ -126,7 +126,7 @@ def start(build, ranks, cpus, folder, versions, wanted):
         if not wanted or name in wanted or name == "tutti":
             contenders.append(Contender(name, label, command, ranks, cpus, environments))
 
-    add("tutti", "Tutti", [os.path.join(build, "bin", "tutti"), "run", "-q", "--bind", "none", "-n", str(ranks), os.path.join(build, "bench", "peers_tutti")])
+    add("tutti", "Tutti", [os.path.join(build, "bin", "tutti"), "run", "-q", "--bind", "none", "-n", str(ranks), os.path.join(build, "bench", "peers", "tutti")])
     openmpi = shutil.which("mpirun.openmpi") or shutil.which("mpirun")
     compiler = shutil.which("mpicc.openmpi") or shutil.which("mpicc")
     if openmpi and compiler and "Open MPI" in first_line(openmpi, "--version") + first_line("ompi_info", "--version"):
@@ -218,7 +218,7 @@ def measure_row(row, contenders, rounds, seconds):
 
 def measure_overhead(options, ranks, cpus, contender, rounds):
     """An 8-byte all-reduce beside the same code without deadlines, checks and recorder, in many short turns; None where that is not built."""
-    program = os.path.join(options.build, "bench", "peers_bare")
+    program = os.path.join(options.build, "bench", "peers", "bare")
     if not os.path.exists(program):
         return None
     bare = Contender("bare", "Tutti, bare", [os.path.join(options.build, "bin", "tutti"), "run", "-q", "--bind", "none", "-n", str(ranks), program], ranks, cpus)
@@ -267,7 +267,7 @@ def machine():
             if open(folder + "/type").read().strip() != "Instruction":
                 cache["L" + open(folder + "/level").read().strip()] = open(folder + "/size").read().strip()
     return {"processor": line_of("/proc/cpuinfo", "model name"), "cpus": len(os.sched_getaffinity(0)), "memory": line_of("/proc/meminfo", "MemTotal"),
-            "caches": cache, "system": f"{platform.system()} {platform.release()} {platform.machine()}"}
+            "caches": cache, "load": [round(load, 1) for load in os.getloadavg()], "system": f"{platform.system()} {platform.release()} {platform.machine()}"}
 
 
 def commit():
@@ -327,7 +327,7 @@ def main():
     options = parser.parse_args()
     options.build = os.path.abspath(options.build)
     options.end = time.monotonic() + 60 * options.minutes
-    document = {"machine": machine(), "commit": commit(), "command": "python3 bench/peers/measure.py " + " ".join(sys.argv[1:]),
+    document = {"machine": machine(), "commit": commit(), "command": "python3 bench/peers/measure.py " + " ".join(os.path.basename(word) if os.path.isabs(word) else word for word in sys.argv[1:]),
                 "date": time.strftime("%Y-%m-%d", time.gmtime()), "rounds": options.rounds, "versions": {}, "labels": {}, "handover": {}, "overhead": {}, "left_out": 0, "rows": []}
     rows = [row for row in rows_of(options.quick) if options.filter in " ".join(map(str, row))]
     few = [("barrier", "f32", 0, "streaming", "clean")] + [("all_reduce", "f32", size, "streaming", "clean") for size in (8, 64 * KIB, MIB)]

@@ -237,6 +237,8 @@ def chapter(document, docs, stem):
     lines = [f"## {machine['processor']}, {machine['cpus']} CPUs", "",
              f"- {machine['system']}, caches {caches}, memory {machine['memory']}",
              f"- commit {document['commit']}, {document['date']}, {document['rounds']} rounds",
+             f"- load average when it began: {', '.join(str(load) for load in machine['load'])}" +
+             (": other work ran beside it, so that large sizes tell little" if machine["load"][0] > machine["cpus"] else ""),
              f"- `{document['command']}`",
              "- " + ", ".join(f"{name}: {version}" for name, version in document["versions"].items()), "", *wrong_part(document)]
     full = sorted({row["ranks"] for row in document["rows"] if row["operation"] == "all_reduce" and row["mode"] == "isolated"})

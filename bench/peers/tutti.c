@@ -142,7 +142,7 @@ static void peer_run(peer_operation operation, const void *in, void *out, size_t
 
 int main(int argc, char **argv) {
     if (argc != 3) {
-        fprintf(stderr, "started by measure.py: peers_tutti FOLDER CPUS\n");
+        fprintf(stderr, "started by measure.py: tutti FOLDER CPUS\n");
         return 2;
     }
     peer_open(&argc, &argv, &rank, &size);
