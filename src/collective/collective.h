@@ -187,7 +187,7 @@ struct tu_collective {
     int direct_inputs, direct_outputs; /* of the last operation that used references */
     int helpers;                /* threads besides the caller's that may compute */
     uint64_t large;             /* bytes from which results are written past the cache */
-    uint64_t stage_stream;      /* bytes from which staging is: a line that a peer has read costs a round trip to write again */
+    uint64_t stage_stream;      /* bytes from which staging is: a line that a peer has read costs a round trip to write again; see state.c */
     tu_piece wide_piece;        /* larger slots, attached on first need */
     tu_mapping **wide_mappings;
     unsigned char **wide;       /* each member's two larger slots; NULL: not attached */

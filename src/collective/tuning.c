@@ -71,7 +71,6 @@ const tu_tuning tu_tuning_built_in = {
     .from = "built-in table",
     .rows = built_in_rows,
     .count = (int)(sizeof built_in_rows / sizeof built_in_rows[0]),
-    .stage_bytes = (uint64_t)8 << 10,
     .chunk_bytes = (uint64_t)256 << 10,
 };
 
@@ -293,7 +292,7 @@ tutti_status tu_tuning_apply(tu_collective *state) {
     }
     state->rules_from = file != NULL ? path : built_in->from;
     state->large = file != NULL && file->stream_bytes != 0 ? file->stream_bytes : cache_share(world);
-    state->stage_stream = file != NULL && file->stage_bytes != 0 ? file->stage_bytes : built_in->stage_bytes;
+    state->stage_stream = file != NULL ? file->stage_bytes : 0;
     uint64_t chunk = file != NULL && file->chunk_bytes != 0 ? file->chunk_bytes : built_in->chunk_bytes;
     uint64_t least = (uint64_t)state->size * 4096; /* so that a part is a page at least */
     state->wide_bytes = (chunk < least ? least : chunk) / 4096 * 4096;

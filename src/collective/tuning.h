@@ -23,7 +23,7 @@ typedef struct tu_tuning {
     const tu_tuning_row *rows;
     int count;
     uint64_t stream_bytes;    /* buffers of that many bytes and more are written past the cache; 0: from the cache's size */
-    uint64_t stage_bytes;     /* staged parts of that many bytes and more are written past the cache */
+    uint64_t stage_bytes;     /* staged parts of that many bytes and more are written past the cache; 0: from the time of a hand-over */
     uint64_t chunk_bytes;     /* of one larger slot */
 } tu_tuning;
 
