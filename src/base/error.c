@@ -192,3 +192,8 @@ tutti_status tu_options_copy(const char *type, const void *options, void *full, 
     memcpy(full, &full_size, sizeof full_size);
     return TUTTI_OK;
 }
+
+tu_error_spare *tu_error_spare_get(void) {
+    static _Thread_local tu_error_spare spare;
+    return &spare;
+}

@@ -42,6 +42,14 @@ typedef struct tu_error_copy {
 TU_SHARED void tu_error_save(tu_error_copy *copy);            /* of the calling thread */
 TU_SHARED tutti_status tu_error_restore(const tu_error_copy *copy); /* into the calling thread; returns its status */
 
+/* Memory of the calling thread for libtutti-tensor, which reaches its own thread-local variables without a call and therefore must keep
+ * them few: a program that loads it late, as Python does, has only some hundred bytes for them. */
+typedef struct tu_error_spare {
+    tu_error_copy pending;
+    char text[4][256];
+} tu_error_spare;
+TU_SHARED tu_error_spare *tu_error_spare_get(void);
+
 /* For struct arguments: checks that `options` is NULL or its size is not 0, and copies min(size) bytes over *full,
  * which the caller has set to defaults and whose own size is `full_size`. */
 TU_SHARED tutti_status tu_options_copy(const char *type, const void *options, void *full, size_t full_size);

@@ -305,10 +305,10 @@ bool tu_same_sizes(const tt_tensor *a, const tt_tensor *b)
 
 static char *text_buffer(size_t *size)
 {
-    static _Thread_local char buffers[4][256];
     static _Thread_local unsigned next;
-    *size = sizeof buffers[0];
-    return buffers[next++ % 4];
+    tu_error_spare *spare = tu_error_spare_get();
+    *size = sizeof spare->text[0];
+    return spare->text[next++ % 4];
 }
 
 const char *tu_dims_text(int count, const int64_t *at)

@@ -8,7 +8,6 @@
 #include <stdlib.h>
 
 _Thread_local tu_thread tu_thread_self __attribute__((tls_model("initial-exec")));
-static _Thread_local tu_error_copy pending_error;
 
 /* The threads that tt_count walks, and what those that have ended left on the books. Under `lock`. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -114,7 +113,7 @@ tutti_status tu_pending_take(tutti_status status)
     tu_thread *self = tu_self();
     if (self->pending == TUTTI_OK && status != TUTTI_OK) {
         self->pending = status;
-        tu_error_save(&pending_error);
+        tu_error_save(&tu_error_spare_get()->pending);
     }
     return status;
 }
@@ -151,7 +150,7 @@ tutti_status tt_error_pending(void)
 tutti_status tt_error_show(void)
 {
     if (tu_self()->pending != TUTTI_OK)
-        tu_error_restore(&pending_error);
+        tu_error_restore(&tu_error_spare_get()->pending);
     return tu_self()->pending;
 }
 
@@ -164,7 +163,7 @@ void tu_pending_save(tu_pending_copy *copy)
 {
     copy->status = tu_self()->pending;
     if (copy->status != TUTTI_OK)
-        copy->error = pending_error;
+        copy->error = tu_error_spare_get()->pending;
     tu_self()->pending = TUTTI_OK;
 }
 
@@ -173,5 +172,5 @@ void tu_pending_restore(const tu_pending_copy *copy)
     if (copy->status == TUTTI_OK)
         return;
     tu_self()->pending = copy->status;
-    pending_error = copy->error;
+    tu_error_spare_get()->pending = copy->error;
 }
