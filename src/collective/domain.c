@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#ifdef TUTTI_HAVE_HWLOC
+#if TUTTI_HAVE_HWLOC
 #include <hwloc.h>
 #endif
 
@@ -51,7 +51,7 @@ static int node_of(int cpu) {
     return -1;
 }
 
-#ifdef TUTTI_HAVE_HWLOC
+#if TUTTI_HAVE_HWLOC
 static bool foreign_topology(void) {
     return getenv("HWLOC_SYNTHETIC") != NULL || getenv("HWLOC_XMLFILE") != NULL;
 }
@@ -79,7 +79,7 @@ static tu_place foreign_place(int local_rank) {
 
 tu_place tu_place_here(int local_rank) {
     tu_place place = { -1, -1 };
-#ifdef TUTTI_HAVE_HWLOC
+#if TUTTI_HAVE_HWLOC
     if (foreign_topology())
         return foreign_place(local_rank);
 #endif

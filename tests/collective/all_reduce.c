@@ -51,6 +51,8 @@ static void every_size(tutti_world *world, void *argument) {
         for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c += c < 8 ? 1 : step) {
             if (tutti_group_size(group) > 4 && counts[c] > 100000 && a != 0)
                 continue;
+            if (test_sanitized() && counts[c] > (tutti_group_size(group) > 3 ? 5000 : 20000))
+                continue;
             for (int in_place = 0; in_place < 2; in_place++) {
                 plan plan = { TUTTI_F32, TUTTI_SUM, counts[c], 4 * (c % 3), in_place, algorithms[a] };
                 if (plan.algorithm == TUTTI_ALGORITHM_INLINE && counts[c] * 4 > 48)
@@ -66,7 +68,7 @@ static void every_size(tutti_world *world, void *argument) {
 static void every_type(tutti_world *world, void *argument) {
     (void)argument;
     tutti_group *group = tutti_world_group(world);
-    static const size_t counts[] = { 1, 3, 257, 9001 };
+    const size_t counts[] = { 1, 3, 257, test_sanitized() ? 1001 : 9001 };
     uint64_t seed = 1000;
     for (int dtype = TUTTI_F64; dtype <= TUTTI_C128; dtype++)
         for (int op = TUTTI_SUM; op <= TUTTI_PREMUL_SUM; op++)
