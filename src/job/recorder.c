@@ -300,8 +300,9 @@ void tu_record_end(tu_recorder *recorder, uint64_t ticket, tutti_status status) 
     uint64_t taken = now - atomic_load_explicit(&e->created, memory_order_relaxed);
     put(&e->ended, now);
     put(&e->status, (uint64_t)status);
-    put(&e->end_stamp, 2 * ticket);
+    /* Counted while the entry still runs: from its end on another thread may take it for a new operation. */
     count_call(recorder, e, (int64_t)taken > 0 ? taken : 0, status != TUTTI_OK);
+    put(&e->end_stamp, 2 * ticket);
 }
 
 /* ---- reading ---- */

@@ -86,7 +86,7 @@ static void check_refused(int descriptor, const char *why) {
 }
 
 TEST(what_only_looks_like_a_job_is_refused_with_a_reason) {
-    char garbage[8192];
+    _Alignas(tu_page) char garbage[8192];
     memset(garbage, 0xa5, sizeof garbage);
     check_refused(pretend(garbage, sizeof garbage, false), "not sealed");
     check_refused(pretend(garbage, sizeof garbage, true), "no magic number");
