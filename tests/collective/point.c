@@ -47,6 +47,7 @@ static void there_and_back(tutti_world *world, int *buffer, int *other) {
 TEST_WORLD(messages_of_every_length_arrive, 2) {
     int *buffer = malloc(310000 * 4), *other = malloc(310000 * 4);
     there_and_back(world, buffer, other);
+    CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));
     free(buffer);
     free(other);
 }
@@ -129,6 +130,7 @@ TEST_WORLD(everybody_sends_to_everybody_at_once, 4) {
     }
     for (int peer = 0; peer < size; peer++)
         expect(out[peer], COUNT, peer * 10 + rank);
+    CHECK_OK(tutti_barrier(group, NULL));
     free(in);
     free(out);
 }
@@ -157,6 +159,7 @@ TEST_WORLD(a_batch_of_sends_and_receives_round_a_ring_does_not_lock_up, 3) {
         expect(out, 100000, (rank + size - 1) % size);
         CHECK_EQ(sum, 6);
     }
+    CHECK_OK(tutti_barrier(group, NULL));
     free(in);
     free(out);
 }

@@ -40,6 +40,7 @@ TEST_WORLD(works_of_all_sizes_run_in_the_order_in_which_they_were_started, 3) {
         free(in[i]);
         free(out[i]);
     }
+    CHECK_OK(tutti_barrier(group, NULL));
 }
 
 TEST_WORLD(a_released_work_finishes_by_itself, 2) {
