@@ -39,7 +39,8 @@ int main(void)
     qsort(table, (size_t)count, sizeof *table, by_family_and_name);
     printf("# Operators\n\nMade from the operator table by `scripts/operators`; do not edit. %d entries.\n\n", count);
     printf("The C function of an entry is its name behind `tt_`; one with an in-place form has that behind its name with `_`, too.\n");
-    printf("Entries that end in `_backward`, and the step kernels, are what gradients are made of; they have no public function of their own.\n");
+    printf("`copy`, `fill`, `normal` and `uniform` have the in-place form only. Entries that end in `_backward` are what gradients are made of; they have no\n");
+    printf("public function. Schemas name the tensors first; `tutti/ops.h` and `tutti/functional.h` have the order of the arguments.\n");
     for (int i = 0; i < count; i++) {
         const tt_operator_info *o = &table[i];
         if (i == 0 || strcmp(o->family, table[i - 1].family) != 0)

@@ -51,7 +51,7 @@ typedef struct tu_thread {
     struct tu_thread *next, **link;
 } tu_thread;
 
-extern _Thread_local tu_thread tu_thread_self __attribute__((tls_model("initial-exec")));
+extern _Thread_local tu_thread tu_thread_self;
 
 static inline tu_thread *tu_self(void)
 {
