@@ -232,14 +232,21 @@ def wrong_part(document):
     return [f"Results checked in {checked} turns: " + ("all right, Tutti's bit for bit." if not bad else "WRONG: " + "; ".join(bad)) + missing, ""]
 
 
+def load_part(machine):
+    if "load" not in machine:
+        return []
+    crowded = machine["load"][0] > machine["cpus"]
+    return [f"- load average when it began: {', '.join(str(load) for load in machine['load'])}" +
+            (": other work ran beside it, so that large sizes tell little" if crowded else "")]
+
+
 def chapter(document, docs, stem):
     machine = document["machine"]
     caches = ", ".join(f"{level} {size}" for level, size in machine["caches"].items())
     lines = [f"## {machine['processor']}, {machine['cpus']} CPUs", "",
              f"- {machine['system']}, caches {caches}, memory {machine['memory']}",
              f"- commit {document['commit']}, {document['date']}, {document['rounds']} rounds",
-             f"- load average when it began: {', '.join(str(load) for load in machine['load'])}" +
-             (": other work ran beside it, so that large sizes tell little" if machine["load"][0] > machine["cpus"] else ""),
+             *load_part(machine),
              f"- `{document['command']}`",
              "- " + ", ".join(f"{name}: {version}" for name, version in document["versions"].items()), "", *wrong_part(document)]
     full = sorted({row["ranks"] for row in document["rows"] if row["operation"] == "all_reduce" and row["mode"] == "isolated"})

@@ -239,7 +239,7 @@ tt_metadata tt_load_metadata(const char *path)
     size_t bytes = 2 * list.pair_count * sizeof(char *) + 1;
     for (size_t i = 0; i < 2 * list.pair_count; i++)
         bytes += strlen(list.pairs[i]) + 1;
-    const char **keys = tu_scope_memory(bytes), **values = keys + list.pair_count;
+    const char **keys = tu_scope_memory(bytes), **values = keys == NULL ? NULL : keys + list.pair_count;
     if (keys != NULL) {
         char *text_at = (char *)(values + list.pair_count);
         for (size_t i = 0; i < list.pair_count; i++) {
