@@ -3,6 +3,7 @@
  * Signals, waits, tests and barriers: order, channels, limits, deadlines.
  */
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <time.h>
 #include <tutti/memory.h>
@@ -110,6 +111,31 @@ TEST_WORLD(a_test_takes_what_is_there_and_never_waits, 2) {
     }
     CHECK_STATUS(tutti_peers_test_signal(peers, 0, 0, NULL), TUTTI_ERROR_ARGUMENT);
     end_peers(peers, memory);
+}
+
+static tutti_status lose_the_sender(tutti_world *world, void *argument) {
+    (void)argument;
+    tutti_memory *memory;
+    tutti_peers *peers = make_peers(world, 4096, &memory);
+    if (tutti_world_rank(world) == 1) {
+        CHECK_OK(tutti_peers_signal(peers, 0, 0, LONG));
+        raise(SIGKILL);
+    }
+    bool arrived = false;
+    while (!arrived) /* what it sent before it died is there */
+        CHECK_OK(tutti_peers_test_signal(peers, 1, 0, &arrived));
+    tutti_status status = TUTTI_OK;
+    while (status == TUTTI_OK)
+        status = tutti_peers_test_signal(peers, 1, 0, &arrived);
+    CHECK_EQ(status, TUTTI_ERROR_DEAD);
+    CHECK(!arrived);
+    CHECK_MESSAGE("rank 1");
+    end_peers(peers, memory);
+    return TUTTI_OK;
+}
+
+TEST(a_test_for_a_signal_tells_that_its_sender_is_dead) {
+    CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_PROCESSES, 2, lose_the_sender, NULL), TUTTI_ERROR_DEAD);
 }
 
 TEST_WORLD(channels_senders_blocks_groups_and_barriers_do_not_collide, 3) {
