@@ -338,7 +338,7 @@ static void measure(int which, int rounds)
 
 int main(int count, char **arguments)
 {
-    const char *python = getenv("TUTTI_PYTHON") != NULL ? getenv("TUTTI_PYTHON") : "python3", *script = "bench/tensor.py";
+    const char *python = getenv("TEST_PYTHON") != NULL ? getenv("TEST_PYTHON") : "python3", *script = "bench/tensor.py";
     int threads = 0, rounds = 9, named = 0;
     for (int i = 1; i < count; i++) {
         if (strcmp(arguments[i], "--threads") == 0 && i + 1 < count)

@@ -3,7 +3,7 @@
 #
 # docs/operators.md is what the operator table says.
 set -u
-build=${TUTTI_BUILD:-build/release} source=${TUTTI_SOURCE:-.}
+build=${TEST_BUILD:-build/release} source=${TEST_SOURCE:-.}
 if [ ! -x "$build/examples/tensor_operators" ]; then
     echo "skipped: the examples are not built"
     exit 77

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Values and gradients of libtutti-tensor against PyTorch, called through the C ABI. Skipped (exit 77) where no Python with PyTorch is found; name one
-# with TUTTI_PYTHON.
+# with TEST_PYTHON.
 import ctypes
 import os
 import shutil
@@ -12,16 +12,16 @@ import sys
 try:
     import torch
 except ImportError:
-    for candidate in (os.environ.get("TUTTI_PYTHON"), shutil.which("python")):
+    for candidate in (os.environ.get("TEST_PYTHON"), os.environ.get("TUTTI_PYTHON"), shutil.which("python")):
         if candidate and os.path.abspath(candidate) != os.path.abspath(sys.executable) and "TUTTI_TORCH_TRIED" not in os.environ:
             environment = dict(os.environ, TUTTI_TORCH_TRIED="1")
             sys.exit(subprocess.run([candidate, __file__], env=environment).returncode)
-    print("skipped: no PyTorch here (set TUTTI_PYTHON)")
+    print("skipped: no PyTorch here (set TEST_PYTHON)")
     sys.exit(77)
 import torch.nn.functional as F
 
-build = os.environ.get("TUTTI_BUILD", "build/release")
-if os.environ.get("TUTTI_SANITIZE"):
+build = os.environ.get("TEST_BUILD", "build/release")
+if os.environ.get("TEST_SANITIZE"):
     print("skipped: a sanitized library cannot be loaded into Python")
     sys.exit(77)
 ctypes.CDLL(f"{build}/src/libtutti.so", mode=ctypes.RTLD_GLOBAL)
