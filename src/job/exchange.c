@@ -20,6 +20,7 @@
 #include "job/inner.h"
 
 #define PATIENCE 8
+#define CUT_OFF_PATIENCE (200 * TU_MILLISECOND) /* before a broken connection is believed not to be a death */
 #define CROWDED_INTERVAL TU_MILLISECOND /* between attempts while too many descriptors are on their way */
 
 /* ---- the mailbox ---- */
@@ -118,6 +119,7 @@ typedef struct progress {
     int patience;        /* how often to yield before sleeping */
     uint32_t departures; /* as last seen */
     int64_t next_look;
+    int64_t cut_off_since; /* a connection was first seen broken whose process seems to live; 0 none */
 } progress;
 
 static tutti_status begin(progress *state, tu_job *job, const tu_exchange *exchange) {
@@ -333,7 +335,10 @@ static tutti_status look_around(progress *state, int64_t now) {
             return status;
         }
         cut_off = find_cut_off(state);
-        if (cut_off >= 0) {
+        /* Its keeper's mutex may be in the hands of another survivor that has just found it abandoned: that one will tell in a moment. */
+        if (cut_off >= 0 && state->cut_off_since == 0)
+            state->cut_off_since = now;
+        if (cut_off >= 0 && now - state->cut_off_since >= CUT_OFF_PATIENCE) {
             const tu_peer *peer = &job->peers[exchange->ranks[cut_off]];
             tu_error(TUTTI_ERROR_NETWORK, "the connection to rank %d (pid %d) broke %s although the process lives; did something close "
                      "its descriptors?", peer->world_rank, peer->pid, where);
