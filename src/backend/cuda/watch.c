@@ -12,17 +12,20 @@
 #include "cuda.h"
 
 static void look(tu_cuda *cuda) {
-    /* Groups end by their own business under their own locks: take a copy of the list, look without the lock. */
+    /* Groups end by their own business under their own locks: take copies of the list, 64 at a time, and look without the lock. */
     tutti_group *groups[64];
-    int count = 0;
-    pthread_mutex_lock(&cuda->lock);
-    for (tu_cuda_fate *fate = cuda->fates; fate != NULL && count < 64; fate = fate->next)
-        if (fate->group != NULL && !fate->ended)
-            groups[count++] = fate->group;
-    pthread_mutex_unlock(&cuda->lock);
-    for (int i = 0; i < count; i++) {
-        (void)cuda->host->group_look(groups[i]);
-        (void)tu_cuda_check(cuda, groups[i]);
+    for (int skip = 0, count = 64; count == 64; skip += count) {
+        int seen = 0;
+        count = 0;
+        pthread_mutex_lock(&cuda->lock);
+        for (tu_cuda_fate *fate = cuda->fates; fate != NULL && count < 64; fate = fate->next)
+            if (fate->group != NULL && !fate->ended && seen++ >= skip)
+                groups[count++] = fate->group;
+        pthread_mutex_unlock(&cuda->lock);
+        for (int i = 0; i < count; i++) {
+            (void)cuda->host->group_look(groups[i]);
+            (void)tu_cuda_check(cuda, groups[i]);
+        }
     }
 }
 
