@@ -4,8 +4,9 @@
  *
  *     bench/death [rounds] [heap bytes per rank, "4G"] [ranks]
  *
- * Every rank touches its heap first, because tearing it down is what delays the usual signs of a death. The survivors wait in a barrier, for a
- * signal, or in a rendezvous, with deadlines of 60 s. Without a heap given it is 4 GiB, or what the machine has room for.
+ * Every rank touches its heap first, because tearing it down is what delays the usual signs of a death. The survivors
+ * wait in a barrier, for a signal, or in a rendezvous, with deadlines of 60 s. Without a heap given it is 4 GiB, or
+ * what the machine has room for.
  */
 #include <signal.h>
 #include <stdatomic.h>
@@ -23,7 +24,12 @@
 
 #define MOST_RANKS 256
 
-typedef enum place { IN_BARRIER, IN_SIGNAL, IN_RENDEZVOUS, PLACES } place;
+typedef enum place {
+    IN_BARRIER,
+    IN_SIGNAL,
+    IN_RENDEZVOUS,
+    PLACES
+} place;
 static const char *const place_names[] = { "peers_barrier", "peers_wait_signal", "rendezvous" };
 
 /* Shared by fork. */
@@ -33,9 +39,9 @@ typedef struct report {
     size_t heap;
     _Atomic int ready;
     _Atomic int victim_pid;
-    _Atomic int64_t killed;             /* when */
-    _Atomic int64_t told[MOST_RANKS];   /* when each survivor knew */
-    _Atomic int wrong;                  /* survivors with another error */
+    _Atomic int64_t killed;           /* when */
+    _Atomic int64_t told[MOST_RANKS]; /* when each survivor knew */
+    _Atomic int wrong;                /* survivors with another error */
 } report;
 
 static tutti_status wait_in(tutti_world *world, place place, tutti_memory *memory, tutti_peers *peers, int victim) {
@@ -131,15 +137,16 @@ static bool measure(place place, int rounds, int ranks, size_t heap) {
             last = told > last ? told : last;
         }
         if (atomic_load(&shared->wrong) != 0) {
-            fprintf(stderr, "%s: a survivor did not get the death's error: %s\n", place_names[place], tutti_error_message());
+            fprintf(stderr, "%s: a survivor did not get the death's error: %s\n", place_names[place],
+                    tutti_error_message());
             return false;
         }
         milliseconds[round] = (double)(last - atomic_load(&shared->killed)) / 1e6;
     }
     qsort(milliseconds, (size_t)rounds, sizeof *milliseconds, ascending);
     int percentile = (99 * rounds + 99) / 100 - 1;
-    printf("  %-20s median %7.2f ms   99th percentile %7.2f ms   (%.2f .. %.2f)\n", place_names[place], milliseconds[rounds / 2],
-           milliseconds[percentile], milliseconds[0], milliseconds[rounds - 1]);
+    printf("  %-20s median %7.2f ms   99th percentile %7.2f ms   (%.2f .. %.2f)\n", place_names[place],
+           milliseconds[rounds / 2], milliseconds[percentile], milliseconds[0], milliseconds[rounds - 1]);
     free(milliseconds);
     munmap(shared, sizeof *shared);
     return true;
@@ -161,8 +168,8 @@ int main(int argc, char **argv) {
     if (argc <= 2 && heap > room)
         heap = room;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    printf("from SIGKILL to the last survivor's error, %d ranks with %.2f GiB of touched heap each, %d rounds:\n", ranks,
-           (double)heap / (double)(1 << 30), rounds);
+    printf("from SIGKILL to the last survivor's error, %d ranks with %.2f GiB of touched heap each, %d rounds:\n",
+           ranks, (double)heap / (double)(1 << 30), rounds);
     for (int place = 0; place < PLACES; place++) {
         if (!measure((enum place)place, rounds, ranks, (size_t)heap))
             return 1;

@@ -41,8 +41,8 @@ static tutti_status measure(tutti_world *world, void *argument) {
         return status;
     if (tutti_world_rank(world) == 0) {
         double tenth = median_us(times + 5), last = median_us(times + GROUPS - WINDOW);
-        printf("%-38s 10th group %8.1f us   1000th %8.1f us   ratio %.2f\n", local ? "made by the members alone" : "made by the world", tenth,
-               last, last / tenth);
+        printf("%-38s 10th group %8.1f us   1000th %8.1f us   ratio %.2f\n",
+               local ? "made by the members alone" : "made by the world", tenth, last, last / tenth);
         const char *name = tutti_group_name(groups[GROUPS / 2]);
         int64_t start = tu_clock_now();
         for (int i = 0; i < 100000; i++)

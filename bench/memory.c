@@ -6,7 +6,8 @@
  *
  *   - allocation and rendezvous of 4 KiB and 64 MiB with 2, 8 and 32 ranks, beside reserving the same memory by hand
  *   - the 10th and the 1000th block
- *   - put + signal round trip and barrier with 2 ranks, beside the hand-over of a cache line, and Open MPI's barrier (compiled here, where present)
+ *   - put + signal round trip and barrier with 2 ranks, beside the hand-over of a cache line, and Open MPI's barrier
+ * (compiled here, where present)
  *   - ten thousand live blocks: time, memory and mappings per block; finding a pointer among them
  *
  * Every figure is the median over the rounds, with minimum and maximum; contenders alternate round by round.
@@ -29,11 +30,11 @@
 #include "memory/memory.h"
 
 #define MOST_ROUNDS 101
-#define TRY(call)                                                                                                      \
-    do {                                                                                                               \
-        tutti_status try_status = (call);                                                                              \
-        if (try_status != TUTTI_OK)                                                                                    \
-            return try_status;                                                                                         \
+#define TRY(call)                         \
+    do {                                  \
+        tutti_status try_status = (call); \
+        if (try_status != TUTTI_OK)       \
+            return try_status;            \
     } while (0)
 
 /* ---- figures ---- */
@@ -336,7 +337,8 @@ static bool compile_mpi(char folder[64]) {
 /* settings: "" or what selects the plain shared-memory transport. */
 static bool run_mpi(const char *folder, const char *settings, figure *figure) {
     char command[512], line[128];
-    snprintf(command, sizeof command, "mpirun.openmpi --allow-run-as-root --bind-to core -n 2 %s %s/barrier 2>/dev/null", settings, folder);
+    snprintf(command, sizeof command,
+             "mpirun.openmpi --allow-run-as-root --bind-to core -n 2 %s %s/barrier 2>/dev/null", settings, folder);
     FILE *pipe = popen(command, "re");
     if (pipe == NULL)
         return false;
@@ -378,7 +380,8 @@ static void bench_allocation(int rounds) {
             show("rendezvous", &shared->meet, "us");
             show("release", &shared->release, "us");
             show("reserving the same memory by hand", &shared->reserve, "us");
-            printf("  %-44s %10.2f\n", "(allocation + rendezvous) / reserving", (median(&shared->allocate) + median(&shared->meet)) / median(&shared->reserve));
+            printf("  %-44s %10.2f\n", "(allocation + rendezvous) / reserving",
+                   (median(&shared->allocate) + median(&shared->meet)) / median(&shared->reserve));
             munmap(shared, sizeof *shared);
         }
     }
@@ -397,7 +400,8 @@ static void bench_blocks(void) {
     run(2, ten_thousand, shared);
     printf("2 ranks, %d live blocks of 4 KiB:\n", LIVE);
     printf("  %-44s %10.2f us\n", "allocation + rendezvous, mean", shared->block_us);
-    printf("  %-44s %10.0f bytes (4096 of them data, 9216 the pad)\n", "shared memory per block and rank", shared->reserved_per_block);
+    printf("  %-44s %10.0f bytes (4096 of them data, 9216 the pad)\n", "shared memory per block and rank",
+           shared->reserved_per_block);
     printf("  %-44s %10.0f bytes\n", "private memory per block and rank", shared->private_per_block);
     printf("  %-44s %10d\n", "mappings of one rank", shared->mappings);
     printf("  %-44s %10.1f ns\n", "tutti_memory_find, any block", shared->find_ns);

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Stores side by side: Tutti's server and PyTorch's two (event loop and poll), each with Tutti's clients and with PyTorch's, so that servers are
- * compared with the same client and clients with the same server. 1, 8 and 64 clients, each a process, work at once; rounds alternate.
+ * Stores side by side: Tutti's server and PyTorch's two (event loop and poll), each with Tutti's clients and with
+ * PyTorch's, so that servers are compared with the same client and clients with the same server. 1, 8 and 64 clients,
+ * each a process, work at once; rounds alternate.
  *
  *     bench/store [rounds] [seconds per measurement]          TEST_PYTHON: a Python that has torch
  *
- * add is one round trip; get of a key that is there is one for Tutti's client and two for PyTorch's (wait, then get); set has no reply: 64 of
- * them, then one question. Tutti's server is also measured over a Unix socket, which PyTorch has not: with Tutti's clients only.
+ * add is one round trip; get of a key that is there is one for Tutti's client and two for PyTorch's (wait, then get);
+ * set has no reply: 64 of them, then one question. Tutti's server is also measured over a Unix socket, which PyTorch
+ * has not: with Tutti's clients only.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -23,9 +25,16 @@
 #include <tutti/store.h>
 #include <unistd.h>
 
-enum { SERVERS = 4, MOST_CLIENTS = 64, MOST_ROUNDS = 101, BATCH = 64, MOST_TIMES = 1 << 20 };
-static const char *const server_names[SERVERS] = {"Tutti", "PyTorch (event loop)", "PyTorch (poll)", "Tutti, Unix socket"};
-static const char *const operations[] = {"add", "get", "set"};
+enum {
+    SERVERS = 4,
+    MOST_CLIENTS = 64,
+    MOST_ROUNDS = 101,
+    BATCH = 64,
+    MOST_TIMES = 1 << 20
+};
+static const char *const server_names[SERVERS] = { "Tutti", "PyTorch (event loop)", "PyTorch (poll)",
+                                                   "Tutti, Unix socket" };
+static const char *const operations[] = { "add", "get", "set" };
 
 typedef struct result {
     double per_second, p50, p99; /* times in ns, per call (a batch for set) */
@@ -103,7 +112,7 @@ static result work(tutti_store *store, const command *command, int number) {
     }
     qsort(times, count, sizeof *times, by_value);
     double each = command->operation[0] == 's' ? BATCH : 1;
-    return (result){(double)count * each * 1e9 / (now - start), times[count / 2], times[count * 99 / 100]};
+    return (result){ (double)count * each * 1e9 / (now - start), times[count / 2], times[count * 99 / 100] };
 }
 
 static void client(int channel, int number, const int ports[SERVERS]) {
@@ -150,7 +159,7 @@ static void crew_start(crew *crew, int count, const int ports[SERVERS]) {
 }
 
 static result crew_run(crew *crew, const command *command) {
-    result sum = {0}, part;
+    result sum = { 0 }, part;
     double middles[MOST_CLIENTS];
     for (int i = 0; i < crew->count; i++) {
         if (write(crew->channel[i], command, sizeof *command) != sizeof *command)
@@ -190,7 +199,8 @@ static void python_start(python *python, const char *program, const char *argume
         char line[512];
         dup2(in[0], 0);
         dup2(out[1], 1);
-        snprintf(line, sizeof line, "exec '%s' '%s/bench/store_peer.py' %s 2>/dev/null", program, TUTTI_SOURCE, arguments);
+        snprintf(line, sizeof line, "exec '%s' '%s/bench/store_peer.py' %s 2>/dev/null", program, TUTTI_SOURCE,
+                 arguments);
         execl("/bin/sh", "sh", "-c", line, NULL);
         _exit(127);
     }
@@ -215,13 +225,14 @@ static result python_run(python *python, const command *command) {
     char line[256];
     fprintf(python->in, "%d %s %g\n", command->server, command->operation, command->seconds);
     fflush(python->in);
-    if (!python_read(python, line, sizeof line) || sscanf(line, "%lf %lf %lf", &result.per_second, &result.p50, &result.p99) != 3)
+    if (!python_read(python, line, sizeof line) ||
+        sscanf(line, "%lf %lf %lf", &result.per_second, &result.p50, &result.p99) != 3)
         die("PyTorch's clients ended");
     return result;
 }
 
 static const char *find_python(void) {
-    const char *candidates[] = {getenv("TEST_PYTHON"), "python3"};
+    const char *candidates[] = { getenv("TEST_PYTHON"), "python3" };
     for (int i = 0; i < 2; i++) {
         char line[512];
         if (candidates[i] == NULL)
@@ -282,9 +293,10 @@ static void print_rows(const char *operation, int clients, int rounds, bool peer
                 mine = middle;
             else if (server < SERVERS - 1)
                 best = fmax(best, middle);
-            printf("%-4s %7d  %-8s %-21s %10.0f  %9.0f..%-9.0f %9.1f %9.1f\n", operation, clients, kind == 0 ? "Tutti" : "PyTorch",
-                   server_names[server], middle, series->per_second[0], series->per_second[rounds - 1],
-                   median(series->p50, rounds) / 1e3, median(series->p99, rounds) / 1e3);
+            printf("%-4s %7d  %-8s %-21s %10.0f  %9.0f..%-9.0f %9.1f %9.1f\n", operation, clients,
+                   kind == 0 ? "Tutti" : "PyTorch", server_names[server], middle, series->per_second[0],
+                   series->per_second[rounds - 1], median(series->p50, rounds) / 1e3,
+                   median(series->p99, rounds) / 1e3);
         }
         if (peers)
             printf("%-4s %7d  %-8s server: Tutti's time is %.2f of the best of PyTorch's\n", operation, clients,
@@ -315,7 +327,7 @@ static void measure(int clients, int rounds, double seconds, const int ports[SER
                 for (int kind = 0; kind < 2; kind++) {
                     if (!possible(server, kind, peers))
                         continue;
-                    command command = {.server = server, .seconds = seconds};
+                    command command = { .server = server, .seconds = seconds };
                     strcpy(command.operation, operations[operation]);
                     result result = kind == 0 ? crew_run(&crew, &command) : python_run(&python, &command);
                     all[server][kind].per_second[round] = result.per_second;
@@ -339,7 +351,7 @@ int main(int argc, char **argv) {
         return 2;
     }
     const char *program = find_python();
-    python servers = {0};
+    python servers = { 0 };
     char line[64];
     snprintf(unix_host, sizeof unix_host, "unix:@tutti-bench-store-%d", (int)getpid());
     pid_t server = serve(&ports[0]);
@@ -357,10 +369,12 @@ int main(int argc, char **argv) {
         must(tutti_store_set(store, "value", "0123456789abcdef", 16), "set");
         tutti_store_release(store);
     }
-    printf("%d rounds of %g s each, alternating; medians; times in microseconds per call (set: per %d sets and a question)\n", rounds,
-           seconds, BATCH);
-    printf("%-4s %7s  %-8s %-21s %10s  %20s %9s %9s\n", "op", "clients", "client", "server", "op/s", "min..max", "p50", "p99");
-    static const int counts[] = {1, 8, 64};
+    printf("%d rounds of %g s each, alternating; medians; times in microseconds per call (set: per %d sets and a "
+           "question)\n",
+           rounds, seconds, BATCH);
+    printf("%-4s %7s  %-8s %-21s %10s  %20s %9s %9s\n", "op", "clients", "client", "server", "op/s", "min..max", "p50",
+           "p99");
+    static const int counts[] = { 1, 8, 64 };
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
         measure(counts[i], rounds, seconds, ports, program);
     if (program != NULL)

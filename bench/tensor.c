@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * libtutti-tensor beside PyTorch's CPU eager mode, taking turns in one run: operators, a training step of an MLP and of a small GPT, the overhead of
- * a tiny call, and the peak memory of the GPT step.
+ * libtutti-tensor beside PyTorch's CPU eager mode, taking turns in one run: operators, a training step of an MLP and of
+ * a small GPT, the overhead of a tiny call, and the peak memory of the GPT step.
  *
  *     tensor [--threads N] [--rounds N] [--python PATH] [--script bench/tensor.py] [case…]
  *
- * The peer is a Python process that runs one round of a case when it is told to. Without PyTorch only Tutti is measured. The ratio is Tutti's median over
- * PyTorch's: below 1 is faster.
+ * The peer is a Python process that runs one round of a case when it is told to. Without PyTorch only Tutti is
+ * measured. The ratio is Tutti's median over PyTorch's: below 1 is faster.
  */
 #include <cblas.h>
 #include <math.h>
@@ -22,15 +22,13 @@
 
 #define ROUNDS 64
 
-static double now(void)
-{
+static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static void check(tutti_status status)
-{
+static void check(tutti_status status) {
     if (status == TUTTI_OK)
         return;
     fprintf(stderr, "%s\n", tutti_error_message());
@@ -42,8 +40,7 @@ static void check(tutti_status status)
 static FILE *to_peer, *from_peer;
 static pid_t peer;
 
-static void start_peer(const char *python, const char *script, int threads)
-{
+static void start_peer(const char *python, const char *script, int threads) {
     int down[2], up[2];
     char count[16];
     snprintf(count, sizeof count, "%d", threads);
@@ -73,8 +70,7 @@ static void start_peer(const char *python, const char *script, int threads)
 }
 
 /* Seconds of one round, or the peak memory in MiB; 0 without a peer. */
-static double ask_peer(const char *what)
-{
+static double ask_peer(const char *what) {
     double answer = 0;
     char line[256];
     if (peer == 0)
@@ -88,8 +84,7 @@ static double ask_peer(const char *what)
 
 /* ---- cases ---- */
 
-static tt_tensor *keep(tt_tensor *x)
-{
+static tt_tensor *keep(tt_tensor *x) {
     return tt_keep(x);
 }
 
@@ -97,8 +92,7 @@ static tt_tensor *weights[128], *firsts[128], *seconds[128], *inputs[4];
 static int weight_count;
 static int64_t steps_done;
 
-static tt_tensor *parameter(tt_dims shape, double scale)
-{
+static tt_tensor *parameter(tt_dims shape, double scale) {
     tt_tensor *w = keep(tt_parameter(tt_mul_scalar(tt_randn(shape, TUTTI_F32, NULL), scale), true));
     firsts[weight_count] = keep(tt_zeros(shape, TUTTI_F32, NULL));
     seconds[weight_count] = keep(tt_zeros(shape, TUTTI_F32, NULL));
@@ -106,8 +100,7 @@ static tt_tensor *parameter(tt_dims shape, double scale)
     return w;
 }
 
-static void forget(void)
-{
+static void forget(void) {
     for (int i = 0; i < weight_count; i++) {
         tt_release(weights[i]);
         tt_release(firsts[i]);
@@ -122,8 +115,7 @@ static void forget(void)
     tt_memory_trim();
 }
 
-static void train(tt_tensor *loss)
-{
+static void train(tt_tensor *loss) {
     tt_backward(loss, NULL);
     steps_done++;
     for (int i = 0; i < weight_count; i++) {
@@ -132,64 +124,63 @@ static void train(tt_tensor *loss)
     }
 }
 
-static void matmul_setup(void)
-{
+static void matmul_setup(void) {
     inputs[0] = keep(tt_randn(tt_shape(1024, 1024), TUTTI_F32, NULL));
     inputs[1] = keep(tt_randn(tt_shape(1024, 1024), TUTTI_F32, NULL));
 }
-static void matmul_run(void) { tt_matmul(inputs[0], inputs[1]); }
+static void matmul_run(void) {
+    tt_matmul(inputs[0], inputs[1]);
+}
 
-static void wide_setup(void) { inputs[0] = keep(tt_randn(tt_shape(4096, 1024), TUTTI_F32, NULL)); }
-static void softmax_run(void) { tt_softmax(inputs[0], -1); }
+static void wide_setup(void) {
+    inputs[0] = keep(tt_randn(tt_shape(4096, 1024), TUTTI_F32, NULL));
+}
+static void softmax_run(void) {
+    tt_softmax(inputs[0], -1);
+}
 
-static void norm_setup(void)
-{
+static void norm_setup(void) {
     inputs[0] = keep(tt_randn(tt_shape(4096, 768), TUTTI_F32, NULL));
     inputs[1] = keep(tt_ones(tt_shape(768), TUTTI_F32, NULL));
     inputs[2] = keep(tt_zeros(tt_shape(768), TUTTI_F32, NULL));
 }
-static void norm_run(void) { tt_layer_norm(inputs[0], inputs[1], inputs[2], 1e-5); }
+static void norm_run(void) {
+    tt_layer_norm(inputs[0], inputs[1], inputs[2], 1e-5);
+}
 
-static void chain_run(void)
-{
+static void chain_run(void) {
     tt_tensor *x = inputs[0];
     tt_add(tt_mul(tt_gelu(tt_add_scalar(tt_mul_scalar(x, 0.5), 1)), x), tt_tanh(x));
 }
 
-static void entropy_setup(void)
-{
+static void entropy_setup(void) {
     inputs[0] = keep(tt_randn(tt_shape(1024, 8192), TUTTI_F32, NULL));
     inputs[1] = keep(tt_randint(0, 8192, tt_shape(1024), TUTTI_I64, NULL));
     inputs[2] = keep(tt_require_grad(tt_detach(inputs[0]), true));
 }
-static void entropy_run(void)
-{
+static void entropy_run(void) {
     tt_backward(tt_cross_entropy(inputs[2], inputs[1], -100), NULL);
     tt_set_grad(inputs[2], NULL);
 }
 
-static void tiny_setup(void)
-{
+static void tiny_setup(void) {
     inputs[0] = keep(tt_ones(tt_shape(8), TUTTI_F32, NULL));
     inputs[1] = keep(tt_ones(tt_shape(8), TUTTI_F32, NULL));
 }
-static void tiny_run(void)
-{
+static void tiny_run(void) {
     for (int i = 0; i < 10000; i++) {
         tt_scope scope = tt_scope_open();
         tt_add(inputs[0], inputs[1]);
         check(tt_scope_close(&scope));
     }
 }
-static void tiny_grad_setup(void)
-{
+static void tiny_grad_setup(void) {
     tiny_setup();
     tt_require_grad(inputs[0], true);
 }
 
 #define MLP_BATCH 256
-static void mlp_setup(void)
-{
+static void mlp_setup(void) {
     static const int sizes[] = { 784, 1024, 1024, 10 };
     for (int i = 0; i < 3; i++) {
         parameter(tt_shape(sizes[i + 1], sizes[i]), 0.03);
@@ -198,8 +189,7 @@ static void mlp_setup(void)
     inputs[0] = keep(tt_randn(tt_shape(MLP_BATCH, 784), TUTTI_F32, NULL));
     inputs[1] = keep(tt_randint(0, 10, tt_shape(MLP_BATCH), TUTTI_I64, NULL));
 }
-static void mlp_run(void)
-{
+static void mlp_run(void) {
     tt_tensor *h = inputs[0];
     for (int i = 0; i < 3; i++) {
         h = tt_linear(h, weights[2 * i], weights[2 * i + 1]);
@@ -209,9 +199,15 @@ static void mlp_run(void)
     train(tt_cross_entropy(h, inputs[1], -100));
 }
 
-enum { LAYERS = 6, WIDTH = 384, HEADS = 6, LENGTH = 256, BATCH = 4, VOCABULARY = 8192 };
-static void gpt_setup(void)
-{
+enum {
+    LAYERS = 6,
+    WIDTH = 384,
+    HEADS = 6,
+    LENGTH = 256,
+    BATCH = 4,
+    VOCABULARY = 8192
+};
+static void gpt_setup(void) {
     parameter(tt_shape(VOCABULARY, WIDTH), 0.02);
     parameter(tt_shape(LENGTH, WIDTH), 0.02);
     for (int layer = 0; layer < LAYERS; layer++) {
@@ -235,8 +231,7 @@ static void gpt_setup(void)
     inputs[1] = keep(tt_randint(0, VOCABULARY, tt_shape(BATCH * LENGTH), TUTTI_I64, NULL));
     inputs[2] = keep(tt_arange(0, LENGTH, 1, TUTTI_I64, NULL));
 }
-static void gpt_run(void)
-{
+static void gpt_run(void) {
     tt_tensor **w = weights;
     tt_tensor *x = tt_add(tt_embedding(w[0], inputs[0]), tt_embedding(w[1], inputs[2]));
     w += 2;
@@ -263,17 +258,20 @@ static const struct {
     double scale; /* from seconds to the unit */
     void (*setup)(void), (*run)(void);
 } cases[] = {
-    { "matmul", "ms", 1e3, matmul_setup, matmul_run },    { "softmax", "ms", 1e3, wide_setup, softmax_run },
-    { "layer_norm", "ms", 1e3, norm_setup, norm_run },    { "pointwise_chain", "ms", 1e3, wide_setup, chain_run },
-    { "cross_entropy", "ms", 1e3, entropy_setup, entropy_run }, { "tiny_add", "ns", 1e9 / 10000, tiny_setup, tiny_run },
-    { "tiny_add_grad", "ns", 1e9 / 10000, tiny_grad_setup, tiny_run }, { "mlp_step", "ms", 1e3, mlp_setup, mlp_run },
+    { "matmul", "ms", 1e3, matmul_setup, matmul_run },
+    { "softmax", "ms", 1e3, wide_setup, softmax_run },
+    { "layer_norm", "ms", 1e3, norm_setup, norm_run },
+    { "pointwise_chain", "ms", 1e3, wide_setup, chain_run },
+    { "cross_entropy", "ms", 1e3, entropy_setup, entropy_run },
+    { "tiny_add", "ns", 1e9 / 10000, tiny_setup, tiny_run },
+    { "tiny_add_grad", "ns", 1e9 / 10000, tiny_grad_setup, tiny_run },
+    { "mlp_step", "ms", 1e3, mlp_setup, mlp_run },
     { "gpt_step", "ms", 1e3, gpt_setup, gpt_run },
 };
 
 /* ---- measuring ---- */
 
-static double one_round(void (*run)(void))
-{
+static double one_round(void (*run)(void)) {
     double start = now();
     tt_scope scope = tt_scope_open();
     run();
@@ -281,14 +279,12 @@ static double one_round(void (*run)(void))
     return now() - start;
 }
 
-static int by_size(const void *a, const void *b)
-{
+static int by_size(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return x < y ? -1 : x > y;
 }
 
-static double peak_memory(bool reset)
-{
+static double peak_memory(bool reset) {
     char line[256];
     double kilobytes = 0;
     FILE *file = fopen(reset ? "/proc/self/clear_refs" : "/proc/self/status", reset ? "w" : "r");
@@ -304,8 +300,7 @@ static double peak_memory(bool reset)
     return kilobytes / 1024;
 }
 
-static void measure(int which, int rounds)
-{
+static void measure(int which, int rounds) {
     double ours[ROUNDS], theirs[ROUNDS];
     char command[64];
     tt_scope scope = tt_scope_open();
@@ -326,18 +321,18 @@ static void measure(int which, int rounds)
     qsort(ours, (size_t)rounds, sizeof ours[0], by_size);
     qsort(theirs, (size_t)rounds, sizeof theirs[0], by_size);
     double a = ours[rounds / 2], b = theirs[rounds / 2];
-    printf("%-16s %10.3f %10.3f-%-10.3f %10.3f %10.3f-%-10.3f %s  ratio %.2f\n", cases[which].name, a, ours[0], ours[rounds - 1], b, theirs[0],
-           theirs[rounds - 1], cases[which].unit, b > 0 ? a / b : 0);
+    printf("%-16s %10.3f %10.3f-%-10.3f %10.3f %10.3f-%-10.3f %s  ratio %.2f\n", cases[which].name, a, ours[0],
+           ours[rounds - 1], b, theirs[0], theirs[rounds - 1], cases[which].unit, b > 0 ? a / b : 0);
     if (strcmp(cases[which].name, "gpt_step") == 0) {
         double mine = peak_memory(false), peers = ask_peer("peak");
-        printf("%-16s %10.0f %21s %10.0f %21s MiB  ratio %.2f\n", "gpt_peak_memory", mine, "", peers, "", peers > 0 ? mine / peers : 0);
+        printf("%-16s %10.0f %21s %10.0f %21s MiB  ratio %.2f\n", "gpt_peak_memory", mine, "", peers, "",
+               peers > 0 ? mine / peers : 0);
     }
     fflush(stdout);
     forget();
 }
 
-int main(int count, char **arguments)
-{
+int main(int count, char **arguments) {
     const char *python = getenv("TEST_PYTHON") != NULL ? getenv("TEST_PYTHON") : "python3", *script = "bench/tensor.py";
     int threads = 0, rounds = 9, named = 0;
     for (int i = 1; i < count; i++) {

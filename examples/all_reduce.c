@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The mean of a gradient over all ranks: blocking on ordinary memory, then overlapped with computation, then on symmetric memory, where nothing is
- * copied that need not be.
+ * The mean of a gradient over all ranks: blocking on ordinary memory, then overlapped with computation, then on
+ * symmetric memory, where nothing is copied that need not be.
  *
  *     tutti run -n 4 ./all_reduce          or, without a launcher,          ./all_reduce 4
  */
@@ -29,7 +29,8 @@ static tutti_status on_any_memory(tutti_group *group, float *gradient) {
 static tutti_status while_computing(tutti_group *group, float *gradient, double *computed) {
     fill(gradient, tutti_group_rank(group));
     tutti_work *work;
-    tutti_status status = tutti_all_reduce(group, gradient, gradient, COUNT, TUTTI_F32, TUTTI_AVG, TUTTI_OPTIONS(tutti_call, .work = &work));
+    tutti_status status = tutti_all_reduce(group, gradient, gradient, COUNT, TUTTI_F32, TUTTI_AVG,
+                                           TUTTI_OPTIONS(tutti_call, .work = &work));
     if (status != TUTTI_OK)
         return status;
     *computed = 0;
@@ -76,7 +77,8 @@ static tutti_status run(tutti_world *world, void *argument) {
     if (status == TUTTI_OK)
         status = tutti_group_ran(group, &ran);
     if (status == TUTTI_OK && tutti_world_rank(world) == 0) {
-        printf("the mean of the first element over %d ranks is %g, %g and %g\n", tutti_world_size(world), plain, gradient[0], symmetric);
+        printf("the mean of the first element over %d ranks is %g, %g and %g\n", tutti_world_size(world), plain,
+               gradient[0], symmetric);
         printf("the last one ran by %s, with %d inputs used where they lie\n", ran.why, ran.direct_inputs);
     }
     free(gradient);

@@ -18,8 +18,8 @@ static tutti_status hello(tutti_world *world, void *unused) {
     (void)unused;
     char host[64] = "?";
     gethostname(host, sizeof host - 1);
-    printf("Hello from rank %d of %d (pid %d on %s, started by %s)\n", tutti_world_rank(world), tutti_world_size(world), (int)getpid(), host,
-           tutti_world_launcher(world));
+    printf("Hello from rank %d of %d (pid %d on %s, started by %s)\n", tutti_world_rank(world), tutti_world_size(world),
+           (int)getpid(), host, tutti_world_launcher(world));
 
     /* The even ranks make a group of their own. Everybody takes part in making it. */
     int even[64], count = 0;
@@ -30,8 +30,8 @@ static tutti_status hello(tutti_world *world, void *unused) {
     if (status != TUTTI_OK)
         return status;
     if (group != TUTTI_NON_GROUP_MEMBER)
-        printf("Rank %d is rank %d of %d in group %s, the even ones\n", tutti_world_rank(world), tutti_group_rank(group),
-               tutti_group_size(group), tutti_group_name(group));
+        printf("Rank %d is rank %d of %d in group %s, the even ones\n", tutti_world_rank(world),
+               tutti_group_rank(group), tutti_group_size(group), tutti_group_name(group));
     tutti_group_release(group);
     return TUTTI_OK;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Several ranks from one program, and what happens when one of them fails: the others learn it at once, and tutti_spawn returns the reason.
+ * Several ranks from one program, and what happens when one of them fails: the others learn it at once, and tutti_spawn
+ * returns the reason.
  *
  *     ./spawn            four threads, then four processes; all is well
  *     ./spawn 2          rank 2 fails
@@ -27,7 +28,8 @@ static tutti_status main_of_rank(tutti_world *world, void *argument) {
         fprintf(stderr, "rank %d: %s\n", tutti_world_rank(world), tutti_error_message());
         return status;
     }
-    printf("rank %d is number %d of group %s\n", tutti_world_rank(world), tutti_group_rank(pair), tutti_group_name(pair));
+    printf("rank %d is number %d of group %s\n", tutti_world_rank(world), tutti_group_rank(pair),
+           tutti_group_name(pair));
     tutti_group_release(pair);
     return TUTTI_OK;
 }

@@ -2,8 +2,9 @@
  *
  * A store: processes that know nothing but an address find each other, count, wait and hand out work.
  *
- * The parent serves on a Unix socket, which only this user can open. Its children take numbers from a counter, meet at a barrier, and share
- * out a queue. With "tcp://host:port" instead of "unix:@name" the same works between hosts, and with programs of PyTorch.
+ * The parent serves on a Unix socket, which only this user can open. Its children take numbers from a counter, meet at
+ * a barrier, and share out a queue. With "tcp://host:port" instead of "unix:@name" the same works between hosts, and
+ * with programs of PyTorch.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +12,10 @@
 #include <tutti/store.h>
 #include <unistd.h>
 
-enum { WORKERS = 4, PIECES = 10 };
+enum {
+    WORKERS = 4,
+    PIECES = 10
+};
 
 static void must(tutti_status status) {
     if (status != TUTTI_OK) {

@@ -4,8 +4,8 @@
  *
  *     TUTTI_FAULT="rank=1,op=all_reduce,at=17,do=kill" tutti run --survive -n 4 ./survive
  *
- * Every step adds up one from each rank. When a rank dies, some may have finished the step and others not: they agree on
- * the last step that all survivors have, whoever is ahead takes one back, and the rest go on in a smaller group.
+ * Every step adds up one from each rank. When a rank dies, some may have finished the step and others not: they agree
+ * on the last step that all survivors have, whoever is ahead takes one back, and the rest go on in a smaller group.
  */
 #include <stdbool.h>
 #include <stdio.h>
@@ -51,7 +51,8 @@ int main(int argc, char **argv) {
             total = before;
             done--;
         }
-        printf("rank %d: %d of %d ranks go on after step %d\n", tutti_world_rank(world), tutti_group_size(rest), tutti_group_size(group), done);
+        printf("rank %d: %d of %d ranks go on after step %d\n", tutti_world_rank(world), tutti_group_size(rest),
+               tutti_group_size(group), done);
         tutti_group_release(group);
         group = rest;
     }

@@ -12,16 +12,14 @@
 #include <tutti/autograd.h>
 #include <tutti/ops.h>
 
-static tt_tensor *watch(const tt_hook_context *context, tt_tensor *gradient)
-{
+static tt_tensor *watch(const tt_hook_context *context, tt_tensor *gradient) {
     double *largest = context->user, norm = tt_item(tt_norm(gradient));
     if (norm > *largest)
         *largest = norm;
     return NULL; /* unchanged */
 }
 
-static void step(tt_tensor *x, tt_tensor *y, tt_tensor *slope, tt_tensor *offset, int number)
-{
+static void step(tt_tensor *x, tt_tensor *y, tt_tensor *slope, tt_tensor *offset, int number) {
     tt_tensor *loss = tt_mse_loss(tt_add(tt_mul(x, slope), offset), y);
     tt_backward(loss, NULL);
     tt_sgd_step(slope, tt_grad(slope), NULL, TUTTI_OPTIONS(tt_sgd, .learning_rate = 0.1));
@@ -29,17 +27,19 @@ static void step(tt_tensor *x, tt_tensor *y, tt_tensor *slope, tt_tensor *offset
     tt_set_grad(slope, NULL);
     tt_set_grad(offset, NULL);
     if (number % 50 == 0)
-        printf("step %3d: loss %.4f, slope %.2f, offset %.2f\n", number, tt_item(loss), tt_item(slope), tt_item(offset));
+        printf("step %3d: loss %.4f, slope %.2f, offset %.2f\n", number, tt_item(loss), tt_item(slope),
+               tt_item(offset));
 }
 
-int main(void)
-{
+int main(void) {
     double largest = 0;
     tt_scope scope = tt_scope_open();
     tt_tensor *x = tt_arange(-2, 2.5, 0.5, TUTTI_F32, NULL);
     tt_tensor *y = tt_add_scalar(tt_mul_scalar(x, 3), -2);
-    tt_tensor *slope = tt_zeros(tt_shape(), TUTTI_F32, TUTTI_OPTIONS(tt_options, .requires_grad = true, .name = "slope"));
-    tt_tensor *offset = tt_zeros(tt_shape(), TUTTI_F32, TUTTI_OPTIONS(tt_options, .requires_grad = true, .name = "offset"));
+    tt_tensor *slope =
+        tt_zeros(tt_shape(), TUTTI_F32, TUTTI_OPTIONS(tt_options, .requires_grad = true, .name = "slope"));
+    tt_tensor *offset =
+        tt_zeros(tt_shape(), TUTTI_F32, TUTTI_OPTIONS(tt_options, .requires_grad = true, .name = "offset"));
     tt_hook_tensor(slope, watch, &largest, (tt_tensor_list){ 0, NULL }, NULL);
     for (int i = 0; i <= 200 && tt_error_pending() == TUTTI_OK; i++) {
         tt_scope inner = tt_scope_open(); /* what a step makes goes with it */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Files and other libraries: a small model is saved as safetensors, loaded again by name, and one of its tensors goes to NumPy as .npy.
- * DLPack lends its memory to another library without a copy.
+ * Files and other libraries: a small model is saved as safetensors, loaded again by name, and one of its tensors goes
+ * to NumPy as .npy. DLPack lends its memory to another library without a copy.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,8 +11,7 @@
 #include <tutti/io.h>
 #include <tutti/ops.h>
 
-int main(void)
-{
+int main(void) {
     char folder[] = "/tmp/tutti-files-XXXXXX", model_path[64], array_path[64];
     if (mkdtemp(folder) == NULL) {
         perror(folder);
@@ -23,7 +22,8 @@ int main(void)
 
     tt_scope scope = tt_scope_open();
     tt_seed(1, 0);
-    tt_tensor *weight = tt_randn(tt_shape(3, 4), TUTTI_F32, NULL), *bias = tt_to(tt_ones(tt_shape(3), TUTTI_F32, NULL), TUTTI_BF16);
+    tt_tensor *weight = tt_randn(tt_shape(3, 4), TUTTI_F32, NULL),
+              *bias = tt_to(tt_ones(tt_shape(3), TUTTI_F32, NULL), TUTTI_BF16);
     const char *names[] = { "layer.weight", "layer.bias" }, *keys[] = { "step" }, *values[] = { "100" };
     tt_metadata notes = { 1, keys, values };
     tt_save_safetensors_with(tt_tensors(weight, bias), names, notes, model_path);
@@ -44,7 +44,8 @@ int main(void)
     tt_dlpack_managed *lent = tt_dlpack_export(again, 0);
     tutti_status status = tt_scope_close(&scope); /* the first error of all the lines above, if there was one */
     if (status == TUTTI_OK) {
-        printf("lent: %d dimensions at %s\n", (int)lent->tensor.ndim, lent->tensor.data != NULL ? "our own memory" : "nothing");
+        printf("lent: %d dimensions at %s\n", (int)lent->tensor.ndim,
+               lent->tensor.data != NULL ? "our own memory" : "nothing");
         lent->deleter(lent); /* the memory lived until here */
     } else {
         fprintf(stderr, "%s: %s\n", tutti_status_name(status), tutti_error_message());

@@ -15,7 +15,15 @@
 
 static const char text[] = "everybody plays together: that is what tutti means, and what ranks do. ";
 
-enum { LAYERS = 2, WIDTH = 64, HEADS = 4, LENGTH = 32, BATCH = 8, VOCABULARY = 128, STEPS = 120 };
+enum {
+    LAYERS = 2,
+    WIDTH = 64,
+    HEADS = 4,
+    LENGTH = 32,
+    BATCH = 8,
+    VOCABULARY = 128,
+    STEPS = 120
+};
 
 /* Parameters, with the two averages that AdamW keeps for each. */
 typedef struct model {
@@ -23,22 +31,20 @@ typedef struct model {
     int count;
 } model;
 
-static tt_tensor *add(model *m, tt_dims shape, double scale, double shift)
-{
+static tt_tensor *add(model *m, tt_dims shape, double scale, double shift) {
     tt_tensor *values = tt_add_scalar(tt_mul_scalar(tt_randn(shape, TUTTI_F32, NULL), scale), shift);
     m->first[m->count] = tt_zeros(shape, TUTTI_F32, NULL);
     m->second[m->count] = tt_zeros(shape, TUTTI_F32, NULL);
     return m->at[m->count++] = tt_parameter(values, true);
 }
 
-static void build(model *m)
-{
+static void build(model *m) {
     add(m, tt_shape(VOCABULARY, WIDTH), 0.1, 0);
     for (int layer = 0; layer < LAYERS; layer++) {
-        add(m, tt_shape(WIDTH), 0, 1);                 /* norm before the attention */
-        add(m, tt_shape(3 * WIDTH, WIDTH), 0.1, 0);    /* queries, keys and values */
+        add(m, tt_shape(WIDTH), 0, 1);              /* norm before the attention */
+        add(m, tt_shape(3 * WIDTH, WIDTH), 0.1, 0); /* queries, keys and values */
         add(m, tt_shape(WIDTH, WIDTH), 0.1, 0);
-        add(m, tt_shape(WIDTH), 0, 1);                 /* norm before the hidden layer */
+        add(m, tt_shape(WIDTH), 0, 1); /* norm before the hidden layer */
         add(m, tt_shape(4 * WIDTH, WIDTH), 0.1, 0);
         add(m, tt_shape(WIDTH, 4 * WIDTH), 0.1, 0);
     }
@@ -47,8 +53,7 @@ static void build(model *m)
 }
 
 /* tokens (batch, length) to logits (batch * length, vocabulary) */
-static tt_tensor *forward(model *m, tt_tensor *tokens)
-{
+static tt_tensor *forward(model *m, tt_tensor *tokens) {
     int64_t batch = tt_size(tokens, 0), length = tt_size(tokens, 1);
     tt_tensor **w = m->at, *position = tt_arange(0, (double)length, 1, TUTTI_I64, NULL);
     tt_tensor *x = tt_embedding(*w++, tokens);
@@ -57,7 +62,8 @@ static tt_tensor *forward(model *m, tt_tensor *tokens)
         tt_tensor *heads[3] = { NULL, NULL, NULL };
         for (size_t i = 0; i < qkv.count; i++)
             heads[i] = tt_transpose(tt_reshape(qkv.at[i], tt_shape(batch, length, HEADS, WIDTH / HEADS)), 1, 2);
-        tt_tensor *seen = tt_attention(tt_rope(heads[0], position, 10000), tt_rope(heads[1], position, 10000), heads[2], true, 0);
+        tt_tensor *seen =
+            tt_attention(tt_rope(heads[0], position, 10000), tt_rope(heads[1], position, 10000), heads[2], true, 0);
         x = tt_add(x, tt_linear(tt_reshape(tt_transpose(seen, 1, 2), tt_shape(batch, length, WIDTH)), w[2], NULL));
         x = tt_add(x, tt_linear(tt_silu(tt_linear(tt_rms_norm(x, w[3], 1e-5), w[4], NULL)), w[5], NULL));
     }
@@ -65,8 +71,7 @@ static tt_tensor *forward(model *m, tt_tensor *tokens)
 }
 
 /* Rows of the sentence that begin anywhere; the targets are one letter further on. */
-static void draw(tt_tensor **tokens, tt_tensor **targets)
-{
+static void draw(tt_tensor **tokens, tt_tensor **targets) {
     int64_t values[2][BATCH * LENGTH], starts[BATCH], size = (int64_t)strlen(text);
     tt_read(tt_randint(0, size, tt_shape(BATCH), TUTTI_I64, NULL), starts, TUTTI_I64, BATCH);
     for (int row = 0; row < BATCH; row++)
@@ -78,8 +83,7 @@ static void draw(tt_tensor **tokens, tt_tensor **targets)
     *targets = tt_from(values[1], tt_shape(BATCH * LENGTH), TUTTI_I64, NULL);
 }
 
-static double train(model *m, int step)
-{
+static double train(model *m, int step) {
     tt_tensor *tokens, *targets;
     tt_adamw options = TT_ADAMW_INIT;
     options.learning_rate = 5e-3;
@@ -94,8 +98,7 @@ static double train(model *m, int step)
 }
 
 /* Goes on from the first letters with the likeliest next one, again and again. */
-static void recite(model *m, char *out, int length)
-{
+static void recite(model *m, char *out, int length) {
     memcpy(out, text, 8);
     for (int at = 8; at < length; at++) {
         int64_t window[LENGTH], count = at < LENGTH ? at : LENGTH;
@@ -109,8 +112,7 @@ static void recite(model *m, char *out, int length)
     }
 }
 
-int main(void)
-{
+int main(void) {
     char recited[sizeof text] = "";
     model m = { .count = 0 };
     double loss = 0;

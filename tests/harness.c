@@ -130,7 +130,8 @@ static double seconds_now(void) {
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/* Waits for the test's process; kills its whole process group at the limit. Returns its exit code, 128 + signal, or -1. */
+/* Waits for the test's process; kills its whole process group at the limit. Returns its exit code, 128 + signal, or
+ * -1. */
 static int await(pid_t child, double limit) {
     double end = seconds_now() + limit;
     useconds_t pause = 200;
@@ -231,7 +232,7 @@ void test_as_ordinary_user(void (*body)(void)) {
 static _Atomic long countdown; /* 0: disarmed */
 static _Atomic bool delivered;
 static _Atomic bool deadly; /* kill instead of failing */
-static char armed[512]; /* ",malloc,mmap," or "" for all; written while disarmed */
+static char armed[512];     /* ",malloc,mmap," or "" for all; written while disarmed */
 
 void test_fail_arm(const char *functions, long nth) {
     atomic_store(&countdown, 0);
@@ -283,24 +284,26 @@ void test_fail_each(const char *functions, tutti_status (*body)(void *), void *a
         if (status != TUTTI_OK && tutti_error_message()[0] == 0)
             FAIL("failing call number %ld gave %s without a message", nth, tutti_status_name(status));
         if (test_count_descriptors() != descriptors)
-            FAIL("failing call number %ld left %d descriptors (%s)", nth, test_count_descriptors() - descriptors, tutti_error_message());
+            FAIL("failing call number %ld left %d descriptors (%s)", nth, test_count_descriptors() - descriptors,
+                 tutti_error_message());
         if (test_count_mappings() != mappings)
-            FAIL("failing call number %ld left %d mappings (%s)", nth, test_count_mappings() - mappings, tutti_error_message());
+            FAIL("failing call number %ld left %d mappings (%s)", nth, test_count_mappings() - mappings,
+                 tutti_error_message());
         if (!failed)
             return;
     }
     FAIL("still failing after 100000 rounds");
 }
 
-#define WRAP(result, name, parameters, arguments, error, failure)                                                      \
-    result __real_##name parameters;                                                                                   \
-    result __wrap_##name parameters;                                                                                   \
-    result __wrap_##name parameters {                                                                                  \
-        if (should_fail(#name)) {                                                                                      \
-            errno = error;                                                                                             \
-            return failure;                                                                                            \
-        }                                                                                                              \
-        return __real_##name arguments;                                                                                \
+#define WRAP(result, name, parameters, arguments, error, failure) \
+    result __real_##name parameters;                              \
+    result __wrap_##name parameters;                              \
+    result __wrap_##name parameters {                             \
+        if (should_fail(#name)) {                                 \
+            errno = error;                                        \
+            return failure;                                       \
+        }                                                         \
+        return __real_##name arguments;                           \
     }
 
 WRAP(void *, malloc, (size_t bytes), (bytes), ENOMEM, NULL)
@@ -319,12 +322,15 @@ WRAP(int, socketpair, (int family, int type, int protocol, int pair[2]), (family
 WRAP(int, bind, (int fd, const struct sockaddr *address, socklen_t bytes), (fd, address, bytes), EADDRINUSE, -1)
 WRAP(int, listen, (int fd, int backlog), (fd, backlog), EADDRINUSE, -1)
 WRAP(int, connect, (int fd, const struct sockaddr *address, socklen_t bytes), (fd, address, bytes), ECONNREFUSED, -1)
-WRAP(int, accept4, (int fd, struct sockaddr *address, socklen_t *bytes, int flags), (fd, address, bytes, flags), EMFILE, -1)
+WRAP(int, accept4, (int fd, struct sockaddr *address, socklen_t *bytes, int flags), (fd, address, bytes, flags), EMFILE,
+     -1)
 WRAP(ssize_t, sendmsg, (int fd, const struct msghdr *message, int flags), (fd, message, flags), ENOBUFS, -1)
 WRAP(ssize_t, recvmsg, (int fd, struct msghdr *message, int flags), (fd, message, flags), ECONNRESET, -1)
 WRAP(int, epoll_create1, (int flags), (flags), EMFILE, -1)
-WRAP(int, epoll_ctl, (int epoll, int operation, int fd, struct epoll_event *event), (epoll, operation, fd, event), ENOMEM, -1)
+WRAP(int, epoll_ctl, (int epoll, int operation, int fd, struct epoll_event *event), (epoll, operation, fd, event),
+     ENOMEM, -1)
 WRAP(int, eventfd, (unsigned value, int flags), (value, flags), EMFILE, -1)
 WRAP(int, pipe2, (int fds[2], int flags), (fds, flags), EMFILE, -1)
-WRAP(int, pthread_create, (pthread_t * thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument),
+WRAP(int, pthread_create,
+     (pthread_t * thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument),
      (thread, attributes, start, argument), EAGAIN, EAGAIN)

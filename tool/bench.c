@@ -16,12 +16,15 @@
 static const char help_text[] =
     "Usage: tutti bench OPERATION… [OPTION…]\n"
     "\n"
-    "Measures operations over a range of sizes. It starts its own ranks; inside a job (tutti run, mpirun, torchrun, srun) it uses that job's.\n"
+    "Measures operations over a range of sizes. It starts its own ranks; inside a job (tutti run, mpirun, torchrun, "
+    "srun) it uses that job's.\n"
     "\n"
     "  tutti bench all_reduce --ranks 4 -b 8 -e 64M -f 8 -d float -o sum\n"
     "\n"
-    "Operations: all_reduce, reduce, reduce_scatter, reduce_scatter_v, all_gather, all_gather_v, broadcast, gather, scatter, all_to_all, all_to_all_v,\n"
-    "permute, send_recv, barrier; on symmetric memory put, get, signal, signal_barrier. Names like allreduce, osu_bcast and all_gather_perf are\n"
+    "Operations: all_reduce, reduce, reduce_scatter, reduce_scatter_v, all_gather, all_gather_v, broadcast, gather, "
+    "scatter, all_to_all, all_to_all_v,\n"
+    "permute, send_recv, barrier; on symmetric memory put, get, signal, signal_barrier. Names like allreduce, "
+    "osu_bcast and all_gather_perf are\n"
     "understood too.\n"
     "\n"
     "What is measured\n"
@@ -57,9 +60,12 @@ static const char help_text[] =
     "      --slower PERCENT       than this, default 10\n"
     "      --tune FILE            measure every algorithm instead and write a table for TUTTI_TUNING\n"
     "\n"
-    "Columns: size of the larger buffer in bytes, count per rank, type, reduction, microseconds (minimum, median, average, 99th percentile, maximum),\n"
-    "bandwidth of the median (algbw: size over time; busbw: what passes between ranks, as nccl-tests counts), wrong elements (- : not checked).\n"
-    "Streaming calls shorter than 2 microseconds are timed several at once. send_recv and signal are half a round trip.\n"
+    "Columns: size of the larger buffer in bytes, count per rank, type, reduction, microseconds (minimum, median, "
+    "average, 99th percentile, maximum),\n"
+    "bandwidth of the median (algbw: size over time; busbw: what passes between ranks, as nccl-tests counts), wrong "
+    "elements (- : not checked).\n"
+    "Streaming calls shorter than 2 microseconds are timed several at once. send_recv and signal are half a round "
+    "trip.\n"
     "\n"
     "Exit status: 0; 1 when something failed, was wrong or slower; 2 for wrong usage.\n";
 
@@ -68,30 +74,68 @@ const tool_command tool_bench = { "bench", "measure collectives and signals", he
 
 /* ---- options ---- */
 
-enum { OPTION_THREADS = 256, OPTION_BIND, OPTION_ALGORITHM, OPTION_SYMMETRIC, OPTION_PRIVATE, OPTION_IN_PLACE, OPTION_ISOLATED,
-       OPTION_STREAMING, OPTION_MODE, OPTION_COLD, OPTION_DIRTY, OPTION_TIME, OPTION_JSON, OPTION_CSV, OPTION_PLOT, OPTION_BASELINE,
-       OPTION_SLOWER, OPTION_TUNE, OPTION_CHECK, OPTION_FULL };
+enum {
+    OPTION_THREADS = 256,
+    OPTION_BIND,
+    OPTION_ALGORITHM,
+    OPTION_SYMMETRIC,
+    OPTION_PRIVATE,
+    OPTION_IN_PLACE,
+    OPTION_ISOLATED,
+    OPTION_STREAMING,
+    OPTION_MODE,
+    OPTION_COLD,
+    OPTION_DIRTY,
+    OPTION_TIME,
+    OPTION_JSON,
+    OPTION_CSV,
+    OPTION_PLOT,
+    OPTION_BASELINE,
+    OPTION_SLOWER,
+    OPTION_TUNE,
+    OPTION_CHECK,
+    OPTION_FULL
+};
 
 static const struct option long_options[] = {
-    { "ranks", required_argument, NULL, 'g' },         { "threads", no_argument, NULL, OPTION_THREADS },
-    { "bind", required_argument, NULL, OPTION_BIND },  { "minbytes", required_argument, NULL, 'b' },
-    { "maxbytes", required_argument, NULL, 'e' },      { "message-size", required_argument, NULL, 'm' },
-    { "stepfactor", required_argument, NULL, 'f' },    { "stepbytes", required_argument, NULL, 'i' },
-    { "datatype", required_argument, NULL, 'd' },      { "type", required_argument, NULL, 'd' },
-    { "op", required_argument, NULL, 'o' },            { "root", required_argument, NULL, 'r' },
-    { "root-rank", required_argument, NULL, 'r' },     { "algorithm", required_argument, NULL, OPTION_ALGORITHM },
-    { "symmetric", no_argument, NULL, OPTION_SYMMETRIC }, { "private", no_argument, NULL, OPTION_PRIVATE },
-    { "in-place", no_argument, NULL, OPTION_IN_PLACE },   { "isolated", no_argument, NULL, OPTION_ISOLATED },
-    { "streaming", no_argument, NULL, OPTION_STREAMING }, { "mode", required_argument, NULL, OPTION_MODE },
-    { "cold", no_argument, NULL, OPTION_COLD },           { "dirty", no_argument, NULL, OPTION_DIRTY },
-    { "iters", required_argument, NULL, 'n' },            { "iterations", required_argument, NULL, 'n' },
-    { "warmup", required_argument, NULL, 'w' },           { "warmup_iters", required_argument, NULL, 'w' },
-    { "time", required_argument, NULL, OPTION_TIME },     { "average", required_argument, NULL, 'a' },
-    { "check", no_argument, NULL, OPTION_CHECK },         { "validation", no_argument, NULL, OPTION_CHECK },
-    { "full", no_argument, NULL, OPTION_FULL },           { "json", optional_argument, NULL, OPTION_JSON },
-    { "csv", optional_argument, NULL, OPTION_CSV },       { "plot", required_argument, NULL, OPTION_PLOT },
-    { "baseline", required_argument, NULL, OPTION_BASELINE }, { "slower", required_argument, NULL, OPTION_SLOWER },
-    { "tune", required_argument, NULL, OPTION_TUNE },     { "help", no_argument, NULL, 'h' },
+    { "ranks", required_argument, NULL, 'g' },
+    { "threads", no_argument, NULL, OPTION_THREADS },
+    { "bind", required_argument, NULL, OPTION_BIND },
+    { "minbytes", required_argument, NULL, 'b' },
+    { "maxbytes", required_argument, NULL, 'e' },
+    { "message-size", required_argument, NULL, 'm' },
+    { "stepfactor", required_argument, NULL, 'f' },
+    { "stepbytes", required_argument, NULL, 'i' },
+    { "datatype", required_argument, NULL, 'd' },
+    { "type", required_argument, NULL, 'd' },
+    { "op", required_argument, NULL, 'o' },
+    { "root", required_argument, NULL, 'r' },
+    { "root-rank", required_argument, NULL, 'r' },
+    { "algorithm", required_argument, NULL, OPTION_ALGORITHM },
+    { "symmetric", no_argument, NULL, OPTION_SYMMETRIC },
+    { "private", no_argument, NULL, OPTION_PRIVATE },
+    { "in-place", no_argument, NULL, OPTION_IN_PLACE },
+    { "isolated", no_argument, NULL, OPTION_ISOLATED },
+    { "streaming", no_argument, NULL, OPTION_STREAMING },
+    { "mode", required_argument, NULL, OPTION_MODE },
+    { "cold", no_argument, NULL, OPTION_COLD },
+    { "dirty", no_argument, NULL, OPTION_DIRTY },
+    { "iters", required_argument, NULL, 'n' },
+    { "iterations", required_argument, NULL, 'n' },
+    { "warmup", required_argument, NULL, 'w' },
+    { "warmup_iters", required_argument, NULL, 'w' },
+    { "time", required_argument, NULL, OPTION_TIME },
+    { "average", required_argument, NULL, 'a' },
+    { "check", no_argument, NULL, OPTION_CHECK },
+    { "validation", no_argument, NULL, OPTION_CHECK },
+    { "full", no_argument, NULL, OPTION_FULL },
+    { "json", optional_argument, NULL, OPTION_JSON },
+    { "csv", optional_argument, NULL, OPTION_CSV },
+    { "plot", required_argument, NULL, OPTION_PLOT },
+    { "baseline", required_argument, NULL, OPTION_BASELINE },
+    { "slower", required_argument, NULL, OPTION_SLOWER },
+    { "tune", required_argument, NULL, OPTION_TUNE },
+    { "help", no_argument, NULL, 'h' },
     { NULL, 0, NULL, 0 },
 };
 
@@ -122,7 +166,8 @@ static bool take_range(const char *text, bench_options *options) {
     if (colon == NULL) /* as OSU: up to that size */
         return take_bytes(text, &options->end);
     snprintf(low, sizeof low, "%.*s", (int)(colon - text), text);
-    return (colon == text || take_bytes(low, &options->begin)) && (colon[1] == '\0' || take_bytes(colon + 1, &options->end));
+    return (colon == text || take_bytes(low, &options->begin)) &&
+           (colon[1] == '\0' || take_bytes(colon + 1, &options->end));
 }
 
 static bool take_binding(const char *text, binding_policy *policy) {
@@ -268,8 +313,15 @@ static void take_check(int argc, char **argv, bench_options *o) {
 }
 
 static int read_options(int argc, char **argv, bench_options *o) {
-    *o = (bench_options){ .begin = 8, .end = (size_t)64 << 20, .factor = 2, .warmup = -1, .seconds = 0.3, .dtype = TUTTI_F32,
-                          .op = TUTTI_SUM, .across = 1, .slower = 10 };
+    *o = (bench_options){ .begin = 8,
+                          .end = (size_t)64 << 20,
+                          .factor = 2,
+                          .warmup = -1,
+                          .seconds = 0.3,
+                          .dtype = TUTTI_F32,
+                          .op = TUTTI_SUM,
+                          .across = 1,
+                          .slower = 10 };
     int option, index = 0;
     optind = 1;
     while ((option = getopt_long(argc, argv, "g:b:e:m:f:i:d:o:r:n:w:a:z:ch", long_options, &index)) != -1) {
@@ -282,7 +334,8 @@ static int read_options(int argc, char **argv, bench_options *o) {
         if (option == 'c')
             take_check(argc, argv, o);
         else if (!take_flag(option, optarg, o) && !take_value(option, optarg, o))
-            return tool_usage(&tool_bench, "\"%s\" cannot be understood%s%s", optarg, tutti_error_message()[0] ? ": " : "", tutti_error_message());
+            return tool_usage(&tool_bench, "\"%s\" cannot be understood%s%s", optarg,
+                              tutti_error_message()[0] ? ": " : "", tutti_error_message());
     }
     int wrong = take_operations(argc, argv, o);
     if (wrong != 0)
@@ -291,7 +344,8 @@ static int read_options(int argc, char **argv, bench_options *o) {
         return tool_usage(&tool_bench, "sizes from %zu to %zu bytes: there are none", o->begin, o->end);
     for (int i = 0; i < o->operation_count; i++) {
         if (o->operations[i]->reduces && !tutti_op_applies(o->op, o->dtype))
-            return tool_usage(&tool_bench, "%s is not defined for %s", tutti_op_name(o->op), tutti_dtype_name(o->dtype));
+            return tool_usage(&tool_bench, "%s is not defined for %s", tutti_op_name(o->op),
+                              tutti_dtype_name(o->dtype));
     }
     return 0;
 }
@@ -342,7 +396,8 @@ static int report(const bench_job *job) {
     for (int i = 0; i < job->results->count; i++) {
         const bench_row *row = &job->results->rows[i];
         if (row->wrong > 0)
-            failed |= tool_fail("%s of %zu bytes: %lld wrong elements", row->operation, row->bytes, (long long)row->wrong);
+            failed |=
+                tool_fail("%s of %zu bytes: %lld wrong elements", row->operation, row->bytes, (long long)row->wrong);
     }
     return failed;
 }
@@ -354,7 +409,8 @@ static int run_inside_job(bench_job *job) {
         return tool_fail("%s", tutti_error_message());
     int asked = job->options->ranks, size = tutti_world_size(world), rank = tutti_world_rank(world);
     if (asked != 0 && asked != size) {
-        int wrong = rank == 0 ? tool_usage(&tool_bench, "--ranks %d, but this job (%s) has %d ranks", asked, tutti_world_launcher(world), size)
+        int wrong = rank == 0 ? tool_usage(&tool_bench, "--ranks %d, but this job (%s) has %d ranks", asked,
+                                           tutti_world_launcher(world), size)
                               : TOOL_USAGE;
         (void)!tutti_world_close(world);
         return wrong;
@@ -398,7 +454,8 @@ static int run_own_ranks(bench_job *job) {
     job->bindings = bound > 0 ? bindings : NULL;
     job->binding_text = text;
     fflush(stdout);
-    tutti_status status = tutti_spawn(o->threads ? TUTTI_SPAWN_THREADS : TUTTI_SPAWN_PROCESSES, ranks, bench_rank_main, job);
+    tutti_status status =
+        tutti_spawn(o->threads ? TUTTI_SPAWN_THREADS : TUTTI_SPAWN_PROCESSES, ranks, bench_rank_main, job);
     int failed = status == TUTTI_OK ? report(job) : tool_fail("%s", tutti_error_message());
     free(bindings);
     return failed;

@@ -34,12 +34,12 @@ typedef struct bench_call {
     int rank, size, root;
     const void *in;
     void *out;
-    size_t in_offset, out_offset;      /* in their blocks */
+    size_t in_offset, out_offset; /* in their blocks */
     size_t count;
     tutti_dtype dtype;
     tutti_op op;
-    const size_t *counts;    /* count, once per rank */
-    const int *to;           /* the next rank, for permute */
+    const size_t *counts; /* count, once per rank */
+    const int *to;        /* the next rank, for permute */
     const tutti_call *call;
 } bench_call;
 
@@ -53,11 +53,11 @@ typedef struct bench_operation {
     const char *name;
     const char *aliases; /* separated by blanks */
     bench_shape shape;
-    bool reduces;        /* takes a reduction */
+    bool reduces; /* takes a reduction */
     bool rooted;
-    bool one_sided;      /* needs symmetric buffers */
+    bool one_sided; /* needs symmetric buffers */
     int least_ranks;
-    int trips;           /* the time of one call is divided by this: a round trip is two messages */
+    int trips;                      /* the time of one call is divided by this: a round trip is two messages */
     double (*bus_factor)(int size); /* bus bandwidth over algorithm bandwidth; NULL: no bandwidth */
     tutti_status (*run)(const bench_call *call);
     /* What part `part` of the output of `rank` must be; false: that rank has no output. NULL: nothing to check. */
@@ -73,8 +73,8 @@ const bench_operation *bench_operation_find(const char *name);
 /* Elements of a rank's input and output. */
 size_t bench_in_elements(const bench_operation *operation, size_t count, int size);
 size_t bench_out_elements(const bench_operation *operation, size_t count, int size);
-/* The count that makes a message of about `bytes` (at least one element), and the bytes that it makes: of the larger buffer, as nccl-tests
- * counts. */
+/* The count that makes a message of about `bytes` (at least one element), and the bytes that it makes: of the larger
+ * buffer, as nccl-tests counts. */
 size_t bench_count(const bench_operation *operation, size_t bytes, tutti_dtype dtype, int size);
 size_t bench_bytes(const bench_operation *operation, size_t count, tutti_dtype dtype, int size);
 
@@ -88,14 +88,18 @@ uint64_t bench_wrong(const bench_operation *operation, const bench_call *call, u
 
 /* ---- options and results ---- */
 
-typedef enum bench_format { BENCH_TEXT, BENCH_JSON, BENCH_CSV } bench_format;
+typedef enum bench_format {
+    BENCH_TEXT,
+    BENCH_JSON,
+    BENCH_CSV
+} bench_format;
 
 #define BENCH_OPERATIONS 24
 
 typedef struct bench_options {
     const bench_operation *operations[BENCH_OPERATIONS];
     int operation_count;
-    int ranks;       /* 0: one per CPU */
+    int ranks; /* 0: one per CPU */
     bool threads;
     size_t begin, end, step;
     double factor;
@@ -106,13 +110,13 @@ typedef struct bench_options {
     tutti_op op;
     int root;
     bool in_place, private_buffers, cold, dirty, isolated, check;
-    int across;      /* ranks: 0 rank 0's time, 1 average, 2 least, 3 most */
+    int across; /* ranks: 0 rank 0's time, 1 average, 2 least, 3 most */
     tutti_algorithm algorithm;
     binding_policy binding;
-    bench_format format;     /* of standard output */
-    const char *json, *csv;  /* files besides; NULL: none */
+    bench_format format;    /* of standard output */
+    const char *json, *csv; /* files besides; NULL: none */
     const char *plot, *baseline, *tune;
-    double slower;   /* percent above the baseline that are still no slower */
+    double slower; /* percent above the baseline that are still no slower */
 } bench_options;
 
 typedef struct bench_row {
@@ -122,7 +126,7 @@ typedef struct bench_row {
     tutti_op op; /* 0: it takes none */
     int ranks;
     long iterations;
-    int batch; /* calls per measurement */
+    int batch;                      /* calls per measurement */
     double min, p50, avg, p99, max; /* microseconds */
     double algbw, busbw;            /* GB/s; 0: it moves no data */
     int64_t wrong;                  /* elements; -1: not checked */
@@ -157,8 +161,8 @@ typedef struct bench_arena bench_arena;
 tutti_status bench_arena_make(tutti_world *world, const bench_options *options, bench_arena **arena);
 void bench_arena_free(bench_arena *arena);
 /* Collective. Fills *row on rank 0. */
-tutti_status bench_measure(bench_arena *arena, const bench_options *options, const bench_operation *operation, size_t bytes,
-                           bench_row *row);
+tutti_status bench_measure(bench_arena *arena, const bench_options *options, const bench_operation *operation,
+                           size_t bytes, bench_row *row);
 
 /* Finds the best algorithm for each operation and size and writes the table to options->tune: bench_tune.c. */
 tutti_status bench_tune(tutti_world *world, const bench_options *options);

@@ -2,8 +2,9 @@
  *
  * `tutti bench`: what the buffers hold, and whether the results are right.
  *
- * Every element is a function of rank and index, so that each rank can work out alone what it must have received. A reduction is
- * compared with a serial loop over the ranks in plain C, written from tutti/dtype.h: it shares no code with the library's kernels.
+ * Every element is a function of rank and index, so that each rank can work out alone what it must have received. A
+ * reduction is compared with a serial loop over the ranks in plain C, written from tutti/dtype.h: it shares no code
+ * with the library's kernels.
  */
 #include <math.h>
 #include <string.h>
@@ -72,18 +73,18 @@ void bench_fill(void *to, size_t count, tutti_dtype dtype, int rank, unsigned sa
 
 /* ---- the serial loop ---- */
 
-#define DEFINE_STEP(type)                                                                                              \
-    static type step_##type(type a, type b, tutti_op op) {                                                             \
-        switch (op) {                                                                                                  \
-        case TUTTI_PRODUCT:                                                                                            \
-            return a * b;                                                                                              \
-        case TUTTI_MIN:                                                                                                \
-            return b < a || (a == b && signbit(b)) ? b : a;                                                            \
-        case TUTTI_MAX:                                                                                                \
-            return b > a || (a == b && signbit(a)) ? b : a;                                                            \
-        default:                                                                                                       \
-            return a + b;                                                                                              \
-        }                                                                                                              \
+#define DEFINE_STEP(type)                                   \
+    static type step_##type(type a, type b, tutti_op op) {  \
+        switch (op) {                                       \
+        case TUTTI_PRODUCT:                                 \
+            return a * b;                                   \
+        case TUTTI_MIN:                                     \
+            return b < a || (a == b && signbit(b)) ? b : a; \
+        case TUTTI_MAX:                                     \
+            return b > a || (a == b && signbit(a)) ? b : a; \
+        default:                                            \
+            return a + b;                                   \
+        }                                                   \
     }
 DEFINE_STEP(float)
 DEFINE_STEP(double)
@@ -165,7 +166,8 @@ static void finish(accumulator *sum, void *to, size_t count, tutti_dtype dtype, 
     convert(sum, wide, to, dtype, count);
 }
 
-static void reduce_block(void *to, size_t first, size_t count, tutti_dtype dtype, tutti_op op, int size, unsigned salt) {
+static void reduce_block(void *to, size_t first, size_t count, tutti_dtype dtype, tutti_op op, int size,
+                         unsigned salt) {
     accumulator sum;
     uint64_t elements[BLOCK];
     if (dtype == TUTTI_BOOL)

@@ -2,8 +2,9 @@
  *
  * `tutti bench`: one rank's part of the measurement.
  *
- * Isolated: a barrier, then one call, timed. Streaming: calls back to back; calls too short for the clock are timed several at once. The time
- * of a measurement is taken over the ranks (average unless asked otherwise), the statistics over the measurements.
+ * Isolated: a barrier, then one call, timed. Streaming: calls back to back; calls too short for the clock are timed
+ * several at once. The time of a measurement is taken over the ranks (average unless asked otherwise), the statistics
+ * over the measurements.
  */
 #include <errno.h>
 #include <math.h>
@@ -160,7 +161,9 @@ static void plan_row(bench_arena *arena, const bench_options *options, const ben
     plan->extra.algorithm = options->algorithm;
     plan->extra.factor = &plan->factor;
     double half = 0.5;
-    tutti_dtype real = options->dtype == TUTTI_C64 ? TUTTI_F32 : options->dtype == TUTTI_C128 ? TUTTI_F64 : options->dtype;
+    tutti_dtype real = options->dtype == TUTTI_C64    ? TUTTI_F32
+                       : options->dtype == TUTTI_C128 ? TUTTI_F64
+                                                      : options->dtype;
     (void)!tutti_convert(&half, TUTTI_F64, &plan->factor, real, 1);
     for (int rank = 0; rank < arena->size; rank++) {
         arena->counts[rank] = count;
@@ -228,7 +231,8 @@ static tutti_status measure_once(bench_arena *arena, row_plan *plan, int batch, 
 static tutti_status check_row(bench_arena *arena, row_plan *plan, int64_t *wrong) {
     const unsigned salt = 0x5eed;
     aim(arena, plan, 0);
-    size_t bytes = bench_out_elements(plan->operation, plan->call.count, arena->size) * tutti_dtype_size(plan->call.dtype);
+    size_t bytes =
+        bench_out_elements(plan->operation, plan->call.count, arena->size) * tutti_dtype_size(plan->call.dtype);
     memset(plan->call.out, 0xa5, bytes);
     fill_input(arena, plan, salt);
     tutti_status status = tutti_barrier(arena->group, NULL); /* a put must not come before the memset */
@@ -239,7 +243,8 @@ static tutti_status check_row(bench_arena *arena, row_plan *plan, int64_t *wrong
     if (status != TUTTI_OK)
         return status;
     uint64_t mine = bench_wrong(plan->operation, &plan->call, salt), all = 0;
-    status = tutti_all_reduce(arena->group, &mine, &all, 1, TUTTI_U64, TUTTI_SUM, NULL); /* nobody goes on while another still looks */
+    status = tutti_all_reduce(arena->group, &mine, &all, 1, TUTTI_U64, TUTTI_SUM,
+                              NULL); /* nobody goes on while another still looks */
     *wrong = (int64_t)all;
     return status;
 }
@@ -310,8 +315,8 @@ static void describe(const bench_arena *arena, const row_plan *plan, bench_row *
         snprintf(row->algorithm, sizeof row->algorithm, "%s", tutti_algorithm_name(ran.algorithm));
 }
 
-tutti_status bench_measure(bench_arena *arena, const bench_options *options, const bench_operation *operation, size_t bytes,
-                           bench_row *row) {
+tutti_status bench_measure(bench_arena *arena, const bench_options *options, const bench_operation *operation,
+                           size_t bytes, bench_row *row) {
     row_plan plan;
     long iterations;
     int batch;
@@ -333,7 +338,8 @@ tutti_status bench_measure(bench_arena *arena, const bench_options *options, con
     double *times = arena->times;
     if (options->across != 0) {
         times = arena->combined;
-        status = tutti_reduce(arena->group, arena->times, times, (size_t)iterations, TUTTI_F64, across[options->across], 0, NULL);
+        status = tutti_reduce(arena->group, arena->times, times, (size_t)iterations, TUTTI_F64, across[options->across],
+                              0, NULL);
     }
     if (status == TUTTI_OK && options->check && operation->expect != NULL)
         status = check_row(arena, &plan, &row->wrong);
@@ -405,8 +411,8 @@ static tutti_status run_operation(bench_arena *arena, const bench_job *job, cons
 static tutti_status check_ranks(const bench_options *options, int size) {
     for (int i = 0; i < options->operation_count; i++) {
         if (size < options->operations[i]->least_ranks)
-            return tu_error(TUTTI_ERROR_ARGUMENT, "%s needs at least %d ranks; this job has %d", options->operations[i]->name,
-                            options->operations[i]->least_ranks, size);
+            return tu_error(TUTTI_ERROR_ARGUMENT, "%s needs at least %d ranks; this job has %d",
+                            options->operations[i]->name, options->operations[i]->least_ranks, size);
     }
     if (options->root >= size)
         return tu_error(TUTTI_ERROR_RANGE, "root %d must be in [0, %d)", options->root, size);

@@ -99,7 +99,8 @@ static tutti_status run_signal(const bench_call *c) {
                                 : tutti_peers_wait_signal(c->out_peers, other, 0, c->call);
     if (status != TUTTI_OK)
         return status;
-    return first ? tutti_peers_wait_signal(c->out_peers, other, 0, c->call) : tutti_peers_signal(c->out_peers, other, 0, c->call);
+    return first ? tutti_peers_wait_signal(c->out_peers, other, 0, c->call)
+                 : tutti_peers_signal(c->out_peers, other, 0, c->call);
 }
 
 static tutti_status run_signal_barrier(const bench_call *c) {
@@ -192,8 +193,10 @@ static double twice_all_but_own(int size) {
 const bench_operation bench_operations[] = {
     { "all_reduce", "", BENCH_WHOLE, true, false, false, 1, 1, twice_all_but_own, run_all_reduce, expect_reduced },
     { "reduce", "", BENCH_WHOLE, true, true, false, 1, 1, once, run_reduce, expect_reduced_at_root },
-    { "reduce_scatter", "reduce_scatter_block", BENCH_SCATTER, true, false, false, 1, 1, all_but_own, run_reduce_scatter, expect_own_part_reduced },
-    { "reduce_scatter_v", "", BENCH_SCATTER, true, false, false, 1, 1, all_but_own, run_reduce_scatter_v, expect_own_part_reduced },
+    { "reduce_scatter", "reduce_scatter_block", BENCH_SCATTER, true, false, false, 1, 1, all_but_own,
+      run_reduce_scatter, expect_own_part_reduced },
+    { "reduce_scatter_v", "", BENCH_SCATTER, true, false, false, 1, 1, all_but_own, run_reduce_scatter_v,
+      expect_own_part_reduced },
     { "all_gather", "", BENCH_GATHER, false, false, false, 1, 1, all_but_own, run_all_gather, expect_gathered },
     { "all_gather_v", "", BENCH_GATHER, false, false, false, 1, 1, all_but_own, run_all_gather_v, expect_gathered },
     { "broadcast", "bcast", BENCH_WHOLE, false, true, false, 1, 1, once, run_broadcast, expect_roots },

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * `tutti bench`: results as text, JSON and CSV, the machine that they belong to, and the comparison with an earlier run.
+ * `tutti bench`: results as text, JSON and CSV, the machine that they belong to, and the comparison with an earlier
+ * run.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -91,12 +92,19 @@ void bench_report_head(FILE *file, const bench_job *job, int ranks, const char *
     machine m;
     look_at(&m);
     fprintf(file, "# tutti bench %s, kernels %s\n", tutti_version(), tu_kernels_name());
-    fprintf(file, "# machine: %s, %ld CPUs, %d NUMA node%s, %s, SMT %s, governor %s, %s\n", m.processor, m.processors, m.nodes,
-            m.nodes == 1 ? "" : "s", m.caches, m.smt[0] == '1' ? "on" : m.smt[0] == '0' ? "off" : "unknown", m.governor, m.system);
+    fprintf(file, "# machine: %s, %ld CPUs, %d NUMA node%s, %s, SMT %s, governor %s, %s\n", m.processor, m.processors,
+            m.nodes, m.nodes == 1 ? "" : "s", m.caches,
+            m.smt[0] == '1'   ? "on"
+            : m.smt[0] == '0' ? "off"
+                              : "unknown",
+            m.governor, m.system);
     fprintf(file, "# ranks: %d, started by %s; binding: %s\n", ranks, launcher, job->binding_text);
-    fprintf(file, "# buffers: %s%s%s%s; calls: %s; times in microseconds, bandwidth in GB/s of the median; size is the larger buffer's\n",
-            options->private_buffers ? "private" : "symmetric", options->in_place ? ", in place" : "", options->cold ? ", cold" : "",
-            options->dirty ? ", rewritten before each call" : "", options->isolated ? "isolated (a barrier before each)" : "streaming (back to back)");
+    fprintf(file,
+            "# buffers: %s%s%s%s; calls: %s; times in microseconds, bandwidth in GB/s of the median; size is the "
+            "larger buffer's\n",
+            options->private_buffers ? "private" : "symmetric", options->in_place ? ", in place" : "",
+            options->cold ? ", cold" : "", options->dirty ? ", rewritten before each call" : "",
+            options->isolated ? "isolated (a barrier before each)" : "streaming (back to back)");
 }
 
 /* Enough digits to compare: 0.123, 12.34, 1234.5. */
@@ -108,8 +116,8 @@ static const char *microseconds(double value, char *text, size_t room) {
 void bench_report_row(FILE *file, const bench_row *row, bool first_of_operation) {
     char t[5][24], wrong[24] = "-", algbw[16] = "-", busbw[16] = "-";
     if (first_of_operation)
-        fprintf(file, "#\n# %s\n#%11s %11s %7s %10s %10s %10s %10s %10s %10s %8s %8s %6s\n", row->operation, "size", "count", "type", "op", "min",
-                "p50", "avg", "p99", "max", "algbw", "busbw", "wrong");
+        fprintf(file, "#\n# %s\n#%11s %11s %7s %10s %10s %10s %10s %10s %10s %8s %8s %6s\n", row->operation, "size",
+                "count", "type", "op", "min", "p50", "avg", "p99", "max", "algbw", "busbw", "wrong");
     if (row->wrong >= 0)
         snprintf(wrong, sizeof wrong, "%lld", (long long)row->wrong);
     if (row->algbw > 0) {
@@ -137,11 +145,13 @@ static void member(FILE *file, const char *name, const char *value, bool last) {
 }
 
 static void row_json(FILE *file, const bench_row *row) {
-    fprintf(file, "    {\"operation\": \"%s\", \"size\": %zu, \"count\": %zu, \"type\": \"%s\", \"op\": ", row->operation, row->bytes, row->count,
-            tutti_dtype_name(row->dtype));
+    fprintf(file,
+            "    {\"operation\": \"%s\", \"size\": %zu, \"count\": %zu, \"type\": \"%s\", \"op\": ", row->operation,
+            row->bytes, row->count, tutti_dtype_name(row->dtype));
     fprintf(file, row->op ? "\"%s\"" : "null", tutti_op_name(row->op));
-    fprintf(file, ", \"ranks\": %d, \"min_us\": %.4f, \"p50_us\": %.4f, \"avg_us\": %.4f, \"p99_us\": %.4f, \"max_us\": %.4f", row->ranks, row->min,
-            row->p50, row->avg, row->p99, row->max);
+    fprintf(file,
+            ", \"ranks\": %d, \"min_us\": %.4f, \"p50_us\": %.4f, \"avg_us\": %.4f, \"p99_us\": %.4f, \"max_us\": %.4f",
+            row->ranks, row->min, row->p50, row->avg, row->p99, row->max);
     fprintf(file, ", \"algbw_gbs\": %.4f, \"busbw_gbs\": %.4f, \"wrong\": ", row->algbw, row->busbw);
     if (row->wrong >= 0)
         fprintf(file, "%lld", (long long)row->wrong);
@@ -150,8 +160,8 @@ static void row_json(FILE *file, const bench_row *row) {
     fprintf(file, ", \"iterations\": %ld, \"calls_per_measurement\": %d, \"algorithm\": ", row->iterations, row->batch);
     fprintf(file, row->algorithm[0] ? "\"%s\"" : "null", row->algorithm);
     fprintf(file, ", \"buffers\": \"%s\", \"mode\": \"%s\", \"in_place\": %s, \"cold\": %s, \"dirty\": %s}",
-            row->private_buffers ? "private" : "symmetric", row->isolated ? "isolated" : "streaming", yes(row->in_place), yes(row->cold),
-            yes(row->dirty));
+            row->private_buffers ? "private" : "symmetric", row->isolated ? "isolated" : "streaming",
+            yes(row->in_place), yes(row->cold), yes(row->dirty));
 }
 
 void bench_report_json(FILE *file, const bench_job *job) {
@@ -185,17 +195,19 @@ void bench_report_json(FILE *file, const bench_job *job) {
 }
 
 void bench_report_csv(FILE *file, const bench_results *results) {
-    fprintf(file, "operation,size,count,type,op,ranks,min_us,p50_us,avg_us,p99_us,max_us,algbw_gbs,busbw_gbs,wrong,iterations,algorithm,buffers,mode,"
+    fprintf(file, "operation,size,count,type,op,ranks,min_us,p50_us,avg_us,p99_us,max_us,algbw_gbs,busbw_gbs,wrong,"
+                  "iterations,algorithm,buffers,mode,"
                   "in_place,cold,dirty\n");
     for (int i = 0; i < results->count; i++) {
         const bench_row *row = &results->rows[i];
         fprintf(file, "%s,%zu,%zu,%s,%s,%d,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,", row->operation, row->bytes, row->count,
-                tutti_dtype_name(row->dtype), row->op ? tutti_op_name(row->op) : "", row->ranks, row->min, row->p50, row->avg, row->p99,
-                row->max, row->algbw, row->busbw);
+                tutti_dtype_name(row->dtype), row->op ? tutti_op_name(row->op) : "", row->ranks, row->min, row->p50,
+                row->avg, row->p99, row->max, row->algbw, row->busbw);
         if (row->wrong >= 0)
             fprintf(file, "%lld", (long long)row->wrong);
-        fprintf(file, ",%ld,%s,%s,%s,%s,%s,%s\n", row->iterations, row->algorithm, row->private_buffers ? "private" : "symmetric",
-                row->isolated ? "isolated" : "streaming", yes(row->in_place), yes(row->cold), yes(row->dirty));
+        fprintf(file, ",%ld,%s,%s,%s,%s,%s,%s\n", row->iterations, row->algorithm,
+                row->private_buffers ? "private" : "symmetric", row->isolated ? "isolated" : "streaming",
+                yes(row->in_place), yes(row->cold), yes(row->dirty));
     }
 }
 
@@ -217,9 +229,11 @@ static char *read_whole(const char *path, size_t *bytes) {
 }
 
 static bool same_row(const json *old, const bench_row *row) {
-    return strcmp(json_text(old, "operation"), row->operation) == 0 && json_number(old, "size", -1) == (int64_t)row->bytes &&
+    return strcmp(json_text(old, "operation"), row->operation) == 0 &&
+           json_number(old, "size", -1) == (int64_t)row->bytes &&
            strcmp(json_text(old, "type"), tutti_dtype_name(row->dtype)) == 0 &&
-           strcmp(json_text(old, "op"), row->op ? tutti_op_name(row->op) : "") == 0 && json_number(old, "ranks", -1) == row->ranks &&
+           strcmp(json_text(old, "op"), row->op ? tutti_op_name(row->op) : "") == 0 &&
+           json_number(old, "ranks", -1) == row->ranks &&
            strcmp(json_text(old, "buffers"), row->private_buffers ? "private" : "symmetric") == 0 &&
            strcmp(json_text(old, "mode"), row->isolated ? "isolated" : "streaming") == 0 &&
            json_number(old, "in_place", -1) == row->in_place && json_number(old, "cold", -1) == row->cold &&
@@ -241,14 +255,17 @@ static int compare(const json *document, const bench_job *job) {
         if (row->p50 <= before * (1 + job->options->slower / 100))
             continue;
         slower++;
-        fprintf(stderr, "slower: %s of %zu bytes takes %.3f us, %.0f %% more than the %.3f us of the baseline\n", row->operation, row->bytes,
-                row->p50, (row->p50 / before - 1) * 100, before);
+        fprintf(stderr, "slower: %s of %zu bytes takes %.3f us, %.0f %% more than the %.3f us of the baseline\n",
+                row->operation, row->bytes, row->p50, (row->p50 / before - 1) * 100, before);
     }
     if (compared == 0) {
-        tool_fail("%s has no row like those measured now: same operation, size, type, reduction, ranks, buffers and mode", job->options->baseline);
+        tool_fail(
+            "%s has no row like those measured now: same operation, size, type, reduction, ranks, buffers and mode",
+            job->options->baseline);
         return 1;
     }
-    fprintf(stderr, "%d of %d rows that the baseline has are more than %.0f %% slower\n", slower, compared, job->options->slower);
+    fprintf(stderr, "%d of %d rows that the baseline has are more than %.0f %% slower\n", slower, compared,
+            job->options->slower);
     return slower > 0;
 }
 

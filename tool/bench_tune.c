@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * `tutti bench --tune FILE`: measures every algorithm of every collective over the sizes, on symmetric and on private buffers, and writes the table
- * that TUTTI_TUNING reads. An algorithm takes over from a size on when it is at least a twentieth faster there than the one before it.
+ * `tutti bench --tune FILE`: measures every algorithm of every collective over the sizes, on symmetric and on private
+ * buffers, and writes the table that TUTTI_TUNING reads. An algorithm takes over from a size on when it is at least a
+ * twentieth faster there than the one before it.
  */
 #include <errno.h>
 #include <math.h>
@@ -24,8 +25,9 @@ static size_t deciding_bytes(const bench_operation *operation, const bench_row *
 }
 
 /* The geometric mean of the medians on both kinds of buffers; 0 where this algorithm does not run at this size. */
-static tutti_status time_of(bench_arena *const arenas[2], const bench_options *options, const bench_operation *operation,
-                            size_t bytes, tutti_algorithm algorithm, double *time, bench_row *row) {
+static tutti_status time_of(bench_arena *const arenas[2], const bench_options *options,
+                            const bench_operation *operation, size_t bytes, tutti_algorithm algorithm, double *time,
+                            bench_row *row) {
     bench_options one = *options;
     double product = 1;
     one.algorithm = algorithm;
@@ -33,7 +35,8 @@ static tutti_status time_of(bench_arena *const arenas[2], const bench_options *o
     for (int kind = 0; kind < 2; kind++) {
         one.private_buffers = kind == 1;
         tutti_status status = bench_measure(arenas[kind], &one, operation, bytes, row);
-        if (status == TUTTI_ERROR_UNSUPPORTED || status == TUTTI_ERROR_ARGUMENT) /* the operation does not have it: alike on all ranks */
+        if (status == TUTTI_ERROR_UNSUPPORTED ||
+            status == TUTTI_ERROR_ARGUMENT) /* the operation does not have it: alike on all ranks */
             return TUTTI_OK;
         if (status != TUTTI_OK)
             return status;
@@ -45,8 +48,8 @@ static tutti_status time_of(bench_arena *const arenas[2], const bench_options *o
     return TUTTI_OK;
 }
 
-static tutti_status tune_operation(bench_arena *const arenas[2], const bench_options *options, const bench_operation *operation,
-                                   int rank, int size, FILE *file) {
+static tutti_status tune_operation(bench_arena *const arenas[2], const bench_options *options,
+                                   const bench_operation *operation, int rank, int size, FILE *file) {
     tutti_algorithm current = TUTTI_ALGORITHM_AUTO;
     for (size_t bytes = options->begin; bytes <= options->end; bytes = (size_t)((double)bytes * options->factor)) {
         tutti_algorithm best = TUTTI_ALGORITHM_AUTO;
@@ -93,7 +96,9 @@ tutti_status bench_tune(tutti_world *world, const bench_options *options) {
     for (int kind = 0; kind < 2 && status == TUTTI_OK; kind++)
         status = bench_arena_make(world, &kinds[kind], &arenas[kind]);
     if (rank == 0)
-        fprintf(file, "# Made by tutti bench --tune with %d ranks, tutti %s. Use: TUTTI_TUNING=%s\n# operation, ranks, from bytes on, algorithm\n",
+        fprintf(file,
+                "# Made by tutti bench --tune with %d ranks, tutti %s. Use: TUTTI_TUNING=%s\n# operation, ranks, from "
+                "bytes on, algorithm\n",
                 size, tutti_version(), options->tune);
     for (size_t i = 0; i < sizeof tuned / sizeof tuned[0] && status == TUTTI_OK; i++)
         status = tune_operation(arenas, options, bench_operation_find(tuned[i]), rank, size, file);

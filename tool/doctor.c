@@ -49,7 +49,12 @@ static int doctor_main(int argc, char **argv);
 const tool_command tool_doctor = { "doctor", "check this machine and print the fix for each finding", help_text,
                                    doctor_main };
 
-typedef enum level { GOOD, NOTE, WARNING, FAILURE } level;
+typedef enum level {
+    GOOD,
+    NOTE,
+    WARNING,
+    FAILURE
+} level;
 static const char *const level_names[] = { "good", "note", "warning", "failure" };
 
 typedef struct report {

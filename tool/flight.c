@@ -129,7 +129,8 @@ int flight_add_live(flight_list *list, const char *prefix) {
     }
     for (size_t i = 0; i < jobs.count && !failed; i++) {
         const tu_page *page = jobs.jobs[i].page;
-        if (strncmp(page->id, prefix, strlen(prefix)) != 0 || page->world_size < page->size || page->world_size > MOST_RANKS)
+        if (strncmp(page->id, prefix, strlen(prefix)) != 0 || page->world_size < page->size ||
+            page->world_size > MOST_RANKS)
             continue;
         for (int rank = 0; rank < page->size && !failed; rank++) {
             flight *f = add_flight(list, page->id);

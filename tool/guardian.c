@@ -36,8 +36,8 @@
 #define DECIDE_NS (1 * TU_SECOND)
 #define LOOK_AGAIN_NS (5 * TU_MILLISECOND)
 #define PUBLISH_LATER_NS (5 * TU_MILLISECOND)
-/* How often new worlds are looked for, when recorders may have to be written: soon at first, then less and less often.
- */
+/* How often new worlds are looked for, when recorders may have to be written: soon at first, then less and less
+ * often. */
 #define FIND_FIRST_NS (5 * TU_MILLISECOND)
 #define FIND_LAST_NS (200 * TU_MILLISECOND)
 #define TWICE_NS (1 * TU_SECOND) /* the same signal twice within this kills */

@@ -303,7 +303,8 @@ static void show_links(const tu_backend *backend, const char *name, int devices)
     for (int a = 0; a < devices; a++) {
         int used = 0;
         for (int b = 0; b < devices; b++)
-            used += snprintf(text + used, sizeof text - (size_t)used, "%s%d", b > 0 ? " " : "", matrix[a * devices + b]);
+            used +=
+                snprintf(text + used, sizeof text - (size_t)used, "%s%d", b > 0 ? " " : "", matrix[a * devices + b]);
         snprintf(label, sizeof label, "%s links of device %d", name, a);
         row(label, text, false);
     }

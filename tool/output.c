@@ -20,7 +20,7 @@
 
 #define LINE_LIMIT ((size_t)1 << 20)
 #define READ_BYTES ((size_t)1 << 16)
-#define HELD_UP_MS 200 /* between two looks around while nobody takes our output */
+#define HELD_UP_MS 200                   /* between two looks around while nobody takes our output */
 #define PROMPT_NS (100 * TU_MILLISECOND) /* how long a beginning waits for its end before it is shown */
 
 typedef struct bytes {
@@ -41,9 +41,9 @@ struct output {
     bool tagged;
     bool coloured[2];
     bool terminal[2];
-    int open_line;    /* stream whose unfinished line the terminal's cursor is in; -1 none */
-    bool broken[2];   /* nobody reads our standard output (error) any more */
-    bytes text;       /* gathered for one write */
+    int open_line;  /* stream whose unfinished line the terminal's cursor is in; -1 none */
+    bool broken[2]; /* nobody reads our standard output (error) any more */
+    bytes text;     /* gathered for one write */
     int signals;
     bool (*held_up)(void *argument);
     void *argument;

@@ -317,7 +317,7 @@ typedef struct launcher {
     long memory_kills; /* on this host before the job began */
     bool told_first, told_stopping;
     bool ending; /* the user has sent a signal that ends */
-    bool *told; /* [rank], with --survive */
+    bool *told;  /* [rank], with --survive */
 } launcher;
 
 static const int forwarded[] = { SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT };
@@ -554,8 +554,8 @@ static void take_signals(launcher *l) {
     }
 }
 
-/* Nobody takes our output. Signals get through all the same, and when one of them has ended the job, what is left of the
- * output is given up, as it would be without us. */
+/* Nobody takes our output. Signals get through all the same, and when one of them has ended the job, what is left of
+ * the output is given up, as it would be without us. */
 static bool held_up(void *argument) {
     launcher *l = argument;
     siginfo_t gone = { 0 };

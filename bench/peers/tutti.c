@@ -91,7 +91,9 @@ static void peer_fill(void *to, size_t first, size_t count, int of) {
 
 /* Ranks 0 and 1 hand one line to and fro, a thousand times each way. */
 static void hand_over(void) {
-    enum { TRIPS = 1000 };
+    enum {
+        TRIPS = 1000
+    };
     static tutti_memory *block;
     static tutti_peers *peers;
     static uint64_t turns;

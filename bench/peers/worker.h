@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One rank of a contender: the same loop, buffers and clock for Tutti and for MPI. A contender defines the peer_ functions and
- * includes this.
+ * One rank of a contender: the same loop, buffers and clock for Tutti and for MPI. A contender defines the peer_
+ * functions and includes this.
  *
- * All contenders of a comparison live at the same time and take turns. A rank whose turn it is not sleeps in read() on its own pipe, so that
- * it disturbs nobody: waiting inside an MPI call would spin. A command is one line,
+ * All contenders of a comparison live at the same time and take turns. A rank whose turn it is not sleeps in read() on
+ * its own pipe, so that it disturbs nobody: waiting inside an MPI call would spin. A command is one line,
  *
  *     all_reduce f32 1048576 isolated dirty symmetric 20 1 check
  *
- * (operation, type, bytes of the larger buffer, isolated or streaming, clean or dirty, symmetric or private, measurements, calls per
- * measurement, check or trust). The answer is one line: median, minimum and mean in nanoseconds, wrong elements or -1. "quit" ends.
+ * (operation, type, bytes of the larger buffer, isolated or streaming, clean or dirty, symmetric or private,
+ * measurements, calls per measurement, check or trust). The answer is one line: median, minimum and mean in
+ * nanoseconds, wrong elements or -1. "quit" ends.
  */
 #ifndef WORKER_H
 #define WORKER_H
@@ -24,10 +25,22 @@
 #include <string.h>
 #include <time.h>
 
-typedef enum peer_operation { BARRIER, ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, ALL_TO_ALL, COPY, COPY_STREAM, HANDOVER, OPERATIONS } peer_operation;
+typedef enum peer_operation {
+    BARRIER,
+    ALL_REDUCE,
+    ALL_GATHER,
+    REDUCE_SCATTER,
+    BROADCAST,
+    ALL_TO_ALL,
+    COPY,
+    COPY_STREAM,
+    HANDOVER,
+    OPERATIONS
+} peer_operation;
 
-static const char *const operation_names[OPERATIONS] = { "barrier",    "all_reduce", "all_gather",  "reduce_scatter", "broadcast",
-                                                         "all_to_all", "copy",       "copy_stream", "handover" };
+static const char *const operation_names[OPERATIONS] = { "barrier",        "all_reduce",  "all_gather",
+                                                         "reduce_scatter", "broadcast",   "all_to_all",
+                                                         "copy",           "copy_stream", "handover" };
 
 /* What a contender provides. Errors end the process with a message. */
 static void peer_open(int *argc, char ***argv, int *rank, int *size);
@@ -134,7 +147,8 @@ static long wrong(const turn *t) {
         const float *found = (const float *)t->out + (size_t)k * t->count;
         for (size_t i = 0; i < t->count; i++) {
             float wanted = expected(t, k, i);
-            count += tolerance > 0 ? !(fabsf(found[i] - wanted) <= tolerance) : memcmp(&found[i], &wanted, sizeof wanted) != 0;
+            count += tolerance > 0 ? !(fabsf(found[i] - wanted) <= tolerance)
+                                   : memcmp(&found[i], &wanted, sizeof wanted) != 0;
         }
     }
     return count;
@@ -178,8 +192,8 @@ static void take_turn(turn *t, FILE *answers) {
 static bool read_turn(const char *line, turn *t) {
     char operation[32], dtype[16], mode[16], state[16], buffers[16], check[16];
     *t = (turn){ .operation = OPERATIONS };
-    if (sscanf(line, "%31s %15s %zu %15s %15s %15s %d %d %15s", operation, dtype, &t->bytes, mode, state, buffers, &t->measurements, &t->batch,
-               check) != 9)
+    if (sscanf(line, "%31s %15s %zu %15s %15s %15s %d %d %15s", operation, dtype, &t->bytes, mode, state, buffers,
+               &t->measurements, &t->batch, check) != 9)
         return false;
     for (int i = 0; i < OPERATIONS; i++) {
         if (strcmp(operation, operation_names[i]) == 0)

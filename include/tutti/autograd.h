@@ -6,12 +6,12 @@
  *     tt_tensor *loss = tt_sum(tt_square(tt_matmul(w, x)));
  *     tt_backward(loss, NULL);                     (tt_grad(w) is there now)
  *
- * An operator records a node when gradient mode is on and one of its inputs requires grad. A backward runs the nodes on the calling
- * thread, always the one created last among those that are ready, and adds into a leaf as soon as its gradient is complete: the order is
- * part of the contract, because hooks have side effects.
+ * An operator records a node when gradient mode is on and one of its inputs requires grad. A backward runs the nodes on
+ * the calling thread, always the one created last among those that are ready, and adds into a leaf as soon as its
+ * gradient is complete: the order is part of the contract, because hooks have side effects.
  *
- * What a node saved is checked when it is used: a tensor that was changed in place since (its version moved), whose storage is freed, or whose
- * graph was released by an earlier backward, is an error that names tensor and node.
+ * What a node saved is checked when it is used: a tensor that was changed in place since (its version moved), whose
+ * storage is freed, or whose graph was released by an earlier backward, is an error that names tensor and node.
  *
  * Every hook runs in a scope of its own, with gradient mode off unless the backward was asked to create a graph.
  */
@@ -55,16 +55,23 @@ typedef struct tt_backward_options {
     tt_tensor_list inputs; /* only these collect gradients, and only the way to them runs; empty: all leaves */
 } tt_backward_options;
 #ifdef __cplusplus
-#define TT_BACKWARD_OPTIONS_INIT { sizeof(tt_backward_options), false, false, { 0, 0 } }
+#define TT_BACKWARD_OPTIONS_INIT                     \
+    {                                                \
+        sizeof(tt_backward_options), false, false, { \
+            0, 0                                     \
+        }                                            \
+    }
 #else
-#define TT_BACKWARD_OPTIONS_INIT { .size = sizeof(tt_backward_options) }
+#define TT_BACKWARD_OPTIONS_INIT \
+    { .size = sizeof(tt_backward_options) }
 #endif
 
 /* From one tensor. Without `grad` (NULL) it must have one element, and its gradient is 1. */
 TUTTI_API bool tt_backward(tt_tensor *root, tt_tensor *grad);
 /* From several, with options. grads is empty, or has one entry per root, which may be NULL. */
 TUTTI_API bool tt_backward_from(tt_tensor_list roots, tt_tensor_list grads, const tt_backward_options *options);
-/* The gradients of the outputs with respect to the inputs, touching no tt_grad. Entries are NULL where no way leads to an input. */
+/* The gradients of the outputs with respect to the inputs, touching no tt_grad. Entries are NULL where no way leads to
+ * an input. */
 TUTTI_API tt_tensor_list tt_gradients(tt_tensor_list outputs, tt_tensor_list inputs, tt_tensor_list grads,
                                       const tt_backward_options *options);
 
@@ -73,44 +80,52 @@ TUTTI_API bool tt_backward_callback(void (*callback)(void *user), void *user);
 
 /* ---- hooks ---- */
 
-/* What a hook is given besides gradients: its user pointer and the tensors it was registered with, which it keeps alive. Leaves are kept as they
- * are; computed tensors without their history (tt_detach), since that could lead back to where the hook hangs. */
+/* What a hook is given besides gradients: its user pointer and the tensors it was registered with, which it keeps
+ * alive. Leaves are kept as they are; computed tensors without their history (tt_detach), since that could lead back to
+ * where the hook hangs. */
 typedef struct tt_hook_context {
     void *user;
     tt_tensor_list captured;
 } tt_hook_context;
 
 typedef struct tt_hook tt_hook;
-/* Ends a hook and sets *hook to NULL; a second call does nothing. The round of hooks that is running is not affected. */
+/* Ends a hook and sets *hook to NULL; a second call does nothing. The round of hooks that is running is not
+ * affected. */
 TUTTI_API void tt_hook_remove(tt_hook **hook);
 /* Gives the handle up; the hook stays. */
 TUTTI_API void tt_hook_release(tt_hook **hook);
 
 /* The functions below take `hook`, where to put a handle for tt_hook_remove; NULL: none wanted. */
 
-/* On a tensor: called when its gradient is complete. Returns NULL for no change, or another gradient of the same shape, dtype and device. */
+/* On a tensor: called when its gradient is complete. Returns NULL for no change, or another gradient of the same shape,
+ * dtype and device. */
 typedef tt_tensor *tt_tensor_hook(const tt_hook_context *context, tt_tensor *grad);
-TUTTI_API bool tt_hook_tensor(tt_tensor *x, tt_tensor_hook *function, void *user, tt_tensor_list captured, tt_hook **hook);
+TUTTI_API bool tt_hook_tensor(tt_tensor *x, tt_tensor_hook *function, void *user, tt_tensor_list captured,
+                              tt_hook **hook);
 
 /* On a leaf: called after its gradient was updated. */
 typedef void tt_accumulate_hook(const tt_hook_context *context, tt_tensor *leaf);
-TUTTI_API bool tt_hook_accumulate(tt_tensor *leaf, tt_accumulate_hook *function, void *user, tt_tensor_list captured, tt_hook **hook);
+TUTTI_API bool tt_hook_accumulate(tt_tensor *leaf, tt_accumulate_hook *function, void *user, tt_tensor_list captured,
+                                  tt_hook **hook);
 
-/* On a node. Hooks may replace entries of `grads` (the gradients of its outputs) before it runs, and of `results` (those of its inputs) after. */
+/* On a node. Hooks may replace entries of `grads` (the gradients of its outputs) before it runs, and of `results`
+ * (those of its inputs) after. */
 typedef struct tt_node tt_node;
 typedef void tt_node_pre_hook(const tt_hook_context *context, size_t count, tt_tensor **grads);
-typedef void tt_node_post_hook(const tt_hook_context *context, size_t result_count, tt_tensor **results, size_t grad_count,
-                               tt_tensor *const *grads);
-TUTTI_API bool tt_hook_node_pre(tt_node *node, tt_node_pre_hook *function, void *user, tt_tensor_list captured, tt_hook **hook);
-TUTTI_API bool tt_hook_node_post(tt_node *node, tt_node_post_hook *function, void *user, tt_tensor_list captured, tt_hook **hook);
+typedef void tt_node_post_hook(const tt_hook_context *context, size_t result_count, tt_tensor **results,
+                               size_t grad_count, tt_tensor *const *grads);
+TUTTI_API bool tt_hook_node_pre(tt_node *node, tt_node_pre_hook *function, void *user, tt_tensor_list captured,
+                                tt_hook **hook);
+TUTTI_API bool tt_hook_node_post(tt_node *node, tt_node_post_hook *function, void *user, tt_tensor_list captured,
+                                 tt_hook **hook);
 
 /* The node that computed x; NULL, and no error, for a leaf. Lent: valid while x lives and is not changed in place. */
 TUTTI_API tt_node *tt_grad_fn(tt_tensor *x);
 TUTTI_API const char *tt_node_name(const tt_node *node);
 TUTTI_API uint64_t tt_node_sequence(const tt_node *node); /* creation number within its thread */
 
-/* What becomes of tensors that nodes save, in this thread, from push to pop. pack turns a tensor into anything (and must not change it);
- * unpack turns it back, each time it is needed; release ends it. */
+/* What becomes of tensors that nodes save, in this thread, from push to pop. pack turns a tensor into anything (and
+ * must not change it); unpack turns it back, each time it is needed; release ends it. */
 typedef struct tt_saved_hooks {
     size_t size;
     void *(*pack)(void *user, tt_tensor *tensor);
@@ -130,7 +145,8 @@ typedef struct tt_function_context tt_function_context;
 typedef struct tt_function {
     size_t size;
     const char *name; /* must stay valid */
-    /* Runs without recording. Writes its results to `outputs` and returns how many there are; below 0 or with an error pending: failed. */
+    /* Runs without recording. Writes its results to `outputs` and returns how many there are; below 0 or with an error
+     * pending: failed. */
     int (*forward)(tt_function_context *context, tt_tensor_list inputs, tt_tensor **outputs);
     /* Writes one gradient per input (NULL: none) and returns how many it wrote, which must be the number of inputs. */
     int (*backward)(tt_function_context *context, tt_tensor_list grads, tt_tensor **results);

@@ -2,7 +2,8 @@
  *
  * tutti_call: what every operation takes as its last argument, NULL for defaults.
  *
- *     tutti_all_reduce(group, in, out, count, TUTTI_F32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .timeout_ns = 5000000000));
+ *     tutti_all_reduce(group, in, out, count, TUTTI_F32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .timeout_ns =
+ * 5000000000));
  *
  * One tutti_call without `work`, `received` and `batch` may serve many calls and threads.
  */
@@ -23,25 +24,28 @@ typedef struct tutti_batch tutti_batch; /* tutti/collective.h */
 
 /* How an operation moves its data. Values are written out and never reused. */
 typedef enum tutti_algorithm {
-    TUTTI_ALGORITHM_AUTO = 0,      /* by the tuning table: from the operation, its bytes and the number of ranks */
-    TUTTI_ALGORITHM_INLINE = 1,    /* tiny payload in the cache line of the flag: one hand-over */
-    TUTTI_ALGORITHM_ONE_SHOT = 2,  /* every rank publishes its input, then takes what it needs from all: one hand-over */
-    TUTTI_ALGORITHM_TWO_SHOT = 3,  /* reductions: each rank reduces its slice and hands it to all */
-    TUTTI_ALGORITHM_PIPELINED = 4, /* moves: where the buffers lie when they are symmetric, else in chunks through staging */
-    TUTTI_ALGORITHM_TREE = 5       /* through one leader per cache or NUMA domain: barrier and broadcast */
+    TUTTI_ALGORITHM_AUTO = 0,     /* by the tuning table: from the operation, its bytes and the number of ranks */
+    TUTTI_ALGORITHM_INLINE = 1,   /* tiny payload in the cache line of the flag: one hand-over */
+    TUTTI_ALGORITHM_ONE_SHOT = 2, /* every rank publishes its input, then takes what it needs from all: one hand-over */
+    TUTTI_ALGORITHM_TWO_SHOT = 3, /* reductions: each rank reduces its slice and hands it to all */
+    TUTTI_ALGORITHM_PIPELINED =
+        4,                   /* moves: where the buffers lie when they are symmetric, else in chunks through staging */
+    TUTTI_ALGORITHM_TREE = 5 /* through one leader per cache or NUMA domain: barrier and broadcast */
 } tutti_algorithm;
 
 /* What a receive got. Set `size` before the call (TUTTI_RECEIVED_INIT does). */
 typedef struct tutti_received {
     size_t size;
-    int source;   /* rank in the group */
+    int source; /* rank in the group */
     int tag;
     size_t count; /* elements */
 } tutti_received;
 #ifdef __cplusplus
-#define TUTTI_RECEIVED_INIT { sizeof(tutti_received), -1, 0, 0 }
+#define TUTTI_RECEIVED_INIT \
+    { sizeof(tutti_received), -1, 0, 0 }
 #else
-#define TUTTI_RECEIVED_INIT { .size = sizeof(tutti_received), .source = -1 }
+#define TUTTI_RECEIVED_INIT \
+    { .size = sizeof(tutti_received), .source = -1 }
 #endif
 
 typedef struct tutti_call {
@@ -49,15 +53,18 @@ typedef struct tutti_call {
     int64_t timeout_ns;        /* relative; 0: the group's, the world's, then 300 s; negative is an error */
     void *stream;              /* a CUstream; not used for memory of the CPU */
     tutti_algorithm algorithm; /* forced, the same on all ranks; one that the operation does not have is an error */
-    const void *factor;        /* TUTTI_PREMUL_SUM: one element of the dtype, of its real part for complex; read before the call returns */
-    tutti_received *received;  /* of a receive: filled when it is complete */
-    tutti_work **work;         /* not NULL: the call only starts the operation and stores one reference here */
-    tutti_batch *batch;        /* not NULL: the call is only noted, and runs with tutti_batch_end */
+    const void *factor; /* TUTTI_PREMUL_SUM: one element of the dtype, of its real part for complex; read before the
+                           call returns */
+    tutti_received *received; /* of a receive: filled when it is complete */
+    tutti_work **work;        /* not NULL: the call only starts the operation and stores one reference here */
+    tutti_batch *batch;       /* not NULL: the call is only noted, and runs with tutti_batch_end */
 } tutti_call;
 #ifdef __cplusplus
-#define TUTTI_CALL_INIT { sizeof(tutti_call), 0, 0, TUTTI_ALGORITHM_AUTO, 0, 0, 0, 0 }
+#define TUTTI_CALL_INIT \
+    { sizeof(tutti_call), 0, 0, TUTTI_ALGORITHM_AUTO, 0, 0, 0, 0 }
 #else
-#define TUTTI_CALL_INIT { .size = sizeof(tutti_call) }
+#define TUTTI_CALL_INIT \
+    { .size = sizeof(tutti_call) }
 #endif
 
 #ifdef __cplusplus

@@ -2,8 +2,8 @@
  *
  * How near ranks, cores and memory are to each other on this host.
  *
- * Needs hwloc; in a build without it every call is TUTTI_ERROR_UNSUPPORTED and says so. HWLOC_SYNTHETIC and HWLOC_XMLFILE
- * show another machine instead of this one, as in every program that uses hwloc.
+ * Needs hwloc; in a build without it every call is TUTTI_ERROR_UNSUPPORTED and says so. HWLOC_SYNTHETIC and
+ * HWLOC_XMLFILE show another machine instead of this one, as in every program that uses hwloc.
  */
 #ifndef TUTTI_CONNECTIVITY_H
 #define TUTTI_CONNECTIVITY_H
@@ -41,15 +41,16 @@ typedef enum tutti_place {
 /* Between the processors, or the NUMA nodes, of this host. No other rank is involved. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_connectivity_machine(tutti_place place, tutti_connectivity **connectivity);
 
-/* Between the ranks of a group: collective, bounded. A rank's place is the set of processors it may run on; two ranks are as far apart as the
- * farthest of theirs, so that ranks that are not bound share the machine. */
+/* Between the ranks of a group: collective, bounded. A rank's place is the set of processors it may run on; two ranks
+ * are as far apart as the farthest of theirs, so that ranks that are not bound share the machine. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_connectivity_ranks(tutti_group *group, tutti_connectivity **connectivity);
 
 /* The matrix is `size` times `size`, symmetric, TUTTI_LINK_SELF on its diagonal. */
 TUTTI_API int tutti_connectivity_size(const tutti_connectivity *connectivity);
 /* 0 for an index outside [0, size). */
 TUTTI_API tutti_link tutti_connectivity_link(const tutti_connectivity *connectivity, int a, int b);
-/* Relative access latency between the NUMA nodes of two places as firmware gives it (10 is local), 0 where it gives none. */
+/* Relative access latency between the NUMA nodes of two places as firmware gives it (10 is local), 0 where it gives
+ * none. */
 TUTTI_API int tutti_connectivity_distance(const tutti_connectivity *connectivity, int a, int b);
 /* "rank 2 on calliope, processors 4-7 (node 1)"; "processor 3 (core 1, node 0)". Lent; "" for an index outside. */
 TUTTI_API const char *tutti_connectivity_place(const tutti_connectivity *connectivity, int index);

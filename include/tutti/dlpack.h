@@ -2,14 +2,15 @@
  *
  * DLPack 1.x: tensors handed to other array libraries and taken from them, without a copy.
  *
- *     tt_dlpack_managed *managed = tt_dlpack_export(x, 0);    (for the other library, which ends it by managed->deleter(managed))
- *     tt_tensor *y = tt_from_dlpack(theirs);                  (theirs->deleter(theirs) runs when the last tensor on it goes)
+ *     tt_dlpack_managed *managed = tt_dlpack_export(x, 0);    (for the other library, which ends it by
+ * managed->deleter(managed)) tt_tensor *y = tt_from_dlpack(theirs);                  (theirs->deleter(theirs) runs when
+ * the last tensor on it goes)
  *
- * tt_to_dlpack and tt_from_dlpack in <tutti/tensor.h> speak of a plain pointer; these are the structs behind it. Their layout is that of
- * DLPack's own header, under other names, so that a program may include both.
+ * tt_to_dlpack and tt_from_dlpack in <tutti/tensor.h> speak of a plain pointer; these are the structs behind it. Their
+ * layout is that of DLPack's own header, under other names, so that a program may include both.
  *
- * LIFETIME. An export holds the storage, not the handle: scopes may close and tensors may go. While an export is alive the storage
- * cannot be resized. The deleter may be called by any thread, once.
+ * LIFETIME. An export holds the storage, not the handle: scopes may close and tensors may go. While an export is alive
+ * the storage cannot be resized. The deleter may be called by any thread, once.
  *
  * WRITING. What the other library writes is seen at once and counted in no version: autograd cannot notice it.
  */
@@ -63,19 +64,21 @@ typedef struct tt_dlpack_tensor {
 
 typedef struct tt_dlpack_managed {
     uint32_t major, minor;
-    void *context; /* the producer's own */
+    void *context;                                   /* the producer's own */
     void (*deleter)(struct tt_dlpack_managed *self); /* NULL: nothing to do */
     uint64_t flags;
     tt_dlpack_tensor tensor;
 } tt_dlpack_managed;
 
 /* Waits for pending collectives and returns a handle on x's memory; NULL with the pending error set. `flags` is 0 or
- * TT_DLPACK_READ_ONLY. Needs no scope. A tensor that requires grad must be detached first, a meta tensor has nothing to give. */
+ * TT_DLPACK_READ_ONLY. Needs no scope. A tensor that requires grad must be detached first, a meta tensor has nothing to
+ * give. */
 TUTTI_API tt_dlpack_managed *tt_dlpack_export(tt_tensor *x, uint64_t flags);
 
-/* tt_from_dlpack shares the memory and owns `managed` from then on. Memory that is marked read-only is copied, because every tensor
- * of Tutti can be written; its deleter then runs before tt_from_dlpack returns. On an error `managed` still is the caller's. Errors name what is
- * in the way: the version, the device, the element type, a negative stride, more than TT_MAX_DIMS dimensions, memory not aligned to its elements. */
+/* tt_from_dlpack shares the memory and owns `managed` from then on. Memory that is marked read-only is copied, because
+ * every tensor of Tutti can be written; its deleter then runs before tt_from_dlpack returns. On an error `managed`
+ * still is the caller's. Errors name what is in the way: the version, the device, the element type, a negative stride,
+ * more than TT_MAX_DIMS dimensions, memory not aligned to its elements. */
 
 #ifdef __cplusplus
 }

@@ -84,7 +84,8 @@ TUTTI_API int tutti_op_applies(tutti_op op, tutti_dtype dtype);
 
 /* Converts `count` elements. Real to complex sets the imaginary part to 0; complex to real keeps the real part.
  * Floats to integers truncate toward zero and saturate, NaN gives 0; integers to narrower integers wrap; anything to
- * bool is "not zero". `from` and `to` may be the same address when the element sizes are equal, else must not overlap. */
+ * bool is "not zero". `from` and `to` may be the same address when the element sizes are equal, else must not overlap.
+ */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_convert(const void *from, tutti_dtype from_dtype, void *to,
                                                    tutti_dtype to_dtype, size_t count);
 

@@ -7,7 +7,8 @@
  * A struct that crosses the API begins with `size_t size`, so that it can grow without breaking programs: fields
  * beyond the caller's size are neither read nor written. Each has a TUTTI_..._INIT for C and C++. In C,
  *
- *     tutti_all_reduce(group, in, out, count, TUTTI_F32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .timeout_ns = 5000000000));
+ *     tutti_all_reduce(group, in, out, count, TUTTI_F32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .timeout_ns =
+ * 5000000000));
  *
  * makes one on the spot. A NULL pointer means defaults; size 0 is an error. Options and the strings in them are
  * copied or used before the call returns, never kept.

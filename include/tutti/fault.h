@@ -11,10 +11,11 @@
  *                stop      SIGSTOP to this process
  *                exit      the process exits with status 1; exit:S with status S
  *                delay:T   sleeps ("50ms", "2s"), then goes on
- *                skip      the call returns TUTTI_OK without doing anything (TUTTI_ERROR_FAULT where it would return an object)
- *                fail      the call fails with TUTTI_ERROR_FAULT, as by any failure in the middle of it
+ *                skip      the call returns TUTTI_OK without doing anything (TUTTI_ERROR_FAULT where it would return an
+ * object) fail      the call fails with TUTTI_ERROR_FAULT, as by any failure in the middle of it
  *
- * Several faults are separated by ";". Each happens once. In a world of threads kill, stop and exit take the whole process.
+ * Several faults are separated by ";". Each happens once. In a world of threads kill, stop and exit take the whole
+ * process.
  */
 #ifndef TUTTI_FAULT_H
 #define TUTTI_FAULT_H
@@ -26,8 +27,8 @@
 extern "C" {
 #endif
 
-/* Adds faults to this rank's world, besides those of TUTTI_FAULT; calls are counted from here on for them. Not while other threads are in
- * calls on the world. */
+/* Adds faults to this rank's world, besides those of TUTTI_FAULT; calls are counted from here on for them. Not while
+ * other threads are in calls on the world. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_fault_inject(tutti_world *world, const char *faults);
 
 #ifdef __cplusplus

@@ -5,19 +5,22 @@
  *     tt_tensor *y = tt_all_gather(tt_linear(x, w, NULL), 1, group);     (starts; waits when first used)
  *     tt_backward(tt_sum(y), NULL);                                      (reduce-scatters the gradient)
  *
- * ASYNCHRONOUS. A result is there at once, and its data follow: the first operator that reads them waits, a view does not. Inputs may be freed, and
- * written: a write waits until the collective has read them. tt_wait waits by hand.
+ * ASYNCHRONOUS. A result is there at once, and its data follow: the first operator that reads them waits, a view does
+ * not. Inputs may be freed, and written: a write waits until the collective has read them. tt_wait waits by hand.
  *
- * ORDER. All ranks of the group make the same calls in the same order; their backward does, too, since the engine's order is fixed.
+ * ORDER. All ranks of the group make the same calls in the same order; their backward does, too, since the engine's
+ * order is fixed.
  *
- * ERRORS. A collective that is reached with an error pending ends the group with this rank's message, so that the others fail at once instead of
- * waiting. A wait that fails leaves its error pending.
+ * ERRORS. A collective that is reached with an error pending ends the group with this rank's message, so that the
+ * others fail at once instead of waiting. A wait that fails leaves its error pending.
  *
- * GROUPS. Every way to name a group goes through tt_group: tt_all_reduce(x, TUTTI_SUM, tt_group(world, tutti_form_mesh_dim(mesh, 1))). A group must live
- * until the backward has run. On the device meta nothing is sent; a group tells the number of ranks, and may be NULL where that does not matter.
+ * GROUPS. Every way to name a group goes through tt_group: tt_all_reduce(x, TUTTI_SUM, tt_group(world,
+ * tutti_form_mesh_dim(mesh, 1))). A group must live until the backward has run. On the device meta nothing is sent; a
+ * group tells the number of ranks, and may be NULL where that does not matter.
  *
- * GRADIENTS. all_reduce sum: all_reduce sum, avg: avg. all_gather: reduce_scatter sum. reduce_scatter sum: all_gather, avg: divided by the ranks.
- * all_to_all: back. Other reductions and broadcast: an error in backward. In-place and out forms: none.
+ * GRADIENTS. all_reduce sum: all_reduce sum, avg: avg. all_gather: reduce_scatter sum. reduce_scatter sum: all_gather,
+ * avg: divided by the ranks. all_to_all: back. Other reductions and broadcast: an error in backward. In-place and out
+ * forms: none.
  */
 #ifndef TUTTI_FUNCTIONAL_H
 #define TUTTI_FUNCTIONAL_H
@@ -42,11 +45,14 @@ TUTTI_API tt_tensor *tt_all_reduce_premul(tt_tensor *x, double factor, tutti_gro
 TUTTI_API tt_tensor *tt_all_gather(tt_tensor *x, int dim, tutti_group *group);
 /* This rank's part, along `dim`, of the reduction; dim's size must be divisible by the ranks. */
 TUTTI_API tt_tensor *tt_reduce_scatter(tt_tensor *x, tutti_op op, int dim, tutti_group *group);
-/* in_splits[r] rows go to rank r, out_splits[r] rows come from it: one entry per rank, counted in rows of dimension 0. Both NULL: equal parts. */
-TUTTI_API tt_tensor *tt_all_to_all_single(tt_tensor *x, const int64_t *out_splits, const int64_t *in_splits, tutti_group *group);
+/* in_splits[r] rows go to rank r, out_splits[r] rows come from it: one entry per rank, counted in rows of dimension 0.
+ * Both NULL: equal parts. */
+TUTTI_API tt_tensor *tt_all_to_all_single(tt_tensor *x, const int64_t *out_splits, const int64_t *in_splits,
+                                          tutti_group *group);
 /* `root` is a rank of the group. */
 TUTTI_API tt_tensor *tt_broadcast(tt_tensor *x, int root, tutti_group *group);
-/* Rank r's x goes to rank to[r] (-1: to nobody). A rank nobody sends to gets no rows; one that several send to gets them in rank order. */
+/* Rank r's x goes to rank to[r] (-1: to nobody). A rank nobody sends to gets no rows; one that several send to gets
+ * them in rank order. */
 TUTTI_API tt_tensor *tt_permute_ranks(tt_tensor *x, const int *to, tutti_group *group);
 /* From "sharded along gather_dim" to "sharded along shard_dim". Waits. */
 TUTTI_API tt_tensor *tt_shard_dim_all_to_all(tt_tensor *x, int gather_dim, int shard_dim, tutti_group *group);
@@ -59,13 +65,14 @@ TUTTI_API tt_tensor *tt_reduce_from_group(tt_tensor *x, tutti_group *group);
 /* Several at once, as one work. dims: one per tensor. */
 TUTTI_API tt_tensor_list tt_all_reduce_coalesced(tt_tensor_list list, tutti_op op, tutti_group *group);
 TUTTI_API tt_tensor_list tt_all_gather_coalesced(tt_tensor_list list, tutti_group *group);
-TUTTI_API tt_tensor_list tt_reduce_scatter_coalesced(tt_tensor_list list, tutti_op op, size_t dim_count, const int *dims, tutti_group *group);
+TUTTI_API tt_tensor_list tt_reduce_scatter_coalesced(tt_tensor_list list, tutti_op op, size_t dim_count,
+                                                     const int *dims, tutti_group *group);
 
 /* ---- into given tensors; these must be contiguous, and are bumped when the collective starts ---- */
 
 TUTTI_API tt_tensor *tt_all_reduce_(tt_tensor *x, tutti_op op, tutti_group *group);
 TUTTI_API tt_tensor *tt_broadcast_(tt_tensor *x, int root, tutti_group *group);
-TUTTI_API tt_tensor *tt_all_gather_out(tt_tensor *out, tt_tensor *x, tutti_group *group);                    /* along dimension 0 */
+TUTTI_API tt_tensor *tt_all_gather_out(tt_tensor *out, tt_tensor *x, tutti_group *group); /* along dimension 0 */
 TUTTI_API tt_tensor *tt_reduce_scatter_out(tt_tensor *out, tt_tensor *x, tutti_op op, tutti_group *group);
 
 /* ---- from one rank to another ---- */
@@ -75,7 +82,10 @@ TUTTI_API tt_tensor *tt_isend(tt_tensor *x, int to, int tag, tutti_group *group)
 /* Receives into x and returns it. */
 TUTTI_API tt_tensor *tt_irecv(tt_tensor *x, int from, int tag, tutti_group *group);
 
-typedef enum tt_p2p_kind { TT_P2P_SEND = 1, TT_P2P_RECV = 2 } tt_p2p_kind;
+typedef enum tt_p2p_kind {
+    TT_P2P_SEND = 1,
+    TT_P2P_RECV = 2
+} tt_p2p_kind;
 typedef struct tt_p2p {
     tt_p2p_kind kind;
     tt_tensor *tensor;
@@ -90,7 +100,8 @@ TUTTI_API tt_tensor_list tt_batch_p2p(size_t count, const tt_p2p *operations, tu
 TUTTI_API tt_tensor *tt_wait(tt_tensor *x);
 /* Whether collectives still write x's storage, for all anyone has waited. */
 TUTTI_API bool tt_is_async(const tt_tensor *x);
-/* Collectives of this world that nobody has waited for. Closing the world with such works is an error that lists them. */
+/* Collectives of this world that nobody has waited for. Closing the world with such works is an error that lists
+ * them. */
 TUTTI_API int tt_pending_works(tutti_world *world);
 TUTTI_API bool tt_wait_all(tutti_world *world);
 
@@ -98,20 +109,25 @@ TUTTI_API bool tt_wait_all(tutti_world *world);
 
 typedef struct tt_symm_options {
     size_t size;
-    tutti_group *group;     /* default group of a rendezvous */
-    bool persistent;        /* the memory belongs to persistent_id: see tutti/memory.h */
+    tutti_group *group; /* default group of a rendezvous */
+    bool persistent;    /* the memory belongs to persistent_id: see tutti/memory.h */
     uint64_t persistent_id;
     bool requires_grad;
 } tt_symm_options;
 #ifdef __cplusplus
-#define TT_SYMM_OPTIONS_INIT { sizeof(tt_symm_options), 0, false, 0, false }
+#define TT_SYMM_OPTIONS_INIT \
+    { sizeof(tt_symm_options), 0, false, 0, false }
 #else
-#define TT_SYMM_OPTIONS_INIT { .size = sizeof(tt_symm_options) }
+#define TT_SYMM_OPTIONS_INIT \
+    { .size = sizeof(tt_symm_options) }
 #endif
 
-/* A zeroed tensor on symmetric memory, which collectives use where it lies once it is rendezvoused. Its storage cannot be resized. */
-TUTTI_API tt_tensor *tt_symm_empty(tutti_world *world, tt_dims shape, tutti_dtype dtype, const tt_symm_options *options);
-TUTTI_API tt_tensor *tt_symm_empty_strided(tutti_world *world, tt_dims shape, tt_dims strides, tutti_dtype dtype, const tt_symm_options *options);
+/* A zeroed tensor on symmetric memory, which collectives use where it lies once it is rendezvoused. Its storage cannot
+ * be resized. */
+TUTTI_API tt_tensor *tt_symm_empty(tutti_world *world, tt_dims shape, tutti_dtype dtype,
+                                   const tt_symm_options *options);
+TUTTI_API tt_tensor *tt_symm_empty_strided(tutti_world *world, tt_dims shape, tt_dims strides, tutti_dtype dtype,
+                                           const tt_symm_options *options);
 /* The block under x; lent, NULL and no error where x is not symmetric. */
 TUTTI_API tutti_memory *tt_symm_memory(const tt_tensor *x);
 

@@ -11,12 +11,12 @@
  * differs between ranks. Rank arguments are ranks of the group unless a name says world_rank.
  *
  * LIFE. A group belongs to its world: it lives, and can be found by name and by tag, until tutti_group_destroy or
- * tutti_world_close. What a function returns through its last pointer is besides that a reference of the caller's, which ends
- * with tutti_group_release; tutti_world_close lists references that are still held.
+ * tutti_world_close. What a function returns through its last pointer is besides that a reference of the caller's,
+ * which ends with tutti_group_release; tutti_world_close lists references that are still held.
  *
- * WHAT AN ERROR ENDS. A wrong argument ends nothing. An agreement that fails alike for all ends nothing. An operation of a
- * group that fails by death, mismatch, abort or its deadline ends that group on every rank with the first cause: later
- * calls on it return that cause at once; only queries, abort, shrink and release still work.
+ * WHAT AN ERROR ENDS. A wrong argument ends nothing. An agreement that fails alike for all ends nothing. An operation
+ * of a group that fails by death, mismatch, abort or its deadline ends that group on every rank with the first cause:
+ * later calls on it return that cause at once; only queries, abort, shrink and release still work.
  */
 #ifndef TUTTI_GROUP_H
 #define TUTTI_GROUP_H
@@ -73,80 +73,94 @@ TUTTI_API void tutti_group_release(tutti_group *group);
 
 typedef struct tutti_group_options {
     size_t size;
-    const char *name;           /* NULL: the world's counter, "1", "2", …; with local_synchronization a SHA-1 of the ranks */
-    const char *tag;            /* NULL or "": none. Where a group of that tag and those ranks exists, it is returned. */
+    const char *name; /* NULL: the world's counter, "1", "2", …; with local_synchronization a SHA-1 of the ranks */
+    const char *tag;  /* NULL or "": none. Where a group of that tag and those ranks exists, it is returned. */
     const char *description;
     int64_t timeout_ns;         /* of its operations, and of making it; 0: the world's */
     bool keep_order;            /* group rank i is ranks[i]; else the ranks are sorted first */
     bool local_synchronization; /* only the members call (others may: they return at once) */
 } tutti_group_options;
 #ifdef __cplusplus
-#define TUTTI_GROUP_OPTIONS_INIT { sizeof(tutti_group_options), 0, 0, 0, 0, false, false }
+#define TUTTI_GROUP_OPTIONS_INIT \
+    { sizeof(tutti_group_options), 0, 0, 0, 0, false, false }
 #else
-#define TUTTI_GROUP_OPTIONS_INIT { .size = sizeof(tutti_group_options) }
+#define TUTTI_GROUP_OPTIONS_INIT \
+    { .size = sizeof(tutti_group_options) }
 #endif
 
 /* Collective over the world: every rank calls it with the same arguments, in the same order, members or not, unless
- * local_synchronization is set. ranks NULL: the whole world. Differing arguments are TUTTI_ERROR_MISMATCH on every rank. */
+ * local_synchronization is set. ranks NULL: the whole world. Differing arguments are TUTTI_ERROR_MISMATCH on every
+ * rank. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_group_new(tutti_world *world, const int *ranks, int count,
                                                      const tutti_group_options *options, tutti_group **group);
 
-/* Cuts the parent's ranks into consecutive blocks of `block` ranks, each a group. *mine is this rank's; all (may be NULL)
- * receives the parent size / block groups in order, TUTTI_NON_GROUP_MEMBER for the others', lent. Collective over the parent. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_group_new_subgroups(tutti_group *parent, int block, const tutti_group_options *options,
-                                                               tutti_group **all, tutti_group **mine);
+/* Cuts the parent's ranks into consecutive blocks of `block` ranks, each a group. *mine is this rank's; all (may be
+ * NULL) receives the parent size / block groups in order, TUTTI_NON_GROUP_MEMBER for the others', lent. Collective over
+ * the parent. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_group_new_subgroups(tutti_group *parent, int block,
+                                                               const tutti_group_options *options, tutti_group **all,
+                                                               tutti_group **mine);
 
 /* One group per list of world ranks; a rank in no list gets TUTTI_NON_GROUP_MEMBER. Collective over the world. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_group_new_subgroups_by_enumeration(tutti_world *world, const int *const *lists,
+TUTTI_API TUTTI_CHECKED tutti_status tutti_group_new_subgroups_by_enumeration(tutti_world *world,
+                                                                              const int *const *lists,
                                                                               const int *counts, int list_count,
                                                                               const tutti_group_options *options,
                                                                               tutti_group **all, tutti_group **mine);
 
 /* The same with lists of the parent's group ranks, and in one agreement. Collective over the parent alone. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_group_split(tutti_group *parent, const int *const *lists, const int *counts, int list_count,
-                                                       const tutti_group_options *options, tutti_group **mine);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_group_split(tutti_group *parent, const int *const *lists, const int *counts,
+                                                       int list_count, const tutti_group_options *options,
+                                                       tutti_group **mine);
 
-/* Takes the group out of its world: its name and tag are free again, and further operations on it are errors. Local. The default group
- * cannot be destroyed: it ends with its world. */
+/* Takes the group out of its world: its name and tag are free again, and further operations on it are errors. Local.
+ * The default group cannot be destroyed: it ends with its world. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_group_destroy(tutti_group *group);
 
-/* Ends every wait in the group on all ranks, now and later, with TUTTI_ERROR_ABORTED, the reason and this rank. Any thread. */
+/* Ends every wait in the group on all ranks, now and later, with TUTTI_ERROR_ABORTED, the reason and this rank. Any
+ * thread. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_group_abort(tutti_group *group, const char *reason);
 
 /* ---- going on after a loss ----
  *
  *     while ((status = step(group)) == TUTTI_OK) …
  *     tutti_group *rest;
- *     if (tutti_group_shrink(group, NULL, &rest) == TUTTI_OK) …   // the survivors; go on after tutti_group_settled(rest)
+ *     if (tutti_group_shrink(group, NULL, &rest) == TUTTI_OK) …   // the survivors; go on after
+ * tutti_group_settled(rest)
  *
  * Both calls work on groups that have ended, tolerate deaths while they run, of any rank at any moment, and give all
- * ranks the same answer. When they fail they fail alike on all ranks that came, end nothing, and may be called again. They need all
- * ranks on one host. */
+ * ranks the same answer. When they fail they fail alike on all ranks that came, end nothing, and may be called again.
+ * They need all ranks on one host. */
 
 typedef struct tutti_shrink_options {
     size_t size;
-    const int *exclude; /* ranks of the group to leave out besides the dead, the same on all callers; they need not be dead and do not call */
+    const int *exclude; /* ranks of the group to leave out besides the dead, the same on all callers; they need not be
+                           dead and do not call */
     int exclude_count;
     int64_t timeout_ns; /* of this call; 0: the group's */
 } tutti_shrink_options;
 #ifdef __cplusplus
-#define TUTTI_SHRINK_OPTIONS_INIT { sizeof(tutti_shrink_options), 0, 0, 0 }
+#define TUTTI_SHRINK_OPTIONS_INIT \
+    { sizeof(tutti_shrink_options), 0, 0, 0 }
 #else
-#define TUTTI_SHRINK_OPTIONS_INIT { .size = sizeof(tutti_shrink_options) }
+#define TUTTI_SHRINK_OPTIONS_INIT \
+    { .size = sizeof(tutti_shrink_options) }
 #endif
 
-/* A new group of the survivors, in the old order: all members but those that died, closed their worlds or are excluded. A rank that lives
- * and does not come until the deadline fails it with TUTTI_ERROR_TIMEOUT, by name. The old group, other groups and symmetric memory stay as
- * they are: rendezvous the blocks with the new group. Call it when none of this rank's works on the group is unfinished. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_group_shrink(tutti_group *group, const tutti_shrink_options *options, tutti_group **rest);
+/* A new group of the survivors, in the old order: all members but those that died, closed their worlds or are excluded.
+ * A rank that lives and does not come until the deadline fails it with TUTTI_ERROR_TIMEOUT, by name. The old group,
+ * other groups and symmetric memory stay as they are: rendezvous the blocks with the new group. Call it when none of
+ * this rank's works on the group is unfinished. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_group_shrink(tutti_group *group, const tutti_shrink_options *options,
+                                                        tutti_group **rest);
 
-/* Of a group that came from tutti_group_shrink: the sequence number of the last operation that every one of its members had
- * completed in the old group. A death may let some ranks finish an operation and fail it for others: a rank whose
+/* Of a group that came from tutti_group_shrink: the sequence number of the last operation that every one of its members
+ * had completed in the old group. A death may let some ranks finish an operation and fail it for others: a rank whose
  * tutti_group_completed(old) is higher takes the step back, and nobody is one off. 0 for other groups. */
 TUTTI_API uint64_t tutti_group_settled(const tutti_group *group);
 
-/* *all: whether `mine` was true on every member that came. Every member that lives calls it; the end of the group does not end it. Deaths
- * do not disturb it: a rank that died before it said anything does not count. */
+/* *all: whether `mine` was true on every member that came. Every member that lives calls it; the end of the group does
+ * not end it. Deaths do not disturb it: a rank that died before it said anything does not count. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_group_agree(tutti_group *group, bool mine, bool *all);
 
 /* ---- finding ---- */
@@ -154,7 +168,8 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_group_agree(tutti_group *group, bool 
 /* A tag as a lookup takes it: "" finds groups that were made without one; "T" and "user:T" find those made with tag T;
  * "ptd:NAME" finds the untagged group of that name. */
 
-/* The tag with which tutti_group_find finds exactly this group again: T, or "ptd:NAME" where it was made without one. */
+/* The tag with which tutti_group_find finds exactly this group again: T, or "ptd:NAME" where it was made without
+ * one. */
 TUTTI_API const char *tutti_group_tag(const tutti_group *group);
 
 /* The oldest group of that tag with exactly these world ranks, in any order; lent; NULL when there is none. */
@@ -165,10 +180,11 @@ TUTTI_API tutti_group *tutti_group_by_name(tutti_world *world, const char *name)
 
 /* Cuts `ranks` into blocks of `stride`, and finds, or makes with this tag, the group of the block that holds this rank.
  * Members of a block call it alike; a group without tag is never made. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_group_find_or_create(tutti_world *world, const char *tag, const int *ranks, int count,
-                                                                int stride, tutti_group **group);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_group_find_or_create(tutti_world *world, const char *tag, const int *ranks,
+                                                                int count, int stride, tutti_group **group);
 
-/* Every living group of this rank in the order of creation: up to `room` are written to `groups` (lent); returns how many there are. */
+/* Every living group of this rank in the order of creation: up to `room` are written to `groups` (lent); returns how
+ * many there are. */
 TUTTI_API int tutti_group_enumerate(tutti_world *world, tutti_group **groups, int room);
 
 /* ---- the ways to name a group in one argument ---- */
@@ -178,10 +194,10 @@ struct tutti_mesh;
 typedef enum tutti_group_form_kind {
     TUTTI_FORM_GROUP = 1,
     TUTTI_FORM_NAME = 2,
-    TUTTI_FORM_RANKS = 3,    /* one list of world ranks */
-    TUTTI_FORM_LISTS = 4,    /* several lists of equal length; the caller's own counts */
-    TUTTI_FORM_MESH = 5,     /* of one dimension */
-    TUTTI_FORM_MESH_DIM = 6  /* a mesh and one of its dimensions */
+    TUTTI_FORM_RANKS = 3,   /* one list of world ranks */
+    TUTTI_FORM_LISTS = 4,   /* several lists of equal length; the caller's own counts */
+    TUTTI_FORM_MESH = 5,    /* of one dimension */
+    TUTTI_FORM_MESH_DIM = 6 /* a mesh and one of its dimensions */
 } tutti_group_form_kind;
 
 typedef struct tutti_group_form {
@@ -252,24 +268,26 @@ static inline tutti_group_form tutti_form_mesh_dim(struct tutti_mesh *mesh, int 
 typedef struct tutti_group_expansion {
     size_t size;
     char tag[128];
-    int *ranks;     /* of all lists, in order */
+    int *ranks; /* of all lists, in order */
     int rank_count;
     int group_size; /* length of one list */
 } tutti_group_expansion;
 #ifdef __cplusplus
-#define TUTTI_GROUP_EXPANSION_INIT { sizeof(tutti_group_expansion), {0}, 0, 0, 0 }
+#define TUTTI_GROUP_EXPANSION_INIT \
+    { sizeof(tutti_group_expansion), { 0 }, 0, 0, 0 }
 #else
-#define TUTTI_GROUP_EXPANSION_INIT { .size = sizeof(tutti_group_expansion) }
+#define TUTTI_GROUP_EXPANSION_INIT \
+    { .size = sizeof(tutti_group_expansion) }
 #endif
 
 /* Local. `tag` (NULL or "": none) is used for lists, and for groups wins over their own. A name cannot be expanded. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_group_expand(tutti_world *world, const tutti_group_form *form, const char *tag,
-                                                        tutti_group_expansion *expansion);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_group_expand(tutti_world *world, const tutti_group_form *form,
+                                                        const char *tag, tutti_group_expansion *expansion);
 TUTTI_API void tutti_group_expansion_free(tutti_group_expansion *expansion);
 
 /* Local: finds the group that the form means for this rank, and never makes one. `tag` matters for lists only. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_group_resolve(tutti_world *world, const tutti_group_form *form, const char *tag,
-                                                         tutti_group **group);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_group_resolve(tutti_world *world, const tutti_group_form *form,
+                                                         const char *tag, tutti_group **group);
 
 #ifdef __cplusplus
 }

@@ -8,22 +8,23 @@
  *
  * FORMATS
  *
- *     .npy           one tensor. Written as version 1.0; versions 1 to 3 are read, either byte order, C or Fortran order.
- *     .npz           a zip archive of .npy files, stored and with checksums. An entry that is compressed is an error. Large archives
- *                    (4 GiB, 65535 entries) get zip's 64-bit fields.
- *     safetensors    every dtype but c128. Tensors are placed by element size, so that each is aligned; names keep their order.
+ *     .npy           one tensor. Written as version 1.0; versions 1 to 3 are read, either byte order, C or Fortran
+ * order. .npz           a zip archive of .npy files, stored and with checksums. An entry that is compressed is an
+ * error. Large archives (4 GiB, 65535 entries) get zip's 64-bit fields. safetensors    every dtype but c128. Tensors
+ * are placed by element size, so that each is aligned; names keep their order.
  *
  *                    f64 f32 f16 bf16 f8_e4m3 f8_e5m2 i8..i64 u8..u64 bool c64 c128
  *     .npy, .npz      x   x   x    -      -       -       x      x     x    x   x
  *     safetensors     x   x   x    x      x       x       x      x     x    x   -
  *
- * WRITING is all or nothing: the file is written under another name in the same folder, brought to the disk and renamed. A full disk, a
- * signal, an error leave what was there before; only the death of the process can leave the other name (".tutti-…") behind. A link is
- * followed; a file's permissions are kept. Any strides can be saved; what is written is row-major.
+ * WRITING is all or nothing: the file is written under another name in the same folder, brought to the disk and
+ * renamed. A full disk, a signal, an error leave what was there before; only the death of the process can leave the
+ * other name (".tutti-…") behind. A link is followed; a file's permissions are kept. Any strides can be saved; what is
+ * written is row-major.
  *
- * READING believes nothing: every length is held against the file before memory is taken for it. Damage is TUTTI_ERROR_PROTOCOL, an element
- * type without a dtype TUTTI_ERROR_TYPE, what could be read but is not (compression, more than TT_MAX_DIMS dimensions)
- * TUTTI_ERROR_UNSUPPORTED. Checksums of .npz entries are verified.
+ * READING believes nothing: every length is held against the file before memory is taken for it. Damage is
+ * TUTTI_ERROR_PROTOCOL, an element type without a dtype TUTTI_ERROR_TYPE, what could be read but is not (compression,
+ * more than TT_MAX_DIMS dimensions) TUTTI_ERROR_UNSUPPORTED. Checksums of .npz entries are verified.
  *
  * OWNERSHIP. Tensors, names and metadata that a load returns belong to the innermost scope and go with it.
  */
@@ -44,7 +45,8 @@ typedef struct tt_metadata {
 } tt_metadata;
 
 /* tt_save_safetensors with metadata. */
-TUTTI_API bool tt_save_safetensors_with(tt_tensor_list tensors, const char *const *names, tt_metadata metadata, const char *path);
+TUTTI_API bool tt_save_safetensors_with(tt_tensor_list tensors, const char *const *names, tt_metadata metadata,
+                                        const char *path);
 /* The metadata alone; a count of 0 for a file without, and with the pending error set. */
 TUTTI_API tt_metadata tt_load_metadata(const char *path);
 /* The value of a key, or NULL without an error. */

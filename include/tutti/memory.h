@@ -5,17 +5,20 @@
  *     tutti_memory *block;
  *     tutti_peers *peers;
  *     tutti_memory_alloc(world, 4096, NULL, &block);                            // local: no other rank is involved
- *     tutti_memory_rendezvous(block, tutti_world_group(world), &peers);         // collective: everybody maps everybody's
- *     float *theirs = tutti_peers_buffer(peers, 1);                             // from here on, plain loads and stores
+ *     tutti_memory_rendezvous(block, tutti_world_group(world), &peers);         // collective: everybody maps
+ * everybody's float *theirs = tutti_peers_buffer(peers, 1);                             // from here on, plain loads
+ * and stores
  *
  * A block is data that the user sees, and a signal pad: words for the user's own synchronisation. Both start zeroed.
- * Memory is reserved when it is allocated: too much is TUTTI_ERROR_MEMORY, a limit of the system (descriptors, mappings,
- * address space) is TUTTI_ERROR_LIMIT and named, and nothing fails later at the first touch.
+ * Memory is reserved when it is allocated: too much is TUTTI_ERROR_MEMORY, a limit of the system (descriptors,
+ * mappings, address space) is TUTTI_ERROR_LIMIT and named, and nothing fails later at the first touch.
  *
- * LIFETIME. tutti_memory_release ends the caller's reference: the block can no longer be found, but its memory stays while
- * a tutti_peers of it lives, on this rank or on another. Freeing a block that a peer still has mapped is safe for the peer.
+ * LIFETIME. tutti_memory_release ends the caller's reference: the block can no longer be found, but its memory stays
+ * while a tutti_peers of it lives, on this rank or on another. Freeing a block that a peer still has mapped is safe for
+ * the peer.
  *
- * THREADS. All functions here may be called from any thread of the rank. In a forked child they return TUTTI_ERROR_FORKED.
+ * THREADS. All functions here may be called from any thread of the rank. In a forked child they return
+ * TUTTI_ERROR_FORKED.
  *
  * What plain loads, stores, puts, signals and barriers order is written in tutti/peers.h.
  */
@@ -40,7 +43,10 @@ typedef struct tutti_memory tutti_memory;
 typedef struct tutti_peers tutti_peers;
 
 /* Where memory lies. 0 stands for the CPU wherever a device may be left open. */
-typedef enum tutti_device { TUTTI_CPU = 1, TUTTI_CUDA = 2 } tutti_device;
+typedef enum tutti_device {
+    TUTTI_CPU = 1,
+    TUTTI_CUDA = 2
+} tutti_device;
 
 /* "cpu", "cuda"; "?" for a value that is no device. */
 TUTTI_API const char *tutti_device_name(tutti_device device);
@@ -49,36 +55,40 @@ TUTTI_API const char *tutti_device_name(tutti_device device);
 
 typedef struct tutti_memory_options {
     size_t size;
-    tutti_device device;      /* 0: TUTTI_CPU */
-    int device_index;         /* of a GPU; -1: the current one */
-    size_t alignment;         /* of the data: a power of two up to 2 MiB; 0: 128 */
-    size_t signal_pad_bytes;  /* a multiple of 4; 0: the world's (tutti_memory_signal_pad_bytes) */
-    tutti_group *group;       /* default group of a later rendezvous, kept by the block; NULL: none */
-    bool persistent;          /* the block belongs to `persistent_id`: see below */
+    tutti_device device;     /* 0: TUTTI_CPU */
+    int device_index;        /* of a GPU; -1: the current one */
+    size_t alignment;        /* of the data: a power of two up to 2 MiB; 0: 128 */
+    size_t signal_pad_bytes; /* a multiple of 4; 0: the world's (tutti_memory_signal_pad_bytes) */
+    tutti_group *group;      /* default group of a later rendezvous, kept by the block; NULL: none */
+    bool persistent;         /* the block belongs to `persistent_id`: see below */
     uint64_t persistent_id;
-    int huge_pages;           /* 1: ask for them, 0: do not, -1: when they help */
+    int huge_pages; /* 1: ask for them, 0: do not, -1: when they help */
 } tutti_memory_options;
 #ifdef __cplusplus
-#define TUTTI_MEMORY_OPTIONS_INIT { sizeof(tutti_memory_options), (tutti_device)0, -1, 0, 0, 0, false, 0, -1 }
+#define TUTTI_MEMORY_OPTIONS_INIT \
+    { sizeof(tutti_memory_options), (tutti_device)0, -1, 0, 0, 0, false, 0, -1 }
 #else
-#define TUTTI_MEMORY_OPTIONS_INIT { .size = sizeof(tutti_memory_options), .device_index = -1, .huge_pages = -1 }
+#define TUTTI_MEMORY_OPTIONS_INIT \
+    { .size = sizeof(tutti_memory_options), .device_index = -1, .huge_pages = -1 }
 #endif
 
 /* A zeroed block of `bytes` bytes; zero bytes are allowed. Local: it never communicates.
  *
- * Persistent blocks: an id of a world names memory that keeps its address for as long as the world lives. The first allocation
- * makes it; after the release another allocation with that id and the same byte size gets the same address, its contents and its pad
- * as they were, and its rendezvous still stands. While it is allocated a second allocation is TUTTI_ERROR_STATE ("still active"), and another byte
- * size is TUTTI_ERROR_ARGUMENT showing both. The ranks of a rendezvous must use the same id. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_memory_alloc(tutti_world *world, size_t bytes, const tutti_memory_options *options,
-                                                        tutti_memory **memory);
+ * Persistent blocks: an id of a world names memory that keeps its address for as long as the world lives. The first
+ * allocation makes it; after the release another allocation with that id and the same byte size gets the same address,
+ * its contents and its pad as they were, and its rendezvous still stands. While it is allocated a second allocation is
+ * TUTTI_ERROR_STATE ("still active"), and another byte size is TUTTI_ERROR_ARGUMENT showing both. The ranks of a
+ * rendezvous must use the same id. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_memory_alloc(tutti_world *world, size_t bytes,
+                                                        const tutti_memory_options *options, tutti_memory **memory);
 
 /* Another reference to the block. */
 TUTTI_API tutti_memory *tutti_memory_keep(tutti_memory *memory);
 /* Ends one reference; NULL is allowed. */
 TUTTI_API void tutti_memory_release(tutti_memory *memory);
 
-/* The data, at least 128-byte aligned on this rank; an address of the block's device. Never NULL, also for zero bytes. */
+/* The data, at least 128-byte aligned on this rank; an address of the block's device. Never NULL, also for zero
+ * bytes. */
 TUTTI_API void *tutti_memory_data(const tutti_memory *memory);
 TUTTI_API size_t tutti_memory_bytes(const tutti_memory *memory);
 TUTTI_API void *tutti_memory_signal_pad(const tutti_memory *memory); /* this rank's own */
@@ -86,7 +96,8 @@ TUTTI_API size_t tutti_memory_pad_bytes(const tutti_memory *memory); /* of this 
 TUTTI_API tutti_device tutti_memory_device(const tutti_memory *memory);
 TUTTI_API int tutti_memory_device_index(const tutti_memory *memory); /* -1 for the CPU */
 
-/* The block whose data holds `pointer`, or NULL: is this pointer symmetric? O(log n). Lent: valid while the block is allocated. */
+/* The block whose data holds `pointer`, or NULL: is this pointer symmetric? O(log n). Lent: valid while the block is
+ * allocated. */
 TUTTI_API tutti_memory *tutti_memory_find(tutti_world *world, const void *pointer);
 
 /* Bytes of the signal pad that blocks get which ask for none; blocks keep the size that they were allocated with. The
@@ -96,24 +107,30 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_memory_set_signal_pad_bytes(tutti_wor
 
 /* ---- meeting ---- */
 
-/* Collective over the group, bounded by its deadline: every member maps the blocks of all. NULL is the block's default group; a
- * block without one is TUTTI_ERROR_ARGUMENT. The result is cached per (block, group): later calls involve nobody else.
+/* Collective over the group, bounded by its deadline: every member maps the blocks of all. NULL is the block's default
+ * group; a block without one is TUTTI_ERROR_ARGUMENT. The result is cached per (block, group): later calls involve
+ * nobody else.
  *
- * Members whose blocks differ in size, pad size, alignment, device or persistent id get TUTTI_ERROR_MISMATCH naming them, and so does
- * everybody else: this agreement ends nothing, and neither does a member that runs out of memory or mappings (all get its status, and its name). A death,
- * a deadline or an abort ends the group. Ranks on different hosts are TUTTI_ERROR_UNSUPPORTED on CPU memory. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_memory_rendezvous(tutti_memory *memory, tutti_group *group, tutti_peers **peers);
+ * Members whose blocks differ in size, pad size, alignment, device or persistent id get TUTTI_ERROR_MISMATCH naming
+ * them, and so does everybody else: this agreement ends nothing, and neither does a member that runs out of memory or
+ * mappings (all get its status, and its name). A death, a deadline or an abort ends the group. Ranks on different hosts
+ * are TUTTI_ERROR_UNSUPPORTED on CPU memory. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_memory_rendezvous(tutti_memory *memory, tutti_group *group,
+                                                             tutti_peers **peers);
 
 /* ---- backends ---- */
 
-/* Which backend serves a device in this world: "shm" for the CPU. A device without one is TUTTI_ERROR_UNSUPPORTED. Lent. */
+/* Which backend serves a device in this world: "shm" for the CPU. A device without one is TUTTI_ERROR_UNSUPPORTED.
+ * Lent. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_memory_backend(tutti_world *world, tutti_device device, const char **name);
 
 /* Chooses the backend of a device. The one that is chosen already is no change; one that does not exist is
  * TUTTI_ERROR_NOT_FOUND, and after the first allocation on that device any other is TUTTI_ERROR_STATE. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_memory_set_backend(tutti_world *world, tutti_device device, const char *name);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_memory_set_backend(tutti_world *world, tutti_device device,
+                                                              const char *name);
 
-/* Whether the device can write to all its peers at once. False for the CPU and for a device that is not there; never fails. */
+/* Whether the device can write to all its peers at once. False for the CPU and for a device that is not there; never
+ * fails. */
 TUTTI_API bool tutti_memory_has_multicast_support(tutti_world *world, tutti_device device, int device_index);
 
 /* ---- 32-bit words in order ---- */
@@ -132,9 +149,15 @@ typedef struct tutti_view {
     int64_t strides[TUTTI_VIEW_DIMENSIONS]; /* in elements */
 } tutti_view;
 #ifdef __cplusplus
-#define TUTTI_VIEW_INIT { sizeof(tutti_view), 0, (tutti_dtype)0, (tutti_device)0, -1, 0, {0}, {0} }
+#define TUTTI_VIEW_INIT                                                         \
+    {                                                                           \
+        sizeof(tutti_view), 0, (tutti_dtype)0, (tutti_device)0, -1, 0, { 0 }, { \
+            0                                                                   \
+        }                                                                       \
+    }
 #else
-#define TUTTI_VIEW_INIT { .size = sizeof(tutti_view), .device_index = -1 }
+#define TUTTI_VIEW_INIT \
+    { .size = sizeof(tutti_view), .device_index = -1 }
 #endif
 
 /* Number of elements and of bytes of a view; 0 for NULL. */
@@ -142,16 +165,19 @@ TUTTI_API int64_t tutti_view_count(const tutti_view *view);
 TUTTI_API size_t tutti_view_bytes(const tutti_view *view);
 
 /* A contiguous view of CPU memory. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_view_make(void *data, tutti_dtype dtype, const int64_t *shape, int dimensions, tutti_view *view);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_view_make(void *data, tutti_dtype dtype, const int64_t *shape,
+                                                     int dimensions, tutti_view *view);
 
-/* Sets `count` words from word `offset` on. The view must be flat (one dimension), contiguous and u32; the checks are, in this
- * order: the view, offset, count, value, and that offset + count stays inside. Each word is a relaxed atomic store. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_view_memset32(tutti_world *world, const tutti_view *view, int64_t offset, int64_t value,
-                                                         int64_t count, const tutti_call *call);
+/* Sets `count` words from word `offset` on. The view must be flat (one dimension), contiguous and u32; the checks are,
+ * in this order: the view, offset, count, value, and that offset + count stays inside. Each word is a relaxed atomic
+ * store. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_view_memset32(tutti_world *world, const tutti_view *view, int64_t offset,
+                                                         int64_t value, int64_t count, const tutti_call *call);
 
-/* Writes one word after everything that this thread (or, on a GPU, the stream) did before: a release store. Same checks. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_view_write_value32(tutti_world *world, const tutti_view *view, int64_t offset,
-                                                              int64_t value, const tutti_call *call);
+/* Writes one word after everything that this thread (or, on a GPU, the stream) did before: a release store. Same
+ * checks. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_view_write_value32(tutti_world *world, const tutti_view *view,
+                                                              int64_t offset, int64_t value, const tutti_call *call);
 
 #ifdef __cplusplus
 }

@@ -8,8 +8,8 @@
  *     tutti_mesh_new(world, "cpu", shape, 2, TUTTI_OPTIONS(tutti_mesh_options, .names = names), &mesh);
  *     tutti_mesh_group(mesh, 1, &group);      // the four ranks of this rank's row
  *
- * Making a mesh and flattening one are collective over the world; everything else is local. A rank that is not in the mesh takes part, and has
- * no coordinate. A mesh keeps its groups; it may be used from any thread.
+ * Making a mesh and flattening one are collective over the world; everything else is local. A rank that is not in the
+ * mesh takes part, and has no coordinate. A mesh keeps its groups; it may be used from any thread.
  */
 #ifndef TUTTI_MESH_H
 #define TUTTI_MESH_H
@@ -33,15 +33,19 @@ typedef struct tutti_mesh_options {
     bool no_groups;           /* make none: for asking about coordinates only */
 } tutti_mesh_options;
 #ifdef __cplusplus
-#define TUTTI_MESH_OPTIONS_INIT { sizeof(tutti_mesh_options), 0, 0, 0, 0, false }
+#define TUTTI_MESH_OPTIONS_INIT \
+    { sizeof(tutti_mesh_options), 0, 0, 0, 0, false }
 #else
-#define TUTTI_MESH_OPTIONS_INIT { .size = sizeof(tutti_mesh_options) }
+#define TUTTI_MESH_OPTIONS_INIT \
+    { .size = sizeof(tutti_mesh_options) }
 #endif
 
-/* `device` is "cpu", "cuda", …: letters only. A dimension that spans the whole world uses the default group; each other gets one
- * group per choice of the other coordinates, in row-major order, described as "mesh_<name>" or "mesh_dim_<i>". */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_mesh_new(tutti_world *world, const char *device, const int *shape, int dim_count,
-                                                    const tutti_mesh_options *options, tutti_mesh **mesh);
+/* `device` is "cpu", "cuda", …: letters only. A dimension that spans the whole world uses the default group; each other
+ * gets one group per choice of the other coordinates, in row-major order, described as "mesh_<name>" or "mesh_dim_<i>".
+ */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_mesh_new(tutti_world *world, const char *device, const int *shape,
+                                                    int dim_count, const tutti_mesh_options *options,
+                                                    tutti_mesh **mesh);
 TUTTI_API tutti_mesh *tutti_mesh_keep(tutti_mesh *mesh);
 TUTTI_API void tutti_mesh_release(tutti_mesh *mesh);
 
@@ -54,22 +58,25 @@ TUTTI_API const char *tutti_mesh_dim_name(const tutti_mesh *mesh, int dim);
 /* Which dimension has that name: TUTTI_ERROR_NOT_FOUND when none has. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_mesh_dim(const tutti_mesh *mesh, const char *name, int *dim);
 
-/* World ranks in row-major order, tutti_mesh_size(mesh, -1) of them; of a slice those that share this rank's other coordinates. */
+/* World ranks in row-major order, tutti_mesh_size(mesh, -1) of them; of a slice those that share this rank's other
+ * coordinates. */
 TUTTI_API void tutti_mesh_ranks(const tutti_mesh *mesh, int *ranks);
 
 /* This rank's index in each dimension; false: it is not in the mesh. */
 TUTTI_API bool tutti_mesh_coordinate(const tutti_mesh *mesh, int *coordinate);
 
-/* This rank's group along `dim`; -1 is allowed where there is only one. TUTTI_NON_GROUP_MEMBER for a rank that is not in the mesh. */
+/* This rank's group along `dim`; -1 is allowed where there is only one. TUTTI_NON_GROUP_MEMBER for a rank that is not
+ * in the mesh. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_mesh_group(const tutti_mesh *mesh, int dim, tutti_group **group);
 /* Its rank there; -1 for a rank that is not in the mesh. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_mesh_local_rank(const tutti_mesh *mesh, int dim, int *rank);
 
 /* The mesh of some dimensions, named in their original order, with the same groups. All of them: the mesh itself. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_mesh_slice(tutti_mesh *mesh, const char *const *names, int count, tutti_mesh **slice);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_mesh_slice(tutti_mesh *mesh, const char *const *names, int count,
+                                                      tutti_mesh **slice);
 
-/* All dimensions joined to one, with a group of its own. NULL: the names joined by "_". Remembered under that name: it can be
- * sliced out of the root mesh, and flattening the same dimensions to the same name gives the same mesh. */
+/* All dimensions joined to one, with a group of its own. NULL: the names joined by "_". Remembered under that name: it
+ * can be sliced out of the root mesh, and flattening the same dimensions to the same name gives the same mesh. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_mesh_flatten(tutti_mesh *mesh, const char *name, tutti_mesh **flat);
 
 /* Same world, device, ranks, layout and names. */

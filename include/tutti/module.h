@@ -2,12 +2,11 @@
  *
  * Modules: named parameters, children, a forward function, and hooks around it and around its backward.
  *
- *     tt_module *layers[] = { tt_linear_module(784, 128, true, TUTTI_F32), tt_linear_module(128, 10, true, TUTTI_F32) };
- *     tt_module *net = tt_sequential_module(2, layers);
- *     tt_tensor *logits = tt_module_call(net, x);
+ *     tt_module *layers[] = { tt_linear_module(784, 128, true, TUTTI_F32), tt_linear_module(128, 10, true, TUTTI_F32)
+ * }; tt_module *net = tt_sequential_module(2, layers); tt_tensor *logits = tt_module_call(net, x);
  *
- * A module is a reference of its maker's and ends with tt_module_release; a parent holds its children. Its functions follow the tt_
- * conventions: an error stays pending.
+ * A module is a reference of its maker's and ends with tt_module_release; a parent holds its children. Its functions
+ * follow the tt_ conventions: an error stays pending.
  */
 #ifndef TUTTI_MODULE_H
 #define TUTTI_MODULE_H
@@ -37,8 +36,8 @@ TUTTI_API const char *tt_module_name(const tt_module *module); /* of its type */
 
 /* ---- parameters and children ---- */
 
-/* Writes the slot of that name, made on first use; held by the module. NULL empties it. Nothing is checked: this is how a
- * sharded parameter takes the place of a whole one and back. */
+/* Writes the slot of that name, made on first use; held by the module. NULL empties it. Nothing is checked: this is how
+ * a sharded parameter takes the place of a whole one and back. */
 TUTTI_API bool tt_module_set_parameter(tt_module *module, const char *name, tt_tensor *parameter);
 /* NULL, and no error, for an empty slot; a name that was never set is an error. */
 TUTTI_API tt_tensor *tt_module_parameter(const tt_module *module, const char *name);
@@ -55,25 +54,33 @@ TUTTI_API void tt_module_zero_grad(tt_module *module);
 TUTTI_API tt_tensor *tt_module_call(tt_module *module, tt_tensor *x);
 TUTTI_API tt_tensor_list tt_module_call_all(tt_module *module, tt_tensor_list inputs);
 
-/* Order of one call: forward-pre hooks; then, where backward hooks exist and something requires grad, the inputs are passed
- * through one wrapper node; forward; forward hooks; the outputs pass through another wrapper node. Hooks run in order of registration, or first when
- * `first` is set. Backward hooks are those there were at the forward; removing one later does not stop it for that forward. Wrapped tensors cannot be
- * changed in place. */
+/* Order of one call: forward-pre hooks; then, where backward hooks exist and something requires grad, the inputs are
+ * passed through one wrapper node; forward; forward hooks; the outputs pass through another wrapper node. Hooks run in
+ * order of registration, or first when `first` is set. Backward hooks are those there were at the forward; removing one
+ * later does not stop it for that forward. Wrapped tensors cannot be changed in place. */
 
 /* May replace entries of `inputs`. */
 typedef void tt_forward_pre_hook(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **inputs);
 /* May replace entries of `outputs`. */
-typedef void tt_forward_hook(const tt_hook_context *context, tt_module *module, tt_tensor_list inputs, size_t count, tt_tensor **outputs);
+typedef void tt_forward_hook(const tt_hook_context *context, tt_module *module, tt_tensor_list inputs, size_t count,
+                             tt_tensor **outputs);
 /* When the gradients of all outputs are known; may replace them. */
-typedef void tt_backward_pre_hook(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **grad_outputs);
-/* When the gradients of the inputs are known; may replace them. Where no input requires grad they are all NULL, and must stay so. */
-typedef void tt_backward_hook(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **grad_inputs, tt_tensor_list grad_outputs);
+typedef void tt_backward_pre_hook(const tt_hook_context *context, tt_module *module, size_t count,
+                                  tt_tensor **grad_outputs);
+/* When the gradients of the inputs are known; may replace them. Where no input requires grad they are all NULL, and
+ * must stay so. */
+typedef void tt_backward_hook(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **grad_inputs,
+                              tt_tensor_list grad_outputs);
 
-TUTTI_API bool tt_hook_forward_pre(tt_module *module, tt_forward_pre_hook *function, void *user, tt_tensor_list captured, bool first, tt_hook **hook);
+TUTTI_API bool tt_hook_forward_pre(tt_module *module, tt_forward_pre_hook *function, void *user,
+                                   tt_tensor_list captured, bool first, tt_hook **hook);
 /* `always`: called also when the forward failed, with no outputs and the error set aside. */
-TUTTI_API bool tt_hook_forward(tt_module *module, tt_forward_hook *function, void *user, tt_tensor_list captured, bool first, bool always, tt_hook **hook);
-TUTTI_API bool tt_hook_backward_pre(tt_module *module, tt_backward_pre_hook *function, void *user, tt_tensor_list captured, bool first, tt_hook **hook);
-TUTTI_API bool tt_hook_backward(tt_module *module, tt_backward_hook *function, void *user, tt_tensor_list captured, bool first, tt_hook **hook);
+TUTTI_API bool tt_hook_forward(tt_module *module, tt_forward_hook *function, void *user, tt_tensor_list captured,
+                               bool first, bool always, tt_hook **hook);
+TUTTI_API bool tt_hook_backward_pre(tt_module *module, tt_backward_pre_hook *function, void *user,
+                                    tt_tensor_list captured, bool first, tt_hook **hook);
+TUTTI_API bool tt_hook_backward(tt_module *module, tt_backward_hook *function, void *user, tt_tensor_list captured,
+                                bool first, tt_hook **hook);
 
 /* ---- ready-made ---- */
 

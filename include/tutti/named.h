@@ -2,9 +2,10 @@
  *
  * The operations on symmetric memory that people know from PyTorch, under their own names.
  *
- * They are the collectives of tutti/collective.h with one algorithm each, and they take symmetric memory: a block that was not rendezvoused with the group yet
- * is rendezvoused at its first use, which is collective and bounded. Any number of ranks, every dtype, every reduction that the dtype has; the same bits as
- * ever. No alignment is asked for. A call with count 0 returns at once. They can be asynchronous and batched as all collectives.
+ * They are the collectives of tutti/collective.h with one algorithm each, and they take symmetric memory: a block that
+ * was not rendezvoused with the group yet is rendezvoused at its first use, which is collective and bounded. Any number
+ * of ranks, every dtype, every reduction that the dtype has; the same bits as ever. No alignment is asked for. A call
+ * with count 0 returns at once. They can be asynchronous and batched as all collectives.
  */
 #ifndef TUTTI_NAMED_H
 #define TUTTI_NAMED_H
@@ -21,53 +22,66 @@ extern "C" {
 
 /* ---- all-reduce ---- */
 
-/* Every rank reads all inputs and writes its own `out`, any memory. `in` is symmetric and unchanged. (Both one_shot_all_reduce and its _out form.) */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_one_shot_all_reduce(tutti_group *group, const void *in, void *out, size_t count,
-                                                               tutti_dtype dtype, tutti_op op, const tutti_call *call);
-/* The same with an input of any memory, which goes through `buffer`, symmetric, of buffer_count elements at least count. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_one_shot_all_reduce_copy(tutti_group *group, void *buffer, size_t buffer_count, const void *in,
-                                                                    void *out, size_t count, tutti_dtype dtype, tutti_op op,
+/* Every rank reads all inputs and writes its own `out`, any memory. `in` is symmetric and unchanged. (Both
+ * one_shot_all_reduce and its _out form.) */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_one_shot_all_reduce(tutti_group *group, const void *in, void *out,
+                                                               size_t count, tutti_dtype dtype, tutti_op op,
+                                                               const tutti_call *call);
+/* The same with an input of any memory, which goes through `buffer`, symmetric, of buffer_count elements at least
+ * count. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_one_shot_all_reduce_copy(tutti_group *group, void *buffer,
+                                                                    size_t buffer_count, const void *in, void *out,
+                                                                    size_t count, tutti_dtype dtype, tutti_op op,
                                                                     const tutti_call *call);
-/* In place: each rank reduces its slice and stores it into the buffers of all. `data` is symmetric. (two_shot_all_reduce_) */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_two_shot_all_reduce(tutti_group *group, void *data, size_t count, tutti_dtype dtype,
-                                                               tutti_op op, const tutti_call *call);
+/* In place: each rank reduces its slice and stores it into the buffers of all. `data` is symmetric.
+ * (two_shot_all_reduce_) */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_two_shot_all_reduce(tutti_group *group, void *data, size_t count,
+                                                               tutti_dtype dtype, tutti_op op, const tutti_call *call);
 /* The same into `out`, any memory; `in`, symmetric, stays as it was. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_two_shot_all_reduce_out(tutti_group *group, const void *in, void *out, size_t count,
-                                                                   tutti_dtype dtype, tutti_op op, const tutti_call *call);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_two_shot_all_reduce_out(tutti_group *group, const void *in, void *out,
+                                                                   size_t count, tutti_dtype dtype, tutti_op op,
+                                                                   const tutti_call *call);
 
 /* ---- reduce-scatter and all-gather ---- */
 
 /* `in`, symmetric, is a matrix of rows * columns elements, rank r's part goes to `out`, any memory.
- * split_last_dim false: part r is elements r * n to (r + 1) * n with n = rows * columns / size; true: columns r * n to (r + 1) * n of every row, n = columns / size.
- * What is split must be divisible by the number of ranks. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_reduce_scatter_out(tutti_group *group, const void *in, void *out, size_t rows, size_t columns,
-                                                              bool split_last_dim, tutti_dtype dtype, tutti_op op, const tutti_call *call);
-/* all_gather and reduce_scatter that touch one peer after the other, each rank beginning with another. Any memory. `count` is one rank's share. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_low_contention_all_gather(tutti_group *group, const void *in, void *out, size_t count,
-                                                                     tutti_dtype dtype, const tutti_call *call);
-TUTTI_API TUTTI_CHECKED tutti_status tutti_low_contention_reduce_scatter(tutti_group *group, const void *in, void *out, size_t count,
-                                                                         tutti_dtype dtype, tutti_op op, const tutti_call *call);
+ * split_last_dim false: part r is elements r * n to (r + 1) * n with n = rows * columns / size; true: columns r * n to
+ * (r + 1) * n of every row, n = columns / size. What is split must be divisible by the number of ranks. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_reduce_scatter_out(tutti_group *group, const void *in, void *out,
+                                                              size_t rows, size_t columns, bool split_last_dim,
+                                                              tutti_dtype dtype, tutti_op op, const tutti_call *call);
+/* all_gather and reduce_scatter that touch one peer after the other, each rank beginning with another. Any memory.
+ * `count` is one rank's share. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_low_contention_all_gather(tutti_group *group, const void *in, void *out,
+                                                                     size_t count, tutti_dtype dtype,
+                                                                     const tutti_call *call);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_low_contention_reduce_scatter(tutti_group *group, const void *in, void *out,
+                                                                         size_t count, tutti_dtype dtype, tutti_op op,
+                                                                         const tutti_call *call);
 
 /* ---- multicast ("multimem") ----
- * On the CPU there is no switch that could multicast: these return TUTTI_ERROR_UNSUPPORTED unless TUTTI_MULTICAST=software asks for a form in which the
- * processors write every copy themselves. */
+ * On the CPU there is no switch that could multicast: these return TUTTI_ERROR_UNSUPPORTED unless
+ * TUTTI_MULTICAST=software asks for a form in which the processors write every copy themselves. */
 
 /* In place; `data` is symmetric. (multimem_all_reduce_) */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_multimem_all_reduce(tutti_group *group, void *data, size_t count, tutti_dtype dtype,
-                                                               tutti_op op, const tutti_call *call);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_multimem_all_reduce(tutti_group *group, void *data, size_t count,
+                                                               tutti_dtype dtype, tutti_op op, const tutti_call *call);
 /* `in` is symmetric, `out` any memory. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_multimem_one_shot_all_reduce(tutti_group *group, const void *in, void *out, size_t count,
-                                                                        tutti_dtype dtype, tutti_op op, const tutti_call *call);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_multimem_one_shot_all_reduce(tutti_group *group, const void *in, void *out,
+                                                                        size_t count, tutti_dtype dtype, tutti_op op,
+                                                                        const tutti_call *call);
 /* Into the root's `out` alone. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_multimem_one_shot_reduce_out(tutti_group *group, const void *in, void *out, size_t count,
-                                                                        tutti_dtype dtype, tutti_op op, int root, const tutti_call *call);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_multimem_one_shot_reduce_out(tutti_group *group, const void *in, void *out,
+                                                                        size_t count, tutti_dtype dtype, tutti_op op,
+                                                                        int root, const tutti_call *call);
 /* `out`, symmetric, has size * count elements; `in` any memory. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_multimem_all_gather_out(tutti_group *group, const void *in, void *out, size_t count,
-                                                                   tutti_dtype dtype, const tutti_call *call);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_multimem_all_gather_out(tutti_group *group, const void *in, void *out,
+                                                                   size_t count, tutti_dtype dtype,
+                                                                   const tutti_call *call);
 
 /* ---- all-to-all whose splits are data ----
- * Buffers and splits are symmetric. A row is `row` elements of `dtype`; splits and offsets count rows. in_rows and out_rows say how many rows the buffers have: more
- * to send or to receive is an error that ends the group. */
+ * Buffers and splits are symmetric. A row is `row` elements of `dtype`; splits and offsets count rows. in_rows and
+ * out_rows say how many rows the buffers have: more to send or to receive is an error that ends the group. */
 typedef struct tutti_rows {
     size_t size;
     const void *in;
@@ -78,22 +92,29 @@ typedef struct tutti_rows {
     tutti_dtype dtype;
 } tutti_rows;
 #ifdef __cplusplus
-#define TUTTI_ROWS_INIT { sizeof(tutti_rows), 0, 0, 0, 0, 1, TUTTI_F32 }
+#define TUTTI_ROWS_INIT \
+    { sizeof(tutti_rows), 0, 0, 0, 0, 1, TUTTI_F32 }
 #else
-#define TUTTI_ROWS_INIT { .size = sizeof(tutti_rows), .row = 1 }
+#define TUTTI_ROWS_INIT \
+    { .size = sizeof(tutti_rows), .row = 1 }
 #endif
 
-/* in_splits[size]: rows for each rank, one after the other in `in`. Afterwards out_splits_offsets[0][r] is how many came from rank r, [1][r] where they begin in `out`. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_all_to_all_vdev(tutti_group *group, const tutti_rows *rows, const int64_t *in_splits,
-                                                           int64_t *out_splits_offsets, const tutti_call *call);
-/* in_splits[size][experts], rank-major. The output is expert-major: slot (e, r) = e * size + r of out_splits_offsets[2][experts * size]. Each expert begins at a
- * multiple of major_align (at least 1) rows and takes at least major_align, also when it is empty. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_all_to_all_vdev_2d(tutti_group *group, const tutti_rows *rows, int experts, int64_t major_align,
-                                                              const int64_t *in_splits, int64_t *out_splits_offsets, const tutti_call *call);
-/* The way back: in_splits_offsets[2][experts * size], expert-major with explicit offsets (gaps are not sent); the output is rank-major, slot (r, e) = r * experts + e,
- * without gaps. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_all_to_all_vdev_2d_offset(tutti_group *group, const tutti_rows *rows, int experts,
-                                                                     const int64_t *in_splits_offsets, int64_t *out_splits_offsets,
+/* in_splits[size]: rows for each rank, one after the other in `in`. Afterwards out_splits_offsets[0][r] is how many
+ * came from rank r, [1][r] where they begin in `out`. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_all_to_all_vdev(tutti_group *group, const tutti_rows *rows,
+                                                           const int64_t *in_splits, int64_t *out_splits_offsets,
+                                                           const tutti_call *call);
+/* in_splits[size][experts], rank-major. The output is expert-major: slot (e, r) = e * size + r of
+ * out_splits_offsets[2][experts * size]. Each expert begins at a multiple of major_align (at least 1) rows and takes at
+ * least major_align, also when it is empty. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_all_to_all_vdev_2d(tutti_group *group, const tutti_rows *rows, int experts,
+                                                              int64_t major_align, const int64_t *in_splits,
+                                                              int64_t *out_splits_offsets, const tutti_call *call);
+/* The way back: in_splits_offsets[2][experts * size], expert-major with explicit offsets (gaps are not sent); the
+ * output is rank-major, slot (r, e) = r * experts + e, without gaps. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_all_to_all_vdev_2d_offset(tutti_group *group, const tutti_rows *rows,
+                                                                     int experts, const int64_t *in_splits_offsets,
+                                                                     int64_t *out_splits_offsets,
                                                                      const tutti_call *call);
 
 #ifdef __cplusplus

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The operators. docs/operators.md is made from the same table that runs them and says for each: its arguments, the types
- * it takes, whether it has a gradient, and whether its result is a view.
+ * The operators. docs/operators.md is made from the same table that runs them and says for each: its arguments, the
+ * types it takes, whether it has a gradient, and whether its result is a view.
  *
  * - A name that ends in _ works in place: it writes its first argument, returns it, and bumps its version.
  * - Shapes broadcast from the right; types promote as in NumPy and PyTorch: bool < integers < floats < complex; a 0-dim
@@ -25,8 +25,8 @@ TUTTI_API tt_tensor *tt_div(tt_tensor *a, tt_tensor *b); /* integers give f32 */
 TUTTI_API tt_tensor *tt_maximum(tt_tensor *a, tt_tensor *b);
 TUTTI_API tt_tensor *tt_minimum(tt_tensor *a, tt_tensor *b);
 TUTTI_API tt_tensor *tt_pow(tt_tensor *a, tt_tensor *b);
-TUTTI_API tt_tensor *tt_add_scaled(tt_tensor *a, tt_tensor *b, double factor); /* a + factor * b */
-TUTTI_API tt_tensor *tt_lerp(tt_tensor *a, tt_tensor *b, double weight);       /* a + weight * (b - a) */
+TUTTI_API tt_tensor *tt_add_scaled(tt_tensor *a, tt_tensor *b, double factor);            /* a + factor * b */
+TUTTI_API tt_tensor *tt_lerp(tt_tensor *a, tt_tensor *b, double weight);                  /* a + weight * (b - a) */
 TUTTI_API tt_tensor *tt_addcmul(tt_tensor *x, tt_tensor *a, tt_tensor *b, double factor); /* x + factor * a * b */
 TUTTI_API tt_tensor *tt_addcdiv(tt_tensor *x, tt_tensor *a, tt_tensor *b, double factor); /* x + factor * a / b */
 TUTTI_API tt_tensor *tt_add_scalar(tt_tensor *a, double number);
@@ -97,32 +97,36 @@ TUTTI_API tt_tensor *tt_sum(tt_tensor *x);
 TUTTI_API tt_tensor *tt_sum_dims(tt_tensor *x, tt_dims dims, bool keep); /* integers and bool sum in i64 */
 TUTTI_API tt_tensor *tt_mean(tt_tensor *x);
 TUTTI_API tt_tensor *tt_mean_dims(tt_tensor *x, tt_dims dims, bool keep);
-TUTTI_API tt_tensor *tt_amax(tt_tensor *x, tt_dims dims, bool keep); /* the gradient goes to all equal maxima, divided */
+TUTTI_API tt_tensor *tt_amax(tt_tensor *x, tt_dims dims,
+                             bool keep); /* the gradient goes to all equal maxima, divided */
 TUTTI_API tt_tensor *tt_amin(tt_tensor *x, tt_dims dims, bool keep);
 TUTTI_API tt_tensor *tt_prod(tt_tensor *x, tt_dims dims, bool keep);
 TUTTI_API tt_tensor *tt_any(tt_tensor *x, tt_dims dims, bool keep);
 TUTTI_API tt_tensor *tt_all(tt_tensor *x, tt_dims dims, bool keep);
 TUTTI_API tt_tensor *tt_argmax(tt_tensor *x, int dim, bool keep); /* the first of equal ones */
-TUTTI_API tt_tensor *tt_norm(tt_tensor *x);                       /* square root of the sum of squares of all elements */
-TUTTI_API tt_tensor *tt_sum_to(tt_tensor *x, tt_dims shape);      /* undoes broadcasting: sums what was expanded */
+TUTTI_API tt_tensor *tt_norm(tt_tensor *x);                  /* square root of the sum of squares of all elements */
+TUTTI_API tt_tensor *tt_sum_to(tt_tensor *x, tt_dims shape); /* undoes broadcasting: sums what was expanded */
 
 /* ---- matrix products ---- */
-TUTTI_API tt_tensor *tt_matmul(tt_tensor *a, tt_tensor *b); /* (…, m, k) (…, k, n); 1-dim arguments as rows and columns */
-TUTTI_API tt_tensor *tt_linear(tt_tensor *x, tt_tensor *weight, tt_tensor *bias); /* x weight^T + bias; bias may be NULL */
-/* a (m, k) times b (k, n), each with scales: one element, per row of a (m, 1), per column of b (1, n). For f8 and i8 inputs. bias (n)
- * and result_scale (one element) may be NULL. Accumulates in f32. */
-TUTTI_API tt_tensor *tt_scaled_matmul(tt_tensor *a, tt_tensor *b, tt_tensor *scale_a, tt_tensor *scale_b, tt_tensor *bias,
-                                      tt_tensor *result_scale, tutti_dtype dtype);
+TUTTI_API tt_tensor *tt_matmul(tt_tensor *a,
+                               tt_tensor *b); /* (…, m, k) (…, k, n); 1-dim arguments as rows and columns */
+TUTTI_API tt_tensor *tt_linear(tt_tensor *x, tt_tensor *weight,
+                               tt_tensor *bias); /* x weight^T + bias; bias may be NULL */
+/* a (m, k) times b (k, n), each with scales: one element, per row of a (m, 1), per column of b (1, n). For f8 and i8
+ * inputs. bias (n) and result_scale (one element) may be NULL. Accumulates in f32. */
+TUTTI_API tt_tensor *tt_scaled_matmul(tt_tensor *a, tt_tensor *b, tt_tensor *scale_a, tt_tensor *scale_b,
+                                      tt_tensor *bias, tt_tensor *result_scale, tutti_dtype dtype);
 /* i8 times i8 in i32 */
 TUTTI_API tt_tensor *tt_int_matmul(tt_tensor *a, tt_tensor *b);
 
 /* ---- views: the result shares the argument's storage ---- */
-TUTTI_API tt_tensor *tt_view(tt_tensor *x, tt_dims shape);    /* one size may be -1; an error where a copy would be needed */
+TUTTI_API tt_tensor *tt_view(tt_tensor *x,
+                             tt_dims shape); /* one size may be -1; an error where a copy would be needed */
 TUTTI_API tt_tensor *tt_reshape(tt_tensor *x, tt_dims shape); /* a view where possible, else a copy */
 TUTTI_API tt_tensor *tt_flatten(tt_tensor *x, int first, int last);
 TUTTI_API tt_tensor *tt_permute(tt_tensor *x, tt_dims order);
 TUTTI_API tt_tensor *tt_transpose(tt_tensor *x, int a, int b);
-TUTTI_API tt_tensor *tt_t(tt_tensor *x); /* of a matrix */
+TUTTI_API tt_tensor *tt_t(tt_tensor *x);                     /* of a matrix */
 TUTTI_API tt_tensor *tt_expand(tt_tensor *x, tt_dims shape); /* -1 keeps a size */
 TUTTI_API tt_tensor *tt_squeeze(tt_tensor *x, int dim);
 TUTTI_API tt_tensor *tt_unsqueeze(tt_tensor *x, int dim);
@@ -138,13 +142,14 @@ TUTTI_API tt_tensor_list tt_split(tt_tensor *x, tt_dims sizes, int dim);
 TUTTI_API tt_tensor_list tt_chunk(tt_tensor *x, int64_t parts, int dim);
 
 /* ---- copies ---- */
-TUTTI_API tt_tensor *tt_clone(tt_tensor *x);      /* same strides where x is dense, else contiguous */
-TUTTI_API tt_tensor *tt_contiguous(tt_tensor *x); /* x itself where it is contiguous already */
+TUTTI_API tt_tensor *tt_clone(tt_tensor *x);                 /* same strides where x is dense, else contiguous */
+TUTTI_API tt_tensor *tt_contiguous(tt_tensor *x);            /* x itself where it is contiguous already */
 TUTTI_API tt_tensor *tt_to(tt_tensor *x, tutti_dtype dtype); /* x itself where it has that dtype already */
 TUTTI_API tt_tensor *tt_copy_(tt_tensor *x, tt_tensor *from);
 TUTTI_API tt_tensor *tt_fill_(tt_tensor *x, double value);
 TUTTI_API tt_tensor *tt_zero_(tt_tensor *x);
-/* The same values and shape, with strides such that moving `dim` to the front is contiguous: for gathers and scatters along dim. */
+/* The same values and shape, with strides such that moving `dim` to the front is contiguous: for gathers and scatters
+ * along dim. */
 TUTTI_API tt_tensor *tt_restride(tt_tensor *x, int dim);
 
 /* ---- joining and indexing ---- */
@@ -184,13 +189,21 @@ typedef struct tt_adamw {
     double learning_rate, beta1, beta2, epsilon, weight_decay;
 } tt_adamw;
 #ifdef __cplusplus
-#define TT_SGD_INIT { sizeof(tt_sgd), 0.01, 0.0, 0.0 }
-#define TT_ADAMW_INIT { sizeof(tt_adamw), 0.001, 0.9, 0.999, 1e-8, 0.01 }
+#define TT_SGD_INIT \
+    { sizeof(tt_sgd), 0.01, 0.0, 0.0 }
+#define TT_ADAMW_INIT \
+    { sizeof(tt_adamw), 0.001, 0.9, 0.999, 1e-8, 0.01 }
 #else
-#define TT_SGD_INIT { .size = sizeof(tt_sgd), .learning_rate = 0.01 }
-#define TT_ADAMW_INIT { .size = sizeof(tt_adamw), .learning_rate = 0.001, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8, .weight_decay = 0.01 }
+#define TT_SGD_INIT \
+    { .size = sizeof(tt_sgd), .learning_rate = 0.01 }
+#define TT_ADAMW_INIT                                                                                    \
+    {                                                                                                    \
+        .size = sizeof(tt_adamw), .learning_rate = 0.001, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8, \
+        .weight_decay = 0.01                                                                             \
+    }
 #endif
-/* One parameter. `velocity` is needed with momentum and may be NULL without; m and v start as zeros; step counts from 1. */
+/* One parameter. `velocity` is needed with momentum and may be NULL without; m and v start as zeros; step counts
+ * from 1. */
 TUTTI_API bool tt_sgd_step(tt_tensor *parameter, tt_tensor *gradient, tt_tensor *velocity, const tt_sgd *options);
 TUTTI_API bool tt_adamw_step(tt_tensor *parameter, tt_tensor *gradient, tt_tensor *m, tt_tensor *v, int64_t step,
                              const tt_adamw *options);
@@ -203,25 +216,26 @@ TUTTI_API tt_tensor_list tt_foreach_norm(tt_tensor_list a);
 TUTTI_API bool tt_foreach_addcdiv_(tt_tensor_list x, tt_tensor_list a, tt_tensor_list b, double factor);
 
 /* ---- data movement of sharded training ---- */
-/* Copies each flattened input into rank's slice of `out` (ranks * total elements, total = sum of sizes); returns the slice. */
+/* Copies each flattened input into rank's slice of `out` (ranks * total elements, total = sum of sizes); returns the
+ * slice. */
 TUTTI_API tt_tensor *tt_all_gather_copy_in(tt_tensor_list inputs, tt_tensor *out, int rank, int ranks);
 /* Copies column blocks of `from` (rows, total) into each of `outs`, viewed as (rows, its size). */
 TUTTI_API bool tt_split_copy(tt_tensor *from, tt_tensor_list outs);
-/* Pads dim 0 of each tensor to a multiple of `parts`, cuts it in `parts` pieces and puts piece r of all side by side in row r of
- * `out` (parts, total). Widening conversions only. */
+/* Pads dim 0 of each tensor to a multiple of `parts`, cuts it in `parts` pieces and puts piece r of all side by side in
+ * row r of `out` (parts, total). Widening conversions only. */
 TUTTI_API tt_tensor *tt_chunk_cat(tt_tensor_list tensors, int parts, tt_tensor *out);
 
 /* ---- the table itself ---- */
 typedef struct tt_operator_info {
     size_t size;
-    const char *name;     /* "add" */
-    const char *schema;   /* "add(a, b) -> tensor" */
-    const char *summary;  /* one line */
-    const char *family;   /* "arithmetic" */
-    bool in_place;        /* has a form with a trailing underscore */
-    bool view;            /* the result shares the first argument's storage */
+    const char *name;    /* "add" */
+    const char *schema;  /* "add(a, b) -> tensor" */
+    const char *summary; /* one line */
+    const char *family;  /* "arithmetic" */
+    bool in_place;       /* has a form with a trailing underscore */
+    bool view;           /* the result shares the first argument's storage */
     bool differentiable;
-    bool pure;            /* no effect but its results, which depend on its arguments alone */
+    bool pure; /* no effect but its results, which depend on its arguments alone */
 } tt_operator_info;
 TUTTI_API int tt_operator_count(void);
 TUTTI_API TUTTI_CHECKED tutti_status tt_operator_at(int index, tt_operator_info *info);

@@ -3,10 +3,12 @@
  * Pools: symmetric blocks that are used again. For programs that allocate and free the same sizes over and over.
  *
  * A block from a pool is a tutti_memory like any other. When its last reference ends it goes back to the pool; the next
- * allocation of that byte size gets it, at the same address, with its data as they were and a clean signal pad. One allocation is one block:
- * a pool never splits them, because every block has a pad of its own. Memory of a pool serves only that pool.
+ * allocation of that byte size gets it, at the same address, with its data as they were and a clean signal pad. One
+ * allocation is one block: a pool never splits them, because every block has a pad of its own. Memory of a pool serves
+ * only that pool.
  *
- * Rendezvous of a used block is quick when the same blocks meet again: two small exchanges that prove it, and no mapping.
+ * Rendezvous of a used block is quick when the same blocks meet again: two small exchanges that prove it, and no
+ * mapping.
  *
  * Safe from any thread.
  */
@@ -22,9 +24,11 @@ extern "C" {
 typedef struct tutti_pool tutti_pool;
 
 /* The options are those of its blocks; persistent ids are refused. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_pool_create(tutti_world *world, const tutti_memory_options *options, tutti_pool **pool);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_pool_create(tutti_world *world, const tutti_memory_options *options,
+                                                       tutti_pool **pool);
 
-/* A used block of exactly this size if there is one, the last freed first, else a new one. The data of a used block are what they were. */
+/* A used block of exactly this size if there is one, the last freed first, else a new one. The data of a used block are
+ * what they were. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_pool_alloc(tutti_pool *pool, size_t bytes, tutti_memory **memory);
 
 /* Gives the unused blocks back to the system. */
@@ -37,9 +41,11 @@ typedef struct tutti_pool_statistics {
     size_t reused;                  /* allocations served by a used block so far */
 } tutti_pool_statistics;
 #ifdef __cplusplus
-#define TUTTI_POOL_STATISTICS_INIT { sizeof(tutti_pool_statistics), 0, 0, 0, 0, 0 }
+#define TUTTI_POOL_STATISTICS_INIT \
+    { sizeof(tutti_pool_statistics), 0, 0, 0, 0, 0 }
 #else
-#define TUTTI_POOL_STATISTICS_INIT { .size = sizeof(tutti_pool_statistics) }
+#define TUTTI_POOL_STATISTICS_INIT \
+    { .size = sizeof(tutti_pool_statistics) }
 #endif
 TUTTI_API TUTTI_CHECKED tutti_status tutti_pool_query(tutti_pool *pool, tutti_pool_statistics *statistics);
 

@@ -38,16 +38,16 @@ extern "C" {
 /* Values are written out and never reused. */
 typedef enum tutti_status {
     TUTTI_OK = 0,
-    TUTTI_ERROR_ARGUMENT = 1,     /* an argument has a value that cannot work */
-    TUTTI_ERROR_TYPE = 2,         /* an argument is of the wrong type: dtype, reduction, kind of object */
-    TUTTI_ERROR_RANGE = 3,        /* an index, rank, offset or size lies outside its range */
-    TUTTI_ERROR_NOT_FOUND = 4,    /* no object of that name */
-    TUTTI_ERROR_EXISTS = 5,       /* an object of that name is there already */
-    TUTTI_ERROR_STATE = 6,        /* right call, wrong moment: closed, in use, not ready */
-    TUTTI_ERROR_UNSUPPORTED = 7,  /* this machine, build or object cannot do that; the message says why */
-    TUTTI_ERROR_MEMORY = 8,       /* out of memory, at allocation */
-    TUTTI_ERROR_LIMIT = 9,        /* a limit of the system was reached: descriptors, mappings, threads, locked memory */
-    TUTTI_ERROR_SYSTEM = 10,      /* a system call failed; the message and tutti_error_info.system_error say which and how */
+    TUTTI_ERROR_ARGUMENT = 1,    /* an argument has a value that cannot work */
+    TUTTI_ERROR_TYPE = 2,        /* an argument is of the wrong type: dtype, reduction, kind of object */
+    TUTTI_ERROR_RANGE = 3,       /* an index, rank, offset or size lies outside its range */
+    TUTTI_ERROR_NOT_FOUND = 4,   /* no object of that name */
+    TUTTI_ERROR_EXISTS = 5,      /* an object of that name is there already */
+    TUTTI_ERROR_STATE = 6,       /* right call, wrong moment: closed, in use, not ready */
+    TUTTI_ERROR_UNSUPPORTED = 7, /* this machine, build or object cannot do that; the message says why */
+    TUTTI_ERROR_MEMORY = 8,      /* out of memory, at allocation */
+    TUTTI_ERROR_LIMIT = 9,       /* a limit of the system was reached: descriptors, mappings, threads, locked memory */
+    TUTTI_ERROR_SYSTEM = 10, /* a system call failed; the message and tutti_error_info.system_error say which and how */
     TUTTI_ERROR_TIMEOUT = 11,     /* the deadline passed */
     TUTTI_ERROR_DEAD = 12,        /* a rank died */
     TUTTI_ERROR_GONE = 13,        /* a rank closed its world, properly, while others still counted on it */
@@ -80,19 +80,25 @@ TUTTI_API const char *tutti_error_message(void);
 typedef struct tutti_error_info {
     size_t size;
     tutti_status status;
-    int rank;                      /* of the caller, in `group`; -1 where no group was involved */
-    uint64_t sequence;             /* of the operation in its group */
-    char group[64];                /* name of the group, "" where none was involved */
-    char operation[32];            /* "all_reduce", "rendezvous", … */
-    int system_error;              /* errno of the system call that failed, or 0 */
-    int at_fault_count;            /* how many of `at_fault` are set: dead, missing, differing, aborting ranks */
+    int rank;           /* of the caller, in `group`; -1 where no group was involved */
+    uint64_t sequence;  /* of the operation in its group */
+    char group[64];     /* name of the group, "" where none was involved */
+    char operation[32]; /* "all_reduce", "rendezvous", … */
+    int system_error;   /* errno of the system call that failed, or 0 */
+    int at_fault_count; /* how many of `at_fault` are set: dead, missing, differing, aborting ranks */
     int at_fault[TUTTI_ERROR_RANKS];
 } tutti_error_info;
 
 #ifdef __cplusplus
-#define TUTTI_ERROR_INFO_INIT { sizeof(tutti_error_info), TUTTI_OK, -1, 0, {0}, {0}, 0, 0, {0} }
+#define TUTTI_ERROR_INFO_INIT                                            \
+    {                                                                    \
+        sizeof(tutti_error_info), TUTTI_OK, -1, 0, { 0 }, { 0 }, 0, 0, { \
+            0                                                            \
+        }                                                                \
+    }
 #else
-#define TUTTI_ERROR_INFO_INIT { .size = sizeof(tutti_error_info), .rank = -1 }
+#define TUTTI_ERROR_INFO_INIT \
+    { .size = sizeof(tutti_error_info), .rank = -1 }
 #endif
 
 /* Copies the calling thread's last error into *info, as far as info->size reaches. */

@@ -3,14 +3,16 @@
  * Stores: key-value meeting places. Ranks use one to find each other; programs may use one for themselves.
  *
  * Four kinds with the same operations: memory (threads of one process), file (a file that all can open), tcp (a server
- * and its clients; speaks PyTorch's TCPStore protocol in both roles, and the same over a Unix socket) and prefix (a part of another store).
+ * and its clients; speaks PyTorch's TCPStore protocol in both roles, and the same over a Unix socket) and prefix (a
+ * part of another store).
  *
- * Keys and values are byte strings; keys are given as C strings of at most 8191 bytes; a tcp store takes values of at most 8 MiB.
- * A store may be used from any thread; calls on one tcp or file handle take turns, so a blocked get holds up the others: use
- * tutti_store_clone for another thread. A forked child cannot use its parent's stores (TUTTI_ERROR_FORKED).
+ * Keys and values are byte strings; keys are given as C strings of at most 8191 bytes; a tcp store takes values of at
+ * most 8 MiB. A store may be used from any thread; calls on one tcp or file handle take turns, so a blocked get holds
+ * up the others: use tutti_store_clone for another thread. A forked child cannot use its parent's stores
+ * (TUTTI_ERROR_FORKED).
  *
- * Blocking calls take timeout_ns: 0 means the store's own (300 s unless set), negative is an error. A timeout is TUTTI_ERROR_TIMEOUT, its
- * message contains "timeout", and the store stays usable.
+ * Blocking calls take timeout_ns: 0 means the store's own (300 s unless set), negative is an error. A timeout is
+ * TUTTI_ERROR_TIMEOUT, its message contains "timeout", and the store stays usable.
  */
 #ifndef TUTTI_STORE_H
 #define TUTTI_STORE_H
@@ -38,9 +40,11 @@ typedef struct tutti_file_store_options {
     int workers;        /* handles that will be closed before the file is removed; 0: never remove it */
 } tutti_file_store_options;
 #ifdef __cplusplus
-#define TUTTI_FILE_STORE_OPTIONS_INIT { sizeof(tutti_file_store_options), 0, 0 }
+#define TUTTI_FILE_STORE_OPTIONS_INIT \
+    { sizeof(tutti_file_store_options), 0, 0 }
 #else
-#define TUTTI_FILE_STORE_OPTIONS_INIT { .size = sizeof(tutti_file_store_options) }
+#define TUTTI_FILE_STORE_OPTIONS_INIT \
+    { .size = sizeof(tutti_file_store_options) }
 #endif
 
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_open_file(const char *path, const tutti_file_store_options *options,
@@ -48,33 +52,36 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_store_open_file(const char *path, con
 
 typedef struct tutti_tcp_store_options {
     size_t size;
-    int64_t timeout_ns;      /* of connecting, and default of blocking calls; 0: 300 s */
-    bool server;             /* host the server too; port 0 picks a free one, see tutti_store_port */
-    int workers;             /* > 0: each store object announces itself, and the server waits for that many */
-    bool no_wait;            /* with workers: the server does not wait */
-    int listen_fd;           /* with server: a listening socket to take over; 0 or less: none */
-    const void *secret;      /* the job's secret; NULL: none. With one, only clients that prove it are served. */
-    size_t secret_bytes;     /* 16 to 64 */
-    bool trust_network;      /* allow a server without secret on an address other than loopback */
+    int64_t timeout_ns;  /* of connecting, and default of blocking calls; 0: 300 s */
+    bool server;         /* host the server too; port 0 picks a free one, see tutti_store_port */
+    int workers;         /* > 0: each store object announces itself, and the server waits for that many */
+    bool no_wait;        /* with workers: the server does not wait */
+    int listen_fd;       /* with server: a listening socket to take over; 0 or less: none */
+    const void *secret;  /* the job's secret; NULL: none. With one, only clients that prove it are served. */
+    size_t secret_bytes; /* 16 to 64 */
+    bool trust_network;  /* allow a server without secret on an address other than loopback */
 } tutti_tcp_store_options;
 #ifdef __cplusplus
-#define TUTTI_TCP_STORE_OPTIONS_INIT { sizeof(tutti_tcp_store_options), 0, false, 0, false, 0, 0, 0, false }
+#define TUTTI_TCP_STORE_OPTIONS_INIT \
+    { sizeof(tutti_tcp_store_options), 0, false, 0, false, 0, 0, 0, false }
 #else
-#define TUTTI_TCP_STORE_OPTIONS_INIT { .size = sizeof(tutti_tcp_store_options) }
+#define TUTTI_TCP_STORE_OPTIONS_INIT \
+    { .size = sizeof(tutti_tcp_store_options) }
 #endif
 
 /* `host` is a name or an address; "unix:@name" (abstract) and "unix:/path" are Unix sockets (port is ignored), where
  * the kernel's credentials admit only processes of the same user. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_store_open_tcp(const char *host, int port, const tutti_tcp_store_options *options,
-                                                          tutti_store **store);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_store_open_tcp(const char *host, int port,
+                                                          const tutti_tcp_store_options *options, tutti_store **store);
 
 /* A store whose keys all get `prefix` and "/" in front. Keeps a reference to `base`. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_store_open_prefix(const char *prefix, tutti_store *base, tutti_store **store);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_store_open_prefix(const char *prefix, tutti_store *base,
+                                                             tutti_store **store);
 
 /* A server without a client, for launchers. Its operations are errors; tutti_store_clone gives a client. See
  * tutti_store_address for what to tell the clients. Released with tutti_store_release. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_store_serve(const char *host, int port, const tutti_tcp_store_options *options,
-                                                       tutti_store **server);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_store_serve(const char *host, int port,
+                                                       const tutti_tcp_store_options *options, tutti_store **server);
 
 /* From "unix:@name", "tcp://host:port" or "file:///path" (the form of TUTTI_STORE). */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_open_url(const char *url, const tutti_tcp_store_options *options,
@@ -86,11 +93,12 @@ TUTTI_API void tutti_store_release(tutti_store *store);
 
 /* ---- values ---- */
 
-TUTTI_API TUTTI_CHECKED tutti_status tutti_store_set(tutti_store *store, const char *key, const void *value, size_t bytes);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_store_set(tutti_store *store, const char *key, const void *value,
+                                                     size_t bytes);
 
 /* Waits until the key exists. *value is malloc'ed, has a zero byte after its end, and is freed with free(). */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_store_get(tutti_store *store, const char *key, int64_t timeout_ns, void **value,
-                                                     size_t *bytes);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_store_get(tutti_store *store, const char *key, int64_t timeout_ns,
+                                                     void **value, size_t *bytes);
 
 /* Atomic; a missing or empty key counts as 0; kept as decimal text. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_add(tutti_store *store, const char *key, int64_t amount, int64_t *sum);
@@ -98,18 +106,21 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_store_add(tutti_store *store, const c
 /* Missing key and empty `expected`: sets, gives `desired`. Missing key else: gives `expected`. Equal to expected: sets,
  * gives `desired`. Otherwise gives what is there. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_compare_set(tutti_store *store, const char *key, const void *expected,
-                                                             size_t expected_bytes, const void *desired, size_t desired_bytes,
-                                                             void **value, size_t *bytes);
+                                                             size_t expected_bytes, const void *desired,
+                                                             size_t desired_bytes, void **value, size_t *bytes);
 
-TUTTI_API TUTTI_CHECKED tutti_status tutti_store_wait(tutti_store *store, const char *const *keys, size_t count, int64_t timeout_ns);
-TUTTI_API TUTTI_CHECKED tutti_status tutti_store_check(tutti_store *store, const char *const *keys, size_t count, bool *present);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_store_wait(tutti_store *store, const char *const *keys, size_t count,
+                                                      int64_t timeout_ns);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_store_check(tutti_store *store, const char *const *keys, size_t count,
+                                                       bool *present);
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_delete(tutti_store *store, const char *key, bool *existed);
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_num_keys(tutti_store *store, int64_t *count);
 
 /* *keys is one malloc'ed block (array, then the texts): a single free() ends it. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_list_keys(tutti_store *store, char ***keys, size_t *count);
 
-TUTTI_API TUTTI_CHECKED tutti_status tutti_store_append(tutti_store *store, const char *key, const void *value, size_t bytes);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_store_append(tutti_store *store, const char *key, const void *value,
+                                                        size_t bytes);
 
 /* values[i] are malloc'ed one by one. Waits until all keys exist. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_multi_get(tutti_store *store, const char *const *keys, size_t count,
@@ -119,16 +130,18 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_store_multi_set(tutti_store *store, c
 
 /* ---- queues: first in, first out, in a namespace of their own ---- */
 
-TUTTI_API TUTTI_CHECKED tutti_status tutti_store_queue_push(tutti_store *store, const char *key, const void *value, size_t bytes);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_store_queue_push(tutti_store *store, const char *key, const void *value,
+                                                            size_t bytes);
 /* block false and nothing there: TUTTI_ERROR_EMPTY. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_store_queue_pop(tutti_store *store, const char *key, bool block, int64_t timeout_ns,
-                                                           void **value, size_t *bytes);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_store_queue_pop(tutti_store *store, const char *key, bool block,
+                                                           int64_t timeout_ns, void **value, size_t *bytes);
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_queue_length(tutti_store *store, const char *key, int64_t *length);
 
 /* ---- and the rest ---- */
 
 /* Returns when `count` callers have come. One use per key. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_store_barrier(tutti_store *store, const char *key, int64_t count, int64_t timeout_ns);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_store_barrier(tutti_store *store, const char *key, int64_t count,
+                                                         int64_t timeout_ns);
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_set_timeout(tutti_store *store, int64_t timeout_ns);
 TUTTI_API int64_t tutti_store_timeout(const tutti_store *store);
 /* Whether append and the multi_ calls are native to this kind. */
@@ -137,7 +150,8 @@ TUTTI_API bool tutti_store_has_extended_api(const tutti_store *store);
 TUTTI_API const char *tutti_store_kind(const tutti_store *store);
 /* Of a tcp store or server: the port in use; -1 for other kinds and Unix sockets. */
 TUTTI_API int tutti_store_port(const tutti_store *store);
-/* Of a tcp store or server: "tcp://host:port" or "unix:…", as tutti_store_open_url and TUTTI_STORE take it; else "". Lent. */
+/* Of a tcp store or server: "tcp://host:port" or "unix:…", as tutti_store_open_url and TUTTI_STORE take it; else "".
+ * Lent. */
 TUTTI_API const char *tutti_store_address(const tutti_store *store);
 /* The store below all prefixes; lent. */
 TUTTI_API tutti_store *tutti_store_underlying(tutti_store *store);

@@ -8,16 +8,17 @@
  *     tt_print(y, stdout);
  *     tutti_status status = tt_scope_close(&scope);           (the first error of them all; x and y are gone)
  *
- * WHO OWNS A TENSOR. Every tensor that a tt_ function returns belongs to the innermost open scope of its thread and goes
- * with it; no release calls in between. tt_keep gives the caller a reference of its own (end it with tt_release);
+ * WHO OWNS A TENSOR. Every tensor that a tt_ function returns belongs to the innermost open scope of its thread and
+ * goes with it; no release calls in between. tt_keep gives the caller a reference of its own (end it with tt_release);
  * tt_scope_return moves a tensor to the next outer scope. Without an open scope a tt_ call is an error.
  *
  * ERRORS. The first error stays pending in its thread until tt_scope_close returns it or tt_error_clear drops it. While
  * it is pending every tt_ function does nothing and returns NULL (0, false), so that a whole step needs one check.
- * NULL is therefore free to mean "absent" where a comment says so (no bias, no gradient); everywhere else a NULL tensor is
- * an error that names the operator and the argument.
+ * NULL is therefore free to mean "absent" where a comment says so (no bias, no gradient); everywhere else a NULL tensor
+ * is an error that names the operator and the argument.
  *
- * THREADS. A scope belongs to one thread. A tensor may be read by several threads at once; writing is the caller's to order.
+ * THREADS. A scope belongs to one thread. A tensor may be read by several threads at once; writing is the caller's to
+ * order.
  *
  * DEVICES. `cpu` has data; `meta` has shapes only: every operator runs on it, costs nothing and computes nothing.
  */
@@ -62,8 +63,10 @@ typedef struct tt_tensor_list {
 TUTTI_API tt_tensor_list tt_tensors_of(size_t count, tt_tensor *const *tensors);
 
 #ifndef __cplusplus
-#define tt_shape(...) tt_dims_of((int)(sizeof((int64_t[]){ 0, __VA_ARGS__ }) / sizeof(int64_t)) - 1, (int64_t[]){ 0, __VA_ARGS__ } + 1)
-#define tt_tensors(...) tt_tensors_of(sizeof((tt_tensor *[]){ __VA_ARGS__ }) / sizeof(tt_tensor *), (tt_tensor *[]){ __VA_ARGS__ })
+#define tt_shape(...) \
+    tt_dims_of((int)(sizeof((int64_t[]){ 0, __VA_ARGS__ }) / sizeof(int64_t)) - 1, (int64_t[]){ 0, __VA_ARGS__ } + 1)
+#define tt_tensors(...) \
+    tt_tensors_of(sizeof((tt_tensor *[]){ __VA_ARGS__ }) / sizeof(tt_tensor *), (tt_tensor *[]){ __VA_ARGS__ })
 #endif
 
 /* ---- scopes and errors ---- */
@@ -74,8 +77,8 @@ typedef struct tt_scope {
 
 TUTTI_API tt_scope tt_scope_open(void);
 
-/* Releases what the scope owns, then returns and forgets the pending error. Scopes close in reverse order of opening; closing
- * an outer one closes those inside it. Closing twice is TUTTI_ERROR_STATE. */
+/* Releases what the scope owns, then returns and forgets the pending error. Scopes close in reverse order of opening;
+ * closing an outer one closes those inside it. Closing twice is TUTTI_ERROR_STATE. */
 TUTTI_API TUTTI_CHECKED tutti_status tt_scope_close(tt_scope *scope);
 
 /* Moves `tensor` from the innermost scope to the next outer one and returns it. */
@@ -85,7 +88,8 @@ TUTTI_API tt_tensor *tt_scope_return(tt_tensor *tensor);
 TUTTI_API tt_tensor *tt_keep(tt_tensor *tensor);
 TUTTI_API void tt_release(tt_tensor *tensor);
 
-/* The pending error of this thread, TUTTI_OK for none. tutti_error_message() has its words after tt_scope_close or tt_error_show. */
+/* The pending error of this thread, TUTTI_OK for none. tutti_error_message() has its words after tt_scope_close or
+ * tt_error_show. */
 TUTTI_API tutti_status tt_error_pending(void);
 TUTTI_API void tt_error_clear(void);
 /* Makes the pending error the thread's last error again (tutti_error_message) and leaves it pending. */
@@ -117,9 +121,11 @@ typedef struct tt_options {
     const char *name;   /* shown in error messages and when printed; copied */
 } tt_options;
 #ifdef __cplusplus
-#define TT_OPTIONS_INIT { sizeof(tt_options), TT_DEVICE_CPU, false, 0 }
+#define TT_OPTIONS_INIT \
+    { sizeof(tt_options), TT_DEVICE_CPU, false, 0 }
 #else
-#define TT_OPTIONS_INIT { .size = sizeof(tt_options), .device = TT_DEVICE_CPU }
+#define TT_OPTIONS_INIT \
+    { .size = sizeof(tt_options), .device = TT_DEVICE_CPU }
 #endif
 
 TUTTI_API tt_tensor *tt_empty(tt_dims shape, tutti_dtype dtype, const tt_options *options); /* contents undefined */
@@ -135,17 +141,20 @@ TUTTI_API tt_tensor *tt_ones_like(tt_tensor *x);
 
 /* A copy of row-major `data`. */
 TUTTI_API tt_tensor *tt_from(const void *data, tt_dims shape, tutti_dtype dtype, const tt_options *options);
-/* The caller's memory itself, not resizable. `release` (may be NULL) is called with `owner` when the last tensor on it goes. */
+/* The caller's memory itself, not resizable. `release` (may be NULL) is called with `owner` when the last tensor on it
+ * goes. */
 TUTTI_API tt_tensor *tt_wrap(void *data, tt_dims shape, tutti_dtype dtype, void (*release)(void *owner), void *owner);
-/* A 0-dim f64 number that adopts the type of what it meets: tt_add(x, tt_number(2)) keeps x's dtype if x is floating point. */
+/* A 0-dim f64 number that adopts the type of what it meets: tt_add(x, tt_number(2)) keeps x's dtype if x is floating
+ * point. */
 TUTTI_API tt_tensor *tt_number(double value);
 
 /* ---- random numbers: the same for the same seed, rank and order of calls, on every machine ---- */
 
 /* Restarts the thread's generator. Ranks given different numbers draw different streams from one seed. */
 TUTTI_API void tt_seed(uint64_t seed, int rank);
-TUTTI_API tt_tensor *tt_rand(tt_dims shape, tutti_dtype dtype, const tt_options *options);  /* uniform in [0, 1) */
-TUTTI_API tt_tensor *tt_randn(tt_dims shape, tutti_dtype dtype, const tt_options *options); /* normal, mean 0, variance 1 */
+TUTTI_API tt_tensor *tt_rand(tt_dims shape, tutti_dtype dtype, const tt_options *options); /* uniform in [0, 1) */
+TUTTI_API tt_tensor *tt_randn(tt_dims shape, tutti_dtype dtype,
+                              const tt_options *options); /* normal, mean 0, variance 1 */
 TUTTI_API tt_tensor *tt_randint(int64_t low, int64_t high, tt_dims shape, tutti_dtype dtype, const tt_options *options);
 TUTTI_API tt_tensor *tt_uniform_(tt_tensor *x, double low, double high);
 TUTTI_API tt_tensor *tt_normal_(tt_tensor *x, double mean, double deviation);
@@ -165,8 +174,8 @@ TUTTI_API bool tt_is_contiguous(const tt_tensor *x);
 TUTTI_API const char *tt_name(const tt_tensor *x); /* "" for none */
 TUTTI_API void tt_set_name(tt_tensor *x, const char *name);
 
-/* The first element. Waits for pending collectives; NULL with an error for freed storage and for meta; NULL without one for a
- * tensor of no elements. tt_data_mut also counts as a write: it bumps the version. */
+/* The first element. Waits for pending collectives; NULL with an error for freed storage and for meta; NULL without one
+ * for a tensor of no elements. tt_data_mut also counts as a write: it bumps the version. */
 TUTTI_API const void *tt_data(const tt_tensor *x);
 TUTTI_API void *tt_data_mut(tt_tensor *x);
 
@@ -183,7 +192,8 @@ TUTTI_API bool tt_equal(tt_tensor *a, tt_tensor *b);
 /* The same shape, and |a - b| <= absolute + relative * |b| for every element. */
 TUTTI_API bool tt_allclose(tt_tensor *a, tt_tensor *b, double relative, double absolute);
 
-/* A picture of the tensor: values in rows, aligned, the middle of long rows left out; then dtype, shape and what is special. */
+/* A picture of the tensor: values in rows, aligned, the middle of long rows left out; then dtype, shape and what is
+ * special. */
 TUTTI_API void tt_print(const tt_tensor *x, FILE *file);
 /* The same into `buffer`, always ended with a zero byte; returns the length of the whole text. */
 TUTTI_API size_t tt_format(const tt_tensor *x, char *buffer, size_t size);
@@ -192,18 +202,20 @@ TUTTI_API size_t tt_format(const tt_tensor *x, char *buffer, size_t size);
 
 /* Bytes of the storage under x, which all its views and detached aliases share. Always legal, also when freed. */
 TUTTI_API size_t tt_storage_bytes(const tt_tensor *x);
-/* Grows or shrinks that storage for all of them, keeping the first min(old, new) bytes. 0 frees it: reading is an error until
- * it has grown back. Changes no shape and no version. On failure nothing has changed. */
+/* Grows or shrinks that storage for all of them, keeping the first min(old, new) bytes. 0 frees it: reading is an error
+ * until it has grown back. Changes no shape and no version. On failure nothing has changed. */
 TUTTI_API bool tt_storage_resize(tt_tensor *x, size_t bytes);
 TUTTI_API bool tt_same_storage(const tt_tensor *a, const tt_tensor *b);
 
-/* How often x or an alias of it was written in place. Starts at 0; every in-place operation adds exactly 1, also without gradients. */
+/* How often x or an alias of it was written in place. Starts at 0; every in-place operation adds exactly 1, also
+ * without gradients. */
 TUTTI_API uint32_t tt_version(const tt_tensor *x);
-/* Sets the versions of several tensors (and of all their aliases). Lists of different lengths and negative versions are errors. */
+/* Sets the versions of several tensors (and of all their aliases). Lists of different lengths and negative versions are
+ * errors. */
 TUTTI_API bool tt_set_version(tt_tensor_list tensors, size_t version_count, const int64_t *versions);
 
-/* What lies between begin and end leaves the versions of these tensors as they were: to refill a tensor that autograd has saved.
- * The end restores also when an error is pending. */
+/* What lies between begin and end leaves the versions of these tensors as they were: to refill a tensor that autograd
+ * has saved. The end restores also when an error is pending. */
 typedef struct tt_preserve tt_preserve;
 TUTTI_API tt_preserve *tt_preserve_begin(tt_tensor_list tensors);
 TUTTI_API void tt_preserve_end(tt_preserve *preserve);
@@ -229,27 +241,28 @@ TUTTI_API tt_named_list tt_load_safetensors(const char *path);
 /* The tensor of that name, or an error that lists the names there are. */
 TUTTI_API tt_tensor *tt_named(tt_named_list list, const char *name);
 
-/* DLPack 1.x. `managed` is a DLManagedTensorVersioned: give it to another library, which calls its deleter when done. The
- * storage lives until then and cannot be resized meanwhile. A tensor that requires grad must be detached first. */
+/* DLPack 1.x. `managed` is a DLManagedTensorVersioned: give it to another library, which calls its deleter when done.
+ * The storage lives until then and cannot be resized meanwhile. A tensor that requires grad must be detached first. */
 TUTTI_API void *tt_to_dlpack(tt_tensor *x);
-/* Takes over a DLManagedTensorVersioned, and calls its deleter when the last tensor on it goes. On an error it still is the caller's. */
+/* Takes over a DLManagedTensorVersioned, and calls its deleter when the last tensor on it goes. On an error it still is
+ * the caller's. */
 TUTTI_API tt_tensor *tt_from_dlpack(void *managed);
 
 #ifdef __cplusplus
 }
 
 /* The C++ forms of tt_shape and tt_tensors. */
-template <typename... Entries> inline tt_dims tt_shape(Entries... entries)
-{
+template <typename... Entries> inline tt_dims tt_shape(Entries... entries) {
     const int64_t list[] = { 0, static_cast<int64_t>(entries)... };
     return tt_dims_of(static_cast<int>(sizeof...(entries)), list + 1);
 }
 template <size_t count> struct tt_tensors_holder {
     tt_tensor *tensors[count];
-    operator tt_tensor_list() const { return tt_tensors_of(count, tensors); }
+    operator tt_tensor_list() const {
+        return tt_tensors_of(count, tensors);
+    }
 };
-template <typename... Tensors> inline tt_tensors_holder<sizeof...(Tensors)> tt_tensors(Tensors... tensors)
-{
+template <typename... Tensors> inline tt_tensors_holder<sizeof...(Tensors)> tt_tensors(Tensors... tensors) {
     return tt_tensors_holder<sizeof...(Tensors)>{ { tensors... } };
 }
 #endif

@@ -37,9 +37,15 @@ typedef struct tutti_counters {
     uint64_t by_algorithm[TUTTI_COUNTER_ALGORITHMS]; /* calls, by tutti_algorithm; 0 where there is no choice */
 } tutti_counters;
 #ifdef __cplusplus
-#define TUTTI_COUNTERS_INIT { sizeof(tutti_counters), 0, 0, 0, 0, {0} }
+#define TUTTI_COUNTERS_INIT                   \
+    {                                         \
+        sizeof(tutti_counters), 0, 0, 0, 0, { \
+            0                                 \
+        }                                     \
+    }
 #else
-#define TUTTI_COUNTERS_INIT { .size = sizeof(tutti_counters) }
+#define TUTTI_COUNTERS_INIT \
+    { .size = sizeof(tutti_counters) }
 #endif
 
 /* Of one operation, named as in the API without "tutti_": "all_reduce". TUTTI_ERROR_NOT_FOUND for a name that is none.

@@ -5,12 +5,12 @@
  *     status.h        how every function says what went wrong
  *     world.h         joining a job, or starting one: tutti_world_open, tutti_spawn
  *     group.h         subsets of ranks; mesh.h arranges them in dimensions
- *     collective.h    all_reduce, all_gather, … on any memory; call.h and work.h are its options and its asynchronous form
- *     memory.h        symmetric blocks; peers.h reads, writes and signals those of others; pool.h reuses them
- *     named.h         operations that work on symmetric blocks by a given algorithm
- *     dtype.h         element types, reductions, and the arithmetic that makes results the same bits everywhere
- *     store.h         key-value stores, for ranks that have to find each other
- *     connectivity.h, log.h, trace.h, fault.h      looking at the machine, the log, the flight recorder; failing on purpose
+ *     collective.h    all_reduce, all_gather, … on any memory; call.h and work.h are its options and its asynchronous
+ * form memory.h        symmetric blocks; peers.h reads, writes and signals those of others; pool.h reuses them named.h
+ * operations that work on symmetric blocks by a given algorithm dtype.h         element types, reductions, and the
+ * arithmetic that makes results the same bits everywhere store.h         key-value stores, for ranks that have to find
+ * each other connectivity.h, log.h, trace.h, fault.h      looking at the machine, the log, the flight recorder; failing
+ * on purpose
  *
  * libtutti-tensor has headers of its own, beginning with tensor.h.
  */

@@ -8,9 +8,10 @@
  *     if (tutti_work_wait(work, 0)) { fprintf(stderr, "%s\n", tutti_error_message()); }
  *     tutti_work_release(work);
  *
- * The buffers are the library's until the work has been waited for (or tested complete). Works of one group run in the order in which they were
- * started, on every rank; sends and receives run beside them. Small operations are published by the starting thread
- * itself; whatever cannot be finished without waiting goes to one helper thread per group, started on first need.
+ * The buffers are the library's until the work has been waited for (or tested complete). Works of one group run in the
+ * order in which they were started, on every rank; sends and receives run beside them. Small operations are published
+ * by the starting thread itself; whatever cannot be finished without waiting goes to one helper thread per group,
+ * started on first need.
  *
  * Any thread may use a work. Waiting does not release it; releasing an unfinished work lets it finish.
  */

@@ -30,32 +30,37 @@ typedef struct tutti_group tutti_group;
 /* Every setting can be given here and then wins over the environment. All fields may stay zero (use the INIT). */
 typedef struct tutti_world_options {
     size_t size;
-    const char *name;      /* of the world; NULL: "default". The same name open twice in one rank is an error. */
-    int rank;              /* -1: from the environment */
-    int rank_count;        /* 0: from the environment */
-    tutti_store *store;    /* where the ranks meet; NULL: from the environment. With it, rank and rank_count are required. */
-    const char *store_url; /* "unix:@name", "tcp://host:port", "file:///path"; NULL: from the environment. Rank 0 serves the first two, unless
-                            * somebody does already. */
+    const char *name; /* of the world; NULL: "default". The same name open twice in one rank is an error. */
+    int rank;         /* -1: from the environment */
+    int rank_count;   /* 0: from the environment */
+    tutti_store
+        *store; /* where the ranks meet; NULL: from the environment. With it, rank and rank_count are required. */
+    const char *store_url; /* "unix:@name", "tcp://host:port", "file:///path"; NULL: from the environment. Rank 0 serves
+                            * the first two, unless somebody does already. */
     int64_t timeout_ns;    /* of opening, and default of everything in this world; 0: TUTTI_TIMEOUT, else 300 s */
-    int threads;           /* that may compute inside a call besides the caller's; -1: TUTTI_THREADS, else the rank's share of cores */
-    const char *log;       /* as TUTTI_LOG */
+    int threads;     /* that may compute inside a call besides the caller's; -1: TUTTI_THREADS, else the rank's share of
+                        cores */
+    const char *log; /* as TUTTI_LOG */
     tutti_log_callback *log_callback;
     void *log_user;
-    const char *settings;  /* any others, "TUTTI_SPIN=100,TUTTI_HUGE_PAGES=no" */
+    const char *settings; /* any others, "TUTTI_SPIN=100,TUTTI_HUGE_PAGES=no" */
 } tutti_world_options;
 #ifdef __cplusplus
-#define TUTTI_WORLD_OPTIONS_INIT { sizeof(tutti_world_options), 0, -1, 0, 0, 0, 0, -1, 0, 0, 0, 0 }
+#define TUTTI_WORLD_OPTIONS_INIT \
+    { sizeof(tutti_world_options), 0, -1, 0, 0, 0, 0, -1, 0, 0, 0, 0 }
 #else
-#define TUTTI_WORLD_OPTIONS_INIT { .size = sizeof(tutti_world_options), .rank = -1, .threads = -1 }
+#define TUTTI_WORLD_OPTIONS_INIT \
+    { .size = sizeof(tutti_world_options), .rank = -1, .threads = -1 }
 #endif
 
-/* Joins the job and waits, bounded, for all its ranks. With NULL, or with rank_count 0, the launch environment decides: inside
- * tutti_spawn, then `tutti run`, torchrun, Open MPI, Hydra (MPICH), Slurm; with none of them a world of one rank opens. An incomplete or contradictory
- * set of variables is an error that names the variable; the log (info) says which launcher was found. */
+/* Joins the job and waits, bounded, for all its ranks. With NULL, or with rank_count 0, the launch environment decides:
+ * inside tutti_spawn, then `tutti run`, torchrun, Open MPI, Hydra (MPICH), Slurm; with none of them a world of one rank
+ * opens. An incomplete or contradictory set of variables is an error that names the variable; the log (info) says which
+ * launcher was found. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_world_open(const tutti_world_options *options, tutti_world **world);
 
-/* Local: waits for nobody and always says goodbye to the peers. With live handles (groups, memory, works) it also returns
- * TUTTI_ERROR_STATE listing them; their memory goes with their last release. */
+/* Local: waits for nobody and always says goodbye to the peers. With live handles (groups, memory, works) it also
+ * returns TUTTI_ERROR_STATE listing them; their memory goes with their last release. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_world_close(tutti_world *world);
 
 TUTTI_API int tutti_world_rank(const tutti_world *world);
@@ -63,18 +68,20 @@ TUTTI_API int tutti_world_size(const tutti_world *world);
 TUTTI_API int tutti_world_local_rank(const tutti_world *world); /* among the ranks of this host */
 TUTTI_API int tutti_world_local_size(const tutti_world *world);
 TUTTI_API const char *tutti_world_name(const tutti_world *world);
-/* How this world was found: "options", "spawn", "tutti run", "torchrun", "Open MPI", "Hydra", "Slurm", "alone" or "fake". */
+/* How this world was found: "options", "spawn", "tutti run", "torchrun", "Open MPI", "Hydra", "Slurm", "alone" or
+ * "fake". */
 TUTTI_API const char *tutti_world_launcher(const tutti_world *world);
 /* The group of all ranks; lent, valid while the world lives. */
 TUTTI_API tutti_group *tutti_world_group(const tutti_world *world);
 /* The world's store, under a prefix of its own; lent. NULL for a fake world and for a world of one rank. */
 TUTTI_API tutti_store *tutti_world_store(const tutti_world *world);
 
-/* This host's address on the route to the meeting place, or as TUTTI_INTERFACE chose it; "" where all ranks met without a network. */
+/* This host's address on the route to the meeting place, or as TUTTI_INTERFACE chose it; "" where all ranks met without
+ * a network. */
 TUTTI_API const char *tutti_world_address(const tutti_world *world);
 
-/* Makes every wait in this world return TUTTI_ERROR_INTERRUPTED, now and until tutti_world_resume. Async-signal-safe, so that
- * Ctrl-C works. EINTR alone never ends a wait. */
+/* Makes every wait in this world return TUTTI_ERROR_INTERRUPTED, now and until tutti_world_resume. Async-signal-safe,
+ * so that Ctrl-C works. EINTR alone never ends a wait. */
 TUTTI_API void tutti_world_interrupt(tutti_world *world);
 TUTTI_API void tutti_world_resume(tutti_world *world);
 
@@ -88,11 +95,13 @@ typedef enum tutti_spawn_kind {
 /* One rank's program: gets its open world, which it may close itself or leave to tutti_spawn. */
 typedef tutti_status tutti_rank_main(tutti_world *world, void *argument);
 
-/* Runs `main` as `ranks` ranks and returns when all have ended: TUTTI_OK, or the first failure, with its message. A rank that returns a
- * failure or dies makes the others' waits fail, as any death does; of several failures the one that started it is returned, where it can be told.
- * A rank's program may open further worlds, under other names, with tutti_world_open. Processes end with _exit after their main
- * has returned and their standard streams are flushed: what the program registered with atexit does not run in them. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_spawn(tutti_spawn_kind kind, int ranks, tutti_rank_main *main, void *argument);
+/* Runs `main` as `ranks` ranks and returns when all have ended: TUTTI_OK, or the first failure, with its message. A
+ * rank that returns a failure or dies makes the others' waits fail, as any death does; of several failures the one that
+ * started it is returned, where it can be told. A rank's program may open further worlds, under other names, with
+ * tutti_world_open. Processes end with _exit after their main has returned and their standard streams are flushed: what
+ * the program registered with atexit does not run in them. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_spawn(tutti_spawn_kind kind, int ranks, tutti_rank_main *main,
+                                                 void *argument);
 
 /* A world in which this process pretends to be one rank of many: no data moves, every call succeeds at once; arguments
  * are checked as in a real one. For shape-only runs of programs. */
@@ -101,9 +110,11 @@ typedef struct tutti_fake_options {
     bool error_on_collective; /* every collective fails with "FakeProcessGroup collective operation error" */
 } tutti_fake_options;
 #ifdef __cplusplus
-#define TUTTI_FAKE_OPTIONS_INIT { sizeof(tutti_fake_options), false }
+#define TUTTI_FAKE_OPTIONS_INIT \
+    { sizeof(tutti_fake_options), false }
 #else
-#define TUTTI_FAKE_OPTIONS_INIT { .size = sizeof(tutti_fake_options) }
+#define TUTTI_FAKE_OPTIONS_INIT \
+    { .size = sizeof(tutti_fake_options) }
 #endif
 TUTTI_API TUTTI_CHECKED tutti_status tutti_world_open_fake(int rank, int rank_count, const tutti_fake_options *options,
                                                            tutti_world **world);

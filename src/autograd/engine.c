@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The backward engine. It finds the nodes below the roots, counts how many gradients each will get, and runs those that are complete: the
- * one created last first, and leaves before all nodes. A gradient buffer is added to in place where nobody else can see it.
+ * The backward engine. It finds the nodes below the roots, counts how many gradients each will get, and runs those that
+ * are complete: the one created last first, and leaves before all nodes. A gradient buffer is added to in place where
+ * nobody else can see it.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -16,8 +17,8 @@ bool tu_engine_reversed;
 typedef struct task {
     tu_node *node;
     tt_tensor *leaf;
-    int waiting;       /* gradients that have yet to arrive */
-    bool needed;       /* on the way to a wanted input, or everything is wanted */
+    int waiting; /* gradients that have yet to arrive */
+    bool needed; /* on the way to a wanted input, or everything is wanted */
     int slots;
     tt_tensor **grads; /* per slot; held */
 } task;
@@ -28,7 +29,7 @@ typedef struct callback {
 } callback;
 
 typedef struct wish { /* an input whose gradient is wanted */
-    const void *key;   /* its node or leaf */
+    const void *key;  /* its node or leaf */
     int slot;
     tt_tensor *input;
     tt_tensor **result; /* where to put it; NULL: add to the input's own gradient */
@@ -52,8 +53,7 @@ typedef struct backward {
 
 /* ---- tasks ---- */
 
-static tutti_status grow(void **array, size_t entry, size_t *capacity)
-{
+static tutti_status grow(void **array, size_t entry, size_t *capacity) {
     size_t larger = *capacity == 0 ? 64 : *capacity * 2;
     void *moved = realloc(*array, larger * entry);
     if (moved == NULL)
@@ -63,8 +63,7 @@ static tutti_status grow(void **array, size_t entry, size_t *capacity)
     return TUTTI_OK;
 }
 
-static size_t place_of(const backward *b, const void *key)
-{
+static size_t place_of(const backward *b, const void *key) {
     size_t at = ((uintptr_t)key >> 4) * (size_t)0x9E3779B97F4A7C15u >> 20 & (b->table_size - 1);
     while (b->table[at] != 0) {
         const task *t = &b->tasks[b->table[at] - 1];
@@ -75,8 +74,7 @@ static size_t place_of(const backward *b, const void *key)
     return at;
 }
 
-static tutti_status rehash(backward *b)
-{
+static tutti_status rehash(backward *b) {
     size_t size = b->table_size == 0 ? 256 : b->table_size * 2;
     size_t *table = calloc(size, sizeof *table);
     if (table == NULL)
@@ -89,8 +87,7 @@ static tutti_status rehash(backward *b)
     return TUTTI_OK;
 }
 
-static task *find_task(const backward *b, const tu_edge *edge)
-{
+static task *find_task(const backward *b, const tu_edge *edge) {
     const void *key = edge->node != NULL ? (const void *)edge->node : edge->leaf;
     if (key == NULL || b->table_size == 0)
         return NULL;
@@ -99,8 +96,7 @@ static task *find_task(const backward *b, const tu_edge *edge)
 }
 
 /* The task of an edge's target, made where there is none; *made tells. */
-static tutti_status take_task(backward *b, const tu_edge *edge, size_t *index, bool *made)
-{
+static tutti_status take_task(backward *b, const tu_edge *edge, size_t *index, bool *made) {
     tutti_status status;
     const void *key = edge->node != NULL ? (const void *)edge->node : edge->leaf;
     if (b->task_count * 2 >= b->table_size && (status = rehash(b)) != TUTTI_OK)
@@ -111,21 +107,22 @@ static tutti_status take_task(backward *b, const tu_edge *edge, size_t *index, b
         *index = b->table[at] - 1;
         return TUTTI_OK;
     }
-    if (b->task_count == b->task_capacity && (status = grow((void **)&b->tasks, sizeof *b->tasks, &b->task_capacity)) != TUTTI_OK)
+    if (b->task_count == b->task_capacity &&
+        (status = grow((void **)&b->tasks, sizeof *b->tasks, &b->task_capacity)) != TUTTI_OK)
         return status;
     int slots = edge->node != NULL ? edge->node->output_count : 1;
     tt_tensor **grads = calloc((size_t)slots, sizeof *grads);
     if (grads == NULL)
         return tu_error_memory("a backward", (size_t)slots * sizeof *grads);
     *index = b->task_count++;
-    b->tasks[*index] = (task){ .node = tu_node_hold(edge->node), .leaf = tu_tensor_hold(edge->leaf), .slots = slots, .grads = grads };
+    b->tasks[*index] =
+        (task){ .node = tu_node_hold(edge->node), .leaf = tu_tensor_hold(edge->leaf), .slots = slots, .grads = grads };
     b->table[at] = *index + 1;
     return TUTTI_OK;
 }
 
 /* Everything below the tasks there are, breadth first; counts the gradients that will arrive. */
-static tutti_status discover(backward *b)
-{
+static tutti_status discover(backward *b) {
     for (size_t i = 0; i < b->task_count; i++) {
         tu_node *node = b->tasks[i].node;
         for (int k = 0; node != NULL && k < node->input_count; k++) {
@@ -144,17 +141,16 @@ static tutti_status discover(backward *b)
 
 /* ---- who is needed ---- */
 
-static bool wished(const backward *b, const task *t)
-{
+static bool wished(const backward *b, const task *t) {
     for (size_t i = 0; i < b->wish_count; i++)
         if (b->wishes[i].key == (t->node != NULL ? (void *)t->node : (void *)t->leaf))
             return true;
     return false;
 }
 
-/* Marks tasks from which a wish can be reached, by repeated sweeps from the bottom; graphs are nearly sorted, so that few are needed. */
-static void mark_needed(backward *b)
-{
+/* Marks tasks from which a wish can be reached, by repeated sweeps from the bottom; graphs are nearly sorted, so that
+ * few are needed. */
+static void mark_needed(backward *b) {
     bool changed = true;
     while (changed) {
         changed = false;
@@ -171,23 +167,21 @@ static void mark_needed(backward *b)
 
 /* ---- the heap of ready tasks ---- */
 
-static uint64_t rank_of(const task *t)
-{
+static uint64_t rank_of(const task *t) {
     uint64_t rank = t->node != NULL ? t->node->sequence : UINT64_MAX;
     return tu_engine_reversed ? UINT64_MAX - rank : rank;
 }
 
 /* Higher sequence first; of leaves, the one that was found first. */
-static bool before(const backward *b, size_t left, size_t right)
-{
+static bool before(const backward *b, size_t left, size_t right) {
     uint64_t of_left = rank_of(&b->tasks[left]), of_right = rank_of(&b->tasks[right]);
     return of_left != of_right ? of_left > of_right : left < right;
 }
 
-static tutti_status push_ready(backward *b, size_t index)
-{
+static tutti_status push_ready(backward *b, size_t index) {
     tutti_status status;
-    if (b->ready_count == b->ready_capacity && (status = grow((void **)&b->ready, sizeof *b->ready, &b->ready_capacity)) != TUTTI_OK)
+    if (b->ready_count == b->ready_capacity &&
+        (status = grow((void **)&b->ready, sizeof *b->ready, &b->ready_capacity)) != TUTTI_OK)
         return status;
     size_t at = b->ready_count++;
     for (; at > 0 && before(b, index, b->ready[(at - 1) / 2]); at = (at - 1) / 2)
@@ -196,8 +190,7 @@ static tutti_status push_ready(backward *b, size_t index)
     return TUTTI_OK;
 }
 
-static size_t pop_ready(backward *b)
-{
+static size_t pop_ready(backward *b) {
     size_t top = b->ready[0], last = b->ready[--b->ready_count], at = 0;
     for (;;) {
         size_t child = at * 2 + 1;
@@ -217,14 +210,13 @@ static size_t pop_ready(backward *b)
 /* ---- gradients ---- */
 
 /* Whether nobody but its one holder can see x. */
-static bool is_private(const tt_tensor *x)
-{
-    return atomic_load(&x->references) == 1 && atomic_load(&x->storage->references) == 1 && tu_is_dense(x) && !x->storage->fixed;
+static bool is_private(const tt_tensor *x) {
+    return atomic_load(&x->references) == 1 && atomic_load(&x->storage->references) == 1 && tu_is_dense(x) &&
+           !x->storage->fixed;
 }
 
 /* *to += from, where *to may be empty. Holds what it keeps. */
-static tutti_status add_gradient(tt_tensor **to, tt_tensor *from)
-{
+static tutti_status add_gradient(tt_tensor **to, tt_tensor *from) {
     if (from == NULL)
         return TUTTI_OK;
     if (*to == NULL) {
@@ -247,8 +239,7 @@ static tutti_status add_gradient(tt_tensor **to, tt_tensor *from)
 }
 
 /* A result of node, brought to the shape and dtype that the input has: held. */
-static tutti_status fit_gradient(const tu_node *node, int input, tt_tensor **result)
-{
+static tutti_status fit_gradient(const tu_node *node, int input, tt_tensor **result) {
     const tu_shape *shape = &node->inputs[input];
     tt_tensor *g = *result;
     tt_tensor *fitted = g;
@@ -266,15 +257,15 @@ static tutti_status fit_gradient(const tu_node *node, int input, tt_tensor **res
         }
     }
     if (fitted != NULL && fitted->device != shape->device)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "the gradient %s of an input of %s is on another device", tu_describe(g), node->name);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "the gradient %s of an input of %s is on another device", tu_describe(g),
+                        node->name);
     *result = fitted;
     return fitted == NULL ? tu_self()->pending : TUTTI_OK;
 }
 
 /* ---- leaves ---- */
 
-static bool same_layout(const tt_tensor *a, const tt_tensor *b)
-{
+static bool same_layout(const tt_tensor *a, const tt_tensor *b) {
     for (int i = 0; i < a->ndim; i++)
         if (a->sizes[i] > 1 && a->strides[i] != b->strides[i])
             return false;
@@ -282,15 +273,14 @@ static bool same_layout(const tt_tensor *a, const tt_tensor *b)
 }
 
 /* Whether g can become the gradient of leaf as it is: nobody else has it, and it lies as it should. */
-static bool can_keep(const tt_tensor *leaf, const tt_tensor *g)
-{
-    if (atomic_load(&g->references) != 1 || atomic_load(&g->storage->references) != 1 || g->storage->fixed || g->offset != 0)
+static bool can_keep(const tt_tensor *leaf, const tt_tensor *g) {
+    if (atomic_load(&g->references) != 1 || atomic_load(&g->storage->references) != 1 || g->storage->fixed ||
+        g->offset != 0)
         return false;
     return tu_is_dense(leaf) ? same_layout(leaf, g) : (g->flags & TU_CONTIGUOUS) != 0;
 }
 
-static tt_tensor *copy_for(tt_tensor *leaf, tt_tensor *g)
-{
+static tt_tensor *copy_for(tt_tensor *leaf, tt_tensor *g) {
     tt_options options = TT_OPTIONS_INIT;
     options.device = leaf->device;
     tt_tensor *copy = tu_is_dense(leaf) ? tt_empty_strided(tt_sizes(leaf), tt_strides(leaf), leaf->dtype, &options)
@@ -302,8 +292,7 @@ static tt_tensor *copy_for(tt_tensor *leaf, tt_tensor *g)
 }
 
 /* Adds into x's own gradient. `g` is held by the caller, who gives the reference up where *kept is set. */
-static tutti_status accumulate(tt_tensor *x, tt_tensor *g, bool *kept)
-{
+static tutti_status accumulate(tt_tensor *x, tt_tensor *g, bool *kept) {
     tu_history *history = tu_history_of(x);
     *kept = false;
     if (history == NULL)
@@ -329,8 +318,7 @@ static tutti_status accumulate(tt_tensor *x, tt_tensor *g, bool *kept)
     return tu_self()->pending;
 }
 
-static tutti_status run_accumulate_hooks(tt_tensor *leaf)
-{
+static tutti_status run_accumulate_hooks(tt_tensor *leaf) {
     tu_hook_list snapshot;
     tutti_status status = tu_hook_list_snapshot(&leaf->history->accumulate_hooks, &snapshot);
     for (int i = 0; i < snapshot.count && status == TUTTI_OK; i++) {
@@ -347,9 +335,9 @@ static tutti_status run_accumulate_hooks(tt_tensor *leaf)
 
 /* ---- wishes ---- */
 
-/* Hands the complete gradient of (key, slot) to whom wants it. Returns in *caught whether a leaf's gradient went there instead of into the leaf. */
-static tutti_status grant(backward *b, const void *key, int slot, tt_tensor *g, bool *caught)
-{
+/* Hands the complete gradient of (key, slot) to whom wants it. Returns in *caught whether a leaf's gradient went there
+ * instead of into the leaf. */
+static tutti_status grant(backward *b, const void *key, int slot, tt_tensor *g, bool *caught) {
     tutti_status status = TUTTI_OK;
     *caught = false;
     for (size_t i = 0; i < b->wish_count && status == TUTTI_OK; i++) {
@@ -373,13 +361,14 @@ static tutti_status grant(backward *b, const void *key, int slot, tt_tensor *g, 
 
 /* ---- running a task ---- */
 
-static tutti_status run_leaf(backward *b, task *t)
-{
+static tutti_status run_leaf(backward *b, task *t) {
     tt_tensor *leaf = t->leaf, *g = t->grads[0];
     bool caught, kept;
     if (g == NULL || !(leaf->flags & TU_REQUIRES_GRAD))
         return TUTTI_OK;
-    tutti_status status = leaf->history != NULL ? tu_run_tensor_hooks(tu_describe(leaf), &leaf->history->tensor_hooks, &t->grads[0]) : TUTTI_OK;
+    tutti_status status = leaf->history != NULL
+                              ? tu_run_tensor_hooks(tu_describe(leaf), &leaf->history->tensor_hooks, &t->grads[0])
+                              : TUTTI_OK;
     g = t->grads[0];
     if (status == TUTTI_OK)
         status = grant(b, leaf, 0, g, &caught);
@@ -391,8 +380,7 @@ static tutti_status run_leaf(backward *b, task *t)
     return status == TUTTI_OK ? run_accumulate_hooks(leaf) : status;
 }
 
-static tutti_status retain(tt_tensor *x, tt_tensor *g)
-{
+static tutti_status retain(tt_tensor *x, tt_tensor *g) {
     tu_history *history = x->history;
     tt_scope scope = tt_scope_open();
     tt_tensor *updated = history->grad == NULL ? tt_clone(tt_contiguous(g)) : tt_add(history->grad, g);
@@ -406,8 +394,7 @@ static tutti_status retain(tt_tensor *x, tt_tensor *g)
 }
 
 /* Tensor hooks, then retained gradients, of all slots. */
-static tutti_status before_node(task *t)
-{
+static tutti_status before_node(task *t) {
     tu_node_hooks *hooks = t->node->hooks;
     tutti_status status = TUTTI_OK;
     for (int i = 0; hooks != NULL && i < t->slots && status == TUTTI_OK; i++)
@@ -418,8 +405,7 @@ static tutti_status before_node(task *t)
     return status;
 }
 
-static tutti_status run_pre_hooks(task *t)
-{
+static tutti_status run_pre_hooks(task *t) {
     tu_hook_list snapshot;
     if (t->node->hooks == NULL)
         return TUTTI_OK;
@@ -447,8 +433,7 @@ static tutti_status run_pre_hooks(task *t)
 }
 
 /* `results` are the scope's; hooks may put others there. */
-static tutti_status run_post_hooks(task *t, tt_tensor **results)
-{
+static tutti_status run_post_hooks(task *t, tt_tensor **results) {
     tu_hook_list snapshot;
     if (t->node->hooks == NULL)
         return TUTTI_OK;
@@ -456,7 +441,8 @@ static tutti_status run_post_hooks(task *t, tt_tensor **results)
     for (int i = 0; i < snapshot.count && status == TUTTI_OK; i++) {
         tt_hook *hook = snapshot.at[i];
         tt_hook_context context = { hook->user, { hook->captured_count, hook->captured } };
-        ((tt_node_post_hook *)hook->function)(&context, (size_t)t->node->input_count, results, (size_t)t->slots, t->grads);
+        ((tt_node_post_hook *)hook->function)(&context, (size_t)t->node->input_count, results, (size_t)t->slots,
+                                              t->grads);
         status = tu_self()->pending;
     }
     tu_hook_list_free(&snapshot);
@@ -464,8 +450,7 @@ static tutti_status run_post_hooks(task *t, tt_tensor **results)
 }
 
 /* Says in which node an error happened; those that name it already are left. */
-static tutti_status blame(const tu_node *node, tutti_status status)
-{
+static tutti_status blame(const tu_node *node, tutti_status status) {
     char where[96];
     snprintf(where, sizeof where, "(node %llu)", (unsigned long long)node->sequence);
     if (tt_error_show() == TUTTI_OK)
@@ -478,15 +463,17 @@ static tutti_status blame(const tu_node *node, tutti_status status)
     return status;
 }
 
-static tutti_status compute(backward *b, task *t, tt_tensor **results)
-{
+static tutti_status compute(backward *b, task *t, tt_tensor **results) {
     tu_node *node = t->node;
     bool any = false;
     for (int i = 0; i < t->slots; i++)
         any = any || t->grads[i] != NULL;
     if (node->released) {
-        tu_fail(TUTTI_ERROR_STATE, "Trying to backward through the graph a second time: what %s (node %llu) saved has already been freed. Ask the first "
-                                   "backward to retain_graph", node->name, (unsigned long long)node->sequence);
+        tu_fail(TUTTI_ERROR_STATE,
+                "Trying to backward through the graph a second time: what %s (node %llu) saved has already been freed. "
+                "Ask the first "
+                "backward to retain_graph",
+                node->name, (unsigned long long)node->sequence);
         return tu_self()->pending;
     }
     if (any || node->sees_nothing)
@@ -506,8 +493,7 @@ static tutti_status compute(backward *b, task *t, tt_tensor **results)
 }
 
 /* Passes results on to the tasks they belong to. */
-static tutti_status deliver(backward *b, tu_node *node, tt_tensor **results)
-{
+static tutti_status deliver(backward *b, tu_node *node, tt_tensor **results) {
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < node->input_count && status == TUTTI_OK; i++) {
         const tu_edge *edge = &node->next[i];
@@ -521,8 +507,7 @@ static tutti_status deliver(backward *b, tu_node *node, tt_tensor **results)
     return status;
 }
 
-static tutti_status run_node(backward *b, task *t)
-{
+static tutti_status run_node(backward *b, task *t) {
     tu_node *node = t->node;
     bool caught;
     tutti_status status = before_node(t);
@@ -540,7 +525,8 @@ static tutti_status run_node(backward *b, task *t)
             results[i] = status == TUTTI_OK ? tu_tensor_hold(results[i]) : NULL;
         tu_scope_leave(&scope);
     }
-    for (int i = 0; i < t->slots; i++) { /* before delivery, so that a gradient passed through is seen by its new holder alone */
+    for (int i = 0; i < t->slots;
+         i++) { /* before delivery, so that a gradient passed through is seen by its new holder alone */
         tu_tensor_drop(t->grads[i]);
         t->grads[i] = NULL;
     }
@@ -554,8 +540,7 @@ static tutti_status run_node(backward *b, task *t)
     return status == TUTTI_OK ? status : blame(b->tasks[index].node, status);
 }
 
-static tutti_status run_all(backward *b)
-{
+static tutti_status run_all(backward *b) {
     tutti_status status = TUTTI_OK;
     while (b->ready_count > 0 && status == TUTTI_OK) {
         task *t = &b->tasks[pop_ready(b)];
@@ -572,8 +557,7 @@ static tutti_status run_all(backward *b)
 
 /* ---- one backward ---- */
 
-static void finish(backward *b)
-{
+static void finish(backward *b) {
     for (size_t i = 0; i < b->task_count; i++) {
         task *t = &b->tasks[i];
         for (int k = 0; k < t->slots; k++)
@@ -588,13 +572,15 @@ static void finish(backward *b)
     free(b->callbacks);
 }
 
-static tutti_status seed(backward *b, tt_tensor *root, tt_tensor *grad)
-{
+static tutti_status seed(backward *b, tt_tensor *root, tt_tensor *grad) {
     if (!(root->flags & TU_REQUIRES_GRAD))
-        return tu_error(TUTTI_ERROR_STATE, "backward: %s does not require grad and does not have a grad_fn", tu_describe(root));
+        return tu_error(TUTTI_ERROR_STATE, "backward: %s does not require grad and does not have a grad_fn",
+                        tu_describe(root));
     if (grad == NULL) {
         if (root->numel != 1)
-            return tu_error(TUTTI_ERROR_ARGUMENT, "backward: grad can be implicitly created only for scalar outputs, and %s has %lld elements: give its gradient",
+            return tu_error(TUTTI_ERROR_ARGUMENT,
+                            "backward: grad can be implicitly created only for scalar outputs, and %s has %lld "
+                            "elements: give its gradient",
                             tu_describe(root), (long long)root->numel);
         grad = tt_ones_like(root);
     } else {
@@ -618,8 +604,7 @@ static tutti_status seed(backward *b, tt_tensor *root, tt_tensor *grad)
     return status;
 }
 
-static tutti_status seed_all(backward *b, tt_tensor_list roots, tt_tensor_list grads)
-{
+static tutti_status seed_all(backward *b, tt_tensor_list roots, tt_tensor_list grads) {
     if (roots.count == 0)
         return tu_error(TUTTI_ERROR_ARGUMENT, "backward: no roots given");
     if (grads.count != 0 && grads.count != roots.count)
@@ -633,8 +618,7 @@ static tutti_status seed_all(backward *b, tt_tensor_list roots, tt_tensor_list g
     return status;
 }
 
-static tutti_status make_wishes(backward *b, tt_tensor_list inputs, tt_tensor **results)
-{
+static tutti_status make_wishes(backward *b, tt_tensor_list inputs, tt_tensor **results) {
     for (size_t i = 0; i < inputs.count; i++) {
         tt_tensor *x = inputs.at[i];
         tu_edge edge;
@@ -645,21 +629,22 @@ static tutti_status make_wishes(backward *b, tt_tensor_list inputs, tt_tensor **
             status = tu_edge_to(x, &edge);
         if (status != TUTTI_OK)
             return status;
-        b->wishes[i] = (wish){ edge.node != NULL ? (void *)edge.node : (void *)edge.leaf, edge.node != NULL ? edge.slot : 0, x,
-                               results != NULL ? &results[i] : NULL };
+        b->wishes[i] = (wish){ edge.node != NULL ? (void *)edge.node : (void *)edge.leaf,
+                               edge.node != NULL ? edge.slot : 0, x, results != NULL ? &results[i] : NULL };
         tu_edge_drop(&edge); /* the input itself keeps it alive */
         b->wish_count++;
     }
     return TUTTI_OK;
 }
 
-static tutti_status run_backward(backward *b, tt_tensor_list roots, tt_tensor_list grads, tt_tensor_list inputs, tt_tensor **results)
-{
+static tutti_status run_backward(backward *b, tt_tensor_list roots, tt_tensor_list grads, tt_tensor_list inputs,
+                                 tt_tensor **results) {
     tutti_status status = seed_all(b, roots, grads);
     if (status == TUTTI_OK && inputs.count > 0) {
         b->restricted = true;
         b->wishes = calloc(inputs.count, sizeof *b->wishes);
-        status = b->wishes == NULL ? tu_error_memory("a backward", inputs.count * sizeof *b->wishes) : make_wishes(b, inputs, results);
+        status = b->wishes == NULL ? tu_error_memory("a backward", inputs.count * sizeof *b->wishes)
+                                   : make_wishes(b, inputs, results);
     }
     size_t root_count = b->task_count;
     if (status == TUTTI_OK)
@@ -672,8 +657,8 @@ static tutti_status run_backward(backward *b, tt_tensor_list roots, tt_tensor_li
     return status == TUTTI_OK ? run_all(b) : status;
 }
 
-static tutti_status go(tt_tensor_list roots, tt_tensor_list grads, tt_tensor_list inputs, tt_tensor **results, const tt_backward_options *given)
-{
+static tutti_status go(tt_tensor_list roots, tt_tensor_list grads, tt_tensor_list inputs, tt_tensor **results,
+                       const tt_backward_options *given) {
     tu_thread *self = tu_self();
     tt_backward_options options = TT_BACKWARD_OPTIONS_INIT;
     if (self->pending != TUTTI_OK)
@@ -684,7 +669,9 @@ static tutti_status go(tt_tensor_list roots, tt_tensor_list grads, tt_tensor_lis
     if (status != TUTTI_OK)
         return tu_pending_take(status);
     backward *outer = self->backward;
-    backward b = { .outer = outer, .depth = outer != NULL ? outer->depth + 1 : 1, .create_graph = options.create_graph,
+    backward b = { .outer = outer,
+                   .depth = outer != NULL ? outer->depth + 1 : 1,
+                   .create_graph = options.create_graph,
                    .retain_graph = options.retain_graph || options.create_graph };
     if (b.depth > DEEPEST)
         return tu_fail(TUTTI_ERROR_LIMIT, "backward: %d backwards run inside each other, which is the limit", DEEPEST);
@@ -702,18 +689,16 @@ static tutti_status go(tt_tensor_list roots, tt_tensor_list grads, tt_tensor_lis
 
 /* ---- the calls ---- */
 
-bool tt_backward(tt_tensor *root, tt_tensor *grad)
-{
+bool tt_backward(tt_tensor *root, tt_tensor *grad) {
     return tt_backward_from(tt_tensors_of(1, &root), tt_tensors_of(grad != NULL, &grad), NULL);
 }
 
-bool tt_backward_from(tt_tensor_list roots, tt_tensor_list grads, const tt_backward_options *options)
-{
+bool tt_backward_from(tt_tensor_list roots, tt_tensor_list grads, const tt_backward_options *options) {
     return go(roots, grads, (tt_tensor_list){ 0, NULL }, NULL, options) == TUTTI_OK;
 }
 
-tt_tensor_list tt_gradients(tt_tensor_list outputs, tt_tensor_list inputs, tt_tensor_list grads, const tt_backward_options *options)
-{
+tt_tensor_list tt_gradients(tt_tensor_list outputs, tt_tensor_list inputs, tt_tensor_list grads,
+                            const tt_backward_options *options) {
     tt_tensor_list none = { 0, NULL };
     if (tu_self()->pending != TUTTI_OK)
         return none;
@@ -731,13 +716,14 @@ tt_tensor_list tt_gradients(tt_tensor_list outputs, tt_tensor_list inputs, tt_te
     return status == TUTTI_OK && tu_self()->pending == TUTTI_OK ? tt_tensors_of(inputs.count, results) : none;
 }
 
-bool tt_backward_callback(void (*function)(void *user), void *user)
-{
+bool tt_backward_callback(void (*function)(void *user), void *user) {
     backward *b = tu_self()->backward;
     if (tu_self()->pending != TUTTI_OK)
         return false;
     if (b == NULL) {
-        tu_fail(TUTTI_ERROR_STATE, "backward_callback: final callbacks can only be installed during a backward, and none runs in this thread");
+        tu_fail(
+            TUTTI_ERROR_STATE,
+            "backward_callback: final callbacks can only be installed during a backward, and none runs in this thread");
         return false;
     }
     if (b->callback_count == b->callback_capacity &&

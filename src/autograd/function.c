@@ -15,12 +15,11 @@ struct tt_function_context {
     int input_count;
     bool needs[TT_FUNCTION_TENSORS];
     int save_count, dirty_count, constant_count;
-    tt_tensor *to_save[TT_FUNCTION_TENSORS]; /* held until the node saves them */
+    tt_tensor *to_save[TT_FUNCTION_TENSORS];                               /* held until the node saves them */
     tt_tensor *dirty[TT_FUNCTION_TENSORS], *constant[TT_FUNCTION_TENSORS]; /* not held: compared only, within apply */
 };
 
-static void context_free(tt_function_context *context)
-{
+static void context_free(tt_function_context *context) {
     for (int i = 0; i < context->save_count; i++)
         tu_tensor_drop(context->to_save[i]);
     if (context->function.release != NULL)
@@ -30,23 +29,19 @@ static void context_free(tt_function_context *context)
 
 /* ---- what forward and backward may ask ---- */
 
-void *tt_function_user(const tt_function_context *context)
-{
+void *tt_function_user(const tt_function_context *context) {
     return context->user;
 }
 
-bool tt_needs_input_grad(const tt_function_context *context, int input)
-{
+bool tt_needs_input_grad(const tt_function_context *context, int input) {
     return input >= 0 && input < context->input_count && context->needs[input];
 }
 
-void tt_materialize_grads(tt_function_context *context, bool on)
-{
+void tt_materialize_grads(tt_function_context *context, bool on) {
     context->materialize = on;
 }
 
-static void mark(const char *who, tt_tensor **list, int *count, tt_tensor *tensor)
-{
+static void mark(const char *who, tt_tensor **list, int *count, tt_tensor *tensor) {
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check(who, "tensor", tensor)) != TUTTI_OK)
         return;
     if (*count == TT_FUNCTION_TENSORS) {
@@ -56,35 +51,33 @@ static void mark(const char *who, tt_tensor **list, int *count, tt_tensor *tenso
     list[(*count)++] = tensor;
 }
 
-void tt_mark_dirty(tt_function_context *context, tt_tensor *tensor)
-{
+void tt_mark_dirty(tt_function_context *context, tt_tensor *tensor) {
     mark("mark_dirty", context->dirty, &context->dirty_count, tensor);
 }
 
-void tt_mark_non_differentiable(tt_function_context *context, tt_tensor *tensor)
-{
+void tt_mark_non_differentiable(tt_function_context *context, tt_tensor *tensor) {
     mark("mark_non_differentiable", context->constant, &context->constant_count, tensor);
 }
 
-bool tt_save_for_backward(tt_function_context *context, tt_tensor_list tensors)
-{
+bool tt_save_for_backward(tt_function_context *context, tt_tensor_list tensors) {
     if (tu_self()->pending != TUTTI_OK)
         return false;
     if (context->node != NULL || context->saved || tensors.count > TT_FUNCTION_TENSORS) {
-        tu_fail(TUTTI_ERROR_STATE, "save_for_backward: may be called once, in forward, with at most %d tensors", TT_FUNCTION_TENSORS);
+        tu_fail(TUTTI_ERROR_STATE, "save_for_backward: may be called once, in forward, with at most %d tensors",
+                TT_FUNCTION_TENSORS);
         return false;
     }
     context->saved = true;
     for (size_t i = 0; i < tensors.count; i++) {
-        if (tensors.at[i] != NULL && tu_pending_take(tu_tensor_check("save_for_backward", "tensors", tensors.at[i])) != TUTTI_OK)
+        if (tensors.at[i] != NULL &&
+            tu_pending_take(tu_tensor_check("save_for_backward", "tensors", tensors.at[i])) != TUTTI_OK)
             return false;
         context->to_save[context->save_count++] = tu_tensor_hold(tensors.at[i]);
     }
     return true;
 }
 
-tt_tensor_list tt_saved_tensors(tt_function_context *context)
-{
+tt_tensor_list tt_saved_tensors(tt_function_context *context) {
     tt_tensor_list none = { 0, NULL };
     tu_node *node = context->node;
     if (tu_self()->pending != TUTTI_OK)
@@ -101,15 +94,13 @@ tt_tensor_list tt_saved_tensors(tt_function_context *context)
 
 /* ---- backward ---- */
 
-static tt_tensor *zeros_of(const tu_shape *shape)
-{
+static tt_tensor *zeros_of(const tu_shape *shape) {
     tt_options options = TT_OPTIONS_INIT;
     options.device = shape->device;
     return tt_zeros(tt_dims_of(shape->ndim, shape->sizes), shape->dtype, &options);
 }
 
-static void function_run(tu_node *node, tt_tensor *const *grads, tt_tensor **results)
-{
+static void function_run(tu_node *node, tt_tensor *const *grads, tt_tensor **results) {
     tt_function_context *context = node->detail;
     tt_tensor *given[TT_FUNCTION_TENSORS];
     for (int i = 0; i < node->output_count; i++)
@@ -118,34 +109,35 @@ static void function_run(tu_node *node, tt_tensor *const *grads, tt_tensor **res
         return;
     int count = context->function.backward(context, tt_tensors_of((size_t)node->output_count, given), results);
     if (tu_self()->pending == TUTTI_OK && count != node->input_count)
-        tu_fail(TUTTI_ERROR_ARGUMENT, "function %s returned an incorrect number of gradients (expected %d, got %d)", node->name, node->input_count, count);
+        tu_fail(TUTTI_ERROR_ARGUMENT, "function %s returned an incorrect number of gradients (expected %d, got %d)",
+                node->name, node->input_count, count);
 }
 
-static void function_release(tu_node *node)
-{
+static void function_release(tu_node *node) {
     context_free(node->detail);
 }
 
 /* ---- apply ---- */
 
-static bool in_list(tt_tensor *const *list, size_t count, const tt_tensor *x)
-{
+static bool in_list(tt_tensor *const *list, size_t count, const tt_tensor *x) {
     for (size_t i = 0; i < count; i++)
         if (list[i] == x)
             return true;
     return false;
 }
 
-static bool differentiable(const tt_function_context *context, const tt_tensor *x)
-{
-    return (tu_is_float(x->dtype) || tu_is_complex(x->dtype)) && !in_list(context->constant, (size_t)context->constant_count, x);
+static bool differentiable(const tt_function_context *context, const tt_tensor *x) {
+    return (tu_is_float(x->dtype) || tu_is_complex(x->dtype)) &&
+           !in_list(context->constant, (size_t)context->constant_count, x);
 }
 
-/* Gives one output its history. *output is held; it is replaced by an alias where it is an input that was passed through. */
-static tutti_status attach(tt_function_context *context, tu_node *node, tt_tensor_list inputs, int index, tt_tensor **output)
-{
+/* Gives one output its history. *output is held; it is replaced by an alias where it is an input that was passed
+ * through. */
+static tutti_status attach(tt_function_context *context, tu_node *node, tt_tensor_list inputs, int index,
+                           tt_tensor **output) {
     tt_tensor *x = *output;
-    bool is_input = in_list(inputs.at, inputs.count, x), is_dirty = in_list(context->dirty, (size_t)context->dirty_count, x);
+    bool is_input = in_list(inputs.at, inputs.count, x),
+         is_dirty = in_list(context->dirty, (size_t)context->dirty_count, x);
     node->outputs[index] = tu_shape_of(x);
     if (!differentiable(context, x))
         return TUTTI_OK;
@@ -167,20 +159,19 @@ static tutti_status attach(tt_function_context *context, tu_node *node, tt_tenso
     return tu_history_set(x, node, index);
 }
 
-static tutti_status check_dirty(const tt_function_context *context, tt_tensor_list outputs)
-{
+static tutti_status check_dirty(const tt_function_context *context, tt_tensor_list outputs) {
     for (int i = 0; i < context->dirty_count; i++) {
         tutti_status status = tu_history_check_write(context->function.name, context->dirty[i]);
         if (status != TUTTI_OK)
             return status;
         if (!in_list(outputs.at, outputs.count, context->dirty[i]))
-            return tu_error(TUTTI_ERROR_STATE, "function %s: %s was marked dirty and must be returned", context->function.name, tu_describe(context->dirty[i]));
+            return tu_error(TUTTI_ERROR_STATE, "function %s: %s was marked dirty and must be returned",
+                            context->function.name, tu_describe(context->dirty[i]));
     }
     return TUTTI_OK;
 }
 
-static tutti_status record(tt_function_context *context, tt_tensor_list inputs, int count, tt_tensor **outputs)
-{
+static tutti_status record(tt_function_context *context, tt_tensor_list inputs, int count, tt_tensor **outputs) {
     tutti_status status = check_dirty(context, tt_tensors_of((size_t)count, outputs));
     if (status != TUTTI_OK)
         return status;
@@ -218,13 +209,13 @@ static tutti_status record(tt_function_context *context, tt_tensor_list inputs, 
 }
 
 /* Runs forward without recording, in a scope of its own; its results come out held. */
-static int run_forward(tt_function_context *context, tt_tensor_list inputs, tt_tensor **outputs)
-{
+static int run_forward(tt_function_context *context, tt_tensor_list inputs, tt_tensor **outputs) {
     bool recording = tt_grad_mode(false);
     tt_scope scope = tt_scope_open();
     int count = context->function.forward(context, inputs, outputs);
     if (tu_self()->pending == TUTTI_OK && (count < 0 || count > TT_FUNCTION_TENSORS))
-        tu_fail(TUTTI_ERROR_ARGUMENT, "function %s: forward returned %d results; 0 to %d are possible", context->function.name, count, TT_FUNCTION_TENSORS);
+        tu_fail(TUTTI_ERROR_ARGUMENT, "function %s: forward returned %d results; 0 to %d are possible",
+                context->function.name, count, TT_FUNCTION_TENSORS);
     for (int i = 0; tu_self()->pending == TUTTI_OK && i < count; i++)
         if (tu_pending_take(tu_tensor_check(context->function.name, "result", outputs[i])) == TUTTI_OK)
             tu_tensor_hold(outputs[i]);
@@ -236,14 +227,14 @@ static int run_forward(tt_function_context *context, tt_tensor_list inputs, tt_t
     return tu_self()->pending == TUTTI_OK ? count : -1;
 }
 
-static tt_function_context *context_new(const tt_function *function, tt_tensor_list inputs, void *user, bool *wants)
-{
+static tt_function_context *context_new(const tt_function *function, tt_tensor_list inputs, void *user, bool *wants) {
     tt_function full = { .size = sizeof full };
     tutti_status status = tu_options_copy("tt_function", function, &full, sizeof full);
     if (status == TUTTI_OK && (function == NULL || full.forward == NULL || full.backward == NULL || full.name == NULL))
         status = tu_error(TUTTI_ERROR_ARGUMENT, "apply: a function needs a name, forward and backward");
     if (status == TUTTI_OK && inputs.count > TT_FUNCTION_TENSORS)
-        status = tu_error(TUTTI_ERROR_LIMIT, "apply: %zu inputs; at most %d are possible", inputs.count, TT_FUNCTION_TENSORS);
+        status = tu_error(TUTTI_ERROR_LIMIT, "apply: %zu inputs; at most %d are possible", inputs.count,
+                          TT_FUNCTION_TENSORS);
     for (size_t i = 0; i < inputs.count && status == TUTTI_OK; i++)
         if (inputs.at[i] != NULL)
             status = tu_tensor_check(full.name, "input", inputs.at[i]);
@@ -252,7 +243,8 @@ static tt_function_context *context_new(const tt_function *function, tt_tensor_l
         tu_pending_take(status != TUTTI_OK ? status : tu_error_memory("a function's context", sizeof *context));
         return NULL;
     }
-    *context = (tt_function_context){ .function = full, .user = user, .materialize = true, .input_count = (int)inputs.count };
+    *context =
+        (tt_function_context){ .function = full, .user = user, .materialize = true, .input_count = (int)inputs.count };
     *wants = false;
     for (size_t i = 0; i < inputs.count; i++) {
         context->needs[i] = inputs.at[i] != NULL && inputs.at[i]->flags & TU_REQUIRES_GRAD && tt_grad_enabled();
@@ -261,8 +253,7 @@ static tt_function_context *context_new(const tt_function *function, tt_tensor_l
     return context;
 }
 
-tt_tensor_list tt_apply(const tt_function *function, tt_tensor_list inputs, void *user)
-{
+tt_tensor_list tt_apply(const tt_function *function, tt_tensor_list inputs, void *user) {
     tt_tensor_list none = { 0, NULL };
     bool wants;
     if (tu_self()->pending != TUTTI_OK || !tu_scope_check())
@@ -285,8 +276,7 @@ tt_tensor_list tt_apply(const tt_function *function, tt_tensor_list inputs, void
 
 /* ---- the wrapper of module hooks ---- */
 
-static int pass_forward(tt_function_context *context, tt_tensor_list inputs, tt_tensor **outputs)
-{
+static int pass_forward(tt_function_context *context, tt_tensor_list inputs, tt_tensor **outputs) {
     int count = 0;
     for (size_t i = 0; i < inputs.count; i++) {
         if (!(inputs.at[i]->flags & TU_REQUIRES_GRAD))
@@ -297,15 +287,13 @@ static int pass_forward(tt_function_context *context, tt_tensor_list inputs, tt_
     return count;
 }
 
-static int pass_backward(tt_function_context *context, tt_tensor_list grads, tt_tensor **results)
-{
+static int pass_backward(tt_function_context *context, tt_tensor_list grads, tt_tensor **results) {
     (void)context;
     memcpy(results, grads.at, grads.count * sizeof *results);
     return (int)grads.count;
 }
 
-tt_tensor_list tu_wrap_together(const char *name, tt_tensor_list list, tu_node **node)
-{
+tt_tensor_list tu_wrap_together(const char *name, tt_tensor_list list, tu_node **node) {
     bool wants = false;
     tt_tensor *present[TT_FUNCTION_TENSORS];
     size_t count = 0;
@@ -318,14 +306,17 @@ tt_tensor_list tu_wrap_together(const char *name, tt_tensor_list list, tu_node *
     }
     if (!wants || tu_self()->pending != TUTTI_OK)
         return list;
-    tt_function function = { .size = sizeof function, .name = name, .forward = pass_forward, .backward = pass_backward };
+    tt_function function = {
+        .size = sizeof function, .name = name, .forward = pass_forward, .backward = pass_backward
+    };
     tt_tensor_list wrapped = tt_apply(&function, tt_tensors_of(count, present), NULL);
     tt_tensor **result = tu_scope_memory(list.count * sizeof *result);
     if (wrapped.count != count || result == NULL)
         return (tt_tensor_list){ 0, NULL };
     for (size_t i = 0, at = 0; i < list.count; i++) {
         result[i] = list.at[i] == NULL ? NULL : wrapped.at[at++];
-        if (result[i] != NULL && result[i]->history != NULL && result[i]->history->node != NULL && result[i]->flags & TU_REQUIRES_GRAD)
+        if (result[i] != NULL && result[i]->history != NULL && result[i]->history->node != NULL &&
+            result[i]->flags & TU_REQUIRES_GRAD)
             *node = result[i]->history->node;
     }
     return tt_tensors_of(list.count, result);

@@ -7,8 +7,9 @@
 
 #include "autograd/node.h"
 
-/* One node over all tensors of `list` (entries may be NULL), whose results are views of them: where module hooks hang. *node is lent by the
- * results. Nothing is wrapped, *node is NULL and the list itself comes back, where gradient mode is off or none requires grad. */
+/* One node over all tensors of `list` (entries may be NULL), whose results are views of them: where module hooks hang.
+ * *node is lent by the results. Nothing is wrapped, *node is NULL and the list itself comes back, where gradient mode
+ * is off or none requires grad. */
 tt_tensor_list tu_wrap_together(const char *name, tt_tensor_list list, tu_node **node);
 
 #endif

@@ -7,8 +7,7 @@
 
 #include "autograd/node.h"
 
-tu_history *tu_history_of(tt_tensor *x)
-{
+tu_history *tu_history_of(tt_tensor *x) {
     if (x->history == NULL) {
         x->history = calloc(1, sizeof *x->history);
         if (x->history == NULL)
@@ -18,14 +17,12 @@ tu_history *tu_history_of(tt_tensor *x)
 }
 
 /* The node forgets a tensor that wanted its gradient kept. */
-static void unretain(tu_history *history)
-{
+static void unretain(tu_history *history) {
     if (history->retains_grad && history->node != NULL && history->node->hooks != NULL)
         history->node->hooks->retained[history->output] = NULL;
 }
 
-void tu_history_free(tt_tensor *x)
-{
+void tu_history_free(tt_tensor *x) {
     tu_history *history = x->history;
     x->history = NULL;
     unretain(history);
@@ -37,8 +34,7 @@ void tu_history_free(tt_tensor *x)
     free(history);
 }
 
-tutti_status tu_history_set(tt_tensor *x, tu_node *node, int output)
-{
+tutti_status tu_history_set(tt_tensor *x, tu_node *node, int output) {
     tu_history *history = tu_history_of(x);
     if (history == NULL)
         return TUTTI_ERROR_MEMORY;
@@ -61,8 +57,7 @@ tutti_status tu_history_set(tt_tensor *x, tu_node *node, int output)
 
 /* ---- views ---- */
 
-static tutti_status set_base(tt_tensor *view, tt_tensor *of, uint8_t mark)
-{
+static tutti_status set_base(tt_tensor *view, tt_tensor *of, uint8_t mark) {
     tu_history *history = tu_history_of(view);
     if (history == NULL)
         return TUTTI_ERROR_MEMORY;
@@ -73,29 +68,27 @@ static tutti_status set_base(tt_tensor *view, tt_tensor *of, uint8_t mark)
     return TUTTI_OK;
 }
 
-tutti_status tu_history_note_view(tt_tensor *base, tt_tensor *view)
-{
+tutti_status tu_history_note_view(tt_tensor *base, tt_tensor *view) {
     if (!tu_is_float(view->dtype) && !tu_is_complex(view->dtype))
         return TUTTI_OK; /* never differentiable */
     return set_base(view, base, tt_grad_enabled() ? TU_MARK_NORMAL : TU_MARK_NO_GRAD);
 }
 
 /* The part of `whole`, a tensor laid out like the base, that the view shows. */
-static tt_tensor *part_of(tt_tensor *whole, const tu_shape *view, const tu_shape *base)
-{
-    return tt_as_strided(whole, tt_dims_of(view->ndim, view->sizes), tt_dims_of(view->ndim, view->strides), view->offset - base->offset);
+static tt_tensor *part_of(tt_tensor *whole, const tu_shape *view, const tu_shape *base) {
+    return tt_as_strided(whole, tt_dims_of(view->ndim, view->sizes), tt_dims_of(view->ndim, view->strides),
+                         view->offset - base->offset);
 }
 
-static tt_tensor *like_base(const tu_shape *base, tutti_dtype dtype)
-{
+static tt_tensor *like_base(const tu_shape *base, tutti_dtype dtype) {
     tt_options options = TT_OPTIONS_INIT;
     options.device = base->device;
-    return tt_empty_strided(tt_dims_of(base->ndim, base->sizes), tt_dims_of(base->ndim, base->strides), dtype, &options);
+    return tt_empty_strided(tt_dims_of(base->ndim, base->sizes), tt_dims_of(base->ndim, base->strides), dtype,
+                            &options);
 }
 
 /* The gradient of a view that was made anew: its shape and strides are outputs[0], the base's inputs[0]. */
-static void view_run(tu_node *node, tt_tensor *const *grads, tt_tensor **results)
-{
+static void view_run(tu_node *node, tt_tensor *const *grads, tt_tensor **results) {
     tu_shape *view = &node->outputs[0], *base = &node->inputs[0];
     tt_tensor *g = grads[0];
     if (g == NULL)
@@ -112,8 +105,7 @@ static void view_run(tu_node *node, tt_tensor *const *grads, tt_tensor **results
     results[0] = whole;
 }
 
-static tutti_status renew_view(tt_tensor *x)
-{
+static tutti_status renew_view(tt_tensor *x) {
     tt_tensor *base = x->history->base;
     tu_node *node = tu_node_new("view", 1, 1, 0);
     if (node == NULL)
@@ -129,8 +121,7 @@ static tutti_status renew_view(tt_tensor *x)
     return status;
 }
 
-tutti_status tu_history_node(tt_tensor *x, tu_node **node)
-{
+tutti_status tu_history_node(tt_tensor *x, tu_node **node) {
     tu_history *history = x->history;
     *node = NULL;
     if (history == NULL)
@@ -145,16 +136,14 @@ tutti_status tu_history_node(tt_tensor *x, tu_node **node)
     return TUTTI_OK;
 }
 
-void tu_history_refresh(tt_tensor *x)
-{
+void tu_history_refresh(tt_tensor *x) {
     const tu_history *history = x->history;
-    if (history->base != NULL && history->mark == TU_MARK_NORMAL && history->base->history != NULL && history->base->history->node != NULL &&
-        history->node_version != tu_version(x))
+    if (history->base != NULL && history->mark == TU_MARK_NORMAL && history->base->history != NULL &&
+        history->base->history->node != NULL && history->node_version != tu_version(x))
         x->flags |= TU_REQUIRES_GRAD;
 }
 
-tutti_status tu_edge_to(tt_tensor *x, tu_edge *edge)
-{
+tutti_status tu_edge_to(tt_tensor *x, tu_edge *edge) {
     *edge = (tu_edge){ NULL, NULL, 0 };
     if (!(x->flags & TU_REQUIRES_GRAD))
         return TUTTI_OK;
@@ -171,38 +160,44 @@ tutti_status tu_edge_to(tt_tensor *x, tu_edge *edge)
 
 /* ---- in place ---- */
 
-tutti_status tu_history_check_write(const char *who, tt_tensor *x)
-{
+tutti_status tu_history_check_write(const char *who, tt_tensor *x) {
     tt_tensor *base = tu_base_of(x);
     const char *reason = NULL;
     if (base == NULL) {
         if (x->flags & TU_REQUIRES_GRAD && (x->history == NULL || x->history->node == NULL))
-            return tu_error(TUTTI_ERROR_STATE, "%s: a leaf tensor that requires grad, %s, is being used in an in-place operation. Switch gradient mode off "
-                                               "(tt_grad_mode) to change a parameter", who, tu_describe(x));
+            return tu_error(TUTTI_ERROR_STATE,
+                            "%s: a leaf tensor that requires grad, %s, is being used in an in-place operation. Switch "
+                            "gradient mode off "
+                            "(tt_grad_mode) to change a parameter",
+                            who, tu_describe(x));
         return TUTTI_OK;
     }
     if (base->flags & TU_REQUIRES_GRAD && (base->history == NULL || base->history->node == NULL))
-        return tu_error(TUTTI_ERROR_STATE, "%s: a view of a leaf tensor that requires grad, %s, is being used in an in-place operation. Switch gradient mode off "
-                                           "(tt_grad_mode) to change a parameter", who, tu_describe(base));
+        return tu_error(TUTTI_ERROR_STATE,
+                        "%s: a view of a leaf tensor that requires grad, %s, is being used in an in-place operation. "
+                        "Switch gradient mode off "
+                        "(tt_grad_mode) to change a parameter",
+                        who, tu_describe(base));
     if (x->history->mark == TU_MARK_NO_GRAD)
         reason = "it was made with gradient mode off, and gradient mode is on now";
     else if (x->history->mark == TU_MARK_CUSTOM)
-        reason = "it was made inside a custom function or by a module's backward hooks, whose gradient does not know of the change";
+        reason = "it was made inside a custom function or by a module's backward hooks, whose gradient does not know "
+                 "of the change";
     if (reason != NULL)
-        return tu_error(TUTTI_ERROR_STATE, "%s: the view %s cannot be modified in place: %s. Clone it first", who, tu_describe(x), reason);
+        return tu_error(TUTTI_ERROR_STATE, "%s: the view %s cannot be modified in place: %s. Clone it first", who,
+                        tu_describe(x), reason);
     return TUTTI_OK;
 }
 
-tutti_status tu_history_check_in_place(const tu_args *args)
-{
+tutti_status tu_history_check_in_place(const tu_args *args) {
     char who[64];
     snprintf(who, sizeof who, "%s_", args->op->name);
     return tu_history_check_write(who, args->inputs[0]);
 }
 
-/* A change of a view, seen from its base: the gradient of the part goes through the operator's own node, the rest passes. `inner` is that node. */
-static void slice_run(tu_node *node, tt_tensor *const *grads, tt_tensor **results)
-{
+/* A change of a view, seen from its base: the gradient of the part goes through the operator's own node, the rest
+ * passes. `inner` is that node. */
+static void slice_run(tu_node *node, tt_tensor *const *grads, tt_tensor **results) {
     tu_node *inner = node->inner;
     tu_shape *base = &node->inputs[0], *view = &inner->outputs[0];
     if (grads[0] == NULL)
@@ -220,8 +215,7 @@ static void slice_run(tu_node *node, tt_tensor *const *grads, tt_tensor **result
     results[0] = whole;
 }
 
-static tutti_status rebase_view(tt_tensor *x, tu_node *inner)
-{
+static tutti_status rebase_view(tt_tensor *x, tu_node *inner) {
     tt_tensor *base = x->history->base;
     tu_node *node = tu_node_new(inner->name, inner->input_count, 1, 0);
     if (node == NULL)
@@ -249,26 +243,28 @@ static tutti_status rebase_view(tt_tensor *x, tu_node *inner)
     return status;
 }
 
-tutti_status tu_history_rebase(tt_tensor *x, tu_node *node)
-{
+tutti_status tu_history_rebase(tt_tensor *x, tu_node *node) {
     return tu_base_of(x) != NULL ? rebase_view(x, node) : tu_history_set(x, node, 0);
 }
 
 /* ---- recording ---- */
 
-static void op_run(tu_node *node, tt_tensor *const *grads, tt_tensor **results)
-{
+static void op_run(tu_node *node, tt_tensor *const *grads, tt_tensor **results) {
     if (node->op->gradient == NULL) {
         tu_fail(TUTTI_ERROR_UNSUPPORTED, "%s has no gradient of its own", node->name);
         return;
     }
-    tu_gradient gradient = { .op = node->op, .params = &node->params, .grads = grads, .needs = node->needs, .input_count = node->input_count,
-                             .results = results, .node = node };
+    tu_gradient gradient = { .op = node->op,
+                             .params = &node->params,
+                             .grads = grads,
+                             .needs = node->needs,
+                             .input_count = node->input_count,
+                             .results = results,
+                             .node = node };
     node->op->gradient(&gradient);
 }
 
-static uint32_t saves_of(const tu_args *args, const bool *needs)
-{
+static uint32_t saves_of(const tu_args *args, const bool *needs) {
     uint32_t saves = 0;
     for (int i = 0; i < args->input_count; i++)
         if (needs[i])
@@ -276,8 +272,7 @@ static uint32_t saves_of(const tu_args *args, const bool *needs)
     return saves;
 }
 
-static tutti_status save_all(tu_node *node, const tu_args *args, uint32_t saves)
-{
+static tutti_status save_all(tu_node *node, const tu_args *args, uint32_t saves) {
     int at = 0;
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < args->input_count && i < 16 && status == TUTTI_OK; i++) {
@@ -296,14 +291,13 @@ static tutti_status save_all(tu_node *node, const tu_args *args, uint32_t saves)
     return status;
 }
 
-static bool differentiable(const tt_tensor *x)
-{
+static bool differentiable(const tt_tensor *x) {
     return tu_is_float(x->dtype) || tu_is_complex(x->dtype);
 }
 
-/* The in-place form writes a tensor that the caller has: it must be right even if this fails half-way, so that the history is set last. */
-static tutti_status attach(tu_args *args, tu_node *node)
-{
+/* The in-place form writes a tensor that the caller has: it must be right even if this fails half-way, so that the
+ * history is set last. */
+static tutti_status attach(tu_args *args, tu_node *node) {
     if (args->in_place)
         return tu_history_rebase(args->outputs[0], node);
     int visible = args->op->visible == 0 ? args->output_count : args->op->visible;
@@ -322,8 +316,7 @@ static tutti_status attach(tu_args *args, tu_node *node)
     return TUTTI_OK;
 }
 
-tutti_status tu_history_record(tu_args *args)
-{
+tutti_status tu_history_record(tu_args *args) {
     bool any = false;
     for (int i = 0; i < args->output_count; i++)
         any = any || differentiable(args->outputs[i]);

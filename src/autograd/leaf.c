@@ -4,56 +4,54 @@
  */
 #include "autograd/node.h"
 
-static bool live(const char *who, const tt_tensor *x)
-{
+static bool live(const char *who, const tt_tensor *x) {
     return tu_self()->pending == TUTTI_OK && tu_pending_take(tu_tensor_check(who, "x", x)) == TUTTI_OK;
 }
 
-bool tt_grad_mode(bool on)
-{
+bool tt_grad_mode(bool on) {
     tu_thread *self = tu_self();
     bool was = !self->grad_disabled;
     self->grad_disabled = !on;
     return was;
 }
 
-bool tt_grad_enabled(void)
-{
+bool tt_grad_enabled(void) {
     return !tu_self()->grad_disabled;
 }
 
-bool tt_requires_grad(const tt_tensor *x)
-{
+bool tt_requires_grad(const tt_tensor *x) {
     return live("requires_grad", x) && (x->flags & TU_REQUIRES_GRAD) != 0;
 }
 
-bool tt_is_leaf(const tt_tensor *x)
-{
+bool tt_is_leaf(const tt_tensor *x) {
     if (!live("is_leaf", x))
         return false;
     tu_node *node;
     return tu_pending_take(tu_history_node((tt_tensor *)x, &node)) == TUTTI_OK && node == NULL;
 }
 
-tt_tensor *tt_require_grad(tt_tensor *x, bool on)
-{
+tt_tensor *tt_require_grad(tt_tensor *x, bool on) {
     if (!live("require_grad", x))
         return NULL;
     if (on && !tu_is_float(x->dtype) && !tu_is_complex(x->dtype)) {
-        tu_fail(TUTTI_ERROR_TYPE, "require_grad: only tensors of floating point and complex dtype can require gradients, not %s", tu_describe(x));
+        tu_fail(TUTTI_ERROR_TYPE,
+                "require_grad: only tensors of floating point and complex dtype can require gradients, not %s",
+                tu_describe(x));
         return NULL;
     }
     if (!on && x->history != NULL && x->history->node != NULL) {
-        tu_fail(TUTTI_ERROR_STATE, "require_grad: %s was computed and has a history; only a leaf can be told not to require grad. tt_detach gives "
-                                   "one without", tu_describe(x));
+        tu_fail(TUTTI_ERROR_STATE,
+                "require_grad: %s was computed and has a history; only a leaf can be told not to require grad. "
+                "tt_detach gives "
+                "one without",
+                tu_describe(x));
         return NULL;
     }
     x->flags = (uint8_t)(on ? x->flags | TU_REQUIRES_GRAD : x->flags & ~TU_REQUIRES_GRAD);
     return x;
 }
 
-tt_tensor *tt_parameter(tt_tensor *x, bool requires_grad)
-{
+tt_tensor *tt_parameter(tt_tensor *x, bool requires_grad) {
     tt_tensor *parameter = tt_detach(x);
     if (parameter == NULL)
         return NULL;
@@ -61,20 +59,17 @@ tt_tensor *tt_parameter(tt_tensor *x, bool requires_grad)
     return requires_grad ? tt_require_grad(parameter, true) : parameter;
 }
 
-bool tt_is_parameter(const tt_tensor *x)
-{
+bool tt_is_parameter(const tt_tensor *x) {
     return live("is_parameter", x) && (x->flags & TU_PARAMETER) != 0;
 }
 
-tt_tensor *tt_grad(const tt_tensor *x)
-{
+tt_tensor *tt_grad(const tt_tensor *x) {
     if (!live("grad", x) || x->history == NULL || x->history->grad == NULL)
         return NULL;
     return tu_scope_own(tu_tensor_hold(x->history->grad));
 }
 
-void tt_set_grad(tt_tensor *x, tt_tensor *grad)
-{
+void tt_set_grad(tt_tensor *x, tt_tensor *grad) {
     if (!live("set_grad", x))
         return;
     if (grad == NULL) {
@@ -87,8 +82,9 @@ void tt_set_grad(tt_tensor *x, tt_tensor *grad)
     if (tu_pending_take(tu_tensor_check("set_grad", "grad", grad)) != TUTTI_OK)
         return;
     if (!tu_same_sizes(x, grad) || x->dtype != grad->dtype || x->device != grad->device) {
-        tu_fail(TUTTI_ERROR_ARGUMENT, "set_grad: %s cannot be the gradient of %s: shape, dtype and device must be the same", tu_describe(grad),
-                tu_describe(x));
+        tu_fail(TUTTI_ERROR_ARGUMENT,
+                "set_grad: %s cannot be the gradient of %s: shape, dtype and device must be the same",
+                tu_describe(grad), tu_describe(x));
         return;
     }
     tu_history *history = tu_history_of(x);
@@ -101,8 +97,7 @@ void tt_set_grad(tt_tensor *x, tt_tensor *grad)
     history->grad = grad;
 }
 
-void tt_retain_grad(tt_tensor *x)
-{
+void tt_retain_grad(tt_tensor *x) {
     if (!live("retain_grad", x))
         return;
     if (!(x->flags & TU_REQUIRES_GRAD)) {
@@ -121,8 +116,7 @@ void tt_retain_grad(tt_tensor *x)
     x->history->retains_grad = true;
 }
 
-tt_node *tt_grad_fn(tt_tensor *x)
-{
+tt_node *tt_grad_fn(tt_tensor *x) {
     tu_node *node;
     if (!live("grad_fn", x) || tu_pending_take(tu_history_node(x, &node)) != TUTTI_OK)
         return NULL;

@@ -7,8 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool usable(const char *who, const tt_module *module)
-{
+static bool usable(const char *who, const tt_module *module) {
     if (tu_self()->pending != TUTTI_OK)
         return false;
     if (module == NULL)
@@ -18,10 +17,10 @@ static bool usable(const char *who, const tt_module *module)
 
 /* ---- life ---- */
 
-tt_module *tt_module_new(const tt_module_type *type, void *user)
-{
+tt_module *tt_module_new(const tt_module_type *type, void *user) {
     tt_module_type full = { .size = sizeof full };
-    if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_options_copy("tt_module_type", type, &full, sizeof full)) != TUTTI_OK)
+    if (tu_self()->pending != TUTTI_OK ||
+        tu_pending_take(tu_options_copy("tt_module_type", type, &full, sizeof full)) != TUTTI_OK)
         return NULL;
     if (full.forward == NULL || full.name == NULL) {
         tu_fail(TUTTI_ERROR_ARGUMENT, "module_new: a type needs a name and a forward");
@@ -38,15 +37,13 @@ tt_module *tt_module_new(const tt_module_type *type, void *user)
     return module;
 }
 
-tt_module *tt_module_keep(tt_module *module)
-{
+tt_module *tt_module_keep(tt_module *module) {
     if (module != NULL)
         atomic_fetch_add_explicit(&module->references, 1, memory_order_relaxed);
     return module;
 }
 
-void tt_module_release(tt_module *module)
-{
+void tt_module_release(tt_module *module) {
     if (module == NULL || atomic_fetch_sub_explicit(&module->references, 1, memory_order_acq_rel) != 1)
         return;
     for (int i = 0; i < module->slot_count; i++) {
@@ -69,28 +66,24 @@ void tt_module_release(tt_module *module)
     free(module);
 }
 
-void *tt_module_user(const tt_module *module)
-{
+void *tt_module_user(const tt_module *module) {
     return module != NULL ? module->user : NULL;
 }
 
-const char *tt_module_name(const tt_module *module)
-{
+const char *tt_module_name(const tt_module *module) {
     return module != NULL ? module->type.name : "";
 }
 
 /* ---- parameters ---- */
 
-static tu_slot *find_slot(const tt_module *module, const char *name)
-{
+static tu_slot *find_slot(const tt_module *module, const char *name) {
     for (int i = 0; i < module->slot_count; i++)
         if (strcmp(module->slots[i].name, name) == 0)
             return &module->slots[i];
     return NULL;
 }
 
-static tu_slot *add_slot(tt_module *module, const char *name)
-{
+static tu_slot *add_slot(tt_module *module, const char *name) {
     tu_slot *slots = realloc(module->slots, ((size_t)module->slot_count + 1) * sizeof *slots);
     if (slots != NULL) {
         module->slots = slots;
@@ -105,15 +98,15 @@ static tu_slot *add_slot(tt_module *module, const char *name)
     return NULL;
 }
 
-bool tt_module_set_parameter(tt_module *module, const char *name, tt_tensor *parameter)
-{
+bool tt_module_set_parameter(tt_module *module, const char *name, tt_tensor *parameter) {
     if (!usable("module_set_parameter", module))
         return false;
     if (name == NULL) {
         tu_fail(TUTTI_ERROR_ARGUMENT, "module_set_parameter: name is NULL");
         return false;
     }
-    if (parameter != NULL && tu_pending_take(tu_tensor_check("module_set_parameter", "parameter", parameter)) != TUTTI_OK)
+    if (parameter != NULL &&
+        tu_pending_take(tu_tensor_check("module_set_parameter", "parameter", parameter)) != TUTTI_OK)
         return false;
     tu_slot *slot = find_slot(module, name);
     if (slot == NULL && (slot = add_slot(module, name)) == NULL)
@@ -124,20 +117,19 @@ bool tt_module_set_parameter(tt_module *module, const char *name, tt_tensor *par
     return true;
 }
 
-tt_tensor *tt_module_parameter(const tt_module *module, const char *name)
-{
+tt_tensor *tt_module_parameter(const tt_module *module, const char *name) {
     if (!usable("module_parameter", module))
         return NULL;
     tu_slot *slot = name != NULL ? find_slot(module, name) : NULL;
     if (slot == NULL) {
-        tu_fail(TUTTI_ERROR_NOT_FOUND, "module_parameter: module %s has no parameter \"%s\"", module->type.name, name != NULL ? name : "(NULL)");
+        tu_fail(TUTTI_ERROR_NOT_FOUND, "module_parameter: module %s has no parameter \"%s\"", module->type.name,
+                name != NULL ? name : "(NULL)");
         return NULL;
     }
     return slot->parameter == NULL ? NULL : tu_scope_own(tu_tensor_hold(slot->parameter));
 }
 
-bool tt_module_add_child(tt_module *module, const char *name, tt_module *child)
-{
+bool tt_module_add_child(tt_module *module, const char *name, tt_module *child) {
     if (!usable("module_add_child", module) || !usable("module_add_child", child)) {
         tt_module_release(child);
         return false;
@@ -149,26 +141,26 @@ bool tt_module_add_child(tt_module *module, const char *name, tt_module *child)
     if (children == NULL || copy == NULL) {
         free(copy);
         tt_module_release(child);
-        tu_pending_take(name == NULL ? tu_error(TUTTI_ERROR_ARGUMENT, "module_add_child: name is NULL") : tu_error_memory("a child", sizeof *children));
+        tu_pending_take(name == NULL ? tu_error(TUTTI_ERROR_ARGUMENT, "module_add_child: name is NULL")
+                                     : tu_error_memory("a child", sizeof *children));
         return false;
     }
     children[module->child_count++] = (tu_child){ copy, child };
     return true;
 }
 
-tt_module *tt_module_child(const tt_module *module, const char *name)
-{
+tt_module *tt_module_child(const tt_module *module, const char *name) {
     if (!usable("module_child", module))
         return NULL;
     for (int i = 0; name != NULL && i < module->child_count; i++)
         if (strcmp(module->children[i].name, name) == 0)
             return module->children[i].module;
-    tu_fail(TUTTI_ERROR_NOT_FOUND, "module_child: module %s has no child \"%s\"", module->type.name, name != NULL ? name : "(NULL)");
+    tu_fail(TUTTI_ERROR_NOT_FOUND, "module_child: module %s has no child \"%s\"", module->type.name,
+            name != NULL ? name : "(NULL)");
     return NULL;
 }
 
-static size_t count_parameters(const tt_module *module)
-{
+static size_t count_parameters(const tt_module *module) {
     size_t count = 0;
     for (int i = 0; i < module->slot_count; i++)
         count += module->slots[i].parameter != NULL;
@@ -177,8 +169,8 @@ static size_t count_parameters(const tt_module *module)
     return count;
 }
 
-static size_t list_parameters(const tt_module *module, const char *prefix, size_t at, tt_tensor **tensors, const char **names)
-{
+static size_t list_parameters(const tt_module *module, const char *prefix, size_t at, tt_tensor **tensors,
+                              const char **names) {
     for (int i = 0; i < module->slot_count; i++) {
         const tu_slot *slot = &module->slots[i];
         char *name = tu_scope_memory(strlen(prefix) + strlen(slot->name) + 1);
@@ -199,8 +191,7 @@ static size_t list_parameters(const tt_module *module, const char *prefix, size_
     return at;
 }
 
-tt_named_list tt_module_parameters(const tt_module *module)
-{
+tt_named_list tt_module_parameters(const tt_module *module) {
     tt_named_list none = { 0, NULL, NULL };
     if (!usable("module_parameters", module))
         return none;
@@ -213,8 +204,7 @@ tt_named_list tt_module_parameters(const tt_module *module)
     return tu_self()->pending == TUTTI_OK ? (tt_named_list){ count, tensors, names } : none;
 }
 
-void tt_module_zero_grad(tt_module *module)
-{
+void tt_module_zero_grad(tt_module *module) {
     tt_scope scope = tt_scope_open();
     tt_named_list parameters = tt_module_parameters(module);
     for (size_t i = 0; i < parameters.count; i++)
@@ -224,9 +214,8 @@ void tt_module_zero_grad(tt_module *module)
 
 /* ---- hooks ---- */
 
-static bool add_hook(const char *who, tt_module *module, tu_hook_list *list, void (*function)(void), void *user, tt_tensor_list captured, bool first,
-                     tt_hook **hook)
-{
+static bool add_hook(const char *who, tt_module *module, tu_hook_list *list, void (*function)(void), void *user,
+                     tt_tensor_list captured, bool first, tt_hook **hook) {
     if (!usable(who, module))
         return false;
     if (tu_pending_take(tu_hook_add(list, function, user, captured, hook)) != TUTTI_OK)
@@ -239,32 +228,34 @@ static bool add_hook(const char *who, tt_module *module, tu_hook_list *list, voi
     return true;
 }
 
-bool tt_hook_forward_pre(tt_module *module, tt_forward_pre_hook *function, void *user, tt_tensor_list captured, bool first, tt_hook **hook)
-{
-    return add_hook("hook_forward_pre", module, module != NULL ? &module->forward_pre : NULL, (void (*)(void))function, user, captured, first, hook);
+bool tt_hook_forward_pre(tt_module *module, tt_forward_pre_hook *function, void *user, tt_tensor_list captured,
+                         bool first, tt_hook **hook) {
+    return add_hook("hook_forward_pre", module, module != NULL ? &module->forward_pre : NULL, (void (*)(void))function,
+                    user, captured, first, hook);
 }
 
-bool tt_hook_forward(tt_module *module, tt_forward_hook *function, void *user, tt_tensor_list captured, bool first, bool always, tt_hook **hook)
-{
+bool tt_hook_forward(tt_module *module, tt_forward_hook *function, void *user, tt_tensor_list captured, bool first,
+                     bool always, tt_hook **hook) {
     tu_hook_list *list = module == NULL ? NULL : always ? &module->forward_always : &module->forward;
     return add_hook("hook_forward", module, list, (void (*)(void))function, user, captured, first, hook);
 }
 
-bool tt_hook_backward_pre(tt_module *module, tt_backward_pre_hook *function, void *user, tt_tensor_list captured, bool first, tt_hook **hook)
-{
-    return add_hook("hook_backward_pre", module, module != NULL ? &module->backward_pre : NULL, (void (*)(void))function, user, captured, first, hook);
+bool tt_hook_backward_pre(tt_module *module, tt_backward_pre_hook *function, void *user, tt_tensor_list captured,
+                          bool first, tt_hook **hook) {
+    return add_hook("hook_backward_pre", module, module != NULL ? &module->backward_pre : NULL,
+                    (void (*)(void))function, user, captured, first, hook);
 }
 
-bool tt_hook_backward(tt_module *module, tt_backward_hook *function, void *user, tt_tensor_list captured, bool first, tt_hook **hook)
-{
-    return add_hook("hook_backward", module, module != NULL ? &module->backward : NULL, (void (*)(void))function, user, captured, first, hook);
+bool tt_hook_backward(tt_module *module, tt_backward_hook *function, void *user, tt_tensor_list captured, bool first,
+                      tt_hook **hook) {
+    return add_hook("hook_backward", module, module != NULL ? &module->backward : NULL, (void (*)(void))function, user,
+                    captured, first, hook);
 }
 
 /* ---- calling ---- */
 
 /* Each hook runs in a scope of its own; what it put in place of an entry moves to the caller's. */
-static void run_forward_pre(tt_module *module, size_t count, tt_tensor **inputs)
-{
+static void run_forward_pre(tt_module *module, size_t count, tt_tensor **inputs) {
     tu_hook_list snapshot;
     tu_pending_take(tu_hook_list_snapshot(&module->forward_pre, &snapshot));
     for (int i = 0; i < snapshot.count && tu_self()->pending == TUTTI_OK; i++) {
@@ -279,8 +270,8 @@ static void run_forward_pre(tt_module *module, size_t count, tt_tensor **inputs)
     tu_hook_list_free(&snapshot);
 }
 
-static void run_forward_hooks(const tu_hook_list *list, tt_module *module, tt_tensor_list inputs, size_t count, tt_tensor **outputs)
-{
+static void run_forward_hooks(const tu_hook_list *list, tt_module *module, tt_tensor_list inputs, size_t count,
+                              tt_tensor **outputs) {
     tu_hook_list snapshot;
     tu_pending_take(tu_hook_list_snapshot(list, &snapshot));
     for (int i = 0; i < snapshot.count && tu_self()->pending == TUTTI_OK; i++) {
@@ -296,8 +287,7 @@ static void run_forward_hooks(const tu_hook_list *list, tt_module *module, tt_te
 }
 
 /* Hooks that run in any case do so with the error set aside; it comes back afterwards. */
-static void run_always(tt_module *module, tt_tensor_list inputs, size_t count, tt_tensor **outputs)
-{
+static void run_always(tt_module *module, tt_tensor_list inputs, size_t count, tt_tensor **outputs) {
     tu_pending_copy error;
     if (module->forward_always.count == 0)
         return;
@@ -306,13 +296,13 @@ static void run_always(tt_module *module, tt_tensor_list inputs, size_t count, t
     tu_pending_restore(&error);
 }
 
-tt_tensor_list tt_module_call_all(tt_module *module, tt_tensor_list inputs)
-{
+tt_tensor_list tt_module_call_all(tt_module *module, tt_tensor_list inputs) {
     tt_tensor_list none = { 0, NULL };
     if (!usable("module_call", module) || !tu_scope_check())
         return none;
     if (inputs.count > TT_FUNCTION_TENSORS) {
-        tu_fail(TUTTI_ERROR_LIMIT, "module_call: %zu inputs; at most %d are possible", inputs.count, TT_FUNCTION_TENSORS);
+        tu_fail(TUTTI_ERROR_LIMIT, "module_call: %zu inputs; at most %d are possible", inputs.count,
+                TT_FUNCTION_TENSORS);
         return none;
     }
     tt_tensor **given = tu_scope_memory((inputs.count + 1) * sizeof *given);
@@ -334,13 +324,13 @@ tt_tensor_list tt_module_call_all(tt_module *module, tt_tensor_list inputs)
     return tu_self()->pending == TUTTI_OK ? result : none;
 }
 
-tt_tensor *tt_module_call(tt_module *module, tt_tensor *x)
-{
+tt_tensor *tt_module_call(tt_module *module, tt_tensor *x) {
     tt_tensor_list outputs = tt_module_call_all(module, tt_tensors_of(1, &x));
     if (tu_self()->pending != TUTTI_OK)
         return NULL;
     if (outputs.count != 1) {
-        tu_fail(TUTTI_ERROR_ARGUMENT, "module_call: %s returned %zu results; use tt_module_call_all", module->type.name, outputs.count);
+        tu_fail(TUTTI_ERROR_ARGUMENT, "module_call: %s returned %zu results; use tt_module_call_all", module->type.name,
+                outputs.count);
         return NULL;
     }
     return outputs.at[0];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Backward hooks of modules. One record per call travels with two wrapper nodes: around the outputs, where the gradients enter the module, and around
- * the inputs, where they leave it.
+ * Backward hooks of modules. One record per call travels with two wrapper nodes: around the outputs, where the
+ * gradients enter the module, and around the inputs, where they leave it.
  */
 #include <stdlib.h>
 
@@ -13,14 +13,13 @@ struct tu_backward_hooks {
     tt_module *module;
     tu_hook_list pre, post; /* as they were at the forward */
     size_t input_count, output_count;
-    bool has_inputs;        /* there is a wrapper around the inputs */
-    bool arrived;           /* the gradients of the outputs, held, are in `grads` */
+    bool has_inputs; /* there is a wrapper around the inputs */
+    bool arrived;    /* the gradients of the outputs, held, are in `grads` */
     tt_tensor *grads[TT_FUNCTION_TENSORS];
     bool present_in[TT_FUNCTION_TENSORS], present_out[TT_FUNCTION_TENSORS]; /* which arguments are tensors */
 };
 
-static void forget(tu_backward_hooks *hooks)
-{
+static void forget(tu_backward_hooks *hooks) {
     for (size_t i = 0; i < hooks->output_count; i++) {
         tu_tensor_drop(hooks->grads[i]);
         hooks->grads[i] = NULL;
@@ -28,8 +27,7 @@ static void forget(tu_backward_hooks *hooks)
     hooks->arrived = false;
 }
 
-static void drop(void *user)
-{
+static void drop(void *user) {
     tu_backward_hooks *hooks = user;
     if (--hooks->references > 0)
         return;
@@ -41,20 +39,17 @@ static void drop(void *user)
 }
 
 /* Spreads the gradients of a wrapper, which knows tensors only, over all positions; and back. */
-static void spread(const bool *present, size_t count, tt_tensor *const *from, tt_tensor **to)
-{
+static void spread(const bool *present, size_t count, tt_tensor *const *from, tt_tensor **to) {
     for (size_t i = 0, at = 0; i < count; i++)
         to[i] = present[i] ? from[at++] : NULL;
 }
-static void collect(const bool *present, size_t count, tt_tensor *const *from, tt_tensor **to)
-{
+static void collect(const bool *present, size_t count, tt_tensor *const *from, tt_tensor **to) {
     for (size_t i = 0, at = 0; i < count; i++)
         if (present[i])
             to[at++] = from[i];
 }
 
-static void run_post(tu_backward_hooks *hooks, tt_tensor **grad_inputs)
-{
+static void run_post(tu_backward_hooks *hooks, tt_tensor **grad_inputs) {
     for (int i = 0; i < hooks->post.count && tu_self()->pending == TUTTI_OK; i++) {
         tt_hook *hook = hooks->post.at[i];
         tt_hook_context context = { hook->user, { hook->captured_count, hook->captured } };
@@ -68,8 +63,8 @@ static void run_post(tu_backward_hooks *hooks, tt_tensor **grad_inputs)
 }
 
 /* After the wrapper of the outputs ran: `results` go on into the module. */
-static void entered(const tt_hook_context *context, size_t result_count, tt_tensor **results, size_t grad_count, tt_tensor *const *grads)
-{
+static void entered(const tt_hook_context *context, size_t result_count, tt_tensor **results, size_t grad_count,
+                    tt_tensor *const *grads) {
     tu_backward_hooks *hooks = context->user;
     tt_tensor *all[TT_FUNCTION_TENSORS];
     (void)result_count, (void)grad_count, (void)grads;
@@ -97,14 +92,15 @@ static void entered(const tt_hook_context *context, size_t result_count, tt_tens
     run_post(hooks, none);
     for (size_t i = 0; i < hooks->input_count && tu_self()->pending == TUTTI_OK; i++)
         if (none[i] != NULL)
-            tu_fail(TUTTI_ERROR_STATE, "a backward hook of module %s returned a gradient for input %zu, but no input requires grad",
+            tu_fail(TUTTI_ERROR_STATE,
+                    "a backward hook of module %s returned a gradient for input %zu, but no input requires grad",
                     hooks->module->type.name, i);
     forget(hooks);
 }
 
 /* After the wrapper of the inputs ran: `results` leave the module. */
-static void left(const tt_hook_context *context, size_t result_count, tt_tensor **results, size_t grad_count, tt_tensor *const *grads)
-{
+static void left(const tt_hook_context *context, size_t result_count, tt_tensor **results, size_t grad_count,
+                 tt_tensor *const *grads) {
     tu_backward_hooks *hooks = context->user;
     tt_tensor *all[TT_FUNCTION_TENSORS];
     (void)result_count, (void)grad_count, (void)grads;
@@ -117,11 +113,12 @@ static void left(const tt_hook_context *context, size_t result_count, tt_tensor 
     forget(hooks);
 }
 
-static void hang(tu_node *node, tu_backward_hooks *hooks, tt_node_post_hook *function)
-{
+static void hang(tu_node *node, tu_backward_hooks *hooks, tt_node_post_hook *function) {
     tu_node_hooks *list = tu_node_hooks_of(node);
     tt_hook *handle = NULL;
-    tutti_status status = list == NULL ? TUTTI_ERROR_MEMORY : tu_hook_add(&list->post, (void (*)(void))function, hooks, (tt_tensor_list){ 0, NULL }, &handle);
+    tutti_status status =
+        list == NULL ? TUTTI_ERROR_MEMORY
+                     : tu_hook_add(&list->post, (void (*)(void))function, hooks, (tt_tensor_list){ 0, NULL }, &handle);
     if (tu_pending_take(status) != TUTTI_OK)
         return;
     handle->release = drop;
@@ -129,10 +126,10 @@ static void hang(tu_node *node, tu_backward_hooks *hooks, tt_node_post_hook *fun
     tt_hook_release(&handle);
 }
 
-tt_tensor_list tu_wrap_inputs(tt_module *module, tt_tensor_list inputs, tu_backward_hooks **made)
-{
+tt_tensor_list tu_wrap_inputs(tt_module *module, tt_tensor_list inputs, tu_backward_hooks **made) {
     *made = NULL;
-    if (module->backward_pre.count + module->backward.count == 0 || !tt_grad_enabled() || tu_self()->pending != TUTTI_OK)
+    if (module->backward_pre.count + module->backward.count == 0 || !tt_grad_enabled() ||
+        tu_self()->pending != TUTTI_OK)
         return inputs;
     tu_backward_hooks *hooks = calloc(1, sizeof *hooks);
     if (hooks == NULL) {
@@ -157,8 +154,7 @@ tt_tensor_list tu_wrap_inputs(tt_module *module, tt_tensor_list inputs, tu_backw
     return wrapped;
 }
 
-tt_tensor_list tu_wrap_outputs(tt_tensor_list outputs, tu_backward_hooks *hooks)
-{
+tt_tensor_list tu_wrap_outputs(tt_tensor_list outputs, tu_backward_hooks *hooks) {
     if (hooks == NULL)
         return outputs;
     tt_tensor_list wrapped = outputs;

@@ -9,14 +9,12 @@
 #include "autograd/module.h"
 
 /* Adds a parameter made in a scope of its own; true on success. */
-static bool add_parameter(tt_module *module, const char *name, tt_tensor *values)
-{
+static bool add_parameter(tt_module *module, const char *name, tt_tensor *values) {
     return tt_module_set_parameter(module, name, tt_parameter(values, true));
 }
 
 /* Gives up a module that could not be finished. */
-static tt_module *checked(tt_module *module)
-{
+static tt_module *checked(tt_module *module) {
     if (tu_self()->pending == TUTTI_OK)
         return module;
     tt_module_release(module);
@@ -25,16 +23,14 @@ static tt_module *checked(tt_module *module)
 
 /* ---- Linear ---- */
 
-static int linear_forward(tt_module *module, tt_tensor_list inputs, tt_tensor **outputs)
-{
+static int linear_forward(tt_module *module, tt_tensor_list inputs, tt_tensor **outputs) {
     bool bias = tt_module_user(module) != NULL;
     outputs[0] = tt_linear(inputs.count > 0 ? inputs.at[0] : NULL, tt_module_parameter(module, "weight"),
                            bias ? tt_module_parameter(module, "bias") : NULL);
     return 1;
 }
 
-tt_module *tt_linear_module(int64_t in, int64_t out, bool bias, tutti_dtype dtype)
-{
+tt_module *tt_linear_module(int64_t in, int64_t out, bool bias, tutti_dtype dtype) {
     static const tt_module_type type = { sizeof type, "Linear", linear_forward, NULL };
     static char with_bias; /* its address says so */
     tt_module *module = tt_module_new(&type, bias ? &with_bias : NULL);
@@ -51,14 +47,12 @@ tt_module *tt_linear_module(int64_t in, int64_t out, bool bias, tutti_dtype dtyp
 
 /* ---- Embedding ---- */
 
-static int embedding_forward(tt_module *module, tt_tensor_list inputs, tt_tensor **outputs)
-{
+static int embedding_forward(tt_module *module, tt_tensor_list inputs, tt_tensor **outputs) {
     outputs[0] = tt_embedding(tt_module_parameter(module, "weight"), inputs.count > 0 ? inputs.at[0] : NULL);
     return 1;
 }
 
-tt_module *tt_embedding_module(int64_t count, int64_t size, tutti_dtype dtype)
-{
+tt_module *tt_embedding_module(int64_t count, int64_t size, tutti_dtype dtype) {
     static const tt_module_type type = { sizeof type, "Embedding", embedding_forward, NULL };
     tt_module *module = tt_module_new(&type, NULL);
     tt_scope scope = tt_scope_open();
@@ -69,15 +63,14 @@ tt_module *tt_embedding_module(int64_t count, int64_t size, tutti_dtype dtype)
 
 /* ---- LayerNorm ---- */
 
-static int layer_norm_forward(tt_module *module, tt_tensor_list inputs, tt_tensor **outputs)
-{
+static int layer_norm_forward(tt_module *module, tt_tensor_list inputs, tt_tensor **outputs) {
     const double *epsilon = tt_module_user(module);
-    outputs[0] = tt_layer_norm(inputs.count > 0 ? inputs.at[0] : NULL, tt_module_parameter(module, "weight"), tt_module_parameter(module, "bias"), *epsilon);
+    outputs[0] = tt_layer_norm(inputs.count > 0 ? inputs.at[0] : NULL, tt_module_parameter(module, "weight"),
+                               tt_module_parameter(module, "bias"), *epsilon);
     return 1;
 }
 
-tt_module *tt_layer_norm_module(int64_t size, double epsilon, tutti_dtype dtype)
-{
+tt_module *tt_layer_norm_module(int64_t size, double epsilon, tutti_dtype dtype) {
     static const tt_module_type type = { sizeof type, "LayerNorm", layer_norm_forward, free };
     double *kept = tu_self()->pending == TUTTI_OK ? malloc(sizeof *kept) : NULL;
     if (kept == NULL) {
@@ -102,15 +95,13 @@ typedef struct one_function {
     tt_tensor *(*function)(tt_tensor *x);
 } one_function;
 
-static int function_forward(tt_module *module, tt_tensor_list inputs, tt_tensor **outputs)
-{
+static int function_forward(tt_module *module, tt_tensor_list inputs, tt_tensor **outputs) {
     const one_function *user = tt_module_user(module);
     outputs[0] = user->function(inputs.count > 0 ? inputs.at[0] : NULL);
     return 1;
 }
 
-tt_module *tt_function_module(const char *name, tt_tensor *(*function)(tt_tensor *x))
-{
+tt_module *tt_function_module(const char *name, tt_tensor *(*function)(tt_tensor *x)) {
     tt_module_type type = { sizeof type, name, function_forward, free };
     one_function *user = tu_self()->pending == TUTTI_OK ? malloc(sizeof *user) : NULL;
     if (user == NULL) {
@@ -127,8 +118,7 @@ tt_module *tt_function_module(const char *name, tt_tensor *(*function)(tt_tensor
 
 /* ---- Sequential ---- */
 
-static int sequential_forward(tt_module *module, tt_tensor_list inputs, tt_tensor **outputs)
-{
+static int sequential_forward(tt_module *module, tt_tensor_list inputs, tt_tensor **outputs) {
     tt_tensor_list passed = inputs;
     for (int i = 0; i < module->child_count; i++)
         passed = tt_module_call_all(module->children[i].module, passed);
@@ -136,8 +126,7 @@ static int sequential_forward(tt_module *module, tt_tensor_list inputs, tt_tenso
     return (int)passed.count;
 }
 
-tt_module *tt_sequential_module(int count, tt_module *const *modules)
-{
+tt_module *tt_sequential_module(int count, tt_module *const *modules) {
     static const tt_module_type type = { sizeof type, "Sequential", sequential_forward, NULL };
     tt_module *module = tt_module_new(&type, NULL);
     for (int i = 0; i < count; i++) {

@@ -8,8 +8,7 @@
 #include <string.h>
 
 /* One block: the node, then its arrays, those of pointers first. */
-tu_node *tu_node_new(const char *name, int inputs, int outputs, int saved)
-{
+tu_node *tu_node_new(const char *name, int inputs, int outputs, int saved) {
     size_t edges = (size_t)inputs * sizeof(tu_edge), shapes = (size_t)(inputs + outputs) * sizeof(tu_shape);
     size_t kept = (size_t)saved * sizeof(tu_saved_tensor), flags = (size_t)inputs * sizeof(bool);
     tu_node *node = malloc(sizeof *node + edges + shapes + kept + flags);
@@ -18,7 +17,11 @@ tu_node *tu_node_new(const char *name, int inputs, int outputs, int saved)
         return NULL;
     }
     tu_thread *self = tu_self();
-    *node = (tu_node){ .name = name, .sequence = self->node_sequence++, .input_count = inputs, .output_count = outputs, .saved_count = saved };
+    *node = (tu_node){ .name = name,
+                       .sequence = self->node_sequence++,
+                       .input_count = inputs,
+                       .output_count = outputs,
+                       .saved_count = saved };
     atomic_init(&node->references, 1);
     char *at = (char *)(node + 1);
     node->next = (tu_edge *)at;
@@ -33,8 +36,7 @@ tu_node *tu_node_new(const char *name, int inputs, int outputs, int saved)
     return node;
 }
 
-void tu_edge_drop(tu_edge *edge)
-{
+void tu_edge_drop(tu_edge *edge) {
     tu_node *node = edge->node;
     tt_tensor *leaf = edge->leaf;
     *edge = (tu_edge){ NULL, NULL, 0 };
@@ -42,8 +44,7 @@ void tu_edge_drop(tu_edge *edge)
     tu_node_drop(node);
 }
 
-static void free_hooks(tu_node *node)
-{
+static void free_hooks(tu_node *node) {
     tu_node_hooks *hooks = node->hooks;
     if (hooks == NULL)
         return;
@@ -54,8 +55,7 @@ static void free_hooks(tu_node *node)
     free(hooks);
 }
 
-static void destroy(tu_node *node)
-{
+static void destroy(tu_node *node) {
     free_hooks(node);
     tu_node_release_saved(node);
     if (node->release != NULL)
@@ -67,9 +67,9 @@ static void destroy(tu_node *node)
     tu_tally(&tu_self()->nodes, -1);
 }
 
-/* A graph may be a chain of a million nodes: those that die while one is being destroyed wait in a list instead of on the stack. */
-void tu_node_drop(tu_node *node)
-{
+/* A graph may be a chain of a million nodes: those that die while one is being destroyed wait in a list instead of on
+ * the stack. */
+void tu_node_drop(tu_node *node) {
     static _Thread_local tu_node *dead;
     static _Thread_local bool draining;
     if (node == NULL || atomic_fetch_sub_explicit(&node->references, 1, memory_order_acq_rel) != 1)
@@ -95,14 +95,12 @@ typedef struct saved_hooks_frame {
     struct saved_hooks_frame *outer;
 } saved_hooks_frame;
 
-static void frame_drop(saved_hooks_frame *frame)
-{
+static void frame_drop(saved_hooks_frame *frame) {
     if (atomic_fetch_sub_explicit(&frame->references, 1, memory_order_acq_rel) == 1)
         free(frame);
 }
 
-bool tt_saved_hooks_push(const tt_saved_hooks *hooks)
-{
+bool tt_saved_hooks_push(const tt_saved_hooks *hooks) {
     if (tu_self()->pending != TUTTI_OK)
         return false;
     tt_saved_hooks full = { .size = sizeof full };
@@ -124,8 +122,7 @@ bool tt_saved_hooks_push(const tt_saved_hooks *hooks)
     return true;
 }
 
-void tt_saved_hooks_pop(void)
-{
+void tt_saved_hooks_pop(void) {
     saved_hooks_frame *frame = tu_self()->saved_hooks;
     if (frame == NULL) {
         tu_fail(TUTTI_ERROR_STATE, "saved_hooks_pop: nothing was pushed in this thread");
@@ -135,8 +132,7 @@ void tt_saved_hooks_pop(void)
     frame_drop(frame);
 }
 
-static tutti_status pack(tu_saved_tensor *saved, tt_tensor *tensor, saved_hooks_frame *frame)
-{
+static tutti_status pack(tu_saved_tensor *saved, tt_tensor *tensor, saved_hooks_frame *frame) {
     uint32_t before = tu_version(tensor);
     tu_self()->saved_hooks = NULL; /* what pack computes is not packed itself */
     bool recording = tt_grad_mode(false);
@@ -147,7 +143,8 @@ static tutti_status pack(tu_saved_tensor *saved, tt_tensor *tensor, saved_hooks_
     tu_self()->saved_hooks = frame;
     tutti_status status = tu_self()->pending;
     if (status == TUTTI_OK && tu_version(tensor) != before)
-        status = tu_error(TUTTI_ERROR_STATE, "a saved-tensor pack hook changed its argument %s in place", tu_describe(tensor));
+        status = tu_error(TUTTI_ERROR_STATE, "a saved-tensor pack hook changed its argument %s in place",
+                          tu_describe(tensor));
     if (status != TUTTI_OK) {
         if (frame->hooks.release != NULL)
             frame->hooks.release(frame->hooks.user, packed);
@@ -159,8 +156,7 @@ static tutti_status pack(tu_saved_tensor *saved, tt_tensor *tensor, saved_hooks_
     return TUTTI_OK;
 }
 
-tutti_status tu_save(tu_saved_tensor *saved, tt_tensor *tensor, bool is_output, uint32_t which)
-{
+tutti_status tu_save(tu_saved_tensor *saved, tt_tensor *tensor, bool is_output, uint32_t which) {
     *saved = (tu_saved_tensor){ .which = which, .is_output = is_output };
     if (tensor == NULL)
         return TUTTI_OK;
@@ -177,8 +173,7 @@ tutti_status tu_save(tu_saved_tensor *saved, tt_tensor *tensor, bool is_output, 
     return saved->tensor != NULL ? TUTTI_OK : TUTTI_ERROR_MEMORY;
 }
 
-void tu_saved_drop(tu_saved_tensor *saved)
-{
+void tu_saved_drop(tu_saved_tensor *saved) {
     tt_tensor *tensor = saved->tensor;
     tt_saved_hooks *hooks = saved->hooks;
     saved->tensor = NULL;
@@ -192,8 +187,7 @@ void tu_saved_drop(tu_saved_tensor *saved)
     }
 }
 
-void tu_node_release_saved(tu_node *node)
-{
+void tu_node_release_saved(tu_node *node) {
     for (int i = 0; i < node->saved_count; i++)
         tu_saved_drop(&node->saved[i]);
     node->released = node->saved_count > 0;
@@ -203,27 +197,32 @@ void tu_node_release_saved(tu_node *node)
     }
 }
 
-static tutti_status version_error(const tu_node *node, const tu_saved_tensor *saved)
-{
+static tutti_status version_error(const tu_node *node, const tu_saved_tensor *saved) {
     const tt_tensor *x = saved->tensor;
     const tu_node *producer = x->history != NULL ? x->history->node : saved->is_output ? node : NULL;
     char from[128] = "a leaf";
     if (producer != NULL)
-        snprintf(from, sizeof from, "output %d of %s (node %llu)", x->history != NULL ? x->history->output : 0, producer->name,
-                 (unsigned long long)producer->sequence);
-    return tu_error(TUTTI_ERROR_STATE, "one of the variables needed for gradient computation has been modified by an inplace operation: %s, which is %s and was saved "
-                                       "by %s (node %llu), is at version %u; expected version %u instead. Look for in-place operations on it or on its "
-                                       "views after the forward, clone it before, or refill it between tt_preserve_begin and tt_preserve_end",
-                    tu_describe(x), from, node->name, (unsigned long long)node->sequence, tu_version(x), saved->version);
+        snprintf(from, sizeof from, "output %d of %s (node %llu)", x->history != NULL ? x->history->output : 0,
+                 producer->name, (unsigned long long)producer->sequence);
+    return tu_error(
+        TUTTI_ERROR_STATE,
+        "one of the variables needed for gradient computation has been modified by an inplace operation: %s, which is "
+        "%s and was saved "
+        "by %s (node %llu), is at version %u; expected version %u instead. Look for in-place operations on it or on "
+        "its "
+        "views after the forward, clone it before, or refill it between tt_preserve_begin and tt_preserve_end",
+        tu_describe(x), from, node->name, (unsigned long long)node->sequence, tu_version(x), saved->version);
 }
 
-tt_tensor *tu_saved_get(tu_node *node, tu_saved_tensor *saved)
-{
+tt_tensor *tu_saved_get(tu_node *node, tu_saved_tensor *saved) {
     if (tu_self()->pending != TUTTI_OK)
         return NULL;
     if (node->released || saved->released) {
-        tu_fail(TUTTI_ERROR_STATE, "Trying to backward through the graph a second time: what %s (node %llu) saved has already been freed. Ask the first "
-                                   "backward to retain_graph", node->name, (unsigned long long)node->sequence);
+        tu_fail(TUTTI_ERROR_STATE,
+                "Trying to backward through the graph a second time: what %s (node %llu) saved has already been freed. "
+                "Ask the first "
+                "backward to retain_graph",
+                node->name, (unsigned long long)node->sequence);
         return NULL;
     }
     if (saved->hooks != NULL) /* what unpack returns may be anything of the right shape; no version is checked */
@@ -248,8 +247,7 @@ tt_tensor *tu_saved_get(tu_node *node, tu_saved_tensor *saved)
     return tu_scope_own(alias);
 }
 
-tt_tensor *tu_saved(tu_gradient *gradient, uint32_t which)
-{
+tt_tensor *tu_saved(tu_gradient *gradient, uint32_t which) {
     tu_node *node = gradient->node;
     for (int i = 0; i < node->saved_count; i++)
         if (node->saved[i].which == which)
@@ -258,17 +256,14 @@ tt_tensor *tu_saved(tu_gradient *gradient, uint32_t which)
     return NULL;
 }
 
-const tu_shape *tu_input_shape(const tu_gradient *gradient, int input)
-{
+const tu_shape *tu_input_shape(const tu_gradient *gradient, int input) {
     return &gradient->node->inputs[input];
 }
 
-const char *tt_node_name(const tt_node *node)
-{
+const char *tt_node_name(const tt_node *node) {
     return node != NULL ? ((const tu_node *)(const void *)node)->name : "";
 }
 
-uint64_t tt_node_sequence(const tt_node *node)
-{
+uint64_t tt_node_sequence(const tt_node *node) {
     return node != NULL ? ((const tu_node *)(const void *)node)->sequence : 0;
 }

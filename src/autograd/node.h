@@ -47,11 +47,12 @@ typedef struct tu_hook_list {
 
 typedef struct tu_node_hooks {
     tu_hook_list pre, post;
-    tu_hook_list *tensor;    /* one list per output */
-    tt_tensor **retained;    /* per output: who wants its gradient kept. Not held: the tensor clears it when it goes */
+    tu_hook_list *tensor; /* one list per output */
+    tt_tensor **retained; /* per output: who wants its gradient kept. Not held: the tensor clears it when it goes */
 } tu_node_hooks;
 
-/* Computes gradients of the inputs: `results` has input_count entries, NULL on entry; what is put there is held by the current scope. */
+/* Computes gradients of the inputs: `results` has input_count entries, NULL on entry; what is put there is held by the
+ * current scope. */
 typedef void tu_node_run(tu_node *node, tt_tensor *const *grads, tt_tensor **results);
 
 struct tu_node {
@@ -62,16 +63,16 @@ struct tu_node {
     tu_node_run *run;
     void (*release)(tu_node *node); /* of `detail`, with the node; may be NULL */
     void *detail;
-    tu_node *inner;  /* a node that runs inside this one, or NULL; held */
+    tu_node *inner; /* a node that runs inside this one, or NULL; held */
     tu_params params;
     int input_count, output_count, saved_count;
-    bool *needs;        /* of the inputs */
-    tu_edge *next;      /* of the inputs */
-    tu_shape *inputs;   /* their shapes */
-    tu_shape *outputs;  /* shapes of the outputs: what gradients must look like */
+    bool *needs;       /* of the inputs */
+    tu_edge *next;     /* of the inputs */
+    tu_shape *inputs;  /* their shapes */
+    tu_shape *outputs; /* shapes of the outputs: what gradients must look like */
     tu_saved_tensor *saved;
-    bool released;      /* what it saved is gone */
-    bool sees_nothing;  /* runs also when no gradient arrived */
+    bool released;     /* what it saved is gone */
+    bool sees_nothing; /* runs also when no gradient arrived */
     tu_node_hooks *hooks;
     tu_node *dead_next;
 };
@@ -89,7 +90,7 @@ struct tu_history {
     tt_tensor *base; /* of a view: the tensor that is no view; held */
     uint8_t mark;
     bool retains_grad;
-    uint32_t node_version; /* of a view: the version that `node` is about */
+    uint32_t node_version;                       /* of a view: the version that `node` is about */
     tu_hook_list tensor_hooks, accumulate_hooks; /* of leaves */
 };
 typedef struct tu_history tu_history;
@@ -99,8 +100,7 @@ typedef struct tu_history tu_history;
 /* NULL with the thread's error written. Edges are empty, needs false. */
 tu_node *tu_node_new(const char *name, int inputs, int outputs, int saved);
 void tu_node_drop(tu_node *node);
-static inline tu_node *tu_node_hold(tu_node *node)
-{
+static inline tu_node *tu_node_hold(tu_node *node) {
     if (node != NULL)
         atomic_fetch_add_explicit(&node->references, 1, memory_order_relaxed);
     return node;
@@ -117,24 +117,26 @@ tt_tensor *tu_saved_get(tu_node *node, tu_saved_tensor *saved);
 /* ---- history ---- */
 
 tu_history *tu_history_of(tt_tensor *x); /* made where there is none; NULL with the thread's error written */
-/* The node that computed x, made anew for a view that was overtaken by an in-place change. *node may be NULL: a leaf. */
+/* The node that computed x, made anew for a view that was overtaken by an in-place change. *node may be NULL: a
+ * leaf. */
 tutti_status tu_history_node(tt_tensor *x, tu_node **node);
 /* The edge to x, held. */
 tutti_status tu_edge_to(tt_tensor *x, tu_edge *edge);
 /* Makes x the output-th result of node. */
 tutti_status tu_history_set(tt_tensor *x, tu_node *node, int output);
-/* After an in-place change by `node`, whose edge 0 leads to x as it was: x, and its base where x is a view, get the new history. */
+/* After an in-place change by `node`, whose edge 0 leads to x as it was: x, and its base where x is a view, get the new
+ * history. */
 tutti_status tu_history_rebase(tt_tensor *x, tu_node *node);
 tutti_status tu_history_check_write(const char *who, tt_tensor *x);
-static inline tt_tensor *tu_base_of(const tt_tensor *x)
-{
+static inline tt_tensor *tu_base_of(const tt_tensor *x) {
     return x->history != NULL ? x->history->base : NULL;
 }
 
 /* ---- hooks ---- */
 
 /* Appends a hook; its handle goes to *handle where wanted. */
-tutti_status tu_hook_add(tu_hook_list *list, void (*function)(void), void *user, tt_tensor_list captured, tt_hook **handle);
+tutti_status tu_hook_add(tu_hook_list *list, void (*function)(void), void *user, tt_tensor_list captured,
+                         tt_hook **handle);
 void tu_hook_drop(tt_hook *hook);
 void tu_hook_list_free(tu_hook_list *list);
 /* A copy of the list as it is now, each hook held: hooks that are added or removed meanwhile do not matter. */

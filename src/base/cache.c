@@ -33,7 +33,9 @@ size_t tu_cache_bytes(int level) {
         if (read_word(index, "size", text, sizeof text) && tu_parse_bytes(text, &bytes) == TUTTI_OK && bytes > 0)
             return (size_t)bytes;
     }
-    long known = sysconf(level == 1 ? _SC_LEVEL1_DCACHE_SIZE : level == 2 ? _SC_LEVEL2_CACHE_SIZE : _SC_LEVEL3_CACHE_SIZE);
+    long known = sysconf(level == 1   ? _SC_LEVEL1_DCACHE_SIZE
+                         : level == 2 ? _SC_LEVEL2_CACHE_SIZE
+                                      : _SC_LEVEL3_CACHE_SIZE);
     return known > 0 ? (size_t)known : 0;
 }
 

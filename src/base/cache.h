@@ -7,7 +7,8 @@
 
 #include <stddef.h>
 
-/* Bytes of one cache of level 1 (data), 2 or 3, as the first processor has it; 0: there is none, or the system does not tell. */
+/* Bytes of one cache of level 1 (data), 2 or 3, as the first processor has it; 0: there is none, or the system does not
+ * tell. */
 size_t tu_cache_bytes(int level);
 
 /* The last one before memory; 32 MiB where the system does not tell. */

@@ -14,7 +14,13 @@
 #include "base/float16.h"
 #include "base/float_control.h"
 
-typedef enum kind { KIND_FLOAT, KIND_SIGNED, KIND_UNSIGNED, KIND_BOOL, KIND_COMPLEX } kind;
+typedef enum kind {
+    KIND_FLOAT,
+    KIND_SIGNED,
+    KIND_UNSIGNED,
+    KIND_BOOL,
+    KIND_COMPLEX
+} kind;
 
 /* In the order of the enumerators. The aliases are those of C, nccl-tests and PyTorch, separated by blanks. */
 static const struct {
@@ -42,7 +48,9 @@ static const struct {
     [TUTTI_C128] = { "c128", 16, KIND_COMPLEX, "complex128 cdouble" },
 };
 
-enum { DTYPE_COUNT = sizeof dtypes / sizeof dtypes[0] };
+enum {
+    DTYPE_COUNT = sizeof dtypes / sizeof dtypes[0]
+};
 
 #define ON(kind) (1u << (kind))
 
@@ -52,11 +60,12 @@ static const struct {
     unsigned kinds; /* that it is defined for: the table in the header */
 } ops[] = {
     [TUTTI_SUM - TUTTI_SUM] = { "sum", "add",
-                                ON(KIND_FLOAT) | ON(KIND_SIGNED) | ON(KIND_UNSIGNED) | ON(KIND_BOOL) | ON(KIND_COMPLEX) },
-    [TUTTI_AVG - TUTTI_SUM] = { "avg", "mean average",
-                                ON(KIND_FLOAT) | ON(KIND_SIGNED) | ON(KIND_UNSIGNED) | ON(KIND_COMPLEX) },
-    [TUTTI_PRODUCT - TUTTI_SUM] = { "product", "prod",
-                                    ON(KIND_FLOAT) | ON(KIND_SIGNED) | ON(KIND_UNSIGNED) | ON(KIND_BOOL) },
+                                ON(KIND_FLOAT) | ON(KIND_SIGNED) | ON(KIND_UNSIGNED) | ON(KIND_BOOL) |
+                                    ON(KIND_COMPLEX) },
+    [TUTTI_AVG -
+        TUTTI_SUM] = { "avg", "mean average", ON(KIND_FLOAT) | ON(KIND_SIGNED) | ON(KIND_UNSIGNED) | ON(KIND_COMPLEX) },
+    [TUTTI_PRODUCT -
+        TUTTI_SUM] = { "product", "prod", ON(KIND_FLOAT) | ON(KIND_SIGNED) | ON(KIND_UNSIGNED) | ON(KIND_BOOL) },
     [TUTTI_MIN - TUTTI_SUM] = { "min", "", ON(KIND_FLOAT) | ON(KIND_SIGNED) | ON(KIND_UNSIGNED) | ON(KIND_BOOL) },
     [TUTTI_MAX - TUTTI_SUM] = { "max", "", ON(KIND_FLOAT) | ON(KIND_SIGNED) | ON(KIND_UNSIGNED) | ON(KIND_BOOL) },
     [TUTTI_BAND - TUTTI_SUM] = { "band", "and", ON(KIND_SIGNED) | ON(KIND_UNSIGNED) | ON(KIND_BOOL) },
@@ -65,7 +74,9 @@ static const struct {
     [TUTTI_PREMUL_SUM - TUTTI_SUM] = { "premul_sum", "mulsum premulsum", ON(KIND_FLOAT) | ON(KIND_COMPLEX) },
 };
 
-enum { OP_COUNT = sizeof ops / sizeof ops[0] };
+enum {
+    OP_COUNT = sizeof ops / sizeof ops[0]
+};
 
 static bool is_dtype(tutti_dtype dtype) {
     return dtype >= TUTTI_F64 && (int)dtype < DTYPE_COUNT;
@@ -112,10 +123,11 @@ tutti_status tutti_dtype_parse(const char *name, tutti_dtype *dtype) {
             return TUTTI_OK;
         }
     }
-    return tu_error(TUTTI_ERROR_TYPE,
-                    "\"%s\" is no element type; understood are f64, f32, f16, bf16, f8_e4m3, f8_e5m2, i8, i16, i32, i64, u8, "
-                    "u16, u32, u64, bool, c64, c128 and the names that C, nccl-tests and PyTorch give them",
-                    name);
+    return tu_error(
+        TUTTI_ERROR_TYPE,
+        "\"%s\" is no element type; understood are f64, f32, f16, bf16, f8_e4m3, f8_e5m2, i8, i16, i32, i64, u8, "
+        "u16, u32, u64, bool, c64, c128 and the names that C, nccl-tests and PyTorch give them",
+        name);
 }
 
 tutti_status tutti_op_parse(const char *name, tutti_op *op) {
@@ -127,8 +139,9 @@ tutti_status tutti_op_parse(const char *name, tutti_op *op) {
             return TUTTI_OK;
         }
     }
-    return tu_error(TUTTI_ERROR_TYPE,
-                    "\"%s\" is no reduction; understood are sum, avg, product, min, max, band, bor, bxor and premul_sum", name);
+    return tu_error(
+        TUTTI_ERROR_TYPE,
+        "\"%s\" is no reduction; understood are sum, avg, product, min, max, band, bor, bxor and premul_sum", name);
 }
 
 /* --- conversion ---
@@ -143,12 +156,12 @@ typedef union block {
     int64_t integer[BLOCK]; /* u64 as its bits */
 } block;
 
-#define LOAD(type, field, value)                                                                                       \
-    for (size_t i = 0; i < count; i++) {                                                                               \
-        type x;                                                                                                        \
-        memcpy(&x, from + i * sizeof x, sizeof x);                                                                     \
-        wide->field[i] = value;                                                                                        \
-    }                                                                                                                  \
+#define LOAD(type, field, value)                   \
+    for (size_t i = 0; i < count; i++) {           \
+        type x;                                    \
+        memcpy(&x, from + i * sizeof x, sizeof x); \
+        wide->field[i] = value;                    \
+    }                                              \
     break
 
 static void load(const char *from, tutti_dtype dtype, block *wide, size_t count) {
@@ -218,11 +231,11 @@ static uint64_t saturate_unsigned(double x, int bits) {
     return (uint64_t)x;
 }
 
-#define STORE(type, value)                                                                                             \
-    for (size_t i = 0; i < count; i++) {                                                                               \
-        type x = (type)(value);                                                                                        \
-        memcpy(to + i * sizeof x, &x, sizeof x);                                                                       \
-    }                                                                                                                  \
+#define STORE(type, value)                       \
+    for (size_t i = 0; i < count; i++) {         \
+        type x = (type)(value);                  \
+        memcpy(to + i * sizeof x, &x, sizeof x); \
+    }                                            \
     break
 
 static void store_real(const block *wide, char *to, tutti_dtype dtype, size_t count) {
@@ -276,8 +289,8 @@ static void store_real(const block *wide, char *to, tutti_dtype dtype, size_t co
     }
 }
 
-/* An integer as a double that rounds to every float of at most 24 bits as the integer itself would: what a double cannot
- * hold becomes one sticky bit. */
+/* An integer as a double that rounds to every float of at most 24 bits as the integer itself would: what a double
+ * cannot hold becomes one sticky bit. */
 static double sticky(int64_t value, bool is_unsigned) {
     bool negative = !is_unsigned && value < 0;
     uint64_t magnitude = negative ? 0 - (uint64_t)value : (uint64_t)value;
@@ -326,15 +339,15 @@ static bool convert_directly(const char *from, tutti_dtype from_dtype, char *to,
     if (from_dtype == TUTTI_C128 && to_dtype == TUTTI_C64)
         return convert_directly(from, TUTTI_F64, to, TUTTI_F32, 2 * count);
 
-#define DIRECT(from_name, from_type, to_name, to_type, convert)                                                        \
-    if (from_dtype == from_name && to_dtype == to_name) {                                                              \
-        for (size_t i = 0; i < count; i++) {                                                                           \
-            from_type x;                                                                                               \
-            memcpy(&x, from + i * sizeof x, sizeof x);                                                                 \
-            to_type y = convert(x);                                                                                    \
-            memcpy(to + i * sizeof y, &y, sizeof y);                                                                   \
-        }                                                                                                              \
-        return true;                                                                                                   \
+#define DIRECT(from_name, from_type, to_name, to_type, convert) \
+    if (from_dtype == from_name && to_dtype == to_name) {       \
+        for (size_t i = 0; i < count; i++) {                    \
+            from_type x;                                        \
+            memcpy(&x, from + i * sizeof x, sizeof x);          \
+            to_type y = convert(x);                             \
+            memcpy(to + i * sizeof y, &y, sizeof y);            \
+        }                                                       \
+        return true;                                            \
     }
     DIRECT(TUTTI_F32, float, TUTTI_F64, double, (double))
     DIRECT(TUTTI_F64, double, TUTTI_F32, float, (float))
@@ -364,7 +377,8 @@ static void convert(const char *from, tutti_dtype from_dtype, char *to, tutti_dt
 tutti_status tutti_convert(const void *from, tutti_dtype from_dtype, void *to, tutti_dtype to_dtype, size_t count) {
     if (!is_dtype(from_dtype) || !is_dtype(to_dtype))
         return tu_error(TUTTI_ERROR_TYPE, "tutti_convert: %s %d is no element type",
-                        is_dtype(from_dtype) ? "to_dtype" : "from_dtype", (int)(is_dtype(from_dtype) ? to_dtype : from_dtype));
+                        is_dtype(from_dtype) ? "to_dtype" : "from_dtype",
+                        (int)(is_dtype(from_dtype) ? to_dtype : from_dtype));
     if (count == 0)
         return TUTTI_OK;
     if (!from || !to)
@@ -373,10 +387,11 @@ tutti_status tutti_convert(const void *from, tutti_dtype from_dtype, void *to, t
     size_t from_size = dtypes[from_dtype].size, to_size = dtypes[to_dtype].size;
     bool in_place = from_begin == to_begin && from_size == to_size;
     if (!in_place && from_begin < to_begin + count * to_size && to_begin < from_begin + count * from_size)
-        return tu_error(TUTTI_ERROR_ARGUMENT,
-                        "tutti_convert: from and to overlap; only the same address with elements of one size may (%s has %zu "
-                        "bytes, %s %zu)",
-                        dtypes[from_dtype].name, from_size, dtypes[to_dtype].name, to_size);
+        return tu_error(
+            TUTTI_ERROR_ARGUMENT,
+            "tutti_convert: from and to overlap; only the same address with elements of one size may (%s has %zu "
+            "bytes, %s %zu)",
+            dtypes[from_dtype].name, from_size, dtypes[to_dtype].name, to_size);
     uint64_t control = tu_float_control_enter();
     convert(from, from_dtype, to, to_dtype, count);
     tu_float_control_leave(control);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The calling thread's last error: a message and its detail, in thread-local storage of fixed size, so that reporting an
- * error never allocates.
+ * The calling thread's last error: a message and its detail, in thread-local storage of fixed size, so that reporting
+ * an error never allocates.
  */
 #include "base/error.h"
 
@@ -131,8 +131,8 @@ tutti_status tu_error_system(int error_number, const char *format, ...) {
     vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
     char text[128];
-    tutti_status status = tu_error(status_of_errno(error_number), "%s: %s", message,
-                                   strerror_r(error_number, text, sizeof text));
+    tutti_status status =
+        tu_error(status_of_errno(error_number), "%s: %s", message, strerror_r(error_number, text, sizeof text));
     last.info.system_error = error_number;
     if (error_number == EMFILE) {
         struct rlimit limit;

@@ -12,15 +12,16 @@
 
 #include <tutti/status.h>
 
-/* Also used by libtutti-tensor, which is a library of its own: exported under the version TUTTI_PRIVATE, and no part of the API. */
+/* Also used by libtutti-tensor, which is a library of its own: exported under the version TUTTI_PRIVATE, and no part of
+ * the API. */
 #define TU_SHARED TUTTI_API
 
 /* Sets the message and returns `status`. Clears what an earlier error left in the detail. */
 TU_SHARED tutti_status tu_error(tutti_status status, const char *format, ...) TUTTI_PRINTF(2, 3);
 
 /* The same for a failed system call: appends ": " and the text of `error_number` (an errno), keeps the number, and
- * chooses the status: MEMORY for ENOMEM, LIMIT for EMFILE, ENFILE, EAGAIN of thread creation and ETOOMANYREFS, NETWORK for
- * connection errors, else SYSTEM. For EMFILE the message names RLIMIT_NOFILE and its value. */
+ * chooses the status: MEMORY for ENOMEM, LIMIT for EMFILE, ENFILE, EAGAIN of thread creation and ETOOMANYREFS, NETWORK
+ * for connection errors, else SYSTEM. For EMFILE the message names RLIMIT_NOFILE and its value. */
 TU_SHARED tutti_status tu_error_system(int error_number, const char *format, ...) TUTTI_PRINTF(2, 3);
 
 /* Out of memory of the C library: "out of memory for <what> (<bytes> bytes)". */
@@ -39,11 +40,11 @@ typedef struct tu_error_copy {
     char message[2048];
 } tu_error_copy;
 
-TU_SHARED void tu_error_save(tu_error_copy *copy);            /* of the calling thread */
+TU_SHARED void tu_error_save(tu_error_copy *copy);                  /* of the calling thread */
 TU_SHARED tutti_status tu_error_restore(const tu_error_copy *copy); /* into the calling thread; returns its status */
 
-/* Memory of the calling thread for libtutti-tensor, which reaches its own thread-local variables without a call and therefore must keep
- * them few: a program that loads it late, as Python does, has only some hundred bytes for them. */
+/* Memory of the calling thread for libtutti-tensor, which reaches its own thread-local variables without a call and
+ * therefore must keep them few: a program that loads it late, as Python does, has only some hundred bytes for them. */
 typedef struct tu_error_spare {
     tu_error_copy pending;
     char text[4][256];

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One line per message, written with one call, so that lines of several ranks do not mix. The environment is read when a log is made, never kept globally.
+ * One line per message, written with one call, so that lines of several ranks do not mix. The environment is read when
+ * a log is made, never kept globally.
  */
 #include "base/log.h"
 
@@ -36,7 +37,8 @@ static tutti_status parse(const char *spec, tu_log *log) {
             log->level = (tutti_log_level)level;
     if (log->level == 0)
         return tu_error(TUTTI_ERROR_ARGUMENT,
-                        "TUTTI_LOG is \"%s\"; it must be warn, info, debug or trace, and may go on with :room,room", spec);
+                        "TUTTI_LOG is \"%s\"; it must be warn, info, debug or trace, and may go on with :room,room",
+                        spec);
     if (spec[length] == ':' && spec[length + 1] != 0)
         snprintf(log->rooms, sizeof log->rooms, ",%s,", spec + length + 1);
     return TUTTI_OK;
@@ -141,8 +143,9 @@ void tu_log_write(const tu_log *log, tutti_log_level level, const char *subsyste
     else
         snprintf(who, sizeof who, "pid %d", (int)getpid());
     char line[2304];
-    int length = snprintf(line, sizeof line, "tutti %02d:%02d:%02d.%03d %s %s %s: %s\n", parts.tm_hour, parts.tm_min,
-                          parts.tm_sec, (int)(wall % TU_SECOND / TU_MILLISECOND), who, level_names[level], subsystem, text);
+    int length =
+        snprintf(line, sizeof line, "tutti %02d:%02d:%02d.%03d %s %s %s: %s\n", parts.tm_hour, parts.tm_min,
+                 parts.tm_sec, (int)(wall % TU_SECOND / TU_MILLISECOND), who, level_names[level], subsystem, text);
     if (length >= (int)sizeof line) {
         length = sizeof line - 1;
         line[length - 1] = '\n';

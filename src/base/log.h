@@ -15,7 +15,8 @@
 
 typedef struct tu_log tu_log; /* level per subsystem, sink, rank for the prefix; safe from any thread */
 
-tutti_status tu_log_create(const char *spec, const char *file_pattern, tutti_log_callback *callback, void *user, tu_log **log);
+tutti_status tu_log_create(const char *spec, const char *file_pattern, tutti_log_callback *callback, void *user,
+                           tu_log **log);
 void tu_log_set_rank(tu_log *log, int rank);
 void tu_log_free(tu_log *log);
 
@@ -23,10 +24,10 @@ bool tu_log_wants(const tu_log *log, tutti_log_level level, const char *subsyste
 void tu_log_write(const tu_log *log, tutti_log_level level, const char *subsystem, const char *format, ...)
     TUTTI_PRINTF(4, 5);
 
-#define TU_LOG(level, log, subsystem, ...)                                                                             \
-    do {                                                                                                               \
-        if (tu_log_wants((log), (level), (subsystem)))                                                                 \
-            tu_log_write((log), (level), (subsystem), __VA_ARGS__);                                                    \
+#define TU_LOG(level, log, subsystem, ...)                          \
+    do {                                                            \
+        if (tu_log_wants((log), (level), (subsystem)))              \
+            tu_log_write((log), (level), (subsystem), __VA_ARGS__); \
     } while (0)
 
 #endif

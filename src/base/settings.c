@@ -31,7 +31,8 @@ tutti_status tu_parse_duration(const char *text, int64_t *nanoseconds) {
     static const struct {
         const char *suffix;
         double factor;
-    } units[] = { { "", 1e9 }, { "s", 1e9 }, { "ms", 1e6 }, { "us", 1e3 }, { "ns", 1 }, { "min", 60e9 }, { "m", 60e9 }, { "h", 3600e9 } };
+    } units[] = { { "", 1e9 }, { "s", 1e9 },    { "ms", 1e6 }, { "us", 1e3 },
+                  { "ns", 1 }, { "min", 60e9 }, { "m", 60e9 }, { "h", 3600e9 } };
     double value;
     const char *suffix;
     if (number(text, &value, &suffix))

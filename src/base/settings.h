@@ -19,7 +19,11 @@ typedef enum tu_setting_type {
     TU_SETTING_FLAG      /* 0/1, no/yes, false/true, off/on */
 } tu_setting_type;
 
-typedef enum tu_setting_origin { TU_FROM_DEFAULT, TU_FROM_ENVIRONMENT, TU_FROM_OPTIONS } tu_setting_origin;
+typedef enum tu_setting_origin {
+    TU_FROM_DEFAULT,
+    TU_FROM_ENVIRONMENT,
+    TU_FROM_OPTIONS
+} tu_setting_origin;
 
 /* One enumerator per row: TU_SETTING_TIMEOUT, … */
 typedef enum tu_setting {
@@ -40,8 +44,8 @@ extern const tu_setting_row tu_setting_rows[TU_SETTING_COUNT];
 
 typedef struct tu_settings {
     struct {
-        char *text;         /* never NULL; "" when unset */
-        int64_t number;     /* INTEGER, BYTES, DURATION (ns) and FLAG; 0 when unset */
+        char *text;     /* never NULL; "" when unset */
+        int64_t number; /* INTEGER, BYTES, DURATION (ns) and FLAG; 0 when unset */
         tu_setting_origin origin;
     } value[TU_SETTING_COUNT];
 } tu_settings;

@@ -83,7 +83,8 @@ static tutti_status look_around(const tu_wait *wait, int64_t now, int64_t *next_
         return TUTTI_ERROR_INTERRUPTED;
     if (wait->ended != NULL && atomic_load_explicit(wait->ended, memory_order_acquire) != 0)
         return TUTTI_ERROR_STATE;
-    if (wait->check != NULL && (now >= *next_look || now >= wait->deadline)) { /* a death is told rather than the time it took */
+    if (wait->check != NULL &&
+        (now >= *next_look || now >= wait->deadline)) { /* a death is told rather than the time it took */
         *next_look = now + LOOK_INTERVAL;
         tutti_status status = wait->check(wait->argument);
         if (status != TUTTI_OK)

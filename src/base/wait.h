@@ -2,14 +2,15 @@
  *
  * Waiting for another rank, on memory that it writes.
  *
- * The ladder: pause a while, yield a while, then sleep on this rank's bell. No call waits for ever: each wait ends by its
- * condition, its deadline, an interrupt, the end of its group, or the liveness check, which runs at least every 20 ms.
+ * The ladder: pause a while, yield a while, then sleep on this rank's bell. No call waits for ever: each wait ends by
+ * its condition, its deadline, an interrupt, the end of its group, or the liveness check, which runs at least every 20
+ * ms.
  *
- * The bell. A rank that is about to sleep counts itself in `asleep` (its own bell) and in `sleepers` (one word for the whole job),
- * makes that visible to all processes with membarrier(2), looks at its condition once more, and sleeps on `ring`
- * (futex). Whoever changes a word that others may wait for then calls tu_bell_ring: one load of `sleepers`, which
- * stays in cache while nobody sleeps; no fence is needed on that side. Where membarrier is missing, sleeps are cut to
- * 1 ms, so that a missed ring costs that much and never a hang.
+ * The bell. A rank that is about to sleep counts itself in `asleep` (its own bell) and in `sleepers` (one word for the
+ * whole job), makes that visible to all processes with membarrier(2), looks at its condition once more, and sleeps on
+ * `ring` (futex). Whoever changes a word that others may wait for then calls tu_bell_ring: one load of `sleepers`,
+ * which stays in cache while nobody sleeps; no fence is needed on that side. Where membarrier is missing, sleeps are
+ * cut to 1 ms, so that a missed ring costs that much and never a hang.
  */
 #ifndef TU_BASE_WAIT_H
 #define TU_BASE_WAIT_H
@@ -27,35 +28,37 @@ typedef struct tu_bell {
 } tu_bell;
 
 typedef struct tu_wait {
-    int64_t deadline;                     /* absolute, on tu_clock_now */
-    tu_bell *bell;                        /* this rank's; NULL: sleep in slices of at most 1 ms instead */
-    _Atomic uint32_t *sleepers;           /* the job's; NULL when bell is */
-    const _Atomic uint32_t *interrupt;    /* nonzero ends the wait with TUTTI_ERROR_INTERRUPTED; may be NULL */
-    const _Atomic uint64_t *ended;        /* nonzero ends the wait with TUTTI_ERROR_STATE; may be NULL */
-    tutti_status (*check)(void *argument); /* liveness, at least every 20 ms; a failure ends the wait with it; may be NULL */
+    int64_t deadline;                  /* absolute, on tu_clock_now */
+    tu_bell *bell;                     /* this rank's; NULL: sleep in slices of at most 1 ms instead */
+    _Atomic uint32_t *sleepers;        /* the job's; NULL when bell is */
+    const _Atomic uint32_t *interrupt; /* nonzero ends the wait with TUTTI_ERROR_INTERRUPTED; may be NULL */
+    const _Atomic uint64_t *ended;     /* nonzero ends the wait with TUTTI_ERROR_STATE; may be NULL */
+    tutti_status (*check)(
+        void *argument); /* liveness, at least every 20 ms; a failure ends the wait with it; may be NULL */
     void *argument;
-    uint32_t spins;                       /* pauses before the first yield; 0 when ranks outnumber cores */
-    uint32_t yields;                      /* yields before the first sleep */
+    uint32_t spins;  /* pauses before the first yield; 0 when ranks outnumber cores */
+    uint32_t yields; /* yields before the first sleep */
 } tu_wait;
 
 /* The rungs for this machine: `runnable` ranks and engine threads on `cores` cores. */
 void tu_wait_ladder(tu_wait *wait, int runnable, int cores);
 
-/* Waits until ready(argument) is true; ready only looks, for it may be asked again after it said yes. Returns TUTTI_OK, TUTTI_ERROR_TIMEOUT,
- * TUTTI_ERROR_INTERRUPTED, TUTTI_ERROR_STATE
- * (the group ended) or what `check` returned. Writes no message, except that `check` may have: the caller knows what it
- * waited for. When the condition is true it is TUTTI_OK, whatever else is true too. */
+/* Waits until ready(argument) is true; ready only looks, for it may be asked again after it said yes. Returns TUTTI_OK,
+ * TUTTI_ERROR_TIMEOUT, TUTTI_ERROR_INTERRUPTED, TUTTI_ERROR_STATE (the group ended) or what `check` returned. Writes no
+ * message, except that `check` may have: the caller knows what it waited for. When the condition is true it is
+ * TUTTI_OK, whatever else is true too. */
 tutti_status tu_wait_until(const tu_wait *wait, bool (*ready)(void *argument), void *argument);
 
 /* The same for "the word has reached `value`", by signed distance, so that counters may wrap. Acquire. */
 tutti_status tu_wait_reached64(const tu_wait *wait, const _Atomic uint64_t *word, uint64_t value);
 tutti_status tu_wait_reached32(const tu_wait *wait, const _Atomic uint32_t *word, uint32_t value);
 
-/* Once per process before its first ring: membarrier reaches only processes that have registered. Harmless when repeated. */
+/* Once per process before its first ring: membarrier reaches only processes that have registered. Harmless when
+ * repeated. */
 void tu_bell_prepare(void);
 
-/* The slow side of an asymmetric fence: on return every running thread of every process that called tu_bell_prepare has passed a full fence. The
- * quick side is a compiler barrier. False where the kernel has none. */
+/* The slow side of an asymmetric fence: on return every running thread of every process that called tu_bell_prepare has
+ * passed a full fence. The quick side is a compiler barrier. False where the kernel has none. */
 bool tu_fence_all(void);
 bool tu_fence_known(void); /* whether the kernel has it */
 

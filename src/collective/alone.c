@@ -13,8 +13,8 @@ tutti_status tu_alone(tu_task *task) {
         return task->custom(NULL, task);
     if (tu_is_reduction(task->shape)) {
         if (task->info.count != 0)
-            tu_reduce(task->out, &task->in, 1, task->info.count, (tutti_dtype)task->info.dtype, (tutti_op)task->info.reduction,
-                      &task->factor, 0);
+            tu_reduce(task->out, &task->in, 1, task->info.count, (tutti_dtype)task->info.dtype,
+                      (tutti_op)task->info.reduction, &task->factor, 0);
         return TUTTI_OK;
     }
     if (task->shape == TU_OP_ALL_TO_ALL_V && task->in_counts[0] != task->out_counts[0])
@@ -22,7 +22,8 @@ tutti_status tu_alone(tu_task *task) {
                         tu_operation_name((tu_operation)task->info.operation), task->in_counts[0], task->out_counts[0]);
     tu_part part = tu_part_of(task, 0, 1, 0, 0);
     if (part.bytes != 0)
-        memmove((unsigned char *)task->out + part.out_offset, (const unsigned char *)task->in + part.in_offset, part.bytes);
+        memmove((unsigned char *)task->out + part.out_offset, (const unsigned char *)task->in + part.in_offset,
+                part.bytes);
     return TUTTI_OK;
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Batches. Sends and receives are posted first, so that they run side by side; then the collectives run in the order in which they were noted;
- * then the sends and receives are awaited. Neighbouring small all-reduces of one dtype and reduction are packed and run as
- * one: element by element it is the same sum.
+ * Batches. Sends and receives are posted first, so that they run side by side; then the collectives run in the order in
+ * which they were noted; then the sends and receives are awaited. Neighbouring small all-reduces of one dtype and
+ * reduction are packed and run as one: element by element it is the same sum.
  */
 #include "collective/batch.h"
 
@@ -57,10 +57,11 @@ void tutti_batch_cancel(tutti_batch *batch) {
 tutti_status tu_batch_note(tutti_batch *batch, const tu_task *task, const tutti_call *call) {
     const char *name = tu_operation_name((tu_operation)task->info.operation);
     if (batch->group != task->group)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the batch belongs to group %s, the call to group %s", name, batch->group->name,
-                        task->group->name);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the batch belongs to group %s, the call to group %s", name,
+                        batch->group->name, task->group->name);
     if (call->work != NULL)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: a call in a batch has no work of its own; give one to tutti_batch_end", name);
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "%s: a call in a batch has no work of its own; give one to tutti_batch_end", name);
     if (batch->count == batch->room) {
         int room = batch->room == 0 ? 8 : batch->room * 2;
         tu_task *more = realloc(batch->tasks, (size_t)room * sizeof *more);
@@ -76,8 +77,9 @@ tutti_status tu_batch_note(tutti_batch *batch, const tu_task *task, const tutti_
 /* ---- packing ---- */
 
 static bool packs_with(const tu_task *first, const tu_task *task) {
-    return first->custom == NULL && first->shape == TU_OP_ALL_REDUCE && task->shape == TU_OP_ALL_REDUCE && first->info.operation == task->info.operation &&
-           first->info.dtype == task->info.dtype && first->info.reduction == task->info.reduction && first->forced == task->forced &&
+    return first->custom == NULL && first->shape == TU_OP_ALL_REDUCE && task->shape == TU_OP_ALL_REDUCE &&
+           first->info.operation == task->info.operation && first->info.dtype == task->info.dtype &&
+           first->info.reduction == task->info.reduction && first->forced == task->forced &&
            first->factor == task->factor;
 }
 
@@ -188,7 +190,8 @@ tutti_status tu_batch_run(tu_collective *state, tutti_batch *batch) {
         }
     if (status == TUTTI_OK)
         status = run_collectives(state, batch);
-    /* All are awaited, also after a failure: their buffers are the caller's again afterwards. The first error counts. */
+    /* All are awaited, also after a failure: their buffers are the caller's again afterwards. The first error
+     * counts. */
     tu_error_copy first;
     if (status != TUTTI_OK)
         tu_error_save(&first);
@@ -231,7 +234,9 @@ tutti_status tutti_batch_end(tutti_batch *batch, const tutti_call *call) {
         if (full.timeout_ns != 0)
             batch->tasks[i].timeout_ns = full.timeout_ns;
     if (status == TUTTI_OK && full.work != NULL) {
-        tu_task task = { .group = batch->group, .shape = TU_OP_BATCH, .info = { .operation = TU_OP_BATCH, .root = -1 } };
+        tu_task task = { .group = batch->group,
+                         .shape = TU_OP_BATCH,
+                         .info = { .operation = TU_OP_BATCH, .root = -1 } };
         tutti_work *work;
         status = tu_work_make(&task, &work);
         if (status == TUTTI_OK) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * From a call to its result: check, enter, choose, run, leave. Blocking calls run here, on the caller's thread; those with a work go to work.c.
+ * From a call to its result: check, enter, choose, run, leave. Blocking calls run here, on the caller's thread; those
+ * with a work go to work.c.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,7 +38,8 @@ tutti_status tu_task_choose(tu_collective *state, tu_task *task) {
     return TUTTI_OK;
 }
 
-/* Parts that move to places of other sizes in the same buffer: no order of copies is right, so they start from a copy. */
+/* Parts that move to places of other sizes in the same buffer: no order of copies is right, so they start from a
+ * copy. */
 static tutti_status run_from_copy(tu_collective *state, tu_task *task) {
     size_t bytes = tu_in_bytes(task, state->rank, state->size);
     void *copy = malloc(bytes);
@@ -129,7 +131,8 @@ tutti_status tu_task_run_blocking(tu_task *task) {
         return status;
     if (__builtin_expect(!tu_collective_try_lock(state), 0)) {
         int64_t timeout;
-        status = tu_timeout_choose("timeout_ns", task->timeout_ns, task->group->timeout_ns, task->group->world->timeout_ns, &timeout);
+        status = tu_timeout_choose("timeout_ns", task->timeout_ns, task->group->timeout_ns,
+                                   task->group->world->timeout_ns, &timeout);
         if (status == TUTTI_OK)
             status = tu_collective_lock(state, tu_deadline(timeout));
         if (status != TUTTI_OK)
@@ -188,11 +191,11 @@ static void explain(const tu_collective *state, tutti_ran *ran) {
     if (state->size == 1)
         snprintf(text, bytes, "%s: nobody else is in the group", name);
     else if (choice->replaced)
-        snprintf(text, bytes, "%s: what the %s names for %llu bytes and %d ranks does not serve this call", name, choice->from,
-                 (unsigned long long)choice->bytes, state->size);
+        snprintf(text, bytes, "%s: what the %s names for %llu bytes and %d ranks does not serve this call", name,
+                 choice->from, (unsigned long long)choice->bytes, state->size);
     else if (choice->from == state->rules_from)
-        snprintf(text, bytes, "%s: %llu bytes, at or above %llu for %d ranks (%s)", name, (unsigned long long)choice->bytes,
-                 (unsigned long long)choice->limit, state->size, choice->from);
+        snprintf(text, bytes, "%s: %llu bytes, at or above %llu for %d ranks (%s)", name,
+                 (unsigned long long)choice->bytes, (unsigned long long)choice->limit, state->size, choice->from);
     else
         snprintf(text, bytes, "%s: forced by %s", name, choice->from);
 }

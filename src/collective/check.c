@@ -14,20 +14,24 @@ static tutti_status check_type(const tu_task *task) {
     const tu_op_info *info = &task->info;
     if (task->element == 0)
         return tu_error(TUTTI_ERROR_TYPE, "%s: %d is no dtype%s", name_of(task), info->dtype,
-                        tutti_op_name((tutti_op)info->dtype)[0] != '?' ? " but a reduction; are dtype and op swapped?" : "");
+                        tutti_op_name((tutti_op)info->dtype)[0] != '?' ? " but a reduction; are dtype and op swapped?"
+                                                                       : "");
     if (!tu_is_reduction(task->shape))
         return TUTTI_OK;
     if (tutti_op_name((tutti_op)info->reduction)[0] == '?')
         return tu_error(TUTTI_ERROR_TYPE, "%s: %d is no reduction%s", name_of(task), info->reduction,
-                        tutti_dtype_size((tutti_dtype)info->reduction) != 0 ? " but a dtype; are dtype and op swapped?" : "");
+                        tutti_dtype_size((tutti_dtype)info->reduction) != 0 ? " but a dtype; are dtype and op swapped?"
+                                                                            : "");
     if (!tutti_op_applies((tutti_op)info->reduction, (tutti_dtype)info->dtype))
-        return tu_error(TUTTI_ERROR_TYPE, "%s: reduction %s is not defined for %s; the table is in tutti/dtype.h", name_of(task),
-                        tutti_op_name((tutti_op)info->reduction), tutti_dtype_name((tutti_dtype)info->dtype));
+        return tu_error(TUTTI_ERROR_TYPE, "%s: reduction %s is not defined for %s; the table is in tutti/dtype.h",
+                        name_of(task), tutti_op_name((tutti_op)info->reduction),
+                        tutti_dtype_name((tutti_dtype)info->dtype));
     return TUTTI_OK;
 }
 
 static bool has_root(const tu_task *task) {
-    return task->shape == TU_OP_REDUCE || task->shape == TU_OP_BROADCAST || task->shape == TU_OP_GATHER || task->shape == TU_OP_SCATTER;
+    return task->shape == TU_OP_REDUCE || task->shape == TU_OP_BROADCAST || task->shape == TU_OP_GATHER ||
+           task->shape == TU_OP_SCATTER;
 }
 
 /* Adds up what an array of counts asks for; false when it is more than memory can hold. */
@@ -77,7 +81,8 @@ static tutti_status check_permutation(tu_task *task, int size) {
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: `to` must not be NULL", name_of(task));
     for (int rank = 0; rank < size; rank++)
         if (task->to[rank] < -1 || task->to[rank] >= size)
-            return tu_error(TUTTI_ERROR_RANGE, "%s: to[%d] is %d; it must be in [0, %d), or -1 for nobody", name_of(task), rank, task->to[rank], size);
+            return tu_error(TUTTI_ERROR_RANGE, "%s: to[%d] is %d; it must be in [0, %d), or -1 for nobody",
+                            name_of(task), rank, task->to[rank], size);
     task->detail = hash_bytes(task->to, (size_t)size * sizeof(int));
     return TUTTI_OK;
 }
@@ -100,11 +105,14 @@ static tutti_status check_buffers(const tu_task *task, int rank, int size) {
     if (in_bytes == 0 || out_bytes == 0 || in == out || in + in_bytes <= out || out + out_bytes <= in)
         return TUTTI_OK;
     bool gathers = task->shape == TU_OP_ALL_GATHER || task->shape == TU_OP_ALL_GATHER_V || task->shape == TU_OP_GATHER;
-    bool scatters = task->shape == TU_OP_REDUCE_SCATTER || task->shape == TU_OP_REDUCE_SCATTER_V || task->shape == TU_OP_SCATTER;
+    bool scatters =
+        task->shape == TU_OP_REDUCE_SCATTER || task->shape == TU_OP_REDUCE_SCATTER_V || task->shape == TU_OP_SCATTER;
     if ((gathers && in == out + own_place(task, rank, size)) || (scatters && out == in + own_place(task, rank, size)))
         return TUTTI_OK;
-    return tu_error(TUTTI_ERROR_ARGUMENT, "%s: in and out overlap (in %p, %zu bytes; out %p, %zu bytes); they must be apart, the same, or "
-                    "this rank's part at its own place", name_of(task), task->in, in_bytes, task->out, out_bytes);
+    return tu_error(TUTTI_ERROR_ARGUMENT,
+                    "%s: in and out overlap (in %p, %zu bytes; out %p, %zu bytes); they must be apart, the same, or "
+                    "this rank's part at its own place",
+                    name_of(task), task->in, in_bytes, task->out, out_bytes);
 }
 
 static tutti_status check_factor(tu_task *task, const void *factor) {
@@ -113,8 +121,8 @@ static tutti_status check_factor(tu_task *task, const void *factor) {
         return TUTTI_OK;
     }
     if (factor == NULL)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: premul_sum needs tutti_call.factor, one element of %s", name_of(task),
-                        tutti_dtype_name((tutti_dtype)task->info.dtype));
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: premul_sum needs tutti_call.factor, one element of %s",
+                        name_of(task), tutti_dtype_name((tutti_dtype)task->info.dtype));
     task->factor = tu_factor(factor, (tutti_dtype)task->info.dtype);
     return TUTTI_OK;
 }
@@ -122,8 +130,9 @@ static tutti_status check_factor(tu_task *task, const void *factor) {
 /* The usual call in a few nanoseconds; whatever it does not accept goes the long way, which says what is wrong. */
 static bool is_plain_all_reduce(tu_task *task, const tutti_call *call) {
     const tu_op_info *info = &task->info;
-    if (task->shape != TU_OP_ALL_REDUCE || task->fixed != TUTTI_ALGORITHM_AUTO || call->algorithm != TUTTI_ALGORITHM_AUTO ||
-        call->timeout_ns < 0 || info->reduction == TUTTI_PREMUL_SUM || info->count == 0 || info->count > (SIZE_MAX >> 8))
+    if (task->shape != TU_OP_ALL_REDUCE || task->fixed != TUTTI_ALGORITHM_AUTO ||
+        call->algorithm != TUTTI_ALGORITHM_AUTO || call->timeout_ns < 0 || info->reduction == TUTTI_PREMUL_SUM ||
+        info->count == 0 || info->count > (SIZE_MAX >> 8))
         return false;
     if (!tutti_op_applies((tutti_op)info->reduction, (tutti_dtype)info->dtype))
         return false;
@@ -143,11 +152,12 @@ tutti_status tu_check_task(tu_task *task, const tutti_call *call) {
     int rank = task->group->rank, size = task->group->size;
     task->forced = task->fixed != TUTTI_ALGORITHM_AUTO ? task->fixed : call->algorithm;
     if (call->algorithm != TUTTI_ALGORITHM_AUTO && call->algorithm != task->forced)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "%s has no algorithm %s", name_of(task), tutti_algorithm_name(call->algorithm));
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s has no algorithm %s", name_of(task),
+                        tutti_algorithm_name(call->algorithm));
     task->timeout_ns = call->timeout_ns;
     if (call->timeout_ns < 0)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: timeout_ns is %lld; it must be positive, or 0 for the group's", name_of(task),
-                        (long long)call->timeout_ns);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: timeout_ns is %lld; it must be positive, or 0 for the group's",
+                        name_of(task), (long long)call->timeout_ns);
     if (task->forced != TUTTI_ALGORITHM_AUTO && tutti_algorithm_name(task->forced)[0] == '?')
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: %d is no algorithm", name_of(task), (int)task->forced);
     if (task->shape == TU_OP_BARRIER) {
@@ -180,9 +190,11 @@ tutti_status tu_check_local(const tutti_group *group, const tu_task *task) {
         if (group->job_ranks[member] >= 0)
             continue;
         tu_job *job = group->world->job;
-        return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s on group %s spans hosts: rank %d is on %s, rank %d on %s. Collectives on memory of the CPU "
-                        "run within one host; split the group by host (tutti_group_split)", name_of(task), group->name, group->rank,
-                        tu_job_host(job, group->world->rank), member, tu_job_host(job, group->ranks[member]));
+        return tu_error(TUTTI_ERROR_UNSUPPORTED,
+                        "%s on group %s spans hosts: rank %d is on %s, rank %d on %s. Collectives on memory of the CPU "
+                        "run within one host; split the group by host (tutti_group_split)",
+                        name_of(task), group->name, group->rank, tu_job_host(job, group->world->rank), member,
+                        tu_job_host(job, group->ranks[member]));
     }
     return TUTTI_OK;
 }

@@ -4,15 +4,16 @@
  *
  * THE PROTOCOL
  *
- * Every member of a group has one piece of shared memory that it alone writes. Each hand-over of a collective is an EPOCH: a number that all members
- * count alike, because they run the same operations in the same order. In epoch e a member puts its data where the others will look (the payload of a line,
- * a staging slot, or a reference to symmetric memory), then stores e into the flag of its line e & 1: it has ARRIVED.
- * The line carries the signature of the operation beside the flag, so that a difference is seen by whoever looks, for
- * no further cache line. Operations that need a second hand-over (everybody has reduced its slice, everybody has read my buffer) store e in STEP.
+ * Every member of a group has one piece of shared memory that it alone writes. Each hand-over of a collective is an
+ * EPOCH: a number that all members count alike, because they run the same operations in the same order. In epoch e a
+ * member puts its data where the others will look (the payload of a line, a staging slot, or a reference to symmetric
+ * memory), then stores e into the flag of its line e & 1: it has ARRIVED. The line carries the signature of the
+ * operation beside the flag, so that a difference is seen by whoever looks, for no further cache line. Operations that
+ * need a second hand-over (everybody has reduced its slice, everybody has read my buffer) store e in STEP.
  *
- * There are two lines and two slots, used in turn. So a member may enter epoch e only when all are done with e - 2. It knows that
- * from arrivals: who has arrived in e - 1 is done with e - 2. After an operation in which it saw everybody that costs nothing;
- * else (the root of a broadcast runs ahead) it waits at the next entry. No exit barrier is needed.
+ * There are two lines and two slots, used in turn. So a member may enter epoch e only when all are done with e - 2. It
+ * knows that from arrivals: who has arrived in e - 1 is done with e - 2. After an operation in which it saw everybody
+ * that costs nothing; else (the root of a broadcast runs ahead) it waits at the next entry. No exit barrier is needed.
  *
  * Budget of an 8-byte all-reduce: one hand-over, no system call, no allocation, one uncontended exchange for the lock.
  */
@@ -36,8 +37,8 @@
 
 /* ---- what members share ---- */
 
-#define TU_LINE 128          /* spacing of words with different writers or readers: lines are fetched in pairs */
-#define TU_INLINE_BYTES 48   /* payload that fits beside flag and signature in 64 bytes */
+#define TU_LINE 128        /* spacing of words with different writers or readers: lines are fetched in pairs */
+#define TU_INLINE_BYTES 48 /* payload that fits beside flag and signature in 64 bytes */
 
 typedef struct tu_line {
     _Alignas(TU_LINE) _Atomic uint64_t flag; /* the epoch; released by the owner, acquired by the others */
@@ -67,8 +68,8 @@ typedef struct tu_said {
     uint8_t operation, dtype, reduction, algorithm;
 } tu_said;
 
-/* What others poll and what they hardly ever read lie on pages of their own: a processor that reads the one fetches neighbours ahead, and a
- * line that somebody else has fetched costs its owner a round trip to write. */
+/* What others poll and what they hardly ever read lie on pages of their own: a processor that reads the one fetches
+ * neighbours ahead, and a line that somebody else has fetched costs its owner a round trip to write. */
 typedef struct tu_member {
     _Alignas(4096) tu_line arrive[2];
     _Alignas(4096) tu_flag step;
@@ -99,31 +100,33 @@ typedef struct tu_vdev {
 
 struct tu_task {
     tutti_group *group;
-    tu_op_info info;      /* operation, dtype, reduction, count, root, tag; enter fills the rest */
-    tu_operation shape;   /* what it moves: equals the operation, but for named ones, which have a name of their own */
+    tu_op_info info;    /* operation, dtype, reduction, count, root, tag; enter fills the rest */
+    tu_operation shape; /* what it moves: equals the operation, but for named ones, which have a name of their own */
     const void *in;
     void *out;
-    size_t element;       /* bytes of one */
+    size_t element;                                                  /* bytes of one */
     const size_t *in_counts, *in_offsets, *out_counts, *out_offsets; /* v-forms, in elements */
-    const int *to;        /* permute */
+    const int *to;                                                   /* permute */
     double factor;
-    uint64_t detail;      /* hash of what else must be equal on all ranks: counts, to */
+    uint64_t detail; /* hash of what else must be equal on all ranks: counts, to */
     tutti_algorithm forced;
-    int64_t timeout_ns;   /* as in tutti_call */
-    int64_t deadline;     /* 0 until somebody needs it: tu_task_deadline */
-    uint64_t ticket;      /* of the recorder; 0 until it is recorded: tu_task_record */
+    int64_t timeout_ns; /* as in tutti_call */
+    int64_t deadline;   /* 0 until somebody needs it: tu_task_deadline */
+    uint64_t ticket;    /* of the recorder; 0 until it is recorded: tu_task_record */
     bool entered;
-    bool agreed;          /* it failed alike on all ranks: ends nothing */
+    bool agreed; /* it failed alike on all ranks: ends nothing */
     uint64_t signature;
-    uint64_t open_epoch;  /* of a one-shot that has been started */
+    uint64_t open_epoch; /* of a one-shot that has been started */
     tutti_received *received;
     tutti_algorithm fixed; /* of a named operation: the only one it has */
     size_t row;            /* reduce_scatter_out that splits the last dimension: elements of a row */
     tu_vdev vdev;
-    tutti_status (*custom)(tu_collective *state, tu_task *task); /* runs it, where no algorithm does; state NULL in a group of one */
+    tutti_status (*custom)(tu_collective *state,
+                           tu_task *task); /* runs it, where no algorithm does; state NULL in a group of one */
 };
 
-/* A dtype or reduction as tu_op_info keeps it. What does not fit is none, and stays none: it must not become another one. */
+/* A dtype or reduction as tu_op_info keeps it. What does not fit is none, and stays none: it must not become another
+ * one. */
 static inline uint8_t tu_code(int value) {
     return value >= 0 && value < UINT8_MAX ? (uint8_t)value : UINT8_MAX;
 }
@@ -164,20 +167,20 @@ typedef struct tu_points tu_points; /* sends and receives: point.c */
 struct tu_collective {
     tutti_group *group;
     int rank, size;
-    _Atomic uint32_t busy;      /* lock of everything below but `points`: 0 free, 1 held */
-    _Atomic uint32_t waiters;   /* threads that wait for it */
-    bool ready;                 /* the pieces are exchanged */
+    _Atomic uint32_t busy;    /* lock of everything below but `points`: 0 free, 1 held */
+    _Atomic uint32_t waiters; /* threads that wait for it */
+    bool ready;               /* the pieces are exchanged */
     tu_layout layout;
     tu_piece piece;
     tu_mapping **mappings;
-    tu_member **members;        /* each member's piece as mapped here */
-    tu_bell **bells;            /* of the members */
+    tu_member **members; /* each member's piece as mapped here */
+    tu_bell **bells;     /* of the members */
     const _Atomic uint32_t *sleepers;
-    uint32_t spins;             /* pauses before a wait becomes serious */
-    uint64_t epoch;             /* the last one entered */
-    uint64_t cleared;           /* every member is known to be done with epochs up to this one; -1 at first: epochs count from 1, and the first
-                                   of them is compared by whoever left it early, too */
-    uint64_t signature[2];      /* of this rank's last two epochs, by parity */
+    uint32_t spins;   /* pauses before a wait becomes serious */
+    uint64_t epoch;   /* the last one entered */
+    uint64_t cleared; /* every member is known to be done with epochs up to this one; -1 at first: epochs count from 1,
+                         and the first of them is compared by whoever left it early, too */
+    uint64_t signature[2]; /* of this rank's last two epochs, by parity */
     tu_memory_group *memory;
     struct tu_domains *domains; /* domain.h; NULL: not known */
     const void **sources;       /* scratch of the reductions: size entries each */
@@ -185,20 +188,21 @@ struct tu_collective {
     double *factors;
     tu_reference *references;
     int direct_inputs, direct_outputs; /* of the last operation that used references */
-    int helpers;                /* threads besides the caller's that may compute */
-    uint64_t large;             /* bytes from which results are written past the cache */
-    uint64_t stage_stream;      /* bytes from which staging is: a line that a peer has read costs a round trip to write again; see state.c */
-    tu_piece wide_piece;        /* larger slots, attached on first need */
+    int helpers;                       /* threads besides the caller's that may compute */
+    uint64_t large;                    /* bytes from which results are written past the cache */
+    uint64_t stage_stream; /* bytes from which staging is: a line that a peer has read costs a round trip to write
+                              again; see state.c */
+    tu_piece wide_piece;   /* larger slots, attached on first need */
     tu_mapping **wide_mappings;
-    unsigned char **wide;       /* each member's two larger slots; NULL: not attached */
-    size_t wide_bytes;          /* of one */
-    tutti_work *open;           /* a one-shot that was started and not finished, with a reference; work.c */
-    int64_t next_look;          /* when a test of `open` looks for the dead again */
-    bool helping;               /* the lock is held by the helper thread */
-    _Atomic(tu_engine *) engine; /* NULL until the first work that needs it */
-    _Atomic(tu_points *) points; /* NULL until the first send or receive */
-    tu_op_info ran;             /* the last collective that ran */
-    tu_choice choice;           /* of the last run, for tutti_group_ran */
+    unsigned char **wide;                 /* each member's two larger slots; NULL: not attached */
+    size_t wide_bytes;                    /* of one */
+    tutti_work *open;                     /* a one-shot that was started and not finished, with a reference; work.c */
+    int64_t next_look;                    /* when a test of `open` looks for the dead again */
+    bool helping;                         /* the lock is held by the helper thread */
+    _Atomic(tu_engine *) engine;          /* NULL until the first work that needs it */
+    _Atomic(tu_points *) points;          /* NULL until the first send or receive */
+    tu_op_info ran;                       /* the last collective that ran */
+    tu_choice choice;                     /* of the last run, for tutti_group_ran */
     tu_rule rules[TU_OP_COUNT][TU_RULES]; /* for this number of ranks; the last one in use has the largest bytes */
     tutti_algorithm forced[TU_OP_COUNT];  /* TUTTI_ALGORITHM */
     const char *rules_from;
@@ -223,7 +227,7 @@ static inline unsigned char *tu_slot(const tu_collective *state, int member, uin
 /* splits[i][0]: elements that the member sends to i; splits[i][1]: where they lie in its input. */
 static inline uint64_t (*tu_splits(const tu_collective *state, int member, uint64_t epoch))[2] {
     unsigned char *base = (unsigned char *)state->members[member] + state->layout.splits;
-    return (uint64_t (*)[2])(void *)(base + (epoch & 1) * (size_t)state->size * 16);
+    return (uint64_t(*)[2])(void *)(base + (epoch & 1) * (size_t)state->size * 16);
 }
 /* ---- hand-overs: sync.c ---- */
 
@@ -262,7 +266,8 @@ void tu_say(tu_said *said, const tu_task *task);
 /* Writes the error for a member whose signature differs; returns TUTTI_ERROR_MISMATCH. */
 tutti_status tu_mismatch(tu_collective *state, const tu_task *task, uint64_t epoch, int member);
 /* A pair of ranks that disagree on what one sends to the other. */
-tutti_status tu_mismatch_split(tu_collective *state, const tu_task *task, int from, int to, uint64_t sent, uint64_t expected);
+tutti_status tu_mismatch_split(tu_collective *state, const tu_task *task, int from, int to, uint64_t sent,
+                               uint64_t expected);
 
 /* ---- which algorithm: tuning.c ---- */
 
@@ -304,8 +309,8 @@ tu_slice tu_slice_of(const tu_task *task, int size, int owner);
 /* Who gets the results: everybody, the root, or each owner its own slice. */
 bool tu_wants_all(const tu_task *task, int member);
 
-/* One part of a move: from `source` to `target`. Offsets in bytes; in_offset is valid on the source (everywhere but in all_to_all_v, where
- * it is the source's own business), out_offset on the target. */
+/* One part of a move: from `source` to `target`. Offsets in bytes; in_offset is valid on the source (everywhere but in
+ * all_to_all_v, where it is the source's own business), out_offset on the target. */
 typedef struct tu_part {
     size_t bytes, in_offset, out_offset;
 } tu_part;
@@ -319,7 +324,8 @@ size_t tu_out_bytes(const tu_task *task, int rank, int size);
 
 /* ---- from a public call to a task: call.c ---- */
 
-/* A task of which nothing is set but these. (An initializer would clear it by a string instruction, which takes longer than a barrier's arithmetic.) */
+/* A task of which nothing is set but these. (An initializer would clear it by a string instruction, which takes longer
+ * than a barrier's arithmetic.) */
 static inline void tu_task_begin(tu_task *task, tutti_group *group, tu_operation operation) {
     size_t bytes = sizeof *task;
     __asm__("" : "+r"(bytes)); /* so that the library's memset does it */

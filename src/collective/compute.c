@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The compute threads of a world: started on first need, asleep between uses, ended with the world. A piece of work is cut into equal parts;
- * the caller takes part. Another group of the rank that finds them busy computes by itself.
+ * The compute threads of a world: started on first need, asleep between uses, ended with the world. A piece of work is
+ * cut into equal parts; the caller takes part. Another group of the rank that finds them busy computes by itself.
  */
 #include "collective/compute.h"
 
@@ -22,11 +22,11 @@ typedef struct job {
 typedef struct pool {
     pthread_mutex_t lock;
     pthread_cond_t begin, end;
-    pthread_mutex_t use;  /* held by whoever computes with it */
+    pthread_mutex_t use; /* held by whoever computes with it */
     pthread_t threads[MOST_THREADS];
     int count;
     bool ending;
-    uint64_t round;       /* counts jobs */
+    uint64_t round; /* counts jobs */
     job job;
     int next, unfinished; /* parts of the current job */
 } pool;
@@ -96,7 +96,8 @@ static tutti_status make_pool(tutti_world *world, void **made) {
     pthread_cond_init(&pool->begin, NULL);
     pthread_cond_init(&pool->end, NULL);
     int wanted = tu_compute_threads(world);
-    while (pool->count < wanted && tu_helper_start(&pool->threads[pool->count], "tutti-compute", compute, pool) == TUTTI_OK)
+    while (pool->count < wanted &&
+           tu_helper_start(&pool->threads[pool->count], "tutti-compute", compute, pool) == TUTTI_OK)
         pool->count++;
     *made = pool;
     return TUTTI_OK;
@@ -167,14 +168,16 @@ static void reduce_part(void *argument, int part, int parts) {
         to[i] = (unsigned char *)whole->to[i] + begin * whole->element;
     for (int i = 0; i < whole->from_count; i++)
         from[i] = (const unsigned char *)whole->from[i] + begin * whole->element;
-    tu_reduce_many(to, whole->to_count, from, whole->from_count, count, whole->dtype, whole->op, whole->factors, whole->flags);
+    tu_reduce_many(to, whole->to_count, from, whole->from_count, count, whole->dtype, whole->op, whole->factors,
+                   whole->flags);
 }
 
-void tu_compute_reduce(tu_collective *state, void *const *to, int to_count, const void *const *from, int from_count, size_t count,
-                        tutti_dtype dtype, tutti_op op, const double *factors, unsigned flags) {
+void tu_compute_reduce(tu_collective *state, void *const *to, int to_count, const void *const *from, int from_count,
+                       size_t count, tutti_dtype dtype, tutti_op op, const double *factors, unsigned flags) {
     reduction whole = { to, from, to_count, from_count, count, tutti_dtype_size(dtype), dtype, op, factors, flags };
     int parts = state->helpers == 0 ? 1 : parts_for(state, count * whole.element);
-    if (parts > 1 && to_count <= MOST_BUFFERS && from_count <= MOST_BUFFERS && run_parts(state, (job){ reduce_part, &whole, parts }))
+    if (parts > 1 && to_count <= MOST_BUFFERS && from_count <= MOST_BUFFERS &&
+        run_parts(state, (job){ reduce_part, &whole, parts }))
         return;
     tu_reduce_many(to, to_count, from, from_count, count, dtype, op, factors, flags);
 }

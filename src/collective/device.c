@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Collectives whose buffers lie on a device: recognised, described, and handed to the device's backend, which enqueues them.
+ * Collectives whose buffers lie on a device: recognised, described, and handed to the device's backend, which enqueues
+ * them.
  *
- * The call returns when the work is in the stream. What the device finds out later (a deadline, a mismatch, a dead peer) stays with the group
- * and is returned by its next call, and by tutti_group_check.
+ * The call returns when the work is in the stream. What the device finds out later (a deadline, a mismatch, a dead
+ * peer) stays with the group and is returned by its next call, and by tutti_group_check.
  */
 #include "collective/device.h"
 
@@ -21,8 +22,8 @@ typedef struct device_side {
     tutti_group *group;
     pthread_mutex_t lock; /* making the team */
     const tu_device_collectives *table;
-    void *state;          /* of the backend in this world */
-    void *team;           /* NULL: not made yet */
+    void *state; /* of the backend in this world */
+    void *team;  /* NULL: not made yet */
     int device_index;
 } device_side;
 
@@ -114,14 +115,16 @@ static tutti_status ensure_team(device_side *side, int index, void *stream, int6
     if (side->team == NULL) {
         if (side->table->capturing(side->state, stream))
             status = tu_error(TUTTI_ERROR_STATE,
-                              "group %s has not been used on this device, and a stream is capturing: call tutti_group_prepare before the capture begins",
+                              "group %s has not been used on this device, and a stream is capturing: call "
+                              "tutti_group_prepare before the capture begins",
                               side->group->name);
         else
             status = side->table->prepare(side->state, side->group, &index, deadline, &side->team);
         side->device_index = index;
     } else if (index >= 0 && index != side->device_index) {
-        status = tu_error(TUTTI_ERROR_ARGUMENT, "group %s is used with device %d on this rank; this buffer is on device %d", side->group->name,
-                          side->device_index, index);
+        status =
+            tu_error(TUTTI_ERROR_ARGUMENT, "group %s is used with device %d on this rank; this buffer is on device %d",
+                     side->group->name, side->device_index, index);
     }
     pthread_mutex_unlock(&side->lock);
     return status;
@@ -163,7 +166,8 @@ static tutti_status find_place(tutti_group *group, const void *pointer, size_t b
 
 /* Arrays of a device task, per member. */
 typedef struct lists {
-    uint64_t send_offset[TU_DEVICE_RANKS], send_bytes[TU_DEVICE_RANKS], receive_offset[TU_DEVICE_RANKS], receive_bytes[TU_DEVICE_RANKS];
+    uint64_t send_offset[TU_DEVICE_RANKS], send_bytes[TU_DEVICE_RANKS], receive_offset[TU_DEVICE_RANKS],
+        receive_bytes[TU_DEVICE_RANKS];
     uint64_t parts[TU_DEVICE_RANKS + 1];
 } lists;
 
@@ -172,12 +176,23 @@ static tutti_status describe(const tu_task *task, const tutti_call *call, lists 
     int rank = group->rank, size = group->size;
     const char *name = tu_operation_name((tu_operation)task->info.operation);
     if (size > TU_DEVICE_RANKS)
-        return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: on devices a group has at most %d ranks, not %d", name, TU_DEVICE_RANKS, size);
+        return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: on devices a group has at most %d ranks, not %d", name,
+                        TU_DEVICE_RANKS, size);
     uint64_t signature = tu_signature(task);
-    *out = (tu_device_task){ .size = sizeof *out, .operation = task->info.operation, .name = name, .sequence = task->info.sequence,
-                             .signature = (uint32_t)(signature ^ signature >> 32), .in = task->in, .out = task->out, .algorithm = task->forced,
-                             .stream = call->stream, .dtype = (tutti_dtype)task->info.dtype, .op = (tutti_op)task->info.reduction,
-                             .count = task->info.count, .root = -1, .factor = task->factor };
+    *out = (tu_device_task){ .size = sizeof *out,
+                             .operation = task->info.operation,
+                             .name = name,
+                             .sequence = task->info.sequence,
+                             .signature = (uint32_t)(signature ^ signature >> 32),
+                             .in = task->in,
+                             .out = task->out,
+                             .algorithm = task->forced,
+                             .stream = call->stream,
+                             .dtype = (tutti_dtype)task->info.dtype,
+                             .op = (tutti_op)task->info.reduction,
+                             .count = task->info.count,
+                             .root = -1,
+                             .factor = task->factor };
     switch (task->shape) {
     case TU_OP_BARRIER:
         out->shape = TU_DEVICE_BARRIER;
@@ -208,12 +223,16 @@ static tutti_status describe(const tu_task *task, const tutti_call *call, lists 
         out->out_rows = task->vdev.out_rows;
         out->major_align = task->vdev.align;
         out->experts = task->vdev.experts;
-        out->form = task->info.operation == TU_OP_ALL_TO_ALL_VDEV_2D ? 1 : task->info.operation == TU_OP_ALL_TO_ALL_VDEV_2D_OFFSET ? 2 : 0;
+        out->form = task->info.operation == TU_OP_ALL_TO_ALL_VDEV_2D          ? 1
+                    : task->info.operation == TU_OP_ALL_TO_ALL_VDEV_2D_OFFSET ? 2
+                                                                              : 0;
         return find_place(group, task->in, task->vdev.in_rows * out->row_bytes, &out->in_place);
     case TU_OP_SEND:
     case TU_OP_RECV:
-        return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s takes memory of the CPU; on devices use tutti_peers_put and tutti_peers_signal, or "
-                        "tutti_permute", name);
+        return tu_error(TUTTI_ERROR_UNSUPPORTED,
+                        "%s takes memory of the CPU; on devices use tutti_peers_put and tutti_peers_signal, or "
+                        "tutti_permute",
+                        name);
     default:
         out->shape = TU_DEVICE_MOVE;
         for (int i = 0; i < size; i++) {
@@ -228,7 +247,8 @@ static tutti_status describe(const tu_task *task, const tutti_call *call, lists 
         out->receive_offset = l->receive_offset;
         out->receive_bytes = l->receive_bytes;
         /* What the size of the launch goes by must be equal on all ranks, which the splits of all_to_all_v are not. */
-        out->count = task->shape == TU_OP_ALL_TO_ALL_V ? (uint64_t)1 << 24 : task->info.count * task->element * (uint64_t)size;
+        out->count =
+            task->shape == TU_OP_ALL_TO_ALL_V ? (uint64_t)1 << 24 : task->info.count * task->element * (uint64_t)size;
         break;
     }
     tutti_status status = find_place(group, task->in, tu_in_bytes(task, rank, size), &out->in_place);
@@ -251,7 +271,8 @@ static tutti_status check_places(const tu_task *task, int *index) {
         if (buffers[i].pointer == NULL || buffers[i].bytes == 0)
             continue;
         if (!on_device(task->group->world, buffers[i].pointer, &other))
-            return tu_error(TUTTI_ERROR_ARGUMENT, "%s: `%s` is memory of the CPU and the other buffer is on a device; both must be on one",
+            return tu_error(TUTTI_ERROR_ARGUMENT,
+                            "%s: `%s` is memory of the CPU and the other buffer is on a device; both must be on one",
                             tu_operation_name((tu_operation)task->info.operation), buffers[i].name);
         if (*index >= 0 && other != *index)
             return tu_error(TUTTI_ERROR_ARGUMENT, "%s: in is on device %d and out on device %d; both must be on one",
@@ -315,7 +336,8 @@ tutti_status tu_device_submit(tu_task *task, const tutti_call *call) {
     int64_t timeout;
     tutti_status status = task->shape == TU_OP_BARRIER ? TUTTI_OK : check_places(task, &index);
     if (status == TUTTI_OK)
-        status = tu_timeout_choose("timeout_ns", task->timeout_ns, group->timeout_ns, group->world->timeout_ns, &timeout);
+        status =
+            tu_timeout_choose("timeout_ns", task->timeout_ns, group->timeout_ns, group->world->timeout_ns, &timeout);
     if (status == TUTTI_OK)
         status = get_side(group, &side);
     if (status == TUTTI_OK)
@@ -324,7 +346,8 @@ tutti_status tu_device_submit(tu_task *task, const tutti_call *call) {
         return status;
     if (call->work != NULL)
         return start_work(side, task, call);
-    return enqueue(side, task, call, call->stream); /* a batch of stream operations needs no gathering: they are in order already */
+    return enqueue(side, task, call,
+                   call->stream); /* a batch of stream operations needs no gathering: they are in order already */
 }
 
 /* ---- works ---- */

@@ -2,9 +2,9 @@
  *
  * Collectives on device memory: what the collective layer asks of a backend (tu_backend.collectives).
  *
- * A call whose buffers lie on a device is not run by the host: it is checked, described as a tu_device_task and handed to
- * the backend, which enqueues it on the caller's stream and returns. Errors that the device finds later are sticky per
- * group: tutti_group_check returns them.
+ * A call whose buffers lie on a device is not run by the host: it is checked, described as a tu_device_task and handed
+ * to the backend, which enqueues it on the caller's stream and returns. Errors that the device finds later are sticky
+ * per group: tutti_group_check returns them.
  */
 #ifndef TU_COLLECTIVE_DEVICE_H
 #define TU_COLLECTIVE_DEVICE_H
@@ -39,37 +39,37 @@ typedef enum tu_device_shape {
 typedef struct tu_device_task {
     size_t size;
     tu_device_shape shape;
-    uint32_t operation;          /* tu_operation, for faults */
-    const char *name;            /* "all_reduce": for messages */
+    uint32_t operation; /* tu_operation, for faults */
+    const char *name;   /* "all_reduce": for messages */
     uint64_t sequence;
-    uint32_t signature;          /* must be equal on all ranks */
+    uint32_t signature; /* must be equal on all ranks */
     const void *in;
     void *out;
     tu_device_place in_place, out_place;
     tutti_algorithm algorithm;
-    int64_t timeout_ns;          /* chosen: positive */
+    int64_t timeout_ns; /* chosen: positive */
     void *stream;
 
-    tutti_algorithm ran;         /* written by run: what it chose */
+    tutti_algorithm ran; /* written by run: what it chose */
 
     /* reductions */
     tutti_dtype dtype;
     tutti_op op;
-    uint64_t count;              /* elements of the whole input */
-    uint64_t row;                /* reduce_scatter that splits the last dimension: elements of a row */
-    const uint64_t *parts;       /* reduce_scatter: where each rank's part begins, and the end: size + 1 entries */
-    int root;                    /* -1: everybody */
+    uint64_t count;        /* elements of the whole input */
+    uint64_t row;          /* reduce_scatter that splits the last dimension: elements of a row */
+    const uint64_t *parts; /* reduce_scatter: where each rank's part begins, and the end: size + 1 entries */
+    int root;              /* -1: everybody */
     double factor;
 
     /* moves: bytes and offsets of what goes to and comes from each member, tutti_group_size entries */
     const uint64_t *send_offset, *send_bytes, *receive_offset, *receive_bytes;
 
     /* vdev */
-    const void *in_splits;       /* int64 on the device */
+    const void *in_splits; /* int64 on the device */
     void *out_splits;
     uint64_t row_bytes, in_rows, out_rows;
     int64_t major_align;
-    int experts, form;           /* form: 0 flat, 1 2d, 2 2d_offset */
+    int experts, form; /* form: 0 flat, 1 2d, 2 2d_offset */
 } tu_device_task;
 
 typedef struct tu_device_collectives {
@@ -80,18 +80,19 @@ typedef struct tu_device_collectives {
     bool (*recognise)(void *state, const void *pointer, int *device_index);
     bool (*capturing)(void *state, void *stream);
 
-    /* This rank's side of a group on a device; *device_index -1 becomes the current one. Collective and bounded; not while a stream captures. */
+    /* This rank's side of a group on a device; *device_index -1 becomes the current one. Collective and bounded; not
+     * while a stream captures. */
     tutti_status (*prepare)(void *state, tutti_group *group, int *device_index, int64_t deadline, void **team);
     void (*end)(void *team);
 
-    /* Enqueues. While the stream captures, what would need an allocation or a rendezvous is TUTTI_ERROR_STATE naming the call to make
-     * earlier. */
+    /* Enqueues. While the stream captures, what would need an allocation or a rendezvous is TUTTI_ERROR_STATE naming
+     * the call to make earlier. */
     tutti_status (*run)(void *team, tu_device_task *task);
     /* Tells the device about a block, so that a captured call may use it. */
     tutti_status (*know)(void *team, const tu_device_place *place);
 
-    /* For works. fork: a stream of the team's own, ordered after `stream`. mark: an event behind what a stream holds. join orders
-     * `stream` after the event. */
+    /* For works. fork: a stream of the team's own, ordered after `stream`. mark: an event behind what a stream holds.
+     * join orders `stream` after the event. */
     tutti_status (*fork)(void *team, void *stream, void **internal);
     tutti_status (*mark)(void *team, void *stream, void **event);
     tutti_status (*test)(void *team, void *event, bool *complete);
@@ -111,7 +112,8 @@ tutti_status tu_device_submit(tu_task *task, const tutti_call *call);
 struct tutti_work;
 tutti_status tu_device_work_test(struct tutti_work *work, bool *finished);
 void tu_device_work_end(struct tutti_work *work);
-/* tutti_group_prepare's part: makes the team and tells the device about every block met so far. Nothing where no device is used. */
+/* tutti_group_prepare's part: makes the team and tells the device about every block met so far. Nothing where no device
+ * is used. */
 tutti_status tu_device_prepare(tutti_group *group, int64_t deadline);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Caches and NUMA nodes of the ranks, read from the system's tables: quick enough for a group's first collective, where loading a
- * whole topology would not be. A topology of another machine, synthetic or captured (HWLOC_SYNTHETIC, HWLOC_XMLFILE), is read by hwloc; the ranks
- * are then thought on its processors in order.
+ * Caches and NUMA nodes of the ranks, read from the system's tables: quick enough for a group's first collective, where
+ * loading a whole topology would not be. A topology of another machine, synthetic or captured (HWLOC_SYNTHETIC,
+ * HWLOC_XMLFILE), is read by hwloc; the ranks are then thought on its processors in order.
  */
 #include "collective/domain.h"
 
@@ -63,7 +63,8 @@ static tu_place foreign_place(int local_rank) {
         return place;
     if (hwloc_topology_load(topology) == 0) {
         int count = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_PU);
-        hwloc_obj_t unit = count > 0 ? hwloc_get_obj_by_type(topology, HWLOC_OBJ_PU, (unsigned)(local_rank % count)) : NULL;
+        hwloc_obj_t unit =
+            count > 0 ? hwloc_get_obj_by_type(topology, HWLOC_OBJ_PU, (unsigned)(local_rank % count)) : NULL;
         hwloc_obj_t cache = unit != NULL ? hwloc_get_ancestor_obj_by_type(topology, HWLOC_OBJ_L3CACHE, unit) : NULL;
         hwloc_obj_t node = NULL;
         while (unit != NULL && (node = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, node)) != NULL)

@@ -10,8 +10,8 @@
 /* Starts the task, which has been checked, and stores a work. */
 tutti_status tu_work_start(tu_task *task, tutti_work **work);
 
-/* With the state's lock held: finishes the work that was left open and runs those that are queued, so that the caller's operation comes
- * after them. Their errors are theirs. */
+/* With the state's lock held: finishes the work that was left open and runs those that are queued, so that the caller's
+ * operation comes after them. Their errors are theirs. */
 void tu_engine_drain(tu_collective *state);
 
 /* With the state's lock held, after draining: enters the task so that its number follows those of queued works. */

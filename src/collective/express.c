@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The express lane: a barrier or a short all-reduce, called without options in a group that is set up and quiet. It does what call.c, check.c,
- * one_shot.c and sync.c do for such a call, in the same order, but asks every question only once and none that such a call cannot raise. Whatever is
- * unusual is left to them before anything has happened; a wait that takes longer, errors and the recorder are theirs anyway.
+ * The express lane: a barrier or a short all-reduce, called without options in a group that is set up and quiet. It
+ * does what call.c, check.c, one_shot.c and sync.c do for such a call, in the same order, but asks every question only
+ * once and none that such a call cannot raise. Whatever is unusual is left to them before anything has happened; a wait
+ * that takes longer, errors and the recorder are theirs anyway.
  *
  * Why: a hand-over between two cores takes 30 to 170 ns, and so did the instructions around it.
  */
@@ -12,8 +13,8 @@
 #include "collective/collective.h"
 #include "job/liveness.h"
 
-/* The group as it almost always is: alive, on this host, with nobody departed, no faults to inject and no devices. The reasons are looked for, and told,
- * on the ordinary way. */
+/* The group as it almost always is: alive, on this host, with nobody departed, no faults to inject and no devices. The
+ * reasons are looked for, and told, on the ordinary way. */
 static inline bool usual(const tutti_group *group) {
     if (group == NULL || group == TUTTI_NON_GROUP_MEMBER || group->size == 1 || !group->local)
         return false;
@@ -48,10 +49,13 @@ static inline tutti_algorithm choose(tu_collective *state, const tu_task *task, 
         return TUTTI_ALGORITHM_AUTO;
     for (int i = 1; i < TU_RULES && rules[i].algorithm != TUTTI_ALGORITHM_AUTO && rules[i].bytes <= bytes; i++)
         rule = &rules[i];
-    size_t room = rule->algorithm == TUTTI_ALGORITHM_INLINE ? TU_INLINE_BYTES : rule->algorithm == TUTTI_ALGORITHM_ONE_SHOT ? state->layout.slot_bytes : 0;
+    size_t room = rule->algorithm == TUTTI_ALGORITHM_INLINE     ? TU_INLINE_BYTES
+                  : rule->algorithm == TUTTI_ALGORITHM_ONE_SHOT ? state->layout.slot_bytes
+                                                                : 0;
     if (room == 0 || bytes > room)
         return TUTTI_ALGORITHM_AUTO;
-    state->choice = (tu_choice){ .algorithm = rule->algorithm, .bytes = bytes, .limit = rule->bytes, .from = state->rules_from };
+    state->choice =
+        (tu_choice){ .algorithm = rule->algorithm, .bytes = bytes, .limit = rule->bytes, .from = state->rules_from };
     return rule->algorithm;
 }
 
@@ -72,15 +76,18 @@ static inline void number(tu_task *task) {
     task->info.group_index = group->recorder_index;
 }
 
-static inline unsigned char *staging(const tu_collective *state, int member, uint64_t epoch, tutti_algorithm algorithm) {
-    return algorithm == TUTTI_ALGORITHM_INLINE ? state->members[member]->arrive[epoch & 1].payload : tu_slot(state, member, epoch);
+static inline unsigned char *staging(const tu_collective *state, int member, uint64_t epoch,
+                                     tutti_algorithm algorithm) {
+    return algorithm == TUTTI_ALGORITHM_INLINE ? state->members[member]->arrive[epoch & 1].payload
+                                               : tu_slot(state, member, epoch);
 }
 
 static inline void reduce(tu_collective *state, const tu_task *task, uint64_t epoch, tutti_algorithm algorithm) {
     for (int member = 0; member < state->size; member++)
         state->sources[member] = staging(state, member, epoch, algorithm);
     state->sources[state->rank] = task->in;
-    tu_reduce(task->out, state->sources, state->size, task->info.count, (tutti_dtype)task->info.dtype, (tutti_op)task->info.reduction, NULL, 0);
+    tu_reduce(task->out, state->sources, state->size, task->info.count, (tutti_dtype)task->info.dtype,
+              (tutti_op)task->info.reduction, NULL, 0);
 }
 
 /* The hand-over, with the lock held. */

@@ -81,19 +81,25 @@ tutti_status tu_mismatch(tu_collective *state, const tu_task *task, uint64_t epo
     describe(mine, my_text, sizeof my_text);
     describe(theirs, their_text, sizeof their_text);
     differences(mine, theirs, what, sizeof what);
-    tu_error(TUTTI_ERROR_MISMATCH, "the ranks disagree in operation %llu of group %s: rank %d called %s, rank %d called %s; they differ "
+    tu_error(TUTTI_ERROR_MISMATCH,
+             "the ranks disagree in operation %llu of group %s: rank %d called %s, rank %d called %s; they differ "
              "in %s. All ranks of a group must call the same operations with the same arguments in the same order",
              (unsigned long long)mine->sequence, state->group->name, state->rank, my_text, member, their_text, what);
     tu_error_at_fault(member);
-    tu_error_where(state->group->name, tu_operation_name((tu_operation)task->info.operation), task->info.sequence, state->rank);
+    tu_error_where(state->group->name, tu_operation_name((tu_operation)task->info.operation), task->info.sequence,
+                   state->rank);
     return TUTTI_ERROR_MISMATCH;
 }
 
-tutti_status tu_mismatch_split(tu_collective *state, const tu_task *task, int from, int to, uint64_t sent, uint64_t expected) {
-    tu_error(TUTTI_ERROR_MISMATCH, "the ranks disagree in %s %llu of group %s: rank %d sends %llu elements to rank %d, which expects "
-             "%llu from it", tu_operation_name((tu_operation)task->info.operation), (unsigned long long)task->info.sequence,
+tutti_status tu_mismatch_split(tu_collective *state, const tu_task *task, int from, int to, uint64_t sent,
+                               uint64_t expected) {
+    tu_error(TUTTI_ERROR_MISMATCH,
+             "the ranks disagree in %s %llu of group %s: rank %d sends %llu elements to rank %d, which expects "
+             "%llu from it",
+             tu_operation_name((tu_operation)task->info.operation), (unsigned long long)task->info.sequence,
              state->group->name, from, (unsigned long long)sent, to, (unsigned long long)expected);
     tu_error_at_fault(from == state->rank ? to : from);
-    tu_error_where(state->group->name, tu_operation_name((tu_operation)task->info.operation), task->info.sequence, state->rank);
+    tu_error_where(state->group->name, tu_operation_name((tu_operation)task->info.operation), task->info.sequence,
+                   state->rank);
     return TUTTI_ERROR_MISMATCH;
 }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The moves as they are called: all_gather, broadcast, gather, scatter, all_to_all, permute. How they run: one_shot.c, pipelined.c, tree.c.
+ * The moves as they are called: all_gather, broadcast, gather, scatter, all_to_all, permute. How they run: one_shot.c,
+ * pipelined.c, tree.c.
  */
 #include "collective/collective.h"
 
-static void begin(tu_task *task, tutti_group *group, tu_operation operation, const void *in, void *out, size_t count, tutti_dtype dtype,
-                  int root) {
+static void begin(tu_task *task, tutti_group *group, tu_operation operation, const void *in, void *out, size_t count,
+                  tutti_dtype dtype, int root) {
     tu_task_begin(task, group, operation);
     task->in = in;
     task->out = out;
@@ -14,14 +15,15 @@ static void begin(tu_task *task, tutti_group *group, tu_operation operation, con
     task->info.root = root;
 }
 
-tutti_status tutti_all_gather(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype, const tutti_call *call) {
+tutti_status tutti_all_gather(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype,
+                              const tutti_call *call) {
     tu_task task;
     begin(&task, group, TU_OP_ALL_GATHER, in, out, count, dtype, -1);
     return tu_submit(&task, call);
 }
 
-tutti_status tutti_all_gather_v(tutti_group *group, const void *in, void *out, const size_t *counts, const size_t *offsets,
-                                tutti_dtype dtype, const tutti_call *call) {
+tutti_status tutti_all_gather_v(tutti_group *group, const void *in, void *out, const size_t *counts,
+                                const size_t *offsets, tutti_dtype dtype, const tutti_call *call) {
     tu_task task;
     begin(&task, group, TU_OP_ALL_GATHER_V, in, out, 0, dtype, -1);
     task.in_counts = counts;
@@ -36,26 +38,30 @@ tutti_status tutti_broadcast(tutti_group *group, const void *in, void *out, size
     return tu_submit(&task, call);
 }
 
-tutti_status tutti_gather(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype, int root, const tutti_call *call) {
+tutti_status tutti_gather(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype, int root,
+                          const tutti_call *call) {
     tu_task task;
     begin(&task, group, TU_OP_GATHER, in, out, count, dtype, root);
     return tu_submit(&task, call);
 }
 
-tutti_status tutti_scatter(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype, int root, const tutti_call *call) {
+tutti_status tutti_scatter(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype, int root,
+                           const tutti_call *call) {
     tu_task task;
     begin(&task, group, TU_OP_SCATTER, in, out, count, dtype, root);
     return tu_submit(&task, call);
 }
 
-tutti_status tutti_all_to_all(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype, const tutti_call *call) {
+tutti_status tutti_all_to_all(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype,
+                              const tutti_call *call) {
     tu_task task;
     begin(&task, group, TU_OP_ALL_TO_ALL, in, out, count, dtype, -1);
     return tu_submit(&task, call);
 }
 
-tutti_status tutti_all_to_all_v(tutti_group *group, const void *in, const size_t *in_counts, const size_t *in_offsets, void *out,
-                                const size_t *out_counts, const size_t *out_offsets, tutti_dtype dtype, const tutti_call *call) {
+tutti_status tutti_all_to_all_v(tutti_group *group, const void *in, const size_t *in_counts, const size_t *in_offsets,
+                                void *out, const size_t *out_counts, const size_t *out_offsets, tutti_dtype dtype,
+                                const tutti_call *call) {
     tu_task task;
     begin(&task, group, TU_OP_ALL_TO_ALL_V, in, out, 0, dtype, -1);
     task.in_counts = in_counts;
@@ -65,8 +71,8 @@ tutti_status tutti_all_to_all_v(tutti_group *group, const void *in, const size_t
     return tu_submit(&task, call);
 }
 
-tutti_status tutti_permute(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype, const int *to,
-                           const tutti_call *call) {
+tutti_status tutti_permute(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype,
+                           const int *to, const tutti_call *call) {
     tu_task task;
     begin(&task, group, TU_OP_PERMUTE, in, out, count, dtype, -1);
     task.to = to;

@@ -7,8 +7,10 @@
 
 #include "collective/collective.h"
 
-/* The memory must be symmetric; it is rendezvoused with the group, unless it has been. `what` is for messages: "input". */
-tutti_status tu_named_symmetric(tutti_group *group, tu_operation operation, const char *what, const void *pointer, size_t bytes);
+/* The memory must be symmetric; it is rendezvoused with the group, unless it has been. `what` is for messages:
+ * "input". */
+tutti_status tu_named_symmetric(tutti_group *group, tu_operation operation, const char *what, const void *pointer,
+                                size_t bytes);
 
 /* Runs of tasks that are no plain shape. */
 tutti_status tu_split_last_dim(tu_collective *state, tu_task *task);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One hand-over: every rank stages what others need of its input, arrives, waits for those it listens to, and takes. Tiny
- * payloads are staged in the line of the flag ("inline"), others in the slot. What does not fit goes in several rounds; two slots
- * in turn let a rank stage the next round while others still read the last.
+ * One hand-over: every rank stages what others need of its input, arrives, waits for those it listens to, and takes.
+ * Tiny payloads are staged in the line of the flag ("inline"), others in the slot. What does not fit goes in several
+ * rounds; two slots in turn let a rank stage the next round while others still read the last.
  *
  * Reductions read all ranks' inputs in rank order, so every rank computes the same bits.
  */
@@ -18,8 +18,8 @@ typedef struct cut {
 } cut;
 
 static bool by_rank(const tu_task *task) {
-    return task->shape == TU_OP_REDUCE_SCATTER || task->shape == TU_OP_REDUCE_SCATTER_V || task->shape == TU_OP_SCATTER ||
-           task->shape == TU_OP_ALL_TO_ALL || task->shape == TU_OP_ALL_TO_ALL_V;
+    return task->shape == TU_OP_REDUCE_SCATTER || task->shape == TU_OP_REDUCE_SCATTER_V ||
+           task->shape == TU_OP_SCATTER || task->shape == TU_OP_ALL_TO_ALL || task->shape == TU_OP_ALL_TO_ALL_V;
 }
 
 /* The longest part of any rank. Of all_to_all_v it is this rank's alone: the others say theirs when they arrive. */
@@ -55,7 +55,8 @@ static cut cut_of(const tu_collective *state, const tu_task *task, tutti_algorit
 }
 
 static unsigned char *staging(const tu_collective *state, int member, uint64_t epoch, tutti_algorithm algorithm) {
-    return algorithm == TUTTI_ALGORITHM_INLINE ? state->members[member]->arrive[epoch & 1].payload : tu_slot(state, member, epoch);
+    return algorithm == TUTTI_ALGORITHM_INLINE ? state->members[member]->arrive[epoch & 1].payload
+                                               : tu_slot(state, member, epoch);
 }
 
 /* Bytes of round `round` of a part. */
@@ -100,7 +101,8 @@ static int any_listener(const tu_collective *state, const tu_task *task) {
     return state->rank == 0 ? 1 : 0;
 }
 
-static void stage(tu_collective *state, const tu_task *task, uint64_t epoch, tutti_algorithm algorithm, const cut *cut, size_t round) {
+static void stage(tu_collective *state, const tu_task *task, uint64_t epoch, tutti_algorithm algorithm, const cut *cut,
+                  size_t round) {
     unsigned char *base = staging(state, state->rank, epoch, algorithm);
     const unsigned char *in = task->in;
     tu_reference reference = { .factor = task->factor, .longest = longest_part(task, state->size) };
@@ -134,7 +136,8 @@ static double factor_of(const tu_collective *state, int member, uint64_t epoch) 
     return factor;
 }
 
-static void take_reduction(tu_collective *state, const tu_task *task, uint64_t epoch, tutti_algorithm algorithm, const cut *cut, size_t round) {
+static void take_reduction(tu_collective *state, const tu_task *task, uint64_t epoch, tutti_algorithm algorithm,
+                           const cut *cut, size_t round) {
     if (!tu_listens(task, state->rank, state->rank))
         return;
     tu_part mine = to_stage(state, task, state->rank);
@@ -143,8 +146,9 @@ static void take_reduction(tu_collective *state, const tu_task *task, uint64_t e
         return;
     size_t at = cut->parts == 1 ? 0 : (size_t)state->rank * cut->bytes;
     for (int member = 0; member < state->size; member++)
-        state->sources[member] = member == state->rank ? (const unsigned char *)task->in + mine.in_offset + round * cut->bytes
-                                                       : staging(state, member, epoch, algorithm) + at;
+        state->sources[member] = member == state->rank
+                                     ? (const unsigned char *)task->in + mine.in_offset + round * cut->bytes
+                                     : staging(state, member, epoch, algorithm) + at;
     if (task->info.reduction == TUTTI_PREMUL_SUM)
         for (int member = 0; member < state->size; member++)
             state->factors[member] = member == state->rank ? task->factor : factor_of(state, member, epoch);
@@ -152,13 +156,15 @@ static void take_reduction(tu_collective *state, const tu_task *task, uint64_t e
               (tutti_dtype)task->info.dtype, (tutti_op)task->info.reduction, state->factors, 0);
 }
 
-static tutti_status take_parts(tu_collective *state, const tu_task *task, uint64_t epoch, tutti_algorithm algorithm, const cut *cut, size_t round) {
+static tutti_status take_parts(tu_collective *state, const tu_task *task, uint64_t epoch, tutti_algorithm algorithm,
+                               const cut *cut, size_t round) {
     for (int source = 0; source < state->size; source++) {
         if (source == state->rank || !tu_listens(task, state->rank, source))
             continue;
         tu_part part = tu_part_of(task, state->rank, state->size, source, state->rank);
         size_t bytes = portion(part.bytes, cut, round);
-        const unsigned char *from = staging(state, source, epoch, algorithm) + (cut->parts == 1 ? 0 : (size_t)state->rank * cut->bytes);
+        const unsigned char *from =
+            staging(state, source, epoch, algorithm) + (cut->parts == 1 ? 0 : (size_t)state->rank * cut->bytes);
         if (bytes != 0)
             tu_copy((unsigned char *)task->out + part.out_offset + round * cut->bytes, from, bytes, 0);
     }
@@ -166,7 +172,8 @@ static tutti_status take_parts(tu_collective *state, const tu_task *task, uint64
 }
 
 void tu_keep_own_part(tu_collective *state, tu_task *task, bool first) {
-    /* The root of a scatter in place would overwrite what rank 0 has not taken yet: it keeps its part last; all others first. */
+    /* The root of a scatter in place would overwrite what rank 0 has not taken yet: it keeps its part last; all others
+     * first. */
     if (tu_is_reduction(task->shape) || task->shape == TU_OP_BARRIER || first == (task->shape == TU_OP_SCATTER))
         return;
     tu_part part = tu_part_of(task, state->rank, state->size, state->rank, state->rank);
@@ -176,7 +183,8 @@ void tu_keep_own_part(tu_collective *state, tu_task *task, bool first) {
         return;
     memmove(to, from, part.bytes);
     /* In place the beginning of the output is rank 0's: from now on the input lies at its own place. */
-    if (task->in == task->out && (task->shape == TU_OP_ALL_GATHER || task->shape == TU_OP_ALL_GATHER_V || task->shape == TU_OP_GATHER))
+    if (task->in == task->out &&
+        (task->shape == TU_OP_ALL_GATHER || task->shape == TU_OP_ALL_GATHER_V || task->shape == TU_OP_GATHER))
         task->in = to;
 }
 
@@ -221,7 +229,8 @@ static tutti_status await_sources(tu_collective *state, tu_task *task, uint64_t 
     return TUTTI_OK;
 }
 
-static tutti_status begin(tu_collective *state, tu_task *task, tutti_algorithm algorithm, const cut *cut, size_t round, uint64_t *epoch) {
+static tutti_status begin(tu_collective *state, tu_task *task, tutti_algorithm algorithm, const cut *cut, size_t round,
+                          uint64_t *epoch) {
     tutti_status status = tu_epoch_enter(state, task, epoch);
     if (status != TUTTI_OK)
         return status;
@@ -245,7 +254,8 @@ static size_t agreed_rounds(const tu_collective *state, uint64_t epoch, const cu
     return rounds;
 }
 
-static tutti_status end(tu_collective *state, tu_task *task, tutti_algorithm algorithm, cut *cut, size_t round, uint64_t epoch) {
+static tutti_status end(tu_collective *state, tu_task *task, tutti_algorithm algorithm, cut *cut, size_t round,
+                        uint64_t epoch) {
     tutti_status status = await_sources(state, task, epoch);
     if (status == TUTTI_OK && task->shape == TU_OP_ALL_TO_ALL_V && round == 0) {
         cut->rounds = agreed_rounds(state, epoch, cut);
@@ -262,7 +272,8 @@ static tutti_status end(tu_collective *state, tu_task *task, tutti_algorithm alg
 
 /* ---- the whole ---- */
 
-/* A long reduction whose inputs are all symmetric: everybody reads them where they lie. Sets *done; else nothing has been moved. */
+/* A long reduction whose inputs are all symmetric: everybody reads them where they lie. Sets *done; else nothing has
+ * been moved. */
 static tutti_status reduce_where_they_lie(tu_collective *state, tu_task *task, bool *done) {
     *done = false;
     uint64_t epoch;
@@ -326,15 +337,16 @@ static tutti_status tiny_all_reduce(tu_collective *state, tu_task *task) {
     state->sources[state->rank] = task->in; /* one's own line may still be on its way out */
     status = tu_epoch_await_all(state, task, epoch);
     if (status == TUTTI_OK && bytes != 0)
-        tu_reduce(task->out, state->sources, state->size, task->info.count, (tutti_dtype)task->info.dtype, (tutti_op)task->info.reduction,
-                  NULL, 0);
+        tu_reduce(task->out, state->sources, state->size, task->info.count, (tutti_dtype)task->info.dtype,
+                  (tutti_op)task->info.reduction, NULL, 0);
     return status;
 }
 
 tutti_status tu_one_shot(tu_collective *state, tu_task *task, tutti_algorithm algorithm) {
     if (task->shape == TU_OP_BARRIER)
         return barrier(state, task);
-    if (algorithm == TUTTI_ALGORITHM_INLINE && task->shape == TU_OP_ALL_REDUCE && task->info.reduction != TUTTI_PREMUL_SUM)
+    if (algorithm == TUTTI_ALGORITHM_INLINE && task->shape == TU_OP_ALL_REDUCE &&
+        task->info.reduction != TUTTI_PREMUL_SUM)
         return tiny_all_reduce(state, task);
     cut made = cut_of(state, task, algorithm);
     tutti_status status = TUTTI_OK;

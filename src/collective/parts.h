@@ -22,7 +22,8 @@ void tu_refer(tu_collective *state, const tu_task *task, tu_reference *reference
 /* Copies all members' references of `epoch` into state->references, after all arrived. */
 void tu_read_references(tu_collective *state, uint64_t epoch);
 /* The address here of a member's buffer. The index must not be 0. */
-tutti_status tu_resolve(tu_collective *state, tu_task *task, int member, uint32_t index, uint64_t offset, unsigned char **address);
+tutti_status tu_resolve(tu_collective *state, tu_task *task, int member, uint32_t index, uint64_t offset,
+                        unsigned char **address);
 tutti_status tu_resolve_in(tu_collective *state, tu_task *task, int member, unsigned char **address);
 tutti_status tu_resolve_out(tu_collective *state, tu_task *task, int member, unsigned char **address);
 

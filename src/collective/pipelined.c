@@ -16,9 +16,9 @@
 typedef struct pipeline {
     tu_collective *state;
     tu_task *task;
-    bool shared;       /* all targets of a source take the same bytes */
-    size_t part;       /* bytes of one part of a slot */
-    size_t rounds;     /* of the staged pairs; 0: there are none */
+    bool shared;   /* all targets of a source take the same bytes */
+    size_t part;   /* bytes of one part of a slot */
+    size_t rounds; /* of the staged pairs; 0: there are none */
     bool wide;
     unsigned stream;
 } pipeline;
@@ -77,7 +77,8 @@ static size_t longest_staged(const pipeline *run) {
 
 /* ---- in place ---- */
 
-static tutti_status copy_pieces(const pipeline *run, void **targets, int count, const unsigned char *from, size_t bytes) {
+static tutti_status copy_pieces(const pipeline *run, void **targets, int count, const unsigned char *from,
+                                size_t bytes) {
     for (size_t begin = 0; begin < bytes; begin += PIECE_BYTES) {
         tutti_status status = tu_still_alive(run->state);
         if (status != TUTTI_OK)
@@ -136,7 +137,8 @@ static tutti_status push(const pipeline *run) {
             return status;
         state->targets[count++] = out + part.out_offset;
         if (!run->shared) {
-            status = copy_pieces(run, state->targets, count, (const unsigned char *)task->in + part.in_offset, part.bytes);
+            status =
+                copy_pieces(run, state->targets, count, (const unsigned char *)task->in + part.in_offset, part.bytes);
             if (status != TUTTI_OK)
                 return status;
             count = 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Where buffers lie: a block that was rendezvoused with the group is published as (number of the rendezvous, offset), and the others read and
- * write it in place.
+ * Where buffers lie: a block that was rendezvoused with the group is published as (number of the rendezvous, offset),
+ * and the others read and write it in place.
  */
 #include <string.h>
 
@@ -15,7 +15,7 @@ static bool input_in_place(const tu_collective *state, const tu_task *task) {
     switch (task->shape) {
     case TU_OP_ALL_REDUCE: /* a slice is read and written by its owner alone */
     case TU_OP_REDUCE:
-    case TU_OP_BROADCAST:  /* the root does not write */
+    case TU_OP_BROADCAST: /* the root does not write */
         return true;
     case TU_OP_REDUCE_SCATTER:
     case TU_OP_REDUCE_SCATTER_V:
@@ -50,13 +50,16 @@ static bool output_in_place(const tu_task *task) {
 
 void tu_refer(tu_collective *state, const tu_task *task, tu_reference *reference) {
     *reference = (tu_reference){ .factor = task->factor };
-    size_t in_bytes = tu_in_bytes(task, state->rank, state->size), out_bytes = tu_out_bytes(task, state->rank, state->size);
+    size_t in_bytes = tu_in_bytes(task, state->rank, state->size),
+           out_bytes = tu_out_bytes(task, state->rank, state->size);
     tu_symmetric found;
-    if (in_bytes != 0 && input_in_place(state, task) && tu_symmetric_find(state->memory, task->in, in_bytes, &found) && found.index != 0) {
+    if (in_bytes != 0 && input_in_place(state, task) && tu_symmetric_find(state->memory, task->in, in_bytes, &found) &&
+        found.index != 0) {
         reference->in_index = found.index;
         reference->in_offset = found.offset;
     }
-    if (out_bytes != 0 && output_in_place(task) && tu_symmetric_find(state->memory, task->out, out_bytes, &found) && found.index != 0) {
+    if (out_bytes != 0 && output_in_place(task) && tu_symmetric_find(state->memory, task->out, out_bytes, &found) &&
+        found.index != 0) {
         reference->out_index = found.index;
         reference->out_offset = found.offset;
     }
@@ -71,15 +74,18 @@ void tu_read_references(tu_collective *state, uint64_t epoch) {
     }
 }
 
-tutti_status tu_resolve(tu_collective *state, tu_task *task, int member, uint32_t index, uint64_t offset, unsigned char **address) {
+tutti_status tu_resolve(tu_collective *state, tu_task *task, int member, uint32_t index, uint64_t offset,
+                        unsigned char **address) {
     const tutti_peers *peers = tu_symmetric_peers(state->memory, index);
     if (peers == NULL || peers->buffers[member] == NULL) {
-        tu_error(TUTTI_ERROR_MISMATCH, "in %s %llu of group %s rank %d uses a symmetric block (rendezvous %u) whose peers rank %d has "
+        tu_error(TUTTI_ERROR_MISMATCH,
+                 "in %s %llu of group %s rank %d uses a symmetric block (rendezvous %u) whose peers rank %d has "
                  "released; keep the block and its peers on all ranks while one of them passes it to collectives",
-                 tu_operation_name((tu_operation)task->info.operation), (unsigned long long)task->info.sequence, state->group->name,
-                 member, index, state->rank);
+                 tu_operation_name((tu_operation)task->info.operation), (unsigned long long)task->info.sequence,
+                 state->group->name, member, index, state->rank);
         tu_error_at_fault(state->rank);
-        return tu_error_where(state->group->name, tu_operation_name((tu_operation)task->info.operation), task->info.sequence, state->rank);
+        return tu_error_where(state->group->name, tu_operation_name((tu_operation)task->info.operation),
+                              task->info.sequence, state->rank);
     }
     *address = (unsigned char *)peers->buffers[member] + offset;
     return TUTTI_OK;

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sends and receives. Each direction of a pair is a ring of packets in the sender's piece. Packets are taken in order and at once by whoever waits on the receiving rank, so
- * that nothing behind them is held up; a message that no receive awaits yet is noted as unexpected.
+ * Sends and receives. Each direction of a pair is a ring of packets in the sender's piece. Packets are taken in order
+ * and at once by whoever waits on the receiving rank, so that nothing behind them is held up; a message that no receive
+ * awaits yet is noted as unexpected.
  *
- *     MESSAGE   sender to receiver   tag, length, dtype; up to PACKET_BYTES of data, or where the data lies in symmetric memory
- *     CLEAR     receiver to sender   a receive awaits it: send the data (to symmetric memory, when the receiver has some)
- *     FRAGMENT  sender to receiver   data, in one of the sender's fragments
- *     WRITTEN   sender to receiver   the data was written into the receiver's symmetric memory
- *     DONE      receiver to sender   the data was read from the sender's symmetric memory
+ *     MESSAGE   sender to receiver   tag, length, dtype; up to PACKET_BYTES of data, or where the data lies in
+ * symmetric memory CLEAR     receiver to sender   a receive awaits it: send the data (to symmetric memory, when the
+ * receiver has some) FRAGMENT  sender to receiver   data, in one of the sender's fragments WRITTEN   sender to receiver
+ * the data was written into the receiver's symmetric memory DONE      receiver to sender   the data was read from the
+ * sender's symmetric memory
  *
- * Every operation is a request: a small machine that is moved on by `progress`, under one lock, from any thread that waits. Works are moved on by
- * a helper thread too.
+ * Every operation is a request: a small machine that is moved on by `progress`, under one lock, from any thread that
+ * waits. Works are moved on by a helper thread too.
  */
 #include "collective/point.h"
 
@@ -23,7 +24,13 @@
 #include "collective/engine.h"
 #include "world/group.h"
 
-enum { MESSAGE = 1, CLEAR, FRAGMENT, WRITTEN, DONE };
+enum {
+    MESSAGE = 1,
+    CLEAR,
+    FRAGMENT,
+    WRITTEN,
+    DONE
+};
 
 #define PACKETS 4
 #define PACKET_BYTES 80
@@ -49,12 +56,12 @@ typedef struct channel {
 _Static_assert(sizeof(channel) == TU_AREA_CHANNEL, "world.h reserves the channels");
 
 typedef enum request_state {
-    POSTING,   /* send: the MESSAGE packet is still to be posted */
-    WAITING,   /* send: for CLEAR or DONE; receive: for a message */
-    CLEARING,  /* receive: matched; CLEAR is still to be posted */
-    MOVING,    /* send: fragments to post; receive: fragments to come */
-    WRITING,   /* send: to be written in place, then WRITTEN posted */
-    READING,   /* receive: read in place; DONE still to be posted */
+    POSTING,  /* send: the MESSAGE packet is still to be posted */
+    WAITING,  /* send: for CLEAR or DONE; receive: for a message */
+    CLEARING, /* receive: matched; CLEAR is still to be posted */
+    MOVING,   /* send: fragments to post; receive: fragments to come */
+    WRITING,  /* send: to be written in place, then WRITTEN posted */
+    READING,  /* receive: read in place; DONE still to be posted */
     FINISHED
 } request_state;
 
@@ -66,13 +73,13 @@ struct tu_request {
     _Atomic uint32_t finished; /* released last; pairs with the waiter's look */
     bool mismatch;             /* it failed: the message is not what the receive expects */
     bool listed;
-    int peer;                  /* target or source; -1 while any will do */
-    uint64_t message;          /* the sender's number of it */
-    size_t bytes;              /* of the message */
+    int peer;         /* target or source; -1 while any will do */
+    uint64_t message; /* the sender's number of it */
+    size_t bytes;     /* of the message */
     size_t moved;
-    uint32_t index;            /* of the other side's symmetric memory, and the offset in it */
+    uint32_t index; /* of the other side's symmetric memory, and the offset in it */
     uint64_t offset;
-    int tag;                   /* that arrived */
+    int tag; /* that arrived */
     uint32_t dtype;
 };
 
@@ -86,21 +93,21 @@ typedef struct unexpected {
 struct tu_points {
     tu_collective *state;
     tu_memory_group *memory;
-    unsigned char *area;           /* of the group: channels by sender and receiver, then fragments by sender */
+    unsigned char *area; /* of the group: channels by sender and receiver, then fragments by sender */
     size_t fragment_bytes;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     pthread_t thread;
     bool running, ending, orphan;
-    tu_request *first, *last;      /* requests under way, oldest first */
+    tu_request *first, *last; /* requests under way, oldest first */
     unexpected *early, **early_end;
-    tu_request *done;              /* requests of works that are over, to be finished without the lock */
-    int works;                     /* requests that belong to works */
-    uint64_t messages;             /* last number given to a message */
-    uint64_t *sent, *taken;        /* packets by peer */
+    tu_request *done;       /* requests of works that are over, to be finished without the lock */
+    int works;              /* requests that belong to works */
+    uint64_t messages;      /* last number given to a message */
+    uint64_t *sent, *taken; /* packets by peer */
     struct {
         int peer;
-        uint64_t packet;           /* free again once the peer has taken it; 0: free */
+        uint64_t packet; /* free again once the peer has taken it; 0: free */
     } fragments[TU_AREA_FRAGMENTS];
 };
 
@@ -112,7 +119,8 @@ static channel *channel_of(const tu_points *points, int sender, int receiver) {
 
 static unsigned char *fragment(const tu_points *points, int sender, uint32_t index) {
     size_t size = (size_t)points->state->size;
-    return points->area + size * size * TU_AREA_CHANNEL + ((size_t)sender * TU_AREA_FRAGMENTS + index) * points->fragment_bytes;
+    return points->area + size * size * TU_AREA_CHANNEL +
+           ((size_t)sender * TU_AREA_FRAGMENTS + index) * points->fragment_bytes;
 }
 
 /* Where the next packet to `peer` goes; NULL while the ring is full. */
@@ -197,7 +205,8 @@ static void finish(tu_points *points, tu_request *request) {
 
 static tu_request *find_request(tu_points *points, bool send, int peer, uint64_t message) {
     for (tu_request *request = points->first; request != NULL; request = request->next)
-        if (is_send(request) == send && request->peer == peer && request->message == message && request->state != POSTING)
+        if (is_send(request) == send && request->peer == peer && request->message == message &&
+            request->state != POSTING)
             return request;
     return NULL;
 }
@@ -281,7 +290,8 @@ static void take_fragment(tu_points *points, int source, const packet *packet) {
     tu_request *request = find_request(points, false, source, packet->message);
     if (request == NULL)
         return; /* its receive was given up; the group has ended */
-    tu_copy((unsigned char *)request->task->out + packet->offset, fragment(points, source, packet->index), packet->bytes, 0);
+    tu_copy((unsigned char *)request->task->out + packet->offset, fragment(points, source, packet->index),
+            packet->bytes, 0);
     request->moved += packet->bytes;
     if (request->moved == request->bytes)
         finish(points, request);
@@ -329,7 +339,8 @@ static bool take_packets(tu_points *points) {
                 break;
             points->taken[source]++;
             /* Pairs with next_packet and free_fragment. */
-            atomic_store_explicit(&channel_of(points, source, state->rank)->taken.flag, points->taken[source], memory_order_release);
+            atomic_store_explicit(&channel_of(points, source, state->rank)->taken.flag, points->taken[source],
+                                  memory_order_release);
         }
         if (points->taken[source] != before) {
             any = true;
@@ -374,7 +385,8 @@ static int free_fragment(tu_points *points) {
             return i;
         int peer = points->fragments[i].peer;
         /* Pairs with the release in take_packets. */
-        if (atomic_load_explicit(&channel_of(points, state->rank, peer)->taken.flag, memory_order_acquire) >= points->fragments[i].packet)
+        if (atomic_load_explicit(&channel_of(points, state->rank, peer)->taken.flag, memory_order_acquire) >=
+            points->fragments[i].packet)
             return i;
     }
     return -1;
@@ -386,9 +398,10 @@ static bool post_fragment(tu_points *points, tu_request *request) {
     int index = packet != NULL ? free_fragment(points) : -1;
     if (index < 0)
         return false;
-    size_t bytes = request->bytes - request->moved < points->fragment_bytes ? request->bytes - request->moved : points->fragment_bytes;
-    tu_copy(fragment(points, state->rank, (uint32_t)index), (const unsigned char *)request->task->in + request->moved, bytes,
-            tu_stage_flags(state, bytes));
+    size_t bytes = request->bytes - request->moved < points->fragment_bytes ? request->bytes - request->moved
+                                                                            : points->fragment_bytes;
+    tu_copy(fragment(points, state->rank, (uint32_t)index), (const unsigned char *)request->task->in + request->moved,
+            bytes, tu_stage_flags(state, bytes));
     packet->kind = FRAGMENT;
     packet->message = request->message;
     packet->offset = request->moved;
@@ -449,7 +462,8 @@ static bool move_on(tu_points *points, tu_request *request) {
     }
 }
 
-/* With the lock held. Messages to one rank are posted in order: one that finds the ring full holds up those behind it. */
+/* With the lock held. Messages to one rank are posted in order: one that finds the ring full holds up those behind
+ * it. */
 static void progress(tu_points *points) {
     bool any;
     do {
@@ -475,10 +489,13 @@ static tutti_status mismatch_error(const tu_request *request) {
     const tu_task *task = request->task;
     const tutti_group *group = task->group;
     size_t element = tutti_dtype_size((tutti_dtype)request->dtype);
-    tu_error(TUTTI_ERROR_MISMATCH, "the ranks disagree in group %s: rank %d sent %zu elements of %s with tag %d, rank %d receives at most %llu "
-             "elements of %s", group->name, request->peer, element != 0 ? request->bytes / element : 0,
-             tutti_dtype_name((tutti_dtype)request->dtype), request->tag, group->rank, (unsigned long long)task->info.count,
-             tutti_dtype_name((tutti_dtype)task->info.dtype));
+    tu_error(
+        TUTTI_ERROR_MISMATCH,
+        "the ranks disagree in group %s: rank %d sent %zu elements of %s with tag %d, rank %d receives at most %llu "
+        "elements of %s",
+        group->name, request->peer, element != 0 ? request->bytes / element : 0,
+        tutti_dtype_name((tutti_dtype)request->dtype), request->tag, group->rank, (unsigned long long)task->info.count,
+        tutti_dtype_name((tutti_dtype)task->info.dtype));
     tu_error_at_fault(request->peer);
     tu_error_where(group->name, "recv", task->info.sequence, group->rank);
     return TUTTI_ERROR_MISMATCH;
@@ -489,7 +506,10 @@ static tutti_status outcome(const tu_request *request) {
         return mismatch_error(request);
     tutti_received *received = request->task->received;
     if (!is_send(request) && received != NULL) {
-        tutti_received full = { .size = received->size, .source = request->peer, .tag = request->tag, .count = request->bytes / request->task->element };
+        tutti_received full = { .size = received->size,
+                                .source = request->peer,
+                                .tag = request->tag,
+                                .count = request->bytes / request->task->element };
         memcpy(received, &full, received->size < sizeof full ? received->size : sizeof full);
     }
     return TUTTI_OK;
@@ -549,7 +569,8 @@ static bool missing(void *argument, int member) {
     return wait->peer < 0 || member == wait->peer;
 }
 
-static tutti_status await(tu_collective *state, const tu_task *task, int peer, const _Atomic uint32_t *flag, int64_t deadline, tu_group_wait *wait) {
+static tutti_status await(tu_collective *state, const tu_task *task, int peer, const _Atomic uint32_t *flag,
+                          int64_t deadline, tu_group_wait *wait) {
     point_wait *awaited = wait->argument;
     *awaited = (point_wait){ state, flag, peer };
     tu_group_wait_init(wait, state->group, &task->info, task->ticket, deadline, missing, awaited);
@@ -748,7 +769,8 @@ static tutti_status get_points(tu_collective *state, tu_points **found) {
         if (status != TUTTI_OK)
             return status;
         tu_points *none = NULL;
-        if (!atomic_compare_exchange_strong_explicit(&state->points, &none, points, memory_order_acq_rel, memory_order_acquire)) {
+        if (!atomic_compare_exchange_strong_explicit(&state->points, &none, points, memory_order_acq_rel,
+                                                     memory_order_acquire)) {
             free_points(points);
             points = none;
         }
@@ -812,8 +834,11 @@ static tutti_status complete(tu_collective *state, tu_points *points, tu_request
     tutti_status status = TUTTI_OK;
     if (!is_finished(request) && is_send(request) && request->peer == state->rank) {
         (void)withdraw(points, request);
-        status = tu_error(TUTTI_ERROR_ARGUMENT, "send: rank %d sends to itself and waits, but no receive is under way that could take the message; "
-                          "start the receive, or the send, with a work", state->rank);
+        status = tu_error(
+            TUTTI_ERROR_ARGUMENT,
+            "send: rank %d sends to itself and waits, but no receive is under way that could take the message; "
+            "start the receive, or the send, with a work",
+            state->rank);
         return tu_group_leave(task->group, &task->info, task->ticket, status);
     }
     if (!is_finished(request)) {
@@ -914,7 +939,8 @@ static tutti_status check(tu_task *task, const tutti_call *call, int peer, int t
         return tu_error(TUTTI_ERROR_RANGE, "%s: rank %d must be in [0, %d)%s", name, peer, size,
                         receives ? ", or TUTTI_ANY_SOURCE" : "");
     if (tag < 0 && !(receives && tag == TUTTI_ANY_TAG))
-        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: tag %d must not be negative%s", name, tag, receives ? ", but for TUTTI_ANY_TAG" : "");
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: tag %d must not be negative%s", name, tag,
+                        receives ? ", but for TUTTI_ANY_TAG" : "");
     if (task->info.count > (SIZE_MAX >> 1) / task->element)
         return tu_error(TUTTI_ERROR_RANGE, "%s: the count asks for more bytes than memory can have", name);
     if (task->info.count != 0 && (receives ? task->out == NULL : task->in == NULL))
@@ -925,7 +951,8 @@ static tutti_status check(tu_task *task, const tutti_call *call, int peer, int t
     if (call->algorithm != TUTTI_ALGORITHM_AUTO)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s has no algorithm %s", name, tutti_algorithm_name(call->algorithm));
     if (call->received != NULL && (!receives || call->received->size == 0))
-        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: tutti_call.received belongs to a receive, and its size must be set", name);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: tutti_call.received belongs to a receive, and its size must be set",
+                        name);
     return TUTTI_OK;
 }
 
@@ -956,14 +983,24 @@ static tutti_status submit(tu_task *task, const tutti_call *given, int peer, int
     return status == TUTTI_OK ? tu_point_run(state, task) : status;
 }
 
-tutti_status tutti_send(tutti_group *group, const void *in, size_t count, tutti_dtype dtype, int to, int tag, const tutti_call *call) {
-    tu_task task = { .group = group, .shape = TU_OP_SEND, .in = in,
-                     .info = { .operation = TU_OP_SEND, .count = count, .dtype = tu_code((int)dtype), .root = to, .tag = tag } };
+tutti_status tutti_send(tutti_group *group, const void *in, size_t count, tutti_dtype dtype, int to, int tag,
+                        const tutti_call *call) {
+    tu_task task = {
+        .group = group,
+        .shape = TU_OP_SEND,
+        .in = in,
+        .info = { .operation = TU_OP_SEND, .count = count, .dtype = tu_code((int)dtype), .root = to, .tag = tag }
+    };
     return tu_not_entered(submit(&task, call, to, tag));
 }
 
-tutti_status tutti_recv(tutti_group *group, void *out, size_t count, tutti_dtype dtype, int from, int tag, const tutti_call *call) {
-    tu_task task = { .group = group, .shape = TU_OP_RECV, .out = out,
-                     .info = { .operation = TU_OP_RECV, .count = count, .dtype = tu_code((int)dtype), .root = from, .tag = tag } };
+tutti_status tutti_recv(tutti_group *group, void *out, size_t count, tutti_dtype dtype, int from, int tag,
+                        const tutti_call *call) {
+    tu_task task = {
+        .group = group,
+        .shape = TU_OP_RECV,
+        .out = out,
+        .info = { .operation = TU_OP_RECV, .count = count, .dtype = tu_code((int)dtype), .root = from, .tag = tag }
+    };
     return tu_not_entered(submit(&task, call, from, tag));
 }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The reductions as they are called: all_reduce, reduce, reduce_scatter, reduce_scatter_v. How they run: one_shot.c, two_shot.c.
+ * The reductions as they are called: all_reduce, reduce, reduce_scatter, reduce_scatter_v. How they run: one_shot.c,
+ * two_shot.c.
  */
 #include "collective/collective.h"
 
-static void begin(tu_task *task, tutti_group *group, tu_operation operation, const void *in, void *out, size_t count, tutti_dtype dtype,
-                  tutti_op op) {
+static void begin(tu_task *task, tutti_group *group, tu_operation operation, const void *in, void *out, size_t count,
+                  tutti_dtype dtype, tutti_op op) {
     tu_task_begin(task, group, operation);
     task->in = in;
     task->out = out;
@@ -14,30 +15,30 @@ static void begin(tu_task *task, tutti_group *group, tu_operation operation, con
     task->info.reduction = tu_code((int)op);
 }
 
-tutti_status tutti_all_reduce(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype, tutti_op op,
-                              const tutti_call *call) {
+tutti_status tutti_all_reduce(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype,
+                              tutti_op op, const tutti_call *call) {
     tu_task task;
     begin(&task, group, TU_OP_ALL_REDUCE, in, out, count, dtype, op);
     return tu_submit(&task, call);
 }
 
-tutti_status tutti_reduce(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype, tutti_op op, int root,
-                          const tutti_call *call) {
+tutti_status tutti_reduce(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype, tutti_op op,
+                          int root, const tutti_call *call) {
     tu_task task;
     begin(&task, group, TU_OP_REDUCE, in, out, count, dtype, op);
     task.info.root = root;
     return tu_submit(&task, call);
 }
 
-tutti_status tutti_reduce_scatter(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype, tutti_op op,
-                                  const tutti_call *call) {
+tutti_status tutti_reduce_scatter(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype,
+                                  tutti_op op, const tutti_call *call) {
     tu_task task;
     begin(&task, group, TU_OP_REDUCE_SCATTER, in, out, count, dtype, op);
     return tu_submit(&task, call);
 }
 
-tutti_status tutti_reduce_scatter_v(tutti_group *group, const void *in, void *out, const size_t *counts, tutti_dtype dtype,
-                                    tutti_op op, const tutti_call *call) {
+tutti_status tutti_reduce_scatter_v(tutti_group *group, const void *in, void *out, const size_t *counts,
+                                    tutti_dtype dtype, tutti_op op, const tutti_call *call) {
     tu_task task;
     begin(&task, group, TU_OP_REDUCE_SCATTER_V, in, out, 0, dtype, op);
     task.in_counts = counts;

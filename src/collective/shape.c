@@ -81,16 +81,21 @@ tu_part tu_part_of(const tu_task *task, int rank, int size, int source, int targ
         tu_part part = { 0, 0, 0 };
         if (source == rank) {
             part.bytes = task->in_counts[target] * task->element;
-            part.in_offset = (task->in_offsets != NULL ? task->in_offsets[target] : sum_before(task->in_counts, target)) * task->element;
+            part.in_offset =
+                (task->in_offsets != NULL ? task->in_offsets[target] : sum_before(task->in_counts, target)) *
+                task->element;
         }
         if (target == rank) {
             part.bytes = task->out_counts[source] * task->element;
-            part.out_offset = (task->out_offsets != NULL ? task->out_offsets[source] : sum_before(task->out_counts, source)) * task->element;
+            part.out_offset =
+                (task->out_offsets != NULL ? task->out_offsets[source] : sum_before(task->out_counts, source)) *
+                task->element;
         }
         return part;
     }
     case TU_OP_PERMUTE:
-        return task->to[source] == target ? (tu_part){ bytes, 0, senders_before(task->to, source) * bytes } : (tu_part){ 0, 0, 0 };
+        return task->to[source] == target ? (tu_part){ bytes, 0, senders_before(task->to, source) * bytes }
+                                          : (tu_part){ 0, 0, 0 };
     default:
         return (tu_part){ 0, 0, 0 };
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * reduce_scatter_out that splits the last dimension: a rank's part is a stretch of every row. The inputs are symmetric and read where they lie.
+ * reduce_scatter_out that splits the last dimension: a rank's part is a stretch of every row. The inputs are symmetric
+ * and read where they lie.
  */
 #include <stdlib.h>
 #include <string.h>

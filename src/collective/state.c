@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A group's collective state: made locally on first need, completed by one exchange of shared memory at the first collective,
- * ended with the group.
+ * A group's collective state: made locally on first need, completed by one exchange of shared memory at the first
+ * collective, ended with the group.
  */
 #include <errno.h>
 #include <limits.h>
@@ -14,9 +14,9 @@
 #include <unistd.h>
 
 #include "collective/collective.h"
+#include "collective/compute.h"
 #include "collective/domain.h"
 #include "collective/engine.h"
-#include "collective/compute.h"
 #include "collective/point.h"
 #include "collective/tuning.h"
 
@@ -146,21 +146,25 @@ typedef struct hello {
 } hello;
 
 /* Waits for all members' pieces. A member that could not get memory says so, and then all fail alike. */
-static tutti_status exchange_pieces(tu_collective *state, tu_task *task, const char *purpose, const tu_piece *piece, const hello *mine,
-                                    hello *theirs, tu_mapping **mappings) {
-    tutti_status status = tu_group_exchange(state->group, &task->info, purpose, mine, sizeof *mine, piece, tu_task_deadline(task), theirs, mappings);
+static tutti_status exchange_pieces(tu_collective *state, tu_task *task, const char *purpose, const tu_piece *piece,
+                                    const hello *mine, hello *theirs, tu_mapping **mappings) {
+    tutti_status status = tu_group_exchange(state->group, &task->info, purpose, mine, sizeof *mine, piece,
+                                            tu_task_deadline(task), theirs, mappings);
     if (status != TUTTI_OK)
         return status;
     for (int member = 0; member < state->size && status == TUTTI_OK; member++) {
         if (theirs[member].version != LAYOUT_VERSION || theirs[member].slot_bytes != mine->slot_bytes) {
-            status = tu_error(TUTTI_ERROR_PROTOCOL, "rank %d of group %s has another version of Tutti's collectives (layout %u, "
-                              "slots of %llu bytes) than rank %d (layout %u, %llu bytes); install one version everywhere",
-                              member, state->group->name, theirs[member].version, (unsigned long long)theirs[member].slot_bytes,
-                              state->rank, LAYOUT_VERSION, (unsigned long long)mine->slot_bytes);
+            status = tu_error(
+                TUTTI_ERROR_PROTOCOL,
+                "rank %d of group %s has another version of Tutti's collectives (layout %u, "
+                "slots of %llu bytes) than rank %d (layout %u, %llu bytes); install one version everywhere",
+                member, state->group->name, theirs[member].version, (unsigned long long)theirs[member].slot_bytes,
+                state->rank, LAYOUT_VERSION, (unsigned long long)mine->slot_bytes);
         } else if (theirs[member].status != TUTTI_OK) {
             theirs[member].message[sizeof theirs[member].message - 1] = 0;
-            status = tu_error((tutti_status)theirs[member].status, "rank %d of group %s could not get shared memory for %s: %s", member,
-                              state->group->name, purpose, theirs[member].message);
+            status = tu_error((tutti_status)theirs[member].status,
+                              "rank %d of group %s could not get shared memory for %s: %s", member, state->group->name,
+                              purpose, theirs[member].message);
             task->agreed = true;
             tu_error_at_fault(member);
         }
@@ -172,14 +176,16 @@ static tutti_status exchange_pieces(tu_collective *state, tu_task *task, const c
     return status;
 }
 
-static tutti_status share_piece(tu_collective *state, tu_task *task, const char *purpose, size_t bytes, tu_piece *piece, hello *theirs,
-                                tu_mapping ***kept) {
+static tutti_status share_piece(tu_collective *state, tu_task *task, const char *purpose, size_t bytes, tu_piece *piece,
+                                hello *theirs, tu_mapping ***kept) {
     tu_job *job = state->group->world->job;
     tu_task_record(task);
     tu_mapping **mappings = calloc((size_t)state->size, sizeof(tu_mapping *));
     if (mappings == NULL)
         return tu_error_memory("mappings of a group", (size_t)state->size * sizeof(tu_mapping *));
-    hello mine = { .version = LAYOUT_VERSION, .slot_bytes = bytes, .place = tu_place_here(state->group->world->local_rank) };
+    hello mine = { .version = LAYOUT_VERSION,
+                   .slot_bytes = bytes,
+                   .place = tu_place_here(state->group->world->local_rank) };
     tu_error_copy before;
     tu_error_save(&before);
     tutti_status mine_status = tu_piece_alloc(job, purpose, bytes, 4096, -1, piece);
@@ -188,7 +194,8 @@ static tutti_status share_piece(tu_collective *state, tu_task *task, const char 
         snprintf(mine.message, sizeof mine.message, "%s", tutti_error_message());
         tu_error_restore(&before);
     }
-    tutti_status status = exchange_pieces(state, task, purpose, mine_status == TUTTI_OK ? piece : NULL, &mine, theirs, mappings);
+    tutti_status status =
+        exchange_pieces(state, task, purpose, mine_status == TUTTI_OK ? piece : NULL, &mine, theirs, mappings);
     if (status != TUTTI_OK) {
         if (mine_status == TUTTI_OK)
             tu_piece_free(job, piece);
@@ -199,8 +206,9 @@ static tutti_status share_piece(tu_collective *state, tu_task *task, const char 
     return TUTTI_OK;
 }
 
-/* How long a hand-over takes decides how to stage: between cores that share a cache ordinary stores are quicker up to 16 KiB, between distant ones streaming
- * stores are from 4 KiB on. Measured by a few barriers, of which the quickest counts; each rank decides for itself. */
+/* How long a hand-over takes decides how to stage: between cores that share a cache ordinary stores are quicker up to
+ * 16 KiB, between distant ones streaming stores are from 4 KiB on. Measured by a few barriers, of which the quickest
+ * counts; each rank decides for itself. */
 #define MEASURED_HANDOVERS 8
 #define NEAR_NANOSECONDS 110
 #define NEAR_STAGE_BYTES ((uint64_t)16 << 10)
@@ -225,8 +233,9 @@ static tutti_status measure_handover(tu_collective *state, tu_task *task) {
     task->signature = signature;
     if (state->stage_stream == 0)
         state->stage_stream = quickest < NEAR_NANOSECONDS + 15 * (state->size - 2) ? NEAR_STAGE_BYTES : FAR_STAGE_BYTES;
-    TU_LOG(TUTTI_LOG_DEBUG, state->group->world->log, "collective", "group %s: a hand-over takes %lld ns; parts of %llu bytes are staged past the cache",
-           state->group->name, (long long)quickest, (unsigned long long)state->stage_stream);
+    TU_LOG(TUTTI_LOG_DEBUG, state->group->world->log, "collective",
+           "group %s: a hand-over takes %lld ns; parts of %llu bytes are staged past the cache", state->group->name,
+           (long long)quickest, (unsigned long long)state->stage_stream);
     return status;
 }
 
@@ -285,13 +294,14 @@ tutti_status tu_collective_widen(tu_collective *state, tu_task *task) {
 
 /* ---- the lock ---- */
 
-/* A futex of this process. Giving it back is a plain store: no thread of the rank waits for it as a rule. A waiter that came at that very moment
- * and was not seen sleeps for LOCK_SLICE at most. */
+/* A futex of this process. Giving it back is a plain store: no thread of the rank waits for it as a rule. A waiter that
+ * came at that very moment and was not seen sleeps for LOCK_SLICE at most. */
 #define LOCK_SLICE (1 * TU_MILLISECOND)
 
 bool tu_collective_try_lock(tu_collective *state) {
     uint32_t free_word = 0;
-    return atomic_compare_exchange_strong_explicit(&state->busy, &free_word, 1, memory_order_acquire, memory_order_relaxed);
+    return atomic_compare_exchange_strong_explicit(&state->busy, &free_word, 1, memory_order_acquire,
+                                                   memory_order_relaxed);
 }
 
 tutti_status tu_collective_lock(tu_collective *state, int64_t deadline) {
@@ -302,8 +312,10 @@ tutti_status tu_collective_lock(tu_collective *state, int64_t deadline) {
     while (!tu_collective_try_lock(state)) {
         int64_t left = tu_deadline_left(deadline);
         if (left == 0) {
-            status = tu_error(TUTTI_ERROR_TIMEOUT, "another thread of rank %d has been in an operation of group %s all the time that this "
-                              "call was given", state->rank, state->group->name);
+            status = tu_error(TUTTI_ERROR_TIMEOUT,
+                              "another thread of rank %d has been in an operation of group %s all the time that this "
+                              "call was given",
+                              state->rank, state->group->name);
             break;
         }
         struct timespec time = { .tv_nsec = left < LOCK_SLICE ? left : LOCK_SLICE };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Hand-overs: entering an epoch, arriving, waiting for the others. The quick part spins on a cache line; what takes longer goes to
- * tu_wait_until, which knows deadlines, deaths and interrupts.
+ * Hand-overs: entering an epoch, arriving, waiting for the others. The quick part spins on a cache line; what takes
+ * longer goes to tu_wait_until, which knows deadlines, deaths and interrupts.
  */
 #include "collective/collective.h"
 
@@ -10,7 +10,11 @@
 /* Looks without a pause before that: the usual hand-over takes less than a pause does on some processors. */
 #define EAGER_LOOKS 24
 
-typedef enum tu_awaited { TU_AWAIT_ARRIVE, TU_AWAIT_STEP, TU_AWAIT_UP } tu_awaited;
+typedef enum tu_awaited {
+    TU_AWAIT_ARRIVE,
+    TU_AWAIT_STEP,
+    TU_AWAIT_UP
+} tu_awaited;
 
 static const _Atomic uint64_t *flag_of(const tu_collective *state, tu_awaited what, uint64_t epoch, int member) {
     const tu_member *piece = state->members[member];
@@ -49,8 +53,8 @@ static bool is_ready(void *argument) {
     return reached(wait->state, wait->what, wait->epoch, wait->member);
 }
 
-__attribute__((noinline)) static tutti_status await_slowly(tu_collective *state, tu_task *task, tu_awaited what, uint64_t epoch,
-                                                           int member, bool all) {
+__attribute__((noinline)) static tutti_status await_slowly(tu_collective *state, tu_task *task, tu_awaited what,
+                                                           uint64_t epoch, int member, bool all) {
     awaiting awaited = { state, what, epoch, member, all };
     tu_task_record(task);
     tu_group_wait wait;
@@ -63,7 +67,8 @@ __attribute__((noinline)) static tutti_status await_slowly(tu_collective *state,
     return status == TUTTI_OK ? TUTTI_OK : tu_group_wait_error(&wait, status);
 }
 
-static inline tutti_status await(tu_collective *state, tu_task *task, tu_awaited what, uint64_t epoch, int member, bool all) {
+static inline tutti_status await(tu_collective *state, tu_task *task, tu_awaited what, uint64_t epoch, int member,
+                                 bool all) {
     if (reached(state, what, epoch, member))
         return TUTTI_OK;
     if (state->spins != 0) {
@@ -175,7 +180,8 @@ bool tu_epoch_complete(const tu_collective *state, uint64_t epoch) {
 /* ---- the second hand-over ---- */
 
 void tu_step_publish(tu_collective *state, uint64_t epoch) {
-    atomic_store_explicit(&state->members[state->rank]->step.flag, epoch, memory_order_release); /* pairs with `reached` */
+    atomic_store_explicit(&state->members[state->rank]->step.flag, epoch,
+                          memory_order_release); /* pairs with `reached` */
     tu_ring_members(state);
 }
 

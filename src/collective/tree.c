@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Through leaders: when the ranks span several caches or NUMA nodes, lines cross between them once per domain instead of once per pair.
+ * Through leaders: when the ranks span several caches or NUMA nodes, lines cross between them once per domain instead
+ * of once per pair.
  *
- * Barrier: members arrive; the leader of a domain awaits them, then says so (up); leaders await each other's up and let their members go (step).
- * Broadcast: the root stages; the leaders of the other domains copy that into slots of their own and say so (up); everybody takes
- * it from the leader of its domain, in the root's domain from the root.
+ * Barrier: members arrive; the leader of a domain awaits them, then says so (up); leaders await each other's up and let
+ * their members go (step). Broadcast: the root stages; the leaders of the other domains copy that into slots of their
+ * own and say so (up); everybody takes it from the leader of its domain, in the root's domain from the root.
  */
 #include <string.h>
 
@@ -91,7 +92,8 @@ static tutti_status broadcast_round(tu_collective *state, tu_task *task, size_t 
     int from = supplier(state, task);
     bool relays = leads(state) && from >= 0 && state->domains->leader[task->info.root] != state->rank;
     if (from < 0)
-        tu_copy(tu_slot(state, state->rank, epoch), (const unsigned char *)task->in + offset, bytes, tu_stage_flags(state, bytes));
+        tu_copy(tu_slot(state, state->rank, epoch), (const unsigned char *)task->in + offset, bytes,
+                tu_stage_flags(state, bytes));
     tu_epoch_arrive(state, task, epoch);
     if (from < 0)
         return TUTTI_OK;

@@ -19,8 +19,8 @@
 #define PIPELINED TUTTI_ALGORITHM_PIPELINED
 #define TREE TUTTI_ALGORITHM_TREE
 
-/* Measured on a 2-core virtual machine (EPYC, 1 MiB L2 per core) and a 16-core one. An algorithm that cannot serve a call (inline: too long; tree: one
- * domain) gives way to one_shot. */
+/* Measured on a 2-core virtual machine (EPYC, 1 MiB L2 per core) and a 16-core one. An algorithm that cannot serve a
+ * call (inline: too long; tree: one domain) gives way to one_shot. */
 static const tu_tuning_row built_in_rows[] = {
     { TU_OP_BARRIER, 1, 0, INLINE },
     { TU_OP_BARRIER, 16, 0, TREE },
@@ -92,7 +92,9 @@ tutti_status tutti_algorithm_parse(const char *name, tutti_algorithm *algorithm)
             return TUTTI_OK;
         }
     }
-    return tu_error(TUTTI_ERROR_NOT_FOUND, "no algorithm is called \"%s\"; there are auto, inline, one_shot, two_shot, pipelined and tree", name);
+    return tu_error(TUTTI_ERROR_NOT_FOUND,
+                    "no algorithm is called \"%s\"; there are auto, inline, one_shot, two_shot, pipelined and tree",
+                    name);
 }
 
 bool tu_algorithm_serves(tutti_algorithm algorithm, tu_operation shape) {
@@ -140,14 +142,17 @@ static tutti_status read_line(char *line, tu_tuning *tuning, tu_tuning_row *row,
     char *save = NULL;
     const char *word[4] = { NULL };
     int words = 0;
-    for (char *token = strtok_r(line, " \t\r\n", &save); token != NULL && words < 4; token = strtok_r(NULL, " \t\r\n", &save))
+    for (char *token = strtok_r(line, " \t\r\n", &save); token != NULL && words < 4;
+         token = strtok_r(NULL, " \t\r\n", &save))
         word[words++] = token;
     *is_row = false;
     int64_t number;
     const struct {
         const char *name;
         uint64_t *value;
-    } limits[] = { { "stream", &tuning->stream_bytes }, { "stage", &tuning->stage_bytes }, { "chunk", &tuning->chunk_bytes } };
+    } limits[] = { { "stream", &tuning->stream_bytes },
+                   { "stage", &tuning->stage_bytes },
+                   { "chunk", &tuning->chunk_bytes } };
     for (size_t i = 0; i < sizeof limits / sizeof limits[0] && words == 2; i++) {
         if (strcmp(word[0], limits[i].name) != 0)
             continue;
@@ -213,7 +218,8 @@ tutti_status tu_tuning_read(const char *path, tu_tuning **tuning) {
         return tu_error_memory("a tuning table", sizeof *made);
     }
     made->from = strdup(path);
-    tutti_status status = made->from == NULL ? tu_error_memory("a file name", strlen(path)) : read_rows(file, path, made);
+    tutti_status status =
+        made->from == NULL ? tu_error_memory("a file name", strlen(path)) : read_rows(file, path, made);
     fclose(file);
     if (status != TUTTI_OK) {
         tu_tuning_free(made);
@@ -252,8 +258,11 @@ static tutti_status parse_forced(const char *text, tutti_algorithm forced[TU_OP_
         char name[64], algorithm[32];
         int used = 0;
         tutti_algorithm parsed;
-        if (sscanf(text, "%63[a-z_]=%31[a-z_]%n", name, algorithm, &used) != 2 || (text[used] != 0 && text[used] != ','))
-            return tu_error(TUTTI_ERROR_ARGUMENT, "TUTTI_ALGORITHM is not understood at \"%s\"; write all_reduce=two_shot,barrier=tree", text);
+        if (sscanf(text, "%63[a-z_]=%31[a-z_]%n", name, algorithm, &used) != 2 ||
+            (text[used] != 0 && text[used] != ','))
+            return tu_error(TUTTI_ERROR_ARGUMENT,
+                            "TUTTI_ALGORITHM is not understood at \"%s\"; write all_reduce=two_shot,barrier=tree",
+                            text);
         tu_operation operation = tu_operation_find(name);
         if (operation == TU_OP_NONE)
             return tu_error(TUTTI_ERROR_NOT_FOUND, "TUTTI_ALGORITHM: no operation is called \"%s\"", name);
@@ -268,7 +277,8 @@ static tutti_status parse_forced(const char *text, tutti_algorithm forced[TU_OP_
     return TUTTI_OK;
 }
 
-/* When the inputs and outputs of all ranks no longer fit into the last cache together, writing past it saves a read; before, it costs one. */
+/* When the inputs and outputs of all ranks no longer fit into the last cache together, writing past it saves a read;
+ * before, it costs one. */
 static uint64_t cache_share(const tutti_world *world) {
     return (uint64_t)tu_cache_last_bytes() / (uint64_t)(world->local_size > 0 ? world->local_size : 1) / 2 + 1;
 }
@@ -316,7 +326,8 @@ uint64_t tu_task_bytes(const tu_task *task, int size) {
     }
 }
 
-/* Whether this call fits: what is said of the operation holds, and its bytes fit into the line, or its ranks span several domains. */
+/* Whether this call fits: what is said of the operation holds, and its bytes fit into the line, or its ranks span
+ * several domains. */
 static bool fits(const tu_collective *state, const tu_task *task, tutti_algorithm algorithm, uint64_t bytes) {
     if (!tu_algorithm_serves(algorithm, task->shape))
         return false;
@@ -325,21 +336,26 @@ static bool fits(const tu_collective *state, const tu_task *task, tutti_algorith
     if (algorithm != TUTTI_ALGORITHM_INLINE)
         return true;
     size_t capacity = task->info.reduction == TUTTI_PREMUL_SUM ? offsetof(tu_reference, factor) : TU_INLINE_BYTES;
-    bool by_rank = task->shape == TU_OP_REDUCE_SCATTER || task->shape == TU_OP_SCATTER || task->shape == TU_OP_ALL_TO_ALL;
+    bool by_rank =
+        task->shape == TU_OP_REDUCE_SCATTER || task->shape == TU_OP_SCATTER || task->shape == TU_OP_ALL_TO_ALL;
     if (by_rank) /* parts are cut to whole elements */
         return task->info.count * task->element <= capacity / (size_t)state->size / task->element * task->element;
     return bytes <= capacity;
 }
 
 static tutti_status refuse(const tu_collective *state, const tu_task *task, tutti_algorithm algorithm, uint64_t bytes) {
-    const char *operation = tu_operation_name((tu_operation)task->info.operation), *name = tutti_algorithm_name(algorithm);
+    const char *operation = tu_operation_name((tu_operation)task->info.operation),
+               *name = tutti_algorithm_name(algorithm);
     if (!tu_algorithm_serves(algorithm, task->shape))
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s has no algorithm %s", operation, name);
     if (algorithm == TUTTI_ALGORITHM_INLINE)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "%s of %llu bytes does not fit into a cache line: algorithm inline carries at most %d bytes",
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "%s of %llu bytes does not fit into a cache line: algorithm inline carries at most %d bytes",
                         operation, (unsigned long long)bytes, TU_INLINE_BYTES);
-    return tu_error(TUTTI_ERROR_UNSUPPORTED, "algorithm %s needs ranks that are bound to several caches or NUMA nodes; those of group %s "
-                    "share one", name, state->group->name);
+    return tu_error(TUTTI_ERROR_UNSUPPORTED,
+                    "algorithm %s needs ranks that are bound to several caches or NUMA nodes; those of group %s "
+                    "share one",
+                    name, state->group->name);
 }
 
 tutti_status tu_choose(const tu_collective *state, const tu_task *task, tu_choice *choice) {

@@ -9,8 +9,8 @@
 
 #include "collective/collective.h"
 
-/* From `ranks` ranks and `bytes` bytes on (those of tu_task_bytes), use `algorithm`. The rows of an operation with the largest `ranks` that
- * the group reaches count; of them the one with the largest `bytes` that the call reaches. */
+/* From `ranks` ranks and `bytes` bytes on (those of tu_task_bytes), use `algorithm`. The rows of an operation with the
+ * largest `ranks` that the group reaches count; of them the one with the largest `bytes` that the call reaches. */
 typedef struct tu_tuning_row {
     tu_operation operation;
     int ranks;
@@ -19,27 +19,32 @@ typedef struct tu_tuning_row {
 } tu_tuning_row;
 
 typedef struct tu_tuning {
-    const char *from;         /* "built-in table" or a file's name */
+    const char *from; /* "built-in table" or a file's name */
     const tu_tuning_row *rows;
     int count;
-    uint64_t stream_bytes;    /* buffers of that many bytes and more are written past the cache; 0: from the cache's size */
-    uint64_t stage_bytes;     /* staged parts of that many bytes and more are written past the cache; 0: from the time of a hand-over */
-    uint64_t chunk_bytes;     /* of one larger slot */
+    uint64_t
+        stream_bytes;     /* buffers of that many bytes and more are written past the cache; 0: from the cache's size */
+    uint64_t stage_bytes; /* staged parts of that many bytes and more are written past the cache; 0: from the time of a
+                             hand-over */
+    uint64_t chunk_bytes; /* of one larger slot */
 } tu_tuning;
 
 extern const tu_tuning tu_tuning_built_in;
 
-/* Reads a table from a file: lines "all_reduce 2 4096 two_shot" (operation, ranks, bytes, algorithm), "stream 4M", "stage 8K", "chunk 256K"; # begins a
- * comment. Operations that the file does not mention keep their built-in rows. An error names file and line. */
+/* Reads a table from a file: lines "all_reduce 2 4096 two_shot" (operation, ranks, bytes, algorithm), "stream 4M",
+ * "stage 8K", "chunk 256K"; # begins a comment. Operations that the file does not mention keep their built-in rows. An
+ * error names file and line. */
 tutti_status tu_tuning_read(const char *path, tu_tuning **tuning);
 void tu_tuning_free(tu_tuning *tuning);
 /* Writes a table in the same form. */
 void tu_tuning_write(FILE *file, const tu_tuning *tuning);
 
-/* Fills the rules and limits of a group's state, from TUTTI_TUNING's file or the built-in table, and TUTTI_ALGORITHM. */
+/* Fills the rules and limits of a group's state, from TUTTI_TUNING's file or the built-in table, and
+ * TUTTI_ALGORITHM. */
 tutti_status tu_tuning_apply(tu_collective *state);
 
-/* The bytes of a call that decide: of one rank's input, or for operations that send a part to each rank of all parts. */
+/* The bytes of a call that decide: of one rank's input, or for operations that send a part to each rank of all
+ * parts. */
 uint64_t tu_task_bytes(const tu_task *task, int size);
 /* Whether an operation has that algorithm at all. */
 bool tu_algorithm_serves(tutti_algorithm algorithm, tu_operation shape);

@@ -2,15 +2,16 @@
  *
  * Reductions in two hand-overs: each rank reduces its slice of all inputs and hands the result to whoever wants it.
  *
- * Every rank's buffers are used where they lie when they are symmetric: the owner of a slice reads it from the inputs and writes it into the outputs
- * of all, which moves as little as can be. Other ranks stage: their input goes through their slot, part by owner; the result of a slice waits in its owner's own part of the
- * owner's slot, which staging leaves free. The two kinds mix at will.
+ * Every rank's buffers are used where they lie when they are symmetric: the owner of a slice reads it from the inputs
+ * and writes it into the outputs of all, which moves as little as can be. Other ranks stage: their input goes through
+ * their slot, part by owner; the result of a slice waits in its owner's own part of the owner's slot, which staging
+ * leaves free. The two kinds mix at will.
  *
  * Messages that do not fit into a slot go in rounds. In round c a rank
- *     awaits the others' parts of c, reduces its slice, publishes it (step c), stages c + 1 and arrives there, and only then
- *     awaits the others' slices of c and copies them out:
- * so both hand-overs pass while there is something else to do. Two slots suffice: parts of c + 1 overwrite those of c - 1, which all have
- * reduced when they arrive in c; the result of c + 1 overwrites that of c - 1, which all have copied when they arrive in c + 1.
+ *     awaits the others' parts of c, reduces its slice, publishes it (step c), stages c + 1 and arrives there, and only
+ * then awaits the others' slices of c and copies them out: so both hand-overs pass while there is something else to do.
+ * Two slots suffice: parts of c + 1 overwrite those of c - 1, which all have reduced when they arrive in c; the result
+ * of c + 1 overwrites that of c - 1, which all have copied when they arrive in c + 1.
  */
 #include <string.h>
 
@@ -25,12 +26,12 @@ typedef struct two_shot {
     tu_task *task;
     tu_slice mine;
     bool wide;
-    size_t part;       /* bytes of one part of a slot */
+    size_t part; /* bytes of one part of a slot */
     size_t rounds;
-    bool stages;       /* this rank's input is staged */
-    bool copies;       /* this rank wants all slices and its output is not written by their owners */
-    bool others_copy;  /* somebody else does */
-    unsigned stream;   /* kernel flags for results */
+    bool stages;      /* this rank's input is staged */
+    bool copies;      /* this rank wants all slices and its output is not written by their owners */
+    bool others_copy; /* somebody else does */
+    unsigned stream;  /* kernel flags for results */
 } two_shot;
 
 static unsigned char *slot(const two_shot *run, int member, uint64_t epoch) {
@@ -75,11 +76,13 @@ static void stage(const two_shot *run, uint64_t epoch, size_t round) {
         tu_slice part = portion(run, tu_slice_of(task, state->size, owner), round);
         if (part.count != 0)
             tu_copy(base + (size_t)owner * run->part, (const unsigned char *)task->in + part.first * task->element,
-                    part.count * task->element, tu_stage_flags(state, part.count * task->element * (size_t)(state->size - 1)));
+                    part.count * task->element,
+                    tu_stage_flags(state, part.count * task->element * (size_t)(state->size - 1)));
     }
 }
 
-/* Where the results of this rank's slice go: its own output, outputs that are written in place, or else its slot for those who copy. */
+/* Where the results of this rank's slice go: its own output, outputs that are written in place, or else its slot for
+ * those who copy. */
 static tutti_status find_targets(const two_shot *run, tu_slice part, unsigned char *own_part, int *count) {
     tu_collective *state = run->state;
     tu_task *task = run->task;
@@ -146,9 +149,11 @@ static tutti_status reduce(const two_shot *run, uint64_t epoch, tu_slice part) {
     bool only_slot = own_part != NULL && state->targets[0] == own_part, both = own_part != NULL && !only_slot;
     if (both && run->stream != 0)
         state->targets[targets++] = own_part;
-    tu_compute_reduce(state, state->targets, targets, state->sources, state->size, part.count, (tutti_dtype)task->info.dtype,
-                      (tutti_op)task->info.reduction, state->factors, only_slot ? tu_stage_flags(state, bytes) : run->stream);
-    /* Where the output goes through the cache, the slot gets a copy of what is still there: it is written another way. */
+    tu_compute_reduce(state, state->targets, targets, state->sources, state->size, part.count,
+                      (tutti_dtype)task->info.dtype, (tutti_op)task->info.reduction, state->factors,
+                      only_slot ? tu_stage_flags(state, bytes) : run->stream);
+    /* Where the output goes through the cache, the slot gets a copy of what is still there: it is written another
+     * way. */
     if (both && run->stream == 0)
         tu_copy(own_part, state->targets[0], bytes, tu_stage_flags(state, bytes));
     return TUTTI_OK;
@@ -162,7 +167,8 @@ static void copy_slices(const two_shot *run, uint64_t epoch, size_t round) {
         tu_slice part = portion(run, tu_slice_of(task, state->size, owner), round);
         if (part.count != 0)
             tu_compute_copy(run->state, (unsigned char *)task->out + part.first * task->element,
-                             slot(run, owner, epoch) + (size_t)owner * run->part, part.count * task->element, run->stream);
+                            slot(run, owner, epoch) + (size_t)owner * run->part, part.count * task->element,
+                            run->stream);
     }
 }
 
@@ -246,7 +252,8 @@ static tutti_status leave(const two_shot *run, uint64_t epoch) {
         tu_step_publish(state, epoch);
     if (mine->in_index != 0 || mine->out_index != 0)
         return tu_step_await_all(state, task, epoch);
-    /* The root copies round c after it arrived in c + 1: its step says that it is done with the round before the last. */
+    /* The root copies round c after it arrived in c + 1: its step says that it is done with the round before the
+     * last. */
     if (task->shape == TU_OP_REDUCE && run->rounds > 1 && state->rank != task->info.root)
         return tu_step_await(state, task, epoch, task->info.root);
     return TUTTI_OK;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * all_to_all whose splits are data that only the sender knows: everybody arrives and says where its rows and splits lie; then each rank reads the splits of all others,
- * computes where what goes, and copies its rows from where they lie. What it received is written back last, when nobody reads splits any more.
+ * all_to_all whose splits are data that only the sender knows: everybody arrives and says where its rows and splits
+ * lie; then each rank reads the splits of all others, computes where what goes, and copies its rows from where they
+ * lie. What it received is written back last, when nobody reads splits any more.
  *
  * The three forms differ in how rows are ordered:
  *     vdev        input by target rank;                          output by source rank
@@ -43,15 +44,17 @@ static int64_t sent_rows(const tu_task *task, int size, const int64_t *splits, i
 
 /* The slot of the output that rows from `source` for `expert` go to. */
 static int out_slot(const tu_task *task, int size, int source, int expert) {
-    return task->info.operation == TU_OP_ALL_TO_ALL_VDEV_2D ? expert * size + source : source * task->vdev.experts + expert;
+    return task->info.operation == TU_OP_ALL_TO_ALL_VDEV_2D ? expert * size + source
+                                                            : source * task->vdev.experts + expert;
 }
 
 static tutti_status too_many(const tu_task *task, int rank, int64_t rows) {
     tu_error(TUTTI_ERROR_MISMATCH, "%s %llu of group %s: rank %d receives %lld rows, and its output has room for %zu",
-             tu_operation_name((tu_operation)task->info.operation), (unsigned long long)task->info.sequence, task->group->name, rank,
-             (long long)rows, task->vdev.out_rows);
+             tu_operation_name((tu_operation)task->info.operation), (unsigned long long)task->info.sequence,
+             task->group->name, rank, (long long)rows, task->vdev.out_rows);
     tu_error_at_fault(rank);
-    return tu_error_where(task->group->name, tu_operation_name((tu_operation)task->info.operation), task->info.sequence, rank);
+    return tu_error_where(task->group->name, tu_operation_name((tu_operation)task->info.operation), task->info.sequence,
+                          rank);
 }
 
 /* Counts and offsets of the output's slots, in `plan`: as out_splits_offsets will have them. */
@@ -60,7 +63,8 @@ static tutti_status lay_out(const tu_task *task, int rank, int size, const sende
     for (int source = 0; source < size; source++)
         for (int expert = 0; expert < task->vdev.experts; expert++) {
             int64_t begin;
-            plan[out_slot(task, size, source, expert)] = sent_rows(task, size, senders[source].splits, rank, expert, &begin);
+            plan[out_slot(task, size, source, expert)] =
+                sent_rows(task, size, senders[source].splits, rank, expert, &begin);
         }
     bool aligned = task->info.operation == TU_OP_ALL_TO_ALL_VDEV_2D;
     int64_t at = 0, expert_begin = 0;
@@ -88,8 +92,8 @@ static void copy_rows(const tu_task *task, int rank, int size, const sender *sen
             int64_t begin;
             int64_t rows = sent_rows(task, size, senders[source].splits, rank, expert, &begin);
             if (rows > 0)
-                tu_copy((unsigned char *)task->out + (size_t)plan[slots + slot] * row, senders[source].rows + (size_t)begin * row,
-                        (size_t)rows * row, 0);
+                tu_copy((unsigned char *)task->out + (size_t)plan[slots + slot] * row,
+                        senders[source].rows + (size_t)begin * row, (size_t)rows * row, 0);
         }
     }
 }
@@ -163,10 +167,11 @@ static tutti_status check_splits(const tu_task *task, int size) {
     int slots = size * task->vdev.experts;
     uint64_t total = 0;
     for (int i = 0; i < slots; i++) {
-        int64_t rows = task->vdev.in_splits[i], begin = has_offsets(task) ? task->vdev.in_splits[slots + i] : (int64_t)total;
+        int64_t rows = task->vdev.in_splits[i],
+                begin = has_offsets(task) ? task->vdev.in_splits[slots + i] : (int64_t)total;
         if (rows < 0 || begin < 0 || (rows != 0 && (uint64_t)begin + (uint64_t)rows > task->vdev.in_rows))
-            return tu_error(TUTTI_ERROR_RANGE, "%s: split %d is %lld rows from row %lld on; the input has %zu rows", name, i, (long long)rows,
-                            (long long)begin, task->vdev.in_rows);
+            return tu_error(TUTTI_ERROR_RANGE, "%s: split %d is %lld rows from row %lld on; the input has %zu rows",
+                            name, i, (long long)rows, (long long)begin, task->vdev.in_rows);
         total += (uint64_t)rows;
     }
     return TUTTI_OK;
@@ -188,12 +193,14 @@ static tutti_status check_rows(const tu_task *task, const tutti_rows *rows) {
     return TUTTI_OK;
 }
 
-static tutti_status check_symmetric(tutti_group *group, tu_operation operation, const tutti_rows *rows, const tu_task *task) {
+static tutti_status check_symmetric(tutti_group *group, tu_operation operation, const tutti_rows *rows,
+                                    const tu_task *task) {
     size_t row = rows->row * tutti_dtype_size(rows->dtype);
     size_t slots = (size_t)group->size * (size_t)task->vdev.experts * sizeof(int64_t);
     tutti_status status = tu_named_symmetric(group, operation, "the input", rows->in, rows->in_rows * row);
     if (status == TUTTI_OK)
-        status = tu_named_symmetric(group, operation, "in_splits", task->vdev.in_splits, has_offsets(task) ? 2 * slots : slots);
+        status = tu_named_symmetric(group, operation, "in_splits", task->vdev.in_splits,
+                                    has_offsets(task) ? 2 * slots : slots);
     if (status == TUTTI_OK)
         status = tu_named_symmetric(group, operation, "the output", rows->out, rows->out_rows * row);
     if (status == TUTTI_OK)
@@ -207,8 +214,8 @@ static bool on_host(tutti_group *group, const int64_t *splits) {
     return memory == NULL || memory->device == TUTTI_CPU;
 }
 
-static tutti_status submit(tutti_group *group, tu_operation operation, const tutti_rows *given, int experts, int64_t align,
-                           const int64_t *in_splits, int64_t *out_splits, const tutti_call *call) {
+static tutti_status submit(tutti_group *group, tu_operation operation, const tutti_rows *given, int experts,
+                           int64_t align, const int64_t *in_splits, int64_t *out_splits, const tutti_call *call) {
     const char *name = tu_operation_name(operation);
     tutti_rows rows = TUTTI_ROWS_INIT;
     if (given == NULL || in_splits == NULL || out_splits == NULL)
@@ -217,13 +224,21 @@ static tutti_status submit(tutti_group *group, tu_operation operation, const tut
     if (status != TUTTI_OK)
         return status;
     if (experts < 1 || align < 1)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: experts (%d) and major_align (%lld) must be at least 1", name, experts, (long long)align);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: experts (%d) and major_align (%lld) must be at least 1", name,
+                        experts, (long long)align);
     if (group == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the group is NULL", name);
-    tu_task task = { .group = group, .shape = TU_OP_ALL_TO_ALL_VDEV, .in = rows.in, .out = rows.out, .fixed = TUTTI_ALGORITHM_PIPELINED, .custom = run,
-                     .detail = (uint64_t)experts << 32 ^ (uint64_t)align,
-                     .vdev = { in_splits, out_splits, rows.in_rows, rows.out_rows, experts, align },
-                     .info = { .operation = (uint8_t)operation, .count = rows.row, .dtype = (uint8_t)rows.dtype, .root = -1 } };
+    tu_task task = {
+        .group = group,
+        .shape = TU_OP_ALL_TO_ALL_VDEV,
+        .in = rows.in,
+        .out = rows.out,
+        .fixed = TUTTI_ALGORITHM_PIPELINED,
+        .custom = run,
+        .detail = (uint64_t)experts << 32 ^ (uint64_t)align,
+        .vdev = { in_splits, out_splits, rows.in_rows, rows.out_rows, experts, align },
+        .info = { .operation = (uint8_t)operation, .count = rows.row, .dtype = (uint8_t)rows.dtype, .root = -1 }
+    };
     if (group == TUTTI_NON_GROUP_MEMBER)
         return tu_submit(&task, call);
     status = check_rows(&task, &rows);
@@ -234,17 +249,19 @@ static tutti_status submit(tutti_group *group, tu_operation operation, const tut
     return status == TUTTI_OK ? tu_submit(&task, call) : status;
 }
 
-tutti_status tutti_all_to_all_vdev(tutti_group *group, const tutti_rows *rows, const int64_t *in_splits, int64_t *out_splits_offsets,
-                                   const tutti_call *call) {
+tutti_status tutti_all_to_all_vdev(tutti_group *group, const tutti_rows *rows, const int64_t *in_splits,
+                                   int64_t *out_splits_offsets, const tutti_call *call) {
     return submit(group, TU_OP_ALL_TO_ALL_VDEV, rows, 1, 1, in_splits, out_splits_offsets, call);
 }
 
-tutti_status tutti_all_to_all_vdev_2d(tutti_group *group, const tutti_rows *rows, int experts, int64_t major_align, const int64_t *in_splits,
-                                      int64_t *out_splits_offsets, const tutti_call *call) {
+tutti_status tutti_all_to_all_vdev_2d(tutti_group *group, const tutti_rows *rows, int experts, int64_t major_align,
+                                      const int64_t *in_splits, int64_t *out_splits_offsets, const tutti_call *call) {
     return submit(group, TU_OP_ALL_TO_ALL_VDEV_2D, rows, experts, major_align, in_splits, out_splits_offsets, call);
 }
 
-tutti_status tutti_all_to_all_vdev_2d_offset(tutti_group *group, const tutti_rows *rows, int experts, const int64_t *in_splits_offsets,
-                                             int64_t *out_splits_offsets, const tutti_call *call) {
-    return submit(group, TU_OP_ALL_TO_ALL_VDEV_2D_OFFSET, rows, experts, 1, in_splits_offsets, out_splits_offsets, call);
+tutti_status tutti_all_to_all_vdev_2d_offset(tutti_group *group, const tutti_rows *rows, int experts,
+                                             const int64_t *in_splits_offsets, int64_t *out_splits_offsets,
+                                             const tutti_call *call) {
+    return submit(group, TU_OP_ALL_TO_ALL_VDEV_2D_OFFSET, rows, experts, 1, in_splits_offsets, out_splits_offsets,
+                  call);
 }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Works. A small operation is published by the thread that starts it; if everybody else has arrived already it is finished on the spot, else it stays
- * OPEN and is finished by whoever comes first: a test or a wait on it, the group's next operation, or the helper. Everything else is
- * QUEUED for the helper thread; a thread that waits, or that has a blocking operation to run, takes works from the
- * queue itself rather than stand by.
+ * Works. A small operation is published by the thread that starts it; if everybody else has arrived already it is
+ * finished on the spot, else it stays OPEN and is finished by whoever comes first: a test or a wait on it, the group's
+ * next operation, or the helper. Everything else is QUEUED for the helper thread; a thread that waits, or that has a
+ * blocking operation to run, takes works from the queue itself rather than stand by.
  *
- * A work is run with the state's lock held, and taken from the queue only then: so works run in order, whoever runs them.
+ * A work is run with the state's lock held, and taken from the queue only then: so works run in order, whoever runs
+ * them.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -140,7 +141,8 @@ static tutti_status result(const tutti_work *work) {
     if (work->error != NULL)
         return tu_error_restore(work->error);
     return tu_error(work->status, "%s %llu of group %s failed (there was no memory to keep its message)",
-                    tu_operation_name((tu_operation)work->task.info.operation), (unsigned long long)work->task.info.sequence, work->group->name);
+                    tu_operation_name((tu_operation)work->task.info.operation),
+                    (unsigned long long)work->task.info.sequence, work->group->name);
 }
 
 /* ---- running, with the state's lock held ---- */
@@ -205,8 +207,8 @@ static tutti_work *take_first(tu_engine *engine) {
     return work;
 }
 
-/* Dropping a work may end its group, and the state with it: on the helper's thread alone, since every other thread that runs works is in
- * a call on the group. The helper then finds itself an orphan and touches the state no more. */
+/* Dropping a work may end its group, and the state with it: on the helper's thread alone, since every other thread that
+ * runs works is in a call on the group. The helper then finds itself an orphan and touches the state no more. */
 static void run_queue(tu_collective *state) {
     tu_engine *engine = atomic_load_explicit(&state->engine, memory_order_acquire);
     for (tutti_work *work; engine != NULL && !is_orphan(engine) && (work = take_first(engine)) != NULL;) {
@@ -286,7 +288,8 @@ tutti_status tu_helper_start(pthread_t *thread, const char *name, void *(*body)(
     int error = pthread_create(thread, NULL, body, argument);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error != 0)
-        return tu_error_system(error, "cannot start a helper thread for asynchronous works (threads of a user are limited by "
+        return tu_error_system(error,
+                               "cannot start a helper thread for asynchronous works (threads of a user are limited by "
                                "RLIMIT_NPROC, and by the cgroup's pids.max)");
     pthread_setname_np(*thread, name);
     return TUTTI_OK;
@@ -307,7 +310,8 @@ static tutti_status get_engine(tu_collective *state, tu_engine **found) {
         pthread_cond_init(&engine->changed, &attributes);
         pthread_condattr_destroy(&attributes);
         tu_engine *none = NULL;
-        if (!atomic_compare_exchange_strong_explicit(&state->engine, &none, engine, memory_order_acq_rel, memory_order_acquire)) {
+        if (!atomic_compare_exchange_strong_explicit(&state->engine, &none, engine, memory_order_acq_rel,
+                                                     memory_order_acquire)) {
             free_engine(engine);
             engine = none;
         }
@@ -330,7 +334,8 @@ void tu_engine_stop(tu_engine *engine) {
         return;
     pthread_mutex_lock(&engine->lock);
     engine->ending = true;
-    /* The group may go with a work that the helper itself drops: then it frees the engine as its last act, and touches the state no more. */
+    /* The group may go with a work that the helper itself drops: then it frees the engine as its last act, and touches
+     * the state no more. */
     bool running = engine->running, orphan = running && pthread_equal(engine->thread, pthread_self());
     if (orphan)
         atomic_store_explicit(&engine->orphan, true, memory_order_relaxed);
@@ -468,7 +473,8 @@ static bool is_open(tu_collective *state, const tutti_work *work) {
 static bool lost_somebody(tu_collective *state, const tu_task *task) {
     const tutti_group *group = state->group;
     for (int member = 0; member < state->size; member++) {
-        if (member == state->rank || !tu_listens(task, state->rank, member) || tu_epoch_reached(state, task->open_epoch, member))
+        if (member == state->rank || !tu_listens(task, state->rank, member) ||
+            tu_epoch_reached(state, task->open_epoch, member))
             continue;
         tu_rank_state its_state = tu_rank_probe(group->world->job, group->job_ranks[member]);
         if (its_state == TU_RANK_DEAD || its_state == TU_RANK_CLOSED)
@@ -477,7 +483,8 @@ static bool lost_somebody(tu_collective *state, const tu_task *task) {
     return false;
 }
 
-/* Whether an open work can be finished, well or not, without waiting. While it is only tested, nobody else looks at its deadline and at who lives. */
+/* Whether an open work can be finished, well or not, without waiting. While it is only tested, nobody else looks at its
+ * deadline and at who lives. */
 static bool can_finish(tu_collective *state, const tu_task *task) {
     if (tu_epoch_complete(state, task->open_epoch) || tu_group_ended(state->group))
         return true;
@@ -507,10 +514,11 @@ tutti_status tutti_work_test(tutti_work *work, bool *finished) {
 }
 
 static tutti_status too_late(const tutti_work *work, int64_t timeout) {
-    tu_error(TUTTI_ERROR_TIMEOUT, "Operation timed out! Waited %.3f s for %s %llu of group %s; it goes on", (double)timeout / 1e9,
-             tu_operation_name((tu_operation)work->task.info.operation), (unsigned long long)work->task.info.sequence, work->group->name);
-    return tu_error_where(work->group->name, tu_operation_name((tu_operation)work->task.info.operation), work->task.info.sequence,
-                          work->group->rank);
+    tu_error(TUTTI_ERROR_TIMEOUT, "Operation timed out! Waited %.3f s for %s %llu of group %s; it goes on",
+             (double)timeout / 1e9, tu_operation_name((tu_operation)work->task.info.operation),
+             (unsigned long long)work->task.info.sequence, work->group->name);
+    return tu_error_where(work->group->name, tu_operation_name((tu_operation)work->task.info.operation),
+                          work->task.info.sequence, work->group->rank);
 }
 
 typedef struct open_wait {
@@ -602,7 +610,8 @@ tutti_status tutti_work_wait(tutti_work *work, int64_t timeout_ns) {
     if (is_done(work))
         return result(work);
     int64_t timeout;
-    tutti_status status = tu_timeout_choose("timeout_ns", timeout_ns, work->group->timeout_ns, work->group->world->timeout_ns, &timeout);
+    tutti_status status =
+        tu_timeout_choose("timeout_ns", timeout_ns, work->group->timeout_ns, work->group->world->timeout_ns, &timeout);
     if (status != TUTTI_OK)
         return status;
     if (work->event != NULL)

@@ -16,15 +16,15 @@ struct tutti_work {
     _Atomic uint32_t done;       /* released after status and error are set */
     bool last;                   /* its runner lets go of the group, when it drops it */
     tutti_group *group;          /* a reference */
-    tu_collective *state;   /* NULL where nobody else is there */
-    tu_task task;           /* its arrays lie in `arrays` */
+    tu_collective *state;        /* NULL where nobody else is there */
+    tu_task task;                /* its arrays lie in `arrays` */
     void *arrays;
-    tutti_batch *batch;     /* instead of the task, or NULL */
-    tu_request *request;    /* of a send or receive, or NULL */
-    void *event;            /* of a device, or NULL: device.c */
+    tutti_batch *batch;  /* instead of the task, or NULL */
+    tu_request *request; /* of a send or receive, or NULL */
+    void *event;         /* of a device, or NULL: device.c */
     tutti_status status;
     tu_error_copy *error;
-    tutti_work *next;       /* in the queue */
+    tutti_work *next; /* in the queue */
 };
 
 #define TU_WORK_DONE 1u

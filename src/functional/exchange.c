@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Exchanges between single ranks: all_to_all by splits, permutation, change of the sharded dimension, sends and receives.
+ * Exchanges between single ranks: all_to_all by splits, permutation, change of the sharded dimension, sends and
+ * receives.
  */
 #include <string.h>
 
@@ -12,26 +13,26 @@
 /* ---- all_to_all_single ---- */
 
 /* Splits travel as an i64 tensor of (2, ranks): what comes, and what goes. It belongs to either device. */
-static const int64_t *splits_of(const tt_tensor *splits)
-{
+static const int64_t *splits_of(const tt_tensor *splits) {
     return tu_pointer(splits);
 }
 
-static tutti_status check_splits(const tu_args *args, const char *what, const int64_t *splits, int ranks, int64_t rows)
-{
+static tutti_status check_splits(const tu_args *args, const char *what, const int64_t *splits, int ranks,
+                                 int64_t rows) {
     int64_t sum = 0;
     for (int i = 0; i < ranks; i++) {
         if (splits[i] < 0)
-            return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s has the negative entry %lld for rank %d", what, (long long)splits[i], i);
+            return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s has the negative entry %lld for rank %d", what,
+                                 (long long)splits[i], i);
         sum += splits[i];
     }
     if (rows >= 0 && sum != rows)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s adds up to %lld, but dimension 0 of x has size %lld", what, (long long)sum, (long long)rows);
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s adds up to %lld, but dimension 0 of x has size %lld", what,
+                             (long long)sum, (long long)rows);
     return TUTTI_OK;
 }
 
-static tutti_status all_to_all_shape(tu_args *args)
-{
+static tutti_status all_to_all_shape(tu_args *args) {
     const tt_tensor *x = args->inputs[0], *splits = args->inputs[1];
     int ranks = tutti_group_size(args->params.group);
     if (x->ndim == 0)
@@ -49,8 +50,7 @@ static tutti_status all_to_all_shape(tu_args *args)
     return tu_shape_contiguous("all_to_all_single", &args->results[0]);
 }
 
-static tutti_status all_to_all_cpu(tu_args *args)
-{
+static tutti_status all_to_all_cpu(tu_args *args) {
     const tt_tensor *x = args->inputs[0];
     tt_tensor *out = args->outputs[0], *from = tu_stage_in(x, x->dtype);
     int ranks = tutti_group_size(args->params.group);
@@ -68,7 +68,8 @@ static tutti_status all_to_all_cpu(tu_args *args)
     tutti_work *work;
     tutti_call call;
     tu_flight_call(&call, &work);
-    tutti_status status = tutti_all_to_all_v(args->params.group, tu_pointer(from), counts + ranks, NULL, tu_pointer(out), counts, NULL, x->dtype, &call);
+    tutti_status status = tutti_all_to_all_v(args->params.group, tu_pointer(from), counts + ranks, NULL,
+                                             tu_pointer(out), counts, NULL, x->dtype, &call);
     if (status == TUTTI_OK)
         status = tu_flight_begin(args->params.group, work, out->storage, from->storage);
     tu_block_free(tu_self(), counts, bytes);
@@ -79,8 +80,7 @@ static tutti_status all_to_all_cpu(tu_args *args)
 static tt_tensor *exchange(tt_tensor *x, tt_tensor *splits, tutti_group *group);
 
 /* Back: what came goes, and what went comes. */
-static void all_to_all_gradient(tu_gradient *g)
-{
+static void all_to_all_gradient(tu_gradient *g) {
     tt_tensor *splits = tu_saved(g, TU_INPUT(1));
     if (splits == NULL)
         return;
@@ -90,15 +90,20 @@ static void all_to_all_gradient(tu_gradient *g)
         turned->flags |= TU_NUMBER;
     g->results[0] = tt_wait(exchange(tt_contiguous(g->grads[0]), turned, g->params->group));
 }
-static tt_tensor *all_to_all_sample(tu_sampler *s)
-{
+static tt_tensor *all_to_all_sample(tu_sampler *s) {
     return tt_all_to_all_single(tu_normal(s, tt_shape(s->n, 3)), (int64_t[]){ s->n }, (int64_t[]){ s->n }, s->group);
 }
-TU_OPERATOR(all_to_all_single) = { .name = "all_to_all_single", .schema = "all_to_all_single(x, splits, group) -> tensor",
-    .summary = "rows to and from each rank, by splits", .family = FAMILY, .flags = TU_IMPURE, .shape = all_to_all_shape, .cpu = all_to_all_cpu,
-    .gradient = all_to_all_gradient, .saves = { TU_INPUT(1) }, .sample = all_to_all_sample };
-static tt_tensor *exchange(tt_tensor *x, tt_tensor *splits, tutti_group *group)
-{
+TU_OPERATOR(all_to_all_single) = { .name = "all_to_all_single",
+                                   .schema = "all_to_all_single(x, splits, group) -> tensor",
+                                   .summary = "rows to and from each rank, by splits",
+                                   .family = FAMILY,
+                                   .flags = TU_IMPURE,
+                                   .shape = all_to_all_shape,
+                                   .cpu = all_to_all_cpu,
+                                   .gradient = all_to_all_gradient,
+                                   .saves = { TU_INPUT(1) },
+                                   .sample = all_to_all_sample };
+static tt_tensor *exchange(tt_tensor *x, tt_tensor *splits, tutti_group *group) {
     if (!tu_flight_check("all_to_all_single", group, false))
         return NULL;
     tt_tensor *inputs[] = { x, splits };
@@ -108,9 +113,9 @@ static tt_tensor *exchange(tt_tensor *x, tt_tensor *splits, tutti_group *group)
     return tu_run(&args);
 }
 
-tt_tensor *tt_all_to_all_single(tt_tensor *x, const int64_t *out_splits, const int64_t *in_splits, tutti_group *group)
-{
-    if (!tu_flight_check("all_to_all_single", group, false) || tu_pending_take(tu_tensor_check("all_to_all_single", "x", x)) != TUTTI_OK)
+tt_tensor *tt_all_to_all_single(tt_tensor *x, const int64_t *out_splits, const int64_t *in_splits, tutti_group *group) {
+    if (!tu_flight_check("all_to_all_single", group, false) ||
+        tu_pending_take(tu_tensor_check("all_to_all_single", "x", x)) != TUTTI_OK)
         return NULL;
     int ranks = tutti_group_size(group);
     if ((out_splits == NULL) != (in_splits == NULL)) {
@@ -118,7 +123,8 @@ tt_tensor *tt_all_to_all_single(tt_tensor *x, const int64_t *out_splits, const i
         return NULL;
     }
     if (x->ndim == 0 || (out_splits == NULL && x->sizes[0] % ranks != 0)) {
-        tu_fail(x->ndim == 0 ? TUTTI_ERROR_RANGE : TUTTI_ERROR_ARGUMENT, "all_to_all_single: dimension 0 of %s cannot be cut in %d equal parts", tu_describe(x), ranks);
+        tu_fail(x->ndim == 0 ? TUTTI_ERROR_RANGE : TUTTI_ERROR_ARGUMENT,
+                "all_to_all_single: dimension 0 of %s cannot be cut in %d equal parts", tu_describe(x), ranks);
         return NULL;
     }
     tt_tensor *splits = tt_empty(tt_shape(2, ranks), TUTTI_I64, NULL);
@@ -135,12 +141,18 @@ tt_tensor *tt_all_to_all_single(tt_tensor *x, const int64_t *out_splits, const i
 
 /* ---- permutation ---- */
 
-static tt_tensor *permute_ranks_sample(tu_sampler *s) { return tt_permute_ranks(tu_normal(s, tt_shape(s->n, 3)), (int[]){ 0 }, s->group); }
-TU_OPERATOR(permute_ranks) = { .name = "permute_ranks", .schema = "permute_ranks(x, to, group) -> tensor", .summary = "rank r's x goes to rank to[r]", .family = FAMILY,
-    .flags = TU_IMPURE | TU_COMPOSITE, .sample = permute_ranks_sample };
-tt_tensor *tt_permute_ranks(tt_tensor *x, const int *to, tutti_group *group)
-{
-    if (!tu_flight_check("permute_ranks", group, false) || tu_pending_take(tu_tensor_check("permute_ranks", "x", x)) != TUTTI_OK)
+static tt_tensor *permute_ranks_sample(tu_sampler *s) {
+    return tt_permute_ranks(tu_normal(s, tt_shape(s->n, 3)), (int[]){ 0 }, s->group);
+}
+TU_OPERATOR(permute_ranks) = { .name = "permute_ranks",
+                               .schema = "permute_ranks(x, to, group) -> tensor",
+                               .summary = "rank r's x goes to rank to[r]",
+                               .family = FAMILY,
+                               .flags = TU_IMPURE | TU_COMPOSITE,
+                               .sample = permute_ranks_sample };
+tt_tensor *tt_permute_ranks(tt_tensor *x, const int *to, tutti_group *group) {
+    if (!tu_flight_check("permute_ranks", group, false) ||
+        tu_pending_take(tu_tensor_check("permute_ranks", "x", x)) != TUTTI_OK)
         return NULL;
     int ranks = tutti_group_size(group), me = tutti_group_rank(group), sources = 0;
     bool single = x->ndim == 0;
@@ -150,7 +162,8 @@ tt_tensor *tt_permute_ranks(tt_tensor *x, const int *to, tutti_group *group)
         return NULL;
     for (int i = 0; i < ranks; i++) {
         if (to == NULL || to[i] < -1 || to[i] >= ranks) {
-            tu_fail(TUTTI_ERROR_RANGE, "permute_ranks: rank %d is sent to %d, which is no rank of the group of %d", i, to != NULL ? to[i] : 0, ranks);
+            tu_fail(TUTTI_ERROR_RANGE, "permute_ranks: rank %d is sent to %d, which is no rank of the group of %d", i,
+                    to != NULL ? to[i] : 0, ranks);
             return NULL;
         }
         splits[i] = to[i] == me ? rows->sizes[0] : 0;
@@ -165,20 +178,27 @@ tt_tensor *tt_permute_ranks(tt_tensor *x, const int *to, tutti_group *group)
 
 /* ---- another dimension sharded ---- */
 
-static tt_tensor *shard_dim_sample(tu_sampler *s) { return tt_shard_dim_all_to_all(tu_normal(s, tt_shape(s->n, 4)), 0, 1, s->group); }
-TU_OPERATOR(shard_dim_all_to_all) = { .name = "shard_dim_all_to_all", .schema = "shard_dim_all_to_all(x, gather_dim, shard_dim, group) -> tensor",
-    .summary = "from sharded along gather_dim to sharded along shard_dim", .family = FAMILY, .flags = TU_IMPURE | TU_COMPOSITE,
-    .sample = shard_dim_sample };
-tt_tensor *tt_shard_dim_all_to_all(tt_tensor *x, int gather_dim, int shard_dim, tutti_group *group)
-{
+static tt_tensor *shard_dim_sample(tu_sampler *s) {
+    return tt_shard_dim_all_to_all(tu_normal(s, tt_shape(s->n, 4)), 0, 1, s->group);
+}
+TU_OPERATOR(shard_dim_all_to_all) = { .name = "shard_dim_all_to_all",
+                                      .schema = "shard_dim_all_to_all(x, gather_dim, shard_dim, group) -> tensor",
+                                      .summary = "from sharded along gather_dim to sharded along shard_dim",
+                                      .family = FAMILY,
+                                      .flags = TU_IMPURE | TU_COMPOSITE,
+                                      .sample = shard_dim_sample };
+tt_tensor *tt_shard_dim_all_to_all(tt_tensor *x, int gather_dim, int shard_dim, tutti_group *group) {
     int gather, shard;
-    if (!tu_flight_check("shard_dim_all_to_all", group, false) || tu_pending_take(tu_tensor_check("shard_dim_all_to_all", "x", x)) != TUTTI_OK ||
+    if (!tu_flight_check("shard_dim_all_to_all", group, false) ||
+        tu_pending_take(tu_tensor_check("shard_dim_all_to_all", "x", x)) != TUTTI_OK ||
         tu_pending_take(tu_wrap_dim("shard_dim_all_to_all", gather_dim, x->ndim, &gather)) != TUTTI_OK ||
         tu_pending_take(tu_wrap_dim("shard_dim_all_to_all", shard_dim, x->ndim, &shard)) != TUTTI_OK)
         return NULL;
     int ranks = tutti_group_size(group);
     if (x->ndim == 0 || x->ndim == TT_MAX_DIMS || x->sizes[shard] % ranks != 0) {
-        tu_fail(TUTTI_ERROR_ARGUMENT, "shard_dim_all_to_all: dimension %d of %s is not divisible by the %d ranks of the group", shard, tu_describe(x), ranks);
+        tu_fail(TUTTI_ERROR_ARGUMENT,
+                "shard_dim_all_to_all: dimension %d of %s is not divisible by the %d ranks of the group", shard,
+                tu_describe(x), ranks);
         return NULL;
     }
     /* The n parts of shard_dim become rows, are exchanged, and are joined along gather_dim. */
@@ -193,28 +213,26 @@ tt_tensor *tt_shard_dim_all_to_all(tt_tensor *x, int gather_dim, int shard_dim, 
 
 /* ---- sends and receives ---- */
 
-static tt_tensor *placeholder(const tt_tensor *x)
-{
+static tt_tensor *placeholder(const tt_tensor *x) {
     tt_options options = TT_OPTIONS_INIT;
     options.device = x->device;
     return tt_empty(tt_shape(0), x->dtype, &options);
 }
 
-static bool usable(const char *who, tt_tensor *x, bool writes)
-{
+static bool usable(const char *who, tt_tensor *x, bool writes) {
     if (tu_pending_take(tu_tensor_check(who, "x", x)) != TUTTI_OK)
         return false;
     if (x->device == TT_DEVICE_META)
         return true;
-    if (tu_pending_take(tu_tensor_ready(who, "x", x)) != TUTTI_OK || (writes && tu_pending_take(tu_storage_wait_write(x->storage)) != TUTTI_OK))
+    if (tu_pending_take(tu_tensor_ready(who, "x", x)) != TUTTI_OK ||
+        (writes && tu_pending_take(tu_storage_wait_write(x->storage)) != TUTTI_OK))
         return false;
     if (writes && !(x->flags & TU_CONTIGUOUS))
         tu_fail(TUTTI_ERROR_ARGUMENT, "%s: %s is not contiguous, and receiving does not copy", who, tu_describe(x));
     return tu_self()->pending == TUTTI_OK;
 }
 
-static tt_tensor *start_send(tt_tensor *x, int to, int tag, tutti_group *group)
-{
+static tt_tensor *start_send(tt_tensor *x, int to, int tag, tutti_group *group) {
     tt_tensor *mark = placeholder(x);
     if (x->device == TT_DEVICE_META || mark == NULL)
         return mark;
@@ -233,8 +251,7 @@ static tt_tensor *start_send(tt_tensor *x, int to, int tag, tutti_group *group)
     return tu_pending_take(status) == TUTTI_OK ? mark : NULL;
 }
 
-static tt_tensor *start_recv(tt_tensor *x, int source, int tag, tutti_group *group)
-{
+static tt_tensor *start_recv(tt_tensor *x, int source, int tag, tutti_group *group) {
     if (x->device == TT_DEVICE_META)
         return x;
     tutti_work *work;
@@ -248,18 +265,15 @@ static tt_tensor *start_recv(tt_tensor *x, int source, int tag, tutti_group *gro
     return tu_pending_take(status) == TUTTI_OK ? x : NULL;
 }
 
-tt_tensor *tt_isend(tt_tensor *x, int to, int tag, tutti_group *group)
-{
+tt_tensor *tt_isend(tt_tensor *x, int to, int tag, tutti_group *group) {
     return tu_flight_check("isend", group, false) && usable("isend", x, false) ? start_send(x, to, tag, group) : NULL;
 }
 
-tt_tensor *tt_irecv(tt_tensor *x, int from, int tag, tutti_group *group)
-{
+tt_tensor *tt_irecv(tt_tensor *x, int from, int tag, tutti_group *group) {
     return tu_flight_check("irecv", group, false) && usable("irecv", x, true) ? start_recv(x, from, tag, group) : NULL;
 }
 
-tt_tensor_list tt_batch_p2p(size_t count, const tt_p2p *operations, tutti_group *group)
-{
+tt_tensor_list tt_batch_p2p(size_t count, const tt_p2p *operations, tutti_group *group) {
     tt_tensor_list none = { 0, NULL };
     bool real = false;
     if (!tu_flight_check("batch_p2p", group, false))
@@ -268,7 +282,8 @@ tt_tensor_list tt_batch_p2p(size_t count, const tt_p2p *operations, tutti_group 
     for (size_t i = 0; results != NULL && i < count; i++) {
         if (operations[i].kind != TT_P2P_SEND && operations[i].kind != TT_P2P_RECV)
             tu_fail(TUTTI_ERROR_ARGUMENT, "batch_p2p: operation %zu is neither a send nor a receive", i);
-        if (tu_self()->pending != TUTTI_OK || !usable("batch_p2p", operations[i].tensor, operations[i].kind == TT_P2P_RECV))
+        if (tu_self()->pending != TUTTI_OK ||
+            !usable("batch_p2p", operations[i].tensor, operations[i].kind == TT_P2P_RECV))
             return none;
         real = real || operations[i].tensor->device == TT_DEVICE_CPU;
     }
@@ -276,7 +291,8 @@ tt_tensor_list tt_batch_p2p(size_t count, const tt_p2p *operations, tutti_group 
         return none;
     for (size_t i = 0; i < count && tu_self()->pending == TUTTI_OK; i++) {
         const tt_p2p *o = &operations[i];
-        results[i] = o->kind == TT_P2P_SEND ? start_send(o->tensor, o->peer, o->tag, group) : start_recv(o->tensor, o->peer, o->tag, group);
+        results[i] = o->kind == TT_P2P_SEND ? start_send(o->tensor, o->peer, o->tag, group)
+                                            : start_recv(o->tensor, o->peer, o->tag, group);
     }
     if (real)
         tu_pending_take(tu_batch_close(group, tu_self()->pending == TUTTI_OK));

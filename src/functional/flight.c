@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The work registry. A flight is a collective that nobody has waited for yet; it keeps the storages that it writes and reads alive, and each of those
- * knows the flights that concern it. Waiting for a storage takes its flights off all lists, waits for their works in order of starting, and lets the
- * storages go.
+ * The work registry. A flight is a collective that nobody has waited for yet; it keeps the storages that it writes and
+ * reads alive, and each of those knows the flights that concern it. Waiting for a storage takes its flights off all
+ * lists, waits for their works in order of starting, and lets the storages go.
  */
 #include "functional/flight.h"
 
@@ -21,7 +21,7 @@ typedef struct flight {
     struct {
         tu_storage *storage;
         bool writes;
-    } *at;
+    } * at;
 } flight;
 
 /* Guards the list, the flags of flights, and `works`, `waiter` and `reader` of storages. Never held while waiting. */
@@ -35,8 +35,7 @@ static _Thread_local flight *noted;
 
 /* ---- flights ---- */
 
-static flight *flight_new(void)
-{
+static flight *flight_new(void) {
     flight *f = calloc(1, sizeof *f);
     if (f != NULL && (f->at = calloc(MOST, sizeof *f->at)) == NULL) {
         free(f);
@@ -49,8 +48,7 @@ static flight *flight_new(void)
     return f;
 }
 
-static tutti_status flight_add(flight *f, tu_storage *storage, bool writes)
-{
+static tutti_status flight_add(flight *f, tu_storage *storage, bool writes) {
     if (storage == NULL)
         return TUTTI_OK;
     if (f->count == f->capacity) {
@@ -65,16 +63,14 @@ static tutti_status flight_add(flight *f, tu_storage *storage, bool writes)
     return TUTTI_OK;
 }
 
-static void flight_free(flight *f)
-{
+static void flight_free(flight *f) {
     for (size_t i = 0; i < f->count; i++)
         tu_storage_drop(f->at[i].storage);
     free(f->at);
     free(f);
 }
 
-static bool concerns(const flight *f, const tu_storage *storage, bool readers)
-{
+static bool concerns(const flight *f, const tu_storage *storage, bool readers) {
     for (size_t i = 0; i < f->count; i++)
         if (f->at[i].storage == storage && (f->at[i].writes || readers))
             return true;
@@ -84,8 +80,7 @@ static bool concerns(const flight *f, const tu_storage *storage, bool readers)
 /* Under the lock: sets or clears the marks of a storage from the flights there are. */
 static void mark(tu_storage *storage);
 
-static tutti_status wait_flights(tutti_world *world, tu_storage *storage, bool readers)
-{
+static tutti_status wait_flights(tutti_world *world, tu_storage *storage, bool readers) {
     tutti_status status = TUTTI_OK;
     pthread_mutex_lock(&lock);
     for (;;) {
@@ -118,18 +113,15 @@ static tutti_status wait_flights(tutti_world *world, tu_storage *storage, bool r
     return status;
 }
 
-static tutti_status wait_written(tu_storage *storage)
-{
+static tutti_status wait_written(tu_storage *storage) {
     return wait_flights(NULL, storage, false);
 }
 
-static tutti_status wait_read(tu_storage *storage)
-{
+static tutti_status wait_read(tu_storage *storage) {
     return wait_flights(NULL, storage, true);
 }
 
-static void mark(tu_storage *storage)
-{
+static void mark(tu_storage *storage) {
     bool written = false, read = false;
     for (const flight *f = first_flight; f != NULL; f = f->next)
         for (size_t i = 0; i < f->count; i++)
@@ -140,8 +132,7 @@ static void mark(tu_storage *storage)
     atomic_store_explicit(&storage->reader, read ? wait_read : NULL, memory_order_release);
 }
 
-static void enlist(flight *f, tutti_group *group, tutti_work *work)
-{
+static void enlist(flight *f, tutti_group *group, tutti_work *work) {
     f->work = work;
     f->world = tutti_group_world(group);
     pthread_mutex_lock(&lock);
@@ -155,10 +146,10 @@ static void enlist(flight *f, tutti_group *group, tutti_work *work)
 
 /* ---- starting ---- */
 
-bool tu_flight_check(const char *who, tutti_group *group, bool group_optional)
-{
+bool tu_flight_check(const char *who, tutti_group *group, bool group_optional) {
     if (tu_self()->pending != TUTTI_OK) {
-        /* The others wait for this rank, which will not come: tell them why. A group that has ended already is left alone. */
+        /* The others wait for this rank, which will not come: tell them why. A group that has ended already is left
+         * alone. */
         tu_error_copy before;
         if (group == NULL || group == TUTTI_NON_GROUP_MEMBER)
             return false;
@@ -166,7 +157,8 @@ bool tu_flight_check(const char *who, tutti_group *group, bool group_optional)
         if (tutti_group_check(group) == TUTTI_OK) {
             char reason[512];
             tt_error_show();
-            snprintf(reason, sizeof reason, "rank %d reached %s with an error pending: %s", tutti_group_rank(group), who, tutti_error_message());
+            snprintf(reason, sizeof reason, "rank %d reached %s with an error pending: %s", tutti_group_rank(group),
+                     who, tutti_error_message());
             tutti_status status = tutti_group_abort(group, reason);
             (void)status; /* it has ended then, by somebody else */
         }
@@ -186,8 +178,7 @@ bool tu_flight_check(const char *who, tutti_group *group, bool group_optional)
     return true;
 }
 
-void tu_flight_call(tutti_call *call, tutti_work **work)
-{
+void tu_flight_call(tutti_call *call, tutti_work **work) {
     *call = (tutti_call)TUTTI_CALL_INIT;
     *work = NULL;
     if (batch != NULL)
@@ -196,8 +187,7 @@ void tu_flight_call(tutti_call *call, tutti_work **work)
         call->work = work;
 }
 
-tutti_status tu_flight_begin(tutti_group *group, tutti_work *work, tu_storage *writes, tu_storage *reads)
-{
+tutti_status tu_flight_begin(tutti_group *group, tutti_work *work, tu_storage *writes, tu_storage *reads) {
     tutti_status status;
     if (batch != NULL) {
         if ((status = flight_add(noted, writes, true)) == TUTTI_OK)
@@ -223,8 +213,7 @@ tutti_status tu_flight_begin(tutti_group *group, tutti_work *work, tu_storage *w
     return tu_error_restore(&error);
 }
 
-tutti_status tu_batch_open(tutti_group *group)
-{
+tutti_status tu_batch_open(tutti_group *group) {
     if (batch != NULL)
         return tu_error(TUTTI_ERROR_STATE, "a batch of collectives is open in this thread already");
     noted = flight_new();
@@ -238,8 +227,7 @@ tutti_status tu_batch_open(tutti_group *group)
     return status;
 }
 
-tutti_status tu_batch_close(tutti_group *group, bool good)
-{
+tutti_status tu_batch_close(tutti_group *group, bool good) {
     tutti_batch *ended = batch;
     flight *f = noted;
     tutti_work *work = NULL;
@@ -263,23 +251,20 @@ tutti_status tu_batch_close(tutti_group *group, bool good)
 
 /* ---- waiting ---- */
 
-tt_tensor *tt_wait(tt_tensor *x)
-{
+tt_tensor *tt_wait(tt_tensor *x) {
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("wait", "x", x)) != TUTTI_OK ||
         tu_pending_take(tu_storage_wait(x->storage)) != TUTTI_OK)
         return NULL;
     return x;
 }
 
-bool tt_is_async(const tt_tensor *x)
-{
+bool tt_is_async(const tt_tensor *x) {
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("is_async", "x", x)) != TUTTI_OK)
         return false;
     return atomic_load_explicit(&x->storage->waiter, memory_order_acquire) != NULL;
 }
 
-int tt_pending_works(tutti_world *world)
-{
+int tt_pending_works(tutti_world *world) {
     int count = 0;
     pthread_mutex_lock(&lock);
     for (const flight *f = first_flight; f != NULL; f = f->next)
@@ -288,13 +273,11 @@ int tt_pending_works(tutti_world *world)
     return count;
 }
 
-bool tt_wait_all(tutti_world *world)
-{
+bool tt_wait_all(tutti_world *world) {
     return tu_pending_take(wait_flights(world, NULL, false)) == TUTTI_OK && tu_self()->pending == TUTTI_OK;
 }
 
-tutti_group *tt_group(tutti_world *world, tutti_group_form form)
-{
+tutti_group *tt_group(tutti_world *world, tutti_group_form form) {
     tutti_group *group = NULL;
     if (tu_self()->pending != TUTTI_OK)
         return NULL;

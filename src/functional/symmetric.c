@@ -7,13 +7,11 @@
 
 #include "tensor/operator.h"
 
-static void release_block(void *owner)
-{
+static void release_block(void *owner) {
     tutti_memory_release(owner);
 }
 
-static tt_tensor *on_block(tutti_world *world, const tu_shape *shape, size_t bytes, const tt_symm_options *options)
-{
+static tt_tensor *on_block(tutti_world *world, const tu_shape *shape, size_t bytes, const tt_symm_options *options) {
     tutti_memory_options wanted = TUTTI_MEMORY_OPTIONS_INIT;
     tutti_memory *memory;
     wanted.group = options->group;
@@ -36,8 +34,8 @@ static tt_tensor *on_block(tutti_world *world, const tu_shape *shape, size_t byt
     return x != NULL && options->requires_grad ? tt_require_grad(x, true) : x;
 }
 
-tt_tensor *tt_symm_empty_strided(tutti_world *world, tt_dims shape, tt_dims strides, tutti_dtype dtype, const tt_symm_options *options)
-{
+tt_tensor *tt_symm_empty_strided(tutti_world *world, tt_dims shape, tt_dims strides, tutti_dtype dtype,
+                                 const tt_symm_options *options) {
     tt_symm_options full = TT_SYMM_OPTIONS_INIT;
     tu_shape described;
     if (tu_self()->pending != TUTTI_OK || !tu_scope_check() ||
@@ -56,7 +54,8 @@ tt_tensor *tt_symm_empty_strided(tutti_world *world, tt_dims shape, tt_dims stri
     for (int i = 0; i < described.ndim; i++) {
         int64_t stride = strides.count >= 0 ? strides.at[i] : described.strides[i], extent;
         if (stride < 0 || __builtin_mul_overflow(stride, described.sizes[i], &extent) || extent > PTRDIFF_MAX / 256) {
-            tu_fail(TUTTI_ERROR_ARGUMENT, "symm_empty: stride %lld of dimension %d cannot be used", (long long)stride, i);
+            tu_fail(TUTTI_ERROR_ARGUMENT, "symm_empty: stride %lld of dimension %d cannot be used", (long long)stride,
+                    i);
             return NULL;
         }
         described.strides[i] = stride;
@@ -66,13 +65,11 @@ tt_tensor *tt_symm_empty_strided(tutti_world *world, tt_dims shape, tt_dims stri
     return on_block(world, &described, bytes, &full);
 }
 
-tt_tensor *tt_symm_empty(tutti_world *world, tt_dims shape, tutti_dtype dtype, const tt_symm_options *options)
-{
+tt_tensor *tt_symm_empty(tutti_world *world, tt_dims shape, tutti_dtype dtype, const tt_symm_options *options) {
     return tt_symm_empty_strided(world, shape, tt_no_dims(), dtype, options);
 }
 
-tutti_memory *tt_symm_memory(const tt_tensor *x)
-{
+tutti_memory *tt_symm_memory(const tt_tensor *x) {
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("symm_memory", "x", x)) != TUTTI_OK)
         return NULL;
     return x->storage->release == release_block ? x->storage->owner : NULL;

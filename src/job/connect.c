@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Connecting the process-ranks of a host: each connects to the abstract sockets of all lower ranks and accepts the higher ones. The kernel says who
- * is at the other end (SO_PEERCRED); a hello proves that it knows the nonce from the store and says which rank it is.
- * Strangers and garbage are logged and closed, and do not disturb. The founder sends the job segment down each new connection.
+ * Connecting the process-ranks of a host: each connects to the abstract sockets of all lower ranks and accepts the
+ * higher ones. The kernel says who is at the other end (SO_PEERCRED); a hello proves that it knows the nonce from the
+ * store and says which rank it is. Strangers and garbage are logged and closed, and do not disturb. The founder sends
+ * the job segment down each new connection.
  *
  * One loop does all of it without blocking, so that no order of arrival can block it either.
  */
@@ -19,7 +20,7 @@
 #include "job/inner.h"
 
 #define HELLO_MAGIC UINT64_C(0x4f4c4c4548495554) /* "TUIHELLO" */
-#define HALF_OPEN 64              /* connections without a hello yet; then the oldest goes */
+#define HALF_OPEN 64                             /* connections without a hello yet; then the oldest goes */
 #define HELLO_LIMIT (10 * TU_SECOND)
 
 typedef struct hello {
@@ -40,8 +41,8 @@ typedef struct connecting {
     tu_job *job;
     half_open waiting[HALF_OPEN];
     int waiting_count;
-    int missing;       /* connections not made yet */
-    bool *page_sent;   /* by job rank; the founder's */
+    int missing;     /* connections not made yet */
+    bool *page_sent; /* by job rank; the founder's */
     int pages_to_send;
     bool page_here;
     int64_t next_look;
@@ -90,7 +91,8 @@ static bool peer_credentials(int fd, struct ucred *credentials) {
 
 /* ---- to lower ranks ---- */
 
-/* Connects without waiting. Leaves the peer unconnected when that is not possible now: looking around tells whether it ever will be. */
+/* Connects without waiting. Leaves the peer unconnected when that is not possible now: looking around tells whether it
+ * ever will be. */
 static tutti_status connect_to(connecting *state, int rank) {
     const tu_record *record = record_of(state, rank);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -106,13 +108,19 @@ static tutti_status connect_to(connecting *state, int rank) {
         return tu_error_system(error, "cannot connect to rank %d (pid %d)", record->world_rank, record->pid);
     }
     struct ucred credentials;
-    if (!peer_credentials(fd, &credentials) || credentials.uid != state->meeting->mine.uid || credentials.pid != record->pid) {
+    if (!peer_credentials(fd, &credentials) || credentials.uid != state->meeting->mine.uid ||
+        credentials.pid != record->pid) {
         close(fd);
-        return tu_error(TUTTI_ERROR_REFUSED, "the socket of rank %d belongs to another process (pid %d, uid %u) than its record says "
-                        "(pid %d, uid %u)", record->world_rank, credentials.pid, credentials.uid, record->pid, record->uid);
+        return tu_error(TUTTI_ERROR_REFUSED,
+                        "the socket of rank %d belongs to another process (pid %d, uid %u) than its record says "
+                        "(pid %d, uid %u)",
+                        record->world_rank, credentials.pid, credentials.uid, record->pid, record->uid);
     }
-    hello greeting = { .magic = HELLO_MAGIC, .version = TU_PAGE_VERSION, .world_rank = state->meeting->mine.world_rank,
-                       .world_size = state->meeting->mine.world_size, .pid = state->meeting->mine.pid };
+    hello greeting = { .magic = HELLO_MAGIC,
+                       .version = TU_PAGE_VERSION,
+                       .world_rank = state->meeting->mine.world_rank,
+                       .world_size = state->meeting->mine.world_size,
+                       .pid = state->meeting->mine.pid };
     memcpy(greeting.nonce, record->nonce, TU_NONCE_BYTES);
     if (send(fd, &greeting, sizeof greeting, MSG_NOSIGNAL) != (ssize_t)sizeof greeting) {
         int error = errno;
@@ -129,7 +137,8 @@ static tutti_status connect_to(connecting *state, int rank) {
 static void refuse(connecting *state, int fd, const char *why) {
     struct ucred credentials = { 0 };
     (void)peer_credentials(fd, &credentials);
-    TU_LOG(TUTTI_LOG_WARN, state->job->log, "job", "a connection from pid %d (uid %u) was closed: %s", credentials.pid, credentials.uid, why);
+    TU_LOG(TUTTI_LOG_WARN, state->job->log, "job", "a connection from pid %d (uid %u) was closed: %s", credentials.pid,
+           credentials.uid, why);
     close(fd);
 }
 
@@ -221,7 +230,8 @@ static tutti_status send_pages(connecting *state) {
         if (error == EAGAIN || error == ETOOMANYREFS || error == ENOBUFS)
             continue; /* too many descriptors on their way: goes by */
         if (error != 0 && error != EPIPE && error != ECONNRESET)
-            return tu_error_system(error, "cannot send the job segment to rank %d (pid %d)", peer->world_rank, peer->pid);
+            return tu_error_system(error, "cannot send the job segment to rank %d (pid %d)", peer->world_rank,
+                                   peer->pid);
         state->page_sent[rank] = true; /* if it broke, looking around finds the death */
         state->pages_to_send--;
     }
@@ -275,7 +285,8 @@ static tutti_status look_at_peers(connecting *state) {
             return status;
         tu_fate fate;
         tu_process_fate(record->pid, record->start_time, peer->pidfd, &fate);
-        tu_error(TUTTI_ERROR_DEAD, "rank %d (pid %d) died while the world was opening", record->world_rank, record->pid);
+        tu_error(TUTTI_ERROR_DEAD, "rank %d (pid %d) died while the world was opening", record->world_rank,
+                 record->pid);
         if (fate.known && fate.signal != 0)
             tu_error_append(": killed by signal %d", fate.signal);
         else if (fate.known)
@@ -296,10 +307,12 @@ static tutti_status not_connected(const connecting *state) {
     char missing[256];
     tu_rank_list(marked, meeting->local, meeting->size, missing, sizeof missing);
     if (state->missing > 0)
-        tu_error(TUTTI_ERROR_TIMEOUT, "timeout while opening world \"%s\": rank %s of this host did not connect to rank %d; stopped?",
+        tu_error(TUTTI_ERROR_TIMEOUT,
+                 "timeout while opening world \"%s\": rank %s of this host did not connect to rank %d; stopped?",
                  meeting->options->name, missing, meeting->mine.world_rank);
     else
-        tu_error(TUTTI_ERROR_TIMEOUT, "timeout while opening world \"%s\": the job segment did not come from rank %d (pid %d); stopped?",
+        tu_error(TUTTI_ERROR_TIMEOUT,
+                 "timeout while opening world \"%s\": the job segment did not come from rank %d (pid %d); stopped?",
                  meeting->options->name, meeting->local[0], record_of(state, 0)->pid);
     for (int rank = 0; rank < meeting->size; rank++)
         if (marked[rank])
@@ -312,7 +325,8 @@ static tutti_status look_around(connecting *state) {
     const tu_job_options *options = state->meeting->options;
     int64_t now = tu_clock_now();
     if (options->interrupt != NULL && atomic_load_explicit(options->interrupt, memory_order_relaxed) != 0)
-        return tu_error(TUTTI_ERROR_INTERRUPTED, "rank %d was interrupted while opening world \"%s\"", options->world_rank, options->name);
+        return tu_error(TUTTI_ERROR_INTERRUPTED, "rank %d was interrupted while opening world \"%s\"",
+                        options->world_rank, options->name);
     if (now >= state->next_look) {
         state->next_look = now + TU_LOOK_INTERVAL;
         tutti_status status = look_at_peers(state);
@@ -340,7 +354,8 @@ static void wait_for_news(connecting *state) {
     struct timespec time = { .tv_sec = wait / TU_SECOND, .tv_nsec = wait % TU_SECOND };
     bool failed = ppoll(polls, count, &time, NULL) < 0 && errno != EINTR;
     if (failed || (!is_founder(state) && (polls[1].revents & POLLHUP) != 0 && (polls[1].revents & POLLIN) == 0))
-        (void)nanosleep(&(struct timespec){ .tv_nsec = TU_MILLISECOND }, NULL); /* the founder left: do not spin until we know why */
+        (void)nanosleep(&(struct timespec){ .tv_nsec = TU_MILLISECOND },
+                        NULL); /* the founder left: do not spin until we know why */
 }
 
 static bool complete(const connecting *state) {

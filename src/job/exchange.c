@@ -2,9 +2,9 @@
  *
  * The exchange: everybody's record to everybody, with a piece of memory each where wanted.
  *
- * Every message goes into the receiver's mailbox, under its key and sequence, whether its exchange has begun there or not.
- * Between threads the sender puts it there. Between processes one thread of the receiver reads all sockets on behalf of all
- * (the receiving one), and the others wait for it; when its own exchange is complete another takes over.
+ * Every message goes into the receiver's mailbox, under its key and sequence, whether its exchange has begun there or
+ * not. Between threads the sender puts it there. Between processes one thread of the receiver reads all sockets on
+ * behalf of all (the receiving one), and the others wait for it; when its own exchange is complete another takes over.
  *
  * Waits are cut to 20 ms, and between them the missing members are looked at.
  */
@@ -21,7 +21,7 @@
 
 #define PATIENCE 8
 #define CUT_OFF_PATIENCE (200 * TU_MILLISECOND) /* before a broken connection is believed not to be a death */
-#define CROWDED_INTERVAL TU_MILLISECOND /* between attempts while too many descriptors are on their way */
+#define CROWDED_INTERVAL TU_MILLISECOND         /* between attempts while too many descriptors are on their way */
 
 /* ---- the mailbox ---- */
 
@@ -115,7 +115,7 @@ typedef struct progress {
     bool *unsent;      /* by job rank: still to be sent to */
     tu_orphan *orphan; /* made in advance, so that failing needs no memory */
     int to_send, to_get;
-    bool crowded;      /* descriptors were too many */
+    bool crowded;        /* descriptors were too many */
     int patience;        /* how often to yield before sleeping */
     uint32_t departures; /* as last seen */
     int64_t next_look;
@@ -141,8 +141,12 @@ static tutti_status begin(progress *state, tu_job *job, const tu_exchange *excha
         state->unsent[exchange->ranks[i]] = i != exchange->me;
     }
     state->to_send = state->to_get = exchange->count - 1;
-    state->wire = (tu_wire){ .magic = TU_WIRE_MAGIC, .kind = TU_WIRE_EXCHANGE, .key = exchange->key,
-                             .sequence = exchange->sequence, .sender = job->rank, .bytes = (uint32_t)exchange->bytes };
+    state->wire = (tu_wire){ .magic = TU_WIRE_MAGIC,
+                             .kind = TU_WIRE_EXCHANGE,
+                             .key = exchange->key,
+                             .sequence = exchange->sequence,
+                             .sender = job->rank,
+                             .bytes = (uint32_t)exchange->bytes };
     snprintf(state->wire.purpose, sizeof state->wire.purpose, "%s", exchange->purpose);
     if (exchange->piece != NULL)
         tu_piece_describe(exchange->piece, &state->wire.piece);
@@ -214,10 +218,11 @@ static tutti_status send_all(progress *state) {
         if (!state->unsent[rank])
             continue;
         bool crowded = false;
-        tutti_status status = state->job->house->threads
-                                  ? send_to_thread(state, rank)
-                                  : tu_wire_send(state->job, rank, &state->wire, state->exchange->payload, state->exchange->piece,
-                                                 state->exchange->descriptor != NULL ? *state->exchange->descriptor : -1, &crowded);
+        tutti_status status =
+            state->job->house->threads
+                ? send_to_thread(state, rank)
+                : tu_wire_send(state->job, rank, &state->wire, state->exchange->payload, state->exchange->piece,
+                               state->exchange->descriptor != NULL ? *state->exchange->descriptor : -1, &crowded);
         state->crowded |= crowded;
         if (status == TUTTI_ERROR_EMPTY)
             continue; /* later */
@@ -233,7 +238,8 @@ static tutti_status send_all(progress *state) {
 /* ---- waiting ---- */
 
 static void doing(const progress *state, char *text, size_t bytes) {
-    snprintf(text, bytes, "in exchange %llu \"%s\"", (unsigned long long)state->exchange->sequence, state->wire.purpose);
+    snprintf(text, bytes, "in exchange %llu \"%s\"", (unsigned long long)state->exchange->sequence,
+             state->wire.purpose);
 }
 
 static tutti_status missing_members(const progress *state) {
@@ -253,7 +259,8 @@ static tutti_status missing_members(const progress *state) {
     tu_rank_list(marked, names, exchange->count, missing, sizeof missing);
     free(names);
     doing(state, where, sizeof where);
-    tu_error(TUTTI_ERROR_TIMEOUT, "timeout on rank %d %s: rank %s came, rank %s did not", state->job->world_rank, where, came, missing);
+    tu_error(TUTTI_ERROR_TIMEOUT, "timeout on rank %d %s: rank %s came, rank %s did not", state->job->world_rank, where,
+             came, missing);
     for (int i = 0; i < exchange->count; i++)
         if (marked[i])
             tu_error_at_fault(i);
@@ -335,13 +342,16 @@ static tutti_status look_around(progress *state, int64_t now) {
             return status;
         }
         cut_off = find_cut_off(state);
-        /* Its keeper's mutex may be in the hands of another survivor that has just found it abandoned: that one will tell in a moment. */
+        /* Its keeper's mutex may be in the hands of another survivor that has just found it abandoned: that one will
+         * tell in a moment. */
         if (cut_off >= 0 && state->cut_off_since == 0)
             state->cut_off_since = now;
         if (cut_off >= 0 && now - state->cut_off_since >= CUT_OFF_PATIENCE) {
             const tu_peer *peer = &job->peers[exchange->ranks[cut_off]];
-            tu_error(TUTTI_ERROR_NETWORK, "the connection to rank %d (pid %d) broke %s although the process lives; did something close "
-                     "its descriptors?", peer->world_rank, peer->pid, where);
+            tu_error(TUTTI_ERROR_NETWORK,
+                     "the connection to rank %d (pid %d) broke %s although the process lives; did something close "
+                     "its descriptors?",
+                     peer->world_rank, peer->pid, where);
             tu_error_at_fault(cut_off);
             return TUTTI_ERROR_NETWORK;
         }
@@ -391,8 +401,8 @@ static tutti_status run(progress *state) {
         }
         int64_t now = tu_clock_now();
         int64_t until = now + (state->to_send > 0 && state->job->mailbox->receiving ? CROWDED_INTERVAL
-                               : state->crowded                                    ? CROWDED_INTERVAL
-                                                                                   : TU_LOOK_INTERVAL);
+                               : state->crowded                                     ? CROWDED_INTERVAL
+                                                                                    : TU_LOOK_INTERVAL);
         if (until > state->exchange->deadline)
             until = state->exchange->deadline;
         status = wait_for_news(state, until);
@@ -419,12 +429,13 @@ static tutti_status compare(const progress *state) {
             continue;
         int mine = state->job->world_rank, theirs = state->job->peers[exchange->ranks[i]].world_rank;
         if (strcmp(message->wire.purpose, state->wire.purpose) != 0)
-            tu_error(TUTTI_ERROR_MISMATCH, "ranks disagree: rank %d is in \"%s\" where rank %d is in \"%s\" (exchange %llu). All ranks of "
-                     "a group must call the same operations in the same order", mine,
-                     state->wire.purpose, theirs, message->wire.purpose, (unsigned long long)exchange->sequence);
+            tu_error(TUTTI_ERROR_MISMATCH,
+                     "ranks disagree: rank %d is in \"%s\" where rank %d is in \"%s\" (exchange %llu). All ranks of "
+                     "a group must call the same operations in the same order",
+                     mine, state->wire.purpose, theirs, message->wire.purpose, (unsigned long long)exchange->sequence);
         else if (message->wire.bytes != exchange->bytes)
-            tu_error(TUTTI_ERROR_MISMATCH, "ranks disagree in \"%s\": rank %d brings %zu bytes, rank %d brings %u", state->wire.purpose, mine,
-                     exchange->bytes, theirs, message->wire.bytes);
+            tu_error(TUTTI_ERROR_MISMATCH, "ranks disagree in \"%s\": rank %d brings %zu bytes, rank %d brings %u",
+                     state->wire.purpose, mine, exchange->bytes, theirs, message->wire.bytes);
         else
             continue;
         tu_error_at_fault(i);
@@ -436,7 +447,8 @@ static tutti_status compare(const progress *state) {
 static void copy_payloads(const progress *state, char *payloads) {
     const tu_exchange *exchange = state->exchange;
     for (int i = 0; i < exchange->count && exchange->bytes > 0; i++)
-        memcpy(payloads + (size_t)i * exchange->bytes, i == exchange->me ? exchange->payload : state->got[i]->payload, exchange->bytes);
+        memcpy(payloads + (size_t)i * exchange->bytes, i == exchange->me ? exchange->payload : state->got[i]->payload,
+               exchange->bytes);
 }
 
 /* Whether everything that came along with the records arrived. */
@@ -446,7 +458,8 @@ static tutti_status check_cargo(const progress *state) {
         const tu_message *message = state->got[i];
         if (message == NULL || message->status == TUTTI_OK)
             continue;
-        tutti_status status = message->error != NULL ? tu_error_restore(message->error) : tu_error_memory("a message", sizeof *message);
+        tutti_status status =
+            message->error != NULL ? tu_error_restore(message->error) : tu_error_memory("a message", sizeof *message);
         tu_error_at_fault(i);
         return status;
     }
@@ -459,7 +472,8 @@ static tutti_status hand_out(progress *state, tu_mapping **mappings) {
     if (exchange->piece != NULL && mappings != NULL) {
         tu_piece_wire wire;
         tu_piece_describe(exchange->piece, &wire);
-        tutti_status status = tu_mapping_make(state->job, exchange->piece->segment, &wire, state->job->rank, false, &mine);
+        tutti_status status =
+            tu_mapping_make(state->job, exchange->piece->segment, &wire, state->job->rank, false, &mine);
         if (status != TUTTI_OK)
             return status;
     }
@@ -508,7 +522,8 @@ static void abandon(progress *state) {
 
 tutti_status tu_job_exchange(tu_job *job, const tu_exchange *exchange, void *payloads, tu_mapping **mappings) {
     if (exchange->bytes > TU_EXCHANGE_BYTES)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "an exchange carries at most %d bytes, not %zu", TU_EXCHANGE_BYTES, exchange->bytes);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "an exchange carries at most %d bytes, not %zu", TU_EXCHANGE_BYTES,
+                        exchange->bytes);
     if (exchange->complete != NULL)
         *exchange->complete = false;
     progress state;

@@ -7,7 +7,8 @@
  * A block in the segment:   [ padding ][ counts of mappings, one per rank ][ the piece ]
  *
  * A freed block whose counts are not all zero stays in limbo until they are, or until their ranks are dead.
- * Budget: alloc and free are O(log n) without system calls, clearing the memory aside; a new chunk costs what reserving does.
+ * Budget: alloc and free are O(log n) without system calls, clearing the memory aside; a new chunk costs what reserving
+ * does.
  */
 #include <limits.h>
 #include <stdlib.h>
@@ -33,10 +34,10 @@ typedef struct tu_chunk {
     struct tu_chunk *next;
     tu_segment *segment;
     uint32_t granules;
-    uint32_t fresh;        /* granules from here on have never been used and are zero */
-    uint32_t limbo;        /* first block there */
-    uint32_t bins[BINS];   /* free blocks of 2^i granules and more */
-    uint8_t *used;         /* at the first and last granule of a block: whether it is used (or in limbo) */
+    uint32_t fresh;      /* granules from here on have never been used and are zero */
+    uint32_t limbo;      /* first block there */
+    uint32_t bins[BINS]; /* free blocks of 2^i granules and more */
+    uint8_t *used;       /* at the first and last granule of a block: whether it is used (or in limbo) */
     block_books books[];
 } tu_chunk;
 
@@ -156,7 +157,8 @@ typedef struct wanted {
     uint32_t granules; /* enough for any place */
 } wanted;
 
-/* The first block that is long enough. In the bin of its own size only `tries` are looked at; any of a higher bin will do. */
+/* The first block that is long enough. In the bin of its own size only `tries` are looked at; any of a higher bin will
+ * do. */
 static uint32_t find_block(const tu_chunk *chunk, uint32_t granules, int tries) {
     int bin = bin_of(granules);
     for (uint32_t at = chunk->bins[bin]; at != NOBODY && tries-- > 0; at = chunk->books[at].next)

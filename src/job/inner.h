@@ -51,8 +51,8 @@ int tu_pidfd_open(int pid, uint64_t start_time); /* -1 when it cannot be had; cl
 bool tu_pidfd_exited(int pidfd);
 
 typedef struct tu_fate {
-    bool exited;          /* the process is no more (or a zombie); false: it still exists */
-    bool exiting;         /* about to end */
+    bool exited;  /* the process is no more (or a zombie); false: it still exists */
+    bool exiting; /* about to end */
     bool known;
     int exit_code, signal;
 } tu_fate;
@@ -62,18 +62,19 @@ void tu_process_name(int pid, char *name, size_t bytes);
 
 /* ---- segments, heap, mappings ---- */
 
-/* Imported segments that live, so that a second import of one is the same mapping. Outlives the job while a mapping does. */
+/* Imported segments that live, so that a second import of one is the same mapping. Outlives the job while a mapping
+ * does. */
 typedef struct tu_atlas tu_atlas;
 typedef struct tu_heap tu_heap;
 
 struct tu_segment {
     _Atomic uint32_t references;
     char *base;
-    size_t bytes;  /* of the whole file, mark included */
-    int fd;        /* of one's own; -1 of an import */
-    uint64_t id;   /* unique under its owner */
-    int owner;     /* job rank */
-    bool heap;     /* carved into pieces; permanent */
+    size_t bytes; /* of the whole file, mark included */
+    int fd;       /* of one's own; -1 of an import */
+    uint64_t id;  /* unique under its owner */
+    int owner;    /* job rank */
+    bool heap;    /* carved into pieces; permanent */
     bool huge;
     tu_atlas *atlas;    /* where an import is listed; NULL: one's own */
     tu_segment *next;   /* in the atlas */
@@ -88,23 +89,27 @@ typedef struct tu_piece_wire {
     uint32_t heap, huge;
 } tu_piece_wire;
 
-tutti_status tu_segment_make(tu_job *job, const char *what, size_t bytes, size_t alignment, int huge, bool heap, tu_segment **segment);
+tutti_status tu_segment_make(tu_job *job, const char *what, size_t bytes, size_t alignment, int huge, bool heap,
+                             tu_segment **segment);
 void tu_segment_keep(tu_segment *segment);
 void tu_segment_drop(tu_segment *segment);
 
 tutti_status tu_atlas_create(tu_atlas **atlas);
 void tu_atlas_drop(tu_atlas *atlas);
 /* Finds or maps the segment that `wire` describes; fd -1: it must be known already. *known tells whether it was.
- * One reference for the caller, and for a heap segment one that the job keeps until it closes. Takes the descriptor over. */
+ * One reference for the caller, and for a heap segment one that the job keeps until it closes. Takes the descriptor
+ * over. */
 tutti_status tu_segment_import(tu_job *job, int owner, const tu_piece_wire *wire, int fd, tu_segment **segment);
 /* Gives up the job's references to heap segments of peers. */
 void tu_atlas_forget(tu_atlas *atlas);
 
 void tu_piece_describe(const tu_piece *piece, tu_piece_wire *wire);
-/* A mapping of a part of `segment`, for job rank `holder`. counted: the piece's count for that rank has been raised already. */
-tutti_status tu_mapping_make(tu_job *job, tu_segment *segment, const tu_piece_wire *wire, int holder, bool counted, tu_mapping **mapping);
-/* The count of mappings of a heap piece that a rank holds: raised by the sender of a piece on behalf of the receiver, lowered by whoever
- * releases the mapping. NULL for a piece that is a segment of its own. */
+/* A mapping of a part of `segment`, for job rank `holder`. counted: the piece's count for that rank has been raised
+ * already. */
+tutti_status tu_mapping_make(tu_job *job, tu_segment *segment, const tu_piece_wire *wire, int holder, bool counted,
+                             tu_mapping **mapping);
+/* The count of mappings of a heap piece that a rank holds: raised by the sender of a piece on behalf of the receiver,
+ * lowered by whoever releases the mapping. NULL for a piece that is a segment of its own. */
 _Atomic uint32_t *tu_piece_holds(const tu_job *job, const tu_segment *segment, uint64_t offset, int holder);
 size_t tu_holds_bytes(const tu_job *job); /* room for the counts, before each heap piece */
 
@@ -128,9 +133,9 @@ tutti_status tu_map_error(int error_number, const char *what, size_t bytes);
 #define TU_PURPOSE_BYTES 32
 
 typedef enum tu_wire_kind {
-    TU_WIRE_PAGE = 1,     /* the founder's: the job segment's descriptor */
+    TU_WIRE_PAGE = 1, /* the founder's: the job segment's descriptor */
     TU_WIRE_EXCHANGE = 2,
-    TU_WIRE_NEED = 3      /* `key` is the id of a heap segment whose descriptor was lost on the way: send it again */
+    TU_WIRE_NEED = 3 /* `key` is the id of a heap segment whose descriptor was lost on the way: send it again */
 } tu_wire_kind;
 
 typedef struct tu_wire {
@@ -147,8 +152,8 @@ typedef struct tu_wire {
 typedef struct tu_message {
     struct tu_message *next;
     tu_wire wire;
-    tu_mapping *mapping;  /* of the piece, NULL when none */
-    tutti_status status;  /* why the piece could not be mapped */
+    tu_mapping *mapping; /* of the piece, NULL when none */
+    tutti_status status; /* why the piece could not be mapped */
     bool has_descriptor;
     int descriptor;       /* closed with the message; when has_descriptor */
     tu_error_copy *error; /* in words; may be NULL even so, when there was no memory for it */
@@ -188,9 +193,9 @@ typedef struct tu_peer {
     int world_rank;
     int pid;
     uint64_t start_time;
-    int fd;              /* connection, non-blocking; -1 for oneself and between threads */
-    int pidfd;           /* -1 when there is none */
-    _Atomic bool ended;  /* end-of-file was read from it, or it broke */
+    int fd;             /* connection, non-blocking; -1 for oneself and between threads */
+    int pidfd;          /* -1 when there is none */
+    _Atomic bool ended; /* end-of-file was read from it, or it broke */
     pthread_mutex_t send_lock;
     _Atomic int64_t next_look; /* when to look at pidfd and socket again; any thread */
 } tu_peer;
@@ -211,7 +216,8 @@ typedef struct tu_house {
 tutti_status tu_house_create(int size, bool threads, tu_house **house);
 void tu_house_drop(tu_house *house, int shares);
 /* Makes and prepares the job segment. world_ranks: of the job's ranks. */
-tutti_status tu_house_found(tu_house *house, const tu_job_options *options, const char *id, const uint8_t *nonce, const int *world_ranks);
+tutti_status tu_house_found(tu_house *house, const tu_job_options *options, const char *id, const uint8_t *nonce,
+                            const int *world_ranks);
 /* Maps and checks one that came from the founder. Takes the descriptor over. */
 tutti_status tu_house_enter(tu_house *house, int fd, const uint8_t *nonce, const char *whose);
 
@@ -222,10 +228,10 @@ struct tu_job {
     int rank, size;
     int world_rank, world_size;
     char name[TU_NAME_BYTES];
-    tu_peer *peers;       /* by job rank */
+    tu_peer *peers;               /* by job rank */
     char (*hosts)[TU_HOST_BYTES]; /* by world rank */
     int cores;
-    tu_wait wait;         /* what tu_job_wait_init copies */
+    tu_wait wait; /* what tu_job_wait_init copies */
     const _Atomic uint32_t *interrupt;
     tu_log *log;
     tu_mailbox *mailbox;
@@ -254,17 +260,19 @@ struct tu_meeting;
 tutti_status tu_connect(struct tu_meeting *meeting);
 tutti_status tu_listen(int world_size, int *listener, uint8_t name[TU_NONCE_BYTES]);
 
-/* wire.c: sends one message without waiting: TUTTI_OK; TUTTI_ERROR_EMPTY and no message when it would have to wait (then *crowded tells
- * whether too many descriptors are on their way); TUTTI_ERROR_GONE and no message when the peer is not there any more. */
-tutti_status tu_wire_send(tu_job *job, int to, const tu_wire *wire, const void *payload, const tu_piece *piece, int descriptor,
-                          bool *crowded);
+/* wire.c: sends one message without waiting: TUTTI_OK; TUTTI_ERROR_EMPTY and no message when it would have to wait
+ * (then *crowded tells whether too many descriptors are on their way); TUTTI_ERROR_GONE and no message when the peer is
+ * not there any more. */
+tutti_status tu_wire_send(tu_job *job, int to, const tu_wire *wire, const void *payload, const tu_piece *piece,
+                          int descriptor, bool *crowded);
 /* Waits up to `nanoseconds` for messages and files at most one of each peer; *any tells whether there were any.
  * writable: by job rank, peers for whose socket to become writable is also waited for; may be NULL. Only the receiving
  * thread calls it. */
 tutti_status tu_wire_receive(tu_job *job, const bool *writable, int64_t nanoseconds, bool *any);
 
-/* Reads one record; returns its length, 0 at the end, -1 with errno (EAGAIN: nothing there; EBADMSG: not a message of ours, and
- * its descriptors are closed). lost: a descriptor came and there was no room for it in this process's table. */
+/* Reads one record; returns its length, 0 at the end, -1 with errno (EAGAIN: nothing there; EBADMSG: not a message of
+ * ours, and its descriptors are closed). lost: a descriptor came and there was no room for it in this process's table.
+ */
 ssize_t tu_wire_take(int fd, tu_message *message, size_t room, int *descriptor, bool *lost);
 /* The founder's first message on a connection; returns an errno or 0. */
 int tu_wire_send_page(int fd, int sender, int page_fd);
@@ -278,16 +286,16 @@ typedef struct tu_record {
     int32_t pid;
     uint32_t uid;
     uint64_t start_time;
-    uint64_t house;  /* rank 0 of thread-ranks: address of the tu_house */
+    uint64_t house;                 /* rank 0 of thread-ranks: address of the tu_house */
     uint8_t nonce[TU_NONCE_BYTES];  /* the job's, when this rank founds it; and asked of whoever connects to it */
     uint8_t socket[TU_NONCE_BYTES]; /* name of its abstract socket */
     char id[TU_ID_BYTES];
     char place[TU_PLACE_BYTES];
     char host[TU_HOST_BYTES];
-    int32_t failed;   /* a tutti_status: this rank, or `by` on its behalf, gave up; the text follows */
+    int32_t failed; /* a tutti_status: this rank, or `by` on its behalf, gave up; the text follows */
     int32_t by;
-    uint64_t writer;  /* random, so that a writer recognises its own */
-    char text[512];   /* published only where there is one */
+    uint64_t writer; /* random, so that a writer recognises its own */
+    char text[512];  /* published only where there is one */
 } tu_record;
 
 typedef struct tu_meeting {
@@ -300,10 +308,10 @@ typedef struct tu_meeting {
     bool threads;       /* the store is in memory: the ranks are threads of this process */
     tu_house *house;    /* thread-rank 0: made before its record is published */
     int listener;
-    bool published;     /* the record is in the store */
-    bool told;          /* another rank gave up first, and said so */
-    bool intruder;      /* another process has this rank already */
-    int largest;        /* world size that any rank claims */
+    bool published; /* the record is in the store */
+    bool told;      /* another rank gave up first, and said so */
+    bool intruder;  /* another process has this rank already */
+    int largest;    /* world size that any rank claims */
     int64_t next_look;
 } tu_meeting;
 
@@ -311,7 +319,8 @@ tutti_status tu_meet_prepare(tu_meeting *meeting);
 tutti_status tu_meet_records(tu_meeting *meeting);
 /* Another rank's reason to give up, if one has said so; else TUTTI_OK. */
 tutti_status tu_meet_trouble(tu_meeting *meeting);
-/* Tells everybody that this rank gives up, with the calling thread's error. Gives up shares of the house for ranks that now cannot come. */
+/* Tells everybody that this rank gives up, with the calling thread's error. Gives up shares of the house for ranks that
+ * now cannot come. */
 void tu_meet_give_up(tu_meeting *meeting);
 /* The abstract address of a record's socket. */
 struct sockaddr_un;

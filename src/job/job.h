@@ -33,18 +33,19 @@ typedef struct tu_recorder tu_recorder;
 typedef struct tu_piece tu_piece;
 typedef struct tu_mapping tu_mapping;
 
-/* Opening meets the others through a store: each rank publishes where it can be reached, reads the records of all, finds those that
- * share its host (same boot id, same user; proved by connecting, mapping the job segment and reading its nonce), and
- * connects to them. Ranks of the same process (same pid and a memory store) become thread-ranks of one job. */
+/* Opening meets the others through a store: each rank publishes where it can be reached, reads the records of all,
+ * finds those that share its host (same boot id, same user; proved by connecting, mapping the job segment and reading
+ * its nonce), and connects to them. Ranks of the same process (same pid and a memory store) become thread-ranks of one
+ * job. */
 typedef struct tu_job_options {
-    tutti_store *store;       /* keys are already private to this world and generation; used only during open */
-    const char *name;         /* of the world, for messages and `tutti ps` */
+    tutti_store *store; /* keys are already private to this world and generation; used only during open */
+    const char *name;   /* of the world, for messages and `tutti ps` */
     int world_rank;
     int world_size;
     int64_t deadline;
     const _Atomic uint32_t *interrupt; /* of the world; nonzero ends waits */
     tu_log *log;
-    int64_t spin;             /* setting TUTTI_SPIN; -1 chooses */
+    int64_t spin; /* setting TUTTI_SPIN; -1 chooses */
 } tu_job_options;
 
 tutti_status tu_job_open(const tu_job_options *options, tu_job **job);
@@ -53,18 +54,18 @@ tutti_status tu_job_open(const tu_job_options *options, tu_job **job);
  * closes sockets, drops this rank's reference to the job segment. Mappings still held stay valid until released. */
 void tu_job_close(tu_job *job);
 
-/* The first part of closing alone: tells the peers that this rank is gone. Pieces and mappings can still be released until
- * tu_job_close, which may come later: for a world that is closed while handles are alive. */
+/* The first part of closing alone: tells the peers that this rank is gone. Pieces and mappings can still be released
+ * until tu_job_close, which may come later: for a world that is closed while handles are alive. */
 void tu_job_goodbye(tu_job *job);
 
-int tu_job_rank(const tu_job *job);                 /* this rank's job rank */
-int tu_job_size(const tu_job *job);                 /* ranks of the world on this host */
-int tu_job_world_rank(const tu_job *job, int rank); /* from job rank to world rank */
-bool tu_job_threads(const tu_job *job);             /* all ranks of the job are threads of this process */
-const char *tu_job_id(const tu_job *job);           /* hexadecimal, as in the memfd's name */
-int tu_job_cores(const tu_job *job);                /* cores that the job's ranks may use together */
+int tu_job_rank(const tu_job *job);                         /* this rank's job rank */
+int tu_job_size(const tu_job *job);                         /* ranks of the world on this host */
+int tu_job_world_rank(const tu_job *job, int rank);         /* from job rank to world rank */
+bool tu_job_threads(const tu_job *job);                     /* all ranks of the job are threads of this process */
+const char *tu_job_id(const tu_job *job);                   /* hexadecimal, as in the memfd's name */
+int tu_job_cores(const tu_job *job);                        /* cores that the job's ranks may use together */
 const char *tu_job_host(const tu_job *job, int world_rank); /* host name that a world rank published */
-bool tu_job_forked(const tu_job *job);              /* true in a forked child (a wiped page tells) */
+bool tu_job_forked(const tu_job *job);                      /* true in a forked child (a wiped page tells) */
 
 /* Fills everything of *wait but check and argument: bell, sleepers, interrupt, ladder. */
 void tu_job_wait_init(const tu_job *job, int64_t deadline, tu_wait *wait);
@@ -81,31 +82,33 @@ const struct tu_page *tu_job_page(const tu_job *job);      /* the job segment (p
 /* ---- the exchange: a bounded all-gather of small records, with one optional piece of shared memory each ---- */
 
 typedef struct tu_exchange {
-    const int *ranks;         /* job ranks of the members, in group order */
+    const int *ranks; /* job ranks of the members, in group order */
     int count;
-    int me;                   /* index of this rank in `ranks` */
-    uint64_t key;             /* the same on all members and on no other set of ranks: a group's uid */
-    uint64_t sequence;        /* of exchanges under this key */
-    const char *purpose;      /* "rendezvous", "group", …: compared between members; differing is TUTTI_ERROR_MISMATCH showing both */
-    const void *payload;      /* this rank's record */
-    size_t bytes;             /* at most TU_EXCHANGE_BYTES; must be the same on all members, else MISMATCH */
-    const tu_piece *piece;    /* shared memory of this rank that the others shall map, or NULL */
-    const int *descriptor;    /* a descriptor that the others shall get a copy of, or NULL; not together with piece */
-    int *descriptors;         /* room for `count`, or NULL when nobody gives one: copies that the caller closes, close-on-exec, one's own
-                                 included; -1 for a member that gave none */
-    bool *complete;           /* NULL, or is set: whether all records went their ways and agree in purpose and size. Then `payloads` are
-                                 there, and a failure (a piece that cannot be mapped) concerns this rank alone */
+    int me;                /* index of this rank in `ranks` */
+    uint64_t key;          /* the same on all members and on no other set of ranks: a group's uid */
+    uint64_t sequence;     /* of exchanges under this key */
+    const char *purpose;   /* "rendezvous", "group", …: compared between members; differing is TUTTI_ERROR_MISMATCH
+                              showing both */
+    const void *payload;   /* this rank's record */
+    size_t bytes;          /* at most TU_EXCHANGE_BYTES; must be the same on all members, else MISMATCH */
+    const tu_piece *piece; /* shared memory of this rank that the others shall map, or NULL */
+    const int *descriptor; /* a descriptor that the others shall get a copy of, or NULL; not together with piece */
+    int *descriptors; /* room for `count`, or NULL when nobody gives one: copies that the caller closes, close-on-exec,
+                         one's own included; -1 for a member that gave none */
+    bool *complete;   /* NULL, or is set: whether all records went their ways and agree in purpose and size. Then
+                         `payloads` are   there, and a failure (a piece that cannot be mapped) concerns this rank alone */
     int64_t deadline;
-    const _Atomic uint64_t *ended; /* the group's state word, or NULL: nonzero ends the exchange with TUTTI_ERROR_STATE and no message */
+    const _Atomic uint64_t
+        *ended; /* the group's state word, or NULL: nonzero ends the exchange with TUTTI_ERROR_STATE and no message */
 } tu_exchange;
 
 #define TU_EXCHANGE_BYTES 4096
 
-/* payloads: room for count * bytes, in group order, one's own included. mappings: NULL when nobody gives a piece, else count
- * entries; mappings[i] is a reference to member i's piece mapped here (one's own included), NULL for a member that gave
- * none. Two threads may run exchanges with different keys at once. Errors: TIMEOUT (message: who came, who did not),
- * DEAD/GONE (message: which rank, from liveness), MISMATCH, PROTOCOL, INTERRUPTED, MEMORY, LIMIT. After an error nothing
- * is held. The ranks at fault are in the error's detail, as indices into `ranks`. */
+/* payloads: room for count * bytes, in group order, one's own included. mappings: NULL when nobody gives a piece, else
+ * count entries; mappings[i] is a reference to member i's piece mapped here (one's own included), NULL for a member
+ * that gave none. Two threads may run exchanges with different keys at once. Errors: TIMEOUT (message: who came, who
+ * did not), DEAD/GONE (message: which rank, from liveness), MISMATCH, PROTOCOL, INTERRUPTED, MEMORY, LIMIT. After an
+ * error nothing is held. The ranks at fault are in the error's detail, as indices into `ranks`. */
 tutti_status tu_job_exchange(tu_job *job, const tu_exchange *exchange, void *payloads, tu_mapping **mappings);
 
 #endif

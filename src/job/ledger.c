@@ -2,8 +2,8 @@
  *
  * May this much shared memory be reserved? Reserving more than a cgroup allows gets the process killed instead of
  * refused, and ranks that ask at the same time would all be told yes. So each asks under one lock, against the limit of
- * every cgroup above it, MemAvailable, RLIMIT_FSIZE and RLIMIT_AS, less what others are just about to reserve; then it reserves
- * without the lock, so that large reservations go on side by side.
+ * every cgroup above it, MemAvailable, RLIMIT_FSIZE and RLIMIT_AS, less what others are just about to reserve; then it
+ * reserves without the lock, so that large reservations go on side by side.
  *
  * What other programs take meanwhile is beyond us.
  */
@@ -19,8 +19,8 @@
 
 #include "job/inner.h"
 
-#define LOCK_LIMIT (10 * TU_SECOND)    /* the lock is held for microseconds, unless its holder is stopped */
-#define SETTLE_LIMIT (10 * TU_SECOND)  /* how long others' pending reservations are waited for before saying no */
+#define LOCK_LIMIT (10 * TU_SECOND)   /* the lock is held for microseconds, unless its holder is stopped */
+#define SETTLE_LIMIT (10 * TU_SECOND) /* how long others' pending reservations are waited for before saying no */
 #define LINE 512
 
 /* ---- the lock ---- */
@@ -33,8 +33,10 @@ static tutti_status lock_ledger(tu_job *job) {
     if (error == EOWNERDEAD) /* its amounts are in its slot, which counts no more */
         error = pthread_mutex_consistent(&job->page->ledger);
     if (error == ETIMEDOUT)
-        return tu_error(TUTTI_ERROR_TIMEOUT, "another rank of this host has held the memory ledger's lock for %d s; it may be "
-                        "stopped (see `tutti ps`)", (int)(LOCK_LIMIT / TU_SECOND));
+        return tu_error(TUTTI_ERROR_TIMEOUT,
+                        "another rank of this host has held the memory ledger's lock for %d s; it may be "
+                        "stopped (see `tutti ps`)",
+                        (int)(LOCK_LIMIT / TU_SECOND));
     return error == 0 ? TUTTI_OK : tu_error_system(error, "cannot lock the memory ledger");
 }
 
@@ -93,7 +95,8 @@ static int64_t number_of_file(const char *path) {
 typedef struct cgroup_files {
     const char *limit, *usage, *inactive, *active;
 } cgroup_files;
-static const cgroup_files version1 = { "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "total_active_file" };
+static const cgroup_files version1 = { "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file",
+                                       "total_active_file" };
 static const cgroup_files version2 = { "memory.max", "memory.current", "inactive_file", "active_file" };
 
 /* What one cgroup still allows: limit less usage, plus the file cache in it, which the kernel drops first. */
@@ -170,8 +173,10 @@ static tutti_status check_cgroups(bool second, const char *what, int64_t needed,
         snprintf(folder, sizeof folder, "%s%s", mount, inside);
         int64_t room = cgroup_room(folder, second ? &version2 : &version1, &limit);
         if (room < needed)
-            return tu_error(TUTTI_ERROR_LIMIT, "%zu bytes of shared memory for %s do not fit below the limit of the cgroup %s: "
-                            "%" PRId64 " bytes in all, %" PRId64 " left for the ranks of this host; raise its %s or allocate less",
+            return tu_error(TUTTI_ERROR_LIMIT,
+                            "%zu bytes of shared memory for %s do not fit below the limit of the cgroup %s: "
+                            "%" PRId64 " bytes in all, %" PRId64
+                            " left for the ranks of this host; raise its %s or allocate less",
                             bytes, what, inside[0] != '\0' ? inside : "/", limit, room > 0 ? room : 0,
                             second ? version2.limit : version1.limit);
         char *slash = strrchr(inside, '/');
@@ -184,17 +189,20 @@ static tutti_status check_cgroups(bool second, const char *what, int64_t needed,
 static tutti_status check_process_limits(const char *what, size_t bytes) {
     struct rlimit limit;
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && bytes > limit.rlim_cur)
-        return tu_error(TUTTI_ERROR_LIMIT, "%zu bytes of shared memory for %s are more than this process may have in one file: "
-                        "RLIMIT_FSIZE is %llu (`ulimit -f`)", bytes, what, (unsigned long long)limit.rlim_cur);
+        return tu_error(TUTTI_ERROR_LIMIT,
+                        "%zu bytes of shared memory for %s are more than this process may have in one file: "
+                        "RLIMIT_FSIZE is %llu (`ulimit -f`)",
+                        bytes, what, (unsigned long long)limit.rlim_cur);
     return TUTTI_OK;
 }
 
 static tutti_status check_machine(const char *what, int64_t needed, size_t bytes) {
     int64_t kibibytes = number_in_file("/proc/meminfo", "MemAvailable:");
     if (kibibytes >= 0 && kibibytes < needed / 1024)
-        return tu_error(TUTTI_ERROR_MEMORY, "%zu bytes of shared memory for %s do not fit: this machine has %" PRId64
-                        " bytes available (MemAvailable), and other ranks are reserving %" PRId64, bytes, what, kibibytes * 1024,
-                        needed - (int64_t)bytes);
+        return tu_error(TUTTI_ERROR_MEMORY,
+                        "%zu bytes of shared memory for %s do not fit: this machine has %" PRId64
+                        " bytes available (MemAvailable), and other ranks are reserving %" PRId64,
+                        bytes, what, kibibytes * 1024, needed - (int64_t)bytes);
     return TUTTI_OK;
 }
 
@@ -202,7 +210,8 @@ static tutti_status check_machine(const char *what, int64_t needed, size_t bytes
 
 tutti_status tu_ledger_begin(tu_job *job, const char *what, size_t bytes) {
     if (bytes > INT64_MAX / 4)
-        return tu_error(TUTTI_ERROR_MEMORY, "%zu bytes of shared memory for %s are more than any machine has", bytes, what);
+        return tu_error(TUTTI_ERROR_MEMORY, "%zu bytes of shared memory for %s are more than any machine has", bytes,
+                        what);
     tutti_status status = check_process_limits(what, bytes);
     if (status != TUTTI_OK)
         return status;
@@ -262,12 +271,16 @@ tutti_status tu_map_error(int error_number, const char *what, size_t bytes) {
             fclose(file);
         }
         if ((unsigned long long)pages * (unsigned long long)sysconf(_SC_PAGESIZE) + bytes >= limit.rlim_cur)
-            return tu_error(TUTTI_ERROR_LIMIT, "cannot map %zu bytes for %s: the address space of this process is limited to %llu "
-                            "bytes, RLIMIT_AS (`ulimit -v`)", bytes, what, (unsigned long long)limit.rlim_cur);
+            return tu_error(TUTTI_ERROR_LIMIT,
+                            "cannot map %zu bytes for %s: the address space of this process is limited to %llu "
+                            "bytes, RLIMIT_AS (`ulimit -v`)",
+                            bytes, what, (unsigned long long)limit.rlim_cur);
     }
     int64_t most = number_of_file("/proc/sys/vm/max_map_count");
     if (error_number == ENOMEM && most > 0 && count_maps() >= most - 2)
-        return tu_error(TUTTI_ERROR_LIMIT, "cannot map %zu bytes for %s: this process has as many mappings as the kernel allows, "
-                        "vm.max_map_count = %" PRId64 " (raise it with sysctl, or use fewer large blocks)", bytes, what, most);
+        return tu_error(TUTTI_ERROR_LIMIT,
+                        "cannot map %zu bytes for %s: this process has as many mappings as the kernel allows, "
+                        "vm.max_map_count = %" PRId64 " (raise it with sysctl, or use fewer large blocks)",
+                        bytes, what, most);
     return tu_error_system(error_number, "cannot map %zu bytes for %s", bytes, what);
 }

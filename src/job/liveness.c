@@ -59,8 +59,9 @@ tutti_status tu_keeper_start(tu_job *job) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
     if (error != 0)
-        return tu_error_system(error, "cannot start the keeper thread of rank %d (threads of a user are limited by RLIMIT_NPROC)",
-                               job->world_rank);
+        return tu_error_system(
+            error, "cannot start the keeper thread of rank %d (threads of a user are limited by RLIMIT_NPROC)",
+            job->world_rank);
     job->keeper_runs = true;
     pthread_setname_np(job->keeper, "tutti-keeper");
     while (sem_wait(&job->keeper_holds) != 0) {
@@ -96,7 +97,8 @@ static bool depart(tu_job *job, int rank, tu_rank_state state) {
         if (before == TU_RANK_CLOSED || before == TU_RANK_DEAD)
             return false;
         /* Release pairs with the acquire of whoever looks: `why` and all stores of an orderly leaver come first. */
-    } while (!atomic_compare_exchange_weak_explicit(&slot->state, &before, state, memory_order_release, memory_order_acquire));
+    } while (!atomic_compare_exchange_weak_explicit(&slot->state, &before, state, memory_order_release,
+                                                    memory_order_acquire));
     atomic_fetch_add_explicit(&job->page->departures, 1, memory_order_release); /* pairs with tu_job_departures */
     tu_ring_all(job);
     return true;
@@ -116,7 +118,8 @@ void tu_job_mark_dead(tu_job *job, const char *why) {
 }
 
 tu_rank_state tu_rank_state_of(const tu_job *job, int rank) {
-    uint32_t state = atomic_load_explicit(&tu_page_slot(job->page, rank)->state, memory_order_acquire); /* pairs with depart */
+    uint32_t state =
+        atomic_load_explicit(&tu_page_slot(job->page, rank)->state, memory_order_acquire); /* pairs with depart */
     return state == TU_SLOT_EMPTY ? TU_RANK_JOINING : (tu_rank_state)state;
 }
 
@@ -148,7 +151,8 @@ static bool is_cut_off(const tu_peer *peer) {
     return peer->fd >= 0 && poll(&look, 1, 0) == 1 && (look.revents & (POLLHUP | POLLRDHUP | POLLERR)) != 0;
 }
 
-/* What the pidfd says, and the socket where the mutex says nothing; looked at now and then, because it costs system calls. */
+/* What the pidfd says, and the socket where the mutex says nothing; looked at now and then, because it costs system
+ * calls. */
 static bool confirm_end(const tu_job *job, tu_peer *peer) {
     if (!job->robust && atomic_load_explicit(&peer->ended, memory_order_relaxed))
         return true;
@@ -190,7 +194,8 @@ static bool has_called_exec(tu_job *job, int rank, const tu_fate *fate) {
 static void tell_process(tu_job *job, int rank, tu_death *death) {
     tu_slot *slot = tu_page_slot(job->page, rank);
     tu_fate fate = { .exited = true };
-    uint64_t published = atomic_load_explicit(&slot->wait_status, memory_order_acquire); /* pairs with tu_death_publish */
+    uint64_t published =
+        atomic_load_explicit(&slot->wait_status, memory_order_acquire); /* pairs with tu_death_publish */
     if (published != 0) {
         int status = (int)(published & 0xffffffff);
         fate.known = true;
@@ -214,12 +219,14 @@ static void tell_process(tu_job *job, int rank, tu_death *death) {
         snprintf(death->text, sizeof death->text, "rank %d (pid %d) called exec and runs another program now",
                  death->world_rank, death->pid);
     else if (slot->parent == getpid())
-        snprintf(death->text, sizeof death->text, "rank %d (pid %d) died; this process is its parent and may wait for it",
-                 death->world_rank, death->pid);
+        snprintf(death->text, sizeof death->text,
+                 "rank %d (pid %d) died; this process is its parent and may wait for it", death->world_rank,
+                 death->pid);
     else {
         tu_process_name(slot->parent, parent, sizeof parent);
-        snprintf(death->text, sizeof death->text, "rank %d (pid %d) died; only its parent (pid %d%s%s) knows its exit status",
-                 death->world_rank, death->pid, slot->parent, parent[0] != '\0' ? ", " : "", parent);
+        snprintf(death->text, sizeof death->text,
+                 "rank %d (pid %d) died; only its parent (pid %d%s%s) knows its exit status", death->world_rank,
+                 death->pid, slot->parent, parent[0] != '\0' ? ", " : "", parent);
     }
 }
 
@@ -246,9 +253,11 @@ tutti_status tu_death_error(tu_job *job, int rank, const char *doing) {
     tutti_status status = tu_rank_state_of(job, rank) == TU_RANK_CLOSED ? TUTTI_ERROR_GONE : TUTTI_ERROR_DEAD;
     tu_error(status, "%s, seen %s", death.text, doing);
     if (status == TUTTI_ERROR_GONE)
-        tu_error_append(". It left while others still counted on it: do all ranks make the same calls? A barrier before tutti_world_close keeps "
+        tu_error_append(". It left while others still counted on it: do all ranks make the same calls? A barrier "
+                        "before tutti_world_close keeps "
                         "them together");
     else if (death.known && death.signal == SIGKILL)
-        tu_error_append(". SIGKILL comes from a person, from a launcher, or from the kernel when memory runs out (see dmesg)");
+        tu_error_append(
+            ". SIGKILL comes from a person, from a launcher, or from the kernel when memory runs out (see dmesg)");
     return status;
 }

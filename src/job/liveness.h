@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Who is alive. A rank's slot in the job segment has a state; a rank that vanished is found by whoever looks: its keeper's robust
- * mutex says EOWNERDEAD, or its socket is at end-of-file. The finder marks the slot DEAD, once, counts it in the
- * header's `deaths`, and rings every bell.
+ * Who is alive. A rank's slot in the job segment has a state; a rank that vanished is found by whoever looks: its
+ * keeper's robust mutex says EOWNERDEAD, or its socket is at end-of-file. The finder marks the slot DEAD, once, counts
+ * it in the header's `deaths`, and rings every bell.
  */
 #ifndef TU_JOB_LIVENESS_H
 #define TU_JOB_LIVENESS_H
@@ -16,8 +16,8 @@
 typedef enum tu_rank_state {
     TU_RANK_JOINING = 1, /* has not finished opening */
     TU_RANK_ALIVE = 2,
-    TU_RANK_CLOSED = 3,  /* closed its world properly */
-    TU_RANK_DEAD = 4     /* vanished: killed, exited, exec; a thread-rank whose main returned without closing */
+    TU_RANK_CLOSED = 3, /* closed its world properly */
+    TU_RANK_DEAD = 4    /* vanished: killed, exited, exec; a thread-rank whose main returned without closing */
 } tu_rank_state;
 
 /* As last seen; one load. */
@@ -30,20 +30,22 @@ tu_rank_state tu_rank_probe(tu_job *job, int rank);
 uint32_t tu_job_departures(const tu_job *job);
 
 typedef struct tu_death {
-    int rank;           /* job rank */
+    int rank; /* job rank */
     int world_rank;
     int pid;
-    bool known;         /* exit status or signal known by now */
-    int exit_code;      /* valid when known and signal is 0 */
-    int signal;         /* 0 when it exited */
-    char text[256];     /* "rank 2 (pid 4711) was killed by signal 9 (Killed)", "… called exec", "… exited with status 3",
-                           "… died; only its parent (pid 4700, mpirun) knows its exit status" */
+    bool known;    /* exit status or signal known by now */
+    int exit_code; /* valid when known and signal is 0 */
+    int signal;    /* 0 when it exited */
+    char text[256]; /* "rank 2 (pid 4711) was killed by signal 9 (Killed)", "… called exec", "… exited with status 3",
+                       "… died; only its parent (pid 4700, mpirun) knows its exit status" */
 } tu_death;
 
-/* Describes a rank that is DEAD or CLOSED, with its exit status or signal where anybody may know it by now. Never waits. */
+/* Describes a rank that is DEAD or CLOSED, with its exit status or signal where anybody may know it by now. Never
+ * waits. */
 void tu_death_describe(tu_job *job, int rank, tu_death *death);
 
-/* Writes the error for a departed rank: TUTTI_ERROR_DEAD or TUTTI_ERROR_GONE; returns it. `doing` is "in all_reduce 17 of group 0". */
+/* Writes the error for a departed rank: TUTTI_ERROR_DEAD or TUTTI_ERROR_GONE; returns it. `doing` is "in all_reduce 17
+ * of group 0". */
 tutti_status tu_death_error(tu_job *job, int rank, const char *doing);
 
 /* For tutti_spawn's threads: this rank's main returned without closing its world. */

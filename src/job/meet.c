@@ -3,10 +3,11 @@
  * Meeting through the store. Each rank publishes one record under "job/<rank>", by compare-and-set, so that of two
  * processes that claim one rank the second learns of the first; then it reads the records of all.
  *
- * Nobody is left waiting. A rank that gives up says why, under "job/failed" and in the place of every record that is still
- * missing: ranks that wait for those records wake up and read the reason, and a rank that comes later finds it in its own
- * place and goes. That also settles who frees the object that thread-ranks share (tu_house): it has one share per rank;
- * a rank whose record is published gives up its own share, and whoever put a failure in a missing rank's place gives up that one's.
+ * Nobody is left waiting. A rank that gives up says why, under "job/failed" and in the place of every record that is
+ * still missing: ranks that wait for those records wake up and read the reason, and a rank that comes later finds it in
+ * its own place and goes. That also settles who frees the object that thread-ranks share (tu_house): it has one share
+ * per rank; a rank whose record is published gives up its own share, and whoever put a failure in a missing rank's
+ * place gives up that one's.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -20,10 +21,10 @@
 
 #define RECORD_MAGIC UINT64_C(0x44524f4345525554) /* "TURECORD" */
 #define RECORD_BYTES offsetof(tu_record, text)
-#define READ_SLICE (200 * TU_MILLISECOND)    /* between two looks at the interrupt flag */
-#define READ_LIMIT (30 * TU_SECOND)          /* for values that are there */
+#define READ_SLICE (200 * TU_MILLISECOND)       /* between two looks at the interrupt flag */
+#define READ_LIMIT (30 * TU_SECOND)             /* for values that are there */
 #define TROUBLE_INTERVAL (100 * TU_MILLISECOND) /* between two looks at "job/failed" */
-#define LAST_WORDS (5 * TU_SECOND)           /* for telling the store that this rank gives up */
+#define LAST_WORDS (5 * TU_SECOND)              /* for telling the store that this rank gives up */
 #define KEY_BYTES 24
 #define FAILED_KEY "job/failed"
 
@@ -53,7 +54,8 @@ void tu_rank_list(const bool *marked, const int *names, int count, char *text, s
             snprintf(text + used, bytes - used, ", …");
             return;
         }
-        used += (size_t)snprintf(text + used, bytes - used, last > i ? "%s%d-%d" : "%s%d", used > 0 ? ", " : "", names[i], names[last]);
+        used += (size_t)snprintf(text + used, bytes - used, last > i ? "%s%d-%d" : "%s%d", used > 0 ? ", " : "",
+                                 names[i], names[last]);
         i = last;
     }
     if (used == 0)
@@ -136,7 +138,8 @@ static bool read_record(const void *value, size_t bytes, tu_record *record) {
 static tutti_status told_failure(tu_meeting *meeting, const tu_record *record) {
     meeting->told = true;
     tutti_status status = record->failed > 0 ? (tutti_status)record->failed : TUTTI_ERROR_PROTOCOL;
-    tu_error(status, "rank %d (pid %d on %s) gave up opening the world: %s", record->by, record->pid, record->host, record->text);
+    tu_error(status, "rank %d (pid %d on %s) gave up opening the world: %s", record->by, record->pid, record->host,
+             record->text);
     tu_error_at_fault(record->by);
     return status;
 }
@@ -147,7 +150,8 @@ static tutti_status publish(tu_meeting *meeting) {
     record_key(mine->world_rank, key);
     void *value;
     size_t bytes;
-    tutti_status status = tutti_store_compare_set(meeting->options->store, key, "", 0, mine, mine->bytes, &value, &bytes);
+    tutti_status status =
+        tutti_store_compare_set(meeting->options->store, key, "", 0, mine, mine->bytes, &value, &bytes);
     if (status != TUTTI_OK)
         return status;
     tu_record there;
@@ -161,11 +165,13 @@ static tutti_status publish(tu_meeting *meeting) {
         return told_failure(meeting, &there);
     meeting->intruder = true;
     if (!readable)
-        tu_error(TUTTI_ERROR_MISMATCH, "rank %d of world \"%s\" is taken by a process of another version of Tutti", mine->world_rank,
-                 meeting->options->name);
+        tu_error(TUTTI_ERROR_MISMATCH, "rank %d of world \"%s\" is taken by a process of another version of Tutti",
+                 mine->world_rank, meeting->options->name);
     else
-        tu_error(TUTTI_ERROR_MISMATCH, "two processes say that they are rank %d of world \"%s\": pid %d on %s, and this one, pid %d on %s; "
-                 "each rank must have its own number", mine->world_rank, meeting->options->name, there.pid, there.host, mine->pid, mine->host);
+        tu_error(TUTTI_ERROR_MISMATCH,
+                 "two processes say that they are rank %d of world \"%s\": pid %d on %s, and this one, pid %d on %s; "
+                 "each rank must have its own number",
+                 mine->world_rank, meeting->options->name, there.pid, there.host, mine->pid, mine->host);
     tu_error_at_fault(mine->world_rank);
     return TUTTI_ERROR_MISMATCH;
 }
@@ -174,11 +180,14 @@ static tutti_status check_record(tu_meeting *meeting, int rank, const void *valu
     tu_record *record = &meeting->records[rank];
     if (!read_record(value, bytes, record)) {
         if (bytes >= 16 && record->magic == RECORD_MAGIC && record->version != TU_PAGE_VERSION)
-            tu_error(TUTTI_ERROR_PROTOCOL, "ranks use different versions of Tutti: rank %d has layout version %u, this rank %d has %d",
-                     rank, record->version, meeting->mine.world_rank, TU_PAGE_VERSION);
+            tu_error(TUTTI_ERROR_PROTOCOL,
+                     "ranks use different versions of Tutti: rank %d has layout version %u, this rank %d has %d", rank,
+                     record->version, meeting->mine.world_rank, TU_PAGE_VERSION);
         else
-            tu_error(TUTTI_ERROR_PROTOCOL, "the store holds %zu bytes for rank %d that are not its record; is the store used by others under "
-                     "the same prefix?", bytes, rank);
+            tu_error(TUTTI_ERROR_PROTOCOL,
+                     "the store holds %zu bytes for rank %d that are not its record; is the store used by others under "
+                     "the same prefix?",
+                     bytes, rank);
         tu_error_at_fault(rank);
         return TUTTI_ERROR_PROTOCOL;
     }
@@ -187,8 +196,10 @@ static tutti_status check_record(tu_meeting *meeting, int rank, const void *valu
     if (record->failed != 0)
         return told_failure(meeting, record);
     if (record->world_size != meeting->mine.world_size) {
-        tu_error(TUTTI_ERROR_MISMATCH, "world sizes disagree: rank %d (pid %d on %s) was started with %d ranks, rank %d (this one) with %d",
-                 rank, record->pid, record->host, record->world_size, meeting->mine.world_rank, meeting->mine.world_size);
+        tu_error(TUTTI_ERROR_MISMATCH,
+                 "world sizes disagree: rank %d (pid %d on %s) was started with %d ranks, rank %d (this one) with %d",
+                 rank, record->pid, record->host, record->world_size, meeting->mine.world_rank,
+                 meeting->mine.world_size);
         tu_error_at_fault(rank);
         return TUTTI_ERROR_MISMATCH;
     }
@@ -233,8 +244,10 @@ static tutti_status missing_ranks(tu_meeting *meeting) {
     for (int rank = 0; rank < size; rank++)
         marked[rank] = !marked[rank];
     tu_rank_list(marked, names, size, missing, sizeof missing);
-    tu_error(TUTTI_ERROR_TIMEOUT, "timeout while opening world \"%s\" of %d ranks: rank %s came, rank %s did not; were all ranks started, "
-             "with the same store?", options->name, size, came, missing);
+    tu_error(TUTTI_ERROR_TIMEOUT,
+             "timeout while opening world \"%s\" of %d ranks: rank %s came, rank %s did not; were all ranks started, "
+             "with the same store?",
+             options->name, size, came, missing);
     for (int rank = 0; rank < size; rank++)
         if (marked[rank])
             tu_error_at_fault(rank);
@@ -243,8 +256,8 @@ static tutti_status missing_ranks(tu_meeting *meeting) {
     return TUTTI_ERROR_TIMEOUT;
 }
 
-/* Waits for all keys, in slices, so that an interrupt is seen; then reads. A wait may run out of time without harm, a read may not: cut
- * off in the middle of an answer, a connection is of no more use. */
+/* Waits for all keys, in slices, so that an interrupt is seen; then reads. A wait may run out of time without harm, a
+ * read may not: cut off in the middle of an answer, a connection is of no more use. */
 static tutti_status read_values(tu_meeting *meeting, const char *const *keys, void **values, size_t *sizes) {
     const tu_job_options *options = meeting->options;
     size_t count = (size_t)options->world_size;
@@ -257,7 +270,8 @@ static tutti_status read_values(tu_meeting *meeting, const char *const *keys, vo
         if (status != TUTTI_ERROR_TIMEOUT)
             return status;
         if (options->interrupt != NULL && atomic_load_explicit(options->interrupt, memory_order_relaxed) != 0)
-            return tu_error(TUTTI_ERROR_INTERRUPTED, "rank %d was interrupted while opening world \"%s\"", options->world_rank, options->name);
+            return tu_error(TUTTI_ERROR_INTERRUPTED, "rank %d was interrupted while opening world \"%s\"",
+                            options->world_rank, options->name);
         if (left <= slice)
             return missing_ranks(meeting);
     }
@@ -266,7 +280,7 @@ static tutti_status read_values(tu_meeting *meeting, const char *const *keys, vo
 static tutti_status read_all(tu_meeting *meeting) {
     size_t size = (size_t)meeting->options->world_size;
     meeting->records = calloc(size, sizeof *meeting->records);
-    char (*texts)[KEY_BYTES] = calloc(size, sizeof *texts);
+    char(*texts)[KEY_BYTES] = calloc(size, sizeof *texts);
     const char **keys = calloc(size, sizeof *keys);
     void **values = calloc(size, sizeof *values);
     size_t *sizes = calloc(size, sizeof *sizes);
@@ -306,8 +320,10 @@ static tutti_status find_local(tu_meeting *meeting) {
         if (strcmp(record->place, meeting->mine.place) != 0)
             continue;
         if (record->uid != meeting->mine.uid) {
-            TU_LOG(TUTTI_LOG_WARN, meeting->options->log, "job", "rank %d runs on this host as another user (uid %u, this rank %u): no memory can be "
-                   "shared with it", rank, record->uid, meeting->mine.uid);
+            TU_LOG(TUTTI_LOG_WARN, meeting->options->log, "job",
+                   "rank %d runs on this host as another user (uid %u, this rank %u): no memory can be "
+                   "shared with it",
+                   rank, record->uid, meeting->mine.uid);
             continue;
         }
         if (rank == meeting->mine.world_rank)
@@ -320,8 +336,8 @@ static tutti_status find_local(tu_meeting *meeting) {
 tutti_status tu_meet_records(tu_meeting *meeting) {
     if (meeting->options->store == NULL) {
         if (meeting->options->world_size != 1)
-            return tu_error(TUTTI_ERROR_ARGUMENT, "world \"%s\" has %d ranks and no store to meet in", meeting->options->name,
-                            meeting->options->world_size);
+            return tu_error(TUTTI_ERROR_ARGUMENT, "world \"%s\" has %d ranks and no store to meet in",
+                            meeting->options->name, meeting->options->world_size);
         return find_local(meeting);
     }
     tutti_status status = publish(meeting);
@@ -350,7 +366,8 @@ tutti_status tu_meet_trouble(tu_meeting *meeting) {
     tu_record record;
     bool readable = read_record(value, bytes, &record);
     free(value);
-    return readable && record.failed != 0 && record.writer != meeting->mine.writer ? told_failure(meeting, &record) : TUTTI_OK;
+    return readable && record.failed != 0 && record.writer != meeting->mine.writer ? told_failure(meeting, &record)
+                                                                                   : TUTTI_OK;
 }
 
 /* Puts the failure where a record is missing. True when it was this call that did. there: what is in that place now. */
@@ -375,7 +392,7 @@ static void drop_shares(tu_meeting *meeting, tu_house *house, const bool *filled
     for (int rank = 0; rank < meeting->largest; rank++)
         shares += filled[rank] || (own && rank == meeting->mine.world_rank) ? 1 : 0;
     if (shares == 0)
-        return; /* then it is not ours to look at */
+        return;                                                   /* then it is not ours to look at */
     for (int rank = house->size; rank < meeting->largest; rank++) /* ranks that this house was not made for */
         shares -= filled[rank] || (own && rank == meeting->mine.world_rank) ? 1 : 0;
     if (shares > 0)
@@ -418,6 +435,7 @@ void tu_meet_give_up(tu_meeting *meeting) {
     meeting->house = NULL;
     free(filled);
     if (hurried && tutti_store_set_timeout(store, before) != TUTTI_OK)
-        TU_LOG(TUTTI_LOG_DEBUG, meeting->options->log, "job", "the store keeps a timeout of %d s", (int)(LAST_WORDS / TU_SECOND));
+        TU_LOG(TUTTI_LOG_DEBUG, meeting->options->log, "job", "the store keeps a timeout of %d s",
+               (int)(LAST_WORDS / TU_SECOND));
     tu_error_restore(&copy);
 }

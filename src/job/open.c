@@ -89,8 +89,8 @@ static tutti_status init_robust(pthread_mutex_t *mutex) {
     return TUTTI_OK;
 }
 
-static tutti_status fill_page(tu_page *page, const tu_job_options *options, const tu_page *layout, const char *id, const uint8_t *nonce,
-                              const int *world_ranks) {
+static tutti_status fill_page(tu_page *page, const tu_job_options *options, const tu_page *layout, const char *id,
+                              const uint8_t *nonce, const int *world_ranks) {
     page->version = TU_PAGE_VERSION;
     page->mutex_bytes = sizeof(pthread_mutex_t);
     memcpy(page->nonce, nonce, TU_NONCE_BYTES);
@@ -117,7 +117,8 @@ static tutti_status fill_page(tu_page *page, const tu_job_options *options, cons
     return status;
 }
 
-tutti_status tu_house_found(tu_house *house, const tu_job_options *options, const char *id, const uint8_t *nonce, const int *world_ranks) {
+tutti_status tu_house_found(tu_house *house, const tu_job_options *options, const char *id, const uint8_t *nonce,
+                            const int *world_ranks) {
     tu_page layout = { .threads = house->threads };
     tu_page_lay_out(&layout, house->size);
     char name[sizeof TU_PAGE_NAME + TU_ID_BYTES];
@@ -132,7 +133,8 @@ tutti_status tu_house_found(tu_house *house, const tu_job_options *options, cons
         error = fallocate(house->page_fd, 0, 0, (off_t)layout.bytes) == 0 ? 0 : errno;
     while (error == EINTR);
     if (error != 0)
-        return tu_error_system(error, "cannot reserve %llu bytes for the job segment", (unsigned long long)layout.bytes);
+        return tu_error_system(error, "cannot reserve %llu bytes for the job segment",
+                               (unsigned long long)layout.bytes);
     void *at = mmap(NULL, layout.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, house->page_fd, 0);
     if (at == MAP_FAILED)
         return tu_map_error(errno, "the job segment", layout.bytes);
@@ -209,7 +211,8 @@ static tutti_status settle(tu_meeting *meeting) {
             peer->pidfd = tu_pidfd_open(record->pid, record->start_time);
     }
     for (int rank = 0; rank < job->world_size; rank++)
-        snprintf(job->hosts[rank], TU_HOST_BYTES, "%s", (meeting->records != NULL ? &meeting->records[rank] : &meeting->mine)->host);
+        snprintf(job->hosts[rank], TU_HOST_BYTES, "%s",
+                 (meeting->records != NULL ? &meeting->records[rank] : &meeting->mine)->host);
     return TUTTI_OK;
 }
 
@@ -283,7 +286,8 @@ static tutti_status arrive(tu_meeting *meeting) {
     job->wait = (tu_wait){ .bell = &job->slot->bell, .sleepers = &job->page->sleepers, .interrupt = job->interrupt };
     job->wait.yields = 20; /* until it is known how many cores there are */
     atomic_store_explicit(&job->slot->state, TU_RANK_ALIVE, memory_order_release);
-    atomic_fetch_add_explicit(&job->page->arrived, 1, memory_order_acq_rel); /* pairs with the acquire of those who wait for it */
+    atomic_fetch_add_explicit(&job->page->arrived, 1,
+                              memory_order_acq_rel); /* pairs with the acquire of those who wait for it */
     tu_ring_all(job);
     tu_wait wait = job->wait;
     wait.deadline = meeting->options->deadline;
@@ -354,8 +358,8 @@ static void give_up(tu_meeting *meeting) {
 
 tutti_status tu_job_open(const tu_job_options *options, tu_job **opened) {
     if (options->world_size < 1 || options->world_rank < 0 || options->world_rank >= options->world_size)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "rank %d is not in [0, %d), the ranks of world \"%s\"", options->world_rank,
-                        options->world_size, options->name);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "rank %d is not in [0, %d), the ranks of world \"%s\"",
+                        options->world_rank, options->world_size, options->name);
     tu_bell_prepare();
     tu_meeting meeting = { .options = options, .listener = -1 };
     tutti_status status = tu_meet_prepare(&meeting);
@@ -425,7 +429,8 @@ void tu_job_close(tu_job *job) {
         job->keeper_runs = false;
     } else {
         tu_job_goodbye(job);
-        bool any = !job->house->threads; /* what peers have sent and nobody has read holds pieces of theirs: let go of them */
+        bool any =
+            !job->house->threads; /* what peers have sent and nobody has read holds pieces of theirs: let go of them */
         while (any && tu_wire_receive(job, NULL, 0, &any) == TUTTI_OK) {
         }
         tu_mailbox_close(job->mailbox);

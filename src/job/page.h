@@ -39,16 +39,16 @@
 #define TU_PAGE_NAME "tutti-job-" /* then the id */
 
 #define TU_NONCE_BYTES 16
-#define TU_ID_BYTES 17    /* 16 hexadecimal digits and a zero */
+#define TU_ID_BYTES 17 /* 16 hexadecimal digits and a zero */
 #define TU_NAME_BYTES 64
-#define TU_CPU_WORDS 16   /* 1024 CPUs */
+#define TU_CPU_WORDS 16 /* 1024 CPUs */
 #define TU_WHY_BYTES 192
 
 #define TU_SLOT_EMPTY 0 /* state before TU_RANK_JOINING: this rank has not come yet */
 
 typedef struct tu_slot {
-    /* TU_SLOT_EMPTY or a tu_rank_state. The owner goes up to ALIVE and CLOSED; whoever finds it dead makes it DEAD. All by
-     * compare-and-swap, so that a departure happens once. Release; readers acquire. */
+    /* TU_SLOT_EMPTY or a tu_rank_state. The owner goes up to ALIVE and CLOSED; whoever finds it dead makes it DEAD. All
+     * by compare-and-swap, so that a departure happens once. Release; readers acquire. */
     _Alignas(128) _Atomic uint32_t state;
     /* Who it is. Written by the owner before its state leaves EMPTY, except world_rank (by the founder). */
     int32_t world_rank;
@@ -56,16 +56,16 @@ typedef struct tu_slot {
     int32_t tid;    /* of the thread that opened the world */
     int32_t parent; /* pid of its parent then */
     uint32_t uid;
-    uint64_t start_time; /* of the process: field 22 of /proc/PID/stat */
-    int64_t opened_ns;   /* on tu_clock_now */
-    int64_t opened_wall; /* on tu_clock_wall */
+    uint64_t start_time;         /* of the process: field 22 of /proc/PID/stat */
+    int64_t opened_ns;           /* on tu_clock_now */
+    int64_t opened_wall;         /* on tu_clock_wall */
     uint64_t cpus[TU_CPU_WORDS]; /* CPU set of the owner when it opened, one bit per CPU */
     /* By the parent of the rank (tu_death_publish), once: 0, or TU_SLOT_PUBLISHED | wait status. */
     _Atomic uint64_t wait_status;
     /* Why a thread-rank is DEAD, or why opening failed; complete before the state is DEAD. By the owner. */
     char why[TU_WHY_BYTES];
-    /* Bytes of shared memory that the owner has reserved, and those that it is about to reserve. By the owner; `pending`
-     * rises under the ledger's lock. */
+    /* Bytes of shared memory that the owner has reserved, and those that it is about to reserve. By the owner;
+     * `pending` rises under the ledger's lock. */
     _Alignas(128) _Atomic int64_t reserved;
     _Atomic int64_t pending;
     /* Robust; held by the owner's keeper thread from JOINING to CLOSED. Not used between thread-ranks. */
@@ -78,7 +78,7 @@ typedef struct tu_slot {
 typedef struct tu_page {
     _Atomic uint64_t magic; /* written last */
     uint32_t version;
-    uint32_t mutex_bytes;   /* sizeof(pthread_mutex_t): differs between C libraries */
+    uint32_t mutex_bytes; /* sizeof(pthread_mutex_t): differs between C libraries */
     uint8_t nonce[TU_NONCE_BYTES];
     char id[TU_ID_BYTES];
     char name[TU_NAME_BYTES]; /* of the world */
@@ -86,7 +86,7 @@ typedef struct tu_page {
     int32_t size;             /* ranks in the job */
     int32_t world_size;
     uint32_t uid;
-    uint32_t threads;         /* 1: the ranks are threads of one process */
+    uint32_t threads; /* 1: the ranks are threads of one process */
     uint64_t slots_offset, slot_bytes;
     uint64_t recorders_offset, recorder_bytes;
     int64_t created_ns;   /* on tu_clock_now */
@@ -114,8 +114,8 @@ static inline tu_recorder *tu_page_recorder(const tu_page *page, int rank) {
 /* Where the parts lie in a page of `size` ranks; fills the offsets and sizes of *page, bytes included. */
 void tu_page_lay_out(tu_page *page, int size);
 
-/* Checks a mapped page of `bytes` bytes: magic, version, sizes, bounds. TUTTI_ERROR_PROTOCOL with a message, which for another
- * version shows both. `whose` begins the message: "the job segment of rank 3 (pid 4711)". */
+/* Checks a mapped page of `bytes` bytes: magic, version, sizes, bounds. TUTTI_ERROR_PROTOCOL with a message, which for
+ * another version shows both. `whose` begins the message: "the job segment of rank 3 (pid 4711)". */
 tutti_status tu_page_check(const tu_page *page, size_t bytes, const char *whose);
 
 #endif

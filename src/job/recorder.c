@@ -474,10 +474,9 @@ void tu_recorder_counters(const tu_recorder *recorder, tu_operation operation, t
 
 /* ---- names and words ---- */
 
-static const char *const operation_names[TU_OP_COUNT] = {
-    "none",
+static const char *const operation_names[TU_OP_COUNT] = { "none",
 #define X(id, name) name,
-    TU_OPERATIONS(X)
+                                                          TU_OPERATIONS(X)
 #undef X
 };
 
@@ -529,11 +528,11 @@ void tu_record_text(const tu_recorder *recorder, const tu_record_view *view, cha
 void tu_op_info_text(const tu_op_info *info, const char *group_name, char *text, size_t bytes) {
     char parts[160] = "";
     size_t used = 0;
-#define PART(...)                                                                                                      \
-    do {                                                                                                               \
-        int wrote = snprintf(parts + used, sizeof parts - used, __VA_ARGS__);                                          \
-        if (wrote > 0 && (size_t)wrote < sizeof parts - used)                                                          \
-            used += (size_t)wrote;                                                                                     \
+#define PART(...)                                                             \
+    do {                                                                      \
+        int wrote = snprintf(parts + used, sizeof parts - used, __VA_ARGS__); \
+        if (wrote > 0 && (size_t)wrote < sizeof parts - used)                 \
+            used += (size_t)wrote;                                            \
     } while (0)
     if (info->dtype != 0)
         PART("%s", tutti_dtype_name((tutti_dtype)info->dtype));

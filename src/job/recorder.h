@@ -21,21 +21,29 @@
 
 /* Every operation that can be recorded; X(enumerator, name). The names are those of the API without "tutti_". */
 #define TU_OPERATIONS(X)                                                                                               \
-    X(BARRIER, "barrier") X(ALL_REDUCE, "all_reduce") X(REDUCE, "reduce") X(REDUCE_SCATTER, "reduce_scatter")          \
-    X(REDUCE_SCATTER_V, "reduce_scatter_v") X(ALL_GATHER, "all_gather") X(ALL_GATHER_V, "all_gather_v")                \
-    X(BROADCAST, "broadcast") X(GATHER, "gather") X(SCATTER, "scatter") X(ALL_TO_ALL, "all_to_all")                    \
-    X(ALL_TO_ALL_V, "all_to_all_v") X(PERMUTE, "permute") X(SEND, "send") X(RECV, "recv") X(BATCH, "batch")            \
-    X(RENDEZVOUS, "rendezvous") X(GROUP_NEW, "group_new") X(GROUP_SPLIT, "group_split") X(SHRINK, "shrink")            \
-    X(AGREE, "agree") X(PEERS_BARRIER, "peers_barrier") X(PEERS_SIGNAL, "peers_signal")                                \
-    X(PEERS_WAIT_SIGNAL, "peers_wait_signal") X(PEERS_PUT, "peers_put") X(PEERS_GET, "peers_get")                      \
-    X(WORLD_OPEN, "world_open") X(PREPARE, "group_prepare")                                                            \
-    X(ONE_SHOT_ALL_REDUCE, "one_shot_all_reduce") X(TWO_SHOT_ALL_REDUCE, "two_shot_all_reduce")                        \
-    X(REDUCE_SCATTER_OUT, "reduce_scatter_out") X(LOW_CONTENTION_ALL_GATHER, "low_contention_all_gather")              \
-    X(LOW_CONTENTION_REDUCE_SCATTER, "low_contention_reduce_scatter") X(MULTIMEM_ALL_REDUCE, "multimem_all_reduce")    \
-    X(MULTIMEM_ONE_SHOT_ALL_REDUCE, "multimem_one_shot_all_reduce")                                                    \
-    X(MULTIMEM_ONE_SHOT_REDUCE, "multimem_one_shot_reduce") X(MULTIMEM_ALL_GATHER, "multimem_all_gather")              \
-    X(ALL_TO_ALL_VDEV, "all_to_all_vdev") X(ALL_TO_ALL_VDEV_2D, "all_to_all_vdev_2d")                                  \
-    X(ALL_TO_ALL_VDEV_2D_OFFSET, "all_to_all_vdev_2d_offset") X(CONNECTIVITY, "connectivity_ranks")
+    X(BARRIER, "barrier")                                                                                              \
+    X(ALL_REDUCE, "all_reduce")                                                                                        \
+    X(REDUCE, "reduce") X(REDUCE_SCATTER, "reduce_scatter") X(REDUCE_SCATTER_V, "reduce_scatter_v")                    \
+        X(ALL_GATHER, "all_gather") X(ALL_GATHER_V, "all_gather_v") X(BROADCAST, "broadcast") X(GATHER, "gather")      \
+            X(SCATTER, "scatter") X(ALL_TO_ALL, "all_to_all") X(ALL_TO_ALL_V, "all_to_all_v") X(PERMUTE, "permute") X( \
+                SEND, "send") X(RECV, "recv") X(BATCH, "batch") X(RENDEZVOUS, "rendezvous") X(GROUP_NEW, "group_new")  \
+                X(GROUP_SPLIT, "group_split") X(SHRINK, "shrink") X(AGREE, "agree") X(PEERS_BARRIER, "peers_barrier")  \
+                    X(PEERS_SIGNAL, "peers_signal") X(PEERS_WAIT_SIGNAL, "peers_wait_signal")                          \
+                        X(PEERS_PUT, "peers_put") X(PEERS_GET, "peers_get") X(WORLD_OPEN, "world_open")                \
+                            X(PREPARE, "group_prepare") X(ONE_SHOT_ALL_REDUCE, "one_shot_all_reduce")                  \
+                                X(TWO_SHOT_ALL_REDUCE, "two_shot_all_reduce")                                          \
+                                    X(REDUCE_SCATTER_OUT, "reduce_scatter_out")                                        \
+                                        X(LOW_CONTENTION_ALL_GATHER, "low_contention_all_gather")                      \
+                                            X(LOW_CONTENTION_REDUCE_SCATTER, "low_contention_reduce_scatter")          \
+                                                X(MULTIMEM_ALL_REDUCE, "multimem_all_reduce")                          \
+                                                    X(MULTIMEM_ONE_SHOT_ALL_REDUCE, "multimem_one_shot_all_reduce")    \
+                                                        X(MULTIMEM_ONE_SHOT_REDUCE, "multimem_one_shot_reduce")        \
+                                                            X(MULTIMEM_ALL_GATHER, "multimem_all_gather")              \
+                                                                X(ALL_TO_ALL_VDEV, "all_to_all_vdev")                  \
+                                                                    X(ALL_TO_ALL_VDEV_2D, "all_to_all_vdev_2d")        \
+                                                                        X(ALL_TO_ALL_VDEV_2D_OFFSET,                   \
+                                                                          "all_to_all_vdev_2d_offset")                 \
+                                                                            X(CONNECTIVITY, "connectivity_ranks")
 
 typedef enum tu_operation {
     TU_OP_NONE = 0,
@@ -50,9 +58,9 @@ tu_operation tu_operation_find(const char *name); /* TU_OP_NONE when there is no
 
 /* What an operation is, for the recorder, for mismatch messages and for `tutti ps`. */
 typedef struct tu_op_info {
-    uint64_t group_key;   /* the group's uid */
-    uint64_t sequence;    /* in its group */
-    uint64_t count;       /* elements, or bytes where there is no dtype */
+    uint64_t group_key; /* the group's uid */
+    uint64_t sequence;  /* in its group */
+    uint64_t count;     /* elements, or bytes where there is no dtype */
     int64_t timeout_ns;
     uint32_t group_index; /* from tu_recorder_group, for its name */
     int32_t root;         /* root or peer as a group rank; -1 none */
@@ -68,7 +76,8 @@ typedef struct tu_op_info {
  * members the first TU_RECORDER_MEMBERS are kept. */
 #define TU_RECORDER_GROUPS 128
 #define TU_RECORDER_MEMBERS 64
-uint32_t tu_recorder_group(tu_recorder *recorder, uint64_t group_key, const char *name, const int *world_ranks, int count);
+uint32_t tu_recorder_group(tu_recorder *recorder, uint64_t group_key, const char *name, const int *world_ranks,
+                           int count);
 
 /* Own recorder only; any thread of the rank. Returns a ticket. */
 uint64_t tu_record_begin(tu_recorder *recorder, const tu_op_info *info);
@@ -102,8 +111,8 @@ size_t tu_recorder_snapshot(const tu_recorder *recorder, tu_record_view *views);
 typedef struct tu_recorder_group_view {
     uint64_t key;
     uint32_t index;
-    int size;                         /* of the group */
-    int members;                      /* in world_ranks; less than size in large groups */
+    int size;    /* of the group */
+    int members; /* in world_ranks; less than size in large groups */
     int world_ranks[TU_RECORDER_MEMBERS];
     char name[64];
 } tu_recorder_group_view;
@@ -114,11 +123,11 @@ size_t tu_recorder_groups(const tu_recorder *recorder, tu_recorder_group_view *v
 /* What the rank has done so far, per operation. */
 #define TU_COUNTER_ALGORITHMS 12
 typedef struct tu_counters {
-    uint64_t calls;                                 /* ended, failures included */
+    uint64_t calls; /* ended, failures included */
     uint64_t failures;
-    uint64_t bytes;                                 /* count times the element's size */
-    int64_t time_ns;                                /* between begin and end, summed */
-    uint64_t by_algorithm[TU_COUNTER_ALGORITHMS];   /* calls; the last also counts those of higher numbers */
+    uint64_t bytes;                               /* count times the element's size */
+    int64_t time_ns;                              /* between begin and end, summed */
+    uint64_t by_algorithm[TU_COUNTER_ALGORITHMS]; /* calls; the last also counts those of higher numbers */
 } tu_counters;
 void tu_recorder_counters(const tu_recorder *recorder, tu_operation operation, tu_counters *counters);
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Segments and mappings. A segment is a memfd whose pages are all there before anybody touches them, sealed so that no one can take them
- * away again. Its last page is the mark: magic, version, the job's nonce, owner and number, by which a receiver knows
- * that a descriptor is what the message says. Pieces begin at offset 0, so that a large one keeps its alignment.
+ * Segments and mappings. A segment is a memfd whose pages are all there before anybody touches them, sealed so that no
+ * one can take them away again. Its last page is the mark: magic, version, the job's nonce, owner and number, by which
+ * a receiver knows that a descriptor is what the message says. Pieces begin at offset 0, so that a large one keeps its
+ * alignment.
  *
  * A process-rank that gets a peer's segment maps it once; the atlas lists what is mapped. Thread-ranks use the owner's
  * own mapping: a second one would hide races from ThreadSanitizer.
@@ -20,7 +21,8 @@
 
 #define PAGE ((size_t)4096)
 #define HUGE ((size_t)2 << 20)
-#define RESERVE_STEP ((off_t)32 << 20) /* fallocate undoes its work when a signal comes: do it in steps that can be repeated */
+#define RESERVE_STEP \
+    ((off_t)32 << 20) /* fallocate undoes its work when a signal comes: do it in steps that can be repeated */
 #define MARK_MAGIC UINT64_C(0x47455349545455) /* "UTTISEG" */
 
 /* In the last page of every segment. Written by the owner before the segment is sent anywhere, never changed. */
@@ -79,15 +81,16 @@ static bool huge_on_request(void) {
     if (fgets(text, sizeof text, file) == NULL)
         text[0] = '\0';
     fclose(file);
-    return strstr(text, "[advise]") != NULL || strstr(text, "[within_size]") != NULL || strstr(text, "[always]") != NULL;
+    return strstr(text, "[advise]") != NULL || strstr(text, "[within_size]") != NULL ||
+           strstr(text, "[always]") != NULL;
 }
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* Takes all pages now. Only a page fault may take huge ones on request, so those are faulted in first; fallocate then takes what
- * is still missing, and is the one whose answer counts. */
+/* Takes all pages now. Only a page fault may take huge ones on request, so those are faulted in first; fallocate then
+ * takes what is still missing, and is the one whose answer counts. */
 static tutti_status take_pages(tu_segment *segment, const char *what) {
     if (segment->huge && madvise(segment->base, segment->bytes, MADV_HUGEPAGE) == 0)
         (void)madvise(segment->base, segment->bytes, MADV_POPULATE_WRITE);
@@ -96,8 +99,9 @@ static tutti_status take_pages(tu_segment *segment, const char *what) {
         if (fallocate(segment->fd, 0, at, step) == 0)
             at += step;
         else if (errno == ENOSPC || errno == ENOMEM)
-            return tu_error(TUTTI_ERROR_MEMORY, "out of memory: %zu bytes of shared memory for %s could not be reserved",
-                            segment->bytes, what);
+            return tu_error(TUTTI_ERROR_MEMORY,
+                            "out of memory: %zu bytes of shared memory for %s could not be reserved", segment->bytes,
+                            what);
         else if (errno != EINTR)
             return tu_error_system(errno, "cannot reserve %zu bytes of shared memory for %s", segment->bytes, what);
     }
@@ -123,8 +127,11 @@ static tutti_status fill_segment(tu_job *job, tu_segment *segment, const char *w
     status = take_pages(segment, what);
     if (status != TUTTI_OK)
         goto unmap;
-    *mark_of(segment) = (segment_mark){ .magic = MARK_MAGIC, .version = TU_PAGE_VERSION, .owner = segment->owner,
-                                        .id = segment->id, .bytes = segment->bytes };
+    *mark_of(segment) = (segment_mark){ .magic = MARK_MAGIC,
+                                        .version = TU_PAGE_VERSION,
+                                        .owner = segment->owner,
+                                        .id = segment->id,
+                                        .bytes = segment->bytes };
     memcpy(mark_of(segment)->nonce, job->page->nonce, TU_NONCE_BYTES);
     if (fcntl(segment->fd, F_ADD_SEALS, TU_PAGE_SEALS) != 0) {
         status = tu_error_system(errno, "cannot seal shared memory for %s", what);
@@ -139,20 +146,24 @@ close_descriptor:
     return status;
 }
 
-tutti_status tu_segment_make(tu_job *job, const char *what, size_t bytes, size_t alignment, int huge, bool heap, tu_segment **made) {
+tutti_status tu_segment_make(tu_job *job, const char *what, size_t bytes, size_t alignment, int huge, bool heap,
+                             tu_segment **made) {
     size_t room = sizeof(tu_segment) + (heap ? (size_t)job->size * sizeof(_Atomic bool) : 0);
     tu_segment *segment = calloc(1, room);
     if (segment == NULL)
         return tu_error_memory("a segment", room);
     if (bytes > SIZE_MAX / 4) {
         free(segment);
-        return tu_error(TUTTI_ERROR_MEMORY, "%zu bytes of shared memory for %s are more than any machine has", bytes, what);
+        return tu_error(TUTTI_ERROR_MEMORY, "%zu bytes of shared memory for %s are more than any machine has", bytes,
+                        what);
     }
     segment->bytes = round_up(bytes > 0 ? bytes : 1, PAGE) + PAGE;
     segment->huge = huge != 0 && segment->bytes >= HUGE && huge_on_request();
     if (huge == 1 && !segment->huge)
-        TU_LOG(TUTTI_LOG_INFO, job->log, "job", "no huge pages for %s: %s", what, segment->bytes < HUGE ? "it is too small"
-               : "the kernel gives shared memory none (/sys/kernel/mm/transparent_hugepage/shmem_enabled)");
+        TU_LOG(TUTTI_LOG_INFO, job->log, "job", "no huge pages for %s: %s", what,
+               segment->bytes < HUGE
+                   ? "it is too small"
+                   : "the kernel gives shared memory none (/sys/kernel/mm/transparent_hugepage/shmem_enabled)");
     if (segment->huge && alignment < HUGE)
         alignment = HUGE;
     segment->references = 1;
@@ -188,8 +199,8 @@ static void end_segment(tu_segment *segment) {
 
 struct tu_atlas {
     pthread_mutex_t lock;
-    tu_segment *first;            /* imports with references, or kept */
-    _Atomic uint32_t references;  /* the job's, and one per import */
+    tu_segment *first;           /* imports with references, or kept */
+    _Atomic uint32_t references; /* the job's, and one per import */
 };
 
 tutti_status tu_atlas_create(tu_atlas **made) {
@@ -258,11 +269,13 @@ static tutti_status check_descriptor(int fd, uint64_t bytes, const char *whose) 
     if (!S_ISREG(status.st_mode))
         return tu_error(TUTTI_ERROR_PROTOCOL, "the descriptor that came from %s is not shared memory", whose);
     if ((uint64_t)status.st_size != bytes || bytes < 2 * PAGE || bytes % PAGE != 0)
-        return tu_error(TUTTI_ERROR_PROTOCOL, "the shared memory that came from %s has %lld bytes, not the %llu it was announced with",
-                        whose, (long long)status.st_size, (unsigned long long)bytes);
+        return tu_error(TUTTI_ERROR_PROTOCOL,
+                        "the shared memory that came from %s has %lld bytes, not the %llu it was announced with", whose,
+                        (long long)status.st_size, (unsigned long long)bytes);
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW))
-        return tu_error(TUTTI_ERROR_PROTOCOL, "the shared memory that came from %s is not sealed against shrinking and growing", whose);
+        return tu_error(TUTTI_ERROR_PROTOCOL,
+                        "the shared memory that came from %s is not sealed against shrinking and growing", whose);
     return TUTTI_OK;
 }
 
@@ -270,10 +283,11 @@ static tutti_status check_mark(const tu_job *job, const tu_segment *segment, con
     const segment_mark *mark = mark_of(segment);
     if (mark->magic != MARK_MAGIC || memcmp(mark->nonce, job->page->nonce, TU_NONCE_BYTES) != 0 ||
         mark->owner != segment->owner || mark->id != segment->id || mark->bytes != segment->bytes)
-        return tu_error(TUTTI_ERROR_PROTOCOL, "the shared memory that came from %s is not marked as a segment of this job", whose);
+        return tu_error(TUTTI_ERROR_PROTOCOL,
+                        "the shared memory that came from %s is not marked as a segment of this job", whose);
     if (mark->version != TU_PAGE_VERSION)
-        return tu_error(TUTTI_ERROR_PROTOCOL, "the shared memory that came from %s has layout version %u, this rank %d", whose,
-                        mark->version, TU_PAGE_VERSION);
+        return tu_error(TUTTI_ERROR_PROTOCOL, "the shared memory that came from %s has layout version %u, this rank %d",
+                        whose, mark->version, TU_PAGE_VERSION);
     return TUTTI_OK;
 }
 
@@ -325,8 +339,8 @@ tutti_status tu_segment_import(tu_job *job, int owner, const tu_piece_wire *wire
         atomic_fetch_add_explicit(&known->references, 1, memory_order_relaxed);
         *segment = known;
     } else if (fd < 0) {
-        status = tu_error(TUTTI_ERROR_NOT_FOUND, "segment %llu of rank %d is not mapped here", (unsigned long long)wire->id,
-                          job->peers[owner].world_rank);
+        status = tu_error(TUTTI_ERROR_NOT_FOUND, "segment %llu of rank %d is not mapped here",
+                          (unsigned long long)wire->id, job->peers[owner].world_rank);
     } else {
         status = import_new(job, owner, wire, fd, segment);
     }
@@ -344,7 +358,8 @@ tutti_status tu_piece_alloc(tu_job *job, const char *what, size_t bytes, size_t 
     if (alignment < 64)
         alignment = 64;
     if ((alignment & (alignment - 1)) != 0 || alignment > HUGE)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "alignment %zu for %s must be a power of two up to %zu", alignment, what, HUGE);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "alignment %zu for %s must be a power of two up to %zu", alignment, what,
+                        HUGE);
     if (bytes < TU_PIECE_OWN_SEGMENT && alignment <= LARGEST_HEAP_ALIGNMENT)
         return tu_heap_alloc(job->heap, what, bytes, alignment, piece);
     tu_segment *segment;
@@ -368,8 +383,12 @@ void tu_piece_free(tu_job *job, tu_piece *piece) {
 }
 
 void tu_piece_describe(const tu_piece *piece, tu_piece_wire *wire) {
-    *wire = (tu_piece_wire){ .id = piece->segment->id, .segment_bytes = piece->segment->bytes, .offset = piece->offset,
-                             .bytes = piece->bytes, .heap = piece->segment->heap, .huge = piece->segment->huge };
+    *wire = (tu_piece_wire){ .id = piece->segment->id,
+                             .segment_bytes = piece->segment->bytes,
+                             .offset = piece->offset,
+                             .bytes = piece->bytes,
+                             .heap = piece->segment->heap,
+                             .huge = piece->segment->huge };
 }
 
 size_t tu_holds_bytes(const tu_job *job) {
@@ -389,10 +408,12 @@ typedef struct mapping {
     _Atomic uint32_t *holds; /* this rank's count in a heap piece; NULL in a segment of its own */
 } mapping;
 
-tutti_status tu_mapping_make(tu_job *job, tu_segment *segment, const tu_piece_wire *wire, int holder, bool counted, tu_mapping **made) {
+tutti_status tu_mapping_make(tu_job *job, tu_segment *segment, const tu_piece_wire *wire, int holder, bool counted,
+                             tu_mapping **made) {
     size_t last = segment->bytes - PAGE;
     bool heap = wire->heap != 0;
-    if (wire->offset > last || wire->bytes > last - wire->offset || (heap && wire->offset < tu_holds_bytes(job)) || wire->offset % 64 != 0)
+    if (wire->offset > last || wire->bytes > last - wire->offset || (heap && wire->offset < tu_holds_bytes(job)) ||
+        wire->offset % 64 != 0)
         return tu_error(TUTTI_ERROR_PROTOCOL, "a piece of %llu bytes at %llu lies outside its segment of %zu bytes",
                         (unsigned long long)wire->bytes, (unsigned long long)wire->offset, segment->bytes);
     mapping *inner = calloc(1, sizeof *inner);

@@ -3,8 +3,8 @@
  * Shared memory of a job: segments, the heap on them, and mappings of peers' memory.
  *
  * A segment is a memfd that is reserved (fallocate, after comparing with MemAvailable, with every cgroup ancestor's
- * limit and with the world's ledger, under the ledger's lock in the job segment), zeroed, sealed against shrinking and growing, and mapped. Too much is
- * TUTTI_ERROR_MEMORY, a limit is TUTTI_ERROR_LIMIT naming it; never a SIGBUS later.
+ * limit and with the world's ledger, under the ledger's lock in the job segment), zeroed, sealed against shrinking and
+ * growing, and mapped. Too much is TUTTI_ERROR_MEMORY, a limit is TUTTI_ERROR_LIMIT naming it; never a SIGBUS later.
  *
  * A piece is a part of a segment that this rank owns. Small pieces are carved from permanent heap segments that each
  * peer maps once; a large one (TU_PIECE_OWN_SEGMENT bytes and more) is a segment of its own.
@@ -23,7 +23,7 @@
 typedef struct tu_segment tu_segment;
 
 struct tu_piece {
-    void *address;       /* in this process */
+    void *address; /* in this process */
     size_t bytes;
     tu_segment *segment; /* that it lies in */
     size_t offset;       /* there */

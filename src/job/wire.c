@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Messages over the connections between process-ranks. Each is one SEQPACKET record: header, payload, at most one
- * descriptor. Nothing here waits except tu_wire_receive, which waits for as long as it is told. What comes in is believed
- * only after it has been checked; a message that makes no sense is logged and dropped, and the job goes on.
+ * descriptor. Nothing here waits except tu_wire_receive, which waits for as long as it is told. What comes in is
+ * believed only after it has been checked; a message that makes no sense is logged and dropped, and the job goes on.
  */
 #include <errno.h>
 #include <poll.h>
@@ -41,8 +41,8 @@ static int send_record(int fd, const tu_wire *wire, const void *payload, int des
     return sent < 0 ? errno : 0;
 }
 
-tutti_status tu_wire_send(tu_job *job, int to, const tu_wire *wire, const void *payload, const tu_piece *piece, int descriptor,
-                          bool *crowded) {
+tutti_status tu_wire_send(tu_job *job, int to, const tu_wire *wire, const void *payload, const tu_piece *piece,
+                          int descriptor, bool *crowded) {
     tu_peer *peer = &job->peers[to];
     *crowded = false;
     if (atomic_load_explicit(&peer->ended, memory_order_relaxed))
@@ -109,7 +109,9 @@ static int take_descriptor(struct msghdr *header) {
 ssize_t tu_wire_take(int fd, tu_message *message, size_t room, int *descriptor, bool *lost) {
     struct iovec parts[2] = { { &message->wire, sizeof message->wire }, { message->payload, room } };
     _Alignas(struct cmsghdr) char control[CMSG_SPACE(DESCRIPTORS * sizeof(int))];
-    struct msghdr header = { .msg_iov = parts, .msg_iovlen = 2, .msg_control = control, .msg_controllen = sizeof control };
+    struct msghdr header = {
+        .msg_iov = parts, .msg_iovlen = 2, .msg_control = control, .msg_controllen = sizeof control
+    };
     ssize_t got;
     do
         got = recvmsg(fd, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
@@ -137,8 +139,8 @@ static tutti_status lost_descriptor(tu_job *job, int from, const tu_piece_wire *
         bool crowded; /* if it cannot be sent now, the next exchange fails here again and asks again */
         (void)tu_wire_send(job, from, &need, NULL, NULL, -1, &crowded);
     }
-    return tu_error_system(EMFILE, "a descriptor from rank %d (pid %d) was lost on arrival", job->peers[from].world_rank,
-                           job->peers[from].pid);
+    return tu_error_system(EMFILE, "a descriptor from rank %d (pid %d) was lost on arrival",
+                           job->peers[from].world_rank, job->peers[from].pid);
 }
 
 static tutti_status map_piece(tu_job *job, int from, tu_message *message, int descriptor, bool lost) {
@@ -169,7 +171,8 @@ static void note_error(tu_message *message, tutti_status status) {
 static void file_message(tu_job *job, int from, tu_message *message, int descriptor, bool lost) {
     if (message->wire.sender != from || message->wire.bytes > TU_EXCHANGE_BYTES ||
         (message->wire.kind != TU_WIRE_EXCHANGE && message->wire.kind != TU_WIRE_NEED)) {
-        TU_LOG(TUTTI_LOG_WARN, job->log, "job", "a message from rank %d that makes no sense was dropped", job->peers[from].world_rank);
+        TU_LOG(TUTTI_LOG_WARN, job->log, "job", "a message from rank %d that makes no sense was dropped",
+               job->peers[from].world_rank);
         if (descriptor >= 0)
             close(descriptor);
         free(message);

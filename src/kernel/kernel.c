@@ -47,7 +47,9 @@ static const struct {
     { &tu_kernels_reference, always },
 };
 
-enum { CHOICES = sizeof choices / sizeof choices[0] };
+enum {
+    CHOICES = sizeof choices / sizeof choices[0]
+};
 
 /* The set in use; NULL until first needed. Whoever chooses finds the same one, so relaxed order is enough: the tables
  * themselves are constants. */
@@ -115,11 +117,9 @@ void tu_reduce_many(void *const *to, int to_count, const void *const *from, int 
 
 /* A sum of one source of bytes is a copy. */
 void tu_copy_many(void *const *to, int to_count, const void *from, size_t bytes, unsigned flags) {
-    tu_reduction reduction = { .to = to,
-                               .to_count = to_count,
-                               .from = &from,
-                               .from_count = 1,
-                               .stream = (flags & TU_KERNEL_STREAM) != 0 };
+    tu_reduction reduction = {
+        .to = to, .to_count = to_count, .from = &from, .from_count = 1, .stream = (flags & TU_KERNEL_STREAM) != 0
+    };
     run(&reduction, bytes, TUTTI_U8, TUTTI_SUM);
 }
 

@@ -27,8 +27,8 @@ typedef void tu_reduce_kernel(const tu_reduction *reduction, size_t begin, size_
 /* Rows and columns of the table. Complex types have no column: they are reduced by their real view. */
 #define TU_KERNEL_OPS (TUTTI_PREMUL_SUM - TUTTI_SUM + 1)
 #define TU_KERNEL_DTYPES (TUTTI_BOOL - TUTTI_F64 + 1)
-#define TU_KERNEL_OP(op) ((op) - TUTTI_SUM)
-#define TU_KERNEL_DTYPE(dtype) ((dtype) - TUTTI_F64)
+#define TU_KERNEL_OP(op) ((op)-TUTTI_SUM)
+#define TU_KERNEL_DTYPE(dtype) ((dtype)-TUTTI_F64)
 
 typedef struct tu_kernels {
     const char *name;

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The vector kernels, written once for every instruction set with the vector types of gcc and clang. The file of an
- * instruction set defines VECTOR (bytes of a register), includes this, writes the primitives declared below with its own
- * instructions, and ends with DEFINE_TABLE.
+ * instruction set defines VECTOR (bytes of a register), includes this, writes the primitives declared below with its
+ * own instructions, and ends with DEFINE_TABLE.
  *
  * A step holds a few registers of accumulators, adds every source to them in order, and stores them to every
- * destination: each source is read once, nothing passes through memory in between, and as all sources of a step are read
- * before it is stored, a destination may be a source. What is left at the end goes through the same code with partial
- * loads and stores, so that there is no second arithmetic for tails.
+ * destination: each source is read once, nothing passes through memory in between, and as all sources of a step are
+ * read before it is stored, a destination may be a source. What is left at the end goes through the same code with
+ * partial loads and stores, so that there is no second arithmetic for tails.
  *
  * One register of 16-bit or 8-bit elements becomes 2 or 4 registers of f32 accumulators. Which element sits where does
- * not matter, as long as it is the same for every source: so bf16 and f8 are taken apart by shifts and masks inside each
- * 32-bit lane, without moving anything between lanes.
+ * not matter, as long as it is the same for every source: so bf16 and f8 are taken apart by shifts and masks inside
+ * each 32-bit lane, without moving anything between lanes.
  *
  * `dtype` and `op` are constants wherever these functions are inlined: the switches disappear.
  */
@@ -50,8 +50,8 @@ INLINE void store_stream(char *to, vector value); /* past the caches; `to` is al
 /* 0 < `bytes` < VECTOR; what a load leaves is zero, and nothing else is touched. */
 INLINE vector load_partial(const char *from, size_t bytes);
 INLINE void store_partial(char *to, vector value, size_t bytes);
-/* VECTOR bytes of f16 to two registers of f32, the first for the lower half, and back. From memory, because conversion of
- * a loaded half is one instruction and taking a register apart is another. */
+/* VECTOR bytes of f16 to two registers of f32, the first for the lower half, and back. From memory, because conversion
+ * of a loaded half is one instruction and taking a register apart is another. */
 INLINE void widen_f16(const char *from, vector *wide);
 INLINE vector narrow_f16(const vector *wide);
 /* The smaller or larger of each pair: a NaN of either side passes, -0 lies below +0. A NaN made of operands whose lower
@@ -118,9 +118,9 @@ INLINE vector narrow_bf16(const vector *wide, bool any_nan) {
     return (vector)(round_bf16(wide[0], any_nan) >> 16 | (round_bf16(wide[1], any_nan) & 0xffff0000));
 }
 
-/* e4m3 and e5m2, in the lowest byte of each lane, to f32. Normals: shift the mantissa up and change the exponent's bias.
- * Denormals: put the mantissa behind the implicit one of the smallest normal and subtract that again, exactly. Above
- * `largest`: what the type has beyond its finite values, `infinity` standing for the pattern of infinity. */
+/* e4m3 and e5m2, in the lowest byte of each lane, to f32. Normals: shift the mantissa up and change the exponent's
+ * bias. Denormals: put the mantissa behind the implicit one of the smallest normal and subtract that again, exactly.
+ * Above `largest`: what the type has beyond its finite values, `infinity` standing for the pattern of infinity. */
 INLINE vector widen_f8(vector_u32 bits, int exponent_bits, int mantissa_bits, int32_t largest, uint32_t infinity) {
     const uint32_t rebias = (uint32_t)(127 - ((1 << (exponent_bits - 1)) - 1)) << 23;
     vector_u32 zero = bits - bits;
@@ -159,12 +159,10 @@ INLINE void widen(vector packed, vector *wide, tutti_dtype dtype) {
         widen_bf16(packed, wide);
         break;
     case TUTTI_F8_E4M3:
-        UNROLL for (int i = 0; i < 4; i++)
-            wide[i] = widen_f8((vector_u32)packed >> 8 * i & 0xff, 4, 3, 0x7e, 0x7e);
+        UNROLL for (int i = 0; i < 4; i++) wide[i] = widen_f8((vector_u32)packed >> 8 * i & 0xff, 4, 3, 0x7e, 0x7e);
         break;
     case TUTTI_F8_E5M2:
-        UNROLL for (int i = 0; i < 4; i++)
-            wide[i] = widen_f8((vector_u32)packed >> 8 * i & 0xff, 5, 2, 0x7b, 0x7c);
+        UNROLL for (int i = 0; i < 4; i++) wide[i] = widen_f8((vector_u32)packed >> 8 * i & 0xff, 5, 2, 0x7b, 0x7c);
         break;
     case TUTTI_BOOL:
         wide[0] = (vector)(packed != 0) & 1;
@@ -182,12 +180,10 @@ INLINE vector narrow(const vector *wide, tutti_dtype dtype, tutti_op op) {
     case TUTTI_BF16:
         return narrow_bf16(wide, op == TUTTI_PREMUL_SUM);
     case TUTTI_F8_E4M3:
-        UNROLL for (int i = 0; i < 4; i++)
-            packed |= narrow_f8(wide[i], 4, 3, 0x7f, 0x43f00000) << 8 * i;
+        UNROLL for (int i = 0; i < 4; i++) packed |= narrow_f8(wide[i], 4, 3, 0x7f, 0x43f00000) << 8 * i;
         return (vector)packed;
     case TUTTI_F8_E5M2:
-        UNROLL for (int i = 0; i < 4; i++)
-            packed |= narrow_f8(wide[i], 5, 2, 0x7c, 0x47800000) << 8 * i;
+        UNROLL for (int i = 0; i < 4; i++) packed |= narrow_f8(wide[i], 5, 2, 0x7c, 0x47800000) << 8 * i;
         return (vector)packed;
     default:
         return wide[0];
@@ -196,39 +192,39 @@ INLINE vector narrow(const vector *wide, tutti_dtype dtype, tutti_op op) {
 
 /* --- the operations --- */
 
-#define COMBINE_FLOAT(type, extreme)                                                                                   \
-    switch (op) {                                                                                                      \
-    case TUTTI_PRODUCT:                                                                                                \
-        return (vector)((type)a * (type)b);                                                                            \
-    case TUTTI_MIN:                                                                                                    \
-        return (vector)extreme((type)a, (type)b, false);                                                               \
-    case TUTTI_MAX:                                                                                                    \
-        return (vector)extreme((type)a, (type)b, true);                                                                \
-    default:                                                                                                           \
-        return (vector)((type)a + (type)b);                                                                            \
+#define COMBINE_FLOAT(type, extreme)                     \
+    switch (op) {                                        \
+    case TUTTI_PRODUCT:                                  \
+        return (vector)((type)a * (type)b);              \
+    case TUTTI_MIN:                                      \
+        return (vector)extreme((type)a, (type)b, false); \
+    case TUTTI_MAX:                                      \
+        return (vector)extreme((type)a, (type)b, true);  \
+    default:                                             \
+        return (vector)((type)a + (type)b);              \
     }
 
 /* `wraps` is the unsigned type of the same width. */
-#define COMBINE_INTEGER(type, wraps)                                                                                   \
-    switch (op) {                                                                                                      \
-    case TUTTI_PRODUCT:                                                                                                \
-        return (vector)((wraps)a * (wraps)b);                                                                          \
-    case TUTTI_MIN: {                                                                                                  \
-        vector mask = (vector)((type)a < (type)b);                                                                     \
-        return (mask & a) | (~mask & b);                                                                               \
-    }                                                                                                                  \
-    case TUTTI_MAX: {                                                                                                  \
-        vector mask = (vector)((type)a > (type)b);                                                                     \
-        return (mask & a) | (~mask & b);                                                                               \
-    }                                                                                                                  \
-    case TUTTI_BAND:                                                                                                   \
-        return a & b;                                                                                                  \
-    case TUTTI_BOR:                                                                                                    \
-        return a | b;                                                                                                  \
-    case TUTTI_BXOR:                                                                                                   \
-        return a ^ b;                                                                                                  \
-    default:                                                                                                           \
-        return (vector)((wraps)a + (wraps)b);                                                                          \
+#define COMBINE_INTEGER(type, wraps)               \
+    switch (op) {                                  \
+    case TUTTI_PRODUCT:                            \
+        return (vector)((wraps)a * (wraps)b);      \
+    case TUTTI_MIN: {                              \
+        vector mask = (vector)((type)a < (type)b); \
+        return (mask & a) | (~mask & b);           \
+    }                                              \
+    case TUTTI_MAX: {                              \
+        vector mask = (vector)((type)a > (type)b); \
+        return (mask & a) | (~mask & b);           \
+    }                                              \
+    case TUTTI_BAND:                               \
+        return a & b;                              \
+    case TUTTI_BOR:                                \
+        return a | b;                              \
+    case TUTTI_BXOR:                               \
+        return a ^ b;                              \
+    default:                                       \
+        return (vector)((wraps)a + (wraps)b);      \
     }
 
 INLINE vector combine_bool(vector a, vector b, tutti_op op) {
@@ -282,8 +278,10 @@ INLINE vector divide(const tu_reduction *r, vector a, tutti_dtype dtype) {
                               : (vector)((vector_f32)a / (float)r->from_count);
 }
 
-/* The registers of accumulators at `sum` take in `bytes` (at most VECTOR) of source `s`; the first source starts them. */
-INLINE void accumulate(const tu_reduction *r, vector *sum, int s, size_t at, size_t bytes, tutti_dtype dtype, tutti_op op) {
+/* The registers of accumulators at `sum` take in `bytes` (at most VECTOR) of source `s`; the first source starts
+ * them. */
+INLINE void accumulate(const tu_reduction *r, vector *sum, int s, size_t at, size_t bytes, tutti_dtype dtype,
+                       tutti_op op) {
     const char *from = (const char *)r->from[s] + at;
     vector wide[4];
     if (bytes < VECTOR)
@@ -342,22 +340,18 @@ INLINE void reduce_rest(const tu_reduction *r, size_t begin, size_t end, tutti_d
 INLINE void reduce_step(const tu_reduction *r, size_t at, tutti_dtype dtype, tutti_op op) {
     const int ratio = registers(dtype);
     vector sum[STEP], result[STEP];
-    UNROLL for (int i = 0; i < STEP / ratio; i++)
-        accumulate(r, sum + i * ratio, 0, at + i * VECTOR, VECTOR, dtype, op);
+    UNROLL for (int i = 0; i < STEP / ratio; i++) accumulate(r, sum + i * ratio, 0, at + i * VECTOR, VECTOR, dtype, op);
     for (int s = 1; s < r->from_count; s++) {
         UNROLL for (int i = 0; i < STEP / ratio; i++)
             accumulate(r, sum + i * ratio, s, at + i * VECTOR, VECTOR, dtype, op);
     }
-    UNROLL for (int i = 0; i < STEP / ratio; i++)
-        result[i] = finish(r, sum + i * ratio, dtype, op);
+    UNROLL for (int i = 0; i < STEP / ratio; i++) result[i] = finish(r, sum + i * ratio, dtype, op);
     for (int d = 0; d < r->to_count; d++) {
         char *to = (char *)r->to[d] + at;
         if (r->stream && (uintptr_t)to % VECTOR == 0) {
-            UNROLL for (int i = 0; i < STEP / ratio; i++)
-                store_stream(to + i * VECTOR, result[i]);
+            UNROLL for (int i = 0; i < STEP / ratio; i++) store_stream(to + i * VECTOR, result[i]);
         } else {
-            UNROLL for (int i = 0; i < STEP / ratio; i++)
-                store(to + i * VECTOR, result[i]);
+            UNROLL for (int i = 0; i < STEP / ratio; i++) store(to + i * VECTOR, result[i]);
         }
     }
 }
@@ -374,24 +368,24 @@ INLINE void reduce(const tu_reduction *r, size_t begin, size_t end, tutti_dtype 
 
 /* --- the table; what it leaves out (averages of integers) is left to the reference --- */
 
-#define DEFINE(dtype, op)                                                                                              \
-    static void reduce_##dtype##_##op(const tu_reduction *r, size_t begin, size_t end) {                               \
-        reduce(r, begin, end, TUTTI_##dtype, TUTTI_##op);                                                              \
+#define DEFINE(dtype, op)                                                                \
+    static void reduce_##dtype##_##op(const tu_reduction *r, size_t begin, size_t end) { \
+        reduce(r, begin, end, TUTTI_##dtype, TUTTI_##op);                                \
     }
-#define DEFINE_FLOAT(dtype)                                                                                            \
-    DEFINE(dtype, SUM)                                                                                                 \
-    DEFINE(dtype, AVG)                                                                                                 \
-    DEFINE(dtype, PRODUCT)                                                                                             \
-    DEFINE(dtype, MIN)                                                                                                 \
-    DEFINE(dtype, MAX)                                                                                                 \
+#define DEFINE_FLOAT(dtype) \
+    DEFINE(dtype, SUM)      \
+    DEFINE(dtype, AVG)      \
+    DEFINE(dtype, PRODUCT)  \
+    DEFINE(dtype, MIN)      \
+    DEFINE(dtype, MAX)      \
     DEFINE(dtype, PREMUL_SUM)
-#define DEFINE_INTEGER(dtype)                                                                                          \
-    DEFINE(dtype, SUM)                                                                                                 \
-    DEFINE(dtype, PRODUCT)                                                                                             \
-    DEFINE(dtype, MIN)                                                                                                 \
-    DEFINE(dtype, MAX)                                                                                                 \
-    DEFINE(dtype, BAND)                                                                                                \
-    DEFINE(dtype, BOR)                                                                                                 \
+#define DEFINE_INTEGER(dtype) \
+    DEFINE(dtype, SUM)        \
+    DEFINE(dtype, PRODUCT)    \
+    DEFINE(dtype, MIN)        \
+    DEFINE(dtype, MAX)        \
+    DEFINE(dtype, BAND)       \
+    DEFINE(dtype, BOR)        \
     DEFINE(dtype, BXOR)
 
 DEFINE_FLOAT(F64)
@@ -413,13 +407,13 @@ DEFINE(BOOL, BAND)
 DEFINE(BOOL, BXOR)
 
 #define ENTRY(dtype, op) [TU_KERNEL_DTYPE(TUTTI_##dtype)] = reduce_##dtype##_##op
-#define FLOATS(op)                                                                                                     \
+#define FLOATS(op) \
     ENTRY(F64, op), ENTRY(F32, op), ENTRY(F16, op), ENTRY(BF16, op), ENTRY(F8_E4M3, op), ENTRY(F8_E5M2, op)
-#define INTEGERS(op)                                                                                                   \
-    ENTRY(I8, op), ENTRY(I16, op), ENTRY(I32, op), ENTRY(I64, op), ENTRY(U8, op), ENTRY(U16, op), ENTRY(U32, op),      \
+#define INTEGERS(op)                                                                                              \
+    ENTRY(I8, op), ENTRY(I16, op), ENTRY(I32, op), ENTRY(I64, op), ENTRY(U8, op), ENTRY(U16, op), ENTRY(U32, op), \
         ENTRY(U64, op)
 
-#define DEFINE_TABLE(table, table_name)                                                                                \
+#define DEFINE_TABLE(table, table_name) \
     const tu_kernels table = {                                                                                         \
         .name = table_name,                                                                                            \
         .reduce = {                                                                                                    \

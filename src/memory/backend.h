@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a backend is: one table of functions that allocates memory of a device, lets the ranks of a group map each other's, and
- * moves data and signals on it. `shm` (CPU) is built in; others are plug-ins, found and loaded at run time.
+ * What a backend is: one table of functions that allocates memory of a device, lets the ranks of a group map each
+ * other's, and moves data and signals on it. `shm` (CPU) is built in; others are plug-ins, found and loaded at run
+ * time.
  *
- * A plug-in is a shared library libtutti-<name>.so that exports one table, `const tu_backend tutti_backend_v1`. It is compiled
- * against this header and include/tutti alone: whatever it needs of libtutti comes through tu_backend_host, because libtutti
- * exports nothing but its API. It is looked for in TUTTI_PLUGIN_PATH, then in the folder that libtutti was installed with. Its absence is
- * no error until something needs it.
+ * A plug-in is a shared library libtutti-<name>.so that exports one table, `const tu_backend tutti_backend_v1`. It is
+ * compiled against this header and include/tutti alone: whatever it needs of libtutti comes through tu_backend_host,
+ * because libtutti exports nothing but its API. It is looked for in TUTTI_PLUGIN_PATH, then in the folder that libtutti
+ * was installed with. Its absence is no error until something needs it.
  *
  * How the memory layer uses the table:
  *
@@ -53,15 +54,16 @@ typedef struct tu_backend_host {
     tutti_status (*error_system)(int error_number, const char *format, ...) TUTTI_PRINTF(2, 3);
     void (*error_append)(const char *format, ...) TUTTI_PRINTF(1, 2);
     void (*error_at_fault)(int rank);
-    void (*log)(tutti_world *world, tutti_log_level level, const char *backend, const char *format, ...) TUTTI_PRINTF(4, 5);
+    void (*log)(tutti_world *world, tutti_log_level level, const char *backend, const char *format, ...)
+        TUTTI_PRINTF(4, 5);
     int64_t (*now)(void);
 
     /* The value of a TUTTI_ setting in this world, "" when unset, NULL when there is none of that name. */
     const char *(*setting)(tutti_world *world, const char *name);
 
-    /* Collective and bounded: gathers `bytes` bytes (at most 4096, the same on all) and, unless fd is -1, one descriptor of each member.
-     * payloads has room for size * bytes. fds is NULL when nobody gives one, else gets size entries that the caller
-     * closes, -1 for a member that gave none; they are close-on-exec. */
+    /* Collective and bounded: gathers `bytes` bytes (at most 4096, the same on all) and, unless fd is -1, one
+     * descriptor of each member. payloads has room for size * bytes. fds is NULL when nobody gives one, else gets size
+     * entries that the caller closes, -1 for a member that gave none; they are close-on-exec. */
     tutti_status (*exchange)(tutti_group *group, const char *purpose, const void *payload, size_t bytes, int fd,
                              int64_t deadline, void *payloads, int *fds);
 
@@ -79,7 +81,8 @@ typedef struct tu_backend_host {
     const _Atomic uint64_t *(*group_state)(tutti_group *group);
     tutti_status (*group_cause)(tutti_group *group); /* writes the first cause as this thread's error */
     void (*group_end)(tutti_group *group);           /* with this thread's error; the first cause wins */
-    int64_t (*timeout)(tutti_group *group, int64_t call_timeout_ns); /* the first of call, group and world that is set */
+    int64_t (*timeout)(tutti_group *group,
+                       int64_t call_timeout_ns); /* the first of call, group and world that is set */
 } tu_backend_host;
 
 typedef struct tu_backend_request {
@@ -94,13 +97,13 @@ typedef struct tu_backend_block {
     void *address; /* on the device; zeroed, aligned */
     size_t bytes;
     int device_index;
-    void *handle;  /* the backend's own */
+    void *handle; /* the backend's own */
 } tu_backend_block;
 
 /* What one member tells the others about a block. */
 typedef struct tu_backend_ticket {
     unsigned char bytes[TU_BACKEND_TICKET_BYTES]; /* arrives as it was written */
-    int fd;                /* export: borrowed until unexport, -1 none. import: a descriptor of one's own, to be closed by import */
+    int fd; /* export: borrowed until unexport, -1 none. import: a descriptor of one's own, to be closed by import */
     const tu_piece *piece; /* export, shm only; else NULL */
     tu_mapping *mapping;   /* import, shm only: a reference that import takes over; else NULL */
 } tu_backend_ticket;
@@ -115,7 +118,7 @@ typedef struct tu_backend_map {
 /* What signals, barriers and copies work on. */
 typedef struct tu_backend_peers {
     tutti_group *group;
-    void *state;             /* of the backend in this world */
+    void *state; /* of the backend in this world */
     int rank, size, channels;
     int device_index;
     const tu_backend_map *blocks;
@@ -149,8 +152,8 @@ typedef struct tu_backend {
     void (*unmap)(void *state, tu_backend_map *map);
     bool (*has_multicast)(void *state, int device_index);
 
-    /* The signal area of one member; attach and detach frame the use of a (block, group) for signals. reset makes it as new, for a
-     * block that is used again: the caller guarantees that nobody signals meanwhile. */
+    /* The signal area of one member; attach and detach frame the use of a (block, group) for signals. reset makes it as
+     * new, for a block that is used again: the caller guarantees that nobody signals meanwhile. */
     size_t (*area_bytes)(int size, int channels);
     tutti_status (*attach)(tu_backend_peers *peers);
     void (*detach)(tu_backend_peers *peers);
@@ -159,20 +162,25 @@ typedef struct tu_backend {
     tutti_status (*wait_signal)(const tu_backend_peers *peers, int from, int channel, const tu_backend_call *call);
     tutti_status (*test_signal)(const tu_backend_peers *peers, int from, int channel, bool *arrived);
     tutti_status (*barrier)(const tu_backend_peers *peers, int channel, const tu_backend_call *call);
-    /* Between the device's memory, mapped peers' memory and the host's. Ordered before this thread's (stream's) next signal. */
-    tutti_status (*copy)(void *state, int device_index, void *to, const void *from, size_t bytes, const tu_backend_call *call);
-    tutti_status (*clear)(void *state, const tu_backend_block *block, size_t offset, size_t bytes); /* to zero, complete on return */
-    tutti_status (*set32)(void *state, int device_index, uint32_t *words, uint32_t value, size_t count, const tu_backend_call *call);
+    /* Between the device's memory, mapped peers' memory and the host's. Ordered before this thread's (stream's) next
+     * signal. */
+    tutti_status (*copy)(void *state, int device_index, void *to, const void *from, size_t bytes,
+                         const tu_backend_call *call);
+    tutti_status (*clear)(void *state, const tu_backend_block *block, size_t offset,
+                          size_t bytes); /* to zero, complete on return */
+    tutti_status (*set32)(void *state, int device_index, uint32_t *words, uint32_t value, size_t count,
+                          const tu_backend_call *call);
     tutti_status (*write32)(void *state, int device_index, uint32_t *word, uint32_t value, const tu_backend_call *call);
 
-    /* How many links there are between each two of `count` devices, count * count entries. NULL: there is no such thing. */
+    /* How many links there are between each two of `count` devices, count * count entries. NULL: there is no such
+     * thing. */
     tutti_status (*links)(const tu_backend_host *host, int *matrix, int count);
 
     /* The group goes away: nothing of it may be used any more. NULL: nothing is kept per group. */
     void (*forget)(void *state, tutti_group *group);
 
-    /* What went wrong on the device in operations of the group that had been enqueued: sticky; one load from pinned memory,
-     * allowed while a stream captures. Writes the error. NULL: nothing is enqueued. */
+    /* What went wrong on the device in operations of the group that had been enqueued: sticky; one load from pinned
+     * memory, allowed while a stream captures. Writes the error. NULL: nothing is enqueued. */
     tutti_status (*check)(void *state, tutti_group *group);
 
     const void *collectives; /* declared by the collective layer; NULL: none */

@@ -2,8 +2,8 @@
  *
  * Connectivity: what hwloc knows of the machine, as a matrix between processors, NUMA nodes or ranks.
  *
- * Each rank tells the others its host and the processors it may run on; everybody then computes the same matrix from its own
- * topology of the host that they share. Between hosts there is only the network.
+ * Each rank tells the others its host and the processors it may run on; everybody then computes the same matrix from
+ * its own topology of the host that they share. Between hosts there is only the network.
  */
 #include <tutti/connectivity.h>
 
@@ -39,7 +39,9 @@ static bool inside(const tutti_connectivity *connectivity, int index) {
 }
 
 tutti_link tutti_connectivity_link(const tutti_connectivity *connectivity, int a, int b) {
-    return inside(connectivity, a) && inside(connectivity, b) ? (tutti_link)connectivity->links[a * connectivity->size + b] : (tutti_link)0;
+    return inside(connectivity, a) && inside(connectivity, b)
+               ? (tutti_link)connectivity->links[a * connectivity->size + b]
+               : (tutti_link)0;
 }
 
 int tutti_connectivity_distance(const tutti_connectivity *connectivity, int a, int b) {
@@ -103,7 +105,8 @@ static bool covered(hwloc_topology_t topology, hwloc_obj_type_t type, hwloc_cons
 }
 
 static bool share_last_cache(hwloc_topology_t topology, hwloc_const_cpuset_t set) {
-    static const hwloc_obj_type_t caches[] = { HWLOC_OBJ_L5CACHE, HWLOC_OBJ_L4CACHE, HWLOC_OBJ_L3CACHE, HWLOC_OBJ_L2CACHE };
+    static const hwloc_obj_type_t caches[] = { HWLOC_OBJ_L5CACHE, HWLOC_OBJ_L4CACHE, HWLOC_OBJ_L3CACHE,
+                                               HWLOC_OBJ_L2CACHE };
     for (size_t i = 0; i < sizeof caches / sizeof *caches; i++) {
         if (hwloc_get_nbobjs_by_type(topology, caches[i]) > 0)
             return covered(topology, caches[i], set);
@@ -163,8 +166,9 @@ static void place_of_processor(hwloc_topology_t topology, hwloc_obj_t object, ch
     hwloc_obj_t core = hwloc_get_ancestor_obj_by_type(topology, HWLOC_OBJ_CORE, object);
     hwloc_obj_t node = node_of(topology, object->cpuset);
     hwloc_obj_t package = hwloc_get_ancestor_obj_by_type(topology, HWLOC_OBJ_PACKAGE, object);
-    snprintf(text, PLACE_BYTES, "processor %u (core %d, node %d, package %d)", object->os_index, core == NULL ? -1 : (int)core->logical_index,
-             node == NULL ? -1 : (int)node->os_index, package == NULL ? -1 : (int)package->logical_index);
+    snprintf(text, PLACE_BYTES, "processor %u (core %d, node %d, package %d)", object->os_index,
+             core == NULL ? -1 : (int)core->logical_index, node == NULL ? -1 : (int)node->os_index,
+             package == NULL ? -1 : (int)package->logical_index);
 }
 
 static void place_of_node(hwloc_obj_t object, char text[PLACE_BYTES]) {
@@ -177,7 +181,8 @@ static void place_of_node(hwloc_obj_t object, char text[PLACE_BYTES]) {
 
 tutti_status tutti_connectivity_machine(tutti_place place, tutti_connectivity **result) {
     if (result == NULL || (place != TUTTI_PLACE_PROCESSOR && place != TUTTI_PLACE_NODE))
-        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_connectivity_machine needs a kind of place and a place for its result");
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "tutti_connectivity_machine needs a kind of place and a place for its result");
     hwloc_topology_t topology;
     tutti_status status = load(&topology);
     if (status != TUTTI_OK)
@@ -194,8 +199,10 @@ tutti_status tutti_connectivity_machine(tutti_place place, tutti_connectivity **
             place_of_processor(topology, from, made->places[a]);
         for (int b = 0; b < size; b++) {
             hwloc_obj_t to = hwloc_get_obj_by_type(topology, type, (unsigned)b);
-            made->links[a * size + b] = (unsigned char)(a == b ? TUTTI_LINK_SELF : link_between(topology, from->cpuset, to->cpuset));
-            made->distances[a * size + b] = distance_between(topology, node_of(topology, from->cpuset), node_of(topology, to->cpuset));
+            made->links[a * size + b] =
+                (unsigned char)(a == b ? TUTTI_LINK_SELF : link_between(topology, from->cpuset, to->cpuset));
+            made->distances[a * size + b] =
+                distance_between(topology, node_of(topology, from->cpuset), node_of(topology, to->cpuset));
         }
     }
     hwloc_topology_destroy(topology);
@@ -213,7 +220,8 @@ typedef struct rank_record {
 
 static tutti_status describe_self(hwloc_topology_t topology, const tutti_world *world, rank_record *record) {
     *record = (rank_record){ 0 };
-    snprintf(record->host, sizeof record->host, "%s", world->job == NULL ? "fake" : tu_job_host(world->job, world->rank));
+    snprintf(record->host, sizeof record->host, "%s",
+             world->job == NULL ? "fake" : tu_job_host(world->job, world->rank));
     cpu_set_t mine;
     hwloc_bitmap_t set = hwloc_bitmap_alloc();
     if (set == NULL)
@@ -243,13 +251,16 @@ static tutti_status fill_ranks(hwloc_topology_t topology, const rank_record *rec
     }
     for (int a = 0; status == TUTTI_OK && a < size; a++) {
         hwloc_obj_t node = node_of(topology, sets[a]);
-        snprintf(made->places[a], PLACE_BYTES, "rank %d on %.63s, processors %.80s (node %d)", a, records[a].host, records[a].processors,
-                 node == NULL ? -1 : (int)node->os_index);
+        snprintf(made->places[a], PLACE_BYTES, "rank %d on %.63s, processors %.80s (node %d)", a, records[a].host,
+                 records[a].processors, node == NULL ? -1 : (int)node->os_index);
         for (int b = 0; b < size; b++) {
             bool same_host = strcmp(records[a].host, records[b].host) == 0;
-            tutti_link link = a == b ? TUTTI_LINK_SELF : same_host ? link_between(topology, sets[a], sets[b]) : TUTTI_LINK_NETWORK;
+            tutti_link link = a == b      ? TUTTI_LINK_SELF
+                              : same_host ? link_between(topology, sets[a], sets[b])
+                                          : TUTTI_LINK_NETWORK;
             made->links[a * size + b] = (unsigned char)link;
-            made->distances[a * size + b] = same_host ? distance_between(topology, node, node_of(topology, sets[b])) : 0;
+            made->distances[a * size + b] =
+                same_host ? distance_between(topology, node, node_of(topology, sets[b])) : 0;
         }
     }
     for (int a = 0; sets != NULL && a < size; a++)
@@ -270,13 +281,15 @@ tutti_status tutti_connectivity_ranks(tutti_group *group, tutti_connectivity **r
     hwloc_topology_t topology;
     rank_record record, *records = calloc((size_t)group->size, sizeof record);
     tutti_connectivity *made = NULL;
-    status = records == NULL ? tu_error_memory("places of ranks", (size_t)group->size * sizeof record) : load(&topology);
+    status =
+        records == NULL ? tu_error_memory("places of ranks", (size_t)group->size * sizeof record) : load(&topology);
     if (status == TUTTI_OK) {
         status = make(group->size, &made);
         if (status == TUTTI_OK)
             status = describe_self(topology, group->world, &record);
         if (status == TUTTI_OK)
-            status = tu_group_exchange(group, &info, "connectivity", &record, sizeof record, NULL, deadline, records, NULL);
+            status =
+                tu_group_exchange(group, &info, "connectivity", &record, sizeof record, NULL, deadline, records, NULL);
         if (status == TUTTI_OK)
             status = fill_ranks(topology, records, made);
         hwloc_topology_destroy(topology);
@@ -293,7 +306,8 @@ tutti_status tutti_connectivity_ranks(tutti_group *group, tutti_connectivity **r
 #else
 
 static tutti_status no_hwloc(void) {
-    return tu_error(TUTTI_ERROR_UNSUPPORTED, "this libtutti was built without hwloc, which connectivity needs: build it with hwloc installed "
+    return tu_error(TUTTI_ERROR_UNSUPPORTED,
+                    "this libtutti was built without hwloc, which connectivity needs: build it with hwloc installed "
                     "(libhwloc-dev)");
 }
 

@@ -2,8 +2,8 @@
  *
  * Symmetric blocks: allocating, finding and releasing them. All of it is local to the rank.
  *
- * A block's memory is one piece: the data, then, at the next multiple of 128, the signal pad. It has users (references of the
- * program) and references (one for all users together, one per peers handle): without users it cannot be found
+ * A block's memory is one piece: the data, then, at the next multiple of 128, the signal pad. It has users (references
+ * of the program) and references (one for all users together, one per peers handle): without users it cannot be found
  * any more, without references its memory goes.
  */
 #include <stdlib.h>
@@ -22,15 +22,18 @@ const char *tutti_device_name(tutti_device device) {
 
 tutti_status tu_memory_options_check(const tutti_memory_options *options) {
     if (options->device < 0 || options->device >= TU_DEVICES)
-        return tu_error(TUTTI_ERROR_UNSUPPORTED, "symmetric memory does not support device type %d", (int)options->device);
-    if (options->alignment != 0 && ((options->alignment & (options->alignment - 1)) != 0 || options->alignment > MAX_ALIGNMENT))
+        return tu_error(TUTTI_ERROR_UNSUPPORTED, "symmetric memory does not support device type %d",
+                        (int)options->device);
+    if (options->alignment != 0 &&
+        ((options->alignment & (options->alignment - 1)) != 0 || options->alignment > MAX_ALIGNMENT))
         return tu_error(TUTTI_ERROR_ARGUMENT, "an alignment must be a power of two up to %zu, not %zu", MAX_ALIGNMENT,
                         options->alignment);
     if (options->signal_pad_bytes % 4 != 0)
         return tu_error(TUTTI_ERROR_ARGUMENT, "a signal pad is made of 32-bit words: %zu bytes are no multiple of 4",
                         options->signal_pad_bytes);
     if (options->huge_pages < -1 || options->huge_pages > 1)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "huge_pages must be 1 (ask for them), 0 (do not) or -1 (when they help), not %d",
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "huge_pages must be 1 (ask for them), 0 (do not) or -1 (when they help), not %d",
                         options->huge_pages);
     return TUTTI_OK;
 }
@@ -44,13 +47,17 @@ static tutti_status choose_huge_pages(const tutti_world *world, int option, int 
 }
 
 /* Makes a block that nobody can find yet, with one reference and no user. */
-tutti_status tu_memory_create(tu_memory_world *tables, size_t bytes, const tutti_memory_options *options, tutti_memory **result) {
+tutti_status tu_memory_create(tu_memory_world *tables, size_t bytes, const tutti_memory_options *options,
+                              tutti_memory **result) {
     tutti_device device = options->device == 0 ? TUTTI_CPU : options->device;
-    size_t pad_bytes = options->signal_pad_bytes != 0 ? options->signal_pad_bytes : tutti_memory_signal_pad_bytes(tables->world);
+    size_t pad_bytes =
+        options->signal_pad_bytes != 0 ? options->signal_pad_bytes : tutti_memory_signal_pad_bytes(tables->world);
     if (pad_bytes == 0 || pad_bytes % 4 != 0)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "TUTTI_SIGNAL_PAD is %zu: a signal pad has a multiple of 4 bytes, and some", pad_bytes);
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "TUTTI_SIGNAL_PAD is %zu: a signal pad has a multiple of 4 bytes, and some", pad_bytes);
     if (bytes > SIZE_MAX / 4 || pad_bytes > SIZE_MAX / 4)
-        return tu_error(TUTTI_ERROR_MEMORY, "no machine has %zu bytes for a block and %zu for its signal pad", bytes, pad_bytes);
+        return tu_error(TUTTI_ERROR_MEMORY, "no machine has %zu bytes for a block and %zu for its signal pad", bytes,
+                        pad_bytes);
     int huge;
     tutti_status status = choose_huge_pages(tables->world, options->huge_pages, &huge);
     if (status != TUTTI_OK)
@@ -111,7 +118,8 @@ tutti_status tu_memory_list(tutti_memory *memory, tutti_group *group) {
 /* An id that is known keeps its memory, whatever the other options say now; only the default group is the new one. */
 static tutti_status persistent_again(tutti_memory *memory, size_t bytes, tutti_group *group) {
     if (atomic_load_explicit(&memory->users, memory_order_acquire) != 0)
-        return tu_error(TUTTI_ERROR_STATE, "the memory of persistent id %llu is still active: release it before allocating it again",
+        return tu_error(TUTTI_ERROR_STATE,
+                        "the memory of persistent id %llu is still active: release it before allocating it again",
                         (unsigned long long)memory->persistent_id);
     if (memory->bytes != bytes)
         return tu_error(TUTTI_ERROR_ARGUMENT, "persistent id %llu has %zu bytes; %zu were asked for",
@@ -119,7 +127,8 @@ static tutti_status persistent_again(tutti_memory *memory, size_t bytes, tutti_g
     return tu_memory_list(memory, group);
 }
 
-static tutti_status persistent_first(tu_memory_world *tables, size_t bytes, const tutti_memory_options *options, tutti_memory **memory) {
+static tutti_status persistent_first(tu_memory_world *tables, size_t bytes, const tutti_memory_options *options,
+                                     tutti_memory **memory) {
     tutti_status status = tu_memory_create(tables, bytes, options, memory);
     if (status != TUTTI_OK)
         return status;
@@ -133,18 +142,20 @@ static tutti_status persistent_first(tu_memory_world *tables, size_t bytes, cons
     return tu_memory_list(*memory, options->group); /* failing, it stays known, unused */
 }
 
-static tutti_status persistent_alloc(tu_memory_world *tables, size_t bytes, const tutti_memory_options *options, tutti_memory **memory) {
+static tutti_status persistent_alloc(tu_memory_world *tables, size_t bytes, const tutti_memory_options *options,
+                                     tutti_memory **memory) {
     pthread_mutex_lock(&tables->persistent_lock);
     pthread_mutex_lock(&tables->lock);
     *memory = tu_order_get(&tables->persistent, options->persistent_id);
     pthread_mutex_unlock(&tables->lock);
     tutti_status status = *memory != NULL ? persistent_again(*memory, bytes, options->group)
-                                           : persistent_first(tables, bytes, options, memory);
+                                          : persistent_first(tables, bytes, options, memory);
     pthread_mutex_unlock(&tables->persistent_lock);
     return status;
 }
 
-tutti_status tutti_memory_alloc(tutti_world *world, size_t bytes, const tutti_memory_options *options, tutti_memory **memory) {
+tutti_status tutti_memory_alloc(tutti_world *world, size_t bytes, const tutti_memory_options *options,
+                                tutti_memory **memory) {
     if (world == NULL || memory == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_memory_alloc needs a world and a place for its result");
     tutti_memory_options full = TUTTI_MEMORY_OPTIONS_INIT;
@@ -154,7 +165,8 @@ tutti_status tutti_memory_alloc(tutti_world *world, size_t bytes, const tutti_me
     if (status == TUTTI_OK)
         status = tu_memory_options_check(&full);
     if (status == TUTTI_OK && full.group != NULL && tutti_group_world(full.group) != world)
-        status = tu_error(TUTTI_ERROR_ARGUMENT, "the default group %s belongs to another world", tutti_group_name(full.group));
+        status = tu_error(TUTTI_ERROR_ARGUMENT, "the default group %s belongs to another world",
+                          tutti_group_name(full.group));
     if (status == TUTTI_OK)
         status = tu_world_check(world);
     if (status == TUTTI_OK)
@@ -274,7 +286,8 @@ tutti_status tutti_memory_set_signal_pad_bytes(tutti_world *world, size_t bytes)
     if (world == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_memory_set_signal_pad_bytes needs a world");
     if (bytes % 4 != 0)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "a signal pad is made of 32-bit words: %zu bytes are no multiple of 4", bytes);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "a signal pad is made of 32-bit words: %zu bytes are no multiple of 4",
+                        bytes);
     tu_memory_world *tables;
     tutti_status status = tu_memory_world_get(world, &tables);
     if (status == TUTTI_OK)
@@ -289,7 +302,8 @@ bool tutti_memory_has_multicast_support(tutti_world *world, tutti_device device,
     tu_error_save(&before);
     const tu_backend *backend;
     void *state;
-    bool has = tu_backend_get(world, device, &backend, &state) == TUTTI_OK && backend->has_multicast(state, device_index);
+    bool has =
+        tu_backend_get(world, device, &backend, &state) == TUTTI_OK && backend->has_multicast(state, device_index);
     (void)tu_error_restore(&before); /* a question is no error */
     return has;
 }

@@ -25,15 +25,16 @@ typedef struct tu_memory_group tu_memory_group;
 tutti_status tu_memory_group_get(tutti_group *group, tu_memory_group **state);
 
 typedef struct tu_symmetric {
-    tutti_memory *memory;      /* the block; lent */
-    size_t offset;             /* of the pointer in the block's data */
-    const tutti_peers *peers;  /* of the block with the group; lent; NULL when it was not rendezvoused with this group */
-    void *const *buffers;      /* each member's data as mapped here, in group order; NULL with peers NULL */
-    uint32_t index;            /* of peers in the group: the same on all members, from 1, never reused; 0 with peers NULL */
+    tutti_memory *memory;     /* the block; lent */
+    size_t offset;            /* of the pointer in the block's data */
+    const tutti_peers *peers; /* of the block with the group; lent; NULL when it was not rendezvoused with this group */
+    void *const *buffers;     /* each member's data as mapped here, in group order; NULL with peers NULL */
+    uint32_t index; /* of peers in the group: the same on all members, from 1, never reused; 0 with peers NULL */
 } tu_symmetric;
 
-/* Whether [pointer, pointer + bytes) lies in one block; *found is written only then. A few nanoseconds for a pointer that was asked for
- * lately on this group, symmetric or not; O(log n) else. Never blocks on another rank, never fails. */
+/* Whether [pointer, pointer + bytes) lies in one block; *found is written only then. A few nanoseconds for a pointer
+ * that was asked for lately on this group, symmetric or not; O(log n) else. Never blocks on another rank, never fails.
+ */
 bool tu_symmetric_find(tu_memory_group *state, const void *pointer, size_t bytes, tu_symmetric *found);
 
 /* The peers with that index, for resolving what another member published; NULL when this rank holds none. Lent. */
@@ -57,11 +58,11 @@ struct tutti_memory {
     tutti_pool *pool;   /* that it came from; NULL: none */
     bool persistent;
     uint64_t persistent_id;
-    uint64_t serial;                /* of its memory in this world, from 1: tells blocks apart that share an address in turn */
-    _Atomic uint32_t users;         /* references of the program; at 0 it is no longer in the tables */
-    _Atomic uint32_t references;    /* one for all users together, one per peers */
-    tutti_peers *first_peers;       /* under tables->lock */
-    tutti_memory *next_idle;        /* in its pool */
+    uint64_t serial;        /* of its memory in this world, from 1: tells blocks apart that share an address in turn */
+    _Atomic uint32_t users; /* references of the program; at 0 it is no longer in the tables */
+    _Atomic uint32_t references; /* one for all users together, one per peers */
+    tutti_peers *first_peers;    /* under tables->lock */
+    tutti_memory *next_idle;     /* in its pool */
 };
 
 struct tutti_peers {

@@ -2,15 +2,16 @@
  *
  * Peer handles: their life, their queries, and the checks in front of copies and signals; the backend does the work.
  *
- * A handle lives while a user holds it or its block's cache does. Only a held one keeps its group: a cached one goes with its
- * block or with its group, whichever ends first.
+ * A handle lives while a user holds it or its block's cache does. Only a held one keeps its group: a cached one goes
+ * with its block or with its group, whichever ends first.
  */
 #include <stdlib.h>
 
 #include "base/error.h"
 #include "memory/tables.h"
 
-/* A copy looks at the group's state word this often: nobody writes into a group that ended for longer than one chunk. */
+/* A copy looks at the group's state word this often: nobody writes into a group that ended for longer than one
+ * chunk. */
 #define COPY_CHUNK ((size_t)1 << 20)
 
 /* ---- life ---- */
@@ -147,22 +148,25 @@ static tutti_status check_rank(const tutti_peers *peers, const char *what, int r
 }
 
 /* A view of `bytes` bytes of memory at `base`: everything of it must lie inside. */
-static tutti_status make_view(const tutti_peers *peers, const char *what, char *base, size_t bytes, const int64_t *shape,
-                              int dimensions, tutti_dtype dtype, size_t skip, int64_t offset, tutti_view *view) {
+static tutti_status make_view(const tutti_peers *peers, const char *what, char *base, size_t bytes,
+                              const int64_t *shape, int dimensions, tutti_dtype dtype, size_t skip, int64_t offset,
+                              tutti_view *view) {
     tutti_view made = TUTTI_VIEW_INIT;
     tutti_status status = tutti_view_make(base, dtype, shape, dimensions, &made);
     if (status != TUTTI_OK)
         return status;
     if (base == NULL)
-        return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: Cannot get buffer across nodes: that rank is not mapped here", what);
+        return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: Cannot get buffer across nodes: that rank is not mapped here",
+                        what);
     if (offset < 0)
         return tu_error(TUTTI_ERROR_RANGE, "%s: an offset must be non-negative, not %lld", what, (long long)offset);
     size_t element = tutti_dtype_size(dtype), wanted = tutti_view_bytes(&made), start;
-    if (__builtin_mul_overflow((size_t)offset, element, &start) || __builtin_add_overflow(start, skip, &start) || start > bytes ||
-        wanted > bytes - start)
-        return tu_error(TUTTI_ERROR_RANGE,
-                        "%s: the requested size (%zu bytes from element %lld of %s on) exceeds the allocated size (%zu bytes)", what,
-                        wanted, (long long)offset, tutti_dtype_name(dtype), bytes);
+    if (__builtin_mul_overflow((size_t)offset, element, &start) || __builtin_add_overflow(start, skip, &start) ||
+        start > bytes || wanted > bytes - start)
+        return tu_error(
+            TUTTI_ERROR_RANGE,
+            "%s: the requested size (%zu bytes from element %lld of %s on) exceeds the allocated size (%zu bytes)",
+            what, wanted, (long long)offset, tutti_dtype_name(dtype), bytes);
     made.data = base + start;
     made.device = peers->memory->device;
     made.device_index = tutti_memory_device_index(peers->memory);
@@ -174,18 +178,19 @@ static tutti_status make_view(const tutti_peers *peers, const char *what, char *
     return TUTTI_OK;
 }
 
-tutti_status tutti_peers_get_buffer(const tutti_peers *peers, int rank, const int64_t *shape, int dimensions, tutti_dtype dtype,
-                                    int64_t offset, tutti_view *view) {
+tutti_status tutti_peers_get_buffer(const tutti_peers *peers, int rank, const int64_t *shape, int dimensions,
+                                    tutti_dtype dtype, int64_t offset, tutti_view *view) {
     if (peers == NULL || view == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "get_buffer needs peers and a place for the view");
     tutti_status status = check_rank(peers, "get_buffer", rank);
     if (status != TUTTI_OK)
         return status;
-    return make_view(peers, "get_buffer", peers->buffers[rank], peers->memory->bytes, shape, dimensions, dtype, 0, offset, view);
+    return make_view(peers, "get_buffer", peers->buffers[rank], peers->memory->bytes, shape, dimensions, dtype, 0,
+                     offset, view);
 }
 
-tutti_status tutti_peers_get_remote(const tutti_peers *peers, int rank, const void *pointer, const int64_t *shape, int dimensions,
-                                    tutti_dtype dtype, tutti_view *view) {
+tutti_status tutti_peers_get_remote(const tutti_peers *peers, int rank, const void *pointer, const int64_t *shape,
+                                    int dimensions, tutti_dtype dtype, tutti_view *view) {
     if (peers == NULL || view == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "get_remote needs peers and a place for the view");
     tutti_status status = check_rank(peers, "get_remote", rank);
@@ -195,11 +200,12 @@ tutti_status tutti_peers_get_remote(const tutti_peers *peers, int rank, const vo
     size_t skip = pointer == NULL ? 0 : (size_t)((uintptr_t)pointer - own);
     if (pointer != NULL && ((uintptr_t)pointer < own || skip > peers->memory->bytes))
         return tu_error(TUTTI_ERROR_ARGUMENT, "get_remote: the pointer does not lie in this rank's block");
-    return make_view(peers, "get_remote", peers->buffers[rank], peers->memory->bytes, shape, dimensions, dtype, skip, 0, view);
+    return make_view(peers, "get_remote", peers->buffers[rank], peers->memory->bytes, shape, dimensions, dtype, skip, 0,
+                     view);
 }
 
-tutti_status tutti_peers_get_signal_pad(const tutti_peers *peers, int rank, const int64_t *shape, int dimensions, tutti_dtype dtype,
-                                        int64_t offset, tutti_view *view) {
+tutti_status tutti_peers_get_signal_pad(const tutti_peers *peers, int rank, const int64_t *shape, int dimensions,
+                                        tutti_dtype dtype, int64_t offset, tutti_view *view) {
     if (peers == NULL || view == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "get_signal_pad needs peers and a place for the view");
     tutti_status status = check_rank(peers, "get_signal_pad", rank);
@@ -215,14 +221,15 @@ tutti_status tutti_peers_get_signal_pad(const tutti_peers *peers, int rank, cons
         shape = &rest;
         dimensions = 1;
     }
-    return make_view(peers, "get_signal_pad", tutti_peers_signal_pad(peers, rank), peers->memory->pad_bytes, shape, dimensions, dtype, 0,
-                     offset, view);
+    return make_view(peers, "get_signal_pad", tutti_peers_signal_pad(peers, rank), peers->memory->pad_bytes, shape,
+                     dimensions, dtype, 0, offset, view);
 }
 
 /* ---- the checks in front of an operation ---- */
 
 /* Peers, fork, call; and that the group lives, when it has to. */
-static tutti_status check_call(const tutti_peers *peers, const char *what, const tutti_call *call, bool alive, tu_backend_call *short_call) {
+static tutti_status check_call(const tutti_peers *peers, const char *what, const tutti_call *call, bool alive,
+                               tu_backend_call *short_call) {
     if (peers == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s needs peers", what);
     *short_call = (tu_backend_call){ 0 };
@@ -232,9 +239,11 @@ static tutti_status check_call(const tutti_peers *peers, const char *what, const
         if (status != TUTTI_OK)
             return status;
         if (full.timeout_ns < 0)
-            return tu_error(TUTTI_ERROR_ARGUMENT, "%s: timeout_ns must not be negative (%lld)", what, (long long)full.timeout_ns);
+            return tu_error(TUTTI_ERROR_ARGUMENT, "%s: timeout_ns must not be negative (%lld)", what,
+                            (long long)full.timeout_ns);
         if (full.work != NULL || full.batch != NULL)
-            return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s is complete when it returns: it takes no work handle and no batch", what);
+            return tu_error(TUTTI_ERROR_UNSUPPORTED,
+                            "%s is complete when it returns: it takes no work handle and no batch", what);
         *short_call = (tu_backend_call){ .timeout_ns = full.timeout_ns, .stream = full.stream };
     }
     if (alive && tu_group_ended(peers->group))
@@ -246,10 +255,11 @@ static tutti_status check_channel(const tutti_peers *peers, const char *what, in
     if (channel < 0)
         return tu_error(TUTTI_ERROR_RANGE, "%s: a channel must be non-negative, not %d", what, channel);
     if (channel >= peers->backend.channels)
-        return tu_error(TUTTI_ERROR_RANGE,
-                        "%s: channel %d is above the maximum supported channel %d of %d ranks and a signal pad of %zu bytes: "
-                        "allocate the block with more signal_pad_bytes",
-                        what, channel, peers->backend.channels - 1, peers->backend.size, peers->memory->pad_bytes);
+        return tu_error(
+            TUTTI_ERROR_RANGE,
+            "%s: channel %d is above the maximum supported channel %d of %d ranks and a signal pad of %zu bytes: "
+            "allocate the block with more signal_pad_bytes",
+            what, channel, peers->backend.channels - 1, peers->backend.size, peers->memory->pad_bytes);
     return TUTTI_OK;
 }
 
@@ -258,15 +268,18 @@ static tutti_status check_signal(const tutti_peers *peers, const char *what, int
     return status != TUTTI_OK ? status : check_channel(peers, what, channel);
 }
 
-static tutti_status check_copy(const tutti_peers *peers, const char *what, int rank, size_t offset, const void *local, size_t bytes) {
+static tutti_status check_copy(const tutti_peers *peers, const char *what, int rank, size_t offset, const void *local,
+                               size_t bytes) {
     if (local == NULL && bytes > 0)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the address of the bytes is NULL", what);
     if ((int64_t)offset < 0)
         return tu_error(TUTTI_ERROR_RANGE, "%s: an offset must be non-negative, not %lld", what, (long long)offset);
     if (rank < 0 || rank >= peers->backend.size)
-        return tu_error(TUTTI_ERROR_RANGE, "%s: invalid peer %d: rank must be in [0, %d)", what, rank, peers->backend.size);
+        return tu_error(TUTTI_ERROR_RANGE, "%s: invalid peer %d: rank must be in [0, %d)", what, rank,
+                        peers->backend.size);
     if (offset > peers->memory->bytes || bytes > peers->memory->bytes - offset)
-        return tu_error(TUTTI_ERROR_RANGE, "%s: %zu bytes from byte %zu on: the range exceeds the %zu bytes of the block", what, bytes,
+        return tu_error(TUTTI_ERROR_RANGE,
+                        "%s: %zu bytes from byte %zu on: the range exceeds the %zu bytes of the block", what, bytes,
                         offset, peers->memory->bytes);
     if (peers->buffers[rank] == NULL && !peers->memory->world->fake)
         return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: rank %d is not mapped here", what, rank);
@@ -276,14 +289,16 @@ static tutti_status check_copy(const tutti_peers *peers, const char *what, int r
 /* ---- operations ---- */
 
 /* In chunks, so that a rank that was stopped in the middle does not write on into a group that has ended meanwhile. */
-static tutti_status put_in_chunks(tutti_peers *peers, char *to, const char *from, size_t bytes, const tu_backend_call *call) {
+static tutti_status put_in_chunks(tutti_peers *peers, char *to, const char *from, size_t bytes,
+                                  const tu_backend_call *call) {
     const tutti_memory *memory = peers->memory;
     size_t chunk = memory->device == TUTTI_CPU ? COPY_CHUNK : bytes;
     for (size_t done = 0; done < bytes;) {
         size_t now = bytes - done < chunk ? bytes - done : chunk;
         if (done > 0 && tu_group_ended(peers->group))
             return tu_group_cause(peers->group);
-        tutti_status status = memory->backend->copy(memory->backend_state, memory->block.device_index, to + done, from + done, now, call);
+        tutti_status status =
+            memory->backend->copy(memory->backend_state, memory->block.device_index, to + done, from + done, now, call);
         if (status != TUTTI_OK)
             return status;
         done += now;
@@ -291,7 +306,8 @@ static tutti_status put_in_chunks(tutti_peers *peers, char *to, const char *from
     return TUTTI_OK;
 }
 
-tutti_status tutti_peers_put(tutti_peers *peers, int to, size_t offset, const void *from, size_t bytes, const tutti_call *call) {
+tutti_status tutti_peers_put(tutti_peers *peers, int to, size_t offset, const void *from, size_t bytes,
+                             const tutti_call *call) {
     tu_backend_call short_call;
     tutti_status status = check_call(peers, "put", call, true, &short_call);
     if (status == TUTTI_OK)
@@ -301,7 +317,8 @@ tutti_status tutti_peers_put(tutti_peers *peers, int to, size_t offset, const vo
     return put_in_chunks(peers, (char *)peers->buffers[to] + offset, from, bytes, &short_call);
 }
 
-tutti_status tutti_peers_get(tutti_peers *peers, int from, size_t offset, void *to, size_t bytes, const tutti_call *call) {
+tutti_status tutti_peers_get(tutti_peers *peers, int from, size_t offset, void *to, size_t bytes,
+                             const tutti_call *call) {
     tu_backend_call short_call;
     tutti_status status = check_call(peers, "get", call, false, &short_call); /* a dead rank's block stays readable */
     if (status == TUTTI_OK)
@@ -309,8 +326,8 @@ tutti_status tutti_peers_get(tutti_peers *peers, int from, size_t offset, void *
     if (status != TUTTI_OK || bytes == 0 || peers->buffers[from] == NULL)
         return status;
     const tutti_memory *memory = peers->memory;
-    return memory->backend->copy(memory->backend_state, memory->block.device_index, to, (const char *)peers->buffers[from] + offset,
-                                 bytes, &short_call);
+    return memory->backend->copy(memory->backend_state, memory->block.device_index, to,
+                                 (const char *)peers->buffers[from] + offset, bytes, &short_call);
 }
 
 tutti_status tutti_peers_signal(tutti_peers *peers, int to, int channel, const tutti_call *call) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which backend serves a device: the built-in one, or a plug-in found and loaded at run time; and what libtutti lends to it.
+ * Which backend serves a device: the built-in one, or a plug-in found and loaded at run time; and what libtutti lends
+ * to it.
  *
  * A loaded plug-in stays loaded: its code may be on some thread's stack, and drivers do not like to be unloaded.
  */
@@ -53,13 +54,14 @@ static void host_group_end(tutti_group *group) {
 
 static int64_t host_timeout(tutti_group *group, int64_t call_timeout_ns) {
     int64_t timeout_ns = 0;
-    if (tu_timeout_choose("timeout_ns", call_timeout_ns, group->timeout_ns, group->world->timeout_ns, &timeout_ns) != TUTTI_OK)
+    if (tu_timeout_choose("timeout_ns", call_timeout_ns, group->timeout_ns, group->world->timeout_ns, &timeout_ns) !=
+        TUTTI_OK)
         return -1;
     return timeout_ns;
 }
 
-static tutti_status host_exchange(tutti_group *group, const char *purpose, const void *payload, size_t bytes, int fd, int64_t deadline,
-                                  void *payloads, int *fds) {
+static tutti_status host_exchange(tutti_group *group, const char *purpose, const void *payload, size_t bytes, int fd,
+                                  int64_t deadline, void *payloads, int *fds) {
     tu_op_info info = { .operation = TU_OP_RENDEZVOUS, .root = -1, .group_key = group->key };
     return tu_group_exchange_descriptors(group, &info, purpose, payload, bytes, fd, deadline, payloads, fds);
 }
@@ -77,7 +79,8 @@ static tutti_status host_group_look(tutti_group *group) {
         return TUTTI_OK;
     for (int member = 0; member < group->size; member++) {
         /* One that closed its world may have enqueued all it had to; one that died may not. */
-        if (member == group->rank || group->job_ranks[member] < 0 || tu_rank_probe(group->world->job, group->job_ranks[member]) != TU_RANK_DEAD)
+        if (member == group->rank || group->job_ranks[member] < 0 ||
+            tu_rank_probe(group->world->job, group->job_ranks[member]) != TU_RANK_DEAD)
             continue;
         char doing[128];
         snprintf(doing, sizeof doing, "while group %s was in use on a GPU", group->name);
@@ -140,8 +143,8 @@ static const tu_backend *load(const char *path, const char *name, search *search
     if (backend == NULL)
         snprintf(why, sizeof why, "exports no tutti_backend_v1");
     else if (backend->version != TU_BACKEND_VERSION || backend->size != sizeof *backend)
-        snprintf(why, sizeof why, "has version %u and %zu bytes, this libtutti version %d and %zu", backend->version, backend->size,
-                 TU_BACKEND_VERSION, sizeof *backend);
+        snprintf(why, sizeof why, "has version %u and %zu bytes, this libtutti version %d and %zu", backend->version,
+                 backend->size, TU_BACKEND_VERSION, sizeof *backend);
     else if (strcmp(backend->name, name) != 0)
         snprintf(why, sizeof why, "is backend %s, not %s", backend->name, name);
     if (why[0] == 0)
@@ -167,7 +170,8 @@ static const tu_backend *search_folders(const char *folders, const char *name, s
     return NULL;
 }
 
-/* lib/tutti beside the libtutti that runs, or beside the bin/ of the program that holds it: an installation may have been moved. */
+/* lib/tutti beside the libtutti that runs, or beside the bin/ of the program that holds it: an installation may have
+ * been moved. */
 static bool folder_beside(char folder[PATH_MAX]) {
     Dl_info info;
     if (dladdr((void *)(uintptr_t)tu_backend_find, &info) == 0 || info.dli_fname == NULL)
@@ -200,7 +204,8 @@ tutti_status tu_backend_find(tutti_world *world, const char *name, const tu_back
         backend = search_folders(TUTTI_PLUGIN_FOLDER, name, &search);
     if (backend == NULL)
         return tu_error(TUTTI_ERROR_NOT_FOUND,
-                        "Tutti does not find allocation backend \"%s\" (%s): install the plug-in libtutti-%s.so, or name its folder in "
+                        "Tutti does not find allocation backend \"%s\" (%s): install the plug-in libtutti-%s.so, or "
+                        "name its folder in "
                         "TUTTI_PLUGIN_PATH",
                         name, search.tried[0] != 0 ? search.tried : "there is no folder to look in", name);
     TU_LOG(TUTTI_LOG_INFO, world->log, "memory", "backend %s loaded", name);
@@ -299,10 +304,11 @@ static tutti_status set_backend(tu_memory_world *tables, tutti_device device, co
     if (status != TUTTI_OK)
         return status;
     if (found->device != device)
-        return tu_error(TUTTI_ERROR_UNSUPPORTED, "backend %s does not support device type %s", name, tutti_device_name(device));
+        return tu_error(TUTTI_ERROR_UNSUPPORTED, "backend %s does not support device type %s", name,
+                        tutti_device_name(device));
     if (slot->opened && found != slot->backend)
-        return tu_error(TUTTI_ERROR_STATE, "the backend of device %s can not be changed after use: it is %s", tutti_device_name(device),
-                        slot->backend->name);
+        return tu_error(TUTTI_ERROR_STATE, "the backend of device %s can not be changed after use: it is %s",
+                        tutti_device_name(device), slot->backend->name);
     slot->backend = found;
     return TUTTI_OK;
 }

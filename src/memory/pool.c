@@ -2,8 +2,8 @@
  *
  * Pools: released blocks wait here, by size, the last one first, and are given out again.
  *
- * An idle block keeps its reference and its cached handles, which are no longer proven: the next rendezvous compares serial numbers
- * before it trusts them.
+ * An idle block keeps its reference and its cached handles, which are no longer proven: the next rendezvous compares
+ * serial numbers before it trusts them.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +40,8 @@ tutti_status tutti_pool_create(tutti_world *world, const tutti_memory_options *o
     if (status == TUTTI_OK && full.persistent)
         status = tu_error(TUTTI_ERROR_ARGUMENT, "blocks of a pool have no persistent id");
     if (status == TUTTI_OK && full.group != NULL && tutti_group_world(full.group) != world)
-        status = tu_error(TUTTI_ERROR_ARGUMENT, "the default group %s belongs to another world", tutti_group_name(full.group));
+        status = tu_error(TUTTI_ERROR_ARGUMENT, "the default group %s belongs to another world",
+                          tutti_group_name(full.group));
     if (status == TUTTI_OK)
         status = tu_memory_world_get(world, &tables);
     if (status != TUTTI_OK)
@@ -181,7 +182,8 @@ void tutti_pool_trim(tutti_pool *pool) {
 
 tutti_status tutti_pool_query(tutti_pool *pool, tutti_pool_statistics *statistics) {
     if (pool == NULL || statistics == NULL || statistics->size == 0)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_pool_query needs a pool and a place with its size set (TUTTI_POOL_STATISTICS_INIT)");
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "tutti_pool_query needs a pool and a place with its size set (TUTTI_POOL_STATISTICS_INIT)");
     pthread_mutex_lock(&pool->lock);
     tutti_pool_statistics now = pool->statistics;
     pthread_mutex_unlock(&pool->lock);

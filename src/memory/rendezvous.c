@@ -8,9 +8,10 @@
  *     2. how 1 went here, and this rank's signal area
  *     3. how 2 went here
  *
- * so that every member knows of every other that it has everything: all return a handle, or none does. A member that runs out of memory or
- * mappings says so in the next exchange and fails all of them alike, which ends nothing. A block that a pool gave out again starts with
- * an exchange of serial numbers: when the same blocks meet again, its handle is reset and a second exchange is all.
+ * so that every member knows of every other that it has everything: all return a handle, or none does. A member that
+ * runs out of memory or mappings says so in the next exchange and fails all of them alike, which ends nothing. A block
+ * that a pool gave out again starts with an exchange of serial numbers: when the same blocks meet again, its handle is
+ * reset and a second exchange is all.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -20,8 +21,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "store/thread.h"
 #include "memory/tables.h"
+#include "store/thread.h"
 #include "world/group.h"
 
 #define RECORD_VERSION 1
@@ -131,10 +132,10 @@ static void note_status(int32_t *status, char message[256], tutti_status own) {
         snprintf(message, 256, "%.255s", tutti_error_message());
 }
 
-/* Compares what the members tell of their own progress. The first that failed fails all, each with that status; its own words for the one,
- * its name for the others. */
-static tutti_status agree(meeting *meeting, const char *doing, const void *statuses, size_t stride, size_t message_offset,
-                          tutti_status own) {
+/* Compares what the members tell of their own progress. The first that failed fails all, each with that status; its own
+ * words for the one, its name for the others. */
+static tutti_status agree(meeting *meeting, const char *doing, const void *statuses, size_t stride,
+                          size_t message_offset, tutti_status own) {
     const char *base = statuses;
     for (int member = 0; member < meeting->group->size; member++) {
         int32_t status;
@@ -154,17 +155,23 @@ static tutti_status agree(meeting *meeting, const char *doing, const void *statu
 
 /* ---- moving tickets ---- */
 
-/* An exchange of records that contain a ticket each, with what the tickets carry besides. A failure of this rank alone, after all records
- * went their ways, is left in *arrival for the next exchange to tell; then there are records, but no tickets. */
-static tutti_status exchange(const meeting *meeting, const char *purpose, const void *record, size_t bytes, size_t ticket_offset,
-                             const tu_backend_ticket *ticket, void *records, tutti_status *arrival) {
+/* An exchange of records that contain a ticket each, with what the tickets carry besides. A failure of this rank alone,
+ * after all records went their ways, is left in *arrival for the next exchange to tell; then there are records, but no
+ * tickets. */
+static tutti_status exchange(const meeting *meeting, const char *purpose, const void *record, size_t bytes,
+                             size_t ticket_offset, const tu_backend_ticket *ticket, void *records,
+                             tutti_status *arrival) {
     tutti_group *group = meeting->group;
     bool complete = false, pieces = meeting->memory->device == TUTTI_CPU; /* other devices pass descriptors */
-    tu_group_cargo cargo = { .piece = ticket->piece, .mappings = pieces ? meeting->mappings : NULL, .descriptor = ticket->fd,
-                             .descriptors = pieces ? NULL : meeting->descriptors, .complete = &complete };
+    tu_group_cargo cargo = { .piece = ticket->piece,
+                             .mappings = pieces ? meeting->mappings : NULL,
+                             .descriptor = ticket->fd,
+                             .descriptors = pieces ? NULL : meeting->descriptors,
+                             .complete = &complete };
     for (int member = 0; member < group->size; member++)
         meeting->tickets[member] = (tu_backend_ticket){ .fd = -1 };
-    tutti_status status = tu_group_exchange_with(group, &meeting->info, purpose, record, bytes, &cargo, meeting->deadline, records);
+    tutti_status status =
+        tu_group_exchange_with(group, &meeting->info, purpose, record, bytes, &cargo, meeting->deadline, records);
     if (status != TUTTI_OK && complete) {
         *arrival = status;
         return TUTTI_OK;
@@ -251,15 +258,20 @@ static tutti_status compare_blocks(meeting *meeting, const block_record *records
     int size = meeting->group->size;
     for (int member = 1; member < size; member++) {
         if (records[member].version != records[0].version) {
-            tu_error(TUTTI_ERROR_PROTOCOL, "rank %d lays blocks out by version %u, rank 0 by version %u: the ranks run different versions of Tutti",
+            tu_error(TUTTI_ERROR_PROTOCOL,
+                     "rank %d lays blocks out by version %u, rank 0 by version %u: the ranks run different versions of "
+                     "Tutti",
                      member, records[member].version, records[0].version);
             tu_error_at_fault(member);
             return mismatch(meeting);
         }
-        if (records[member].device != records[0].device || strncmp(records[member].backend, records[0].backend, sizeof records[0].backend) != 0) {
-            tu_error(TUTTI_ERROR_MISMATCH, "the blocks lie on different devices: rank 0's on %s (backend %.15s), rank %d's on %s (backend %.15s)",
-                     tutti_device_name((tutti_device)records[0].device), records[0].backend, member,
-                     tutti_device_name((tutti_device)records[member].device), records[member].backend);
+        if (records[member].device != records[0].device ||
+            strncmp(records[member].backend, records[0].backend, sizeof records[0].backend) != 0) {
+            tu_error(
+                TUTTI_ERROR_MISMATCH,
+                "the blocks lie on different devices: rank 0's on %s (backend %.15s), rank %d's on %s (backend %.15s)",
+                tutti_device_name((tutti_device)records[0].device), records[0].backend, member,
+                tutti_device_name((tutti_device)records[member].device), records[member].backend);
             tu_error_at_fault(member);
             return mismatch(meeting);
         }
@@ -270,8 +282,8 @@ static tutti_status compare_blocks(meeting *meeting, const block_record *records
             differ = differ || trait_of(&records[member], &traits[i]) != trait_of(&records[0], &traits[i]);
         if (!differ)
             continue;
-        tu_error(TUTTI_ERROR_MISMATCH, "the blocks of a rendezvous must be alike: their %s is %llu on rank 0, but", traits[i].name,
-                 (unsigned long long)trait_of(&records[0], &traits[i]));
+        tu_error(TUTTI_ERROR_MISMATCH, "the blocks of a rendezvous must be alike: their %s is %llu on rank 0, but",
+                 traits[i].name, (unsigned long long)trait_of(&records[0], &traits[i]));
         list_differing(records, size, &traits[i]);
         return mismatch(meeting);
     }
@@ -288,8 +300,8 @@ static tutti_status meet_blocks(meeting *meeting, tutti_status *own) {
     *own = memory->backend->export_block(memory->backend_state, &memory->block, &ticket);
     note_status(&record.status, record.message, *own);
     memcpy(record.ticket, ticket.bytes, sizeof record.ticket);
-    tutti_status status = exchange(meeting, "rendezvous: blocks", &record, sizeof record, offsetof(block_record, ticket), &ticket,
-                                   records, &arrival);
+    tutti_status status = exchange(meeting, "rendezvous: blocks", &record, sizeof record,
+                                   offsetof(block_record, ticket), &ticket, records, &arrival);
     memory->backend->unexport_block(memory->backend_state, &memory->block, &ticket);
     if (status != TUTTI_OK)
         return status;
@@ -305,8 +317,9 @@ static tutti_status meet_blocks(meeting *meeting, tutti_status *own) {
         meeting->peers->serials[member] = records[member].serial;
     *own = arrival;
     if (arrival == TUTTI_OK)
-        *own = memory->backend->import_blocks(memory->backend_state, meeting->group, &memory->block, meeting->group->rank,
-                                              meeting->group->size, meeting->tickets, &meeting->peers->blocks);
+        *own =
+            memory->backend->import_blocks(memory->backend_state, meeting->group, &memory->block, meeting->group->rank,
+                                           meeting->group->size, meeting->tickets, &meeting->peers->blocks);
     return TUTTI_OK;
 }
 
@@ -335,13 +348,14 @@ static tutti_status meet_areas(meeting *meeting, tutti_status *own) {
         *own = make_area(meeting, &ticket);
     note_status(&record.status, record.message, *own);
     memcpy(record.ticket, ticket.bytes, sizeof record.ticket);
-    tutti_status status = exchange(meeting, "rendezvous: signals", &record, sizeof record, offsetof(step_record, ticket), &ticket,
-                                   records, &arrival);
+    tutti_status status = exchange(meeting, "rendezvous: signals", &record, sizeof record,
+                                   offsetof(step_record, ticket), &ticket, records, &arrival);
     if (peers->area.address != NULL)
         memory->backend->unexport_block(memory->backend_state, &peers->area, &ticket);
     if (status != TUTTI_OK)
         return status;
-    status = agree(meeting, "map the blocks of the others", records, sizeof *records, offsetof(step_record, message), *own);
+    status =
+        agree(meeting, "map the blocks of the others", records, sizeof *records, offsetof(step_record, message), *own);
     if (status != TUTTI_OK) {
         drop_tickets(meeting);
         return status;
@@ -359,10 +373,11 @@ static tutti_status meet_areas(meeting *meeting, tutti_status *own) {
 static tutti_status meet_ready(meeting *meeting, tutti_status own) {
     step_record record = { 0 };
     note_status(&record.status, record.message, own);
-    tutti_status status = tu_group_exchange(meeting->group, &meeting->info, "rendezvous: ready", &record, sizeof record, NULL,
-                                            meeting->deadline, meeting->steps, NULL);
+    tutti_status status = tu_group_exchange(meeting->group, &meeting->info, "rendezvous: ready", &record, sizeof record,
+                                            NULL, meeting->deadline, meeting->steps, NULL);
     if (status == TUTTI_OK)
-        status = agree(meeting, "map the signals of the others", meeting->steps, sizeof *meeting->steps, offsetof(step_record, message), own);
+        status = agree(meeting, "map the signals of the others", meeting->steps, sizeof *meeting->steps,
+                       offsetof(step_record, message), own);
     return status;
 }
 
@@ -423,7 +438,8 @@ static tutti_status publish(meeting *meeting) {
         meeting->state->first_peers = peers;
         peers->cached = true;
         tu_peers_use(peers);
-        atomic_fetch_add_explicit(&memory->tables->generation, 1, memory_order_release); /* pairs with tu_symmetric_find */
+        atomic_fetch_add_explicit(&memory->tables->generation, 1,
+                                  memory_order_release); /* pairs with tu_symmetric_find */
     }
     pthread_mutex_unlock(&memory->tables->lock);
     tu_peers_free(doomed);
@@ -436,8 +452,8 @@ static tutti_status publish(meeting *meeting) {
 
 /* ---- blocks of a pool ---- */
 
-/* When the same blocks as last time meet again, the old handle is as new after a reset: *result is it, in use. All members come to
- * the same answer, because they compare the same records with serial numbers that they agreed on. */
+/* When the same blocks as last time meet again, the old handle is as new after a reset: *result is it, in use. All
+ * members come to the same answer, because they compare the same records with serial numbers that they agreed on. */
 static tutti_status meet_again(meeting *meeting, tutti_peers **result) {
     tutti_memory *memory = meeting->memory;
     pthread_mutex_lock(&memory->tables->lock);
@@ -446,19 +462,19 @@ static tutti_status meet_again(meeting *meeting, tutti_peers **result) {
         peers = NULL; /* somebody still uses it for what the block was before */
     pthread_mutex_unlock(&memory->tables->lock);
     pool_record record = { .serial = memory->serial, .index = peers == NULL ? 0 : peers->index };
-    tutti_status status = tu_group_exchange(meeting->group, &meeting->info, "rendezvous: pool", &record, sizeof record, NULL,
-                                            meeting->deadline, meeting->serials, NULL);
+    tutti_status status = tu_group_exchange(meeting->group, &meeting->info, "rendezvous: pool", &record, sizeof record,
+                                            NULL, meeting->deadline, meeting->serials, NULL);
     if (status != TUTTI_OK || peers == NULL)
         return status;
     for (int member = 0; member < meeting->group->size; member++) {
         if (meeting->serials[member].index != record.index || meeting->serials[member].serial != peers->serials[member])
             return TUTTI_OK;
     }
-    /* Everybody is here, so nobody signals or waits any more on what the block was before; and nobody does on what it is now until all
-     * have come to the second exchange. */
+    /* Everybody is here, so nobody signals or waits any more on what the block was before; and nobody does on what it
+     * is now until all have come to the second exchange. */
     memory->backend->reset(&peers->backend);
-    status = tu_group_exchange(meeting->group, &meeting->info, "rendezvous: pool ready", &record, sizeof record, NULL, meeting->deadline,
-                               meeting->serials, NULL);
+    status = tu_group_exchange(meeting->group, &meeting->info, "rendezvous: pool ready", &record, sizeof record, NULL,
+                               meeting->deadline, meeting->serials, NULL);
     if (status != TUTTI_OK)
         return status;
     pthread_mutex_lock(&memory->tables->lock);
@@ -479,7 +495,8 @@ static tutti_status check_hosts(const tutti_memory *memory, const tutti_group *g
         if (group->job_ranks[member] >= 0)
             continue;
         tu_error(TUTTI_ERROR_UNSUPPORTED,
-                 "rank %d of group %s is on host %s: backend %s maps memory between ranks of one host only. Make a group per host "
+                 "rank %d of group %s is on host %s: backend %s maps memory between ranks of one host only. Make a "
+                 "group per host "
                  "(tutti_group_split), or use collectives, which cross hosts",
                  member, group->name, tu_job_host(group->world->job, group->ranks[member]), memory->backend->name);
         tu_error_at_fault(member);
@@ -492,7 +509,8 @@ static tutti_status check_hosts(const tutti_memory *memory, const tutti_group *g
 static tutti_status lock_meeting(const meeting *meeting) {
     if (tu_mutex_lock_until(&meeting->state->meeting, meeting->deadline))
         return TUTTI_OK;
-    return tu_error(TUTTI_ERROR_TIMEOUT, "timeout: this rank is in another rendezvous on group %s, in another thread", meeting->group->name);
+    return tu_error(TUTTI_ERROR_TIMEOUT, "timeout: this rank is in another rendezvous on group %s, in another thread",
+                    meeting->group->name);
 }
 
 static tutti_status meet(meeting *meeting, tutti_peers **peers) {
@@ -520,7 +538,8 @@ static tutti_status make_room(meeting *meeting) {
     meeting->descriptors = calloc(size, sizeof *meeting->descriptors);
     if (meeting->blocks == NULL || meeting->steps == NULL || meeting->serials == NULL || meeting->tickets == NULL ||
         meeting->mappings == NULL || meeting->descriptors == NULL)
-        return tu_error_memory("a rendezvous", size * (sizeof *meeting->blocks + sizeof *meeting->steps + sizeof *meeting->tickets));
+        return tu_error_memory("a rendezvous",
+                               size * (sizeof *meeting->blocks + sizeof *meeting->steps + sizeof *meeting->tickets));
     return TUTTI_OK;
 }
 
@@ -560,16 +579,20 @@ tutti_status tutti_memory_rendezvous(tutti_memory *memory, tutti_group *group, t
     if (memory == NULL || peers == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_memory_rendezvous needs a block and a place for its result");
     if (group == TUTTI_NON_GROUP_MEMBER)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "this rank is no member of the group (TUTTI_NON_GROUP_MEMBER): only members meet");
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "this rank is no member of the group (TUTTI_NON_GROUP_MEMBER): only members meet");
     if (group == NULL)
         group = memory->group;
     if (group == NULL)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "a rendezvous needs a group (group_name): none was given, neither at allocation nor at rendezvous");
+        return tu_error(
+            TUTTI_ERROR_ARGUMENT,
+            "a rendezvous needs a group (group_name): none was given, neither at allocation nor at rendezvous");
     tutti_status status = tu_world_check(memory->world);
     if (status != TUTTI_OK)
         return status;
     if (tutti_group_world(group) != memory->world)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "group %s belongs to another world than the block", tutti_group_name(group));
+        return tu_error(TUTTI_ERROR_ARGUMENT, "group %s belongs to another world than the block",
+                        tutti_group_name(group));
     if (tu_group_ended(group))
         return tu_group_cause(group);
     tu_memory_group *state;

@@ -2,9 +2,9 @@
  *
  * From a pointer to its block and to the peers' addresses, quickly.
  *
- * Each group remembers the answers for the last pointers, symmetric or not. An answer holds while the generation of the world's
- * tables is the same: allocation, release and rendezvous change it. A line is read without a lock: its turn is odd while it is written
- * and differs after it was.
+ * Each group remembers the answers for the last pointers, symmetric or not. An answer holds while the generation of the
+ * world's tables is the same: allocation, release and rendezvous change it. A line is read without a lock: its turn is
+ * odd while it is written and differs after it was.
  *
  * Budget: a pointer that was asked for lately costs one line of cache and about ten loads; no lock, no store.
  */
@@ -28,7 +28,8 @@ static tutti_status make(tutti_group *group, void **state) {
     return TUTTI_OK;
 }
 
-/* Runs when the group's last reference is gone: peers that a user holds keep their group, so only cached ones are left. */
+/* Runs when the group's last reference is gone: peers that a user holds keep their group, so only cached ones are
+ * left. */
 static void end(void *state) {
     tu_memory_group *group = state;
     tutti_peers *doomed = NULL;
@@ -69,8 +70,8 @@ static const tutti_peers *peers_of(const tutti_memory *memory, const tu_memory_g
 }
 
 /* Fills a line of the cache. Writers take turns by cache_lock. */
-static void remember(tu_memory_group *state, tu_symmetric_line *line, uint64_t generation, uintptr_t pointer, size_t room,
-                     tutti_memory *memory, const tutti_peers *peers) {
+static void remember(tu_memory_group *state, tu_symmetric_line *line, uint64_t generation, uintptr_t pointer,
+                     size_t room, tutti_memory *memory, const tutti_peers *peers) {
     pthread_mutex_lock(&state->cache_lock);
     uint32_t turn = atomic_load_explicit(&line->turn, memory_order_relaxed);
     atomic_store_explicit(&line->turn, turn + 1, memory_order_relaxed);

@@ -31,7 +31,8 @@ tutti_status tu_order_insert(tu_order *order, uint64_t key, void *value) {
         order->capacity = capacity;
     }
     size_t position = position_above(order, key);
-    memmove(order->entries + position + 1, order->entries + position, (order->count - position) * sizeof *order->entries);
+    memmove(order->entries + position + 1, order->entries + position,
+            (order->count - position) * sizeof *order->entries);
     order->entries[position] = (tu_order_entry){ key, value };
     order->count++;
     return TUTTI_OK;
@@ -41,7 +42,8 @@ void tu_order_remove(tu_order *order, uint64_t key) {
     size_t position = position_above(order, key);
     if (position == 0 || order->entries[position - 1].key != key)
         return;
-    memmove(order->entries + position - 1, order->entries + position, (order->count - position) * sizeof *order->entries);
+    memmove(order->entries + position - 1, order->entries + position,
+            (order->count - position) * sizeof *order->entries);
     order->count--;
     if (order->count == 0) {
         free(order->entries);

@@ -19,8 +19,9 @@ typedef struct tu_order {
 
 tutti_status tu_order_insert(tu_order *order, uint64_t key, void *value); /* fails only by memory */
 void tu_order_remove(tu_order *order, uint64_t key);
-void *tu_order_get(const tu_order *order, uint64_t key);   /* NULL when there is none */
-void *tu_order_floor(const tu_order *order, uint64_t key); /* with the greatest key that is not above; NULL when there is none */
+void *tu_order_get(const tu_order *order, uint64_t key); /* NULL when there is none */
+void *tu_order_floor(const tu_order *order,
+                     uint64_t key); /* with the greatest key that is not above; NULL when there is none */
 
 /* A backend as this world uses it for a device. */
 typedef struct tu_device_backend {
@@ -36,8 +37,8 @@ struct tu_memory_world {
     tu_order blocks;      /* allocated ones, by the address of their data */
     tu_order persistent;  /* all persistent ones, by id */
     uint64_t serial;      /* of the last block made */
-    _Atomic uint64_t generation;  /* changes whenever an answer of tu_symmetric_find may: readers compare it */
-    _Atomic size_t pad_bytes;     /* for blocks that ask for none; 0: the setting */
+    _Atomic uint64_t generation;     /* changes whenever an answer of tu_symmetric_find may: readers compare it */
+    _Atomic size_t pad_bytes;        /* for blocks that ask for none; 0: the setting */
     pthread_mutex_t persistent_lock; /* held over a whole persistent allocation, so that an id is made once */
     pthread_mutex_t backend_lock;
     tu_device_backend devices[TU_DEVICES];
@@ -46,12 +47,13 @@ struct tu_memory_world {
 #define TU_SYMMETRIC_CACHE 16
 #define TU_RECENT_PEERS 64
 
-/* One remembered answer. Written under the lock of tu_memory_group, read without it: `turn` is odd while it is written. */
+/* One remembered answer. Written under the lock of tu_memory_group, read without it: `turn` is odd while it is
+ * written. */
 typedef struct tu_symmetric_line {
     _Alignas(64) _Atomic uint32_t turn;
     _Atomic uint64_t generation;
     _Atomic uintptr_t pointer;
-    _Atomic size_t room;             /* bytes from the pointer to the end of its block; 0: not symmetric */
+    _Atomic size_t room; /* bytes from the pointer to the end of its block; 0: not symmetric */
     _Atomic(tutti_memory *) memory;
     _Atomic(const tutti_peers *) peers;
 } tu_symmetric_line;
@@ -59,25 +61,28 @@ typedef struct tu_symmetric_line {
 struct tu_memory_group {
     tutti_group *group;
     tu_memory_world *tables;
-    pthread_mutex_t meeting;     /* one rendezvous at a time per group and rank */
-    tutti_peers *first_peers;    /* under tables->lock */
-    tu_order by_index;           /* under tables->lock */
-    _Atomic(const tutti_peers *) recent[TU_RECENT_PEERS]; /* by index modulo; written under tables->lock, read without */
+    pthread_mutex_t meeting;  /* one rendezvous at a time per group and rank */
+    tutti_peers *first_peers; /* under tables->lock */
+    tu_order by_index;        /* under tables->lock */
+    _Atomic(const tutti_peers *)
+        recent[TU_RECENT_PEERS]; /* by index modulo; written under tables->lock, read without */
     uint32_t last_index;         /* under `meeting` */
     pthread_mutex_t cache_lock;
     tu_symmetric_line cache[TU_SYMMETRIC_CACHE];
 };
 
 /* ---- memory.c ---- */
-tutti_status tu_memory_create(tu_memory_world *tables, size_t bytes, const tutti_memory_options *options, tutti_memory **memory);
+tutti_status tu_memory_create(tu_memory_world *tables, size_t bytes, const tutti_memory_options *options,
+                              tutti_memory **memory);
 /* Makes it findable, with one user and that default group (NULL: none). */
 tutti_status tu_memory_list(tutti_memory *memory, tutti_group *group);
-void tu_memory_drop(tutti_memory *memory);            /* one reference */
-void tu_memory_forget_peers(tutti_memory *memory);    /* no rendezvous returns what was cached any more */
+void tu_memory_drop(tutti_memory *memory);         /* one reference */
+void tu_memory_forget_peers(tutti_memory *memory); /* no rendezvous returns what was cached any more */
 tutti_status tu_memory_options_check(const tutti_memory_options *options);
 
 /* ---- peers.c ---- */
-/* Unlinks what nobody uses from both lists onto *doomed; the caller holds the lock. tu_peers_free ends them, without it. */
+/* Unlinks what nobody uses from both lists onto *doomed; the caller holds the lock. tu_peers_free ends them, without
+ * it. */
 void tu_peers_unlink(tutti_peers *peers, tutti_peers **doomed);
 void tu_peers_free(tutti_peers *doomed);
 /* One more user; the caller holds the lock. */

@@ -13,7 +13,8 @@ tutti_status tutti_view_make(void *data, tutti_dtype dtype, const int64_t *shape
     if (tutti_dtype_size(dtype) == 0)
         return tu_error(TUTTI_ERROR_TYPE, "%d is no dtype", (int)dtype);
     if (dimensions < 0 || dimensions > TUTTI_VIEW_DIMENSIONS || (dimensions > 0 && shape == NULL))
-        return tu_error(TUTTI_ERROR_ARGUMENT, "a view has 0 to %d dimensions with their sizes, not %d", TUTTI_VIEW_DIMENSIONS, dimensions);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "a view has 0 to %d dimensions with their sizes, not %d",
+                        TUTTI_VIEW_DIMENSIONS, dimensions);
     tutti_view made = TUTTI_VIEW_INIT;
     made.data = data;
     made.dtype = dtype;
@@ -54,25 +55,29 @@ static tutti_status check_words(const char *what, tutti_world *world, const tutt
     if (world == NULL || view == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s needs a world and a view", what);
     if (view->size < sizeof *view)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "a tutti_view has %zu bytes, not %zu: start it with TUTTI_VIEW_INIT", sizeof *view, view->size);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "a tutti_view has %zu bytes, not %zu: start it with TUTTI_VIEW_INIT",
+                        sizeof *view, view->size);
     if (view->dimensions != 1 || (view->shape[0] > 1 && view->strides[0] != 1) || view->dtype != TUTTI_U32)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: input must be a flat, contiguous uint32 tensor; this has %d dimensions of %s%s", what,
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "%s: input must be a flat, contiguous uint32 tensor; this has %d dimensions of %s%s", what,
                         view->dimensions, tutti_dtype_name(view->dtype),
                         view->dimensions == 1 && view->strides[0] != 1 ? ", not contiguous" : "");
     if (offset < 0)
-        return tu_error(TUTTI_ERROR_RANGE, "%s: offset must be greater than or equal to 0 (got %lld)", what, (long long)offset);
+        return tu_error(TUTTI_ERROR_RANGE, "%s: offset must be greater than or equal to 0 (got %lld)", what,
+                        (long long)offset);
     return TUTTI_OK;
 }
 
 static tutti_status check_value(const char *what, int64_t value) {
     if (value < 0 || value > UINT32_MAX)
-        return tu_error(TUTTI_ERROR_RANGE, "%s: val must be in the range of [0, 4294967295] (uint32_t), not %lld", what, (long long)value);
+        return tu_error(TUTTI_ERROR_RANGE, "%s: val must be in the range of [0, 4294967295] (uint32_t), not %lld", what,
+                        (long long)value);
     return TUTTI_OK;
 }
 
 /* The backend of the view's device, and what it needs of the call. */
-static tutti_status prepare(tutti_world *world, const tutti_view *view, const tutti_call *call, const tu_backend **backend, void **state,
-                            tu_backend_call *short_call) {
+static tutti_status prepare(tutti_world *world, const tutti_view *view, const tutti_call *call,
+                            const tu_backend **backend, void **state, tu_backend_call *short_call) {
     tutti_call full = TUTTI_CALL_INIT;
     tutti_status status = tu_options_copy("tutti_call", call, &full, sizeof full);
     if (status == TUTTI_OK)
@@ -83,8 +88,8 @@ static tutti_status prepare(tutti_world *world, const tutti_view *view, const tu
     return status;
 }
 
-tutti_status tutti_view_memset32(tutti_world *world, const tutti_view *view, int64_t offset, int64_t value, int64_t count,
-                                 const tutti_call *call) {
+tutti_status tutti_view_memset32(tutti_world *world, const tutti_view *view, int64_t offset, int64_t value,
+                                 int64_t count, const tutti_call *call) {
     tutti_status status = check_words("memset32", world, view, offset);
     if (status != TUTTI_OK)
         return status;
@@ -94,7 +99,8 @@ tutti_status tutti_view_memset32(tutti_world *world, const tutti_view *view, int
     if (status != TUTTI_OK)
         return status;
     if (offset > view->shape[0] || count > view->shape[0] - offset)
-        return tu_error(TUTTI_ERROR_RANGE, "memset32: offset + count (%lld + %lld) exceeded the numel of the input (%lld)",
+        return tu_error(TUTTI_ERROR_RANGE,
+                        "memset32: offset + count (%lld + %lld) exceeded the numel of the input (%lld)",
                         (long long)offset, (long long)count, (long long)view->shape[0]);
     const tu_backend *backend;
     void *state;
@@ -102,18 +108,20 @@ tutti_status tutti_view_memset32(tutti_world *world, const tutti_view *view, int
     status = prepare(world, view, call, &backend, &state, &short_call);
     if (status != TUTTI_OK)
         return status;
-    return backend->set32(state, view->device_index, (uint32_t *)view->data + offset, (uint32_t)value, (size_t)count, &short_call);
+    return backend->set32(state, view->device_index, (uint32_t *)view->data + offset, (uint32_t)value, (size_t)count,
+                          &short_call);
 }
 
-tutti_status tutti_view_write_value32(tutti_world *world, const tutti_view *view, int64_t offset, int64_t value, const tutti_call *call) {
+tutti_status tutti_view_write_value32(tutti_world *world, const tutti_view *view, int64_t offset, int64_t value,
+                                      const tutti_call *call) {
     tutti_status status = check_words("write_value32", world, view, offset);
     if (status == TUTTI_OK)
         status = check_value("write_value32", value);
     if (status != TUTTI_OK)
         return status;
     if (offset >= view->shape[0])
-        return tu_error(TUTTI_ERROR_RANGE, "write_value32: offset (%lld) exceeded the numel of the input (%lld)", (long long)offset,
-                        (long long)view->shape[0]);
+        return tu_error(TUTTI_ERROR_RANGE, "write_value32: offset (%lld) exceeded the numel of the input (%lld)",
+                        (long long)offset, (long long)view->shape[0]);
     const tu_backend *backend;
     void *state;
     tu_backend_call short_call;

@@ -31,7 +31,8 @@ tutti_status tu_address_set(tu_address *address, const char *host, int port) {
         if (host[5] != '@' && host[5] != '/')
             return tu_error(TUTTI_ERROR_ARGUMENT, "\"%s\" is no Unix socket: write unix:@name or unix:/path", host);
         if (length - 5 > room || host[6] == 0)
-            return tu_error(TUTTI_ERROR_ARGUMENT, "\"%s\": the name of a Unix socket has 1 to %zu bytes", host, room - 1);
+            return tu_error(TUTTI_ERROR_ARGUMENT, "\"%s\": the name of a Unix socket has 1 to %zu bytes", host,
+                            room - 1);
         address->port = 0;
         return TUTTI_OK;
     }
@@ -49,17 +50,17 @@ static void list_add(tu_address_list *list, const void *address, socklen_t lengt
 }
 
 static void list_add_ipv4(tu_address_list *list, in_addr_t number, int port) {
-    struct sockaddr_in ipv4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = number};
+    struct sockaddr_in ipv4 = { .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = number };
     list_add(list, &ipv4, sizeof ipv4);
 }
 
 static void list_add_ipv6(tu_address_list *list, struct in6_addr number, int port) {
-    struct sockaddr_in6 ipv6 = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port), .sin6_addr = number};
+    struct sockaddr_in6 ipv6 = { .sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port), .sin6_addr = number };
     list_add(list, &ipv6, sizeof ipv6);
 }
 
 static void list_add_unix(tu_address_list *list, const char *name) {
-    struct sockaddr_un local = {.sun_family = AF_UNIX};
+    struct sockaddr_un local = { .sun_family = AF_UNIX };
     size_t length = strlen(name);
     memcpy(local.sun_path, name, length);
     if (name[0] == '@')
@@ -92,7 +93,7 @@ static void question_leave(question *question) {
 }
 
 static int look_up(const tu_address *address, int flags, tu_address_list *list) {
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = flags}, *found;
+    struct addrinfo hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = flags }, *found;
     char port[8];
     snprintf(port, sizeof port, "%d", address->port);
     int error = getaddrinfo(address->host, port, &hints, &found);
@@ -106,7 +107,7 @@ static int look_up(const tu_address *address, int flags, tu_address_list *list) 
 
 static void *answer(void *argument) {
     question *asked = argument;
-    tu_address_list list = {0};
+    tu_address_list list = { 0 };
     int error = look_up(&asked->address, AI_ADDRCONFIG, &list);
     pthread_mutex_lock(&asked->lock);
     asked->error = error;
@@ -139,14 +140,15 @@ static tutti_status ask(const tu_address *address, int64_t deadline, tu_address_
         return tu_error_system(error, "no thread to look up %s", address->host);
     }
     pthread_detach(thread);
-    struct timespec until = {.tv_sec = deadline / TU_SECOND, .tv_nsec = deadline % TU_SECOND};
+    struct timespec until = { .tv_sec = deadline / TU_SECOND, .tv_nsec = deadline % TU_SECOND };
     while (!asked->done && pthread_cond_timedwait(&asked->answered, &asked->lock, &until) != ETIMEDOUT)
         continue;
     tutti_status status = TUTTI_OK;
     if (!asked->done)
         status = tu_error(TUTTI_ERROR_NETWORK, "the look-up of %s took too long", address->host);
     else if (asked->error != 0)
-        status = tu_error(TUTTI_ERROR_NETWORK, "the name %s cannot be resolved: %s", address->host, gai_strerror(asked->error));
+        status = tu_error(TUTTI_ERROR_NETWORK, "the name %s cannot be resolved: %s", address->host,
+                          gai_strerror(asked->error));
     else
         *list = asked->list, list->named = true;
     question_leave(asked);
@@ -154,7 +156,7 @@ static tutti_status ask(const tu_address *address, int64_t deadline, tu_address_
 }
 
 tutti_status tu_address_resolve(const tu_address *address, int64_t deadline, tu_address_list *list) {
-    *list = (tu_address_list){0};
+    *list = (tu_address_list){ 0 };
     if (tu_address_is_unix(address)) {
         list_add_unix(list, address->host + 5);
     } else if (strcmp(address->host, "localhost") == 0) {

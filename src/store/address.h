@@ -28,7 +28,9 @@ typedef struct tu_address {
     int port;       /* 0 for Unix sockets */
 } tu_address;
 
-enum { TU_ADDRESS_COUNT = 8 };
+enum {
+    TU_ADDRESS_COUNT = 8
+};
 
 /* Socket addresses in the order in which to try them. */
 typedef struct tu_address_list {
@@ -55,23 +57,27 @@ void tu_socket_text(const tu_socket_address *address, socklen_t length, char *te
 
 /* ---- listening ---- */
 
-enum { TU_LISTENERS = 4 };
+enum {
+    TU_LISTENERS = 4
+};
 
 typedef struct tu_listeners {
     int count;
     int descriptor[TU_LISTENERS];
-    bool open_to_others; /* listens on an address that other hosts can reach */
-    int port;            /* -1 of a Unix socket */
+    bool open_to_others;   /* listens on an address that other hosts can reach */
+    int port;              /* -1 of a Unix socket */
     tu_socket_address own; /* where this process itself can connect to */
     socklen_t own_length;
     char unlink_path[sizeof((struct sockaddr_un *)0)->sun_path]; /* a socket file that we made; "" none */
 } tu_listeners;
 
-/* Loopback and other numbers are listened on as they are; a name, "" and a number that is not this host's mean every address of
- * the host. `may_be_open` false refuses what others can reach; a name that means loopback then stays there. */
+/* Loopback and other numbers are listened on as they are; a name, "" and a number that is not this host's mean every
+ * address of the host. `may_be_open` false refuses what others can reach; a name that means loopback then stays there.
+ */
 tutti_status tu_store_listen(const tu_address *address, bool may_be_open, int64_t deadline, tu_listeners *listeners);
 /* Takes over a socket that listens already. */
-tutti_status tu_store_listen_adopt(int descriptor, const tu_address *address, bool may_be_open, tu_listeners *listeners);
+tutti_status tu_store_listen_adopt(int descriptor, const tu_address *address, bool may_be_open,
+                                   tu_listeners *listeners);
 void tu_store_listen_end(tu_listeners *listeners);
 
 #endif

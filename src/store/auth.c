@@ -19,8 +19,8 @@ tutti_status tu_secret_set(tu_secret *secret, const void *data, size_t bytes) {
     if (data == NULL && bytes == 0)
         return TUTTI_OK;
     if (data == NULL || bytes < TU_SECRET_MIN || bytes > TU_SECRET_MAX)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "a store's secret has %d to %d bytes, not %zu", TU_SECRET_MIN, TU_SECRET_MAX,
-                        data != NULL ? bytes : 0);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "a store's secret has %d to %d bytes, not %zu", TU_SECRET_MIN,
+                        TU_SECRET_MAX, data != NULL ? bytes : 0);
     memcpy(secret->data, data, bytes);
     secret->bytes = bytes;
     return TUTTI_OK;
@@ -49,7 +49,9 @@ bool tu_auth_available(void) {
 
 tutti_status tu_auth_proof(const tu_secret *secret, tu_auth_role role, const uint8_t client_nonce[TU_AUTH_BYTES],
                            const uint8_t server_nonce[TU_AUTH_BYTES], uint8_t proof[TU_AUTH_BYTES]) {
-    static const char roles[2][24] = {[TU_AUTH_SERVER] = "tutti store 1 server", [TU_AUTH_CLIENT] = "tutti store 1 client"};
+    static const char roles[2][24] = {
+        [TU_AUTH_SERVER] = "tutti store 1 server", [TU_AUTH_CLIENT] = "tutti store 1 client"
+    };
     crypto_generichash_state state;
     if (sodium_init() < 0 || crypto_generichash_init(&state, secret->data, secret->bytes, TU_AUTH_BYTES) != 0 ||
         crypto_generichash_update(&state, (const uint8_t *)roles[role], sizeof roles[role]) != 0 ||

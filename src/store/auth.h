@@ -8,9 +8,9 @@
  *     checks it; PROOF: proof("client", both)  --->
  *     VALIDATE, PING …                                checks it; answers, or refuses in words
  *
- * A proof is a keyed BLAKE2b (libsodium) of the role and both nonces under the secret. Each side gives a fresh nonce, so a
- * recorded handshake is worth nothing; the role is part of what is hashed, so a proof cannot be thrown back at its maker.
- * What follows the handshake is neither encrypted nor signed: it keeps strangers out, it does not hide.
+ * A proof is a keyed BLAKE2b (libsodium) of the role and both nonces under the secret. Each side gives a fresh nonce,
+ * so a recorded handshake is worth nothing; the role is part of what is hashed, so a proof cannot be thrown back at its
+ * maker. What follows the handshake is neither encrypted nor signed: it keeps strangers out, it does not hide.
  *
  * Without libsodium there is no proof over TCP; a Unix socket asks the kernel who is at the other end instead.
  */
@@ -32,7 +32,10 @@ typedef struct tu_secret {
     uint8_t data[TU_SECRET_MAX];
 } tu_secret;
 
-typedef enum tu_auth_role { TU_AUTH_SERVER, TU_AUTH_CLIENT } tu_auth_role;
+typedef enum tu_auth_role {
+    TU_AUTH_SERVER,
+    TU_AUTH_CLIENT
+} tu_auth_role;
 
 /* Copies the secret; its length must fit. `data` NULL: none. */
 tutti_status tu_secret_set(tu_secret *secret, const void *data, size_t bytes);

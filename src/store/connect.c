@@ -31,10 +31,11 @@
 
 void tu_connection_init(tu_connection *connection, int descriptor) {
     int on = 1;
-    struct timeval tick = {.tv_sec = TICK / TU_SECOND};
+    struct timeval tick = { .tv_sec = TICK / TU_SECOND };
     setsockopt(descriptor, SOL_SOCKET, SO_RCVTIMEO, &tick, sizeof tick);
     setsockopt(descriptor, SOL_SOCKET, SO_SNDTIMEO, &tick, sizeof tick);
-    setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* fails on a Unix socket, where there is no delay */
+    setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on,
+               sizeof on); /* fails on a Unix socket, where there is no delay */
     setsockopt(descriptor, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     connection->descriptor = descriptor;
     connection->at = connection->filled = 0;
@@ -60,8 +61,8 @@ static tutti_status poll_until(int descriptor, short events, int64_t deadline) {
         int64_t left = tu_deadline_left(deadline);
         if (left == 0)
             return tu_error(TUTTI_ERROR_TIMEOUT, "timeout: the store's server has not answered");
-        struct timespec time = {.tv_sec = left / TU_SECOND, .tv_nsec = left % TU_SECOND};
-        struct pollfd ready = {.fd = descriptor, .events = events};
+        struct timespec time = { .tv_sec = left / TU_SECOND, .tv_nsec = left % TU_SECOND };
+        struct pollfd ready = { .fd = descriptor, .events = events };
         int count = ppoll(&ready, 1, &time, NULL);
         if (count > 0)
             return TUTTI_OK;
@@ -85,12 +86,12 @@ static bool is_near(int64_t deadline) {
     return tu_deadline_left(deadline) < 2 * TICK;
 }
 
-tutti_status tu_connection_send(tu_connection *connection, const void *head, size_t head_bytes, const void *tail, size_t tail_bytes,
-                                int64_t deadline) {
-    struct iovec parts[2] = {{(void *)head, head_bytes}, {(void *)tail, tail_bytes}};
+tutti_status tu_connection_send(tu_connection *connection, const void *head, size_t head_bytes, const void *tail,
+                                size_t tail_bytes, int64_t deadline) {
+    struct iovec parts[2] = { { (void *)head, head_bytes }, { (void *)tail, tail_bytes } };
     bool near = is_near(deadline);
     while (parts[0].iov_len + parts[1].iov_len > 0) {
-        struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+        struct msghdr message = { .msg_iov = parts, .msg_iovlen = 2 };
         ssize_t sent = sendmsg(connection->descriptor, &message, MSG_NOSIGNAL | (near ? MSG_DONTWAIT : 0));
         if (sent < 0) {
             tutti_status status = after(errno, &near, connection->descriptor, POLLOUT, deadline);
@@ -123,8 +124,8 @@ tutti_status tu_connection_receive(tu_connection *connection, void *data, size_t
             continue;
         }
         bool direct = bytes >= sizeof connection->input;
-        ssize_t got = recv(connection->descriptor, direct ? to : connection->input, direct ? bytes : sizeof connection->input,
-                           near ? MSG_DONTWAIT : 0);
+        ssize_t got = recv(connection->descriptor, direct ? to : connection->input,
+                           direct ? bytes : sizeof connection->input, near ? MSG_DONTWAIT : 0);
         if (got == 0)
             return lost(0);
         if (got < 0) {
@@ -154,8 +155,8 @@ static tutti_status read_refusal(tu_connection *connection, int64_t deadline) {
     if (status != TUTTI_OK)
         return status;
     if (length > TU_REFUSAL_LIMIT)
-        return tu_error(TUTTI_ERROR_PROTOCOL, "the store's server refuses this client in %" PRIu64 " bytes, which is no sentence",
-                        length);
+        return tu_error(TUTTI_ERROR_PROTOCOL,
+                        "the store's server refuses this client in %" PRIu64 " bytes, which is no sentence", length);
     status = tu_connection_receive(connection, words, (size_t)length, deadline);
     if (status != TUTTI_OK)
         return status;
@@ -163,7 +164,8 @@ static tutti_status read_refusal(tu_connection *connection, int64_t deadline) {
     return tu_error(TUTTI_ERROR_REFUSED, "the store's server refuses this client: %s", words);
 }
 
-static tutti_status say_hello(tu_connection *connection, const tu_secret *secret, int64_t deadline, uint8_t proof[TU_AUTH_BYTES]) {
+static tutti_status say_hello(tu_connection *connection, const tu_secret *secret, int64_t deadline,
+                              uint8_t proof[TU_AUTH_BYTES]) {
     uint8_t mine[TU_AUTH_BYTES], expected[TU_AUTH_BYTES];
     struct {
         uint8_t nonce[TU_AUTH_BYTES], proof[TU_AUTH_BYTES];
@@ -172,9 +174,9 @@ static tutti_status say_hello(tu_connection *connection, const tu_secret *secret
     tutti_status status = tu_auth_nonce(mine);
     if (status != TUTTI_OK)
         return status;
-    uint8_t hello[1 + 2 * sizeof(uint32_t) + TU_AUTH_BYTES] = {TU_COMMAND_HELLO};
-    memcpy(hello + 1, &(uint32_t){TU_HELLO_MAGIC}, sizeof(uint32_t));
-    memcpy(hello + 5, &(uint32_t){TU_HANDSHAKE_VERSION}, sizeof(uint32_t));
+    uint8_t hello[1 + 2 * sizeof(uint32_t) + TU_AUTH_BYTES] = { TU_COMMAND_HELLO };
+    memcpy(hello + 1, &(uint32_t){ TU_HELLO_MAGIC }, sizeof(uint32_t));
+    memcpy(hello + 5, &(uint32_t){ TU_HANDSHAKE_VERSION }, sizeof(uint32_t));
     memcpy(hello + 9, mine, TU_AUTH_BYTES);
     status = tu_connection_send(connection, hello, sizeof hello, NULL, 0, deadline);
     if (status == TUTTI_OK)
@@ -184,16 +186,17 @@ static tutti_status say_hello(tu_connection *connection, const tu_secret *secret
     if (magic == TU_REFUSAL_MAGIC)
         return read_refusal(connection, deadline);
     if (magic != TU_HELLO_MAGIC)
-        return tu_error(TUTTI_ERROR_PROTOCOL, "the store's server answers the handshake with %#" PRIx32 "; it is no server of Tutti",
-                        magic);
+        return tu_error(TUTTI_ERROR_PROTOCOL,
+                        "the store's server answers the handshake with %#" PRIx32 "; it is no server of Tutti", magic);
     status = tu_connection_receive(connection, &server, sizeof server, deadline);
     if (status == TUTTI_OK)
         status = tu_auth_proof(secret, TU_AUTH_SERVER, mine, server.nonce, expected);
     if (status != TUTTI_OK)
         return status;
     if (!tu_auth_equal(expected, server.proof))
-        return tu_error(TUTTI_ERROR_REFUSED, "the store's server does not know this job's secret: it belongs to another job, or one "
-                                             "of the two was given a wrong one");
+        return tu_error(TUTTI_ERROR_REFUSED,
+                        "the store's server does not know this job's secret: it belongs to another job, or one "
+                        "of the two was given a wrong one");
     return tu_auth_proof(secret, TU_AUTH_CLIENT, mine, server.nonce, proof);
 }
 
@@ -222,7 +225,8 @@ tutti_status tu_connection_greet(tu_connection *connection, const tu_secret *sec
     if (echo == TU_REFUSAL_MAGIC)
         return read_refusal(connection, deadline);
     if (echo != nonce)
-        return tu_error(TUTTI_ERROR_NETWORK, "the store's server answered a ping of %" PRIu32 " with %" PRIu32, nonce, echo);
+        return tu_error(TUTTI_ERROR_NETWORK, "the store's server answered a ping of %" PRIu32 " with %" PRIu32, nonce,
+                        echo);
     return TUTTI_OK;
 }
 
@@ -235,9 +239,10 @@ static tutti_status check_owner(int descriptor) {
     if (getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, &server, &length) != 0)
         return tu_error_system(errno, "cannot ask whose the store's server is (SO_PEERCRED)");
     if (server.uid != geteuid())
-        return tu_error(TUTTI_ERROR_REFUSED, "the store's server, process %d, belongs to user %u, and this is user %u; on a Unix "
-                                             "socket both must be the same", (int)server.pid, (unsigned)server.uid,
-                        (unsigned)geteuid());
+        return tu_error(TUTTI_ERROR_REFUSED,
+                        "the store's server, process %d, belongs to user %u, and this is user %u; on a Unix "
+                        "socket both must be the same",
+                        (int)server.pid, (unsigned)server.uid, (unsigned)geteuid());
     return TUTTI_OK;
 }
 
@@ -271,7 +276,8 @@ static tutti_status connect_socket(const tu_socket_address *address, socklen_t l
     return TUTTI_OK;
 }
 
-tutti_status tu_store_connect_once(const tu_address_list *list, const tu_secret *secret, int64_t deadline, tu_connection *connection) {
+tutti_status tu_store_connect_once(const tu_address_list *list, const tu_secret *secret, int64_t deadline,
+                                   tu_connection *connection) {
     tutti_status status = tu_error(TUTTI_ERROR_NETWORK, "the host has no address");
     for (size_t i = 0; i < list->count; i++) {
         /* One address that swallows everything must leave time for the others. */
@@ -301,18 +307,20 @@ static bool is_final(tutti_status status) {
            status == TUTTI_ERROR_UNSUPPORTED || status == TUTTI_ERROR_PROTOCOL;
 }
 
-/* Sleeps about `pause`, so that ranks that failed together do not come again together; a signal does not shorten it much. */
+/* Sleeps about `pause`, so that ranks that failed together do not come again together; a signal does not shorten it
+ * much. */
 static void rest(int64_t pause, int64_t deadline) {
     unsigned dice = (unsigned)(tu_clock_now() >> 4) ^ ((unsigned)getpid() * 2654435761u);
     pause = pause / 2 + (int64_t)(dice % 1024) * pause / 1024;
     int64_t left = tu_deadline_left(deadline);
     if (pause > left)
         pause = left;
-    struct timespec time = {.tv_sec = pause / TU_SECOND, .tv_nsec = pause % TU_SECOND};
+    struct timespec time = { .tv_sec = pause / TU_SECOND, .tv_nsec = pause % TU_SECOND };
     clock_nanosleep(CLOCK_MONOTONIC, 0, &time, NULL);
 }
 
-tutti_status tu_store_connect(const tu_address *address, const tu_secret *secret, int64_t timeout_ns, tu_connection *connection) {
+tutti_status tu_store_connect(const tu_address *address, const tu_secret *secret, int64_t timeout_ns,
+                              tu_connection *connection) {
     int64_t deadline = tu_deadline(timeout_ns);
     for (int64_t pause = FIRST_PAUSE;; pause = pause * 3 / 2 < LONGEST_PAUSE ? pause * 3 / 2 : LONGEST_PAUSE) {
         tu_address_list list;
@@ -324,7 +332,8 @@ tutti_status tu_store_connect(const tu_address *address, const tu_secret *secret
         rest(pause, deadline);
         if (tu_deadline_left(deadline) == 0)
             return tu_error(TUTTI_ERROR_NETWORK,
-                            "The client socket has timed out after %" PRId64 "ms while trying to connect to (%s, %d); last: %.500s",
+                            "The client socket has timed out after %" PRId64
+                            "ms while trying to connect to (%s, %d); last: %.500s",
                             timeout_ns / TU_MILLISECOND, address->host, address->port, tutti_error_message());
     }
 }

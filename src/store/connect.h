@@ -20,10 +20,12 @@ typedef struct tu_connection {
 } tu_connection;
 
 /* One try on each address. */
-tutti_status tu_store_connect_once(const tu_address_list *list, const tu_secret *secret, int64_t deadline, tu_connection *connection);
+tutti_status tu_store_connect_once(const tu_address_list *list, const tu_secret *secret, int64_t deadline,
+                                   tu_connection *connection);
 
 /* Again and again, with pauses that grow, until the timeout. */
-tutti_status tu_store_connect(const tu_address *address, const tu_secret *secret, int64_t timeout_ns, tu_connection *connection);
+tutti_status tu_store_connect(const tu_address *address, const tu_secret *secret, int64_t timeout_ns,
+                              tu_connection *connection);
 
 /* Prepares a connected socket that this takes over. */
 void tu_connection_init(tu_connection *connection, int descriptor);
@@ -32,9 +34,10 @@ void tu_connection_close(tu_connection *connection);
 /* The client's part of the handshake: proves the secret, if there is one, and sees that the other side is a store. */
 tutti_status tu_connection_greet(tu_connection *connection, const tu_secret *secret, int64_t deadline);
 
-/* Both write the message, and give TIMEOUT at the deadline and NETWORK for a lost connection. A signal does not end them. */
-tutti_status tu_connection_send(tu_connection *connection, const void *head, size_t head_bytes, const void *tail, size_t tail_bytes,
-                                int64_t deadline);
+/* Both write the message, and give TIMEOUT at the deadline and NETWORK for a lost connection. A signal does not end
+ * them. */
+tutti_status tu_connection_send(tu_connection *connection, const void *head, size_t head_bytes, const void *tail,
+                                size_t tail_bytes, int64_t deadline);
 tutti_status tu_connection_receive(tu_connection *connection, void *data, size_t bytes, int64_t deadline);
 
 #endif

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The file store: a file that is only ever appended to, shared by all who can open it, in the format of PyTorch's FileStore.
+ * The file store: a file that is only ever appended to, shared by all who can open it, in the format of PyTorch's
+ * FileStore.
  *
- *     record:    uint32 key length, key, uint32 value length, value     (host byte order; a user's key has "/" in front)
- *     deletion:  a record whose key is "-" and the stored key, with an empty value
- *     "refcount/" counts open handles, "cleanup/" closed ones: whoever closes the last of the expected ones removes the file
+ *     record:    uint32 key length, key, uint32 value length, value     (host byte order; a user's key has "/" in
+ * front) deletion:  a record whose key is "-" and the stored key, with an empty value "refcount/" counts open handles,
+ * "cleanup/" closed ones: whoever closes the last of the expected ones removes the file
  *
- * flock(2) on the whole file: exclusive to write, shared to read. Each handle keeps what it has read and reads on from there. A
- * writer that was killed half-way leaves the beginning of a record; the next writer cuts it off.
+ * flock(2) on the whole file: exclusive to write, shared to read. Each handle keeps what it has read and reads on from
+ * there. A writer that was killed half-way leaves the beginning of a record; the next writer cuts it off.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -30,7 +31,7 @@
 
 #define LONGEST_PAUSE (10 * TU_MILLISECOND)
 #define CLOSE_TIME (10 * TU_SECOND) /* for the lock when a handle is closed */
-#define KEY_LIMIT (1u << 20) /* of a record: more is no record */
+#define KEY_LIMIT (1u << 20)        /* of a record: more is no record */
 #define VALUE_LIMIT (1u << 30)
 
 typedef struct file_store {
@@ -51,7 +52,7 @@ static file_store *as_file(tutti_store *store) {
 
 static int64_t rest(int64_t pause, int64_t deadline) {
     int64_t left = tu_deadline_left(deadline);
-    struct timespec time = {.tv_nsec = pause < left ? pause : left};
+    struct timespec time = { .tv_nsec = pause < left ? pause : left };
     clock_nanosleep(CLOCK_MONOTONIC, 0, &time, NULL);
     return pause * 2 < LONGEST_PAUSE ? pause * 2 : LONGEST_PAUSE;
 }
@@ -64,7 +65,8 @@ static tutti_status lock_file(file_store *file, int how, int64_t deadline) {
         if (errno != EWOULDBLOCK)
             return tu_error_system(errno, "the file store %s cannot be locked (flock)", file->path);
         if (tu_deadline_left(deadline) == 0)
-            return tu_error(TUTTI_ERROR_TIMEOUT, "timeout: the file store %s stayed locked by another process", file->path);
+            return tu_error(TUTTI_ERROR_TIMEOUT, "timeout: the file store %s stayed locked by another process",
+                            file->path);
         pause = rest(pause, deadline);
     }
     return TUTTI_OK;
@@ -73,8 +75,9 @@ static tutti_status lock_file(file_store *file, int how, int64_t deadline) {
 /* ---- reading on ---- */
 
 static tutti_status damaged(const file_store *file, off_t offset) {
-    return tu_error(TUTTI_ERROR_PROTOCOL, "%s is not a file store, or it is damaged at byte %jd; remove it and start again",
-                    file->path, (intmax_t)offset);
+    return tu_error(TUTTI_ERROR_PROTOCOL,
+                    "%s is not a file store, or it is damaged at byte %jd; remove it and start again", file->path,
+                    (intmax_t)offset);
 }
 
 /* What a record's key may begin with. */
@@ -82,7 +85,11 @@ static bool known_key(const uint8_t *key, size_t bytes) {
     return bytes > 0 && (key[0] == '/' || key[0] == '-' || key[0] == 'r' || key[0] == 'c');
 }
 
-typedef enum record_state { RECORD_WHOLE, RECORD_PARTIAL, RECORD_BAD } record_state;
+typedef enum record_state {
+    RECORD_WHOLE,
+    RECORD_PARTIAL,
+    RECORD_BAD
+} record_state;
 
 typedef struct record {
     const uint8_t *key, *value;
@@ -160,7 +167,8 @@ static tutti_status read_bytes(file_store *file, uint8_t *data, size_t bytes) {
     return TUTTI_OK;
 }
 
-/* Reads what has come since; the file is locked. With the exclusive lock, a record that breaks off has no writer any more. */
+/* Reads what has come since; the file is locked. With the exclusive lock, a record that breaks off has no writer any
+ * more. */
 static tutti_status read_on(file_store *file, bool exclusive) {
     struct stat now;
     if (fstat(file->descriptor, &now) != 0)
@@ -197,10 +205,11 @@ static tutti_status turn_end(turn *turn, tutti_status status) {
 }
 
 static tutti_status turn_begin(turn *turn, tutti_store *store, bool exclusive, int64_t timeout_ns) {
-    *turn = (struct turn){as_file(store), tu_deadline(timeout_ns)};
+    *turn = (struct turn){ as_file(store), tu_deadline(timeout_ns) };
     if (!tu_mutex_lock_until(&turn->file->lock, turn->deadline))
-        return tu_error(TUTTI_ERROR_TIMEOUT, "timeout: another thread's call on this handle of the file store took too long; clone "
-                                             "the store for each thread");
+        return tu_error(TUTTI_ERROR_TIMEOUT,
+                        "timeout: another thread's call on this handle of the file store took too long; clone "
+                        "the store for each thread");
     tutti_status status = lock_file(turn->file, exclusive ? LOCK_EX : LOCK_SH, turn->deadline);
     if (status != TUTTI_OK) {
         pthread_mutex_unlock(&turn->file->lock);
@@ -219,9 +228,10 @@ static tutti_status append_record(turn *turn, const char *before, const char *ke
     file_store *file = turn->file;
     size_t before_bytes = strlen(before), key_bytes = strlen(key);
     if (bytes > VALUE_LIMIT)
-        return tu_error(TUTTI_ERROR_RANGE, "a value of %zu bytes for key %.200s is too long for a file store; at most %u are possible",
+        return tu_error(TUTTI_ERROR_RANGE,
+                        "a value of %zu bytes for key %.200s is too long for a file store; at most %u are possible",
                         bytes, key, VALUE_LIMIT);
-    uint32_t lengths[2] = {(uint32_t)(before_bytes + key_bytes), (uint32_t)bytes};
+    uint32_t lengths[2] = { (uint32_t)(before_bytes + key_bytes), (uint32_t)bytes };
     size_t total = sizeof lengths + before_bytes + key_bytes + bytes;
     uint8_t *data = malloc(total);
     if (data == NULL)
@@ -267,7 +277,8 @@ static tutti_status file_set(tutti_store *store, const char *key, const void *va
     return status == TUTTI_OK ? turn_end(&turn, append_record(&turn, "/", key, value, bytes)) : status;
 }
 
-static tutti_status add_locked(turn *turn, const char *before, const char *key, tu_entry *entry, int64_t amount, int64_t *sum) {
+static tutti_status add_locked(turn *turn, const char *before, const char *key, tu_entry *entry, int64_t amount,
+                               int64_t *sum) {
     int64_t number = 0;
     char text[TU_STORE_NUMBER];
     if (entry != NULL && (!tu_store_parse(entry->value, entry->bytes, &number)))
@@ -355,7 +366,8 @@ static size_t count_present(file_store *file, const char *const *keys, size_t co
 }
 
 /* Looks again and again, with pauses that grow to 10 ms. Ends with the turn begun when all are there. */
-static tutti_status wait_turn(turn *turn, tutti_store *store, const char *const *keys, size_t count, int64_t timeout_ns) {
+static tutti_status wait_turn(turn *turn, tutti_store *store, const char *const *keys, size_t count,
+                              int64_t timeout_ns) {
     int64_t deadline = tu_deadline(timeout_ns), pause = TU_MILLISECOND / 20;
     for (size_t seen = 0;;) {
         int64_t left = tu_deadline_left(deadline);
@@ -466,8 +478,9 @@ static void file_destroy(tutti_store *store) {
     tu_error_save(&before);
     if (!tu_store_forked(store) && !was_removed(file) && turn_begin(&turn, store, true, CLOSE_TIME) == TUTTI_OK) {
         int64_t open_handles, closed_handles;
-        if (count(&turn, "refcount/", -1, &open_handles) == TUTTI_OK && count(&turn, "cleanup/", 1, &closed_handles) == TUTTI_OK &&
-            file->workers > 0 && open_handles == 0 && closed_handles >= file->workers)
+        if (count(&turn, "refcount/", -1, &open_handles) == TUTTI_OK &&
+            count(&turn, "cleanup/", 1, &closed_handles) == TUTTI_OK && file->workers > 0 && open_handles == 0 &&
+            closed_handles >= file->workers)
             unlink(file->path);
         turn_end(&turn, TUTTI_OK);
     }
@@ -497,7 +510,8 @@ static const tu_store_kind file_kind = {
     .destroy = file_destroy,
 };
 
-/* Opens the file and counts this handle. *again: the file was removed at this moment by the last of its former users. */
+/* Opens the file and counts this handle. *again: the file was removed at this moment by the last of its former
+ * users. */
 static tutti_status join(file_store *file, bool *again) {
     *again = false;
     file->descriptor = open(file->path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
@@ -548,7 +562,8 @@ tutti_status tutti_store_open_file(const char *path, const tutti_file_store_opti
     if (status != TUTTI_OK)
         return status;
     if (path == NULL || store == NULL)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "store open_file: the %s is NULL", path == NULL ? "path" : "place for the result");
+        return tu_error(TUTTI_ERROR_ARGUMENT, "store open_file: the %s is NULL",
+                        path == NULL ? "path" : "place for the result");
     if (full.timeout_ns < 0 || full.workers < 0)
         return tu_error(TUTTI_ERROR_ARGUMENT, "store open_file: timeout_ns and workers must not be negative");
     return open_handle(path, full.workers, full.timeout_ns, store);

@@ -75,7 +75,7 @@ static void unlink_waiter(tu_waiter *waiter) {
 }
 
 static void link_waiter(tu_waiter *waiter, tu_session *session, tu_entry *entry, bool barrier) {
-    *waiter = (tu_waiter){.previous = entry->waiters.last, .entry = entry, .session = session, .barrier = barrier};
+    *waiter = (tu_waiter){ .previous = entry->waiters.last, .entry = entry, .session = session, .barrier = barrier };
     if (entry->waiters.last != NULL)
         entry->waiters.last->next = waiter;
     else
@@ -291,7 +291,8 @@ static void do_wait(tu_hub *hub, tu_session *session, const uint8_t *at) {
         end_without_memory(hub, session);
 }
 
-/* Counts its callers as text under the key, as the others' servers do, so that the key passes at once for ever after. */
+/* Counts its callers as text under the key, as the others' servers do, so that the key passes at once for ever
+ * after. */
 static void do_barrier(tu_hub *hub, tu_session *session, const uint8_t *at) {
     if (!may_wait(hub, session))
         return;
@@ -389,8 +390,9 @@ static void do_validate(tu_hub *hub, tu_session *session, const uint8_t *at) {
     if (magic != TU_VALIDATE_MAGIC)
         end(hub, session, "its first word is %#" PRIx32 ", not the protocol's", magic);
     else if (session->state == TU_SESSION_NEW && hub->secret->bytes > 0)
-        refuse(hub, session, "this store serves only clients that prove the job's secret, and this one did not; "
-                             "join through the launcher, which hands it out");
+        refuse(hub, session,
+               "this store serves only clients that prove the job's secret, and this one did not; "
+               "join through the launcher, which hands it out");
     else
         session->state = TU_SESSION_OPEN;
 }
@@ -402,12 +404,15 @@ static void do_hello(tu_hub *hub, tu_session *session, const uint8_t *at) {
     if (magic != TU_HELLO_MAGIC) {
         end(hub, session, "its hello begins with %#" PRIx32, magic);
     } else if (version != TU_HANDSHAKE_VERSION) {
-        refuse(hub, session, "the client speaks version %" PRIu32 " of the handshake, this store version %" PRIu32
-                             "; use the same Tutti on both sides", version, TU_HANDSHAKE_VERSION);
+        refuse(hub, session,
+               "the client speaks version %" PRIu32 " of the handshake, this store version %" PRIu32
+               "; use the same Tutti on both sides",
+               version, TU_HANDSHAKE_VERSION);
     } else if (hub->secret->bytes == 0) {
         refuse(hub, session, "this store has no secret, and the client asks for one; give both sides the same");
     } else if (tu_auth_nonce(session->server_nonce) != TUTTI_OK ||
-               tu_auth_proof(hub->secret, TU_AUTH_SERVER, session->client_nonce, session->server_nonce, proof) != TUTTI_OK) {
+               tu_auth_proof(hub->secret, TU_AUTH_SERVER, session->client_nonce, session->server_nonce, proof) !=
+                   TUTTI_OK) {
         refuse(hub, session, "the store cannot prove its secret: %.100s", tutti_error_message());
     } else {
         tu_put_u32(&session->output, TU_HELLO_MAGIC);
@@ -444,27 +449,69 @@ static bool may_say(tu_session_state state, uint8_t command) {
 
 static void dispatch(tu_hub *hub, tu_session *session, uint8_t command, const uint8_t *at) {
     switch (command) {
-    case TU_COMMAND_VALIDATE: do_validate(hub, session, at); break;
-    case TU_COMMAND_SET: do_set(hub, session, at); break;
-    case TU_COMMAND_COMPARE_SET: do_compare_set(hub, session, at); break;
-    case TU_COMMAND_GET: do_get(hub, session, at); break;
-    case TU_COMMAND_ADD: do_add(hub, session, at); break;
-    case TU_COMMAND_CHECK: do_check(hub, session, at); break;
-    case TU_COMMAND_WAIT: do_wait(hub, session, at); break;
-    case TU_COMMAND_NUM_KEYS: tu_put_u64(&session->output, (uint64_t)hub->table.present); break;
-    case TU_COMMAND_DELETE: do_delete(hub, session, at); break;
-    case TU_COMMAND_APPEND: do_append(hub, session, at); break;
-    case TU_COMMAND_MULTI_GET: do_multi_get(hub, session, at); break;
-    case TU_COMMAND_MULTI_SET: do_multi_set(hub, session, at); break;
-    case TU_COMMAND_CANCEL_WAIT: do_cancel_wait(hub, session); break;
-    case TU_COMMAND_PING: tu_put(&session->output, at, sizeof(uint32_t)); break;
-    case TU_COMMAND_QUEUE_PUSH: do_queue_push(hub, session, at); break;
-    case TU_COMMAND_QUEUE_POP: do_queue_pop(hub, session, at); break;
-    case TU_COMMAND_QUEUE_LENGTH: do_queue_length(hub, session, at); break;
-    case TU_COMMAND_LIST_KEYS: do_list_keys(hub, session); break;
-    case TU_COMMAND_BARRIER: do_barrier(hub, session, at); break;
-    case TU_COMMAND_HELLO: do_hello(hub, session, at); break;
-    case TU_COMMAND_PROOF: do_proof(hub, session, at); break;
+    case TU_COMMAND_VALIDATE:
+        do_validate(hub, session, at);
+        break;
+    case TU_COMMAND_SET:
+        do_set(hub, session, at);
+        break;
+    case TU_COMMAND_COMPARE_SET:
+        do_compare_set(hub, session, at);
+        break;
+    case TU_COMMAND_GET:
+        do_get(hub, session, at);
+        break;
+    case TU_COMMAND_ADD:
+        do_add(hub, session, at);
+        break;
+    case TU_COMMAND_CHECK:
+        do_check(hub, session, at);
+        break;
+    case TU_COMMAND_WAIT:
+        do_wait(hub, session, at);
+        break;
+    case TU_COMMAND_NUM_KEYS:
+        tu_put_u64(&session->output, (uint64_t)hub->table.present);
+        break;
+    case TU_COMMAND_DELETE:
+        do_delete(hub, session, at);
+        break;
+    case TU_COMMAND_APPEND:
+        do_append(hub, session, at);
+        break;
+    case TU_COMMAND_MULTI_GET:
+        do_multi_get(hub, session, at);
+        break;
+    case TU_COMMAND_MULTI_SET:
+        do_multi_set(hub, session, at);
+        break;
+    case TU_COMMAND_CANCEL_WAIT:
+        do_cancel_wait(hub, session);
+        break;
+    case TU_COMMAND_PING:
+        tu_put(&session->output, at, sizeof(uint32_t));
+        break;
+    case TU_COMMAND_QUEUE_PUSH:
+        do_queue_push(hub, session, at);
+        break;
+    case TU_COMMAND_QUEUE_POP:
+        do_queue_pop(hub, session, at);
+        break;
+    case TU_COMMAND_QUEUE_LENGTH:
+        do_queue_length(hub, session, at);
+        break;
+    case TU_COMMAND_LIST_KEYS:
+        do_list_keys(hub, session);
+        break;
+    case TU_COMMAND_BARRIER:
+        do_barrier(hub, session, at);
+        break;
+    case TU_COMMAND_HELLO:
+        do_hello(hub, session, at);
+        break;
+    case TU_COMMAND_PROOF:
+        do_proof(hub, session, at);
+        break;
     }
 }
 
@@ -489,7 +536,7 @@ size_t tu_hub_input(tu_hub *hub, tu_session *session, const uint8_t *data, size_
         }
         dispatch(hub, session, frame[0], frame + 1);
         done += session->scan.at;
-        session->scan = (tu_scan){0};
+        session->scan = (tu_scan){ 0 };
         if (session->output.failed)
             end_without_memory(hub, session);
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The server's mind, without sockets: what each client has sent goes in, what it is to be sent comes out. One thread owns a
- * hub and its sessions.
+ * The server's mind, without sockets: what each client has sent goes in, what it is to be sent comes out. One thread
+ * owns a hub and its sessions.
  */
 #ifndef TU_STORE_HUB_H
 #define TU_STORE_HUB_H
@@ -58,8 +58,8 @@ typedef struct tu_hub {
 #define TU_OUTPUT_PAUSE ((size_t)1 << 20)
 
 /* Does the whole commands at the front of `data`; returns how many bytes that was. What is left is the beginning of a
- * command, to be given again with more behind it, or the session is ENDED, or it must first be sent what it has asked for
- * (tu_session_paused). */
+ * command, to be given again with more behind it, or the session is ENDED, or it must first be sent what it has asked
+ * for (tu_session_paused). */
 size_t tu_hub_input(tu_hub *hub, tu_session *session, const uint8_t *data, size_t bytes);
 
 static inline size_t tu_session_pending(const tu_session *session) {

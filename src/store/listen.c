@@ -12,7 +12,9 @@
 #include "base/log.h"
 #include "store/address.h"
 
-enum { BACKLOG = 4096 /* the kernel cuts it to net.core.somaxconn */ };
+enum {
+    BACKLOG = 4096 /* the kernel cuts it to net.core.somaxconn */
+};
 
 void tu_store_listen_end(tu_listeners *listeners) {
     for (int i = 0; i < listeners->count; i++)
@@ -23,16 +25,18 @@ void tu_store_listen_end(tu_listeners *listeners) {
 }
 
 static tutti_status refuse_open(const tu_address *address) {
-    return tu_error(TUTTI_ERROR_REFUSED,
-                    "a store server without a secret on \"%s\" would serve everybody who can reach this host; give it a secret, "
-                    "use a Unix socket or loopback, or say that the network is trusted (trust_network, TUTTI_TRUST_NETWORK=1)",
-                    address->host);
+    return tu_error(
+        TUTTI_ERROR_REFUSED,
+        "a store server without a secret on \"%s\" would serve everybody who can reach this host; give it a secret, "
+        "use a Unix socket or loopback, or say that the network is trusted (trust_network, TUTTI_TRUST_NETWORK=1)",
+        address->host);
 }
 
 static tutti_status cannot_listen(const tu_address *address, int error) {
-    return tu_error_system(error, "The server socket has failed to listen on any local network address: port %d, host \"%s\"%s",
-                           address->port, address->host,
-                           error == EADDRINUSE ? "; another server has it: choose another port, or 0 for a free one" : "");
+    return tu_error_system(
+        error, "The server socket has failed to listen on any local network address: port %d, host \"%s\"%s",
+        address->port, address->host,
+        error == EADDRINUSE ? "; another server has it: choose another port, or 0 for a free one" : "");
 }
 
 /* ---- one socket ---- */
@@ -60,7 +64,8 @@ static int listen_on(const tu_socket_address *address, socklen_t length) {
     else
         setsockopt(descriptor, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (address->any.sa_family == AF_INET6) /* every address includes those of IPv4 */
-        setsockopt(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, IN6_IS_ADDR_UNSPECIFIED(&address->ipv6.sin6_addr) ? &off : &on, sizeof on);
+        setsockopt(descriptor, IPPROTO_IPV6, IPV6_V6ONLY,
+                   IN6_IS_ADDR_UNSPECIFIED(&address->ipv6.sin6_addr) ? &off : &on, sizeof on);
     error = bind(descriptor, &address->any, length) == 0 ? 0 : errno;
     if (error == EADDRINUSE && address->any.sa_family == AF_UNIX && remove_stale(address, length))
         error = bind(descriptor, &address->any, length) == 0 ? 0 : errno;
@@ -88,9 +93,9 @@ static tutti_status find_own(tu_listeners *listeners) {
         if (only) {
             own->ipv6.sin6_addr = in6addr_loopback;
         } else { /* IPv4's loopback is there even where IPv6 was turned off */
-            own->ipv4 = (struct sockaddr_in){.sin_family = AF_INET,
-                                             .sin_port = htons((uint16_t)listeners->port),
-                                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+            own->ipv4 = (struct sockaddr_in){ .sin_family = AF_INET,
+                                              .sin_port = htons((uint16_t)listeners->port),
+                                              .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
             listeners->own_length = sizeof own->ipv4;
         }
     }
@@ -130,7 +135,9 @@ static int listen_on_each(const tu_address_list *list, tu_listeners *listeners) 
 
 /* A free port of the first address may be taken on the second: then another is tried. */
 static int listen_on_list(const tu_address_list *list, bool any_port, tu_listeners *listeners) {
-    enum { TRIES = 16 };
+    enum {
+        TRIES = 16
+    };
     int error = 0;
     for (int i = 0; i < TRIES; i++) {
         error = listen_on_each(list, listeners);
@@ -156,18 +163,18 @@ static bool not_ours(int error) {
 }
 
 static int listen_everywhere(int port, tu_listeners *listeners) {
-    tu_address_list ipv6 = {.count = 1, .length = {sizeof(struct sockaddr_in6)}};
-    ipv6.address[0].ipv6 = (struct sockaddr_in6){.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
+    tu_address_list ipv6 = { .count = 1, .length = { sizeof(struct sockaddr_in6) } };
+    ipv6.address[0].ipv6 = (struct sockaddr_in6){ .sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port) };
     int error = listen_on_list(&ipv6, port == 0, listeners); /* covers IPv4 too */
     if (!not_ours(error))
         return error;
-    tu_address_list ipv4 = {.count = 1, .length = {sizeof(struct sockaddr_in)}};
-    ipv4.address[0].ipv4 = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    tu_address_list ipv4 = { .count = 1, .length = { sizeof(struct sockaddr_in) } };
+    ipv4.address[0].ipv4 = (struct sockaddr_in){ .sin_family = AF_INET, .sin_port = htons((uint16_t)port) };
     return listen_on_list(&ipv4, port == 0, listeners);
 }
 
 tutti_status tu_store_listen(const tu_address *address, bool may_be_open, int64_t deadline, tu_listeners *listeners) {
-    *listeners = (tu_listeners){0};
+    *listeners = (tu_listeners){ 0 };
     tu_address_list list;
     tutti_status status = tu_address_resolve(address, deadline, &list);
     if (status != TUTTI_OK)
@@ -177,9 +184,11 @@ tutti_status tu_store_listen(const tu_address *address, bool may_be_open, int64_
     if (open_to_others && !may_be_open)
         return refuse_open(address);
 
-    int error = everywhere ? listen_everywhere(address->port, listeners) : listen_on_list(&list, address->port == 0, listeners);
+    int error =
+        everywhere ? listen_everywhere(address->port, listeners) : listen_on_list(&list, address->port == 0, listeners);
     if (!everywhere && open_to_others && not_ours(error)) {
-        TU_LOG(TUTTI_LOG_INFO, NULL, "store", "%s is no address of this host: listening on all that it has", address->host);
+        TU_LOG(TUTTI_LOG_INFO, NULL, "store", "%s is no address of this host: listening on all that it has",
+               address->host);
         error = listen_everywhere(address->port, listeners);
     }
     if (error != 0)
@@ -190,18 +199,21 @@ tutti_status tu_store_listen(const tu_address *address, bool may_be_open, int64_
     return TUTTI_OK;
 }
 
-tutti_status tu_store_listen_adopt(int descriptor, const tu_address *address, bool may_be_open, tu_listeners *listeners) {
-    *listeners = (tu_listeners){.count = 1, .descriptor = {descriptor}};
+tutti_status tu_store_listen_adopt(int descriptor, const tu_address *address, bool may_be_open,
+                                   tu_listeners *listeners) {
+    *listeners = (tu_listeners){ .count = 1, .descriptor = { descriptor } };
     int listening = 0;
     socklen_t length = sizeof listening;
     if (getsockopt(descriptor, SOL_SOCKET, SO_ACCEPTCONN, &listening, &length) != 0 || !listening)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "descriptor %d, given as listen_fd, is not a listening socket", descriptor);
-    tu_socket_address bound = {0};
+        return tu_error(TUTTI_ERROR_ARGUMENT, "descriptor %d, given as listen_fd, is not a listening socket",
+                        descriptor);
+    tu_socket_address bound = { 0 };
     length = sizeof bound;
     if (getsockname(descriptor, &bound.any, &length) != 0)
         return tu_error_system(errno, "descriptor %d, given as listen_fd, has no address", descriptor);
     if (address->port != 0 && tu_socket_port(&bound) != address->port)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "descriptor %d, given as listen_fd, listens on port %d, not on the port asked for, %d",
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "descriptor %d, given as listen_fd, listens on port %d, not on the port asked for, %d",
                         descriptor, tu_socket_port(&bound), address->port);
     listeners->open_to_others = !tu_socket_is_loopback(&bound);
     if (listeners->open_to_others && !may_be_open)

@@ -50,7 +50,7 @@ static tu_entry *find(memory_store *memory, const char *key) {
 
 /* Sleeps until something changed. False: the deadline has passed. */
 static bool sleep_until(memory_store *memory, int64_t deadline) {
-    struct timespec until = {.tv_sec = deadline / TU_SECOND, .tv_nsec = deadline % TU_SECOND};
+    struct timespec until = { .tv_sec = deadline / TU_SECOND, .tv_nsec = deadline % TU_SECOND };
     return pthread_cond_timedwait(&memory->changed, &memory->lock, &until) != ETIMEDOUT;
 }
 
@@ -87,8 +87,8 @@ static tutti_status memory_append(tutti_store *store, const char *key, const voi
 }
 
 /* The value of a key that may have gone again since it was seen; then it is waited for once more. */
-static tutti_status get_locked(memory_store *memory, const char *key, int64_t deadline, int64_t timeout_ns, void **value,
-                               size_t *bytes) {
+static tutti_status get_locked(memory_store *memory, const char *key, int64_t deadline, int64_t timeout_ns,
+                               void **value, size_t *bytes) {
     for (bool in_time = true;;) {
         tu_entry *entry = find(memory, key);
         if (entry != NULL && entry->present) {
@@ -108,8 +108,8 @@ static tutti_status memory_get(tutti_store *store, const char *key, int64_t time
     return unlock(memory, get_locked(memory, key, tu_deadline(timeout_ns), timeout_ns, value, bytes));
 }
 
-static tutti_status memory_multi_get(tutti_store *store, const char *const *keys, size_t count, int64_t timeout_ns, void **values,
-                                     size_t *bytes) {
+static tutti_status memory_multi_get(tutti_store *store, const char *const *keys, size_t count, int64_t timeout_ns,
+                                     void **values, size_t *bytes) {
     int64_t deadline = tu_deadline(timeout_ns);
     memory_store *memory = lock(store);
     for (size_t i = 0; i < count; i++) {
@@ -123,8 +123,8 @@ static tutti_status memory_multi_get(tutti_store *store, const char *const *keys
     return unlock(memory, TUTTI_OK);
 }
 
-static tutti_status memory_multi_set(tutti_store *store, const char *const *keys, size_t count, const void *const *values,
-                                     const size_t *bytes) {
+static tutti_status memory_multi_set(tutti_store *store, const char *const *keys, size_t count,
+                                     const void *const *values, const size_t *bytes) {
     memory_store *memory = lock(store);
     for (size_t i = 0; i < count; i++) {
         tu_entry *entry = tu_table_make(&memory->table, keys[i], strlen(keys[i]));

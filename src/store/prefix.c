@@ -10,7 +10,7 @@
 
 typedef struct prefix_store {
     tutti_store store;
-    tutti_store *base; /* a reference */
+    tutti_store *base;   /* a reference */
     size_t prefix_bytes; /* with the slash */
     char prefix[];       /* with the slash */
 } prefix_store;
@@ -64,26 +64,26 @@ static tutti_status names_make(const prefix_store *prefix, const char *const *ke
 }
 
 /* Does `call` with the key's full name, `full.text`, on the base store, `base`. */
-#define WITH_NAME(call)                                                                                                \
-    do {                                                                                                               \
-        name full;                                                                                                     \
-        tutti_store *base = as_prefix(store)->base;                                                                    \
-        tutti_status status = name_make(&full, as_prefix(store), key);                                                 \
-        return status == TUTTI_OK ? name_end(&full, (call)) : status;                                                  \
+#define WITH_NAME(call)                                                \
+    do {                                                               \
+        name full;                                                     \
+        tutti_store *base = as_prefix(store)->base;                    \
+        tutti_status status = name_make(&full, as_prefix(store), key); \
+        return status == TUTTI_OK ? name_end(&full, (call)) : status;  \
     } while (0)
 
 /* The same for a list of keys, `names`. */
-#define WITH_NAMES(call)                                                                                               \
-    do {                                                                                                               \
-        char **list;                                                                                                   \
-        tutti_store *base = as_prefix(store)->base;                                                                    \
-        tutti_status status = names_make(as_prefix(store), keys, count, &list);                                        \
-        if (status != TUTTI_OK)                                                                                        \
-            return status;                                                                                             \
-        const char *const *names = (const char *const *)list;                                                          \
-        status = (call);                                                                                               \
-        free(list);                                                                                                    \
-        return status;                                                                                                 \
+#define WITH_NAMES(call)                                                        \
+    do {                                                                        \
+        char **list;                                                            \
+        tutti_store *base = as_prefix(store)->base;                             \
+        tutti_status status = names_make(as_prefix(store), keys, count, &list); \
+        if (status != TUTTI_OK)                                                 \
+            return status;                                                      \
+        const char *const *names = (const char *const *)list;                   \
+        status = (call);                                                        \
+        free(list);                                                             \
+        return status;                                                          \
     } while (0)
 
 /* ---- the operations ---- */
@@ -143,13 +143,13 @@ static tutti_status prefix_append(tutti_store *store, const char *key, const voi
     WITH_NAME(tutti_store_append(base, full.text, value, bytes));
 }
 
-static tutti_status prefix_multi_get(tutti_store *store, const char *const *keys, size_t count, int64_t timeout_ns, void **values,
-                                     size_t *bytes) {
+static tutti_status prefix_multi_get(tutti_store *store, const char *const *keys, size_t count, int64_t timeout_ns,
+                                     void **values, size_t *bytes) {
     WITH_NAMES(tutti_store_multi_get(base, names, count, timeout_ns, values, bytes));
 }
 
-static tutti_status prefix_multi_set(tutti_store *store, const char *const *keys, size_t count, const void *const *values,
-                                     const size_t *bytes) {
+static tutti_status prefix_multi_set(tutti_store *store, const char *const *keys, size_t count,
+                                     const void *const *values, const size_t *bytes) {
     WITH_NAMES(tutti_store_multi_set(base, names, count, values, bytes));
 }
 
@@ -230,7 +230,8 @@ static tutti_status prefix_clone(tutti_store *store, tutti_store **clone) {
 
 tutti_status tutti_store_open_prefix(const char *prefix, tutti_store *base, tutti_store **store) {
     if (prefix == NULL || store == NULL)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "store open_prefix: the %s is NULL", prefix == NULL ? "prefix" : "place for the result");
+        return tu_error(TUTTI_ERROR_ARGUMENT, "store open_prefix: the %s is NULL",
+                        prefix == NULL ? "prefix" : "place for the result");
     if (base == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "store open_prefix: there is no underlying store (NULL)");
     size_t bytes = strlen(prefix);

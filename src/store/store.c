@@ -42,8 +42,11 @@ void tutti_store_release(tutti_store *store) {
 /* ---- messages and small parts that the kinds share ---- */
 
 tutti_status tu_store_wait_timeout(const char *const *keys, size_t count, int64_t timeout_ns) {
-    enum { SHOWN = 16 };
-    tutti_status status = tu_error(TUTTI_ERROR_TIMEOUT, "wait timeout after %" PRId64 "ms, keys:", timeout_ns / TU_MILLISECOND);
+    enum {
+        SHOWN = 16
+    };
+    tutti_status status =
+        tu_error(TUTTI_ERROR_TIMEOUT, "wait timeout after %" PRId64 "ms, keys:", timeout_ns / TU_MILLISECOND);
     for (size_t i = 0; i < count && i < SHOWN; i++)
         tu_error_append("%s /%.200s", i == 0 ? "" : ",", keys[i]);
     if (count > SHOWN)
@@ -56,7 +59,8 @@ tutti_status tu_store_queue_empty(const char *key) {
 }
 
 tutti_status tu_store_not_a_number(const char *key) {
-    return tu_error(TUTTI_ERROR_STORE, "add: the value of key %s is not a decimal integer, or the sum does not fit 64 bits", key);
+    return tu_error(TUTTI_ERROR_STORE,
+                    "add: the value of key %s is not a decimal integer, or the sum does not fit 64 bits", key);
 }
 
 tutti_status tu_store_copy(const void *data, size_t bytes, void **copy) {
@@ -121,7 +125,8 @@ static tutti_status check_store(const tutti_store *store, const char *operation)
     if (store == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the store is NULL", operation);
     if (tu_store_forked(store))
-        return tu_error(TUTTI_ERROR_FORKED, "%s: this store was opened by process %d, and this is a forked child; open another here",
+        return tu_error(TUTTI_ERROR_FORKED,
+                        "%s: this store was opened by process %d, and this is a forked child; open another here",
                         operation, (int)store->owner);
     return TUTTI_OK;
 }
@@ -129,14 +134,16 @@ static tutti_status check_store(const tutti_store *store, const char *operation)
 static tutti_status check_length(const char *operation, const char *key) {
     if (strnlen(key, TU_STORE_KEY + 1) <= TU_STORE_KEY)
         return TUTTI_OK;
-    return tu_error(TUTTI_ERROR_RANGE, "%s: a key of %zu bytes is too long; at most %d are possible", operation, strlen(key), TU_STORE_KEY);
+    return tu_error(TUTTI_ERROR_RANGE, "%s: a key of %zu bytes is too long; at most %d are possible", operation,
+                    strlen(key), TU_STORE_KEY);
 }
 
 static tutti_status check_key(const tutti_store *store, const char *operation, const char *key) {
     tutti_status status = check_store(store, operation);
     if (status != TUTTI_OK)
         return status;
-    return key != NULL ? check_length(operation, key) : tu_error(TUTTI_ERROR_ARGUMENT, "%s: the key is NULL", operation);
+    return key != NULL ? check_length(operation, key)
+                       : tu_error(TUTTI_ERROR_ARGUMENT, "%s: the key is NULL", operation);
 }
 
 static tutti_status check_keys(const tutti_store *store, const char *operation, const char *const *keys, size_t count) {
@@ -162,19 +169,21 @@ static tutti_status check_value(const char *operation, const void *value, size_t
 }
 
 static tutti_status check_result(const char *operation, const void *result) {
-    return result != NULL ? TUTTI_OK : tu_error(TUTTI_ERROR_ARGUMENT, "%s: there is no place for the result (NULL)", operation);
+    return result != NULL ? TUTTI_OK
+                          : tu_error(TUTTI_ERROR_ARGUMENT, "%s: there is no place for the result (NULL)", operation);
 }
 
-static tutti_status choose_timeout(const tutti_store *store, const char *operation, int64_t timeout_ns, int64_t *chosen) {
+static tutti_status choose_timeout(const tutti_store *store, const char *operation, int64_t timeout_ns,
+                                   int64_t *chosen) {
     return tu_timeout_choose(operation, timeout_ns, tutti_store_timeout(store), TU_STORE_TIMEOUT, chosen);
 }
 
 /* Runs a check and leaves the function with its status when it fails. */
-#define CHECK(expression)                                                                                              \
-    do {                                                                                                               \
-        tutti_status check_status = (expression);                                                                      \
-        if (check_status != TUTTI_OK)                                                                                  \
-            return check_status;                                                                                       \
+#define CHECK(expression)                         \
+    do {                                          \
+        tutti_status check_status = (expression); \
+        if (check_status != TUTTI_OK)             \
+            return check_status;                  \
     } while (0)
 
 /* ---- values ---- */
@@ -253,8 +262,8 @@ tutti_status tutti_store_append(tutti_store *store, const char *key, const void 
     return store->kind->append(store, key, value, bytes);
 }
 
-static tutti_status get_one_by_one(tutti_store *store, const char *const *keys, size_t count, int64_t timeout_ns, void **values,
-                                   size_t *bytes) {
+static tutti_status get_one_by_one(tutti_store *store, const char *const *keys, size_t count, int64_t timeout_ns,
+                                   void **values, size_t *bytes) {
     int64_t deadline = tu_deadline(timeout_ns);
     for (size_t i = 0; i < count; i++) {
         int64_t left = tu_deadline_left(deadline);
@@ -268,8 +277,8 @@ static tutti_status get_one_by_one(tutti_store *store, const char *const *keys, 
     return TUTTI_OK;
 }
 
-tutti_status tutti_store_multi_get(tutti_store *store, const char *const *keys, size_t count, int64_t timeout_ns, void **values,
-                                   size_t *bytes) {
+tutti_status tutti_store_multi_get(tutti_store *store, const char *const *keys, size_t count, int64_t timeout_ns,
+                                   void **values, size_t *bytes) {
     int64_t timeout;
     CHECK(check_keys(store, "store multi_get", keys, count));
     CHECK(choose_timeout(store, "store multi_get", timeout_ns, &timeout));
@@ -310,7 +319,8 @@ tutti_status tutti_store_queue_push(tutti_store *store, const char *key, const v
     return store->kind->queue_push != NULL ? store->kind->queue_push(store, key, value, bytes) : no_queues(store);
 }
 
-tutti_status tutti_store_queue_pop(tutti_store *store, const char *key, bool block, int64_t timeout_ns, void **value, size_t *bytes) {
+tutti_status tutti_store_queue_pop(tutti_store *store, const char *key, bool block, int64_t timeout_ns, void **value,
+                                   size_t *bytes) {
     int64_t timeout;
     CHECK(check_key(store, "store queue_pop", key));
     CHECK(check_result("store queue_pop", value));
@@ -335,7 +345,8 @@ static tutti_status barrier_by_add(tutti_store *store, const char *key, int64_t 
     const char *flag = name;
     size_t length = strlen(key);
     if (length + strlen("/num_members") > TU_STORE_KEY)
-        return tu_error(TUTTI_ERROR_RANGE, "store barrier: a key of %zu bytes is too long; a barrier adds to it", length);
+        return tu_error(TUTTI_ERROR_RANGE, "store barrier: a key of %zu bytes is too long; a barrier adds to it",
+                        length);
     memcpy(name, key, length);
     memcpy(name + length, "/num_members", sizeof "/num_members");
     int64_t members = 0;
@@ -347,7 +358,8 @@ static tutti_status barrier_by_add(tutti_store *store, const char *key, int64_t 
         status = store->kind->wait(store, &flag, 1, timeout_ns);
     if (status == TUTTI_ERROR_TIMEOUT)
         status = tu_error(TUTTI_ERROR_TIMEOUT,
-                          "barrier timeout after %" PRId64 "ms, key: /%s (this caller was number %" PRId64 " of %" PRId64 ")",
+                          "barrier timeout after %" PRId64 "ms, key: /%s (this caller was number %" PRId64
+                          " of %" PRId64 ")",
                           timeout_ns / TU_MILLISECOND, key, members, count);
     return status;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What the kinds of store have in common: one table of functions per kind. The front (store.c) checks arguments and
- * settles timeouts; a kind may rely on that: keys and results are not NULL, keys are not too long, timeout_ns is positive.
+ * settles timeouts; a kind may rely on that: keys and results are not NULL, keys are not too long, timeout_ns is
+ * positive.
  */
 #ifndef TU_STORE_STORE_H
 #define TU_STORE_STORE_H
@@ -37,7 +38,8 @@ typedef struct tu_store_kind {
                               const size_t *bytes);
     tutti_status (*barrier)(tutti_store *, const char *key, int64_t count, int64_t timeout_ns);
     tutti_status (*queue_push)(tutti_store *, const char *key, const void *value, size_t bytes);
-    tutti_status (*queue_pop)(tutti_store *, const char *key, bool block, int64_t timeout_ns, void **value, size_t *bytes);
+    tutti_status (*queue_pop)(tutti_store *, const char *key, bool block, int64_t timeout_ns, void **value,
+                              size_t *bytes);
     tutti_status (*queue_length)(tutti_store *, const char *key, int64_t *length);
     int (*port)(const tutti_store *);
     const char *(*address)(const tutti_store *);

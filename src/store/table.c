@@ -10,7 +10,9 @@
 
 #include "store/store.h"
 
-enum { FIRST_BUCKETS = 64 };
+enum {
+    FIRST_BUCKETS = 64
+};
 
 /* Eight bytes at a time, multiply and fold: keys are short and their ends differ. */
 static uint64_t hash_of(const void *key, size_t bytes) {
@@ -108,7 +110,7 @@ void tu_table_clear(tu_table *table) {
         }
     }
     free(table->buckets);
-    *table = (tu_table){0};
+    *table = (tu_table){ 0 };
 }
 
 /* Room for `bytes`; keeps what is there. */

@@ -66,7 +66,11 @@ void tu_entry_unset(tu_table *table, tu_entry *entry);
 /* Takes the first of the queue, which is not empty; the caller frees it. */
 tu_queued *tu_entry_pop(tu_entry *entry);
 
-typedef enum tu_add_result { TU_ADD_DONE, TU_ADD_NOT_A_NUMBER, TU_ADD_NO_MEMORY } tu_add_result;
+typedef enum tu_add_result {
+    TU_ADD_DONE,
+    TU_ADD_NOT_A_NUMBER,
+    TU_ADD_NO_MEMORY
+} tu_add_result;
 tu_add_result tu_entry_add(tu_table *table, tu_entry *entry, int64_t amount, int64_t *sum);
 
 static inline bool tu_entry_equals(const tu_entry *entry, const void *value, size_t bytes) {

@@ -13,8 +13,8 @@
 typedef struct tu_server tu_server;
 
 /* `listen_fd` > 0 is taken over when the start succeeds. The secret is copied. */
-tutti_status tu_server_start(const tu_address *address, int listen_fd, const tu_secret *secret, bool trust_network, int64_t deadline,
-                             tu_server **server);
+tutti_status tu_server_start(const tu_address *address, int listen_fd, const tu_secret *secret, bool trust_network,
+                             int64_t deadline, tu_server **server);
 void tu_server_retain(tu_server *server);
 void tu_server_release(tu_server *server);
 /* The same in a forked child, where the thread does not run: stops listening there and nothing else. */

@@ -2,8 +2,8 @@
  *
  * The tcp store: a client of a server that may be ours, in this process or another, or PyTorch's.
  *
- * One command at a time per handle, under its lock. A command that fails half-way leaves the connection in an unknown state: it
- * is closed, and later calls say so. A wait that runs out of time is cancelled, and the connection goes on.
+ * One command at a time per handle, under its lock. A command that fails half-way leaves the connection in an unknown
+ * state: it is closed, and later calls say so. A wait that runs out of time is cancelled, and the connection goes on.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -23,7 +23,7 @@
 #include "store/thread.h"
 #include "store/wire.h"
 
-#define REPLY_TIME (5 * TU_SECOND)       /* at least this much for a reply that the server owes at once: see send_with */
+#define REPLY_TIME (5 * TU_SECOND) /* at least this much for a reply that the server owes at once: see send_with */
 #define CHUNK_BYTES ((size_t)(64 << 20)) /* of values in one command; longer lists are cut */
 
 typedef struct tcp_store {
@@ -32,8 +32,8 @@ typedef struct tcp_store {
     tu_address_list own; /* of a server in this process: where to connect to; count 0: by `address` */
     char text[300];      /* as a URL */
     tu_secret secret;
-    tu_server *server; /* a reference; NULL: elsewhere */
-    bool client;       /* false: only a server */
+    tu_server *server;             /* a reference; NULL: elsewhere */
+    bool client;                   /* false: only a server */
     uint8_t nobody[TU_AUTH_BYTES]; /* a value that nobody has: see read_locked */
     pthread_mutex_t lock;
     tu_connection connection; /* under `lock`, and so is the next */
@@ -56,12 +56,17 @@ typedef struct call {
 /* Locks the handle until call_end. Waiting for another thread's call is part of the time. */
 static tutti_status call_begin(call *call, tutti_store *store, const char *operation, int64_t timeout_ns) {
     tcp_store *tcp = as_tcp(store);
-    *call = (struct call){.tcp = tcp, .operation = operation, .timeout_ns = timeout_ns, .deadline = tu_deadline(timeout_ns)};
+    *call = (struct call){
+        .tcp = tcp, .operation = operation, .timeout_ns = timeout_ns, .deadline = tu_deadline(timeout_ns)
+    };
     if (!tcp->client)
-        return tu_error(TUTTI_ERROR_UNSUPPORTED, "store %s: this is a server without a client; tutti_store_clone gives one", operation);
+        return tu_error(TUTTI_ERROR_UNSUPPORTED,
+                        "store %s: this is a server without a client; tutti_store_clone gives one", operation);
     if (!tu_mutex_lock_until(&tcp->lock, call->deadline))
-        return tu_error(TUTTI_ERROR_TIMEOUT, "store %s: timeout after %" PRId64 "ms, spent waiting for another thread's call on this "
-                                             "handle; clone the store for each thread", operation, timeout_ns / TU_MILLISECOND);
+        return tu_error(TUTTI_ERROR_TIMEOUT,
+                        "store %s: timeout after %" PRId64 "ms, spent waiting for another thread's call on this "
+                        "handle; clone the store for each thread",
+                        operation, timeout_ns / TU_MILLISECOND);
     if (tcp->connection.descriptor < 0) {
         pthread_mutex_unlock(&tcp->lock);
         return tu_error(TUTTI_ERROR_NETWORK, "store %s: the connection to %s was lost earlier", operation, tcp->text);
@@ -87,8 +92,8 @@ static tutti_status broken(call *call, tutti_status status) {
     return status;
 }
 
-/* A reply that does not come costs the connection, so a deadline that is nearer than a busy server's answer must not end it: a
- * get with a timeout of 1 ms on a loaded host would. */
+/* A reply that does not come costs the connection, so a deadline that is nearer than a busy server's answer must not
+ * end it: a get with a timeout of 1 ms on a loaded host would. */
 static tutti_status send_with(call *call, const void *tail, size_t tail_bytes) {
     tu_buffer *out = &call->tcp->out;
     if (out->failed)
@@ -96,7 +101,8 @@ static tutti_status send_with(call *call, const void *tail, size_t tail_bytes) {
     call->reply_deadline = tu_deadline(REPLY_TIME);
     if (call->reply_deadline < call->deadline)
         call->reply_deadline = call->deadline;
-    tutti_status status = tu_connection_send(&call->tcp->connection, out->data, out->used, tail, tail_bytes, call->reply_deadline);
+    tutti_status status =
+        tu_connection_send(&call->tcp->connection, out->data, out->used, tail, tail_bytes, call->reply_deadline);
     out->used = 0;
     return status == TUTTI_OK ? TUTTI_OK : broken(call, status);
 }
@@ -121,8 +127,9 @@ static tutti_status receive_value(call *call, void **value, size_t *bytes) {
     if (status != TUTTI_OK)
         return status;
     if (length > TU_FRAME_LIMIT)
-        return broken(call, tu_error(TUTTI_ERROR_PROTOCOL, "the server sends a value of %" PRIu64 " bytes; at most %" PRIu64
-                                                           " are possible", length, (uint64_t)TU_FRAME_LIMIT));
+        return broken(call, tu_error(TUTTI_ERROR_PROTOCOL,
+                                     "the server sends a value of %" PRIu64 " bytes; at most %" PRIu64 " are possible",
+                                     length, (uint64_t)TU_FRAME_LIMIT));
     char *fresh = malloc((size_t)length + 1);
     if (fresh == NULL)
         return broken(call, tu_error_memory("a store's value", (size_t)length));
@@ -145,7 +152,8 @@ static tutti_status unexpected(call *call, int64_t reply) {
 
 static tutti_status check_value(const char *key, size_t bytes) {
     if (bytes > TU_VALUE_LIMIT)
-        return tu_error(TUTTI_ERROR_RANGE, "a value of %zu bytes for key %.200s is too long for a tcp store; at most %u are possible",
+        return tu_error(TUTTI_ERROR_RANGE,
+                        "a value of %zu bytes for key %.200s is too long for a tcp store; at most %u are possible",
                         bytes, key, TU_VALUE_LIMIT);
     return TUTTI_OK;
 }
@@ -170,8 +178,8 @@ static void put_key(tu_buffer *out, tu_command command, const char *key) {
 /* ---- commands without a reply ---- */
 
 /* SET, APPEND and QUEUE_PUSH: a key and a value, which is sent from where it lies. */
-static tutti_status put_pair(tutti_store *store, const char *operation, tu_command command, const char *key, const void *value,
-                             size_t bytes) {
+static tutti_status put_pair(tutti_store *store, const char *operation, tu_command command, const char *key,
+                             const void *value, size_t bytes) {
     call call;
     tutti_status status = check_value(key, bytes);
     if (status == TUTTI_OK)
@@ -236,8 +244,8 @@ static tutti_status cancel(call *call) {
     return status;
 }
 
-/* Sends the WAIT or BARRIER that is in the buffer and waits for its 0. *late: it was cancelled at the deadline; the caller
- * writes the message. */
+/* Sends the WAIT or BARRIER that is in the buffer and waits for its 0. *late: it was cancelled at the deadline; the
+ * caller writes the message. */
 static tutti_status wait_for_zero(call *call, bool *late) {
     uint8_t reply;
     *late = false;
@@ -287,16 +295,17 @@ static tutti_status tcp_barrier(tutti_store *store, const char *key, int64_t cou
     tu_put_u64(&call.tcp->out, (uint64_t)count);
     status = wait_for_zero(&call, &late);
     if (status == TUTTI_OK && late)
-        status = tu_error(TUTTI_ERROR_TIMEOUT, "barrier timeout after %" PRId64 "ms, key: /%s (waiting for %" PRId64 " callers)",
+        status = tu_error(TUTTI_ERROR_TIMEOUT,
+                          "barrier timeout after %" PRId64 "ms, key: /%s (waiting for %" PRId64 " callers)",
                           timeout_ns / TU_MILLISECOND, key, count);
     return call_end(&call, status);
 }
 
 /* ---- commands with a reply ---- */
 
-/* Reads a key without changing anything, in one round trip that every server understands: COMPARE_SET with an expectation that no value
- * equals gives what is there, and the expectation itself when nothing is. (GET on a missing key gives "" or ends the connection, and
- * between a WAIT and a GET the key may go.) */
+/* Reads a key without changing anything, in one round trip that every server understands: COMPARE_SET with an
+ * expectation that no value equals gives what is there, and the expectation itself when nothing is. (GET on a missing
+ * key gives "" or ends the connection, and between a WAIT and a GET the key may go.) */
 static tutti_status read_locked(call *call, const char *key, void **value, size_t *bytes, bool *missing) {
     const uint8_t *nobody = call->tcp->nobody;
     tu_buffer *out = &call->tcp->out;
@@ -352,8 +361,8 @@ static tutti_status multi_get_locked(call *call, const char *const *keys, size_t
     return status;
 }
 
-static tutti_status tcp_multi_get(tutti_store *store, const char *const *keys, size_t count, int64_t timeout_ns, void **values,
-                                  size_t *bytes) {
+static tutti_status tcp_multi_get(tutti_store *store, const char *const *keys, size_t count, int64_t timeout_ns,
+                                  void **values, size_t *bytes) {
     call call;
     tutti_status status = call_begin(&call, store, "multi_get", timeout_ns);
     if (status != TUTTI_OK)
@@ -373,8 +382,8 @@ static tutti_status add_locked(call *call, const void *key, size_t key_bytes, in
 
 static tutti_status reconnect(call *call);
 
-/* The protocol has no word for "not a number": the server drops the client instead. So a connection that is lost here, to a server
- * that still takes a new one, means just that. */
+/* The protocol has no word for "not a number": the server drops the client instead. So a connection that is lost here,
+ * to a server that still takes a new one, means just that. */
 static tutti_status tcp_add(tutti_store *store, const char *key, int64_t amount, int64_t *sum) {
     call call;
     char name[TU_KEY_LIMIT + 1];
@@ -444,7 +453,8 @@ static tutti_status tcp_check(tutti_store *store, const char *const *keys, size_
 }
 
 /* Commands of at most one key whose reply is a number. */
-static tutti_status ask_number(tutti_store *store, const char *operation, tu_command command, const char *key, int64_t *number) {
+static tutti_status ask_number(tutti_store *store, const char *operation, tu_command command, const char *key,
+                               int64_t *number) {
     call call;
     tutti_status status = call_begin_short(&call, store, operation);
     if (status != TUTTI_OK)
@@ -495,12 +505,12 @@ static tutti_status pop_locked(call *call, const char *key, void **value, size_t
 
 static void rest(int64_t pause, int64_t deadline) {
     int64_t left = tu_deadline_left(deadline);
-    struct timespec time = {.tv_nsec = pause < left ? pause : left};
+    struct timespec time = { .tv_nsec = pause < left ? pause : left };
     clock_nanosleep(CLOCK_MONOTONIC, 0, &time, NULL);
 }
 
-/* Between the wait and the pop another client may take it: then it is waited for again. A value under the same key ends the
- * wait too, with nothing in the queue; the pauses keep this from going round at full speed. */
+/* Between the wait and the pop another client may take it: then it is waited for again. A value under the same key ends
+ * the wait too, with nothing in the queue; the pauses keep this from going round at full speed. */
 static tutti_status pop_or_wait(call *call, const char *key, void **value, size_t *bytes) {
     for (int64_t pause = 0;; pause = pause < 8 * TU_MILLISECOND ? pause * 2 + TU_MILLISECOND / 8 : pause) {
         tutti_status status = pop_locked(call, key, value, bytes);
@@ -516,7 +526,8 @@ static tutti_status pop_or_wait(call *call, const char *key, void **value, size_
     }
 }
 
-static tutti_status tcp_queue_pop(tutti_store *store, const char *key, bool block, int64_t timeout_ns, void **value, size_t *bytes) {
+static tutti_status tcp_queue_pop(tutti_store *store, const char *key, bool block, int64_t timeout_ns, void **value,
+                                  size_t *bytes) {
     call call;
     tutti_status status = call_begin(&call, store, "queue_pop", timeout_ns);
     if (status != TUTTI_OK)
@@ -605,7 +616,8 @@ static tutti_status reconnect(call *call) {
     tcp_store *tcp = call->tcp;
     tu_address_list list = tcp->own;
     tutti_status status = list.count > 0 ? TUTTI_OK : tu_address_resolve(&tcp->address, call->reply_deadline, &list);
-    return status == TUTTI_OK ? tu_store_connect_once(&list, &tcp->secret, call->reply_deadline, &tcp->connection) : status;
+    return status == TUTTI_OK ? tu_store_connect_once(&list, &tcp->secret, call->reply_deadline, &tcp->connection)
+                              : status;
 }
 
 static void tcp_destroy(tutti_store *store) {
@@ -726,8 +738,10 @@ static void warn_of_backlog(int workers) {
     if (file == NULL)
         return;
     if (fscanf(file, "%d", &limit) == 1 && limit < workers)
-        TU_LOG(TUTTI_LOG_WARN, NULL, "store", "%d workers will connect, but the kernel queues only %d connections "
-               "(net.core.somaxconn); some may have to try again", workers, limit);
+        TU_LOG(TUTTI_LOG_WARN, NULL, "store",
+               "%d workers will connect, but the kernel queues only %d connections "
+               "(net.core.somaxconn); some may have to try again",
+               workers, limit);
     fclose(file);
 }
 
@@ -739,8 +753,10 @@ static tutti_status count_workers(tcp_store *tcp, const tutti_tcp_store_options 
     tutti_status status = add_worker(tcp, 1, timeout_ns, &joined);
     while (status == TUTTI_OK && options->server && !options->no_wait && joined < options->workers) {
         if (tu_deadline_left(deadline) == 0)
-            return tu_error(TUTTI_ERROR_TIMEOUT, "Timed out after %" PRId64 "ms (timeout) waiting for clients. %" PRId64
-                                                 "/%d clients joined.", timeout_ns / TU_MILLISECOND, joined, options->workers);
+            return tu_error(TUTTI_ERROR_TIMEOUT,
+                            "Timed out after %" PRId64 "ms (timeout) waiting for clients. %" PRId64
+                            "/%d clients joined.",
+                            timeout_ns / TU_MILLISECOND, joined, options->workers);
         rest(pause, deadline);
         pause = pause * 2 < 10 * TU_MILLISECOND ? pause * 2 : 10 * TU_MILLISECOND;
         status = add_worker(tcp, 0, timeout_ns, &joined);
@@ -761,14 +777,16 @@ static void write_text(tcp_store *tcp) {
     if (host[0] == 0 && gethostname(name, sizeof name - 1) == 0)
         host = name;
     bool brackets = strchr(host, ':') != NULL;
-    snprintf(tcp->text, sizeof tcp->text, "tcp://%s%s%s:%d", brackets ? "[" : "", host, brackets ? "]" : "", tcp->address.port);
+    snprintf(tcp->text, sizeof tcp->text, "tcp://%s%s%s:%d", brackets ? "[" : "", host, brackets ? "]" : "",
+             tcp->address.port);
 }
 
 static tutti_status check_secret(const tcp_store *tcp) {
     if (tcp->secret.bytes > 0 && !tu_auth_available() && !tu_address_is_unix(&tcp->address))
-        return tu_error(TUTTI_ERROR_UNSUPPORTED, "this build of Tutti has no libsodium, so a store over TCP cannot prove a secret; use "
-                                                 "a Unix socket on one host, build with libsodium, or leave the secret out and say "
-                                                 "that the network is trusted (trust_network, TUTTI_TRUST_NETWORK=1)");
+        return tu_error(TUTTI_ERROR_UNSUPPORTED,
+                        "this build of Tutti has no libsodium, so a store over TCP cannot prove a secret; use "
+                        "a Unix socket on one host, build with libsodium, or leave the secret out and say "
+                        "that the network is trusted (trust_network, TUTTI_TRUST_NETWORK=1)");
     return TUTTI_OK;
 }
 
@@ -776,7 +794,8 @@ static tutti_status check_options(const tutti_tcp_store_options *options) {
     if (options->timeout_ns < 0)
         return tu_error(TUTTI_ERROR_ARGUMENT, "the store's timeout_ns must not be negative");
     if (options->workers < 0)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "the store's number of workers must not be negative: %d", options->workers);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "the store's number of workers must not be negative: %d",
+                        options->workers);
     return TUTTI_OK;
 }
 
@@ -805,8 +824,8 @@ static tutti_status prepare(tcp_store *tcp, const char *host, int port, const tu
     return TUTTI_OK;
 }
 
-static tutti_status open_store(const char *operation, const char *host, int port, const tutti_tcp_store_options *options, bool serve_only,
-                               tutti_store **store) {
+static tutti_status open_store(const char *operation, const char *host, int port,
+                               const tutti_tcp_store_options *options, bool serve_only, tutti_store **store) {
     tutti_tcp_store_options full = TUTTI_TCP_STORE_OPTIONS_INIT;
     tutti_status status = tu_options_copy("tutti_tcp_store_options", options, &full, sizeof full);
     if (status == TUTTI_OK)
@@ -814,7 +833,8 @@ static tutti_status open_store(const char *operation, const char *host, int port
     if (status != TUTTI_OK)
         return status;
     if (host == NULL || store == NULL)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the %s is NULL", operation, host == NULL ? "host" : "place for the result");
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the %s is NULL", operation,
+                        host == NULL ? "host" : "place for the result");
     tcp_store *tcp;
     status = tcp_make(full.timeout_ns, &tcp);
     if (status != TUTTI_OK)
@@ -835,10 +855,12 @@ static tutti_status open_store(const char *operation, const char *host, int port
     return TUTTI_OK;
 }
 
-tutti_status tutti_store_open_tcp(const char *host, int port, const tutti_tcp_store_options *options, tutti_store **store) {
+tutti_status tutti_store_open_tcp(const char *host, int port, const tutti_tcp_store_options *options,
+                                  tutti_store **store) {
     return open_store("store open_tcp", host, port, options, false, store);
 }
 
-tutti_status tutti_store_serve(const char *host, int port, const tutti_tcp_store_options *options, tutti_store **server) {
+tutti_status tutti_store_serve(const char *host, int port, const tutti_tcp_store_options *options,
+                               tutti_store **server) {
     return open_store("store serve", host, port, options, true, server);
 }

@@ -2,11 +2,12 @@
  *
  * The server: one thread around epoll. The commands themselves are the hub's (hub.c).
  *
- * Nobody can hold it up: sockets never block; a client that does not read what it asked for is not listened to until it does; a
- * client that has not said who it is within HALF_OPEN_TIME is closed, and beyond HALF_OPEN_LIMIT of those the oldest makes
- * room for the next.
+ * Nobody can hold it up: sockets never block; a client that does not read what it asked for is not listened to until it
+ * does; a client that has not said who it is within HALF_OPEN_TIME is closed, and beyond HALF_OPEN_LIMIT of those the
+ * oldest makes room for the next.
  *
- * Per command of a client that waits for its answer: one epoll_wait (shared with all that are ready), one recv, one send.
+ * Per command of a client that waits for its answer: one epoll_wait (shared with all that are ready), one recv, one
+ * send.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -40,7 +41,11 @@ enum {
 #define WARN_PAUSE (10 * TU_SECOND)
 
 /* What an event is about stands first in each struct that epoll knows. */
-typedef enum source { SOURCE_STOP, SOURCE_LISTENER, SOURCE_CONNECTION } source;
+typedef enum source {
+    SOURCE_STOP,
+    SOURCE_LISTENER,
+    SOURCE_CONNECTION
+} source;
 
 typedef struct listener {
     source source;
@@ -51,10 +56,10 @@ typedef struct connection {
     source source;
     int descriptor; /* -1: closed, and freed after this round of events */
     tu_session session;
-    tu_buffer input;  /* the beginning of a command that is still to come */
-    uint32_t events;  /* what epoll watches for */
-    bool half_open;   /* in that list */
-    int64_t deadline; /* while half open */
+    tu_buffer input;                    /* the beginning of a command that is still to come */
+    uint32_t events;                    /* what epoll watches for */
+    bool half_open;                     /* in that list */
+    int64_t deadline;                   /* while half open */
     struct connection *previous, *next; /* in the list of half-open, open or closed ones */
     char peer[64];
 } connection;
@@ -119,7 +124,8 @@ static void close_connection(tu_server *server, connection *connection, const ch
     list_remove(connection->half_open ? &server->half_open : &server->open, connection);
     tu_hub_leave(&server->hub, &connection->session);
     tu_buffer_free(&connection->input);
-    /* A forked child of this process may hold the same socket: closing ours would then neither end it nor stop its events. */
+    /* A forked child of this process may hold the same socket: closing ours would then neither end it nor stop its
+     * events. */
     epoll_ctl(server->epoll, EPOLL_CTL_DEL, connection->descriptor, NULL);
     shutdown(connection->descriptor, SHUT_RDWR);
     close(connection->descriptor);
@@ -139,7 +145,7 @@ static void watch(tu_server *server, connection *connection) {
                       (tu_session_pending(&connection->session) > 0 ? EPOLLOUT : 0);
     if (events == connection->events)
         return;
-    struct epoll_event event = {.events = events, .data.ptr = connection};
+    struct epoll_event event = { .events = events, .data.ptr = connection };
     if (epoll_ctl(server->epoll, EPOLL_CTL_MOD, connection->descriptor, &event) != 0)
         close_connection(server, connection, "epoll_ctl failed");
     connection->events = events;
@@ -199,8 +205,8 @@ static void serve_dirty(tu_server *server) {
     }
 }
 
-/* Does what is in `data`, which may be the connection's own input, and keeps the rest there. True: the session was paused, and its
- * answers are all sent by now, so it can go on. */
+/* Does what is in `data`, which may be the connection's own input, and keeps the rest there. True: the session was
+ * paused, and its answers are all sent by now, so it can go on. */
 static bool digest_once(tu_server *server, connection *connection, const uint8_t *data, size_t bytes) {
     tu_buffer *input = &connection->input;
     size_t done = tu_hub_input(&server->hub, &connection->session, data, bytes);
@@ -258,7 +264,8 @@ static void on_connection(tu_server *server, connection *connection, uint32_t ev
     if (events & EPOLLOUT) {
         bool was_paused = tu_session_paused(&connection->session);
         send_pending(server, connection);
-        if (was_paused && connection->descriptor >= 0 && !tu_session_paused(&connection->session) && connection->input.used > 0)
+        if (was_paused && connection->descriptor >= 0 && !tu_session_paused(&connection->session) &&
+            connection->input.used > 0)
             digest(server, connection, connection->input.data, connection->input.used);
     }
     if (connection->descriptor < 0)
@@ -309,7 +316,7 @@ static void admit(tu_server *server, int descriptor, const tu_socket_address *fr
         tu_socket_text(from, length, fresh->peer, sizeof fresh->peer);
         tune(descriptor);
     }
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = fresh};
+    struct epoll_event event = { .events = EPOLLIN, .data.ptr = fresh };
     if (epoll_ctl(server->epoll, EPOLL_CTL_ADD, descriptor, &event) != 0)
         goto close_descriptor;
     fresh->events = EPOLLIN;
@@ -326,7 +333,7 @@ close_descriptor:
 
 static void listen_again(tu_server *server, bool yes) {
     for (int i = 0; i < server->listeners.count; i++) {
-        struct epoll_event event = {.events = yes ? EPOLLIN : 0, .data.ptr = &server->listener[i]};
+        struct epoll_event event = { .events = yes ? EPOLLIN : 0, .data.ptr = &server->listener[i] };
         epoll_ctl(server->epoll, EPOLL_CTL_MOD, server->listener[i].descriptor, &event);
     }
     server->accept_again = yes ? 0 : tu_deadline(ACCEPT_PAUSE);
@@ -335,8 +342,8 @@ static void listen_again(tu_server *server, bool yes) {
 /* No descriptor for a connection: the spare one serves to take it and close it, so that its owner hears of it. */
 static bool turn_away(tu_server *server, int listening) {
     if (server->warn_again <= tu_clock_now()) {
-        TU_LOG(TUTTI_LOG_WARN, NULL, "store", "no descriptor left for another client (%zu are connected); raise RLIMIT_NOFILE",
-               server->open.count);
+        TU_LOG(TUTTI_LOG_WARN, NULL, "store",
+               "no descriptor left for another client (%zu are connected); raise RLIMIT_NOFILE", server->open.count);
         server->warn_again = tu_deadline(WARN_PAUSE);
     }
     if (server->spare < 0)
@@ -351,7 +358,7 @@ static bool turn_away(tu_server *server, int listening) {
 
 static void accept_some(tu_server *server, int listening) {
     for (int i = 0; i < ACCEPT_BATCH; i++) {
-        tu_socket_address from = {0};
+        tu_socket_address from = { 0 };
         socklen_t length = sizeof from;
         int descriptor = accept4(listening, &from.any, &length, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (descriptor >= 0) {
@@ -371,7 +378,8 @@ static void accept_some(tu_server *server, int listening) {
 
 /* ---- the thread ---- */
 
-/* Closes those that took too long to say who they are; returns how long to sleep, in milliseconds, -1 for as long as it takes. */
+/* Closes those that took too long to say who they are; returns how long to sleep, in milliseconds, -1 for as long as it
+ * takes. */
 static int look_at_clock(tu_server *server) {
     if (server->half_open.first == NULL && server->accept_again == 0)
         return -1;
@@ -383,7 +391,8 @@ static int look_at_clock(tu_server *server) {
             next = server->accept_again;
     }
     for (connection *oldest; (oldest = server->half_open.first) != NULL && oldest->deadline <= now;)
-        close_connection(server, oldest, oldest->session.state == TU_SESSION_REFUSED ? "" : "it took too long to say who it is");
+        close_connection(server, oldest,
+                         oldest->session.state == TU_SESSION_REFUSED ? "" : "it took too long to say who it is");
     free_closed(server);
     if (server->half_open.first != NULL && server->half_open.first->deadline < next)
         next = server->half_open.first->deadline;
@@ -413,7 +422,7 @@ static void *serve(void *argument) {
 /* ---- start and end ---- */
 
 static void free_server(tu_server *server) {
-    connection_list *lists[] = {&server->half_open, &server->open};
+    connection_list *lists[] = { &server->half_open, &server->open };
     for (int i = 0; i < 2; i++) {
         while (lists[i]->first != NULL)
             close_connection(server, lists[i]->first, "");
@@ -421,7 +430,7 @@ static void free_server(tu_server *server) {
     free_closed(server);
     tu_hub_clear(&server->hub);
     tu_store_listen_end(&server->listeners);
-    int descriptors[] = {server->epoll, server->stop.descriptor, server->spare};
+    int descriptors[] = { server->epoll, server->stop.descriptor, server->spare };
     for (int i = 0; i < 3; i++) {
         if (descriptors[i] >= 0)
             close(descriptors[i]);
@@ -432,7 +441,7 @@ static void free_server(tu_server *server) {
 }
 
 static tutti_status add_source(tu_server *server, int descriptor, void *source) {
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = source};
+    struct epoll_event event = { .events = EPOLLIN, .data.ptr = source };
     if (epoll_ctl(server->epoll, EPOLL_CTL_ADD, descriptor, &event) != 0)
         return tu_error_system(errno, "the store server cannot watch a descriptor (epoll_ctl)");
     return TUTTI_OK;
@@ -449,14 +458,14 @@ static tutti_status set_up(tu_server *server) {
     server->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
     tutti_status status = add_source(server, server->stop.descriptor, &server->stop);
     for (int i = 0; status == TUTTI_OK && i < server->listeners.count; i++) {
-        server->listener[i] = (listener){SOURCE_LISTENER, server->listeners.descriptor[i]};
+        server->listener[i] = (listener){ SOURCE_LISTENER, server->listeners.descriptor[i] };
         status = add_source(server, server->listener[i].descriptor, &server->listener[i]);
     }
     return status;
 }
 
-tutti_status tu_server_start(const tu_address *address, int listen_fd, const tu_secret *secret, bool trust_network, int64_t deadline,
-                             tu_server **server) {
+tutti_status tu_server_start(const tu_address *address, int listen_fd, const tu_secret *secret, bool trust_network,
+                             int64_t deadline, tu_server **server) {
     tu_server *fresh = calloc(1, sizeof *fresh);
     uint8_t *chunk = malloc(INPUT_CHUNK);
     if (fresh == NULL || chunk == NULL) {
@@ -518,5 +527,7 @@ int tu_server_port(const tu_server *server) {
 }
 
 void tu_server_own_address(const tu_server *server, tu_address_list *list) {
-    *list = (tu_address_list){.count = 1, .address = {server->listeners.own}, .length = {server->listeners.own_length}};
+    *list = (tu_address_list){ .count = 1,
+                               .address = { server->listeners.own },
+                               .length = { server->listeners.own_length } };
 }

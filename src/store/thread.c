@@ -20,13 +20,14 @@ int tu_thread_start(const char *name, void *(*body)(void *), void *argument, pth
     return error;
 }
 
-/* pthread_mutex_timedlock takes the wall clock, which may jump: so in slices of at most a second, each measured anew. */
+/* pthread_mutex_timedlock takes the wall clock, which may jump: so in slices of at most a second, each measured
+ * anew. */
 bool tu_mutex_lock_until(pthread_mutex_t *mutex, int64_t deadline) {
     if (pthread_mutex_trylock(mutex) == 0)
         return true;
     for (int64_t left; (left = tu_deadline_left(deadline)) > 0;) {
         int64_t until = tu_clock_wall() + (left < TU_SECOND ? left : TU_SECOND);
-        struct timespec time = {.tv_sec = until / TU_SECOND, .tv_nsec = until % TU_SECOND};
+        struct timespec time = { .tv_sec = until / TU_SECOND, .tv_nsec = until % TU_SECOND };
         if (pthread_mutex_timedlock(mutex, &time) == 0)
             return true;
     }

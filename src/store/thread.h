@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Starting a helper thread: named, all signals blocked, so that a program's handlers run in the program's own threads. And a
- * lock with a deadline.
+ * Starting a helper thread: named, all signals blocked, so that a program's handlers run in the program's own threads.
+ * And a lock with a deadline.
  */
 #ifndef TU_STORE_THREAD_H
 #define TU_STORE_THREAD_H

@@ -50,6 +50,6 @@ tutti_status tutti_store_open_url(const char *url, const tutti_tcp_store_options
         return open_tcp(url, options, store);
     if (strncmp(url, "file://", 7) == 0)
         return open_file(url, options, store);
-    return tu_error(TUTTI_ERROR_ARGUMENT, "No rendezvous handler for \"%s\": a store is unix:@name, tcp://host:port or file:///path",
-                    url);
+    return tu_error(TUTTI_ERROR_ARGUMENT,
+                    "No rendezvous handler for \"%s\": a store is unix:@name, tcp://host:port or file:///path", url);
 }

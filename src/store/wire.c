@@ -8,8 +8,8 @@
 
 #include "store/auth.h"
 
-/* The arguments of each command: u 4 bytes, i 8 bytes, k a key, b a value, K a count and keys, P a count and pairs of key and
- * value, n a nonce or proof. NULL: no such command. */
+/* The arguments of each command: u 4 bytes, i 8 bytes, k a key, b a value, K a count and keys, P a count and pairs of
+ * key and value, n a nonce or proof. NULL: no such command. */
 static const char *arguments_of(uint8_t command) {
     static const char *const arguments[] = {
         [TU_COMMAND_VALIDATE] = "u",   [TU_COMMAND_SET] = "kb",         [TU_COMMAND_COMPARE_SET] = "kbb",
@@ -103,7 +103,10 @@ tu_scan_result tu_frame_scan(const uint8_t *data, size_t bytes, tu_scan *scan) {
 
 /* ---- writing ---- */
 
-enum { SMALL_BUFFER = 256, KEPT_BUFFER = 64 << 10 };
+enum {
+    SMALL_BUFFER = 256,
+    KEPT_BUFFER = 64 << 10
+};
 
 uint8_t *tu_buffer_room(tu_buffer *buffer, size_t bytes) {
     if (buffer->failed)
@@ -164,5 +167,5 @@ void tu_buffer_reset(tu_buffer *buffer) {
 
 void tu_buffer_free(tu_buffer *buffer) {
     free(buffer->data);
-    *buffer = (tu_buffer){0};
+    *buffer = (tu_buffer){ 0 };
 }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The wire format of tcp stores: PyTorch's TCPStore protocol, and one handshake of our own in front of it. Numbers are in host
- * byte order. A command is one byte and its arguments; a text is a uint64 length and its bytes; every key of a user
- * has a "/" in front.
+ * The wire format of tcp stores: PyTorch's TCPStore protocol, and one handshake of our own in front of it. Numbers are
+ * in host byte order. A command is one byte and its arguments; a text is a uint64 length and its bytes; every key of a
+ * user has a "/" in front.
  *
- * Everything that comes from outside passes tu_frame_scan first: only a command that is complete and within the limits is
- * looked at further.
+ * Everything that comes from outside passes tu_frame_scan first: only a command that is complete and within the limits
+ * is looked at further.
  */
 #ifndef TU_STORE_WIRE_H
 #define TU_STORE_WIRE_H
@@ -52,16 +52,20 @@ typedef enum tu_command {
 
 /* ---- finding the end of a command ---- */
 
-typedef enum tu_scan_result { TU_SCAN_MORE, TU_SCAN_WHOLE, TU_SCAN_BAD } tu_scan_result;
+typedef enum tu_scan_result {
+    TU_SCAN_MORE,
+    TU_SCAN_WHOLE,
+    TU_SCAN_BAD
+} tu_scan_result;
 
 /* All zero at the start of a command; goes on where it stopped when more bytes have come. */
 typedef struct tu_scan {
-    size_t at;        /* bytes that are known to be good; the length when WHOLE */
-    unsigned step;    /* arguments passed */
-    bool counted;     /* the count of a list has been read … */
-    uint64_t left;    /* … and so many of its texts are still to come */
-    const char *why;  /* when BAD */
-    uint64_t number;  /* the number that is too large, or the command that is unknown */
+    size_t at;       /* bytes that are known to be good; the length when WHOLE */
+    unsigned step;   /* arguments passed */
+    bool counted;    /* the count of a list has been read … */
+    uint64_t left;   /* … and so many of its texts are still to come */
+    const char *why; /* when BAD */
+    uint64_t number; /* the number that is too large, or the command that is unknown */
 } tu_scan;
 
 tu_scan_result tu_frame_scan(const uint8_t *data, size_t bytes, tu_scan *scan);

@@ -11,74 +11,61 @@
 #include "tensor/thread.h"
 
 /* Whether `x` can be asked; else sets the pending error. */
-static bool live(const char *who, const tt_tensor *x)
-{
+static bool live(const char *who, const tt_tensor *x) {
     return tu_self()->pending == TUTTI_OK && tu_pending_take(tu_tensor_check(who, "x", x)) == TUTTI_OK;
 }
 
-tutti_dtype tt_dtype(const tt_tensor *x)
-{
+tutti_dtype tt_dtype(const tt_tensor *x) {
     return live("dtype", x) ? (tutti_dtype)x->dtype : (tutti_dtype)0;
 }
 
-tt_device tt_device_of(const tt_tensor *x)
-{
+tt_device tt_device_of(const tt_tensor *x) {
     return live("device_of", x) ? (tt_device)x->device : (tt_device)0;
 }
 
-int tt_ndim(const tt_tensor *x)
-{
+int tt_ndim(const tt_tensor *x) {
     return live("ndim", x) ? x->ndim : 0;
 }
 
-int64_t tt_size(const tt_tensor *x, int dim)
-{
+int64_t tt_size(const tt_tensor *x, int dim) {
     int at;
     if (!live("size", x) || tu_pending_take(tu_wrap_dim("size", dim, x->ndim, &at)) != TUTTI_OK)
         return 0;
     return x->ndim == 0 ? 1 : x->sizes[at];
 }
 
-int64_t tt_stride(const tt_tensor *x, int dim)
-{
+int64_t tt_stride(const tt_tensor *x, int dim) {
     int at;
     if (!live("stride", x) || tu_pending_take(tu_wrap_dim("stride", dim, x->ndim, &at)) != TUTTI_OK)
         return 0;
     return x->ndim == 0 ? 1 : x->strides[at];
 }
 
-int64_t tt_offset(const tt_tensor *x)
-{
+int64_t tt_offset(const tt_tensor *x) {
     return live("offset", x) ? x->offset : 0;
 }
 
-int64_t tt_numel(const tt_tensor *x)
-{
+int64_t tt_numel(const tt_tensor *x) {
     return live("numel", x) ? x->numel : 0;
 }
 
-tt_dims tt_sizes(const tt_tensor *x)
-{
+tt_dims tt_sizes(const tt_tensor *x) {
     return live("sizes", x) ? tt_dims_of(x->ndim, x->sizes) : tt_no_dims();
 }
 
-tt_dims tt_strides(const tt_tensor *x)
-{
+tt_dims tt_strides(const tt_tensor *x) {
     return live("strides", x) ? tt_dims_of(x->ndim, x->strides) : tt_no_dims();
 }
 
-bool tt_is_contiguous(const tt_tensor *x)
-{
+bool tt_is_contiguous(const tt_tensor *x) {
     return live("is_contiguous", x) && (x->flags & TU_CONTIGUOUS) != 0;
 }
 
-const char *tt_name(const tt_tensor *x)
-{
+const char *tt_name(const tt_tensor *x) {
     return live("name", x) && x->name != NULL ? x->name : "";
 }
 
-void tt_set_name(tt_tensor *x, const char *name)
-{
+void tt_set_name(tt_tensor *x, const char *name) {
     if (!live("set_name", x))
         return;
     char *copy = NULL;
@@ -92,8 +79,7 @@ void tt_set_name(tt_tensor *x, const char *name)
 
 /* ---- data ---- */
 
-static void *data_of(const char *who, const tt_tensor *x)
-{
+static void *data_of(const char *who, const tt_tensor *x) {
     if (!live(who, x) || tu_pending_take(tu_tensor_ready(who, "x", x)) != TUTTI_OK)
         return NULL;
     if (x->device == TT_DEVICE_META) {
@@ -103,13 +89,11 @@ static void *data_of(const char *who, const tt_tensor *x)
     return x->numel == 0 ? NULL : tu_pointer(x);
 }
 
-const void *tt_data(const tt_tensor *x)
-{
+const void *tt_data(const tt_tensor *x) {
     return data_of("data", x);
 }
 
-void *tt_data_mut(tt_tensor *x)
-{
+void *tt_data_mut(tt_tensor *x) {
     void *data = data_of("data_mut", x);
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_storage_wait_write(x->storage)) != TUTTI_OK)
         return NULL;
@@ -117,38 +101,34 @@ void *tt_data_mut(tt_tensor *x)
     return data;
 }
 
-static bool element(const char *who, const tt_tensor *x, int64_t offset, void *out, tutti_dtype dtype)
-{
+static bool element(const char *who, const tt_tensor *x, int64_t offset, void *out, tutti_dtype dtype) {
     const char *data = data_of(who, x);
     if (data == NULL)
         return false;
-    return tu_pending_take(tutti_convert(data + offset * tu_dtype_bytes[x->dtype], x->dtype, out, dtype, 1)) == TUTTI_OK;
+    return tu_pending_take(tutti_convert(data + offset * tu_dtype_bytes[x->dtype], x->dtype, out, dtype, 1)) ==
+           TUTTI_OK;
 }
 
-static bool single(const char *who, const tt_tensor *x)
-{
+static bool single(const char *who, const tt_tensor *x) {
     if (!live(who, x))
         return false;
     if (x->numel != 1)
-        tu_fail(TUTTI_ERROR_ARGUMENT, "%s: %s has %lld elements, and only a tensor of one element has a value", who, tu_describe(x),
-                (long long)x->numel);
+        tu_fail(TUTTI_ERROR_ARGUMENT, "%s: %s has %lld elements, and only a tensor of one element has a value", who,
+                tu_describe(x), (long long)x->numel);
     return x->numel == 1;
 }
 
-double tt_item(const tt_tensor *x)
-{
+double tt_item(const tt_tensor *x) {
     double value = NAN;
     return single("item", x) && element("item", x, 0, &value, TUTTI_F64) ? value : NAN;
 }
 
-int64_t tt_item_int(const tt_tensor *x)
-{
+int64_t tt_item_int(const tt_tensor *x) {
     int64_t value = 0;
     return single("item_int", x) && element("item_int", x, 0, &value, TUTTI_I64) ? value : 0;
 }
 
-double tt_at(const tt_tensor *x, tt_dims index)
-{
+double tt_at(const tt_tensor *x, tt_dims index) {
     double value = NAN;
     if (!live("at", x))
         return NAN;
@@ -160,7 +140,8 @@ double tt_at(const tt_tensor *x, tt_dims index)
     for (int i = 0; i < x->ndim; i++) {
         int64_t at = index.at[i] < 0 ? index.at[i] + x->sizes[i] : index.at[i];
         if (at < 0 || at >= x->sizes[i]) {
-            tu_fail(TUTTI_ERROR_RANGE, "at: index %lld is out of range for dimension %d of %s", (long long)index.at[i], i, tu_describe(x));
+            tu_fail(TUTTI_ERROR_RANGE, "at: index %lld is out of range for dimension %d of %s", (long long)index.at[i],
+                    i, tu_describe(x));
             return NAN;
         }
         offset += at * x->strides[i];
@@ -168,8 +149,7 @@ double tt_at(const tt_tensor *x, tt_dims index)
     return element("at", x, offset, &value, TUTTI_F64) ? value : NAN;
 }
 
-bool tt_read(const tt_tensor *x, void *out, tutti_dtype dtype, size_t count)
-{
+bool tt_read(const tt_tensor *x, void *out, tutti_dtype dtype, size_t count) {
     if (!live("read", x))
         return false;
     if (!tu_dtype_valid(dtype)) {
@@ -191,13 +171,11 @@ bool tt_read(const tt_tensor *x, void *out, tutti_dtype dtype, size_t count)
 
 /* ---- versions ---- */
 
-uint32_t tt_version(const tt_tensor *x)
-{
+uint32_t tt_version(const tt_tensor *x) {
     return live("version", x) ? tu_version(x) : 0;
 }
 
-bool tt_set_version(tt_tensor_list tensors, size_t version_count, const int64_t *versions)
-{
+bool tt_set_version(tt_tensor_list tensors, size_t version_count, const int64_t *versions) {
     if (tu_self()->pending != TUTTI_OK)
         return false;
     if (tensors.count != version_count) {
@@ -225,8 +203,7 @@ struct tt_preserve {
     } at[];
 };
 
-tt_preserve *tt_preserve_begin(tt_tensor_list tensors)
-{
+tt_preserve *tt_preserve_begin(tt_tensor_list tensors) {
     if (tu_self()->pending != TUTTI_OK)
         return NULL;
     for (size_t i = 0; i < tensors.count; i++)
@@ -245,8 +222,7 @@ tt_preserve *tt_preserve_begin(tt_tensor_list tensors)
     return preserve;
 }
 
-void tt_preserve_end(tt_preserve *preserve)
-{
+void tt_preserve_end(tt_preserve *preserve) {
     if (preserve == NULL)
         return;
     for (size_t i = 0; i < preserve->count; i++) {

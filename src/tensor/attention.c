@@ -18,16 +18,14 @@ typedef struct layout {
     int64_t row;
 } layout;
 
-static layout layout_of(const tt_tensor *x)
-{
+static layout layout_of(const tt_tensor *x) {
     layout l = { .ndim = x->ndim - 2, .row = x->strides[x->ndim - 2] };
     memcpy(l.sizes, x->sizes, sizeof l.sizes);
     memcpy(l.strides, x->strides, sizeof l.strides);
     return l;
 }
 
-static int64_t head_offset(const layout *l, int64_t head)
-{
+static int64_t head_offset(const layout *l, int64_t head) {
     int64_t offset = 0;
     for (int i = l->ndim - 1; i >= 0; i--) {
         offset += head % l->sizes[i] * l->strides[i];
@@ -64,8 +62,7 @@ typedef double v8d __attribute__((vector_size(64)));
 #define EXP exp
 #include "tensor/attention_kernel.h"
 
-static void run_heads(void *context, int64_t begin, int64_t end)
-{
+static void run_heads(void *context, int64_t begin, int64_t end) {
     heads *h = context;
     size_t element = h->narrow ? sizeof(float) : sizeof(double);
     size_t bytes = (size_t)(h->keys * (h->depth + h->width) + 2 * BLOCK * h->keys) * element;
@@ -85,21 +82,22 @@ static void run_heads(void *context, int64_t begin, int64_t end)
 
 /* ---- shapes ---- */
 
-static tutti_status check_qkv(const tu_args *args)
-{
+static tutti_status check_qkv(const tu_args *args) {
     const tt_tensor *q = args->inputs[0], *k = args->inputs[1], *v = args->inputs[2];
-    bool fits = tu_is_float(q->dtype) && q->dtype == k->dtype && q->dtype == v->dtype && q->ndim >= 2 && q->ndim == k->ndim && q->ndim == v->ndim;
+    bool fits = tu_is_float(q->dtype) && q->dtype == k->dtype && q->dtype == v->dtype && q->ndim >= 2 &&
+                q->ndim == k->ndim && q->ndim == v->ndim;
     for (int i = 0; fits && i < q->ndim - 2; i++)
         fits = q->sizes[i] == k->sizes[i] && q->sizes[i] == v->sizes[i];
     fits = fits && q->sizes[q->ndim - 1] == k->sizes[q->ndim - 1] && k->sizes[q->ndim - 2] == v->sizes[q->ndim - 2];
     if (!fits)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "q %s, k %s and v %s do not belong together: expected floats (…, queries, depth), (…, keys, depth), (…, keys, width)",
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT,
+                             "q %s, k %s and v %s do not belong together: expected floats (…, queries, depth), (…, "
+                             "keys, depth), (…, keys, width)",
                              tu_describe(q), tu_describe(k), tu_describe(v));
     return TUTTI_OK;
 }
 
-static tutti_status attention_shape(tu_args *args)
-{
+static tutti_status attention_shape(tu_args *args) {
     const tt_tensor *q = args->inputs[0], *v = args->inputs[2];
     tutti_status status = check_qkv(args);
     if (status != TUTTI_OK)
@@ -114,15 +112,13 @@ static tutti_status attention_shape(tu_args *args)
 }
 
 /* Of the compute type, with a dense last dimension; any strides before it. */
-static tt_tensor *stage_rows(const tt_tensor *x, tutti_dtype dtype)
-{
+static tt_tensor *stage_rows(const tt_tensor *x, tutti_dtype dtype) {
     if (x->dtype == dtype && (x->strides[x->ndim - 1] == 1 || x->sizes[x->ndim - 1] == 1))
         return tu_tensor_hold((tt_tensor *)x);
     return tu_stage_in(x, dtype);
 }
 
-static void set_heads(heads *h, const tu_args *args, tt_tensor *const *in)
-{
+static void set_heads(heads *h, const tu_args *args, tt_tensor *const *in) {
     const tt_tensor *q = args->inputs[0], *k = args->inputs[1], *v = args->inputs[2];
     h->q = tu_pointer(in[0]);
     h->k = tu_pointer(in[1]);
@@ -139,16 +135,14 @@ static void set_heads(heads *h, const tu_args *args, tt_tensor *const *in)
     h->narrow = in[0]->dtype == TUTTI_F32;
 }
 
-static int64_t head_count(const tt_tensor *q)
-{
+static int64_t head_count(const tt_tensor *q) {
     int64_t count = 1;
     for (int i = 0; i < q->ndim - 2; i++)
         count *= q->sizes[i];
     return count;
 }
 
-static tutti_status attention_cpu(tu_args *args)
-{
+static tutti_status attention_cpu(tu_args *args) {
     tutti_dtype dtype = tu_stage_dtype(args->inputs[0]);
     tt_tensor *in[3], *o = tu_stage_out(args->outputs[0], dtype);
     bool staged = o != NULL;
@@ -174,25 +168,25 @@ static tutti_status attention_cpu(tu_args *args)
 
 /* ---- backward: (q, k, v, g, o, lse) to (dq, dk, dv) ---- */
 
-static tutti_status backward_shape(tu_args *args)
-{
+static tutti_status backward_shape(tu_args *args) {
     tutti_status status = check_qkv(args);
     for (int i = 0; i < 3 && status == TUTTI_OK; i++) {
         args->results[i] = tu_shape_of(args->inputs[i]);
         status = tu_shape_contiguous("attention_backward", &args->results[i]);
     }
     if (status == TUTTI_OK && !tu_same_sizes(args->inputs[3], args->inputs[4]))
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "g, %s, and o, %s, differ in shape", tu_describe(args->inputs[3]), tu_describe(args->inputs[4]));
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "g, %s, and o, %s, differ in shape",
+                             tu_describe(args->inputs[3]), tu_describe(args->inputs[4]));
     return status;
 }
 
-static tutti_status backward_cpu(tu_args *args)
-{
+static tutti_status backward_cpu(tu_args *args) {
     tutti_dtype dtype = tu_stage_dtype(args->inputs[0]);
     tt_tensor *in[6], *out[3];
     bool staged = true;
     for (int i = 0; i < 6; i++)
-        staged = (in[i] = i < 4 ? stage_rows(args->inputs[i], dtype) : tu_stage_in(args->inputs[i], dtype)) != NULL && staged;
+        staged = (in[i] = i < 4 ? stage_rows(args->inputs[i], dtype) : tu_stage_in(args->inputs[i], dtype)) != NULL &&
+                 staged;
     for (int i = 0; i < 3; i++)
         staged = (out[i] = tu_stage_out(args->outputs[i], dtype)) != NULL && staged;
     heads h = { .backward = true };
@@ -222,46 +216,56 @@ static tutti_status backward_cpu(tu_args *args)
 }
 
 static tt_tensor *backward_sample(tu_sampler *s);
-TU_OPERATOR(attention_backward) = { .name = "attention_backward", .schema = "attention_backward(q, k, v, g, o, lse, causal, scale) -> tensors",
-    .summary = "gradients of attention: of q, k and v", .family = FAMILY, .outputs = 3, .shape = backward_shape, .cpu = backward_cpu,
-    .sample = backward_sample };
-static bool attention_backward(tu_args *args, tt_tensor *const *inputs, bool causal, double scale)
-{
+TU_OPERATOR(attention_backward) = { .name = "attention_backward",
+                                    .schema = "attention_backward(q, k, v, g, o, lse, causal, scale) -> tensors",
+                                    .summary = "gradients of attention: of q, k and v",
+                                    .family = FAMILY,
+                                    .outputs = 3,
+                                    .shape = backward_shape,
+                                    .cpu = backward_cpu,
+                                    .sample = backward_sample };
+static bool attention_backward(tu_args *args, tt_tensor *const *inputs, bool causal, double scale) {
     tu_args_init(args, &tu_op_attention_backward, 6, inputs);
     args->params.integer[0] = causal;
     args->params.number[0] = scale;
     return tu_run_args(args);
 }
-static tt_tensor *backward_sample(tu_sampler *s)
-{
+static tt_tensor *backward_sample(tu_sampler *s) {
     tt_dims shape = tt_shape(s->n, 3, 2);
     tt_tensor *q = tu_normal(s, shape), *k = tu_normal(s, shape), *v = tu_normal(s, shape), *g = tu_normal(s, shape);
     tt_tensor *inputs[] = { q, k, v, g, tu_normal(s, shape), tu_positive(s, tt_shape(s->n, 3)) };
     tu_args args;
-    return attention_backward(&args, inputs, true, 0) ? tt_add(args.outputs[0], tt_add(args.outputs[1], args.outputs[2])) : NULL;
+    return attention_backward(&args, inputs, true, 0)
+               ? tt_add(args.outputs[0], tt_add(args.outputs[1], args.outputs[2]))
+               : NULL;
 }
 
 #define SAVES (TU_INPUT(0) | TU_INPUT(1) | TU_INPUT(2) | TU_OUTPUT(0) | TU_OUTPUT(1))
-static void attention_gradient(tu_gradient *g)
-{
-    tt_tensor *inputs[] = { tu_saved(g, TU_INPUT(0)), tu_saved(g, TU_INPUT(1)), tu_saved(g, TU_INPUT(2)), g->grads[0], tu_saved(g, TU_OUTPUT(0)),
-                            tu_saved(g, TU_OUTPUT(1)) };
+static void attention_gradient(tu_gradient *g) {
+    tt_tensor *inputs[] = { tu_saved(g, TU_INPUT(0)),  tu_saved(g, TU_INPUT(1)), tu_saved(g, TU_INPUT(2)), g->grads[0],
+                            tu_saved(g, TU_OUTPUT(0)), tu_saved(g, TU_OUTPUT(1)) };
     tu_args args;
     if (!attention_backward(&args, inputs, g->params->integer[0] != 0, g->params->number[0]))
         return;
     for (int i = 0; i < 3; i++)
         g->results[i] = args.outputs[i];
 }
-static tt_tensor *attention_sample(tu_sampler *s)
-{
+static tt_tensor *attention_sample(tu_sampler *s) {
     tt_tensor *q = tu_normal(s, tt_shape(2, s->n, 3, 2)), *k = tu_normal(s, tt_shape(2, s->n, 3, 2));
     return tt_attention(q, k, tu_normal(s, tt_shape(2, s->n, 3, 4)), true, 0);
 }
-TU_OPERATOR(attention) = { .name = "attention", .schema = "attention(q, k, v, causal, scale) -> tensor", .summary = "softmax(scale q k^T) v, row by row",
-    .family = FAMILY, .outputs = 2, .visible = 1, .shape = attention_shape, .cpu = attention_cpu, .gradient = attention_gradient,
-    .saves = { SAVES, SAVES, SAVES }, .sample = attention_sample };
-tt_tensor *tt_attention(tt_tensor *q, tt_tensor *k, tt_tensor *v, bool causal, double scale)
-{
+TU_OPERATOR(attention) = { .name = "attention",
+                           .schema = "attention(q, k, v, causal, scale) -> tensor",
+                           .summary = "softmax(scale q k^T) v, row by row",
+                           .family = FAMILY,
+                           .outputs = 2,
+                           .visible = 1,
+                           .shape = attention_shape,
+                           .cpu = attention_cpu,
+                           .gradient = attention_gradient,
+                           .saves = { SAVES, SAVES, SAVES },
+                           .sample = attention_sample };
+tt_tensor *tt_attention(tt_tensor *q, tt_tensor *k, tt_tensor *v, bool causal, double scale) {
     tt_tensor *inputs[] = { q, k, v };
     tu_args args;
     tu_args_init(&args, &tu_op_attention, 3, inputs);
@@ -272,30 +276,33 @@ tt_tensor *tt_attention(tt_tensor *q, tt_tensor *k, tt_tensor *v, bool causal, d
 
 /* ---- rope ---- */
 
-static tutti_status rope_shape(tu_args *args)
-{
+static tutti_status rope_shape(tu_args *args) {
     const tt_tensor *x = args->inputs[0], *position = args->inputs[1];
     if (!tu_is_float(x->dtype) || x->ndim < 2 || x->sizes[x->ndim - 1] % 2 != 0)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "x is %s and must be floats (…, s, d) with even d", tu_describe(x));
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "x is %s and must be floats (…, s, d) with even d",
+                             tu_describe(x));
     if (!tu_is_integer(position->dtype) || position->ndim != 1 || position->sizes[0] != x->sizes[x->ndim - 2])
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "position is %s and must have one integer per row of x, %s", tu_describe(position), tu_describe(x));
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "position is %s and must have one integer per row of x, %s",
+                             tu_describe(position), tu_describe(x));
     return tu_shape_like_first(args);
 }
-static tutti_status rope_cpu(tu_args *args)
-{
+static tutti_status rope_cpu(tu_args *args) {
     const tt_tensor *x = args->inputs[0];
     tt_tensor *out = args->outputs[0];
     int64_t depth = x->sizes[x->ndim - 1], length = x->sizes[x->ndim - 2], half = depth / 2;
     if (out->numel == 0)
         return TUTTI_OK;
-    tt_tensor *from = tu_stage_in(x, TUTTI_F64), *position = tu_stage_in(args->inputs[1], TUTTI_I64), *to = tu_stage_out(out, TUTTI_F64);
+    tt_tensor *from = tu_stage_in(x, TUTTI_F64), *position = tu_stage_in(args->inputs[1], TUTTI_I64),
+              *to = tu_stage_out(out, TUTTI_F64);
     bool staged = from != NULL && position != NULL && to != NULL;
     double sign = args->params.integer[0] ? -1 : 1;
     for (int64_t row = 0; staged && row < x->numel / depth; row++) {
         const double *a = (const double *)tu_pointer(from) + row * depth;
-        double *o = (double *)tu_pointer(to) + row * depth, at = (double)((const int64_t *)tu_pointer(position))[row % length];
+        double *o = (double *)tu_pointer(to) + row * depth,
+               at = (double)((const int64_t *)tu_pointer(position))[row % length];
         for (int64_t i = 0; i < half; i++) {
-            double angle = sign * at * pow(args->params.number[0], -2.0 * (double)i / (double)depth), c = cos(angle), s = sin(angle);
+            double angle = sign * at * pow(args->params.number[0], -2.0 * (double)i / (double)depth), c = cos(angle),
+                   s = sin(angle);
             o[i] = a[i] * c - a[i + half] * s;
             o[i + half] = a[i] * s + a[i + half] * c;
         }
@@ -309,19 +316,23 @@ static tutti_status rope_cpu(tu_args *args)
     return staged ? TUTTI_OK : TUTTI_ERROR_MEMORY;
 }
 static tt_tensor *rope(tt_tensor *x, tt_tensor *position, double base, bool back);
-static void rope_gradient(tu_gradient *g)
-{
+static void rope_gradient(tu_gradient *g) {
     g->results[0] = rope(g->grads[0], tu_saved(g, TU_INPUT(1)), g->params->number[0], !g->params->integer[0]);
 }
-static tt_tensor *rope_sample(tu_sampler *s)
-{
+static tt_tensor *rope_sample(tu_sampler *s) {
     tt_tensor *x = tu_normal(s, tt_shape(2, s->n, 4));
     return tt_rope(x, tu_index(s, tt_shape(s->n), 20), 10000);
 }
-TU_OPERATOR(rope) = { .name = "rope", .schema = "rope(x, position, base) -> tensor", .summary = "rotates pairs of the last dimension by an angle that grows with the position",
-    .family = FAMILY, .shape = rope_shape, .cpu = rope_cpu, .gradient = rope_gradient, .saves = { TU_INPUT(1) }, .sample = rope_sample };
-static tt_tensor *rope(tt_tensor *x, tt_tensor *position, double base, bool back)
-{
+TU_OPERATOR(rope) = { .name = "rope",
+                      .schema = "rope(x, position, base) -> tensor",
+                      .summary = "rotates pairs of the last dimension by an angle that grows with the position",
+                      .family = FAMILY,
+                      .shape = rope_shape,
+                      .cpu = rope_cpu,
+                      .gradient = rope_gradient,
+                      .saves = { TU_INPUT(1) },
+                      .sample = rope_sample };
+static tt_tensor *rope(tt_tensor *x, tt_tensor *position, double base, bool back) {
     tt_tensor *inputs[] = { x, position };
     tu_args args;
     tu_args_init(&args, &tu_op_rope, 2, inputs);
@@ -329,4 +340,6 @@ static tt_tensor *rope(tt_tensor *x, tt_tensor *position, double base, bool back
     args.params.integer[0] = back;
     return tu_run(&args);
 }
-tt_tensor *tt_rope(tt_tensor *x, tt_tensor *position, double base) { return rope(x, position, base, false); }
+tt_tensor *tt_rope(tt_tensor *x, tt_tensor *position, double base) {
+    return rope(x, position, base, false);
+}

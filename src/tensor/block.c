@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory for tensor data, reused within a thread: a training step asks for the same sizes again and again, and fresh pages
- * cost more than the arithmetic on them. A block is rounded up to its class: multiples of 64 bytes up to 1 KiB, then eight steps
- * per power of two. At most SPARE_LIMIT bytes are kept.
+ * Memory for tensor data, reused within a thread: a training step asks for the same sizes again and again, and fresh
+ * pages cost more than the arithmetic on them. A block is rounded up to its class: multiples of 64 bytes up to 1 KiB,
+ * then eight steps per power of two. At most SPARE_LIMIT bytes are kept.
  */
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -17,8 +17,7 @@ typedef struct tu_block {
 } tu_block;
 
 /* The class of a size, and its rounded size. -1: too large to keep. */
-static int class_of(size_t bytes, size_t *rounded)
-{
+static int class_of(size_t bytes, size_t *rounded) {
     if (bytes <= 1024) {
         size_t steps = bytes == 0 ? 1 : (bytes + 63) / 64;
         *rounded = steps * 64;
@@ -32,8 +31,7 @@ static int class_of(size_t bytes, size_t *rounded)
     return bin < TU_BINS ? bin : -1;
 }
 
-static void *fresh(size_t bytes)
-{
+static void *fresh(size_t bytes) {
     if (bytes < 2 * HUGE_PAGE)
         return aligned_alloc(64, bytes);
     void *data = aligned_alloc(HUGE_PAGE, (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
@@ -42,8 +40,7 @@ static void *fresh(size_t bytes)
     return data;
 }
 
-void *tu_block_alloc(tu_thread *self, size_t bytes)
-{
+void *tu_block_alloc(tu_thread *self, size_t bytes) {
     if (bytes > SIZE_MAX / 2)
         return NULL;
     size_t rounded;
@@ -62,8 +59,7 @@ void *tu_block_alloc(tu_thread *self, size_t bytes)
     return data;
 }
 
-void tu_block_free(tu_thread *self, void *data, size_t bytes)
-{
+void tu_block_free(tu_thread *self, void *data, size_t bytes) {
     if (data == NULL)
         return;
     size_t rounded;
@@ -78,8 +74,7 @@ void tu_block_free(tu_thread *self, void *data, size_t bytes)
     self->spare_bytes += rounded;
 }
 
-void tu_block_trim(tu_thread *self)
-{
+void tu_block_trim(tu_thread *self) {
     for (int bin = 0; self->registered && bin < TU_BINS; bin++) {
         while (self->bins[bin] != NULL) {
             tu_block *block = self->bins[bin];

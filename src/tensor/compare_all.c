@@ -8,10 +8,10 @@
 #include "tensor/operator.h"
 
 /* Both, as dense rows of doubles (complex as pairs), compared element by element. */
-static bool compare(const char *who, tt_tensor *a, tt_tensor *b, double relative, double absolute)
-{
+static bool compare(const char *who, tt_tensor *a, tt_tensor *b, double relative, double absolute) {
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check(who, "a", a)) != TUTTI_OK ||
-        tu_pending_take(tu_tensor_check(who, "b", b)) != TUTTI_OK || tu_pending_take(tu_tensor_ready(who, "a", a)) != TUTTI_OK ||
+        tu_pending_take(tu_tensor_check(who, "b", b)) != TUTTI_OK ||
+        tu_pending_take(tu_tensor_ready(who, "a", a)) != TUTTI_OK ||
         tu_pending_take(tu_tensor_ready(who, "b", b)) != TUTTI_OK)
         return false;
     if (a->device == TT_DEVICE_META || b->device == TT_DEVICE_META) {
@@ -22,7 +22,8 @@ static bool compare(const char *who, tt_tensor *a, tt_tensor *b, double relative
         return false;
     if (a->numel == 0)
         return true;
-    bool whole = !tu_is_float(a->dtype) && !tu_is_complex(a->dtype) && !tu_is_float(b->dtype) && !tu_is_complex(b->dtype);
+    bool whole =
+        !tu_is_float(a->dtype) && !tu_is_complex(a->dtype) && !tu_is_float(b->dtype) && !tu_is_complex(b->dtype);
     tutti_dtype dtype = whole ? TUTTI_I64 : TUTTI_C128;
     size_t bytes = (size_t)a->numel * tu_dtype_bytes[dtype];
     char *both = tu_block_alloc(tu_self(), 2 * bytes);
@@ -43,12 +44,10 @@ static bool compare(const char *who, tt_tensor *a, tt_tensor *b, double relative
     return equal;
 }
 
-bool tt_equal(tt_tensor *a, tt_tensor *b)
-{
+bool tt_equal(tt_tensor *a, tt_tensor *b) {
     return compare("equal", a, b, 0, 0);
 }
 
-bool tt_allclose(tt_tensor *a, tt_tensor *b, double relative, double absolute)
-{
+bool tt_allclose(tt_tensor *a, tt_tensor *b, double relative, double absolute) {
     return compare("allclose", a, b, relative, absolute);
 }

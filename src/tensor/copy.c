@@ -10,31 +10,48 @@
 
 #define FAMILY "copies"
 
-static tutti_status copy_cpu(tu_args *args)
-{
+static tutti_status copy_cpu(tu_args *args) {
     tu_copy_tensor(args->outputs[0], args->inputs[0]);
     return TUTTI_OK;
 }
-static void pass_on(tu_gradient *g) { g->results[0] = g->grads[0]; }
+static void pass_on(tu_gradient *g) {
+    g->results[0] = g->grads[0];
+}
 
 /* ---- clone ---- */
 
-static tutti_status clone_shape(tu_args *args)
-{
+static tutti_status clone_shape(tu_args *args) {
     args->results[0] = tu_shape_of(args->inputs[0]);
     args->results[0].offset = 0;
     return tu_is_dense(args->inputs[0]) ? TUTTI_OK : tu_shape_contiguous(args->op->name, &args->results[0]);
 }
-static tt_tensor *clone_sample(tu_sampler *s) { return tt_clone(tu_normal(s, tt_shape(s->n, 3))); }
-TU_OPERATOR(clone) = { .name = "clone", .schema = "clone(x) -> tensor", .summary = "a copy; strides kept where x is dense", .family = FAMILY,
-    .shape = clone_shape, .cpu = copy_cpu, .gradient = pass_on, .sample = clone_sample };
-tt_tensor *tt_clone(tt_tensor *x) { return tu_run1(&tu_op_clone, x); }
+static tt_tensor *clone_sample(tu_sampler *s) {
+    return tt_clone(tu_normal(s, tt_shape(s->n, 3)));
+}
+TU_OPERATOR(clone) = { .name = "clone",
+                       .schema = "clone(x) -> tensor",
+                       .summary = "a copy; strides kept where x is dense",
+                       .family = FAMILY,
+                       .shape = clone_shape,
+                       .cpu = copy_cpu,
+                       .gradient = pass_on,
+                       .sample = clone_sample };
+tt_tensor *tt_clone(tt_tensor *x) {
+    return tu_run1(&tu_op_clone, x);
+}
 
-static tt_tensor *contiguous_sample(tu_sampler *s) { return tt_contiguous(tt_transpose(tu_normal(s, tt_shape(s->n, 3)), 0, 1)); }
-TU_OPERATOR(contiguous) = { .name = "contiguous", .schema = "contiguous(x) -> tensor", .summary = "a row-major copy, or x itself",
-    .family = FAMILY, .shape = tu_shape_like_first, .cpu = copy_cpu, .gradient = pass_on, .sample = contiguous_sample };
-tt_tensor *tt_contiguous(tt_tensor *x)
-{
+static tt_tensor *contiguous_sample(tu_sampler *s) {
+    return tt_contiguous(tt_transpose(tu_normal(s, tt_shape(s->n, 3)), 0, 1));
+}
+TU_OPERATOR(contiguous) = { .name = "contiguous",
+                            .schema = "contiguous(x) -> tensor",
+                            .summary = "a row-major copy, or x itself",
+                            .family = FAMILY,
+                            .shape = tu_shape_like_first,
+                            .cpu = copy_cpu,
+                            .gradient = pass_on,
+                            .sample = contiguous_sample };
+tt_tensor *tt_contiguous(tt_tensor *x) {
     if (tu_self()->pending == TUTTI_OK && x != NULL && x->magic == TU_MAGIC_ALIVE && x->flags & TU_CONTIGUOUS)
         return x;
     return tu_run1(&tu_op_contiguous, x);
@@ -42,8 +59,7 @@ tt_tensor *tt_contiguous(tt_tensor *x)
 
 /* ---- to ---- */
 
-static tutti_status to_shape(tu_args *args)
-{
+static tutti_status to_shape(tu_args *args) {
     tutti_dtype dtype = (tutti_dtype)args->params.integer[0];
     if (!tu_dtype_valid(dtype))
         return tu_args_error(args, TUTTI_ERROR_TYPE, "%d is no dtype", (int)dtype);
@@ -51,12 +67,20 @@ static tutti_status to_shape(tu_args *args)
     args->results[0].dtype = dtype;
     return status;
 }
-static tt_tensor *to_sample(tu_sampler *s) { return tt_to(tu_normal(s, tt_shape(s->n, 3)), TUTTI_C128); }
-TU_OPERATOR(to) = { .name = "to", .schema = "to(x, dtype) -> tensor", .summary = "x in another dtype; x itself where it has it", .family = FAMILY,
-    .shape = to_shape, .cpu = copy_cpu, .gradient = pass_on, .sample = to_sample };
-tt_tensor *tt_to(tt_tensor *x, tutti_dtype dtype)
-{
-    if (tu_self()->pending == TUTTI_OK && x != NULL && x->magic == TU_MAGIC_ALIVE && x->dtype == dtype && !(x->flags & TU_NUMBER))
+static tt_tensor *to_sample(tu_sampler *s) {
+    return tt_to(tu_normal(s, tt_shape(s->n, 3)), TUTTI_C128);
+}
+TU_OPERATOR(to) = { .name = "to",
+                    .schema = "to(x, dtype) -> tensor",
+                    .summary = "x in another dtype; x itself where it has it",
+                    .family = FAMILY,
+                    .shape = to_shape,
+                    .cpu = copy_cpu,
+                    .gradient = pass_on,
+                    .sample = to_sample };
+tt_tensor *tt_to(tt_tensor *x, tutti_dtype dtype) {
+    if (tu_self()->pending == TUTTI_OK && x != NULL && x->magic == TU_MAGIC_ALIVE && x->dtype == dtype &&
+        !(x->flags & TU_NUMBER))
         return x;
     tu_args args;
     tu_args_init(&args, &tu_op_to, 1, &x);
@@ -66,13 +90,11 @@ tt_tensor *tt_to(tt_tensor *x, tutti_dtype dtype)
 
 /* ---- copy_, fill_ ---- */
 
-static tutti_status into_first(tu_args *args)
-{
+static tutti_status into_first(tu_args *args) {
     args->results[0] = tu_shape_of(args->inputs[0]);
     return TUTTI_OK;
 }
-static tutti_status copy_into_shape(tu_args *args)
-{
+static tutti_status copy_into_shape(tu_args *args) {
     const tt_tensor *to = args->inputs[0], *from = args->inputs[1];
     tu_shape result;
     tutti_status status = tu_broadcast(args, 0, &result);
@@ -82,50 +104,65 @@ static tutti_status copy_into_shape(tu_args *args)
         return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s does not fit into %s", tu_describe(from), tu_describe(to));
     return into_first(args);
 }
-static tutti_status copy_into_cpu(tu_args *args)
-{
+static tutti_status copy_into_cpu(tu_args *args) {
     tu_copy_tensor(args->outputs[0], args->inputs[1]);
     return TUTTI_OK;
 }
-static void copy_into_gradient(tu_gradient *g)
-{
+static void copy_into_gradient(tu_gradient *g) {
     if (g->needs[0])
         g->results[0] = tt_zeros_like(g->grads[0]);
     g->results[1] = g->grads[0];
 }
-static tt_tensor *copy_sample(tu_sampler *s)
-{
+static tt_tensor *copy_sample(tu_sampler *s) {
     tt_tensor *x = tt_clone(tu_normal(s, tt_shape(s->n, 3)));
     return tt_copy_(x, tu_normal(s, tt_shape(3)));
 }
-TU_OPERATOR(copy) = { .name = "copy", .schema = "copy(x, from) -> tensor", .summary = "writes from into x; broadcasts and converts",
-    .family = FAMILY, .flags = TU_HAS_IN_PLACE, .shape = copy_into_shape, .cpu = copy_into_cpu, .gradient = copy_into_gradient,
-    .sample = copy_sample };
-tt_tensor *tt_copy_(tt_tensor *x, tt_tensor *from) { return tu_run2_(&tu_op_copy, x, from); }
+TU_OPERATOR(copy) = { .name = "copy",
+                      .schema = "copy(x, from) -> tensor",
+                      .summary = "writes from into x; broadcasts and converts",
+                      .family = FAMILY,
+                      .flags = TU_HAS_IN_PLACE,
+                      .shape = copy_into_shape,
+                      .cpu = copy_into_cpu,
+                      .gradient = copy_into_gradient,
+                      .sample = copy_sample };
+tt_tensor *tt_copy_(tt_tensor *x, tt_tensor *from) {
+    return tu_run2_(&tu_op_copy, x, from);
+}
 
-static tutti_status fill_cpu(tu_args *args)
-{
+static tutti_status fill_cpu(tu_args *args) {
     tu_fill(args->outputs[0], args->params.number[0]);
     return TUTTI_OK;
 }
-static void fill_gradient(tu_gradient *g) { g->results[0] = tt_zeros_like(g->grads[0]); }
-static tt_tensor *fill_sample(tu_sampler *s) { return tt_fill_(tt_clone(tu_normal(s, tt_shape(s->n, 3))), 2.5); }
-TU_OPERATOR(fill) = { .name = "fill", .schema = "fill(x, value) -> tensor", .summary = "writes one value into x", .family = FAMILY,
-    .flags = TU_HAS_IN_PLACE, .shape = into_first, .cpu = fill_cpu, .gradient = fill_gradient, .sample = fill_sample };
-tt_tensor *tt_fill_(tt_tensor *x, double value)
-{
+static void fill_gradient(tu_gradient *g) {
+    g->results[0] = tt_zeros_like(g->grads[0]);
+}
+static tt_tensor *fill_sample(tu_sampler *s) {
+    return tt_fill_(tt_clone(tu_normal(s, tt_shape(s->n, 3))), 2.5);
+}
+TU_OPERATOR(fill) = { .name = "fill",
+                      .schema = "fill(x, value) -> tensor",
+                      .summary = "writes one value into x",
+                      .family = FAMILY,
+                      .flags = TU_HAS_IN_PLACE,
+                      .shape = into_first,
+                      .cpu = fill_cpu,
+                      .gradient = fill_gradient,
+                      .sample = fill_sample };
+tt_tensor *tt_fill_(tt_tensor *x, double value) {
     tu_args args;
     tu_args_init(&args, &tu_op_fill, 1, &x);
     args.params.number[0] = value;
     args.in_place = true;
     return tu_run(&args);
 }
-tt_tensor *tt_zero_(tt_tensor *x) { return tt_fill_(x, 0); }
+tt_tensor *tt_zero_(tt_tensor *x) {
+    return tt_fill_(x, 0);
+}
 
 /* ---- restride ---- */
 
-static tutti_status restride_shape(tu_args *args)
-{
+static tutti_status restride_shape(tu_args *args) {
     int dim;
     tu_shape *result = &args->results[0];
     tutti_status status = tu_wrap_dim("restride", args->params.integer[0], args->inputs[0]->ndim, &dim);
@@ -143,12 +180,18 @@ static tutti_status restride_shape(tu_args *args)
     result->strides[dim] = stride;
     return TUTTI_OK;
 }
-static tt_tensor *restride_sample(tu_sampler *s) { return tt_restride(tu_normal(s, tt_shape(2, s->n, 3)), 1); }
-TU_OPERATOR(restride) = { .name = "restride", .schema = "restride(x, dim) -> tensor",
-    .summary = "the same values, laid out so that moving dim to the front is contiguous", .family = FAMILY, .shape = restride_shape,
-    .cpu = copy_cpu, .gradient = pass_on, .sample = restride_sample };
-tt_tensor *tt_restride(tt_tensor *x, int dim)
-{
+static tt_tensor *restride_sample(tu_sampler *s) {
+    return tt_restride(tu_normal(s, tt_shape(2, s->n, 3)), 1);
+}
+TU_OPERATOR(restride) = { .name = "restride",
+                          .schema = "restride(x, dim) -> tensor",
+                          .summary = "the same values, laid out so that moving dim to the front is contiguous",
+                          .family = FAMILY,
+                          .shape = restride_shape,
+                          .cpu = copy_cpu,
+                          .gradient = pass_on,
+                          .sample = restride_sample };
+tt_tensor *tt_restride(tt_tensor *x, int dim) {
     tu_args args;
     tu_args_init(&args, &tu_op_restride, 1, &x);
     args.params.integer[0] = dim;

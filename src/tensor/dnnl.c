@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Matrix products by oneDNN: bf16 and i8 where the processor has instructions for them. Every "cannot" is answered with false, and the
- * caller computes by other means.
+ * Matrix products by oneDNN: bf16 and i8 where the processor has instructions for them. Every "cannot" is answered with
+ * false, and the caller computes by other means.
  */
 #include "tensor/gemm.h"
 
@@ -9,35 +9,39 @@
 
 #include <oneapi/dnnl/dnnl.h>
 
-static bool describe(dnnl_memory_desc_t *to, int64_t rows, int64_t columns, const tu_matrix *x, dnnl_data_type_t type)
-{
+static bool describe(dnnl_memory_desc_t *to, int64_t rows, int64_t columns, const tu_matrix *x, dnnl_data_type_t type) {
     dnnl_dims_t sizes = { rows, columns }, strides = { x->row, x->column };
-    return (x->row == 1 || x->column == 1) && dnnl_memory_desc_init_by_strides(to, 2, sizes, type, strides) == dnnl_success;
+    return (x->row == 1 || x->column == 1) &&
+           dnnl_memory_desc_init_by_strides(to, 2, sizes, type, strides) == dnnl_success;
 }
 
-static dnnl_data_type_t type_of(tutti_dtype dtype)
-{
+static dnnl_data_type_t type_of(tutti_dtype dtype) {
     switch (dtype) {
-    case TUTTI_F32: return dnnl_f32;
-    case TUTTI_BF16: return dnnl_bf16;
-    case TUTTI_F16: return dnnl_f16;
-    case TUTTI_I8: return dnnl_s8;
-    case TUTTI_I32: return dnnl_s32;
-    default: return dnnl_data_type_undef;
+    case TUTTI_F32:
+        return dnnl_f32;
+    case TUTTI_BF16:
+        return dnnl_bf16;
+    case TUTTI_F16:
+        return dnnl_f16;
+    case TUTTI_I8:
+        return dnnl_s8;
+    case TUTTI_I32:
+        return dnnl_s32;
+    default:
+        return dnnl_data_type_undef;
     }
 }
 
 /* An engine is cheap to make but not free; a thread keeps its own. */
-static dnnl_engine_t engine_of_thread(void)
-{
+static dnnl_engine_t engine_of_thread(void) {
     static _Thread_local dnnl_engine_t engine;
     if (engine == NULL && dnnl_engine_create(&engine, dnnl_cpu, 0) != dnnl_success)
         engine = NULL;
     return engine;
 }
 
-static bool execute(dnnl_engine_t engine, const_dnnl_primitive_desc_t plan, const dnnl_memory_desc_t *descs, void *const *data)
-{
+static bool execute(dnnl_engine_t engine, const_dnnl_primitive_desc_t plan, const dnnl_memory_desc_t *descs,
+                    void *const *data) {
     static const int names[3] = { DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST };
     dnnl_primitive_t product = NULL;
     dnnl_stream_t stream = NULL;
@@ -53,7 +57,8 @@ static bool execute(dnnl_engine_t engine, const_dnnl_primitive_desc_t plan, cons
         if (dnnl_memory_create(&arguments[made].memory, &descs[made], engine, data[made]) != dnnl_success)
             goto destroy_memory;
     }
-    done = dnnl_primitive_execute(product, stream, 3, arguments) == dnnl_success && dnnl_stream_wait(stream) == dnnl_success;
+    done = dnnl_primitive_execute(product, stream, 3, arguments) == dnnl_success &&
+           dnnl_stream_wait(stream) == dnnl_success;
 destroy_memory:
     while (made > 0)
         dnnl_memory_destroy(arguments[--made].memory);
@@ -63,14 +68,14 @@ destroy_product:
     return done;
 }
 
-bool tu_dnnl_gemm(tutti_dtype dtype, tutti_dtype result, int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b, void *c, int64_t ldc)
-{
+bool tu_dnnl_gemm(tutti_dtype dtype, tutti_dtype result, int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b,
+                  void *c, int64_t ldc) {
     dnnl_data_type_t type = type_of(dtype), result_type = type_of(result);
     dnnl_engine_t engine = engine_of_thread();
     dnnl_memory_desc_t descs[3];
     tu_matrix to = { c, ldc, 1 };
-    if (type == dnnl_data_type_undef || engine == NULL || !describe(&descs[0], m, k, &a, type) || !describe(&descs[1], k, n, &b, type) ||
-        !describe(&descs[2], m, n, &to, result_type))
+    if (type == dnnl_data_type_undef || engine == NULL || !describe(&descs[0], m, k, &a, type) ||
+        !describe(&descs[1], k, n, &b, type) || !describe(&descs[2], m, n, &to, result_type))
         return false;
     dnnl_matmul_desc_t wanted;
     if (dnnl_matmul_desc_init(&wanted, &descs[0], &descs[1], NULL, &descs[2]) != dnnl_success)
@@ -86,8 +91,8 @@ bool tu_dnnl_gemm(tutti_dtype dtype, tutti_dtype result, int64_t m, int64_t n, i
 
 #else
 
-bool tu_dnnl_gemm(tutti_dtype dtype, tutti_dtype result, int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b, void *c, int64_t ldc)
-{
+bool tu_dnnl_gemm(tutti_dtype dtype, tutti_dtype result, int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b,
+                  void *c, int64_t ldc) {
     (void)dtype, (void)result, (void)m, (void)n, (void)k, (void)a, (void)b, (void)c, (void)ldc;
     return false;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Between tensors and files: elements in and out, lists that go with the scope, and files that appear whole or not at all.
+ * Between tensors and files: elements in and out, lists that go with the scope, and files that appear whole or not at
+ * all.
  */
 #include "tensor/file.h"
 
@@ -21,8 +22,7 @@
 
 /* ---- in ---- */
 
-static void swap_bytes(uint8_t *data, uint64_t bytes, size_t width)
-{
+static void swap_bytes(uint8_t *data, uint64_t bytes, size_t width) {
     for (uint64_t at = 0; width > 1 && at < bytes; at += width) {
         for (size_t i = 0; i < width / 2; i++) {
             uint8_t byte = data[at + i];
@@ -32,8 +32,7 @@ static void swap_bytes(uint8_t *data, uint64_t bytes, size_t width)
     }
 }
 
-tt_tensor *tu_reader_tensor(const tu_reader *reader, const tu_file_array *array, uint32_t *crc)
-{
+tt_tensor *tu_reader_tensor(const tu_reader *reader, const tu_file_array *array, uint32_t *crc) {
     tt_dims sizes = tt_dims_of(array->ndim, array->sizes), strides = { .count = array->ndim };
     int64_t step = 1;
     for (int i = 0; i < array->ndim && array->bytes > 0; i++) {
@@ -56,18 +55,16 @@ tt_tensor *tu_reader_tensor(const tu_reader *reader, const tu_file_array *array,
     return x;
 }
 
-bool tu_list_room_make(size_t count, size_t text_bytes, tu_list_room *room)
-{
+bool tu_list_room_make(size_t count, size_t text_bytes, tu_list_room *room) {
     char *memory = tu_scope_memory(count * (sizeof(tt_tensor *) + sizeof(char *)) + text_bytes + 1);
     if (memory == NULL)
         return false;
     *room = (tu_list_room){ (void *)memory, (void *)(memory + count * sizeof(tt_tensor *)),
-        memory + count * (sizeof(tt_tensor *) + sizeof(char *)) };
+                            memory + count * (sizeof(tt_tensor *) + sizeof(char *)) };
     return true;
 }
 
-tt_tensor *tt_named(tt_named_list list, const char *name)
-{
+tt_tensor *tt_named(tt_named_list list, const char *name) {
     if (tu_self()->pending != TUTTI_OK)
         return NULL;
     if (name == NULL) {
@@ -77,7 +74,8 @@ tt_tensor *tt_named(tt_named_list list, const char *name)
     for (size_t i = 0; i < list.count; i++)
         if (strcmp(list.names[i], name) == 0)
             return list.at[i];
-    tu_error(TUTTI_ERROR_NOT_FOUND, "named: there is no tensor %s among %zu", tu_quote(name, strlen(name)).text, list.count);
+    tu_error(TUTTI_ERROR_NOT_FOUND, "named: there is no tensor %s among %zu", tu_quote(name, strlen(name)).text,
+             list.count);
     for (size_t i = 0; i < list.count && i < 16; i++)
         tu_error_append("%s%s", i == 0 ? ": " : ", ", tu_quote(list.names[i], strlen(list.names[i])).text);
     if (list.count > 16)
@@ -88,8 +86,7 @@ tt_tensor *tt_named(tt_named_list list, const char *name)
 
 /* ---- out ---- */
 
-tutti_status tu_save_check(const char *who, tt_tensor_list tensors, const char *const *names)
-{
+tutti_status tu_save_check(const char *who, tt_tensor_list tensors, const char *const *names) {
     if (tensors.count > 0 && tensors.at == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the list of tensors is NULL", who);
     if (tensors.count > SIZE_MAX / 64)
@@ -100,21 +97,23 @@ tutti_status tu_save_check(const char *who, tt_tensor_list tensors, const char *
             snprintf(what, sizeof what, "tensors[%zu]", i);
         tutti_status status = tu_tensor_check(who, what, tensors.at[i]);
         if (status == TUTTI_OK && tensors.at[i]->device != TT_DEVICE_CPU)
-            status = tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: %s, %s, has a shape but no data", who, what, tu_describe(tensors.at[i]));
+            status = tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: %s, %s, has a shape but no data", who, what,
+                              tu_describe(tensors.at[i]));
         if (status == TUTTI_OK)
             status = tu_tensor_ready(who, what, tensors.at[i]);
         if (status != TUTTI_OK)
             return status;
         if (names != NULL && (names[i] == NULL || names[i][0] == 0 || !tu_utf8(names[i], strlen(names[i]))))
             return tu_error(TUTTI_ERROR_ARGUMENT, "%s: names[%zu] is %s", who, i,
-                            names[i] == NULL ? "NULL" : names[i][0] == 0 ? "empty" : "not UTF-8");
+                            names[i] == NULL   ? "NULL"
+                            : names[i][0] == 0 ? "empty"
+                                               : "not UTF-8");
     }
     return names == NULL ? TUTTI_OK : tu_names_differ(who, tensors.count, names);
 }
 
 /* Which file it will be: links are followed, and what may not be written over is an error. */
-static tutti_status resolve(const char *who, const char *path, char **target, mode_t *mode)
-{
+static tutti_status resolve(const char *who, const char *path, char **target, mode_t *mode) {
     struct stat about;
     if (path == NULL || path[0] == 0)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: path is %s", who, path == NULL ? "NULL" : "empty");
@@ -128,15 +127,15 @@ static tutti_status resolve(const char *who, const char *path, char **target, mo
     if (stat(*target, &about) != 0)
         return TUTTI_OK; /* opening tells what is wrong, if anything is */
     if (!S_ISREG(about.st_mode))
-        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: \"%s\" is %s, not a file", who, path, S_ISDIR(about.st_mode) ? "a folder" : "a device or pipe");
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: \"%s\" is %s, not a file", who, path,
+                        S_ISDIR(about.st_mode) ? "a folder" : "a device or pipe");
     if (access(*target, W_OK) != 0)
         return tu_error_system(errno, "%s: \"%s\" may not be written", who, path);
     *mode = about.st_mode & 07777;
     return TUTTI_OK;
 }
 
-tutti_status tu_writer_open(const char *who, const char *path, tu_writer *writer)
-{
+tutti_status tu_writer_open(const char *who, const char *path, tu_writer *writer) {
     static atomic_uint next; /* only has to differ */
     mode_t mode = 0;
     *writer = (tu_writer){ .who = who, .descriptor = -1 };
@@ -173,23 +172,22 @@ free_names:
     return status;
 }
 
-tutti_status tu_writer_put_at(tu_writer *writer, uint64_t offset, const void *data, size_t bytes)
-{
+tutti_status tu_writer_put_at(tu_writer *writer, uint64_t offset, const void *data, size_t bytes) {
     for (size_t done = 0; done < bytes;) {
         size_t most = bytes - done < CHUNK << 6 ? bytes - done : CHUNK << 6;
         ssize_t now = pwrite(writer->descriptor, (const char *)data + done, most, (off_t)(offset + done));
         if (now < 0 && errno == EINTR)
             continue;
         if (now <= 0)
-            return tu_error_system(now == 0 ? EIO : errno, "%s: \"%s\" cannot be written after %llu bytes, and is left as it was", writer->who,
+            return tu_error_system(now == 0 ? EIO : errno,
+                                   "%s: \"%s\" cannot be written after %llu bytes, and is left as it was", writer->who,
                                    writer->target, (unsigned long long)(offset + done));
         done += (size_t)now;
     }
     return TUTTI_OK;
 }
 
-tutti_status tu_writer_put(tu_writer *writer, const void *data, size_t bytes)
-{
+tutti_status tu_writer_put(tu_writer *writer, const void *data, size_t bytes) {
     tutti_status status = TUTTI_OK;
     for (size_t done = 0; done < bytes && status == TUTTI_OK;) {
         size_t now = bytes - done < CHUNK ? bytes - done : CHUNK; /* so that the checksum finds them in the cache */
@@ -203,8 +201,7 @@ tutti_status tu_writer_put(tu_writer *writer, const void *data, size_t bytes)
 }
 
 /* Bools are any byte in memory, and 0 or 1 in a file. */
-static tutti_status put_bools(tu_writer *writer, const uint8_t *data, int64_t count)
-{
+static tutti_status put_bools(tu_writer *writer, const uint8_t *data, int64_t count) {
     tutti_status status = TUTTI_OK;
     for (int64_t at = 0; at < count && status == TUTTI_OK; at += 4096) {
         uint8_t clean[4096];
@@ -216,8 +213,7 @@ static tutti_status put_bools(tu_writer *writer, const uint8_t *data, int64_t co
     return status;
 }
 
-tutti_status tu_writer_put_tensor(tu_writer *writer, const tt_tensor *x)
-{
+tutti_status tu_writer_put_tensor(tu_writer *writer, const tt_tensor *x) {
     tt_tensor *copy = NULL;
     if (x->numel == 0)
         return TUTTI_OK;
@@ -232,19 +228,22 @@ tutti_status tu_writer_put_tensor(tu_writer *writer, const tt_tensor *x)
         tu_copy_tensor(copy, x);
         x = copy;
     }
-    tutti_status status = x->dtype == TUTTI_BOOL ? put_bools(writer, tu_pointer(x), x->numel)
-                                                 : tu_writer_put(writer, tu_pointer(x), (size_t)x->numel * tu_dtype_bytes[x->dtype]);
+    tutti_status status = x->dtype == TUTTI_BOOL
+                              ? put_bools(writer, tu_pointer(x), x->numel)
+                              : tu_writer_put(writer, tu_pointer(x), (size_t)x->numel * tu_dtype_bytes[x->dtype]);
     tu_tensor_drop(copy);
     return status;
 }
 
-/* Bringing it to the disk before the new name keeps "all or nothing" also when the power goes, and late errors are heard. */
-tutti_status tu_writer_close(tu_writer *writer, tutti_status status)
-{
+/* Bringing it to the disk before the new name keeps "all or nothing" also when the power goes, and late errors are
+ * heard. */
+tutti_status tu_writer_close(tu_writer *writer, tutti_status status) {
     if (status == TUTTI_OK && fsync(writer->descriptor) != 0 && errno != EINVAL)
-        status = tu_error_system(errno, "%s: \"%s\" cannot be brought to the disk, and is left as it was", writer->who, writer->target);
+        status = tu_error_system(errno, "%s: \"%s\" cannot be brought to the disk, and is left as it was", writer->who,
+                                 writer->target);
     if (close(writer->descriptor) != 0 && status == TUTTI_OK)
-        status = tu_error_system(errno, "%s: \"%s\" cannot be brought to the disk, and is left as it was", writer->who, writer->target);
+        status = tu_error_system(errno, "%s: \"%s\" cannot be brought to the disk, and is left as it was", writer->who,
+                                 writer->target);
     if (status == TUTTI_OK && rename(writer->temporary, writer->target) != 0)
         status = tu_error_system(errno, "%s: the new file cannot take the name \"%s\"", writer->who, writer->target);
     if (status != TUTTI_OK)

@@ -2,8 +2,9 @@
  *
  * Tensors in files: .npy, .npz and safetensors.
  *
- * The *_parse.c and file_read.c know nothing of tensors: they turn bytes into checked descriptions, need base/ alone, and are what the
- * fuzz targets feed. Sizes in a file are held against the file's length before anything is allocated for them.
+ * The *_parse.c and file_read.c know nothing of tensors: they turn bytes into checked descriptions, need base/ alone,
+ * and are what the fuzz targets feed. Sizes in a file are held against the file's length before anything is allocated
+ * for them.
  */
 #ifndef TU_TENSOR_FILE_H
 #define TU_TENSOR_FILE_H
@@ -16,7 +17,8 @@
 
 #include "base/error.h"
 
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "these formats are written as they lie in memory, little end first");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
+               "these formats are written as they lie in memory, little end first");
 
 /* ---- reading ---- */
 
@@ -45,15 +47,16 @@ typedef struct tu_file_array {
     tutti_dtype dtype;
     int ndim;
     int64_t sizes[TT_MAX_DIMS];
-    bool swapped; /* the big end first */
-    bool fortran; /* the first dimension runs fastest */
+    bool swapped;           /* the big end first */
+    bool fortran;           /* the first dimension runs fastest */
     uint64_t offset, bytes; /* of the elements, in the file */
 } tu_file_array;
 /* Bytes of such an array; an error where they do not fit in `limit`. */
 tutti_status tu_file_array_size(const char *where, tu_file_array *array, uint64_t limit);
 
 /* The .npy that lies at [offset, offset + bytes) of the file. `where` begins its messages. */
-tutti_status tu_npy_parse(const tu_reader *reader, const char *where, uint64_t offset, uint64_t bytes, tu_file_array *array);
+tutti_status tu_npy_parse(const tu_reader *reader, const char *where, uint64_t offset, uint64_t bytes,
+                          tu_file_array *array);
 
 typedef struct tu_zip_entry {
     char *name; /* as it stands there, ended with 0 */
@@ -65,7 +68,8 @@ typedef struct tu_zip_list {
     tu_zip_entry *entries;
     char *text;
 } tu_zip_list;
-/* Entries that are compressed, encrypted or of one name are errors. End it with tu_zip_free; on failure there is nothing to end. */
+/* Entries that are compressed, encrypted or of one name are errors. End it with tu_zip_free; on failure there is
+ * nothing to end. */
 tutti_status tu_zip_parse(const tu_reader *reader, tu_zip_list *list);
 void tu_zip_free(tu_zip_list *list);
 uint32_t tu_crc32(uint32_t crc, const void *data, size_t bytes); /* begins with 0 */
@@ -90,7 +94,8 @@ tutti_status tu_names_differ(const char *where, size_t count, const char *const 
 
 /* ---- tensors from and to files (file.c) ---- */
 
-/* A tensor with the array's elements, owned by the scope; NULL with the pending error set. `crc` (may be NULL) goes on over its bytes. */
+/* A tensor with the array's elements, owned by the scope; NULL with the pending error set. `crc` (may be NULL) goes on
+ * over its bytes. */
 tt_tensor *tu_reader_tensor(const tu_reader *reader, const tu_file_array *array, uint32_t *crc);
 tt_tensor *tu_npy_tensor(const tu_reader *reader, const char *where, uint64_t offset, uint64_t bytes, uint32_t *crc);
 
@@ -114,27 +119,27 @@ typedef struct tu_writer {
 
 tutti_status tu_writer_open(const char *who, const char *path, tu_writer *writer);
 tutti_status tu_writer_put(tu_writer *writer, const void *data, size_t bytes);
-tutti_status tu_writer_put_at(tu_writer *writer, uint64_t offset, const void *data, size_t bytes); /* over what is written */
+tutti_status tu_writer_put_at(tu_writer *writer, uint64_t offset, const void *data,
+                              size_t bytes);                              /* over what is written */
 tutti_status tu_writer_put_tensor(tu_writer *writer, const tt_tensor *x); /* row-major */
 /* Gives the file its name if `status` is TUTTI_OK, else removes it; returns the first error. */
 tutti_status tu_writer_close(tu_writer *writer, tutti_status status);
 
-/* Whether these can be saved: live cpu tensors with all their bytes, names there, UTF-8, different. `names` NULL: a single tensor. */
+/* Whether these can be saved: live cpu tensors with all their bytes, names there, UTF-8, different. `names` NULL: a
+ * single tensor. */
 tutti_status tu_save_check(const char *who, tt_tensor_list tensors, const char *const *names);
 
 #define TU_NPY_HEADER 256
 /* The .npy header of x; its length is a multiple of 64. */
 tutti_status tu_npy_header(const char *who, const tt_tensor *x, char header[TU_NPY_HEADER], size_t *bytes);
 
-static inline uint64_t tu_load_little(const uint8_t *at, int bytes)
-{
+static inline uint64_t tu_load_little(const uint8_t *at, int bytes) {
     uint64_t value = 0;
     for (int i = 0; i < bytes; i++)
         value |= (uint64_t)at[i] << (8 * i);
     return value;
 }
-static inline uint8_t *tu_store_little(uint8_t *at, uint64_t value, int bytes)
-{
+static inline uint8_t *tu_store_little(uint8_t *at, uint64_t value, int bytes) {
     for (int i = 0; i < bytes; i++)
         at[i] = (uint8_t)(value >> (8 * i));
     return at + bytes;

@@ -12,8 +12,7 @@
 
 #include "tensor/file.h"
 
-tutti_status tu_reader_open(const char *who, const char *path, tu_reader *reader)
-{
+tutti_status tu_reader_open(const char *who, const char *path, tu_reader *reader) {
     struct stat about;
     if (path == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: path is NULL", who);
@@ -27,7 +26,8 @@ tutti_status tu_reader_open(const char *who, const char *path, tu_reader *reader
     if (fstat(descriptor, &about) != 0)
         status = tu_error_system(errno, "%s cannot be asked for its size", reader->where);
     else if (!S_ISREG(about.st_mode))
-        status = tu_error(TUTTI_ERROR_ARGUMENT, "%s is %s, not a file", reader->where, S_ISDIR(about.st_mode) ? "a folder" : "a device or pipe");
+        status = tu_error(TUTTI_ERROR_ARGUMENT, "%s is %s, not a file", reader->where,
+                          S_ISDIR(about.st_mode) ? "a folder" : "a device or pipe");
     if (status != TUTTI_OK) {
         close(descriptor);
         return status;
@@ -37,24 +37,21 @@ tutti_status tu_reader_open(const char *who, const char *path, tu_reader *reader
     return TUTTI_OK;
 }
 
-void tu_reader_memory(const char *who, const void *data, size_t bytes, tu_reader *reader)
-{
+void tu_reader_memory(const char *who, const void *data, size_t bytes, tu_reader *reader) {
     *reader = (tu_reader){ .descriptor = -1, .memory = data, .bytes = bytes };
     snprintf(reader->where, sizeof reader->where, "%s", who);
 }
 
-void tu_reader_close(tu_reader *reader)
-{
+void tu_reader_close(tu_reader *reader) {
     if (reader->descriptor >= 0)
         close(reader->descriptor);
     reader->descriptor = -1;
 }
 
-tutti_status tu_reader_get(const tu_reader *reader, uint64_t offset, void *out, size_t bytes)
-{
+tutti_status tu_reader_get(const tu_reader *reader, uint64_t offset, void *out, size_t bytes) {
     if (offset > reader->bytes || bytes > reader->bytes - offset)
-        return tu_error(TUTTI_ERROR_PROTOCOL, "%s is cut short: %zu bytes are wanted at %llu, and it has %llu", reader->where, bytes,
-                        (unsigned long long)offset, (unsigned long long)reader->bytes);
+        return tu_error(TUTTI_ERROR_PROTOCOL, "%s is cut short: %zu bytes are wanted at %llu, and it has %llu",
+                        reader->where, bytes, (unsigned long long)offset, (unsigned long long)reader->bytes);
     if (reader->descriptor < 0) {
         if (bytes > 0)
             memcpy(out, reader->memory + offset, bytes);
@@ -65,7 +62,8 @@ tutti_status tu_reader_get(const tu_reader *reader, uint64_t offset, void *out, 
         if (now < 0 && errno == EINTR)
             continue;
         if (now < 0)
-            return tu_error_system(errno, "%s cannot be read at %llu", reader->where, (unsigned long long)(offset + done));
+            return tu_error_system(errno, "%s cannot be read at %llu", reader->where,
+                                   (unsigned long long)(offset + done));
         if (now == 0)
             return tu_error(TUTTI_ERROR_PROTOCOL, "%s became shorter while it was read", reader->where);
         done += (size_t)now;
@@ -73,8 +71,7 @@ tutti_status tu_reader_get(const tu_reader *reader, uint64_t offset, void *out, 
     return TUTTI_OK;
 }
 
-tu_quoted tu_quote(const char *name, size_t length)
-{
+tu_quoted tu_quote(const char *name, size_t length) {
     tu_quoted quoted;
     size_t used = 0, room = sizeof quoted.text - 6;
     quoted.text[used++] = '"';
@@ -87,8 +84,7 @@ tu_quoted tu_quote(const char *name, size_t length)
 }
 
 /* Shortest forms only, no surrogates, nothing above U+10FFFF. */
-bool tu_utf8(const char *text, size_t length)
-{
+bool tu_utf8(const char *text, size_t length) {
     const uint8_t *at = (const uint8_t *)text, *end = at + length;
     while (at < end) {
         uint32_t first = *at++, code;
@@ -108,8 +104,7 @@ bool tu_utf8(const char *text, size_t length)
     return true;
 }
 
-tutti_status tu_file_array_size(const char *where, tu_file_array *array, uint64_t limit)
-{
+tutti_status tu_file_array_size(const char *where, tu_file_array *array, uint64_t limit) {
     uint64_t bytes = tutti_dtype_size(array->dtype);
     bool overflow = false;
     for (int i = 0; i < array->ndim; i++)
@@ -118,20 +113,20 @@ tutti_status tu_file_array_size(const char *where, tu_file_array *array, uint64_
     for (int i = 0; i < array->ndim; i++)
         overflow = __builtin_mul_overflow(bytes, (uint64_t)array->sizes[i], &bytes) || overflow;
     if (overflow || bytes > limit)
-        return tu_error(TUTTI_ERROR_PROTOCOL, "%s is cut short or damaged: its shape needs %s%llu bytes of elements, and %llu are there", where,
-                        overflow ? "more than " : "", overflow ? (unsigned long long)UINT64_MAX : (unsigned long long)bytes,
+        return tu_error(TUTTI_ERROR_PROTOCOL,
+                        "%s is cut short or damaged: its shape needs %s%llu bytes of elements, and %llu are there",
+                        where, overflow ? "more than " : "",
+                        overflow ? (unsigned long long)UINT64_MAX : (unsigned long long)bytes,
                         (unsigned long long)limit);
     array->bytes = bytes;
     return TUTTI_OK;
 }
 
-static int compare_names(const void *left, const void *right)
-{
+static int compare_names(const void *left, const void *right) {
     return strcmp(*(const char *const *)left, *(const char *const *)right);
 }
 
-tutti_status tu_names_differ(const char *where, size_t count, const char *const *names)
-{
+tutti_status tu_names_differ(const char *where, size_t count, const char *const *names) {
     if (count < 2)
         return TUTTI_OK;
     const char **sorted = malloc(count * sizeof *sorted);
@@ -142,7 +137,8 @@ tutti_status tu_names_differ(const char *where, size_t count, const char *const 
     tutti_status status = TUTTI_OK;
     for (size_t i = 1; i < count && status == TUTTI_OK; i++)
         if (strcmp(sorted[i - 1], sorted[i]) == 0)
-            status = tu_error(TUTTI_ERROR_EXISTS, "%s: the name %s occurs twice", where, tu_quote(sorted[i], strlen(sorted[i])).text);
+            status = tu_error(TUTTI_ERROR_EXISTS, "%s: the name %s occurs twice", where,
+                              tu_quote(sorted[i], strlen(sorted[i])).text);
     free(sorted);
     return status;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Matrix products: f32, f64 and complex by CBLAS; bf16 by oneDNN where it can, else, like the other narrow floats, by conversion to
- * f32 in panels; integers by plain loops.
+ * Matrix products: f32, f64 and complex by CBLAS; bf16 by oneDNN where it can, else, like the other narrow floats, by
+ * conversion to f32 in panels; integers by plain loops.
  */
 #include "tensor/gemm.h"
 
@@ -12,8 +12,8 @@
 #include "tensor/thread.h"
 
 /* How CBLAS can read a matrix: as it lies, transposed, or not at all. */
-static bool blas_layout(const tu_matrix *x, int64_t rows, int64_t columns, enum CBLAS_TRANSPOSE *transpose, blasint *ld)
-{
+static bool blas_layout(const tu_matrix *x, int64_t rows, int64_t columns, enum CBLAS_TRANSPOSE *transpose,
+                        blasint *ld) {
     int64_t stride;
     if (x->column == 1 || columns == 1) {
         *transpose = CblasNoTrans;
@@ -33,8 +33,7 @@ static bool blas_layout(const tu_matrix *x, int64_t rows, int64_t columns, enum 
 }
 
 /* A dense copy, converted; the caller frees it with tu_block_free. */
-static void *dense_matrix(const tu_matrix *x, int64_t rows, int64_t columns, tutti_dtype dtype, tutti_dtype to)
-{
+static void *dense_matrix(const tu_matrix *x, int64_t rows, int64_t columns, tutti_dtype dtype, tutti_dtype to) {
     size_t from_size = tu_dtype_bytes[dtype], to_size = tu_dtype_bytes[to];
     char *copy = tu_block_alloc(tu_self(), (size_t)(rows * columns) * to_size + (size_t)columns * from_size);
     if (copy == NULL) {
@@ -58,27 +57,35 @@ static void *dense_matrix(const tu_matrix *x, int64_t rows, int64_t columns, tut
     }
     return copy;
 }
-static void free_matrix(void *copy, int64_t rows, int64_t columns, tutti_dtype dtype, tutti_dtype to)
-{
-    tu_block_free(tu_self(), copy, (size_t)(rows * columns) * tu_dtype_bytes[to] + (size_t)columns * tu_dtype_bytes[dtype]);
+static void free_matrix(void *copy, int64_t rows, int64_t columns, tutti_dtype dtype, tutti_dtype to) {
+    tu_block_free(tu_self(), copy,
+                  (size_t)(rows * columns) * tu_dtype_bytes[to] + (size_t)columns * tu_dtype_bytes[dtype]);
 }
 
-static void call_blas(tutti_dtype dtype, enum CBLAS_TRANSPOSE ta, enum CBLAS_TRANSPOSE tb, int64_t m, int64_t n, int64_t k, const void *a,
-                      blasint lda, const void *b, blasint ldb, double beta, void *c, blasint ldc)
-{
+static void call_blas(tutti_dtype dtype, enum CBLAS_TRANSPOSE ta, enum CBLAS_TRANSPOSE tb, int64_t m, int64_t n,
+                      int64_t k, const void *a, blasint lda, const void *b, blasint ldb, double beta, void *c,
+                      blasint ldc) {
     const float one_c64[2] = { 1, 0 }, beta_c64[2] = { (float)beta, 0 };
     const double one_c128[2] = { 1, 0 }, beta_c128[2] = { beta, 0 };
     blasint M = (blasint)m, N = (blasint)n, K = (blasint)k;
     switch (dtype) {
-    case TUTTI_F32: cblas_sgemm(CblasRowMajor, ta, tb, M, N, K, 1, a, lda, b, ldb, (float)beta, c, ldc); break;
-    case TUTTI_F64: cblas_dgemm(CblasRowMajor, ta, tb, M, N, K, 1, a, lda, b, ldb, beta, c, ldc); break;
-    case TUTTI_C64: cblas_cgemm(CblasRowMajor, ta, tb, M, N, K, one_c64, a, lda, b, ldb, beta_c64, c, ldc); break;
-    default: cblas_zgemm(CblasRowMajor, ta, tb, M, N, K, one_c128, a, lda, b, ldb, beta_c128, c, ldc); break;
+    case TUTTI_F32:
+        cblas_sgemm(CblasRowMajor, ta, tb, M, N, K, 1, a, lda, b, ldb, (float)beta, c, ldc);
+        break;
+    case TUTTI_F64:
+        cblas_dgemm(CblasRowMajor, ta, tb, M, N, K, 1, a, lda, b, ldb, beta, c, ldc);
+        break;
+    case TUTTI_C64:
+        cblas_cgemm(CblasRowMajor, ta, tb, M, N, K, one_c64, a, lda, b, ldb, beta_c64, c, ldc);
+        break;
+    default:
+        cblas_zgemm(CblasRowMajor, ta, tb, M, N, K, one_c128, a, lda, b, ldb, beta_c128, c, ldc);
+        break;
     }
 }
 
-static tutti_status blas_gemm(tutti_dtype dtype, int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b, double beta, void *c, int64_t ldc)
-{
+static tutti_status blas_gemm(tutti_dtype dtype, int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b, double beta,
+                              void *c, int64_t ldc) {
     enum CBLAS_TRANSPOSE ta, tb;
     blasint lda, ldb;
     void *copy_a = NULL, *copy_b = NULL;
@@ -106,8 +113,8 @@ free_a:
 }
 
 /* Narrow floats: all of b in f32, a and c in panels of rows. */
-static tutti_status narrow_gemm(tutti_dtype dtype, int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b, void *c, int64_t ldc)
-{
+static tutti_status narrow_gemm(tutti_dtype dtype, int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b, void *c,
+                                int64_t ldc) {
     int64_t rows = m < 256 ? m : 256;
     size_t size = tu_dtype_bytes[dtype];
     tutti_status status = TUTTI_ERROR_MEMORY;
@@ -128,9 +135,11 @@ static tutti_status narrow_gemm(tutti_dtype dtype, int64_t m, int64_t n, int64_t
             status = TUTTI_ERROR_MEMORY;
             break;
         }
-        call_blas(TUTTI_F32, CblasNoTrans, CblasNoTrans, count, n, k, wide_a, (blasint)k, wide_b, (blasint)n, 0, panel, (blasint)n);
+        call_blas(TUTTI_F32, CblasNoTrans, CblasNoTrans, count, n, k, wide_a, (blasint)k, wide_b, (blasint)n, 0, panel,
+                  (blasint)n);
         for (int64_t i = 0; i < count && status == TUTTI_OK; i++)
-            status = tutti_convert(panel + i * n, TUTTI_F32, (char *)c + (size_t)((first + i) * ldc) * size, dtype, (size_t)n);
+            status = tutti_convert(panel + i * n, TUTTI_F32, (char *)c + (size_t)((first + i) * ldc) * size, dtype,
+                                   (size_t)n);
         free_matrix(wide_a, count, k, dtype, TUTTI_F32);
     }
     tu_block_free(tu_self(), panel, (size_t)(rows * n) * sizeof *panel);
@@ -139,8 +148,8 @@ free_b:
     return status;
 }
 
-static tutti_status integer_gemm(tutti_dtype dtype, int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b, void *c, int64_t ldc)
-{
+static tutti_status integer_gemm(tutti_dtype dtype, int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b, void *c,
+                                 int64_t ldc) {
     size_t size = tu_dtype_bytes[dtype];
     tutti_status status = TUTTI_ERROR_MEMORY;
     uint64_t *wide_a = dense_matrix(&a, m, k, dtype, TUTTI_I64), *wide_b = NULL, *row = NULL;
@@ -165,8 +174,8 @@ free_copies:
     return status;
 }
 
-tutti_status tu_gemm(tutti_dtype dtype, int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b, double beta, void *c, int64_t ldc)
-{
+tutti_status tu_gemm(tutti_dtype dtype, int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b, double beta, void *c,
+                     int64_t ldc) {
     if (m == 0 || n == 0)
         return TUTTI_OK;
     if (k == 0) {
@@ -175,8 +184,10 @@ tutti_status tu_gemm(tutti_dtype dtype, int64_t m, int64_t n, int64_t k, tu_matr
         return TUTTI_OK;
     }
     if (m > INT32_MAX || n > INT32_MAX || k > INT32_MAX || ldc > INT32_MAX)
-        return tu_error(TUTTI_ERROR_RANGE, "a matrix product (%lld, %lld) (%lld, %lld) has a dimension above 2^31, which the BLAS cannot take",
-                        (long long)m, (long long)k, (long long)k, (long long)n);
+        return tu_error(
+            TUTTI_ERROR_RANGE,
+            "a matrix product (%lld, %lld) (%lld, %lld) has a dimension above 2^31, which the BLAS cannot take",
+            (long long)m, (long long)k, (long long)k, (long long)n);
     if (dtype == TUTTI_F32 || dtype == TUTTI_F64 || tu_is_complex(dtype))
         return blas_gemm(dtype, m, n, k, a, b, beta, c, ldc);
     if (tu_is_float(dtype))

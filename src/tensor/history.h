@@ -13,8 +13,8 @@ void tu_history_free(tt_tensor *x);
 /* Before an in-place operation on args->inputs[0] in gradient mode: may it be written? */
 tutti_status tu_history_check_in_place(const tu_args *args);
 
-/* After the kernel: hangs a node on the outputs. `view` and in-place forms are told by args. The outputs are given with fresh
- * handles, except in place. */
+/* After the kernel: hangs a node on the outputs. `view` and in-place forms are told by args. The outputs are given with
+ * fresh handles, except in place. */
 tutti_status tu_history_record(tu_args *args);
 
 /* A view made without recording (no gradient wanted): remembers the base where later in-place operations need it. */

@@ -15,8 +15,7 @@
 
 /* ---- cat ---- */
 
-static tutti_status cat_shape(tu_args *args)
-{
+static tutti_status cat_shape(tu_args *args) {
     const tt_tensor *first = args->inputs[0];
     int dim;
     if (args->input_count == 0)
@@ -35,16 +34,16 @@ static tutti_status cat_shape(tu_args *args)
         for (int d = 0; fits && d < x->ndim; d++)
             fits = d == dim || x->sizes[d] == first->sizes[d];
         if (!fits)
-            return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "sizes of tensors must match except in dimension %d, but got %s and %s", dim, tu_describe(first),
-                                 tu_describe(x));
+            return tu_args_error(args, TUTTI_ERROR_ARGUMENT,
+                                 "sizes of tensors must match except in dimension %d, but got %s and %s", dim,
+                                 tu_describe(first), tu_describe(x));
         result->sizes[dim] += x->sizes[dim];
     }
     result->dtype = tu_promote(args, 0);
     args->params.integer[0] = dim;
     return tu_shape_contiguous("cat", result);
 }
-static tutti_status cat_cpu(tu_args *args)
-{
+static tutti_status cat_cpu(tu_args *args) {
     int dim = (int)args->params.integer[0];
     int64_t start = 0;
     for (int i = 0; i < args->input_count; i++) {
@@ -60,8 +59,7 @@ static tutti_status cat_cpu(tu_args *args)
     }
     return TUTTI_OK;
 }
-static void cat_gradient(tu_gradient *g)
-{
+static void cat_gradient(tu_gradient *g) {
     int dim = (int)g->params->integer[0];
     int64_t start = 0;
     for (int i = 0; i < g->input_count; i++) {
@@ -71,15 +69,19 @@ static void cat_gradient(tu_gradient *g)
         start += size;
     }
 }
-static tt_tensor *cat_sample(tu_sampler *s)
-{
+static tt_tensor *cat_sample(tu_sampler *s) {
     tt_tensor *a = tu_normal(s, tt_shape(s->n, 3));
     return tt_cat(tt_tensors(a, tu_normal(s, tt_shape(s->n, 2))), 1);
 }
-TU_OPERATOR(cat) = { .name = "cat", .schema = "cat(tensors, dim) -> tensor", .summary = "one behind the other along dim", .family = FAMILY,
-    .shape = cat_shape, .cpu = cat_cpu, .gradient = cat_gradient, .sample = cat_sample };
-tt_tensor *tt_cat(tt_tensor_list tensors, int dim)
-{
+TU_OPERATOR(cat) = { .name = "cat",
+                     .schema = "cat(tensors, dim) -> tensor",
+                     .summary = "one behind the other along dim",
+                     .family = FAMILY,
+                     .shape = cat_shape,
+                     .cpu = cat_cpu,
+                     .gradient = cat_gradient,
+                     .sample = cat_sample };
+tt_tensor *tt_cat(tt_tensor_list tensors, int dim) {
     if (tu_self()->pending != TUTTI_OK)
         return NULL;
     if (tensors.count > INT32_MAX || (tensors.count > 0 && tensors.at == NULL)) {
@@ -92,15 +94,17 @@ tt_tensor *tt_cat(tt_tensor_list tensors, int dim)
     return tu_run(&args);
 }
 
-static tt_tensor *stack_sample(tu_sampler *s)
-{
+static tt_tensor *stack_sample(tu_sampler *s) {
     tt_tensor *a = tu_normal(s, tt_shape(s->n, 3));
     return tt_stack(tt_tensors(a, tu_normal(s, tt_shape(s->n, 3))), 1);
 }
-TU_OPERATOR(stack) = { .name = "stack", .schema = "stack(tensors, dim) -> tensor", .summary = "side by side along a new dimension", .family = FAMILY,
-    .flags = TU_COMPOSITE, .sample = stack_sample };
-tt_tensor *tt_stack(tt_tensor_list tensors, int dim)
-{
+TU_OPERATOR(stack) = { .name = "stack",
+                       .schema = "stack(tensors, dim) -> tensor",
+                       .summary = "side by side along a new dimension",
+                       .family = FAMILY,
+                       .flags = TU_COMPOSITE,
+                       .sample = stack_sample };
+tt_tensor *tt_stack(tt_tensor_list tensors, int dim) {
     if (tu_self()->pending != TUTTI_OK)
         return NULL;
     tt_tensor **wide = tu_scope_memory((tensors.count + 1) * sizeof *wide);
@@ -111,9 +115,9 @@ tt_tensor *tt_stack(tt_tensor_list tensors, int dim)
 
 /* ---- indices ---- */
 
-/* A dense i64 copy of an index tensor, checked against [0, limit): negative ones count from the end. The caller frees it. */
-static tutti_status read_index(const tu_args *args, const tt_tensor *index, int64_t limit, int64_t **out)
-{
+/* A dense i64 copy of an index tensor, checked against [0, limit): negative ones count from the end. The caller frees
+ * it. */
+static tutti_status read_index(const tu_args *args, const tt_tensor *index, int64_t limit, int64_t **out) {
     size_t bytes = (size_t)index->numel * sizeof **out;
     int64_t *copy = tu_block_alloc(tu_self(), bytes);
     if (copy == NULL)
@@ -122,8 +126,8 @@ static tutti_status read_index(const tu_args *args, const tt_tensor *index, int6
     for (int64_t i = 0; i < index->numel && status == TUTTI_OK; i++) {
         int64_t at = copy[i] < 0 ? copy[i] + limit : copy[i];
         if (at < 0 || at >= limit)
-            status = tu_args_error(args, TUTTI_ERROR_RANGE, "index %lld at position %lld is out of range for size %lld", (long long)copy[i], (long long)i,
-                                   (long long)limit);
+            status = tu_args_error(args, TUTTI_ERROR_RANGE, "index %lld at position %lld is out of range for size %lld",
+                                   (long long)copy[i], (long long)i, (long long)limit);
         copy[i] = at;
     }
     if (status != TUTTI_OK) {
@@ -133,21 +137,18 @@ static tutti_status read_index(const tu_args *args, const tt_tensor *index, int6
     *out = copy;
     return TUTTI_OK;
 }
-static void free_index(int64_t *copy, const tt_tensor *index)
-{
+static void free_index(int64_t *copy, const tt_tensor *index) {
     tu_block_free(tu_self(), copy, (size_t)index->numel * sizeof *copy);
 }
 
-static tutti_status check_index(const tu_args *args, const tt_tensor *index)
-{
+static tutti_status check_index(const tu_args *args, const tt_tensor *index) {
     if (!tu_is_integer(index->dtype))
         return tu_args_error(args, TUTTI_ERROR_TYPE, "indices must be of an integer type, not %s", tu_describe(index));
     return TUTTI_OK;
 }
 
 /* x as a dense tensor of its own type: x itself, or a copy. The caller drops it. */
-static tt_tensor *dense(const tt_tensor *x)
-{
+static tt_tensor *dense(const tt_tensor *x) {
     if (x->flags & TU_CONTIGUOUS)
         return tu_tensor_hold((tt_tensor *)x);
     tu_shape shape = tu_shape_of(x);
@@ -160,8 +161,7 @@ static tt_tensor *dense(const tt_tensor *x)
 }
 
 /* sizes before and after `dim` */
-static void around(const tt_tensor *x, int dim, int64_t *outer, int64_t *inner)
-{
+static void around(const tt_tensor *x, int dim, int64_t *outer, int64_t *inner) {
     *outer = *inner = 1;
     for (int i = 0; i < x->ndim; i++)
         if (i != dim)
@@ -170,8 +170,7 @@ static void around(const tt_tensor *x, int dim, int64_t *outer, int64_t *inner)
 
 /* ---- index_select ---- */
 
-static tutti_status index_select_shape(tu_args *args)
-{
+static tutti_status index_select_shape(tu_args *args) {
     const tt_tensor *x = args->inputs[0], *index = args->inputs[1];
     int dim;
     tutti_status status = tu_wrap_dim(args->op->name, args->params.integer[0], x->ndim, &dim);
@@ -180,7 +179,9 @@ static tutti_status index_select_shape(tu_args *args)
     if (status != TUTTI_OK)
         return status;
     if (index->ndim > 1 || x->ndim == 0)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "index is %s and x %s: index has one dimension, x at least one", tu_describe(index), tu_describe(x));
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT,
+                             "index is %s and x %s: index has one dimension, x at least one", tu_describe(index),
+                             tu_describe(x));
     args->params.integer[0] = dim;
     args->results[0] = tu_shape_of(x);
     args->results[0].sizes[dim] = index->numel;
@@ -194,8 +195,7 @@ typedef struct row_copy {
     int64_t count, size, inner; /* rows chosen, rows there are, bytes of one */
 } row_copy;
 
-static void copy_rows(void *context, int64_t begin, int64_t end)
-{
+static void copy_rows(void *context, int64_t begin, int64_t end) {
     const row_copy *c = context;
     for (int64_t i = begin; i < end; i++) {
         int64_t outer = i / c->count, row = i % c->count;
@@ -203,8 +203,7 @@ static void copy_rows(void *context, int64_t begin, int64_t end)
     }
 }
 
-static tutti_status index_select_cpu(tu_args *args)
-{
+static tutti_status index_select_cpu(tu_args *args) {
     const tt_tensor *x = args->inputs[0], *index = args->inputs[1];
     tt_tensor *out = args->outputs[0];
     int dim = (int)args->params.integer[0];
@@ -218,57 +217,57 @@ static tutti_status index_select_cpu(tu_args *args)
         return TUTTI_ERROR_MEMORY;
     }
     around(x, dim, &outer, &inner);
-    row_copy copy = { tu_pointer(from), tu_pointer(out), at, index->numel, x->sizes[dim], inner * tu_dtype_bytes[x->dtype] };
+    row_copy copy = { tu_pointer(from), tu_pointer(out), at,
+                      index->numel,     x->sizes[dim],   inner * tu_dtype_bytes[x->dtype] };
     if (out->numel > 0)
         tu_parallel(outer * index->numel, 65536 / (copy.inner + 1) + 1, copy_rows, &copy);
     tu_tensor_drop(from);
     free_index(at, index);
     return TUTTI_OK;
 }
-static void index_select_gradient(tu_gradient *g)
-{
+static void index_select_gradient(tu_gradient *g) {
     const tu_shape *shape = tu_input_shape(g, 0);
     tt_options options = TT_OPTIONS_INIT;
     options.device = shape->device;
     tt_tensor *zeros = tt_zeros(tt_dims_of(shape->ndim, shape->sizes), g->grads[0]->dtype, &options);
     g->results[0] = tt_index_add(zeros, (int)g->params->integer[0], tu_saved(g, TU_INPUT(1)), g->grads[0]);
 }
-static tt_tensor *index_select_sample(tu_sampler *s)
-{
+static tt_tensor *index_select_sample(tu_sampler *s) {
     tt_tensor *x = tu_normal(s, tt_shape(s->n, 5));
     return tt_index_select(x, 1, tu_index(s, tt_shape(3), 5));
 }
-TU_OPERATOR(index_select) = { .name = "index_select", .schema = "index_select(x, index, dim) -> tensor", .summary = "entries of one dimension by a list of indices",
-    .family = FAMILY, .shape = index_select_shape, .cpu = index_select_cpu, .gradient = index_select_gradient, .saves = { TU_INPUT(1) },
-    .sample = index_select_sample };
-static tt_tensor *with_dim(const tu_op *op, int count, tt_tensor *const *inputs, int dim)
-{
+TU_OPERATOR(index_select) = { .name = "index_select",
+                              .schema = "index_select(x, index, dim) -> tensor",
+                              .summary = "entries of one dimension by a list of indices",
+                              .family = FAMILY,
+                              .shape = index_select_shape,
+                              .cpu = index_select_cpu,
+                              .gradient = index_select_gradient,
+                              .saves = { TU_INPUT(1) },
+                              .sample = index_select_sample };
+static tt_tensor *with_dim(const tu_op *op, int count, tt_tensor *const *inputs, int dim) {
     tu_args args;
     tu_args_init(&args, op, count, inputs);
     args.params.integer[0] = dim;
     return tu_run(&args);
 }
-tt_tensor *tt_index_select(tt_tensor *x, int dim, tt_tensor *index)
-{
+tt_tensor *tt_index_select(tt_tensor *x, int dim, tt_tensor *index) {
     return with_dim(&tu_op_index_select, 2, (tt_tensor *[]){ x, index }, dim);
 }
 
 /* ---- adding rows: index_add ---- */
 
-TU_CLONES static void add_row_f32(float *to, const float *from, int64_t count)
-{
+TU_CLONES static void add_row_f32(float *to, const float *from, int64_t count) {
     for (int64_t i = 0; i < count; i++)
         to[i] += from[i];
 }
-TU_CLONES static void add_row_f64(double *to, const double *from, int64_t count)
-{
+TU_CLONES static void add_row_f64(double *to, const double *from, int64_t count) {
     for (int64_t i = 0; i < count; i++)
         to[i] += from[i];
 }
 
 /* to[i] += from[i], in the compute type */
-static tutti_status add_row(tutti_dtype dtype, void *to, const void *from, int64_t count)
-{
+static tutti_status add_row(tutti_dtype dtype, void *to, const void *from, int64_t count) {
     if (dtype == TUTTI_F32) {
         add_row_f32(to, from, count);
         return TUTTI_OK;
@@ -302,8 +301,7 @@ static tutti_status add_row(tutti_dtype dtype, void *to, const void *from, int64
     return TUTTI_OK;
 }
 
-static tutti_status index_add_shape(tu_args *args)
-{
+static tutti_status index_add_shape(tu_args *args) {
     const tt_tensor *x = args->inputs[0], *index = args->inputs[1], *source = args->inputs[2];
     int dim;
     tutti_status status = tu_wrap_dim(args->op->name, args->params.integer[0], x->ndim, &dim);
@@ -311,17 +309,19 @@ static tutti_status index_add_shape(tu_args *args)
         status = check_index(args, index);
     if (status != TUTTI_OK)
         return status;
-    bool fits = index->ndim <= 1 && x->ndim > 0 && source->ndim == x->ndim && source->dtype == x->dtype && source->sizes[dim] == index->numel;
+    bool fits = index->ndim <= 1 && x->ndim > 0 && source->ndim == x->ndim && source->dtype == x->dtype &&
+                source->sizes[dim] == index->numel;
     for (int d = 0; fits && d < x->ndim; d++)
         fits = d == dim || source->sizes[d] == x->sizes[d];
     if (!fits)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "x is %s, index %s and source %s: source must be like x, with one entry per index in dimension %d",
-                             tu_describe(x), tu_describe(index), tu_describe(source), dim);
+        return tu_args_error(
+            args, TUTTI_ERROR_ARGUMENT,
+            "x is %s, index %s and source %s: source must be like x, with one entry per index in dimension %d",
+            tu_describe(x), tu_describe(index), tu_describe(source), dim);
     args->params.integer[0] = dim;
     return tu_shape_like_first(args);
 }
-static tutti_status index_add_cpu(tu_args *args)
-{
+static tutti_status index_add_cpu(tu_args *args) {
     const tt_tensor *x = args->inputs[0], *index = args->inputs[1];
     tt_tensor *out = args->outputs[0];
     int dim = (int)args->params.integer[0];
@@ -345,43 +345,45 @@ static tutti_status index_add_cpu(tu_args *args)
     free_index(at, index);
     return status;
 }
-static void index_add_gradient(tu_gradient *g)
-{
+static void index_add_gradient(tu_gradient *g) {
     g->results[0] = g->grads[0];
     if (g->needs[2])
         g->results[2] = tt_index_select(g->grads[0], (int)g->params->integer[0], tu_saved(g, TU_INPUT(1)));
 }
-static tt_tensor *index_add_sample(tu_sampler *s)
-{
+static tt_tensor *index_add_sample(tu_sampler *s) {
     tt_tensor *x = tu_normal(s, tt_shape(s->n, 4)), *index = tu_index(s, tt_shape(3), 4);
     return tt_index_add(x, 1, index, tu_normal(s, tt_shape(s->n, 3)));
 }
-TU_OPERATOR(index_add) = { .name = "index_add", .schema = "index_add(x, index, source, dim) -> tensor", .summary = "x, with source's entries added where index says",
-    .family = FAMILY, .shape = index_add_shape, .cpu = index_add_cpu, .gradient = index_add_gradient, .saves = { 0, 0, TU_INPUT(1) },
-    .sample = index_add_sample };
-tt_tensor *tt_index_add(tt_tensor *x, int dim, tt_tensor *index, tt_tensor *source)
-{
+TU_OPERATOR(index_add) = { .name = "index_add",
+                           .schema = "index_add(x, index, source, dim) -> tensor",
+                           .summary = "x, with source's entries added where index says",
+                           .family = FAMILY,
+                           .shape = index_add_shape,
+                           .cpu = index_add_cpu,
+                           .gradient = index_add_gradient,
+                           .saves = { 0, 0, TU_INPUT(1) },
+                           .sample = index_add_sample };
+tt_tensor *tt_index_add(tt_tensor *x, int dim, tt_tensor *index, tt_tensor *source) {
     return with_dim(&tu_op_index_add, 3, (tt_tensor *[]){ x, index, source }, dim);
 }
 
 /* ---- embedding ---- */
 
-static tutti_status embedding_shape(tu_args *args)
-{
+static tutti_status embedding_shape(tu_args *args) {
     const tt_tensor *weight = args->inputs[0], *index = args->inputs[1];
     tutti_status status = check_index(args, index);
     if (status != TUTTI_OK)
         return status;
     if (weight->ndim != 2 || index->ndim >= TT_MAX_DIMS)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "weight is %s and must be a matrix; index is %s", tu_describe(weight), tu_describe(index));
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "weight is %s and must be a matrix; index is %s",
+                             tu_describe(weight), tu_describe(index));
     args->results[0] = tu_shape_of(index);
     args->results[0].dtype = weight->dtype;
     args->results[0].sizes[index->ndim] = weight->sizes[1];
     args->results[0].ndim = index->ndim + 1;
     return tu_shape_contiguous("embedding", &args->results[0]);
 }
-static tutti_status embedding_cpu(tu_args *args)
-{
+static tutti_status embedding_cpu(tu_args *args) {
     const tt_tensor *index = args->inputs[1];
     tt_tensor *out = args->outputs[0];
     int64_t *at;
@@ -390,15 +392,15 @@ static tutti_status embedding_cpu(tu_args *args)
         return status;
     tt_tensor *weight = dense(args->inputs[0]);
     if (weight != NULL && out->numel > 0) {
-        row_copy copy = { tu_pointer(weight), tu_pointer(out), at, index->numel, weight->sizes[0], weight->sizes[1] * tu_dtype_bytes[weight->dtype] };
+        row_copy copy = { tu_pointer(weight), tu_pointer(out),  at,
+                          index->numel,       weight->sizes[0], weight->sizes[1] * tu_dtype_bytes[weight->dtype] };
         tu_parallel(index->numel, 65536 / (copy.inner + 1) + 1, copy_rows, &copy);
     }
     tu_tensor_drop(weight);
     free_index(at, index);
     return weight != NULL ? TUTTI_OK : TUTTI_ERROR_MEMORY;
 }
-static void embedding_gradient(tu_gradient *g)
-{
+static void embedding_gradient(tu_gradient *g) {
     const tu_shape *shape = tu_input_shape(g, 0);
     tt_options options = TT_OPTIONS_INIT;
     options.device = shape->device;
@@ -407,19 +409,26 @@ static void embedding_gradient(tu_gradient *g)
     if (index != NULL)
         g->results[0] = tt_index_add(zeros, 0, index, tt_reshape(g->grads[0], tt_shape(index->numel, shape->sizes[1])));
 }
-static tt_tensor *embedding_sample(tu_sampler *s)
-{
+static tt_tensor *embedding_sample(tu_sampler *s) {
     tt_tensor *weight = tu_normal(s, tt_shape(5, 3));
     return tt_embedding(weight, tu_index(s, tt_shape(2, s->n), 5));
 }
-TU_OPERATOR(embedding) = { .name = "embedding", .schema = "embedding(weight, index) -> tensor", .summary = "rows of weight, one per index", .family = FAMILY,
-    .shape = embedding_shape, .cpu = embedding_cpu, .gradient = embedding_gradient, .saves = { TU_INPUT(1) }, .sample = embedding_sample };
-tt_tensor *tt_embedding(tt_tensor *weight, tt_tensor *index) { return tu_run2(&tu_op_embedding, weight, index); }
+TU_OPERATOR(embedding) = { .name = "embedding",
+                           .schema = "embedding(weight, index) -> tensor",
+                           .summary = "rows of weight, one per index",
+                           .family = FAMILY,
+                           .shape = embedding_shape,
+                           .cpu = embedding_cpu,
+                           .gradient = embedding_gradient,
+                           .saves = { TU_INPUT(1) },
+                           .sample = embedding_sample };
+tt_tensor *tt_embedding(tt_tensor *weight, tt_tensor *index) {
+    return tu_run2(&tu_op_embedding, weight, index);
+}
 
 /* ---- gather and scatter_add along a dimension ---- */
 
-static tutti_status check_along(tu_args *args, const tt_tensor *x, const tt_tensor *index, int *dim)
-{
+static tutti_status check_along(tu_args *args, const tt_tensor *x, const tt_tensor *index, int *dim) {
     tutti_status status = tu_wrap_dim(args->op->name, args->params.integer[0], x->ndim, dim);
     if (status == TUTTI_OK)
         status = check_index(args, index);
@@ -429,15 +438,15 @@ static tutti_status check_along(tu_args *args, const tt_tensor *x, const tt_tens
     for (int d = 0; fits && d < x->ndim; d++)
         fits = d == *dim || index->sizes[d] <= x->sizes[d];
     if (!fits)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "index %s must have the dimensions of x, %s, and not exceed them apart from dimension %d", tu_describe(index),
-                             tu_describe(x), *dim);
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT,
+                             "index %s must have the dimensions of x, %s, and not exceed them apart from dimension %d",
+                             tu_describe(index), tu_describe(x), *dim);
     args->params.integer[0] = *dim;
     return TUTTI_OK;
 }
 
 /* Offset in x of the i-th element of index, row-major. */
-static int64_t element_offset(const tt_tensor *x, const tt_tensor *index, int dim, int64_t i, int64_t at)
-{
+static int64_t element_offset(const tt_tensor *x, const tt_tensor *index, int dim, int64_t i, int64_t at) {
     int64_t offset = at * x->strides[dim];
     for (int d = index->ndim - 1; d >= 0; d--) {
         if (d != dim)
@@ -447,16 +456,14 @@ static int64_t element_offset(const tt_tensor *x, const tt_tensor *index, int di
     return offset;
 }
 
-static tutti_status gather_shape(tu_args *args)
-{
+static tutti_status gather_shape(tu_args *args) {
     int dim;
     tutti_status status = check_along(args, args->inputs[0], args->inputs[1], &dim);
     args->results[0] = tu_shape_of(args->inputs[1]);
     args->results[0].dtype = args->inputs[0]->dtype;
     return status == TUTTI_OK ? tu_shape_contiguous(args->op->name, &args->results[0]) : status;
 }
-static tutti_status gather_cpu(tu_args *args)
-{
+static tutti_status gather_cpu(tu_args *args) {
     const tt_tensor *x = args->inputs[0], *index = args->inputs[1];
     int dim = (int)args->params.integer[0];
     size_t size = tu_dtype_bytes[x->dtype];
@@ -471,39 +478,42 @@ static tutti_status gather_cpu(tu_args *args)
     free_index(at, index);
     return TUTTI_OK;
 }
-static void gather_gradient(tu_gradient *g)
-{
+static void gather_gradient(tu_gradient *g) {
     const tu_shape *shape = tu_input_shape(g, 0);
     tt_options options = TT_OPTIONS_INIT;
     options.device = shape->device;
     tt_tensor *zeros = tt_zeros(tt_dims_of(shape->ndim, shape->sizes), g->grads[0]->dtype, &options);
     g->results[0] = tt_scatter_add(zeros, (int)g->params->integer[0], tu_saved(g, TU_INPUT(1)), g->grads[0]);
 }
-static tt_tensor *gather_sample(tu_sampler *s)
-{
+static tt_tensor *gather_sample(tu_sampler *s) {
     tt_tensor *x = tu_normal(s, tt_shape(s->n, 5));
     return tt_gather_dim(x, 1, tu_index(s, tt_shape(s->n, 3), 5));
 }
-TU_OPERATOR(gather_dim) = { .name = "gather_dim", .schema = "gather_dim(x, index, dim) -> tensor", .summary = "out[i][j] = x[i][index[i][j]] for dim 1, and so on",
-    .family = FAMILY, .shape = gather_shape, .cpu = gather_cpu, .gradient = gather_gradient, .saves = { TU_INPUT(1) }, .sample = gather_sample };
-tt_tensor *tt_gather_dim(tt_tensor *x, int dim, tt_tensor *index)
-{
+TU_OPERATOR(gather_dim) = { .name = "gather_dim",
+                            .schema = "gather_dim(x, index, dim) -> tensor",
+                            .summary = "out[i][j] = x[i][index[i][j]] for dim 1, and so on",
+                            .family = FAMILY,
+                            .shape = gather_shape,
+                            .cpu = gather_cpu,
+                            .gradient = gather_gradient,
+                            .saves = { TU_INPUT(1) },
+                            .sample = gather_sample };
+tt_tensor *tt_gather_dim(tt_tensor *x, int dim, tt_tensor *index) {
     return with_dim(&tu_op_gather_dim, 2, (tt_tensor *[]){ x, index }, dim);
 }
 
-static tutti_status scatter_shape(tu_args *args)
-{
+static tutti_status scatter_shape(tu_args *args) {
     int dim;
     const tt_tensor *x = args->inputs[0], *index = args->inputs[1], *source = args->inputs[2];
     tutti_status status = check_along(args, x, index, &dim);
     if (status != TUTTI_OK)
         return status;
     if (!tu_same_sizes(index, source) || source->dtype != x->dtype)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "source %s must have index's shape, %s, and x's dtype", tu_describe(source), tu_describe(index));
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "source %s must have index's shape, %s, and x's dtype",
+                             tu_describe(source), tu_describe(index));
     return tu_shape_like_first(args);
 }
-static tutti_status scatter_cpu(tu_args *args)
-{
+static tutti_status scatter_cpu(tu_args *args) {
     const tt_tensor *x = args->inputs[0], *index = args->inputs[1];
     tt_tensor *out = args->outputs[0];
     int dim = (int)args->params.integer[0];
@@ -525,35 +535,36 @@ static tutti_status scatter_cpu(tu_args *args)
     free_index(at, index);
     return status;
 }
-static void scatter_gradient(tu_gradient *g)
-{
+static void scatter_gradient(tu_gradient *g) {
     g->results[0] = g->grads[0];
     if (g->needs[2])
         g->results[2] = tt_gather_dim(g->grads[0], (int)g->params->integer[0], tu_saved(g, TU_INPUT(1)));
 }
-static tt_tensor *scatter_sample(tu_sampler *s)
-{
+static tt_tensor *scatter_sample(tu_sampler *s) {
     tt_tensor *x = tu_normal(s, tt_shape(s->n, 5)), *index = tu_index(s, tt_shape(s->n, 3), 5);
     return tt_scatter_add(x, 1, index, tu_normal(s, tt_shape(s->n, 3)));
 }
-TU_OPERATOR(scatter_add) = { .name = "scatter_add", .schema = "scatter_add(x, index, source, dim) -> tensor",
-    .summary = "x, with out[i][index[i][j]] += source[i][j] for dim 1, and so on", .family = FAMILY, .shape = scatter_shape, .cpu = scatter_cpu,
-    .gradient = scatter_gradient, .saves = { 0, 0, TU_INPUT(1) }, .sample = scatter_sample };
-tt_tensor *tt_scatter_add(tt_tensor *x, int dim, tt_tensor *index, tt_tensor *source)
-{
+TU_OPERATOR(scatter_add) = { .name = "scatter_add",
+                             .schema = "scatter_add(x, index, source, dim) -> tensor",
+                             .summary = "x, with out[i][index[i][j]] += source[i][j] for dim 1, and so on",
+                             .family = FAMILY,
+                             .shape = scatter_shape,
+                             .cpu = scatter_cpu,
+                             .gradient = scatter_gradient,
+                             .saves = { 0, 0, TU_INPUT(1) },
+                             .sample = scatter_sample };
+tt_tensor *tt_scatter_add(tt_tensor *x, int dim, tt_tensor *index, tt_tensor *source) {
     return with_dim(&tu_op_scatter_add, 3, (tt_tensor *[]){ x, index, source }, dim);
 }
 
 /* ---- triangles ---- */
 
-static tutti_status triangle_shape(tu_args *args)
-{
+static tutti_status triangle_shape(tu_args *args) {
     if (args->inputs[0]->ndim < 2)
         return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s is no matrix", tu_describe(args->inputs[0]));
     return tu_shape_like_first(args);
 }
-static tutti_status triangle(tu_args *args, bool lower)
-{
+static tutti_status triangle(tu_args *args, bool lower) {
     tt_tensor *out = args->outputs[0];
     int64_t rows = out->sizes[out->ndim - 2], columns = out->sizes[out->ndim - 1], diagonal = args->params.integer[0];
     size_t size = tu_dtype_bytes[out->dtype];
@@ -571,22 +582,49 @@ static tutti_status triangle(tu_args *args, bool lower)
     }
     return TUTTI_OK;
 }
-static tutti_status tril_cpu(tu_args *args) { return triangle(args, true); }
-static tutti_status triu_cpu(tu_args *args) { return triangle(args, false); }
-static void tril_gradient(tu_gradient *g) { g->results[0] = tt_tril(g->grads[0], g->params->integer[0]); }
-static void triu_gradient(tu_gradient *g) { g->results[0] = tt_triu(g->grads[0], g->params->integer[0]); }
-static tt_tensor *tril_sample(tu_sampler *s) { return tt_tril(tu_normal(s, tt_shape(s->n, 3, 4)), 1); }
-static tt_tensor *triu_sample(tu_sampler *s) { return tt_triu(tu_normal(s, tt_shape(s->n, 3, 4)), -1); }
-TU_OPERATOR(tril) = { .name = "tril", .schema = "tril(x, diagonal) -> tensor", .summary = "zero above a diagonal", .family = FAMILY, .shape = triangle_shape,
-    .cpu = tril_cpu, .gradient = tril_gradient, .sample = tril_sample };
-TU_OPERATOR(triu) = { .name = "triu", .schema = "triu(x, diagonal) -> tensor", .summary = "zero below a diagonal", .family = FAMILY, .shape = triangle_shape,
-    .cpu = triu_cpu, .gradient = triu_gradient, .sample = triu_sample };
-static tt_tensor *with_diagonal(const tu_op *op, tt_tensor *x, int64_t diagonal)
-{
+static tutti_status tril_cpu(tu_args *args) {
+    return triangle(args, true);
+}
+static tutti_status triu_cpu(tu_args *args) {
+    return triangle(args, false);
+}
+static void tril_gradient(tu_gradient *g) {
+    g->results[0] = tt_tril(g->grads[0], g->params->integer[0]);
+}
+static void triu_gradient(tu_gradient *g) {
+    g->results[0] = tt_triu(g->grads[0], g->params->integer[0]);
+}
+static tt_tensor *tril_sample(tu_sampler *s) {
+    return tt_tril(tu_normal(s, tt_shape(s->n, 3, 4)), 1);
+}
+static tt_tensor *triu_sample(tu_sampler *s) {
+    return tt_triu(tu_normal(s, tt_shape(s->n, 3, 4)), -1);
+}
+TU_OPERATOR(tril) = { .name = "tril",
+                      .schema = "tril(x, diagonal) -> tensor",
+                      .summary = "zero above a diagonal",
+                      .family = FAMILY,
+                      .shape = triangle_shape,
+                      .cpu = tril_cpu,
+                      .gradient = tril_gradient,
+                      .sample = tril_sample };
+TU_OPERATOR(triu) = { .name = "triu",
+                      .schema = "triu(x, diagonal) -> tensor",
+                      .summary = "zero below a diagonal",
+                      .family = FAMILY,
+                      .shape = triangle_shape,
+                      .cpu = triu_cpu,
+                      .gradient = triu_gradient,
+                      .sample = triu_sample };
+static tt_tensor *with_diagonal(const tu_op *op, tt_tensor *x, int64_t diagonal) {
     tu_args args;
     tu_args_init(&args, op, 1, &x);
     args.params.integer[0] = diagonal;
     return tu_run(&args);
 }
-tt_tensor *tt_tril(tt_tensor *x, int64_t diagonal) { return with_diagonal(&tu_op_tril, x, diagonal); }
-tt_tensor *tt_triu(tt_tensor *x, int64_t diagonal) { return with_diagonal(&tu_op_triu, x, diagonal); }
+tt_tensor *tt_tril(tt_tensor *x, int64_t diagonal) {
+    return with_diagonal(&tu_op_tril, x, diagonal);
+}
+tt_tensor *tt_triu(tt_tensor *x, int64_t diagonal) {
+    return with_diagonal(&tu_op_triu, x, diagonal);
+}

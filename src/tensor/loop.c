@@ -12,8 +12,7 @@
 #define PIECE_BYTES 8192 /* of one operand: with all operands well inside the first-level cache */
 #define GRAIN 32768      /* elements that are worth another thread */
 
-tutti_dtype tu_compute_dtype(tutti_dtype dtype)
-{
+tutti_dtype tu_compute_dtype(tutti_dtype dtype) {
     if (tu_is_complex(dtype))
         return TUTTI_C128;
     if (dtype == TUTTI_F64 || dtype == TUTTI_U64)
@@ -23,54 +22,61 @@ tutti_dtype tu_compute_dtype(tutti_dtype dtype)
 
 /* ---- packing ---- */
 
-#define PACK(type)                                                                                                     \
-    for (int64_t i = 0; i < count; i++)                                                                                \
-        ((type *)to)[i] = ((const type *)from)[i * stride];                                                            \
+#define PACK(type)                                          \
+    for (int64_t i = 0; i < count; i++)                     \
+        ((type *)to)[i] = ((const type *)from)[i * stride]; \
     return
 
 typedef struct pair {
     uint64_t low, high;
 } pair;
 
-void tu_pack(void *to, const void *from, int64_t stride, size_t size, int64_t count)
-{
+void tu_pack(void *to, const void *from, int64_t stride, size_t size, int64_t count) {
     if (stride == 1) {
         memcpy(to, from, (size_t)count * size);
         return;
     }
     switch (size) {
-    case 1: PACK(uint8_t);
-    case 2: PACK(uint16_t);
-    case 4: PACK(uint32_t);
-    case 8: PACK(uint64_t);
-    default: PACK(pair);
+    case 1:
+        PACK(uint8_t);
+    case 2:
+        PACK(uint16_t);
+    case 4:
+        PACK(uint32_t);
+    case 8:
+        PACK(uint64_t);
+    default:
+        PACK(pair);
     }
 }
 
-#define UNPACK(type)                                                                                                   \
-    for (int64_t i = 0; i < count; i++)                                                                                \
-        ((type *)to)[i * stride] = ((const type *)from)[i];                                                            \
+#define UNPACK(type)                                        \
+    for (int64_t i = 0; i < count; i++)                     \
+        ((type *)to)[i * stride] = ((const type *)from)[i]; \
     return
 
-void tu_unpack(void *to, int64_t stride, const void *from, size_t size, int64_t count)
-{
+void tu_unpack(void *to, int64_t stride, const void *from, size_t size, int64_t count) {
     if (stride == 1) {
         memcpy(to, from, (size_t)count * size);
         return;
     }
     switch (size) {
-    case 1: UNPACK(uint8_t);
-    case 2: UNPACK(uint16_t);
-    case 4: UNPACK(uint32_t);
-    case 8: UNPACK(uint64_t);
-    default: UNPACK(pair);
+    case 1:
+        UNPACK(uint8_t);
+    case 2:
+        UNPACK(uint16_t);
+    case 4:
+        UNPACK(uint32_t);
+    case 8:
+        UNPACK(uint64_t);
+    default:
+        UNPACK(pair);
     }
 }
 
 /* ---- the shape of the loop ---- */
 
-static void swap_dims(tu_loop *loop, int a, int b)
-{
+static void swap_dims(tu_loop *loop, int a, int b) {
     int64_t size = loop->sizes[a];
     loop->sizes[a] = loop->sizes[b];
     loop->sizes[b] = size;
@@ -82,15 +88,14 @@ static void swap_dims(tu_loop *loop, int a, int b)
 }
 
 /* Outer dimensions first, by the output's strides, so that the innermost one is the densest. */
-static void sort_dims(tu_loop *loop)
-{
+static void sort_dims(tu_loop *loop) {
     for (int i = 1; i < loop->ndim; i++)
-        for (int j = i; j > 0 && loop->at[0].strides[j] > loop->at[0].strides[j - 1] && loop->at[0].strides[j - 1] != 0; j--)
+        for (int j = i; j > 0 && loop->at[0].strides[j] > loop->at[0].strides[j - 1] && loop->at[0].strides[j - 1] != 0;
+             j--)
             swap_dims(loop, j, j - 1);
 }
 
-static bool mergeable(const tu_loop *loop, int outer, int inner)
-{
+static bool mergeable(const tu_loop *loop, int outer, int inner) {
     for (int k = 0; k < loop->operands; k++)
         if (loop->at[k].strides[outer] != loop->at[k].strides[inner] * loop->sizes[inner])
             return false;
@@ -98,8 +103,7 @@ static bool mergeable(const tu_loop *loop, int outer, int inner)
 }
 
 /* Merges neighbours that one stride walks through, and drops dimensions of size 1. */
-static void merge_dims(tu_loop *loop)
-{
+static void merge_dims(tu_loop *loop) {
     int kept = 0;
     for (int i = 0; i < loop->ndim; i++) {
         if (loop->sizes[i] == 1)
@@ -124,8 +128,7 @@ static void merge_dims(tu_loop *loop)
     loop->ndim = kept;
 }
 
-void tu_loop_init(tu_loop *loop, const tt_tensor *out, int inputs, tt_tensor *const *in)
-{
+void tu_loop_init(tu_loop *loop, const tt_tensor *out, int inputs, tt_tensor *const *in) {
     loop->operands = inputs + 1;
     bool plain = (out->flags & TU_CONTIGUOUS) != 0;
     for (int i = 0; i < inputs; i++)
@@ -139,7 +142,8 @@ void tu_loop_init(tu_loop *loop, const tt_tensor *out, int inputs, tt_tensor *co
         if (plain)
             loop->at[k].strides[0] = 1;
         for (int d = 0; !plain && d < out->ndim; d++)
-            loop->at[k].strides[d] = d < pad || (x->sizes[d - pad] == 1 && out->sizes[d] != 1) ? 0 : x->strides[d - pad];
+            loop->at[k].strides[d] =
+                d < pad || (x->sizes[d - pad] == 1 && out->sizes[d] != 1) ? 0 : x->strides[d - pad];
     }
     if (plain) {
         loop->sizes[0] = out->numel;
@@ -167,8 +171,7 @@ typedef struct buffers {
 } buffers;
 
 /* Makes `count` elements of operand k dense and of the compute type; in place where they are. */
-static const void *fetch(const walk *w, int k, const char *data, int64_t count, buffers *buffer)
-{
+static const void *fetch(const walk *w, int k, const char *data, int64_t count, buffers *buffer) {
     tutti_dtype dtype = w->loop->at[k].dtype;
     int64_t stride = w->loop->at[k].strides[w->loop->ndim - 1];
     size_t size = tu_dtype_bytes[dtype];
@@ -194,8 +197,7 @@ static const void *fetch(const walk *w, int k, const char *data, int64_t count, 
     return buffer->at[k];
 }
 
-static void store(const walk *w, char *data, const void *result, int64_t count, buffers *buffer)
-{
+static void store(const walk *w, char *data, const void *result, int64_t count, buffers *buffer) {
     tutti_dtype dtype = w->loop->at[0].dtype;
     int64_t stride = w->loop->at[0].strides[w->loop->ndim - 1];
     const void *converted = result;
@@ -209,8 +211,7 @@ static void store(const walk *w, char *data, const void *result, int64_t count, 
         tu_unpack(data, stride, converted, tu_dtype_bytes[dtype], count);
 }
 
-static bool all_direct(const walk *w)
-{
+static bool all_direct(const walk *w) {
     const tu_loop *loop = w->loop;
     for (int k = 0; k < loop->operands; k++)
         if (loop->at[k].strides[loop->ndim - 1] != 1 || loop->at[k].dtype != w->compute)
@@ -219,8 +220,7 @@ static bool all_direct(const walk *w)
 }
 
 /* One stretch of the innermost dimension. */
-static void run_stretch(const walk *w, char *const *data, int64_t count, bool direct, buffers *buffer)
-{
+static void run_stretch(const walk *w, char *const *data, int64_t count, bool direct, buffers *buffer) {
     const tu_loop *loop = w->loop;
     const void *in[TU_OPERANDS];
     if (direct) {
@@ -235,8 +235,10 @@ static void run_stretch(const walk *w, char *const *data, int64_t count, bool di
         int64_t length = count - done < w->piece ? count - done : w->piece;
         for (int k = 1; k < loop->operands; k++) {
             bool repeated = loop->at[k].strides[last] == 0 && done > 0;
-            in[k - 1] = repeated ? buffer->at[k]
-                                 : fetch(w, k, data[k] + done * loop->at[k].strides[last] * tu_dtype_bytes[loop->at[k].dtype], length, buffer);
+            in[k - 1] =
+                repeated ? buffer->at[k]
+                         : fetch(w, k, data[k] + done * loop->at[k].strides[last] * tu_dtype_bytes[loop->at[k].dtype],
+                                 length, buffer);
         }
         char *out = data[0] + done * loop->at[0].strides[last] * tu_dtype_bytes[loop->at[0].dtype];
         w->kernel(in, out_direct ? (void *)out : buffer->at[0], length, w->params);
@@ -245,8 +247,7 @@ static void run_stretch(const walk *w, char *const *data, int64_t count, bool di
     }
 }
 
-static void walk_range(void *context, int64_t begin, int64_t end)
-{
+static void walk_range(void *context, int64_t begin, int64_t end) {
     const walk *w = context;
     const tu_loop *loop = w->loop;
     int last = loop->ndim - 1;
@@ -260,7 +261,8 @@ static void walk_range(void *context, int64_t begin, int64_t end)
     for (int k = 0; k < loop->operands; k++) {
         int64_t offset = 0;
         for (int d = 0; d <= last; d++)
-            offset += index[d] * loop->at[k].strides[d]; // cppcheck-suppress uninitvar // the loop above filled all of them
+            offset +=
+                index[d] * loop->at[k].strides[d]; // cppcheck-suppress uninitvar // the loop above filled all of them
         data[k] = loop->at[k].data + offset * tu_dtype_bytes[loop->at[k].dtype];
     }
     bool direct = all_direct(w);
@@ -286,8 +288,7 @@ static void walk_range(void *context, int64_t begin, int64_t end)
     }
 }
 
-void tu_loop_run(tu_loop *loop, tu_kernel *kernel, tutti_dtype compute, const tu_params *params)
-{
+void tu_loop_run(tu_loop *loop, tu_kernel *kernel, tutti_dtype compute, const tu_params *params) {
     int64_t total = 1;
     for (int d = 0; d < loop->ndim; d++)
         total *= loop->sizes[d];
@@ -303,31 +304,27 @@ void tu_loop_run(tu_loop *loop, tu_kernel *kernel, tutti_dtype compute, const tu
 
 /* ---- copies ---- */
 
-static void move(const void *const *in, void *out, int64_t count, const tu_params *params)
-{
+static void move(const void *const *in, void *out, int64_t count, const tu_params *params) {
     /* The element size travels in the parameters; a dense input of the output's type may lie in the output itself. */
     if (in[0] != out)
         memcpy(out, in[0], (size_t)(count * params->integer[0]));
 }
 
-static void copy_loop(tu_loop *loop)
-{
+static void copy_loop(tu_loop *loop) {
     /* To a type of its own: the output's, so that each element is converted once. */
     tutti_dtype compute = loop->at[0].dtype;
     tu_params params = { .integer = { tu_dtype_bytes[compute] } };
     tu_loop_run(loop, move, compute, &params);
 }
 
-void tu_copy_tensor(const tt_tensor *to, const tt_tensor *x)
-{
+void tu_copy_tensor(const tt_tensor *to, const tt_tensor *x) {
     tu_loop loop;
     tt_tensor *in[] = { (tt_tensor *)x };
     tu_loop_init(&loop, to, 1, in);
     copy_loop(&loop);
 }
 
-static tutti_status copy_row_major(const tt_tensor *x, void *memory, tutti_dtype dtype, bool out)
-{
+static tutti_status copy_row_major(const tt_tensor *x, void *memory, tutti_dtype dtype, bool out) {
     tu_shape shape = tu_shape_of(x);
     shape.dtype = dtype;
     tutti_status status = tu_shape_contiguous("copy", &shape);
@@ -345,12 +342,10 @@ static tutti_status copy_row_major(const tt_tensor *x, void *memory, tutti_dtype
     return TUTTI_OK;
 }
 
-tutti_status tu_copy_out(const tt_tensor *x, void *out, tutti_dtype dtype)
-{
+tutti_status tu_copy_out(const tt_tensor *x, void *out, tutti_dtype dtype) {
     return copy_row_major(x, out, dtype, true);
 }
 
-tutti_status tu_copy_in(tt_tensor *x, const void *from, tutti_dtype dtype)
-{
+tutti_status tu_copy_in(tt_tensor *x, const void *from, tutti_dtype dtype) {
     return copy_row_major(x, (void *)from, dtype, false);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Loops over tensors of one shape. A kernel sees dense rows of one type (a "compute type"); the loop brings it there: it
- * merges dimensions, hands over rows that are dense already as they lie, and packs, converts and repeats the others in pieces
- * that stay in the first-level cache.
+ * Loops over tensors of one shape. A kernel sees dense rows of one type (a "compute type"); the loop brings it there:
+ * it merges dimensions, hands over rows that are dense already as they lie, and packs, converts and repeats the others
+ * in pieces that stay in the first-level cache.
  */
 #ifndef TU_TENSOR_LOOP_H
 #define TU_TENSOR_LOOP_H

@@ -17,78 +17,80 @@ typedef struct entropy {
     const int64_t *targets;
     void *lse, *out; /* out: backward's result */
     int64_t classes, ignore;
-    double scale;    /* backward: g over the number of targets */
+    double scale; /* backward: g over the number of targets */
 } entropy;
 
-#define ENTROPY_KERNELS(suffix, type, exp_function, log_function)                                                      \
-    TU_CLONES static void lse_##suffix(void *context, int64_t begin, int64_t end)                                      \
-    {                                                                                                                  \
-        const entropy *e = context;                                                                                    \
-        for (int64_t row = begin; row < end; row++) {                                                                  \
-            const type *x = (const type *)e->logits + row * e->classes;                                                \
-            type tops[16], sums[16] = { 0 }, top = -INFINITY, sum = 0;                                                 \
-            int64_t i = 0;                                                                                             \
-            for (int l = 0; l < 16; l++)                                                                               \
-                tops[l] = -INFINITY;                                                                                   \
-            for (; i + 16 <= e->classes; i += 16)                                                                      \
-                for (int l = 0; l < 16; l++)                                                                           \
-                    tops[l] = x[i + l] > tops[l] ? x[i + l] : tops[l];                                                 \
-            for (; i < e->classes; i++)                                                                                \
-                top = x[i] > top ? x[i] : top;                                                                         \
-            for (int l = 0; l < 16; l++)                                                                               \
-                top = tops[l] > top ? tops[l] : top;                                                                   \
-            for (i = 0; i + 16 <= e->classes; i += 16)                                                                 \
-                for (int l = 0; l < 16; l++)                                                                           \
-                    sums[l] += exp_function(x[i + l] - top);                                                           \
-            for (; i < e->classes; i++)                                                                                \
-                sum += exp_function(x[i] - top);                                                                       \
-            for (int l = 0; l < 16; l++)                                                                               \
-                sum += sums[l];                                                                                        \
-            ((type *)e->lse)[row] = top + log_function(sum);                                                           \
-        }                                                                                                              \
-    }                                                                                                                  \
-    TU_CLONES static void entropy_backward_##suffix(void *context, int64_t begin, int64_t end)                         \
-    {                                                                                                                  \
-        const entropy *e = context;                                                                                    \
-        for (int64_t row = begin; row < end; row++) {                                                                  \
-            const type *x = (const type *)e->logits + row * e->classes;                                                \
-            type *o = (type *)e->out + row * e->classes, lse = ((type *)e->lse)[row], scale = (type)e->scale;          \
-            if (e->targets[row] == e->ignore) {                                                                        \
-                memset(o, 0, (size_t)e->classes * sizeof *o);                                                          \
-                continue;                                                                                              \
-            }                                                                                                          \
-            for (int64_t i = 0; i < e->classes; i++)                                                                   \
-                o[i] = exp_function(x[i] - lse) * scale;                                                               \
-            o[e->targets[row]] -= scale;                                                                               \
-        }                                                                                                              \
+#define ENTROPY_KERNELS(suffix, type, exp_function, log_function)                                             \
+    TU_CLONES static void lse_##suffix(void *context, int64_t begin, int64_t end) {                           \
+        const entropy *e = context;                                                                           \
+        for (int64_t row = begin; row < end; row++) {                                                         \
+            const type *x = (const type *)e->logits + row * e->classes;                                       \
+            type tops[16], sums[16] = { 0 }, top = -INFINITY, sum = 0;                                        \
+            int64_t i = 0;                                                                                    \
+            for (int l = 0; l < 16; l++)                                                                      \
+                tops[l] = -INFINITY;                                                                          \
+            for (; i + 16 <= e->classes; i += 16)                                                             \
+                for (int l = 0; l < 16; l++)                                                                  \
+                    tops[l] = x[i + l] > tops[l] ? x[i + l] : tops[l];                                        \
+            for (; i < e->classes; i++)                                                                       \
+                top = x[i] > top ? x[i] : top;                                                                \
+            for (int l = 0; l < 16; l++)                                                                      \
+                top = tops[l] > top ? tops[l] : top;                                                          \
+            for (i = 0; i + 16 <= e->classes; i += 16)                                                        \
+                for (int l = 0; l < 16; l++)                                                                  \
+                    sums[l] += exp_function(x[i + l] - top);                                                  \
+            for (; i < e->classes; i++)                                                                       \
+                sum += exp_function(x[i] - top);                                                              \
+            for (int l = 0; l < 16; l++)                                                                      \
+                sum += sums[l];                                                                               \
+            ((type *)e->lse)[row] = top + log_function(sum);                                                  \
+        }                                                                                                     \
+    }                                                                                                         \
+    TU_CLONES static void entropy_backward_##suffix(void *context, int64_t begin, int64_t end) {              \
+        const entropy *e = context;                                                                           \
+        for (int64_t row = begin; row < end; row++) {                                                         \
+            const type *x = (const type *)e->logits + row * e->classes;                                       \
+            type *o = (type *)e->out + row * e->classes, lse = ((type *)e->lse)[row], scale = (type)e->scale; \
+            if (e->targets[row] == e->ignore) {                                                               \
+                memset(o, 0, (size_t)e->classes * sizeof *o);                                                 \
+                continue;                                                                                     \
+            }                                                                                                 \
+            for (int64_t i = 0; i < e->classes; i++)                                                          \
+                o[i] = exp_function(x[i] - lse) * scale;                                                      \
+            o[e->targets[row]] -= scale;                                                                      \
+        }                                                                                                     \
     }
 ENTROPY_KERNELS(f32, float, tu_expf, logf)
 ENTROPY_KERNELS(f64, double, exp, log)
 
-static tutti_status check_targets(const tu_args *args, const tt_tensor *logits, const tt_tensor *targets)
-{
+static tutti_status check_targets(const tu_args *args, const tt_tensor *logits, const tt_tensor *targets) {
     if (!tu_is_float(logits->dtype) || logits->ndim != 2)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "logits is %s and must be a matrix of floats", tu_describe(logits));
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "logits is %s and must be a matrix of floats",
+                             tu_describe(logits));
     if (!tu_is_integer(targets->dtype) || targets->ndim != 1 || targets->sizes[0] != logits->sizes[0])
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "targets is %s and must have one integer per row of logits, %s", tu_describe(targets),
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT,
+                             "targets is %s and must have one integer per row of logits, %s", tu_describe(targets),
                              tu_describe(logits));
     return TUTTI_OK;
 }
 
-static tutti_status cross_entropy_shape(tu_args *args)
-{
+static tutti_status cross_entropy_shape(tu_args *args) {
     const tt_tensor *logits = args->inputs[0];
     tutti_status status = check_targets(args, logits, args->inputs[1]);
     if (status != TUTTI_OK)
         return status;
     args->results[0] = (tu_shape){ .dtype = logits->dtype, .device = args->device };
-    args->results[1] = (tu_shape){ .dtype = tu_stage_dtype(logits), .device = args->device, .ndim = 1, .sizes = { logits->sizes[0] }, .strides = { 1 } };
+    args->results[1] = (tu_shape){ .dtype = tu_stage_dtype(logits),
+                                   .device = args->device,
+                                   .ndim = 1,
+                                   .sizes = { logits->sizes[0] },
+                                   .strides = { 1 } };
     return TUTTI_OK;
 }
 
 /* Targets as i64, each a class or `ignore`; how many count. */
-static tutti_status read_targets(const tu_args *args, const tt_tensor *targets, int64_t classes, tt_tensor **dense, int64_t *count)
-{
+static tutti_status read_targets(const tu_args *args, const tt_tensor *targets, int64_t classes, tt_tensor **dense,
+                                 int64_t *count) {
     int64_t ignore = args->params.integer[0];
     *dense = tu_stage_in(targets, TUTTI_I64);
     if (*dense == NULL)
@@ -100,8 +102,9 @@ static tutti_status read_targets(const tu_args *args, const tt_tensor *targets, 
             continue;
         ++*count;
         if (at[i] < 0 || at[i] >= classes) {
-            tutti_status status = tu_args_error(args, TUTTI_ERROR_RANGE, "target %lld of row %lld is out of range for %lld classes", (long long)at[i],
-                                                (long long)i, (long long)classes);
+            tutti_status status =
+                tu_args_error(args, TUTTI_ERROR_RANGE, "target %lld of row %lld is out of range for %lld classes",
+                              (long long)at[i], (long long)i, (long long)classes);
             tu_tensor_drop(*dense);
             return status;
         }
@@ -109,8 +112,7 @@ static tutti_status read_targets(const tu_args *args, const tt_tensor *targets, 
     return TUTTI_OK;
 }
 
-static double sum_losses(const entropy *e, tutti_dtype dtype, int64_t rows)
-{
+static double sum_losses(const entropy *e, tutti_dtype dtype, int64_t rows) {
     double sum = 0;
     for (int64_t i = 0; i < rows; i++) {
         if (e->targets[i] == e->ignore)
@@ -122,8 +124,7 @@ static double sum_losses(const entropy *e, tutti_dtype dtype, int64_t rows)
     return sum;
 }
 
-static tutti_status cross_entropy_cpu(tu_args *args)
-{
+static tutti_status cross_entropy_cpu(tu_args *args) {
     tutti_dtype dtype = tu_stage_dtype(args->inputs[0]);
     int64_t count, rows = args->inputs[0]->sizes[0], classes = args->inputs[0]->sizes[1];
     tt_tensor *targets;
@@ -132,7 +133,13 @@ static tutti_status cross_entropy_cpu(tu_args *args)
         return status;
     tt_tensor *logits = tu_stage_in(args->inputs[0], dtype);
     if (logits != NULL) {
-        entropy e = { tu_pointer(logits), tu_pointer(targets), tu_pointer(args->outputs[1]), NULL, classes, args->params.integer[0], 0 };
+        entropy e = { tu_pointer(logits),
+                      tu_pointer(targets),
+                      tu_pointer(args->outputs[1]),
+                      NULL,
+                      classes,
+                      args->params.integer[0],
+                      0 };
         tu_parallel(rows, 8192 / (classes + 1) + 1, dtype == TUTTI_F32 ? lse_f32 : lse_f64, &e);
         double loss = sum_losses(&e, dtype, rows) / (double)count; /* of no targets: not a number */
         status = tutti_convert(&loss, TUTTI_F64, tu_pointer(args->outputs[0]), args->outputs[0]->dtype, 1);
@@ -145,14 +152,12 @@ static tutti_status cross_entropy_cpu(tu_args *args)
 }
 
 /* (logits, targets, lse, g) to the gradient of logits: (softmax - one at the target) g / count */
-static tutti_status entropy_backward_shape(tu_args *args)
-{
+static tutti_status entropy_backward_shape(tu_args *args) {
     tutti_status status = check_targets(args, args->inputs[0], args->inputs[1]);
     return status == TUTTI_OK ? tu_shape_like_first(args) : status;
 }
 
-static tutti_status entropy_backward_cpu(tu_args *args)
-{
+static tutti_status entropy_backward_cpu(tu_args *args) {
     tutti_dtype dtype = tu_stage_dtype(args->inputs[0]);
     int64_t count, rows = args->inputs[0]->sizes[0], classes = args->inputs[0]->sizes[1];
     double g;
@@ -166,8 +171,10 @@ static tutti_status entropy_backward_cpu(tu_args *args)
     if (logits == NULL || lse == NULL || out == NULL)
         status = TUTTI_ERROR_MEMORY;
     if (status == TUTTI_OK) {
-        entropy e = { tu_pointer(logits), tu_pointer(targets), tu_pointer(lse), tu_pointer(out), classes, args->params.integer[0], g / (double)count };
-        tu_parallel(rows, 8192 / (classes + 1) + 1, dtype == TUTTI_F32 ? entropy_backward_f32 : entropy_backward_f64, &e);
+        entropy e = { tu_pointer(logits),      tu_pointer(targets), tu_pointer(lse), tu_pointer(out), classes,
+                      args->params.integer[0], g / (double)count };
+        tu_parallel(rows, 8192 / (classes + 1) + 1, dtype == TUTTI_F32 ? entropy_backward_f32 : entropy_backward_f64,
+                    &e);
         tu_stage_done(args->outputs[0], out);
     } else {
         tu_tensor_drop(out);
@@ -179,39 +186,48 @@ static tutti_status entropy_backward_cpu(tu_args *args)
 }
 
 static tt_tensor *entropy_backward_sample(tu_sampler *s);
-TU_OPERATOR(cross_entropy_backward) = { .name = "cross_entropy_backward", .schema = "cross_entropy_backward(logits, targets, lse, g, ignore) -> tensor",
-    .summary = "the gradient of cross_entropy", .family = FAMILY, .shape = entropy_backward_shape, .cpu = entropy_backward_cpu,
-    .sample = entropy_backward_sample };
-static tt_tensor *entropy_backward(tt_tensor *logits, tt_tensor *targets, tt_tensor *lse, tt_tensor *g, int64_t ignore)
-{
+TU_OPERATOR(cross_entropy_backward) = { .name = "cross_entropy_backward",
+                                        .schema = "cross_entropy_backward(logits, targets, lse, g, ignore) -> tensor",
+                                        .summary = "the gradient of cross_entropy",
+                                        .family = FAMILY,
+                                        .shape = entropy_backward_shape,
+                                        .cpu = entropy_backward_cpu,
+                                        .sample = entropy_backward_sample };
+static tt_tensor *entropy_backward(tt_tensor *logits, tt_tensor *targets, tt_tensor *lse, tt_tensor *g,
+                                   int64_t ignore) {
     tt_tensor *inputs[] = { logits, targets, lse, g };
     tu_args args;
     tu_args_init(&args, &tu_op_cross_entropy_backward, 4, inputs);
     args.params.integer[0] = ignore;
     return tu_run(&args);
 }
-static tt_tensor *entropy_backward_sample(tu_sampler *s)
-{
+static tt_tensor *entropy_backward_sample(tu_sampler *s) {
     tt_tensor *logits = tu_normal(s, tt_shape(s->n, 4)), *targets = tu_index(s, tt_shape(s->n), 4);
     tt_tensor *lse = tu_positive(s, tt_shape(s->n));
     return entropy_backward(logits, targets, lse, tu_normal(s, tt_shape()), -100);
 }
 
 #define SAVES (TU_INPUT(0) | TU_INPUT(1) | TU_OUTPUT(1))
-static void cross_entropy_gradient(tu_gradient *g)
-{
-    g->results[0] = entropy_backward(tu_saved(g, TU_INPUT(0)), tu_saved(g, TU_INPUT(1)), tu_saved(g, TU_OUTPUT(1)), g->grads[0], g->params->integer[0]);
+static void cross_entropy_gradient(tu_gradient *g) {
+    g->results[0] = entropy_backward(tu_saved(g, TU_INPUT(0)), tu_saved(g, TU_INPUT(1)), tu_saved(g, TU_OUTPUT(1)),
+                                     g->grads[0], g->params->integer[0]);
 }
-static tt_tensor *cross_entropy_sample(tu_sampler *s)
-{
+static tt_tensor *cross_entropy_sample(tu_sampler *s) {
     tt_tensor *logits = tu_normal(s, tt_shape(s->n + 1, 4));
     return tt_cross_entropy(logits, tu_index(s, tt_shape(s->n + 1), 4), -100);
 }
-TU_OPERATOR(cross_entropy) = { .name = "cross_entropy", .schema = "cross_entropy(logits, targets, ignore) -> tensor",
-    .summary = "mean of -log softmax at the targets, those equal to ignore left out", .family = FAMILY, .outputs = 2, .visible = 1,
-    .shape = cross_entropy_shape, .cpu = cross_entropy_cpu, .gradient = cross_entropy_gradient, .saves = { SAVES }, .sample = cross_entropy_sample };
-tt_tensor *tt_cross_entropy(tt_tensor *logits, tt_tensor *targets, int64_t ignore)
-{
+TU_OPERATOR(cross_entropy) = { .name = "cross_entropy",
+                               .schema = "cross_entropy(logits, targets, ignore) -> tensor",
+                               .summary = "mean of -log softmax at the targets, those equal to ignore left out",
+                               .family = FAMILY,
+                               .outputs = 2,
+                               .visible = 1,
+                               .shape = cross_entropy_shape,
+                               .cpu = cross_entropy_cpu,
+                               .gradient = cross_entropy_gradient,
+                               .saves = { SAVES },
+                               .sample = cross_entropy_sample };
+tt_tensor *tt_cross_entropy(tt_tensor *logits, tt_tensor *targets, int64_t ignore) {
     tt_tensor *inputs[] = { logits, targets };
     tu_args args;
     tu_args_init(&args, &tu_op_cross_entropy, 2, inputs);
@@ -219,11 +235,16 @@ tt_tensor *tt_cross_entropy(tt_tensor *logits, tt_tensor *targets, int64_t ignor
     return tu_run(&args);
 }
 
-static tt_tensor *mse_loss_sample(tu_sampler *s)
-{
+static tt_tensor *mse_loss_sample(tu_sampler *s) {
     tt_tensor *x = tu_normal(s, tt_shape(s->n + 1, 3));
     return tt_mse_loss(x, tu_normal(s, tt_shape(s->n + 1, 3)));
 }
-TU_OPERATOR(mse_loss) = { .name = "mse_loss", .schema = "mse_loss(x, target) -> tensor", .summary = "mean of the squared differences", .family = FAMILY,
-    .flags = TU_COMPOSITE, .sample = mse_loss_sample };
-tt_tensor *tt_mse_loss(tt_tensor *x, tt_tensor *target) { return tt_mean(tt_square(tt_sub(x, target))); }
+TU_OPERATOR(mse_loss) = { .name = "mse_loss",
+                          .schema = "mse_loss(x, target) -> tensor",
+                          .summary = "mean of the squared differences",
+                          .family = FAMILY,
+                          .flags = TU_COMPOSITE,
+                          .sample = mse_loss_sample };
+tt_tensor *tt_mse_loss(tt_tensor *x, tt_tensor *target) {
+    return tt_mean(tt_square(tt_sub(x, target)));
+}

@@ -11,30 +11,32 @@
 
 #define FAMILY "matrix products"
 
-static tu_matrix matrix_of(const tt_tensor *x)
-{
+static tu_matrix matrix_of(const tt_tensor *x) {
     return (tu_matrix){ tu_pointer(x), x->strides[x->ndim - 2], x->strides[x->ndim - 1] };
 }
 
 /* ---- matmul of at least two dimensions ---- */
 
-static tutti_status matmul_shape(tu_args *args)
-{
+static tutti_status matmul_shape(tu_args *args) {
     const tt_tensor *a = args->inputs[0], *b = args->inputs[1];
     tu_shape *result = &args->results[0];
     if (a->dtype != b->dtype)
-        return tu_args_error(args, TUTTI_ERROR_TYPE, "expected a and b to have the same dtype, but got %s and %s", tu_describe(a), tu_describe(b));
+        return tu_args_error(args, TUTTI_ERROR_TYPE, "expected a and b to have the same dtype, but got %s and %s",
+                             tu_describe(a), tu_describe(b));
     if (a->dtype == TUTTI_BOOL)
         return tu_args_error(args, TUTTI_ERROR_TYPE, "not defined for bool");
     if (a->ndim < 2 || b->ndim < 2 || a->sizes[a->ndim - 1] != b->sizes[b->ndim - 2])
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s and %s cannot be multiplied: the last size of a and the last but one of b differ",
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT,
+                             "%s and %s cannot be multiplied: the last size of a and the last but one of b differ",
                              tu_describe(a), tu_describe(b));
     int ndim = a->ndim > b->ndim ? a->ndim : b->ndim;
     *result = (tu_shape){ .dtype = a->dtype, .device = args->device, .ndim = ndim };
     for (int i = 0; i < ndim - 2; i++) {
-        int64_t of_a = i < ndim - a->ndim ? 1 : a->sizes[i - (ndim - a->ndim)], of_b = i < ndim - b->ndim ? 1 : b->sizes[i - (ndim - b->ndim)];
+        int64_t of_a = i < ndim - a->ndim ? 1 : a->sizes[i - (ndim - a->ndim)],
+                of_b = i < ndim - b->ndim ? 1 : b->sizes[i - (ndim - b->ndim)];
         if (of_a != of_b && of_a != 1 && of_b != 1)
-            return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "the leading dimensions of %s and %s do not broadcast", tu_describe(a), tu_describe(b));
+            return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "the leading dimensions of %s and %s do not broadcast",
+                                 tu_describe(a), tu_describe(b));
         result->sizes[i] = of_a == 1 ? of_b : of_a;
     }
     result->sizes[ndim - 2] = a->sizes[a->ndim - 2];
@@ -43,8 +45,7 @@ static tutti_status matmul_shape(tu_args *args)
 }
 
 /* Offset, in elements, of the batch-th matrix of x in the broadcast batch of `out`. */
-static int64_t batch_offset(const tt_tensor *x, const tt_tensor *out, int64_t batch)
-{
+static int64_t batch_offset(const tt_tensor *x, const tt_tensor *out, int64_t batch) {
     int64_t offset = 0;
     for (int i = out->ndim - 3; i >= 0; i--) {
         int64_t index = batch % out->sizes[i];
@@ -57,8 +58,7 @@ static int64_t batch_offset(const tt_tensor *x, const tt_tensor *out, int64_t ba
 }
 
 /* Whether all rows of a, batch after batch, are one tall matrix; b has no batch. */
-static bool is_tall(const tt_tensor *a, const tt_tensor *b)
-{
+static bool is_tall(const tt_tensor *a, const tt_tensor *b) {
     if (b->ndim != 2 || a->strides[a->ndim - 1] != 1)
         return false;
     int64_t expected = a->strides[a->ndim - 2] * a->sizes[a->ndim - 2];
@@ -70,8 +70,7 @@ static bool is_tall(const tt_tensor *a, const tt_tensor *b)
     return true;
 }
 
-static tutti_status matmul_cpu(tu_args *args)
-{
+static tutti_status matmul_cpu(tu_args *args) {
     const tt_tensor *a = args->inputs[0], *b = args->inputs[1];
     tt_tensor *out = args->outputs[0];
     int64_t m = out->sizes[out->ndim - 2], n = out->sizes[out->ndim - 1], k = a->sizes[a->ndim - 1];
@@ -86,20 +85,19 @@ static tutti_status matmul_cpu(tu_args *args)
         tu_matrix one_a = of_a, one_b = of_b;
         one_a.data = (const char *)of_a.data + batch_offset(a, out, batch) * (int64_t)size;
         one_b.data = (const char *)of_b.data + batch_offset(b, out, batch) * (int64_t)size;
-        status = tu_gemm(out->dtype, m, n, k, one_a, one_b, 0, (char *)tu_pointer(out) + (size_t)(batch * m * n) * size, n);
+        status =
+            tu_gemm(out->dtype, m, n, k, one_a, one_b, 0, (char *)tu_pointer(out) + (size_t)(batch * m * n) * size, n);
     }
     return status;
 }
 
-static tt_tensor *adjoint(tt_tensor *x)
-{
+static tt_tensor *adjoint(tt_tensor *x) {
     tt_tensor *turned = tt_transpose(x, -1, -2);
     return turned != NULL && tu_is_complex(turned->dtype) ? tt_conj(turned) : turned;
 }
 
 /* Against a plain matrix b, all of a's leading dimensions are rows, and its gradient is one product. */
-static void matmul_gradient(tu_gradient *g)
-{
+static void matmul_gradient(tu_gradient *g) {
     tt_tensor *grad = g->grads[0];
     const tu_shape *of_b = tu_input_shape(g, 1);
     if (g->needs[0])
@@ -114,25 +112,35 @@ static void matmul_gradient(tu_gradient *g)
     g->results[1] = tt_matmul(adjoint(a), grad);
 }
 
-static tt_tensor *matmul_sample(tu_sampler *s)
-{
+static tt_tensor *matmul_sample(tu_sampler *s) {
     tt_tensor *a = tu_normal(s, tt_shape(2, s->n, 3));
     return tt_matmul(a, tu_normal(s, tt_shape(3, 4)));
 }
-TU_OPERATOR(matmul) = { .name = "matmul", .schema = "matmul(a, b) -> tensor",
-    .summary = "(…, m, k) times (…, k, n); leading dimensions broadcast; one-dimensional arguments are a row and a column", .family = FAMILY,
-    .shape = matmul_shape, .cpu = matmul_cpu, .gradient = matmul_gradient, .saves = { TU_INPUT(1), TU_INPUT(0) }, .sample = matmul_sample };
+TU_OPERATOR(matmul) = {
+    .name = "matmul",
+    .schema = "matmul(a, b) -> tensor",
+    .summary =
+        "(…, m, k) times (…, k, n); leading dimensions broadcast; one-dimensional arguments are a row and a column",
+    .family = FAMILY,
+    .shape = matmul_shape,
+    .cpu = matmul_cpu,
+    .gradient = matmul_gradient,
+    .saves = { TU_INPUT(1), TU_INPUT(0) },
+    .sample = matmul_sample
+};
 
-static tt_tensor *bmm_sample(tu_sampler *s)
-{
+static tt_tensor *bmm_sample(tu_sampler *s) {
     tt_tensor *a = tu_normal(s, tt_shape(2, 1, s->n, 3));
     return tt_matmul(a, tu_normal(s, tt_shape(2, 3, 2)));
 }
-TU_OPERATOR(bmm) = { .name = "bmm", .schema = "matmul(a, b) -> tensor", .summary = "matmul of batches: the same function", .family = FAMILY,
-    .flags = TU_COMPOSITE, .sample = bmm_sample };
+TU_OPERATOR(bmm) = { .name = "bmm",
+                     .schema = "matmul(a, b) -> tensor",
+                     .summary = "matmul of batches: the same function",
+                     .family = FAMILY,
+                     .flags = TU_COMPOSITE,
+                     .sample = bmm_sample };
 
-tt_tensor *tt_matmul(tt_tensor *a, tt_tensor *b)
-{
+tt_tensor *tt_matmul(tt_tensor *a, tt_tensor *b) {
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("matmul", "a", a)) != TUTTI_OK ||
         tu_pending_take(tu_tensor_check("matmul", "b", b)) != TUTTI_OK)
         return NULL;
@@ -145,28 +153,26 @@ tt_tensor *tt_matmul(tt_tensor *a, tt_tensor *b)
 
 /* ---- linear ---- */
 
-static tutti_status linear_shape(tu_args *args)
-{
+static tutti_status linear_shape(tu_args *args) {
     const tt_tensor *x = args->inputs[0], *weight = args->inputs[1], *bias = args->inputs[2];
     if (x->dtype != weight->dtype || (bias != NULL && bias->dtype != x->dtype))
-        return tu_args_error(args, TUTTI_ERROR_TYPE, "expected one dtype, but x is %s, weight %s and bias %s", tu_describe(x), tu_describe(weight),
-                             tu_describe(bias));
+        return tu_args_error(args, TUTTI_ERROR_TYPE, "expected one dtype, but x is %s, weight %s and bias %s",
+                             tu_describe(x), tu_describe(weight), tu_describe(bias));
     if (x->dtype == TUTTI_BOOL)
         return tu_args_error(args, TUTTI_ERROR_TYPE, "not defined for bool");
     if (x->ndim < 1 || weight->ndim != 2 || x->sizes[x->ndim - 1] != weight->sizes[1])
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "the last size of x, %s, must be the last size of weight, %s", tu_describe(x),
-                             tu_describe(weight));
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "the last size of x, %s, must be the last size of weight, %s",
+                             tu_describe(x), tu_describe(weight));
     if (bias != NULL && (bias->ndim != 1 || bias->sizes[0] != weight->sizes[0]))
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "bias is %s and must have one entry per row of weight, %s", tu_describe(bias),
-                             tu_describe(weight));
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "bias is %s and must have one entry per row of weight, %s",
+                             tu_describe(bias), tu_describe(weight));
     args->results[0] = tu_shape_of(x);
     args->results[0].sizes[x->ndim - 1] = weight->sizes[0];
     return tu_shape_contiguous("linear", &args->results[0]);
 }
 
 /* The bias goes into the result first, and the product on top of it, where the BLAS can add. */
-static tutti_status linear_cpu(tu_args *args)
-{
+static tutti_status linear_cpu(tu_args *args) {
     const tt_tensor *weight = args->inputs[1], *bias = args->inputs[2];
     tt_tensor *x = args->inputs[0], *out = args->outputs[0], *dense = NULL;
     if (out->numel == 0)
@@ -196,8 +202,7 @@ static tutti_status linear_cpu(tu_args *args)
     return status;
 }
 
-static void linear_gradient(tu_gradient *g)
-{
+static void linear_gradient(tu_gradient *g) {
     const tu_shape *weight = tu_input_shape(g, 1);
     tt_tensor *grad = g->grads[0];
     if (g->needs[0]) {
@@ -212,16 +217,21 @@ static void linear_gradient(tu_gradient *g)
     if (g->needs[2])
         g->results[2] = tt_sum_dims(flat, tt_shape(0), false);
 }
-static tt_tensor *linear_sample(tu_sampler *s)
-{
+static tt_tensor *linear_sample(tu_sampler *s) {
     tt_tensor *x = tu_normal(s, tt_shape(2, s->n, 3)), *weight = tu_normal(s, tt_shape(4, 3));
     return tt_linear(x, weight, tu_normal(s, tt_shape(4)));
 }
-TU_OPERATOR(linear) = { .name = "linear", .schema = "linear(x, weight, bias=NULL) -> tensor", .summary = "x weight^T + bias", .family = FAMILY,
-    .optional = TU_INPUT(2), .shape = linear_shape, .cpu = linear_cpu, .gradient = linear_gradient, .saves = { TU_INPUT(1), TU_INPUT(0) },
-    .sample = linear_sample };
-tt_tensor *tt_linear(tt_tensor *x, tt_tensor *weight, tt_tensor *bias)
-{
+TU_OPERATOR(linear) = { .name = "linear",
+                        .schema = "linear(x, weight, bias=NULL) -> tensor",
+                        .summary = "x weight^T + bias",
+                        .family = FAMILY,
+                        .optional = TU_INPUT(2),
+                        .shape = linear_shape,
+                        .cpu = linear_cpu,
+                        .gradient = linear_gradient,
+                        .saves = { TU_INPUT(1), TU_INPUT(0) },
+                        .sample = linear_sample };
+tt_tensor *tt_linear(tt_tensor *x, tt_tensor *weight, tt_tensor *bias) {
     tt_tensor *inputs[] = { x, weight, bias };
     tu_args args;
     tu_args_init(&args, &tu_op_linear, 3, inputs);
@@ -230,28 +240,29 @@ tt_tensor *tt_linear(tt_tensor *x, tt_tensor *weight, tt_tensor *bias)
 
 /* ---- narrow types ---- */
 
-static tutti_status plain_matrices(const tu_args *args)
-{
+static tutti_status plain_matrices(const tu_args *args) {
     const tt_tensor *a = args->inputs[0], *b = args->inputs[1];
     if (a->ndim != 2 || b->ndim != 2 || a->sizes[1] != b->sizes[0])
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s and %s cannot be multiplied", tu_describe(a), tu_describe(b));
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s and %s cannot be multiplied", tu_describe(a),
+                             tu_describe(b));
     return TUTTI_OK;
 }
 
-static tutti_status int_matmul_shape(tu_args *args)
-{
+static tutti_status int_matmul_shape(tu_args *args) {
     tutti_status status = plain_matrices(args);
     if (status != TUTTI_OK)
         return status;
     if (args->inputs[0]->dtype != TUTTI_I8 || args->inputs[1]->dtype != TUTTI_I8)
-        return tu_args_error(args, TUTTI_ERROR_TYPE, "expected i8, but got %s and %s", tu_describe(args->inputs[0]), tu_describe(args->inputs[1]));
-    args->results[0] = (tu_shape){ .dtype = TUTTI_I32, .device = args->device, .ndim = 2,
+        return tu_args_error(args, TUTTI_ERROR_TYPE, "expected i8, but got %s and %s", tu_describe(args->inputs[0]),
+                             tu_describe(args->inputs[1]));
+    args->results[0] = (tu_shape){ .dtype = TUTTI_I32,
+                                   .device = args->device,
+                                   .ndim = 2,
                                    .sizes = { args->inputs[0]->sizes[0], args->inputs[1]->sizes[1] } };
     return tu_shape_contiguous("int_matmul", &args->results[0]);
 }
 
-static tutti_status int_matmul_cpu(tu_args *args)
-{
+static tutti_status int_matmul_cpu(tu_args *args) {
     const tt_tensor *a = args->inputs[0], *b = args->inputs[1];
     tt_tensor *out = args->outputs[0];
     int64_t m = a->sizes[0], k = a->sizes[1], n = b->sizes[1];
@@ -269,30 +280,36 @@ static tutti_status int_matmul_cpu(tu_args *args)
         }
     return TUTTI_OK;
 }
-static tt_tensor *int_matmul_sample(tu_sampler *s)
-{
+static tt_tensor *int_matmul_sample(tu_sampler *s) {
     tt_tensor *a = tt_to(tu_index(s, tt_shape(s->n, 3), 100), TUTTI_I8);
     return tt_int_matmul(a, tt_to(tu_index(s, tt_shape(3, 4), 100), TUTTI_I8));
 }
-TU_OPERATOR(int_matmul) = { .name = "int_matmul", .schema = "int_matmul(a, b) -> i32 tensor", .summary = "i8 times i8, summed in i32", .family = FAMILY,
-    .shape = int_matmul_shape, .cpu = int_matmul_cpu, .sample = int_matmul_sample };
-tt_tensor *tt_int_matmul(tt_tensor *a, tt_tensor *b) { return tu_run2(&tu_op_int_matmul, a, b); }
+TU_OPERATOR(int_matmul) = { .name = "int_matmul",
+                            .schema = "int_matmul(a, b) -> i32 tensor",
+                            .summary = "i8 times i8, summed in i32",
+                            .family = FAMILY,
+                            .shape = int_matmul_shape,
+                            .cpu = int_matmul_cpu,
+                            .sample = int_matmul_sample };
+tt_tensor *tt_int_matmul(tt_tensor *a, tt_tensor *b) {
+    return tu_run2(&tu_op_int_matmul, a, b);
+}
 
 /* A scale is one element, or one per row of a (m, 1), or one per column of b (1, n). */
-static tutti_status check_scale(const tu_args *args, int input, int64_t rows, int64_t columns)
-{
+static tutti_status check_scale(const tu_args *args, int input, int64_t rows, int64_t columns) {
     const tt_tensor *scale = args->inputs[input];
     char name[32];
     if (scale->dtype != TUTTI_F32)
-        return tu_args_error(args, TUTTI_ERROR_TYPE, "%s is %s and must be f32", tu_argument_name(args->op, input, name, sizeof name), tu_describe(scale));
+        return tu_args_error(args, TUTTI_ERROR_TYPE, "%s is %s and must be f32",
+                             tu_argument_name(args->op, input, name, sizeof name), tu_describe(scale));
     if (scale->numel == 1 || (scale->ndim == 2 && scale->sizes[0] == rows && scale->sizes[1] == columns))
         return TUTTI_OK;
     return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s is %s and must have one element or shape [%lld, %lld]",
-                         tu_argument_name(args->op, input, name, sizeof name), tu_describe(scale), (long long)rows, (long long)columns);
+                         tu_argument_name(args->op, input, name, sizeof name), tu_describe(scale), (long long)rows,
+                         (long long)columns);
 }
 
-static tutti_status scaled_matmul_shape(tu_args *args)
-{
+static tutti_status scaled_matmul_shape(tu_args *args) {
     const tt_tensor *bias = args->inputs[4], *result_scale = args->inputs[5];
     tutti_dtype dtype = (tutti_dtype)args->params.integer[0];
     tutti_status status = plain_matrices(args);
@@ -300,21 +317,23 @@ static tutti_status scaled_matmul_shape(tu_args *args)
         return status;
     int64_t m = args->inputs[0]->sizes[0], n = args->inputs[1]->sizes[1];
     if (!tu_is_float(dtype))
-        return tu_args_error(args, TUTTI_ERROR_TYPE, "the result's dtype must be a float, not %s", tutti_dtype_name(dtype));
+        return tu_args_error(args, TUTTI_ERROR_TYPE, "the result's dtype must be a float, not %s",
+                             tutti_dtype_name(dtype));
     if (tu_is_complex(args->inputs[0]->dtype) || tu_is_complex(args->inputs[1]->dtype))
         return tu_args_error(args, TUTTI_ERROR_TYPE, "not defined for complex matrices");
     if ((status = check_scale(args, 2, m, 1)) != TUTTI_OK || (status = check_scale(args, 3, 1, n)) != TUTTI_OK)
         return status;
     if (bias != NULL && (bias->ndim != 1 || bias->sizes[0] != n))
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "bias is %s and must have %lld entries", tu_describe(bias), (long long)n);
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "bias is %s and must have %lld entries", tu_describe(bias),
+                             (long long)n);
     if (result_scale != NULL && (result_scale->numel != 1 || result_scale->dtype != TUTTI_F32))
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "result_scale is %s and must be one f32", tu_describe(result_scale));
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "result_scale is %s and must be one f32",
+                             tu_describe(result_scale));
     args->results[0] = (tu_shape){ .dtype = dtype, .device = args->device, .ndim = 2, .sizes = { m, n } };
     return tu_shape_contiguous("scaled_matmul", &args->results[0]);
 }
 
-static float *float_copy(const tt_tensor *x)
-{
+static float *float_copy(const tt_tensor *x) {
     float *copy = tu_block_alloc(tu_self(), (size_t)x->numel * sizeof *copy);
     if (copy == NULL)
         tu_error_memory("a copy in f32", (size_t)x->numel * sizeof *copy);
@@ -323,8 +342,8 @@ static float *float_copy(const tt_tensor *x)
     return copy;
 }
 
-static void apply_scales(const tu_args *args, float *row, int64_t i, int64_t n, const float *scale_a, const float *scale_b, const float *bias)
-{
+static void apply_scales(const tu_args *args, float *row, int64_t i, int64_t n, const float *scale_a,
+                         const float *scale_b, const float *bias) {
     float of_row = scale_a[args->inputs[2]->numel == 1 ? 0 : i], whole = 1;
     const tt_tensor *result_scale = args->inputs[5];
     if (result_scale != NULL)
@@ -335,9 +354,15 @@ static void apply_scales(const tu_args *args, float *row, int64_t i, int64_t n, 
     }
 }
 
-static tutti_status scaled_matmul_cpu(tu_args *args)
-{
-    enum { A, B, SCALE_A, SCALE_B, BIAS, COPIES };
+static tutti_status scaled_matmul_cpu(tu_args *args) {
+    enum {
+        A,
+        B,
+        SCALE_A,
+        SCALE_B,
+        BIAS,
+        COPIES
+    };
     tt_tensor *out = args->outputs[0];
     int64_t m = out->sizes[0], n = out->sizes[1], k = args->inputs[0]->sizes[1];
     float *copies[COPIES] = { NULL }, *product = NULL;
@@ -350,10 +375,13 @@ static tutti_status scaled_matmul_cpu(tu_args *args)
     if (status == TUTTI_OK && (product = tu_block_alloc(tu_self(), (size_t)(m * n) * sizeof *product)) == NULL)
         status = tu_error_memory("a scaled product", (size_t)(m * n) * sizeof *product);
     if (status == TUTTI_OK)
-        status = tu_gemm(TUTTI_F32, m, n, k, (tu_matrix){ copies[A], k, 1 }, (tu_matrix){ copies[B], n, 1 }, 0, product, n);
+        status =
+            tu_gemm(TUTTI_F32, m, n, k, (tu_matrix){ copies[A], k, 1 }, (tu_matrix){ copies[B], n, 1 }, 0, product, n);
     for (int64_t i = 0; i < m && status == TUTTI_OK; i++) {
         apply_scales(args, product + i * n, i, n, copies[SCALE_A], copies[SCALE_B], copies[BIAS]);
-        status = tutti_convert(product + i * n, TUTTI_F32, (char *)tu_pointer(out) + (size_t)(i * n) * tu_dtype_bytes[out->dtype], out->dtype, (size_t)n);
+        status = tutti_convert(product + i * n, TUTTI_F32,
+                               (char *)tu_pointer(out) + (size_t)(i * n) * tu_dtype_bytes[out->dtype], out->dtype,
+                               (size_t)n);
     }
     for (int i = 0; i < COPIES; i++)
         if (copies[i] != NULL)
@@ -361,18 +389,25 @@ static tutti_status scaled_matmul_cpu(tu_args *args)
     tu_block_free(tu_self(), product, (size_t)(m * n) * sizeof *product);
     return status;
 }
-static tt_tensor *scaled_matmul_sample(tu_sampler *s)
-{
-    tt_tensor *a = tt_to(tu_normal(s, tt_shape(s->n, 3)), TUTTI_F8_E4M3), *b = tt_to(tu_normal(s, tt_shape(3, 4)), TUTTI_F8_E4M3);
-    tt_tensor *of_a = tt_to(tu_positive(s, tt_shape(s->n, 1)), TUTTI_F32), *of_b = tt_to(tu_positive(s, tt_shape(1, 4)), TUTTI_F32);
+static tt_tensor *scaled_matmul_sample(tu_sampler *s) {
+    tt_tensor *a = tt_to(tu_normal(s, tt_shape(s->n, 3)), TUTTI_F8_E4M3),
+              *b = tt_to(tu_normal(s, tt_shape(3, 4)), TUTTI_F8_E4M3);
+    tt_tensor *of_a = tt_to(tu_positive(s, tt_shape(s->n, 1)), TUTTI_F32),
+              *of_b = tt_to(tu_positive(s, tt_shape(1, 4)), TUTTI_F32);
     return tt_scaled_matmul(tt_detach(a), tt_detach(b), tt_detach(of_a), tt_detach(of_b), NULL, NULL, TUTTI_F32);
 }
-TU_OPERATOR(scaled_matmul) = { .name = "scaled_matmul", .schema = "scaled_matmul(a, b, scale_a, scale_b, bias=NULL, result_scale=NULL, dtype) -> tensor",
-    .summary = "product of scaled narrow matrices, accumulated in f32", .family = FAMILY, .optional = TU_INPUT(4) | TU_INPUT(5),
-    .shape = scaled_matmul_shape, .cpu = scaled_matmul_cpu, .sample = scaled_matmul_sample };
-tt_tensor *tt_scaled_matmul(tt_tensor *a, tt_tensor *b, tt_tensor *scale_a, tt_tensor *scale_b, tt_tensor *bias, tt_tensor *result_scale,
-                            tutti_dtype dtype)
-{
+TU_OPERATOR(scaled_matmul) = {
+    .name = "scaled_matmul",
+    .schema = "scaled_matmul(a, b, scale_a, scale_b, bias=NULL, result_scale=NULL, dtype) -> tensor",
+    .summary = "product of scaled narrow matrices, accumulated in f32",
+    .family = FAMILY,
+    .optional = TU_INPUT(4) | TU_INPUT(5),
+    .shape = scaled_matmul_shape,
+    .cpu = scaled_matmul_cpu,
+    .sample = scaled_matmul_sample
+};
+tt_tensor *tt_scaled_matmul(tt_tensor *a, tt_tensor *b, tt_tensor *scale_a, tt_tensor *scale_b, tt_tensor *bias,
+                            tt_tensor *result_scale, tutti_dtype dtype) {
     tt_tensor *inputs[] = { a, b, scale_a, scale_b, bias, result_scale };
     tu_args args;
     tu_args_init(&args, &tu_op_scaled_matmul, 6, inputs);

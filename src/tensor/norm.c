@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Layer norm and RMS norm. The mean and the reciprocal deviation of each row are kept for the gradient, in the compute type.
+ * Layer norm and RMS norm. The mean and the reciprocal deviation of each row are kept for the gradient, in the compute
+ * type.
  */
 #include <string.h>
 
@@ -19,97 +20,93 @@ typedef struct rows {
     bool centred; /* layer norm; else RMS norm */
 } rows;
 
-#define NORM_KERNELS(suffix, type, root)                                                                               \
-    TU_INLINE type sum_##suffix(const type *x, int64_t size, type shift, bool squared)                                 \
-    {                                                                                                                  \
-        type lanes[16] = { 0 }, sum = 0;                                                                               \
-        int64_t i = 0;                                                                                                 \
-        for (; i + 16 <= size; i += 16)                                                                                \
-            for (int l = 0; l < 16; l++) {                                                                             \
-                type d = x[i + l] - shift;                                                                             \
-                lanes[l] += squared ? d * d : d;                                                                       \
-            }                                                                                                          \
-        for (; i < size; i++) {                                                                                        \
-            type d = x[i] - shift;                                                                                     \
-            sum += squared ? d * d : d;                                                                                \
-        }                                                                                                              \
-        for (int l = 0; l < 16; l++)                                                                                   \
-            sum += lanes[l];                                                                                           \
-        return sum;                                                                                                    \
-    }                                                                                                                  \
-    TU_CLONES static void forward_##suffix(void *context, int64_t begin, int64_t end)                                  \
-    {                                                                                                                  \
-        const rows *r = context;                                                                                       \
-        const type *weight = r->weight, *bias = r->bias;                                                               \
-        for (int64_t row = begin; row < end; row++) {                                                                  \
-            const type *x = (const type *)r->x + row * r->size;                                                        \
-            type *y = (type *)r->y + row * r->size;                                                                    \
-            type mean = r->centred ? sum_##suffix(x, r->size, 0, false) / (type)r->size : 0;                           \
-            type scale = 1 / root(sum_##suffix(x, r->size, mean, true) / (type)r->size + (type)r->epsilon);            \
-            if (weight != NULL && bias != NULL)                                                                        \
-                for (int64_t i = 0; i < r->size; i++)                                                                  \
-                    y[i] = (x[i] - mean) * scale * weight[i] + bias[i];                                                \
-            else if (weight != NULL)                                                                                   \
-                for (int64_t i = 0; i < r->size; i++)                                                                  \
-                    y[i] = (x[i] - mean) * scale * weight[i];                                                          \
-            else                                                                                                       \
-                for (int64_t i = 0; i < r->size; i++)                                                                  \
-                    y[i] = (x[i] - mean) * scale;                                                                      \
-            ((type *)r->mean)[row] = mean;                                                                             \
-            ((type *)r->scale)[row] = scale;                                                                           \
-        }                                                                                                              \
-    }                                                                                                                  \
-    /* dx = scale (gw - mean(gw) - xh mean(gw xh)), without the first mean for RMS */                                  \
-    TU_CLONES static void backward_##suffix(void *context, int64_t begin, int64_t end)                                 \
-    {                                                                                                                  \
-        const rows *r = context;                                                                                       \
-        const type *weight = r->weight;                                                                                \
-        for (int64_t row = begin; row < end; row++) {                                                                  \
-            const type *x = (const type *)r->x + row * r->size, *g = (const type *)r->g + row * r->size;               \
-            type *o = (type *)r->y + row * r->size;                                                                    \
-            type mean = ((type *)r->mean)[row], scale = ((type *)r->scale)[row];                                       \
-            type plain[16] = { 0 }, crossed[16] = { 0 }, of_g = 0, of_gx = 0;                                          \
-            int64_t i = 0;                                                                                             \
-            for (; i + 16 <= r->size; i += 16)                                                                         \
-                for (int l = 0; l < 16; l++) {                                                                         \
-                    type gw = weight != NULL ? g[i + l] * weight[i + l] : g[i + l];                                    \
-                    plain[l] += gw;                                                                                    \
-                    crossed[l] += gw * (x[i + l] - mean);                                                              \
-                }                                                                                                      \
-            for (; i < r->size; i++) {                                                                                 \
-                type gw = weight != NULL ? g[i] * weight[i] : g[i];                                                    \
-                of_g += gw;                                                                                            \
-                of_gx += gw * (x[i] - mean);                                                                           \
-            }                                                                                                          \
-            for (int l = 0; l < 16; l++) {                                                                             \
-                of_g += plain[l];                                                                                      \
-                of_gx += crossed[l];                                                                                   \
-            }                                                                                                          \
-            of_g = r->centred ? of_g / (type)r->size : 0;                                                              \
-            of_gx = of_gx * scale * scale / (type)r->size;                                                             \
-            if (weight != NULL)                                                                                        \
-                for (i = 0; i < r->size; i++)                                                                          \
-                    o[i] = scale * (g[i] * weight[i] - of_g - (x[i] - mean) * of_gx);                                  \
-            else                                                                                                       \
-                for (i = 0; i < r->size; i++)                                                                          \
-                    o[i] = scale * (g[i] - of_g - (x[i] - mean) * of_gx);                                              \
-        }                                                                                                              \
-    }                                                                                                                  \
-    /* Columns [begin, end) of the weight's and the bias's gradients. */                                               \
-    TU_CLONES static void columns_##suffix(void *context, int64_t begin, int64_t end)                                  \
-    {                                                                                                                  \
-        const rows *r = context;                                                                                       \
-        type *of_weight = r->of_weight, *of_bias = r->of_bias;                                                         \
-        for (int64_t i = begin; i < end; i++)                                                                          \
-            of_weight[i] = of_bias[i] = 0;                                                                             \
-        for (int64_t row = 0; row < r->count; row++) {                                                                 \
-            const type *x = (const type *)r->x + row * r->size, *g = (const type *)r->g + row * r->size;               \
-            type mean = ((type *)r->mean)[row], scale = ((type *)r->scale)[row];                                       \
-            for (int64_t i = begin; i < end; i++) {                                                                    \
-                of_weight[i] += g[i] * (x[i] - mean) * scale;                                                          \
-                of_bias[i] += g[i];                                                                                    \
-            }                                                                                                          \
-        }                                                                                                              \
+#define NORM_KERNELS(suffix, type, root)                                                                    \
+    TU_INLINE type sum_##suffix(const type *x, int64_t size, type shift, bool squared) {                    \
+        type lanes[16] = { 0 }, sum = 0;                                                                    \
+        int64_t i = 0;                                                                                      \
+        for (; i + 16 <= size; i += 16)                                                                     \
+            for (int l = 0; l < 16; l++) {                                                                  \
+                type d = x[i + l] - shift;                                                                  \
+                lanes[l] += squared ? d * d : d;                                                            \
+            }                                                                                               \
+        for (; i < size; i++) {                                                                             \
+            type d = x[i] - shift;                                                                          \
+            sum += squared ? d * d : d;                                                                     \
+        }                                                                                                   \
+        for (int l = 0; l < 16; l++)                                                                        \
+            sum += lanes[l];                                                                                \
+        return sum;                                                                                         \
+    }                                                                                                       \
+    TU_CLONES static void forward_##suffix(void *context, int64_t begin, int64_t end) {                     \
+        const rows *r = context;                                                                            \
+        const type *weight = r->weight, *bias = r->bias;                                                    \
+        for (int64_t row = begin; row < end; row++) {                                                       \
+            const type *x = (const type *)r->x + row * r->size;                                             \
+            type *y = (type *)r->y + row * r->size;                                                         \
+            type mean = r->centred ? sum_##suffix(x, r->size, 0, false) / (type)r->size : 0;                \
+            type scale = 1 / root(sum_##suffix(x, r->size, mean, true) / (type)r->size + (type)r->epsilon); \
+            if (weight != NULL && bias != NULL)                                                             \
+                for (int64_t i = 0; i < r->size; i++)                                                       \
+                    y[i] = (x[i] - mean) * scale * weight[i] + bias[i];                                     \
+            else if (weight != NULL)                                                                        \
+                for (int64_t i = 0; i < r->size; i++)                                                       \
+                    y[i] = (x[i] - mean) * scale * weight[i];                                               \
+            else                                                                                            \
+                for (int64_t i = 0; i < r->size; i++)                                                       \
+                    y[i] = (x[i] - mean) * scale;                                                           \
+            ((type *)r->mean)[row] = mean;                                                                  \
+            ((type *)r->scale)[row] = scale;                                                                \
+        }                                                                                                   \
+    }                                                                                                       \
+    /* dx = scale (gw - mean(gw) - xh mean(gw xh)), without the first mean for RMS */                       \
+    TU_CLONES static void backward_##suffix(void *context, int64_t begin, int64_t end) {                    \
+        const rows *r = context;                                                                            \
+        const type *weight = r->weight;                                                                     \
+        for (int64_t row = begin; row < end; row++) {                                                       \
+            const type *x = (const type *)r->x + row * r->size, *g = (const type *)r->g + row * r->size;    \
+            type *o = (type *)r->y + row * r->size;                                                         \
+            type mean = ((type *)r->mean)[row], scale = ((type *)r->scale)[row];                            \
+            type plain[16] = { 0 }, crossed[16] = { 0 }, of_g = 0, of_gx = 0;                               \
+            int64_t i = 0;                                                                                  \
+            for (; i + 16 <= r->size; i += 16)                                                              \
+                for (int l = 0; l < 16; l++) {                                                              \
+                    type gw = weight != NULL ? g[i + l] * weight[i + l] : g[i + l];                         \
+                    plain[l] += gw;                                                                         \
+                    crossed[l] += gw * (x[i + l] - mean);                                                   \
+                }                                                                                           \
+            for (; i < r->size; i++) {                                                                      \
+                type gw = weight != NULL ? g[i] * weight[i] : g[i];                                         \
+                of_g += gw;                                                                                 \
+                of_gx += gw * (x[i] - mean);                                                                \
+            }                                                                                               \
+            for (int l = 0; l < 16; l++) {                                                                  \
+                of_g += plain[l];                                                                           \
+                of_gx += crossed[l];                                                                        \
+            }                                                                                               \
+            of_g = r->centred ? of_g / (type)r->size : 0;                                                   \
+            of_gx = of_gx * scale * scale / (type)r->size;                                                  \
+            if (weight != NULL)                                                                             \
+                for (i = 0; i < r->size; i++)                                                               \
+                    o[i] = scale * (g[i] * weight[i] - of_g - (x[i] - mean) * of_gx);                       \
+            else                                                                                            \
+                for (i = 0; i < r->size; i++)                                                               \
+                    o[i] = scale * (g[i] - of_g - (x[i] - mean) * of_gx);                                   \
+        }                                                                                                   \
+    }                                                                                                       \
+    /* Columns [begin, end) of the weight's and the bias's gradients. */                                    \
+    TU_CLONES static void columns_##suffix(void *context, int64_t begin, int64_t end) {                     \
+        const rows *r = context;                                                                            \
+        type *of_weight = r->of_weight, *of_bias = r->of_bias;                                              \
+        for (int64_t i = begin; i < end; i++)                                                               \
+            of_weight[i] = of_bias[i] = 0;                                                                  \
+        for (int64_t row = 0; row < r->count; row++) {                                                      \
+            const type *x = (const type *)r->x + row * r->size, *g = (const type *)r->g + row * r->size;    \
+            type mean = ((type *)r->mean)[row], scale = ((type *)r->scale)[row];                            \
+            for (int64_t i = begin; i < end; i++) {                                                         \
+                of_weight[i] += g[i] * (x[i] - mean) * scale;                                               \
+                of_bias[i] += g[i];                                                                         \
+            }                                                                                               \
+        }                                                                                                   \
     }
 NORM_KERNELS(f32, float, sqrtf)
 NORM_KERNELS(f64, double, sqrt)
@@ -117,22 +114,23 @@ NORM_KERNELS(f64, double, sqrt)
 /* ---- shapes ---- */
 
 /* How many trailing dimensions of x are normalized: those of weight, else one. */
-static tutti_status check_weight(const tu_args *args, const tt_tensor *x, const tt_tensor *weight, const char *what, int *trailing)
-{
+static tutti_status check_weight(const tu_args *args, const tt_tensor *x, const tt_tensor *weight, const char *what,
+                                 int *trailing) {
     if (weight == NULL)
         return TUTTI_OK;
     bool fits = weight->ndim >= 1 && weight->ndim <= x->ndim && weight->dtype == x->dtype;
     for (int i = 0; fits && i < weight->ndim; i++)
         fits = weight->sizes[i] == x->sizes[x->ndim - weight->ndim + i];
     if (!fits)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s, %s, must have the dtype and the last sizes of x, %s", what, tu_describe(weight), tu_describe(x));
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s, %s, must have the dtype and the last sizes of x, %s",
+                             what, tu_describe(weight), tu_describe(x));
     *trailing = weight->ndim;
     return TUTTI_OK;
 }
 
-static tutti_status norm_shape(tu_args *args)
-{
-    const tt_tensor *x = args->inputs[0], *weight = args->inputs[1], *bias = args->input_count > 2 ? args->inputs[2] : NULL;
+static tutti_status norm_shape(tu_args *args) {
+    const tt_tensor *x = args->inputs[0], *weight = args->inputs[1],
+                    *bias = args->input_count > 2 ? args->inputs[2] : NULL;
     int trailing = 1, of_bias = 1;
     if (!tu_is_float(x->dtype) || x->ndim == 0)
         return tu_args_error(args, TUTTI_ERROR_TYPE, "not defined for %s", tu_describe(x));
@@ -142,7 +140,8 @@ static tutti_status norm_shape(tu_args *args)
     if (status != TUTTI_OK)
         return status;
     if (bias != NULL && (weight == NULL || of_bias != trailing))
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "weight is NULL or of another shape, and a bias needs a weight of its own shape");
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT,
+                             "weight is NULL or of another shape, and a bias needs a weight of its own shape");
     args->params.integer[0] = trailing;
     for (int i = 0; i < 3; i++) {
         args->results[i] = tu_shape_of(x);
@@ -156,25 +155,30 @@ static tutti_status norm_shape(tu_args *args)
     return TUTTI_OK;
 }
 
-static void set_sizes(rows *r, const tt_tensor *x, int trailing)
-{
+static void set_sizes(rows *r, const tt_tensor *x, int trailing) {
     r->size = 1;
     for (int i = x->ndim - trailing; i < x->ndim; i++)
         r->size *= x->sizes[i];
     r->count = r->size == 0 ? 0 : x->numel / r->size;
 }
 
-static tutti_status norm_cpu(tu_args *args)
-{
+static tutti_status norm_cpu(tu_args *args) {
     tutti_dtype dtype = tu_stage_dtype(args->inputs[0]);
     tt_tensor *x = tu_stage_in(args->inputs[0], dtype), *weight = tu_stage_in(args->inputs[1], dtype);
-    tt_tensor *bias = args->input_count > 2 ? tu_stage_in(args->inputs[2], dtype) : NULL, *y = tu_stage_out(args->outputs[0], dtype);
+    tt_tensor *bias = args->input_count > 2 ? tu_stage_in(args->inputs[2], dtype) : NULL,
+              *y = tu_stage_out(args->outputs[0], dtype);
     bool centred = args->input_count > 2;
-    bool staged = x != NULL && y != NULL && (weight != NULL || args->inputs[1] == NULL) && (bias != NULL || !centred || args->inputs[2] == NULL);
+    bool staged = x != NULL && y != NULL && (weight != NULL || args->inputs[1] == NULL) &&
+                  (bias != NULL || !centred || args->inputs[2] == NULL);
     if (staged) {
-        rows r = { .x = tu_pointer(x), .weight = weight != NULL ? tu_pointer(weight) : NULL, .bias = bias != NULL ? tu_pointer(bias) : NULL,
-                   .y = tu_pointer(y), .mean = tu_pointer(args->outputs[1]), .scale = tu_pointer(args->outputs[2]),
-                   .epsilon = args->params.number[0], .centred = centred };
+        rows r = { .x = tu_pointer(x),
+                   .weight = weight != NULL ? tu_pointer(weight) : NULL,
+                   .bias = bias != NULL ? tu_pointer(bias) : NULL,
+                   .y = tu_pointer(y),
+                   .mean = tu_pointer(args->outputs[1]),
+                   .scale = tu_pointer(args->outputs[2]),
+                   .epsilon = args->params.number[0],
+                   .centred = centred };
         set_sizes(&r, x, (int)args->params.integer[0]);
         if (r.count > 0)
             tu_parallel(r.count, 16384 / r.size + 1, dtype == TUTTI_F32 ? forward_f32 : forward_f64, &r);
@@ -190,12 +194,12 @@ static tutti_status norm_cpu(tu_args *args)
 
 /* ---- backward: (g, x, mean, scale, weight) to (dx, dweight, dbias) ---- */
 
-static tutti_status backward_shape(tu_args *args)
-{
+static tutti_status backward_shape(tu_args *args) {
     const tt_tensor *x = args->inputs[1];
     int trailing = (int)args->params.integer[0];
     if (!tu_same_sizes(args->inputs[0], x))
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "g, %s, and x, %s, differ in shape", tu_describe(args->inputs[0]), tu_describe(x));
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "g, %s, and x, %s, differ in shape",
+                             tu_describe(args->inputs[0]), tu_describe(x));
     args->results[0] = args->results[1] = args->results[2] = tu_shape_of(x);
     for (int i = 1; i < 3; i++) {
         args->results[i].ndim = trailing;
@@ -207,9 +211,15 @@ static tutti_status backward_shape(tu_args *args)
     return status;
 }
 
-static tutti_status backward_cpu(tu_args *args)
-{
-    enum { G, X, MEAN, SCALE, WEIGHT, INPUTS };
+static tutti_status backward_cpu(tu_args *args) {
+    enum {
+        G,
+        X,
+        MEAN,
+        SCALE,
+        WEIGHT,
+        INPUTS
+    };
     tutti_dtype dtype = tu_stage_dtype(args->inputs[X]);
     tt_tensor *in[INPUTS] = { NULL }, *out[3] = { NULL };
     bool staged = true;
@@ -218,9 +228,15 @@ static tutti_status backward_cpu(tu_args *args)
     for (int i = 0; i < 3; i++)
         staged = (out[i] = tu_stage_out(args->outputs[i], dtype)) != NULL && staged;
     if (staged) {
-        rows r = { .x = tu_pointer(in[X]), .g = tu_pointer(in[G]), .weight = in[WEIGHT] != NULL ? tu_pointer(in[WEIGHT]) : NULL,
-                   .mean = tu_pointer(in[MEAN]), .scale = tu_pointer(in[SCALE]), .y = tu_pointer(out[0]), .of_weight = tu_pointer(out[1]),
-                   .of_bias = tu_pointer(out[2]), .centred = args->params.integer[1] != 0 };
+        rows r = { .x = tu_pointer(in[X]),
+                   .g = tu_pointer(in[G]),
+                   .weight = in[WEIGHT] != NULL ? tu_pointer(in[WEIGHT]) : NULL,
+                   .mean = tu_pointer(in[MEAN]),
+                   .scale = tu_pointer(in[SCALE]),
+                   .y = tu_pointer(out[0]),
+                   .of_weight = tu_pointer(out[1]),
+                   .of_bias = tu_pointer(out[2]),
+                   .centred = args->params.integer[1] != 0 };
         set_sizes(&r, args->inputs[X], (int)args->params.integer[0]);
         if (r.count > 0)
             tu_parallel(r.count, 8192 / r.size + 1, dtype == TUTTI_F32 ? backward_f32 : backward_f64, &r);
@@ -238,27 +254,32 @@ static tutti_status backward_cpu(tu_args *args)
     return staged ? TUTTI_OK : TUTTI_ERROR_MEMORY;
 }
 static tt_tensor *norm_backward_sample(tu_sampler *s);
-TU_OPERATOR(norm_backward) = { .name = "norm_backward", .schema = "norm_backward(g, x, mean, scale, weight=NULL) -> tensors",
-    .summary = "gradients of layer_norm and rms_norm: of x, weight and bias", .family = FAMILY, .outputs = 3, .optional = TU_INPUT(4),
-    .shape = backward_shape, .cpu = backward_cpu, .sample = norm_backward_sample };
-static bool norm_backward(tu_args *args, tt_tensor *const *inputs, int trailing, bool centred)
-{
+TU_OPERATOR(norm_backward) = { .name = "norm_backward",
+                               .schema = "norm_backward(g, x, mean, scale, weight=NULL) -> tensors",
+                               .summary = "gradients of layer_norm and rms_norm: of x, weight and bias",
+                               .family = FAMILY,
+                               .outputs = 3,
+                               .optional = TU_INPUT(4),
+                               .shape = backward_shape,
+                               .cpu = backward_cpu,
+                               .sample = norm_backward_sample };
+static bool norm_backward(tu_args *args, tt_tensor *const *inputs, int trailing, bool centred) {
     tu_args_init(args, &tu_op_norm_backward, 5, inputs);
     args->params.integer[0] = trailing;
     args->params.integer[1] = centred;
     return tu_run_args(args);
 }
-static tt_tensor *norm_backward_sample(tu_sampler *s)
-{
+static tt_tensor *norm_backward_sample(tu_sampler *s) {
     tt_tensor *g = tu_normal(s, tt_shape(s->n, 4)), *x = tu_normal(s, tt_shape(s->n, 4));
-    tt_tensor *inputs[] = { g, x, tu_normal(s, tt_shape(s->n)), tu_positive(s, tt_shape(s->n)), tu_normal(s, tt_shape(4)) };
+    tt_tensor *inputs[] = { g, x, tu_normal(s, tt_shape(s->n)), tu_positive(s, tt_shape(s->n)),
+                            tu_normal(s, tt_shape(4)) };
     tu_args args;
     return norm_backward(&args, inputs, 1, true) ? tt_add(args.outputs[0], args.outputs[1]) : NULL;
 }
 
-static void norm_gradient(tu_gradient *g, bool centred)
-{
-    tt_tensor *inputs[] = { g->grads[0], tu_saved(g, TU_INPUT(0)), tu_saved(g, TU_OUTPUT(1)), tu_saved(g, TU_OUTPUT(2)), tu_saved(g, TU_INPUT(1)) };
+static void norm_gradient(tu_gradient *g, bool centred) {
+    tt_tensor *inputs[] = { g->grads[0], tu_saved(g, TU_INPUT(0)), tu_saved(g, TU_OUTPUT(1)), tu_saved(g, TU_OUTPUT(2)),
+                            tu_saved(g, TU_INPUT(1)) };
     tu_args args;
     if (!norm_backward(&args, inputs, (int)g->params->integer[0], centred))
         return;
@@ -271,35 +292,52 @@ static void norm_gradient(tu_gradient *g, bool centred)
 
 /* ---- entries ---- */
 
-static void layer_norm_gradient(tu_gradient *g) { norm_gradient(g, true); }
-static void rms_norm_gradient(tu_gradient *g) { norm_gradient(g, false); }
-static tt_tensor *layer_norm_sample(tu_sampler *s)
-{
+static void layer_norm_gradient(tu_gradient *g) {
+    norm_gradient(g, true);
+}
+static void rms_norm_gradient(tu_gradient *g) {
+    norm_gradient(g, false);
+}
+static tt_tensor *layer_norm_sample(tu_sampler *s) {
     tt_tensor *x = tu_normal(s, tt_shape(2, s->n, 4)), *weight = tu_normal(s, tt_shape(4));
     return tt_layer_norm(x, weight, tu_normal(s, tt_shape(4)), 1e-5);
 }
-static tt_tensor *rms_norm_sample(tu_sampler *s)
-{
+static tt_tensor *rms_norm_sample(tu_sampler *s) {
     tt_tensor *x = tu_normal(s, tt_shape(2, s->n, 4));
     return tt_rms_norm(x, tu_normal(s, tt_shape(4)), 1e-5);
 }
-TU_OPERATOR(layer_norm) = { .name = "layer_norm", .schema = "layer_norm(x, weight=NULL, bias=NULL, epsilon) -> tensor",
-    .summary = "(x - mean) / deviation over the last dimensions, times weight, plus bias", .family = FAMILY, .outputs = 3, .visible = 1,
-    .optional = TU_INPUT(1) | TU_INPUT(2), .shape = norm_shape, .cpu = norm_cpu, .gradient = layer_norm_gradient, .saves = { SAVES, SAVES, SAVES },
-    .sample = layer_norm_sample };
-TU_OPERATOR(rms_norm) = { .name = "rms_norm", .schema = "rms_norm(x, weight=NULL, epsilon) -> tensor",
-    .summary = "x over the root of its mean square, times weight", .family = FAMILY, .outputs = 3, .visible = 1, .optional = TU_INPUT(1),
-    .shape = norm_shape, .cpu = norm_cpu, .gradient = rms_norm_gradient, .saves = { SAVES, SAVES }, .sample = rms_norm_sample };
-tt_tensor *tt_layer_norm(tt_tensor *x, tt_tensor *weight, tt_tensor *bias, double epsilon)
-{
+TU_OPERATOR(layer_norm) = { .name = "layer_norm",
+                            .schema = "layer_norm(x, weight=NULL, bias=NULL, epsilon) -> tensor",
+                            .summary = "(x - mean) / deviation over the last dimensions, times weight, plus bias",
+                            .family = FAMILY,
+                            .outputs = 3,
+                            .visible = 1,
+                            .optional = TU_INPUT(1) | TU_INPUT(2),
+                            .shape = norm_shape,
+                            .cpu = norm_cpu,
+                            .gradient = layer_norm_gradient,
+                            .saves = { SAVES, SAVES, SAVES },
+                            .sample = layer_norm_sample };
+TU_OPERATOR(rms_norm) = { .name = "rms_norm",
+                          .schema = "rms_norm(x, weight=NULL, epsilon) -> tensor",
+                          .summary = "x over the root of its mean square, times weight",
+                          .family = FAMILY,
+                          .outputs = 3,
+                          .visible = 1,
+                          .optional = TU_INPUT(1),
+                          .shape = norm_shape,
+                          .cpu = norm_cpu,
+                          .gradient = rms_norm_gradient,
+                          .saves = { SAVES, SAVES },
+                          .sample = rms_norm_sample };
+tt_tensor *tt_layer_norm(tt_tensor *x, tt_tensor *weight, tt_tensor *bias, double epsilon) {
     tt_tensor *inputs[] = { x, weight, bias };
     tu_args args;
     tu_args_init(&args, &tu_op_layer_norm, 3, inputs);
     args.params.number[0] = epsilon;
     return tu_run(&args);
 }
-tt_tensor *tt_rms_norm(tt_tensor *x, tt_tensor *weight, double epsilon)
-{
+tt_tensor *tt_rms_norm(tt_tensor *x, tt_tensor *weight, double epsilon) {
     tt_tensor *inputs[] = { x, weight };
     tu_args args;
     tu_args_init(&args, &tu_op_rms_norm, 2, inputs);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The header of .npy files: a magic number, a version, a length, and a Python dictionary with the keys descr, fortran_order and shape.
- * Versions 1, 2 and 3 differ in the width of the length and the encoding of the text. Needs base/ alone.
+ * The header of .npy files: a magic number, a version, a length, and a Python dictionary with the keys descr,
+ * fortran_order and shape. Versions 1, 2 and 3 differ in the width of the length and the encoding of the text. Needs
+ * base/ alone.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -14,23 +15,20 @@ typedef struct cursor {
     const char *where, *at, *end;
 } cursor;
 
-static char peek(cursor *text)
-{
+static char peek(cursor *text) {
     while (text->at < text->end && (*text->at == ' ' || *text->at == '\t' || *text->at == '\n' || *text->at == '\r'))
         text->at++;
     return text->at < text->end ? *text->at : 0;
 }
 
-static bool take(cursor *text, char wanted)
-{
+static bool take(cursor *text, char wanted) {
     if (wanted == 0 || peek(text) != wanted)
         return false;
     text->at++;
     return true;
 }
 
-static bool take_word(cursor *text, const char *word)
-{
+static bool take_word(cursor *text, const char *word) {
     size_t length = strlen(word);
     peek(text);
     if ((size_t)(text->end - text->at) < length || memcmp(text->at, word, length) != 0)
@@ -39,15 +37,13 @@ static bool take_word(cursor *text, const char *word)
     return true;
 }
 
-static tutti_status bad(const cursor *text, const char *wanted)
-{
+static tutti_status bad(const cursor *text, const char *wanted) {
     return tu_error(TUTTI_ERROR_PROTOCOL, "%s has a damaged .npy header: %s is expected at %s", text->where, wanted,
                     tu_quote(text->at, (size_t)(text->end - text->at)).text);
 }
 
 /* Without escapes: no key and no type has one. */
-static bool take_string(cursor *text, const char **string, size_t *length)
-{
+static bool take_string(cursor *text, const char **string, size_t *length) {
     char quote = peek(text);
     if (quote != '\'' && quote != '"')
         return false;
@@ -60,8 +56,7 @@ static bool take_string(cursor *text, const char **string, size_t *length)
     return true;
 }
 
-static tutti_status read_shape(cursor *text, tu_file_array *array)
-{
+static tutti_status read_shape(cursor *text, tu_file_array *array) {
     array->ndim = 0;
     if (!take(text, '('))
         return bad(text, "a shape (…)");
@@ -86,14 +81,14 @@ static tutti_status read_shape(cursor *text, tu_file_array *array)
     return TUTTI_OK;
 }
 
-static tutti_status read_descr(cursor *text, tu_file_array *array)
-{
+static tutti_status read_descr(cursor *text, tu_file_array *array) {
     static const struct {
         char kind[4];
         tutti_dtype dtype;
-    } kinds[] = { { "f8", TUTTI_F64 }, { "f4", TUTTI_F32 }, { "f2", TUTTI_F16 }, { "i1", TUTTI_I8 }, { "i2", TUTTI_I16 },
-        { "i4", TUTTI_I32 }, { "i8", TUTTI_I64 }, { "u1", TUTTI_U8 }, { "u2", TUTTI_U16 }, { "u4", TUTTI_U32 }, { "u8", TUTTI_U64 },
-        { "b1", TUTTI_BOOL }, { "c8", TUTTI_C64 }, { "c16", TUTTI_C128 } };
+    } kinds[] = { { "f8", TUTTI_F64 }, { "f4", TUTTI_F32 },  { "f2", TUTTI_F16 }, { "i1", TUTTI_I8 },
+                  { "i2", TUTTI_I16 }, { "i4", TUTTI_I32 },  { "i8", TUTTI_I64 }, { "u1", TUTTI_U8 },
+                  { "u2", TUTTI_U16 }, { "u4", TUTTI_U32 },  { "u8", TUTTI_U64 }, { "b1", TUTTI_BOOL },
+                  { "c8", TUTTI_C64 }, { "c16", TUTTI_C128 } };
     const char *descr;
     size_t length;
     if (peek(text) == '[' || peek(text) == '(')
@@ -110,13 +105,14 @@ static tutti_status read_descr(cursor *text, tu_file_array *array)
         }
     }
     char kind = length > skip ? descr[skip] : 0;
-    return tu_error(TUTTI_ERROR_TYPE, "%s holds elements of type %s, which has no dtype here%s", text->where, tu_quote(descr, length).text,
-                    kind == 'O' ? ": these are pickled Python objects"
-                    : kind == 'V' ? ": NumPy has no name for bf16 and f8 and writes raw bytes for them; use safetensors" : "");
+    return tu_error(TUTTI_ERROR_TYPE, "%s holds elements of type %s, which has no dtype here%s", text->where,
+                    tu_quote(descr, length).text,
+                    kind == 'O'   ? ": these are pickled Python objects"
+                    : kind == 'V' ? ": NumPy has no name for bf16 and f8 and writes raw bytes for them; use safetensors"
+                                  : "");
 }
 
-static tutti_status read_dictionary(cursor *text, tu_file_array *array)
-{
+static tutti_status read_dictionary(cursor *text, tu_file_array *array) {
     static const char *const keys[] = { "descr", "fortran_order", "shape" };
     unsigned seen = 0;
     if (!take(text, '{'))
@@ -130,8 +126,8 @@ static tutti_status read_dictionary(cursor *text, tu_file_array *array)
         while (which < 3 && (strlen(keys[which]) != length || memcmp(keys[which], key, length) != 0))
             which++;
         if (which == 3 || seen & 1u << which)
-            return tu_error(TUTTI_ERROR_PROTOCOL, "%s has a damaged .npy header: the key %s is %s", text->where, tu_quote(key, length).text,
-                            which == 3 ? "unknown" : "there twice");
+            return tu_error(TUTTI_ERROR_PROTOCOL, "%s has a damaged .npy header: the key %s is %s", text->where,
+                            tu_quote(key, length).text, which == 3 ? "unknown" : "there twice");
         seen |= 1u << which;
         if (!take(text, ':'))
             return bad(text, "a colon");
@@ -149,12 +145,14 @@ static tutti_status read_dictionary(cursor *text, tu_file_array *array)
     }
     if (seen != 7)
         return tu_error(TUTTI_ERROR_PROTOCOL, "%s has a damaged .npy header: the key \"%s\" is missing", text->where,
-                        keys[!(seen & 1) ? 0 : !(seen & 2) ? 1 : 2]);
+                        keys[!(seen & 1)   ? 0
+                             : !(seen & 2) ? 1
+                                           : 2]);
     return peek(text) == 0 && text->at == text->end ? TUTTI_OK : bad(text, "nothing more");
 }
 
-tutti_status tu_npy_parse(const tu_reader *reader, const char *where, uint64_t offset, uint64_t bytes, tu_file_array *array)
-{
+tutti_status tu_npy_parse(const tu_reader *reader, const char *where, uint64_t offset, uint64_t bytes,
+                          tu_file_array *array) {
     uint8_t start[12];
     size_t lead = bytes < sizeof start ? (size_t)bytes : sizeof start;
     tutti_status status = tu_reader_get(reader, offset, start, lead);
@@ -165,12 +163,14 @@ tutti_status tu_npy_parse(const tu_reader *reader, const char *where, uint64_t o
     int version = start[6], prefix = version == 1 ? 10 : 12;
     if (version < 1 || version > 3 || lead < (size_t)prefix)
         return tu_error(version < 1 || version > 3 ? TUTTI_ERROR_UNSUPPORTED : TUTTI_ERROR_PROTOCOL,
-                        "%s %s: it is of version %d.%d", where, version < 1 || version > 3 ? "is no .npy of version 1, 2 or 3" : "is cut short",
-                        version, start[7]);
+                        "%s %s: it is of version %d.%d", where,
+                        version < 1 || version > 3 ? "is no .npy of version 1, 2 or 3" : "is cut short", version,
+                        start[7]);
     uint64_t length = tu_load_little(start + 8, prefix - 8);
     if (length > LONGEST_HEADER || length > bytes - (uint64_t)prefix)
-        return tu_error(TUTTI_ERROR_PROTOCOL, "%s is cut short or damaged: its header is said to be %llu bytes long, and %llu are there", where,
-                        (unsigned long long)length, (unsigned long long)(bytes - (uint64_t)prefix));
+        return tu_error(TUTTI_ERROR_PROTOCOL,
+                        "%s is cut short or damaged: its header is said to be %llu bytes long, and %llu are there",
+                        where, (unsigned long long)length, (unsigned long long)(bytes - (uint64_t)prefix));
     char *header = malloc(length + 1);
     if (header == NULL)
         return tu_error_memory("the header of a .npy file", length + 1);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * NumPy's .npz: a zip archive of .npy files, stored. Sizes are known before an entry is written; its checksum is put into its header
- * afterwards. Dates are those of NumPy, 1980-01-01, so that equal tensors make equal files.
+ * NumPy's .npz: a zip archive of .npy files, stored. Sizes are known before an entry is written; its checksum is put
+ * into its header afterwards. Dates are those of NumPy, 1980-01-01, so that equal tensors make equal files.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,9 +12,9 @@
 #include "tensor/thread.h"
 
 #define WHO "save_npz"
-#define DATE 0x21u    /* 1980-01-01 */
-#define NARROW 20u    /* version of the format that readers need: 2.0 */
-#define WIDE 45u      /* 4.5, with 64-bit fields */
+#define DATE 0x21u /* 1980-01-01 */
+#define NARROW 20u /* version of the format that readers need: 2.0 */
+#define WIDE 45u   /* 4.5, with 64-bit fields */
 #define UTF8 0x800u
 #define LONGEST_NAME 65000u
 
@@ -23,22 +23,19 @@ typedef struct piece {
     uint32_t crc;
 } piece;
 
-static bool ascii(const char *name)
-{
+static bool ascii(const char *name) {
     for (; *name != 0; name++)
         if ((unsigned char)*name >= 0x80)
             return false;
     return true;
 }
 
-static uint32_t narrow(uint64_t value)
-{
+static uint32_t narrow(uint64_t value) {
     return value < UINT32_MAX ? (uint32_t)value : UINT32_MAX;
 }
 
 /* What both headers of an entry have in common: version, flags, method, time, date, checksum, sizes, name length. */
-static uint8_t *put_common(uint8_t *at, const char *name, const piece *entry, bool wide)
-{
+static uint8_t *put_common(uint8_t *at, const char *name, const piece *entry, bool wide) {
     at = tu_store_little(at, wide ? WIDE : NARROW, 2);
     at = tu_store_little(at, ascii(name) ? 0 : UTF8, 2);
     at = tu_store_little(at, 0, 2);
@@ -50,14 +47,12 @@ static uint8_t *put_common(uint8_t *at, const char *name, const piece *entry, bo
     return tu_store_little(at, strlen(name) + 4, 2);
 }
 
-static tutti_status put_name(tu_writer *writer, const char *name)
-{
+static tutti_status put_name(tu_writer *writer, const char *name) {
     tutti_status status = tu_writer_put(writer, name, strlen(name));
     return status == TUTTI_OK ? tu_writer_put(writer, ".npy", 4) : status;
 }
 
-static tutti_status put_entry(tu_writer *writer, const char *name, const tt_tensor *x, piece *entry)
-{
+static tutti_status put_entry(tu_writer *writer, const char *name, const tt_tensor *x, piece *entry) {
     char npy[TU_NPY_HEADER];
     uint8_t local[30] = "PK\3\4", extra[20] = { 0 };
     size_t npy_bytes;
@@ -70,7 +65,8 @@ static tutti_status put_entry(tu_writer *writer, const char *name, const tt_tens
     status = tu_writer_put(writer, local, sizeof local);
     if (status == TUTTI_OK)
         status = put_name(writer, name);
-    tu_store_little(tu_store_little(tu_store_little(tu_store_little(extra, 1, 2), 16, 2), entry->bytes, 8), entry->bytes, 8);
+    tu_store_little(tu_store_little(tu_store_little(tu_store_little(extra, 1, 2), 16, 2), entry->bytes, 8),
+                    entry->bytes, 8);
     if (status == TUTTI_OK && wide)
         status = tu_writer_put(writer, extra, sizeof extra);
     writer->crc = 0;
@@ -86,8 +82,7 @@ static tutti_status put_entry(tu_writer *writer, const char *name, const tt_tens
     return status == TUTTI_OK ? tu_writer_put_at(writer, entry->header + 14, crc, sizeof crc) : status;
 }
 
-static tutti_status put_directory_entry(tu_writer *writer, const char *name, const piece *entry)
-{
+static tutti_status put_directory_entry(tu_writer *writer, const char *name, const piece *entry) {
     uint8_t central[46] = "PK\1\2", extra[28], *end = extra + 4;
     bool wide = entry->bytes >= UINT32_MAX, far = entry->header >= UINT32_MAX;
     if (wide)
@@ -96,7 +91,8 @@ static tutti_status put_directory_entry(tu_writer *writer, const char *name, con
         end = tu_store_little(end, entry->header, 8);
     size_t extra_bytes = wide || far ? (size_t)(end - extra) : 0;
     tu_store_little(tu_store_little(extra, 1, 2), extra_bytes - 4, 2);
-    uint8_t *at = tu_store_little(central + 4, 3u << 8 | (wide || far ? WIDE : NARROW), 2); /* made on Unix, which means the mode below */
+    uint8_t *at = tu_store_little(central + 4, 3u << 8 | (wide || far ? WIDE : NARROW),
+                                  2); /* made on Unix, which means the mode below */
     at = put_common(at, name, entry, wide || far);
     at = tu_store_little(at, extra_bytes, 2);
     at = tu_store_little(at, 0, 2 + 2 + 2);
@@ -108,8 +104,7 @@ static tutti_status put_directory_entry(tu_writer *writer, const char *name, con
     return status == TUTTI_OK ? tu_writer_put(writer, extra, extra_bytes) : status;
 }
 
-static tutti_status put_end(tu_writer *writer, uint64_t count, uint64_t directory)
-{
+static tutti_status put_end(tu_writer *writer, uint64_t count, uint64_t directory) {
     uint64_t bytes = writer->written - directory, end64 = writer->written;
     uint8_t record[56 + 20 + 22], *at = record;
     if (count >= UINT16_MAX || bytes >= UINT32_MAX || directory >= UINT32_MAX) {
@@ -133,8 +128,7 @@ static tutti_status put_end(tu_writer *writer, uint64_t count, uint64_t director
     return tu_writer_put(writer, record, (size_t)(at - record));
 }
 
-static tutti_status check_save(tt_tensor_list tensors, const char *const *names)
-{
+static tutti_status check_save(tt_tensor_list tensors, const char *const *names) {
     char header[TU_NPY_HEADER];
     size_t bytes;
     if (names == NULL && tensors.count > 0)
@@ -148,8 +142,7 @@ static tutti_status check_save(tt_tensor_list tensors, const char *const *names)
     return status;
 }
 
-bool tt_save_npz(tt_tensor_list tensors, const char *const *names, const char *path)
-{
+bool tt_save_npz(tt_tensor_list tensors, const char *const *names, const char *path) {
     tu_writer writer;
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(check_save(tensors, names)) != TUTTI_OK)
         return false;
@@ -175,8 +168,7 @@ bool tt_save_npz(tt_tensor_list tensors, const char *const *names, const char *p
 
 /* ---- reading ---- */
 
-static tt_tensor *load_entry(const tu_reader *reader, const tu_zip_entry *entry)
-{
+static tt_tensor *load_entry(const tu_reader *reader, const tu_zip_entry *entry) {
     char where[640];
     uint32_t crc = 0;
     size_t length = strlen(entry->name);
@@ -193,13 +185,13 @@ static tt_tensor *load_entry(const tu_reader *reader, const tu_zip_entry *entry)
     return x;
 }
 
-tt_named_list tt_load_npz(const char *path)
-{
+tt_named_list tt_load_npz(const char *path) {
     tu_reader reader;
     tu_zip_list list;
     tu_list_room room;
     tt_named_list result = { 0 };
-    if (tu_self()->pending != TUTTI_OK || !tu_scope_check() || tu_pending_take(tu_reader_open("load_npz", path, &reader)) != TUTTI_OK)
+    if (tu_self()->pending != TUTTI_OK || !tu_scope_check() ||
+        tu_pending_take(tu_reader_open("load_npz", path, &reader)) != TUTTI_OK)
         return result;
     if (tu_pending_take(tu_zip_parse(&reader, &list)) != TUTTI_OK)
         goto close_reader;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The operator table. An operator is one entry: name, schema, shape rule, kernel, gradient, purity, and a sample call. Eager
- * execution, meta tensors, autograd, the reference page and the table test all read that entry and nothing else.
+ * The operator table. An operator is one entry: name, schema, shape rule, kernel, gradient, purity, and a sample call.
+ * Eager execution, meta tensors, autograd, the reference page and the table test all read that entry and nothing else.
  *
  * To add one: define the entry with TU_OPERATOR in its family's file, declare the public function in <tutti/ops.h>, and
  * define it as a call of tu_run. The table test picks the entry up.
@@ -14,7 +14,7 @@
 #include "tensor/tensor.h"
 #include "tensor/thread.h"
 
-#define TU_INPUTS 8  /* of operators other than those on lists */
+#define TU_INPUTS 8 /* of operators other than those on lists */
 #define TU_OUTPUTS 3
 
 typedef struct tu_op tu_op;
@@ -32,40 +32,40 @@ typedef struct tu_args {
     tt_tensor *const *inputs;
     int input_count, output_count;
     tt_device device;
-    bool in_place;    /* the form that writes inputs[0] */
-    bool wants_grad;  /* gradient mode is on and an input requires grad */
+    bool in_place;   /* the form that writes inputs[0] */
+    bool wants_grad; /* gradient mode is on and an input requires grad */
     tu_params params;
     tu_shape results[TU_OUTPUTS]; /* by the shape rule */
     tt_tensor *outputs[TU_OUTPUTS];
 } tu_args;
 
-/* What a gradient formula works with. It is written with tt_ functions, so that it can be differentiated again; what they
- * return belongs to a scope around the call. A result left NULL is "no gradient". Results may have any shape that broadcasting made out of the
- * input's: the engine sums them down, and casts them to the input's dtype. */
+/* What a gradient formula works with. It is written with tt_ functions, so that it can be differentiated again; what
+ * they return belongs to a scope around the call. A result left NULL is "no gradient". Results may have any shape that
+ * broadcasting made out of the input's: the engine sums them down, and casts them to the input's dtype. */
 typedef struct tu_gradient {
     const tu_op *op;
     const tu_params *params;
     tt_tensor *const *grads; /* of the outputs; NULL where nothing arrived */
     const bool *needs;       /* of the inputs: whether its gradient is wanted */
     int input_count;
-    tt_tensor **results;     /* of the inputs */
+    tt_tensor **results; /* of the inputs */
     struct tu_node *node;
 } tu_gradient;
 
-/* A saved input or output, by the entry's `saves`. NULL with the pending error set where it was changed or freed since. */
+/* A saved input or output, by the entry's `saves`. NULL with the pending error set where it was changed or freed
+ * since. */
 tt_tensor *tu_saved(tu_gradient *gradient, uint32_t which);
 /* Shape and dtype of an input, known without saving it. */
 const tu_shape *tu_input_shape(const tu_gradient *gradient, int input);
-static inline tt_dims tu_input_dims(const tu_gradient *gradient, int input)
-{
+static inline tt_dims tu_input_dims(const tu_gradient *gradient, int input) {
     const tu_shape *shape = tu_input_shape(gradient, input);
     return tt_dims_of(shape->ndim, shape->sizes);
 }
 #define TU_INPUT(i) (1u << (i))
 #define TU_OUTPUT(i) (1u << (16 + (i)))
 
-/* Makes inputs for an operator's sample call: see tests/tensor/table.c, which makes them contiguous or not, real or meta, in several
- * dtypes. `n` is the size to use for one dimension; it is 0 in the round of empty tensors. */
+/* Makes inputs for an operator's sample call: see tests/tensor/table.c, which makes them contiguous or not, real or
+ * meta, in several dtypes. `n` is the size to use for one dimension; it is 0 in the round of empty tensors. */
 typedef struct tu_sampler tu_sampler;
 typedef enum tu_sample_kind {
     TU_SAMPLE_NORMAL,   /* floats around 0, away from kinks */
@@ -78,10 +78,18 @@ struct tu_sampler {
     void *group; /* of one rank, for collectives */
     tt_tensor *(*make)(tu_sampler *sampler, tu_sample_kind kind, tt_dims shape, int64_t limit);
 };
-static inline tt_tensor *tu_normal(tu_sampler *s, tt_dims shape) { return s->make(s, TU_SAMPLE_NORMAL, shape, 0); }
-static inline tt_tensor *tu_positive(tu_sampler *s, tt_dims shape) { return s->make(s, TU_SAMPLE_POSITIVE, shape, 0); }
-static inline tt_tensor *tu_index(tu_sampler *s, tt_dims shape, int64_t limit) { return s->make(s, TU_SAMPLE_INDEX, shape, limit); }
-static inline tt_tensor *tu_mask(tu_sampler *s, tt_dims shape) { return s->make(s, TU_SAMPLE_BOOL, shape, 0); }
+static inline tt_tensor *tu_normal(tu_sampler *s, tt_dims shape) {
+    return s->make(s, TU_SAMPLE_NORMAL, shape, 0);
+}
+static inline tt_tensor *tu_positive(tu_sampler *s, tt_dims shape) {
+    return s->make(s, TU_SAMPLE_POSITIVE, shape, 0);
+}
+static inline tt_tensor *tu_index(tu_sampler *s, tt_dims shape, int64_t limit) {
+    return s->make(s, TU_SAMPLE_INDEX, shape, limit);
+}
+static inline tt_tensor *tu_mask(tu_sampler *s, tt_dims shape) {
+    return s->make(s, TU_SAMPLE_BOOL, shape, 0);
+}
 
 enum {
     TU_HAS_IN_PLACE = 1,
@@ -94,10 +102,10 @@ enum {
 struct tu_op {
     const char *name, *schema, *summary, *family;
     unsigned flags;
-    uint32_t optional;  /* inputs that may be NULL, as TU_INPUT bits */
-    uint32_t written;   /* inputs that are written (TU_WRITES) */
-    int outputs;        /* 0 means 1 */
-    int visible;        /* how many of the outputs the caller sees; the rest is saved for the gradient. 0: all */
+    uint32_t optional; /* inputs that may be NULL, as TU_INPUT bits */
+    uint32_t written;  /* inputs that are written (TU_WRITES) */
+    int outputs;       /* 0 means 1 */
+    int visible;       /* how many of the outputs the caller sees; the rest is saved for the gradient. 0: all */
     tutti_status (*shape)(tu_args *args);
     tutti_status (*cpu)(tu_args *args);
     void (*gradient)(tu_gradient *gradient);
@@ -107,9 +115,10 @@ struct tu_op {
 };
 
 /* Defines an entry and puts a pointer to it where tt_operator_at finds it. */
-#define TU_OPERATOR(identifier)                                                                                        \
-    extern const tu_op tu_op_##identifier;                                                                             \
-    static const tu_op *const tu_entry_##identifier __attribute__((used, section("tu_operators"))) = &tu_op_##identifier; \
+#define TU_OPERATOR(identifier)                                                                      \
+    extern const tu_op tu_op_##identifier;                                                           \
+    static const tu_op *const tu_entry_##identifier __attribute__((used, section("tu_operators"))) = \
+        &tu_op_##identifier;                                                                         \
     const tu_op tu_op_##identifier
 
 /* The table itself, in no particular order: for the test and the reference page. */
@@ -117,8 +126,7 @@ int tu_table_count(void);
 const tu_op *tu_table_at(int index);
 
 /* Prepares a call. Parameters are zero; set what the operator takes, then run. */
-static inline void tu_args_init(tu_args *args, const tu_op *op, int input_count, tt_tensor *const *inputs)
-{
+static inline void tu_args_init(tu_args *args, const tu_op *op, int input_count, tt_tensor *const *inputs) {
     args->op = op;
     args->inputs = inputs;
     args->input_count = input_count;
@@ -127,10 +135,10 @@ static inline void tu_args_init(tu_args *args, const tu_op *op, int input_count,
     args->params = (tu_params){ .dims = { { .count = -1 }, { .count = -1 } } };
 }
 
-/* Runs a prepared call: checks, shapes, allocates, computes, records. True on success; then args->outputs belong to the scope. */
+/* Runs a prepared call: checks, shapes, allocates, computes, records. True on success; then args->outputs belong to the
+ * scope. */
 bool tu_run_args(tu_args *args);
-static inline tt_tensor *tu_run(tu_args *args)
-{
+static inline tt_tensor *tu_run(tu_args *args) {
     return tu_run_args(args) ? args->outputs[0] : NULL;
 }
 tt_tensor *tu_run1(const tu_op *op, tt_tensor *a);

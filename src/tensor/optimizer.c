@@ -11,8 +11,7 @@
 #define FAMILY "optimizers"
 
 /* Dense and of one type: then the kernel runs where they lie. Checked by the shape rule. */
-static tutti_status step_shape(tu_args *args)
-{
+static tutti_status step_shape(tu_args *args) {
     const tt_tensor *parameter = args->inputs[0];
     if (!tu_is_float(parameter->dtype))
         return tu_args_error(args, TUTTI_ERROR_TYPE, "the parameter is %s and must be floats", tu_describe(parameter));
@@ -20,8 +19,9 @@ static tutti_status step_shape(tu_args *args)
         const tt_tensor *x = args->inputs[i];
         char name[32];
         if (x != NULL && (!tu_same_sizes(x, parameter) || x->dtype != parameter->dtype))
-            return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s is %s, and the parameter %s: shape and dtype must be the same",
-                                 tu_argument_name(args->op, i, name, sizeof name), tu_describe(x), tu_describe(parameter));
+            return tu_args_error(
+                args, TUTTI_ERROR_ARGUMENT, "%s is %s, and the parameter %s: shape and dtype must be the same",
+                tu_argument_name(args->op, i, name, sizeof name), tu_describe(x), tu_describe(parameter));
     }
     args->results[0] = (tu_shape){ .dtype = parameter->dtype, .device = args->device, .ndim = 1, .strides = { 1 } };
     return TUTTI_OK;
@@ -32,43 +32,41 @@ typedef struct step {
     const tu_params *params;
 } step;
 
-#define STEP_KERNELS(suffix, type, root)                                                                               \
-    TU_CLONES static void sgd_##suffix(void *context, int64_t begin, int64_t end)                                      \
-    {                                                                                                                  \
-        const step *s = context;                                                                                       \
-        type *p = s->at[0], *g = s->at[1], *velocity = s->at[2];                                                       \
-        type rate = (type)s->params->number[0], momentum = (type)s->params->number[1], decay = (type)s->params->number[2]; \
-        if (velocity == NULL) {                                                                                        \
-            for (int64_t i = begin; i < end; i++)                                                                      \
-                p[i] -= rate * (g[i] + decay * p[i]);                                                                  \
-            return;                                                                                                    \
-        }                                                                                                              \
-        for (int64_t i = begin; i < end; i++) {                                                                        \
-            velocity[i] = momentum * velocity[i] + g[i] + decay * p[i];                                                \
-            p[i] -= rate * velocity[i];                                                                                \
-        }                                                                                                              \
-    }                                                                                                                  \
-    TU_CLONES static void adamw_##suffix(void *context, int64_t begin, int64_t end)                                    \
-    {                                                                                                                  \
-        const step *s = context;                                                                                       \
-        const double *n = s->params->number;                                                                           \
-        type *p = s->at[0], *g = s->at[1], *m = s->at[2], *v = s->at[3];                                               \
-        double count = (double)s->params->integer[0], decay;                                                           \
-        __builtin_memcpy(&decay, &s->params->integer[1], sizeof decay);                                                \
-        type beta1 = (type)n[1], beta2 = (type)n[2], epsilon = (type)n[3], shrink = (type)(1 - n[0] * decay);          \
-        type rate = (type)(n[0] / (1 - pow(n[1], count))), correct = (type)(1 / sqrt(1 - pow(n[2], count)));           \
-        for (int64_t i = begin; i < end; i++) {                                                                        \
-            m[i] = beta1 * m[i] + (1 - beta1) * g[i];                                                                  \
-            v[i] = beta2 * v[i] + (1 - beta2) * g[i] * g[i];                                                           \
-            p[i] = p[i] * shrink - rate * m[i] / (root(v[i]) * correct + epsilon);                                     \
-        }                                                                                                              \
+#define STEP_KERNELS(suffix, type, root)                                                                      \
+    TU_CLONES static void sgd_##suffix(void *context, int64_t begin, int64_t end) {                           \
+        const step *s = context;                                                                              \
+        type *p = s->at[0], *g = s->at[1], *velocity = s->at[2];                                              \
+        type rate = (type)s->params->number[0], momentum = (type)s->params->number[1],                        \
+             decay = (type)s->params->number[2];                                                              \
+        if (velocity == NULL) {                                                                               \
+            for (int64_t i = begin; i < end; i++)                                                             \
+                p[i] -= rate * (g[i] + decay * p[i]);                                                         \
+            return;                                                                                           \
+        }                                                                                                     \
+        for (int64_t i = begin; i < end; i++) {                                                               \
+            velocity[i] = momentum * velocity[i] + g[i] + decay * p[i];                                       \
+            p[i] -= rate * velocity[i];                                                                       \
+        }                                                                                                     \
+    }                                                                                                         \
+    TU_CLONES static void adamw_##suffix(void *context, int64_t begin, int64_t end) {                         \
+        const step *s = context;                                                                              \
+        const double *n = s->params->number;                                                                  \
+        type *p = s->at[0], *g = s->at[1], *m = s->at[2], *v = s->at[3];                                      \
+        double count = (double)s->params->integer[0], decay;                                                  \
+        __builtin_memcpy(&decay, &s->params->integer[1], sizeof decay);                                       \
+        type beta1 = (type)n[1], beta2 = (type)n[2], epsilon = (type)n[3], shrink = (type)(1 - n[0] * decay); \
+        type rate = (type)(n[0] / (1 - pow(n[1], count))), correct = (type)(1 / sqrt(1 - pow(n[2], count)));  \
+        for (int64_t i = begin; i < end; i++) {                                                               \
+            m[i] = beta1 * m[i] + (1 - beta1) * g[i];                                                         \
+            v[i] = beta2 * v[i] + (1 - beta2) * g[i] * g[i];                                                  \
+            p[i] = p[i] * shrink - rate * m[i] / (root(v[i]) * correct + epsilon);                            \
+        }                                                                                                     \
     }
 STEP_KERNELS(f32, float, sqrtf)
 STEP_KERNELS(f64, double, sqrt)
 
 /* Runs a kernel on staged copies, and puts back those that it writes. All memory is there before the first write. */
-static tutti_status run_step(tu_args *args, tu_parallel_body *f32, tu_parallel_body *f64)
-{
+static tutti_status run_step(tu_args *args, tu_parallel_body *f32, tu_parallel_body *f64) {
     tutti_dtype dtype = tu_stage_dtype(args->inputs[0]);
     tt_tensor *staged[4] = { NULL };
     step s = { { NULL }, &args->params };
@@ -82,17 +80,21 @@ static tutti_status run_step(tu_args *args, tu_parallel_body *f32, tu_parallel_b
     if (ready)
         tu_parallel(args->inputs[0]->numel, 32768, dtype == TUTTI_F32 ? f32 : f64, &s);
     for (int i = 0; i < args->input_count; i++) {
-        if (ready && staged[i] != args->inputs[i] && args->op->written & TU_INPUT(i) && staged[i] != NULL && staged[i]->numel > 0)
+        if (ready && staged[i] != args->inputs[i] && args->op->written & TU_INPUT(i) && staged[i] != NULL &&
+            staged[i]->numel > 0)
             tu_copy_tensor(args->inputs[i], staged[i]);
         tu_tensor_drop(staged[i]);
     }
     return ready ? TUTTI_OK : TUTTI_ERROR_MEMORY;
 }
-static tutti_status sgd_cpu(tu_args *args) { return run_step(args, sgd_f32, sgd_f64); }
-static tutti_status adamw_cpu(tu_args *args) { return run_step(args, adamw_f32, adamw_f64); }
+static tutti_status sgd_cpu(tu_args *args) {
+    return run_step(args, sgd_f32, sgd_f64);
+}
+static tutti_status adamw_cpu(tu_args *args) {
+    return run_step(args, adamw_f32, adamw_f64);
+}
 
-static tt_tensor *sgd_sample(tu_sampler *s)
-{
+static tt_tensor *sgd_sample(tu_sampler *s) {
     tt_tensor *p = tt_clone(tu_normal(s, tt_shape(s->n, 3))), *g = tu_normal(s, tt_shape(s->n, 3));
     tt_tensor *velocity = tt_clone(tu_normal(s, tt_shape(s->n, 3)));
     tt_sgd options = TT_SGD_INIT;
@@ -101,24 +103,38 @@ static tt_tensor *sgd_sample(tu_sampler *s)
     tt_sgd_step(tt_detach(p), tt_detach(g), tt_detach(velocity), &options);
     return tt_detach(p);
 }
-static tt_tensor *adamw_sample(tu_sampler *s)
-{
+static tt_tensor *adamw_sample(tu_sampler *s) {
     tt_tensor *p = tt_clone(tu_normal(s, tt_shape(s->n, 3))), *g = tu_normal(s, tt_shape(s->n, 3));
     tt_tensor *m = tt_clone(tu_normal(s, tt_shape(s->n, 3))), *v = tt_clone(tu_positive(s, tt_shape(s->n, 3)));
     tt_adamw_step(tt_detach(p), tt_detach(g), tt_detach(m), tt_detach(v), 3, NULL);
     return tt_detach(p);
 }
-TU_OPERATOR(sgd_step) = { .name = "sgd_step", .schema = "sgd_step(parameter, gradient, velocity=NULL, options)",
-    .summary = "velocity = momentum velocity + gradient + decay parameter; parameter -= rate velocity", .family = FAMILY, .flags = TU_WRITES,
-    .optional = TU_INPUT(2), .written = TU_INPUT(0) | TU_INPUT(2), .shape = step_shape, .cpu = sgd_cpu, .sample = sgd_sample };
-TU_OPERATOR(adamw_step) = { .name = "adamw_step", .schema = "adamw_step(parameter, gradient, m, v, step, options)",
-    .summary = "AdamW with bias correction and decoupled decay", .family = FAMILY, .flags = TU_WRITES,
-    .written = TU_INPUT(0) | TU_INPUT(2) | TU_INPUT(3), .shape = step_shape, .cpu = adamw_cpu, .sample = adamw_sample };
+TU_OPERATOR(sgd_step) = {
+    .name = "sgd_step",
+    .schema = "sgd_step(parameter, gradient, velocity=NULL, options)",
+    .summary = "velocity = momentum velocity + gradient + decay parameter; parameter -= rate velocity",
+    .family = FAMILY,
+    .flags = TU_WRITES,
+    .optional = TU_INPUT(2),
+    .written = TU_INPUT(0) | TU_INPUT(2),
+    .shape = step_shape,
+    .cpu = sgd_cpu,
+    .sample = sgd_sample
+};
+TU_OPERATOR(adamw_step) = { .name = "adamw_step",
+                            .schema = "adamw_step(parameter, gradient, m, v, step, options)",
+                            .summary = "AdamW with bias correction and decoupled decay",
+                            .family = FAMILY,
+                            .flags = TU_WRITES,
+                            .written = TU_INPUT(0) | TU_INPUT(2) | TU_INPUT(3),
+                            .shape = step_shape,
+                            .cpu = adamw_cpu,
+                            .sample = adamw_sample };
 
-bool tt_sgd_step(tt_tensor *parameter, tt_tensor *gradient, tt_tensor *velocity, const tt_sgd *options)
-{
+bool tt_sgd_step(tt_tensor *parameter, tt_tensor *gradient, tt_tensor *velocity, const tt_sgd *options) {
     tt_sgd full = TT_SGD_INIT;
-    if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_options_copy("tt_sgd", options, &full, sizeof full)) != TUTTI_OK)
+    if (tu_self()->pending != TUTTI_OK ||
+        tu_pending_take(tu_options_copy("tt_sgd", options, &full, sizeof full)) != TUTTI_OK)
         return false;
     if (full.momentum != 0 && velocity == NULL) {
         tu_fail(TUTTI_ERROR_ARGUMENT, "sgd_step: argument velocity is NULL, and momentum %g needs it", full.momentum);
@@ -133,10 +149,11 @@ bool tt_sgd_step(tt_tensor *parameter, tt_tensor *gradient, tt_tensor *velocity,
     return tu_run(&args) != NULL;
 }
 
-bool tt_adamw_step(tt_tensor *parameter, tt_tensor *gradient, tt_tensor *m, tt_tensor *v, int64_t count, const tt_adamw *options)
-{
+bool tt_adamw_step(tt_tensor *parameter, tt_tensor *gradient, tt_tensor *m, tt_tensor *v, int64_t count,
+                   const tt_adamw *options) {
     tt_adamw full = TT_ADAMW_INIT;
-    if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_options_copy("tt_adamw", options, &full, sizeof full)) != TUTTI_OK)
+    if (tu_self()->pending != TUTTI_OK ||
+        tu_pending_take(tu_options_copy("tt_adamw", options, &full, sizeof full)) != TUTTI_OK)
         return false;
     if (count < 1) {
         tu_fail(TUTTI_ERROR_ARGUMENT, "adamw_step: step is %lld and counts from 1", (long long)count);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A pool of threads for loops. One loop runs at a time: its owner publishes it, the threads take pieces off a shared counter,
- * and the owner works along. A thread that comes late, because the machine is busy with something else, finds the loop closed and
- * is not waited for. Threads look for the next loop for a short while, then sleep.
+ * A pool of threads for loops. One loop runs at a time: its owner publishes it, the threads take pieces off a shared
+ * counter, and the owner works along. A thread that comes late, because the machine is busy with something else, finds
+ * the loop closed and is not waited for. Threads look for the next loop for a short while, then sleep.
  */
 #include "tensor/parallel.h"
 
@@ -19,7 +19,9 @@
 #include <unistd.h>
 
 #define THREADS 64
-#define LOOKS 4000 /* at the word before going to sleep: some microseconds, the gap between the operators of one step */
+#define LOOKS                                                                                               \
+    4000 /* at the word before going to sleep: some microseconds, the gap between the operators of one step \
+          */
 
 typedef struct tu_loop_job {
     tu_parallel_body *body;
@@ -29,14 +31,15 @@ typedef struct tu_loop_job {
 } tu_loop_job;
 
 static struct {
-    pthread_mutex_t lock; /* held by the owner of the running loop, from start to end */
-    int threads;          /* started; under lock */
-    pid_t process;        /* that started them; a forked child has none */
-    tu_loop_job *job;     /* written under lock while the gate is closed; read by those inside the gate */
+    pthread_mutex_t lock;      /* held by the owner of the running loop, from start to end */
+    int threads;               /* started; under lock */
+    pid_t process;             /* that started them; a forked child has none */
+    tu_loop_job *job;          /* written under lock while the gate is closed; read by those inside the gate */
     _Atomic uint32_t round;    /* futex word; the owner adds 1 per loop (release), threads read it (acquire) */
     _Atomic uint32_t sleeping; /* threads in or near the futex */
-    /* How many threads are inside, and whether more may enter. A thread adds 1 (acquire: pairs with the owner's opening), turns back
-     * where the gate is closed, and subtracts 1 when done (release: pairs with the owner's wait for 0). */
+    /* How many threads are inside, and whether more may enter. A thread adds 1 (acquire: pairs with the owner's
+     * opening), turns back where the gate is closed, and subtracts 1 when done (release: pairs with the owner's wait
+     * for 0). */
     _Atomic uint32_t gate;
 } pool = { .lock = PTHREAD_MUTEX_INITIALIZER, .gate = 0x80000000u };
 
@@ -44,8 +47,7 @@ static struct {
 
 static _Thread_local bool inside;
 
-static inline void relax(void)
-{
+static inline void relax(void) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -53,8 +55,7 @@ static inline void relax(void)
 #endif
 }
 
-static void take_pieces(tu_loop_job *job)
-{
+static void take_pieces(tu_loop_job *job) {
     for (;;) {
         int64_t begin = atomic_fetch_add_explicit(&job->next, job->piece, memory_order_relaxed);
         if (begin >= job->count)
@@ -64,8 +65,7 @@ static void take_pieces(tu_loop_job *job)
     }
 }
 
-static void wait_for_round(uint32_t seen)
-{
+static void wait_for_round(uint32_t seen) {
     for (int i = 0; i < LOOKS; i++) {
         if (atomic_load_explicit(&pool.round, memory_order_acquire) != seen)
             return;
@@ -77,8 +77,7 @@ static void wait_for_round(uint32_t seen)
     atomic_fetch_sub(&pool.sleeping, 1);
 }
 
-static void *worker(void *argument)
-{
+static void *worker(void *argument) {
     uint32_t seen = (uint32_t)(uintptr_t)argument;
     inside = true;
     for (;;) {
@@ -91,8 +90,7 @@ static void *worker(void *argument)
     return NULL;
 }
 
-int tu_parallel_threads(void)
-{
+int tu_parallel_threads(void) {
     int threads = 1;
 #ifdef OPENBLAS_VERSION
     threads = openblas_get_num_threads();
@@ -103,8 +101,7 @@ int tu_parallel_threads(void)
 }
 
 /* Under the lock. Fewer threads than wanted is no error: the loop runs on those there are. */
-static void start_threads(int wanted)
-{
+static void start_threads(int wanted) {
     if (pool.process != getpid()) { /* first use, or a forked child, where only the calling thread lives on */
         pool.process = getpid();
         pool.threads = 0;
@@ -132,8 +129,7 @@ static void start_threads(int wanted)
     }
 }
 
-static void run_together(tu_loop_job *job, int wanted)
-{
+static void run_together(tu_loop_job *job, int wanted) {
     start_threads(wanted - 1);
     pool.job = job;
     atomic_fetch_and_explicit(&pool.gate, ~GATE_CLOSED, memory_order_release);
@@ -153,8 +149,7 @@ static void run_together(tu_loop_job *job, int wanted)
     }
 }
 
-void tu_parallel(int64_t count, int64_t grain, tu_parallel_body *body, void *context)
-{
+void tu_parallel(int64_t count, int64_t grain, tu_parallel_body *body, void *context) {
     if (count <= 0)
         return;
     int threads = count > grain ? tu_parallel_threads() : 1;

@@ -8,32 +8,33 @@
 
 #include "tensor/convert.h"
 
-static tutti_dtype float_of(tutti_dtype dtype)
-{
+static tutti_dtype float_of(tutti_dtype dtype) {
     return tu_is_integer(dtype) || dtype == TUTTI_BOOL ? TUTTI_F32 : dtype;
 }
 
-static tutti_dtype compute_dtype(const tu_args *args)
-{
+static tutti_dtype compute_dtype(const tu_args *args) {
     const tu_pointwise *detail = args->op->detail;
     tutti_dtype dtype = tu_promote(args, detail->condition ? 1 : 0);
     return tu_compute_dtype(detail->to_float ? float_of(dtype) : dtype);
 }
 
-static tu_kernel *kernel_for(const tu_pointwise *detail, tutti_dtype compute)
-{
+static tu_kernel *kernel_for(const tu_pointwise *detail, tutti_dtype compute) {
     switch (compute) {
-    case TUTTI_F32: return detail->f32;
-    case TUTTI_F64: return detail->f64;
-    case TUTTI_U64: return detail->u64 != NULL ? detail->u64 : detail->i64;
-    case TUTTI_I64: return detail->i64;
-    default: return detail->c128;
+    case TUTTI_F32:
+        return detail->f32;
+    case TUTTI_F64:
+        return detail->f64;
+    case TUTTI_U64:
+        return detail->u64 != NULL ? detail->u64 : detail->i64;
+    case TUTTI_I64:
+        return detail->i64;
+    default:
+        return detail->c128;
     }
 }
 
 /* Where all inputs lie in memory alike, dense but not row-major, the result does too: nothing is shuffled. */
-static bool keep_strides(const tu_args *args, tu_shape *result)
-{
+static bool keep_strides(const tu_args *args, tu_shape *result) {
     const tt_tensor *first = args->inputs[0];
     if (first->flags & TU_CONTIGUOUS || first->ndim != result->ndim)
         return false;
@@ -51,15 +52,15 @@ static bool keep_strides(const tu_args *args, tu_shape *result)
     return true;
 }
 
-tutti_status tu_pointwise_shape(tu_args *args)
-{
+tutti_status tu_pointwise_shape(tu_args *args) {
     const tu_pointwise *detail = args->op->detail;
     tu_shape *result = &args->results[0];
     tutti_status status = tu_broadcast(args, 0, result);
     if (status != TUTTI_OK)
         return status;
     if (detail->condition && args->inputs[0]->dtype != TUTTI_BOOL && !tu_is_integer(args->inputs[0]->dtype))
-        return tu_args_error(args, TUTTI_ERROR_TYPE, "the condition must be bool, not %s", tu_describe(args->inputs[0]));
+        return tu_args_error(args, TUTTI_ERROR_TYPE, "the condition must be bool, not %s",
+                             tu_describe(args->inputs[0]));
     tutti_dtype dtype = tu_promote(args, detail->condition ? 1 : 0);
     tutti_dtype computed = detail->to_float ? float_of(dtype) : dtype;
     if (kernel_for(detail, tu_compute_dtype(computed)) == NULL)
@@ -73,8 +74,7 @@ tutti_status tu_pointwise_shape(tu_args *args)
 }
 
 /* Tiny dense tensors of the compute type need none of the loop's machinery. */
-static bool run_tiny(tu_args *args, tu_kernel *kernel, tutti_dtype compute)
-{
+static bool run_tiny(tu_args *args, tu_kernel *kernel, tutti_dtype compute) {
     const tt_tensor *out = args->outputs[0];
     const void *in[TU_OPERANDS];
     if (out->numel > 4096 || out->dtype != compute || !(out->flags & TU_CONTIGUOUS))
@@ -90,8 +90,7 @@ static bool run_tiny(tu_args *args, tu_kernel *kernel, tutti_dtype compute)
     return true;
 }
 
-tutti_status tu_pointwise_cpu(tu_args *args)
-{
+tutti_status tu_pointwise_cpu(tu_args *args) {
     tutti_dtype compute = compute_dtype(args);
     tu_kernel *kernel = kernel_for(args->op->detail, compute);
     if (run_tiny(args, kernel, compute))

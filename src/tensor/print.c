@@ -13,8 +13,8 @@
 #include "tensor/convert.h"
 #include "tensor/operator.h"
 
-#define EDGE 3      /* shown at each end of a long dimension */
-#define LONG 1000   /* elements from which the middle is left out */
+#define EDGE 3    /* shown at each end of a long dimension */
+#define LONG 1000 /* elements from which the middle is left out */
 
 typedef struct text {
     char *at;
@@ -22,8 +22,7 @@ typedef struct text {
 } text;
 
 static void add(text *t, const char *format, ...) TUTTI_PRINTF(2, 3);
-static void add(text *t, const char *format, ...)
-{
+static void add(text *t, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     size_t room = t->length < t->size ? t->size - t->length : 0;
@@ -40,8 +39,7 @@ typedef struct picture {
 } picture;
 
 /* One element as text; returns its length. */
-static int element(const picture *p, int64_t offset, char *out, size_t size)
-{
+static int element(const picture *p, int64_t offset, char *out, size_t size) {
     const char *data = (const char *)tu_pointer(p->x) + offset * tu_dtype_bytes[p->x->dtype];
     tutti_dtype dtype = p->x->dtype;
     double value[2] = { 0 };
@@ -52,7 +50,8 @@ static int element(const picture *p, int64_t offset, char *out, size_t size)
         tutti_dtype wide = dtype == TUTTI_U64 ? TUTTI_U64 : TUTTI_I64;
         if (tutti_convert(data, dtype, &whole, wide, 1) != TUTTI_OK)
             return snprintf(out, size, "?");
-        return wide == TUTTI_U64 ? snprintf(out, size, "%llu", (unsigned long long)whole) : snprintf(out, size, "%lld", (long long)whole);
+        return wide == TUTTI_U64 ? snprintf(out, size, "%llu", (unsigned long long)whole)
+                                 : snprintf(out, size, "%lld", (long long)whole);
     }
     if (tutti_convert(data, dtype, value, tu_is_complex(dtype) ? TUTTI_C128 : TUTTI_F64, 1) != TUTTI_OK)
         return snprintf(out, size, "?");
@@ -66,8 +65,7 @@ static int element(const picture *p, int64_t offset, char *out, size_t size)
 }
 
 /* Calls visit for every element that is shown. */
-static void visit(picture *p, int dim, int64_t offset, void (*each)(picture *p, int64_t offset))
-{
+static void visit(picture *p, int dim, int64_t offset, void (*each)(picture *p, int64_t offset)) {
     const tt_tensor *x = p->x;
     if (dim == x->ndim) {
         each(p, offset);
@@ -80,8 +78,7 @@ static void visit(picture *p, int dim, int64_t offset, void (*each)(picture *p, 
     }
 }
 
-static void judge(picture *p, int64_t offset)
-{
+static void judge(picture *p, int64_t offset) {
     double value = 0;
     tutti_dtype dtype = p->x->dtype;
     const char *data = (const char *)tu_pointer(p->x) + offset * tu_dtype_bytes[dtype];
@@ -93,15 +90,13 @@ static void judge(picture *p, int64_t offset)
         p->scientific = true;
 }
 
-static void measure(picture *p, int64_t offset)
-{
+static void measure(picture *p, int64_t offset) {
     char one[96];
     int width = element(p, offset, one, sizeof one);
     p->width = width > p->width ? width : p->width;
 }
 
-static void show(text *t, const picture *p, int dim, int64_t offset, int indent)
-{
+static void show(text *t, const picture *p, int dim, int64_t offset, int indent) {
     const tt_tensor *x = p->x;
     if (dim == x->ndim) {
         char one[96];
@@ -127,8 +122,7 @@ static void show(text *t, const picture *p, int dim, int64_t offset, int indent)
     add(t, "]");
 }
 
-static void show_values(text *t, const tt_tensor *x)
-{
+static void show_values(text *t, const tt_tensor *x) {
     picture p = { .x = x, .shortened = x->numel > LONG, .decimals = tu_is_complex(x->dtype) ? 4 : 1 };
     visit(&p, 0, 0, judge);
     if (p.scientific)
@@ -137,8 +131,7 @@ static void show_values(text *t, const tt_tensor *x)
     show(t, &p, 0, 0, 0);
 }
 
-static void describe(text *t, const tt_tensor *x)
-{
+static void describe(text *t, const tt_tensor *x) {
     if (x == NULL) {
         add(t, "NULL");
         return;
@@ -163,8 +156,7 @@ static void describe(text *t, const tt_tensor *x)
         add(t, ", requires grad");
 }
 
-size_t tt_format(const tt_tensor *x, char *buffer, size_t size)
-{
+size_t tt_format(const tt_tensor *x, char *buffer, size_t size) {
     text t = { buffer, size, 0 };
     if (size > 0)
         buffer[0] = 0;
@@ -172,8 +164,7 @@ size_t tt_format(const tt_tensor *x, char *buffer, size_t size)
     return t.length;
 }
 
-void tt_print(const tt_tensor *x, FILE *file)
-{
+void tt_print(const tt_tensor *x, FILE *file) {
     size_t length = tt_format(x, NULL, 0);
     char *buffer = malloc(length + 1);
     if (buffer == NULL) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reductions over dimensions. A dense tensor of the compute type is seen as (outer, reduced, inner), one run of reduced dimensions after the
- * other. Sums go in two levels, so that long ones stay exact to a few units in the last place, and in an order that
- * depends on the shape alone, not on the threads.
+ * Reductions over dimensions. A dense tensor of the compute type is seen as (outer, reduced, inner), one run of reduced
+ * dimensions after the other. Sums go in two levels, so that long ones stay exact to a few units in the last place, and
+ * in an order that depends on the shape alone, not on the threads.
  */
 #include <complex.h>
 #include <string.h>
@@ -26,61 +26,59 @@ typedef struct reducer {
 
 typedef struct reduction {
     reducer f32, f64, i64, u64, c128;
-    bool to_bool;    /* any, all: result and elements are truth values */
-    bool widen;      /* integers give i64 */
+    bool to_bool; /* any, all: result and elements are truth values */
+    bool widen;   /* integers give i64 */
     bool float_only;
     bool mean;
-    bool no_empty;   /* there is no value for no elements */
+    bool no_empty; /* there is no value for no elements */
 } reduction;
 
 /* ---- kernels ---- */
 
 /* Sixteen lanes that the compiler keeps in registers, folded at the end of each block. */
-#define REDUCER(name, type, first, fold)                                                                               \
-    TU_CLONES static void name##_row(void *to, const void *from, int64_t count)                                        \
-    {                                                                                                                  \
-        const type *x = from;                                                                                          \
-        type total = *(type *)to;                                                                                      \
-        for (int64_t begin = 0; begin < count; begin += BLOCK) {                                                       \
-            int64_t end = begin + BLOCK < count ? begin + BLOCK : count, i = begin;                                    \
-            type lanes[16];                                                                                            \
-            for (int l = 0; l < 16; l++)                                                                               \
-                lanes[l] = first;                                                                                      \
-            for (; i + 16 <= end; i += 16)                                                                             \
-                for (int l = 0; l < 16; l++) {                                                                         \
-                    type a = lanes[l], b = x[i + l];                                                                   \
-                    lanes[l] = fold;                                                                                   \
-                }                                                                                                      \
-            type a = first, b;                                                                                         \
-            for (int l = 0; l < 16; l++) {                                                                             \
-                b = lanes[l];                                                                                          \
-                a = fold;                                                                                              \
-            }                                                                                                          \
-            for (; i < end; i++) {                                                                                     \
-                b = x[i];                                                                                              \
-                a = fold;                                                                                              \
-            }                                                                                                          \
-            b = a;                                                                                                     \
-            a = total;                                                                                                 \
-            total = fold;                                                                                              \
-        }                                                                                                              \
-        *(type *)to = total;                                                                                           \
-    }                                                                                                                  \
-    TU_CLONES static void name##_column(void *to, const void *from, int64_t count)                                     \
-    {                                                                                                                  \
-        const type *x = from;                                                                                          \
-        type *o = to;                                                                                                  \
-        for (int64_t i = 0; i < count; i++) {                                                                          \
-            type a = o[i], b = x[i];                                                                                   \
-            o[i] = fold;                                                                                               \
-        }                                                                                                              \
-    }                                                                                                                  \
-    static void name##_start(void *to, int64_t count)                                                                  \
-    {                                                                                                                  \
-        for (int64_t i = 0; i < count; i++)                                                                            \
-            ((type *)to)[i] = first;                                                                                   \
+#define REDUCER(name, type, first, fold)                                             \
+    TU_CLONES static void name##_row(void *to, const void *from, int64_t count) {    \
+        const type *x = from;                                                        \
+        type total = *(type *)to;                                                    \
+        for (int64_t begin = 0; begin < count; begin += BLOCK) {                     \
+            int64_t end = begin + BLOCK < count ? begin + BLOCK : count, i = begin;  \
+            type lanes[16];                                                          \
+            for (int l = 0; l < 16; l++)                                             \
+                lanes[l] = first;                                                    \
+            for (; i + 16 <= end; i += 16)                                           \
+                for (int l = 0; l < 16; l++) {                                       \
+                    type a = lanes[l], b = x[i + l];                                 \
+                    lanes[l] = fold;                                                 \
+                }                                                                    \
+            type a = first, b;                                                       \
+            for (int l = 0; l < 16; l++) {                                           \
+                b = lanes[l];                                                        \
+                a = fold;                                                            \
+            }                                                                        \
+            for (; i < end; i++) {                                                   \
+                b = x[i];                                                            \
+                a = fold;                                                            \
+            }                                                                        \
+            b = a;                                                                   \
+            a = total;                                                               \
+            total = fold;                                                            \
+        }                                                                            \
+        *(type *)to = total;                                                         \
+    }                                                                                \
+    TU_CLONES static void name##_column(void *to, const void *from, int64_t count) { \
+        const type *x = from;                                                        \
+        type *o = to;                                                                \
+        for (int64_t i = 0; i < count; i++) {                                        \
+            type a = o[i], b = x[i];                                                 \
+            o[i] = fold;                                                             \
+        }                                                                            \
+    }                                                                                \
+    static void name##_start(void *to, int64_t count) {                              \
+        for (int64_t i = 0; i < count; i++)                                          \
+            ((type *)to)[i] = first;                                                 \
     }
-#define R(name) { name##_row, name##_column, name##_start }
+#define R(name) \
+    { name##_row, name##_column, name##_start }
 
 REDUCER(sum_f32, float, 0, a + b)
 REDUCER(sum_f64, double, 0, a + b)
@@ -101,14 +99,18 @@ REDUCER(min_u64, uint64_t, UINT64_MAX, (a < b ? a : b))
 REDUCER(any_i64, int64_t, 0, ((a | b) != 0))
 REDUCER(all_i64, int64_t, 1, (a != 0 && b != 0))
 
-static const reducer *reducer_for(const reduction *r, tutti_dtype compute)
-{
+static const reducer *reducer_for(const reduction *r, tutti_dtype compute) {
     switch (compute) {
-    case TUTTI_F32: return &r->f32;
-    case TUTTI_F64: return &r->f64;
-    case TUTTI_I64: return &r->i64;
-    case TUTTI_U64: return r->u64.row != NULL ? &r->u64 : &r->i64;
-    default: return &r->c128;
+    case TUTTI_F32:
+        return &r->f32;
+    case TUTTI_F64:
+        return &r->f64;
+    case TUTTI_I64:
+        return &r->i64;
+    case TUTTI_U64:
+        return r->u64.row != NULL ? &r->u64 : &r->i64;
+    default:
+        return &r->c128;
     }
 }
 
@@ -125,8 +127,7 @@ typedef struct fold {
 #define ROWS 64 /* rows of one first-level column sum */
 
 /* One outer index, columns [begin, end): blocks of rows fold into a buffer, the buffers into the result. */
-static void fold_columns(const fold *f, int64_t outer, int64_t begin, int64_t end)
-{
+static void fold_columns(const fold *f, int64_t outer, int64_t begin, int64_t end) {
     _Alignas(64) char buffer[4096];
     int64_t room = (int64_t)(sizeof buffer / f->size);
     const char *from = f->from + (size_t)(outer * f->reduced * f->inner) * f->size;
@@ -145,8 +146,7 @@ static void fold_columns(const fold *f, int64_t outer, int64_t begin, int64_t en
     }
 }
 
-static void fold_outer(void *context, int64_t begin, int64_t end)
-{
+static void fold_outer(void *context, int64_t begin, int64_t end) {
     const fold *f = context;
     for (int64_t i = begin; i < end; i++) {
         if (f->inner > 1) {
@@ -158,8 +158,7 @@ static void fold_outer(void *context, int64_t begin, int64_t end)
     }
 }
 
-static void fold_inner(void *context, int64_t begin, int64_t end)
-{
+static void fold_inner(void *context, int64_t begin, int64_t end) {
     const fold *f = context;
     for (int64_t i = 0; i < f->outer; i++)
         fold_columns(f, i, begin, end);
@@ -168,8 +167,7 @@ static void fold_inner(void *context, int64_t begin, int64_t end)
 #define PART 65536
 
 /* A single long row: parts of fixed size, then their results. */
-static void fold_parts(void *context, int64_t begin, int64_t end)
-{
+static void fold_parts(void *context, int64_t begin, int64_t end) {
     const fold *f = context;
     for (int64_t part = begin; part < end; part++) {
         int64_t first = part * PART, count = f->reduced - first < PART ? f->reduced - first : PART;
@@ -178,8 +176,7 @@ static void fold_parts(void *context, int64_t begin, int64_t end)
     }
 }
 
-static tutti_status fold_long(const fold *f)
-{
+static tutti_status fold_long(const fold *f) {
     int64_t parts = (f->reduced + PART - 1) / PART;
     char *partial = tu_block_alloc(tu_self(), (size_t)parts * f->size);
     if (partial == NULL)
@@ -193,8 +190,7 @@ static tutti_status fold_long(const fold *f)
     return TUTTI_OK;
 }
 
-static tutti_status run_fold(const fold *f)
-{
+static tutti_status run_fold(const fold *f) {
     if (f->outer == 1 && f->inner == 1 && f->reduced > 2 * PART)
         return fold_long(f);
     int64_t work = f->reduced * f->inner;
@@ -208,8 +204,7 @@ static tutti_status run_fold(const fold *f)
 /* ---- dimensions ---- */
 
 /* The dimensions to reduce, as bits; none given means all. */
-static tutti_status reduced_dims(const tu_args *args, const tt_dims *dims, unsigned *mask)
-{
+static tutti_status reduced_dims(const tu_args *args, const tt_dims *dims, unsigned *mask) {
     int ndim = args->inputs[0]->ndim;
     *mask = 0;
     if (dims->count <= 0) {
@@ -231,8 +226,7 @@ static tutti_status reduced_dims(const tu_args *args, const tt_dims *dims, unsig
     return TUTTI_OK;
 }
 
-static tutti_status reduce_shape(tu_args *args)
-{
+static tutti_status reduce_shape(tu_args *args) {
     const reduction *r = args->op->detail;
     const tt_tensor *x = args->inputs[0];
     unsigned mask;
@@ -258,13 +252,13 @@ static tutti_status reduce_shape(tu_args *args)
             result->sizes[result->ndim++] = 1;
     }
     if (r->no_empty && count == 0)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s has no elements in the dimensions to reduce, and so no extremum", tu_describe(x));
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT,
+                             "%s has no elements in the dimensions to reduce, and so no extremum", tu_describe(x));
     return tu_shape_contiguous(args->op->name, result);
 }
 
 /* Sizes as alternating runs of kept and reduced dimensions; returns how many runs. */
-static int runs_of(const tt_tensor *x, unsigned mask, int64_t *sizes, bool *reduced)
-{
+static int runs_of(const tt_tensor *x, unsigned mask, int64_t *sizes, bool *reduced) {
     int count = 0;
     for (int i = 0; i < x->ndim; i++) {
         if (x->sizes[i] == 1)
@@ -281,8 +275,7 @@ static int runs_of(const tt_tensor *x, unsigned mask, int64_t *sizes, bool *redu
 }
 
 /* A dense tensor of type `compute` with x's elements: x itself where it is one already. The caller drops it. */
-static tt_tensor *dense_of(const tt_tensor *x, tutti_dtype compute, bool truth)
-{
+static tt_tensor *dense_of(const tt_tensor *x, tutti_dtype compute, bool truth) {
     if (x->dtype == compute && x->flags & TU_CONTIGUOUS && !truth)
         return tu_tensor_hold((tt_tensor *)x);
     tu_shape shape = tu_shape_of(x);
@@ -301,8 +294,8 @@ static tt_tensor *dense_of(const tt_tensor *x, tutti_dtype compute, bool truth)
 }
 
 /* Folds the last reduced run, again and again, from memory into smaller memory. */
-static tutti_status fold_runs(const reducer *r, size_t size, const char *from, int count, int64_t *sizes, bool *reduced, char *to)
-{
+static tutti_status fold_runs(const reducer *r, size_t size, const char *from, int count, int64_t *sizes, bool *reduced,
+                              char *to) {
     char *temporary = NULL;
     size_t temporary_bytes = 0;
     tutti_status status = TUTTI_OK;
@@ -343,8 +336,7 @@ static tutti_status fold_runs(const reducer *r, size_t size, const char *from, i
     return status;
 }
 
-static tutti_status reduce_cpu(tu_args *args)
-{
+static tutti_status reduce_cpu(tu_args *args) {
     const reduction *r = args->op->detail;
     const tt_tensor *x = args->inputs[0];
     tt_tensor *out = args->outputs[0];
@@ -392,8 +384,7 @@ static tutti_status reduce_cpu(tu_args *args)
 
 /* ---- entries ---- */
 
-static tt_tensor *reduce(const tu_op *op, tt_tensor *x, tt_dims dims, bool keep)
-{
+static tt_tensor *reduce(const tu_op *op, tt_tensor *x, tt_dims dims, bool keep) {
     tu_args args;
     tu_args_init(&args, op, 1, &x);
     args.params.dims[0] = dims;
@@ -402,8 +393,7 @@ static tt_tensor *reduce(const tu_op *op, tt_tensor *x, tt_dims dims, bool keep)
 }
 
 /* A reduced tensor, with the reduced dimensions put back as size 1. */
-static tt_tensor *with_kept(const tu_gradient *g, tt_tensor *x)
-{
+static tt_tensor *with_kept(const tu_gradient *g, tt_tensor *x) {
     const tu_shape *shape = tu_input_shape(g, 0);
     const tt_dims *dims = &g->params->dims[0];
     tt_dims kept = tt_dims_of(shape->ndim, shape->sizes);
@@ -413,29 +403,55 @@ static tt_tensor *with_kept(const tu_gradient *g, tt_tensor *x)
         kept.at[dims->at[i] < 0 ? dims->at[i] + shape->ndim : dims->at[i]] = 1;
     return tt_view(x, kept);
 }
-static void sum_gradient(tu_gradient *g) { g->results[0] = tt_expand(with_kept(g, g->grads[0]), tu_input_dims(g, 0)); }
-static tt_tensor *sum_sample(tu_sampler *s) { return tt_sum_dims(tu_normal(s, tt_shape(3, s->n, 4)), tt_shape(0, -1), false); }
-TU_OPERATOR(sum) = { .name = "sum", .schema = "sum(x, dims, keep) -> tensor", .summary = "sums; integers and bool in i64", .family = FAMILY,
-    .shape = reduce_shape, .cpu = reduce_cpu, .gradient = sum_gradient, .sample = sum_sample,
-    .detail = &(const reduction){ R(sum_f32), R(sum_f64), R(sum_i64), .c128 = R(sum_c128), .widen = true } };
-tt_tensor *tt_sum_dims(tt_tensor *x, tt_dims dims, bool keep) { return reduce(&tu_op_sum, x, dims, keep); }
-tt_tensor *tt_sum(tt_tensor *x) { return tt_sum_dims(x, tt_no_dims(), false); }
+static void sum_gradient(tu_gradient *g) {
+    g->results[0] = tt_expand(with_kept(g, g->grads[0]), tu_input_dims(g, 0));
+}
+static tt_tensor *sum_sample(tu_sampler *s) {
+    return tt_sum_dims(tu_normal(s, tt_shape(3, s->n, 4)), tt_shape(0, -1), false);
+}
+TU_OPERATOR(sum) = { .name = "sum",
+                     .schema = "sum(x, dims, keep) -> tensor",
+                     .summary = "sums; integers and bool in i64",
+                     .family = FAMILY,
+                     .shape = reduce_shape,
+                     .cpu = reduce_cpu,
+                     .gradient = sum_gradient,
+                     .sample = sum_sample,
+                     .detail = &(const reduction){ R(sum_f32), R(sum_f64), R(sum_i64), .c128 = R(sum_c128),
+                                                   .widen = true } };
+tt_tensor *tt_sum_dims(tt_tensor *x, tt_dims dims, bool keep) {
+    return reduce(&tu_op_sum, x, dims, keep);
+}
+tt_tensor *tt_sum(tt_tensor *x) {
+    return tt_sum_dims(x, tt_no_dims(), false);
+}
 
-static void mean_gradient(tu_gradient *g)
-{
+static void mean_gradient(tu_gradient *g) {
     int64_t count = tu_shape_numel(tu_input_shape(g, 0)), outputs = g->grads[0]->numel;
     tt_tensor *share = tt_mul_scalar(g->grads[0], count == 0 ? 0 : (double)outputs / (double)count);
     g->results[0] = tt_expand(with_kept(g, share), tu_input_dims(g, 0));
 }
-static tt_tensor *mean_sample(tu_sampler *s) { return tt_mean_dims(tu_normal(s, tt_shape(s->n, 4)), tt_shape(1), true); }
-TU_OPERATOR(mean) = { .name = "mean", .schema = "mean(x, dims, keep) -> tensor", .summary = "averages; floats only", .family = FAMILY,
-    .shape = reduce_shape, .cpu = reduce_cpu, .gradient = mean_gradient, .sample = mean_sample,
-    .detail = &(const reduction){ R(sum_f32), R(sum_f64), .c128 = R(sum_c128), .float_only = true, .mean = true } };
-tt_tensor *tt_mean_dims(tt_tensor *x, tt_dims dims, bool keep) { return reduce(&tu_op_mean, x, dims, keep); }
-tt_tensor *tt_mean(tt_tensor *x) { return tt_mean_dims(x, tt_no_dims(), false); }
+static tt_tensor *mean_sample(tu_sampler *s) {
+    return tt_mean_dims(tu_normal(s, tt_shape(s->n, 4)), tt_shape(1), true);
+}
+TU_OPERATOR(mean) = { .name = "mean",
+                      .schema = "mean(x, dims, keep) -> tensor",
+                      .summary = "averages; floats only",
+                      .family = FAMILY,
+                      .shape = reduce_shape,
+                      .cpu = reduce_cpu,
+                      .gradient = mean_gradient,
+                      .sample = mean_sample,
+                      .detail = &(const reduction){ R(sum_f32), R(sum_f64), .c128 = R(sum_c128), .float_only = true,
+                                                    .mean = true } };
+tt_tensor *tt_mean_dims(tt_tensor *x, tt_dims dims, bool keep) {
+    return reduce(&tu_op_mean, x, dims, keep);
+}
+tt_tensor *tt_mean(tt_tensor *x) {
+    return tt_mean_dims(x, tt_no_dims(), false);
+}
 
-static void extremum_gradient(tu_gradient *g)
-{
+static void extremum_gradient(tu_gradient *g) {
     tt_tensor *x = tu_saved(g, TU_INPUT(0)), *y = with_kept(g, tu_saved(g, TU_OUTPUT(0)));
     if (y == NULL)
         return;
@@ -443,51 +459,104 @@ static void extremum_gradient(tu_gradient *g)
     tt_tensor *share = tt_div(with_kept(g, g->grads[0]), tt_sum_to(equal, tt_sizes(y)));
     g->results[0] = tt_mul(equal, share);
 }
-static tt_tensor *amax_sample(tu_sampler *s) { return tt_amax(tu_normal(s, tt_shape(s->n, 4)), tt_shape(1), false); }
-static tt_tensor *amin_sample(tu_sampler *s) { return tt_amin(tu_normal(s, tt_shape(s->n, 4)), tt_shape(1), true); }
-TU_OPERATOR(amax) = { .name = "amax", .schema = "amax(x, dims, keep) -> tensor", .summary = "the largest; passes a NaN on; equal ones share the gradient",
-    .family = FAMILY, .shape = reduce_shape, .cpu = reduce_cpu, .gradient = extremum_gradient,
-    .saves = { TU_INPUT(0) | TU_OUTPUT(0) }, .sample = amax_sample,
-    .detail = &(const reduction){ R(max_f32), R(max_f64), R(max_i64), R(max_u64), .no_empty = true } };
-TU_OPERATOR(amin) = { .name = "amin", .schema = "amin(x, dims, keep) -> tensor", .summary = "the smallest; passes a NaN on; equal ones share the gradient",
-    .family = FAMILY, .shape = reduce_shape, .cpu = reduce_cpu, .gradient = extremum_gradient,
-    .saves = { TU_INPUT(0) | TU_OUTPUT(0) }, .sample = amin_sample,
-    .detail = &(const reduction){ R(min_f32), R(min_f64), R(min_i64), R(min_u64), .no_empty = true } };
-tt_tensor *tt_amax(tt_tensor *x, tt_dims dims, bool keep) { return reduce(&tu_op_amax, x, dims, keep); }
-tt_tensor *tt_amin(tt_tensor *x, tt_dims dims, bool keep) { return reduce(&tu_op_amin, x, dims, keep); }
+static tt_tensor *amax_sample(tu_sampler *s) {
+    return tt_amax(tu_normal(s, tt_shape(s->n, 4)), tt_shape(1), false);
+}
+static tt_tensor *amin_sample(tu_sampler *s) {
+    return tt_amin(tu_normal(s, tt_shape(s->n, 4)), tt_shape(1), true);
+}
+TU_OPERATOR(amax) = { .name = "amax",
+                      .schema = "amax(x, dims, keep) -> tensor",
+                      .summary = "the largest; passes a NaN on; equal ones share the gradient",
+                      .family = FAMILY,
+                      .shape = reduce_shape,
+                      .cpu = reduce_cpu,
+                      .gradient = extremum_gradient,
+                      .saves = { TU_INPUT(0) | TU_OUTPUT(0) },
+                      .sample = amax_sample,
+                      .detail = &(const reduction){ R(max_f32), R(max_f64), R(max_i64), R(max_u64),
+                                                    .no_empty = true } };
+TU_OPERATOR(amin) = { .name = "amin",
+                      .schema = "amin(x, dims, keep) -> tensor",
+                      .summary = "the smallest; passes a NaN on; equal ones share the gradient",
+                      .family = FAMILY,
+                      .shape = reduce_shape,
+                      .cpu = reduce_cpu,
+                      .gradient = extremum_gradient,
+                      .saves = { TU_INPUT(0) | TU_OUTPUT(0) },
+                      .sample = amin_sample,
+                      .detail = &(const reduction){ R(min_f32), R(min_f64), R(min_i64), R(min_u64),
+                                                    .no_empty = true } };
+tt_tensor *tt_amax(tt_tensor *x, tt_dims dims, bool keep) {
+    return reduce(&tu_op_amax, x, dims, keep);
+}
+tt_tensor *tt_amin(tt_tensor *x, tt_dims dims, bool keep) {
+    return reduce(&tu_op_amin, x, dims, keep);
+}
 
 /* Exact where no element is 0; a 0 gives NaN, as the quotient does. */
-static void prod_gradient(tu_gradient *g)
-{
+static void prod_gradient(tu_gradient *g) {
     tt_tensor *x = tu_saved(g, TU_INPUT(0)), *y = with_kept(g, tu_saved(g, TU_OUTPUT(0)));
     g->results[0] = tt_div(tt_mul(with_kept(g, g->grads[0]), y), x);
 }
-static tt_tensor *prod_sample(tu_sampler *s) { return tt_prod(tu_positive(s, tt_shape(s->n, 4)), tt_shape(1), false); }
-TU_OPERATOR(prod) = { .name = "prod", .schema = "prod(x, dims, keep) -> tensor", .summary = "products; integers and bool in i64", .family = FAMILY,
-    .shape = reduce_shape, .cpu = reduce_cpu, .gradient = prod_gradient, .saves = { TU_INPUT(0) | TU_OUTPUT(0) }, .sample = prod_sample,
-    .detail = &(const reduction){ R(prod_f32), R(prod_f64), R(prod_i64), .c128 = R(prod_c128), .widen = true } };
-tt_tensor *tt_prod(tt_tensor *x, tt_dims dims, bool keep) { return reduce(&tu_op_prod, x, dims, keep); }
+static tt_tensor *prod_sample(tu_sampler *s) {
+    return tt_prod(tu_positive(s, tt_shape(s->n, 4)), tt_shape(1), false);
+}
+TU_OPERATOR(prod) = { .name = "prod",
+                      .schema = "prod(x, dims, keep) -> tensor",
+                      .summary = "products; integers and bool in i64",
+                      .family = FAMILY,
+                      .shape = reduce_shape,
+                      .cpu = reduce_cpu,
+                      .gradient = prod_gradient,
+                      .saves = { TU_INPUT(0) | TU_OUTPUT(0) },
+                      .sample = prod_sample,
+                      .detail = &(const reduction){ R(prod_f32), R(prod_f64), R(prod_i64), .c128 = R(prod_c128),
+                                                    .widen = true } };
+tt_tensor *tt_prod(tt_tensor *x, tt_dims dims, bool keep) {
+    return reduce(&tu_op_prod, x, dims, keep);
+}
 
-static tt_tensor *any_sample(tu_sampler *s) { return tt_any(tu_mask(s, tt_shape(s->n, 4)), tt_shape(1), false); }
-static tt_tensor *all_sample(tu_sampler *s) { return tt_all(tu_mask(s, tt_shape(s->n, 4)), tt_shape(1), false); }
-TU_OPERATOR(any) = { .name = "any", .schema = "any(x, dims, keep) -> bool tensor", .summary = "whether one is not zero", .family = FAMILY,
-    .shape = reduce_shape, .cpu = reduce_cpu, .sample = any_sample, .detail = &(const reduction){ .i64 = R(any_i64), .to_bool = true } };
-TU_OPERATOR(all) = { .name = "all", .schema = "all(x, dims, keep) -> bool tensor", .summary = "whether none is zero", .family = FAMILY,
-    .shape = reduce_shape, .cpu = reduce_cpu, .sample = all_sample, .detail = &(const reduction){ .i64 = R(all_i64), .to_bool = true } };
-tt_tensor *tt_any(tt_tensor *x, tt_dims dims, bool keep) { return reduce(&tu_op_any, x, dims, keep); }
-tt_tensor *tt_all(tt_tensor *x, tt_dims dims, bool keep) { return reduce(&tu_op_all, x, dims, keep); }
+static tt_tensor *any_sample(tu_sampler *s) {
+    return tt_any(tu_mask(s, tt_shape(s->n, 4)), tt_shape(1), false);
+}
+static tt_tensor *all_sample(tu_sampler *s) {
+    return tt_all(tu_mask(s, tt_shape(s->n, 4)), tt_shape(1), false);
+}
+TU_OPERATOR(any) = { .name = "any",
+                     .schema = "any(x, dims, keep) -> bool tensor",
+                     .summary = "whether one is not zero",
+                     .family = FAMILY,
+                     .shape = reduce_shape,
+                     .cpu = reduce_cpu,
+                     .sample = any_sample,
+                     .detail = &(const reduction){ .i64 = R(any_i64), .to_bool = true } };
+TU_OPERATOR(all) = { .name = "all",
+                     .schema = "all(x, dims, keep) -> bool tensor",
+                     .summary = "whether none is zero",
+                     .family = FAMILY,
+                     .shape = reduce_shape,
+                     .cpu = reduce_cpu,
+                     .sample = all_sample,
+                     .detail = &(const reduction){ .i64 = R(all_i64), .to_bool = true } };
+tt_tensor *tt_any(tt_tensor *x, tt_dims dims, bool keep) {
+    return reduce(&tu_op_any, x, dims, keep);
+}
+tt_tensor *tt_all(tt_tensor *x, tt_dims dims, bool keep) {
+    return reduce(&tu_op_all, x, dims, keep);
+}
 
 /* ---- argmax ---- */
 
-static tutti_status argmax_shape(tu_args *args)
-{
+static tutti_status argmax_shape(tu_args *args) {
     const tt_tensor *x = args->inputs[0];
     int dim;
     tutti_status status = tu_wrap_dim("argmax", args->params.integer[1], x->ndim, &dim);
     if (status != TUTTI_OK)
         return status;
     if (tu_is_complex(x->dtype) || x->ndim == 0 || x->sizes[dim] == 0)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "dimension %d of %s has no largest element", dim, tu_describe(x));
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "dimension %d of %s has no largest element", dim,
+                             tu_describe(x));
     args->params.integer[1] = dim;
     args->results[0] = tu_shape_of(x);
     args->results[0].dtype = TUTTI_I64;
@@ -498,8 +567,7 @@ static tutti_status argmax_shape(tu_args *args)
     }
     return tu_shape_contiguous("argmax", &args->results[0]);
 }
-static tutti_status argmax_cpu(tu_args *args)
-{
+static tutti_status argmax_cpu(tu_args *args) {
     const tt_tensor *x = args->inputs[0];
     int dim = (int)args->params.integer[1];
     bool whole = !tu_is_float(x->dtype);
@@ -525,11 +593,17 @@ static tutti_status argmax_cpu(tu_args *args)
     tu_tensor_drop(dense);
     return TUTTI_OK;
 }
-static tt_tensor *argmax_sample(tu_sampler *s) { return tt_argmax(tu_normal(s, tt_shape(s->n, 4)), 1, false); }
-TU_OPERATOR(argmax) = { .name = "argmax", .schema = "argmax(x, dim, keep) -> i64 tensor", .summary = "where the largest is; the first of equal ones",
-    .family = FAMILY, .shape = argmax_shape, .cpu = argmax_cpu, .sample = argmax_sample };
-tt_tensor *tt_argmax(tt_tensor *x, int dim, bool keep)
-{
+static tt_tensor *argmax_sample(tu_sampler *s) {
+    return tt_argmax(tu_normal(s, tt_shape(s->n, 4)), 1, false);
+}
+TU_OPERATOR(argmax) = { .name = "argmax",
+                        .schema = "argmax(x, dim, keep) -> i64 tensor",
+                        .summary = "where the largest is; the first of equal ones",
+                        .family = FAMILY,
+                        .shape = argmax_shape,
+                        .cpu = argmax_cpu,
+                        .sample = argmax_sample };
+tt_tensor *tt_argmax(tt_tensor *x, int dim, bool keep) {
     tu_args args;
     tu_args_init(&args, &tu_op_argmax, 1, &x);
     args.params.integer[0] = keep;
@@ -539,20 +613,30 @@ tt_tensor *tt_argmax(tt_tensor *x, int dim, bool keep)
 
 /* ---- composites ---- */
 
-static tt_tensor *norm_sample(tu_sampler *s)
-{
+static tt_tensor *norm_sample(tu_sampler *s) {
     tt_tensor *x = tu_normal(s, tt_shape(s->n, 3));
     return s->n == 0 ? tt_sum(x) : tt_norm(x);
 }
-TU_OPERATOR(norm) = { .name = "norm", .schema = "norm(x) -> tensor", .summary = "square root of the sum of squares", .family = FAMILY,
-    .flags = TU_COMPOSITE, .sample = norm_sample };
-tt_tensor *tt_norm(tt_tensor *x) { return tt_sqrt(tt_sum(tt_square(tt_abs(x)))); }
+TU_OPERATOR(norm) = { .name = "norm",
+                      .schema = "norm(x) -> tensor",
+                      .summary = "square root of the sum of squares",
+                      .family = FAMILY,
+                      .flags = TU_COMPOSITE,
+                      .sample = norm_sample };
+tt_tensor *tt_norm(tt_tensor *x) {
+    return tt_sqrt(tt_sum(tt_square(tt_abs(x))));
+}
 
-static tt_tensor *sum_to_sample(tu_sampler *s) { return tt_sum_to(tu_normal(s, tt_shape(2, s->n, 3)), tt_shape(s->n, 1)); }
-TU_OPERATOR(sum_to) = { .name = "sum_to", .schema = "sum_to(x, shape) -> tensor", .summary = "sums what broadcasting expanded, down to shape",
-    .family = FAMILY, .flags = TU_COMPOSITE, .sample = sum_to_sample };
-tt_tensor *tt_sum_to(tt_tensor *x, tt_dims shape)
-{
+static tt_tensor *sum_to_sample(tu_sampler *s) {
+    return tt_sum_to(tu_normal(s, tt_shape(2, s->n, 3)), tt_shape(s->n, 1));
+}
+TU_OPERATOR(sum_to) = { .name = "sum_to",
+                        .schema = "sum_to(x, shape) -> tensor",
+                        .summary = "sums what broadcasting expanded, down to shape",
+                        .family = FAMILY,
+                        .flags = TU_COMPOSITE,
+                        .sample = sum_to_sample };
+tt_tensor *tt_sum_to(tt_tensor *x, tt_dims shape) {
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("sum_to", "x", x)) != TUTTI_OK)
         return NULL;
     int pad = x->ndim - shape.count;
@@ -566,7 +650,8 @@ tt_tensor *tt_sum_to(tt_tensor *x, tt_dims shape)
             fits = wanted == x->sizes[i];
     }
     if (!fits) {
-        tu_fail(TUTTI_ERROR_ARGUMENT, "sum_to: %s was not broadcast from %s", tu_describe(x), tu_dims_text(shape.count, shape.at));
+        tu_fail(TUTTI_ERROR_ARGUMENT, "sum_to: %s was not broadcast from %s", tu_describe(x),
+                tu_dims_text(shape.count, shape.at));
         return NULL;
     }
     if (dims.count == 0)

@@ -6,8 +6,7 @@
 
 #include "tensor/operator.h"
 
-tutti_status tu_broadcast(const tu_args *args, int first, tu_shape *result)
-{
+tutti_status tu_broadcast(const tu_args *args, int first, tu_shape *result) {
     int ndim = 0;
     for (int i = first; i < args->input_count; i++)
         if (args->inputs[i] != NULL && args->inputs[i]->ndim > ndim)
@@ -21,7 +20,8 @@ tutti_status tu_broadcast(const tu_args *args, int first, tu_shape *result)
             if (x->sizes[d] == *size || x->sizes[d] == 1)
                 continue;
             if (*size != 1)
-                return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "shapes do not broadcast: %s and %s differ in dimension %d, and neither size is 1",
+                return tu_args_error(args, TUTTI_ERROR_ARGUMENT,
+                                     "shapes do not broadcast: %s and %s differ in dimension %d, and neither size is 1",
                                      tu_describe(args->inputs[first]), tu_describe(x), d - x->ndim);
             *size = x->sizes[d];
         }
@@ -32,34 +32,33 @@ tutti_status tu_broadcast(const tu_args *args, int first, tu_shape *result)
 }
 
 /* bool < integers < floats < complex */
-static int category(tutti_dtype dtype)
-{
+static int category(tutti_dtype dtype) {
     if (dtype == TUTTI_BOOL)
         return 0;
     return tu_is_integer(dtype) ? 1 : tu_is_float(dtype) ? 2 : 3;
 }
 
-static bool is_signed(tutti_dtype dtype)
-{
+static bool is_signed(tutti_dtype dtype) {
     return dtype <= TUTTI_I64;
 }
 
-static tutti_dtype wider_integer(tutti_dtype a, tutti_dtype b)
-{
+static tutti_dtype wider_integer(tutti_dtype a, tutti_dtype b) {
     if (is_signed(a) == is_signed(b))
         return tu_dtype_bytes[a] >= tu_dtype_bytes[b] ? a : b;
     tutti_dtype with_sign = is_signed(a) ? a : b, without = is_signed(a) ? b : a;
     if (tu_dtype_bytes[with_sign] > tu_dtype_bytes[without])
         return with_sign;
     switch (tu_dtype_bytes[without]) { /* the signed type that holds both */
-    case 1: return TUTTI_I16;
-    case 2: return TUTTI_I32;
-    default: return TUTTI_I64;
+    case 1:
+        return TUTTI_I16;
+    case 2:
+        return TUTTI_I32;
+    default:
+        return TUTTI_I64;
     }
 }
 
-tutti_dtype tu_promote_pair(tutti_dtype a, tutti_dtype b)
-{
+tutti_dtype tu_promote_pair(tutti_dtype a, tutti_dtype b) {
     if (a == b)
         return a;
     int of_a = category(a), of_b = category(b);
@@ -74,10 +73,9 @@ tutti_dtype tu_promote_pair(tutti_dtype a, tutti_dtype b)
     return TUTTI_F32; /* f16 with bf16, e4m3 with e5m2: neither holds the other */
 }
 
-/* Three classes, each counting only where it raises the category of the ones before: tensors with dimensions, 0-dim tensors, numbers.
- * A number against integers alone gives f32, as a literal does. */
-tutti_dtype tu_promote(const tu_args *args, int first)
-{
+/* Three classes, each counting only where it raises the category of the ones before: tensors with dimensions, 0-dim
+ * tensors, numbers. A number against integers alone gives f32, as a literal does. */
+tutti_dtype tu_promote(const tu_args *args, int first) {
     tutti_dtype found[3] = { 0, 0, 0 };
     for (int i = first; i < args->input_count; i++) {
         const tt_tensor *x = args->inputs[i];
@@ -88,7 +86,8 @@ tutti_dtype tu_promote(const tu_args *args, int first)
     }
     tutti_dtype result = found[0];
     if (found[1] != 0 && (result == 0 || category(found[1]) > category(result)))
-        result = result != 0 && category(found[1]) == 3 && category(result) == 2 ? tu_promote_pair(result, TUTTI_C64) : found[1];
+        result = result != 0 && category(found[1]) == 3 && category(result) == 2 ? tu_promote_pair(result, TUTTI_C64)
+                                                                                 : found[1];
     if (found[2] != 0 && result == 0)
         return found[2];
     if (found[2] != 0 && category(found[2]) > category(result))
@@ -96,8 +95,7 @@ tutti_dtype tu_promote(const tu_args *args, int first)
     return result;
 }
 
-tutti_status tu_shape_like_first(tu_args *args)
-{
+tutti_status tu_shape_like_first(tu_args *args) {
     args->results[0] = tu_shape_of(args->inputs[0]);
     return tu_shape_contiguous(args->op->name, &args->results[0]);
 }

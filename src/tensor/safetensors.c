@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * safetensors: named tensors and texts in one file. Tensors of larger elements lie first, so that each is aligned to its elements.
+ * safetensors: named tensors and texts in one file. Tensors of larger elements lie first, so that each is aligned to
+ * its elements.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,10 +16,13 @@
 #define WHO "save_safetensors"
 
 /* By dtype; C128 is not part of the format. */
-static const char *const dtype_names[] = { [TUTTI_F64] = "F64", [TUTTI_F32] = "F32", [TUTTI_F16] = "F16", [TUTTI_BF16] = "BF16",
-    [TUTTI_F8_E4M3] = "F8_E4M3", [TUTTI_F8_E5M2] = "F8_E5M2", [TUTTI_I8] = "I8", [TUTTI_I16] = "I16", [TUTTI_I32] = "I32",
-    [TUTTI_I64] = "I64", [TUTTI_U8] = "U8", [TUTTI_U16] = "U16", [TUTTI_U32] = "U32", [TUTTI_U64] = "U64", [TUTTI_BOOL] = "BOOL",
-    [TUTTI_C64] = "C64", [TUTTI_C128] = NULL };
+static const char *const dtype_names[] = {
+    [TUTTI_F64] = "F64",         [TUTTI_F32] = "F32",         [TUTTI_F16] = "F16",   [TUTTI_BF16] = "BF16",
+    [TUTTI_F8_E4M3] = "F8_E4M3", [TUTTI_F8_E5M2] = "F8_E5M2", [TUTTI_I8] = "I8",     [TUTTI_I16] = "I16",
+    [TUTTI_I32] = "I32",         [TUTTI_I64] = "I64",         [TUTTI_U8] = "U8",     [TUTTI_U16] = "U16",
+    [TUTTI_U32] = "U32",         [TUTTI_U64] = "U64",         [TUTTI_BOOL] = "BOOL", [TUTTI_C64] = "C64",
+    [TUTTI_C128] = NULL
+};
 
 /* ---- writing ---- */
 
@@ -28,8 +32,7 @@ typedef struct text {
     bool failed;
 } text;
 
-static void add(text *json, const char *piece, size_t bytes)
-{
+static void add(text *json, const char *piece, size_t bytes) {
     if (json->failed)
         return;
     if (json->room - json->used < bytes) {
@@ -46,13 +49,11 @@ static void add(text *json, const char *piece, size_t bytes)
     json->used += bytes;
 }
 
-static void add_text(text *json, const char *piece)
-{
+static void add_text(text *json, const char *piece) {
     add(json, piece, strlen(piece));
 }
 
-static void add_string(text *json, const char *string)
-{
+static void add_string(text *json, const char *string) {
     add(json, "\"", 1);
     for (; *string != 0; string++) {
         char escaped[8];
@@ -68,8 +69,7 @@ static void add_string(text *json, const char *string)
     add(json, "\"", 1);
 }
 
-static void add_metadata(text *json, tt_metadata metadata)
-{
+static void add_metadata(text *json, tt_metadata metadata) {
     add_text(json, "\"__metadata__\":{");
     for (size_t i = 0; i < metadata.count; i++) {
         add_text(json, i > 0 ? "," : "");
@@ -80,8 +80,7 @@ static void add_metadata(text *json, tt_metadata metadata)
     add(json, "}", 1);
 }
 
-static void add_tensor(text *json, const char *name, const tt_tensor *x, uint64_t offset)
-{
+static void add_tensor(text *json, const char *name, const tt_tensor *x, uint64_t offset) {
     char number[64];
     add_string(json, name);
     add_text(json, ":{\"dtype\":\"");
@@ -92,12 +91,12 @@ static void add_tensor(text *json, const char *name, const tt_tensor *x, uint64_
         add_text(json, number);
     }
     uint64_t bytes = (uint64_t)x->numel * tu_dtype_bytes[x->dtype];
-    snprintf(number, sizeof number, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)offset, (unsigned long long)(offset + bytes));
+    snprintf(number, sizeof number, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)offset,
+             (unsigned long long)(offset + bytes));
     add_text(json, number);
 }
 
-static tutti_status make_header(tt_tensor_list tensors, const char *const *names, tt_metadata metadata, text *json)
-{
+static tutti_status make_header(tt_tensor_list tensors, const char *const *names, tt_metadata metadata, text *json) {
     uint64_t next = 0, *offsets = malloc((tensors.count + 1) * sizeof *offsets);
     if (offsets == NULL)
         return tu_error_memory("the header of a safetensors file", (tensors.count + 1) * sizeof *offsets);
@@ -123,8 +122,7 @@ static tutti_status make_header(tt_tensor_list tensors, const char *const *names
     return json->failed ? tu_error_memory("the header of a safetensors file", json->room * 2) : TUTTI_OK;
 }
 
-static tutti_status check_save(tt_tensor_list tensors, const char *const *names, tt_metadata metadata)
-{
+static tutti_status check_save(tt_tensor_list tensors, const char *const *names, tt_metadata metadata) {
     if (names == NULL && tensors.count > 0)
         return tu_error(TUTTI_ERROR_ARGUMENT, WHO ": names is NULL");
     tutti_status status = tu_save_check(WHO, tensors, names);
@@ -132,13 +130,18 @@ static tutti_status check_save(tt_tensor_list tensors, const char *const *names,
         return status;
     for (size_t i = 0; i < tensors.count; i++) {
         if (strcmp(names[i], "__metadata__") == 0)
-            return tu_error(TUTTI_ERROR_ARGUMENT, WHO ": names[%zu]: the format keeps the name \"__metadata__\" for itself", i);
+            return tu_error(TUTTI_ERROR_ARGUMENT,
+                            WHO ": names[%zu]: the format keeps the name \"__metadata__\" for itself", i);
         if (dtype_names[tensors.at[i]->dtype] == NULL)
-            return tu_error(TUTTI_ERROR_TYPE, WHO ": the format has no type for tensors[%zu], %s; save its real and imaginary part, or use "
-                                                  "tt_save_npz", i, tu_describe(tensors.at[i]));
+            return tu_error(TUTTI_ERROR_TYPE,
+                            WHO
+                            ": the format has no type for tensors[%zu], %s; save its real and imaginary part, or use "
+                            "tt_save_npz",
+                            i, tu_describe(tensors.at[i]));
     }
     if (metadata.count > 0 && (metadata.keys == NULL || metadata.values == NULL))
-        return tu_error(TUTTI_ERROR_ARGUMENT, WHO ": the %s of the metadata are NULL", metadata.keys == NULL ? "keys" : "values");
+        return tu_error(TUTTI_ERROR_ARGUMENT, WHO ": the %s of the metadata are NULL",
+                        metadata.keys == NULL ? "keys" : "values");
     for (size_t i = 0; i < metadata.count; i++) {
         const char *key = metadata.keys[i], *value = metadata.values[i];
         if (key == NULL || value == NULL || !tu_utf8(key, strlen(key)) || !tu_utf8(value, strlen(value)))
@@ -147,8 +150,7 @@ static tutti_status check_save(tt_tensor_list tensors, const char *const *names,
     return tu_names_differ(WHO ": metadata", metadata.count, metadata.keys);
 }
 
-static tutti_status save(tt_tensor_list tensors, const char *const *names, tt_metadata metadata, const char *path)
-{
+static tutti_status save(tt_tensor_list tensors, const char *const *names, tt_metadata metadata, const char *path) {
     text json = { 0 };
     tu_writer writer;
     uint8_t length[8];
@@ -171,23 +173,22 @@ free_header:
     return status;
 }
 
-bool tt_save_safetensors_with(tt_tensor_list tensors, const char *const *names, tt_metadata metadata, const char *path)
-{
+bool tt_save_safetensors_with(tt_tensor_list tensors, const char *const *names, tt_metadata metadata,
+                              const char *path) {
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(check_save(tensors, names, metadata)) != TUTTI_OK)
         return false;
     return tu_pending_take(save(tensors, names, metadata, path)) == TUTTI_OK;
 }
 
-bool tt_save_safetensors(tt_tensor_list tensors, const char *const *names, const char *path)
-{
+bool tt_save_safetensors(tt_tensor_list tensors, const char *const *names, const char *path) {
     return tt_save_safetensors_with(tensors, names, (tt_metadata){ 0 }, path);
 }
 
 /* ---- reading ---- */
 
-static bool open_list(const char *who, const char *path, tu_reader *reader, tu_safe_list *list)
-{
-    if (tu_self()->pending != TUTTI_OK || !tu_scope_check() || tu_pending_take(tu_reader_open(who, path, reader)) != TUTTI_OK)
+static bool open_list(const char *who, const char *path, tu_reader *reader, tu_safe_list *list) {
+    if (tu_self()->pending != TUTTI_OK || !tu_scope_check() ||
+        tu_pending_take(tu_reader_open(who, path, reader)) != TUTTI_OK)
         return false;
     if (tu_pending_take(tu_safe_parse(reader, list)) == TUTTI_OK)
         return true;
@@ -195,16 +196,14 @@ static bool open_list(const char *who, const char *path, tu_reader *reader, tu_s
     return false;
 }
 
-static char *copy_text(char **to, const char *from)
-{
+static char *copy_text(char **to, const char *from) {
     size_t bytes = strlen(from) + 1;
     char *copy = memcpy(*to, from, bytes);
     *to += bytes;
     return copy;
 }
 
-tt_named_list tt_load_safetensors(const char *path)
-{
+tt_named_list tt_load_safetensors(const char *path) {
     tu_reader reader;
     tu_safe_list list;
     tu_list_room room;
@@ -229,8 +228,7 @@ free_list:
     return result;
 }
 
-tt_metadata tt_load_metadata(const char *path)
-{
+tt_metadata tt_load_metadata(const char *path) {
     tu_reader reader;
     tu_safe_list list;
     tt_metadata result = { 0 };
@@ -253,8 +251,7 @@ tt_metadata tt_load_metadata(const char *path)
     return result;
 }
 
-const char *tt_metadata_get(tt_metadata metadata, const char *key)
-{
+const char *tt_metadata_get(tt_metadata metadata, const char *key) {
     for (size_t i = 0; key != NULL && i < metadata.count; i++)
         if (strcmp(metadata.keys[i], key) == 0)
             return metadata.values[i];

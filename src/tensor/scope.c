@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Scopes. What all open scopes of a thread own stands in one array, in order; a scope is the index where its part begins.
- * Opening, owning and closing therefore cost a few stores.
+ * Scopes. What all open scopes of a thread own stands in one array, in order; a scope is the index where its part
+ * begins. Opening, owning and closing therefore cost a few stores.
  */
 #include <stdlib.h>
 
@@ -13,8 +13,7 @@ typedef struct memory_block {
     _Alignas(16) char bytes[];
 } memory_block;
 
-static bool grow(void **array, size_t entry, size_t wanted, size_t *capacity)
-{
+static bool grow(void **array, size_t entry, size_t wanted, size_t *capacity) {
     size_t larger = *capacity == 0 ? 64 : *capacity * 2;
     while (larger < wanted)
         larger *= 2;
@@ -26,8 +25,7 @@ static bool grow(void **array, size_t entry, size_t wanted, size_t *capacity)
     return true;
 }
 
-tt_scope tt_scope_open(void)
-{
+tt_scope tt_scope_open(void) {
     static _Thread_local uint64_t last_id;
     tu_thread *self = tu_self();
     tutti_status status = tu_thread_register();
@@ -48,8 +46,7 @@ tt_scope tt_scope_open(void)
     return (tt_scope){ last_id };
 }
 
-static void close_innermost(tu_thread *self)
-{
+static void close_innermost(tu_thread *self) {
     /* Releasing a tensor may run a release callback, which may open scopes of its own: pop entry by entry. */
     tu_scope_mark *mark = &self->scopes[self->scope_count - 1];
     while (self->owned_count > mark->first) {
@@ -64,16 +61,14 @@ static void close_innermost(tu_thread *self)
     tu_tally(&self->open_scopes, -1);
 }
 
-static int find(const tu_thread *self, const tt_scope *scope)
-{
+static int find(const tu_thread *self, const tt_scope *scope) {
     for (int i = self->scope_count - 1; scope->id != 0 && i >= 0; i--)
         if (self->scopes[i].id == scope->id)
             return i;
     return -1;
 }
 
-void tu_scope_leave(tt_scope *scope)
-{
+void tu_scope_leave(tt_scope *scope) {
     tu_thread *self = tu_self();
     int index = find(self, scope);
     while (index >= 0 && self->scope_count > index)
@@ -81,32 +76,32 @@ void tu_scope_leave(tt_scope *scope)
     scope->id = 0;
 }
 
-tutti_status tt_scope_close(tt_scope *scope)
-{
+tutti_status tt_scope_close(tt_scope *scope) {
     tu_thread *self = tu_self();
     if (scope == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "tt_scope_close: scope is NULL");
     int index = find(self, scope);
     if (index < 0 && self->pending == TUTTI_OK)
-        return tu_error(TUTTI_ERROR_STATE, "tt_scope_close: this scope is not open in this thread: it was closed before, by itself or with "
-                                           "an outer scope, or opened by another thread");
+        return tu_error(
+            TUTTI_ERROR_STATE,
+            "tt_scope_close: this scope is not open in this thread: it was closed before, by itself or with "
+            "an outer scope, or opened by another thread");
     tu_scope_leave(scope);
     tutti_status status = tt_error_show();
     tt_error_clear();
     return status;
 }
 
-bool tu_scope_check(void)
-{
+bool tu_scope_check(void) {
     tu_thread *self = tu_self();
     if (self->scope_count > 0)
         return true;
-    tu_fail(TUTTI_ERROR_STATE, "no scope is open in this thread, so nobody would own the result: call tt_scope_open first");
+    tu_fail(TUTTI_ERROR_STATE,
+            "no scope is open in this thread, so nobody would own the result: call tt_scope_open first");
     return false;
 }
 
-tt_tensor *tu_scope_own(tt_tensor *tensor)
-{
+tt_tensor *tu_scope_own(tt_tensor *tensor) {
     tu_thread *self = tu_self();
     if (tensor == NULL)
         return NULL;
@@ -125,8 +120,7 @@ tt_tensor *tu_scope_own(tt_tensor *tensor)
     return tensor;
 }
 
-tt_tensor *tt_scope_return(tt_tensor *tensor)
-{
+tt_tensor *tt_scope_return(tt_tensor *tensor) {
     tu_thread *self = tu_self();
     if (self->pending != TUTTI_OK || tensor == NULL)
         return NULL;
@@ -146,8 +140,7 @@ tt_tensor *tt_scope_return(tt_tensor *tensor)
     return tensor; /* an outer scope owns it already, or only tt_keep holds it: it outlives this scope anyway */
 }
 
-void *tu_scope_memory(size_t bytes)
-{
+void *tu_scope_memory(size_t bytes) {
     tu_thread *self = tu_self();
     if (!tu_scope_check())
         return NULL;

@@ -8,8 +8,7 @@
 
 #define FAMILY "lists and sharding"
 
-static bool same_count(const char *who, size_t a, size_t b)
-{
+static bool same_count(const char *who, size_t a, size_t b) {
     if (tu_self()->pending != TUTTI_OK)
         return false;
     if (a != b)
@@ -17,8 +16,7 @@ static bool same_count(const char *who, size_t a, size_t b)
     return a == b;
 }
 
-bool tt_foreach_copy_(tt_tensor_list to, tt_tensor_list from)
-{
+bool tt_foreach_copy_(tt_tensor_list to, tt_tensor_list from) {
     if (!same_count("foreach_copy_", to.count, from.count))
         return false;
     for (size_t i = 0; i < to.count; i++)
@@ -26,8 +24,7 @@ bool tt_foreach_copy_(tt_tensor_list to, tt_tensor_list from)
     return tu_self()->pending == TUTTI_OK;
 }
 
-bool tt_foreach_add_(tt_tensor_list a, tt_tensor_list b, double factor)
-{
+bool tt_foreach_add_(tt_tensor_list a, tt_tensor_list b, double factor) {
     if (!same_count("foreach_add_", a.count, b.count))
         return false;
     for (size_t i = 0; i < a.count; i++)
@@ -35,15 +32,13 @@ bool tt_foreach_add_(tt_tensor_list a, tt_tensor_list b, double factor)
     return tu_self()->pending == TUTTI_OK;
 }
 
-bool tt_foreach_mul_scalar_(tt_tensor_list a, double number)
-{
+bool tt_foreach_mul_scalar_(tt_tensor_list a, double number) {
     for (size_t i = 0; i < a.count; i++)
         tt_mul_scalar_(a.at[i], number);
     return tu_self()->pending == TUTTI_OK;
 }
 
-bool tt_foreach_addcdiv_(tt_tensor_list x, tt_tensor_list a, tt_tensor_list b, double factor)
-{
+bool tt_foreach_addcdiv_(tt_tensor_list x, tt_tensor_list a, tt_tensor_list b, double factor) {
     if (!same_count("foreach_addcdiv_", x.count, a.count) || !same_count("foreach_addcdiv_", x.count, b.count))
         return false;
     for (size_t i = 0; i < x.count; i++)
@@ -51,8 +46,7 @@ bool tt_foreach_addcdiv_(tt_tensor_list x, tt_tensor_list a, tt_tensor_list b, d
     return tu_self()->pending == TUTTI_OK;
 }
 
-tt_tensor_list tt_foreach_norm(tt_tensor_list a)
-{
+tt_tensor_list tt_foreach_norm(tt_tensor_list a) {
     tt_tensor_list none = { 0, NULL };
     if (tu_self()->pending != TUTTI_OK)
         return none;
@@ -64,34 +58,36 @@ tt_tensor_list tt_foreach_norm(tt_tensor_list a)
 
 /* ---- sharding ---- */
 
-static bool live_list(const char *who, tt_tensor_list list)
-{
+static bool live_list(const char *who, tt_tensor_list list) {
     for (size_t i = 0; i < list.count; i++)
         if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check(who, "list", list.at[i])) != TUTTI_OK)
             return false;
     return tu_self()->pending == TUTTI_OK;
 }
 
-static tt_tensor *all_gather_copy_in_sample(tu_sampler *s)
-{
+static tt_tensor *all_gather_copy_in_sample(tu_sampler *s) {
     tt_tensor *a = tt_detach(tu_normal(s, tt_shape(s->n, 2))), *b = tt_detach(tu_normal(s, tt_shape(3)));
     tt_tensor *out = tt_zero_(tt_detach(tt_empty_like(tu_normal(s, tt_shape(2 * (2 * s->n + 3))))));
     tt_all_gather_copy_in(tt_tensors(a, b), out, 1, 2);
     return out;
 }
-TU_OPERATOR(all_gather_copy_in) = { .name = "all_gather_copy_in", .schema = "all_gather_copy_in(inputs, out, rank, ranks) -> view",
-    .summary = "flattened inputs, one behind the other, into rank's slice of out", .family = FAMILY, .flags = TU_COMPOSITE | TU_IMPURE,
-    .sample = all_gather_copy_in_sample };
-tt_tensor *tt_all_gather_copy_in(tt_tensor_list inputs, tt_tensor *out, int rank, int ranks)
-{
+TU_OPERATOR(all_gather_copy_in) = { .name = "all_gather_copy_in",
+                                    .schema = "all_gather_copy_in(inputs, out, rank, ranks) -> view",
+                                    .summary = "flattened inputs, one behind the other, into rank's slice of out",
+                                    .family = FAMILY,
+                                    .flags = TU_COMPOSITE | TU_IMPURE,
+                                    .sample = all_gather_copy_in_sample };
+tt_tensor *tt_all_gather_copy_in(tt_tensor_list inputs, tt_tensor *out, int rank, int ranks) {
     int64_t total = 0, at = 0;
-    if (!live_list("all_gather_copy_in", inputs) || tu_pending_take(tu_tensor_check("all_gather_copy_in", "out", out)) != TUTTI_OK)
+    if (!live_list("all_gather_copy_in", inputs) ||
+        tu_pending_take(tu_tensor_check("all_gather_copy_in", "out", out)) != TUTTI_OK)
         return NULL;
     for (size_t i = 0; i < inputs.count; i++)
         total += inputs.at[i]->numel;
     if (ranks < 1 || rank < 0 || rank >= ranks || out->ndim != 1 || out->numel != total * ranks) {
-        tu_fail(TUTTI_ERROR_ARGUMENT, "all_gather_copy_in: out is %s, but rank %d of %d with %lld elements each needs [%lld]", tu_describe(out), rank, ranks,
-                (long long)total, (long long)total * ranks);
+        tu_fail(TUTTI_ERROR_ARGUMENT,
+                "all_gather_copy_in: out is %s, but rank %d of %d with %lld elements each needs [%lld]",
+                tu_describe(out), rank, ranks, (long long)total, (long long)total * ranks);
         return NULL;
     }
     tt_tensor *slice = tt_narrow(out, 0, rank * total, total);
@@ -103,24 +99,28 @@ tt_tensor *tt_all_gather_copy_in(tt_tensor_list inputs, tt_tensor *out, int rank
     return tu_self()->pending == TUTTI_OK ? slice : NULL;
 }
 
-static tt_tensor *split_copy_sample(tu_sampler *s)
-{
-    tt_tensor *from = tt_detach(tu_normal(s, tt_shape(2, s->n + 3))), *a = tt_detach(tt_zeros_like(tu_normal(s, tt_shape(2, s->n))));
+static tt_tensor *split_copy_sample(tu_sampler *s) {
+    tt_tensor *from = tt_detach(tu_normal(s, tt_shape(2, s->n + 3))),
+              *a = tt_detach(tt_zeros_like(tu_normal(s, tt_shape(2, s->n))));
     tt_tensor *b = tt_detach(tt_zeros_like(tu_normal(s, tt_shape(2, 3))));
     tt_split_copy(from, tt_tensors(a, b));
     return tt_cat(tt_tensors(a, b), 1);
 }
-TU_OPERATOR(split_copy) = { .name = "split_copy", .schema = "split_copy(from, outs)", .summary = "column blocks of from (rows, total) into each of outs",
-    .family = FAMILY, .flags = TU_COMPOSITE | TU_IMPURE, .sample = split_copy_sample };
-bool tt_split_copy(tt_tensor *from, tt_tensor_list outs)
-{
+TU_OPERATOR(split_copy) = { .name = "split_copy",
+                            .schema = "split_copy(from, outs)",
+                            .summary = "column blocks of from (rows, total) into each of outs",
+                            .family = FAMILY,
+                            .flags = TU_COMPOSITE | TU_IMPURE,
+                            .sample = split_copy_sample };
+bool tt_split_copy(tt_tensor *from, tt_tensor_list outs) {
     if (!live_list("split_copy", outs) || tu_pending_take(tu_tensor_check("split_copy", "from", from)) != TUTTI_OK)
         return false;
     int64_t rows = from->ndim == 2 ? from->sizes[0] : 0, at = 0, total = 0;
     for (size_t i = 0; i < outs.count; i++)
         total += rows > 0 ? outs.at[i]->numel / rows : 0;
     if (rows < 1 || total != from->sizes[1]) {
-        tu_fail(TUTTI_ERROR_ARGUMENT, "split_copy: the outputs have %lld elements per row, but from is %s", (long long)total, tu_describe(from));
+        tu_fail(TUTTI_ERROR_ARGUMENT, "split_copy: the outputs have %lld elements per row, but from is %s",
+                (long long)total, tu_describe(from));
         return false;
     }
     for (size_t i = 0; i < outs.count; i++) {
@@ -131,31 +131,34 @@ bool tt_split_copy(tt_tensor *from, tt_tensor_list outs)
     return tu_self()->pending == TUTTI_OK;
 }
 
-static tt_tensor *chunk_cat_sample(tu_sampler *s)
-{
+static tt_tensor *chunk_cat_sample(tu_sampler *s) {
     tt_tensor *a = tt_detach(tu_normal(s, tt_shape(3, 2))), *b = tt_detach(tu_normal(s, tt_shape(s->n)));
     int64_t width = 2 * 2 + (s->n + 1) / 2;
     tt_tensor *out = tt_detach(tt_empty_like(tu_normal(s, tt_shape(2, width))));
     return tt_chunk_cat(tt_tensors(a, b), 2, out);
 }
-TU_OPERATOR(chunk_cat) = { .name = "chunk_cat", .schema = "chunk_cat(tensors, parts, out) -> tensor",
-    .summary = "piece r of every tensor, padded with zeros, side by side in row r of out", .family = FAMILY, .flags = TU_COMPOSITE | TU_IMPURE,
-    .sample = chunk_cat_sample };
-tt_tensor *tt_chunk_cat(tt_tensor_list tensors, int parts, tt_tensor *out)
-{
+TU_OPERATOR(chunk_cat) = { .name = "chunk_cat",
+                           .schema = "chunk_cat(tensors, parts, out) -> tensor",
+                           .summary = "piece r of every tensor, padded with zeros, side by side in row r of out",
+                           .family = FAMILY,
+                           .flags = TU_COMPOSITE | TU_IMPURE,
+                           .sample = chunk_cat_sample };
+tt_tensor *tt_chunk_cat(tt_tensor_list tensors, int parts, tt_tensor *out) {
     int64_t total = 0, at = 0;
     if (!live_list("chunk_cat", tensors) || tu_pending_take(tu_tensor_check("chunk_cat", "out", out)) != TUTTI_OK)
         return NULL;
     for (size_t i = 0; i < tensors.count && parts > 0; i++) {
         const tt_tensor *x = tensors.at[i];
         if (x->ndim == 0 || tu_promote_pair(x->dtype, out->dtype) != out->dtype) {
-            tu_fail(TUTTI_ERROR_TYPE, "chunk_cat: %s cannot be cut, or does not fit into %s without loss", tu_describe(x), tu_describe(out));
+            tu_fail(TUTTI_ERROR_TYPE, "chunk_cat: %s cannot be cut, or does not fit into %s without loss",
+                    tu_describe(x), tu_describe(out));
             return NULL;
         }
         total += (x->sizes[0] + parts - 1) / parts * (x->sizes[0] > 0 ? x->numel / x->sizes[0] : 0);
     }
     if (parts < 1 || out->ndim != 2 || out->sizes[0] != parts || out->sizes[1] != total) {
-        tu_fail(TUTTI_ERROR_ARGUMENT, "chunk_cat: out is %s and must be [%d, %lld]", tu_describe(out), parts, (long long)total);
+        tu_fail(TUTTI_ERROR_ARGUMENT, "chunk_cat: out is %s and must be [%d, %lld]", tu_describe(out), parts,
+                (long long)total);
         return NULL;
     }
     tt_zero_(out);

@@ -18,8 +18,7 @@ typedef struct rows {
     size_t element;
 } rows;
 
-static void run_rows(void *context, int64_t begin, int64_t end)
-{
+static void run_rows(void *context, int64_t begin, int64_t end) {
     const rows *r = context;
     size_t offset = (size_t)(begin * r->size) * r->element;
     const void *in[2] = { r->in[0] + offset, r->in[1] != NULL ? r->in[1] + offset : NULL };
@@ -28,100 +27,94 @@ static void run_rows(void *context, int64_t begin, int64_t end)
 
 /* ---- kernels: log of a sum of exponentials, around the largest element ---- */
 
-#define ROW_KERNELS(suffix, type, exp_function, log_function)                                                          \
-    TU_INLINE type top_##suffix(const type *x, int64_t size)                                                           \
-    {                                                                                                                  \
-        type lanes[16];                                                                                                \
-        int64_t i = 0;                                                                                                 \
-        for (int l = 0; l < 16; l++)                                                                                   \
-            lanes[l] = -INFINITY;                                                                                      \
-        for (; i + 16 <= size; i += 16)                                                                                \
-            for (int l = 0; l < 16; l++)                                                                               \
-                lanes[l] = x[i + l] > lanes[l] ? x[i + l] : lanes[l];                                                  \
-        type top = -INFINITY;                                                                                          \
-        for (int l = 0; l < 16; l++)                                                                                   \
-            top = lanes[l] > top ? lanes[l] : top;                                                                     \
-        for (; i < size; i++)                                                                                          \
-            top = x[i] > top ? x[i] : top;                                                                             \
-        return top;                                                                                                    \
-    }                                                                                                                  \
-    TU_INLINE type sum_##suffix(const type *x, int64_t size)                                                           \
-    {                                                                                                                  \
-        type lanes[16] = { 0 };                                                                                        \
-        int64_t i = 0;                                                                                                 \
-        for (; i + 16 <= size; i += 16)                                                                                \
-            for (int l = 0; l < 16; l++)                                                                               \
-                lanes[l] += x[i + l];                                                                                  \
-        type sum = 0;                                                                                                  \
-        for (int l = 0; l < 16; l++)                                                                                   \
-            sum += lanes[l];                                                                                           \
-        for (; i < size; i++)                                                                                          \
-            sum += x[i];                                                                                               \
-        return sum;                                                                                                    \
-    }                                                                                                                  \
-    /* y = exp(x - top); returns the sum */                                                                            \
-    TU_INLINE type exps_##suffix(type *y, const type *x, int64_t size, type top)                                       \
-    {                                                                                                                  \
-        type lanes[16] = { 0 }, sum = 0;                                                                               \
-        int64_t i = 0;                                                                                                 \
-        for (; i + 16 <= size; i += 16)                                                                                \
-            for (int l = 0; l < 16; l++) {                                                                             \
-                type e = exp_function(x[i + l] - top);                                                                 \
-                y[i + l] = e;                                                                                          \
-                lanes[l] += e;                                                                                         \
-            }                                                                                                          \
-        for (; i < size; i++)                                                                                          \
-            sum += y[i] = exp_function(x[i] - top);                                                                    \
-        for (int l = 0; l < 16; l++)                                                                                   \
-            sum += lanes[l];                                                                                           \
-        return sum;                                                                                                    \
-    }                                                                                                                  \
-    TU_CLONES static void softmax_##suffix(const void *const *in, void *out, int64_t rows, int64_t size)               \
-    {                                                                                                                  \
-        for (int64_t r = 0; r < rows; r++) {                                                                           \
-            const type *x = (const type *)in[0] + r * size;                                                            \
-            type *y = (type *)out + r * size, top = top_##suffix(x, size);                                             \
-            if (top == -INFINITY) /* all hidden: not a number, as 0 / 0 is */                                          \
-                top = 0;                                                                                               \
-            type scale = 1 / exps_##suffix(y, x, size, top);                                                           \
-            for (int64_t i = 0; i < size; i++)                                                                         \
-                y[i] *= scale;                                                                                         \
-        }                                                                                                              \
-    }                                                                                                                  \
-    TU_CLONES static void log_softmax_##suffix(const void *const *in, void *out, int64_t rows, int64_t size)           \
-    {                                                                                                                  \
-        for (int64_t r = 0; r < rows; r++) {                                                                           \
-            const type *x = (const type *)in[0] + r * size;                                                            \
-            type *y = (type *)out + r * size, top = top_##suffix(x, size);                                             \
-            if (top == -INFINITY)                                                                                      \
-                top = 0;                                                                                               \
-            type lse = top + log_function(exps_##suffix(y, x, size, top));                                             \
-            for (int64_t i = 0; i < size; i++)                                                                         \
-                y[i] = x[i] - lse;                                                                                     \
-        }                                                                                                              \
-    }                                                                                                                  \
-    /* from (g, y): y * (g - sum(g * y)) */                                                                            \
-    TU_CLONES static void softmax_backward_##suffix(const void *const *in, void *out, int64_t rows, int64_t size)      \
-    {                                                                                                                  \
-        for (int64_t r = 0; r < rows; r++) {                                                                           \
-            const type *g = (const type *)in[0] + r * size, *y = (const type *)in[1] + r * size;                       \
-            type *o = (type *)out + r * size;                                                                          \
-            for (int64_t i = 0; i < size; i++)                                                                         \
-                o[i] = g[i] * y[i];                                                                                    \
-            type dot = sum_##suffix(o, size);                                                                          \
-            for (int64_t i = 0; i < size; i++)                                                                         \
-                o[i] -= y[i] * dot;                                                                                    \
-        }                                                                                                              \
-    }                                                                                                                  \
-    /* from (g, y): g - exp(y) * sum(g) */                                                                             \
-    TU_CLONES static void log_softmax_backward_##suffix(const void *const *in, void *out, int64_t rows, int64_t size)  \
-    {                                                                                                                  \
-        for (int64_t r = 0; r < rows; r++) {                                                                           \
-            const type *g = (const type *)in[0] + r * size, *y = (const type *)in[1] + r * size;                       \
-            type *o = (type *)out + r * size, sum = sum_##suffix(g, size);                                             \
-            for (int64_t i = 0; i < size; i++)                                                                         \
-                o[i] = g[i] - exp_function(y[i]) * sum;                                                                \
-        }                                                                                                              \
+#define ROW_KERNELS(suffix, type, exp_function, log_function)                                                       \
+    TU_INLINE type top_##suffix(const type *x, int64_t size) {                                                      \
+        type lanes[16];                                                                                             \
+        int64_t i = 0;                                                                                              \
+        for (int l = 0; l < 16; l++)                                                                                \
+            lanes[l] = -INFINITY;                                                                                   \
+        for (; i + 16 <= size; i += 16)                                                                             \
+            for (int l = 0; l < 16; l++)                                                                            \
+                lanes[l] = x[i + l] > lanes[l] ? x[i + l] : lanes[l];                                               \
+        type top = -INFINITY;                                                                                       \
+        for (int l = 0; l < 16; l++)                                                                                \
+            top = lanes[l] > top ? lanes[l] : top;                                                                  \
+        for (; i < size; i++)                                                                                       \
+            top = x[i] > top ? x[i] : top;                                                                          \
+        return top;                                                                                                 \
+    }                                                                                                               \
+    TU_INLINE type sum_##suffix(const type *x, int64_t size) {                                                      \
+        type lanes[16] = { 0 };                                                                                     \
+        int64_t i = 0;                                                                                              \
+        for (; i + 16 <= size; i += 16)                                                                             \
+            for (int l = 0; l < 16; l++)                                                                            \
+                lanes[l] += x[i + l];                                                                               \
+        type sum = 0;                                                                                               \
+        for (int l = 0; l < 16; l++)                                                                                \
+            sum += lanes[l];                                                                                        \
+        for (; i < size; i++)                                                                                       \
+            sum += x[i];                                                                                            \
+        return sum;                                                                                                 \
+    }                                                                                                               \
+    /* y = exp(x - top); returns the sum */                                                                         \
+    TU_INLINE type exps_##suffix(type *y, const type *x, int64_t size, type top) {                                  \
+        type lanes[16] = { 0 }, sum = 0;                                                                            \
+        int64_t i = 0;                                                                                              \
+        for (; i + 16 <= size; i += 16)                                                                             \
+            for (int l = 0; l < 16; l++) {                                                                          \
+                type e = exp_function(x[i + l] - top);                                                              \
+                y[i + l] = e;                                                                                       \
+                lanes[l] += e;                                                                                      \
+            }                                                                                                       \
+        for (; i < size; i++)                                                                                       \
+            sum += y[i] = exp_function(x[i] - top);                                                                 \
+        for (int l = 0; l < 16; l++)                                                                                \
+            sum += lanes[l];                                                                                        \
+        return sum;                                                                                                 \
+    }                                                                                                               \
+    TU_CLONES static void softmax_##suffix(const void *const *in, void *out, int64_t rows, int64_t size) {          \
+        for (int64_t r = 0; r < rows; r++) {                                                                        \
+            const type *x = (const type *)in[0] + r * size;                                                         \
+            type *y = (type *)out + r * size, top = top_##suffix(x, size);                                          \
+            if (top == -INFINITY) /* all hidden: not a number, as 0 / 0 is */                                       \
+                top = 0;                                                                                            \
+            type scale = 1 / exps_##suffix(y, x, size, top);                                                        \
+            for (int64_t i = 0; i < size; i++)                                                                      \
+                y[i] *= scale;                                                                                      \
+        }                                                                                                           \
+    }                                                                                                               \
+    TU_CLONES static void log_softmax_##suffix(const void *const *in, void *out, int64_t rows, int64_t size) {      \
+        for (int64_t r = 0; r < rows; r++) {                                                                        \
+            const type *x = (const type *)in[0] + r * size;                                                         \
+            type *y = (type *)out + r * size, top = top_##suffix(x, size);                                          \
+            if (top == -INFINITY)                                                                                   \
+                top = 0;                                                                                            \
+            type lse = top + log_function(exps_##suffix(y, x, size, top));                                          \
+            for (int64_t i = 0; i < size; i++)                                                                      \
+                y[i] = x[i] - lse;                                                                                  \
+        }                                                                                                           \
+    }                                                                                                               \
+    /* from (g, y): y * (g - sum(g * y)) */                                                                         \
+    TU_CLONES static void softmax_backward_##suffix(const void *const *in, void *out, int64_t rows, int64_t size) { \
+        for (int64_t r = 0; r < rows; r++) {                                                                        \
+            const type *g = (const type *)in[0] + r * size, *y = (const type *)in[1] + r * size;                    \
+            type *o = (type *)out + r * size;                                                                       \
+            for (int64_t i = 0; i < size; i++)                                                                      \
+                o[i] = g[i] * y[i];                                                                                 \
+            type dot = sum_##suffix(o, size);                                                                       \
+            for (int64_t i = 0; i < size; i++)                                                                      \
+                o[i] -= y[i] * dot;                                                                                 \
+        }                                                                                                           \
+    }                                                                                                               \
+    /* from (g, y): g - exp(y) * sum(g) */                                                                          \
+    TU_CLONES static void log_softmax_backward_##suffix(const void *const *in, void *out, int64_t rows,             \
+                                                        int64_t size) {                                             \
+        for (int64_t r = 0; r < rows; r++) {                                                                        \
+            const type *g = (const type *)in[0] + r * size, *y = (const type *)in[1] + r * size;                    \
+            type *o = (type *)out + r * size, sum = sum_##suffix(g, size);                                          \
+            for (int64_t i = 0; i < size; i++)                                                                      \
+                o[i] = g[i] - exp_function(y[i]) * sum;                                                             \
+        }                                                                                                           \
     }
 ROW_KERNELS(f32, float, tu_expf, logf)
 ROW_KERNELS(f64, double, exp, log)
@@ -130,18 +123,18 @@ typedef struct row_pair {
     row_kernel *f32, *f64;
 } row_pair;
 
-static tutti_status rows_shape(tu_args *args)
-{
+static tutti_status rows_shape(tu_args *args) {
     for (int i = 0; i < args->input_count; i++)
         if (!tu_is_float(args->inputs[i]->dtype))
             return tu_args_error(args, TUTTI_ERROR_TYPE, "not defined for %s", tu_describe(args->inputs[i]));
-    if (args->input_count == 2 && (!tu_same_sizes(args->inputs[0], args->inputs[1]) || args->inputs[0]->dtype != args->inputs[1]->dtype))
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s and %s differ", tu_describe(args->inputs[0]), tu_describe(args->inputs[1]));
+    if (args->input_count == 2 &&
+        (!tu_same_sizes(args->inputs[0], args->inputs[1]) || args->inputs[0]->dtype != args->inputs[1]->dtype))
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s and %s differ", tu_describe(args->inputs[0]),
+                             tu_describe(args->inputs[1]));
     return tu_shape_like_first(args);
 }
 
-static tutti_status rows_cpu(tu_args *args)
-{
+static tutti_status rows_cpu(tu_args *args) {
     const row_pair *kernels = args->op->detail;
     tt_tensor *out = args->outputs[0], *staged[2] = { NULL, NULL }, *result = NULL;
     tutti_dtype dtype = tu_stage_dtype(args->inputs[0]);
@@ -154,8 +147,11 @@ static tutti_status rows_cpu(tu_args *args)
     if ((result = tu_stage_out(out, dtype)) == NULL)
         goto drop;
     int64_t size = out->ndim == 0 ? 1 : out->sizes[out->ndim - 1];
-    rows r = { dtype == TUTTI_F32 ? kernels->f32 : kernels->f64, { tu_pointer(staged[0]), staged[1] != NULL ? tu_pointer(staged[1]) : NULL },
-               tu_pointer(result), size, tu_dtype_bytes[dtype] };
+    rows r = { dtype == TUTTI_F32 ? kernels->f32 : kernels->f64,
+               { tu_pointer(staged[0]), staged[1] != NULL ? tu_pointer(staged[1]) : NULL },
+               tu_pointer(result),
+               size,
+               tu_dtype_bytes[dtype] };
     tu_parallel(out->numel / size, 8192 / size + 1, run_rows, &r);
     tu_stage_done(out, result);
     status = TUTTI_OK;
@@ -167,29 +163,45 @@ drop:
 
 /* ---- entries ---- */
 
-#define ENTRY(identifier, text)                                                                                        \
-    static tt_tensor *identifier##_backward(tt_tensor *g, tt_tensor *y);                                               \
-    static void identifier##_gradient(tu_gradient *g)                                                                  \
-    {                                                                                                                  \
-        g->results[0] = identifier##_backward(g->grads[0], tu_saved(g, TU_OUTPUT(0)));                                 \
-    }                                                                                                                  \
-    static tt_tensor *identifier##_sample(tu_sampler *s) { return tt_##identifier(tu_normal(s, tt_shape(s->n, 4, 2)), 1); } \
-    static tt_tensor *identifier##_backward_sample(tu_sampler *s)                                                      \
-    {                                                                                                                  \
-        tt_tensor *g = tu_normal(s, tt_shape(s->n, 4));                                                                \
-        return identifier##_backward(g, tu_normal(s, tt_shape(s->n, 4)));                                              \
-    }                                                                                                                  \
-    TU_OPERATOR(identifier) = { .name = #identifier, .schema = #identifier "(x, dim) -> tensor", .summary = text, .family = FAMILY,  \
-        .shape = rows_shape, .cpu = rows_cpu, .detail = &(const row_pair){ identifier##_f32, identifier##_f64 },       \
-        .gradient = identifier##_gradient, .saves = { TU_OUTPUT(0) }, .sample = identifier##_sample };                 \
-    TU_OPERATOR(identifier##_backward) = { .name = #identifier "_backward", .schema = #identifier "_backward(g, y) -> tensor",  \
-        .summary = "the gradient of " #identifier " along the last dimension", .family = FAMILY, .shape = rows_shape, .cpu = rows_cpu, \
-        .detail = &(const row_pair){ identifier##_backward_f32, identifier##_backward_f64 }, .sample = identifier##_backward_sample }; \
-    static tt_tensor *identifier##_backward(tt_tensor *g, tt_tensor *y) { return tu_run2(&tu_op_##identifier##_backward, g, y); } \
-    tt_tensor *tt_##identifier(tt_tensor *x, int dim) { return along(&tu_op_##identifier, x, dim); }
+#define ENTRY(identifier, text)                                                                                   \
+    static tt_tensor *identifier##_backward(tt_tensor *g, tt_tensor *y);                                          \
+    static void identifier##_gradient(tu_gradient *g) {                                                           \
+        g->results[0] = identifier##_backward(g->grads[0], tu_saved(g, TU_OUTPUT(0)));                            \
+    }                                                                                                             \
+    static tt_tensor *identifier##_sample(tu_sampler *s) {                                                        \
+        return tt_##identifier(tu_normal(s, tt_shape(s->n, 4, 2)), 1);                                            \
+    }                                                                                                             \
+    static tt_tensor *identifier##_backward_sample(tu_sampler *s) {                                               \
+        tt_tensor *g = tu_normal(s, tt_shape(s->n, 4));                                                           \
+        return identifier##_backward(g, tu_normal(s, tt_shape(s->n, 4)));                                         \
+    }                                                                                                             \
+    TU_OPERATOR(identifier) = { .name = #identifier,                                                              \
+                                .schema = #identifier "(x, dim) -> tensor",                                       \
+                                .summary = text,                                                                  \
+                                .family = FAMILY,                                                                 \
+                                .shape = rows_shape,                                                              \
+                                .cpu = rows_cpu,                                                                  \
+                                .detail = &(const row_pair){ identifier##_f32, identifier##_f64 },                \
+                                .gradient = identifier##_gradient,                                                \
+                                .saves = { TU_OUTPUT(0) },                                                        \
+                                .sample = identifier##_sample };                                                  \
+    TU_OPERATOR(identifier##_backward) = { .name = #identifier "_backward",                                       \
+                                           .schema = #identifier "_backward(g, y) -> tensor",                     \
+                                           .summary = "the gradient of " #identifier " along the last dimension", \
+                                           .family = FAMILY,                                                      \
+                                           .shape = rows_shape,                                                   \
+                                           .cpu = rows_cpu,                                                       \
+                                           .detail = &(const row_pair){ identifier##_backward_f32,                \
+                                                                        identifier##_backward_f64 },              \
+                                           .sample = identifier##_backward_sample };                              \
+    static tt_tensor *identifier##_backward(tt_tensor *g, tt_tensor *y) {                                         \
+        return tu_run2(&tu_op_##identifier##_backward, g, y);                                                     \
+    }                                                                                                             \
+    tt_tensor *tt_##identifier(tt_tensor *x, int dim) {                                                           \
+        return along(&tu_op_##identifier, x, dim);                                                                \
+    }
 
-static tt_tensor *along(const tu_op *op, tt_tensor *x, int dim)
-{
+static tt_tensor *along(const tu_op *op, tt_tensor *x, int dim) {
     int at;
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check(op->name, "x", x)) != TUTTI_OK ||
         tu_pending_take(tu_wrap_dim(op->name, dim, x->ndim, &at)) != TUTTI_OK)

@@ -4,15 +4,13 @@
  */
 #include "tensor/stage.h"
 
-static tt_tensor *like(const tt_tensor *x, tutti_dtype dtype)
-{
+static tt_tensor *like(const tt_tensor *x, tutti_dtype dtype) {
     tu_shape shape = tu_shape_of(x);
     shape.dtype = dtype;
     return tu_shape_contiguous("stage", &shape) == TUTTI_OK ? tu_tensor_new(&shape) : NULL;
 }
 
-tt_tensor *tu_stage_in(const tt_tensor *x, tutti_dtype dtype)
-{
+tt_tensor *tu_stage_in(const tt_tensor *x, tutti_dtype dtype) {
     if (x == NULL || (x->dtype == dtype && x->flags & TU_CONTIGUOUS))
         return tu_tensor_hold((tt_tensor *)x);
     tt_tensor *copy = like(x, dtype);
@@ -21,13 +19,11 @@ tt_tensor *tu_stage_in(const tt_tensor *x, tutti_dtype dtype)
     return copy;
 }
 
-tt_tensor *tu_stage_out(tt_tensor *out, tutti_dtype dtype)
-{
+tt_tensor *tu_stage_out(tt_tensor *out, tutti_dtype dtype) {
     return out->dtype == dtype ? tu_tensor_hold(out) : like(out, dtype);
 }
 
-void tu_stage_done(tt_tensor *out, tt_tensor *staged)
-{
+void tu_stage_done(tt_tensor *out, tt_tensor *staged) {
     if (staged != NULL && staged != out && out->numel > 0)
         tu_copy_tensor(out, staged);
     tu_tensor_drop(staged);

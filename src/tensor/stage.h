@@ -8,7 +8,8 @@
 #include "tensor/convert.h"
 #include "tensor/loop.h"
 
-/* x as a dense tensor of `dtype`: x itself, held, where it is one; else a copy. NULL, with the error written, without memory. NULL for NULL. */
+/* x as a dense tensor of `dtype`: x itself, held, where it is one; else a copy. NULL, with the error written, without
+ * memory. NULL for NULL. */
 tt_tensor *tu_stage_in(const tt_tensor *x, tutti_dtype dtype);
 /* A tensor of `dtype` to compute `out` in: out itself, held, where it is of that type (results are dense). */
 tt_tensor *tu_stage_out(tt_tensor *out, tutti_dtype dtype);
@@ -16,8 +17,7 @@ tt_tensor *tu_stage_out(tt_tensor *out, tutti_dtype dtype);
 void tu_stage_done(tt_tensor *out, tt_tensor *staged);
 
 /* f64 for f64, f32 for narrower floats. */
-static inline tutti_dtype tu_stage_dtype(const tt_tensor *x)
-{
+static inline tutti_dtype tu_stage_dtype(const tt_tensor *x) {
     return x->dtype == TUTTI_F64 ? TUTTI_F64 : TUTTI_F32;
 }
 

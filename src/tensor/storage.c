@@ -10,8 +10,7 @@
 
 #define SPARE_STORAGES 512
 
-static tu_storage *take(tu_thread *self)
-{
+static tu_storage *take(tu_thread *self) {
     tu_storage *storage = self->spare_storages;
     if (storage != NULL) {
         self->spare_storages = storage->owner;
@@ -25,8 +24,7 @@ static tu_storage *take(tu_thread *self)
     return storage;
 }
 
-static void give(tu_thread *self, tu_storage *storage)
-{
+static void give(tu_thread *self, tu_storage *storage) {
     tu_tally(&self->storages, -1);
     if (self->spare_storage_count >= SPARE_STORAGES || !self->registered) {
         free(storage);
@@ -37,8 +35,7 @@ static void give(tu_thread *self, tu_storage *storage)
     self->spare_storage_count++;
 }
 
-tu_storage *tu_storage_new(tt_device device, size_t bytes)
-{
+tu_storage *tu_storage_new(tt_device device, size_t bytes) {
     tu_thread *self = tu_self();
     tu_storage *storage = take(self);
     if (storage == NULL) {
@@ -58,8 +55,7 @@ tu_storage *tu_storage_new(tt_device device, size_t bytes)
     return storage;
 }
 
-tu_storage *tu_storage_wrap(void *data, size_t bytes, void (*release)(void *owner), void *owner)
-{
+tu_storage *tu_storage_wrap(void *data, size_t bytes, void (*release)(void *owner), void *owner) {
     tu_storage *storage = take(tu_self());
     if (storage == NULL) {
         tu_error_memory("a storage", sizeof *storage);
@@ -73,8 +69,7 @@ tu_storage *tu_storage_wrap(void *data, size_t bytes, void (*release)(void *owne
     return storage;
 }
 
-void tu_storage_drop(tu_storage *storage)
-{
+void tu_storage_drop(tu_storage *storage) {
     if (storage == NULL || atomic_fetch_sub_explicit(&storage->references, 1, memory_order_acq_rel) != 1)
         return;
     tu_thread *self = tu_self();
@@ -88,13 +83,15 @@ void tu_storage_drop(tu_storage *storage)
 }
 
 /* The new block is there before anything changes, so that a failure leaves the storage as it was. */
-tutti_status tu_storage_resize(tu_storage *storage, size_t bytes)
-{
+tutti_status tu_storage_resize(tu_storage *storage, size_t bytes) {
     tu_thread *self = tu_self();
     if (storage->fixed)
-        return tu_error(TUTTI_ERROR_STATE, "this storage of %zu bytes is not resizable: its memory is foreign or symmetric", storage->bytes);
+        return tu_error(TUTTI_ERROR_STATE,
+                        "this storage of %zu bytes is not resizable: its memory is foreign or symmetric",
+                        storage->bytes);
     if (atomic_load_explicit(&storage->exports, memory_order_acquire) > 0)
-        return tu_error(TUTTI_ERROR_STATE, "this storage of %zu bytes is not resizable while another library holds it (DLPack)",
+        return tu_error(TUTTI_ERROR_STATE,
+                        "this storage of %zu bytes is not resizable while another library holds it (DLPack)",
                         storage->bytes);
     tutti_status status = tu_storage_wait_write(storage);
     if (status != TUTTI_OK || bytes == storage->bytes)
@@ -114,15 +111,13 @@ tutti_status tu_storage_resize(tu_storage *storage, size_t bytes)
     return TUTTI_OK;
 }
 
-size_t tt_storage_bytes(const tt_tensor *x)
-{
+size_t tt_storage_bytes(const tt_tensor *x) {
     if (tt_error_pending() != TUTTI_OK || tu_pending_take(tu_tensor_check("storage_bytes", "x", x)) != TUTTI_OK)
         return 0;
     return x->storage->bytes;
 }
 
-bool tt_storage_resize(tt_tensor *x, size_t bytes)
-{
+bool tt_storage_resize(tt_tensor *x, size_t bytes) {
     if (tt_error_pending() != TUTTI_OK || tu_pending_take(tu_tensor_check("storage_resize", "x", x)) != TUTTI_OK)
         return false;
     if (bytes > PTRDIFF_MAX) {
@@ -132,8 +127,7 @@ bool tt_storage_resize(tt_tensor *x, size_t bytes)
     return tu_pending_take(tu_storage_resize(x->storage, bytes)) == TUTTI_OK;
 }
 
-bool tt_same_storage(const tt_tensor *a, const tt_tensor *b)
-{
+bool tt_same_storage(const tt_tensor *a, const tt_tensor *b) {
     if (tt_error_pending() != TUTTI_OK || tu_pending_take(tu_tensor_check("same_storage", "a", a)) != TUTTI_OK ||
         tu_pending_take(tu_tensor_check("same_storage", "b", b)) != TUTTI_OK)
         return false;

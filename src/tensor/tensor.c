@@ -23,8 +23,7 @@ const uint8_t tu_dtype_bytes[] = { 0, 8, 4, 2, 2, 1, 1, 1, 2, 4, 8, 1, 2, 4, 8, 
 
 /* ---- life ---- */
 
-static tt_tensor *take(tu_thread *self)
-{
+static tt_tensor *take(tu_thread *self) {
     tt_tensor *x = self->spare_tensor_count > REST ? self->spare_tensors : NULL;
     if (x != NULL) {
         self->spare_tensors = (tt_tensor *)(void *)x->storage;
@@ -42,8 +41,7 @@ static tt_tensor *take(tu_thread *self)
 }
 
 /* The dead handle keeps its memory for a while, so that using it is an error and not a crash: see tu_tensor_check. */
-static void give(tu_thread *self, tt_tensor *x)
-{
+static void give(tu_thread *self, tt_tensor *x) {
     tu_tally(&self->tensors, -1);
     x->magic = TU_MAGIC_DEAD;
     if (self->spare_tensor_count >= SPARE_TENSORS || !self->registered) {
@@ -62,8 +60,7 @@ static void give(tu_thread *self, tt_tensor *x)
     self->spare_tensor_count++;
 }
 
-void tu_tensor_trim(tu_thread *self)
-{
+void tu_tensor_trim(tu_thread *self) {
     while (self->spare_tensors != NULL) {
         tt_tensor *x = self->spare_tensors;
         self->spare_tensors = (tt_tensor *)(void *)x->storage;
@@ -77,8 +74,7 @@ void tu_tensor_trim(tu_thread *self)
     self->spare_tensor_count = self->spare_storage_count = 0;
 }
 
-static void set_shape(tt_tensor *x, const tu_shape *shape)
-{
+static void set_shape(tt_tensor *x, const tu_shape *shape) {
     x->dtype = (uint8_t)shape->dtype;
     x->device = (uint8_t)shape->device;
     x->ndim = (uint8_t)shape->ndim;
@@ -96,8 +92,7 @@ static void set_shape(tt_tensor *x, const tu_shape *shape)
         x->flags |= TU_CONTIGUOUS;
 }
 
-tt_tensor *tu_tensor_on(tu_storage *storage, const tu_shape *shape)
-{
+tt_tensor *tu_tensor_on(tu_storage *storage, const tu_shape *shape) {
     if (storage == NULL)
         return NULL;
     tt_tensor *x = take(tu_self());
@@ -111,8 +106,7 @@ tt_tensor *tu_tensor_on(tu_storage *storage, const tu_shape *shape)
     return x;
 }
 
-tt_tensor *tu_tensor_new(const tu_shape *shape)
-{
+tt_tensor *tu_tensor_new(const tu_shape *shape) {
     int64_t last = 0;
     for (int i = 0; i < shape->ndim; i++) {
         if (shape->sizes[i] == 0)
@@ -122,16 +116,14 @@ tt_tensor *tu_tensor_new(const tu_shape *shape)
     return tu_tensor_on(tu_storage_new(shape->device, (size_t)(last + 1) * tu_dtype_bytes[shape->dtype]), shape);
 }
 
-tt_tensor *tu_tensor_alias(const tt_tensor *x, const tu_shape *shape)
-{
+tt_tensor *tu_tensor_alias(const tt_tensor *x, const tu_shape *shape) {
     tt_tensor *alias = tu_tensor_on(tu_storage_hold(x->storage), shape);
     if (alias != NULL && x->version_home != x->storage)
         alias->version_home = tu_storage_hold(x->version_home);
     return alias;
 }
 
-void tu_tensor_drop(tt_tensor *x)
-{
+void tu_tensor_drop(tt_tensor *x) {
     if (x == NULL || atomic_fetch_sub_explicit(&x->references, 1, memory_order_acq_rel) != 1)
         return;
     if (x->history != NULL)
@@ -144,34 +136,33 @@ void tu_tensor_drop(tt_tensor *x)
     give(tu_self(), x);
 }
 
-tt_tensor *tt_keep(tt_tensor *x)
-{
-    if (tt_error_pending() != TUTTI_OK || x == NULL || tu_pending_take(tu_tensor_check("keep", "tensor", x)) != TUTTI_OK)
+tt_tensor *tt_keep(tt_tensor *x) {
+    if (tt_error_pending() != TUTTI_OK || x == NULL ||
+        tu_pending_take(tu_tensor_check("keep", "tensor", x)) != TUTTI_OK)
         return NULL;
     return tu_tensor_hold(x);
 }
 
 /* Works also with an error pending: cleaning up must. */
-void tt_release(tt_tensor *x)
-{
+void tt_release(tt_tensor *x) {
     if (x != NULL && tu_tensor_check("release", "tensor", x) == TUTTI_OK)
         tu_tensor_drop(x);
 }
 
 /* ---- checks ---- */
 
-tutti_status tu_tensor_check(const char *who, const char *what, const tt_tensor *x)
-{
+tutti_status tu_tensor_check(const char *who, const char *what, const tt_tensor *x) {
     if (x == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: argument %s is NULL, and a tensor is required there", who, what);
     if (x->magic != TU_MAGIC_ALIVE)
-        return tu_error(TUTTI_ERROR_STATE, "%s: argument %s is no live tensor: its scope was closed, or it was released once too often "
-                                           "(tt_keep or tt_scope_return make it live longer)", who, what);
+        return tu_error(TUTTI_ERROR_STATE,
+                        "%s: argument %s is no live tensor: its scope was closed, or it was released once too often "
+                        "(tt_keep or tt_scope_return make it live longer)",
+                        who, what);
     return TUTTI_OK;
 }
 
-size_t tu_tensor_need(const tt_tensor *x)
-{
+size_t tu_tensor_need(const tt_tensor *x) {
     if (x->numel == 0)
         return 0;
     int64_t last = x->offset;
@@ -180,67 +171,60 @@ size_t tu_tensor_need(const tt_tensor *x)
     return (size_t)(last + 1) * tu_dtype_bytes[x->dtype];
 }
 
-tutti_status tu_tensor_ready(const char *who, const char *what, const tt_tensor *x)
-{
+tutti_status tu_tensor_ready(const char *who, const char *what, const tt_tensor *x) {
     tutti_status status = tu_storage_wait(x->storage);
     if (status != TUTTI_OK)
         return status;
     size_t need = tu_tensor_need(x);
     if (need > x->storage->bytes)
-        return tu_error(TUTTI_ERROR_STATE, "%s: the storage of argument %s, %s, is freed or too small: it needs %zu bytes and has %zu. "
-                                           "Grow it with tt_storage_resize and refill it first",
+        return tu_error(TUTTI_ERROR_STATE,
+                        "%s: the storage of argument %s, %s, is freed or too small: it needs %zu bytes and has %zu. "
+                        "Grow it with tt_storage_resize and refill it first",
                         who, what, tu_describe(x), need, x->storage->bytes);
     return TUTTI_OK;
 }
 
-tutti_status tu_wrap_dim(const char *who, int64_t dim, int ndim, int *wrapped)
-{
+tutti_status tu_wrap_dim(const char *who, int64_t dim, int ndim, int *wrapped) {
     int limit = ndim == 0 ? 1 : ndim;
     if (dim < -limit || dim >= limit)
-        return tu_error(TUTTI_ERROR_RANGE, "%s: dim %lld is out of range: expected to be in range of [%d, %d]", who, (long long)dim,
-                        -limit, limit - 1);
+        return tu_error(TUTTI_ERROR_RANGE, "%s: dim %lld is out of range: expected to be in range of [%d, %d]", who,
+                        (long long)dim, -limit, limit - 1);
     *wrapped = (int)(dim < 0 ? dim + limit : dim);
     return TUTTI_OK;
 }
 
 /* ---- shapes ---- */
 
-tt_dims tt_dims_of(int count, const int64_t *entries)
-{
+tt_dims tt_dims_of(int count, const int64_t *entries) {
     tt_dims dims = { .count = count };
     for (int i = 0; i < count && i < TT_MAX_DIMS; i++)
         dims.at[i] = entries[i];
     return dims;
 }
 
-tt_dims tt_no_dims(void)
-{
+tt_dims tt_no_dims(void) {
     return (tt_dims){ .count = -1 };
 }
 
-tt_tensor_list tt_tensors_of(size_t count, tt_tensor *const *tensors)
-{
+tt_tensor_list tt_tensors_of(size_t count, tt_tensor *const *tensors) {
     return (tt_tensor_list){ count, tensors };
 }
 
-tu_shape tu_shape_of(const tt_tensor *x)
-{
+tu_shape tu_shape_of(const tt_tensor *x) {
     tu_shape shape = { .dtype = x->dtype, .device = x->device, .ndim = x->ndim, .offset = x->offset };
     memcpy(shape.sizes, x->sizes, (size_t)x->ndim * sizeof x->sizes[0]);
     memcpy(shape.strides, x->strides, (size_t)x->ndim * sizeof x->strides[0]);
     return shape;
 }
 
-int64_t tu_shape_numel(const tu_shape *shape)
-{
+int64_t tu_shape_numel(const tu_shape *shape) {
     int64_t numel = 1;
     for (int i = 0; i < shape->ndim; i++)
         numel *= shape->sizes[i];
     return numel;
 }
 
-tutti_status tu_shape_contiguous(const char *who, tu_shape *shape)
-{
+tutti_status tu_shape_contiguous(const char *who, tu_shape *shape) {
     int64_t numel = 1;
     bool empty = false, overflow = false;
     shape->offset = 0;
@@ -257,27 +241,27 @@ tutti_status tu_shape_contiguous(const char *who, tu_shape *shape)
     return TUTTI_OK;
 }
 
-tutti_status tu_shape_from(const char *who, tt_dims dims, tutti_dtype dtype, tt_device device, tu_shape *shape)
-{
+tutti_status tu_shape_from(const char *who, tt_dims dims, tutti_dtype dtype, tt_device device, tu_shape *shape) {
     if (!tu_dtype_valid(dtype))
         return tu_error(TUTTI_ERROR_TYPE, "%s: %d is no dtype", who, (int)dtype);
     if (device != TT_DEVICE_CPU && device != TT_DEVICE_META)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: %d is no device", who, (int)device);
     if (dims.count < 0 || dims.count > TT_MAX_DIMS)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: a shape has 0 to %d dimensions, not %d", who, TT_MAX_DIMS, dims.count);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: a shape has 0 to %d dimensions, not %d", who, TT_MAX_DIMS,
+                        dims.count);
     shape->dtype = dtype;
     shape->device = device;
     shape->ndim = dims.count;
     for (int i = 0; i < dims.count; i++) {
         if (dims.at[i] < 0)
-            return tu_error(TUTTI_ERROR_ARGUMENT, "%s: size %lld of dimension %d is negative", who, (long long)dims.at[i], i);
+            return tu_error(TUTTI_ERROR_ARGUMENT, "%s: size %lld of dimension %d is negative", who,
+                            (long long)dims.at[i], i);
         shape->sizes[i] = dims.at[i];
     }
     return tu_shape_contiguous(who, shape);
 }
 
-bool tu_is_dense(const tt_tensor *x)
-{
+bool tu_is_dense(const tt_tensor *x) {
     if (x->flags & TU_CONTIGUOUS)
         return true;
     int order[TT_MAX_DIMS], count = 0;
@@ -298,21 +282,18 @@ bool tu_is_dense(const tt_tensor *x)
     return true;
 }
 
-bool tu_same_sizes(const tt_tensor *a, const tt_tensor *b)
-{
+bool tu_same_sizes(const tt_tensor *a, const tt_tensor *b) {
     return a->ndim == b->ndim && memcmp(a->sizes, b->sizes, (size_t)a->ndim * sizeof a->sizes[0]) == 0;
 }
 
-static char *text_buffer(size_t *size)
-{
+static char *text_buffer(size_t *size) {
     static _Thread_local unsigned next;
     tu_error_spare *spare = tu_error_spare_get();
     *size = sizeof spare->text[0];
     return spare->text[next++ % 4];
 }
 
-const char *tu_dims_text(int count, const int64_t *at)
-{
+const char *tu_dims_text(int count, const int64_t *at) {
     size_t size, used = 0;
     char *text = text_buffer(&size);
     used += (size_t)snprintf(text, size, "[");
@@ -323,14 +304,14 @@ const char *tu_dims_text(int count, const int64_t *at)
     return text;
 }
 
-const char *tu_describe(const tt_tensor *x)
-{
+const char *tu_describe(const tt_tensor *x) {
     if (x == NULL)
         return "NULL";
     size_t size;
     const char *dims = tu_dims_text(x->ndim, x->sizes);
     char *text = text_buffer(&size);
-    snprintf(text, size, "%s%s%s%s %s%s", x->name != NULL ? "\"" : "", x->name != NULL ? x->name : "", x->name != NULL ? "\" " : "",
-             tutti_dtype_name(x->dtype), dims, x->device == TT_DEVICE_META ? " on meta" : "");
+    snprintf(text, size, "%s%s%s%s %s%s", x->name != NULL ? "\"" : "", x->name != NULL ? x->name : "",
+             x->name != NULL ? "\" " : "", tutti_dtype_name(x->dtype), dims,
+             x->device == TT_DEVICE_META ? " on meta" : "");
     return text;
 }

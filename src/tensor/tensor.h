@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Storages and tensors inside. A storage is a counted block of bytes with the version that its aliases share; a tensor is a
- * counted handle: dtype, sizes, strides and offset over a storage, and a history where autograd has to do with it.
+ * Storages and tensors inside. A storage is a counted block of bytes with the version that its aliases share; a tensor
+ * is a counted handle: dtype, sizes, strides and offset over a storage, and a history where autograd has to do with it.
  *
  * Functions here return or take plain references, not scope-owned ones: what they make belongs to the caller.
  */
@@ -22,13 +22,14 @@ struct tu_storage {
     atomic_int references;
     _Atomic uint32_t version; /* of the tensors whose version_home this is */
     tt_device device;
-    bool fixed;              /* foreign, mapped or exported memory: cannot be resized */
-    atomic_int exports;      /* DLPack handles alive on it: cannot be resized either */
+    bool fixed;         /* foreign, mapped or exported memory: cannot be resized */
+    atomic_int exports; /* DLPack handles alive on it: cannot be resized either */
     size_t bytes;
-    void *data;              /* NULL for meta and for 0 bytes */
+    void *data;                   /* NULL for meta and for 0 bytes */
     void (*release)(void *owner); /* foreign memory: instead of freeing data */
     void *owner;
-    /* Set while collectives write here, cleared by the waiter; read by every use of the data. Pair: release when set, acquire here. */
+    /* Set while collectives write here, cleared by the waiter; read by every use of the data. Pair: release when set,
+     * acquire here. */
     _Atomic(tu_storage_waiter *) waiter;
     /* The same while collectives read here: only those who write, resize or free the data wait. */
     _Atomic(tu_storage_waiter *) reader;
@@ -42,7 +43,7 @@ enum {
     TU_CONTIGUOUS = 1,    /* row-major without gaps */
     TU_REQUIRES_GRAD = 2, /* leaf: asked for; non-leaf: has a node */
     TU_PARAMETER = 4,
-    TU_NUMBER = 8         /* adopts type and device of what it meets */
+    TU_NUMBER = 8 /* adopts type and device of what it meets */
 };
 
 struct tt_tensor {
@@ -64,20 +65,17 @@ tu_storage *tu_storage_new(tt_device device, size_t bytes);
 tu_storage *tu_storage_wrap(void *data, size_t bytes, void (*release)(void *owner), void *owner);
 tutti_status tu_storage_resize(tu_storage *storage, size_t bytes);
 void tu_storage_drop(tu_storage *storage);
-static inline tu_storage *tu_storage_hold(tu_storage *storage)
-{
+static inline tu_storage *tu_storage_hold(tu_storage *storage) {
     atomic_fetch_add_explicit(&storage->references, 1, memory_order_relaxed);
     return storage;
 }
 /* Waits for collectives that still write here. */
-static inline tutti_status tu_storage_wait(tu_storage *storage)
-{
+static inline tutti_status tu_storage_wait(tu_storage *storage) {
     tu_storage_waiter *waiter = atomic_load_explicit(&storage->waiter, memory_order_acquire);
     return waiter == NULL ? TUTTI_OK : waiter(storage);
 }
 /* And for those that still read here: before the data is written. */
-static inline tutti_status tu_storage_wait_write(tu_storage *storage)
-{
+static inline tutti_status tu_storage_wait_write(tu_storage *storage) {
     tutti_status status = tu_storage_wait(storage);
     tu_storage_waiter *reader = atomic_load_explicit(&storage->reader, memory_order_acquire);
     return status != TUTTI_OK || reader == NULL ? status : reader(storage);
@@ -100,8 +98,7 @@ tt_tensor *tu_tensor_new(const tu_shape *shape);
 tt_tensor *tu_tensor_alias(const tt_tensor *x, const tu_shape *shape);
 tt_tensor *tu_tensor_on(tu_storage *storage, const tu_shape *shape); /* takes over the reference, also on failure */
 void tu_tensor_drop(tt_tensor *x);
-static inline tt_tensor *tu_tensor_hold(tt_tensor *x)
-{
+static inline tt_tensor *tu_tensor_hold(tt_tensor *x) {
     if (x != NULL)
         atomic_fetch_add_explicit(&x->references, 1, memory_order_relaxed);
     return x;
@@ -121,38 +118,32 @@ size_t tu_tensor_need(const tt_tensor *x);
 const char *tu_describe(const tt_tensor *x);
 const char *tu_dims_text(int count, const int64_t *at);
 
-/* Whether x is there, alive and readable by kernels: waits for collectives, checks the bytes. `who` and `what` are for the message. */
+/* Whether x is there, alive and readable by kernels: waits for collectives, checks the bytes. `who` and `what` are for
+ * the message. */
 tutti_status tu_tensor_check(const char *who, const char *what, const tt_tensor *x);
 tutti_status tu_tensor_ready(const char *who, const char *what, const tt_tensor *x);
 
 extern const uint8_t tu_dtype_bytes[];
-static inline void *tu_pointer(const tt_tensor *x)
-{
+static inline void *tu_pointer(const tt_tensor *x) {
     return x->storage->data == NULL ? NULL : (char *)x->storage->data + x->offset * tu_dtype_bytes[x->dtype];
 }
-static inline void tu_bump(tt_tensor *x)
-{
+static inline void tu_bump(tt_tensor *x) {
     atomic_fetch_add_explicit(&x->version_home->version, 1, memory_order_relaxed);
 }
-static inline uint32_t tu_version(const tt_tensor *x)
-{
+static inline uint32_t tu_version(const tt_tensor *x) {
     return atomic_load_explicit(&x->version_home->version, memory_order_relaxed);
 }
 
-static inline bool tu_dtype_valid(tutti_dtype dtype)
-{
+static inline bool tu_dtype_valid(tutti_dtype dtype) {
     return dtype >= TUTTI_F64 && dtype <= TUTTI_C128;
 }
-static inline bool tu_is_float(tutti_dtype dtype)
-{
+static inline bool tu_is_float(tutti_dtype dtype) {
     return dtype >= TUTTI_F64 && dtype <= TUTTI_F8_E5M2;
 }
-static inline bool tu_is_complex(tutti_dtype dtype)
-{
+static inline bool tu_is_complex(tutti_dtype dtype) {
     return dtype == TUTTI_C64 || dtype == TUTTI_C128;
 }
-static inline bool tu_is_integer(tutti_dtype dtype)
-{
+static inline bool tu_is_integer(tutti_dtype dtype) {
     return dtype >= TUTTI_I8 && dtype <= TUTTI_U64;
 }
 

@@ -16,13 +16,11 @@ static int64_t gone_tensors, gone_storages, gone_scopes, gone_nodes;
 static pthread_key_t exit_key;
 static int exit_key_error = -1; /* -1: not yet made */
 
-static int64_t tally(_Atomic int64_t *value)
-{
+static int64_t tally(_Atomic int64_t *value) {
     return atomic_load_explicit(value, memory_order_relaxed);
 }
 
-static void thread_exit(void *argument)
-{
+static void thread_exit(void *argument) {
     tu_thread *self = argument;
     while (self->scope_count > 0) {
         tt_scope scope = { self->scopes[self->scope_count - 1].id };
@@ -45,8 +43,7 @@ static void thread_exit(void *argument)
     *self = (tu_thread){ 0 };
 }
 
-tutti_status tu_thread_register(void)
-{
+tutti_status tu_thread_register(void) {
     tu_thread *self = tu_self();
     if (self->registered)
         return TUTTI_OK;
@@ -79,8 +76,7 @@ tutti_status tu_thread_register(void)
     return TUTTI_OK;
 }
 
-tutti_status tt_count(tt_counts *counts)
-{
+tutti_status tt_count(tt_counts *counts) {
     if (counts == NULL || counts->size == 0)
         return tu_error(TUTTI_ERROR_ARGUMENT, "tt_count: counts is NULL or its size is 0");
     tt_counts full = { .size = counts->size };
@@ -100,16 +96,14 @@ tutti_status tt_count(tt_counts *counts)
     return TUTTI_OK;
 }
 
-void tt_memory_trim(void)
-{
+void tt_memory_trim(void) {
     tu_tensor_trim(tu_self());
     tu_block_trim(tu_self());
 }
 
 /* ---- the pending error ---- */
 
-tutti_status tu_pending_take(tutti_status status)
-{
+tutti_status tu_pending_take(tutti_status status) {
     tu_thread *self = tu_self();
     if (self->pending == TUTTI_OK && status != TUTTI_OK) {
         self->pending = status;
@@ -118,8 +112,7 @@ tutti_status tu_pending_take(tutti_status status)
     return status;
 }
 
-tutti_status tu_fail(tutti_status status, const char *format, ...)
-{
+tutti_status tu_fail(tutti_status status, const char *format, ...) {
     if (tu_self()->pending != TUTTI_OK)
         return status;
     char text[1536];
@@ -130,8 +123,7 @@ tutti_status tu_fail(tutti_status status, const char *format, ...)
     return tu_pending_take(tu_error(status, "%s", text));
 }
 
-void tt_error_set(tutti_status status, const char *format, ...)
-{
+void tt_error_set(tutti_status status, const char *format, ...) {
     if (tu_self()->pending != TUTTI_OK || status == TUTTI_OK)
         return;
     char text[1536];
@@ -142,33 +134,28 @@ void tt_error_set(tutti_status status, const char *format, ...)
     tu_pending_take(tu_error(status, "%s", text));
 }
 
-tutti_status tt_error_pending(void)
-{
+tutti_status tt_error_pending(void) {
     return tu_self()->pending;
 }
 
-tutti_status tt_error_show(void)
-{
+tutti_status tt_error_show(void) {
     if (tu_self()->pending != TUTTI_OK)
         tu_error_restore(&tu_error_spare_get()->pending);
     return tu_self()->pending;
 }
 
-void tt_error_clear(void)
-{
+void tt_error_clear(void) {
     tu_self()->pending = TUTTI_OK;
 }
 
-void tu_pending_save(tu_pending_copy *copy)
-{
+void tu_pending_save(tu_pending_copy *copy) {
     copy->status = tu_self()->pending;
     if (copy->status != TUTTI_OK)
         copy->error = tu_error_spare_get()->pending;
     tu_self()->pending = TUTTI_OK;
 }
 
-void tu_pending_restore(const tu_pending_copy *copy)
-{
+void tu_pending_restore(const tu_pending_copy *copy) {
     if (copy->status == TUTTI_OK)
         return;
     tu_self()->pending = copy->status;

@@ -53,22 +53,21 @@ typedef struct tu_thread {
 
 extern _Thread_local tu_thread tu_thread_self;
 
-static inline tu_thread *tu_self(void)
-{
+static inline tu_thread *tu_self(void) {
     return &tu_thread_self;
 }
 
 /* Makes the thread known (once); an error only where memory or keys have run out. */
 tutti_status tu_thread_register(void);
 
-static inline void tu_tally(_Atomic int64_t *tally, int64_t change)
-{
+static inline void tu_tally(_Atomic int64_t *tally, int64_t change) {
     atomic_store_explicit(tally, atomic_load_explicit(tally, memory_order_relaxed) + change, memory_order_relaxed);
 }
 
 /* ---- the pending error ---- */
 
-/* Makes the thread's last error (already written with tu_error) the pending one, unless there is one. Returns its status. */
+/* Makes the thread's last error (already written with tu_error) the pending one, unless there is one. Returns its
+ * status. */
 tutti_status tu_pending_take(tutti_status status);
 /* tu_error and tu_pending_take in one. */
 tutti_status tu_fail(tutti_status status, const char *format, ...) TUTTI_PRINTF(2, 3);
@@ -83,8 +82,8 @@ void tu_pending_restore(const tu_pending_copy *copy);
 
 /* ---- scopes ---- */
 
-/* Gives one reference to the innermost scope and returns `tensor`; without one, or without memory, releases it, sets the
- * pending error and returns NULL. */
+/* Gives one reference to the innermost scope and returns `tensor`; without one, or without memory, releases it, sets
+ * the pending error and returns NULL. */
 tt_tensor *tu_scope_own(tt_tensor *tensor);
 /* Whether a scope is open; else sets the pending error that says so. */
 bool tu_scope_check(void);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Elementary functions in f32, written so that a compiler can run them in vector registers: no branches, no calls. Errors are within about
- * two units in the last place. The polynomials were fitted for these intervals.
+ * Elementary functions in f32, written so that a compiler can run them in vector registers: no branches, no calls.
+ * Errors are within about two units in the last place. The polynomials were fitted for these intervals.
  */
 #ifndef TU_TENSOR_VECTOR_MATH_H
 #define TU_TENSOR_VECTOR_MATH_H
@@ -19,29 +19,25 @@
 
 #define TU_INLINE static inline __attribute__((always_inline))
 
-TU_INLINE float tu_bits_float(int32_t bits)
-{
+TU_INLINE float tu_bits_float(int32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
 
-TU_INLINE int32_t tu_float_bits(float value)
-{
+TU_INLINE int32_t tu_float_bits(float value) {
     int32_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
 }
 
 /* 2^n for n in [-126, 127]; anything else gives some number. */
-TU_INLINE float tu_power_of_two(int32_t n)
-{
+TU_INLINE float tu_power_of_two(int32_t n) {
     return tu_bits_float((int32_t)(((uint32_t)n + 127u) << 23));
 }
 
 /* e^x = 2^n e^r with |r| <= ln 2 / 2. Two factors of 2 reach the denormals. */
-TU_INLINE float tu_expf(float x)
-{
+TU_INLINE float tu_expf(float x) {
     float clamped = x > 88.8f ? 88.8f : x;
     clamped = clamped < -104.0f ? -104.0f : clamped;
     float shifted = clamped * 1.44269504088896f + 12582912.0f; /* rounds to an integer in the low bits */
@@ -61,8 +57,7 @@ TU_INLINE float tu_expf(float x)
     return x != x ? x : result;
 }
 
-TU_INLINE float tu_tanhf(float x)
-{
+TU_INLINE float tu_tanhf(float x) {
     float magnitude = fabsf(x), u = x * x;
     float p = -0.0056724217f;
     p = p * u + 0.0206031471f;
@@ -74,16 +69,14 @@ TU_INLINE float tu_tanhf(float x)
     return magnitude < 0.625f ? x * p : copysignf(far, x);
 }
 
-TU_INLINE float tu_sigmoidf(float x)
-{
+TU_INLINE float tu_sigmoidf(float x) {
     float e = tu_expf(-fabsf(x));
     float low = e / (1.0f + e), high = 1.0f / (1.0f + e);
     return x >= 0.0f ? high : x != x ? x : low;
 }
 
 /* The upper tail of the normal distribution's complement: erfc(z) for z >= 0. */
-TU_INLINE float tu_erfcf_positive(float z)
-{
+TU_INLINE float tu_erfcf_positive(float z) {
     float t = 1.0f / (1.0f + 0.5f * z);
     float p = -0.10253280659957437f;
     p = p * t + 0.7421617464915942f;
@@ -100,15 +93,13 @@ TU_INLINE float tu_erfcf_positive(float z)
 }
 
 /* Phi(x), the share of a normal distribution below x. */
-TU_INLINE float tu_normal_cdff(float x)
-{
+TU_INLINE float tu_normal_cdff(float x) {
     float tail = 0.5f * tu_erfcf_positive(fabsf(x) * 0.70710678118654752f);
     return x >= 0.0f ? 1.0f - tail : tail;
 }
 
 /* sin and cos of |x| < 8192: x = n pi/2 + r. `quarter` 0 gives sin, 1 gives cos. */
-TU_INLINE float tu_sincosf(float x, int32_t quarter)
-{
+TU_INLINE float tu_sincosf(float x, int32_t quarter) {
     float shifted = x * 0.636619772367581f + 12582912.0f;
     int32_t n = tu_float_bits(shifted) + quarter;
     float whole = shifted - 12582912.0f;
@@ -132,8 +123,7 @@ TU_INLINE float tu_sincosf(float x, int32_t quarter)
 }
 
 /* log x for normal positive x; the caller sends the others elsewhere. */
-TU_INLINE float tu_logf_normal(float x)
-{
+TU_INLINE float tu_logf_normal(float x) {
     int32_t bits = tu_float_bits(x) - 0x3f3504f3; /* so that the mantissa lies in [sqrt 1/2, sqrt 2) */
     int32_t exponent = bits >> 23;
     float m = tu_bits_float((bits & 0x7fffff) + 0x3f3504f3) - 1.0f;

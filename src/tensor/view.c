@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Views: other sizes and strides over the same storage. Making one never reads data, so that views of freed storage are legal;
- * only using them is an error.
+ * Views: other sizes and strides over the same storage. Making one never reads data, so that views of freed storage are
+ * legal; only using them is an error.
  */
 #include <string.h>
 
@@ -9,54 +9,52 @@
 
 #define FAMILY "views"
 
-static tu_args begin(const tu_op *op, tt_tensor **x)
-{
+static tu_args begin(const tu_op *op, tt_tensor **x) {
     tu_args args;
     tu_args_init(&args, op, 1, x);
     return args;
 }
 
 /* The result as x is, for the rule to change. */
-static tu_shape *same(tu_args *args)
-{
+static tu_shape *same(tu_args *args) {
     args->results[0] = tu_shape_of(args->inputs[0]);
     return &args->results[0];
 }
 
-static tutti_status dim_of(const tu_args *args, int64_t dim, int *wrapped)
-{
+static tutti_status dim_of(const tu_args *args, int64_t dim, int *wrapped) {
     return tu_wrap_dim(args->op->name, dim, args->inputs[0]->ndim, wrapped);
 }
 
 /* ---- view, reshape ---- */
 
 /* Fills in a -1 and checks the number of elements. */
-static tutti_status infer_sizes(const tu_args *args, tt_dims *shape)
-{
+static tutti_status infer_sizes(const tu_args *args, tt_dims *shape) {
     const tt_tensor *x = args->inputs[0];
     int64_t known = 1;
     int unknown = -1;
     if (shape->count < 0 || shape->count > TT_MAX_DIMS)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "a shape has 0 to %d dimensions, not %d", TT_MAX_DIMS, shape->count);
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "a shape has 0 to %d dimensions, not %d", TT_MAX_DIMS,
+                             shape->count);
     for (int i = 0; i < shape->count; i++) {
         if (shape->at[i] == -1 && unknown < 0)
             unknown = i;
         else if (shape->at[i] < 0)
             return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "invalid shape %s", tu_dims_text(shape->count, shape->at));
         else if (__builtin_mul_overflow(known, shape->at[i], &known))
-            return tu_args_error(args, TUTTI_ERROR_RANGE, "shape %s is too large", tu_dims_text(shape->count, shape->at));
+            return tu_args_error(args, TUTTI_ERROR_RANGE, "shape %s is too large",
+                                 tu_dims_text(shape->count, shape->at));
     }
     if (unknown >= 0 && known > 0 && x->numel % known == 0)
         known *= shape->at[unknown] = x->numel / known;
     if (known != x->numel)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "shape %s is invalid for %s of %lld elements", tu_dims_text(shape->count, shape->at),
-                             tu_describe(x), (long long)x->numel);
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "shape %s is invalid for %s of %lld elements",
+                             tu_dims_text(shape->count, shape->at), tu_describe(x), (long long)x->numel);
     return TUTTI_OK;
 }
 
-/* Strides of `shape` over x's memory: old dimensions that lie one behind the other form runs, and each run is cut anew. */
-static bool view_strides(const tt_tensor *x, const tt_dims *shape, int64_t *strides)
-{
+/* Strides of `shape` over x's memory: old dimensions that lie one behind the other form runs, and each run is cut
+ * anew. */
+static bool view_strides(const tt_tensor *x, const tt_dims *shape, int64_t *strides) {
     if (x->numel == 0) {
         int64_t stride = 1;
         for (int i = shape->count - 1; i >= 0; i--) {
@@ -89,37 +87,53 @@ static bool view_strides(const tt_tensor *x, const tt_dims *shape, int64_t *stri
     return true;
 }
 
-static tutti_status view_shape(tu_args *args)
-{
+static tutti_status view_shape(tu_args *args) {
     tu_shape *result = same(args);
     tt_dims shape = args->params.dims[0];
     tutti_status status = infer_sizes(args, &shape);
     if (status != TUTTI_OK)
         return status;
     if (!view_strides(args->inputs[0], &shape, result->strides))
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "view size is not compatible with the strides %s of %s: it would need a copy; use tt_reshape",
-                             tu_dims_text(args->inputs[0]->ndim, args->inputs[0]->strides), tu_describe(args->inputs[0]));
+        return tu_args_error(
+            args, TUTTI_ERROR_ARGUMENT,
+            "view size is not compatible with the strides %s of %s: it would need a copy; use tt_reshape",
+            tu_dims_text(args->inputs[0]->ndim, args->inputs[0]->strides), tu_describe(args->inputs[0]));
     result->ndim = shape.count;
     memcpy(result->sizes, shape.at, sizeof shape.at);
     return TUTTI_OK;
 }
-static void view_gradient(tu_gradient *g) { g->results[0] = tt_reshape(g->grads[0], tu_input_dims(g, 0)); }
-/* The test makes inputs that are not contiguous, which a view of other sizes refuses: hence the split of one dimension only. */
-static tt_tensor *view_sample(tu_sampler *s) { return tt_view(tu_normal(s, tt_shape(s->n, 4)), tt_shape(s->n, 2, 2)); }
-TU_OPERATOR(view) = { .name = "view", .schema = "view(x, shape) -> view", .summary = "another shape; an error where a copy would be needed",
-    .family = FAMILY, .flags = TU_VIEW, .shape = view_shape, .gradient = view_gradient, .sample = view_sample };
-tt_tensor *tt_view(tt_tensor *x, tt_dims shape)
-{
+static void view_gradient(tu_gradient *g) {
+    g->results[0] = tt_reshape(g->grads[0], tu_input_dims(g, 0));
+}
+/* The test makes inputs that are not contiguous, which a view of other sizes refuses: hence the split of one dimension
+ * only. */
+static tt_tensor *view_sample(tu_sampler *s) {
+    return tt_view(tu_normal(s, tt_shape(s->n, 4)), tt_shape(s->n, 2, 2));
+}
+TU_OPERATOR(view) = { .name = "view",
+                      .schema = "view(x, shape) -> view",
+                      .summary = "another shape; an error where a copy would be needed",
+                      .family = FAMILY,
+                      .flags = TU_VIEW,
+                      .shape = view_shape,
+                      .gradient = view_gradient,
+                      .sample = view_sample };
+tt_tensor *tt_view(tt_tensor *x, tt_dims shape) {
     tu_args args = begin(&tu_op_view, &x);
     args.params.dims[0] = shape;
     return tu_run(&args);
 }
 
-static tt_tensor *reshape_sample(tu_sampler *s) { return tt_reshape(tu_normal(s, tt_shape(s->n, 4)), tt_shape(4, s->n)); }
-TU_OPERATOR(reshape) = { .name = "reshape", .schema = "reshape(x, shape) -> view or tensor", .summary = "another shape; a view where possible",
-    .family = FAMILY, .flags = TU_COMPOSITE, .sample = reshape_sample };
-tt_tensor *tt_reshape(tt_tensor *x, tt_dims shape)
-{
+static tt_tensor *reshape_sample(tu_sampler *s) {
+    return tt_reshape(tu_normal(s, tt_shape(s->n, 4)), tt_shape(4, s->n));
+}
+TU_OPERATOR(reshape) = { .name = "reshape",
+                         .schema = "reshape(x, shape) -> view or tensor",
+                         .summary = "another shape; a view where possible",
+                         .family = FAMILY,
+                         .flags = TU_COMPOSITE,
+                         .sample = reshape_sample };
+tt_tensor *tt_reshape(tt_tensor *x, tt_dims shape) {
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("reshape", "x", x)) != TUTTI_OK)
         return NULL;
     tu_args args = begin(&tu_op_view, &x);
@@ -129,11 +143,16 @@ tt_tensor *tt_reshape(tt_tensor *x, tt_dims shape)
     return tt_view(x, shape);
 }
 
-static tt_tensor *flatten_sample(tu_sampler *s) { return tt_flatten(tu_normal(s, tt_shape(2, s->n, 3)), 1, 2); }
-TU_OPERATOR(flatten) = { .name = "flatten", .schema = "flatten(x, first, last) -> view or tensor", .summary = "merges dimensions first to last",
-    .family = FAMILY, .flags = TU_COMPOSITE, .sample = flatten_sample };
-tt_tensor *tt_flatten(tt_tensor *x, int first, int last)
-{
+static tt_tensor *flatten_sample(tu_sampler *s) {
+    return tt_flatten(tu_normal(s, tt_shape(2, s->n, 3)), 1, 2);
+}
+TU_OPERATOR(flatten) = { .name = "flatten",
+                         .schema = "flatten(x, first, last) -> view or tensor",
+                         .summary = "merges dimensions first to last",
+                         .family = FAMILY,
+                         .flags = TU_COMPOSITE,
+                         .sample = flatten_sample };
+tt_tensor *tt_flatten(tt_tensor *x, int first, int last) {
     int from, to;
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("flatten", "x", x)) != TUTTI_OK ||
         tu_pending_take(tu_wrap_dim("flatten", first, x->ndim, &from)) != TUTTI_OK ||
@@ -158,8 +177,7 @@ tt_tensor *tt_flatten(tt_tensor *x, int first, int last)
 
 /* ---- permute, transpose ---- */
 
-static tutti_status permute_shape(tu_args *args)
-{
+static tutti_status permute_shape(tu_args *args) {
     const tt_tensor *x = args->inputs[0];
     tu_shape *result = same(args);
     const tt_dims *order = &args->params.dims[0];
@@ -179,26 +197,31 @@ static tutti_status permute_shape(tu_args *args)
     }
     return TUTTI_OK;
 }
-static void permute_gradient(tu_gradient *g)
-{
+static void permute_gradient(tu_gradient *g) {
     const tt_dims *order = &g->params->dims[0];
     tt_dims inverse = { .count = order->count };
     for (int i = 0; i < order->count; i++)
         inverse.at[order->at[i] < 0 ? order->at[i] + order->count : order->at[i]] = i;
     g->results[0] = tt_permute(g->grads[0], inverse);
 }
-static tt_tensor *permute_sample(tu_sampler *s) { return tt_permute(tu_normal(s, tt_shape(s->n, 3, 2)), tt_shape(2, 0, -2)); }
-TU_OPERATOR(permute) = { .name = "permute", .schema = "permute(x, order) -> view", .summary = "dimensions in another order", .family = FAMILY,
-    .flags = TU_VIEW, .shape = permute_shape, .gradient = permute_gradient, .sample = permute_sample };
-tt_tensor *tt_permute(tt_tensor *x, tt_dims order)
-{
+static tt_tensor *permute_sample(tu_sampler *s) {
+    return tt_permute(tu_normal(s, tt_shape(s->n, 3, 2)), tt_shape(2, 0, -2));
+}
+TU_OPERATOR(permute) = { .name = "permute",
+                         .schema = "permute(x, order) -> view",
+                         .summary = "dimensions in another order",
+                         .family = FAMILY,
+                         .flags = TU_VIEW,
+                         .shape = permute_shape,
+                         .gradient = permute_gradient,
+                         .sample = permute_sample };
+tt_tensor *tt_permute(tt_tensor *x, tt_dims order) {
     tu_args args = begin(&tu_op_permute, &x);
     args.params.dims[0] = order;
     return tu_run(&args);
 }
 
-static tutti_status transpose_shape(tu_args *args)
-{
+static tutti_status transpose_shape(tu_args *args) {
     const tt_tensor *x = args->inputs[0];
     tu_shape *result = same(args);
     int a, b;
@@ -213,22 +236,27 @@ static tutti_status transpose_shape(tu_args *args)
     result->strides[b] = x->strides[a];
     return TUTTI_OK;
 }
-static void transpose_gradient(tu_gradient *g)
-{
+static void transpose_gradient(tu_gradient *g) {
     g->results[0] = tt_transpose(g->grads[0], (int)g->params->integer[0], (int)g->params->integer[1]);
 }
-static tt_tensor *transpose_sample(tu_sampler *s) { return tt_transpose(tu_normal(s, tt_shape(s->n, 3, 2)), 0, -1); }
-TU_OPERATOR(transpose) = { .name = "transpose", .schema = "transpose(x, a, b) -> view", .summary = "swaps two dimensions", .family = FAMILY,
-    .flags = TU_VIEW, .shape = transpose_shape, .gradient = transpose_gradient, .sample = transpose_sample };
-tt_tensor *tt_transpose(tt_tensor *x, int a, int b)
-{
+static tt_tensor *transpose_sample(tu_sampler *s) {
+    return tt_transpose(tu_normal(s, tt_shape(s->n, 3, 2)), 0, -1);
+}
+TU_OPERATOR(transpose) = { .name = "transpose",
+                           .schema = "transpose(x, a, b) -> view",
+                           .summary = "swaps two dimensions",
+                           .family = FAMILY,
+                           .flags = TU_VIEW,
+                           .shape = transpose_shape,
+                           .gradient = transpose_gradient,
+                           .sample = transpose_sample };
+tt_tensor *tt_transpose(tt_tensor *x, int a, int b) {
     tu_args args = begin(&tu_op_transpose, &x);
     args.params.integer[0] = a;
     args.params.integer[1] = b;
     return tu_run(&args);
 }
-tt_tensor *tt_t(tt_tensor *x)
-{
+tt_tensor *tt_t(tt_tensor *x) {
     if (tu_self()->pending == TUTTI_OK && x != NULL && x->magic == TU_MAGIC_ALIVE && x->ndim != 2) {
         tu_fail(TUTTI_ERROR_ARGUMENT, "t: %s is no matrix", tu_describe(x));
         return NULL;
@@ -238,30 +266,40 @@ tt_tensor *tt_t(tt_tensor *x)
 
 /* ---- expand ---- */
 
-static tutti_status expand_shape(tu_args *args)
-{
+static tutti_status expand_shape(tu_args *args) {
     const tt_tensor *x = args->inputs[0];
     tu_shape *result = same(args);
     const tt_dims *shape = &args->params.dims[0];
     int pad = shape->count - x->ndim;
     if (pad < 0 || shape->count > TT_MAX_DIMS)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s cannot be expanded to %d dimensions", tu_describe(x), shape->count);
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s cannot be expanded to %d dimensions", tu_describe(x),
+                             shape->count);
     result->ndim = shape->count;
     for (int i = shape->count - 1; i >= 0; i--) {
         int64_t size = i < pad ? 1 : x->sizes[i - pad], wanted = shape->at[i] == -1 && i >= pad ? size : shape->at[i];
         if (wanted < 0 || (wanted != size && size != 1))
-            return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s cannot be expanded to %s", tu_describe(x), tu_dims_text(shape->count, shape->at));
+            return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s cannot be expanded to %s", tu_describe(x),
+                                 tu_dims_text(shape->count, shape->at));
         result->sizes[i] = wanted;
         result->strides[i] = i < pad || wanted != size ? 0 : x->strides[i - pad];
     }
     return TUTTI_OK;
 }
-static void expand_gradient(tu_gradient *g) { g->results[0] = tt_sum_to(g->grads[0], tu_input_dims(g, 0)); }
-static tt_tensor *expand_sample(tu_sampler *s) { return tt_expand(tu_normal(s, tt_shape(s->n, 1)), tt_shape(2, -1, 3)); }
-TU_OPERATOR(expand) = { .name = "expand", .schema = "expand(x, shape) -> view", .summary = "repeats dimensions of size 1 without copying",
-    .family = FAMILY, .flags = TU_VIEW, .shape = expand_shape, .gradient = expand_gradient, .sample = expand_sample };
-tt_tensor *tt_expand(tt_tensor *x, tt_dims shape)
-{
+static void expand_gradient(tu_gradient *g) {
+    g->results[0] = tt_sum_to(g->grads[0], tu_input_dims(g, 0));
+}
+static tt_tensor *expand_sample(tu_sampler *s) {
+    return tt_expand(tu_normal(s, tt_shape(s->n, 1)), tt_shape(2, -1, 3));
+}
+TU_OPERATOR(expand) = { .name = "expand",
+                        .schema = "expand(x, shape) -> view",
+                        .summary = "repeats dimensions of size 1 without copying",
+                        .family = FAMILY,
+                        .flags = TU_VIEW,
+                        .shape = expand_shape,
+                        .gradient = expand_gradient,
+                        .sample = expand_sample };
+tt_tensor *tt_expand(tt_tensor *x, tt_dims shape) {
     tu_args args = begin(&tu_op_expand, &x);
     args.params.dims[0] = shape;
     return tu_run(&args);
@@ -269,15 +307,13 @@ tt_tensor *tt_expand(tt_tensor *x, tt_dims shape)
 
 /* ---- squeeze, unsqueeze ---- */
 
-static void remove_dim(tu_shape *shape, int dim)
-{
+static void remove_dim(tu_shape *shape, int dim) {
     shape->ndim--;
     memmove(shape->sizes + dim, shape->sizes + dim + 1, (size_t)(shape->ndim - dim) * sizeof shape->sizes[0]);
     memmove(shape->strides + dim, shape->strides + dim + 1, (size_t)(shape->ndim - dim) * sizeof shape->strides[0]);
 }
 
-static tutti_status squeeze_shape(tu_args *args)
-{
+static tutti_status squeeze_shape(tu_args *args) {
     int dim;
     tu_shape *result = same(args);
     tutti_status status = dim_of(args, args->params.integer[0], &dim);
@@ -285,22 +321,29 @@ static tutti_status squeeze_shape(tu_args *args)
         remove_dim(result, dim);
     return status;
 }
-static tt_tensor *squeeze_sample(tu_sampler *s) { return tt_squeeze(tu_normal(s, tt_shape(s->n, 1, 3)), 1); }
-TU_OPERATOR(squeeze) = { .name = "squeeze", .schema = "squeeze(x, dim) -> view", .summary = "drops a dimension of size 1; else x as it is",
-    .family = FAMILY, .flags = TU_VIEW, .shape = squeeze_shape, .gradient = view_gradient, .sample = squeeze_sample };
-tt_tensor *tt_squeeze(tt_tensor *x, int dim)
-{
+static tt_tensor *squeeze_sample(tu_sampler *s) {
+    return tt_squeeze(tu_normal(s, tt_shape(s->n, 1, 3)), 1);
+}
+TU_OPERATOR(squeeze) = { .name = "squeeze",
+                         .schema = "squeeze(x, dim) -> view",
+                         .summary = "drops a dimension of size 1; else x as it is",
+                         .family = FAMILY,
+                         .flags = TU_VIEW,
+                         .shape = squeeze_shape,
+                         .gradient = view_gradient,
+                         .sample = squeeze_sample };
+tt_tensor *tt_squeeze(tt_tensor *x, int dim) {
     tu_args args = begin(&tu_op_squeeze, &x);
     args.params.integer[0] = dim;
     return tu_run(&args);
 }
 
-static tutti_status unsqueeze_shape(tu_args *args)
-{
+static tutti_status unsqueeze_shape(tu_args *args) {
     int dim;
     tu_shape *result = same(args);
     if (result->ndim == TT_MAX_DIMS)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s has no room for another dimension", tu_describe(args->inputs[0]));
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s has no room for another dimension",
+                             tu_describe(args->inputs[0]));
     tutti_status status = tu_wrap_dim(args->op->name, args->params.integer[0], result->ndim + 1, &dim);
     if (status != TUTTI_OK)
         return status;
@@ -311,11 +354,18 @@ static tutti_status unsqueeze_shape(tu_args *args)
     result->ndim++;
     return TUTTI_OK;
 }
-static tt_tensor *unsqueeze_sample(tu_sampler *s) { return tt_unsqueeze(tu_normal(s, tt_shape(s->n, 3)), 1); }
-TU_OPERATOR(unsqueeze) = { .name = "unsqueeze", .schema = "unsqueeze(x, dim) -> view", .summary = "a new dimension of size 1", .family = FAMILY,
-    .flags = TU_VIEW, .shape = unsqueeze_shape, .gradient = view_gradient, .sample = unsqueeze_sample };
-tt_tensor *tt_unsqueeze(tt_tensor *x, int dim)
-{
+static tt_tensor *unsqueeze_sample(tu_sampler *s) {
+    return tt_unsqueeze(tu_normal(s, tt_shape(s->n, 3)), 1);
+}
+TU_OPERATOR(unsqueeze) = { .name = "unsqueeze",
+                           .schema = "unsqueeze(x, dim) -> view",
+                           .summary = "a new dimension of size 1",
+                           .family = FAMILY,
+                           .flags = TU_VIEW,
+                           .shape = unsqueeze_shape,
+                           .gradient = view_gradient,
+                           .sample = unsqueeze_sample };
+tt_tensor *tt_unsqueeze(tt_tensor *x, int dim) {
     tu_args args = begin(&tu_op_unsqueeze, &x);
     args.params.integer[0] = dim;
     return tu_run(&args);
@@ -323,8 +373,7 @@ tt_tensor *tt_unsqueeze(tt_tensor *x, int dim)
 
 /* ---- narrow, slice, select ---- */
 
-static tutti_status slice_shape(tu_args *args)
-{
+static tutti_status slice_shape(tu_args *args) {
     const int64_t *p = args->params.integer; /* dim, start, end, step */
     int dim;
     tu_shape *result = same(args);
@@ -343,8 +392,7 @@ static tutti_status slice_shape(tu_args *args)
     result->strides[dim] *= p[3];
     return TUTTI_OK;
 }
-static tutti_status narrow_shape(tu_args *args)
-{
+static tutti_status narrow_shape(tu_args *args) {
     const int64_t *p = args->params.integer; /* dim, start, length */
     int dim;
     tu_shape *result = same(args);
@@ -355,14 +403,13 @@ static tutti_status narrow_shape(tu_args *args)
         return tu_args_error(args, TUTTI_ERROR_RANGE, "a 0-dim tensor cannot be narrowed");
     int64_t size = result->sizes[dim], start = p[1] < 0 ? p[1] + size : p[1];
     if (start < 0 || p[2] < 0 || start > size || p[2] > size - start)
-        return tu_args_error(args, TUTTI_ERROR_RANGE, "start %lld and length %lld exceed dimension %d of %s", (long long)p[1], (long long)p[2],
-                             dim, tu_describe(args->inputs[0]));
+        return tu_args_error(args, TUTTI_ERROR_RANGE, "start %lld and length %lld exceed dimension %d of %s",
+                             (long long)p[1], (long long)p[2], dim, tu_describe(args->inputs[0]));
     result->offset += start * result->strides[dim];
     result->sizes[dim] = p[2];
     return TUTTI_OK;
 }
-static tutti_status select_shape(tu_args *args)
-{
+static tutti_status select_shape(tu_args *args) {
     const int64_t *p = args->params.integer; /* dim, index */
     int dim;
     tu_shape *result = same(args);
@@ -373,16 +420,16 @@ static tutti_status select_shape(tu_args *args)
         return tu_args_error(args, TUTTI_ERROR_RANGE, "a 0-dim tensor has nothing to select");
     int64_t size = result->sizes[dim], index = p[1] < 0 ? p[1] + size : p[1];
     if (index < 0 || index >= size)
-        return tu_args_error(args, TUTTI_ERROR_RANGE, "index %lld is out of range for dimension %d of %s", (long long)p[1], dim,
-                             tu_describe(args->inputs[0]));
+        return tu_args_error(args, TUTTI_ERROR_RANGE, "index %lld is out of range for dimension %d of %s",
+                             (long long)p[1], dim, tu_describe(args->inputs[0]));
     result->offset += index * result->strides[dim];
     remove_dim(result, dim);
     return TUTTI_OK;
 }
 
-/* zeros of the input's shape, with g in the part that the view showed: one operator, so that it can be differentiated again */
-static tt_tensor *put_back(const tu_gradient *g, tt_tensor *(*part)(tt_tensor *, const int64_t *))
-{
+/* zeros of the input's shape, with g in the part that the view showed: one operator, so that it can be differentiated
+ * again */
+static tt_tensor *put_back(const tu_gradient *g, tt_tensor *(*part)(tt_tensor *, const int64_t *)) {
     const tu_shape *shape = tu_input_shape(g, 0);
     tt_options options = TT_OPTIONS_INIT;
     options.device = shape->device;
@@ -390,15 +437,26 @@ static tt_tensor *put_back(const tu_gradient *g, tt_tensor *(*part)(tt_tensor *,
     tt_copy_(part(whole, g->params->integer), g->grads[0]);
     return whole;
 }
-static tt_tensor *slice_part(tt_tensor *x, const int64_t *p) { return tt_slice(x, (int)p[0], p[1], p[2], p[3]); }
-static tt_tensor *narrow_part(tt_tensor *x, const int64_t *p) { return tt_narrow(x, (int)p[0], p[1], p[2]); }
-static tt_tensor *select_part(tt_tensor *x, const int64_t *p) { return tt_select(x, (int)p[0], p[1]); }
-static void slice_gradient(tu_gradient *g) { g->results[0] = put_back(g, slice_part); }
-static void narrow_gradient(tu_gradient *g) { g->results[0] = put_back(g, narrow_part); }
-static void select_gradient(tu_gradient *g) { g->results[0] = put_back(g, select_part); }
+static tt_tensor *slice_part(tt_tensor *x, const int64_t *p) {
+    return tt_slice(x, (int)p[0], p[1], p[2], p[3]);
+}
+static tt_tensor *narrow_part(tt_tensor *x, const int64_t *p) {
+    return tt_narrow(x, (int)p[0], p[1], p[2]);
+}
+static tt_tensor *select_part(tt_tensor *x, const int64_t *p) {
+    return tt_select(x, (int)p[0], p[1]);
+}
+static void slice_gradient(tu_gradient *g) {
+    g->results[0] = put_back(g, slice_part);
+}
+static void narrow_gradient(tu_gradient *g) {
+    g->results[0] = put_back(g, narrow_part);
+}
+static void select_gradient(tu_gradient *g) {
+    g->results[0] = put_back(g, select_part);
+}
 
-static tt_tensor *with_integers(const tu_op *op, tt_tensor *x, int64_t a, int64_t b, int64_t c, int64_t d)
-{
+static tt_tensor *with_integers(const tu_op *op, tt_tensor *x, int64_t a, int64_t b, int64_t c, int64_t d) {
     tu_args args = begin(op, &x);
     args.params.integer[0] = a;
     args.params.integer[1] = b;
@@ -406,33 +464,53 @@ static tt_tensor *with_integers(const tu_op *op, tt_tensor *x, int64_t a, int64_
     args.params.integer[3] = d;
     return tu_run(&args);
 }
-static tt_tensor *slice_sample(tu_sampler *s) { return tt_slice(tu_normal(s, tt_shape(s->n, 7)), -1, 1, -1, 2); }
-static tt_tensor *narrow_sample(tu_sampler *s) { return tt_narrow(tu_normal(s, tt_shape(s->n, 5)), 1, 1, 3); }
-static tt_tensor *select_sample(tu_sampler *s) { return tt_select(tu_normal(s, tt_shape(s->n, 5)), 1, -2); }
-TU_OPERATOR(slice) = { .name = "slice", .schema = "slice(x, dim, start, end, step) -> view", .summary = "every step-th of start to end, cut to what is there",
-    .family = FAMILY, .flags = TU_VIEW, .shape = slice_shape, .gradient = slice_gradient, .sample = slice_sample };
-TU_OPERATOR(narrow) = { .name = "narrow", .schema = "narrow(x, dim, start, length) -> view", .summary = "a part of one dimension",
-    .family = FAMILY, .flags = TU_VIEW, .shape = narrow_shape, .gradient = narrow_gradient, .sample = narrow_sample };
-TU_OPERATOR(select) = { .name = "select", .schema = "select(x, dim, index) -> view", .summary = "one entry of a dimension, which goes",
-    .family = FAMILY, .flags = TU_VIEW, .shape = select_shape, .gradient = select_gradient, .sample = select_sample };
-tt_tensor *tt_slice(tt_tensor *x, int dim, int64_t start, int64_t end, int64_t step)
-{
+static tt_tensor *slice_sample(tu_sampler *s) {
+    return tt_slice(tu_normal(s, tt_shape(s->n, 7)), -1, 1, -1, 2);
+}
+static tt_tensor *narrow_sample(tu_sampler *s) {
+    return tt_narrow(tu_normal(s, tt_shape(s->n, 5)), 1, 1, 3);
+}
+static tt_tensor *select_sample(tu_sampler *s) {
+    return tt_select(tu_normal(s, tt_shape(s->n, 5)), 1, -2);
+}
+TU_OPERATOR(slice) = { .name = "slice",
+                       .schema = "slice(x, dim, start, end, step) -> view",
+                       .summary = "every step-th of start to end, cut to what is there",
+                       .family = FAMILY,
+                       .flags = TU_VIEW,
+                       .shape = slice_shape,
+                       .gradient = slice_gradient,
+                       .sample = slice_sample };
+TU_OPERATOR(narrow) = { .name = "narrow",
+                        .schema = "narrow(x, dim, start, length) -> view",
+                        .summary = "a part of one dimension",
+                        .family = FAMILY,
+                        .flags = TU_VIEW,
+                        .shape = narrow_shape,
+                        .gradient = narrow_gradient,
+                        .sample = narrow_sample };
+TU_OPERATOR(select) = { .name = "select",
+                        .schema = "select(x, dim, index) -> view",
+                        .summary = "one entry of a dimension, which goes",
+                        .family = FAMILY,
+                        .flags = TU_VIEW,
+                        .shape = select_shape,
+                        .gradient = select_gradient,
+                        .sample = select_sample };
+tt_tensor *tt_slice(tt_tensor *x, int dim, int64_t start, int64_t end, int64_t step) {
     return with_integers(&tu_op_slice, x, dim, start, end, step);
 }
-tt_tensor *tt_narrow(tt_tensor *x, int dim, int64_t start, int64_t length)
-{
+tt_tensor *tt_narrow(tt_tensor *x, int dim, int64_t start, int64_t length) {
     return with_integers(&tu_op_narrow, x, dim, start, length, 0);
 }
-tt_tensor *tt_select(tt_tensor *x, int dim, int64_t index)
-{
+tt_tensor *tt_select(tt_tensor *x, int dim, int64_t index) {
     return with_integers(&tu_op_select, x, dim, index, 0, 0);
 }
 
 /* ---- as_strided ---- */
 
 /* Checked against the extent of x itself, not against the bytes there are now. */
-static tutti_status as_strided_shape(tu_args *args)
-{
+static tutti_status as_strided_shape(tu_args *args) {
     const tt_tensor *x = args->inputs[0];
     const tt_dims *sizes = &args->params.dims[0], *strides = &args->params.dims[1];
     tu_shape *result = same(args);
@@ -449,7 +527,8 @@ static tutti_status as_strided_shape(tu_args *args)
     }
     size_t extent = tu_tensor_need(x) > x->storage->bytes ? tu_tensor_need(x) : x->storage->bytes;
     if (args->params.integer[0] < 0 || (!empty && (size_t)(last + 1) * tu_dtype_bytes[x->dtype] > extent))
-        return tu_args_error(args, TUTTI_ERROR_RANGE, "sizes %s, strides %s and offset %lld reach beyond the storage of %s",
+        return tu_args_error(args, TUTTI_ERROR_RANGE,
+                             "sizes %s, strides %s and offset %lld reach beyond the storage of %s",
                              tu_dims_text(sizes->count, sizes->at), tu_dims_text(strides->count, strides->at),
                              (long long)args->params.integer[0], tu_describe(x));
     result->ndim = sizes->count;
@@ -458,16 +537,16 @@ static tutti_status as_strided_shape(tu_args *args)
     result->offset = args->params.integer[0];
     return TUTTI_OK;
 }
-/* Positions in the input's own row-major order; several elements of the view may share one. Only for contiguous inputs, where position
- * and memory agree. */
-static void as_strided_gradient(tu_gradient *g)
-{
+/* Positions in the input's own row-major order; several elements of the view may share one. Only for contiguous inputs,
+ * where position and memory agree. */
+static void as_strided_gradient(tu_gradient *g) {
     const tu_shape *shape = tu_input_shape(g, 0);
     const tt_dims *sizes = &g->params->dims[0], *strides = &g->params->dims[1];
     int64_t numel = tu_shape_numel(shape), dense = 1;
     for (int i = shape->ndim - 1; i >= 0; dense *= shape->sizes[i--])
         if (shape->strides[i] != dense && shape->sizes[i] > 1) {
-            tu_fail(TUTTI_ERROR_UNSUPPORTED, "as_strided: its gradient is defined for contiguous inputs only, not for strides %s",
+            tu_fail(TUTTI_ERROR_UNSUPPORTED,
+                    "as_strided: its gradient is defined for contiguous inputs only, not for strides %s",
                     tu_dims_text(shape->ndim, shape->strides));
             return;
         }
@@ -479,15 +558,18 @@ static void as_strided_gradient(tu_gradient *g)
     flat = tt_index_add(flat, 0, tt_reshape(index, tt_shape(-1)), tt_reshape(g->grads[0], tt_shape(-1)));
     g->results[0] = tt_view(flat, tt_dims_of(shape->ndim, shape->sizes));
 }
-static tt_tensor *as_strided_sample(tu_sampler *s)
-{
+static tt_tensor *as_strided_sample(tu_sampler *s) {
     return tt_as_strided(tt_contiguous(tu_normal(s, tt_shape(4, 3))), tt_shape(s->n, 2), tt_shape(2, 1), 3);
 }
-TU_OPERATOR(as_strided) = { .name = "as_strided", .schema = "as_strided(x, shape, strides, offset) -> view",
-    .summary = "any sizes and strides over x's storage; differentiable where x is contiguous", .family = FAMILY, .flags = TU_VIEW,
-    .shape = as_strided_shape, .gradient = as_strided_gradient, .sample = as_strided_sample };
-tt_tensor *tt_as_strided(tt_tensor *x, tt_dims shape, tt_dims strides, int64_t offset)
-{
+TU_OPERATOR(as_strided) = { .name = "as_strided",
+                            .schema = "as_strided(x, shape, strides, offset) -> view",
+                            .summary = "any sizes and strides over x's storage; differentiable where x is contiguous",
+                            .family = FAMILY,
+                            .flags = TU_VIEW,
+                            .shape = as_strided_shape,
+                            .gradient = as_strided_gradient,
+                            .sample = as_strided_sample };
+tt_tensor *tt_as_strided(tt_tensor *x, tt_dims shape, tt_dims strides, int64_t offset) {
     tu_args args = begin(&tu_op_as_strided, &x);
     args.params.dims[0] = shape;
     args.params.dims[1] = strides;
@@ -497,12 +579,12 @@ tt_tensor *tt_as_strided(tt_tensor *x, tt_dims shape, tt_dims strides, int64_t o
 
 /* ---- complex and real ---- */
 
-static tutti_status view_as_real_shape(tu_args *args)
-{
+static tutti_status view_as_real_shape(tu_args *args) {
     const tt_tensor *x = args->inputs[0];
     tu_shape *result = same(args);
     if (!tu_is_complex(x->dtype) || x->ndim == TT_MAX_DIMS)
-        return tu_args_error(args, TUTTI_ERROR_TYPE, "%s is not complex, or has no room for another dimension", tu_describe(x));
+        return tu_args_error(args, TUTTI_ERROR_TYPE, "%s is not complex, or has no room for another dimension",
+                             tu_describe(x));
     result->dtype = x->dtype == TUTTI_C64 ? TUTTI_F32 : TUTTI_F64;
     for (int i = 0; i < x->ndim; i++)
         result->strides[i] *= 2;
@@ -511,13 +593,13 @@ static tutti_status view_as_real_shape(tu_args *args)
     result->strides[result->ndim++] = 1;
     return TUTTI_OK;
 }
-static tutti_status view_as_complex_shape(tu_args *args)
-{
+static tutti_status view_as_complex_shape(tu_args *args) {
     const tt_tensor *x = args->inputs[0];
     tu_shape *result = same(args);
-    if ((x->dtype != TUTTI_F32 && x->dtype != TUTTI_F64) || x->ndim == 0 || x->sizes[x->ndim - 1] != 2 || x->strides[x->ndim - 1] != 1 ||
-        x->offset % 2 != 0)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s is not f32 or f64 with a dense last dimension of 2", tu_describe(x));
+    if ((x->dtype != TUTTI_F32 && x->dtype != TUTTI_F64) || x->ndim == 0 || x->sizes[x->ndim - 1] != 2 ||
+        x->strides[x->ndim - 1] != 1 || x->offset % 2 != 0)
+        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s is not f32 or f64 with a dense last dimension of 2",
+                             tu_describe(x));
     result->dtype = x->dtype == TUTTI_F32 ? TUTTI_C64 : TUTTI_C128;
     result->ndim--;
     result->offset /= 2;
@@ -528,50 +610,72 @@ static tutti_status view_as_complex_shape(tu_args *args)
     }
     return TUTTI_OK;
 }
-static void view_as_real_gradient(tu_gradient *g) { g->results[0] = tt_view_as_complex(tt_contiguous(g->grads[0])); }
-static void view_as_complex_gradient(tu_gradient *g) { g->results[0] = tt_view_as_real(g->grads[0]); }
-static tt_tensor *view_as_real_sample(tu_sampler *s) { return tt_view_as_real(tt_to(tu_normal(s, tt_shape(s->n, 3)), TUTTI_C128)); }
-static tt_tensor *view_as_complex_sample(tu_sampler *s)
-{
+static void view_as_real_gradient(tu_gradient *g) {
+    g->results[0] = tt_view_as_complex(tt_contiguous(g->grads[0]));
+}
+static void view_as_complex_gradient(tu_gradient *g) {
+    g->results[0] = tt_view_as_real(g->grads[0]);
+}
+static tt_tensor *view_as_real_sample(tu_sampler *s) {
+    return tt_view_as_real(tt_to(tu_normal(s, tt_shape(s->n, 3)), TUTTI_C128));
+}
+static tt_tensor *view_as_complex_sample(tu_sampler *s) {
     return tt_view_as_complex(tt_contiguous(tt_to(tu_normal(s, tt_shape(s->n, 2)), TUTTI_F64)));
 }
-TU_OPERATOR(view_as_real) = { .name = "view_as_real", .schema = "view_as_real(x) -> view", .summary = "real and imaginary part as a last dimension",
-    .family = FAMILY, .flags = TU_VIEW, .shape = view_as_real_shape, .gradient = view_as_real_gradient, .sample = view_as_real_sample };
-TU_OPERATOR(view_as_complex) = { .name = "view_as_complex", .schema = "view_as_complex(x) -> view", .summary = "a last dimension of 2 as complex numbers",
-    .family = FAMILY, .flags = TU_VIEW, .shape = view_as_complex_shape, .gradient = view_as_complex_gradient,
-    .sample = view_as_complex_sample };
-tt_tensor *tt_view_as_real(tt_tensor *x)
-{
+TU_OPERATOR(view_as_real) = { .name = "view_as_real",
+                              .schema = "view_as_real(x) -> view",
+                              .summary = "real and imaginary part as a last dimension",
+                              .family = FAMILY,
+                              .flags = TU_VIEW,
+                              .shape = view_as_real_shape,
+                              .gradient = view_as_real_gradient,
+                              .sample = view_as_real_sample };
+TU_OPERATOR(view_as_complex) = { .name = "view_as_complex",
+                                 .schema = "view_as_complex(x) -> view",
+                                 .summary = "a last dimension of 2 as complex numbers",
+                                 .family = FAMILY,
+                                 .flags = TU_VIEW,
+                                 .shape = view_as_complex_shape,
+                                 .gradient = view_as_complex_gradient,
+                                 .sample = view_as_complex_sample };
+tt_tensor *tt_view_as_real(tt_tensor *x) {
     tu_args args = begin(&tu_op_view_as_real, &x);
     return tu_run(&args);
 }
-tt_tensor *tt_view_as_complex(tt_tensor *x)
-{
+tt_tensor *tt_view_as_complex(tt_tensor *x) {
     tu_args args = begin(&tu_op_view_as_complex, &x);
     return tu_run(&args);
 }
 
 /* ---- alias ---- */
 
-static tutti_status alias_shape(tu_args *args)
-{
+static tutti_status alias_shape(tu_args *args) {
     same(args);
     return TUTTI_OK;
 }
-static void alias_gradient(tu_gradient *g) { g->results[0] = g->grads[0]; }
-static tt_tensor *alias_sample(tu_sampler *s) { return tt_alias(tu_normal(s, tt_shape(s->n, 3))); }
-TU_OPERATOR(alias) = { .name = "alias", .schema = "alias(x) -> view", .summary = "x under another handle", .family = FAMILY, .flags = TU_VIEW,
-    .shape = alias_shape, .gradient = alias_gradient, .sample = alias_sample };
-tt_tensor *tt_alias(tt_tensor *x)
-{
+static void alias_gradient(tu_gradient *g) {
+    g->results[0] = g->grads[0];
+}
+static tt_tensor *alias_sample(tu_sampler *s) {
+    return tt_alias(tu_normal(s, tt_shape(s->n, 3)));
+}
+TU_OPERATOR(alias) = { .name = "alias",
+                       .schema = "alias(x) -> view",
+                       .summary = "x under another handle",
+                       .family = FAMILY,
+                       .flags = TU_VIEW,
+                       .shape = alias_shape,
+                       .gradient = alias_gradient,
+                       .sample = alias_sample };
+tt_tensor *tt_alias(tt_tensor *x) {
     tu_args args = begin(&tu_op_alias, &x);
     return tu_run(&args);
 }
 
 /* Without history, and unknown to it: not recorded as a view either. */
-tt_tensor *tt_detach(tt_tensor *x)
-{
-    if (tu_self()->pending != TUTTI_OK || !tu_scope_check() || tu_pending_take(tu_tensor_check("detach", "x", x)) != TUTTI_OK)
+tt_tensor *tt_detach(tt_tensor *x) {
+    if (tu_self()->pending != TUTTI_OK || !tu_scope_check() ||
+        tu_pending_take(tu_tensor_check("detach", "x", x)) != TUTTI_OK)
         return NULL;
     tu_shape shape = tu_shape_of(x);
     tt_tensor *alias = tu_tensor_alias(x, &shape);
@@ -584,16 +688,18 @@ tt_tensor *tt_detach(tt_tensor *x)
 
 /* ---- several at once ---- */
 
-static tt_tensor *split_sample(tu_sampler *s)
-{
+static tt_tensor *split_sample(tu_sampler *s) {
     tt_tensor_list parts = tt_split(tu_normal(s, tt_shape(s->n, 5)), tt_shape(2, 3), 1);
     return parts.count == 2 ? tt_add(tt_sum_dims(parts.at[0], tt_shape(1), true), parts.at[1]) : NULL;
 }
-TU_OPERATOR(split) = { .name = "split", .schema = "split(x, sizes, dim) -> list of views", .summary = "parts of the given sizes", .family = FAMILY,
-    .flags = TU_COMPOSITE, .sample = split_sample };
+TU_OPERATOR(split) = { .name = "split",
+                       .schema = "split(x, sizes, dim) -> list of views",
+                       .summary = "parts of the given sizes",
+                       .family = FAMILY,
+                       .flags = TU_COMPOSITE,
+                       .sample = split_sample };
 
-static tt_tensor_list parts_of(tt_tensor *x, size_t count, const int64_t *sizes, int dim)
-{
+static tt_tensor_list parts_of(tt_tensor *x, size_t count, const int64_t *sizes, int dim) {
     tt_tensor **parts = tu_scope_memory(count * sizeof *parts);
     int64_t start = 0;
     for (size_t i = 0; parts != NULL && i < count; i++) {
@@ -603,8 +709,7 @@ static tt_tensor_list parts_of(tt_tensor *x, size_t count, const int64_t *sizes,
     return tu_self()->pending == TUTTI_OK ? tt_tensors_of(count, parts) : (tt_tensor_list){ 0, NULL };
 }
 
-tt_tensor_list tt_split(tt_tensor *x, tt_dims sizes, int dim)
-{
+tt_tensor_list tt_split(tt_tensor *x, tt_dims sizes, int dim) {
     int at;
     int64_t sum = 0;
     tt_tensor_list none = { 0, NULL };
@@ -614,21 +719,24 @@ tt_tensor_list tt_split(tt_tensor *x, tt_dims sizes, int dim)
     for (int i = 0; i < sizes.count && i < TT_MAX_DIMS; i++)
         sum += sizes.at[i];
     if (sizes.count < 1 || sizes.count > TT_MAX_DIMS || x->ndim == 0 || sum != x->sizes[at]) {
-        tu_fail(TUTTI_ERROR_ARGUMENT, "split: sizes %s do not add up to dimension %d of %s", tu_dims_text(sizes.count, sizes.at), at, tu_describe(x));
+        tu_fail(TUTTI_ERROR_ARGUMENT, "split: sizes %s do not add up to dimension %d of %s",
+                tu_dims_text(sizes.count, sizes.at), at, tu_describe(x));
         return none;
     }
     return parts_of(x, (size_t)sizes.count, sizes.at, at);
 }
 
-static tt_tensor *chunk_sample(tu_sampler *s)
-{
+static tt_tensor *chunk_sample(tu_sampler *s) {
     tt_tensor_list parts = tt_chunk(tu_normal(s, tt_shape(s->n, 4)), 2, 1);
     return parts.count == 2 ? tt_mul(parts.at[0], parts.at[1]) : NULL;
 }
-TU_OPERATOR(chunk) = { .name = "chunk", .schema = "chunk(x, parts, dim) -> list of views", .summary = "equal parts; the last may be smaller",
-    .family = FAMILY, .flags = TU_COMPOSITE, .sample = chunk_sample };
-tt_tensor_list tt_chunk(tt_tensor *x, int64_t parts, int dim)
-{
+TU_OPERATOR(chunk) = { .name = "chunk",
+                       .schema = "chunk(x, parts, dim) -> list of views",
+                       .summary = "equal parts; the last may be smaller",
+                       .family = FAMILY,
+                       .flags = TU_COMPOSITE,
+                       .sample = chunk_sample };
+tt_tensor_list tt_chunk(tt_tensor *x, int64_t parts, int dim) {
     int at;
     tt_tensor_list none = { 0, NULL };
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("chunk", "x", x)) != TUTTI_OK ||

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Which of this host's addresses others should use. By default the one on the route to the meeting place: the kernel is asked, by connecting
- * a datagram socket, which sends nothing. Resolving one's own host name instead gives 127.0.x.x in many containers.
+ * Which of this host's addresses others should use. By default the one on the route to the meeting place: the kernel is
+ * asked, by connecting a datagram socket, which sends nothing. Resolving one's own host name instead gives 127.0.x.x in
+ * many containers.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -35,7 +36,8 @@ static tutti_status by_route(const char *host, char *text, size_t bytes) {
         struct sockaddr_storage own;
         socklen_t size = sizeof own;
         int fd = socket(at->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-        if (fd < 0 || connect(fd, at->ai_addr, at->ai_addrlen) != 0 || getsockname(fd, (struct sockaddr *)&own, &size) != 0) {
+        if (fd < 0 || connect(fd, at->ai_addr, at->ai_addrlen) != 0 ||
+            getsockname(fd, (struct sockaddr *)&own, &size) != 0) {
             error = errno;
         } else {
             address_text((struct sockaddr *)&own, text, bytes);
@@ -62,7 +64,8 @@ static bool in_network(const struct sockaddr *address, const char *network) {
     return (own & mask) == (ntohl(base.s_addr) & mask);
 }
 
-/* Whether one interface fits the setting: a comma list of names, prefixes and networks; with ^ in front, whether it fits none. */
+/* Whether one interface fits the setting: a comma list of names, prefixes and networks; with ^ in front, whether it
+ * fits none. */
 static bool fits(const struct ifaddrs *interface, const char *setting) {
     bool exclude = setting[0] == '^';
     char list[256];
@@ -97,7 +100,8 @@ static tutti_status by_interface(const char *setting, char *text, size_t bytes) 
     freeifaddrs(all);
     if (done)
         return TUTTI_OK;
-    return tu_error(TUTTI_ERROR_ARGUMENT, "TUTTI_INTERFACE is \"%s\", which fits no interface that is up; there are: %s", setting, names);
+    return tu_error(TUTTI_ERROR_ARGUMENT,
+                    "TUTTI_INTERFACE is \"%s\", which fits no interface that is up; there are: %s", setting, names);
 }
 
 tutti_status tu_address_choose(const char *host, const char *interface, char *address, size_t bytes) {

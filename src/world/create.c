@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How groups come about: always by an agreement. Those who take part compare what they are about to make, and fail alike when they
- * differ or when one of them cannot; whatever a rank needs for the group it has before it agrees.
+ * How groups come about: always by an agreement. Those who take part compare what they are about to make, and fail
+ * alike when they differ or when one of them cannot; whatever a rank needs for the group it has before it agrees.
  *
- * Who takes part: the whole world (tutti_group_new), the parent (tutti_group_split), or the members alone (local synchronisation).
+ * Who takes part: the whole world (tutti_group_new), the parent (tutti_group_split), or the members alone (local
+ * synchronisation).
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,8 +21,8 @@ typedef struct agreement {
     uint8_t digest[20]; /* of everything that must be equal */
     uint8_t exists;     /* this rank has a group of that tag and those ranks already */
     uint8_t member;
-    int32_t status;     /* not TUTTI_OK: this rank cannot, and `text` says why */
-    char text[228];     /* what it is about to make, for the message */
+    int32_t status; /* not TUTTI_OK: this rank cannot, and `text` says why */
+    char text[228]; /* what it is about to make, for the message */
 } agreement;
 
 /* "0, 1, 2, …": as much of the list as fits. */
@@ -37,7 +38,8 @@ static void list_text(const int *ranks, int count, char *text, size_t bytes) {
     }
 }
 
-static void describe(agreement *mine, const char *name, const char *tag, const int *ranks, int count, int64_t timeout_ns) {
+static void describe(agreement *mine, const char *name, const char *tag, const int *ranks, int count,
+                     int64_t timeout_ns) {
     char list[128];
     list_text(ranks, count, list, sizeof list);
     int used = snprintf(mine->text, sizeof mine->text, "group %s of ranks [%s]", name, list);
@@ -72,9 +74,10 @@ static tutti_status compare(const agreement *all, const int *ranks, int count, i
     int with = -1, without = -1;
     for (int i = 0; i < count; i++) {
         if (memcmp(all[i].digest, all[me].digest, sizeof all[i].digest) != 0) {
-            tu_error(TUTTI_ERROR_MISMATCH, "the ranks disagree on the group to make: rank %d makes %.*s, rank %d makes %.*s. All must pass "
-                     "the same ranks, name, tag and timeout, in the same order of calls", ranks[me], (int)sizeof all[me].text, all[me].text,
-                     ranks[i], (int)sizeof all[i].text, all[i].text);
+            tu_error(TUTTI_ERROR_MISMATCH,
+                     "the ranks disagree on the group to make: rank %d makes %.*s, rank %d makes %.*s. All must pass "
+                     "the same ranks, name, tag and timeout, in the same order of calls",
+                     ranks[me], (int)sizeof all[me].text, all[me].text, ranks[i], (int)sizeof all[i].text, all[i].text);
             tu_error_at_fault(i);
             return TUTTI_ERROR_MISMATCH;
         }
@@ -82,8 +85,10 @@ static tutti_status compare(const agreement *all, const int *ranks, int count, i
             *(all[i].exists ? &with : &without) = i;
     }
     if (with >= 0 && without >= 0) {
-        tu_error(TUTTI_ERROR_MISMATCH, "the ranks disagree: rank %d has %.*s already, rank %d has not; make and destroy "
-                 "groups with tags alike on all ranks", ranks[with], (int)sizeof all[with].text, all[with].text, ranks[without]);
+        tu_error(TUTTI_ERROR_MISMATCH,
+                 "the ranks disagree: rank %d has %.*s already, rank %d has not; make and destroy "
+                 "groups with tags alike on all ranks",
+                 ranks[with], (int)sizeof all[with].text, all[with].text, ranks[without]);
         tu_error_at_fault(without);
         return TUTTI_ERROR_MISMATCH;
     }
@@ -141,13 +146,17 @@ static tutti_status take_options(const tutti_group_options *given, tutti_group_o
     if (options->description == NULL)
         options->description = "undefined";
     if (options->timeout_ns < 0)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "timeout_ns is %lld; it must be 0 (the world's) or more", (long long)options->timeout_ns);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "timeout_ns is %lld; it must be 0 (the world's) or more",
+                        (long long)options->timeout_ns);
     if (strlen(options->tag) > 80)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "a tag has at most 80 characters; this one has %zu", strlen(options->tag));
+        return tu_error(TUTTI_ERROR_ARGUMENT, "a tag has at most 80 characters; this one has %zu",
+                        strlen(options->tag));
     if (strncmp(options->tag, "ptd:", 4) == 0)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "the tag \"%s\" is reserved: \"ptd:\" marks groups without a tag", options->tag);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "the tag \"%s\" is reserved: \"ptd:\" marks groups without a tag",
+                        options->tag);
     if (options->name != NULL && (options->name[0] == 0 || strlen(options->name) > 63))
-        return tu_error(TUTTI_ERROR_ARGUMENT, "a group's name has 1 to 63 characters; \"%s\" has %zu", options->name, strlen(options->name));
+        return tu_error(TUTTI_ERROR_ARGUMENT, "a group's name has 1 to 63 characters; \"%s\" has %zu", options->name,
+                        strlen(options->name));
     return TUTTI_OK;
 }
 
@@ -160,8 +169,8 @@ static int index_of(const int *ranks, int count, int rank) {
 
 /* ---- names of groups that only their members make ---- */
 
-/* SHA-1 of "r0_r1_…_C", where C counts the living groups of just these ranks, or the next number whose name is free: members know
- * the same groups of these ranks, whatever else each has done. Under world->lock. */
+/* SHA-1 of "r0_r1_…_C", where C counts the living groups of just these ranks, or the next number whose name is free:
+ * members know the same groups of these ranks, whatever else each has done. Under world->lock. */
 static tutti_status hashed_name(tutti_world *world, const int *ranks, int count, char name[64], uint64_t *key) {
     tu_rank_list *list = tu_registry_ranks(world->registry, ranks, count);
     char *text = malloc(12 * (size_t)count + 24);
@@ -189,7 +198,8 @@ static tutti_status hashed_name(tutti_world *world, const int *ranks, int count,
 /* ---- the steps that all ways share ---- */
 
 /* Everything a member needs before it agrees: the object, memory for its page, a place in the registry's memory. */
-static tutti_status prepare(tutti_world *world, const tu_group_plan *plan, tutti_group **group, const tu_piece **piece) {
+static tutti_status prepare(tutti_world *world, const tu_group_plan *plan, tutti_group **group,
+                            const tu_piece **piece) {
     tutti_status status = tu_group_make(world, plan, group);
     if (status != TUTTI_OK)
         return status;
@@ -214,7 +224,11 @@ static tutti_status share_page(tutti_group *group, const tu_piece *piece, int64_
         return tu_error_memory("an exchange", (size_t)group->size * sizeof *mappings);
     char what[96];
     snprintf(what, sizeof what, "making group %s", group->name);
-    tu_meeting meeting = { .ranks = group->ranks, .count = group->size, .me = group->rank, .key = group->key, .purpose = "group_page",
+    tu_meeting meeting = { .ranks = group->ranks,
+                           .count = group->size,
+                           .me = group->rank,
+                           .key = group->key,
+                           .purpose = "group_page",
                            .what = what };
     uint8_t nothing = 0;
     uint8_t *nothings = malloc((size_t)group->size);
@@ -241,7 +255,9 @@ tutti_status tu_group_make_default(tutti_world *world, int64_t deadline) {
         ranks[i] = i;
     char name[24];
     snprintf(name, sizeof name, "%llu", (unsigned long long)tu_registry_number(world->registry));
-    tu_group_plan plan = { .name = name, .description = "default_pg", .key = tu_group_key("default"), .ranks = ranks, .count = world->size };
+    tu_group_plan plan = {
+        .name = name, .description = "default_pg", .key = tu_group_key("default"), .ranks = ranks, .count = world->size
+    };
     tutti_group *group = NULL;
     const tu_piece *piece = NULL;
     tutti_status status = prepare(world, &plan, &group, &piece);
@@ -251,7 +267,8 @@ tutti_status tu_group_make_default(tutti_world *world, int64_t deadline) {
     if (group->page == NULL || world->local_size == world->size)
         status = world->size > 1 && !world->fake ? share_page(group, piece, deadline) : TUTTI_OK;
     else if (world->size > 1 && !world->fake) /* nobody leaves the store before all have found each other */
-        status = tutti_store_barrier(world->store, "opened", world->size, tu_deadline_left(deadline) > 0 ? tu_deadline_left(deadline) : 1);
+        status = tutti_store_barrier(world->store, "opened", world->size,
+                                     tu_deadline_left(deadline) > 0 ? tu_deadline_left(deadline) : 1);
     if (status == TUTTI_OK)
         status = tu_group_register(group, NULL);
     if (status == TUTTI_OK)
@@ -262,7 +279,8 @@ tutti_status tu_group_make_default(tutti_world *world, int64_t deadline) {
 
 /* ---- by agreement of the members alone ---- */
 
-static tutti_status new_local(tutti_world *world, const int *ranks, int count, const tutti_group_options *options, tutti_group **out) {
+static tutti_status new_local(tutti_world *world, const int *ranks, int count, const tutti_group_options *options,
+                              tutti_group **out) {
     char name[64];
     uint64_t key;
     pthread_mutex_lock(&world->lock);
@@ -280,7 +298,11 @@ static tutti_status new_local(tutti_world *world, const int *ranks, int count, c
     }
     if (options->name != NULL)
         snprintf(name, sizeof name, "%s", options->name);
-    tu_group_plan plan = { .name = name, .description = options->description, .key = key, .ranks = ranks, .count = count,
+    tu_group_plan plan = { .name = name,
+                           .description = options->description,
+                           .key = key,
+                           .ranks = ranks,
+                           .count = count,
                            .timeout_ns = options->timeout_ns };
     agreement mine = { .member = 1 };
     describe(&mine, name, options->tag, ranks, count, options->timeout_ns);
@@ -297,13 +319,18 @@ static tutti_status new_local(tutti_world *world, const int *ranks, int count, c
     tu_mapping **mappings = (tu_mapping **)(void *)(all + count);
     char what[96];
     snprintf(what, sizeof what, "making group %s", name);
-    tu_meeting meeting = { .ranks = ranks, .count = count, .me = index_of(ranks, count, world->rank), .key = key,
-                           .purpose = "group_new", .what = what };
+    tu_meeting meeting = { .ranks = ranks,
+                           .count = count,
+                           .me = index_of(ranks, count, world->rank),
+                           .key = key,
+                           .purpose = "group_new",
+                           .what = what };
     bool shared = !world->fake && count > 1;
     for (int i = 0; i < count && shared; i++)
         shared = world->job_rank_of[ranks[i]] >= 0;
-    status = tu_meet(world, &meeting, &mine, sizeof mine, piece, tu_deadline(options->timeout_ns != 0 ? options->timeout_ns : world->timeout_ns),
-                     all, shared ? mappings : NULL);
+    status = tu_meet(world, &meeting, &mine, sizeof mine, piece,
+                     tu_deadline(options->timeout_ns != 0 ? options->timeout_ns : world->timeout_ns), all,
+                     shared ? mappings : NULL);
     if (status == TUTTI_OK) {
         bool exists;
         status = compare(all, ranks, count, meeting.me, &exists);
@@ -327,8 +354,8 @@ static tutti_status new_local(tutti_world *world, const int *ranks, int count, c
 /* ---- by agreement of the world ---- */
 
 /* The exchange of tutti_group_new, over the default group. *exists: the members have it. Takes *group's page along. */
-static tutti_status agree_in_world(tutti_world *world, const agreement *mine, const int *ranks, int64_t timeout_ns, tutti_group *group,
-                                   const tu_piece *piece, bool *exists) {
+static tutti_status agree_in_world(tutti_world *world, const agreement *mine, const int *ranks, int64_t timeout_ns,
+                                   tutti_group *group, const tu_piece *piece, bool *exists) {
     tutti_group *all_ranks = world->group;
     tu_op_info info = { .operation = TU_OP_GROUP_NEW, .root = -1 };
     int64_t deadline;
@@ -338,11 +365,12 @@ static tutti_status agree_in_world(tutti_world *world, const agreement *mine, co
         return status;
     agreement *all = calloc((size_t)world->size, sizeof *all + sizeof(tu_mapping *));
     if (all == NULL)
-        return tu_group_leave(all_ranks, &info, ticket, tu_error_memory("an agreement", (size_t)world->size * sizeof *all));
+        return tu_group_leave(all_ranks, &info, ticket,
+                              tu_error_memory("an agreement", (size_t)world->size * sizeof *all));
     tu_mapping **mappings = (tu_mapping **)(void *)(all + world->size);
     bool one_host = world->local_size == world->size && !world->fake;
-    status = tu_group_exchange(all_ranks, &info, "group_new", mine, sizeof *mine, one_host ? piece : NULL, deadline, all,
-                               one_host ? mappings : NULL);
+    status = tu_group_exchange(all_ranks, &info, "group_new", mine, sizeof *mine, one_host ? piece : NULL, deadline,
+                               all, one_host ? mappings : NULL);
     if (status != TUTTI_OK) {
         free(all);
         return tu_group_leave(all_ranks, &info, ticket, status);
@@ -363,11 +391,13 @@ static tutti_status agree_in_world(tutti_world *world, const agreement *mine, co
     return tu_group_leave_agreement(all_ranks, ticket, status);
 }
 
-static tutti_status new_in_world(tutti_world *world, const int *ranks, int count, const tutti_group_options *options, tutti_group **out) {
+static tutti_status new_in_world(tutti_world *world, const int *ranks, int count, const tutti_group_options *options,
+                                 tutti_group **out) {
     bool member = index_of(ranks, count, world->rank) >= 0;
     pthread_mutex_lock(&world->lock);
     uint64_t number = tu_registry_number(world->registry);
-    tutti_group *existing = member && options->tag[0] != 0 ? tu_registry_find(world->registry, options->tag, ranks, count) : NULL;
+    tutti_group *existing =
+        member && options->tag[0] != 0 ? tu_registry_find(world->registry, options->tag, ranks, count) : NULL;
     tutti_group_keep(existing);
     char name[64];
     if (options->name != NULL)
@@ -379,8 +409,12 @@ static tutti_status new_in_world(tutti_world *world, const int *ranks, int count
 
     agreement mine = { .member = member, .exists = existing != NULL };
     describe(&mine, name, options->tag, ranks, count, options->timeout_ns);
-    tu_group_plan plan = { .name = name, .description = options->description, .key = tu_group_key("number %llu", (unsigned long long)number),
-                           .ranks = ranks, .count = count, .timeout_ns = options->timeout_ns };
+    tu_group_plan plan = { .name = name,
+                           .description = options->description,
+                           .key = tu_group_key("number %llu", (unsigned long long)number),
+                           .ranks = ranks,
+                           .count = count,
+                           .timeout_ns = options->timeout_ns };
     tutti_group *group = NULL;
     const tu_piece *piece = NULL;
     if (taken)
@@ -403,7 +437,8 @@ static tutti_status new_in_world(tutti_world *world, const int *ranks, int count
     return TUTTI_OK;
 }
 
-static tutti_status new_group(tutti_world *world, const int *ranks, int count, const tutti_group_options *options, tutti_group **group) {
+static tutti_status new_group(tutti_world *world, const int *ranks, int count, const tutti_group_options *options,
+                              tutti_group **group) {
     if (ranks == NULL)
         count = world->size;
     int *list;
@@ -420,7 +455,8 @@ static tutti_status new_group(tutti_world *world, const int *ranks, int count, c
     return status;
 }
 
-tutti_status tutti_group_new(tutti_world *world, const int *ranks, int count, const tutti_group_options *given, tutti_group **group) {
+tutti_status tutti_group_new(tutti_world *world, const int *ranks, int count, const tutti_group_options *given,
+                             tutti_group **group) {
     tutti_group_options options = TUTTI_GROUP_OPTIONS_INIT;
     tutti_status status = tu_world_check(world);
     if (status == TUTTI_OK)
@@ -452,11 +488,13 @@ static tutti_status new_family(tutti_world *world, const int *const *lists, cons
     return TUTTI_OK;
 }
 
-tutti_status tutti_group_new_subgroups(tutti_group *parent, int block, const tutti_group_options *given, tutti_group **all,
-                                       tutti_group **mine) {
+tutti_status tutti_group_new_subgroups(tutti_group *parent, int block, const tutti_group_options *given,
+                                       tutti_group **all, tutti_group **mine) {
     if (parent == NULL || parent == TUTTI_NON_GROUP_MEMBER || mine == NULL)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_group_new_subgroups needs a parent group of which this rank is a member, and a place for "
-                        "the result");
+        return tu_error(
+            TUTTI_ERROR_ARGUMENT,
+            "tutti_group_new_subgroups needs a parent group of which this rank is a member, and a place for "
+            "the result");
     tutti_group_options options = TUTTI_GROUP_OPTIONS_INIT;
     tutti_status status = tu_world_check(parent->world);
     if (status == TUTTI_OK)
@@ -464,7 +502,8 @@ tutti_status tutti_group_new_subgroups(tutti_group *parent, int block, const tut
     if (status != TUTTI_OK)
         return status;
     if (block <= 0 || block > parent->size || parent->size % block != 0)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "blocks of %d ranks do not divide the parent's %d ranks", block, parent->size);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "blocks of %d ranks do not divide the parent's %d ranks", block,
+                        parent->size);
     if (options.name != NULL && parent->size > block)
         return tu_error(TUTTI_ERROR_ARGUMENT, "several groups cannot share the name \"%s\"", options.name);
     /* Ranks outside of the parent do not call, so its blocks can meet only among themselves. */
@@ -484,7 +523,8 @@ tutti_status tutti_group_new_subgroups(tutti_group *parent, int block, const tut
 }
 
 /* No rank in two lists, none outside of [0, size); `what` names the ranks in messages. */
-static tutti_status check_lists(const int *const *lists, const int *counts, int list_count, int size, const char *what) {
+static tutti_status check_lists(const int *const *lists, const int *counts, int list_count, int size,
+                                const char *what) {
     if (lists == NULL || counts == NULL || list_count <= 0)
         return tu_error(TUTTI_ERROR_ARGUMENT, "the list of lists of %ss is empty", what);
     bool *seen = calloc((size_t)size, sizeof *seen);
@@ -499,7 +539,8 @@ static tutti_status check_lists(const int *const *lists, const int *counts, int 
             if (rank < 0 || rank >= size)
                 status = tu_error(TUTTI_ERROR_ARGUMENT, "%s %d in list %d is not in [0, %d)", what, rank, i, size);
             else if (seen[rank])
-                status = tu_error(TUTTI_ERROR_ARGUMENT, "%s %d appears twice; a rank can be in one list only", what, rank);
+                status =
+                    tu_error(TUTTI_ERROR_ARGUMENT, "%s %d appears twice; a rank can be in one list only", what, rank);
             else
                 seen[rank] = true;
         }
@@ -508,14 +549,16 @@ static tutti_status check_lists(const int *const *lists, const int *counts, int 
     return status;
 }
 
-tutti_status tutti_group_new_subgroups_by_enumeration(tutti_world *world, const int *const *lists, const int *counts, int list_count,
-                                                      const tutti_group_options *given, tutti_group **all, tutti_group **mine) {
+tutti_status tutti_group_new_subgroups_by_enumeration(tutti_world *world, const int *const *lists, const int *counts,
+                                                      int list_count, const tutti_group_options *given,
+                                                      tutti_group **all, tutti_group **mine) {
     tutti_group_options options = TUTTI_GROUP_OPTIONS_INIT;
     tutti_status status = tu_world_check(world);
     if (status == TUTTI_OK)
         status = take_options(given, &options);
     if (status == TUTTI_OK && mine == NULL)
-        status = tu_error(TUTTI_ERROR_ARGUMENT, "tutti_group_new_subgroups_by_enumeration: where the group goes is NULL");
+        status =
+            tu_error(TUTTI_ERROR_ARGUMENT, "tutti_group_new_subgroups_by_enumeration: where the group goes is NULL");
     if (status == TUTTI_OK)
         status = check_lists(lists, counts, list_count, world->size, "world rank");
     if (status == TUTTI_OK && options.name != NULL && list_count > 1)
@@ -526,8 +569,8 @@ tutti_status tutti_group_new_subgroups_by_enumeration(tutti_world *world, const 
 /* ---- split: all lists in one agreement of the parent ---- */
 
 /* The caller's own list as world ranks, sorted by parent rank; *count 0 when it is in none. */
-static tutti_status own_list(const tutti_group *parent, const int *const *lists, const int *counts, int list_count, bool keep_order,
-                             int **ranks, int *count) {
+static tutti_status own_list(const tutti_group *parent, const int *const *lists, const int *counts, int list_count,
+                             bool keep_order, int **ranks, int *count) {
     *count = 0;
     *ranks = NULL;
     for (int i = 0; i < list_count; i++) {
@@ -547,7 +590,8 @@ static tutti_status own_list(const tutti_group *parent, const int *const *lists,
     return TUTTI_OK;
 }
 
-static void describe_lists(agreement *mine, const int *const *lists, const int *counts, int list_count, const tutti_group_options *options) {
+static void describe_lists(agreement *mine, const int *const *lists, const int *counts, int list_count,
+                           const tutti_group_options *options) {
     size_t total = 0;
     for (int i = 0; i < list_count; i++)
         total += (size_t)counts[i] + 1;
@@ -567,15 +611,16 @@ static void describe_lists(agreement *mine, const int *const *lists, const int *
         at += (size_t)counts[i];
         all[at++] = -1;
     }
-    int more = snprintf((char *)(all + at), 256, "|%s|%s|%lld|%d", options->name != NULL ? options->name : "", options->tag,
-                        (long long)options->timeout_ns, options->keep_order);
+    int more = snprintf((char *)(all + at), 256, "|%s|%s|%lld|%d", options->name != NULL ? options->name : "",
+                        options->tag, (long long)options->timeout_ns, options->keep_order);
     tu_sha1(all, at * sizeof(int) + (size_t)more, mine->digest);
     memcpy(mine->text, text, sizeof text);
     free(all);
 }
 
 /* The split's exchange over the parent; gives the new group its page. */
-static tutti_status agree_in_parent(tutti_group *parent, const agreement *mine, int64_t timeout_ns, tutti_group *group, const tu_piece *piece) {
+static tutti_status agree_in_parent(tutti_group *parent, const agreement *mine, int64_t timeout_ns, tutti_group *group,
+                                    const tu_piece *piece) {
     tu_op_info info = { .operation = TU_OP_GROUP_SPLIT, .root = -1 };
     int64_t deadline;
     uint64_t ticket;
@@ -584,7 +629,8 @@ static tutti_status agree_in_parent(tutti_group *parent, const agreement *mine, 
         return status;
     agreement *all = calloc((size_t)parent->size, sizeof *all + sizeof(tu_mapping *));
     if (all == NULL)
-        return tu_group_leave(parent, &info, ticket, tu_error_memory("an agreement", (size_t)parent->size * sizeof *all));
+        return tu_group_leave(parent, &info, ticket,
+                              tu_error_memory("an agreement", (size_t)parent->size * sizeof *all));
     tu_mapping **mappings = (tu_mapping **)(void *)(all + parent->size);
     bool one_host = parent->local && !parent->world->fake;
     status = tu_group_exchange(parent, &info, "group_split", mine, sizeof *mine, one_host ? piece : NULL, deadline, all,
@@ -612,8 +658,8 @@ static tutti_status agree_in_parent(tutti_group *parent, const agreement *mine, 
 }
 
 /* Prepares this rank's part of a split; what cannot be done goes into the agreement. */
-static void prepare_split(tutti_group *parent, const int *ranks, int count, const tutti_group_options *options, agreement *mine,
-                          tutti_group **group, const tu_piece **piece) {
+static void prepare_split(tutti_group *parent, const int *ranks, int count, const tutti_group_options *options,
+                          agreement *mine, tutti_group **group, const tu_piece **piece) {
     tutti_world *world = parent->world;
     char name[64], description[64];
     uint64_t key;
@@ -630,7 +676,11 @@ static void prepare_split(tutti_group *parent, const int *ranks, int count, cons
                  atomic_load_explicit(&parent->splits, memory_order_relaxed));
     else
         snprintf(description, sizeof description, "%s", options->description);
-    tu_group_plan plan = { .name = name, .description = description, .key = key, .ranks = ranks, .count = count,
+    tu_group_plan plan = { .name = name,
+                           .description = description,
+                           .key = key,
+                           .ranks = ranks,
+                           .count = count,
                            .timeout_ns = options->timeout_ns };
     if (status == TUTTI_OK)
         status = prepare(world, &plan, group, piece);
@@ -641,7 +691,8 @@ static void prepare_split(tutti_group *parent, const int *ranks, int count, cons
 tutti_status tutti_group_split(tutti_group *parent, const int *const *lists, const int *counts, int list_count,
                                const tutti_group_options *given, tutti_group **out) {
     if (parent == NULL || parent == TUTTI_NON_GROUP_MEMBER || out == NULL)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_group_split needs a parent group of which this rank is a member, and a place for the "
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "tutti_group_split needs a parent group of which this rank is a member, and a place for the "
                         "result");
     tutti_group_options options = TUTTI_GROUP_OPTIONS_INIT;
     tutti_status status = tu_world_check(parent->world);
@@ -678,12 +729,14 @@ tutti_status tutti_group_split(tutti_group *parent, const int *const *lists, con
 
 /* ---- find or create ---- */
 
-tutti_status tutti_group_find_or_create(tutti_world *world, const char *tag, const int *ranks, int count, int stride, tutti_group **group) {
+tutti_status tutti_group_find_or_create(tutti_world *world, const char *tag, const int *ranks, int count, int stride,
+                                        tutti_group **group) {
     tutti_status status = tu_world_check(world);
     if (status != TUTTI_OK)
         return status;
     if (ranks == NULL || count <= 0 || group == NULL)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_group_find_or_create needs a list of ranks, and a place for the result");
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "tutti_group_find_or_create needs a list of ranks, and a place for the result");
     if (stride <= 0 || count % stride != 0)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%d ranks cannot be cut into blocks of %d", count, stride);
     const int *block = NULL;
@@ -704,8 +757,11 @@ tutti_status tutti_group_find_or_create(tutti_world *world, const char *tag, con
     } else if (tag == NULL || tag[0] == 0) {
         char list[128];
         list_text(sorted, stride, list, sizeof list);
-        status = tu_error(TUTTI_ERROR_ARGUMENT, "there is no group without a tag of the ranks [%s], and one is never made without a tag: make "
-                          "it with tutti_group_new first, or give a tag", list);
+        status =
+            tu_error(TUTTI_ERROR_ARGUMENT,
+                     "there is no group without a tag of the ranks [%s], and one is never made without a tag: make "
+                     "it with tutti_group_new first, or give a tag",
+                     list);
     } else {
         tutti_group_options options = TUTTI_GROUP_OPTIONS_INIT;
         status = take_options(TUTTI_OPTIONS(tutti_group_options, .tag = tag, .local_synchronization = true), &options);

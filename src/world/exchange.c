@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Exchanges: a bounded all-gather of small records among the members of a group. On one host through the job; across hosts through
- * the world's store, under keys that are deleted once everybody has gone on.
+ * Exchanges: a bounded all-gather of small records among the members of a group. On one host through the job; across
+ * hosts through the world's store, under keys that are deleted once everybody has gone on.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -10,7 +10,6 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "store/thread.h"
 #include "job/liveness.h"
 #include "store/thread.h"
 #include "world/group.h"
@@ -50,7 +49,8 @@ static tutti_status through_job(tutti_world *world, const tu_meeting *meeting, c
     };
     tutti_status status = tu_job_exchange(world->job, &exchange, payloads, mappings);
     tutti_error_info info = TUTTI_ERROR_INFO_INIT;
-    if ((status == TUTTI_ERROR_DEAD || status == TUTTI_ERROR_GONE) && tutti_error_detail(&info) == TUTTI_OK && info.at_fault_count > 0) {
+    if ((status == TUTTI_ERROR_DEAD || status == TUTTI_ERROR_GONE) && tutti_error_detail(&info) == TUTTI_OK &&
+        info.at_fault_count > 0) {
         /* The same in the words of whoever called for the exchange. */
         char doing[192];
         snprintf(doing, sizeof doing, "in %s", meeting->what);
@@ -70,7 +70,8 @@ typedef struct record {
 } record;
 
 static void record_key(const tu_meeting *meeting, uint64_t sequence, int member, char key[96]) {
-    snprintf(key, 96, "exchange/%016llx/%llu/%d", (unsigned long long)meeting->key, (unsigned long long)sequence, member);
+    snprintf(key, 96, "exchange/%016llx/%llu/%d", (unsigned long long)meeting->key, (unsigned long long)sequence,
+             member);
 }
 
 static void cause_key(uint64_t group_key, char key[96]) {
@@ -85,8 +86,8 @@ void tu_group_tell_hosts(tutti_group *group, const tu_cause *cause) {
     tu_error_copy error;
     tu_error_save(&error); /* what the store says here is of no interest */
     if (tutti_store_set(group->world->store, key, cause, sizeof *cause) != TUTTI_OK)
-        TU_LOG(TUTTI_LOG_WARN, group->world->log, "world", "other hosts could not be told that group %s ended: %s", group->name,
-               tutti_error_message());
+        TU_LOG(TUTTI_LOG_WARN, group->world->log, "world", "other hosts could not be told that group %s ended: %s",
+               group->name, tutti_error_message());
     tu_error_restore(&error);
 }
 
@@ -157,29 +158,33 @@ static tutti_status timeout_error(tutti_world *world, const tu_meeting *meeting,
         snprintf(list + used, sizeof arrived - used, "%s%d on %s", used > 0 ? ", " : "", meeting->ranks[i],
                  tu_job_host(world->job, meeting->ranks[i]));
     }
-    tu_error(TUTTI_ERROR_TIMEOUT, "timeout in %s across hosts: ranks that did not come: %s; that came: %s", meeting->what, missing,
-             arrived[0] != 0 ? arrived : "none");
+    tu_error(TUTTI_ERROR_TIMEOUT, "timeout in %s across hosts: ranks that did not come: %s; that came: %s",
+             meeting->what, missing, arrived[0] != 0 ? arrived : "none");
     tu_error_at_fault(member);
     return TUTTI_ERROR_TIMEOUT;
 }
 
-static tutti_status check_record(const tu_meeting *meeting, int member, const record *mine, const record *theirs, size_t bytes) {
+static tutti_status check_record(const tu_meeting *meeting, int member, const record *mine, const record *theirs,
+                                 size_t bytes) {
     size_t least = offsetof(record, payload);
     if (bytes < least || bytes != least + theirs->bytes || theirs->purpose[sizeof theirs->purpose - 1] != 0)
-        return tu_error(TUTTI_ERROR_PROTOCOL, "%s: the record of rank %d in the store is garbage (%zu bytes); do two versions of Tutti "
-                        "meet?", meeting->what, meeting->ranks[member], bytes);
+        return tu_error(TUTTI_ERROR_PROTOCOL,
+                        "%s: the record of rank %d in the store is garbage (%zu bytes); do two versions of Tutti "
+                        "meet?",
+                        meeting->what, meeting->ranks[member], bytes);
     if (strcmp(theirs->purpose, mine->purpose) != 0 || theirs->bytes != mine->bytes) {
-        tu_error(TUTTI_ERROR_MISMATCH, "the ranks disagree: rank %d is in \"%s\" (%llu bytes), rank %d in \"%s\" (%llu bytes)",
-                 meeting->ranks[meeting->me], mine->purpose, (unsigned long long)mine->bytes, meeting->ranks[member], theirs->purpose,
-                 (unsigned long long)theirs->bytes);
+        tu_error(TUTTI_ERROR_MISMATCH,
+                 "the ranks disagree: rank %d is in \"%s\" (%llu bytes), rank %d in \"%s\" (%llu bytes)",
+                 meeting->ranks[meeting->me], mine->purpose, (unsigned long long)mine->bytes, meeting->ranks[member],
+                 theirs->purpose, (unsigned long long)theirs->bytes);
         tu_error_at_fault(member);
         return TUTTI_ERROR_MISMATCH;
     }
     return TUTTI_OK;
 }
 
-static tutti_status fetch(tutti_world *world, const tu_meeting *meeting, int member, int64_t deadline, const record *mine,
-                          void *payloads) {
+static tutti_status fetch(tutti_world *world, const tu_meeting *meeting, int member, int64_t deadline,
+                          const record *mine, void *payloads) {
     char key[96];
     record_key(meeting, meeting->sequence, member, key);
     for (;;) {
@@ -207,10 +212,11 @@ static tutti_status fetch(tutti_world *world, const tu_meeting *meeting, int mem
 static tutti_status through_store(tutti_world *world, const tu_meeting *meeting, const void *payload, size_t bytes,
                                   const tu_piece *piece, int64_t deadline, void *payloads, tu_mapping **mappings) {
     if (piece != NULL || mappings != NULL)
-        return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: shared memory needs all ranks on one host, and these span several",
-                        meeting->what);
+        return tu_error(TUTTI_ERROR_UNSUPPORTED,
+                        "%s: shared memory needs all ranks on one host, and these span several", meeting->what);
     if (bytes > TU_EXCHANGE_BYTES)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: a record of %zu bytes is more than %d", meeting->what, bytes, TU_EXCHANGE_BYTES);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: a record of %zu bytes is more than %d", meeting->what, bytes,
+                        TU_EXCHANGE_BYTES);
     record mine = { .bytes = bytes };
     snprintf(mine.purpose, sizeof mine.purpose, "%s", meeting->purpose);
     if (bytes > 0)
@@ -231,8 +237,8 @@ static tutti_status through_store(tutti_world *world, const tu_meeting *meeting,
 
 /* ---- both ---- */
 
-tutti_status tu_meet(tutti_world *world, const tu_meeting *meeting, const void *payload, size_t bytes, const tu_piece *piece,
-                     int64_t deadline, void *payloads, tu_mapping **mappings) {
+tutti_status tu_meet(tutti_world *world, const tu_meeting *meeting, const void *payload, size_t bytes,
+                     const tu_piece *piece, int64_t deadline, void *payloads, tu_mapping **mappings) {
     if (world->fake) { /* everybody sends what this rank sends */
         for (int i = 0; i < meeting->count; i++)
             memcpy((char *)payloads + (size_t)i * bytes, payload, bytes);
@@ -249,14 +255,16 @@ tutti_status tu_meet(tutti_world *world, const tu_meeting *meeting, const void *
     if (meeting->complete != NULL)
         *meeting->complete = false;
     if (meeting->descriptors != NULL)
-        return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: its ranks are on several hosts, where no descriptor can be passed", meeting->what);
+        return tu_error(TUTTI_ERROR_UNSUPPORTED,
+                        "%s: its ranks are on several hosts, where no descriptor can be passed", meeting->what);
     return through_store(world, meeting, payload, bytes, piece, deadline, payloads, mappings);
 }
 
 static tutti_status lock_until(pthread_mutex_t *lock, int64_t deadline, const char *what) {
     if (tu_mutex_lock_until(lock, deadline))
         return TUTTI_OK;
-    return tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s waited for another thread of this rank that is in an agreement on the same group",
+    return tu_error(TUTTI_ERROR_TIMEOUT,
+                    "timeout: %s waited for another thread of this rank that is in an agreement on the same group",
                     what);
 }
 
@@ -272,8 +280,9 @@ static void append_missing(tutti_group *group) {
     }
 }
 
-tutti_status tu_group_exchange_with(tutti_group *group, const tu_op_info *info, const char *purpose, const void *payload, size_t bytes,
-                                    const tu_group_cargo *cargo, int64_t deadline, void *payloads) {
+tutti_status tu_group_exchange_with(tutti_group *group, const tu_op_info *info, const char *purpose,
+                                    const void *payload, size_t bytes, const tu_group_cargo *cargo, int64_t deadline,
+                                    void *payloads) {
     char what[160];
     tu_op_text(group, info, what, sizeof what);
     tutti_status status = lock_until(&group->exchange_lock, deadline, what);
@@ -308,18 +317,21 @@ tutti_status tu_group_exchange_with(tutti_group *group, const tu_op_info *info, 
         tu_error_append(". `tutti ps` shows all ranks while they hang; TUTTI_TIMEOUT gives them more time");
     }
     if (status != TUTTI_OK)
-        (void)tu_error_where(group->name, tu_operation_name((tu_operation)info->operation), info->sequence, group->rank);
+        (void)tu_error_where(group->name, tu_operation_name((tu_operation)info->operation), info->sequence,
+                             group->rank);
     return status;
 }
 
-tutti_status tu_group_exchange(tutti_group *group, const tu_op_info *info, const char *purpose, const void *payload, size_t bytes,
-                               const tu_piece *piece, int64_t deadline, void *payloads, tu_mapping **mappings) {
+tutti_status tu_group_exchange(tutti_group *group, const tu_op_info *info, const char *purpose, const void *payload,
+                               size_t bytes, const tu_piece *piece, int64_t deadline, void *payloads,
+                               tu_mapping **mappings) {
     tu_group_cargo cargo = { .piece = piece, .mappings = mappings, .descriptor = -1 };
     return tu_group_exchange_with(group, info, purpose, payload, bytes, &cargo, deadline, payloads);
 }
 
-tutti_status tu_group_exchange_descriptors(tutti_group *group, const tu_op_info *info, const char *purpose, const void *payload,
-                                           size_t bytes, int descriptor, int64_t deadline, void *payloads, int *descriptors) {
+tutti_status tu_group_exchange_descriptors(tutti_group *group, const tu_op_info *info, const char *purpose,
+                                           const void *payload, size_t bytes, int descriptor, int64_t deadline,
+                                           void *payloads, int *descriptors) {
     tu_group_cargo cargo = { .descriptor = descriptor, .descriptors = descriptors };
     return tu_group_exchange_with(group, info, purpose, payload, bytes, &cargo, deadline, payloads);
 }

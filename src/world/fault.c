@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Fault injection: at the entry of an operation, once, on the rank and at the call that was asked for. A world without faults pays one
- * predictable branch.
+ * Fault injection: at the entry of an operation, once, on the rank and at the call that was asked for. A world without
+ * faults pays one predictable branch.
  */
 #include "world/fault.h"
 
@@ -18,14 +18,21 @@
 #include "base/clock.h"
 #include "base/error.h"
 
-typedef enum deed { KILL = 1, STOP, EXIT, DELAY, SKIP_CALL, FAIL } deed;
+typedef enum deed {
+    KILL = 1,
+    STOP,
+    EXIT,
+    DELAY,
+    SKIP_CALL,
+    FAIL
+} deed;
 
 struct tu_faults {
     tu_faults *next;
     tu_operation operation; /* TU_OP_NONE: any */
     int64_t at;
     deed deed;
-    int64_t number; /* nanoseconds of a delay, status of an exit */
+    int64_t number;        /* nanoseconds of a delay, status of an exit */
     _Atomic int64_t calls; /* of that operation by this rank so far */
     char text[160];
 };
@@ -34,14 +41,16 @@ static tutti_status parse_deed(const char *value, tu_faults *fault) {
     static const struct {
         const char *name;
         deed deed;
-    } deeds[] = { { "kill", KILL }, { "stop", STOP }, { "exit", EXIT }, { "delay", DELAY }, { "skip", SKIP_CALL }, { "fail", FAIL } };
+    } deeds[] = { { "kill", KILL },   { "stop", STOP },      { "exit", EXIT },
+                  { "delay", DELAY }, { "skip", SKIP_CALL }, { "fail", FAIL } };
     size_t length = strcspn(value, ":");
     for (size_t i = 0; i < sizeof deeds / sizeof deeds[0]; i++)
         if (strlen(deeds[i].name) == length && strncmp(deeds[i].name, value, length) == 0)
             fault->deed = deeds[i].deed;
     const char *after = value[length] == ':' ? value + length + 1 : NULL;
     if (fault->deed == 0)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "TUTTI_FAULT: do=%s is unknown; there are kill, stop, exit, delay:T, skip and fail", value);
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "TUTTI_FAULT: do=%s is unknown; there are kill, stop, exit, delay:T, skip and fail", value);
     if (fault->deed == DELAY && after == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "TUTTI_FAULT: do=delay needs a time, as in do=delay:50ms");
     if (fault->deed == DELAY)
@@ -57,7 +66,8 @@ static tutti_status parse_deed(const char *value, tu_faults *fault) {
 static tutti_status parse_item(char *item, tu_faults *fault, int64_t *rank) {
     char *value = strchr(item, '=');
     if (value == NULL)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "TUTTI_FAULT: \"%s\" is not understood; write rank=R,op=NAME,at=N,do=WHAT", item);
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "TUTTI_FAULT: \"%s\" is not understood; write rank=R,op=NAME,at=N,do=WHAT", item);
     *value++ = 0;
     if (strcmp(item, "rank") == 0)
         return tu_parse_integer(value, rank);
@@ -85,10 +95,12 @@ static tutti_status parse_fault(const char *spec, size_t length, tu_faults *faul
     for (char *item; status == TUTTI_OK && (item = strsep(&rest, ",")) != NULL;)
         status = parse_item(item, fault, rank);
     if (status == TUTTI_OK && fault->deed == 0)
-        status = tu_error(TUTTI_ERROR_ARGUMENT, "TUTTI_FAULT: \"%s\" does not say what to do; add do=kill, stop, exit, delay:T, skip or fail",
+        status = tu_error(TUTTI_ERROR_ARGUMENT,
+                          "TUTTI_FAULT: \"%s\" does not say what to do; add do=kill, stop, exit, delay:T, skip or fail",
                           fault->text);
     if (status == TUTTI_OK && fault->at < 0)
-        status = tu_error(TUTTI_ERROR_ARGUMENT, "TUTTI_FAULT: at=%lld is negative; calls are counted from 0", (long long)fault->at);
+        status = tu_error(TUTTI_ERROR_ARGUMENT, "TUTTI_FAULT: at=%lld is negative; calls are counted from 0",
+                          (long long)fault->at);
     return status;
 }
 
@@ -101,7 +113,8 @@ tutti_status tu_faults_add(tu_faults **faults, const char *spec, const tutti_wor
         int64_t rank = -1;
         tutti_status status = length > 0 ? parse_fault(spec, length, fault, &rank) : TUTTI_OK;
         if (status == TUTTI_OK && rank >= world->size)
-            status = tu_error(TUTTI_ERROR_ARGUMENT, "TUTTI_FAULT: rank=%lld, but the world has %d ranks", (long long)rank, world->size);
+            status = tu_error(TUTTI_ERROR_ARGUMENT, "TUTTI_FAULT: rank=%lld, but the world has %d ranks",
+                              (long long)rank, world->size);
         if (status != TUTTI_OK || length == 0 || (rank >= 0 && rank != world->rank)) {
             free(fault);
         } else {
@@ -125,14 +138,15 @@ void tu_faults_free(tu_faults *faults) {
 
 /* Operations whose callers get an object, or an answer, that a skipped call cannot have. */
 static bool returns_object(tu_operation operation) {
-    return operation == TU_OP_RENDEZVOUS || operation == TU_OP_GROUP_NEW || operation == TU_OP_GROUP_SPLIT || operation == TU_OP_SHRINK ||
-           operation == TU_OP_AGREE || operation == TU_OP_CONNECTIVITY;
+    return operation == TU_OP_RENDEZVOUS || operation == TU_OP_GROUP_NEW || operation == TU_OP_GROUP_SPLIT ||
+           operation == TU_OP_SHRINK || operation == TU_OP_AGREE || operation == TU_OP_CONNECTIVITY;
 }
 
 static tutti_status deliver(tutti_group *group, const tu_op_info *info, const tu_faults *fault) {
     char operation[160];
     tu_op_text(group, info, operation, sizeof operation);
-    TU_LOG(TUTTI_LOG_WARN, group->world->log, "world", "injecting \"%s\" into %s on rank %d", fault->text, operation, group->world->rank);
+    TU_LOG(TUTTI_LOG_WARN, group->world->log, "world", "injecting \"%s\" into %s on rank %d", fault->text, operation,
+           group->world->rank);
     switch (fault->deed) {
     case KILL:
         raise(SIGKILL);
@@ -151,13 +165,17 @@ static tutti_status deliver(tutti_group *group, const tu_op_info *info, const tu
     case SKIP_CALL:
         if (!returns_object((tu_operation)info->operation))
             return TU_FAULT_SKIP;
-        tu_error(TUTTI_ERROR_FAULT, "%s was skipped on rank %d because TUTTI_FAULT asked for it (\"%s\"), so there is nothing to return",
+        tu_error(TUTTI_ERROR_FAULT,
+                 "%s was skipped on rank %d because TUTTI_FAULT asked for it (\"%s\"), so there is nothing to return",
                  operation, group->rank, fault->text);
-        return tu_error_where(group->name, tu_operation_name((tu_operation)info->operation), info->sequence, group->rank);
+        return tu_error_where(group->name, tu_operation_name((tu_operation)info->operation), info->sequence,
+                              group->rank);
     case FAIL:
-        tu_error(TUTTI_ERROR_FAULT, "%s failed on rank %d because TUTTI_FAULT asked for it (\"%s\")", operation, group->rank, fault->text);
+        tu_error(TUTTI_ERROR_FAULT, "%s failed on rank %d because TUTTI_FAULT asked for it (\"%s\")", operation,
+                 group->rank, fault->text);
         tu_error_at_fault(group->rank);
-        (void)tu_error_where(group->name, tu_operation_name((tu_operation)info->operation), info->sequence, group->rank);
+        (void)tu_error_where(group->name, tu_operation_name((tu_operation)info->operation), info->sequence,
+                             group->rank);
         tu_group_end(group, info);
         return TUTTI_ERROR_FAULT;
     }

@@ -74,7 +74,8 @@ static tutti_status need_group(const tutti_group *group, const char *function) {
     if (real(group))
         return TUTTI_OK;
     return tu_error(TUTTI_ERROR_ARGUMENT, "%s: %s", function,
-                    group == NULL ? "the group is NULL" : "this rank is no member of the group (TUTTI_NON_GROUP_MEMBER)");
+                    group == NULL ? "the group is NULL"
+                                  : "this rank is no member of the group (TUTTI_NON_GROUP_MEMBER)");
 }
 
 tutti_status tutti_group_set_timeout(tutti_group *group, int64_t timeout_ns) {
@@ -82,7 +83,8 @@ tutti_status tutti_group_set_timeout(tutti_group *group, int64_t timeout_ns) {
     if (status != TUTTI_OK)
         return status;
     if (timeout_ns < 0)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "timeout_ns is %lld; it must be 0 (the world's) or more", (long long)timeout_ns);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "timeout_ns is %lld; it must be 0 (the world's) or more",
+                        (long long)timeout_ns);
     atomic_store_explicit(&group->timeout_ns, timeout_ns, memory_order_relaxed);
     return TUTTI_OK;
 }
@@ -104,7 +106,8 @@ tutti_status tutti_group_world_rank(const tutti_group *group, int rank, int *wor
     if (status != TUTTI_OK)
         return status;
     if (rank < 0 || rank >= group->size)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "group rank %d is not part of group %s, which has %d ranks", rank, group->name, group->size);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "group rank %d is not part of group %s, which has %d ranks", rank,
+                        group->name, group->size);
     *world_rank = group->ranks[rank];
     return TUTTI_OK;
 }
@@ -173,7 +176,8 @@ tutti_status tu_group_page_reserve(tutti_group *group, const tu_piece **piece) {
     }
     if (group->rank != 0)
         return TUTTI_OK;
-    tutti_status status = tu_piece_alloc(group->world->job, "the page of a group", bytes, _Alignof(tu_group_page), 0, &group->page_piece);
+    tutti_status status =
+        tu_piece_alloc(group->world->job, "the page of a group", bytes, _Alignof(tu_group_page), 0, &group->page_piece);
     if (status == TUTTI_OK)
         *piece = &group->page_piece;
     return status;
@@ -189,8 +193,10 @@ tutti_status tu_group_register(tutti_group *group, const char *tag) {
     pthread_mutex_lock(&world->lock);
     tutti_status status = TUTTI_OK;
     if (tu_registry_name(world->registry, group->name) != NULL)
-        status = tu_error(TUTTI_ERROR_EXISTS, "the group name \"%s\" is already in use in this world; choose another, or destroy that "
-                          "group first", group->name);
+        status = tu_error(TUTTI_ERROR_EXISTS,
+                          "the group name \"%s\" is already in use in this world; choose another, or destroy that "
+                          "group first",
+                          group->name);
     if (status == TUTTI_OK)
         status = tu_registry_prepare(world->registry, group, tag != NULL ? tag : "");
     if (status == TUTTI_OK) {
@@ -199,8 +205,8 @@ tutti_status tu_group_register(tutti_group *group, const char *tag) {
     }
     pthread_mutex_unlock(&world->lock);
     if (status == TUTTI_OK && world->job != NULL)
-        group->recorder_index = tu_recorder_group(tu_job_recorder(world->job, world->local_rank), group->key, group->name, group->ranks,
-                                                  group->size);
+        group->recorder_index = tu_recorder_group(tu_job_recorder(world->job, world->local_rank), group->key,
+                                                  group->name, group->ranks, group->size);
     return status;
 }
 
@@ -261,8 +267,8 @@ tutti_status tutti_group_destroy(tutti_group *group) {
 
 /* ---- rooms ---- */
 
-tutti_status tu_group_room(tutti_group *group, tu_room room, tutti_status (*make)(tutti_group *, void **), void (*end)(void *),
-                           void **state) {
+tutti_status tu_group_room(tutti_group *group, tu_room room, tutti_status (*make)(tutti_group *, void **),
+                           void (*end)(void *), void **state) {
     tutti_status status = TUTTI_OK;
     pthread_mutex_lock(&group->lock);
     if (group->rooms[room].state == NULL) {
@@ -302,7 +308,8 @@ int tutti_group_enumerate(tutti_world *world, tutti_group **groups, int room) {
         return 0;
     pthread_mutex_lock(&world->lock);
     int count = 0;
-    for (tutti_group *group = tu_registry_next(world->registry, NULL); group != NULL; group = tu_registry_next(world->registry, group)) {
+    for (tutti_group *group = tu_registry_next(world->registry, NULL); group != NULL;
+         group = tu_registry_next(world->registry, group)) {
         if (count < room)
             groups[count] = group;
         count++;

@@ -20,39 +20,40 @@ typedef struct tu_group_plan {
 /* The object alone, with one reference, known to nobody; no communication. It has no page yet. */
 tutti_status tu_group_make(tutti_world *world, const tu_group_plan *plan, tutti_group **group);
 
-/* The page of a new group. Member 0 of a group on one host reserves shared memory and gives *piece to an exchange among the
- * members; everybody passes what that exchange mapped for member 0 to tu_group_page_set, which takes the reference.
+/* The page of a new group. Member 0 of a group on one host reserves shared memory and gives *piece to an exchange among
+ * the members; everybody passes what that exchange mapped for member 0 to tu_group_page_set, which takes the reference.
  * Other groups get private memory in tu_group_page_reserve, and need no exchange. */
 tutti_status tu_group_page_reserve(tutti_group *group, const tu_piece **piece);
 void tu_group_page_set(tutti_group *group, tu_mapping *mapping);
 
-/* Names the group in this rank's recorder and enters it into the registry under its tag ("" or NULL: none); the registry keeps a reference.
- * Fails by memory only, or with TUTTI_ERROR_EXISTS when the name is taken. */
+/* Names the group in this rank's recorder and enters it into the registry under its tag ("" or NULL: none); the
+ * registry keeps a reference. Fails by memory only, or with TUTTI_ERROR_EXISTS when the name is taken. */
 tutti_status tu_group_register(tutti_group *group, const char *tag);
 
-/* The first 64 bits of a SHA-1 of the text, never 0. The text says which group it is: the same on all members and for no
- * other group of this world, ever. */
+/* The first 64 bits of a SHA-1 of the text, never 0. The text says which group it is: the same on all members and for
+ * no other group of this world, ever. */
 uint64_t tu_group_key(const char *format, ...) TUTTI_PRINTF(1, 2);
 
 /* The world's group "0", of all ranks. Called once, by tutti_world_open. */
 tutti_status tu_group_make_default(tutti_world *world, int64_t deadline);
 
-/* An exchange among world ranks that are not, or not yet, a group; `sequence` counts under `key`. As tu_group_exchange. */
+/* An exchange among world ranks that are not, or not yet, a group; `sequence` counts under `key`. As
+ * tu_group_exchange. */
 typedef struct tu_meeting {
     const int *ranks; /* world ranks */
     int count;
-    int me;           /* index of this rank */
+    int me; /* index of this rank */
     uint64_t key;
     uint64_t sequence;
     const char *purpose;
-    const char *what; /* "making group 3": for messages */
+    const char *what;        /* "making group 3": for messages */
     _Atomic uint64_t *ended; /* state word, or NULL */
     const int *descriptor;   /* as in tu_exchange; on one host only */
     int *descriptors;
     bool *complete; /* as in tu_exchange */
 } tu_meeting;
-tutti_status tu_meet(tutti_world *world, const tu_meeting *meeting, const void *payload, size_t bytes, const tu_piece *piece,
-                     int64_t deadline, void *payloads, tu_mapping **mappings);
+tutti_status tu_meet(tutti_world *world, const tu_meeting *meeting, const void *payload, size_t bytes,
+                     const tu_piece *piece, int64_t deadline, void *payloads, tu_mapping **mappings);
 
 /* Ends the record of an operation that failed alike for all, which ends nothing. */
 tutti_status tu_group_leave_agreement(tutti_group *group, uint64_t ticket, tutti_status status);

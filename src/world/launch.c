@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Launch environments. In this order: tutti_spawn, tutti run, torchrun, Open MPI, Hydra (MPICH, Intel MPI), Slurm. The first complete set of
- * variables wins; when there is none, the first incomplete one is an error that names the variable, and with nothing at all
- * the world has one rank. A value that contradicts the others is an error wherever it is.
+ * Launch environments. In this order: tutti_spawn, tutti run, torchrun, Open MPI, Hydra (MPICH, Intel MPI), Slurm. The
+ * first complete set of variables wins; when there is none, the first incomplete one is an error that names the
+ * variable, and with nothing at all the world has one rank. A value that contradicts the others is an error wherever it
+ * is.
  *
- * Complete means rank, size and a meeting place. mpirun and srun give none: on one host rank 0 then serves a store on an
- * abstract Unix socket whose name is made of the user and the job, and kernel credentials keep others out; across hosts MASTER_ADDR and MASTER_PORT,
- * or TUTTI_STORE, must say where.
+ * Complete means rank, size and a meeting place. mpirun and srun give none: on one host rank 0 then serves a store on
+ * an abstract Unix socket whose name is made of the user and the job, and kernel credentials keep others out; across
+ * hosts MASTER_ADDR and MASTER_PORT, or TUTTI_STORE, must say where.
  */
 #include "world/launch.h"
 
@@ -38,7 +39,8 @@ static tutti_status number_of(const char *name, int64_t least, int64_t most, int
     if (tu_parse_integer(text, &value) != TUTTI_OK)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s is \"%s\", which is no number", name, text);
     if (value < least || value > most)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "%s is %lld; it must be %lld to %lld", name, (long long)value, (long long)least, (long long)most);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s is %lld; it must be %lld to %lld", name, (long long)value,
+                        (long long)least, (long long)most);
     *number = (int)value;
     return TUTTI_OK;
 }
@@ -49,21 +51,28 @@ typedef struct names {
     const char *local_rank, *local_size; /* NULL: has none */
 } names;
 
-typedef enum verdict { ABSENT, COMPLETE, INCOMPLETE, CONTRADICTORY } verdict;
+typedef enum verdict {
+    ABSENT,
+    COMPLETE,
+    INCOMPLETE,
+    CONTRADICTORY
+} verdict;
 
 typedef struct ranks {
     int rank, size, local_rank, local_size; /* local ones -1 when not said */
 } ranks;
 
 static verdict incomplete(const names *names, const char *missing, const char *given) {
-    tu_error(TUTTI_ERROR_ARGUMENT, "the environment of %s is incomplete: %s is set, %s is not", names->launcher, given, missing);
+    tu_error(TUTTI_ERROR_ARGUMENT, "the environment of %s is incomplete: %s is set, %s is not", names->launcher, given,
+             missing);
     return INCOMPLETE;
 }
 
 /* Rank and size of one launcher. Both must be there, and fit each other. */
 static verdict read_ranks(const names *names, ranks *found) {
     *found = (ranks){ -1, -1, -1, -1 };
-    if (number_of(names->rank, 0, INT32_MAX - 1, &found->rank) != TUTTI_OK || number_of(names->size, 1, INT32_MAX, &found->size) != TUTTI_OK)
+    if (number_of(names->rank, 0, INT32_MAX - 1, &found->rank) != TUTTI_OK ||
+        number_of(names->size, 1, INT32_MAX, &found->size) != TUTTI_OK)
         return CONTRADICTORY;
     if (found->rank < 0 && found->size < 0)
         return ABSENT;
@@ -72,16 +81,16 @@ static verdict read_ranks(const names *names, ranks *found) {
     if (found->size < 0)
         return incomplete(names, names->size, names->rank);
     if (found->rank >= found->size) {
-        tu_error(TUTTI_ERROR_ARGUMENT, "%s is %d, but %s is %d: ranks are 0 to %d", names->rank, found->rank, names->size, found->size,
-                 found->size - 1);
+        tu_error(TUTTI_ERROR_ARGUMENT, "%s is %d, but %s is %d: ranks are 0 to %d", names->rank, found->rank,
+                 names->size, found->size, found->size - 1);
         return CONTRADICTORY;
     }
     if (names->local_rank != NULL && (number_of(names->local_rank, 0, INT32_MAX - 1, &found->local_rank) != TUTTI_OK ||
                                       number_of(names->local_size, 1, INT32_MAX, &found->local_size) != TUTTI_OK))
         return CONTRADICTORY;
     if (found->local_size > found->size || (found->local_size > 0 && found->local_rank >= found->local_size)) {
-        tu_error(TUTTI_ERROR_ARGUMENT, "%s is %d and %s is %d, which does not fit %s, %d", names->local_rank, found->local_rank,
-                 names->local_size, found->local_size, names->size, found->size);
+        tu_error(TUTTI_ERROR_ARGUMENT, "%s is %d and %s is %d, which does not fit %s, %d", names->local_rank,
+                 found->local_rank, names->local_size, found->local_size, names->size, found->size);
         return CONTRADICTORY;
     }
     return COMPLETE;
@@ -103,8 +112,10 @@ static verdict read_master(const names *names, bool required, tu_launch *launch)
         if (!required && host == NULL && port < 0)
             return ABSENT;
         const char *missing = host == NULL ? "MASTER_ADDR" : "MASTER_PORT";
-        tu_error(TUTTI_ERROR_ARGUMENT, "the environment of %s is incomplete: %s is not set, so its ranks do not know where to meet (or set "
-                 "TUTTI_STORE)", names->launcher, missing);
+        tu_error(TUTTI_ERROR_ARGUMENT,
+                 "the environment of %s is incomplete: %s is not set, so its ranks do not know where to meet (or set "
+                 "TUTTI_STORE)",
+                 names->launcher, missing);
         return INCOMPLETE;
     }
     bool six = strchr(host, ':') != NULL && host[0] != '[';
@@ -136,7 +147,8 @@ static verdict find_torchrun(const tu_settings *settings, tu_launch *launch) {
     take(launch, &names, &found);
     const char *run = text_of("TORCHELASTIC_RUN_ID"), *restart = text_of("TORCHELASTIC_RESTART_COUNT");
     if (run != NULL || restart != NULL)
-        snprintf(launch->prefix, sizeof launch->prefix, "%.100s/%.20s", run != NULL ? run : "none", restart != NULL ? restart : "0");
+        snprintf(launch->prefix, sizeof launch->prefix, "%.100s/%.20s", run != NULL ? run : "none",
+                 restart != NULL ? restart : "0");
     if (found.size == 1 || tu_settings_text(settings, TU_SETTING_STORE)[0] != 0)
         return COMPLETE;
     verdict = read_master(&names, true, launch);
@@ -147,8 +159,8 @@ static verdict find_torchrun(const tu_settings *settings, tu_launch *launch) {
 }
 
 /* Where the ranks of an MPI launcher meet: on one host a socket named after the job, which `job` names or is NULL. */
-static verdict find_meeting(const tu_settings *settings, const names *names, const ranks *found, bool one_host, const char *job,
-                            const char *job_variable, tu_launch *launch) {
+static verdict find_meeting(const tu_settings *settings, const names *names, const ranks *found, bool one_host,
+                            const char *job, const char *job_variable, tu_launch *launch) {
     take(launch, names, found);
     if (found->size == 1 || tu_settings_text(settings, TU_SETTING_STORE)[0] != 0)
         return COMPLETE;
@@ -176,8 +188,8 @@ static verdict find_meeting(const tu_settings *settings, const names *names, con
 }
 
 static verdict find_open_mpi(const tu_settings *settings, tu_launch *launch) {
-    static const names names = { "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-                                 "OMPI_COMM_WORLD_LOCAL_SIZE" };
+    static const names names = { "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                                 "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE" };
     ranks found;
     verdict verdict = read_ranks(&names, &found);
     if (verdict != COMPLETE)
@@ -186,8 +198,8 @@ static verdict find_open_mpi(const tu_settings *settings, tu_launch *launch) {
     return find_meeting(settings, &names, &found, one_host, text_of("PMIX_NAMESPACE"), "PMIX_NAMESPACE", launch);
 }
 
-/* The process behind PMI_FD is the same for all ranks of a host; the protocol on it stays untouched for a later MPI_Init. Where there is
- * none, the address in PMI_PORT is. */
+/* The process behind PMI_FD is the same for all ranks of a host; the protocol on it stays untouched for a later
+ * MPI_Init. Where there is none, the address in PMI_PORT is. */
 static const char *hydra_job(char text[48]) {
     int fd;
     struct ucred peer;
@@ -229,12 +241,13 @@ static verdict find_slurm(const tu_settings *settings, tu_launch *launch) {
     char name[48];
     snprintf(name, sizeof name, "slurm-%.20s.%.20s", job != NULL ? job : "", step != NULL ? step : "");
     bool named = job != NULL && step != NULL;
-    return find_meeting(settings, &names, &found, nodes <= 1, named ? name : NULL, job == NULL ? "SLURM_JOB_ID" : "SLURM_STEP_ID", launch);
+    return find_meeting(settings, &names, &found, nodes <= 1, named ? name : NULL,
+                        job == NULL ? "SLURM_JOB_ID" : "SLURM_STEP_ID", launch);
 }
 
 static tutti_status find_in_environment(const tu_settings *settings, tu_log *log, tu_launch *launch) {
-    static verdict (*const finders[])(const tu_settings *, tu_launch *) = { find_tutti, find_torchrun, find_open_mpi, find_hydra,
-                                                                            find_slurm };
+    static verdict (*const finders[])(const tu_settings *, tu_launch *) = { find_tutti, find_torchrun, find_open_mpi,
+                                                                            find_hydra, find_slurm };
     tu_error_copy first;
     bool failed = false;
     for (size_t i = 0; i < sizeof finders / sizeof finders[0]; i++) {
@@ -270,16 +283,19 @@ static tutti_status check_options(const tutti_world_options *options) {
     if (options->store != NULL && options->store_url != NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_world_options has both a store and a store_url; give one");
     if (options->rank_count < 0)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_world_options.rank_count is %d; it must be positive, or 0 for the environment's",
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "tutti_world_options.rank_count is %d; it must be positive, or 0 for the environment's",
                         options->rank_count);
     if (options->store != NULL && options->rank_count == 0)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_world_options has a store, but rank_count is 0; with a store, rank and rank_count are "
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "tutti_world_options has a store, but rank_count is 0; with a store, rank and rank_count are "
                         "required");
     if (options->rank_count == 0 && options->rank >= 0)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_world_options has rank %d, but rank_count is 0; give both or neither", options->rank);
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "tutti_world_options has rank %d, but rank_count is 0; give both or neither", options->rank);
     if (options->rank_count > 0 && (options->rank < 0 || options->rank >= options->rank_count))
-        return tu_error(TUTTI_ERROR_RANGE, "tutti_world_options.rank is %d; with rank_count %d it must be 0 to %d", options->rank,
-                        options->rank_count, options->rank_count - 1);
+        return tu_error(TUTTI_ERROR_RANGE, "tutti_world_options.rank is %d; with rank_count %d it must be 0 to %d",
+                        options->rank, options->rank_count, options->rank_count - 1);
     return TUTTI_OK;
 }
 
@@ -290,17 +306,23 @@ static tutti_status find_spawned(tu_launch *launch) {
     return TUTTI_OK;
 }
 
-tutti_status tu_launch_find(const tutti_world_options *options, const tu_settings *settings, tu_log *log, tu_launch *launch) {
+tutti_status tu_launch_find(const tutti_world_options *options, const tu_settings *settings, tu_log *log,
+                            tu_launch *launch) {
     tutti_status status = check_options(options);
     if (status != TUTTI_OK)
         return status;
     if (options->rank_count > 0) {
-        *launch = (tu_launch){ .launcher = "options", .rank = options->rank, .size = options->rank_count, .store = options->store };
+        *launch = (tu_launch){
+            .launcher = "options", .rank = options->rank, .size = options->rank_count, .store = options->store
+        };
         if (options->store == NULL && options->store_url == NULL)
             snprintf(launch->url, sizeof launch->url, "%s", tu_settings_text(settings, TU_SETTING_STORE));
         if (launch->size > 1 && options->store == NULL && options->store_url == NULL && launch->url[0] == 0)
-            return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_world_options has rank_count %d but no store and no store_url, and TUTTI_STORE is not "
-                            "set: the ranks do not know where to meet", launch->size);
+            return tu_error(
+                TUTTI_ERROR_ARGUMENT,
+                "tutti_world_options has rank_count %d but no store and no store_url, and TUTTI_STORE is not "
+                "set: the ranks do not know where to meet",
+                launch->size);
     } else if (tu_spawn_current() != NULL) {
         status = find_spawned(launch);
     } else {
@@ -313,7 +335,8 @@ tutti_status tu_launch_find(const tutti_world_options *options, const tu_setting
         launch->rank_0_hosts = strncmp(options->store_url, "file:", 5) != 0;
         launch->per_opening = false;
         if ((size_t)snprintf(launch->url, sizeof launch->url, "%s", options->store_url) >= sizeof launch->url)
-            return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_world_options.store_url is too long: \"%s\"", options->store_url);
+            return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_world_options.store_url is too long: \"%s\"",
+                            options->store_url);
     }
     return TUTTI_OK;
 }

@@ -24,27 +24,29 @@ struct tu_spawn_record {
 const tu_spawn_record *tu_spawn_current(void);
 
 typedef struct tu_launch {
-    const char *launcher;   /* as tutti_world_launcher gives it */
+    const char *launcher; /* as tutti_world_launcher gives it */
     int rank, size;
     /* The meeting place: a store of somebody's, or an address. None for a world of one rank. */
-    tutti_store *store;     /* lent */
-    char url[192];          /* "unix:@…", "tcp://host:port", "file://…"; "" none */
-    bool rank_0_hosts;      /* rank 0 serves the address, unless somebody does already */
-    bool per_opening;       /* each opening has an address of its own: name and generation are appended */
-    char prefix[192];       /* in front of all keys: run id and restart count; "" none */
+    tutti_store *store; /* lent */
+    char url[192];      /* "unix:@…", "tcp://host:port", "file://…"; "" none */
+    bool rank_0_hosts;  /* rank 0 serves the address, unless somebody does already */
+    bool per_opening;   /* each opening has an address of its own: name and generation are appended */
+    char prefix[192];   /* in front of all keys: run id and restart count; "" none */
 } tu_launch;
 
 /* Finds out from options and environment. Local; nothing is opened. */
-tutti_status tu_launch_find(const tutti_world_options *options, const tu_settings *settings, tu_log *log, tu_launch *launch);
+tutti_status tu_launch_find(const tutti_world_options *options, const tu_settings *settings, tu_log *log,
+                            tu_launch *launch);
 
 /* The meeting place in words, the same for each opening by this rank. */
 void tu_launch_place(const tu_launch *launch, char *text, size_t bytes);
 
-/* Opens the store of the meeting place, with keys that are private to this world and opening; NULL for a world of one rank.
- * Also chooses world->address. */
+/* Opens the store of the meeting place, with keys that are private to this world and opening; NULL for a world of one
+ * rank. Also chooses world->address. */
 tutti_status tu_launch_meet(const tu_launch *launch, tutti_world *world, int64_t deadline, tutti_store **store);
 
-/* This host's address on the route to `host`, or on the interface that TUTTI_INTERFACE names (name, prefix, ^name, a.b.c.d/n). */
+/* This host's address on the route to `host`, or on the interface that TUTTI_INTERFACE names (name, prefix, ^name,
+ * a.b.c.d/n). */
 tutti_status tu_address_choose(const char *host, const char *interface, char *address, size_t bytes);
 
 #endif

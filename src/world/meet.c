@@ -2,8 +2,8 @@
  *
  * The meeting place of a world: its store, with keys that no other world and no other opening of this one shares.
  *
- * Keys are tutti/<run>/<world>/<opening>/… The opening is counted in the store, per rank and process: a rank that opens a world
- * again meets the others' second opening, and a second process with the same rank is seen as what it is.
+ * Keys are tutti/<run>/<world>/<opening>/… The opening is counted in the store, per rank and process: a rank that opens
+ * a world again meets the others' second opening, and a second process with the same rank is seen as what it is.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -17,8 +17,9 @@
 #include "world/launch.h"
 #include "world/sha1.h"
 
-/* How often this process opened the worlds whose sockets carry the opening in their names: rank and address, world, count. Only launchers
- * without a meeting place of their own need it, so a handful of entries; they stay until the process ends. */
+/* How often this process opened the worlds whose sockets carry the opening in their names: rank and address, world,
+ * count. Only launchers without a meeting place of their own need it, so a handful of entries; they stay until the
+ * process ends. */
 typedef struct opening {
     struct opening *next;
     unsigned count;
@@ -72,7 +73,8 @@ static tutti_status complete_url(const tu_launch *launch, const tutti_world *wor
     return TUTTI_OK;
 }
 
-/* The job's secret, from the descriptor that the launcher left open: 16 to 64 bytes, read from its start, so that every world can. */
+/* The job's secret, from the descriptor that the launcher left open: 16 to 64 bytes, read from its start, so that every
+ * world can. */
 static tutti_status read_secret(const tu_settings *settings, unsigned char secret[64], size_t *bytes) {
     *bytes = 0;
     if (tu_settings_text(settings, TU_SETTING_SECRET_FD)[0] == 0)
@@ -82,7 +84,9 @@ static tutti_status read_secret(const tu_settings *settings, unsigned char secre
     if (got < 0)
         return tu_error_system(errno, "the job's secret cannot be read from descriptor %d (TUTTI_SECRET_FD)", fd);
     if (got < 16)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "the job's secret on descriptor %d (TUTTI_SECRET_FD) has %zd bytes; it needs 16 to 64", fd, got);
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "the job's secret on descriptor %d (TUTTI_SECRET_FD) has %zd bytes; it needs 16 to 64", fd,
+                        got);
     *bytes = (size_t)got;
     return TUTTI_OK;
 }
@@ -92,7 +96,8 @@ static bool address_in_use(void) {
     return tutti_error_detail(&info) == TUTTI_OK && info.system_error == EADDRINUSE;
 }
 
-static tutti_status open_store(const tu_launch *launch, const tutti_world *world, int64_t deadline, tutti_store **store) {
+static tutti_status open_store(const tu_launch *launch, const tutti_world *world, int64_t deadline,
+                               tutti_store **store) {
     char url[256];
     unsigned char secret[64];
     size_t secret_bytes;
@@ -112,17 +117,20 @@ static tutti_status open_store(const tu_launch *launch, const tutti_world *world
     };
     status = tutti_store_open_url(url, &options, store);
     bool taken = status != TUTTI_OK && options.server && address_in_use();
-    if (taken) { /* by another world of ours, or by a store that was there first; if by something else, that will show */
+    if (taken) { /* by another world of ours, or by a store that was there first; if by something else, that will show
+                  */
         TU_LOG(TUTTI_LOG_INFO, world->log, "world", "%s is taken; using the store that is there", url);
         options.server = false;
         status = tutti_store_open_url(url, &options, store);
     }
     memset(secret, 0, sizeof secret);
     if (status != TUTTI_OK && taken)
-        tu_error_append(" (rank 0 could not serve the store itself, because %s is already in use: free it or choose another port)", url);
+        tu_error_append(
+            " (rank 0 could not serve the store itself, because %s is already in use: free it or choose another port)",
+            url);
     else if (status != TUTTI_OK)
-        tu_error_append(" (rank %d of %d, started by %s, tried to reach the meeting place %s)", launch->rank, launch->size, launch->launcher,
-                        url);
+        tu_error_append(" (rank %d of %d, started by %s, tried to reach the meeting place %s)", launch->rank,
+                        launch->size, launch->launcher, url);
     else
         TU_LOG(TUTTI_LOG_INFO, world->log, "world", "rank %d meets the others at %s%s", launch->rank, url,
                options.server ? ", which it serves" : "");
@@ -175,7 +183,8 @@ tutti_status tu_launch_meet(const tu_launch *launch, tutti_world *world, int64_t
         return status;
     char key[640], process[128];
     process_text(process, sizeof process);
-    int prefix = snprintf(key, sizeof key, "tutti/%s%s%s", launch->prefix, launch->prefix[0] != 0 ? "/" : "", world->name);
+    int prefix =
+        snprintf(key, sizeof key, "tutti/%s%s%s", launch->prefix, launch->prefix[0] != 0 ? "/" : "", world->name);
     snprintf(key + prefix, sizeof key - (size_t)prefix, "/openings/%d/%s", launch->rank, process);
     int64_t number;
     status = tutti_store_add(base, key, 1, &number);
@@ -187,12 +196,14 @@ tutti_status tu_launch_meet(const tu_launch *launch, tutti_world *world, int64_t
         tutti_store_release(base); /* the prefix store keeps it */
     char host[128];
     if (status == TUTTI_OK && host_of(launch->url, host, sizeof host)) {
-        status = tu_address_choose(host, tu_settings_text(&world->settings, TU_SETTING_INTERFACE), world->address, sizeof world->address);
+        status = tu_address_choose(host, tu_settings_text(&world->settings, TU_SETTING_INTERFACE), world->address,
+                                   sizeof world->address);
         if (status != TUTTI_OK) {
             tutti_store_release(*out);
             *out = NULL;
         } else {
-            TU_LOG(TUTTI_LOG_INFO, world->log, "world", "this host's address on the route to %s is %s", host, world->address);
+            TU_LOG(TUTTI_LOG_INFO, world->log, "world", "this host's address on the route to %s is %s", host,
+                   world->address);
         }
     }
     return status;

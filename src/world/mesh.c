@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Device meshes. A root holds the rank map and its layout: a size and a stride per root dimension. A dimension of any mesh is a list
- * of root dimensions, joined in order; so slicing and flattening never copy the map, and layouts compare by sizes and strides.
+ * Device meshes. A root holds the rank map and its layout: a size and a stride per root dimension. A dimension of any
+ * mesh is a list of root dimensions, joined in order; so slicing and flattening never copy the map, and layouts compare
+ * by sizes and strides.
  */
 #include <tutti/mesh.h>
 
@@ -129,31 +130,36 @@ static bool has_part(const dimension *dim, int part) {
 
 /* ---- making ---- */
 
-static tutti_status check_shape(const tutti_world *world, const char *device, const int *shape, int dim_count, const tutti_mesh_options *options,
-                                int *count) {
+static tutti_status check_shape(const tutti_world *world, const char *device, const int *shape, int dim_count,
+                                const tutti_mesh_options *options, int *count) {
     if (device == NULL || device[0] == 0 || strlen(device) > 15)
         return tu_error(TUTTI_ERROR_ARGUMENT, "a mesh needs a device type of 1 to 15 letters");
     for (const char *c = device; *c != 0; c++)
         if (!isalpha((unsigned char)*c))
-            return tu_error(TUTTI_ERROR_ARGUMENT, "the device type \"%s\" must consist of letters only, without an index", device);
+            return tu_error(TUTTI_ERROR_ARGUMENT,
+                            "the device type \"%s\" must consist of letters only, without an index", device);
     if (shape == NULL || dim_count <= 0 || dim_count > TUTTI_MESH_DIMS)
         return tu_error(TUTTI_ERROR_ARGUMENT, "a mesh has 1 to %d dimensions, not %d", TUTTI_MESH_DIMS, dim_count);
     int64_t product = 1;
     for (int i = 0; i < dim_count; i++) {
         if (shape[i] <= 0)
-            return tu_error(TUTTI_ERROR_ARGUMENT, "dimension %d of the mesh has %d ranks; it needs at least 1", i, shape[i]);
+            return tu_error(TUTTI_ERROR_ARGUMENT, "dimension %d of the mesh has %d ranks; it needs at least 1", i,
+                            shape[i]);
         product *= shape[i];
         if (product > world->size)
             return tu_error(TUTTI_ERROR_ARGUMENT, "the mesh has more ranks than the world, which has %d", world->size);
     }
     if (options->ranks != NULL && options->rank_count != product)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "the mesh needs %lld ranks, but the list has %d", (long long)product, options->rank_count);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "the mesh needs %lld ranks, but the list has %d", (long long)product,
+                        options->rank_count);
     for (int i = 0; options->names != NULL && i < dim_count; i++) {
         if (options->names[i] == NULL || options->names[i][0] == 0 || strlen(options->names[i]) > 63)
-            return tu_error(TUTTI_ERROR_ARGUMENT, "dimension %d has no name, or one longer than 63 characters; name all or none", i);
+            return tu_error(TUTTI_ERROR_ARGUMENT,
+                            "dimension %d has no name, or one longer than 63 characters; name all or none", i);
         for (int j = 0; j < i; j++)
             if (strcmp(options->names[i], options->names[j]) == 0)
-                return tu_error(TUTTI_ERROR_ARGUMENT, "two dimensions have the name \"%s\"; names must be unique", options->names[i]);
+                return tu_error(TUTTI_ERROR_ARGUMENT, "two dimensions have the name \"%s\"; names must be unique",
+                                options->names[i]);
     }
     *count = (int)product;
     return TUTTI_OK;
@@ -167,7 +173,8 @@ static tutti_status fill_map(root *root, const int *ranks) {
     for (int i = 0; i < root->count && status == TUTTI_OK; i++) {
         int rank = ranks != NULL ? ranks[i] : i;
         if (rank < 0 || rank >= root->world->size)
-            status = tu_error(TUTTI_ERROR_ARGUMENT, "rank %d of the mesh is not in this world, whose ranks are 0 to %d", rank, root->world->size - 1);
+            status = tu_error(TUTTI_ERROR_ARGUMENT, "rank %d of the mesh is not in this world, whose ranks are 0 to %d",
+                              rank, root->world->size - 1);
         else if (seen[rank])
             status = tu_error(TUTTI_ERROR_ARGUMENT, "rank %d is twice in the mesh", rank);
         else
@@ -183,7 +190,8 @@ static tutti_status fill_map(root *root, const int *ranks) {
     return status;
 }
 
-/* The groups along one dimension, for every choice of the coordinates outside of it; all ranks of the world make all of them. */
+/* The groups along one dimension, for every choice of the coordinates outside of it; all ranks of the world make all of
+ * them. */
 static tutti_status make_groups(root *root, dimension *dim, const char *description) {
     int size = dim_size(root, dim);
     if (size == root->world->size) {
@@ -205,8 +213,9 @@ static tutti_status make_groups(root *root, dimension *dim, const char *descript
         for (int i = 0; i < size; i++)
             ranks[i] = root->map[start + dim_offset(root, dim, i)];
         tutti_group *group;
-        status = tutti_group_new(root->world, ranks, size, TUTTI_OPTIONS(tutti_group_options, .description = description,
-                                                                         .timeout_ns = root->timeout_ns), &group);
+        status = tutti_group_new(
+            root->world, ranks, size,
+            TUTTI_OPTIONS(tutti_group_options, .description = description, .timeout_ns = root->timeout_ns), &group);
         if (status == TUTTI_OK && group != TUTTI_NON_GROUP_MEMBER)
             own = group;
     }
@@ -231,8 +240,8 @@ static tutti_status make_root_groups(root *root) {
     return status;
 }
 
-tutti_status tutti_mesh_new(tutti_world *world, const char *device, const int *shape, int dim_count, const tutti_mesh_options *given,
-                            tutti_mesh **mesh) {
+tutti_status tutti_mesh_new(tutti_world *world, const char *device, const int *shape, int dim_count,
+                            const tutti_mesh_options *given, tutti_mesh **mesh) {
     tutti_mesh_options options = TUTTI_MESH_OPTIONS_INIT;
     int count = 0;
     tutti_status status = tu_world_check(world);
@@ -301,7 +310,8 @@ static tutti_status need_names(const tutti_mesh *mesh) {
     if (mesh == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "the mesh is NULL");
     if (mesh->dims[0].name[0] == 0)
-        return tu_error(TUTTI_ERROR_STATE, "this mesh has no dimension names: give tutti_mesh_options.names when making it");
+        return tu_error(TUTTI_ERROR_STATE,
+                        "this mesh has no dimension names: give tutti_mesh_options.names when making it");
     return TUTTI_OK;
 }
 
@@ -368,7 +378,8 @@ tutti_status tutti_mesh_group(const tutti_mesh *mesh, int dim, tutti_group **gro
     if (mesh == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "the mesh is NULL");
     if (dim == -1 && mesh->dim_count > 1)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "this mesh has %d dimensions: say which dimension's group you want", mesh->dim_count);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "this mesh has %d dimensions: say which dimension's group you want",
+                        mesh->dim_count);
     if (dim < -1 || dim >= mesh->dim_count)
         return tu_error(TUTTI_ERROR_RANGE, "dimension %d is not in [0, %d)", dim, mesh->dim_count);
     tutti_group *found = mesh->dims[dim < 0 ? 0 : dim].group;
@@ -450,10 +461,13 @@ static tutti_status pick(const tutti_mesh *mesh, const char *const *names, int c
         for (int j = 0; j < i; j++)
             for (int k = 0; k < dims[j].parts; k++)
                 if (has_part(dim, dims[j].part[k]))
-                    return tu_error(TUTTI_ERROR_STATE, "the dimensions \"%s\" and \"%s\" of the slice overlap", dims[j].name, names[i]);
+                    return tu_error(TUTTI_ERROR_STATE, "the dimensions \"%s\" and \"%s\" of the slice overlap",
+                                    dims[j].name, names[i]);
         if (i > 0 && dim->part[0] < dims[i - 1].part[0])
-            return tu_error(TUTTI_ERROR_NOT_FOUND, "the dimensions of a slice must be in the order of the mesh, and \"%s\" comes before \"%s\" there",
-                            names[i], dims[i - 1].name);
+            return tu_error(
+                TUTTI_ERROR_NOT_FOUND,
+                "the dimensions of a slice must be in the order of the mesh, and \"%s\" comes before \"%s\" there",
+                names[i], dims[i - 1].name);
         dims[i] = *dim;
     }
     return TUTTI_OK;
@@ -464,7 +478,8 @@ tutti_status tutti_mesh_slice(tutti_mesh *mesh, const char *const *names, int co
     if (status != TUTTI_OK)
         return status;
     if (names == NULL || count <= 0 || count > TUTTI_MESH_DIMS || slice == NULL)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "a slice needs 1 to %d names, and a place for the result", TUTTI_MESH_DIMS);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "a slice needs 1 to %d names, and a place for the result",
+                        TUTTI_MESH_DIMS);
     dimension dims[TUTTI_MESH_DIMS];
     status = pick(mesh, names, count, dims);
     if (status != TUTTI_OK)
@@ -487,12 +502,14 @@ static tutti_status join(const tutti_mesh *mesh, const char *name, dimension *jo
         for (int j = 0; j < mesh->dims[i].parts; j++)
             joined->part[joined->parts++] = mesh->dims[i].part[j];
         if (used < sizeof joined->name)
-            used += (size_t)snprintf(joined->name + used, sizeof joined->name - used, "%s%s", i > 0 ? "_" : "", mesh->dims[i].name);
+            used += (size_t)snprintf(joined->name + used, sizeof joined->name - used, "%s%s", i > 0 ? "_" : "",
+                                     mesh->dims[i].name);
     }
     if (name != NULL)
         used = (size_t)snprintf(joined->name, sizeof joined->name, "%s", name);
     if (used == 0 || used >= sizeof joined->name)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "the name of a flattened dimension has 1 to 63 characters; \"%s\" has %zu", joined->name, used);
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "the name of a flattened dimension has 1 to 63 characters; \"%s\" has %zu", joined->name, used);
     return TUTTI_OK;
 }
 
@@ -515,7 +532,9 @@ tutti_status tutti_mesh_flatten(tutti_mesh *mesh, const char *name, tutti_mesh *
             return tu_error(TUTTI_ERROR_ARGUMENT, "\"%s\" is the name of a dimension of the mesh already", joined.name);
     const flat *known = find_flat(root, joined.name);
     if (known != NULL && !same_layout(root, &known->dim, root, &joined))
-        return tu_error(TUTTI_ERROR_ARGUMENT, "the mesh was flattened to \"%s\" before, with another layout; choose another name", joined.name);
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "the mesh was flattened to \"%s\" before, with another layout; choose another name",
+                        joined.name);
     if (known != NULL)
         return make_mesh(root, &known->dim, 1, out);
     flat *made = calloc(1, sizeof *made);

@@ -2,8 +2,8 @@
  *
  * The protocol that every operation of a group follows: enter, wait, leave; and how a group ends.
  *
- * A group ends once. The rank that sees the first cause wins the state word by compare-and-swap, writes the cause beside it,
- * marks it as told and rings the others; everybody else returns that cause, from then on and for ever.
+ * A group ends once. The rank that sees the first cause wins the state word by compare-and-swap, writes the cause
+ * beside it, marks it as told and rings the others; everybody else returns that cause, from then on and for ever.
  *
  * Budget of enter and leave together: no lock, no system call, no shared line written but the recorder's.
  */
@@ -55,7 +55,8 @@ static const char *rank_text(const tutti_group *group, int member, char text[48]
 
 /* ---- the end of a group ---- */
 
-/* Waits, bounded, for the winner to finish writing the cause: it does so without blocking, unless it died in between. */
+/* Waits, bounded, for the winner to finish writing the cause: it does so without blocking, unless it died in
+ * between. */
 static bool told(const tutti_group *group) {
     int64_t deadline = tu_deadline(200 * TU_MILLISECOND);
     for (int i = 0;; i++) {
@@ -81,7 +82,8 @@ tutti_status tu_group_cause(tutti_group *group) {
     }
     const tu_cause *cause = &group->page->cause;
     if (cause->origin == group->rank)
-        tu_error((tutti_status)cause->status, "group %s has ended, by what this rank saw first: %s", group->name, cause->message);
+        tu_error((tutti_status)cause->status, "group %s has ended, by what this rank saw first: %s", group->name,
+                 cause->message);
     else
         tu_error((tutti_status)cause->status, "group %s has ended, by what %s saw first: %s", group->name,
                  rank_text(group, cause->origin, who), cause->message);
@@ -102,7 +104,8 @@ static void ring_members(tutti_group *group) {
 static bool end_group(tutti_group *group, const tu_op_info *info) {
     uint64_t lives = 0;
     uint64_t mine = (uint64_t)group->rank + 1;
-    if (!atomic_compare_exchange_strong_explicit(&group->page->state, &lives, mine, memory_order_acq_rel, memory_order_acquire))
+    if (!atomic_compare_exchange_strong_explicit(&group->page->state, &lives, mine, memory_order_acq_rel,
+                                                 memory_order_acquire))
         return false;
     tu_error_copy error;
     tu_error_save(&error);
@@ -195,7 +198,8 @@ static tutti_status look_at_members(tutti_group *group, uint32_t departures, con
 
 static tutti_status refuse(tutti_group *group, const tu_op_info *info) {
     if (group == NULL)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the group is NULL", tu_operation_name((tu_operation)info->operation));
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the group is NULL",
+                        tu_operation_name((tu_operation)info->operation));
     if (group == TUTTI_NON_GROUP_MEMBER)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: this rank is no member of the group (TUTTI_NON_GROUP_MEMBER)",
                         tu_operation_name((tu_operation)info->operation));
@@ -203,8 +207,8 @@ static tutti_status refuse(tutti_group *group, const tu_op_info *info) {
     if (status != TUTTI_OK)
         return status;
     if (atomic_load_explicit(&group->destroyed, memory_order_relaxed))
-        return tu_error(TUTTI_ERROR_STATE, "%s: group %s is already destroyed", tu_operation_name((tu_operation)info->operation),
-                        group->name);
+        return tu_error(TUTTI_ERROR_STATE, "%s: group %s is already destroyed",
+                        tu_operation_name((tu_operation)info->operation), group->name);
     return TUTTI_OK;
 }
 
@@ -213,13 +217,16 @@ static tutti_status enter_fake(tutti_group *group, tu_op_info *info) {
     bool sequenced = tu_op_sequenced((tu_operation)info->operation);
     bool creating = info->operation == TU_OP_GROUP_NEW || info->operation == TU_OP_GROUP_SPLIT;
     if (group->world->fake_error && sequenced && !creating) {
-        tu_error(TUTTI_ERROR_STATE, "FakeProcessGroup collective operation error: the fake world was opened with error_on_collective");
-        return tu_error_where(group->name, tu_operation_name((tu_operation)info->operation), info->sequence, group->rank);
+        tu_error(TUTTI_ERROR_STATE,
+                 "FakeProcessGroup collective operation error: the fake world was opened with error_on_collective");
+        return tu_error_where(group->name, tu_operation_name((tu_operation)info->operation), info->sequence,
+                              group->rank);
     }
     return TUTTI_OK;
 }
 
-/* On the way of every operation, so for long timeouts by the clock that is cheaper to read and at most a tick (10 ms) behind. */
+/* On the way of every operation, so for long timeouts by the clock that is cheaper to read and at most a tick (10 ms)
+ * behind. */
 static int64_t deadline_after(int64_t timeout_ns) {
     if (timeout_ns < 2 * TU_SECOND)
         return tu_deadline(timeout_ns);
@@ -248,7 +255,8 @@ static tutti_status admit(tutti_group *group, int64_t call_timeout_ns, tu_op_inf
         return tu_group_cause(group);
     _Atomic uint64_t *counter = tu_op_sequenced((tu_operation)info->operation) ? &group->sequence : &group->messages;
     if (__builtin_expect(world->faults != NULL, 0)) {
-        info->sequence = atomic_load_explicit(counter, memory_order_relaxed) + 1; /* for messages: a skipped call takes no number */
+        info->sequence =
+            atomic_load_explicit(counter, memory_order_relaxed) + 1; /* for messages: a skipped call takes no number */
         status = tu_fault_meet(group, info);
         if (status != TUTTI_OK)
             return status;
@@ -278,7 +286,8 @@ uint64_t tu_group_record(tutti_group *group, const tu_op_info *info) {
     return world->fake ? 0 : tu_record_begin(tu_job_recorder(world->job, world->local_rank), info);
 }
 
-tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_op_info *info, int64_t *deadline, uint64_t *ticket) {
+tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_op_info *info, int64_t *deadline,
+                            uint64_t *ticket) {
     tutti_status status = admit(group, call_timeout_ns, info, deadline);
     *ticket = status == TUTTI_OK ? tu_group_record(group, info) : 0;
     return status;
@@ -288,7 +297,8 @@ tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_op_i
 static bool ends_group(const tu_op_info *info, tutti_status status) {
     switch (status) {
     case TUTTI_ERROR_TIMEOUT: /* of a signal or a receive it ends only that wait */
-        return info->operation != TU_OP_RECV && info->operation != TU_OP_PEERS_SIGNAL && info->operation != TU_OP_PEERS_WAIT_SIGNAL;
+        return info->operation != TU_OP_RECV && info->operation != TU_OP_PEERS_SIGNAL &&
+               info->operation != TU_OP_PEERS_WAIT_SIGNAL;
     case TUTTI_ERROR_DEAD:
     case TUTTI_ERROR_GONE:
     case TUTTI_ERROR_MISMATCH:
@@ -309,8 +319,8 @@ static bool ends_group(const tu_op_info *info, tutti_status status) {
 
 static void note_completed(tutti_group *group, uint64_t sequence) {
     uint64_t seen = atomic_load_explicit(&group->completed, memory_order_relaxed);
-    while (seen < sequence && !atomic_compare_exchange_weak_explicit(&group->completed, &seen, sequence, memory_order_relaxed,
-                                                                     memory_order_relaxed))
+    while (seen < sequence && !atomic_compare_exchange_weak_explicit(&group->completed, &seen, sequence,
+                                                                     memory_order_relaxed, memory_order_relaxed))
         ;
 }
 
@@ -341,7 +351,8 @@ tutti_status tu_group_leave_agreement(tutti_group *group, uint64_t ticket, tutti
 bool tu_group_absent(const tutti_group *group, const char *operation) {
     if (group != TUTTI_NON_GROUP_MEMBER)
         return false;
-    TU_LOG(TUTTI_LOG_WARN, NULL, "world", "%s on TUTTI_NON_GROUP_MEMBER does nothing: this rank is no member of that group", operation);
+    TU_LOG(TUTTI_LOG_WARN, NULL, "world",
+           "%s on TUTTI_NON_GROUP_MEMBER does nothing: this rank is no member of that group", operation);
     return true;
 }
 
@@ -377,10 +388,13 @@ static tutti_status mismatch_error(const tu_group_wait *wait, int member, const 
     tu_record_text(tu_job_recorder(job, group->job_ranks[member]), theirs, their_text, sizeof their_text);
     tu_record_view mine = { .info = *wait->info };
     tu_record_text(tu_job_recorder(job, group->world->local_rank), &mine, my_text, sizeof my_text);
-    tu_error(TUTTI_ERROR_MISMATCH, "the ranks disagree: %s called %s, %s called %s. All ranks of a group must call the same "
-             "operations in the same order", rank_text(group, group->rank, me), my_text, rank_text(group, member, who), their_text);
+    tu_error(TUTTI_ERROR_MISMATCH,
+             "the ranks disagree: %s called %s, %s called %s. All ranks of a group must call the same "
+             "operations in the same order",
+             rank_text(group, group->rank, me), my_text, rank_text(group, member, who), their_text);
     tu_error_at_fault(member);
-    return tu_error_where(group->name, tu_operation_name((tu_operation)wait->info->operation), wait->info->sequence, group->rank);
+    return tu_error_where(group->name, tu_operation_name((tu_operation)wait->info->operation), wait->info->sequence,
+                          group->rank);
 }
 
 static tutti_status check_members(void *argument) {
@@ -399,15 +413,17 @@ static tutti_status check_members(void *argument) {
         if ((state == TU_RANK_DEAD || state == TU_RANK_CLOSED) && awaited(wait, member))
             return departed_error(group, member, wait->info);
         tu_record_view theirs;
-        if (sequenced && counterpart(wait, member, &theirs) && theirs.info.operation != wait->info->operation && awaited(wait, member))
+        if (sequenced && counterpart(wait, member, &theirs) && theirs.info.operation != wait->info->operation &&
+            awaited(wait, member))
             return mismatch_error(wait, member, &theirs);
     }
-    tu_record_waiting(tu_job_recorder(job, group->world->local_rank), wait->ticket, first < 0 ? -1 : group->ranks[first]);
+    tu_record_waiting(tu_job_recorder(job, group->world->local_rank), wait->ticket,
+                      first < 0 ? -1 : group->ranks[first]);
     return TUTTI_OK;
 }
 
-void tu_group_wait_init(tu_group_wait *wait, tutti_group *group, const tu_op_info *info, uint64_t ticket, int64_t deadline,
-                        bool (*missing)(void *argument, int member), void *argument) {
+void tu_group_wait_init(tu_group_wait *wait, tutti_group *group, const tu_op_info *info, uint64_t ticket,
+                        int64_t deadline, bool (*missing)(void *argument, int member), void *argument) {
     *wait = (tu_group_wait){ .group = group, .info = info, .ticket = ticket, .missing = missing, .argument = argument };
     tu_job_wait_init(group->world->job, deadline, &wait->wait);
     wait->wait.ended = &group->page->state;
@@ -505,11 +521,13 @@ static tutti_status timeout_error(const tu_group_wait *wait) {
         tu_error_append("Missing: %s", missing);
     if (missing_count > 8)
         tu_error_append("; and %d more", missing_count - 8);
-    tu_error_append("%s%d of %d ranks have come (%s)", missing_count > 0 ? ". " : "", arrived_count, group->size, arrived);
+    tu_error_append("%s%d of %d ranks have come (%s)", missing_count > 0 ? ". " : "", arrived_count, group->size,
+                    arrived);
     tu_error_append(". `tutti ps` shows all ranks while they hang; TUTTI_TIMEOUT gives them more time");
     for (int i = 0; i < missing_count && i < TUTTI_ERROR_RANKS; i++)
         tu_error_at_fault(missing_ranks[i]);
-    return tu_error_where(group->name, tu_operation_name((tu_operation)wait->info->operation), wait->info->sequence, group->rank);
+    return tu_error_where(group->name, tu_operation_name((tu_operation)wait->info->operation), wait->info->sequence,
+                          group->rank);
 }
 
 tutti_status tu_group_wait_error(const tu_group_wait *wait, tutti_status status) {
@@ -522,8 +540,10 @@ tutti_status tu_group_wait_error(const tu_group_wait *wait, tutti_status status)
     case TUTTI_ERROR_INTERRUPTED: {
         char operation[160];
         tu_op_text(group, wait->info, operation, sizeof operation);
-        tu_error(TUTTI_ERROR_INTERRUPTED, "%s was interrupted on rank %d by tutti_world_interrupt", operation, group->rank);
-        return tu_error_where(group->name, tu_operation_name((tu_operation)wait->info->operation), wait->info->sequence, group->rank);
+        tu_error(TUTTI_ERROR_INTERRUPTED, "%s was interrupted on rank %d by tutti_world_interrupt", operation,
+                 group->rank);
+        return tu_error_where(group->name, tu_operation_name((tu_operation)wait->info->operation), wait->info->sequence,
+                              group->rank);
     }
     default:
         return status;

@@ -34,7 +34,8 @@ struct tu_group_links {
     int tag_count;
 };
 
-/* A power of two of buckets, doubled when there are more entries than buckets; `next` and `hash` are read through the accessors below. */
+/* A power of two of buckets, doubled when there are more entries than buckets; `next` and `hash` are read through the
+ * accessors below. */
 struct tu_registry {
     uint64_t counter;
     int count;
@@ -62,21 +63,21 @@ static uint64_t hash_text(const char *text) {
 
 #define FIRST_BUCKETS 16
 
-#define GROW(type, table, buckets, hash_of)                                                                            \
-    do {                                                                                                               \
-        type **wider = calloc(2 * (buckets), sizeof *wider);                                                           \
-        if (wider == NULL)                                                                                             \
-            break; /* it only stays slower */                                                                          \
-        for (size_t bucket = 0; bucket < (buckets); bucket++)                                                          \
-            for (type *entry = (table)[bucket], *next; entry != NULL; entry = next) {                                  \
-                next = entry->next;                                                                                    \
-                size_t to = entry->hash_of & (2 * (buckets)-1);                                                        \
-                entry->next = wider[to];                                                                               \
-                wider[to] = entry;                                                                                     \
-            }                                                                                                          \
-        free(table);                                                                                                   \
-        (table) = wider;                                                                                               \
-        (buckets) *= 2;                                                                                                \
+#define GROW(type, table, buckets, hash_of)                                           \
+    do {                                                                              \
+        type **wider = calloc(2 * (buckets), sizeof *wider);                          \
+        if (wider == NULL)                                                            \
+            break; /* it only stays slower */                                         \
+        for (size_t bucket = 0; bucket < (buckets); bucket++)                         \
+            for (type *entry = (table)[bucket], *next; entry != NULL; entry = next) { \
+                next = entry->next;                                                   \
+                size_t to = entry->hash_of & (2 * (buckets)-1);                       \
+                entry->next = wider[to];                                              \
+                wider[to] = entry;                                                    \
+            }                                                                         \
+        free(table);                                                                  \
+        (table) = wider;                                                              \
+        (buckets) *= 2;                                                               \
     } while (0)
 
 tutti_status tu_registry_create(tu_registry **out) {
@@ -262,7 +263,8 @@ void tu_registry_remove(tu_registry *registry, tutti_group *group) {
 
 tutti_group *tu_registry_name(const tu_registry *registry, const char *name) {
     uint64_t hash = hash_text(name);
-    for (struct tu_group_links *links = registry->names[hash & (registry->name_buckets - 1)]; links != NULL; links = links->next)
+    for (struct tu_group_links *links = registry->names[hash & (registry->name_buckets - 1)]; links != NULL;
+         links = links->next)
         if (links->name_hash == hash && strcmp(links->group->name, name) == 0)
             return links->group;
     return NULL;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a rank knows of its groups: by name, by tag, by rank list, in order of creation. Everything but find by tag and ranks takes constant
- * time, so that the thousandth group costs what the tenth did. Callers hold world->lock.
+ * What a rank knows of its groups: by name, by tag, by rank list, in order of creation. Everything but find by tag and
+ * ranks takes constant time, so that the thousandth group costs what the tenth did. Callers hold world->lock.
  */
 #ifndef TU_WORLD_REGISTRY_H
 #define TU_WORLD_REGISTRY_H

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The forms of a group argument: a group, its name, lists of ranks, a mesh. Expanding spells a form out; resolving finds the group.
+ * The forms of a group argument: a group, its name, lists of ranks, a mesh. Expanding spells a form out; resolving
+ * finds the group.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +17,8 @@ static tutti_status check_form(tutti_world *world, const tutti_group_form *form)
     if (status != TUTTI_OK)
         return status;
     if (form == NULL || form->size < sizeof *form)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "the form of the group is NULL or has no size: make it with tutti_form_group and its sisters");
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "the form of the group is NULL or has no size: make it with tutti_form_group and its sisters");
     return TUTTI_OK;
 }
 
@@ -27,7 +29,8 @@ static tutti_status check_nested(const tutti_group_form *form) {
         return tu_error(TUTTI_ERROR_RANGE, "the list of lists of ranks is empty");
     for (int i = 0; i < count; i++)
         if (counts[i] != counts[0] || counts[i] <= 0)
-            return tu_error(TUTTI_ERROR_ARGUMENT, "group sizes must be identical, but list 0 has %d ranks and list %d has %d", counts[0], i,
+            return tu_error(TUTTI_ERROR_ARGUMENT,
+                            "group sizes must be identical, but list 0 has %d ranks and list %d has %d", counts[0], i,
                             counts[i]);
     return TUTTI_OK;
 }
@@ -37,7 +40,8 @@ static tutti_status group_of_mesh(const tutti_group_form *form, tutti_group **gr
     if (form->as.mesh.mesh == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "the mesh is NULL");
     if (form->kind == TUTTI_FORM_MESH && tutti_mesh_dim_count(form->as.mesh.mesh) != 1)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "Only 1D mesh is supported here, and this one has %d dimensions: pass a mesh and a dimension",
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "Only 1D mesh is supported here, and this one has %d dimensions: pass a mesh and a dimension",
                         tutti_mesh_dim_count(form->as.mesh.mesh));
     return tutti_mesh_group(form->as.mesh.mesh, form->as.mesh.dim, group);
 }
@@ -79,12 +83,14 @@ static tutti_status expand_nested(const tutti_group_form *form, const char *tag,
     return status;
 }
 
-tutti_status tutti_group_expand(tutti_world *world, const tutti_group_form *form, const char *tag, tutti_group_expansion *out) {
+tutti_status tutti_group_expand(tutti_world *world, const tutti_group_form *form, const char *tag,
+                                tutti_group_expansion *out) {
     tutti_status status = check_form(world, form);
     if (status != TUTTI_OK)
         return status;
     if (out == NULL || out->size < sizeof *out)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "the expansion is NULL or has no size: set it to TUTTI_GROUP_EXPANSION_INIT");
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "the expansion is NULL or has no size: set it to TUTTI_GROUP_EXPANSION_INIT");
     if (tag == NULL)
         tag = "";
     switch (form->kind) {
@@ -125,20 +131,24 @@ void tutti_group_expansion_free(tutti_group_expansion *expansion) {
 
 /* ---- resolve ---- */
 
-static tutti_status resolve_ranks(tutti_world *world, const int *ranks, int count, const char *tag, tutti_group **group) {
+static tutti_status resolve_ranks(tutti_world *world, const int *ranks, int count, const char *tag,
+                                  tutti_group **group) {
     if (ranks == NULL || count <= 0)
         return tu_error(TUTTI_ERROR_ARGUMENT, "the list of ranks is empty");
     pthread_mutex_lock(&world->lock);
     tutti_group *found = tutti_group_keep(tu_registry_find(world->registry, tag, ranks, count));
     pthread_mutex_unlock(&world->lock);
     if (found == NULL)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "no group has just these %d ranks (the first is %d)%s%s%s: make it with tutti_group_new first", count,
-                        ranks[0], tag != NULL && tag[0] != 0 ? " and tag \"" : "", tag != NULL ? tag : "", tag != NULL && tag[0] != 0 ? "\"" : "");
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "no group has just these %d ranks (the first is %d)%s%s%s: make it with tutti_group_new first",
+                        count, ranks[0], tag != NULL && tag[0] != 0 ? " and tag \"" : "", tag != NULL ? tag : "",
+                        tag != NULL && tag[0] != 0 ? "\"" : "");
     *group = found;
     return TUTTI_OK;
 }
 
-static tutti_status resolve_nested(tutti_world *world, const tutti_group_form *form, const char *tag, tutti_group **group) {
+static tutti_status resolve_nested(tutti_world *world, const tutti_group_form *form, const char *tag,
+                                   tutti_group **group) {
     tutti_status status = check_nested(form);
     if (status != TUTTI_OK)
         return status;
@@ -156,13 +166,15 @@ static tutti_status resolve_name(tutti_world *world, const char *name, tutti_gro
     tutti_group *found = tutti_group_keep(tu_registry_name(world->registry, name));
     pthread_mutex_unlock(&world->lock);
     if (found == NULL)
-        return tu_error(TUTTI_ERROR_NOT_FOUND, "could not resolve the group name \"%s\": no group of this rank has it, or it is already destroyed",
-                        name);
+        return tu_error(
+            TUTTI_ERROR_NOT_FOUND,
+            "could not resolve the group name \"%s\": no group of this rank has it, or it is already destroyed", name);
     *group = found;
     return TUTTI_OK;
 }
 
-tutti_status tutti_group_resolve(tutti_world *world, const tutti_group_form *form, const char *tag, tutti_group **group) {
+tutti_status tutti_group_resolve(tutti_world *world, const tutti_group_form *form, const char *tag,
+                                 tutti_group **group) {
     tutti_status status = check_form(world, form);
     if (status == TUTTI_OK && group == NULL)
         status = tu_error(TUTTI_ERROR_ARGUMENT, "tutti_group_resolve: where the group goes is NULL");

@@ -14,7 +14,8 @@ static uint32_t rotate(uint32_t word, int bits) {
 static void block(uint32_t state[5], const uint8_t *data) {
     uint32_t schedule[80];
     for (int i = 0; i < 16; i++)
-        schedule[i] = (uint32_t)data[4 * i] << 24 | (uint32_t)data[4 * i + 1] << 16 | (uint32_t)data[4 * i + 2] << 8 | data[4 * i + 3];
+        schedule[i] = (uint32_t)data[4 * i] << 24 | (uint32_t)data[4 * i + 1] << 16 | (uint32_t)data[4 * i + 2] << 8 |
+                      data[4 * i + 3];
     for (int i = 16; i < 80; i++)
         schedule[i] = rotate(schedule[i - 3] ^ schedule[i - 8] ^ schedule[i - 14] ^ schedule[i - 16], 1);
     uint32_t a = state[0], b = state[1], c = state[2], d = state[3], e = state[4];

@@ -2,10 +2,11 @@
  *
  * Shrink and agree: what still works when a rank has died.
  *
- * A shrink goes in rounds. A vote says who survives and what all of them have completed; the survivors make the new group, whose page
- * goes round in an exchange; a second vote says whether all of them have it. One that dies in between costs another round, without
- * it; one that cannot fails all alike; one that does not come is named at the deadline. The exchange fails at a death, so whoever fails
- * in it sets the page's `abandoned` word, which ends it for the others too.
+ * A shrink goes in rounds. A vote says who survives and what all of them have completed; the survivors make the new
+ * group, whose page goes round in an exchange; a second vote says whether all of them have it. One that dies in between
+ * costs another round, without it; one that cannot fails all alike; one that does not come is named at the deadline.
+ * The exchange fails at a death, so whoever fails in it sets the page's `abandoned` word, which ends it for the others
+ * too.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +28,8 @@ typedef struct call {
     tu_op_info info;
     int64_t deadline;
     uint64_t ticket;
-    bool *awaited; /* by member: those that are not excluded. On the stack: nobody must fail for want of memory before it has voted. */
+    bool *awaited; /* by member: those that are not excluded. On the stack: nobody must fail for want of memory before
+                      it has voted. */
     bool *members; /* by member: of the decision */
     uint64_t digest;
 } call;
@@ -41,17 +43,24 @@ static tutti_status check_group(tutti_group *group, const char *function) {
     if (atomic_load_explicit(&group->destroyed, memory_order_relaxed))
         return tu_error(TUTTI_ERROR_STATE, "%s: group %s is already destroyed", function, group->name);
     if (!group->local)
-        return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: the ranks of group %s are on several hosts, and nobody can tell for certain which of those on "
-                        "another host are dead; use groups of one host each, or start the job again", function, group->name);
+        return tu_error(
+            TUTTI_ERROR_UNSUPPORTED,
+            "%s: the ranks of group %s are on several hosts, and nobody can tell for certain which of those on "
+            "another host are dead; use groups of one host each, or start the job again",
+            function, group->name);
     return TUTTI_OK;
 }
 
 /* Everything but the lock. The record begins here. */
 static tutti_status enter(call *this, tu_operation operation, int64_t timeout_ns) {
     tutti_group *group = this->group;
-    this->info = (tu_op_info){ .operation = (uint8_t)operation, .root = -1, .group_key = group->key, .group_index = group->recorder_index,
+    this->info = (tu_op_info){ .operation = (uint8_t)operation,
+                               .root = -1,
+                               .group_key = group->key,
+                               .group_index = group->recorder_index,
                                .sequence = group->attempts + 1 };
-    tutti_status status = tu_timeout_choose(this->function, timeout_ns, group->timeout_ns, group->world->timeout_ns, &this->info.timeout_ns);
+    tutti_status status = tu_timeout_choose(this->function, timeout_ns, group->timeout_ns, group->world->timeout_ns,
+                                            &this->info.timeout_ns);
     if (status == TUTTI_OK && group->world->faults != NULL)
         status = tu_fault_meet(group, &this->info);
     if (status != TUTTI_OK)
@@ -66,7 +75,8 @@ static tutti_status enter(call *this, tu_operation operation, int64_t timeout_ns
 static tutti_status leave(call *this, tutti_status status) {
     tutti_group *group = this->group;
     if (status != TUTTI_OK)
-        (void)tu_error_where(group->name, tu_operation_name((tu_operation)this->info.operation), this->info.sequence, group->rank);
+        (void)tu_error_where(group->name, tu_operation_name((tu_operation)this->info.operation), this->info.sequence,
+                             group->rank);
     if (!group->world->fake)
         (void)tu_group_leave_agreement(group, this->ticket, status);
     if (status != TUTTI_OK)
@@ -77,8 +87,10 @@ static tutti_status leave(call *this, tutti_status status) {
 static tutti_status lock(call *this) {
     if (tu_mutex_lock_until(&this->group->vote_lock, this->deadline))
         return TUTTI_OK;
-    return tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s waited %.3g s for another thread of this rank that shrinks or agrees on the same group",
-                    this->function, (double)this->info.timeout_ns / 1e9);
+    return tu_error(
+        TUTTI_ERROR_TIMEOUT,
+        "timeout: %s waited %.3g s for another thread of this rank that shrinks or agrees on the same group",
+        this->function, (double)this->info.timeout_ns / 1e9);
 }
 
 /* ---- what a decision that is no success means ---- */
@@ -86,7 +98,8 @@ static tutti_status lock(call *this) {
 static tutti_status late_error(const call *this) {
     tutti_group *group = this->group;
     const char *what = tu_operation_name((tu_operation)this->info.operation);
-    tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s of group %s waited %.3g s for ranks that live but do not come. Missing: ", what, group->name,
+    tu_error(TUTTI_ERROR_TIMEOUT,
+             "timeout: %s of group %s waited %.3g s for ranks that live but do not come. Missing: ", what, group->name,
              (double)this->info.timeout_ns / 1e9);
     int told = 0;
     for (int member = 0; member < group->size; member++) {
@@ -114,16 +127,20 @@ static tutti_status verdict(const call *this, const tu_vote *vote) {
     case TU_VOTE_MISMATCH:
         if (tu_group_ended(group)) {
             tutti_error_info first = TUTTI_ERROR_INFO_INIT;
-            if (tu_group_cause(group) == TUTTI_ERROR_MISMATCH && tutti_error_detail(&first) == TUTTI_OK && first.at_fault_count > 0 &&
-                first.at_fault[0] == vote->culprit)
+            if (tu_group_cause(group) == TUTTI_ERROR_MISMATCH && tutti_error_detail(&first) == TUTTI_OK &&
+                first.at_fault_count > 0 && first.at_fault[0] == vote->culprit)
                 return TUTTI_ERROR_MISMATCH;
         }
-        tu_error(TUTTI_ERROR_MISMATCH, "the ranks disagree: rank %d of group %s does not do the same as the others. In a group all ranks call "
-                 "tutti_group_shrink with the same exclusions, or all call tutti_group_agree", vote->culprit, group->name);
+        tu_error(
+            TUTTI_ERROR_MISMATCH,
+            "the ranks disagree: rank %d of group %s does not do the same as the others. In a group all ranks call "
+            "tutti_group_shrink with the same exclusions, or all call tutti_group_agree",
+            vote->culprit, group->name);
         tu_error_at_fault(vote->culprit);
         return TUTTI_ERROR_MISMATCH;
     case TU_VOTE_FAILED:
-        tu_error(vote->culprit_status, "no group was made, because rank %d cannot: %s", group->ranks[vote->culprit], vote->culprit_text);
+        tu_error(vote->culprit_status, "no group was made, because rank %d cannot: %s", group->ranks[vote->culprit],
+                 vote->culprit_text);
         tu_error_at_fault(vote->culprit);
         return vote->culprit_status;
     default:
@@ -146,8 +163,14 @@ tutti_status tutti_group_agree(tutti_group *group, bool mine, bool *all) {
     status = enter(&this, TU_OP_AGREE, 0);
     if (status != TUTTI_OK)
         return status;
-    tu_vote vote = { .kind = TU_VOTE_AGREE, .yes = mine, .awaited = this.awaited, .members = this.members, .info = &this.info,
-                     .ticket = this.ticket, .deadline = this.deadline, .all = mine };
+    tu_vote vote = { .kind = TU_VOTE_AGREE,
+                     .yes = mine,
+                     .awaited = this.awaited,
+                     .members = this.members,
+                     .info = &this.info,
+                     .ticket = this.ticket,
+                     .deadline = this.deadline,
+                     .all = mine };
     if (!group->world->fake) {
         status = lock(&this);
         if (status == TUTTI_OK) {
@@ -186,14 +209,16 @@ static tutti_status prepare(const call *this, const tu_vote *vote, rest *made, c
     tutti_group *group = this->group;
     char name[64], description[64];
     name_rest(group, vote->attempt, name);
-    snprintf(description, sizeof description, "%.44s:shrink:%llu", group->description, (unsigned long long)vote->attempt);
+    snprintf(description, sizeof description, "%.44s:shrink:%llu", group->description,
+             (unsigned long long)vote->attempt);
     made->count = 0;
     for (int member = 0; member < group->size; member++)
         if (vote->members[member])
             made->ranks[made->count++] = group->ranks[member];
     tu_group_plan plan = { .name = name,
                            .description = description,
-                           .key = tu_group_key("shrink %016llx %llu", (unsigned long long)group->key, (unsigned long long)vote->attempt),
+                           .key = tu_group_key("shrink %016llx %llu", (unsigned long long)group->key,
+                                               (unsigned long long)vote->attempt),
                            .ranks = made->ranks,
                            .count = made->count,
                            .timeout_ns = group->timeout_ns };
@@ -210,9 +235,15 @@ static tutti_status share_page(const call *this, tutti_group *made, const tu_pie
     uint8_t nothing = 0;
     char what[160];
     tu_op_text(this->group, &this->info, what, sizeof what);
-    tu_meeting meeting = { .ranks = made->ranks, .count = made->size, .me = made->rank, .key = made->key, .purpose = "shrink", .what = what,
+    tu_meeting meeting = { .ranks = made->ranks,
+                           .count = made->size,
+                           .me = made->rank,
+                           .key = made->key,
+                           .purpose = "shrink",
+                           .what = what,
                            .ended = &this->group->page->abandoned };
-    tutti_status status = tu_meet(made->world, &meeting, &nothing, 1, piece, this->deadline, mappings + count, mappings);
+    tutti_status status =
+        tu_meet(made->world, &meeting, &nothing, 1, piece, this->deadline, mappings + count, mappings);
     if (status == TUTTI_OK) {
         tu_group_page_set(made, mappings[0]);
         for (size_t i = 1; i < count; i++)
@@ -234,7 +265,8 @@ static tutti_status make_rest(const call *this, const tu_vote *vote, rest *made)
         status = tu_group_register(made->group, NULL);
     }
     if (status != TUTTI_OK) {
-        atomic_store_explicit(&this->group->page->abandoned, 1, memory_order_release); /* pairs with the exchange's look at it */
+        atomic_store_explicit(&this->group->page->abandoned, 1,
+                              memory_order_release); /* pairs with the exchange's look at it */
         tutti_group_release(made->group);
         made->group = NULL;
     }
@@ -258,24 +290,39 @@ static void unmake_rest(rest *made) {
 /* One round; *done when the new group stands. */
 static tutti_status one_round(call *this, rest *made, bool *done) {
     tutti_group *group = this->group;
-    atomic_store_explicit(&group->page->abandoned, 0, memory_order_release); /* nobody is in the last round's exchange any more */
-    tu_vote vote = { .kind = TU_VOTE_SHRINK, .digest = this->digest, .awaited = this->awaited, .members = this->members, .info = &this->info,
-                     .ticket = this->ticket, .deadline = this->deadline };
+    atomic_store_explicit(&group->page->abandoned, 0,
+                          memory_order_release); /* nobody is in the last round's exchange any more */
+    tu_vote vote = { .kind = TU_VOTE_SHRINK,
+                     .digest = this->digest,
+                     .awaited = this->awaited,
+                     .members = this->members,
+                     .info = &this->info,
+                     .ticket = this->ticket,
+                     .deadline = this->deadline };
     tutti_status status = tu_vote_hold(group, &vote);
     if (status == TUTTI_OK)
         status = verdict(this, &vote);
     if (status == TUTTI_OK && !this->members[group->rank])
-        status = tu_error(TUTTI_ERROR_STATE, "shrink of group %s: the others took this rank, %d, for dead, and go on without it", group->name,
-                          group->rank);
+        status = tu_error(TUTTI_ERROR_STATE,
+                          "shrink of group %s: the others took this rank, %d, for dead, and go on without it",
+                          group->name, group->rank);
     if (status != TUTTI_OK)
         return status;
     bool survivors[group->size];
     memcpy(survivors, this->members, sizeof survivors);
     tutti_status result = make_rest(this, &vote, made);
-    tu_vote commit = { .kind = TU_VOTE_COMMIT, .status = result, .text = result != TUTTI_OK ? tutti_error_message() : NULL,
-                       .digest = this->digest, .awaited = survivors, .members = this->members, .info = &this->info, .ticket = this->ticket,
-                       .deadline = this->deadline, .attempt = vote.attempt + 1 };
-    /* Where a member did not come to the exchange, the votes of the others come with its deadline: give them the time. */
+    tu_vote commit = { .kind = TU_VOTE_COMMIT,
+                       .status = result,
+                       .text = result != TUTTI_OK ? tutti_error_message() : NULL,
+                       .digest = this->digest,
+                       .awaited = survivors,
+                       .members = this->members,
+                       .info = &this->info,
+                       .ticket = this->ticket,
+                       .deadline = this->deadline,
+                       .attempt = vote.attempt + 1 };
+    /* Where a member did not come to the exchange, the votes of the others come with its deadline: give them the
+     * time. */
     if (result == TUTTI_ERROR_TIMEOUT)
         commit.deadline = tu_deadline(TU_SECOND);
     status = tu_vote_hold(group, &commit);
@@ -292,21 +339,29 @@ static tutti_status exclude(call *this, const tutti_shrink_options *options) {
     if (options->exclude == NULL && options->exclude_count == 0)
         return TUTTI_OK;
     if (options->exclude == NULL || options->exclude_count <= 0)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_group_shrink: the list of ranks to exclude is empty; leave it NULL to exclude the dead alone");
+        return tu_error(
+            TUTTI_ERROR_ARGUMENT,
+            "tutti_group_shrink: the list of ranks to exclude is empty; leave it NULL to exclude the dead alone");
     this->digest = 1;
     for (int i = 0; i < options->exclude_count; i++) {
         int member = options->exclude[i];
         if (member < 0 || member >= group->size)
-            return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_group_shrink: exclude[%d] is rank %d, but group %s has the ranks 0 to %d", i, member,
+            return tu_error(TUTTI_ERROR_ARGUMENT,
+                            "tutti_group_shrink: exclude[%d] is rank %d, but group %s has the ranks 0 to %d", i, member,
                             group->name, group->size - 1);
         if (!this->awaited[member])
-            return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_group_shrink: rank %d is twice in the list of ranks to exclude", member);
+            return tu_error(TUTTI_ERROR_ARGUMENT,
+                            "tutti_group_shrink: rank %d is twice in the list of ranks to exclude", member);
         this->awaited[member] = false;
     }
     if (options->exclude_count == group->size)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_group_shrink: all %d ranks of group %s are excluded; one must remain", group->size, group->name);
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "tutti_group_shrink: all %d ranks of group %s are excluded; one must remain", group->size,
+                        group->name);
     if (!this->awaited[group->rank])
-        return tu_error(TUTTI_ERROR_STATE, "tutti_group_shrink: this rank, %d, is excluded itself; only those that remain call it", group->rank);
+        return tu_error(TUTTI_ERROR_STATE,
+                        "tutti_group_shrink: this rank, %d, is excluded itself; only those that remain call it",
+                        group->rank);
     for (int member = 0; member < group->size; member++) /* any order of the list gives the same digest */
         this->digest = this->digest * 31 + this->awaited[member];
     return TUTTI_OK;
@@ -314,7 +369,9 @@ static tutti_status exclude(call *this, const tutti_shrink_options *options) {
 
 /* A fake world: everybody but the excluded survives. */
 static tutti_status shrink_fake(call *this, rest *made) {
-    tu_vote vote = { .members = this->awaited, .attempt = ++this->group->attempts, .settled = tutti_group_completed(this->group) };
+    tu_vote vote = { .members = this->awaited,
+                     .attempt = ++this->group->attempts,
+                     .settled = tutti_group_completed(this->group) };
     return make_rest(this, &vote, made);
 }
 

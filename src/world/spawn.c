@@ -2,9 +2,9 @@
  *
  * tutti_spawn: several ranks from one program, as threads or as forked processes.
  *
- * Each rank finds a launch record in its thread (and, in a forked process, in the process), which tutti_world_open reads before any environment.
- * Threads meet in a memory store, processes at a Unix socket that the parent serves. The parent reaps, publishes wait statuses to the survivors,
- * and hears each rank's last error over a pipe.
+ * Each rank finds a launch record in its thread (and, in a forked process, in the process), which tutti_world_open
+ * reads before any environment. Threads meet in a memory store, processes at a Unix socket that the parent serves. The
+ * parent reaps, publishes wait statuses to the survivors, and hears each rank's last error over a pipe.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -36,8 +36,8 @@ const tu_spawn_record *tu_spawn_current(void) {
 /* How a rank ended. */
 typedef struct outcome {
     tutti_status status;
-    bool died;     /* without returning from its main */
-    int order;     /* the how-manieth failure, from 1; 0: none */
+    bool died; /* without returning from its main */
+    int order; /* the how-manieth failure, from 1; 0: none */
     tu_error_copy error;
 } outcome;
 
@@ -92,7 +92,8 @@ static tutti_status first_failure(const outcome *outcomes, int ranks) {
         const outcome *one = &outcomes[rank];
         if (one->order == 0)
             continue;
-        if (first == NULL || weight(one) < weight(first) || (weight(one) == weight(first) && one->order < first->order)) {
+        if (first == NULL || weight(one) < weight(first) ||
+            (weight(one) == weight(first) && one->order < first->order)) {
             first = one;
             first_rank = rank;
         }
@@ -102,7 +103,8 @@ static tutti_status first_failure(const outcome *outcomes, int ranks) {
     tu_error_restore(&first->error);
     tu_error_copy whole = first->error;
     if (!first->died) {
-        snprintf(whole.message, sizeof whole.message, "rank %d: %.*s", first_rank, (int)sizeof whole.message - 32, first->error.message);
+        snprintf(whole.message, sizeof whole.message, "rank %d: %.*s", first_rank, (int)sizeof whole.message - 32,
+                 first->error.message);
         whole.info.status = first->status;
         tu_error_restore(&whole);
     }
@@ -116,8 +118,12 @@ typedef struct crew {
     void *argument;
     pthread_mutex_t lock;
     pthread_cond_t opened;
-    enum { GATE_CLOSED, GATE_OPEN, GATE_CANCELLED } gate; /* nobody starts before all threads exist; under lock */
-    int failures;                                         /* so far, under lock */
+    enum {
+        GATE_CLOSED,
+        GATE_OPEN,
+        GATE_CANCELLED
+    } gate;       /* nobody starts before all threads exist; under lock */
+    int failures; /* so far, under lock */
 } crew;
 
 typedef struct sailor {
@@ -194,7 +200,9 @@ static tutti_status spawn_threads(int ranks, tutti_rank_main *main, void *argume
     tutti_status status = tutti_store_open_memory(&store);
     if (status != TUTTI_OK)
         return status;
-    crew crew = { .main = main, .argument = argument, .lock = PTHREAD_MUTEX_INITIALIZER, .opened = PTHREAD_COND_INITIALIZER };
+    crew crew = {
+        .main = main, .argument = argument, .lock = PTHREAD_MUTEX_INITIALIZER, .opened = PTHREAD_COND_INITIALIZER
+    };
     sailor *sailors = calloc((size_t)ranks, sizeof *sailors);
     outcome *outcomes = calloc((size_t)ranks, sizeof *outcomes);
     if (sailors == NULL || outcomes == NULL) {
@@ -224,8 +232,8 @@ free_sailors:
 
 typedef struct child {
     pid_t pid;
-    int result;  /* pipe: its outcome, read end; -1 closed */
-    int pidfd;   /* -1: ended and reaped */
+    int result; /* pipe: its outcome, read end; -1 closed */
+    int pidfd;  /* -1: ended and reaped */
 } child;
 
 /* What a child writes when its main has returned. */
@@ -237,8 +245,10 @@ typedef struct report {
 static tutti_status refuse_fork(void) {
     char names[256];
     if (tu_worlds_open(names) > 0)
-        return tu_error(TUTTI_ERROR_STATE, "tutti_spawn cannot fork while a world is open in this process (%s): close it first, or spawn threads",
-                        names);
+        return tu_error(
+            TUTTI_ERROR_STATE,
+            "tutti_spawn cannot fork while a world is open in this process (%s): close it first, or spawn threads",
+            names);
     /* cuDeviceGetCount succeeds only after cuInit; a process forked after that cannot use the driver. */
     void *cuda = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
     if (cuda == NULL)
@@ -248,13 +258,16 @@ static tutti_status refuse_fork(void) {
     *(void **)&get_count = dlsym(cuda, "cuDeviceGetCount");
     bool initialised = get_count != NULL && get_count(&count) == 0;
     dlclose(cuda);
-    return initialised ? tu_error(TUTTI_ERROR_STATE, "tutti_spawn cannot fork after CUDA was initialised in this process: call it before the "
-                                  "first use of CUDA, or spawn threads")
-                       : TUTTI_OK;
+    return initialised
+               ? tu_error(TUTTI_ERROR_STATE,
+                          "tutti_spawn cannot fork after CUDA was initialised in this process: call it before the "
+                          "first use of CUDA, or spawn threads")
+               : TUTTI_OK;
 }
 
 /* A rank's process. `go` is at end-of-file when the parent gave up. */
-static _Noreturn void child_main(int rank, int ranks, const char *url, int go, int result, pid_t parent, tutti_rank_main *main, void *argument) {
+static _Noreturn void child_main(int rank, int ranks, const char *url, int go, int result, pid_t parent,
+                                 tutti_rank_main *main, void *argument) {
     static tu_spawn_record record; /* outlives this frame, for other threads of the rank */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     char byte;
@@ -301,7 +314,8 @@ static void reap_all(child *children, int count) {
 }
 
 /* Forks all ranks; each waits for a byte on `go`. After a failure nobody is left. */
-static tutti_status fork_all(child *children, int ranks, const char *url, int go[2], tutti_rank_main *main, void *argument) {
+static tutti_status fork_all(child *children, int ranks, const char *url, int go[2], tutti_rank_main *main,
+                             void *argument) {
     pid_t parent = getpid();
     tutti_status status = TUTTI_OK;
     int forked = 0;
@@ -325,8 +339,10 @@ static tutti_status fork_all(child *children, int ranks, const char *url, int go
         close(result[1]);
         if (pid < 0) {
             close(result[0]);
-            status = tu_error_system(fork_error, "rank %d of %d cannot be forked (processes of a user are limited by RLIMIT_NPROC, "
-                                     "and by the cgroup's pids.max)", forked, ranks);
+            status = tu_error_system(fork_error,
+                                     "rank %d of %d cannot be forked (processes of a user are limited by RLIMIT_NPROC, "
+                                     "and by the cgroup's pids.max)",
+                                     forked, ranks);
             break;
         }
         children[forked] = (child){ .pid = pid, .result = result[0], .pidfd = open_pidfd(pid) };
@@ -357,11 +373,11 @@ static void take_outcome(child *child, int rank, int wait_status, outcome *outco
         return;
     }
     if (WIFSIGNALED(wait_status))
-        tu_error(TUTTI_ERROR_DEAD, "rank %d (pid %d) was killed by signal %d (%s)", rank, (int)child->pid, WTERMSIG(wait_status),
-                 strsignal(WTERMSIG(wait_status)));
+        tu_error(TUTTI_ERROR_DEAD, "rank %d (pid %d) was killed by signal %d (%s)", rank, (int)child->pid,
+                 WTERMSIG(wait_status), strsignal(WTERMSIG(wait_status)));
     else
-        tu_error(TUTTI_ERROR_DEAD, "rank %d (pid %d) exited with status %d before its main returned", rank, (int)child->pid,
-                 WEXITSTATUS(wait_status));
+        tu_error(TUTTI_ERROR_DEAD, "rank %d (pid %d) exited with status %d before its main returned", rank,
+                 (int)child->pid, WEXITSTATUS(wait_status));
     tu_error_at_fault(rank);
     tu_error_save(&outcome->error);
     outcome->status = TUTTI_ERROR_DEAD;
@@ -470,5 +486,6 @@ tutti_status tutti_spawn(tutti_spawn_kind kind, int ranks, tutti_rank_main *main
         return spawn_threads(ranks, main, argument);
     if (kind == TUTTI_SPAWN_PROCESSES)
         return spawn_processes(ranks, main, argument);
-    return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_spawn: kind %d is neither TUTTI_SPAWN_THREADS nor TUTTI_SPAWN_PROCESSES", (int)kind);
+    return tu_error(TUTTI_ERROR_ARGUMENT,
+                    "tutti_spawn: kind %d is neither TUTTI_SPAWN_THREADS nor TUTTI_SPAWN_PROCESSES", (int)kind);
 }

@@ -9,8 +9,8 @@
 #include "job/liveness.h"
 #include "world/group.h"
 
-/* What a member says in one attempt. By the member. Words that a slow reader may still look at are atomic; `text` is read only
- * when it was the decision's culprit. */
+/* What a member says in one attempt. By the member. Words that a slow reader may still look at are atomic; `text` is
+ * read only when it was the decision's culprit. */
 typedef struct ballot {
     _Atomic uint64_t completed, digest;
     _Atomic uint32_t kind, yes;
@@ -92,7 +92,8 @@ static void arrive(tutti_group *group, const tu_vote *vote) {
     atomic_store_explicit(&mine->yes, vote->yes, memory_order_relaxed);
     atomic_store_explicit(&mine->status, (int32_t)vote->status, memory_order_relaxed);
     snprintf(mine->text, sizeof mine->text, "%s", vote->text != NULL ? vote->text : "");
-    atomic_store_explicit(&slot_of(group, group->rank)->arrived, vote->attempt, memory_order_release); /* pairs with has_arrived */
+    atomic_store_explicit(&slot_of(group, group->rank)->arrived, vote->attempt,
+                          memory_order_release); /* pairs with has_arrived */
     ring(group, vote);
 }
 
@@ -121,12 +122,14 @@ static bool everybody_came(tutti_group *group, const tu_vote *vote) {
     return true;
 }
 
-/* Writes this member's proposal from what lies there. `late`: the deadline has passed; `mismatch`: a member that is elsewhere. */
+/* Writes this member's proposal from what lies there. `late`: the deadline has passed; `mismatch`: a member that is
+ * elsewhere. */
 static void propose(tutti_group *group, const tu_vote *vote, bool late, int mismatch) {
     late = late && !everybody_came(group, vote); /* in the very last moment */
     proposal *mine = proposal_of(group, group->rank, vote->attempt);
     atomic_store_explicit(&mine->attempt, 0, memory_order_relaxed);
-    atomic_thread_fence(memory_order_release); /* nobody takes the words below for the old attempt's: pairs with read_decision */
+    atomic_thread_fence(
+        memory_order_release); /* nobody takes the words below for the old attempt's: pairs with read_decision */
     tu_vote_outcome outcome = TU_VOTE_DONE;
     uint64_t settled = UINT64_MAX, bits[words_of(group->size)];
     memset(bits, 0, sizeof bits);
@@ -168,8 +171,9 @@ static void propose(tutti_group *group, const tu_vote *vote, bool late, int mism
 static void decide(tutti_group *group, const tu_vote *vote) {
     uint64_t seen = atomic_load_explicit(&group->page->decided, memory_order_acquire);
     uint64_t mine = vote->attempt << 32 | ((uint64_t)group->rank + 1);
-    while (seen >> 32 < vote->attempt && !atomic_compare_exchange_weak_explicit(&group->page->decided, &seen, mine, memory_order_acq_rel,
-                                                                               memory_order_acquire))
+    while (seen >> 32 < vote->attempt &&
+           !atomic_compare_exchange_weak_explicit(&group->page->decided, &seen, mine, memory_order_acq_rel,
+                                                  memory_order_acquire))
         ;
     ring(group, vote);
 }
@@ -185,7 +189,8 @@ static bool read_decision(tutti_group *group, tu_vote *vote) {
     vote->settled = atomic_load_explicit(&chosen->settled, memory_order_relaxed);
     vote->culprit = atomic_load_explicit(&chosen->culprit, memory_order_relaxed);
     for (int member = 0; member < group->size; member++)
-        vote->members[member] = atomic_load_explicit(&chosen->members[member / 64], memory_order_relaxed) >> (member % 64) & 1;
+        vote->members[member] =
+            atomic_load_explicit(&chosen->members[member / 64], memory_order_relaxed) >> (member % 64) & 1;
     vote->culprit_status = TUTTI_OK;
     if (vote->outcome == TU_VOTE_FAILED) {
         const ballot *theirs = ballot_of(group, vote->culprit, vote->attempt);
@@ -202,7 +207,7 @@ static bool read_decision(tutti_group *group, tu_vote *vote) {
 typedef struct watch {
     tutti_group *group;
     const tu_vote *vote;
-    int suspect;                /* member that was in an operation that this rank has not begun, at the last look; -1: none */
+    int suspect; /* member that was in an operation that this rank has not begun, at the last look; -1: none */
     uint64_t suspect_operation; /* its sequence number */
     bool elsewhere;             /* and still was at this one */
 } watch;
@@ -212,8 +217,9 @@ static bool complete(void *argument) {
     return decided_attempt(state->group) >= state->vote->attempt || everybody_came(state->group, state->vote);
 }
 
-/* In a group that lives, a member that waits in an operation which this rank has not begun waits for this rank, which is here. True when
- * it did so at the last look already: then no other thread of this rank is about to begin it. *found: it does so now. */
+/* In a group that lives, a member that waits in an operation which this rank has not begun waits for this rank, which
+ * is here. True when it did so at the last look already: then no other thread of this rank is about to begin it.
+ * *found: it does so now. */
 static bool waits_elsewhere(watch *state, int member, int *found) {
     tutti_group *group = state->group;
     tu_record_view view;
@@ -229,10 +235,14 @@ static bool waits_elsewhere(watch *state, int member, int *found) {
         return false;
     char theirs[160];
     tu_record_text(tu_job_recorder(group->world->job, group->job_ranks[member]), &view, theirs, sizeof theirs);
-    tu_error(TUTTI_ERROR_MISMATCH, "the ranks disagree: rank %d called %s, rank %d called %s. All ranks of a group must call the same operations "
-             "in the same order", group->rank, tu_operation_name((tu_operation)state->vote->info->operation), member, theirs);
+    tu_error(
+        TUTTI_ERROR_MISMATCH,
+        "the ranks disagree: rank %d called %s, rank %d called %s. All ranks of a group must call the same operations "
+        "in the same order",
+        group->rank, tu_operation_name((tu_operation)state->vote->info->operation), member, theirs);
     tu_error_at_fault(member);
-    (void)tu_error_where(group->name, tu_operation_name((tu_operation)state->vote->info->operation), state->vote->info->sequence, group->rank);
+    (void)tu_error_where(group->name, tu_operation_name((tu_operation)state->vote->info->operation),
+                         state->vote->info->sequence, group->rank);
     return true;
 }
 
@@ -254,7 +264,8 @@ static tutti_status look(void *argument) {
     }
     if (found < 0)
         state->suspect = -1;
-    tu_record_waiting(tu_job_recorder(group->world->job, group->world->local_rank), state->vote->ticket, first < 0 ? -1 : group->ranks[first]);
+    tu_record_waiting(tu_job_recorder(group->world->job, group->world->local_rank), state->vote->ticket,
+                      first < 0 ? -1 : group->ranks[first]);
     return TUTTI_OK;
 }
 
@@ -283,6 +294,8 @@ tutti_status tu_vote_hold(tutti_group *group, tu_vote *vote) {
     }
     if (read_decision(group, vote))
         return TUTTI_OK;
-    return tu_error(TUTTI_ERROR_TIMEOUT, "%s of group %s: rank %d came too late, the others have gone on without it; call it again to meet them",
-                    tu_operation_name((tu_operation)vote->info->operation), group->name, group->rank);
+    return tu_error(
+        TUTTI_ERROR_TIMEOUT,
+        "%s of group %s: rank %d came too late, the others have gone on without it; call it again to meet them",
+        tu_operation_name((tu_operation)vote->info->operation), group->name, group->rank);
 }

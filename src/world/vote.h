@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Votes: agreements of a group's members that survive the death of any of them at any moment, and work when the group has ended. On one host.
+ * Votes: agreements of a group's members that survive the death of any of them at any moment, and work when the group
+ * has ended. On one host.
  *
- * A vote has a number, its attempt. Each member writes its ballot and then its `arrived` word. Who sees that all it waits for have
- * arrived or departed writes a proposal, complete, into its own slot, and then tries to move the page's `decided` word on to this
- * attempt, by compare-and-swap: the first wins, and everybody takes the winner's proposal. So no member is special; one that dies before
- * the swap has changed nothing, one that dies after it has finished its part. A deadline is decided in the same way, so that all
- * fail alike. models/vote.pml proves it.
+ * A vote has a number, its attempt. Each member writes its ballot and then its `arrived` word. Who sees that all it
+ * waits for have arrived or departed writes a proposal, complete, into its own slot, and then tries to move the page's
+ * `decided` word on to this attempt, by compare-and-swap: the first wins, and everybody takes the winner's proposal. So
+ * no member is special; one that dies before the swap has changed nothing, one that dies after it has finished its
+ * part. A deadline is decided in the same way, so that all fail alike. models/vote.pml proves it.
  *
  * Ballots and proposals are written in turns of two: attempt n + 2 begins after everybody has left attempt n.
  */
@@ -43,19 +44,19 @@ typedef struct tu_vote {
     const tu_op_info *info;
     uint64_t ticket;
     int64_t deadline;
-    uint64_t attempt;    /* 0: the next; set */
+    uint64_t attempt; /* 0: the next; set */
     /* The decision. */
     tu_vote_outcome outcome;
-    bool all;            /* agree */
-    bool *members;       /* shrink: survivors; late: the missing. Room for the group's size. */
-    uint64_t settled;    /* shrink */
-    int culprit;         /* member, or -1 */
+    bool all;         /* agree */
+    bool *members;    /* shrink: survivors; late: the missing. Room for the group's size. */
+    uint64_t settled; /* shrink */
+    int culprit;      /* member, or -1 */
     tutti_status culprit_status;
     char culprit_text[TU_VOTE_TEXT];
 } tu_vote;
 
-/* Votes and waits for the decision. TUTTI_OK when there is one, whatever its outcome; else INTERRUPTED, or TIMEOUT when the others
- * went on without this rank, with a message. Under the group's vote_lock. */
+/* Votes and waits for the decision. TUTTI_OK when there is one, whatever its outcome; else INTERRUPTED, or TIMEOUT when
+ * the others went on without this rank, with a message. Under the group's vote_lock. */
 tutti_status tu_vote_hold(tutti_group *group, tu_vote *vote);
 
 /* Room for the slots of a group's members, behind its page and area. */

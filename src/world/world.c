@@ -2,8 +2,8 @@
  *
  * Worlds: opening, closing, and the handles that keep a closed world's memory.
  *
- * The process keeps one list of its open worlds: for "open twice", for tutti_spawn, which must not fork while a world is open,
- * and so that closing a pointer that is no open world is an error and not a crash.
+ * The process keeps one list of its open worlds: for "open twice", for tutti_spawn, which must not fork while a world
+ * is open, and so that closing a pointer that is no open world is an error and not a crash.
  */
 #include "world/world.h"
 
@@ -32,9 +32,12 @@ static tutti_status claim(tutti_world *world) {
     tutti_status status = TUTTI_OK;
     pthread_mutex_lock(&list_lock);
     for (tutti_world *other = open_worlds; other != NULL && !world->fake; other = other->next)
-        if (!other->fake && other->rank == world->rank && strcmp(other->name, world->name) == 0 && strcmp(other->meeting, world->meeting) == 0)
-            status = tu_error(TUTTI_ERROR_EXISTS, "a world named \"%s\" is already open in this rank (%d); close it first, or give "
-                              "tutti_world_options.name another name", world->name, world->rank);
+        if (!other->fake && other->rank == world->rank && strcmp(other->name, world->name) == 0 &&
+            strcmp(other->meeting, world->meeting) == 0)
+            status = tu_error(TUTTI_ERROR_EXISTS,
+                              "a world named \"%s\" is already open in this rank (%d); close it first, or give "
+                              "tutti_world_options.name another name",
+                              world->name, world->rank);
     if (status == TUTTI_OK) {
         world->next = open_worlds;
         open_worlds = world;
@@ -99,7 +102,8 @@ static tutti_status apply_list(tu_settings *settings, const char *list) {
         while (setting < TU_SETTING_COUNT && strcmp(tu_setting_rows[setting].environment, item) != 0)
             setting++;
         if (value == NULL || setting == TU_SETTING_COUNT)
-            status = tu_error(TUTTI_ERROR_ARGUMENT, "tutti_world_options.settings: \"%s\" %s; write TUTTI_NAME=value,TUTTI_NAME=value", item,
+            status = tu_error(TUTTI_ERROR_ARGUMENT,
+                              "tutti_world_options.settings: \"%s\" %s; write TUTTI_NAME=value,TUTTI_NAME=value", item,
                               value == NULL ? "has no value" : "is no setting of Tutti");
         else
             status = tu_settings_set(settings, (tu_setting)setting, value);
@@ -117,7 +121,8 @@ static tutti_status load_settings(tutti_world *world, const tutti_world_options 
         status = apply_list(&world->settings, options->settings);
     char text[32];
     if (status == TUTTI_OK && options->timeout_ns < 0)
-        status = tu_error(TUTTI_ERROR_ARGUMENT, "tutti_world_options.timeout_ns is %lld; it must be 0 (TUTTI_TIMEOUT) or more",
+        status = tu_error(TUTTI_ERROR_ARGUMENT,
+                          "tutti_world_options.timeout_ns is %lld; it must be 0 (TUTTI_TIMEOUT) or more",
                           (long long)options->timeout_ns);
     if (status == TUTTI_OK && options->timeout_ns > 0) {
         snprintf(text, sizeof text, "%lldns", (long long)options->timeout_ns);
@@ -132,7 +137,9 @@ static tutti_status load_settings(tutti_world *world, const tutti_world_options 
     if (status == TUTTI_OK) {
         world->timeout_ns = tu_settings_number(&world->settings, TU_SETTING_TIMEOUT);
         if (world->timeout_ns <= 0)
-            status = tu_error(TUTTI_ERROR_ARGUMENT, "TUTTI_TIMEOUT is 0; no call waits for ever and none can wait not at all: give a duration");
+            status =
+                tu_error(TUTTI_ERROR_ARGUMENT,
+                         "TUTTI_TIMEOUT is 0; no call waits for ever and none can wait not at all: give a duration");
     }
     if (status != TUTTI_OK)
         tu_settings_free(&world->settings);
@@ -141,7 +148,8 @@ static tutti_status load_settings(tutti_world *world, const tutti_world_options 
 
 static void warn_unknown(const char *name, const char *nearest, void *argument) {
     const tutti_world *world = argument;
-    TU_LOG(TUTTI_LOG_WARN, world->log, "world", "unknown setting %s in the environment; did you mean %s?", name, nearest);
+    TU_LOG(TUTTI_LOG_WARN, world->log, "world", "unknown setting %s in the environment; did you mean %s?", name,
+           nearest);
 }
 
 /* ---- opening ---- */
@@ -150,7 +158,8 @@ static void warn_unknown(const char *name, const char *nearest, void *argument) 
 static tutti_status make_world(const tutti_world_options *options, tutti_world **out) {
     const char *name = options->name != NULL ? options->name : "default";
     if (name[0] == 0 || strlen(name) >= sizeof(*out)->name || strpbrk(name, "/\n") != NULL)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "a world's name has 1 to %zu characters and no slash; \"%s\" has not", sizeof(*out)->name - 1, name);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "a world's name has 1 to %zu characters and no slash; \"%s\" has not",
+                        sizeof(*out)->name - 1, name);
     tutti_world *world = calloc(1, sizeof *world);
     if (world == NULL)
         return tu_error_memory("a world", sizeof *world);
@@ -161,8 +170,9 @@ static tutti_status make_world(const tutti_world_options *options, tutti_world *
     tutti_status status = load_settings(world, options);
     if (status != TUTTI_OK)
         goto destroy_locks;
-    status = tu_log_create(tu_settings_text(&world->settings, TU_SETTING_LOG), tu_settings_text(&world->settings, TU_SETTING_LOG_FILE),
-                           options->log_callback, options->log_user, &world->log);
+    status = tu_log_create(tu_settings_text(&world->settings, TU_SETTING_LOG),
+                           tu_settings_text(&world->settings, TU_SETTING_LOG_FILE), options->log_callback,
+                           options->log_user, &world->log);
     if (status != TUTTI_OK)
         goto free_settings;
     status = tu_registry_create(&world->registry);
@@ -216,7 +226,9 @@ static tutti_status open_job(tutti_world *world, const tu_launch *launch, int64_
         .deadline = deadline,
         .interrupt = &world->interrupt,
         .log = world->log,
-        .spin = tu_settings_text(&world->settings, TU_SETTING_SPIN)[0] != 0 ? tu_settings_number(&world->settings, TU_SETTING_SPIN) : -1,
+        .spin = tu_settings_text(&world->settings, TU_SETTING_SPIN)[0] != 0
+                    ? tu_settings_number(&world->settings, TU_SETTING_SPIN)
+                    : -1,
     };
     status = tu_job_open(&options, &world->job);
     tutti_store_release(store);
@@ -227,14 +239,16 @@ static tutti_status open_job(tutti_world *world, const tu_launch *launch, int64_
     return status;
 }
 
-/* A server that rank 0 still keeps from an earlier opening ends when rank 0 comes here too; whoever was quicker and met it tries again. */
+/* A server that rank 0 still keeps from an earlier opening ends when rank 0 comes here too; whoever was quicker and met
+ * it tries again. */
 static tutti_status find_the_others(tutti_world *world, const tu_launch *launch, int64_t deadline) {
     for (;;) {
         tutti_status status = open_job(world, launch, deadline);
         bool lost = status == TUTTI_ERROR_NETWORK || status == TUTTI_ERROR_STORE;
         if (!lost || !launch->rank_0_hosts || launch->rank == 0 || tu_clock_now() >= deadline)
             return status;
-        TU_LOG(TUTTI_LOG_INFO, world->log, "world", "the meeting place went away; trying again: %s", tutti_error_message());
+        TU_LOG(TUTTI_LOG_INFO, world->log, "world", "the meeting place went away; trying again: %s",
+               tutti_error_message());
         nanosleep(&(struct timespec){ .tv_nsec = 20 * TU_MILLISECOND }, NULL);
     }
 }
@@ -277,7 +291,8 @@ tutti_status tutti_world_open(const tutti_world_options *given, tutti_world **ou
     status = claim(world);
     if (status != TUTTI_OK)
         goto free_world;
-    TU_LOG(TUTTI_LOG_INFO, world->log, "world", "rank %d of %d; started by: %s", world->rank, world->size, world->launcher);
+    TU_LOG(TUTTI_LOG_INFO, world->log, "world", "rank %d of %d; started by: %s", world->rank, world->size,
+           world->launcher);
     status = find_the_others(world, &launch, deadline);
     if (status == TUTTI_OK)
         status = place_ranks(world);
@@ -287,8 +302,8 @@ tutti_status tutti_world_open(const tutti_world_options *given, tutti_world **ou
         status = tu_group_make_default(world, deadline);
     if (status != TUTTI_OK)
         goto unclaim_world;
-    TU_LOG(TUTTI_LOG_INFO, world->log, "world", "world \"%s\" is open: rank %d of %d, %d of them on this host", world->name, world->rank,
-           world->size, world->local_size);
+    TU_LOG(TUTTI_LOG_INFO, world->log, "world", "world \"%s\" is open: rank %d of %d, %d of them on this host",
+           world->name, world->rank, world->size, world->local_size);
     *out = world;
     return TUTTI_OK;
 
@@ -310,8 +325,11 @@ tutti_status tutti_world_open_fake(int rank, int rank_count, const tutti_fake_op
     if (status != TUTTI_OK)
         return status;
     if (out == NULL || rank_count <= 0 || rank < 0 || rank >= rank_count)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_world_open_fake: rank %d of %d; the size must be positive, the rank 0 to size - 1, and the "
-                        "place for the world not NULL", rank, rank_count);
+        return tu_error(
+            TUTTI_ERROR_ARGUMENT,
+            "tutti_world_open_fake: rank %d of %d; the size must be positive, the rank 0 to size - 1, and the "
+            "place for the world not NULL",
+            rank, rank_count);
     tutti_world *world = NULL;
     status = make_world(TUTTI_OPTIONS(tutti_world_options, .name = "fake", .rank = -1, .threads = -1), &world);
     if (status != TUTTI_OK)
@@ -369,12 +387,14 @@ static tutti_status live_handles_error(tutti_world *world) {
     for (int i = 0; i < TU_HANDLE_KINDS && world->kinds[i].what != NULL; i++) {
         size_t used = strlen(list);
         if (world->kinds[i].count > 0)
-            snprintf(list + used, sizeof list - used, "%s%d %s%s", used > 0 ? ", " : "", world->kinds[i].count, world->kinds[i].what,
-                     world->kinds[i].count > 1 ? "s" : "");
+            snprintf(list + used, sizeof list - used, "%s%d %s%s", used > 0 ? ", " : "", world->kinds[i].count,
+                     world->kinds[i].what, world->kinds[i].count > 1 ? "s" : "");
     }
     pthread_mutex_unlock(&world->lock);
-    return tu_error(TUTTI_ERROR_STATE, "world \"%s\" was closed on rank %d while handles are alive: %s; release them before closing "
-                    "(their memory goes with their last release)", world->name, world->rank, list);
+    return tu_error(TUTTI_ERROR_STATE,
+                    "world \"%s\" was closed on rank %d while handles are alive: %s; release them before closing "
+                    "(their memory goes with their last release)",
+                    world->name, world->rank, list);
 }
 
 tutti_status tutti_world_close(tutti_world *world) {
@@ -383,7 +403,8 @@ tutti_status tutti_world_close(tutti_world *world) {
     if (!unclaim(world))
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_world_close: this is no open world; was it closed already?");
     if (world->job != NULL && tu_job_forked(world->job))
-        return tu_error(TUTTI_ERROR_FORKED, "tutti_world_close was called in a forked child of the process that opened world \"%s\"",
+        return tu_error(TUTTI_ERROR_FORKED,
+                        "tutti_world_close was called in a forked child of the process that opened world \"%s\"",
                         world->name);
     TU_LOG(TUTTI_LOG_INFO, world->log, "world", "world \"%s\" closes", world->name);
     world->group = NULL;
@@ -404,8 +425,11 @@ tutti_status tu_world_check(const tutti_world *world) {
     if (__builtin_expect(atomic_load_explicit(&world->closed, memory_order_acquire) != 0, 0))
         return tu_error(TUTTI_ERROR_STATE, "world \"%s\" is closed", world->name);
     if (__builtin_expect(world->job != NULL && tu_job_forked(world->job), 0))
-        return tu_error(TUTTI_ERROR_FORKED, "called in a forked child of the process that opened world \"%s\" (rank %d); only that process may "
-                        "use it. Fork before opening, or exec after forking", world->name, world->rank);
+        return tu_error(
+            TUTTI_ERROR_FORKED,
+            "called in a forked child of the process that opened world \"%s\" (rank %d); only that process may "
+            "use it. Fork before opening, or exec after forking",
+            world->name, world->rank);
     return TUTTI_OK;
 }
 
@@ -427,8 +451,8 @@ void tu_world_handle(tutti_world *world, const char *what, int change) {
         free_world(world);
 }
 
-tutti_status tu_world_room(tutti_world *world, tu_room room, tutti_status (*make)(tutti_world *, void **), void (*end)(void *),
-                           void **state) {
+tutti_status tu_world_room(tutti_world *world, tu_room room, tutti_status (*make)(tutti_world *, void **),
+                           void (*end)(void *), void **state) {
     tutti_status status = TUTTI_OK;
     pthread_mutex_lock(&world->room_lock);
     if (world->rooms[room].state == NULL) {

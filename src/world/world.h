@@ -21,7 +21,13 @@
 
 /* Something of a layer above that lives as long as its owner (memory tables of a world, collective state of a group):
  * a slot per room, made on first need under the owner's lock, ended in reverse order of slots. */
-typedef enum tu_room { TU_ROOM_MEMORY, TU_ROOM_COLLECTIVE, TU_ROOM_BACKEND, TU_ROOM_FUNCTIONAL, TU_ROOM_COUNT } tu_room;
+typedef enum tu_room {
+    TU_ROOM_MEMORY,
+    TU_ROOM_COLLECTIVE,
+    TU_ROOM_BACKEND,
+    TU_ROOM_FUNCTIONAL,
+    TU_ROOM_COUNT
+} tu_room;
 typedef struct tu_attachment {
     _Atomic(void *) state; /* released when made, so that a look without the lock is enough afterwards */
     void (*end)(void *state);
@@ -39,23 +45,26 @@ struct tutti_world {
     tu_settings settings;
     tu_log *log;
     int64_t timeout_ns;
-    tutti_store *store;         /* prefixed; NULL when alone or fake */
-    tu_job *job;                /* NULL when fake */
-    int *job_rank_of;           /* world rank -> job rank, -1 on another host */
-    tutti_group *group;         /* the default group, "0" */
+    tutti_store *store; /* prefixed; NULL when alone or fake */
+    tu_job *job;        /* NULL when fake */
+    int *job_rank_of;   /* world rank -> job rank, -1 on another host */
+    tutti_group *group; /* the default group, "0" */
     _Atomic uint32_t interrupt;
-    _Atomic uint32_t closed;    /* set once by tutti_world_close */
+    _Atomic uint32_t closed; /* set once by tutti_world_close */
     /* Set once a backend other than the CPU's has been opened: asks the devices how the group fares. */
     _Atomic(tutti_status (*)(tutti_group *)) devices;
-    _Atomic bool looked;        /* for devices, at the first collective */
-    _Atomic int32_t handles;    /* 1 while open, and 1 for each live object of the layers above: see tu_world_handle */
-    pthread_mutex_t lock;       /* registry of groups, kinds of handles */
-    pthread_mutex_t room_lock;  /* attachments; held while one is made */
+    _Atomic bool looked;       /* for devices, at the first collective */
+    _Atomic int32_t handles;   /* 1 while open, and 1 for each live object of the layers above: see tu_world_handle */
+    pthread_mutex_t lock;      /* registry of groups, kinds of handles */
+    pthread_mutex_t room_lock; /* attachments; held while one is made */
     tu_attachment rooms[TU_ROOM_COUNT];
     struct tu_registry *registry; /* names, tags, counter: registry.h */
     struct tu_faults *faults;     /* to inject; NULL: none (fault.c) */
-    struct { const char *what; int count; } kinds[TU_HANDLE_KINDS]; /* live handles by kind, for close's list */
-    const tu_spawn_record *spawn;      /* of the tutti_spawn that started this rank, else NULL */
+    struct {
+        const char *what;
+        int count;
+    } kinds[TU_HANDLE_KINDS];     /* live handles by kind, for close's list */
+    const tu_spawn_record *spawn; /* of the tutti_spawn that started this rank, else NULL */
     char meeting[256];            /* where it met, in words, for "already open" and for the log */
     char address[64];             /* this host's address on the route to the meeting place; "" on one host */
     tutti_world *next;            /* in the process's list of open worlds */
@@ -63,8 +72,8 @@ struct tutti_world {
 
 /* Why a group ended. In shared memory; written once by the rank that wins the state word. */
 typedef struct tu_cause {
-    int32_t status;      /* tutti_status */
-    int32_t origin;      /* group rank that ended it */
+    int32_t status; /* tutti_status */
+    int32_t origin; /* group rank that ended it */
     uint64_t sequence;
     char operation[32];
     int32_t at_fault_count;
@@ -74,24 +83,28 @@ typedef struct tu_cause {
 
 /* Shared part of a group, in the piece of member 0. */
 typedef struct tu_group_page {
-    _Alignas(128) _Atomic uint64_t state; /* 0 lives; else (origin + 1) | TU_GROUP_TOLD once `cause` is complete; set by compare-and-swap */
-    _Alignas(128) tu_cause cause;         /* written by the winner alone, between its two steps */
-    /* Votes (vote.h): attempt << 32 | (member whose proposal was chosen) + 1; by compare-and-swap, attempts only rise. */
+    _Alignas(128) _Atomic uint64_t
+        state; /* 0 lives; else (origin + 1) | TU_GROUP_TOLD once `cause` is complete; set by compare-and-swap */
+    _Alignas(128) tu_cause cause; /* written by the winner alone, between its two steps */
+    /* Votes (vote.h): attempt << 32 | (member whose proposal was chosen) + 1; by compare-and-swap, attempts only
+     * rise. */
     _Alignas(128) _Atomic uint64_t decided;
-    /* Nonzero ends the exchange inside a shrink: any member whose part failed sets it; cleared before the next (shrink.c). */
+    /* Nonzero ends the exchange inside a shrink: any member whose part failed sets it; cleared before the next
+     * (shrink.c). */
     _Atomic uint64_t abandoned;
 } tu_group_page;
 #define TU_GROUP_TOLD (UINT64_C(1) << 32)
 
-/* Behind the page lies an area, zeroed, for sends and receives: they begin without the other members, so their memory must be there from the
- * start. A channel per ordered pair and a few fragments per member (collective/point.c). */
+/* Behind the page lies an area, zeroed, for sends and receives: they begin without the other members, so their memory
+ * must be there from the start. A channel per ordered pair and a few fragments per member (collective/point.c). */
 #define TU_AREA_CHANNEL ((size_t)640)
 #define TU_AREA_FRAGMENTS 2
 static inline size_t tu_area_fragment_bytes(int size) {
     return (size <= 16 ? (size_t)16 : (size_t)4) << 10;
 }
 static inline size_t tu_area_bytes(int size) {
-    return (size_t)size * (size_t)size * TU_AREA_CHANNEL + (size_t)size * TU_AREA_FRAGMENTS * tu_area_fragment_bytes(size);
+    return (size_t)size * (size_t)size * TU_AREA_CHANNEL +
+           (size_t)size * TU_AREA_FRAGMENTS * tu_area_fragment_bytes(size);
 }
 
 struct tutti_group {
@@ -100,53 +113,59 @@ struct tutti_group {
     char name[64];
     char description[64];
     char tag[96];
-    uint64_t key;            /* uid: the same on all members, unlike any other group's of the job, never reused */
-    int rank, size;          /* of this rank in the group */
-    int *ranks;              /* group rank -> world rank */
-    int *job_ranks;          /* group rank -> job rank, -1 on another host */
-    bool local;              /* all members on this host */
+    uint64_t key;               /* uid: the same on all members, unlike any other group's of the job, never reused */
+    int rank, size;             /* of this rank in the group */
+    int *ranks;                 /* group rank -> world rank */
+    int *job_ranks;             /* group rank -> job rank, -1 on another host */
+    bool local;                 /* all members on this host */
     _Atomic int64_t timeout_ns; /* 0: the world's */
-    tu_group_page *page;     /* and its area; shared by the members on one host; private memory for fake groups, groups across hosts and of one */
+    tu_group_page *page;      /* and its area; shared by the members on one host; private memory for fake groups, groups
+                                 across hosts and of one */
     tu_mapping *page_mapping; /* NULL when the page is private */
     tu_piece page_piece;      /* of member 0: the page's memory */
-    uint32_t recorder_index; /* of the name in this rank's recorder */
-    _Atomic uint64_t sequence;   /* of the last operation begun; operations of a group are numbered from 1 in call order */
-    _Atomic uint64_t messages;   /* the same for what not all members do alike (send, recv, puts, signals): see tu_op_sequenced */
-    _Atomic uint64_t completed;  /* of the last operation that this rank completed */
-    uint64_t attempts;           /* number of this rank's last vote (vote.h); under vote_lock */
-    pthread_mutex_t vote_lock;   /* one vote of a group at a time */
-    uint64_t exchanges;          /* of exchanges under `key`; under exchange_lock */
+    uint32_t recorder_index;  /* of the name in this rank's recorder */
+    _Atomic uint64_t
+        sequence; /* of the last operation begun; operations of a group are numbered from 1 in call order */
+    _Atomic uint64_t
+        messages; /* the same for what not all members do alike (send, recv, puts, signals): see tu_op_sequenced */
+    _Atomic uint64_t completed;    /* of the last operation that this rank completed */
+    uint64_t attempts;             /* number of this rank's last vote (vote.h); under vote_lock */
+    pthread_mutex_t vote_lock;     /* one vote of a group at a time */
+    uint64_t exchanges;            /* of exchanges under `key`; under exchange_lock */
     pthread_mutex_t exchange_lock; /* one exchange of a group at a time */
-    _Atomic uint32_t departures; /* tu_job_departures when the members were last looked at */
-    _Atomic uint32_t splits;     /* groups split off, for their descriptions */
-    _Atomic uint64_t settled;    /* of a shrunk group: last sequence that all survivors completed in the parent */
+    _Atomic uint32_t departures;   /* tu_job_departures when the members were last looked at */
+    _Atomic uint32_t splits;       /* groups split off, for their descriptions */
+    _Atomic uint64_t settled;      /* of a shrunk group: last sequence that all survivors completed in the parent */
     _Atomic uint32_t destroyed;
-    pthread_mutex_t lock;        /* attachments; held while one is made */
+    pthread_mutex_t lock; /* attachments; held while one is made */
     tu_attachment rooms[TU_ROOM_COUNT];
     struct tu_group_links *links; /* in the registry; NULL once destroyed */
 };
 
 /* ---- for operations on a group (collectives, rendezvous, signals …) ---- */
 
-/* The entry check of every operation: argument not NULL, not forked, world open, group not ended (then the first cause again),
- * no member departed (then the group ends), faults to inject. Takes the next sequence number, fills info->group_key,
- * group_index, sequence and timeout_ns, begins the record. call_timeout_ns as in tutti_call.*/
-tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_op_info *info, int64_t *deadline, uint64_t *ticket);
+/* The entry check of every operation: argument not NULL, not forked, world open, group not ended (then the first cause
+ * again), no member departed (then the group ends), faults to inject. Takes the next sequence number, fills
+ * info->group_key, group_index, sequence and timeout_ns, begins the record. call_timeout_ns as in tutti_call.*/
+tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_op_info *info, int64_t *deadline,
+                            uint64_t *ticket);
 
-/* An injected fault can ask that a call does nothing and succeeds: tu_group_enter then returns this. So every operation says
- *     if (status != TUTTI_OK) return tu_not_entered(status); */
+/* An injected fault can ask that a call does nothing and succeeds: tu_group_enter then returns this. So every operation
+ * says if (status != TUTTI_OK) return tu_not_entered(status); */
 #define TU_FAULT_SKIP ((tutti_status)1000)
 static inline tutti_status tu_not_entered(tutti_status status) {
     return status == TU_FAULT_SKIP ? TUTTI_OK : status;
 }
 
-/* The same in two steps, for operations that are over in less time than their book-keeping takes: they record while they wait, and read the clock for
- * their deadline (info->timeout_ns from now) only when they have to. An operation that waits long must have been recorded. */
+/* The same in two steps, for operations that are over in less time than their book-keeping takes: they record while
+ * they wait, and read the clock for their deadline (info->timeout_ns from now) only when they have to. An operation
+ * that waits long must have been recorded. */
 tutti_status tu_group_admit(tutti_group *group, int64_t call_timeout_ns, tu_op_info *info);
 uint64_t tu_group_record(tutti_group *group, const tu_op_info *info);
 
-/* Ends the record; on success notes the sequence as completed. A failure by death, mismatch, abort or deadline ends the group with
- * the calling thread's error as first cause, or replaces that error by the cause that was first. Returns the status to return. */
+/* Ends the record; on success notes the sequence as completed. A failure by death, mismatch, abort or deadline ends the
+ * group with the calling thread's error as first cause, or replaces that error by the cause that was first. Returns the
+ * status to return. */
 tutti_status tu_group_leave(tutti_group *group, const tu_op_info *info, uint64_t ticket, tutti_status status);
 
 /* Ends the group with the calling thread's current error; the first cause wins. Rings all members. */
@@ -159,8 +178,9 @@ static inline bool tu_group_ended(const tutti_group *group) {
 tutti_status tu_group_cause(tutti_group *group);
 
 /* Fills *wait for waiting on members of the group. Its check (every 20 ms at most) looks, for the members that
- * missing(argument, member) says are awaited, at death and departure, and at what they do instead: a member that is in another operation under the
- * same sequence number of this group is a mismatch. It writes the error. NULL missing: all members but this one. */
+ * missing(argument, member) says are awaited, at death and departure, and at what they do instead: a member that is in
+ * another operation under the same sequence number of this group is a mismatch. It writes the error. NULL missing: all
+ * members but this one. */
 typedef struct tu_group_wait {
     tu_wait wait;
     tutti_group *group;
@@ -169,27 +189,32 @@ typedef struct tu_group_wait {
     bool (*missing)(void *argument, int member);
     void *argument;
 } tu_group_wait;
-void tu_group_wait_init(tu_group_wait *wait, tutti_group *group, const tu_op_info *info, uint64_t ticket, int64_t deadline,
-                        bool (*missing)(void *argument, int member), void *argument);
-/* Turns what a tu_wait_… returned into the error to give: TIMEOUT gets its message (group, operation, sequence, this rank, who
- * arrived, who is missing and what each of them is doing instead), STATE becomes the group's cause, INTERRUPTED its
- * sentence; what the check wrote stays. */
+void tu_group_wait_init(tu_group_wait *wait, tutti_group *group, const tu_op_info *info, uint64_t ticket,
+                        int64_t deadline, bool (*missing)(void *argument, int member), void *argument);
+/* Turns what a tu_wait_… returned into the error to give: TIMEOUT gets its message (group, operation, sequence, this
+ * rank, who arrived, who is missing and what each of them is doing instead), STATE becomes the group's cause,
+ * INTERRUPTED its sentence; what the check wrote stays. */
 tutti_status tu_group_wait_error(const tu_group_wait *wait, tutti_status status);
 
-/* Whether all members of a group do this operation alike and in the same order, so that its sequence number means the same on
- * all of them. Others (send, recv, put, get, signals, barriers on a channel) are numbered by a counter of the rank's own. */
+/* Whether all members of a group do this operation alike and in the same order, so that its sequence number means the
+ * same on all of them. Others (send, recv, put, get, signals, barriers on a channel) are numbered by a counter of the
+ * rank's own. */
 bool tu_op_sequenced(tu_operation operation);
 
 /* "all_reduce 17 of group 0": for messages. */
 void tu_op_text(const tutti_group *group, const tu_op_info *info, char *text, size_t bytes);
 
-/* tu_job_exchange among the members (or through the store when they span hosts and no piece is given). Errors are complete. */
-tutti_status tu_group_exchange(tutti_group *group, const tu_op_info *info, const char *purpose, const void *payload, size_t bytes,
-                               const tu_piece *piece, int64_t deadline, void *payloads, tu_mapping **mappings);
+/* tu_job_exchange among the members (or through the store when they span hosts and no piece is given). Errors are
+ * complete. */
+tutti_status tu_group_exchange(tutti_group *group, const tu_op_info *info, const char *purpose, const void *payload,
+                               size_t bytes, const tu_piece *piece, int64_t deadline, void *payloads,
+                               tu_mapping **mappings);
 
-/* The same with a descriptor of each member (-1: none) instead of pieces; see tu_exchange.descriptors. On one host only. */
-tutti_status tu_group_exchange_descriptors(tutti_group *group, const tu_op_info *info, const char *purpose, const void *payload,
-                                           size_t bytes, int descriptor, int64_t deadline, void *payloads, int *descriptors);
+/* The same with a descriptor of each member (-1: none) instead of pieces; see tu_exchange.descriptors. On one host
+ * only. */
+tutti_status tu_group_exchange_descriptors(tutti_group *group, const tu_op_info *info, const char *purpose,
+                                           const void *payload, size_t bytes, int descriptor, int64_t deadline,
+                                           void *payloads, int *descriptors);
 
 /* Both, for a caller that goes on after a failure of its own: see tu_exchange.complete. */
 typedef struct tu_group_cargo {
@@ -199,11 +224,13 @@ typedef struct tu_group_cargo {
     int *descriptors;      /* NULL, or room for one per member */
     bool *complete;        /* NULL, or is set */
 } tu_group_cargo;
-tutti_status tu_group_exchange_with(tutti_group *group, const tu_op_info *info, const char *purpose, const void *payload, size_t bytes,
-                                    const tu_group_cargo *cargo, int64_t deadline, void *payloads);
+tutti_status tu_group_exchange_with(tutti_group *group, const tu_op_info *info, const char *purpose,
+                                    const void *payload, size_t bytes, const tu_group_cargo *cargo, int64_t deadline,
+                                    void *payloads);
 
 /* The attachment of a room, made by `make` on first need under the group's (world's) lock. */
-tutti_status tu_group_room(tutti_group *group, tu_room room, tutti_status (*make)(tutti_group *, void **), void (*end)(void *), void **state);
+tutti_status tu_group_room(tutti_group *group, tu_room room, tutti_status (*make)(tutti_group *, void **),
+                           void (*end)(void *), void **state);
 static inline void tu_attach(tu_attachment *attachment, void *state, void (*end)(void *)) {
     attachment->end = end;
     atomic_store_explicit(&attachment->state, state, memory_order_release); /* pairs with tu_attached */
@@ -212,13 +239,15 @@ static inline void tu_attach(tu_attachment *attachment, void *state, void (*end)
 static inline void *tu_attached(const tu_attachment *attachment) {
     return atomic_load_explicit(&attachment->state, memory_order_acquire);
 }
-tutti_status tu_world_room(tutti_world *world, tu_room room, tutti_status (*make)(tutti_world *, void **), void (*end)(void *), void **state);
+tutti_status tu_world_room(tutti_world *world, tu_room room, tutti_status (*make)(tutti_world *, void **),
+                           void (*end)(void *), void **state);
 
-/* Counts a live handle (+1) or its end (-1); `what` is for tutti_world_close's list. A world's memory goes with its last handle. */
+/* Counts a live handle (+1) or its end (-1); `what` is for tutti_world_close's list. A world's memory goes with its
+ * last handle. */
 void tu_world_handle(tutti_world *world, const char *what, int change);
 
-/* After a failed operation: writes this rank's flight recorder, and those of dead ranks, where TUTTI_TRACE_DIR says. Leaves the
- * thread's error as it is. */
+/* After a failed operation: writes this rank's flight recorder, and those of dead ranks, where TUTTI_TRACE_DIR says.
+ * Leaves the thread's error as it is. */
 void tu_trace_failure(tutti_world *world);
 
 /* TUTTI_OK for an open world of this process; NULL, closed and forked are errors. For calls that take a world. */

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Conversions are compared with the definition of each format: a pattern's value by ldexp, and rounding by the boundaries
- * between neighbours, each approached from both sides.
+ * Conversions are compared with the definition of each format: a pattern's value by ldexp, and rounding by the
+ * boundaries between neighbours, each approached from both sides.
  */
 #include <tutti/dtype.h>
 
 #include <math.h>
 
+#include "../harness.h"
 #include "base/float16.h"
 #include "base/float_control.h"
-#include "../harness.h"
 
 typedef struct format {
     tutti_dtype dtype;
@@ -24,7 +24,9 @@ static const format formats[] = {
     { TUTTI_F8_E5M2, 5, 2, true },
 };
 
-enum { FORMATS = sizeof formats / sizeof formats[0] };
+enum {
+    FORMATS = sizeof formats / sizeof formats[0]
+};
 
 static unsigned sign_bit(const format *f) {
     return 1u << (f->exponent_bits + f->mantissa_bits);
@@ -121,8 +123,8 @@ static void check_boundary(const format *f, unsigned below, double middle) {
     }
 }
 
-/* Between two neighbours the middle goes to the even one, and a step to either side goes to the nearer. Beyond the largest
- * the neighbour is where the next value would be: infinity for most, NaN for e4m3fn. */
+/* Between two neighbours the middle goes to the even one, and a step to either side goes to the nearer. Beyond the
+ * largest the neighbour is where the next value would be: infinity for most, NaN for e4m3fn. */
 TEST(every_boundary_rounds_to_nearest_and_ties_to_even) {
     for (int i = 0; i < FORMATS; i++) {
         const format *f = &formats[i];
@@ -178,14 +180,15 @@ TEST(flush_to_zero_set_by_the_caller_changes_nothing) {
 #endif
 }
 
-#define CHECK_CONVERT(from_dtype, from_type, value, to_dtype, to_type, expected)                                       \
-    do {                                                                                                               \
-        from_type from = value;                                                                                        \
-        to_type to, wanted = expected;                                                                                 \
-        memset(&to, 0x5a, sizeof to);                                                                                  \
-        CHECK_OK(tutti_convert(&from, from_dtype, &to, to_dtype, 1));                                                  \
-        if (memcmp(&to, &wanted, sizeof to) != 0)                                                                      \
-            FAIL("%s %s to %s is not %s", tutti_dtype_name(from_dtype), #value, tutti_dtype_name(to_dtype), #expected); \
+#define CHECK_CONVERT(from_dtype, from_type, value, to_dtype, to_type, expected)                            \
+    do {                                                                                                    \
+        from_type from = value;                                                                             \
+        to_type to, wanted = expected;                                                                      \
+        memset(&to, 0x5a, sizeof to);                                                                       \
+        CHECK_OK(tutti_convert(&from, from_dtype, &to, to_dtype, 1));                                       \
+        if (memcmp(&to, &wanted, sizeof to) != 0)                                                           \
+            FAIL("%s %s to %s is not %s", tutti_dtype_name(from_dtype), #value, tutti_dtype_name(to_dtype), \
+                 #expected);                                                                                \
     } while (0)
 
 TEST(floats_to_integers_truncate_and_saturate) {
@@ -241,7 +244,9 @@ TEST(bool_is_not_zero_and_complex_has_a_real_part) {
 }
 
 TEST(long_arrays_convert_in_place_and_unaligned) {
-    enum { COUNT = 1000 };
+    enum {
+        COUNT = 1000
+    };
     unsigned char bytes[COUNT * 4 + 1], wide[COUNT * 8 + 3];
     for (int i = 0; i < COUNT; i++) {
         int32_t value = i * 7 - 3000;
@@ -288,9 +293,15 @@ TEST(names_of_c_nccl_tests_and_pytorch_are_understood) {
     static const struct {
         const char *name;
         tutti_dtype dtype;
-    } names[] = { { "float", TUTTI_F32 },      { "Double", TUTTI_F64 },        { "half", TUTTI_F16 },
-                  { "bfloat16", TUTTI_BF16 },  { "float8_e4m3fn", TUTTI_F8_E4M3 }, { "fp8_e5m2", TUTTI_F8_E5M2 },
-                  { "INT32", TUTTI_I32 },      { "uint8", TUTTI_U8 },          { "complex64", TUTTI_C64 },
+    } names[] = { { "float", TUTTI_F32 },
+                  { "Double", TUTTI_F64 },
+                  { "half", TUTTI_F16 },
+                  { "bfloat16", TUTTI_BF16 },
+                  { "float8_e4m3fn", TUTTI_F8_E4M3 },
+                  { "fp8_e5m2", TUTTI_F8_E5M2 },
+                  { "INT32", TUTTI_I32 },
+                  { "uint8", TUTTI_U8 },
+                  { "complex64", TUTTI_C64 },
                   { "int64_t", TUTTI_I64 } };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         tutti_dtype dtype = 0;
@@ -313,9 +324,11 @@ TEST(reductions_apply_as_the_table_in_the_header_says) {
     static const struct {
         tutti_dtype dtype;
         const char *applies; /* sum avg product min max band bor bxor premul_sum */
-    } rows[] = { { TUTTI_F64, "xxxxx---x" },  { TUTTI_F8_E5M2, "xxxxx---x" }, { TUTTI_I8, "xxxxxxxx-" },
-                 { TUTTI_U64, "xxxxxxxx-" },  { TUTTI_BOOL, "x-xxxxxx-" },    { TUTTI_C64, "xx------x" },
-                 { TUTTI_C128, "xx------x" }, { (tutti_dtype)0, "---------" }, { (tutti_dtype)TUTTI_SUM, "---------" } };
+    } rows[] = {
+        { TUTTI_F64, "xxxxx---x" },  { TUTTI_F8_E5M2, "xxxxx---x" },  { TUTTI_I8, "xxxxxxxx-" },
+        { TUTTI_U64, "xxxxxxxx-" },  { TUTTI_BOOL, "x-xxxxxx-" },     { TUTTI_C64, "xx------x" },
+        { TUTTI_C128, "xx------x" }, { (tutti_dtype)0, "---------" }, { (tutti_dtype)TUTTI_SUM, "---------" }
+    };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         for (int op = 0; op < 9; op++)
             CHECK_EQ(tutti_op_applies((tutti_op)(TUTTI_SUM + op), rows[i].dtype), rows[i].applies[op] == 'x');

@@ -7,8 +7,9 @@ TEST(durations_are_understood_with_and_without_suffix) {
     static const struct {
         const char *text;
         int64_t nanoseconds;
-    } cases[] = { { "300", 300000000000 }, { "300s", 300000000000 }, { "20ms", 20000000 }, { "0.5", 500000000 },
-                  { "50us", 50000 },       { "7ns", 7 },             { "5min", 300000000000 }, { "1h", 3600000000000 } };
+    } cases[] = { { "300", 300000000000 },  { "300s", 300000000000 }, { "20ms", 20000000 },
+                  { "0.5", 500000000 },     { "50us", 50000 },        { "7ns", 7 },
+                  { "5min", 300000000000 }, { "1h", 3600000000000 } };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         int64_t value = -1;
         CHECK_OK(tu_parse_duration(cases[i].text, &value));
@@ -26,7 +27,8 @@ TEST(sizes_are_understood_with_and_without_suffix) {
     static const struct {
         const char *text;
         int64_t bytes;
-    } cases[] = { { "0", 0 }, { "64K", 65536 }, { "2M", 2097152 }, { "1G", 1073741824 }, { "1.5k", 1536 }, { "4KiB", 4096 }, { "8B", 8 } };
+    } cases[] = { { "0", 0 },       { "64K", 65536 }, { "2M", 2097152 }, { "1G", 1073741824 },
+                  { "1.5k", 1536 }, { "4KiB", 4096 }, { "8B", 8 } };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         int64_t value = -1;
         CHECK_OK(tu_parse_bytes(cases[i].text, &value));

@@ -14,8 +14,13 @@ static _Atomic uint64_t word, ended;
 
 static tu_wait make_wait(int64_t timeout) {
     tu_bell_prepare();
-    return (tu_wait){ .deadline = tu_deadline(timeout), .bell = &bell, .sleepers = &sleepers, .interrupt = &interrupt_flag,
-                      .ended = &ended, .spins = 10, .yields = 2 };
+    return (tu_wait){ .deadline = tu_deadline(timeout),
+                      .bell = &bell,
+                      .sleepers = &sleepers,
+                      .interrupt = &interrupt_flag,
+                      .ended = &ended,
+                      .spins = 10,
+                      .yields = 2 };
 }
 
 static void *set_later(void *argument) {

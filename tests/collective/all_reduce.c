@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * all_reduce equals the serial loop, bit for bit: every algorithm, size class, dtype, reduction and several group sizes; and a barrier is one.
+ * all_reduce equals the serial loop, bit for bit: every algorithm, size class, dtype, reduction and several group
+ * sizes; and a barrier is one.
  */
 #include <stdatomic.h>
 
 #include <tutti/collective.h>
 
-#include "values.h"
 #include "../harness.h"
+#include "values.h"
 
-static const tutti_algorithm algorithms[] = { TUTTI_ALGORITHM_AUTO, TUTTI_ALGORITHM_INLINE, TUTTI_ALGORITHM_ONE_SHOT, TUTTI_ALGORITHM_TWO_SHOT };
+static const tutti_algorithm algorithms[] = { TUTTI_ALGORITHM_AUTO, TUTTI_ALGORITHM_INLINE, TUTTI_ALGORITHM_ONE_SHOT,
+                                              TUTTI_ALGORITHM_TWO_SHOT };
 
 typedef struct plan {
     tutti_dtype dtype;
@@ -72,9 +74,15 @@ static void every_type(tutti_world *world, void *argument) {
     uint64_t seed = 1000;
     for (int dtype = TUTTI_F64; dtype <= TUTTI_C128; dtype++)
         for (int op = TUTTI_SUM; op <= TUTTI_PREMUL_SUM; op++)
-            for (size_t c = 0; c < sizeof counts / sizeof counts[0] && tutti_op_applies((tutti_op)op, (tutti_dtype)dtype); c++)
+            for (size_t c = 0;
+                 c < sizeof counts / sizeof counts[0] && tutti_op_applies((tutti_op)op, (tutti_dtype)dtype); c++)
                 for (size_t a = 0; a < sizeof algorithms / sizeof algorithms[0]; a++) {
-                    plan plan = { (tutti_dtype)dtype, (tutti_op)op, counts[c], c == 2 ? tutti_dtype_size((tutti_dtype)dtype) : 0, a % 2, algorithms[a] };
+                    plan plan = { (tutti_dtype)dtype,
+                                  (tutti_op)op,
+                                  counts[c],
+                                  c == 2 ? tutti_dtype_size((tutti_dtype)dtype) : 0,
+                                  a % 2,
+                                  algorithms[a] };
                     if (plan.algorithm == TUTTI_ALGORITHM_INLINE && counts[c] * tutti_dtype_size(plan.dtype) > 24)
                         continue;
                     run(group, &plan, seed++);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ranks that die, leave, stop coming or are interrupted in the middle of each collective: nobody hangs, and the error says who.
+ * Ranks that die, leave, stop coming or are interrupted in the middle of each collective: nobody hangs, and the error
+ * says who.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -45,7 +46,8 @@ static tutti_status ring(tutti_group *group, float *in, float *out, const tutti_
     (void)call;
     int rank = tutti_group_rank(group), size = tutti_group_size(group);
     tutti_work *work;
-    tutti_status status = tutti_recv(group, out, LONG, TUTTI_F32, (rank + 1) % size, 0, TUTTI_OPTIONS(tutti_call, .work = &work));
+    tutti_status status =
+        tutti_recv(group, out, LONG, TUTTI_F32, (rank + 1) % size, 0, TUTTI_OPTIONS(tutti_call, .work = &work));
     if (status != TUTTI_OK)
         return status;
     status = tutti_send(group, in, LONG, TUTTI_F32, (rank + size - 1) % size, 0, NULL);
@@ -58,9 +60,10 @@ static const struct {
     const char *name;
     operation *run;
 } operations[] = {
-    { "barrier", barrier },     { "short all_reduce", short_reduce },     { "all_reduce", long_reduce }, { "all_gather", all_gather },
-    { "broadcast", broadcast }, { "reduce", reduce },                     { "gather", gather },          { "reduce_scatter", reduce_scatter },
-    { "all_to_all", all_to_all }, { "send and recv", ring },
+    { "barrier", barrier },       { "short all_reduce", short_reduce }, { "all_reduce", long_reduce },
+    { "all_gather", all_gather }, { "broadcast", broadcast },           { "reduce", reduce },
+    { "gather", gather },         { "reduce_scatter", reduce_scatter }, { "all_to_all", all_to_all },
+    { "send and recv", ring },
 };
 
 static void *kill_soon(void *argument) {
@@ -70,7 +73,8 @@ static void *kill_soon(void *argument) {
     return NULL;
 }
 
-/* The last rank is killed at some moment of an endless row of operations; the others have a minute, and must see the death instead. */
+/* The last rank is killed at some moment of an endless row of operations; the others have a minute, and must see the
+ * death instead. */
 static tutti_status lose_a_rank(tutti_world *world, void *argument) {
     operation *run = operations[(size_t)(uintptr_t)argument].run;
     tutti_group *group = tutti_world_group(world);
@@ -139,7 +143,8 @@ TEST_WORLD(a_rank_that_left_properly_is_told_as_gone, 2) {
 static tutti_status test_until_finished(tutti_group *group, int64_t timeout_ns) {
     float value = 1, sum;
     tutti_work *work;
-    CHECK_OK(tutti_all_reduce(group, &value, &sum, 1, TUTTI_F32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .work = &work, .timeout_ns = timeout_ns)));
+    CHECK_OK(tutti_all_reduce(group, &value, &sum, 1, TUTTI_F32, TUTTI_SUM,
+                              TUTTI_OPTIONS(tutti_call, .work = &work, .timeout_ns = timeout_ns)));
     bool finished = false;
     while (!finished)
         CHECK_OK(tutti_work_test(work, &finished));
@@ -203,7 +208,8 @@ TEST_WORLD(an_abort_ends_a_work_that_nobody_finishes, 2) {
     if (tutti_world_rank(world) == 0) {
         int one = 1, sum;
         tutti_work *work;
-        CHECK_OK(tutti_all_reduce(group, &one, &sum, 1, TUTTI_I32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .work = &work)));
+        CHECK_OK(
+            tutti_all_reduce(group, &one, &sum, 1, TUTTI_I32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .work = &work)));
         CHECK_STATUS(tutti_work_wait(work, 0), TUTTI_ERROR_ABORTED);
         CHECK_MESSAGE("enough");
         tutti_work_release(work);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Collectives when memory runs out: each allocation fails in turn; the call fails with a message, nobody hangs, nothing is left behind.
+ * Collectives when memory runs out: each allocation fails in turn; the call fails with a message, nobody hangs, nothing
+ * is left behind.
  */
 #include <stdatomic.h>
 #include <unistd.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ranks that disagree: in every field, with every algorithm, the call fails on every rank, with both sides in the message, and the group has ended.
- * And arguments that are wrong on one rank alone, which end nothing.
+ * Ranks that disagree: in every field, with every algorithm, the call fails on every rank, with both sides in the
+ * message, and the group has ended. And arguments that are wrong on one rank alone, which end nothing.
  */
 #include <tutti/collective.h>
 
@@ -16,7 +16,8 @@ typedef struct disagreement {
 #define LONG 40000
 
 static tutti_status reduce_of(tutti_group *group, float *in, float *out, size_t count, tutti_algorithm algorithm) {
-    return tutti_all_reduce(group, in, out, count, TUTTI_F32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .algorithm = algorithm));
+    return tutti_all_reduce(group, in, out, count, TUTTI_F32, TUTTI_SUM,
+                            TUTTI_OPTIONS(tutti_call, .algorithm = algorithm));
 }
 
 static tutti_status counts_inline(tutti_group *group, bool differs, float *in, float *out) {
@@ -41,10 +42,12 @@ static tutti_status operations(tutti_group *group, bool differs, float *in, floa
     return differs ? tutti_barrier(group, NULL) : tutti_all_reduce(group, in, out, 10, TUTTI_F32, TUTTI_SUM, NULL);
 }
 static tutti_status order(tutti_group *group, bool differs, float *in, float *out) {
-    tutti_status status = differs ? tutti_all_gather(group, in, out, 10, TUTTI_F32, NULL) : tutti_all_reduce(group, in, out, 10, TUTTI_F32, TUTTI_SUM, NULL);
+    tutti_status status = differs ? tutti_all_gather(group, in, out, 10, TUTTI_F32, NULL)
+                                  : tutti_all_reduce(group, in, out, 10, TUTTI_F32, TUTTI_SUM, NULL);
     if (status != TUTTI_OK)
         return status;
-    return differs ? tutti_all_reduce(group, in, out, 10, TUTTI_F32, TUTTI_SUM, NULL) : tutti_all_gather(group, in, out, 10, TUTTI_F32, NULL);
+    return differs ? tutti_all_reduce(group, in, out, 10, TUTTI_F32, TUTTI_SUM, NULL)
+                   : tutti_all_gather(group, in, out, 10, TUTTI_F32, NULL);
 }
 static tutti_status roots(tutti_group *group, bool differs, float *in, float *out) {
     tutti_status status = tutti_broadcast(group, in, out, 10, TUTTI_F32, differs ? 1 : 0, NULL);
@@ -154,9 +157,11 @@ TEST_WORLD(wrong_arguments_are_named_and_end_nothing, 2) {
     CHECK_MESSAGE("`in`");
     CHECK_STATUS(tutti_all_reduce(group, in, NULL, 1, TUTTI_F32, TUTTI_SUM, NULL), TUTTI_ERROR_ARGUMENT);
     CHECK_MESSAGE("`out`");
-    CHECK_STATUS(tutti_all_reduce(group, in, out, 1, (tutti_dtype)TUTTI_SUM, (tutti_op)TUTTI_F32, NULL), TUTTI_ERROR_TYPE);
+    CHECK_STATUS(tutti_all_reduce(group, in, out, 1, (tutti_dtype)TUTTI_SUM, (tutti_op)TUTTI_F32, NULL),
+                 TUTTI_ERROR_TYPE);
     CHECK_MESSAGE("swapped");
-    CHECK_STATUS(tutti_all_reduce(group, in, out, 1, (tutti_dtype)(256 + TUTTI_F32), TUTTI_SUM, NULL), TUTTI_ERROR_TYPE);
+    CHECK_STATUS(tutti_all_reduce(group, in, out, 1, (tutti_dtype)(256 + TUTTI_F32), TUTTI_SUM, NULL),
+                 TUTTI_ERROR_TYPE);
     CHECK_STATUS(tutti_all_reduce(group, in, out, 1, TUTTI_F32, (tutti_op)(256 + TUTTI_SUM), NULL), TUTTI_ERROR_TYPE);
     CHECK_STATUS(tutti_all_reduce(group, in, out, 1, TUTTI_F32, TUTTI_BXOR, NULL), TUTTI_ERROR_TYPE);
     CHECK_MESSAGE("bxor is not defined for f32");

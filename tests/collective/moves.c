@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The moves, and the reductions that scatter: every byte arrives where it belongs, with every algorithm, in place and out of place, in symmetric
- * and private memory and any mixture of the two.
+ * The moves, and the reductions that scatter: every byte arrives where it belongs, with every algorithm, in place and
+ * out of place, in symmetric and private memory and any mixture of the two.
  */
 #include <tutti/collective.h>
 #include <tutti/memory.h>
@@ -9,8 +9,10 @@
 
 #include "values.h"
 
-static const tutti_algorithm move_algorithms[] = { TUTTI_ALGORITHM_AUTO, TUTTI_ALGORITHM_ONE_SHOT, TUTTI_ALGORITHM_PIPELINED };
-static const tutti_algorithm reduce_algorithms[] = { TUTTI_ALGORITHM_AUTO, TUTTI_ALGORITHM_ONE_SHOT, TUTTI_ALGORITHM_TWO_SHOT };
+static const tutti_algorithm move_algorithms[] = { TUTTI_ALGORITHM_AUTO, TUTTI_ALGORITHM_ONE_SHOT,
+                                                   TUTTI_ALGORITHM_PIPELINED };
+static const tutti_algorithm reduce_algorithms[] = { TUTTI_ALGORITHM_AUTO, TUTTI_ALGORITHM_ONE_SHOT,
+                                                     TUTTI_ALGORITHM_TWO_SHOT };
 
 /* ---- memory of both kinds ---- */
 
@@ -54,19 +56,23 @@ static void fill(uint32_t *to, size_t count, int from, int target) {
         to[i] = token(from, target, i);
 }
 
-static void expect(const uint32_t *got, size_t count, int from, int target, const char *what, size_t total, int kind, int algorithm) {
+static void expect(const uint32_t *got, size_t count, int from, int target, const char *what, size_t total, int kind,
+                   int algorithm) {
     for (size_t i = 0; i < count; i++)
         if (got[i] != token(from, target, i))
-            FAIL("%s of %zu (kind %d, algorithm %d): element %zu from rank %d is %x, not %x", what, total, kind, algorithm, i, from, got[i],
-                 token(from, target, i));
+            FAIL("%s of %zu (kind %d, algorithm %d): element %zu from rank %d is %x, not %x", what, total, kind,
+                 algorithm, i, from, got[i], token(from, target, i));
 }
 
 /* ---- each move ---- */
 
-static void check_all_gather(tutti_group *group, room *room, size_t count, int kind, int in_place, const tutti_call *call) {
+static void check_all_gather(tutti_group *group, room *room, size_t count, int kind, int in_place,
+                             const tutti_call *call) {
     int rank = tutti_group_rank(group), size = tutti_group_size(group);
     uint32_t *out = (uint32_t *)(void *)pick(room, kind, rank, true);
-    uint32_t *in = in_place == 1 ? out + (size_t)rank * count : in_place == 2 ? out : (uint32_t *)(void *)pick(room, kind, rank, false);
+    uint32_t *in = in_place == 1   ? out + (size_t)rank * count
+                   : in_place == 2 ? out
+                                   : (uint32_t *)(void *)pick(room, kind, rank, false);
     memset(out, 0xee, (size_t)size * count * 4);
     fill(in, count, rank, 0);
     CHECK_OK(tutti_all_gather(group, in, out, count, TUTTI_I32, call));
@@ -74,7 +80,8 @@ static void check_all_gather(tutti_group *group, room *room, size_t count, int k
         expect(out + (size_t)from * count, count, from, 0, "all_gather", count, kind, (int)call->algorithm);
 }
 
-static void check_broadcast(tutti_group *group, room *room, size_t count, int kind, int in_place, const tutti_call *call) {
+static void check_broadcast(tutti_group *group, room *room, size_t count, int kind, int in_place,
+                            const tutti_call *call) {
     int rank = tutti_group_rank(group), size = tutti_group_size(group), root = (int)(count % (size_t)size);
     uint32_t *out = (uint32_t *)(void *)pick(room, kind, rank, true);
     uint32_t *in = in_place ? out : (uint32_t *)(void *)pick(room, kind, rank, false);
@@ -89,14 +96,17 @@ static void check_gather(tutti_group *group, room *room, size_t count, int kind,
     int rank = tutti_group_rank(group), size = tutti_group_size(group), root = size - 1;
     uint32_t *out = (uint32_t *)(void *)pick(room, kind, rank, true);
     bool own = rank == root && in_place == 1;
-    uint32_t *in = own ? out + (size_t)rank * count : rank == root && in_place == 2 ? out : (uint32_t *)(void *)pick(room, kind, rank, false);
+    uint32_t *in = own                             ? out + (size_t)rank * count
+                   : rank == root && in_place == 2 ? out
+                                                   : (uint32_t *)(void *)pick(room, kind, rank, false);
     fill(in, count, rank, 0);
     CHECK_OK(tutti_gather(group, in, rank == root ? out : NULL, count, TUTTI_I32, root, call));
     for (int from = 0; from < size && rank == root; from++)
         expect(out + (size_t)from * count, count, from, 0, "gather", count, kind, (int)call->algorithm);
 }
 
-static void check_scatter(tutti_group *group, room *room, size_t count, int kind, int in_place, const tutti_call *call) {
+static void check_scatter(tutti_group *group, room *room, size_t count, int kind, int in_place,
+                          const tutti_call *call) {
     int rank = tutti_group_rank(group), size = tutti_group_size(group), root = 1 % size;
     uint32_t *in = (uint32_t *)(void *)pick(room, kind, rank, false);
     uint32_t *out = rank == root && in_place == 1   ? in + (size_t)rank * count
@@ -109,7 +119,8 @@ static void check_scatter(tutti_group *group, room *room, size_t count, int kind
     expect(out, count, root, rank, "scatter", count, kind, (int)call->algorithm);
 }
 
-static void check_all_to_all(tutti_group *group, room *room, size_t count, int kind, int in_place, const tutti_call *call) {
+static void check_all_to_all(tutti_group *group, room *room, size_t count, int kind, int in_place,
+                             const tutti_call *call) {
     int rank = tutti_group_rank(group), size = tutti_group_size(group);
     uint32_t *out = (uint32_t *)(void *)pick(room, kind, rank, true);
     uint32_t *in = in_place ? out : (uint32_t *)(void *)pick(room, kind, rank, false);
@@ -120,7 +131,8 @@ static void check_all_to_all(tutti_group *group, room *room, size_t count, int k
         expect(out + (size_t)from * count, count, from, rank, "all_to_all", count, kind, (int)call->algorithm);
 }
 
-static void check_permute(tutti_group *group, room *room, size_t count, int kind, int in_place, const tutti_call *call) {
+static void check_permute(tutti_group *group, room *room, size_t count, int kind, int in_place,
+                          const tutti_call *call) {
     int rank = tutti_group_rank(group), size = tutti_group_size(group);
     uint32_t *out = (uint32_t *)(void *)pick(room, kind, rank, true);
     uint32_t *in = in_place ? out : (uint32_t *)(void *)pick(room, kind, rank, false);
@@ -133,10 +145,13 @@ static void check_permute(tutti_group *group, room *room, size_t count, int kind
     expect(out, count, (rank + size - 1) % size, 0, "permute", count, kind, (int)call->algorithm);
 }
 
-static void check_reduce_scatter(tutti_group *group, room *room, size_t count, int kind, int in_place, const tutti_call *call) {
+static void check_reduce_scatter(tutti_group *group, room *room, size_t count, int kind, int in_place,
+                                 const tutti_call *call) {
     int rank = tutti_group_rank(group), size = tutti_group_size(group);
     uint32_t *in = (uint32_t *)(void *)pick(room, kind, rank, false);
-    uint32_t *out = in_place == 1 ? in + (size_t)rank * count : in_place == 2 ? in : (uint32_t *)(void *)pick(room, kind, rank, true);
+    uint32_t *out = in_place == 1   ? in + (size_t)rank * count
+                    : in_place == 2 ? in
+                                    : (uint32_t *)(void *)pick(room, kind, rank, true);
     for (int to = 0; to < size; to++)
         fill(in + (size_t)to * count, count, rank, to);
     CHECK_OK(tutti_reduce_scatter(group, in, out, count, TUTTI_U32, TUTTI_SUM, call));
@@ -145,8 +160,8 @@ static void check_reduce_scatter(tutti_group *group, room *room, size_t count, i
         for (int from = 0; from < size; from++)
             sum += token(from, rank, i);
         if (out[i] != sum)
-            FAIL("reduce_scatter of %zu (kind %d, algorithm %d, in place %d): element %zu is %x, not %x", count, kind, (int)call->algorithm,
-                 in_place, i, out[i], sum);
+            FAIL("reduce_scatter of %zu (kind %d, algorithm %d, in place %d): element %zu is %x, not %x", count, kind,
+                 (int)call->algorithm, in_place, i, out[i], sum);
     }
 }
 
@@ -161,11 +176,13 @@ static void check_reduce(tutti_group *group, room *room, size_t count, int kind,
         for (int from = 0; from < size; from++)
             sum += token(from, 0, i);
         if (out[i] != sum)
-            FAIL("reduce of %zu (kind %d, algorithm %d): element %zu is %x, not %x", count, kind, (int)call->algorithm, i, out[i], sum);
+            FAIL("reduce of %zu (kind %d, algorithm %d): element %zu is %x, not %x", count, kind, (int)call->algorithm,
+                 i, out[i], sum);
     }
 }
 
-static void check_all_reduce(tutti_group *group, room *room, size_t count, int kind, int in_place, const tutti_call *call) {
+static void check_all_reduce(tutti_group *group, room *room, size_t count, int kind, int in_place,
+                             const tutti_call *call) {
     int rank = tutti_group_rank(group), size = tutti_group_size(group);
     uint32_t *in = (uint32_t *)(void *)pick(room, kind, rank, false);
     uint32_t *out = in_place ? in : (uint32_t *)(void *)pick(room, kind, rank, true);
@@ -176,7 +193,8 @@ static void check_all_reduce(tutti_group *group, room *room, size_t count, int k
         for (int from = 0; from < size; from++)
             sum += token(from, 0, i);
         if (out[i] != sum)
-            FAIL("all_reduce of %zu (kind %d, algorithm %d): element %zu is %x, not %x", count, kind, (int)call->algorithm, i, out[i], sum);
+            FAIL("all_reduce of %zu (kind %d, algorithm %d): element %zu is %x, not %x", count, kind,
+                 (int)call->algorithm, i, out[i], sum);
     }
 }
 
@@ -188,9 +206,11 @@ static const struct {
     const tutti_algorithm *algorithms;
     int in_place;
 } checks[] = {
-    { check_all_gather, move_algorithms, 3 },     { check_broadcast, move_algorithms, 2 },  { check_gather, move_algorithms, 3 },
-    { check_scatter, move_algorithms, 3 },        { check_all_to_all, move_algorithms, 2 }, { check_permute, move_algorithms, 2 },
-    { check_reduce_scatter, reduce_algorithms, 3 }, { check_reduce, reduce_algorithms, 2 }, { check_all_reduce, reduce_algorithms, 2 },
+    { check_all_gather, move_algorithms, 3 },       { check_broadcast, move_algorithms, 2 },
+    { check_gather, move_algorithms, 3 },           { check_scatter, move_algorithms, 3 },
+    { check_all_to_all, move_algorithms, 2 },       { check_permute, move_algorithms, 2 },
+    { check_reduce_scatter, reduce_algorithms, 3 }, { check_reduce, reduce_algorithms, 2 },
+    { check_all_reduce, reduce_algorithms, 2 },
 };
 
 static void everything(tutti_world *world, void *argument) {
@@ -215,12 +235,24 @@ static void everything(tutti_world *world, void *argument) {
     free_room(&room);
 }
 
-TEST(moves_arrive_where_they_belong_with_2_threads) { test_threads(2, everything, NULL); }
-TEST(moves_arrive_where_they_belong_with_3_processes) { test_processes(3, everything, NULL); }
-TEST(moves_arrive_where_they_belong_with_4_threads) { test_threads(4, everything, NULL); }
-TEST(moves_arrive_where_they_belong_with_7_threads) { test_threads(7, everything, (void *)1); }
-TEST(moves_arrive_where_they_belong_with_1_rank) { test_threads(1, everything, (void *)1); }
-TEST(moves_arrive_where_they_belong_with_16_threads) { test_threads(16, everything, (void *)1); }
+TEST(moves_arrive_where_they_belong_with_2_threads) {
+    test_threads(2, everything, NULL);
+}
+TEST(moves_arrive_where_they_belong_with_3_processes) {
+    test_processes(3, everything, NULL);
+}
+TEST(moves_arrive_where_they_belong_with_4_threads) {
+    test_threads(4, everything, NULL);
+}
+TEST(moves_arrive_where_they_belong_with_7_threads) {
+    test_threads(7, everything, (void *)1);
+}
+TEST(moves_arrive_where_they_belong_with_1_rank) {
+    test_threads(1, everything, (void *)1);
+}
+TEST(moves_arrive_where_they_belong_with_16_threads) {
+    test_threads(16, everything, (void *)1);
+}
 
 TEST(moves_arrive_where_they_belong_when_ranks_compute_with_several_threads) {
     setenv("TUTTI_THREADS", "3", 1);
@@ -237,7 +269,8 @@ static void v_forms(tutti_world *world, void *argument) {
     room room = make_room(world);
     for (size_t scale = 1; scale <= 4000; scale *= 20)
         for (int kind = 0; kind < 4; kind++) {
-            uint32_t *in = (uint32_t *)(void *)pick(&room, kind, rank, false), *out = (uint32_t *)(void *)pick(&room, kind, rank, true);
+            uint32_t *in = (uint32_t *)(void *)pick(&room, kind, rank, false),
+                     *out = (uint32_t *)(void *)pick(&room, kind, rank, true);
             size_t counts[16], offsets[16], in_counts[16], out_counts[16];
             size_t at = 3;
             for (int i = 0; i < size; i++) {
@@ -305,7 +338,9 @@ static void odd_permutations(tutti_world *world, void *argument) {
     CHECK_EQ(out[2], rank == 2 ? 2 : -1);
     CHECK_EQ(out[3], rank == 2 ? 20 : -1);
 }
-TEST_WORLD(a_rank_that_several_send_to_gets_their_inputs_in_rank_order, 3) { odd_permutations(world, argument); }
+TEST_WORLD(a_rank_that_several_send_to_gets_their_inputs_in_rank_order, 3) {
+    odd_permutations(world, argument);
+}
 
 static void symmetric_is_used_in_place(tutti_world *world, void *argument) {
     (void)argument;
@@ -323,4 +358,6 @@ static void symmetric_is_used_in_place(tutti_world *world, void *argument) {
     CHECK_OK(tutti_barrier(group, NULL));
     free_room(&room);
 }
-TEST_WORLD(which_algorithm_ran_and_why_can_be_asked, 2) { symmetric_is_used_in_place(world, argument); }
+TEST_WORLD(which_algorithm_ran_and_why_can_be_asked, 2) {
+    symmetric_is_used_in_place(world, argument);
+}

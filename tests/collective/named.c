@@ -34,7 +34,8 @@ static void free_blocks(tutti_world *world, blocks *made) {
 static const size_t byte_sizes[] = { 4, 8192, 8196, 400000 };
 static const tutti_dtype dtypes[] = { TUTTI_F32, TUTTI_BF16, TUTTI_I64, TUTTI_F8_E5M2 };
 
-static void expect_reduction(const unsigned char *got, size_t count, tutti_dtype dtype, tutti_op op, uint64_t seed, int size, const char *what) {
+static void expect_reduction(const unsigned char *got, size_t count, tutti_dtype dtype, tutti_op op, uint64_t seed,
+                             int size, const char *what) {
     unsigned char *expected = malloc(count * 16 + 16);
     values_reduce(expected, count, dtype, op, seed, size);
     values_compare(got, expected, count, dtype, what, op, 0);
@@ -74,7 +75,8 @@ static void all_reduces(tutti_world *world, void *argument) {
                 for (size_t i = 0; i < 64; i++)
                     CHECK_EQ(data[bytes + i], 0x5a);
                 values_fill(local, count, dtype, ++seed, rank);
-                CHECK_OK(tutti_one_shot_all_reduce_copy(group, blocks.data[1], BLOCK / element, local, out, count, dtype, op, NULL));
+                CHECK_OK(tutti_one_shot_all_reduce_copy(group, blocks.data[1], BLOCK / element, local, out, count,
+                                                        dtype, op, NULL));
                 expect_reduction(out, count, dtype, op, seed, size, "one_shot_all_reduce_copy");
             }
     CHECK_OK(tutti_one_shot_all_reduce(group, blocks.data[0], out, 0, TUTTI_F32, TUTTI_SUM, NULL));
@@ -103,7 +105,8 @@ static void scatters(tutti_world *world, void *argument) {
                 in[i] = (uint32_t)(i * 7 + (size_t)rank * 1000003);
             CHECK_OK(tutti_reduce_scatter_out(group, in, out, rows, columns, split, TUTTI_U32, TUTTI_SUM, NULL));
             for (size_t i = 0; i < rows * share; i++) {
-                size_t from = split ? i / share * columns + (size_t)rank * share + i % share : (size_t)rank * rows * share + i;
+                size_t from =
+                    split ? i / share * columns + (size_t)rank * share + i % share : (size_t)rank * rows * share + i;
                 uint32_t sum = 0;
                 for (int r = 0; r < size; r++)
                     sum += (uint32_t)(from * 7 + (size_t)r * 1000003);
@@ -113,7 +116,8 @@ static void scatters(tutti_world *world, void *argument) {
         }
     /* Chunk r filled with r: the sum is rank * size, the average the rank; symmetric and not. */
     for (int symmetric = 0; symmetric < 2; symmetric++) {
-        float *values = symmetric ? (float *)(void *)blocks.data[1] : malloc(64 * 64 * 4 * (size_t)size), *got = malloc(64 * 64 * 4 * (size_t)size);
+        float *values = symmetric ? (float *)(void *)blocks.data[1] : malloc(64 * 64 * 4 * (size_t)size),
+              *got = malloc(64 * 64 * 4 * (size_t)size);
         for (size_t i = 0; i < 64 * 64 * (size_t)size; i++)
             values[i] = (float)(i / (64 * 64));
         CHECK_OK(tutti_low_contention_reduce_scatter(group, values, got, 64 * 64, TUTTI_F32, TUTTI_SUM, NULL));
@@ -146,13 +150,16 @@ TEST_WORLD(messages_of_the_named_operations_are_those_that_people_know, 4) {
     CHECK_MESSAGE("must be allocated with empty_strided_p2p()");
     CHECK_STATUS(tutti_two_shot_all_reduce(group, private, 4, TUTTI_F32, TUTTI_SUM, NULL), TUTTI_ERROR_ARGUMENT);
     CHECK_MESSAGE("must be allocated with empty_strided_p2p()");
-    CHECK_STATUS(tutti_one_shot_all_reduce_copy(group, in, 3, private, out, 4, TUTTI_F32, TUTTI_SUM, NULL), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_one_shot_all_reduce_copy(group, in, 3, private, out, 4, TUTTI_F32, TUTTI_SUM, NULL),
+                 TUTTI_ERROR_ARGUMENT);
     CHECK_MESSAGE("must be smaller than symm buffer size");
     /* The corner cases: nothing at all is fine; 50 and (2, 50) do not divide by 4. */
     CHECK_OK(tutti_reduce_scatter_out(group, in, out, 1, 0, false, TUTTI_BF16, TUTTI_SUM, NULL));
-    CHECK_STATUS(tutti_reduce_scatter_out(group, in, out, 1, 50, false, TUTTI_BF16, TUTTI_SUM, NULL), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_reduce_scatter_out(group, in, out, 1, 50, false, TUTTI_BF16, TUTTI_SUM, NULL),
+                 TUTTI_ERROR_ARGUMENT);
     CHECK_MESSAGE("divisible");
-    CHECK_STATUS(tutti_reduce_scatter_out(group, in, out, 2, 50, true, TUTTI_BF16, TUTTI_SUM, NULL), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_reduce_scatter_out(group, in, out, 2, 50, true, TUTTI_BF16, TUTTI_SUM, NULL),
+                 TUTTI_ERROR_ARGUMENT);
     CHECK_MESSAGE("last dimension");
     CHECK_MESSAGE("divisible");
     CHECK_OK(tutti_reduce_scatter_out(group, in, out, 2, 48, true, TUTTI_BF16, TUTTI_SUM, NULL));
@@ -160,7 +167,8 @@ TEST_WORLD(messages_of_the_named_operations_are_those_that_people_know, 4) {
     CHECK_MESSAGE("multicast support is required");
     CHECK_MESSAGE("TUTTI_MULTICAST=software");
     CHECK_STATUS(tutti_multimem_all_gather_out(group, in, in, 4, TUTTI_F32, NULL), TUTTI_ERROR_UNSUPPORTED);
-    CHECK_STATUS(tutti_one_shot_all_reduce(group, in, out, 4, TUTTI_F32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .algorithm = TUTTI_ALGORITHM_TWO_SHOT)),
+    CHECK_STATUS(tutti_one_shot_all_reduce(group, in, out, 4, TUTTI_F32, TUTTI_SUM,
+                                           TUTTI_OPTIONS(tutti_call, .algorithm = TUTTI_ALGORITHM_TWO_SHOT)),
                  TUTTI_ERROR_ARGUMENT);
     free_blocks(world, &blocks);
 }
@@ -179,7 +187,8 @@ static void multimem(tutti_world *world, void *argument) {
             values_fill(data, count, TUTTI_F32, ++seed, rank);
             CHECK_OK(tutti_multimem_one_shot_all_reduce(group, data, out, count, TUTTI_F32, TUTTI_SUM, NULL));
             expect_reduction(out, count, TUTTI_F32, TUTTI_SUM, seed, size, "multimem_one_shot_all_reduce");
-            CHECK_OK(tutti_multimem_one_shot_reduce_out(group, data, rank == 0 ? out : NULL, count, TUTTI_F32, TUTTI_SUM, 0, NULL));
+            CHECK_OK(tutti_multimem_one_shot_reduce_out(group, data, rank == 0 ? out : NULL, count, TUTTI_F32,
+                                                        TUTTI_SUM, 0, NULL));
             CHECK_OK(tutti_multimem_all_reduce(group, data, count, TUTTI_F32, TUTTI_SUM, NULL));
             expect_reduction(data, count, TUTTI_F32, TUTTI_SUM, seed, size, "multimem_all_reduce");
             int *gathered = (int *)(void *)(blocks.data[1] + shift), *mine = malloc(count * 4);
@@ -190,7 +199,8 @@ static void multimem(tutti_world *world, void *argument) {
                 CHECK_EQ(gathered[i], (int)(i / count) * 100000 + (int)(i % count));
             free(mine);
         }
-    CHECK_STATUS(tutti_multimem_one_shot_reduce_out(group, blocks.data[0], out, 4, TUTTI_F32, TUTTI_SUM, size, NULL), TUTTI_ERROR_RANGE);
+    CHECK_STATUS(tutti_multimem_one_shot_reduce_out(group, blocks.data[0], out, 4, TUTTI_F32, TUTTI_SUM, size, NULL),
+                 TUTTI_ERROR_RANGE);
     free(out);
     free_blocks(world, &blocks);
 }

@@ -75,13 +75,16 @@ TEST_WORLD(messages_from_and_to_symmetric_memory_arrive, 2) {
 
 TEST_WORLD(a_receive_takes_its_tag_whatever_came_before, 2) {
     tutti_group *group = tutti_world_group(world);
-    enum { COUNT = 40 };
+    enum {
+        COUNT = 40
+    };
     int value[COUNT];
     tutti_work *works[COUNT];
     if (tutti_world_rank(world) == 0) {
         for (int tag = 0; tag < COUNT; tag++) {
             value[tag] = 7 * tag;
-            CHECK_OK(tutti_send(group, &value[tag], 1, TUTTI_I32, 1, tag, TUTTI_OPTIONS(tutti_call, .work = &works[tag])));
+            CHECK_OK(
+                tutti_send(group, &value[tag], 1, TUTTI_I32, 1, tag, TUTTI_OPTIONS(tutti_call, .work = &works[tag])));
         }
         for (int tag = 0; tag < COUNT; tag++) {
             CHECK_OK(tutti_work_wait(works[tag], 0));
@@ -116,13 +119,17 @@ TEST_WORLD(messages_with_one_tag_arrive_in_order, 2) {
 TEST_WORLD(everybody_sends_to_everybody_at_once, 4) {
     tutti_group *group = tutti_world_group(world);
     int rank = tutti_world_rank(world), size = tutti_world_size(world);
-    enum { COUNT = 20000 };
+    enum {
+        COUNT = 20000
+    };
     int(*in)[COUNT] = malloc(4 * sizeof *in), (*out)[COUNT] = malloc(4 * sizeof *out);
     tutti_work *works[8];
     for (int peer = 0; peer < size; peer++) { /* itself too */
         fill(in[peer], COUNT, rank * 10 + peer);
-        CHECK_OK(tutti_send(group, in[peer], COUNT, TUTTI_I32, peer, 5, TUTTI_OPTIONS(tutti_call, .work = &works[2 * peer])));
-        CHECK_OK(tutti_recv(group, out[peer], COUNT, TUTTI_I32, peer, 5, TUTTI_OPTIONS(tutti_call, .work = &works[2 * peer + 1])));
+        CHECK_OK(tutti_send(group, in[peer], COUNT, TUTTI_I32, peer, 5,
+                            TUTTI_OPTIONS(tutti_call, .work = &works[2 * peer])));
+        CHECK_OK(tutti_recv(group, out[peer], COUNT, TUTTI_I32, peer, 5,
+                            TUTTI_OPTIONS(tutti_call, .work = &works[2 * peer + 1])));
     }
     for (int i = 0; i < 2 * size; i++) {
         CHECK_OK(tutti_work_wait(works[i], 0));
@@ -185,9 +192,11 @@ TEST_WORLD(a_receive_that_runs_out_of_time_ends_only_itself, 2) {
     tutti_group *group = tutti_world_group(world);
     int value = 5;
     if (tutti_world_rank(world) == 0) {
-        CHECK_STATUS(tutti_recv(group, &value, 1, TUTTI_I32, 1, 0, TUTTI_OPTIONS(tutti_call, .timeout_ns = 30000000)), TUTTI_ERROR_TIMEOUT);
+        CHECK_STATUS(tutti_recv(group, &value, 1, TUTTI_I32, 1, 0, TUTTI_OPTIONS(tutti_call, .timeout_ns = 30000000)),
+                     TUTTI_ERROR_TIMEOUT);
         tutti_work *work;
-        CHECK_OK(tutti_recv(group, &value, 1, TUTTI_I32, 1, 0, TUTTI_OPTIONS(tutti_call, .timeout_ns = 30000000, .work = &work)));
+        CHECK_OK(tutti_recv(group, &value, 1, TUTTI_I32, 1, 0,
+                            TUTTI_OPTIONS(tutti_call, .timeout_ns = 30000000, .work = &work)));
         CHECK_STATUS(tutti_work_wait(work, 0), TUTTI_ERROR_TIMEOUT);
         tutti_work_release(work);
     }

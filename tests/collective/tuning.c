@@ -134,7 +134,8 @@ static void by_file(tutti_world *world, void *argument) {
 }
 
 TEST(a_tuning_file_decides_from_which_size_an_algorithm_runs) {
-    write_file("# made by hand\nall_reduce 1 0 one_shot\nall_reduce 1 64 two_shot # and more\n\nall_reduce 100 0 inline\nstream 4M\nstage 1K\nchunk 128K\n");
+    write_file("# made by hand\nall_reduce 1 0 one_shot\nall_reduce 1 64 two_shot # and more\n\nall_reduce 100 0 "
+               "inline\nstream 4M\nstage 1K\nchunk 128K\n");
     test_threads(3, by_file, NULL);
     unlink(path);
 }
@@ -184,7 +185,8 @@ static void by_setting(tutti_world *world, void *argument) {
     CHECK_EQ(ran.algorithm, TUTTI_ALGORITHM_TWO_SHOT);
     CHECK(strstr(ran.why, "TUTTI_ALGORITHM") != NULL);
     /* A call's own choice wins. */
-    CHECK_OK(tutti_all_reduce(group, in, out, 1, TUTTI_F32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .algorithm = TUTTI_ALGORITHM_INLINE)));
+    CHECK_OK(tutti_all_reduce(group, in, out, 1, TUTTI_F32, TUTTI_SUM,
+                              TUTTI_OPTIONS(tutti_call, .algorithm = TUTTI_ALGORITHM_INLINE)));
     CHECK_EQ(ran_of(group).algorithm, TUTTI_ALGORITHM_INLINE);
 }
 

@@ -150,46 +150,62 @@ static inline void values_reduce_float(void *to, void **in, size_t i, tutti_dtyp
     CHECK_OK(tutti_convert(&total, TUTTI_F32, (unsigned char *)to + i * element, dtype, 1));
 }
 
-#define VALUES_INTEGER(type, unsigned_type)                                                                            \
-    do {                                                                                                               \
-        type total = 0;                                                                                                \
-        for (int r = 0; r < size; r++) {                                                                               \
-            type value;                                                                                                \
-            memcpy(&value, (unsigned char *)in[r] + i * sizeof value, sizeof value);                                   \
-            if (dtype == TUTTI_BOOL)                                                                                   \
-                value = value != 0;                                                                                    \
-            if (r == 0)                                                                                                \
-                total = value;                                                                                         \
-            else if (op == TUTTI_PRODUCT)                                                                              \
-                total = (type)((uint64_t)total * (uint64_t)value);                                                     \
-            else if (op == TUTTI_MIN)                                                                                  \
-                total = value < total ? value : total;                                                                 \
-            else if (op == TUTTI_MAX)                                                                                  \
-                total = value > total ? value : total;                                                                 \
-            else if (op == TUTTI_BAND)                                                                                 \
-                total = (type)(total & value);                                                                         \
-            else if (op == TUTTI_BOR || (op == TUTTI_SUM && dtype == TUTTI_BOOL))                                      \
-                total = (type)(total | value);                                                                         \
-            else if (op == TUTTI_BXOR)                                                                                 \
-                total = (type)(total ^ value);                                                                         \
-            else                                                                                                       \
-                total = (type)((unsigned_type)total + (unsigned_type)value);                                           \
-        }                                                                                                              \
-        if (op == TUTTI_AVG)                                                                                           \
-            total = (type)(total / (type)size);                                                                        \
-        memcpy((unsigned char *)to + i * sizeof total, &total, sizeof total);                                          \
+#define VALUES_INTEGER(type, unsigned_type)                                          \
+    do {                                                                             \
+        type total = 0;                                                              \
+        for (int r = 0; r < size; r++) {                                             \
+            type value;                                                              \
+            memcpy(&value, (unsigned char *)in[r] + i * sizeof value, sizeof value); \
+            if (dtype == TUTTI_BOOL)                                                 \
+                value = value != 0;                                                  \
+            if (r == 0)                                                              \
+                total = value;                                                       \
+            else if (op == TUTTI_PRODUCT)                                            \
+                total = (type)((uint64_t)total * (uint64_t)value);                   \
+            else if (op == TUTTI_MIN)                                                \
+                total = value < total ? value : total;                               \
+            else if (op == TUTTI_MAX)                                                \
+                total = value > total ? value : total;                               \
+            else if (op == TUTTI_BAND)                                               \
+                total = (type)(total & value);                                       \
+            else if (op == TUTTI_BOR || (op == TUTTI_SUM && dtype == TUTTI_BOOL))    \
+                total = (type)(total | value);                                       \
+            else if (op == TUTTI_BXOR)                                               \
+                total = (type)(total ^ value);                                       \
+            else                                                                     \
+                total = (type)((unsigned_type)total + (unsigned_type)value);         \
+        }                                                                            \
+        if (op == TUTTI_AVG)                                                         \
+            total = (type)(total / (type)size);                                      \
+        memcpy((unsigned char *)to + i * sizeof total, &total, sizeof total);        \
     } while (0)
 
 static inline void values_reduce_integer(void *to, void **in, size_t i, tutti_dtype dtype, tutti_op op, int size) {
     switch (dtype) {
-    case TUTTI_I8: VALUES_INTEGER(int8_t, uint8_t); break;
-    case TUTTI_I16: VALUES_INTEGER(int16_t, uint16_t); break;
-    case TUTTI_I32: VALUES_INTEGER(int32_t, uint32_t); break;
-    case TUTTI_I64: VALUES_INTEGER(int64_t, uint64_t); break;
-    case TUTTI_U16: VALUES_INTEGER(uint16_t, uint16_t); break;
-    case TUTTI_U32: VALUES_INTEGER(uint32_t, uint32_t); break;
-    case TUTTI_U64: VALUES_INTEGER(uint64_t, uint64_t); break;
-    default: VALUES_INTEGER(uint8_t, uint8_t); break;
+    case TUTTI_I8:
+        VALUES_INTEGER(int8_t, uint8_t);
+        break;
+    case TUTTI_I16:
+        VALUES_INTEGER(int16_t, uint16_t);
+        break;
+    case TUTTI_I32:
+        VALUES_INTEGER(int32_t, uint32_t);
+        break;
+    case TUTTI_I64:
+        VALUES_INTEGER(int64_t, uint64_t);
+        break;
+    case TUTTI_U16:
+        VALUES_INTEGER(uint16_t, uint16_t);
+        break;
+    case TUTTI_U32:
+        VALUES_INTEGER(uint32_t, uint32_t);
+        break;
+    case TUTTI_U64:
+        VALUES_INTEGER(uint64_t, uint64_t);
+        break;
+    default:
+        VALUES_INTEGER(uint8_t, uint8_t);
+        break;
     }
 }
 
@@ -221,8 +237,8 @@ static inline bool values_are_nan(const unsigned char *value, tutti_dtype real) 
 }
 
 /* Bit for bit; a NaN is a NaN. */
-static inline void values_compare(const unsigned char *got, const unsigned char *expected, size_t count, tutti_dtype dtype, const char *what,
-                                  int op, int algorithm) {
+static inline void values_compare(const unsigned char *got, const unsigned char *expected, size_t count,
+                                  tutti_dtype dtype, const char *what, int op, int algorithm) {
     size_t element = tutti_dtype_size(dtype);
     if (count == 0 || memcmp(got, expected, count * element) == 0)
         return;
@@ -237,8 +253,8 @@ static inline void values_compare(const unsigned char *got, const unsigned char 
         uint64_t a = 0, b = 0;
         memcpy(&a, left, part);
         memcpy(&b, right, part);
-        FAIL("%s of %zu %s (op %d, algorithm %d): element %zu is %llx, not %llx", what, count, tutti_dtype_name(dtype), op, algorithm, i,
-             (unsigned long long)a, (unsigned long long)b);
+        FAIL("%s of %zu %s (op %d, algorithm %d): element %zu is %llx, not %llx", what, count, tutti_dtype_name(dtype),
+             op, algorithm, i, (unsigned long long)a, (unsigned long long)b);
     }
 }
 

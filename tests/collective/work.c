@@ -8,7 +8,9 @@
 
 #include "values.h"
 
-enum { MANY = 200 };
+enum {
+    MANY = 200
+};
 
 TEST_WORLD(works_of_all_sizes_run_in_the_order_in_which_they_were_started, 3) {
     tutti_group *group = tutti_world_group(world);
@@ -22,7 +24,8 @@ TEST_WORLD(works_of_all_sizes_run_in_the_order_in_which_they_were_started, 3) {
         out[i] = malloc(count * 4);
         for (size_t k = 0; k < count; k++)
             in[i][k] = rank + i + (int)k;
-        CHECK_OK(tutti_all_reduce(group, in[i], out[i], count, TUTTI_I32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .work = &works[i])));
+        CHECK_OK(tutti_all_reduce(group, in[i], out[i], count, TUTTI_I32, TUTTI_SUM,
+                                  TUTTI_OPTIONS(tutti_call, .work = &works[i])));
         if (i % 50 == 25) /* blocking calls come after those that were started before */
             CHECK_OK(tutti_barrier(group, NULL));
     }
@@ -52,7 +55,8 @@ TEST_WORLD(a_released_work_finishes_by_itself, 2) {
         tutti_work *work;
         if (tutti_world_rank(world) == 1)
             usleep(20000); /* the other one is left open */
-        CHECK_OK(tutti_all_reduce(group, in, out, count, TUTTI_I32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .work = &work)));
+        CHECK_OK(
+            tutti_all_reduce(group, in, out, count, TUTTI_I32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .work = &work)));
         tutti_work_release(work);
         /* Looking at the output before the work is over is a race: only where nobody minds. */
         for (int i = 0; i < 5000 && !test_sanitized() && *(volatile int *)&out[count - 1] != 2; i++)
@@ -70,7 +74,8 @@ TEST_WORLD(a_work_is_tested_until_it_is_finished, 2) {
     float *in = calloc(500000, 4), *out = malloc(2000000);
     for (int round = 0; round < 10; round++) {
         tutti_work *work;
-        CHECK_OK(tutti_all_reduce(group, in, out, round % 2 ? 500000 : 8, TUTTI_F32, TUTTI_MAX, TUTTI_OPTIONS(tutti_call, .work = &work)));
+        CHECK_OK(tutti_all_reduce(group, in, out, round % 2 ? 500000 : 8, TUTTI_F32, TUTTI_MAX,
+                                  TUTTI_OPTIONS(tutti_call, .work = &work)));
         bool finished = false;
         while (!finished)
             CHECK_OK(tutti_work_test(work, &finished));
@@ -89,9 +94,11 @@ TEST_WORLD(every_collective_can_be_started_as_a_work, 3) {
     int to[3] = { 1, 2, 0 };
     tutti_work *works[8];
     CHECK_OK(tutti_all_gather(group, in, gathered, 3, TUTTI_I32, TUTTI_OPTIONS(tutti_call, .work = &works[0])));
-    CHECK_OK(tutti_all_to_all_v(group, in, ones, NULL, moved, ones, NULL, TUTTI_I32, TUTTI_OPTIONS(tutti_call, .work = &works[1])));
+    CHECK_OK(tutti_all_to_all_v(group, in, ones, NULL, moved, ones, NULL, TUTTI_I32,
+                                TUTTI_OPTIONS(tutti_call, .work = &works[1])));
     ones[0] = 99; /* the arrays are the caller's again */
-    CHECK_OK(tutti_reduce(group, in, &reduced, 1, TUTTI_I32, TUTTI_SUM, 1, TUTTI_OPTIONS(tutti_call, .work = &works[2])));
+    CHECK_OK(
+        tutti_reduce(group, in, &reduced, 1, TUTTI_I32, TUTTI_SUM, 1, TUTTI_OPTIONS(tutti_call, .work = &works[2])));
     CHECK_OK(tutti_permute(group, in, &sent, 1, TUTTI_I32, to, TUTTI_OPTIONS(tutti_call, .work = &works[3])));
     to[0] = 77;
     CHECK_OK(tutti_scatter(group, in, &scattered, 1, TUTTI_I32, 2, TUTTI_OPTIONS(tutti_call, .work = &works[4])));
@@ -115,12 +122,14 @@ TEST_WORLD(a_wait_that_runs_out_of_time_leaves_the_work_running, 2) {
     int one = 1, sum = 0;
     tutti_work *work;
     if (tutti_world_rank(world) == 0) {
-        CHECK_OK(tutti_all_reduce(group, &one, &sum, 1, TUTTI_I32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .work = &work)));
+        CHECK_OK(
+            tutti_all_reduce(group, &one, &sum, 1, TUTTI_I32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .work = &work)));
         CHECK_STATUS(tutti_work_wait(work, 20000000), TUTTI_ERROR_TIMEOUT);
         CHECK_MESSAGE("it goes on");
     } else {
         usleep(100000);
-        CHECK_OK(tutti_all_reduce(group, &one, &sum, 1, TUTTI_I32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .work = &work)));
+        CHECK_OK(
+            tutti_all_reduce(group, &one, &sum, 1, TUTTI_I32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .work = &work)));
     }
     CHECK_OK(tutti_work_wait(work, 0));
     CHECK_OK(tutti_work_wait(work, 0)); /* as often as one likes */
@@ -157,13 +166,15 @@ TEST_WORLD(a_batch_of_small_all_reduces_equals_single_calls, 3) {
     for (int i = 0; i < 20; i++) {
         for (int k = 0; k < 50; k++)
             in[i][k] = (float)(rank + 1) / (float)(i + k + 1);
-        CHECK_OK(tutti_all_reduce(group, in[i], out[i], (size_t)(i * 2), TUTTI_F32, i < 15 ? TUTTI_SUM : TUTTI_MAX, &call));
+        CHECK_OK(
+            tutti_all_reduce(group, in[i], out[i], (size_t)(i * 2), TUTTI_F32, i < 15 ? TUTTI_SUM : TUTTI_MAX, &call));
     }
     CHECK_OK(tutti_all_gather(group, whole, gathered, 3, TUTTI_I32, &call));
     CHECK_OK(tutti_batch_end(batch, NULL));
     for (int i = 0; i < 20; i++) {
         float expected[50];
-        CHECK_OK(tutti_all_reduce(group, in[i], expected, (size_t)(i * 2), TUTTI_F32, i < 15 ? TUTTI_SUM : TUTTI_MAX, NULL));
+        CHECK_OK(
+            tutti_all_reduce(group, in[i], expected, (size_t)(i * 2), TUTTI_F32, i < 15 ? TUTTI_SUM : TUTTI_MAX, NULL));
         CHECK(memcmp(expected, out[i], (size_t)i * 8) == 0);
     }
     for (int i = 0; i < 9; i++)

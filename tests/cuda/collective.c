@@ -30,7 +30,8 @@ static void fill(void *to, tutti_dtype dtype, size_t count, int rank) {
     free(values);
 }
 
-static void check_all_reduce(tutti_world *world, tutti_dtype dtype, tutti_op op, size_t count, bool symmetric, bool in_place, tutti_algorithm algorithm) {
+static void check_all_reduce(tutti_world *world, tutti_dtype dtype, tutti_op op, size_t count, bool symmetric,
+                             bool in_place, tutti_algorithm algorithm) {
     tutti_group *group = tutti_world_group(world);
     int rank = tutti_group_rank(group), size = tutti_group_size(group);
     size_t bytes = count * tutti_dtype_size(dtype);
@@ -59,8 +60,13 @@ static void check_all_reduce(tutti_world *world, tutti_dtype dtype, tutti_op op,
     gpu_lockstep(group);
     double factor64 = factors[rank];
     char factor[16];
-    CHECK_OK(tutti_convert(&factor64, TUTTI_F64, factor, dtype == TUTTI_C64 ? TUTTI_F32 : dtype == TUTTI_C128 ? TUTTI_F64 : dtype, 1));
-    CHECK_OK(tutti_all_reduce(group, in, out, count, dtype, op, TUTTI_OPTIONS(tutti_call, .stream = stream, .algorithm = algorithm, .factor = factor)));
+    CHECK_OK(tutti_convert(&factor64, TUTTI_F64, factor,
+                           dtype == TUTTI_C64    ? TUTTI_F32
+                           : dtype == TUTTI_C128 ? TUTTI_F64
+                                                 : dtype,
+                           1));
+    CHECK_OK(tutti_all_reduce(group, in, out, count, dtype, op,
+                              TUTTI_OPTIONS(tutti_call, .stream = stream, .algorithm = algorithm, .factor = factor)));
     gpu_read(result, out, bytes);
     CHECK_OK(tutti_group_check(group));
     gpu_lockstep(group);
@@ -68,8 +74,9 @@ static void check_all_reduce(tutti_world *world, tutti_dtype dtype, tutti_op op,
         size_t element = tutti_dtype_size(dtype), i = 0;
         while (memcmp((char *)result + i * element, (char *)expected + i * element, element) == 0)
             i++;
-        FAIL("all_reduce %s %s of %zu (%s%s, %s) differs at element %zu on rank %d", tutti_dtype_name(dtype), tutti_op_name(op), count,
-             symmetric ? "symmetric" : "private", in_place ? ", in place" : "", tutti_algorithm_name(algorithm), i, rank);
+        FAIL("all_reduce %s %s of %zu (%s%s, %s) differs at element %zu on rank %d", tutti_dtype_name(dtype),
+             tutti_op_name(op), count, symmetric ? "symmetric" : "private", in_place ? ", in place" : "",
+             tutti_algorithm_name(algorithm), i, rank);
     }
     CHECK_OK(tutti_barrier(group, NULL));
     for (int r = 0; r < size; r++)
@@ -97,12 +104,15 @@ TEST_GPU(all_reduce_has_the_bits_of_the_serial_loop_for_every_type_and_reduction
 
 TEST_GPU(all_reduce_works_at_every_size_placement_and_algorithm) {
     static const size_t counts[] = { 0, 1, 7, 4096, 70001, 3000001 };
-    static const tutti_algorithm algorithms[] = { TUTTI_ALGORITHM_AUTO, TUTTI_ALGORITHM_ONE_SHOT, TUTTI_ALGORITHM_TWO_SHOT };
+    static const tutti_algorithm algorithms[] = { TUTTI_ALGORITHM_AUTO, TUTTI_ALGORITHM_ONE_SHOT,
+                                                  TUTTI_ALGORITHM_TWO_SHOT };
     for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++)
         for (int a = 0; a < 3; a++)
             for (int kind = 0; kind < 4; kind++)
-                check_all_reduce(world, kind % 2 ? TUTTI_BF16 : TUTTI_F32, TUTTI_SUM, counts[c], kind < 2, kind % 2 == 1, algorithms[a]);
-    check_all_reduce(world, TUTTI_F32, TUTTI_SUM, 9000001, false, false, TUTTI_ALGORITHM_AUTO); /* several rounds of staging */
+                check_all_reduce(world, kind % 2 ? TUTTI_BF16 : TUTTI_F32, TUTTI_SUM, counts[c], kind < 2,
+                                 kind % 2 == 1, algorithms[a]);
+    check_all_reduce(world, TUTTI_F32, TUTTI_SUM, 9000001, false, false,
+                     TUTTI_ALGORITHM_AUTO); /* several rounds of staging */
 }
 
 static uint32_t word(int from, int to, size_t i) {
@@ -272,7 +282,8 @@ TEST_GPU(a_work_runs_beside_the_callers_stream) {
     gpu_write(buffer, host, 4096);
     gpu_lockstep(group);
     tutti_work *work;
-    CHECK_OK(tutti_all_reduce(group, buffer, buffer, 1024, TUTTI_F32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .stream = stream, .work = &work)));
+    CHECK_OK(tutti_all_reduce(group, buffer, buffer, 1024, TUTTI_F32, TUTTI_SUM,
+                              TUTTI_OPTIONS(tutti_call, .stream = stream, .work = &work)));
     CHECK_OK(tutti_work_wait(work, 0));
     bool finished = false;
     CHECK_OK(tutti_work_test(work, &finished));
@@ -305,7 +316,8 @@ TEST_GPU(buffers_on_cpu_and_device_do_not_mix) {
     tutti_group *group = tutti_world_group(world);
     tutti_memory *memory = gpu_symmetric(world, 4096);
     float host[4] = { 0 };
-    CHECK_STATUS(tutti_all_reduce(group, tutti_memory_data(memory), host, 4, TUTTI_F32, TUTTI_SUM, ON_STREAM), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_all_reduce(group, tutti_memory_data(memory), host, 4, TUTTI_F32, TUTTI_SUM, ON_STREAM),
+                 TUTTI_ERROR_ARGUMENT);
     CHECK_OK(tutti_barrier(group, NULL));
     tutti_memory_release(memory);
 }
@@ -343,7 +355,8 @@ TEST_GPU(captured_calls_can_be_replayed_and_mixed_with_eager_ones) {
     CHECK_CUDA(end(stream, &graph));
     CHECK_OK(tutti_group_prepare(group, NULL));
     CHECK_CUDA(begin(stream, 1));
-    CHECK_OK(tutti_all_reduce(group, data, data, 1024, TUTTI_F32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .stream = stream, .algorithm = TUTTI_ALGORITHM_TWO_SHOT)));
+    CHECK_OK(tutti_all_reduce(group, data, data, 1024, TUTTI_F32, TUTTI_SUM,
+                              TUTTI_OPTIONS(tutti_call, .stream = stream, .algorithm = TUTTI_ALGORITHM_TWO_SHOT)));
     CHECK_OK(tutti_peers_barrier(peers, 1, ON_STREAM));
     CHECK_OK(tutti_group_check(group));
     CHECK_CUDA(end(stream, &graph));
@@ -355,7 +368,9 @@ TEST_GPU(captured_calls_can_be_replayed_and_mixed_with_eager_ones) {
     float expected = 1;
     for (int round = 0; round < 6; round++) {
         if (round % 3 == 2)
-            CHECK_OK(tutti_all_reduce(group, data, data, 1024, TUTTI_F32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .stream = stream, .algorithm = TUTTI_ALGORITHM_TWO_SHOT)));
+            CHECK_OK(
+                tutti_all_reduce(group, data, data, 1024, TUTTI_F32, TUTTI_SUM,
+                                 TUTTI_OPTIONS(tutti_call, .stream = stream, .algorithm = TUTTI_ALGORITHM_TWO_SHOT)));
         else
             CHECK_CUDA(launch(exec, stream));
         CHECK_CUDA(gpu.cuStreamSynchronize(stream));
@@ -386,7 +401,8 @@ TEST_GPU(named_operations_work_on_device_memory) {
     float *data = tutti_memory_data(memory), *private_in = gpu_private(total * 4), *out = gpu_private(total * 4);
     gpu_write(private_in, inputs[rank], total * 4);
     gpu_lockstep(group);
-    CHECK_OK(tutti_one_shot_all_reduce_copy(group, data, total, private_in, out, total, TUTTI_F32, TUTTI_SUM, ON_STREAM));
+    CHECK_OK(
+        tutti_one_shot_all_reduce_copy(group, data, total, private_in, out, total, TUTTI_F32, TUTTI_SUM, ON_STREAM));
     gpu_read(got, out, total * 4);
     CHECK_OK(tutti_group_check(group));
     CHECK(memcmp(got, expected, total * 4) == 0);
@@ -402,7 +418,8 @@ TEST_GPU(named_operations_work_on_device_memory) {
     gpu_read(got, out, (size_t)size * part * 4);
     for (int r = 0; r < size; r++)
         CHECK(memcmp(got + (size_t)r * part, expected, part * 4) == 0);
-    CHECK_STATUS(tutti_multimem_all_reduce(group, data, total, TUTTI_F32, TUTTI_SUM, ON_STREAM), TUTTI_ERROR_UNSUPPORTED);
+    CHECK_STATUS(tutti_multimem_all_reduce(group, data, total, TUTTI_F32, TUTTI_SUM, ON_STREAM),
+                 TUTTI_ERROR_UNSUPPORTED);
     CHECK_MESSAGE("multicast support is required");
     CHECK_OK(tutti_group_check(group));
     gpu_lockstep(group);
@@ -421,7 +438,8 @@ TEST_GPU(all_to_all_by_splits_on_the_device_and_back) {
     size_t row = 20, max_rows = 64 * (size_t)slots;
     tutti_memory *memory = gpu_symmetric(world, 3 * max_rows * row * 4 + 6 * (size_t)slots * 8);
     uint32_t *in = tutti_memory_data(memory), *out = in + max_rows * row, *back = out + max_rows * row;
-    int64_t *in_splits = (int64_t *)(back + max_rows * row), *out_splits = in_splits + slots, *back_splits = out_splits + 2 * slots;
+    int64_t *in_splits = (int64_t *)(back + max_rows * row), *out_splits = in_splits + slots,
+            *back_splits = out_splits + 2 * slots;
     int64_t *host_splits = malloc((size_t)slots * 16), in_rows = 0;
     uint32_t *host = malloc(max_rows * row * 4), *got = malloc(max_rows * row * 4);
     for (int i = 0; i < slots; i++) {

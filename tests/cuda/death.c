@@ -18,13 +18,14 @@ static void body(tutti_world *world, void *argument) {
     CHECK_OK(tutti_barrier(group, NULL));
     if (tutti_group_rank(group) == victim)
         raise(SIGKILL);
-    CHECK_OK(tutti_all_reduce(group, buffer, buffer, 1000, TUTTI_F32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .stream = stream, .timeout_ns = 60000000000)));
+    CHECK_OK(tutti_all_reduce(group, buffer, buffer, 1000, TUTTI_F32, TUTTI_SUM,
+                              TUTTI_OPTIONS(tutti_call, .stream = stream, .timeout_ns = 60000000000)));
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < 5000 && status == TUTTI_OK; i++) {
         usleep(10000);
         status = tutti_group_check(group);
     }
-    CHECK_EQ(status, TUTTI_ERROR_DEAD); /* not the deadline's error */
+    CHECK_EQ(status, TUTTI_ERROR_DEAD);          /* not the deadline's error */
     CHECK_CUDA(gpu.cuStreamSynchronize(stream)); /* the kernel has left */
     tutti_memory_release(memory);
     _exit(0);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the GPU tests share: the driver (loaded as the backend loads it), a stream per rank, copies, and skipping where there is no GPU or no
- * plug-in. The number of ranks is TEST_GPU_RANKS, else 2.
+ * What the GPU tests share: the driver (loaded as the backend loads it), a stream per rank, copies, and skipping where
+ * there is no GPU or no plug-in. The number of ranks is TEST_GPU_RANKS, else 2.
  */
 #ifndef TUTTI_TESTS_CUDA_GPU_H
 #define TUTTI_TESTS_CUDA_GPU_H
@@ -20,11 +20,11 @@
 static tu_cuda_driver gpu;
 static _Thread_local CUstream stream;
 
-#define CHECK_CUDA(call)                                                                                               \
-    do {                                                                                                               \
-        CUresult check_result = (call);                                                                                \
-        if (check_result != CUDA_SUCCESS)                                                                              \
-            test_failed(__FILE__, __LINE__, "%s gave CUDA error %d", #call, check_result);                             \
+#define CHECK_CUDA(call)                                                                   \
+    do {                                                                                   \
+        CUresult check_result = (call);                                                    \
+        if (check_result != CUDA_SUCCESS)                                                  \
+            test_failed(__FILE__, __LINE__, "%s gave CUDA error %d", #call, check_result); \
     } while (0)
 
 static inline int gpu_ranks(void) {
@@ -32,7 +32,8 @@ static inline int gpu_ranks(void) {
     return text != NULL ? atoi(text) : 2;
 }
 
-/* In the test's own process only asks whether there is a GPU, without initialising the driver: worlds of processes fork from it. */
+/* In the test's own process only asks whether there is a GPU, without initialising the driver: worlds of processes fork
+ * from it. */
 static inline void gpu_needed(void) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (library == NULL || access("/dev/nvidiactl", F_OK) != 0)
@@ -88,12 +89,14 @@ static inline void gpu_read(void *to, const void *from, size_t bytes) {
 
 static inline tutti_memory *gpu_symmetric(tutti_world *world, size_t bytes) {
     tutti_memory *memory;
-    CHECK_OK(tutti_memory_alloc(world, bytes, TUTTI_OPTIONS(tutti_memory_options, .device = TUTTI_CUDA, .device_index = 0, .huge_pages = -1), &memory));
+    CHECK_OK(tutti_memory_alloc(
+        world, bytes, TUTTI_OPTIONS(tutti_memory_options, .device = TUTTI_CUDA, .device_index = 0, .huge_pages = -1),
+        &memory));
     return memory;
 }
 
-/* Allocating and freeing device memory waits for the whole device; with ranks that are threads of one process, nobody may have a kernel
- * waiting for us meanwhile. */
+/* Allocating and freeing device memory waits for the whole device; with ranks that are threads of one process, nobody
+ * may have a kernel waiting for us meanwhile. */
 static inline void gpu_lockstep(tutti_group *group) {
     CHECK_OK(tutti_barrier(group, NULL));
 }
@@ -101,23 +104,23 @@ static inline void gpu_lockstep(tutti_group *group) {
 #define ON_STREAM TUTTI_OPTIONS(tutti_call, .stream = stream)
 
 /* A test whose body runs on every rank, as threads and as processes, with the driver ready. */
-#define TEST_GPU(sentence)                                                                                             \
-    static void on_gpu_##sentence(tutti_world *world);                                                                 \
-    static void rank_##sentence(tutti_world *world, void *argument) {                                                  \
-        (void)argument;                                                                                                \
-        gpu_begin();                                                                                                   \
-        on_gpu_##sentence(world);                                                                                      \
-        gpu_end();                                                                                                     \
-    }                                                                                                                  \
-    TEST_LIMIT(sentence##_as_threads, 45) {                                                                           \
-        gpu_needed();                                                                                                  \
-        test_threads(gpu_ranks(), rank_##sentence, NULL);                                                              \
-        _exit(0); /* the driver keeps descriptors and threads of its own */                                            \
-    }                                                                                                                  \
-    TEST_LIMIT(sentence##_as_processes, 45) {                                                                         \
-        gpu_needed();                                                                                                  \
-        test_processes(gpu_ranks(), rank_##sentence, NULL);                                                            \
-    }                                                                                                                  \
+#define TEST_GPU(sentence)                                                  \
+    static void on_gpu_##sentence(tutti_world *world);                      \
+    static void rank_##sentence(tutti_world *world, void *argument) {       \
+        (void)argument;                                                     \
+        gpu_begin();                                                        \
+        on_gpu_##sentence(world);                                           \
+        gpu_end();                                                          \
+    }                                                                       \
+    TEST_LIMIT(sentence##_as_threads, 45) {                                 \
+        gpu_needed();                                                       \
+        test_threads(gpu_ranks(), rank_##sentence, NULL);                   \
+        _exit(0); /* the driver keeps descriptors and threads of its own */ \
+    }                                                                       \
+    TEST_LIMIT(sentence##_as_processes, 45) {                               \
+        gpu_needed();                                                       \
+        test_processes(gpu_ranks(), rank_##sentence, NULL);                 \
+    }                                                                       \
     static void on_gpu_##sentence(tutti_world *world)
 
 #endif

@@ -90,7 +90,8 @@ TEST_GPU(too_much_memory_is_an_error_code) {
 
 TEST_GPU(signals_order_data_between_streams_of_ranks) {
     tutti_group *group = tutti_world_group(world);
-    int rank = tutti_group_rank(group), size = tutti_group_size(group), next = (rank + 1) % size, before = (rank + size - 1) % size;
+    int rank = tutti_group_rank(group), size = tutti_group_size(group), next = (rank + 1) % size,
+        before = (rank + size - 1) % size;
     tutti_memory *memory = gpu_symmetric(world, 1 << 20);
     tutti_peers *peers;
     CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
@@ -120,7 +121,8 @@ TEST_GPU(a_wait_that_runs_out_of_time_leaves_the_context_usable) {
     tutti_peers *peers;
     CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
     if (tutti_group_rank(group) == 0) {
-        CHECK_OK(tutti_peers_wait_signal(peers, 1, 0, TUTTI_OPTIONS(tutti_call, .stream = stream, .timeout_ns = 100000000)));
+        CHECK_OK(
+            tutti_peers_wait_signal(peers, 1, 0, TUTTI_OPTIONS(tutti_call, .stream = stream, .timeout_ns = 100000000)));
         CHECK_CUDA(gpu.cuStreamSynchronize(stream)); /* no error here: the context is well */
         CHECK_STATUS(tutti_group_check(group), TUTTI_ERROR_TIMEOUT);
         uint32_t word = 7, back = 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What is no death: ranks that are stopped, slow, interrupted by signals, or leaving while another dies; two jobs at once; a store whose server
- * dies.
+ * What is no death: ranks that are stopped, slow, interrupted by signals, or leaving while another dies; two jobs at
+ * once; a store whose server dies.
  */
 #include <signal.h>
 #include <stdatomic.h>
@@ -46,7 +46,8 @@ static void stop_and_wake(tutti_world *world, void *argument) {
         CHECK_MESSAGE("rank 1");
     } else {
         int64_t one = 1, sum;
-        CHECK_STATUS(tutti_all_reduce(group, &one, &sum, 1, TUTTI_I64, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .timeout_ns = 200 * TU_MILLISECOND)),
+        CHECK_STATUS(tutti_all_reduce(group, &one, &sum, 1, TUTTI_I64, TUTTI_SUM,
+                                      TUTTI_OPTIONS(tutti_call, .timeout_ns = 200 * TU_MILLISECOND)),
                      TUTTI_ERROR_TIMEOUT);
         CHECK_MESSAGE("rank 1");
         CHECK_MESSAGE("stopped by a signal");
@@ -66,9 +67,10 @@ TEST(a_rank_stopped_past_the_deadline_is_called_stopped_and_can_come_back) {
 
 TEST_WORLD(slow_ranks_are_waited_for, 3) {
     tutti_group *group = tutti_world_group(world);
-    CHECK_OK(tutti_fault_inject(world, tutti_world_rank(world) == 0   ? "op=all_reduce,at=1,do=delay:60ms"
-                                       : tutti_world_rank(world) == 1 ? "op=all_reduce,at=2,do=delay:60ms"
-                                                                      : "op=group_new,do=delay:60ms;op=barrier,do=delay:60ms"));
+    CHECK_OK(tutti_fault_inject(world, tutti_world_rank(world) == 0 ? "op=all_reduce,at=1,do=delay:60ms"
+                                       : tutti_world_rank(world) == 1
+                                           ? "op=all_reduce,at=2,do=delay:60ms"
+                                           : "op=group_new,do=delay:60ms;op=barrier,do=delay:60ms"));
     for (int i = 0; i < 5; i++)
         CHECK_EQ(sum_in(group, 1), 3);
     tutti_group *same;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The fault matrix: a rank ends by SIGKILL, exit(0), abort or exec; instead of calling an operation, or at some moment inside of it; it is the
- * first, a middle one, the last, or two at once; in every collective, in signals, rendezvous and the making of groups. Each time every
- * survivor gets the death as its error, with the right rank and pid, although its deadline is a minute away; then the survivors shrink and go
- * on; and they leave no descriptor and no mapping behind.
+ * The fault matrix: a rank ends by SIGKILL, exit(0), abort or exec; instead of calling an operation, or at some moment
+ * inside of it; it is the first, a middle one, the last, or two at once; in every collective, in signals, rendezvous
+ * and the making of groups. Each time every survivor gets the death as its error, with the right rank and pid, although
+ * its deadline is a minute away; then the survivors shrink and go on; and they leave no descriptor and no mapping
+ * behind.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -47,7 +48,8 @@ static tutti_status all_reduce(stage *at) {
 }
 static tutti_status async_reduce(stage *at) {
     tutti_work *work;
-    tutti_status status = tutti_all_reduce(at->group, at->in, at->out, COUNT, TUTTI_F32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .work = &work));
+    tutti_status status = tutti_all_reduce(at->group, at->in, at->out, COUNT, TUTTI_F32, TUTTI_SUM,
+                                           TUTTI_OPTIONS(tutti_call, .work = &work));
     if (status != TUTTI_OK)
         return status;
     status = tutti_work_wait(work, 0);
@@ -148,17 +150,28 @@ static const struct {
     const char *name;
     operation *run;
 } operations[] = {
-    { "barrier", barrier }, { "all_reduce of 8 bytes", small_reduce }, { "all_reduce", all_reduce }, { "all_reduce with a work", async_reduce },
-    { "reduce", reduce }, { "reduce_scatter", reduce_scatter }, { "all_gather", all_gather }, { "all_gather_v", all_gather_v },
-    { "broadcast", broadcast }, { "gather", gather }, { "scatter", scatter }, { "all_to_all", all_to_all }, { "permute", permute },
-    { "send and recv", ring }, { "put and signal", signals }, { "peers_barrier", peers_barrier }, { "rendezvous", rendezvous },
-    { "group_new", group_new }, { "group_split", group_split },
+    { "barrier", barrier },         { "all_reduce of 8 bytes", small_reduce },
+    { "all_reduce", all_reduce },   { "all_reduce with a work", async_reduce },
+    { "reduce", reduce },           { "reduce_scatter", reduce_scatter },
+    { "all_gather", all_gather },   { "all_gather_v", all_gather_v },
+    { "broadcast", broadcast },     { "gather", gather },
+    { "scatter", scatter },         { "all_to_all", all_to_all },
+    { "permute", permute },         { "send and recv", ring },
+    { "put and signal", signals },  { "peers_barrier", peers_barrier },
+    { "rendezvous", rendezvous },   { "group_new", group_new },
+    { "group_split", group_split },
 };
 #define OPERATIONS (sizeof operations / sizeof operations[0])
 
 /* ---- ways to end ---- */
 
-typedef enum ending { BY_KILL, BY_EXIT, BY_ABORT, BY_EXEC, ENDINGS } ending;
+typedef enum ending {
+    BY_KILL,
+    BY_EXIT,
+    BY_ABORT,
+    BY_EXEC,
+    ENDINGS
+} ending;
 static const char *const ending_names[ENDINGS] = { "kill", "exit(0)", "abort", "exec" };
 
 static void end_by(ending how) {
@@ -179,8 +192,8 @@ static void end_by(ending how) {
 /* Shared with all ranks. */
 typedef struct trial {
     ending how;
-    bool inside;           /* at some moment inside, else instead of the call */
-    int victim, second;    /* -1: none */
+    bool inside;        /* at some moment inside, else instead of the call */
+    int victim, second; /* -1: none */
     size_t operation;
     _Atomic int finished;
     _Atomic int pids[RANKS];
@@ -197,11 +210,12 @@ static void expect_death(const trial *shared, tutti_status status) {
     tutti_error_info info = TUTTI_ERROR_INFO_INIT;
     CHECK_OK(tutti_error_detail(&info));
     if (status != TUTTI_ERROR_DEAD)
-        FAIL("%s, %s: gave %s (%s), not the death", operations[shared->operation].name, ending_names[shared->how], tutti_status_name(status),
-             tutti_error_message());
+        FAIL("%s, %s: gave %s (%s), not the death", operations[shared->operation].name, ending_names[shared->how],
+             tutti_status_name(status), tutti_error_message());
     CHECK(info.at_fault_count >= 1);
     if (info.at_fault[0] != shared->victim && info.at_fault[0] != shared->second)
-        FAIL("%s, %s: blames rank %d (%s)", operations[shared->operation].name, ending_names[shared->how], info.at_fault[0], tutti_error_message());
+        FAIL("%s, %s: blames rank %d (%s)", operations[shared->operation].name, ending_names[shared->how],
+             info.at_fault[0], tutti_error_message());
     char who[64];
     snprintf(who, sizeof who, "rank %d (pid %d)", info.at_fault[0], atomic_load(&shared->pids[info.at_fault[0]]));
     CHECK_MESSAGE(who);
@@ -257,12 +271,14 @@ static void run_trial(trial *shared) {
     tutti_status status = tutti_spawn(TUTTI_SPAWN_PROCESSES, RANKS, one_rank, shared);
     int survivors = RANKS - (shared->second >= 0 ? 2 : 1);
     if (status != TUTTI_ERROR_DEAD || atomic_load(&shared->finished) != survivors)
-        FAIL("%s, %s %s the call, ranks %d and %d: %d of %d survivors came through; spawn says %s: %s", operations[shared->operation].name,
-             ending_names[shared->how], shared->inside ? "inside" : "instead of", shared->victim, shared->second,
-             atomic_load(&shared->finished), survivors, tutti_status_name(status), tutti_error_message());
+        FAIL("%s, %s %s the call, ranks %d and %d: %d of %d survivors came through; spawn says %s: %s",
+             operations[shared->operation].name, ending_names[shared->how], shared->inside ? "inside" : "instead of",
+             shared->victim, shared->second, atomic_load(&shared->finished), survivors, tutti_status_name(status),
+             tutti_error_message());
 }
 
-/* For each operation each way to end; who it is takes turns, so that each of the four cases meets each way and many operations. */
+/* For each operation each way to end; who it is takes turns, so that each of the four cases meets each way and many
+ * operations. */
 static void run_matrix(bool inside) {
     static const int who[4][2] = { { 0, -1 }, { 1, -1 }, { RANKS - 1, -1 }, { 0, RANKS - 2 } };
     trial *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

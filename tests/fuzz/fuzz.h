@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A fuzz target is one file here with a function fuzz_one. scripts/fuzz builds it with clang's libFuzzer and lets it run; as an ordinary
- * test it digests its corpus, tests/fuzz/corpus/<target>, and every beginning of every file there.
+ * A fuzz target is one file here with a function fuzz_one. scripts/fuzz builds it with clang's libFuzzer and lets it
+ * run; as an ordinary test it digests its corpus, tests/fuzz/corpus/<target>, and every beginning of every file there.
  *
  * A line "rooms: …" in the file's first comment names the folders of src/ that it needs.
  */
@@ -24,12 +24,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     return 0;
 }
 
-#define FUZZ_CHECK(condition)                                                                                          \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition);                                  \
-            abort();                                                                                                   \
-        }                                                                                                              \
+#define FUZZ_CHECK(condition)                                                         \
+    do {                                                                              \
+        if (!(condition)) {                                                           \
+            fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition); \
+            abort();                                                                  \
+        }                                                                             \
     } while (0)
 #define FUZZ_TARGET(name)
 
@@ -75,8 +75,10 @@ static inline void fuzz_corpus(const char *target) {
     CHECK(files > 0);
 }
 
-#define FUZZ_TARGET(name)                                                                                              \
-    TEST(the_corpus_of_##name##_is_digested) { fuzz_corpus(#name); }
+#define FUZZ_TARGET(name)                      \
+    TEST(the_corpus_of_##name##_is_digested) { \
+        fuzz_corpus(#name);                    \
+    }
 
 #endif
 #endif

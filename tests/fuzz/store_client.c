@@ -13,10 +13,12 @@
 #include "store/connect.h"
 #include "store/tcp.h"
 
-enum { LONGEST = 32 << 10 /* fits a socket's buffer: nobody reads while it is written */ };
+enum {
+    LONGEST = 32 << 10 /* fits a socket's buffer: nobody reads while it is written */
+};
 
 static void greet(int descriptor, bool with_secret) {
-    tu_secret secret = {.bytes = with_secret ? 32 : 0};
+    tu_secret secret = { .bytes = with_secret ? 32 : 0 };
     tu_connection *connection = malloc(sizeof *connection);
     tu_connection_init(connection, descriptor);
     FUZZ_CHECK(!with_secret || tu_connection_greet(connection, &secret, tu_deadline(TU_SECOND)) != TUTTI_OK);
@@ -27,7 +29,7 @@ static void greet(int descriptor, bool with_secret) {
 }
 
 static void operate(tutti_store *store, unsigned which) {
-    static const char *const keys[] = {"a", "b", "c"};
+    static const char *const keys[] = { "a", "b", "c" };
     void *values[3];
     size_t bytes[3], count;
     char **list;

@@ -28,7 +28,8 @@ static void fuzz_one(const uint8_t *data, size_t bytes) {
         tutti_store_release(store);
     } else {
         FUZZ_CHECK(tutti_error_message()[0] != 0);
-        FUZZ_CHECK(status != TUTTI_ERROR_PROTOCOL || lseek(descriptor, 0, SEEK_END) == (off_t)bytes); /* not ours: untouched */
+        FUZZ_CHECK(status != TUTTI_ERROR_PROTOCOL ||
+                   lseek(descriptor, 0, SEEK_END) == (off_t)bytes); /* not ours: untouched */
     }
     close(descriptor);
     unlink(path);

@@ -3,13 +3,15 @@
  * What clients may send to a store's server: any bytes, in any pieces, from several clients at once.
  * rooms: base store
  *
- * The first byte chooses: bit 0 a secret, bit 1 sessions that are admitted already. Then pieces: one byte for the session and the
- * length's high bits, one for its low bits, and the bytes.
+ * The first byte chooses: bit 0 a secret, bit 1 sessions that are admitted already. Then pieces: one byte for the
+ * session and the length's high bits, one for its low bits, and the bytes.
  */
 #include "fuzz.h"
 #include "store/hub.h"
 
-enum { SESSIONS = 3 };
+enum {
+    SESSIONS = 3
+};
 
 typedef struct client {
     tu_session session;
@@ -19,7 +21,7 @@ typedef struct client {
 static void leave(tu_hub *hub, client *client, bool admitted) {
     tu_hub_leave(hub, &client->session);
     tu_buffer_free(&client->input);
-    *client = (struct client){.session.state = admitted ? TU_SESSION_OPEN : TU_SESSION_NEW};
+    *client = (struct client){ .session.state = admitted ? TU_SESSION_OPEN : TU_SESSION_NEW };
 }
 
 /* As the server does: what was understood goes, the rest stays for more. */
@@ -45,9 +47,9 @@ static void fuzz_one(const uint8_t *data, size_t bytes) {
     if (bytes == 0)
         return;
     bool admitted = data[0] & 2;
-    tu_secret secret = {.bytes = data[0] & 1 ? 32 : 0};
-    tu_hub hub = {.secret = &secret};
-    client clients[SESSIONS] = {0};
+    tu_secret secret = { .bytes = data[0] & 1 ? 32 : 0 };
+    tu_hub hub = { .secret = &secret };
+    client clients[SESSIONS] = { 0 };
     for (int i = 0; i < SESSIONS; i++)
         leave(&hub, &clients[i], admitted);
     for (size_t at = 1; at + 2 <= bytes;) {

@@ -9,8 +9,7 @@
 
 #include "fuzz.h"
 
-static void fuzz_one(const uint8_t *data, size_t bytes)
-{
+static void fuzz_one(const uint8_t *data, size_t bytes) {
     tu_reader reader;
     tu_file_array array;
     tu_zip_list list;

@@ -8,8 +8,7 @@
 
 #include "fuzz.h"
 
-static void fuzz_one(const uint8_t *data, size_t bytes)
-{
+static void fuzz_one(const uint8_t *data, size_t bytes) {
     tu_reader reader;
     tu_safe_list list;
     tu_reader_memory("fuzz", data, bytes, &reader);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The layout of every public struct that begins with its size: programs that were compiled against an older header keep working, so fields neither
- * move nor change their size; new ones come last.
+ * The layout of every public struct that begins with its size: programs that were compiled against an older header keep
+ * working, so fields neither move nor change their size; new ones come last.
  */
 #include <tutti/autograd.h>
 #include <tutti/call.h>
@@ -24,8 +24,7 @@
 
 #define AT(type, field, offset) CHECK_EQ(offsetof(type, field), offset)
 
-TEST(structs_of_autograd_h_stay_as_they_are)
-{
+TEST(structs_of_autograd_h_stay_as_they_are) {
     AT(tt_backward_options, size, 0);
     AT(tt_backward_options, retain_graph, 8);
     AT(tt_backward_options, create_graph, 9);
@@ -42,8 +41,7 @@ TEST(structs_of_autograd_h_stay_as_they_are)
     AT(tt_function, release, 32);
 }
 
-TEST(structs_of_call_h_stay_as_they_are)
-{
+TEST(structs_of_call_h_stay_as_they_are) {
     AT(tutti_received, size, 0);
     AT(tutti_received, source, 8);
     AT(tutti_received, tag, 12);
@@ -58,8 +56,7 @@ TEST(structs_of_call_h_stay_as_they_are)
     AT(tutti_call, batch, 56);
 }
 
-TEST(structs_of_collective_h_stay_as_they_are)
-{
+TEST(structs_of_collective_h_stay_as_they_are) {
     AT(tutti_ran, size, 0);
     AT(tutti_ran, algorithm, 8);
     AT(tutti_ran, operation, 12);
@@ -69,8 +66,7 @@ TEST(structs_of_collective_h_stay_as_they_are)
     AT(tutti_ran, why, 64);
 }
 
-TEST(structs_of_functional_h_stay_as_they_are)
-{
+TEST(structs_of_functional_h_stay_as_they_are) {
     AT(tt_symm_options, size, 0);
     AT(tt_symm_options, group, 8);
     AT(tt_symm_options, persistent, 16);
@@ -78,8 +74,7 @@ TEST(structs_of_functional_h_stay_as_they_are)
     AT(tt_symm_options, requires_grad, 32);
 }
 
-TEST(structs_of_group_h_stay_as_they_are)
-{
+TEST(structs_of_group_h_stay_as_they_are) {
     AT(tutti_group_options, size, 0);
     AT(tutti_group_options, name, 8);
     AT(tutti_group_options, tag, 16);
@@ -101,8 +96,7 @@ TEST(structs_of_group_h_stay_as_they_are)
     AT(tutti_group_expansion, group_size, 148);
 }
 
-TEST(structs_of_memory_h_stay_as_they_are)
-{
+TEST(structs_of_memory_h_stay_as_they_are) {
     AT(tutti_memory_options, size, 0);
     AT(tutti_memory_options, device, 8);
     AT(tutti_memory_options, device_index, 12);
@@ -122,8 +116,7 @@ TEST(structs_of_memory_h_stay_as_they_are)
     AT(tutti_view, strides, 96);
 }
 
-TEST(structs_of_mesh_h_stay_as_they_are)
-{
+TEST(structs_of_mesh_h_stay_as_they_are) {
     AT(tutti_mesh_options, size, 0);
     AT(tutti_mesh_options, names, 8);
     AT(tutti_mesh_options, ranks, 16);
@@ -132,16 +125,14 @@ TEST(structs_of_mesh_h_stay_as_they_are)
     AT(tutti_mesh_options, no_groups, 40);
 }
 
-TEST(structs_of_module_h_stay_as_they_are)
-{
+TEST(structs_of_module_h_stay_as_they_are) {
     AT(tt_module_type, size, 0);
     AT(tt_module_type, name, 8);
     AT(tt_module_type, forward, 16);
     AT(tt_module_type, release, 24);
 }
 
-TEST(structs_of_named_h_stay_as_they_are)
-{
+TEST(structs_of_named_h_stay_as_they_are) {
     AT(tutti_rows, size, 0);
     AT(tutti_rows, in, 8);
     AT(tutti_rows, in_rows, 16);
@@ -151,8 +142,7 @@ TEST(structs_of_named_h_stay_as_they_are)
     AT(tutti_rows, dtype, 48);
 }
 
-TEST(structs_of_ops_h_stay_as_they_are)
-{
+TEST(structs_of_ops_h_stay_as_they_are) {
     AT(tt_sgd, size, 0);
     AT(tt_sgd, learning_rate, 8);
     AT(tt_sgd, momentum, 16);
@@ -174,8 +164,7 @@ TEST(structs_of_ops_h_stay_as_they_are)
     AT(tt_operator_info, pure, 43);
 }
 
-TEST(structs_of_pool_h_stay_as_they_are)
-{
+TEST(structs_of_pool_h_stay_as_they_are) {
     AT(tutti_pool_statistics, size, 0);
     AT(tutti_pool_statistics, used_blocks, 8);
     AT(tutti_pool_statistics, used_bytes, 16);
@@ -184,8 +173,7 @@ TEST(structs_of_pool_h_stay_as_they_are)
     AT(tutti_pool_statistics, reused, 40);
 }
 
-TEST(structs_of_status_h_stay_as_they_are)
-{
+TEST(structs_of_status_h_stay_as_they_are) {
     AT(tutti_error_info, size, 0);
     AT(tutti_error_info, status, 8);
     AT(tutti_error_info, rank, 12);
@@ -197,8 +185,7 @@ TEST(structs_of_status_h_stay_as_they_are)
     AT(tutti_error_info, at_fault, 128);
 }
 
-TEST(structs_of_store_h_stay_as_they_are)
-{
+TEST(structs_of_store_h_stay_as_they_are) {
     AT(tutti_file_store_options, size, 0);
     AT(tutti_file_store_options, timeout_ns, 8);
     AT(tutti_file_store_options, workers, 16);
@@ -213,8 +200,7 @@ TEST(structs_of_store_h_stay_as_they_are)
     AT(tutti_tcp_store_options, trust_network, 48);
 }
 
-TEST(structs_of_tensor_h_stay_as_they_are)
-{
+TEST(structs_of_tensor_h_stay_as_they_are) {
     AT(tt_counts, size, 0);
     AT(tt_counts, tensors, 8);
     AT(tt_counts, storages, 16);
@@ -226,8 +212,7 @@ TEST(structs_of_tensor_h_stay_as_they_are)
     AT(tt_options, name, 16);
 }
 
-TEST(structs_of_trace_h_stay_as_they_are)
-{
+TEST(structs_of_trace_h_stay_as_they_are) {
     AT(tutti_counters, size, 0);
     AT(tutti_counters, calls, 8);
     AT(tutti_counters, failures, 16);
@@ -236,8 +221,7 @@ TEST(structs_of_trace_h_stay_as_they_are)
     AT(tutti_counters, by_algorithm, 40);
 }
 
-TEST(structs_of_world_h_stay_as_they_are)
-{
+TEST(structs_of_world_h_stay_as_they_are) {
     AT(tutti_world_options, size, 0);
     AT(tutti_world_options, name, 8);
     AT(tutti_world_options, rank, 16);
@@ -254,8 +238,7 @@ TEST(structs_of_world_h_stay_as_they_are)
     AT(tutti_fake_options, error_on_collective, 8);
 }
 
-TEST(a_view_and_the_names_of_devices_stay_as_they_are)
-{
+TEST(a_view_and_the_names_of_devices_stay_as_they_are) {
     CHECK_EQ(sizeof(tutti_view), 160);
     CHECK_EQ(TUTTI_CPU, 1);
     CHECK_EQ(TUTTI_CUDA, 2);

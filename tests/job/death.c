@@ -11,10 +11,24 @@
 
 /* ---- ways to end ---- */
 
-typedef enum ending { BY_KILL, BY_ABORT, BY_EXIT_3, BY_EXIT_0, BY_EXEC, BY_EXEC_OF_A_THREAD, BY_CLOSE, ENDINGS } ending;
+typedef enum ending {
+    BY_KILL,
+    BY_ABORT,
+    BY_EXIT_3,
+    BY_EXIT_0,
+    BY_EXEC,
+    BY_EXEC_OF_A_THREAD,
+    BY_CLOSE,
+    ENDINGS
+} ending;
 
-static const char *const endings[ENDINGS] = { "was killed by signal 9 (Killed)", "was killed by signal 6", "exited with status 3",
-                                              "exited with status 0", "called exec", "called exec", "closed its world" };
+static const char *const endings[ENDINGS] = { "was killed by signal 9 (Killed)",
+                                              "was killed by signal 6",
+                                              "exited with status 3",
+                                              "exited with status 0",
+                                              "called exec",
+                                              "called exec",
+                                              "closed its world" };
 
 static void *exec_in_thread(void *argument) {
     execl("/bin/sleep", "sleep", "30", (char *)NULL);
@@ -49,7 +63,12 @@ static void end_by(tu_job *job, ending how) {
 
 /* ---- what the others do meanwhile ---- */
 
-typedef enum activity { IN_EXCHANGE, IN_WAIT, PROBING, ACTIVITIES } activity;
+typedef enum activity {
+    IN_EXCHANGE,
+    IN_WAIT,
+    PROBING,
+    ACTIVITIES
+} activity;
 
 static ending how;
 static activity what;
@@ -58,7 +77,8 @@ static int victim;
 static tutti_status check_victim(void *argument) {
     tu_job *job = argument;
     tu_rank_state state = tu_rank_probe(job, victim);
-    return state == TU_RANK_DEAD || state == TU_RANK_CLOSED ? tu_death_error(job, victim, "in a wait of the test") : TUTTI_OK;
+    return state == TU_RANK_DEAD || state == TU_RANK_CLOSED ? tu_death_error(job, victim, "in a wait of the test")
+                                                            : TUTTI_OK;
 }
 
 static tutti_status run_activity(tu_job *job) {
@@ -128,7 +148,12 @@ static void survive(tu_job *job) {
             me = i == tu_job_rank(job) ? count : me;
             others[count++] = i;
         }
-    tu_exchange exchange = { .ranks = others, .count = 2, .me = me, .key = 2, .sequence = 1, .purpose = "survivors",
+    tu_exchange exchange = { .ranks = others,
+                             .count = 2,
+                             .me = me,
+                             .key = 2,
+                             .sequence = 1,
+                             .purpose = "survivors",
                              .deadline = tu_deadline(60 * TU_SECOND) };
     CHECK_OK(tu_job_exchange(job, &exchange, NULL, NULL));
 }
@@ -203,9 +228,11 @@ static void two_die(tu_job *job) {
     if (tu_job_rank(job) == 0 || tu_job_rank(job) == 2)
         raise(SIGKILL);
     job_exchange space;
-    CHECK_STATUS(tu_job_exchange(job, job_exchange_all(&space, job, 1, 1, NULL, 0, NULL), NULL, NULL), TUTTI_ERROR_DEAD);
+    CHECK_STATUS(tu_job_exchange(job, job_exchange_all(&space, job, 1, 1, NULL, 0, NULL), NULL, NULL),
+                 TUTTI_ERROR_DEAD);
     int64_t deadline = tu_deadline(30 * TU_SECOND);
-    while ((tu_rank_probe(job, 0) != TU_RANK_DEAD || tu_rank_probe(job, 2) != TU_RANK_DEAD) && tu_deadline_left(deadline) > 0)
+    while ((tu_rank_probe(job, 0) != TU_RANK_DEAD || tu_rank_probe(job, 2) != TU_RANK_DEAD) &&
+           tu_deadline_left(deadline) > 0)
         usleep(1000);
     CHECK_EQ(tu_rank_state_of(job, 0), TU_RANK_DEAD);
     CHECK_EQ(tu_rank_state_of(job, 2), TU_RANK_DEAD);
@@ -263,7 +290,8 @@ static void die_with_child(tu_job *job) {
         raise(SIGKILL);
     }
     job_exchange space;
-    CHECK_STATUS(tu_job_exchange(job, job_exchange_all(&space, job, 1, 1, NULL, 0, NULL), NULL, NULL), TUTTI_ERROR_DEAD);
+    CHECK_STATUS(tu_job_exchange(job, job_exchange_all(&space, job, 1, 1, NULL, 0, NULL), NULL, NULL),
+                 TUTTI_ERROR_DEAD);
     CHECK_MESSAGE("was killed by signal 9");
 }
 
@@ -271,7 +299,8 @@ TEST(a_forked_child_does_not_hide_its_parents_death) {
     job_place place;
     job_place_open(&place);
     CHECK_EQ(pipe(leash), 0);
-    pid_t first = job_start_process(&place, 0, 2, die_with_child), second = job_start_process(&place, 1, 2, die_with_child);
+    pid_t first = job_start_process(&place, 0, 2, die_with_child),
+          second = job_start_process(&place, 1, 2, die_with_child);
     CHECK_EQ(job_wait_process(first), 0);
     CHECK_EQ(job_wait_process(second), SIGKILL);
     job_place_close(&place);
@@ -319,7 +348,8 @@ static void close_everything(tu_job *job) {
             usleep(1000);
         return;
     }
-    CHECK_STATUS(tu_job_exchange(job, job_exchange_all(&space, job, 1, 1, NULL, 0, NULL), NULL, NULL), TUTTI_ERROR_NETWORK);
+    CHECK_STATUS(tu_job_exchange(job, job_exchange_all(&space, job, 1, 1, NULL, 0, NULL), NULL, NULL),
+                 TUTTI_ERROR_NETWORK);
     CHECK_MESSAGE("rank 1");
     CHECK_MESSAGE("lives");
     CHECK_EQ(tu_rank_probe(job, 1), TU_RANK_ALIVE);
@@ -341,7 +371,8 @@ static void thread_dies(tu_job *job) {
         return; /* the harness closes the job, which does not make it less dead */
     }
     job_exchange space;
-    CHECK_STATUS(tu_job_exchange(job, job_exchange_all(&space, job, 1, 1, NULL, 0, NULL), NULL, NULL), TUTTI_ERROR_DEAD);
+    CHECK_STATUS(tu_job_exchange(job, job_exchange_all(&space, job, 1, 1, NULL, 0, NULL), NULL, NULL),
+                 TUTTI_ERROR_DEAD);
     CHECK_MESSAGE("rank 1 returned from its main function");
     CHECK_EQ(tu_rank_probe(job, 1), TU_RANK_DEAD);
     CHECK(tu_job_departures(job) >= 1);
@@ -372,7 +403,8 @@ static void wait_for_word(tu_job *job) {
 TEST(the_parent_publishes_the_status_in_the_job_segment) {
     job_place place;
     job_place_open(&place);
-    pid_t first = job_start_process(&place, 0, 2, wait_for_word), second = job_start_process(&place, 1, 2, wait_for_word);
+    pid_t first = job_start_process(&place, 0, 2, wait_for_word),
+          second = job_start_process(&place, 1, 2, wait_for_word);
     int status = job_wait_process(second);
     CHECK_EQ(WEXITSTATUS(status), 42);
     int survivors[1] = { first };

@@ -27,7 +27,9 @@ JOB_TEST(the_largest_record_arrives_whole, 3) {
         for (int i = 0; i < 3; i++)
             CHECK(all[i * TU_EXCHANGE_BYTES] == 'a' + i && all[(i + 1) * TU_EXCHANGE_BYTES - 1] == 'a' + i);
     }
-    CHECK_STATUS(tu_job_exchange(job, job_exchange_all(&space, job, 1, 61, mine, TU_EXCHANGE_BYTES + 1, NULL), all, NULL), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(
+        tu_job_exchange(job, job_exchange_all(&space, job, 1, 61, mine, TU_EXCHANGE_BYTES + 1, NULL), all, NULL),
+        TUTTI_ERROR_ARGUMENT);
 }
 
 typedef struct keyed {
@@ -59,8 +61,15 @@ JOB_TEST(early_messages_wait_in_the_mailbox, 3) {
     job_exchange space;
     if (tu_job_rank(job) < 2)
         for (uint64_t sequence = 1; sequence <= 20; sequence++) {
-            tu_exchange exchange = { .ranks = pair, .count = 2, .me = mine, .key = 5, .sequence = sequence, .purpose = "pair",
-                                     .payload = &mine, .bytes = sizeof mine, .deadline = tu_deadline(60 * TU_SECOND) };
+            tu_exchange exchange = { .ranks = pair,
+                                     .count = 2,
+                                     .me = mine,
+                                     .key = 5,
+                                     .sequence = sequence,
+                                     .purpose = "pair",
+                                     .payload = &mine,
+                                     .bytes = sizeof mine,
+                                     .deadline = tu_deadline(60 * TU_SECOND) };
             CHECK_OK(tu_job_exchange(job, &exchange, all, NULL));
             CHECK(all[0] == 0 && all[1] == 1);
         }
@@ -88,8 +97,9 @@ JOB_TEST(different_purposes_fail_on_every_rank_and_both_are_shown, 3) {
 JOB_TEST(different_sizes_fail_on_every_rank, 3) {
     job_exchange space;
     char mine[8] = "", all[24];
-    CHECK_STATUS(tu_job_exchange(job, job_exchange_all(&space, job, 3, 1, mine, tu_job_rank(job) == 2 ? 8 : 4, NULL), all, NULL),
-                 TUTTI_ERROR_MISMATCH);
+    CHECK_STATUS(
+        tu_job_exchange(job, job_exchange_all(&space, job, 3, 1, mine, tu_job_rank(job) == 2 ? 8 : 4, NULL), all, NULL),
+        TUTTI_ERROR_MISMATCH);
     CHECK_MESSAGE("rank 2");
     exchange_numbers(job, 3, 2);
 }
@@ -139,7 +149,8 @@ static void check_interrupt(tu_job *job) {
         CHECK_EQ(pthread_create(&thread, NULL, raise_later, &interrupt_flag), 0);
         const _Atomic uint32_t *before = job->interrupt;
         job->interrupt = &interrupt_flag;
-        CHECK_STATUS(tu_job_exchange(job, job_exchange_all(&space, job, 3, 1, &mine, sizeof mine, NULL), all, NULL), TUTTI_ERROR_INTERRUPTED);
+        CHECK_STATUS(tu_job_exchange(job, job_exchange_all(&space, job, 3, 1, &mine, sizeof mine, NULL), all, NULL),
+                     TUTTI_ERROR_INTERRUPTED);
         CHECK_MESSAGE("interrupted");
         job->interrupt = before;
         pthread_join(thread, NULL);
@@ -233,7 +244,8 @@ static tutti_status share_once(void *argument) {
     tu_error_copy copy;
     tu_error_save(&copy);
     test_fail_disarm();
-    CHECK_OK(tu_job_exchange(self->job, job_exchange_all(&space, self->job, 2, self->round, &more, sizeof more, NULL), all, NULL));
+    CHECK_OK(tu_job_exchange(self->job, job_exchange_all(&space, self->job, 2, self->round, &more, sizeof more, NULL),
+                             all, NULL));
     self->round++;
     tu_error_restore(&copy);
     return status;
@@ -250,7 +262,8 @@ static void share_while_calls_fail(tu_job *job) {
     if (tu_job_rank(job) == 0) {
         test_fail_each("malloc,calloc,sendmsg,recvmsg", share_once, &self);
         more = 0;
-        CHECK_OK(tu_job_exchange(job, job_exchange_all(&space, job, 2, self.round, &more, sizeof more, NULL), all, NULL));
+        CHECK_OK(
+            tu_job_exchange(job, job_exchange_all(&space, job, 2, self.round, &more, sizeof more, NULL), all, NULL));
     }
     while (tu_job_rank(job) == 1 && more) {
         tu_mapping *shared[2];
@@ -263,7 +276,8 @@ static void share_while_calls_fail(tu_job *job) {
             tu_mapping_release(shared[1]);
         }
         tu_piece_free(job, &piece);
-        CHECK_OK(tu_job_exchange(job, job_exchange_all(&space, job, 2, self.round++, &more, sizeof more, NULL), all, NULL));
+        CHECK_OK(
+            tu_job_exchange(job, job_exchange_all(&space, job, 2, self.round++, &more, sizeof more, NULL), all, NULL));
         more = all[0];
     }
     tu_mapping_release(mappings[0]);

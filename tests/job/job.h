@@ -21,15 +21,23 @@
 
 typedef void job_body(tu_job *job);
 
-#define JOB_TEST(sentence, ranks)                                                                                      \
-    static void body_##sentence(tu_job *job);                                                                          \
-    TEST(sentence##_as_threads) { job_threads(ranks, body_##sentence); }                                               \
-    TEST(sentence##_as_processes) { job_processes(ranks, body_##sentence); }                                           \
+#define JOB_TEST(sentence, ranks)              \
+    static void body_##sentence(tu_job *job);  \
+    TEST(sentence##_as_threads) {              \
+        job_threads(ranks, body_##sentence);   \
+    }                                          \
+    TEST(sentence##_as_processes) {            \
+        job_processes(ranks, body_##sentence); \
+    }                                          \
     static void body_##sentence(tu_job *job)
 
 static inline tu_job_options job_options(tutti_store *store, int rank, int size) {
-    return (tu_job_options){ .store = store, .name = "test", .world_rank = rank, .world_size = size,
-                             .deadline = tu_deadline(60 * TU_SECOND), .spin = -1 };
+    return (tu_job_options){ .store = store,
+                             .name = "test",
+                             .world_rank = rank,
+                             .world_size = size,
+                             .deadline = tu_deadline(60 * TU_SECOND),
+                             .spin = -1 };
 }
 
 /* ---- a meeting place for processes, served by a process of its own ---- */
@@ -153,13 +161,20 @@ typedef struct job_exchange {
     tu_exchange exchange;
 } job_exchange;
 
-static inline tu_exchange *job_exchange_all(job_exchange *space, tu_job *job, uint64_t key, uint64_t sequence, const void *payload,
-                                            size_t bytes, const tu_piece *piece) {
+static inline tu_exchange *job_exchange_all(job_exchange *space, tu_job *job, uint64_t key, uint64_t sequence,
+                                            const void *payload, size_t bytes, const tu_piece *piece) {
     for (int i = 0; i < tu_job_size(job); i++)
         space->ranks[i] = i;
-    space->exchange = (tu_exchange){ .ranks = space->ranks, .count = tu_job_size(job), .me = tu_job_rank(job), .key = key,
-                                     .sequence = sequence, .purpose = "test", .payload = payload, .bytes = bytes,
-                                     .piece = piece, .deadline = tu_deadline(60 * TU_SECOND) };
+    space->exchange = (tu_exchange){ .ranks = space->ranks,
+                                     .count = tu_job_size(job),
+                                     .me = tu_job_rank(job),
+                                     .key = key,
+                                     .sequence = sequence,
+                                     .purpose = "test",
+                                     .payload = payload,
+                                     .bytes = bytes,
+                                     .piece = piece,
+                                     .deadline = tu_deadline(60 * TU_SECOND) };
     return &space->exchange;
 }
 

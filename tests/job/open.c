@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Opening a job: everybody finds everybody, and whoever is missing, twice there, of another size or version, or in trouble
- * is named to all the others, in time.
+ * Opening a job: everybody finds everybody, and whoever is missing, twice there, of another size or version, or in
+ * trouble is named to all the others, in time.
  */
 #include <fcntl.h>
 #include <sched.h>
@@ -40,7 +40,8 @@ JOB_TEST(every_rank_knows_itself_and_the_others, 5) {
     CHECK_EQ(tu_job_reserved(job), 0);
     tu_wait wait;
     tu_job_wait_init(job, 1234, &wait);
-    CHECK(wait.deadline == 1234 && wait.bell == tu_job_bell(job, tu_job_rank(job)) && wait.sleepers == tu_job_sleepers(job));
+    CHECK(wait.deadline == 1234 && wait.bell == tu_job_bell(job, tu_job_rank(job)) &&
+          wait.sleepers == tu_job_sleepers(job));
     job_meet(job, 1);
 }
 
@@ -120,7 +121,8 @@ TEST(several_jobs_live_in_one_process) {
     tutti_store_release(store);
 }
 
-/* ---- ranks that do not fit together: each runs in a process and must end with the status and a part of the message ---- */
+/* ---- ranks that do not fit together: each runs in a process and must end with the status and a part of the message
+ * ---- */
 
 typedef struct misfit {
     int rank, size;
@@ -161,7 +163,8 @@ typedef struct misfit_thread {
 
 static void *run_misfit(void *argument) {
     misfit_thread *self = argument;
-    CHECK_STATUS(open_and_close(self->store, self->misfit->rank, self->misfit->size, self->timeout_ns), self->misfit->status);
+    CHECK_STATUS(open_and_close(self->store, self->misfit->rank, self->misfit->size, self->timeout_ns),
+                 self->misfit->status);
     if (self->misfit->message != NULL)
         CHECK_MESSAGE(self->misfit->message);
     return NULL;
@@ -181,26 +184,30 @@ static void run_misfits_as_threads(const misfit *ranks, int count, int64_t timeo
     tutti_store_release(store);
 }
 
-#define MISFIT_TEST(sentence, timeout_ns, ...)                                                                         \
-    static const misfit ranks_##sentence[] = { __VA_ARGS__ };                                                          \
-    TEST(sentence##_as_threads) {                                                                                      \
-        run_misfits_as_threads(ranks_##sentence, sizeof ranks_##sentence / sizeof(misfit), timeout_ns);                \
-    }                                                                                                                  \
-    TEST(sentence##_as_processes) {                                                                                    \
-        run_misfits_as_processes(ranks_##sentence, sizeof ranks_##sentence / sizeof(misfit), timeout_ns);              \
+#define MISFIT_TEST(sentence, timeout_ns, ...)                                                            \
+    static const misfit ranks_##sentence[] = { __VA_ARGS__ };                                             \
+    TEST(sentence##_as_threads) {                                                                         \
+        run_misfits_as_threads(ranks_##sentence, sizeof ranks_##sentence / sizeof(misfit), timeout_ns);   \
+    }                                                                                                     \
+    TEST(sentence##_as_processes) {                                                                       \
+        run_misfits_as_processes(ranks_##sentence, sizeof ranks_##sentence / sizeof(misfit), timeout_ns); \
     }
 
-MISFIT_TEST(world_sizes_that_disagree_fail_on_every_rank, 60 * TU_SECOND, { 0, 3, TUTTI_ERROR_MISMATCH, "world sizes disagree" },
-            { 1, 3, TUTTI_ERROR_MISMATCH, "rank 2" }, { 2, 4, TUTTI_ERROR_MISMATCH, "world sizes disagree" })
+MISFIT_TEST(world_sizes_that_disagree_fail_on_every_rank, 60 * TU_SECOND,
+            { 0, 3, TUTTI_ERROR_MISMATCH, "world sizes disagree" }, { 1, 3, TUTTI_ERROR_MISMATCH, "rank 2" },
+            { 2, 4, TUTTI_ERROR_MISMATCH, "world sizes disagree" })
 
-MISFIT_TEST(a_smaller_world_size_wakes_those_who_wait_for_more, 60 * TU_SECOND, { 0, 4, TUTTI_ERROR_MISMATCH, "world sizes disagree" },
+MISFIT_TEST(a_smaller_world_size_wakes_those_who_wait_for_more, 60 * TU_SECOND,
+            { 0, 4, TUTTI_ERROR_MISMATCH, "world sizes disagree" },
             { 1, 2, TUTTI_ERROR_MISMATCH, "world sizes disagree" })
 
-MISFIT_TEST(a_rank_that_is_there_twice_is_named_to_all, 60 * TU_SECOND, { 0, 3, TUTTI_ERROR_MISMATCH, "two processes say that they are rank 1" },
+MISFIT_TEST(a_rank_that_is_there_twice_is_named_to_all, 60 * TU_SECOND,
+            { 0, 3, TUTTI_ERROR_MISMATCH, "two processes say that they are rank 1" },
             { 1, 3, TUTTI_ERROR_MISMATCH, "two processes say that they are rank 1" },
             { 1, 3, TUTTI_ERROR_MISMATCH, "two processes say that they are rank 1" })
 
-MISFIT_TEST(a_second_rank_0_is_named_to_all, 60 * TU_SECOND, { 0, 3, TUTTI_ERROR_MISMATCH, "two processes say that they are rank 0" },
+MISFIT_TEST(a_second_rank_0_is_named_to_all, 60 * TU_SECOND,
+            { 0, 3, TUTTI_ERROR_MISMATCH, "two processes say that they are rank 0" },
             { 0, 3, TUTTI_ERROR_MISMATCH, "two processes say that they are rank 0" },
             { 1, 3, TUTTI_ERROR_MISMATCH, "two processes say that they are rank 0" })
 
@@ -314,7 +321,11 @@ static void be_refused(const tu_record *record, const void *words, size_t bytes)
 }
 
 static hello right_hello(const tu_record *record) {
-    hello words = { .magic = UINT64_C(0x4f4c4c4548495554), .version = TU_PAGE_VERSION, .world_rank = 1, .world_size = 2, .pid = getpid() };
+    hello words = { .magic = UINT64_C(0x4f4c4c4548495554),
+                    .version = TU_PAGE_VERSION,
+                    .world_rank = 1,
+                    .world_size = 2,
+                    .pid = getpid() };
     memcpy(words.nonce, record->nonce, sizeof words.nonce);
     return words;
 }
@@ -576,8 +587,8 @@ static tutti_status open_beside_peer(void *argument) {
     return status;
 }
 
-/* The calls that the job makes and the store's client does not; the others are failed in the test of threads below, and those of
- * messages in the test of exchanges. */
+/* The calls that the job makes and the store's client does not; the others are failed in the test of threads below, and
+ * those of messages in the test of exchanges. */
 #define OPENING_CALLS "mmap,memfd_create,ftruncate,fallocate,bind,listen,accept4,pthread_create"
 
 static void fail_each(int rank) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Shared memory of a job: pieces are aligned, zeroed, reserved and given back; mappings of peers' pieces stay valid for as
- * long as they are held; what does not fit is an error that names the limit.
+ * Shared memory of a job: pieces are aligned, zeroed, reserved and given back; mappings of peers' pieces stay valid for
+ * as long as they are held; what does not fit is an error that names the limit.
  */
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -53,7 +53,9 @@ TEST(pieces_are_aligned_and_zeroed) {
 
 /* Random sizes come and go; no two live pieces overlap, each starts zeroed, and memory is reused. */
 static void check_churn(tu_job *job) {
-    enum { LIVE = 200 };
+    enum {
+        LIVE = 200
+    };
     tu_piece pieces[LIVE] = { 0 };
     unsigned random = 12345;
     for (int round = 0; round < 20000; round++) {
@@ -161,7 +163,9 @@ TEST(a_limit_of_the_process_is_named_to_an_ordinary_user_too) {
 }
 
 static void check_map_count(tu_job *job) {
-    enum { MOST = 70000 };
+    enum {
+        MOST = 70000
+    };
     tu_piece piece = { 0 };
     void **maps = calloc(MOST, sizeof *maps);
     int count = 0;
@@ -210,8 +214,9 @@ static void check_cgroup(tu_job *job) {
 }
 
 TEST(the_limit_of_a_cgroup_above_is_named) {
-    static const struct { const char *top, *limit; } kinds[] = { { "/sys/fs/cgroup/memory", "memory.limit_in_bytes" },
-                                                                 { "/sys/fs/cgroup", "memory.max" } };
+    static const struct {
+        const char *top, *limit;
+    } kinds[] = { { "/sys/fs/cgroup/memory", "memory.limit_in_bytes" }, { "/sys/fs/cgroup", "memory.max" } };
     char outer[128], inner[160], pid[32];
     snprintf(pid, sizeof pid, "%d", (int)getpid());
     for (int kind = 0; kind < 2; kind++) {
@@ -219,7 +224,8 @@ TEST(the_limit_of_a_cgroup_above_is_named) {
         snprintf(inner, sizeof inner, "%s/inner", outer);
         if (mkdir(outer, 0755) != 0)
             continue;
-        bool there = mkdir(inner, 0755) == 0 && write_text(outer, kinds[kind].limit, "104857600") && write_text(inner, "cgroup.procs", pid);
+        bool there = mkdir(inner, 0755) == 0 && write_text(outer, kinds[kind].limit, "104857600") &&
+                     write_text(inner, "cgroup.procs", pid);
         if (there)
             alone(check_cgroup);
         if (there)
@@ -280,7 +286,8 @@ JOB_TEST(a_rank_may_give_no_piece, 3) {
 JOB_TEST(a_freed_piece_is_reused_only_when_no_peer_maps_it, 2) {
     tu_mapping *mappings[2];
     tu_piece piece, other;
-    CHECK_OK(tu_piece_alloc(job, "a test", 150000, 64, -1, &piece)); /* the first chunk has room for just one of these */
+    CHECK_OK(
+        tu_piece_alloc(job, "a test", 150000, 64, -1, &piece)); /* the first chunk has room for just one of these */
     size_t offset = piece.offset;
     tu_segment *segment = piece.segment;
     memset(piece.address, 5, 150000);
@@ -307,7 +314,9 @@ JOB_TEST(a_freed_piece_is_reused_only_when_no_peer_maps_it, 2) {
 }
 
 JOB_TEST(a_segment_is_mapped_once_by_each_peer, 3) {
-    enum { COUNT = 100 };
+    enum {
+        COUNT = 100
+    };
     tu_piece pieces[COUNT];
     tu_mapping *mappings[COUNT][3];
     for (int i = 0; i < COUNT; i++) {
@@ -446,7 +455,8 @@ static void check_descriptors(tu_job *job) {
     CHECK_MESSAGE("bytes");
     CHECK_STATUS(tu_segment_import(job, 0, &wire, make_memfd(8192, TU_PAGE_SEALS), &segment), TUTTI_ERROR_PROTOCOL);
     CHECK_MESSAGE("not marked");
-    CHECK_STATUS(tu_segment_import(job, 0, &wire, open("/dev/null", O_RDWR | O_CLOEXEC), &segment), TUTTI_ERROR_PROTOCOL);
+    CHECK_STATUS(tu_segment_import(job, 0, &wire, open("/dev/null", O_RDWR | O_CLOEXEC), &segment),
+                 TUTTI_ERROR_PROTOCOL);
     CHECK_MESSAGE("not shared memory");
     tu_piece piece;
     tu_mapping *mapping;

@@ -9,13 +9,13 @@
 
 #include <math.h>
 
-#include "base/float_control.h"
 #include "../harness.h"
+#include "base/float_control.h"
 
 static const char *const sets[] = { "reference", "avx2", "avx512", "neon" };
 
-#define FOR_EACH_SET(name)                                                                                             \
-    for (size_t set_index = 0; set_index < sizeof sets / sizeof sets[0]; set_index++)                                  \
+#define FOR_EACH_SET(name)                                                            \
+    for (size_t set_index = 0; set_index < sizeof sets / sizeof sets[0]; set_index++) \
         for (const char *name = tu_kernels_use(sets[set_index]) ? sets[set_index] : NULL; name; name = NULL)
 
 static uint64_t random_state = 0x9e3779b97f4a7c15;
@@ -41,21 +41,21 @@ static tutti_dtype real_view(tutti_dtype dtype) {
 
 /* ---- the serial loop ---- */
 
-#define DEFINE_STEP(type)                                                                                              \
-    static type step_##type(type a, type b, tutti_op op) {                                                             \
-        bool swap;                                                                                                     \
-        switch (op) {                                                                                                  \
-        case TUTTI_PRODUCT:                                                                                            \
-            return a * b;                                                                                              \
-        case TUTTI_MIN:                                                                                                \
-        case TUTTI_MAX:                                                                                                \
-            if (isnan(a) || isnan(b))                                                                                  \
-                return NAN;                                                                                            \
-            swap = a > b || (a == b && !signbit(a) && signbit(b));                                                     \
-            return swap == (op == TUTTI_MIN) ? b : a;                                                                  \
-        default:                                                                                                       \
-            return a + b;                                                                                              \
-        }                                                                                                              \
+#define DEFINE_STEP(type)                                          \
+    static type step_##type(type a, type b, tutti_op op) {         \
+        bool swap;                                                 \
+        switch (op) {                                              \
+        case TUTTI_PRODUCT:                                        \
+            return a * b;                                          \
+        case TUTTI_MIN:                                            \
+        case TUTTI_MAX:                                            \
+            if (isnan(a) || isnan(b))                              \
+                return NAN;                                        \
+            swap = a > b || (a == b && !signbit(a) && signbit(b)); \
+            return swap == (op == TUTTI_MIN) ? b : a;              \
+        default:                                                   \
+            return a + b;                                          \
+        }                                                          \
     }
 DEFINE_STEP(float)
 DEFINE_STEP(double)
@@ -203,8 +203,8 @@ static void check_same(const char *set, const void *found, const void *expected,
 /* ---- random data, with more zeros, infinities, NaN, denormals and extremes than chance gives ---- */
 
 static void fill(void *to, size_t count, tutti_dtype dtype) {
-    static const double edges[] = { 0, -0.0, 1, -1, INFINITY, -INFINITY, NAN, 1e-40, -1e-40, 0x1p-24, 0x1p-133,
-                                    65504, 448, 57344, 0x1.fffffep127, 2.5, -3 };
+    static const double edges[] = { 0,       -0.0,     1,     -1,  INFINITY, -INFINITY,      NAN, 1e-40, -1e-40,
+                                    0x1p-24, 0x1p-133, 65504, 448, 57344,    0x1.fffffep127, 2.5, -3 };
     size_t size = tutti_dtype_size(real_view(dtype));
     if (real_view(dtype) != dtype)
         count *= 2;
@@ -227,7 +227,11 @@ static void fill(void *to, size_t count, tutti_dtype dtype) {
     }
 }
 
-enum { MOST_SOURCES = 70, MOST_COUNT = 700, ROOM = MOST_COUNT * 16 + 128 };
+enum {
+    MOST_SOURCES = 70,
+    MOST_COUNT = 700,
+    ROOM = MOST_COUNT * 16 + 128
+};
 
 typedef struct arena {
     unsigned char source[MOST_SOURCES][ROOM];
@@ -313,14 +317,19 @@ TEST(bool_and_complex_equal_the_serial_loop_in_every_shape) {
 
 /* ---- every 16-bit pattern with 64 edge values ---- */
 
-enum { PATTERNS = 1 << 16, EDGES = 64 };
+enum {
+    PATTERNS = 1 << 16,
+    EDGES = 64
+};
 
 /* Zero, denormals, normals around 1, the largest, infinity, NaN, both signs, and values a few bits apart, so that sums
  * fall between neighbours. */
 static void edge_values(tutti_dtype dtype, uint16_t *edges) {
-    static const double values[] = { 0, 0x1p-133, 0x1p-130, 0x1.8p-126, 0x1p-24, 0x1p-15, 0x1.ffcp-15, 0x1p-14, 0x1p-11,
-                                     0x1.004p-11, 0x1p-9, 0x1p-8, 0x1.02p-8, 0.1, 0.333, 0.5, 1, 1.0009765625, 1.0078125, 1.5,
-                                     2, 3, 10, 255, 256, 257, 2048, 4095, 65504, 0x1.fep127, INFINITY, NAN };
+    static const double values[] = { 0,       0x1p-133,   0x1p-130,    0x1.8p-126,   0x1p-24,   0x1p-15,   0x1.ffcp-15,
+                                     0x1p-14, 0x1p-11,    0x1.004p-11, 0x1p-9,       0x1p-8,    0x1.02p-8, 0.1,
+                                     0.333,   0.5,        1,           1.0009765625, 1.0078125, 1.5,       2,
+                                     3,       10,         255,         256,          257,       2048,      4095,
+                                     65504,   0x1.fep127, INFINITY,    NAN };
     for (int i = 0; i < EDGES; i++) {
         double value = i % 2 ? -values[i / 2] : values[i / 2];
         CHECK_OK(tutti_convert(&value, TUTTI_F64, &edges[i], dtype, 1));
@@ -434,15 +443,25 @@ static void set_control(uint64_t control) {
 }
 
 #if defined(__x86_64__)
-enum { HOSTILE = 0x1f80 | 0x8040 | 0x6000 }; /* flush to zero, denormals are zero, toward zero */
-enum { ORDINARY = 0x1f80 };
+enum {
+    HOSTILE = 0x1f80 | 0x8040 | 0x6000
+}; /* flush to zero, denormals are zero, toward zero */
+enum {
+    ORDINARY = 0x1f80
+};
 #else
-enum { HOSTILE = 3 << 22 | 1 << 24 };
-enum { ORDINARY = 0 };
+enum {
+    HOSTILE = 3 << 22 | 1 << 24
+};
+enum {
+    ORDINARY = 0
+};
 #endif
 
 TEST(flush_to_zero_and_rounding_set_by_the_caller_change_nothing) {
-    enum { COUNT = 67 };
+    enum {
+        COUNT = 67
+    };
     float a[COUNT], b[COUNT], found[COUNT], expected[COUNT];
     for (int i = 0; i < COUNT; i++) {
         a[i] = i % 2 ? ldexpf((float)i, -149) : 1.0f / (float)(i + 3);
@@ -466,7 +485,9 @@ TEST(flush_to_zero_and_rounding_set_by_the_caller_change_nothing) {
 /* ---- the rest of the interface ---- */
 
 TEST(copies_reach_every_destination_and_nothing_else) {
-    enum { SIZE = 5000 };
+    enum {
+        SIZE = 5000
+    };
     unsigned char from[SIZE], first[SIZE + 130], second[SIZE + 130];
     for (int i = 0; i < SIZE; i++)
         from[i] = (unsigned char)random_bits();

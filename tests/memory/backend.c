@@ -28,7 +28,8 @@ static void compile(const char *name, const char *flags) {
         setenv("TUTTI_PLUGIN_PATH", folder, 1);
     }
     snprintf(command, sizeof command,
-             "cc -std=gnu17 -D_GNU_SOURCE -shared -fPIC -fvisibility=hidden %s -I%s/src -I%s/include %s/tests/memory/plugin/memfd.c -o "
+             "cc -std=gnu17 -D_GNU_SOURCE -shared -fPIC -fvisibility=hidden %s -I%s/src -I%s/include "
+             "%s/tests/memory/plugin/memfd.c -o "
              "%s/libtutti-%s.so",
              flags, source, source, source, folder, name);
     CHECK_EQ(system(command), 0);
@@ -116,7 +117,8 @@ TEST(a_backend_can_not_be_changed_after_use) {
     CHECK(!tutti_memory_has_multicast_support(world, TUTTI_CUDA, 0));
     CHECK_EQ(tutti_memory_device(memory), TUTTI_CUDA);
     tutti_memory_release(memory);
-    CHECK_STATUS(tutti_memory_alloc(world, 1, TUTTI_OPTIONS(tutti_memory_options, .device = TUTTI_CUDA, .device_index = 5), &memory),
+    CHECK_STATUS(tutti_memory_alloc(
+                     world, 1, TUTTI_OPTIONS(tutti_memory_options, .device = TUTTI_CUDA, .device_index = 5), &memory),
                  TUTTI_ERROR_ARGUMENT);
     CHECK_OK(tutti_world_close(world));
     remove_folder();
@@ -124,7 +126,8 @@ TEST(a_backend_can_not_be_changed_after_use) {
 
 static void live_on_plugin(tutti_world *world, void *argument) {
     (void)argument;
-    int rank = tutti_world_rank(world), size = tutti_world_size(world), next = (rank + 1) % size, before = (rank + size - 1) % size;
+    int rank = tutti_world_rank(world), size = tutti_world_size(world), next = (rank + 1) % size,
+        before = (rank + size - 1) % size;
     tutti_memory_options options = TUTTI_MEMORY_OPTIONS_INIT;
     options.device = TUTTI_CUDA;
     tutti_memory *memory;
@@ -148,7 +151,8 @@ static void live_on_plugin(tutti_world *world, void *argument) {
         CHECK_EQ(view.device, TUTTI_CUDA);
         CHECK_OK(tutti_view_memset32(world, &view, 1, 9, 2, NULL));
         CHECK_EQ(((int *)tutti_memory_data(memory))[2], 9);
-        CHECK_STATUS(tutti_peers_wait_signal(peers, before, 3, TUTTI_OPTIONS(tutti_call, .timeout_ns = 1000000)), TUTTI_ERROR_TIMEOUT);
+        CHECK_STATUS(tutti_peers_wait_signal(peers, before, 3, TUTTI_OPTIONS(tutti_call, .timeout_ns = 1000000)),
+                     TUTTI_ERROR_TIMEOUT);
         tutti_peers_release(peers);
         tutti_memory_release(memory);
     }

@@ -107,7 +107,9 @@ TEST(a_block_of_two_gibibytes_reports_its_size) { /* spec: test_large_alloc */
 }
 
 TEST(any_pointer_inside_is_found_and_none_outside) {
-    enum { BLOCKS = 300 };
+    enum {
+        BLOCKS = 300
+    };
     tutti_world *world = open_alone();
     tutti_memory *blocks[BLOCKS];
     int private_word = 0;
@@ -153,10 +155,12 @@ TEST(a_kept_block_lives_until_its_last_release) {
 /* ---- persistent ids ---- */
 
 static tutti_status persistent(tutti_world *world, size_t bytes, uint64_t id, tutti_memory **memory) {
-    return tutti_memory_alloc(world, bytes, TUTTI_OPTIONS(tutti_memory_options, .persistent = true, .persistent_id = id), memory);
+    return tutti_memory_alloc(world, bytes,
+                              TUTTI_OPTIONS(tutti_memory_options, .persistent = true, .persistent_id = id), memory);
 }
 
-TEST(a_persistent_id_gets_its_address_and_contents_back) { /* spec: test_empty_strided_p2p_persistent, test_symm_mem_empty_storage_reuse */
+TEST(a_persistent_id_gets_its_address_and_contents_back) { /* spec: test_empty_strided_p2p_persistent,
+                                                              test_symm_mem_empty_storage_reuse */
     tutti_world *world = open_alone();
     tutti_memory *memory, *other;
     CHECK_OK(persistent(world, 8192, 42, &memory));
@@ -200,7 +204,8 @@ TEST(persistent_ids_belong_to_a_world) {
 
 /* ---- the size of the signal pad ---- */
 
-TEST(the_size_of_the_signal_pad_is_the_worlds_or_the_blocks_own) { /* spec: test_get_signal_pad_size, test_set_signal_pad_size */
+TEST(the_size_of_the_signal_pad_is_the_worlds_or_the_blocks_own) { /* spec: test_get_signal_pad_size,
+                                                                      test_set_signal_pad_size */
     tutti_world *world = open_alone();
     CHECK_EQ(tutti_memory_signal_pad_bytes(world), 9216);
     tutti_memory *before = allocate(world, 16);

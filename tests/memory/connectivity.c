@@ -28,7 +28,8 @@ TEST(this_machine_has_a_symmetric_matrix_with_itself_on_the_diagonal) { /* spec:
         int size = tutti_connectivity_size(made);
         CHECK(size > 0);
         for (int a = 0; a < size; a++) {
-            CHECK(strstr(tutti_connectivity_place(made, a), place == TUTTI_PLACE_NODE ? "node " : "processor ") != NULL);
+            CHECK(strstr(tutti_connectivity_place(made, a), place == TUTTI_PLACE_NODE ? "node " : "processor ") !=
+                  NULL);
             for (int b = 0; b < size; b++) {
                 CHECK_EQ(tutti_connectivity_link(made, a, b), tutti_connectivity_link(made, b, a));
                 CHECK((tutti_connectivity_link(made, a, b) == TUTTI_LINK_SELF) == (a == b));

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The fault matrix of symmetric memory: a rank that dies, stops, runs out of something or sends garbage before, during and after a
- * rendezvous, in a signal, in a barrier, and while it frees. Nobody hangs, and survivors get the death's error, with the rank, not a deadline's.
+ * The fault matrix of symmetric memory: a rank that dies, stops, runs out of something or sends garbage before, during
+ * and after a rendezvous, in a signal, in a barrier, and while it frees. Nobody hangs, and survivors get the death's
+ * error, with the rank, not a deadline's.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -31,9 +32,9 @@ static void nap(long microseconds) {
 
 /* What the ranks of one run tell the test: shared by fork. */
 typedef struct report {
-    _Atomic int finished;     /* ranks that came to their end */
+    _Atomic int finished; /* ranks that came to their end */
     _Atomic int pids[8];
-    long delay;               /* for the victim */
+    long delay; /* for the victim */
     _Atomic int signal;
     const char *fault;
     size_t bytes;
@@ -116,8 +117,8 @@ static void run_death(report *shared, int ranks) {
 
 TEST(a_death_at_the_entry_of_any_operation_is_the_others_error) {
     static const char *const faults[] = {
-        "op=rendezvous,at=0,do=kill",       "op=rendezvous,at=2,do=exit:3",        "op=peers_signal,at=0,do=kill", "op=peers_wait_signal,at=4,do=kill",
-        "op=peers_barrier,at=0,do=kill",    "op=peers_barrier,at=5,do=exit",
+        "op=rendezvous,at=0,do=kill",        "op=rendezvous,at=2,do=exit:3",  "op=peers_signal,at=0,do=kill",
+        "op=peers_wait_signal,at=4,do=kill", "op=peers_barrier,at=0,do=kill", "op=peers_barrier,at=5,do=exit",
     };
     report *shared = new_report();
     shared->bytes = 4096;
@@ -213,7 +214,7 @@ static tutti_status signal_and_leave(tutti_world *world, void *argument) {
         strcpy(tutti_peers_buffer(peers, 0), "gone");
         CHECK_OK(tutti_peers_signal(peers, 0, 0, NULL));
     } else {
-        nap(50000); /* rank 1 has closed its world by now */
+        nap(50000);                                           /* rank 1 has closed its world by now */
         CHECK_OK(tutti_peers_wait_signal(peers, 1, 0, LONG)); /* what it sent before is taken all the same */
         CHECK_TEXT(tutti_memory_data(memory), "gone");
         CHECK_STATUS(tutti_peers_wait_signal(peers, 1, 0, LONG), TUTTI_ERROR_GONE);
@@ -474,8 +475,13 @@ static tutti_status send_garbage(tutti_world *world, void *argument) {
                 CHECK(send(fd, noise, 1 + (size_t)round * 299, MSG_NOSIGNAL) > 0);
                 tu_wire wire = { .magic = TU_WIRE_MAGIC, .kind = 77, .sender = 5, .bytes = 0 };
                 CHECK(send(fd, &wire, sizeof wire, MSG_NOSIGNAL) > 0);
-                wire = (tu_wire){ .magic = TU_WIRE_MAGIC, .kind = TU_WIRE_EXCHANGE, .sender = VICTIM, .key = 1, .sequence = 99,
-                                  .piece = { .id = 4711, .segment_bytes = 8192, .bytes = UINT64_MAX, .offset = UINT64_MAX } };
+                wire = (tu_wire){ .magic = TU_WIRE_MAGIC,
+                                  .kind = TU_WIRE_EXCHANGE,
+                                  .sender = VICTIM,
+                                  .key = 1,
+                                  .sequence = 99,
+                                  .piece = {
+                                      .id = 4711, .segment_bytes = 8192, .bytes = UINT64_MAX, .offset = UINT64_MAX } };
                 CHECK(send(fd, &wire, sizeof wire, MSG_NOSIGNAL) > 0);
             }
         }

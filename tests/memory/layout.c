@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Options of older programs: a struct that ends earlier than today's is understood. Where fields are is pinned in tests/house/layout.c.
+ * Options of older programs: a struct that ends earlier than today's is understood. Where fields are is pinned in
+ * tests/house/layout.c.
  */
 #include <tutti/memory.h>
 #include <tutti/pool.h>

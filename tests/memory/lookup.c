@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the collectives ask: from a pointer to its block, and to where the peers have theirs; and that a remembered answer never
- * outlives what it was about.
+ * What the collectives ask: from a pointer to its block, and to where the peers have theirs; and that a remembered
+ * answer never outlives what it was about.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -32,7 +32,8 @@ TEST_WORLD(a_pointer_leads_to_its_block_and_its_peers, 2) {
     for (int round = 0; round < 3; round++) { /* first looked up, then remembered */
         CHECK(!tu_symmetric_find(state, &private_word, 4, &found));
         CHECK(tu_symmetric_find(state, data + 8, 992, &found));
-        CHECK(found.memory == memory && found.offset == 8 && found.peers == NULL && found.buffers == NULL && found.index == 0);
+        CHECK(found.memory == memory && found.offset == 8 && found.peers == NULL && found.buffers == NULL &&
+              found.index == 0);
         CHECK(!tu_symmetric_find(state, data + 8, 993, &found)); /* beyond its end */
         CHECK(!tu_symmetric_find(state, data + 1000, 0, &found));
     }

@@ -41,7 +41,8 @@ TEST_WORLD(a_view_of_a_buffer_has_its_dtype_shape_and_bounds, 2) {
     CHECK_EQ(tutti_view_count(&view), 32);
     CHECK_OK(tutti_peers_get_buffer(peers, other, NULL, 0, TUTTI_U8, 4095, &view)); /* no sizes: one element */
     CHECK_EQ(tutti_view_count(&view), 1);
-    CHECK_OK(tutti_peers_get_buffer(peers, other, (int64_t[]){ 0 }, 1, TUTTI_F32, 1024, &view)); /* nothing, at the end */
+    CHECK_OK(
+        tutti_peers_get_buffer(peers, other, (int64_t[]){ 0 }, 1, TUTTI_F32, 1024, &view)); /* nothing, at the end */
     CHECK_EQ(tutti_view_bytes(&view), 0);
     end_peers(peers, memory);
 }
@@ -58,12 +59,14 @@ TEST_WORLD(a_view_beyond_the_buffer_is_refused, 2) {
     CHECK_MESSAGE("non-negative");
     CHECK_STATUS(tutti_peers_get_buffer(peers, 0, (int64_t[]){ 1 }, 1, TUTTI_F32, INT64_MIN, &view), TUTTI_ERROR_RANGE);
     CHECK_STATUS(tutti_peers_get_buffer(peers, 0, (int64_t[]){ 1 }, 1, TUTTI_F64, INT64_MAX, &view), TUTTI_ERROR_RANGE);
-    CHECK_STATUS(tutti_peers_get_buffer(peers, 0, (int64_t[]){ INT64_MAX, INT64_MAX }, 2, TUTTI_F32, 0, &view), TUTTI_ERROR_RANGE);
+    CHECK_STATUS(tutti_peers_get_buffer(peers, 0, (int64_t[]){ INT64_MAX, INT64_MAX }, 2, TUTTI_F32, 0, &view),
+                 TUTTI_ERROR_RANGE);
     CHECK_STATUS(tutti_peers_get_buffer(peers, 0, (int64_t[]){ 3, -1 }, 2, TUTTI_F32, 0, &view), TUTTI_ERROR_RANGE);
     CHECK_STATUS(tutti_peers_get_buffer(peers, -1, (int64_t[]){ 1 }, 1, TUTTI_F32, 0, &view), TUTTI_ERROR_RANGE);
     CHECK_MESSAGE("rank must be in [0, 2)");
     CHECK_STATUS(tutti_peers_get_buffer(peers, 2, (int64_t[]){ 1 }, 1, TUTTI_F32, 0, &view), TUTTI_ERROR_RANGE);
-    CHECK_STATUS(tutti_peers_get_buffer(peers, 0, (int64_t[]){ 1 }, 1, (tutti_dtype)TUTTI_SUM, 0, &view), TUTTI_ERROR_TYPE);
+    CHECK_STATUS(tutti_peers_get_buffer(peers, 0, (int64_t[]){ 1 }, 1, (tutti_dtype)TUTTI_SUM, 0, &view),
+                 TUTTI_ERROR_TYPE);
     CHECK_STATUS(tutti_peers_get_buffer(peers, 0, NULL, 9, TUTTI_F32, 0, &view), TUTTI_ERROR_ARGUMENT);
     CHECK_STATUS(tutti_peers_get_buffer(peers, 0, NULL, 2, TUTTI_F32, 0, &view), TUTTI_ERROR_ARGUMENT);
     CHECK_STATUS(tutti_peers_get_buffer(peers, 0, NULL, 0, TUTTI_F32, 0, NULL), TUTTI_ERROR_ARGUMENT);
@@ -81,9 +84,11 @@ TEST_WORLD(get_remote_finds_at_a_peer_what_a_pointer_shows_here, 2) {
     CHECK(view.data == tutti_peers_buffer(peers, other));
     CHECK_OK(tutti_peers_get_remote(peers, other, own + 1000, (int64_t[]){ 6 }, 1, TUTTI_F32, &view));
     CHECK(view.data == (char *)tutti_peers_buffer(peers, other) + 1000);
-    CHECK_STATUS(tutti_peers_get_remote(peers, other, own + 1000, (int64_t[]){ 7 }, 1, TUTTI_F32, &view), TUTTI_ERROR_RANGE);
+    CHECK_STATUS(tutti_peers_get_remote(peers, other, own + 1000, (int64_t[]){ 7 }, 1, TUTTI_F32, &view),
+                 TUTTI_ERROR_RANGE);
     CHECK_MESSAGE("exceeds");
-    CHECK_STATUS(tutti_peers_get_remote(peers, other, &stranger, (int64_t[]){ 1 }, 1, TUTTI_U8, &view), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_peers_get_remote(peers, other, &stranger, (int64_t[]){ 1 }, 1, TUTTI_U8, &view),
+                 TUTTI_ERROR_ARGUMENT);
     CHECK_STATUS(tutti_peers_get_remote(peers, 2, own, (int64_t[]){ 1 }, 1, TUTTI_U8, &view), TUTTI_ERROR_RANGE);
     end_peers(peers, memory);
 }
@@ -103,7 +108,8 @@ TEST_WORLD(the_signal_pad_is_the_users_alone, 2) { /* spec: test_get_signal_pad 
     CHECK_EQ(tutti_view_count(&view), 2);
     CHECK_OK(tutti_peers_get_signal_pad(peers, rank, (int64_t[]){ 8, 8 }, 2, TUTTI_U32, 0, &view));
     CHECK_EQ(tutti_view_count(&view), 64);
-    CHECK_STATUS(tutti_peers_get_signal_pad(peers, rank, (int64_t[]){ 2305 }, 1, TUTTI_U32, 0, &view), TUTTI_ERROR_RANGE);
+    CHECK_STATUS(tutti_peers_get_signal_pad(peers, rank, (int64_t[]){ 2305 }, 1, TUTTI_U32, 0, &view),
+                 TUTTI_ERROR_RANGE);
     CHECK_MESSAGE("get_signal_pad: the requested size");
     CHECK_STATUS(tutti_peers_get_signal_pad(peers, rank, NULL, 0, TUTTI_U32, 2305, &view), TUTTI_ERROR_RANGE);
     CHECK_STATUS(tutti_peers_get_signal_pad(peers, rank, NULL, 0, TUTTI_U32, -1, &view), TUTTI_ERROR_RANGE);
@@ -126,7 +132,8 @@ TEST_WORLD(the_signal_pad_is_the_users_alone, 2) { /* spec: test_get_signal_pad 
     end_peers(peers, memory);
 }
 
-TEST_WORLD(a_larger_pad_is_used_by_the_block_that_asked_for_it, 2) { /* spec: test_set_signal_pad_size_with_allocation */
+TEST_WORLD(a_larger_pad_is_used_by_the_block_that_asked_for_it,
+           2) { /* spec: test_set_signal_pad_size_with_allocation */
     CHECK_OK(tutti_memory_set_signal_pad_bytes(world, 2 * 9216));
     tutti_memory *memory;
     tutti_peers *peers = make_peers(world, 64, &memory);
@@ -256,7 +263,7 @@ TEST_WORLD(a_group_that_ends_takes_its_cached_handles_along, 2) {
         CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
         CHECK_OK(tutti_peers_barrier(peers, 0, NULL));
         CHECK_OK(tutti_group_destroy(group));
-        tutti_group_release(group);  /* the handle still has it */
+        tutti_group_release(group); /* the handle still has it */
         tutti_peers_release(peers);
     }
     tutti_memory_release(memory);
@@ -297,7 +304,8 @@ static tutti_status close_with_live_handles(tutti_world *world, void *argument) 
         return TUTTI_OK;
     }
     /* It has said goodbye: this is no deadline. */
-    CHECK_STATUS(tutti_peers_wait_signal(peers, 1, 0, TUTTI_OPTIONS(tutti_call, .timeout_ns = 60000000000)), TUTTI_ERROR_GONE);
+    CHECK_STATUS(tutti_peers_wait_signal(peers, 1, 0, TUTTI_OPTIONS(tutti_call, .timeout_ns = 60000000000)),
+                 TUTTI_ERROR_GONE);
     CHECK_TEXT(tutti_memory_data(memory), "bye");
     end_peers(peers, memory);
     return TUTTI_OK;

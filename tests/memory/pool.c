@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Pools: same-size blocks come back at the same address with clean pads and mailboxes, and meet again cheaply and rightly.
+ * Pools: same-size blocks come back at the same address with clean pads and mailboxes, and meet again cheaply and
+ * rightly.
  */
 #include <tutti/memory.h>
 #include <tutti/peers.h>
@@ -168,8 +169,10 @@ TEST_WORLD(a_pool_refuses_what_it_cannot_do, 1) {
     tutti_memory *memory;
     CHECK_STATUS(tutti_pool_create(NULL, NULL, &pool), TUTTI_ERROR_ARGUMENT);
     CHECK_STATUS(tutti_pool_create(world, NULL, NULL), TUTTI_ERROR_ARGUMENT);
-    CHECK_STATUS(tutti_pool_create(world, TUTTI_OPTIONS(tutti_memory_options, .persistent = true), &pool), TUTTI_ERROR_ARGUMENT);
-    CHECK_STATUS(tutti_pool_create(world, TUTTI_OPTIONS(tutti_memory_options, .alignment = 3), &pool), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_pool_create(world, TUTTI_OPTIONS(tutti_memory_options, .persistent = true), &pool),
+                 TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_pool_create(world, TUTTI_OPTIONS(tutti_memory_options, .alignment = 3), &pool),
+                 TUTTI_ERROR_ARGUMENT);
     CHECK_STATUS(tutti_pool_alloc(NULL, 1, &memory), TUTTI_ERROR_ARGUMENT);
     pool = make_pool(world);
     CHECK_STATUS(tutti_pool_alloc(pool, (size_t)1 << 46, &memory), TUTTI_ERROR_MEMORY);

@@ -96,7 +96,8 @@ TEST_WORLD(a_second_rendezvous_is_the_same_handle_and_involves_nobody, 2) {
 
 TEST_WORLD(the_default_group_of_a_block_is_used, 2) { /* spec: test_empty_strided_p2p */
     tutti_memory *memory, *without = allocate(world, 16384);
-    CHECK_OK(tutti_memory_alloc(world, 16384, TUTTI_OPTIONS(tutti_memory_options, .group = tutti_world_group(world)), &memory));
+    CHECK_OK(tutti_memory_alloc(world, 16384, TUTTI_OPTIONS(tutti_memory_options, .group = tutti_world_group(world)),
+                                &memory));
     tutti_peers *peers = NULL;
     CHECK_STATUS(tutti_memory_rendezvous(without, NULL, &peers), TUTTI_ERROR_ARGUMENT);
     CHECK_MESSAGE("group_name");
@@ -127,7 +128,8 @@ TEST_WORLD(what_differs_is_named_with_the_ranks_and_ends_nothing, 4) {
     for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {
         tutti_memory *memory;
         tutti_peers *peers = NULL;
-        CHECK_OK(tutti_memory_alloc(world, rank == 2 ? odd[i].bytes : 4096, rank == 2 ? &odd[i].options : NULL, &memory));
+        CHECK_OK(
+            tutti_memory_alloc(world, rank == 2 ? odd[i].bytes : 4096, rank == 2 ? &odd[i].options : NULL, &memory));
         CHECK_STATUS(tutti_memory_rendezvous(memory, group, &peers), TUTTI_ERROR_MISMATCH);
         CHECK_MESSAGE(odd[i].fragment);
         tutti_error_info info = TUTTI_ERROR_INFO_INIT;
@@ -181,7 +183,8 @@ TEST_WORLD(one_block_meets_the_world_and_half_of_it, 4) { /* spec: test_subgroup
     CHECK_EQ(tutti_peers_rank(some), rank % 2);
     CHECK_EQ(tutti_peers_channels(some), 1152);
     for (int member = 0; member < 2; member++) { /* the same memory behind both */
-        int *through_some = tutti_peers_buffer(some, member), *through_all = tutti_peers_buffer(all, rank / 2 * 2 + member);
+        int *through_some = tutti_peers_buffer(some, member),
+            *through_all = tutti_peers_buffer(all, rank / 2 * 2 + member);
         if (member != rank % 2)
             through_some[4 + rank % 2] = 1000 + rank;
         else
@@ -246,7 +249,8 @@ TEST_WORLD(overlapping_groups_have_histories_of_their_own, 3) { /* spec: test_re
     tutti_group_release(right);
 }
 
-TEST_WORLD(a_group_that_takes_a_destroyed_ones_name_meets_afresh, 3) { /* spec: test_rendezvous_after_group_name_recycled */
+TEST_WORLD(a_group_that_takes_a_destroyed_ones_name_meets_afresh,
+           3) { /* spec: test_rendezvous_after_group_name_recycled */
     int rank = tutti_world_rank(world);
     tutti_group_options options = TUTTI_GROUP_OPTIONS_INIT;
     options.name = "recycled";
@@ -275,8 +279,9 @@ TEST_WORLD(a_group_that_is_no_member_or_of_another_world_is_refused, 2) {
     CHECK_OK(tutti_world_open_fake(0, 2, NULL, &other));
     CHECK_STATUS(tutti_memory_rendezvous(memory, tutti_world_group(other), &peers), TUTTI_ERROR_ARGUMENT);
     CHECK_MESSAGE("another world");
-    CHECK_STATUS(tutti_memory_alloc(world, 1, TUTTI_OPTIONS(tutti_memory_options, .group = tutti_world_group(other)), &memory),
-                 TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(
+        tutti_memory_alloc(world, 1, TUTTI_OPTIONS(tutti_memory_options, .group = tutti_world_group(other)), &memory),
+        TUTTI_ERROR_ARGUMENT);
     CHECK_OK(tutti_world_close(other));
     CHECK_STATUS(tutti_memory_rendezvous(NULL, tutti_world_group(world), &peers), TUTTI_ERROR_ARGUMENT);
     CHECK_STATUS(tutti_memory_rendezvous(memory, tutti_world_group(world), NULL), TUTTI_ERROR_ARGUMENT);
@@ -307,7 +312,8 @@ TEST_WORLD(a_rank_on_another_host_is_named_with_the_host, 2) {
 TEST_WORLD(huge_pages_may_be_asked_for_and_change_nothing_else, 2) {
     for (int huge = -1; huge <= 1; huge++) {
         tutti_memory *memory;
-        CHECK_OK(tutti_memory_alloc(world, (size_t)5 << 20, TUTTI_OPTIONS(tutti_memory_options, .huge_pages = huge), &memory));
+        CHECK_OK(tutti_memory_alloc(world, (size_t)5 << 20, TUTTI_OPTIONS(tutti_memory_options, .huge_pages = huge),
+                                    &memory));
         tutti_peers *peers = meet(memory, tutti_world_group(world));
         check_all_to_all(peers, huge);
         tutti_peers_release(peers);
@@ -349,7 +355,9 @@ TEST_WORLD(two_threads_meet_on_two_groups_at_once, 3) {
 /* ---- many ---- */
 
 TEST_WORLD(many_blocks_live_at_once, 2) {
-    enum { BLOCKS = 400 };
+    enum {
+        BLOCKS = 400
+    };
     static __thread tutti_memory *memories[BLOCKS];
     static __thread tutti_peers *peers[BLOCKS];
     int mappings = 0;
@@ -383,7 +391,8 @@ TEST(a_fake_world_meets_at_once_and_its_calls_succeed) {
     CHECK_OK(tutti_peers_wait_signal(peers, 2, 0, NULL));
     CHECK_OK(tutti_peers_test_signal(peers, 2, 0, &arrived));
     CHECK_OK(tutti_peers_barrier(peers, 0, NULL));
-    CHECK_STATUS(tutti_peers_put(peers, 0, 60, bytes, 8, NULL), TUTTI_ERROR_RANGE); /* arguments are checked as in a real one */
+    CHECK_STATUS(tutti_peers_put(peers, 0, 60, bytes, 8, NULL),
+                 TUTTI_ERROR_RANGE); /* arguments are checked as in a real one */
     CHECK_STATUS(tutti_peers_signal(peers, 4, 0, NULL), TUTTI_ERROR_RANGE);
     tutti_peers_release(peers);
     tutti_memory_release(memory);

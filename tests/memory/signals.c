@@ -237,7 +237,8 @@ TEST_WORLD(signals_that_wake_a_sleeper_are_neither_lost_nor_doubled, 2) {
 
 /* ---- limits ---- */
 
-TEST_WORLD(channels_and_ranks_out_of_bounds_are_refused, 2) { /* spec: test_barrier_channel_out_of_bounds, test_put_wait_signal_…_out_of_bounds */
+TEST_WORLD(channels_and_ranks_out_of_bounds_are_refused,
+           2) { /* spec: test_barrier_channel_out_of_bounds, test_put_wait_signal_…_out_of_bounds */
     tutti_memory *memory;
     tutti_peers *peers = make_peers(world, 4, &memory);
     bool arrived;
@@ -322,7 +323,8 @@ static tutti_status barrier_alone(tutti_world *world, void *argument) {
             nap(1);
         CHECK_STATUS(tutti_peers_barrier(peers, 0, NULL), TUTTI_ERROR_TIMEOUT); /* the first cause */
     }
-    CHECK_STATUS(tutti_group_check(group), TUTTI_ERROR_TIMEOUT); /* a barrier's deadline ends the group, on every rank */
+    CHECK_STATUS(tutti_group_check(group),
+                 TUTTI_ERROR_TIMEOUT); /* a barrier's deadline ends the group, on every rank */
     CHECK_STATUS(tutti_peers_signal(peers, 1, 0, NULL), TUTTI_ERROR_TIMEOUT);
     CHECK_STATUS(tutti_peers_put(peers, 1, 0, "x", 1, NULL), TUTTI_ERROR_TIMEOUT);
     tutti_peers *again;
@@ -366,7 +368,8 @@ TEST_WORLD(an_abort_ends_waits_for_signals_and_barriers, 3) {
         nap(30);
         CHECK_OK(tutti_group_abort(tutti_world_group(world), "enough"));
     } else {
-        CHECK_STATUS(rank == 1 ? tutti_peers_wait_signal(peers, 0, 0, LONG) : tutti_peers_barrier(peers, 0, LONG), TUTTI_ERROR_ABORTED);
+        CHECK_STATUS(rank == 1 ? tutti_peers_wait_signal(peers, 0, 0, LONG) : tutti_peers_barrier(peers, 0, LONG),
+                     TUTTI_ERROR_ABORTED);
         CHECK_MESSAGE("enough");
     }
     end_peers(peers, memory);

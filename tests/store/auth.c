@@ -72,9 +72,9 @@ TEST(a_server_without_a_secret_cannot_satisfy_a_client_that_wants_one) {
 /* ---- the handshake by hand ---- */
 
 static int say_hello(int port, uint32_t version, const uint8_t nonce[TU_AUTH_BYTES]) {
-    uint8_t hello[9 + TU_AUTH_BYTES] = {TU_COMMAND_HELLO};
+    uint8_t hello[9 + TU_AUTH_BYTES] = { TU_COMMAND_HELLO };
     int raw = raw_connect(port);
-    memcpy(hello + 1, &(uint32_t){TU_HELLO_MAGIC}, 4);
+    memcpy(hello + 1, &(uint32_t){ TU_HELLO_MAGIC }, 4);
     memcpy(hello + 5, &version, 4);
     memcpy(hello + 9, nonce, TU_AUTH_BYTES);
     raw_send(raw, hello, sizeof hello);
@@ -87,7 +87,7 @@ typedef struct challenge {
 } challenge;
 
 static void send_proof(int raw, const uint8_t proof[TU_AUTH_BYTES]) {
-    uint8_t message[1 + TU_AUTH_BYTES] = {TU_COMMAND_PROOF};
+    uint8_t message[1 + TU_AUTH_BYTES] = { TU_COMMAND_PROOF };
     memcpy(message + 1, proof, TU_AUTH_BYTES);
     raw_send(raw, message, sizeof message);
     raw_send(raw, BYTES(VALIDATE));
@@ -196,7 +196,7 @@ TEST(a_client_refuses_a_server_that_cannot_prove_the_secret) {
     snprintf(url, sizeof url, "tcp://127.0.0.1:%d", port);
     pid_t child = fork();
     if (child == 0) { /* answers with a nonce and a proof of its own making */
-        challenge challenge = {.magic = TU_HELLO_MAGIC};
+        challenge challenge = { .magic = TU_HELLO_MAGIC };
         char hello[9 + TU_AUTH_BYTES], more;
         int raw = accept(listening, NULL, NULL);
         raw_receive(raw, hello, sizeof hello);
@@ -216,7 +216,7 @@ TEST(a_server_that_strangers_can_reach_needs_a_secret_or_trust) {
     tutti_store *store;
     tutti_tcp_store_options options = TUTTI_TCP_STORE_OPTIONS_INIT;
     options.server = true;
-    const char *open_hosts[] = {"", "0.0.0.0", "::", "192.0.2.1"};
+    const char *open_hosts[] = { "", "0.0.0.0", "::", "192.0.2.1" };
     for (size_t i = 0; i < sizeof open_hosts / sizeof *open_hosts; i++) {
         CHECK_STATUS(tutti_store_open_tcp(open_hosts[i], 0, &options, &store), TUTTI_ERROR_REFUSED);
         CHECK_MESSAGE("trust_network");
@@ -231,7 +231,7 @@ TEST(a_server_that_strangers_can_reach_needs_a_secret_or_trust) {
         close(raw);
         tutti_store_release(store);
     }
-    const char *closed_hosts[] = {"localhost", "127.0.0.1", "127.0.0.5"};
+    const char *closed_hosts[] = { "localhost", "127.0.0.1", "127.0.0.5" };
     options.trust_network = false;
     for (size_t i = 0; i < sizeof closed_hosts / sizeof *closed_hosts; i++) {
         CHECK_OK(tutti_store_open_tcp(closed_hosts[i], 0, &options, &store));

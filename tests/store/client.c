@@ -24,7 +24,7 @@ typedef struct play {
 static void *play_server(void *argument) {
     play *play = argument;
     uint32_t pid = (uint32_t)getpid();
-    char ping[5] = {13};
+    char ping[5] = { 13 };
     memcpy(ping + 1, &pid, 4);
     int raw = accept(play->listening, NULL, NULL);
     CHECK(raw >= 0);
@@ -43,7 +43,8 @@ static void *play_server(void *argument) {
     return NULL;
 }
 
-static tutti_store *play_start(play *play, const char *expect, size_t expect_bytes, const char *reply, size_t reply_bytes) {
+static tutti_store *play_start(play *play, const char *expect, size_t expect_bytes, const char *reply,
+                               size_t reply_bytes) {
     play->listening = raw_listen(&play->port);
     play->expect = expect;
     play->expect_bytes = expect_bytes;
@@ -67,27 +68,28 @@ static void play_end(play *play, tutti_store *store) {
 #define ONE "\x01\0\0\0\0\0\0\0"
 
 TEST(set_is_sent_as_the_protocol_has_it) {
-    play play = {0};
+    play play = { 0 };
     tutti_store *store = play_start(&play, BYTES("\x01" KEY_K ONE "v"), BYTES(""));
     CHECK_OK(tutti_store_set(store, "k", "v", 1));
     play_end(&play, store);
 }
 
 TEST(add_is_sent_as_the_protocol_has_it) {
-    play play = {0};
+    play play = { 0 };
     int64_t sum;
-    tutti_store *store = play_start(&play, BYTES("\x04\x02\0\0\0\0\0\0\0/c\x05\0\0\0\0\0\0\0"), BYTES("\x07\0\0\0\0\0\0\0"));
+    tutti_store *store =
+        play_start(&play, BYTES("\x04\x02\0\0\0\0\0\0\0/c\x05\0\0\0\0\0\0\0"), BYTES("\x07\0\0\0\0\0\0\0"));
     CHECK_OK(tutti_store_add(store, "c", 5, &sum));
     CHECK_EQ(sum, 7);
     play_end(&play, store);
 }
 
 TEST(a_wait_that_is_too_long_is_cancelled_and_the_connection_lives) {
-    play play = {0};
+    play play = { 0 };
     int64_t keys;
     tutti_store *store = play_start(&play, BYTES("\x06" ONE KEY_K "\x0c"), BYTES("\0\x01\x09\0\0\0\0\0\0\0"));
     /* The 0 came too late, together with the 1 of the cancel. */
-    CHECK_STATUS(tutti_store_wait(store, (const char *[]){"k"}, 1, MILLISECONDS(20)), TUTTI_ERROR_TIMEOUT);
+    CHECK_STATUS(tutti_store_wait(store, (const char *[]){ "k" }, 1, MILLISECONDS(20)), TUTTI_ERROR_TIMEOUT);
     CHECK_MESSAGE("wait timeout after 20ms, keys: /k");
     CHECK_OK(tutti_store_num_keys(store, &keys));
     CHECK_EQ(keys, 9);
@@ -95,9 +97,11 @@ TEST(a_wait_that_is_too_long_is_cancelled_and_the_connection_lives) {
 }
 
 TEST(a_server_that_answers_later_than_a_short_timeout_is_no_lost_server) {
-    play play = {.late = 300000};
+    play play = { .late = 300000 };
     int64_t keys, sum;
-    tutti_store *store = play_start(&play, BYTES("\x07"), BYTES("\x09\0\0\0\0\0\0\0" "\x05\0\0\0\0\0\0\0"));
+    tutti_store *store = play_start(&play, BYTES("\x07"),
+                                    BYTES("\x09\0\0\0\0\0\0\0"
+                                          "\x05\0\0\0\0\0\0\0"));
     CHECK_OK(tutti_store_set_timeout(store, MILLISECONDS(1)));
     CHECK_OK(tutti_store_num_keys(store, &keys));
     CHECK_EQ(keys, 9);
@@ -114,17 +118,17 @@ static void expect_broken(tutti_store *store) {
 }
 
 TEST(a_server_that_closes_in_the_middle_of_a_reply_is_an_error) {
-    play play = {.close_at_once = true};
+    play play = { .close_at_once = true };
     void *value;
     size_t bytes;
     tutti_store *store = play_start(&play, BYTES("\x06" ONE KEY_K), BYTES("\0\x10\0\0\0\0\0\0\0half"));
-    CHECK_STATUS(tutti_store_multi_get(store, (const char *[]){"k"}, 1, 0, &value, &bytes), TUTTI_ERROR_NETWORK);
+    CHECK_STATUS(tutti_store_multi_get(store, (const char *[]){ "k" }, 1, 0, &value, &bytes), TUTTI_ERROR_NETWORK);
     expect_broken(store);
     play_end(&play, store);
 }
 
 TEST(a_server_that_never_answers_is_given_up) {
-    play play = {0};
+    play play = { 0 };
     int64_t keys;
     tutti_store *store = play_start(&play, BYTES("\x07"), BYTES(""));
     CHECK_STATUS(tutti_store_num_keys(store, &keys), TUTTI_ERROR_TIMEOUT);
@@ -134,24 +138,24 @@ TEST(a_server_that_never_answers_is_given_up) {
 }
 
 TEST(a_reply_that_means_nothing_is_an_error) {
-    play play = {0};
+    play play = { 0 };
     tutti_store *store = play_start(&play, BYTES("\x06" ONE KEY_K), BYTES("\x02"));
-    CHECK_STATUS(tutti_store_wait(store, (const char *[]){"k"}, 1, 0), TUTTI_ERROR_PROTOCOL);
+    CHECK_STATUS(tutti_store_wait(store, (const char *[]){ "k" }, 1, 0), TUTTI_ERROR_PROTOCOL);
     expect_broken(store);
     play_end(&play, store);
 }
 
 TEST(a_reply_of_a_monstrous_length_is_an_error_and_no_allocation) {
-    play play = {0};
+    play play = { 0 };
     void *value;
     size_t bytes;
     tutti_store *store = play_start(&play, BYTES("\x06" ONE KEY_K), BYTES("\0\0\0\0\0\0\0\0\x40"));
-    CHECK_STATUS(tutti_store_multi_get(store, (const char *[]){"k"}, 1, 0, &value, &bytes), TUTTI_ERROR_PROTOCOL);
+    CHECK_STATUS(tutti_store_multi_get(store, (const char *[]){ "k" }, 1, 0, &value, &bytes), TUTTI_ERROR_PROTOCOL);
     play_end(&play, store);
 }
 
 TEST(a_list_of_keys_of_monstrous_length_is_an_error) {
-    play play = {.close_at_once = true};
+    play play = { .close_at_once = true };
     char **keys;
     size_t count;
     tutti_store *store = play_start(&play, BYTES("\x11"), BYTES("\xff\xff\xff\xff\xff\xff\xff\x7f\x01\0\0\0\0\0\0\0x"));
@@ -205,7 +209,7 @@ TEST(a_client_waits_for_its_server_to_come) {
         options.server = true;
         options.workers = 2;
         CHECK_OK(tutti_store_open_tcp("localhost", port, &options, &store));
-        CHECK_OK(tutti_store_wait(store, (const char *[]){"done"}, 1, 0));
+        CHECK_OK(tutti_store_wait(store, (const char *[]){ "done" }, 1, 0));
         tutti_store_release(store);
         _exit(0);
     }
@@ -331,7 +335,7 @@ TEST(urls_open_what_they_say) {
 
 TEST(ipv6_works_where_there_is_ipv6) {
     int probe = socket(AF_INET6, SOCK_STREAM, 0);
-    struct sockaddr_in6 address = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+    struct sockaddr_in6 address = { .sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT };
     bool there = probe >= 0 && bind(probe, (struct sockaddr *)&address, sizeof address) == 0;
     close(probe);
     if (!there)
@@ -383,7 +387,7 @@ TEST(a_server_alone_has_no_operations_but_clones_into_a_client) {
 }
 
 static void *wait_for_k(void *store) {
-    CHECK_STATUS(tutti_store_wait(store, (const char *[]){"k"}, 1, MILLISECONDS(400)), TUTTI_ERROR_TIMEOUT);
+    CHECK_STATUS(tutti_store_wait(store, (const char *[]){ "k" }, 1, MILLISECONDS(400)), TUTTI_ERROR_TIMEOUT);
     return NULL;
 }
 
@@ -392,11 +396,11 @@ TEST(two_threads_on_one_handle_take_turns_and_keep_their_deadlines) {
     pthread_t thread;
     CHECK_EQ(pthread_create(&thread, NULL, wait_for_k, store), 0);
     usleep(100000); /* it waits, and holds the handle */
-    CHECK_STATUS(tutti_store_wait(store, (const char *[]){"m"}, 1, MILLISECONDS(20)), TUTTI_ERROR_TIMEOUT);
+    CHECK_STATUS(tutti_store_wait(store, (const char *[]){ "m" }, 1, MILLISECONDS(20)), TUTTI_ERROR_TIMEOUT);
     CHECK_MESSAGE("another thread");
     CHECK_OK(tutti_store_set(store, "k", "", 0)); /* after the other's turn */
     pthread_join(thread, NULL);
-    CHECK_OK(tutti_store_wait(store, (const char *[]){"k"}, 1, 0));
+    CHECK_OK(tutti_store_wait(store, (const char *[]){ "k" }, 1, 0));
     tutti_store_release(store);
 }
 
@@ -437,7 +441,7 @@ TEST(a_socket_file_is_private_and_goes_with_its_server) {
     CHECK(stat(path, &info) != 0);
     /* One that a killed server left is replaced. */
     int stale = socket(AF_UNIX, SOCK_STREAM, 0);
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct sockaddr_un address = { .sun_family = AF_UNIX };
     strcpy(address.sun_path, path);
     CHECK_EQ(bind(stale, (struct sockaddr *)&address, sizeof address), 0);
     close(stale);
@@ -455,9 +459,10 @@ static void connect_as_other(void) {
     CHECK_MESSAGE("belongs to user 0, and this is user 65534");
     /* And who ignores whose it is gets no service. */
     int raw = socket(AF_UNIX, SOCK_STREAM, 0);
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct sockaddr_un address = { .sun_family = AF_UNIX };
     memcpy(address.sun_path + 1, others_socket + 6, strlen(others_socket + 6));
-    CHECK_EQ(connect(raw, (struct sockaddr *)&address, (socklen_t)(sizeof(sa_family_t) + 1 + strlen(others_socket + 6))), 0);
+    CHECK_EQ(
+        connect(raw, (struct sockaddr *)&address, (socklen_t)(sizeof(sa_family_t) + 1 + strlen(others_socket + 6))), 0);
     raw_expect_closed(raw);
 }
 

@@ -53,7 +53,8 @@ TEST(records_have_the_bytes_of_the_format) {
     tutti_store *store = open_path(0);
     CHECK_OK(tutti_store_set(store, "k", "v", 1));
     CHECK_OK(tutti_store_delete(store, "k", NULL));
-    static const char expected[] = "\x09\0\0\0refcount/\x01\0\0\0" "1"
+    static const char expected[] = "\x09\0\0\0refcount/\x01\0\0\0"
+                                   "1"
                                    "\x02\0\0\0/k\x01\0\0\0v"
                                    "\x03\0\0\0-/k\0\0\0\0";
     char data[256];
@@ -64,7 +65,10 @@ TEST(records_have_the_bytes_of_the_format) {
 }
 
 TEST(records_of_others_are_read) {
-    write_file(BYTES("\x09\0\0\0refcount/\x01\0\0\0" "1" "\x02\0\0\0/k\x05\0\0\0other"), O_TRUNC);
+    write_file(BYTES("\x09\0\0\0refcount/\x01\0\0\0"
+                     "1"
+                     "\x02\0\0\0/k\x05\0\0\0other"),
+               O_TRUNC);
     tutti_store *store = open_path(0);
     check_value(store, "k", "other");
     int64_t keys;
@@ -106,7 +110,7 @@ TEST(what_a_killed_writer_left_half_written_is_cut_off) {
         CHECK_OK(tutti_store_set(writer, "n", "after", 5));
         check_value(reader, "n", "after");
         bool present;
-        CHECK_OK(tutti_store_check(reader, (const char *[]){"m"}, 1, &present));
+        CHECK_OK(tutti_store_check(reader, (const char *[]){ "m" }, 1, &present));
         CHECK(!present);
         tutti_store_release(writer);
         tutti_store_release(reader);
@@ -115,8 +119,8 @@ TEST(what_a_killed_writer_left_half_written_is_cut_off) {
 }
 
 TEST(a_file_of_something_else_is_an_error_and_stays_as_it_is) {
-    static const char *const others[] = {"a letter to my mother, which is dear to me", "\177ELF....", "PK\3\4",
-                                         "\x01\0\0\0x\0\0\0\0"};
+    static const char *const others[] = { "a letter to my mother, which is dear to me", "\177ELF....", "PK\3\4",
+                                          "\x01\0\0\0x\0\0\0\0" };
     char data[256];
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         size_t bytes = i == 3 ? 9 : strlen(others[i]);
@@ -150,7 +154,10 @@ TEST(a_path_that_cannot_be_opened_is_an_error_that_names_it) {
 }
 
 TEST(processes_count_together_and_a_killed_one_holds_no_lock) {
-    enum { CHILDREN = 4, ROUNDS = 50 };
+    enum {
+        CHILDREN = 4,
+        ROUNDS = 50
+    };
     tutti_store *store = open_path(0);
     fflush(NULL);
     for (int i = 0; i < CHILDREN; i++) {

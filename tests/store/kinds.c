@@ -72,28 +72,28 @@ static tutti_store *open_prefix_file(void) {
 }
 
 /* A body gets an open store, and the test closes it. */
-#define ONE_KIND(sentence, suffix, opener)                                                                             \
-    TEST(sentence##suffix) {                                                                                           \
-        tutti_store *store = opener();                                                                                 \
-        with_##sentence(store);                                                                                        \
-        tutti_store_release(store);                                                                                    \
+#define ONE_KIND(sentence, suffix, opener) \
+    TEST(sentence##suffix) {               \
+        tutti_store *store = opener();     \
+        with_##sentence(store);            \
+        tutti_store_release(store);        \
     }
-#define EVERY_KIND(sentence)                                                                                           \
-    static void with_##sentence(tutti_store *store);                                                                   \
-    ONE_KIND(sentence, _in_memory, open_memory)                                                                        \
-    ONE_KIND(sentence, _in_a_file, open_file)                                                                          \
-    ONE_KIND(sentence, _over_tcp, open_tcp)                                                                            \
-    ONE_KIND(sentence, _over_a_unix_socket, open_unix)                                                                 \
-    ONE_KIND(sentence, _under_a_prefix_over_tcp, open_prefix_tcp)                                                      \
-    ONE_KIND(sentence, _under_two_prefixes, open_prefix_twice)                                                         \
-    ONE_KIND(sentence, _under_a_prefix_in_a_file, open_prefix_file)                                                    \
+#define EVERY_KIND(sentence)                                        \
+    static void with_##sentence(tutti_store *store);                \
+    ONE_KIND(sentence, _in_memory, open_memory)                     \
+    ONE_KIND(sentence, _in_a_file, open_file)                       \
+    ONE_KIND(sentence, _over_tcp, open_tcp)                         \
+    ONE_KIND(sentence, _over_a_unix_socket, open_unix)              \
+    ONE_KIND(sentence, _under_a_prefix_over_tcp, open_prefix_tcp)   \
+    ONE_KIND(sentence, _under_two_prefixes, open_prefix_twice)      \
+    ONE_KIND(sentence, _under_a_prefix_in_a_file, open_prefix_file) \
     static void with_##sentence(tutti_store *store)
-#define EVERY_KIND_WITH_QUEUES(sentence)                                                                               \
-    static void with_##sentence(tutti_store *store);                                                                   \
-    ONE_KIND(sentence, _in_memory, open_memory)                                                                        \
-    ONE_KIND(sentence, _over_tcp, open_tcp)                                                                            \
-    ONE_KIND(sentence, _over_a_unix_socket, open_unix)                                                                 \
-    ONE_KIND(sentence, _under_a_prefix_over_tcp, open_prefix_tcp)                                                      \
+#define EVERY_KIND_WITH_QUEUES(sentence)                          \
+    static void with_##sentence(tutti_store *store);              \
+    ONE_KIND(sentence, _in_memory, open_memory)                   \
+    ONE_KIND(sentence, _over_tcp, open_tcp)                       \
+    ONE_KIND(sentence, _over_a_unix_socket, open_unix)            \
+    ONE_KIND(sentence, _under_a_prefix_over_tcp, open_prefix_tcp) \
     static void with_##sentence(tutti_store *store)
 
 static void check_value(tutti_store *store, const char *key, const char *expected) {
@@ -174,7 +174,7 @@ EVERY_KIND(add_counts_from_nothing_and_keeps_decimal_text) {
 
 EVERY_KIND(add_to_what_is_no_number_fails_and_the_store_goes_on) {
     int64_t sum = 77;
-    const char *no_numbers[] = {"word", "1x", "-", " 1", "9223372036854775808", "1.5"};
+    const char *no_numbers[] = { "word", "1x", "-", " 1", "9223372036854775808", "1.5" };
     for (size_t i = 0; i < sizeof no_numbers / sizeof *no_numbers; i++) {
         set(store, "key", no_numbers[i]);
         CHECK_STATUS(tutti_store_add(store, "key", 1, &sum), TUTTI_ERROR_STORE);
@@ -220,13 +220,13 @@ EVERY_KIND(append_makes_the_key_and_then_adds_to_its_end) {
 }
 
 EVERY_KIND(multi_set_and_multi_get_keep_the_order) {
-    const char *keys[] = {"a", "b", "c"}, *back[] = {"c", "a", "b", "a"};
-    const void *values[] = {"one", "", "three"};
-    size_t bytes[] = {3, 0, 5}, got_bytes[4];
+    const char *keys[] = { "a", "b", "c" }, *back[] = { "c", "a", "b", "a" };
+    const void *values[] = { "one", "", "three" };
+    size_t bytes[] = { 3, 0, 5 }, got_bytes[4];
     void *got[4];
     CHECK_OK(tutti_store_multi_set(store, keys, 3, values, bytes));
     CHECK_OK(tutti_store_multi_get(store, back, 4, 0, got, got_bytes));
-    const char *expected[] = {"three", "one", "", "one"};
+    const char *expected[] = { "three", "one", "", "one" };
     for (int i = 0; i < 4; i++) {
         CHECK_TEXT((char *)got[i], expected[i]);
         CHECK_EQ(got_bytes[i], strlen(expected[i]));
@@ -237,7 +237,7 @@ EVERY_KIND(multi_set_and_multi_get_keep_the_order) {
 }
 
 EVERY_KIND(check_wants_every_key) {
-    const char *keys[] = {"a", "b"};
+    const char *keys[] = { "a", "b" };
     bool present = false;
     CHECK_OK(tutti_store_check(store, keys, 2, &present));
     CHECK(!present);
@@ -284,7 +284,7 @@ EVERY_KIND(keys_are_counted_and_listed) {
     CHECK_EQ(after - before, 199);
     CHECK_OK(tutti_store_list_keys(store, &keys, &count));
     CHECK_EQ(count, 199);
-    bool seen[200] = {false};
+    bool seen[200] = { false };
     for (size_t i = 0; i < count; i++) {
         int number = -1;
         CHECK(sscanf(keys[i], "key-%d", &number) == 1 && number >= 0 && number < 200 && !seen[number]);
@@ -297,7 +297,7 @@ EVERY_KIND(keys_are_counted_and_listed) {
 /* ---- waiting ---- */
 
 EVERY_KIND(a_wait_that_is_too_long_names_the_keys_and_the_store_goes_on) {
-    const char *keys[] = {"the_key", "another"};
+    const char *keys[] = { "the_key", "another" };
     void *value = &value;
     size_t bytes = 99;
     set(store, "another", "x");
@@ -310,8 +310,9 @@ EVERY_KIND(a_wait_that_is_too_long_names_the_keys_and_the_store_goes_on) {
     CHECK(value == &value && bytes == 99); /* written only on success */
     void *values[2];
     size_t lengths[2];
-    CHECK_STATUS(tutti_store_multi_get(store, (const char *[]){"another", "the_key"}, 2, MILLISECONDS(10), values, lengths),
-                 TUTTI_ERROR_TIMEOUT);
+    CHECK_STATUS(
+        tutti_store_multi_get(store, (const char *[]){ "another", "the_key" }, 2, MILLISECONDS(10), values, lengths),
+        TUTTI_ERROR_TIMEOUT);
     set(store, "the_key", "now");
     check_value(store, "the_key", "now");
     CHECK_OK(tutti_store_wait(store, keys, 2, MILLISECONDS(1)));
@@ -376,11 +377,12 @@ static void append_later(tutti_store *store) {
 }
 
 static void multi_set_later(tutti_store *store) {
-    CHECK_OK(tutti_store_multi_set(store, (const char *[]){"x", "later"}, 2, (const void *[]){"", "came"}, (size_t[]){0, 4}));
+    CHECK_OK(tutti_store_multi_set(store, (const char *[]){ "x", "later" }, 2, (const void *[]){ "", "came" },
+                                   (size_t[]){ 0, 4 }));
 }
 
 EVERY_KIND(whatever_makes_a_key_ends_the_wait_for_it) {
-    void (*bodies[])(tutti_store *) = {set_later, add_later, compare_set_later, append_later, multi_set_later};
+    void (*bodies[])(tutti_store *) = { set_later, add_later, compare_set_later, append_later, multi_set_later };
     for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) {
         helper helper;
         start(&helper, store, bodies[i]);
@@ -400,7 +402,7 @@ static void come_and_go(tutti_store *store) {
 EVERY_KIND(a_wait_counts_a_key_that_came_and_went) {
     helper helper;
     start(&helper, store, come_and_go);
-    CHECK_OK(tutti_store_wait(store, (const char *[]){"first", "second"}, 2, 0));
+    CHECK_OK(tutti_store_wait(store, (const char *[]){ "first", "second" }, 2, 0));
     finish(&helper);
 }
 
@@ -409,21 +411,24 @@ static void on_alarm(int signal) {
 }
 
 EVERY_KIND(a_signal_does_not_end_a_wait) {
-    struct sigaction action = {.sa_handler = on_alarm};
-    struct itimerval often = {{0, 2000}, {0, 2000}}, never = {{0, 0}, {0, 0}};
+    struct sigaction action = { .sa_handler = on_alarm };
+    struct itimerval often = { { 0, 2000 }, { 0, 2000 } }, never = { { 0, 0 }, { 0, 0 } };
     helper helper;
     sigaction(SIGALRM, &action, NULL);
     start(&helper, store, set_later);
     setitimer(ITIMER_REAL, &often, NULL);
     check_value(store, "later", "came");
-    CHECK_STATUS(tutti_store_wait(store, (const char *[]){"never"}, 1, MILLISECONDS(50)), TUTTI_ERROR_TIMEOUT);
+    CHECK_STATUS(tutti_store_wait(store, (const char *[]){ "never" }, 1, MILLISECONDS(50)), TUTTI_ERROR_TIMEOUT);
     setitimer(ITIMER_REAL, &never, NULL);
     finish(&helper);
 }
 
 /* ---- many at once ---- */
 
-enum { THREADS = 6, ROUNDS = 40 };
+enum {
+    THREADS = 6,
+    ROUNDS = 40
+};
 
 typedef struct member {
     tutti_store *store;
@@ -504,7 +509,7 @@ EVERY_KIND_WITH_QUEUES(a_queue_gives_first_what_came_first) {
     CHECK_OK(tutti_store_check(store, &key, 1, &present));
     CHECK(present);
     CHECK_OK(tutti_store_wait(store, &key, 1, MILLISECONDS(1)));
-    const char *expected[] = {"one", "", "three"};
+    const char *expected[] = { "one", "", "three" };
     for (int i = 0; i < 3; i++) {
         CHECK_OK(tutti_store_queue_pop(store, key, i % 2 == 0, 0, &value, &bytes));
         CHECK_TEXT((char *)value, expected[i]);
@@ -582,10 +587,10 @@ EVERY_KIND(wrong_arguments_are_named) {
     CHECK_MESSAGE("8191");
     CHECK_STATUS(tutti_store_get(store, "k", 0, NULL, NULL), TUTTI_ERROR_ARGUMENT);
     CHECK_STATUS(tutti_store_wait(store, NULL, 2, 0), TUTTI_ERROR_ARGUMENT);
-    CHECK_STATUS(tutti_store_wait(store, (const char *[]){"a", NULL}, 2, 0), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_store_wait(store, (const char *[]){ "a", NULL }, 2, 0), TUTTI_ERROR_ARGUMENT);
     CHECK_MESSAGE("key 1 of 2");
-    CHECK_STATUS(tutti_store_check(store, (const char *[]){long_key}, 1, &(bool){false}), TUTTI_ERROR_RANGE);
-    CHECK_STATUS(tutti_store_multi_set(store, (const char *[]){"a"}, 1, NULL, NULL), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_store_check(store, (const char *[]){ long_key }, 1, &(bool){ false }), TUTTI_ERROR_RANGE);
+    CHECK_STATUS(tutti_store_multi_set(store, (const char *[]){ "a" }, 1, NULL, NULL), TUTTI_ERROR_ARGUMENT);
     CHECK_STATUS(tutti_store_list_keys(store, NULL, &count), TUTTI_ERROR_ARGUMENT);
     CHECK_STATUS(tutti_store_num_keys(store, NULL), TUTTI_ERROR_ARGUMENT);
     CHECK_STATUS(tutti_store_clone(store, NULL), TUTTI_ERROR_ARGUMENT);
@@ -617,8 +622,11 @@ TEST(the_kinds_say_what_they_are) {
         tutti_store *(*open)(void);
         const char *kind, *below;
         bool extended;
-    } kinds[] = {{open_memory, "memory", "memory", true}, {open_file, "file", "file", false},    {open_tcp, "tcp", "tcp", true},
-                 {open_prefix_tcp, "prefix", "tcp", true}, {open_prefix_twice, "prefix", "memory", true}};
+    } kinds[] = { { open_memory, "memory", "memory", true },
+                  { open_file, "file", "file", false },
+                  { open_tcp, "tcp", "tcp", true },
+                  { open_prefix_tcp, "prefix", "tcp", true },
+                  { open_prefix_twice, "prefix", "memory", true } };
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         tutti_store *store = kinds[i].open();
         CHECK_TEXT(tutti_store_kind(store), kinds[i].kind);
@@ -677,14 +685,15 @@ static tutti_status try_everything(tutti_store *store) {
         status = tutti_store_add(store, "count", 1, &number);
     if (status == TUTTI_OK)
         status = tutti_store_append(store, "key", "more", 4);
-    if (status == TUTTI_OK && (status = tutti_store_compare_set(store, "new", NULL, 0, "x", 1, &value, &bytes)) == TUTTI_OK)
+    if (status == TUTTI_OK &&
+        (status = tutti_store_compare_set(store, "new", NULL, 0, "x", 1, &value, &bytes)) == TUTTI_OK)
         free(value);
     if (status == TUTTI_OK && (status = tutti_store_list_keys(store, &keys, &count)) == TUTTI_OK)
         free(keys);
     void *values[2];
     size_t lengths[2];
-    if (status == TUTTI_OK && (status = tutti_store_multi_get(store, (const char *[]){"key", "count"}, 2, MILLISECONDS(2000), values,
-                                                              lengths)) == TUTTI_OK) {
+    if (status == TUTTI_OK && (status = tutti_store_multi_get(store, (const char *[]){ "key", "count" }, 2,
+                                                              MILLISECONDS(2000), values, lengths)) == TUTTI_OK) {
         free(values[0]);
         free(values[1]);
     }
@@ -715,7 +724,8 @@ static tutti_status open_and_try(void *argument) {
     if (status == TUTTI_OK && strncmp(url, "file", 4) != 0) {
         void *value;
         status = tutti_store_queue_push(clone, "q", "x", 1);
-        if (status == TUTTI_OK && (status = tutti_store_queue_pop(clone, "q", true, MILLISECONDS(2000), &value, NULL)) == TUTTI_OK)
+        if (status == TUTTI_OK &&
+            (status = tutti_store_queue_pop(clone, "q", true, MILLISECONDS(2000), &value, NULL)) == TUTTI_OK)
             free(value);
     }
     tutti_store_release(clone);

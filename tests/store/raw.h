@@ -24,19 +24,21 @@
 
 static inline int raw_connect(int port) {
     int descriptor = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in address = { .sin_family = AF_INET,
+                                   .sin_port = htons((uint16_t)port),
+                                   .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
     CHECK(descriptor >= 0);
     CHECK_EQ(connect(descriptor, (struct sockaddr *)&address, sizeof address), 0);
     int on = 1;
     setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    struct timeval limit = {.tv_sec = 20};
+    struct timeval limit = { .tv_sec = 20 };
     setsockopt(descriptor, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     return descriptor;
 }
 
 static inline int raw_listen(int *port) {
     int descriptor = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
     socklen_t length = sizeof address;
     CHECK(descriptor >= 0);
     CHECK_EQ(bind(descriptor, (struct sockaddr *)&address, sizeof address), 0);

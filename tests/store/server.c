@@ -36,37 +36,41 @@ typedef struct exchange {
 } exchange;
 
 static const exchange exchanges[] = {
-    {BYTES("\x01" KEY_K ONE "v"), BYTES("")},                                                 /* set k = v */
-    {BYTES("\x03" KEY_K), BYTES(ONE "v")},                                                    /* get k */
-    {BYTES("\x03" KEY_M), BYTES("\0\0\0\0\0\0\0\0")},                                         /* get of a missing key: empty */
-    {BYTES("\x04" KEY_C "\x05\0\0\0\0\0\0\0"), BYTES("\x05\0\0\0\0\0\0\0")},                  /* add c 5 */
-    {BYTES("\x04" KEY_C "\xf9\xff\xff\xff\xff\xff\xff\xff"), BYTES("\xfe\xff\xff\xff\xff\xff\xff\xff")}, /* add c -7 */
-    {BYTES("\x03" KEY_C), BYTES(TWO "-2")},
-    {BYTES("\x05" TWO KEY_K KEY_C), BYTES("\0")},                                             /* check: there */
-    {BYTES("\x05" TWO KEY_K KEY_M), BYTES("\x01")},                                           /* check: not */
-    {BYTES("\x06" TWO KEY_K KEY_C), BYTES("\0")},                                             /* wait: there */
-    {BYTES("\x06" ONE KEY_M "\x0c"), BYTES("\x01")},                                          /* wait, then cancel */
-    {BYTES("\x0c"), BYTES("\x01")},                                                           /* cancel nothing */
-    {BYTES("\x07"), BYTES(TWO)},                                                              /* number of keys */
-    {BYTES("\x02" KEY_M ONE "x" ONE "y"), BYTES(ONE "x")},                                    /* compare_set, missing */
-    {BYTES("\x02" KEY_K ONE "v" ONE "w"), BYTES(ONE "w")},
-    {BYTES("\x02" KEY_K ONE "v" ONE "z"), BYTES(ONE "w")},
-    {BYTES("\x09" KEY_K TWO "ab"), BYTES("")},                                                /* append */
-    {BYTES("\x0a" TWO KEY_C KEY_K), BYTES(TWO "-2" "\x03\0\0\0\0\0\0\0wab")},                 /* multi_get */
-    {BYTES("\x0b" TWO KEY_K ONE "1" KEY_M "\0\0\0\0\0\0\0\0"), BYTES("")},                    /* multi_set */
-    {BYTES("\x03" KEY_K), BYTES(ONE "1")},
-    {BYTES("\x08" KEY_M), BYTES(ONE)},                                                        /* delete: was there */
-    {BYTES("\x08" KEY_M), BYTES("\0\0\0\0\0\0\0\0")},                                         /* delete: was not */
-    {BYTES("\x0d\xaa\xbb\xcc\xdd"), BYTES("\xaa\xbb\xcc\xdd")},                               /* ping */
-    {BYTES("\x0e" KEY_M ONE "q"), BYTES("")},                                                 /* queue push */
-    {BYTES("\x10" KEY_M), BYTES(ONE)},                                                        /* queue length */
-    {BYTES("\x0f" KEY_M), BYTES(ONE ONE "q")},                                                /* queue pop */
-    {BYTES("\x0f" KEY_M), BYTES("\0\0\0\0\0\0\0\0")},                                         /* queue pop: empty */
-    {BYTES("\x08" KEY_C), BYTES(ONE)},
-    {BYTES("\x11"), BYTES(ONE KEY_K)},                                                        /* list keys */
-    {BYTES("\x12" KEY_M ONE), BYTES("\0")},                                                   /* barrier of one */
+    { BYTES("\x01" KEY_K ONE "v"), BYTES("") },                                /* set k = v */
+    { BYTES("\x03" KEY_K), BYTES(ONE "v") },                                   /* get k */
+    { BYTES("\x03" KEY_M), BYTES("\0\0\0\0\0\0\0\0") },                        /* get of a missing key: empty */
+    { BYTES("\x04" KEY_C "\x05\0\0\0\0\0\0\0"), BYTES("\x05\0\0\0\0\0\0\0") }, /* add c 5 */
+    { BYTES("\x04" KEY_C "\xf9\xff\xff\xff\xff\xff\xff\xff"),
+      BYTES("\xfe\xff\xff\xff\xff\xff\xff\xff") }, /* add c -7 */
+    { BYTES("\x03" KEY_C), BYTES(TWO "-2") },
+    { BYTES("\x05" TWO KEY_K KEY_C), BYTES("\0") },          /* check: there */
+    { BYTES("\x05" TWO KEY_K KEY_M), BYTES("\x01") },        /* check: not */
+    { BYTES("\x06" TWO KEY_K KEY_C), BYTES("\0") },          /* wait: there */
+    { BYTES("\x06" ONE KEY_M "\x0c"), BYTES("\x01") },       /* wait, then cancel */
+    { BYTES("\x0c"), BYTES("\x01") },                        /* cancel nothing */
+    { BYTES("\x07"), BYTES(TWO) },                           /* number of keys */
+    { BYTES("\x02" KEY_M ONE "x" ONE "y"), BYTES(ONE "x") }, /* compare_set, missing */
+    { BYTES("\x02" KEY_K ONE "v" ONE "w"), BYTES(ONE "w") },
+    { BYTES("\x02" KEY_K ONE "v" ONE "z"), BYTES(ONE "w") },
+    { BYTES("\x09" KEY_K TWO "ab"), BYTES("") }, /* append */
+    { BYTES("\x0a" TWO KEY_C KEY_K), BYTES(TWO "-2"
+                                               "\x03\0\0\0\0\0\0\0wab") },   /* multi_get */
+    { BYTES("\x0b" TWO KEY_K ONE "1" KEY_M "\0\0\0\0\0\0\0\0"), BYTES("") }, /* multi_set */
+    { BYTES("\x03" KEY_K), BYTES(ONE "1") },
+    { BYTES("\x08" KEY_M), BYTES(ONE) },                          /* delete: was there */
+    { BYTES("\x08" KEY_M), BYTES("\0\0\0\0\0\0\0\0") },           /* delete: was not */
+    { BYTES("\x0d\xaa\xbb\xcc\xdd"), BYTES("\xaa\xbb\xcc\xdd") }, /* ping */
+    { BYTES("\x0e" KEY_M ONE "q"), BYTES("") },                   /* queue push */
+    { BYTES("\x10" KEY_M), BYTES(ONE) },                          /* queue length */
+    { BYTES("\x0f" KEY_M), BYTES(ONE ONE "q") },                  /* queue pop */
+    { BYTES("\x0f" KEY_M), BYTES("\0\0\0\0\0\0\0\0") },           /* queue pop: empty */
+    { BYTES("\x08" KEY_C), BYTES(ONE) },
+    { BYTES("\x11"), BYTES(ONE KEY_K) },      /* list keys */
+    { BYTES("\x12" KEY_M ONE), BYTES("\0") }, /* barrier of one */
 };
-enum { EXCHANGES = sizeof exchanges / sizeof *exchanges };
+enum {
+    EXCHANGES = sizeof exchanges / sizeof *exchanges
+};
 
 TEST(every_command_gets_the_reply_of_the_protocol) {
     tutti_store *store = open_server("localhost");
@@ -195,27 +199,30 @@ typedef struct bad {
 } bad;
 
 static const bad bad_beginnings[] = {
-    {"garbage", BYTES("GET / HTTP/1.1\r\n\r\n")},
-    {"another magic", BYTES("\0\x01\x02\x03\x04")},
-    {"a command before VALIDATE", BYTES("\x01" KEY_K ONE "v")},
-    {"a ping before VALIDATE", BYTES("\x0d\x01\x02\x03\x04")},
-    {"a proof without a hello", BYTES("\x81")},
-    {"a hello of another family", BYTES("\x80XXXX\x01\0\0\0" "01234567890123456789012345678901")},
+    { "garbage", BYTES("GET / HTTP/1.1\r\n\r\n") },
+    { "another magic", BYTES("\0\x01\x02\x03\x04") },
+    { "a command before VALIDATE", BYTES("\x01" KEY_K ONE "v") },
+    { "a ping before VALIDATE", BYTES("\x0d\x01\x02\x03\x04") },
+    { "a proof without a hello", BYTES("\x81") },
+    { "a hello of another family", BYTES("\x80XXXX\x01\0\0\0"
+                                         "01234567890123456789012345678901") },
 };
 
 static const bad bad_commands[] = {
-    {"no such command", BYTES("\x13")},
-    {"a command far outside", BYTES("\xff")},
-    {"a second VALIDATE", BYTES(VALIDATE)},
-    {"a hello too late", BYTES("\x80")},
-    {"a key of 8193 bytes", BYTES("\x03\x01\x20\0\0\0\0\0\0")},
-    {"a key of 2^64 - 1 bytes", BYTES("\x03\xff\xff\xff\xff\xff\xff\xff\xff")},
-    {"a value of 8 MiB and a byte", BYTES("\x01" KEY_K "\x01\0\x80\0\0\0\0\0")},
-    {"131073 keys", BYTES("\x06\x01\0\x02\0\0\0\0\0")},
-    {"2^63 keys", BYTES("\x0b\0\0\0\0\0\0\0\x80")},
-    {"add to no number", BYTES("\x01" KEY_K ONE "v" "\x04" KEY_K ONE)},
-    {"a barrier at no number", BYTES("\x01" KEY_K ONE "v" "\x12" KEY_K ONE)},
-    {"two waits at once", BYTES("\x06" ONE KEY_M "\x06" ONE KEY_M)},
+    { "no such command", BYTES("\x13") },
+    { "a command far outside", BYTES("\xff") },
+    { "a second VALIDATE", BYTES(VALIDATE) },
+    { "a hello too late", BYTES("\x80") },
+    { "a key of 8193 bytes", BYTES("\x03\x01\x20\0\0\0\0\0\0") },
+    { "a key of 2^64 - 1 bytes", BYTES("\x03\xff\xff\xff\xff\xff\xff\xff\xff") },
+    { "a value of 8 MiB and a byte", BYTES("\x01" KEY_K "\x01\0\x80\0\0\0\0\0") },
+    { "131073 keys", BYTES("\x06\x01\0\x02\0\0\0\0\0") },
+    { "2^63 keys", BYTES("\x0b\0\0\0\0\0\0\0\x80") },
+    { "add to no number", BYTES("\x01" KEY_K ONE "v"
+                                "\x04" KEY_K ONE) },
+    { "a barrier at no number", BYTES("\x01" KEY_K ONE "v"
+                                      "\x12" KEY_K ONE) },
+    { "two waits at once", BYTES("\x06" ONE KEY_M "\x06" ONE KEY_M) },
 };
 
 TEST(a_bad_first_command_is_rejected_and_the_others_are_served) {
@@ -303,7 +310,9 @@ TEST(a_client_that_does_not_read_is_not_listened_to_and_holds_nobody_up) {
     CHECK_OK(tutti_store_set(store, "k", large, 4 << 20));
     check_serves(store); /* so that the set, which has no reply, is done */
     int raw = raw_client(tutti_store_port(store));
-    enum { ASKED = 64 };
+    enum {
+        ASKED = 64
+    };
     for (int i = 0; i < ASKED; i++)
         raw_send(raw, BYTES("\x03" KEY_K));
     for (int i = 0; i < 20; i++)
@@ -321,7 +330,10 @@ TEST(a_client_that_does_not_read_is_not_listened_to_and_holds_nobody_up) {
 
 TEST(silent_connections_are_capped_and_make_room_for_those_that_speak) {
     tutti_store *store = open_server("localhost");
-    enum { SILENT = 600, CAP = 256 };
+    enum {
+        SILENT = 600,
+        CAP = 256
+    };
     int silent[SILENT];
     for (int i = 0; i < SILENT; i++)
         silent[i] = raw_connect(tutti_store_port(store));
@@ -364,7 +376,9 @@ static bool allow_descriptors(rlim_t count) {
 }
 
 TEST(one_server_serves_2000_connected_clients) {
-    enum { CLIENTS = 2000 };
+    enum {
+        CLIENTS = 2000
+    };
     static int raw[CLIENTS];
     if (!allow_descriptors(2 * CLIENTS + 100))
         SKIP("this user may not have %d open files", 2 * CLIENTS + 100);
@@ -391,7 +405,9 @@ TEST(one_server_serves_2000_connected_clients) {
 
 TEST(clients_of_many_processes_may_all_come_at_once) {
     tutti_store *store = open_server("localhost");
-    enum { CHILDREN = 40 };
+    enum {
+        CHILDREN = 40
+    };
     for (int i = 0; i < CHILDREN; i++) {
         fflush(NULL);
         if (fork() == 0) {
@@ -412,7 +428,7 @@ TEST(clients_of_many_processes_may_all_come_at_once) {
 /* In a child process: a server that has few descriptors left. */
 static void serve_with_few_descriptors(int port_pipe, int stop_pipe) {
     tutti_store *store = open_server("localhost");
-    struct rlimit limit = {.rlim_cur = (rlim_t)test_count_descriptors() + 3, .rlim_max = 1024};
+    struct rlimit limit = { .rlim_cur = (rlim_t)test_count_descriptors() + 3, .rlim_max = 1024 };
     setrlimit(RLIMIT_NOFILE, &limit);
     int port = tutti_store_port(store);
     CHECK(write(port_pipe, &port, sizeof port) == sizeof port);
@@ -436,7 +452,7 @@ TEST(a_full_table_of_descriptors_turns_new_clients_away_and_serves_the_old) {
     }
     int port = 0;
     CHECK(read(ports[0], &port, sizeof port) == sizeof port);
-    tutti_store *clients[8] = {NULL};
+    tutti_store *clients[8] = { NULL };
     int served = 0;
     tutti_tcp_store_options options = TUTTI_TCP_STORE_OPTIONS_INIT;
     options.timeout_ns = MILLISECONDS(300);
@@ -447,7 +463,8 @@ TEST(a_full_table_of_descriptors_turns_new_clients_away_and_serves_the_old) {
     for (int i = 0; i < served; i++)
         check_serves(clients[i]);
     tutti_store_release(clients[--served]);
-    CHECK_OK(tutti_store_open_tcp("localhost", port, &options, &clients[served])); /* one has left: there is room again */
+    CHECK_OK(
+        tutti_store_open_tcp("localhost", port, &options, &clients[served])); /* one has left: there is room again */
     served++;
     for (int i = 0; i < served; i++)
         tutti_store_release(clients[i]);
@@ -475,7 +492,8 @@ TEST(every_descriptor_is_closed_on_exec) {
         char target[128] = "";
         snprintf(path, sizeof path, "/proc/self/fd/%d", descriptor);
         if (descriptor > 2 && readlink(path, target, sizeof target - 1) > 0 &&
-            (strncmp(target, "socket:", 7) == 0 || strstr(target, "tutti") != NULL || strncmp(target, "anon_inode", 10) == 0) &&
+            (strncmp(target, "socket:", 7) == 0 || strstr(target, "tutti") != NULL ||
+             strncmp(target, "anon_inode", 10) == 0) &&
             (fcntl(descriptor, F_GETFD) & FD_CLOEXEC) == 0)
             FAIL("%s is not closed on exec", target);
     }
@@ -502,7 +520,8 @@ TEST(the_servers_thread_has_a_name_and_takes_no_signals) {
             fclose(status);
         if (strcmp(name, "tutti-store") == 0) {
             found = true;
-            CHECK_EQ(blocked & 0x7fffffff & ~((UINT64_C(1) << 8) | (UINT64_C(1) << 18)), 0x7ffbfeff); /* all but KILL and STOP */
+            CHECK_EQ(blocked & 0x7fffffff & ~((UINT64_C(1) << 8) | (UINT64_C(1) << 18)),
+                     0x7ffbfeff); /* all but KILL and STOP */
         }
     }
     closedir(folder);

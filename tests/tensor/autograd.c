@@ -12,18 +12,15 @@
 
 static const tt_tensor_list none = { 0, NULL };
 
-static tt_tensor *leaf(int count, const float *values)
-{
+static tt_tensor *leaf(int count, const float *values) {
     return tt_from(values, tt_shape(count), TUTTI_F32, TUTTI_OPTIONS(tt_options, .requires_grad = true));
 }
 
-static bool is(tt_tensor *x, int count, const float *values)
-{
+static bool is(tt_tensor *x, int count, const float *values) {
     return x != NULL && tt_allclose(x, tt_from(values, tt_shape(count), TUTTI_F32, NULL), 1e-6, 1e-6);
 }
 
-static void done(tt_scope *scope)
-{
+static void done(tt_scope *scope) {
     CHECK_OK(tt_scope_close(scope));
     tt_counts counts = { .size = sizeof counts };
     CHECK_OK(tt_count(&counts));
@@ -34,16 +31,14 @@ static void done(tt_scope *scope)
 
 static int hook_calls;
 static float hook_saw;
-static tt_tensor *watch(const tt_hook_context *context, tt_tensor *grad)
-{
+static tt_tensor *watch(const tt_hook_context *context, tt_tensor *grad) {
     (void)context;
     hook_calls++;
     hook_saw = (float)tt_item(tt_sum(grad));
     return NULL;
 }
 
-TEST(a_diamond_sums_its_paths_once_and_the_hook_sees_the_total)
-{
+TEST(a_diamond_sums_its_paths_once_and_the_hook_sees_the_total) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = leaf(2, (float[]){ 1, 2 });
     CHECK(tt_hook_tensor(x, watch, NULL, none, NULL));
@@ -54,8 +49,7 @@ TEST(a_diamond_sums_its_paths_once_and_the_hook_sees_the_total)
     done(&scope);
 }
 
-TEST(a_second_backward_needs_retain_graph)
-{
+TEST(a_second_backward_needs_retain_graph) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = leaf(2, (float[]){ 1, 2 }), *y = tt_sum(tt_mul(x, x));
     CHECK(tt_backward_from(tt_tensors(y), none, TUTTI_OPTIONS(tt_backward_options, .retain_graph = true)));
@@ -69,8 +63,7 @@ TEST(a_second_backward_needs_retain_graph)
     done(&scope);
 }
 
-TEST(accumulation_keeps_the_gradients_handle)
-{
+TEST(accumulation_keeps_the_gradients_handle) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = leaf(2, (float[]){ 1, 2 });
     tt_backward(tt_sum(tt_mul_scalar(x, 2)), NULL);
@@ -85,8 +78,7 @@ TEST(accumulation_keeps_the_gradients_handle)
     done(&scope);
 }
 
-TEST(gradients_take_the_layout_of_their_leaf)
-{
+TEST(gradients_take_the_layout_of_their_leaf) {
     tt_scope scope = tt_scope_open();
     tt_tensor *w = tt_empty_strided(tt_shape(3, 2), tt_shape(1, 3), TUTTI_F32, NULL);
     tt_require_grad(tt_fill_(w, 1), true);
@@ -98,8 +90,7 @@ TEST(gradients_take_the_layout_of_their_leaf)
     done(&scope);
 }
 
-TEST(only_floats_can_require_grad_and_only_leaves_can_stop)
-{
+TEST(only_floats_can_require_grad_and_only_leaves_can_stop) {
     tt_scope scope = tt_scope_open();
     CHECK(tt_require_grad(tt_ones(tt_shape(2), TUTTI_I64, NULL), true) == NULL);
     CHECK_EQ(tt_error_pending(), TUTTI_ERROR_TYPE);
@@ -120,12 +111,13 @@ TEST(only_floats_can_require_grad_and_only_leaves_can_stop)
     done(&scope);
 }
 
-TEST(gradients_of_chosen_inputs_leave_others_alone)
-{
+TEST(gradients_of_chosen_inputs_leave_others_alone) {
     tt_scope scope = tt_scope_open();
-    tt_tensor *a = leaf(2, (float[]){ 1, 2 }), *b = leaf(2, (float[]){ 3, 4 }), *c = tt_mul(a, b), *unused = leaf(1, (float[]){ 1 });
+    tt_tensor *a = leaf(2, (float[]){ 1, 2 }), *b = leaf(2, (float[]){ 3, 4 }), *c = tt_mul(a, b),
+              *unused = leaf(1, (float[]){ 1 });
     tt_tensor *loss = tt_sum(tt_mul(c, c));
-    tt_tensor_list g = tt_gradients(tt_tensors(loss), tt_tensors(a, c, unused), none, TUTTI_OPTIONS(tt_backward_options, .retain_graph = true));
+    tt_tensor_list g = tt_gradients(tt_tensors(loss), tt_tensors(a, c, unused), none,
+                                    TUTTI_OPTIONS(tt_backward_options, .retain_graph = true));
     CHECK(g.count == 3 && is(g.at[0], 2, (float[]){ 18, 64 }) && is(g.at[1], 2, (float[]){ 6, 16 }) && g.at[2] == NULL);
     CHECK(tt_grad(a) == NULL && tt_grad(b) == NULL);
     tt_tensor_list wanted = tt_tensors(b);
@@ -136,11 +128,11 @@ TEST(gradients_of_chosen_inputs_leave_others_alone)
     done(&scope);
 }
 
-TEST(a_differentiable_backward_can_be_differentiated)
-{
+TEST(a_differentiable_backward_can_be_differentiated) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = leaf(2, (float[]){ 2, 3 }), *y = tt_sum(tt_mul(tt_exp(x), tt_mul(x, x)));
-    tt_tensor_list g = tt_gradients(tt_tensors(y), tt_tensors(x), none, TUTTI_OPTIONS(tt_backward_options, .create_graph = true));
+    tt_tensor_list g =
+        tt_gradients(tt_tensors(y), tt_tensors(x), none, TUTTI_OPTIONS(tt_backward_options, .create_graph = true));
     CHECK(g.count == 1 && tt_requires_grad(g.at[0]));
     tt_tensor_list h = tt_gradients(tt_tensors(tt_sum(g.at[0])), tt_tensors(x), none, NULL);
     /* (x^2 e^x)'' = (x^2 + 4x + 2) e^x */
@@ -148,8 +140,7 @@ TEST(a_differentiable_backward_can_be_differentiated)
     done(&scope);
 }
 
-static tt_tensor *inner_backward(const tt_hook_context *context, tt_tensor *grad)
-{
+static tt_tensor *inner_backward(const tt_hook_context *context, tt_tensor *grad) {
     bool was = tt_grad_mode(true);
     tt_tensor *inner = context->captured.at[0];
     tt_backward(tt_mul(inner, inner), NULL);
@@ -157,8 +148,7 @@ static tt_tensor *inner_backward(const tt_hook_context *context, tt_tensor *grad
     return tt_mul(grad, tt_grad(inner));
 }
 
-TEST(a_backward_runs_inside_a_hook_of_another)
-{
+TEST(a_backward_runs_inside_a_hook_of_another) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = leaf(1, (float[]){ 3 }), *inner = leaf(1, (float[]){ 4 });
     tt_hook_tensor(x, inner_backward, NULL, tt_tensors(inner), NULL);
@@ -167,21 +157,18 @@ TEST(a_backward_runs_inside_a_hook_of_another)
     done(&scope);
 }
 
-static void log_sequence(const tt_hook_context *context, size_t count, tt_tensor **grads)
-{
+static void log_sequence(const tt_hook_context *context, size_t count, tt_tensor **grads) {
     (void)count, (void)grads;
     uint64_t **at = context->user;
     *(*at)++ = (uint64_t)(context->captured.count > 0 ? tt_item_int(context->captured.at[0]) : 0);
 }
-static void log_leaf(const tt_hook_context *context, tt_tensor *parameter)
-{
+static void log_leaf(const tt_hook_context *context, tt_tensor *parameter) {
     (void)parameter;
     uint64_t **at = context->user;
     *(*at)++ = 99;
 }
 
-TEST(nodes_run_by_descending_creation_and_leaves_at_once)
-{
+TEST(nodes_run_by_descending_creation_and_leaves_at_once) {
     uint64_t log[8] = { 0 }, *at = log;
     tt_scope scope = tt_scope_open();
     tt_tensor *x = leaf(1, (float[]){ 2 }), *w = leaf(1, (float[]){ 5 });
@@ -200,23 +187,19 @@ TEST(nodes_run_by_descending_creation_and_leaves_at_once)
 
 /* ---- hooks ---- */
 
-static tt_tensor *twice(const tt_hook_context *context, tt_tensor *grad)
-{
+static tt_tensor *twice(const tt_hook_context *context, tt_tensor *grad) {
     (void)context;
     return tt_mul_scalar(grad, 2);
 }
-static tt_tensor *plus_captured(const tt_hook_context *context, tt_tensor *grad)
-{
+static tt_tensor *plus_captured(const tt_hook_context *context, tt_tensor *grad) {
     return tt_add(grad, context->captured.at[0]);
 }
-static tt_tensor *wrong_shape(const tt_hook_context *context, tt_tensor *grad)
-{
+static tt_tensor *wrong_shape(const tt_hook_context *context, tt_tensor *grad) {
     (void)context;
     return tt_sum(grad);
 }
 
-TEST(tensor_hooks_run_in_order_and_can_be_removed)
-{
+TEST(tensor_hooks_run_in_order_and_can_be_removed) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = leaf(1, (float[]){ 1 }), *y = tt_mul_scalar(x, 3);
     tt_hook *second = NULL;
@@ -238,8 +221,7 @@ TEST(tensor_hooks_run_in_order_and_can_be_removed)
     done(&scope);
 }
 
-TEST(a_hook_must_keep_the_shape)
-{
+TEST(a_hook_must_keep_the_shape) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = leaf(2, (float[]){ 1, 2 });
     tt_hook_tensor(x, wrong_shape, NULL, none, NULL);
@@ -248,15 +230,13 @@ TEST(a_hook_must_keep_the_shape)
     CHECK_MESSAGE("hooks must keep shape");
 }
 
-static void step_at_once(const tt_hook_context *context, tt_tensor *parameter)
-{
+static void step_at_once(const tt_hook_context *context, tt_tensor *parameter) {
     (void)context;
     tt_sgd_step(parameter, tt_grad(parameter), NULL, TUTTI_OPTIONS(tt_sgd, .learning_rate = 1));
     tt_set_grad(parameter, NULL);
 }
 
-TEST(an_accumulate_hook_may_step_the_parameter)
-{
+TEST(an_accumulate_hook_may_step_the_parameter) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = leaf(2, (float[]){ 5, 6 });
     CHECK(tt_hook_accumulate(x, step_at_once, NULL, none, NULL));
@@ -267,21 +247,19 @@ TEST(an_accumulate_hook_may_step_the_parameter)
     done(&scope);
 }
 
-static void node_pre(const tt_hook_context *context, size_t count, tt_tensor **grads)
-{
+static void node_pre(const tt_hook_context *context, size_t count, tt_tensor **grads) {
     (void)context;
     CHECK_EQ(count, 1);
     grads[0] = tt_mul_scalar(grads[0], 5);
 }
-static void node_post(const tt_hook_context *context, size_t result_count, tt_tensor **results, size_t grad_count, tt_tensor *const *grads)
-{
+static void node_post(const tt_hook_context *context, size_t result_count, tt_tensor **results, size_t grad_count,
+                      tt_tensor *const *grads) {
     (void)context;
     CHECK(result_count == 2 && grad_count == 1 && tt_item(grads[0]) == 5);
     results[1] = tt_add_scalar(results[1], 1);
 }
 
-TEST(node_hooks_replace_gradients_before_and_after)
-{
+TEST(node_hooks_replace_gradients_before_and_after) {
     tt_scope scope = tt_scope_open();
     tt_tensor *a = leaf(1, (float[]){ 2 }), *b = leaf(1, (float[]){ 3 }), *c = tt_mul(a, b);
     tt_hook_node_pre(tt_grad_fn(c), node_pre, NULL, none, NULL);
@@ -294,22 +272,21 @@ TEST(node_hooks_replace_gradients_before_and_after)
 }
 
 static int finals;
-static void last(void *user) { finals += *(int *)user; }
-static void first(void *user)
-{
+static void last(void *user) {
+    finals += *(int *)user;
+}
+static void first(void *user) {
     CHECK(tt_backward_callback(last, user)); /* a callback may queue more */
     finals *= 10;
 }
-static tt_tensor *queue_final(const tt_hook_context *context, tt_tensor *grad)
-{
+static tt_tensor *queue_final(const tt_hook_context *context, tt_tensor *grad) {
     (void)grad;
     finals = 1;
     CHECK(tt_backward_callback(first, context->user));
     return NULL;
 }
 
-TEST(final_callbacks_run_after_the_last_node_and_only_in_a_backward)
-{
+TEST(final_callbacks_run_after_the_last_node_and_only_in_a_backward) {
     static int five = 5;
     tt_scope scope = tt_scope_open();
     tt_tensor *x = leaf(1, (float[]){ 1 });
@@ -322,27 +299,23 @@ TEST(final_callbacks_run_after_the_last_node_and_only_in_a_backward)
 }
 
 static int packs, unpacks, releases;
-static void *pack(void *user, tt_tensor *tensor)
-{
+static void *pack(void *user, tt_tensor *tensor) {
     (void)user;
     packs++;
     return tt_keep(tt_mul_scalar(tensor, 10));
 }
-static tt_tensor *unpack(void *user, void *packed)
-{
+static tt_tensor *unpack(void *user, void *packed) {
     (void)user;
     unpacks++;
     return tt_div_scalar(packed, 10);
 }
-static void release_packed(void *user, void *packed)
-{
+static void release_packed(void *user, void *packed) {
     (void)user;
     releases++;
     tt_release(packed);
 }
 
-TEST(saved_tensors_can_be_packed_elsewhere)
-{
+TEST(saved_tensors_can_be_packed_elsewhere) {
     tt_scope scope = tt_scope_open();
     tt_saved_hooks hooks = { sizeof hooks, pack, unpack, release_packed, NULL };
     tt_tensor *x = leaf(2, (float[]){ 1, 2 });
@@ -361,8 +334,7 @@ TEST(saved_tensors_can_be_packed_elsewhere)
 
 /* ---- in place ---- */
 
-TEST(a_leaf_that_requires_grad_cannot_be_changed_in_place)
-{
+TEST(a_leaf_that_requires_grad_cannot_be_changed_in_place) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = leaf(3, (float[]){ 1, 1, 1 });
     CHECK(tt_add_scalar_(x, 1) == NULL);
@@ -384,8 +356,7 @@ TEST(a_leaf_that_requires_grad_cannot_be_changed_in_place)
     done(&scope);
 }
 
-TEST(an_in_place_change_of_a_view_reaches_its_base)
-{
+TEST(an_in_place_change_of_a_view_reaches_its_base) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = leaf(3, (float[]){ 1, 1, 1 }), *y = tt_mul_scalar(x, 1);
     tt_mul_scalar_(tt_narrow(y, 0, 0, 2), 2);
@@ -394,21 +365,19 @@ TEST(an_in_place_change_of_a_view_reaches_its_base)
     done(&scope);
 }
 
-TEST(views_made_before_a_change_follow_it)
-{
+TEST(views_made_before_a_change_follow_it) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = leaf(4, (float[]){ 1, 2, 3, 4 }), *y = tt_mul_scalar(x, 1), *view = tt_view(y, tt_shape(2, 2));
-    tt_mul_scalar_(tt_select(view, 0, 1), 10);           /* rows of a view of y */
+    tt_mul_scalar_(tt_select(view, 0, 1), 10); /* rows of a view of y */
     tt_tensor *w = leaf(2, (float[]){ 5, 7 });
-    tt_add_(tt_narrow(y, 0, 0, 2), w);                   /* and by something that requires grad */
-    tt_backward(tt_sum(tt_mul(view, view)), NULL);        /* y = (1 + 5, 2 + 7, 30, 40) */
+    tt_add_(tt_narrow(y, 0, 0, 2), w);             /* and by something that requires grad */
+    tt_backward(tt_sum(tt_mul(view, view)), NULL); /* y = (1 + 5, 2 + 7, 30, 40) */
     CHECK(is(tt_grad(x), 4, (float[]){ 12, 18, 600, 800 }));
     CHECK(is(tt_grad(w), 2, (float[]){ 12, 18 }));
     done(&scope);
 }
 
-TEST(a_plain_tensor_joins_the_graph_when_something_is_written_into_it)
-{
+TEST(a_plain_tensor_joins_the_graph_when_something_is_written_into_it) {
     tt_scope scope = tt_scope_open();
     tt_tensor *buffer = tt_zeros(tt_shape(4), TUTTI_F32, NULL), *early = tt_narrow(buffer, 0, 0, 2);
     tt_tensor *x = leaf(2, (float[]){ 3, 4 });
@@ -419,8 +388,7 @@ TEST(a_plain_tensor_joins_the_graph_when_something_is_written_into_it)
     done(&scope);
 }
 
-TEST(an_in_place_chain_differentiates_and_keeps_retained_gradients)
-{
+TEST(an_in_place_chain_differentiates_and_keeps_retained_gradients) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = leaf(2, (float[]){ 1, 2 }), *y = tt_mul_scalar(x, 3);
     tt_retain_grad(y);
@@ -432,8 +400,7 @@ TEST(an_in_place_chain_differentiates_and_keeps_retained_gradients)
     done(&scope);
 }
 
-TEST(an_in_place_product_needs_the_value_it_overwrote)
-{
+TEST(an_in_place_product_needs_the_value_it_overwrote) {
     tt_scope scope = tt_scope_open();
     tt_tensor *w = leaf(2, (float[]){ 5, 7 }), *y = tt_mul_scalar(leaf(2, (float[]){ 1, 2 }), 1);
     tt_mul_(y, w);
@@ -444,8 +411,7 @@ TEST(an_in_place_product_needs_the_value_it_overwrote)
 
 /* ---- versions and freed storage in backward ---- */
 
-TEST(a_saved_tensor_that_was_changed_is_an_error_that_names_it)
-{
+TEST(a_saved_tensor_that_was_changed_is_an_error_that_names_it) {
     tt_scope scope = tt_scope_open();
     tt_tensor *w = leaf(2, (float[]){ 1, 2 }), *y = tt_mul(w, w);
     tt_set_name(w, "weight");
@@ -459,8 +425,7 @@ TEST(a_saved_tensor_that_was_changed_is_an_error_that_names_it)
     CHECK_MESSAGE("is at version 1; expected version 0");
 }
 
-TEST(preserving_the_version_lets_backward_see_the_new_content)
-{
+TEST(preserving_the_version_lets_backward_see_the_new_content) {
     tt_scope scope = tt_scope_open();
     tt_tensor *w = leaf(2, (float[]){ 1, 2 }), *y = tt_mul(w, w);
     bool was = tt_grad_mode(false);
@@ -473,10 +438,10 @@ TEST(preserving_the_version_lets_backward_see_the_new_content)
     done(&scope);
 }
 
-TEST(storage_refilled_between_forward_and_backward_is_what_backward_reads)
-{
+TEST(storage_refilled_between_forward_and_backward_is_what_backward_reads) {
     tt_scope scope = tt_scope_open();
-    tt_tensor *w = tt_require_grad(tt_ones(tt_shape(2, 2), TUTTI_F32, NULL), true), *x = tt_require_grad(tt_ones(tt_shape(1, 2), TUTTI_F32, NULL), true);
+    tt_tensor *w = tt_require_grad(tt_ones(tt_shape(2, 2), TUTTI_F32, NULL), true),
+              *x = tt_require_grad(tt_ones(tt_shape(1, 2), TUTTI_F32, NULL), true);
     tt_tensor *y = tt_matmul(x, tt_t(w)); /* a view of w is saved */
     bool was = tt_grad_mode(false);
     tt_storage_resize(w, 0);
@@ -490,8 +455,7 @@ TEST(storage_refilled_between_forward_and_backward_is_what_backward_reads)
     done(&scope);
 }
 
-TEST(storage_still_freed_at_backward_is_an_error_of_that_node)
-{
+TEST(storage_still_freed_at_backward_is_an_error_of_that_node) {
     tt_scope scope = tt_scope_open();
     tt_tensor *w = leaf(2, (float[]){ 1, 2 }), *y = tt_sin(w);
     tt_set_name(w, "shard");
@@ -505,16 +469,14 @@ TEST(storage_still_freed_at_backward_is_an_error_of_that_node)
 
 /* ---- custom functions ---- */
 
-static int cube_forward(tt_function_context *context, tt_tensor_list inputs, tt_tensor **outputs)
-{
+static int cube_forward(tt_function_context *context, tt_tensor_list inputs, tt_tensor **outputs) {
     CHECK(!tt_grad_enabled());
     tt_save_for_backward(context, inputs);
     outputs[0] = tt_mul(inputs.at[0], tt_mul(inputs.at[0], inputs.at[0]));
     outputs[1] = tt_sum(inputs.at[0]);
     return 2;
 }
-static int cube_backward(tt_function_context *context, tt_tensor_list grads, tt_tensor **results)
-{
+static int cube_backward(tt_function_context *context, tt_tensor_list grads, tt_tensor **results) {
     int *zeros_seen = tt_function_user(context);
     tt_tensor_list saved = tt_saved_tensors(context);
     CHECK(saved.count == 1 && grads.count == 2 && grads.at[1] != NULL && tt_needs_input_grad(context, 0));
@@ -523,10 +485,11 @@ static int cube_backward(tt_function_context *context, tt_tensor_list grads, tt_
     return *zeros_seen > 1 ? 2 : 1; /* the second time with a wrong count */
 }
 static int released_users;
-static void count_user(void *user) { released_users += user != NULL; }
+static void count_user(void *user) {
+    released_users += user != NULL;
+}
 
-TEST(a_custom_function_has_its_own_gradient_and_unused_outputs_are_zeros)
-{
+TEST(a_custom_function_has_its_own_gradient_and_unused_outputs_are_zeros) {
     static int zeros_seen;
     tt_function cube = { sizeof cube, "cube", cube_forward, cube_backward, count_user };
     tt_scope scope = tt_scope_open();
@@ -544,24 +507,21 @@ TEST(a_custom_function_has_its_own_gradient_and_unused_outputs_are_zeros)
     CHECK_EQ(released_users, 2);
 }
 
-static int dirty_forward(tt_function_context *context, tt_tensor_list inputs, tt_tensor **outputs)
-{
+static int dirty_forward(tt_function_context *context, tt_tensor_list inputs, tt_tensor **outputs) {
     tt_mul_scalar_(inputs.at[0], 2);
     tt_mark_dirty(context, inputs.at[0]);
     outputs[0] = inputs.at[0];
     outputs[1] = inputs.at[1]; /* passed through: comes back as a view */
     return 2;
 }
-static int dirty_backward(tt_function_context *context, tt_tensor_list grads, tt_tensor **results)
-{
+static int dirty_backward(tt_function_context *context, tt_tensor_list grads, tt_tensor **results) {
     (void)context;
     results[0] = tt_mul_scalar(grads.at[0], 2);
     results[1] = grads.at[1];
     return 2;
 }
 
-TEST(a_custom_function_may_change_an_input_and_pass_another_through)
-{
+TEST(a_custom_function_may_change_an_input_and_pass_another_through) {
     tt_function function = { sizeof function, "dirty", dirty_forward, dirty_backward, NULL };
     tt_scope scope = tt_scope_open();
     tt_tensor *x = leaf(2, (float[]){ 1, 2 }), *y = tt_mul_scalar(x, 1), *z = leaf(1, (float[]){ 4 });
@@ -574,8 +534,7 @@ TEST(a_custom_function_may_change_an_input_and_pass_another_through)
     done(&scope);
 }
 
-TEST(an_error_in_a_node_stops_the_backward_before_other_leaves)
-{
+TEST(an_error_in_a_node_stops_the_backward_before_other_leaves) {
     tt_scope scope = tt_scope_open();
     tt_tensor *early = leaf(1, (float[]){ 1 }), *w = leaf(1, (float[]){ 1 });
     tt_tensor *y = tt_mul(tt_sin(tt_mul_scalar(early, 1)), w), *saved = tt_exp(y);
@@ -588,8 +547,7 @@ TEST(an_error_in_a_node_stops_the_backward_before_other_leaves)
     done(&scope);
 }
 
-TEST(a_very_long_chain_is_freed_without_deep_recursion)
-{
+TEST(a_very_long_chain_is_freed_without_deep_recursion) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = leaf(1, (float[]){ 1 });
     tt_tensor *y = tt_keep(tt_mul_scalar(x, 1));

@@ -13,42 +13,37 @@
 
 static const tt_tensor_list none = { 0, NULL };
 
-static tt_tensor *full(tt_dims shape, double value)
-{
+static tt_tensor *full(tt_dims shape, double value) {
     return tt_full(shape, value, TUTTI_F32, NULL);
 }
 
-static bool all_are(tt_tensor *x, double value)
-{
+static bool all_are(tt_tensor *x, double value) {
     return x != NULL && tt_equal(x, tt_full(tt_sizes(x), value, tt_dtype(x), NULL));
 }
 
-static bool is(tt_tensor *x, tt_dims shape, const float *values)
-{
+static bool is(tt_tensor *x, tt_dims shape, const float *values) {
     return x != NULL && tt_equal(x, tt_from(values, shape, TUTTI_F32, NULL));
 }
 
-static bool has_shape(tt_tensor *x, tt_dims shape)
-{
+static bool has_shape(tt_tensor *x, tt_dims shape) {
     tt_dims sizes = tt_sizes(x);
     return sizes.count == shape.count && memcmp(sizes.at, shape.at, (size_t)shape.count * sizeof shape.at[0]) == 0;
 }
 
-#define BEGIN                                                                                                          \
-    tutti_group *group = tutti_world_group(world);                                                                     \
-    int rank = tutti_group_rank(group), n = tutti_group_size(group);                                                   \
-    tt_scope scope = tt_scope_open();                                                                                  \
+#define BEGIN                                                        \
+    tutti_group *group = tutti_world_group(world);                   \
+    int rank = tutti_group_rank(group), n = tutti_group_size(group); \
+    tt_scope scope = tt_scope_open();                                \
     (void)rank, (void)n
 /* A rank that is done waits for the others: closing its world while they are in a call would be an error of theirs. */
-#define END                                                                                                            \
-    CHECK_OK(tt_scope_close(&scope));                                                                                  \
-    CHECK_EQ(tt_pending_works(world), 0);                                                                              \
+#define END                               \
+    CHECK_OK(tt_scope_close(&scope));     \
+    CHECK_EQ(tt_pending_works(world), 0); \
     CHECK_OK(tutti_barrier(group, NULL))
 
 /* ---- values ---- */
 
-TEST_WORLD(all_reduce_sums_over_the_group_and_over_a_row_of_a_mesh, 4)
-{
+TEST_WORLD(all_reduce_sums_over_the_group_and_over_a_row_of_a_mesh, 4) {
     BEGIN;
     CHECK(all_are(tt_all_reduce(full(tt_shape(4), 1), TUTTI_SUM, group), 4));
     tutti_mesh *mesh;
@@ -65,8 +60,7 @@ TEST_WORLD(all_reduce_sums_over_the_group_and_over_a_row_of_a_mesh, 4)
     tutti_mesh_release(mesh);
 }
 
-TEST_WORLD(all_gather_works_along_every_dimension, 4)
-{
+TEST_WORLD(all_gather_works_along_every_dimension, 4) {
     BEGIN;
     for (int dim = -3; dim < 3; dim++) {
         tt_tensor *y = tt_all_gather(full(tt_shape(3, 3, 3), rank), dim, group);
@@ -75,13 +69,13 @@ TEST_WORLD(all_gather_works_along_every_dimension, 4)
             CHECK(all_are(tt_narrow(y, at, 3 * r, 3), r));
     }
     CHECK(is(tt_all_gather(full(tt_shape(), rank), 0, group), tt_shape(4), (float[]){ 0, 1, 2, 3 }));
-    tt_tensor *turned = tt_transpose(tt_view(tt_arange(0, 6, 1, TUTTI_F32, NULL), tt_shape(2, 3)), 0, 1); /* not contiguous */
+    tt_tensor *turned =
+        tt_transpose(tt_view(tt_arange(0, 6, 1, TUTTI_F32, NULL), tt_shape(2, 3)), 0, 1); /* not contiguous */
     CHECK(tt_equal(tt_narrow(tt_all_gather(turned, 0, group), 0, 3, 3), turned));
     END;
 }
 
-TEST_WORLD(all_gather_vectors_of_two_ranks, 2)
-{
+TEST_WORLD(all_gather_vectors_of_two_ranks, 2) {
     BEGIN;
     tt_tensor *a = tt_add_scalar(tt_view(tt_arange(1, 5, 1, TUTTI_F32, NULL), tt_shape(2, 2)), 4 * rank);
     CHECK(is(tt_all_gather(a, 1, group), tt_shape(2, 4), (float[]){ 1, 2, 5, 6, 3, 4, 7, 8 }));
@@ -89,18 +83,20 @@ TEST_WORLD(all_gather_vectors_of_two_ranks, 2)
     tt_tensor *gathered = tt_all_gather(b, 1, group);
     CHECK(tt_is_async(gathered)); /* a reshape: nobody waited */
     CHECK(is(gathered, tt_shape(1, 6), (float[]){ 1, 2, 3, 4, 5, 6 }));
-    CHECK(is(tt_all_gather(tt_view(a, tt_shape(1, 2, 2)), 2, group), tt_shape(1, 2, 4), (float[]){ 1, 2, 5, 6, 3, 4, 7, 8 }));
+    CHECK(is(tt_all_gather(tt_view(a, tt_shape(1, 2, 2)), 2, group), tt_shape(1, 2, 4),
+             (float[]){ 1, 2, 5, 6, 3, 4, 7, 8 }));
     CHECK(!tt_is_async(tt_all_gather(a, 1, group))); /* rearranged: waited */
     END;
 }
 
-TEST_WORLD(reduce_scatter_gives_each_rank_its_part, 2)
-{
+TEST_WORLD(reduce_scatter_gives_each_rank_its_part, 2) {
     BEGIN;
     tt_tensor *x = tt_mul_scalar(tt_view(tt_arange(1, 9, 1, TUTTI_F32, NULL), tt_shape(2, 4)), rank == 0 ? 1 : 10);
     tt_tensor *y = tt_reduce_scatter(x, TUTTI_SUM, 1, group);
-    CHECK(rank == 0 ? is(y, tt_shape(2, 2), (float[]){ 11, 22, 55, 66 }) : is(y, tt_shape(2, 2), (float[]){ 33, 44, 77, 88 }));
-    CHECK(is(tt_reduce_scatter(x, TUTTI_MAX, 0, group), tt_shape(1, 4), rank == 0 ? (float[]){ 10, 20, 30, 40 } : (float[]){ 50, 60, 70, 80 }));
+    CHECK(rank == 0 ? is(y, tt_shape(2, 2), (float[]){ 11, 22, 55, 66 })
+                    : is(y, tt_shape(2, 2), (float[]){ 33, 44, 77, 88 }));
+    CHECK(is(tt_reduce_scatter(x, TUTTI_MAX, 0, group), tt_shape(1, 4),
+             rank == 0 ? (float[]){ 10, 20, 30, 40 } : (float[]){ 50, 60, 70, 80 }));
     CHECK(tt_reduce_scatter(full(tt_shape(3, 3), 1), TUTTI_SUM, 1, group) == NULL);
     CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
     CHECK_MESSAGE("dimension 1");
@@ -109,11 +105,11 @@ TEST_WORLD(reduce_scatter_gives_each_rank_its_part, 2)
     END;
 }
 
-TEST_WORLD(all_to_all_by_uneven_splits, 3)
-{
+TEST_WORLD(all_to_all_by_uneven_splits, 3) {
     BEGIN;
     static const float inputs[3][3] = { { 0, 1, 2 }, { 10, 11 }, { 20, 21, 22 } };
-    static const int64_t in[3][3] = { { 1, 2, 0 }, { 0, 1, 1 }, { 2, 0, 1 } }, out[3][3] = { { 1, 0, 2 }, { 2, 1, 0 }, { 0, 1, 1 } };
+    static const int64_t in[3][3] = { { 1, 2, 0 }, { 0, 1, 1 }, { 2, 0, 1 } },
+                         out[3][3] = { { 1, 0, 2 }, { 2, 1, 0 }, { 0, 1, 1 } };
     static const float outputs[3][3] = { { 0, 20, 21 }, { 1, 2, 10 }, { 11, 22 } };
     int count = rank == 1 ? 2 : 3, received = rank == 2 ? 2 : 3;
     tt_tensor *x = tt_from(inputs[rank], tt_shape(count), TUTTI_F32, NULL);
@@ -125,14 +121,14 @@ TEST_WORLD(all_to_all_by_uneven_splits, 3)
     END;
 }
 
-TEST_WORLD(all_to_all_of_growing_blocks_and_of_equal_parts, 3)
-{
+TEST_WORLD(all_to_all_of_growing_blocks_and_of_equal_parts, 3) {
     BEGIN;
     int64_t splits[8], rows = (int64_t)n * (rank + 1) * (n + 1) / 2;
     for (int i = 0; i < n; i++)
         splits[i] = (i + 1) * (rank + 1);
     for (int dims = 1; dims <= 2; dims++) {
-        tt_tensor *y = tt_all_to_all_single(dims == 1 ? full(tt_shape(rows), rank + 1) : full(tt_shape(rows, 5), rank + 1), splits, splits, group);
+        tt_tensor *y = tt_all_to_all_single(
+            dims == 1 ? full(tt_shape(rows), rank + 1) : full(tt_shape(rows, 5), rank + 1), splits, splits, group);
         for (int i = 0, at = 0; i < n; at += (int)splits[i++])
             CHECK(all_are(tt_narrow(y, 0, at, splits[i]), i + 1));
     }
@@ -149,8 +145,7 @@ TEST_WORLD(all_to_all_of_growing_blocks_and_of_equal_parts, 3)
     END;
 }
 
-TEST_WORLD(broadcast_takes_a_group_rank_and_leaves_its_input, 4)
-{
+TEST_WORLD(broadcast_takes_a_group_rank_and_leaves_its_input, 4) {
     BEGIN;
     tt_tensor *x = full(tt_shape(5), rank);
     CHECK(all_are(tt_broadcast(x, 2, group), 2) && all_are(x, rank));
@@ -162,8 +157,7 @@ TEST_WORLD(broadcast_takes_a_group_rank_and_leaves_its_input, 4)
     END;
 }
 
-TEST_WORLD(permutation_moves_tensors_of_any_shape, 3)
-{
+TEST_WORLD(permutation_moves_tensors_of_any_shape, 3) {
     BEGIN;
     CHECK(all_are(tt_permute_ranks(full(tt_shape(2, 3), rank), (int[]){ 1, 2, 0 }, group), (rank + 2) % 3));
     CHECK(tt_item(tt_permute_ranks(full(tt_shape(), rank), (int[]){ 1, 2, 0 }, group)) == (rank + 2) % 3);
@@ -172,40 +166,42 @@ TEST_WORLD(permutation_moves_tensors_of_any_shape, 3)
     END;
 }
 
-TEST_WORLD(permutation_swaps_inside_both_dimensions_of_a_mesh, 4)
-{
+TEST_WORLD(permutation_swaps_inside_both_dimensions_of_a_mesh, 4) {
     BEGIN;
     tutti_mesh *mesh;
     CHECK_OK(tutti_mesh_new(world, "cpu", (int[]){ 2, 2 }, 2, NULL, &mesh));
     for (int dim = 0; dim < 2; dim++) {
         int other = dim == 0 ? rank ^ 2 : rank ^ 1;
-        CHECK(all_are(tt_permute_ranks(full(tt_shape(2), rank), (int[]){ 1, 0 }, tt_group(world, tutti_form_mesh_dim(mesh, dim))), other));
+        CHECK(all_are(
+            tt_permute_ranks(full(tt_shape(2), rank), (int[]){ 1, 0 }, tt_group(world, tutti_form_mesh_dim(mesh, dim))),
+            other));
     }
     END;
     tutti_mesh_release(mesh);
 }
 
-TEST_WORLD(coalesced_forms_equal_single_ones, 4)
-{
+TEST_WORLD(coalesced_forms_equal_single_ones, 4) {
     BEGIN;
-    tt_tensor_list sums = tt_all_reduce_coalesced(tt_tensors(full(tt_shape(4), 1), full(tt_shape(6), 3)), TUTTI_SUM, group);
+    tt_tensor_list sums =
+        tt_all_reduce_coalesced(tt_tensors(full(tt_shape(4), 1), full(tt_shape(6), 3)), TUTTI_SUM, group);
     CHECK(sums.count == 2 && tt_pending_works(world) == 1); /* one work for both */
     CHECK(all_are(sums.at[0], 4));
     CHECK(tt_pending_works(world) == 0 && all_are(sums.at[1], 12));
     tt_tensor_list gathered = tt_all_gather_coalesced(tt_tensors(full(tt_shape(4), 1), full(tt_shape(4), 2)), group);
-    CHECK(gathered.count == 2 && tt_numel(gathered.at[0]) == 16 && all_are(gathered.at[0], 1) && all_are(gathered.at[1], 2));
+    CHECK(gathered.count == 2 && tt_numel(gathered.at[0]) == 16 && all_are(gathered.at[0], 1) &&
+          all_are(gathered.at[1], 2));
     tt_tensor *ones = tt_full(tt_shape(4), 1, TUTTI_I64, NULL), *twos = tt_full(tt_shape(3, 4), 2, TUTTI_I64, NULL);
     tt_tensor_list given = tt_tensors(ones, twos);
     tt_tensor_list scattered = tt_reduce_scatter_coalesced(given, TUTTI_SUM, 2, (int[]){ 0, 1 }, group);
-    CHECK(scattered.count == 2 && all_are(scattered.at[0], 4) && has_shape(scattered.at[1], tt_shape(3, 1)) && all_are(scattered.at[1], 8));
+    CHECK(scattered.count == 2 && all_are(scattered.at[0], 4) && has_shape(scattered.at[1], tt_shape(3, 1)) &&
+          all_are(scattered.at[1], 8));
     CHECK(given.at[1] == twos); /* the caller's list is left alone */
     CHECK(tt_reduce_scatter_coalesced(given, TUTTI_SUM, 1, (int[]){ 0 }, group).count == 0);
     tt_error_clear();
     END;
 }
 
-TEST_WORLD(out_forms_write_given_tensors, 2)
-{
+TEST_WORLD(out_forms_write_given_tensors, 2) {
     BEGIN;
     tt_tensor *out = tt_zeros(tt_shape(4), TUTTI_F32, NULL), *part = tt_zeros(tt_shape(2), TUTTI_F32, NULL);
     CHECK(tt_all_gather_out(out, full(tt_shape(2), rank), group) == out && tt_version(out) == 1);
@@ -225,8 +221,7 @@ TEST_WORLD(out_forms_write_given_tensors, 2)
     END;
 }
 
-TEST_WORLD(the_sharded_dimension_can_be_changed, 2)
-{
+TEST_WORLD(the_sharded_dimension_can_be_changed, 2) {
     BEGIN;
     tt_tensor *whole = tt_view(tt_arange(0, 24, 1, TUTTI_F32, NULL), tt_shape(4, 6));
     tt_tensor *y = tt_shard_dim_all_to_all(tt_narrow(whole, 0, 2 * rank, 2), 0, 1, group);
@@ -236,8 +231,7 @@ TEST_WORLD(the_sharded_dimension_can_be_changed, 2)
     END;
 }
 
-TEST_WORLD(complex_and_strided_inputs_are_reduced, 2)
-{
+TEST_WORLD(complex_and_strided_inputs_are_reduced, 2) {
     BEGIN;
     double parts[] = { 1, 2, 3, 4 };
     tt_tensor *z = tt_from(parts, tt_shape(2), TUTTI_C128, NULL);
@@ -255,8 +249,7 @@ TEST_WORLD(complex_and_strided_inputs_are_reduced, 2)
 
 /* ---- waiting ---- */
 
-TEST_WORLD(results_wait_on_first_use_and_not_on_views, 2)
-{
+TEST_WORLD(results_wait_on_first_use_and_not_on_views, 2) {
     BEGIN;
     CHECK_EQ(tt_pending_works(world), 0);
     tt_tensor *y = tt_all_reduce(full(tt_shape(2, 4), 1), TUTTI_SUM, group);
@@ -274,8 +267,7 @@ TEST_WORLD(results_wait_on_first_use_and_not_on_views, 2)
     END;
 }
 
-TEST_WORLD_THREADS(storage_of_a_result_that_nobody_wants_lives_until_the_work_is_done, 2)
-{
+TEST_WORLD_THREADS(storage_of_a_result_that_nobody_wants_lives_until_the_work_is_done, 2) {
     tutti_group *group = tutti_world_group(world);
     for (int i = 0; i < 20; i++) {
         tt_scope scope = tt_scope_open();
@@ -287,8 +279,7 @@ TEST_WORLD_THREADS(storage_of_a_result_that_nobody_wants_lives_until_the_work_is
     CHECK_OK(tutti_barrier(group, NULL));
 }
 
-TEST_WORLD(sends_and_receives_return_placeholders_and_tensors, 2)
-{
+TEST_WORLD(sends_and_receives_return_placeholders_and_tensors, 2) {
     BEGIN;
     tt_tensor *x = full(tt_shape(3), rank + 1), *y = tt_zeros(tt_shape(3), TUTTI_F32, NULL);
     tt_tensor *sent = tt_isend(x, 1 - rank, 5, group), *received = tt_irecv(y, 1 - rank, 5, group);
@@ -307,13 +298,11 @@ TEST_WORLD(sends_and_receives_return_placeholders_and_tensors, 2)
 
 /* ---- gradients ---- */
 
-static tt_tensor *leaf(tt_dims shape, double value)
-{
+static tt_tensor *leaf(tt_dims shape, double value) {
     return tt_full(shape, value, TUTTI_F32, TUTTI_OPTIONS(tt_options, .requires_grad = true));
 }
 
-TEST_WORLD(gradients_of_reductions, 2)
-{
+TEST_WORLD(gradients_of_reductions, 2) {
     BEGIN;
     tt_tensor *x = leaf(tt_shape(4), 1), *y = leaf(tt_shape(4), 2);
     tt_backward(tt_sum(tt_add(tt_all_reduce(x, TUTTI_SUM, group), y)), NULL);
@@ -338,8 +327,7 @@ TEST_WORLD(gradients_of_reductions, 2)
     END;
 }
 
-TEST_WORLD(gradients_of_gathers_and_scatters_along_every_dimension, 2)
-{
+TEST_WORLD(gradients_of_gathers_and_scatters_along_every_dimension, 2) {
     BEGIN;
     for (int dim = 0; dim < 3; dim++) {
         tt_tensor *x = leaf(tt_shape(3, 3, 3), 1), *y = tt_all_gather(x, dim, group);
@@ -348,7 +336,8 @@ TEST_WORLD(gradients_of_gathers_and_scatters_along_every_dimension, 2)
         CHECK(all_are(tt_grad(x), 2));
     }
     for (int dim = 0; dim < 2; dim++) {
-        tt_tensor *x = leaf(dim == 0 ? tt_shape(6, 3) : tt_shape(3, 6), 1), *y = tt_reduce_scatter(x, TUTTI_SUM, dim, group);
+        tt_tensor *x = leaf(dim == 0 ? tt_shape(6, 3) : tt_shape(3, 6), 1),
+                  *y = tt_reduce_scatter(x, TUTTI_SUM, dim, group);
         CHECK(all_are(y, 2) && has_shape(y, tt_shape(3, 3)));
         tt_backward(tt_sum(y), NULL);
         CHECK(all_are(tt_grad(x), 1));
@@ -362,8 +351,7 @@ TEST_WORLD(gradients_of_gathers_and_scatters_along_every_dimension, 2)
     END;
 }
 
-TEST_WORLD(gradients_of_exchanges_go_back_the_way_they_came, 2)
-{
+TEST_WORLD(gradients_of_exchanges_go_back_the_way_they_came, 2) {
     BEGIN;
     tt_tensor *t = leaf(tt_shape(2, 2), 1);
     tt_tensor *out = tt_all_to_all_single(tt_mul_scalar(t, 2), (int64_t[]){ 1, 1 }, (int64_t[]){ 1, 1 }, group);
@@ -380,8 +368,7 @@ TEST_WORLD(gradients_of_exchanges_go_back_the_way_they_came, 2)
     END;
 }
 
-TEST_WORLD(a_tensor_parallel_layer_equals_the_whole_one, 2)
-{
+TEST_WORLD(a_tensor_parallel_layer_equals_the_whole_one, 2) {
     BEGIN;
     tt_seed(7, 0); /* the same on both ranks */
     tt_tensor *x = tt_require_grad(tt_randn(tt_shape(3, 4), TUTTI_F64, NULL), true);
@@ -389,8 +376,10 @@ TEST_WORLD(a_tensor_parallel_layer_equals_the_whole_one, 2)
     tt_tensor *whole_x = tt_require_grad(tt_detach(tt_clone(x)), true), *whole_w1 = tt_require_grad(tt_clone(w1), true);
     tt_tensor *expected = tt_linear(tt_gelu(tt_linear(whole_x, whole_w1, NULL)), w2, NULL);
     tt_backward(tt_sum(tt_square(expected)), NULL);
-    tt_tensor *rows = tt_require_grad(tt_clone(tt_narrow(w1, 0, 3 * rank, 3)), true), *columns = tt_narrow(w2, 1, 3 * rank, 3);
-    tt_tensor *y = tt_reduce_from_group(tt_linear(tt_gelu(tt_linear(tt_copy_to_group(x, group), rows, NULL)), columns, NULL), group);
+    tt_tensor *rows = tt_require_grad(tt_clone(tt_narrow(w1, 0, 3 * rank, 3)), true),
+              *columns = tt_narrow(w2, 1, 3 * rank, 3);
+    tt_tensor *y = tt_reduce_from_group(
+        tt_linear(tt_gelu(tt_linear(tt_copy_to_group(x, group), rows, NULL)), columns, NULL), group);
     CHECK(tt_allclose(y, expected, 1e-12, 1e-12));
     tt_backward(tt_sum(tt_square(y)), NULL);
     CHECK(tt_allclose(tt_grad(x), tt_grad(whole_x), 1e-11, 1e-11));
@@ -398,8 +387,7 @@ TEST_WORLD(a_tensor_parallel_layer_equals_the_whole_one, 2)
     END;
 }
 
-TEST_WORLD(gradients_in_a_row_of_a_mesh_stay_in_that_row, 4)
-{
+TEST_WORLD(gradients_in_a_row_of_a_mesh_stay_in_that_row, 4) {
     BEGIN;
     tutti_mesh *mesh;
     CHECK_OK(tutti_mesh_new(world, "cpu", (int[]){ 2, 2 }, 2, NULL, &mesh));
@@ -413,8 +401,7 @@ TEST_WORLD(gradients_in_a_row_of_a_mesh_stay_in_that_row, 4)
 
 /* ---- meta ---- */
 
-TEST(meta_collectives_need_no_group_where_the_ranks_do_not_matter)
-{
+TEST(meta_collectives_need_no_group_where_the_ranks_do_not_matter) {
     tt_scope scope = tt_scope_open();
     tt_options meta = TT_OPTIONS_INIT;
     meta.device = TT_DEVICE_META;
@@ -429,8 +416,7 @@ TEST(meta_collectives_need_no_group_where_the_ranks_do_not_matter)
     CHECK_STATUS(tt_scope_close(&scope), TUTTI_ERROR_ARGUMENT);
 }
 
-TEST(meta_shapes_are_those_of_a_fake_group_of_four)
-{
+TEST(meta_shapes_are_those_of_a_fake_group_of_four) {
     tutti_world *world;
     CHECK_OK(tutti_world_open_fake(1, 4, NULL, &world));
     tutti_group *group = tutti_world_group(world);
@@ -439,9 +425,11 @@ TEST(meta_shapes_are_those_of_a_fake_group_of_four)
         tt_options options = TT_OPTIONS_INIT;
         options.device = (tt_device)device;
         tt_tensor *x = tt_transpose(tt_zeros(tt_shape(8, 4), TUTTI_F32, &options), 0, 1); /* 4, 8 */
-        CHECK(has_shape(tt_all_gather(x, 1, group), tt_shape(4, 32)) && has_shape(tt_all_gather(x, 0, group), tt_shape(16, 8)));
+        CHECK(has_shape(tt_all_gather(x, 1, group), tt_shape(4, 32)) &&
+              has_shape(tt_all_gather(x, 0, group), tt_shape(16, 8)));
         CHECK(has_shape(tt_reduce_scatter(x, TUTTI_SUM, 1, group), tt_shape(4, 2)));
-        CHECK(has_shape(tt_all_to_all_single(x, (int64_t[]){ 1, 2, 3, 4 }, (int64_t[]){ 1, 1, 1, 1 }, group), tt_shape(10, 8)));
+        CHECK(has_shape(tt_all_to_all_single(x, (int64_t[]){ 1, 2, 3, 4 }, (int64_t[]){ 1, 1, 1, 1 }, group),
+                        tt_shape(10, 8)));
         CHECK(tt_is_contiguous(tt_all_reduce(x, TUTTI_SUM, group)) && tt_is_contiguous(tt_broadcast(x, 0, group)));
         CHECK(tt_all_gather(tt_ones(tt_shape(1, 8), TUTTI_F32, &options), 1, group) != NULL);
         tt_tensor_list list = tt_all_gather_coalesced(tt_tensors(x, x), group);
@@ -455,8 +443,7 @@ TEST(meta_shapes_are_those_of_a_fake_group_of_four)
 
 /* ---- errors reach the others ---- */
 
-TEST_WORLD(a_rank_whose_step_fails_ends_the_others_collectives_with_its_message, 2)
-{
+TEST_WORLD(a_rank_whose_step_fails_ends_the_others_collectives_with_its_message, 2) {
     BEGIN;
     tt_tensor *x = full(tt_shape(4), 1);
     if (rank == 1)
@@ -474,12 +461,12 @@ TEST_WORLD(a_rank_whose_step_fails_ends_the_others_collectives_with_its_message,
     (void)none;
 }
 
-TEST_WORLD(nothing_is_left_after_a_training_step_with_collectives, 2)
-{
+TEST_WORLD(nothing_is_left_after_a_training_step_with_collectives, 2) {
     {
         BEGIN;
         tt_seed(1, rank);
-        tt_tensor *w = tt_require_grad(tt_randn(tt_shape(4, 4), TUTTI_F32, NULL), true), *x = tt_randn(tt_shape(2, 4), TUTTI_F32, NULL);
+        tt_tensor *w = tt_require_grad(tt_randn(tt_shape(4, 4), TUTTI_F32, NULL), true),
+                  *x = tt_randn(tt_shape(2, 4), TUTTI_F32, NULL);
         tt_tensor *y = tt_all_gather(tt_linear(x, w, NULL), 0, group);
         tt_backward(tt_sum(tt_square(y)), NULL);
         tt_tensor *mean = tt_all_reduce(tt_grad(w), TUTTI_AVG, group);

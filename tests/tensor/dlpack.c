@@ -10,8 +10,7 @@
 
 #include "../harness.h"
 
-static void nothing_left(void)
-{
+static void nothing_left(void) {
     tt_counts counts = { .size = sizeof counts };
     CHECK_OK(tt_count(&counts));
     CHECK_EQ(counts.tensors, 0);
@@ -19,8 +18,7 @@ static void nothing_left(void)
 }
 
 static int deleted;
-static void count_deletion(tt_dlpack_managed *self)
-{
+static void count_deletion(tt_dlpack_managed *self) {
     (void)self;
     deleted++;
 }
@@ -32,18 +30,22 @@ typedef struct foreign {
     tt_dlpack_managed managed;
 } foreign;
 
-static tt_dlpack_managed *make_foreign(foreign *array)
-{
+static tt_dlpack_managed *make_foreign(foreign *array) {
     *array = (foreign){ .values = { 0, 1, 2, 3, 4, 5 }, .shape = { 2, 3 }, .strides = { 3, 1 } };
-    array->managed = (tt_dlpack_managed){ .major = TT_DLPACK_MAJOR, .minor = TT_DLPACK_MINOR, .deleter = count_deletion,
-        .tensor = { .data = array->values, .device_type = TT_DLPACK_CPU, .ndim = 2, .dtype = { TT_DLPACK_FLOAT, 32, 1 },
-            .shape = array->shape, .strides = array->strides } };
+    array->managed = (tt_dlpack_managed){ .major = TT_DLPACK_MAJOR,
+                                          .minor = TT_DLPACK_MINOR,
+                                          .deleter = count_deletion,
+                                          .tensor = { .data = array->values,
+                                                      .device_type = TT_DLPACK_CPU,
+                                                      .ndim = 2,
+                                                      .dtype = { TT_DLPACK_FLOAT, 32, 1 },
+                                                      .shape = array->shape,
+                                                      .strides = array->strides } };
     deleted = 0;
     return &array->managed;
 }
 
-TEST(an_export_outlives_the_scope_and_its_deleter_frees_it)
-{
+TEST(an_export_outlives_the_scope_and_its_deleter_frees_it) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = tt_arange(0, 6, 1, TUTTI_F32, NULL);
     tt_dlpack_managed *managed = tt_to_dlpack(tt_transpose(tt_view(x, tt_shape(2, 3)), 0, 1));
@@ -63,14 +65,12 @@ TEST(an_export_outlives_the_scope_and_its_deleter_frees_it)
     nothing_left();
 }
 
-static void *delete_elsewhere(void *managed)
-{
+static void *delete_elsewhere(void *managed) {
     ((tt_dlpack_managed *)managed)->deleter(managed);
     return NULL;
 }
 
-TEST(another_thread_may_delete_an_export)
-{
+TEST(another_thread_may_delete_an_export) {
     tt_scope scope = tt_scope_open();
     void *managed = tt_to_dlpack(tt_ones(tt_shape(1000), TUTTI_F64, NULL));
     CHECK_OK(tt_scope_close(&scope));
@@ -80,8 +80,7 @@ TEST(another_thread_may_delete_an_export)
     nothing_left();
 }
 
-TEST(exported_memory_cannot_be_resized_until_it_is_deleted)
-{
+TEST(exported_memory_cannot_be_resized_until_it_is_deleted) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = tt_ones(tt_shape(4), TUTTI_F32, NULL);
     tt_dlpack_managed *managed = tt_dlpack_export(x, TT_DLPACK_READ_ONLY);
@@ -96,8 +95,7 @@ TEST(exported_memory_cannot_be_resized_until_it_is_deleted)
     nothing_left();
 }
 
-TEST(every_dtype_goes_out_and_comes_back_on_the_same_memory)
-{
+TEST(every_dtype_goes_out_and_comes_back_on_the_same_memory) {
     for (int dtype = TUTTI_F64; dtype <= TUTTI_C128; dtype++) {
         tt_scope scope = tt_scope_open();
         tt_tensor *x = tt_ones(tt_shape(3, 4), (tutti_dtype)dtype, NULL);
@@ -114,8 +112,7 @@ TEST(every_dtype_goes_out_and_comes_back_on_the_same_memory)
     }
 }
 
-TEST(the_deleter_of_an_import_runs_once_when_the_last_tensor_goes)
-{
+TEST(the_deleter_of_an_import_runs_once_when_the_last_tensor_goes) {
     foreign array;
     tt_dlpack_managed *managed = make_foreign(&array);
     array.strides[0] = 1, array.strides[1] = 2;
@@ -132,8 +129,7 @@ TEST(the_deleter_of_an_import_runs_once_when_the_last_tensor_goes)
     nothing_left();
 }
 
-TEST(an_offset_absent_strides_and_an_absent_deleter_are_understood)
-{
+TEST(an_offset_absent_strides_and_an_absent_deleter_are_understood) {
     foreign array;
     tt_dlpack_managed *managed = make_foreign(&array);
     managed->tensor.strides = NULL;
@@ -148,8 +144,7 @@ TEST(an_offset_absent_strides_and_an_absent_deleter_are_understood)
     nothing_left();
 }
 
-TEST(an_empty_array_may_have_no_memory)
-{
+TEST(an_empty_array_may_have_no_memory) {
     foreign array;
     tt_dlpack_managed *managed = make_foreign(&array);
     array.shape[0] = 0;
@@ -162,8 +157,7 @@ TEST(an_empty_array_may_have_no_memory)
     nothing_left();
 }
 
-TEST(read_only_memory_is_copied_and_deleted_at_once)
-{
+TEST(read_only_memory_is_copied_and_deleted_at_once) {
     foreign array;
     tt_dlpack_managed *managed = make_foreign(&array);
     managed->flags = TT_DLPACK_READ_ONLY;
@@ -177,42 +171,89 @@ TEST(read_only_memory_is_copied_and_deleted_at_once)
     nothing_left();
 }
 
-TEST(what_cannot_be_imported_is_an_error_and_stays_the_callers)
-{
+TEST(what_cannot_be_imported_is_an_error_and_stays_the_callers) {
     static const struct {
         tutti_status status;
         const char *fragment;
     } expected[] = {
-        { TUTTI_ERROR_UNSUPPORTED, "DLPack 2.0" },     { TUTTI_ERROR_UNSUPPORTED, "cuda" },      { TUTTI_ERROR_UNSUPPORTED, "unknown" },
-        { TUTTI_ERROR_TYPE, "float4_e2m1fn" },         { TUTTI_ERROR_TYPE, "4 lanes" },          { TUTTI_ERROR_TYPE, "80 bits" },
-        { TUTTI_ERROR_ARGUMENT, "9 dimensions" },      { TUTTI_ERROR_ARGUMENT, "-1 dimensions" }, { TUTTI_ERROR_ARGUMENT, "without a shape" },
-        { TUTTI_ERROR_ARGUMENT, "negative" },          { TUTTI_ERROR_UNSUPPORTED, "stride -3" }, { TUTTI_ERROR_RANGE, "too large" },
-        { TUTTI_ERROR_ARGUMENT, "data is NULL" },      { TUTTI_ERROR_UNSUPPORTED, "aligned" },   { TUTTI_ERROR_RANGE, "end of memory" },
-        { TUTTI_ERROR_ARGUMENT, "managed is NULL" },   { TUTTI_ERROR_RANGE, "too large" },       { TUTTI_ERROR_UNSUPPORTED, "cuda" },
+        { TUTTI_ERROR_UNSUPPORTED, "DLPack 2.0" },
+        { TUTTI_ERROR_UNSUPPORTED, "cuda" },
+        { TUTTI_ERROR_UNSUPPORTED, "unknown" },
+        { TUTTI_ERROR_TYPE, "float4_e2m1fn" },
+        { TUTTI_ERROR_TYPE, "4 lanes" },
+        { TUTTI_ERROR_TYPE, "80 bits" },
+        { TUTTI_ERROR_ARGUMENT, "9 dimensions" },
+        { TUTTI_ERROR_ARGUMENT, "-1 dimensions" },
+        { TUTTI_ERROR_ARGUMENT, "without a shape" },
+        { TUTTI_ERROR_ARGUMENT, "negative" },
+        { TUTTI_ERROR_UNSUPPORTED, "stride -3" },
+        { TUTTI_ERROR_RANGE, "too large" },
+        { TUTTI_ERROR_ARGUMENT, "data is NULL" },
+        { TUTTI_ERROR_UNSUPPORTED, "aligned" },
+        { TUTTI_ERROR_RANGE, "end of memory" },
+        { TUTTI_ERROR_ARGUMENT, "managed is NULL" },
+        { TUTTI_ERROR_RANGE, "too large" },
+        { TUTTI_ERROR_UNSUPPORTED, "cuda" },
     };
     for (int i = 0; i < (int)(sizeof expected / sizeof expected[0]); i++) {
         foreign array;
         tt_dlpack_managed *managed = make_foreign(&array);
         tt_dlpack_tensor *tensor = &managed->tensor;
         switch (i) {
-        case 0: managed->major = 2, managed->minor = 0; break;
-        case 1: tensor->device_type = 2; break;
-        case 2: tensor->device_type = 77; break;
-        case 3: tensor->dtype = (tt_dlpack_type){ 17, 4, 1 }; break;
-        case 4: tensor->dtype.lanes = 4; break;
-        case 5: tensor->dtype.bits = 80; break;
-        case 6: tensor->ndim = 9; break;
-        case 7: tensor->ndim = -1; break;
-        case 8: tensor->shape = NULL; break;
-        case 9: array.shape[0] = -2; break;
-        case 10: array.strides[0] = -3; break;
-        case 11: array.strides[0] = INT64_MAX / 2; break;
-        case 12: tensor->data = NULL; break;
-        case 13: tensor->byte_offset = 2; break;
-        case 14: tensor->byte_offset = UINT64_MAX - 64; break;
-        case 15: managed = NULL; break;
-        case 16: array.shape[0] = array.shape[1] = INT64_MAX / 2; break;
-        default: tensor->device_type = 13; break;
+        case 0:
+            managed->major = 2, managed->minor = 0;
+            break;
+        case 1:
+            tensor->device_type = 2;
+            break;
+        case 2:
+            tensor->device_type = 77;
+            break;
+        case 3:
+            tensor->dtype = (tt_dlpack_type){ 17, 4, 1 };
+            break;
+        case 4:
+            tensor->dtype.lanes = 4;
+            break;
+        case 5:
+            tensor->dtype.bits = 80;
+            break;
+        case 6:
+            tensor->ndim = 9;
+            break;
+        case 7:
+            tensor->ndim = -1;
+            break;
+        case 8:
+            tensor->shape = NULL;
+            break;
+        case 9:
+            array.shape[0] = -2;
+            break;
+        case 10:
+            array.strides[0] = -3;
+            break;
+        case 11:
+            array.strides[0] = INT64_MAX / 2;
+            break;
+        case 12:
+            tensor->data = NULL;
+            break;
+        case 13:
+            tensor->byte_offset = 2;
+            break;
+        case 14:
+            tensor->byte_offset = UINT64_MAX - 64;
+            break;
+        case 15:
+            managed = NULL;
+            break;
+        case 16:
+            array.shape[0] = array.shape[1] = INT64_MAX / 2;
+            break;
+        default:
+            tensor->device_type = 13;
+            break;
         }
         tt_scope scope = tt_scope_open();
         CHECK(tt_from_dlpack(managed) == NULL);
@@ -224,8 +265,7 @@ TEST(what_cannot_be_imported_is_an_error_and_stays_the_callers)
     nothing_left();
 }
 
-TEST(what_cannot_be_exported_is_an_error)
-{
+TEST(what_cannot_be_exported_is_an_error) {
     tt_scope scope = tt_scope_open();
     tt_options options = TT_OPTIONS_INIT;
     options.requires_grad = true;
@@ -253,8 +293,7 @@ TEST(what_cannot_be_exported_is_an_error)
     nothing_left();
 }
 
-static tutti_status out_and_in(void *argument)
-{
+static tutti_status out_and_in(void *argument) {
     (void)argument;
     foreign array;
     tt_dlpack_managed *managed = make_foreign(&array);
@@ -275,7 +314,6 @@ static tutti_status out_and_in(void *argument)
     return status;
 }
 
-TEST(a_failing_allocation_leaks_nothing)
-{
+TEST(a_failing_allocation_leaks_nothing) {
     test_fail_each("malloc,calloc,realloc", out_and_in, NULL);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tensors in files: what is saved comes back, files appear whole or not at all, and damage of any kind is an error with a reason.
+ * Tensors in files: what is saved comes back, files appear whole or not at all, and damage of any kind is an error with
+ * a reason.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -19,8 +20,7 @@
 
 static char folder[64];
 
-static const char *in_folder(const char *name)
-{
+static const char *in_folder(const char *name) {
     static char paths[4][128];
     static int next;
     if (folder[0] == 0) {
@@ -32,8 +32,7 @@ static const char *in_folder(const char *name)
     return path;
 }
 
-static int count_files(void)
-{
+static int count_files(void) {
     int files = 0;
     DIR *list = opendir(folder);
     CHECK(list != NULL);
@@ -43,8 +42,7 @@ static int count_files(void)
     return files;
 }
 
-static void remove_folder(void)
-{
+static void remove_folder(void) {
     if (folder[0] == 0)
         return;
     DIR *list = opendir(folder);
@@ -59,15 +57,13 @@ static void remove_folder(void)
     rmdir(folder);
 }
 
-static void write_bytes(const char *path, const void *bytes, size_t count)
-{
+static void write_bytes(const char *path, const void *bytes, size_t count) {
     FILE *file = fopen(path, "we");
     CHECK(file != NULL && fwrite(bytes, 1, count, file) == count);
     CHECK_EQ(fclose(file), 0);
 }
 
-static size_t read_bytes(const char *path, char *bytes, size_t room)
-{
+static size_t read_bytes(const char *path, char *bytes, size_t room) {
     FILE *file = fopen(path, "re");
     CHECK(file != NULL);
     size_t count = fread(bytes, 1, room, file);
@@ -75,8 +71,7 @@ static size_t read_bytes(const char *path, char *bytes, size_t room)
     return count;
 }
 
-static void nothing_left(void)
-{
+static void nothing_left(void) {
     tt_counts counts = { .size = sizeof counts };
     CHECK_OK(tt_count(&counts));
     CHECK_EQ(counts.tensors, 0);
@@ -85,24 +80,21 @@ static void nothing_left(void)
 }
 
 /* The pending error is this one, and is cleared. */
-static void check_error(tutti_status status, const char *fragment)
-{
+static void check_error(tutti_status status, const char *fragment) {
     tutti_status shown = tt_error_show();
     if (shown != status || strstr(tutti_error_message(), fragment) == NULL)
-        FAIL("%s: \"%s\", and not %s with \"%s\"", tutti_status_name(shown), shown == TUTTI_OK ? "" : tutti_error_message(),
-             tutti_status_name(status), fragment);
+        FAIL("%s: \"%s\", and not %s with \"%s\"", tutti_status_name(shown),
+             shown == TUTTI_OK ? "" : tutti_error_message(), tutti_status_name(status), fragment);
     tt_error_clear();
 }
 
-static tt_tensor *sample(tutti_dtype dtype)
-{
+static tt_tensor *sample(tutti_dtype dtype) {
     return tt_to(tt_view(tt_arange(0, 6, 1, TUTTI_F32, NULL), tt_shape(2, 3)), dtype);
 }
 
 /* ---- .npy ---- */
 
-TEST(every_dtype_that_numpy_has_comes_back_from_npy)
-{
+TEST(every_dtype_that_numpy_has_comes_back_from_npy) {
     for (int dtype = TUTTI_F64; dtype <= TUTTI_C128; dtype++) {
         tt_scope scope = tt_scope_open();
         const char *path = in_folder("x.npy");
@@ -122,15 +114,18 @@ TEST(every_dtype_that_numpy_has_comes_back_from_npy)
     nothing_left();
 }
 
-TEST(any_shape_and_any_strides_come_back_from_npy)
-{
+TEST(any_shape_and_any_strides_come_back_from_npy) {
     tt_scope scope = tt_scope_open();
     const char *path = in_folder("x.npy");
     tt_tensor *base = tt_arange(0, 120, 1, TUTTI_F32, NULL);
-    tt_tensor *shapes[] = { tt_full(tt_shape(), 7, TUTTI_F32, NULL), tt_zeros(tt_shape(0), TUTTI_F32, NULL),
-        tt_zeros(tt_shape(3, 0, 5), TUTTI_F32, NULL), base, tt_view(base, tt_shape(1, 2, 1, 3, 1, 4, 5, 1)),
-        tt_transpose(tt_view(base, tt_shape(10, 12)), 0, 1), tt_narrow(tt_view(base, tt_shape(10, 12)), 1, 3, 5),
-        tt_expand(tt_ones(tt_shape(1, 4), TUTTI_F32, NULL), tt_shape(3, 4)) };
+    tt_tensor *shapes[] = { tt_full(tt_shape(), 7, TUTTI_F32, NULL),
+                            tt_zeros(tt_shape(0), TUTTI_F32, NULL),
+                            tt_zeros(tt_shape(3, 0, 5), TUTTI_F32, NULL),
+                            base,
+                            tt_view(base, tt_shape(1, 2, 1, 3, 1, 4, 5, 1)),
+                            tt_transpose(tt_view(base, tt_shape(10, 12)), 0, 1),
+                            tt_narrow(tt_view(base, tt_shape(10, 12)), 1, 3, 5),
+                            tt_expand(tt_ones(tt_shape(1, 4), TUTTI_F32, NULL), tt_shape(3, 4)) };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         CHECK(tt_save_npy(shapes[i], path));
         tt_tensor *y = tt_load_npy(path);
@@ -141,8 +136,7 @@ TEST(any_shape_and_any_strides_come_back_from_npy)
     nothing_left();
 }
 
-TEST(the_bytes_of_a_npy_file_are_those_of_the_format)
-{
+TEST(the_bytes_of_a_npy_file_are_those_of_the_format) {
     tt_scope scope = tt_scope_open();
     char bytes[256];
     uint8_t flags[3] = { 0, 2, 255 }; /* true is any byte in memory, and 1 in a file */
@@ -155,8 +149,7 @@ TEST(the_bytes_of_a_npy_file_are_those_of_the_format)
 }
 
 /* A .npy of `version` with this header text and data. */
-static tt_tensor *load_made(int version, const char *header, const void *data, size_t data_bytes)
-{
+static tt_tensor *load_made(int version, const char *header, const void *data, size_t data_bytes) {
     char file[1024] = "\x93NUMPY";
     size_t length = strlen(header), prefix = version == 1 ? 10 : 12;
     file[6] = (char)version;
@@ -168,12 +161,12 @@ static tt_tensor *load_made(int version, const char *header, const void *data, s
     return tt_load_npy(in_folder("made.npy"));
 }
 
-TEST(other_versions_orders_and_byte_orders_are_read)
-{
+TEST(other_versions_orders_and_byte_orders_are_read) {
     tt_scope scope = tt_scope_open();
     static const uint8_t big[] = { 0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 1, 0 };
     tt_tensor *x = load_made(2, "{\"shape\": (2L, 3), 'fortran_order':True,'descr':'>i2'}\n", big, sizeof big);
-    CHECK(x != NULL && tt_at(x, tt_shape(0, 0)) == 1 && tt_at(x, tt_shape(1, 0)) == 2 && tt_at(x, tt_shape(1, 2)) == 256);
+    CHECK(x != NULL && tt_at(x, tt_shape(0, 0)) == 1 && tt_at(x, tt_shape(1, 0)) == 2 &&
+          tt_at(x, tt_shape(1, 2)) == 256);
     CHECK_EQ(tt_stride(x, 0), 1);
     static const uint8_t complex_big[] = { 0x3f, 0x80, 0, 0, 0x40, 0, 0, 0 };
     tt_tensor *c = load_made(3, "{'descr': '>c8', 'fortran_order': False, 'shape': ()}", complex_big, 8);
@@ -187,8 +180,7 @@ TEST(other_versions_orders_and_byte_orders_are_read)
     nothing_left();
 }
 
-TEST(a_damaged_npy_file_is_an_error_that_says_what)
-{
+TEST(a_damaged_npy_file_is_an_error_that_says_what) {
     static const struct {
         int version;
         const char *header;
@@ -197,10 +189,13 @@ TEST(a_damaged_npy_file_is_an_error_that_says_what)
     } cases[] = {
         { 9, "{}", TUTTI_ERROR_UNSUPPORTED, "version 9.0" },
         { 1, "{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }", TUTTI_ERROR_PROTOCOL, "needs 12 bytes" },
-        { 1, "{'descr': '<f4', 'fortran_order': False, 'shape': (999999999999, 999999999999), }", TUTTI_ERROR_PROTOCOL, "more than" },
-        { 1, "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,), }", TUTTI_ERROR_PROTOCOL, "too large" },
+        { 1, "{'descr': '<f4', 'fortran_order': False, 'shape': (999999999999, 999999999999), }", TUTTI_ERROR_PROTOCOL,
+          "more than" },
+        { 1, "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,), }", TUTTI_ERROR_PROTOCOL,
+          "too large" },
         { 1, "{'descr': '<f4', 'fortran_order': False, 'shape': (-1,), }", TUTTI_ERROR_PROTOCOL, "a size" },
-        { 1, "{'descr': '<f4', 'fortran_order': False, 'shape': (1,1,1,1,1,1,1,1,1), }", TUTTI_ERROR_UNSUPPORTED, "8 dimensions" },
+        { 1, "{'descr': '<f4', 'fortran_order': False, 'shape': (1,1,1,1,1,1,1,1,1), }", TUTTI_ERROR_UNSUPPORTED,
+          "8 dimensions" },
         { 1, "{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", TUTTI_ERROR_TYPE, "pickled" },
         { 1, "{'descr': '<V2', 'fortran_order': False, 'shape': (1,), }", TUTTI_ERROR_TYPE, "bf16" },
         { 1, "{'descr': '<U4', 'fortran_order': False, 'shape': (1,), }", TUTTI_ERROR_TYPE, "<U4" },
@@ -210,7 +205,8 @@ TEST(a_damaged_npy_file_is_an_error_that_says_what)
         { 1, "{'descr': '<f4', 'fortran_order': Maybe, 'shape': (1,), }", TUTTI_ERROR_PROTOCOL, "True or False" },
         { 1, "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), 'x': 1}", TUTTI_ERROR_PROTOCOL, "unknown" },
         { 1, "{'descr': '<f4', 'fortran_order': False, 'shape': (1,", TUTTI_ERROR_PROTOCOL, "a size" },
-        { 1, "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), } import os", TUTTI_ERROR_PROTOCOL, "nothing more" },
+        { 1, "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), } import os", TUTTI_ERROR_PROTOCOL,
+          "nothing more" },
         { 1, "", TUTTI_ERROR_PROTOCOL, "dictionary" },
     };
     tt_scope scope = tt_scope_open();
@@ -231,11 +227,11 @@ TEST(a_damaged_npy_file_is_an_error_that_says_what)
 
 /* ---- .npz ---- */
 
-TEST(named_tensors_come_back_from_npz_in_their_order)
-{
+TEST(named_tensors_come_back_from_npz_in_their_order) {
     tt_scope scope = tt_scope_open();
     const char *names[] = { "b", "layer/0.weight", "größe", "empty" };
-    tt_tensor *tensors[] = { sample(TUTTI_F64), tt_transpose(sample(TUTTI_I16), 0, 1), sample(TUTTI_BOOL), tt_zeros(tt_shape(0, 2), TUTTI_U8, NULL) };
+    tt_tensor *tensors[] = { sample(TUTTI_F64), tt_transpose(sample(TUTTI_I16), 0, 1), sample(TUTTI_BOOL),
+                             tt_zeros(tt_shape(0, 2), TUTTI_U8, NULL) };
     CHECK(tt_save_npz(tt_tensors_of(4, tensors), names, in_folder("x.npz")));
     tt_named_list list = tt_load_npz(in_folder("x.npz"));
     CHECK_EQ(list.count, 4);
@@ -252,13 +248,14 @@ TEST(named_tensors_come_back_from_npz_in_their_order)
     nothing_left();
 }
 
-TEST(more_entries_than_16_bits_count_come_back_from_npz)
-{
-    enum { COUNT = 66000 };
+TEST(more_entries_than_16_bits_count_come_back_from_npz) {
+    enum {
+        COUNT = 66000
+    };
     tt_scope scope = tt_scope_open();
     tt_tensor *x = sample(TUTTI_U8), **tensors = malloc(COUNT * sizeof *tensors);
     const char **names = malloc(COUNT * sizeof *names);
-    char (*text)[8] = malloc(COUNT * sizeof *text);
+    char(*text)[8] = malloc(COUNT * sizeof *text);
     for (int i = 0; i < COUNT; i++) {
         snprintf(text[i], sizeof text[i], "%d", i);
         names[i] = text[i];
@@ -277,8 +274,7 @@ TEST(more_entries_than_16_bits_count_come_back_from_npz)
     nothing_left();
 }
 
-TEST(a_damaged_npz_file_is_an_error_that_says_what)
-{
+TEST(a_damaged_npz_file_is_an_error_that_says_what) {
     tt_scope scope = tt_scope_open();
     static char good[2048], bytes[2048];
     CHECK(tt_save_npz(tt_tensors(sample(TUTTI_F32)), (const char *[]){ "x" }, in_folder("x.npz")));
@@ -286,26 +282,52 @@ TEST(a_damaged_npz_file_is_an_error_that_says_what)
     static const struct {
         tutti_status status;
         const char *fragment;
-    } expected[] = { { TUTTI_ERROR_PROTOCOL, "checksum" }, { TUTTI_ERROR_UNSUPPORTED, "deflate" }, { TUTTI_ERROR_UNSUPPORTED, "encrypted" },
-        { TUTTI_ERROR_PROTOCOL, "no zip archive" }, { TUTTI_ERROR_PROTOCOL, "two lengths" }, { TUTTI_ERROR_PROTOCOL, "past its end" },
-        { TUTTI_ERROR_PROTOCOL, "too short" }, { TUTTI_ERROR_PROTOCOL, "not where" }, { TUTTI_ERROR_UNSUPPORTED, "no .npy" },
-        { TUTTI_ERROR_PROTOCOL, "signature" }, { TUTTI_ERROR_PROTOCOL, "past its end" }, { TUTTI_ERROR_PROTOCOL, "follow its elements" } };
+    } expected[] = { { TUTTI_ERROR_PROTOCOL, "checksum" },     { TUTTI_ERROR_UNSUPPORTED, "deflate" },
+                     { TUTTI_ERROR_UNSUPPORTED, "encrypted" }, { TUTTI_ERROR_PROTOCOL, "no zip archive" },
+                     { TUTTI_ERROR_PROTOCOL, "two lengths" },  { TUTTI_ERROR_PROTOCOL, "past its end" },
+                     { TUTTI_ERROR_PROTOCOL, "too short" },    { TUTTI_ERROR_PROTOCOL, "not where" },
+                     { TUTTI_ERROR_UNSUPPORTED, "no .npy" },   { TUTTI_ERROR_PROTOCOL, "signature" },
+                     { TUTTI_ERROR_PROTOCOL, "past its end" }, { TUTTI_ERROR_PROTOCOL, "follow its elements" } };
     for (int i = 0; i < (int)(sizeof expected / sizeof expected[0]); i++) {
         memcpy(bytes, good, size);
         size_t now = size;
         switch (i) {
-        case 0: bytes[central - 1] ^= 1; break;            /* the last element */
-        case 1: bytes[central + 10] = 8; break;            /* the method */
-        case 2: bytes[central + 8] = 1; break;             /* the flags */
-        case 3: now -= 1; break;
-        case 4: bytes[central + 20]++; break;              /* one of the sizes */
-        case 5: bytes[end + 16] = (char)0xff, bytes[end + 17] = 0x7f; break; /* where the directory is */
-        case 6: bytes[end + 8] = bytes[end + 10] = 9; break; /* how many entries it has */
-        case 7: bytes[central + 42] = 1; break;            /* where the entry is */
-        case 8: bytes[end - 1] = 'z'; break;               /* its name */
-        case 9: bytes[30 + 5] = 'x'; break;                /* its contents */
-        case 10: bytes[central + 22] = bytes[central + 26] = 1; break; /* both sizes */
-        default: bytes[central + 20] += 3, bytes[central + 24] += 3; break;
+        case 0:
+            bytes[central - 1] ^= 1;
+            break; /* the last element */
+        case 1:
+            bytes[central + 10] = 8;
+            break; /* the method */
+        case 2:
+            bytes[central + 8] = 1;
+            break; /* the flags */
+        case 3:
+            now -= 1;
+            break;
+        case 4:
+            bytes[central + 20]++;
+            break; /* one of the sizes */
+        case 5:
+            bytes[end + 16] = (char)0xff, bytes[end + 17] = 0x7f;
+            break; /* where the directory is */
+        case 6:
+            bytes[end + 8] = bytes[end + 10] = 9;
+            break; /* how many entries it has */
+        case 7:
+            bytes[central + 42] = 1;
+            break; /* where the entry is */
+        case 8:
+            bytes[end - 1] = 'z';
+            break; /* its name */
+        case 9:
+            bytes[30 + 5] = 'x';
+            break; /* its contents */
+        case 10:
+            bytes[central + 22] = bytes[central + 26] = 1;
+            break; /* both sizes */
+        default:
+            bytes[central + 20] += 3, bytes[central + 24] += 3;
+            break;
         }
         write_bytes(in_folder("bad.npz"), bytes, now);
         CHECK_EQ(tt_load_npz(in_folder("bad.npz")).count, 0);
@@ -318,8 +340,7 @@ TEST(a_damaged_npz_file_is_an_error_that_says_what)
 
 /* ---- safetensors ---- */
 
-TEST(every_dtype_but_c128_comes_back_from_safetensors)
-{
+TEST(every_dtype_but_c128_comes_back_from_safetensors) {
     tt_scope scope = tt_scope_open();
     tt_tensor *tensors[TUTTI_C64];
     const char *names[TUTTI_C64];
@@ -344,12 +365,13 @@ TEST(every_dtype_but_c128_comes_back_from_safetensors)
     nothing_left();
 }
 
-TEST(metadata_and_odd_names_come_back_from_safetensors)
-{
+TEST(metadata_and_odd_names_come_back_from_safetensors) {
     tt_scope scope = tt_scope_open();
-    const char *names[] = { "a \"quoted\" \\ name\n", "größe \xf0\x9f\x8e\xb5" }, *keys[] = { "format", "note" }, *values[] = { "pt", "tab\tend" };
-    CHECK(tt_save_safetensors_with(tt_tensors(tt_full(tt_shape(), 3, TUTTI_BF16, NULL), tt_zeros(tt_shape(0, 4), TUTTI_F8_E4M3, NULL)), names,
-                                   (tt_metadata){ 2, keys, values }, in_folder("x.safetensors")));
+    const char *names[] = { "a \"quoted\" \\ name\n", "größe \xf0\x9f\x8e\xb5" }, *keys[] = { "format", "note" },
+               *values[] = { "pt", "tab\tend" };
+    CHECK(tt_save_safetensors_with(
+        tt_tensors(tt_full(tt_shape(), 3, TUTTI_BF16, NULL), tt_zeros(tt_shape(0, 4), TUTTI_F8_E4M3, NULL)), names,
+        (tt_metadata){ 2, keys, values }, in_folder("x.safetensors")));
     tt_named_list list = tt_load_safetensors(in_folder("x.safetensors"));
     CHECK_EQ(list.count, 2);
     CHECK(tt_item(tt_named(list, names[0])) == 3 && tt_size(tt_named(list, names[1]), 1) == 4);
@@ -363,8 +385,7 @@ TEST(metadata_and_odd_names_come_back_from_safetensors)
     nothing_left();
 }
 
-static tt_named_list load_safe(const char *json, size_t data_bytes)
-{
+static tt_named_list load_safe(const char *json, size_t data_bytes) {
     char file[1024] = { 0 };
     size_t length = strlen(json);
     file[0] = (char)length;
@@ -374,10 +395,10 @@ static tt_named_list load_safe(const char *json, size_t data_bytes)
     return tt_load_safetensors(in_folder("made.safetensors"));
 }
 
-TEST(json_of_other_writers_is_read)
-{
+TEST(json_of_other_writers_is_read) {
     tt_scope scope = tt_scope_open();
-    tt_named_list list = load_safe("{ \"\\u00e9\\ud83c\\udfb5\\/\" : {\"data_offsets\":[ 0 , 4 ],\n\"shape\" : [2,2], \"dtype\":\"U8\" } }   ", 4);
+    tt_named_list list = load_safe(
+        "{ \"\\u00e9\\ud83c\\udfb5\\/\" : {\"data_offsets\":[ 0 , 4 ],\n\"shape\" : [2,2], \"dtype\":\"U8\" } }   ", 4);
     CHECK_EQ(list.count, 1);
     CHECK_TEXT(list.names[0], "\xc3\xa9\xf0\x9f\x8e\xb5/");
     CHECK_EQ(load_safe("{}", 0).count, 0);
@@ -387,8 +408,7 @@ TEST(json_of_other_writers_is_read)
     nothing_left();
 }
 
-TEST(a_damaged_safetensors_file_is_an_error_that_says_what)
-{
+TEST(a_damaged_safetensors_file_is_an_error_that_says_what) {
     static const struct {
         const char *json;
         tutti_status status;
@@ -405,17 +425,24 @@ TEST(a_damaged_safetensors_file_is_an_error_that_says_what)
         { "{\"a\":{\"dtype\":\"U8\",\"shape\":[4]}}", TUTTI_ERROR_PROTOCOL, "dtype, shape and data_offsets" },
         { "{\"a\":{\"dtype\":\"U8\",\"dtype\":\"U8\"}}", TUTTI_ERROR_PROTOCOL, "each once" },
         { "{\"a\":{\"dtype\":\"F4\",\"shape\":[4],\"data_offsets\":[0,4]}}", TUTTI_ERROR_TYPE, "\"F4\"" },
-        { "{\"a\":{\"dtype\":\"U8\",\"shape\":[5],\"data_offsets\":[0,5]}}", TUTTI_ERROR_PROTOCOL, "[0, 5) of 4 bytes" },
-        { "{\"a\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,4]}}", TUTTI_ERROR_PROTOCOL, "4 bytes for a shape that needs 3" },
+        { "{\"a\":{\"dtype\":\"U8\",\"shape\":[5],\"data_offsets\":[0,5]}}", TUTTI_ERROR_PROTOCOL,
+          "[0, 5) of 4 bytes" },
+        { "{\"a\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,4]}}", TUTTI_ERROR_PROTOCOL,
+          "4 bytes for a shape that needs 3" },
         { "{\"a\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]}}", TUTTI_ERROR_PROTOCOL, "leave bytes out" },
         { "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[4,0]}}", TUTTI_ERROR_PROTOCOL, "[4, 0)" },
         { "{\"a\":{\"dtype\":\"U8\",\"shape\":[-4],\"data_offsets\":[0,4]}}", TUTTI_ERROR_PROTOCOL, "without sign" },
-        { "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4,4]}}", TUTTI_ERROR_PROTOCOL, "two data_offsets" },
-        { "{\"a\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1,1,1,1,4],\"data_offsets\":[0,4]}}", TUTTI_ERROR_UNSUPPORTED, "9 dimensions" },
-        { "{\"a\":{\"dtype\":\"U8\",\"shape\":[400000000000000000,400000000000000000],\"data_offsets\":[0,4]}}", TUTTI_ERROR_PROTOCOL, "more than" },
-        { "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}",
+        { "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4,4]}}", TUTTI_ERROR_PROTOCOL,
+          "two data_offsets" },
+        { "{\"a\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1,1,1,1,4],\"data_offsets\":[0,4]}}", TUTTI_ERROR_UNSUPPORTED,
+          "9 dimensions" },
+        { "{\"a\":{\"dtype\":\"U8\",\"shape\":[400000000000000000,400000000000000000],\"data_offsets\":[0,4]}}",
+          TUTTI_ERROR_PROTOCOL, "more than" },
+        { "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_"
+          "offsets\":[0,4]}}",
           TUTTI_ERROR_PROTOCOL, "overlap" },
-        { "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[4,4]}}",
+        { "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"data_"
+          "offsets\":[4,4]}}",
           TUTTI_ERROR_EXISTS, "\"a\" occurs twice" },
         { "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}} x", TUTTI_ERROR_PROTOCOL, "nothing more" },
         { "{\"__metadata__\":{\"a\":1}}", TUTTI_ERROR_PROTOCOL, "a string" },
@@ -438,11 +465,11 @@ TEST(a_damaged_safetensors_file_is_an_error_that_says_what)
 
 /* ---- files ---- */
 
-TEST(wrong_arguments_and_paths_name_the_culprit)
-{
+TEST(wrong_arguments_and_paths_name_the_culprit) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = sample(TUTTI_F32);
-    const char *twice[] = { "a", "a" }, *null[] = { "a", NULL }, *empty[] = { "a", "" }, *latin[] = { "a", "\xe4" }, *own[] = { "a", "__metadata__" };
+    const char *twice[] = { "a", "a" }, *null[] = { "a", NULL }, *empty[] = { "a", "" }, *latin[] = { "a", "\xe4" },
+               *own[] = { "a", "__metadata__" };
     tt_tensor_list two = tt_tensors(x, x);
     CHECK(!tt_save_npz(two, twice, in_folder("x")));
     check_error(TUTTI_ERROR_EXISTS, "\"a\" occurs twice");
@@ -486,8 +513,7 @@ TEST(wrong_arguments_and_paths_name_the_culprit)
     nothing_left();
 }
 
-TEST(a_file_keeps_its_permissions_and_a_link_stays_a_link)
-{
+TEST(a_file_keeps_its_permissions_and_a_link_stays_a_link) {
     tt_scope scope = tt_scope_open();
     struct stat about;
     write_bytes(in_folder("real"), "old", 3);
@@ -503,8 +529,7 @@ TEST(a_file_keeps_its_permissions_and_a_link_stays_a_link)
 }
 
 /* A limit on the size of files stands for the full disk: writing fails in the middle in the same way. */
-TEST(a_disk_that_fills_up_leaves_the_old_file_and_nothing_else)
-{
+TEST(a_disk_that_fills_up_leaves_the_old_file_and_nothing_else) {
     tt_scope scope = tt_scope_open();
     tt_tensor *small = sample(TUTTI_F32), *large = tt_ones(tt_shape(1 << 20), TUTTI_F32, NULL);
     CHECK(tt_save_npy(small, in_folder("x")));
@@ -527,16 +552,14 @@ TEST(a_disk_that_fills_up_leaves_the_old_file_and_nothing_else)
     nothing_left();
 }
 
-static void write_over_a_protected_file(void)
-{
+static void write_over_a_protected_file(void) {
     tt_scope scope = tt_scope_open();
     CHECK(!tt_save_npy(sample(TUTTI_F32), in_folder("protected")));
     check_error(TUTTI_ERROR_SYSTEM, "may not be written");
     CHECK_OK(tt_scope_close(&scope));
 }
 
-TEST(a_file_that_may_not_be_written_is_not_replaced)
-{
+TEST(a_file_that_may_not_be_written_is_not_replaced) {
     write_bytes(in_folder("protected"), "old", 3);
     CHECK_EQ(chmod(in_folder("protected"), 0444), 0);
     CHECK_EQ(chmod(folder, 0777), 0);
@@ -545,8 +568,7 @@ TEST(a_file_that_may_not_be_written_is_not_replaced)
     remove_folder();
 }
 
-static tutti_status save_and_load(void *argument)
-{
+static tutti_status save_and_load(void *argument) {
     (void)argument;
     tt_scope scope = tt_scope_open();
     if (scope.id == 0) {
@@ -573,8 +595,7 @@ static tutti_status save_and_load(void *argument)
     return status;
 }
 
-TEST(a_failing_allocation_leaves_neither_memory_nor_files_behind)
-{
+TEST(a_failing_allocation_leaves_neither_memory_nor_files_behind) {
     in_folder("made before");
     test_fail_each("malloc,calloc,realloc,strdup,aligned_alloc", save_and_load, NULL);
     remove_folder();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Patterns of distributed training in eager form: hooks with closures, storage that comes and goes, versions that are hidden, module hooks, a
- * fully sharded step, parameters made inside functions. All values are exact.
+ * Patterns of distributed training in eager form: hooks with closures, storage that comes and goes, versions that are
+ * hidden, module hooks, a fully sharded step, parameters made inside functions. All values are exact.
  */
 #include <math.h>
 
@@ -14,13 +14,11 @@
 
 static const tt_tensor_list none = { 0, NULL };
 
-static bool near(double a, double b)
-{
+static bool near(double a, double b) {
     return fabs(a - b) <= 1e-5 + 1.3e-6 * fabs(b);
 }
 
-static void done(tt_scope *scope)
-{
+static void done(tt_scope *scope) {
     CHECK_OK(tt_scope_close(scope));
     tt_counts counts = { .size = sizeof counts };
     CHECK_OK(tt_count(&counts));
@@ -29,21 +27,18 @@ static void done(tt_scope *scope)
 
 /* ---- hooks that close over arguments and intermediates ---- */
 
-static tt_tensor *closure_hook(const tt_hook_context *context, tt_tensor *grad)
-{
+static tt_tensor *closure_hook(const tt_hook_context *context, tt_tensor *grad) {
     CHECK(!tt_grad_enabled());
     return tt_add(tt_add(grad, context->captured.at[0]), context->captured.at[1]);
 }
 
-static tt_tensor *with_closure(tt_tensor *x, tt_tensor *val)
-{
+static tt_tensor *with_closure(tt_tensor *x, tt_tensor *val) {
     tt_tensor *y = tt_sin(x);
     tt_hook_tensor(y, closure_hook, NULL, tt_tensors(val, tt_add_scalar(y, 1)), NULL);
     return tt_sin(y);
 }
 
-TEST(a_hook_on_an_intermediate_sees_what_it_closes_over)
-{
+TEST(a_hook_on_an_intermediate_sees_what_it_closes_over) {
     tt_scope scope = tt_scope_open();
     for (int i = 0; i < 2; i++) {
         tt_tensor *x = tt_ones(tt_shape(4), TUTTI_F32, TUTTI_OPTIONS(tt_options, .requires_grad = true));
@@ -57,8 +52,7 @@ TEST(a_hook_on_an_intermediate_sees_what_it_closes_over)
 
 /* ---- storage ---- */
 
-TEST(a_tensor_freed_in_the_middle_leaves_what_was_computed_from_it)
-{
+TEST(a_tensor_freed_in_the_middle_leaves_what_was_computed_from_it) {
     tt_scope scope = tt_scope_open();
     tt_grad_mode(false);
     tt_tensor *x = tt_randn(tt_shape(10), TUTTI_F32, NULL), *expected = tt_cos(tt_sin(x));
@@ -69,8 +63,7 @@ TEST(a_tensor_freed_in_the_middle_leaves_what_was_computed_from_it)
     done(&scope);
 }
 
-TEST(a_freed_output_is_grown_and_filled)
-{
+TEST(a_freed_output_is_grown_and_filled) {
     tt_scope scope = tt_scope_open();
     tt_grad_mode(false);
     tt_tensor *x = tt_randn(tt_shape(10), TUTTI_F32, NULL), *out = tt_randn(tt_shape(10), TUTTI_F32, NULL);
@@ -86,8 +79,7 @@ TEST(a_freed_output_is_grown_and_filled)
 
 /* ---- versions ---- */
 
-TEST(a_version_that_is_set_back_hides_the_copy)
-{
+TEST(a_version_that_is_set_back_hides_the_copy) {
     tt_scope scope = tt_scope_open();
     static const int counts[] = { 3, 0, 1 };
     tt_grad_mode(false);
@@ -106,8 +98,7 @@ TEST(a_version_that_is_set_back_hides_the_copy)
 }
 
 /* The derivative is taken at the new w; with the version shown it must fail. */
-static void refill(bool preserve_scope, bool hide)
-{
+static void refill(bool preserve_scope, bool hide) {
     tt_scope scope = tt_scope_open();
     tt_tensor *w = tt_full(tt_shape(1), 0.3, TUTTI_F32, TUTTI_OPTIONS(tt_options, .requires_grad = true));
     tt_tensor *x = tt_full(tt_shape(1), 1.1, TUTTI_F32, NULL), *r = tt_sin(w);
@@ -131,14 +122,20 @@ static void refill(bool preserve_scope, bool hide)
     }
     done(&scope);
 }
-TEST(a_refilled_weight_gives_the_derivative_at_its_new_content) { refill(false, true); }
-TEST(a_preserving_scope_does_the_same) { refill(true, true); }
-TEST(without_hiding_the_version_backward_refuses) { refill(false, false); }
+TEST(a_refilled_weight_gives_the_derivative_at_its_new_content) {
+    refill(false, true);
+}
+TEST(a_preserving_scope_does_the_same) {
+    refill(true, true);
+}
+TEST(without_hiding_the_version_backward_refuses) {
+    refill(false, false);
+}
 
-TEST(a_preserving_scope_leaves_the_version_as_it_was)
-{
+TEST(a_preserving_scope_leaves_the_version_as_it_was) {
     tt_scope scope = tt_scope_open();
-    tt_tensor *w = tt_fill_(tt_fill_(tt_randn(tt_shape(16), TUTTI_F32, NULL), 0), 1), *x = tt_randn(tt_shape(16), TUTTI_F32, NULL);
+    tt_tensor *w = tt_fill_(tt_fill_(tt_randn(tt_shape(16), TUTTI_F32, NULL), 0), 1),
+              *x = tt_randn(tt_shape(16), TUTTI_F32, NULL);
     tt_preserve *preserve = tt_preserve_begin(tt_tensors(w));
     tt_copy_(w, tt_add_scalar(tt_sin(x), 1));
     tt_preserve_end(preserve);
@@ -155,8 +152,7 @@ typedef struct counted {
     char **log;
 } counted;
 
-static void sin_pre(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **grads)
-{
+static void sin_pre(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **grads) {
     counted *c = context->user;
     CHECK(count == 1 && tt_size(tt_module_parameter(module, "weight"), 0) == 10);
     tt_add_scalar_(c->pre, 1);
@@ -164,8 +160,8 @@ static void sin_pre(const tt_hook_context *context, tt_module *module, size_t co
     if (c->log != NULL)
         *(*c->log)++ = c->letters[0];
 }
-static void sin_post(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **grads, tt_tensor_list outputs)
-{
+static void sin_post(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **grads,
+                     tt_tensor_list outputs) {
     counted *c = context->user;
     CHECK(count == 1 && outputs.count == 1 && tt_size(tt_module_parameter(module, "weight"), 1) == 10);
     tt_add_scalar_(c->post, 1);
@@ -174,26 +170,25 @@ static void sin_post(const tt_hook_context *context, tt_module *module, size_t c
         *(*c->log)++ = c->letters[1];
 }
 
-static void fill_linear(tt_module *module, int64_t out, int64_t in, double shift, bool bias)
-{
+static void fill_linear(tt_module *module, int64_t out, int64_t in, double shift, bool bias) {
     float values[400];
     for (int64_t i = 0; i < out * in; i++)
         values[i] = (float)(0.01 * (double)i - shift);
     bool was = tt_grad_mode(false);
     tt_copy_(tt_module_parameter(module, "weight"), tt_from(values, tt_shape(out, in), TUTTI_F32, NULL));
     if (bias)
-        tt_copy_(tt_module_parameter(module, "bias"), tt_mul_scalar(tt_arange(0, (double)out, 1, TUTTI_F32, NULL), 0.1));
+        tt_copy_(tt_module_parameter(module, "bias"),
+                 tt_mul_scalar(tt_arange(0, (double)out, 1, TUTTI_F32, NULL), 0.1));
     tt_grad_mode(was);
 }
 
-static tt_tensor *ramp(int64_t rows, int64_t columns, double step)
-{
-    tt_tensor *x = tt_mul_scalar(tt_view(tt_arange(0, (double)(rows * columns), 1, TUTTI_F32, NULL), tt_shape(rows, columns)), step);
+static tt_tensor *ramp(int64_t rows, int64_t columns, double step) {
+    tt_tensor *x = tt_mul_scalar(
+        tt_view(tt_arange(0, (double)(rows * columns), 1, TUTTI_F32, NULL), tt_shape(rows, columns)), step);
     return tt_require_grad(tt_detach(x), true);
 }
 
-static void make_counted(counted *c)
-{
+static void make_counted(counted *c) {
     c->module = tt_linear_module(10, 10, true, TUTTI_F32);
     fill_linear(c->module, 10, 10, 0.5, true);
     c->pre = tt_full(tt_shape(), 0, TUTTI_I64, NULL);
@@ -202,8 +197,7 @@ static void make_counted(counted *c)
     tt_hook_backward(c->module, sin_post, c, none, false, NULL);
 }
 
-static tt_tensor *steps(tt_module *module, tt_tensor *input)
-{
+static tt_tensor *steps(tt_module *module, tt_tensor *input) {
     tt_tensor *out = NULL;
     for (int i = 0; i < 4; i++) {
         out = tt_module_call(module, input);
@@ -212,15 +206,16 @@ static tt_tensor *steps(tt_module *module, tt_tensor *input)
     return out;
 }
 
-TEST(module_backward_hooks_see_and_replace_gradients)
-{
+TEST(module_backward_hooks_see_and_replace_gradients) {
     tt_scope scope = tt_scope_open();
     counted c = { 0 };
     make_counted(&c);
     tt_tensor *input = ramp(2, 10, 0.05), *out = steps(c.module, input);
     CHECK(tt_item_int(c.pre) == 4 && tt_item_int(c.post) == 4);
-    CHECK(near(tt_at(out, tt_shape(0, 0)), -0.9825) && near(tt_at(out, tt_shape(1, 9)), 4.1675) && near(tt_item(tt_sum(out)), 9.35));
-    tt_tensor *of_bias = tt_grad(tt_module_parameter(c.module, "bias")), *of_weight = tt_grad(tt_module_parameter(c.module, "weight"));
+    CHECK(near(tt_at(out, tt_shape(0, 0)), -0.9825) && near(tt_at(out, tt_shape(1, 9)), 4.1675) &&
+          near(tt_item(tt_sum(out)), 9.35));
+    tt_tensor *of_bias = tt_grad(tt_module_parameter(c.module, "bias")),
+              *of_weight = tt_grad(tt_module_parameter(c.module, "weight"));
     CHECK(near(tt_at(of_bias, tt_shape(7)), 6.46797123));
     CHECK(near(tt_at(of_weight, tt_shape(0, 0)), 1.61699281) && near(tt_at(of_weight, tt_shape(3, 7)), 3.88078274));
     CHECK(fabs(tt_item(tt_sum(of_weight)) - 307.2286335) < 1e-3);
@@ -231,8 +226,7 @@ TEST(module_backward_hooks_see_and_replace_gradients)
     done(&scope);
 }
 
-TEST(module_hooks_of_two_layers_run_in_order)
-{
+TEST(module_hooks_of_two_layers_run_in_order) {
     char log[64] = { 0 }, *at = log;
     tt_scope scope = tt_scope_open();
     counted a = { .letters = "aA", .log = &at }, b = { .letters = "bB", .log = &at };
@@ -243,7 +237,8 @@ TEST(module_hooks_of_two_layers_run_in_order)
     tt_tensor *input = ramp(2, 10, 0.05), *out = steps(both, input);
     CHECK_TEXT(log, "bBaAbBaAbBaAbBaA");
     CHECK(near(tt_at(out, tt_shape(0, 0)), -1.915875) && near(tt_item(tt_sum(out)), 18.02));
-    tt_tensor *wb = tt_grad(tt_module_parameter(b.module, "weight")), *wa = tt_grad(tt_module_parameter(a.module, "weight"));
+    tt_tensor *wb = tt_grad(tt_module_parameter(b.module, "weight")),
+              *wa = tt_grad(tt_module_parameter(a.module, "weight"));
     CHECK(near(tt_at(tt_grad(tt_module_parameter(b.module, "bias")), tt_shape(0)), 6.46797123));
     CHECK(fabs(tt_at(wb, tt_shape(0, 0)) + 13.71209901) < 1e-4 && fabs(tt_item(tt_sum(wb)) - 302.3776550) < 1e-2);
     CHECK(fabs(tt_at(wa, tt_shape(0, 0)) - 1.94937742) < 1e-4 && fabs(tt_item(tt_sum(wa)) - 309.7152047) < 1e-2);
@@ -264,28 +259,26 @@ TEST(module_hooks_of_two_layers_run_in_order)
 }
 
 static int order_calls;
-static void on_forward_pre(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **inputs)
-{
+static void on_forward_pre(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **inputs) {
     (void)module, (void)count;
     order_calls = order_calls * 10 + *(int *)context->user;
     inputs[0] = tt_mul_scalar(inputs[0], 2);
 }
-static void on_forward(const tt_hook_context *context, tt_module *module, tt_tensor_list inputs, size_t count, tt_tensor **outputs)
-{
+static void on_forward(const tt_hook_context *context, tt_module *module, tt_tensor_list inputs, size_t count,
+                       tt_tensor **outputs) {
     (void)module, (void)inputs;
     order_calls = order_calls * 10 + *(int *)context->user;
     if (count > 0)
         outputs[0] = tt_add_scalar(outputs[0], 100);
 }
-static void all_absent(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **grads, tt_tensor_list outputs)
-{
+static void all_absent(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **grads,
+                       tt_tensor_list outputs) {
     (void)module;
     CHECK(count == 1 && grads[0] == NULL && outputs.at[0] != NULL);
     order_calls = order_calls * 10 + *(int *)context->user;
 }
 
-TEST(forward_hooks_replace_arguments_and_results_and_can_come_first)
-{
+TEST(forward_hooks_replace_arguments_and_results_and_can_come_first) {
     static int one = 1, two = 2, three = 3, four = 4, five = 5;
     tt_scope scope = tt_scope_open();
     tt_module *module = tt_linear_module(2, 1, false, TUTTI_F32);
@@ -311,8 +304,7 @@ TEST(forward_hooks_replace_arguments_and_results_and_can_come_first)
     done(&scope);
 }
 
-TEST(wrapped_inputs_and_outputs_cannot_be_changed_in_place)
-{
+TEST(wrapped_inputs_and_outputs_cannot_be_changed_in_place) {
     tt_scope scope = tt_scope_open();
     counted c = { 0 };
     make_counted(&c);
@@ -332,17 +324,14 @@ typedef struct sharded {
     tt_tensor *shard, *whole;
 } sharded;
 
-static tt_tensor *fake_all_gather(tt_tensor *x)
-{
+static tt_tensor *fake_all_gather(tt_tensor *x) {
     return tt_cat(tt_tensors(x, x), 0);
 }
-static tt_tensor *fake_reduce_scatter(tt_tensor *x)
-{
+static tt_tensor *fake_reduce_scatter(tt_tensor *x) {
     return tt_clone(tt_narrow(x, 0, 0, tt_size(x, 0) / 2));
 }
 
-static void unshard(sharded *s)
-{
+static void unshard(sharded *s) {
     bool was = tt_grad_mode(false);
     tt_storage_resize(s->whole, (size_t)tt_numel(s->whole) * 4);
     tt_preserve *preserve = tt_preserve_begin(tt_tensors(s->whole));
@@ -351,30 +340,27 @@ static void unshard(sharded *s)
     tt_grad_mode(was);
     tt_module_set_parameter(s->module, "weight", s->whole);
 }
-static void reshard(sharded *s)
-{
+static void reshard(sharded *s) {
     tt_module_set_parameter(s->module, "weight", s->shard);
     tt_storage_resize(s->whole, 0);
 }
 
-static void before_forward(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **inputs)
-{
+static void before_forward(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **inputs) {
     (void)module, (void)count, (void)inputs;
     unshard(context->user);
 }
-static void after_forward(const tt_hook_context *context, tt_module *module, tt_tensor_list inputs, size_t count, tt_tensor **outputs)
-{
+static void after_forward(const tt_hook_context *context, tt_module *module, tt_tensor_list inputs, size_t count,
+                          tt_tensor **outputs) {
     (void)module, (void)inputs, (void)count, (void)outputs;
     reshard(context->user);
 }
-static void before_backward(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **grads)
-{
+static void before_backward(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **grads) {
     (void)module, (void)count, (void)grads;
     unshard(context->user);
 }
 static bool found_gradient;
-static void after_backward(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **grads, tt_tensor_list outputs)
-{
+static void after_backward(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **grads,
+                           tt_tensor_list outputs) {
     sharded *s = context->user;
     (void)count, (void)grads, (void)outputs;
     tt_tensor *grad = tt_grad(tt_module_parameter(module, "weight"));
@@ -385,8 +371,7 @@ static void after_backward(const tt_hook_context *context, tt_module *module, si
     tt_storage_resize(s->whole, 0);
 }
 
-static void make_sharded(sharded *s)
-{
+static void make_sharded(sharded *s) {
     s->module = tt_linear_module(20, 10, false, TUTTI_F32);
     fill_linear(s->module, 10, 20, 1, false);
     bool was = tt_grad_mode(false);
@@ -400,8 +385,7 @@ static void make_sharded(sharded *s)
     tt_hook_forward(s->module, after_forward, s, none, false, false, NULL);
 }
 
-TEST(a_fully_sharded_step_gives_exact_values_and_keeps_its_invariants)
-{
+TEST(a_fully_sharded_step_gives_exact_values_and_keeps_its_invariants) {
     tt_scope scope = tt_scope_open();
     sharded s;
     make_sharded(&s);
@@ -411,23 +395,27 @@ TEST(a_fully_sharded_step_gives_exact_values_and_keeps_its_invariants)
         CHECK(tt_module_parameter(s.module, "weight") == s.shard && tt_storage_bytes(s.whole) == 0);
         tt_backward(tt_sum(out), NULL);
         CHECK(found_gradient && tt_module_parameter(s.module, "weight") == s.shard && tt_storage_bytes(s.whole) == 0);
-        CHECK(near(tt_at(tt_grad(s.shard), tt_shape(0, 0)), 0.4 * step)); /* assigned each time, from a gradient that grows */
+        CHECK(near(tt_at(tt_grad(s.shard), tt_shape(0, 0)),
+                   0.4 * step)); /* assigned each time, from a gradient that grows */
     }
     static const double first[] = { -3.306, -2.546, -1.786, -1.026, -0.266 };
     for (int o = 0; o < 10; o++)
         CHECK(near(tt_at(out, tt_shape(0, o)), first[o % 5]));
-    CHECK(near(tt_at(out, tt_shape(1, 0)), -10.546) && near(tt_at(out, tt_shape(1, 9)), -1.106) && fabs(tt_item(tt_sum(out)) + 76.12) < 1e-4);
+    CHECK(near(tt_at(out, tt_shape(1, 0)), -10.546) && near(tt_at(out, tt_shape(1, 9)), -1.106) &&
+          fabs(tt_item(tt_sum(out)) + 76.12) < 1e-4);
     tt_tensor *grad = tt_grad(s.shard);
-    CHECK(tt_size(grad, 0) == 5 && near(tt_at(grad, tt_shape(4, 19)), 4.64) && fabs(tt_item(tt_sum(grad)) - 312) < 1e-3);
+    CHECK(tt_size(grad, 0) == 5 && near(tt_at(grad, tt_shape(4, 19)), 4.64) &&
+          fabs(tt_item(tt_sum(grad)) - 312) < 1e-3);
     tt_tensor *of_input = tt_grad(input);
-    CHECK(near(tt_at(of_input, tt_shape(0, 0)), -24) && near(tt_at(of_input, tt_shape(1, 19)), -16.4) && fabs(tt_item(tt_sum(of_input)) + 808) < 1e-2);
+    CHECK(near(tt_at(of_input, tt_shape(0, 0)), -24) && near(tt_at(of_input, tt_shape(1, 19)), -16.4) &&
+          fabs(tt_item(tt_sum(of_input)) + 808) < 1e-2);
     tt_module_release(s.module);
     done(&scope);
 }
 
-/* Nothing in the data flow says that the weight's gradient must be there before the module's hook looks for it: the order of the engine does. */
-TEST(the_sharded_step_notices_a_reversed_order)
-{
+/* Nothing in the data flow says that the weight's gradient must be there before the module's hook looks for it: the
+ * order of the engine does. */
+TEST(the_sharded_step_notices_a_reversed_order) {
     tt_scope scope = tt_scope_open();
     sharded s;
     make_sharded(&s);
@@ -442,15 +430,15 @@ TEST(the_sharded_step_notices_a_reversed_order)
 
 /* ---- parameters made inside functions ---- */
 
-TEST(a_parameter_made_in_a_function_is_a_leaf_that_collects_its_gradient)
-{
+TEST(a_parameter_made_in_a_function_is_a_leaf_that_collects_its_gradient) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = tt_randn(tt_shape(16), TUTTI_F32, NULL);
     tt_tensor *p = tt_parameter(x, true), *q = tt_parameter(tt_add_scalar(x, 123), true), *r = tt_parameter(x, false);
     tt_backward(tt_sum(tt_sin(p)), NULL);
     tt_backward(tt_sum(tt_sin(q)), NULL);
     CHECK(tt_is_parameter(p) && tt_is_leaf(p) && tt_requires_grad(p) && tt_same_storage(p, x));
-    CHECK(tt_allclose(tt_grad(p), tt_cos(x), 1.3e-6, 1e-5) && tt_allclose(tt_grad(q), tt_cos(tt_add_scalar(x, 123)), 1.3e-6, 1e-5));
+    CHECK(tt_allclose(tt_grad(p), tt_cos(x), 1.3e-6, 1e-5) &&
+          tt_allclose(tt_grad(q), tt_cos(tt_add_scalar(x, 123)), 1.3e-6, 1e-5));
     CHECK(tt_is_parameter(r) && !tt_requires_grad(r) && tt_grad(r) == NULL && !tt_is_parameter(tt_add_scalar(x, 1)));
     done(&scope);
 }

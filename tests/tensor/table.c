@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One test over the whole operator table: every entry brings a sample call, and this program runs it with inputs of every sort.
+ * One test over the whole operator table: every entry brings a sample call, and this program runs it with inputs of
+ * every sort.
  */
 #include <math.h>
 
@@ -18,42 +19,44 @@ typedef struct maker {
     tutti_dtype dtype;
     tt_device device;
     bool strided, requires_grad;
-    int null_at, free_at;                  /* this input is NULL, or has freed storage; -1: none */
-    int moved_input;                       /* this element of this input is moved by `moved_by`; -1: none */
+    int null_at, free_at; /* this input is NULL, or has freed storage; -1: none */
+    int moved_input;      /* this element of this input is moved by `moved_by`; -1: none */
     int64_t moved_element;
     double moved_by;
     int count;
     tt_tensor *made[INPUTS];
 } maker;
 
-static double hashed(int input, int64_t element)
-{
+static double hashed(int input, int64_t element) {
     uint64_t x = (uint64_t)input * 1000003u + (uint64_t)element * 7919u + 12345u;
     x = (x ^ x >> 31) * 0x9E3779B97F4A7C15u;
     x = (x ^ x >> 29) * 0xBF58476D1CE4E5B9u;
     return (double)((x ^ x >> 32) >> 11) * 0x1p-53;
 }
 
-static double value_of(tu_sample_kind kind, int input, int64_t element, int64_t limit)
-{
+static double value_of(tu_sample_kind kind, int input, int64_t element, int64_t limit) {
     double u = hashed(input, element);
     switch (kind) {
-    case TU_SAMPLE_NORMAL: return (u < 0.5 ? -1 : 1) * (0.15 + 1.7 * hashed(input + 50, element)); /* away from 0 */
-    case TU_SAMPLE_POSITIVE: return 0.5 + 1.5 * u;
-    case TU_SAMPLE_INDEX: return floor(u * (double)limit);
-    default: return u < 0.5;
+    case TU_SAMPLE_NORMAL:
+        return (u < 0.5 ? -1 : 1) * (0.15 + 1.7 * hashed(input + 50, element)); /* away from 0 */
+    case TU_SAMPLE_POSITIVE:
+        return 0.5 + 1.5 * u;
+    case TU_SAMPLE_INDEX:
+        return floor(u * (double)limit);
+    default:
+        return u < 0.5;
     }
 }
 
-static tt_tensor *fill(maker *m, tu_sample_kind kind, tt_dims shape, int64_t limit, int input, tutti_dtype dtype)
-{
+static tt_tensor *fill(maker *m, tu_sample_kind kind, tt_dims shape, int64_t limit, int input, tutti_dtype dtype) {
     double values[512];
     int64_t numel = 1;
     for (int i = 0; i < shape.count; i++)
         numel *= shape.at[i];
     CHECK(numel <= 512);
     for (int64_t i = 0; i < numel; i++)
-        values[i] = value_of(kind, input, i, limit) + (m->moved_input == input && m->moved_element == i ? m->moved_by : 0);
+        values[i] =
+            value_of(kind, input, i, limit) + (m->moved_input == input && m->moved_element == i ? m->moved_by : 0);
     tt_tensor *dense = tt_to(tt_from(values, shape, TUTTI_F64, NULL), dtype);
     if (!m->strided)
         return tt_detach(dense);
@@ -71,8 +74,7 @@ static tt_tensor *fill(maker *m, tu_sample_kind kind, tt_dims shape, int64_t lim
     return apart;
 }
 
-static tt_tensor *make(tu_sampler *sampler, tu_sample_kind kind, tt_dims shape, int64_t limit)
-{
+static tt_tensor *make(tu_sampler *sampler, tu_sample_kind kind, tt_dims shape, int64_t limit) {
     maker *m = (maker *)sampler;
     int input = m->count++;
     CHECK(input < INPUTS);
@@ -99,8 +101,7 @@ static tt_tensor *make(tu_sampler *sampler, tu_sample_kind kind, tt_dims shape, 
 
 /* A world of this rank alone: its collectives are real, and change nothing. Each test runs in a process of its own. */
 static tutti_world *world;
-static tutti_group *alone(void)
-{
+static tutti_group *alone(void) {
     if (world != NULL && tutti_group_check(tutti_world_group(world)) != TUTTI_OK) { /* ended by a sample that failed */
         tt_wait_all(world);
         tt_error_clear();
@@ -112,21 +113,23 @@ static tutti_group *alone(void)
     return tutti_world_group(world);
 }
 
-static void leave(void)
-{
+static void leave(void) {
     alone();
     CHECK(tt_wait_all(world));
     CHECK_OK(tutti_world_close(world));
 }
 
-static maker plain(int64_t n)
-{
-    return (maker){ .sampler = { n, alone(), make }, .dtype = TUTTI_F64, .device = TT_DEVICE_CPU, .null_at = -1, .free_at = -1, .moved_input = -1 };
+static maker plain(int64_t n) {
+    return (maker){ .sampler = { n, alone(), make },
+                    .dtype = TUTTI_F64,
+                    .device = TT_DEVICE_CPU,
+                    .null_at = -1,
+                    .free_at = -1,
+                    .moved_input = -1 };
 }
 
 /* Elements as doubles, complex ones as pairs. */
-static int64_t read_all(tt_tensor *x, double *out)
-{
+static int64_t read_all(tt_tensor *x, double *out) {
     if (x != NULL && tu_is_complex(tt_dtype(x)))
         x = tt_view_as_real(tt_contiguous(tt_to(x, TUTTI_C128)));
     int64_t count = tt_numel(x);
@@ -135,23 +138,23 @@ static int64_t read_all(tt_tensor *x, double *out)
     return count;
 }
 
-static double loss_of(const double *values, int64_t count)
-{
+static double loss_of(const double *values, int64_t count) {
     double loss = 0;
     for (int64_t i = 0; i < count; i++)
         loss += values[i] * (0.3 + hashed(99, i));
     return loss;
 }
 
-#define EACH_OPERATOR(op) for (int each = 0; each < tu_table_count(); each++) for (const tu_op *op = tu_table_at(each); op != NULL; op = NULL)
-#define NO_ERROR(op, what)                                                                                             \
-    do {                                                                                                               \
-        if (tt_error_show() != TUTTI_OK)                                                                               \
-            FAIL("%s, %s: %s", op->name, what, tutti_error_message());                                                 \
+#define EACH_OPERATOR(op)                               \
+    for (int each = 0; each < tu_table_count(); each++) \
+        for (const tu_op *op = tu_table_at(each); op != NULL; op = NULL)
+#define NO_ERROR(op, what)                                             \
+    do {                                                               \
+        if (tt_error_show() != TUTTI_OK)                               \
+            FAIL("%s, %s: %s", op->name, what, tutti_error_message()); \
     } while (0)
 
-TEST(the_table_is_not_empty_and_every_entry_is_complete)
-{
+TEST(the_table_is_not_empty_and_every_entry_is_complete) {
     CHECK(tu_table_count() > 80);
     EACH_OPERATOR(op) {
         if (op->name == NULL || op->schema == NULL || op->summary == NULL || op->family == NULL || op->sample == NULL)
@@ -161,8 +164,7 @@ TEST(the_table_is_not_empty_and_every_entry_is_complete)
     }
 }
 
-TEST(meta_tensors_get_the_shapes_and_strides_of_real_ones)
-{
+TEST(meta_tensors_get_the_shapes_and_strides_of_real_ones) {
     for (int64_t n = 0; n <= 3; n += 3) {
         EACH_OPERATOR(op) {
             tt_scope scope = tt_scope_open();
@@ -184,8 +186,7 @@ TEST(meta_tensors_get_the_shapes_and_strides_of_real_ones)
     leave();
 }
 
-TEST(inputs_that_are_not_contiguous_give_the_same_values)
-{
+TEST(inputs_that_are_not_contiguous_give_the_same_values) {
     EACH_OPERATOR(op) {
         tt_scope scope = tt_scope_open();
         maker dense = plain(3), strided = plain(3);
@@ -204,8 +205,7 @@ TEST(inputs_that_are_not_contiguous_give_the_same_values)
     leave();
 }
 
-TEST(narrower_floats_give_nearly_the_same_values)
-{
+TEST(narrower_floats_give_nearly_the_same_values) {
     static const tutti_dtype dtypes[] = { TUTTI_F32, TUTTI_BF16, TUTTI_F16 };
     static const double tolerance[] = { 2e-5, 8e-2, 2e-2 };
     for (int d = 0; d < 3; d++) {
@@ -223,15 +223,15 @@ TEST(narrower_floats_give_nearly_the_same_values)
             read_all(x, b);
             for (int64_t i = 0; floats && i < count; i++)
                 if (!(fabs(a[i] - b[i]) <= tolerance[d] * (1 + fabs(a[i]))))
-                    FAIL("%s: element %lld is %g in f64, but %g in %s", op->name, (long long)i, a[i], b[i], tutti_dtype_name(dtypes[d]));
+                    FAIL("%s: element %lld is %g in f64, but %g in %s", op->name, (long long)i, a[i], b[i],
+                         tutti_dtype_name(dtypes[d]));
             CHECK_OK(tt_scope_close(&scope));
         }
     }
     leave();
 }
 
-static double moved_loss(const tu_op *op, int input, int64_t element, double by)
-{
+static double moved_loss(const tu_op *op, int input, int64_t element, double by) {
     maker m = plain(2);
     double values[2048];
     m.moved_input = input;
@@ -243,8 +243,7 @@ static double moved_loss(const tu_op *op, int input, int64_t element, double by)
     return loss;
 }
 
-TEST(gradients_agree_with_finite_differences)
-{
+TEST(gradients_agree_with_finite_differences) {
     const double step = 1e-6;
     int checked = 0;
     EACH_OPERATOR(op) {
@@ -275,7 +274,8 @@ TEST(gradients_agree_with_finite_differences)
                 double expected = (moved_loss(op, k, i, step) - moved_loss(op, k, i, -step)) / (2 * step);
                 double allowed = 1e-6 * (1 + fabs(expected)) + (tt_dtype(real) == TUTTI_F64 ? 0 : 1e-3);
                 if (!(fabs(expected - grads[i]) <= allowed))
-                    FAIL("%s: the gradient of input %d, element %lld, is %.9g, but %.9g by differences", op->name, k, (long long)i, grads[i], expected);
+                    FAIL("%s: the gradient of input %d, element %lld, is %.9g, but %.9g by differences", op->name, k,
+                         (long long)i, grads[i], expected);
             }
         }
         CHECK_OK(tt_scope_close(&scope));
@@ -284,8 +284,7 @@ TEST(gradients_agree_with_finite_differences)
     leave();
 }
 
-TEST(gradients_of_strided_inputs_are_the_same)
-{
+TEST(gradients_of_strided_inputs_are_the_same) {
     EACH_OPERATOR(op) {
         tt_scope scope = tt_scope_open();
         maker dense = plain(2), strided = plain(2);
@@ -308,8 +307,7 @@ TEST(gradients_of_strided_inputs_are_the_same)
     leave();
 }
 
-TEST(a_missing_tensor_is_an_error_that_names_it)
-{
+TEST(a_missing_tensor_is_an_error_that_names_it) {
     EACH_OPERATOR(op) {
         for (int k = 0; k < INPUTS; k++) {
             tt_scope scope = tt_scope_open();
@@ -329,8 +327,7 @@ TEST(a_missing_tensor_is_an_error_that_names_it)
     leave();
 }
 
-TEST(freed_storage_is_an_error_and_never_a_crash)
-{
+TEST(freed_storage_is_an_error_and_never_a_crash) {
     EACH_OPERATOR(op) {
         for (int k = 0; k < INPUTS; k++) {
             tt_scope scope = tt_scope_open();
@@ -353,8 +350,7 @@ TEST(freed_storage_is_an_error_and_never_a_crash)
     leave();
 }
 
-TEST(nothing_is_left_after_all_of_it)
-{
+TEST(nothing_is_left_after_all_of_it) {
     EACH_OPERATOR(op) {
         tt_scope scope = tt_scope_open();
         maker m = plain(2);
@@ -367,8 +363,8 @@ TEST(nothing_is_left_after_all_of_it)
         tt_counts counts = { .size = sizeof counts };
         CHECK_OK(tt_count(&counts));
         if (counts.tensors != 0 || counts.storages != 0 || counts.scopes != 0 || counts.nodes != 0)
-            FAIL("%s leaves %lld tensors, %lld storages, %lld scopes, %lld nodes", op->name, (long long)counts.tensors, (long long)counts.storages,
-                 (long long)counts.scopes, (long long)counts.nodes);
+            FAIL("%s leaves %lld tensors, %lld storages, %lld scopes, %lld nodes", op->name, (long long)counts.tensors,
+                 (long long)counts.storages, (long long)counts.scopes, (long long)counts.nodes);
     }
     leave();
 }

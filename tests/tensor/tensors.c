@@ -10,13 +10,11 @@
 
 #include "../harness.h"
 
-static tt_tensor *row(int count, const float *values)
-{
+static tt_tensor *row(int count, const float *values) {
     return tt_from(values, tt_shape(count), TUTTI_F32, NULL);
 }
 
-static void nothing_left(void)
-{
+static void nothing_left(void) {
     tt_counts counts = { .size = sizeof counts };
     CHECK_OK(tt_count(&counts));
     CHECK_EQ(counts.tensors, 0);
@@ -25,8 +23,7 @@ static void nothing_left(void)
     CHECK_EQ(counts.nodes, 0);
 }
 
-TEST(a_scope_owns_what_is_made_in_it)
-{
+TEST(a_scope_owns_what_is_made_in_it) {
     tt_scope outer = tt_scope_open();
     tt_tensor *kept = NULL, *returned;
     {
@@ -45,8 +42,7 @@ TEST(a_scope_owns_what_is_made_in_it)
     nothing_left();
 }
 
-TEST(without_a_scope_a_call_is_an_error)
-{
+TEST(without_a_scope_a_call_is_an_error) {
     CHECK(tt_ones(tt_shape(2), TUTTI_F32, NULL) == NULL);
     CHECK_EQ(tt_error_pending(), TUTTI_ERROR_STATE);
     tt_scope scope = tt_scope_open();
@@ -57,8 +53,7 @@ TEST(without_a_scope_a_call_is_an_error)
     nothing_left();
 }
 
-TEST(the_first_error_stays_and_everything_after_it_does_nothing)
-{
+TEST(the_first_error_stays_and_everything_after_it_does_nothing) {
     tt_scope scope = tt_scope_open();
     tt_tensor *a = tt_ones(tt_shape(2, 3), TUTTI_F32, NULL), *b = tt_ones(tt_shape(4, 5), TUTTI_F32, NULL);
     tt_tensor *p = tt_ones(tt_shape(2), TUTTI_F32, NULL);
@@ -72,8 +67,7 @@ TEST(the_first_error_stays_and_everything_after_it_does_nothing)
     nothing_left();
 }
 
-TEST(an_error_can_be_cleared_and_work_goes_on)
-{
+TEST(an_error_can_be_cleared_and_work_goes_on) {
     tt_scope scope = tt_scope_open();
     CHECK(tt_ones(tt_shape(-2), TUTTI_F32, NULL) == NULL);
     CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
@@ -85,19 +79,25 @@ TEST(an_error_can_be_cleared_and_work_goes_on)
     CHECK_MESSAGE("my own check: 42");
 }
 
-TEST(wrong_arguments_name_operator_argument_and_shapes)
-{
+TEST(wrong_arguments_name_operator_argument_and_shapes) {
     static const struct {
         tutti_status status;
         const char *fragment;
     } expected[] = {
-        { TUTTI_ERROR_ARGUMENT, "argument b is NULL" },   { TUTTI_ERROR_ARGUMENT, "do not broadcast" },
-        { TUTTI_ERROR_TYPE, "999 is no dtype" },          { TUTTI_ERROR_RANGE, "dim 2 is out of range" },
-        { TUTTI_ERROR_ARGUMENT, "appears twice" },        { TUTTI_ERROR_ARGUMENT, "invalid for f32 [2, 3]" },
-        { TUTTI_ERROR_RANGE, "index 7" },                 { TUTTI_ERROR_ARGUMENT, "cpu and some on meta" },
-        { TUTTI_ERROR_ARGUMENT, "8 dimensions" },         { TUTTI_ERROR_TYPE, "cannot be written" },
-        { TUTTI_ERROR_ARGUMENT, "expanded" },             { TUTTI_ERROR_ARGUMENT, "would need a copy" },
-        { TUTTI_ERROR_TYPE, "the same dtype" },           { TUTTI_ERROR_RANGE, "too large" },
+        { TUTTI_ERROR_ARGUMENT, "argument b is NULL" },
+        { TUTTI_ERROR_ARGUMENT, "do not broadcast" },
+        { TUTTI_ERROR_TYPE, "999 is no dtype" },
+        { TUTTI_ERROR_RANGE, "dim 2 is out of range" },
+        { TUTTI_ERROR_ARGUMENT, "appears twice" },
+        { TUTTI_ERROR_ARGUMENT, "invalid for f32 [2, 3]" },
+        { TUTTI_ERROR_RANGE, "index 7" },
+        { TUTTI_ERROR_ARGUMENT, "cpu and some on meta" },
+        { TUTTI_ERROR_ARGUMENT, "8 dimensions" },
+        { TUTTI_ERROR_TYPE, "cannot be written" },
+        { TUTTI_ERROR_ARGUMENT, "expanded" },
+        { TUTTI_ERROR_ARGUMENT, "would need a copy" },
+        { TUTTI_ERROR_TYPE, "the same dtype" },
+        { TUTTI_ERROR_RANGE, "too large" },
     };
     for (int i = 0; i < (int)(sizeof expected / sizeof expected[0]); i++) {
         tt_scope scope = tt_scope_open();
@@ -106,20 +106,49 @@ TEST(wrong_arguments_name_operator_argument_and_shapes)
         meta.device = TT_DEVICE_META;
         int64_t nine[9] = { 1, 1, 1, 1, 1, 1, 1, 1, 1 };
         switch (i) {
-        case 0: tt_add(x, NULL); break;
-        case 1: tt_add(x, tt_ones(tt_shape(4), TUTTI_F32, NULL)); break;
-        case 2: tt_to(x, (tutti_dtype)999); break;
-        case 3: tt_softmax(x, 2); break;
-        case 4: tt_sum_dims(x, tt_shape(0, -2), false); break;
-        case 5: tt_view(x, tt_shape(4)); break;
-        case 6: tt_embedding(x, tt_full(tt_shape(1), 7, TUTTI_I64, NULL)); break;
-        case 7: tt_add(x, tt_ones(tt_shape(2, 3), TUTTI_F32, &meta)); break;
-        case 8: tt_ones(tt_dims_of(9, nine), TUTTI_F32, NULL); break;
-        case 9: tt_add_(n, tt_ones(tt_shape(3), TUTTI_F32, NULL)); break;
-        case 10: tt_add_(tt_expand(tt_ones(tt_shape(1), TUTTI_F32, NULL), tt_shape(4)), tt_ones(tt_shape(4), TUTTI_F32, NULL)); break;
-        case 11: tt_view(tt_transpose(x, 0, 1), tt_shape(6)); break;
-        case 12: tt_matmul(x, tt_ones(tt_shape(3, 2), TUTTI_F64, NULL)); break;
-        default: tt_empty(tt_shape(1ll << 40, 1ll << 40), TUTTI_F32, NULL); break;
+        case 0:
+            tt_add(x, NULL);
+            break;
+        case 1:
+            tt_add(x, tt_ones(tt_shape(4), TUTTI_F32, NULL));
+            break;
+        case 2:
+            tt_to(x, (tutti_dtype)999);
+            break;
+        case 3:
+            tt_softmax(x, 2);
+            break;
+        case 4:
+            tt_sum_dims(x, tt_shape(0, -2), false);
+            break;
+        case 5:
+            tt_view(x, tt_shape(4));
+            break;
+        case 6:
+            tt_embedding(x, tt_full(tt_shape(1), 7, TUTTI_I64, NULL));
+            break;
+        case 7:
+            tt_add(x, tt_ones(tt_shape(2, 3), TUTTI_F32, &meta));
+            break;
+        case 8:
+            tt_ones(tt_dims_of(9, nine), TUTTI_F32, NULL);
+            break;
+        case 9:
+            tt_add_(n, tt_ones(tt_shape(3), TUTTI_F32, NULL));
+            break;
+        case 10:
+            tt_add_(tt_expand(tt_ones(tt_shape(1), TUTTI_F32, NULL), tt_shape(4)),
+                    tt_ones(tt_shape(4), TUTTI_F32, NULL));
+            break;
+        case 11:
+            tt_view(tt_transpose(x, 0, 1), tt_shape(6));
+            break;
+        case 12:
+            tt_matmul(x, tt_ones(tt_shape(3, 2), TUTTI_F64, NULL));
+            break;
+        default:
+            tt_empty(tt_shape(1ll << 40, 1ll << 40), TUTTI_F32, NULL);
+            break;
         }
         tutti_status status = tt_scope_close(&scope);
         if (status != expected[i].status || strstr(tutti_error_message(), expected[i].fragment) == NULL)
@@ -127,8 +156,7 @@ TEST(wrong_arguments_name_operator_argument_and_shapes)
     }
 }
 
-TEST(memory_that_cannot_be_had_is_an_error)
-{
+TEST(memory_that_cannot_be_had_is_an_error) {
     if (test_sanitized())
         SKIP("a sanitizer ends the process for such sizes");
     tt_scope scope = tt_scope_open();
@@ -137,8 +165,7 @@ TEST(memory_that_cannot_be_had_is_an_error)
     CHECK_MESSAGE("out of memory");
 }
 
-TEST(a_dead_handle_is_an_error)
-{
+TEST(a_dead_handle_is_an_error) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = tt_ones(tt_shape(2), TUTTI_F32, NULL);
     CHECK_OK(tt_scope_close(&scope));
@@ -150,8 +177,7 @@ TEST(a_dead_handle_is_an_error)
 
 /* ---- storage and versions ---- */
 
-TEST(storage_can_be_freed_and_grown_back)
-{
+TEST(storage_can_be_freed_and_grown_back) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = tt_arange(0, 10, 1, TUTTI_F32, NULL), *view = tt_slice(x, 0, 2, 6, 1);
     CHECK_EQ(tt_storage_bytes(x), 40);
@@ -172,8 +198,7 @@ TEST(storage_can_be_freed_and_grown_back)
     CHECK_OK(tt_scope_close(&scope));
 }
 
-TEST(foreign_memory_cannot_be_resized)
-{
+TEST(foreign_memory_cannot_be_resized) {
     float values[4] = { 1, 2, 3, 4 };
     tt_scope scope = tt_scope_open();
     tt_tensor *x = tt_wrap(values, tt_shape(4), TUTTI_F32, NULL, NULL);
@@ -185,10 +210,11 @@ TEST(foreign_memory_cannot_be_resized)
 }
 
 static int releases;
-static void count_release(void *owner) { releases += *(int *)owner; }
+static void count_release(void *owner) {
+    releases += *(int *)owner;
+}
 
-TEST(wrapped_memory_is_released_with_its_last_tensor)
-{
+TEST(wrapped_memory_is_released_with_its_last_tensor) {
     int one = 1;
     float values[2] = { 0 };
     tt_scope scope = tt_scope_open();
@@ -199,8 +225,7 @@ TEST(wrapped_memory_is_released_with_its_last_tensor)
     CHECK_EQ(releases, 1);
 }
 
-TEST(every_write_bumps_the_version_of_all_aliases_by_one)
-{
+TEST(every_write_bumps_the_version_of_all_aliases_by_one) {
     tt_scope scope = tt_scope_open();
     tt_tensor *t = tt_zeros(tt_shape(4), TUTTI_F32, NULL);
     CHECK_EQ(tt_version(t), 0);
@@ -222,8 +247,7 @@ TEST(every_write_bumps_the_version_of_all_aliases_by_one)
     CHECK_OK(tt_scope_close(&scope));
 }
 
-TEST(versions_can_be_set_and_preserved)
-{
+TEST(versions_can_be_set_and_preserved) {
     tt_scope scope = tt_scope_open();
     tt_tensor *t = tt_zeros(tt_shape(4), TUTTI_F32, NULL), *u = tt_zeros(tt_shape(4), TUTTI_F32, NULL);
     tt_fill_(t, 1);
@@ -247,10 +271,10 @@ TEST(versions_can_be_set_and_preserved)
 
 /* ---- values ---- */
 
-TEST(types_promote_as_people_expect)
-{
+TEST(types_promote_as_people_expect) {
     tt_scope scope = tt_scope_open();
-    tt_tensor *f = tt_ones(tt_shape(2), TUTTI_F32, NULL), *i = tt_ones(tt_shape(2), TUTTI_I64, NULL), *b = tt_ones(tt_shape(2), TUTTI_BOOL, NULL);
+    tt_tensor *f = tt_ones(tt_shape(2), TUTTI_F32, NULL), *i = tt_ones(tt_shape(2), TUTTI_I64, NULL),
+              *b = tt_ones(tt_shape(2), TUTTI_BOOL, NULL);
     tt_tensor *zero_dim = tt_full(tt_shape(), 88, TUTTI_I64, NULL), *d = tt_ones(tt_shape(), TUTTI_F64, NULL);
     CHECK_EQ(tt_dtype(tt_add(f, i)), TUTTI_F32);
     CHECK_EQ(tt_dtype(tt_add(f, zero_dim)), TUTTI_F32);
@@ -269,8 +293,7 @@ TEST(types_promote_as_people_expect)
     CHECK_OK(tt_scope_close(&scope));
 }
 
-TEST(integers_wrap_and_large_ones_stay_exact)
-{
+TEST(integers_wrap_and_large_ones_stay_exact) {
     tt_scope scope = tt_scope_open();
     int64_t big[2] = { (1ll << 62) + 1, -3 };
     tt_tensor *x = tt_from(big, tt_shape(2), TUTTI_I64, NULL);
@@ -283,8 +306,7 @@ TEST(integers_wrap_and_large_ones_stay_exact)
     CHECK_OK(tt_scope_close(&scope));
 }
 
-TEST(long_sums_are_exact_and_do_not_depend_on_threads)
-{
+TEST(long_sums_are_exact_and_do_not_depend_on_threads) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = tt_full(tt_shape(3000, 1001), 0.1, TUTTI_F32, NULL);
     double exact = 3000.0 * 1001.0 * (double)0.1f;
@@ -293,16 +315,18 @@ TEST(long_sums_are_exact_and_do_not_depend_on_threads)
     CHECK_OK(tt_scope_close(&scope));
 }
 
-TEST(vector_functions_agree_with_the_c_library)
-{
-    enum { N = 20001 };
+TEST(vector_functions_agree_with_the_c_library) {
+    enum {
+        N = 20001
+    };
     static float values[N], got[N];
     static const struct {
         tt_tensor *(*function)(tt_tensor *);
         double (*exact)(double);
         double low, high, tolerance;
-    } functions[] = { { tt_exp, exp, -103, 88, 3e-7 }, { tt_tanh, tanh, -12, 12, 3e-7 }, { tt_sin, sin, -60, 60, 2e-7 },
-                      { tt_cos, cos, -60, 60, 2e-7 }, { tt_log, log, 1e-30, 100, 3e-7 }, { tt_erf, erf, -5, 5, 3e-7 } };
+    } functions[] = { { tt_exp, exp, -103, 88, 3e-7 },   { tt_tanh, tanh, -12, 12, 3e-7 },
+                      { tt_sin, sin, -60, 60, 2e-7 },    { tt_cos, cos, -60, 60, 2e-7 },
+                      { tt_log, log, 1e-30, 100, 3e-7 }, { tt_erf, erf, -5, 5, 3e-7 } };
     for (size_t f = 0; f < sizeof functions / sizeof functions[0]; f++) {
         tt_scope scope = tt_scope_open();
         for (int i = 0; i < N; i++)
@@ -324,17 +348,19 @@ TEST(vector_functions_agree_with_the_c_library)
     CHECK(tt_read(tt_log(row(3, (float[]){ 0, -1, INFINITY })), got, TUTTI_F32, 3));
     CHECK(isinf(got[0]) && got[0] < 0 && isnan(got[1]) && isinf(got[2]));
     CHECK(tt_read(tt_gelu(row(4, (float[]){ 1, -1, 3, -8 })), got, TUTTI_F32, 4));
-    CHECK(fabs(got[0] - 0.841344746) < 3e-7 && fabs(got[1] + 0.158655254) < 3e-7 && fabs(got[2] - 2.99595031) < 1e-6 && fabs(got[3]) < 1e-13);
+    CHECK(fabs(got[0] - 0.841344746) < 3e-7 && fabs(got[1] + 0.158655254) < 3e-7 && fabs(got[2] - 2.99595031) < 1e-6 &&
+          fabs(got[3]) < 1e-13);
     CHECK_OK(tt_scope_close(&scope));
 }
 
-TEST(matrix_products_of_every_type_agree)
-{
-    static const tutti_dtype dtypes[] = { TUTTI_F64, TUTTI_F32, TUTTI_BF16, TUTTI_F16, TUTTI_F8_E4M3, TUTTI_C64, TUTTI_C128, TUTTI_I32, TUTTI_I8 };
+TEST(matrix_products_of_every_type_agree) {
+    static const tutti_dtype dtypes[] = { TUTTI_F64, TUTTI_F32,  TUTTI_BF16, TUTTI_F16, TUTTI_F8_E4M3,
+                                          TUTTI_C64, TUTTI_C128, TUTTI_I32,  TUTTI_I8 };
     for (size_t d = 0; d < sizeof dtypes / sizeof dtypes[0]; d++) {
         tt_scope scope = tt_scope_open();
         tt_seed(3, 0);
-        tt_tensor *a = tt_randint(-2, 3, tt_shape(3, 5, 4), TUTTI_I64, NULL), *b = tt_randint(-2, 3, tt_shape(4, 6), TUTTI_I64, NULL);
+        tt_tensor *a = tt_randint(-2, 3, tt_shape(3, 5, 4), TUTTI_I64, NULL),
+                  *b = tt_randint(-2, 3, tt_shape(4, 6), TUTTI_I64, NULL);
         tt_tensor *exact = tt_matmul(tt_to(a, TUTTI_F64), tt_to(b, TUTTI_F64));
         tt_tensor *x = tt_to(a, dtypes[d]), *y = tt_to(b, dtypes[d]);
         CHECK(tt_equal(tt_to(tt_matmul(x, y), TUTTI_F64), exact)); /* small whole numbers are exact everywhere */
@@ -345,13 +371,13 @@ TEST(matrix_products_of_every_type_agree)
     }
 }
 
-TEST(products_of_i8_sum_in_i32_and_scaled_ones_in_f32)
-{
+TEST(products_of_i8_sum_in_i32_and_scaled_ones_in_f32) {
     tt_scope scope = tt_scope_open();
     tt_tensor *a = tt_full(tt_shape(2, 300), 100, TUTTI_I8, NULL), *b = tt_full(tt_shape(300, 3), -100, TUTTI_I8, NULL);
     tt_tensor *c = tt_int_matmul(a, b);
     CHECK(tt_dtype(c) == TUTTI_I32 && tt_item_int(tt_select(tt_select(c, 0, 1), 0, 2)) == -3000000);
-    tt_tensor *rows = tt_from((float[]){ 1, 2 }, tt_shape(2, 1), TUTTI_F32, NULL), *one = tt_full(tt_shape(), 0.5, TUTTI_F32, NULL);
+    tt_tensor *rows = tt_from((float[]){ 1, 2 }, tt_shape(2, 1), TUTTI_F32, NULL),
+              *one = tt_full(tt_shape(), 0.5, TUTTI_F32, NULL);
     tt_tensor *bias = tt_from((float[]){ 1, 2, 3 }, tt_shape(3), TUTTI_F32, NULL);
     tt_tensor *s = tt_scaled_matmul(a, b, rows, one, bias, tt_full(tt_shape(), 2, TUTTI_F32, NULL), TUTTI_F64);
     CHECK(tt_at(s, tt_shape(1, 2)) == (-3000000.0 * 2 * 0.5 + 3) * 2);
@@ -360,8 +386,7 @@ TEST(products_of_i8_sum_in_i32_and_scaled_ones_in_f32)
     CHECK_MESSAGE("scale_a");
 }
 
-TEST(restrided_tensors_move_their_dimension_to_the_front_without_a_copy)
-{
+TEST(restrided_tensors_move_their_dimension_to_the_front_without_a_copy) {
     tt_scope scope = tt_scope_open();
     tt_tensor *t = tt_randn(tt_shape(8, 64, 32, 16), TUTTI_F32, NULL);
     for (int d = 0; d < 3; d++) {
@@ -378,8 +403,7 @@ TEST(restrided_tensors_move_their_dimension_to_the_front_without_a_copy)
 
 /* ---- random numbers ---- */
 
-TEST(random_numbers_depend_on_seed_rank_and_position_alone)
-{
+TEST(random_numbers_depend_on_seed_rank_and_position_alone) {
     tt_scope scope = tt_scope_open();
     tt_seed(1234, 0);
     tt_tensor *a = tt_rand(tt_shape(1000), TUTTI_F64, NULL), *b = tt_rand(tt_shape(1000), TUTTI_F64, NULL);
@@ -389,7 +413,8 @@ TEST(random_numbers_depend_on_seed_rank_and_position_alone)
     tt_seed(1234, 1);
     CHECK(!tt_equal(a, tt_rand(tt_shape(1000), TUTTI_F64, NULL)));
     tt_seed(0, 0);
-    CHECK(fabs(tt_item(tt_rand(tt_shape(1), TUTTI_F64, NULL)) - 0.399046471) < 1e-9); /* the published first words of Philox-4x32-10 */
+    CHECK(fabs(tt_item(tt_rand(tt_shape(1), TUTTI_F64, NULL)) - 0.399046471) <
+          1e-9); /* the published first words of Philox-4x32-10 */
     tt_tensor *n = tt_randn(tt_shape(100000), TUTTI_F32, NULL);
     CHECK(fabs(tt_item(tt_mean(n))) < 0.02 && fabs(tt_item(tt_mean(tt_square(n))) - 1) < 0.03);
     tt_tensor *h = tt_rand(tt_shape(100000), TUTTI_BF16, NULL);
@@ -401,8 +426,7 @@ TEST(random_numbers_depend_on_seed_rank_and_position_alone)
 
 /* ---- printing ---- */
 
-TEST(printing_shows_values_type_and_shape)
-{
+TEST(printing_shows_values_type_and_shape) {
     char text[4096];
     tt_scope scope = tt_scope_open();
     tt_tensor *x = tt_from((float[]){ 1, -2.5, 0, 10 }, tt_shape(2, 2), TUTTI_F32, NULL);
@@ -426,8 +450,7 @@ TEST(printing_shows_values_type_and_shape)
 
 /* ---- threads ---- */
 
-static void *in_another_thread(void *argument)
-{
+static void *in_another_thread(void *argument) {
     tt_tensor *x = argument;
     tt_scope scope = tt_scope_open();
     tt_tensor *y = tt_keep(tt_add(x, x));
@@ -437,8 +460,7 @@ static void *in_another_thread(void *argument)
     return y;
 }
 
-TEST(a_tensor_may_be_made_in_one_thread_and_released_in_another)
-{
+TEST(a_tensor_may_be_made_in_one_thread_and_released_in_another) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = tt_keep(tt_ones(tt_shape(100), TUTTI_F32, NULL));
     pthread_t thread;
@@ -453,8 +475,7 @@ TEST(a_tensor_may_be_made_in_one_thread_and_released_in_another)
 
 /* ---- failures of memory ---- */
 
-static tutti_status a_step(void *argument)
-{
+static tutti_status a_step(void *argument) {
     (void)argument;
     tt_scope outer = tt_scope_open();
     tt_tensor *w = tt_ones(tt_shape(4, 4), TUTTI_F32, TUTTI_OPTIONS(tt_options, .requires_grad = true));
@@ -477,7 +498,6 @@ static tutti_status a_step(void *argument)
     return status != TUTTI_OK ? status : last;
 }
 
-TEST(a_step_whose_nth_allocation_fails_leaves_every_parameter_intact)
-{
+TEST(a_step_whose_nth_allocation_fails_leaves_every_parameter_intact) {
     test_fail_each("malloc,calloc,realloc,aligned_alloc", a_step, NULL);
 }

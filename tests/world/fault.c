@@ -15,7 +15,8 @@ static tutti_status reduce_five_times(tutti_world *world, void *argument) {
     tutti_group *group = tutti_world_group(world);
     for (int i = 0; i < 5; i++) {
         float in = 1, out = 0;
-        tutti_status status = tutti_all_reduce(group, &in, &out, 1, TUTTI_F32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .timeout_ns = 20 * TU_SECOND));
+        tutti_status status = tutti_all_reduce(group, &in, &out, 1, TUTTI_F32, TUTTI_SUM,
+                                               TUTTI_OPTIONS(tutti_call, .timeout_ns = 20 * TU_SECOND));
         if (status != TUTTI_OK)
             return status;
     }
@@ -33,7 +34,8 @@ TEST(a_kill_in_an_all_reduce_is_returned_with_rank_and_signal) {
 
 TEST(a_failure_in_an_all_reduce_fails_all_ranks_with_its_message) {
     for (int i = 0; i < 2; i++) {
-        CHECK_STATUS(tutti_spawn(kinds[i], 3, reduce_five_times, "rank=1,op=all_reduce,at=2,do=fail"), TUTTI_ERROR_FAULT);
+        CHECK_STATUS(tutti_spawn(kinds[i], 3, reduce_five_times, "rank=1,op=all_reduce,at=2,do=fail"),
+                     TUTTI_ERROR_FAULT);
         CHECK_MESSAGE("all_reduce 3 of group 0");
     }
 }
@@ -41,7 +43,8 @@ TEST(a_failure_in_an_all_reduce_fails_all_ranks_with_its_message) {
 TEST(a_skipped_all_reduce_is_found_as_the_mismatch_that_it_is) {
     for (int i = 0; i < 2; i++) {
         /* Rank 1 comes to the barrier while the others are in the last all_reduce. */
-        CHECK_STATUS(tutti_spawn(kinds[i], 3, reduce_five_times, "rank=1,op=all_reduce,at=4,do=skip"), TUTTI_ERROR_MISMATCH);
+        CHECK_STATUS(tutti_spawn(kinds[i], 3, reduce_five_times, "rank=1,op=all_reduce,at=4,do=skip"),
+                     TUTTI_ERROR_MISMATCH);
         CHECK_MESSAGE("barrier");
         CHECK_MESSAGE("all_reduce");
     }
@@ -52,7 +55,8 @@ static tutti_status skip_a_work(tutti_world *world, void *argument) {
     CHECK_OK(tutti_fault_inject(world, "op=all_reduce,at=0,do=skip")); /* on every rank, so that they stay in step */
     float in = 1, out = 0;
     tutti_work *work;
-    CHECK_OK(tutti_all_reduce(tutti_world_group(world), &in, &out, 1, TUTTI_F32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .work = &work)));
+    CHECK_OK(tutti_all_reduce(tutti_world_group(world), &in, &out, 1, TUTTI_F32, TUTTI_SUM,
+                              TUTTI_OPTIONS(tutti_call, .work = &work)));
     CHECK_OK(tutti_work_wait(work, 0));
     tutti_work_release(work);
     CHECK(out == 0);

@@ -60,7 +60,8 @@ TEST_WORLD(members_get_the_group_and_others_the_sentinel, 4) {
 
 TEST_WORLD(ranks_keep_their_order_when_asked, 3) {
     int order[] = { 2, 0, 1 };
-    tutti_group *group = make(world, order, 3, TUTTI_OPTIONS(tutti_group_options, .keep_order = true, .description = "mine"));
+    tutti_group *group =
+        make(world, order, 3, TUTTI_OPTIONS(tutti_group_options, .keep_order = true, .description = "mine"));
     static const int expected[] = { 1, 2, 0 };
     CHECK_EQ(tutti_group_rank(group), expected[tutti_world_rank(world)]);
     CHECK_TEXT(tutti_group_description(group), "mine");
@@ -80,7 +81,8 @@ TEST_WORLD(the_counter_names_groups_on_every_rank_alike_members_or_not, 3) {
     tutti_group *groups[4];
     groups[0] = make(world, first, 2, NULL);
     groups[1] = make(world, second, 2, TUTTI_OPTIONS(tutti_group_options, .tag = "t"));
-    groups[2] = make(world, second, 2, TUTTI_OPTIONS(tutti_group_options, .tag = "t")); /* there already: the number 3 is skipped */
+    groups[2] = make(world, second, 2,
+                     TUTTI_OPTIONS(tutti_group_options, .tag = "t")); /* there already: the number 3 is skipped */
     groups[3] = make(world, NULL, 0, NULL);
     if (tutti_world_rank(world) < 2)
         CHECK_TEXT(tutti_group_name(groups[0]), "1");
@@ -102,8 +104,10 @@ TEST_WORLD(wrong_rank_lists_are_refused_and_end_nothing, 2) {
     CHECK_MESSAGE("rank 2 is not in this world");
     CHECK_STATUS(tutti_group_new(world, (int[]){ -1 }, 1, NULL, &group), TUTTI_ERROR_ARGUMENT);
     CHECK_STATUS(tutti_group_new(world, (int[]){ 0 }, 0, NULL, &group), TUTTI_ERROR_ARGUMENT);
-    CHECK_STATUS(tutti_group_new(world, NULL, 0, TUTTI_OPTIONS(tutti_group_options, .timeout_ns = -5), &group), TUTTI_ERROR_ARGUMENT);
-    CHECK_STATUS(tutti_group_new(world, NULL, 0, TUTTI_OPTIONS(tutti_group_options, .tag = "ptd:1"), &group), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_group_new(world, NULL, 0, TUTTI_OPTIONS(tutti_group_options, .timeout_ns = -5), &group),
+                 TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_group_new(world, NULL, 0, TUTTI_OPTIONS(tutti_group_options, .tag = "ptd:1"), &group),
+                 TUTTI_ERROR_ARGUMENT);
     CHECK_STATUS(tutti_group_new(NULL, NULL, 0, NULL, &group), TUTTI_ERROR_ARGUMENT);
     group = make(world, NULL, 0, NULL);
     CHECK_TEXT(tutti_group_name(group), "1"); /* none of them counted */
@@ -179,7 +183,8 @@ TEST_WORLD(a_name_in_use_is_an_error_for_all_and_free_again_after_destroy, 3) {
         CHECK(tutti_group_by_name(world, "tensor") == group);
     }
     tutti_group *second;
-    CHECK_STATUS(tutti_group_new(world, NULL, 0, TUTTI_OPTIONS(tutti_group_options, .name = "tensor"), &second), TUTTI_ERROR_EXISTS);
+    CHECK_STATUS(tutti_group_new(world, NULL, 0, TUTTI_OPTIONS(tutti_group_options, .name = "tensor"), &second),
+                 TUTTI_ERROR_EXISTS);
     CHECK_MESSAGE("\"tensor\" is already in use");
     CHECK_OK(tutti_group_destroy(group));
     CHECK(tutti_group_by_name(world, "tensor") == NULL);
@@ -231,7 +236,8 @@ TEST_WORLD(groups_are_enumerated_in_order_of_creation, 2) {
 TEST_WORLD(a_rank_that_does_not_come_to_the_agreement_is_named_with_what_it_does, 3) {
     if (tutti_world_rank(world) != 1) {
         tutti_group *group;
-        CHECK_STATUS(tutti_group_new(world, NULL, 0, TUTTI_OPTIONS(tutti_group_options, .timeout_ns = 200 * TU_MILLISECOND), &group),
+        CHECK_STATUS(tutti_group_new(world, NULL, 0,
+                                     TUTTI_OPTIONS(tutti_group_options, .timeout_ns = 200 * TU_MILLISECOND), &group),
                      TUTTI_ERROR_TIMEOUT);
         CHECK_MESSAGE("Missing: rank 1 (pid ");
         CHECK_MESSAGE("now in no call of Tutti");
@@ -253,13 +259,14 @@ TEST_WORLD(a_tag_finds_its_group_again, 4) {
     tutti_group *group[6];
     CHECK_OK(tutti_group_new_subgroups(tutti_world_group(world), 2, blu, NULL, &group[0]));
     CHECK_OK(tutti_group_new_subgroups(tutti_world_group(world), 2, blu, NULL, &group[1]));
-    CHECK_OK(tutti_group_new_subgroups(tutti_world_group(world), 2, TUTTI_OPTIONS(tutti_group_options, .tag = "bla"), NULL, &group[2]));
+    CHECK_OK(tutti_group_new_subgroups(tutti_world_group(world), 2, TUTTI_OPTIONS(tutti_group_options, .tag = "bla"),
+                                       NULL, &group[2]));
     CHECK_OK(tutti_group_new_subgroups(tutti_world_group(world), 2, NULL, NULL, &group[3]));
     CHECK_OK(tutti_group_new_subgroups(tutti_world_group(world), 2, NULL, NULL, &group[4]));
-    CHECK(group[0] == group[1]);                        /* the same tag */
-    CHECK(group[0] != group[2]);                        /* another */
+    CHECK(group[0] == group[1]);                         /* the same tag */
+    CHECK(group[0] != group[2]);                         /* another */
     CHECK(group[0] != group[3] && group[2] != group[3]); /* none */
-    CHECK(group[3] != group[4]);                        /* none, twice */
+    CHECK(group[3] != group[4]);                         /* none, twice */
     CHECK_TEXT(tutti_group_tag(group[0]), "blu");
     char own[32];
     snprintf(own, sizeof own, "ptd:%s", tutti_group_name(group[3]));
@@ -282,7 +289,8 @@ TEST_WORLD(find_or_create_makes_what_new_then_finds, 4) {
     int all[] = { 0, 1, 2, 3 };
     tutti_group *first, *second, *none;
     CHECK_OK(tutti_group_find_or_create(world, "blu", all, 4, 2, &first));
-    CHECK_OK(tutti_group_new_subgroups(tutti_world_group(world), 2, TUTTI_OPTIONS(tutti_group_options, .tag = "blu"), NULL, &second));
+    CHECK_OK(tutti_group_new_subgroups(tutti_world_group(world), 2, TUTTI_OPTIONS(tutti_group_options, .tag = "blu"),
+                                       NULL, &second));
     CHECK(first == second);
     tutti_group_release(second);
     CHECK_OK(tutti_group_find_or_create(world, "blu", all, 4, 2, &second));
@@ -329,9 +337,11 @@ TEST_WORLD(sub_groups_by_enumeration, 4) {
     CHECK_OK(tutti_group_new_subgroups_by_enumeration(world, lists, counts, 2, NULL, all, &mine));
     int rank = tutti_world_rank(world);
     CHECK_EQ(tutti_group_size(mine), rank == 3 ? -1 : rank == 1 ? 1 : 2);
-    CHECK_STATUS(tutti_group_new_subgroups_by_enumeration(world, bad_lists, bad_counts, 2, NULL, all, &mine), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_group_new_subgroups_by_enumeration(world, bad_lists, bad_counts, 2, NULL, all, &mine),
+                 TUTTI_ERROR_ARGUMENT);
     CHECK_MESSAGE("appears twice");
-    CHECK_STATUS(tutti_group_new_subgroups_by_enumeration(world, lists, counts, 0, NULL, all, &mine), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_group_new_subgroups_by_enumeration(world, lists, counts, 0, NULL, all, &mine),
+                 TUTTI_ERROR_ARGUMENT);
     tutti_group_release(mine);
 }
 
@@ -339,7 +349,7 @@ TEST_WORLD(split_takes_ranks_of_the_parent, 4) {
     int three[] = { 1, 2, 3 };
     tutti_group *parent = make(world, three, 3, NULL);
     if (tutti_world_rank(world) == 0)
-        return; /* outside of the parent, so not asked */
+        return;                          /* outside of the parent, so not asked */
     static const int first[] = { 2, 0 }; /* world ranks 3 and 1, sorted by parent rank: 1, 3 */
     const int *lists[] = { first };
     int counts[] = { 2 };
@@ -361,8 +371,10 @@ TEST_WORLD(split_takes_ranks_of_the_parent, 4) {
     CHECK_STATUS(tutti_group_split(parent, lists, counts, 0, NULL, &bad), TUTTI_ERROR_ARGUMENT);
     CHECK_STATUS(tutti_group_split(parent, lists, (int[]){ 0 }, 1, NULL, &bad), TUTTI_ERROR_ARGUMENT);
     static const int outside[] = { 3 }, again[] = { 1, 1 };
-    CHECK_STATUS(tutti_group_split(parent, (const int *[]){ outside }, (int[]){ 1 }, 1, NULL, &bad), TUTTI_ERROR_ARGUMENT);
-    CHECK_STATUS(tutti_group_split(parent, (const int *[]){ again }, (int[]){ 2 }, 1, NULL, &bad), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_group_split(parent, (const int *[]){ outside }, (int[]){ 1 }, 1, NULL, &bad),
+                 TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_group_split(parent, (const int *[]){ again }, (int[]){ 2 }, 1, NULL, &bad),
+                 TUTTI_ERROR_ARGUMENT);
     CHECK_STATUS(tutti_group_split(TUTTI_NON_GROUP_MEMBER, lists, counts, 1, NULL, &bad), TUTTI_ERROR_ARGUMENT);
     tutti_group_release(mine);
     tutti_group_release(parent);
@@ -371,7 +383,8 @@ TEST_WORLD(split_takes_ranks_of_the_parent, 4) {
 TEST_WORLD(split_with_different_lists_fails_on_every_rank, 2) {
     const int list[] = { tutti_world_rank(world) };
     tutti_group *mine;
-    CHECK_STATUS(tutti_group_split(tutti_world_group(world), (const int *[]){ list }, (int[]){ 1 }, 1, NULL, &mine), TUTTI_ERROR_MISMATCH);
+    CHECK_STATUS(tutti_group_split(tutti_world_group(world), (const int *[]){ list }, (int[]){ 1 }, 1, NULL, &mine),
+                 TUTTI_ERROR_MISMATCH);
     CHECK_MESSAGE("[0]");
     CHECK_MESSAGE("[1]");
 }
@@ -401,7 +414,9 @@ TEST_WORLD(overlapping_groups_with_different_histories_are_never_confused, 3) {
 }
 
 TEST_WORLD(a_thousand_groups_can_be_made_and_found, 2) {
-    enum { COUNT = 1000 };
+    enum {
+        COUNT = 1000
+    };
     tutti_group *groups[COUNT];
     for (int i = 0; i < COUNT; i++)
         groups[i] = make(world, NULL, 0, NULL);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Worlds across hosts. Here a second host is a second network namespace: its ranks share neither sockets nor a job with the others, and meet
- * them in a file.
+ * Worlds across hosts. Here a second host is a second network namespace: its ranks share neither sockets nor a job with
+ * the others, and meet them in a file.
  */
 #include <sched.h>
 #include <sys/wait.h>
@@ -21,8 +21,9 @@ static void second_host(void) {
 
 static void run_rank(int rank, void (*body)(tutti_world *)) {
     tutti_world *world;
-    CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .rank = rank, .rank_count = 4, .store_url = url, .threads = -1,
-                                            .timeout_ns = 20 * TU_SECOND), &world));
+    CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .rank = rank, .rank_count = 4, .store_url = url,
+                                            .threads = -1, .timeout_ns = 20 * TU_SECOND),
+                              &world));
     body(world);
     CHECK_OK(tutti_world_close(world));
     exit(0);
@@ -101,10 +102,12 @@ static void make_groups(tutti_world *world) {
     CHECK_OK(tutti_group_new(world, rank % 2 == 0 ? column : other, 2, NULL, rank % 2 == 0 ? &across : &none));
     CHECK_OK(tutti_group_new(world, rank % 2 == 0 ? other : column, 2, NULL, rank % 2 == 0 ? &none : &across));
     CHECK(!across->local);
-    CHECK_OK(tutti_group_new(world, column, 2, TUTTI_OPTIONS(tutti_group_options, .local_synchronization = true), &members));
+    CHECK_OK(
+        tutti_group_new(world, column, 2, TUTTI_OPTIONS(tutti_group_options, .local_synchronization = true), &members));
     static const int first[] = { 0, 3 }, second[] = { 1, 2 };
     tutti_group *part;
-    CHECK_OK(tutti_group_split(tutti_world_group(world), (const int *[]){ first, second }, (int[]){ 2, 2 }, 2, NULL, &part));
+    CHECK_OK(
+        tutti_group_split(tutti_world_group(world), (const int *[]){ first, second }, (int[]){ 2, 2 }, 2, NULL, &part));
     for (int i = 0; i < 5; i++) {
         exchange_numbers(local);
         exchange_numbers(across);
@@ -116,7 +119,8 @@ static void make_groups(tutti_world *world) {
     tu_op_info info = { .operation = TU_OP_RENDEZVOUS, .root = -1 };
     tu_mapping *mappings[2];
     char byte = 0, bytes[2];
-    CHECK_STATUS(tu_group_exchange(across, &info, "memory", &byte, 1, NULL, tu_deadline(TU_SECOND), bytes, mappings), TUTTI_ERROR_UNSUPPORTED);
+    CHECK_STATUS(tu_group_exchange(across, &info, "memory", &byte, 1, NULL, tu_deadline(TU_SECOND), bytes, mappings),
+                 TUTTI_ERROR_UNSUPPORTED);
     CHECK_MESSAGE("one host");
     tutti_group_release(local);
     tutti_group_release(across);
@@ -160,7 +164,8 @@ TEST(an_abort_is_heard_on_the_other_host) {
 static void one_is_missing(tutti_world *world) {
     tutti_group *group;
     if (tutti_world_rank(world) != 2) {
-        CHECK_STATUS(tutti_group_new(world, NULL, 0, TUTTI_OPTIONS(tutti_group_options, .timeout_ns = 300 * TU_MILLISECOND), &group),
+        CHECK_STATUS(tutti_group_new(world, NULL, 0,
+                                     TUTTI_OPTIONS(tutti_group_options, .timeout_ns = 300 * TU_MILLISECOND), &group),
                      TUTTI_ERROR_TIMEOUT);
         CHECK_MESSAGE("2 on ");
     }

@@ -17,12 +17,37 @@ typedef struct variable {
 } variable;
 
 static void set(const variable *variables) {
-    static const char *const all[] = {
-        "TUTTI_RANK", "TUTTI_SIZE", "TUTTI_STORE", "TUTTI_LOCAL_RANK", "TUTTI_LOCAL_SIZE", "TUTTI_SECRET_FD", "RANK", "WORLD_SIZE", "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
-        "TORCHELASTIC_USE_AGENT_STORE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", "PMI_RANK", "PMI_SIZE", "PMI_FD", "PMI_PORT", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
-        "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES", "SLURM_JOB_ID", "SLURM_STEP_ID" };
+    static const char *const all[] = { "TUTTI_RANK",
+                                       "TUTTI_SIZE",
+                                       "TUTTI_STORE",
+                                       "TUTTI_LOCAL_RANK",
+                                       "TUTTI_LOCAL_SIZE",
+                                       "TUTTI_SECRET_FD",
+                                       "RANK",
+                                       "WORLD_SIZE",
+                                       "LOCAL_RANK",
+                                       "LOCAL_WORLD_SIZE",
+                                       "MASTER_ADDR",
+                                       "MASTER_PORT",
+                                       "TORCHELASTIC_RUN_ID",
+                                       "TORCHELASTIC_RESTART_COUNT",
+                                       "TORCHELASTIC_USE_AGENT_STORE",
+                                       "OMPI_COMM_WORLD_RANK",
+                                       "OMPI_COMM_WORLD_SIZE",
+                                       "OMPI_COMM_WORLD_LOCAL_RANK",
+                                       "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                       "PMIX_NAMESPACE",
+                                       "PMI_RANK",
+                                       "PMI_SIZE",
+                                       "PMI_FD",
+                                       "PMI_PORT",
+                                       "MPI_LOCALRANKID",
+                                       "MPI_LOCALNRANKS",
+                                       "SLURM_PROCID",
+                                       "SLURM_STEP_NUM_TASKS",
+                                       "SLURM_STEP_NUM_NODES",
+                                       "SLURM_JOB_ID",
+                                       "SLURM_STEP_ID" };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         unsetenv(all[i]);
     for (; variables->name != NULL; variables++)
@@ -61,19 +86,22 @@ TEST(tutti_run_is_found) {
     refused(SET({ "TUTTI_RANK", "-1" }, { "TUTTI_SIZE", "4" }, { "TUTTI_STORE", "unix:@x" }), "TUTTI_RANK is -1");
     refused(SET({ "TUTTI_RANK", "one" }, { "TUTTI_SIZE", "4" }), "TUTTI_RANK");
     refused(SET({ "TUTTI_RANK", "1" }, { "TUTTI_SIZE", "4" }, { "TUTTI_STORE", "unix:@x" }, { "TUTTI_LOCAL_RANK", "3" },
-                { "TUTTI_LOCAL_SIZE", "2" }), "TUTTI_LOCAL_RANK is 3");
+                { "TUTTI_LOCAL_SIZE", "2" }),
+            "TUTTI_LOCAL_RANK is 3");
 }
 
 TEST(torchrun_is_found) {
     tu_launch launch;
     CHECK_OK(find(SET({ "RANK", "3" }, { "WORLD_SIZE", "4" }, { "MASTER_ADDR", "node1" }, { "MASTER_PORT", "29500" },
-                      { "TORCHELASTIC_RUN_ID", "run" }, { "TORCHELASTIC_RESTART_COUNT", "2" }), &launch));
+                      { "TORCHELASTIC_RUN_ID", "run" }, { "TORCHELASTIC_RESTART_COUNT", "2" }),
+                  &launch));
     CHECK_TEXT(launch.launcher, "torchrun");
     CHECK_TEXT(launch.url, "tcp://node1:29500");
     CHECK_TEXT(launch.prefix, "run/2");
     CHECK(launch.rank == 3 && launch.size == 4 && launch.rank_0_hosts);
     CHECK_OK(find(SET({ "RANK", "3" }, { "WORLD_SIZE", "4" }, { "MASTER_ADDR", "::1" }, { "MASTER_PORT", "29500" },
-                      { "TORCHELASTIC_USE_AGENT_STORE", "True" }), &launch));
+                      { "TORCHELASTIC_USE_AGENT_STORE", "True" }),
+                  &launch));
     CHECK_TEXT(launch.url, "tcp://[::1]:29500");
     CHECK(!launch.rank_0_hosts);
     CHECK_OK(find(SET({ "RANK", "0" }, { "WORLD_SIZE", "1" }), &launch)); /* one rank meets nobody */
@@ -82,15 +110,19 @@ TEST(torchrun_is_found) {
     refused(SET({ "WORLD_SIZE", "2" }), "RANK is not");
     refused(SET({ "RANK", "0" }, { "WORLD_SIZE", "2" }), "MASTER_ADDR is not set");
     refused(SET({ "RANK", "0" }, { "WORLD_SIZE", "2" }, { "MASTER_ADDR", "x" }), "MASTER_PORT is not set");
-    refused(SET({ "RANK", "0" }, { "WORLD_SIZE", "2" }, { "MASTER_ADDR", "x" }, { "MASTER_PORT", "99999" }), "MASTER_PORT is 99999");
+    refused(SET({ "RANK", "0" }, { "WORLD_SIZE", "2" }, { "MASTER_ADDR", "x" }, { "MASTER_PORT", "99999" }),
+            "MASTER_PORT is 99999");
     refused(SET({ "RANK", "2" }, { "WORLD_SIZE", "2" }, { "MASTER_ADDR", "x" }, { "MASTER_PORT", "1" }), "RANK is 2");
-    refused(SET({ "RANK", "0" }, { "WORLD_SIZE", "2" }, { "LOCAL_RANK", "0" }, { "LOCAL_WORLD_SIZE", "3" }), "LOCAL_WORLD_SIZE is 3");
+    refused(SET({ "RANK", "0" }, { "WORLD_SIZE", "2" }, { "LOCAL_RANK", "0" }, { "LOCAL_WORLD_SIZE", "3" }),
+            "LOCAL_WORLD_SIZE is 3");
 }
 
 TEST(open_mpi_is_found) {
     tu_launch launch;
-    CHECK_OK(find(SET({ "OMPI_COMM_WORLD_RANK", "1" }, { "OMPI_COMM_WORLD_SIZE", "2" }, { "OMPI_COMM_WORLD_LOCAL_RANK", "1" },
-                      { "OMPI_COMM_WORLD_LOCAL_SIZE", "2" }, { "PMIX_NAMESPACE", "prte/vm@1" }, { "MASTER_ADDR", "left over" }), &launch));
+    CHECK_OK(find(SET({ "OMPI_COMM_WORLD_RANK", "1" }, { "OMPI_COMM_WORLD_SIZE", "2" },
+                      { "OMPI_COMM_WORLD_LOCAL_RANK", "1" }, { "OMPI_COMM_WORLD_LOCAL_SIZE", "2" },
+                      { "PMIX_NAMESPACE", "prte/vm@1" }, { "MASTER_ADDR", "left over" }),
+                  &launch));
     CHECK_TEXT(launch.launcher, "Open MPI");
     char expected[64];
     snprintf(expected, sizeof expected, "unix:@tutti-%u-prte_vm_1", (unsigned)geteuid());
@@ -100,12 +132,17 @@ TEST(open_mpi_is_found) {
     refused(SET({ "OMPI_COMM_WORLD_RANK", "1" }), "OMPI_COMM_WORLD_SIZE is not");
     /* Across hosts somebody must say where. */
     refused(SET({ "OMPI_COMM_WORLD_RANK", "1" }, { "OMPI_COMM_WORLD_SIZE", "4" }, { "OMPI_COMM_WORLD_LOCAL_RANK", "1" },
-                { "OMPI_COMM_WORLD_LOCAL_SIZE", "2" }, { "PMIX_NAMESPACE", "x" }), "MASTER_ADDR is not set");
-    CHECK_OK(find(SET({ "OMPI_COMM_WORLD_RANK", "1" }, { "OMPI_COMM_WORLD_SIZE", "4" }, { "OMPI_COMM_WORLD_LOCAL_RANK", "1" },
-                      { "OMPI_COMM_WORLD_LOCAL_SIZE", "2" }, { "MASTER_ADDR", "node1" }, { "MASTER_PORT", "5000" }), &launch));
+                { "OMPI_COMM_WORLD_LOCAL_SIZE", "2" }, { "PMIX_NAMESPACE", "x" }),
+            "MASTER_ADDR is not set");
+    CHECK_OK(find(SET({ "OMPI_COMM_WORLD_RANK", "1" }, { "OMPI_COMM_WORLD_SIZE", "4" },
+                      { "OMPI_COMM_WORLD_LOCAL_RANK", "1" }, { "OMPI_COMM_WORLD_LOCAL_SIZE", "2" },
+                      { "MASTER_ADDR", "node1" }, { "MASTER_PORT", "5000" }),
+                  &launch));
     CHECK_TEXT(launch.url, "tcp://node1:5000");
-    CHECK_OK(find(SET({ "OMPI_COMM_WORLD_RANK", "1" }, { "OMPI_COMM_WORLD_SIZE", "4" }, { "OMPI_COMM_WORLD_LOCAL_RANK", "1" },
-                      { "OMPI_COMM_WORLD_LOCAL_SIZE", "2" }, { "TUTTI_STORE", "tcp://node7:7" }), &launch));
+    CHECK_OK(find(SET({ "OMPI_COMM_WORLD_RANK", "1" }, { "OMPI_COMM_WORLD_SIZE", "4" },
+                      { "OMPI_COMM_WORLD_LOCAL_RANK", "1" }, { "OMPI_COMM_WORLD_LOCAL_SIZE", "2" },
+                      { "TUTTI_STORE", "tcp://node7:7" }),
+                  &launch));
     CHECK_TEXT(launch.url, "tcp://node7:7");
 }
 
@@ -125,30 +162,37 @@ TEST(hydra_is_found_by_the_process_behind_its_socket) {
     CHECK(strstr(launch.url, "-node1_7777") != NULL);
     refused(SET({ "PMI_RANK", "1" }, { "PMI_SIZE", "2" }), "PMI_FD is not");
     refused(SET({ "PMI_RANK", "1" }), "PMI_SIZE is not");
-    refused(SET({ "PMI_RANK", "1" }, { "PMI_SIZE", "4" }, { "MPI_LOCALRANKID", "0" }, { "MPI_LOCALNRANKS", "2" }), "MASTER_ADDR is not set");
+    refused(SET({ "PMI_RANK", "1" }, { "PMI_SIZE", "4" }, { "MPI_LOCALRANKID", "0" }, { "MPI_LOCALNRANKS", "2" }),
+            "MASTER_ADDR is not set");
 }
 
 TEST(a_step_of_slurm_is_found_and_a_batch_script_is_none) {
     tu_launch launch;
-    CHECK_OK(find(SET({ "SLURM_PROCID", "1" }, { "SLURM_STEP_NUM_TASKS", "2" }, { "SLURM_JOB_ID", "77" }, { "SLURM_STEP_ID", "3" }), &launch));
+    CHECK_OK(find(SET({ "SLURM_PROCID", "1" }, { "SLURM_STEP_NUM_TASKS", "2" }, { "SLURM_JOB_ID", "77" },
+                      { "SLURM_STEP_ID", "3" }),
+                  &launch));
     CHECK_TEXT(launch.launcher, "Slurm");
     CHECK(strstr(launch.url, "-slurm-77.3") != NULL);
     CHECK_OK(find(SET({ "SLURM_PROCID", "0" }, { "SLURM_JOB_ID", "77" }), &launch));
     CHECK_TEXT(launch.launcher, "alone");
     CHECK_EQ(launch.size, 1);
     refused(SET({ "SLURM_STEP_NUM_TASKS", "2" }), "SLURM_PROCID is not");
-    refused(SET({ "SLURM_PROCID", "1" }, { "SLURM_STEP_NUM_TASKS", "2" }, { "SLURM_JOB_ID", "7" }), "SLURM_STEP_ID is not");
-    refused(SET({ "SLURM_PROCID", "1" }, { "SLURM_STEP_NUM_TASKS", "2" }, { "SLURM_JOB_ID", "7" }, { "SLURM_STEP_ID", "0" },
-                { "SLURM_STEP_NUM_NODES", "2" }), "MASTER_ADDR is not set");
+    refused(SET({ "SLURM_PROCID", "1" }, { "SLURM_STEP_NUM_TASKS", "2" }, { "SLURM_JOB_ID", "7" }),
+            "SLURM_STEP_ID is not");
+    refused(SET({ "SLURM_PROCID", "1" }, { "SLURM_STEP_NUM_TASKS", "2" }, { "SLURM_JOB_ID", "7" },
+                { "SLURM_STEP_ID", "0" }, { "SLURM_STEP_NUM_NODES", "2" }),
+            "MASTER_ADDR is not set");
 }
 
 TEST(the_first_complete_set_wins) {
     tu_launch launch;
-    CHECK_OK(find(SET({ "RANK", "5" }, { "SLURM_PROCID", "1" }, { "SLURM_STEP_NUM_TASKS", "2" }, { "SLURM_JOB_ID", "77" },
-                      { "SLURM_STEP_ID", "3" }), &launch));
+    CHECK_OK(find(SET({ "RANK", "5" }, { "SLURM_PROCID", "1" }, { "SLURM_STEP_NUM_TASKS", "2" },
+                      { "SLURM_JOB_ID", "77" }, { "SLURM_STEP_ID", "3" }),
+                  &launch));
     CHECK_TEXT(launch.launcher, "Slurm"); /* somebody's stray RANK is passed over */
-    CHECK_OK(find(SET({ "TUTTI_RANK", "0" }, { "TUTTI_SIZE", "2" }, { "TUTTI_STORE", "unix:@x" }, { "RANK", "1" }, { "WORLD_SIZE", "2" },
-                      { "MASTER_ADDR", "x" }, { "MASTER_PORT", "1" }), &launch));
+    CHECK_OK(find(SET({ "TUTTI_RANK", "0" }, { "TUTTI_SIZE", "2" }, { "TUTTI_STORE", "unix:@x" }, { "RANK", "1" },
+                      { "WORLD_SIZE", "2" }, { "MASTER_ADDR", "x" }, { "MASTER_PORT", "1" }),
+                  &launch));
     CHECK_TEXT(launch.launcher, "tutti run");
 }
 
@@ -177,7 +221,8 @@ static int open_often(void) {
         tutti_world *world, *second;
         CHECK_OK(tutti_world_open(NULL, &world));
         CHECK_EQ(tutti_world_size(world), 3);
-        CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .name = "second", .rank = -1, .threads = -1), &second));
+        CHECK_OK(
+            tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .name = "second", .rank = -1, .threads = -1), &second));
         CHECK_OK(tutti_world_close(second));
         CHECK_OK(tutti_world_close(world));
     }
@@ -188,7 +233,8 @@ static int as_slurm(int rank) {
     char number[16], job[16];
     snprintf(number, sizeof number, "%d", rank);
     snprintf(job, sizeof job, "t%d", (int)test_pid);
-    set(SET({ "SLURM_PROCID", number }, { "SLURM_STEP_NUM_TASKS", "3" }, { "SLURM_JOB_ID", job }, { "SLURM_STEP_ID", "0" }, { "TUTTI_TIMEOUT", "20s" }));
+    set(SET({ "SLURM_PROCID", number }, { "SLURM_STEP_NUM_TASKS", "3" }, { "SLURM_JOB_ID", job },
+            { "SLURM_STEP_ID", "0" }, { "TUTTI_TIMEOUT", "20s" }));
     return open_often();
 }
 
@@ -202,7 +248,8 @@ static char test_port[16];
 static int as_torchrun(int rank) {
     char number[16];
     snprintf(number, sizeof number, "%d", rank);
-    set(SET({ "RANK", number }, { "WORLD_SIZE", "3" }, { "MASTER_ADDR", "127.0.0.1" }, { "MASTER_PORT", test_port }, { "TUTTI_TIMEOUT", "20s" }));
+    set(SET({ "RANK", number }, { "WORLD_SIZE", "3" }, { "MASTER_ADDR", "127.0.0.1" }, { "MASTER_PORT", test_port },
+            { "TUTTI_TIMEOUT", "20s" }));
     return open_often();
 }
 
@@ -222,8 +269,8 @@ static int with_agent(int rank) {
     char number[16];
     snprintf(number, sizeof number, "%d", rank);
     set(SET({ "RANK", number }, { "WORLD_SIZE", "3" }, { "MASTER_ADDR", "localhost" }, { "MASTER_PORT", test_port },
-            { "TORCHELASTIC_USE_AGENT_STORE", "True" }, { "TORCHELASTIC_RUN_ID", "r" }, { "TORCHELASTIC_RESTART_COUNT", "0" },
-            { "TUTTI_TIMEOUT", "20s" }));
+            { "TORCHELASTIC_USE_AGENT_STORE", "True" }, { "TORCHELASTIC_RUN_ID", "r" },
+            { "TORCHELASTIC_RESTART_COUNT", "0" }, { "TUTTI_TIMEOUT", "20s" }));
     usleep(20000);
     return open_often();
 }
@@ -248,8 +295,9 @@ static int by_url(int rank) {
     char url[64];
     snprintf(url, sizeof url, "unix:@tutti-test-%d", (int)test_pid);
     tutti_world *world;
-    CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .rank = rank, .rank_count = 3, .store_url = url, .threads = -1,
-                                            .timeout_ns = 20 * TU_SECOND), &world));
+    CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .rank = rank, .rank_count = 3, .store_url = url,
+                                            .threads = -1, .timeout_ns = 20 * TU_SECOND),
+                              &world));
     CHECK_TEXT(tutti_world_launcher(world), "options");
     CHECK_OK(tutti_world_close(world));
     return 0;
@@ -265,8 +313,9 @@ static int by_file(int rank) {
     char url[96];
     snprintf(url, sizeof url, "file:///tmp/tutti-test-%d", (int)test_pid);
     tutti_world *world;
-    CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .rank = rank, .rank_count = 2, .store_url = url, .threads = -1,
-                                            .timeout_ns = 20 * TU_SECOND), &world));
+    CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .rank = rank, .rank_count = 2, .store_url = url,
+                                            .threads = -1, .timeout_ns = 20 * TU_SECOND),
+                              &world));
     CHECK_OK(tutti_world_close(world));
     return 0;
 }
@@ -288,12 +337,14 @@ static int with_secret(int rank) {
     snprintf(number, sizeof number, "%d", rank);
     snprintf(fd, sizeof fd, "%d", secret_fd);
     snprintf(store, sizeof store, "tcp://127.0.0.1:%s", test_port);
-    set(SET({ "TUTTI_RANK", number }, { "TUTTI_SIZE", "3" }, { "TUTTI_STORE", store }, { "TUTTI_SECRET_FD", fd }, { "TUTTI_TIMEOUT", "20s" }));
+    set(SET({ "TUTTI_RANK", number }, { "TUTTI_SIZE", "3" }, { "TUTTI_STORE", store }, { "TUTTI_SECRET_FD", fd },
+            { "TUTTI_TIMEOUT", "20s" }));
     usleep(20000);
     int status = open_often(); /* the secret can be read again and again */
     if (rank == 0) {
         int other = memfd_create("another", MFD_CLOEXEC);
-        CHECK(dup2(other, secret_fd) == secret_fd && pwrite(secret_fd, "another secret, of 32 characters", 32, 0) == 32);
+        CHECK(dup2(other, secret_fd) == secret_fd &&
+              pwrite(secret_fd, "another secret, of 32 characters", 32, 0) == 32);
         tutti_world *world;
         CHECK_STATUS(tutti_world_open(NULL, &world), TUTTI_ERROR_REFUSED);
         CHECK(ftruncate(secret_fd, 3) == 0);
@@ -318,7 +369,8 @@ TEST(ranks_of_tutti_run_prove_the_secret_that_they_inherited) {
         exit(0);
     }
     tutti_store *server;
-    CHECK_OK(tutti_store_serve("127.0.0.1", atoi(test_port), TUTTI_OPTIONS(tutti_tcp_store_options, .secret = secret, .secret_bytes = 32), &server));
+    CHECK_OK(tutti_store_serve("127.0.0.1", atoi(test_port),
+                               TUTTI_OPTIONS(tutti_tcp_store_options, .secret = secret, .secret_bytes = 32), &server));
     int status;
     CHECK(waitpid(child, &status, 0) == child);
     CHECK_EQ(status, 0);
@@ -333,7 +385,8 @@ TEST(a_taken_port_is_named) {
     close(taken);
     tutti_store *server;
     CHECK_OK(tutti_store_serve("127.0.0.1", atoi(test_port), NULL, &server));
-    set(SET({ "RANK", "0" }, { "WORLD_SIZE", "2" }, { "MASTER_ADDR", "127.0.0.1" }, { "MASTER_PORT", test_port }, { "TUTTI_TIMEOUT", "300ms" }));
+    set(SET({ "RANK", "0" }, { "WORLD_SIZE", "2" }, { "MASTER_ADDR", "127.0.0.1" }, { "MASTER_PORT", test_port },
+            { "TUTTI_TIMEOUT", "300ms" }));
     tutti_world *world;
     /* The store that is there is used, and then the other rank is what is missing. */
     CHECK_STATUS(tutti_world_open(NULL, &world), TUTTI_ERROR_TIMEOUT);

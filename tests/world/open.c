@@ -50,7 +50,8 @@ TEST_WORLD(a_world_opens_again_under_its_name_after_closing, 3) {
     (void)world;
     for (int i = 0; i < 5; i++) {
         tutti_world *again;
-        CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .name = "again", .rank = -1, .threads = -1), &again));
+        CHECK_OK(
+            tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .name = "again", .rank = -1, .threads = -1), &again));
         CHECK_TEXT(tutti_group_name(tutti_world_group(again)), "0"); /* the counter starts over */
         tutti_group *group;
         CHECK_OK(tutti_group_new(again, NULL, 0, NULL, &group));
@@ -126,7 +127,8 @@ static void bad(tutti_world_options options, tutti_status status, const char *fr
 TEST(bad_options_are_refused_by_name) {
     tutti_store *store;
     CHECK_OK(tutti_store_open_memory(&store));
-    bad((tutti_world_options){ .rank = 0, .rank_count = 2, .store = store, .store_url = "unix:@x" }, TUTTI_ERROR_ARGUMENT, "both a store and");
+    bad((tutti_world_options){ .rank = 0, .rank_count = 2, .store = store, .store_url = "unix:@x" },
+        TUTTI_ERROR_ARGUMENT, "both a store and");
     bad((tutti_world_options){ .rank = 0, .rank_count = 0, .store = store }, TUTTI_ERROR_ARGUMENT, "rank_count is 0");
     bad((tutti_world_options){ .rank = 2, .rank_count = 2, .store = store }, TUTTI_ERROR_RANGE, "rank is 2");
     bad((tutti_world_options){ .rank = -1, .rank_count = 2, .store = store }, TUTTI_ERROR_RANGE, "rank is -1");
@@ -154,8 +156,10 @@ TEST(options_win_over_the_environment) {
     CHECK_EQ(tutti_group_timeout(tutti_world_group(world)), 7 * TU_SECOND);
     CHECK_EQ(tu_settings_number(&world->settings, TU_SETTING_SPIN), 3);
     CHECK_OK(tutti_world_close(world));
-    CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .rank = -1, .threads = 0, .timeout_ns = 5 * TU_SECOND,
-                                            .settings = "TUTTI_SPIN=9,TUTTI_FAULT=rank=0,op=barrier,at=99,do=skip,TUTTI_HUGE_PAGES=no"), &world));
+    CHECK_OK(tutti_world_open(
+        TUTTI_OPTIONS(tutti_world_options, .rank = -1, .threads = 0, .timeout_ns = 5 * TU_SECOND,
+                      .settings = "TUTTI_SPIN=9,TUTTI_FAULT=rank=0,op=barrier,at=99,do=skip,TUTTI_HUGE_PAGES=no"),
+        &world));
     CHECK_EQ(tutti_group_timeout(tutti_world_group(world)), 5 * TU_SECOND);
     CHECK_EQ(tu_settings_number(&world->settings, TU_SETTING_SPIN), 9);
     CHECK_EQ(tu_settings_number(&world->settings, TU_SETTING_THREADS), 0);
@@ -174,7 +178,9 @@ static void keep_log(tutti_log_level level, const char *subsystem, const char *l
 TEST(unknown_variables_are_warned_about_and_the_log_says_who_started_us) {
     setenv("TUTTI_TIMOUT", "7s", 1);
     tutti_world *world;
-    CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .rank = -1, .threads = -1, .log = "info", .log_callback = keep_log), &world));
+    CHECK_OK(tutti_world_open(
+        TUTTI_OPTIONS(tutti_world_options, .rank = -1, .threads = -1, .log = "info", .log_callback = keep_log),
+        &world));
     CHECK_OK(tutti_world_close(world));
     CHECK(strstr(logged, "TUTTI_TIMOUT") != NULL);
     CHECK(strstr(logged, "did you mean TUTTI_TIMEOUT") != NULL);
@@ -221,8 +227,9 @@ typedef struct seat {
 static void *sit_down(void *argument) {
     seat *seat = argument;
     tutti_world *world;
-    seat->status = tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .rank = seat->rank, .rank_count = seat->count, .store = seat->store,
-                                                  .threads = -1, .timeout_ns = seat->timeout_ns), &world);
+    seat->status = tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .rank = seat->rank, .rank_count = seat->count,
+                                                  .store = seat->store, .threads = -1, .timeout_ns = seat->timeout_ns),
+                                    &world);
     if (seat->status == TUTTI_OK)
         seat->status = tutti_world_close(world);
     else
@@ -272,8 +279,10 @@ TEST(a_second_rank_0_in_another_process_is_an_error) {
         if (children[i] == 0) {
             usleep(100000);
             tutti_world *world;
-            tutti_status status = tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .rank = 0, .rank_count = 2, .store_url = url, .threads = -1,
-                                                                 .timeout_ns = 3 * TU_SECOND), &world);
+            tutti_status status =
+                tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .rank = 0, .rank_count = 2, .store_url = url,
+                                               .threads = -1, .timeout_ns = 3 * TU_SECOND),
+                                 &world);
             CHECK(status != TUTTI_OK);
             CHECK(status != TUTTI_ERROR_TIMEOUT || i == 0);
             CHECK_MESSAGE("rank 0");
@@ -320,8 +329,9 @@ TEST_WORLD(interrupt_ends_waits_until_resume, 2) {
         int both[2] = { 0, 1 };
         tutti_group *group;
         /* Rank 1 does not come to this one. */
-        CHECK_STATUS(tutti_group_new(world, both, 2, TUTTI_OPTIONS(tutti_group_options, .local_synchronization = true), &group),
-                     TUTTI_ERROR_INTERRUPTED);
+        CHECK_STATUS(
+            tutti_group_new(world, both, 2, TUTTI_OPTIONS(tutti_group_options, .local_synchronization = true), &group),
+            TUTTI_ERROR_INTERRUPTED);
         pthread_join(thread, NULL);
         tutti_world_resume(world);
     }

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The protocol of operations: numbers, deadlines, deaths, departures, mismatches, aborts, faults, and what the messages say.
+ * The protocol of operations: numbers, deadlines, deaths, departures, mismatches, aborts, faults, and what the messages
+ * say.
  *
- * The operation under test is the smallest there is: each member counts itself in memory of its own that the others map, and waits for them.
+ * The operation under test is the smallest there is: each member counts itself in memory of its own that the others
+ * map, and waits for them.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -36,7 +38,8 @@ static const _Atomic uint64_t *counter(const hall *hall, int member, tu_operatio
 
 static bool not_there(void *argument, int member) {
     const counted *counted = argument;
-    return atomic_load_explicit(counter(counted->hall, member, counted->operation), memory_order_acquire) < counted->round;
+    return atomic_load_explicit(counter(counted->hall, member, counted->operation), memory_order_acquire) <
+           counted->round;
 }
 
 static bool all_there(void *argument) {
@@ -137,7 +140,8 @@ TEST_WORLD(a_deadline_names_the_missing_rank_and_what_it_does_and_ends_the_group
     /* Other groups live. */
     int both[] = { 0, 1 };
     tutti_group *group;
-    CHECK_OK(tutti_group_new(world, both, 2, TUTTI_OPTIONS(tutti_group_options, .local_synchronization = true), &group));
+    CHECK_OK(
+        tutti_group_new(world, both, 2, TUTTI_OPTIONS(tutti_group_options, .local_synchronization = true), &group));
     tutti_group_release(group);
     curtain(world, "end", 3);
     leave_hall(hall);
@@ -377,10 +381,11 @@ TEST(faults_that_are_not_understood_are_refused) {
     CHECK_OK(tutti_world_open(NULL, &world));
     static const struct {
         const char *spec, *fragment;
-    } bad[] = { { "rank=0", "does not say what to do" }, { "do=explode", "do=explode is unknown" }, { "do=delay", "needs a time" },
-                { "do=delay:soon", "no duration" },      { "op=none,do=kill", "no operation" },    { "when=1,do=kill", "\"when\" is unknown" },
-                { "rank=1,do=kill", "1 ranks" },         { "at=-1,do=fail", "negative" },          { "nonsense", "not understood" },
-                { "do=kill:9", "after the colon" } };
+    } bad[] = { { "rank=0", "does not say what to do" }, { "do=explode", "do=explode is unknown" },
+                { "do=delay", "needs a time" },          { "do=delay:soon", "no duration" },
+                { "op=none,do=kill", "no operation" },   { "when=1,do=kill", "\"when\" is unknown" },
+                { "rank=1,do=kill", "1 ranks" },         { "at=-1,do=fail", "negative" },
+                { "nonsense", "not understood" },        { "do=kill:9", "after the colon" } };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         CHECK_STATUS(tutti_fault_inject(world, bad[i].spec), TUTTI_ERROR_ARGUMENT);
         CHECK_MESSAGE(bad[i].fragment);

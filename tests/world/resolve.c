@@ -21,7 +21,8 @@ static void refused(tutti_world *world, tutti_group_form form, tutti_status stat
 }
 
 /* Expands, and compares. */
-static void expands(tutti_world *world, tutti_group_form form, const char *tag, const char *expected_tag, const int *ranks, int count, int size) {
+static void expands(tutti_world *world, tutti_group_form form, const char *tag, const char *expected_tag,
+                    const int *ranks, int count, int size) {
     tutti_group_expansion expansion = TUTTI_GROUP_EXPANSION_INIT;
     CHECK_OK(tutti_group_expand(world, &form, tag, &expansion));
     CHECK_TEXT(expansion.tag, expected_tag);
@@ -52,7 +53,8 @@ TEST_WORLD_THREADS(every_form_expands, 4) {
     CHECK_OK(tutti_group_new(world, NULL, 0, TUTTI_OPTIONS(tutti_group_options, .tag = "blu"), &tagged));
     expands(world, tutti_form_group(tagged), "", "blu", all, 4, 4); /* a tag cannot be erased */
     tutti_group_release(tagged);
-    not_expanded(world, tutti_form_lists(uneven, (int[]){ 1, 3 }, 2), TUTTI_ERROR_ARGUMENT, "group sizes must be identical");
+    not_expanded(world, tutti_form_lists(uneven, (int[]){ 1, 3 }, 2), TUTTI_ERROR_ARGUMENT,
+                 "group sizes must be identical");
     not_expanded(world, tutti_form_lists(rows, (int[]){ 2, 2 }, 0), TUTTI_ERROR_RANGE, "empty");
     not_expanded(world, tutti_form_name("0"), TUTTI_ERROR_ARGUMENT, "cannot be expanded");
     not_expanded(world, tutti_form((tutti_group_form_kind)99), TUTTI_ERROR_ARGUMENT, "no kind");
@@ -79,7 +81,8 @@ TEST_WORLD_THREADS(every_form_resolves, 4) {
     refused(world, tutti_form_lists(uneven, (int[]){ 1, 3 }, 2), TUTTI_ERROR_ARGUMENT, "group sizes must be identical");
     refused(world, tutti_form_ranks(all, 0), TUTTI_ERROR_ARGUMENT, "empty");
     int other[] = { (rank + 1) % 4 };
-    refused(world, tutti_form_lists((const int *[]){ other }, (int[]){ 1 }, 1), TUTTI_ERROR_ARGUMENT, "none of the lists");
+    refused(world, tutti_form_lists((const int *[]){ other }, (int[]){ 1 }, 1), TUTTI_ERROR_ARGUMENT,
+            "none of the lists");
     refused(world, tutti_form((tutti_group_form_kind)99), TUTTI_ERROR_ARGUMENT, "no kind");
     tutti_group_form empty = { 0 };
     refused(world, empty, TUTTI_ERROR_ARGUMENT, "no size");
@@ -143,7 +146,8 @@ TEST_WORLD_THREADS(a_dimension_that_spans_the_world_uses_the_default_group, 3) {
 
 TEST_WORLD_THREADS(a_rank_may_be_absent_from_a_mesh, 4) {
     int ranks[] = { 3, 1 };
-    tutti_mesh *mesh = make_mesh(world, (int[]){ 1, 2 }, 2, TUTTI_OPTIONS(tutti_mesh_options, .ranks = ranks, .rank_count = 2));
+    tutti_mesh *mesh =
+        make_mesh(world, (int[]){ 1, 2 }, 2, TUTTI_OPTIONS(tutti_mesh_options, .ranks = ranks, .rank_count = 2));
     int rank = tutti_world_rank(world), coordinate[2], local;
     CHECK_EQ(tutti_mesh_coordinate(mesh, coordinate), rank % 2 == 1);
     tutti_group *group;
@@ -171,15 +175,19 @@ TEST_WORLD_THREADS(wrong_meshes_are_refused, 4) {
     CHECK_STATUS(tutti_mesh_new(world, "cpu", (int[]){ 2, 0 }, 2, NULL, &mesh), TUTTI_ERROR_ARGUMENT);
     CHECK_STATUS(tutti_mesh_new(world, "cpu", square, 0, NULL, &mesh), TUTTI_ERROR_ARGUMENT);
     const char *const twins[] = { "a", "a" };
-    CHECK_STATUS(tutti_mesh_new(world, "cpu", square, 2, TUTTI_OPTIONS(tutti_mesh_options, .names = twins), &mesh), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_mesh_new(world, "cpu", square, 2, TUTTI_OPTIONS(tutti_mesh_options, .names = twins), &mesh),
+                 TUTTI_ERROR_ARGUMENT);
     CHECK_MESSAGE("unique");
     const char *const half[] = { "a", NULL };
-    CHECK_STATUS(tutti_mesh_new(world, "cpu", square, 2, TUTTI_OPTIONS(tutti_mesh_options, .names = half), &mesh), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_mesh_new(world, "cpu", square, 2, TUTTI_OPTIONS(tutti_mesh_options, .names = half), &mesh),
+                 TUTTI_ERROR_ARGUMENT);
     int twice[] = { 0, 1, 2, 2 }, few[] = { 0, 1, 2 };
-    CHECK_STATUS(tutti_mesh_new(world, "cpu", square, 2, TUTTI_OPTIONS(tutti_mesh_options, .ranks = twice, .rank_count = 4), &mesh),
+    CHECK_STATUS(tutti_mesh_new(world, "cpu", square, 2,
+                                TUTTI_OPTIONS(tutti_mesh_options, .ranks = twice, .rank_count = 4), &mesh),
                  TUTTI_ERROR_ARGUMENT);
     CHECK_MESSAGE("twice");
-    CHECK_STATUS(tutti_mesh_new(world, "cpu", square, 2, TUTTI_OPTIONS(tutti_mesh_options, .ranks = few, .rank_count = 3), &mesh),
+    CHECK_STATUS(tutti_mesh_new(world, "cpu", square, 2,
+                                TUTTI_OPTIONS(tutti_mesh_options, .ranks = few, .rank_count = 3), &mesh),
                  TUTTI_ERROR_ARGUMENT);
     tutti_mesh *bare = make_mesh(world, square, 2, TUTTI_OPTIONS(tutti_mesh_options, .no_groups = true));
     tutti_group *group;
@@ -219,7 +227,8 @@ TEST(slicing_and_flattening_of_a_cube) {
     CHECK(again != slice && tutti_mesh_equal(again, slice) && !tutti_mesh_equal(slice, cube));
     tutti_mesh_release(again);
 
-    const char *const backwards[] = { "tensor", "pipe" }, *const unknown[] = { "expert" }, *const double_[] = { "pipe", "pipe" };
+    const char *const backwards[] = { "tensor", "pipe" }, *const unknown[] = { "expert" },
+                      *const double_[] = { "pipe", "pipe" };
     CHECK_STATUS(tutti_mesh_slice(cube, backwards, 2, &again), TUTTI_ERROR_NOT_FOUND);
     CHECK_MESSAGE("order");
     CHECK_STATUS(tutti_mesh_slice(cube, unknown, 1, &again), TUTTI_ERROR_NOT_FOUND);

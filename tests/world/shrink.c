@@ -46,8 +46,8 @@ static void lose(board *shared, int ranks, tutti_rank_main *main, int survivors)
     atomic_store(&shared->finished, 0);
     tutti_status status = tutti_spawn(TUTTI_SPAWN_PROCESSES, ranks, main, shared);
     if (atomic_load(&shared->finished) != survivors)
-        FAIL("%d of %d survivors came through (victims %d and %d, step %ld): %s", atomic_load(&shared->finished), survivors, shared->victim,
-             shared->second, shared->nth, tutti_error_message());
+        FAIL("%d of %d survivors came through (victims %d and %d, step %ld): %s", atomic_load(&shared->finished),
+             survivors, shared->victim, shared->second, shared->nth, tutti_error_message());
     if (survivors < ranks)
         CHECK_STATUS(status, TUTTI_ERROR_DEAD);
 }
@@ -183,8 +183,8 @@ TEST_LIMIT(a_rank_may_die_at_any_step_of_a_shrink, 120) {
             bool passed = atomic_load(&shared->armed_passed);
             CHECK_STATUS(status, TUTTI_ERROR_DEAD);
             if (atomic_load(&shared->finished) != (passed ? 3 : 2))
-                FAIL("%d survivors came through when rank %d died at step %ld: %s", atomic_load(&shared->finished), shared->victim, shared->nth,
-                     tutti_error_message());
+                FAIL("%d survivors came through when rank %d died at step %ld: %s", atomic_load(&shared->finished),
+                     shared->victim, shared->nth, tutti_error_message());
             if (passed)
                 break;
         }
@@ -274,8 +274,9 @@ TEST_WORLD(a_rank_that_lives_and_does_not_come_is_named_and_may_come_later, 3) {
     tutti_group *group = tutti_world_group(world), *rest;
     CHECK_OK(tutti_barrier(group, NULL));
     if (tutti_world_rank(world) != 1) {
-        CHECK_STATUS(tutti_group_shrink(group, TUTTI_OPTIONS(tutti_shrink_options, .timeout_ns = 100 * TU_MILLISECOND), &rest),
-                     TUTTI_ERROR_TIMEOUT);
+        CHECK_STATUS(
+            tutti_group_shrink(group, TUTTI_OPTIONS(tutti_shrink_options, .timeout_ns = 100 * TU_MILLISECOND), &rest),
+            TUTTI_ERROR_TIMEOUT);
         CHECK_MESSAGE("Missing: rank 1");
         CHECK_MESSAGE("exclude");
         tutti_error_info info = TUTTI_ERROR_INFO_INIT;
@@ -298,14 +299,16 @@ TEST_WORLD(living_ranks_can_be_excluded, 3) {
     int one[] = { 1 };
     CHECK_EQ(sum_in(group, 1), 3);
     if (tutti_world_rank(world) != 1) {
-        CHECK_OK(tutti_group_shrink(group, TUTTI_OPTIONS(tutti_shrink_options, .exclude = one, .exclude_count = 1), &rest));
+        CHECK_OK(
+            tutti_group_shrink(group, TUTTI_OPTIONS(tutti_shrink_options, .exclude = one, .exclude_count = 1), &rest));
         CHECK_EQ(tutti_group_size(rest), 2);
         CHECK_EQ(tutti_group_settled(rest), 1);
         CHECK_EQ(sum_in(rest, 1), 2);
         tutti_group_release(rest);
     } else {
-        CHECK_STATUS(tutti_group_shrink(group, TUTTI_OPTIONS(tutti_shrink_options, .exclude = one, .exclude_count = 1), &rest),
-                     TUTTI_ERROR_STATE);
+        CHECK_STATUS(
+            tutti_group_shrink(group, TUTTI_OPTIONS(tutti_shrink_options, .exclude = one, .exclude_count = 1), &rest),
+            TUTTI_ERROR_STATE);
         CHECK_MESSAGE("excluded itself");
     }
     CHECK_EQ(sum_in(group, 1), 3);
@@ -319,7 +322,10 @@ TEST_WORLD(wrong_exclusions_are_refused_and_end_nothing, 2) {
     static const struct {
         int list[2], count;
         const char *says;
-    } wrong[] = { { { 0, 0 }, 0, "empty" }, { { 2, 0 }, 1, "ranks 0 to 1" }, { { -1, 0 }, 1, "rank -1" }, { { 0, 0 }, 2, "twice" },
+    } wrong[] = { { { 0, 0 }, 0, "empty" },
+                  { { 2, 0 }, 1, "ranks 0 to 1" },
+                  { { -1, 0 }, 1, "rank -1" },
+                  { { 0, 0 }, 2, "twice" },
                   { { 0, 1 }, 2, "one must remain" } };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         tutti_shrink_options options = TUTTI_SHRINK_OPTIONS_INIT;
@@ -328,7 +334,8 @@ TEST_WORLD(wrong_exclusions_are_refused_and_end_nothing, 2) {
         CHECK_STATUS(tutti_group_shrink(group, &options, &rest), TUTTI_ERROR_ARGUMENT);
         CHECK_MESSAGE(wrong[i].says);
     }
-    CHECK_STATUS(tutti_group_shrink(group, TUTTI_OPTIONS(tutti_shrink_options, .timeout_ns = -1), &rest), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_group_shrink(group, TUTTI_OPTIONS(tutti_shrink_options, .timeout_ns = -1), &rest),
+                 TUTTI_ERROR_ARGUMENT);
     CHECK_STATUS(tutti_group_shrink(group, NULL, NULL), TUTTI_ERROR_ARGUMENT);
     CHECK_STATUS(tutti_group_shrink(NULL, NULL, &rest), TUTTI_ERROR_ARGUMENT);
     CHECK_STATUS(tutti_group_shrink(TUTTI_NON_GROUP_MEMBER, NULL, &rest), TUTTI_ERROR_ARGUMENT);
@@ -456,7 +463,8 @@ static void shrink_short_of_memory(tutti_world *world, void *argument) {
         CHECK_OK(tutti_barrier(group, NULL));
         if (tutti_world_rank(world) == poor)
             test_fail_arm("malloc,calloc,aligned_alloc,mmap", nth);
-        tutti_status status = tutti_group_shrink(group, TUTTI_OPTIONS(tutti_shrink_options, .timeout_ns = 2 * TU_SECOND), &rest);
+        tutti_status status =
+            tutti_group_shrink(group, TUTTI_OPTIONS(tutti_shrink_options, .timeout_ns = 2 * TU_SECOND), &rest);
         bool failed = tutti_world_rank(world) == poor ? test_fail_disarm() : false;
         if (nth == 1)
             CHECK_EQ(status, TUTTI_ERROR_MEMORY);
@@ -484,7 +492,9 @@ TEST(a_fake_group_shrinks_by_exclusion) {
     tutti_group *rest;
     bool all;
     CHECK_OK(tutti_world_open_fake(0, 4, NULL, &world));
-    CHECK_OK(tutti_group_shrink(tutti_world_group(world), TUTTI_OPTIONS(tutti_shrink_options, .exclude = (int[]){ 2 }, .exclude_count = 1), &rest));
+    CHECK_OK(tutti_group_shrink(tutti_world_group(world),
+                                TUTTI_OPTIONS(tutti_shrink_options, .exclude = (int[]){ 2 }, .exclude_count = 1),
+                                &rest));
     CHECK_EQ(tutti_group_size(rest), 3);
     CHECK_OK(tutti_group_agree(rest, false, &all));
     CHECK(!all);

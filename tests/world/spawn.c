@@ -13,7 +13,8 @@ static const tutti_spawn_kind kinds[] = { TUTTI_SPAWN_THREADS, TUTTI_SPAWN_PROCE
 
 static tutti_status succeed(tutti_world *world, void *argument) {
     (void)argument;
-    return tutti_world_rank(world) % 2 == 0 ? tutti_world_close(world) : TUTTI_OK; /* closed by itself, or by tutti_spawn */
+    return tutti_world_rank(world) % 2 == 0 ? tutti_world_close(world)
+                                            : TUTTI_OK; /* closed by itself, or by tutti_spawn */
 }
 
 TEST(ranks_may_close_their_world_or_leave_it_to_spawn) {
@@ -33,9 +34,11 @@ TEST(bad_arguments_are_refused) {
 /* Rank 1 fails; the others wait for it in an agreement. */
 static tutti_status one_fails(tutti_world *world, void *argument) {
     if (tutti_world_rank(world) == 1)
-        return argument != NULL ? tu_error(TUTTI_ERROR_BACKEND, "the disk is full of %s", (char *)argument) : TUTTI_ERROR_EMPTY;
+        return argument != NULL ? tu_error(TUTTI_ERROR_BACKEND, "the disk is full of %s", (char *)argument)
+                                : TUTTI_ERROR_EMPTY;
     tutti_group *group;
-    tutti_status status = tutti_group_new(world, NULL, 0, TUTTI_OPTIONS(tutti_group_options, .timeout_ns = 60 * TU_SECOND), &group);
+    tutti_status status =
+        tutti_group_new(world, NULL, 0, TUTTI_OPTIONS(tutti_group_options, .timeout_ns = 60 * TU_SECOND), &group);
     CHECK_EQ(status, TUTTI_ERROR_DEAD);
     CHECK_MESSAGE("rank 1 failed: ");
     return status;
@@ -120,7 +123,8 @@ TEST(forking_while_a_world_is_open_is_refused) {
 static tutti_status further_worlds(tutti_world *world, void *argument) {
     (void)argument;
     tutti_world *second;
-    tutti_status status = tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .name = "second", .rank = -1, .threads = -1), &second);
+    tutti_status status =
+        tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .name = "second", .rank = -1, .threads = -1), &second);
     if (status != TUTTI_OK)
         return status;
     CHECK_EQ(tutti_world_rank(second), tutti_world_rank(world));
@@ -136,7 +140,8 @@ TEST(ranks_may_open_further_worlds) {
 
 static void *open_in_thread(void *argument) {
     tutti_world *second;
-    CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .name = "second", .rank = -1, .threads = -1), &second));
+    CHECK_OK(
+        tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .name = "second", .rank = -1, .threads = -1), &second));
     CHECK_EQ(tutti_world_size(second), *(int *)argument);
     CHECK_OK(tutti_world_close(second));
     return NULL;

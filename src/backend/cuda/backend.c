@@ -90,8 +90,8 @@ const char *tu_cuda_kernel_name(tu_cuda_kernel kernel) {
     return kernel_names[kernel];
 }
 
-/* All of them, now: the driver would load a kernel at its first launch, and wait for the device to be idle, while another rank's kernel on it
- * waits for that very launch. */
+/* All of them, now: the driver would load a kernel at its first launch, and wait for the device to be idle, while
+ * another rank's kernel on it waits for that very launch. */
 static CUresult load_kernels(tu_cuda *cuda, tu_cuda_device *device) {
     CUresult result = cuda->driver.cuModuleLoadData(&device->module, tu_cuda_image);
     for (int i = 0; result == CUDA_SUCCESS && i < TU_CUDA_KERNEL_COUNT; i++) {
@@ -128,7 +128,8 @@ static tutti_status open_device(tu_cuda *cuda, int index) {
     result = load_kernels(cuda, device);
     if (result != CUDA_SUCCESS) {
         status = tu_cuda_error(cuda, result, "loading Tutti's kernels");
-        cuda->host->error_append(" (built for compute capability 8.0, 9.0, 10.0 and newer; GPU %d has %d.x)", index, device->major);
+        cuda->host->error_append(" (built for compute capability 8.0, 9.0, 10.0 and newer; GPU %d has %d.x)", index,
+                                 device->major);
         goto destroy_stream;
     }
     tu_cuda_leave(cuda);

@@ -2,8 +2,8 @@
  *
  * Inside the CUDA backend: this rank's devices, and the team of a group.
  *
- * One tu_cuda per world. A device is used through its primary context, which is pushed for each call and popped after it: the
- * caller's current device stays what it was.
+ * One tu_cuda per world. A device is used through its primary context, which is pushed for each call and popped after
+ * it: the caller's current device stays what it was.
  */
 #ifndef TU_CUDA_CUDA_H
 #define TU_CUDA_CUDA_H
@@ -20,17 +20,20 @@
 #define TU_CUDA_DEVICES 16
 
 /* The kernels: X(enumerator, name in the image). */
-#define TU_CUDA_KERNELS(X)                                                                                             \
-    X(REDUCE_F64, "tutti_reduce_f64") X(REDUCE_F32, "tutti_reduce_f32") X(REDUCE_F16, "tutti_reduce_f16")              \
-    X(REDUCE_BF16, "tutti_reduce_bf16") X(REDUCE_E4M3, "tutti_reduce_e4m3") X(REDUCE_E5M2, "tutti_reduce_e5m2")        \
-    X(REDUCE_I8, "tutti_reduce_i8") X(REDUCE_I16, "tutti_reduce_i16") X(REDUCE_I32, "tutti_reduce_i32")                \
-    X(REDUCE_I64, "tutti_reduce_i64") X(REDUCE_U8, "tutti_reduce_u8") X(REDUCE_U16, "tutti_reduce_u16")                \
-    X(REDUCE_U32, "tutti_reduce_u32") X(REDUCE_U64, "tutti_reduce_u64") X(REDUCE_BOOLEAN, "tutti_reduce_boolean")      \
-    X(REDUCE_F32_2, "tutti_reduce_f32_2") X(REDUCE_F32_4, "tutti_reduce_f32_4") X(REDUCE_F32_8, "tutti_reduce_f32_8")  \
-    X(REDUCE_F16_2, "tutti_reduce_f16_2") X(REDUCE_F16_4, "tutti_reduce_f16_4") X(REDUCE_F16_8, "tutti_reduce_f16_8")  \
-    X(REDUCE_BF16_2, "tutti_reduce_bf16_2") X(REDUCE_BF16_4, "tutti_reduce_bf16_4")                                    \
-    X(REDUCE_BF16_8, "tutti_reduce_bf16_8") X(MOVE, "tutti_move") X(MEET, "tutti_meet") X(SIGNAL, "tutti_signal")      \
-    X(VDEV_PLAN, "tutti_vdev_plan") X(VDEV_PULL, "tutti_vdev_pull")
+#define TU_CUDA_KERNELS(X)                                                                                            \
+    X(REDUCE_F64, "tutti_reduce_f64")                                                                                 \
+    X(REDUCE_F32, "tutti_reduce_f32")                                                                                 \
+    X(REDUCE_F16, "tutti_reduce_f16") X(REDUCE_BF16, "tutti_reduce_bf16") X(REDUCE_E4M3, "tutti_reduce_e4m3")         \
+        X(REDUCE_E5M2, "tutti_reduce_e5m2") X(REDUCE_I8, "tutti_reduce_i8") X(REDUCE_I16, "tutti_reduce_i16")         \
+            X(REDUCE_I32, "tutti_reduce_i32") X(REDUCE_I64, "tutti_reduce_i64") X(REDUCE_U8, "tutti_reduce_u8")       \
+                X(REDUCE_U16, "tutti_reduce_u16") X(REDUCE_U32, "tutti_reduce_u32") X(REDUCE_U64, "tutti_reduce_u64") \
+                    X(REDUCE_BOOLEAN, "tutti_reduce_boolean") X(REDUCE_F32_2, "tutti_reduce_f32_2")                   \
+                        X(REDUCE_F32_4, "tutti_reduce_f32_4") X(REDUCE_F32_8, "tutti_reduce_f32_8")                   \
+                            X(REDUCE_F16_2, "tutti_reduce_f16_2") X(REDUCE_F16_4, "tutti_reduce_f16_4")               \
+                                X(REDUCE_F16_8, "tutti_reduce_f16_8") X(REDUCE_BF16_2, "tutti_reduce_bf16_2")         \
+                                    X(REDUCE_BF16_4, "tutti_reduce_bf16_4") X(REDUCE_BF16_8, "tutti_reduce_bf16_8")   \
+                                        X(MOVE, "tutti_move") X(MEET, "tutti_meet") X(SIGNAL, "tutti_signal")         \
+                                            X(VDEV_PLAN, "tutti_vdev_plan") X(VDEV_PULL, "tutti_vdev_pull")
 
 typedef enum tu_cuda_kernel {
 #define X(id, name) TU_CUDA_##id,
@@ -62,22 +65,23 @@ typedef struct tu_cuda {
     int device_count;
     pthread_mutex_t lock; /* opening devices */
     tu_cuda_device devices[TU_CUDA_DEVICES];
-    struct tu_cuda_fate *fates; /* under lock */
-    _Atomic bool shared_process; /* another rank of this process uses these devices: never wait for a whole context, its kernels may wait for us */
+    struct tu_cuda_fate *fates;  /* under lock */
+    _Atomic bool shared_process; /* another rank of this process uses these devices: never wait for a whole context, its
+                                    kernels may wait for us */
     pthread_t watcher;           /* watch.c */
     pthread_mutex_t watch_lock;
     pthread_cond_t watch_wake;
-    bool watch_stop;             /* under watch_lock */
+    bool watch_stop; /* under watch_lock */
     _Atomic bool watched;
 } tu_cuda;
 
-/* What went wrong in a group on a device: the word that its kernels look at, and its copy in pinned memory. Lives as long as the
- * world: kernels may still be about to look. */
+/* What went wrong in a group on a device: the word that its kernels look at, and its copy in pinned memory. Lives as
+ * long as the world: kernels may still be about to look. */
 typedef struct tu_cuda_fate {
     tutti_group *group;
     char name[64];
     int device;
-    CUdeviceptr fault;        /* tu_cuda_fault on the device */
+    CUdeviceptr fault; /* tu_cuda_fault on the device */
     tu_cuda_fault *host;
     CUdeviceptr host_address; /* of `host`, for kernels */
     bool ended;               /* the group's own end has been passed on to the device */
@@ -93,9 +97,9 @@ tutti_status tu_cuda_check(void *state, tutti_group *group);
 typedef struct tu_cuda_block {
     CUmemGenericAllocationHandle memory;
     CUdeviceptr address;
-    size_t bytes;   /* rounded to the granularity */
+    size_t bytes; /* rounded to the granularity */
     int device;
-    int exported;   /* descriptor while exported, -1 */
+    int exported; /* descriptor while exported, -1 */
 } tu_cuda_block;
 
 tutti_status tu_cuda_driver_load(const tu_backend_host *host, tu_cuda_driver *driver);
@@ -135,8 +139,10 @@ tutti_status tu_cuda_signal_put(const tu_backend_peers *peers, int to, int chann
 tutti_status tu_cuda_signal_wait(const tu_backend_peers *peers, int from, int channel, const tu_backend_call *call);
 tutti_status tu_cuda_signal_test(const tu_backend_peers *peers, int from, int channel, bool *arrived);
 tutti_status tu_cuda_barrier(const tu_backend_peers *peers, int channel, const tu_backend_call *call);
-tutti_status tu_cuda_copy(void *state, int device, void *to, const void *from, size_t bytes, const tu_backend_call *call);
-tutti_status tu_cuda_set32(void *state, int device, uint32_t *words, uint32_t value, size_t count, const tu_backend_call *call);
+tutti_status tu_cuda_copy(void *state, int device, void *to, const void *from, size_t bytes,
+                          const tu_backend_call *call);
+tutti_status tu_cuda_set32(void *state, int device, uint32_t *words, uint32_t value, size_t count,
+                           const tu_backend_call *call);
 tutti_status tu_cuda_write32(void *state, int device, uint32_t *word, uint32_t value, const tu_backend_call *call);
 
 /* team.c */

@@ -55,7 +55,8 @@ static __device__ __forceinline__ void load_acquire128(const uint64_t *words, ui
 }
 
 static __device__ __forceinline__ void store_relaxed128(uint64_t *words, uint64_t first, uint64_t second) {
-    asm volatile("{.reg .b128 v; mov.b128 v, {%1, %2}; st.relaxed.sys.global.b128 [%0], v;}" ::"l"(words), "l"(first), "l"(second)
+    asm volatile("{.reg .b128 v; mov.b128 v, {%1, %2}; st.relaxed.sys.global.b128 [%0], v;}" ::"l"(words), "l"(first),
+                 "l"(second)
                  : "memory");
 }
 
@@ -90,8 +91,8 @@ static __device__ __forceinline__ uint64_t cut(uint64_t count, uint64_t part, ui
     return begin < count ? begin : count;
 }
 
-/* A block's part of the first `count` of `share` elements. Cut by `share`, not by `count`: staging is reused round after round, and a block
- * must never touch what another block number has in the round before. */
+/* A block's part of the first `count` of `share` elements. Cut by `share`, not by `count`: staging is reused round
+ * after round, and a block must never touch what another block number has in the round before. */
 struct piece {
     uint64_t from, to;
 };
@@ -158,7 +159,8 @@ struct meeting_epoch {
     uint32_t *word;
     uint32_t value;
 
-    __device__ explicit meeting_epoch(const tu_cuda_meeting &m) : word((uint32_t *)m.epochs + blockIdx.x), value(*word) {}
+    __device__ explicit meeting_epoch(const tu_cuda_meeting &m)
+        : word((uint32_t *)m.epochs + blockIdx.x), value(*word) {}
     __device__ void keep() {
         if (threadIdx.x == 0)
             *word = value;
@@ -186,15 +188,16 @@ static __device__ __forceinline__ int await_peer(const tu_cuda_meeting &m, uint3
         }
     }
     if ((uint32_t)(flag >> 32) == epoch && (uint32_t)flag != m.signature) {
-        raise_fault(m.fault, m.host_fault, TU_CUDA_FAULT_MISMATCH, peer, m.signature, (uint32_t)flag, m.operation, 0, m.sequence);
+        raise_fault(m.fault, m.host_fault, TU_CUDA_FAULT_MISMATCH, peer, m.signature, (uint32_t)flag, m.operation, 0,
+                    m.sequence);
         return 0;
     }
     return 1;
 }
 
-/* The first meeting of a kernel, by all threads of the block: nothing was stored by this kernel yet, so nothing has to be released;
- * what earlier kernels of the stream stored is visible since they ended. 0: a fault; leave the kernel. 1: met; 2: met, and all
- * have the same plan as this rank. */
+/* The first meeting of a kernel, by all threads of the block: nothing was stored by this kernel yet, so nothing has to
+ * be released; what earlier kernels of the stream stored is visible since they ended. 0: a fault; leave the kernel. 1:
+ * met; 2: met, and all have the same plan as this rank. */
 static __device__ int meet_first(const tu_cuda_meeting &m, meeting_epoch &epoch) {
     epoch.value++;
     int good = 1, same = 1;
@@ -209,10 +212,9 @@ static __device__ int meet_first(const tu_cuda_meeting &m, meeting_epoch &epoch)
     return good ? 1 + same : 0;
 }
 
-/* All threads of the block call this: what they stored and loaded before comes before what any peer does after. With `publish`, thread t also
- * hands something to peer t. False: a fault; leave the kernel. */
-template <class Publish>
-static __device__ bool meet(const tu_cuda_meeting &m, meeting_epoch &epoch, Publish publish) {
+/* All threads of the block call this: what they stored and loaded before comes before what any peer does after. With
+ * `publish`, thread t also hands something to peer t. False: a fault; leave the kernel. */
+template <class Publish> static __device__ bool meet(const tu_cuda_meeting &m, meeting_epoch &epoch, Publish publish) {
     __syncthreads(); /* all of the block's loads and stores come before the flag */
     epoch.value++;
     int good = 1;
@@ -235,40 +237,64 @@ static __device__ bool meet(const tu_cuda_meeting &m, meeting_epoch &epoch) {
 template <class Storage> struct plain {
     typedef Storage storage;
     typedef Storage accumulator;
-    static __device__ Storage load(Storage x) { return x; }
-    static __device__ Storage store(Storage x) { return x; }
+    static __device__ Storage load(Storage x) {
+        return x;
+    }
+    static __device__ Storage store(Storage x) {
+        return x;
+    }
 };
 struct as_f64 : plain<double> {};
 struct as_f32 : plain<float> {};
 struct as_f16 {
     typedef uint16_t storage;
     typedef float accumulator;
-    static __device__ float load(uint16_t x) { return __half2float(__ushort_as_half(x)); }
-    static __device__ uint16_t store(float x) { return __half_as_ushort(__float2half_rn(x)); }
+    static __device__ float load(uint16_t x) {
+        return __half2float(__ushort_as_half(x));
+    }
+    static __device__ uint16_t store(float x) {
+        return __half_as_ushort(__float2half_rn(x));
+    }
 };
 struct as_bf16 {
     typedef uint16_t storage;
     typedef float accumulator;
-    static __device__ float load(uint16_t x) { return __uint_as_float((uint32_t)x << 16); }
-    static __device__ uint16_t store(float x) { return tu_f32_to_bf16(x); }
+    static __device__ float load(uint16_t x) {
+        return __uint_as_float((uint32_t)x << 16);
+    }
+    static __device__ uint16_t store(float x) {
+        return tu_f32_to_bf16(x);
+    }
 };
 struct as_e4m3 {
     typedef uint8_t storage;
     typedef float accumulator;
-    static __device__ float load(uint8_t x) { return tu_e4m3_to_f32(x); }
-    static __device__ uint8_t store(float x) { return tu_f32_to_e4m3(x); }
+    static __device__ float load(uint8_t x) {
+        return tu_e4m3_to_f32(x);
+    }
+    static __device__ uint8_t store(float x) {
+        return tu_f32_to_e4m3(x);
+    }
 };
 struct as_e5m2 {
     typedef uint8_t storage;
     typedef float accumulator;
-    static __device__ float load(uint8_t x) { return __half2float(__ushort_as_half((unsigned short)(x << 8))); }
-    static __device__ uint8_t store(float x) { return tu_f32_to_e5m2(x); }
+    static __device__ float load(uint8_t x) {
+        return __half2float(__ushort_as_half((unsigned short)(x << 8)));
+    }
+    static __device__ uint8_t store(float x) {
+        return tu_f32_to_e5m2(x);
+    }
 };
 struct as_bool {
     typedef uint8_t storage;
     typedef uint8_t accumulator;
-    static __device__ uint8_t load(uint8_t x) { return x != 0; }
-    static __device__ uint8_t store(uint8_t x) { return x; }
+    static __device__ uint8_t load(uint8_t x) {
+        return x != 0;
+    }
+    static __device__ uint8_t store(uint8_t x) {
+        return x;
+    }
 };
 
 template <class Float> static __device__ __forceinline__ Float min_float(Float a, Float b) {
@@ -280,23 +306,41 @@ template <class Float> static __device__ __forceinline__ Float min_float(Float a
 }
 
 /* Reductions as the kernels switch on them; numbers are those of tutti_op. */
-enum { OP_SUM = 65, OP_AVG = 66, OP_PRODUCT = 67, OP_MIN = 68, OP_MAX = 69, OP_BAND = 70, OP_BOR = 71, OP_BXOR = 72, OP_PREMUL_SUM = 73 };
+enum {
+    OP_SUM = 65,
+    OP_AVG = 66,
+    OP_PRODUCT = 67,
+    OP_MIN = 68,
+    OP_MAX = 69,
+    OP_BAND = 70,
+    OP_BOR = 71,
+    OP_BXOR = 72,
+    OP_PREMUL_SUM = 73
+};
 
 static __device__ __forceinline__ float combine(as_f32, int op, float a, float x) {
     switch (op) {
-    case OP_PRODUCT: return __fmul_rn(a, x);
-    case OP_MIN: return min_float(a, x);
-    case OP_MAX: return -min_float(-a, -x);
-    default: return __fadd_rn(a, x);
+    case OP_PRODUCT:
+        return __fmul_rn(a, x);
+    case OP_MIN:
+        return min_float(a, x);
+    case OP_MAX:
+        return -min_float(-a, -x);
+    default:
+        return __fadd_rn(a, x);
     }
 }
 
 static __device__ __forceinline__ double combine(as_f64, int op, double a, double x) {
     switch (op) {
-    case OP_PRODUCT: return __dmul_rn(a, x);
-    case OP_MIN: return min_float(a, x);
-    case OP_MAX: return -min_float(-a, -x);
-    default: return __dadd_rn(a, x);
+    case OP_PRODUCT:
+        return __dmul_rn(a, x);
+    case OP_MIN:
+        return min_float(a, x);
+    case OP_MAX:
+        return -min_float(-a, -x);
+    default:
+        return __dadd_rn(a, x);
     }
 }
 
@@ -304,32 +348,53 @@ static __device__ __forceinline__ uint8_t combine(as_bool, int op, uint8_t a, ui
     switch (op) {
     case OP_PRODUCT:
     case OP_MIN:
-    case OP_BAND: return a & x;
-    case OP_BXOR: return a ^ x;
-    default: return a | x;
+    case OP_BAND:
+        return a & x;
+    case OP_BXOR:
+        return a ^ x;
+    default:
+        return a | x;
     }
 }
 
-template <class Integer> static __device__ __forceinline__ Integer combine(plain<Integer>, int op, Integer a, Integer x) {
+template <class Integer>
+static __device__ __forceinline__ Integer combine(plain<Integer>, int op, Integer a, Integer x) {
     switch (op) {
-    case OP_PRODUCT: return (Integer)((uint64_t)a * (uint64_t)x);
-    case OP_MIN: return a < x ? a : x;
-    case OP_MAX: return a > x ? a : x;
-    case OP_BAND: return a & x;
-    case OP_BOR: return a | x;
-    case OP_BXOR: return a ^ x;
-    default: return (Integer)((uint64_t)a + (uint64_t)x);
+    case OP_PRODUCT:
+        return (Integer)((uint64_t)a * (uint64_t)x);
+    case OP_MIN:
+        return a < x ? a : x;
+    case OP_MAX:
+        return a > x ? a : x;
+    case OP_BAND:
+        return a & x;
+    case OP_BOR:
+        return a | x;
+    case OP_BXOR:
+        return a ^ x;
+    default:
+        return (Integer)((uint64_t)a + (uint64_t)x);
     }
 }
 
-static __device__ __forceinline__ float finish(as_f32, int op, float a, int n) { return op == OP_AVG ? __fdiv_rn(a, (float)n) : a; }
-static __device__ __forceinline__ double finish(as_f64, int op, double a, int n) { return op == OP_AVG ? __ddiv_rn(a, (double)n) : a; }
-static __device__ __forceinline__ uint8_t finish(as_bool, int, uint8_t a, int) { return a; }
+static __device__ __forceinline__ float finish(as_f32, int op, float a, int n) {
+    return op == OP_AVG ? __fdiv_rn(a, (float)n) : a;
+}
+static __device__ __forceinline__ double finish(as_f64, int op, double a, int n) {
+    return op == OP_AVG ? __ddiv_rn(a, (double)n) : a;
+}
+static __device__ __forceinline__ uint8_t finish(as_bool, int, uint8_t a, int) {
+    return a;
+}
 template <class Integer> static __device__ __forceinline__ Integer finish(plain<Integer>, int op, Integer a, int n) {
     return op == OP_AVG ? (Integer)(a / (Integer)n) : a;
 }
 
-static __device__ __forceinline__ float scale(as_f32, float x, double factor) { return __fmul_rn(x, (float)factor); }
-static __device__ __forceinline__ double scale(as_f64, double x, double factor) { return __dmul_rn(x, factor); }
+static __device__ __forceinline__ float scale(as_f32, float x, double factor) {
+    return __fmul_rn(x, (float)factor);
+}
+static __device__ __forceinline__ double scale(as_f64, double x, double factor) {
+    return __dmul_rn(x, factor);
+}
 
 #endif

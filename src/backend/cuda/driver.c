@@ -24,11 +24,11 @@ tutti_status tu_cuda_driver_load(const tu_backend_host *host, tu_cuda_driver *dr
     if (library == NULL)
         return host->error(TUTTI_ERROR_UNSUPPORTED, "no CUDA driver: %s", dlerror());
     get_proc_address *get = (get_proc_address *)(uintptr_t)dlsym(library, "cuGetProcAddress_v2");
-#define X(required, name, since, parameters)                                                                           \
-    driver->name = (CUresult(*) parameters)(uintptr_t)find(library, get, #name, since);                                \
-    if (required && driver->name == NULL) {                                                                            \
-        dlclose(library);                                                                                              \
-        return host->error(TUTTI_ERROR_UNSUPPORTED, "the CUDA driver has no %s: it is older than 12.3", #name);        \
+#define X(required, name, since, parameters)                                                                    \
+    driver->name = (CUresult(*) parameters)(uintptr_t)find(library, get, #name, since);                         \
+    if (required && driver->name == NULL) {                                                                     \
+        dlclose(library);                                                                                       \
+        return host->error(TUTTI_ERROR_UNSUPPORTED, "the CUDA driver has no %s: it is older than 12.3", #name); \
     }
     TU_CUDA_FUNCTIONS(X)
 #undef X
@@ -36,7 +36,8 @@ tutti_status tu_cuda_driver_load(const tu_backend_host *host, tu_cuda_driver *dr
     if (result != CUDA_SUCCESS) {
         const char *text = NULL;
         driver->cuGetErrorString(result, &text);
-        host->error(TUTTI_ERROR_UNSUPPORTED, "the CUDA driver does not start: %s (%d)", text != NULL ? text : "?", result);
+        host->error(TUTTI_ERROR_UNSUPPORTED, "the CUDA driver does not start: %s (%d)", text != NULL ? text : "?",
+                    result);
         dlclose(library);
         return TUTTI_ERROR_UNSUPPORTED;
     }
@@ -50,5 +51,6 @@ tutti_status tu_cuda_error(const tu_cuda *cuda, CUresult result, const char *wha
     cuda->driver.cuGetErrorName(result, &name);
     cuda->driver.cuGetErrorString(result, &text);
     return cuda->host->error(result == CUDA_ERROR_OUT_OF_MEMORY ? TUTTI_ERROR_MEMORY : TUTTI_ERROR_BACKEND,
-                             "CUDA: %s failed: %s (%s, %d)", what, text != NULL ? text : "?", name != NULL ? name : "?", result);
+                             "CUDA: %s failed: %s (%s, %d)", what, text != NULL ? text : "?", name != NULL ? name : "?",
+                             result);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The CUDA driver, loaded at run time. Only the types and functions that this backend uses are declared, in our own words, so that
- * its host side builds where no CUDA is installed. Numbers and layouts are those of the driver's ABI (CUDA 12.3 to 13).
+ * The CUDA driver, loaded at run time. Only the types and functions that this backend uses are declared, in our own
+ * words, so that its host side builds where no CUDA is installed. Numbers and layouts are those of the driver's ABI
+ * (CUDA 12.3 to 13).
  */
 #ifndef TU_CUDA_DRIVER_H
 #define TU_CUDA_DRIVER_H
@@ -85,81 +86,82 @@ typedef struct CUuuid {
 } CUuuid;
 
 /* X(required, name, version asked of cuGetProcAddress, parameters) */
-#define TU_CUDA_FUNCTIONS(X)                                                                                           \
-    X(1, cuInit, 2000, (unsigned flags))                                                                               \
-    X(1, cuDriverGetVersion, 2020, (int *version))                                                                     \
-    X(1, cuDeviceGet, 2000, (CUdevice *device, int ordinal))                                                           \
-    X(1, cuDeviceGetCount, 2000, (int *count))                                                                         \
-    X(1, cuDeviceGetName, 2000, (char *name, int bytes, CUdevice device))                                              \
-    X(1, cuDeviceGetUuid, 11040, (CUuuid * uuid, CUdevice device))                                                     \
-    X(1, cuDeviceGetPCIBusId, 4010, (char *id, int bytes, CUdevice device))                                            \
-    X(1, cuDeviceGetAttribute, 2000, (int *value, int attribute, CUdevice device))                                     \
-    X(1, cuDevicePrimaryCtxRetain, 7000, (CUcontext * context, CUdevice device))                                       \
-    X(1, cuDevicePrimaryCtxRelease, 11000, (CUdevice device))                                                          \
-    X(1, cuCtxGetCurrent, 4000, (CUcontext * context))                                                                 \
-    X(1, cuCtxSetCurrent, 4000, (CUcontext context))                                                                   \
-    X(1, cuCtxGetDevice, 2000, (CUdevice * device))                                                                    \
-    X(1, cuCtxSynchronize, 2000, (void))                                                                    \
-    X(1, cuCtxPushCurrent, 4000, (CUcontext context))                                                                  \
-    X(1, cuCtxPopCurrent, 4000, (CUcontext * context))                                                                 \
-    X(1, cuGetErrorName, 6000, (CUresult result, const char **name))                                                   \
-    X(1, cuGetErrorString, 6000, (CUresult result, const char **text))                                                 \
-    X(1, cuMemGetAllocationGranularity, 10020, (size_t * granularity, const CUmemAllocationProp *prop, int option))    \
-    X(1, cuMemCreate, 10020,                                                                                           \
-      (CUmemGenericAllocationHandle * handle, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags)) \
-    X(1, cuMemRelease, 10020, (CUmemGenericAllocationHandle handle))                                                   \
-    X(1, cuMemAddressReserve, 10020,                                                                                   \
-      (CUdeviceptr * address, size_t bytes, size_t alignment, CUdeviceptr hint, unsigned long long flags))             \
-    X(1, cuMemAddressFree, 10020, (CUdeviceptr address, size_t bytes))                                                 \
-    X(1, cuMemMap, 10020,                                                                                              \
-      (CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)) \
-    X(1, cuMemUnmap, 10020, (CUdeviceptr address, size_t bytes))                                                       \
-    X(1, cuMemSetAccess, 10020, (CUdeviceptr address, size_t bytes, const CUmemAccessDesc *desc, size_t count))        \
-    X(1, cuMemExportToShareableHandle, 10020,                                                                          \
-      (void *shareable, CUmemGenericAllocationHandle handle, int type, unsigned long long flags))                      \
-    X(1, cuMemImportFromShareableHandle, 10020, (CUmemGenericAllocationHandle * handle, void *shareable, int type))    \
-    X(1, cuMemRetainAllocationHandle, 11000, (CUmemGenericAllocationHandle * handle, void *address))                   \
-    X(0, cuMulticastCreate, 12010, (CUmemGenericAllocationHandle * handle, const CUmulticastObjectProp *prop))         \
-    X(0, cuMulticastAddDevice, 12010, (CUmemGenericAllocationHandle handle, CUdevice device))                          \
-    X(0, cuMulticastBindMem, 12010,                                                                                    \
-      (CUmemGenericAllocationHandle multicast, size_t multicast_offset, CUmemGenericAllocationHandle memory,           \
-       size_t memory_offset, size_t bytes, unsigned long long flags))                                                  \
-    X(0, cuMulticastUnbind, 12010,                                                                                     \
-      (CUmemGenericAllocationHandle multicast, CUdevice device, size_t offset, size_t bytes))                          \
-    X(0, cuMulticastGetGranularity, 12010, (size_t * granularity, const CUmulticastObjectProp *prop, int option))      \
-    X(1, cuMemsetD8, 3020, (CUdeviceptr address, unsigned char value, size_t count))                                   \
-    X(1, cuMemsetD8Async, 3020, (CUdeviceptr address, unsigned char value, size_t count, CUstream stream))             \
-    X(1, cuMemsetD32Async, 3020, (CUdeviceptr address, unsigned value, size_t count, CUstream stream))                 \
-    X(1, cuMemcpyAsync, 4000, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))                       \
-    X(1, cuMemcpyHtoDAsync, 3020, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream))                   \
-    X(1, cuMemcpyDtoHAsync, 3020, (void *to, CUdeviceptr from, size_t bytes, CUstream stream))                         \
-    X(1, cuMemAlloc, 3020, (CUdeviceptr * address, size_t bytes))                                                      \
-    X(1, cuMemFree, 3020, (CUdeviceptr address))                                                                       \
-    X(1, cuMemHostAlloc, 2020, (void **address, size_t bytes, unsigned flags))                                         \
-    X(1, cuMemFreeHost, 2000, (void *address))                                                                         \
-    X(1, cuMemHostGetDevicePointer, 3020, (CUdeviceptr * device, void *host, unsigned flags))                          \
-    X(1, cuPointerGetAttributes, 7000,                                                                                 \
-      (unsigned count, int *attributes, void **values, CUdeviceptr address))                                           \
-    X(1, cuStreamCreate, 2000, (CUstream * stream, unsigned flags))                                                    \
-    X(1, cuStreamDestroy, 4000, (CUstream stream))                                                                     \
-    X(1, cuStreamSynchronize, 2000, (CUstream stream))                                                                 \
-    X(1, cuStreamQuery, 2000, (CUstream stream))                                                                       \
-    X(1, cuStreamWaitEvent, 3020, (CUstream stream, CUevent event, unsigned flags))                                    \
-    X(1, cuStreamIsCapturing, 10000, (CUstream stream, int *status))                                                   \
-    X(1, cuStreamWriteValue32, 11070, (CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags))          \
-    X(1, cuEventCreate, 2000, (CUevent * event, unsigned flags))                                                       \
-    X(1, cuEventRecord, 2000, (CUevent event, CUstream stream))                                                        \
-    X(1, cuEventQuery, 2000, (CUevent event))                                                                          \
-    X(1, cuEventSynchronize, 2000, (CUevent event))                                                                    \
-    X(1, cuEventDestroy, 4000, (CUevent event))                                                                        \
-    X(1, cuModuleLoadData, 2000, (CUmodule * module, const void *image))                                               \
-    X(1, cuModuleUnload, 2000, (CUmodule module))                                                                      \
-    X(1, cuModuleGetFunction, 2000, (CUfunction * function, CUmodule module, const char *name))                        \
-    X(0, cuFuncLoad, 12040, (CUfunction function))                                                                     \
-    X(1, cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050,                                                            \
-      (int *blocks, CUfunction function, int threads, size_t shared_bytes))                                            \
-    X(1, cuLaunchKernel, 4000,                                                                                         \
-      (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,     \
+#define TU_CUDA_FUNCTIONS(X)                                                                                        \
+    X(1, cuInit, 2000, (unsigned flags))                                                                            \
+    X(1, cuDriverGetVersion, 2020, (int *version))                                                                  \
+    X(1, cuDeviceGet, 2000, (CUdevice * device, int ordinal))                                                       \
+    X(1, cuDeviceGetCount, 2000, (int *count))                                                                      \
+    X(1, cuDeviceGetName, 2000, (char *name, int bytes, CUdevice device))                                           \
+    X(1, cuDeviceGetUuid, 11040, (CUuuid * uuid, CUdevice device))                                                  \
+    X(1, cuDeviceGetPCIBusId, 4010, (char *id, int bytes, CUdevice device))                                         \
+    X(1, cuDeviceGetAttribute, 2000, (int *value, int attribute, CUdevice device))                                  \
+    X(1, cuDevicePrimaryCtxRetain, 7000, (CUcontext * context, CUdevice device))                                    \
+    X(1, cuDevicePrimaryCtxRelease, 11000, (CUdevice device))                                                       \
+    X(1, cuCtxGetCurrent, 4000, (CUcontext * context))                                                              \
+    X(1, cuCtxSetCurrent, 4000, (CUcontext context))                                                                \
+    X(1, cuCtxGetDevice, 2000, (CUdevice * device))                                                                 \
+    X(1, cuCtxSynchronize, 2000, (void))                                                                            \
+    X(1, cuCtxPushCurrent, 4000, (CUcontext context))                                                               \
+    X(1, cuCtxPopCurrent, 4000, (CUcontext * context))                                                              \
+    X(1, cuGetErrorName, 6000, (CUresult result, const char **name))                                                \
+    X(1, cuGetErrorString, 6000, (CUresult result, const char **text))                                              \
+    X(1, cuMemGetAllocationGranularity, 10020, (size_t * granularity, const CUmemAllocationProp *prop, int option)) \
+    X(1, cuMemCreate, 10020,                                                                                        \
+      (CUmemGenericAllocationHandle * handle, size_t bytes, const CUmemAllocationProp *prop,                        \
+       unsigned long long flags))                                                                                   \
+    X(1, cuMemRelease, 10020, (CUmemGenericAllocationHandle handle))                                                \
+    X(1, cuMemAddressReserve, 10020,                                                                                \
+      (CUdeviceptr * address, size_t bytes, size_t alignment, CUdeviceptr hint, unsigned long long flags))          \
+    X(1, cuMemAddressFree, 10020, (CUdeviceptr address, size_t bytes))                                              \
+    X(1, cuMemMap, 10020,                                                                                           \
+      (CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,                       \
+       unsigned long long flags))                                                                                   \
+    X(1, cuMemUnmap, 10020, (CUdeviceptr address, size_t bytes))                                                    \
+    X(1, cuMemSetAccess, 10020, (CUdeviceptr address, size_t bytes, const CUmemAccessDesc *desc, size_t count))     \
+    X(1, cuMemExportToShareableHandle, 10020,                                                                       \
+      (void *shareable, CUmemGenericAllocationHandle handle, int type, unsigned long long flags))                   \
+    X(1, cuMemImportFromShareableHandle, 10020, (CUmemGenericAllocationHandle * handle, void *shareable, int type)) \
+    X(1, cuMemRetainAllocationHandle, 11000, (CUmemGenericAllocationHandle * handle, void *address))                \
+    X(0, cuMulticastCreate, 12010, (CUmemGenericAllocationHandle * handle, const CUmulticastObjectProp *prop))      \
+    X(0, cuMulticastAddDevice, 12010, (CUmemGenericAllocationHandle handle, CUdevice device))                       \
+    X(0, cuMulticastBindMem, 12010,                                                                                 \
+      (CUmemGenericAllocationHandle multicast, size_t multicast_offset, CUmemGenericAllocationHandle memory,        \
+       size_t memory_offset, size_t bytes, unsigned long long flags))                                               \
+    X(0, cuMulticastUnbind, 12010,                                                                                  \
+      (CUmemGenericAllocationHandle multicast, CUdevice device, size_t offset, size_t bytes))                       \
+    X(0, cuMulticastGetGranularity, 12010, (size_t * granularity, const CUmulticastObjectProp *prop, int option))   \
+    X(1, cuMemsetD8, 3020, (CUdeviceptr address, unsigned char value, size_t count))                                \
+    X(1, cuMemsetD8Async, 3020, (CUdeviceptr address, unsigned char value, size_t count, CUstream stream))          \
+    X(1, cuMemsetD32Async, 3020, (CUdeviceptr address, unsigned value, size_t count, CUstream stream))              \
+    X(1, cuMemcpyAsync, 4000, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))                    \
+    X(1, cuMemcpyHtoDAsync, 3020, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream))                \
+    X(1, cuMemcpyDtoHAsync, 3020, (void *to, CUdeviceptr from, size_t bytes, CUstream stream))                      \
+    X(1, cuMemAlloc, 3020, (CUdeviceptr * address, size_t bytes))                                                   \
+    X(1, cuMemFree, 3020, (CUdeviceptr address))                                                                    \
+    X(1, cuMemHostAlloc, 2020, (void **address, size_t bytes, unsigned flags))                                      \
+    X(1, cuMemFreeHost, 2000, (void *address))                                                                      \
+    X(1, cuMemHostGetDevicePointer, 3020, (CUdeviceptr * device, void *host, unsigned flags))                       \
+    X(1, cuPointerGetAttributes, 7000, (unsigned count, int *attributes, void **values, CUdeviceptr address))       \
+    X(1, cuStreamCreate, 2000, (CUstream * stream, unsigned flags))                                                 \
+    X(1, cuStreamDestroy, 4000, (CUstream stream))                                                                  \
+    X(1, cuStreamSynchronize, 2000, (CUstream stream))                                                              \
+    X(1, cuStreamQuery, 2000, (CUstream stream))                                                                    \
+    X(1, cuStreamWaitEvent, 3020, (CUstream stream, CUevent event, unsigned flags))                                 \
+    X(1, cuStreamIsCapturing, 10000, (CUstream stream, int *status))                                                \
+    X(1, cuStreamWriteValue32, 11070, (CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags))       \
+    X(1, cuEventCreate, 2000, (CUevent * event, unsigned flags))                                                    \
+    X(1, cuEventRecord, 2000, (CUevent event, CUstream stream))                                                     \
+    X(1, cuEventQuery, 2000, (CUevent event))                                                                       \
+    X(1, cuEventSynchronize, 2000, (CUevent event))                                                                 \
+    X(1, cuEventDestroy, 4000, (CUevent event))                                                                     \
+    X(1, cuModuleLoadData, 2000, (CUmodule * module, const void *image))                                            \
+    X(1, cuModuleUnload, 2000, (CUmodule module))                                                                   \
+    X(1, cuModuleGetFunction, 2000, (CUfunction * function, CUmodule module, const char *name))                     \
+    X(0, cuFuncLoad, 12040, (CUfunction function))                                                                  \
+    X(1, cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050,                                                         \
+      (int *blocks, CUfunction function, int threads, size_t shared_bytes))                                         \
+    X(1, cuLaunchKernel, 4000,                                                                                      \
+      (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,  \
        unsigned block_z, unsigned shared_bytes, CUstream stream, void **parameters, void **extra))
 
 typedef struct tu_cuda_driver {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What went wrong in a group on a device, and how both sides hear of it: kernels that find a fault tell the host through pinned memory; the host, when
- * the group ended for another reason, tells the kernels. Sticky: later kernels of the group leave at once.
+ * What went wrong in a group on a device, and how both sides hear of it: kernels that find a fault tell the host
+ * through pinned memory; the host, when the group ended for another reason, tells the kernels. Sticky: later kernels of
+ * the group leave at once.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +23,8 @@ static tutti_status make(tu_cuda *cuda, tutti_group *group, int index, tu_cuda_f
     if (result != CUDA_SUCCESS)
         goto leave;
     what = "cuMemHostAlloc";
-    result = cuda->driver.cuMemHostAlloc((void **)&fate->host, sizeof *fate->host, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+    result = cuda->driver.cuMemHostAlloc((void **)&fate->host, sizeof *fate->host,
+                                         CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
     if (result != CUDA_SUCCESS)
         goto free_fault;
     memset(fate->host, 0, sizeof *fate->host);
@@ -57,7 +59,8 @@ tutti_status tu_cuda_fate_get(tu_cuda *cuda, tutti_group *group, int index, tu_c
     tutti_status status = TUTTI_OK;
     pthread_mutex_lock(&cuda->lock);
     tu_cuda_fate *fate = cuda->fates;
-    while (fate != NULL && (fate->group != group || fate->device != index || strcmp(fate->name, cuda->host->group_name(group)) != 0))
+    while (fate != NULL &&
+           (fate->group != group || fate->device != index || strcmp(fate->name, cuda->host->group_name(group)) != 0))
         fate = fate->next;
     if (fate == NULL) {
         status = make(cuda, group, index, &fate);
@@ -93,20 +96,26 @@ static tutti_status report(tu_cuda *cuda, tutti_group *group, const tu_cuda_faul
     switch (fault->code) {
     case TU_CUDA_FAULT_TIMEOUT:
         status = cuda->host->error(TUTTI_ERROR_TIMEOUT,
-                                   "%s %llu of group %s on the GPU: rank %d waited for rank %u until the deadline; did that rank make the same "
+                                   "%s %llu of group %s on the GPU: rank %d waited for rank %u until the deadline; did "
+                                   "that rank make the same "
                                    "call, and do the kernels of all ranks fit the GPU at once?",
-                                   name, (unsigned long long)fault->sequence, cuda->host->group_name(group), rank, fault->peer);
+                                   name, (unsigned long long)fault->sequence, cuda->host->group_name(group), rank,
+                                   fault->peer);
         break;
     case TU_CUDA_FAULT_MISMATCH:
-        status = cuda->host->error(TUTTI_ERROR_MISMATCH,
-                                   "%s %llu of group %s on the GPU: rank %d and rank %u do not make the same call (signatures %08x and %08x): "
-                                   "operation, count, dtype, reduction, root, splits or algorithm differ",
-                                   name, (unsigned long long)fault->sequence, cuda->host->group_name(group), rank, fault->peer, fault->mine, fault->theirs);
+        status = cuda->host->error(
+            TUTTI_ERROR_MISMATCH,
+            "%s %llu of group %s on the GPU: rank %d and rank %u do not make the same call (signatures %08x and %08x): "
+            "operation, count, dtype, reduction, root, splits or algorithm differ",
+            name, (unsigned long long)fault->sequence, cuda->host->group_name(group), rank, fault->peer, fault->mine,
+            fault->theirs);
         break;
     case TU_CUDA_FAULT_RANGE:
-        status = cuda->host->error(TUTTI_ERROR_RANGE,
-                                   "%s %llu of group %s on the GPU: the %s splits of rank %d are negative or exceed the buffer", name,
-                                   (unsigned long long)fault->sequence, cuda->host->group_name(group), fault->mine == 0 ? "input" : "output", rank);
+        status = cuda->host->error(
+            TUTTI_ERROR_RANGE,
+            "%s %llu of group %s on the GPU: the %s splits of rank %d are negative or exceed the buffer", name,
+            (unsigned long long)fault->sequence, cuda->host->group_name(group), fault->mine == 0 ? "input" : "output",
+            rank);
         break;
     default:
         return cuda->host->group_cause(group);

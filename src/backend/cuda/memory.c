@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Device memory that peers can map: physical memory by cuMemCreate, shared as a file descriptor or, between hosts of one NVLink domain, as a
- * fabric handle; which of the two is decided by trying. A group's blocks are mapped into one reserved range, member r's at
- * base + r * stride, so that kernels need no table of pointers. Ranges are given back on unmap.
+ * Device memory that peers can map: physical memory by cuMemCreate, shared as a file descriptor or, between hosts of
+ * one NVLink domain, as a fabric handle; which of the two is decided by trying. A group's blocks are mapped into one
+ * reserved range, member r's at base + r * stride, so that kernels need no table of pointers. Ranges are given back on
+ * unmap.
  *
  * Ranks that are threads of one process need no export: they retain the handle of the other and map it again.
  */
@@ -17,11 +18,11 @@
 
 /* What a rank tells the others about its block. */
 typedef struct ticket {
-    uint64_t bytes;        /* of the physical memory */
-    uint64_t block;        /* address of the tu_cuda_block in the sender's process */
+    uint64_t bytes; /* of the physical memory */
+    uint64_t block; /* address of the tu_cuda_block in the sender's process */
     int32_t pid;
     int32_t handle_type;
-    int32_t multicast;     /* whether its device can */
+    int32_t multicast; /* whether its device can */
     int32_t device;
     CUuuid uuid;
     unsigned char fabric[64];
@@ -50,7 +51,8 @@ static CUmemAllocationProp properties(const tu_cuda_device *device, int handle_t
 }
 
 /* Creates physical memory, finding out at the first call which handles this machine can share. */
-static CUresult create(tu_cuda *cuda, tu_cuda_device *device, size_t bytes, size_t *rounded, CUmemGenericAllocationHandle *memory) {
+static CUresult create(tu_cuda *cuda, tu_cuda_device *device, size_t bytes, size_t *rounded,
+                       CUmemGenericAllocationHandle *memory) {
     int candidates[2] = { CU_MEM_HANDLE_TYPE_FABRIC, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR };
     CUresult result = CUDA_ERROR_NOT_SUPPORTED;
     for (int i = 0; i < 2; i++) {
@@ -81,7 +83,8 @@ static CUresult create(tu_cuda *cuda, tu_cuda_device *device, size_t bytes, size
     return result;
 }
 
-static CUresult map_at(tu_cuda *cuda, tu_cuda_device *device, CUdeviceptr address, size_t bytes, CUmemGenericAllocationHandle memory) {
+static CUresult map_at(tu_cuda *cuda, tu_cuda_device *device, CUdeviceptr address, size_t bytes,
+                       CUmemGenericAllocationHandle memory) {
     CUresult result = cuda->driver.cuMemMap(address, bytes, 0, memory, 0);
     if (result != CUDA_SUCCESS)
         return result;
@@ -114,7 +117,8 @@ tutti_status tu_cuda_allocate(void *state, const tu_backend_request *request, tu
     if (result != CUDA_SUCCESS)
         goto leave;
     what = "cuMemAddressReserve";
-    result = cuda->driver.cuMemAddressReserve(&block->address, block->bytes, request->alignment > 65536 ? request->alignment : 0, 0, 0);
+    result = cuda->driver.cuMemAddressReserve(&block->address, block->bytes,
+                                              request->alignment > 65536 ? request->alignment : 0, 0, 0);
     if (result != CUDA_SUCCESS)
         goto release_memory;
     what = "cuMemMap";
@@ -129,7 +133,9 @@ tutti_status tu_cuda_allocate(void *state, const tu_backend_request *request, tu
     if (result != CUDA_SUCCESS)
         goto unmap;
     tu_cuda_leave(cuda);
-    *out = (tu_backend_block){ .address = (void *)(uintptr_t)block->address, .bytes = request->bytes, .device_index = index, .handle = block };
+    *out = (tu_backend_block){
+        .address = (void *)(uintptr_t)block->address, .bytes = request->bytes, .device_index = index, .handle = block
+    };
     return TUTTI_OK;
 
 unmap:
@@ -147,7 +153,8 @@ free_block:
     return status;
 }
 
-/* After a device fault the context is lost and nothing can be released: say so once and leave it to the process's end. */
+/* After a device fault the context is lost and nothing can be released: say so once and leave it to the process's
+ * end. */
 static bool usable(tu_cuda *cuda, tu_cuda_device *device) {
     CUresult result = cuda->driver.cuStreamQuery(device->stream);
     if (result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY)
@@ -156,11 +163,12 @@ static bool usable(tu_cuda *cuda, tu_cuda_device *device) {
     return false;
 }
 
-/* cuMemUnmap does not wait for kernels that still use the memory. Waiting for the whole context does, whatever stream they are on;
- * but with other ranks in this process their kernels may be waiting for this rank's next one, so there the caller's
- * streams must be idle before it releases, as tutti/memory.h says. */
+/* cuMemUnmap does not wait for kernels that still use the memory. Waiting for the whole context does, whatever stream
+ * they are on; but with other ranks in this process their kernels may be waiting for this rank's next one, so there the
+ * caller's streams must be idle before it releases, as tutti/memory.h says. */
 static bool settle(tu_cuda *cuda) {
-    return atomic_load_explicit(&cuda->shared_process, memory_order_relaxed) || cuda->driver.cuCtxSynchronize() == CUDA_SUCCESS;
+    return atomic_load_explicit(&cuda->shared_process, memory_order_relaxed) ||
+           cuda->driver.cuCtxSynchronize() == CUDA_SUCCESS;
 }
 
 void tu_cuda_free(void *state, tu_backend_block *out) {
@@ -187,7 +195,8 @@ tutti_status tu_cuda_clear(void *state, const tu_backend_block *block, size_t of
     tutti_status status = tu_cuda_enter(cuda, device);
     if (status != TUTTI_OK)
         return status;
-    CUresult result = cuda->driver.cuMemsetD8Async((CUdeviceptr)(uintptr_t)block->address + offset, 0, bytes, device->stream);
+    CUresult result =
+        cuda->driver.cuMemsetD8Async((CUdeviceptr)(uintptr_t)block->address + offset, 0, bytes, device->stream);
     if (result == CUDA_SUCCESS)
         result = cuda->driver.cuStreamSynchronize(device->stream);
     tu_cuda_leave(cuda);
@@ -198,14 +207,20 @@ tutti_status tu_cuda_export(void *state, const tu_backend_block *out, tu_backend
     tu_cuda *cuda = state;
     tu_cuda_block *block = out->handle;
     tu_cuda_device *device = &cuda->devices[block->device];
-    ticket message = { .bytes = block->bytes, .block = (uint64_t)(uintptr_t)block, .pid = (int32_t)getpid(),
-                       .handle_type = device->handle_type, .multicast = device->multicast, .device = block->device, .uuid = device->uuid };
+    ticket message = { .bytes = block->bytes,
+                       .block = (uint64_t)(uintptr_t)block,
+                       .pid = (int32_t)getpid(),
+                       .handle_type = device->handle_type,
+                       .multicast = device->multicast,
+                       .device = block->device,
+                       .uuid = device->uuid };
     int fd = -1;
     tutti_status status = tu_cuda_enter(cuda, device);
     if (status != TUTTI_OK)
         return status;
     CUresult result = cuda->driver.cuMemExportToShareableHandle(
-        device->handle_type == CU_MEM_HANDLE_TYPE_FABRIC ? (void *)message.fabric : (void *)&fd, block->memory, device->handle_type, 0);
+        device->handle_type == CU_MEM_HANDLE_TYPE_FABRIC ? (void *)message.fabric : (void *)&fd, block->memory,
+        device->handle_type, 0);
     if (result != CUDA_SUCCESS)
         status = tu_cuda_error(cuda, result, "cuMemExportToShareableHandle");
     tu_cuda_leave(cuda);
@@ -248,8 +263,10 @@ static CUresult obtain(tu_cuda *cuda, const ticket *from, int fd, CUmemGenericAl
         return cuda->driver.cuMemRetainAllocationHandle(handle, (void *)(uintptr_t)block->address);
     }
     if (from->handle_type == CU_MEM_HANDLE_TYPE_FABRIC)
-        return cuda->driver.cuMemImportFromShareableHandle(handle, (void *)(uintptr_t)from->fabric, CU_MEM_HANDLE_TYPE_FABRIC);
-    return cuda->driver.cuMemImportFromShareableHandle(handle, (void *)(uintptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+        return cuda->driver.cuMemImportFromShareableHandle(handle, (void *)(uintptr_t)from->fabric,
+                                                           CU_MEM_HANDLE_TYPE_FABRIC);
+    return cuda->driver.cuMemImportFromShareableHandle(handle, (void *)(uintptr_t)fd,
+                                                       CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 }
 
 /* ---- multicast: the order is essential, see each step ---- */
@@ -287,8 +304,8 @@ static void multicast_drop(map *m, bool own_created, CUmemGenericAllocationHandl
 
 /* One address that writes to and reduces from all members. Whatever fails, all members go on without it together. */
 /* `broken`: this rank's own mapping failed already; it takes part only so that nobody waits for it. */
-static tutti_status multicast_make(map *m, tutti_group *group, const tu_cuda_block *own, int rank, const ticket *tickets, bool broken,
-                                   int64_t deadline) {
+static tutti_status multicast_make(map *m, tutti_group *group, const tu_cuda_block *own, int rank,
+                                   const ticket *tickets, bool broken, int64_t deadline) {
     tu_cuda *cuda = m->cuda;
     tu_cuda_driver *driver = &cuda->driver;
     for (int i = 0; i < m->count; i++) {
@@ -312,10 +329,13 @@ static tutti_status multicast_make(map *m, tutti_group *group, const tu_cuda_blo
     }
     int type = tickets[0].handle_type;
     if (rank == 0 && !broken) {
-        CUmulticastObjectProp prop = { .numDevices = (unsigned)m->count, .size = m->stride, .handleTypes = (unsigned long long)type };
+        CUmulticastObjectProp prop = { .numDevices = (unsigned)m->count,
+                                       .size = m->stride,
+                                       .handleTypes = (unsigned long long)type };
         offer.good = driver->cuMulticastCreate(&created, &prop) == CUDA_SUCCESS;
         if (offer.good)
-            offer.good = driver->cuMemExportToShareableHandle(type == CU_MEM_HANDLE_TYPE_FABRIC ? (void *)offer.fabric : (void *)&fd,
+            offer.good = driver->cuMemExportToShareableHandle(type == CU_MEM_HANDLE_TYPE_FABRIC ? (void *)offer.fabric
+                                                                                                : (void *)&fd,
                                                               created, type, 0) == CUDA_SUCCESS;
     }
     status = cuda->host->exchange(group, "multicast", &offer, sizeof offer, fd, deadline, offers, fds);
@@ -325,7 +345,8 @@ static tutti_status multicast_make(map *m, tutti_group *group, const tu_cuda_blo
     /* Everybody imports, also its creator, so that the address takes the same path on all. */
     if (well)
         well = driver->cuMemImportFromShareableHandle(&m->multicast,
-                                                      type == CU_MEM_HANDLE_TYPE_FABRIC ? (void *)offers[0].fabric : (void *)(uintptr_t)fds[0],
+                                                      type == CU_MEM_HANDLE_TYPE_FABRIC ? (void *)offers[0].fabric
+                                                                                        : (void *)(uintptr_t)fds[0],
                                                       type) == CUDA_SUCCESS &&
                driver->cuMulticastAddDevice(m->multicast, m->device->device) == CUDA_SUCCESS;
     for (int i = 0; i < m->count; i++)
@@ -335,7 +356,8 @@ static tutti_status multicast_make(map *m, tutti_group *group, const tu_cuda_blo
     status = agree(cuda, group, "multicast devices", deadline, well, &all);
     if (status == TUTTI_OK && all) {
         m->multicast_bound = driver->cuMulticastBindMem(m->multicast, 0, own->memory, 0, m->stride, 0) == CUDA_SUCCESS;
-        well = m->multicast_bound && driver->cuMemAddressReserve(&m->multicast_address, m->stride, 0, 0, 0) == CUDA_SUCCESS;
+        well = m->multicast_bound &&
+               driver->cuMemAddressReserve(&m->multicast_address, m->stride, 0, 0, 0) == CUDA_SUCCESS;
         if (well && map_at(cuda, m->device, m->multicast_address, m->stride, m->multicast) != CUDA_SUCCESS) {
             driver->cuMemAddressFree(m->multicast_address, m->stride);
             m->multicast_address = 0;
@@ -383,9 +405,10 @@ tutti_status tu_cuda_import(void *state, tutti_group *group, const tu_backend_bl
         if (i != rank && tickets[i].pid == getpid())
             atomic_store_explicit(&cuda->shared_process, true, memory_order_relaxed);
         if (tickets[i].bytes != block->bytes || tickets[i].handle_type != tickets[rank].handle_type) {
-            status = cuda->host->error(TUTTI_ERROR_MISMATCH,
-                                       "rank %d has %llu bytes of device memory shared by handle type %d, this rank %zu bytes and type %d", i,
-                                       (unsigned long long)tickets[i].bytes, tickets[i].handle_type, block->bytes, tickets[rank].handle_type);
+            status = cuda->host->error(
+                TUTTI_ERROR_MISMATCH,
+                "rank %d has %llu bytes of device memory shared by handle type %d, this rank %zu bytes and type %d", i,
+                (unsigned long long)tickets[i].bytes, tickets[i].handle_type, block->bytes, tickets[rank].handle_type);
             cuda->host->error_at_fault(i);
             goto close_descriptors;
         }
@@ -413,13 +436,15 @@ tutti_status tu_cuda_import(void *state, tutti_group *group, const tu_backend_bl
         m->mapped[i] = true;
         addresses[i] = i == rank ? own->address : (void *)(uintptr_t)(m->base + (CUdeviceptr)i * m->stride);
     }
-    tutti_status met = multicast_make(m, group, block, rank, tickets, status != TUTTI_OK, cuda->host->now() + cuda->host->timeout(group, 0));
+    tutti_status met = multicast_make(m, group, block, rank, tickets, status != TUTTI_OK,
+                                      cuda->host->now() + cuda->host->timeout(group, 0));
     if (status == TUTTI_OK)
         status = met;
     if (status != TUTTI_OK)
         goto leave;
     tu_cuda_leave(cuda);
-    *out = (tu_backend_map){ .addresses = addresses, .multicast = (void *)(uintptr_t)m->multicast_address, .handle = m };
+    *out =
+        (tu_backend_map){ .addresses = addresses, .multicast = (void *)(uintptr_t)m->multicast_address, .handle = m };
     for (int i = 0; i < count; i++)
         if (given[i].fd >= 0)
             close(given[i].fd);

@@ -2,8 +2,9 @@
  *
  * all_gather, broadcast, gather, scatter, all_to_all, permute and their v-forms: everybody pulls what is for it.
  *
- * Member p has send_bytes[r] bytes for member r. Both sides cut that range among the thread blocks alike, so block b reads from its peers
- * only what their block b staged. The sender tells how many bytes it has; another number than expected is a mismatch.
+ * Member p has send_bytes[r] bytes for member r. Both sides cut that range among the thread blocks alike, so block b
+ * reads from its peers only what their block b staged. The sender tells how many bytes it has; another number than
+ * expected is a mismatch.
  */
 #include "device.cuh"
 
@@ -41,7 +42,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) tutti_move(const __grid
         atomicMax(&longest, (unsigned long long)inbox->longest);
         direct = inbox->source != 0;
         if (inbox->count != args.receive_bytes[threadIdx.x]) {
-            raise_fault(m.fault, m.host_fault, TU_CUDA_FAULT_MISMATCH, threadIdx.x, m.signature, m.signature, m.operation, 0, m.sequence);
+            raise_fault(m.fault, m.host_fault, TU_CUDA_FAULT_MISMATCH, threadIdx.x, m.signature, m.signature,
+                        m.operation, 0, m.sequence);
             good = 0;
         }
     }

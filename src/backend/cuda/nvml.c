@@ -2,8 +2,8 @@
  *
  * NVLinks between the visible GPUs, through NVML, which is loaded for the question and closed after it.
  *
- * A link leads to another GPU, or to a switch; all switches are taken to be connected, so two GPUs with links to switches have as many between them
- * as the one that has fewer. What NVML does not tell counts as no link.
+ * A link leads to another GPU, or to a switch; all switches are taken to be connected, so two GPUs with links to
+ * switches have as many between them as the one that has fewer. What NVML does not tell counts as no link.
  */
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -13,7 +13,11 @@
 #include "cuda.h"
 
 #define LINKS 64
-enum { NVML_SUCCESS = 0, NVML_REMOTE_GPU = 0, NVML_REMOTE_SWITCH = 2 };
+enum {
+    NVML_SUCCESS = 0,
+    NVML_REMOTE_GPU = 0,
+    NVML_REMOTE_SWITCH = 2
+};
 
 typedef struct nvml_pci {
     char short_id[16];
@@ -39,11 +43,14 @@ static bool load(nvml *n) {
     n->init = (int (*)(void))(uintptr_t)dlsym(n->library, "nvmlInit_v2");
     n->shutdown = (int (*)(void))(uintptr_t)dlsym(n->library, "nvmlShutdown");
     n->by_bus = (int (*)(const char *, nvml_device *))(uintptr_t)dlsym(n->library, "nvmlDeviceGetHandleByPciBusId_v2");
-    n->link_state = (int (*)(nvml_device, unsigned, unsigned *))(uintptr_t)dlsym(n->library, "nvmlDeviceGetNvLinkState");
-    n->remote_type = (int (*)(nvml_device, unsigned, int *))(uintptr_t)dlsym(n->library, "nvmlDeviceGetNvLinkRemoteDeviceType");
-    n->remote_pci = (int (*)(nvml_device, unsigned, nvml_pci *))(uintptr_t)dlsym(n->library, "nvmlDeviceGetNvLinkRemotePciInfo_v2");
-    if (n->init != NULL && n->shutdown != NULL && n->by_bus != NULL && n->link_state != NULL && n->remote_type != NULL &&
-        n->remote_pci != NULL && n->init() == NVML_SUCCESS)
+    n->link_state =
+        (int (*)(nvml_device, unsigned, unsigned *))(uintptr_t)dlsym(n->library, "nvmlDeviceGetNvLinkState");
+    n->remote_type =
+        (int (*)(nvml_device, unsigned, int *))(uintptr_t)dlsym(n->library, "nvmlDeviceGetNvLinkRemoteDeviceType");
+    n->remote_pci =
+        (int (*)(nvml_device, unsigned, nvml_pci *))(uintptr_t)dlsym(n->library, "nvmlDeviceGetNvLinkRemotePciInfo_v2");
+    if (n->init != NULL && n->shutdown != NULL && n->by_bus != NULL && n->link_state != NULL &&
+        n->remote_type != NULL && n->remote_pci != NULL && n->init() == NVML_SUCCESS)
         return true;
     dlclose(n->library);
     return false;
@@ -80,7 +87,8 @@ tutti_status tu_cuda_links(const tu_backend_host *host, int *matrix, int count) 
         return status;
     memset(matrix, 0, (size_t)count * (size_t)count * sizeof *matrix);
     if (!load(&n))
-        return host->error(TUTTI_ERROR_UNSUPPORTED, "NVML (libnvidia-ml.so.1) is not there: the links between GPUs are not known");
+        return host->error(TUTTI_ERROR_UNSUPPORTED,
+                           "NVML (libnvidia-ml.so.1) is not there: the links between GPUs are not known");
     char(*bus)[32] = calloc((size_t)count, sizeof *bus);
     int *switches = calloc((size_t)count, sizeof *switches);
     if (bus == NULL || switches == NULL) {

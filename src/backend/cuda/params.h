@@ -2,53 +2,57 @@
  *
  * What the host side and the kernels share: layouts in device memory, and the arguments of each kernel.
  *
- * THE CONTROL BLOCK. Every rank of a group has one on its device, mapped by all members at base + rank * stride. It holds
+ * THE CONTROL BLOCK. Every rank of a group has one on its device, mapped by all members at base + rank * stride. It
+ * holds
  *
  *     inbox     one entry per (thread block, sender): the sender's thread block b writes entry [b][sender] of each peer
- *     epochs    per thread block, private to the owner: how many barriers this thread block number has been through. They
- *               live in device memory, so that a captured graph can be replayed and mixed with eager calls.
- *     fault     the first thing that went wrong on this rank; sticky: kernels that find it set leave at once
+ *     epochs    per thread block, private to the owner: how many barriers this thread block number has been through.
+ * They live in device memory, so that a captured graph can be replayed and mixed with eager calls. fault     the first
+ * thing that went wrong on this rank; sticky: kernels that find it set leave at once
  *
- * The first meeting of a kernel brings, beside the flag, a hash of where the sender's buffers lie. Where all hashes agree, as they do when every rank
- * uses the same offsets of the same symmetric blocks, everybody can compute all addresses; else a second meeting hands them over.
+ * The first meeting of a kernel brings, beside the flag, a hash of where the sender's buffers lie. Where all hashes
+ * agree, as they do when every rank uses the same offsets of the same symmetric blocks, everybody can compute all
+ * addresses; else a second meeting hands them over.
  *
- * A barrier of thread block b: all its threads arrive; thread t < n stores (epoch, signature) into entry [b][me] of rank t, with release
- * at system scope, and waits, with acquire, until its own entry [b][t] has reached the epoch. A differing signature at
- * the same epoch is a mismatched call. Entries carry the sender's addresses as well, written before the flag.
+ * A barrier of thread block b: all its threads arrive; thread t < n stores (epoch, signature) into entry [b][me] of
+ * rank t, with release at system scope, and waits, with acquire, until its own entry [b][t] has reached the epoch. A
+ * differing signature at the same epoch is a mismatched call. Entries carry the sender's addresses as well, written
+ * before the flag.
  */
 #ifndef TU_CUDA_PARAMS_H
 #define TU_CUDA_PARAMS_H
 
 #include <stdint.h>
 
-#define TU_CUDA_RANKS 64       /* of one group on GPUs */
-#define TU_CUDA_BLOCKS 128     /* thread blocks of one launch, at most */
-#define TU_CUDA_TABLE 1024     /* symmetric blocks per group that can be used where they lie */
+#define TU_CUDA_RANKS 64   /* of one group on GPUs */
+#define TU_CUDA_BLOCKS 128 /* thread blocks of one launch, at most */
+#define TU_CUDA_TABLE 1024 /* symmetric blocks per group that can be used where they lie */
 
 typedef struct tu_cuda_inbox {
-    uint64_t flag;    /* epoch << 32 | signature … */
-    uint64_t plan;    /* … and a hash of source and target, 0 when one has to be staged: written together, as one 16-byte store */
+    uint64_t flag; /* epoch << 32 | signature … */
+    uint64_t plan; /* … and a hash of source and target, 0 when one has to be staged: written together, as one 16-byte
+                      store */
     uint64_t source;  /* where the receiver finds the sender's data: code, see below */
     uint64_t target;  /* where the receiver may write at the sender's: code; 0 none */
     uint64_t count;   /* bytes that the sender has for this receiver */
     double factor;    /* of premul_sum */
     uint64_t longest; /* of a move: bytes of the longest part that the sender has for anybody */
     uint64_t offset;  /* of a move: where the sender's part for this receiver begins */
-} tu_cuda_inbox; /* 64 bytes */
+} tu_cuda_inbox;      /* 64 bytes */
 
-/* A code names memory of a member so that every member can find it: index of the mapped block in the group's table, and the
- * offset there. Index 0 is the control block itself with its staging. */
+/* A code names memory of a member so that every member can find it: index of the mapped block in the group's table, and
+ * the offset there. Index 0 is the control block itself with its staging. */
 #define TU_CUDA_CODE(index, offset) ((uint64_t)(index) << 44 | (uint64_t)(offset))
 #define TU_CUDA_CODE_INDEX(code) ((uint32_t)((code) >> 44))
 #define TU_CUDA_CODE_OFFSET(code) ((code) & ((UINT64_C(1) << 44) - 1))
 
 typedef struct tu_cuda_fault {
-    uint32_t code;      /* 0, or TU_CUDA_FAULT_…; set once by compare-and-swap on the device, or by the host's watcher */
-    uint32_t peer;      /* the member at fault */
+    uint32_t code; /* 0, or TU_CUDA_FAULT_…; set once by compare-and-swap on the device, or by the host's watcher */
+    uint32_t peer; /* the member at fault */
     uint32_t mine, theirs; /* signatures of a mismatch */
-    uint32_t operation; /* tu_operation of the kernel */
-    uint32_t channel;   /* of a signal */
-    uint64_t sequence;  /* of the eager call, 0 in a replay */
+    uint32_t operation;    /* tu_operation of the kernel */
+    uint32_t channel;      /* of a signal */
+    uint64_t sequence;     /* of the eager call, 0 in a replay */
 } tu_cuda_fault;
 
 enum {
@@ -59,22 +63,22 @@ enum {
 };
 
 typedef struct tu_cuda_mapping {
-    uint64_t base;   /* member r's block lies at base + r * stride */
+    uint64_t base; /* member r's block lies at base + r * stride */
     uint64_t stride;
 } tu_cuda_mapping;
 
 /* Everything a kernel needs to meet its peers. */
 typedef struct tu_cuda_meeting {
-    uint64_t control;        /* of member 0; member r's at control + r * stride */
+    uint64_t control; /* of member 0; member r's at control + r * stride */
     uint64_t stride;
-    uint64_t inbox_offset;   /* in the control block */
-    uint64_t epochs;         /* address of this rank's */
-    uint64_t fault;          /* address of this rank's tu_cuda_fault */
-    uint64_t host_fault;     /* device address of the copy in pinned host memory */
-    uint64_t table;          /* address of tu_cuda_mapping[TU_CUDA_TABLE] */
+    uint64_t inbox_offset; /* in the control block */
+    uint64_t epochs;       /* address of this rank's */
+    uint64_t fault;        /* address of this rank's tu_cuda_fault */
+    uint64_t host_fault;   /* device address of the copy in pinned host memory */
+    uint64_t table;        /* address of tu_cuda_mapping[TU_CUDA_TABLE] */
     uint64_t timeout_ns;
     uint64_t sequence;
-    uint64_t plan;           /* this rank's */
+    uint64_t plan; /* this rank's */
     uint32_t signature;
     uint32_t operation;
     int32_t rank, size;
@@ -83,19 +87,20 @@ typedef struct tu_cuda_meeting {
 /* all_reduce, reduce and reduce_scatter in all their forms. */
 typedef struct tu_cuda_reduce_args {
     tu_cuda_meeting meeting;
-    uint64_t in;            /* this rank's input, device address */
-    uint64_t out;           /* this rank's output; 0: this rank gets none */
-    uint64_t source;        /* code of the input; 0: private, goes through staging */
-    uint64_t target;        /* code of the output; 0: private */
-    uint64_t source_base, source_stride; /* of the input's block: member r's input lies at base + r * stride, where all have the same plan */
+    uint64_t in;                         /* this rank's input, device address */
+    uint64_t out;                        /* this rank's output; 0: this rank gets none */
+    uint64_t source;                     /* code of the input; 0: private, goes through staging */
+    uint64_t target;                     /* code of the output; 0: private */
+    uint64_t source_base, source_stride; /* of the input's block: member r's input lies at base + r * stride, where all
+                                            have the same plan */
     uint64_t target_base, target_stride;
     uint64_t stage, stage_code;     /* this rank's staging, at the same code on all */
     uint64_t scratch, scratch_code; /* for reduced slices: at least stage_bytes / size */
-    uint64_t stage_bytes;   /* a multiple of 16 * size */
-    uint64_t count;         /* elements of the whole input */
-    uint64_t row;           /* reduce_scatter that splits the last dimension: elements of a row, all inputs symmetric; else 0 */
+    uint64_t stage_bytes;           /* a multiple of 16 * size */
+    uint64_t count;                 /* elements of the whole input */
+    uint64_t row; /* reduce_scatter that splits the last dimension: elements of a row, all inputs symmetric; else 0 */
     double factor;
-    int32_t op;             /* tutti_op */
+    int32_t op; /* tutti_op */
     int32_t mode;
     uint64_t parts[TU_CUDA_RANKS + 1]; /* of TU_CUDA_SCATTER: where each rank's part begins */
 } tu_cuda_reduce_args;
@@ -110,10 +115,10 @@ enum {
 typedef struct tu_cuda_move_args {
     tu_cuda_meeting meeting;
     uint64_t in, out;
-    uint64_t source;                /* code of the input; 0: private, goes through staging */
+    uint64_t source; /* code of the input; 0: private, goes through staging */
     uint64_t stage, stage_code;
-    uint64_t stage_bytes;           /* a multiple of 16 * size */
-    uint64_t longest;               /* bytes of the longest part that this rank sends */
+    uint64_t stage_bytes;                                           /* a multiple of 16 * size */
+    uint64_t longest;                                               /* bytes of the longest part that this rank sends */
     uint64_t send_offset[TU_CUDA_RANKS], send_bytes[TU_CUDA_RANKS]; /* for each member, from `in` */
     uint64_t receive_offset[TU_CUDA_RANKS], receive_bytes[TU_CUDA_RANKS];
 } tu_cuda_move_args;
@@ -122,15 +127,15 @@ typedef struct tu_cuda_move_args {
 typedef struct tu_cuda_vdev_args {
     tu_cuda_meeting meeting;
     uint64_t in, out;
-    uint64_t source;          /* code of the input */
-    uint64_t in_splits;       /* int64 on the device: [slots], or [2][slots] with offsets */
-    uint64_t out_splits;      /* int64[2][slots]: counts, offsets */
-    uint64_t splits_code;     /* code of a scratch of slots * 2 int64 in this rank's control block */
+    uint64_t source;      /* code of the input */
+    uint64_t in_splits;   /* int64 on the device: [slots], or [2][slots] with offsets */
+    uint64_t out_splits;  /* int64[2][slots]: counts, offsets */
+    uint64_t splits_code; /* code of a scratch of slots * 2 int64 in this rank's control block */
     uint64_t row_bytes;
     uint64_t in_rows, out_rows;
-    int64_t major_align;      /* of 2d: at least 1 */
-    int32_t experts;          /* per rank; 1 for the flat form */
-    int32_t form;             /* 0 flat, 1 2d, 2 2d_offset */
+    int64_t major_align; /* of 2d: at least 1 */
+    int32_t experts;     /* per rank; 1 for the flat form */
+    int32_t form;        /* 0 flat, 1 2d, 2 2d_offset */
 } tu_cuda_vdev_args;
 
 /* Signals of one (block, group): area layout of each member is [channels][size] of tu_cuda_signal, then
@@ -141,9 +146,10 @@ typedef struct tu_cuda_signal {
 } tu_cuda_signal;
 
 typedef struct tu_cuda_signal_args {
-    uint64_t areas;       /* member 0's; member r's at areas + r * stride */
+    uint64_t areas; /* member 0's; member r's at areas + r * stride */
     uint64_t stride;
-    uint64_t local;       /* this rank's counters, device memory: [channels][size] {sent, taken}, then [channels] barrier epochs */
+    uint64_t
+        local; /* this rank's counters, device memory: [channels][size] {sent, taken}, then [channels] barrier epochs */
     uint64_t fault, host_fault;
     uint64_t timeout_ns;
     int32_t rank, size, channel, channels;
@@ -152,6 +158,10 @@ typedef struct tu_cuda_signal_args {
     uint32_t operation;
 } tu_cuda_signal_args;
 
-enum { TU_CUDA_SIGNAL_PUT = 0, TU_CUDA_SIGNAL_WAIT = 1, TU_CUDA_SIGNAL_BARRIER = 2 };
+enum {
+    TU_CUDA_SIGNAL_PUT = 0,
+    TU_CUDA_SIGNAL_WAIT = 1,
+    TU_CUDA_SIGNAL_BARRIER = 2
+};
 
 #endif

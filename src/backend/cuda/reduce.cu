@@ -2,9 +2,9 @@
  *
  * all_reduce, reduce and reduce_scatter: one kernel per element type, four modes.
  *
- * Every element is reduced once, by one thread, in rank order 0 to n-1 in the accumulator of tutti/dtype.h: the same bits as the
- * CPU's serial loop, in every mode. A thread block reads from its peers only what the thread block of the same number
- * staged there, or what was there before the kernel, so meeting block by block is enough.
+ * Every element is reduced once, by one thread, in rank order 0 to n-1 in the accumulator of tutti/dtype.h: the same
+ * bits as the CPU's serial loop, in every mode. A thread block reads from its peers only what the thread block of the
+ * same number staged there, or what was there before the kernel, so meeting block by block is enough.
  */
 #include "device.cuh"
 
@@ -16,7 +16,9 @@ template <> struct arithmetic_of<as_e4m3> { typedef as_f32 type; };
 template <> struct arithmetic_of<as_e5m2> { typedef as_f32 type; };
 
 template <class Type, bool has_factor> struct scaler {
-    template <class A> static __device__ __forceinline__ A apply(A x, double) { return x; }
+    template <class A> static __device__ __forceinline__ A apply(A x, double) {
+        return x;
+    }
 };
 template <class Type> struct scaler<Type, true> {
     template <class A> static __device__ __forceinline__ A apply(A x, double factor) {
@@ -24,13 +26,41 @@ template <class Type> struct scaler<Type, true> {
     }
 };
 
-template <class Type> struct is_float { enum { value = 0 }; };
-template <> struct is_float<as_f64> { enum { value = 1 }; };
-template <> struct is_float<as_f32> { enum { value = 1 }; };
-template <> struct is_float<as_f16> { enum { value = 1 }; };
-template <> struct is_float<as_bf16> { enum { value = 1 }; };
-template <> struct is_float<as_e4m3> { enum { value = 1 }; };
-template <> struct is_float<as_e5m2> { enum { value = 1 }; };
+template <class Type> struct is_float {
+    enum {
+        value = 0
+    };
+};
+template <> struct is_float<as_f64> {
+    enum {
+        value = 1
+    };
+};
+template <> struct is_float<as_f32> {
+    enum {
+        value = 1
+    };
+};
+template <> struct is_float<as_f16> {
+    enum {
+        value = 1
+    };
+};
+template <> struct is_float<as_bf16> {
+    enum {
+        value = 1
+    };
+};
+template <> struct is_float<as_e4m3> {
+    enum {
+        value = 1
+    };
+};
+template <> struct is_float<as_e5m2> {
+    enum {
+        value = 1
+    };
+};
 
 struct sources {
     const uint8_t *address[TU_CUDA_RANKS];
@@ -54,26 +84,37 @@ static __device__ typename Type::storage reduce_one(const sources &s, int n, int
 }
 
 /* Combines all lanes of a vector; the reduction is looked at once per vector. */
-template <class Arithmetic, int lanes, class A> static __device__ __forceinline__ void combine_lanes(int op, A (&a)[lanes], const A (&x)[lanes]) {
+template <class Arithmetic, int lanes, class A>
+static __device__ __forceinline__ void combine_lanes(int op, A (&a)[lanes], const A (&x)[lanes]) {
     auto with = [&](int constant) {
 #pragma unroll
         for (int lane = 0; lane < lanes; lane++)
             a[lane] = combine(Arithmetic(), constant, a[lane], x[lane]);
     };
     switch (op) {
-    case OP_PRODUCT: return with(OP_PRODUCT);
-    case OP_MIN: return with(OP_MIN);
-    case OP_MAX: return with(OP_MAX);
-    case OP_BAND: return with(OP_BAND);
-    case OP_BOR: return with(OP_BOR);
-    case OP_BXOR: return with(OP_BXOR);
-    default: return with(OP_SUM);
+    case OP_PRODUCT:
+        return with(OP_PRODUCT);
+    case OP_MIN:
+        return with(OP_MIN);
+    case OP_MAX:
+        return with(OP_MAX);
+    case OP_BAND:
+        return with(OP_BAND);
+    case OP_BOR:
+        return with(OP_BOR);
+    case OP_BXOR:
+        return with(OP_BXOR);
+    default:
+        return with(OP_SUM);
     }
 }
 
 template <class Type, int lanes>
 static __device__ __forceinline__ void unpack(uint4 v, typename Type::accumulator (&x)[lanes]) {
-    union { uint4 v; typename Type::storage e[lanes]; } in;
+    union {
+        uint4 v;
+        typename Type::storage e[lanes];
+    } in;
     in.v = v;
 #pragma unroll
     for (int lane = 0; lane < lanes; lane++)
@@ -82,14 +123,18 @@ static __device__ __forceinline__ void unpack(uint4 v, typename Type::accumulato
 
 template <class Type, int lanes>
 static __device__ __forceinline__ uint4 pack(typename Type::accumulator (&a)[lanes], int op, int n) {
-    union { uint4 v; typename Type::storage e[lanes]; } out;
+    union {
+        uint4 v;
+        typename Type::storage e[lanes];
+    } out;
 #pragma unroll
     for (int lane = 0; lane < lanes; lane++)
         out.e[lane] = Type::store(finish(typename arithmetic_of<Type>::type(), op, a[lane], n));
     return out.v;
 }
 
-/* 16 bytes. N > 0: a sum (or avg) of that many sources, all loads in flight together. N 0: any number, any reduction. */
+/* 16 bytes. N > 0: a sum (or avg) of that many sources, all loads in flight together. N 0: any number, any
+ * reduction. */
 template <class Type, int N>
 static __device__ __forceinline__ uint4 reduce_vector(const sources &s, int n, int op, uint64_t byte) {
     typedef typename arithmetic_of<Type>::type arithmetic;
@@ -132,10 +177,11 @@ static __device__ __forceinline__ uint4 reduce_vector(const sources &s, int n, i
     return pack<Type>(a, op, n);
 }
 
-/* Elements [begin, end) of the sources, to `out` (which points at element `begin`) or, with push, to the same elements of every target.
- * The block's threads stride over it together. */
+/* Elements [begin, end) of the sources, to `out` (which points at element `begin`) or, with push, to the same elements
+ * of every target. The block's threads stride over it together. */
 template <class Type, int N>
-static __device__ void reduce_range(const sources &s, int n, int op, uint64_t begin, uint64_t end, uint8_t *out, bool push) {
+static __device__ void reduce_range(const sources &s, int n, int op, uint64_t begin, uint64_t end, uint8_t *out,
+                                    bool push) {
     typedef typename Type::storage storage;
     uint64_t bits = begin * sizeof(storage);
     if (push)
@@ -200,28 +246,34 @@ static __device__ __forceinline__ range part_of(const tu_cuda_reduce_args &args,
 }
 
 /* The whole operation where the data lies: every input is symmetric and, for a push, every output. */
-template <class Type, int N> static __device__ void reduce_direct(const tu_cuda_reduce_args &args, sources &s, meeting_epoch &epoch) {
+template <class Type, int N>
+static __device__ void reduce_direct(const tu_cuda_reduce_args &args, sources &s, meeting_epoch &epoch) {
     typedef typename Type::storage storage;
     const tu_cuda_meeting &m = args.meeting;
     const uint64_t grain = 16 / sizeof(storage), blocks = gridDim.x, block = blockIdx.x;
     if (args.row != 0) {
         /* Output element i lies at column rank * columns + i % columns of input row i / columns. */
         uint64_t columns = args.row / m.size, total = args.count / m.size;
-        for (uint64_t i = cut(total, block, blocks, grain) + threadIdx.x; i < cut(total, block + 1, blocks, grain); i += blockDim.x)
-            ((storage *)args.out)[i] = reduce_one<Type>(s, m.size, args.op, i / columns * args.row + m.rank * columns + i % columns);
+        for (uint64_t i = cut(total, block, blocks, grain) + threadIdx.x; i < cut(total, block + 1, blocks, grain);
+             i += blockDim.x)
+            ((storage *)args.out)[i] =
+                reduce_one<Type>(s, m.size, args.op, i / columns * args.row + m.rank * columns + i % columns);
     } else if (args.mode == TU_CUDA_TWO_SHOT || args.out != 0) {
         range part = part_of(args, m.rank, m.size, grain);
         uint64_t from = cut(part.count, block, blocks, grain), to = cut(part.count, block + 1, blocks, grain);
         uint64_t base = args.mode == TU_CUDA_ONE_SHOT ? 0 : part.first;
         reduce_range<Type, N>(s, m.size, args.op, part.first + from, part.first + to,
-                              (uint8_t *)args.out + (part.first + from - base) * sizeof(storage), args.mode == TU_CUDA_TWO_SHOT);
+                              (uint8_t *)args.out + (part.first + from - base) * sizeof(storage),
+                              args.mode == TU_CUDA_TWO_SHOT);
     }
     meet(m, epoch); /* nobody reads my buffers, or still owes me a slice, after this */
 }
 
-/* In rounds through staging: some input is private, or some output is and slices have to be gathered. Round k takes elements
- * [k * share, (k + 1) * share) of every part. Each block stages exactly what the same block of its peers will read. */
-template <class Type, int N> static __device__ void reduce_staged(const tu_cuda_reduce_args &args, sources &s, meeting_epoch &epoch) {
+/* In rounds through staging: some input is private, or some output is and slices have to be gathered. Round k takes
+ * elements [k * share, (k + 1) * share) of every part. Each block stages exactly what the same block of its peers will
+ * read. */
+template <class Type, int N>
+static __device__ void reduce_staged(const tu_cuda_reduce_args &args, sources &s, meeting_epoch &epoch) {
     typedef typename Type::storage storage;
     const tu_cuda_meeting &m = args.meeting;
     const int n = m.size, parts = args.mode == TU_CUDA_ONE_SHOT ? 1 : n;
@@ -240,7 +292,8 @@ template <class Type, int N> static __device__ void reduce_staged(const tu_cuda_
                 uint64_t skip = min(round * share, whole.count), count = min(share, whole.count - skip);
                 piece mine = piece_of(share, count, grain);
                 copy_bytes((uint8_t *)args.stage + (part * share + mine.from) * sizeof(storage),
-                           (const uint8_t *)args.in + (whole.first + skip + mine.from) * sizeof(storage), (mine.to - mine.from) * sizeof(storage));
+                           (const uint8_t *)args.in + (whole.first + skip + mine.from) * sizeof(storage),
+                           (mine.to - mine.from) * sizeof(storage));
             }
         if (!meet(m, epoch))
             return;
@@ -254,7 +307,8 @@ template <class Type, int N> static __device__ void reduce_staged(const tu_cuda_
                                          : resolve(m, threadIdx.x, args.stage_code) + part * share * sizeof(storage);
         }
         __syncthreads();
-        uint8_t *out = (uint8_t *)args.out + (args.mode == TU_CUDA_SCATTER ? skip : mine.first + skip) * sizeof(storage);
+        uint8_t *out =
+            (uint8_t *)args.out + (args.mode == TU_CUDA_SCATTER ? skip : mine.first + skip) * sizeof(storage);
         if (args.mode == TU_CUDA_TWO_SHOT)
             out = (uint8_t *)args.scratch;
         if (args.mode == TU_CUDA_TWO_SHOT || args.out != 0)
@@ -266,7 +320,8 @@ template <class Type, int N> static __device__ void reduce_staged(const tu_cuda_
             uint64_t skipped = min(round * share, whole.count), length = min(share, whole.count - skipped);
             piece theirs = piece_of(share, length, grain);
             copy_bytes((uint8_t *)args.out + (whole.first + skipped + theirs.from) * sizeof(storage),
-                       resolve(m, r, args.scratch_code) + theirs.from * sizeof(storage), (theirs.to - theirs.from) * sizeof(storage));
+                       resolve(m, r, args.scratch_code) + theirs.from * sizeof(storage),
+                       (theirs.to - theirs.from) * sizeof(storage));
         }
     }
     meet(m, epoch); /* the slices in my scratch have been gathered */
@@ -313,13 +368,15 @@ template <class Type, int N> static __device__ void reduce_body(const tu_cuda_re
     epoch.keep();
 }
 
-#define REDUCE(name, type)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) tutti_reduce_##name(const __grid_constant__ tu_cuda_reduce_args args) { \
-        reduce_body<type, 0>(args);                                                                                    \
+#define REDUCE(name, type)                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)                    \
+        tutti_reduce_##name(const __grid_constant__ tu_cuda_reduce_args args) { \
+        reduce_body<type, 0>(args);                                             \
     }
-#define REDUCE_FOR(name, type, n)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) tutti_reduce_##name##_##n(const __grid_constant__ tu_cuda_reduce_args args) { \
-        reduce_body<type, n>(args);                                                                                    \
+#define REDUCE_FOR(name, type, n)                                                     \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)                          \
+        tutti_reduce_##name##_##n(const __grid_constant__ tu_cuda_reduce_args args) { \
+        reduce_body<type, n>(args);                                                   \
     }
 
 REDUCE(f64, as_f64)

@@ -2,8 +2,8 @@
  *
  * Signals, barriers and single words on streams. See signal.cu for the protocol.
  *
- * A signal area is [channels][size] signals, [channels][size] barrier words that peers write, then what only its owner uses: [channels][size]
- * counters and [channels] epochs.
+ * A signal area is [channels][size] signals, [channels][size] barrier words that peers write, then what only its owner
+ * uses: [channels][size] counters and [channels] epochs.
  */
 #include <string.h>
 
@@ -14,7 +14,8 @@ static size_t shared_bytes(int size, int channels) {
 }
 
 size_t tu_cuda_area_bytes(int size, int channels) {
-    return shared_bytes(size, channels) + (size_t)channels * (size_t)size * sizeof(tu_cuda_signal) + (size_t)channels * sizeof(uint32_t);
+    return shared_bytes(size, channels) + (size_t)channels * (size_t)size * sizeof(tu_cuda_signal) +
+           (size_t)channels * sizeof(uint32_t);
 }
 
 /* The group's fault words, so that nothing has to be allocated by a signal, and a stream may capture it. */
@@ -31,21 +32,29 @@ void tu_cuda_detach(tu_backend_peers *peers) {
 
 void tu_cuda_reset(const tu_backend_peers *peers) {
     tu_cuda *cuda = peers->state;
-    tu_backend_block area = { .address = peers->areas->addresses[peers->rank], .bytes = tu_cuda_area_bytes(peers->size, peers->channels),
+    tu_backend_block area = { .address = peers->areas->addresses[peers->rank],
+                              .bytes = tu_cuda_area_bytes(peers->size, peers->channels),
                               .device_index = peers->device_index };
     if (tu_cuda_clear(cuda, &area, 0, area.bytes) != TUTTI_OK)
         cuda->host->log(cuda->world, TUTTI_LOG_WARN, "cuda", "the signals of a block could not be reset");
 }
 
-static tutti_status launch(const tu_backend_peers *peers, int kind, int peer, int channel, const tu_backend_call *call, const char *name) {
+static tutti_status launch(const tu_backend_peers *peers, int kind, int peer, int channel, const tu_backend_call *call,
+                           const char *name) {
     tu_cuda *cuda = peers->state;
     tu_cuda_device *device = &cuda->devices[peers->device_index];
     const tu_cuda_fate *fate = peers->local;
     tutti_status status = tu_cuda_check(cuda, peers->group);
     if (status != TUTTI_OK)
         return status;
-    tu_cuda_signal_args args = { .fault = fate->fault, .host_fault = fate->host_address, .rank = peers->rank, .size = peers->size,
-                                 .channel = channel, .channels = peers->channels, .peer = peer, .kind = kind,
+    tu_cuda_signal_args args = { .fault = fate->fault,
+                                 .host_fault = fate->host_address,
+                                 .rank = peers->rank,
+                                 .size = peers->size,
+                                 .channel = channel,
+                                 .channels = peers->channels,
+                                 .peer = peer,
+                                 .kind = kind,
                                  .timeout_ns = (uint64_t)cuda->host->timeout(peers->group, call->timeout_ns),
                                  .operation = cuda->host->operation_find(name) };
     tu_cuda_map_plan(peers->areas, &args.areas, &args.stride);
@@ -55,8 +64,8 @@ static tutti_status launch(const tu_backend_peers *peers, int kind, int peer, in
         return status;
     void *parameters[] = { &args };
     unsigned threads = kind == TU_CUDA_SIGNAL_BARRIER ? (unsigned)(peers->size + 31) / 32 * 32 : 1;
-    CUresult result =
-        cuda->driver.cuLaunchKernel(device->kernels[TU_CUDA_SIGNAL], 1, 1, 1, threads, 1, 1, 0, call->stream, parameters, NULL);
+    CUresult result = cuda->driver.cuLaunchKernel(device->kernels[TU_CUDA_SIGNAL], 1, 1, 1, threads, 1, 1, 0,
+                                                  call->stream, parameters, NULL);
     if (result != CUDA_SUCCESS)
         status = tu_cuda_error(cuda, result, "launching a signal");
     tu_cuda_leave(cuda);
@@ -89,7 +98,8 @@ tutti_status tu_cuda_signal_test(const tu_backend_peers *peers, int from, int ch
         return status;
     CUresult result = cuda->driver.cuMemcpyDtoHAsync(&theirs, area + at, sizeof theirs, device->stream);
     if (result == CUDA_SUCCESS)
-        result = cuda->driver.cuMemcpyDtoHAsync(&mine, area + shared_bytes(peers->size, peers->channels) + at, sizeof mine, device->stream);
+        result = cuda->driver.cuMemcpyDtoHAsync(&mine, area + shared_bytes(peers->size, peers->channels) + at,
+                                                sizeof mine, device->stream);
     if (result == CUDA_SUCCESS)
         result = cuda->driver.cuStreamSynchronize(device->stream);
     tu_cuda_leave(cuda);
@@ -99,7 +109,8 @@ tutti_status tu_cuda_signal_test(const tu_backend_peers *peers, int from, int ch
     return TUTTI_OK;
 }
 
-static tutti_status on_device(void *state, int index, CUresult (*act)(tu_cuda *, void *), void *argument, const char *what) {
+static tutti_status on_device(void *state, int index, CUresult (*act)(tu_cuda *, void *), void *argument,
+                              const char *what) {
     tu_cuda *cuda = state;
     tu_cuda_device *device;
     int chosen;
@@ -121,10 +132,12 @@ struct copy {
 };
 static CUresult act_copy(tu_cuda *cuda, void *argument) {
     const struct copy *copy = argument;
-    return cuda->driver.cuMemcpyAsync((CUdeviceptr)(uintptr_t)copy->to, (CUdeviceptr)(uintptr_t)copy->from, copy->bytes, copy->stream);
+    return cuda->driver.cuMemcpyAsync((CUdeviceptr)(uintptr_t)copy->to, (CUdeviceptr)(uintptr_t)copy->from, copy->bytes,
+                                      copy->stream);
 }
 
-tutti_status tu_cuda_copy(void *state, int device, void *to, const void *from, size_t bytes, const tu_backend_call *call) {
+tutti_status tu_cuda_copy(void *state, int device, void *to, const void *from, size_t bytes,
+                          const tu_backend_call *call) {
     struct copy copy = { to, from, bytes, call->stream };
     return bytes == 0 ? TUTTI_OK : on_device(state, device, act_copy, &copy, "cuMemcpyAsync");
 }
@@ -143,12 +156,14 @@ static CUresult act_write(tu_cuda *cuda, void *argument) {
     const struct words *words = argument;
     int status = 0;
     /* A captured graph cannot hold the stream operation; a memset of one word is ordered there as well. */
-    if (cuda->driver.cuStreamIsCapturing(words->stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE)
+    if (cuda->driver.cuStreamIsCapturing(words->stream, &status) == CUDA_SUCCESS &&
+        status != CU_STREAM_CAPTURE_STATUS_NONE)
         return act_set(cuda, argument);
     return cuda->driver.cuStreamWriteValue32(words->stream, (CUdeviceptr)(uintptr_t)words->at, words->value, 0);
 }
 
-tutti_status tu_cuda_set32(void *state, int device, uint32_t *words, uint32_t value, size_t count, const tu_backend_call *call) {
+tutti_status tu_cuda_set32(void *state, int device, uint32_t *words, uint32_t value, size_t count,
+                           const tu_backend_call *call) {
     struct words set = { words, value, count, call->stream };
     return count == 0 ? TUTTI_OK : on_device(state, device, act_set, &set, "cuMemsetD32Async");
 }

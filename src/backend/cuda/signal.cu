@@ -2,9 +2,10 @@
  *
  * Signals and barriers of a (block, group) on a stream: tiny kernels.
  *
- * A signal is a one-slot mailbox per (channel, sender, receiver) of two single-writer counters: `sent`, in the receiver's area, written by the sender;
- * `taken`, in the sender's area, written by the receiver. Full means sent == taken + 1. Each side keeps the counter that
- * it writes in its own memory as well, so that nobody reads across the link to know its own state.
+ * A signal is a one-slot mailbox per (channel, sender, receiver) of two single-writer counters: `sent`, in the
+ * receiver's area, written by the sender; `taken`, in the sender's area, written by the receiver. Full means sent ==
+ * taken + 1. Each side keeps the counter that it writes in its own memory as well, so that nobody reads across the link
+ * to know its own state.
  */
 #include "device.cuh"
 
@@ -13,7 +14,8 @@ static __device__ __forceinline__ tu_cuda_signal *signal_at(const tu_cuda_signal
 }
 
 static __device__ __forceinline__ uint32_t *barrier_at(const tu_cuda_signal_args &a, int owner, int peer) {
-    uint32_t *words = (uint32_t *)((tu_cuda_signal *)(a.areas + (uint64_t)owner * a.stride) + (uint64_t)a.channels * a.size);
+    uint32_t *words =
+        (uint32_t *)((tu_cuda_signal *)(a.areas + (uint64_t)owner * a.stride) + (uint64_t)a.channels * a.size);
     return words + (uint64_t)a.channel * a.size + peer;
 }
 

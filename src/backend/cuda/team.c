@@ -2,12 +2,13 @@
  *
  * A group's side on a device: its control block, its staging, and the launch of every collective.
  *
- * HOW MANY THREAD BLOCKS. Kernels that wait for each other must all be resident at once, also when several ranks share a GPU: each rank
- * gets its share of what the GPU can hold. The least share of all members counts, since block b of a rank meets block b
- * of every other.
+ * HOW MANY THREAD BLOCKS. Kernels that wait for each other must all be resident at once, also when several ranks share
+ * a GPU: each rank gets its share of what the GPU can hold. The least share of all members counts, since block b of a
+ * rank meets block b of every other.
  *
- * RANKS THAT ARE THREADS launch in lockstep: nobody enqueues its next collective before all have enqueued this one. Streams share hardware queues;
- * without that, one rank's second kernel could stand before another's first, for which the first one waits.
+ * RANKS THAT ARE THREADS launch in lockstep: nobody enqueues its next collective before all have enqueued this one.
+ * Streams share hardware queues; without that, one rank's second kernel could stand before another's first, for which
+ * the first one waits.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -38,16 +39,16 @@ typedef struct team {
     tu_cuda_fate *fate;
     tu_backend_block control;
     tu_backend_map map;
-    uint64_t base, stride;             /* of the control blocks */
+    uint64_t base, stride; /* of the control blocks */
     uint64_t inbox_offset, vdev_offset, stage_offset, scratch_offset;
-    CUdeviceptr table, epochs;         /* private device memory: one allocation */
-    uint32_t known;                    /* entries of the table that are filled; 1 for the control block itself */
-    uint64_t uploaded[TU_CUDA_TABLE];  /* base of each entry, 0 none */
-    int blocks;                        /* that every member can hold resident */
-    lockstep *step;                    /* with the other ranks of this process; NULL: none */
+    CUdeviceptr table, epochs;        /* private device memory: one allocation */
+    uint32_t known;                   /* entries of the table that are filled; 1 for the control block itself */
+    uint64_t uploaded[TU_CUDA_TABLE]; /* base of each entry, 0 none */
+    int blocks;                       /* that every member can hold resident */
+    lockstep *step;                   /* with the other ranks of this process; NULL: none */
     uint64_t launches;
-    int64_t timeout_ns;                /* of the call that is launching; 0: it is captured, not launched */
-    CUstream stream;                   /* for works; made on first need */
+    int64_t timeout_ns; /* of the call that is launching; 0: it is captured, not launched */
+    CUstream stream;    /* for works; made on first need */
     pthread_mutex_t lock;
 } team;
 
@@ -87,7 +88,8 @@ static CUresult resident_blocks(tu_cuda *cuda, tu_cuda_device *device, int *bloc
     *blocks = 1 << 20;
     for (int i = 0; i < TU_CUDA_KERNEL_COUNT; i++) {
         int per_processor;
-        CUresult result = cuda->driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, device->kernels[i], THREADS, 0);
+        CUresult result =
+            cuda->driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, device->kernels[i], THREADS, 0);
         if (result != CUDA_SUCCESS)
             return result;
         if (per_processor * device->processors < *blocks)
@@ -133,7 +135,8 @@ static tutti_status introduce(team *t, int64_t deadline) {
         }
     }
     if (t->blocks < 1) {
-        status = cuda->host->error(TUTTI_ERROR_UNSUPPORTED, "too many ranks share a GPU: their kernels cannot all be resident");
+        status = cuda->host->error(TUTTI_ERROR_UNSUPPORTED,
+                                   "too many ranks share a GPU: their kernels cannot all be resident");
         goto free_own;
     }
     if (here > 1) {
@@ -159,7 +162,10 @@ static tutti_status make_control(team *t, int64_t deadline) {
     t->vdev_offset = (inbox + 127) & ~UINT64_C(127);
     t->stage_offset = (t->vdev_offset + VDEV_SLOTS * 16 + 127) & ~UINT64_C(127);
     t->scratch_offset = t->stage_offset + STAGE_BYTES;
-    tu_backend_request request = { .bytes = t->scratch_offset + scratch, .alignment = 128, .device_index = t->device_index, .what = "a group's control block" };
+    tu_backend_request request = { .bytes = t->scratch_offset + scratch,
+                                   .alignment = 128,
+                                   .device_index = t->device_index,
+                                   .what = "a group's control block" };
     tu_backend_ticket ticket = { .fd = -1 }, *tickets = calloc((size_t)t->size, sizeof *tickets);
     unsigned char *payloads = malloc((size_t)t->size * sizeof ticket.bytes);
     int *fds = malloc((size_t)t->size * sizeof *fds);
@@ -173,7 +179,8 @@ static tutti_status make_control(team *t, int64_t deadline) {
     status = tu_cuda_export(cuda, &t->control, &ticket);
     if (status != TUTTI_OK)
         goto free_control;
-    status = cuda->host->exchange(t->group, "device control", ticket.bytes, sizeof ticket.bytes, ticket.fd, deadline, payloads, fds);
+    status = cuda->host->exchange(t->group, "device control", ticket.bytes, sizeof ticket.bytes, ticket.fd, deadline,
+                                  payloads, fds);
     if (status == TUTTI_OK) {
         for (int i = 0; i < t->size; i++) {
             memcpy(tickets[i].bytes, payloads + (size_t)i * sizeof ticket.bytes, sizeof ticket.bytes);
@@ -248,7 +255,9 @@ static tutti_status prepare(void *state, tutti_group *group, int *device_index, 
     team *t = calloc(1, sizeof *t);
     if (t == NULL)
         return cuda->host->error(TUTTI_ERROR_MEMORY, "out of memory for a group on a GPU");
-    *t = (team){ .cuda = cuda, .group = group, .rank = cuda->host->group_rank(group), .size = cuda->host->group_size(group) };
+    *t = (team){
+        .cuda = cuda, .group = group, .rank = cuda->host->group_rank(group), .size = cuda->host->group_size(group)
+    };
     tutti_status status = TUTTI_OK;
     if (t->size > TU_CUDA_RANKS)
         status = cuda->host->error(TUTTI_ERROR_UNSUPPORTED, "group %s has %d ranks; on GPUs a group has at most %d",
@@ -293,7 +302,8 @@ free_team:
 
 /* ---- running ---- */
 
-/* The code under which the peers find this buffer; 0 when it has to be staged. Fills the device's table on first sight. */
+/* The code under which the peers find this buffer; 0 when it has to be staged. Fills the device's table on first
+ * sight. */
 static tutti_status code_of(team *t, const tu_device_place *place, void *stream, uint64_t *code) {
     *code = 0;
     if (place->map == NULL || place->index >= TU_CUDA_TABLE)
@@ -302,11 +312,13 @@ static tutti_status code_of(team *t, const tu_device_place *place, void *stream,
     tu_cuda_map_plan(place->map, &mapping.base, &mapping.stride);
     if (t->uploaded[place->index] != mapping.base) {
         if (capturing(t->cuda, stream))
-            return t->cuda->host->error(TUTTI_ERROR_STATE,
-                                        "a symmetric block is used for the first time with group %s while a stream captures; "
-                                        "call tutti_group_prepare after its rendezvous, or run the collective once before",
-                                        t->cuda->host->group_name(t->group));
-        CUresult result = t->cuda->driver.cuMemcpyHtoDAsync(t->table + place->index * sizeof mapping, &mapping, sizeof mapping, t->device->stream);
+            return t->cuda->host->error(
+                TUTTI_ERROR_STATE,
+                "a symmetric block is used for the first time with group %s while a stream captures; "
+                "call tutti_group_prepare after its rendezvous, or run the collective once before",
+                t->cuda->host->group_name(t->group));
+        CUresult result = t->cuda->driver.cuMemcpyHtoDAsync(t->table + place->index * sizeof mapping, &mapping,
+                                                            sizeof mapping, t->device->stream);
         if (result == CUDA_SUCCESS)
             result = t->cuda->driver.cuStreamSynchronize(t->device->stream);
         if (result != CUDA_SUCCESS)
@@ -318,14 +330,23 @@ static tutti_status code_of(team *t, const tu_device_place *place, void *stream,
 }
 
 static tu_cuda_meeting meeting_of(const team *t, const tu_device_task *task) {
-    return (tu_cuda_meeting){ .control = t->base, .stride = t->stride, .inbox_offset = t->inbox_offset, .epochs = t->epochs,
-                              .fault = t->fate->fault, .host_fault = t->fate->host_address, .table = t->table,
-                              .timeout_ns = (uint64_t)task->timeout_ns, .sequence = task->sequence, .signature = task->signature,
-                              .operation = task->operation, .rank = t->rank, .size = t->size };
+    return (tu_cuda_meeting){ .control = t->base,
+                              .stride = t->stride,
+                              .inbox_offset = t->inbox_offset,
+                              .epochs = t->epochs,
+                              .fault = t->fate->fault,
+                              .host_fault = t->fate->host_address,
+                              .table = t->table,
+                              .timeout_ns = (uint64_t)task->timeout_ns,
+                              .sequence = task->sequence,
+                              .signature = task->signature,
+                              .operation = task->operation,
+                              .rank = t->rank,
+                              .size = t->size };
 }
 
-/* Waits, bounded, until every rank of this process is about to launch the same step. Whatever makes the driver wait for the device has been done
- * by then, on all of them. */
+/* Waits, bounded, until every rank of this process is about to launch the same step. Whatever makes the driver wait for
+ * the device has been done by then, on all of them. */
 static tutti_status await_lockstep(team *t, int64_t timeout_ns) {
     int64_t deadline = t->cuda->host->now() + timeout_ns;
     uint64_t due = (t->launches + 1) * t->step->count;
@@ -339,7 +360,8 @@ static tutti_status await_lockstep(team *t, int64_t timeout_ns) {
             return t->cuda->host->group_cause(t->group);
         if (t->cuda->host->now() > deadline)
             return t->cuda->host->error(TUTTI_ERROR_TIMEOUT,
-                                        "group %s: another rank of this process did not make its previous call on the GPU until the deadline; ranks "
+                                        "group %s: another rank of this process did not make its previous call on the "
+                                        "GPU until the deadline; ranks "
                                         "that are threads launch in lockstep",
                                         t->cuda->host->group_name(t->group));
     }
@@ -352,13 +374,13 @@ static tutti_status launch(team *t, tu_cuda_kernel kernel, int blocks, int threa
     tutti_status status = t->step != NULL && t->timeout_ns != 0 ? await_lockstep(t, t->timeout_ns) : TUTTI_OK;
     if (status != TUTTI_OK)
         return status;
-    CUresult result = t->cuda->driver.cuLaunchKernel(t->device->kernels[kernel], (unsigned)blocks, 1, 1, (unsigned)threads, 1, 1, 0, stream,
-                                                     parameters, NULL);
+    CUresult result = t->cuda->driver.cuLaunchKernel(t->device->kernels[kernel], (unsigned)blocks, 1, 1,
+                                                     (unsigned)threads, 1, 1, 0, stream, parameters, NULL);
     return result == CUDA_SUCCESS ? TUTTI_OK : tu_cuda_error(t->cuda, result, tu_cuda_kernel_name(kernel));
 }
 
-/* Blocks for this many bytes of work per rank: enough to keep loads in flight, no more than all can hold. Depends only on what is equal
- * on all ranks. */
+/* Blocks for this many bytes of work per rank: enough to keep loads in flight, no more than all can hold. Depends only
+ * on what is equal on all ranks. */
 static int blocks_for(const team *t, uint64_t bytes) {
     uint64_t blocks = (bytes + THREADS * 16 - 1) / (THREADS * 16);
     return blocks < 1 ? 1 : blocks > (uint64_t)t->blocks ? t->blocks : (int)blocks;
@@ -375,7 +397,8 @@ static tu_cuda_kernel reduce_kernel(const team *t, const tu_device_task *task) {
         if (dtype == TUTTI_BF16)
             return (tu_cuda_kernel)(TU_CUDA_REDUCE_BF16_2 + by_size);
     }
-    return (tu_cuda_kernel)(TU_CUDA_REDUCE_F64 + (int)dtype - (int)TUTTI_F64); /* both lists are in the order of tutti_dtype */
+    return (tu_cuda_kernel)(TU_CUDA_REDUCE_F64 + (int)dtype -
+                            (int)TUTTI_F64); /* both lists are in the order of tutti_dtype */
 }
 
 /* One-shot reads everything n times; two-shot meets once more. Bytes of the input up to which one-shot is quicker. */
@@ -402,15 +425,24 @@ static tutti_status run_reduce(team *t, tu_device_task *task) {
     bool one_shot = task->algorithm == TUTTI_ALGORITHM_ONE_SHOT || task->algorithm == TUTTI_ALGORITHM_INLINE ||
                     (task->algorithm == TUTTI_ALGORITHM_AUTO && bytes <= one_shot_limit(t)) || task->root >= 0;
     bool wanted = task->root < 0 || task->root == t->rank;
-    tu_cuda_reduce_args args = {
-        .meeting = meeting_of(t, task), .in = (uint64_t)(uintptr_t)task->in, .out = wanted ? (uint64_t)(uintptr_t)task->out : 0,
-        .stage = t->base + (uint64_t)t->rank * t->stride + t->stage_offset, .stage_code = TU_CUDA_CODE(0, t->stage_offset),
-        .scratch = t->base + (uint64_t)t->rank * t->stride + t->scratch_offset, .scratch_code = TU_CUDA_CODE(0, t->scratch_offset),
-        .stage_bytes = STAGE_BYTES / (16 * (uint64_t)t->size) * 16 * (uint64_t)t->size, .count = count, .row = task->row, .factor = task->factor,
-        .op = task->op, .mode = scatter ? TU_CUDA_SCATTER : one_shot ? TU_CUDA_ONE_SHOT : TU_CUDA_TWO_SHOT
-    };
+    tu_cuda_reduce_args args = { .meeting = meeting_of(t, task),
+                                 .in = (uint64_t)(uintptr_t)task->in,
+                                 .out = wanted ? (uint64_t)(uintptr_t)task->out : 0,
+                                 .stage = t->base + (uint64_t)t->rank * t->stride + t->stage_offset,
+                                 .stage_code = TU_CUDA_CODE(0, t->stage_offset),
+                                 .scratch = t->base + (uint64_t)t->rank * t->stride + t->scratch_offset,
+                                 .scratch_code = TU_CUDA_CODE(0, t->scratch_offset),
+                                 .stage_bytes = STAGE_BYTES / (16 * (uint64_t)t->size) * 16 * (uint64_t)t->size,
+                                 .count = count,
+                                 .row = task->row,
+                                 .factor = task->factor,
+                                 .op = task->op,
+                                 .mode = scatter    ? TU_CUDA_SCATTER
+                                         : one_shot ? TU_CUDA_ONE_SHOT
+                                                    : TU_CUDA_TWO_SHOT };
     for (int i = 0; scatter && i <= t->size; i++)
-        args.parts[i] = (task->row != 0 ? task->count / (uint64_t)t->size * (uint64_t)i : task->parts[i]) * (count / (task->count ? task->count : 1));
+        args.parts[i] = (task->row != 0 ? task->count / (uint64_t)t->size * (uint64_t)i : task->parts[i]) *
+                        (count / (task->count ? task->count : 1));
     task->ran = one_shot ? TUTTI_ALGORITHM_ONE_SHOT : TUTTI_ALGORITHM_TWO_SHOT;
     tutti_status status = code_of(t, &task->in_place, task->stream, &args.source);
     if (status == TUTTI_OK)
@@ -425,23 +457,26 @@ static tutti_status run_reduce(team *t, tu_device_task *task) {
         tu_cuda_map_plan(task->out_place.map, &args.target_base, &args.target_stride);
         args.target_base += task->out_place.offset;
     }
-    /* In place, what a rank writes is what others still read: but for a push, which writes only what its own slice's reader wrote. */
+    /* In place, what a rank writes is what others still read: but for a push, which writes only what its own slice's
+     * reader wrote. */
     if (task->in == task->out && args.mode == TU_CUDA_ONE_SHOT)
         args.source = 0;
     if (args.source != 0 && (args.mode != TU_CUDA_TWO_SHOT || args.target != 0))
         args.meeting.plan = mix(args.source, args.mode == TU_CUDA_TWO_SHOT ? args.target : 1);
     if (scatter && task->in_place.map == NULL && task->row != 0)
-        return t->cuda->host->error(TUTTI_ERROR_ARGUMENT, "%s: an input whose last dimension is split must be symmetric memory", task->name);
+        return t->cuda->host->error(TUTTI_ERROR_ARGUMENT,
+                                    "%s: an input whose last dimension is split must be symmetric memory", task->name);
     uint64_t work = one_shot ? bytes : bytes / (uint64_t)t->size;
     return launch(t, reduce_kernel(t, task), blocks_for(t, work), THREADS, &args, task->stream);
 }
 
 static tutti_status run_move(team *t, tu_device_task *task) {
-    tu_cuda_move_args args = {
-        .meeting = meeting_of(t, task), .in = (uint64_t)(uintptr_t)task->in, .out = (uint64_t)(uintptr_t)task->out,
-        .stage = t->base + (uint64_t)t->rank * t->stride + t->stage_offset, .stage_code = TU_CUDA_CODE(0, t->stage_offset),
-        .stage_bytes = STAGE_BYTES / (16 * (uint64_t)t->size) * 16 * (uint64_t)t->size
-    };
+    tu_cuda_move_args args = { .meeting = meeting_of(t, task),
+                               .in = (uint64_t)(uintptr_t)task->in,
+                               .out = (uint64_t)(uintptr_t)task->out,
+                               .stage = t->base + (uint64_t)t->rank * t->stride + t->stage_offset,
+                               .stage_code = TU_CUDA_CODE(0, t->stage_offset),
+                               .stage_bytes = STAGE_BYTES / (16 * (uint64_t)t->size) * 16 * (uint64_t)t->size };
     for (int i = 0; i < t->size; i++) {
         args.send_offset[i] = task->send_offset[i];
         args.send_bytes[i] = task->send_bytes[i];
@@ -461,15 +496,21 @@ static tutti_status run_move(team *t, tu_device_task *task) {
 }
 
 static tutti_status run_vdev(team *t, const tu_device_task *task) {
-    tu_cuda_vdev_args args = {
-        .meeting = meeting_of(t, task), .in = (uint64_t)(uintptr_t)task->in, .out = (uint64_t)(uintptr_t)task->out,
-        .in_splits = (uint64_t)(uintptr_t)task->in_splits, .out_splits = (uint64_t)(uintptr_t)task->out_splits,
-        .splits_code = TU_CUDA_CODE(0, t->vdev_offset), .row_bytes = task->row_bytes, .in_rows = task->in_rows, .out_rows = task->out_rows,
-        .major_align = task->major_align, .experts = task->experts, .form = task->form
-    };
+    tu_cuda_vdev_args args = { .meeting = meeting_of(t, task),
+                               .in = (uint64_t)(uintptr_t)task->in,
+                               .out = (uint64_t)(uintptr_t)task->out,
+                               .in_splits = (uint64_t)(uintptr_t)task->in_splits,
+                               .out_splits = (uint64_t)(uintptr_t)task->out_splits,
+                               .splits_code = TU_CUDA_CODE(0, t->vdev_offset),
+                               .row_bytes = task->row_bytes,
+                               .in_rows = task->in_rows,
+                               .out_rows = task->out_rows,
+                               .major_align = task->major_align,
+                               .experts = task->experts,
+                               .form = task->form };
     if (t->size * task->experts > VDEV_SLOTS)
-        return t->cuda->host->error(TUTTI_ERROR_UNSUPPORTED, "%s: %d ranks with %d experts each are more than %d parts", task->name, t->size,
-                                    task->experts, VDEV_SLOTS);
+        return t->cuda->host->error(TUTTI_ERROR_UNSUPPORTED, "%s: %d ranks with %d experts each are more than %d parts",
+                                    task->name, t->size, task->experts, VDEV_SLOTS);
     tutti_status status = code_of(t, &task->in_place, task->stream, &args.source);
     if (status != TUTTI_OK)
         return status;
@@ -600,7 +641,17 @@ static tutti_status test(void *opaque, void *event, bool *complete) {
 }
 
 const tu_device_collectives tu_cuda_collectives = {
-    .size = sizeof(tu_device_collectives), .version = TU_BACKEND_VERSION, .recognise = recognise, .capturing = capturing,
-    .prepare = prepare, .end = end_team, .run = run, .know = know,
-    .fork = fork_stream, .mark = mark, .test = test, .join = join, .unmark = unmark,
+    .size = sizeof(tu_device_collectives),
+    .version = TU_BACKEND_VERSION,
+    .recognise = recognise,
+    .capturing = capturing,
+    .prepare = prepare,
+    .end = end_team,
+    .run = run,
+    .know = know,
+    .fork = fork_stream,
+    .mark = mark,
+    .test = test,
+    .join = join,
+    .unmark = unmark,
 };

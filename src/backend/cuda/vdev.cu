@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * all_to_all_vdev and its 2d forms: all-to-alls whose splits lie on the device, so that the host never waits for them. The
- * mixture-of-experts shuffle: out with all_to_all_vdev_2d, back with all_to_all_vdev_2d_offset.
+ * all_to_all_vdev and its 2d forms: all-to-alls whose splits lie on the device, so that the host never waits for them.
+ * The mixture-of-experts shuffle: out with all_to_all_vdev_2d, back with all_to_all_vdev_2d_offset.
  *
- * Slots: a rank has `slots` = size * experts parts. Sending side, flat and 2d: slot (peer, expert), rank-major. Receiving side of 2d:
- * slot (expert, source), expert-major, each expert's total rounded up to major_align. 2d_offset is the way back: it
- * sends expert-major slots from given offsets and receives rank-major.
+ * Slots: a rank has `slots` = size * experts parts. Sending side, flat and 2d: slot (peer, expert), rank-major.
+ * Receiving side of 2d: slot (expert, source), expert-major, each expert's total rounded up to major_align. 2d_offset
+ * is the way back: it sends expert-major slots from given offsets and receives rank-major.
  *
- * Two kernels: `plan`, one thread block, exchanges counts and offsets and writes out_splits; `pull`, many blocks, moves the data. Between them
- * lies a kernel boundary, so every block of `pull` sees the whole plan.
+ * Two kernels: `plan`, one thread block, exchanges counts and offsets and writes out_splits; `pull`, many blocks, moves
+ * the data. Between them lies a kernel boundary, so every block of `pull` sees the whole plan.
  */
 #include "device.cuh"
 
@@ -125,9 +125,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) tutti_vdev_pull(const _
         int slot = (m.rank * a.experts + step) % slots;
         int source = a.form == 1 ? slot % n : slot / a.experts;
         uint64_t bytes = (uint64_t)mine[slot].rows * a.row_bytes;
-        const uint8_t *from = resolve(m, source, inbox_of(m, m.rank, source)->source) + (uint64_t)mine[slot].offset * a.row_bytes;
+        const uint8_t *from =
+            resolve(m, source, inbox_of(m, m.rank, source)->source) + (uint64_t)mine[slot].offset * a.row_bytes;
         uint8_t *to = (uint8_t *)a.out + (uint64_t)out_offsets[slot] * a.row_bytes;
-        uint64_t thread = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (uint64_t)gridDim.x * blockDim.x, done = 0;
+        uint64_t thread = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (uint64_t)gridDim.x * blockDim.x,
+                 done = 0;
         if ((((uint64_t)from | (uint64_t)to) & 15) == 0) {
             done = bytes / 16 * 16;
             for (uint64_t i = thread * 16; i < done; i += threads * 16)

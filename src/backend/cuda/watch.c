@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The watcher: a host that waits for a stream sits in the driver and sees nothing. So a thread of the backend's own looks, every 20 ms while the GPU
- * is in use, at the liveness of the ranks and at what kernels reported, ends groups, and lets kernels go that wait for
- * somebody who will not come.
+ * The watcher: a host that waits for a stream sits in the driver and sees nothing. So a thread of the backend's own
+ * looks, every 20 ms while the GPU is in use, at the liveness of the ranks and at what kernels reported, ends groups,
+ * and lets kernels go that wait for somebody who will not come.
  */
 #include <errno.h>
 #include <signal.h>
@@ -12,7 +12,8 @@
 #include "cuda.h"
 
 static void look(tu_cuda *cuda) {
-    /* Groups end by their own business under their own locks: take copies of the list, 64 at a time, and look without the lock. */
+    /* Groups end by their own business under their own locks: take copies of the list, 64 at a time, and look without
+     * the lock. */
     tutti_group *groups[64];
     for (int skip = 0, count = 64; count == 64; skip += count) {
         int seen = 0;
@@ -61,7 +62,8 @@ void tu_cuda_watch(tu_cuda *cuda) {
             pthread_setname_np(cuda->watcher, "tutti-gpu-watch");
             atomic_store_explicit(&cuda->watched, true, memory_order_relaxed);
         } else {
-            cuda->host->log(cuda->world, TUTTI_LOG_WARN, "cuda", "no thread for watching the GPU; deaths are seen at the next call only");
+            cuda->host->log(cuda->world, TUTTI_LOG_WARN, "cuda",
+                            "no thread for watching the GPU; deaths are seen at the next call only");
         }
         pthread_sigmask(SIG_SETMASK, &before, NULL);
     }

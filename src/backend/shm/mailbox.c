@@ -8,14 +8,14 @@
  *     taken[sender][channel]   counts those that the owner took; written by the owner alone
  *     arrived[channel]         counts the owner's barriers; written by the owner alone
  *
- * A mailbox holds a signal while sent and taken differ: then they differ by one, so a byte each is enough. Rows are padded, so
- * that no two writers share a cache line.
+ * A mailbox holds a signal while sent and taken differ: then they differ by one, so a byte each is enough. Rows are
+ * padded, so that no two writers share a cache line.
  *
- * "Alone" means one rank. Threads of a rank take turns (turn.h), one for what it sends and one for what it takes; a turn is a load or
- * two and a store, and while only one thread signals it costs no locked instruction.
+ * "Alone" means one rank. Threads of a rank take turns (turn.h), one for what it sends and one for what it takes; a
+ * turn is a load or two and a store, and while only one thread signals it costs no locked instruction.
  *
- * Budget of a signal, a taken signal and a barrier that need not wait long: no system call, no shared lock, no clock, no entry
- * in the recorder; those come with the slow path, after about a microsecond.
+ * Budget of a signal, a taken signal and a barrier that need not wait long: no system call, no shared lock, no clock,
+ * no entry in the recorder; those come with the slow path, after about a microsecond.
  */
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -34,19 +34,19 @@
 
 #define LINE 128
 #define LOOK_INTERVAL (20 * TU_MILLISECOND) /* between two looks at who lives, by tests */
-#define QUICK_SPINS 64 /* looks before the slow path; less where ranks share cores */
+#define QUICK_SPINS 64                      /* looks before the slow path; less where ranks share cores */
 
 /* Of this rank, in its own memory. */
 typedef struct mailbox_local {
-    size_t row_bytes;       /* of one row of bytes */
+    size_t row_bytes; /* of one row of bytes */
     size_t taken_offset, arrived_offset;
     const _Atomic uint32_t *sleepers;
     uint32_t quick_spins;
     _Atomic int64_t next_look; /* when a test that finds nothing looks whether the sender lives */
     _Atomic uint8_t *resume; /* by channel: an interrupted barrier has been announced and goes on with the next call */
-    _Alignas(LINE) tu_turn sending; /* guards sent[own rank] in all areas */
-    _Alignas(LINE) tu_turn taking;  /* guards taken and arrived in the own area */
-    _Alignas(LINE) tu_bell *bells[];      /* of the members */
+    _Alignas(LINE) tu_turn sending;  /* guards sent[own rank] in all areas */
+    _Alignas(LINE) tu_turn taking;   /* guards taken and arrived in the own area */
+    _Alignas(LINE) tu_bell *bells[]; /* of the members */
 } mailbox_local;
 
 static size_t round_up(size_t bytes) {
@@ -121,21 +121,23 @@ typedef struct slow_wait {
     const tu_backend_peers *peers;
     int other; /* group rank */
     int channel;
-    uint32_t epoch;     /* of a barrier */
-    int next;           /* of a barrier: all members below have arrived */
+    uint32_t epoch; /* of a barrier */
+    int next;       /* of a barrier: all members below have arrived */
 } slow_wait;
 
 static bool missing_other(void *argument, int member) {
     return member == ((const slow_wait *)argument)->other;
 }
 
-/* Waits until ready() is true, which only looks, and then does act(), unless that is NULL; when another thread of this rank was quicker, waits on. */
-static tutti_status wait_slowly(slow_wait *state, tu_operation operation, const tu_backend_call *call, bool (*ready)(void *),
-                                bool (*act)(void *), bool (*missing)(void *, int)) {
+/* Waits until ready() is true, which only looks, and then does act(), unless that is NULL; when another thread of this
+ * rank was quicker, waits on. */
+static tutti_status wait_slowly(slow_wait *state, tu_operation operation, const tu_backend_call *call,
+                                bool (*ready)(void *), bool (*act)(void *), bool (*missing)(void *, int)) {
     tutti_group *group = state->peers->group;
     tutti_world *world = group->world;
     tu_op_info info = { .operation = (uint8_t)operation, .root = state->other, .tag = state->channel };
-    tutti_status status = tu_timeout_choose("timeout_ns", call->timeout_ns, group->timeout_ns, world->timeout_ns, &info.timeout_ns);
+    tutti_status status =
+        tu_timeout_choose("timeout_ns", call->timeout_ns, group->timeout_ns, world->timeout_ns, &info.timeout_ns);
     if (status != TUTTI_OK)
         return status;
     info.group_key = group->key;
@@ -160,7 +162,9 @@ static tutti_status meet_faults(const tu_backend_peers *peers, tu_operation oper
     tutti_group *group = peers->group;
     if (__builtin_expect(group->world->faults == NULL, 1))
         return TUTTI_OK;
-    tu_op_info info = { .operation = (uint8_t)operation, .root = -1, .group_key = group->key, .group_index = group->recorder_index };
+    tu_op_info info = {
+        .operation = (uint8_t)operation, .root = -1, .group_key = group->key, .group_index = group->recorder_index
+    };
     return tu_fault_meet(group, &info);
 }
 
@@ -191,7 +195,8 @@ static bool try_send(void *argument) {
     /* Acquire pairs with the release in try_take: what the receiver did before it took the last signal is over. */
     bool empty = atomic_load_explicit(taken, memory_order_acquire) == count;
     if (empty)
-        atomic_store_explicit(sent, (uint8_t)(count + 1), memory_order_release); /* pairs with the acquire in try_take */
+        atomic_store_explicit(sent, (uint8_t)(count + 1),
+                              memory_order_release); /* pairs with the acquire in try_take */
     tu_turn_leave(&local->sending, owned);
     if (empty)
         ring(peers, state->other);
@@ -207,10 +212,11 @@ static bool try_take(void *argument) {
     if (!is_full(argument)) /* a look without the lock first: spinning threads of a rank do not disturb each other */
         return false;
     bool owned = tu_turn_enter(&local->taking);
-    uint8_t count = atomic_load_explicit(taken, memory_order_relaxed); /* own word */
+    uint8_t count = atomic_load_explicit(taken, memory_order_relaxed);     /* own word */
     bool full = atomic_load_explicit(sent, memory_order_acquire) != count; /* pairs with the release in try_send */
     if (full)
-        atomic_store_explicit(taken, (uint8_t)(count + 1), memory_order_release); /* pairs with the acquire in try_send */
+        atomic_store_explicit(taken, (uint8_t)(count + 1),
+                              memory_order_release); /* pairs with the acquire in try_send */
     tu_turn_leave(&local->taking, owned);
     if (full)
         ring(peers, state->other); /* it may wait for an empty mailbox */
@@ -243,7 +249,8 @@ tutti_status tu_shm_wait_signal(const tu_backend_peers *peers, int from, int cha
     return wait_slowly(&state, TU_OP_PEERS_WAIT_SIGNAL, call, is_full, try_take, missing_other);
 }
 
-/* Whether a member has died. A program that only tests has nobody else to look, so it looks itself, every now and then. */
+/* Whether a member has died. A program that only tests has nobody else to look, so it looks itself, every now and
+ * then. */
 static bool has_left(const tu_backend_peers *peers, int member) {
     mailbox_local *local = peers->local;
     const tutti_group *group = peers->group;
@@ -260,7 +267,9 @@ tutti_status tu_shm_test_signal(const tu_backend_peers *peers, int from, int cha
     *arrived = try_take(&state);
     if (*arrived || !has_left(peers, from))
         return TUTTI_OK;
-    tu_backend_call at_once = { .timeout_ns = 1 }; /* this wait ends with the sender's last signal, or with the story of its end */
+    tu_backend_call at_once = {
+        .timeout_ns = 1
+    }; /* this wait ends with the sender's last signal, or with the story of its end */
     tutti_status status = wait_slowly(&state, TU_OP_PEERS_WAIT_SIGNAL, &at_once, is_full, try_take, missing_other);
     *arrived = status == TUTTI_OK;
     return status;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The CPU backend, built in: blocks are pieces of reserved shared memory (job/segment.h), which the job passes to the other ranks and
- * maps there; thread-ranks share the one mapping of their process. A fake world gets private memory and has no peers.
+ * The CPU backend, built in: blocks are pieces of reserved shared memory (job/segment.h), which the job passes to the
+ * other ranks and maps there; thread-ranks share the one mapping of their process. A fake world gets private memory and
+ * has no peers.
  */
 #include "backend/shm/shm.h"
 
@@ -55,7 +56,8 @@ static tutti_status shm_allocate(void *state, const tu_backend_request *request,
         free(piece);
         return status;
     }
-    *block = (tu_backend_block){ .address = piece->address, .bytes = request->bytes, .device_index = -1, .handle = piece };
+    *block =
+        (tu_backend_block){ .address = piece->address, .bytes = request->bytes, .device_index = -1, .handle = piece };
     return TUTTI_OK;
 }
 
@@ -90,7 +92,8 @@ static void shm_unexport(void *state, const tu_backend_block *block, tu_backend_
     (void)ticket;
 }
 
-/* The mappings were made by the exchange: here they only find their place. The map's handle is the list of them, for release. */
+/* The mappings were made by the exchange: here they only find their place. The map's handle is the list of them, for
+ * release. */
 typedef struct shm_map {
     int count;
     tu_mapping **mappings;
@@ -120,8 +123,8 @@ static tutti_status shm_import(void *state, tutti_group *group, const tu_backend
     for (int member = 0; member < count; member++) {
         tu_mapping *mapping = tickets[member].mapping;
         if (!world->fake && member != rank && (mapping == NULL || mapping->bytes < own->bytes)) {
-            tutti_status status = tu_error(TUTTI_ERROR_PROTOCOL, "rank %d gave %zu bytes where this rank has %zu", member,
-                                           mapping == NULL ? (size_t)0 : mapping->bytes, own->bytes);
+            tutti_status status = tu_error(TUTTI_ERROR_PROTOCOL, "rank %d gave %zu bytes where this rank has %zu",
+                                           member, mapping == NULL ? (size_t)0 : mapping->bytes, own->bytes);
             release_tickets(tickets, count);
             free(made);
             return status;
@@ -153,7 +156,8 @@ static bool shm_has_multicast(void *state, int device_index) {
 
 /* ---- bytes and words ---- */
 
-static tutti_status shm_copy(void *state, int device_index, void *to, const void *from, size_t bytes, const tu_backend_call *call) {
+static tutti_status shm_copy(void *state, int device_index, void *to, const void *from, size_t bytes,
+                             const tu_backend_call *call) {
     (void)state;
     (void)device_index;
     (void)call;
@@ -161,7 +165,8 @@ static tutti_status shm_copy(void *state, int device_index, void *to, const void
     return TUTTI_OK;
 }
 
-static tutti_status shm_set32(void *state, int device_index, uint32_t *words, uint32_t value, size_t count, const tu_backend_call *call) {
+static tutti_status shm_set32(void *state, int device_index, uint32_t *words, uint32_t value, size_t count,
+                              const tu_backend_call *call) {
     (void)state;
     (void)device_index;
     (void)call;
@@ -170,11 +175,13 @@ static tutti_status shm_set32(void *state, int device_index, uint32_t *words, ui
     return TUTTI_OK;
 }
 
-static tutti_status shm_write32(void *state, int device_index, uint32_t *word, uint32_t value, const tu_backend_call *call) {
+static tutti_status shm_write32(void *state, int device_index, uint32_t *word, uint32_t value,
+                                const tu_backend_call *call) {
     (void)state;
     (void)device_index;
     (void)call;
-    atomic_store_explicit((_Atomic uint32_t *)word, value, memory_order_release); /* pairs with the user's acquire load */
+    atomic_store_explicit((_Atomic uint32_t *)word, value,
+                          memory_order_release); /* pairs with the user's acquire load */
     return TUTTI_OK;
 }
 

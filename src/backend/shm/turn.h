@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A lock that costs the one thread that uses it nothing: no locked instruction, so that the stores before it (a put, the last signal) are not
- * waited for. The first thread that comes owns it and only says that it is inside. A second thread takes that away, once and for all: it marks the
- * turn as shared, makes sure by an asymmetric fence that the owner either sees this or is seen inside, waits until it is out, and from then on
- * everybody takes the ordinary lock. models/turn.pml is this file as a Spin model.
+ * A lock that costs the one thread that uses it nothing: no locked instruction, so that the stores before it (a put,
+ * the last signal) are not waited for. The first thread that comes owns it and only says that it is inside. A second
+ * thread takes that away, once and for all: it marks the turn as shared, makes sure by an asymmetric fence that the
+ * owner either sees this or is seen inside, waits until it is out, and from then on everybody takes the ordinary lock.
+ * models/turn.pml is this file as a Spin model.
  */
 #ifndef TU_BACKEND_SHM_TURN_H
 #define TU_BACKEND_SHM_TURN_H
@@ -25,7 +26,8 @@ typedef struct tu_turn {
 #define TU_TURN_SHARED ((const void *)1)
 
 static inline void tu_turn_lock(tu_turn *turn) {
-    for (unsigned tries = 1; atomic_exchange_explicit(&turn->held, true, memory_order_acquire); tries++) { /* pairs with tu_turn_leave */
+    for (unsigned tries = 1; atomic_exchange_explicit(&turn->held, true, memory_order_acquire);
+         tries++) { /* pairs with tu_turn_leave */
         if (tries % 64 == 0)
             sched_yield();
         else
@@ -55,11 +57,13 @@ static inline void tu_turn_share(tu_turn *turn) {
 static inline bool tu_turn_enter(tu_turn *turn) {
     const void *mark = (const void *)pthread_self(); /* tells living threads apart */
     const void *owner = atomic_load_explicit(&turn->owner, memory_order_relaxed);
-    if (owner == NULL && atomic_compare_exchange_strong_explicit(&turn->owner, &owner, mark, memory_order_acq_rel, memory_order_relaxed))
+    if (owner == NULL &&
+        atomic_compare_exchange_strong_explicit(&turn->owner, &owner, mark, memory_order_acq_rel, memory_order_relaxed))
         owner = mark;
     if (__builtin_expect(owner == mark, 1)) {
         atomic_store_explicit(&turn->inside, true, memory_order_relaxed);
-        atomic_signal_fence(memory_order_seq_cst); /* pairs with the fence in tu_turn_share: it sees us inside, or we see it */
+        atomic_signal_fence(
+            memory_order_seq_cst); /* pairs with the fence in tu_turn_share: it sees us inside, or we see it */
         if (__builtin_expect(atomic_load_explicit(&turn->owner, memory_order_relaxed) == mark, 1))
             return true;
         atomic_store_explicit(&turn->inside, false, memory_order_release);

@@ -30,7 +30,8 @@ INLINE vector load_partial(const char *from, size_t bytes) {
             __builtin_memcpy(&last, from, 2);
         if (bytes & 1)
             last |= (uint32_t)(uint8_t)from[bytes & 2] << (bytes & 2) * 8;
-        value = _mm256_or_si256(value, _mm256_and_si256(_mm256_cmpeq_epi32(words, index), _mm256_set1_epi32((int)last)));
+        value =
+            _mm256_or_si256(value, _mm256_and_si256(_mm256_cmpeq_epi32(words, index), _mm256_set1_epi32((int)last)));
     }
     return (vector)value;
 }
@@ -60,8 +61,8 @@ INLINE vector narrow_f16(const vector *wide) {
     return (vector)_mm256_set_m128i(high, low);
 }
 
-/* MINPS and MAXPS return the second operand for equal zeros and for NaN. Done both ways round, the two results differ only
- * then: "and" of the bits takes +0, "or" takes -0; a NaN is set explicitly. */
+/* MINPS and MAXPS return the second operand for equal zeros and for NaN. Done both ways round, the two results differ
+ * only then: "and" of the bits takes +0, "or" takes -0; a NaN is set explicitly. */
 INLINE vector_f32 extreme_f32(vector_f32 a, vector_f32 b, bool largest) {
     __m256 x = (__m256)a, y = (__m256)b, quiet = (__m256)_mm256_set1_epi32((int)0xffc00000);
     __m256 result = largest ? _mm256_and_ps(_mm256_max_ps(x, y), _mm256_max_ps(y, x))

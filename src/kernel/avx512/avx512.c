@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * AVX-512 (F, BW, VL, DQ). The conversion of AVX512-BF16 flushes denormals and the arithmetic of AVX512-FP16 rounds each
- * step to f16, so neither is used.
+ * AVX-512 (F, BW, VL, DQ). The conversion of AVX512-BF16 flushes denormals and the arithmetic of AVX512-FP16 rounds
+ * each step to f16, so neither is used.
  */
 #include <immintrin.h>
 

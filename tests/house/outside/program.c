@@ -6,8 +6,7 @@
 
 #include <tutti/tutti.h>
 
-static tutti_status add(tutti_world *world, void *unused)
-{
+static tutti_status add(tutti_world *world, void *unused) {
     float in = (float)(1 + tutti_world_rank(world)), out = 0;
     tutti_status status = tutti_all_reduce(tutti_world_group(world), &in, &out, 1, TUTTI_F32, TUTTI_SUM, NULL);
     (void)unused;
@@ -17,8 +16,7 @@ static tutti_status add(tutti_world *world, void *unused)
 }
 
 /* The initializers are two texts each, one per language: both name every field. */
-static size_t sizes_of_options(void)
-{
+static size_t sizes_of_options(void) {
     tutti_received received = TUTTI_RECEIVED_INIT;
     tutti_call call = TUTTI_CALL_INIT;
     tutti_ran ran = TUTTI_RAN_INIT;
@@ -37,13 +35,11 @@ static size_t sizes_of_options(void)
     tutti_world_options world_options = TUTTI_WORLD_OPTIONS_INIT;
     tutti_fake_options fake_options = TUTTI_FAKE_OPTIONS_INIT;
     return received.size + call.size + ran.size + group_options.size + shrink_options.size + group_expansion.size +
-           memory_options.size + view.size + mesh_options.size + rows.size + pool_statistics.size + error_info.size
-           + file_store_options.size + tcp_store_options.size + counters.size + world_options.size +
-           fake_options.size;
+           memory_options.size + view.size + mesh_options.size + rows.size + pool_statistics.size + error_info.size +
+           file_store_options.size + tcp_store_options.size + counters.size + world_options.size + fake_options.size;
 }
 
-int main(void)
-{
+int main(void) {
     if (sizes_of_options() == 0)
         return 1;
     if (tutti_spawn(TUTTI_SPAWN_THREADS, 2, add, NULL) == TUTTI_OK)

@@ -7,8 +7,7 @@
 #include <tutti/ops.h>
 #include <tutti/tensor.h>
 
-int main(void)
-{
+int main(void) {
     tt_scope scope = tt_scope_open();
     double sum = tt_item(tt_sum(tt_ones(tt_shape(2, 3), TUTTI_F32, NULL)));
     if (tt_scope_close(&scope) != TUTTI_OK) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A small but complete backend, compiled and loaded by tests/memory/backend.c: memory of a "GPU" that is a memfd, passed to the other
- * ranks as a descriptor. Signals are spun on, without any comfort. It sees libtutti only through the host's table.
+ * A small but complete backend, compiled and loaded by tests/memory/backend.c: memory of a "GPU" that is a memfd,
+ * passed to the other ranks as a descriptor. Signals are spun on, without any comfort. It sees libtutti only through
+ * the host's table.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -63,7 +64,9 @@ static tutti_status allocate(void *opaque, const tu_backend_request *request, tu
     if (address == MAP_FAILED)
         return host->error_system(errno, "mmap");
     atomic_fetch_add(&ours->blocks, 1);
-    *block = (tu_backend_block){ .address = address, .bytes = request->bytes, .handle = (void *)(intptr_t)fd,
+    *block = (tu_backend_block){ .address = address,
+                                 .bytes = request->bytes,
+                                 .handle = (void *)(intptr_t)fd,
                                  .device_index = request->device_index < 0 ? 0 : request->device_index };
     return TUTTI_OK;
 }
@@ -108,8 +111,9 @@ static tutti_status import_blocks(void *opaque, tutti_group *group, const tu_bac
         if (status == TUTTI_OK && strcmp((char *)tickets[member].bytes, "made by " PLUGIN_NAME) != 0)
             status = host->error(TUTTI_ERROR_PROTOCOL, "rank %d sent a ticket that is not ours", member);
         if (status == TUTTI_OK) {
-            made->addresses[member] = member == rank ? own->address
-                                                     : mmap(NULL, own->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, tickets[member].fd, 0);
+            made->addresses[member] =
+                member == rank ? own->address
+                               : mmap(NULL, own->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, tickets[member].fd, 0);
             if (made->addresses[member] == MAP_FAILED)
                 status = host->error_system(errno, "mmap of rank %d's block", member);
         }
@@ -141,7 +145,8 @@ static bool has_multicast(void *opaque, int device_index) {
     return device_index == 1;
 }
 
-/* ---- signals: a word per (sender, channel) in the receiver's area, 0 or 1; and a count per rank and channel for barriers ---- */
+/* ---- signals: a word per (sender, channel) in the receiver's area, 0 or 1; and a count per rank and channel for
+ * barriers ---- */
 
 static size_t area_bytes(int size, int channels) {
     return 4 * (size_t)(size + 1) * (size_t)channels;
@@ -166,7 +171,8 @@ static _Atomic uint32_t *word(const tu_backend_peers *peers, int member, int row
     return (_Atomic uint32_t *)peers->areas->addresses[member] + row * peers->channels + channel;
 }
 
-static tutti_status spin(const tu_backend_peers *peers, _Atomic uint32_t *place, uint32_t from, uint32_t to, int64_t timeout_ns) {
+static tutti_status spin(const tu_backend_peers *peers, _Atomic uint32_t *place, uint32_t from, uint32_t to,
+                         int64_t timeout_ns) {
     int64_t deadline = host->now() + host->timeout(peers->group, timeout_ns);
     uint32_t expected = from;
     while (!atomic_compare_exchange_weak(place, &expected, to)) {
@@ -208,7 +214,8 @@ static tutti_status barrier(const tu_backend_peers *peers, int channel, const tu
     return TUTTI_OK;
 }
 
-static tutti_status copy(void *opaque, int device_index, void *to, const void *from, size_t bytes, const tu_backend_call *call) {
+static tutti_status copy(void *opaque, int device_index, void *to, const void *from, size_t bytes,
+                         const tu_backend_call *call) {
     (void)opaque;
     (void)device_index;
     (void)call;
@@ -222,7 +229,8 @@ static tutti_status clear(void *opaque, const tu_backend_block *block, size_t of
     return TUTTI_OK;
 }
 
-static tutti_status set32(void *opaque, int device_index, uint32_t *words, uint32_t value, size_t count, const tu_backend_call *call) {
+static tutti_status set32(void *opaque, int device_index, uint32_t *words, uint32_t value, size_t count,
+                          const tu_backend_call *call) {
     (void)opaque;
     (void)device_index;
     (void)call;
@@ -231,7 +239,8 @@ static tutti_status set32(void *opaque, int device_index, uint32_t *words, uint3
     return TUTTI_OK;
 }
 
-static tutti_status write32(void *opaque, int device_index, uint32_t *place, uint32_t value, const tu_backend_call *call) {
+static tutti_status write32(void *opaque, int device_index, uint32_t *place, uint32_t value,
+                            const tu_backend_call *call) {
     return set32(opaque, device_index, place, value, 1, call);
 }
 

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * soak SECONDS SEED: jobs one after the other, each of random operations on random groups, in which ranks die, stop and are left out
- * at random moments. Every result is checked, every survivor must come through, and nothing may be left behind.
+ * soak SECONDS SEED: jobs one after the other, each of random operations on random groups, in which ranks die, stop and
+ * are left out at random moments. Every result is checked, every survivor must come through, and nothing may be left
+ * behind.
  *
- * All ranks of a job draw from the same sequence, so that they do the same; after a loss they begin a new one. What differs between
- * runs with the same seed is only when exactly the deaths come.
+ * All ranks of a job draw from the same sequence, so that they do the same; after a loss they begin a new one. What
+ * differs between runs with the same seed is only when exactly the deaths come.
  */
 #include <dirent.h>
 #include <pthread.h>
@@ -32,7 +33,7 @@
 typedef struct board {
     uint64_t seed; /* of this job */
     bool threads;
-    int victims[MOST_RANKS]; /* nonzero: how it ends */
+    int victims[MOST_RANKS];  /* nonzero: how it ends */
     int64_t when[MOST_RANKS]; /* nanoseconds after its first operation */
     _Atomic int finished;
     _Atomic int failed;
@@ -41,14 +42,16 @@ typedef struct board {
 
 static board *shared;
 static uint64_t given_seed;
-static bool dies; /* this process is about to end: while a thread of it calls exec, others find that nothing works any more */
+static bool
+    dies; /* this process is about to end: while a thread of it calls exec, others find that nothing works any more */
 
 _Noreturn static void wrong(const char *format, ...) {
     while (dies)
         pause();
     va_list arguments;
     va_start(arguments, format);
-    fprintf(stderr, "soak: seed %llu, job %llx, pid %d: ", (unsigned long long)given_seed, (unsigned long long)shared->seed, (int)getpid());
+    fprintf(stderr, "soak: seed %llu, job %llx, pid %d: ", (unsigned long long)given_seed,
+            (unsigned long long)shared->seed, (int)getpid());
     vfprintf(stderr, format, arguments);
     fputc('\n', stderr);
     va_end(arguments);
@@ -57,16 +60,16 @@ _Noreturn static void wrong(const char *format, ...) {
     _exit(1);
 }
 
-#define MUST(call)                                                                                                     \
-    do {                                                                                                               \
-        tutti_status must_ = (call);                                                                                   \
-        if (must_ != TUTTI_OK)                                                                                         \
-            wrong("line %d: %s: %s: %s", __LINE__, #call, tutti_status_name(must_), tutti_error_message());            \
+#define MUST(call)                                                                                          \
+    do {                                                                                                    \
+        tutti_status must_ = (call);                                                                        \
+        if (must_ != TUTTI_OK)                                                                              \
+            wrong("line %d: %s: %s: %s", __LINE__, #call, tutti_status_name(must_), tutti_error_message()); \
     } while (0)
-#define NEED(condition)                                                                                                \
-    do {                                                                                                               \
-        if (!(condition))                                                                                              \
-            wrong("line %d: not true: %s", __LINE__, #condition);                                                      \
+#define NEED(condition)                                           \
+    do {                                                          \
+        if (!(condition))                                         \
+            wrong("line %d: not true: %s", __LINE__, #condition); \
     } while (0)
 
 /* ---- chance: splitmix64 ---- */
@@ -92,7 +95,7 @@ typedef struct player {
     tutti_peers *peers; /* of the block and `group`, or NULL */
     uint64_t chance;
     uint64_t serial;
-    int64_t *in, *out;  /* in the block or not */
+    int64_t *in, *out; /* in the block or not */
     int64_t *heap_in, *heap_out;
 } player;
 
@@ -113,11 +116,11 @@ static void fill(player *me, const tutti_group *group, size_t count) {
         me->in[i] = value(tutti_group_rank(group), i, me->serial);
 }
 
-#define EXPECT(i, wanted)                                                                                              \
-    do {                                                                                                               \
-        if (me->out[i] != (wanted))                                                                                    \
-            wrong("line %d: operation %llu, element %zu is %lld, not %lld", __LINE__, (unsigned long long)me->serial, (size_t)(i), \
-                  (long long)me->out[i], (long long)(wanted));                                                         \
+#define EXPECT(i, wanted)                                                                                             \
+    do {                                                                                                              \
+        if (me->out[i] != (wanted))                                                                                   \
+            wrong("line %d: operation %llu, element %zu is %lld, not %lld", __LINE__, (unsigned long long)me->serial, \
+                  (size_t)(i), (long long)me->out[i], (long long)(wanted));                                           \
     } while (0)
 
 static tutti_status all_reduce(player *me, tutti_group *group, size_t count) {
@@ -184,9 +187,11 @@ static tutti_status moves(player *me, tutti_group *group, size_t count) {
 
 /* Round the ring by signals, on the block. */
 static tutti_status signals(player *me) {
-    int size = tutti_peers_size(me->peers), rank = tutti_peers_rank(me->peers), next = (rank + 1) % size, before = (rank + size - 1) % size;
+    int size = tutti_peers_size(me->peers), rank = tutti_peers_rank(me->peers), next = (rank + 1) % size,
+        before = (rank + size - 1) % size;
     int64_t mine = value(rank, 5, me->serial);
-    size_t at = (2 * MOST_ELEMENTS + (me->serial & 1)) * sizeof(int64_t); /* the next may still read what it got last time */
+    size_t at =
+        (2 * MOST_ELEMENTS + (me->serial & 1)) * sizeof(int64_t); /* the next may still read what it got last time */
     tutti_status status = tutti_peers_put(me->peers, next, at, &mine, sizeof mine, NULL);
     if (status == TUTTI_OK)
         status = tutti_peers_signal(me->peers, next, 0, NULL);
@@ -209,7 +214,8 @@ static tutti_status regroup(player *me) {
     int ranks[MOST_RANKS], cut = 1 + (int)below(&me->chance, (size_t)size);
     for (int i = 0; i < size; i++)
         ranks[i] = i;
-    return tutti_group_split(me->group, (const int *[]){ ranks, ranks + cut }, (int[]){ cut, size - cut }, cut < size ? 2 : 1, NULL, &me->half);
+    return tutti_group_split(me->group, (const int *[]){ ranks, ranks + cut }, (int[]){ cut, size - cut },
+                             cut < size ? 2 : 1, NULL, &me->half);
 }
 
 static tutti_status rendezvous(player *me) {
@@ -220,7 +226,8 @@ static tutti_status rendezvous(player *me) {
 
 static tutti_status play(player *me) {
     me->serial++;
-    size_t kind = below(&me->chance, 16), scale = below(&me->chance, 4), count = 1 + below(&me->chance, scale == 3 ? MOST_ELEMENTS : (size_t)1 << (4 * scale));
+    size_t kind = below(&me->chance, 16), scale = below(&me->chance, 4),
+           count = 1 + below(&me->chance, scale == 3 ? MOST_ELEMENTS : (size_t)1 << (4 * scale));
     bool symmetric = draw(&me->chance) % 2 == 0;
     tutti_group *group = me->half != NULL && draw(&me->chance) % 2 == 0 ? me->half : me->group;
     uint64_t after = draw(&me->chance); /* the same for those who sit out */
@@ -235,7 +242,9 @@ static tutti_status play(player *me) {
         if (count < (size_t)tutti_group_size(group))
             count = (size_t)tutti_group_size(group);
         fill(me, group, count);
-        status = kind <= 4 ? tutti_barrier(group, NULL) : kind < 10 ? all_reduce(me, group, count) : moves(me, group, count);
+        status = kind <= 4   ? tutti_barrier(group, NULL)
+                 : kind < 10 ? all_reduce(me, group, count)
+                             : moves(me, group, count);
         atomic_fetch_add_explicit(&shared->checked, (long)count, memory_order_relaxed);
     }
     me->chance = after;
@@ -329,7 +338,8 @@ static tutti_status one_rank(tutti_world *world, void *argument) {
         while (status == TUTTI_OK && me.serial < (uint64_t)steps)
             status = play(&me);
         if (status != TUTTI_OK && status != TUTTI_ERROR_DEAD && status != TUTTI_ERROR_ABORTED)
-            wrong("rank %d, operation %llu: %s: %s", rank, (unsigned long long)me.serial, tutti_status_name(status), tutti_error_message());
+            wrong("rank %d, operation %llu: %s: %s", rank, (unsigned long long)me.serial, tutti_status_name(status),
+                  tutti_error_message());
         if (status != TUTTI_OK) { /* the others may be in operations of either group, and not have noticed */
             MUST(tutti_group_abort(me.group, "a rank is lost"));
             if (me.half != NULL && me.half != TUTTI_NON_GROUP_MEMBER)
@@ -369,14 +379,17 @@ static int one_job(uint64_t *chance) {
     shared->threads = below(chance, 8) == 0; /* nobody dies there: it would take all along */
     for (int rank = 0; rank < MOST_RANKS; rank++) {
         uint64_t fate = draw(chance), when = draw(chance);
-        shared->victims[rank] = !shared->threads && rank < ranks && dead < ranks - 1 && fate % 4 == 0 ? 1 + (int)(fate / 4 % 4) : 0;
+        shared->victims[rank] =
+            !shared->threads && rank < ranks && dead < ranks - 1 && fate % 4 == 0 ? 1 + (int)(fate / 4 % 4) : 0;
         shared->when[rank] = (int64_t)(when % 60000000);
         dead += shared->victims[rank] != 0;
     }
     atomic_store(&shared->finished, 0);
-    tutti_status status = tutti_spawn(shared->threads ? TUTTI_SPAWN_THREADS : TUTTI_SPAWN_PROCESSES, ranks, one_rank, NULL);
+    tutti_status status =
+        tutti_spawn(shared->threads ? TUTTI_SPAWN_THREADS : TUTTI_SPAWN_PROCESSES, ranks, one_rank, NULL);
     if (atomic_load(&shared->finished) != ranks - dead || atomic_load(&shared->failed))
-        wrong("%d of %d survivors came through: %s", atomic_load(&shared->finished), ranks - dead, tutti_error_message());
+        wrong("%d of %d survivors came through: %s", atomic_load(&shared->finished), ranks - dead,
+              tutti_error_message());
     if (status != (dead > 0 ? TUTTI_ERROR_DEAD : TUTTI_OK))
         wrong("%d ranks died, and the job ended with %s: %s", dead, tutti_status_name(status), tutti_error_message());
     return dead;
@@ -408,8 +421,9 @@ int main(int argc, char **argv) {
         if (count_mappings() != 0)
             wrong("%d mappings were left behind", count_mappings());
     }
-    printf("soak: seed %llu, %.0f s: %ld jobs, %ld operations, %ld elements checked, %ld deaths, %ld shrinks; all right\n",
-           (unsigned long long)given_seed, now() - begin, jobs, atomic_load(&shared->operations), atomic_load(&shared->checked), deaths,
-           atomic_load(&shared->shrinks));
+    printf(
+        "soak: seed %llu, %.0f s: %ld jobs, %ld operations, %ld elements checked, %ld deaths, %ld shrinks; all right\n",
+        (unsigned long long)given_seed, now() - begin, jobs, atomic_load(&shared->operations),
+        atomic_load(&shared->checked), deaths, atomic_load(&shared->shrinks));
     return 0;
 }

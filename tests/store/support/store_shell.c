@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A store by hand: reads one operation per line from standard input and writes one line of result, "ok …" or "error STATUS message".
+ * A store by hand: reads one operation per line from standard input and writes one line of result, "ok …" or "error
+ * STATUS message".
  *
  *     store_shell server | client PORT | file PATH WORKERS
- *     set KEY VALUE, get KEY MS, add KEY N, compare_set KEY EXPECTED DESIRED, check KEY…, wait MS KEY…, delete KEY, num_keys, list_keys,
- *     append KEY VALUE, multi_get KEY…, multi_set KEY VALUE KEY VALUE…, push KEY VALUE, pop KEY MS (0: do not wait), length KEY,
- *     barrier KEY COUNT MS          ("~" stands for an empty text)
+ *     set KEY VALUE, get KEY MS, add KEY N, compare_set KEY EXPECTED DESIRED, check KEY…, wait MS KEY…, delete KEY,
+ * num_keys, list_keys, append KEY VALUE, multi_get KEY…, multi_set KEY VALUE KEY VALUE…, push KEY VALUE, pop KEY MS (0:
+ * do not wait), length KEY, barrier KEY COUNT MS          ("~" stands for an empty text)
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -13,7 +14,9 @@
 #include <string.h>
 #include <tutti/store.h>
 
-enum { WORDS = 64 };
+enum {
+    WORDS = 64
+};
 #define NANOSECONDS(milliseconds) (strtoll(milliseconds, NULL, 10) * 1000000)
 
 static void report(tutti_status status, const char *text) {
@@ -94,7 +97,8 @@ static void run(tutti_store *store, char *const *word, size_t count) {
         report_number(status, number);
     } else if (strcmp(name, "compare_set") == 0) {
         const char *expected = text_of(word[2]), *desired = text_of(word[3]);
-        status = tutti_store_compare_set(store, word[1], expected, strlen(expected), desired, strlen(desired), &value, NULL);
+        status =
+            tutti_store_compare_set(store, word[1], expected, strlen(expected), desired, strlen(desired), &value, NULL);
         report_value(status, value);
     } else if (strcmp(name, "check") == 0) {
         status = tutti_store_check(store, (const char *const *)word + 1, count - 1, &yes);
