@@ -49,7 +49,7 @@ static tutti_status measure(tutti_world *world, void *argument) {
             if (tutti_group_by_name(world, name) == NULL)
                 return TUTTI_ERROR_NOT_FOUND;
         printf("%-38s %8.1f ns\n", "found by name among 1010", (double)(tu_clock_now() - start) / 1e5);
-        tu_op_info info = { .operation = TU_OP_PEERS_PUT };
+        tu_operation_info info = { .operation = TU_OPERATION_PEERS_PUT };
         int64_t deadline;
         uint64_t ticket;
         tutti_group *own; /* of this rank alone: the others may leave meanwhile */

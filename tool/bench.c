@@ -206,7 +206,7 @@ static bool take_value(int option, const char *text, bench_options *o) {
     case 'd':
         return tutti_dtype_parse(text, &o->dtype) == TUTTI_OK;
     case 'o':
-        return tutti_op_parse(text, &o->op) == TUTTI_OK;
+        return tutti_reduction_parse(text, &o->reduction) == TUTTI_OK;
     case 'r':
         good = take_long(text, 0, 4095, &number);
         o->root = (int)number;
@@ -319,7 +319,7 @@ static int read_options(int argc, char **argv, bench_options *o) {
                           .warmup = -1,
                           .seconds = 0.3,
                           .dtype = TUTTI_F32,
-                          .op = TUTTI_SUM,
+                          .reduction = TUTTI_SUM,
                           .across = 1,
                           .slower = 10 };
     int option, index = 0;
@@ -343,8 +343,8 @@ static int read_options(int argc, char **argv, bench_options *o) {
     if (o->begin == 0 || o->begin > o->end)
         return tool_usage(&tool_bench, "sizes from %zu to %zu bytes: there are none", o->begin, o->end);
     for (int i = 0; i < o->operation_count; i++) {
-        if (o->operations[i]->reduces && !tutti_op_applies(o->op, o->dtype))
-            return tool_usage(&tool_bench, "%s is not defined for %s", tutti_op_name(o->op),
+        if (o->operations[i]->reduces && !tutti_reduction_applies(o->reduction, o->dtype))
+            return tool_usage(&tool_bench, "%s is not defined for %s", tutti_reduction_name(o->reduction),
                               tutti_dtype_name(o->dtype));
     }
     return 0;

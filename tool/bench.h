@@ -37,7 +37,7 @@ typedef struct bench_call {
     size_t in_offset, out_offset; /* in their blocks */
     size_t count;
     tutti_dtype dtype;
-    tutti_op op;
+    tutti_reduction reduction;
     const size_t *counts; /* count, once per rank */
     const int *to;        /* the next rank, for permute */
     const tutti_call *call;
@@ -107,7 +107,7 @@ typedef struct bench_options {
     long warmup;     /* -1: a few */
     double seconds;  /* per row */
     tutti_dtype dtype;
-    tutti_op op;
+    tutti_reduction reduction;
     int root;
     bool in_place, private_buffers, cold, dirty, isolated, check;
     int across; /* ranks: 0 rank 0's time, 1 average, 2 least, 3 most */
@@ -123,7 +123,7 @@ typedef struct bench_row {
     char operation[24];
     size_t bytes, count;
     tutti_dtype dtype;
-    tutti_op op; /* 0: it takes none */
+    tutti_reduction reduction; /* 0: it takes none */
     int ranks;
     long iterations;
     int batch;                      /* calls per measurement */

@@ -73,25 +73,25 @@ void bench_fill(void *to, size_t count, tutti_dtype dtype, int rank, unsigned sa
 
 /* ---- the serial loop ---- */
 
-#define DEFINE_STEP(type)                                   \
-    static type step_##type(type a, type b, tutti_op op) {  \
-        switch (op) {                                       \
-        case TUTTI_PRODUCT:                                 \
-            return a * b;                                   \
-        case TUTTI_MIN:                                     \
-            return b < a || (a == b && signbit(b)) ? b : a; \
-        case TUTTI_MAX:                                     \
-            return b > a || (a == b && signbit(a)) ? b : a; \
-        default:                                            \
-            return a + b;                                   \
-        }                                                   \
+#define DEFINE_STEP(type)                                                \
+    static type step_##type(type a, type b, tutti_reduction reduction) { \
+        switch (reduction) {                                             \
+        case TUTTI_PRODUCT:                                              \
+            return a * b;                                                \
+        case TUTTI_MIN:                                                  \
+            return b < a || (a == b && signbit(b)) ? b : a;              \
+        case TUTTI_MAX:                                                  \
+            return b > a || (a == b && signbit(a)) ? b : a;              \
+        default:                                                         \
+            return a + b;                                                \
+        }                                                                \
     }
 DEFINE_STEP(float)
 DEFINE_STEP(double)
 
-static uint64_t step_integer(uint64_t a, uint64_t b, tutti_op op, bool is_signed) {
+static uint64_t step_integer(uint64_t a, uint64_t b, tutti_reduction reduction, bool is_signed) {
     bool less = is_signed ? (int64_t)a < (int64_t)b : a < b;
-    switch (op) {
+    switch (reduction) {
     case TUTTI_PRODUCT:
         return a * b;
     case TUTTI_MIN:
@@ -109,9 +109,9 @@ static uint64_t step_integer(uint64_t a, uint64_t b, tutti_op op, bool is_signed
     }
 }
 
-static tutti_op op_of_bool(tutti_op op) {
-    bool all = op == TUTTI_PRODUCT || op == TUTTI_MIN || op == TUTTI_BAND;
-    return all ? TUTTI_BAND : op == TUTTI_BXOR ? TUTTI_BXOR : TUTTI_BOR;
+static tutti_reduction op_of_bool(tutti_reduction reduction) {
+    bool all = reduction == TUTTI_PRODUCT || reduction == TUTTI_MIN || reduction == TUTTI_BAND;
+    return all ? TUTTI_BAND : reduction == TUTTI_BXOR ? TUTTI_BXOR : TUTTI_BOR;
 }
 
 typedef union accumulator {
@@ -121,32 +121,34 @@ typedef union accumulator {
 } accumulator;
 
 /* premul_sum: every rank's factor is a half, which changes no bits but the exponent's. */
-static void take_in(accumulator *sum, const void *elements, size_t count, tutti_dtype dtype, tutti_op op, bool first) {
+static void take_in(accumulator *sum, const void *elements, size_t count, tutti_dtype dtype, tutti_reduction reduction,
+                    bool first) {
     accumulator next;
     bool is_signed = dtype >= TUTTI_I8 && dtype <= TUTTI_I64;
     if (dtype == TUTTI_F64) {
         convert(elements, dtype, next.wide, TUTTI_F64, count);
         for (size_t i = 0; i < count; i++) {
-            double x = op == TUTTI_PREMUL_SUM ? next.wide[i] * 0.5 : next.wide[i];
-            sum->wide[i] = first ? x : step_double(sum->wide[i], x, op);
+            double x = reduction == TUTTI_PREMUL_SUM ? next.wide[i] * 0.5 : next.wide[i];
+            sum->wide[i] = first ? x : step_double(sum->wide[i], x, reduction);
         }
     } else if (is_float(dtype)) {
         convert(elements, dtype, next.single, TUTTI_F32, count);
         for (size_t i = 0; i < count; i++) {
-            float x = op == TUTTI_PREMUL_SUM ? next.single[i] * 0.5f : next.single[i];
-            sum->single[i] = first ? x : step_float(sum->single[i], x, op);
+            float x = reduction == TUTTI_PREMUL_SUM ? next.single[i] * 0.5f : next.single[i];
+            sum->single[i] = first ? x : step_float(sum->single[i], x, reduction);
         }
     } else {
         convert(elements, dtype, next.integer, is_signed ? TUTTI_I64 : TUTTI_U64, count);
         for (size_t i = 0; i < count; i++)
-            sum->integer[i] = first ? next.integer[i] : step_integer(sum->integer[i], next.integer[i], op, is_signed);
+            sum->integer[i] =
+                first ? next.integer[i] : step_integer(sum->integer[i], next.integer[i], reduction, is_signed);
     }
 }
 
-static void finish(accumulator *sum, void *to, size_t count, tutti_dtype dtype, tutti_op op, int size) {
+static void finish(accumulator *sum, void *to, size_t count, tutti_dtype dtype, tutti_reduction reduction, int size) {
     if (is_float(dtype)) {
         tutti_dtype wide = dtype == TUTTI_F64 ? TUTTI_F64 : TUTTI_F32;
-        for (size_t i = 0; i < count && op == TUTTI_AVG; i++) {
+        for (size_t i = 0; i < count && reduction == TUTTI_AVG; i++) {
             if (wide == TUTTI_F64)
                 sum->wide[i] /= size;
             else
@@ -158,7 +160,7 @@ static void finish(accumulator *sum, void *to, size_t count, tutti_dtype dtype, 
     bool is_signed = dtype >= TUTTI_I8 && dtype <= TUTTI_I64;
     tutti_dtype wide = is_signed ? TUTTI_I64 : TUTTI_U64;
     convert(sum, wide, to, dtype, count);
-    if (op != TUTTI_AVG)
+    if (reduction != TUTTI_AVG)
         return;
     convert(to, dtype, sum, wide, count); /* wrapped to its width */
     for (size_t i = 0; i < count; i++)
@@ -166,17 +168,17 @@ static void finish(accumulator *sum, void *to, size_t count, tutti_dtype dtype, 
     convert(sum, wide, to, dtype, count);
 }
 
-static void reduce_block(void *to, size_t first, size_t count, tutti_dtype dtype, tutti_op op, int size,
+static void reduce_block(void *to, size_t first, size_t count, tutti_dtype dtype, tutti_reduction reduction, int size,
                          unsigned salt) {
     accumulator sum;
     uint64_t elements[BLOCK];
     if (dtype == TUTTI_BOOL)
-        op = op_of_bool(op);
+        reduction = op_of_bool(reduction);
     for (int rank = 0; rank < size; rank++) {
         fill_block(elements, first, count, dtype, rank, salt);
-        take_in(&sum, elements, count, dtype, op, rank == 0);
+        take_in(&sum, elements, count, dtype, reduction, rank == 0);
     }
-    finish(&sum, to, count, dtype, op, size);
+    finish(&sum, to, count, dtype, reduction, size);
 }
 
 /* ---- comparing ---- */
@@ -189,7 +191,7 @@ static uint64_t wrong_in_part(const char *found, const bench_source *source, con
     for (size_t at = 0; at < count; at += BLOCK) {
         size_t part = count - at < BLOCK ? count - at : BLOCK;
         if (source->rank < 0)
-            reduce_block(expected, first + at, part, dtype, call->op, call->size, salt);
+            reduce_block(expected, first + at, part, dtype, call->reduction, call->size, salt);
         else
             fill_block(expected, first + at, part, dtype, source->rank, salt);
         const char *one = found + at * size, *other = (const char *)expected;

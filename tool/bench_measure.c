@@ -169,7 +169,8 @@ static void plan_row(bench_arena *arena, const bench_options *options, const ben
         arena->counts[rank] = count;
         arena->to[rank] = (rank + 1) % arena->size;
     }
-    bool plain = options->algorithm == TUTTI_ALGORITHM_AUTO && options->op != TUTTI_PREMUL_SUM; /* as most users call */
+    bool plain =
+        options->algorithm == TUTTI_ALGORITHM_AUTO && options->reduction != TUTTI_PREMUL_SUM; /* as most users call */
     plan->call = (bench_call){ .group = arena->group,
                                .in_peers = arena->in.peers,
                                .out_peers = arena->out.peers,
@@ -178,7 +179,7 @@ static void plan_row(bench_arena *arena, const bench_options *options, const ben
                                .root = options->root,
                                .count = count,
                                .dtype = options->dtype,
-                               .op = options->op,
+                               .reduction = options->reduction,
                                .counts = arena->counts,
                                .to = arena->to,
                                .call = plain ? NULL : &plan->extra };
@@ -300,7 +301,7 @@ static void describe(const bench_arena *arena, const row_plan *plan, bench_row *
     *row = (bench_row){ .bytes = bench_bytes(plan->operation, plan->call.count, options->dtype, arena->size),
                         .count = plan->call.count,
                         .dtype = options->dtype,
-                        .op = plan->operation->reduces ? options->op : (tutti_op)0,
+                        .reduction = plan->operation->reduces ? options->reduction : (tutti_reduction)0,
                         .ranks = arena->size,
                         .wrong = -1,
                         .private_buffers = arena->in.memory == NULL,
@@ -334,7 +335,7 @@ tutti_status bench_measure(bench_arena *arena, const bench_options *options, con
     if (status != TUTTI_OK)
         return status;
     describe(arena, &plan, row);
-    static const tutti_op across[] = { 0, TUTTI_AVG, TUTTI_MIN, TUTTI_MAX };
+    static const tutti_reduction across[] = { 0, TUTTI_AVG, TUTTI_MIN, TUTTI_MAX };
     double *times = arena->times;
     if (options->across != 0) {
         times = arena->combined;

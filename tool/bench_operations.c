@@ -14,19 +14,19 @@ static tutti_status run_barrier(const bench_call *c) {
 }
 
 static tutti_status run_all_reduce(const bench_call *c) {
-    return tutti_all_reduce(c->group, c->in, c->out, c->count, c->dtype, c->op, c->call);
+    return tutti_all_reduce(c->group, c->in, c->out, c->count, c->dtype, c->reduction, c->call);
 }
 
 static tutti_status run_reduce(const bench_call *c) {
-    return tutti_reduce(c->group, c->in, c->out, c->count, c->dtype, c->op, c->root, c->call);
+    return tutti_reduce(c->group, c->in, c->out, c->count, c->dtype, c->reduction, c->root, c->call);
 }
 
 static tutti_status run_reduce_scatter(const bench_call *c) {
-    return tutti_reduce_scatter(c->group, c->in, c->out, c->count, c->dtype, c->op, c->call);
+    return tutti_reduce_scatter(c->group, c->in, c->out, c->count, c->dtype, c->reduction, c->call);
 }
 
 static tutti_status run_reduce_scatter_v(const bench_call *c) {
-    return tutti_reduce_scatter_v(c->group, c->in, c->out, c->counts, c->dtype, c->op, c->call);
+    return tutti_reduce_scatter_v(c->group, c->in, c->out, c->counts, c->dtype, c->reduction, c->call);
 }
 
 static tutti_status run_all_gather(const bench_call *c) {

@@ -125,10 +125,10 @@ void bench_report_row(FILE *file, const bench_row *row, bool first_of_operation)
         snprintf(busbw, sizeof busbw, "%.2f", row->busbw);
     }
     fprintf(file, " %11zu %11zu %7s %10s %10s %10s %10s %10s %10s %8s %8s %6s\n", row->bytes, row->count,
-            row->bytes > 0 ? tutti_dtype_name(row->dtype) : "-", row->op ? tutti_op_name(row->op) : "-",
-            microseconds(row->min, t[0], sizeof t[0]), microseconds(row->p50, t[1], sizeof t[1]),
-            microseconds(row->avg, t[2], sizeof t[2]), microseconds(row->p99, t[3], sizeof t[3]),
-            microseconds(row->max, t[4], sizeof t[4]), algbw, busbw, wrong);
+            row->bytes > 0 ? tutti_dtype_name(row->dtype) : "-",
+            row->reduction ? tutti_reduction_name(row->reduction) : "-", microseconds(row->min, t[0], sizeof t[0]),
+            microseconds(row->p50, t[1], sizeof t[1]), microseconds(row->avg, t[2], sizeof t[2]),
+            microseconds(row->p99, t[3], sizeof t[3]), microseconds(row->max, t[4], sizeof t[4]), algbw, busbw, wrong);
     fflush(file);
 }
 
@@ -148,7 +148,7 @@ static void row_json(FILE *file, const bench_row *row) {
     fprintf(file,
             "    {\"operation\": \"%s\", \"size\": %zu, \"count\": %zu, \"type\": \"%s\", \"op\": ", row->operation,
             row->bytes, row->count, tutti_dtype_name(row->dtype));
-    fprintf(file, row->op ? "\"%s\"" : "null", tutti_op_name(row->op));
+    fprintf(file, row->reduction ? "\"%s\"" : "null", tutti_reduction_name(row->reduction));
     fprintf(file,
             ", \"ranks\": %d, \"min_us\": %.4f, \"p50_us\": %.4f, \"avg_us\": %.4f, \"p99_us\": %.4f, \"max_us\": %.4f",
             row->ranks, row->min, row->p50, row->avg, row->p99, row->max);
@@ -201,8 +201,8 @@ void bench_report_csv(FILE *file, const bench_results *results) {
     for (int i = 0; i < results->count; i++) {
         const bench_row *row = &results->rows[i];
         fprintf(file, "%s,%zu,%zu,%s,%s,%d,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,%.4f,", row->operation, row->bytes, row->count,
-                tutti_dtype_name(row->dtype), row->op ? tutti_op_name(row->op) : "", row->ranks, row->min, row->p50,
-                row->avg, row->p99, row->max, row->algbw, row->busbw);
+                tutti_dtype_name(row->dtype), row->reduction ? tutti_reduction_name(row->reduction) : "", row->ranks,
+                row->min, row->p50, row->avg, row->p99, row->max, row->algbw, row->busbw);
         if (row->wrong >= 0)
             fprintf(file, "%lld", (long long)row->wrong);
         fprintf(file, ",%ld,%s,%s,%s,%s,%s,%s\n", row->iterations, row->algorithm,
@@ -232,7 +232,7 @@ static bool same_row(const json *old, const bench_row *row) {
     return strcmp(json_text(old, "operation"), row->operation) == 0 &&
            json_number(old, "size", -1) == (int64_t)row->bytes &&
            strcmp(json_text(old, "type"), tutti_dtype_name(row->dtype)) == 0 &&
-           strcmp(json_text(old, "op"), row->op ? tutti_op_name(row->op) : "") == 0 &&
+           strcmp(json_text(old, "op"), row->reduction ? tutti_reduction_name(row->reduction) : "") == 0 &&
            json_number(old, "ranks", -1) == row->ranks &&
            strcmp(json_text(old, "buffers"), row->private_buffers ? "private" : "symmetric") == 0 &&
            strcmp(json_text(old, "mode"), row->isolated ? "isolated" : "streaming") == 0 &&

@@ -32,19 +32,19 @@ typedef struct finding {
 
 /* Whether two ranks' entries under the same number belong to the same call. Counts may differ where the operation
  * allows it. */
-static bool same_call(const tu_op_info *one, const tu_op_info *other) {
+static bool same_call(const tu_operation_info *one, const tu_operation_info *other) {
     if (one->operation != other->operation || one->dtype != other->dtype || one->reduction != other->reduction ||
         one->root != other->root)
         return false;
     switch (one->operation) {
-    case TU_OP_ALL_GATHER_V:
-    case TU_OP_ALL_TO_ALL_V:
-    case TU_OP_REDUCE_SCATTER_V:
-    case TU_OP_ALL_TO_ALL_VDEV:
-    case TU_OP_ALL_TO_ALL_VDEV_2D:
-    case TU_OP_ALL_TO_ALL_VDEV_2D_OFFSET:
-    case TU_OP_BATCH:
-    case TU_OP_PERMUTE:
+    case TU_OPERATION_ALL_GATHER_V:
+    case TU_OPERATION_ALL_TO_ALL_V:
+    case TU_OPERATION_REDUCE_SCATTER_V:
+    case TU_OPERATION_ALL_TO_ALL_VDEV:
+    case TU_OPERATION_ALL_TO_ALL_VDEV_2D:
+    case TU_OPERATION_ALL_TO_ALL_VDEV_2D_OFFSET:
+    case TU_OPERATION_BATCH:
+    case TU_OPERATION_PERMUTE:
         return true;
     default:
         return one->count == other->count;
@@ -145,7 +145,7 @@ static int by_number(const void *one, const void *other) {
 }
 
 static bool counts(const tu_record_view *entry, uint64_t key) {
-    return entry->info.group_key == key && tu_op_sequenced((tu_operation)entry->info.operation);
+    return entry->info.group_key == key && tu_operation_sequenced((tu_operation)entry->info.operation);
 }
 
 /* All calls of the group, by number, from the first number on that no recorder has forgotten. */

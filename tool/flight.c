@@ -109,7 +109,7 @@ static int copy_live(flight *f, const tu_page *page, int job_rank) {
         return tool_fail("out of memory for the flight recorder of rank %d", f->rank);
     f->entry_count = tu_recorder_snapshot(recorder, f->entries);
     f->group_count = tu_recorder_groups(recorder, f->groups);
-    for (int i = 1; i < TU_OP_COUNT; i++)
+    for (int i = 1; i < TU_OPERATION_COUNT; i++)
         tu_recorder_counters(recorder, (tu_operation)i, &f->counters[i]);
     f->now_ns = tu_clock_now();
     f->wall_minus_clock_ns = tu_clock_wall() - f->now_ns;
@@ -177,9 +177,9 @@ static int64_t read_time(const json *from, const char *name, int64_t most) {
 #define MOST_WALL (INT64_C(1) << 61)
 
 static void read_entry(const json *from, tu_record_view *view) {
-    tu_op_info *info = &view->info;
+    tu_operation_info *info = &view->info;
     tutti_dtype dtype = 0;
-    tutti_op reduction = 0;
+    tutti_reduction reduction = 0;
     memset(view, 0, sizeof *view);
     view->id = (uint64_t)json_number(from, "id", 0);
     info->group_key = strtoull(json_text(from, "group"), NULL, 16);
@@ -188,7 +188,8 @@ static void read_entry(const json *from, tu_record_view *view) {
     info->count = (uint64_t)json_number(from, "count", 0);
     if (json_member(from, "dtype") != NULL && tutti_dtype_parse(json_text(from, "dtype"), &dtype) == TUTTI_OK)
         info->dtype = (uint8_t)dtype;
-    if (json_member(from, "reduction") != NULL && tutti_op_parse(json_text(from, "reduction"), &reduction) == TUTTI_OK)
+    if (json_member(from, "reduction") != NULL &&
+        tutti_reduction_parse(json_text(from, "reduction"), &reduction) == TUTTI_OK)
         info->reduction = (uint8_t)reduction;
     info->root = (int32_t)json_number(from, "root", -1);
     info->tag = (int32_t)json_number(from, "tag", 0);
@@ -338,7 +339,7 @@ const char *flight_group_name(const flight *f, uint64_t key) {
 }
 
 void flight_text(const flight *f, const tu_record_view *entry, char *text, size_t bytes) {
-    tu_op_info_text(&entry->info, flight_group_name(f, entry->info.group_key), text, bytes);
+    tu_operation_info_text(&entry->info, flight_group_name(f, entry->info.group_key), text, bytes);
 }
 
 const tu_record_view *flight_current(const flight *f) {
@@ -359,8 +360,9 @@ const tu_record_view *flight_last(const flight *f, uint64_t group_key) {
 static uint64_t reached(const flight *f, uint64_t group_key) {
     uint64_t highest = 0;
     for (size_t i = 0; i < f->entry_count; i++) {
-        const tu_op_info *info = &f->entries[i].info;
-        if (info->group_key == group_key && tu_op_sequenced((tu_operation)info->operation) && info->sequence > highest)
+        const tu_operation_info *info = &f->entries[i].info;
+        if (info->group_key == group_key && tu_operation_sequenced((tu_operation)info->operation) &&
+            info->sequence > highest)
             highest = info->sequence;
     }
     return highest;
@@ -376,7 +378,7 @@ const tu_recorder_group_view *flight_group(const flight *f, uint64_t key) {
 int flight_missing(const flight_job *job, const tu_record_view *entry, bool *missing, int size) {
     int count = 0;
     memset(missing, 0, (size_t)size * sizeof *missing);
-    if (!tu_op_sequenced((tu_operation)entry->info.operation)) {
+    if (!tu_operation_sequenced((tu_operation)entry->info.operation)) {
         if (entry->waiting_for >= 0 && entry->waiting_for < size)
             missing[entry->waiting_for] = true, count = 1;
         return count;

@@ -32,7 +32,7 @@ typedef struct flight {
     size_t entry_count;
     tu_recorder_group_view *groups;
     size_t group_count;
-    tu_counters counters[TU_OP_COUNT];
+    tu_counters counters[TU_OPERATION_COUNT];
 } flight;
 
 /* The ranks of one job, by rank. */

@@ -117,7 +117,7 @@ static void print_rank(const flight_job *job, const flight *f, int width) {
 
 static void print_counters(const flight_job *job) {
     bool any = false;
-    for (int operation = 1; operation < TU_OP_COUNT; operation++) {
+    for (int operation = 1; operation < TU_OPERATION_COUNT; operation++) {
         tu_counters sum = { 0 };
         for (size_t i = 0; i < job->count; i++) {
             const tu_counters *one = &job->flights[i].counters[operation];
@@ -192,7 +192,7 @@ static void json_rank(const flight_job *job, const flight *f) {
     for (int i = 0; i < 2; i++) {
         if (shown[i] == NULL)
             continue;
-        const tu_op_info *info = &shown[i]->info;
+        const tu_operation_info *info = &shown[i]->info;
         printf(", \"%s\": {\"operation\": \"%s\", \"group\": ", names[i],
                tu_operation_name((tu_operation)info->operation));
         tu_json_string(stdout, flight_group_name(f, info->group_key));
@@ -200,7 +200,7 @@ static void json_rank(const flight_job *job, const flight *f) {
         if (info->dtype != 0)
             printf(", \"dtype\": \"%s\"", tutti_dtype_name((tutti_dtype)info->dtype));
         if (info->reduction != 0)
-            printf(", \"reduction\": \"%s\"", tutti_op_name((tutti_op)info->reduction));
+            printf(", \"reduction\": \"%s\"", tutti_reduction_name((tutti_reduction)info->reduction));
         if (shown[i]->running)
             printf(", \"for_ns\": %" PRId64 "}", f->now_ns - shown[i]->created_ns);
         else
@@ -213,7 +213,7 @@ static void json_rank(const flight_job *job, const flight *f) {
         if (missing[rank])
             printf("%s%d", told++ > 0 ? ", " : "", rank);
     printf("], \"counters\": {");
-    for (int i = 1, told = 0; i < TU_OP_COUNT; i++) {
+    for (int i = 1, told = 0; i < TU_OPERATION_COUNT; i++) {
         const tu_counters *counted = &f->counters[i];
         if (counted->calls == 0)
             continue;

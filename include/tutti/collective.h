@@ -49,18 +49,21 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_barrier(tutti_group *group, const tut
 
 /* out[i] on every rank: the reduction of all ranks' in[i]. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_all_reduce(tutti_group *group, const void *in, void *out, size_t count,
-                                                      tutti_dtype dtype, tutti_op op, const tutti_call *call);
+                                                      tutti_dtype dtype, tutti_reduction reduction,
+                                                      const tutti_call *call);
 /* The same on `root` alone; elsewhere `out` is not used and may be NULL. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_reduce(tutti_group *group, const void *in, void *out, size_t count,
-                                                  tutti_dtype dtype, tutti_op op, int root, const tutti_call *call);
+                                                  tutti_dtype dtype, tutti_reduction reduction, int root,
+                                                  const tutti_call *call);
 /* `in` has size * count elements; rank r gets the reduction of elements r * count to (r + 1) * count. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_reduce_scatter(tutti_group *group, const void *in, void *out, size_t count,
-                                                          tutti_dtype dtype, tutti_op op, const tutti_call *call);
+                                                          tutti_dtype dtype, tutti_reduction reduction,
+                                                          const tutti_call *call);
 /* The same with a share of its own for each rank: counts[r] elements for rank r, one after the other in `in`. The same
  * `counts` on all ranks. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_reduce_scatter_v(tutti_group *group, const void *in, void *out,
-                                                            const size_t *counts, tutti_dtype dtype, tutti_op op,
-                                                            const tutti_call *call);
+                                                            const size_t *counts, tutti_dtype dtype,
+                                                            tutti_reduction reduction, const tutti_call *call);
 
 /* ---- moves ---- */
 

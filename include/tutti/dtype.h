@@ -53,7 +53,7 @@ typedef enum tutti_dtype {
     TUTTI_C128 = 17  /* two f64 */
 } tutti_dtype;
 
-typedef enum tutti_op {
+typedef enum tutti_reduction {
     TUTTI_SUM = 65,
     TUTTI_AVG = 66,
     TUTTI_PRODUCT = 67,
@@ -63,7 +63,7 @@ typedef enum tutti_op {
     TUTTI_BOR = 71,
     TUTTI_BXOR = 72,
     TUTTI_PREMUL_SUM = 73 /* each rank's input times its own tutti_call.factor, then the sum */
-} tutti_op;
+} tutti_reduction;
 
 /* Bytes of one element; 0 for a value that is no dtype. */
 TUTTI_API size_t tutti_dtype_size(tutti_dtype dtype);
@@ -72,15 +72,15 @@ TUTTI_API size_t tutti_dtype_size(tutti_dtype dtype);
 TUTTI_API const char *tutti_dtype_name(tutti_dtype dtype);
 
 /* "sum", "avg", …; "?" for a value that is no reduction. */
-TUTTI_API const char *tutti_op_name(tutti_op op);
+TUTTI_API const char *tutti_reduction_name(tutti_reduction reduction);
 
 /* From a name, case ignored. Understands Tutti's names, those of nccl-tests and C ("float", "double", "half",
  * "int32", …) and those of PyTorch ("float32", "bfloat16", "float8_e4m3fn", …; "prod" for product). */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_dtype_parse(const char *name, tutti_dtype *dtype);
-TUTTI_API TUTTI_CHECKED tutti_status tutti_op_parse(const char *name, tutti_op *op);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_reduction_parse(const char *name, tutti_reduction *reduction);
 
-/* Whether `op` is defined for `dtype` (the table above): 1 or 0. */
-TUTTI_API int tutti_op_applies(tutti_op op, tutti_dtype dtype);
+/* Whether `reduction` is defined for `dtype` (the table above): 1 or 0. */
+TUTTI_API int tutti_reduction_applies(tutti_reduction reduction, tutti_dtype dtype);
 
 /* Converts `count` elements. Real to complex sets the imaginary part to 0; complex to real keeps the real part.
  * Floats to integers truncate toward zero and saturate, NaN gives 0; integers to narrower integers wrap; anything to

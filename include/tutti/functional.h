@@ -38,13 +38,13 @@ TUTTI_API tutti_group *tt_group(tutti_world *world, tutti_group_form form);
 
 /* ---- collectives ---- */
 
-TUTTI_API tt_tensor *tt_all_reduce(tt_tensor *x, tutti_op op, tutti_group *group);
+TUTTI_API tt_tensor *tt_all_reduce(tt_tensor *x, tutti_reduction reduction, tutti_group *group);
 /* The sum of each rank's x times its own factor. */
 TUTTI_API tt_tensor *tt_all_reduce_premul(tt_tensor *x, double factor, tutti_group *group);
 /* All ranks' x, one after the other along `dim`. A 0-dim x gives one element per rank. */
 TUTTI_API tt_tensor *tt_all_gather(tt_tensor *x, int dim, tutti_group *group);
 /* This rank's part, along `dim`, of the reduction; dim's size must be divisible by the ranks. */
-TUTTI_API tt_tensor *tt_reduce_scatter(tt_tensor *x, tutti_op op, int dim, tutti_group *group);
+TUTTI_API tt_tensor *tt_reduce_scatter(tt_tensor *x, tutti_reduction reduction, int dim, tutti_group *group);
 /* in_splits[r] rows go to rank r, out_splits[r] rows come from it: one entry per rank, counted in rows of dimension 0.
  * Both NULL: equal parts. */
 TUTTI_API tt_tensor *tt_all_to_all_single(tt_tensor *x, const int64_t *out_splits, const int64_t *in_splits,
@@ -63,17 +63,17 @@ TUTTI_API tt_tensor *tt_copy_to_group(tt_tensor *x, tutti_group *group);
 TUTTI_API tt_tensor *tt_reduce_from_group(tt_tensor *x, tutti_group *group);
 
 /* Several at once, as one work. dims: one per tensor. */
-TUTTI_API tt_tensor_list tt_all_reduce_coalesced(tt_tensor_list list, tutti_op op, tutti_group *group);
+TUTTI_API tt_tensor_list tt_all_reduce_coalesced(tt_tensor_list list, tutti_reduction reduction, tutti_group *group);
 TUTTI_API tt_tensor_list tt_all_gather_coalesced(tt_tensor_list list, tutti_group *group);
-TUTTI_API tt_tensor_list tt_reduce_scatter_coalesced(tt_tensor_list list, tutti_op op, size_t dim_count,
+TUTTI_API tt_tensor_list tt_reduce_scatter_coalesced(tt_tensor_list list, tutti_reduction reduction, size_t dim_count,
                                                      const int *dims, tutti_group *group);
 
 /* ---- into given tensors; these must be contiguous, and are bumped when the collective starts ---- */
 
-TUTTI_API tt_tensor *tt_all_reduce_(tt_tensor *x, tutti_op op, tutti_group *group);
+TUTTI_API tt_tensor *tt_all_reduce_(tt_tensor *x, tutti_reduction reduction, tutti_group *group);
 TUTTI_API tt_tensor *tt_broadcast_(tt_tensor *x, int root, tutti_group *group);
 TUTTI_API tt_tensor *tt_all_gather_out(tt_tensor *out, tt_tensor *x, tutti_group *group); /* along dimension 0 */
-TUTTI_API tt_tensor *tt_reduce_scatter_out(tt_tensor *out, tt_tensor *x, tutti_op op, tutti_group *group);
+TUTTI_API tt_tensor *tt_reduce_scatter_out(tt_tensor *out, tt_tensor *x, tutti_reduction reduction, tutti_group *group);
 
 /* ---- from one rank to another ---- */
 

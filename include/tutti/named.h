@@ -25,22 +25,23 @@ extern "C" {
 /* Every rank reads all inputs and writes its own `out`, any memory. `in` is symmetric and unchanged. (Both
  * one_shot_all_reduce and its _out form.) */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_one_shot_all_reduce(tutti_group *group, const void *in, void *out,
-                                                               size_t count, tutti_dtype dtype, tutti_op op,
-                                                               const tutti_call *call);
+                                                               size_t count, tutti_dtype dtype,
+                                                               tutti_reduction reduction, const tutti_call *call);
 /* The same with an input of any memory, which goes through `buffer`, symmetric, of buffer_count elements at least
  * count. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_one_shot_all_reduce_copy(tutti_group *group, void *buffer,
                                                                     size_t buffer_count, const void *in, void *out,
-                                                                    size_t count, tutti_dtype dtype, tutti_op op,
-                                                                    const tutti_call *call);
+                                                                    size_t count, tutti_dtype dtype,
+                                                                    tutti_reduction reduction, const tutti_call *call);
 /* In place: each rank reduces its slice and stores it into the buffers of all. `data` is symmetric.
  * (two_shot_all_reduce_) */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_two_shot_all_reduce(tutti_group *group, void *data, size_t count,
-                                                               tutti_dtype dtype, tutti_op op, const tutti_call *call);
+                                                               tutti_dtype dtype, tutti_reduction reduction,
+                                                               const tutti_call *call);
 /* The same into `out`, any memory; `in`, symmetric, stays as it was. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_two_shot_all_reduce_out(tutti_group *group, const void *in, void *out,
-                                                                   size_t count, tutti_dtype dtype, tutti_op op,
-                                                                   const tutti_call *call);
+                                                                   size_t count, tutti_dtype dtype,
+                                                                   tutti_reduction reduction, const tutti_call *call);
 
 /* ---- reduce-scatter and all-gather ---- */
 
@@ -49,14 +50,16 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_two_shot_all_reduce_out(tutti_group *
  * (r + 1) * n of every row, n = columns / size. What is split must be divisible by the number of ranks. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_reduce_scatter_out(tutti_group *group, const void *in, void *out,
                                                               size_t rows, size_t columns, bool split_last_dim,
-                                                              tutti_dtype dtype, tutti_op op, const tutti_call *call);
+                                                              tutti_dtype dtype, tutti_reduction reduction,
+                                                              const tutti_call *call);
 /* all_gather and reduce_scatter that touch one peer after the other, each rank beginning with another. Any memory.
  * `count` is one rank's share. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_low_contention_all_gather(tutti_group *group, const void *in, void *out,
                                                                      size_t count, tutti_dtype dtype,
                                                                      const tutti_call *call);
 TUTTI_API TUTTI_CHECKED tutti_status tutti_low_contention_reduce_scatter(tutti_group *group, const void *in, void *out,
-                                                                         size_t count, tutti_dtype dtype, tutti_op op,
+                                                                         size_t count, tutti_dtype dtype,
+                                                                         tutti_reduction reduction,
                                                                          const tutti_call *call);
 
 /* ---- multicast ("multimem") ----
@@ -65,15 +68,18 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_low_contention_reduce_scatter(tutti_g
 
 /* In place; `data` is symmetric. (multimem_all_reduce_) */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_multimem_all_reduce(tutti_group *group, void *data, size_t count,
-                                                               tutti_dtype dtype, tutti_op op, const tutti_call *call);
+                                                               tutti_dtype dtype, tutti_reduction reduction,
+                                                               const tutti_call *call);
 /* `in` is symmetric, `out` any memory. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_multimem_one_shot_all_reduce(tutti_group *group, const void *in, void *out,
-                                                                        size_t count, tutti_dtype dtype, tutti_op op,
+                                                                        size_t count, tutti_dtype dtype,
+                                                                        tutti_reduction reduction,
                                                                         const tutti_call *call);
 /* Into the root's `out` alone. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_multimem_one_shot_reduce_out(tutti_group *group, const void *in, void *out,
-                                                                        size_t count, tutti_dtype dtype, tutti_op op,
-                                                                        int root, const tutti_call *call);
+                                                                        size_t count, tutti_dtype dtype,
+                                                                        tutti_reduction reduction, int root,
+                                                                        const tutti_call *call);
 /* `out`, symmetric, has size * count elements; `in` any memory. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_multimem_all_gather_out(tutti_group *group, const void *in, void *out,
                                                                    size_t count, tutti_dtype dtype,

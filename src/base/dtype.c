@@ -58,7 +58,7 @@ static const struct {
     const char *name;
     const char *aliases;
     unsigned kinds; /* that it is defined for: the table in the header */
-} ops[] = {
+} reductions[] = {
     [TUTTI_SUM - TUTTI_SUM] = { "sum", "add",
                                 ON(KIND_FLOAT) | ON(KIND_SIGNED) | ON(KIND_UNSIGNED) | ON(KIND_BOOL) |
                                     ON(KIND_COMPLEX) },
@@ -75,15 +75,15 @@ static const struct {
 };
 
 enum {
-    OP_COUNT = sizeof ops / sizeof ops[0]
+    OP_COUNT = sizeof reductions / sizeof reductions[0]
 };
 
 static bool is_dtype(tutti_dtype dtype) {
     return dtype >= TUTTI_F64 && (int)dtype < DTYPE_COUNT;
 }
 
-static bool is_op(tutti_op op) {
-    return op >= TUTTI_SUM && (int)op < TUTTI_SUM + OP_COUNT;
+static bool is_reduction(tutti_reduction reduction) {
+    return reduction >= TUTTI_SUM && (int)reduction < TUTTI_SUM + OP_COUNT;
 }
 
 size_t tutti_dtype_size(tutti_dtype dtype) {
@@ -94,12 +94,13 @@ const char *tutti_dtype_name(tutti_dtype dtype) {
     return is_dtype(dtype) ? dtypes[dtype].name : "?";
 }
 
-const char *tutti_op_name(tutti_op op) {
-    return is_op(op) ? ops[op - TUTTI_SUM].name : "?";
+const char *tutti_reduction_name(tutti_reduction reduction) {
+    return is_reduction(reduction) ? reductions[reduction - TUTTI_SUM].name : "?";
 }
 
-int tutti_op_applies(tutti_op op, tutti_dtype dtype) {
-    return is_op(op) && is_dtype(dtype) && (ops[op - TUTTI_SUM].kinds & ON(dtypes[dtype].kind)) != 0;
+int tutti_reduction_applies(tutti_reduction reduction, tutti_dtype dtype) {
+    return is_reduction(reduction) && is_dtype(dtype) &&
+           (reductions[reduction - TUTTI_SUM].kinds & ON(dtypes[dtype].kind)) != 0;
 }
 
 /* Whether `name` is one of the words of `list`, case ignored. */
@@ -130,12 +131,12 @@ tutti_status tutti_dtype_parse(const char *name, tutti_dtype *dtype) {
         name);
 }
 
-tutti_status tutti_op_parse(const char *name, tutti_op *op) {
-    if (!name || !op)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_op_parse: %s is NULL", name ? "op" : "name");
+tutti_status tutti_reduction_parse(const char *name, tutti_reduction *reduction) {
+    if (!name || !reduction)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_reduction_parse: %s is NULL", name ? "reduction" : "name");
     for (int i = 0; i < OP_COUNT; i++) {
-        if (strcasecmp(name, ops[i].name) == 0 || in_list(name, ops[i].aliases)) {
-            *op = (tutti_op)(TUTTI_SUM + i);
+        if (strcasecmp(name, reductions[i].name) == 0 || in_list(name, reductions[i].aliases)) {
+            *reduction = (tutti_reduction)(TUTTI_SUM + i);
             return TUTTI_OK;
         }
     }

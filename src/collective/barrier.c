@@ -7,7 +7,7 @@
 
 tutti_status tutti_barrier(tutti_group *group, const tutti_call *call) {
     tu_task task;
-    tu_task_begin(&task, group, TU_OP_BARRIER);
+    tu_task_begin(&task, group, TU_OPERATION_BARRIER);
     tutti_status status;
     if (call == NULL && tu_express(&task, &status))
         return status;
@@ -16,8 +16,8 @@ tutti_status tutti_barrier(tutti_group *group, const tutti_call *call) {
 
 tutti_status tutti_group_prepare(tutti_group *group, const tutti_call *call) {
     tu_task task;
-    tu_task_begin(&task, group, TU_OP_BARRIER);
-    task.info.operation = TU_OP_PREPARE;
+    tu_task_begin(&task, group, TU_OPERATION_BARRIER);
+    task.info.operation = TU_OPERATION_PREPARE;
     tutti_status status = tu_submit(&task, call);
     if (status != TUTTI_OK || group == TUTTI_NON_GROUP_MEMBER)
         return status;

@@ -77,7 +77,7 @@ tutti_status tu_batch_note(tutti_batch *batch, const tu_task *task, const tutti_
 /* ---- packing ---- */
 
 static bool packs_with(const tu_task *first, const tu_task *task) {
-    return first->custom == NULL && first->shape == TU_OP_ALL_REDUCE && task->shape == TU_OP_ALL_REDUCE &&
+    return first->custom == NULL && first->shape == TU_OPERATION_ALL_REDUCE && task->shape == TU_OPERATION_ALL_REDUCE &&
            first->info.operation == task->info.operation && first->info.dtype == task->info.dtype &&
            first->info.reduction == task->info.reduction && first->forced == task->forced &&
            first->factor == task->factor;
@@ -148,7 +148,7 @@ static tutti_status run_packed(tu_collective *state, tutti_batch *batch, int beg
 }
 
 static bool is_point(const tu_task *task) {
-    return task->shape == TU_OP_SEND || task->shape == TU_OP_RECV;
+    return task->shape == TU_OPERATION_SEND || task->shape == TU_OPERATION_RECV;
 }
 
 static tutti_status run_collectives(tu_collective *state, tutti_batch *batch) {
@@ -235,8 +235,8 @@ tutti_status tutti_batch_end(tutti_batch *batch, const tutti_call *call) {
             batch->tasks[i].timeout_ns = full.timeout_ns;
     if (status == TUTTI_OK && full.work != NULL) {
         tu_task task = { .group = batch->group,
-                         .shape = TU_OP_BATCH,
-                         .info = { .operation = TU_OP_BATCH, .root = -1 } };
+                         .shape = TU_OPERATION_BATCH,
+                         .info = { .operation = TU_OPERATION_BATCH, .root = -1 } };
         tutti_work *work;
         status = tu_work_make(&task, &work);
         if (status == TUTTI_OK) {

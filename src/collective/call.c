@@ -56,7 +56,7 @@ tutti_status tu_task_run(tu_collective *state, tu_task *task) {
     state->direct_inputs = state->direct_outputs = 0;
     if (task->custom != NULL)
         return task->custom(state, task);
-    if (task->shape == TU_OP_ALL_TO_ALL_V && task->in == task->out && task->in != NULL)
+    if (task->shape == TU_OPERATION_ALL_TO_ALL_V && task->in == task->out && task->in != NULL)
         return run_from_copy(state, task);
     return run_algorithm(state, task, (tutti_algorithm)task->info.algorithm);
 }
@@ -210,7 +210,7 @@ tutti_status tutti_group_ran(tutti_group *group, tutti_ran *ran) {
     tutti_status status = tu_collective_lock(state, tu_deadline(state->group->world->timeout_ns));
     if (status != TUTTI_OK)
         return status;
-    bool any = state->ran.operation != TU_OP_NONE;
+    bool any = state->ran.operation != TU_OPERATION_NONE;
     full.algorithm = (tutti_algorithm)state->ran.algorithm;
     full.sequence = state->ran.sequence;
     full.direct_inputs = state->direct_inputs;

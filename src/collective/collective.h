@@ -100,7 +100,7 @@ typedef struct tu_vdev {
 
 struct tu_task {
     tutti_group *group;
-    tu_op_info info;    /* operation, dtype, reduction, count, root, tag; enter fills the rest */
+    tu_operation_info info; /* operation, dtype, reduction, count, root, tag; enter fills the rest */
     tu_operation shape; /* what it moves: equals the operation, but for named ones, which have a name of their own */
     const void *in;
     void *out;
@@ -125,8 +125,8 @@ struct tu_task {
                            tu_task *task); /* runs it, where no algorithm does; state NULL in a group of one */
 };
 
-/* A dtype or reduction as tu_op_info keeps it. What does not fit is none, and stays none: it must not become another
- * one. */
+/* A dtype or reduction as tu_operation_info keeps it. What does not fit is none, and stays none: it must not become
+ * another one. */
 static inline uint8_t tu_code(int value) {
     return value >= 0 && value < UINT8_MAX ? (uint8_t)value : UINT8_MAX;
 }
@@ -194,17 +194,18 @@ struct tu_collective {
                               again; see state.c */
     tu_piece wide_piece;   /* larger slots, attached on first need */
     tu_mapping **wide_mappings;
-    unsigned char **wide;                 /* each member's two larger slots; NULL: not attached */
-    size_t wide_bytes;                    /* of one */
-    tutti_work *open;                     /* a one-shot that was started and not finished, with a reference; work.c */
-    int64_t next_look;                    /* when a test of `open` looks for the dead again */
-    bool helping;                         /* the lock is held by the helper thread */
-    _Atomic(tu_engine *) engine;          /* NULL until the first work that needs it */
-    _Atomic(tu_points *) points;          /* NULL until the first send or receive */
-    tu_op_info ran;                       /* the last collective that ran */
-    tu_choice choice;                     /* of the last run, for tutti_group_ran */
-    tu_rule rules[TU_OP_COUNT][TU_RULES]; /* for this number of ranks; the last one in use has the largest bytes */
-    tutti_algorithm forced[TU_OP_COUNT];  /* TUTTI_ALGORITHM */
+    unsigned char **wide;        /* each member's two larger slots; NULL: not attached */
+    size_t wide_bytes;           /* of one */
+    tutti_work *open;            /* a one-shot that was started and not finished, with a reference; work.c */
+    int64_t next_look;           /* when a test of `open` looks for the dead again */
+    bool helping;                /* the lock is held by the helper thread */
+    _Atomic(tu_engine *) engine; /* NULL until the first work that needs it */
+    _Atomic(tu_points *) points; /* NULL until the first send or receive */
+    tu_operation_info ran;       /* the last collective that ran */
+    tu_choice choice;            /* of the last run, for tutti_group_ran */
+    tu_rule rules[TU_OPERATION_COUNT]
+                 [TU_RULES]; /* for this number of ranks; the last one in use has the largest bytes */
+    tutti_algorithm forced[TU_OPERATION_COUNT]; /* TUTTI_ALGORITHM */
     const char *rules_from;
 };
 

@@ -145,19 +145,19 @@ static int parts_for(const tu_collective *state, size_t bytes) {
 
 /* ---- reductions ---- */
 
-typedef struct reduction {
+typedef struct sweep {
     void *const *to;
     const void *const *from;
     int to_count, from_count;
     size_t count, element;
     tutti_dtype dtype;
-    tutti_op op;
+    tutti_reduction reduction;
     const double *factors;
     unsigned flags;
-} reduction;
+} sweep;
 
 static void reduce_part(void *argument, int part, int parts) {
-    const reduction *whole = argument;
+    const sweep *whole = argument;
     size_t share = (whole->count / (size_t)parts + 63) / 64 * 64, begin = share * (size_t)part;
     if (begin >= whole->count)
         return;
@@ -168,18 +168,19 @@ static void reduce_part(void *argument, int part, int parts) {
         to[i] = (unsigned char *)whole->to[i] + begin * whole->element;
     for (int i = 0; i < whole->from_count; i++)
         from[i] = (const unsigned char *)whole->from[i] + begin * whole->element;
-    tu_reduce_many(to, whole->to_count, from, whole->from_count, count, whole->dtype, whole->op, whole->factors,
+    tu_reduce_many(to, whole->to_count, from, whole->from_count, count, whole->dtype, whole->reduction, whole->factors,
                    whole->flags);
 }
 
 void tu_compute_reduce(tu_collective *state, void *const *to, int to_count, const void *const *from, int from_count,
-                       size_t count, tutti_dtype dtype, tutti_op op, const double *factors, unsigned flags) {
-    reduction whole = { to, from, to_count, from_count, count, tutti_dtype_size(dtype), dtype, op, factors, flags };
+                       size_t count, tutti_dtype dtype, tutti_reduction reduction, const double *factors,
+                       unsigned flags) {
+    sweep whole = { to, from, to_count, from_count, count, tutti_dtype_size(dtype), dtype, reduction, factors, flags };
     int parts = state->helpers == 0 ? 1 : parts_for(state, count * whole.element);
     if (parts > 1 && to_count <= MOST_BUFFERS && from_count <= MOST_BUFFERS &&
         run_parts(state, (job){ reduce_part, &whole, parts }))
         return;
-    tu_reduce_many(to, to_count, from, from_count, count, dtype, op, factors, flags);
+    tu_reduce_many(to, to_count, from, from_count, count, dtype, reduction, factors, flags);
 }
 
 /* ---- copies ---- */

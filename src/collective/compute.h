@@ -9,7 +9,8 @@
 
 /* As the kernels of the same name. Short ones, and all when no core is free, run on the calling thread. */
 void tu_compute_reduce(tu_collective *state, void *const *to, int to_count, const void *const *from, int from_count,
-                       size_t count, tutti_dtype dtype, tutti_op op, const double *factors, unsigned flags);
+                       size_t count, tutti_dtype dtype, tutti_reduction reduction, const double *factors,
+                       unsigned flags);
 void tu_compute_copy(tu_collective *state, void *to, const void *from, size_t bytes, unsigned flags);
 
 /* How many threads besides the caller's a rank of this world may use. */

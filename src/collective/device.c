@@ -101,8 +101,8 @@ bool tu_device_task_wanted(const tu_task *task, const tutti_call *call) {
     }
     if (world->fake)
         return false;
-    if (task->shape == TU_OP_BARRIER)
-        return call->stream != NULL && task->info.operation != TU_OP_PREPARE;
+    if (task->shape == TU_OPERATION_BARRIER)
+        return call->stream != NULL && task->info.operation != TU_OPERATION_PREPARE;
     int index;
     return on_device(world, task->in, &index) || on_device(world, task->out, &index);
 }
@@ -189,21 +189,21 @@ static tutti_status describe(const tu_task *task, const tutti_call *call, lists 
                              .algorithm = task->forced,
                              .stream = call->stream,
                              .dtype = (tutti_dtype)task->info.dtype,
-                             .op = (tutti_op)task->info.reduction,
+                             .reduction = (tutti_reduction)task->info.reduction,
                              .count = task->info.count,
                              .root = -1,
                              .factor = task->factor };
     switch (task->shape) {
-    case TU_OP_BARRIER:
+    case TU_OPERATION_BARRIER:
         out->shape = TU_DEVICE_BARRIER;
         return TUTTI_OK;
-    case TU_OP_ALL_REDUCE:
-    case TU_OP_REDUCE:
+    case TU_OPERATION_ALL_REDUCE:
+    case TU_OPERATION_REDUCE:
         out->shape = TU_DEVICE_REDUCE;
-        out->root = task->shape == TU_OP_REDUCE ? task->info.root : -1;
+        out->root = task->shape == TU_OPERATION_REDUCE ? task->info.root : -1;
         break;
-    case TU_OP_REDUCE_SCATTER:
-    case TU_OP_REDUCE_SCATTER_V:
+    case TU_OPERATION_REDUCE_SCATTER:
+    case TU_OPERATION_REDUCE_SCATTER_V:
         out->shape = TU_DEVICE_REDUCE_SCATTER;
         for (int i = 0; i < size; i++) {
             tu_slice slice = tu_slice_of(task, size, i);
@@ -214,7 +214,7 @@ static tutti_status describe(const tu_task *task, const tutti_call *call, lists 
         out->count = l->parts[size];
         out->row = task->row;
         break;
-    case TU_OP_ALL_TO_ALL_VDEV:
+    case TU_OPERATION_ALL_TO_ALL_VDEV:
         out->shape = TU_DEVICE_VDEV;
         out->in_splits = task->vdev.in_splits;
         out->out_splits = task->vdev.out_splits;
@@ -223,12 +223,12 @@ static tutti_status describe(const tu_task *task, const tutti_call *call, lists 
         out->out_rows = task->vdev.out_rows;
         out->major_align = task->vdev.align;
         out->experts = task->vdev.experts;
-        out->form = task->info.operation == TU_OP_ALL_TO_ALL_VDEV_2D          ? 1
-                    : task->info.operation == TU_OP_ALL_TO_ALL_VDEV_2D_OFFSET ? 2
-                                                                              : 0;
+        out->form = task->info.operation == TU_OPERATION_ALL_TO_ALL_VDEV_2D          ? 1
+                    : task->info.operation == TU_OPERATION_ALL_TO_ALL_VDEV_2D_OFFSET ? 2
+                                                                                     : 0;
         return find_place(group, task->in, task->vdev.in_rows * out->row_bytes, &out->in_place);
-    case TU_OP_SEND:
-    case TU_OP_RECV:
+    case TU_OPERATION_SEND:
+    case TU_OPERATION_RECV:
         return tu_error(TUTTI_ERROR_UNSUPPORTED,
                         "%s takes memory of the CPU; on devices use tutti_peers_put and tutti_peers_signal, or "
                         "tutti_permute",
@@ -247,8 +247,8 @@ static tutti_status describe(const tu_task *task, const tutti_call *call, lists 
         out->receive_offset = l->receive_offset;
         out->receive_bytes = l->receive_bytes;
         /* What the size of the launch goes by must be equal on all ranks, which the splits of all_to_all_v are not. */
-        out->count =
-            task->shape == TU_OP_ALL_TO_ALL_V ? (uint64_t)1 << 24 : task->info.count * task->element * (uint64_t)size;
+        out->count = task->shape == TU_OPERATION_ALL_TO_ALL_V ? (uint64_t)1 << 24
+                                                              : task->info.count * task->element * (uint64_t)size;
         break;
     }
     tutti_status status = find_place(group, task->in, tu_in_bytes(task, rank, size), &out->in_place);
@@ -259,7 +259,7 @@ static tutti_status describe(const tu_task *task, const tutti_call *call, lists 
 
 static tutti_status check_places(const tu_task *task, int *index) {
     int rank = task->group->rank, size = task->group->size, other;
-    bool vdev = task->shape == TU_OP_ALL_TO_ALL_VDEV;
+    bool vdev = task->shape == TU_OPERATION_ALL_TO_ALL_VDEV;
     const struct {
         const char *name;
         const void *pointer;
@@ -334,7 +334,7 @@ tutti_status tu_device_submit(tu_task *task, const tutti_call *call) {
     device_side *side;
     int index = -1;
     int64_t timeout;
-    tutti_status status = task->shape == TU_OP_BARRIER ? TUTTI_OK : check_places(task, &index);
+    tutti_status status = task->shape == TU_OPERATION_BARRIER ? TUTTI_OK : check_places(task, &index);
     if (status == TUTTI_OK)
         status =
             tu_timeout_choose("timeout_ns", task->timeout_ns, group->timeout_ns, group->world->timeout_ns, &timeout);

@@ -54,7 +54,7 @@ typedef struct tu_device_task {
 
     /* reductions */
     tutti_dtype dtype;
-    tutti_op op;
+    tutti_reduction reduction;
     uint64_t count;        /* elements of the whole input */
     uint64_t row;          /* reduce_scatter that splits the last dimension: elements of a row */
     const uint64_t *parts; /* reduce_scatter: where each rank's part begins, and the end: size + 1 entries */

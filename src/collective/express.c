@@ -33,10 +33,10 @@ static inline bool usual(const tutti_group *group) {
 static inline bool plain(tu_task *task) {
     const unsigned char *in = task->in, *out = task->out;
     tutti_dtype dtype = (tutti_dtype)task->info.dtype;
-    tutti_op op = (tutti_op)task->info.reduction;
+    tutti_reduction reduction = (tutti_reduction)task->info.reduction;
     task->element = tutti_dtype_size(dtype);
-    if (!tutti_op_applies(op, dtype) || op == TUTTI_PREMUL_SUM || in == NULL || out == NULL || task->info.count == 0 ||
-        task->info.count > 65536)
+    if (!tutti_reduction_applies(reduction, dtype) || reduction == TUTTI_PREMUL_SUM || in == NULL || out == NULL ||
+        task->info.count == 0 || task->info.count > 65536)
         return false;
     size_t bytes = task->info.count * task->element;
     return in == out || in + bytes <= out || out + bytes <= in;
@@ -87,7 +87,7 @@ static inline void reduce(tu_collective *state, const tu_task *task, uint64_t ep
         state->sources[member] = staging(state, member, epoch, algorithm);
     state->sources[state->rank] = task->in;
     tu_reduce(task->out, state->sources, state->size, task->info.count, (tutti_dtype)task->info.dtype,
-              (tutti_op)task->info.reduction, NULL, 0);
+              (tutti_reduction)task->info.reduction, NULL, 0);
 }
 
 /* The hand-over, with the lock held. */
@@ -106,7 +106,7 @@ static inline tutti_status hand_over(tu_collective *state, tu_task *task, tutti_
 }
 
 bool tu_express(tu_task *task, tutti_status *status) {
-    bool moves = task->shape != TU_OP_BARRIER;
+    bool moves = task->shape != TU_OPERATION_BARRIER;
     if (!usual(task->group) || (moves && !plain(task)))
         return false;
     tu_collective *state = tu_attached(&task->group->rooms[TU_ROOM_COLLECTIVE]);

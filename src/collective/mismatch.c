@@ -16,7 +16,7 @@ static uint64_t mix(uint64_t hash, uint64_t value) {
 uint64_t tu_signature(const tu_task *task) {
     if (TUTTI_BARE)
         return 1;
-    const tu_op_info *info = &task->info;
+    const tu_operation_info *info = &task->info;
     uint64_t small = (uint64_t)info->operation << 56 | (uint64_t)info->dtype << 48 | (uint64_t)info->reduction << 40 |
                      (uint64_t)info->algorithm << 32 | (uint32_t)info->root;
     return mix(mix(small * UINT64_C(0xff51afd7ed558ccd), info->count), task->detail);
@@ -41,7 +41,7 @@ static void describe(const tu_said *said, char *text, size_t bytes) {
     if (said->dtype != 0)
         at += snprintf(text + at, bytes - (size_t)at, "%s ", tutti_dtype_name((tutti_dtype)said->dtype));
     if (said->reduction != 0)
-        at += snprintf(text + at, bytes - (size_t)at, "%s ", tutti_op_name((tutti_op)said->reduction));
+        at += snprintf(text + at, bytes - (size_t)at, "%s ", tutti_reduction_name((tutti_reduction)said->reduction));
     if (said->dtype != 0)
         at += snprintf(text + at, bytes - (size_t)at, "%llu elements, ", (unsigned long long)said->count);
     if (said->root >= 0)
@@ -69,7 +69,7 @@ static void differences(const tu_said *mine, const tu_said *theirs, char *text, 
     if (mine->algorithm != theirs->algorithm)
         add(text, bytes, "algorithm");
     if (mine->detail != theirs->detail && mine->operation == theirs->operation)
-        add(text, bytes, mine->operation == TU_OP_PERMUTE ? "destinations" : "counts of the ranks");
+        add(text, bytes, mine->operation == TU_OPERATION_PERMUTE ? "destinations" : "counts of the ranks");
     if (mine->sequence != theirs->sequence)
         add(text, bytes, "order (their numbers in the group differ)");
 }

@@ -18,14 +18,14 @@ static void begin(tu_task *task, tutti_group *group, tu_operation operation, con
 tutti_status tutti_all_gather(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype,
                               const tutti_call *call) {
     tu_task task;
-    begin(&task, group, TU_OP_ALL_GATHER, in, out, count, dtype, -1);
+    begin(&task, group, TU_OPERATION_ALL_GATHER, in, out, count, dtype, -1);
     return tu_submit(&task, call);
 }
 
 tutti_status tutti_all_gather_v(tutti_group *group, const void *in, void *out, const size_t *counts,
                                 const size_t *offsets, tutti_dtype dtype, const tutti_call *call) {
     tu_task task;
-    begin(&task, group, TU_OP_ALL_GATHER_V, in, out, 0, dtype, -1);
+    begin(&task, group, TU_OPERATION_ALL_GATHER_V, in, out, 0, dtype, -1);
     task.in_counts = counts;
     task.out_offsets = offsets;
     return tu_submit(&task, call);
@@ -34,28 +34,28 @@ tutti_status tutti_all_gather_v(tutti_group *group, const void *in, void *out, c
 tutti_status tutti_broadcast(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype, int root,
                              const tutti_call *call) {
     tu_task task;
-    begin(&task, group, TU_OP_BROADCAST, in, out, count, dtype, root);
+    begin(&task, group, TU_OPERATION_BROADCAST, in, out, count, dtype, root);
     return tu_submit(&task, call);
 }
 
 tutti_status tutti_gather(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype, int root,
                           const tutti_call *call) {
     tu_task task;
-    begin(&task, group, TU_OP_GATHER, in, out, count, dtype, root);
+    begin(&task, group, TU_OPERATION_GATHER, in, out, count, dtype, root);
     return tu_submit(&task, call);
 }
 
 tutti_status tutti_scatter(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype, int root,
                            const tutti_call *call) {
     tu_task task;
-    begin(&task, group, TU_OP_SCATTER, in, out, count, dtype, root);
+    begin(&task, group, TU_OPERATION_SCATTER, in, out, count, dtype, root);
     return tu_submit(&task, call);
 }
 
 tutti_status tutti_all_to_all(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype,
                               const tutti_call *call) {
     tu_task task;
-    begin(&task, group, TU_OP_ALL_TO_ALL, in, out, count, dtype, -1);
+    begin(&task, group, TU_OPERATION_ALL_TO_ALL, in, out, count, dtype, -1);
     return tu_submit(&task, call);
 }
 
@@ -63,7 +63,7 @@ tutti_status tutti_all_to_all_v(tutti_group *group, const void *in, const size_t
                                 void *out, const size_t *out_counts, const size_t *out_offsets, tutti_dtype dtype,
                                 const tutti_call *call) {
     tu_task task;
-    begin(&task, group, TU_OP_ALL_TO_ALL_V, in, out, 0, dtype, -1);
+    begin(&task, group, TU_OPERATION_ALL_TO_ALL_V, in, out, 0, dtype, -1);
     task.in_counts = in_counts;
     task.in_offsets = in_offsets;
     task.out_counts = out_counts;
@@ -74,7 +74,7 @@ tutti_status tutti_all_to_all_v(tutti_group *group, const void *in, const size_t
 tutti_status tutti_permute(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype,
                            const int *to, const tutti_call *call) {
     tu_task task;
-    begin(&task, group, TU_OP_PERMUTE, in, out, count, dtype, -1);
+    begin(&task, group, TU_OPERATION_PERMUTE, in, out, count, dtype, -1);
     task.to = to;
     return tu_submit(&task, call);
 }

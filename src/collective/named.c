@@ -46,7 +46,7 @@ static size_t bytes_of(size_t count, tutti_dtype dtype, size_t times) {
 }
 
 static tutti_status run(tutti_group *group, tu_operation operation, tu_operation shape, const void *in, void *out,
-                        size_t count, tutti_dtype dtype, tutti_op op, int root, tutti_algorithm algorithm,
+                        size_t count, tutti_dtype dtype, tutti_reduction reduction, int root, tutti_algorithm algorithm,
                         const tutti_call *call) {
     tu_task task = { .group = group,
                      .shape = shape,
@@ -56,7 +56,7 @@ static tutti_status run(tutti_group *group, tu_operation operation, tu_operation
                      .info = { .operation = (uint8_t)operation,
                                .count = count,
                                .dtype = tu_code((int)dtype),
-                               .reduction = tu_code((int)op),
+                               .reduction = tu_code((int)reduction),
                                .root = root } };
     return tu_submit(&task, call);
 }
@@ -68,16 +68,17 @@ static int size_of(const tutti_group *group) {
 /* ---- all-reduce ---- */
 
 tutti_status tutti_one_shot_all_reduce(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype,
-                                       tutti_op op, const tutti_call *call) {
-    tutti_status status = tu_named_symmetric(group, TU_OP_ONE_SHOT_ALL_REDUCE, "input", in, bytes_of(count, dtype, 1));
+                                       tutti_reduction reduction, const tutti_call *call) {
+    tutti_status status =
+        tu_named_symmetric(group, TU_OPERATION_ONE_SHOT_ALL_REDUCE, "input", in, bytes_of(count, dtype, 1));
     if (status != TUTTI_OK || count == 0)
         return status;
-    return run(group, TU_OP_ONE_SHOT_ALL_REDUCE, TU_OP_ALL_REDUCE, in, out, count, dtype, op, -1,
+    return run(group, TU_OPERATION_ONE_SHOT_ALL_REDUCE, TU_OPERATION_ALL_REDUCE, in, out, count, dtype, reduction, -1,
                TUTTI_ALGORITHM_ONE_SHOT, call);
 }
 
 tutti_status tutti_one_shot_all_reduce_copy(tutti_group *group, void *buffer, size_t buffer_count, const void *in,
-                                            void *out, size_t count, tutti_dtype dtype, tutti_op op,
+                                            void *out, size_t count, tutti_dtype dtype, tutti_reduction reduction,
                                             const tutti_call *call) {
     if (count > buffer_count)
         return tu_error(
@@ -85,8 +86,8 @@ tutti_status tutti_one_shot_all_reduce_copy(tutti_group *group, void *buffer, si
             "one_shot_all_reduce_copy: the local input has %zu elements; its size must be smaller than symm buffer "
             "size, %zu, or equal",
             count, buffer_count);
-    tutti_status status =
-        tu_named_symmetric(group, TU_OP_ONE_SHOT_ALL_REDUCE, "the buffer", buffer, bytes_of(buffer_count, dtype, 1));
+    tutti_status status = tu_named_symmetric(group, TU_OPERATION_ONE_SHOT_ALL_REDUCE, "the buffer", buffer,
+                                             bytes_of(buffer_count, dtype, 1));
     if (status != TUTTI_OK || count == 0)
         return status;
     size_t bytes = bytes_of(count, dtype, 1);
@@ -104,28 +105,30 @@ tutti_status tutti_one_shot_all_reduce_copy(tutti_group *group, void *buffer, si
         if (status != TUTTI_OK)
             return status;
     }
-    return run(group, TU_OP_ONE_SHOT_ALL_REDUCE, TU_OP_ALL_REDUCE, buffer, out, count, dtype, op, -1,
-               TUTTI_ALGORITHM_ONE_SHOT, call);
+    return run(group, TU_OPERATION_ONE_SHOT_ALL_REDUCE, TU_OPERATION_ALL_REDUCE, buffer, out, count, dtype, reduction,
+               -1, TUTTI_ALGORITHM_ONE_SHOT, call);
 }
 
-tutti_status tutti_two_shot_all_reduce(tutti_group *group, void *data, size_t count, tutti_dtype dtype, tutti_op op,
-                                       const tutti_call *call) {
-    return tutti_two_shot_all_reduce_out(group, data, data, count, dtype, op, call);
+tutti_status tutti_two_shot_all_reduce(tutti_group *group, void *data, size_t count, tutti_dtype dtype,
+                                       tutti_reduction reduction, const tutti_call *call) {
+    return tutti_two_shot_all_reduce_out(group, data, data, count, dtype, reduction, call);
 }
 
 tutti_status tutti_two_shot_all_reduce_out(tutti_group *group, const void *in, void *out, size_t count,
-                                           tutti_dtype dtype, tutti_op op, const tutti_call *call) {
-    tutti_status status = tu_named_symmetric(group, TU_OP_TWO_SHOT_ALL_REDUCE, "input", in, bytes_of(count, dtype, 1));
+                                           tutti_dtype dtype, tutti_reduction reduction, const tutti_call *call) {
+    tutti_status status =
+        tu_named_symmetric(group, TU_OPERATION_TWO_SHOT_ALL_REDUCE, "input", in, bytes_of(count, dtype, 1));
     if (status != TUTTI_OK || count == 0)
         return status;
-    return run(group, TU_OP_TWO_SHOT_ALL_REDUCE, TU_OP_ALL_REDUCE, in, out, count, dtype, op, -1,
+    return run(group, TU_OPERATION_TWO_SHOT_ALL_REDUCE, TU_OPERATION_ALL_REDUCE, in, out, count, dtype, reduction, -1,
                TUTTI_ALGORITHM_TWO_SHOT, call);
 }
 
 /* ---- reduce-scatter and all-gather ---- */
 
 tutti_status tutti_reduce_scatter_out(tutti_group *group, const void *in, void *out, size_t rows, size_t columns,
-                                      bool split_last_dim, tutti_dtype dtype, tutti_op op, const tutti_call *call) {
+                                      bool split_last_dim, tutti_dtype dtype, tutti_reduction reduction,
+                                      const tutti_call *call) {
     size_t size = (size_t)size_of(group), total;
     if (__builtin_mul_overflow(rows, columns, &total))
         return tu_error(TUTTI_ERROR_RANGE, "reduce_scatter_out: %zu rows of %zu columns are more than memory can have",
@@ -138,19 +141,20 @@ tutti_status tutti_reduce_scatter_out(tutti_group *group, const void *in, void *
         return tu_error(TUTTI_ERROR_ARGUMENT,
                         "reduce_scatter_out: the last dimension, %zu, must be divisible by world_size, %zu", columns,
                         size);
-    tutti_status status = tu_named_symmetric(group, TU_OP_REDUCE_SCATTER_OUT, "input", in, bytes_of(total, dtype, 1));
+    tutti_status status =
+        tu_named_symmetric(group, TU_OPERATION_REDUCE_SCATTER_OUT, "input", in, bytes_of(total, dtype, 1));
     if (status != TUTTI_OK || total == 0)
         return status;
     tu_task task = { .group = group,
-                     .shape = TU_OP_REDUCE_SCATTER,
+                     .shape = TU_OPERATION_REDUCE_SCATTER,
                      .in = in,
                      .out = out,
                      .fixed = TUTTI_ALGORITHM_TWO_SHOT,
                      .row = split_last_dim ? columns : 0,
-                     .info = { .operation = TU_OP_REDUCE_SCATTER_OUT,
+                     .info = { .operation = TU_OPERATION_REDUCE_SCATTER_OUT,
                                .count = total / size,
                                .dtype = tu_code((int)dtype),
-                               .reduction = tu_code((int)op),
+                               .reduction = tu_code((int)reduction),
                                .root = -1 } };
     if (split_last_dim && rows > 1)
         task.custom = tu_split_last_dim;
@@ -159,14 +163,14 @@ tutti_status tutti_reduce_scatter_out(tutti_group *group, const void *in, void *
 
 tutti_status tutti_low_contention_all_gather(tutti_group *group, const void *in, void *out, size_t count,
                                              tutti_dtype dtype, const tutti_call *call) {
-    return run(group, TU_OP_LOW_CONTENTION_ALL_GATHER, TU_OP_ALL_GATHER, in, out, count, dtype, (tutti_op)0, -1,
-               TUTTI_ALGORITHM_PIPELINED, call);
+    return run(group, TU_OPERATION_LOW_CONTENTION_ALL_GATHER, TU_OPERATION_ALL_GATHER, in, out, count, dtype,
+               (tutti_reduction)0, -1, TUTTI_ALGORITHM_PIPELINED, call);
 }
 
 tutti_status tutti_low_contention_reduce_scatter(tutti_group *group, const void *in, void *out, size_t count,
-                                                 tutti_dtype dtype, tutti_op op, const tutti_call *call) {
-    return run(group, TU_OP_LOW_CONTENTION_REDUCE_SCATTER, TU_OP_REDUCE_SCATTER, in, out, count, dtype, op, -1,
-               TUTTI_ALGORITHM_TWO_SHOT, call);
+                                                 tutti_dtype dtype, tutti_reduction reduction, const tutti_call *call) {
+    return run(group, TU_OPERATION_LOW_CONTENTION_REDUCE_SCATTER, TU_OPERATION_REDUCE_SCATTER, in, out, count, dtype,
+               reduction, -1, TUTTI_ALGORITHM_TWO_SHOT, call);
 }
 
 /* ---- multicast ---- */
@@ -190,47 +194,50 @@ static tutti_status require_multicast(tutti_group *group, tu_operation operation
         name, device ? "device" : "CPU", setting);
 }
 
-tutti_status tutti_multimem_all_reduce(tutti_group *group, void *data, size_t count, tutti_dtype dtype, tutti_op op,
-                                       const tutti_call *call) {
-    tutti_status status = require_multicast(group, TU_OP_MULTIMEM_ALL_REDUCE, data);
+tutti_status tutti_multimem_all_reduce(tutti_group *group, void *data, size_t count, tutti_dtype dtype,
+                                       tutti_reduction reduction, const tutti_call *call) {
+    tutti_status status = require_multicast(group, TU_OPERATION_MULTIMEM_ALL_REDUCE, data);
     if (status == TUTTI_OK)
-        status = tu_named_symmetric(group, TU_OP_MULTIMEM_ALL_REDUCE, "input", data, bytes_of(count, dtype, 1));
+        status = tu_named_symmetric(group, TU_OPERATION_MULTIMEM_ALL_REDUCE, "input", data, bytes_of(count, dtype, 1));
     if (status != TUTTI_OK || count == 0)
         return status;
-    return run(group, TU_OP_MULTIMEM_ALL_REDUCE, TU_OP_ALL_REDUCE, data, data, count, dtype, op, -1,
-               TUTTI_ALGORITHM_TWO_SHOT, call);
+    return run(group, TU_OPERATION_MULTIMEM_ALL_REDUCE, TU_OPERATION_ALL_REDUCE, data, data, count, dtype, reduction,
+               -1, TUTTI_ALGORITHM_TWO_SHOT, call);
 }
 
 tutti_status tutti_multimem_one_shot_all_reduce(tutti_group *group, const void *in, void *out, size_t count,
-                                                tutti_dtype dtype, tutti_op op, const tutti_call *call) {
-    tutti_status status = require_multicast(group, TU_OP_MULTIMEM_ONE_SHOT_ALL_REDUCE, in);
+                                                tutti_dtype dtype, tutti_reduction reduction, const tutti_call *call) {
+    tutti_status status = require_multicast(group, TU_OPERATION_MULTIMEM_ONE_SHOT_ALL_REDUCE, in);
     if (status == TUTTI_OK)
-        status = tu_named_symmetric(group, TU_OP_MULTIMEM_ONE_SHOT_ALL_REDUCE, "input", in, bytes_of(count, dtype, 1));
+        status = tu_named_symmetric(group, TU_OPERATION_MULTIMEM_ONE_SHOT_ALL_REDUCE, "input", in,
+                                    bytes_of(count, dtype, 1));
     if (status != TUTTI_OK || count == 0)
         return status;
-    return run(group, TU_OP_MULTIMEM_ONE_SHOT_ALL_REDUCE, TU_OP_ALL_REDUCE, in, out, count, dtype, op, -1,
-               TUTTI_ALGORITHM_ONE_SHOT, call);
+    return run(group, TU_OPERATION_MULTIMEM_ONE_SHOT_ALL_REDUCE, TU_OPERATION_ALL_REDUCE, in, out, count, dtype,
+               reduction, -1, TUTTI_ALGORITHM_ONE_SHOT, call);
 }
 
 tutti_status tutti_multimem_one_shot_reduce_out(tutti_group *group, const void *in, void *out, size_t count,
-                                                tutti_dtype dtype, tutti_op op, int root, const tutti_call *call) {
-    tutti_status status = require_multicast(group, TU_OP_MULTIMEM_ONE_SHOT_REDUCE, in);
+                                                tutti_dtype dtype, tutti_reduction reduction, int root,
+                                                const tutti_call *call) {
+    tutti_status status = require_multicast(group, TU_OPERATION_MULTIMEM_ONE_SHOT_REDUCE, in);
     if (status == TUTTI_OK)
-        status = tu_named_symmetric(group, TU_OP_MULTIMEM_ONE_SHOT_REDUCE, "input", in, bytes_of(count, dtype, 1));
+        status =
+            tu_named_symmetric(group, TU_OPERATION_MULTIMEM_ONE_SHOT_REDUCE, "input", in, bytes_of(count, dtype, 1));
     if (status != TUTTI_OK || count == 0)
         return status;
-    return run(group, TU_OP_MULTIMEM_ONE_SHOT_REDUCE, TU_OP_REDUCE, in, out, count, dtype, op, root,
-               TUTTI_ALGORITHM_ONE_SHOT, call);
+    return run(group, TU_OPERATION_MULTIMEM_ONE_SHOT_REDUCE, TU_OPERATION_REDUCE, in, out, count, dtype, reduction,
+               root, TUTTI_ALGORITHM_ONE_SHOT, call);
 }
 
 tutti_status tutti_multimem_all_gather_out(tutti_group *group, const void *in, void *out, size_t count,
                                            tutti_dtype dtype, const tutti_call *call) {
-    tutti_status status = require_multicast(group, TU_OP_MULTIMEM_ALL_GATHER, out);
+    tutti_status status = require_multicast(group, TU_OPERATION_MULTIMEM_ALL_GATHER, out);
     if (status == TUTTI_OK)
-        status = tu_named_symmetric(group, TU_OP_MULTIMEM_ALL_GATHER, "output", out,
+        status = tu_named_symmetric(group, TU_OPERATION_MULTIMEM_ALL_GATHER, "output", out,
                                     bytes_of(count, dtype, (size_t)size_of(group)));
     if (status != TUTTI_OK || count == 0)
         return status;
-    return run(group, TU_OP_MULTIMEM_ALL_GATHER, TU_OP_ALL_GATHER, in, out, count, dtype, (tutti_op)0, -1,
-               TUTTI_ALGORITHM_PIPELINED, call);
+    return run(group, TU_OPERATION_MULTIMEM_ALL_GATHER, TU_OPERATION_ALL_GATHER, in, out, count, dtype,
+               (tutti_reduction)0, -1, TUTTI_ALGORITHM_PIPELINED, call);
 }

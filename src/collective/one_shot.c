@@ -18,14 +18,15 @@ typedef struct cut {
 } cut;
 
 static bool by_rank(const tu_task *task) {
-    return task->shape == TU_OP_REDUCE_SCATTER || task->shape == TU_OP_REDUCE_SCATTER_V ||
-           task->shape == TU_OP_SCATTER || task->shape == TU_OP_ALL_TO_ALL || task->shape == TU_OP_ALL_TO_ALL_V;
+    return task->shape == TU_OPERATION_REDUCE_SCATTER || task->shape == TU_OPERATION_REDUCE_SCATTER_V ||
+           task->shape == TU_OPERATION_SCATTER || task->shape == TU_OPERATION_ALL_TO_ALL ||
+           task->shape == TU_OPERATION_ALL_TO_ALL_V;
 }
 
 /* The longest part of any rank. Of all_to_all_v it is this rank's alone: the others say theirs when they arrive. */
 static size_t longest_part(const tu_task *task, int size) {
     size_t longest = task->info.count;
-    if (task->shape == TU_OP_BARRIER)
+    if (task->shape == TU_OPERATION_BARRIER)
         return 0;
     if (task->in_counts != NULL) {
         longest = 0;
@@ -49,7 +50,7 @@ static cut cut_of(const tu_collective *state, const tu_task *task, tutti_algorit
     cut made = { .parts = by_rank(task) ? state->size : 1 };
     size_t share = capacity_of(state, task, algorithm) / (size_t)made.parts;
     size_t unit = share >= 128 ? 64 : task->element;
-    made.bytes = task->shape == TU_OP_BARRIER ? 1 : share / unit * unit;
+    made.bytes = task->shape == TU_OPERATION_BARRIER ? 1 : share / unit * unit;
     made.rounds = rounds_for(longest_part(task, state->size), made.bytes);
     return made;
 }
@@ -67,13 +68,13 @@ static size_t portion(size_t bytes, const cut *cut, size_t round) {
 
 bool tu_listens(const tu_task *task, int listener, int source) {
     switch (task->shape) {
-    case TU_OP_REDUCE:
-    case TU_OP_GATHER:
+    case TU_OPERATION_REDUCE:
+    case TU_OPERATION_GATHER:
         return listener == task->info.root;
-    case TU_OP_BROADCAST:
-    case TU_OP_SCATTER:
+    case TU_OPERATION_BROADCAST:
+    case TU_OPERATION_SCATTER:
         return source == task->info.root;
-    case TU_OP_PERMUTE:
+    case TU_OPERATION_PERMUTE:
         return task->to[source] == listener;
     default:
         return true;
@@ -86,7 +87,7 @@ bool tu_listens(const tu_task *task, int listener, int source) {
 static tu_part to_stage(const tu_collective *state, const tu_task *task, int target) {
     if (!tu_is_reduction(task->shape))
         return tu_part_of(task, state->rank, state->size, state->rank, target);
-    if (task->shape == TU_OP_ALL_REDUCE || task->shape == TU_OP_REDUCE)
+    if (task->shape == TU_OPERATION_ALL_REDUCE || task->shape == TU_OPERATION_REDUCE)
         return (tu_part){ task->info.count * task->element, 0, 0 };
     tu_slice slice = tu_slice_of(task, state->size, target);
     return (tu_part){ slice.count * task->element, slice.first * task->element, 0 };
@@ -94,9 +95,9 @@ static tu_part to_stage(const tu_collective *state, const tu_task *task, int tar
 
 /* The one part that all listeners take: for whom does not matter, as long as somebody listens. */
 static int any_listener(const tu_collective *state, const tu_task *task) {
-    if (task->shape == TU_OP_GATHER || task->shape == TU_OP_REDUCE)
+    if (task->shape == TU_OPERATION_GATHER || task->shape == TU_OPERATION_REDUCE)
         return task->info.root;
-    if (task->shape == TU_OP_PERMUTE)
+    if (task->shape == TU_OPERATION_PERMUTE)
         return task->to[state->rank];
     return state->rank == 0 ? 1 : 0;
 }
@@ -153,7 +154,7 @@ static void take_reduction(tu_collective *state, const tu_task *task, uint64_t e
         for (int member = 0; member < state->size; member++)
             state->factors[member] = member == state->rank ? task->factor : factor_of(state, member, epoch);
     tu_reduce((unsigned char *)task->out + round * cut->bytes, state->sources, state->size, bytes / task->element,
-              (tutti_dtype)task->info.dtype, (tutti_op)task->info.reduction, state->factors, 0);
+              (tutti_dtype)task->info.dtype, (tutti_reduction)task->info.reduction, state->factors, 0);
 }
 
 static tutti_status take_parts(tu_collective *state, const tu_task *task, uint64_t epoch, tutti_algorithm algorithm,
@@ -174,7 +175,8 @@ static tutti_status take_parts(tu_collective *state, const tu_task *task, uint64
 void tu_keep_own_part(tu_collective *state, tu_task *task, bool first) {
     /* The root of a scatter in place would overwrite what rank 0 has not taken yet: it keeps its part last; all others
      * first. */
-    if (tu_is_reduction(task->shape) || task->shape == TU_OP_BARRIER || first == (task->shape == TU_OP_SCATTER))
+    if (tu_is_reduction(task->shape) || task->shape == TU_OPERATION_BARRIER ||
+        first == (task->shape == TU_OPERATION_SCATTER))
         return;
     tu_part part = tu_part_of(task, state->rank, state->size, state->rank, state->rank);
     unsigned char *to = (unsigned char *)task->out + part.out_offset;
@@ -183,8 +185,8 @@ void tu_keep_own_part(tu_collective *state, tu_task *task, bool first) {
         return;
     memmove(to, from, part.bytes);
     /* In place the beginning of the output is rank 0's: from now on the input lies at its own place. */
-    if (task->in == task->out &&
-        (task->shape == TU_OP_ALL_GATHER || task->shape == TU_OP_ALL_GATHER_V || task->shape == TU_OP_GATHER))
+    if (task->in == task->out && (task->shape == TU_OPERATION_ALL_GATHER || task->shape == TU_OPERATION_ALL_GATHER_V ||
+                                  task->shape == TU_OPERATION_GATHER))
         task->in = to;
 }
 
@@ -210,7 +212,7 @@ void tu_publish_splits(tu_collective *state, const tu_task *task, uint64_t epoch
 /* ---- one round ---- */
 
 static tutti_status await_sources(tu_collective *state, tu_task *task, uint64_t epoch) {
-    if (task->shape == TU_OP_ALL_REDUCE || task->shape == TU_OP_BARRIER)
+    if (task->shape == TU_OPERATION_ALL_REDUCE || task->shape == TU_OPERATION_BARRIER)
         return tu_epoch_await_all(state, task, epoch);
     bool all = true;
     for (int member = 0; member < state->size; member++) {
@@ -234,9 +236,9 @@ static tutti_status begin(tu_collective *state, tu_task *task, tutti_algorithm a
     tutti_status status = tu_epoch_enter(state, task, epoch);
     if (status != TUTTI_OK)
         return status;
-    if (task->shape != TU_OP_BARRIER)
+    if (task->shape != TU_OPERATION_BARRIER)
         stage(state, task, *epoch, algorithm, cut, round);
-    if (task->shape == TU_OP_ALL_TO_ALL_V && round == 0)
+    if (task->shape == TU_OPERATION_ALL_TO_ALL_V && round == 0)
         tu_publish_splits(state, task, *epoch);
     tu_epoch_arrive(state, task, *epoch);
     return TUTTI_OK;
@@ -257,11 +259,11 @@ static size_t agreed_rounds(const tu_collective *state, uint64_t epoch, const cu
 static tutti_status end(tu_collective *state, tu_task *task, tutti_algorithm algorithm, cut *cut, size_t round,
                         uint64_t epoch) {
     tutti_status status = await_sources(state, task, epoch);
-    if (status == TUTTI_OK && task->shape == TU_OP_ALL_TO_ALL_V && round == 0) {
+    if (status == TUTTI_OK && task->shape == TU_OPERATION_ALL_TO_ALL_V && round == 0) {
         cut->rounds = agreed_rounds(state, epoch, cut);
         status = tu_compare_splits(state, task, epoch);
     }
-    if (status != TUTTI_OK || task->shape == TU_OP_BARRIER)
+    if (status != TUTTI_OK || task->shape == TU_OPERATION_BARRIER)
         return status;
     if (tu_is_reduction(task->shape))
         take_reduction(state, task, epoch, algorithm, cut, round);
@@ -303,7 +305,7 @@ static tutti_status reduce_where_they_lie(tu_collective *state, tu_task *task, b
     }
     if (tu_listens(task, state->rank, state->rank))
         tu_reduce(task->out, state->sources, state->size, task->info.count, (tutti_dtype)task->info.dtype,
-                  (tutti_op)task->info.reduction, state->factors, 0);
+                  (tutti_reduction)task->info.reduction, state->factors, 0);
     *done = true;
     tu_step_publish(state, epoch);
     return tu_step_await_all(state, task, epoch);
@@ -338,19 +340,19 @@ static tutti_status tiny_all_reduce(tu_collective *state, tu_task *task) {
     status = tu_epoch_await_all(state, task, epoch);
     if (status == TUTTI_OK && bytes != 0)
         tu_reduce(task->out, state->sources, state->size, task->info.count, (tutti_dtype)task->info.dtype,
-                  (tutti_op)task->info.reduction, NULL, 0);
+                  (tutti_reduction)task->info.reduction, NULL, 0);
     return status;
 }
 
 tutti_status tu_one_shot(tu_collective *state, tu_task *task, tutti_algorithm algorithm) {
-    if (task->shape == TU_OP_BARRIER)
+    if (task->shape == TU_OPERATION_BARRIER)
         return barrier(state, task);
-    if (algorithm == TUTTI_ALGORITHM_INLINE && task->shape == TU_OP_ALL_REDUCE &&
+    if (algorithm == TUTTI_ALGORITHM_INLINE && task->shape == TU_OPERATION_ALL_REDUCE &&
         task->info.reduction != TUTTI_PREMUL_SUM)
         return tiny_all_reduce(state, task);
     cut made = cut_of(state, task, algorithm);
     tutti_status status = TUTTI_OK;
-    if (made.rounds > 1 && (task->shape == TU_OP_ALL_REDUCE || task->shape == TU_OP_REDUCE)) {
+    if (made.rounds > 1 && (task->shape == TU_OPERATION_ALL_REDUCE || task->shape == TU_OPERATION_REDUCE)) {
         bool done;
         status = reduce_where_they_lie(state, task, &done);
         if (status != TUTTI_OK || done)
@@ -374,7 +376,7 @@ bool tu_one_shot_can_start(const tu_collective *state, const tu_task *task, tutt
         return false;
     uint64_t next = state->epoch + 1;
     bool clear = (int64_t)(state->cleared - (next - 2)) >= 0;
-    return clear && task->shape != TU_OP_ALL_TO_ALL_V && cut_of(state, task, algorithm).rounds == 1;
+    return clear && task->shape != TU_OPERATION_ALL_TO_ALL_V && cut_of(state, task, algorithm).rounds == 1;
 }
 
 tutti_status tu_one_shot_start(tu_collective *state, tu_task *task, tutti_algorithm algorithm) {

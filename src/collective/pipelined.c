@@ -35,16 +35,16 @@ static size_t longest_from(const pipeline *run, int source) {
     const tu_task *task = run->task;
     size_t bytes = task->info.count * task->element;
     switch (task->shape) {
-    case TU_OP_BROADCAST:
-    case TU_OP_SCATTER:
+    case TU_OPERATION_BROADCAST:
+    case TU_OPERATION_SCATTER:
         return source == task->info.root ? bytes : 0;
-    case TU_OP_GATHER:
+    case TU_OPERATION_GATHER:
         return source == task->info.root ? 0 : bytes;
-    case TU_OP_PERMUTE:
+    case TU_OPERATION_PERMUTE:
         return task->to[source] >= 0 && task->to[source] != source ? bytes : 0;
-    case TU_OP_ALL_GATHER_V:
+    case TU_OPERATION_ALL_GATHER_V:
         return task->in_counts[source] * task->element;
-    case TU_OP_ALL_TO_ALL_V:
+    case TU_OPERATION_ALL_TO_ALL_V:
         return run->state->references[source].longest;
     default:
         return bytes;
@@ -104,7 +104,7 @@ static tutti_status pull(const pipeline *run, uint64_t epoch) {
         tu_part part = tu_part_of(task, state->rank, state->size, source, state->rank);
         if (part.bytes == 0)
             continue;
-        if (task->shape == TU_OP_ALL_TO_ALL_V)
+        if (task->shape == TU_OPERATION_ALL_TO_ALL_V)
             part.in_offset = tu_splits(state, source, epoch)[state->rank][1] * task->element;
         unsigned char *in;
         tutti_status status = tu_resolve_in(state, task, source, &in);
@@ -212,7 +212,7 @@ static tutti_status run_rounds(pipeline *run, uint64_t *epoch) {
 
 static size_t own_longest(const tu_collective *state, const tu_task *task) {
     size_t longest = 0;
-    if (task->shape == TU_OP_ALL_TO_ALL_V)
+    if (task->shape == TU_OPERATION_ALL_TO_ALL_V)
         for (int target = 0; target < state->size; target++)
             if (target != state->rank && task->in_counts[target] > longest)
                 longest = task->in_counts[target];
@@ -229,14 +229,14 @@ static tutti_status arrive(pipeline *run, uint64_t *epoch) {
     tu_refer(state, task, &reference);
     reference.longest = own_longest(state, task);
     memcpy(state->members[state->rank]->arrive[*epoch & 1].payload, &reference, sizeof reference);
-    if (task->shape == TU_OP_ALL_TO_ALL_V)
+    if (task->shape == TU_OPERATION_ALL_TO_ALL_V)
         tu_publish_splits(state, task, *epoch);
     tu_epoch_arrive(state, task, *epoch);
     status = tu_epoch_await_all(state, task, *epoch);
     if (status != TUTTI_OK)
         return status;
     tu_read_references(state, *epoch);
-    return task->shape == TU_OP_ALL_TO_ALL_V ? tu_compare_splits(state, task, *epoch) : TUTTI_OK;
+    return task->shape == TU_OPERATION_ALL_TO_ALL_V ? tu_compare_splits(state, task, *epoch) : TUTTI_OK;
 }
 
 tutti_status tu_pipelined(tu_collective *state, tu_task *task) {

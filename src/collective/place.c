@@ -13,18 +13,18 @@ static bool input_in_place(const tu_collective *state, const tu_task *task) {
     if (in != out)
         return true; /* apart, or the output is the input's own place, which this rank alone reads */
     switch (task->shape) {
-    case TU_OP_ALL_REDUCE: /* a slice is read and written by its owner alone */
-    case TU_OP_REDUCE:
-    case TU_OP_BROADCAST: /* the root does not write */
+    case TU_OPERATION_ALL_REDUCE: /* a slice is read and written by its owner alone */
+    case TU_OPERATION_REDUCE:
+    case TU_OPERATION_BROADCAST: /* the root does not write */
         return true;
-    case TU_OP_REDUCE_SCATTER:
-    case TU_OP_REDUCE_SCATTER_V:
+    case TU_OPERATION_REDUCE_SCATTER:
+    case TU_OPERATION_REDUCE_SCATTER_V:
         return tu_slice_of(task, state->size, state->rank).first == 0;
-    case TU_OP_ALL_GATHER: /* tu_keep_own_part has moved it to its own place, unless that is where it was */
-    case TU_OP_ALL_GATHER_V:
-    case TU_OP_GATHER:
+    case TU_OPERATION_ALL_GATHER: /* tu_keep_own_part has moved it to its own place, unless that is where it was */
+    case TU_OPERATION_ALL_GATHER_V:
+    case TU_OPERATION_GATHER:
         return true;
-    case TU_OP_SCATTER: /* the root keeps its own part last, after everybody has left */
+    case TU_OPERATION_SCATTER: /* the root keeps its own part last, after everybody has left */
         return true;
     default:
         return false;
@@ -33,15 +33,15 @@ static bool input_in_place(const tu_collective *state, const tu_task *task) {
 
 static bool output_in_place(const tu_task *task) {
     switch (task->shape) {
-    case TU_OP_ALL_REDUCE:
-    case TU_OP_REDUCE:
-    case TU_OP_BROADCAST:
-    case TU_OP_ALL_GATHER:
-    case TU_OP_GATHER:
-    case TU_OP_SCATTER:
+    case TU_OPERATION_ALL_REDUCE:
+    case TU_OPERATION_REDUCE:
+    case TU_OPERATION_BROADCAST:
+    case TU_OPERATION_ALL_GATHER:
+    case TU_OPERATION_GATHER:
+    case TU_OPERATION_SCATTER:
         return true;
-    case TU_OP_ALL_TO_ALL:
-    case TU_OP_PERMUTE:
+    case TU_OPERATION_ALL_TO_ALL:
+    case TU_OPERATION_PERMUTE:
         return task->in != task->out;
     default: /* where a part goes is known to its receiver alone; reduce_scatter writes nobody else's output */
         return false;

@@ -187,7 +187,7 @@ static void unlist(tu_points *points, tu_request *request) {
 }
 
 static bool is_send(const tu_request *request) {
-    return request->task->info.operation == TU_OP_SEND;
+    return request->task->info.operation == TU_OPERATION_SEND;
 }
 
 /* The flag is the last touch of a request that a thread awaits; works are finished by finish_works. */
@@ -240,7 +240,7 @@ static void found_message(tu_points *points, tu_request *request, int source, co
 }
 
 static bool accepts(const tu_request *request, int source, int tag) {
-    const tu_op_info *info = &request->task->info;
+    const tu_operation_info *info = &request->task->info;
     return !is_send(request) && request->state == WAITING && (info->root == TUTTI_ANY_SOURCE || info->root == source) &&
            (info->tag == TUTTI_ANY_TAG || info->tag == tag);
 }
@@ -928,7 +928,7 @@ tutti_status tu_point_start(tu_collective *state, tutti_work *work) {
 
 static tutti_status check(tu_task *task, const tutti_call *call, int peer, int tag) {
     const char *name = tu_operation_name((tu_operation)task->info.operation);
-    bool receives = task->info.operation == TU_OP_RECV;
+    bool receives = task->info.operation == TU_OPERATION_RECV;
     int size = task->group->size;
     task->element = tutti_dtype_size((tutti_dtype)task->info.dtype);
     task->timeout_ns = call->timeout_ns;
@@ -987,20 +987,22 @@ tutti_status tutti_send(tutti_group *group, const void *in, size_t count, tutti_
                         const tutti_call *call) {
     tu_task task = {
         .group = group,
-        .shape = TU_OP_SEND,
+        .shape = TU_OPERATION_SEND,
         .in = in,
-        .info = { .operation = TU_OP_SEND, .count = count, .dtype = tu_code((int)dtype), .root = to, .tag = tag }
+        .info = { .operation = TU_OPERATION_SEND, .count = count, .dtype = tu_code((int)dtype), .root = to, .tag = tag }
     };
     return tu_not_entered(submit(&task, call, to, tag));
 }
 
 tutti_status tutti_recv(tutti_group *group, void *out, size_t count, tutti_dtype dtype, int from, int tag,
                         const tutti_call *call) {
-    tu_task task = {
-        .group = group,
-        .shape = TU_OP_RECV,
-        .out = out,
-        .info = { .operation = TU_OP_RECV, .count = count, .dtype = tu_code((int)dtype), .root = from, .tag = tag }
-    };
+    tu_task task = { .group = group,
+                     .shape = TU_OPERATION_RECV,
+                     .out = out,
+                     .info = { .operation = TU_OPERATION_RECV,
+                               .count = count,
+                               .dtype = tu_code((int)dtype),
+                               .root = from,
+                               .tag = tag } };
     return tu_not_entered(submit(&task, call, from, tag));
 }

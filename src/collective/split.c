@@ -21,7 +21,7 @@ static tutti_status reduce_rows(tu_collective *state, tu_task *task, unsigned ch
     }
     for (size_t row = 0; row < rows; row++) {
         tu_reduce(out + row * share * task->element, state->sources, state->size, share, (tutti_dtype)task->info.dtype,
-                  (tutti_op)task->info.reduction, state->factors, 0);
+                  (tutti_reduction)task->info.reduction, state->factors, 0);
         for (int member = 0; member < state->size; member++)
             state->sources[member] = (const unsigned char *)state->sources[member] + columns * task->element;
     }

@@ -22,49 +22,49 @@
 /* Measured on a 2-core virtual machine (EPYC, 1 MiB L2 per core) and a 16-core one. An algorithm that cannot serve a
  * call (inline: too long; tree: one domain) gives way to one_shot. */
 static const tu_tuning_row built_in_rows[] = {
-    { TU_OP_BARRIER, 1, 0, INLINE },
-    { TU_OP_BARRIER, 16, 0, TREE },
-    { TU_OP_ALL_REDUCE, 1, 0, INLINE },
-    { TU_OP_ALL_REDUCE, 1, 49, ONE_SHOT },
-    { TU_OP_ALL_REDUCE, 1, 8192, TWO_SHOT },
-    { TU_OP_ALL_REDUCE, 4, 0, INLINE },
-    { TU_OP_ALL_REDUCE, 4, 49, ONE_SHOT },
-    { TU_OP_ALL_REDUCE, 4, 4096, TWO_SHOT },
-    { TU_OP_ALL_REDUCE, 8, 0, INLINE },
-    { TU_OP_ALL_REDUCE, 8, 49, ONE_SHOT },
-    { TU_OP_ALL_REDUCE, 8, 2048, TWO_SHOT },
-    { TU_OP_REDUCE, 1, 0, INLINE },
-    { TU_OP_REDUCE, 1, 49, ONE_SHOT },
-    { TU_OP_REDUCE, 1, 8192, TWO_SHOT },
-    { TU_OP_REDUCE_SCATTER, 1, 0, INLINE },
-    { TU_OP_REDUCE_SCATTER, 1, 49, ONE_SHOT },
-    { TU_OP_REDUCE_SCATTER, 1, 16384, TWO_SHOT },
-    { TU_OP_REDUCE_SCATTER_V, 1, 0, ONE_SHOT },
-    { TU_OP_REDUCE_SCATTER_V, 1, 16384, TWO_SHOT },
-    { TU_OP_ALL_GATHER, 1, 0, INLINE },
-    { TU_OP_ALL_GATHER, 1, 49, ONE_SHOT },
-    { TU_OP_ALL_GATHER, 1, 16384, PIPELINED },
-    { TU_OP_ALL_GATHER_V, 1, 0, ONE_SHOT },
-    { TU_OP_ALL_GATHER_V, 1, 16384, PIPELINED },
-    { TU_OP_BROADCAST, 1, 0, INLINE },
-    { TU_OP_BROADCAST, 1, 49, ONE_SHOT },
-    { TU_OP_BROADCAST, 1, 16384, PIPELINED },
-    { TU_OP_BROADCAST, 16, 0, INLINE },
-    { TU_OP_BROADCAST, 16, 49, TREE },
-    { TU_OP_BROADCAST, 16, 16384, PIPELINED },
-    { TU_OP_GATHER, 1, 0, INLINE },
-    { TU_OP_GATHER, 1, 49, ONE_SHOT },
-    { TU_OP_GATHER, 1, 16384, PIPELINED },
-    { TU_OP_SCATTER, 1, 0, INLINE },
-    { TU_OP_SCATTER, 1, 49, ONE_SHOT },
-    { TU_OP_SCATTER, 1, 32768, PIPELINED },
-    { TU_OP_ALL_TO_ALL, 1, 0, INLINE },
-    { TU_OP_ALL_TO_ALL, 1, 49, ONE_SHOT },
-    { TU_OP_ALL_TO_ALL, 1, 32768, PIPELINED },
-    { TU_OP_ALL_TO_ALL_V, 1, 0, PIPELINED }, /* its sizes differ between the ranks: they cannot decide */
-    { TU_OP_PERMUTE, 1, 0, INLINE },
-    { TU_OP_PERMUTE, 1, 49, ONE_SHOT },
-    { TU_OP_PERMUTE, 1, 16384, PIPELINED },
+    { TU_OPERATION_BARRIER, 1, 0, INLINE },
+    { TU_OPERATION_BARRIER, 16, 0, TREE },
+    { TU_OPERATION_ALL_REDUCE, 1, 0, INLINE },
+    { TU_OPERATION_ALL_REDUCE, 1, 49, ONE_SHOT },
+    { TU_OPERATION_ALL_REDUCE, 1, 8192, TWO_SHOT },
+    { TU_OPERATION_ALL_REDUCE, 4, 0, INLINE },
+    { TU_OPERATION_ALL_REDUCE, 4, 49, ONE_SHOT },
+    { TU_OPERATION_ALL_REDUCE, 4, 4096, TWO_SHOT },
+    { TU_OPERATION_ALL_REDUCE, 8, 0, INLINE },
+    { TU_OPERATION_ALL_REDUCE, 8, 49, ONE_SHOT },
+    { TU_OPERATION_ALL_REDUCE, 8, 2048, TWO_SHOT },
+    { TU_OPERATION_REDUCE, 1, 0, INLINE },
+    { TU_OPERATION_REDUCE, 1, 49, ONE_SHOT },
+    { TU_OPERATION_REDUCE, 1, 8192, TWO_SHOT },
+    { TU_OPERATION_REDUCE_SCATTER, 1, 0, INLINE },
+    { TU_OPERATION_REDUCE_SCATTER, 1, 49, ONE_SHOT },
+    { TU_OPERATION_REDUCE_SCATTER, 1, 16384, TWO_SHOT },
+    { TU_OPERATION_REDUCE_SCATTER_V, 1, 0, ONE_SHOT },
+    { TU_OPERATION_REDUCE_SCATTER_V, 1, 16384, TWO_SHOT },
+    { TU_OPERATION_ALL_GATHER, 1, 0, INLINE },
+    { TU_OPERATION_ALL_GATHER, 1, 49, ONE_SHOT },
+    { TU_OPERATION_ALL_GATHER, 1, 16384, PIPELINED },
+    { TU_OPERATION_ALL_GATHER_V, 1, 0, ONE_SHOT },
+    { TU_OPERATION_ALL_GATHER_V, 1, 16384, PIPELINED },
+    { TU_OPERATION_BROADCAST, 1, 0, INLINE },
+    { TU_OPERATION_BROADCAST, 1, 49, ONE_SHOT },
+    { TU_OPERATION_BROADCAST, 1, 16384, PIPELINED },
+    { TU_OPERATION_BROADCAST, 16, 0, INLINE },
+    { TU_OPERATION_BROADCAST, 16, 49, TREE },
+    { TU_OPERATION_BROADCAST, 16, 16384, PIPELINED },
+    { TU_OPERATION_GATHER, 1, 0, INLINE },
+    { TU_OPERATION_GATHER, 1, 49, ONE_SHOT },
+    { TU_OPERATION_GATHER, 1, 16384, PIPELINED },
+    { TU_OPERATION_SCATTER, 1, 0, INLINE },
+    { TU_OPERATION_SCATTER, 1, 49, ONE_SHOT },
+    { TU_OPERATION_SCATTER, 1, 32768, PIPELINED },
+    { TU_OPERATION_ALL_TO_ALL, 1, 0, INLINE },
+    { TU_OPERATION_ALL_TO_ALL, 1, 49, ONE_SHOT },
+    { TU_OPERATION_ALL_TO_ALL, 1, 32768, PIPELINED },
+    { TU_OPERATION_ALL_TO_ALL_V, 1, 0, PIPELINED }, /* its sizes differ between the ranks: they cannot decide */
+    { TU_OPERATION_PERMUTE, 1, 0, INLINE },
+    { TU_OPERATION_PERMUTE, 1, 49, ONE_SHOT },
+    { TU_OPERATION_PERMUTE, 1, 16384, PIPELINED },
 };
 
 const tu_tuning tu_tuning_built_in = {
@@ -100,15 +100,16 @@ tutti_status tutti_algorithm_parse(const char *name, tutti_algorithm *algorithm)
 bool tu_algorithm_serves(tutti_algorithm algorithm, tu_operation shape) {
     switch (algorithm) {
     case INLINE:
-        return shape != TU_OP_ALL_TO_ALL_V && shape != TU_OP_ALL_GATHER_V && shape != TU_OP_REDUCE_SCATTER_V;
+        return shape != TU_OPERATION_ALL_TO_ALL_V && shape != TU_OPERATION_ALL_GATHER_V &&
+               shape != TU_OPERATION_REDUCE_SCATTER_V;
     case ONE_SHOT:
         return true;
     case TWO_SHOT:
         return tu_is_reduction(shape);
     case PIPELINED:
-        return !tu_is_reduction(shape) && shape != TU_OP_BARRIER;
+        return !tu_is_reduction(shape) && shape != TU_OPERATION_BARRIER;
     case TREE:
-        return shape == TU_OP_BARRIER || shape == TU_OP_BROADCAST;
+        return shape == TU_OPERATION_BARRIER || shape == TU_OPERATION_BROADCAST;
     default:
         return false;
     }
@@ -164,7 +165,7 @@ static tutti_status read_line(char *line, tu_tuning *tuning, tu_tuning_row *row,
     if (words != 4)
         return tu_error(TUTTI_ERROR_ARGUMENT, "expected: operation ranks bytes algorithm");
     row->operation = tu_operation_find(word[0]);
-    if (row->operation == TU_OP_NONE)
+    if (row->operation == TU_OPERATION_NONE)
         return tu_error(TUTTI_ERROR_NOT_FOUND, "no operation is called \"%s\"", word[0]);
     tutti_status status = tu_parse_integer(word[1], &number);
     if (status == TUTTI_OK && (number < 1 || number > INT32_MAX))
@@ -189,7 +190,7 @@ static tutti_status read_rows(FILE *file, const char *path, tu_tuning *tuning) {
         line[strcspn(line, "#")] = 0;
         if (line[strspn(line, " \t\r\n")] == 0)
             continue;
-        tu_tuning_row row = { .operation = TU_OP_NONE };
+        tu_tuning_row row = { .operation = TU_OPERATION_NONE };
         bool is_row;
         status = read_line(line, tuning, &row, &is_row);
         if (status != TUTTI_OK) {
@@ -253,7 +254,7 @@ static bool take_rules(const tu_tuning *tuning, tu_operation operation, int rank
 }
 
 /* "all_reduce=two_shot,broadcast=tree" */
-static tutti_status parse_forced(const char *text, tutti_algorithm forced[TU_OP_COUNT]) {
+static tutti_status parse_forced(const char *text, tutti_algorithm forced[TU_OPERATION_COUNT]) {
     while (*text != 0) {
         char name[64], algorithm[32];
         int used = 0;
@@ -264,7 +265,7 @@ static tutti_status parse_forced(const char *text, tutti_algorithm forced[TU_OP_
                             "TUTTI_ALGORITHM is not understood at \"%s\"; write all_reduce=two_shot,barrier=tree",
                             text);
         tu_operation operation = tu_operation_find(name);
-        if (operation == TU_OP_NONE)
+        if (operation == TU_OPERATION_NONE)
             return tu_error(TUTTI_ERROR_NOT_FOUND, "TUTTI_ALGORITHM: no operation is called \"%s\"", name);
         tutti_status status = tutti_algorithm_parse(algorithm, &parsed);
         if (status != TUTTI_OK)
@@ -295,7 +296,7 @@ tutti_status tu_tuning_apply(tu_collective *state) {
         tu_tuning_free(file);
         return status;
     }
-    for (int operation = 1; operation < TU_OP_COUNT; operation++) {
+    for (int operation = 1; operation < TU_OPERATION_COUNT; operation++) {
         if (file != NULL && take_rules(file, (tu_operation)operation, state->size, state->rules[operation]))
             continue;
         (void)take_rules(built_in, (tu_operation)operation, state->size, state->rules[operation]);
@@ -315,11 +316,11 @@ tutti_status tu_tuning_apply(tu_collective *state) {
 uint64_t tu_task_bytes(const tu_task *task, int size) {
     uint64_t bytes = task->info.count * task->element;
     switch (task->shape) {
-    case TU_OP_REDUCE_SCATTER:
-    case TU_OP_SCATTER:
-    case TU_OP_ALL_TO_ALL:
+    case TU_OPERATION_REDUCE_SCATTER:
+    case TU_OPERATION_SCATTER:
+    case TU_OPERATION_ALL_TO_ALL:
         return bytes * (uint64_t)size;
-    case TU_OP_ALL_TO_ALL_V:
+    case TU_OPERATION_ALL_TO_ALL_V:
         return 0;
     default:
         return bytes;
@@ -336,8 +337,8 @@ static bool fits(const tu_collective *state, const tu_task *task, tutti_algorith
     if (algorithm != TUTTI_ALGORITHM_INLINE)
         return true;
     size_t capacity = task->info.reduction == TUTTI_PREMUL_SUM ? offsetof(tu_reference, factor) : TU_INLINE_BYTES;
-    bool by_rank =
-        task->shape == TU_OP_REDUCE_SCATTER || task->shape == TU_OP_SCATTER || task->shape == TU_OP_ALL_TO_ALL;
+    bool by_rank = task->shape == TU_OPERATION_REDUCE_SCATTER || task->shape == TU_OPERATION_SCATTER ||
+                   task->shape == TU_OPERATION_ALL_TO_ALL;
     if (by_rank) /* parts are cut to whole elements */
         return task->info.count * task->element <= capacity / (size_t)state->size / task->element * task->element;
     return bytes <= capacity;

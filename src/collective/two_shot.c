@@ -86,7 +86,7 @@ static void stage(const two_shot *run, uint64_t epoch, size_t round) {
 static tutti_status find_targets(const two_shot *run, tu_slice part, unsigned char *own_part, int *count) {
     tu_collective *state = run->state;
     tu_task *task = run->task;
-    bool scatter = task->shape == TU_OP_REDUCE_SCATTER || task->shape == TU_OP_REDUCE_SCATTER_V;
+    bool scatter = task->shape == TU_OPERATION_REDUCE_SCATTER || task->shape == TU_OPERATION_REDUCE_SCATTER_V;
     size_t at = part.first * task->element;
     *count = 0;
     if (scatter)
@@ -150,7 +150,7 @@ static tutti_status reduce(const two_shot *run, uint64_t epoch, tu_slice part) {
     if (both && run->stream != 0)
         state->targets[targets++] = own_part;
     tu_compute_reduce(state, state->targets, targets, state->sources, state->size, part.count,
-                      (tutti_dtype)task->info.dtype, (tutti_op)task->info.reduction, state->factors,
+                      (tutti_dtype)task->info.dtype, (tutti_reduction)task->info.reduction, state->factors,
                       only_slot ? tu_stage_flags(state, bytes) : run->stream);
     /* Where the output goes through the cache, the slot gets a copy of what is still there: it is written another
      * way. */
@@ -189,7 +189,7 @@ static tutti_status reduce_in_place(two_shot *run, uint64_t epoch) {
 static tutti_status run_rounds(two_shot *run, uint64_t epoch, uint64_t *last) {
     tu_collective *state = run->state;
     tu_task *task = run->task;
-    bool scatter = task->shape == TU_OP_REDUCE_SCATTER || task->shape == TU_OP_REDUCE_SCATTER_V;
+    bool scatter = task->shape == TU_OPERATION_REDUCE_SCATTER || task->shape == TU_OPERATION_REDUCE_SCATTER_V;
     for (size_t round = 0;; round++) {
         tutti_status status = tu_epoch_await_all(state, task, epoch);
         if (status == TUTTI_OK)
@@ -247,14 +247,14 @@ static tutti_status leave(const two_shot *run, uint64_t epoch) {
     tu_collective *state = run->state;
     tu_task *task = run->task;
     const tu_reference *mine = &state->references[state->rank];
-    bool scatter = task->shape == TU_OP_REDUCE_SCATTER || task->shape == TU_OP_REDUCE_SCATTER_V;
+    bool scatter = task->shape == TU_OPERATION_REDUCE_SCATTER || task->shape == TU_OPERATION_REDUCE_SCATTER_V;
     if (scatter && state->direct_inputs != 0)
         tu_step_publish(state, epoch);
     if (mine->in_index != 0 || mine->out_index != 0)
         return tu_step_await_all(state, task, epoch);
     /* The root copies round c after it arrived in c + 1: its step says that it is done with the round before the
      * last. */
-    if (task->shape == TU_OP_REDUCE && run->rounds > 1 && state->rank != task->info.root)
+    if (task->shape == TU_OPERATION_REDUCE && run->rounds > 1 && state->rank != task->info.root)
         return tu_step_await(state, task, epoch, task->info.root);
     return TUTTI_OK;
 }
@@ -285,7 +285,8 @@ tutti_status tu_two_shot(tu_collective *state, tu_task *task) {
     last = epoch;
     if (everything_in_place(&run)) {
         status = reduce_in_place(&run, epoch);
-        if (status == TUTTI_OK && task->shape != TU_OP_REDUCE_SCATTER && task->shape != TU_OP_REDUCE_SCATTER_V)
+        if (status == TUTTI_OK && task->shape != TU_OPERATION_REDUCE_SCATTER &&
+            task->shape != TU_OPERATION_REDUCE_SCATTER_V)
             tu_step_publish(state, epoch);
         return status == TUTTI_OK ? leave(&run, epoch) : status;
     }

@@ -24,7 +24,7 @@ typedef struct sender {
 } sender;
 
 static bool has_offsets(const tu_task *task) {
-    return task->info.operation == TU_OP_ALL_TO_ALL_VDEV_2D_OFFSET;
+    return task->info.operation == TU_OPERATION_ALL_TO_ALL_VDEV_2D_OFFSET;
 }
 
 /* Rows that go to `target` for `expert`, and where they begin in the sender's input. */
@@ -44,8 +44,8 @@ static int64_t sent_rows(const tu_task *task, int size, const int64_t *splits, i
 
 /* The slot of the output that rows from `source` for `expert` go to. */
 static int out_slot(const tu_task *task, int size, int source, int expert) {
-    return task->info.operation == TU_OP_ALL_TO_ALL_VDEV_2D ? expert * size + source
-                                                            : source * task->vdev.experts + expert;
+    return task->info.operation == TU_OPERATION_ALL_TO_ALL_VDEV_2D ? expert * size + source
+                                                                   : source * task->vdev.experts + expert;
 }
 
 static tutti_status too_many(const tu_task *task, int rank, int64_t rows) {
@@ -66,7 +66,7 @@ static tutti_status lay_out(const tu_task *task, int rank, int size, const sende
             plan[out_slot(task, size, source, expert)] =
                 sent_rows(task, size, senders[source].splits, rank, expert, &begin);
         }
-    bool aligned = task->info.operation == TU_OP_ALL_TO_ALL_VDEV_2D;
+    bool aligned = task->info.operation == TU_OPERATION_ALL_TO_ALL_VDEV_2D;
     int64_t at = 0, expert_begin = 0;
     for (int slot = 0; slot < slots; slot++) {
         plan[slots + slot] = at;
@@ -230,7 +230,7 @@ static tutti_status submit(tutti_group *group, tu_operation operation, const tut
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the group is NULL", name);
     tu_task task = {
         .group = group,
-        .shape = TU_OP_ALL_TO_ALL_VDEV,
+        .shape = TU_OPERATION_ALL_TO_ALL_VDEV,
         .in = rows.in,
         .out = rows.out,
         .fixed = TUTTI_ALGORITHM_PIPELINED,
@@ -251,17 +251,18 @@ static tutti_status submit(tutti_group *group, tu_operation operation, const tut
 
 tutti_status tutti_all_to_all_vdev(tutti_group *group, const tutti_rows *rows, const int64_t *in_splits,
                                    int64_t *out_splits_offsets, const tutti_call *call) {
-    return submit(group, TU_OP_ALL_TO_ALL_VDEV, rows, 1, 1, in_splits, out_splits_offsets, call);
+    return submit(group, TU_OPERATION_ALL_TO_ALL_VDEV, rows, 1, 1, in_splits, out_splits_offsets, call);
 }
 
 tutti_status tutti_all_to_all_vdev_2d(tutti_group *group, const tutti_rows *rows, int experts, int64_t major_align,
                                       const int64_t *in_splits, int64_t *out_splits_offsets, const tutti_call *call) {
-    return submit(group, TU_OP_ALL_TO_ALL_VDEV_2D, rows, experts, major_align, in_splits, out_splits_offsets, call);
+    return submit(group, TU_OPERATION_ALL_TO_ALL_VDEV_2D, rows, experts, major_align, in_splits, out_splits_offsets,
+                  call);
 }
 
 tutti_status tutti_all_to_all_vdev_2d_offset(tutti_group *group, const tutti_rows *rows, int experts,
                                              const int64_t *in_splits_offsets, int64_t *out_splits_offsets,
                                              const tutti_call *call) {
-    return submit(group, TU_OP_ALL_TO_ALL_VDEV_2D_OFFSET, rows, experts, 1, in_splits_offsets, out_splits_offsets,
-                  call);
+    return submit(group, TU_OPERATION_ALL_TO_ALL_VDEV_2D_OFFSET, rows, experts, 1, in_splits_offsets,
+                  out_splits_offsets, call);
 }

@@ -417,7 +417,7 @@ static tutti_status enqueue(tu_collective *state, tutti_work *work) {
 
 static tutti_status start(tutti_work *work) {
     tutti_group *group = work->group;
-    bool point = work->task.info.operation == TU_OP_SEND || work->task.info.operation == TU_OP_RECV;
+    bool point = work->task.info.operation == TU_OPERATION_SEND || work->task.info.operation == TU_OPERATION_RECV;
     if (group->world->fake || (group->size == 1 && !point)) {
         tu_error_copy before;
         tu_error_save(&before);

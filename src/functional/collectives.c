@@ -39,16 +39,16 @@ static tutti_status must_be_dense(const tu_args *args, const tt_tensor *x) {
 
 static tutti_status other_reduction(tu_gradient *g) {
     return tu_fail(TUTTI_ERROR_UNSUPPORTED, "%s: the gradient is defined for sum and avg only, not for %s", g->op->name,
-                   tutti_op_name((tutti_op)g->params->integer[0]));
+                   tutti_reduction_name((tutti_reduction)g->params->integer[0]));
 }
 
 /* ---- all_reduce ---- */
 
 static tutti_status all_reduce_shape(tu_args *args) {
-    tutti_op op = (tutti_op)args->params.integer[0];
+    tutti_reduction op = (tutti_reduction)args->params.integer[0];
     const tt_tensor *x = args->inputs[0];
-    if (!tutti_op_applies(op, x->dtype))
-        return tu_args_error(args, TUTTI_ERROR_TYPE, "the reduction %s is not defined for %s", tutti_op_name(op),
+    if (!tutti_reduction_applies(op, x->dtype))
+        return tu_args_error(args, TUTTI_ERROR_TYPE, "the reduction %s is not defined for %s", tutti_reduction_name(op),
                              tu_describe(x));
     if (args->in_place) {
         tutti_status status = no_gradient_in_place(args);
@@ -76,7 +76,7 @@ static tutti_status all_reduce_cpu(tu_args *args) {
     tu_flight_call(&call, &work);
     call.factor = args->params.integer[0] == TUTTI_PREMUL_SUM ? factor : NULL;
     status = tutti_all_reduce(args->params.group, tu_pointer(from), tu_pointer(out), (size_t)out->numel, out->dtype,
-                              (tutti_op)args->params.integer[0], &call);
+                              (tutti_reduction)args->params.integer[0], &call);
     if (status == TUTTI_OK)
         status = tu_flight_begin(args->params.group, work, out->storage,
                                  from->storage == out->storage ? NULL : from->storage);
@@ -85,7 +85,7 @@ static tutti_status all_reduce_cpu(tu_args *args) {
 }
 
 static void all_reduce_gradient(tu_gradient *g) {
-    tutti_op op = (tutti_op)g->params->integer[0];
+    tutti_reduction op = (tutti_reduction)g->params->integer[0];
     tt_tensor *grad = tt_contiguous(g->grads[0]);
     if (op == TUTTI_SUM || op == TUTTI_AVG)
         g->results[0] = tt_wait(tt_all_reduce(grad, op, g->params->group));
@@ -111,11 +111,11 @@ static bool on_meta(const tt_tensor *x) {
     return x != NULL && x->magic == TU_MAGIC_ALIVE && x->device == TT_DEVICE_META;
 }
 
-static tt_tensor *all_reduce(tt_tensor *x, tutti_op op, double factor, tutti_group *group, bool in_place) {
+static tt_tensor *all_reduce(tt_tensor *x, tutti_reduction op, double factor, tutti_group *group, bool in_place) {
     if (!tu_flight_check("all_reduce", group, on_meta(x)))
         return NULL;
     tu_args args;
-    tu_args_init(&args, &tu_op_all_reduce, 1, &x);
+    tu_args_init(&args, &tu_operator_all_reduce, 1, &x);
     args.params.integer[0] = op;
     args.params.number[0] = factor;
     args.params.group = group;
@@ -123,7 +123,7 @@ static tt_tensor *all_reduce(tt_tensor *x, tutti_op op, double factor, tutti_gro
     return tu_run(&args);
 }
 
-tt_tensor *tt_all_reduce(tt_tensor *x, tutti_op op, tutti_group *group) {
+tt_tensor *tt_all_reduce(tt_tensor *x, tutti_reduction op, tutti_group *group) {
     if (op == TUTTI_PREMUL_SUM && tu_self()->pending == TUTTI_OK) {
         tu_fail(TUTTI_ERROR_ARGUMENT, "all_reduce: premul_sum needs a factor: use tt_all_reduce_premul");
         return NULL;
@@ -133,7 +133,7 @@ tt_tensor *tt_all_reduce(tt_tensor *x, tutti_op op, tutti_group *group) {
 tt_tensor *tt_all_reduce_premul(tt_tensor *x, double factor, tutti_group *group) {
     return all_reduce(x, TUTTI_PREMUL_SUM, factor, group, false);
 }
-tt_tensor *tt_all_reduce_(tt_tensor *x, tutti_op op, tutti_group *group) {
+tt_tensor *tt_all_reduce_(tt_tensor *x, tutti_reduction op, tutti_group *group) {
     return all_reduce(x, op, 1, group, true);
 }
 
@@ -171,7 +171,7 @@ static tutti_status all_gather_cpu(tu_args *args) {
     return start_gather(args, args->inputs[0], args->outputs[0]);
 }
 
-static tt_tensor *scatter_rows(tt_tensor *x, tutti_op op, tutti_group *group);
+static tt_tensor *scatter_rows(tt_tensor *x, tutti_reduction op, tutti_group *group);
 static tt_tensor *gather_rows(tt_tensor *x, tutti_group *group);
 
 static void all_gather_gradient(tu_gradient *g) {
@@ -194,7 +194,7 @@ static tt_tensor *gather_rows(tt_tensor *x, tutti_group *group) {
     if (!tu_flight_check("all_gather", group, false))
         return NULL;
     tu_args args;
-    tu_args_init(&args, &tu_op_all_gather, 1, &x);
+    tu_args_init(&args, &tu_operator_all_gather, 1, &x);
     args.params.group = group;
     return tu_run(&args);
 }
@@ -253,7 +253,7 @@ TU_OPERATOR(all_gather_out) = { .name = "all_gather_out",
                                 .cpu = all_gather_out_cpu,
                                 .sample = all_gather_out_sample };
 
-static tt_tensor *into(const tu_op *op, tt_tensor *out, tt_tensor *x, int64_t number, tutti_group *group) {
+static tt_tensor *into(const tu_operator *op, tt_tensor *out, tt_tensor *x, int64_t number, tutti_group *group) {
     tt_tensor *inputs[] = { out, x };
     tu_args args;
     if (!tu_flight_check(op->name, group, false))
@@ -264,16 +264,16 @@ static tt_tensor *into(const tu_op *op, tt_tensor *out, tt_tensor *x, int64_t nu
     return tu_run(&args) != NULL ? out : NULL;
 }
 tt_tensor *tt_all_gather_out(tt_tensor *out, tt_tensor *x, tutti_group *group) {
-    return into(&tu_op_all_gather_out, out, x, 0, group);
+    return into(&tu_operator_all_gather_out, out, x, 0, group);
 }
 
 /* ---- reduce_scatter along dimension 0 ---- */
 
 static tutti_status scattered(const tu_args *args, const tt_tensor *x, tu_shape *result) {
     int ranks = ranks_of(&args->params);
-    tutti_op op = (tutti_op)args->params.integer[0];
-    if (!tutti_op_applies(op, x->dtype))
-        return tu_args_error(args, TUTTI_ERROR_TYPE, "the reduction %s is not defined for %s", tutti_op_name(op),
+    tutti_reduction op = (tutti_reduction)args->params.integer[0];
+    if (!tutti_reduction_applies(op, x->dtype))
+        return tu_args_error(args, TUTTI_ERROR_TYPE, "the reduction %s is not defined for %s", tutti_reduction_name(op),
                              tu_describe(x));
     if (x->ndim == 0 || x->sizes[0] % ranks != 0)
         return tu_args_error(args, TUTTI_ERROR_ARGUMENT,
@@ -294,8 +294,9 @@ static tutti_status start_scatter(const tu_args *args, const tt_tensor *x, tt_te
     if (from == NULL)
         return no_memory();
     tu_flight_call(&call, &work);
-    tutti_status status = tutti_reduce_scatter(args->params.group, tu_pointer(from), tu_pointer(out),
-                                               (size_t)out->numel, x->dtype, (tutti_op)args->params.integer[0], &call);
+    tutti_status status =
+        tutti_reduce_scatter(args->params.group, tu_pointer(from), tu_pointer(out), (size_t)out->numel, x->dtype,
+                             (tutti_reduction)args->params.integer[0], &call);
     if (status == TUTTI_OK)
         status = tu_flight_begin(args->params.group, work, out->storage, from->storage);
     tu_tensor_drop(from);
@@ -306,7 +307,7 @@ static tutti_status reduce_scatter_cpu(tu_args *args) {
 }
 
 static void reduce_scatter_gradient(tu_gradient *g) {
-    tutti_op op = (tutti_op)g->params->integer[0];
+    tutti_reduction op = (tutti_reduction)g->params->integer[0];
     if (op != TUTTI_SUM && op != TUTTI_AVG) {
         other_reduction(g);
         return;
@@ -326,11 +327,11 @@ TU_OPERATOR(reduce_scatter) = { .name = "reduce_scatter",
                                 .cpu = reduce_scatter_cpu,
                                 .gradient = reduce_scatter_gradient,
                                 .sample = reduce_scatter_sample };
-static tt_tensor *scatter_rows(tt_tensor *x, tutti_op op, tutti_group *group) {
+static tt_tensor *scatter_rows(tt_tensor *x, tutti_reduction op, tutti_group *group) {
     if (!tu_flight_check("reduce_scatter", group, false))
         return NULL;
     tu_args args;
-    tu_args_init(&args, &tu_op_reduce_scatter, 1, &x);
+    tu_args_init(&args, &tu_operator_reduce_scatter, 1, &x);
     args.params.integer[0] = op;
     args.params.group = group;
     return tu_run(&args);
@@ -349,7 +350,7 @@ static tt_tensor *rows_of_parts(tt_tensor *x, int dim, int ranks) {
     return dim == 0 ? x : tt_cat(tt_chunk(x, ranks, dim), 0);
 }
 
-tt_tensor *tt_reduce_scatter(tt_tensor *x, tutti_op op, int dim, tutti_group *group) {
+tt_tensor *tt_reduce_scatter(tt_tensor *x, tutti_reduction op, int dim, tutti_group *group) {
     int at;
     if (!tu_flight_check("reduce_scatter", group, false) ||
         tu_pending_take(tu_tensor_check("reduce_scatter", "x", x)) != TUTTI_OK ||
@@ -357,7 +358,7 @@ tt_tensor *tt_reduce_scatter(tt_tensor *x, tutti_op op, int dim, tutti_group *gr
         return NULL;
     if (x->ndim == 0 || op == TUTTI_PREMUL_SUM) {
         tu_fail(TUTTI_ERROR_ARGUMENT, "reduce_scatter: %s cannot be scattered by %s", tu_describe(x),
-                tutti_op_name(op));
+                tutti_reduction_name(op));
         return NULL;
     }
     tt_tensor *rows = rows_of_parts(x, at, tutti_group_size(group));
@@ -394,8 +395,8 @@ TU_OPERATOR(reduce_scatter_out) = { .name = "reduce_scatter_out",
                                     .shape = reduce_scatter_out_shape,
                                     .cpu = reduce_scatter_out_cpu,
                                     .sample = reduce_scatter_out_sample };
-tt_tensor *tt_reduce_scatter_out(tt_tensor *out, tt_tensor *x, tutti_op op, tutti_group *group) {
-    return into(&tu_op_reduce_scatter_out, out, x, op, group);
+tt_tensor *tt_reduce_scatter_out(tt_tensor *out, tt_tensor *x, tutti_reduction op, tutti_group *group) {
+    return into(&tu_operator_reduce_scatter_out, out, x, op, group);
 }
 
 /* ---- broadcast ---- */
@@ -442,7 +443,7 @@ static tt_tensor *broadcast(tt_tensor *x, int root, tutti_group *group, bool in_
     if (!tu_flight_check("broadcast", group, on_meta(x)))
         return NULL;
     tu_args args;
-    tu_args_init(&args, &tu_op_broadcast, 1, &x);
+    tu_args_init(&args, &tu_operator_broadcast, 1, &x);
     args.params.integer[0] = root;
     args.params.group = group;
     args.in_place = in_place;
@@ -490,7 +491,7 @@ TU_OPERATOR(reduce_from_group) = { .name = "reduce_from_group",
                                    .cpu = all_reduce_cpu,
                                    .gradient = pass_on,
                                    .sample = reduce_from_sample };
-static tt_tensor *region(const tu_op *op, tt_tensor *x, tutti_group *group) {
+static tt_tensor *region(const tu_operator *op, tt_tensor *x, tutti_group *group) {
     if (!tu_flight_check(op->name, group, on_meta(x)))
         return NULL;
     tu_args args;
@@ -501,22 +502,23 @@ static tt_tensor *region(const tu_op *op, tt_tensor *x, tutti_group *group) {
     return tu_run(&args);
 }
 tt_tensor *tt_copy_to_group(tt_tensor *x, tutti_group *group) {
-    return region(&tu_op_copy_to_group, x, group);
+    return region(&tu_operator_copy_to_group, x, group);
 }
 tt_tensor *tt_reduce_from_group(tt_tensor *x, tutti_group *group) {
-    return region(&tu_op_reduce_from_group, x, group);
+    return region(&tu_operator_reduce_from_group, x, group);
 }
 
 /* ---- coalesced ---- */
 
-typedef tt_tensor *one_of(tt_tensor *x, tutti_op op, tutti_group *group);
-static tt_tensor *gather_one(tt_tensor *x, tutti_op op, tutti_group *group) {
+typedef tt_tensor *one_of(tt_tensor *x, tutti_reduction op, tutti_group *group);
+static tt_tensor *gather_one(tt_tensor *x, tutti_reduction op, tutti_group *group) {
     (void)op;
     return gather_rows(x, group);
 }
 
 /* The inputs are waited for first: inside the batch nothing may wait. */
-static tt_tensor_list together(const char *who, tt_tensor_list list, one_of *start, tutti_op op, tutti_group *group) {
+static tt_tensor_list together(const char *who, tt_tensor_list list, one_of *start, tutti_reduction op,
+                               tutti_group *group) {
     tt_tensor_list none = { 0, NULL };
     if (!tu_flight_check(who, group, false))
         return none;
@@ -541,14 +543,14 @@ static tt_tensor_list together(const char *who, tt_tensor_list list, one_of *sta
     return tu_self()->pending == TUTTI_OK ? tt_tensors_of(list.count, results) : none;
 }
 
-tt_tensor_list tt_all_reduce_coalesced(tt_tensor_list list, tutti_op op, tutti_group *group) {
+tt_tensor_list tt_all_reduce_coalesced(tt_tensor_list list, tutti_reduction op, tutti_group *group) {
     return together("all_reduce_coalesced", list, tt_all_reduce, op, group);
 }
 tt_tensor_list tt_all_gather_coalesced(tt_tensor_list list, tutti_group *group) {
     return together("all_gather_coalesced", list, gather_one, TUTTI_SUM, group);
 }
 
-tt_tensor_list tt_reduce_scatter_coalesced(tt_tensor_list list, tutti_op op, size_t dim_count, const int *dims,
+tt_tensor_list tt_reduce_scatter_coalesced(tt_tensor_list list, tutti_reduction op, size_t dim_count, const int *dims,
                                            tutti_group *group) {
     tt_tensor_list none = { 0, NULL };
     if (!tu_flight_check("reduce_scatter_coalesced", group, false))

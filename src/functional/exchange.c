@@ -108,7 +108,7 @@ static tt_tensor *exchange(tt_tensor *x, tt_tensor *splits, tutti_group *group) 
         return NULL;
     tt_tensor *inputs[] = { x, splits };
     tu_args args;
-    tu_args_init(&args, &tu_op_all_to_all_single, 2, inputs);
+    tu_args_init(&args, &tu_operator_all_to_all_single, 2, inputs);
     args.params.group = group;
     return tu_run(&args);
 }

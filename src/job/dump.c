@@ -76,14 +76,14 @@ static void write_groups(const tu_recorder_group_view *groups, size_t count, FIL
 }
 
 static void write_entry(const tu_record_view *view, FILE *file) {
-    const tu_op_info *info = &view->info;
+    const tu_operation_info *info = &view->info;
     fprintf(file, "{\"id\": %" PRIu64 ", \"group\": \"%016" PRIx64 "\", \"operation\": \"%s\", \"sequence\": %" PRIu64,
             view->id, info->group_key, tu_operation_name((tu_operation)info->operation), info->sequence);
     fprintf(file, ", \"count\": %" PRIu64, info->count);
     if (info->dtype != 0)
         fprintf(file, ", \"dtype\": \"%s\"", tutti_dtype_name((tutti_dtype)info->dtype));
     if (info->reduction != 0)
-        fprintf(file, ", \"reduction\": \"%s\"", tutti_op_name((tutti_op)info->reduction));
+        fprintf(file, ", \"reduction\": \"%s\"", tutti_reduction_name((tutti_reduction)info->reduction));
     fprintf(file, ", \"root\": %d, \"tag\": %d, \"algorithm\": %d, \"timeout_ns\": %" PRId64 ", \"thread\": %u",
             info->root, info->tag, info->algorithm, info->timeout_ns, view->thread);
     fprintf(file, ", \"created_ns\": %" PRId64 ", \"ended_ns\": %" PRId64 ", \"state\": \"%s\"", view->created_ns,
@@ -101,7 +101,7 @@ static void write_entry(const tu_record_view *view, FILE *file) {
 static void write_counters(const tu_recorder *recorder, FILE *file) {
     bool first = true;
     fputs(" \"counters\": [", file);
-    for (int i = 1; i < TU_OP_COUNT; i++) {
+    for (int i = 1; i < TU_OPERATION_COUNT; i++) {
         tu_counters counters;
         tu_recorder_counters(recorder, (tu_operation)i, &counters);
         if (counters.calls == 0)

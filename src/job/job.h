@@ -96,7 +96,7 @@ typedef struct tu_exchange {
     int *descriptors; /* room for `count`, or NULL when nobody gives one: copies that the caller closes, close-on-exec,
                          one's own included; -1 for a member that gave none */
     bool *complete;   /* NULL, or is set: whether all records went their ways and agree in purpose and size. Then
-                         `payloads` are   there, and a failure (a piece that cannot be mapped) concerns this rank alone */
+                         `payloads` are there, and a failure (a piece that cannot be mapped) concerns this rank alone */
     int64_t deadline;
     const _Atomic uint64_t
         *ended; /* the group's state word, or NULL: nonzero ends the exchange with TUTTI_ERROR_STATE and no message */

@@ -76,10 +76,11 @@ struct tu_recorder {
     _Alignas(128) word last_id;      /* any thread of the rank, by atomic addition */
     _Alignas(128) word anchor_ticks; /* this line: written once, by tu_recorder_init */
     word anchor_ns;
-    word counts_nanoseconds;               /* 1: no usable cycle counter, ticks are nanoseconds */
-    _Alignas(128) word next_group;         /* any thread of the rank, by atomic addition */
-    _Atomic uint32_t shard_owner[SHARDS];  /* thread that claimed it, by compare-and-swap from 0 */
-    counter counters[SHARDS][TU_OP_COUNT]; /* [s][]: the owner of shard s alone; the last: anyone, by atomic addition */
+    word counts_nanoseconds;              /* 1: no usable cycle counter, ticks are nanoseconds */
+    _Alignas(128) word next_group;        /* any thread of the rank, by atomic addition */
+    _Atomic uint32_t shard_owner[SHARDS]; /* thread that claimed it, by compare-and-swap from 0 */
+    counter counters[SHARDS]
+                    [TU_OPERATION_COUNT]; /* [s][]: the owner of shard s alone; the last: anyone, by atomic addition */
     group_slot groups[TU_RECORDER_GROUPS];
     entry entries[TU_RECORDER_ENTRIES];
 };
@@ -222,7 +223,7 @@ static inline bool runs(const entry *e) {
     return stamp != 0 && atomic_load_explicit(&e->end_stamp, memory_order_relaxed) != stamp;
 }
 
-uint64_t tu_record_begin(tu_recorder *recorder, const tu_op_info *info) {
+uint64_t tu_record_begin(tu_recorder *recorder, const tu_operation_info *info) {
     if (TUTTI_BARE)
         return 1;
     (void)shard_of(recorder); /* for the thread's id */
@@ -279,7 +280,7 @@ static void count_call(tu_recorder *recorder, const entry *e, uint64_t ticks, bo
     bool shared = shard == SHARDS - 1;
     uint32_t what = (uint32_t)(atomic_load_explicit(&e->tag_and_what, memory_order_relaxed) >> 32);
     uint8_t operation = (uint8_t)what, dtype = (uint8_t)(what >> 8), algorithm = (uint8_t)(what >> 24);
-    if (operation >= TU_OP_COUNT)
+    if (operation >= TU_OPERATION_COUNT)
         return;
     counter *c = &recorder->counters[shard][operation];
     size_t element = dtype == 0 ? 1 : tutti_dtype_size((tutti_dtype)dtype);
@@ -307,7 +308,7 @@ void tu_record_end(tu_recorder *recorder, uint64_t ticket, tutti_status status) 
 
 /* ---- reading ---- */
 
-static void unpack(const entry *e, tu_op_info *info) {
+static void unpack(const entry *e, tu_operation_info *info) {
     info->group_key = get(&e->group_key);
     info->sequence = get(&e->sequence);
     info->count = get(&e->count);
@@ -346,7 +347,7 @@ static bool read_entry(const tu_recorder *recorder, uint64_t id, const scale *li
         ended = get(&e->ended);
         view->status = (tutti_status)get(&e->status);
     }
-    if (get(&e->stamp) != stamp || view->info.operation >= TU_OP_COUNT)
+    if (get(&e->stamp) != stamp || view->info.operation >= TU_OPERATION_COUNT)
         return false;
     view->created_ns = nanoseconds(line, created);
     view->ended_ns = view->running ? 0 : nanoseconds(line, ended);
@@ -474,33 +475,33 @@ void tu_recorder_counters(const tu_recorder *recorder, tu_operation operation, t
 
 /* ---- names and words ---- */
 
-static const char *const operation_names[TU_OP_COUNT] = { "none",
+static const char *const operation_names[TU_OPERATION_COUNT] = { "none",
 #define X(id, name) name,
-                                                          TU_OPERATIONS(X)
+                                                                 TU_OPERATIONS(X)
 #undef X
 };
 
 const char *tu_operation_name(tu_operation operation) {
-    return (unsigned)operation < TU_OP_COUNT ? operation_names[operation] : "?";
+    return (unsigned)operation < TU_OPERATION_COUNT ? operation_names[operation] : "?";
 }
 
 tu_operation tu_operation_find(const char *name) {
-    for (int i = 1; i < TU_OP_COUNT; i++)
+    for (int i = 1; i < TU_OPERATION_COUNT; i++)
         if (strcmp(operation_names[i], name) == 0)
             return (tu_operation)i;
-    return TU_OP_NONE;
+    return TU_OPERATION_NONE;
 }
 
 /* What the root field means for an operation: "root 0", "to rank 1", "from rank 1". */
 static const char *root_word(uint8_t operation) {
     switch (operation) {
-    case TU_OP_SEND:
-    case TU_OP_PEERS_SIGNAL:
-    case TU_OP_PEERS_PUT:
+    case TU_OPERATION_SEND:
+    case TU_OPERATION_PEERS_SIGNAL:
+    case TU_OPERATION_PEERS_PUT:
         return "to rank";
-    case TU_OP_RECV:
-    case TU_OP_PEERS_WAIT_SIGNAL:
-    case TU_OP_PEERS_GET:
+    case TU_OPERATION_RECV:
+    case TU_OPERATION_PEERS_WAIT_SIGNAL:
+    case TU_OPERATION_PEERS_GET:
         return "from rank";
     default:
         return "root";
@@ -509,12 +510,12 @@ static const char *root_word(uint8_t operation) {
 
 static const char *tag_word(uint8_t operation) {
     switch (operation) {
-    case TU_OP_SEND:
-    case TU_OP_RECV:
+    case TU_OPERATION_SEND:
+    case TU_OPERATION_RECV:
         return "tag";
-    case TU_OP_PEERS_SIGNAL:
-    case TU_OP_PEERS_WAIT_SIGNAL:
-    case TU_OP_PEERS_BARRIER:
+    case TU_OPERATION_PEERS_SIGNAL:
+    case TU_OPERATION_PEERS_WAIT_SIGNAL:
+    case TU_OPERATION_PEERS_BARRIER:
         return "channel";
     default:
         return NULL;
@@ -522,10 +523,10 @@ static const char *tag_word(uint8_t operation) {
 }
 
 void tu_record_text(const tu_recorder *recorder, const tu_record_view *view, char *text, size_t bytes) {
-    tu_op_info_text(&view->info, tu_recorder_group_name(recorder, view->info.group_index), text, bytes);
+    tu_operation_info_text(&view->info, tu_recorder_group_name(recorder, view->info.group_index), text, bytes);
 }
 
-void tu_op_info_text(const tu_op_info *info, const char *group_name, char *text, size_t bytes) {
+void tu_operation_info_text(const tu_operation_info *info, const char *group_name, char *text, size_t bytes) {
     char parts[160] = "";
     size_t used = 0;
 #define PART(...)                                                             \
@@ -537,7 +538,7 @@ void tu_op_info_text(const tu_op_info *info, const char *group_name, char *text,
     if (info->dtype != 0)
         PART("%s", tutti_dtype_name((tutti_dtype)info->dtype));
     if (info->reduction != 0)
-        PART("%s%s", used > 0 ? " " : "", tutti_op_name((tutti_op)info->reduction));
+        PART("%s%s", used > 0 ? " " : "", tutti_reduction_name((tutti_reduction)info->reduction));
     if (info->dtype != 0)
         PART(", %llu element%s", (unsigned long long)info->count, info->count == 1 ? "" : "s");
     else if (info->count != 0)

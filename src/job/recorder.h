@@ -20,44 +20,47 @@
 #define TU_RECORDER_ENTRIES 2000
 
 /* Every operation that can be recorded; X(enumerator, name). The names are those of the API without "tutti_". */
-#define TU_OPERATIONS(X)                                                                                               \
-    X(BARRIER, "barrier")                                                                                              \
-    X(ALL_REDUCE, "all_reduce")                                                                                        \
-    X(REDUCE, "reduce") X(REDUCE_SCATTER, "reduce_scatter") X(REDUCE_SCATTER_V, "reduce_scatter_v")                    \
-        X(ALL_GATHER, "all_gather") X(ALL_GATHER_V, "all_gather_v") X(BROADCAST, "broadcast") X(GATHER, "gather")      \
-            X(SCATTER, "scatter") X(ALL_TO_ALL, "all_to_all") X(ALL_TO_ALL_V, "all_to_all_v") X(PERMUTE, "permute") X( \
-                SEND, "send") X(RECV, "recv") X(BATCH, "batch") X(RENDEZVOUS, "rendezvous") X(GROUP_NEW, "group_new")  \
-                X(GROUP_SPLIT, "group_split") X(SHRINK, "shrink") X(AGREE, "agree") X(PEERS_BARRIER, "peers_barrier")  \
-                    X(PEERS_SIGNAL, "peers_signal") X(PEERS_WAIT_SIGNAL, "peers_wait_signal")                          \
-                        X(PEERS_PUT, "peers_put") X(PEERS_GET, "peers_get") X(WORLD_OPEN, "world_open")                \
-                            X(PREPARE, "group_prepare") X(ONE_SHOT_ALL_REDUCE, "one_shot_all_reduce")                  \
-                                X(TWO_SHOT_ALL_REDUCE, "two_shot_all_reduce")                                          \
-                                    X(REDUCE_SCATTER_OUT, "reduce_scatter_out")                                        \
-                                        X(LOW_CONTENTION_ALL_GATHER, "low_contention_all_gather")                      \
-                                            X(LOW_CONTENTION_REDUCE_SCATTER, "low_contention_reduce_scatter")          \
-                                                X(MULTIMEM_ALL_REDUCE, "multimem_all_reduce")                          \
-                                                    X(MULTIMEM_ONE_SHOT_ALL_REDUCE, "multimem_one_shot_all_reduce")    \
-                                                        X(MULTIMEM_ONE_SHOT_REDUCE, "multimem_one_shot_reduce")        \
-                                                            X(MULTIMEM_ALL_GATHER, "multimem_all_gather")              \
-                                                                X(ALL_TO_ALL_VDEV, "all_to_all_vdev")                  \
-                                                                    X(ALL_TO_ALL_VDEV_2D, "all_to_all_vdev_2d")        \
-                                                                        X(ALL_TO_ALL_VDEV_2D_OFFSET,                   \
-                                                                          "all_to_all_vdev_2d_offset")                 \
+#define TU_OPERATIONS(X)                                                                                              \
+    X(BARRIER, "barrier")                                                                                             \
+    X(ALL_REDUCE, "all_reduce")                                                                                       \
+    X(REDUCE, "reduce")                                                                                               \
+    X(REDUCE_SCATTER, "reduce_scatter")                                                                               \
+    X(REDUCE_SCATTER_V, "reduce_scatter_v")                                                                           \
+    X(ALL_GATHER, "all_gather")                                                                                       \
+    X(ALL_GATHER_V, "all_gather_v") X(BROADCAST, "broadcast") X(GATHER, "gather") X(SCATTER, "scatter")               \
+        X(ALL_TO_ALL, "all_to_all") X(ALL_TO_ALL_V, "all_to_all_v") X(PERMUTE, "permute") X(SEND, "send")             \
+            X(RECV, "recv") X(BATCH, "batch") X(RENDEZVOUS, "rendezvous") X(GROUP_NEW, "group_new")                   \
+                X(GROUP_SPLIT, "group_split") X(SHRINK, "shrink") X(AGREE, "agree") X(PEERS_BARRIER, "peers_barrier") \
+                    X(PEERS_SIGNAL, "peers_signal") X(PEERS_WAIT_SIGNAL, "peers_wait_signal")                         \
+                        X(PEERS_PUT, "peers_put") X(PEERS_GET, "peers_get") X(WORLD_OPEN, "world_open")               \
+                            X(PREPARE, "group_prepare") X(ONE_SHOT_ALL_REDUCE, "one_shot_all_reduce")                 \
+                                X(TWO_SHOT_ALL_REDUCE, "two_shot_all_reduce")                                         \
+                                    X(REDUCE_SCATTER_OUT, "reduce_scatter_out")                                       \
+                                        X(LOW_CONTENTION_ALL_GATHER, "low_contention_all_gather")                     \
+                                            X(LOW_CONTENTION_REDUCE_SCATTER, "low_contention_reduce_scatter")         \
+                                                X(MULTIMEM_ALL_REDUCE, "multimem_all_reduce")                         \
+                                                    X(MULTIMEM_ONE_SHOT_ALL_REDUCE, "multimem_one_shot_all_reduce")   \
+                                                        X(MULTIMEM_ONE_SHOT_REDUCE, "multimem_one_shot_reduce")       \
+                                                            X(MULTIMEM_ALL_GATHER, "multimem_all_gather")             \
+                                                                X(ALL_TO_ALL_VDEV, "all_to_all_vdev")                 \
+                                                                    X(ALL_TO_ALL_VDEV_2D, "all_to_all_vdev_2d")       \
+                                                                        X(ALL_TO_ALL_VDEV_2D_OFFSET,                  \
+                                                                          "all_to_all_vdev_2d_offset")                \
                                                                             X(CONNECTIVITY, "connectivity_ranks")
 
 typedef enum tu_operation {
-    TU_OP_NONE = 0,
-#define X(id, name) TU_OP_##id,
+    TU_OPERATION_NONE = 0,
+#define X(id, name) TU_OPERATION_##id,
     TU_OPERATIONS(X)
 #undef X
-    TU_OP_COUNT
+    TU_OPERATION_COUNT
 } tu_operation;
 
 const char *tu_operation_name(tu_operation operation);
-tu_operation tu_operation_find(const char *name); /* TU_OP_NONE when there is none */
+tu_operation tu_operation_find(const char *name); /* TU_OPERATION_NONE when there is none */
 
 /* What an operation is, for the recorder, for mismatch messages and for `tutti ps`. */
-typedef struct tu_op_info {
+typedef struct tu_operation_info {
     uint64_t group_key; /* the group's uid */
     uint64_t sequence;  /* in its group */
     uint64_t count;     /* elements, or bytes where there is no dtype */
@@ -67,9 +70,9 @@ typedef struct tu_op_info {
     int32_t tag;          /* of send and recv; channel of a signal; 0 else */
     uint8_t operation;    /* tu_operation */
     uint8_t dtype;        /* tutti_dtype or 0 */
-    uint8_t reduction;    /* tutti_op or 0 */
+    uint8_t reduction;    /* tutti_reduction or 0 */
     uint8_t algorithm;    /* collective layer's number; 0 chosen later */
-} tu_op_info;
+} tu_operation_info;
 
 /* Names a group for this rank's entries; returns its index. Called when a group is made. Room for
  * TU_RECORDER_GROUPS names: the first stays (the world's own group), the others make room for newer ones. Of the
@@ -80,13 +83,13 @@ uint32_t tu_recorder_group(tu_recorder *recorder, uint64_t group_key, const char
                            int count);
 
 /* Own recorder only; any thread of the rank. Returns a ticket. */
-uint64_t tu_record_begin(tu_recorder *recorder, const tu_op_info *info);
+uint64_t tu_record_begin(tu_recorder *recorder, const tu_operation_info *info);
 void tu_record_algorithm(tu_recorder *recorder, uint64_t ticket, uint8_t algorithm);
 void tu_record_waiting(tu_recorder *recorder, uint64_t ticket, int world_rank); /* slow paths only; -1 no more */
 void tu_record_end(tu_recorder *recorder, uint64_t ticket, tutti_status status);
 
 typedef struct tu_record_view {
-    tu_op_info info;
+    tu_operation_info info;
     uint64_t id;
     int64_t created_ns, ended_ns; /* on tu_clock_now; ended 0 while running */
     bool running;
@@ -133,7 +136,7 @@ void tu_recorder_counters(const tu_recorder *recorder, tu_operation operation, t
 
 /* "all_reduce 17 of group 0 (f32 sum, 4096 elements)": for messages. */
 void tu_record_text(const tu_recorder *recorder, const tu_record_view *view, char *text, size_t bytes);
-void tu_op_info_text(const tu_op_info *info, const char *group_name, char *text, size_t bytes);
+void tu_operation_info_text(const tu_operation_info *info, const char *group_name, char *text, size_t bytes);
 
 /* For the job: how much room a recorder takes, and preparing it. */
 size_t tu_recorder_bytes(void);

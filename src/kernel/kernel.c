@@ -87,40 +87,40 @@ static void stream_fence(void) {
 #endif
 }
 
-static void run(const tu_reduction *reduction, size_t count, tutti_dtype dtype, tutti_op op) {
-    int row = TU_KERNEL_OP(op), column = TU_KERNEL_DTYPE(dtype);
+static void run(const tu_reduce_args *args, size_t count, tutti_dtype dtype, tutti_reduction reduction) {
+    int row = TU_KERNEL_OP(reduction), column = TU_KERNEL_DTYPE(dtype);
     tu_reduce_kernel *kernel = kernels()->reduce[row][column];
     if (!kernel)
         kernel = tu_kernels_reference.reduce[row][column];
-    kernel(reduction, 0, count);
-    if (reduction->stream)
+    kernel(args, 0, count);
+    if (args->stream)
         stream_fence();
 }
 
 void tu_reduce_many(void *const *to, int to_count, const void *const *from, int from_count, size_t count,
-                    tutti_dtype dtype, tutti_op op, const double *factors, unsigned flags) {
+                    tutti_dtype dtype, tutti_reduction reduction, const double *factors, unsigned flags) {
     if (dtype == TUTTI_C64 || dtype == TUTTI_C128) {
         dtype = dtype == TUTTI_C64 ? TUTTI_F32 : TUTTI_F64;
         count *= 2;
     }
-    tu_reduction reduction = { .to = to,
-                               .to_count = to_count,
-                               .from = from,
-                               .from_count = from_count,
-                               .factors = factors,
-                               .reciprocal = (from_count & (from_count - 1)) == 0 ? 1.0 / from_count : 0,
-                               .stream = (flags & TU_KERNEL_STREAM) != 0 };
+    tu_reduce_args args = { .to = to,
+                            .to_count = to_count,
+                            .from = from,
+                            .from_count = from_count,
+                            .factors = factors,
+                            .reciprocal = (from_count & (from_count - 1)) == 0 ? 1.0 / from_count : 0,
+                            .stream = (flags & TU_KERNEL_STREAM) != 0 };
     uint64_t control = tu_float_control_enter();
-    run(&reduction, count, dtype, op);
+    run(&args, count, dtype, reduction);
     tu_float_control_leave(control);
 }
 
 /* A sum of one source of bytes is a copy. */
 void tu_copy_many(void *const *to, int to_count, const void *from, size_t bytes, unsigned flags) {
-    tu_reduction reduction = {
+    tu_reduce_args args = {
         .to = to, .to_count = to_count, .from = &from, .from_count = 1, .stream = (flags & TU_KERNEL_STREAM) != 0
     };
-    run(&reduction, bytes, TUTTI_U8, TUTTI_SUM);
+    run(&args, bytes, TUTTI_U8, TUTTI_SUM);
 }
 
 void tu_copy(void *to, const void *from, size_t bytes, unsigned flags) {
@@ -154,7 +154,7 @@ double tu_factor(const void *element, tutti_dtype dtype) {
     case TUTTI_F8_E5M2:
         narrow = tu_e5m2_to_f32(*(const uint8_t *)element);
         break;
-    default: /* no factor for this type: tutti_op_applies says so */
+    default: /* no factor for this type: tutti_reduction_applies says so */
         return 1;
     }
     uint64_t control = tu_float_control_enter();

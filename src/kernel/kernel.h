@@ -27,15 +27,15 @@ enum {
  * number) destinations. A destination may be the address of a source (in place); any other overlap is not allowed.
  * Any alignment, any count. avg divides by `from_count`. `factors` has one entry per source for TUTTI_PREMUL_SUM and
  * is not read otherwise: double holds a factor of every float type exactly; it is rounded to the accumulator.
- * tutti_op_applies(op, dtype) must hold. The caller's floating-point control word (flush-to-zero, rounding, traps)
- * has no influence and is left as it was. */
+ * tutti_reduction_applies(reduction, dtype) must hold. The caller's floating-point control word (flush-to-zero,
+ * rounding, traps) has no influence and is left as it was. */
 void tu_reduce_many(void *const *to, int to_count, const void *const *from, int from_count, size_t count,
-                    tutti_dtype dtype, tutti_op op, const double *factors, unsigned flags);
+                    tutti_dtype dtype, tutti_reduction reduction, const double *factors, unsigned flags);
 
 /* The same into one destination. */
 static inline void tu_reduce(void *to, const void *const *from, int from_count, size_t count, tutti_dtype dtype,
-                             tutti_op op, const double *factors, unsigned flags) {
-    tu_reduce_many(&to, 1, from, from_count, count, dtype, op, factors, flags);
+                             tutti_reduction reduction, const double *factors, unsigned flags) {
+    tu_reduce_many(&to, 1, from, from_count, count, dtype, reduction, factors, flags);
 }
 
 /* Copies bytes; `to` and `from` do not overlap. */

@@ -38,33 +38,33 @@ DEFINE_EXTREMES(double, uint64_t)
 
 /* Defines reduce_<dtype>_<op>. `load` and `store` convert between the element and the accumulator; `prepare` sees the
  * loaded value x and the source's number s, `combine` the accumulator a and the value x, `finish` the accumulator a. */
-#define DEFINE(dtype, op, element, accumulator, load, store, prepare, combine, finish)   \
-    static void reduce_##dtype##_##op(const tu_reduction *r, size_t begin, size_t end) { \
-        accumulator block[BLOCK];                                                        \
-        for (size_t at = begin; at < end; at += BLOCK) {                                 \
-            size_t count = end - at < BLOCK ? end - at : BLOCK;                          \
-            for (int s = 0; s < r->from_count; s++) {                                    \
-                const char *from = (const char *)r->from[s] + at * sizeof(element);      \
-                for (size_t i = 0; i < count; i++) {                                     \
-                    element e;                                                           \
-                    memcpy(&e, from + i * sizeof e, sizeof e);                           \
-                    accumulator x = load(e);                                             \
-                    x = prepare;                                                         \
-                    if (s == 0) {                                                        \
-                        block[i] = x;                                                    \
-                        continue;                                                        \
-                    }                                                                    \
-                    accumulator a = block[i];                                            \
-                    block[i] = (accumulator)(combine);                                   \
-                }                                                                        \
-            }                                                                            \
-            for (size_t i = 0; i < count; i++) {                                         \
-                accumulator a = block[i];                                                \
-                element e = store(finish);                                               \
-                for (int d = 0; d < r->to_count; d++)                                    \
-                    memcpy((char *)r->to[d] + (at + i) * sizeof e, &e, sizeof e);        \
-            }                                                                            \
-        }                                                                                \
+#define DEFINE(dtype, op, element, accumulator, load, store, prepare, combine, finish)     \
+    static void reduce_##dtype##_##op(const tu_reduce_args *r, size_t begin, size_t end) { \
+        accumulator block[BLOCK];                                                          \
+        for (size_t at = begin; at < end; at += BLOCK) {                                   \
+            size_t count = end - at < BLOCK ? end - at : BLOCK;                            \
+            for (int s = 0; s < r->from_count; s++) {                                      \
+                const char *from = (const char *)r->from[s] + at * sizeof(element);        \
+                for (size_t i = 0; i < count; i++) {                                       \
+                    element e;                                                             \
+                    memcpy(&e, from + i * sizeof e, sizeof e);                             \
+                    accumulator x = load(e);                                               \
+                    x = prepare;                                                           \
+                    if (s == 0) {                                                          \
+                        block[i] = x;                                                      \
+                        continue;                                                          \
+                    }                                                                      \
+                    accumulator a = block[i];                                              \
+                    block[i] = (accumulator)(combine);                                     \
+                }                                                                          \
+            }                                                                              \
+            for (size_t i = 0; i < count; i++) {                                           \
+                accumulator a = block[i];                                                  \
+                element e = store(finish);                                                 \
+                for (int d = 0; d < r->to_count; d++)                                      \
+                    memcpy((char *)r->to[d] + (at + i) * sizeof e, &e, sizeof e);          \
+            }                                                                              \
+        }                                                                                  \
     }
 
 #define DEFINE_FLOAT(dtype, element, acc, load, store)                              \

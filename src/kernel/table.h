@@ -11,7 +11,7 @@
 
 #include <tutti/dtype.h>
 
-typedef struct tu_reduction {
+typedef struct tu_reduce_args {
     void *const *to;
     const void *const *from;
     const double *factors; /* one per source, for premul_sum */
@@ -19,10 +19,10 @@ typedef struct tu_reduction {
     int to_count;
     int from_count;
     bool stream; /* store past the caches where the alignment allows; the caller fences */
-} tu_reduction;
+} tu_reduce_args;
 
 /* Reduces the elements [begin, end) of every source into every destination. */
-typedef void tu_reduce_kernel(const tu_reduction *reduction, size_t begin, size_t end);
+typedef void tu_reduce_kernel(const tu_reduce_args *reduction, size_t begin, size_t end);
 
 /* Rows and columns of the table. Complex types have no column: they are reduced by their real view. */
 #define TU_KERNEL_OPS (TUTTI_PREMUL_SUM - TUTTI_SUM + 1)
@@ -32,7 +32,7 @@ typedef void tu_reduce_kernel(const tu_reduction *reduction, size_t begin, size_
 
 typedef struct tu_kernels {
     const char *name;
-    /* NULL: the reference is used. The reference has every pair for which tutti_op_applies. */
+    /* NULL: the reference is used. The reference has every pair for which tutti_reduction_applies. */
     tu_reduce_kernel *reduce[TU_KERNEL_OPS][TU_KERNEL_DTYPES];
 } tu_kernels;
 

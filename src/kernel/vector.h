@@ -13,7 +13,7 @@
  * not matter, as long as it is the same for every source: so bf16 and f8 are taken apart by shifts and masks inside
  * each 32-bit lane, without moving anything between lanes.
  *
- * `dtype` and `op` are constants wherever these functions are inlined: the switches disappear.
+ * `dtype` and `reduction` are constants wherever these functions are inlined: the switches disappear.
  */
 #include <stdint.h>
 #include <string.h>
@@ -172,13 +172,13 @@ INLINE void widen(vector packed, vector *wide, tutti_dtype dtype) {
     }
 }
 
-INLINE vector narrow(const vector *wide, tutti_dtype dtype, tutti_op op) {
+INLINE vector narrow(const vector *wide, tutti_dtype dtype, tutti_reduction reduction) {
     vector_u32 packed = { 0 };
     switch (dtype) {
     case TUTTI_F16:
         return narrow_f16(wide);
     case TUTTI_BF16:
-        return narrow_bf16(wide, op == TUTTI_PREMUL_SUM);
+        return narrow_bf16(wide, reduction == TUTTI_PREMUL_SUM);
     case TUTTI_F8_E4M3:
         UNROLL for (int i = 0; i < 4; i++) packed |= narrow_f8(wide[i], 4, 3, 0x7f, 0x43f00000) << 8 * i;
         return (vector)packed;
@@ -193,7 +193,7 @@ INLINE vector narrow(const vector *wide, tutti_dtype dtype, tutti_op op) {
 /* --- the operations --- */
 
 #define COMBINE_FLOAT(type, extreme)                     \
-    switch (op) {                                        \
+    switch (reduction) {                                 \
     case TUTTI_PRODUCT:                                  \
         return (vector)((type)a * (type)b);              \
     case TUTTI_MIN:                                      \
@@ -206,7 +206,7 @@ INLINE vector narrow(const vector *wide, tutti_dtype dtype, tutti_op op) {
 
 /* `wraps` is the unsigned type of the same width. */
 #define COMBINE_INTEGER(type, wraps)               \
-    switch (op) {                                  \
+    switch (reduction) {                           \
     case TUTTI_PRODUCT:                            \
         return (vector)((wraps)a * (wraps)b);      \
     case TUTTI_MIN: {                              \
@@ -227,8 +227,8 @@ INLINE vector narrow(const vector *wide, tutti_dtype dtype, tutti_op op) {
         return (vector)((wraps)a + (wraps)b);      \
     }
 
-INLINE vector combine_bool(vector a, vector b, tutti_op op) {
-    switch (op) {
+INLINE vector combine_bool(vector a, vector b, tutti_reduction reduction) {
+    switch (reduction) {
     case TUTTI_PRODUCT:
     case TUTTI_MIN:
     case TUTTI_BAND:
@@ -240,7 +240,7 @@ INLINE vector combine_bool(vector a, vector b, tutti_op op) {
     }
 }
 
-INLINE vector combine(vector a, vector b, tutti_dtype dtype, tutti_op op) {
+INLINE vector combine(vector a, vector b, tutti_dtype dtype, tutti_reduction reduction) {
     switch (dtype) {
     case TUTTI_F64:
         COMBINE_FLOAT(vector_f64, extreme_f64)
@@ -261,7 +261,7 @@ INLINE vector combine(vector a, vector b, tutti_dtype dtype, tutti_op op) {
     case TUTTI_U64:
         COMBINE_INTEGER(vector_u64, vector_u64)
     case TUTTI_BOOL:
-        return combine_bool(a, b, op);
+        return combine_bool(a, b, reduction);
     default: /* f32 and what is widened to it */
         COMBINE_FLOAT(vector_f32, extreme_f32)
     }
@@ -271,7 +271,7 @@ INLINE vector multiply(vector a, double factor, tutti_dtype dtype) {
     return dtype == TUTTI_F64 ? (vector)((vector_f64)a * factor) : (vector)((vector_f32)a * (float)factor);
 }
 
-INLINE vector divide(const tu_reduction *r, vector a, tutti_dtype dtype) {
+INLINE vector divide(const tu_reduce_args *r, vector a, tutti_dtype dtype) {
     if (r->reciprocal != 0)
         return multiply(a, r->reciprocal, dtype);
     return dtype == TUTTI_F64 ? (vector)((vector_f64)a / (double)r->from_count)
@@ -280,8 +280,8 @@ INLINE vector divide(const tu_reduction *r, vector a, tutti_dtype dtype) {
 
 /* The registers of accumulators at `sum` take in `bytes` (at most VECTOR) of source `s`; the first source starts
  * them. */
-INLINE void accumulate(const tu_reduction *r, vector *sum, int s, size_t at, size_t bytes, tutti_dtype dtype,
-                       tutti_op op) {
+INLINE void accumulate(const tu_reduce_args *r, vector *sum, int s, size_t at, size_t bytes, tutti_dtype dtype,
+                       tutti_reduction reduction) {
     const char *from = (const char *)r->from[s] + at;
     vector wide[4];
     if (bytes < VECTOR)
@@ -291,18 +291,18 @@ INLINE void accumulate(const tu_reduction *r, vector *sum, int s, size_t at, siz
     else
         widen(load(from), wide, dtype);
     UNROLL for (int i = 0; i < registers(dtype); i++) {
-        if (op == TUTTI_PREMUL_SUM)
+        if (reduction == TUTTI_PREMUL_SUM)
             wide[i] = multiply(wide[i], r->factors[s], dtype);
-        sum[i] = s == 0 ? wide[i] : combine(sum[i], wide[i], dtype, op);
+        sum[i] = s == 0 ? wide[i] : combine(sum[i], wide[i], dtype, reduction);
     }
 }
 
-INLINE vector finish(const tu_reduction *r, vector *sum, tutti_dtype dtype, tutti_op op) {
+INLINE vector finish(const tu_reduce_args *r, vector *sum, tutti_dtype dtype, tutti_reduction reduction) {
     UNROLL for (int i = 0; i < registers(dtype); i++) {
-        if (op == TUTTI_AVG)
+        if (reduction == TUTTI_AVG)
             sum[i] = divide(r, sum[i], dtype);
     }
-    return narrow(sum, dtype, op);
+    return narrow(sum, dtype, reduction);
 }
 
 /* --- the loops --- */
@@ -310,7 +310,7 @@ INLINE vector finish(const tu_reduction *r, vector *sum, tutti_dtype dtype, tutt
 #define STEP 4 /* registers of accumulators */
 
 /* Elements until the first destination is aligned for streaming stores; 0 where that cannot be, or is not worth it. */
-INLINE size_t elements_to_alignment(const tu_reduction *r, size_t count, size_t size) {
+INLINE size_t elements_to_alignment(const tu_reduce_args *r, size_t count, size_t size) {
     size_t beyond = (uintptr_t)r->to[0] % VECTOR;
     if (count * size < 1024 || beyond == 0 || beyond % size != 0)
         return 0;
@@ -318,15 +318,16 @@ INLINE size_t elements_to_alignment(const tu_reduction *r, size_t count, size_t 
 }
 
 /* Register by register, the last one perhaps partly. */
-INLINE void reduce_rest(const tu_reduction *r, size_t begin, size_t end, tutti_dtype dtype, tutti_op op) {
+INLINE void reduce_rest(const tu_reduce_args *r, size_t begin, size_t end, tutti_dtype dtype,
+                        tutti_reduction reduction) {
     const size_t size = element_size(dtype);
     for (size_t at = begin * size; at < end * size; at += VECTOR) {
         size_t left = end * size - at;
         vector sum[4];
-        accumulate(r, sum, 0, at, left, dtype, op);
+        accumulate(r, sum, 0, at, left, dtype, reduction);
         for (int s = 1; s < r->from_count; s++)
-            accumulate(r, sum, s, at, left, dtype, op);
-        vector result = finish(r, sum, dtype, op);
+            accumulate(r, sum, s, at, left, dtype, reduction);
+        vector result = finish(r, sum, dtype, reduction);
         for (int d = 0; d < r->to_count; d++) {
             char *to = (char *)r->to[d] + at;
             if (left < VECTOR)
@@ -337,15 +338,16 @@ INLINE void reduce_rest(const tu_reduction *r, size_t begin, size_t end, tutti_d
     }
 }
 
-INLINE void reduce_step(const tu_reduction *r, size_t at, tutti_dtype dtype, tutti_op op) {
+INLINE void reduce_step(const tu_reduce_args *r, size_t at, tutti_dtype dtype, tutti_reduction reduction) {
     const int ratio = registers(dtype);
     vector sum[STEP], result[STEP];
-    UNROLL for (int i = 0; i < STEP / ratio; i++) accumulate(r, sum + i * ratio, 0, at + i * VECTOR, VECTOR, dtype, op);
+    UNROLL for (int i = 0; i < STEP / ratio; i++)
+        accumulate(r, sum + i * ratio, 0, at + i * VECTOR, VECTOR, dtype, reduction);
     for (int s = 1; s < r->from_count; s++) {
         UNROLL for (int i = 0; i < STEP / ratio; i++)
-            accumulate(r, sum + i * ratio, s, at + i * VECTOR, VECTOR, dtype, op);
+            accumulate(r, sum + i * ratio, s, at + i * VECTOR, VECTOR, dtype, reduction);
     }
-    UNROLL for (int i = 0; i < STEP / ratio; i++) result[i] = finish(r, sum + i * ratio, dtype, op);
+    UNROLL for (int i = 0; i < STEP / ratio; i++) result[i] = finish(r, sum + i * ratio, dtype, reduction);
     for (int d = 0; d < r->to_count; d++) {
         char *to = (char *)r->to[d] + at;
         if (r->stream && (uintptr_t)to % VECTOR == 0) {
@@ -356,21 +358,21 @@ INLINE void reduce_step(const tu_reduction *r, size_t at, tutti_dtype dtype, tut
     }
 }
 
-INLINE void reduce(const tu_reduction *r, size_t begin, size_t end, tutti_dtype dtype, tutti_op op) {
+INLINE void reduce(const tu_reduce_args *r, size_t begin, size_t end, tutti_dtype dtype, tutti_reduction reduction) {
     const size_t size = element_size(dtype), step = STEP / registers(dtype) * VECTOR / size;
     size_t at = begin + elements_to_alignment(r, end - begin, size);
     if (at > begin)
-        reduce_rest(r, begin, at, dtype, op);
+        reduce_rest(r, begin, at, dtype, reduction);
     for (; at + step <= end; at += step)
-        reduce_step(r, at * size, dtype, op);
-    reduce_rest(r, at, end, dtype, op);
+        reduce_step(r, at * size, dtype, reduction);
+    reduce_rest(r, at, end, dtype, reduction);
 }
 
 /* --- the table; what it leaves out (averages of integers) is left to the reference --- */
 
-#define DEFINE(dtype, op)                                                                \
-    static void reduce_##dtype##_##op(const tu_reduction *r, size_t begin, size_t end) { \
-        reduce(r, begin, end, TUTTI_##dtype, TUTTI_##op);                                \
+#define DEFINE(dtype, reduction)                                                                  \
+    static void reduce_##dtype##_##reduction(const tu_reduce_args *r, size_t begin, size_t end) { \
+        reduce(r, begin, end, TUTTI_##dtype, TUTTI_##reduction);                                  \
     }
 #define DEFINE_FLOAT(dtype) \
     DEFINE(dtype, SUM)      \
@@ -406,12 +408,13 @@ DEFINE(BOOL, BOR)
 DEFINE(BOOL, BAND)
 DEFINE(BOOL, BXOR)
 
-#define ENTRY(dtype, op) [TU_KERNEL_DTYPE(TUTTI_##dtype)] = reduce_##dtype##_##op
-#define FLOATS(op) \
-    ENTRY(F64, op), ENTRY(F32, op), ENTRY(F16, op), ENTRY(BF16, op), ENTRY(F8_E4M3, op), ENTRY(F8_E5M2, op)
-#define INTEGERS(op)                                                                                              \
-    ENTRY(I8, op), ENTRY(I16, op), ENTRY(I32, op), ENTRY(I64, op), ENTRY(U8, op), ENTRY(U16, op), ENTRY(U32, op), \
-        ENTRY(U64, op)
+#define ENTRY(dtype, reduction) [TU_KERNEL_DTYPE(TUTTI_##dtype)] = reduce_##dtype##_##reduction
+#define FLOATS(reduction)                                                                        \
+    ENTRY(F64, reduction), ENTRY(F32, reduction), ENTRY(F16, reduction), ENTRY(BF16, reduction), \
+        ENTRY(F8_E4M3, reduction), ENTRY(F8_E5M2, reduction)
+#define INTEGERS(reduction)                                                                                          \
+    ENTRY(I8, reduction), ENTRY(I16, reduction), ENTRY(I32, reduction), ENTRY(I64, reduction), ENTRY(U8, reduction), \
+        ENTRY(U16, reduction), ENTRY(U32, reduction), ENTRY(U64, reduction)
 
 #define DEFINE_TABLE(table, table_name) \
     const tu_kernels table = {                                                                                         \

@@ -42,7 +42,7 @@
 
 typedef struct tu_piece tu_piece;
 typedef struct tu_mapping tu_mapping;
-typedef struct tu_op_info tu_op_info;
+typedef struct tu_operation_info tu_operation_info;
 
 /* What libtutti lends to a backend. Valid while the library is loaded. */
 typedef struct tu_backend_host {

@@ -272,7 +272,7 @@ static tutti_status fill_ranks(hwloc_topology_t topology, const rank_record *rec
 tutti_status tutti_connectivity_ranks(tutti_group *group, tutti_connectivity **result) {
     if (result == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_connectivity_ranks needs a place for its result");
-    tu_op_info info = { .operation = TU_OP_CONNECTIVITY, .root = -1 };
+    tu_operation_info info = { .operation = TU_OPERATION_CONNECTIVITY, .root = -1 };
     int64_t deadline;
     uint64_t ticket;
     tutti_status status = tu_group_enter(group, 0, &info, &deadline, &ticket);

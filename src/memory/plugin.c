@@ -62,7 +62,7 @@ static int64_t host_timeout(tutti_group *group, int64_t call_timeout_ns) {
 
 static tutti_status host_exchange(tutti_group *group, const char *purpose, const void *payload, size_t bytes, int fd,
                                   int64_t deadline, void *payloads, int *fds) {
-    tu_op_info info = { .operation = TU_OP_RENDEZVOUS, .root = -1, .group_key = group->key };
+    tu_operation_info info = { .operation = TU_OPERATION_RENDEZVOUS, .root = -1, .group_key = group->key };
     return tu_group_exchange_descriptors(group, &info, purpose, payload, bytes, fd, deadline, payloads, fds);
 }
 

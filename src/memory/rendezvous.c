@@ -60,7 +60,7 @@ typedef struct meeting {
     tutti_group *group;
     tu_memory_group *state;
     tutti_peers *peers; /* under construction */
-    tu_op_info info;
+    tu_operation_info info;
     int64_t deadline;
     bool agreed; /* the failure is the same for all members: it ends nothing */
     /* One of each per member, made before the first exchange: in between nothing of this rank's own may fail untold. */
@@ -554,7 +554,7 @@ static void free_room(meeting *meeting) {
 
 static tutti_status rendezvous(tutti_memory *memory, tutti_group *group, tu_memory_group *state, tutti_peers **peers) {
     meeting meeting = { .memory = memory, .group = group, .state = state };
-    meeting.info = (tu_op_info){ .operation = TU_OP_RENDEZVOUS, .count = memory->bytes, .root = -1 };
+    meeting.info = (tu_operation_info){ .operation = TU_OPERATION_RENDEZVOUS, .count = memory->bytes, .root = -1 };
     uint64_t ticket;
     tutti_status status = tu_group_enter(group, 0, &meeting.info, &meeting.deadline, &ticket);
     if (status == TU_FAULT_SKIP) /* there is no handle to return */

@@ -31,7 +31,7 @@
                                 .sample = identifier##_sample,                                      \
                                 __VA_ARGS__ };                                                      \
     tt_tensor *tt_##identifier(tt_tensor *x) {                                                      \
-        return tu_run1(&tu_op_##identifier, x);                                                     \
+        return tu_run1(&tu_operator_##identifier, x);                                               \
     }
 #define BACKWARD(identifier, second, ...)                                                                \
     static tt_tensor *identifier##_backward_sample(tu_sampler *s) {                                      \
@@ -47,7 +47,7 @@
                                            .sample = identifier##_backward_sample,                       \
                                            __VA_ARGS__ };                                                \
     static tt_tensor *identifier##_backward(tt_tensor *g, tt_tensor *x) {                                \
-        return tu_run2(&tu_op_##identifier##_backward, g, x);                                            \
+        return tu_run2(&tu_operator_##identifier##_backward, g, x);                                      \
     }
 
 /* ---- relu: needs its result only, so that it can run in place ---- */
@@ -56,7 +56,7 @@ TU_KERNEL1(relu_f32, float, x > 0 ? x : x != x ? x : 0.0f)
 TU_KERNEL1(relu_f64, double, x > 0 ? x : x != x ? x : 0.0)
 ACTIVATION(relu, "x where it is positive, else 0", TU_OUTPUT(0), .flags = TU_HAS_IN_PLACE)
 tt_tensor *tt_relu_(tt_tensor *x) {
-    return tu_run1_(&tu_op_relu, x);
+    return tu_run1_(&tu_operator_relu, x);
 }
 TU_KERNEL2(relu_backward_f32, float, y > 0 ? x : 0.0f)
 TU_KERNEL2(relu_backward_f64, double, y > 0 ? x : 0.0)
@@ -74,7 +74,7 @@ TU_KERNEL1(sigmoid_f32, float, tu_sigmoidf(x))
 TU_KERNEL1(sigmoid_f64, double, sigmoid(x))
 ACTIVATION(sigmoid, "1 / (1 + exp(-x))", TU_OUTPUT(0), .flags = TU_HAS_IN_PLACE)
 tt_tensor *tt_sigmoid_(tt_tensor *x) {
-    return tu_run1_(&tu_op_sigmoid, x);
+    return tu_run1_(&tu_operator_sigmoid, x);
 }
 TU_KERNEL2(sigmoid_backward_f32, float, x *y *(1.0f - y))
 TU_KERNEL2(sigmoid_backward_f64, double, x *y *(1.0 - y))

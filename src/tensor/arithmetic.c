@@ -19,11 +19,11 @@ static tt_tensor *pair_sample(tu_sampler *s, tt_tensor *(*f)(tt_tensor *, tt_ten
     }
 #define PUBLIC2(name)                                  \
     tt_tensor *tt_##name(tt_tensor *a, tt_tensor *b) { \
-        return tu_run2(&tu_op_##name, a, b);           \
+        return tu_run2(&tu_operator_##name, a, b);     \
     }
 #define PUBLIC2_(name)                                    \
     tt_tensor *tt_##name##_(tt_tensor *a, tt_tensor *b) { \
-        return tu_run2_(&tu_op_##name, a, b);             \
+        return tu_run2_(&tu_operator_##name, a, b);       \
     }
 
 /* conj for complex gradients, the tensor itself else */
@@ -194,7 +194,7 @@ PUBLIC2(pow)
 
 /* ---- with a factor ---- */
 
-static tt_tensor *run_with(const tu_op *op, int count, tt_tensor *const *inputs, double number, bool in_place) {
+static tt_tensor *run_with(const tu_operator *op, int count, tt_tensor *const *inputs, double number, bool in_place) {
     tu_args args;
     tu_args_init(&args, op, count, inputs);
     args.params.number[0] = number;
@@ -226,10 +226,10 @@ TU_OPERATOR(add_scaled) = { .name = "add_scaled",
                             .gradient = add_scaled_gradient,
                             .sample = add_scaled_sample };
 tt_tensor *tt_add_scaled(tt_tensor *a, tt_tensor *b, double factor) {
-    return run_with(&tu_op_add_scaled, 2, (tt_tensor *[]){ a, b }, factor, false);
+    return run_with(&tu_operator_add_scaled, 2, (tt_tensor *[]){ a, b }, factor, false);
 }
 tt_tensor *tt_add_scaled_(tt_tensor *a, tt_tensor *b, double factor) {
-    return run_with(&tu_op_add_scaled, 2, (tt_tensor *[]){ a, b }, factor, true);
+    return run_with(&tu_operator_add_scaled, 2, (tt_tensor *[]){ a, b }, factor, true);
 }
 
 TU_KERNEL2(lerp_f32, float, x + (float)p->number[0] * (y - x))
@@ -254,10 +254,10 @@ TU_OPERATOR(lerp) = { .name = "lerp",
                       .gradient = lerp_gradient,
                       .sample = lerp_sample };
 tt_tensor *tt_lerp(tt_tensor *a, tt_tensor *b, double weight) {
-    return run_with(&tu_op_lerp, 2, (tt_tensor *[]){ a, b }, weight, false);
+    return run_with(&tu_operator_lerp, 2, (tt_tensor *[]){ a, b }, weight, false);
 }
 tt_tensor *tt_lerp_(tt_tensor *a, tt_tensor *b, double weight) {
-    return run_with(&tu_op_lerp, 2, (tt_tensor *[]){ a, b }, weight, true);
+    return run_with(&tu_operator_lerp, 2, (tt_tensor *[]){ a, b }, weight, true);
 }
 
 TU_KERNEL3(addcmul_f32, float, x + (float)p->number[0] * y * z)
@@ -284,10 +284,10 @@ TU_OPERATOR(addcmul) = { .name = "addcmul",
                          .saves = { 0, TU_INPUT(2), TU_INPUT(1) },
                          .sample = addcmul_sample };
 tt_tensor *tt_addcmul(tt_tensor *x, tt_tensor *a, tt_tensor *b, double factor) {
-    return run_with(&tu_op_addcmul, 3, (tt_tensor *[]){ x, a, b }, factor, false);
+    return run_with(&tu_operator_addcmul, 3, (tt_tensor *[]){ x, a, b }, factor, false);
 }
 tt_tensor *tt_addcmul_(tt_tensor *x, tt_tensor *a, tt_tensor *b, double factor) {
-    return run_with(&tu_op_addcmul, 3, (tt_tensor *[]){ x, a, b }, factor, true);
+    return run_with(&tu_operator_addcmul, 3, (tt_tensor *[]){ x, a, b }, factor, true);
 }
 
 TU_KERNEL3(addcdiv_f32, float, x + (float)p->number[0] * y / z)
@@ -317,16 +317,16 @@ TU_OPERATOR(addcdiv) = { .name = "addcdiv",
                          .saves = { 0, TU_INPUT(2), TU_INPUT(1) | TU_INPUT(2) },
                          .sample = addcdiv_sample };
 tt_tensor *tt_addcdiv(tt_tensor *x, tt_tensor *a, tt_tensor *b, double factor) {
-    return run_with(&tu_op_addcdiv, 3, (tt_tensor *[]){ x, a, b }, factor, false);
+    return run_with(&tu_operator_addcdiv, 3, (tt_tensor *[]){ x, a, b }, factor, false);
 }
 tt_tensor *tt_addcdiv_(tt_tensor *x, tt_tensor *a, tt_tensor *b, double factor) {
-    return run_with(&tu_op_addcdiv, 3, (tt_tensor *[]){ x, a, b }, factor, true);
+    return run_with(&tu_operator_addcdiv, 3, (tt_tensor *[]){ x, a, b }, factor, true);
 }
 
 /* ---- with a number ---- */
 
 /* An integer tensor stays one where the number is whole; else the sum or product is f32. */
-static tt_tensor *with_number(const tu_op *op, tt_tensor *a, double number, bool in_place) {
+static tt_tensor *with_number(const tu_operator *op, tt_tensor *a, double number, bool in_place) {
     if (a != NULL && a->magic == TU_MAGIC_ALIVE && !tu_is_float(a->dtype) && !tu_is_complex(a->dtype) &&
         number != rint(number) && !in_place)
         a = tt_to(a, TUTTI_F32);
@@ -354,10 +354,10 @@ TU_OPERATOR(add_scalar) = { .name = "add_scalar",
                             .gradient = add_scalar_gradient,
                             .sample = add_scalar_sample };
 tt_tensor *tt_add_scalar(tt_tensor *a, double number) {
-    return with_number(&tu_op_add_scalar, a, number, false);
+    return with_number(&tu_operator_add_scalar, a, number, false);
 }
 tt_tensor *tt_add_scalar_(tt_tensor *a, double number) {
-    return with_number(&tu_op_add_scalar, a, number, true);
+    return with_number(&tu_operator_add_scalar, a, number, true);
 }
 
 TU_KERNEL1(mul_scalar_f32, float, x *(float)p->number[0])
@@ -381,10 +381,10 @@ TU_OPERATOR(mul_scalar) = { .name = "mul_scalar",
                             .gradient = mul_scalar_gradient,
                             .sample = mul_scalar_sample };
 tt_tensor *tt_mul_scalar(tt_tensor *a, double number) {
-    return with_number(&tu_op_mul_scalar, a, number, false);
+    return with_number(&tu_operator_mul_scalar, a, number, false);
 }
 tt_tensor *tt_mul_scalar_(tt_tensor *a, double number) {
-    return with_number(&tu_op_mul_scalar, a, number, true);
+    return with_number(&tu_operator_mul_scalar, a, number, true);
 }
 
 TU_KERNEL1(div_scalar_f32, float, x / (float)p->number[0])
@@ -407,10 +407,10 @@ TU_OPERATOR(div_scalar) = { .name = "div_scalar",
                             .gradient = div_scalar_gradient,
                             .sample = div_scalar_sample };
 tt_tensor *tt_div_scalar(tt_tensor *a, double number) {
-    return run_with(&tu_op_div_scalar, 1, &a, number, false);
+    return run_with(&tu_operator_div_scalar, 1, &a, number, false);
 }
 tt_tensor *tt_div_scalar_(tt_tensor *a, double number) {
-    return run_with(&tu_op_div_scalar, 1, &a, number, true);
+    return run_with(&tu_operator_div_scalar, 1, &a, number, true);
 }
 
 TU_KERNEL1(pow_scalar_f32, float, powf(x, (float)p->number[0]))
@@ -436,5 +436,5 @@ TU_OPERATOR(pow_scalar) = { .name = "pow_scalar",
 tt_tensor *tt_pow_scalar(tt_tensor *a, double exponent) {
     if (exponent == 2)
         return tt_square(a);
-    return run_with(&tu_op_pow_scalar, 1, &a, exponent, false);
+    return run_with(&tu_operator_pow_scalar, 1, &a, exponent, false);
 }

@@ -225,7 +225,7 @@ TU_OPERATOR(attention_backward) = { .name = "attention_backward",
                                     .cpu = backward_cpu,
                                     .sample = backward_sample };
 static bool attention_backward(tu_args *args, tt_tensor *const *inputs, bool causal, double scale) {
-    tu_args_init(args, &tu_op_attention_backward, 6, inputs);
+    tu_args_init(args, &tu_operator_attention_backward, 6, inputs);
     args->params.integer[0] = causal;
     args->params.number[0] = scale;
     return tu_run_args(args);
@@ -268,7 +268,7 @@ TU_OPERATOR(attention) = { .name = "attention",
 tt_tensor *tt_attention(tt_tensor *q, tt_tensor *k, tt_tensor *v, bool causal, double scale) {
     tt_tensor *inputs[] = { q, k, v };
     tu_args args;
-    tu_args_init(&args, &tu_op_attention, 3, inputs);
+    tu_args_init(&args, &tu_operator_attention, 3, inputs);
     args.params.integer[0] = causal;
     args.params.number[0] = scale;
     return tu_run(&args);
@@ -335,7 +335,7 @@ TU_OPERATOR(rope) = { .name = "rope",
 static tt_tensor *rope(tt_tensor *x, tt_tensor *position, double base, bool back) {
     tt_tensor *inputs[] = { x, position };
     tu_args args;
-    tu_args_init(&args, &tu_op_rope, 2, inputs);
+    tu_args_init(&args, &tu_operator_rope, 2, inputs);
     args.params.number[0] = base;
     args.params.integer[0] = back;
     return tu_run(&args);

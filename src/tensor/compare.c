@@ -24,7 +24,7 @@
                                                                  identifier##_u64, complex_kernel, .to_bool = true },  \
                                 .sample = identifier##_sample };                                                       \
     tt_tensor *tt_##identifier(tt_tensor *a, tt_tensor *b) {                                                           \
-        return tu_run2(&tu_op_##identifier, a, b);                                                                     \
+        return tu_run2(&tu_operator_##identifier, a, b);                                                               \
     }
 
 TU_KERNEL2(eq_c128, tu_c128, (double)(x == y))
@@ -54,7 +54,7 @@ COMPARISON(logical_or, "one of them is not zero", ||, NULL)
                                                                  .to_bool = true },                                    \
                                 .sample = identifier##_sample };                                                       \
     tt_tensor *tt_##identifier(tt_tensor *x) {                                                                         \
-        return tu_run1(&tu_op_##identifier, x);                                                                        \
+        return tu_run1(&tu_operator_##identifier, x);                                                                  \
     }
 TEST1(logical_not, "x is zero", x == 0, x == 0)
 TEST1(isnan, "x is not a number", x != x, x != x)
@@ -89,7 +89,7 @@ TU_OPERATOR(where) = { .name = "where",
 tt_tensor *tt_where(tt_tensor *condition, tt_tensor *a, tt_tensor *b) {
     tt_tensor *inputs[] = { condition, a, b };
     tu_args args;
-    tu_args_init(&args, &tu_op_where, 3, inputs);
+    tu_args_init(&args, &tu_operator_where, 3, inputs);
     return tu_run(&args);
 }
 

@@ -37,7 +37,7 @@ TU_OPERATOR(clone) = { .name = "clone",
                        .gradient = pass_on,
                        .sample = clone_sample };
 tt_tensor *tt_clone(tt_tensor *x) {
-    return tu_run1(&tu_op_clone, x);
+    return tu_run1(&tu_operator_clone, x);
 }
 
 static tt_tensor *contiguous_sample(tu_sampler *s) {
@@ -54,7 +54,7 @@ TU_OPERATOR(contiguous) = { .name = "contiguous",
 tt_tensor *tt_contiguous(tt_tensor *x) {
     if (tu_self()->pending == TUTTI_OK && x != NULL && x->magic == TU_MAGIC_ALIVE && x->flags & TU_CONTIGUOUS)
         return x;
-    return tu_run1(&tu_op_contiguous, x);
+    return tu_run1(&tu_operator_contiguous, x);
 }
 
 /* ---- to ---- */
@@ -83,7 +83,7 @@ tt_tensor *tt_to(tt_tensor *x, tutti_dtype dtype) {
         !(x->flags & TU_NUMBER))
         return x;
     tu_args args;
-    tu_args_init(&args, &tu_op_to, 1, &x);
+    tu_args_init(&args, &tu_operator_to, 1, &x);
     args.params.integer[0] = dtype;
     return tu_run(&args);
 }
@@ -127,7 +127,7 @@ TU_OPERATOR(copy) = { .name = "copy",
                       .gradient = copy_into_gradient,
                       .sample = copy_sample };
 tt_tensor *tt_copy_(tt_tensor *x, tt_tensor *from) {
-    return tu_run2_(&tu_op_copy, x, from);
+    return tu_run2_(&tu_operator_copy, x, from);
 }
 
 static tutti_status fill_cpu(tu_args *args) {
@@ -151,7 +151,7 @@ TU_OPERATOR(fill) = { .name = "fill",
                       .sample = fill_sample };
 tt_tensor *tt_fill_(tt_tensor *x, double value) {
     tu_args args;
-    tu_args_init(&args, &tu_op_fill, 1, &x);
+    tu_args_init(&args, &tu_operator_fill, 1, &x);
     args.params.number[0] = value;
     args.in_place = true;
     return tu_run(&args);
@@ -193,7 +193,7 @@ TU_OPERATOR(restride) = { .name = "restride",
                           .sample = restride_sample };
 tt_tensor *tt_restride(tt_tensor *x, int dim) {
     tu_args args;
-    tu_args_init(&args, &tu_op_restride, 1, &x);
+    tu_args_init(&args, &tu_operator_restride, 1, &x);
     args.params.integer[0] = dim;
     return tu_run(&args);
 }

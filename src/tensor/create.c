@@ -54,7 +54,7 @@ TU_OPERATOR(empty) = { .name = "empty",
 
 tt_tensor *tt_empty(tt_dims shape, tutti_dtype dtype, const tt_options *options) {
     tu_args args;
-    tu_args_init(&args, &tu_op_empty, 0, NULL);
+    tu_args_init(&args, &tu_operator_empty, 0, NULL);
     return tu_create(&args, shape, dtype, options);
 }
 
@@ -93,7 +93,7 @@ TU_OPERATOR(empty_strided) = { .name = "empty_strided",
                                .sample = empty_strided_sample };
 tt_tensor *tt_empty_strided(tt_dims shape, tt_dims strides, tutti_dtype dtype, const tt_options *options) {
     tu_args args;
-    tu_args_init(&args, &tu_op_empty_strided, 0, NULL);
+    tu_args_init(&args, &tu_operator_empty_strided, 0, NULL);
     args.params.dims[1] = strides;
     return tu_create(&args, shape, dtype, options);
 }
@@ -128,7 +128,7 @@ TU_OPERATOR(full) = { .name = "full",
 
 tt_tensor *tt_full(tt_dims shape, double value, tutti_dtype dtype, const tt_options *options) {
     tu_args args;
-    tu_args_init(&args, &tu_op_full, 0, NULL);
+    tu_args_init(&args, &tu_operator_full, 0, NULL);
     args.params.number[0] = value;
     return tu_create(&args, shape, dtype, options);
 }
@@ -209,7 +209,7 @@ TU_OPERATOR(arange) = { .name = "arange",
                         .sample = arange_sample };
 tt_tensor *tt_arange(double start, double end, double step, tutti_dtype dtype, const tt_options *options) {
     tu_args args;
-    tu_args_init(&args, &tu_op_arange, 0, NULL);
+    tu_args_init(&args, &tu_operator_arange, 0, NULL);
     args.params.number[0] = start;
     args.params.number[1] = end;
     args.params.number[2] = step;
@@ -243,7 +243,7 @@ TU_OPERATOR(eye) = { .name = "eye",
                      .sample = eye_sample };
 tt_tensor *tt_eye(int64_t rows, tutti_dtype dtype, const tt_options *options) {
     tu_args args;
-    tu_args_init(&args, &tu_op_eye, 0, NULL);
+    tu_args_init(&args, &tu_operator_eye, 0, NULL);
     return tu_create(&args, tt_shape(rows, rows), dtype, options);
 }
 

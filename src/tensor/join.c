@@ -89,7 +89,7 @@ tt_tensor *tt_cat(tt_tensor_list tensors, int dim) {
         return NULL;
     }
     tu_args args;
-    tu_args_init(&args, &tu_op_cat, (int)tensors.count, tensors.at);
+    tu_args_init(&args, &tu_operator_cat, (int)tensors.count, tensors.at);
     args.params.integer[0] = dim;
     return tu_run(&args);
 }
@@ -245,14 +245,14 @@ TU_OPERATOR(index_select) = { .name = "index_select",
                               .gradient = index_select_gradient,
                               .saves = { TU_INPUT(1) },
                               .sample = index_select_sample };
-static tt_tensor *with_dim(const tu_op *op, int count, tt_tensor *const *inputs, int dim) {
+static tt_tensor *with_dim(const tu_operator *op, int count, tt_tensor *const *inputs, int dim) {
     tu_args args;
     tu_args_init(&args, op, count, inputs);
     args.params.integer[0] = dim;
     return tu_run(&args);
 }
 tt_tensor *tt_index_select(tt_tensor *x, int dim, tt_tensor *index) {
-    return with_dim(&tu_op_index_select, 2, (tt_tensor *[]){ x, index }, dim);
+    return with_dim(&tu_operator_index_select, 2, (tt_tensor *[]){ x, index }, dim);
 }
 
 /* ---- adding rows: index_add ---- */
@@ -364,7 +364,7 @@ TU_OPERATOR(index_add) = { .name = "index_add",
                            .saves = { 0, 0, TU_INPUT(1) },
                            .sample = index_add_sample };
 tt_tensor *tt_index_add(tt_tensor *x, int dim, tt_tensor *index, tt_tensor *source) {
-    return with_dim(&tu_op_index_add, 3, (tt_tensor *[]){ x, index, source }, dim);
+    return with_dim(&tu_operator_index_add, 3, (tt_tensor *[]){ x, index, source }, dim);
 }
 
 /* ---- embedding ---- */
@@ -423,7 +423,7 @@ TU_OPERATOR(embedding) = { .name = "embedding",
                            .saves = { TU_INPUT(1) },
                            .sample = embedding_sample };
 tt_tensor *tt_embedding(tt_tensor *weight, tt_tensor *index) {
-    return tu_run2(&tu_op_embedding, weight, index);
+    return tu_run2(&tu_operator_embedding, weight, index);
 }
 
 /* ---- gather and scatter_add along a dimension ---- */
@@ -499,7 +499,7 @@ TU_OPERATOR(gather_dim) = { .name = "gather_dim",
                             .saves = { TU_INPUT(1) },
                             .sample = gather_sample };
 tt_tensor *tt_gather_dim(tt_tensor *x, int dim, tt_tensor *index) {
-    return with_dim(&tu_op_gather_dim, 2, (tt_tensor *[]){ x, index }, dim);
+    return with_dim(&tu_operator_gather_dim, 2, (tt_tensor *[]){ x, index }, dim);
 }
 
 static tutti_status scatter_shape(tu_args *args) {
@@ -554,7 +554,7 @@ TU_OPERATOR(scatter_add) = { .name = "scatter_add",
                              .saves = { 0, 0, TU_INPUT(1) },
                              .sample = scatter_sample };
 tt_tensor *tt_scatter_add(tt_tensor *x, int dim, tt_tensor *index, tt_tensor *source) {
-    return with_dim(&tu_op_scatter_add, 3, (tt_tensor *[]){ x, index, source }, dim);
+    return with_dim(&tu_operator_scatter_add, 3, (tt_tensor *[]){ x, index, source }, dim);
 }
 
 /* ---- triangles ---- */
@@ -616,15 +616,15 @@ TU_OPERATOR(triu) = { .name = "triu",
                       .cpu = triu_cpu,
                       .gradient = triu_gradient,
                       .sample = triu_sample };
-static tt_tensor *with_diagonal(const tu_op *op, tt_tensor *x, int64_t diagonal) {
+static tt_tensor *with_diagonal(const tu_operator *op, tt_tensor *x, int64_t diagonal) {
     tu_args args;
     tu_args_init(&args, op, 1, &x);
     args.params.integer[0] = diagonal;
     return tu_run(&args);
 }
 tt_tensor *tt_tril(tt_tensor *x, int64_t diagonal) {
-    return with_diagonal(&tu_op_tril, x, diagonal);
+    return with_diagonal(&tu_operator_tril, x, diagonal);
 }
 tt_tensor *tt_triu(tt_tensor *x, int64_t diagonal) {
-    return with_diagonal(&tu_op_triu, x, diagonal);
+    return with_diagonal(&tu_operator_triu, x, diagonal);
 }

@@ -197,7 +197,7 @@ static tt_tensor *entropy_backward(tt_tensor *logits, tt_tensor *targets, tt_ten
                                    int64_t ignore) {
     tt_tensor *inputs[] = { logits, targets, lse, g };
     tu_args args;
-    tu_args_init(&args, &tu_op_cross_entropy_backward, 4, inputs);
+    tu_args_init(&args, &tu_operator_cross_entropy_backward, 4, inputs);
     args.params.integer[0] = ignore;
     return tu_run(&args);
 }
@@ -230,7 +230,7 @@ TU_OPERATOR(cross_entropy) = { .name = "cross_entropy",
 tt_tensor *tt_cross_entropy(tt_tensor *logits, tt_tensor *targets, int64_t ignore) {
     tt_tensor *inputs[] = { logits, targets };
     tu_args args;
-    tu_args_init(&args, &tu_op_cross_entropy, 2, inputs);
+    tu_args_init(&args, &tu_operator_cross_entropy, 2, inputs);
     args.params.integer[0] = ignore;
     return tu_run(&args);
 }

@@ -145,7 +145,7 @@ tt_tensor *tt_matmul(tt_tensor *a, tt_tensor *b) {
         tu_pending_take(tu_tensor_check("matmul", "b", b)) != TUTTI_OK)
         return NULL;
     bool row = a->ndim == 1, column = b->ndim == 1;
-    tt_tensor *product = tu_run2(&tu_op_matmul, row ? tt_unsqueeze(a, 0) : a, column ? tt_unsqueeze(b, 1) : b);
+    tt_tensor *product = tu_run2(&tu_operator_matmul, row ? tt_unsqueeze(a, 0) : a, column ? tt_unsqueeze(b, 1) : b);
     if (row)
         product = tt_squeeze(product, -2);
     return column ? tt_squeeze(product, -1) : product;
@@ -193,10 +193,10 @@ static tutti_status linear_cpu(tu_args *args) {
     tutti_status status = tu_gemm(out->dtype, m, n, k, of_x, of_w, bias != NULL && adds ? 1 : 0, tu_pointer(out), n);
     if (status == TUTTI_OK && bias != NULL && !adds) {
         tu_args sum = { .inputs = (tt_tensor *[]){ out, (tt_tensor *)bias }, .input_count = 2, .output_count = 1 };
-        extern const tu_op tu_op_add;
-        sum.op = &tu_op_add;
+        extern const tu_operator tu_operator_add;
+        sum.op = &tu_operator_add;
         sum.outputs[0] = out;
-        status = tu_op_add.cpu(&sum);
+        status = tu_operator_add.cpu(&sum);
     }
     tu_tensor_drop(dense);
     return status;
@@ -234,7 +234,7 @@ TU_OPERATOR(linear) = { .name = "linear",
 tt_tensor *tt_linear(tt_tensor *x, tt_tensor *weight, tt_tensor *bias) {
     tt_tensor *inputs[] = { x, weight, bias };
     tu_args args;
-    tu_args_init(&args, &tu_op_linear, 3, inputs);
+    tu_args_init(&args, &tu_operator_linear, 3, inputs);
     return tu_run(&args);
 }
 
@@ -292,7 +292,7 @@ TU_OPERATOR(int_matmul) = { .name = "int_matmul",
                             .cpu = int_matmul_cpu,
                             .sample = int_matmul_sample };
 tt_tensor *tt_int_matmul(tt_tensor *a, tt_tensor *b) {
-    return tu_run2(&tu_op_int_matmul, a, b);
+    return tu_run2(&tu_operator_int_matmul, a, b);
 }
 
 /* A scale is one element, or one per row of a (m, 1), or one per column of b (1, n). */
@@ -410,7 +410,7 @@ tt_tensor *tt_scaled_matmul(tt_tensor *a, tt_tensor *b, tt_tensor *scale_a, tt_t
                             tt_tensor *result_scale, tutti_dtype dtype) {
     tt_tensor *inputs[] = { a, b, scale_a, scale_b, bias, result_scale };
     tu_args args;
-    tu_args_init(&args, &tu_op_scaled_matmul, 6, inputs);
+    tu_args_init(&args, &tu_operator_scaled_matmul, 6, inputs);
     args.params.integer[0] = dtype;
     return tu_run(&args);
 }

@@ -264,7 +264,7 @@ TU_OPERATOR(norm_backward) = { .name = "norm_backward",
                                .cpu = backward_cpu,
                                .sample = norm_backward_sample };
 static bool norm_backward(tu_args *args, tt_tensor *const *inputs, int trailing, bool centred) {
-    tu_args_init(args, &tu_op_norm_backward, 5, inputs);
+    tu_args_init(args, &tu_operator_norm_backward, 5, inputs);
     args->params.integer[0] = trailing;
     args->params.integer[1] = centred;
     return tu_run_args(args);
@@ -333,14 +333,14 @@ TU_OPERATOR(rms_norm) = { .name = "rms_norm",
 tt_tensor *tt_layer_norm(tt_tensor *x, tt_tensor *weight, tt_tensor *bias, double epsilon) {
     tt_tensor *inputs[] = { x, weight, bias };
     tu_args args;
-    tu_args_init(&args, &tu_op_layer_norm, 3, inputs);
+    tu_args_init(&args, &tu_operator_layer_norm, 3, inputs);
     args.params.number[0] = epsilon;
     return tu_run(&args);
 }
 tt_tensor *tt_rms_norm(tt_tensor *x, tt_tensor *weight, double epsilon) {
     tt_tensor *inputs[] = { x, weight };
     tu_args args;
-    tu_args_init(&args, &tu_op_rms_norm, 2, inputs);
+    tu_args_init(&args, &tu_operator_rms_norm, 2, inputs);
     args.params.number[0] = epsilon;
     return tu_run(&args);
 }

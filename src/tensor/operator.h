@@ -17,7 +17,7 @@
 #define TU_INPUTS 8 /* of operators other than those on lists */
 #define TU_OUTPUTS 3
 
-typedef struct tu_op tu_op;
+typedef struct tu_operator tu_operator;
 
 /* What an operator is given beside tensors. Kept by autograd's node for the gradient. */
 typedef struct tu_params {
@@ -28,7 +28,7 @@ typedef struct tu_params {
 } tu_params;
 
 typedef struct tu_args {
-    const tu_op *op;
+    const tu_operator *op;
     tt_tensor *const *inputs;
     int input_count, output_count;
     tt_device device;
@@ -43,7 +43,7 @@ typedef struct tu_args {
  * they return belongs to a scope around the call. A result left NULL is "no gradient". Results may have any shape that
  * broadcasting made out of the input's: the engine sums them down, and casts them to the input's dtype. */
 typedef struct tu_gradient {
-    const tu_op *op;
+    const tu_operator *op;
     const tu_params *params;
     tt_tensor *const *grads; /* of the outputs; NULL where nothing arrived */
     const bool *needs;       /* of the inputs: whether its gradient is wanted */
@@ -99,7 +99,7 @@ enum {
     TU_WRITES = 16    /* has no result: writes inputs named in `written` */
 };
 
-struct tu_op {
+struct tu_operator {
     const char *name, *schema, *summary, *family;
     unsigned flags;
     uint32_t optional; /* inputs that may be NULL, as TU_INPUT bits */
@@ -115,18 +115,18 @@ struct tu_op {
 };
 
 /* Defines an entry and puts a pointer to it where tt_operator_at finds it. */
-#define TU_OPERATOR(identifier)                                                                      \
-    extern const tu_op tu_op_##identifier;                                                           \
-    static const tu_op *const tu_entry_##identifier __attribute__((used, section("tu_operators"))) = \
-        &tu_op_##identifier;                                                                         \
-    const tu_op tu_op_##identifier
+#define TU_OPERATOR(identifier)                                                                            \
+    extern const tu_operator tu_operator_##identifier;                                                     \
+    static const tu_operator *const tu_entry_##identifier __attribute__((used, section("tu_operators"))) = \
+        &tu_operator_##identifier;                                                                         \
+    const tu_operator tu_operator_##identifier
 
 /* The table itself, in no particular order: for the test and the reference page. */
 int tu_table_count(void);
-const tu_op *tu_table_at(int index);
+const tu_operator *tu_table_at(int index);
 
 /* Prepares a call. Parameters are zero; set what the operator takes, then run. */
-static inline void tu_args_init(tu_args *args, const tu_op *op, int input_count, tt_tensor *const *inputs) {
+static inline void tu_args_init(tu_args *args, const tu_operator *op, int input_count, tt_tensor *const *inputs) {
     args->op = op;
     args->inputs = inputs;
     args->input_count = input_count;
@@ -141,15 +141,15 @@ bool tu_run_args(tu_args *args);
 static inline tt_tensor *tu_run(tu_args *args) {
     return tu_run_args(args) ? args->outputs[0] : NULL;
 }
-tt_tensor *tu_run1(const tu_op *op, tt_tensor *a);
-tt_tensor *tu_run2(const tu_op *op, tt_tensor *a, tt_tensor *b);
-tt_tensor *tu_run1_(const tu_op *op, tt_tensor *a);
-tt_tensor *tu_run2_(const tu_op *op, tt_tensor *a, tt_tensor *b);
+tt_tensor *tu_run1(const tu_operator *op, tt_tensor *a);
+tt_tensor *tu_run2(const tu_operator *op, tt_tensor *a, tt_tensor *b);
+tt_tensor *tu_run1_(const tu_operator *op, tt_tensor *a);
+tt_tensor *tu_run2_(const tu_operator *op, tt_tensor *a, tt_tensor *b);
 
 /* Writes an error that begins with the operator's name. */
 tutti_status tu_args_error(const tu_args *args, tutti_status status, const char *format, ...) TUTTI_PRINTF(3, 4);
 /* The name of the i-th tensor argument, from the schema. */
-const char *tu_argument_name(const tu_op *op, int input, char *buffer, size_t size);
+const char *tu_argument_name(const tu_operator *op, int input, char *buffer, size_t size);
 
 /* ---- rules that many operators share ---- */
 

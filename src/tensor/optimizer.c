@@ -142,7 +142,7 @@ bool tt_sgd_step(tt_tensor *parameter, tt_tensor *gradient, tt_tensor *velocity,
     }
     tt_tensor *inputs[] = { parameter, gradient, full.momentum != 0 ? velocity : NULL };
     tu_args args;
-    tu_args_init(&args, &tu_op_sgd_step, 3, inputs);
+    tu_args_init(&args, &tu_operator_sgd_step, 3, inputs);
     args.params.number[0] = full.learning_rate;
     args.params.number[1] = full.momentum;
     args.params.number[2] = full.weight_decay;
@@ -161,7 +161,7 @@ bool tt_adamw_step(tt_tensor *parameter, tt_tensor *gradient, tt_tensor *m, tt_t
     }
     tt_tensor *inputs[] = { parameter, gradient, m, v };
     tu_args args;
-    tu_args_init(&args, &tu_op_adamw_step, 4, inputs);
+    tu_args_init(&args, &tu_operator_adamw_step, 4, inputs);
     args.params.number[0] = full.learning_rate;
     args.params.number[1] = full.beta1;
     args.params.number[2] = full.beta2;

@@ -198,7 +198,7 @@ TU_OPERATOR(randint) = { .name = "randint",
                          .cpu = integer_cpu,
                          .sample = randint_sample };
 
-static tt_tensor *draw(const tu_op *op, double a, double b, tt_dims shape, tutti_dtype dtype,
+static tt_tensor *draw(const tu_operator *op, double a, double b, tt_dims shape, tutti_dtype dtype,
                        const tt_options *options) {
     tu_args args;
     tu_args_init(&args, op, 0, NULL);
@@ -208,11 +208,11 @@ static tt_tensor *draw(const tu_op *op, double a, double b, tt_dims shape, tutti
 }
 
 tt_tensor *tt_rand(tt_dims shape, tutti_dtype dtype, const tt_options *options) {
-    return draw(&tu_op_rand, 0, 1, shape, dtype, options);
+    return draw(&tu_operator_rand, 0, 1, shape, dtype, options);
 }
 
 tt_tensor *tt_randn(tt_dims shape, tutti_dtype dtype, const tt_options *options) {
-    return draw(&tu_op_randn, 0, 1, shape, dtype, options);
+    return draw(&tu_operator_randn, 0, 1, shape, dtype, options);
 }
 
 tt_tensor *tt_randint(int64_t low, int64_t high, tt_dims shape, tutti_dtype dtype, const tt_options *options) {
@@ -220,7 +220,7 @@ tt_tensor *tt_randint(int64_t low, int64_t high, tt_dims shape, tutti_dtype dtyp
         tu_fail(TUTTI_ERROR_ARGUMENT, "randint: [%lld, %lld) holds no number", (long long)low, (long long)high);
         return NULL;
     }
-    return draw(&tu_op_randint, (double)low, (double)high, shape, dtype, options);
+    return draw(&tu_operator_randint, (double)low, (double)high, shape, dtype, options);
 }
 
 /* ---- in place ---- */
@@ -253,7 +253,7 @@ TU_OPERATOR(normal) = { .name = "normal",
                         .gradient = no_gradient,
                         .sample = normal_sample };
 
-static tt_tensor *redraw(const tu_op *op, tt_tensor *x, double a, double b) {
+static tt_tensor *redraw(const tu_operator *op, tt_tensor *x, double a, double b) {
     tu_args args;
     tu_args_init(&args, op, 1, &x);
     args.params.number[0] = a;
@@ -263,11 +263,11 @@ static tt_tensor *redraw(const tu_op *op, tt_tensor *x, double a, double b) {
 }
 
 tt_tensor *tt_uniform_(tt_tensor *x, double low, double high) {
-    return redraw(&tu_op_uniform, x, low, high);
+    return redraw(&tu_operator_uniform, x, low, high);
 }
 
 tt_tensor *tt_normal_(tt_tensor *x, double mean, double deviation) {
-    return redraw(&tu_op_normal, x, mean, deviation);
+    return redraw(&tu_operator_normal, x, mean, deviation);
 }
 
 /* ---- dropout ---- */
@@ -328,7 +328,7 @@ TU_OPERATOR(dropout) = { .name = "dropout",
 
 static tt_tensor *dropout_with(tt_tensor *x, double p, tu_random state) {
     tu_args args;
-    tu_args_init(&args, &tu_op_dropout, 1, &x);
+    tu_args_init(&args, &tu_operator_dropout, 1, &x);
     args.params.number[0] = p;
     args.params.integer[0] = (int64_t)state.seed;
     args.params.integer[1] = (int64_t)state.counter;

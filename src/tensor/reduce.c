@@ -384,7 +384,7 @@ static tutti_status reduce_cpu(tu_args *args) {
 
 /* ---- entries ---- */
 
-static tt_tensor *reduce(const tu_op *op, tt_tensor *x, tt_dims dims, bool keep) {
+static tt_tensor *reduce(const tu_operator *op, tt_tensor *x, tt_dims dims, bool keep) {
     tu_args args;
     tu_args_init(&args, op, 1, &x);
     args.params.dims[0] = dims;
@@ -420,7 +420,7 @@ TU_OPERATOR(sum) = { .name = "sum",
                      .detail = &(const reduction){ R(sum_f32), R(sum_f64), R(sum_i64), .c128 = R(sum_c128),
                                                    .widen = true } };
 tt_tensor *tt_sum_dims(tt_tensor *x, tt_dims dims, bool keep) {
-    return reduce(&tu_op_sum, x, dims, keep);
+    return reduce(&tu_operator_sum, x, dims, keep);
 }
 tt_tensor *tt_sum(tt_tensor *x) {
     return tt_sum_dims(x, tt_no_dims(), false);
@@ -445,7 +445,7 @@ TU_OPERATOR(mean) = { .name = "mean",
                       .detail = &(const reduction){ R(sum_f32), R(sum_f64), .c128 = R(sum_c128), .float_only = true,
                                                     .mean = true } };
 tt_tensor *tt_mean_dims(tt_tensor *x, tt_dims dims, bool keep) {
-    return reduce(&tu_op_mean, x, dims, keep);
+    return reduce(&tu_operator_mean, x, dims, keep);
 }
 tt_tensor *tt_mean(tt_tensor *x) {
     return tt_mean_dims(x, tt_no_dims(), false);
@@ -488,10 +488,10 @@ TU_OPERATOR(amin) = { .name = "amin",
                       .detail = &(const reduction){ R(min_f32), R(min_f64), R(min_i64), R(min_u64),
                                                     .no_empty = true } };
 tt_tensor *tt_amax(tt_tensor *x, tt_dims dims, bool keep) {
-    return reduce(&tu_op_amax, x, dims, keep);
+    return reduce(&tu_operator_amax, x, dims, keep);
 }
 tt_tensor *tt_amin(tt_tensor *x, tt_dims dims, bool keep) {
-    return reduce(&tu_op_amin, x, dims, keep);
+    return reduce(&tu_operator_amin, x, dims, keep);
 }
 
 /* Exact where no element is 0; a 0 gives NaN, as the quotient does. */
@@ -514,7 +514,7 @@ TU_OPERATOR(prod) = { .name = "prod",
                       .detail = &(const reduction){ R(prod_f32), R(prod_f64), R(prod_i64), .c128 = R(prod_c128),
                                                     .widen = true } };
 tt_tensor *tt_prod(tt_tensor *x, tt_dims dims, bool keep) {
-    return reduce(&tu_op_prod, x, dims, keep);
+    return reduce(&tu_operator_prod, x, dims, keep);
 }
 
 static tt_tensor *any_sample(tu_sampler *s) {
@@ -540,10 +540,10 @@ TU_OPERATOR(all) = { .name = "all",
                      .sample = all_sample,
                      .detail = &(const reduction){ .i64 = R(all_i64), .to_bool = true } };
 tt_tensor *tt_any(tt_tensor *x, tt_dims dims, bool keep) {
-    return reduce(&tu_op_any, x, dims, keep);
+    return reduce(&tu_operator_any, x, dims, keep);
 }
 tt_tensor *tt_all(tt_tensor *x, tt_dims dims, bool keep) {
-    return reduce(&tu_op_all, x, dims, keep);
+    return reduce(&tu_operator_all, x, dims, keep);
 }
 
 /* ---- argmax ---- */
@@ -605,7 +605,7 @@ TU_OPERATOR(argmax) = { .name = "argmax",
                         .sample = argmax_sample };
 tt_tensor *tt_argmax(tt_tensor *x, int dim, bool keep) {
     tu_args args;
-    tu_args_init(&args, &tu_op_argmax, 1, &x);
+    tu_args_init(&args, &tu_operator_argmax, 1, &x);
     args.params.integer[0] = keep;
     args.params.integer[1] = dim;
     return tu_run(&args);

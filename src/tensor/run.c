@@ -10,8 +10,8 @@
 #include "tensor/history.h"
 #include "tensor/operator.h"
 
-extern const tu_op *const __start_tu_operators[] __attribute__((visibility("hidden")));
-extern const tu_op *const __stop_tu_operators[] __attribute__((visibility("hidden")));
+extern const tu_operator *const __start_tu_operators[] __attribute__((visibility("hidden")));
+extern const tu_operator *const __stop_tu_operators[] __attribute__((visibility("hidden")));
 
 /* ---- the table ---- */
 
@@ -20,7 +20,7 @@ int tu_table_count(void) {
     return (int)(__stop_tu_operators - __start_tu_operators);
 }
 
-const tu_op *tu_table_at(int index) {
+const tu_operator *tu_table_at(int index) {
     return __start_tu_operators[index];
 }
 
@@ -33,7 +33,7 @@ tutti_status tt_operator_at(int index, tt_operator_info *info) {
         return tu_error(TUTTI_ERROR_RANGE, "operator_at: index %d must be in [0, %d)", index, tu_table_count());
     if (info == NULL || info->size == 0)
         return tu_error(TUTTI_ERROR_ARGUMENT, "operator_at: info is NULL or its size is 0");
-    const tu_op *op = tu_table_at(index);
+    const tu_operator *op = tu_table_at(index);
     tt_operator_info full = {
         .size = info->size,
         .name = op->name,
@@ -65,7 +65,7 @@ tutti_status tu_args_error(const tu_args *args, tutti_status status, const char 
     return tu_error(status, "%s: %s", display_name(args, name, sizeof name), text);
 }
 
-const char *tu_argument_name(const tu_op *op, int input, char *buffer, size_t size) {
+const char *tu_argument_name(const tu_operator *op, int input, char *buffer, size_t size) {
     const char *at = strchr(op->schema, '(');
     for (int i = 0; at != NULL && i < input; i++)
         at = strchr(at + 1, ',');
@@ -88,7 +88,7 @@ static tutti_status bad_input(const tu_args *args, int i,
 }
 
 static tutti_status check_inputs(tu_args *args, bool grad_mode) {
-    const tu_op *op = args->op;
+    const tu_operator *op = args->op;
     tt_device device = TT_DEVICE_CPU;
     bool wants = false, cpu = false;
     for (int i = 0; i < args->input_count; i++) {
@@ -177,7 +177,7 @@ static tutti_status make_outputs(tu_args *args) {
 }
 
 static tutti_status compute(tu_args *args) {
-    const tu_op *op = args->op;
+    const tu_operator *op = args->op;
     tutti_status status = TUTTI_OK;
     if (args->in_place)
         args->outputs[0] = tu_tensor_hold(args->inputs[0]);
@@ -232,27 +232,27 @@ bool tu_run_args(tu_args *args) {
     return true;
 }
 
-tt_tensor *tu_run1(const tu_op *op, tt_tensor *a) {
+tt_tensor *tu_run1(const tu_operator *op, tt_tensor *a) {
     tu_args args;
     tu_args_init(&args, op, 1, &a);
     return tu_run(&args);
 }
 
-tt_tensor *tu_run2(const tu_op *op, tt_tensor *a, tt_tensor *b) {
+tt_tensor *tu_run2(const tu_operator *op, tt_tensor *a, tt_tensor *b) {
     tt_tensor *inputs[] = { a, b };
     tu_args args;
     tu_args_init(&args, op, 2, inputs);
     return tu_run(&args);
 }
 
-tt_tensor *tu_run1_(const tu_op *op, tt_tensor *a) {
+tt_tensor *tu_run1_(const tu_operator *op, tt_tensor *a) {
     tu_args args;
     tu_args_init(&args, op, 1, &a);
     args.in_place = true;
     return tu_run(&args);
 }
 
-tt_tensor *tu_run2_(const tu_op *op, tt_tensor *a, tt_tensor *b) {
+tt_tensor *tu_run2_(const tu_operator *op, tt_tensor *a, tt_tensor *b) {
     tt_tensor *inputs[] = { a, b };
     tu_args args;
     tu_args_init(&args, op, 2, inputs);

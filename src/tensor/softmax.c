@@ -195,13 +195,13 @@ drop:
                                                                         identifier##_backward_f64 },              \
                                            .sample = identifier##_backward_sample };                              \
     static tt_tensor *identifier##_backward(tt_tensor *g, tt_tensor *y) {                                         \
-        return tu_run2(&tu_op_##identifier##_backward, g, y);                                                     \
+        return tu_run2(&tu_operator_##identifier##_backward, g, y);                                               \
     }                                                                                                             \
     tt_tensor *tt_##identifier(tt_tensor *x, int dim) {                                                           \
-        return along(&tu_op_##identifier, x, dim);                                                                \
+        return along(&tu_operator_##identifier, x, dim);                                                          \
     }
 
-static tt_tensor *along(const tu_op *op, tt_tensor *x, int dim) {
+static tt_tensor *along(const tu_operator *op, tt_tensor *x, int dim) {
     int at;
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check(op->name, "x", x)) != TUTTI_OK ||
         tu_pending_take(tu_wrap_dim(op->name, dim, x->ndim, &at)) != TUTTI_OK)

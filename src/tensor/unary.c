@@ -18,15 +18,15 @@
                                 .sample = identifier##_sample,         \
                                 __VA_ARGS__ };                         \
     tt_tensor *tt_##identifier(tt_tensor *x) {                         \
-        return tu_run1(&tu_op_##identifier, x);                        \
+        return tu_run1(&tu_operator_##identifier, x);                  \
     }
 #define DETAIL(...)                   \
     .detail = &(const tu_pointwise) { \
         __VA_ARGS__                   \
     }
-#define IN_PLACE(identifier)                      \
-    tt_tensor *tt_##identifier##_(tt_tensor *x) { \
-        return tu_run1_(&tu_op_##identifier, x);  \
+#define IN_PLACE(identifier)                           \
+    tt_tensor *tt_##identifier##_(tt_tensor *x) {      \
+        return tu_run1_(&tu_operator_##identifier, x); \
     }
 #define GRADIENT(identifier, ...)                              \
     static void identifier##_gradient(tu_gradient *gradient) { \
@@ -221,7 +221,7 @@ TU_OPERATOR(clamp) = { .name = "clamp",
                        .sample = clamp_sample };
 static tt_tensor *clamp(tt_tensor *x, double low, double high, bool in_place) {
     tu_args args;
-    tu_args_init(&args, &tu_op_clamp, 1, &x);
+    tu_args_init(&args, &tu_operator_clamp, 1, &x);
     args.params.number[0] = low;
     args.params.number[1] = high;
     args.in_place = in_place;

@@ -9,7 +9,7 @@
 
 #define FAMILY "views"
 
-static tu_args begin(const tu_op *op, tt_tensor **x) {
+static tu_args begin(const tu_operator *op, tt_tensor **x) {
     tu_args args;
     tu_args_init(&args, op, 1, x);
     return args;
@@ -119,7 +119,7 @@ TU_OPERATOR(view) = { .name = "view",
                       .gradient = view_gradient,
                       .sample = view_sample };
 tt_tensor *tt_view(tt_tensor *x, tt_dims shape) {
-    tu_args args = begin(&tu_op_view, &x);
+    tu_args args = begin(&tu_operator_view, &x);
     args.params.dims[0] = shape;
     return tu_run(&args);
 }
@@ -136,7 +136,7 @@ TU_OPERATOR(reshape) = { .name = "reshape",
 tt_tensor *tt_reshape(tt_tensor *x, tt_dims shape) {
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("reshape", "x", x)) != TUTTI_OK)
         return NULL;
-    tu_args args = begin(&tu_op_view, &x);
+    tu_args args = begin(&tu_operator_view, &x);
     int64_t strides[TT_MAX_DIMS];
     if (infer_sizes(&args, &shape) == TUTTI_OK && !view_strides(x, &shape, strides))
         x = tt_contiguous(x);
@@ -216,7 +216,7 @@ TU_OPERATOR(permute) = { .name = "permute",
                          .gradient = permute_gradient,
                          .sample = permute_sample };
 tt_tensor *tt_permute(tt_tensor *x, tt_dims order) {
-    tu_args args = begin(&tu_op_permute, &x);
+    tu_args args = begin(&tu_operator_permute, &x);
     args.params.dims[0] = order;
     return tu_run(&args);
 }
@@ -251,7 +251,7 @@ TU_OPERATOR(transpose) = { .name = "transpose",
                            .gradient = transpose_gradient,
                            .sample = transpose_sample };
 tt_tensor *tt_transpose(tt_tensor *x, int a, int b) {
-    tu_args args = begin(&tu_op_transpose, &x);
+    tu_args args = begin(&tu_operator_transpose, &x);
     args.params.integer[0] = a;
     args.params.integer[1] = b;
     return tu_run(&args);
@@ -300,7 +300,7 @@ TU_OPERATOR(expand) = { .name = "expand",
                         .gradient = expand_gradient,
                         .sample = expand_sample };
 tt_tensor *tt_expand(tt_tensor *x, tt_dims shape) {
-    tu_args args = begin(&tu_op_expand, &x);
+    tu_args args = begin(&tu_operator_expand, &x);
     args.params.dims[0] = shape;
     return tu_run(&args);
 }
@@ -333,7 +333,7 @@ TU_OPERATOR(squeeze) = { .name = "squeeze",
                          .gradient = view_gradient,
                          .sample = squeeze_sample };
 tt_tensor *tt_squeeze(tt_tensor *x, int dim) {
-    tu_args args = begin(&tu_op_squeeze, &x);
+    tu_args args = begin(&tu_operator_squeeze, &x);
     args.params.integer[0] = dim;
     return tu_run(&args);
 }
@@ -366,7 +366,7 @@ TU_OPERATOR(unsqueeze) = { .name = "unsqueeze",
                            .gradient = view_gradient,
                            .sample = unsqueeze_sample };
 tt_tensor *tt_unsqueeze(tt_tensor *x, int dim) {
-    tu_args args = begin(&tu_op_unsqueeze, &x);
+    tu_args args = begin(&tu_operator_unsqueeze, &x);
     args.params.integer[0] = dim;
     return tu_run(&args);
 }
@@ -456,7 +456,7 @@ static void select_gradient(tu_gradient *g) {
     g->results[0] = put_back(g, select_part);
 }
 
-static tt_tensor *with_integers(const tu_op *op, tt_tensor *x, int64_t a, int64_t b, int64_t c, int64_t d) {
+static tt_tensor *with_integers(const tu_operator *op, tt_tensor *x, int64_t a, int64_t b, int64_t c, int64_t d) {
     tu_args args = begin(op, &x);
     args.params.integer[0] = a;
     args.params.integer[1] = b;
@@ -498,13 +498,13 @@ TU_OPERATOR(select) = { .name = "select",
                         .gradient = select_gradient,
                         .sample = select_sample };
 tt_tensor *tt_slice(tt_tensor *x, int dim, int64_t start, int64_t end, int64_t step) {
-    return with_integers(&tu_op_slice, x, dim, start, end, step);
+    return with_integers(&tu_operator_slice, x, dim, start, end, step);
 }
 tt_tensor *tt_narrow(tt_tensor *x, int dim, int64_t start, int64_t length) {
-    return with_integers(&tu_op_narrow, x, dim, start, length, 0);
+    return with_integers(&tu_operator_narrow, x, dim, start, length, 0);
 }
 tt_tensor *tt_select(tt_tensor *x, int dim, int64_t index) {
-    return with_integers(&tu_op_select, x, dim, index, 0, 0);
+    return with_integers(&tu_operator_select, x, dim, index, 0, 0);
 }
 
 /* ---- as_strided ---- */
@@ -570,7 +570,7 @@ TU_OPERATOR(as_strided) = { .name = "as_strided",
                             .gradient = as_strided_gradient,
                             .sample = as_strided_sample };
 tt_tensor *tt_as_strided(tt_tensor *x, tt_dims shape, tt_dims strides, int64_t offset) {
-    tu_args args = begin(&tu_op_as_strided, &x);
+    tu_args args = begin(&tu_operator_as_strided, &x);
     args.params.dims[0] = shape;
     args.params.dims[1] = strides;
     args.params.integer[0] = offset;
@@ -639,11 +639,11 @@ TU_OPERATOR(view_as_complex) = { .name = "view_as_complex",
                                  .gradient = view_as_complex_gradient,
                                  .sample = view_as_complex_sample };
 tt_tensor *tt_view_as_real(tt_tensor *x) {
-    tu_args args = begin(&tu_op_view_as_real, &x);
+    tu_args args = begin(&tu_operator_view_as_real, &x);
     return tu_run(&args);
 }
 tt_tensor *tt_view_as_complex(tt_tensor *x) {
-    tu_args args = begin(&tu_op_view_as_complex, &x);
+    tu_args args = begin(&tu_operator_view_as_complex, &x);
     return tu_run(&args);
 }
 
@@ -668,7 +668,7 @@ TU_OPERATOR(alias) = { .name = "alias",
                        .gradient = alias_gradient,
                        .sample = alias_sample };
 tt_tensor *tt_alias(tt_tensor *x) {
-    tu_args args = begin(&tu_op_alias, &x);
+    tu_args args = begin(&tu_operator_alias, &x);
     return tu_run(&args);
 }
 

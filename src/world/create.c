@@ -357,7 +357,7 @@ static tutti_status new_local(tutti_world *world, const int *ranks, int count, c
 static tutti_status agree_in_world(tutti_world *world, const agreement *mine, const int *ranks, int64_t timeout_ns,
                                    tutti_group *group, const tu_piece *piece, bool *exists) {
     tutti_group *all_ranks = world->group;
-    tu_op_info info = { .operation = TU_OP_GROUP_NEW, .root = -1 };
+    tu_operation_info info = { .operation = TU_OPERATION_GROUP_NEW, .root = -1 };
     int64_t deadline;
     uint64_t ticket;
     tutti_status status = tu_group_enter(all_ranks, timeout_ns, &info, &deadline, &ticket);
@@ -621,7 +621,7 @@ static void describe_lists(agreement *mine, const int *const *lists, const int *
 /* The split's exchange over the parent; gives the new group its page. */
 static tutti_status agree_in_parent(tutti_group *parent, const agreement *mine, int64_t timeout_ns, tutti_group *group,
                                     const tu_piece *piece) {
-    tu_op_info info = { .operation = TU_OP_GROUP_SPLIT, .root = -1 };
+    tu_operation_info info = { .operation = TU_OPERATION_GROUP_SPLIT, .root = -1 };
     int64_t deadline;
     uint64_t ticket;
     tutti_status status = tu_group_enter(parent, timeout_ns, &info, &deadline, &ticket);

@@ -280,11 +280,11 @@ static void append_missing(tutti_group *group) {
     }
 }
 
-tutti_status tu_group_exchange_with(tutti_group *group, const tu_op_info *info, const char *purpose,
+tutti_status tu_group_exchange_with(tutti_group *group, const tu_operation_info *info, const char *purpose,
                                     const void *payload, size_t bytes, const tu_group_cargo *cargo, int64_t deadline,
                                     void *payloads) {
     char what[160];
-    tu_op_text(group, info, what, sizeof what);
+    tu_operation_text(group, info, what, sizeof what);
     tutti_status status = lock_until(&group->exchange_lock, deadline, what);
     if (status == TUTTI_OK) {
         tu_meeting meeting = {
@@ -322,14 +322,14 @@ tutti_status tu_group_exchange_with(tutti_group *group, const tu_op_info *info, 
     return status;
 }
 
-tutti_status tu_group_exchange(tutti_group *group, const tu_op_info *info, const char *purpose, const void *payload,
-                               size_t bytes, const tu_piece *piece, int64_t deadline, void *payloads,
-                               tu_mapping **mappings) {
+tutti_status tu_group_exchange(tutti_group *group, const tu_operation_info *info, const char *purpose,
+                               const void *payload, size_t bytes, const tu_piece *piece, int64_t deadline,
+                               void *payloads, tu_mapping **mappings) {
     tu_group_cargo cargo = { .piece = piece, .mappings = mappings, .descriptor = -1 };
     return tu_group_exchange_with(group, info, purpose, payload, bytes, &cargo, deadline, payloads);
 }
 
-tutti_status tu_group_exchange_descriptors(tutti_group *group, const tu_op_info *info, const char *purpose,
+tutti_status tu_group_exchange_descriptors(tutti_group *group, const tu_operation_info *info, const char *purpose,
                                            const void *payload, size_t bytes, int descriptor, int64_t deadline,
                                            void *payloads, int *descriptors) {
     tu_group_cargo cargo = { .descriptor = descriptor, .descriptors = descriptors };

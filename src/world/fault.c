@@ -29,7 +29,7 @@ typedef enum deed {
 
 struct tu_faults {
     tu_faults *next;
-    tu_operation operation; /* TU_OP_NONE: any */
+    tu_operation operation; /* TU_OPERATION_NONE: any */
     int64_t at;
     deed deed;
     int64_t number;        /* nanoseconds of a delay, status of an exit */
@@ -78,7 +78,7 @@ static tutti_status parse_item(char *item, tu_faults *fault, int64_t *rank) {
     if (strcmp(item, "op") != 0)
         return tu_error(TUTTI_ERROR_ARGUMENT, "TUTTI_FAULT: \"%s\" is unknown; there are rank, op, at and do", item);
     fault->operation = tu_operation_find(value);
-    if (fault->operation == TU_OP_NONE)
+    if (fault->operation == TU_OPERATION_NONE)
         return tu_error(TUTTI_ERROR_ARGUMENT, "TUTTI_FAULT: there is no operation \"%s\"", value);
     return TUTTI_OK;
 }
@@ -138,13 +138,14 @@ void tu_faults_free(tu_faults *faults) {
 
 /* Operations whose callers get an object, or an answer, that a skipped call cannot have. */
 static bool returns_object(tu_operation operation) {
-    return operation == TU_OP_RENDEZVOUS || operation == TU_OP_GROUP_NEW || operation == TU_OP_GROUP_SPLIT ||
-           operation == TU_OP_SHRINK || operation == TU_OP_AGREE || operation == TU_OP_CONNECTIVITY;
+    return operation == TU_OPERATION_RENDEZVOUS || operation == TU_OPERATION_GROUP_NEW ||
+           operation == TU_OPERATION_GROUP_SPLIT || operation == TU_OPERATION_SHRINK ||
+           operation == TU_OPERATION_AGREE || operation == TU_OPERATION_CONNECTIVITY;
 }
 
-static tutti_status deliver(tutti_group *group, const tu_op_info *info, const tu_faults *fault) {
+static tutti_status deliver(tutti_group *group, const tu_operation_info *info, const tu_faults *fault) {
     char operation[160];
-    tu_op_text(group, info, operation, sizeof operation);
+    tu_operation_text(group, info, operation, sizeof operation);
     TU_LOG(TUTTI_LOG_WARN, group->world->log, "world", "injecting \"%s\" into %s on rank %d", fault->text, operation,
            group->world->rank);
     switch (fault->deed) {
@@ -182,9 +183,9 @@ static tutti_status deliver(tutti_group *group, const tu_op_info *info, const tu
     return TUTTI_OK;
 }
 
-tutti_status tu_fault_meet(tutti_group *group, const tu_op_info *info) {
+tutti_status tu_fault_meet(tutti_group *group, const tu_operation_info *info) {
     for (tu_faults *fault = group->world->faults; fault != NULL; fault = fault->next) {
-        if (fault->operation != TU_OP_NONE && fault->operation != (tu_operation)info->operation)
+        if (fault->operation != TU_OPERATION_NONE && fault->operation != (tu_operation)info->operation)
             continue;
         if (atomic_fetch_add_explicit(&fault->calls, 1, memory_order_relaxed) != fault->at)
             continue;

@@ -14,6 +14,6 @@ tutti_status tu_faults_add(tu_faults **faults, const char *spec, const tutti_wor
 void tu_faults_free(tu_faults *faults);
 
 /* At the entry of an operation of a world that has faults: delivers the one that is due. */
-tutti_status tu_fault_meet(tutti_group *group, const tu_op_info *info);
+tutti_status tu_fault_meet(tutti_group *group, const tu_operation_info *info);
 
 #endif

@@ -22,24 +22,24 @@
 #include "world/group.h"
 #include "world/world.h"
 
-bool tu_op_sequenced(tu_operation operation) {
+bool tu_operation_sequenced(tu_operation operation) {
     switch (operation) {
-    case TU_OP_SEND:
-    case TU_OP_RECV:
-    case TU_OP_PEERS_PUT:
-    case TU_OP_PEERS_GET:
-    case TU_OP_PEERS_SIGNAL:
-    case TU_OP_PEERS_WAIT_SIGNAL:
-    case TU_OP_PEERS_BARRIER:
-    case TU_OP_SHRINK: /* numbered by votes */
-    case TU_OP_AGREE:
+    case TU_OPERATION_SEND:
+    case TU_OPERATION_RECV:
+    case TU_OPERATION_PEERS_PUT:
+    case TU_OPERATION_PEERS_GET:
+    case TU_OPERATION_PEERS_SIGNAL:
+    case TU_OPERATION_PEERS_WAIT_SIGNAL:
+    case TU_OPERATION_PEERS_BARRIER:
+    case TU_OPERATION_SHRINK: /* numbered by votes */
+    case TU_OPERATION_AGREE:
         return false;
     default:
         return true;
     }
 }
 
-void tu_op_text(const tutti_group *group, const tu_op_info *info, char *text, size_t bytes) {
+void tu_operation_text(const tutti_group *group, const tu_operation_info *info, char *text, size_t bytes) {
     snprintf(text, bytes, "%s %llu of group %s", tu_operation_name((tu_operation)info->operation),
              (unsigned long long)info->sequence, group->name);
 }
@@ -101,7 +101,7 @@ static void ring_members(tutti_group *group) {
 }
 
 /* Whether this call is the one that ended the group. */
-static bool end_group(tutti_group *group, const tu_op_info *info) {
+static bool end_group(tutti_group *group, const tu_operation_info *info) {
     uint64_t lives = 0;
     uint64_t mine = (uint64_t)group->rank + 1;
     if (!atomic_compare_exchange_strong_explicit(&group->page->state, &lives, mine, memory_order_acq_rel,
@@ -126,7 +126,7 @@ static bool end_group(tutti_group *group, const tu_op_info *info) {
     return true;
 }
 
-void tu_group_end(tutti_group *group, const tu_op_info *info) {
+void tu_group_end(tutti_group *group, const tu_operation_info *info) {
     (void)end_group(group, info);
 }
 
@@ -161,10 +161,10 @@ tutti_status tutti_group_check(tutti_group *group) {
 /* ---- departures ---- */
 
 /* Writes the error of a departed member, with group ranks in its detail. */
-static tutti_status departed_error(tutti_group *group, int member, const tu_op_info *info) {
+static tutti_status departed_error(tutti_group *group, int member, const tu_operation_info *info) {
     char doing[160];
     int at = snprintf(doing, sizeof doing, "in ");
-    tu_op_text(group, info, doing + at, sizeof doing - (size_t)at);
+    tu_operation_text(group, info, doing + at, sizeof doing - (size_t)at);
     tutti_status status = tu_death_error(group->world->job, group->job_ranks[member], doing);
     tu_error_copy error;
     tu_error_save(&error);
@@ -176,7 +176,7 @@ static tutti_status departed_error(tutti_group *group, int member, const tu_op_i
 }
 
 /* Somebody of the job departed since this group last looked: one of ours? */
-static tutti_status look_at_members(tutti_group *group, uint32_t departures, const tu_op_info *info) {
+static tutti_status look_at_members(tutti_group *group, uint32_t departures, const tu_operation_info *info) {
     tu_job *job = group->world->job;
     for (int member = 0; member < group->size; member++) {
         int rank = group->job_ranks[member];
@@ -196,7 +196,7 @@ static tutti_status look_at_members(tutti_group *group, uint32_t departures, con
 
 /* ---- enter and leave ---- */
 
-static tutti_status refuse(tutti_group *group, const tu_op_info *info) {
+static tutti_status refuse(tutti_group *group, const tu_operation_info *info) {
     if (group == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the group is NULL",
                         tu_operation_name((tu_operation)info->operation));
@@ -213,9 +213,9 @@ static tutti_status refuse(tutti_group *group, const tu_op_info *info) {
 }
 
 /* A fake world: arguments are checked, nothing happens. */
-static tutti_status enter_fake(tutti_group *group, tu_op_info *info) {
-    bool sequenced = tu_op_sequenced((tu_operation)info->operation);
-    bool creating = info->operation == TU_OP_GROUP_NEW || info->operation == TU_OP_GROUP_SPLIT;
+static tutti_status enter_fake(tutti_group *group, tu_operation_info *info) {
+    bool sequenced = tu_operation_sequenced((tu_operation)info->operation);
+    bool creating = info->operation == TU_OPERATION_GROUP_NEW || info->operation == TU_OPERATION_GROUP_SPLIT;
     if (group->world->fake_error && sequenced && !creating) {
         tu_error(TUTTI_ERROR_STATE,
                  "FakeProcessGroup collective operation error: the fake world was opened with error_on_collective");
@@ -236,7 +236,7 @@ static int64_t deadline_after(int64_t timeout_ns) {
     return __builtin_add_overflow(now.tv_sec * TU_SECOND + now.tv_nsec, timeout_ns, &deadline) ? INT64_MAX : deadline;
 }
 
-static tutti_status admit(tutti_group *group, int64_t call_timeout_ns, tu_op_info *info, int64_t *deadline) {
+static tutti_status admit(tutti_group *group, int64_t call_timeout_ns, tu_operation_info *info, int64_t *deadline) {
     if (TUTTI_BARE) {
         info->sequence = atomic_fetch_add_explicit(&group->sequence, 1, memory_order_relaxed) + 1;
         info->timeout_ns = group->world->timeout_ns;
@@ -253,7 +253,8 @@ static tutti_status admit(tutti_group *group, int64_t call_timeout_ns, tu_op_inf
         return status;
     if (tu_group_ended(group))
         return tu_group_cause(group);
-    _Atomic uint64_t *counter = tu_op_sequenced((tu_operation)info->operation) ? &group->sequence : &group->messages;
+    _Atomic uint64_t *counter =
+        tu_operation_sequenced((tu_operation)info->operation) ? &group->sequence : &group->messages;
     if (__builtin_expect(world->faults != NULL, 0)) {
         info->sequence =
             atomic_load_explicit(counter, memory_order_relaxed) + 1; /* for messages: a skipped call takes no number */
@@ -277,16 +278,16 @@ static tutti_status admit(tutti_group *group, int64_t call_timeout_ns, tu_op_inf
     return TUTTI_OK;
 }
 
-tutti_status tu_group_admit(tutti_group *group, int64_t call_timeout_ns, tu_op_info *info) {
+tutti_status tu_group_admit(tutti_group *group, int64_t call_timeout_ns, tu_operation_info *info) {
     return admit(group, call_timeout_ns, info, NULL);
 }
 
-uint64_t tu_group_record(tutti_group *group, const tu_op_info *info) {
+uint64_t tu_group_record(tutti_group *group, const tu_operation_info *info) {
     tutti_world *world = group->world;
     return world->fake ? 0 : tu_record_begin(tu_job_recorder(world->job, world->local_rank), info);
 }
 
-tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_op_info *info, int64_t *deadline,
+tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_operation_info *info, int64_t *deadline,
                             uint64_t *ticket) {
     tutti_status status = admit(group, call_timeout_ns, info, deadline);
     *ticket = status == TUTTI_OK ? tu_group_record(group, info) : 0;
@@ -294,11 +295,11 @@ tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_op_i
 }
 
 /* Which failures leave the members out of step with each other, so that the group cannot go on. */
-static bool ends_group(const tu_op_info *info, tutti_status status) {
+static bool ends_group(const tu_operation_info *info, tutti_status status) {
     switch (status) {
     case TUTTI_ERROR_TIMEOUT: /* of a signal or a receive it ends only that wait */
-        return info->operation != TU_OP_RECV && info->operation != TU_OP_PEERS_SIGNAL &&
-               info->operation != TU_OP_PEERS_WAIT_SIGNAL;
+        return info->operation != TU_OPERATION_RECV && info->operation != TU_OPERATION_PEERS_SIGNAL &&
+               info->operation != TU_OPERATION_PEERS_WAIT_SIGNAL;
     case TUTTI_ERROR_DEAD:
     case TUTTI_ERROR_GONE:
     case TUTTI_ERROR_MISMATCH:
@@ -311,7 +312,7 @@ static bool ends_group(const tu_op_info *info, tutti_status status) {
     case TUTTI_ERROR_NETWORK:
     case TUTTI_ERROR_PROTOCOL:
     case TUTTI_ERROR_BACKEND:
-        return tu_op_sequenced((tu_operation)info->operation);
+        return tu_operation_sequenced((tu_operation)info->operation);
     default:
         return false;
     }
@@ -329,10 +330,10 @@ static void end_record(tutti_group *group, uint64_t ticket, tutti_status status)
         tu_record_end(tu_job_recorder(group->world->job, group->world->local_rank), ticket, status);
 }
 
-tutti_status tu_group_leave(tutti_group *group, const tu_op_info *info, uint64_t ticket, tutti_status status) {
+tutti_status tu_group_leave(tutti_group *group, const tu_operation_info *info, uint64_t ticket, tutti_status status) {
     if (__builtin_expect(status == TUTTI_OK, 1)) {
         end_record(group, ticket, status);
-        if (tu_op_sequenced((tu_operation)info->operation))
+        if (tu_operation_sequenced((tu_operation)info->operation))
             note_completed(group, info->sequence);
         return TUTTI_OK;
     }
@@ -371,7 +372,7 @@ static bool counterpart(const tu_group_wait *wait, int member, tu_record_view *v
     for (uint64_t back = 0; back < 64; back++) {
         if (!tu_recorder_entry(recorder, back, view))
             return false;
-        if (view->info.group_key != group->key || !tu_op_sequenced((tu_operation)view->info.operation))
+        if (view->info.group_key != group->key || !tu_operation_sequenced((tu_operation)view->info.operation))
             continue;
         if (view->info.sequence == wait->info->sequence)
             return true;
@@ -401,7 +402,7 @@ static tutti_status check_members(void *argument) {
     tu_group_wait *wait = argument;
     tutti_group *group = wait->group;
     tu_job *job = group->world->job;
-    bool sequenced = tu_op_sequenced((tu_operation)wait->info->operation);
+    bool sequenced = tu_operation_sequenced((tu_operation)wait->info->operation);
     int first = -1;
     for (int member = 0; member < group->size; member++) {
         if (group->job_ranks[member] < 0 || !awaited(wait, member))
@@ -422,7 +423,7 @@ static tutti_status check_members(void *argument) {
     return TUTTI_OK;
 }
 
-void tu_group_wait_init(tu_group_wait *wait, tutti_group *group, const tu_op_info *info, uint64_t ticket,
+void tu_group_wait_init(tu_group_wait *wait, tutti_group *group, const tu_operation_info *info, uint64_t ticket,
                         int64_t deadline, bool (*missing)(void *argument, int member), void *argument) {
     *wait = (tu_group_wait){ .group = group, .info = info, .ticket = ticket, .missing = missing, .argument = argument };
     tu_job_wait_init(group->world->job, deadline, &wait->wait);
@@ -493,7 +494,7 @@ void tu_group_describe(tutti_group *group, int member, char *text, size_t bytes)
 static tutti_status timeout_error(const tu_group_wait *wait) {
     tutti_group *group = wait->group;
     char operation[160], me[48];
-    tu_op_text(group, wait->info, operation, sizeof operation);
+    tu_operation_text(group, wait->info, operation, sizeof operation);
     char arrived[256] = "", missing[1400] = "";
     int arrived_count = 1, missing_count = 0;
     int missing_ranks[TUTTI_ERROR_RANKS];
@@ -539,7 +540,7 @@ tutti_status tu_group_wait_error(const tu_group_wait *wait, tutti_status status)
         return tu_group_cause(group);
     case TUTTI_ERROR_INTERRUPTED: {
         char operation[160];
-        tu_op_text(group, wait->info, operation, sizeof operation);
+        tu_operation_text(group, wait->info, operation, sizeof operation);
         tu_error(TUTTI_ERROR_INTERRUPTED, "%s was interrupted on rank %d by tutti_world_interrupt", operation,
                  group->rank);
         return tu_error_where(group->name, tu_operation_name((tu_operation)wait->info->operation), wait->info->sequence,

@@ -25,7 +25,7 @@
 typedef struct call {
     tutti_group *group;
     const char *function;
-    tu_op_info info;
+    tu_operation_info info;
     int64_t deadline;
     uint64_t ticket;
     bool *awaited; /* by member: those that are not excluded. On the stack: nobody must fail for want of memory before
@@ -54,11 +54,11 @@ static tutti_status check_group(tutti_group *group, const char *function) {
 /* Everything but the lock. The record begins here. */
 static tutti_status enter(call *this, tu_operation operation, int64_t timeout_ns) {
     tutti_group *group = this->group;
-    this->info = (tu_op_info){ .operation = (uint8_t)operation,
-                               .root = -1,
-                               .group_key = group->key,
-                               .group_index = group->recorder_index,
-                               .sequence = group->attempts + 1 };
+    this->info = (tu_operation_info){ .operation = (uint8_t)operation,
+                                      .root = -1,
+                                      .group_key = group->key,
+                                      .group_index = group->recorder_index,
+                                      .sequence = group->attempts + 1 };
     tutti_status status = tu_timeout_choose(this->function, timeout_ns, group->timeout_ns, group->world->timeout_ns,
                                             &this->info.timeout_ns);
     if (status == TUTTI_OK && group->world->faults != NULL)
@@ -114,7 +114,7 @@ static tutti_status late_error(const call *this) {
     }
     if (told > 8)
         tu_error_append("; and %d more", told - 8);
-    if (this->info.operation == TU_OP_SHRINK)
+    if (this->info.operation == TU_OPERATION_SHRINK)
         tu_error_append(". Let them call tutti_group_shrink too, or exclude them (tutti_shrink_options.exclude)");
     return TUTTI_ERROR_TIMEOUT;
 }
@@ -160,7 +160,7 @@ tutti_status tutti_group_agree(tutti_group *group, bool mine, bool *all) {
     bool awaited[group->size], members[group->size];
     this.awaited = awaited;
     this.members = members;
-    status = enter(&this, TU_OP_AGREE, 0);
+    status = enter(&this, TU_OPERATION_AGREE, 0);
     if (status != TUTTI_OK)
         return status;
     tu_vote vote = { .kind = TU_VOTE_AGREE,
@@ -234,7 +234,7 @@ static tutti_status share_page(const call *this, tutti_group *made, const tu_pie
         return tu_error_memory("an exchange", count * (sizeof *mappings + 1));
     uint8_t nothing = 0;
     char what[160];
-    tu_op_text(this->group, &this->info, what, sizeof what);
+    tu_operation_text(this->group, &this->info, what, sizeof what);
     tu_meeting meeting = { .ranks = made->ranks,
                            .count = made->size,
                            .me = made->rank,
@@ -390,7 +390,7 @@ tutti_status tutti_group_shrink(tutti_group *group, const tutti_shrink_options *
     this.awaited = awaited;
     this.members = members;
     rest made = { .ranks = ranks };
-    status = enter(&this, TU_OP_SHRINK, options.timeout_ns);
+    status = enter(&this, TU_OPERATION_SHRINK, options.timeout_ns);
     if (status != TUTTI_OK)
         return status;
     status = exclude(&this, &options);

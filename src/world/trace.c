@@ -59,8 +59,8 @@ tutti_status tutti_trace_counters(tutti_world *world, const char *operation, tut
     if (counters == NULL || counters->size < sizeof counters->size)
         return tu_error(TUTTI_ERROR_ARGUMENT,
                         "counters must not be NULL, and its size must be set: use TUTTI_COUNTERS_INIT");
-    tu_operation wanted = operation == NULL ? TU_OP_NONE : tu_operation_find(operation);
-    if (wanted == TU_OP_NONE)
+    tu_operation wanted = operation == NULL ? TU_OPERATION_NONE : tu_operation_find(operation);
+    if (wanted == TU_OPERATION_NONE)
         return tu_error(TUTTI_ERROR_NOT_FOUND,
                         "there is no operation \"%s\": use a name of the API without \"tutti_\", like all_reduce",
                         operation == NULL ? "(NULL)" : operation);

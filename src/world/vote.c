@@ -225,7 +225,7 @@ static bool waits_elsewhere(watch *state, int member, int *found) {
     tu_record_view view;
     if (tu_group_ended(group) ||
         !tu_recorder_current(tu_job_recorder(group->world->job, group->job_ranks[member]), group->key, &view) ||
-        !tu_op_sequenced((tu_operation)view.info.operation) || view.info.sequence <= tutti_group_sequence(group))
+        !tu_operation_sequenced((tu_operation)view.info.operation) || view.info.sequence <= tutti_group_sequence(group))
         return false;
     *found = member;
     bool again = state->suspect == member && state->suspect_operation == view.info.sequence;

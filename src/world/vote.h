@@ -41,7 +41,7 @@ typedef struct tu_vote {
     uint64_t digest;     /* of the arguments that must be equal */
     const bool *awaited; /* by member: whose ballots count; the same for all voters */
     /* How it waits. */
-    const tu_op_info *info;
+    const tu_operation_info *info;
     uint64_t ticket;
     int64_t deadline;
     uint64_t attempt; /* 0: the next; set */

@@ -126,8 +126,8 @@ struct tutti_group {
     uint32_t recorder_index;  /* of the name in this rank's recorder */
     _Atomic uint64_t
         sequence; /* of the last operation begun; operations of a group are numbered from 1 in call order */
-    _Atomic uint64_t
-        messages; /* the same for what not all members do alike (send, recv, puts, signals): see tu_op_sequenced */
+    _Atomic uint64_t messages;     /* the same for what not all members do alike (send, recv, puts, signals): see
+                                      tu_operation_sequenced */
     _Atomic uint64_t completed;    /* of the last operation that this rank completed */
     uint64_t attempts;             /* number of this rank's last vote (vote.h); under vote_lock */
     pthread_mutex_t vote_lock;     /* one vote of a group at a time */
@@ -147,7 +147,7 @@ struct tutti_group {
 /* The entry check of every operation: argument not NULL, not forked, world open, group not ended (then the first cause
  * again), no member departed (then the group ends), faults to inject. Takes the next sequence number, fills
  * info->group_key, group_index, sequence and timeout_ns, begins the record. call_timeout_ns as in tutti_call.*/
-tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_op_info *info, int64_t *deadline,
+tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_operation_info *info, int64_t *deadline,
                             uint64_t *ticket);
 
 /* An injected fault can ask that a call does nothing and succeeds: tu_group_enter then returns this. So every operation
@@ -160,16 +160,16 @@ static inline tutti_status tu_not_entered(tutti_status status) {
 /* The same in two steps, for operations that are over in less time than their book-keeping takes: they record while
  * they wait, and read the clock for their deadline (info->timeout_ns from now) only when they have to. An operation
  * that waits long must have been recorded. */
-tutti_status tu_group_admit(tutti_group *group, int64_t call_timeout_ns, tu_op_info *info);
-uint64_t tu_group_record(tutti_group *group, const tu_op_info *info);
+tutti_status tu_group_admit(tutti_group *group, int64_t call_timeout_ns, tu_operation_info *info);
+uint64_t tu_group_record(tutti_group *group, const tu_operation_info *info);
 
 /* Ends the record; on success notes the sequence as completed. A failure by death, mismatch, abort or deadline ends the
  * group with the calling thread's error as first cause, or replaces that error by the cause that was first. Returns the
  * status to return. */
-tutti_status tu_group_leave(tutti_group *group, const tu_op_info *info, uint64_t ticket, tutti_status status);
+tutti_status tu_group_leave(tutti_group *group, const tu_operation_info *info, uint64_t ticket, tutti_status status);
 
 /* Ends the group with the calling thread's current error; the first cause wins. Rings all members. */
-void tu_group_end(tutti_group *group, const tu_op_info *info);
+void tu_group_end(tutti_group *group, const tu_operation_info *info);
 /* 0 while the group lives. One load; pairs with the release in tu_group_end. */
 static inline bool tu_group_ended(const tutti_group *group) {
     return atomic_load_explicit(&group->page->state, memory_order_acquire) != 0;
@@ -184,12 +184,12 @@ tutti_status tu_group_cause(tutti_group *group);
 typedef struct tu_group_wait {
     tu_wait wait;
     tutti_group *group;
-    const tu_op_info *info;
+    const tu_operation_info *info;
     uint64_t ticket;
     bool (*missing)(void *argument, int member);
     void *argument;
 } tu_group_wait;
-void tu_group_wait_init(tu_group_wait *wait, tutti_group *group, const tu_op_info *info, uint64_t ticket,
+void tu_group_wait_init(tu_group_wait *wait, tutti_group *group, const tu_operation_info *info, uint64_t ticket,
                         int64_t deadline, bool (*missing)(void *argument, int member), void *argument);
 /* Turns what a tu_wait_… returned into the error to give: TIMEOUT gets its message (group, operation, sequence, this
  * rank, who arrived, who is missing and what each of them is doing instead), STATE becomes the group's cause,
@@ -199,20 +199,20 @@ tutti_status tu_group_wait_error(const tu_group_wait *wait, tutti_status status)
 /* Whether all members of a group do this operation alike and in the same order, so that its sequence number means the
  * same on all of them. Others (send, recv, put, get, signals, barriers on a channel) are numbered by a counter of the
  * rank's own. */
-bool tu_op_sequenced(tu_operation operation);
+bool tu_operation_sequenced(tu_operation operation);
 
 /* "all_reduce 17 of group 0": for messages. */
-void tu_op_text(const tutti_group *group, const tu_op_info *info, char *text, size_t bytes);
+void tu_operation_text(const tutti_group *group, const tu_operation_info *info, char *text, size_t bytes);
 
 /* tu_job_exchange among the members (or through the store when they span hosts and no piece is given). Errors are
  * complete. */
-tutti_status tu_group_exchange(tutti_group *group, const tu_op_info *info, const char *purpose, const void *payload,
-                               size_t bytes, const tu_piece *piece, int64_t deadline, void *payloads,
-                               tu_mapping **mappings);
+tutti_status tu_group_exchange(tutti_group *group, const tu_operation_info *info, const char *purpose,
+                               const void *payload, size_t bytes, const tu_piece *piece, int64_t deadline,
+                               void *payloads, tu_mapping **mappings);
 
 /* The same with a descriptor of each member (-1: none) instead of pieces; see tu_exchange.descriptors. On one host
  * only. */
-tutti_status tu_group_exchange_descriptors(tutti_group *group, const tu_op_info *info, const char *purpose,
+tutti_status tu_group_exchange_descriptors(tutti_group *group, const tu_operation_info *info, const char *purpose,
                                            const void *payload, size_t bytes, int descriptor, int64_t deadline,
                                            void *payloads, int *descriptors);
 
@@ -224,7 +224,7 @@ typedef struct tu_group_cargo {
     int *descriptors;      /* NULL, or room for one per member */
     bool *complete;        /* NULL, or is set */
 } tu_group_cargo;
-tutti_status tu_group_exchange_with(tutti_group *group, const tu_op_info *info, const char *purpose,
+tutti_status tu_group_exchange_with(tutti_group *group, const tu_operation_info *info, const char *purpose,
                                     const void *payload, size_t bytes, const tu_group_cargo *cargo, int64_t deadline,
                                     void *payloads);
 

@@ -280,12 +280,12 @@ TEST(names_go_there_and_back) {
         CHECK(tutti_dtype_size(dtype) > 0);
     }
     for (int i = TUTTI_SUM; i <= TUTTI_PREMUL_SUM; i++) {
-        tutti_op op = 0;
-        CHECK_OK(tutti_op_parse(tutti_op_name((tutti_op)i), &op));
-        CHECK_EQ(op, i);
+        tutti_reduction reduction = 0;
+        CHECK_OK(tutti_reduction_parse(tutti_reduction_name((tutti_reduction)i), &reduction));
+        CHECK_EQ(reduction, i);
     }
     CHECK_TEXT(tutti_dtype_name(0), "?");
-    CHECK_TEXT(tutti_op_name((tutti_op)TUTTI_F32), "?");
+    CHECK_TEXT(tutti_reduction_name((tutti_reduction)TUTTI_F32), "?");
     CHECK_EQ(tutti_dtype_size((tutti_dtype)18), 0);
 }
 
@@ -309,15 +309,15 @@ TEST(names_of_c_nccl_tests_and_pytorch_are_understood) {
         CHECK_EQ(dtype, names[i].dtype);
     }
     tutti_dtype dtype = TUTTI_I8;
-    tutti_op op = TUTTI_MAX;
-    CHECK_OK(tutti_op_parse("prod", &op));
-    CHECK_EQ(op, TUTTI_PRODUCT);
+    tutti_reduction reduction = TUTTI_MAX;
+    CHECK_OK(tutti_reduction_parse("prod", &reduction));
+    CHECK_EQ(reduction, TUTTI_PRODUCT);
     CHECK_STATUS(tutti_dtype_parse("floa", &dtype), TUTTI_ERROR_TYPE);
     CHECK_MESSAGE("\"floa\"");
     CHECK_STATUS(tutti_dtype_parse("", &dtype), TUTTI_ERROR_TYPE);
-    CHECK_STATUS(tutti_op_parse("float32 ", &op), TUTTI_ERROR_TYPE);
+    CHECK_STATUS(tutti_reduction_parse("float32 ", &reduction), TUTTI_ERROR_TYPE);
     CHECK_EQ(dtype, TUTTI_I8);
-    CHECK_EQ(op, TUTTI_PRODUCT);
+    CHECK_EQ(reduction, TUTTI_PRODUCT);
 }
 
 TEST(reductions_apply_as_the_table_in_the_header_says) {
@@ -330,8 +330,9 @@ TEST(reductions_apply_as_the_table_in_the_header_says) {
         { TUTTI_C128, "xx------x" }, { (tutti_dtype)0, "---------" }, { (tutti_dtype)TUTTI_SUM, "---------" }
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        for (int op = 0; op < 9; op++)
-            CHECK_EQ(tutti_op_applies((tutti_op)(TUTTI_SUM + op), rows[i].dtype), rows[i].applies[op] == 'x');
+        for (int reduction = 0; reduction < 9; reduction++)
+            CHECK_EQ(tutti_reduction_applies((tutti_reduction)(TUTTI_SUM + reduction), rows[i].dtype),
+                     rows[i].applies[reduction] == 'x');
     }
-    CHECK_EQ(tutti_op_applies((tutti_op)0, TUTTI_F32), 0);
+    CHECK_EQ(tutti_reduction_applies((tutti_reduction)0, TUTTI_F32), 0);
 }

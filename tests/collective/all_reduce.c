@@ -15,7 +15,7 @@ static const tutti_algorithm algorithms[] = { TUTTI_ALGORITHM_AUTO, TUTTI_ALGORI
 
 typedef struct plan {
     tutti_dtype dtype;
-    tutti_op op;
+    tutti_reduction reduction;
     size_t count;
     size_t shift; /* bytes off alignment */
     bool in_place;
@@ -33,9 +33,9 @@ static void run(tutti_group *group, const plan *plan, uint64_t seed) {
     tutti_call call = TUTTI_CALL_INIT;
     call.algorithm = plan->algorithm;
     call.factor = &factor;
-    values_reduce(expected, plan->count, plan->dtype, plan->op, seed, size);
-    CHECK_OK(tutti_all_reduce(group, in, out, plan->count, plan->dtype, plan->op, &call));
-    values_compare(out, expected, plan->count, plan->dtype, "all_reduce", plan->op, plan->algorithm);
+    values_reduce(expected, plan->count, plan->dtype, plan->reduction, seed, size);
+    CHECK_OK(tutti_all_reduce(group, in, out, plan->count, plan->dtype, plan->reduction, &call));
+    values_compare(out, expected, plan->count, plan->dtype, "all_reduce", plan->reduction, plan->algorithm);
     if (!plan->in_place)
         values_free(out, plan->shift);
     values_free(in, plan->shift);
@@ -73,12 +73,13 @@ static void every_type(tutti_world *world, void *argument) {
     const size_t counts[] = { 1, 3, 257, test_sanitized() ? 1001 : 9001 };
     uint64_t seed = 1000;
     for (int dtype = TUTTI_F64; dtype <= TUTTI_C128; dtype++)
-        for (int op = TUTTI_SUM; op <= TUTTI_PREMUL_SUM; op++)
-            for (size_t c = 0;
-                 c < sizeof counts / sizeof counts[0] && tutti_op_applies((tutti_op)op, (tutti_dtype)dtype); c++)
+        for (int reduction = TUTTI_SUM; reduction <= TUTTI_PREMUL_SUM; reduction++)
+            for (size_t c = 0; c < sizeof counts / sizeof counts[0] &&
+                               tutti_reduction_applies((tutti_reduction)reduction, (tutti_dtype)dtype);
+                 c++)
                 for (size_t a = 0; a < sizeof algorithms / sizeof algorithms[0]; a++) {
                     plan plan = { (tutti_dtype)dtype,
-                                  (tutti_op)op,
+                                  (tutti_reduction)reduction,
                                   counts[c],
                                   c == 2 ? tutti_dtype_size((tutti_dtype)dtype) : 0,
                                   a % 2,

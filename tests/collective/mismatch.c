@@ -157,12 +157,13 @@ TEST_WORLD(wrong_arguments_are_named_and_end_nothing, 2) {
     CHECK_MESSAGE("`in`");
     CHECK_STATUS(tutti_all_reduce(group, in, NULL, 1, TUTTI_F32, TUTTI_SUM, NULL), TUTTI_ERROR_ARGUMENT);
     CHECK_MESSAGE("`out`");
-    CHECK_STATUS(tutti_all_reduce(group, in, out, 1, (tutti_dtype)TUTTI_SUM, (tutti_op)TUTTI_F32, NULL),
+    CHECK_STATUS(tutti_all_reduce(group, in, out, 1, (tutti_dtype)TUTTI_SUM, (tutti_reduction)TUTTI_F32, NULL),
                  TUTTI_ERROR_TYPE);
     CHECK_MESSAGE("swapped");
     CHECK_STATUS(tutti_all_reduce(group, in, out, 1, (tutti_dtype)(256 + TUTTI_F32), TUTTI_SUM, NULL),
                  TUTTI_ERROR_TYPE);
-    CHECK_STATUS(tutti_all_reduce(group, in, out, 1, TUTTI_F32, (tutti_op)(256 + TUTTI_SUM), NULL), TUTTI_ERROR_TYPE);
+    CHECK_STATUS(tutti_all_reduce(group, in, out, 1, TUTTI_F32, (tutti_reduction)(256 + TUTTI_SUM), NULL),
+                 TUTTI_ERROR_TYPE);
     CHECK_STATUS(tutti_all_reduce(group, in, out, 1, TUTTI_F32, TUTTI_BXOR, NULL), TUTTI_ERROR_TYPE);
     CHECK_MESSAGE("bxor is not defined for f32");
     CHECK_STATUS(tutti_all_reduce(group, in, out, 1, TUTTI_C64, TUTTI_MAX, NULL), TUTTI_ERROR_TYPE);
@@ -214,7 +215,7 @@ TEST(a_fake_group_moves_nothing_and_checks_its_arguments) {
     CHECK_OK(tutti_send(group, in, 4, TUTTI_I32, 2, 0, NULL));
     CHECK_OK(tutti_recv(group, out, 4, TUTTI_I32, 2, 0, NULL));
     CHECK_EQ(out[0], 99);
-    CHECK_STATUS(tutti_all_reduce(group, in, out, 4, TUTTI_I32, (tutti_op)0, NULL), TUTTI_ERROR_TYPE);
+    CHECK_STATUS(tutti_all_reduce(group, in, out, 4, TUTTI_I32, (tutti_reduction)0, NULL), TUTTI_ERROR_TYPE);
     tutti_work *work;
     bool finished = false;
     CHECK_OK(tutti_all_reduce(group, in, out, 4, TUTTI_I32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .work = &work)));

@@ -34,11 +34,11 @@ static void free_blocks(tutti_world *world, blocks *made) {
 static const size_t byte_sizes[] = { 4, 8192, 8196, 400000 };
 static const tutti_dtype dtypes[] = { TUTTI_F32, TUTTI_BF16, TUTTI_I64, TUTTI_F8_E5M2 };
 
-static void expect_reduction(const unsigned char *got, size_t count, tutti_dtype dtype, tutti_op op, uint64_t seed,
-                             int size, const char *what) {
+static void expect_reduction(const unsigned char *got, size_t count, tutti_dtype dtype, tutti_reduction reduction,
+                             uint64_t seed, int size, const char *what) {
     unsigned char *expected = malloc(count * 16 + 16);
-    values_reduce(expected, count, dtype, op, seed, size);
-    values_compare(got, expected, count, dtype, what, op, 0);
+    values_reduce(expected, count, dtype, reduction, seed, size);
+    values_compare(got, expected, count, dtype, what, reduction, 0);
     free(expected);
 }
 
@@ -56,28 +56,28 @@ static void all_reduces(tutti_world *world, void *argument) {
                 if (n == 3 && (d != 0 || shift != 8)) /* the serial loop takes its time */
                     continue;
                 tutti_dtype dtype = dtypes[d];
-                tutti_op op = n % 2 ? TUTTI_SUM : TUTTI_MAX;
+                tutti_reduction reduction = n % 2 ? TUTTI_SUM : TUTTI_MAX;
                 size_t element = tutti_dtype_size(dtype), count = byte_sizes[n] / element, bytes = count * element;
                 unsigned char *data = blocks.data[0] + 64 + shift;
                 memset(blocks.data[0], 0x5a, bytes + 256);
                 values_fill(data, count, dtype, ++seed, rank);
                 memcpy(before, data, bytes);
-                CHECK_OK(tutti_one_shot_all_reduce(group, data, out, count, dtype, op, NULL));
-                expect_reduction(out, count, dtype, op, seed, size, "one_shot_all_reduce");
+                CHECK_OK(tutti_one_shot_all_reduce(group, data, out, count, dtype, reduction, NULL));
+                expect_reduction(out, count, dtype, reduction, seed, size, "one_shot_all_reduce");
                 CHECK(memcmp(before, data, bytes) == 0);
-                CHECK_OK(tutti_two_shot_all_reduce_out(group, data, out, count, dtype, op, NULL));
-                expect_reduction(out, count, dtype, op, seed, size, "two_shot_all_reduce_out");
+                CHECK_OK(tutti_two_shot_all_reduce_out(group, data, out, count, dtype, reduction, NULL));
+                expect_reduction(out, count, dtype, reduction, seed, size, "two_shot_all_reduce_out");
                 CHECK(memcmp(before, data, bytes) == 0); /* the input is left alone */
-                CHECK_OK(tutti_two_shot_all_reduce(group, data, count, dtype, op, NULL));
-                expect_reduction(data, count, dtype, op, seed, size, "two_shot_all_reduce_");
+                CHECK_OK(tutti_two_shot_all_reduce(group, data, count, dtype, reduction, NULL));
+                expect_reduction(data, count, dtype, reduction, seed, size, "two_shot_all_reduce_");
                 for (size_t i = 0; i < 64 + shift; i++)
                     CHECK_EQ(blocks.data[0][i], 0x5a);
                 for (size_t i = 0; i < 64; i++)
                     CHECK_EQ(data[bytes + i], 0x5a);
                 values_fill(local, count, dtype, ++seed, rank);
                 CHECK_OK(tutti_one_shot_all_reduce_copy(group, blocks.data[1], BLOCK / element, local, out, count,
-                                                        dtype, op, NULL));
-                expect_reduction(out, count, dtype, op, seed, size, "one_shot_all_reduce_copy");
+                                                        dtype, reduction, NULL));
+                expect_reduction(out, count, dtype, reduction, seed, size, "one_shot_all_reduce_copy");
             }
     CHECK_OK(tutti_one_shot_all_reduce(group, blocks.data[0], out, 0, TUTTI_F32, TUTTI_SUM, NULL));
     free(out);

@@ -91,8 +91,8 @@ static inline double values_order(double left, double right, bool maximum) {
 }
 
 /* One element in f64 (floats of 64 bits) or f32 (all others). */
-static inline double values_step64(double total, double value, tutti_op op) {
-    switch (op) {
+static inline double values_step64(double total, double value, tutti_reduction reduction) {
+    switch (reduction) {
     case TUTTI_PRODUCT:
         return total * value;
     case TUTTI_MIN:
@@ -104,8 +104,8 @@ static inline double values_step64(double total, double value, tutti_op op) {
     }
 }
 
-static inline float values_step32(float total, float value, tutti_op op) {
-    switch (op) {
+static inline float values_step32(float total, float value, tutti_reduction reduction) {
+    switch (reduction) {
     case TUTTI_PRODUCT:
         return total * value;
     case TUTTI_MIN:
@@ -117,18 +117,19 @@ static inline float values_step32(float total, float value, tutti_op op) {
     }
 }
 
-static inline void values_reduce_float(void *to, void **in, size_t i, tutti_dtype dtype, tutti_op op, int size) {
+static inline void values_reduce_float(void *to, void **in, size_t i, tutti_dtype dtype, tutti_reduction reduction,
+                                       int size) {
     size_t element = tutti_dtype_size(dtype);
     if (dtype == TUTTI_F64) {
         double total = 0;
         for (int r = 0; r < size; r++) {
             double value;
             memcpy(&value, (unsigned char *)in[r] + i * 8, 8);
-            if (op == TUTTI_PREMUL_SUM)
+            if (reduction == TUTTI_PREMUL_SUM)
                 value = (0.5 + r) * value;
-            total = r == 0 ? value : values_step64(total, value, op);
+            total = r == 0 ? value : values_step64(total, value, reduction);
         }
-        if (op == TUTTI_AVG)
+        if (reduction == TUTTI_AVG)
             total /= size;
         memcpy((unsigned char *)to + i * 8, &total, 8);
         return;
@@ -137,50 +138,51 @@ static inline void values_reduce_float(void *to, void **in, size_t i, tutti_dtyp
     for (int r = 0; r < size; r++) {
         float value;
         CHECK_OK(tutti_convert((unsigned char *)in[r] + i * element, dtype, &value, TUTTI_F32, 1));
-        if (op == TUTTI_PREMUL_SUM) {
+        if (reduction == TUTTI_PREMUL_SUM) {
             float factor;
             values_element encoded = values_factor(dtype, 0.5 + r);
             CHECK_OK(tutti_convert(&encoded, dtype, &factor, TUTTI_F32, 1));
             value = factor * value;
         }
-        total = r == 0 ? value : values_step32(total, value, op);
+        total = r == 0 ? value : values_step32(total, value, reduction);
     }
-    if (op == TUTTI_AVG)
+    if (reduction == TUTTI_AVG)
         total /= (float)size;
     CHECK_OK(tutti_convert(&total, TUTTI_F32, (unsigned char *)to + i * element, dtype, 1));
 }
 
-#define VALUES_INTEGER(type, unsigned_type)                                          \
-    do {                                                                             \
-        type total = 0;                                                              \
-        for (int r = 0; r < size; r++) {                                             \
-            type value;                                                              \
-            memcpy(&value, (unsigned char *)in[r] + i * sizeof value, sizeof value); \
-            if (dtype == TUTTI_BOOL)                                                 \
-                value = value != 0;                                                  \
-            if (r == 0)                                                              \
-                total = value;                                                       \
-            else if (op == TUTTI_PRODUCT)                                            \
-                total = (type)((uint64_t)total * (uint64_t)value);                   \
-            else if (op == TUTTI_MIN)                                                \
-                total = value < total ? value : total;                               \
-            else if (op == TUTTI_MAX)                                                \
-                total = value > total ? value : total;                               \
-            else if (op == TUTTI_BAND)                                               \
-                total = (type)(total & value);                                       \
-            else if (op == TUTTI_BOR || (op == TUTTI_SUM && dtype == TUTTI_BOOL))    \
-                total = (type)(total | value);                                       \
-            else if (op == TUTTI_BXOR)                                               \
-                total = (type)(total ^ value);                                       \
-            else                                                                     \
-                total = (type)((unsigned_type)total + (unsigned_type)value);         \
-        }                                                                            \
-        if (op == TUTTI_AVG)                                                         \
-            total = (type)(total / (type)size);                                      \
-        memcpy((unsigned char *)to + i * sizeof total, &total, sizeof total);        \
+#define VALUES_INTEGER(type, unsigned_type)                                                     \
+    do {                                                                                        \
+        type total = 0;                                                                         \
+        for (int r = 0; r < size; r++) {                                                        \
+            type value;                                                                         \
+            memcpy(&value, (unsigned char *)in[r] + i * sizeof value, sizeof value);            \
+            if (dtype == TUTTI_BOOL)                                                            \
+                value = value != 0;                                                             \
+            if (r == 0)                                                                         \
+                total = value;                                                                  \
+            else if (reduction == TUTTI_PRODUCT)                                                \
+                total = (type)((uint64_t)total * (uint64_t)value);                              \
+            else if (reduction == TUTTI_MIN)                                                    \
+                total = value < total ? value : total;                                          \
+            else if (reduction == TUTTI_MAX)                                                    \
+                total = value > total ? value : total;                                          \
+            else if (reduction == TUTTI_BAND)                                                   \
+                total = (type)(total & value);                                                  \
+            else if (reduction == TUTTI_BOR || (reduction == TUTTI_SUM && dtype == TUTTI_BOOL)) \
+                total = (type)(total | value);                                                  \
+            else if (reduction == TUTTI_BXOR)                                                   \
+                total = (type)(total ^ value);                                                  \
+            else                                                                                \
+                total = (type)((unsigned_type)total + (unsigned_type)value);                    \
+        }                                                                                       \
+        if (reduction == TUTTI_AVG)                                                             \
+            total = (type)(total / (type)size);                                                 \
+        memcpy((unsigned char *)to + i * sizeof total, &total, sizeof total);                   \
     } while (0)
 
-static inline void values_reduce_integer(void *to, void **in, size_t i, tutti_dtype dtype, tutti_op op, int size) {
+static inline void values_reduce_integer(void *to, void **in, size_t i, tutti_dtype dtype, tutti_reduction reduction,
+                                         int size) {
     switch (dtype) {
     case TUTTI_I8:
         VALUES_INTEGER(int8_t, uint8_t);
@@ -210,7 +212,8 @@ static inline void values_reduce_integer(void *to, void **in, size_t i, tutti_dt
 }
 
 /* What `size` ranks that called values_fill with this seed get; rank r's factor is 0.5 + r. */
-static inline void values_reduce(void *to, size_t count, tutti_dtype dtype, tutti_op op, uint64_t seed, int size) {
+static inline void values_reduce(void *to, size_t count, tutti_dtype dtype, tutti_reduction reduction, uint64_t seed,
+                                 int size) {
     size_t bytes = count * tutti_dtype_size(dtype);
     void **in = calloc((size_t)size, sizeof *in);
     for (int r = 0; r < size; r++) {
@@ -221,9 +224,9 @@ static inline void values_reduce(void *to, size_t count, tutti_dtype dtype, tutt
     tutti_dtype real = dtype == TUTTI_C64 ? TUTTI_F32 : dtype == TUTTI_C128 ? TUTTI_F64 : dtype;
     for (size_t i = 0; i < (complex ? 2 * count : count); i++) {
         if (dtype <= TUTTI_F8_E5M2 || complex)
-            values_reduce_float(to, in, i, real, op, size);
+            values_reduce_float(to, in, i, real, reduction, size);
         else
-            values_reduce_integer(to, in, i, dtype, op, size);
+            values_reduce_integer(to, in, i, dtype, reduction, size);
     }
     for (int r = 0; r < size; r++)
         free(in[r]);
@@ -238,7 +241,7 @@ static inline bool values_are_nan(const unsigned char *value, tutti_dtype real) 
 
 /* Bit for bit; a NaN is a NaN. */
 static inline void values_compare(const unsigned char *got, const unsigned char *expected, size_t count,
-                                  tutti_dtype dtype, const char *what, int op, int algorithm) {
+                                  tutti_dtype dtype, const char *what, int reduction, int algorithm) {
     size_t element = tutti_dtype_size(dtype);
     if (count == 0 || memcmp(got, expected, count * element) == 0)
         return;
@@ -253,8 +256,8 @@ static inline void values_compare(const unsigned char *got, const unsigned char 
         uint64_t a = 0, b = 0;
         memcpy(&a, left, part);
         memcpy(&b, right, part);
-        FAIL("%s of %zu %s (op %d, algorithm %d): element %zu is %llx, not %llx", what, count, tutti_dtype_name(dtype),
-             op, algorithm, i, (unsigned long long)a, (unsigned long long)b);
+        FAIL("%s of %zu %s (reduction %d, algorithm %d): element %zu is %llx, not %llx", what, count,
+             tutti_dtype_name(dtype), reduction, algorithm, i, (unsigned long long)a, (unsigned long long)b);
     }
 }
 

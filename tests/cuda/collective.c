@@ -30,8 +30,8 @@ static void fill(void *to, tutti_dtype dtype, size_t count, int rank) {
     free(values);
 }
 
-static void check_all_reduce(tutti_world *world, tutti_dtype dtype, tutti_op op, size_t count, bool symmetric,
-                             bool in_place, tutti_algorithm algorithm) {
+static void check_all_reduce(tutti_world *world, tutti_dtype dtype, tutti_reduction reduction, size_t count,
+                             bool symmetric, bool in_place, tutti_algorithm algorithm) {
     tutti_group *group = tutti_world_group(world);
     int rank = tutti_group_rank(group), size = tutti_group_size(group);
     size_t bytes = count * tutti_dtype_size(dtype);
@@ -43,7 +43,7 @@ static void check_all_reduce(tutti_world *world, tutti_dtype dtype, tutti_op op,
         factors[r] = 0.5 * (1 << r % 4); /* that every type holds exactly */
     }
     tu_kernels_use("reference");
-    tu_reduce(expected, (const void *const *)inputs, size, count, dtype, op, factors, 0);
+    tu_reduce(expected, (const void *const *)inputs, size, count, dtype, reduction, factors, 0);
     tutti_memory *memory = NULL;
     tutti_peers *peers = NULL;
     char *in, *out;
@@ -65,7 +65,7 @@ static void check_all_reduce(tutti_world *world, tutti_dtype dtype, tutti_op op,
                            : dtype == TUTTI_C128 ? TUTTI_F64
                                                  : dtype,
                            1));
-    CHECK_OK(tutti_all_reduce(group, in, out, count, dtype, op,
+    CHECK_OK(tutti_all_reduce(group, in, out, count, dtype, reduction,
                               TUTTI_OPTIONS(tutti_call, .stream = stream, .algorithm = algorithm, .factor = factor)));
     gpu_read(result, out, bytes);
     CHECK_OK(tutti_group_check(group));
@@ -75,7 +75,7 @@ static void check_all_reduce(tutti_world *world, tutti_dtype dtype, tutti_op op,
         while (memcmp((char *)result + i * element, (char *)expected + i * element, element) == 0)
             i++;
         FAIL("all_reduce %s %s of %zu (%s%s, %s) differs at element %zu on rank %d", tutti_dtype_name(dtype),
-             tutti_op_name(op), count, symmetric ? "symmetric" : "private", in_place ? ", in place" : "",
+             tutti_reduction_name(reduction), count, symmetric ? "symmetric" : "private", in_place ? ", in place" : "",
              tutti_algorithm_name(algorithm), i, rank);
     }
     CHECK_OK(tutti_barrier(group, NULL));
@@ -96,10 +96,11 @@ static void check_all_reduce(tutti_world *world, tutti_dtype dtype, tutti_op op,
 
 TEST_GPU(all_reduce_has_the_bits_of_the_serial_loop_for_every_type_and_reduction) {
     for (int dtype = TUTTI_F64; dtype <= TUTTI_C128; dtype++)
-        for (int op = TUTTI_SUM; op <= TUTTI_PREMUL_SUM; op++)
-            if (tutti_op_applies((tutti_op)op, (tutti_dtype)dtype))
-                check_all_reduce(world, (tutti_dtype)dtype, (tutti_op)op, 1003, (dtype + op) % 2 == 0, false,
-                                 op % 3 == 0 ? TUTTI_ALGORITHM_TWO_SHOT : TUTTI_ALGORITHM_ONE_SHOT);
+        for (int reduction = TUTTI_SUM; reduction <= TUTTI_PREMUL_SUM; reduction++)
+            if (tutti_reduction_applies((tutti_reduction)reduction, (tutti_dtype)dtype))
+                check_all_reduce(world, (tutti_dtype)dtype, (tutti_reduction)reduction, 1003,
+                                 (dtype + reduction) % 2 == 0, false,
+                                 reduction % 3 == 0 ? TUTTI_ALGORITHM_TWO_SHOT : TUTTI_ALGORITHM_ONE_SHOT);
 }
 
 TEST_GPU(all_reduce_works_at_every_size_placement_and_algorithm) {

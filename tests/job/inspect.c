@@ -41,7 +41,7 @@ TEST_WORLD(a_job_is_found_in_any_of_its_processes_once, 2) {
     tu_record_view last;
     int rank = tutti_world_rank(world);
     CHECK(tu_recorder_last(tu_page_recorder(view->page, rank), 0, &last));
-    CHECK_EQ(last.info.operation, TU_OP_BARRIER);
+    CHECK_EQ(last.info.operation, TU_OPERATION_BARRIER);
     CHECK_EQ(atomic_load(&tu_page_slot(view->page, rank)->state), TU_RANK_ALIVE);
     tu_inspect_free(&list);
     CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));

@@ -16,14 +16,14 @@ static tu_recorder *new_recorder(void) {
     return recorder;
 }
 
-static tu_op_info operation(tu_operation operation, uint64_t group_key, uint64_t sequence) {
-    return (tu_op_info){ .operation = (uint8_t)operation,
-                         .group_key = group_key,
-                         .sequence = sequence,
-                         .count = 4096,
-                         .dtype = TUTTI_F32,
-                         .reduction = TUTTI_SUM,
-                         .root = -1 };
+static tu_operation_info operation(tu_operation operation, uint64_t group_key, uint64_t sequence) {
+    return (tu_operation_info){ .operation = (uint8_t)operation,
+                                .group_key = group_key,
+                                .sequence = sequence,
+                                .count = 4096,
+                                .dtype = TUTTI_F32,
+                                .reduction = TUTTI_SUM,
+                                .root = -1 };
 }
 
 TEST(a_running_operation_is_the_current_one_and_an_ended_one_the_last) {
@@ -31,7 +31,7 @@ TEST(a_running_operation_is_the_current_one_and_an_ended_one_the_last) {
     tu_record_view view;
     CHECK(!tu_recorder_current(recorder, 0, &view));
     CHECK(!tu_recorder_last(recorder, 0, &view));
-    tu_op_info info = operation(TU_OP_ALL_REDUCE, 7, 1);
+    tu_operation_info info = operation(TU_OPERATION_ALL_REDUCE, 7, 1);
     int64_t before = tu_clock_now();
     uint64_t ticket = tu_record_begin(recorder, &info);
     tu_record_waiting(recorder, ticket, 3);
@@ -53,7 +53,7 @@ TEST(a_running_operation_is_the_current_one_and_an_ended_one_the_last) {
 
 TEST(a_failed_operation_is_not_the_last_one_that_ended_well) {
     tu_recorder *recorder = new_recorder();
-    tu_op_info info = operation(TU_OP_BARRIER, 7, 1);
+    tu_operation_info info = operation(TU_OPERATION_BARRIER, 7, 1);
     tu_record_end(recorder, tu_record_begin(recorder, &info), TUTTI_OK);
     info.sequence = 2;
     tu_record_end(recorder, tu_record_begin(recorder, &info), TUTTI_ERROR_TIMEOUT);
@@ -67,13 +67,13 @@ TEST(a_failed_operation_is_not_the_last_one_that_ended_well) {
 
 TEST(the_ring_keeps_the_newest_entries_and_the_one_that_hangs) {
     tu_recorder *recorder = new_recorder();
-    tu_op_info hanging = operation(TU_OP_RECV, 9, 1);
+    tu_operation_info hanging = operation(TU_OPERATION_RECV, 9, 1);
     uint64_t ticket = tu_record_begin(recorder, &hanging);
-    tu_op_info info = operation(TU_OP_ALL_GATHER, 7, 0);
+    tu_operation_info info = operation(TU_OPERATION_ALL_GATHER, 7, 0);
     for (info.sequence = 1; info.sequence <= 3 * TU_RECORDER_ENTRIES; info.sequence++)
         tu_record_end(recorder, tu_record_begin(recorder, &info), TUTTI_OK);
     tu_record_view view;
-    CHECK(tu_recorder_current(recorder, 0, &view) && view.info.operation == TU_OP_RECV);
+    CHECK(tu_recorder_current(recorder, 0, &view) && view.info.operation == TU_OPERATION_RECV);
     CHECK(tu_recorder_last(recorder, 0, &view) && view.info.sequence == 3 * TU_RECORDER_ENTRIES);
     tu_record_view *views = calloc(TU_RECORDER_ENTRIES, sizeof *views);
     size_t count = tu_recorder_snapshot(recorder, views);
@@ -88,19 +88,19 @@ TEST(the_ring_keeps_the_newest_entries_and_the_one_that_hangs) {
 
 TEST(counters_add_up_per_operation_and_algorithm) {
     tu_recorder *recorder = new_recorder();
-    tu_op_info info = operation(TU_OP_ALL_REDUCE, 7, 1);
+    tu_operation_info info = operation(TU_OPERATION_ALL_REDUCE, 7, 1);
     info.algorithm = 2;
     tu_record_end(recorder, tu_record_begin(recorder, &info), TUTTI_OK);
     info.algorithm = 200; /* beyond the last: counted there */
     tu_record_end(recorder, tu_record_begin(recorder, &info), TUTTI_ERROR_DEAD);
     tu_counters counters;
-    tu_recorder_counters(recorder, TU_OP_ALL_REDUCE, &counters);
+    tu_recorder_counters(recorder, TU_OPERATION_ALL_REDUCE, &counters);
     CHECK_EQ(counters.calls, 2);
     CHECK_EQ(counters.failures, 1);
     CHECK_EQ(counters.bytes, 2 * 4096 * 4);
     CHECK_EQ(counters.by_algorithm[2], 1);
     CHECK_EQ(counters.by_algorithm[TU_COUNTER_ALGORITHMS - 1], 1);
-    tu_recorder_counters(recorder, TU_OP_BARRIER, &counters);
+    tu_recorder_counters(recorder, TU_OPERATION_BARRIER, &counters);
     CHECK_EQ(counters.calls, 0);
     free(recorder);
 }
@@ -111,7 +111,7 @@ TEST(counters_add_up_per_operation_and_algorithm) {
 static void *write_many(void *argument) {
     tu_recorder *recorder = argument;
     for (uint64_t i = 1; i <= CALLS; i++) {
-        tu_op_info info = operation(TU_OP_ALL_REDUCE, i, i);
+        tu_operation_info info = operation(TU_OPERATION_ALL_REDUCE, i, i);
         info.count = i;
         info.tag = (int32_t)i;
         uint64_t ticket = tu_record_begin(recorder, &info);
@@ -130,7 +130,7 @@ TEST(readers_never_see_a_mixture_of_two_entries) {
     for (int round = 0; round < 50; round++) {
         size_t count = tu_recorder_snapshot(recorder, views);
         for (size_t i = 0; i < count; i++) {
-            const tu_op_info *info = &views[i].info;
+            const tu_operation_info *info = &views[i].info;
             CHECK(info->count == info->sequence && info->group_key == info->sequence);
             CHECK((uint64_t)info->tag == info->sequence);
         }
@@ -138,7 +138,7 @@ TEST(readers_never_see_a_mixture_of_two_entries) {
     for (int i = 0; i < WRITERS; i++)
         pthread_join(writers[i], NULL);
     tu_counters counters;
-    tu_recorder_counters(recorder, TU_OP_ALL_REDUCE, &counters);
+    tu_recorder_counters(recorder, TU_OPERATION_ALL_REDUCE, &counters);
     CHECK_EQ(counters.calls, WRITERS * CALLS);
     CHECK_EQ(counters.bytes, (uint64_t)WRITERS * CALLS * (CALLS + 1) / 2 * 4);
     free(views);
@@ -165,25 +165,26 @@ TEST(group_names_last_until_others_need_the_room_and_the_first_lasts_for_ever) {
 TEST(the_text_of_an_operation_says_what_a_person_needs) {
     tu_recorder *recorder = new_recorder();
     int ranks[] = { 0, 1 };
-    tu_op_info info = operation(TU_OP_ALL_REDUCE, 100, 17);
+    tu_operation_info info = operation(TU_OPERATION_ALL_REDUCE, 100, 17);
     info.group_index = tu_recorder_group(recorder, 100, "0", ranks, 2);
     tu_record_view view = { .info = info };
     char text[200];
     tu_record_text(recorder, &view, text, sizeof text);
     CHECK(strcmp(text, "all_reduce 17 of group 0 (f32 sum, 4096 elements)") == 0);
-    view.info = (tu_op_info){ .operation = TU_OP_BARRIER, .sequence = 3, .root = -1 };
+    view.info = (tu_operation_info){ .operation = TU_OPERATION_BARRIER, .sequence = 3, .root = -1 };
     tu_record_text(recorder, &view, text, sizeof text);
     CHECK(strcmp(text, "barrier 3 of group 0") == 0);
-    view.info =
-        (tu_op_info){ .operation = TU_OP_SEND, .sequence = 4, .root = 1, .tag = 9, .dtype = TUTTI_U8, .count = 1 };
+    view.info = (tu_operation_info){
+        .operation = TU_OPERATION_SEND, .sequence = 4, .root = 1, .tag = 9, .dtype = TUTTI_U8, .count = 1
+    };
     tu_record_text(recorder, &view, text, sizeof text);
     CHECK(strcmp(text, "send 4 of group 0 (u8, 1 element, to rank 1, tag 9)") == 0);
     free(recorder);
 }
 
 TEST(every_operation_is_found_by_its_name) {
-    for (int i = 1; i < TU_OP_COUNT; i++)
+    for (int i = 1; i < TU_OPERATION_COUNT; i++)
         CHECK_EQ(tu_operation_find(tu_operation_name((tu_operation)i)), i);
-    CHECK_EQ(tu_operation_find("no_such_thing"), TU_OP_NONE);
+    CHECK_EQ(tu_operation_find("no_such_thing"), TU_OPERATION_NONE);
     CHECK(strcmp(tu_operation_name((tu_operation)250), "?") == 0);
 }

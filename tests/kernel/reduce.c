@@ -41,51 +41,52 @@ static tutti_dtype real_view(tutti_dtype dtype) {
 
 /* ---- the serial loop ---- */
 
-#define DEFINE_STEP(type)                                          \
-    static type step_##type(type a, type b, tutti_op op) {         \
-        bool swap;                                                 \
-        switch (op) {                                              \
-        case TUTTI_PRODUCT:                                        \
-            return a * b;                                          \
-        case TUTTI_MIN:                                            \
-        case TUTTI_MAX:                                            \
-            if (isnan(a) || isnan(b))                              \
-                return NAN;                                        \
-            swap = a > b || (a == b && !signbit(a) && signbit(b)); \
-            return swap == (op == TUTTI_MIN) ? b : a;              \
-        default:                                                   \
-            return a + b;                                          \
-        }                                                          \
+#define DEFINE_STEP(type)                                                \
+    static type step_##type(type a, type b, tutti_reduction reduction) { \
+        bool swap;                                                       \
+        switch (reduction) {                                             \
+        case TUTTI_PRODUCT:                                              \
+            return a * b;                                                \
+        case TUTTI_MIN:                                                  \
+        case TUTTI_MAX:                                                  \
+            if (isnan(a) || isnan(b))                                    \
+                return NAN;                                              \
+            swap = a > b || (a == b && !signbit(a) && signbit(b));       \
+            return swap == (reduction == TUTTI_MIN) ? b : a;             \
+        default:                                                         \
+            return a + b;                                                \
+        }                                                                \
     }
 DEFINE_STEP(float)
 DEFINE_STEP(double)
 
-static void serial_f64(void *to, const void *const *from, int sources, size_t i, tutti_op op, const double *factors) {
+static void serial_f64(void *to, const void *const *from, int sources, size_t i, tutti_reduction reduction,
+                       const double *factors) {
     double sum = 0;
     for (int s = 0; s < sources; s++) {
         double x;
         memcpy(&x, (const char *)from[s] + i * 8, 8);
-        if (op == TUTTI_PREMUL_SUM)
+        if (reduction == TUTTI_PREMUL_SUM)
             x *= factors[s];
-        sum = s == 0 ? x : step_double(sum, x, op);
+        sum = s == 0 ? x : step_double(sum, x, reduction);
     }
-    if (op == TUTTI_AVG)
+    if (reduction == TUTTI_AVG)
         sum /= sources;
     memcpy((char *)to + i * 8, &sum, 8);
 }
 
-static void serial_small(void *to, const void *const *from, int sources, size_t i, tutti_dtype dtype, tutti_op op,
-                         const double *factors) {
+static void serial_small(void *to, const void *const *from, int sources, size_t i, tutti_dtype dtype,
+                         tutti_reduction reduction, const double *factors) {
     size_t size = tutti_dtype_size(dtype);
     float sum = 0;
     for (int s = 0; s < sources; s++) {
         float x;
         CHECK_OK(tutti_convert((const char *)from[s] + i * size, dtype, &x, TUTTI_F32, 1));
-        if (op == TUTTI_PREMUL_SUM)
+        if (reduction == TUTTI_PREMUL_SUM)
             x *= (float)factors[s];
-        sum = s == 0 ? x : step_float(sum, x, op);
+        sum = s == 0 ? x : step_float(sum, x, reduction);
     }
-    if (op == TUTTI_AVG)
+    if (reduction == TUTTI_AVG)
         sum /= (float)sources;
     CHECK_OK(tutti_convert(&sum, TUTTI_F32, (char *)to + i * size, dtype, 1));
 }
@@ -112,8 +113,8 @@ static __int128 cut(__int128 value, tutti_dtype dtype) {
     }
 }
 
-static __int128 step_integer(__int128 a, __int128 b, tutti_op op) {
-    switch (op) {
+static __int128 step_integer(__int128 a, __int128 b, tutti_reduction reduction) {
+    switch (reduction) {
     case TUTTI_PRODUCT:
         return (__int128)((unsigned __int128)a * (unsigned __int128)b);
     case TUTTI_MIN:
@@ -131,43 +132,44 @@ static __int128 step_integer(__int128 a, __int128 b, tutti_op op) {
     }
 }
 
-static void serial_integer(void *to, const void *const *from, int sources, size_t i, tutti_dtype dtype, tutti_op op) {
+static void serial_integer(void *to, const void *const *from, int sources, size_t i, tutti_dtype dtype,
+                           tutti_reduction reduction) {
     size_t size = tutti_dtype_size(dtype);
     __int128 sum = 0;
     for (int s = 0; s < sources; s++) {
         uint64_t bits = 0;
         memcpy(&bits, (const char *)from[s] + i * size, size);
         __int128 x = cut(bits, dtype);
-        sum = s == 0 ? x : cut(step_integer(sum, x, op), dtype);
+        sum = s == 0 ? x : cut(step_integer(sum, x, reduction), dtype);
     }
-    if (op == TUTTI_AVG)
+    if (reduction == TUTTI_AVG)
         sum /= sources;
     uint64_t bits = (uint64_t)sum;
     memcpy((char *)to + i * size, &bits, size);
 }
 
-static void serial_bool(void *to, const void *const *from, int sources, size_t i, tutti_op op) {
+static void serial_bool(void *to, const void *const *from, int sources, size_t i, tutti_reduction reduction) {
     int set = 0;
     for (int s = 0; s < sources; s++)
         set += ((const unsigned char *)from[s])[i] != 0;
-    bool all = op == TUTTI_PRODUCT || op == TUTTI_MIN || op == TUTTI_BAND;
-    ((unsigned char *)to)[i] = op == TUTTI_BXOR ? set % 2 : all ? set == sources : set > 0;
+    bool all = reduction == TUTTI_PRODUCT || reduction == TUTTI_MIN || reduction == TUTTI_BAND;
+    ((unsigned char *)to)[i] = reduction == TUTTI_BXOR ? set % 2 : all ? set == sources : set > 0;
 }
 
-static void serial(void *to, const void *const *from, int sources, size_t count, tutti_dtype dtype, tutti_op op,
-                   const double *factors) {
+static void serial(void *to, const void *const *from, int sources, size_t count, tutti_dtype dtype,
+                   tutti_reduction reduction, const double *factors) {
     if (real_view(dtype) != dtype)
         count *= 2;
     dtype = real_view(dtype);
     for (size_t i = 0; i < count; i++) {
         if (dtype == TUTTI_F64)
-            serial_f64(to, from, sources, i, op, factors);
+            serial_f64(to, from, sources, i, reduction, factors);
         else if (is_float(dtype))
-            serial_small(to, from, sources, i, dtype, op, factors);
+            serial_small(to, from, sources, i, dtype, reduction, factors);
         else if (dtype == TUTTI_BOOL)
-            serial_bool(to, from, sources, i, op);
+            serial_bool(to, from, sources, i, reduction);
         else
-            serial_integer(to, from, sources, i, dtype, op);
+            serial_integer(to, from, sources, i, dtype, reduction);
     }
 }
 
@@ -183,7 +185,7 @@ static bool same(const void *a, const void *b, tutti_dtype dtype) {
 }
 
 static void check_same(const char *set, const void *found, const void *expected, size_t count, tutti_dtype dtype,
-                       tutti_op op, int sources) {
+                       tutti_reduction reduction, int sources) {
     if (real_view(dtype) != dtype)
         count *= 2;
     dtype = real_view(dtype);
@@ -194,8 +196,8 @@ static void check_same(const char *set, const void *found, const void *expected,
             uint64_t x = 0, y = 0;
             memcpy(&x, a, size);
             memcpy(&y, b, size);
-            FAIL("%s: %s of %d %s: element %zu of %zu is %#llx, not %#llx", set, tutti_op_name(op), sources,
-                 tutti_dtype_name(dtype), i, count, (unsigned long long)x, (unsigned long long)y);
+            FAIL("%s: %s of %d %s: element %zu of %zu is %#llx, not %#llx", set, tutti_reduction_name(reduction),
+                 sources, tutti_dtype_name(dtype), i, count, (unsigned long long)x, (unsigned long long)y);
         }
     }
 }
@@ -240,7 +242,7 @@ typedef struct arena {
 } arena;
 
 /* One random shape: sources and destinations at odd addresses, some destination perhaps a source. */
-static void check_one(arena *memory, tutti_dtype dtype, tutti_op op, int sources, size_t count) {
+static void check_one(arena *memory, tutti_dtype dtype, tutti_reduction reduction, int sources, size_t count) {
     const void *from[MOST_SOURCES];
     void *to[3];
     double factors[MOST_SOURCES];
@@ -256,7 +258,7 @@ static void check_one(arena *memory, tutti_dtype dtype, tutti_op op, int sources
     }
     for (int d = 0; d < destinations; d++)
         to[d] = memory->destination[d] + 1 + random_below(64);
-    serial(memory->expected, from, sources, count, dtype, op, factors);
+    serial(memory->expected, from, sources, count, dtype, reduction, factors);
     unsigned char saved[ROOM];
     int shared = (int)random_below((size_t)sources);
     memcpy(saved, from[shared], bytes);
@@ -269,9 +271,9 @@ static void check_one(arena *memory, tutti_dtype dtype, tutti_op op, int sources
             if (d < destinations - 1 || !in_place)
                 memset(memory->destination[d], 0xa5, ROOM);
         }
-        tu_reduce_many(to, destinations, from, sources, count, dtype, op, factors, flags);
+        tu_reduce_many(to, destinations, from, sources, count, dtype, reduction, factors, flags);
         for (int d = 0; d < destinations; d++) {
-            check_same(set, to[d], memory->expected, count, dtype, op, sources);
+            check_same(set, to[d], memory->expected, count, dtype, reduction, sources);
             if (d < destinations - 1 || !in_place) {
                 CHECK_EQ(((unsigned char *)to[d])[-1], 0xa5);
                 CHECK_EQ(((unsigned char *)to[d])[bytes], 0xa5);
@@ -280,25 +282,25 @@ static void check_one(arena *memory, tutti_dtype dtype, tutti_op op, int sources
     }
 }
 
-static void check_all_shapes(tutti_dtype dtype, tutti_op op) {
+static void check_all_shapes(tutti_dtype dtype, tutti_reduction reduction) {
     static const int source_counts[] = { 1, 2, 3, 8, 17, MOST_SOURCES };
     arena *memory = malloc(sizeof *memory);
     CHECK(memory != NULL);
     for (size_t n = 0; n < sizeof source_counts / sizeof source_counts[0]; n++) {
         for (size_t count = 0; count < 8; count++)
-            check_one(memory, dtype, op, source_counts[n], count);
+            check_one(memory, dtype, reduction, source_counts[n], count);
         int rounds = source_counts[n] > 8 ? 2 : 6;
         for (int round = 0; round < rounds; round++)
-            check_one(memory, dtype, op, source_counts[n], random_below(MOST_COUNT));
+            check_one(memory, dtype, reduction, source_counts[n], random_below(MOST_COUNT));
     }
     free(memory);
 }
 
 static void check_dtypes(tutti_dtype first, tutti_dtype last) {
     for (int dtype = first; dtype <= (int)last; dtype++) {
-        for (int op = TUTTI_SUM; op <= TUTTI_PREMUL_SUM; op++) {
-            if (tutti_op_applies((tutti_op)op, (tutti_dtype)dtype))
-                check_all_shapes((tutti_dtype)dtype, (tutti_op)op);
+        for (int reduction = TUTTI_SUM; reduction <= TUTTI_PREMUL_SUM; reduction++) {
+            if (tutti_reduction_applies((tutti_reduction)reduction, (tutti_dtype)dtype))
+                check_all_shapes((tutti_dtype)dtype, (tutti_reduction)reduction);
         }
     }
 }
@@ -336,7 +338,7 @@ static void edge_values(tutti_dtype dtype, uint16_t *edges) {
     }
 }
 
-static void check_pairs(tutti_dtype dtype, tutti_op op) {
+static void check_pairs(tutti_dtype dtype, tutti_reduction reduction) {
     uint16_t edges[EDGES];
     edge_values(dtype, edges);
     uint16_t *pattern = malloc(PATTERNS * sizeof *pattern), *edge = malloc(PATTERNS * sizeof *edge);
@@ -351,15 +353,15 @@ static void check_pairs(tutti_dtype dtype, tutti_op op) {
         CHECK_OK(tutti_convert(&edges[e], dtype, &other, TUTTI_F32, 1));
         for (int i = 0; i < PATTERNS; i++) {
             edge[i] = edges[e];
-            sum[i] = step_float(wide[i], other, op);
+            sum[i] = step_float(wide[i], other, reduction);
         }
         CHECK_OK(tutti_convert(sum, TUTTI_F32, expected, dtype, PATTERNS));
         FOR_EACH_SET(set) {
-            tu_reduce(found, (const void *const[]){ pattern, edge }, 2, PATTERNS, dtype, op, NULL, 0);
+            tu_reduce(found, (const void *const[]){ pattern, edge }, 2, PATTERNS, dtype, reduction, NULL, 0);
             for (int i = 0; i < PATTERNS; i++) {
                 if (found[i] != expected[i] && !same(&found[i], &expected[i], dtype))
-                    FAIL("%s: %s %s: %#x and %#x give %#x, not %#x", set, tutti_dtype_name(dtype), tutti_op_name(op), i,
-                         edges[e], found[i], expected[i]);
+                    FAIL("%s: %s %s: %#x and %#x give %#x, not %#x", set, tutti_dtype_name(dtype),
+                         tutti_reduction_name(reduction), i, edges[e], found[i], expected[i]);
             }
         }
     }
@@ -418,11 +420,11 @@ TEST(every_pair_of_f8_patterns_gives_the_rounded_sum) {
     }
     const void *const from[] = { a, b };
     for (int i = 0; i < 2; i++) {
-        for (int op = TUTTI_SUM; op <= TUTTI_PRODUCT; op++) {
-            serial(expected, from, 2, PATTERNS, small[i], (tutti_op)op, NULL);
+        for (int reduction = TUTTI_SUM; reduction <= TUTTI_PRODUCT; reduction++) {
+            serial(expected, from, 2, PATTERNS, small[i], (tutti_reduction)reduction, NULL);
             FOR_EACH_SET(set) {
-                tu_reduce(found, from, 2, PATTERNS, small[i], (tutti_op)op, NULL, 0);
-                check_same(set, found, expected, PATTERNS, small[i], (tutti_op)op, 2);
+                tu_reduce(found, from, 2, PATTERNS, small[i], (tutti_reduction)reduction, NULL, 0);
+                check_same(set, found, expected, PATTERNS, small[i], (tutti_reduction)reduction, 2);
             }
         }
     }

@@ -147,7 +147,7 @@ static double loss_of(const double *values, int64_t count) {
 
 #define EACH_OPERATOR(op)                               \
     for (int each = 0; each < tu_table_count(); each++) \
-        for (const tu_op *op = tu_table_at(each); op != NULL; op = NULL)
+        for (const tu_operator *op = tu_table_at(each); op != NULL; op = NULL)
 #define NO_ERROR(op, what)                                             \
     do {                                                               \
         if (tt_error_show() != TUTTI_OK)                               \
@@ -231,7 +231,7 @@ TEST(narrower_floats_give_nearly_the_same_values) {
     leave();
 }
 
-static double moved_loss(const tu_op *op, int input, int64_t element, double by) {
+static double moved_loss(const tu_operator *op, int input, int64_t element, double by) {
     maker m = plain(2);
     double values[2048];
     m.moved_input = input;

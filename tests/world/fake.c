@@ -8,7 +8,7 @@
 #include "world/world.h"
 
 static tutti_status operate(tutti_group *group, tu_operation operation) {
-    tu_op_info info = { .operation = operation };
+    tu_operation_info info = { .operation = operation };
     int64_t deadline;
     uint64_t ticket;
     tutti_status status = tu_group_enter(group, 0, &info, &deadline, &ticket);
@@ -30,12 +30,12 @@ TEST(a_fake_world_of_any_size_opens_in_one_process) {
     CHECK_EQ(tutti_group_rank(mine), 1000 % 64);
     CHECK_OK(tutti_group_new(world, (int[]){ 1, 2 }, 2, NULL, &none));
     CHECK(none == TUTTI_NON_GROUP_MEMBER);
-    CHECK_OK(operate(mine, TU_OP_ALL_REDUCE));
-    CHECK_OK(operate(mine, TU_OP_BARRIER));
+    CHECK_OK(operate(mine, TU_OPERATION_ALL_REDUCE));
+    CHECK_OK(operate(mine, TU_OPERATION_BARRIER));
     CHECK_EQ(tutti_group_sequence(mine), 2);
     CHECK_EQ(tutti_group_completed(mine), 2);
     CHECK_OK(tutti_group_abort(mine, "enough"));
-    CHECK_STATUS(operate(mine, TU_OP_BARRIER), TUTTI_ERROR_ABORTED);
+    CHECK_STATUS(operate(mine, TU_OPERATION_BARRIER), TUTTI_ERROR_ABORTED);
     CHECK_MESSAGE("enough");
     tutti_group_release(mine);
     CHECK_OK(tutti_world_close(world));
@@ -58,11 +58,11 @@ TEST(a_fake_world_can_fail_every_collective) {
     tutti_world *world;
     CHECK_OK(tutti_world_open_fake(0, 4, TUTTI_OPTIONS(tutti_fake_options, .error_on_collective = true), &world));
     tutti_group *group = tutti_world_group(world);
-    CHECK_STATUS(operate(group, TU_OP_ALL_REDUCE), TUTTI_ERROR_STATE);
+    CHECK_STATUS(operate(group, TU_OPERATION_ALL_REDUCE), TUTTI_ERROR_STATE);
     CHECK_MESSAGE("FakeProcessGroup collective operation error");
-    CHECK_STATUS(operate(group, TU_OP_BARRIER), TUTTI_ERROR_STATE);
-    CHECK_OK(operate(group, TU_OP_SEND));
-    CHECK_OK(operate(group, TU_OP_RECV));
+    CHECK_STATUS(operate(group, TU_OPERATION_BARRIER), TUTTI_ERROR_STATE);
+    CHECK_OK(operate(group, TU_OPERATION_SEND));
+    CHECK_OK(operate(group, TU_OPERATION_RECV));
     CHECK_OK(tutti_group_check(group)); /* it ended nothing */
     CHECK_OK(tutti_world_close(world));
 }

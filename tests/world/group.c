@@ -202,7 +202,7 @@ TEST_WORLD(destroying_takes_a_group_out_of_its_world, 2) {
     CHECK(tutti_group_find(world, "ptd:1", both, 2) == NULL);
     CHECK_STATUS(tutti_group_destroy(group), TUTTI_ERROR_ARGUMENT);
     CHECK_MESSAGE("already destroyed");
-    tu_op_info info = { .operation = TU_OP_BARRIER };
+    tu_operation_info info = { .operation = TU_OPERATION_BARRIER };
     int64_t deadline;
     uint64_t ticket;
     CHECK_STATUS(tu_group_enter(group, 0, &info, &deadline, &ticket), TUTTI_ERROR_STATE);

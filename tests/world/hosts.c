@@ -81,7 +81,7 @@ TEST(ranks_of_two_hosts_find_each_other) {
 }
 
 static void exchange_numbers(tutti_group *group) {
-    tu_op_info info = { .operation = TU_OP_CONNECTIVITY, .root = -1 };
+    tu_operation_info info = { .operation = TU_OPERATION_CONNECTIVITY, .root = -1 };
     int64_t deadline;
     uint64_t ticket;
     int numbers[4], mine = 10 + group->world->rank;
@@ -116,7 +116,7 @@ static void make_groups(tutti_world *world) {
         exchange_numbers(tutti_world_group(world));
     }
     /* Shared memory cannot be had there, and the error says why. */
-    tu_op_info info = { .operation = TU_OP_RENDEZVOUS, .root = -1 };
+    tu_operation_info info = { .operation = TU_OPERATION_RENDEZVOUS, .root = -1 };
     tu_mapping *mappings[2];
     char byte = 0, bytes[2];
     CHECK_STATUS(tu_group_exchange(across, &info, "memory", &byte, 1, NULL, tu_deadline(TU_SECOND), bytes, mappings),

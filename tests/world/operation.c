@@ -23,7 +23,7 @@ typedef struct hall {
     tutti_group *group;
     tu_piece own;
     tu_mapping *mappings[MOST];
-    uint64_t rounds[TU_OP_COUNT]; /* each operation counts for itself, so that one is not taken for another */
+    uint64_t rounds[TU_OPERATION_COUNT]; /* each operation counts for itself, so that one is not taken for another */
 } hall;
 
 typedef struct counted {
@@ -54,8 +54,8 @@ static hall *enter_hall(tutti_group *group) {
     hall *hall = calloc(1, sizeof *hall);
     CHECK(hall != NULL);
     hall->group = group;
-    CHECK_OK(tu_piece_alloc(group->world->job, "a counter", TU_OP_COUNT * 8, 64, 0, &hall->own));
-    tu_op_info info = { .operation = TU_OP_RENDEZVOUS, .root = -1 };
+    CHECK_OK(tu_piece_alloc(group->world->job, "a counter", TU_OPERATION_COUNT * 8, 64, 0, &hall->own));
+    tu_operation_info info = { .operation = TU_OPERATION_RENDEZVOUS, .root = -1 };
     int64_t deadline;
     uint64_t ticket;
     char nothing = 0, nothings[MOST];
@@ -75,7 +75,9 @@ static void leave_hall(hall *hall) {
 /* One operation: all members meet. */
 static tutti_status meet(hall *hall, tu_operation operation, int64_t timeout_ns) {
     tutti_group *group = hall->group;
-    tu_op_info info = { .operation = operation, .root = -1, .count = 4096, .dtype = TUTTI_F32, .reduction = TUTTI_SUM };
+    tu_operation_info info = {
+        .operation = operation, .root = -1, .count = 4096, .dtype = TUTTI_F32, .reduction = TUTTI_SUM
+    };
     int64_t deadline;
     uint64_t ticket;
     tutti_status status = tu_group_enter(group, timeout_ns, &info, &deadline, &ticket);
@@ -107,7 +109,7 @@ static void curtain(tutti_world *world, const char *key, int count) {
 TEST_WORLD(operations_are_numbered_from_1_in_each_group, 3) {
     hall *hall = enter_hall(tutti_world_group(world));
     for (int i = 0; i < 100; i++)
-        CHECK_OK(meet(hall, TU_OP_ALL_REDUCE, 0));
+        CHECK_OK(meet(hall, TU_OPERATION_ALL_REDUCE, 0));
     CHECK_EQ(tutti_group_sequence(tutti_world_group(world)), 101);
     CHECK_EQ(tutti_group_completed(tutti_world_group(world)), 101);
     leave_hall(hall);
@@ -115,9 +117,9 @@ TEST_WORLD(operations_are_numbered_from_1_in_each_group, 3) {
 
 TEST_WORLD(a_deadline_names_the_missing_rank_and_what_it_does_and_ends_the_group_for_all, 3) {
     hall *hall = enter_hall(tutti_world_group(world));
-    CHECK_OK(meet(hall, TU_OP_ALL_REDUCE, 0));
+    CHECK_OK(meet(hall, TU_OPERATION_ALL_REDUCE, 0));
     if (tutti_world_rank(world) != 2) {
-        CHECK_STATUS(meet(hall, TU_OP_ALL_REDUCE, 150 * TU_MILLISECOND), TUTTI_ERROR_TIMEOUT);
+        CHECK_STATUS(meet(hall, TU_OPERATION_ALL_REDUCE, 150 * TU_MILLISECOND), TUTTI_ERROR_TIMEOUT);
         CHECK_MESSAGE("timeout");
         CHECK_MESSAGE("all_reduce 3 of group 0");
         CHECK_MESSAGE("rank 2 (");
@@ -133,7 +135,7 @@ TEST_WORLD(a_deadline_names_the_missing_rank_and_what_it_does_and_ends_the_group
     }
     curtain(world, "after", 3);
     /* The late rank learns the first cause at once, and so does everybody from now on. */
-    CHECK_STATUS(meet(hall, TU_OP_ALL_REDUCE, 0), TUTTI_ERROR_TIMEOUT);
+    CHECK_STATUS(meet(hall, TU_OPERATION_ALL_REDUCE, 0), TUTTI_ERROR_TIMEOUT);
     CHECK_MESSAGE("group 0 has ended");
     CHECK_STATUS(tutti_group_check(tutti_world_group(world)), TUTTI_ERROR_TIMEOUT);
     CHECK_EQ(detail().at_fault[0], 2);
@@ -150,7 +152,8 @@ TEST_WORLD(a_deadline_names_the_missing_rank_and_what_it_does_and_ends_the_group
 TEST_WORLD(another_operation_under_the_same_number_is_a_mismatch_on_every_rank_and_shows_both, 3) {
     hall *hall = enter_hall(tutti_world_group(world));
     bool odd = tutti_world_rank(world) == 1;
-    CHECK_STATUS(meet(hall, odd ? TU_OP_BROADCAST : TU_OP_ALL_REDUCE, 20 * TU_SECOND), TUTTI_ERROR_MISMATCH);
+    CHECK_STATUS(meet(hall, odd ? TU_OPERATION_BROADCAST : TU_OPERATION_ALL_REDUCE, 20 * TU_SECOND),
+                 TUTTI_ERROR_MISMATCH);
     CHECK_MESSAGE("broadcast 2 of group 0");
     CHECK_MESSAGE("all_reduce 2 of group 0");
     CHECK_MESSAGE("same order");
@@ -165,12 +168,12 @@ TEST_WORLD(a_rank_that_closed_is_told_from_one_that_died, 3) {
         CHECK_OK(tutti_world_close(world));
         return;
     }
-    CHECK_STATUS(meet(hall, TU_OP_BARRIER, 60 * TU_SECOND), TUTTI_ERROR_GONE);
+    CHECK_STATUS(meet(hall, TU_OPERATION_BARRIER, 60 * TU_SECOND), TUTTI_ERROR_GONE);
     CHECK_MESSAGE("rank 1");
     CHECK_MESSAGE("closed its world");
     CHECK_EQ(detail().at_fault[0], 1);
     /* At once, too, for a rank that comes later. */
-    CHECK_STATUS(meet(hall, TU_OP_BARRIER, 60 * TU_SECOND), TUTTI_ERROR_GONE);
+    CHECK_STATUS(meet(hall, TU_OPERATION_BARRIER, 60 * TU_SECOND), TUTTI_ERROR_GONE);
     leave_hall(hall);
 }
 
@@ -186,7 +189,7 @@ static tutti_status die_in_the_middle(tutti_world *world, void *argument) {
             execlp("sleep", "sleep", "0.2", (char *)NULL);
         abort();
     }
-    tutti_status status = meet(hall, TU_OP_ALL_REDUCE, 60 * TU_SECOND);
+    tutti_status status = meet(hall, TU_OPERATION_ALL_REDUCE, 60 * TU_SECOND);
     CHECK_EQ(status, TUTTI_ERROR_DEAD);
     CHECK_MESSAGE("rank 2");
     CHECK_MESSAGE("all_reduce 2 of group 0");
@@ -225,10 +228,10 @@ TEST_WORLD(abort_ends_every_wait_with_the_reason_and_its_origin, 3) {
         CHECK_OK(tutti_group_abort(tutti_world_group(world), "the loss is NaN"));
         CHECK_OK(tutti_group_abort(tutti_world_group(world), "once more"));
     } else {
-        CHECK_STATUS(meet(hall, TU_OP_ALL_REDUCE, 60 * TU_SECOND), TUTTI_ERROR_ABORTED);
+        CHECK_STATUS(meet(hall, TU_OPERATION_ALL_REDUCE, 60 * TU_SECOND), TUTTI_ERROR_ABORTED);
         CHECK_MESSAGE("rank 2 aborted group 0: the loss is NaN");
     }
-    CHECK_STATUS(meet(hall, TU_OP_ALL_REDUCE, 0), TUTTI_ERROR_ABORTED);
+    CHECK_STATUS(meet(hall, TU_OPERATION_ALL_REDUCE, 0), TUTTI_ERROR_ABORTED);
     CHECK_MESSAGE("the loss is NaN");
     CHECK_EQ(detail().at_fault[0], 2);
     tutti_group *late;
@@ -269,7 +272,7 @@ TEST_WORLD(interrupt_ends_a_wait_and_not_the_group, 2) {
     if (tutti_world_rank(world) == 0) {
         pthread_t thread;
         CHECK(pthread_create(&thread, NULL, interrupt_soon, world) == 0);
-        CHECK_STATUS(meet(hall, TU_OP_RECV, 60 * TU_SECOND), TUTTI_ERROR_INTERRUPTED);
+        CHECK_STATUS(meet(hall, TU_OPERATION_RECV, 60 * TU_SECOND), TUTTI_ERROR_INTERRUPTED);
         CHECK_MESSAGE("tutti_world_interrupt");
         pthread_join(thread, NULL);
         tutti_world_resume(world);
@@ -282,17 +285,17 @@ TEST_WORLD(interrupt_ends_a_wait_and_not_the_group, 2) {
 TEST_WORLD(a_receive_that_runs_out_of_time_ends_only_that_wait, 2) {
     hall *hall = enter_hall(tutti_world_group(world));
     if (tutti_world_rank(world) == 0)
-        CHECK_STATUS(meet(hall, TU_OP_RECV, 20 * TU_MILLISECOND), TUTTI_ERROR_TIMEOUT);
+        CHECK_STATUS(meet(hall, TU_OPERATION_RECV, 20 * TU_MILLISECOND), TUTTI_ERROR_TIMEOUT);
     curtain(world, "tried", 2);
     CHECK_OK(tutti_group_check(tutti_world_group(world)));
     CHECK_EQ(tutti_group_sequence(tutti_world_group(world)), 1); /* and took no number of the collectives */
-    CHECK_OK(meet(hall, TU_OP_ALL_REDUCE, 0));
+    CHECK_OK(meet(hall, TU_OPERATION_ALL_REDUCE, 0));
     leave_hall(hall);
 }
 
 TEST_WORLD_THREADS(wrong_arguments_end_nothing, 2) {
     tutti_group *group = tutti_world_group(world);
-    tu_op_info info = { .operation = TU_OP_BARRIER };
+    tu_operation_info info = { .operation = TU_OPERATION_BARRIER };
     int64_t deadline;
     uint64_t ticket;
     CHECK_STATUS(tu_group_enter(NULL, 0, &info, &deadline, &ticket), TUTTI_ERROR_ARGUMENT);
@@ -322,7 +325,7 @@ static tutti_status stop_in_the_middle(tutti_world *world, void *unused) {
     void *pid;
     size_t bytes;
     CHECK_OK(tutti_store_get(tutti_world_store(world), "1", 0, &pid, &bytes));
-    CHECK_STATUS(meet(hall, TU_OP_ALL_REDUCE, 200 * TU_MILLISECOND), TUTTI_ERROR_TIMEOUT);
+    CHECK_STATUS(meet(hall, TU_OPERATION_ALL_REDUCE, 200 * TU_MILLISECOND), TUTTI_ERROR_TIMEOUT);
     CHECK_MESSAGE("stopped");
     kill(atoi(pid), SIGCONT);
     free(pid);
@@ -342,7 +345,7 @@ static tutti_status five_rounds(tutti_world *world, void *argument) {
     hall *hall = enter_hall(tutti_world_group(world));
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < 5 && status == TUTTI_OK; i++)
-        status = meet(hall, TU_OP_ALL_REDUCE, 20 * TU_SECOND);
+        status = meet(hall, TU_OPERATION_ALL_REDUCE, 20 * TU_SECOND);
     leave_hall(hall);
     return status;
 }

@@ -305,7 +305,7 @@ template <class Float> static __device__ __forceinline__ Float min_float(Float a
     return a < b ? a : b;
 }
 
-/* Reductions as the kernels switch on them; numbers are those of tutti_op. */
+/* Reductions as the kernels switch on them; numbers are those of tutti_reduction. */
 enum {
     OP_SUM = 65,
     OP_AVG = 66,
@@ -318,8 +318,8 @@ enum {
     OP_PREMUL_SUM = 73
 };
 
-static __device__ __forceinline__ float combine(as_f32, int op, float a, float x) {
-    switch (op) {
+static __device__ __forceinline__ float combine(as_f32, int reduction, float a, float x) {
+    switch (reduction) {
     case OP_PRODUCT:
         return __fmul_rn(a, x);
     case OP_MIN:
@@ -331,8 +331,8 @@ static __device__ __forceinline__ float combine(as_f32, int op, float a, float x
     }
 }
 
-static __device__ __forceinline__ double combine(as_f64, int op, double a, double x) {
-    switch (op) {
+static __device__ __forceinline__ double combine(as_f64, int reduction, double a, double x) {
+    switch (reduction) {
     case OP_PRODUCT:
         return __dmul_rn(a, x);
     case OP_MIN:
@@ -344,8 +344,8 @@ static __device__ __forceinline__ double combine(as_f64, int op, double a, doubl
     }
 }
 
-static __device__ __forceinline__ uint8_t combine(as_bool, int op, uint8_t a, uint8_t x) {
-    switch (op) {
+static __device__ __forceinline__ uint8_t combine(as_bool, int reduction, uint8_t a, uint8_t x) {
+    switch (reduction) {
     case OP_PRODUCT:
     case OP_MIN:
     case OP_BAND:
@@ -358,8 +358,8 @@ static __device__ __forceinline__ uint8_t combine(as_bool, int op, uint8_t a, ui
 }
 
 template <class Integer>
-static __device__ __forceinline__ Integer combine(plain<Integer>, int op, Integer a, Integer x) {
-    switch (op) {
+static __device__ __forceinline__ Integer combine(plain<Integer>, int reduction, Integer a, Integer x) {
+    switch (reduction) {
     case OP_PRODUCT:
         return (Integer)((uint64_t)a * (uint64_t)x);
     case OP_MIN:
@@ -377,17 +377,18 @@ static __device__ __forceinline__ Integer combine(plain<Integer>, int op, Intege
     }
 }
 
-static __device__ __forceinline__ float finish(as_f32, int op, float a, int n) {
-    return op == OP_AVG ? __fdiv_rn(a, (float)n) : a;
+static __device__ __forceinline__ float finish(as_f32, int reduction, float a, int n) {
+    return reduction == OP_AVG ? __fdiv_rn(a, (float)n) : a;
 }
-static __device__ __forceinline__ double finish(as_f64, int op, double a, int n) {
-    return op == OP_AVG ? __ddiv_rn(a, (double)n) : a;
+static __device__ __forceinline__ double finish(as_f64, int reduction, double a, int n) {
+    return reduction == OP_AVG ? __ddiv_rn(a, (double)n) : a;
 }
 static __device__ __forceinline__ uint8_t finish(as_bool, int, uint8_t a, int) {
     return a;
 }
-template <class Integer> static __device__ __forceinline__ Integer finish(plain<Integer>, int op, Integer a, int n) {
-    return op == OP_AVG ? (Integer)(a / (Integer)n) : a;
+template <class Integer>
+static __device__ __forceinline__ Integer finish(plain<Integer>, int reduction, Integer a, int n) {
+    return reduction == OP_AVG ? (Integer)(a / (Integer)n) : a;
 }
 
 static __device__ __forceinline__ float scale(as_f32, float x, double factor) {

@@ -100,7 +100,7 @@ typedef struct tu_cuda_reduce_args {
     uint64_t count;                 /* elements of the whole input */
     uint64_t row; /* reduce_scatter that splits the last dimension: elements of a row, all inputs symmetric; else 0 */
     double factor;
-    int32_t op; /* tutti_op */
+    int32_t reduction; /* tutti_reduction */
     int32_t mode;
     uint64_t parts[TU_CUDA_RANKS + 1]; /* of TU_CUDA_SCATTER: where each rank's part begins */
 } tu_cuda_reduce_args;

@@ -70,28 +70,28 @@ struct sources {
 
 /* One element, from all sources. */
 template <class Type>
-static __device__ typename Type::storage reduce_one(const sources &s, int n, int op, uint64_t element) {
+static __device__ typename Type::storage reduce_one(const sources &s, int n, int reduction, uint64_t element) {
     typedef typename Type::storage storage;
     typedef typename arithmetic_of<Type>::type arithmetic;
     typename Type::accumulator a = 0;
     for (int r = 0; r < n; r++) {
         typename Type::accumulator x = Type::load(*(const storage *)(s.address[r] + element * sizeof(storage)));
-        if (op == OP_PREMUL_SUM)
+        if (reduction == OP_PREMUL_SUM)
             x = scaler<Type, is_float<Type>::value>::apply(x, s.factor[r]);
-        a = r == 0 ? x : combine(arithmetic(), op, a, x);
+        a = r == 0 ? x : combine(arithmetic(), reduction, a, x);
     }
-    return Type::store(finish(arithmetic(), op, a, n));
+    return Type::store(finish(arithmetic(), reduction, a, n));
 }
 
 /* Combines all lanes of a vector; the reduction is looked at once per vector. */
 template <class Arithmetic, int lanes, class A>
-static __device__ __forceinline__ void combine_lanes(int op, A (&a)[lanes], const A (&x)[lanes]) {
+static __device__ __forceinline__ void combine_lanes(int reduction, A (&a)[lanes], const A (&x)[lanes]) {
     auto with = [&](int constant) {
 #pragma unroll
         for (int lane = 0; lane < lanes; lane++)
             a[lane] = combine(Arithmetic(), constant, a[lane], x[lane]);
     };
-    switch (op) {
+    switch (reduction) {
     case OP_PRODUCT:
         return with(OP_PRODUCT);
     case OP_MIN:
@@ -122,21 +122,21 @@ static __device__ __forceinline__ void unpack(uint4 v, typename Type::accumulato
 }
 
 template <class Type, int lanes>
-static __device__ __forceinline__ uint4 pack(typename Type::accumulator (&a)[lanes], int op, int n) {
+static __device__ __forceinline__ uint4 pack(typename Type::accumulator (&a)[lanes], int reduction, int n) {
     union {
         uint4 v;
         typename Type::storage e[lanes];
     } out;
 #pragma unroll
     for (int lane = 0; lane < lanes; lane++)
-        out.e[lane] = Type::store(finish(typename arithmetic_of<Type>::type(), op, a[lane], n));
+        out.e[lane] = Type::store(finish(typename arithmetic_of<Type>::type(), reduction, a[lane], n));
     return out.v;
 }
 
 /* 16 bytes. N > 0: a sum (or avg) of that many sources, all loads in flight together. N 0: any number, any
  * reduction. */
 template <class Type, int N>
-static __device__ __forceinline__ uint4 reduce_vector(const sources &s, int n, int op, uint64_t byte) {
+static __device__ __forceinline__ uint4 reduce_vector(const sources &s, int n, int reduction, uint64_t byte) {
     typedef typename arithmetic_of<Type>::type arithmetic;
     constexpr int lanes = 16 / sizeof(typename Type::storage);
     typename Type::accumulator a[lanes], x[lanes];
@@ -153,7 +153,7 @@ static __device__ __forceinline__ uint4 reduce_vector(const sources &s, int n, i
             for (int lane = 0; lane < lanes; lane++)
                 a[lane] = combine(arithmetic(), OP_SUM, a[lane], x[lane]);
         }
-        return pack<Type>(a, op, n);
+        return pack<Type>(a, reduction, n);
     }
     uint4 next = load_vector(s.address[0] + byte);
 #pragma unroll 1
@@ -162,25 +162,25 @@ static __device__ __forceinline__ uint4 reduce_vector(const sources &s, int n, i
         if (r + 1 < n)
             next = load_vector(s.address[r + 1] + byte); /* one ahead */
         unpack<Type>(here, x);
-        if (op == OP_PREMUL_SUM)
+        if (reduction == OP_PREMUL_SUM)
 #pragma unroll
             for (int lane = 0; lane < lanes; lane++)
                 x[lane] = scaler<Type, is_float<Type>::value>::apply(x[lane], s.factor[r]);
         if (r > 0) {
-            combine_lanes<arithmetic>(op, a, x);
+            combine_lanes<arithmetic>(reduction, a, x);
             continue;
         }
 #pragma unroll
         for (int lane = 0; lane < lanes; lane++)
             a[lane] = x[lane];
     }
-    return pack<Type>(a, op, n);
+    return pack<Type>(a, reduction, n);
 }
 
 /* Elements [begin, end) of the sources, to `out` (which points at element `begin`) or, with push, to the same elements
  * of every target. The block's threads stride over it together. */
 template <class Type, int N>
-static __device__ void reduce_range(const sources &s, int n, int op, uint64_t begin, uint64_t end, uint8_t *out,
+static __device__ void reduce_range(const sources &s, int n, int reduction, uint64_t begin, uint64_t end, uint8_t *out,
                                     bool push) {
     typedef typename Type::storage storage;
     uint64_t bits = begin * sizeof(storage);
@@ -201,7 +201,7 @@ static __device__ void reduce_range(const sources &s, int n, int op, uint64_t be
             uint4 result[unroll];
 #pragma unroll
             for (int u = 0; u < unroll; u++)
-                result[u] = reduce_vector<Type, N>(s, n, op, byte + u * step);
+                result[u] = reduce_vector<Type, N>(s, n, reduction, byte + u * step);
 #pragma unroll
             for (int u = 0; u < unroll; u++) {
                 if (!push) {
@@ -213,7 +213,7 @@ static __device__ void reduce_range(const sources &s, int n, int op, uint64_t be
             }
         }
         for (; byte < last; byte += step) {
-            uint4 result = reduce_vector<Type, N>(s, n, op, byte);
+            uint4 result = reduce_vector<Type, N>(s, n, reduction, byte);
             if (!push)
                 store_vector(out + (byte - first), result);
             else
@@ -223,7 +223,7 @@ static __device__ void reduce_range(const sources &s, int n, int op, uint64_t be
         done = last / sizeof(storage);
     }
     for (uint64_t i = done + threadIdx.x; i < end; i += blockDim.x) {
-        storage result = reduce_one<Type>(s, n, op, i);
+        storage result = reduce_one<Type>(s, n, reduction, i);
         if (!push)
             *(storage *)(out + (i - begin) * sizeof(storage)) = result;
         else
@@ -257,12 +257,12 @@ static __device__ void reduce_direct(const tu_cuda_reduce_args &args, sources &s
         for (uint64_t i = cut(total, block, blocks, grain) + threadIdx.x; i < cut(total, block + 1, blocks, grain);
              i += blockDim.x)
             ((storage *)args.out)[i] =
-                reduce_one<Type>(s, m.size, args.op, i / columns * args.row + m.rank * columns + i % columns);
+                reduce_one<Type>(s, m.size, args.reduction, i / columns * args.row + m.rank * columns + i % columns);
     } else if (args.mode == TU_CUDA_TWO_SHOT || args.out != 0) {
         range part = part_of(args, m.rank, m.size, grain);
         uint64_t from = cut(part.count, block, blocks, grain), to = cut(part.count, block + 1, blocks, grain);
         uint64_t base = args.mode == TU_CUDA_ONE_SHOT ? 0 : part.first;
-        reduce_range<Type, N>(s, m.size, args.op, part.first + from, part.first + to,
+        reduce_range<Type, N>(s, m.size, args.reduction, part.first + from, part.first + to,
                               (uint8_t *)args.out + (part.first + from - base) * sizeof(storage),
                               args.mode == TU_CUDA_TWO_SHOT);
     }
@@ -312,7 +312,7 @@ static __device__ void reduce_staged(const tu_cuda_reduce_args &args, sources &s
         if (args.mode == TU_CUDA_TWO_SHOT)
             out = (uint8_t *)args.scratch;
         if (args.mode == TU_CUDA_TWO_SHOT || args.out != 0)
-            reduce_range<Type, N>(s, n, args.op, here.from, here.to, out + here.from * sizeof(storage), false);
+            reduce_range<Type, N>(s, n, args.reduction, here.from, here.to, out + here.from * sizeof(storage), false);
         if (!meet(m, epoch))
             return;
         for (int r = 0; args.mode == TU_CUDA_TWO_SHOT && args.out != 0 && r < n; r++) {
@@ -340,7 +340,7 @@ template <class Type, int N> static __device__ void reduce_body(const tu_cuda_re
             s.factor[threadIdx.x] = args.factor;
         }
         __syncthreads();
-        if (args.op != OP_PREMUL_SUM) { /* whose factors have to be handed over */
+        if (args.reduction != OP_PREMUL_SUM) { /* whose factors have to be handed over */
             reduce_direct<Type, N>(args, s, epoch);
             epoch.keep();
             return;

@@ -389,7 +389,7 @@ static int blocks_for(const team *t, uint64_t bytes) {
 static tu_cuda_kernel reduce_kernel(const team *t, const tu_device_task *task) {
     tutti_dtype dtype = task->dtype == TUTTI_C64 ? TUTTI_F32 : task->dtype == TUTTI_C128 ? TUTTI_F64 : task->dtype;
     int by_size = t->size == 2 ? 0 : t->size == 4 ? 1 : t->size == 8 ? 2 : -1;
-    if (by_size >= 0 && (task->op == TUTTI_SUM || task->op == TUTTI_AVG)) {
+    if (by_size >= 0 && (task->reduction == TUTTI_SUM || task->reduction == TUTTI_AVG)) {
         if (dtype == TUTTI_F32)
             return (tu_cuda_kernel)(TU_CUDA_REDUCE_F32_2 + by_size);
         if (dtype == TUTTI_F16)
@@ -436,7 +436,7 @@ static tutti_status run_reduce(team *t, tu_device_task *task) {
                                  .count = count,
                                  .row = task->row,
                                  .factor = task->factor,
-                                 .op = task->op,
+                                 .reduction = task->reduction,
                                  .mode = scatter    ? TU_CUDA_SCATTER
                                          : one_shot ? TU_CUDA_ONE_SHOT
                                                     : TU_CUDA_TWO_SHOT };

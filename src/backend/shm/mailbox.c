@@ -135,7 +135,7 @@ static tutti_status wait_slowly(slow_wait *state, tu_operation operation, const 
                                 bool (*ready)(void *), bool (*act)(void *), bool (*missing)(void *, int)) {
     tutti_group *group = state->peers->group;
     tutti_world *world = group->world;
-    tu_op_info info = { .operation = (uint8_t)operation, .root = state->other, .tag = state->channel };
+    tu_operation_info info = { .operation = (uint8_t)operation, .root = state->other, .tag = state->channel };
     tutti_status status =
         tu_timeout_choose("timeout_ns", call->timeout_ns, group->timeout_ns, world->timeout_ns, &info.timeout_ns);
     if (status != TUTTI_OK)
@@ -162,7 +162,7 @@ static tutti_status meet_faults(const tu_backend_peers *peers, tu_operation oper
     tutti_group *group = peers->group;
     if (__builtin_expect(group->world->faults == NULL, 1))
         return TUTTI_OK;
-    tu_op_info info = {
+    tu_operation_info info = {
         .operation = (uint8_t)operation, .root = -1, .group_key = group->key, .group_index = group->recorder_index
     };
     return tu_fault_meet(group, &info);
@@ -235,18 +235,18 @@ static bool try_quickly(const tu_backend_peers *peers, bool (*ready)(void *), sl
 
 tutti_status tu_shm_signal(const tu_backend_peers *peers, int to, int channel, const tu_backend_call *call) {
     slow_wait state = { .peers = peers, .other = to, .channel = channel };
-    tutti_status status = meet_faults(peers, TU_OP_PEERS_SIGNAL);
+    tutti_status status = meet_faults(peers, TU_OPERATION_PEERS_SIGNAL);
     if (status != TUTTI_OK || try_quickly(peers, try_send, &state))
         return tu_not_entered(status);
-    return wait_slowly(&state, TU_OP_PEERS_SIGNAL, call, is_empty, try_send, missing_other);
+    return wait_slowly(&state, TU_OPERATION_PEERS_SIGNAL, call, is_empty, try_send, missing_other);
 }
 
 tutti_status tu_shm_wait_signal(const tu_backend_peers *peers, int from, int channel, const tu_backend_call *call) {
     slow_wait state = { .peers = peers, .other = from, .channel = channel };
-    tutti_status status = meet_faults(peers, TU_OP_PEERS_WAIT_SIGNAL);
+    tutti_status status = meet_faults(peers, TU_OPERATION_PEERS_WAIT_SIGNAL);
     if (status != TUTTI_OK || try_quickly(peers, try_take, &state))
         return tu_not_entered(status);
-    return wait_slowly(&state, TU_OP_PEERS_WAIT_SIGNAL, call, is_full, try_take, missing_other);
+    return wait_slowly(&state, TU_OPERATION_PEERS_WAIT_SIGNAL, call, is_full, try_take, missing_other);
 }
 
 /* Whether a member has died. A program that only tests has nobody else to look, so it looks itself, every now and
@@ -270,7 +270,8 @@ tutti_status tu_shm_test_signal(const tu_backend_peers *peers, int from, int cha
     tu_backend_call at_once = {
         .timeout_ns = 1
     }; /* this wait ends with the sender's last signal, or with the story of its end */
-    tutti_status status = wait_slowly(&state, TU_OP_PEERS_WAIT_SIGNAL, &at_once, is_full, try_take, missing_other);
+    tutti_status status =
+        wait_slowly(&state, TU_OPERATION_PEERS_WAIT_SIGNAL, &at_once, is_full, try_take, missing_other);
     *arrived = status == TUTTI_OK;
     return status;
 }
@@ -318,7 +319,7 @@ static void resume_later(const tu_backend_peers *peers, int channel) {
 }
 
 tutti_status tu_shm_barrier(const tu_backend_peers *peers, int channel, const tu_backend_call *call) {
-    tutti_status status = meet_faults(peers, TU_OP_PEERS_BARRIER);
+    tutti_status status = meet_faults(peers, TU_OPERATION_PEERS_BARRIER);
     if (status != TUTTI_OK)
         return tu_not_entered(status);
     slow_wait state = { .peers = peers, .other = -1, .channel = channel };
@@ -329,7 +330,7 @@ tutti_status tu_shm_barrier(const tu_backend_peers *peers, int channel, const tu
     }
     if (try_quickly(peers, all_arrived, &state))
         return TUTTI_OK;
-    status = wait_slowly(&state, TU_OP_PEERS_BARRIER, call, all_arrived, NULL, missing_arrival);
+    status = wait_slowly(&state, TU_OPERATION_PEERS_BARRIER, call, all_arrived, NULL, missing_arrival);
     if (status == TUTTI_ERROR_INTERRUPTED)
         resume_later(peers, channel);
     return status;
