@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "autograd/function.h"
-#include "autograd/module.h"
+#include "nn/module.h"
 
 struct tu_backward_hooks {
     int references; /* the call's, and one per wrapper node */

@@ -2,7 +2,7 @@
  *
  * Modules: their parameters, children, hooks and calls.
  */
-#include "autograd/module.h"
+#include "nn/module.h"
 
 #include <stdlib.h>
 #include <string.h>

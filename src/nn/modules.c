@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "autograd/module.h"
+#include "nn/module.h"
 
 /* Adds a parameter made in a scope of its own; true on success. */
 static bool add_parameter(tt_module *module, const char *name, tt_tensor *values) {

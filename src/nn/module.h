@@ -2,8 +2,8 @@
  *
  * Modules inside.
  */
-#ifndef TU_AUTOGRAD_MODULE_H
-#define TU_AUTOGRAD_MODULE_H
+#ifndef TU_NN_MODULE_H
+#define TU_NN_MODULE_H
 
 #include <stdatomic.h>
 
