@@ -37,7 +37,7 @@ class Call(ctypes.Structure):
 
 
 class MemoryOptions(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("device", ctypes.c_int), ("device_index", ctypes.c_int), ("alignment", ctypes.c_size_t),
+    _fields_ = [("size", ctypes.c_size_t), ("device", ctypes.c_int), ("alignment", ctypes.c_size_t),
                 ("pad", ctypes.c_size_t), ("group", ctypes.c_void_p), ("persistent", ctypes.c_bool), ("id", ctypes.c_uint64), ("huge", ctypes.c_int)]
 
 
@@ -45,7 +45,7 @@ tutti = ctypes.CDLL(arguments.library)
 for name in ("tutti_world_group", "tutti_memory_data"):
     getattr(tutti, name).restype = ctypes.c_void_p
 tutti.tutti_error_message.restype = ctypes.c_char_p
-BF16, SUM, CUDA = 4, 65, 2
+BF16, SUM, CUDA = 4, 65, 0x100
 
 
 def must(status):
@@ -74,7 +74,7 @@ def candidates(bytes_):
     count = bytes_ // 2
     theirs = symm_mem.empty(count, dtype=torch.bfloat16, device="cuda")
     symm_mem.rendezvous(theirs, dist.group.WORLD)
-    options = MemoryOptions(ctypes.sizeof(MemoryOptions), CUDA, 0, 0, 0, None, False, 0, -1)
+    options = MemoryOptions(ctypes.sizeof(MemoryOptions), CUDA + 1, 0, 0, None, False, 0, 0)
     memory, peers = ctypes.c_void_p(), ctypes.c_void_p()
     must(tutti.tutti_memory_alloc(world, ctypes.c_size_t(2 * bytes_), ctypes.byref(options), ctypes.byref(memory)))
     must(tutti.tutti_memory_rendezvous(memory, group, ctypes.byref(peers)))

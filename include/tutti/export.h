@@ -31,6 +31,16 @@
 #define TUTTI_PRINTF(text, first)
 #endif
 
+/* What a field of an options struct holds where 0, the default, is not meant: none of what is counted; no at all; the
+ * number zero. */
+#define TUTTI_NONE (-1)
+#define TUTTI_ZERO (-0.0)
+/* Yes or no where 0 means that the library chooses. */
+typedef enum tutti_choice {
+    TUTTI_NO = 1,
+    TUTTI_YES = 2
+} tutti_choice;
+
 #ifndef __cplusplus
 #define TUTTI_OPTIONS(type, ...) (&(type){ .size = sizeof(type), __VA_ARGS__ })
 #endif

@@ -30,6 +30,7 @@
 #include <stdint.h>
 
 #include <tutti/call.h>
+#include <tutti/device.h>
 #include <tutti/dtype.h>
 #include <tutti/group.h>
 #include <tutti/status.h>
@@ -42,34 +43,24 @@ extern "C" {
 typedef struct tutti_memory tutti_memory;
 typedef struct tutti_peers tutti_peers;
 
-/* Where memory lies. 0 stands for the CPU wherever a device may be left open. */
-typedef enum tutti_device {
-    TUTTI_CPU = 1,
-    TUTTI_CUDA = 2
-} tutti_device;
-
-/* "cpu", "cuda"; "?" for a value that is no device. */
-TUTTI_API const char *tutti_device_name(tutti_device device);
-
 /* ---- allocating ---- */
 
 typedef struct tutti_memory_options {
     size_t size;
     tutti_device device;     /* 0: TUTTI_CPU */
-    int device_index;        /* of a GPU; -1: the current one */
     size_t alignment;        /* of the data: a power of two up to 2 MiB; 0: 128 */
     size_t signal_pad_bytes; /* a multiple of 4; 0: the world's (tutti_memory_signal_pad_bytes) */
     tutti_group *group;      /* default group of a later rendezvous, kept by the block; NULL: none */
     bool persistent;         /* the block belongs to `persistent_id`: see below */
     uint64_t persistent_id;
-    int huge_pages; /* 1: ask for them, 0: do not, -1: when they help */
+    tutti_choice huge_pages; /* 0: TUTTI_HUGE_PAGES, else when they help */
 } tutti_memory_options;
 #ifdef __cplusplus
 #define TUTTI_MEMORY_OPTIONS_INIT \
-    { sizeof(tutti_memory_options), (tutti_device)0, -1, 0, 0, 0, false, 0, -1 }
+    { sizeof(tutti_memory_options), 0, 0, 0, 0, false, 0, (tutti_choice)0 }
 #else
 #define TUTTI_MEMORY_OPTIONS_INIT \
-    { .size = sizeof(tutti_memory_options), .device_index = -1, .huge_pages = -1 }
+    { .size = sizeof(tutti_memory_options) }
 #endif
 
 /* A zeroed block of `bytes` bytes; zero bytes are allowed. Local: it never communicates.
@@ -93,8 +84,8 @@ TUTTI_API void *tutti_memory_data(const tutti_memory *memory);
 TUTTI_API size_t tutti_memory_bytes(const tutti_memory *memory);
 TUTTI_API void *tutti_memory_signal_pad(const tutti_memory *memory); /* this rank's own */
 TUTTI_API size_t tutti_memory_pad_bytes(const tutti_memory *memory); /* of this block, as it was allocated */
+/* Where it lies, a GPU with its number. */
 TUTTI_API tutti_device tutti_memory_device(const tutti_memory *memory);
-TUTTI_API int tutti_memory_device_index(const tutti_memory *memory); /* -1 for the CPU */
 
 /* The block whose data holds `pointer`, or NULL: is this pointer symmetric? O(log n). Lent: valid while the block is
  * allocated. */
@@ -131,7 +122,7 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_memory_set_backend(tutti_world *world
 
 /* Whether the device can write to all its peers at once. False for the CPU and for a device that is not there; never
  * fails. */
-TUTTI_API bool tutti_memory_has_multicast_support(tutti_world *world, tutti_device device, int device_index);
+TUTTI_API bool tutti_memory_has_multicast_support(tutti_world *world, tutti_device device);
 
 /* ---- 32-bit words in order ---- */
 
@@ -142,22 +133,21 @@ typedef struct tutti_view {
     size_t size;
     void *data; /* of the first element */
     tutti_dtype dtype;
-    tutti_device device;
-    int device_index;
+    tutti_device device; /* 0: TUTTI_CPU */
     int dimensions;
     int64_t shape[TUTTI_VIEW_DIMENSIONS];
     int64_t strides[TUTTI_VIEW_DIMENSIONS]; /* in elements */
 } tutti_view;
 #ifdef __cplusplus
-#define TUTTI_VIEW_INIT                                                         \
-    {                                                                           \
-        sizeof(tutti_view), 0, (tutti_dtype)0, (tutti_device)0, -1, 0, { 0 }, { \
-            0                                                                   \
-        }                                                                       \
+#define TUTTI_VIEW_INIT                                       \
+    {                                                         \
+        sizeof(tutti_view), 0, (tutti_dtype)0, 0, 0, { 0 }, { \
+            0                                                 \
+        }                                                     \
     }
 #else
 #define TUTTI_VIEW_INIT \
-    { .size = sizeof(tutti_view), .device_index = -1 }
+    { .size = sizeof(tutti_view) }
 #endif
 
 /* Number of elements and of bytes of a view; 0 for NULL. */

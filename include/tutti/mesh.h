@@ -5,7 +5,7 @@
  *     int shape[] = { 2, 4 };
  *     const char *names[] = { "data", "tensor" };
  *     tutti_mesh *mesh;
- *     tutti_mesh_new(world, "cpu", shape, 2, TUTTI_OPTIONS(tutti_mesh_options, .names = names), &mesh);
+ *     tutti_mesh_new(world, TUTTI_CPU, shape, 2, TUTTI_OPTIONS(tutti_mesh_options, .names = names), &mesh);
  *     tutti_mesh_group(mesh, 1, &group);      // the four ranks of this rank's row
  *
  * Making a mesh and flattening one are collective over the world; everything else is local. A rank that is not in the
@@ -14,6 +14,7 @@
 #ifndef TUTTI_MESH_H
 #define TUTTI_MESH_H
 
+#include <tutti/device.h>
 #include <tutti/group.h>
 
 #ifdef __cplusplus
@@ -40,10 +41,11 @@ typedef struct tutti_mesh_options {
     { .size = sizeof(tutti_mesh_options) }
 #endif
 
-/* `device` is "cpu", "cuda", …: letters only. A dimension that spans the whole world uses the default group; each other
- * gets one group per choice of the other coordinates, in row-major order, described as "mesh_<name>" or "mesh_dim_<i>".
+/* `device` is where the ranks compute: TUTTI_CPU (or 0), TUTTI_CUDA; a kind, without a number. A dimension that spans
+ * the whole world uses the default group; each other gets one group per choice of the other coordinates, in row-major
+ * order, described as "mesh_<name>" or "mesh_dim_<i>".
  */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_mesh_new(tutti_world *world, const char *device, const int *shape,
+TUTTI_API TUTTI_CHECKED tutti_status tutti_mesh_new(tutti_world *world, tutti_device device, const int *shape,
                                                     int dim_count, const tutti_mesh_options *options,
                                                     tutti_mesh **mesh);
 TUTTI_API tutti_mesh *tutti_mesh_keep(tutti_mesh *mesh);
@@ -52,7 +54,8 @@ TUTTI_API void tutti_mesh_release(tutti_mesh *mesh);
 TUTTI_API int tutti_mesh_dim_count(const tutti_mesh *mesh);
 /* Ranks along one dimension; -1: of the whole mesh. */
 TUTTI_API int tutti_mesh_size(const tutti_mesh *mesh, int dim);
-TUTTI_API const char *tutti_mesh_device(const tutti_mesh *mesh);
+/* The kind of device it was made for; 0 for NULL. */
+TUTTI_API tutti_device tutti_mesh_device(const tutti_mesh *mesh);
 /* NULL without names. */
 TUTTI_API const char *tutti_mesh_dim_name(const tutti_mesh *mesh, int dim);
 /* Which dimension has that name: TUTTI_ERROR_NOT_FOUND when none has. */

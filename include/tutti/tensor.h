@@ -30,6 +30,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include <tutti/device.h>
 #include <tutti/dtype.h>
 #include <tutti/status.h>
 
@@ -109,23 +110,18 @@ TUTTI_API void tt_memory_trim(void);
 
 /* ---- making tensors ---- */
 
-typedef enum tt_device {
-    TT_DEVICE_CPU = 1,
-    TT_DEVICE_META = 2
-} tt_device;
-
 typedef struct tt_options {
     size_t size;
-    tt_device device;   /* 0: cpu */
-    bool requires_grad; /* floating-point and complex only */
-    const char *name;   /* shown in error messages and when printed; copied */
+    tutti_device device; /* 0: TUTTI_CPU */
+    bool requires_grad;  /* floating-point and complex only */
+    const char *name;    /* shown in error messages and when printed; copied */
 } tt_options;
 #ifdef __cplusplus
 #define TT_OPTIONS_INIT \
-    { sizeof(tt_options), TT_DEVICE_CPU, false, 0 }
+    { sizeof(tt_options), 0, false, 0 }
 #else
 #define TT_OPTIONS_INIT \
-    { .size = sizeof(tt_options), .device = TT_DEVICE_CPU }
+    { .size = sizeof(tt_options) }
 #endif
 
 TUTTI_API tt_tensor *tt_empty(tt_dims shape, tutti_dtype dtype, const tt_options *options); /* contents undefined */
@@ -162,7 +158,7 @@ TUTTI_API tt_tensor *tt_normal_(tt_tensor *x, double mean, double deviation);
 /* ---- asking a tensor ---- */
 
 TUTTI_API tutti_dtype tt_dtype(const tt_tensor *x);
-TUTTI_API tt_device tt_device_of(const tt_tensor *x);
+TUTTI_API tutti_device tt_device_of(const tt_tensor *x);
 TUTTI_API int tt_ndim(const tt_tensor *x);
 TUTTI_API int64_t tt_size(const tt_tensor *x, int dim);   /* negative dims count from the end, here and everywhere */
 TUTTI_API int64_t tt_stride(const tt_tensor *x, int dim); /* in elements */

@@ -20,6 +20,7 @@
 #include <tutti/call.h>
 #include <tutti/collective.h>
 #include <tutti/connectivity.h>
+#include <tutti/device.h>
 #include <tutti/dtype.h>
 #include <tutti/export.h>
 #include <tutti/fault.h>

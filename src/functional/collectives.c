@@ -108,7 +108,7 @@ TU_OPERATOR(all_reduce) = { .name = "all_reduce",
                             .sample = all_reduce_sample };
 
 static bool on_meta(const tt_tensor *x) {
-    return x != NULL && x->magic == TU_MAGIC_ALIVE && x->device == TT_DEVICE_META;
+    return x != NULL && x->magic == TU_MAGIC_ALIVE && x->device == TUTTI_META;
 }
 
 static tt_tensor *all_reduce(tt_tensor *x, tutti_reduction op, double factor, tutti_group *group, bool in_place) {
@@ -526,7 +526,7 @@ static tt_tensor_list together(const char *who, tt_tensor_list list, one_of *sta
     for (size_t i = 0; i < list.count; i++) {
         if (tu_pending_take(tu_tensor_check(who, "list", list.at[i])) != TUTTI_OK)
             return none;
-        real = real || list.at[i]->device == TT_DEVICE_CPU;
+        real = real || list.at[i]->device == TUTTI_CPU;
         tt_wait(list.at[i]);
     }
     tt_tensor **results = tu_scope_memory((list.count + 1) * sizeof *results);

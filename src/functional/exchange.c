@@ -222,7 +222,7 @@ static tt_tensor *placeholder(const tt_tensor *x) {
 static bool usable(const char *who, tt_tensor *x, bool writes) {
     if (tu_pending_take(tu_tensor_check(who, "x", x)) != TUTTI_OK)
         return false;
-    if (x->device == TT_DEVICE_META)
+    if (x->device == TUTTI_META)
         return true;
     if (tu_pending_take(tu_tensor_ready(who, "x", x)) != TUTTI_OK ||
         (writes && tu_pending_take(tu_storage_wait_write(x->storage)) != TUTTI_OK))
@@ -234,7 +234,7 @@ static bool usable(const char *who, tt_tensor *x, bool writes) {
 
 static tt_tensor *start_send(tt_tensor *x, int to, int tag, tutti_group *group) {
     tt_tensor *mark = placeholder(x);
-    if (x->device == TT_DEVICE_META || mark == NULL)
+    if (x->device == TUTTI_META || mark == NULL)
         return mark;
     tt_tensor *from = tu_stage_in(x, x->dtype);
     if (from == NULL) {
@@ -252,7 +252,7 @@ static tt_tensor *start_send(tt_tensor *x, int to, int tag, tutti_group *group) 
 }
 
 static tt_tensor *start_recv(tt_tensor *x, int source, int tag, tutti_group *group) {
-    if (x->device == TT_DEVICE_META)
+    if (x->device == TUTTI_META)
         return x;
     tutti_work *work;
     tutti_call call;
@@ -285,7 +285,7 @@ tt_tensor_list tt_batch_p2p(size_t count, const tt_p2p *operations, tutti_group 
         if (tu_self()->pending != TUTTI_OK ||
             !usable("batch_p2p", operations[i].tensor, operations[i].kind == TT_P2P_RECV))
             return none;
-        real = real || operations[i].tensor->device == TT_DEVICE_CPU;
+        real = real || operations[i].tensor->device == TUTTI_CPU;
     }
     if (results == NULL || (real && tu_pending_take(tu_batch_open(group)) != TUTTI_OK))
         return none;

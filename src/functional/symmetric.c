@@ -40,7 +40,7 @@ tt_tensor *tt_symm_empty_strided(tutti_world *world, tt_dims shape, tt_dims stri
     tu_shape described;
     if (tu_self()->pending != TUTTI_OK || !tu_scope_check() ||
         tu_pending_take(tu_options_copy("tt_symm_options", options, &full, sizeof full)) != TUTTI_OK ||
-        tu_pending_take(tu_shape_from("symm_empty", shape, dtype, TT_DEVICE_CPU, &described)) != TUTTI_OK)
+        tu_pending_take(tu_shape_from("symm_empty", shape, dtype, TUTTI_CPU, &described)) != TUTTI_OK)
         return NULL;
     if (world == NULL) {
         tu_fail(TUTTI_ERROR_ARGUMENT, "symm_empty: world is NULL");

@@ -191,6 +191,8 @@ extern const tu_backend tu_backend_shm;
 
 /* The backend that serves a device in this world, opened; loads a plug-in where it has to. */
 tutti_status tu_backend_get(tutti_world *world, tutti_device device, const tu_backend **backend, void **state);
+/* The kind of a device, TUTTI_CPU for 0; an error for one that symmetric memory does not know. `kind` may be NULL. */
+tutti_status tu_backend_device(tutti_device device, tutti_device *kind);
 
 /* Finds a backend by name: built in, or a plug-in. NOT_FOUND lists where it looked and why each file was refused. */
 tutti_status tu_backend_find(tutti_world *world, const char *name, const tu_backend **backend);

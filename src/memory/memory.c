@@ -16,14 +16,10 @@
 #define DEFAULT_ALIGNMENT 128
 #define MAX_ALIGNMENT ((size_t)2 << 20)
 
-const char *tutti_device_name(tutti_device device) {
-    return device == TUTTI_CPU ? "cpu" : device == TUTTI_CUDA ? "cuda" : "?";
-}
-
 tutti_status tu_memory_options_check(const tutti_memory_options *options) {
-    if (options->device < 0 || options->device >= TU_DEVICES)
-        return tu_error(TUTTI_ERROR_UNSUPPORTED, "symmetric memory does not support device type %d",
-                        (int)options->device);
+    tutti_status status = tu_backend_device(options->device, NULL);
+    if (status != TUTTI_OK)
+        return status;
     if (options->alignment != 0 &&
         ((options->alignment & (options->alignment - 1)) != 0 || options->alignment > MAX_ALIGNMENT))
         return tu_error(TUTTI_ERROR_ARGUMENT, "an alignment must be a power of two up to %zu, not %zu", MAX_ALIGNMENT,
@@ -31,16 +27,16 @@ tutti_status tu_memory_options_check(const tutti_memory_options *options) {
     if (options->signal_pad_bytes % 4 != 0)
         return tu_error(TUTTI_ERROR_ARGUMENT, "a signal pad is made of 32-bit words: %zu bytes are no multiple of 4",
                         options->signal_pad_bytes);
-    if (options->huge_pages < -1 || options->huge_pages > 1)
+    if (options->huge_pages != 0 && options->huge_pages != TUTTI_NO && options->huge_pages != TUTTI_YES)
         return tu_error(TUTTI_ERROR_ARGUMENT,
-                        "huge_pages must be 1 (ask for them), 0 (do not) or -1 (when they help), not %d",
-                        options->huge_pages);
+                        "tutti_memory_options.huge_pages must be TUTTI_YES, TUTTI_NO or 0 (when they help), not %d",
+                        (int)options->huge_pages);
     return TUTTI_OK;
 }
 
-static tutti_status choose_huge_pages(const tutti_world *world, int option, int *huge) {
+static tutti_status choose_huge_pages(const tutti_world *world, tutti_choice option, int *huge) {
     const char *setting = tu_settings_text(&world->settings, TU_SETTING_HUGE_PAGES);
-    *huge = option != -1 ? option : strcmp(setting, "yes") == 0 ? 1 : strcmp(setting, "no") == 0 ? 0 : -1;
+    *huge = option != 0 ? option == TUTTI_YES : strcmp(setting, "yes") == 0 ? 1 : strcmp(setting, "no") == 0 ? 0 : -1;
     if (*huge == -1 && setting[0] != 0 && strcmp(setting, "auto") != 0)
         return tu_error(TUTTI_ERROR_ARGUMENT, "TUTTI_HUGE_PAGES is \"%s\"; it must be auto, yes or no", setting);
     return TUTTI_OK;
@@ -49,7 +45,6 @@ static tutti_status choose_huge_pages(const tutti_world *world, int option, int 
 /* Makes a block that nobody can find yet, with one reference and no user. */
 tutti_status tu_memory_create(tu_memory_world *tables, size_t bytes, const tutti_memory_options *options,
                               tutti_memory **result) {
-    tutti_device device = options->device == 0 ? TUTTI_CPU : options->device;
     size_t pad_bytes =
         options->signal_pad_bytes != 0 ? options->signal_pad_bytes : tutti_memory_signal_pad_bytes(tables->world);
     if (pad_bytes == 0 || pad_bytes % 4 != 0)
@@ -65,7 +60,9 @@ tutti_status tu_memory_create(tu_memory_world *tables, size_t bytes, const tutti
     tutti_memory *memory = calloc(1, sizeof *memory);
     if (memory == NULL)
         return tu_error_memory("a block", sizeof *memory);
-    status = tu_backend_get(tables->world, device, &memory->backend, &memory->backend_state);
+    status = tu_backend_device(options->device, &memory->device);
+    if (status == TUTTI_OK)
+        status = tu_backend_get(tables->world, memory->device, &memory->backend, &memory->backend_state);
     if (status != TUTTI_OK)
         goto free_memory;
     memory->world = tables->world;
@@ -74,13 +71,12 @@ tutti_status tu_memory_create(tu_memory_world *tables, size_t bytes, const tutti
     memory->pad_bytes = pad_bytes;
     memory->pad_offset = tu_round_up(bytes == 0 ? 1 : bytes, PAD_ALIGNMENT);
     memory->alignment = options->alignment < DEFAULT_ALIGNMENT ? DEFAULT_ALIGNMENT : options->alignment;
-    memory->device = device;
     memory->persistent = options->persistent;
     memory->persistent_id = options->persistent_id;
     tu_backend_request request = {
         .bytes = memory->pad_offset + pad_bytes,
         .alignment = memory->alignment,
-        .device_index = options->device_index,
+        .device_index = tutti_device_index(options->device),
         .huge_pages = huge,
         .what = "a block",
     };
@@ -255,11 +251,7 @@ size_t tutti_memory_pad_bytes(const tutti_memory *memory) {
 }
 
 tutti_device tutti_memory_device(const tutti_memory *memory) {
-    return memory->device;
-}
-
-int tutti_memory_device_index(const tutti_memory *memory) {
-    return memory->device == TUTTI_CPU ? -1 : memory->block.device_index;
+    return memory->device == TUTTI_CPU ? TUTTI_CPU : tutti_device_at(memory->device, memory->block.device_index);
 }
 
 tutti_memory *tutti_memory_find(tutti_world *world, const void *pointer) {
@@ -295,15 +287,15 @@ tutti_status tutti_memory_set_signal_pad_bytes(tutti_world *world, size_t bytes)
     return status;
 }
 
-bool tutti_memory_has_multicast_support(tutti_world *world, tutti_device device, int device_index) {
+bool tutti_memory_has_multicast_support(tutti_world *world, tutti_device device) {
     if (world == NULL || device == TUTTI_CPU || device == 0)
         return false;
     tu_error_copy before;
     tu_error_save(&before);
     const tu_backend *backend;
     void *state;
-    bool has =
-        tu_backend_get(world, device, &backend, &state) == TUTTI_OK && backend->has_multicast(state, device_index);
+    bool has = tu_backend_get(world, device, &backend, &state) == TUTTI_OK &&
+               backend->has_multicast(state, tutti_device_index(device));
     (void)tu_error_restore(&before); /* a question is no error */
     return has;
 }

@@ -53,9 +53,9 @@ struct tutti_memory {
     size_t bytes, pad_bytes;
     size_t pad_offset; /* of the pad from the data */
     size_t alignment;
-    tutti_device device;
-    tutti_group *group; /* default for rendezvous; a reference while there are users; NULL: none */
-    tutti_pool *pool;   /* that it came from; NULL: none */
+    tutti_device device; /* its kind; block.device_index says which */
+    tutti_group *group;  /* default for rendezvous; a reference while there are users; NULL: none */
+    tutti_pool *pool;    /* that it came from; NULL: none */
     bool persistent;
     uint64_t persistent_id;
     uint64_t serial;        /* of its memory in this world, from 1: tells blocks apart that share an address in turn */

@@ -168,8 +168,7 @@ static tutti_status make_view(const tutti_peers *peers, const char *what, char *
             "%s: the requested size (%zu bytes from element %lld of %s on) exceeds the allocated size (%zu bytes)",
             what, wanted, (long long)offset, tutti_dtype_name(dtype), bytes);
     made.data = base + start;
-    made.device = peers->memory->device;
-    made.device_index = tutti_memory_device_index(peers->memory);
+    made.device = tutti_memory_device(peers->memory);
     if (view->size == 0)
         return tu_error(TUTTI_ERROR_ARGUMENT, "a tutti_view has size 0: start it with TUTTI_VIEW_INIT");
     size_t size = view->size < sizeof made ? view->size : sizeof made;

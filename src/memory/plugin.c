@@ -215,15 +215,24 @@ tutti_status tu_backend_find(tutti_world *world, const char *name, const tu_back
 
 /* ---- choosing ---- */
 
-static tutti_status check_device(tutti_device device) {
-    if (device != TUTTI_CPU && device != TUTTI_CUDA)
-        return tu_error(TUTTI_ERROR_UNSUPPORTED, "symmetric memory does not support device type %d", (int)device);
+tutti_status tu_backend_device(tutti_device device, tutti_device *kind) {
+    tutti_device found = device == 0 ? TUTTI_CPU : tutti_device_kind(device);
+    if (found != TUTTI_CPU && found != TUTTI_CUDA)
+        return tu_error(TUTTI_ERROR_UNSUPPORTED, "symmetric memory does not support device type %s (%d)",
+                        tutti_device_name(device), device);
+    if (kind != NULL)
+        *kind = found;
     return TUTTI_OK;
+}
+
+/* What a world keeps about a kind of device. */
+static tu_device_backend *slot_of(tu_memory_world *tables, tutti_device kind) {
+    return &tables->devices[kind == TUTTI_CPU ? 0 : 1];
 }
 
 /* The backend that a device gets when nobody chose. The caller holds the lock. */
 static tutti_status choose(tu_memory_world *tables, tutti_device device) {
-    tu_device_backend *slot = &tables->devices[device];
+    tu_device_backend *slot = slot_of(tables, device);
     if (slot->backend != NULL)
         return TUTTI_OK;
     return tu_backend_find(tables->world, device == TUTTI_CPU ? "shm" : "cuda", &slot->backend);
@@ -242,7 +251,7 @@ static tutti_status check_devices(tutti_group *group) {
 }
 
 static tutti_status open_backend(tu_memory_world *tables, tutti_device device) {
-    tu_device_backend *slot = &tables->devices[device];
+    tu_device_backend *slot = slot_of(tables, device);
     int devices = 0;
     tutti_status status = choose(tables, device);
     if (status != TUTTI_OK || slot->opened)
@@ -260,7 +269,7 @@ static tutti_status open_backend(tu_memory_world *tables, tutti_device device) {
 
 tutti_status tu_backend_get(tutti_world *world, tutti_device device, const tu_backend **backend, void **state) {
     tu_memory_world *tables;
-    tutti_status status = check_device(device);
+    tutti_status status = tu_backend_device(device, &device);
     if (status == TUTTI_OK)
         status = tu_memory_world_get(world, &tables);
     if (status != TUTTI_OK)
@@ -268,8 +277,8 @@ tutti_status tu_backend_get(tutti_world *world, tutti_device device, const tu_ba
     pthread_mutex_lock(&tables->backend_lock);
     status = open_backend(tables, device);
     if (status == TUTTI_OK) {
-        *backend = tables->devices[device].backend;
-        *state = tables->devices[device].state;
+        *backend = slot_of(tables, device)->backend;
+        *state = slot_of(tables, device)->state;
     }
     pthread_mutex_unlock(&tables->backend_lock);
     return status;
@@ -281,7 +290,7 @@ tutti_status tutti_memory_backend(tutti_world *world, tutti_device device, const
     tu_memory_world *tables;
     tutti_status status = tu_world_check(world);
     if (status == TUTTI_OK)
-        status = check_device(device);
+        status = tu_backend_device(device, &device);
     if (status == TUTTI_OK)
         status = tu_memory_world_get(world, &tables);
     if (status != TUTTI_OK)
@@ -289,14 +298,14 @@ tutti_status tutti_memory_backend(tutti_world *world, tutti_device device, const
     pthread_mutex_lock(&tables->backend_lock);
     status = choose(tables, device);
     if (status == TUTTI_OK)
-        *name = tables->devices[device].backend->name;
+        *name = slot_of(tables, device)->backend->name;
     pthread_mutex_unlock(&tables->backend_lock);
     return status;
 }
 
 /* The caller holds the lock. */
 static tutti_status set_backend(tu_memory_world *tables, tutti_device device, const char *name) {
-    tu_device_backend *slot = &tables->devices[device];
+    tu_device_backend *slot = slot_of(tables, device);
     const tu_backend *found;
     if (slot->backend != NULL && strcmp(slot->backend->name, name) == 0)
         return TUTTI_OK;
@@ -319,7 +328,7 @@ tutti_status tutti_memory_set_backend(tutti_world *world, tutti_device device, c
     tu_memory_world *tables;
     tutti_status status = tu_world_check(world);
     if (status == TUTTI_OK)
-        status = check_device(device);
+        status = tu_backend_device(device, &device);
     if (status == TUTTI_OK)
         status = tu_memory_world_get(world, &tables);
     if (status != TUTTI_OK)

@@ -29,7 +29,7 @@ typedef struct tu_device_backend {
     void *state;               /* opened; NULL: not yet, or it has none */
     bool opened;
 } tu_device_backend;
-#define TU_DEVICES 3 /* indices are tutti_device */
+#define TU_DEVICES 2 /* the kinds that symmetric memory has: the CPU, then CUDA */
 
 struct tu_memory_world {
     tutti_world *world;

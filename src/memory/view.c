@@ -83,7 +83,7 @@ static tutti_status prepare(tutti_world *world, const tutti_view *view, const tu
     if (status == TUTTI_OK)
         status = tu_world_check(world);
     if (status == TUTTI_OK)
-        status = tu_backend_get(world, view->device == 0 ? TUTTI_CPU : view->device, backend, state);
+        status = tu_backend_get(world, view->device, backend, state);
     *short_call = (tu_backend_call){ .timeout_ns = full.timeout_ns, .stream = full.stream };
     return status;
 }
@@ -108,8 +108,8 @@ tutti_status tutti_view_memset32(tutti_world *world, const tutti_view *view, int
     status = prepare(world, view, call, &backend, &state, &short_call);
     if (status != TUTTI_OK)
         return status;
-    return backend->set32(state, view->device_index, (uint32_t *)view->data + offset, (uint32_t)value, (size_t)count,
-                          &short_call);
+    return backend->set32(state, tutti_device_index(view->device), (uint32_t *)view->data + offset, (uint32_t)value,
+                          (size_t)count, &short_call);
 }
 
 tutti_status tutti_view_write_value32(tutti_world *world, const tutti_view *view, int64_t offset, int64_t value,
@@ -128,5 +128,6 @@ tutti_status tutti_view_write_value32(tutti_world *world, const tutti_view *view
     status = prepare(world, view, call, &backend, &state, &short_call);
     if (status != TUTTI_OK)
         return status;
-    return backend->write32(state, view->device_index, (uint32_t *)view->data + offset, (uint32_t)value, &short_call);
+    return backend->write32(state, tutti_device_index(view->device), (uint32_t *)view->data + offset, (uint32_t)value,
+                            &short_call);
 }

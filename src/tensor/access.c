@@ -19,8 +19,8 @@ tutti_dtype tt_dtype(const tt_tensor *x) {
     return live("dtype", x) ? (tutti_dtype)x->dtype : (tutti_dtype)0;
 }
 
-tt_device tt_device_of(const tt_tensor *x) {
-    return live("device_of", x) ? (tt_device)x->device : (tt_device)0;
+tutti_device tt_device_of(const tt_tensor *x) {
+    return live("device_of", x) ? (tutti_device)x->device : (tutti_device)0;
 }
 
 int tt_ndim(const tt_tensor *x) {
@@ -82,7 +82,7 @@ void tt_set_name(tt_tensor *x, const char *name) {
 static void *data_of(const char *who, const tt_tensor *x) {
     if (!live(who, x) || tu_pending_take(tu_tensor_ready(who, "x", x)) != TUTTI_OK)
         return NULL;
-    if (x->device == TT_DEVICE_META) {
+    if (x->device == TUTTI_META) {
         tu_fail(TUTTI_ERROR_UNSUPPORTED, "%s: %s has a shape but no data", who, tu_describe(x));
         return NULL;
     }

@@ -14,7 +14,7 @@ static bool compare(const char *who, tt_tensor *a, tt_tensor *b, double relative
         tu_pending_take(tu_tensor_ready(who, "a", a)) != TUTTI_OK ||
         tu_pending_take(tu_tensor_ready(who, "b", b)) != TUTTI_OK)
         return false;
-    if (a->device == TT_DEVICE_META || b->device == TT_DEVICE_META) {
+    if (a->device == TUTTI_META || b->device == TUTTI_META) {
         tu_fail(TUTTI_ERROR_UNSUPPORTED, "%s: meta tensors have no values to compare", who);
         return false;
     }

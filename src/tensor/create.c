@@ -16,7 +16,7 @@
 
 tutti_status tu_create_shape(tu_args *args) {
     const tu_params *p = &args->params;
-    args->device = (tt_device)p->integer[1];
+    args->device = (tutti_device)p->integer[1];
     return tu_shape_from(args->op->name, p->dims[0], (tutti_dtype)p->integer[0], args->device, &args->results[0]);
 }
 
@@ -27,7 +27,7 @@ tt_tensor *tu_create(tu_args *args, tt_dims shape, tutti_dtype dtype, const tt_o
     if (tu_pending_take(tu_options_copy("tt_options", options, &full, sizeof full)) != TUTTI_OK)
         return NULL;
     if (full.device == 0)
-        full.device = TT_DEVICE_CPU;
+        full.device = TUTTI_CPU;
     args->params.dims[0] = shape;
     args->params.integer[0] = dtype;
     args->params.integer[1] = full.device;
@@ -263,7 +263,7 @@ tt_tensor *tt_from(const void *data, tt_dims shape, tutti_dtype dtype, const tt_
         tu_fail(TUTTI_ERROR_ARGUMENT, "from: data is NULL for %s", tu_describe(x));
         return NULL;
     }
-    if (x->numel > 0 && x->device == TT_DEVICE_CPU)
+    if (x->numel > 0 && x->device == TUTTI_CPU)
         memcpy(tu_pointer(x), data, (size_t)x->numel * tu_dtype_bytes[dtype]);
     if (requires_grad)
         tt_require_grad(x, true);
@@ -273,7 +273,7 @@ tt_tensor *tt_from(const void *data, tt_dims shape, tutti_dtype dtype, const tt_
 tt_tensor *tt_wrap(void *data, tt_dims shape, tutti_dtype dtype, void (*release)(void *owner), void *owner) {
     tu_shape described = { 0 };
     if (tu_self()->pending != TUTTI_OK || !tu_scope_check() ||
-        tu_pending_take(tu_shape_from("wrap", shape, dtype, TT_DEVICE_CPU, &described)) != TUTTI_OK)
+        tu_pending_take(tu_shape_from("wrap", shape, dtype, TUTTI_CPU, &described)) != TUTTI_OK)
         return NULL;
     int64_t numel = tu_shape_numel(&described);
     if (data == NULL && numel > 0) {
@@ -298,7 +298,7 @@ tt_tensor *tt_number(double value) {
     if (tu_self()->pending != TUTTI_OK || !tu_scope_check())
         return NULL;
     bool whole = value == rint(value) && fabs(value) < 9e15 && !(value == 0 && signbit(value));
-    tu_shape shape = { .dtype = whole ? TUTTI_I64 : TUTTI_F64, .device = TT_DEVICE_CPU };
+    tu_shape shape = { .dtype = whole ? TUTTI_I64 : TUTTI_F64, .device = TUTTI_CPU };
     tt_tensor *x = tu_tensor_new(&shape);
     if (x == NULL) {
         tu_pending_take(TUTTI_ERROR_MEMORY);

@@ -97,7 +97,7 @@ static tutti_status export_check(const tt_tensor *x, uint64_t flags) {
     if (flags & ~TT_DLPACK_READ_ONLY)
         return tu_error(TUTTI_ERROR_ARGUMENT, "to_dlpack: flags 0x%llx are not 0 or TT_DLPACK_READ_ONLY",
                         (unsigned long long)flags);
-    if (x->device != TT_DEVICE_CPU)
+    if (x->device != TUTTI_CPU)
         return tu_error(TUTTI_ERROR_UNSUPPORTED, "to_dlpack: %s has a shape but no data", tu_describe(x));
     if (x->flags & TU_REQUIRES_GRAD)
         return tu_error(TUTTI_ERROR_STATE,
@@ -220,7 +220,7 @@ static tutti_status import_check(const tt_dlpack_managed *managed, tu_shape *sha
     tutti_dtype dtype = (tutti_dtype)0;
     tutti_status status = import_dtype(from->dtype, &dtype);
     if (status == TUTTI_OK)
-        status = tu_shape_from("from_dlpack", tt_dims_of(from->ndim, from->shape), dtype, TT_DEVICE_CPU, shape);
+        status = tu_shape_from("from_dlpack", tt_dims_of(from->ndim, from->shape), dtype, TUTTI_CPU, shape);
     if (status == TUTTI_OK)
         status = import_strides(from, shape, bytes);
     return status == TUTTI_OK ? import_data(from, shape, *bytes, data) : status;

@@ -96,7 +96,7 @@ tutti_status tu_save_check(const char *who, tt_tensor_list tensors, const char *
         if (names != NULL)
             snprintf(what, sizeof what, "tensors[%zu]", i);
         tutti_status status = tu_tensor_check(who, what, tensors.at[i]);
-        if (status == TUTTI_OK && tensors.at[i]->device != TT_DEVICE_CPU)
+        if (status == TUTTI_OK && tensors.at[i]->device != TUTTI_CPU)
             status = tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: %s, %s, has a shape but no data", who, what,
                               tu_describe(tensors.at[i]));
         if (status == TUTTI_OK)

@@ -31,7 +31,7 @@ typedef struct tu_args {
     const tu_operator *op;
     tt_tensor *const *inputs;
     int input_count, output_count;
-    tt_device device;
+    tutti_device device;
     bool in_place;   /* the form that writes inputs[0] */
     bool wants_grad; /* gradient mode is on and an input requires grad */
     tu_params params;

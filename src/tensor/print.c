@@ -142,7 +142,7 @@ static void describe(text *t, const tt_tensor *x) {
     }
     tu_error_copy before; /* printing helps with errors and must not disturb one */
     tu_error_save(&before);
-    if (x->device == TT_DEVICE_META)
+    if (x->device == TUTTI_META)
         add(t, "…");
     else if (tu_tensor_ready("print", "x", x) != TUTTI_OK)
         add(t, "(%s)", tutti_error_message());

@@ -89,7 +89,7 @@ static tutti_status bad_input(const tu_args *args, int i,
 
 static tutti_status check_inputs(tu_args *args, bool grad_mode) {
     const tu_operator *op = args->op;
-    tt_device device = TT_DEVICE_CPU;
+    tutti_device device = TUTTI_CPU;
     bool wants = false, cpu = false;
     for (int i = 0; i < args->input_count; i++) {
         tt_tensor *x = args->inputs[i];
@@ -100,15 +100,15 @@ static tutti_status check_inputs(tu_args *args, bool grad_mode) {
         }
         if (x->magic != TU_MAGIC_ALIVE)
             return bad_input(args, i, tu_tensor_check);
-        if (x->device == TT_DEVICE_META)
-            device = TT_DEVICE_META;
+        if (x->device == TUTTI_META)
+            device = TUTTI_META;
         else if (!(x->flags & TU_NUMBER))
             cpu = true;
         if (x->history != NULL && !(x->flags & TU_REQUIRES_GRAD))
             tu_history_refresh(x);
         wants = wants || (x->flags & TU_REQUIRES_GRAD) != 0;
     }
-    if (device == TT_DEVICE_META && cpu)
+    if (device == TUTTI_META && cpu)
         return tu_args_error(args, TUTTI_ERROR_ARGUMENT,
                              "some arguments are on the device cpu and some on meta; expected all on one");
     args->device = device;
@@ -183,7 +183,7 @@ static tutti_status compute(tu_args *args) {
         args->outputs[0] = tu_tensor_hold(args->inputs[0]);
     else if ((status = make_outputs(args)) != TUTTI_OK)
         return status;
-    if (args->device == TT_DEVICE_CPU && op->cpu != NULL)
+    if (args->device == TUTTI_CPU && op->cpu != NULL)
         status = op->cpu(args);
     if (status == TUTTI_OK && args->in_place)
         tu_bump(args->outputs[0]);
@@ -204,7 +204,7 @@ static tutti_status compute(tu_args *args) {
 
 static tutti_status run(tu_args *args, const tu_thread *self) {
     tutti_status status = check_inputs(args, !self->grad_disabled);
-    if (status == TUTTI_OK && args->device == TT_DEVICE_CPU && !(args->op->flags & TU_VIEW))
+    if (status == TUTTI_OK && args->device == TUTTI_CPU && !(args->op->flags & TU_VIEW))
         status = check_ready(args);
     if (status == TUTTI_OK)
         status = args->op->shape(args);

@@ -18,7 +18,7 @@ static tu_storage *take(tu_thread *self) {
     } else if ((storage = malloc(sizeof *storage)) == NULL) {
         return NULL;
     }
-    *storage = (tu_storage){ .device = TT_DEVICE_CPU };
+    *storage = (tu_storage){ .device = TUTTI_CPU };
     atomic_init(&storage->references, 1);
     tu_tally(&self->storages, 1);
     return storage;
@@ -35,7 +35,7 @@ static void give(tu_thread *self, tu_storage *storage) {
     self->spare_storage_count++;
 }
 
-tu_storage *tu_storage_new(tt_device device, size_t bytes) {
+tu_storage *tu_storage_new(tutti_device device, size_t bytes) {
     tu_thread *self = tu_self();
     tu_storage *storage = take(self);
     if (storage == NULL) {
@@ -44,7 +44,7 @@ tu_storage *tu_storage_new(tt_device device, size_t bytes) {
     }
     storage->device = device;
     storage->bytes = bytes;
-    if (device == TT_DEVICE_META || bytes == 0)
+    if (device == TUTTI_META || bytes == 0)
         return storage;
     storage->data = tu_block_alloc(self, bytes);
     if (storage->data == NULL) {
@@ -97,7 +97,7 @@ tutti_status tu_storage_resize(tu_storage *storage, size_t bytes) {
     if (status != TUTTI_OK || bytes == storage->bytes)
         return status;
     void *data = NULL;
-    if (storage->device == TT_DEVICE_CPU && bytes > 0) {
+    if (storage->device == TUTTI_CPU && bytes > 0) {
         data = tu_block_alloc(self, bytes);
         if (data == NULL)
             return tu_error_memory("a larger storage", bytes);

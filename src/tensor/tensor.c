@@ -241,10 +241,10 @@ tutti_status tu_shape_contiguous(const char *who, tu_shape *shape) {
     return TUTTI_OK;
 }
 
-tutti_status tu_shape_from(const char *who, tt_dims dims, tutti_dtype dtype, tt_device device, tu_shape *shape) {
+tutti_status tu_shape_from(const char *who, tt_dims dims, tutti_dtype dtype, tutti_device device, tu_shape *shape) {
     if (!tu_dtype_valid(dtype))
         return tu_error(TUTTI_ERROR_TYPE, "%s: %d is no dtype", who, (int)dtype);
-    if (device != TT_DEVICE_CPU && device != TT_DEVICE_META)
+    if (device != TUTTI_CPU && device != TUTTI_META)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: %d is no device", who, (int)device);
     if (dims.count < 0 || dims.count > TT_MAX_DIMS)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: a shape has 0 to %d dimensions, not %d", who, TT_MAX_DIMS,
@@ -311,7 +311,6 @@ const char *tu_describe(const tt_tensor *x) {
     const char *dims = tu_dims_text(x->ndim, x->sizes);
     char *text = text_buffer(&size);
     snprintf(text, size, "%s%s%s%s %s%s", x->name != NULL ? "\"" : "", x->name != NULL ? x->name : "",
-             x->name != NULL ? "\" " : "", tutti_dtype_name(x->dtype), dims,
-             x->device == TT_DEVICE_META ? " on meta" : "");
+             x->name != NULL ? "\" " : "", tutti_dtype_name(x->dtype), dims, x->device == TUTTI_META ? " on meta" : "");
     return text;
 }

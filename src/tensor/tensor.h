@@ -21,7 +21,7 @@ typedef tutti_status tu_storage_waiter(tu_storage *storage);
 struct tu_storage {
     atomic_int references;
     _Atomic uint32_t version; /* of the tensors whose version_home this is */
-    tt_device device;
+    tutti_device device;
     bool fixed;         /* foreign, mapped or exported memory: cannot be resized */
     atomic_int exports; /* DLPack handles alive on it: cannot be resized either */
     size_t bytes;
@@ -61,7 +61,7 @@ struct tt_tensor {
 /* ---- storages ---- */
 
 /* With `bytes` of uninitialised memory; NULL with the thread's error written. */
-tu_storage *tu_storage_new(tt_device device, size_t bytes);
+tu_storage *tu_storage_new(tutti_device device, size_t bytes);
 tu_storage *tu_storage_wrap(void *data, size_t bytes, void (*release)(void *owner), void *owner);
 tutti_status tu_storage_resize(tu_storage *storage, size_t bytes);
 void tu_storage_drop(tu_storage *storage);
@@ -86,7 +86,7 @@ static inline tutti_status tu_storage_wait_write(tu_storage *storage) {
 /* The shape of a tensor to be. Strides are set by tu_shape_contiguous or by hand. */
 typedef struct tu_shape {
     tutti_dtype dtype;
-    tt_device device;
+    tutti_device device;
     int ndim;
     int64_t sizes[TT_MAX_DIMS], strides[TT_MAX_DIMS];
     int64_t offset; /* of views */
@@ -107,7 +107,7 @@ static inline tt_tensor *tu_tensor_hold(tt_tensor *x) {
 tu_shape tu_shape_of(const tt_tensor *x);
 /* Sets row-major strides; an error where the byte size does not fit. */
 tutti_status tu_shape_contiguous(const char *who, tu_shape *shape);
-tutti_status tu_shape_from(const char *who, tt_dims dims, tutti_dtype dtype, tt_device device, tu_shape *shape);
+tutti_status tu_shape_from(const char *who, tt_dims dims, tutti_dtype dtype, tutti_device device, tu_shape *shape);
 int64_t tu_shape_numel(const tu_shape *shape);
 /* Whether the elements fill a block without gaps or overlap, in any order of dimensions. */
 bool tu_is_dense(const tt_tensor *x);

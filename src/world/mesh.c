@@ -6,7 +6,6 @@
  */
 #include <tutti/mesh.h>
 
-#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +23,7 @@ typedef struct dimension {
 typedef struct root {
     _Atomic uint32_t references; /* meshes on it */
     tutti_world *world;
-    char device[16];
+    tutti_device device; /* a kind */
     int dim_count, size[TUTTI_MESH_DIMS], stride[TUTTI_MESH_DIMS];
     bool member;
     int coordinate[TUTTI_MESH_DIMS];
@@ -130,14 +129,13 @@ static bool has_part(const dimension *dim, int part) {
 
 /* ---- making ---- */
 
-static tutti_status check_shape(const tutti_world *world, const char *device, const int *shape, int dim_count,
+static tutti_status check_shape(const tutti_world *world, tutti_device device, const int *shape, int dim_count,
                                 const tutti_mesh_options *options, int *count) {
-    if (device == NULL || device[0] == 0 || strlen(device) > 15)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "a mesh needs a device type of 1 to 15 letters");
-    for (const char *c = device; *c != 0; c++)
-        if (!isalpha((unsigned char)*c))
-            return tu_error(TUTTI_ERROR_ARGUMENT,
-                            "the device type \"%s\" must consist of letters only, without an index", device);
+    if (device == 0 || tutti_device_kind(device) != device)
+        return tu_error(
+            TUTTI_ERROR_ARGUMENT,
+            "a mesh is made for a kind of device (TUTTI_CPU, TUTTI_CUDA), without an index, not for %s (%d)",
+            tutti_device_name(device), device);
     if (shape == NULL || dim_count <= 0 || dim_count > TUTTI_MESH_DIMS)
         return tu_error(TUTTI_ERROR_ARGUMENT, "a mesh has 1 to %d dimensions, not %d", TUTTI_MESH_DIMS, dim_count);
     int64_t product = 1;
@@ -240,7 +238,7 @@ static tutti_status make_root_groups(root *root) {
     return status;
 }
 
-tutti_status tutti_mesh_new(tutti_world *world, const char *device, const int *shape, int dim_count,
+tutti_status tutti_mesh_new(tutti_world *world, tutti_device device, const int *shape, int dim_count,
                             const tutti_mesh_options *given, tutti_mesh **mesh) {
     tutti_mesh_options options = TUTTI_MESH_OPTIONS_INIT;
     int count = 0;
@@ -250,7 +248,7 @@ tutti_status tutti_mesh_new(tutti_world *world, const char *device, const int *s
     if (status == TUTTI_OK && mesh == NULL)
         status = tu_error(TUTTI_ERROR_ARGUMENT, "tutti_mesh_new: where the mesh goes is NULL");
     if (status == TUTTI_OK)
-        status = check_shape(world, device, shape, dim_count, &options, &count);
+        status = check_shape(world, device == 0 ? TUTTI_CPU : device, shape, dim_count, &options, &count);
     if (status != TUTTI_OK)
         return status;
     root *root = calloc(1, sizeof *root + sizeof(int) * (size_t)count);
@@ -261,7 +259,7 @@ tutti_status tutti_mesh_new(tutti_world *world, const char *device, const int *s
     root->count = count;
     root->timeout_ns = options.timeout_ns;
     root->dim_count = dim_count;
-    snprintf(root->device, sizeof root->device, "%s", device);
+    root->device = device == 0 ? TUTTI_CPU : device;
     pthread_mutex_init(&root->lock, NULL);
     for (int i = dim_count - 1, stride = 1; i >= 0; stride *= shape[i], i--) {
         root->size[i] = shape[i];
@@ -296,8 +294,8 @@ int tutti_mesh_size(const tutti_mesh *mesh, int dim) {
     return size;
 }
 
-const char *tutti_mesh_device(const tutti_mesh *mesh) {
-    return mesh != NULL ? mesh->root->device : NULL;
+tutti_device tutti_mesh_device(const tutti_mesh *mesh) {
+    return mesh != NULL ? mesh->root->device : 0;
 }
 
 const char *tutti_mesh_dim_name(const tutti_mesh *mesh, int dim) {
@@ -415,7 +413,7 @@ bool tutti_mesh_equal(const tutti_mesh *left, const tutti_mesh *right) {
     if (left == NULL || right == NULL || left->dim_count != right->dim_count)
         return false;
     const root *a = left->root, *b = right->root;
-    if (a->world != b->world || strcmp(a->device, b->device) != 0 || a->count != b->count ||
+    if (a->world != b->world || a->device != b->device || a->count != b->count ||
         memcmp(a->map, b->map, sizeof(int) * (size_t)a->count) != 0)
         return false;
     for (int i = 0; i < left->dim_count; i++)

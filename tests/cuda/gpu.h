@@ -89,9 +89,8 @@ static inline void gpu_read(void *to, const void *from, size_t bytes) {
 
 static inline tutti_memory *gpu_symmetric(tutti_world *world, size_t bytes) {
     tutti_memory *memory;
-    CHECK_OK(tutti_memory_alloc(
-        world, bytes, TUTTI_OPTIONS(tutti_memory_options, .device = TUTTI_CUDA, .device_index = 0, .huge_pages = -1),
-        &memory));
+    CHECK_OK(
+        tutti_memory_alloc(world, bytes, TUTTI_OPTIONS(tutti_memory_options, .device = TUTTI_CUDA_AT(0)), &memory));
     return memory;
 }
 

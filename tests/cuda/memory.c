@@ -64,8 +64,7 @@ TEST_GPU(unequal_sizes_fail_alike_and_end_nothing) {
 
 TEST_GPU(a_persistent_block_keeps_its_address) {
     tutti_memory_options options = TUTTI_MEMORY_OPTIONS_INIT;
-    options.device = TUTTI_CUDA;
-    options.device_index = 0;
+    options.device = TUTTI_CUDA_AT(0);
     options.persistent = true;
     options.persistent_id = 77;
     tutti_memory *memory, *again;
@@ -82,8 +81,7 @@ TEST_GPU(a_persistent_block_keeps_its_address) {
 TEST_GPU(too_much_memory_is_an_error_code) {
     tutti_memory *memory;
     tutti_memory_options options = TUTTI_MEMORY_OPTIONS_INIT;
-    options.device = TUTTI_CUDA;
-    options.device_index = 0;
+    options.device = TUTTI_CUDA_AT(0);
     CHECK_STATUS(tutti_memory_alloc(world, (size_t)1 << 46, &options, &memory), TUTTI_ERROR_MEMORY);
     CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));
 }
@@ -146,8 +144,7 @@ TEST_GPU(words_are_set_and_written_in_stream_order) {
     int64_t shape[1] = { 64 };
     tutti_view view = TUTTI_VIEW_INIT;
     CHECK_OK(tutti_view_make(tutti_memory_data(memory), TUTTI_U32, shape, 1, &view));
-    view.device = TUTTI_CUDA;
-    view.device_index = 0;
+    view.device = TUTTI_CUDA_AT(0);
     CHECK_OK(tutti_view_memset32(world, &view, 32, 1, 16, ON_STREAM));
     CHECK_OK(tutti_view_write_value32(world, &view, 63, 9, ON_STREAM));
     uint32_t host[64];

@@ -58,7 +58,7 @@ TEST(the_cpu_has_the_backend_shm) { /* spec: test_get_backend */
     CHECK_OK(tutti_memory_alloc(world, 1, NULL, &memory));
     CHECK_OK(tutti_memory_set_backend(world, TUTTI_CPU, "shm"));
     tutti_memory_release(memory);
-    CHECK_STATUS(tutti_memory_backend(world, (tutti_device)9, &name), TUTTI_ERROR_UNSUPPORTED);
+    CHECK_STATUS(tutti_memory_backend(world, 9, &name), TUTTI_ERROR_UNSUPPORTED);
     CHECK_MESSAGE("does not support device type");
     CHECK_STATUS(tutti_memory_set_backend(world, TUTTI_CUDA, "shm"), TUTTI_ERROR_UNSUPPORTED);
     CHECK_MESSAGE("does not support device type cuda");
@@ -113,12 +113,11 @@ TEST(a_backend_can_not_be_changed_after_use) {
     CHECK_STATUS(tutti_memory_set_backend(world, TUTTI_CUDA, "second"), TUTTI_ERROR_STATE);
     CHECK_MESSAGE("can not be changed after use");
     CHECK_OK(tutti_memory_set_backend(world, TUTTI_CUDA, "memfd"));
-    CHECK(tutti_memory_has_multicast_support(world, TUTTI_CUDA, 1));
-    CHECK(!tutti_memory_has_multicast_support(world, TUTTI_CUDA, 0));
-    CHECK_EQ(tutti_memory_device(memory), TUTTI_CUDA);
+    CHECK(tutti_memory_has_multicast_support(world, TUTTI_CUDA_AT(1)));
+    CHECK(!tutti_memory_has_multicast_support(world, TUTTI_CUDA_AT(0)));
+    CHECK_EQ(tutti_memory_device(memory), TUTTI_CUDA_AT(0));
     tutti_memory_release(memory);
-    CHECK_STATUS(tutti_memory_alloc(
-                     world, 1, TUTTI_OPTIONS(tutti_memory_options, .device = TUTTI_CUDA, .device_index = 5), &memory),
+    CHECK_STATUS(tutti_memory_alloc(world, 1, TUTTI_OPTIONS(tutti_memory_options, .device = TUTTI_CUDA_AT(5)), &memory),
                  TUTTI_ERROR_ARGUMENT);
     CHECK_OK(tutti_world_close(world));
     remove_folder();
@@ -148,7 +147,7 @@ static void live_on_plugin(tutti_world *world, void *argument) {
         CHECK_OK(tutti_peers_barrier(peers, 0, NULL));
         tutti_view view = TUTTI_VIEW_INIT;
         CHECK_OK(tutti_peers_get_buffer(peers, rank, (int64_t[]){ 4 }, 1, TUTTI_U32, 0, &view));
-        CHECK_EQ(view.device, TUTTI_CUDA);
+        CHECK_EQ(view.device, TUTTI_CUDA_AT(0));
         CHECK_OK(tutti_view_memset32(world, &view, 1, 9, 2, NULL));
         CHECK_EQ(((int *)tutti_memory_data(memory))[2], 9);
         CHECK_STATUS(tutti_peers_wait_signal(peers, before, 3, TUTTI_OPTIONS(tutti_call, .timeout_ns = 1000000)),

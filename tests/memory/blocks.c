@@ -272,10 +272,10 @@ TEST(wrong_arguments_are_refused_by_name) {
     options.signal_pad_bytes = 6;
     CHECK_STATUS(tutti_memory_alloc(world, 1, &options, &memory), TUTTI_ERROR_ARGUMENT);
     options = (tutti_memory_options)TUTTI_MEMORY_OPTIONS_INIT;
-    options.huge_pages = 7;
+    options.huge_pages = (tutti_choice)7;
     CHECK_STATUS(tutti_memory_alloc(world, 1, &options, &memory), TUTTI_ERROR_ARGUMENT);
     options = (tutti_memory_options)TUTTI_MEMORY_OPTIONS_INIT;
-    options.device = (tutti_device)99;
+    options.device = 99;
     CHECK_STATUS(tutti_memory_alloc(world, 1, &options, &memory), TUTTI_ERROR_UNSUPPORTED);
     CHECK_MESSAGE("does not support device type");
     CHECK(memory == NULL); /* results are written on success only */
@@ -414,10 +414,10 @@ TEST(write_value32_writes_one_word_and_checks) { /* spec: test_stream_write_valu
 TEST(the_cpu_has_no_multicast_and_asking_never_fails) { /* spec: test_has_multicast_support */
     tutti_world *world = open_alone();
     tutti_error_clear();
-    CHECK(!tutti_memory_has_multicast_support(world, TUTTI_CPU, 0));
-    CHECK(!tutti_memory_has_multicast_support(world, TUTTI_CUDA, 99));
-    CHECK(!tutti_memory_has_multicast_support(world, (tutti_device)77, 0));
-    CHECK(!tutti_memory_has_multicast_support(NULL, TUTTI_CPU, 0));
+    CHECK(!tutti_memory_has_multicast_support(world, TUTTI_CPU));
+    CHECK(!tutti_memory_has_multicast_support(world, TUTTI_CUDA_AT(99)));
+    CHECK(!tutti_memory_has_multicast_support(world, 77));
+    CHECK(!tutti_memory_has_multicast_support(NULL, TUTTI_CPU));
     CHECK_TEXT(tutti_error_message(), "");
     CHECK_OK(tutti_world_close(world));
 }

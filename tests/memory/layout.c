@@ -15,10 +15,10 @@ TEST(an_older_and_shorter_options_struct_is_understood) {
     struct {
         size_t size;
         tutti_device device;
-        int device_index;
+        int hole;
         size_t alignment;
         unsigned char beyond[64];
-    } old = { .size = 24, .device = TUTTI_CPU, .device_index = -1, .alignment = 4096 };
+    } old = { .size = 24, .device = TUTTI_CPU, .alignment = 4096 };
     memset(old.beyond, 0xff, sizeof old.beyond);
     tutti_memory *memory;
     CHECK_OK(tutti_memory_alloc(world, 100, (const tutti_memory_options *)&old, &memory));

@@ -310,10 +310,10 @@ TEST_WORLD(a_rank_on_another_host_is_named_with_the_host, 2) {
 }
 
 TEST_WORLD(huge_pages_may_be_asked_for_and_change_nothing_else, 2) {
-    for (int huge = -1; huge <= 1; huge++) {
+    for (int huge = 0; huge <= TUTTI_YES; huge++) {
         tutti_memory *memory;
-        CHECK_OK(tutti_memory_alloc(world, (size_t)5 << 20, TUTTI_OPTIONS(tutti_memory_options, .huge_pages = huge),
-                                    &memory));
+        CHECK_OK(tutti_memory_alloc(world, (size_t)5 << 20,
+                                    TUTTI_OPTIONS(tutti_memory_options, .huge_pages = (tutti_choice)huge), &memory));
         tutti_peers *peers = meet(memory, tutti_world_group(world));
         check_all_to_all(peers, huge);
         tutti_peers_release(peers);

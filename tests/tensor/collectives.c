@@ -47,7 +47,7 @@ TEST_WORLD(all_reduce_sums_over_the_group_and_over_a_row_of_a_mesh, 4) {
     BEGIN;
     CHECK(all_are(tt_all_reduce(full(tt_shape(4), 1), TUTTI_SUM, group), 4));
     tutti_mesh *mesh;
-    CHECK_OK(tutti_mesh_new(world, "cpu", (int[]){ 2, 2 }, 2, NULL, &mesh));
+    CHECK_OK(tutti_mesh_new(world, TUTTI_CPU, (int[]){ 2, 2 }, 2, NULL, &mesh));
     CHECK(all_are(tt_all_reduce(full(tt_shape(4), 1), TUTTI_SUM, tt_group(world, tutti_form_mesh_dim(mesh, 1))), 2));
     CHECK(all_are(tt_all_reduce(full(tt_shape(2), rank), TUTTI_MAX, tt_group(world, tutti_form_name("0"))), 3));
     CHECK(all_are(tt_all_reduce(tt_full(tt_shape(3), rank + 1, TUTTI_I64, NULL), TUTTI_PRODUCT, group), 24));
@@ -169,7 +169,7 @@ TEST_WORLD(permutation_moves_tensors_of_any_shape, 3) {
 TEST_WORLD(permutation_swaps_inside_both_dimensions_of_a_mesh, 4) {
     BEGIN;
     tutti_mesh *mesh;
-    CHECK_OK(tutti_mesh_new(world, "cpu", (int[]){ 2, 2 }, 2, NULL, &mesh));
+    CHECK_OK(tutti_mesh_new(world, TUTTI_CPU, (int[]){ 2, 2 }, 2, NULL, &mesh));
     for (int dim = 0; dim < 2; dim++) {
         int other = dim == 0 ? rank ^ 2 : rank ^ 1;
         CHECK(all_are(
@@ -390,7 +390,7 @@ TEST_WORLD(a_tensor_parallel_layer_equals_the_whole_one, 2) {
 TEST_WORLD(gradients_in_a_row_of_a_mesh_stay_in_that_row, 4) {
     BEGIN;
     tutti_mesh *mesh;
-    CHECK_OK(tutti_mesh_new(world, "cpu", (int[]){ 2, 2 }, 2, NULL, &mesh));
+    CHECK_OK(tutti_mesh_new(world, TUTTI_CPU, (int[]){ 2, 2 }, 2, NULL, &mesh));
     tutti_group *row = tt_group(world, tutti_form_mesh_dim(mesh, 1));
     tt_tensor *x = leaf(tt_shape(2), rank);
     tt_backward(tt_sum(tt_mul_scalar(tt_all_gather(x, 0, row), rank)), NULL);
@@ -404,7 +404,7 @@ TEST_WORLD(gradients_in_a_row_of_a_mesh_stay_in_that_row, 4) {
 TEST(meta_collectives_need_no_group_where_the_ranks_do_not_matter) {
     tt_scope scope = tt_scope_open();
     tt_options meta = TT_OPTIONS_INIT;
-    meta.device = TT_DEVICE_META;
+    meta.device = TUTTI_META;
     tt_tensor *x = tt_empty(tt_shape(2, 3, 4), TUTTI_F32, &meta);
     CHECK(has_shape(tt_all_reduce(x, TUTTI_SUM, NULL), tt_shape(2, 3, 4)));
     CHECK(has_shape(tt_broadcast(x, 0, NULL), tt_shape(2, 3, 4)));
@@ -420,10 +420,10 @@ TEST(meta_shapes_are_those_of_a_fake_group_of_four) {
     tutti_world *world;
     CHECK_OK(tutti_world_open_fake(1, 4, NULL, &world));
     tutti_group *group = tutti_world_group(world);
-    for (int device = TT_DEVICE_CPU; device <= TT_DEVICE_META; device++) {
+    for (int device = TUTTI_CPU; device <= TUTTI_META; device++) {
         tt_scope scope = tt_scope_open();
         tt_options options = TT_OPTIONS_INIT;
-        options.device = (tt_device)device;
+        options.device = (tutti_device)device;
         tt_tensor *x = tt_transpose(tt_zeros(tt_shape(8, 4), TUTTI_F32, &options), 0, 1); /* 4, 8 */
         CHECK(has_shape(tt_all_gather(x, 1, group), tt_shape(4, 32)) &&
               has_shape(tt_all_gather(x, 0, group), tt_shape(16, 8)));

@@ -278,7 +278,7 @@ TEST(what_cannot_be_exported_is_an_error) {
     CHECK(managed != NULL);
     managed->deleter(managed);
     options = (tt_options)TT_OPTIONS_INIT;
-    options.device = TT_DEVICE_META;
+    options.device = TUTTI_META;
     CHECK(tt_to_dlpack(tt_ones(tt_shape(2), TUTTI_F32, &options)) == NULL);
     CHECK_EQ(tt_error_show(), TUTTI_ERROR_UNSUPPORTED);
     tt_error_clear();

@@ -486,7 +486,7 @@ TEST(wrong_arguments_and_paths_name_the_culprit) {
     CHECK(!tt_save_npz(tt_tensors(x, NULL), own, in_folder("x")));
     check_error(TUTTI_ERROR_ARGUMENT, "tensors[1] is NULL");
     tt_options options = TT_OPTIONS_INIT;
-    options.device = TT_DEVICE_META;
+    options.device = TUTTI_META;
     CHECK(!tt_save_npy(tt_zeros(tt_shape(2), TUTTI_F32, &options), in_folder("x")));
     check_error(TUTTI_ERROR_UNSUPPORTED, "no data");
     CHECK(!tt_save_npy(x, NULL));

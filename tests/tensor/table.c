@@ -17,7 +17,7 @@
 typedef struct maker {
     tu_sampler sampler;
     tutti_dtype dtype;
-    tt_device device;
+    tutti_device device;
     bool strided, requires_grad;
     int null_at, free_at; /* this input is NULL, or has freed storage; -1: none */
     int moved_input;      /* this element of this input is moved by `moved_by`; -1: none */
@@ -83,9 +83,9 @@ static tt_tensor *make(tu_sampler *sampler, tu_sample_kind kind, tt_dims shape, 
     tutti_dtype dtype = kind == TU_SAMPLE_INDEX ? TUTTI_I64 : kind == TU_SAMPLE_BOOL ? TUTTI_BOOL : m->dtype;
     bool recording = tt_grad_mode(false);
     tt_tensor *x;
-    if (m->device == TT_DEVICE_META) {
+    if (m->device == TUTTI_META) {
         tt_options options = TT_OPTIONS_INIT;
-        options.device = TT_DEVICE_META;
+        options.device = TUTTI_META;
         x = tt_empty(shape, dtype, &options);
     } else {
         x = fill(m, kind, shape, limit, input, dtype);
@@ -122,7 +122,7 @@ static void leave(void) {
 static maker plain(int64_t n) {
     return (maker){ .sampler = { n, alone(), make },
                     .dtype = TUTTI_F64,
-                    .device = TT_DEVICE_CPU,
+                    .device = TUTTI_CPU,
                     .null_at = -1,
                     .free_at = -1,
                     .moved_input = -1 };
@@ -169,12 +169,12 @@ TEST(meta_tensors_get_the_shapes_and_strides_of_real_ones) {
         EACH_OPERATOR(op) {
             tt_scope scope = tt_scope_open();
             maker real = plain(n), meta = plain(n);
-            meta.device = TT_DEVICE_META;
+            meta.device = TUTTI_META;
             tt_tensor *a = op->sample(&real.sampler);
             NO_ERROR(op, "real");
             tt_tensor *b = op->sample(&meta.sampler);
             NO_ERROR(op, "meta");
-            CHECK(tt_device_of(b) == TT_DEVICE_META && tt_device_of(a) == TT_DEVICE_CPU);
+            CHECK(tt_device_of(b) == TUTTI_META && tt_device_of(a) == TUTTI_CPU);
             bool same = tt_dtype(a) == tt_dtype(b) && tt_ndim(a) == tt_ndim(b);
             for (int i = 0; same && i < tt_ndim(a); i++)
                 same = tt_size(a, i) == tt_size(b, i) && tt_stride(a, i) == tt_stride(b, i);

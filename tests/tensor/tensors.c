@@ -103,7 +103,7 @@ TEST(wrong_arguments_name_operator_argument_and_shapes) {
         tt_scope scope = tt_scope_open();
         tt_tensor *x = tt_ones(tt_shape(2, 3), TUTTI_F32, NULL), *n = tt_ones(tt_shape(3), TUTTI_I32, NULL);
         tt_options meta = TT_OPTIONS_INIT;
-        meta.device = TT_DEVICE_META;
+        meta.device = TUTTI_META;
         int64_t nine[9] = { 1, 1, 1, 1, 1, 1, 1, 1, 1 };
         switch (i) {
         case 0:

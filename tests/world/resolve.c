@@ -95,7 +95,7 @@ static const int square[] = { 2, 2 };
 
 static tutti_mesh *make_mesh(tutti_world *world, const int *shape, int dims, const tutti_mesh_options *options) {
     tutti_mesh *mesh;
-    CHECK_OK(tutti_mesh_new(world, "cpu", shape, dims, options, &mesh));
+    CHECK_OK(tutti_mesh_new(world, TUTTI_CPU, shape, dims, options, &mesh));
     return mesh;
 }
 
@@ -105,7 +105,7 @@ TEST_WORLD(a_mesh_has_a_group_along_each_dimension, 4) {
     CHECK_EQ(tutti_mesh_dim_count(mesh), 2);
     CHECK_EQ(tutti_mesh_size(mesh, -1), 4);
     CHECK_EQ(tutti_mesh_size(mesh, 1), 2);
-    CHECK_TEXT(tutti_mesh_device(mesh), "cpu");
+    CHECK_EQ(tutti_mesh_device(mesh), TUTTI_CPU);
     CHECK_TEXT(tutti_mesh_dim_name(mesh, 1), "tensor");
     int coordinate[2], local;
     CHECK(tutti_mesh_coordinate(mesh, coordinate));
@@ -168,25 +168,25 @@ TEST_WORLD_THREADS(a_rank_may_be_absent_from_a_mesh, 4) {
 
 TEST_WORLD_THREADS(wrong_meshes_are_refused, 4) {
     tutti_mesh *mesh;
-    CHECK_STATUS(tutti_mesh_new(world, "cuda:0", square, 2, NULL, &mesh), TUTTI_ERROR_ARGUMENT);
-    CHECK_MESSAGE("letters only");
-    CHECK_STATUS(tutti_mesh_new(world, "cpu", (int[]){ 2, 3 }, 2, NULL, &mesh), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_mesh_new(world, TUTTI_CUDA_AT(0), square, 2, NULL, &mesh), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("without an index, not for cuda:0");
+    CHECK_STATUS(tutti_mesh_new(world, TUTTI_CPU, (int[]){ 2, 3 }, 2, NULL, &mesh), TUTTI_ERROR_ARGUMENT);
     CHECK_MESSAGE("more ranks than the world");
-    CHECK_STATUS(tutti_mesh_new(world, "cpu", (int[]){ 2, 0 }, 2, NULL, &mesh), TUTTI_ERROR_ARGUMENT);
-    CHECK_STATUS(tutti_mesh_new(world, "cpu", square, 0, NULL, &mesh), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_mesh_new(world, TUTTI_CPU, (int[]){ 2, 0 }, 2, NULL, &mesh), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_mesh_new(world, TUTTI_CPU, square, 0, NULL, &mesh), TUTTI_ERROR_ARGUMENT);
     const char *const twins[] = { "a", "a" };
-    CHECK_STATUS(tutti_mesh_new(world, "cpu", square, 2, TUTTI_OPTIONS(tutti_mesh_options, .names = twins), &mesh),
+    CHECK_STATUS(tutti_mesh_new(world, TUTTI_CPU, square, 2, TUTTI_OPTIONS(tutti_mesh_options, .names = twins), &mesh),
                  TUTTI_ERROR_ARGUMENT);
     CHECK_MESSAGE("unique");
     const char *const half[] = { "a", NULL };
-    CHECK_STATUS(tutti_mesh_new(world, "cpu", square, 2, TUTTI_OPTIONS(tutti_mesh_options, .names = half), &mesh),
+    CHECK_STATUS(tutti_mesh_new(world, TUTTI_CPU, square, 2, TUTTI_OPTIONS(tutti_mesh_options, .names = half), &mesh),
                  TUTTI_ERROR_ARGUMENT);
     int twice[] = { 0, 1, 2, 2 }, few[] = { 0, 1, 2 };
-    CHECK_STATUS(tutti_mesh_new(world, "cpu", square, 2,
+    CHECK_STATUS(tutti_mesh_new(world, TUTTI_CPU, square, 2,
                                 TUTTI_OPTIONS(tutti_mesh_options, .ranks = twice, .rank_count = 4), &mesh),
                  TUTTI_ERROR_ARGUMENT);
     CHECK_MESSAGE("twice");
-    CHECK_STATUS(tutti_mesh_new(world, "cpu", square, 2,
+    CHECK_STATUS(tutti_mesh_new(world, TUTTI_CPU, square, 2,
                                 TUTTI_OPTIONS(tutti_mesh_options, .ranks = few, .rank_count = 3), &mesh),
                  TUTTI_ERROR_ARGUMENT);
     tutti_mesh *bare = make_mesh(world, square, 2, TUTTI_OPTIONS(tutti_mesh_options, .no_groups = true));
