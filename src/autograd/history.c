@@ -189,10 +189,10 @@ tutti_status tu_history_check_write(const char *who, tt_tensor *x) {
     return TUTTI_OK;
 }
 
-tutti_status tu_history_check_in_place(const tu_args *args) {
+tutti_status tu_history_check_in_place(const tu_call *call) {
     char who[64];
-    snprintf(who, sizeof who, "%s_", args->op->name);
-    return tu_history_check_write(who, args->inputs[0]);
+    snprintf(who, sizeof who, "%s_", call->operator->name);
+    return tu_history_check_write(who, call->inputs[0]);
 }
 
 /* A change of a view, seen from its base: the gradient of the part goes through the operator's own node, the rest
@@ -250,44 +250,44 @@ tutti_status tu_history_rebase(tt_tensor *x, tu_node *node) {
 /* ---- recording ---- */
 
 static void op_run(tu_node *node, tt_tensor *const *grads, tt_tensor **results) {
-    if (node->op->gradient == NULL) {
+    if (node->operator->gradient == NULL) {
         tu_fail(TUTTI_ERROR_UNSUPPORTED, "%s has no gradient of its own", node->name);
         return;
     }
-    tu_gradient gradient = { .op = node->op,
-                             .params = &node->params,
+    tu_gradient gradient = { .operator= node->operator,
+                             .params = & node->params,
                              .grads = grads,
                              .needs = node->needs,
                              .input_count = node->input_count,
                              .results = results,
                              .node = node };
-    node->op->gradient(&gradient);
+    node->operator->gradient(&gradient);
 }
 
-static uint32_t saves_of(const tu_args *args, const bool *needs) {
+static uint32_t saves_of(const tu_call *call, const bool *needs) {
     uint32_t saves = 0;
-    for (int i = 0; i < args->input_count; i++)
+    for (int i = 0; i < call->input_count; i++)
         if (needs[i])
-            saves |= args->op->saves[i < TU_INPUTS ? i : TU_INPUTS - 1];
+            saves |= call->operator->saves[i < TU_INPUTS ? i : TU_INPUTS - 1];
     return saves;
 }
 
-static tutti_status save_all(tu_node *node, const tu_args *args, uint32_t saves) {
+static tutti_status save_all(tu_node *node, const tu_call *call, uint32_t saves) {
     int at = 0;
     tutti_status status = TUTTI_OK;
-    for (int i = 0; i < args->input_count && i < 16 && status == TUTTI_OK; i++) {
+    for (int i = 0; i < call->input_count && i < 16 && status == TUTTI_OK; i++) {
         if (!(saves & TU_INPUT(i)))
             continue;
         /* The value from before an in-place change is gone: saved with the old version, it fails when it is used. */
-        bool overwritten = args->in_place && args->inputs[i] == args->inputs[0];
-        status = tu_save(&node->saved[at], args->inputs[i], overwritten, TU_INPUT(i));
+        bool overwritten = call->in_place && call->inputs[i] == call->inputs[0];
+        status = tu_save(&node->saved[at], call->inputs[i], overwritten, TU_INPUT(i));
         if (overwritten)
             node->saved[at].version--;
         node->saved[at++].is_output = false;
     }
-    for (int i = 0; i < args->output_count && status == TUTTI_OK; i++)
+    for (int i = 0; i < call->output_count && status == TUTTI_OK; i++)
         if (saves & TU_OUTPUT(i))
-            status = tu_save(&node->saved[at++], args->outputs[i], true, TU_OUTPUT(i));
+            status = tu_save(&node->saved[at++], call->outputs[i], true, TU_OUTPUT(i));
     return status;
 }
 
@@ -297,17 +297,17 @@ static bool differentiable(const tt_tensor *x) {
 
 /* The in-place form writes a tensor that the caller has: it must be right even if this fails half-way, so that the
  * history is set last. */
-static tutti_status attach(tu_args *args, tu_node *node) {
-    if (args->in_place)
-        return tu_history_rebase(args->outputs[0], node);
-    int visible = args->op->visible == 0 ? args->output_count : args->op->visible;
+static tutti_status attach(tu_call *call, tu_node *node) {
+    if (call->in_place)
+        return tu_history_rebase(call->outputs[0], node);
+    int visible = call->operator->visible == 0 ? call->output_count : call->operator->visible;
     for (int i = 0; i < visible; i++) {
-        tt_tensor *output = args->outputs[i];
+        tt_tensor *output = call->outputs[i];
         tutti_status status = TUTTI_OK;
         if (!differentiable(output))
             continue;
-        if (args->op->flags & TU_VIEW)
-            status = set_base(output, args->inputs[0], TU_MARK_NORMAL);
+        if (call->operator->flags & TU_VIEW)
+            status = set_base(output, call->inputs[0], TU_MARK_NORMAL);
         if (status == TUTTI_OK)
             status = tu_history_set(output, node, i);
         if (status != TUTTI_OK)
@@ -316,42 +316,42 @@ static tutti_status attach(tu_args *args, tu_node *node) {
     return TUTTI_OK;
 }
 
-tutti_status tu_history_record(tu_args *args) {
+tutti_status tu_history_record(tu_call *call) {
     bool any = false;
-    for (int i = 0; i < args->output_count; i++)
-        any = any || differentiable(args->outputs[i]);
+    for (int i = 0; i < call->output_count; i++)
+        any = any || differentiable(call->outputs[i]);
     if (!any)
         return TUTTI_OK;
     bool needs[64] = { false };
-    bool *wanted = args->input_count <= 64 ? needs : calloc((size_t)args->input_count, sizeof *wanted);
+    bool *wanted = call->input_count <= 64 ? needs : calloc((size_t)call->input_count, sizeof *wanted);
     if (wanted == NULL)
-        return tu_error_memory("a node's flags", (size_t)args->input_count);
-    for (int i = 0; i < args->input_count; i++)
-        wanted[i] = args->inputs[i] != NULL && args->inputs[i]->flags & TU_REQUIRES_GRAD;
-    uint32_t saves = saves_of(args, wanted);
+        return tu_error_memory("a node's flags", (size_t)call->input_count);
+    for (int i = 0; i < call->input_count; i++)
+        wanted[i] = call->inputs[i] != NULL && call->inputs[i]->flags & TU_REQUIRES_GRAD;
+    uint32_t saves = saves_of(call, wanted);
     tutti_status status = TUTTI_OK;
-    tu_node *node = tu_node_new(args->op->name, args->input_count, args->output_count, __builtin_popcount(saves));
+    tu_node *node = tu_node_new(call->operator->name, call->input_count, call->output_count, __builtin_popcount(saves));
     if (node == NULL) {
         status = TUTTI_ERROR_MEMORY;
         goto free_wanted;
     }
-    node->op = args->op;
+    node->operator= call->operator;
     node->run = op_run;
-    node->params = args->params;
-    memcpy(node->needs, wanted, (size_t)args->input_count * sizeof *wanted);
-    for (int i = 0; i < args->input_count && status == TUTTI_OK; i++) {
-        if (args->inputs[i] == NULL)
+    node->params = call->params;
+    memcpy(node->needs, wanted, (size_t)call->input_count * sizeof *wanted);
+    for (int i = 0; i < call->input_count && status == TUTTI_OK; i++) {
+        if (call->inputs[i] == NULL)
             continue;
-        node->inputs[i] = tu_shape_of(args->inputs[i]);
+        node->inputs[i] = tu_shape_of(call->inputs[i]);
         if (wanted[i])
-            status = tu_edge_to(args->inputs[i], &node->next[i]);
+            status = tu_edge_to(call->inputs[i], &node->next[i]);
     }
-    for (int i = 0; i < args->output_count; i++)
-        node->outputs[i] = tu_shape_of(args->outputs[i]);
+    for (int i = 0; i < call->output_count; i++)
+        node->outputs[i] = tu_shape_of(call->outputs[i]);
     if (status == TUTTI_OK)
-        status = save_all(node, args, saves);
+        status = save_all(node, call, saves);
     if (status == TUTTI_OK)
-        status = attach(args, node);
+        status = attach(call, node);
     tu_node_drop(node);
 free_wanted:
     if (wanted != needs)

@@ -59,7 +59,7 @@ struct tu_node {
     atomic_int references;
     uint64_t sequence;
     const char *name;
-    const tu_operator *op; /* NULL for other kinds */
+    const tu_operator *operator; /* NULL for other kinds */
     tu_node_run *run;
     void (*release)(tu_node *node); /* of `detail`, with the node; may be NULL */
     void *detail;

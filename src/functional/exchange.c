@@ -17,44 +17,44 @@ static const int64_t *splits_of(const tt_tensor *splits) {
     return tu_pointer(splits);
 }
 
-static tutti_status check_splits(const tu_args *args, const char *what, const int64_t *splits, int ranks,
+static tutti_status check_splits(const tu_call *call, const char *what, const int64_t *splits, int ranks,
                                  int64_t rows) {
     int64_t sum = 0;
     for (int i = 0; i < ranks; i++) {
         if (splits[i] < 0)
-            return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s has the negative entry %lld for rank %d", what,
+            return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s has the negative entry %lld for rank %d", what,
                                  (long long)splits[i], i);
         sum += splits[i];
     }
     if (rows >= 0 && sum != rows)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s adds up to %lld, but dimension 0 of x has size %lld", what,
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s adds up to %lld, but dimension 0 of x has size %lld", what,
                              (long long)sum, (long long)rows);
     return TUTTI_OK;
 }
 
-static tutti_status all_to_all_shape(tu_args *args) {
-    const tt_tensor *x = args->inputs[0], *splits = args->inputs[1];
-    int ranks = tutti_group_size(args->params.group);
+static tutti_status all_to_all_shape(tu_call *call) {
+    const tt_tensor *x = call->inputs[0], *splits = call->inputs[1];
+    int ranks = tutti_group_size(call->params.group);
     if (x->ndim == 0)
-        return tu_args_error(args, TUTTI_ERROR_RANGE, "a 0-dim tensor has no rows to exchange");
+        return tu_call_error(call, TUTTI_ERROR_RANGE, "a 0-dim tensor has no rows to exchange");
     const int64_t *out = splits_of(splits), *in = out + ranks;
-    tutti_status status = check_splits(args, "in_splits", in, ranks, x->sizes[0]);
+    tutti_status status = check_splits(call, "in_splits", in, ranks, x->sizes[0]);
     if (status == TUTTI_OK)
-        status = check_splits(args, "out_splits", out, ranks, -1);
+        status = check_splits(call, "out_splits", out, ranks, -1);
     if (status != TUTTI_OK)
         return status;
-    args->results[0] = tu_shape_of(x);
-    args->results[0].sizes[0] = 0;
+    call->results[0] = tu_shape_of(x);
+    call->results[0].sizes[0] = 0;
     for (int i = 0; i < ranks; i++)
-        args->results[0].sizes[0] += out[i];
-    return tu_shape_contiguous("all_to_all_single", &args->results[0]);
+        call->results[0].sizes[0] += out[i];
+    return tu_shape_contiguous("all_to_all_single", &call->results[0]);
 }
 
-static tutti_status all_to_all_cpu(tu_args *args) {
-    const tt_tensor *x = args->inputs[0];
-    tt_tensor *out = args->outputs[0], *from = tu_stage_in(x, x->dtype);
-    int ranks = tutti_group_size(args->params.group);
-    const int64_t *splits = splits_of(args->inputs[1]);
+static tutti_status all_to_all_cpu(tu_call *call) {
+    const tt_tensor *x = call->inputs[0];
+    tt_tensor *out = call->outputs[0], *from = tu_stage_in(x, x->dtype);
+    int ranks = tutti_group_size(call->params.group);
+    const int64_t *splits = splits_of(call->inputs[1]);
     size_t row = 1, bytes = 2 * (size_t)ranks * sizeof(size_t), *counts = tu_block_alloc(tu_self(), bytes);
     for (int i = 1; i < x->ndim; i++)
         row *= (size_t)x->sizes[i];
@@ -66,12 +66,12 @@ static tutti_status all_to_all_cpu(tu_args *args) {
     for (int i = 0; i < 2 * ranks; i++)
         counts[i] = (size_t)splits[i] * row;
     tutti_work *work;
-    tutti_call call;
-    tu_flight_call(&call, &work);
-    tutti_status status = tutti_all_to_all_v(args->params.group, tu_pointer(from), counts + ranks, NULL,
-                                             tu_pointer(out), counts, NULL, x->dtype, &call);
+    tutti_call options;
+    tu_flight_call(&options, &work);
+    tutti_status status = tutti_all_to_all_v(call->params.group, tu_pointer(from), counts + ranks, NULL,
+                                             tu_pointer(out), counts, NULL, x->dtype, &options);
     if (status == TUTTI_OK)
-        status = tu_flight_begin(args->params.group, work, out->storage, from->storage);
+        status = tu_flight_begin(call->params.group, work, out->storage, from->storage);
     tu_block_free(tu_self(), counts, bytes);
     tu_tensor_drop(from);
     return status;
@@ -80,15 +80,15 @@ static tutti_status all_to_all_cpu(tu_args *args) {
 static tt_tensor *exchange(tt_tensor *x, tt_tensor *splits, tutti_group *group);
 
 /* Back: what came goes, and what went comes. */
-static void all_to_all_gradient(tu_gradient *g) {
-    tt_tensor *splits = tu_saved(g, TU_INPUT(1));
+static void all_to_all_gradient(tu_gradient *gradient) {
+    tt_tensor *splits = tu_saved(gradient, TU_INPUT(1));
     if (splits == NULL)
         return;
     tt_tensor *turned = tt_contiguous(tt_cat(tt_tensors(tt_select(splits, 0, 1), tt_select(splits, 0, 0)), 0));
     turned = tt_view(turned, tt_sizes(splits));
     if (turned != NULL)
         turned->flags |= TU_NUMBER;
-    g->results[0] = tt_wait(exchange(tt_contiguous(g->grads[0]), turned, g->params->group));
+    gradient->results[0] = tt_wait(exchange(tt_contiguous(gradient->grads[0]), turned, gradient->params->group));
 }
 static tt_tensor *all_to_all_sample(tu_sampler *s) {
     return tt_all_to_all_single(tu_normal(s, tt_shape(s->n, 3)), (int64_t[]){ s->n }, (int64_t[]){ s->n }, s->group);
@@ -107,10 +107,10 @@ static tt_tensor *exchange(tt_tensor *x, tt_tensor *splits, tutti_group *group) 
     if (!tu_flight_check("all_to_all_single", group, false))
         return NULL;
     tt_tensor *inputs[] = { x, splits };
-    tu_args args;
-    tu_args_init(&args, &tu_operator_all_to_all_single, 2, inputs);
-    args.params.group = group;
-    return tu_run(&args);
+    tu_call call;
+    tu_call_init(&call, &tu_operator_all_to_all_single, 2, inputs);
+    call.params.group = group;
+    return tu_run(&call);
 }
 
 tt_tensor *tt_all_to_all_single(tt_tensor *x, const int64_t *out_splits, const int64_t *in_splits, tutti_group *group) {
@@ -242,9 +242,9 @@ static tt_tensor *start_send(tt_tensor *x, int to, int tag, tutti_group *group) 
         return NULL;
     }
     tutti_work *work;
-    tutti_call call;
-    tu_flight_call(&call, &work);
-    tutti_status status = tutti_send(group, tu_pointer(from), (size_t)x->numel, x->dtype, to, tag, &call);
+    tutti_call options;
+    tu_flight_call(&options, &work);
+    tutti_status status = tutti_send(group, tu_pointer(from), (size_t)x->numel, x->dtype, to, tag, &options);
     if (status == TUTTI_OK)
         status = tu_flight_begin(group, work, mark->storage, from->storage);
     tu_tensor_drop(from);
@@ -255,9 +255,9 @@ static tt_tensor *start_recv(tt_tensor *x, int source, int tag, tutti_group *gro
     if (x->device == TUTTI_META)
         return x;
     tutti_work *work;
-    tutti_call call;
-    tu_flight_call(&call, &work);
-    tutti_status status = tutti_recv(group, tu_pointer(x), (size_t)x->numel, x->dtype, source, tag, &call);
+    tutti_call options;
+    tu_flight_call(&options, &work);
+    tutti_status status = tutti_recv(group, tu_pointer(x), (size_t)x->numel, x->dtype, source, tag, &options);
     if (status == TUTTI_OK)
         status = tu_flight_begin(group, work, x->storage, NULL);
     if (status == TUTTI_OK)

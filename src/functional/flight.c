@@ -231,16 +231,16 @@ tutti_status tu_batch_close(tutti_group *group, bool good) {
     tutti_batch *ended = batch;
     flight *f = noted;
     tutti_work *work = NULL;
-    tutti_call call = TUTTI_CALL_INIT;
+    tutti_call options = TUTTI_CALL_INIT;
     batch = NULL;
     noted = NULL;
-    call.work = &work;
+    options.work = &work;
     if (!good) {
         tutti_batch_cancel(ended);
         flight_free(f);
         return TUTTI_OK;
     }
-    tutti_status status = tutti_batch_end(ended, &call);
+    tutti_status status = tutti_batch_end(ended, &options);
     if (status == TUTTI_OK && work != NULL) {
         enlist(f, group, work);
         return TUTTI_OK;

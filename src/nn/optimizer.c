@@ -53,12 +53,12 @@ bool tt_sgd_step(tt_tensor *parameter, tt_tensor *gradient, tt_tensor *velocity,
         return false;
     }
     tt_tensor *inputs[] = { parameter, gradient, full.momentum != 0 ? velocity : NULL };
-    tu_args args;
-    tu_args_init(&args, &tu_operator_sgd_step, 3, inputs);
-    args.params.number[0] = full.learning_rate;
-    args.params.number[1] = full.momentum;
-    args.params.number[2] = full.weight_decay;
-    return tu_run(&args) != NULL;
+    tu_call call;
+    tu_call_init(&call, &tu_operator_sgd_step, 3, inputs);
+    call.params.number[0] = full.learning_rate;
+    call.params.number[1] = full.momentum;
+    call.params.number[2] = full.weight_decay;
+    return tu_run(&call) != NULL;
 }
 
 bool tt_adamw_step(tt_tensor *parameter, tt_tensor *gradient, tt_tensor *m, tt_tensor *v, int64_t count,
@@ -72,13 +72,13 @@ bool tt_adamw_step(tt_tensor *parameter, tt_tensor *gradient, tt_tensor *m, tt_t
         return false;
     }
     tt_tensor *inputs[] = { parameter, gradient, m, v };
-    tu_args args;
-    tu_args_init(&args, &tu_operator_adamw_step, 4, inputs);
-    args.params.number[0] = full.learning_rate;
-    args.params.number[1] = full.beta1;
-    args.params.number[2] = full.beta2;
-    args.params.number[3] = full.epsilon;
-    args.params.integer[0] = count;
-    __builtin_memcpy(&args.params.integer[1], &full.weight_decay, sizeof full.weight_decay);
-    return tu_run(&args) != NULL;
+    tu_call call;
+    tu_call_init(&call, &tu_operator_adamw_step, 4, inputs);
+    call.params.number[0] = full.learning_rate;
+    call.params.number[1] = full.beta1;
+    call.params.number[2] = full.beta2;
+    call.params.number[3] = full.epsilon;
+    call.params.integer[0] = count;
+    __builtin_memcpy(&call.params.integer[1], &full.weight_decay, sizeof full.weight_decay);
+    return tu_run(&call) != NULL;
 }

@@ -194,12 +194,13 @@ PUBLIC2(pow)
 
 /* ---- with a factor ---- */
 
-static tt_tensor *run_with(const tu_operator *op, int count, tt_tensor *const *inputs, double number, bool in_place) {
-    tu_args args;
-    tu_args_init(&args, op, count, inputs);
-    args.params.number[0] = number;
-    args.in_place = in_place;
-    return tu_run(&args);
+static tt_tensor *run_with(const tu_operator *operator, int count, tt_tensor *const *inputs, double number,
+                           bool in_place) {
+    tu_call call;
+    tu_call_init(&call, operator, count, inputs);
+    call.params.number[0] = number;
+    call.in_place = in_place;
+    return tu_run(&call);
 }
 
 TU_KERNEL2(add_scaled_f32, float, x + (float)p->number[0] * y)
@@ -326,11 +327,11 @@ tt_tensor *tt_addcdiv_(tt_tensor *x, tt_tensor *a, tt_tensor *b, double factor) 
 /* ---- with a number ---- */
 
 /* An integer tensor stays one where the number is whole; else the sum or product is f32. */
-static tt_tensor *with_number(const tu_operator *op, tt_tensor *a, double number, bool in_place) {
+static tt_tensor *with_number(const tu_operator *operator, tt_tensor * a, double number, bool in_place) {
     if (a != NULL && a->magic == TU_MAGIC_ALIVE && !tu_is_float(a->dtype) && !tu_is_complex(a->dtype) &&
         number != rint(number) && !in_place)
         a = tt_to(a, TUTTI_F32);
-    return run_with(op, 1, &a, number, in_place);
+    return run_with(operator, 1, &a, number, in_place);
 }
 
 TU_KERNEL1(add_scalar_f32, float, x + (float)p->number[0])

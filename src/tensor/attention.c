@@ -82,33 +82,33 @@ static void run_heads(void *context, int64_t begin, int64_t end) {
 
 /* ---- shapes ---- */
 
-static tutti_status check_qkv(const tu_args *args) {
-    const tt_tensor *q = args->inputs[0], *k = args->inputs[1], *v = args->inputs[2];
+static tutti_status check_qkv(const tu_call *call) {
+    const tt_tensor *q = call->inputs[0], *k = call->inputs[1], *v = call->inputs[2];
     bool fits = tu_is_float(q->dtype) && q->dtype == k->dtype && q->dtype == v->dtype && q->ndim >= 2 &&
                 q->ndim == k->ndim && q->ndim == v->ndim;
     for (int i = 0; fits && i < q->ndim - 2; i++)
         fits = q->sizes[i] == k->sizes[i] && q->sizes[i] == v->sizes[i];
     fits = fits && q->sizes[q->ndim - 1] == k->sizes[q->ndim - 1] && k->sizes[q->ndim - 2] == v->sizes[q->ndim - 2];
     if (!fits)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT,
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
                              "q %s, k %s and v %s do not belong together: expected floats (…, queries, depth), (…, "
                              "keys, depth), (…, keys, width)",
                              tu_describe(q), tu_describe(k), tu_describe(v));
     return TUTTI_OK;
 }
 
-static tutti_status attention_shape(tu_args *args) {
-    const tt_tensor *q = args->inputs[0], *v = args->inputs[2];
-    tutti_status status = check_qkv(args);
+static tutti_status attention_shape(tu_call *call) {
+    const tt_tensor *q = call->inputs[0], *v = call->inputs[2];
+    tutti_status status = check_qkv(call);
     if (status != TUTTI_OK)
         return status;
-    args->results[0] = args->results[1] = tu_shape_of(q);
-    args->results[0].sizes[q->ndim - 1] = v->sizes[q->ndim - 1];
-    args->results[1].ndim--;
-    args->results[1].dtype = tu_stage_dtype(q);
-    if ((status = tu_shape_contiguous("attention", &args->results[0])) != TUTTI_OK)
+    call->results[0] = call->results[1] = tu_shape_of(q);
+    call->results[0].sizes[q->ndim - 1] = v->sizes[q->ndim - 1];
+    call->results[1].ndim--;
+    call->results[1].dtype = tu_stage_dtype(q);
+    if ((status = tu_shape_contiguous("attention", &call->results[0])) != TUTTI_OK)
         return status;
-    return tu_shape_contiguous("attention", &args->results[1]);
+    return tu_shape_contiguous("attention", &call->results[1]);
 }
 
 /* Of the compute type, with a dense last dimension; any strides before it. */
@@ -118,8 +118,8 @@ static tt_tensor *stage_rows(const tt_tensor *x, tutti_dtype dtype) {
     return tu_stage_in(x, dtype);
 }
 
-static void set_heads(heads *h, const tu_args *args, tt_tensor *const *in) {
-    const tt_tensor *q = args->inputs[0], *k = args->inputs[1], *v = args->inputs[2];
+static void set_heads(heads *h, const tu_call *call, tt_tensor *const *in) {
+    const tt_tensor *q = call->inputs[0], *k = call->inputs[1], *v = call->inputs[2];
     h->q = tu_pointer(in[0]);
     h->k = tu_pointer(in[1]);
     h->v = tu_pointer(in[2]);
@@ -130,8 +130,8 @@ static void set_heads(heads *h, const tu_args *args, tt_tensor *const *in) {
     h->depth = q->sizes[q->ndim - 1];
     h->keys = k->sizes[q->ndim - 2];
     h->width = v->sizes[q->ndim - 1];
-    h->causal = args->params.integer[0] != 0;
-    h->scale = args->params.number[0] != 0 ? args->params.number[0] : 1 / sqrt((double)h->depth);
+    h->causal = call->params.integer[0] != 0;
+    h->scale = call->params.number[0] != 0 ? call->params.number[0] : 1 / sqrt((double)h->depth);
     h->narrow = in[0]->dtype == TUTTI_F32;
 }
 
@@ -142,20 +142,20 @@ static int64_t head_count(const tt_tensor *q) {
     return count;
 }
 
-static tutti_status attention_cpu(tu_args *args) {
-    tutti_dtype dtype = tu_stage_dtype(args->inputs[0]);
-    tt_tensor *in[3], *o = tu_stage_out(args->outputs[0], dtype);
+static tutti_status attention_cpu(tu_call *call) {
+    tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
+    tt_tensor *in[3], *o = tu_stage_out(call->outputs[0], dtype);
     bool staged = o != NULL;
     for (int i = 0; i < 3; i++)
-        staged = (in[i] = stage_rows(args->inputs[i], dtype)) != NULL && staged;
+        staged = (in[i] = stage_rows(call->inputs[i], dtype)) != NULL && staged;
     heads h = { .backward = false };
     if (staged) {
-        set_heads(&h, args, in);
+        set_heads(&h, call, in);
         h.o = tu_pointer(o);
-        h.lse = tu_pointer(args->outputs[1]);
+        h.lse = tu_pointer(call->outputs[1]);
         if (o->numel > 0)
             tu_parallel(head_count(in[0]), 1 + 16384 / (h.queries * h.keys + 1), run_heads, &h);
-        tu_stage_done(args->outputs[0], o);
+        tu_stage_done(call->outputs[0], o);
         o = NULL;
     }
     tu_tensor_drop(o);
@@ -168,30 +168,30 @@ static tutti_status attention_cpu(tu_args *args) {
 
 /* ---- backward: (q, k, v, g, o, lse) to (dq, dk, dv) ---- */
 
-static tutti_status backward_shape(tu_args *args) {
-    tutti_status status = check_qkv(args);
+static tutti_status backward_shape(tu_call *call) {
+    tutti_status status = check_qkv(call);
     for (int i = 0; i < 3 && status == TUTTI_OK; i++) {
-        args->results[i] = tu_shape_of(args->inputs[i]);
-        status = tu_shape_contiguous("attention_backward", &args->results[i]);
+        call->results[i] = tu_shape_of(call->inputs[i]);
+        status = tu_shape_contiguous("attention_backward", &call->results[i]);
     }
-    if (status == TUTTI_OK && !tu_same_sizes(args->inputs[3], args->inputs[4]))
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "g, %s, and o, %s, differ in shape",
-                             tu_describe(args->inputs[3]), tu_describe(args->inputs[4]));
+    if (status == TUTTI_OK && !tu_same_sizes(call->inputs[3], call->inputs[4]))
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "g, %s, and o, %s, differ in shape",
+                             tu_describe(call->inputs[3]), tu_describe(call->inputs[4]));
     return status;
 }
 
-static tutti_status backward_cpu(tu_args *args) {
-    tutti_dtype dtype = tu_stage_dtype(args->inputs[0]);
+static tutti_status backward_cpu(tu_call *call) {
+    tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
     tt_tensor *in[6], *out[3];
     bool staged = true;
     for (int i = 0; i < 6; i++)
-        staged = (in[i] = i < 4 ? stage_rows(args->inputs[i], dtype) : tu_stage_in(args->inputs[i], dtype)) != NULL &&
+        staged = (in[i] = i < 4 ? stage_rows(call->inputs[i], dtype) : tu_stage_in(call->inputs[i], dtype)) != NULL &&
                  staged;
     for (int i = 0; i < 3; i++)
-        staged = (out[i] = tu_stage_out(args->outputs[i], dtype)) != NULL && staged;
+        staged = (out[i] = tu_stage_out(call->outputs[i], dtype)) != NULL && staged;
     heads h = { .backward = true };
     if (staged) {
-        set_heads(&h, args, in);
+        set_heads(&h, call, in);
         h.g = tu_pointer(in[3]);
         h.of_g = layout_of(in[3]);
         h.o = tu_pointer(in[4]);
@@ -206,7 +206,7 @@ static tutti_status backward_cpu(tu_args *args) {
         tu_tensor_drop(in[i]);
     for (int i = 0; i < 3; i++) {
         if (staged)
-            tu_stage_done(args->outputs[i], out[i]);
+            tu_stage_done(call->outputs[i], out[i]);
         else
             tu_tensor_drop(out[i]);
     }
@@ -224,31 +224,32 @@ TU_OPERATOR(attention_backward) = { .name = "attention_backward",
                                     .shape = backward_shape,
                                     .cpu = backward_cpu,
                                     .sample = backward_sample };
-static bool attention_backward(tu_args *args, tt_tensor *const *inputs, bool causal, double scale) {
-    tu_args_init(args, &tu_operator_attention_backward, 6, inputs);
-    args->params.integer[0] = causal;
-    args->params.number[0] = scale;
-    return tu_run_args(args);
+static bool attention_backward(tu_call *call, tt_tensor *const *inputs, bool causal, double scale) {
+    tu_call_init(call, &tu_operator_attention_backward, 6, inputs);
+    call->params.integer[0] = causal;
+    call->params.number[0] = scale;
+    return tu_run_call(call);
 }
 static tt_tensor *backward_sample(tu_sampler *s) {
     tt_dims shape = tt_shape(s->n, 3, 2);
     tt_tensor *q = tu_normal(s, shape), *k = tu_normal(s, shape), *v = tu_normal(s, shape), *g = tu_normal(s, shape);
     tt_tensor *inputs[] = { q, k, v, g, tu_normal(s, shape), tu_positive(s, tt_shape(s->n, 3)) };
-    tu_args args;
-    return attention_backward(&args, inputs, true, 0)
-               ? tt_add(args.outputs[0], tt_add(args.outputs[1], args.outputs[2]))
+    tu_call call;
+    return attention_backward(&call, inputs, true, 0)
+               ? tt_add(call.outputs[0], tt_add(call.outputs[1], call.outputs[2]))
                : NULL;
 }
 
 #define SAVES (TU_INPUT(0) | TU_INPUT(1) | TU_INPUT(2) | TU_OUTPUT(0) | TU_OUTPUT(1))
-static void attention_gradient(tu_gradient *g) {
-    tt_tensor *inputs[] = { tu_saved(g, TU_INPUT(0)),  tu_saved(g, TU_INPUT(1)), tu_saved(g, TU_INPUT(2)), g->grads[0],
-                            tu_saved(g, TU_OUTPUT(0)), tu_saved(g, TU_OUTPUT(1)) };
-    tu_args args;
-    if (!attention_backward(&args, inputs, g->params->integer[0] != 0, g->params->number[0]))
+static void attention_gradient(tu_gradient *gradient) {
+    tt_tensor *inputs[] = { tu_saved(gradient, TU_INPUT(0)),  tu_saved(gradient, TU_INPUT(1)),
+                            tu_saved(gradient, TU_INPUT(2)),  gradient->grads[0],
+                            tu_saved(gradient, TU_OUTPUT(0)), tu_saved(gradient, TU_OUTPUT(1)) };
+    tu_call call;
+    if (!attention_backward(&call, inputs, gradient->params->integer[0] != 0, gradient->params->number[0]))
         return;
     for (int i = 0; i < 3; i++)
-        g->results[i] = args.outputs[i];
+        gradient->results[i] = call.outputs[i];
 }
 static tt_tensor *attention_sample(tu_sampler *s) {
     tt_tensor *q = tu_normal(s, tt_shape(2, s->n, 3, 2)), *k = tu_normal(s, tt_shape(2, s->n, 3, 2));
@@ -267,41 +268,41 @@ TU_OPERATOR(attention) = { .name = "attention",
                            .sample = attention_sample };
 tt_tensor *tt_attention(tt_tensor *q, tt_tensor *k, tt_tensor *v, bool causal, double scale) {
     tt_tensor *inputs[] = { q, k, v };
-    tu_args args;
-    tu_args_init(&args, &tu_operator_attention, 3, inputs);
-    args.params.integer[0] = causal;
-    args.params.number[0] = scale;
-    return tu_run(&args);
+    tu_call call;
+    tu_call_init(&call, &tu_operator_attention, 3, inputs);
+    call.params.integer[0] = causal;
+    call.params.number[0] = scale;
+    return tu_run(&call);
 }
 
 /* ---- rope ---- */
 
-static tutti_status rope_shape(tu_args *args) {
-    const tt_tensor *x = args->inputs[0], *position = args->inputs[1];
+static tutti_status rope_shape(tu_call *call) {
+    const tt_tensor *x = call->inputs[0], *position = call->inputs[1];
     if (!tu_is_float(x->dtype) || x->ndim < 2 || x->sizes[x->ndim - 1] % 2 != 0)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "x is %s and must be floats (…, s, d) with even d",
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "x is %s and must be floats (…, s, d) with even d",
                              tu_describe(x));
     if (!tu_is_integer(position->dtype) || position->ndim != 1 || position->sizes[0] != x->sizes[x->ndim - 2])
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "position is %s and must have one integer per row of x, %s",
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "position is %s and must have one integer per row of x, %s",
                              tu_describe(position), tu_describe(x));
-    return tu_shape_like_first(args);
+    return tu_shape_like_first(call);
 }
-static tutti_status rope_cpu(tu_args *args) {
-    const tt_tensor *x = args->inputs[0];
-    tt_tensor *out = args->outputs[0];
+static tutti_status rope_cpu(tu_call *call) {
+    const tt_tensor *x = call->inputs[0];
+    tt_tensor *out = call->outputs[0];
     int64_t depth = x->sizes[x->ndim - 1], length = x->sizes[x->ndim - 2], half = depth / 2;
     if (out->numel == 0)
         return TUTTI_OK;
-    tt_tensor *from = tu_stage_in(x, TUTTI_F64), *position = tu_stage_in(args->inputs[1], TUTTI_I64),
+    tt_tensor *from = tu_stage_in(x, TUTTI_F64), *position = tu_stage_in(call->inputs[1], TUTTI_I64),
               *to = tu_stage_out(out, TUTTI_F64);
     bool staged = from != NULL && position != NULL && to != NULL;
-    double sign = args->params.integer[0] ? -1 : 1;
+    double sign = call->params.integer[0] ? -1 : 1;
     for (int64_t row = 0; staged && row < x->numel / depth; row++) {
         const double *a = (const double *)tu_pointer(from) + row * depth;
         double *o = (double *)tu_pointer(to) + row * depth,
                at = (double)((const int64_t *)tu_pointer(position))[row % length];
         for (int64_t i = 0; i < half; i++) {
-            double angle = sign * at * pow(args->params.number[0], -2.0 * (double)i / (double)depth), c = cos(angle),
+            double angle = sign * at * pow(call->params.number[0], -2.0 * (double)i / (double)depth), c = cos(angle),
                    s = sin(angle);
             o[i] = a[i] * c - a[i + half] * s;
             o[i + half] = a[i] * s + a[i + half] * c;
@@ -316,8 +317,9 @@ static tutti_status rope_cpu(tu_args *args) {
     return staged ? TUTTI_OK : TUTTI_ERROR_MEMORY;
 }
 static tt_tensor *rope(tt_tensor *x, tt_tensor *position, double base, bool back);
-static void rope_gradient(tu_gradient *g) {
-    g->results[0] = rope(g->grads[0], tu_saved(g, TU_INPUT(1)), g->params->number[0], !g->params->integer[0]);
+static void rope_gradient(tu_gradient *gradient) {
+    gradient->results[0] = rope(gradient->grads[0], tu_saved(gradient, TU_INPUT(1)), gradient->params->number[0],
+                                !gradient->params->integer[0]);
 }
 static tt_tensor *rope_sample(tu_sampler *s) {
     tt_tensor *x = tu_normal(s, tt_shape(2, s->n, 4));
@@ -334,11 +336,11 @@ TU_OPERATOR(rope) = { .name = "rope",
                       .sample = rope_sample };
 static tt_tensor *rope(tt_tensor *x, tt_tensor *position, double base, bool back) {
     tt_tensor *inputs[] = { x, position };
-    tu_args args;
-    tu_args_init(&args, &tu_operator_rope, 2, inputs);
-    args.params.number[0] = base;
-    args.params.integer[0] = back;
-    return tu_run(&args);
+    tu_call call;
+    tu_call_init(&call, &tu_operator_rope, 2, inputs);
+    call.params.number[0] = base;
+    call.params.integer[0] = back;
+    return tu_run(&call);
 }
 tt_tensor *tt_rope(tt_tensor *x, tt_tensor *position, double base) {
     return rope(x, position, base, false);

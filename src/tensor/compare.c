@@ -88,9 +88,9 @@ TU_OPERATOR(where) = { .name = "where",
                        .sample = where_sample };
 tt_tensor *tt_where(tt_tensor *condition, tt_tensor *a, tt_tensor *b) {
     tt_tensor *inputs[] = { condition, a, b };
-    tu_args args;
-    tu_args_init(&args, &tu_operator_where, 3, inputs);
-    return tu_run(&args);
+    tu_call call;
+    tu_call_init(&call, &tu_operator_where, 3, inputs);
+    return tu_run(&call);
 }
 
 static tt_tensor *masked_fill_sample(tu_sampler *s) {

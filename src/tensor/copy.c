@@ -10,20 +10,20 @@
 
 #define FAMILY "copies"
 
-static tutti_status copy_cpu(tu_args *args) {
-    tu_copy_tensor(args->outputs[0], args->inputs[0]);
+static tutti_status copy_cpu(tu_call *call) {
+    tu_copy_tensor(call->outputs[0], call->inputs[0]);
     return TUTTI_OK;
 }
-static void pass_on(tu_gradient *g) {
-    g->results[0] = g->grads[0];
+static void pass_on(tu_gradient *gradient) {
+    gradient->results[0] = gradient->grads[0];
 }
 
 /* ---- clone ---- */
 
-static tutti_status clone_shape(tu_args *args) {
-    args->results[0] = tu_shape_of(args->inputs[0]);
-    args->results[0].offset = 0;
-    return tu_is_dense(args->inputs[0]) ? TUTTI_OK : tu_shape_contiguous(args->op->name, &args->results[0]);
+static tutti_status clone_shape(tu_call *call) {
+    call->results[0] = tu_shape_of(call->inputs[0]);
+    call->results[0].offset = 0;
+    return tu_is_dense(call->inputs[0]) ? TUTTI_OK : tu_shape_contiguous(call->operator->name, &call->results[0]);
 }
 static tt_tensor *clone_sample(tu_sampler *s) {
     return tt_clone(tu_normal(s, tt_shape(s->n, 3)));
@@ -59,12 +59,12 @@ tt_tensor *tt_contiguous(tt_tensor *x) {
 
 /* ---- to ---- */
 
-static tutti_status to_shape(tu_args *args) {
-    tutti_dtype dtype = (tutti_dtype)args->params.integer[0];
+static tutti_status to_shape(tu_call *call) {
+    tutti_dtype dtype = (tutti_dtype)call->params.integer[0];
     if (!tu_dtype_valid(dtype))
-        return tu_args_error(args, TUTTI_ERROR_TYPE, "%d is no dtype", (int)dtype);
-    tutti_status status = clone_shape(args);
-    args->results[0].dtype = dtype;
+        return tu_call_error(call, TUTTI_ERROR_TYPE, "%d is no dtype", (int)dtype);
+    tutti_status status = clone_shape(call);
+    call->results[0].dtype = dtype;
     return status;
 }
 static tt_tensor *to_sample(tu_sampler *s) {
@@ -82,36 +82,36 @@ tt_tensor *tt_to(tt_tensor *x, tutti_dtype dtype) {
     if (tu_self()->pending == TUTTI_OK && x != NULL && x->magic == TU_MAGIC_ALIVE && x->dtype == dtype &&
         !(x->flags & TU_NUMBER))
         return x;
-    tu_args args;
-    tu_args_init(&args, &tu_operator_to, 1, &x);
-    args.params.integer[0] = dtype;
-    return tu_run(&args);
+    tu_call call;
+    tu_call_init(&call, &tu_operator_to, 1, &x);
+    call.params.integer[0] = dtype;
+    return tu_run(&call);
 }
 
 /* ---- copy_, fill_ ---- */
 
-static tutti_status into_first(tu_args *args) {
-    args->results[0] = tu_shape_of(args->inputs[0]);
+static tutti_status into_first(tu_call *call) {
+    call->results[0] = tu_shape_of(call->inputs[0]);
     return TUTTI_OK;
 }
-static tutti_status copy_into_shape(tu_args *args) {
-    const tt_tensor *to = args->inputs[0], *from = args->inputs[1];
+static tutti_status copy_into_shape(tu_call *call) {
+    const tt_tensor *to = call->inputs[0], *from = call->inputs[1];
     tu_shape result;
-    tutti_status status = tu_broadcast(args, 0, &result);
+    tutti_status status = tu_broadcast(call, 0, &result);
     if (status != TUTTI_OK)
         return status;
     if (result.ndim != to->ndim || memcmp(result.sizes, to->sizes, (size_t)to->ndim * sizeof to->sizes[0]) != 0)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s does not fit into %s", tu_describe(from), tu_describe(to));
-    return into_first(args);
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s does not fit into %s", tu_describe(from), tu_describe(to));
+    return into_first(call);
 }
-static tutti_status copy_into_cpu(tu_args *args) {
-    tu_copy_tensor(args->outputs[0], args->inputs[1]);
+static tutti_status copy_into_cpu(tu_call *call) {
+    tu_copy_tensor(call->outputs[0], call->inputs[1]);
     return TUTTI_OK;
 }
-static void copy_into_gradient(tu_gradient *g) {
-    if (g->needs[0])
-        g->results[0] = tt_zeros_like(g->grads[0]);
-    g->results[1] = g->grads[0];
+static void copy_into_gradient(tu_gradient *gradient) {
+    if (gradient->needs[0])
+        gradient->results[0] = tt_zeros_like(gradient->grads[0]);
+    gradient->results[1] = gradient->grads[0];
 }
 static tt_tensor *copy_sample(tu_sampler *s) {
     tt_tensor *x = tt_clone(tu_normal(s, tt_shape(s->n, 3)));
@@ -130,12 +130,12 @@ tt_tensor *tt_copy_(tt_tensor *x, tt_tensor *from) {
     return tu_run2_(&tu_operator_copy, x, from);
 }
 
-static tutti_status fill_cpu(tu_args *args) {
-    tu_fill(args->outputs[0], args->params.number[0]);
+static tutti_status fill_cpu(tu_call *call) {
+    tu_fill(call->outputs[0], call->params.number[0]);
     return TUTTI_OK;
 }
-static void fill_gradient(tu_gradient *g) {
-    g->results[0] = tt_zeros_like(g->grads[0]);
+static void fill_gradient(tu_gradient *gradient) {
+    gradient->results[0] = tt_zeros_like(gradient->grads[0]);
 }
 static tt_tensor *fill_sample(tu_sampler *s) {
     return tt_fill_(tt_clone(tu_normal(s, tt_shape(s->n, 3))), 2.5);
@@ -150,11 +150,11 @@ TU_OPERATOR(fill) = { .name = "fill",
                       .gradient = fill_gradient,
                       .sample = fill_sample };
 tt_tensor *tt_fill_(tt_tensor *x, double value) {
-    tu_args args;
-    tu_args_init(&args, &tu_operator_fill, 1, &x);
-    args.params.number[0] = value;
-    args.in_place = true;
-    return tu_run(&args);
+    tu_call call;
+    tu_call_init(&call, &tu_operator_fill, 1, &x);
+    call.params.number[0] = value;
+    call.in_place = true;
+    return tu_run(&call);
 }
 tt_tensor *tt_zero_(tt_tensor *x) {
     return tt_fill_(x, 0);
@@ -162,12 +162,12 @@ tt_tensor *tt_zero_(tt_tensor *x) {
 
 /* ---- restride ---- */
 
-static tutti_status restride_shape(tu_args *args) {
+static tutti_status restride_shape(tu_call *call) {
     int dim;
-    tu_shape *result = &args->results[0];
-    tutti_status status = tu_wrap_dim("restride", args->params.integer[0], args->inputs[0]->ndim, &dim);
+    tu_shape *result = &call->results[0];
+    tutti_status status = tu_wrap_dim("restride", call->params.integer[0], call->inputs[0]->ndim, &dim);
     if (status == TUTTI_OK)
-        status = tu_shape_like_first(args);
+        status = tu_shape_like_first(call);
     if (status != TUTTI_OK || result->ndim == 0)
         return status;
     int64_t stride = 1;
@@ -192,8 +192,8 @@ TU_OPERATOR(restride) = { .name = "restride",
                           .gradient = pass_on,
                           .sample = restride_sample };
 tt_tensor *tt_restride(tt_tensor *x, int dim) {
-    tu_args args;
-    tu_args_init(&args, &tu_operator_restride, 1, &x);
-    args.params.integer[0] = dim;
-    return tu_run(&args);
+    tu_call call;
+    tu_call_init(&call, &tu_operator_restride, 1, &x);
+    call.params.integer[0] = dim;
+    return tu_run(&call);
 }

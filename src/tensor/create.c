@@ -14,13 +14,13 @@
 
 #define FAMILY "creation"
 
-tutti_status tu_create_shape(tu_args *args) {
-    const tu_params *p = &args->params;
-    args->device = (tutti_device)p->integer[1];
-    return tu_shape_from(args->op->name, p->dims[0], (tutti_dtype)p->integer[0], args->device, &args->results[0]);
+tutti_status tu_create_shape(tu_call *call) {
+    const tu_params *p = &call->params;
+    call->device = (tutti_device)p->integer[1];
+    return tu_shape_from(call->operator->name, p->dims[0], (tutti_dtype)p->integer[0], call->device, &call->results[0]);
 }
 
-tt_tensor *tu_create(tu_args *args, tt_dims shape, tutti_dtype dtype, const tt_options *options) {
+tt_tensor *tu_create(tu_call *call, tt_dims shape, tutti_dtype dtype, const tt_options *options) {
     if (tu_self()->pending != TUTTI_OK)
         return NULL;
     tt_options full = TT_OPTIONS_INIT;
@@ -28,10 +28,10 @@ tt_tensor *tu_create(tu_args *args, tt_dims shape, tutti_dtype dtype, const tt_o
         return NULL;
     if (full.device == 0)
         full.device = TUTTI_CPU;
-    args->params.dims[0] = shape;
-    args->params.integer[0] = dtype;
-    args->params.integer[1] = full.device;
-    tt_tensor *x = tu_run(args);
+    call->params.dims[0] = shape;
+    call->params.integer[0] = dtype;
+    call->params.integer[1] = full.device;
+    tt_tensor *x = tu_run(call);
     if (x != NULL && full.name != NULL)
         tt_set_name(x, full.name);
     if (x != NULL && full.requires_grad)
@@ -53,26 +53,26 @@ TU_OPERATOR(empty) = { .name = "empty",
                        .sample = empty_sample };
 
 tt_tensor *tt_empty(tt_dims shape, tutti_dtype dtype, const tt_options *options) {
-    tu_args args;
-    tu_args_init(&args, &tu_operator_empty, 0, NULL);
-    return tu_create(&args, shape, dtype, options);
+    tu_call call;
+    tu_call_init(&call, &tu_operator_empty, 0, NULL);
+    return tu_create(&call, shape, dtype, options);
 }
 
-static tutti_status empty_strided_shape(tu_args *args) {
-    tutti_status status = tu_create_shape(args);
-    const tt_dims *strides = &args->params.dims[1];
-    tu_shape *result = &args->results[0];
+static tutti_status empty_strided_shape(tu_call *call) {
+    tutti_status status = tu_create_shape(call);
+    const tt_dims *strides = &call->params.dims[1];
+    tu_shape *result = &call->results[0];
     if (status != TUTTI_OK)
         return status;
     if (strides->count != result->ndim)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%d strides given for %d dimensions", strides->count,
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%d strides given for %d dimensions", strides->count,
                              result->ndim);
     for (int i = 0; i < result->ndim; i++) {
         if (strides->at[i] < 0)
-            return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "stride %lld is negative", (long long)strides->at[i]);
+            return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "stride %lld is negative", (long long)strides->at[i]);
         int64_t extent;
         if (__builtin_mul_overflow(strides->at[i], result->sizes[i], &extent) || extent > PTRDIFF_MAX / 256)
-            return tu_args_error(args, TUTTI_ERROR_RANGE, "stride %lld is too large to address",
+            return tu_call_error(call, TUTTI_ERROR_RANGE, "stride %lld is too large to address",
                                  (long long)strides->at[i]);
         result->strides[i] = strides->at[i];
     }
@@ -92,10 +92,10 @@ TU_OPERATOR(empty_strided) = { .name = "empty_strided",
                                .shape = empty_strided_shape,
                                .sample = empty_strided_sample };
 tt_tensor *tt_empty_strided(tt_dims shape, tt_dims strides, tutti_dtype dtype, const tt_options *options) {
-    tu_args args;
-    tu_args_init(&args, &tu_operator_empty_strided, 0, NULL);
-    args.params.dims[1] = strides;
-    return tu_create(&args, shape, dtype, options);
+    tu_call call;
+    tu_call_init(&call, &tu_operator_empty_strided, 0, NULL);
+    call.params.dims[1] = strides;
+    return tu_create(&call, shape, dtype, options);
 }
 
 void tu_fill(tt_tensor *x, double value) {
@@ -108,8 +108,8 @@ void tu_fill(tt_tensor *x, double value) {
         tu_copy_tensor(x, &number);
 }
 
-static tutti_status full_cpu(tu_args *args) {
-    tu_fill(args->outputs[0], args->params.number[0]);
+static tutti_status full_cpu(tu_call *call) {
+    tu_fill(call->outputs[0], call->params.number[0]);
     return TUTTI_OK;
 }
 static tt_tensor *full_sample(tu_sampler *s) {
@@ -127,10 +127,10 @@ TU_OPERATOR(full) = { .name = "full",
                       .sample = full_sample };
 
 tt_tensor *tt_full(tt_dims shape, double value, tutti_dtype dtype, const tt_options *options) {
-    tu_args args;
-    tu_args_init(&args, &tu_operator_full, 0, NULL);
-    args.params.number[0] = value;
-    return tu_create(&args, shape, dtype, options);
+    tu_call call;
+    tu_call_init(&call, &tu_operator_full, 0, NULL);
+    call.params.number[0] = value;
+    return tu_create(&call, shape, dtype, options);
 }
 
 tt_tensor *tt_zeros(tt_dims shape, tutti_dtype dtype, const tt_options *options) {
@@ -168,19 +168,19 @@ tt_tensor *tt_ones_like(tt_tensor *x) {
 
 /* ---- arange, eye ---- */
 
-static tutti_status arange_shape(tu_args *args) {
-    const double *p = args->params.number;
+static tutti_status arange_shape(tu_call *call) {
+    const double *p = call->params.number;
     double count = ceil((p[1] - p[0]) / p[2]);
     if (!(p[2] != 0) || !isfinite(count) || (p[1] - p[0]) / p[2] < 0)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "no steps of %g lead from %g to %g", p[2], p[0], p[1]);
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "no steps of %g lead from %g to %g", p[2], p[0], p[1]);
     if (count > 1e15)
-        return tu_args_error(args, TUTTI_ERROR_RANGE, "%g elements are too many", count);
-    args->params.dims[0] = tt_shape((int64_t)count);
-    return tu_create_shape(args);
+        return tu_call_error(call, TUTTI_ERROR_RANGE, "%g elements are too many", count);
+    call->params.dims[0] = tt_shape((int64_t)count);
+    return tu_create_shape(call);
 }
-static tutti_status arange_cpu(tu_args *args) {
-    tt_tensor *x = args->outputs[0];
-    double start = args->params.number[0], step = args->params.number[2];
+static tutti_status arange_cpu(tu_call *call) {
+    tt_tensor *x = call->outputs[0];
+    double start = call->params.number[0], step = call->params.number[2];
     char *data = tu_pointer(x);
     for (int64_t i = 0; i < x->numel; i += 256) {
         double values[256];
@@ -208,16 +208,16 @@ TU_OPERATOR(arange) = { .name = "arange",
                         .cpu = arange_cpu,
                         .sample = arange_sample };
 tt_tensor *tt_arange(double start, double end, double step, tutti_dtype dtype, const tt_options *options) {
-    tu_args args;
-    tu_args_init(&args, &tu_operator_arange, 0, NULL);
-    args.params.number[0] = start;
-    args.params.number[1] = end;
-    args.params.number[2] = step;
-    return tu_create(&args, tt_no_dims(), dtype, options);
+    tu_call call;
+    tu_call_init(&call, &tu_operator_arange, 0, NULL);
+    call.params.number[0] = start;
+    call.params.number[1] = end;
+    call.params.number[2] = step;
+    return tu_create(&call, tt_no_dims(), dtype, options);
 }
 
-static tutti_status eye_cpu(tu_args *args) {
-    tt_tensor *x = args->outputs[0];
+static tutti_status eye_cpu(tu_call *call) {
+    tt_tensor *x = call->outputs[0];
     tu_fill(x, 0);
     tt_tensor diagonal = *x; /* a strided look at the same memory */
     diagonal.ndim = 1;
@@ -242,9 +242,9 @@ TU_OPERATOR(eye) = { .name = "eye",
                      .cpu = eye_cpu,
                      .sample = eye_sample };
 tt_tensor *tt_eye(int64_t rows, tutti_dtype dtype, const tt_options *options) {
-    tu_args args;
-    tu_args_init(&args, &tu_operator_eye, 0, NULL);
-    return tu_create(&args, tt_shape(rows, rows), dtype, options);
+    tu_call call;
+    tu_call_init(&call, &tu_operator_eye, 0, NULL);
+    return tu_create(&call, tt_shape(rows, rows), dtype, options);
 }
 
 /* ---- from memory ---- */

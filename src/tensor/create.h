@@ -8,9 +8,9 @@
 #include "tensor/operator.h"
 
 /* The shape rule of creation: dims[0], integer[0] the dtype, integer[1] the device. */
-tutti_status tu_create_shape(tu_args *args);
+tutti_status tu_create_shape(tu_call *call);
 /* Sets those, runs, and applies the other options. */
-tt_tensor *tu_create(tu_args *args, tt_dims shape, tutti_dtype dtype, const tt_options *options);
+tt_tensor *tu_create(tu_call *call, tt_dims shape, tutti_dtype dtype, const tt_options *options);
 /* Fills a cpu tensor that is ready; no version, no history. */
 void tu_fill(tt_tensor *x, double value);
 

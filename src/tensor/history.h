@@ -10,12 +10,12 @@
 /* Frees a tensor's history with the tensor. */
 void tu_history_free(tt_tensor *x);
 
-/* Before an in-place operation on args->inputs[0] in gradient mode: may it be written? */
-tutti_status tu_history_check_in_place(const tu_args *args);
+/* Before an in-place operation on call->inputs[0] in gradient mode: may it be written? */
+tutti_status tu_history_check_in_place(const tu_call *call);
 
-/* After the kernel: hangs a node on the outputs. `view` and in-place forms are told by args. The outputs are given with
+/* After the kernel: hangs a node on the outputs. `view` and in-place forms are told by call. The outputs are given with
  * fresh handles, except in place. */
-tutti_status tu_history_record(tu_args *args);
+tutti_status tu_history_record(tu_call *call);
 
 /* A view made without recording (no gradient wanted): remembers the base where later in-place operations need it. */
 tutti_status tu_history_note_view(tt_tensor *base, tt_tensor *view);

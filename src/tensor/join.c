@@ -15,40 +15,40 @@
 
 /* ---- cat ---- */
 
-static tutti_status cat_shape(tu_args *args) {
-    const tt_tensor *first = args->inputs[0];
+static tutti_status cat_shape(tu_call *call) {
+    const tt_tensor *first = call->inputs[0];
     int dim;
-    if (args->input_count == 0)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "expected a non-empty list of tensors");
-    tutti_status status = tu_wrap_dim("cat", args->params.integer[0], first->ndim, &dim);
+    if (call->input_count == 0)
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "expected a non-empty list of tensors");
+    tutti_status status = tu_wrap_dim("cat", call->params.integer[0], first->ndim, &dim);
     if (status != TUTTI_OK)
         return status;
-    tu_shape *result = &args->results[0];
+    tu_shape *result = &call->results[0];
     *result = tu_shape_of(first);
-    result->device = args->device;
+    result->device = call->device;
     if (first->ndim == 0)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "0-dim tensors cannot be joined; use tt_stack");
-    for (int i = 1; i < args->input_count; i++) {
-        const tt_tensor *x = args->inputs[i];
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "0-dim tensors cannot be joined; use tt_stack");
+    for (int i = 1; i < call->input_count; i++) {
+        const tt_tensor *x = call->inputs[i];
         bool fits = x->ndim == first->ndim;
         for (int d = 0; fits && d < x->ndim; d++)
             fits = d == dim || x->sizes[d] == first->sizes[d];
         if (!fits)
-            return tu_args_error(args, TUTTI_ERROR_ARGUMENT,
+            return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
                                  "sizes of tensors must match except in dimension %d, but got %s and %s", dim,
                                  tu_describe(first), tu_describe(x));
         result->sizes[dim] += x->sizes[dim];
     }
-    result->dtype = tu_promote(args, 0);
-    args->params.integer[0] = dim;
+    result->dtype = tu_promote(call, 0);
+    call->params.integer[0] = dim;
     return tu_shape_contiguous("cat", result);
 }
-static tutti_status cat_cpu(tu_args *args) {
-    int dim = (int)args->params.integer[0];
+static tutti_status cat_cpu(tu_call *call) {
+    int dim = (int)call->params.integer[0];
     int64_t start = 0;
-    for (int i = 0; i < args->input_count; i++) {
-        tt_tensor part = *args->outputs[0]; /* a look at the part that x fills */
-        const tt_tensor *x = args->inputs[i];
+    for (int i = 0; i < call->input_count; i++) {
+        tt_tensor part = *call->outputs[0]; /* a look at the part that x fills */
+        const tt_tensor *x = call->inputs[i];
         part.sizes[dim] = x->sizes[dim];
         part.offset += start * part.strides[dim];
         part.numel = x->numel;
@@ -59,13 +59,13 @@ static tutti_status cat_cpu(tu_args *args) {
     }
     return TUTTI_OK;
 }
-static void cat_gradient(tu_gradient *g) {
-    int dim = (int)g->params->integer[0];
+static void cat_gradient(tu_gradient *gradient) {
+    int dim = (int)gradient->params->integer[0];
     int64_t start = 0;
-    for (int i = 0; i < g->input_count; i++) {
-        int64_t size = tu_input_shape(g, i)->sizes[dim];
-        if (g->needs[i])
-            g->results[i] = tt_narrow(g->grads[0], dim, start, size);
+    for (int i = 0; i < gradient->input_count; i++) {
+        int64_t size = tu_input_shape(gradient, i)->sizes[dim];
+        if (gradient->needs[i])
+            gradient->results[i] = tt_narrow(gradient->grads[0], dim, start, size);
         start += size;
     }
 }
@@ -88,10 +88,10 @@ tt_tensor *tt_cat(tt_tensor_list tensors, int dim) {
         tu_fail(TUTTI_ERROR_ARGUMENT, "cat: the list is NULL or too long");
         return NULL;
     }
-    tu_args args;
-    tu_args_init(&args, &tu_operator_cat, (int)tensors.count, tensors.at);
-    args.params.integer[0] = dim;
-    return tu_run(&args);
+    tu_call call;
+    tu_call_init(&call, &tu_operator_cat, (int)tensors.count, tensors.at);
+    call.params.integer[0] = dim;
+    return tu_run(&call);
 }
 
 static tt_tensor *stack_sample(tu_sampler *s) {
@@ -117,7 +117,7 @@ tt_tensor *tt_stack(tt_tensor_list tensors, int dim) {
 
 /* A dense i64 copy of an index tensor, checked against [0, limit): negative ones count from the end. The caller frees
  * it. */
-static tutti_status read_index(const tu_args *args, const tt_tensor *index, int64_t limit, int64_t **out) {
+static tutti_status read_index(const tu_call *call, const tt_tensor *index, int64_t limit, int64_t **out) {
     size_t bytes = (size_t)index->numel * sizeof **out;
     int64_t *copy = tu_block_alloc(tu_self(), bytes);
     if (copy == NULL)
@@ -126,7 +126,7 @@ static tutti_status read_index(const tu_args *args, const tt_tensor *index, int6
     for (int64_t i = 0; i < index->numel && status == TUTTI_OK; i++) {
         int64_t at = copy[i] < 0 ? copy[i] + limit : copy[i];
         if (at < 0 || at >= limit)
-            status = tu_args_error(args, TUTTI_ERROR_RANGE, "index %lld at position %lld is out of range for size %lld",
+            status = tu_call_error(call, TUTTI_ERROR_RANGE, "index %lld at position %lld is out of range for size %lld",
                                    (long long)copy[i], (long long)i, (long long)limit);
         copy[i] = at;
     }
@@ -141,9 +141,9 @@ static void free_index(int64_t *copy, const tt_tensor *index) {
     tu_block_free(tu_self(), copy, (size_t)index->numel * sizeof *copy);
 }
 
-static tutti_status check_index(const tu_args *args, const tt_tensor *index) {
+static tutti_status check_index(const tu_call *call, const tt_tensor *index) {
     if (!tu_is_integer(index->dtype))
-        return tu_args_error(args, TUTTI_ERROR_TYPE, "indices must be of an integer type, not %s", tu_describe(index));
+        return tu_call_error(call, TUTTI_ERROR_TYPE, "indices must be of an integer type, not %s", tu_describe(index));
     return TUTTI_OK;
 }
 
@@ -170,22 +170,22 @@ static void around(const tt_tensor *x, int dim, int64_t *outer, int64_t *inner) 
 
 /* ---- index_select ---- */
 
-static tutti_status index_select_shape(tu_args *args) {
-    const tt_tensor *x = args->inputs[0], *index = args->inputs[1];
+static tutti_status index_select_shape(tu_call *call) {
+    const tt_tensor *x = call->inputs[0], *index = call->inputs[1];
     int dim;
-    tutti_status status = tu_wrap_dim(args->op->name, args->params.integer[0], x->ndim, &dim);
+    tutti_status status = tu_wrap_dim(call->operator->name, call->params.integer[0], x->ndim, &dim);
     if (status == TUTTI_OK)
-        status = check_index(args, index);
+        status = check_index(call, index);
     if (status != TUTTI_OK)
         return status;
     if (index->ndim > 1 || x->ndim == 0)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT,
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
                              "index is %s and x %s: index has one dimension, x at least one", tu_describe(index),
                              tu_describe(x));
-    args->params.integer[0] = dim;
-    args->results[0] = tu_shape_of(x);
-    args->results[0].sizes[dim] = index->numel;
-    return tu_shape_contiguous(args->op->name, &args->results[0]);
+    call->params.integer[0] = dim;
+    call->results[0] = tu_shape_of(x);
+    call->results[0].sizes[dim] = index->numel;
+    return tu_shape_contiguous(call->operator->name, &call->results[0]);
 }
 
 typedef struct row_copy {
@@ -203,12 +203,12 @@ static void copy_rows(void *context, int64_t begin, int64_t end) {
     }
 }
 
-static tutti_status index_select_cpu(tu_args *args) {
-    const tt_tensor *x = args->inputs[0], *index = args->inputs[1];
-    tt_tensor *out = args->outputs[0];
-    int dim = (int)args->params.integer[0];
+static tutti_status index_select_cpu(tu_call *call) {
+    const tt_tensor *x = call->inputs[0], *index = call->inputs[1];
+    tt_tensor *out = call->outputs[0];
+    int dim = (int)call->params.integer[0];
     int64_t *at, outer, inner;
-    tutti_status status = read_index(args, index, x->sizes[dim], &at);
+    tutti_status status = read_index(call, index, x->sizes[dim], &at);
     if (status != TUTTI_OK)
         return status;
     tt_tensor *from = dense(x);
@@ -225,12 +225,13 @@ static tutti_status index_select_cpu(tu_args *args) {
     free_index(at, index);
     return TUTTI_OK;
 }
-static void index_select_gradient(tu_gradient *g) {
-    const tu_shape *shape = tu_input_shape(g, 0);
+static void index_select_gradient(tu_gradient *gradient) {
+    const tu_shape *shape = tu_input_shape(gradient, 0);
     tt_options options = TT_OPTIONS_INIT;
     options.device = shape->device;
-    tt_tensor *zeros = tt_zeros(tt_dims_of(shape->ndim, shape->sizes), g->grads[0]->dtype, &options);
-    g->results[0] = tt_index_add(zeros, (int)g->params->integer[0], tu_saved(g, TU_INPUT(1)), g->grads[0]);
+    tt_tensor *zeros = tt_zeros(tt_dims_of(shape->ndim, shape->sizes), gradient->grads[0]->dtype, &options);
+    gradient->results[0] =
+        tt_index_add(zeros, (int)gradient->params->integer[0], tu_saved(gradient, TU_INPUT(1)), gradient->grads[0]);
 }
 static tt_tensor *index_select_sample(tu_sampler *s) {
     tt_tensor *x = tu_normal(s, tt_shape(s->n, 5));
@@ -245,11 +246,11 @@ TU_OPERATOR(index_select) = { .name = "index_select",
                               .gradient = index_select_gradient,
                               .saves = { TU_INPUT(1) },
                               .sample = index_select_sample };
-static tt_tensor *with_dim(const tu_operator *op, int count, tt_tensor *const *inputs, int dim) {
-    tu_args args;
-    tu_args_init(&args, op, count, inputs);
-    args.params.integer[0] = dim;
-    return tu_run(&args);
+static tt_tensor *with_dim(const tu_operator *operator, int count, tt_tensor *const *inputs, int dim) {
+    tu_call call;
+    tu_call_init(&call, operator, count, inputs);
+    call.params.integer[0] = dim;
+    return tu_run(&call);
 }
 tt_tensor *tt_index_select(tt_tensor *x, int dim, tt_tensor *index) {
     return with_dim(&tu_operator_index_select, 2, (tt_tensor *[]){ x, index }, dim);
@@ -301,12 +302,12 @@ static tutti_status add_row(tutti_dtype dtype, void *to, const void *from, int64
     return TUTTI_OK;
 }
 
-static tutti_status index_add_shape(tu_args *args) {
-    const tt_tensor *x = args->inputs[0], *index = args->inputs[1], *source = args->inputs[2];
+static tutti_status index_add_shape(tu_call *call) {
+    const tt_tensor *x = call->inputs[0], *index = call->inputs[1], *source = call->inputs[2];
     int dim;
-    tutti_status status = tu_wrap_dim(args->op->name, args->params.integer[0], x->ndim, &dim);
+    tutti_status status = tu_wrap_dim(call->operator->name, call->params.integer[0], x->ndim, &dim);
     if (status == TUTTI_OK)
-        status = check_index(args, index);
+        status = check_index(call, index);
     if (status != TUTTI_OK)
         return status;
     bool fits = index->ndim <= 1 && x->ndim > 0 && source->ndim == x->ndim && source->dtype == x->dtype &&
@@ -314,22 +315,22 @@ static tutti_status index_add_shape(tu_args *args) {
     for (int d = 0; fits && d < x->ndim; d++)
         fits = d == dim || source->sizes[d] == x->sizes[d];
     if (!fits)
-        return tu_args_error(
-            args, TUTTI_ERROR_ARGUMENT,
+        return tu_call_error(
+            call, TUTTI_ERROR_ARGUMENT,
             "x is %s, index %s and source %s: source must be like x, with one entry per index in dimension %d",
             tu_describe(x), tu_describe(index), tu_describe(source), dim);
-    args->params.integer[0] = dim;
-    return tu_shape_like_first(args);
+    call->params.integer[0] = dim;
+    return tu_shape_like_first(call);
 }
-static tutti_status index_add_cpu(tu_args *args) {
-    const tt_tensor *x = args->inputs[0], *index = args->inputs[1];
-    tt_tensor *out = args->outputs[0];
-    int dim = (int)args->params.integer[0];
+static tutti_status index_add_cpu(tu_call *call) {
+    const tt_tensor *x = call->inputs[0], *index = call->inputs[1];
+    tt_tensor *out = call->outputs[0];
+    int dim = (int)call->params.integer[0];
     int64_t *at, outer, inner, size = x->sizes[dim];
-    tutti_status status = read_index(args, index, size, &at);
+    tutti_status status = read_index(call, index, size, &at);
     if (status != TUTTI_OK)
         return status;
-    tt_tensor *source = dense(args->inputs[2]);
+    tt_tensor *source = dense(call->inputs[2]);
     if (source == NULL) {
         free_index(at, index);
         return TUTTI_ERROR_MEMORY;
@@ -345,10 +346,11 @@ static tutti_status index_add_cpu(tu_args *args) {
     free_index(at, index);
     return status;
 }
-static void index_add_gradient(tu_gradient *g) {
-    g->results[0] = g->grads[0];
-    if (g->needs[2])
-        g->results[2] = tt_index_select(g->grads[0], (int)g->params->integer[0], tu_saved(g, TU_INPUT(1)));
+static void index_add_gradient(tu_gradient *gradient) {
+    gradient->results[0] = gradient->grads[0];
+    if (gradient->needs[2])
+        gradient->results[2] =
+            tt_index_select(gradient->grads[0], (int)gradient->params->integer[0], tu_saved(gradient, TU_INPUT(1)));
 }
 static tt_tensor *index_add_sample(tu_sampler *s) {
     tt_tensor *x = tu_normal(s, tt_shape(s->n, 4)), *index = tu_index(s, tt_shape(3), 4);
@@ -369,28 +371,28 @@ tt_tensor *tt_index_add(tt_tensor *x, int dim, tt_tensor *index, tt_tensor *sour
 
 /* ---- embedding ---- */
 
-static tutti_status embedding_shape(tu_args *args) {
-    const tt_tensor *weight = args->inputs[0], *index = args->inputs[1];
-    tutti_status status = check_index(args, index);
+static tutti_status embedding_shape(tu_call *call) {
+    const tt_tensor *weight = call->inputs[0], *index = call->inputs[1];
+    tutti_status status = check_index(call, index);
     if (status != TUTTI_OK)
         return status;
     if (weight->ndim != 2 || index->ndim >= TT_MAX_DIMS)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "weight is %s and must be a matrix; index is %s",
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "weight is %s and must be a matrix; index is %s",
                              tu_describe(weight), tu_describe(index));
-    args->results[0] = tu_shape_of(index);
-    args->results[0].dtype = weight->dtype;
-    args->results[0].sizes[index->ndim] = weight->sizes[1];
-    args->results[0].ndim = index->ndim + 1;
-    return tu_shape_contiguous("embedding", &args->results[0]);
+    call->results[0] = tu_shape_of(index);
+    call->results[0].dtype = weight->dtype;
+    call->results[0].sizes[index->ndim] = weight->sizes[1];
+    call->results[0].ndim = index->ndim + 1;
+    return tu_shape_contiguous("embedding", &call->results[0]);
 }
-static tutti_status embedding_cpu(tu_args *args) {
-    const tt_tensor *index = args->inputs[1];
-    tt_tensor *out = args->outputs[0];
+static tutti_status embedding_cpu(tu_call *call) {
+    const tt_tensor *index = call->inputs[1];
+    tt_tensor *out = call->outputs[0];
     int64_t *at;
-    tutti_status status = read_index(args, index, args->inputs[0]->sizes[0], &at);
+    tutti_status status = read_index(call, index, call->inputs[0]->sizes[0], &at);
     if (status != TUTTI_OK)
         return status;
-    tt_tensor *weight = dense(args->inputs[0]);
+    tt_tensor *weight = dense(call->inputs[0]);
     if (weight != NULL && out->numel > 0) {
         row_copy copy = { tu_pointer(weight), tu_pointer(out),  at,
                           index->numel,       weight->sizes[0], weight->sizes[1] * tu_dtype_bytes[weight->dtype] };
@@ -400,14 +402,15 @@ static tutti_status embedding_cpu(tu_args *args) {
     free_index(at, index);
     return weight != NULL ? TUTTI_OK : TUTTI_ERROR_MEMORY;
 }
-static void embedding_gradient(tu_gradient *g) {
-    const tu_shape *shape = tu_input_shape(g, 0);
+static void embedding_gradient(tu_gradient *gradient) {
+    const tu_shape *shape = tu_input_shape(gradient, 0);
     tt_options options = TT_OPTIONS_INIT;
     options.device = shape->device;
-    tt_tensor *zeros = tt_zeros(tt_dims_of(2, shape->sizes), g->grads[0]->dtype, &options);
-    tt_tensor *index = tt_reshape(tu_saved(g, TU_INPUT(1)), tt_shape(-1));
+    tt_tensor *zeros = tt_zeros(tt_dims_of(2, shape->sizes), gradient->grads[0]->dtype, &options);
+    tt_tensor *index = tt_reshape(tu_saved(gradient, TU_INPUT(1)), tt_shape(-1));
     if (index != NULL)
-        g->results[0] = tt_index_add(zeros, 0, index, tt_reshape(g->grads[0], tt_shape(index->numel, shape->sizes[1])));
+        gradient->results[0] =
+            tt_index_add(zeros, 0, index, tt_reshape(gradient->grads[0], tt_shape(index->numel, shape->sizes[1])));
 }
 static tt_tensor *embedding_sample(tu_sampler *s) {
     tt_tensor *weight = tu_normal(s, tt_shape(5, 3));
@@ -428,20 +431,20 @@ tt_tensor *tt_embedding(tt_tensor *weight, tt_tensor *index) {
 
 /* ---- gather and scatter_add along a dimension ---- */
 
-static tutti_status check_along(tu_args *args, const tt_tensor *x, const tt_tensor *index, int *dim) {
-    tutti_status status = tu_wrap_dim(args->op->name, args->params.integer[0], x->ndim, dim);
+static tutti_status check_along(tu_call *call, const tt_tensor *x, const tt_tensor *index, int *dim) {
+    tutti_status status = tu_wrap_dim(call->operator->name, call->params.integer[0], x->ndim, dim);
     if (status == TUTTI_OK)
-        status = check_index(args, index);
+        status = check_index(call, index);
     if (status != TUTTI_OK)
         return status;
     bool fits = index->ndim == x->ndim && x->ndim > 0;
     for (int d = 0; fits && d < x->ndim; d++)
         fits = d == *dim || index->sizes[d] <= x->sizes[d];
     if (!fits)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT,
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
                              "index %s must have the dimensions of x, %s, and not exceed them apart from dimension %d",
                              tu_describe(index), tu_describe(x), *dim);
-    args->params.integer[0] = *dim;
+    call->params.integer[0] = *dim;
     return TUTTI_OK;
 }
 
@@ -456,34 +459,35 @@ static int64_t element_offset(const tt_tensor *x, const tt_tensor *index, int di
     return offset;
 }
 
-static tutti_status gather_shape(tu_args *args) {
+static tutti_status gather_shape(tu_call *call) {
     int dim;
-    tutti_status status = check_along(args, args->inputs[0], args->inputs[1], &dim);
-    args->results[0] = tu_shape_of(args->inputs[1]);
-    args->results[0].dtype = args->inputs[0]->dtype;
-    return status == TUTTI_OK ? tu_shape_contiguous(args->op->name, &args->results[0]) : status;
+    tutti_status status = check_along(call, call->inputs[0], call->inputs[1], &dim);
+    call->results[0] = tu_shape_of(call->inputs[1]);
+    call->results[0].dtype = call->inputs[0]->dtype;
+    return status == TUTTI_OK ? tu_shape_contiguous(call->operator->name, &call->results[0]) : status;
 }
-static tutti_status gather_cpu(tu_args *args) {
-    const tt_tensor *x = args->inputs[0], *index = args->inputs[1];
-    int dim = (int)args->params.integer[0];
+static tutti_status gather_cpu(tu_call *call) {
+    const tt_tensor *x = call->inputs[0], *index = call->inputs[1];
+    int dim = (int)call->params.integer[0];
     size_t size = tu_dtype_bytes[x->dtype];
     int64_t *at;
-    tutti_status status = read_index(args, index, x->sizes[dim], &at);
+    tutti_status status = read_index(call, index, x->sizes[dim], &at);
     if (status != TUTTI_OK)
         return status;
-    char *to = tu_pointer(args->outputs[0]);
+    char *to = tu_pointer(call->outputs[0]);
     const char *from = tu_pointer(x);
     for (int64_t i = 0; i < index->numel; i++)
         memcpy(to + (size_t)i * size, from + element_offset(x, index, dim, i, at[i]) * (int64_t)size, size);
     free_index(at, index);
     return TUTTI_OK;
 }
-static void gather_gradient(tu_gradient *g) {
-    const tu_shape *shape = tu_input_shape(g, 0);
+static void gather_gradient(tu_gradient *gradient) {
+    const tu_shape *shape = tu_input_shape(gradient, 0);
     tt_options options = TT_OPTIONS_INIT;
     options.device = shape->device;
-    tt_tensor *zeros = tt_zeros(tt_dims_of(shape->ndim, shape->sizes), g->grads[0]->dtype, &options);
-    g->results[0] = tt_scatter_add(zeros, (int)g->params->integer[0], tu_saved(g, TU_INPUT(1)), g->grads[0]);
+    tt_tensor *zeros = tt_zeros(tt_dims_of(shape->ndim, shape->sizes), gradient->grads[0]->dtype, &options);
+    gradient->results[0] =
+        tt_scatter_add(zeros, (int)gradient->params->integer[0], tu_saved(gradient, TU_INPUT(1)), gradient->grads[0]);
 }
 static tt_tensor *gather_sample(tu_sampler *s) {
     tt_tensor *x = tu_normal(s, tt_shape(s->n, 5));
@@ -502,27 +506,27 @@ tt_tensor *tt_gather_dim(tt_tensor *x, int dim, tt_tensor *index) {
     return with_dim(&tu_operator_gather_dim, 2, (tt_tensor *[]){ x, index }, dim);
 }
 
-static tutti_status scatter_shape(tu_args *args) {
+static tutti_status scatter_shape(tu_call *call) {
     int dim;
-    const tt_tensor *x = args->inputs[0], *index = args->inputs[1], *source = args->inputs[2];
-    tutti_status status = check_along(args, x, index, &dim);
+    const tt_tensor *x = call->inputs[0], *index = call->inputs[1], *source = call->inputs[2];
+    tutti_status status = check_along(call, x, index, &dim);
     if (status != TUTTI_OK)
         return status;
     if (!tu_same_sizes(index, source) || source->dtype != x->dtype)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "source %s must have index's shape, %s, and x's dtype",
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "source %s must have index's shape, %s, and x's dtype",
                              tu_describe(source), tu_describe(index));
-    return tu_shape_like_first(args);
+    return tu_shape_like_first(call);
 }
-static tutti_status scatter_cpu(tu_args *args) {
-    const tt_tensor *x = args->inputs[0], *index = args->inputs[1];
-    tt_tensor *out = args->outputs[0];
-    int dim = (int)args->params.integer[0];
+static tutti_status scatter_cpu(tu_call *call) {
+    const tt_tensor *x = call->inputs[0], *index = call->inputs[1];
+    tt_tensor *out = call->outputs[0];
+    int dim = (int)call->params.integer[0];
     size_t size = tu_dtype_bytes[x->dtype];
     int64_t *at;
-    tutti_status status = read_index(args, index, x->sizes[dim], &at);
+    tutti_status status = read_index(call, index, x->sizes[dim], &at);
     if (status != TUTTI_OK)
         return status;
-    tt_tensor *source = dense(args->inputs[2]);
+    tt_tensor *source = dense(call->inputs[2]);
     if (source == NULL) {
         free_index(at, index);
         return TUTTI_ERROR_MEMORY;
@@ -535,10 +539,11 @@ static tutti_status scatter_cpu(tu_args *args) {
     free_index(at, index);
     return status;
 }
-static void scatter_gradient(tu_gradient *g) {
-    g->results[0] = g->grads[0];
-    if (g->needs[2])
-        g->results[2] = tt_gather_dim(g->grads[0], (int)g->params->integer[0], tu_saved(g, TU_INPUT(1)));
+static void scatter_gradient(tu_gradient *gradient) {
+    gradient->results[0] = gradient->grads[0];
+    if (gradient->needs[2])
+        gradient->results[2] =
+            tt_gather_dim(gradient->grads[0], (int)gradient->params->integer[0], tu_saved(gradient, TU_INPUT(1)));
 }
 static tt_tensor *scatter_sample(tu_sampler *s) {
     tt_tensor *x = tu_normal(s, tt_shape(s->n, 5)), *index = tu_index(s, tt_shape(s->n, 3), 5);
@@ -559,16 +564,16 @@ tt_tensor *tt_scatter_add(tt_tensor *x, int dim, tt_tensor *index, tt_tensor *so
 
 /* ---- triangles ---- */
 
-static tutti_status triangle_shape(tu_args *args) {
-    if (args->inputs[0]->ndim < 2)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s is no matrix", tu_describe(args->inputs[0]));
-    return tu_shape_like_first(args);
+static tutti_status triangle_shape(tu_call *call) {
+    if (call->inputs[0]->ndim < 2)
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s is no matrix", tu_describe(call->inputs[0]));
+    return tu_shape_like_first(call);
 }
-static tutti_status triangle(tu_args *args, bool lower) {
-    tt_tensor *out = args->outputs[0];
-    int64_t rows = out->sizes[out->ndim - 2], columns = out->sizes[out->ndim - 1], diagonal = args->params.integer[0];
+static tutti_status triangle(tu_call *call, bool lower) {
+    tt_tensor *out = call->outputs[0];
+    int64_t rows = out->sizes[out->ndim - 2], columns = out->sizes[out->ndim - 1], diagonal = call->params.integer[0];
     size_t size = tu_dtype_bytes[out->dtype];
-    tu_copy_tensor(out, args->inputs[0]);
+    tu_copy_tensor(out, call->inputs[0]);
     if (out->numel == 0)
         return TUTTI_OK;
     for (int64_t row = 0; row < out->numel / columns; row++) {
@@ -582,17 +587,17 @@ static tutti_status triangle(tu_args *args, bool lower) {
     }
     return TUTTI_OK;
 }
-static tutti_status tril_cpu(tu_args *args) {
-    return triangle(args, true);
+static tutti_status tril_cpu(tu_call *call) {
+    return triangle(call, true);
 }
-static tutti_status triu_cpu(tu_args *args) {
-    return triangle(args, false);
+static tutti_status triu_cpu(tu_call *call) {
+    return triangle(call, false);
 }
-static void tril_gradient(tu_gradient *g) {
-    g->results[0] = tt_tril(g->grads[0], g->params->integer[0]);
+static void tril_gradient(tu_gradient *gradient) {
+    gradient->results[0] = tt_tril(gradient->grads[0], gradient->params->integer[0]);
 }
-static void triu_gradient(tu_gradient *g) {
-    g->results[0] = tt_triu(g->grads[0], g->params->integer[0]);
+static void triu_gradient(tu_gradient *gradient) {
+    gradient->results[0] = tt_triu(gradient->grads[0], gradient->params->integer[0]);
 }
 static tt_tensor *tril_sample(tu_sampler *s) {
     return tt_tril(tu_normal(s, tt_shape(s->n, 3, 4)), 1);
@@ -616,11 +621,11 @@ TU_OPERATOR(triu) = { .name = "triu",
                       .cpu = triu_cpu,
                       .gradient = triu_gradient,
                       .sample = triu_sample };
-static tt_tensor *with_diagonal(const tu_operator *op, tt_tensor *x, int64_t diagonal) {
-    tu_args args;
-    tu_args_init(&args, op, 1, &x);
-    args.params.integer[0] = diagonal;
-    return tu_run(&args);
+static tt_tensor *with_diagonal(const tu_operator *operator, tt_tensor * x, int64_t diagonal) {
+    tu_call call;
+    tu_call_init(&call, operator, 1, &x);
+    call.params.integer[0] = diagonal;
+    return tu_run(&call);
 }
 tt_tensor *tt_tril(tt_tensor *x, int64_t diagonal) {
     return with_diagonal(&tu_operator_tril, x, diagonal);

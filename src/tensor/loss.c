@@ -63,25 +63,25 @@ typedef struct entropy {
 ENTROPY_KERNELS(f32, float, tu_expf, logf)
 ENTROPY_KERNELS(f64, double, exp, log)
 
-static tutti_status check_targets(const tu_args *args, const tt_tensor *logits, const tt_tensor *targets) {
+static tutti_status check_targets(const tu_call *call, const tt_tensor *logits, const tt_tensor *targets) {
     if (!tu_is_float(logits->dtype) || logits->ndim != 2)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "logits is %s and must be a matrix of floats",
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "logits is %s and must be a matrix of floats",
                              tu_describe(logits));
     if (!tu_is_integer(targets->dtype) || targets->ndim != 1 || targets->sizes[0] != logits->sizes[0])
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT,
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
                              "targets is %s and must have one integer per row of logits, %s", tu_describe(targets),
                              tu_describe(logits));
     return TUTTI_OK;
 }
 
-static tutti_status cross_entropy_shape(tu_args *args) {
-    const tt_tensor *logits = args->inputs[0];
-    tutti_status status = check_targets(args, logits, args->inputs[1]);
+static tutti_status cross_entropy_shape(tu_call *call) {
+    const tt_tensor *logits = call->inputs[0];
+    tutti_status status = check_targets(call, logits, call->inputs[1]);
     if (status != TUTTI_OK)
         return status;
-    args->results[0] = (tu_shape){ .dtype = logits->dtype, .device = args->device };
-    args->results[1] = (tu_shape){ .dtype = tu_stage_dtype(logits),
-                                   .device = args->device,
+    call->results[0] = (tu_shape){ .dtype = logits->dtype, .device = call->device };
+    call->results[1] = (tu_shape){ .dtype = tu_stage_dtype(logits),
+                                   .device = call->device,
                                    .ndim = 1,
                                    .sizes = { logits->sizes[0] },
                                    .strides = { 1 } };
@@ -89,9 +89,9 @@ static tutti_status cross_entropy_shape(tu_args *args) {
 }
 
 /* Targets as i64, each a class or `ignore`; how many count. */
-static tutti_status read_targets(const tu_args *args, const tt_tensor *targets, int64_t classes, tt_tensor **dense,
+static tutti_status read_targets(const tu_call *call, const tt_tensor *targets, int64_t classes, tt_tensor **dense,
                                  int64_t *count) {
-    int64_t ignore = args->params.integer[0];
+    int64_t ignore = call->params.integer[0];
     *dense = tu_stage_in(targets, TUTTI_I64);
     if (*dense == NULL)
         return TUTTI_ERROR_MEMORY;
@@ -103,7 +103,7 @@ static tutti_status read_targets(const tu_args *args, const tt_tensor *targets, 
         ++*count;
         if (at[i] < 0 || at[i] >= classes) {
             tutti_status status =
-                tu_args_error(args, TUTTI_ERROR_RANGE, "target %lld of row %lld is out of range for %lld classes",
+                tu_call_error(call, TUTTI_ERROR_RANGE, "target %lld of row %lld is out of range for %lld classes",
                               (long long)at[i], (long long)i, (long long)classes);
             tu_tensor_drop(*dense);
             return status;
@@ -124,25 +124,25 @@ static double sum_losses(const entropy *e, tutti_dtype dtype, int64_t rows) {
     return sum;
 }
 
-static tutti_status cross_entropy_cpu(tu_args *args) {
-    tutti_dtype dtype = tu_stage_dtype(args->inputs[0]);
-    int64_t count, rows = args->inputs[0]->sizes[0], classes = args->inputs[0]->sizes[1];
+static tutti_status cross_entropy_cpu(tu_call *call) {
+    tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
+    int64_t count, rows = call->inputs[0]->sizes[0], classes = call->inputs[0]->sizes[1];
     tt_tensor *targets;
-    tutti_status status = read_targets(args, args->inputs[1], classes, &targets, &count);
+    tutti_status status = read_targets(call, call->inputs[1], classes, &targets, &count);
     if (status != TUTTI_OK)
         return status;
-    tt_tensor *logits = tu_stage_in(args->inputs[0], dtype);
+    tt_tensor *logits = tu_stage_in(call->inputs[0], dtype);
     if (logits != NULL) {
         entropy e = { tu_pointer(logits),
                       tu_pointer(targets),
-                      tu_pointer(args->outputs[1]),
+                      tu_pointer(call->outputs[1]),
                       NULL,
                       classes,
-                      args->params.integer[0],
+                      call->params.integer[0],
                       0 };
         tu_parallel(rows, 8192 / (classes + 1) + 1, dtype == TUTTI_F32 ? lse_f32 : lse_f64, &e);
         double loss = sum_losses(&e, dtype, rows) / (double)count; /* of no targets: not a number */
-        status = tutti_convert(&loss, TUTTI_F64, tu_pointer(args->outputs[0]), args->outputs[0]->dtype, 1);
+        status = tutti_convert(&loss, TUTTI_F64, tu_pointer(call->outputs[0]), call->outputs[0]->dtype, 1);
     } else {
         status = TUTTI_ERROR_MEMORY;
     }
@@ -152,30 +152,30 @@ static tutti_status cross_entropy_cpu(tu_args *args) {
 }
 
 /* (logits, targets, lse, g) to the gradient of logits: (softmax - one at the target) g / count */
-static tutti_status entropy_backward_shape(tu_args *args) {
-    tutti_status status = check_targets(args, args->inputs[0], args->inputs[1]);
-    return status == TUTTI_OK ? tu_shape_like_first(args) : status;
+static tutti_status entropy_backward_shape(tu_call *call) {
+    tutti_status status = check_targets(call, call->inputs[0], call->inputs[1]);
+    return status == TUTTI_OK ? tu_shape_like_first(call) : status;
 }
 
-static tutti_status entropy_backward_cpu(tu_args *args) {
-    tutti_dtype dtype = tu_stage_dtype(args->inputs[0]);
-    int64_t count, rows = args->inputs[0]->sizes[0], classes = args->inputs[0]->sizes[1];
+static tutti_status entropy_backward_cpu(tu_call *call) {
+    tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
+    int64_t count, rows = call->inputs[0]->sizes[0], classes = call->inputs[0]->sizes[1];
     double g;
     tt_tensor *targets;
-    tutti_status status = read_targets(args, args->inputs[1], classes, &targets, &count);
+    tutti_status status = read_targets(call, call->inputs[1], classes, &targets, &count);
     if (status != TUTTI_OK)
         return status;
-    tt_tensor *logits = tu_stage_in(args->inputs[0], dtype), *lse = tu_stage_in(args->inputs[2], dtype);
-    tt_tensor *out = tu_stage_out(args->outputs[0], dtype);
-    status = tutti_convert(tu_pointer(args->inputs[3]), args->inputs[3]->dtype, &g, TUTTI_F64, 1);
+    tt_tensor *logits = tu_stage_in(call->inputs[0], dtype), *lse = tu_stage_in(call->inputs[2], dtype);
+    tt_tensor *out = tu_stage_out(call->outputs[0], dtype);
+    status = tutti_convert(tu_pointer(call->inputs[3]), call->inputs[3]->dtype, &g, TUTTI_F64, 1);
     if (logits == NULL || lse == NULL || out == NULL)
         status = TUTTI_ERROR_MEMORY;
     if (status == TUTTI_OK) {
         entropy e = { tu_pointer(logits),      tu_pointer(targets), tu_pointer(lse), tu_pointer(out), classes,
-                      args->params.integer[0], g / (double)count };
+                      call->params.integer[0], g / (double)count };
         tu_parallel(rows, 8192 / (classes + 1) + 1, dtype == TUTTI_F32 ? entropy_backward_f32 : entropy_backward_f64,
                     &e);
-        tu_stage_done(args->outputs[0], out);
+        tu_stage_done(call->outputs[0], out);
     } else {
         tu_tensor_drop(out);
     }
@@ -196,10 +196,10 @@ TU_OPERATOR(cross_entropy_backward) = { .name = "cross_entropy_backward",
 static tt_tensor *entropy_backward(tt_tensor *logits, tt_tensor *targets, tt_tensor *lse, tt_tensor *g,
                                    int64_t ignore) {
     tt_tensor *inputs[] = { logits, targets, lse, g };
-    tu_args args;
-    tu_args_init(&args, &tu_operator_cross_entropy_backward, 4, inputs);
-    args.params.integer[0] = ignore;
-    return tu_run(&args);
+    tu_call call;
+    tu_call_init(&call, &tu_operator_cross_entropy_backward, 4, inputs);
+    call.params.integer[0] = ignore;
+    return tu_run(&call);
 }
 static tt_tensor *entropy_backward_sample(tu_sampler *s) {
     tt_tensor *logits = tu_normal(s, tt_shape(s->n, 4)), *targets = tu_index(s, tt_shape(s->n), 4);
@@ -208,9 +208,10 @@ static tt_tensor *entropy_backward_sample(tu_sampler *s) {
 }
 
 #define SAVES (TU_INPUT(0) | TU_INPUT(1) | TU_OUTPUT(1))
-static void cross_entropy_gradient(tu_gradient *g) {
-    g->results[0] = entropy_backward(tu_saved(g, TU_INPUT(0)), tu_saved(g, TU_INPUT(1)), tu_saved(g, TU_OUTPUT(1)),
-                                     g->grads[0], g->params->integer[0]);
+static void cross_entropy_gradient(tu_gradient *gradient) {
+    gradient->results[0] =
+        entropy_backward(tu_saved(gradient, TU_INPUT(0)), tu_saved(gradient, TU_INPUT(1)),
+                         tu_saved(gradient, TU_OUTPUT(1)), gradient->grads[0], gradient->params->integer[0]);
 }
 static tt_tensor *cross_entropy_sample(tu_sampler *s) {
     tt_tensor *logits = tu_normal(s, tt_shape(s->n + 1, 4));
@@ -229,10 +230,10 @@ TU_OPERATOR(cross_entropy) = { .name = "cross_entropy",
                                .sample = cross_entropy_sample };
 tt_tensor *tt_cross_entropy(tt_tensor *logits, tt_tensor *targets, int64_t ignore) {
     tt_tensor *inputs[] = { logits, targets };
-    tu_args args;
-    tu_args_init(&args, &tu_operator_cross_entropy, 2, inputs);
-    args.params.integer[0] = ignore;
-    return tu_run(&args);
+    tu_call call;
+    tu_call_init(&call, &tu_operator_cross_entropy, 2, inputs);
+    call.params.integer[0] = ignore;
+    return tu_run(&call);
 }
 
 static tt_tensor *mse_loss_sample(tu_sampler *s) {

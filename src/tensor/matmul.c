@@ -17,25 +17,25 @@ static tu_matrix matrix_of(const tt_tensor *x) {
 
 /* ---- matmul of at least two dimensions ---- */
 
-static tutti_status matmul_shape(tu_args *args) {
-    const tt_tensor *a = args->inputs[0], *b = args->inputs[1];
-    tu_shape *result = &args->results[0];
+static tutti_status matmul_shape(tu_call *call) {
+    const tt_tensor *a = call->inputs[0], *b = call->inputs[1];
+    tu_shape *result = &call->results[0];
     if (a->dtype != b->dtype)
-        return tu_args_error(args, TUTTI_ERROR_TYPE, "expected a and b to have the same dtype, but got %s and %s",
+        return tu_call_error(call, TUTTI_ERROR_TYPE, "expected a and b to have the same dtype, but got %s and %s",
                              tu_describe(a), tu_describe(b));
     if (a->dtype == TUTTI_BOOL)
-        return tu_args_error(args, TUTTI_ERROR_TYPE, "not defined for bool");
+        return tu_call_error(call, TUTTI_ERROR_TYPE, "not defined for bool");
     if (a->ndim < 2 || b->ndim < 2 || a->sizes[a->ndim - 1] != b->sizes[b->ndim - 2])
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT,
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
                              "%s and %s cannot be multiplied: the last size of a and the last but one of b differ",
                              tu_describe(a), tu_describe(b));
     int ndim = a->ndim > b->ndim ? a->ndim : b->ndim;
-    *result = (tu_shape){ .dtype = a->dtype, .device = args->device, .ndim = ndim };
+    *result = (tu_shape){ .dtype = a->dtype, .device = call->device, .ndim = ndim };
     for (int i = 0; i < ndim - 2; i++) {
         int64_t of_a = i < ndim - a->ndim ? 1 : a->sizes[i - (ndim - a->ndim)],
                 of_b = i < ndim - b->ndim ? 1 : b->sizes[i - (ndim - b->ndim)];
         if (of_a != of_b && of_a != 1 && of_b != 1)
-            return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "the leading dimensions of %s and %s do not broadcast",
+            return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "the leading dimensions of %s and %s do not broadcast",
                                  tu_describe(a), tu_describe(b));
         result->sizes[i] = of_a == 1 ? of_b : of_a;
     }
@@ -70,9 +70,9 @@ static bool is_tall(const tt_tensor *a, const tt_tensor *b) {
     return true;
 }
 
-static tutti_status matmul_cpu(tu_args *args) {
-    const tt_tensor *a = args->inputs[0], *b = args->inputs[1];
-    tt_tensor *out = args->outputs[0];
+static tutti_status matmul_cpu(tu_call *call) {
+    const tt_tensor *a = call->inputs[0], *b = call->inputs[1];
+    tt_tensor *out = call->outputs[0];
     int64_t m = out->sizes[out->ndim - 2], n = out->sizes[out->ndim - 1], k = a->sizes[a->ndim - 1];
     if (out->numel == 0)
         return TUTTI_OK;
@@ -97,19 +97,19 @@ static tt_tensor *adjoint(tt_tensor *x) {
 }
 
 /* Against a plain matrix b, all of a's leading dimensions are rows, and its gradient is one product. */
-static void matmul_gradient(tu_gradient *g) {
-    tt_tensor *grad = g->grads[0];
-    const tu_shape *of_b = tu_input_shape(g, 1);
-    if (g->needs[0])
-        g->results[0] = tt_matmul(grad, adjoint(tu_saved(g, TU_INPUT(1))));
-    if (!g->needs[1])
+static void matmul_gradient(tu_gradient *gradient) {
+    tt_tensor *grad = gradient->grads[0];
+    const tu_shape *of_b = tu_input_shape(gradient, 1);
+    if (gradient->needs[0])
+        gradient->results[0] = tt_matmul(grad, adjoint(tu_saved(gradient, TU_INPUT(1))));
+    if (!gradient->needs[1])
         return;
-    tt_tensor *a = tu_saved(g, TU_INPUT(0));
+    tt_tensor *a = tu_saved(gradient, TU_INPUT(0));
     if (of_b->ndim == 2 && a != NULL && a->ndim > 2) {
         a = tt_reshape(a, tt_shape(-1, of_b->sizes[0]));
         grad = tt_reshape(grad, tt_shape(-1, of_b->sizes[1]));
     }
-    g->results[1] = tt_matmul(adjoint(a), grad);
+    gradient->results[1] = tt_matmul(adjoint(a), grad);
 }
 
 static tt_tensor *matmul_sample(tu_sampler *s) {
@@ -153,28 +153,28 @@ tt_tensor *tt_matmul(tt_tensor *a, tt_tensor *b) {
 
 /* ---- linear ---- */
 
-static tutti_status linear_shape(tu_args *args) {
-    const tt_tensor *x = args->inputs[0], *weight = args->inputs[1], *bias = args->inputs[2];
+static tutti_status linear_shape(tu_call *call) {
+    const tt_tensor *x = call->inputs[0], *weight = call->inputs[1], *bias = call->inputs[2];
     if (x->dtype != weight->dtype || (bias != NULL && bias->dtype != x->dtype))
-        return tu_args_error(args, TUTTI_ERROR_TYPE, "expected one dtype, but x is %s, weight %s and bias %s",
+        return tu_call_error(call, TUTTI_ERROR_TYPE, "expected one dtype, but x is %s, weight %s and bias %s",
                              tu_describe(x), tu_describe(weight), tu_describe(bias));
     if (x->dtype == TUTTI_BOOL)
-        return tu_args_error(args, TUTTI_ERROR_TYPE, "not defined for bool");
+        return tu_call_error(call, TUTTI_ERROR_TYPE, "not defined for bool");
     if (x->ndim < 1 || weight->ndim != 2 || x->sizes[x->ndim - 1] != weight->sizes[1])
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "the last size of x, %s, must be the last size of weight, %s",
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "the last size of x, %s, must be the last size of weight, %s",
                              tu_describe(x), tu_describe(weight));
     if (bias != NULL && (bias->ndim != 1 || bias->sizes[0] != weight->sizes[0]))
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "bias is %s and must have one entry per row of weight, %s",
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "bias is %s and must have one entry per row of weight, %s",
                              tu_describe(bias), tu_describe(weight));
-    args->results[0] = tu_shape_of(x);
-    args->results[0].sizes[x->ndim - 1] = weight->sizes[0];
-    return tu_shape_contiguous("linear", &args->results[0]);
+    call->results[0] = tu_shape_of(x);
+    call->results[0].sizes[x->ndim - 1] = weight->sizes[0];
+    return tu_shape_contiguous("linear", &call->results[0]);
 }
 
 /* The bias goes into the result first, and the product on top of it, where the BLAS can add. */
-static tutti_status linear_cpu(tu_args *args) {
-    const tt_tensor *weight = args->inputs[1], *bias = args->inputs[2];
-    tt_tensor *x = args->inputs[0], *out = args->outputs[0], *dense = NULL;
+static tutti_status linear_cpu(tu_call *call) {
+    const tt_tensor *weight = call->inputs[1], *bias = call->inputs[2];
+    tt_tensor *x = call->inputs[0], *out = call->outputs[0], *dense = NULL;
     if (out->numel == 0)
         return TUTTI_OK;
     if (!(x->flags & TU_CONTIGUOUS)) {
@@ -192,9 +192,9 @@ static tutti_status linear_cpu(tu_args *args) {
     tu_matrix of_x = { tu_pointer(x), k, 1 }, of_w = { tu_pointer(weight), weight->strides[1], weight->strides[0] };
     tutti_status status = tu_gemm(out->dtype, m, n, k, of_x, of_w, bias != NULL && adds ? 1 : 0, tu_pointer(out), n);
     if (status == TUTTI_OK && bias != NULL && !adds) {
-        tu_args sum = { .inputs = (tt_tensor *[]){ out, (tt_tensor *)bias }, .input_count = 2, .output_count = 1 };
+        tu_call sum = { .inputs = (tt_tensor *[]){ out, (tt_tensor *)bias }, .input_count = 2, .output_count = 1 };
         extern const tu_operator tu_operator_add;
-        sum.op = &tu_operator_add;
+        sum.operator= & tu_operator_add;
         sum.outputs[0] = out;
         status = tu_operator_add.cpu(&sum);
     }
@@ -202,20 +202,22 @@ static tutti_status linear_cpu(tu_args *args) {
     return status;
 }
 
-static void linear_gradient(tu_gradient *g) {
-    const tu_shape *weight = tu_input_shape(g, 1);
-    tt_tensor *grad = g->grads[0];
-    if (g->needs[0]) {
-        tt_tensor *w = tu_saved(g, TU_INPUT(1));
-        g->results[0] = tt_matmul(grad, w != NULL && tu_is_complex(w->dtype) ? tt_conj(w) : w);
+static void linear_gradient(tu_gradient *gradient) {
+    const tu_shape *weight = tu_input_shape(gradient, 1);
+    tt_tensor *grad = gradient->grads[0];
+    if (gradient->needs[0]) {
+        tt_tensor *w = tu_saved(gradient, TU_INPUT(1));
+        gradient->results[0] = tt_matmul(grad, w != NULL && tu_is_complex(w->dtype) ? tt_conj(w) : w);
     }
-    tt_tensor *flat = g->needs[1] || g->needs[2] ? tt_reshape(grad, tt_shape(-1, weight->sizes[0])) : NULL;
-    if (g->needs[1]) {
-        tt_tensor *x = tt_reshape(tu_saved(g, TU_INPUT(0)), tt_shape(-1, weight->sizes[1]));
-        g->results[1] = tt_matmul(tt_transpose(flat, 0, 1), x != NULL && tu_is_complex(x->dtype) ? tt_conj(x) : x);
+    tt_tensor *flat =
+        gradient->needs[1] || gradient->needs[2] ? tt_reshape(grad, tt_shape(-1, weight->sizes[0])) : NULL;
+    if (gradient->needs[1]) {
+        tt_tensor *x = tt_reshape(tu_saved(gradient, TU_INPUT(0)), tt_shape(-1, weight->sizes[1]));
+        gradient->results[1] =
+            tt_matmul(tt_transpose(flat, 0, 1), x != NULL && tu_is_complex(x->dtype) ? tt_conj(x) : x);
     }
-    if (g->needs[2])
-        g->results[2] = tt_sum_dims(flat, tt_shape(0), false);
+    if (gradient->needs[2])
+        gradient->results[2] = tt_sum_dims(flat, tt_shape(0), false);
 }
 static tt_tensor *linear_sample(tu_sampler *s) {
     tt_tensor *x = tu_normal(s, tt_shape(2, s->n, 3)), *weight = tu_normal(s, tt_shape(4, 3));
@@ -233,38 +235,38 @@ TU_OPERATOR(linear) = { .name = "linear",
                         .sample = linear_sample };
 tt_tensor *tt_linear(tt_tensor *x, tt_tensor *weight, tt_tensor *bias) {
     tt_tensor *inputs[] = { x, weight, bias };
-    tu_args args;
-    tu_args_init(&args, &tu_operator_linear, 3, inputs);
-    return tu_run(&args);
+    tu_call call;
+    tu_call_init(&call, &tu_operator_linear, 3, inputs);
+    return tu_run(&call);
 }
 
 /* ---- narrow types ---- */
 
-static tutti_status plain_matrices(const tu_args *args) {
-    const tt_tensor *a = args->inputs[0], *b = args->inputs[1];
+static tutti_status plain_matrices(const tu_call *call) {
+    const tt_tensor *a = call->inputs[0], *b = call->inputs[1];
     if (a->ndim != 2 || b->ndim != 2 || a->sizes[1] != b->sizes[0])
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s and %s cannot be multiplied", tu_describe(a),
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s and %s cannot be multiplied", tu_describe(a),
                              tu_describe(b));
     return TUTTI_OK;
 }
 
-static tutti_status int_matmul_shape(tu_args *args) {
-    tutti_status status = plain_matrices(args);
+static tutti_status int_matmul_shape(tu_call *call) {
+    tutti_status status = plain_matrices(call);
     if (status != TUTTI_OK)
         return status;
-    if (args->inputs[0]->dtype != TUTTI_I8 || args->inputs[1]->dtype != TUTTI_I8)
-        return tu_args_error(args, TUTTI_ERROR_TYPE, "expected i8, but got %s and %s", tu_describe(args->inputs[0]),
-                             tu_describe(args->inputs[1]));
-    args->results[0] = (tu_shape){ .dtype = TUTTI_I32,
-                                   .device = args->device,
+    if (call->inputs[0]->dtype != TUTTI_I8 || call->inputs[1]->dtype != TUTTI_I8)
+        return tu_call_error(call, TUTTI_ERROR_TYPE, "expected i8, but got %s and %s", tu_describe(call->inputs[0]),
+                             tu_describe(call->inputs[1]));
+    call->results[0] = (tu_shape){ .dtype = TUTTI_I32,
+                                   .device = call->device,
                                    .ndim = 2,
-                                   .sizes = { args->inputs[0]->sizes[0], args->inputs[1]->sizes[1] } };
-    return tu_shape_contiguous("int_matmul", &args->results[0]);
+                                   .sizes = { call->inputs[0]->sizes[0], call->inputs[1]->sizes[1] } };
+    return tu_shape_contiguous("int_matmul", &call->results[0]);
 }
 
-static tutti_status int_matmul_cpu(tu_args *args) {
-    const tt_tensor *a = args->inputs[0], *b = args->inputs[1];
-    tt_tensor *out = args->outputs[0];
+static tutti_status int_matmul_cpu(tu_call *call) {
+    const tt_tensor *a = call->inputs[0], *b = call->inputs[1];
+    tt_tensor *out = call->outputs[0];
     int64_t m = a->sizes[0], k = a->sizes[1], n = b->sizes[1];
     tu_matrix of_a = matrix_of(a), of_b = matrix_of(b);
     int32_t *to = tu_pointer(out);
@@ -296,41 +298,41 @@ tt_tensor *tt_int_matmul(tt_tensor *a, tt_tensor *b) {
 }
 
 /* A scale is one element, or one per row of a (m, 1), or one per column of b (1, n). */
-static tutti_status check_scale(const tu_args *args, int input, int64_t rows, int64_t columns) {
-    const tt_tensor *scale = args->inputs[input];
+static tutti_status check_scale(const tu_call *call, int input, int64_t rows, int64_t columns) {
+    const tt_tensor *scale = call->inputs[input];
     char name[32];
     if (scale->dtype != TUTTI_F32)
-        return tu_args_error(args, TUTTI_ERROR_TYPE, "%s is %s and must be f32",
-                             tu_argument_name(args->op, input, name, sizeof name), tu_describe(scale));
+        return tu_call_error(call, TUTTI_ERROR_TYPE, "%s is %s and must be f32",
+                             tu_argument_name(call->operator, input, name, sizeof name), tu_describe(scale));
     if (scale->numel == 1 || (scale->ndim == 2 && scale->sizes[0] == rows && scale->sizes[1] == columns))
         return TUTTI_OK;
-    return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s is %s and must have one element or shape [%lld, %lld]",
-                         tu_argument_name(args->op, input, name, sizeof name), tu_describe(scale), (long long)rows,
-                         (long long)columns);
+    return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s is %s and must have one element or shape [%lld, %lld]",
+                         tu_argument_name(call->operator, input, name, sizeof name), tu_describe(scale),
+                         (long long)rows, (long long)columns);
 }
 
-static tutti_status scaled_matmul_shape(tu_args *args) {
-    const tt_tensor *bias = args->inputs[4], *result_scale = args->inputs[5];
-    tutti_dtype dtype = (tutti_dtype)args->params.integer[0];
-    tutti_status status = plain_matrices(args);
+static tutti_status scaled_matmul_shape(tu_call *call) {
+    const tt_tensor *bias = call->inputs[4], *result_scale = call->inputs[5];
+    tutti_dtype dtype = (tutti_dtype)call->params.integer[0];
+    tutti_status status = plain_matrices(call);
     if (status != TUTTI_OK)
         return status;
-    int64_t m = args->inputs[0]->sizes[0], n = args->inputs[1]->sizes[1];
+    int64_t m = call->inputs[0]->sizes[0], n = call->inputs[1]->sizes[1];
     if (!tu_is_float(dtype))
-        return tu_args_error(args, TUTTI_ERROR_TYPE, "the result's dtype must be a float, not %s",
+        return tu_call_error(call, TUTTI_ERROR_TYPE, "the result's dtype must be a float, not %s",
                              tutti_dtype_name(dtype));
-    if (tu_is_complex(args->inputs[0]->dtype) || tu_is_complex(args->inputs[1]->dtype))
-        return tu_args_error(args, TUTTI_ERROR_TYPE, "not defined for complex matrices");
-    if ((status = check_scale(args, 2, m, 1)) != TUTTI_OK || (status = check_scale(args, 3, 1, n)) != TUTTI_OK)
+    if (tu_is_complex(call->inputs[0]->dtype) || tu_is_complex(call->inputs[1]->dtype))
+        return tu_call_error(call, TUTTI_ERROR_TYPE, "not defined for complex matrices");
+    if ((status = check_scale(call, 2, m, 1)) != TUTTI_OK || (status = check_scale(call, 3, 1, n)) != TUTTI_OK)
         return status;
     if (bias != NULL && (bias->ndim != 1 || bias->sizes[0] != n))
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "bias is %s and must have %lld entries", tu_describe(bias),
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "bias is %s and must have %lld entries", tu_describe(bias),
                              (long long)n);
     if (result_scale != NULL && (result_scale->numel != 1 || result_scale->dtype != TUTTI_F32))
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "result_scale is %s and must be one f32",
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "result_scale is %s and must be one f32",
                              tu_describe(result_scale));
-    args->results[0] = (tu_shape){ .dtype = dtype, .device = args->device, .ndim = 2, .sizes = { m, n } };
-    return tu_shape_contiguous("scaled_matmul", &args->results[0]);
+    call->results[0] = (tu_shape){ .dtype = dtype, .device = call->device, .ndim = 2, .sizes = { m, n } };
+    return tu_shape_contiguous("scaled_matmul", &call->results[0]);
 }
 
 static float *float_copy(const tt_tensor *x) {
@@ -342,19 +344,19 @@ static float *float_copy(const tt_tensor *x) {
     return copy;
 }
 
-static void apply_scales(const tu_args *args, float *row, int64_t i, int64_t n, const float *scale_a,
+static void apply_scales(const tu_call *call, float *row, int64_t i, int64_t n, const float *scale_a,
                          const float *scale_b, const float *bias) {
-    float of_row = scale_a[args->inputs[2]->numel == 1 ? 0 : i], whole = 1;
-    const tt_tensor *result_scale = args->inputs[5];
+    float of_row = scale_a[call->inputs[2]->numel == 1 ? 0 : i], whole = 1;
+    const tt_tensor *result_scale = call->inputs[5];
     if (result_scale != NULL)
         whole = *(const float *)tu_pointer(result_scale);
     for (int64_t j = 0; j < n; j++) {
-        float value = row[j] * of_row * scale_b[args->inputs[3]->numel == 1 ? 0 : j];
+        float value = row[j] * of_row * scale_b[call->inputs[3]->numel == 1 ? 0 : j];
         row[j] = (value + (bias != NULL ? bias[j] : 0)) * whole;
     }
 }
 
-static tutti_status scaled_matmul_cpu(tu_args *args) {
+static tutti_status scaled_matmul_cpu(tu_call *call) {
     enum {
         A,
         B,
@@ -363,14 +365,14 @@ static tutti_status scaled_matmul_cpu(tu_args *args) {
         BIAS,
         COPIES
     };
-    tt_tensor *out = args->outputs[0];
-    int64_t m = out->sizes[0], n = out->sizes[1], k = args->inputs[0]->sizes[1];
+    tt_tensor *out = call->outputs[0];
+    int64_t m = out->sizes[0], n = out->sizes[1], k = call->inputs[0]->sizes[1];
     float *copies[COPIES] = { NULL }, *product = NULL;
     tutti_status status = TUTTI_OK;
     if (out->numel == 0)
         return TUTTI_OK;
     for (int i = 0; i < COPIES && status == TUTTI_OK; i++)
-        if (args->inputs[i] != NULL && (copies[i] = float_copy(args->inputs[i])) == NULL)
+        if (call->inputs[i] != NULL && (copies[i] = float_copy(call->inputs[i])) == NULL)
             status = TUTTI_ERROR_MEMORY;
     if (status == TUTTI_OK && (product = tu_block_alloc(tu_self(), (size_t)(m * n) * sizeof *product)) == NULL)
         status = tu_error_memory("a scaled product", (size_t)(m * n) * sizeof *product);
@@ -378,14 +380,14 @@ static tutti_status scaled_matmul_cpu(tu_args *args) {
         status =
             tu_gemm(TUTTI_F32, m, n, k, (tu_matrix){ copies[A], k, 1 }, (tu_matrix){ copies[B], n, 1 }, 0, product, n);
     for (int64_t i = 0; i < m && status == TUTTI_OK; i++) {
-        apply_scales(args, product + i * n, i, n, copies[SCALE_A], copies[SCALE_B], copies[BIAS]);
+        apply_scales(call, product + i * n, i, n, copies[SCALE_A], copies[SCALE_B], copies[BIAS]);
         status = tutti_convert(product + i * n, TUTTI_F32,
                                (char *)tu_pointer(out) + (size_t)(i * n) * tu_dtype_bytes[out->dtype], out->dtype,
                                (size_t)n);
     }
     for (int i = 0; i < COPIES; i++)
         if (copies[i] != NULL)
-            tu_block_free(tu_self(), copies[i], (size_t)args->inputs[i]->numel * sizeof(float));
+            tu_block_free(tu_self(), copies[i], (size_t)call->inputs[i]->numel * sizeof(float));
     tu_block_free(tu_self(), product, (size_t)(m * n) * sizeof *product);
     return status;
 }
@@ -409,8 +411,8 @@ TU_OPERATOR(scaled_matmul) = {
 tt_tensor *tt_scaled_matmul(tt_tensor *a, tt_tensor *b, tt_tensor *scale_a, tt_tensor *scale_b, tt_tensor *bias,
                             tt_tensor *result_scale, tutti_dtype dtype) {
     tt_tensor *inputs[] = { a, b, scale_a, scale_b, bias, result_scale };
-    tu_args args;
-    tu_args_init(&args, &tu_operator_scaled_matmul, 6, inputs);
-    args.params.integer[0] = dtype;
-    return tu_run(&args);
+    tu_call call;
+    tu_call_init(&call, &tu_operator_scaled_matmul, 6, inputs);
+    call.params.integer[0] = dtype;
+    return tu_run(&call);
 }

@@ -114,7 +114,7 @@ NORM_KERNELS(f64, double, sqrt)
 /* ---- shapes ---- */
 
 /* How many trailing dimensions of x are normalized: those of weight, else one. */
-static tutti_status check_weight(const tu_args *args, const tt_tensor *x, const tt_tensor *weight, const char *what,
+static tutti_status check_weight(const tu_call *call, const tt_tensor *x, const tt_tensor *weight, const char *what,
                                  int *trailing) {
     if (weight == NULL)
         return TUTTI_OK;
@@ -122,34 +122,34 @@ static tutti_status check_weight(const tu_args *args, const tt_tensor *x, const 
     for (int i = 0; fits && i < weight->ndim; i++)
         fits = weight->sizes[i] == x->sizes[x->ndim - weight->ndim + i];
     if (!fits)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s, %s, must have the dtype and the last sizes of x, %s",
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s, %s, must have the dtype and the last sizes of x, %s",
                              what, tu_describe(weight), tu_describe(x));
     *trailing = weight->ndim;
     return TUTTI_OK;
 }
 
-static tutti_status norm_shape(tu_args *args) {
-    const tt_tensor *x = args->inputs[0], *weight = args->inputs[1],
-                    *bias = args->input_count > 2 ? args->inputs[2] : NULL;
+static tutti_status norm_shape(tu_call *call) {
+    const tt_tensor *x = call->inputs[0], *weight = call->inputs[1],
+                    *bias = call->input_count > 2 ? call->inputs[2] : NULL;
     int trailing = 1, of_bias = 1;
     if (!tu_is_float(x->dtype) || x->ndim == 0)
-        return tu_args_error(args, TUTTI_ERROR_TYPE, "not defined for %s", tu_describe(x));
-    tutti_status status = check_weight(args, x, weight, "weight", &trailing);
+        return tu_call_error(call, TUTTI_ERROR_TYPE, "not defined for %s", tu_describe(x));
+    tutti_status status = check_weight(call, x, weight, "weight", &trailing);
     if (status == TUTTI_OK)
-        status = check_weight(args, x, bias, "bias", &of_bias);
+        status = check_weight(call, x, bias, "bias", &of_bias);
     if (status != TUTTI_OK)
         return status;
     if (bias != NULL && (weight == NULL || of_bias != trailing))
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT,
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
                              "weight is NULL or of another shape, and a bias needs a weight of its own shape");
-    args->params.integer[0] = trailing;
+    call->params.integer[0] = trailing;
     for (int i = 0; i < 3; i++) {
-        args->results[i] = tu_shape_of(x);
+        call->results[i] = tu_shape_of(x);
         if (i > 0) {
-            args->results[i].ndim = x->ndim - trailing;
-            args->results[i].dtype = tu_stage_dtype(x);
+            call->results[i].ndim = x->ndim - trailing;
+            call->results[i].dtype = tu_stage_dtype(x);
         }
-        if ((status = tu_shape_contiguous(args->op->name, &args->results[i])) != TUTTI_OK)
+        if ((status = tu_shape_contiguous(call->operator->name, &call->results[i])) != TUTTI_OK)
             return status;
     }
     return TUTTI_OK;
@@ -162,27 +162,27 @@ static void set_sizes(rows *r, const tt_tensor *x, int trailing) {
     r->count = r->size == 0 ? 0 : x->numel / r->size;
 }
 
-static tutti_status norm_cpu(tu_args *args) {
-    tutti_dtype dtype = tu_stage_dtype(args->inputs[0]);
-    tt_tensor *x = tu_stage_in(args->inputs[0], dtype), *weight = tu_stage_in(args->inputs[1], dtype);
-    tt_tensor *bias = args->input_count > 2 ? tu_stage_in(args->inputs[2], dtype) : NULL,
-              *y = tu_stage_out(args->outputs[0], dtype);
-    bool centred = args->input_count > 2;
-    bool staged = x != NULL && y != NULL && (weight != NULL || args->inputs[1] == NULL) &&
-                  (bias != NULL || !centred || args->inputs[2] == NULL);
+static tutti_status norm_cpu(tu_call *call) {
+    tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
+    tt_tensor *x = tu_stage_in(call->inputs[0], dtype), *weight = tu_stage_in(call->inputs[1], dtype);
+    tt_tensor *bias = call->input_count > 2 ? tu_stage_in(call->inputs[2], dtype) : NULL,
+              *y = tu_stage_out(call->outputs[0], dtype);
+    bool centred = call->input_count > 2;
+    bool staged = x != NULL && y != NULL && (weight != NULL || call->inputs[1] == NULL) &&
+                  (bias != NULL || !centred || call->inputs[2] == NULL);
     if (staged) {
         rows r = { .x = tu_pointer(x),
                    .weight = weight != NULL ? tu_pointer(weight) : NULL,
                    .bias = bias != NULL ? tu_pointer(bias) : NULL,
                    .y = tu_pointer(y),
-                   .mean = tu_pointer(args->outputs[1]),
-                   .scale = tu_pointer(args->outputs[2]),
-                   .epsilon = args->params.number[0],
+                   .mean = tu_pointer(call->outputs[1]),
+                   .scale = tu_pointer(call->outputs[2]),
+                   .epsilon = call->params.number[0],
                    .centred = centred };
-        set_sizes(&r, x, (int)args->params.integer[0]);
+        set_sizes(&r, x, (int)call->params.integer[0]);
         if (r.count > 0)
             tu_parallel(r.count, 16384 / r.size + 1, dtype == TUTTI_F32 ? forward_f32 : forward_f64, &r);
-        tu_stage_done(args->outputs[0], y);
+        tu_stage_done(call->outputs[0], y);
         y = NULL;
     }
     tu_tensor_drop(x);
@@ -194,24 +194,24 @@ static tutti_status norm_cpu(tu_args *args) {
 
 /* ---- backward: (g, x, mean, scale, weight) to (dx, dweight, dbias) ---- */
 
-static tutti_status backward_shape(tu_args *args) {
-    const tt_tensor *x = args->inputs[1];
-    int trailing = (int)args->params.integer[0];
-    if (!tu_same_sizes(args->inputs[0], x))
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "g, %s, and x, %s, differ in shape",
-                             tu_describe(args->inputs[0]), tu_describe(x));
-    args->results[0] = args->results[1] = args->results[2] = tu_shape_of(x);
+static tutti_status backward_shape(tu_call *call) {
+    const tt_tensor *x = call->inputs[1];
+    int trailing = (int)call->params.integer[0];
+    if (!tu_same_sizes(call->inputs[0], x))
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "g, %s, and x, %s, differ in shape",
+                             tu_describe(call->inputs[0]), tu_describe(x));
+    call->results[0] = call->results[1] = call->results[2] = tu_shape_of(x);
     for (int i = 1; i < 3; i++) {
-        args->results[i].ndim = trailing;
-        memmove(args->results[i].sizes, x->sizes + x->ndim - trailing, (size_t)trailing * sizeof x->sizes[0]);
+        call->results[i].ndim = trailing;
+        memmove(call->results[i].sizes, x->sizes + x->ndim - trailing, (size_t)trailing * sizeof x->sizes[0]);
     }
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < 3 && status == TUTTI_OK; i++)
-        status = tu_shape_contiguous(args->op->name, &args->results[i]);
+        status = tu_shape_contiguous(call->operator->name, &call->results[i]);
     return status;
 }
 
-static tutti_status backward_cpu(tu_args *args) {
+static tutti_status backward_cpu(tu_call *call) {
     enum {
         G,
         X,
@@ -220,13 +220,13 @@ static tutti_status backward_cpu(tu_args *args) {
         WEIGHT,
         INPUTS
     };
-    tutti_dtype dtype = tu_stage_dtype(args->inputs[X]);
+    tutti_dtype dtype = tu_stage_dtype(call->inputs[X]);
     tt_tensor *in[INPUTS] = { NULL }, *out[3] = { NULL };
     bool staged = true;
     for (int i = 0; i < INPUTS; i++)
-        staged = ((in[i] = tu_stage_in(args->inputs[i], dtype)) != NULL || args->inputs[i] == NULL) && staged;
+        staged = ((in[i] = tu_stage_in(call->inputs[i], dtype)) != NULL || call->inputs[i] == NULL) && staged;
     for (int i = 0; i < 3; i++)
-        staged = (out[i] = tu_stage_out(args->outputs[i], dtype)) != NULL && staged;
+        staged = (out[i] = tu_stage_out(call->outputs[i], dtype)) != NULL && staged;
     if (staged) {
         rows r = { .x = tu_pointer(in[X]),
                    .g = tu_pointer(in[G]),
@@ -236,8 +236,8 @@ static tutti_status backward_cpu(tu_args *args) {
                    .y = tu_pointer(out[0]),
                    .of_weight = tu_pointer(out[1]),
                    .of_bias = tu_pointer(out[2]),
-                   .centred = args->params.integer[1] != 0 };
-        set_sizes(&r, args->inputs[X], (int)args->params.integer[0]);
+                   .centred = call->params.integer[1] != 0 };
+        set_sizes(&r, call->inputs[X], (int)call->params.integer[0]);
         if (r.count > 0)
             tu_parallel(r.count, 8192 / r.size + 1, dtype == TUTTI_F32 ? backward_f32 : backward_f64, &r);
         if (r.size > 0)
@@ -247,7 +247,7 @@ static tutti_status backward_cpu(tu_args *args) {
         tu_tensor_drop(in[i]);
     for (int i = 0; i < 3; i++) {
         if (staged)
-            tu_stage_done(args->outputs[i], out[i]);
+            tu_stage_done(call->outputs[i], out[i]);
         else
             tu_tensor_drop(out[i]);
     }
@@ -263,40 +263,40 @@ TU_OPERATOR(norm_backward) = { .name = "norm_backward",
                                .shape = backward_shape,
                                .cpu = backward_cpu,
                                .sample = norm_backward_sample };
-static bool norm_backward(tu_args *args, tt_tensor *const *inputs, int trailing, bool centred) {
-    tu_args_init(args, &tu_operator_norm_backward, 5, inputs);
-    args->params.integer[0] = trailing;
-    args->params.integer[1] = centred;
-    return tu_run_args(args);
+static bool norm_backward(tu_call *call, tt_tensor *const *inputs, int trailing, bool centred) {
+    tu_call_init(call, &tu_operator_norm_backward, 5, inputs);
+    call->params.integer[0] = trailing;
+    call->params.integer[1] = centred;
+    return tu_run_call(call);
 }
 static tt_tensor *norm_backward_sample(tu_sampler *s) {
     tt_tensor *g = tu_normal(s, tt_shape(s->n, 4)), *x = tu_normal(s, tt_shape(s->n, 4));
     tt_tensor *inputs[] = { g, x, tu_normal(s, tt_shape(s->n)), tu_positive(s, tt_shape(s->n)),
                             tu_normal(s, tt_shape(4)) };
-    tu_args args;
-    return norm_backward(&args, inputs, 1, true) ? tt_add(args.outputs[0], args.outputs[1]) : NULL;
+    tu_call call;
+    return norm_backward(&call, inputs, 1, true) ? tt_add(call.outputs[0], call.outputs[1]) : NULL;
 }
 
-static void norm_gradient(tu_gradient *g, bool centred) {
-    tt_tensor *inputs[] = { g->grads[0], tu_saved(g, TU_INPUT(0)), tu_saved(g, TU_OUTPUT(1)), tu_saved(g, TU_OUTPUT(2)),
-                            tu_saved(g, TU_INPUT(1)) };
-    tu_args args;
-    if (!norm_backward(&args, inputs, (int)g->params->integer[0], centred))
+static void norm_gradient(tu_gradient *gradient, bool centred) {
+    tt_tensor *inputs[] = { gradient->grads[0], tu_saved(gradient, TU_INPUT(0)), tu_saved(gradient, TU_OUTPUT(1)),
+                            tu_saved(gradient, TU_OUTPUT(2)), tu_saved(gradient, TU_INPUT(1)) };
+    tu_call call;
+    if (!norm_backward(&call, inputs, (int)gradient->params->integer[0], centred))
         return;
-    g->results[0] = args.outputs[0];
-    g->results[1] = args.outputs[1];
+    gradient->results[0] = call.outputs[0];
+    gradient->results[1] = call.outputs[1];
     if (centred)
-        g->results[2] = args.outputs[2];
+        gradient->results[2] = call.outputs[2];
 }
 #define SAVES (TU_INPUT(0) | TU_INPUT(1) | TU_OUTPUT(1) | TU_OUTPUT(2))
 
 /* ---- entries ---- */
 
-static void layer_norm_gradient(tu_gradient *g) {
-    norm_gradient(g, true);
+static void layer_norm_gradient(tu_gradient *gradient) {
+    norm_gradient(gradient, true);
 }
-static void rms_norm_gradient(tu_gradient *g) {
-    norm_gradient(g, false);
+static void rms_norm_gradient(tu_gradient *gradient) {
+    norm_gradient(gradient, false);
 }
 static tt_tensor *layer_norm_sample(tu_sampler *s) {
     tt_tensor *x = tu_normal(s, tt_shape(2, s->n, 4)), *weight = tu_normal(s, tt_shape(4));
@@ -332,15 +332,15 @@ TU_OPERATOR(rms_norm) = { .name = "rms_norm",
                           .sample = rms_norm_sample };
 tt_tensor *tt_layer_norm(tt_tensor *x, tt_tensor *weight, tt_tensor *bias, double epsilon) {
     tt_tensor *inputs[] = { x, weight, bias };
-    tu_args args;
-    tu_args_init(&args, &tu_operator_layer_norm, 3, inputs);
-    args.params.number[0] = epsilon;
-    return tu_run(&args);
+    tu_call call;
+    tu_call_init(&call, &tu_operator_layer_norm, 3, inputs);
+    call.params.number[0] = epsilon;
+    return tu_run(&call);
 }
 tt_tensor *tt_rms_norm(tt_tensor *x, tt_tensor *weight, double epsilon) {
     tt_tensor *inputs[] = { x, weight };
-    tu_args args;
-    tu_args_init(&args, &tu_operator_rms_norm, 2, inputs);
-    args.params.number[0] = epsilon;
-    return tu_run(&args);
+    tu_call call;
+    tu_call_init(&call, &tu_operator_rms_norm, 2, inputs);
+    call.params.number[0] = epsilon;
+    return tu_run(&call);
 }

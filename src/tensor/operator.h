@@ -27,8 +27,8 @@ typedef struct tu_params {
     void *group; /* of collectives; lent */
 } tu_params;
 
-typedef struct tu_args {
-    const tu_operator *op;
+typedef struct tu_call {
+    const tu_operator *operator;
     tt_tensor *const *inputs;
     int input_count, output_count;
     tutti_device device;
@@ -37,13 +37,13 @@ typedef struct tu_args {
     tu_params params;
     tu_shape results[TU_OUTPUTS]; /* by the shape rule */
     tt_tensor *outputs[TU_OUTPUTS];
-} tu_args;
+} tu_call;
 
 /* What a gradient formula works with. It is written with tt_ functions, so that it can be differentiated again; what
  * they return belongs to a scope around the call. A result left NULL is "no gradient". Results may have any shape that
  * broadcasting made out of the input's: the engine sums them down, and casts them to the input's dtype. */
 typedef struct tu_gradient {
-    const tu_operator *op;
+    const tu_operator *operator;
     const tu_params *params;
     tt_tensor *const *grads; /* of the outputs; NULL where nothing arrived */
     const bool *needs;       /* of the inputs: whether its gradient is wanted */
@@ -106,8 +106,8 @@ struct tu_operator {
     uint32_t written;  /* inputs that are written (TU_WRITES) */
     int outputs;       /* 0 means 1 */
     int visible;       /* how many of the outputs the caller sees; the rest is saved for the gradient. 0: all */
-    tutti_status (*shape)(tu_args *args);
-    tutti_status (*cpu)(tu_args *args);
+    tutti_status (*shape)(tu_call *call);
+    tutti_status (*cpu)(tu_call *call);
     void (*gradient)(tu_gradient *gradient);
     uint32_t saves[TU_INPUTS]; /* what the gradient of each input needs, as TU_INPUT and TU_OUTPUT bits */
     const void *detail;        /* the family's own */
@@ -126,39 +126,39 @@ int tu_table_count(void);
 const tu_operator *tu_table_at(int index);
 
 /* Prepares a call. Parameters are zero; set what the operator takes, then run. */
-static inline void tu_args_init(tu_args *args, const tu_operator *op, int input_count, tt_tensor *const *inputs) {
-    args->op = op;
-    args->inputs = inputs;
-    args->input_count = input_count;
-    args->output_count = op->outputs == 0 ? 1 : op->outputs;
-    args->in_place = false;
-    args->params = (tu_params){ .dims = { { .count = -1 }, { .count = -1 } } };
+static inline void tu_call_init(tu_call *call, const tu_operator *operator, int input_count, tt_tensor *const *inputs) {
+    call->operator= operator;
+    call->inputs = inputs;
+    call->input_count = input_count;
+    call->output_count = operator->outputs == 0 ? 1 : operator->outputs;
+    call->in_place = false;
+    call->params = (tu_params){ .dims = { { .count = -1 }, { .count = -1 } } };
 }
 
-/* Runs a prepared call: checks, shapes, allocates, computes, records. True on success; then args->outputs belong to the
+/* Runs a prepared call: checks, shapes, allocates, computes, records. True on success; then call->outputs belong to the
  * scope. */
-bool tu_run_args(tu_args *args);
-static inline tt_tensor *tu_run(tu_args *args) {
-    return tu_run_args(args) ? args->outputs[0] : NULL;
+bool tu_run_call(tu_call *call);
+static inline tt_tensor *tu_run(tu_call *call) {
+    return tu_run_call(call) ? call->outputs[0] : NULL;
 }
-tt_tensor *tu_run1(const tu_operator *op, tt_tensor *a);
-tt_tensor *tu_run2(const tu_operator *op, tt_tensor *a, tt_tensor *b);
-tt_tensor *tu_run1_(const tu_operator *op, tt_tensor *a);
-tt_tensor *tu_run2_(const tu_operator *op, tt_tensor *a, tt_tensor *b);
+tt_tensor *tu_run1(const tu_operator *operator, tt_tensor * a);
+tt_tensor *tu_run2(const tu_operator *operator, tt_tensor * a, tt_tensor *b);
+tt_tensor *tu_run1_(const tu_operator *operator, tt_tensor * a);
+tt_tensor *tu_run2_(const tu_operator *operator, tt_tensor * a, tt_tensor *b);
 
 /* Writes an error that begins with the operator's name. */
-tutti_status tu_args_error(const tu_args *args, tutti_status status, const char *format, ...) TUTTI_PRINTF(3, 4);
+tutti_status tu_call_error(const tu_call *call, tutti_status status, const char *format, ...) TUTTI_PRINTF(3, 4);
 /* The name of the i-th tensor argument, from the schema. */
-const char *tu_argument_name(const tu_operator *op, int input, char *buffer, size_t size);
+const char *tu_argument_name(const tu_operator *operator, int input, char *buffer, size_t size);
 
 /* ---- rules that many operators share ---- */
 
-/* Broadcasting of sizes; writes args->results[0].sizes and ndim. */
-tutti_status tu_broadcast(const tu_args *args, int first, tu_shape *result);
+/* Broadcasting of sizes; writes call->results[0].sizes and ndim. */
+tutti_status tu_broadcast(const tu_call *call, int first, tu_shape *result);
 /* The dtype that inputs first.. promote to. */
-tutti_dtype tu_promote(const tu_args *args, int first);
+tutti_dtype tu_promote(const tu_call *call, int first);
 tutti_dtype tu_promote_pair(tutti_dtype a, tutti_dtype b);
 /* The result is like input 0, contiguous. */
-tutti_status tu_shape_like_first(tu_args *args);
+tutti_status tu_shape_like_first(tu_call *call);
 
 #endif

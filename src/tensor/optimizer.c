@@ -11,19 +11,19 @@
 #include "tensor/vector_math.h"
 
 /* Dense and of one type: then the kernel runs where they lie. Checked by the shape rule. */
-tutti_status tu_step_shape(tu_args *args) {
-    const tt_tensor *parameter = args->inputs[0];
+tutti_status tu_step_shape(tu_call *call) {
+    const tt_tensor *parameter = call->inputs[0];
     if (!tu_is_float(parameter->dtype))
-        return tu_args_error(args, TUTTI_ERROR_TYPE, "the parameter is %s and must be floats", tu_describe(parameter));
-    for (int i = 1; i < args->input_count; i++) {
-        const tt_tensor *x = args->inputs[i];
+        return tu_call_error(call, TUTTI_ERROR_TYPE, "the parameter is %s and must be floats", tu_describe(parameter));
+    for (int i = 1; i < call->input_count; i++) {
+        const tt_tensor *x = call->inputs[i];
         char name[32];
         if (x != NULL && (!tu_same_sizes(x, parameter) || x->dtype != parameter->dtype))
-            return tu_args_error(
-                args, TUTTI_ERROR_ARGUMENT, "%s is %s, and the parameter %s: shape and dtype must be the same",
-                tu_argument_name(args->op, i, name, sizeof name), tu_describe(x), tu_describe(parameter));
+            return tu_call_error(
+                call, TUTTI_ERROR_ARGUMENT, "%s is %s, and the parameter %s: shape and dtype must be the same",
+                tu_argument_name(call->operator, i, name, sizeof name), tu_describe(x), tu_describe(parameter));
     }
-    args->results[0] = (tu_shape){ .dtype = parameter->dtype, .device = args->device, .ndim = 1, .strides = { 1 } };
+    call->results[0] = (tu_shape){ .dtype = parameter->dtype, .device = call->device, .ndim = 1, .strides = { 1 } };
     return TUTTI_OK;
 }
 
@@ -66,32 +66,32 @@ STEP_KERNELS(f32, float, sqrtf)
 STEP_KERNELS(f64, double, sqrt)
 
 /* Runs a kernel on staged copies, and puts back those that it writes. All memory is there before the first write. */
-static tutti_status run_step(tu_args *args, tu_parallel_body *f32, tu_parallel_body *f64) {
-    tutti_dtype dtype = tu_stage_dtype(args->inputs[0]);
+static tutti_status run_step(tu_call *call, tu_parallel_body *f32, tu_parallel_body *f64) {
+    tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
     tt_tensor *staged[4] = { NULL };
-    step s = { { NULL }, &args->params };
+    step s = { { NULL }, &call->params };
     bool ready = true;
-    for (int i = 0; i < args->input_count; i++) {
-        if (args->inputs[i] == NULL)
+    for (int i = 0; i < call->input_count; i++) {
+        if (call->inputs[i] == NULL)
             continue;
-        ready = (staged[i] = tu_stage_in(args->inputs[i], dtype)) != NULL && ready;
+        ready = (staged[i] = tu_stage_in(call->inputs[i], dtype)) != NULL && ready;
         s.at[i] = staged[i] != NULL ? tu_pointer(staged[i]) : NULL;
     }
     if (ready)
-        tu_parallel(args->inputs[0]->numel, 32768, dtype == TUTTI_F32 ? f32 : f64, &s);
-    for (int i = 0; i < args->input_count; i++) {
-        if (ready && staged[i] != args->inputs[i] && args->op->written & TU_INPUT(i) && staged[i] != NULL &&
+        tu_parallel(call->inputs[0]->numel, 32768, dtype == TUTTI_F32 ? f32 : f64, &s);
+    for (int i = 0; i < call->input_count; i++) {
+        if (ready && staged[i] != call->inputs[i] && call->operator->written & TU_INPUT(i) && staged[i] != NULL &&
             staged[i]->numel > 0)
-            tu_copy_tensor(args->inputs[i], staged[i]);
+            tu_copy_tensor(call->inputs[i], staged[i]);
         tu_tensor_drop(staged[i]);
     }
     return ready ? TUTTI_OK : TUTTI_ERROR_MEMORY;
 }
 
-tutti_status tu_sgd_cpu(tu_args *args) {
-    return run_step(args, sgd_f32, sgd_f64);
+tutti_status tu_sgd_cpu(tu_call *call) {
+    return run_step(call, sgd_f32, sgd_f64);
 }
 
-tutti_status tu_adamw_cpu(tu_args *args) {
-    return run_step(args, adamw_f32, adamw_f64);
+tutti_status tu_adamw_cpu(tu_call *call) {
+    return run_step(call, adamw_f32, adamw_f64);
 }

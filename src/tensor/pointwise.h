@@ -21,8 +21,8 @@ typedef struct tu_pointwise {
     bool to_real;                            /* complex inputs give the real type */
 } tu_pointwise;
 
-tutti_status tu_pointwise_shape(tu_args *args);
-tutti_status tu_pointwise_cpu(tu_args *args);
+tutti_status tu_pointwise_shape(tu_call *call);
+tutti_status tu_pointwise_cpu(tu_call *call);
 
 #define TU_POINTWISE .shape = tu_pointwise_shape, .cpu = tu_pointwise_cpu
 

@@ -119,20 +119,20 @@ static void fill_range(void *context, int64_t begin, int64_t end) {
     }
 }
 
-static tutti_status fill_random(tu_args *args, bool is_normal, bool is_integer) {
-    tt_tensor *x = args->outputs[0], *dense = x;
+static tutti_status fill_random(tu_call *call, bool is_normal, bool is_integer) {
+    tt_tensor *x = call->outputs[0], *dense = x;
     if (!(x->flags & TU_CONTIGUOUS)) {
         tu_shape shape = tu_shape_of(x);
-        tutti_status status = tu_shape_contiguous(args->op->name, &shape);
+        tutti_status status = tu_shape_contiguous(call->operator->name, &shape);
         if (status != TUTTI_OK)
             return status;
         if ((dense = tu_tensor_new(&shape)) == NULL)
             return TUTTI_ERROR_MEMORY;
     }
-    fill f = { dense, tu_random_take(x->numel), &args->params, is_normal, is_integer };
+    fill f = { dense, tu_random_take(x->numel), &call->params, is_normal, is_integer };
     if (tu_is_complex(x->dtype)) {
         tu_tensor_drop(dense == x ? NULL : dense);
-        return tu_args_error(args, TUTTI_ERROR_TYPE, "not defined for %s", tutti_dtype_name(x->dtype));
+        return tu_call_error(call, TUTTI_ERROR_TYPE, "not defined for %s", tutti_dtype_name(x->dtype));
     }
     tu_parallel(x->numel, 65536, fill_range, &f);
     if (dense != x) {
@@ -142,14 +142,14 @@ static tutti_status fill_random(tu_args *args, bool is_normal, bool is_integer) 
     return TUTTI_OK;
 }
 
-static tutti_status uniform_cpu(tu_args *args) {
-    return fill_random(args, false, false);
+static tutti_status uniform_cpu(tu_call *call) {
+    return fill_random(call, false, false);
 }
-static tutti_status normal_cpu(tu_args *args) {
-    return fill_random(args, true, false);
+static tutti_status normal_cpu(tu_call *call) {
+    return fill_random(call, true, false);
 }
-static tutti_status integer_cpu(tu_args *args) {
-    return fill_random(args, false, true);
+static tutti_status integer_cpu(tu_call *call) {
+    return fill_random(call, false, true);
 }
 
 /* Their values cannot be compared with a reference, so that the table test sees them times zero. */
@@ -198,13 +198,13 @@ TU_OPERATOR(randint) = { .name = "randint",
                          .cpu = integer_cpu,
                          .sample = randint_sample };
 
-static tt_tensor *draw(const tu_operator *op, double a, double b, tt_dims shape, tutti_dtype dtype,
+static tt_tensor *draw(const tu_operator *operator, double a, double b, tt_dims shape, tutti_dtype dtype,
                        const tt_options *options) {
-    tu_args args;
-    tu_args_init(&args, op, 0, NULL);
-    args.params.number[0] = a;
-    args.params.number[1] = b;
-    return tu_create(&args, shape, dtype, options);
+    tu_call call;
+    tu_call_init(&call, operator, 0, NULL);
+    call.params.number[0] = a;
+    call.params.number[1] = b;
+    return tu_create(&call, shape, dtype, options);
 }
 
 tt_tensor *tt_rand(tt_dims shape, tutti_dtype dtype, const tt_options *options) {
@@ -225,8 +225,8 @@ tt_tensor *tt_randint(int64_t low, int64_t high, tt_dims shape, tutti_dtype dtyp
 
 /* ---- in place ---- */
 
-static void no_gradient(tu_gradient *g) {
-    g->results[0] = tt_zeros_like(g->grads[0]);
+static void no_gradient(tu_gradient *gradient) {
+    gradient->results[0] = tt_zeros_like(gradient->grads[0]);
 }
 static tt_tensor *uniform_sample(tu_sampler *s) {
     return tt_mul_scalar(tt_uniform_(tt_zeros_like(tu_normal(s, tt_shape(s->n, 3))), 1, 2), 0);
@@ -253,13 +253,13 @@ TU_OPERATOR(normal) = { .name = "normal",
                         .gradient = no_gradient,
                         .sample = normal_sample };
 
-static tt_tensor *redraw(const tu_operator *op, tt_tensor *x, double a, double b) {
-    tu_args args;
-    tu_args_init(&args, op, 1, &x);
-    args.params.number[0] = a;
-    args.params.number[1] = b;
-    args.in_place = true;
-    return tu_run(&args);
+static tt_tensor *redraw(const tu_operator *operator, tt_tensor * x, double a, double b) {
+    tu_call call;
+    tu_call_init(&call, operator, 1, &x);
+    call.params.number[0] = a;
+    call.params.number[1] = b;
+    call.in_place = true;
+    return tu_run(&call);
 }
 
 tt_tensor *tt_uniform_(tt_tensor *x, double low, double high) {
@@ -272,23 +272,23 @@ tt_tensor *tt_normal_(tt_tensor *x, double mean, double deviation) {
 
 /* ---- dropout ---- */
 
-static tutti_status dropout_shape(tu_args *args) {
-    double p = args->params.number[0];
+static tutti_status dropout_shape(tu_call *call) {
+    double p = call->params.number[0];
     if (!(p >= 0 && p < 1))
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "p is %g and must be in [0, 1)", p);
-    if (!tu_is_float(args->inputs[0]->dtype))
-        return tu_args_error(args, TUTTI_ERROR_TYPE, "not defined for %s", tu_describe(args->inputs[0]));
-    return tu_shape_like_first(args);
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "p is %g and must be in [0, 1)", p);
+    if (!tu_is_float(call->inputs[0]->dtype))
+        return tu_call_error(call, TUTTI_ERROR_TYPE, "not defined for %s", tu_describe(call->inputs[0]));
+    return tu_shape_like_first(call);
 }
 
 /* The mask is drawn, as a tensor of 0 and 1/(1-p), from the state in the parameters: forward and backward draw the
  * same. */
-static tutti_status dropout_cpu(tu_args *args) {
-    tt_tensor *out = args->outputs[0];
-    const int64_t *at = args->params.integer;
-    double p = args->params.number[0], kept = 1 / (1 - p);
+static tutti_status dropout_cpu(tu_call *call) {
+    tt_tensor *out = call->outputs[0];
+    const int64_t *at = call->params.integer;
+    double p = call->params.number[0], kept = 1 / (1 - p);
     tu_random state = { (uint64_t)at[0], (uint64_t)at[1], (uint32_t)at[2] };
-    tu_copy_tensor(out, args->inputs[0]);
+    tu_copy_tensor(out, call->inputs[0]);
     char *data = tu_pointer(out);
     for (int64_t i = 0; i < out->numel; i += 256) {
         double draws[256], values[256];
@@ -307,10 +307,10 @@ static tutti_status dropout_cpu(tu_args *args) {
 }
 
 static tt_tensor *dropout_with(tt_tensor *x, double p, tu_random state);
-static void dropout_gradient(tu_gradient *g) {
-    const int64_t *at = g->params->integer;
-    g->results[0] = dropout_with(g->grads[0], g->params->number[0],
-                                 (tu_random){ (uint64_t)at[0], (uint64_t)at[1], (uint32_t)at[2] });
+static void dropout_gradient(tu_gradient *gradient) {
+    const int64_t *at = gradient->params->integer;
+    gradient->results[0] = dropout_with(gradient->grads[0], gradient->params->number[0],
+                                        (tu_random){ (uint64_t)at[0], (uint64_t)at[1], (uint32_t)at[2] });
 }
 static tt_tensor *dropout_sample(tu_sampler *s) {
     tt_seed(7, 0);
@@ -327,13 +327,13 @@ TU_OPERATOR(dropout) = { .name = "dropout",
                          .sample = dropout_sample };
 
 static tt_tensor *dropout_with(tt_tensor *x, double p, tu_random state) {
-    tu_args args;
-    tu_args_init(&args, &tu_operator_dropout, 1, &x);
-    args.params.number[0] = p;
-    args.params.integer[0] = (int64_t)state.seed;
-    args.params.integer[1] = (int64_t)state.counter;
-    args.params.integer[2] = state.rank;
-    return tu_run(&args);
+    tu_call call;
+    tu_call_init(&call, &tu_operator_dropout, 1, &x);
+    call.params.number[0] = p;
+    call.params.integer[0] = (int64_t)state.seed;
+    call.params.integer[1] = (int64_t)state.counter;
+    call.params.integer[2] = state.rank;
+    return tu_run(&call);
 }
 
 tt_tensor *tt_dropout(tt_tensor *x, double p) {

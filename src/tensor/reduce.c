@@ -204,40 +204,40 @@ static tutti_status run_fold(const fold *f) {
 /* ---- dimensions ---- */
 
 /* The dimensions to reduce, as bits; none given means all. */
-static tutti_status reduced_dims(const tu_args *args, const tt_dims *dims, unsigned *mask) {
-    int ndim = args->inputs[0]->ndim;
+static tutti_status reduced_dims(const tu_call *call, const tt_dims *dims, unsigned *mask) {
+    int ndim = call->inputs[0]->ndim;
     *mask = 0;
     if (dims->count <= 0) {
         *mask = (1u << ndim) - 1;
         return TUTTI_OK;
     }
     if (dims->count > TT_MAX_DIMS)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%d dimensions given", dims->count);
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%d dimensions given", dims->count);
     for (int i = 0; i < dims->count; i++) {
         int dim;
-        tutti_status status = tu_wrap_dim(args->op->name, dims->at[i], ndim, &dim);
+        tutti_status status = tu_wrap_dim(call->operator->name, dims->at[i], ndim, &dim);
         if (status != TUTTI_OK)
             return status;
         if (*mask & 1u << dim)
-            return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "dimension %d appears twice", dim);
+            return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "dimension %d appears twice", dim);
         if (ndim > 0)
             *mask |= 1u << dim;
     }
     return TUTTI_OK;
 }
 
-static tutti_status reduce_shape(tu_args *args) {
-    const reduction *r = args->op->detail;
-    const tt_tensor *x = args->inputs[0];
+static tutti_status reduce_shape(tu_call *call) {
+    const reduction *r = call->operator->detail;
+    const tt_tensor *x = call->inputs[0];
     unsigned mask;
-    tutti_status status = reduced_dims(args, &args->params.dims[0], &mask);
+    tutti_status status = reduced_dims(call, &call->params.dims[0], &mask);
     if (status != TUTTI_OK)
         return status;
     if (reducer_for(r, r->to_bool ? TUTTI_I64 : tu_compute_dtype(x->dtype))->row == NULL ||
         (r->float_only && !tu_is_float(x->dtype) && !tu_is_complex(x->dtype)))
-        return tu_args_error(args, TUTTI_ERROR_TYPE, "not defined for %s", tu_describe(x));
-    tu_shape *result = &args->results[0];
-    *result = (tu_shape){ .dtype = x->dtype, .device = args->device };
+        return tu_call_error(call, TUTTI_ERROR_TYPE, "not defined for %s", tu_describe(x));
+    tu_shape *result = &call->results[0];
+    *result = (tu_shape){ .dtype = x->dtype, .device = call->device };
     if (r->to_bool)
         result->dtype = TUTTI_BOOL;
     else if (r->widen && (tu_is_integer(x->dtype) || x->dtype == TUTTI_BOOL))
@@ -248,13 +248,13 @@ static tutti_status reduce_shape(tu_args *args) {
             count *= x->sizes[i];
         if (!(mask & 1u << i))
             result->sizes[result->ndim++] = x->sizes[i];
-        else if (args->params.integer[0])
+        else if (call->params.integer[0])
             result->sizes[result->ndim++] = 1;
     }
     if (r->no_empty && count == 0)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT,
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
                              "%s has no elements in the dimensions to reduce, and so no extremum", tu_describe(x));
-    return tu_shape_contiguous(args->op->name, result);
+    return tu_shape_contiguous(call->operator->name, result);
 }
 
 /* Sizes as alternating runs of kept and reduced dimensions; returns how many runs. */
@@ -336,14 +336,14 @@ static tutti_status fold_runs(const reducer *r, size_t size, const char *from, i
     return status;
 }
 
-static tutti_status reduce_cpu(tu_args *args) {
-    const reduction *r = args->op->detail;
-    const tt_tensor *x = args->inputs[0];
-    tt_tensor *out = args->outputs[0];
+static tutti_status reduce_cpu(tu_call *call) {
+    const reduction *r = call->operator->detail;
+    const tt_tensor *x = call->inputs[0];
+    tt_tensor *out = call->outputs[0];
     tutti_dtype compute = r->to_bool ? TUTTI_I64 : tu_compute_dtype(x->dtype);
     const reducer *kernels = reducer_for(r, compute);
     unsigned mask;
-    tutti_status status = reduced_dims(args, &args->params.dims[0], &mask);
+    tutti_status status = reduced_dims(call, &call->params.dims[0], &mask);
     if (status != TUTTI_OK || out->numel == 0)
         return status;
     tt_tensor *dense = dense_of(x, compute, r->to_bool);
@@ -384,18 +384,18 @@ static tutti_status reduce_cpu(tu_args *args) {
 
 /* ---- entries ---- */
 
-static tt_tensor *reduce(const tu_operator *op, tt_tensor *x, tt_dims dims, bool keep) {
-    tu_args args;
-    tu_args_init(&args, op, 1, &x);
-    args.params.dims[0] = dims;
-    args.params.integer[0] = keep;
-    return tu_run(&args);
+static tt_tensor *reduce(const tu_operator *operator, tt_tensor * x, tt_dims dims, bool keep) {
+    tu_call call;
+    tu_call_init(&call, operator, 1, &x);
+    call.params.dims[0] = dims;
+    call.params.integer[0] = keep;
+    return tu_run(&call);
 }
 
 /* A reduced tensor, with the reduced dimensions put back as size 1. */
-static tt_tensor *with_kept(const tu_gradient *g, tt_tensor *x) {
-    const tu_shape *shape = tu_input_shape(g, 0);
-    const tt_dims *dims = &g->params->dims[0];
+static tt_tensor *with_kept(const tu_gradient *gradient, tt_tensor *x) {
+    const tu_shape *shape = tu_input_shape(gradient, 0);
+    const tt_dims *dims = &gradient->params->dims[0];
     tt_dims kept = tt_dims_of(shape->ndim, shape->sizes);
     for (int i = 0; i < shape->ndim && dims->count <= 0; i++)
         kept.at[i] = 1;
@@ -403,8 +403,8 @@ static tt_tensor *with_kept(const tu_gradient *g, tt_tensor *x) {
         kept.at[dims->at[i] < 0 ? dims->at[i] + shape->ndim : dims->at[i]] = 1;
     return tt_view(x, kept);
 }
-static void sum_gradient(tu_gradient *g) {
-    g->results[0] = tt_expand(with_kept(g, g->grads[0]), tu_input_dims(g, 0));
+static void sum_gradient(tu_gradient *gradient) {
+    gradient->results[0] = tt_expand(with_kept(gradient, gradient->grads[0]), tu_input_dims(gradient, 0));
 }
 static tt_tensor *sum_sample(tu_sampler *s) {
     return tt_sum_dims(tu_normal(s, tt_shape(3, s->n, 4)), tt_shape(0, -1), false);
@@ -426,10 +426,10 @@ tt_tensor *tt_sum(tt_tensor *x) {
     return tt_sum_dims(x, tt_no_dims(), false);
 }
 
-static void mean_gradient(tu_gradient *g) {
-    int64_t count = tu_shape_numel(tu_input_shape(g, 0)), outputs = g->grads[0]->numel;
-    tt_tensor *share = tt_mul_scalar(g->grads[0], count == 0 ? 0 : (double)outputs / (double)count);
-    g->results[0] = tt_expand(with_kept(g, share), tu_input_dims(g, 0));
+static void mean_gradient(tu_gradient *gradient) {
+    int64_t count = tu_shape_numel(tu_input_shape(gradient, 0)), outputs = gradient->grads[0]->numel;
+    tt_tensor *share = tt_mul_scalar(gradient->grads[0], count == 0 ? 0 : (double)outputs / (double)count);
+    gradient->results[0] = tt_expand(with_kept(gradient, share), tu_input_dims(gradient, 0));
 }
 static tt_tensor *mean_sample(tu_sampler *s) {
     return tt_mean_dims(tu_normal(s, tt_shape(s->n, 4)), tt_shape(1), true);
@@ -451,13 +451,13 @@ tt_tensor *tt_mean(tt_tensor *x) {
     return tt_mean_dims(x, tt_no_dims(), false);
 }
 
-static void extremum_gradient(tu_gradient *g) {
-    tt_tensor *x = tu_saved(g, TU_INPUT(0)), *y = with_kept(g, tu_saved(g, TU_OUTPUT(0)));
+static void extremum_gradient(tu_gradient *gradient) {
+    tt_tensor *x = tu_saved(gradient, TU_INPUT(0)), *y = with_kept(gradient, tu_saved(gradient, TU_OUTPUT(0)));
     if (y == NULL)
         return;
-    tt_tensor *equal = tt_to(tt_eq(x, y), g->grads[0]->dtype);
-    tt_tensor *share = tt_div(with_kept(g, g->grads[0]), tt_sum_to(equal, tt_sizes(y)));
-    g->results[0] = tt_mul(equal, share);
+    tt_tensor *equal = tt_to(tt_eq(x, y), gradient->grads[0]->dtype);
+    tt_tensor *share = tt_div(with_kept(gradient, gradient->grads[0]), tt_sum_to(equal, tt_sizes(y)));
+    gradient->results[0] = tt_mul(equal, share);
 }
 static tt_tensor *amax_sample(tu_sampler *s) {
     return tt_amax(tu_normal(s, tt_shape(s->n, 4)), tt_shape(1), false);
@@ -495,9 +495,9 @@ tt_tensor *tt_amin(tt_tensor *x, tt_dims dims, bool keep) {
 }
 
 /* Exact where no element is 0; a 0 gives NaN, as the quotient does. */
-static void prod_gradient(tu_gradient *g) {
-    tt_tensor *x = tu_saved(g, TU_INPUT(0)), *y = with_kept(g, tu_saved(g, TU_OUTPUT(0)));
-    g->results[0] = tt_div(tt_mul(with_kept(g, g->grads[0]), y), x);
+static void prod_gradient(tu_gradient *gradient) {
+    tt_tensor *x = tu_saved(gradient, TU_INPUT(0)), *y = with_kept(gradient, tu_saved(gradient, TU_OUTPUT(0)));
+    gradient->results[0] = tt_div(tt_mul(with_kept(gradient, gradient->grads[0]), y), x);
 }
 static tt_tensor *prod_sample(tu_sampler *s) {
     return tt_prod(tu_positive(s, tt_shape(s->n, 4)), tt_shape(1), false);
@@ -548,33 +548,33 @@ tt_tensor *tt_all(tt_tensor *x, tt_dims dims, bool keep) {
 
 /* ---- argmax ---- */
 
-static tutti_status argmax_shape(tu_args *args) {
-    const tt_tensor *x = args->inputs[0];
+static tutti_status argmax_shape(tu_call *call) {
+    const tt_tensor *x = call->inputs[0];
     int dim;
-    tutti_status status = tu_wrap_dim("argmax", args->params.integer[1], x->ndim, &dim);
+    tutti_status status = tu_wrap_dim("argmax", call->params.integer[1], x->ndim, &dim);
     if (status != TUTTI_OK)
         return status;
     if (tu_is_complex(x->dtype) || x->ndim == 0 || x->sizes[dim] == 0)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "dimension %d of %s has no largest element", dim,
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "dimension %d of %s has no largest element", dim,
                              tu_describe(x));
-    args->params.integer[1] = dim;
-    args->results[0] = tu_shape_of(x);
-    args->results[0].dtype = TUTTI_I64;
-    args->results[0].sizes[dim] = 1;
-    if (!args->params.integer[0]) {
-        tu_shape *result = &args->results[0];
+    call->params.integer[1] = dim;
+    call->results[0] = tu_shape_of(x);
+    call->results[0].dtype = TUTTI_I64;
+    call->results[0].sizes[dim] = 1;
+    if (!call->params.integer[0]) {
+        tu_shape *result = &call->results[0];
         memmove(result->sizes + dim, result->sizes + dim + 1, (size_t)(--result->ndim - dim) * sizeof result->sizes[0]);
     }
-    return tu_shape_contiguous("argmax", &args->results[0]);
+    return tu_shape_contiguous("argmax", &call->results[0]);
 }
-static tutti_status argmax_cpu(tu_args *args) {
-    const tt_tensor *x = args->inputs[0];
-    int dim = (int)args->params.integer[1];
+static tutti_status argmax_cpu(tu_call *call) {
+    const tt_tensor *x = call->inputs[0];
+    int dim = (int)call->params.integer[1];
     bool whole = !tu_is_float(x->dtype);
     tt_tensor *dense = dense_of(x, whole ? TUTTI_I64 : TUTTI_F64, false);
     if (dense == NULL)
         return TUTTI_ERROR_MEMORY;
-    int64_t outer = 1, inner = 1, size = x->sizes[dim], *to = tu_pointer(args->outputs[0]);
+    int64_t outer = 1, inner = 1, size = x->sizes[dim], *to = tu_pointer(call->outputs[0]);
     for (int i = 0; i < x->ndim; i++)
         *(i < dim ? &outer : i > dim ? &inner : &(int64_t){ 0 }) *= x->sizes[i];
     const double *f = tu_pointer(dense);
@@ -604,11 +604,11 @@ TU_OPERATOR(argmax) = { .name = "argmax",
                         .cpu = argmax_cpu,
                         .sample = argmax_sample };
 tt_tensor *tt_argmax(tt_tensor *x, int dim, bool keep) {
-    tu_args args;
-    tu_args_init(&args, &tu_operator_argmax, 1, &x);
-    args.params.integer[0] = keep;
-    args.params.integer[1] = dim;
-    return tu_run(&args);
+    tu_call call;
+    tu_call_init(&call, &tu_operator_argmax, 1, &x);
+    call.params.integer[0] = keep;
+    call.params.integer[1] = dim;
+    return tu_run(&call);
 }
 
 /* ---- composites ---- */

@@ -6,28 +6,28 @@
 
 #include "tensor/operator.h"
 
-tutti_status tu_broadcast(const tu_args *args, int first, tu_shape *result) {
+tutti_status tu_broadcast(const tu_call *call, int first, tu_shape *result) {
     int ndim = 0;
-    for (int i = first; i < args->input_count; i++)
-        if (args->inputs[i] != NULL && args->inputs[i]->ndim > ndim)
-            ndim = args->inputs[i]->ndim;
+    for (int i = first; i < call->input_count; i++)
+        if (call->inputs[i] != NULL && call->inputs[i]->ndim > ndim)
+            ndim = call->inputs[i]->ndim;
     for (int d = 0; d < ndim; d++)
         result->sizes[d] = 1;
-    for (int i = first; i < args->input_count; i++) {
-        const tt_tensor *x = args->inputs[i];
+    for (int i = first; i < call->input_count; i++) {
+        const tt_tensor *x = call->inputs[i];
         for (int d = 0; x != NULL && d < x->ndim; d++) {
             int64_t *size = &result->sizes[ndim - x->ndim + d];
             if (x->sizes[d] == *size || x->sizes[d] == 1)
                 continue;
             if (*size != 1)
-                return tu_args_error(args, TUTTI_ERROR_ARGUMENT,
+                return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
                                      "shapes do not broadcast: %s and %s differ in dimension %d, and neither size is 1",
-                                     tu_describe(args->inputs[first]), tu_describe(x), d - x->ndim);
+                                     tu_describe(call->inputs[first]), tu_describe(x), d - x->ndim);
             *size = x->sizes[d];
         }
     }
     result->ndim = ndim;
-    result->device = args->device;
+    result->device = call->device;
     return TUTTI_OK;
 }
 
@@ -75,10 +75,10 @@ tutti_dtype tu_promote_pair(tutti_dtype a, tutti_dtype b) {
 
 /* Three classes, each counting only where it raises the category of the ones before: tensors with dimensions, 0-dim
  * tensors, numbers. A number against integers alone gives f32, as a literal does. */
-tutti_dtype tu_promote(const tu_args *args, int first) {
+tutti_dtype tu_promote(const tu_call *call, int first) {
     tutti_dtype found[3] = { 0, 0, 0 };
-    for (int i = first; i < args->input_count; i++) {
-        const tt_tensor *x = args->inputs[i];
+    for (int i = first; i < call->input_count; i++) {
+        const tt_tensor *x = call->inputs[i];
         if (x == NULL)
             continue;
         int rank = x->flags & TU_NUMBER ? 2 : x->ndim == 0 ? 1 : 0;
@@ -95,7 +95,7 @@ tutti_dtype tu_promote(const tu_args *args, int first) {
     return result;
 }
 
-tutti_status tu_shape_like_first(tu_args *args) {
-    args->results[0] = tu_shape_of(args->inputs[0]);
-    return tu_shape_contiguous(args->op->name, &args->results[0]);
+tutti_status tu_shape_like_first(tu_call *call) {
+    call->results[0] = tu_shape_of(call->inputs[0]);
+    return tu_shape_contiguous(call->operator->name, &call->results[0]);
 }

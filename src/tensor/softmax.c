@@ -123,26 +123,26 @@ typedef struct row_pair {
     row_kernel *f32, *f64;
 } row_pair;
 
-static tutti_status rows_shape(tu_args *args) {
-    for (int i = 0; i < args->input_count; i++)
-        if (!tu_is_float(args->inputs[i]->dtype))
-            return tu_args_error(args, TUTTI_ERROR_TYPE, "not defined for %s", tu_describe(args->inputs[i]));
-    if (args->input_count == 2 &&
-        (!tu_same_sizes(args->inputs[0], args->inputs[1]) || args->inputs[0]->dtype != args->inputs[1]->dtype))
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s and %s differ", tu_describe(args->inputs[0]),
-                             tu_describe(args->inputs[1]));
-    return tu_shape_like_first(args);
+static tutti_status rows_shape(tu_call *call) {
+    for (int i = 0; i < call->input_count; i++)
+        if (!tu_is_float(call->inputs[i]->dtype))
+            return tu_call_error(call, TUTTI_ERROR_TYPE, "not defined for %s", tu_describe(call->inputs[i]));
+    if (call->input_count == 2 &&
+        (!tu_same_sizes(call->inputs[0], call->inputs[1]) || call->inputs[0]->dtype != call->inputs[1]->dtype))
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s and %s differ", tu_describe(call->inputs[0]),
+                             tu_describe(call->inputs[1]));
+    return tu_shape_like_first(call);
 }
 
-static tutti_status rows_cpu(tu_args *args) {
-    const row_pair *kernels = args->op->detail;
-    tt_tensor *out = args->outputs[0], *staged[2] = { NULL, NULL }, *result = NULL;
-    tutti_dtype dtype = tu_stage_dtype(args->inputs[0]);
+static tutti_status rows_cpu(tu_call *call) {
+    const row_pair *kernels = call->operator->detail;
+    tt_tensor *out = call->outputs[0], *staged[2] = { NULL, NULL }, *result = NULL;
+    tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
     tutti_status status = TUTTI_ERROR_MEMORY;
     if (out->numel == 0)
         return TUTTI_OK;
-    for (int i = 0; i < args->input_count; i++)
-        if ((staged[i] = tu_stage_in(args->inputs[i], dtype)) == NULL)
+    for (int i = 0; i < call->input_count; i++)
+        if ((staged[i] = tu_stage_in(call->inputs[i], dtype)) == NULL)
             goto drop;
     if ((result = tu_stage_out(out, dtype)) == NULL)
         goto drop;
@@ -165,8 +165,8 @@ drop:
 
 #define ENTRY(identifier, text)                                                                                   \
     static tt_tensor *identifier##_backward(tt_tensor *g, tt_tensor *y);                                          \
-    static void identifier##_gradient(tu_gradient *g) {                                                           \
-        g->results[0] = identifier##_backward(g->grads[0], tu_saved(g, TU_OUTPUT(0)));                            \
+    static void identifier##_gradient(tu_gradient *gradient) {                                                    \
+        gradient->results[0] = identifier##_backward(gradient->grads[0], tu_saved(gradient, TU_OUTPUT(0)));       \
     }                                                                                                             \
     static tt_tensor *identifier##_sample(tu_sampler *s) {                                                        \
         return tt_##identifier(tu_normal(s, tt_shape(s->n, 4, 2)), 1);                                            \
@@ -201,14 +201,14 @@ drop:
         return along(&tu_operator_##identifier, x, dim);                                                          \
     }
 
-static tt_tensor *along(const tu_operator *op, tt_tensor *x, int dim) {
+static tt_tensor *along(const tu_operator *operator, tt_tensor * x, int dim) {
     int at;
-    if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check(op->name, "x", x)) != TUTTI_OK ||
-        tu_pending_take(tu_wrap_dim(op->name, dim, x->ndim, &at)) != TUTTI_OK)
+    if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check(operator->name, "x", x)) != TUTTI_OK ||
+        tu_pending_take(tu_wrap_dim(operator->name, dim, x->ndim, &at)) != TUTTI_OK)
         return NULL;
     if (at >= x->ndim - 1)
-        return tu_run1(op, x);
-    return tt_transpose(tu_run1(op, tt_transpose(x, at, -1)), at, -1);
+        return tu_run1(operator, x);
+    return tt_transpose(tu_run1(operator, tt_transpose(x, at, -1)), at, -1);
 }
 
 ENTRY(softmax, "exp(x) over its sum along dim")

@@ -220,12 +220,12 @@ TU_OPERATOR(clamp) = { .name = "clamp",
                        .saves = { TU_INPUT(0) },
                        .sample = clamp_sample };
 static tt_tensor *clamp(tt_tensor *x, double low, double high, bool in_place) {
-    tu_args args;
-    tu_args_init(&args, &tu_operator_clamp, 1, &x);
-    args.params.number[0] = low;
-    args.params.number[1] = high;
-    args.in_place = in_place;
-    return tu_run(&args);
+    tu_call call;
+    tu_call_init(&call, &tu_operator_clamp, 1, &x);
+    call.params.number[0] = low;
+    call.params.number[1] = high;
+    call.in_place = in_place;
+    return tu_run(&call);
 }
 tt_tensor *tt_clamp(tt_tensor *x, double low, double high) {
     return clamp(x, low, high, false);

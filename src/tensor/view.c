@@ -9,45 +9,45 @@
 
 #define FAMILY "views"
 
-static tu_args begin(const tu_operator *op, tt_tensor **x) {
-    tu_args args;
-    tu_args_init(&args, op, 1, x);
-    return args;
+static tu_call begin(const tu_operator *operator, tt_tensor ** x) {
+    tu_call call;
+    tu_call_init(&call, operator, 1, x);
+    return call;
 }
 
 /* The result as x is, for the rule to change. */
-static tu_shape *same(tu_args *args) {
-    args->results[0] = tu_shape_of(args->inputs[0]);
-    return &args->results[0];
+static tu_shape *same(tu_call *call) {
+    call->results[0] = tu_shape_of(call->inputs[0]);
+    return &call->results[0];
 }
 
-static tutti_status dim_of(const tu_args *args, int64_t dim, int *wrapped) {
-    return tu_wrap_dim(args->op->name, dim, args->inputs[0]->ndim, wrapped);
+static tutti_status dim_of(const tu_call *call, int64_t dim, int *wrapped) {
+    return tu_wrap_dim(call->operator->name, dim, call->inputs[0]->ndim, wrapped);
 }
 
 /* ---- view, reshape ---- */
 
 /* Fills in a -1 and checks the number of elements. */
-static tutti_status infer_sizes(const tu_args *args, tt_dims *shape) {
-    const tt_tensor *x = args->inputs[0];
+static tutti_status infer_sizes(const tu_call *call, tt_dims *shape) {
+    const tt_tensor *x = call->inputs[0];
     int64_t known = 1;
     int unknown = -1;
     if (shape->count < 0 || shape->count > TT_MAX_DIMS)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "a shape has 0 to %d dimensions, not %d", TT_MAX_DIMS,
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "a shape has 0 to %d dimensions, not %d", TT_MAX_DIMS,
                              shape->count);
     for (int i = 0; i < shape->count; i++) {
         if (shape->at[i] == -1 && unknown < 0)
             unknown = i;
         else if (shape->at[i] < 0)
-            return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "invalid shape %s", tu_dims_text(shape->count, shape->at));
+            return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "invalid shape %s", tu_dims_text(shape->count, shape->at));
         else if (__builtin_mul_overflow(known, shape->at[i], &known))
-            return tu_args_error(args, TUTTI_ERROR_RANGE, "shape %s is too large",
+            return tu_call_error(call, TUTTI_ERROR_RANGE, "shape %s is too large",
                                  tu_dims_text(shape->count, shape->at));
     }
     if (unknown >= 0 && known > 0 && x->numel % known == 0)
         known *= shape->at[unknown] = x->numel / known;
     if (known != x->numel)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "shape %s is invalid for %s of %lld elements",
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "shape %s is invalid for %s of %lld elements",
                              tu_dims_text(shape->count, shape->at), tu_describe(x), (long long)x->numel);
     return TUTTI_OK;
 }
@@ -87,23 +87,23 @@ static bool view_strides(const tt_tensor *x, const tt_dims *shape, int64_t *stri
     return true;
 }
 
-static tutti_status view_shape(tu_args *args) {
-    tu_shape *result = same(args);
-    tt_dims shape = args->params.dims[0];
-    tutti_status status = infer_sizes(args, &shape);
+static tutti_status view_shape(tu_call *call) {
+    tu_shape *result = same(call);
+    tt_dims shape = call->params.dims[0];
+    tutti_status status = infer_sizes(call, &shape);
     if (status != TUTTI_OK)
         return status;
-    if (!view_strides(args->inputs[0], &shape, result->strides))
-        return tu_args_error(
-            args, TUTTI_ERROR_ARGUMENT,
+    if (!view_strides(call->inputs[0], &shape, result->strides))
+        return tu_call_error(
+            call, TUTTI_ERROR_ARGUMENT,
             "view size is not compatible with the strides %s of %s: it would need a copy; use tt_reshape",
-            tu_dims_text(args->inputs[0]->ndim, args->inputs[0]->strides), tu_describe(args->inputs[0]));
+            tu_dims_text(call->inputs[0]->ndim, call->inputs[0]->strides), tu_describe(call->inputs[0]));
     result->ndim = shape.count;
     memcpy(result->sizes, shape.at, sizeof shape.at);
     return TUTTI_OK;
 }
-static void view_gradient(tu_gradient *g) {
-    g->results[0] = tt_reshape(g->grads[0], tu_input_dims(g, 0));
+static void view_gradient(tu_gradient *gradient) {
+    gradient->results[0] = tt_reshape(gradient->grads[0], tu_input_dims(gradient, 0));
 }
 /* The test makes inputs that are not contiguous, which a view of other sizes refuses: hence the split of one dimension
  * only. */
@@ -119,9 +119,9 @@ TU_OPERATOR(view) = { .name = "view",
                       .gradient = view_gradient,
                       .sample = view_sample };
 tt_tensor *tt_view(tt_tensor *x, tt_dims shape) {
-    tu_args args = begin(&tu_operator_view, &x);
-    args.params.dims[0] = shape;
-    return tu_run(&args);
+    tu_call call = begin(&tu_operator_view, &x);
+    call.params.dims[0] = shape;
+    return tu_run(&call);
 }
 
 static tt_tensor *reshape_sample(tu_sampler *s) {
@@ -136,9 +136,9 @@ TU_OPERATOR(reshape) = { .name = "reshape",
 tt_tensor *tt_reshape(tt_tensor *x, tt_dims shape) {
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("reshape", "x", x)) != TUTTI_OK)
         return NULL;
-    tu_args args = begin(&tu_operator_view, &x);
+    tu_call call = begin(&tu_operator_view, &x);
     int64_t strides[TT_MAX_DIMS];
-    if (infer_sizes(&args, &shape) == TUTTI_OK && !view_strides(x, &shape, strides))
+    if (infer_sizes(&call, &shape) == TUTTI_OK && !view_strides(x, &shape, strides))
         x = tt_contiguous(x);
     return tt_view(x, shape);
 }
@@ -177,32 +177,32 @@ tt_tensor *tt_flatten(tt_tensor *x, int first, int last) {
 
 /* ---- permute, transpose ---- */
 
-static tutti_status permute_shape(tu_args *args) {
-    const tt_tensor *x = args->inputs[0];
-    tu_shape *result = same(args);
-    const tt_dims *order = &args->params.dims[0];
+static tutti_status permute_shape(tu_call *call) {
+    const tt_tensor *x = call->inputs[0];
+    tu_shape *result = same(call);
+    const tt_dims *order = &call->params.dims[0];
     unsigned seen = 0;
     if (order->count != x->ndim)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%d dimensions given for %s", order->count, tu_describe(x));
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%d dimensions given for %s", order->count, tu_describe(x));
     for (int i = 0; i < x->ndim; i++) {
         int from;
-        tutti_status status = dim_of(args, order->at[i], &from);
+        tutti_status status = dim_of(call, order->at[i], &from);
         if (status != TUTTI_OK)
             return status;
         if (seen & 1u << from)
-            return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "dimension %d appears twice", from);
+            return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "dimension %d appears twice", from);
         seen |= 1u << from;
         result->sizes[i] = x->sizes[from];
         result->strides[i] = x->strides[from];
     }
     return TUTTI_OK;
 }
-static void permute_gradient(tu_gradient *g) {
-    const tt_dims *order = &g->params->dims[0];
+static void permute_gradient(tu_gradient *gradient) {
+    const tt_dims *order = &gradient->params->dims[0];
     tt_dims inverse = { .count = order->count };
     for (int i = 0; i < order->count; i++)
         inverse.at[order->at[i] < 0 ? order->at[i] + order->count : order->at[i]] = i;
-    g->results[0] = tt_permute(g->grads[0], inverse);
+    gradient->results[0] = tt_permute(gradient->grads[0], inverse);
 }
 static tt_tensor *permute_sample(tu_sampler *s) {
     return tt_permute(tu_normal(s, tt_shape(s->n, 3, 2)), tt_shape(2, 0, -2));
@@ -216,18 +216,18 @@ TU_OPERATOR(permute) = { .name = "permute",
                          .gradient = permute_gradient,
                          .sample = permute_sample };
 tt_tensor *tt_permute(tt_tensor *x, tt_dims order) {
-    tu_args args = begin(&tu_operator_permute, &x);
-    args.params.dims[0] = order;
-    return tu_run(&args);
+    tu_call call = begin(&tu_operator_permute, &x);
+    call.params.dims[0] = order;
+    return tu_run(&call);
 }
 
-static tutti_status transpose_shape(tu_args *args) {
-    const tt_tensor *x = args->inputs[0];
-    tu_shape *result = same(args);
+static tutti_status transpose_shape(tu_call *call) {
+    const tt_tensor *x = call->inputs[0];
+    tu_shape *result = same(call);
     int a, b;
-    tutti_status status = dim_of(args, args->params.integer[0], &a);
+    tutti_status status = dim_of(call, call->params.integer[0], &a);
     if (status == TUTTI_OK)
-        status = dim_of(args, args->params.integer[1], &b);
+        status = dim_of(call, call->params.integer[1], &b);
     if (status != TUTTI_OK || x->ndim == 0)
         return status;
     result->sizes[a] = x->sizes[b];
@@ -236,8 +236,9 @@ static tutti_status transpose_shape(tu_args *args) {
     result->strides[b] = x->strides[a];
     return TUTTI_OK;
 }
-static void transpose_gradient(tu_gradient *g) {
-    g->results[0] = tt_transpose(g->grads[0], (int)g->params->integer[0], (int)g->params->integer[1]);
+static void transpose_gradient(tu_gradient *gradient) {
+    gradient->results[0] =
+        tt_transpose(gradient->grads[0], (int)gradient->params->integer[0], (int)gradient->params->integer[1]);
 }
 static tt_tensor *transpose_sample(tu_sampler *s) {
     return tt_transpose(tu_normal(s, tt_shape(s->n, 3, 2)), 0, -1);
@@ -251,10 +252,10 @@ TU_OPERATOR(transpose) = { .name = "transpose",
                            .gradient = transpose_gradient,
                            .sample = transpose_sample };
 tt_tensor *tt_transpose(tt_tensor *x, int a, int b) {
-    tu_args args = begin(&tu_operator_transpose, &x);
-    args.params.integer[0] = a;
-    args.params.integer[1] = b;
-    return tu_run(&args);
+    tu_call call = begin(&tu_operator_transpose, &x);
+    call.params.integer[0] = a;
+    call.params.integer[1] = b;
+    return tu_run(&call);
 }
 tt_tensor *tt_t(tt_tensor *x) {
     if (tu_self()->pending == TUTTI_OK && x != NULL && x->magic == TU_MAGIC_ALIVE && x->ndim != 2) {
@@ -266,27 +267,27 @@ tt_tensor *tt_t(tt_tensor *x) {
 
 /* ---- expand ---- */
 
-static tutti_status expand_shape(tu_args *args) {
-    const tt_tensor *x = args->inputs[0];
-    tu_shape *result = same(args);
-    const tt_dims *shape = &args->params.dims[0];
+static tutti_status expand_shape(tu_call *call) {
+    const tt_tensor *x = call->inputs[0];
+    tu_shape *result = same(call);
+    const tt_dims *shape = &call->params.dims[0];
     int pad = shape->count - x->ndim;
     if (pad < 0 || shape->count > TT_MAX_DIMS)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s cannot be expanded to %d dimensions", tu_describe(x),
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s cannot be expanded to %d dimensions", tu_describe(x),
                              shape->count);
     result->ndim = shape->count;
     for (int i = shape->count - 1; i >= 0; i--) {
         int64_t size = i < pad ? 1 : x->sizes[i - pad], wanted = shape->at[i] == -1 && i >= pad ? size : shape->at[i];
         if (wanted < 0 || (wanted != size && size != 1))
-            return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s cannot be expanded to %s", tu_describe(x),
+            return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s cannot be expanded to %s", tu_describe(x),
                                  tu_dims_text(shape->count, shape->at));
         result->sizes[i] = wanted;
         result->strides[i] = i < pad || wanted != size ? 0 : x->strides[i - pad];
     }
     return TUTTI_OK;
 }
-static void expand_gradient(tu_gradient *g) {
-    g->results[0] = tt_sum_to(g->grads[0], tu_input_dims(g, 0));
+static void expand_gradient(tu_gradient *gradient) {
+    gradient->results[0] = tt_sum_to(gradient->grads[0], tu_input_dims(gradient, 0));
 }
 static tt_tensor *expand_sample(tu_sampler *s) {
     return tt_expand(tu_normal(s, tt_shape(s->n, 1)), tt_shape(2, -1, 3));
@@ -300,9 +301,9 @@ TU_OPERATOR(expand) = { .name = "expand",
                         .gradient = expand_gradient,
                         .sample = expand_sample };
 tt_tensor *tt_expand(tt_tensor *x, tt_dims shape) {
-    tu_args args = begin(&tu_operator_expand, &x);
-    args.params.dims[0] = shape;
-    return tu_run(&args);
+    tu_call call = begin(&tu_operator_expand, &x);
+    call.params.dims[0] = shape;
+    return tu_run(&call);
 }
 
 /* ---- squeeze, unsqueeze ---- */
@@ -313,10 +314,10 @@ static void remove_dim(tu_shape *shape, int dim) {
     memmove(shape->strides + dim, shape->strides + dim + 1, (size_t)(shape->ndim - dim) * sizeof shape->strides[0]);
 }
 
-static tutti_status squeeze_shape(tu_args *args) {
+static tutti_status squeeze_shape(tu_call *call) {
     int dim;
-    tu_shape *result = same(args);
-    tutti_status status = dim_of(args, args->params.integer[0], &dim);
+    tu_shape *result = same(call);
+    tutti_status status = dim_of(call, call->params.integer[0], &dim);
     if (status == TUTTI_OK && result->ndim > 0 && result->sizes[dim] == 1)
         remove_dim(result, dim);
     return status;
@@ -333,18 +334,18 @@ TU_OPERATOR(squeeze) = { .name = "squeeze",
                          .gradient = view_gradient,
                          .sample = squeeze_sample };
 tt_tensor *tt_squeeze(tt_tensor *x, int dim) {
-    tu_args args = begin(&tu_operator_squeeze, &x);
-    args.params.integer[0] = dim;
-    return tu_run(&args);
+    tu_call call = begin(&tu_operator_squeeze, &x);
+    call.params.integer[0] = dim;
+    return tu_run(&call);
 }
 
-static tutti_status unsqueeze_shape(tu_args *args) {
+static tutti_status unsqueeze_shape(tu_call *call) {
     int dim;
-    tu_shape *result = same(args);
+    tu_shape *result = same(call);
     if (result->ndim == TT_MAX_DIMS)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s has no room for another dimension",
-                             tu_describe(args->inputs[0]));
-    tutti_status status = tu_wrap_dim(args->op->name, args->params.integer[0], result->ndim + 1, &dim);
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s has no room for another dimension",
+                             tu_describe(call->inputs[0]));
+    tutti_status status = tu_wrap_dim(call->operator->name, call->params.integer[0], result->ndim + 1, &dim);
     if (status != TUTTI_OK)
         return status;
     memmove(result->sizes + dim + 1, result->sizes + dim, (size_t)(result->ndim - dim) * sizeof result->sizes[0]);
@@ -366,25 +367,25 @@ TU_OPERATOR(unsqueeze) = { .name = "unsqueeze",
                            .gradient = view_gradient,
                            .sample = unsqueeze_sample };
 tt_tensor *tt_unsqueeze(tt_tensor *x, int dim) {
-    tu_args args = begin(&tu_operator_unsqueeze, &x);
-    args.params.integer[0] = dim;
-    return tu_run(&args);
+    tu_call call = begin(&tu_operator_unsqueeze, &x);
+    call.params.integer[0] = dim;
+    return tu_run(&call);
 }
 
 /* ---- narrow, slice, select ---- */
 
-static tutti_status slice_shape(tu_args *args) {
-    const int64_t *p = args->params.integer; /* dim, start, end, step */
+static tutti_status slice_shape(tu_call *call) {
+    const int64_t *p = call->params.integer; /* dim, start, end, step */
     int dim;
-    tu_shape *result = same(args);
-    tutti_status status = dim_of(args, p[0], &dim);
+    tu_shape *result = same(call);
+    tutti_status status = dim_of(call, p[0], &dim);
     if (status != TUTTI_OK)
         return status;
     if (result->ndim == 0)
-        return tu_args_error(args, TUTTI_ERROR_RANGE, "a 0-dim tensor cannot be sliced");
+        return tu_call_error(call, TUTTI_ERROR_RANGE, "a 0-dim tensor cannot be sliced");
     int64_t size = result->sizes[dim], start = p[1] < 0 ? p[1] + size : p[1], end = p[2] < 0 ? p[2] + size : p[2];
     if (p[3] < 1)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "step %lld must be positive", (long long)p[3]);
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "step %lld must be positive", (long long)p[3]);
     start = start < 0 ? 0 : start > size ? size : start;
     end = end < start ? start : end > size ? size : end;
     result->offset += start * result->strides[dim];
@@ -392,36 +393,36 @@ static tutti_status slice_shape(tu_args *args) {
     result->strides[dim] *= p[3];
     return TUTTI_OK;
 }
-static tutti_status narrow_shape(tu_args *args) {
-    const int64_t *p = args->params.integer; /* dim, start, length */
+static tutti_status narrow_shape(tu_call *call) {
+    const int64_t *p = call->params.integer; /* dim, start, length */
     int dim;
-    tu_shape *result = same(args);
-    tutti_status status = dim_of(args, p[0], &dim);
+    tu_shape *result = same(call);
+    tutti_status status = dim_of(call, p[0], &dim);
     if (status != TUTTI_OK)
         return status;
     if (result->ndim == 0)
-        return tu_args_error(args, TUTTI_ERROR_RANGE, "a 0-dim tensor cannot be narrowed");
+        return tu_call_error(call, TUTTI_ERROR_RANGE, "a 0-dim tensor cannot be narrowed");
     int64_t size = result->sizes[dim], start = p[1] < 0 ? p[1] + size : p[1];
     if (start < 0 || p[2] < 0 || start > size || p[2] > size - start)
-        return tu_args_error(args, TUTTI_ERROR_RANGE, "start %lld and length %lld exceed dimension %d of %s",
-                             (long long)p[1], (long long)p[2], dim, tu_describe(args->inputs[0]));
+        return tu_call_error(call, TUTTI_ERROR_RANGE, "start %lld and length %lld exceed dimension %d of %s",
+                             (long long)p[1], (long long)p[2], dim, tu_describe(call->inputs[0]));
     result->offset += start * result->strides[dim];
     result->sizes[dim] = p[2];
     return TUTTI_OK;
 }
-static tutti_status select_shape(tu_args *args) {
-    const int64_t *p = args->params.integer; /* dim, index */
+static tutti_status select_shape(tu_call *call) {
+    const int64_t *p = call->params.integer; /* dim, index */
     int dim;
-    tu_shape *result = same(args);
-    tutti_status status = dim_of(args, p[0], &dim);
+    tu_shape *result = same(call);
+    tutti_status status = dim_of(call, p[0], &dim);
     if (status != TUTTI_OK)
         return status;
     if (result->ndim == 0)
-        return tu_args_error(args, TUTTI_ERROR_RANGE, "a 0-dim tensor has nothing to select");
+        return tu_call_error(call, TUTTI_ERROR_RANGE, "a 0-dim tensor has nothing to select");
     int64_t size = result->sizes[dim], index = p[1] < 0 ? p[1] + size : p[1];
     if (index < 0 || index >= size)
-        return tu_args_error(args, TUTTI_ERROR_RANGE, "index %lld is out of range for dimension %d of %s",
-                             (long long)p[1], dim, tu_describe(args->inputs[0]));
+        return tu_call_error(call, TUTTI_ERROR_RANGE, "index %lld is out of range for dimension %d of %s",
+                             (long long)p[1], dim, tu_describe(call->inputs[0]));
     result->offset += index * result->strides[dim];
     remove_dim(result, dim);
     return TUTTI_OK;
@@ -429,12 +430,12 @@ static tutti_status select_shape(tu_args *args) {
 
 /* zeros of the input's shape, with g in the part that the view showed: one operator, so that it can be differentiated
  * again */
-static tt_tensor *put_back(const tu_gradient *g, tt_tensor *(*part)(tt_tensor *, const int64_t *)) {
-    const tu_shape *shape = tu_input_shape(g, 0);
+static tt_tensor *put_back(const tu_gradient *gradient, tt_tensor *(*part)(tt_tensor *, const int64_t *)) {
+    const tu_shape *shape = tu_input_shape(gradient, 0);
     tt_options options = TT_OPTIONS_INIT;
     options.device = shape->device;
-    tt_tensor *whole = tt_zeros(tt_dims_of(shape->ndim, shape->sizes), g->grads[0]->dtype, &options);
-    tt_copy_(part(whole, g->params->integer), g->grads[0]);
+    tt_tensor *whole = tt_zeros(tt_dims_of(shape->ndim, shape->sizes), gradient->grads[0]->dtype, &options);
+    tt_copy_(part(whole, gradient->params->integer), gradient->grads[0]);
     return whole;
 }
 static tt_tensor *slice_part(tt_tensor *x, const int64_t *p) {
@@ -446,23 +447,24 @@ static tt_tensor *narrow_part(tt_tensor *x, const int64_t *p) {
 static tt_tensor *select_part(tt_tensor *x, const int64_t *p) {
     return tt_select(x, (int)p[0], p[1]);
 }
-static void slice_gradient(tu_gradient *g) {
-    g->results[0] = put_back(g, slice_part);
+static void slice_gradient(tu_gradient *gradient) {
+    gradient->results[0] = put_back(gradient, slice_part);
 }
-static void narrow_gradient(tu_gradient *g) {
-    g->results[0] = put_back(g, narrow_part);
+static void narrow_gradient(tu_gradient *gradient) {
+    gradient->results[0] = put_back(gradient, narrow_part);
 }
-static void select_gradient(tu_gradient *g) {
-    g->results[0] = put_back(g, select_part);
+static void select_gradient(tu_gradient *gradient) {
+    gradient->results[0] = put_back(gradient, select_part);
 }
 
-static tt_tensor *with_integers(const tu_operator *op, tt_tensor *x, int64_t a, int64_t b, int64_t c, int64_t d) {
-    tu_args args = begin(op, &x);
-    args.params.integer[0] = a;
-    args.params.integer[1] = b;
-    args.params.integer[2] = c;
-    args.params.integer[3] = d;
-    return tu_run(&args);
+static tt_tensor *with_integers(const tu_operator *operator, tt_tensor * x, int64_t a, int64_t b, int64_t c,
+                                int64_t d) {
+    tu_call call = begin(operator, & x);
+    call.params.integer[0] = a;
+    call.params.integer[1] = b;
+    call.params.integer[2] = c;
+    call.params.integer[3] = d;
+    return tu_run(&call);
 }
 static tt_tensor *slice_sample(tu_sampler *s) {
     return tt_slice(tu_normal(s, tt_shape(s->n, 7)), -1, 1, -1, 2);
@@ -510,38 +512,38 @@ tt_tensor *tt_select(tt_tensor *x, int dim, int64_t index) {
 /* ---- as_strided ---- */
 
 /* Checked against the extent of x itself, not against the bytes there are now. */
-static tutti_status as_strided_shape(tu_args *args) {
-    const tt_tensor *x = args->inputs[0];
-    const tt_dims *sizes = &args->params.dims[0], *strides = &args->params.dims[1];
-    tu_shape *result = same(args);
+static tutti_status as_strided_shape(tu_call *call) {
+    const tt_tensor *x = call->inputs[0];
+    const tt_dims *sizes = &call->params.dims[0], *strides = &call->params.dims[1];
+    tu_shape *result = same(call);
     if (sizes->count != strides->count || sizes->count < 0 || sizes->count > TT_MAX_DIMS)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%d sizes and %d strides", sizes->count, strides->count);
-    int64_t last = args->params.integer[0];
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%d sizes and %d strides", sizes->count, strides->count);
+    int64_t last = call->params.integer[0];
     bool empty = false;
     for (int i = 0; i < sizes->count; i++) {
         if (sizes->at[i] < 0 || strides->at[i] < 0)
-            return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "sizes %s and strides %s must not be negative",
+            return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "sizes %s and strides %s must not be negative",
                                  tu_dims_text(sizes->count, sizes->at), tu_dims_text(strides->count, strides->at));
         empty = empty || sizes->at[i] == 0;
         last += (sizes->at[i] - 1) * strides->at[i];
     }
     size_t extent = tu_tensor_need(x) > x->storage->bytes ? tu_tensor_need(x) : x->storage->bytes;
-    if (args->params.integer[0] < 0 || (!empty && (size_t)(last + 1) * tu_dtype_bytes[x->dtype] > extent))
-        return tu_args_error(args, TUTTI_ERROR_RANGE,
+    if (call->params.integer[0] < 0 || (!empty && (size_t)(last + 1) * tu_dtype_bytes[x->dtype] > extent))
+        return tu_call_error(call, TUTTI_ERROR_RANGE,
                              "sizes %s, strides %s and offset %lld reach beyond the storage of %s",
                              tu_dims_text(sizes->count, sizes->at), tu_dims_text(strides->count, strides->at),
-                             (long long)args->params.integer[0], tu_describe(x));
+                             (long long)call->params.integer[0], tu_describe(x));
     result->ndim = sizes->count;
     memcpy(result->sizes, sizes->at, sizeof sizes->at);
     memcpy(result->strides, strides->at, sizeof strides->at);
-    result->offset = args->params.integer[0];
+    result->offset = call->params.integer[0];
     return TUTTI_OK;
 }
 /* Positions in the input's own row-major order; several elements of the view may share one. Only for contiguous inputs,
  * where position and memory agree. */
-static void as_strided_gradient(tu_gradient *g) {
-    const tu_shape *shape = tu_input_shape(g, 0);
-    const tt_dims *sizes = &g->params->dims[0], *strides = &g->params->dims[1];
+static void as_strided_gradient(tu_gradient *gradient) {
+    const tu_shape *shape = tu_input_shape(gradient, 0);
+    const tt_dims *sizes = &gradient->params->dims[0], *strides = &gradient->params->dims[1];
     int64_t numel = tu_shape_numel(shape), dense = 1;
     for (int i = shape->ndim - 1; i >= 0; dense *= shape->sizes[i--])
         if (shape->strides[i] != dense && shape->sizes[i] > 1) {
@@ -553,10 +555,10 @@ static void as_strided_gradient(tu_gradient *g) {
     tt_options options = TT_OPTIONS_INIT;
     options.device = shape->device;
     tt_tensor *positions = tt_arange(0, (double)numel, 1, TUTTI_I64, &options);
-    tt_tensor *index = tt_as_strided(positions, *sizes, *strides, g->params->integer[0] - shape->offset);
-    tt_tensor *flat = tt_zeros(tt_shape(numel), g->grads[0]->dtype, &options);
-    flat = tt_index_add(flat, 0, tt_reshape(index, tt_shape(-1)), tt_reshape(g->grads[0], tt_shape(-1)));
-    g->results[0] = tt_view(flat, tt_dims_of(shape->ndim, shape->sizes));
+    tt_tensor *index = tt_as_strided(positions, *sizes, *strides, gradient->params->integer[0] - shape->offset);
+    tt_tensor *flat = tt_zeros(tt_shape(numel), gradient->grads[0]->dtype, &options);
+    flat = tt_index_add(flat, 0, tt_reshape(index, tt_shape(-1)), tt_reshape(gradient->grads[0], tt_shape(-1)));
+    gradient->results[0] = tt_view(flat, tt_dims_of(shape->ndim, shape->sizes));
 }
 static tt_tensor *as_strided_sample(tu_sampler *s) {
     return tt_as_strided(tt_contiguous(tu_normal(s, tt_shape(4, 3))), tt_shape(s->n, 2), tt_shape(2, 1), 3);
@@ -570,20 +572,20 @@ TU_OPERATOR(as_strided) = { .name = "as_strided",
                             .gradient = as_strided_gradient,
                             .sample = as_strided_sample };
 tt_tensor *tt_as_strided(tt_tensor *x, tt_dims shape, tt_dims strides, int64_t offset) {
-    tu_args args = begin(&tu_operator_as_strided, &x);
-    args.params.dims[0] = shape;
-    args.params.dims[1] = strides;
-    args.params.integer[0] = offset;
-    return tu_run(&args);
+    tu_call call = begin(&tu_operator_as_strided, &x);
+    call.params.dims[0] = shape;
+    call.params.dims[1] = strides;
+    call.params.integer[0] = offset;
+    return tu_run(&call);
 }
 
 /* ---- complex and real ---- */
 
-static tutti_status view_as_real_shape(tu_args *args) {
-    const tt_tensor *x = args->inputs[0];
-    tu_shape *result = same(args);
+static tutti_status view_as_real_shape(tu_call *call) {
+    const tt_tensor *x = call->inputs[0];
+    tu_shape *result = same(call);
     if (!tu_is_complex(x->dtype) || x->ndim == TT_MAX_DIMS)
-        return tu_args_error(args, TUTTI_ERROR_TYPE, "%s is not complex, or has no room for another dimension",
+        return tu_call_error(call, TUTTI_ERROR_TYPE, "%s is not complex, or has no room for another dimension",
                              tu_describe(x));
     result->dtype = x->dtype == TUTTI_C64 ? TUTTI_F32 : TUTTI_F64;
     for (int i = 0; i < x->ndim; i++)
@@ -593,28 +595,28 @@ static tutti_status view_as_real_shape(tu_args *args) {
     result->strides[result->ndim++] = 1;
     return TUTTI_OK;
 }
-static tutti_status view_as_complex_shape(tu_args *args) {
-    const tt_tensor *x = args->inputs[0];
-    tu_shape *result = same(args);
+static tutti_status view_as_complex_shape(tu_call *call) {
+    const tt_tensor *x = call->inputs[0];
+    tu_shape *result = same(call);
     if ((x->dtype != TUTTI_F32 && x->dtype != TUTTI_F64) || x->ndim == 0 || x->sizes[x->ndim - 1] != 2 ||
         x->strides[x->ndim - 1] != 1 || x->offset % 2 != 0)
-        return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "%s is not f32 or f64 with a dense last dimension of 2",
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s is not f32 or f64 with a dense last dimension of 2",
                              tu_describe(x));
     result->dtype = x->dtype == TUTTI_F32 ? TUTTI_C64 : TUTTI_C128;
     result->ndim--;
     result->offset /= 2;
     for (int i = 0; i < result->ndim; i++) {
         if (result->strides[i] % 2 != 0)
-            return tu_args_error(args, TUTTI_ERROR_ARGUMENT, "strides of %s are not multiples of 2", tu_describe(x));
+            return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "strides of %s are not multiples of 2", tu_describe(x));
         result->strides[i] /= 2;
     }
     return TUTTI_OK;
 }
-static void view_as_real_gradient(tu_gradient *g) {
-    g->results[0] = tt_view_as_complex(tt_contiguous(g->grads[0]));
+static void view_as_real_gradient(tu_gradient *gradient) {
+    gradient->results[0] = tt_view_as_complex(tt_contiguous(gradient->grads[0]));
 }
-static void view_as_complex_gradient(tu_gradient *g) {
-    g->results[0] = tt_view_as_real(g->grads[0]);
+static void view_as_complex_gradient(tu_gradient *gradient) {
+    gradient->results[0] = tt_view_as_real(gradient->grads[0]);
 }
 static tt_tensor *view_as_real_sample(tu_sampler *s) {
     return tt_view_as_real(tt_to(tu_normal(s, tt_shape(s->n, 3)), TUTTI_C128));
@@ -639,22 +641,22 @@ TU_OPERATOR(view_as_complex) = { .name = "view_as_complex",
                                  .gradient = view_as_complex_gradient,
                                  .sample = view_as_complex_sample };
 tt_tensor *tt_view_as_real(tt_tensor *x) {
-    tu_args args = begin(&tu_operator_view_as_real, &x);
-    return tu_run(&args);
+    tu_call call = begin(&tu_operator_view_as_real, &x);
+    return tu_run(&call);
 }
 tt_tensor *tt_view_as_complex(tt_tensor *x) {
-    tu_args args = begin(&tu_operator_view_as_complex, &x);
-    return tu_run(&args);
+    tu_call call = begin(&tu_operator_view_as_complex, &x);
+    return tu_run(&call);
 }
 
 /* ---- alias ---- */
 
-static tutti_status alias_shape(tu_args *args) {
-    same(args);
+static tutti_status alias_shape(tu_call *call) {
+    same(call);
     return TUTTI_OK;
 }
-static void alias_gradient(tu_gradient *g) {
-    g->results[0] = g->grads[0];
+static void alias_gradient(tu_gradient *gradient) {
+    gradient->results[0] = gradient->grads[0];
 }
 static tt_tensor *alias_sample(tu_sampler *s) {
     return tt_alias(tu_normal(s, tt_shape(s->n, 3)));
@@ -668,8 +670,8 @@ TU_OPERATOR(alias) = { .name = "alias",
                        .gradient = alias_gradient,
                        .sample = alias_sample };
 tt_tensor *tt_alias(tt_tensor *x) {
-    tu_args args = begin(&tu_operator_alias, &x);
-    return tu_run(&args);
+    tu_call call = begin(&tu_operator_alias, &x);
+    return tu_run(&call);
 }
 
 /* Without history, and unknown to it: not recorded as a view either. */
