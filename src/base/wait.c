@@ -77,15 +77,31 @@ static void sleep_once(const tu_wait *wait, bool (*ready)(void *), void *argumen
     atomic_fetch_sub_explicit(wait->sleepers, 1, memory_order_seq_cst);
 }
 
+/* When to look at who lives, and what the last look knew. */
+typedef struct looking {
+    int64_t next;
+    uint32_t departures;
+} looking;
+
+static bool is_time(const tu_wait *wait, int64_t now, looking *looking) {
+    /* A relaxed look at the count is enough: what `check` reads it acquires itself. */
+    uint32_t departures =
+        wait->departures != NULL ? atomic_load_explicit(wait->departures, memory_order_relaxed) : looking->departures;
+    /* At the deadline too: a death is told rather than the time it took. */
+    if (now < looking->next && now < wait->deadline && departures == looking->departures)
+        return false;
+    looking->next = now + LOOK_INTERVAL;
+    looking->departures = departures;
+    return true;
+}
+
 /* What else may end the wait. The condition is looked at once more by the caller before a failure counts. */
-static tutti_status look_around(const tu_wait *wait, int64_t now, int64_t *next_look) {
+static tutti_status look_around(const tu_wait *wait, int64_t now, looking *looking) {
     if (wait->interrupt != NULL && atomic_load_explicit(wait->interrupt, memory_order_relaxed) != 0)
         return TUTTI_ERROR_INTERRUPTED;
     if (wait->ended != NULL && atomic_load_explicit(wait->ended, memory_order_acquire) != 0)
         return TUTTI_ERROR_STATE;
-    if (wait->check != NULL &&
-        (now >= *next_look || now >= wait->deadline)) { /* a death is told rather than the time it took */
-        *next_look = now + LOOK_INTERVAL;
+    if (wait->check != NULL && is_time(wait, now, looking)) {
         tutti_status status = wait->check(wait->argument);
         if (status != TUTTI_OK)
             return status;
@@ -99,12 +115,12 @@ tutti_status tu_wait_until(const tu_wait *wait, bool (*ready)(void *), void *arg
             return TUTTI_OK;
         tu_pause();
     }
-    int64_t next_look = tu_clock_now() + LOOK_INTERVAL / 4;
+    looking looking = { .next = tu_clock_now() + LOOK_INTERVAL / 4 };
     for (uint32_t i = 0;; i++) {
         if (ready(argument))
             return TUTTI_OK;
         int64_t now = tu_clock_now();
-        tutti_status status = look_around(wait, now, &next_look);
+        tutti_status status = look_around(wait, now, &looking);
         if (status != TUTTI_OK)
             return ready(argument) ? TUTTI_OK : status;
         if (i < wait->yields) {
@@ -112,8 +128,8 @@ tutti_status tu_wait_until(const tu_wait *wait, bool (*ready)(void *), void *arg
             continue;
         }
         int64_t longest = wait->deadline - now;
-        if (wait->check != NULL && next_look - now < longest)
-            longest = next_look - now;
+        if (wait->check != NULL && looking.next - now < longest)
+            longest = looking.next - now;
         if (longest > LOOK_INTERVAL)
             longest = LOOK_INTERVAL;
         if (longest > 0)

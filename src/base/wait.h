@@ -4,7 +4,7 @@
  *
  * The ladder: pause a while, yield a while, then sleep on this rank's bell. No call waits for ever: each wait ends by
  * its condition, its deadline, an interrupt, the end of its group, or the liveness check, which runs at least every 20
- * ms.
+ * ms, and at once when a rank has departed.
  *
  * The bell. A rank that is about to sleep counts itself in `asleep` (its own bell) and in `sleepers` (one word for the
  * whole job), makes that visible to all processes with membarrier(2), looks at its condition once more, and sleeps on
@@ -35,6 +35,8 @@ typedef struct tu_wait {
     const _Atomic uint64_t *ended;     /* nonzero ends the wait with TUTTI_ERROR_STATE; may be NULL */
     tutti_status (*check)(
         void *argument); /* liveness, at least every 20 ms; a failure ends the wait with it; may be NULL */
+    const _Atomic uint32_t *departures; /* ranks that are gone: another number than at the last look, or than 0 at the
+                                           first, calls for a look at once; may be NULL */
     void *argument;
     uint32_t spins;  /* pauses before the first yield; 0 when ranks outnumber cores */
     uint32_t yields; /* yields before the first sleep */

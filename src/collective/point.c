@@ -574,6 +574,7 @@ static tutti_status await(tu_collective *state, const tu_task *task, int peer, c
     point_wait *awaited = wait->argument;
     *awaited = (point_wait){ state, flag, peer };
     tu_group_wait_init(wait, state->group, &task->info, task->ticket, deadline, missing, awaited);
+    wait->any = peer < 0;
     /* Between two looks a pause only: a look goes through the rings of all peers. */
     wait->wait.spins = state->spins / 8;
     return tu_wait_until(&wait->wait, ready, awaited);

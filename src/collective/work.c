@@ -469,15 +469,17 @@ static bool is_open(tu_collective *state, const tutti_work *work) {
     return state->open == work;
 }
 
-/* Whether one that this rank still waits for has departed. */
+/* Whether a member has died, or one that this rank still waits for has closed its world. */
 static bool lost_somebody(tu_collective *state, const tu_task *task) {
     const tutti_group *group = state->group;
     for (int member = 0; member < state->size; member++) {
-        if (member == state->rank || !tu_listens(task, state->rank, member) ||
-            tu_epoch_reached(state, task->open_epoch, member))
+        if (member == state->rank)
             continue;
         tu_rank_state its_state = tu_rank_probe(group->world->job, group->job_ranks[member]);
-        if (its_state == TU_RANK_DEAD || its_state == TU_RANK_CLOSED)
+        if (its_state == TU_RANK_DEAD)
+            return true;
+        if (its_state == TU_RANK_CLOSED && tu_listens(task, state->rank, member) &&
+            !tu_epoch_reached(state, task->open_epoch, member))
             return true;
     }
     return false;
@@ -526,6 +528,11 @@ typedef struct open_wait {
     tutti_work *work;
 } open_wait;
 
+static bool open_missing(void *argument, int member) {
+    const open_wait *wait = argument;
+    return !tu_epoch_reached(wait->state, wait->work->task.open_epoch, member);
+}
+
 static bool open_ready(void *argument) {
     const open_wait *wait = argument;
     return tu_epoch_complete(wait->state, wait->work->task.open_epoch);
@@ -536,8 +543,8 @@ static tutti_status finish_by(tu_collective *state, tutti_work *work, int64_t de
     if (deadline < work->task.deadline) {
         open_wait awaited = { state, work };
         tu_group_wait wait;
-        tu_group_wait_init(&wait, state->group, &work->task.info, work->task.ticket, deadline, NULL, NULL);
-        wait.wait.check = NULL; /* who is dead is found out when it is finished */
+        tu_group_wait_init(&wait, state->group, &work->task.info, work->task.ticket, deadline, open_missing, &awaited);
+        /* Whatever else ends this wait is found, and told, when the work is finished. */
         if (tu_wait_until(&wait.wait, open_ready, &awaited) == TUTTI_ERROR_TIMEOUT)
             return TUTTI_ERROR_TIMEOUT;
     }

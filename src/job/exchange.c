@@ -6,7 +6,7 @@
  * not. Between threads the sender puts it there. Between processes one thread of the receiver reads all sockets on
  * behalf of all (the receiving one), and the others wait for it; when its own exchange is complete another takes over.
  *
- * Waits are cut to 20 ms, and between them the missing members are looked at.
+ * Waits are cut to 20 ms, and between them all members are looked at: a death ends the exchange, whoever is missing.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -152,7 +152,7 @@ static tutti_status begin(progress *state, tu_job *job, const tu_exchange *excha
         tu_piece_describe(exchange->piece, &state->wire.piece);
     state->patience = PATIENCE;
     state->wire.descriptor = exchange->descriptor != NULL;
-    state->departures = tu_job_departures(job);
+    state->departures = 0; /* some have departed before: the first look comes at once */
     state->next_look = tu_clock_now() + TU_LOOK_INTERVAL;
     return TUTTI_OK;
 }
@@ -268,16 +268,19 @@ static tutti_status missing_members(const progress *state) {
     return TUTTI_ERROR_TIMEOUT;
 }
 
-/* The first member that is awaited and will not come any more, or -1. */
+/* The first member that is dead, awaited or not, or that is awaited and will not come any more; or -1. */
 static int find_departed(const progress *state) {
+    int departed = -1;
     for (int i = 0; i < state->exchange->count; i++) {
-        if (i == state->exchange->me || state->got[i] != NULL)
+        if (i == state->exchange->me)
             continue;
         tu_rank_state seen = tu_rank_probe(state->job, state->exchange->ranks[i]);
-        if (seen == TU_RANK_DEAD || seen == TU_RANK_CLOSED)
+        if (seen == TU_RANK_DEAD)
             return i;
+        if (seen == TU_RANK_CLOSED && state->got[i] == NULL && departed < 0)
+            departed = i;
     }
-    return -1;
+    return departed;
 }
 
 /* A member whose connection is broken although its process lives, or -1. */

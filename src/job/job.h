@@ -67,7 +67,7 @@ int tu_job_cores(const tu_job *job);                        /* cores that the jo
 const char *tu_job_host(const tu_job *job, int world_rank); /* host name that a world rank published */
 bool tu_job_forked(const tu_job *job);                      /* true in a forked child (a wiped page tells) */
 
-/* Fills everything of *wait but check and argument: bell, sleepers, interrupt, ladder. */
+/* Fills everything of *wait but check and argument: bell, sleepers, interrupt, departures, ladder. */
 void tu_job_wait_init(const tu_job *job, int64_t deadline, tu_wait *wait);
 
 /* Rings a peer's bell after a store that it may wait for. */

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Who lives. The keeper is a thread that does nothing but hold its rank's robust mutex: when its process ends or calls
- * exec, the kernel marks the mutex, before it tears down memory and closes descriptors. A probe is a trylock. What the
- * mutex says is confirmed by pidfd and socket, which also speak where robust mutexes do not work (user-mode emulators).
+ * Who lives. The keeper is a thread that holds its rank's robust mutex: when its process ends or calls exec, the kernel
+ * marks the mutex, before it tears down memory and closes descriptors. A probe is a trylock. What the mutex says is
+ * confirmed by pidfd and socket, which also speak where robust mutexes do not work (user-mode emulators).
+ *
+ * Whoever waits looks at those it has to do with. Besides, each keeper looks at the next few ranks that live, so that a
+ * death is found while nobody waits for anything; several, because a keeper may be stopped itself.
  */
 #include <errno.h>
 #include <poll.h>
@@ -12,14 +15,32 @@
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "job/inner.h"
 
 #define KEEPER_STACK ((size_t)256 << 10)
 #define CONFIRM_INTERVAL (10 * TU_MILLISECOND) /* between two looks at pidfd and socket */
+#define NEIGHBOURS 4                           /* ranks that a keeper looks at */
 
 /* ---- the keeper ---- */
+
+static void watch_neighbours(tu_job *job) {
+    int watched = 0;
+    for (int i = 1; i < job->size && watched < NEIGHBOURS; i++) {
+        int rank = (job->rank + i) % job->size;
+        tu_rank_state state = tu_rank_probe(job, rank);
+        watched += state == TU_RANK_JOINING || state == TU_RANK_ALIVE;
+    }
+}
+
+/* Until it is told to stop; true when it was. */
+static bool rest(tu_job *job) {
+    int64_t until = tu_deadline(TU_LOOK_INTERVAL);
+    struct timespec time = { .tv_sec = until / TU_SECOND, .tv_nsec = until % TU_SECOND };
+    return sem_clockwait(&job->keeper_stop, CLOCK_MONOTONIC, &time) == 0;
+}
 
 bool tu_robust_works(void) {
     void *head;
@@ -33,8 +54,8 @@ static void *keep(void *argument) {
     if (pthread_mutex_lock(&job->slot->keeper) == EOWNERDEAD)
         pthread_mutex_consistent(&job->slot->keeper);
     sem_post(&job->keeper_holds);
-    while (sem_wait(&job->keeper_stop) != 0) {
-    }
+    while (!rest(job))
+        watch_neighbours(job);
     pthread_mutex_unlock(&job->slot->keeper);
     return NULL;
 }

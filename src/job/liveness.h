@@ -2,7 +2,7 @@
  *
  * Who is alive. A rank's slot in the job segment has a state; a rank that vanished is found by whoever looks: its
  * keeper's robust mutex says EOWNERDEAD, or its socket is at end-of-file. The finder marks the slot DEAD, once, counts
- * it in the header's `deaths`, and rings every bell.
+ * it in the header's `departures`, and rings every bell.
  */
 #ifndef TU_JOB_LIVENESS_H
 #define TU_JOB_LIVENESS_H

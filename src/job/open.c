@@ -283,7 +283,10 @@ static tutti_status check_arrivals(void *argument) {
 
 static tutti_status arrive(tu_meeting *meeting) {
     tu_job *job = meeting->job;
-    job->wait = (tu_wait){ .bell = &job->slot->bell, .sleepers = &job->page->sleepers, .interrupt = job->interrupt };
+    job->wait = (tu_wait){ .bell = &job->slot->bell,
+                           .sleepers = &job->page->sleepers,
+                           .interrupt = job->interrupt,
+                           .departures = &job->page->departures };
     job->wait.yields = 20; /* until it is known how many cores there are */
     atomic_store_explicit(&job->slot->state, TU_RANK_ALIVE, memory_order_release);
     atomic_fetch_add_explicit(&job->page->arrived, 1,

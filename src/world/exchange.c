@@ -135,15 +135,15 @@ static tutti_status look_around(tutti_world *world, const tu_meeting *meeting, i
         if (atomic_load_explicit(meeting->ended, memory_order_acquire) != 0)
             return TUTTI_ERROR_STATE;
     }
-    int rank = world->job_rank_of[meeting->ranks[member]];
-    if (rank >= 0) {
-        tu_rank_state state = tu_rank_probe(world->job, rank);
-        bool gone = state == TU_RANK_DEAD || state == TU_RANK_CLOSED;
-        if (gone && !came(world, meeting, member)) { /* asked after it departed: it may have done its part before */
+    for (int i = 0; i < meeting->count; i++) {
+        int rank = world->job_rank_of[meeting->ranks[i]];
+        tu_rank_state state = rank >= 0 && i != meeting->me ? tu_rank_probe(world->job, rank) : TU_RANK_ALIVE;
+        /* Asked after it departed: one that closed may have done its part before. */
+        if (state == TU_RANK_DEAD || (state == TU_RANK_CLOSED && i == member && !came(world, meeting, i))) {
             char doing[192];
             snprintf(doing, sizeof doing, "in %s", meeting->what);
             tutti_status status = tu_death_error(world->job, rank, doing);
-            tu_error_at_fault(member);
+            tu_error_at_fault(i);
             return status;
         }
     }

@@ -130,6 +130,73 @@ void tu_group_end(tutti_group *group, const tu_operation_info *info) {
     (void)end_group(group, info);
 }
 
+/* ---- departures ---- */
+
+/* Writes the error of a departed member, with group ranks in its detail. info NULL: nobody was in an operation. */
+static tutti_status departed_error(tutti_group *group, int member, const tu_operation_info *info) {
+    char doing[160] = "by a look at the group";
+    if (info != NULL) {
+        int at = snprintf(doing, sizeof doing, "in ");
+        tu_operation_text(group, info, doing + at, sizeof doing - (size_t)at);
+    }
+    tutti_status status = tu_death_error(group->world->job, group->job_ranks[member], doing);
+    tu_error_copy error;
+    tu_error_save(&error);
+    error.info.at_fault_count = 1;
+    error.info.at_fault[0] = member;
+    tu_error_restore(&error);
+    (void)tu_error_where(group->name, info != NULL ? tu_operation_name((tu_operation)info->operation) : "",
+                         info != NULL ? info->sequence : 0, group->rank);
+    return status;
+}
+
+/* A member that is dead, as far as is known; with `probe` the kernel is asked. -1: none. */
+static int find_dead(const tutti_group *group, bool probe) {
+    tu_job *job = group->world->job;
+    for (int member = 0; member < group->size; member++) {
+        int rank = group->job_ranks[member];
+        if (rank >= 0 && member != group->rank &&
+            (probe ? tu_rank_probe(job, rank) : tu_rank_state_of(job, rank)) == TU_RANK_DEAD)
+            return member;
+    }
+    return -1;
+}
+
+/* The death of a member ends the group, whoever was needed for what. One that closed its world is no death: who waits
+ * for it finds out. */
+static tutti_status end_by_death(tutti_group *group, int member, const tu_operation_info *info) {
+    tutti_status status = departed_error(group, member, info);
+    return end_group(group, info) ? status : tu_group_cause(group);
+}
+
+/* Somebody of the job departed since this group last looked: did one of ours die? */
+static tutti_status look_at_departures(tutti_group *group, uint32_t departures, const tu_operation_info *info) {
+    int dead = find_dead(group, false);
+    if (dead >= 0)
+        return end_by_death(group, dead, info);
+    atomic_store_explicit(&group->departures, departures, memory_order_relaxed); /* own memory, a hint */
+    return TUTTI_OK;
+}
+
+#define LOOK_INTERVAL (10 * TU_MILLISECOND) /* between two questions to the kernel by whoever only asks */
+
+tutti_status tu_group_look(tutti_group *group, const tu_operation_info *info) {
+    uint32_t departures = tu_job_departures(group->world->job);
+    if (departures != atomic_load_explicit(&group->departures, memory_order_relaxed)) {
+        tutti_status status = look_at_departures(group, departures, info);
+        if (status != TUTTI_OK)
+            return status;
+    }
+    int64_t now = tu_clock_now();
+    if (now < atomic_load_explicit(&group->next_look, memory_order_relaxed))
+        return TUTTI_OK;
+    atomic_store_explicit(&group->next_look, now + LOOK_INTERVAL, memory_order_relaxed);
+    int dead = find_dead(group, true);
+    return dead >= 0 ? end_by_death(group, dead, info) : TUTTI_OK;
+}
+
+/* ---- abort and check ---- */
+
 tutti_status tutti_group_abort(tutti_group *group, const char *reason) {
     if (group == NULL || group == TUTTI_NON_GROUP_MEMBER)
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_group_abort needs a group of which this rank is a member");
@@ -154,44 +221,10 @@ tutti_status tutti_group_check(tutti_group *group) {
     tutti_status status = tu_world_check(group->world);
     if (status == TUTTI_OK && tu_group_ended(group))
         status = tu_group_cause(group);
+    if (status == TUTTI_OK && !group->world->fake)
+        status = tu_group_look(group, NULL);
     tutti_status (*devices)(tutti_group *) = atomic_load_explicit(&group->world->devices, memory_order_acquire);
     return status == TUTTI_OK && devices != NULL ? devices(group) : status;
-}
-
-/* ---- departures ---- */
-
-/* Writes the error of a departed member, with group ranks in its detail. */
-static tutti_status departed_error(tutti_group *group, int member, const tu_operation_info *info) {
-    char doing[160];
-    int at = snprintf(doing, sizeof doing, "in ");
-    tu_operation_text(group, info, doing + at, sizeof doing - (size_t)at);
-    tutti_status status = tu_death_error(group->world->job, group->job_ranks[member], doing);
-    tu_error_copy error;
-    tu_error_save(&error);
-    error.info.at_fault_count = 1;
-    error.info.at_fault[0] = member;
-    tu_error_restore(&error);
-    (void)tu_error_where(group->name, tu_operation_name((tu_operation)info->operation), info->sequence, group->rank);
-    return status;
-}
-
-/* Somebody of the job departed since this group last looked: one of ours? */
-static tutti_status look_at_members(tutti_group *group, uint32_t departures, const tu_operation_info *info) {
-    tu_job *job = group->world->job;
-    for (int member = 0; member < group->size; member++) {
-        int rank = group->job_ranks[member];
-        if (rank < 0 || member == group->rank)
-            continue;
-        tu_rank_state state = tu_rank_state_of(job, rank);
-        if (state == TU_RANK_DEAD || state == TU_RANK_CLOSED) {
-            tutti_status status = departed_error(group, member, info);
-            if (!end_group(group, info))
-                status = tu_group_cause(group);
-            return status;
-        }
-    }
-    atomic_store_explicit(&group->departures, departures, memory_order_relaxed); /* own memory, a hint */
-    return TUTTI_OK;
 }
 
 /* ---- enter and leave ---- */
@@ -271,7 +304,7 @@ static tutti_status admit(tutti_group *group, int64_t call_timeout_ns, tu_operat
         return enter_fake(group, info);
     uint32_t departures = tu_job_departures(world->job);
     if (__builtin_expect(departures != atomic_load_explicit(&group->departures, memory_order_relaxed), 0)) {
-        status = look_at_members(group, departures, info);
+        status = look_at_departures(group, departures, info);
         if (status != TUTTI_OK)
             return status;
     }
@@ -300,8 +333,9 @@ static bool ends_group(const tu_operation_info *info, tutti_status status) {
     case TUTTI_ERROR_TIMEOUT: /* of a signal or a receive it ends only that wait */
         return info->operation != TU_OPERATION_RECV && info->operation != TU_OPERATION_PEERS_SIGNAL &&
                info->operation != TU_OPERATION_PEERS_WAIT_SIGNAL;
+    case TUTTI_ERROR_GONE: /* a message or signal to or from one that closed its world concerns no other rank */
+        return tu_operation_sequenced((tu_operation)info->operation);
     case TUTTI_ERROR_DEAD:
-    case TUTTI_ERROR_GONE:
     case TUTTI_ERROR_MISMATCH:
     case TUTTI_ERROR_ABORTED:
     case TUTTI_ERROR_FAULT:
@@ -403,21 +437,31 @@ static tutti_status check_members(void *argument) {
     tutti_group *group = wait->group;
     tu_job *job = group->world->job;
     bool sequenced = tu_operation_sequenced((tu_operation)wait->info->operation);
-    int first = -1;
+    int first = -1, closed = -1;
     for (int member = 0; member < group->size; member++) {
-        if (group->job_ranks[member] < 0 || !awaited(wait, member))
+        if (group->job_ranks[member] < 0 || member == group->rank)
             continue;
+        tu_rank_state state = tu_rank_probe(job, group->job_ranks[member]);
+        if (state == TU_RANK_DEAD) /* awaited or not, arrived or not */
+            return departed_error(group, member, wait->info);
+        /* One that closed may have done its part before: asked now that its last store is visible. */
+        if (!awaited(wait, member))
+            continue;
+        if (state == TU_RANK_CLOSED) {
+            if (!wait->any)
+                return departed_error(group, member, wait->info);
+            closed = member;
+            continue;
+        }
         if (first < 0)
             first = member;
-        tu_rank_state state = tu_rank_probe(job, group->job_ranks[member]);
-        /* It may have done its part before it departed: ask again, now that its last store is visible. */
-        if ((state == TU_RANK_DEAD || state == TU_RANK_CLOSED) && awaited(wait, member))
-            return departed_error(group, member, wait->info);
         tu_record_view theirs;
         if (sequenced && counterpart(wait, member, &theirs) && theirs.info.operation != wait->info->operation &&
             awaited(wait, member))
             return mismatch_error(wait, member, &theirs);
     }
+    if (closed >= 0 && first < 0)
+        return departed_error(group, closed, wait->info);
     tu_record_waiting(tu_job_recorder(job, group->world->local_rank), wait->ticket,
                       first < 0 ? -1 : group->ranks[first]);
     return TUTTI_OK;

@@ -134,6 +134,7 @@ struct tutti_group {
     uint64_t exchanges;            /* of exchanges under `key`; under exchange_lock */
     pthread_mutex_t exchange_lock; /* one exchange of a group at a time */
     _Atomic uint32_t departures;   /* tu_job_departures when the members were last looked at */
+    _Atomic int64_t next_look;     /* when whoever only asks looks at them again */
     _Atomic uint32_t splits;       /* groups split off, for their descriptions */
     _Atomic uint64_t settled;      /* of a shrunk group: last sequence that all survivors completed in the parent */
     _Atomic uint32_t destroyed;
@@ -145,7 +146,7 @@ struct tutti_group {
 /* ---- for operations on a group (collectives, rendezvous, signals …) ---- */
 
 /* The entry check of every operation: argument not NULL, not forked, world open, group not ended (then the first cause
- * again), no member departed (then the group ends), faults to inject. Takes the next sequence number, fills
+ * again), no member dead (then the group ends), faults to inject. Takes the next sequence number, fills
  * info->group_key, group_index, sequence and timeout_ns, begins the record. call_timeout_ns as in tutti_call.*/
 tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_operation_info *info, int64_t *deadline,
                             uint64_t *ticket);
@@ -177,10 +178,14 @@ static inline bool tu_group_ended(const tutti_group *group) {
 /* Writes the first cause as this thread's error, marked as such; returns its status. */
 tutti_status tu_group_cause(tutti_group *group);
 
-/* Fills *wait for waiting on members of the group. Its check (every 20 ms at most) looks, for the members that
- * missing(argument, member) says are awaited, at death and departure, and at what they do instead: a member that is in
- * another operation under the same sequence number of this group is a mismatch. It writes the error. NULL missing: all
- * members but this one. */
+/* TUTTI_OK, or how a member died, which ends the group. For calls that ask and do not wait: it asks the kernel every 10
+ * ms at most, and else looks at one word. info NULL: no operation. */
+tutti_status tu_group_look(tutti_group *group, const tu_operation_info *info);
+
+/* Fills *wait for waiting on members of the group. Its check (every 20 ms at most, and at once when a rank departs)
+ * looks at all members: the death of any ends the wait. For those that missing(argument, member) says are awaited it
+ * also looks whether they closed their worlds, and at what they do instead: a member that is in another operation under
+ * the same sequence number of this group is a mismatch. It writes the error. NULL missing: all members but this one. */
 typedef struct tu_group_wait {
     tu_wait wait;
     tutti_group *group;
@@ -188,6 +193,8 @@ typedef struct tu_group_wait {
     uint64_t ticket;
     bool (*missing)(void *argument, int member);
     void *argument;
+    bool
+        any; /* one of the awaited is enough: they are gone when all of them have closed their worlds. Set after init */
 } tu_group_wait;
 void tu_group_wait_init(tu_group_wait *wait, tutti_group *group, const tu_operation_info *info, uint64_t ticket,
                         int64_t deadline, bool (*missing)(void *argument, int member), void *argument);

@@ -33,8 +33,7 @@
 #include "world/world.h"
 
 #define LINE 128
-#define LOOK_INTERVAL (20 * TU_MILLISECOND) /* between two looks at who lives, by tests */
-#define QUICK_SPINS 64                      /* looks before the slow path; less where ranks share cores */
+#define QUICK_SPINS 64 /* looks before the slow path; less where ranks share cores */
 
 /* Of this rank, in its own memory. */
 typedef struct mailbox_local {
@@ -42,7 +41,6 @@ typedef struct mailbox_local {
     size_t taken_offset, arrived_offset;
     const _Atomic uint32_t *sleepers;
     uint32_t quick_spins;
-    _Atomic int64_t next_look; /* when a test that finds nothing looks whether the sender lives */
     _Atomic uint8_t *resume; /* by channel: an interrupted barrier has been announced and goes on with the next call */
     _Alignas(LINE) tu_turn sending;  /* guards sent[own rank] in all areas */
     _Alignas(LINE) tu_turn taking;   /* guards taken and arrived in the own area */
@@ -249,31 +247,14 @@ tutti_status tu_shm_wait_signal(const tu_backend_peers *peers, int from, int cha
     return wait_slowly(&state, TU_OPERATION_PEERS_WAIT_SIGNAL, call, is_full, try_take, missing_other);
 }
 
-/* Whether a member has died. A program that only tests has nobody else to look, so it looks itself, every now and
- * then. */
-static bool has_left(const tu_backend_peers *peers, int member) {
-    mailbox_local *local = peers->local;
-    const tutti_group *group = peers->group;
-    int64_t now = tu_clock_now();
-    if (group->world->job == NULL || now < atomic_load_explicit(&local->next_look, memory_order_relaxed))
-        return false;
-    atomic_store_explicit(&local->next_look, now + LOOK_INTERVAL, memory_order_relaxed);
-    tu_rank_state state = tu_rank_probe(group->world->job, group->job_ranks[member]);
-    return state == TU_RANK_DEAD; /* who closed properly has nothing more to say, and that is no error */
-}
-
 tutti_status tu_shm_test_signal(const tu_backend_peers *peers, int from, int channel, bool *arrived) {
     slow_wait state = { .peers = peers, .other = from, .channel = channel };
     *arrived = try_take(&state);
-    if (*arrived || !has_left(peers, from))
+    /* A program that only tests has nobody else to look who lives, so it looks itself. */
+    if (*arrived || peers->group->world->job == NULL || tu_group_look(peers->group, NULL) == TUTTI_OK)
         return TUTTI_OK;
-    tu_backend_call at_once = {
-        .timeout_ns = 1
-    }; /* this wait ends with the sender's last signal, or with the story of its end */
-    tutti_status status =
-        wait_slowly(&state, TU_OPERATION_PEERS_WAIT_SIGNAL, &at_once, is_full, try_take, missing_other);
-    *arrived = status == TUTTI_OK;
-    return status;
+    *arrived = try_take(&state); /* the last thing that the sender did */
+    return *arrived ? TUTTI_OK : tu_group_cause(peers->group);
 }
 
 /* ---- barrier ---- */
