@@ -295,7 +295,7 @@ static void show_links(const tu_backend *backend, const char *name, int devices)
     char label[64], text[512];
     if (devices > 16)
         devices = 16;
-    if (backend->links(&tu_backend_host_table, matrix, devices) != TUTTI_OK) {
+    if (backend->memory->links(&tu_backend_host_table, matrix, devices) != TUTTI_OK) {
         snprintf(label, sizeof label, "%s links", name);
         row(label, tutti_error_message(), false);
         return;
@@ -338,7 +338,7 @@ static void show_backends(void) {
         else
             snprintf(text, sizeof text, "works, %d device%s", devices, devices == 1 ? "" : "s");
         row(names[i], text, false);
-        if (devices > 0 && backend->links != NULL)
+        if (devices > 0 && backend->memory != NULL && backend->memory->links != NULL)
             show_links(backend, names[i], devices);
     }
     if (opened == TUTTI_OK && tutti_world_close(world) != TUTTI_OK)

@@ -21,29 +21,29 @@
 typedef struct device_side {
     tutti_group *group;
     pthread_mutex_t lock; /* making the team */
-    const tu_device_collectives *table;
+    const tu_device_executor *table;
+    const tu_backend_streams *streams;
     void *state; /* of the backend in this world */
     void *team;  /* NULL: not made yet */
     int device_index;
+    void *stream; /* for works; made on first need, under lock */
 } device_side;
-
-static const tu_device_collectives *table_of(tutti_world *world, void **state) {
-    const tu_backend *backend;
-    if (tu_backend_get(world, TUTTI_CUDA, &backend, state) != TUTTI_OK)
-        return NULL;
-    return backend->collectives;
-}
 
 static tutti_status make_side(tutti_group *group, void **made) {
     device_side *side = calloc(1, sizeof *side);
     if (side == NULL)
         return tu_error_memory("a group on a device", sizeof *side);
     side->group = group;
-    side->table = table_of(group->world, &side->state);
-    if (side->table == NULL) {
+    const tu_backend *backend;
+    tutti_status status = tu_backend_get(group->world, TUTTI_CUDA, &backend, &side->state);
+    if (status == TUTTI_OK && (backend->executor == NULL || backend->streams == NULL))
+        status = tu_error(TUTTI_ERROR_UNSUPPORTED, "backend %s has no collectives", backend->name);
+    if (status != TUTTI_OK) {
         free(side);
-        return tu_error(TUTTI_ERROR_UNSUPPORTED, "the backend of this device has no collectives");
+        return status;
     }
+    side->table = backend->executor;
+    side->streams = backend->streams;
     pthread_mutex_init(&side->lock, NULL);
     *made = side;
     return TUTTI_OK;
@@ -53,6 +53,8 @@ static void end_side(void *opaque) {
     device_side *side = opaque;
     if (side->team != NULL)
         side->table->end(side->team);
+    if (side->stream != NULL)
+        side->streams->destroy(side->state, side->device_index, side->stream);
     pthread_mutex_destroy(&side->lock);
     free(side);
 }
@@ -68,9 +70,10 @@ static tutti_status get_side(tutti_group *group, device_side **side) {
 /* ---- recognising ---- */
 
 static bool on_device(tutti_world *world, const void *pointer, int *index) {
+    const tu_backend *backend;
     void *state;
-    const tu_device_collectives *table = pointer == NULL ? NULL : table_of(world, &state);
-    return table != NULL && table->recognise(state, pointer, index);
+    return pointer != NULL && tu_backend_get(world, TUTTI_CUDA, &backend, &state) == TUTTI_OK &&
+           backend->streams != NULL && backend->streams->recognise(state, pointer, index);
 }
 
 /* Opens the device's backend when this process uses the device, so that its memory is recognised. */
@@ -113,7 +116,7 @@ static tutti_status ensure_team(device_side *side, int index, void *stream, int6
     tutti_status status = TUTTI_OK;
     pthread_mutex_lock(&side->lock);
     if (side->team == NULL) {
-        if (side->table->capturing(side->state, stream))
+        if (side->streams->capturing(side->state, stream))
             status = tu_error(TUTTI_ERROR_STATE,
                               "group %s has not been used on this device, and a stream is capturing: call "
                               "tutti_group_prepare before the capture begins",
@@ -309,18 +312,36 @@ static tutti_status enqueue(device_side *side, tu_task *task, const tutti_call *
     return tu_group_leave(task->group, &task->info, task->ticket, status);
 }
 
-/* With a work: on the team's own stream, ordered after the caller's, and an event behind it. */
+/* The side's own stream, ordered after the caller's. */
+static tutti_status fork_stream(device_side *side, void *after, void **stream) {
+    tutti_status status = TUTTI_OK;
+    void *event;
+    pthread_mutex_lock(&side->lock);
+    if (side->stream == NULL)
+        status = side->streams->create(side->state, side->device_index, &side->stream);
+    pthread_mutex_unlock(&side->lock);
+    if (status == TUTTI_OK)
+        status = side->streams->mark(side->state, side->device_index, after, &event);
+    if (status != TUTTI_OK)
+        return status;
+    status = side->streams->join(side->state, side->device_index, side->stream, event);
+    side->streams->unmark(side->state, side->device_index, event);
+    *stream = side->stream;
+    return status;
+}
+
+/* With a work: on the side's own stream, ordered after the caller's, and an event behind it. */
 static tutti_status start_work(device_side *side, tu_task *task, const tutti_call *call) {
     tutti_work *work;
     void *stream;
     tutti_status status = tu_work_make(task, &work);
     if (status != TUTTI_OK)
         return status;
-    status = side->table->fork(side->team, call->stream, &stream);
+    status = fork_stream(side, call->stream, &stream);
     if (status == TUTTI_OK)
         status = enqueue(side, &work->task, call, stream);
     if (status == TUTTI_OK)
-        status = side->table->mark(side->team, stream, &work->event);
+        status = side->streams->mark(side->state, side->device_index, stream, &work->event);
     if (status != TUTTI_OK) {
         tu_work_free(work);
         return status;
@@ -358,7 +379,9 @@ tutti_status tu_device_work_test(tutti_work *work, bool *finished) {
     if (status != TUTTI_OK)
         return status;
     *finished = false;
-    status = side->table->test(side->team, work->event, finished);
+    status = side->streams->test(side->state, side->device_index, work->event, finished);
+    if (status == TUTTI_OK && *finished)
+        status = tutti_group_check(work->group); /* what its kernels found */
     if (status != TUTTI_OK || *finished) {
         *finished = true;
         tu_work_finish(work, status);
@@ -369,5 +392,5 @@ tutti_status tu_device_work_test(tutti_work *work, bool *finished) {
 void tu_device_work_end(tutti_work *work) {
     device_side *side;
     if (get_side(work->group, &side) == TUTTI_OK)
-        side->table->unmark(side->team, work->event);
+        side->streams->unmark(side->state, side->device_index, work->event);
 }

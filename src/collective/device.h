@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Collectives on device memory: what the collective layer asks of a backend (tu_backend.collectives).
+ * Collectives on device memory: what the collective layer asks of a backend (tu_backend.executor).
  *
  * A call whose buffers lie on a device is not run by the host: it is checked, described as a tu_device_task and handed
  * to the backend, which enqueues it on the caller's stream and returns. Errors that the device finds later are sticky
@@ -72,13 +72,9 @@ typedef struct tu_device_task {
     int experts, form; /* form: 0 flat, 1 2d, 2 2d_offset */
 } tu_device_task;
 
-typedef struct tu_device_collectives {
+typedef struct tu_device_executor {
     size_t size;
     uint32_t version;
-
-    /* Whether the pointer is memory of a device; then its index. Never fails. */
-    bool (*recognise)(void *state, const void *pointer, int *device_index);
-    bool (*capturing)(void *state, void *stream);
 
     /* This rank's side of a group on a device; *device_index -1 becomes the current one. Collective and bounded; not
      * while a stream captures. */
@@ -90,15 +86,7 @@ typedef struct tu_device_collectives {
     tutti_status (*run)(void *team, tu_device_task *task);
     /* Tells the device about a block, so that a captured call may use it. */
     tutti_status (*know)(void *team, const tu_device_place *place);
-
-    /* For works. fork: a stream of the team's own, ordered after `stream`. mark: an event behind what a stream holds.
-     * join orders `stream` after the event. */
-    tutti_status (*fork)(void *team, void *stream, void **internal);
-    tutti_status (*mark)(void *team, void *stream, void **event);
-    tutti_status (*test)(void *team, void *event, bool *complete);
-    tutti_status (*join)(void *team, void *stream, void *event);
-    void (*unmark)(void *team, void *event);
-} tu_device_collectives;
+} tu_device_executor;
 
 /* ---- the way there: device.c ---- */
 

@@ -101,7 +101,8 @@ tutti_status tutti_one_shot_all_reduce_copy(tutti_group *group, void *buffer, si
         memmove(buffer, in, bytes);
     } else {
         tu_backend_call copy = { .stream = call != NULL ? call->stream : NULL };
-        status = memory->backend->copy(memory->backend_state, memory->block.device_index, buffer, in, bytes, &copy);
+        status =
+            memory->backend->memory->copy(memory->backend_state, memory->block.device_index, buffer, in, bytes, &copy);
         if (status != TUTTI_OK)
             return status;
     }

@@ -1,25 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a backend is: one table of functions that allocates memory of a device, lets the ranks of a group map each
- * other's, and moves data and signals on it. `shm` (CPU) is built in; others are plug-ins, found and loaded at run
- * time.
+ * What a backend is: a table that says what it can do for a device. `shm` (CPU) is built in; others are plug-ins, found
+ * and loaded at run time. Several backends may serve one device (cuda and nccl), each with the parts that it has:
  *
- * A plug-in is a shared library libtutti-<name>.so that exports one table, `const tu_backend tutti_backend_v1`. It is
- * compiled against this header and include/tutti alone: whatever it needs of libtutti comes through tu_backend_host,
- * because libtutti exports nothing but its API. It is looked for in TUTTI_PLUGIN_PATH, then in the folder that libtutti
- * was installed with. Its absence is no error until something needs it.
+ *     memory      allocates blocks, exports them, imports the blocks of all members of a group
+ *     remote      put, get, signal and barrier on what was imported, by rank and offset
+ *     streams     recognises pointers of the device; streams and events
+ *     executor    runs collectives (collective/device.h)
+ *     tensors     kernels by the names of operators (the tensor library)
  *
- * How the memory layer uses the table:
+ * Any part may be absent. The table and each part begin with their size: what an older plug-in does not have yet counts
+ * as absent, and what a newer one has besides is left alone. `version` changes only when something that exists changes
+ * its meaning, and then both sides refuse each other.
  *
- *     probe      once per process and backend: is there a device?
- *     open       once per world, on first need; close ends it
- *     allocate   a block; the signal area of a (block, group) is one too. free ends it
- *     export_block   what the other members need in order to map a block: bytes, and a descriptor (or, in shm, a piece)
- *                    … the memory layer exchanges these and compares sizes …
- *     import_blocks  maps all members' blocks at once, given what each exported. unmap ends it
- *     attach, detach around the life of a (block, group); between them
- *     signal, wait_signal, test_signal, barrier, copy, set32, write32      on what was mapped
- *     collectives   a table of its own for the collective layer, or NULL
+ * A plug-in is a shared library libtutti-<name>.so that exports one table, `const tu_backend tutti_backend_v2`. It is
+ * compiled against private headers that need nothing of libtutti but include/tutti: whatever it calls of libtutti comes
+ * through tu_backend_host, because libtutti exports nothing but its API. It is looked for in TUTTI_PLUGIN_PATH, then in
+ * the folder that libtutti was installed with. Its absence is no error until something needs it.
+ *
+ * How the memory layer uses a backend:
+ *
+ *     probe            is there a device?
+ *     open             once per world, on first need; close ends it
+ *     can              what it is able to do: nobody concludes that from the device
+ *     allocate         a block; the signal area of a (block, group) is one too. free ends it
+ *     export_block     what the other members need in order to reach a block: bytes and, where it can, a descriptor
+ *                      … the memory layer exchanges these and compares sizes …
+ *     import_blocks    makes all members' blocks reachable, given what each exported. unmap ends it
+ *     attach, detach   around the life of a (block, group); between them
+ *     put, get, signal, wait_signal, test_signal, barrier
  *
  * Every function writes its error (host->error) and returns its status. All may be called from several threads at once.
  */
@@ -37,7 +46,7 @@
 #include <tutti/status.h>
 #include <tutti/world.h>
 
-#define TU_BACKEND_VERSION 1
+#define TU_BACKEND_VERSION 2
 #define TU_BACKEND_TICKET_BYTES 128
 
 typedef struct tu_piece tu_piece;
@@ -108,14 +117,14 @@ typedef struct tu_backend_ticket {
     tu_mapping *mapping;   /* import, shm only: a reference that import takes over; else NULL */
 } tu_backend_ticket;
 
-/* All members' blocks, mapped. */
+/* All members' blocks, as this rank reaches them. */
 typedef struct tu_backend_map {
     void **addresses; /* of each member's block, in group order; one's own is the block's own; NULL where not mapped */
     void *multicast;  /* one address for all, or NULL */
     void *handle;     /* the backend's own */
 } tu_backend_map;
 
-/* What signals, barriers and copies work on. */
+/* What puts, signals and barriers work on. */
 typedef struct tu_backend_peers {
     tutti_group *group;
     void *state; /* of the backend in this world */
@@ -131,6 +140,88 @@ typedef struct tu_backend_call {
     void *stream;
 } tu_backend_call;
 
+/* What a backend may be able to do. Values are never reused. */
+typedef enum tu_ability {
+    TU_ABILITY_MAPS_PEERS = 1,         /* members' blocks have addresses here, for plain loads and stores or kernels */
+    TU_ABILITY_SPANS_HOSTS = 2,        /* members on other hosts are reached too */
+    TU_ABILITY_PASSES_DESCRIPTORS = 3, /* tickets carry a file descriptor */
+    TU_ABILITY_PASSES_PIECES = 4       /* tickets carry a piece of the job's own shared memory: shm */
+} tu_ability;
+
+/* ---- memory ---- */
+
+typedef struct tu_backend_memory {
+    size_t size;
+    tutti_status (*allocate)(void *state, const tu_backend_request *request, tu_backend_block *block);
+    void (*free)(void *state, tu_backend_block *block);
+    tutti_status (*export_block)(void *state, const tu_backend_block *block, tu_backend_ticket *ticket);
+    void (*unexport_block)(void *state, const tu_backend_block *block, tu_backend_ticket *ticket);
+    /* Takes over the descriptors and mappings of all tickets, also when it fails. */
+    tutti_status (*import_blocks)(void *state, tutti_group *group, const tu_backend_block *own, int rank, int count,
+                                  tu_backend_ticket *tickets, tu_backend_map *map);
+    void (*unmap)(void *state, tu_backend_map *map);
+
+    /* On this rank's own memory. clear is complete on return; the others are ordered by the call's stream. */
+    tutti_status (*clear)(void *state, const tu_backend_block *block, size_t offset, size_t bytes);
+    tutti_status (*copy)(void *state, int device_index, void *to, const void *from, size_t bytes,
+                         const tu_backend_call *call); /* between the device's memory and the host's, or within */
+    tutti_status (*set32)(void *state, int device_index, uint32_t *words, uint32_t value, size_t count,
+                          const tu_backend_call *call);
+    tutti_status (*write32)(void *state, int device_index, uint32_t *word, uint32_t value, const tu_backend_call *call);
+
+    /* From here on each may be NULL. */
+    bool (*has_multicast)(void *state, int device_index); /* one store reaches all members. NULL: no */
+    /* How many direct links there are between each two of `count` devices, count * count entries; 0 on the diagonal.
+     * NULL: there is no such thing. */
+    tutti_status (*links)(const tu_backend_host *host, int *matrix, int count);
+} tu_backend_memory;
+
+/* ---- remote: by rank and offset ---- */
+
+typedef struct tu_backend_remote {
+    size_t size;
+    /* The signal area of one member. attach and detach frame the use of a (block, group). reset makes its signals as
+     * new, for a block that is used again: the caller guarantees that nobody signals meanwhile. */
+    size_t (*area_bytes)(int size, int channels);
+    tutti_status (*attach)(tu_backend_peers *peers);
+    void (*detach)(tu_backend_peers *peers);
+    void (*reset)(const tu_backend_peers *peers);
+
+    /* Bytes to and from member's block at `offset`, which the caller has checked. A put comes before this thread's
+     * (stream's) next signal to that member. It stops, with the group's cause, soon after the group ended. */
+    tutti_status (*put)(const tu_backend_peers *peers, int to, size_t offset, const void *from, size_t bytes,
+                        const tu_backend_call *call);
+    tutti_status (*get)(const tu_backend_peers *peers, int from, size_t offset, void *to, size_t bytes,
+                        const tu_backend_call *call);
+    tutti_status (*signal)(const tu_backend_peers *peers, int to, int channel, const tu_backend_call *call);
+    tutti_status (*wait_signal)(const tu_backend_peers *peers, int from, int channel, const tu_backend_call *call);
+    tutti_status (*test_signal)(const tu_backend_peers *peers, int from, int channel, bool *arrived);
+    tutti_status (*barrier)(const tu_backend_peers *peers, int channel, const tu_backend_call *call);
+} tu_backend_remote;
+
+/* ---- streams ---- */
+
+typedef struct tu_backend_streams {
+    size_t size;
+    /* Whether the pointer is memory of the device; then its index. Never fails. */
+    bool (*recognise)(void *state, const void *pointer, int *device_index);
+    bool (*capturing)(void *state, void *stream);
+    /* A stream of the library's own. */
+    tutti_status (*create)(void *state, int device_index, void **stream);
+    void (*destroy)(void *state, int device_index, void *stream);
+    /* mark: an event behind what the stream holds. join orders the stream after the event. test: whether everything
+     * before the event is over; never waits. unmark ends the event, which may not be over yet. */
+    tutti_status (*mark)(void *state, int device_index, void *stream, void **event);
+    tutti_status (*join)(void *state, int device_index, void *stream, void *event);
+    tutti_status (*test)(void *state, int device_index, void *event, bool *complete);
+    void (*unmark)(void *state, int device_index, void *event);
+} tu_backend_streams;
+
+/* ---- the table ---- */
+
+struct tu_device_executor; /* declared by the collective layer */
+struct tu_tensor_kernels;  /* declared by the tensor library */
+
 typedef struct tu_backend {
     size_t size;
     uint32_t version;
@@ -140,61 +231,34 @@ typedef struct tu_backend {
     tutti_status (*probe)(const tu_backend_host *host, int *device_count);
     tutti_status (*open)(const tu_backend_host *host, tutti_world *world, void **state);
     void (*close)(void *state);
+    bool (*can)(void *state, tu_ability ability);
 
-    tutti_status (*allocate)(void *state, const tu_backend_request *request, tu_backend_block *block);
-    void (*free)(void *state, tu_backend_block *block);
-
-    tutti_status (*export_block)(void *state, const tu_backend_block *block, tu_backend_ticket *ticket);
-    void (*unexport_block)(void *state, const tu_backend_block *block, tu_backend_ticket *ticket);
-    /* Takes over the descriptors and mappings of all tickets, also when it fails. */
-    tutti_status (*import_blocks)(void *state, tutti_group *group, const tu_backend_block *own, int rank, int count,
-                                  tu_backend_ticket *tickets, tu_backend_map *map);
-    void (*unmap)(void *state, tu_backend_map *map);
-    bool (*has_multicast)(void *state, int device_index);
-
-    /* The signal area of one member; attach and detach frame the use of a (block, group) for signals. reset makes it as
-     * new, for a block that is used again: the caller guarantees that nobody signals meanwhile. */
-    size_t (*area_bytes)(int size, int channels);
-    tutti_status (*attach)(tu_backend_peers *peers);
-    void (*detach)(tu_backend_peers *peers);
-    void (*reset)(const tu_backend_peers *peers);
-    tutti_status (*signal)(const tu_backend_peers *peers, int to, int channel, const tu_backend_call *call);
-    tutti_status (*wait_signal)(const tu_backend_peers *peers, int from, int channel, const tu_backend_call *call);
-    tutti_status (*test_signal)(const tu_backend_peers *peers, int from, int channel, bool *arrived);
-    tutti_status (*barrier)(const tu_backend_peers *peers, int channel, const tu_backend_call *call);
-    /* Between the device's memory, mapped peers' memory and the host's. Ordered before this thread's (stream's) next
-     * signal. */
-    tutti_status (*copy)(void *state, int device_index, void *to, const void *from, size_t bytes,
-                         const tu_backend_call *call);
-    tutti_status (*clear)(void *state, const tu_backend_block *block, size_t offset,
-                          size_t bytes); /* to zero, complete on return */
-    tutti_status (*set32)(void *state, int device_index, uint32_t *words, uint32_t value, size_t count,
-                          const tu_backend_call *call);
-    tutti_status (*write32)(void *state, int device_index, uint32_t *word, uint32_t value, const tu_backend_call *call);
-
-    /* How many links there are between each two of `count` devices, count * count entries. NULL: there is no such
-     * thing. */
-    tutti_status (*links)(const tu_backend_host *host, int *matrix, int count);
+    const tu_backend_memory *memory;
+    const tu_backend_remote *remote;
+    const tu_backend_streams *streams;
+    const struct tu_device_executor *executor;
+    const struct tu_tensor_kernels *tensors;
 
     /* The group goes away: nothing of it may be used any more. NULL: nothing is kept per group. */
     void (*forget)(void *state, tutti_group *group);
-
     /* What went wrong on the device in operations of the group that had been enqueued: sticky; one load from pinned
      * memory, allowed while a stream captures. Writes the error. NULL: nothing is enqueued. */
     tutti_status (*check)(void *state, tutti_group *group);
-
-    const void *collectives; /* declared by the collective layer; NULL: none */
 } tu_backend;
 
 /* The built-in one: backend/shm. */
 extern const tu_backend tu_backend_shm;
 
-/* The backend that serves a device in this world, opened; loads a plug-in where it has to. */
+/* The backend that serves a device's memory in this world, opened; loads a plug-in where it has to. */
 tutti_status tu_backend_get(tutti_world *world, tutti_device device, const tu_backend **backend, void **state);
 /* The kind of a device, TUTTI_CPU for 0; an error for one that symmetric memory does not know. `kind` may be NULL. */
 tutti_status tu_backend_device(tutti_device device, tutti_device *kind);
 
-/* Finds a backend by name: built in, or a plug-in. NOT_FOUND lists where it looked and why each file was refused. */
+/* A backend by name, opened, whatever device it serves and whichever backend has that device's memory. */
+tutti_status tu_backend_open(tutti_world *world, const char *name, const tu_backend **backend, void **state);
+
+/* Finds a backend by name without opening it: built in, or a plug-in. Its table is whole: parts that the plug-in lacks
+ * are NULL. NOT_FOUND lists where it looked and why each file was refused. Lent while the world lives. */
 tutti_status tu_backend_find(tutti_world *world, const char *name, const tu_backend **backend);
 
 extern const tu_backend_host tu_backend_host_table;

@@ -80,7 +80,7 @@ tutti_status tu_memory_create(tu_memory_world *tables, size_t bytes, const tutti
         .huge_pages = huge,
         .what = "a block",
     };
-    status = memory->backend->allocate(memory->backend_state, &request, &memory->block);
+    status = memory->backend->memory->allocate(memory->backend_state, &request, &memory->block);
     if (status != TUTTI_OK)
         goto free_memory;
     atomic_init(&memory->references, 1);
@@ -205,7 +205,7 @@ void tu_memory_forget_peers(tutti_memory *memory) {
 void tu_memory_drop(tutti_memory *memory) {
     if (atomic_fetch_sub_explicit(&memory->references, 1, memory_order_acq_rel) != 1)
         return;
-    memory->backend->free(memory->backend_state, &memory->block);
+    memory->backend->memory->free(memory->backend_state, &memory->block);
     free(memory);
 }
 
@@ -232,6 +232,10 @@ void tutti_memory_release(tutti_memory *memory) {
     if (group != NULL)
         tutti_group_release(group);
     tu_world_handle(world, "memory", -1); /* last: the world may go with it */
+}
+
+bool tu_memory_can(const tutti_memory *memory, tu_ability ability) {
+    return memory->backend->can != NULL && memory->backend->can(memory->backend_state, ability);
 }
 
 void *tutti_memory_data(const tutti_memory *memory) {
@@ -294,8 +298,8 @@ bool tutti_memory_has_multicast_support(tutti_world *world, tutti_device device)
     tu_error_save(&before);
     const tu_backend *backend;
     void *state;
-    bool has = tu_backend_get(world, device, &backend, &state) == TUTTI_OK &&
-               backend->has_multicast(state, tutti_device_index(device));
+    bool has = tu_backend_get(world, device, &backend, &state) == TUTTI_OK && backend->memory->has_multicast != NULL &&
+               backend->memory->has_multicast(state, tutti_device_index(device));
     (void)tu_error_restore(&before); /* a question is no error */
     return has;
 }

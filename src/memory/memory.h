@@ -27,7 +27,8 @@ tutti_status tu_memory_group_get(tutti_group *group, tu_memory_group **state);
 typedef struct tu_symmetric {
     tutti_memory *memory;     /* the block; lent */
     size_t offset;            /* of the pointer in the block's data */
-    const tutti_peers *peers; /* of the block with the group; lent; NULL when it was not rendezvoused with this group */
+    const tutti_peers *peers; /* of the block with the group; lent; NULL when it was not rendezvoused with this group,
+                                 or its backend maps no peers */
     void *const *buffers;     /* each member's data as mapped here, in group order; NULL with peers NULL */
     uint32_t index; /* of peers in the group: the same on all members, from 1, never reused; 0 with peers NULL */
 } tu_symmetric;
@@ -73,6 +74,7 @@ struct tutti_peers {
     tu_backend_map blocks, areas;
     tu_backend_block area; /* this rank's signal area */
     void *const *buffers;  /* = blocks.addresses */
+    bool mapped;           /* every member's block has an address here */
     uint64_t *serials;     /* of the members' blocks */
     uint32_t index;        /* in the group */
     uint32_t users;        /* references of the program, under tables->lock */

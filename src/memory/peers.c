@@ -10,10 +10,6 @@
 #include "base/error.h"
 #include "memory/tables.h"
 
-/* A copy looks at the group's state word this often: nobody writes into a group that ended for longer than one
- * chunk. */
-#define COPY_CHUNK ((size_t)1 << 20)
-
 /* ---- life ---- */
 
 void tu_peers_use(tutti_peers *peers) {
@@ -62,10 +58,10 @@ void tu_peers_free(tutti_peers *doomed) {
         tutti_peers *peers = doomed;
         doomed = peers->next_of_memory;
         tutti_memory *memory = peers->memory;
-        memory->backend->detach(&peers->backend);
-        memory->backend->unmap(memory->backend_state, &peers->areas);
-        memory->backend->free(memory->backend_state, &peers->area);
-        memory->backend->unmap(memory->backend_state, &peers->blocks);
+        memory->backend->remote->detach(&peers->backend);
+        memory->backend->memory->unmap(memory->backend_state, &peers->areas);
+        memory->backend->memory->free(memory->backend_state, &peers->area);
+        memory->backend->memory->unmap(memory->backend_state, &peers->blocks);
         free(peers->serials);
         free(peers);
         tu_memory_drop(memory);
@@ -280,30 +276,15 @@ static tutti_status check_copy(const tutti_peers *peers, const char *what, int r
         return tu_error(TUTTI_ERROR_RANGE,
                         "%s: %zu bytes from byte %zu on: the range exceeds the %zu bytes of the block", what, bytes,
                         offset, peers->memory->bytes);
-    if (peers->buffers[rank] == NULL && !peers->memory->world->fake)
-        return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: rank %d is not mapped here", what, rank);
     return TUTTI_OK;
+}
+
+/* The other ranks of a fake world: what goes to them goes nowhere. */
+static bool is_nobody(const tutti_peers *peers, int rank) {
+    return peers->memory->world->fake && rank != peers->backend.rank;
 }
 
 /* ---- operations ---- */
-
-/* In chunks, so that a rank that was stopped in the middle does not write on into a group that has ended meanwhile. */
-static tutti_status put_in_chunks(tutti_peers *peers, char *to, const char *from, size_t bytes,
-                                  const tu_backend_call *call) {
-    const tutti_memory *memory = peers->memory;
-    size_t chunk = memory->device == TUTTI_CPU ? COPY_CHUNK : bytes;
-    for (size_t done = 0; done < bytes;) {
-        size_t now = bytes - done < chunk ? bytes - done : chunk;
-        if (done > 0 && tu_group_ended(peers->group))
-            return tu_group_cause(peers->group);
-        tutti_status status =
-            memory->backend->copy(memory->backend_state, memory->block.device_index, to + done, from + done, now, call);
-        if (status != TUTTI_OK)
-            return status;
-        done += now;
-    }
-    return TUTTI_OK;
-}
 
 tutti_status tutti_peers_put(tutti_peers *peers, int to, size_t offset, const void *from, size_t bytes,
                              const tutti_call *call) {
@@ -311,9 +292,9 @@ tutti_status tutti_peers_put(tutti_peers *peers, int to, size_t offset, const vo
     tutti_status status = check_call(peers, "put", call, true, &short_call);
     if (status == TUTTI_OK)
         status = check_copy(peers, "put", to, offset, from, bytes);
-    if (status != TUTTI_OK || bytes == 0 || peers->buffers[to] == NULL)
+    if (status != TUTTI_OK || bytes == 0 || is_nobody(peers, to))
         return status;
-    return put_in_chunks(peers, (char *)peers->buffers[to] + offset, from, bytes, &short_call);
+    return peers->memory->backend->remote->put(&peers->backend, to, offset, from, bytes, &short_call);
 }
 
 tutti_status tutti_peers_get(tutti_peers *peers, int from, size_t offset, void *to, size_t bytes,
@@ -322,11 +303,9 @@ tutti_status tutti_peers_get(tutti_peers *peers, int from, size_t offset, void *
     tutti_status status = check_call(peers, "get", call, false, &short_call); /* a dead rank's block stays readable */
     if (status == TUTTI_OK)
         status = check_copy(peers, "get", from, offset, to, bytes);
-    if (status != TUTTI_OK || bytes == 0 || peers->buffers[from] == NULL)
+    if (status != TUTTI_OK || bytes == 0 || is_nobody(peers, from))
         return status;
-    const tutti_memory *memory = peers->memory;
-    return memory->backend->copy(memory->backend_state, memory->block.device_index, to,
-                                 (const char *)peers->buffers[from] + offset, bytes, &short_call);
+    return peers->memory->backend->remote->get(&peers->backend, from, offset, to, bytes, &short_call);
 }
 
 tutti_status tutti_peers_signal(tutti_peers *peers, int to, int channel, const tutti_call *call) {
@@ -336,7 +315,7 @@ tutti_status tutti_peers_signal(tutti_peers *peers, int to, int channel, const t
         status = check_signal(peers, "signal", to, channel);
     if (status != TUTTI_OK || peers->memory->world->fake)
         return status;
-    return peers->memory->backend->signal(&peers->backend, to, channel, &short_call);
+    return peers->memory->backend->remote->signal(&peers->backend, to, channel, &short_call);
 }
 
 tutti_status tutti_peers_wait_signal(tutti_peers *peers, int from, int channel, const tutti_call *call) {
@@ -346,7 +325,7 @@ tutti_status tutti_peers_wait_signal(tutti_peers *peers, int from, int channel, 
         status = check_signal(peers, "wait_signal", from, channel);
     if (status != TUTTI_OK || peers->memory->world->fake)
         return status;
-    return peers->memory->backend->wait_signal(&peers->backend, from, channel, &short_call);
+    return peers->memory->backend->remote->wait_signal(&peers->backend, from, channel, &short_call);
 }
 
 tutti_status tutti_peers_test_signal(tutti_peers *peers, int from, int channel, bool *arrived) {
@@ -362,7 +341,7 @@ tutti_status tutti_peers_test_signal(tutti_peers *peers, int from, int channel, 
         *arrived = true;
         return TUTTI_OK;
     }
-    return peers->memory->backend->test_signal(&peers->backend, from, channel, arrived);
+    return peers->memory->backend->remote->test_signal(&peers->backend, from, channel, arrived);
 }
 
 tutti_status tutti_peers_barrier(tutti_peers *peers, int channel, const tutti_call *call) {
@@ -372,5 +351,5 @@ tutti_status tutti_peers_barrier(tutti_peers *peers, int channel, const tutti_ca
         status = check_channel(peers, "barrier", channel);
     if (status != TUTTI_OK || peers->memory->world->fake)
         return status;
-    return peers->memory->backend->barrier(&peers->backend, channel, &short_call);
+    return peers->memory->backend->remote->barrier(&peers->backend, channel, &short_call);
 }

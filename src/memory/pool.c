@@ -92,7 +92,8 @@ static tutti_memory *take_idle(tutti_pool *pool, size_class *class) {
 static tutti_status give_out(tutti_pool *pool, tutti_memory *memory, bool used) {
     tutti_status status = TUTTI_OK;
     if (used)
-        status = memory->backend->clear(memory->backend_state, &memory->block, memory->pad_offset, memory->pad_bytes);
+        status = memory->backend->memory->clear(memory->backend_state, &memory->block, memory->pad_offset,
+                                                memory->pad_bytes);
     memory->pool = pool;
     if (status == TUTTI_OK)
         status = tu_memory_list(memory, pool->options.group);

@@ -113,13 +113,13 @@ static tutti_status make_peers(const meeting *meeting, tutti_peers **result) {
 static void unmake_peers(tutti_peers *peers) {
     tutti_memory *memory = peers->memory;
     if (peers->backend.local != NULL)
-        memory->backend->detach(&peers->backend);
+        memory->backend->remote->detach(&peers->backend);
     if (peers->areas.addresses != NULL)
-        memory->backend->unmap(memory->backend_state, &peers->areas);
+        memory->backend->memory->unmap(memory->backend_state, &peers->areas);
     if (peers->area.address != NULL)
-        memory->backend->free(memory->backend_state, &peers->area);
+        memory->backend->memory->free(memory->backend_state, &peers->area);
     if (peers->blocks.addresses != NULL)
-        memory->backend->unmap(memory->backend_state, &peers->blocks);
+        memory->backend->memory->unmap(memory->backend_state, &peers->blocks);
     free(peers->serials);
     free(peers);
 }
@@ -162,11 +162,12 @@ static tutti_status exchange(const meeting *meeting, const char *purpose, const 
                              size_t ticket_offset, const tu_backend_ticket *ticket, void *records,
                              tutti_status *arrival) {
     tutti_group *group = meeting->group;
-    bool complete = false, pieces = meeting->memory->device == TUTTI_CPU; /* other devices pass descriptors */
+    bool complete = false, pieces = tu_memory_can(meeting->memory, TU_ABILITY_PASSES_PIECES);
+    bool descriptors = tu_memory_can(meeting->memory, TU_ABILITY_PASSES_DESCRIPTORS);
     tu_group_cargo cargo = { .piece = ticket->piece,
                              .mappings = pieces ? meeting->mappings : NULL,
                              .descriptor = ticket->fd,
-                             .descriptors = pieces ? NULL : meeting->descriptors,
+                             .descriptors = descriptors ? meeting->descriptors : NULL,
                              .complete = &complete };
     for (int member = 0; member < group->size; member++)
         meeting->tickets[member] = (tu_backend_ticket){ .fd = -1 };
@@ -178,7 +179,7 @@ static tutti_status exchange(const meeting *meeting, const char *purpose, const 
     }
     for (int member = 0; status == TUTTI_OK && member < group->size; member++) {
         tu_backend_ticket *theirs = &meeting->tickets[member];
-        theirs->fd = pieces ? -1 : meeting->descriptors[member];
+        theirs->fd = descriptors ? meeting->descriptors[member] : -1;
         theirs->mapping = pieces ? meeting->mappings[member] : NULL;
         memcpy(theirs->bytes, (char *)records + (size_t)member * bytes + ticket_offset, TU_BACKEND_TICKET_BYTES);
     }
@@ -297,12 +298,12 @@ static tutti_status meet_blocks(meeting *meeting, tutti_status *own) {
     tu_backend_ticket ticket = { .fd = -1 };
     tutti_status arrival = TUTTI_OK;
     describe_block(meeting, &record);
-    *own = memory->backend->export_block(memory->backend_state, &memory->block, &ticket);
+    *own = memory->backend->memory->export_block(memory->backend_state, &memory->block, &ticket);
     note_status(&record.status, record.message, *own);
     memcpy(record.ticket, ticket.bytes, sizeof record.ticket);
     tutti_status status = exchange(meeting, "rendezvous: blocks", &record, sizeof record,
                                    offsetof(block_record, ticket), &ticket, records, &arrival);
-    memory->backend->unexport_block(memory->backend_state, &memory->block, &ticket);
+    memory->backend->memory->unexport_block(memory->backend_state, &memory->block, &ticket);
     if (status != TUTTI_OK)
         return status;
     status = compare_blocks(meeting, records);
@@ -317,9 +318,9 @@ static tutti_status meet_blocks(meeting *meeting, tutti_status *own) {
         meeting->peers->serials[member] = records[member].serial;
     *own = arrival;
     if (arrival == TUTTI_OK)
-        *own =
-            memory->backend->import_blocks(memory->backend_state, meeting->group, &memory->block, meeting->group->rank,
-                                           meeting->group->size, meeting->tickets, &meeting->peers->blocks);
+        *own = memory->backend->memory->import_blocks(memory->backend_state, meeting->group, &memory->block,
+                                                      meeting->group->rank, meeting->group->size, meeting->tickets,
+                                                      &meeting->peers->blocks);
     return TUTTI_OK;
 }
 
@@ -328,14 +329,15 @@ static tutti_status make_area(meeting *meeting, tu_backend_ticket *ticket) {
     tutti_memory *memory = meeting->memory;
     tutti_peers *peers = meeting->peers;
     tu_backend_request request = {
-        .bytes = memory->backend->area_bytes(peers->backend.size, peers->backend.channels),
+        .bytes = memory->backend->remote->area_bytes(peers->backend.size, peers->backend.channels),
         .alignment = 128,
         .device_index = memory->block.device_index,
         .huge_pages = 0,
         .what = "signals of a block",
     };
-    tutti_status status = memory->backend->allocate(memory->backend_state, &request, &peers->area);
-    return status != TUTTI_OK ? status : memory->backend->export_block(memory->backend_state, &peers->area, ticket);
+    tutti_status status = memory->backend->memory->allocate(memory->backend_state, &request, &peers->area);
+    return status != TUTTI_OK ? status
+                              : memory->backend->memory->export_block(memory->backend_state, &peers->area, ticket);
 }
 
 static tutti_status meet_areas(meeting *meeting, tutti_status *own) {
@@ -351,7 +353,7 @@ static tutti_status meet_areas(meeting *meeting, tutti_status *own) {
     tutti_status status = exchange(meeting, "rendezvous: signals", &record, sizeof record,
                                    offsetof(step_record, ticket), &ticket, records, &arrival);
     if (peers->area.address != NULL)
-        memory->backend->unexport_block(memory->backend_state, &peers->area, &ticket);
+        memory->backend->memory->unexport_block(memory->backend_state, &peers->area, &ticket);
     if (status != TUTTI_OK)
         return status;
     status =
@@ -362,10 +364,11 @@ static tutti_status meet_areas(meeting *meeting, tutti_status *own) {
     }
     *own = arrival;
     if (arrival == TUTTI_OK)
-        *own = memory->backend->import_blocks(memory->backend_state, meeting->group, &peers->area, meeting->group->rank,
-                                              meeting->group->size, meeting->tickets, &peers->areas);
+        *own = memory->backend->memory->import_blocks(memory->backend_state, meeting->group, &peers->area,
+                                                      meeting->group->rank, meeting->group->size, meeting->tickets,
+                                                      &peers->areas);
     if (*own == TUTTI_OK)
-        *own = memory->backend->attach(&peers->backend);
+        *own = memory->backend->remote->attach(&peers->backend);
     return TUTTI_OK;
 }
 
@@ -425,6 +428,9 @@ static tutti_status publish(meeting *meeting) {
     tutti_memory *memory = meeting->memory;
     tutti_peers *doomed = NULL;
     peers->buffers = peers->blocks.addresses;
+    peers->mapped = true;
+    for (int member = 0; member < meeting->group->size; member++)
+        peers->mapped = peers->mapped && peers->buffers[member] != NULL;
     pthread_mutex_lock(&memory->tables->lock);
     tutti_status status = tu_order_insert(&meeting->state->by_index, peers->index, peers);
     if (status == TUTTI_OK) {
@@ -472,7 +478,7 @@ static tutti_status meet_again(meeting *meeting, tutti_peers **result) {
     }
     /* Everybody is here, so nobody signals or waits any more on what the block was before; and nobody does on what it
      * is now until all have come to the second exchange. */
-    memory->backend->reset(&peers->backend);
+    memory->backend->remote->reset(&peers->backend);
     status = tu_group_exchange(meeting->group, &meeting->info, "rendezvous: pool ready", &record, sizeof record, NULL,
                                meeting->deadline, meeting->serials, NULL);
     if (status != TUTTI_OK)
@@ -489,7 +495,7 @@ static tutti_status meet_again(meeting *meeting, tutti_peers **result) {
 /* ---- the call ---- */
 
 static tutti_status check_hosts(const tutti_memory *memory, const tutti_group *group) {
-    if (group->local || memory->device != TUTTI_CPU || group->world->fake)
+    if (group->local || group->world->fake || tu_memory_can(memory, TU_ABILITY_SPANS_HOSTS))
         return TUTTI_OK;
     for (int member = 0; member < group->size; member++) {
         if (group->job_ranks[member] >= 0)

@@ -39,11 +39,7 @@ static void end(void *state) {
     free(group->by_index.entries);
     pthread_mutex_unlock(&group->tables->lock);
     tu_peers_free(doomed);
-    for (int device = 0; device < TU_DEVICES; device++) {
-        const tu_device_backend *slot = &group->tables->devices[device];
-        if (slot->opened && slot->backend->forget != NULL)
-            slot->backend->forget(slot->state, group->group);
-    }
+    tu_backends_forget(group->tables, group->group);
     pthread_mutex_destroy(&group->cache_lock);
     pthread_mutex_destroy(&group->meeting);
     free(group);
@@ -63,7 +59,7 @@ tutti_status tu_memory_group_get(tutti_group *group, tu_memory_group **result) {
 
 static const tutti_peers *peers_of(const tutti_memory *memory, const tu_memory_group *group) {
     for (const tutti_peers *peers = memory->first_peers; peers != NULL; peers = peers->next_of_memory) {
-        if (peers->group_state == group && peers->proven)
+        if (peers->group_state == group && peers->proven && peers->mapped)
             return peers;
     }
     return NULL;

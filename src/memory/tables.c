@@ -82,10 +82,7 @@ static void end(void *state) {
         tu_memory_forget_peers(memory);
         tu_memory_drop(memory);
     }
-    for (int device = 0; device < TU_DEVICES; device++) {
-        if (tables->devices[device].opened)
-            tables->devices[device].backend->close(tables->devices[device].state);
-    }
+    tu_backends_end(tables);
     free(tables->blocks.entries);
     pthread_mutex_destroy(&tables->backend_lock);
     pthread_mutex_destroy(&tables->persistent_lock);

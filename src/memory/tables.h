@@ -23,13 +23,17 @@ void *tu_order_get(const tu_order *order, uint64_t key); /* NULL when there is n
 void *tu_order_floor(const tu_order *order,
                      uint64_t key); /* with the greatest key that is not above; NULL when there is none */
 
-/* A backend as this world uses it for a device. */
-typedef struct tu_device_backend {
-    const tu_backend *backend; /* chosen; NULL: none yet */
-    void *state;               /* opened; NULL: not yet, or it has none */
-    bool opened;
-} tu_device_backend;
-#define TU_DEVICES 2 /* the kinds that symmetric memory has: the CPU, then CUDA */
+/* A backend as this world knows it: its table, made whole, and its state once it is open. */
+typedef struct tu_backend_entry tu_backend_entry;
+struct tu_backend_entry {
+    tu_backend table; /* its parts are those below */
+    tu_backend_memory memory;
+    tu_backend_remote remote;
+    tu_backend_streams streams;
+    void *state;
+    _Atomic bool opened; /* released when `state` is set */
+    tu_backend_entry *next;
+};
 
 struct tu_memory_world {
     tutti_world *world;
@@ -41,7 +45,8 @@ struct tu_memory_world {
     _Atomic size_t pad_bytes;        /* for blocks that ask for none; 0: the setting */
     pthread_mutex_t persistent_lock; /* held over a whole persistent allocation, so that an id is made once */
     pthread_mutex_t backend_lock;
-    tu_device_backend devices[TU_DEVICES];
+    _Atomic(tu_backend_entry *) backends;         /* all that are known; added under backend_lock, never taken out */
+    tu_backend_entry *cpu_backend, *cuda_backend; /* that has the memory; NULL: not chosen; under backend_lock */
 };
 
 #define TU_SYMMETRIC_CACHE 16
@@ -70,6 +75,16 @@ struct tu_memory_group {
     pthread_mutex_t cache_lock;
     tu_symmetric_line cache[TU_SYMMETRIC_CACHE];
 };
+
+/* ---- plugin.c, backend.c ---- */
+/* A copy of the table, made whole; to be freed. NULL: no memory. */
+tu_backend_entry *tu_backend_adopt(const tu_backend *given);
+/* Finds the plug-in, loads it, and takes its table over. */
+tutti_status tu_backend_load(tutti_world *world, const char *name, tu_backend_entry **entry);
+void tu_backends_forget(tu_memory_world *tables, tutti_group *group);
+void tu_backends_end(tu_memory_world *tables);
+/* Whether the block's backend is able to do something. */
+bool tu_memory_can(const tutti_memory *memory, tu_ability ability);
 
 /* ---- memory.c ---- */
 tutti_status tu_memory_create(tu_memory_world *tables, size_t bytes, const tutti_memory_options *options,

@@ -108,8 +108,8 @@ tutti_status tutti_view_memset32(tutti_world *world, const tutti_view *view, int
     status = prepare(world, view, call, &backend, &state, &short_call);
     if (status != TUTTI_OK)
         return status;
-    return backend->set32(state, tutti_device_index(view->device), (uint32_t *)view->data + offset, (uint32_t)value,
-                          (size_t)count, &short_call);
+    return backend->memory->set32(state, tutti_device_index(view->device), (uint32_t *)view->data + offset,
+                                  (uint32_t)value, (size_t)count, &short_call);
 }
 
 tutti_status tutti_view_write_value32(tutti_world *world, const tutti_view *view, int64_t offset, int64_t value,
@@ -128,6 +128,6 @@ tutti_status tutti_view_write_value32(tutti_world *world, const tutti_view *view
     status = prepare(world, view, call, &backend, &state, &short_call);
     if (status != TUTTI_OK)
         return status;
-    return backend->write32(state, tutti_device_index(view->device), (uint32_t *)view->data + offset, (uint32_t)value,
-                            &short_call);
+    return backend->memory->write32(state, tutti_device_index(view->device), (uint32_t *)view->data + offset,
+                                    (uint32_t)value, &short_call);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Backends: choosing them by name, finding and refusing plug-ins, and a whole life on one that passes descriptors
- * (tests/memory/plugin/memfd.c, compiled here).
+ * Backends: choosing them by name, finding and refusing plug-ins (tests/memory/plugin/memfd.c, compiled here). What
+ * every backend must do is in every_backend.c.
  */
 #include <dirent.h>
 #include <sys/stat.h>
@@ -11,36 +11,8 @@
 #include <unistd.h>
 
 #include "../harness.h"
-
-static char folder[64];
-
-/* Compiles a plug-in into a folder of this test's, which TUTTI_PLUGIN_PATH then names. Skips without a compiler. */
-static void compile(const char *name, const char *flags) {
-    const char *source = getenv("TEST_SOURCE");
-    char command[1024];
-    if (source == NULL)
-        SKIP("TEST_SOURCE does not name the source folder");
-    if (system("command -v cc >/dev/null") != 0)
-        SKIP("there is no C compiler");
-    if (folder[0] == 0) {
-        strcpy(folder, "/tmp/tutti-test-XXXXXX");
-        CHECK(mkdtemp(folder) != NULL);
-        setenv("TUTTI_PLUGIN_PATH", folder, 1);
-    }
-    snprintf(command, sizeof command,
-             "cc -std=gnu17 -D_GNU_SOURCE -shared -fPIC -fvisibility=hidden %s -I%s/src -I%s/include "
-             "%s/tests/memory/plugin/memfd.c -o "
-             "%s/libtutti-%s.so",
-             flags, source, source, source, folder, name);
-    CHECK_EQ(system(command), 0);
-}
-
-static void remove_folder(void) {
-    char command[96];
-    snprintf(command, sizeof command, "rm -rf %s", folder);
-    CHECK_EQ(system(command), 0);
-    folder[0] = 0;
-}
+#include "memory/backend.h"
+#include "plugin/compile.h"
 
 static tutti_world *open_alone(void) {
     tutti_world *world;
@@ -79,11 +51,12 @@ TEST(an_unknown_backend_is_not_found_and_the_error_says_where_it_looked) {
 }
 
 TEST(a_plug_in_of_another_version_name_or_kind_is_refused) {
-    compile("old", "-DPLUGIN_NAME='\"old\"' -DPLUGIN_VERSION=77");
-    compile("alias", "-DPLUGIN_NAME='\"other\"'");
-    compile("empty", "-Dtutti_backend_v1=something_else");
+    plugin_compile("old", "-DPLUGIN_VERSION=77");
+    plugin_compile("alias", "-UPLUGIN_NAME -DPLUGIN_NAME='\"other\"'");
+    plugin_compile("empty", "-Dtutti_backend_v2=something_else");
+    plugin_compile("half", "-DMEMORY_SIZE='offsetof(tu_backend_memory, unmap)'");
     char path[96];
-    snprintf(path, sizeof path, "%s/libtutti-text.so", folder);
+    snprintf(path, sizeof path, "%s/libtutti-text.so", plugin_folder);
     FILE *text = fopen(path, "w");
     CHECK(text != NULL && fputs("this is no library", text) >= 0 && fclose(text) == 0);
     tutti_world *world = open_alone();
@@ -92,15 +65,17 @@ TEST(a_plug_in_of_another_version_name_or_kind_is_refused) {
     CHECK_STATUS(tutti_memory_set_backend(world, TUTTI_CUDA, "alias"), TUTTI_ERROR_NOT_FOUND);
     CHECK_MESSAGE("is backend other, not alias");
     CHECK_STATUS(tutti_memory_set_backend(world, TUTTI_CUDA, "empty"), TUTTI_ERROR_NOT_FOUND);
-    CHECK_MESSAGE("exports no tutti_backend_v1");
+    CHECK_MESSAGE("exports no tutti_backend_v2");
+    CHECK_STATUS(tutti_memory_set_backend(world, TUTTI_CUDA, "half"), TUTTI_ERROR_NOT_FOUND);
+    CHECK_MESSAGE("lacks memory->unmap");
     CHECK_STATUS(tutti_memory_set_backend(world, TUTTI_CUDA, "text"), TUTTI_ERROR_NOT_FOUND);
     CHECK_OK(tutti_world_close(world));
-    remove_folder();
+    plugin_remove();
 }
 
 TEST(a_backend_can_not_be_changed_after_use) {
-    compile("memfd", "");
-    compile("second", "-DPLUGIN_NAME='\"second\"'");
+    plugin_compile("memfd", "");
+    plugin_compile("second", "");
     tutti_world *world = open_alone();
     const char *name;
     tutti_memory *memory;
@@ -120,53 +95,68 @@ TEST(a_backend_can_not_be_changed_after_use) {
     CHECK_STATUS(tutti_memory_alloc(world, 1, TUTTI_OPTIONS(tutti_memory_options, .device = TUTTI_CUDA_AT(5)), &memory),
                  TUTTI_ERROR_ARGUMENT);
     CHECK_OK(tutti_world_close(world));
-    remove_folder();
+    plugin_remove();
 }
 
-static void live_on_plugin(tutti_world *world, void *argument) {
+TEST(an_older_and_a_newer_table_are_accepted) {
+    plugin_compile("older", "-DMEMORY_SIZE='offsetof(tu_backend_memory, has_multicast)' "
+                            "-DTABLE_SIZE='offsetof(tu_backend, executor)'");
+    plugin_compile("newer", "-DMEMORY_SIZE='sizeof(tu_backend_memory) + sizeof(void *)' "
+                            "-DTABLE_SIZE='sizeof(tu_backend) + sizeof(void *)'");
+    static const char *const names[] = { "older", "newer" };
+    for (int i = 0; i < 2; i++) {
+        tutti_world *world = open_alone();
+        const tu_backend *backend;
+        tutti_memory *memory;
+        CHECK_OK(tutti_memory_set_backend(world, TUTTI_CUDA, names[i]));
+        CHECK_OK(tutti_memory_alloc(world, 1, TUTTI_OPTIONS(tutti_memory_options, .device = TUTTI_CUDA), &memory));
+        CHECK_EQ(tutti_memory_has_multicast_support(world, TUTTI_CUDA_AT(1)), i == 1); /* an old one cannot be asked */
+        CHECK_OK(tu_backend_find(world, names[i], &backend));
+        CHECK_EQ(backend->size, sizeof *backend);
+        CHECK_EQ(backend->memory->size, sizeof *backend->memory);
+        CHECK(backend->executor == NULL && backend->tensors == NULL && backend->streams == NULL);
+        tutti_memory_release(memory);
+        CHECK_OK(tutti_world_close(world));
+    }
+    plugin_remove();
+}
+
+TEST(several_backends_serve_one_device_and_each_is_opened_by_its_name) {
+    plugin_compile("memfd", "");
+    plugin_compile("bare", "-DWITHOUT_MEMORY");
+    tutti_world *world = open_alone();
+    const tu_backend *memory, *bare, *again;
+    void *memory_state, *bare_state, *again_state;
+    CHECK_OK(tutti_memory_set_backend(world, TUTTI_CUDA, "memfd"));
+    CHECK_OK(tu_backend_get(world, TUTTI_CUDA, &memory, &memory_state));
+    CHECK_TEXT(memory->name, "memfd");
+    CHECK_OK(tu_backend_open(world, "bare", &bare, &bare_state));
+    CHECK(bare->memory == NULL && bare->device == TUTTI_CUDA && bare_state != memory_state);
+    CHECK_OK(tu_backend_open(world, "memfd", &again, &again_state));
+    CHECK(again == memory && again_state == memory_state);
+    CHECK_STATUS(tutti_memory_set_backend(world, TUTTI_CUDA, "bare"), TUTTI_ERROR_UNSUPPORTED);
+    CHECK_MESSAGE("has no memory");
+    CHECK_STATUS(tu_backend_open(world, "abacus", &again, &again_state), TUTTI_ERROR_NOT_FOUND);
+    CHECK_OK(tutti_world_close(world));
+    plugin_remove();
+}
+
+static void meet_elsewhere(tutti_world *world, void *argument) {
     (void)argument;
-    int rank = tutti_world_rank(world), size = tutti_world_size(world), next = (rank + 1) % size,
-        before = (rank + size - 1) % size;
     tutti_memory_options options = TUTTI_MEMORY_OPTIONS_INIT;
     options.device = TUTTI_CUDA;
     tutti_memory *memory;
     tutti_peers *peers;
-    tutti_pool *pool;
     CHECK_OK(tutti_memory_set_backend(world, TUTTI_CUDA, "memfd"));
-    CHECK_OK(tutti_pool_create(world, &options, &pool));
-    for (int round = 0; round < 3; round++) {
-        if (round < 2)
-            CHECK_OK(tutti_pool_alloc(pool, 10000, &memory));
-        else
-            CHECK_OK(tutti_memory_alloc(world, 10000, &options, &memory));
-        CHECK_OK(tutti_memory_rendezvous(memory, tutti_world_group(world), &peers));
-        CHECK_OK(tutti_peers_put(peers, next, 8, &rank, sizeof rank, NULL));
-        CHECK_OK(tutti_peers_signal(peers, next, 3, NULL));
-        CHECK_OK(tutti_peers_wait_signal(peers, before, 3, NULL));
-        CHECK_EQ(((int *)tutti_memory_data(memory))[2], before);
-        CHECK_OK(tutti_peers_barrier(peers, 0, NULL));
-        tutti_view view = TUTTI_VIEW_INIT;
-        CHECK_OK(tutti_peers_get_buffer(peers, rank, (int64_t[]){ 4 }, 1, TUTTI_U32, 0, &view));
-        CHECK_EQ(view.device, TUTTI_CUDA_AT(0));
-        CHECK_OK(tutti_view_memset32(world, &view, 1, 9, 2, NULL));
-        CHECK_EQ(((int *)tutti_memory_data(memory))[2], 9);
-        CHECK_STATUS(tutti_peers_wait_signal(peers, before, 3, TUTTI_OPTIONS(tutti_call, .timeout_ns = 1000000)),
-                     TUTTI_ERROR_TIMEOUT);
-        tutti_peers_release(peers);
-        tutti_memory_release(memory);
-    }
-    tutti_pool_release(pool);
-    /* A rank on the CPU and the others on a "GPU" do not meet. */
-    CHECK_OK(tutti_memory_alloc(world, 64, rank == 1 ? NULL : &options, &memory));
-    tutti_status status = tutti_memory_rendezvous(memory, tutti_world_group(world), &peers);
-    CHECK_EQ(status, TUTTI_ERROR_MISMATCH);
+    CHECK_OK(tutti_memory_alloc(world, 64, tutti_world_rank(world) == 1 ? NULL : &options, &memory));
+    CHECK_EQ(tutti_memory_rendezvous(memory, tutti_world_group(world), &peers), TUTTI_ERROR_MISMATCH);
     CHECK_MESSAGE("different devices");
     tutti_memory_release(memory);
 }
 
-TEST(a_whole_life_on_a_plug_in_that_passes_descriptors) {
-    compile("memfd", "");
-    test_threads(3, live_on_plugin, NULL);
-    test_processes(3, live_on_plugin, NULL);
-    remove_folder();
+TEST(a_rank_on_the_cpu_and_others_on_a_device_do_not_meet) {
+    plugin_compile("memfd", "");
+    test_threads(3, meet_elsewhere, NULL);
+    test_processes(3, meet_elsewhere, NULL);
+    plugin_remove();
 }

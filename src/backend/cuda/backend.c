@@ -81,9 +81,9 @@ static int attribute(tu_cuda *cuda, CUdevice device, int which) {
 }
 
 static const char *const kernel_names[] = {
-#define X(id, name) [TU_CUDA_##id] = name,
-    TU_CUDA_KERNELS(X)
-#undef X
+#define KERNEL(id, name) [TU_CUDA_##id] = name,
+#include "kernels.def"
+#undef KERNEL
 };
 
 const char *tu_cuda_kernel_name(tu_cuda_kernel kernel) {
@@ -164,8 +164,45 @@ tutti_status tu_cuda_device_open(tu_cuda *cuda, int index, tu_cuda_device **devi
     return status;
 }
 
-TUTTI_API extern const tu_backend tutti_backend_v1;
-const tu_backend tutti_backend_v1 = {
+static bool can(void *state, tu_ability ability) {
+    (void)state;
+    /* Between hosts only where fabric handles are shared, and then the rendezvous finds that out by trying. */
+    return ability == TU_ABILITY_MAPS_PEERS || ability == TU_ABILITY_PASSES_DESCRIPTORS ||
+           ability == TU_ABILITY_SPANS_HOSTS;
+}
+
+static const tu_backend_memory memory_part = {
+    .size = sizeof(tu_backend_memory),
+    .allocate = tu_cuda_allocate,
+    .free = tu_cuda_free,
+    .export_block = tu_cuda_export,
+    .unexport_block = tu_cuda_unexport,
+    .import_blocks = tu_cuda_import,
+    .unmap = tu_cuda_unmap,
+    .clear = tu_cuda_clear,
+    .copy = tu_cuda_copy,
+    .set32 = tu_cuda_set32,
+    .write32 = tu_cuda_write32,
+    .has_multicast = tu_cuda_has_multicast,
+    .links = tu_cuda_links,
+};
+
+static const tu_backend_remote remote_part = {
+    .size = sizeof(tu_backend_remote),
+    .area_bytes = tu_cuda_area_bytes,
+    .attach = tu_cuda_attach,
+    .detach = tu_cuda_detach,
+    .reset = tu_cuda_reset,
+    .put = tu_cuda_put,
+    .get = tu_cuda_get,
+    .signal = tu_cuda_signal_put,
+    .wait_signal = tu_cuda_signal_wait,
+    .test_signal = tu_cuda_signal_test,
+    .barrier = tu_cuda_barrier,
+};
+
+TUTTI_API extern const tu_backend tutti_backend_v2;
+const tu_backend tutti_backend_v2 = {
     .size = sizeof(tu_backend),
     .version = TU_BACKEND_VERSION,
     .name = "cuda",
@@ -173,27 +210,11 @@ const tu_backend tutti_backend_v1 = {
     .probe = probe,
     .open = open_world,
     .close = close_world,
-    .allocate = tu_cuda_allocate,
-    .free = tu_cuda_free,
-    .export_block = tu_cuda_export,
-    .unexport_block = tu_cuda_unexport,
-    .import_blocks = tu_cuda_import,
-    .unmap = tu_cuda_unmap,
-    .has_multicast = tu_cuda_has_multicast,
-    .area_bytes = tu_cuda_area_bytes,
-    .attach = tu_cuda_attach,
-    .detach = tu_cuda_detach,
-    .reset = tu_cuda_reset,
-    .signal = tu_cuda_signal_put,
-    .wait_signal = tu_cuda_signal_wait,
-    .test_signal = tu_cuda_signal_test,
-    .barrier = tu_cuda_barrier,
-    .copy = tu_cuda_copy,
-    .clear = tu_cuda_clear,
-    .set32 = tu_cuda_set32,
-    .write32 = tu_cuda_write32,
-    .links = tu_cuda_links,
+    .can = can,
+    .memory = &memory_part,
+    .remote = &remote_part,
+    .streams = &tu_cuda_streams,
+    .executor = &tu_cuda_executor,
     .forget = tu_cuda_forget,
     .check = tu_cuda_check,
-    .collectives = &tu_cuda_collectives,
 };

@@ -19,29 +19,10 @@
 
 #define TU_CUDA_DEVICES 16
 
-/* The kernels: X(enumerator, name in the image). */
-#define TU_CUDA_KERNELS(X)                                                                                      \
-    X(REDUCE_F64, "tutti_reduce_f64")                                                                           \
-    X(REDUCE_F32, "tutti_reduce_f32")                                                                           \
-    X(REDUCE_F16, "tutti_reduce_f16")                                                                           \
-    X(REDUCE_BF16, "tutti_reduce_bf16")                                                                         \
-    X(REDUCE_E4M3, "tutti_reduce_e4m3")                                                                         \
-    X(REDUCE_E5M2, "tutti_reduce_e5m2")                                                                         \
-    X(REDUCE_I8, "tutti_reduce_i8") X(REDUCE_I16, "tutti_reduce_i16") X(REDUCE_I32, "tutti_reduce_i32")         \
-        X(REDUCE_I64, "tutti_reduce_i64") X(REDUCE_U8, "tutti_reduce_u8") X(REDUCE_U16, "tutti_reduce_u16")     \
-            X(REDUCE_U32, "tutti_reduce_u32") X(REDUCE_U64, "tutti_reduce_u64")                                 \
-                X(REDUCE_BOOLEAN, "tutti_reduce_boolean") X(REDUCE_F32_2, "tutti_reduce_f32_2")                 \
-                    X(REDUCE_F32_4, "tutti_reduce_f32_4") X(REDUCE_F32_8, "tutti_reduce_f32_8")                 \
-                        X(REDUCE_F16_2, "tutti_reduce_f16_2") X(REDUCE_F16_4, "tutti_reduce_f16_4")             \
-                            X(REDUCE_F16_8, "tutti_reduce_f16_8") X(REDUCE_BF16_2, "tutti_reduce_bf16_2")       \
-                                X(REDUCE_BF16_4, "tutti_reduce_bf16_4") X(REDUCE_BF16_8, "tutti_reduce_bf16_8") \
-                                    X(MOVE, "tutti_move") X(MEET, "tutti_meet") X(SIGNAL, "tutti_signal")       \
-                                        X(VDEV_PLAN, "tutti_vdev_plan") X(VDEV_PULL, "tutti_vdev_pull")
-
 typedef enum tu_cuda_kernel {
-#define X(id, name) TU_CUDA_##id,
-    TU_CUDA_KERNELS(X)
-#undef X
+#define KERNEL(id, name) TU_CUDA_##id,
+#include "kernels.def"
+#undef KERNEL
     TU_CUDA_KERNEL_COUNT
 } tu_cuda_kernel;
 
@@ -142,6 +123,10 @@ tutti_status tu_cuda_signal_put(const tu_backend_peers *peers, int to, int chann
 tutti_status tu_cuda_signal_wait(const tu_backend_peers *peers, int from, int channel, const tu_backend_call *call);
 tutti_status tu_cuda_signal_test(const tu_backend_peers *peers, int from, int channel, bool *arrived);
 tutti_status tu_cuda_barrier(const tu_backend_peers *peers, int channel, const tu_backend_call *call);
+tutti_status tu_cuda_put(const tu_backend_peers *peers, int to, size_t offset, const void *from, size_t bytes,
+                         const tu_backend_call *call);
+tutti_status tu_cuda_get(const tu_backend_peers *peers, int from, size_t offset, void *to, size_t bytes,
+                         const tu_backend_call *call);
 tutti_status tu_cuda_copy(void *state, int device, void *to, const void *from, size_t bytes,
                           const tu_backend_call *call);
 tutti_status tu_cuda_set32(void *state, int device, uint32_t *words, uint32_t value, size_t count,
@@ -149,7 +134,10 @@ tutti_status tu_cuda_set32(void *state, int device, uint32_t *words, uint32_t va
 tutti_status tu_cuda_write32(void *state, int device, uint32_t *word, uint32_t value, const tu_backend_call *call);
 
 /* team.c */
-extern const tu_device_collectives tu_cuda_collectives;
+extern const tu_device_executor tu_cuda_executor;
+
+/* streams.c */
+extern const tu_backend_streams tu_cuda_streams;
 
 /* nvml.c: links between visible devices, count * count entries. */
 tutti_status tu_cuda_links(const tu_backend_host *host, int *matrix, int count);

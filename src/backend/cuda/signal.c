@@ -142,6 +142,18 @@ tutti_status tu_cuda_copy(void *state, int device, void *to, const void *from, s
     return bytes == 0 ? TUTTI_OK : on_device(state, device, act_copy, &copy, "cuMemcpyAsync");
 }
 
+tutti_status tu_cuda_put(const tu_backend_peers *peers, int to, size_t offset, const void *from, size_t bytes,
+                         const tu_backend_call *call) {
+    return tu_cuda_copy(peers->state, peers->device_index, (char *)peers->blocks->addresses[to] + offset, from, bytes,
+                        call);
+}
+
+tutti_status tu_cuda_get(const tu_backend_peers *peers, int from, size_t offset, void *to, size_t bytes,
+                         const tu_backend_call *call) {
+    return tu_cuda_copy(peers->state, peers->device_index, to, (const char *)peers->blocks->addresses[from] + offset,
+                        bytes, call);
+}
+
 struct words {
     uint32_t *at;
     uint32_t value;

@@ -48,32 +48,8 @@ typedef struct team {
     lockstep *step;                   /* with the other ranks of this process; NULL: none */
     uint64_t launches;
     int64_t timeout_ns; /* of the call that is launching; 0: it is captured, not launched */
-    CUstream stream;    /* for works; made on first need */
     pthread_mutex_t lock;
 } team;
-
-/* ---- which device a pointer lies on ---- */
-
-static bool recognise(void *state, const void *pointer, int *device_index) {
-    tu_cuda *cuda = state;
-    unsigned type = 0;
-    int ordinal = -1;
-    int attributes[2] = { CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL };
-    void *values[2] = { &type, &ordinal };
-    if (cuda->driver.cuPointerGetAttributes(2, attributes, values, (CUdeviceptr)(uintptr_t)pointer) != CUDA_SUCCESS ||
-        type != CU_MEMORYTYPE_DEVICE)
-        return false;
-    *device_index = ordinal;
-    return true;
-}
-
-static bool capturing(void *state, void *stream) {
-    tu_cuda *cuda = state;
-    int status = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (stream == NULL) /* the legacy stream cannot capture, and asking it during a capture would break that */
-        return false;
-    return cuda->driver.cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
-}
 
 /* ---- making a team ---- */
 
@@ -241,8 +217,6 @@ static void end_team(void *opaque) {
     tu_cuda_unmap(cuda, &t->map);
     tu_cuda_free(cuda, &t->control);
     if (tu_cuda_enter(cuda, t->device) == TUTTI_OK) {
-        if (t->stream != NULL)
-            cuda->driver.cuStreamDestroy(t->stream);
         cuda->driver.cuMemFree(t->table);
         tu_cuda_leave(cuda);
     }
@@ -311,7 +285,7 @@ static tutti_status code_of(team *t, const tu_device_place *place, void *stream,
     tu_cuda_mapping mapping;
     tu_cuda_map_plan(place->map, &mapping.base, &mapping.stride);
     if (t->uploaded[place->index] != mapping.base) {
-        if (capturing(t->cuda, stream))
+        if (tu_cuda_streams.capturing(t->cuda, stream))
             return t->cuda->host->error(
                 TUTTI_ERROR_STATE,
                 "a symmetric block is used for the first time with group %s while a stream captures; "
@@ -540,7 +514,7 @@ static tutti_status run(void *opaque, tu_device_task *task) {
     tutti_status status = tu_cuda_check(t->cuda, t->group);
     if (status != TUTTI_OK)
         return status;
-    bool captured = capturing(t->cuda, task->stream);
+    bool captured = tu_cuda_streams.capturing(t->cuda, task->stream);
     pthread_mutex_lock(&t->lock); /* two host threads launch one after the other, so that epochs and lockstep agree */
     t->timeout_ns = captured ? 0 : task->timeout_ns;
     status = tu_cuda_enter(t->cuda, t->device);
@@ -569,89 +543,11 @@ static tutti_status run(void *opaque, tu_device_task *task) {
     return status;
 }
 
-/* ---- streams and events for works ---- */
-
-static tutti_status mark(void *opaque, void *stream, void **event) {
-    team *t = opaque;
-    CUevent made = NULL;
-    tutti_status status = tu_cuda_enter(t->cuda, t->device);
-    if (status != TUTTI_OK)
-        return status;
-    CUresult result = t->cuda->driver.cuEventCreate(&made, CU_EVENT_DISABLE_TIMING);
-    if (result == CUDA_SUCCESS && (result = t->cuda->driver.cuEventRecord(made, stream)) != CUDA_SUCCESS)
-        t->cuda->driver.cuEventDestroy(made);
-    tu_cuda_leave(t->cuda);
-    if (result != CUDA_SUCCESS)
-        return tu_cuda_error(t->cuda, result, "recording an event");
-    *event = made;
-    return TUTTI_OK;
-}
-
-static void unmark(void *opaque, void *event) {
-    team *t = opaque;
-    if (tu_cuda_enter(t->cuda, t->device) == TUTTI_OK) {
-        t->cuda->driver.cuEventDestroy(event);
-        tu_cuda_leave(t->cuda);
-    }
-}
-
-static tutti_status join(void *opaque, void *stream, void *event) {
-    team *t = opaque;
-    tutti_status status = tu_cuda_enter(t->cuda, t->device);
-    if (status != TUTTI_OK)
-        return status;
-    CUresult result = t->cuda->driver.cuStreamWaitEvent(stream, event, 0);
-    tu_cuda_leave(t->cuda);
-    return result == CUDA_SUCCESS ? TUTTI_OK : tu_cuda_error(t->cuda, result, "cuStreamWaitEvent");
-}
-
-static tutti_status fork_stream(void *opaque, void *stream, void **internal) {
-    team *t = opaque;
-    void *event;
-    tutti_status status = TUTTI_OK;
-    pthread_mutex_lock(&t->lock);
-    if (t->stream == NULL && (status = tu_cuda_enter(t->cuda, t->device)) == TUTTI_OK) {
-        CUresult result = t->cuda->driver.cuStreamCreate(&t->stream, CU_STREAM_NON_BLOCKING);
-        tu_cuda_leave(t->cuda);
-        if (result != CUDA_SUCCESS)
-            status = tu_cuda_error(t->cuda, result, "cuStreamCreate");
-    }
-    pthread_mutex_unlock(&t->lock);
-    if (status == TUTTI_OK)
-        status = mark(t, stream, &event);
-    if (status != TUTTI_OK)
-        return status;
-    status = join(t, t->stream, event);
-    unmark(t, event);
-    *internal = t->stream;
-    return status;
-}
-
-static tutti_status test(void *opaque, void *event, bool *complete) {
-    team *t = opaque;
-    tutti_status status = tu_cuda_enter(t->cuda, t->device);
-    if (status != TUTTI_OK)
-        return status;
-    CUresult result = t->cuda->driver.cuEventQuery(event);
-    tu_cuda_leave(t->cuda);
-    if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY)
-        return tu_cuda_error(t->cuda, result, "cuEventQuery");
-    *complete = result == CUDA_SUCCESS;
-    return *complete ? tu_cuda_check(t->cuda, t->group) : TUTTI_OK;
-}
-
-const tu_device_collectives tu_cuda_collectives = {
-    .size = sizeof(tu_device_collectives),
+const tu_device_executor tu_cuda_executor = {
+    .size = sizeof(tu_device_executor),
     .version = TU_BACKEND_VERSION,
-    .recognise = recognise,
-    .capturing = capturing,
     .prepare = prepare,
     .end = end_team,
     .run = run,
     .know = know,
-    .fork = fork_stream,
-    .mark = mark,
-    .test = test,
-    .join = join,
-    .unmark = unmark,
 };

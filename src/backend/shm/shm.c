@@ -15,6 +15,9 @@
 #include "memory/backend.h"
 #include "world/world.h"
 
+/* A put looks at the group's state word this often: nobody writes into a group that ended for longer than one chunk. */
+#define PUT_CHUNK ((size_t)1 << 20)
+
 static tutti_status shm_probe(const tu_backend_host *host, int *device_count) {
     (void)host;
     *device_count = 1;
@@ -148,12 +151,6 @@ static void shm_unmap(void *state, tu_backend_map *map) {
     *map = (tu_backend_map){ 0 };
 }
 
-static bool shm_has_multicast(void *state, int device_index) {
-    (void)state;
-    (void)device_index;
-    return false;
-}
-
 /* ---- bytes and words ---- */
 
 static tutti_status shm_copy(void *state, int device_index, void *to, const void *from, size_t bytes,
@@ -185,6 +182,65 @@ static tutti_status shm_write32(void *state, int device_index, uint32_t *word, u
     return TUTTI_OK;
 }
 
+/* ---- peers' memory ---- */
+
+/* In chunks, so that a rank that was stopped in the middle does not write on into a group that has ended meanwhile. */
+static tutti_status shm_put(const tu_backend_peers *peers, int to, size_t offset, const void *from, size_t bytes,
+                            const tu_backend_call *call) {
+    char *target = (char *)peers->blocks->addresses[to] + offset;
+    (void)call;
+    for (size_t done = 0; done < bytes;) {
+        size_t now = bytes - done < PUT_CHUNK ? bytes - done : PUT_CHUNK;
+        if (done > 0 && tu_group_ended(peers->group))
+            return tu_group_cause(peers->group);
+        memmove(target + done, (const char *)from + done, now); /* a rank may copy within its own block */
+        done += now;
+    }
+    return TUTTI_OK;
+}
+
+static tutti_status shm_get(const tu_backend_peers *peers, int from, size_t offset, void *to, size_t bytes,
+                            const tu_backend_call *call) {
+    (void)call;
+    memmove(to, (const char *)peers->blocks->addresses[from] + offset, bytes);
+    return TUTTI_OK;
+}
+
+/* ---- the table ---- */
+
+static bool shm_can(void *state, tu_ability ability) {
+    (void)state;
+    return ability == TU_ABILITY_MAPS_PEERS || ability == TU_ABILITY_PASSES_PIECES;
+}
+
+static const tu_backend_memory memory_part = {
+    .size = sizeof(tu_backend_memory),
+    .allocate = shm_allocate,
+    .free = shm_free,
+    .export_block = shm_export,
+    .unexport_block = shm_unexport,
+    .import_blocks = shm_import,
+    .unmap = shm_unmap,
+    .clear = shm_clear,
+    .copy = shm_copy,
+    .set32 = shm_set32,
+    .write32 = shm_write32,
+};
+
+static const tu_backend_remote remote_part = {
+    .size = sizeof(tu_backend_remote),
+    .area_bytes = tu_shm_area_bytes,
+    .attach = tu_shm_attach,
+    .detach = tu_shm_detach,
+    .reset = tu_shm_reset,
+    .put = shm_put,
+    .get = shm_get,
+    .signal = tu_shm_signal,
+    .wait_signal = tu_shm_wait_signal,
+    .test_signal = tu_shm_test_signal,
+    .barrier = tu_shm_barrier,
+};
+
 const tu_backend tu_backend_shm = {
     .size = sizeof(tu_backend),
     .version = TU_BACKEND_VERSION,
@@ -193,23 +249,7 @@ const tu_backend tu_backend_shm = {
     .probe = shm_probe,
     .open = shm_begin,
     .close = shm_end,
-    .allocate = shm_allocate,
-    .free = shm_free,
-    .export_block = shm_export,
-    .unexport_block = shm_unexport,
-    .import_blocks = shm_import,
-    .unmap = shm_unmap,
-    .has_multicast = shm_has_multicast,
-    .area_bytes = tu_shm_area_bytes,
-    .attach = tu_shm_attach,
-    .detach = tu_shm_detach,
-    .reset = tu_shm_reset,
-    .signal = tu_shm_signal,
-    .wait_signal = tu_shm_wait_signal,
-    .test_signal = tu_shm_test_signal,
-    .barrier = tu_shm_barrier,
-    .copy = shm_copy,
-    .clear = shm_clear,
-    .set32 = shm_set32,
-    .write32 = shm_write32,
+    .can = shm_can,
+    .memory = &memory_part,
+    .remote = &remote_part,
 };
