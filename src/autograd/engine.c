@@ -573,6 +573,7 @@ static void finish(backward *b) {
 }
 
 static tutti_status seed(backward *b, tt_tensor *root, tt_tensor *grad) {
+    tu_history_refresh(root);
     if (!(root->flags & TU_REQUIRES_GRAD))
         return tu_error(TUTTI_ERROR_STATE, "backward: %s does not require grad and does not have a grad_fn",
                         tu_describe(root));
@@ -623,6 +624,8 @@ static tutti_status make_wishes(backward *b, tt_tensor_list inputs, tt_tensor **
         tt_tensor *x = inputs.at[i];
         tu_edge edge;
         tutti_status status = tu_tensor_check("backward", "inputs", x);
+        if (status == TUTTI_OK)
+            tu_history_refresh(x);
         if (status == TUTTI_OK && !(x->flags & TU_REQUIRES_GRAD))
             status = tu_error(TUTTI_ERROR_STATE, "backward: input %s does not require grad", tu_describe(x));
         if (status == TUTTI_OK)

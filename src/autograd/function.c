@@ -131,48 +131,87 @@ static bool differentiable(const tt_function_context *context, const tt_tensor *
            !in_list(context->constant, (size_t)context->constant_count, x);
 }
 
-/* Gives one output its history. *output is held; it is replaced by an alias where it is an input that was passed
- * through. */
+static int place_in(tt_tensor *const *list, size_t count, const tt_tensor *x) {
+    for (size_t i = 0; i < count; i++)
+        if (list[i] == x)
+            return (int)i;
+    return -1;
+}
+
+/* An input that forward returned unchanged comes back as a view of itself. *output is held, and replaced. */
+static tutti_status pass_through(tt_tensor **output) {
+    tt_tensor *input = *output;
+    tu_shape shape = tu_shape_of(input);
+    tt_tensor *alias = tu_tensor_alias(input, &shape);
+    if (alias == NULL)
+        return TUTTI_ERROR_MEMORY;
+    tutti_status status = tu_history_note_view(input, alias);
+    tu_tensor_drop(input);
+    *output = alias;
+    return status;
+}
+
+/* Gives one output its history. */
 static tutti_status attach(tt_function_context *context, tu_node *node, tt_tensor_list inputs, int index,
                            tt_tensor **output) {
     tt_tensor *x = *output;
-    bool is_input = in_list(inputs.at, inputs.count, x),
-         is_dirty = in_list(context->dirty, (size_t)context->dirty_count, x);
+    int input = place_in(inputs.at, inputs.count, x);
     node->outputs[index] = tu_shape_of(x);
     if (!differentiable(context, x))
         return TUTTI_OK;
-    if (is_dirty)
-        return tu_history_rebase(x, node);
-    if (is_input) {
-        tu_shape shape = tu_shape_of(x);
-        tt_tensor *alias = tu_tensor_alias(x, &shape);
-        if (alias == NULL)
-            return TUTTI_ERROR_MEMORY;
-        tutti_status status = tu_history_note_view(x, alias);
-        tu_tensor_drop(x);
-        *output = x = alias;
-        if (status != TUTTI_OK)
-            return status;
-    }
+    if (in_list(context->dirty, (size_t)context->dirty_count, x))
+        return tu_history_rebase(x, node, input, index);
+    tutti_status status = input >= 0 ? pass_through(output) : TUTTI_OK;
+    if (status != TUTTI_OK)
+        return status;
+    x = *output;
     if (tu_base_of(x) != NULL)
         x->history->mark = TU_MARK_CUSTOM;
     return tu_history_set(x, node, index);
 }
 
-static tutti_status check_dirty(const tt_function_context *context, tt_tensor_list outputs) {
+static tutti_status check_dirty(const tt_function_context *context, tt_tensor_list inputs, tt_tensor_list outputs) {
+    const char *name = context->function.name;
     for (int i = 0; i < context->dirty_count; i++) {
-        tutti_status status = tu_history_check_write(context->function.name, context->dirty[i]);
+        tt_tensor *x = context->dirty[i];
+        tutti_status status = tu_history_check_write(name, x);
         if (status != TUTTI_OK)
             return status;
-        if (!in_list(outputs.at, outputs.count, context->dirty[i]))
-            return tu_error(TUTTI_ERROR_STATE, "function %s: %s was marked dirty and must be returned",
-                            context->function.name, tu_describe(context->dirty[i]));
+        if (!in_list(inputs.at, inputs.count, x))
+            return tu_error(TUTTI_ERROR_ARGUMENT, "function %s: %s was marked dirty and is none of its inputs", name,
+                            tu_describe(x));
+        if (!in_list(outputs.at, outputs.count, x))
+            return tu_error(TUTTI_ERROR_STATE, "function %s: %s was marked dirty and must be returned", name,
+                            tu_describe(x));
+        if (tu_base_of(x) != NULL && outputs.count > 1)
+            return tu_error(TUTTI_ERROR_UNSUPPORTED,
+                            "function %s: %s is a view that was changed in place, so it must be the only result, and "
+                            "there are %zu. Clone it before, or split the function",
+                            name, tu_describe(x), outputs.count);
     }
     return TUTTI_OK;
 }
 
+/* Which output a tensor to save is. An input that was passed through is saved as the input. */
+static int output_to_save(const tt_function_context *context, tt_tensor_list inputs, tt_tensor_list outputs,
+                          const tt_tensor *x) {
+    if (x == NULL || (in_list(inputs.at, inputs.count, x) && !in_list(context->dirty, (size_t)context->dirty_count, x)))
+        return TU_NO_OUTPUT;
+    return place_in(outputs.at, outputs.count, x);
+}
+
+static tutti_status save_all(const tt_function_context *context, tu_node *node, tt_tensor_list inputs,
+                             tt_tensor_list outputs) {
+    tutti_status status = TUTTI_OK;
+    for (int i = 0; i < context->save_count && status == TUTTI_OK; i++) {
+        tt_tensor *x = context->to_save[i];
+        status = tu_save(&node->saved[i], x, output_to_save(context, inputs, outputs, x), 0);
+    }
+    return status;
+}
+
 static tutti_status record(tt_function_context *context, tt_tensor_list inputs, int count, tt_tensor **outputs) {
-    tutti_status status = check_dirty(context, tt_tensors_of((size_t)count, outputs));
+    tutti_status status = check_dirty(context, inputs, tt_tensors_of((size_t)count, outputs));
     if (status != TUTTI_OK)
         return status;
     tu_node *node = tu_node_new(context->function.name, (int)inputs.count, count, context->save_count);
@@ -187,11 +226,8 @@ static tutti_status record(tt_function_context *context, tt_tensor_list inputs, 
         node->needs[i] = context->needs[i];
         status = tu_edge_to(inputs.at[i], &node->next[i]);
     }
-    for (int i = 0; i < context->save_count && status == TUTTI_OK; i++) {
-        tt_tensor *x = context->to_save[i];
-        bool is_output = x != NULL && in_list(outputs, (size_t)count, x);
-        status = tu_save(&node->saved[i], x, is_output, is_output ? TU_OUTPUT(0) : TU_INPUT(0));
-    }
+    if (status == TUTTI_OK)
+        status = save_all(context, node, inputs, tt_tensors_of((size_t)count, outputs));
     for (int i = 0; i < count && status == TUTTI_OK; i++)
         status = attach(context, node, inputs, i, &outputs[i]);
     if (status == TUTTI_OK) {

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The history of tensors: recording what an operator did, views and their bases, and what in-place changes do to both.
+ * The history of tensors: the node that computed one, and how operators record it. Views are in view.c.
  */
 #include <stdlib.h>
 #include <string.h>
 
+#include <tutti/group.h>
+
 #include "autograd/node.h"
+#include "tensor/loop.h"
 
 tu_history *tu_history_of(tt_tensor *x) {
     if (x->history == NULL) {
@@ -50,101 +53,17 @@ tutti_status tu_history_set(tt_tensor *x, tu_node *node, int output) {
     tu_node_drop(history->node);
     history->node = node;
     history->output = output;
-    history->node_version = tu_version(x);
+    history->generation++;
+    tu_view_is_current(x);
     x->flags |= TU_REQUIRES_GRAD;
     return TUTTI_OK;
 }
 
-/* ---- views ---- */
-
-static tutti_status set_base(tt_tensor *view, tt_tensor *of, uint8_t mark) {
-    tu_history *history = tu_history_of(view);
-    if (history == NULL)
-        return TUTTI_ERROR_MEMORY;
-    tt_tensor *base = tu_base_of(of);
-    history->base = tu_tensor_hold(base != NULL ? base : of);
-    history->mark = base != NULL && of->history->mark != TU_MARK_NORMAL ? of->history->mark : mark;
-    history->node_version = tu_version(view);
-    return TUTTI_OK;
-}
-
-tutti_status tu_history_note_view(tt_tensor *base, tt_tensor *view) {
-    if (!tu_is_float(view->dtype) && !tu_is_complex(view->dtype))
-        return TUTTI_OK; /* never differentiable */
-    return set_base(view, base, tt_grad_enabled() ? TU_MARK_NORMAL : TU_MARK_NO_GRAD);
-}
-
-/* The part of `whole`, a tensor laid out like the base, that the view shows. */
-static tt_tensor *part_of(tt_tensor *whole, const tu_shape *view, const tu_shape *base) {
-    return tt_as_strided(whole, tt_dims_of(view->ndim, view->sizes), tt_dims_of(view->ndim, view->strides),
-                         view->offset - base->offset);
-}
-
-static tt_tensor *like_base(const tu_shape *base, tutti_dtype dtype) {
-    tt_options options = TT_OPTIONS_INIT;
-    options.device = base->device;
-    return tt_empty_strided(tt_dims_of(base->ndim, base->sizes), tt_dims_of(base->ndim, base->strides), dtype,
-                            &options);
-}
-
-/* The gradient of a view that was made anew: its shape and strides are outputs[0], the base's inputs[0]. */
-static void view_run(tu_node *node, tt_tensor *const *grads, tt_tensor **results) {
-    tu_shape *view = &node->outputs[0], *base = &node->inputs[0];
-    tt_tensor *g = grads[0];
-    if (g == NULL)
-        return;
-    /* What an expanded view repeats adds up. */
-    tt_dims once = tt_dims_of(view->ndim, view->sizes);
-    for (int i = 0; i < view->ndim; i++)
-        if (view->strides[i] == 0)
-            once.at[i] = 1;
-    tt_tensor *whole = tt_zero_(like_base(base, g->dtype));
-    tu_shape single = *view;
-    memcpy(single.sizes, once.at, sizeof once.at);
-    tt_copy_(part_of(whole, &single, base), tt_sum_to(g, once));
-    results[0] = whole;
-}
-
-static tutti_status renew_view(tt_tensor *x) {
-    tt_tensor *base = x->history->base;
-    tu_node *node = tu_node_new("view", 1, 1, 0);
-    if (node == NULL)
-        return TUTTI_ERROR_MEMORY;
-    node->run = view_run;
-    node->inputs[0] = tu_shape_of(base);
-    node->outputs[0] = tu_shape_of(x);
-    node->needs[0] = true;
-    tutti_status status = tu_edge_to(base, &node->next[0]);
-    if (status == TUTTI_OK)
-        status = tu_history_set(x, node, 0);
-    tu_node_drop(node);
-    return status;
-}
-
-tutti_status tu_history_node(tt_tensor *x, tu_node **node) {
-    tu_history *history = x->history;
-    *node = NULL;
-    if (history == NULL)
-        return TUTTI_OK;
-    if (history->base != NULL && history->node_version != tu_version(x) && history->base->flags & TU_REQUIRES_GRAD &&
-        history->base->history != NULL && history->base->history->node != NULL) {
-        tutti_status status = renew_view(x);
-        if (status != TUTTI_OK)
-            return status;
-    }
-    *node = x->history->node;
-    return TUTTI_OK;
-}
-
-void tu_history_refresh(tt_tensor *x) {
-    const tu_history *history = x->history;
-    if (history->base != NULL && history->mark == TU_MARK_NORMAL && history->base->history != NULL &&
-        history->base->history->node != NULL && history->node_version != tu_version(x))
-        x->flags |= TU_REQUIRES_GRAD;
-}
+/* ---- edges ---- */
 
 tutti_status tu_edge_to(tt_tensor *x, tu_edge *edge) {
     *edge = (tu_edge){ NULL, NULL, 0 };
+    tu_history_refresh(x);
     if (!(x->flags & TU_REQUIRES_GRAD))
         return TUTTI_OK;
     tu_node *node;
@@ -195,61 +114,15 @@ tutti_status tu_history_check_in_place(const tu_call *call) {
     return tu_history_check_write(who, call->inputs[0]);
 }
 
-/* A change of a view, seen from its base: the gradient of the part goes through the operator's own node, the rest
- * passes. `inner` is that node. */
-static void slice_run(tu_node *node, tt_tensor *const *grads, tt_tensor **results) {
-    tu_node *inner = node->inner;
-    tu_shape *base = &node->inputs[0], *view = &inner->outputs[0];
-    if (grads[0] == NULL)
-        return;
-    tt_tensor *whole = tt_copy_(like_base(base, grads[0]->dtype), grads[0]);
-    tt_tensor *part = part_of(whole, view, base);
-    tt_tensor *of_part = tt_clone(part);
-    inner->run(inner, &of_part, results);
-    if (tu_self()->pending != TUTTI_OK)
-        return;
-    if (results[0] != NULL)
-        tt_copy_(part, tt_sum_to(results[0], tt_dims_of(view->ndim, view->sizes)));
-    else
-        tt_zero_(part);
-    results[0] = whole;
-}
-
-static tutti_status rebase_view(tt_tensor *x, tu_node *inner) {
-    tt_tensor *base = x->history->base;
-    tu_node *node = tu_node_new(inner->name, inner->input_count, 1, 0);
-    if (node == NULL)
-        return TUTTI_ERROR_MEMORY;
-    node->run = slice_run;
-    node->inner = tu_node_hold(inner);
-    node->outputs[0] = tu_shape_of(base);
-    for (int i = 1; i < inner->input_count; i++) {
-        node->needs[i] = inner->needs[i];
-        node->inputs[i] = inner->inputs[i];
-        node->next[i] = inner->next[i]; /* moved */
-        inner->next[i] = (tu_edge){ NULL, NULL, 0 };
-    }
-    node->inputs[0] = tu_shape_of(base);
-    node->needs[0] = (base->flags & TU_REQUIRES_GRAD) != 0;
-    tu_edge_drop(&inner->next[0]);
-    tutti_status status = tu_edge_to(base, &node->next[0]);
-    if (status == TUTTI_OK)
-        status = tu_history_set(base, node, 0);
-    if (status == TUTTI_OK) {
-        x->flags |= TU_REQUIRES_GRAD;
-        x->history->node_version = tu_version(x) - 1; /* out of date: made anew from the base when it is asked for */
-    }
-    tu_node_drop(node);
-    return status;
-}
-
-tutti_status tu_history_rebase(tt_tensor *x, tu_node *node) {
-    return tu_base_of(x) != NULL ? rebase_view(x, node) : tu_history_set(x, node, 0);
+tutti_status tu_history_rebase(tt_tensor *x, tu_node *node, int changed, int output) {
+    if (tu_base_of(x) == NULL)
+        return tu_history_set(x, node, output);
+    return tu_view_rebase(x, node, changed);
 }
 
 /* ---- recording ---- */
 
-static void op_run(tu_node *node, tt_tensor *const *grads, tt_tensor **results) {
+static void operator_run(tu_node *node, tt_tensor *const *grads, tt_tensor **results) {
     if (node->operator->gradient == NULL) {
         tu_fail(TUTTI_ERROR_UNSUPPORTED, "%s has no gradient of its own", node->name);
         return;
@@ -264,6 +137,10 @@ static void op_run(tu_node *node, tt_tensor *const *grads, tt_tensor **results) 
     node->operator->gradient(&gradient);
 }
 
+static bool differentiable(tutti_dtype dtype) {
+    return tu_is_float(dtype) || tu_is_complex(dtype);
+}
+
 static uint32_t saves_of(const tu_call *call, const bool *needs) {
     uint32_t saves = 0;
     for (int i = 0; i < call->input_count; i++)
@@ -272,42 +149,115 @@ static uint32_t saves_of(const tu_call *call, const bool *needs) {
     return saves;
 }
 
-static tutti_status save_all(tu_node *node, const tu_call *call, uint32_t saves) {
+/* The value that an in-place operator is about to overwrite, with its history: the gradient of another input needs it.
+ */
+static tt_tensor *copy_of_overwritten(tt_tensor *x) {
+    tu_shape shape = tu_shape_of(x);
+    if (tu_shape_contiguous("an in-place change", &shape) != TUTTI_OK)
+        return NULL;
+    tt_tensor *copy = tu_tensor_new(&shape);
+    if (copy == NULL)
+        return NULL;
+    if (x->device == TUTTI_CPU && x->numel > 0)
+        tu_copy_tensor(copy, x);
+    tu_edge edge;
+    tutti_status status = tu_edge_to(x, &edge);
+    if (status == TUTTI_OK && edge.node != NULL)
+        status = tu_history_set(copy, edge.node, edge.slot);
+    tu_edge_drop(&edge);
+    if (status == TUTTI_OK)
+        return copy;
+    tu_tensor_drop(copy);
+    return NULL;
+}
+
+static tutti_status save_inputs(tu_node *node, const tu_call *call, uint32_t saves) {
     int at = 0;
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < call->input_count && i < 16 && status == TUTTI_OK; i++) {
         if (!(saves & TU_INPUT(i)))
             continue;
-        /* The value from before an in-place change is gone: saved with the old version, it fails when it is used. */
-        bool overwritten = call->in_place && call->inputs[i] == call->inputs[0];
-        status = tu_save(&node->saved[at], call->inputs[i], overwritten, TU_INPUT(i));
-        if (overwritten)
-            node->saved[at].version--;
-        node->saved[at++].is_output = false;
+        tt_tensor *input = call->inputs[i], *copy = NULL;
+        if (call->in_place && i == 0 && (input = copy = copy_of_overwritten(input)) == NULL)
+            return TUTTI_ERROR_MEMORY;
+        status = tu_save(&node->saved[at++], input, TU_NO_OUTPUT, TU_INPUT(i));
+        tu_tensor_drop(copy);
     }
-    for (int i = 0; i < call->output_count && status == TUTTI_OK; i++)
-        if (saves & TU_OUTPUT(i))
-            status = tu_save(&node->saved[at++], call->outputs[i], true, TU_OUTPUT(i));
     return status;
 }
 
-static bool differentiable(const tt_tensor *x) {
-    return tu_is_float(x->dtype) || tu_is_complex(x->dtype);
+static tutti_status save_outputs(tu_node *node, const tu_call *call) {
+    int at = __builtin_popcount(node->saves & 0xffff);
+    tutti_status status = TUTTI_OK;
+    for (int i = 0; i < call->output_count && status == TUTTI_OK; i++)
+        if (node->saves & TU_OUTPUT(i))
+            status = tu_save(&node->saved[at++], call->outputs[i], i, TU_OUTPUT(i));
+    return status;
+}
+
+/* The node of a call, with its edges and the inputs it saves. */
+static tutti_status make_node(const tu_call *call, const bool *needs, tu_node **made) {
+    uint32_t saves = saves_of(call, needs);
+    tu_node *node = tu_node_new(call->operator->name, call->input_count, call->output_count, __builtin_popcount(saves));
+    if (node == NULL)
+        return TUTTI_ERROR_MEMORY;
+    node->operator= call->operator;
+    node->run = operator_run;
+    node->saves = saves;
+    node->params = call->params;
+    if (node->params.group != NULL)
+        tutti_group_keep(node->params.group);
+    memcpy(node->needs, needs, (size_t)call->input_count * sizeof *needs);
+    tutti_status status = TUTTI_OK;
+    for (int i = 0; i < call->input_count && status == TUTTI_OK; i++) {
+        if (call->inputs[i] == NULL)
+            continue;
+        node->inputs[i] = tu_shape_of(call->inputs[i]);
+        if (needs[i])
+            status = tu_edge_to(call->inputs[i], &node->next[i]);
+    }
+    if (status == TUTTI_OK)
+        status = save_inputs(node, call, saves);
+    if (status == TUTTI_OK)
+        *made = node;
+    else
+        tu_node_drop(node);
+    return status;
+}
+
+/* Before the kernel runs, since an in-place operator changes both the values and the versions of what is saved. */
+tutti_status tu_history_prepare(const tu_call *call, tu_node **node) {
+    bool any = false;
+    *node = NULL;
+    for (int i = 0; i < call->output_count; i++)
+        any = any || differentiable(call->results[i].dtype);
+    if (!any)
+        return TUTTI_OK;
+    bool few[64] = { false };
+    bool *needs = call->input_count <= 64 ? few : calloc((size_t)call->input_count, sizeof *needs);
+    if (needs == NULL)
+        return tu_error_memory("a node's flags", (size_t)call->input_count);
+    for (int i = 0; i < call->input_count; i++)
+        needs[i] = call->inputs[i] != NULL && call->inputs[i]->flags & TU_REQUIRES_GRAD;
+    tutti_status status = make_node(call, needs, node);
+    if (needs != few)
+        free(needs);
+    return status;
 }
 
 /* The in-place form writes a tensor that the caller has: it must be right even if this fails half-way, so that the
  * history is set last. */
 static tutti_status attach(tu_call *call, tu_node *node) {
     if (call->in_place)
-        return tu_history_rebase(call->outputs[0], node);
+        return tu_history_rebase(call->outputs[0], node, 0, 0);
     int visible = call->operator->visible == 0 ? call->output_count : call->operator->visible;
     for (int i = 0; i < visible; i++) {
         tt_tensor *output = call->outputs[i];
         tutti_status status = TUTTI_OK;
-        if (!differentiable(output))
+        if (!differentiable(output->dtype))
             continue;
         if (call->operator->flags & TU_VIEW)
-            status = set_base(output, call->inputs[0], TU_MARK_NORMAL);
+            status = tu_view_set_base(output, call->inputs[0], TU_MARK_NORMAL);
         if (status == TUTTI_OK)
             status = tu_history_set(output, node, i);
         if (status != TUTTI_OK)
@@ -316,45 +266,16 @@ static tutti_status attach(tu_call *call, tu_node *node) {
     return TUTTI_OK;
 }
 
-tutti_status tu_history_record(tu_call *call) {
-    bool any = false;
-    for (int i = 0; i < call->output_count; i++)
-        any = any || differentiable(call->outputs[i]);
-    if (!any)
-        return TUTTI_OK;
-    bool needs[64] = { false };
-    bool *wanted = call->input_count <= 64 ? needs : calloc((size_t)call->input_count, sizeof *wanted);
-    if (wanted == NULL)
-        return tu_error_memory("a node's flags", (size_t)call->input_count);
-    for (int i = 0; i < call->input_count; i++)
-        wanted[i] = call->inputs[i] != NULL && call->inputs[i]->flags & TU_REQUIRES_GRAD;
-    uint32_t saves = saves_of(call, wanted);
-    tutti_status status = TUTTI_OK;
-    tu_node *node = tu_node_new(call->operator->name, call->input_count, call->output_count, __builtin_popcount(saves));
-    if (node == NULL) {
-        status = TUTTI_ERROR_MEMORY;
-        goto free_wanted;
-    }
-    node->operator= call->operator;
-    node->run = op_run;
-    node->params = call->params;
-    memcpy(node->needs, wanted, (size_t)call->input_count * sizeof *wanted);
-    for (int i = 0; i < call->input_count && status == TUTTI_OK; i++) {
-        if (call->inputs[i] == NULL)
-            continue;
-        node->inputs[i] = tu_shape_of(call->inputs[i]);
-        if (wanted[i])
-            status = tu_edge_to(call->inputs[i], &node->next[i]);
-    }
+tutti_status tu_history_attach(tu_call *call, tu_node *node) {
     for (int i = 0; i < call->output_count; i++)
         node->outputs[i] = tu_shape_of(call->outputs[i]);
-    if (status == TUTTI_OK)
-        status = save_all(node, call, saves);
+    tutti_status status = save_outputs(node, call);
     if (status == TUTTI_OK)
         status = attach(call, node);
     tu_node_drop(node);
-free_wanted:
-    if (wanted != needs)
-        free(wanted);
     return status;
+}
+
+void tu_history_cancel(tu_node *node) {
+    tu_node_drop(node);
 }

@@ -130,6 +130,7 @@ bool tt_hook_tensor(tt_tensor *x, tt_tensor_hook *function, void *user, tt_tenso
         return false;
     if (captures_itself("hook_tensor", x, captured))
         return false;
+    tu_history_refresh(x);
     if (!(x->flags & TU_REQUIRES_GRAD)) {
         tu_fail(TUTTI_ERROR_STATE, "hook_tensor: cannot register a hook on %s, which doesn't require gradient",
                 tu_describe(x));

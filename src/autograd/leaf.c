@@ -4,8 +4,12 @@
  */
 #include "autograd/node.h"
 
+/* Whether `x` can be asked; else the pending error is set. A view learns here that its base has joined the graph. */
 static bool live(const char *who, const tt_tensor *x) {
-    return tu_self()->pending == TUTTI_OK && tu_pending_take(tu_tensor_check(who, "x", x)) == TUTTI_OK;
+    if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check(who, "x", x)) != TUTTI_OK)
+        return false;
+    tu_history_refresh((tt_tensor *)x);
+    return true;
 }
 
 bool tt_grad_mode(bool on) {

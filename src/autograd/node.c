@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <tutti/group.h>
+
 /* One block: the node, then its arrays, those of pointers first. */
 tu_node *tu_node_new(const char *name, int inputs, int outputs, int saved) {
     size_t edges = (size_t)inputs * sizeof(tu_edge), shapes = (size_t)(inputs + outputs) * sizeof(tu_shape);
@@ -61,6 +63,8 @@ static void destroy(tu_node *node) {
     if (node->release != NULL)
         node->release(node);
     tu_node_drop(node->inner);
+    if (node->params.group != NULL)
+        tutti_group_release(node->params.group);
     for (int i = 0; i < node->input_count; i++)
         tu_edge_drop(&node->next[i]);
     free(node);
@@ -156,21 +160,23 @@ static tutti_status pack(tu_saved_tensor *saved, tt_tensor *tensor, saved_hooks_
     return TUTTI_OK;
 }
 
-tutti_status tu_save(tu_saved_tensor *saved, tt_tensor *tensor, bool is_output, uint32_t which) {
-    *saved = (tu_saved_tensor){ .which = which, .is_output = is_output };
+tutti_status tu_save(tu_saved_tensor *saved, tt_tensor *tensor, int output, uint32_t which) {
+    *saved = (tu_saved_tensor){ .which = which, .output = output };
     if (tensor == NULL)
         return TUTTI_OK;
     saved->version = tu_version(tensor);
-    if (tu_self()->saved_hooks != NULL)
-        return pack(saved, tensor, tu_self()->saved_hooks);
-    if (!is_output) {
-        saved->tensor = tu_tensor_hold(tensor);
-        return TUTTI_OK;
-    }
     /* An output points to the node that saves it: an alias without history breaks the circle. */
     tu_shape shape = tu_shape_of(tensor);
-    saved->tensor = tu_tensor_alias(tensor, &shape);
-    return saved->tensor != NULL ? TUTTI_OK : TUTTI_ERROR_MEMORY;
+    tt_tensor *kept = output == TU_NO_OUTPUT ? tu_tensor_hold(tensor) : tu_tensor_alias(tensor, &shape);
+    if (kept == NULL)
+        return TUTTI_ERROR_MEMORY;
+    if (tu_self()->saved_hooks == NULL) {
+        saved->tensor = kept;
+        return TUTTI_OK;
+    }
+    tutti_status status = pack(saved, kept, tu_self()->saved_hooks);
+    tu_tensor_drop(kept);
+    return status;
 }
 
 void tu_saved_drop(tu_saved_tensor *saved) {
@@ -199,11 +205,12 @@ void tu_node_release_saved(tu_node *node) {
 
 static tutti_status version_error(const tu_node *node, const tu_saved_tensor *saved) {
     const tt_tensor *x = saved->tensor;
-    const tu_node *producer = x->history != NULL ? x->history->node : saved->is_output ? node : NULL;
+    const tu_node *producer = x->history != NULL ? x->history->node : saved->output != TU_NO_OUTPUT ? node : NULL;
     char from[128] = "a leaf";
     if (producer != NULL)
-        snprintf(from, sizeof from, "output %d of %s (node %llu)", x->history != NULL ? x->history->output : 0,
-                 producer->name, (unsigned long long)producer->sequence);
+        snprintf(from, sizeof from, "output %d of %s (node %llu)",
+                 x->history != NULL ? x->history->output : saved->output, producer->name,
+                 (unsigned long long)producer->sequence);
     return tu_error(
         TUTTI_ERROR_STATE,
         "one of the variables needed for gradient computation has been modified by an inplace operation: %s, which is "
@@ -212,6 +219,18 @@ static tutti_status version_error(const tu_node *node, const tu_saved_tensor *sa
         "its "
         "views after the forward, clone it before, or refill it between tt_preserve_begin and tt_preserve_end",
         tu_describe(x), from, node->name, (unsigned long long)node->sequence, tu_version(x), saved->version);
+}
+
+/* In a differentiable backward a saved output has its history again. */
+static tt_tensor *as_output(tu_node *node, int output, const tt_tensor *saved) {
+    tu_shape shape = tu_shape_of(saved);
+    tt_tensor *alias = tu_tensor_alias(saved, &shape);
+    if (alias == NULL || tu_history_set(alias, node, output) != TUTTI_OK) {
+        tu_tensor_drop(alias);
+        tu_pending_take(TUTTI_ERROR_MEMORY);
+        return NULL;
+    }
+    return tu_scope_own(alias);
 }
 
 tt_tensor *tu_saved_get(tu_node *node, tu_saved_tensor *saved) {
@@ -225,26 +244,19 @@ tt_tensor *tu_saved_get(tu_node *node, tu_saved_tensor *saved) {
                 node->name, (unsigned long long)node->sequence);
         return NULL;
     }
-    if (saved->hooks != NULL) /* what unpack returns may be anything of the right shape; no version is checked */
-        return saved->hooks->unpack(saved->hooks->user, saved->packed);
-    if (saved->tensor == NULL)
-        return NULL;
-    if (tu_version(saved->tensor) != saved->version) {
+    tt_tensor *tensor = saved->tensor;
+    if (saved->hooks != NULL) { /* what unpack returns may be anything of the right shape; no version is checked */
+        tensor = saved->hooks->unpack(saved->hooks->user, saved->packed);
+        if (tensor != NULL && tu_pending_take(tu_tensor_check(node->name, "unpacked", tensor)) != TUTTI_OK)
+            return NULL;
+    } else if (tensor != NULL && tu_version(tensor) != saved->version) {
         tu_pending_take(version_error(node, saved));
         return NULL;
     }
-    if (!saved->is_output || !tt_grad_enabled())
-        return tu_scope_own(tu_tensor_hold(saved->tensor));
-    /* In a differentiable backward the output has its history again. */
-    tu_shape shape = tu_shape_of(saved->tensor);
-    tt_tensor *alias = tu_tensor_alias(saved->tensor, &shape);
-    int output = __builtin_ctz(saved->which >> 16 != 0 ? saved->which >> 16 : 1);
-    if (alias == NULL || tu_history_set(alias, node, output) != TUTTI_OK) {
-        tu_tensor_drop(alias);
-        tu_pending_take(TUTTI_ERROR_MEMORY);
+    if (tensor == NULL)
         return NULL;
-    }
-    return tu_scope_own(alias);
+    return saved->output == TU_NO_OUTPUT || !tt_grad_enabled() ? tu_scope_own(tu_tensor_hold(tensor))
+                                                               : as_output(node, saved->output, tensor);
 }
 
 tt_tensor *tu_saved(tu_gradient *gradient, uint32_t which) {

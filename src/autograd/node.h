@@ -21,11 +21,14 @@ typedef struct tu_edge {
     int slot;
 } tu_edge;
 
+#define TU_NO_OUTPUT (-1)
+
 typedef struct tu_saved_tensor {
-    uint32_t which; /* TU_INPUT or TU_OUTPUT bit, or an index for custom functions */
+    uint32_t which; /* TU_INPUT or TU_OUTPUT bit of an operator; 0 for custom functions, which go by position */
     uint32_t version;
     tt_tensor *tensor; /* an input itself, or a detached alias of an output */
-    bool is_output, released;
+    int output;        /* which output it is, or TU_NO_OUTPUT */
+    bool released;
     tt_saved_hooks *hooks; /* who packed it, or NULL */
     void *packed;
 } tu_saved_tensor;
@@ -66,6 +69,8 @@ struct tu_node {
     tu_node *inner; /* a node that runs inside this one, or NULL; held */
     tu_params params;
     int input_count, output_count, saved_count;
+    int changed;       /* of a node that changes a view in place: which input is the view, or its base */
+    uint32_t saves;    /* TU_INPUT and TU_OUTPUT bits of what it saves */
     bool *needs;       /* of the inputs */
     tu_edge *next;     /* of the inputs */
     tu_shape *inputs;  /* their shapes */
@@ -90,7 +95,8 @@ struct tu_history {
     tt_tensor *base; /* of a view: the tensor that is no view; held */
     uint8_t mark;
     bool retains_grad;
-    uint32_t node_version;                       /* of a view: the version that `node` is about */
+    uint32_t generation;                         /* how often `node` was replaced */
+    uint32_t seen;                               /* of a view: the generation of its base that `node` is about */
     tu_hook_list tensor_hooks, accumulate_hooks; /* of leaves */
 };
 typedef struct tu_history tu_history;
@@ -109,7 +115,8 @@ void tu_edge_drop(tu_edge *edge);
 /* Frees what the node saved. */
 void tu_node_release_saved(tu_node *node);
 
-tutti_status tu_save(tu_saved_tensor *saved, tt_tensor *tensor, bool is_output, uint32_t which);
+/* `output` tells which output of the saving node the tensor is, or TU_NO_OUTPUT. */
+tutti_status tu_save(tu_saved_tensor *saved, tt_tensor *tensor, int output, uint32_t which);
 void tu_saved_drop(tu_saved_tensor *saved);
 /* The tensor, in the scope; NULL with the pending error set. */
 tt_tensor *tu_saved_get(tu_node *node, tu_saved_tensor *saved);
@@ -124,13 +131,21 @@ tutti_status tu_history_node(tt_tensor *x, tu_node **node);
 tutti_status tu_edge_to(tt_tensor *x, tu_edge *edge);
 /* Makes x the output-th result of node. */
 tutti_status tu_history_set(tt_tensor *x, tu_node *node, int output);
-/* After an in-place change by `node`, whose edge 0 leads to x as it was: x, and its base where x is a view, get the new
- * history. */
-tutti_status tu_history_rebase(tt_tensor *x, tu_node *node);
+/* After an in-place change by `node`, whose edge `changed` leads to x as it was: x becomes its output-th result. Where
+ * x is a view its base gets the new history, and the node must have one output. */
+tutti_status tu_history_rebase(tt_tensor *x, tu_node *node, int changed, int output);
 tutti_status tu_history_check_write(const char *who, tt_tensor *x);
 static inline tt_tensor *tu_base_of(const tt_tensor *x) {
     return x->history != NULL ? x->history->base : NULL;
 }
+
+/* ---- views (view.c) ---- */
+
+/* Makes `of`, or what it is a view of, the base of `view`. */
+tutti_status tu_view_set_base(tt_tensor *view, tt_tensor *of, uint8_t mark);
+/* The view's node is about its base as it is now. Nothing happens to a tensor that is no view. */
+void tu_view_is_current(tt_tensor *view);
+tutti_status tu_view_rebase(tt_tensor *x, tu_node *inner, int changed);
 
 /* ---- hooks ---- */
 

@@ -176,26 +176,38 @@ static tutti_status make_outputs(tu_call *call) {
     return TUTTI_OK;
 }
 
+/* What was written has a new version. */
+static void bump_written(tu_call *call) {
+    if (call->in_place)
+        tu_bump(call->outputs[0]);
+    for (int i = 0; call->operator->flags & TU_WRITES && i<call->input_count; i++)
+        if (call->operator->written & TU_INPUT(i) && call->inputs[i] != NULL)
+            tu_bump(call->inputs[i]);
+}
+
 static tutti_status compute(tu_call *call) {
     const tu_operator *operator= call->operator;
-    tutti_status status = TUTTI_OK;
-    if (call->in_place)
+    struct tu_node *node = NULL;
+    bool records = call->wants_grad && !(operator->flags & TU_WRITES);
+    tutti_status status = records ? tu_history_prepare(call, &node) : TUTTI_OK;
+    if (status == TUTTI_OK && call->in_place)
         call->outputs[0] = tu_tensor_hold(call->inputs[0]);
-    else if ((status = make_outputs(call)) != TUTTI_OK)
+    else if (status == TUTTI_OK)
+        status = make_outputs(call);
+    if (status != TUTTI_OK) {
+        tu_history_cancel(node);
         return status;
+    }
     if (call->device == TUTTI_CPU && operator->cpu != NULL)
         status = operator->cpu(call);
-    if (status == TUTTI_OK && call->in_place)
-        tu_bump(call->outputs[0]);
-    if (status == TUTTI_OK && operator->flags & TU_WRITES)
-        for (int i = 0; i < call->input_count; i++)
-            if (operator->written & TU_INPUT(i) && call->inputs[i] != NULL)
-                tu_bump(call->inputs[i]);
     if (status == TUTTI_OK) {
-        if (call->wants_grad && !(operator->flags & TU_WRITES))
-            status = tu_history_record(call);
-        else if (operator->flags & TU_VIEW)
+        bump_written(call);
+        if (node != NULL)
+            status = tu_history_attach(call, node);
+        else if (operator->flags & TU_VIEW && !records)
             status = tu_history_note_view(call->inputs[0], call->outputs[0]);
+    } else {
+        tu_history_cancel(node);
     }
     if (status != TUTTI_OK)
         drop_outputs(call, call->output_count);

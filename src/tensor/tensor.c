@@ -293,24 +293,33 @@ static char *text_buffer(size_t *size) {
     return spare->text[next++ % 4];
 }
 
-const char *tu_dims_text(int count, const int64_t *at) {
-    size_t size, used = 0;
-    char *text = text_buffer(&size);
-    used += (size_t)snprintf(text, size, "[");
+/* "[2, 3]" from `used` on; returns where the text ends. */
+static size_t write_dims(char *text, size_t size, size_t used, int count, const int64_t *at) {
+    used += (size_t)snprintf(text + used, size - used, "[");
     for (int i = 0; i < count && i < TT_MAX_DIMS && used < size; i++)
         used += (size_t)snprintf(text + used, size - used, "%s%lld", i > 0 ? ", " : "", (long long)at[i]);
     if (used < size)
-        snprintf(text + used, size - used, "]");
+        used += (size_t)snprintf(text + used, size - used, "]");
+    return used;
+}
+
+const char *tu_dims_text(int count, const int64_t *at) {
+    size_t size;
+    char *text = text_buffer(&size);
+    write_dims(text, size, 0, count, at);
     return text;
 }
 
 const char *tu_describe(const tt_tensor *x) {
     if (x == NULL)
         return "NULL";
-    size_t size;
-    const char *dims = tu_dims_text(x->ndim, x->sizes);
+    size_t size, used = 0;
     char *text = text_buffer(&size);
-    snprintf(text, size, "%s%s%s%s %s%s", x->name != NULL ? "\"" : "", x->name != NULL ? x->name : "",
-             x->name != NULL ? "\" " : "", tutti_dtype_name(x->dtype), dims, x->device == TUTTI_META ? " on meta" : "");
+    if (x->name != NULL) /* a long name must leave room for the shape */
+        used = (size_t)snprintf(text, size, "\"%.100s\" ", x->name);
+    used += (size_t)snprintf(text + used, size - used, "%s ", tutti_dtype_name(x->dtype));
+    used = write_dims(text, size, used, x->ndim, x->sizes);
+    if (x->device == TUTTI_META && used < size)
+        snprintf(text + used, size - used, " on meta");
     return text;
 }

@@ -400,15 +400,6 @@ TEST(an_in_place_chain_differentiates_and_keeps_retained_gradients) {
     done(&scope);
 }
 
-TEST(an_in_place_product_needs_the_value_it_overwrote) {
-    tt_scope scope = tt_scope_open();
-    tt_tensor *w = leaf(2, (float[]){ 5, 7 }), *y = tt_mul_scalar(leaf(2, (float[]){ 1, 2 }), 1);
-    tt_mul_(y, w);
-    CHECK(!tt_backward(tt_sum(y), NULL));
-    CHECK_STATUS(tt_scope_close(&scope), TUTTI_ERROR_STATE);
-    CHECK_MESSAGE("is at version 1; expected version 0");
-}
-
 /* ---- versions and freed storage in backward ---- */
 
 TEST(a_saved_tensor_that_was_changed_is_an_error_that_names_it) {

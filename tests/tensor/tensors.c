@@ -501,3 +501,13 @@ static tutti_status a_step(void *argument) {
 TEST(a_step_whose_nth_allocation_fails_leaves_every_parameter_intact) {
     test_fail_each("malloc,calloc,realloc,aligned_alloc", a_step, NULL);
 }
+
+TEST(a_message_describes_each_of_three_tensors) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_zeros(tt_shape(2, 3), TUTTI_F32, NULL), *index = tt_zeros(tt_shape(5), TUTTI_I64, NULL);
+    CHECK(tt_index_add(x, 0, index, tt_zeros(tt_shape(7, 3), TUTTI_F32, NULL)) == NULL);
+    CHECK(tt_scope_close(&scope) != TUTTI_OK);
+    CHECK_MESSAGE("f32 [2, 3]");
+    CHECK_MESSAGE("i64 [5]");
+    CHECK_MESSAGE("f32 [7, 3]");
+}
