@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <grp.h>
 #include <pthread.h>
 #include <signal.h>
@@ -153,6 +154,51 @@ static int await(pid_t child, double limit) {
     }
 }
 
+/* ---- when this process is killed ---- */
+
+/* A process that ends when this one does, by whatever death, and then kills the group of the test that runs. It learns
+ * the group through a pipe; a test closes the other end before it begins, so that an end of file is this process's
+ * death. */
+static int guardian = -1;
+static pid_t guardian_pid;
+
+static _Noreturn void guard(int from) {
+    pid_t group = 0, next;
+    setpgid(0, 0); /* what kills the program's own group leaves this process */
+    prctl(PR_SET_NAME, "test-guardian");
+    while (read(from, &next, sizeof next) == sizeof next)
+        group = next;
+    if (group > 0)
+        kill(-group, SIGKILL);
+    _exit(0);
+}
+
+static void start_guardian(void) {
+    int pipe[2];
+    if (pipe2(pipe, O_CLOEXEC) != 0) {
+        perror("pipe2");
+        exit(1);
+    }
+    guardian_pid = fork();
+    if (guardian_pid == 0) {
+        close(pipe[1]);
+        guard(pipe[0]);
+    }
+    close(pipe[0]);
+    guardian = pipe[1];
+}
+
+static void end_guardian(void) {
+    close(guardian);
+    waitpid(guardian_pid, NULL, 0);
+}
+
+/* 0: no test runs. */
+static void tell_guardian(pid_t group) {
+    if (write(guardian, &group, sizeof group) != sizeof group)
+        perror("test: the guardian");
+}
+
 static int run_test(const test_case *test) {
     double limit = test->limit_seconds > 0 ? test->limit_seconds : 60;
     if (test_sanitized())
@@ -166,10 +212,13 @@ static int run_test(const test_case *test) {
     }
     if (child == 0) {
         setpgid(0, 0);
+        tell_guardian(getpid()); /* here, so that there is no moment in which it does not know */
+        close(guardian);
         exit(run_body(test)); /* exit, not _exit: LeakSanitizer reports there */
     }
     setpgid(child, child);
     int code = await(child, limit);
+    tell_guardian(0);
     const char *word = code == 0 ? "ok" : code == EXIT_SKIP ? "skipped" : "FAILED";
     printf("%-7s %s (%.2f s)", word, test->name, seconds_now() - start);
     if (code < 0)
@@ -184,6 +233,8 @@ int main(int argc, char **argv) {
     int passed = 0, failed = 0, skipped = 0;
     const char *part = argc > 1 ? argv[1] : "";
     bool list = strcmp(part, "--list") == 0;
+    if (!list)
+        start_guardian();
     for (test_case *test = tests; test != NULL; test = test->next) {
         if (list) {
             printf("%s\n", test->name);
@@ -202,6 +253,7 @@ int main(int argc, char **argv) {
     }
     if (list)
         return 0;
+    end_guardian();
     printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
     return failed > 0 ? 1 : passed == 0 ? EXIT_SKIP : 0;
 }

@@ -3,11 +3,13 @@
  * The test harness: no dependencies, so that the same tests run on a bare machine.
  *
  *     TEST(a_sentence_that_it_proves) { CHECK(1 + 1 == 2); }
- *     TEST_WORLD(every_rank_knows_the_size, 4) { CHECK(tutti_world_size(world) == 4); }   // as threads, then as
- * processes
+ *     TEST_WORLD(every_rank_knows_the_size, 4) { CHECK(tutti_world_size(world) == 4); }
+ *
+ * The body of the second runs on every rank, first as threads, then as processes.
  *
  * Each test runs in a process of its own with a time limit; afterwards the harness checks that it left no descriptors,
- * no mappings of Tutti's memory and no processes behind. A failed CHECK prints where and ends that process. The program
+ * no mappings of Tutti's memory and no processes behind; when the program itself is killed, the test that runs is
+ * killed with all it started. A failed CHECK prints where and ends that process. The program
  * prints one line per test and closes with "N passed, N failed, N skipped"; it exits 0, 1 or 77 (nothing but skips).
  *
  * Arguments: a part of a name runs only the tests that contain it; --list lists them.

@@ -478,7 +478,11 @@ TEST(a_full_table_of_descriptors_turns_new_clients_away_and_serves_the_old) {
 
 /* ---- a good guest in the process ---- */
 
+/* Those that were open before belong to whoever started the test. */
 TEST(every_descriptor_is_closed_on_exec) {
+    bool others[1024];
+    for (int descriptor = 0; descriptor < 1024; descriptor++)
+        others[descriptor] = fcntl(descriptor, F_GETFD) >= 0;
     tutti_store *tcp = open_server("localhost"), *local, *file;
     char path[64], host[64];
     snprintf(host, sizeof host, "unix:@tutti-test-exec-%d", (int)getpid());
@@ -486,18 +490,18 @@ TEST(every_descriptor_is_closed_on_exec) {
     snprintf(path, sizeof path, "/tmp/tutti-test-exec-%d", (int)getpid());
     CHECK_OK(tutti_store_open_file(path, NULL, &file));
     unlink(path);
-    DIR *folder = opendir("/proc/self/fd");
-    for (struct dirent *entry; (entry = readdir(folder)) != NULL;) {
-        int descriptor = atoi(entry->d_name);
+    int opened = 0;
+    for (int descriptor = 0; descriptor < 1024; descriptor++) {
+        int flags = others[descriptor] ? -1 : fcntl(descriptor, F_GETFD);
         char target[128] = "";
+        if (flags < 0)
+            continue;
+        opened++;
         snprintf(path, sizeof path, "/proc/self/fd/%d", descriptor);
-        if (descriptor > 2 && readlink(path, target, sizeof target - 1) > 0 &&
-            (strncmp(target, "socket:", 7) == 0 || strstr(target, "tutti") != NULL ||
-             strncmp(target, "anon_inode", 10) == 0) &&
-            (fcntl(descriptor, F_GETFD) & FD_CLOEXEC) == 0)
+        if ((flags & FD_CLOEXEC) == 0 && readlink(path, target, sizeof target - 1) > 0)
             FAIL("%s is not closed on exec", target);
     }
-    closedir(folder);
+    CHECK(opened >= 3);
     tutti_store_release(file);
     tutti_store_release(local);
     tutti_store_release(tcp);
