@@ -58,6 +58,7 @@ static const char help_text[] =
     "      --plot FILE.svg        draw the curves\n"
     "      --baseline FILE        compare with an earlier --json: exit status 1 when slower\n"
     "      --slower PERCENT       than this, default 10\n"
+    "      --list                 list the operations, one a line\n"
     "      --tune FILE            measure every algorithm instead and write a table for TUTTI_TUNING\n"
     "\n"
     "Columns: size of the larger buffer in bytes, count per rank, type, reduction, microseconds (minimum, median, "
@@ -94,7 +95,8 @@ enum {
     OPTION_SLOWER,
     OPTION_TUNE,
     OPTION_CHECK,
-    OPTION_FULL
+    OPTION_FULL,
+    OPTION_LIST
 };
 
 static const struct option long_options[] = {
@@ -135,6 +137,7 @@ static const struct option long_options[] = {
     { "baseline", required_argument, NULL, OPTION_BASELINE },
     { "slower", required_argument, NULL, OPTION_SLOWER },
     { "tune", required_argument, NULL, OPTION_TUNE },
+    { "list", no_argument, NULL, OPTION_LIST },
     { "help", no_argument, NULL, 'h' },
     { NULL, 0, NULL, 0 },
 };
@@ -288,11 +291,21 @@ static bool take_flag(int option, const char *text, bench_options *o) {
     }
 }
 
+static int unknown_operation(const char *name) {
+    const char *names[BENCH_OPERATIONS];
+    for (int i = 0; i < bench_operation_count; i++)
+        names[i] = bench_operations[i].name;
+    const char *nearest = tool_nearest(name, names, (size_t)bench_operation_count);
+    if (nearest != NULL)
+        return tool_usage(&tool_bench, "there is no operation \"%s\". Did you mean \"%s\"?", name, nearest);
+    return tool_usage(&tool_bench, "there is no operation \"%s\"; \"tutti bench --list\" lists them", name);
+}
+
 static int take_operations(int argc, char **argv, bench_options *o) {
     for (int i = optind; i < argc; i++) {
         const bench_operation *found = bench_operation_find(argv[i]);
         if (found == NULL)
-            return tool_usage(&tool_bench, "there is no operation \"%s\"", argv[i]);
+            return unknown_operation(argv[i]);
         if (o->operation_count == BENCH_OPERATIONS)
             return tool_usage(&tool_bench, "more than %d operations", BENCH_OPERATIONS);
         o->operations[o->operation_count++] = found;
@@ -327,6 +340,11 @@ static int read_options(int argc, char **argv, bench_options *o) {
     while ((option = getopt_long(argc, argv, "g:b:e:m:f:i:d:o:r:n:w:a:z:ch", long_options, &index)) != -1) {
         if (option == 'h') {
             fputs(help_text, stdout);
+            return -1;
+        }
+        if (option == OPTION_LIST) {
+            for (int i = 0; i < bench_operation_count; i++)
+                puts(bench_operations[i].name);
             return -1;
         }
         if (option == '?')

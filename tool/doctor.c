@@ -41,9 +41,10 @@ static const char help_text[] =
     "  -n, --ranks N   for jobs of this many ranks; default: one per CPU that this command may use\n"
     "  -v, --verbose   also what is in order\n"
     "      --json      everything as JSON, for programs\n"
+    "      --strict    warnings count as failures in the exit status\n"
     "\n"
-    "Exit status: 0 when there is nothing to fix, 1 when there are warnings or failures, 2 for wrong\n"
-    "usage.\n";
+    "Exit status: 0 when jobs can run here, warnings or not; 1 when there are failures, with --strict also\n"
+    "when there are warnings; 2 for wrong usage.\n";
 
 static int doctor_main(int argc, char **argv);
 const tool_command tool_doctor = { "doctor", "check this machine and print the fix for each finding", help_text,
@@ -58,7 +59,7 @@ typedef enum level {
 static const char *const level_names[] = { "good", "note", "warning", "failure" };
 
 typedef struct report {
-    bool json, verbose, colour;
+    bool json, verbose, colour, strict;
     int ranks;
     int count[4];
 } report;
@@ -371,8 +372,8 @@ static void check_load(report *r) {
     double load = 0;
     int cpus = topology_cpus();
     if (getloadavg(&load, 1) == 1 && load > 0.5 * cpus + 0.5)
-        put(r, WARNING, "load", "wait for the others, or leave them their CPUs (taskset, --bind)",
-            "%.1f processes want to run on %d CPUs already: ranks will wait for their turn", load, cpus);
+        put(r, NOTE, "load", "wait for the others, or leave them their CPUs (taskset, --bind)",
+            "%.1f processes want to run on %d CPUs at the moment: ranks will wait for their turn", load, cpus);
     else
         put(r, GOOD, "load", NULL, "%.1f", load);
     if (r->ranks > cpus)
@@ -471,11 +472,11 @@ static void check_gpus(report *r) {
 /* ---- the command ---- */
 
 static int doctor_main(int argc, char **argv) {
-    static const struct option longs[] = { { "ranks", required_argument, NULL, 'n' },
-                                           { "verbose", no_argument, NULL, 'v' },
-                                           { "json", no_argument, NULL, 'j' },
-                                           { "help", no_argument, NULL, 'h' },
-                                           { 0 } };
+    static const struct option longs[] = {
+        { "ranks", required_argument, NULL, 'n' }, { "verbose", no_argument, NULL, 'v' },
+        { "json", no_argument, NULL, 'j' },        { "strict", no_argument, NULL, 's' },
+        { "help", no_argument, NULL, 'h' },        { 0 }
+    };
     static void (*const checks[])(report *) = { check_kernel,    check_memfd,         check_liveness, check_ptrace,
                                                 check_memory,    check_address_space, check_memlock,  check_descriptors,
                                                 check_processes, check_huge_pages,    check_numa,     check_smt,
@@ -498,6 +499,9 @@ static int doctor_main(int argc, char **argv) {
         case 'j':
             r.json = true;
             break;
+        case 's':
+            r.strict = true;
+            break;
         case 'h':
             fputs(help_text, stdout);
             return 0;
@@ -511,12 +515,11 @@ static int doctor_main(int argc, char **argv) {
         printf("{\"ranks\": %d, \"findings\": [", r.ranks);
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
         checks[i](&r);
-    int bad = r.count[WARNING] + r.count[FAILURE];
     if (r.json)
         printf("],\n \"warnings\": %d, \"failures\": %d}\n", r.count[WARNING], r.count[FAILURE]);
     else
         printf("%d in order, %d note%s, %d warning%s, %d failure%s, for jobs of %d rank%s\n", r.count[GOOD],
                r.count[NOTE], r.count[NOTE] == 1 ? "" : "s", r.count[WARNING], r.count[WARNING] == 1 ? "" : "s",
                r.count[FAILURE], r.count[FAILURE] == 1 ? "" : "s", r.ranks, r.ranks == 1 ? "" : "s");
-    return bad > 0;
+    return r.count[FAILURE] > 0 || (r.strict && r.count[WARNING] > 0);
 }

@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/nearest.h"
 #include "tool.h"
 
 static const tool_command *const commands[] = {
@@ -24,42 +25,11 @@ static const tool_command *find(const char *name) {
     return NULL;
 }
 
-static int smaller(int a, int b) {
-    return a < b ? a : b;
-}
-
-/* How many letters must be added, left out, changed or swapped to make one word of the other. Words of up to 31
- * letters. */
-static int apart(const char *one, const char *other) {
-    int lengths[2] = { (int)strlen(one), (int)strlen(other) };
-    int cost[33][33] = { { 0 } };
-    if (lengths[0] > 31 || lengths[1] > 31)
-        return 99;
-    for (int i = 0; i <= lengths[0]; i++) {
-        for (int j = 0; j <= lengths[1]; j++) {
-            if (i == 0 || j == 0) {
-                cost[i][j] = i + j;
-                continue;
-            }
-            bool same = one[i - 1] == other[j - 1];
-            cost[i][j] = smaller(cost[i - 1][j - 1] + !same, 1 + smaller(cost[i - 1][j], cost[i][j - 1]));
-            if (i > 1 && j > 1 && one[i - 1] == other[j - 2] && one[i - 2] == other[j - 1])
-                cost[i][j] = smaller(cost[i][j], cost[i - 2][j - 2] + 1);
-        }
-    }
-    return cost[lengths[0]][lengths[1]];
-}
-
 static int unknown(const char *name) {
-    const char *nearest = NULL;
-    int best = 3; /* further away is no typing mistake */
-    for (size_t i = 0; i < COMMANDS; i++) {
-        int distance = apart(name, commands[i]->name);
-        if (distance < best) {
-            best = distance;
-            nearest = commands[i]->name;
-        }
-    }
+    const char *names[COMMANDS + 1] = { "help" };
+    for (size_t i = 0; i < COMMANDS; i++)
+        names[i + 1] = commands[i]->name;
+    const char *nearest = tool_nearest(name, names, COMMANDS + 1);
     if (nearest != NULL)
         return tool_usage(NULL, "there is no sub-command \"%s\". Did you mean \"%s\"?", name, nearest);
     return tool_usage(NULL, "there is no sub-command \"%s\"", name);
@@ -99,6 +69,19 @@ int main(int argc, char **argv) {
     if (command == NULL)
         return unknown(name);
     return command->main(argc - 1, argv + 1);
+}
+
+const char *tool_nearest(const char *name, const char *const *names, size_t count) {
+    const char *nearest = NULL;
+    int best = TU_TYPING_MISTAKE + 1;
+    for (size_t i = 0; i < count; i++) {
+        int apart = tu_letters_apart(name, names[i]);
+        if (apart < best) {
+            best = apart;
+            nearest = names[i];
+        }
+    }
+    return nearest;
 }
 
 int tool_usage(const tool_command *command, const char *format, ...) {

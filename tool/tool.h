@@ -31,6 +31,9 @@ int tool_usage(const tool_command *command, const char *format, ...) TUTTI_PRINT
 /* "tutti: <text>" to stderr; returns 1. */
 int tool_fail(const char *format, ...) TUTTI_PRINTF(1, 2);
 
+/* Of `names` the one that somebody may have meant who typed `name`; NULL when none is near. */
+const char *tool_nearest(const char *name, const char *const *names, size_t count);
+
 /* Whether to colour what goes to `descriptor`: a terminal, and neither NO_COLOR nor TERM=dumb. */
 bool tool_colour(int descriptor);
 

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/nearest.h"
 
 const tu_setting_row tu_setting_rows[TU_SETTING_COUNT] = {
 #define TU_SETTING(id, environment, type, default_text, meaning) { environment, type, default_text, meaning },
@@ -149,30 +150,6 @@ void tu_settings_free(tu_settings *settings) {
     }
 }
 
-/* Edit distance of two short names. */
-static int distance(const char *a, const char *b) {
-    int row[64];
-    int columns = (int)strlen(b);
-    if (columns > 63 || strlen(a) > 63)
-        return 1000;
-    for (int j = 0; j <= columns; j++)
-        row[j] = j;
-    for (int i = 1; a[i - 1] != 0; i++) {
-        int diagonal = row[0];
-        row[0] = i;
-        for (int j = 1; j <= columns; j++) {
-            int best = diagonal + (a[i - 1] != b[j - 1]);
-            if (row[j] + 1 < best)
-                best = row[j] + 1;
-            if (row[j - 1] + 1 < best)
-                best = row[j - 1] + 1;
-            diagonal = row[j];
-            row[j] = best;
-        }
-    }
-    return row[columns];
-}
-
 void tu_settings_unknown(void (*found)(const char *name, const char *nearest, void *argument), void *argument) {
     for (char **entry = environ; entry != NULL && *entry != NULL; entry++) {
         if (strncmp(*entry, "TUTTI_", 6) != 0)
@@ -182,7 +159,7 @@ void tu_settings_unknown(void (*found)(const char *name, const char *nearest, vo
         const char *nearest = NULL;
         int least = 1000;
         for (int i = 0; i < TU_SETTING_COUNT; i++) {
-            int apart = distance(name, tu_setting_rows[i].environment);
+            int apart = tu_letters_apart(name, tu_setting_rows[i].environment);
             if (apart < least) {
                 least = apart;
                 nearest = tu_setting_rows[i].environment;

@@ -37,6 +37,7 @@ says() { # a sentence, what must be printed, then a command
 }
 
 proves "it installs into a prefix given late" cmake --install "$TEST_BUILD" --prefix "$prefix"
+cp "$TEST_BUILD/install_manifest.txt" "$folder/manifest"
 libraries=$(dirname "$(find "$prefix" -name libtutti.a)")
 export PKG_CONFIG_PATH=$libraries/pkgconfig LD_LIBRARY_PATH=$libraries
 cp "$outside/program.c" "$folder/program.cc"
@@ -46,21 +47,40 @@ has_tensor=0
 if command -v pkg-config >/dev/null; then
     strict="-Wall -Wextra -Wpedantic -Werror"
     shared=$(pkg-config --cflags --libs tutti)
-    # What pkg-config names for a static link, with the archive in place of -ltutti, which would choose the shared library.
-    static="$(pkg-config --cflags tutti) $libraries/libtutti.a $(pkg-config --static --libs tutti | sed 's/-ltutti\b//')"
+    # Where only archives are, what pkg-config names for a static link is all that it takes.
+    archives=$folder/archives
+    mkdir "$archives" && cp -r "$libraries"/*.a "$libraries/pkgconfig" "$archives" && sed -i "s,^includedir=.*,includedir=$prefix/include,;s,^libdir=.*,libdir=$archives," "$archives"/pkgconfig/*.pc
+    static=$(PKG_CONFIG_PATH=$archives/pkgconfig pkg-config --static --cflags --libs tutti)
+    static_tensor=$(PKG_CONFIG_PATH=$archives/pkgconfig pkg-config --static --cflags --libs tutti-tensor 2>/dev/null)
     # shellcheck disable=SC2086
     {
         proves "pkg-config: C, shared" cc -std=c17 $strict "$outside/program.c" -o "$folder/c" $shared
         proves "pkg-config: C++11, shared" c++ -std=c++11 $strict "$folder/program.cc" -o "$folder/cxx" $shared
         proves "pkg-config: C, static" cc -std=c17 $strict "$outside/program.c" -o "$folder/c_static" $static
         proves "pkg-config: C++11, static" c++ -std=c++11 $strict "$folder/program.cc" -o "$folder/cxx_static" $static
-        [ $has_tensor = 0 ] ||
+        [ $has_tensor = 0 ] || {
             proves "pkg-config: tutti-tensor" cc -std=c17 $strict "$outside/tensor.c" -o "$folder/tensor" $(pkg-config --cflags --libs tutti-tensor)
+            proves "pkg-config: tutti-tensor, static" cc -std=c17 $strict "$outside/tensor.c" -o "$folder/tensor_static" $static_tensor
+        }
+        # Where hwloc is used and its libraries have no archives nobody can link a wholly static program.
+        if [[ $static != *-lhwloc* ]] || echo 'int hwloc_topology_init(void *); int main(void) { return hwloc_topology_init(0); }' |
+            cc -static -x c - -o "$folder/probe" $(pkg-config --static --libs hwloc) 2>/dev/null; then
+            proves "pkg-config: wholly static" cc -static "$outside/program.c" -o "$folder/whole" $static
+            says "pkg-config: the wholly static program runs" "sum 3" "$folder/whole"
+        fi
+        for example in "$prefix"/share/doc/tutti/examples/*.c; do
+            package=tutti
+            case $example in */tensor_*) package=tutti-tensor ;; esac
+            proves "the installed $(basename "$example") builds" \
+                cc -std=c17 -Wall -Wextra "$example" -o "$folder/example" $(pkg-config --cflags --libs $package) -lm
+        done
     }
     for program in c cxx c_static cxx_static; do
         says "pkg-config: $program runs" "sum 3" "$folder/$program"
     done
     [ $has_tensor = 0 ] || says "pkg-config: tensor runs" "sum 6" "$folder/tensor"
+    [ $has_tensor = 0 ] || says "pkg-config: the static tensor runs" "sum 6" "$folder/tensor_static"
+    proves "pkg-config: a static program needs no libtutti.so" bash -c "! ldd '$folder/c_static' | grep libtutti"
 fi
 
 proves "find_package: configures" cmake -S "$outside" -B "$folder/outside" -DCMAKE_PREFIX_PATH="$prefix"
@@ -91,6 +111,34 @@ done
 says "the installed command starts the installed program" "sum 3" "$prefix/bin/tutti" run -q -n 1 "$folder/outside/c"
 env -u LD_LIBRARY_PATH "$prefix/bin/tutti" info >"$folder/info" 2>&1
 proves "the installed command stands alone" grep -q 'version' "$folder/info"
+proves "the licence is installed" cmp "$TEST_SOURCE/LICENSE" "$prefix/share/doc/tutti/LICENSE"
+proves "the documents are installed" test -s "$prefix/share/doc/tutti/docs/architecture.md"
+completes() { # the words that follow "tutti", as bash would offer them
+    bash -c 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _tutti; echo "${COMPREPLY[*]}"' bash \
+        "$prefix/share/bash-completion/completions/tutti" "$prefix/bin/tutti" "$@" 2>/dev/null
+}
+says "bash completes sub-commands" "bench" completes be
+says "bash completes options" "--baseline" completes bench --base
+says "bash completes operations" "all_reduce" completes bench all_red
+
+# The targets have the same names for a project that adds the source folder to its own. Configuring is enough: a target that does not exist is an error.
+cat >"$folder/CMakeLists.txt" <<EOF
+cmake_minimum_required(VERSION 3.22)
+project(Inside LANGUAGES C)
+add_subdirectory($TEST_SOURCE tutti)
+file(WRITE \${CMAKE_BINARY_DIR}/main.c "int main(void) { return 0; }")
+foreach(name tutti tutti_static \${TENSOR})
+  add_executable(uses_\${name} \${CMAKE_BINARY_DIR}/main.c)
+  target_link_libraries(uses_\${name} PRIVATE Tutti::\${name})
+endforeach()
+EOF
+tensor=""
+[ $has_tensor = 0 ] || tensor="tutti_tensor;tutti_tensor_static"
+proves "add_subdirectory: every target has its alias" cmake -S "$folder" -B "$folder/inside" -DTENSOR="$tensor" -DTUTTI_CUDA=OFF
+
+proves "it is uninstalled" cmake -DMANIFEST="$folder/manifest" -P "$TEST_SOURCE/cmake/uninstall.cmake"
+says "nothing is left behind" "" find "$prefix" -not -type d
+says "no folder of its own is left behind" "" find "$prefix" -iname tutti
 
 echo "$passed passed, $failed failed, 0 skipped"
 [ $failed -eq 0 ]

@@ -166,7 +166,7 @@ def inside_a_job_it_uses_the_ranks_of_the_job():
 
 @test
 def wrong_usage_is_explained():
-    for arguments, part in ((["all_redoce"], 'no operation "all_redoce"'), ([], "which operation?"),
+    for arguments, part in ((["all_redoce"], "Did you mean \"all_reduce\"?"), (["xyz"], "--list"), ([], "which operation?"),
                             (["all_reduce", "-d", "float31"], '"float31"'), (["all_reduce", "-b", "1Q"], '"1Q"'),
                             (["all_reduce", "-o", "premul_sum", "-d", "i8"], "premul_sum is not defined for i8"),
                             (["all_reduce", "-b", "64", "-e", "8"], "there are none")):
