@@ -291,23 +291,16 @@ static tt_tensor *copy_for(tt_tensor *leaf, tt_tensor *g) {
     return copy;
 }
 
-/* Adds into x's own gradient. `g` is held by the caller, who gives the reference up where *kept is set. */
-static tutti_status accumulate(tt_tensor *x, tt_tensor *g, bool *kept) {
-    tu_history *history = tu_history_of(x);
-    *kept = false;
-    if (history == NULL)
-        return TUTTI_ERROR_MEMORY;
-    if (history->grad == NULL && !tt_grad_enabled() && can_keep(x, g)) {
-        history->grad = g;
-        *kept = true;
-        return TUTTI_OK;
-    }
+/* Under the lock of the leaf. */
+static tutti_status add_to_leaf(tt_tensor *leaf, tt_tensor *grad) {
+    tu_history *history = leaf->history;
     tt_scope scope = tt_scope_open();
-    tt_tensor *grad = history->grad;
-    if (grad != NULL && !tt_grad_enabled()) {
-        tt_add_(grad, g);
+    if (history->grad != NULL && !tt_grad_enabled()) {
+        tt_add_(history->grad, grad);
     } else {
-        tt_tensor *updated = grad != NULL ? tt_add(grad, g) : tt_grad_enabled() ? tt_clone(g) : copy_for(x, g);
+        tt_tensor *updated = history->grad != NULL ? tt_add(history->grad, grad)
+                             : tt_grad_enabled()   ? tt_clone(grad)
+                                                   : copy_for(leaf, grad);
         if (tu_self()->pending == TUTTI_OK) {
             tu_tensor_hold(updated);
             tu_tensor_drop(history->grad);
@@ -316,6 +309,25 @@ static tutti_status accumulate(tt_tensor *x, tt_tensor *g, bool *kept) {
     }
     tu_scope_leave(&scope);
     return tu_self()->pending;
+}
+
+/* Adds into the leaf's own gradient. `grad` is held by the caller, who gives the reference up where *kept is set.
+ * Several threads may end their backwards in one leaf: each addition is whole. */
+static tutti_status accumulate(tt_tensor *leaf, tt_tensor *grad, bool *kept) {
+    tu_history *history = tu_history_of(leaf);
+    *kept = false;
+    if (history == NULL)
+        return TUTTI_ERROR_MEMORY;
+    tutti_status status = TUTTI_OK;
+    pthread_mutex_lock(&history->grad_lock);
+    if (history->grad == NULL && !tt_grad_enabled() && can_keep(leaf, grad)) {
+        history->grad = grad;
+        *kept = true;
+    } else {
+        status = add_to_leaf(leaf, grad);
+    }
+    pthread_mutex_unlock(&history->grad_lock);
+    return status;
 }
 
 static tutti_status run_accumulate_hooks(tt_tensor *leaf) {

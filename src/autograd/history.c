@@ -11,12 +11,16 @@
 #include "tensor/loop.h"
 
 tu_history *tu_history_of(tt_tensor *x) {
-    if (x->history == NULL) {
-        x->history = calloc(1, sizeof *x->history);
-        if (x->history == NULL)
-            tu_error_memory("a tensor's history", sizeof *x->history);
+    if (x->history != NULL)
+        return x->history;
+    tu_history *history = malloc(sizeof *history);
+    if (history == NULL) {
+        tu_error_memory("a tensor's history", sizeof *history);
+        return NULL;
     }
-    return x->history;
+    *history = (tu_history){ .grad_lock = PTHREAD_MUTEX_INITIALIZER };
+    x->history = history;
+    return history;
 }
 
 /* The node forgets a tensor that wanted its gradient kept. */
@@ -34,6 +38,7 @@ void tu_history_free(tt_tensor *x) {
     tu_tensor_drop(history->base);
     tu_hook_list_free(&history->tensor_hooks);
     tu_hook_list_free(&history->accumulate_hooks);
+    pthread_mutex_destroy(&history->grad_lock);
     free(history);
 }
 

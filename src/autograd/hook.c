@@ -26,68 +26,120 @@ static tt_tensor *capture(tt_tensor *x) {
     return tu_tensor_alias(x, &shape);
 }
 
-tutti_status tu_hook_add(tu_hook_list *list, void (*function)(void), void *user, tt_tensor_list captured,
+/* Guards the lists that hooks stand in. Never held while a hook runs or ends. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static tutti_status make_room(tu_hook_list *list) {
+    if (tu_hook_count(list) < list->capacity)
+        return TUTTI_OK;
+    int capacity = list->capacity == 0 ? 2 : list->capacity * 2;
+    tt_hook **at = realloc(list->at, (size_t)capacity * sizeof *at);
+    if (at == NULL)
+        return tu_error_memory("a list of hooks", (size_t)capacity * sizeof *at);
+    list->at = at;
+    list->capacity = capacity;
+    return TUTTI_OK;
+}
+
+/* The list takes the caller's reference over, unless this fails. */
+static tutti_status insert(tu_hook_list *list, tt_hook *hook, bool first) {
+    pthread_mutex_lock(&lock);
+    tutti_status status = make_room(list);
+    int count = tu_hook_count(list), at = first ? 0 : count;
+    if (status == TUTTI_OK) {
+        memmove(list->at + at + 1, list->at + at, (size_t)(count - at) * sizeof *list->at);
+        list->at[at] = hook;
+        hook->list = list;
+        atomic_store_explicit(&list->count, count + 1, memory_order_relaxed);
+    }
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+tutti_status tu_hook_add(tu_hook_list *list, void (*function)(void), void *user, tt_tensor_list captured, bool first,
                          tt_hook **handle) {
+    if (function == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "hook: argument function is NULL");
     for (size_t i = 0; i < captured.count; i++) {
         tutti_status status = tu_tensor_check("hook", "captured", captured.at[i]);
         if (status != TUTTI_OK)
             return status;
     }
-    if (list->count == list->capacity) {
-        int capacity = list->capacity == 0 ? 2 : list->capacity * 2;
-        tt_hook **at = realloc(list->at, (size_t)capacity * sizeof *at);
-        if (at == NULL)
-            return tu_error_memory("a list of hooks", (size_t)capacity * sizeof *at);
-        list->at = at;
-        list->capacity = capacity;
-    }
     tt_hook *hook = malloc(sizeof *hook + captured.count * sizeof hook->captured[0]);
     if (hook == NULL)
         return tu_error_memory("a hook", sizeof *hook);
-    *hook = (tt_hook){ .function = function, .user = user, .captured_count = captured.count };
-    atomic_init(&hook->references, handle != NULL ? 2 : 1);
-    for (size_t i = 0; i < captured.count; i++) {
-        hook->captured[i] = capture(captured.at[i]);
-        if (hook->captured[i] == NULL) {
-            hook->captured_count = i;
-            atomic_store(&hook->references, 1);
-            tu_hook_drop(hook);
-            return TUTTI_ERROR_MEMORY;
-        }
+    *hook = (tt_hook){ .function = function, .user = user };
+    atomic_init(&hook->references, 1);
+    tutti_status status = TUTTI_OK;
+    for (; hook->captured_count < captured.count && status == TUTTI_OK; hook->captured_count++) {
+        hook->captured[hook->captured_count] = capture(captured.at[hook->captured_count]);
+        if (hook->captured[hook->captured_count] == NULL)
+            status = TUTTI_ERROR_MEMORY;
     }
-    list->at[list->count++] = hook;
-    if (handle != NULL)
+    if (status == TUTTI_OK)
+        status = insert(list, hook, first);
+    if (status != TUTTI_OK) {
+        tu_hook_drop(hook);
+        return status;
+    }
+    if (handle != NULL) {
+        atomic_fetch_add_explicit(&hook->references, 1, memory_order_relaxed);
         *handle = hook;
+    }
     return TUTTI_OK;
 }
 
 void tu_hook_list_free(tu_hook_list *list) {
-    for (int i = 0; i < list->count; i++)
+    if (list->at == NULL)
+        return;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < tu_hook_count(list); i++)
+        if (list->at[i]->list == list) /* a snapshot only borrows its hooks from their own list */
+            list->at[i]->list = NULL;
+    pthread_mutex_unlock(&lock);
+    for (int i = 0; i < tu_hook_count(list); i++)
         tu_hook_drop(list->at[i]);
     free(list->at);
     *list = (tu_hook_list){ 0 };
 }
 
-tutti_status tu_hook_list_snapshot(const tu_hook_list *list, tu_hook_list *copy) {
+tutti_status tu_hook_list_snapshot(tu_hook_list *list, tu_hook_list *copy) {
     *copy = (tu_hook_list){ 0 };
-    if (list->count == 0)
+    if (tu_hook_count(list) == 0)
         return TUTTI_OK;
-    copy->at = malloc((size_t)list->count * sizeof *copy->at);
-    if (copy->at == NULL)
-        return tu_error_memory("a list of hooks", (size_t)list->count * sizeof *copy->at);
-    for (int i = 0; i < list->count; i++) {
-        if (list->at[i]->removed)
-            continue;
+    pthread_mutex_lock(&lock);
+    int count = tu_hook_count(list);
+    copy->at = malloc((size_t)(count > 0 ? count : 1) * sizeof *copy->at);
+    for (int i = 0; copy->at != NULL && i < count; i++) {
         atomic_fetch_add_explicit(&list->at[i]->references, 1, memory_order_relaxed);
-        copy->at[copy->count++] = list->at[i];
+        copy->at[i] = list->at[i];
+        atomic_store_explicit(&copy->count, i + 1, memory_order_relaxed);
     }
-    return TUTTI_OK;
+    pthread_mutex_unlock(&lock);
+    return copy->at != NULL ? TUTTI_OK : tu_error_memory("a list of hooks", (size_t)count * sizeof *copy->at);
+}
+
+/* Takes the hook off its list; true where it stood in one, whose reference is the caller's now. */
+static bool take_off(tt_hook *hook) {
+    pthread_mutex_lock(&lock);
+    tu_hook_list *list = hook->list;
+    int count = list != NULL ? tu_hook_count(list) : 0, at = 0;
+    while (at < count && list->at[at] != hook)
+        at++;
+    if (at < count) {
+        memmove(list->at + at, list->at + at + 1, (size_t)(count - at - 1) * sizeof *list->at);
+        atomic_store_explicit(&list->count, count - 1, memory_order_relaxed);
+    }
+    hook->list = NULL;
+    pthread_mutex_unlock(&lock);
+    return at < count;
 }
 
 void tt_hook_remove(tt_hook **hook) {
     if (hook == NULL || *hook == NULL)
         return;
-    (*hook)->removed = true;
+    if (take_off(*hook))
+        tu_hook_drop(*hook);
     tt_hook_release(hook);
 }
 
@@ -115,13 +167,48 @@ tu_node_hooks *tu_node_hooks_of(tu_node *node) {
 
 /* ---- registering ---- */
 
-/* A hook is given its own tensor, or its gradient, anyway; capturing it would keep it alive for ever. */
+static bool keeps_alive(const tt_tensor *from, const tt_tensor *x);
+
+static bool any_keeps_alive(const tu_hook_list *list, const tt_tensor *x) {
+    for (int i = 0; i < tu_hook_count(list); i++)
+        for (size_t k = 0; k < list->at[i]->captured_count; k++)
+            if (keeps_alive(list->at[i]->captured[k], x))
+                return true;
+    return false;
+}
+
+/* Ends: what is asked here before each registration keeps the ways free of circles. */
+static bool keeps_alive(const tt_tensor *from, const tt_tensor *x) {
+    if (from == NULL || from == x)
+        return from != NULL;
+    const tu_history *history = from->history;
+    return history != NULL && (keeps_alive(history->grad, x) || any_keeps_alive(&history->tensor_hooks, x) ||
+                               any_keeps_alive(&history->accumulate_hooks, x));
+}
+
+bool tu_keeps_alive(const tt_tensor *from, const tt_tensor *x) {
+    pthread_mutex_lock(&lock);
+    bool keeps = keeps_alive(from, x);
+    pthread_mutex_unlock(&lock);
+    return keeps;
+}
+
+/* A hook is given its own tensor, or its gradient, anyway; capturing it, by itself or through the hooks of another
+ * leaf, would keep both alive for ever. */
 static bool captures_itself(const char *who, const tt_tensor *x, tt_tensor_list captured) {
-    for (size_t i = 0; i < captured.count; i++)
-        if (captured.at[i] == x) {
+    for (size_t i = 0; i < captured.count; i++) {
+        const tt_tensor *other = captured.at[i];
+        if (other == NULL || tu_tensor_check(who, "captured", other) != TUTTI_OK || !tu_keeps_alive(other, x))
+            continue;
+        if (other == x)
             tu_fail(TUTTI_ERROR_ARGUMENT, "%s: a hook on %s cannot capture that tensor itself", who, tu_describe(x));
-            return true;
-        }
+        else
+            tu_fail(TUTTI_ERROR_ARGUMENT,
+                    "%s: a hook on %s cannot capture %s, whose own hooks or gradient hold that tensor: they would keep "
+                    "each other alive for ever. Give one of them through the hook's user pointer",
+                    who, tu_describe(x), tu_describe(other));
+        return true;
+    }
     return false;
 }
 
@@ -148,7 +235,7 @@ bool tt_hook_tensor(tt_tensor *x, tt_tensor_hook *function, void *user, tt_tenso
         list = history != NULL ? &history->tensor_hooks : NULL;
     }
     tutti_status status =
-        list == NULL ? TUTTI_ERROR_MEMORY : tu_hook_add(list, (void (*)(void))function, user, captured, hook);
+        list == NULL ? TUTTI_ERROR_MEMORY : tu_hook_add(list, (void (*)(void))function, user, captured, false, hook);
     return tu_pending_take(status) == TUTTI_OK;
 }
 
@@ -166,9 +253,9 @@ bool tt_hook_accumulate(tt_tensor *leaf, tt_accumulate_hook *function, void *use
         return false;
     }
     tu_history *history = tu_history_of(leaf);
-    tutti_status status = history == NULL
-                              ? TUTTI_ERROR_MEMORY
-                              : tu_hook_add(&history->accumulate_hooks, (void (*)(void))function, user, captured, hook);
+    tutti_status status = history == NULL ? TUTTI_ERROR_MEMORY
+                                          : tu_hook_add(&history->accumulate_hooks, (void (*)(void))function, user,
+                                                        captured, false, hook);
     return tu_pending_take(status) == TUTTI_OK;
 }
 
@@ -177,14 +264,14 @@ static bool hook_node(const char *who, tt_node *opaque, bool post, void (*functi
     tu_node *node = (tu_node *)(void *)opaque;
     if (tu_self()->pending != TUTTI_OK)
         return false;
-    if (node == NULL || function == NULL) {
-        tu_fail(TUTTI_ERROR_ARGUMENT, "%s: node or function is NULL; a leaf has no node", who);
+    if (node == NULL) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "%s: node is NULL; a leaf has no node", who);
         return false;
     }
     tu_node_hooks *hooks = tu_node_hooks_of(node);
     tutti_status status = hooks == NULL
                               ? TUTTI_ERROR_MEMORY
-                              : tu_hook_add(post ? &hooks->post : &hooks->pre, function, user, captured, hook);
+                              : tu_hook_add(post ? &hooks->post : &hooks->pre, function, user, captured, false, hook);
     return tu_pending_take(status) == TUTTI_OK;
 }
 
@@ -210,7 +297,7 @@ static tutti_status check_replacement(const char *who, const tt_tensor *grad, co
     return TUTTI_OK;
 }
 
-tutti_status tu_run_tensor_hooks(const char *who, const tu_hook_list *list, tt_tensor **grad) {
+tutti_status tu_run_tensor_hooks(const char *who, tu_hook_list *list, tt_tensor **grad) {
     tu_hook_list snapshot;
     tutti_status status = tu_hook_list_snapshot(list, &snapshot);
     for (int i = 0; i < snapshot.count && status == TUTTI_OK && *grad != NULL; i++) {

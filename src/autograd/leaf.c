@@ -51,6 +51,10 @@ tt_tensor *tt_require_grad(tt_tensor *x, bool on) {
                 tu_describe(x));
         return NULL;
     }
+    if (on && tu_history_of(x) == NULL) { /* there from the start, so that threads that add gradients find its lock */
+        tu_pending_take(TUTTI_ERROR_MEMORY);
+        return NULL;
+    }
     x->flags = (uint8_t)(on ? x->flags | TU_REQUIRES_GRAD : x->flags & ~TU_REQUIRES_GRAD);
     return x;
 }
@@ -68,37 +72,55 @@ bool tt_is_parameter(const tt_tensor *x) {
 }
 
 tt_tensor *tt_grad(const tt_tensor *x) {
-    if (!live("grad", x) || x->history == NULL || x->history->grad == NULL)
+    if (!live("grad", x) || x->history == NULL)
         return NULL;
-    return tu_scope_own(tu_tensor_hold(x->history->grad));
+    pthread_mutex_lock(&x->history->grad_lock);
+    tt_tensor *grad = tu_tensor_hold(x->history->grad);
+    pthread_mutex_unlock(&x->history->grad_lock);
+    return tu_scope_own(grad);
+}
+
+/* Puts `grad`, whose reference goes with it, in the place of the gradient that was there. */
+static void replace_grad(tu_history *history, tt_tensor *grad) {
+    pthread_mutex_lock(&history->grad_lock);
+    tt_tensor *before = history->grad;
+    history->grad = grad;
+    pthread_mutex_unlock(&history->grad_lock);
+    tu_tensor_drop(before);
+}
+
+static tutti_status check_grad(tt_tensor *x, tt_tensor *grad) {
+    tutti_status status = tu_tensor_check("set_grad", "grad", grad);
+    if (status != TUTTI_OK)
+        return status;
+    if (!tu_same_sizes(x, grad) || x->dtype != grad->dtype || x->device != grad->device)
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "set_grad: %s cannot be the gradient of %s: shape, dtype and device must be the same",
+                        tu_describe(grad), tu_describe(x));
+    if (tu_keeps_alive(grad, x))
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "set_grad: %s is, or holds, the tensor whose gradient it would be; they would keep each other "
+                        "alive for ever. Give a tt_clone of it",
+                        tu_describe(grad));
+    return TUTTI_OK;
 }
 
 void tt_set_grad(tt_tensor *x, tt_tensor *grad) {
     if (!live("set_grad", x))
         return;
     if (grad == NULL) {
-        if (x->history != NULL) {
-            tu_tensor_drop(x->history->grad);
-            x->history->grad = NULL;
-        }
+        if (x->history != NULL)
+            replace_grad(x->history, NULL);
         return;
     }
-    if (tu_pending_take(tu_tensor_check("set_grad", "grad", grad)) != TUTTI_OK)
+    if (tu_pending_take(check_grad(x, grad)) != TUTTI_OK)
         return;
-    if (!tu_same_sizes(x, grad) || x->dtype != grad->dtype || x->device != grad->device) {
-        tu_fail(TUTTI_ERROR_ARGUMENT,
-                "set_grad: %s cannot be the gradient of %s: shape, dtype and device must be the same",
-                tu_describe(grad), tu_describe(x));
-        return;
-    }
     tu_history *history = tu_history_of(x);
     if (history == NULL) {
         tu_pending_take(TUTTI_ERROR_MEMORY);
         return;
     }
-    tu_tensor_hold(grad);
-    tu_tensor_drop(history->grad);
-    history->grad = grad;
+    replace_grad(history, tu_tensor_hold(grad));
 }
 
 void tt_retain_grad(tt_tensor *x) {

@@ -5,6 +5,7 @@
 #ifndef TU_AUTOGRAD_NODE_H
 #define TU_AUTOGRAD_NODE_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 #include <tutti/autograd.h>
@@ -33,9 +34,10 @@ typedef struct tu_saved_tensor {
     void *packed;
 } tu_saved_tensor;
 
+struct tu_hook_list;
 struct tt_hook {
     atomic_int references;
-    bool removed;
+    struct tu_hook_list *list; /* it stands in, which holds a reference; NULL once removed. Under the lock of hooks */
     void (*function)(void);
     void *user;
     void (*release)(void *user); /* of `user`, with the hook; or NULL */
@@ -43,10 +45,15 @@ struct tt_hook {
     tt_tensor *captured[];
 };
 
+/* Changed under the lock of hooks; whoever runs hooks takes a snapshot. */
 typedef struct tu_hook_list {
-    int count, capacity;
+    _Atomic int count; /* read without the lock to see that there are none: relaxed */
+    int capacity;
     tt_hook **at;
 } tu_hook_list;
+static inline int tu_hook_count(const tu_hook_list *list) {
+    return atomic_load_explicit(&list->count, memory_order_relaxed);
+}
 
 typedef struct tu_node_hooks {
     tu_hook_list pre, post;
@@ -89,6 +96,7 @@ enum {
 };
 
 struct tu_history {
+    pthread_mutex_t grad_lock; /* guards `grad` of leaves: several threads may run a backward that ends in one */
     tt_tensor *grad;
     tu_node *node; /* that computed the tensor; held */
     int output;
@@ -149,16 +157,19 @@ tutti_status tu_view_rebase(tt_tensor *x, tu_node *inner, int changed);
 
 /* ---- hooks ---- */
 
-/* Appends a hook; its handle goes to *handle where wanted. */
-tutti_status tu_hook_add(tu_hook_list *list, void (*function)(void), void *user, tt_tensor_list captured,
+/* Appends a hook, or puts it first; its handle goes to *handle where wanted. */
+tutti_status tu_hook_add(tu_hook_list *list, void (*function)(void), void *user, tt_tensor_list captured, bool first,
                          tt_hook **handle);
 void tu_hook_drop(tt_hook *hook);
 void tu_hook_list_free(tu_hook_list *list);
-/* A copy of the list as it is now, each hook held: hooks that are added or removed meanwhile do not matter. */
-tutti_status tu_hook_list_snapshot(const tu_hook_list *list, tu_hook_list *copy);
+/* A copy of the list as it is now, each hook held: hooks that are added or removed meanwhile do not matter. Ends with
+ * tu_hook_list_free. */
+tutti_status tu_hook_list_snapshot(tu_hook_list *list, tu_hook_list *copy);
+/* Whether `from` keeps `x` alive, through gradients and what hooks captured. */
+bool tu_keeps_alive(const tt_tensor *from, const tt_tensor *x);
 tu_node_hooks *tu_node_hooks_of(tu_node *node);
 /* Runs tensor hooks on *grad (held), which they may replace. */
-tutti_status tu_run_tensor_hooks(const char *who, const tu_hook_list *list, tt_tensor **grad);
+tutti_status tu_run_tensor_hooks(const char *who, tu_hook_list *list, tt_tensor **grad);
 
 /* ---- the engine ---- */
 

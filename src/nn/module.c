@@ -218,14 +218,7 @@ static bool add_hook(const char *who, tt_module *module, tu_hook_list *list, voi
                      tt_tensor_list captured, bool first, tt_hook **hook) {
     if (!usable(who, module))
         return false;
-    if (tu_pending_take(tu_hook_add(list, function, user, captured, hook)) != TUTTI_OK)
-        return false;
-    for (int i = list->count - 1; first && i > 0; i--) {
-        tt_hook *other = list->at[i];
-        list->at[i] = list->at[i - 1];
-        list->at[i - 1] = other;
-    }
-    return true;
+    return tu_pending_take(tu_hook_add(list, function, user, captured, first, hook)) == TUTTI_OK;
 }
 
 bool tt_hook_forward_pre(tt_module *module, tt_forward_pre_hook *function, void *user, tt_tensor_list captured,
@@ -270,7 +263,7 @@ static void run_forward_pre(tt_module *module, size_t count, tt_tensor **inputs)
     tu_hook_list_free(&snapshot);
 }
 
-static void run_forward_hooks(const tu_hook_list *list, tt_module *module, tt_tensor_list inputs, size_t count,
+static void run_forward_hooks(tu_hook_list *list, tt_module *module, tt_tensor_list inputs, size_t count,
                               tt_tensor **outputs) {
     tu_hook_list snapshot;
     tu_pending_take(tu_hook_list_snapshot(list, &snapshot));
@@ -289,7 +282,7 @@ static void run_forward_hooks(const tu_hook_list *list, tt_module *module, tt_te
 /* Hooks that run in any case do so with the error set aside; it comes back afterwards. */
 static void run_always(tt_module *module, tt_tensor_list inputs, size_t count, tt_tensor **outputs) {
     tu_pending_copy error;
-    if (module->forward_always.count == 0)
+    if (tu_hook_count(&module->forward_always) == 0)
         return;
     tu_pending_save(&error);
     run_forward_hooks(&module->forward_always, module, inputs, error.status == TUTTI_OK ? count : 0, outputs);

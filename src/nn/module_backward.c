@@ -50,7 +50,7 @@ static void collect(const bool *present, size_t count, tt_tensor *const *from, t
 }
 
 static void run_post(tu_backward_hooks *hooks, tt_tensor **grad_inputs) {
-    for (int i = 0; i < hooks->post.count && tu_self()->pending == TUTTI_OK; i++) {
+    for (int i = 0; i < tu_hook_count(&hooks->post) && tu_self()->pending == TUTTI_OK; i++) {
         tt_hook *hook = hooks->post.at[i];
         tt_hook_context context = { hook->user, { hook->captured_count, hook->captured } };
         tt_scope scope = tt_scope_open();
@@ -69,7 +69,7 @@ static void entered(const tt_hook_context *context, size_t result_count, tt_tens
     tt_tensor *all[TT_FUNCTION_TENSORS];
     (void)result_count, (void)grad_count, (void)grads;
     spread(hooks->present_out, hooks->output_count, results, all);
-    for (int i = 0; i < hooks->pre.count && tu_self()->pending == TUTTI_OK; i++) {
+    for (int i = 0; i < tu_hook_count(&hooks->pre) && tu_self()->pending == TUTTI_OK; i++) {
         tt_hook *hook = hooks->pre.at[i];
         tt_hook_context own = { hook->user, { hook->captured_count, hook->captured } };
         tt_scope scope = tt_scope_open();
@@ -116,9 +116,9 @@ static void left(const tt_hook_context *context, size_t result_count, tt_tensor 
 static void hang(tu_node *node, tu_backward_hooks *hooks, tt_node_post_hook *function) {
     tu_node_hooks *list = tu_node_hooks_of(node);
     tt_hook *handle = NULL;
-    tutti_status status =
-        list == NULL ? TUTTI_ERROR_MEMORY
-                     : tu_hook_add(&list->post, (void (*)(void))function, hooks, (tt_tensor_list){ 0, NULL }, &handle);
+    tutti_status status = list == NULL ? TUTTI_ERROR_MEMORY
+                                       : tu_hook_add(&list->post, (void (*)(void))function, hooks,
+                                                     (tt_tensor_list){ 0, NULL }, false, &handle);
     if (tu_pending_take(status) != TUTTI_OK)
         return;
     handle->release = drop;
@@ -128,7 +128,7 @@ static void hang(tu_node *node, tu_backward_hooks *hooks, tt_node_post_hook *fun
 
 tt_tensor_list tu_wrap_inputs(tt_module *module, tt_tensor_list inputs, tu_backward_hooks **made) {
     *made = NULL;
-    if (module->backward_pre.count + module->backward.count == 0 || !tt_grad_enabled() ||
+    if (tu_hook_count(&module->backward_pre) + tu_hook_count(&module->backward) == 0 || !tt_grad_enabled() ||
         tu_self()->pending != TUTTI_OK)
         return inputs;
     tu_backward_hooks *hooks = calloc(1, sizeof *hooks);

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Hooks and gradients leave nothing behind, and threads may share leaves.
+ */
+#include <pthread.h>
+
+#include <tutti/autograd.h>
+#include <tutti/module.h>
+#include <tutti/ops.h>
+
+#include "../harness.h"
+
+static const tt_tensor_list none = { 0, NULL };
+
+static tt_tensor *leaf(float value) {
+    return tt_from(&value, tt_shape(1), TUTTI_F32, TUTTI_OPTIONS(tt_options, .requires_grad = true));
+}
+
+static tt_counts alive(void) {
+    tt_counts counts = { .size = sizeof counts };
+    CHECK_OK(tt_count(&counts));
+    return counts;
+}
+
+static void done(tt_scope *scope) {
+    CHECK_OK(tt_scope_close(scope));
+    tt_counts counts = alive();
+    CHECK(counts.tensors == 0 && counts.storages == 0 && counts.nodes == 0 && counts.scopes == 0);
+}
+
+static int calls;
+static tt_tensor *count_calls(const tt_hook_context *context, tt_tensor *grad) {
+    (void)context, (void)grad;
+    calls++;
+    return NULL;
+}
+
+TEST(a_removed_hook_lets_go_of_what_it_captured) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = leaf(1);
+    for (int i = 0; i < 1000; i++) {
+        tt_scope inner = tt_scope_open();
+        tt_hook *hook = NULL;
+        CHECK(tt_hook_tensor(x, count_calls, NULL, tt_tensors(tt_zeros(tt_shape(1), TUTTI_F32, NULL)), &hook));
+        tt_hook_remove(&hook);
+        CHECK(hook == NULL);
+        CHECK_OK(tt_scope_close(&inner));
+    }
+    CHECK_EQ(alive().tensors, 1);
+    tt_backward(tt_mul(x, x), NULL);
+    CHECK_EQ(calls, 0);
+    done(&scope);
+}
+
+TEST(a_handle_may_outlive_the_tensor_that_its_hook_hung_on) {
+    tt_hook *hook = NULL;
+    tt_scope scope = tt_scope_open();
+    CHECK(tt_hook_tensor(leaf(1), count_calls, NULL, none, &hook));
+    CHECK_OK(tt_scope_close(&scope));
+    tt_hook_remove(&hook);
+    CHECK_EQ(alive().tensors, 0);
+}
+
+TEST(a_hook_needs_a_function) {
+    tt_scope scope = tt_scope_open();
+    CHECK(!tt_hook_tensor(leaf(1), NULL, NULL, none, NULL));
+    CHECK_STATUS(tt_scope_close(&scope), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("function is NULL");
+}
+
+static void watch_backward(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **grad_inputs,
+                           tt_tensor_list grad_outputs) {
+    (void)context, (void)module, (void)count, (void)grad_inputs, (void)grad_outputs;
+    calls++;
+}
+
+TEST(a_module_without_backward_hooks_any_more_does_not_wrap_its_output) {
+    tt_scope scope = tt_scope_open();
+    tt_module *module = tt_function_module("twice", tt_neg);
+    tt_hook *hook = NULL;
+    CHECK(tt_hook_backward(module, watch_backward, NULL, none, false, &hook));
+    tt_tensor *x = leaf(1);
+    CHECK_TEXT(tt_node_name(tt_grad_fn(tt_module_call(module, x))), "module_outputs");
+    tt_hook_remove(&hook);
+    CHECK_TEXT(tt_node_name(tt_grad_fn(tt_module_call(module, x))), "neg");
+    tt_module_release(module);
+    done(&scope);
+}
+
+/* ---- circles ---- */
+
+TEST(leaves_whose_hooks_would_capture_each_other_are_refused) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *a = leaf(1), *b = leaf(2), *c = leaf(3);
+    CHECK(tt_hook_tensor(a, count_calls, NULL, tt_tensors(b), NULL));
+    CHECK(tt_hook_tensor(b, count_calls, NULL, tt_tensors(c), NULL));
+    CHECK(!tt_hook_tensor(c, count_calls, NULL, tt_tensors(a), NULL));
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("alive for ever");
+    tt_error_clear();
+    tt_tensor *d = leaf(4);
+    CHECK(tt_hook_tensor(d, count_calls, NULL, tt_tensors(a), NULL)); /* no circle */
+    done(&scope);
+}
+
+TEST(a_tensor_cannot_be_its_own_gradient) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = leaf(1), *y = leaf(2);
+    tt_set_grad(x, x);
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("set_grad");
+    tt_error_clear();
+    tt_set_grad(x, y);
+    tt_set_grad(y, x);
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
+    tt_error_clear();
+    done(&scope);
+}
+
+static void *pack(void *user, tt_tensor *tensor) {
+    (void)user;
+    return tt_keep(tensor);
+}
+static tt_tensor *unpack(void *user, void *packed) {
+    (void)user;
+    return packed;
+}
+static void release_packed(void *user, void *packed) {
+    (void)user;
+    tt_release(packed);
+}
+
+TEST(a_pack_hook_may_keep_a_saved_result) {
+    tt_saved_hooks hooks = { sizeof hooks, pack, unpack, release_packed, NULL };
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = leaf(1);
+    CHECK(tt_saved_hooks_push(&hooks));
+    tt_tensor *y = tt_exp(x); /* saves its result */
+    tt_saved_hooks_pop();
+    tt_tensor_list first =
+        tt_gradients(tt_tensors(y), tt_tensors(x), none, TUTTI_OPTIONS(tt_backward_options, .create_graph = true));
+    tt_tensor_list second = tt_gradients(first, tt_tensors(x), none, NULL);
+    CHECK(second.count == 1 && tt_item(second.at[0]) > 2.718 && tt_item(second.at[0]) < 2.719);
+    tt_exp(x); /* and never runs backward */
+    done(&scope);
+}
+
+/* ---- threads ---- */
+
+enum {
+    THREADS = 4
+};
+
+static void *run_backwards(void *argument) {
+    tt_tensor *shared = argument;
+    int rounds = test_sanitized() ? 200 : 3000;
+    for (int i = 0; i < rounds; i++) {
+        tt_scope scope = tt_scope_open();
+        tt_backward(tt_mul_scalar(shared, 1), NULL);
+        CHECK_OK(tt_scope_close(&scope));
+    }
+    return NULL;
+}
+
+TEST(threads_that_end_in_one_leaf_lose_no_gradient) {
+    pthread_t threads[THREADS];
+    tt_scope scope = tt_scope_open();
+    tt_tensor *shared = leaf(1);
+    for (int i = 0; i < THREADS; i++)
+        CHECK_EQ(pthread_create(&threads[i], NULL, run_backwards, shared), 0);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    CHECK_EQ((int)tt_item(tt_grad(shared)), THREADS * (test_sanitized() ? 200 : 3000));
+    done(&scope);
+}
