@@ -11,7 +11,7 @@ all: build ## build everything (default)
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
-setup: ## install what is missing (apt), or print the line to run
+setup: ## install what building needs and is missing (apt), or print the line to run
 	@scripts/setup
 
 configure:
@@ -20,12 +20,17 @@ configure:
 build: configure
 	@cmake --build $(BUILD)
 
-demo: setup configure ## install what is missing, build, and run four ranks that find each other
+demo: setup configure ## install what is missing, build a little, and run four ranks that find each other
 	@cmake --build $(BUILD) --target tutti_command example_hello
 	$(BUILD)/bin/tutti run -n 4 $(BUILD)/examples/hello
 
-test: setup ## all tests: release build, then the sanitizers
+test: ## the release suite, then a slice of it under each sanitizer (minutes)
+	@scripts/setup test
 	@scripts/test
+
+test-all: ## everything under each sanitizer, compiler, instruction set and GPU architecture (an hour)
+	@scripts/setup test
+	@scripts/test all
 
 test-peers: ## the tests against PyTorch, Open MPI and MPICH, which are installed first
 	@scripts/setup peers
@@ -42,15 +47,18 @@ bench: setup build ## measure Tutti and its peers side by side
 soak: build ## random operations, deaths and shrinks: make soak SECONDS=60 SEED=1
 	@scripts/soak $(or $(SECONDS),60) $(or $(SEED),1)
 
-lint: ## formatting, layers, headers, static analysis
+lint: ## formatting, names, layers, headers, static analysis
 	@scripts/lint
 
-install: build ## make install PREFIX=/usr/local
+install: configure ## build what is installed, and install it: make install PREFIX=/usr/local
 	@cmake $(BUILD) -DCMAKE_INSTALL_PREFIX=$(abspath $(PREFIX)) >/dev/null
-	@cmake --build $(BUILD)
+	@cmake --build $(BUILD) --target tutti_installed
 	cmake --install $(BUILD)
+
+uninstall: ## remove what the last make install wrote
+	@cmake --build $(BUILD) --target uninstall
 
 clean: ## remove the build folder
 	rm -rf build
 
-.PHONY: all help setup configure build demo test test-peers test-arm64 bench soak lint install clean
+.PHONY: all help setup configure build demo test test-all test-peers test-arm64 bench soak lint install uninstall clean
