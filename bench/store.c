@@ -91,7 +91,7 @@ static void call(tutti_store *store, const char *operation, const char *key) {
         must(tutti_store_add(store, key, 1, &number), "add");
     } else if (operation[0] == 'g') {
         must(tutti_store_get(store, "value", 0, &value, NULL), "get");
-        free(value);
+        tutti_free(value);
     } else {
         for (int i = 0; i < BATCH; i++)
             must(tutti_store_set(store, key, "0123456789abcdef", 16), "set");

@@ -39,10 +39,10 @@ static int worker(const char *address) {
         if (status == TUTTI_ERROR_EMPTY)
             break;
         must(status);
-        free(piece);
+        tutti_free(piece);
     }
     printf("worker %d of \"%s\" did %d pieces\n", (int)number, (char *)name, (int)done);
-    free(name);
+    tutti_free(name);
     must(tutti_store_add(store, "done", done, NULL));
     must(tutti_store_barrier(store, "all done", WORKERS + 1, 0));
     tutti_store_release(store);

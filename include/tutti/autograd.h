@@ -54,17 +54,9 @@ typedef struct tt_backward_options {
     bool create_graph;     /* record the backward itself, so that it can be differentiated; implies retain_graph */
     tt_tensor_list inputs; /* only these collect gradients, and only the way to them runs; empty: all leaves */
 } tt_backward_options;
-#ifdef __cplusplus
-#define TT_BACKWARD_OPTIONS_INIT                     \
-    {                                                \
-        sizeof(tt_backward_options), false, false, { \
-            0, 0                                     \
-        }                                            \
-    }
-#else
-#define TT_BACKWARD_OPTIONS_INIT \
-    { .size = sizeof(tt_backward_options) }
-#endif
+#define TT_BACKWARD_OPTIONS_INIT TUTTI_DEFAULTS(tt_backward_options)
+/* TT_BACKWARD_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tt_backward_options_init(tt_backward_options *options, size_t size);
 
 /* From one tensor. Without `grad` (NULL) it must have one element, and its gradient is 1. */
 TUTTI_API bool tt_backward(tt_tensor *root, tt_tensor *grad);
@@ -133,6 +125,9 @@ typedef struct tt_saved_hooks {
     void (*release)(void *user, void *packed);
     void *user;
 } tt_saved_hooks;
+#define TT_SAVED_HOOKS_INIT TUTTI_DEFAULTS(tt_saved_hooks)
+/* TT_SAVED_HOOKS_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tt_saved_hooks_init(tt_saved_hooks *hooks, size_t size);
 TUTTI_API bool tt_saved_hooks_push(const tt_saved_hooks *hooks);
 TUTTI_API void tt_saved_hooks_pop(void);
 
@@ -152,6 +147,9 @@ typedef struct tt_function {
     int (*backward)(tt_function_context *context, tt_tensor_list grads, tt_tensor **results);
     void (*release)(void *user); /* of `user`, when the graph is done with it; may be NULL */
 } tt_function;
+#define TT_FUNCTION_INIT TUTTI_DEFAULTS(tt_function)
+/* TT_FUNCTION_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tt_function_init(tt_function *function, size_t size);
 
 /* Entries of inputs may be NULL. The results, with history where an input requires grad. */
 TUTTI_API tt_tensor_list tt_apply(const tt_function *function, tt_tensor_list inputs, void *user);

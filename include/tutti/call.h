@@ -2,8 +2,7 @@
  *
  * tutti_call: what every operation takes as its last argument, NULL for defaults.
  *
- *     tutti_all_reduce(group, in, out, count, TUTTI_F32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .timeout_ns =
- * 5000000000));
+ *     tutti_barrier(group, TUTTI_OPTIONS(tutti_call, .timeout_ns = 5000000000));
  *
  * One tutti_call without `work`, `received` and `batch` may serve many calls and threads.
  */
@@ -40,13 +39,9 @@ typedef struct tutti_received {
     int tag;
     size_t count; /* elements */
 } tutti_received;
-#ifdef __cplusplus
-#define TUTTI_RECEIVED_INIT \
-    { sizeof(tutti_received), -1, 0, 0 }
-#else
-#define TUTTI_RECEIVED_INIT \
-    { .size = sizeof(tutti_received), .source = -1 }
-#endif
+#define TUTTI_RECEIVED_INIT TUTTI_DEFAULTS(tutti_received)
+/* TUTTI_RECEIVED_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tutti_received_init(tutti_received *received, size_t size);
 
 typedef struct tutti_call {
     size_t size;
@@ -59,13 +54,9 @@ typedef struct tutti_call {
     tutti_work **work;        /* not NULL: the call only starts the operation and stores one reference here */
     tutti_batch *batch;       /* not NULL: the call is only noted, and runs with tutti_batch_end */
 } tutti_call;
-#ifdef __cplusplus
-#define TUTTI_CALL_INIT \
-    { sizeof(tutti_call), 0, 0, TUTTI_ALGORITHM_AUTO, 0, 0, 0, 0 }
-#else
-#define TUTTI_CALL_INIT \
-    { .size = sizeof(tutti_call) }
-#endif
+#define TUTTI_CALL_INIT TUTTI_DEFAULTS(tutti_call)
+/* TUTTI_CALL_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tutti_call_init(tutti_call *call, size_t size);
 
 #ifdef __cplusplus
 }

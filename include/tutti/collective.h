@@ -138,17 +138,9 @@ typedef struct tutti_ran {
     int direct_outputs; /* likewise outputs */
     char why[192];      /* "two_shot: 65536 bytes are above 8192 for 2 ranks (built-in table)" */
 } tutti_ran;
-#ifdef __cplusplus
-#define TUTTI_RAN_INIT                                             \
-    {                                                              \
-        sizeof(tutti_ran), TUTTI_ALGORITHM_AUTO, { 0 }, 0, 0, 0, { \
-            0                                                      \
-        }                                                          \
-    }
-#else
-#define TUTTI_RAN_INIT \
-    { .size = sizeof(tutti_ran) }
-#endif
+#define TUTTI_RAN_INIT TUTTI_DEFAULTS(tutti_ran)
+/* TUTTI_RAN_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tutti_ran_init(tutti_ran *ran, size_t size);
 
 /* Of the last collective that this rank ran in the group; TUTTI_ERROR_EMPTY before the first. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_group_ran(tutti_group *group, tutti_ran *ran);

@@ -75,10 +75,16 @@ typedef struct tt_dlpack_managed {
  * give. */
 TUTTI_API tt_dlpack_managed *tt_dlpack_export(tt_tensor *x, uint64_t flags);
 
-/* tt_from_dlpack shares the memory and owns `managed` from then on. Memory that is marked read-only is copied, because
- * every tensor of Tutti can be written; its deleter then runs before tt_from_dlpack returns. On an error `managed`
- * still is the caller's. Errors name what is in the way: the version, the device, the element type, a negative stride,
- * more than TT_MAX_DIMS dimensions, memory not aligned to its elements. */
+/* tt_dlpack_export without flags, as a `void *`: what Python puts into a capsule. The other library calls the deleter
+ * when it is done; the storage lives until then and cannot be resized meanwhile. */
+TUTTI_API void *tt_to_dlpack(tt_tensor *x);
+
+/* A tensor on the memory of `managed`, a tt_dlpack_managed, which it owns from then on: the deleter runs when the last
+ * tensor on it goes. Memory that is marked read-only is copied, because every tensor of Tutti can be written; its
+ * deleter then runs before tt_from_dlpack returns. On an error `managed` still is the caller's. Errors name what is in
+ * the way: the version, the device, the element type, a negative stride, more than TT_MAX_DIMS dimensions, memory not
+ * aligned to its elements. */
+TUTTI_API tt_tensor *tt_from_dlpack(void *managed);
 
 #ifdef __cplusplus
 }

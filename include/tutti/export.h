@@ -2,19 +2,24 @@
  *
  * What marks a function as part of the API, the version of these headers, and the shorthand for options structs.
  *
- * OPTIONS STRUCTS
+ * STRUCTS
  *
- * A struct that crosses the API begins with `size_t size`, so that it can grow without breaking programs: fields
- * beyond the caller's size are neither read nor written. Each has a TUTTI_..._INIT for C and C++. In C,
+ * A struct that crosses the API, with options or with results, begins with `size_t size`, so that it can grow without
+ * breaking programs: fields beyond the caller's size are neither read nor written. There are three ways to make one,
+ * and they agree, because 0 is the default of every field:
  *
- *     tutti_all_reduce(group, in, out, count, TUTTI_F32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .timeout_ns =
- * 5000000000));
+ *     TUTTI_OPTIONS(tutti_call, .timeout_ns = 5000000000)    in C, on the spot, as a pointer
+ *     tutti_call call = TUTTI_CALL_INIT;                     in C and C++
+ *     tutti_call_init(&call, sizeof call);                   in any language
  *
- * makes one on the spot. A NULL pointer means defaults; size 0 is an error. Options and the strings in them are
- * copied or used before the call returns, never kept.
+ * A NULL pointer means defaults. Size 0 is an error, and so are values that cannot work: the message names the field.
+ * So is a field that a newer header has and this library does not know, when it is set. Options and the strings in
+ * them are copied or used before the call returns, never kept.
  */
 #ifndef TUTTI_EXPORT_H
 #define TUTTI_EXPORT_H
+
+#include <stddef.h>
 
 #define TUTTI_VERSION_MAJOR 0
 #define TUTTI_VERSION_MINOR 1
@@ -41,7 +46,16 @@ typedef enum tutti_choice {
     TUTTI_YES = 2
 } tutti_choice;
 
-#ifndef __cplusplus
+#ifdef __cplusplus
+template <typename type> inline type tutti_defaults() {
+    type made = type();
+    made.size = sizeof made;
+    return made;
+}
+#define TUTTI_DEFAULTS(type) (tutti_defaults<type>())
+#else
+#define TUTTI_DEFAULTS(type) \
+    { .size = sizeof(type) }
 #define TUTTI_OPTIONS(type, ...) (&(type){ .size = sizeof(type), __VA_ARGS__ })
 #endif
 
@@ -51,6 +65,9 @@ extern "C" {
 
 /* The version of the library that is loaded, "0.1.0" for instance; compare with TUTTI_VERSION_STRING. */
 TUTTI_API const char *tutti_version(void);
+
+/* Frees memory that a Tutti function handed over to the caller, where a comment says so. NULL is allowed. */
+TUTTI_API void tutti_free(void *memory);
 
 #ifdef __cplusplus
 }

@@ -14,9 +14,10 @@
  * ERRORS. A collective that is reached with an error pending ends the group with this rank's message, so that the
  * others fail at once instead of waiting. A wait that fails leaves its error pending.
  *
- * GROUPS. Every way to name a group goes through tt_group: tt_all_reduce(x, TUTTI_SUM, tt_group(world,
- * tutti_form_mesh_dim(mesh, 1))). A group must live until the backward has run. On the device meta nothing is sent; a
- * group tells the number of ranks, and may be NULL where that does not matter.
+ * GROUPS. Every way to name a group goes through tt_group, from a form that a tutti_form_ function has filled in:
+ * tt_all_reduce(x, TUTTI_SUM, tt_group(world, tutti_form_mesh_dim(&form, mesh, 1))). A group must live until the
+ * backward has run. On the device meta nothing is sent; a group tells the number of ranks, and may be NULL where that
+ * does not matter.
  *
  * GRADIENTS. all_reduce sum: all_reduce sum, avg: avg. all_gather: reduce_scatter sum. reduce_scatter sum: all_gather,
  * avg: divided by the ranks. all_to_all: back. Other reductions and broadcast: an error in backward. In-place and out
@@ -34,7 +35,7 @@ extern "C" {
 #endif
 
 /* The group that a form means for this rank; lent. An unknown one is an error. */
-TUTTI_API tutti_group *tt_group(tutti_world *world, tutti_group_form form);
+TUTTI_API tutti_group *tt_group(tutti_world *world, const tutti_group_form *form);
 
 /* ---- collectives ---- */
 
@@ -114,13 +115,9 @@ typedef struct tt_symm_options {
     uint64_t persistent_id;
     bool requires_grad;
 } tt_symm_options;
-#ifdef __cplusplus
-#define TT_SYMM_OPTIONS_INIT \
-    { sizeof(tt_symm_options), 0, false, 0, false }
-#else
-#define TT_SYMM_OPTIONS_INIT \
-    { .size = sizeof(tt_symm_options) }
-#endif
+#define TT_SYMM_OPTIONS_INIT TUTTI_DEFAULTS(tt_symm_options)
+/* TT_SYMM_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tt_symm_options_init(tt_symm_options *options, size_t size);
 
 /* A zeroed tensor on symmetric memory, which collectives use where it lies once it is rendezvoused. Its storage cannot
  * be resized. */

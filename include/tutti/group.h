@@ -80,13 +80,9 @@ typedef struct tutti_group_options {
     bool keep_order;            /* group rank i is ranks[i]; else the ranks are sorted first */
     bool local_synchronization; /* only the members call (others may: they return at once) */
 } tutti_group_options;
-#ifdef __cplusplus
-#define TUTTI_GROUP_OPTIONS_INIT \
-    { sizeof(tutti_group_options), 0, 0, 0, 0, false, false }
-#else
-#define TUTTI_GROUP_OPTIONS_INIT \
-    { .size = sizeof(tutti_group_options) }
-#endif
+#define TUTTI_GROUP_OPTIONS_INIT TUTTI_DEFAULTS(tutti_group_options)
+/* TUTTI_GROUP_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tutti_group_options_init(tutti_group_options *options, size_t size);
 
 /* Collective over the world: every rank calls it with the same arguments, in the same order, members or not, unless
  * local_synchronization is set. ranks NULL: the whole world. Differing arguments are TUTTI_ERROR_MISMATCH on every
@@ -139,13 +135,9 @@ typedef struct tutti_shrink_options {
     int exclude_count;
     int64_t timeout_ns; /* of this call; 0: the group's */
 } tutti_shrink_options;
-#ifdef __cplusplus
-#define TUTTI_SHRINK_OPTIONS_INIT \
-    { sizeof(tutti_shrink_options), 0, 0, 0 }
-#else
-#define TUTTI_SHRINK_OPTIONS_INIT \
-    { .size = sizeof(tutti_shrink_options) }
-#endif
+#define TUTTI_SHRINK_OPTIONS_INIT TUTTI_DEFAULTS(tutti_shrink_options)
+/* TUTTI_SHRINK_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tutti_shrink_options_init(tutti_shrink_options *options, size_t size);
 
 /* A new group of the survivors, in the old order: all members but those that died, closed their worlds or are excluded.
  * A rank that lives and does not come until the deadline fails it with TUTTI_ERROR_TIMEOUT, by name. The old group,
@@ -180,8 +172,8 @@ TUTTI_API tutti_group *tutti_group_by_name(tutti_world *world, const char *name)
 
 /* Cuts `ranks` into blocks of `stride`, and finds, or makes with this tag, the group of the block that holds this rank.
  * Members of a block call it alike; a group without tag is never made. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_group_find_or_create(tutti_world *world, const char *tag, const int *ranks,
-                                                                int count, int stride, tutti_group **group);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_group_find_or_new(tutti_world *world, const char *tag, const int *ranks,
+                                                             int count, int stride, tutti_group **group);
 
 /* Every living group of this rank in the order of creation: up to `room` are written to `groups` (lent); returns how
  * many there are. */
@@ -200,90 +192,55 @@ typedef enum tutti_group_form_kind {
     TUTTI_FORM_MESH_DIM = 6 /* a mesh and one of its dimensions */
 } tutti_group_form_kind;
 
+/* Made by one of the functions below, which write all of it: a form does not grow. */
 typedef struct tutti_group_form {
     size_t size;
     tutti_group_form_kind kind;
-    union {
-        tutti_group *group;
-        const char *name;
-        struct {
-            const int *ranks;
-            int count;
-        } list;
-        struct {
-            const int *const *lists;
-            const int *counts;
-            int count;
-        } nested;
-        struct {
-            struct tutti_mesh *mesh;
-            int dim;
-        } mesh;
-    } as;
+    int count; /* of `ranks`, or of `lists` */
+    int dim;   /* of `mesh` */
+    tutti_group *group;
+    const char *name;
+    const int *ranks;
+    const int *const *lists;
+    const int *counts; /* of the ranks in each of `lists` */
+    struct tutti_mesh *mesh;
 } tutti_group_form;
 
-static inline tutti_group_form tutti_form(tutti_group_form_kind kind) {
-    tutti_group_form form;
-    form.size = sizeof form;
-    form.kind = kind;
-    return form;
-}
-static inline tutti_group_form tutti_form_group(tutti_group *group) {
-    tutti_group_form form = tutti_form(TUTTI_FORM_GROUP);
-    form.as.group = group;
-    return form;
-}
-static inline tutti_group_form tutti_form_name(const char *name) {
-    tutti_group_form form = tutti_form(TUTTI_FORM_NAME);
-    form.as.name = name;
-    return form;
-}
-static inline tutti_group_form tutti_form_ranks(const int *ranks, int count) {
-    tutti_group_form form = tutti_form(TUTTI_FORM_RANKS);
-    form.as.list.ranks = ranks;
-    form.as.list.count = count;
-    return form;
-}
-static inline tutti_group_form tutti_form_lists(const int *const *lists, const int *counts, int count) {
-    tutti_group_form form = tutti_form(TUTTI_FORM_LISTS);
-    form.as.nested.lists = lists;
-    form.as.nested.counts = counts;
-    form.as.nested.count = count;
-    return form;
-}
-static inline tutti_group_form tutti_form_mesh(struct tutti_mesh *mesh) {
-    tutti_group_form form = tutti_form(TUTTI_FORM_MESH);
-    form.as.mesh.mesh = mesh;
-    form.as.mesh.dim = 0;
-    return form;
-}
-static inline tutti_group_form tutti_form_mesh_dim(struct tutti_mesh *mesh, int dim) {
-    tutti_group_form form = tutti_form(TUTTI_FORM_MESH_DIM);
-    form.as.mesh.mesh = mesh;
-    form.as.mesh.dim = dim;
-    return form;
-}
+/* They fill *form in and return it, so that one can be made where it is used:
+ *
+ *     tutti_group_resolve(world, tutti_form_name(&(tutti_group_form){ 0 }, "1"), NULL, &group);
+ *
+ * A form lends what it is made of. Whether that makes sense is checked where the form is used. */
 
-/* What a form stands for, spelled out. Ended with tutti_group_expansion_free. */
+/* The group itself. */
+TUTTI_API const tutti_group_form *tutti_form_group(tutti_group_form *form, tutti_group *group);
+/* The group of that name. */
+TUTTI_API const tutti_group_form *tutti_form_name(tutti_group_form *form, const char *name);
+/* The group of these world ranks. */
+TUTTI_API const tutti_group_form *tutti_form_ranks(tutti_group_form *form, const int *ranks, int count);
+/* Of several lists of world ranks, counts[i] in list i, the one that holds the caller. */
+TUTTI_API const tutti_group_form *tutti_form_lists(tutti_group_form *form, const int *const *lists, const int *counts,
+                                                   int count);
+/* The group of a mesh of one dimension. */
+TUTTI_API const tutti_group_form *tutti_form_mesh(tutti_group_form *form, struct tutti_mesh *mesh);
+/* The caller's group along one dimension of a mesh. */
+TUTTI_API const tutti_group_form *tutti_form_mesh_dim(tutti_group_form *form, struct tutti_mesh *mesh, int dim);
+
+/* What a form stands for, spelled out. */
 typedef struct tutti_group_expansion {
     size_t size;
     char tag[128];
-    int *ranks; /* of all lists, in order */
+    int *ranks; /* of all lists, in order; freed with tutti_free */
     int rank_count;
     int group_size; /* length of one list */
 } tutti_group_expansion;
-#ifdef __cplusplus
-#define TUTTI_GROUP_EXPANSION_INIT \
-    { sizeof(tutti_group_expansion), { 0 }, 0, 0, 0 }
-#else
-#define TUTTI_GROUP_EXPANSION_INIT \
-    { .size = sizeof(tutti_group_expansion) }
-#endif
+#define TUTTI_GROUP_EXPANSION_INIT TUTTI_DEFAULTS(tutti_group_expansion)
+/* TUTTI_GROUP_EXPANSION_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tutti_group_expansion_init(tutti_group_expansion *group_expansion, size_t size);
 
 /* Local. `tag` (NULL or "": none) is used for lists, and for groups wins over their own. A name cannot be expanded. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_group_expand(tutti_world *world, const tutti_group_form *form,
                                                         const char *tag, tutti_group_expansion *expansion);
-TUTTI_API void tutti_group_expansion_free(tutti_group_expansion *expansion);
 
 /* Local: finds the group that the form means for this rank, and never makes one. `tag` matters for lists only. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_group_resolve(tutti_world *world, const tutti_group_form *form,

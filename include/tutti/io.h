@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tensors in files: the calls are in <tutti/tensor.h>; here are what they promise, and safetensors' metadata.
+ * Tensors in files.
  *
  *     tt_save_safetensors(tt_tensors(weight, bias), (const char *[]){ "weight", "bias" }, "model.safetensors");
  *     tt_named_list model = tt_load_safetensors("model.safetensors");
@@ -8,10 +8,13 @@
  *
  * FORMATS
  *
- *     .npy           one tensor. Written as version 1.0; versions 1 to 3 are read, either byte order, C or Fortran
- * order. .npz           a zip archive of .npy files, stored and with checksums. An entry that is compressed is an
- * error. Large archives (4 GiB, 65535 entries) get zip's 64-bit fields. safetensors    every dtype but c128. Tensors
- * are placed by element size, so that each is aligned; names keep their order.
+ * .npy is one tensor. Written as version 1.0; versions 1 to 3 are read, either byte order, C or Fortran order.
+ *
+ * .npz is a zip archive of .npy files, stored and with checksums. An entry that is compressed is an error. Large
+ * archives (4 GiB, 65535 entries) get zip's 64-bit fields.
+ *
+ * safetensors has every dtype but c128. Tensors are placed by element size, so that each is aligned; names keep their
+ * order.
  *
  *                    f64 f32 f16 bf16 f8_e4m3 f8_e5m2 i8..i64 u8..u64 bool c64 c128
  *     .npy, .npz      x   x   x    -      -       -       x      x     x    x   x
@@ -36,6 +39,21 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* Writes x as NumPy's .npy. bf16 and f8 have no NumPy type and are refused; use safetensors. */
+TUTTI_API bool tt_save_npy(tt_tensor *x, const char *path);
+/* The tensor of a .npy file. */
+TUTTI_API tt_tensor *tt_load_npy(const char *path);
+
+/* Writes a .npz, stored without compression: names[i] is the name of tensor i. */
+TUTTI_API bool tt_save_npz(tt_tensor_list tensors, const char *const *names, const char *path);
+/* What a .npz file holds; tt_named finds one of them. */
+TUTTI_API tt_named_list tt_load_npz(const char *path);
+
+/* Writes a safetensors file: names[i] is the name of tensor i. */
+TUTTI_API bool tt_save_safetensors(tt_tensor_list tensors, const char *const *names, const char *path);
+/* What a safetensors file holds; tt_named finds one of them. */
+TUTTI_API tt_named_list tt_load_safetensors(const char *path);
 
 /* Texts that a safetensors file carries beside its tensors. Keys differ; all is UTF-8. */
 typedef struct tt_metadata {

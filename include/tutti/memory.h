@@ -55,13 +55,9 @@ typedef struct tutti_memory_options {
     uint64_t persistent_id;
     tutti_choice huge_pages; /* 0: TUTTI_HUGE_PAGES, else when they help */
 } tutti_memory_options;
-#ifdef __cplusplus
-#define TUTTI_MEMORY_OPTIONS_INIT \
-    { sizeof(tutti_memory_options), 0, 0, 0, 0, false, 0, (tutti_choice)0 }
-#else
-#define TUTTI_MEMORY_OPTIONS_INIT \
-    { .size = sizeof(tutti_memory_options) }
-#endif
+#define TUTTI_MEMORY_OPTIONS_INIT TUTTI_DEFAULTS(tutti_memory_options)
+/* TUTTI_MEMORY_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tutti_memory_options_init(tutti_memory_options *options, size_t size);
 
 /* A zeroed block of `bytes` bytes; zero bytes are allowed. Local: it never communicates.
  *
@@ -126,7 +122,7 @@ TUTTI_API bool tutti_memory_has_multicast_support(tutti_world *world, tutti_devi
 
 /* ---- 32-bit words in order ---- */
 
-#define TUTTI_VIEW_DIMENSIONS 8
+#define TUTTI_VIEW_DIMS 8
 
 /* A typed look at memory: what the functions of tutti/peers.h return, and what the two below take. */
 typedef struct tutti_view {
@@ -134,29 +130,21 @@ typedef struct tutti_view {
     void *data; /* of the first element */
     tutti_dtype dtype;
     tutti_device device; /* 0: TUTTI_CPU */
-    int dimensions;
-    int64_t shape[TUTTI_VIEW_DIMENSIONS];
-    int64_t strides[TUTTI_VIEW_DIMENSIONS]; /* in elements */
+    int dim_count;
+    int64_t shape[TUTTI_VIEW_DIMS];
+    int64_t strides[TUTTI_VIEW_DIMS]; /* in elements */
 } tutti_view;
-#ifdef __cplusplus
-#define TUTTI_VIEW_INIT                                       \
-    {                                                         \
-        sizeof(tutti_view), 0, (tutti_dtype)0, 0, 0, { 0 }, { \
-            0                                                 \
-        }                                                     \
-    }
-#else
-#define TUTTI_VIEW_INIT \
-    { .size = sizeof(tutti_view) }
-#endif
+#define TUTTI_VIEW_INIT TUTTI_DEFAULTS(tutti_view)
+/* TUTTI_VIEW_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tutti_view_init(tutti_view *view, size_t size);
 
 /* Number of elements and of bytes of a view; 0 for NULL. */
 TUTTI_API int64_t tutti_view_count(const tutti_view *view);
 TUTTI_API size_t tutti_view_bytes(const tutti_view *view);
 
 /* A contiguous view of CPU memory. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_view_make(void *data, tutti_dtype dtype, const int64_t *shape,
-                                                     int dimensions, tutti_view *view);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_view_of(void *data, tutti_dtype dtype, const int64_t *shape, int dim_count,
+                                                   tutti_view *view);
 
 /* Sets `count` words from word `offset` on. The view must be flat (one dimension), contiguous and u32; the checks are,
  * in this order: the view, offset, count, value, and that offset + count stays inside. Each word is a relaxed atomic

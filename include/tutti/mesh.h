@@ -33,13 +33,9 @@ typedef struct tutti_mesh_options {
     int64_t timeout_ns;       /* of its groups */
     bool no_groups;           /* make none: for asking about coordinates only */
 } tutti_mesh_options;
-#ifdef __cplusplus
-#define TUTTI_MESH_OPTIONS_INIT \
-    { sizeof(tutti_mesh_options), 0, 0, 0, 0, false }
-#else
-#define TUTTI_MESH_OPTIONS_INIT \
-    { .size = sizeof(tutti_mesh_options) }
-#endif
+#define TUTTI_MESH_OPTIONS_INIT TUTTI_DEFAULTS(tutti_mesh_options)
+/* TUTTI_MESH_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tutti_mesh_options_init(tutti_mesh_options *options, size_t size);
 
 /* `device` is where the ranks compute: TUTTI_CPU (or 0), TUTTI_CUDA; a kind, without a number. A dimension that spans
  * the whole world uses the default group; each other gets one group per choice of the other coordinates, in row-major

@@ -27,6 +27,9 @@ typedef struct tt_module_type {
     int (*forward)(tt_module *module, tt_tensor_list inputs, tt_tensor **outputs);
     void (*release)(void *user); /* of `user`, with the module; may be NULL */
 } tt_module_type;
+#define TT_MODULE_TYPE_INIT TUTTI_DEFAULTS(tt_module_type)
+/* TT_MODULE_TYPE_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tt_module_type_init(tt_module_type *type, size_t size);
 
 TUTTI_API tt_module *tt_module_new(const tt_module_type *type, void *user);
 TUTTI_API tt_module *tt_module_keep(tt_module *module);

@@ -94,16 +94,12 @@ typedef struct tutti_rows {
     size_t in_rows;
     void *out;
     size_t out_rows;
-    size_t row;
+    size_t row; /* elements of one; 0: 1 */
     tutti_dtype dtype;
 } tutti_rows;
-#ifdef __cplusplus
-#define TUTTI_ROWS_INIT \
-    { sizeof(tutti_rows), 0, 0, 0, 0, 1, TUTTI_F32 }
-#else
-#define TUTTI_ROWS_INIT \
-    { .size = sizeof(tutti_rows), .row = 1 }
-#endif
+#define TUTTI_ROWS_INIT TUTTI_DEFAULTS(tutti_rows)
+/* TUTTI_ROWS_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tutti_rows_init(tutti_rows *rows, size_t size);
 
 /* in_splits[size]: rows for each rank, one after the other in `in`. Afterwards out_splits_offsets[0][r] is how many
  * came from rank r, [1][r] where they begin in `out`. */

@@ -180,28 +180,28 @@ TUTTI_API tt_tensor *tt_mse_loss(tt_tensor *x, tt_tensor *target);
 TUTTI_API tt_tensor *tt_dropout(tt_tensor *x, double p);
 
 /* ---- optimizer steps, in place, outside the graph ---- */
+/* In both 0 is the default, and TUTTI_ZERO the number zero; a value that is negative or no number is an error. */
 typedef struct tt_sgd {
     size_t size;
-    double learning_rate, momentum, weight_decay;
+    double learning_rate; /* 0: 0.01 */
+    double momentum;      /* below 1; 0: none */
+    double weight_decay;  /* 0: none */
 } tt_sgd;
+#define TT_SGD_INIT TUTTI_DEFAULTS(tt_sgd)
+/* TT_SGD_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tt_sgd_init(tt_sgd *sgd, size_t size);
 typedef struct tt_adamw {
     size_t size;
-    double learning_rate, beta1, beta2, epsilon, weight_decay;
+    double learning_rate; /* 0: 0.001 */
+    double beta1;         /* below 1; 0: 0.9 */
+    double beta2;         /* below 1; 0: 0.999 */
+    double epsilon;       /* 0: 1e-8 */
+    double weight_decay;  /* 0: 0.01 */
 } tt_adamw;
-#ifdef __cplusplus
-#define TT_SGD_INIT \
-    { sizeof(tt_sgd), 0.01, 0.0, 0.0 }
-#define TT_ADAMW_INIT \
-    { sizeof(tt_adamw), 0.001, 0.9, 0.999, 1e-8, 0.01 }
-#else
-#define TT_SGD_INIT \
-    { .size = sizeof(tt_sgd), .learning_rate = 0.01 }
-#define TT_ADAMW_INIT                                                                                    \
-    {                                                                                                    \
-        .size = sizeof(tt_adamw), .learning_rate = 0.001, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8, \
-        .weight_decay = 0.01                                                                             \
-    }
-#endif
+#define TT_ADAMW_INIT TUTTI_DEFAULTS(tt_adamw)
+/* TT_ADAMW_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tt_adamw_init(tt_adamw *adamw, size_t size);
+
 /* One parameter. `velocity` is needed with momentum and may be NULL without; m and v start as zeros; step counts
  * from 1. */
 TUTTI_API bool tt_sgd_step(tt_tensor *parameter, tt_tensor *gradient, tt_tensor *velocity, const tt_sgd *options);
@@ -237,6 +237,9 @@ typedef struct tt_operator_info {
     bool differentiable;
     bool pure; /* no effect but its results, which depend on its arguments alone */
 } tt_operator_info;
+#define TT_OPERATOR_INFO_INIT TUTTI_DEFAULTS(tt_operator_info)
+/* TT_OPERATOR_INFO_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tt_operator_info_init(tt_operator_info *info, size_t size);
 TUTTI_API int tt_operator_count(void);
 TUTTI_API TUTTI_CHECKED tutti_status tt_operator_at(int index, tt_operator_info *info);
 

@@ -70,17 +70,17 @@ TUTTI_API void tutti_peers_release(tutti_peers *peers);
 
 /* A contiguous view of a member's data, `offset` elements of `dtype` from its start. No dimensions: one element. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_peers_get_buffer(const tutti_peers *peers, int rank, const int64_t *shape,
-                                                            int dimensions, tutti_dtype dtype, int64_t offset,
+                                                            int dim_count, tutti_dtype dtype, int64_t offset,
                                                             tutti_view *view);
 
 /* What lies at a member where `pointer` (into this rank's data) lies here. NULL stands for the start of the data. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_peers_get_remote(const tutti_peers *peers, int rank, const void *pointer,
-                                                            const int64_t *shape, int dimensions, tutti_dtype dtype,
+                                                            const int64_t *shape, int dim_count, tutti_dtype dtype,
                                                             tutti_view *view);
 
 /* A view of a member's signal pad. Without dimensions (0, NULL): flat, from `offset` to the end. dtype 0 is u32. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_peers_get_signal_pad(const tutti_peers *peers, int rank,
-                                                                const int64_t *shape, int dimensions, tutti_dtype dtype,
+                                                                const int64_t *shape, int dim_count, tutti_dtype dtype,
                                                                 int64_t offset, tutti_view *view);
 
 /* ---- one-sided copies ---- */

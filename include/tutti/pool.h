@@ -24,8 +24,8 @@ extern "C" {
 typedef struct tutti_pool tutti_pool;
 
 /* The options are those of its blocks; persistent ids are refused. */
-TUTTI_API TUTTI_CHECKED tutti_status tutti_pool_create(tutti_world *world, const tutti_memory_options *options,
-                                                       tutti_pool **pool);
+TUTTI_API TUTTI_CHECKED tutti_status tutti_pool_new(tutti_world *world, const tutti_memory_options *options,
+                                                    tutti_pool **pool);
 
 /* A used block of exactly this size if there is one, the last freed first, else a new one. The data of a used block are
  * what they were. */
@@ -40,13 +40,9 @@ typedef struct tutti_pool_statistics {
     size_t idle_blocks, idle_bytes; /* kept for the next allocation */
     size_t reused;                  /* allocations served by a used block so far */
 } tutti_pool_statistics;
-#ifdef __cplusplus
-#define TUTTI_POOL_STATISTICS_INIT \
-    { sizeof(tutti_pool_statistics), 0, 0, 0, 0, 0 }
-#else
-#define TUTTI_POOL_STATISTICS_INIT \
-    { .size = sizeof(tutti_pool_statistics) }
-#endif
+#define TUTTI_POOL_STATISTICS_INIT TUTTI_DEFAULTS(tutti_pool_statistics)
+/* TUTTI_POOL_STATISTICS_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tutti_pool_statistics_init(tutti_pool_statistics *pool_statistics, size_t size);
 TUTTI_API TUTTI_CHECKED tutti_status tutti_pool_query(tutti_pool *pool, tutti_pool_statistics *statistics);
 
 /* Ends the pool. Blocks that are given out live on and go to the system with their last reference. NULL is allowed. */

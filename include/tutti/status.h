@@ -89,23 +89,37 @@ typedef struct tutti_error_info {
     int at_fault[TUTTI_ERROR_RANKS];
 } tutti_error_info;
 
-#ifdef __cplusplus
-#define TUTTI_ERROR_INFO_INIT                                            \
-    {                                                                    \
-        sizeof(tutti_error_info), TUTTI_OK, -1, 0, { 0 }, { 0 }, 0, 0, { \
-            0                                                            \
-        }                                                                \
-    }
-#else
-#define TUTTI_ERROR_INFO_INIT \
-    { .size = sizeof(tutti_error_info), .rank = -1 }
-#endif
+#define TUTTI_ERROR_INFO_INIT TUTTI_DEFAULTS(tutti_error_info)
+/* TUTTI_ERROR_INFO_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tutti_error_info_init(tutti_error_info *error_info, size_t size);
 
 /* Copies the calling thread's last error into *info, as far as info->size reaches. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_error_detail(tutti_error_info *info);
 
 /* Forgets the calling thread's last error. */
 TUTTI_API void tutti_error_clear(void);
+
+/* Sets the calling thread's last error, for functions of the program that follow this convention, and returns
+ * `status`. TUTTI_OK changes nothing. */
+TUTTI_API tutti_status tutti_error_set(tutti_status status, const char *message);
+
+#define TUTTI_ERROR_MESSAGE 2048 /* bytes of the longest message, with the zero byte at its end */
+
+/* A thread's last error, set aside: to make calls that may fail without losing it, or to take it to another thread. */
+typedef struct tutti_error_copy {
+    size_t size;
+    char message[TUTTI_ERROR_MESSAGE];
+    tutti_error_info info;
+} tutti_error_copy;
+#define TUTTI_ERROR_COPY_INIT TUTTI_DEFAULTS(tutti_error_copy)
+/* TUTTI_ERROR_COPY_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tutti_error_copy_init(tutti_error_copy *copy, size_t size);
+
+/* Copies the calling thread's last error to *copy, whose size is set. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_error_save(tutti_error_copy *copy);
+
+/* Makes *copy the calling thread's last error, and returns the status of that error. */
+TUTTI_API tutti_status tutti_error_restore(const tutti_error_copy *copy);
 
 #ifdef __cplusplus
 }

@@ -39,13 +39,9 @@ typedef struct tutti_file_store_options {
     int64_t timeout_ns; /* default of blocking calls; 0: 300 s */
     int workers;        /* handles that will be closed before the file is removed; 0: never remove it */
 } tutti_file_store_options;
-#ifdef __cplusplus
-#define TUTTI_FILE_STORE_OPTIONS_INIT \
-    { sizeof(tutti_file_store_options), 0, 0 }
-#else
-#define TUTTI_FILE_STORE_OPTIONS_INIT \
-    { .size = sizeof(tutti_file_store_options) }
-#endif
+#define TUTTI_FILE_STORE_OPTIONS_INIT TUTTI_DEFAULTS(tutti_file_store_options)
+/* TUTTI_FILE_STORE_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tutti_file_store_options_init(tutti_file_store_options *options, size_t size);
 
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_open_file(const char *path, const tutti_file_store_options *options,
                                                            tutti_store **store);
@@ -61,13 +57,9 @@ typedef struct tutti_tcp_store_options {
     size_t secret_bytes; /* 16 to 64 */
     bool trust_network;  /* allow a server without secret on an address other than loopback */
 } tutti_tcp_store_options;
-#ifdef __cplusplus
-#define TUTTI_TCP_STORE_OPTIONS_INIT \
-    { sizeof(tutti_tcp_store_options), 0, false, 0, false, 0, 0, 0, false }
-#else
-#define TUTTI_TCP_STORE_OPTIONS_INIT \
-    { .size = sizeof(tutti_tcp_store_options) }
-#endif
+#define TUTTI_TCP_STORE_OPTIONS_INIT TUTTI_DEFAULTS(tutti_tcp_store_options)
+/* TUTTI_TCP_STORE_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tutti_tcp_store_options_init(tutti_tcp_store_options *options, size_t size);
 
 /* `host` is a name or an address; "unix:@name" (abstract) and "unix:/path" are Unix sockets (port is ignored), where
  * the kernel's credentials admit only processes of the same user. */
@@ -96,7 +88,7 @@ TUTTI_API void tutti_store_release(tutti_store *store);
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_set(tutti_store *store, const char *key, const void *value,
                                                      size_t bytes);
 
-/* Waits until the key exists. *value is malloc'ed, has a zero byte after its end, and is freed with free(). */
+/* Waits until the key exists. *value has a zero byte after its end, and is freed with tutti_free. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_get(tutti_store *store, const char *key, int64_t timeout_ns,
                                                      void **value, size_t *bytes);
 
@@ -116,13 +108,13 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_store_check(tutti_store *store, const
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_delete(tutti_store *store, const char *key, bool *existed);
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_num_keys(tutti_store *store, int64_t *count);
 
-/* *keys is one malloc'ed block (array, then the texts): a single free() ends it. */
+/* *keys is one block (array, then the texts), freed with one tutti_free. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_list_keys(tutti_store *store, char ***keys, size_t *count);
 
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_append(tutti_store *store, const char *key, const void *value,
                                                         size_t bytes);
 
-/* values[i] are malloc'ed one by one. Waits until all keys exist. */
+/* Waits until all keys exist. Each of values[i] is freed with tutti_free. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_multi_get(tutti_store *store, const char *const *keys, size_t count,
                                                            int64_t timeout_ns, void **values, size_t *bytes);
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_multi_set(tutti_store *store, const char *const *keys, size_t count,

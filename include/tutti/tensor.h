@@ -45,7 +45,7 @@ typedef struct tt_tensor tt_tensor;
 #define TT_MAX_DIMS 8
 
 /* Sizes, strides, or a list of dimensions. tt_shape(2, 3) makes one, tt_shape() is the shape of a single number.
- * A count below 0 is "no list given" (TT_NO_DIMS). */
+ * A count below 0 is "no list given" (tt_no_dims). */
 typedef struct tt_dims {
     int count;
     int64_t at[TT_MAX_DIMS];
@@ -62,6 +62,16 @@ typedef struct tt_tensor_list {
 } tt_tensor_list;
 
 TUTTI_API tt_tensor_list tt_tensors_of(size_t count, tt_tensor *const *tensors);
+
+/* Tensors and their names, side by side: what a file holds, or the parameters of a module. They belong to the scope. */
+typedef struct tt_named_list {
+    size_t count;
+    tt_tensor *const *at;
+    const char *const *names;
+} tt_named_list;
+
+/* The tensor of that name, or an error that lists the names there are. */
+TUTTI_API tt_tensor *tt_named(tt_named_list list, const char *name);
 
 #ifndef __cplusplus
 #define tt_shape(...) \
@@ -96,13 +106,18 @@ TUTTI_API void tt_error_clear(void);
 /* Makes the pending error the thread's last error again (tutti_error_message) and leaves it pending. */
 TUTTI_API tutti_status tt_error_show(void);
 /* For callers' own checks inside an expression: sets a pending error unless there is one. */
-TUTTI_API void tt_error_set(tutti_status status, const char *format, ...) TUTTI_PRINTF(2, 3);
+TUTTI_API void tt_error_set(tutti_status status, const char *message);
+/* The same with a message as printf makes it. */
+TUTTI_API void tt_error_format(tutti_status status, const char *format, ...) TUTTI_PRINTF(2, 3);
 
 /* How many of each are alive in this process. */
 typedef struct tt_counts {
     size_t size;
     int64_t tensors, storages, scopes, nodes;
 } tt_counts;
+#define TT_COUNTS_INIT TUTTI_DEFAULTS(tt_counts)
+/* TT_COUNTS_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tt_counts_init(tt_counts *counts, size_t size);
 TUTTI_API TUTTI_CHECKED tutti_status tt_count(tt_counts *counts);
 
 /* Gives the memory that this thread keeps for reuse back to the system. */
@@ -116,13 +131,9 @@ typedef struct tt_options {
     bool requires_grad;  /* floating-point and complex only */
     const char *name;    /* shown in error messages and when printed; copied */
 } tt_options;
-#ifdef __cplusplus
-#define TT_OPTIONS_INIT \
-    { sizeof(tt_options), 0, false, 0 }
-#else
-#define TT_OPTIONS_INIT \
-    { .size = sizeof(tt_options) }
-#endif
+#define TT_OPTIONS_INIT TUTTI_DEFAULTS(tt_options)
+/* TT_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tt_options_init(tt_options *options, size_t size);
 
 TUTTI_API tt_tensor *tt_empty(tt_dims shape, tutti_dtype dtype, const tt_options *options); /* contents undefined */
 TUTTI_API tt_tensor *tt_empty_strided(tt_dims shape, tt_dims strides, tutti_dtype dtype, const tt_options *options);
@@ -159,7 +170,7 @@ TUTTI_API tt_tensor *tt_normal_(tt_tensor *x, double mean, double deviation);
 
 TUTTI_API tutti_dtype tt_dtype(const tt_tensor *x);
 TUTTI_API tutti_device tt_device_of(const tt_tensor *x);
-TUTTI_API int tt_ndim(const tt_tensor *x);
+TUTTI_API int tt_dim_count(const tt_tensor *x);
 TUTTI_API int64_t tt_size(const tt_tensor *x, int dim);   /* negative dims count from the end, here and everywhere */
 TUTTI_API int64_t tt_stride(const tt_tensor *x, int dim); /* in elements */
 TUTTI_API int64_t tt_offset(const tt_tensor *x);          /* in elements, from the start of the storage */
@@ -215,34 +226,6 @@ TUTTI_API bool tt_set_version(tt_tensor_list tensors, size_t version_count, cons
 typedef struct tt_preserve tt_preserve;
 TUTTI_API tt_preserve *tt_preserve_begin(tt_tensor_list tensors);
 TUTTI_API void tt_preserve_end(tt_preserve *preserve);
-
-/* ---- files and exchange ---- */
-
-/* NumPy's .npy. bf16 and f8 have no NumPy type and are refused; use safetensors. */
-TUTTI_API bool tt_save_npy(tt_tensor *x, const char *path);
-TUTTI_API tt_tensor *tt_load_npy(const char *path);
-/* .npz, stored without compression: names and tensors side by side. */
-TUTTI_API bool tt_save_npz(tt_tensor_list tensors, const char *const *names, const char *path);
-/* safetensors: names and tensors side by side. */
-TUTTI_API bool tt_save_safetensors(tt_tensor_list tensors, const char *const *names, const char *path);
-
-/* What a .npz or .safetensors file holds. The tensors and names belong to the scope. */
-typedef struct tt_named_list {
-    size_t count;
-    tt_tensor *const *at;
-    const char *const *names;
-} tt_named_list;
-TUTTI_API tt_named_list tt_load_npz(const char *path);
-TUTTI_API tt_named_list tt_load_safetensors(const char *path);
-/* The tensor of that name, or an error that lists the names there are. */
-TUTTI_API tt_tensor *tt_named(tt_named_list list, const char *name);
-
-/* DLPack 1.x. `managed` is a DLManagedTensorVersioned: give it to another library, which calls its deleter when done.
- * The storage lives until then and cannot be resized meanwhile. A tensor that requires grad must be detached first. */
-TUTTI_API void *tt_to_dlpack(tt_tensor *x);
-/* Takes over a DLManagedTensorVersioned, and calls its deleter when the last tensor on it goes. On an error it still is
- * the caller's. */
-TUTTI_API tt_tensor *tt_from_dlpack(void *managed);
 
 #ifdef __cplusplus
 }

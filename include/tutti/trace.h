@@ -22,7 +22,7 @@ extern "C" {
  * people. Local. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_trace_write(tutti_world *world, const char *folder);
 
-/* The same as text: *text is malloc'ed and freed with free(). Local. */
+/* The same as text: *text is freed with tutti_free. Local. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_trace_text(tutti_world *world, char **text);
 
 #define TUTTI_COUNTER_ALGORITHMS 12
@@ -36,17 +36,9 @@ typedef struct tutti_counters {
     int64_t time_ns;                                 /* spent in them */
     uint64_t by_algorithm[TUTTI_COUNTER_ALGORITHMS]; /* calls, by tutti_algorithm; 0 where there is no choice */
 } tutti_counters;
-#ifdef __cplusplus
-#define TUTTI_COUNTERS_INIT                   \
-    {                                         \
-        sizeof(tutti_counters), 0, 0, 0, 0, { \
-            0                                 \
-        }                                     \
-    }
-#else
-#define TUTTI_COUNTERS_INIT \
-    { .size = sizeof(tutti_counters) }
-#endif
+#define TUTTI_COUNTERS_INIT TUTTI_DEFAULTS(tutti_counters)
+/* TUTTI_COUNTERS_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tutti_counters_init(tutti_counters *counters, size_t size);
 
 /* Of one operation, named as in the API without "tutti_": "all_reduce". TUTTI_ERROR_NOT_FOUND for a name that is none.
  * Local; while other threads are in calls it is as of a moment ago. */

@@ -5,14 +5,17 @@
  *     status.h        how every function says what went wrong
  *     world.h         joining a job, or starting one: tutti_world_open, tutti_spawn
  *     group.h         subsets of ranks; mesh.h arranges them in dimensions
- *     collective.h    all_reduce, all_gather, … on any memory; call.h and work.h are its options and its asynchronous
- * form memory.h        symmetric blocks; peers.h reads, writes and signals those of others; pool.h reuses them named.h
- * operations that work on symmetric blocks by a given algorithm dtype.h         element types, reductions, and the
- * arithmetic that makes results the same bits everywhere store.h         key-value stores, for ranks that have to find
- * each other connectivity.h, log.h, trace.h, fault.h      looking at the machine, the log, the flight recorder; failing
- * on purpose
+ *     collective.h    all_reduce, all_gather, … on any memory; call.h has its options, work.h its asynchronous form
+ *     memory.h        symmetric blocks; peers.h reads, writes and signals those of others; pool.h reuses them
+ *     named.h         operations that work on symmetric blocks by a given algorithm
+ *     dtype.h         element types, reductions, and the arithmetic that makes results the same bits everywhere
+ *     device.h        where memory lies
+ *     store.h         key-value stores, for ranks that have to find each other
+ *     connectivity.h  which ranks and processors are near each other
+ *     trace.h         the flight recorder; log.h the log; fault.h failing on purpose
+ *     export.h        the version, and how structs with options are made
  *
- * libtutti-tensor has headers of its own, beginning with tensor.h.
+ * libtutti-tensor is tensors.h.
  */
 #ifndef TUTTI_TUTTI_H
 #define TUTTI_TUTTI_H

@@ -27,31 +27,27 @@ extern "C" {
 typedef struct tutti_world tutti_world;
 typedef struct tutti_group tutti_group;
 
-/* Every setting can be given here and then wins over the environment. All fields may stay zero (use the INIT). */
+/* Every setting can be given here and then wins over the environment. */
 typedef struct tutti_world_options {
     size_t size;
     const char *name; /* of the world; NULL: "default". The same name open twice in one rank is an error. */
-    int rank;         /* -1: from the environment */
-    int rank_count;   /* 0: from the environment */
+    int rank;         /* this one, with rank_count; without it 0 */
+    int rank_count;   /* 0: rank and number of ranks come from the environment */
     tutti_store
         *store; /* where the ranks meet; NULL: from the environment. With it, rank and rank_count are required. */
     const char *store_url; /* "unix:@name", "tcp://host:port", "file:///path"; NULL: from the environment. Rank 0 serves
                             * the first two, unless somebody does already. */
     int64_t timeout_ns;    /* of opening, and default of everything in this world; 0: TUTTI_TIMEOUT, else 300 s */
-    int threads;     /* that may compute inside a call besides the caller's; -1: TUTTI_THREADS, else the rank's share of
-                        cores */
+    int threads; /* that may compute inside a call besides the caller's; TUTTI_NONE: none; 0: TUTTI_THREADS, else the
+                    rank's share of cores */
     const char *log; /* as TUTTI_LOG */
     tutti_log_callback *log_callback;
     void *log_user;
     const char *settings; /* any others, "TUTTI_SPIN=100,TUTTI_HUGE_PAGES=no" */
 } tutti_world_options;
-#ifdef __cplusplus
-#define TUTTI_WORLD_OPTIONS_INIT \
-    { sizeof(tutti_world_options), 0, -1, 0, 0, 0, 0, -1, 0, 0, 0, 0 }
-#else
-#define TUTTI_WORLD_OPTIONS_INIT \
-    { .size = sizeof(tutti_world_options), .rank = -1, .threads = -1 }
-#endif
+#define TUTTI_WORLD_OPTIONS_INIT TUTTI_DEFAULTS(tutti_world_options)
+/* TUTTI_WORLD_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tutti_world_options_init(tutti_world_options *options, size_t size);
 
 /* Joins the job and waits, bounded, for all its ranks. With NULL, or with rank_count 0, the launch environment decides:
  * inside tutti_spawn, then `tutti run`, torchrun, Open MPI, Hydra (MPICH), Slurm; with none of them a world of one rank
@@ -109,13 +105,9 @@ typedef struct tutti_fake_options {
     size_t size;
     bool error_on_collective; /* every collective fails with "FakeProcessGroup collective operation error" */
 } tutti_fake_options;
-#ifdef __cplusplus
-#define TUTTI_FAKE_OPTIONS_INIT \
-    { sizeof(tutti_fake_options), false }
-#else
-#define TUTTI_FAKE_OPTIONS_INIT \
-    { .size = sizeof(tutti_fake_options) }
-#endif
+#define TUTTI_FAKE_OPTIONS_INIT TUTTI_DEFAULTS(tutti_fake_options)
+/* TUTTI_FAKE_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tutti_fake_options_init(tutti_fake_options *options, size_t size);
 TUTTI_API TUTTI_CHECKED tutti_status tutti_world_open_fake(int rank, int rank_count, const tutti_fake_options *options,
                                                            tutti_world **world);
 

@@ -7,9 +7,11 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 
+#define NO_INFO ((tutti_error_info){ .size = sizeof(tutti_error_info), .rank = -1 })
 static _Thread_local tu_error_copy last = { .info = { .size = sizeof(tutti_error_info), .rank = -1 } };
 
 static const struct {
@@ -60,7 +62,7 @@ const char *tutti_error_message(void) {
 }
 
 void tutti_error_clear(void) {
-    last.info = (tutti_error_info)TUTTI_ERROR_INFO_INIT;
+    last.info = NO_INFO;
     last.message[0] = 0;
 }
 
@@ -81,7 +83,7 @@ static void append(const char *format, va_list arguments) {
 }
 
 static void start(tutti_status status) {
-    last.info = (tutti_error_info)TUTTI_ERROR_INFO_INIT;
+    last.info = NO_INFO;
     last.info.status = status;
 }
 
@@ -188,9 +190,45 @@ tutti_status tu_options_copy(const char *type, const void *options, void *full, 
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s.size is 0: set it to sizeof(%s), as the INIT macro does", type, type);
     if (size < sizeof size)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s.size is %zu, less than the field itself", type, size);
+    for (size_t i = full_size; i < size; i++)
+        if (((const unsigned char *)options)[i] != 0)
+            return tu_error(TUTTI_ERROR_UNSUPPORTED,
+                            "%s.size is %zu, and a field at byte %zu is set that Tutti " TUTTI_VERSION_STRING
+                            " (%zu bytes) does not know: leave it 0, or update the library",
+                            type, size, i, full_size);
     memcpy(full, options, size < full_size ? size : full_size);
     memcpy(full, &full_size, sizeof full_size);
     return TUTTI_OK;
+}
+
+/* ---- for programs ---- */
+
+tutti_status tutti_error_set(tutti_status status, const char *message) {
+    return status == TUTTI_OK ? TUTTI_OK : tu_error(status, "%s", message != NULL ? message : "");
+}
+
+tutti_status tutti_error_save(tutti_error_copy *copy) {
+    if (copy == NULL || copy->size < sizeof *copy)
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "tutti_error_save: the copy is NULL or has no size: set it to TUTTI_ERROR_COPY_INIT");
+    memcpy(copy->message, last.message, sizeof copy->message);
+    copy->info = last.info;
+    return TUTTI_OK;
+}
+
+tutti_status tutti_error_restore(const tutti_error_copy *copy) {
+    if (copy == NULL || copy->size < sizeof *copy)
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "tutti_error_restore: the copy is NULL or has no size: set it to TUTTI_ERROR_COPY_INIT");
+    memcpy(last.message, copy->message, sizeof last.message);
+    last.message[sizeof last.message - 1] = 0;
+    last.info = copy->info;
+    last.info.size = sizeof last.info;
+    return last.info.status;
+}
+
+void tutti_free(void *memory) {
+    free(memory);
 }
 
 tu_error_spare *tu_error_spare_get(void) {

@@ -8,7 +8,9 @@
 #ifndef TU_BASE_ERROR_H
 #define TU_BASE_ERROR_H
 
+#include <math.h>
 #include <stdarg.h>
+#include <string.h>
 
 #include <tutti/status.h>
 
@@ -37,7 +39,7 @@ TU_SHARED void tu_error_append(const char *format, ...) TUTTI_PRINTF(1, 2);
 /* Moving an error between threads: a work's error goes to the thread that waits for it. */
 typedef struct tu_error_copy {
     tutti_error_info info;
-    char message[2048];
+    char message[TUTTI_ERROR_MESSAGE];
 } tu_error_copy;
 
 TU_SHARED void tu_error_save(tu_error_copy *copy);                  /* of the calling thread */
@@ -51,8 +53,22 @@ typedef struct tu_error_spare {
 } tu_error_spare;
 TU_SHARED tu_error_spare *tu_error_spare_get(void);
 
+/* For the …_init functions of public structs. */
+static inline void tu_struct_init(void *made, size_t size) {
+    if (made == NULL || size < sizeof size)
+        return;
+    memset(made, 0, size);
+    memcpy(made, &size, sizeof size);
+}
+
+/* A number of an options struct: the default for 0, zero for TUTTI_ZERO. */
+static inline double tu_option_number(double value, double instead) {
+    return value != 0 ? value : signbit(value) ? 0.0 : instead;
+}
+
 /* For struct arguments: checks that `options` is NULL or its size is not 0, and copies min(size) bytes over *full,
- * which the caller has set to defaults and whose own size is `full_size`. */
+ * which the caller has set to defaults and whose own size is `full_size`. What lies beyond must be zero: a newer
+ * program may not ask for something that is then silently left out. */
 TU_SHARED tutti_status tu_options_copy(const char *type, const void *options, void *full, size_t full_size);
 
 #endif

@@ -182,8 +182,6 @@ static tutti_status check_rows(const tu_task *task, const tutti_rows *rows) {
     size_t element = tutti_dtype_size(rows->dtype), in_bytes, out_bytes, row;
     if (element == 0)
         return tu_error(TUTTI_ERROR_TYPE, "%s: %d is no dtype", name, (int)rows->dtype);
-    if (rows->row == 0)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: a row must have at least one element", name);
     if (__builtin_mul_overflow(rows->row, element, &row) || __builtin_mul_overflow(row, rows->in_rows, &in_bytes) ||
         __builtin_mul_overflow(row, rows->out_rows, &out_bytes))
         return tu_error(TUTTI_ERROR_RANGE, "%s: the rows are more than memory can have", name);
@@ -223,6 +221,8 @@ static tutti_status submit(tutti_group *group, tu_operation operation, const tut
     tutti_status status = tu_options_copy("tutti_rows", given, &rows, sizeof rows);
     if (status != TUTTI_OK)
         return status;
+    if (rows.row == 0)
+        rows.row = 1;
     if (experts < 1 || align < 1)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: experts (%d) and major_align (%lld) must be at least 1", name,
                         experts, (long long)align);

@@ -277,11 +277,11 @@ bool tt_wait_all(tutti_world *world) {
     return tu_pending_take(wait_flights(world, NULL, false)) == TUTTI_OK && tu_self()->pending == TUTTI_OK;
 }
 
-tutti_group *tt_group(tutti_world *world, tutti_group_form form) {
+tutti_group *tt_group(tutti_world *world, const tutti_group_form *form) {
     tutti_group *group = NULL;
     if (tu_self()->pending != TUTTI_OK)
         return NULL;
-    if (tu_pending_take(tutti_group_resolve(world, &form, NULL, &group)) != TUTTI_OK)
+    if (tu_pending_take(tutti_group_resolve(world, form, NULL, &group)) != TUTTI_OK)
         return NULL;
     tutti_group_release(group); /* lent: its world, or the caller, keeps it */
     return group;

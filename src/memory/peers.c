@@ -145,10 +145,10 @@ static tutti_status check_rank(const tutti_peers *peers, const char *what, int r
 
 /* A view of `bytes` bytes of memory at `base`: everything of it must lie inside. */
 static tutti_status make_view(const tutti_peers *peers, const char *what, char *base, size_t bytes,
-                              const int64_t *shape, int dimensions, tutti_dtype dtype, size_t skip, int64_t offset,
+                              const int64_t *shape, int dim_count, tutti_dtype dtype, size_t skip, int64_t offset,
                               tutti_view *view) {
     tutti_view made = TUTTI_VIEW_INIT;
-    tutti_status status = tutti_view_make(base, dtype, shape, dimensions, &made);
+    tutti_status status = tutti_view_of(base, dtype, shape, dim_count, &made);
     if (status != TUTTI_OK)
         return status;
     if (base == NULL)
@@ -173,19 +173,19 @@ static tutti_status make_view(const tutti_peers *peers, const char *what, char *
     return TUTTI_OK;
 }
 
-tutti_status tutti_peers_get_buffer(const tutti_peers *peers, int rank, const int64_t *shape, int dimensions,
+tutti_status tutti_peers_get_buffer(const tutti_peers *peers, int rank, const int64_t *shape, int dim_count,
                                     tutti_dtype dtype, int64_t offset, tutti_view *view) {
     if (peers == NULL || view == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "get_buffer needs peers and a place for the view");
     tutti_status status = check_rank(peers, "get_buffer", rank);
     if (status != TUTTI_OK)
         return status;
-    return make_view(peers, "get_buffer", peers->buffers[rank], peers->memory->bytes, shape, dimensions, dtype, 0,
+    return make_view(peers, "get_buffer", peers->buffers[rank], peers->memory->bytes, shape, dim_count, dtype, 0,
                      offset, view);
 }
 
 tutti_status tutti_peers_get_remote(const tutti_peers *peers, int rank, const void *pointer, const int64_t *shape,
-                                    int dimensions, tutti_dtype dtype, tutti_view *view) {
+                                    int dim_count, tutti_dtype dtype, tutti_view *view) {
     if (peers == NULL || view == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "get_remote needs peers and a place for the view");
     tutti_status status = check_rank(peers, "get_remote", rank);
@@ -195,11 +195,11 @@ tutti_status tutti_peers_get_remote(const tutti_peers *peers, int rank, const vo
     size_t skip = pointer == NULL ? 0 : (size_t)((uintptr_t)pointer - own);
     if (pointer != NULL && ((uintptr_t)pointer < own || skip > peers->memory->bytes))
         return tu_error(TUTTI_ERROR_ARGUMENT, "get_remote: the pointer does not lie in this rank's block");
-    return make_view(peers, "get_remote", peers->buffers[rank], peers->memory->bytes, shape, dimensions, dtype, skip, 0,
+    return make_view(peers, "get_remote", peers->buffers[rank], peers->memory->bytes, shape, dim_count, dtype, skip, 0,
                      view);
 }
 
-tutti_status tutti_peers_get_signal_pad(const tutti_peers *peers, int rank, const int64_t *shape, int dimensions,
+tutti_status tutti_peers_get_signal_pad(const tutti_peers *peers, int rank, const int64_t *shape, int dim_count,
                                         tutti_dtype dtype, int64_t offset, tutti_view *view) {
     if (peers == NULL || view == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "get_signal_pad needs peers and a place for the view");
@@ -210,14 +210,14 @@ tutti_status tutti_peers_get_signal_pad(const tutti_peers *peers, int rank, cons
         dtype = TUTTI_U32;
     int64_t rest = 0;
     size_t element = tutti_dtype_size(dtype);
-    if (dimensions == 0 && shape == NULL && element != 0) {
+    if (dim_count == 0 && shape == NULL && element != 0) {
         rest = (int64_t)(peers->memory->pad_bytes / element);
         rest = offset > 0 && offset <= rest ? rest - offset : rest;
         shape = &rest;
-        dimensions = 1;
+        dim_count = 1;
     }
     return make_view(peers, "get_signal_pad", tutti_peers_signal_pad(peers, rank), peers->memory->pad_bytes, shape,
-                     dimensions, dtype, 0, offset, view);
+                     dim_count, dtype, 0, offset, view);
 }
 
 /* ---- the checks in front of an operation ---- */

@@ -27,9 +27,9 @@ struct tutti_pool {
     tutti_pool_statistics statistics;
 };
 
-tutti_status tutti_pool_create(tutti_world *world, const tutti_memory_options *options, tutti_pool **pool) {
+tutti_status tutti_pool_new(tutti_world *world, const tutti_memory_options *options, tutti_pool **pool) {
     if (pool == NULL)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_pool_create needs a place for its result");
+        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_pool_new needs a place for its result");
     tutti_memory_options full = TUTTI_MEMORY_OPTIONS_INIT;
     tu_memory_world *tables;
     tutti_status status = tu_options_copy("tutti_memory_options", options, &full, sizeof full);

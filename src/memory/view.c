@@ -5,23 +5,23 @@
 #include "base/error.h"
 #include "memory/tables.h"
 
-tutti_status tutti_view_make(void *data, tutti_dtype dtype, const int64_t *shape, int dimensions, tutti_view *view) {
+tutti_status tutti_view_of(void *data, tutti_dtype dtype, const int64_t *shape, int dim_count, tutti_view *view) {
     if (view == NULL || view->size == 0)
         return tu_error(TUTTI_ERROR_ARGUMENT, "a view needs a place with its size set (TUTTI_VIEW_INIT)");
     if (view->size < sizeof *view)
         return tu_error(TUTTI_ERROR_ARGUMENT, "a tutti_view has %zu bytes, not %zu", sizeof *view, view->size);
     if (tutti_dtype_size(dtype) == 0)
         return tu_error(TUTTI_ERROR_TYPE, "%d is no dtype", (int)dtype);
-    if (dimensions < 0 || dimensions > TUTTI_VIEW_DIMENSIONS || (dimensions > 0 && shape == NULL))
-        return tu_error(TUTTI_ERROR_ARGUMENT, "a view has 0 to %d dimensions with their sizes, not %d",
-                        TUTTI_VIEW_DIMENSIONS, dimensions);
+    if (dim_count < 0 || dim_count > TUTTI_VIEW_DIMS || (dim_count > 0 && shape == NULL))
+        return tu_error(TUTTI_ERROR_ARGUMENT, "a view has 0 to %d dimensions with their sizes, not %d", TUTTI_VIEW_DIMS,
+                        dim_count);
     tutti_view made = TUTTI_VIEW_INIT;
     made.data = data;
     made.dtype = dtype;
     made.device = TUTTI_CPU;
-    made.dimensions = dimensions;
+    made.dim_count = dim_count;
     int64_t count = (int64_t)tutti_dtype_size(dtype); /* bytes so far, so that they fit too */
-    for (int i = 0; i < dimensions; i++) {
+    for (int i = 0; i < dim_count; i++) {
         if (shape[i] < 0)
             return tu_error(TUTTI_ERROR_RANGE, "size %lld of dimension %d is negative", (long long)shape[i], i);
         if (shape[i] > 0 && __builtin_mul_overflow(count, shape[i], &count))
@@ -29,7 +29,7 @@ tutti_status tutti_view_make(void *data, tutti_dtype dtype, const int64_t *shape
         made.shape[i] = shape[i];
     }
     int64_t stride = 1;
-    for (int i = dimensions - 1; i >= 0; i--) {
+    for (int i = dim_count - 1; i >= 0; i--) {
         made.strides[i] = stride;
         stride *= shape[i] > 0 ? shape[i] : 1;
     }
@@ -40,7 +40,7 @@ tutti_status tutti_view_make(void *data, tutti_dtype dtype, const int64_t *shape
 
 int64_t tutti_view_count(const tutti_view *view) {
     int64_t count = view == NULL ? 0 : 1;
-    for (int i = 0; view != NULL && i < view->dimensions; i++)
+    for (int i = 0; view != NULL && i < view->dim_count; i++)
         count *= view->shape[i];
     return count;
 }
@@ -57,11 +57,11 @@ static tutti_status check_words(const char *what, tutti_world *world, const tutt
     if (view->size < sizeof *view)
         return tu_error(TUTTI_ERROR_ARGUMENT, "a tutti_view has %zu bytes, not %zu: start it with TUTTI_VIEW_INIT",
                         sizeof *view, view->size);
-    if (view->dimensions != 1 || (view->shape[0] > 1 && view->strides[0] != 1) || view->dtype != TUTTI_U32)
+    if (view->dim_count != 1 || (view->shape[0] > 1 && view->strides[0] != 1) || view->dtype != TUTTI_U32)
         return tu_error(TUTTI_ERROR_ARGUMENT,
                         "%s: input must be a flat, contiguous uint32 tensor; this has %d dimensions of %s%s", what,
-                        view->dimensions, tutti_dtype_name(view->dtype),
-                        view->dimensions == 1 && view->strides[0] != 1 ? ", not contiguous" : "");
+                        view->dim_count, tutti_dtype_name(view->dtype),
+                        view->dim_count == 1 && view->strides[0] != 1 ? ", not contiguous" : "");
     if (offset < 0)
         return tu_error(TUTTI_ERROR_RANGE, "%s: offset must be greater than or equal to 0 (got %lld)", what,
                         (long long)offset);

@@ -43,10 +43,26 @@ TU_OPERATOR(adamw_step) = { .name = "adamw_step",
                             .cpu = tu_adamw_cpu,
                             .sample = adamw_sample };
 
+/* Puts a default where an option is 0, and refuses what cannot work: it would make every parameter a NaN. */
+static bool settle(const char *who, const char *field, double *value, double instead, double below) {
+    if (tu_self()->pending != TUTTI_OK)
+        return false;
+    if (!(*value >= 0) || !(*value < below)) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "%s.%s is %g; it must be 0 (%g), TUTTI_ZERO or a positive number below %g", who,
+                field, *value, instead, below);
+        return false;
+    }
+    *value = tu_option_number(*value, instead);
+    return true;
+}
+
 bool tt_sgd_step(tt_tensor *parameter, tt_tensor *gradient, tt_tensor *velocity, const tt_sgd *options) {
     tt_sgd full = TT_SGD_INIT;
     if (tu_self()->pending != TUTTI_OK ||
-        tu_pending_take(tu_options_copy("tt_sgd", options, &full, sizeof full)) != TUTTI_OK)
+        tu_pending_take(tu_options_copy("tt_sgd", options, &full, sizeof full)) != TUTTI_OK ||
+        !settle("tt_sgd", "learning_rate", &full.learning_rate, 0.01, HUGE_VAL) ||
+        !settle("tt_sgd", "momentum", &full.momentum, 0, 1) ||
+        !settle("tt_sgd", "weight_decay", &full.weight_decay, 0, HUGE_VAL))
         return false;
     if (full.momentum != 0 && velocity == NULL) {
         tu_fail(TUTTI_ERROR_ARGUMENT, "sgd_step: argument velocity is NULL, and momentum %g needs it", full.momentum);
@@ -65,7 +81,11 @@ bool tt_adamw_step(tt_tensor *parameter, tt_tensor *gradient, tt_tensor *m, tt_t
                    const tt_adamw *options) {
     tt_adamw full = TT_ADAMW_INIT;
     if (tu_self()->pending != TUTTI_OK ||
-        tu_pending_take(tu_options_copy("tt_adamw", options, &full, sizeof full)) != TUTTI_OK)
+        tu_pending_take(tu_options_copy("tt_adamw", options, &full, sizeof full)) != TUTTI_OK ||
+        !settle("tt_adamw", "learning_rate", &full.learning_rate, 0.001, HUGE_VAL) ||
+        !settle("tt_adamw", "beta1", &full.beta1, 0.9, 1) || !settle("tt_adamw", "beta2", &full.beta2, 0.999, 1) ||
+        !settle("tt_adamw", "epsilon", &full.epsilon, 1e-8, HUGE_VAL) ||
+        !settle("tt_adamw", "weight_decay", &full.weight_decay, 0.01, HUGE_VAL))
         return false;
     if (count < 1) {
         tu_fail(TUTTI_ERROR_ARGUMENT, "adamw_step: step is %lld and counts from 1", (long long)count);

@@ -23,7 +23,7 @@ tutti_device tt_device_of(const tt_tensor *x) {
     return live("device_of", x) ? (tutti_device)x->device : (tutti_device)0;
 }
 
-int tt_ndim(const tt_tensor *x) {
+int tt_dim_count(const tt_tensor *x) {
     return live("ndim", x) ? x->ndim : 0;
 }
 

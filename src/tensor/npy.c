@@ -2,6 +2,8 @@
  *
  * NumPy's .npy: one tensor in a file.
  */
+#include <tutti/io.h>
+
 #include <stdio.h>
 #include <string.h>
 

@@ -3,6 +3,8 @@
  * NumPy's .npz: a zip archive of .npy files, stored. Sizes are known before an entry is written; its checksum is put
  * into its header afterwards. Dates are those of NumPy, 1980-01-01, so that equal tensors make equal files.
  */
+#include <tutti/io.h>
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -123,7 +123,12 @@ tutti_status tu_fail(tutti_status status, const char *format, ...) {
     return tu_pending_take(tu_error(status, "%s", text));
 }
 
-void tt_error_set(tutti_status status, const char *format, ...) {
+void tt_error_set(tutti_status status, const char *message) {
+    if (tu_self()->pending == TUTTI_OK && status != TUTTI_OK)
+        tu_pending_take(tutti_error_set(status, message));
+}
+
+void tt_error_format(tutti_status status, const char *format, ...) {
     if (tu_self()->pending != TUTTI_OK || status == TUTTI_OK)
         return;
     char text[1536];

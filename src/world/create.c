@@ -729,14 +729,14 @@ tutti_status tutti_group_split(tutti_group *parent, const int *const *lists, con
 
 /* ---- find or create ---- */
 
-tutti_status tutti_group_find_or_create(tutti_world *world, const char *tag, const int *ranks, int count, int stride,
-                                        tutti_group **group) {
+tutti_status tutti_group_find_or_new(tutti_world *world, const char *tag, const int *ranks, int count, int stride,
+                                     tutti_group **group) {
     tutti_status status = tu_world_check(world);
     if (status != TUTTI_OK)
         return status;
     if (ranks == NULL || count <= 0 || group == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT,
-                        "tutti_group_find_or_create needs a list of ranks, and a place for the result");
+                        "tutti_group_find_or_new needs a list of ranks, and a place for the result");
     if (stride <= 0 || count % stride != 0)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%d ranks cannot be cut into blocks of %d", count, stride);
     const int *block = NULL;

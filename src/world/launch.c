@@ -290,7 +290,7 @@ static tutti_status check_options(const tutti_world_options *options) {
         return tu_error(TUTTI_ERROR_ARGUMENT,
                         "tutti_world_options has a store, but rank_count is 0; with a store, rank and rank_count are "
                         "required");
-    if (options->rank_count == 0 && options->rank >= 0)
+    if (options->rank_count == 0 && options->rank != 0)
         return tu_error(TUTTI_ERROR_ARGUMENT,
                         "tutti_world_options has rank %d, but rank_count is 0; give both or neither", options->rank);
     if (options->rank_count > 0 && (options->rank < 0 || options->rank >= options->rank_count))

@@ -12,6 +12,48 @@
 #include "base/error.h"
 #include "world/registry.h"
 
+/* ---- forms ---- */
+
+static tutti_group_form *start(tutti_group_form *form, tutti_group_form_kind kind) {
+    *form = (tutti_group_form){ .size = sizeof *form, .kind = kind };
+    return form;
+}
+
+const tutti_group_form *tutti_form_group(tutti_group_form *form, tutti_group *group) {
+    start(form, TUTTI_FORM_GROUP)->group = group;
+    return form;
+}
+
+const tutti_group_form *tutti_form_name(tutti_group_form *form, const char *name) {
+    start(form, TUTTI_FORM_NAME)->name = name;
+    return form;
+}
+
+const tutti_group_form *tutti_form_ranks(tutti_group_form *form, const int *ranks, int count) {
+    start(form, TUTTI_FORM_RANKS)->ranks = ranks;
+    form->count = count;
+    return form;
+}
+
+const tutti_group_form *tutti_form_lists(tutti_group_form *form, const int *const *lists, const int *counts,
+                                         int count) {
+    start(form, TUTTI_FORM_LISTS)->lists = lists;
+    form->counts = counts;
+    form->count = count;
+    return form;
+}
+
+const tutti_group_form *tutti_form_mesh(tutti_group_form *form, struct tutti_mesh *mesh) {
+    start(form, TUTTI_FORM_MESH)->mesh = mesh;
+    return form;
+}
+
+const tutti_group_form *tutti_form_mesh_dim(tutti_group_form *form, struct tutti_mesh *mesh, int dim) {
+    start(form, TUTTI_FORM_MESH_DIM)->mesh = mesh;
+    form->dim = dim;
+    return form;
+}
+
 static tutti_status check_form(tutti_world *world, const tutti_group_form *form) {
     tutti_status status = tu_world_check(world);
     if (status != TUTTI_OK)
@@ -23,9 +65,9 @@ static tutti_status check_form(tutti_world *world, const tutti_group_form *form)
 }
 
 static tutti_status check_nested(const tutti_group_form *form) {
-    int count = form->as.nested.count;
-    const int *counts = form->as.nested.counts;
-    if (count <= 0 || counts == NULL || form->as.nested.lists == NULL)
+    int count = form->count;
+    const int *counts = form->counts;
+    if (count <= 0 || counts == NULL || form->lists == NULL)
         return tu_error(TUTTI_ERROR_RANGE, "the list of lists of ranks is empty");
     for (int i = 0; i < count; i++)
         if (counts[i] != counts[0] || counts[i] <= 0)
@@ -37,13 +79,13 @@ static tutti_status check_nested(const tutti_group_form *form) {
 
 /* The group of a mesh form, as a reference. */
 static tutti_status group_of_mesh(const tutti_group_form *form, tutti_group **group) {
-    if (form->as.mesh.mesh == NULL)
+    if (form->mesh == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "the mesh is NULL");
-    if (form->kind == TUTTI_FORM_MESH && tutti_mesh_dim_count(form->as.mesh.mesh) != 1)
+    if (form->kind == TUTTI_FORM_MESH && tutti_mesh_dim_count(form->mesh) != 1)
         return tu_error(TUTTI_ERROR_ARGUMENT,
                         "Only 1D mesh is supported here, and this one has %d dimensions: pass a mesh and a dimension",
-                        tutti_mesh_dim_count(form->as.mesh.mesh));
-    return tutti_mesh_group(form->as.mesh.mesh, form->as.mesh.dim, group);
+                        tutti_mesh_dim_count(form->mesh));
+    return tutti_mesh_group(form->mesh, form->dim, group);
 }
 
 static tutti_status unknown_kind(const tutti_group_form *form) {
@@ -76,10 +118,10 @@ static tutti_status expand_nested(const tutti_group_form *form, const char *tag,
     tutti_status status = check_nested(form);
     if (status != TUTTI_OK)
         return status;
-    int size = form->as.nested.counts[0];
-    status = fill(out, tag, size * form->as.nested.count, size);
-    for (int i = 0; status == TUTTI_OK && i < form->as.nested.count; i++)
-        memcpy(out->ranks + i * size, form->as.nested.lists[i], sizeof(int) * (size_t)size);
+    int size = form->counts[0];
+    status = fill(out, tag, size * form->count, size);
+    for (int i = 0; status == TUTTI_OK && i < form->count; i++)
+        memcpy(out->ranks + i * size, form->lists[i], sizeof(int) * (size_t)size);
     return status;
 }
 
@@ -95,16 +137,16 @@ tutti_status tutti_group_expand(tutti_world *world, const tutti_group_form *form
         tag = "";
     switch (form->kind) {
     case TUTTI_FORM_GROUP:
-        return expand_group(form->as.group, tag, out);
+        return expand_group(form->group, tag, out);
     case TUTTI_FORM_NAME:
         return tu_error(TUTTI_ERROR_ARGUMENT, "a name (\"%s\") cannot be expanded: resolve it to its group first",
-                        form->as.name != NULL ? form->as.name : "NULL");
+                        form->name != NULL ? form->name : "NULL");
     case TUTTI_FORM_RANKS:
-        if (form->as.list.count < 0 || (form->as.list.count > 0 && form->as.list.ranks == NULL))
-            return tu_error(TUTTI_ERROR_ARGUMENT, "the list of %d ranks is NULL", form->as.list.count);
-        status = fill(out, tag, form->as.list.count, form->as.list.count);
-        if (status == TUTTI_OK && form->as.list.count > 0)
-            memcpy(out->ranks, form->as.list.ranks, sizeof(int) * (size_t)form->as.list.count);
+        if (form->count < 0 || (form->count > 0 && form->ranks == NULL))
+            return tu_error(TUTTI_ERROR_ARGUMENT, "the list of %d ranks is NULL", form->count);
+        status = fill(out, tag, form->count, form->count);
+        if (status == TUTTI_OK && form->count > 0)
+            memcpy(out->ranks, form->ranks, sizeof(int) * (size_t)form->count);
         return status;
     case TUTTI_FORM_LISTS:
         return expand_nested(form, tag, out);
@@ -120,13 +162,6 @@ tutti_status tutti_group_expand(tutti_world *world, const tutti_group_form *form
     }
     }
     return unknown_kind(form);
-}
-
-void tutti_group_expansion_free(tutti_group_expansion *expansion) {
-    if (expansion != NULL) {
-        free(expansion->ranks);
-        expansion->ranks = NULL;
-    }
 }
 
 /* ---- resolve ---- */
@@ -152,10 +187,10 @@ static tutti_status resolve_nested(tutti_world *world, const tutti_group_form *f
     tutti_status status = check_nested(form);
     if (status != TUTTI_OK)
         return status;
-    for (int i = 0; i < form->as.nested.count; i++)
-        for (int j = 0; j < form->as.nested.counts[i]; j++)
-            if (form->as.nested.lists[i][j] == world->rank)
-                return resolve_ranks(world, form->as.nested.lists[i], form->as.nested.counts[i], tag, group);
+    for (int i = 0; i < form->count; i++)
+        for (int j = 0; j < form->counts[i]; j++)
+            if (form->lists[i][j] == world->rank)
+                return resolve_ranks(world, form->lists[i], form->counts[i], tag, group);
     return tu_error(TUTTI_ERROR_ARGUMENT, "this rank, %d, is in none of the lists", world->rank);
 }
 
@@ -182,14 +217,14 @@ tutti_status tutti_group_resolve(tutti_world *world, const tutti_group_form *for
         return status;
     switch (form->kind) {
     case TUTTI_FORM_GROUP:
-        if (form->as.group == NULL)
+        if (form->group == NULL)
             return tu_error(TUTTI_ERROR_ARGUMENT, "the group is NULL");
-        *group = tutti_group_keep(form->as.group);
+        *group = tutti_group_keep(form->group);
         return TUTTI_OK;
     case TUTTI_FORM_NAME:
-        return resolve_name(world, form->as.name, group);
+        return resolve_name(world, form->name, group);
     case TUTTI_FORM_RANKS:
-        return resolve_ranks(world, form->as.list.ranks, form->as.list.count, tag, group);
+        return resolve_ranks(world, form->ranks, form->count, tag, group);
     case TUTTI_FORM_LISTS:
         return resolve_nested(world, form, tag, group);
     case TUTTI_FORM_MESH:

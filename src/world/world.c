@@ -128,8 +128,13 @@ static tutti_status load_settings(tutti_world *world, const tutti_world_options 
         snprintf(text, sizeof text, "%lldns", (long long)options->timeout_ns);
         status = tu_settings_set(&world->settings, TU_SETTING_TIMEOUT, text);
     }
-    if (status == TUTTI_OK && options->threads >= 0) {
-        snprintf(text, sizeof text, "%d", options->threads);
+    if (status == TUTTI_OK && options->threads < TUTTI_NONE)
+        status = tu_error(TUTTI_ERROR_ARGUMENT,
+                          "tutti_world_options.threads is %d; it must be a number of threads, TUTTI_NONE, or 0 for the "
+                          "default",
+                          options->threads);
+    if (status == TUTTI_OK && options->threads != 0) {
+        snprintf(text, sizeof text, "%d", options->threads == TUTTI_NONE ? 0 : options->threads);
         status = tu_settings_set(&world->settings, TU_SETTING_THREADS, text);
     }
     if (status == TUTTI_OK && options->log != NULL)
@@ -331,7 +336,7 @@ tutti_status tutti_world_open_fake(int rank, int rank_count, const tutti_fake_op
             "place for the world not NULL",
             rank, rank_count);
     tutti_world *world = NULL;
-    status = make_world(TUTTI_OPTIONS(tutti_world_options, .name = "fake", .rank = -1, .threads = -1), &world);
+    status = make_world(TUTTI_OPTIONS(tutti_world_options, .name = "fake"), &world);
     if (status != TUTTI_OK)
         return status;
     world->fake = true;

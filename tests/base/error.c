@@ -92,3 +92,44 @@ TEST(an_error_can_be_carried_to_another_thread) {
     CHECK_STATUS(tu_error_restore(&copy), TUTTI_ERROR_TIMEOUT);
     CHECK_TEXT(tutti_error_message(), "late");
 }
+
+TEST(a_field_that_only_a_newer_header_has_is_an_error_when_it_is_set) {
+    struct {
+        struct options known;
+        int newer[2];
+    } given = { .known = { .size = sizeof given, .first = 5 } };
+    struct options full = { sizeof full, 1, 2 };
+    CHECK_OK(tu_options_copy("options", &given, &full, sizeof full));
+    CHECK_EQ(full.size, sizeof full);
+    CHECK_EQ(full.first, 5);
+    given.newer[1] = 1;
+    CHECK_STATUS(tu_options_copy("options", &given, &full, sizeof full), TUTTI_ERROR_UNSUPPORTED);
+    CHECK_MESSAGE("a field at byte");
+}
+
+TEST(a_program_sets_its_own_errors_and_puts_them_aside) {
+    CHECK_STATUS(tutti_error_set(TUTTI_ERROR_RANGE, "no row 7: 100%"), TUTTI_ERROR_RANGE);
+    CHECK_TEXT(tutti_error_message(), "no row 7: 100%");
+    tutti_error_copy copy = TUTTI_ERROR_COPY_INIT;
+    CHECK_OK(tutti_error_save(&copy));
+    CHECK_STATUS(tutti_error_set(TUTTI_ERROR_STATE, NULL), TUTTI_ERROR_STATE);
+    CHECK_TEXT(tutti_error_message(), "");
+    CHECK_OK(tutti_error_set(TUTTI_OK, "nothing happened"));
+    tutti_error_info info = TUTTI_ERROR_INFO_INIT;
+    CHECK_OK(tutti_error_detail(&info));
+    CHECK_EQ(info.status, TUTTI_ERROR_STATE);
+    CHECK_STATUS(tutti_error_restore(&copy), TUTTI_ERROR_RANGE);
+    CHECK_TEXT(tutti_error_message(), "no row 7: 100%");
+    CHECK_OK(tutti_error_detail(&info));
+    CHECK_EQ(info.status, TUTTI_ERROR_RANGE);
+    CHECK_EQ(info.rank, -1);
+    copy.size = 0;
+    CHECK_STATUS(tutti_error_save(&copy), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_error_restore(NULL), TUTTI_ERROR_ARGUMENT);
+}
+
+TEST(zero_of_a_number_is_its_default_and_minus_zero_is_zero) {
+    CHECK(tu_option_number(0, 0.9) == 0.9);
+    CHECK(tu_option_number(TUTTI_ZERO, 0.9) == 0 && !signbit(tu_option_number(TUTTI_ZERO, 0.9)));
+    CHECK(tu_option_number(0.5, 0.9) == 0.5);
+}

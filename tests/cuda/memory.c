@@ -143,7 +143,7 @@ TEST_GPU(words_are_set_and_written_in_stream_order) {
     tutti_memory *memory = gpu_symmetric(world, 256);
     int64_t shape[1] = { 64 };
     tutti_view view = TUTTI_VIEW_INIT;
-    CHECK_OK(tutti_view_make(tutti_memory_data(memory), TUTTI_U32, shape, 1, &view));
+    CHECK_OK(tutti_view_of(tutti_memory_data(memory), TUTTI_U32, shape, 1, &view));
     view.device = TUTTI_CUDA_AT(0);
     CHECK_OK(tutti_view_memset32(world, &view, 32, 1, 16, ON_STREAM));
     CHECK_OK(tutti_view_write_value32(world, &view, 63, 9, ON_STREAM));

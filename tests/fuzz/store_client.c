@@ -40,12 +40,12 @@ static void operate(tutti_store *store, unsigned which) {
     case 0:
         status = tutti_store_get(store, "a", 0, values, bytes);
         if (status == TUTTI_OK)
-            free(values[0]);
+            tutti_free(values[0]);
         break;
     case 1:
         status = tutti_store_multi_get(store, keys, 3, 0, values, bytes);
         for (int i = 0; status == TUTTI_OK && i < 3; i++)
-            free(values[i]);
+            tutti_free(values[i]);
         break;
     case 2:
         status = tutti_store_list_keys(store, &list, &count);
@@ -55,12 +55,12 @@ static void operate(tutti_store *store, unsigned which) {
     case 3:
         status = tutti_store_queue_pop(store, "a", true, 2 * TU_MILLISECOND, values, bytes);
         if (status == TUTTI_OK)
-            free(values[0]);
+            tutti_free(values[0]);
         break;
     case 4:
         status = tutti_store_compare_set(store, "a", "x", 1, "y", 1, values, bytes);
         if (status == TUTTI_OK)
-            free(values[0]);
+            tutti_free(values[0]);
         break;
     case 5:
         status = tutti_store_check(store, keys, 3, &yes);

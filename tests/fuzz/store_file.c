@@ -22,7 +22,7 @@ static void fuzz_one(const uint8_t *data, size_t bytes) {
         size_t count;
         int64_t sum;
         if (tutti_store_list_keys(store, &keys, &count) == TUTTI_OK)
-            free(keys);
+            tutti_free(keys);
         status = tutti_store_add(store, "n", 1, &sum);
         FUZZ_CHECK(status == TUTTI_OK || status == TUTTI_ERROR_STORE);
         tutti_store_release(store);

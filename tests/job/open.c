@@ -296,7 +296,7 @@ static tu_record read_record(tutti_store *store, const char *key) {
     tu_record record = { 0 };
     CHECK_OK(tutti_store_get(store, key, 30 * TU_SECOND, &value, &bytes));
     memcpy(&record, value, bytes);
-    free(value);
+    tutti_free(value);
     return record;
 }
 

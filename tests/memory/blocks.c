@@ -357,9 +357,9 @@ TEST(memset32_sets_exactly_its_words_and_checks_in_order) { /* spec: test_memset
     tutti_memory *memory = allocate(world, 256);
     uint32_t *words = tutti_memory_data(memory);
     tutti_view view = TUTTI_VIEW_INIT, square = TUTTI_VIEW_INIT, floats = TUTTI_VIEW_INIT;
-    CHECK_OK(tutti_view_make(words, TUTTI_U32, (int64_t[]){ 64 }, 1, &view));
-    CHECK_OK(tutti_view_make(words, TUTTI_U32, (int64_t[]){ 8, 8 }, 2, &square));
-    CHECK_OK(tutti_view_make(words, TUTTI_F32, (int64_t[]){ 64 }, 1, &floats));
+    CHECK_OK(tutti_view_of(words, TUTTI_U32, (int64_t[]){ 64 }, 1, &view));
+    CHECK_OK(tutti_view_of(words, TUTTI_U32, (int64_t[]){ 8, 8 }, 2, &square));
+    CHECK_OK(tutti_view_of(words, TUTTI_F32, (int64_t[]){ 64 }, 1, &floats));
     CHECK_OK(tutti_view_memset32(world, &view, 32, 1, 16, NULL));
     for (int i = 0; i < 64; i++)
         CHECK_EQ(words[i], i >= 32 && i < 48);
@@ -396,7 +396,7 @@ TEST(write_value32_writes_one_word_and_checks) { /* spec: test_stream_write_valu
     tutti_world *world = open_alone();
     uint32_t words[4] = { 0 };
     tutti_view view = TUTTI_VIEW_INIT;
-    CHECK_OK(tutti_view_make(words, TUTTI_U32, (int64_t[]){ 4 }, 1, &view));
+    CHECK_OK(tutti_view_of(words, TUTTI_U32, (int64_t[]){ 4 }, 1, &view));
     for (int i = 0; i < 4; i++) {
         CHECK_OK(tutti_view_write_value32(world, &view, i, 1, NULL));
         for (int j = 0; j < 4; j++)

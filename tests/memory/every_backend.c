@@ -226,7 +226,7 @@ static void nobody_leaves_a_barrier_before_all_came(bench *bench) {
 static void a_block_of_a_pool_is_met_again_with_a_clean_pad_and_no_signals(bench *bench) {
     tutti_memory_options options = options_of(bench);
     tutti_pool *pool;
-    CHECK_OK(tutti_pool_create(bench->world, &options, &pool));
+    CHECK_OK(tutti_pool_new(bench->world, &options, &pool));
     for (int round = 0; round < 3; round++) {
         tutti_memory *memory;
         tutti_peers *peers;

@@ -26,7 +26,7 @@ TEST(an_older_and_shorter_options_struct_is_understood) {
     CHECK_EQ(tutti_memory_pad_bytes(memory), 9216);
     tutti_memory_release(memory);
     tutti_pool *pool;
-    CHECK_OK(tutti_pool_create(world, NULL, &pool));
+    CHECK_OK(tutti_pool_new(world, NULL, &pool));
     struct {
         size_t size;
         size_t used_blocks;

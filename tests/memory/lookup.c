@@ -83,7 +83,7 @@ TEST_WORLD(a_pools_used_block_has_no_peers_until_it_has_met_again, 1) {
     tutti_memory *memory;
     tutti_peers *peers;
     tu_symmetric found;
-    CHECK_OK(tutti_pool_create(world, NULL, &pool));
+    CHECK_OK(tutti_pool_new(world, NULL, &pool));
     CHECK_OK(tutti_pool_alloc(pool, 64, &memory));
     CHECK_OK(tutti_memory_rendezvous(memory, tutti_world_group(world), &peers));
     void *data = tutti_memory_data(memory);

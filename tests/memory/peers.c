@@ -35,7 +35,7 @@ TEST_WORLD(a_view_of_a_buffer_has_its_dtype_shape_and_bounds, 2) {
     CHECK_EQ(view.device, TUTTI_CPU);
     CHECK_OK(tutti_peers_get_buffer(peers, other, (int64_t[]){ 4, 8 }, 2, TUTTI_F64, 480, &view));
     CHECK(view.data == (char *)tutti_peers_buffer(peers, other) + 3840);
-    CHECK_EQ(view.dimensions, 2);
+    CHECK_EQ(view.dim_count, 2);
     CHECK_EQ(view.shape[1], 8);
     CHECK_EQ(view.strides[0], 8);
     CHECK_EQ(tutti_view_count(&view), 32);

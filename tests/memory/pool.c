@@ -13,7 +13,7 @@
 
 static tutti_pool *make_pool(tutti_world *world) {
     tutti_pool *pool;
-    CHECK_OK(tutti_pool_create(world, NULL, &pool));
+    CHECK_OK(tutti_pool_new(world, NULL, &pool));
     return pool;
 }
 
@@ -167,11 +167,11 @@ TEST_WORLD(a_large_block_of_a_pool_meets, 2) { /* spec: test_mempool_large_alloc
 TEST_WORLD(a_pool_refuses_what_it_cannot_do, 1) {
     tutti_pool *pool;
     tutti_memory *memory;
-    CHECK_STATUS(tutti_pool_create(NULL, NULL, &pool), TUTTI_ERROR_ARGUMENT);
-    CHECK_STATUS(tutti_pool_create(world, NULL, NULL), TUTTI_ERROR_ARGUMENT);
-    CHECK_STATUS(tutti_pool_create(world, TUTTI_OPTIONS(tutti_memory_options, .persistent = true), &pool),
+    CHECK_STATUS(tutti_pool_new(NULL, NULL, &pool), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_pool_new(world, NULL, NULL), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_pool_new(world, TUTTI_OPTIONS(tutti_memory_options, .persistent = true), &pool),
                  TUTTI_ERROR_ARGUMENT);
-    CHECK_STATUS(tutti_pool_create(world, TUTTI_OPTIONS(tutti_memory_options, .alignment = 3), &pool),
+    CHECK_STATUS(tutti_pool_new(world, TUTTI_OPTIONS(tutti_memory_options, .alignment = 3), &pool),
                  TUTTI_ERROR_ARGUMENT);
     CHECK_STATUS(tutti_pool_alloc(NULL, 1, &memory), TUTTI_ERROR_ARGUMENT);
     pool = make_pool(world);
@@ -188,7 +188,7 @@ static tutti_status use_a_pool(void *argument) {
     if (status != TUTTI_OK)
         return status;
     tutti_pool *pool = NULL;
-    status = tutti_pool_create(world, NULL, &pool);
+    status = tutti_pool_new(world, NULL, &pool);
     for (int i = 0; i < 2 && status == TUTTI_OK; i++) {
         tutti_memory *one = NULL, *two = NULL;
         tutti_peers *peers = NULL;

@@ -223,7 +223,7 @@ TEST(a_client_waits_for_its_server_to_come) {
     size_t count;
     CHECK_OK(tutti_store_list_keys(store, &list, &count));
     CHECK_EQ(count, 0); /* which is no user's */
-    free(list);
+    tutti_free(list);
     CHECK_OK(tutti_store_set(store, "done", "", 0));
     int status;
     CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
@@ -382,7 +382,7 @@ TEST(a_server_alone_has_no_operations_but_clones_into_a_client) {
     tutti_store_release(server); /* the clone keeps it alive */
     CHECK_OK(tutti_store_set(client, "k", "v", 1));
     CHECK_OK(tutti_store_get(client, "k", 0, &value, NULL));
-    free(value);
+    tutti_free(value);
     tutti_store_release(client);
 }
 
@@ -417,7 +417,7 @@ TEST(a_value_beyond_the_limit_is_refused_before_it_is_sent) {
     size_t bytes;
     CHECK_OK(tutti_store_get(store, "k", 0, &value, &bytes));
     CHECK_EQ(bytes, 16 << 20);
-    free(value);
+    tutti_free(value);
     free(large);
     tutti_store_release(store);
 }

@@ -46,7 +46,7 @@ static void check_value(tutti_store *store, const char *key, const char *expecte
     void *value;
     CHECK_OK(tutti_store_get(store, key, 0, &value, NULL));
     CHECK_TEXT((char *)value, expected);
-    free(value);
+    tutti_free(value);
 }
 
 TEST(records_have_the_bytes_of_the_format) {

@@ -102,7 +102,7 @@ static void check_value(tutti_store *store, const char *key, const char *expecte
     CHECK_OK(tutti_store_get(store, key, 0, &value, &bytes));
     CHECK_TEXT((const char *)value, expected);
     CHECK_EQ(bytes, strlen(expected));
-    free(value);
+    tutti_free(value);
 }
 
 static void set(tutti_store *store, const char *key, const char *value) {
@@ -134,7 +134,7 @@ EVERY_KIND(values_may_hold_any_bytes_and_none) {
     CHECK_OK(tutti_store_get(store, "all", 0, &value, &length));
     CHECK_EQ(length, sizeof bytes);
     CHECK(memcmp(value, bytes, sizeof bytes) == 0);
-    free(value);
+    tutti_free(value);
     check_value(store, "none", "");
 }
 
@@ -149,7 +149,7 @@ EVERY_KIND(a_large_value_comes_back_whole) {
     CHECK_OK(tutti_store_get(store, "large", 0, &value, &length));
     CHECK_EQ(length, bytes);
     CHECK(memcmp(value, large, bytes) == 0);
-    free(value);
+    tutti_free(value);
     free(large);
 }
 
@@ -194,19 +194,19 @@ EVERY_KIND(compare_set_sets_only_what_was_expected) {
     const char *key = "key";
     CHECK_OK(tutti_store_compare_set(store, key, "something", 9, "new", 3, &value, &bytes));
     CHECK_TEXT((char *)value, "something"); /* missing and not expected so: the expectation comes back */
-    free(value);
+    tutti_free(value);
     CHECK_OK(tutti_store_check(store, &key, 1, &present));
     CHECK(!present);
     CHECK_OK(tutti_store_compare_set(store, key, NULL, 0, "first", 5, &value, &bytes));
     CHECK_TEXT((char *)value, "first");
     CHECK_EQ(bytes, 5);
-    free(value);
+    tutti_free(value);
     CHECK_OK(tutti_store_compare_set(store, key, "wrong", 5, "second", 6, &value, &bytes));
     CHECK_TEXT((char *)value, "first");
-    free(value);
+    tutti_free(value);
     CHECK_OK(tutti_store_compare_set(store, key, "first", 5, "second", 6, &value, &bytes));
     CHECK_TEXT((char *)value, "second");
-    free(value);
+    tutti_free(value);
     check_value(store, key, "second");
 }
 
@@ -230,7 +230,7 @@ EVERY_KIND(multi_set_and_multi_get_keep_the_order) {
     for (int i = 0; i < 4; i++) {
         CHECK_TEXT((char *)got[i], expected[i]);
         CHECK_EQ(got_bytes[i], strlen(expected[i]));
-        free(got[i]);
+        tutti_free(got[i]);
     }
     CHECK_OK(tutti_store_multi_set(store, NULL, 0, NULL, NULL));
     CHECK_OK(tutti_store_multi_get(store, NULL, 0, 0, NULL, NULL));
@@ -273,7 +273,7 @@ EVERY_KIND(keys_are_counted_and_listed) {
     CHECK_OK(tutti_store_num_keys(store, &before));
     CHECK_OK(tutti_store_list_keys(store, &keys, &count));
     CHECK_EQ(count, 0);
-    free(keys);
+    tutti_free(keys);
     char name[16];
     for (int i = 0; i < 200; i++) {
         snprintf(name, sizeof name, "key-%d", i);
@@ -291,7 +291,7 @@ EVERY_KIND(keys_are_counted_and_listed) {
         seen[number] = true;
     }
     CHECK(!seen[7]);
-    free(keys);
+    tutti_free(keys);
 }
 
 /* ---- waiting ---- */
@@ -369,7 +369,7 @@ static void add_later(tutti_store *store) {
 static void compare_set_later(tutti_store *store) {
     void *value;
     CHECK_OK(tutti_store_compare_set(store, "later", NULL, 0, "came", 4, &value, NULL));
-    free(value);
+    tutti_free(value);
 }
 
 static void append_later(tutti_store *store) {
@@ -514,7 +514,7 @@ EVERY_KIND_WITH_QUEUES(a_queue_gives_first_what_came_first) {
         CHECK_OK(tutti_store_queue_pop(store, key, i % 2 == 0, 0, &value, &bytes));
         CHECK_TEXT((char *)value, expected[i]);
         CHECK_EQ(bytes, strlen(expected[i]));
-        free(value);
+        tutti_free(value);
     }
     CHECK_OK(tutti_store_check(store, &key, 1, &present));
     CHECK(!present);
@@ -532,7 +532,7 @@ EVERY_KIND_WITH_QUEUES(queues_and_values_of_one_name_are_apart) {
     CHECK_OK(tutti_store_queue_length(store, "name", &length));
     CHECK_EQ(length, 1);
     CHECK_OK(tutti_store_queue_pop(store, "name", false, 0, &value, NULL));
-    free(value);
+    tutti_free(value);
     set(store, "name", "value"); /* a value does not satisfy a pop, however long it waits */
     CHECK_STATUS(tutti_store_queue_pop(store, "name", true, MILLISECONDS(30), &value, NULL), TUTTI_ERROR_TIMEOUT);
     CHECK_MESSAGE("timeout");
@@ -545,7 +545,7 @@ static void *pop_some(void *argument) {
         void *value;
         CHECK_OK(tutti_store_queue_pop(member->store, "work", true, 0, &value, NULL));
         sum += atol(value);
-        free(value);
+        tutti_free(value);
     }
     return (void *)sum;
 }
@@ -656,7 +656,7 @@ TEST(a_prefix_is_seen_below_as_part_of_the_key) {
     CHECK_OK(tutti_store_list_keys(store, &keys, &count));
     CHECK_EQ(count, 1);
     CHECK_TEXT(keys[0], "key");
-    free(keys);
+    tutti_free(keys);
     int64_t all;
     CHECK_OK(tutti_store_num_keys(store, &all)); /* of the whole store */
     CHECK_EQ(all, 2);
@@ -680,22 +680,22 @@ static tutti_status try_everything(tutti_store *store) {
     int64_t number;
     tutti_status status = tutti_store_set(store, "key", "value", 5);
     if (status == TUTTI_OK && (status = tutti_store_get(store, "key", MILLISECONDS(2000), &value, &bytes)) == TUTTI_OK)
-        free(value);
+        tutti_free(value);
     if (status == TUTTI_OK)
         status = tutti_store_add(store, "count", 1, &number);
     if (status == TUTTI_OK)
         status = tutti_store_append(store, "key", "more", 4);
     if (status == TUTTI_OK &&
         (status = tutti_store_compare_set(store, "new", NULL, 0, "x", 1, &value, &bytes)) == TUTTI_OK)
-        free(value);
+        tutti_free(value);
     if (status == TUTTI_OK && (status = tutti_store_list_keys(store, &keys, &count)) == TUTTI_OK)
-        free(keys);
+        tutti_free(keys);
     void *values[2];
     size_t lengths[2];
     if (status == TUTTI_OK && (status = tutti_store_multi_get(store, (const char *[]){ "key", "count" }, 2,
                                                               MILLISECONDS(2000), values, lengths)) == TUTTI_OK) {
-        free(values[0]);
-        free(values[1]);
+        tutti_free(values[0]);
+        tutti_free(values[1]);
     }
     if (status == TUTTI_OK)
         status = tutti_store_barrier(store, "meet", 1, MILLISECONDS(2000));
@@ -726,7 +726,7 @@ static tutti_status open_and_try(void *argument) {
         status = tutti_store_queue_push(clone, "q", "x", 1);
         if (status == TUTTI_OK &&
             (status = tutti_store_queue_pop(clone, "q", true, MILLISECONDS(2000), &value, NULL)) == TUTTI_OK)
-            free(value);
+            tutti_free(value);
     }
     tutti_store_release(clone);
     tutti_store_release(prefix);

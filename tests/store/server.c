@@ -17,7 +17,7 @@ static void check_serves(tutti_store *store) {
     CHECK_OK(tutti_store_set(store, "still", "serving", 7));
     CHECK_OK(tutti_store_get(store, "still", 0, &value, NULL));
     CHECK_TEXT((char *)value, "serving");
-    free(value);
+    tutti_free(value);
 }
 
 /* ---- the protocol ---- */

@@ -11,6 +11,11 @@
 
 #include "../harness.h"
 
+#define FORM              \
+    &(tutti_group_form) { \
+        0                 \
+    }
+
 static const tt_tensor_list none = { 0, NULL };
 
 static tt_tensor *full(tt_dims shape, double value) {
@@ -48,12 +53,13 @@ TEST_WORLD(all_reduce_sums_over_the_group_and_over_a_row_of_a_mesh, 4) {
     CHECK(all_are(tt_all_reduce(full(tt_shape(4), 1), TUTTI_SUM, group), 4));
     tutti_mesh *mesh;
     CHECK_OK(tutti_mesh_new(world, TUTTI_CPU, (int[]){ 2, 2 }, 2, NULL, &mesh));
-    CHECK(all_are(tt_all_reduce(full(tt_shape(4), 1), TUTTI_SUM, tt_group(world, tutti_form_mesh_dim(mesh, 1))), 2));
-    CHECK(all_are(tt_all_reduce(full(tt_shape(2), rank), TUTTI_MAX, tt_group(world, tutti_form_name("0"))), 3));
+    CHECK(all_are(tt_all_reduce(full(tt_shape(4), 1), TUTTI_SUM, tt_group(world, tutti_form_mesh_dim(FORM, mesh, 1))),
+                  2));
+    CHECK(all_are(tt_all_reduce(full(tt_shape(2), rank), TUTTI_MAX, tt_group(world, tutti_form_name(FORM, "0"))), 3));
     CHECK(all_are(tt_all_reduce(tt_full(tt_shape(3), rank + 1, TUTTI_I64, NULL), TUTTI_PRODUCT, group), 24));
     CHECK(all_are(tt_all_reduce(full(tt_shape(2), rank), TUTTI_AVG, group), 1.5));
     CHECK(all_are(tt_all_reduce_premul(full(tt_shape(2), 10), rank, group), 60));
-    CHECK(tt_group(world, tutti_form_name("no such group")) == NULL);
+    CHECK(tt_group(world, tutti_form_name(FORM, "no such group")) == NULL);
     CHECK_EQ(tt_error_show(), TUTTI_ERROR_NOT_FOUND);
     tt_error_clear();
     END;
@@ -172,9 +178,9 @@ TEST_WORLD(permutation_swaps_inside_both_dimensions_of_a_mesh, 4) {
     CHECK_OK(tutti_mesh_new(world, TUTTI_CPU, (int[]){ 2, 2 }, 2, NULL, &mesh));
     for (int dim = 0; dim < 2; dim++) {
         int other = dim == 0 ? rank ^ 2 : rank ^ 1;
-        CHECK(all_are(
-            tt_permute_ranks(full(tt_shape(2), rank), (int[]){ 1, 0 }, tt_group(world, tutti_form_mesh_dim(mesh, dim))),
-            other));
+        CHECK(all_are(tt_permute_ranks(full(tt_shape(2), rank), (int[]){ 1, 0 },
+                                       tt_group(world, tutti_form_mesh_dim(FORM, mesh, dim))),
+                      other));
     }
     END;
     tutti_mesh_release(mesh);
@@ -347,7 +353,7 @@ TEST_WORLD(gradients_of_gathers_and_scatters_along_every_dimension, 2) {
     }
     tt_tensor *s = leaf(tt_shape(), 3);
     tt_backward(tt_sum(tt_all_gather(s, 0, group)), NULL);
-    CHECK(tt_item(tt_grad(s)) == 2 && tt_ndim(tt_grad(s)) == 0);
+    CHECK(tt_item(tt_grad(s)) == 2 && tt_dim_count(tt_grad(s)) == 0);
     END;
 }
 
@@ -391,7 +397,7 @@ TEST_WORLD(gradients_in_a_row_of_a_mesh_stay_in_that_row, 4) {
     BEGIN;
     tutti_mesh *mesh;
     CHECK_OK(tutti_mesh_new(world, TUTTI_CPU, (int[]){ 2, 2 }, 2, NULL, &mesh));
-    tutti_group *row = tt_group(world, tutti_form_mesh_dim(mesh, 1));
+    tutti_group *row = tt_group(world, tutti_form_mesh_dim(FORM, mesh, 1));
     tt_tensor *x = leaf(tt_shape(2), rank);
     tt_backward(tt_sum(tt_mul_scalar(tt_all_gather(x, 0, row), rank)), NULL);
     CHECK(all_are(tt_grad(x), rank < 2 ? 1 : 5)); /* 0 + 1, or 2 + 3 */

@@ -177,8 +177,8 @@ TEST(meta_tensors_get_the_shapes_and_strides_of_real_ones) {
             tt_tensor *b = operator->sample(&meta.sampler);
             NO_ERROR(operator, "meta");
             CHECK(tt_device_of(b) == TUTTI_META && tt_device_of(a) == TUTTI_CPU);
-            bool same = tt_dtype(a) == tt_dtype(b) && tt_ndim(a) == tt_ndim(b);
-            for (int i = 0; same && i < tt_ndim(a); i++)
+            bool same = tt_dtype(a) == tt_dtype(b) && tt_dim_count(a) == tt_dim_count(b);
+            for (int i = 0; same && i < tt_dim_count(a); i++)
                 same = tt_size(a, i) == tt_size(b, i) && tt_stride(a, i) == tt_stride(b, i);
             if (!same)
                 FAIL("%s: %s differs from %s", operator->name, tu_describe(b), tu_describe(a));

@@ -74,7 +74,7 @@ TEST(an_error_can_be_cleared_and_work_goes_on) {
     CHECK_MESSAGE("negative");
     tt_error_clear();
     CHECK(tt_ones(tt_shape(2), TUTTI_F32, NULL) != NULL);
-    tt_error_set(TUTTI_ERROR_RANGE, "my own check: %d", 42);
+    tt_error_format(TUTTI_ERROR_RANGE, "my own check: %d", 42);
     CHECK_STATUS(tt_scope_close(&scope), TUTTI_ERROR_RANGE);
     CHECK_MESSAGE("my own check: 42");
 }

@@ -288,22 +288,22 @@ TEST_WORLD(a_tag_finds_its_group_again, 4) {
 TEST_WORLD(find_or_create_makes_what_new_then_finds, 4) {
     int all[] = { 0, 1, 2, 3 };
     tutti_group *first, *second, *none;
-    CHECK_OK(tutti_group_find_or_create(world, "blu", all, 4, 2, &first));
+    CHECK_OK(tutti_group_find_or_new(world, "blu", all, 4, 2, &first));
     CHECK_OK(tutti_group_new_subgroups(tutti_world_group(world), 2, TUTTI_OPTIONS(tutti_group_options, .tag = "blu"),
                                        NULL, &second));
     CHECK(first == second);
     tutti_group_release(second);
-    CHECK_OK(tutti_group_find_or_create(world, "blu", all, 4, 2, &second));
+    CHECK_OK(tutti_group_find_or_new(world, "blu", all, 4, 2, &second));
     CHECK(first == second);
     tutti_group_release(second);
-    CHECK_OK(tutti_group_find_or_create(world, "", all, 4, 4, &second));
+    CHECK_OK(tutti_group_find_or_new(world, "", all, 4, 4, &second));
     CHECK(second == tutti_world_group(world));
     tutti_group_release(second);
-    CHECK_STATUS(tutti_group_find_or_create(world, "blu", all, 4, 3, &none), TUTTI_ERROR_ARGUMENT);
-    CHECK_STATUS(tutti_group_find_or_create(world, "", all, 4, 2, &none), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_group_find_or_new(world, "blu", all, 4, 3, &none), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_group_find_or_new(world, "", all, 4, 2, &none), TUTTI_ERROR_ARGUMENT);
     CHECK_MESSAGE("never made without a tag");
     int others[] = { (tutti_world_rank(world) + 1) % 4 };
-    CHECK_STATUS(tutti_group_find_or_create(world, "blu", others, 1, 1, &none), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_group_find_or_new(world, "blu", others, 1, 1, &none), TUTTI_ERROR_ARGUMENT);
     CHECK_MESSAGE("none of the blocks");
     tutti_group_release(first);
 }

@@ -22,7 +22,7 @@ static void second_host(void) {
 static void run_rank(int rank, void (*body)(tutti_world *)) {
     tutti_world *world;
     CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .rank = rank, .rank_count = 4, .store_url = url,
-                                            .threads = -1, .timeout_ns = 20 * TU_SECOND),
+                                            .timeout_ns = 20 * TU_SECOND),
                               &world));
     body(world);
     CHECK_OK(tutti_world_close(world));

@@ -221,8 +221,7 @@ static int open_often(void) {
         tutti_world *world, *second;
         CHECK_OK(tutti_world_open(NULL, &world));
         CHECK_EQ(tutti_world_size(world), 3);
-        CHECK_OK(
-            tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .name = "second", .rank = -1, .threads = -1), &second));
+        CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .name = "second"), &second));
         CHECK_OK(tutti_world_close(second));
         CHECK_OK(tutti_world_close(world));
     }
@@ -296,7 +295,7 @@ static int by_url(int rank) {
     snprintf(url, sizeof url, "unix:@tutti-test-%d", (int)test_pid);
     tutti_world *world;
     CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .rank = rank, .rank_count = 3, .store_url = url,
-                                            .threads = -1, .timeout_ns = 20 * TU_SECOND),
+                                            .timeout_ns = 20 * TU_SECOND),
                               &world));
     CHECK_TEXT(tutti_world_launcher(world), "options");
     CHECK_OK(tutti_world_close(world));
@@ -314,7 +313,7 @@ static int by_file(int rank) {
     snprintf(url, sizeof url, "file:///tmp/tutti-test-%d", (int)test_pid);
     tutti_world *world;
     CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .rank = rank, .rank_count = 2, .store_url = url,
-                                            .threads = -1, .timeout_ns = 20 * TU_SECOND),
+                                            .timeout_ns = 20 * TU_SECOND),
                               &world));
     CHECK_OK(tutti_world_close(world));
     return 0;

@@ -50,8 +50,7 @@ TEST_WORLD(a_world_opens_again_under_its_name_after_closing, 3) {
     (void)world;
     for (int i = 0; i < 5; i++) {
         tutti_world *again;
-        CHECK_OK(
-            tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .name = "again", .rank = -1, .threads = -1), &again));
+        CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .name = "again"), &again));
         CHECK_TEXT(tutti_group_name(tutti_world_group(again)), "0"); /* the counter starts over */
         tutti_group *group;
         CHECK_OK(tutti_group_new(again, NULL, 0, NULL, &group));
@@ -135,12 +134,12 @@ TEST(bad_options_are_refused_by_name) {
     bad((tutti_world_options){ .rank = 0, .rank_count = -2, .store = store }, TUTTI_ERROR_ARGUMENT, "rank_count is -2");
     bad((tutti_world_options){ .rank = 1, .rank_count = 0 }, TUTTI_ERROR_ARGUMENT, "rank 1");
     bad((tutti_world_options){ .rank = 0, .rank_count = 2 }, TUTTI_ERROR_ARGUMENT, "where to meet");
-    bad((tutti_world_options){ .rank = -1, .timeout_ns = -1 }, TUTTI_ERROR_ARGUMENT, "timeout_ns is -1");
-    bad((tutti_world_options){ .rank = -1, .name = "a/b" }, TUTTI_ERROR_ARGUMENT, "slash");
-    bad((tutti_world_options){ .rank = -1, .name = "" }, TUTTI_ERROR_ARGUMENT, "name");
-    bad((tutti_world_options){ .rank = -1, .settings = "TUTTI_NONE=1" }, TUTTI_ERROR_ARGUMENT, "TUTTI_NONE");
-    bad((tutti_world_options){ .rank = -1, .settings = "TUTTI_SPIN=many" }, TUTTI_ERROR_ARGUMENT, "TUTTI_SPIN");
-    bad((tutti_world_options){ .rank = -1, .log = "loud" }, TUTTI_ERROR_ARGUMENT, "loud");
+    bad((tutti_world_options){ .timeout_ns = -1 }, TUTTI_ERROR_ARGUMENT, "timeout_ns is -1");
+    bad((tutti_world_options){ .name = "a/b" }, TUTTI_ERROR_ARGUMENT, "slash");
+    bad((tutti_world_options){ .name = "" }, TUTTI_ERROR_ARGUMENT, "name");
+    bad((tutti_world_options){ .settings = "TUTTI_NONE=1" }, TUTTI_ERROR_ARGUMENT, "TUTTI_NONE");
+    bad((tutti_world_options){ .settings = "TUTTI_SPIN=many" }, TUTTI_ERROR_ARGUMENT, "TUTTI_SPIN");
+    bad((tutti_world_options){ .log = "loud" }, TUTTI_ERROR_ARGUMENT, "loud");
     tutti_world *world;
     tutti_world_options empty = { 0 };
     CHECK_STATUS(tutti_world_open(&empty, &world), TUTTI_ERROR_ARGUMENT);
@@ -157,7 +156,7 @@ TEST(options_win_over_the_environment) {
     CHECK_EQ(tu_settings_number(&world->settings, TU_SETTING_SPIN), 3);
     CHECK_OK(tutti_world_close(world));
     CHECK_OK(tutti_world_open(
-        TUTTI_OPTIONS(tutti_world_options, .rank = -1, .threads = 0, .timeout_ns = 5 * TU_SECOND,
+        TUTTI_OPTIONS(tutti_world_options, .threads = TUTTI_NONE, .timeout_ns = 5 * TU_SECOND,
                       .settings = "TUTTI_SPIN=9,TUTTI_FAULT=rank=0,op=barrier,at=99,do=skip,TUTTI_HUGE_PAGES=no"),
         &world));
     CHECK_EQ(tutti_group_timeout(tutti_world_group(world)), 5 * TU_SECOND);
@@ -178,9 +177,7 @@ static void keep_log(tutti_log_level level, const char *subsystem, const char *l
 TEST(unknown_variables_are_warned_about_and_the_log_says_who_started_us) {
     setenv("TUTTI_TIMOUT", "7s", 1);
     tutti_world *world;
-    CHECK_OK(tutti_world_open(
-        TUTTI_OPTIONS(tutti_world_options, .rank = -1, .threads = -1, .log = "info", .log_callback = keep_log),
-        &world));
+    CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .log = "info", .log_callback = keep_log), &world));
     CHECK_OK(tutti_world_close(world));
     CHECK(strstr(logged, "TUTTI_TIMOUT") != NULL);
     CHECK(strstr(logged, "did you mean TUTTI_TIMEOUT") != NULL);
@@ -228,7 +225,7 @@ static void *sit_down(void *argument) {
     seat *seat = argument;
     tutti_world *world;
     seat->status = tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .rank = seat->rank, .rank_count = seat->count,
-                                                  .store = seat->store, .threads = -1, .timeout_ns = seat->timeout_ns),
+                                                  .store = seat->store, .timeout_ns = seat->timeout_ns),
                                     &world);
     if (seat->status == TUTTI_OK)
         seat->status = tutti_world_close(world);
@@ -279,10 +276,9 @@ TEST(a_second_rank_0_in_another_process_is_an_error) {
         if (children[i] == 0) {
             usleep(100000);
             tutti_world *world;
-            tutti_status status =
-                tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .rank = 0, .rank_count = 2, .store_url = url,
-                                               .threads = -1, .timeout_ns = 3 * TU_SECOND),
-                                 &world);
+            tutti_status status = tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .rank = 0, .rank_count = 2,
+                                                                 .store_url = url, .timeout_ns = 3 * TU_SECOND),
+                                                   &world);
             CHECK(status != TUTTI_OK);
             CHECK(status != TUTTI_ERROR_TIMEOUT || i == 0);
             CHECK_MESSAGE("rank 0");

@@ -257,7 +257,7 @@ TEST_WORLD(only_the_first_of_two_causes_counts, 4) {
     size_t bytes;
     CHECK_OK(tutti_store_get(tutti_world_store(world), "0", 0, &first, &bytes));
     CHECK_TEXT(text, first);
-    free(first);
+    tutti_free(first);
     curtain(world, "end", 4);
 }
 
@@ -328,7 +328,7 @@ static tutti_status stop_in_the_middle(tutti_world *world, void *unused) {
     CHECK_STATUS(meet(hall, TU_OPERATION_ALL_REDUCE, 200 * TU_MILLISECOND), TUTTI_ERROR_TIMEOUT);
     CHECK_MESSAGE("stopped");
     kill(atoi(pid), SIGCONT);
-    free(pid);
+    tutti_free(pid);
     leave_hall(hall);
     return TUTTI_OK;
 }

@@ -7,35 +7,40 @@
 #include "../harness.h"
 #include "world/world.h"
 
-static tutti_group *resolved(tutti_world *world, tutti_group_form form, const char *tag) {
+#define FORM              \
+    &(tutti_group_form) { \
+        0                 \
+    }
+
+static tutti_group *resolved(tutti_world *world, const tutti_group_form *form, const char *tag) {
     tutti_group *group;
-    CHECK_OK(tutti_group_resolve(world, &form, tag, &group));
+    CHECK_OK(tutti_group_resolve(world, form, tag, &group));
     tutti_group_release(group); /* the registry has it */
     return group;
 }
 
-static void refused(tutti_world *world, tutti_group_form form, tutti_status status, const char *fragment) {
+static void refused(tutti_world *world, const tutti_group_form *form, tutti_status status, const char *fragment) {
     tutti_group *group;
-    CHECK_STATUS(tutti_group_resolve(world, &form, "", &group), status);
+    CHECK_STATUS(tutti_group_resolve(world, form, "", &group), status);
     CHECK_MESSAGE(fragment);
 }
 
 /* Expands, and compares. */
-static void expands(tutti_world *world, tutti_group_form form, const char *tag, const char *expected_tag,
+static void expands(tutti_world *world, const tutti_group_form *form, const char *tag, const char *expected_tag,
                     const int *ranks, int count, int size) {
     tutti_group_expansion expansion = TUTTI_GROUP_EXPANSION_INIT;
-    CHECK_OK(tutti_group_expand(world, &form, tag, &expansion));
+    CHECK_OK(tutti_group_expand(world, form, tag, &expansion));
     CHECK_TEXT(expansion.tag, expected_tag);
     CHECK_EQ(expansion.rank_count, count);
     CHECK_EQ(expansion.group_size, size);
     for (int i = 0; i < count; i++)
         CHECK_EQ(expansion.ranks[i], ranks[i]);
-    tutti_group_expansion_free(&expansion);
+    tutti_free(expansion.ranks);
 }
 
-static void not_expanded(tutti_world *world, tutti_group_form form, tutti_status status, const char *fragment) {
+static void not_expanded(tutti_world *world, const tutti_group_form *form, tutti_status status, const char *fragment) {
     tutti_group_expansion expansion = TUTTI_GROUP_EXPANSION_INIT;
-    CHECK_STATUS(tutti_group_expand(world, &form, "", &expansion), status);
+    CHECK_STATUS(tutti_group_expand(world, form, "", &expansion), status);
     CHECK_MESSAGE(fragment);
 }
 
@@ -45,47 +50,51 @@ static const int *const uneven[] = { one, three };
 
 TEST_WORLD_THREADS(every_form_expands, 4) {
     tutti_group *world_group = tutti_world_group(world), *tagged;
-    expands(world, tutti_form_ranks(all, 4), "", "", all, 4, 4);
-    expands(world, tutti_form_ranks(row_1, 2), "t", "t", row_1, 2, 2);
-    expands(world, tutti_form_lists(rows, (int[]){ 2, 2 }, 2), "", "", all, 4, 2);
-    expands(world, tutti_form_group(world_group), "", "ptd:0", all, 4, 4);
-    expands(world, tutti_form_group(world_group), "bla", "bla", all, 4, 4);
+    expands(world, tutti_form_ranks(FORM, all, 4), "", "", all, 4, 4);
+    expands(world, tutti_form_ranks(FORM, row_1, 2), "t", "t", row_1, 2, 2);
+    expands(world, tutti_form_lists(FORM, rows, (int[]){ 2, 2 }, 2), "", "", all, 4, 2);
+    expands(world, tutti_form_group(FORM, world_group), "", "ptd:0", all, 4, 4);
+    expands(world, tutti_form_group(FORM, world_group), "bla", "bla", all, 4, 4);
     CHECK_OK(tutti_group_new(world, NULL, 0, TUTTI_OPTIONS(tutti_group_options, .tag = "blu"), &tagged));
-    expands(world, tutti_form_group(tagged), "", "blu", all, 4, 4); /* a tag cannot be erased */
+    expands(world, tutti_form_group(FORM, tagged), "", "blu", all, 4, 4); /* a tag cannot be erased */
     tutti_group_release(tagged);
-    not_expanded(world, tutti_form_lists(uneven, (int[]){ 1, 3 }, 2), TUTTI_ERROR_ARGUMENT,
+    not_expanded(world, tutti_form_lists(FORM, uneven, (int[]){ 1, 3 }, 2), TUTTI_ERROR_ARGUMENT,
                  "group sizes must be identical");
-    not_expanded(world, tutti_form_lists(rows, (int[]){ 2, 2 }, 0), TUTTI_ERROR_RANGE, "empty");
-    not_expanded(world, tutti_form_name("0"), TUTTI_ERROR_ARGUMENT, "cannot be expanded");
-    not_expanded(world, tutti_form((tutti_group_form_kind)99), TUTTI_ERROR_ARGUMENT, "no kind");
-    not_expanded(world, tutti_form_group(NULL), TUTTI_ERROR_ARGUMENT, "NULL");
-    not_expanded(world, tutti_form_group(TUTTI_NON_GROUP_MEMBER), TUTTI_ERROR_ARGUMENT, "TUTTI_NON_GROUP_MEMBER");
+    not_expanded(world, tutti_form_lists(FORM, rows, (int[]){ 2, 2 }, 0), TUTTI_ERROR_RANGE, "empty");
+    not_expanded(world, tutti_form_name(FORM, "0"), TUTTI_ERROR_ARGUMENT, "cannot be expanded");
+    not_expanded(world, &(tutti_group_form){ .size = sizeof(tutti_group_form), .kind = (tutti_group_form_kind)99 },
+                 TUTTI_ERROR_ARGUMENT, "no kind");
+    not_expanded(world, tutti_form_group(FORM, NULL), TUTTI_ERROR_ARGUMENT, "NULL");
+    not_expanded(world, tutti_form_group(FORM, TUTTI_NON_GROUP_MEMBER), TUTTI_ERROR_ARGUMENT, "TUTTI_NON_GROUP_MEMBER");
 }
 
 TEST_WORLD_THREADS(every_form_resolves, 4) {
     int rank = tutti_world_rank(world);
     tutti_group *world_group = tutti_world_group(world), *row;
-    CHECK(resolved(world, tutti_form_group(world_group), "") == world_group);
-    CHECK(resolved(world, tutti_form_name("0"), "") == world_group);
-    CHECK(resolved(world, tutti_form_ranks(all, 4), "") == world_group);
-    refused(world, tutti_form_ranks(rank < 2 ? row_0 : row_1, 2), TUTTI_ERROR_ARGUMENT, "no group");
-    refused(world, tutti_form_lists(rows, (int[]){ 2, 2 }, 2), TUTTI_ERROR_ARGUMENT, "no group");
+    CHECK(resolved(world, tutti_form_group(FORM, world_group), "") == world_group);
+    CHECK(resolved(world, tutti_form_name(FORM, "0"), "") == world_group);
+    CHECK(resolved(world, tutti_form_ranks(FORM, all, 4), "") == world_group);
+    refused(world, tutti_form_ranks(FORM, rank < 2 ? row_0 : row_1, 2), TUTTI_ERROR_ARGUMENT, "no group");
+    refused(world, tutti_form_lists(FORM, rows, (int[]){ 2, 2 }, 2), TUTTI_ERROR_ARGUMENT, "no group");
     CHECK_OK(tutti_group_new_subgroups(world_group, 2, NULL, NULL, &row));
-    CHECK(resolved(world, tutti_form_ranks(rank < 2 ? row_0 : row_1, 2), "") == row);
-    CHECK(resolved(world, tutti_form_lists(rows, (int[]){ 2, 2 }, 2), "") == row); /* the caller's own inner list */
-    CHECK(resolved(world, tutti_form_name(tutti_group_name(row)), "") == row);
+    CHECK(resolved(world, tutti_form_ranks(FORM, rank < 2 ? row_0 : row_1, 2), "") == row);
+    CHECK(resolved(world, tutti_form_lists(FORM, rows, (int[]){ 2, 2 }, 2), "") ==
+          row); /* the caller's own inner list */
+    CHECK(resolved(world, tutti_form_name(FORM, tutti_group_name(row)), "") == row);
     tutti_group_release(row);
-    refused(world, tutti_form_name("none"), TUTTI_ERROR_NOT_FOUND, "could not resolve");
-    refused(world, tutti_form_name(NULL), TUTTI_ERROR_ARGUMENT, "NULL");
-    refused(world, tutti_form_group(NULL), TUTTI_ERROR_ARGUMENT, "NULL");
-    refused(world, tutti_form_lists(uneven, (int[]){ 1, 3 }, 2), TUTTI_ERROR_ARGUMENT, "group sizes must be identical");
-    refused(world, tutti_form_ranks(all, 0), TUTTI_ERROR_ARGUMENT, "empty");
+    refused(world, tutti_form_name(FORM, "none"), TUTTI_ERROR_NOT_FOUND, "could not resolve");
+    refused(world, tutti_form_name(FORM, NULL), TUTTI_ERROR_ARGUMENT, "NULL");
+    refused(world, tutti_form_group(FORM, NULL), TUTTI_ERROR_ARGUMENT, "NULL");
+    refused(world, tutti_form_lists(FORM, uneven, (int[]){ 1, 3 }, 2), TUTTI_ERROR_ARGUMENT,
+            "group sizes must be identical");
+    refused(world, tutti_form_ranks(FORM, all, 0), TUTTI_ERROR_ARGUMENT, "empty");
     int other[] = { (rank + 1) % 4 };
-    refused(world, tutti_form_lists((const int *[]){ other }, (int[]){ 1 }, 1), TUTTI_ERROR_ARGUMENT,
+    refused(world, tutti_form_lists(FORM, (const int *[]){ other }, (int[]){ 1 }, 1), TUTTI_ERROR_ARGUMENT,
             "none of the lists");
-    refused(world, tutti_form((tutti_group_form_kind)99), TUTTI_ERROR_ARGUMENT, "no kind");
+    refused(world, &(tutti_group_form){ .size = sizeof(tutti_group_form), .kind = (tutti_group_form_kind)99 },
+            TUTTI_ERROR_ARGUMENT, "no kind");
     tutti_group_form empty = { 0 };
-    refused(world, empty, TUTTI_ERROR_ARGUMENT, "no size");
+    refused(world, &empty, TUTTI_ERROR_ARGUMENT, "no size");
 }
 
 /* ---- meshes ---- */
@@ -119,13 +128,13 @@ TEST_WORLD(a_mesh_has_a_group_along_each_dimension, 4) {
         CHECK_OK(tutti_mesh_local_rank(mesh, dim, &local));
         CHECK_EQ(local, coordinate[dim]);
         /* The same by form: expanded with the tag of that group, resolved to it. */
-        expands(world, tutti_form_mesh_dim(mesh, dim), "", tutti_group_tag(group), expected, 2, 2);
-        CHECK(resolved(world, tutti_form_mesh_dim(mesh, dim), "") == group);
+        expands(world, tutti_form_mesh_dim(FORM, mesh, dim), "", tutti_group_tag(group), expected, 2, 2);
+        CHECK(resolved(world, tutti_form_mesh_dim(FORM, mesh, dim), "") == group);
         tutti_group_release(group);
     }
-    refused(world, tutti_form_mesh(mesh), TUTTI_ERROR_ARGUMENT, "Only 1D mesh");
-    not_expanded(world, tutti_form_mesh(mesh), TUTTI_ERROR_ARGUMENT, "Only 1D mesh");
-    refused(world, tutti_form_mesh_dim(mesh, 2), TUTTI_ERROR_RANGE, "dimension 2");
+    refused(world, tutti_form_mesh(FORM, mesh), TUTTI_ERROR_ARGUMENT, "Only 1D mesh");
+    not_expanded(world, tutti_form_mesh(FORM, mesh), TUTTI_ERROR_ARGUMENT, "Only 1D mesh");
+    refused(world, tutti_form_mesh_dim(FORM, mesh, 2), TUTTI_ERROR_RANGE, "dimension 2");
     tutti_group *none;
     CHECK_STATUS(tutti_mesh_group(mesh, -1, &none), TUTTI_ERROR_ARGUMENT);
     int dim;
@@ -137,7 +146,7 @@ TEST_WORLD(a_mesh_has_a_group_along_each_dimension, 4) {
 
 TEST_WORLD_THREADS(a_dimension_that_spans_the_world_uses_the_default_group, 3) {
     tutti_mesh *mesh = make_mesh(world, (int[]){ 3 }, 1, NULL);
-    CHECK(resolved(world, tutti_form_mesh(mesh), "") == tutti_world_group(world));
+    CHECK(resolved(world, tutti_form_mesh(FORM, mesh), "") == tutti_world_group(world));
     CHECK(tutti_mesh_dim_name(mesh, 0) == NULL);
     tutti_mesh *slice;
     CHECK_STATUS(tutti_mesh_slice(mesh, names, 1, &slice), TUTTI_ERROR_STATE); /* it has no names */

@@ -123,8 +123,7 @@ TEST(forking_while_a_world_is_open_is_refused) {
 static tutti_status further_worlds(tutti_world *world, void *argument) {
     (void)argument;
     tutti_world *second;
-    tutti_status status =
-        tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .name = "second", .rank = -1, .threads = -1), &second);
+    tutti_status status = tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .name = "second"), &second);
     if (status != TUTTI_OK)
         return status;
     CHECK_EQ(tutti_world_rank(second), tutti_world_rank(world));
@@ -140,8 +139,7 @@ TEST(ranks_may_open_further_worlds) {
 
 static void *open_in_thread(void *argument) {
     tutti_world *second;
-    CHECK_OK(
-        tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .name = "second", .rank = -1, .threads = -1), &second));
+    CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .name = "second"), &second));
     CHECK_EQ(tutti_world_size(second), *(int *)argument);
     CHECK_OK(tutti_world_close(second));
     return NULL;

@@ -77,7 +77,7 @@ TEST_WORLD(the_recorder_can_be_had_as_text, 2) {
     CHECK(strstr(text, "\"dtype\": \"i64\", \"reduction\": \"sum\"") != NULL);
     CHECK(strstr(text, "\"by_algorithm\"") != NULL);
     CHECK(text[strlen(text) - 2] == '}');
-    free(text);
+    tutti_free(text);
     CHECK_STATUS(tutti_trace_text(world, NULL), TUTTI_ERROR_ARGUMENT);
     CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));
 }

@@ -15,7 +15,7 @@ static tutti_status add(tutti_world *world, void *unused) {
     return status;
 }
 
-/* The initializers are two texts each, one per language: both name every field. */
+/* The initializers are other texts in C than in C++. */
 static size_t sizes_of_options(void) {
     tutti_received received = TUTTI_RECEIVED_INIT;
     tutti_call call = TUTTI_CALL_INIT;

@@ -30,7 +30,7 @@ static void report(tutti_status status, const char *text) {
 static void report_value(tutti_status status, void *value) {
     report(status, value);
     if (status == TUTTI_OK)
-        free(value);
+        tutti_free(value);
 }
 
 static void report_number(tutti_status status, int64_t number) {
@@ -52,7 +52,7 @@ static void list_keys(tutti_store *store) {
         strncat(text, keys[i], sizeof text - strlen(text) - 1);
     }
     if (status == TUTTI_OK)
-        free(keys);
+        tutti_free(keys);
     report(status, text);
 }
 
@@ -64,7 +64,7 @@ static void multi_get(tutti_store *store, const char *const *keys, size_t count)
     for (size_t i = 0; status == TUTTI_OK && i < count; i++) {
         strncat(text, i > 0 ? " " : "", sizeof text - strlen(text) - 1);
         strncat(text, values[i], sizeof text - strlen(text) - 1);
-        free(values[i]);
+        tutti_free(values[i]);
     }
     report(status, text);
 }

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * All of libtutti-tensor, in the order in which a newcomer meets it.
+ *
+ *     tensor.h        tensors, the scopes that own them, the error that stays pending
+ *     ops.h           the operators
+ *     autograd.h      gradients, hooks, functions with a gradient of one's own
+ *     module.h        layers: parameters, children, a forward function
+ *     functional.h    collectives that return new tensors and can be differentiated; symmetric tensors
+ *     io.h            tensors in files: NumPy's formats and safetensors
+ *     dlpack.h        tensors that other libraries share
+ *
+ * libtutti itself is tutti.h, which functional.h needs.
+ */
+#ifndef TUTTI_TENSORS_H
+#define TUTTI_TENSORS_H
+
+#include <tutti/autograd.h>
+#include <tutti/dlpack.h>
+#include <tutti/functional.h>
+#include <tutti/io.h>
+#include <tutti/module.h>
+#include <tutti/ops.h>
+#include <tutti/tensor.h>
+
+#endif

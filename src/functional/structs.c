@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The public structs of libtutti-tensor for languages without macros: zero is the default of every field.
+ */
+#include <tutti/tensors.h>
+
+#include "base/error.h"
+
+#define STRUCT(type)                            \
+    void type##_init(type *made, size_t size) { \
+        tu_struct_init(made, size);             \
+    }
+
+STRUCT(tt_counts)
+STRUCT(tt_options)
+STRUCT(tt_backward_options)
+STRUCT(tt_saved_hooks)
+STRUCT(tt_function)
+STRUCT(tt_module_type)
+STRUCT(tt_sgd)
+STRUCT(tt_adamw)
+STRUCT(tt_operator_info)
+STRUCT(tt_symm_options)
