@@ -40,7 +40,7 @@ int main(void) {
         tt_zeros(tt_shape(), TUTTI_F32, TUTTI_OPTIONS(tt_options, .requires_grad = true, .name = "slope"));
     tt_tensor *offset =
         tt_zeros(tt_shape(), TUTTI_F32, TUTTI_OPTIONS(tt_options, .requires_grad = true, .name = "offset"));
-    tt_hook_tensor(slope, watch, &largest, (tt_tensor_list){ 0, NULL }, NULL);
+    tt_hook_tensor(slope, watch, &largest, NULL, NULL);
     for (int i = 0; i <= 200 && tt_error_pending() == TUTTI_OK; i++) {
         tt_scope inner = tt_scope_open(); /* what a step makes goes with it */
         step(x, y, slope, offset, i);

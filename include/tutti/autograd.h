@@ -87,28 +87,46 @@ TUTTI_API void tt_hook_remove(tt_hook **hook);
 /* Gives the handle up; the hook stays. */
 TUTTI_API void tt_hook_release(tt_hook **hook);
 
-/* The functions below take `hook`, where to put a handle for tt_hook_remove; NULL: none wanted. */
+/* How a hook is registered. */
+typedef struct tt_hook_options {
+    size_t size;
+    tt_tensor_list captured; /* tensors that the hook needs, which it keeps alive */
+    bool first;              /* before the hooks that are there already; else after them */
+    bool always;             /* also when the forward failed: tt_hook_forward alone has it */
+    bool opaque;             /* a captured graph calls the hook when it runs, and does not look inside */
+} tt_hook_options;
+#define TT_HOOK_OPTIONS_INIT TUTTI_DEFAULTS(tt_hook_options)
+/* TT_HOOK_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tt_hook_options_init(tt_hook_options *options, size_t size);
+
+/* The functions that register a hook take the user's pointer, options (NULL: defaults) and `hook`, where to put a
+ * handle for tt_hook_remove (NULL: none wanted). */
 
 /* On a tensor: called when its gradient is complete. Returns NULL for no change, or another gradient of the same shape,
  * dtype and device. */
 typedef tt_tensor *tt_tensor_hook(const tt_hook_context *context, tt_tensor *grad);
-TUTTI_API bool tt_hook_tensor(tt_tensor *x, tt_tensor_hook *function, void *user, tt_tensor_list captured,
+/* Registers such a hook on x, which must require grad. */
+TUTTI_API bool tt_hook_tensor(tt_tensor *x, tt_tensor_hook *function, void *user, const tt_hook_options *options,
                               tt_hook **hook);
 
 /* On a leaf: called after its gradient was updated. */
 typedef void tt_accumulate_hook(const tt_hook_context *context, tt_tensor *leaf);
-TUTTI_API bool tt_hook_accumulate(tt_tensor *leaf, tt_accumulate_hook *function, void *user, tt_tensor_list captured,
-                                  tt_hook **hook);
+/* Registers such a hook on a leaf that requires grad. */
+TUTTI_API bool tt_hook_accumulate(tt_tensor *leaf, tt_accumulate_hook *function, void *user,
+                                  const tt_hook_options *options, tt_hook **hook);
 
-/* On a node. Hooks may replace entries of `grads` (the gradients of its outputs) before it runs, and of `results`
- * (those of its inputs) after. */
+/* What computes one step of a backward. */
 typedef struct tt_node tt_node;
+/* On a node, before it runs: may replace entries of `grads`, the gradients of its outputs. */
 typedef void tt_node_pre_hook(const tt_hook_context *context, size_t count, tt_tensor **grads);
+/* On a node, after it ran: may replace entries of `results`, the gradients of its inputs. */
 typedef void tt_node_post_hook(const tt_hook_context *context, size_t result_count, tt_tensor **results,
                                size_t grad_count, tt_tensor *const *grads);
-TUTTI_API bool tt_hook_node_pre(tt_node *node, tt_node_pre_hook *function, void *user, tt_tensor_list captured,
+/* Registers a hook that runs before the node. */
+TUTTI_API bool tt_hook_node_pre(tt_node *node, tt_node_pre_hook *function, void *user, const tt_hook_options *options,
                                 tt_hook **hook);
-TUTTI_API bool tt_hook_node_post(tt_node *node, tt_node_post_hook *function, void *user, tt_tensor_list captured,
+/* Registers a hook that runs after the node. */
+TUTTI_API bool tt_hook_node_post(tt_node *node, tt_node_post_hook *function, void *user, const tt_hook_options *options,
                                  tt_hook **hook);
 
 /* The node that computed x; NULL, and no error, for a leaf. Lent: valid while x lives and is not changed in place. */

@@ -59,8 +59,8 @@ TUTTI_API tt_tensor_list tt_module_call_all(tt_module *module, tt_tensor_list in
 
 /* Order of one call: forward-pre hooks; then, where backward hooks exist and something requires grad, the inputs are
  * passed through one wrapper node; forward; forward hooks; the outputs pass through another wrapper node. Hooks run in
- * order of registration, or first when `first` is set. Backward hooks are those there were at the forward; removing one
- * later does not stop it for that forward. Wrapped tensors cannot be changed in place. */
+ * order of registration, or first when tt_hook_options.first is set. Backward hooks are those there were at the
+ * forward; removing one later does not stop it for that forward. Wrapped tensors cannot be changed in place. */
 
 /* May replace entries of `inputs`. */
 typedef void tt_forward_pre_hook(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **inputs);
@@ -75,15 +75,19 @@ typedef void tt_backward_pre_hook(const tt_hook_context *context, tt_module *mod
 typedef void tt_backward_hook(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **grad_inputs,
                               tt_tensor_list grad_outputs);
 
+/* Registers a hook that runs before the module's forward. */
 TUTTI_API bool tt_hook_forward_pre(tt_module *module, tt_forward_pre_hook *function, void *user,
-                                   tt_tensor_list captured, bool first, tt_hook **hook);
-/* `always`: called also when the forward failed, with no outputs and the error set aside. */
-TUTTI_API bool tt_hook_forward(tt_module *module, tt_forward_hook *function, void *user, tt_tensor_list captured,
-                               bool first, bool always, tt_hook **hook);
+                                   const tt_hook_options *options, tt_hook **hook);
+/* Registers a hook that runs after the module's forward; with options->always also when that failed, with no outputs
+ * and the error set aside. */
+TUTTI_API bool tt_hook_forward(tt_module *module, tt_forward_hook *function, void *user, const tt_hook_options *options,
+                               tt_hook **hook);
+/* Registers a hook that runs before the module's backward. */
 TUTTI_API bool tt_hook_backward_pre(tt_module *module, tt_backward_pre_hook *function, void *user,
-                                    tt_tensor_list captured, bool first, tt_hook **hook);
-TUTTI_API bool tt_hook_backward(tt_module *module, tt_backward_hook *function, void *user, tt_tensor_list captured,
-                                bool first, tt_hook **hook);
+                                    const tt_hook_options *options, tt_hook **hook);
+/* Registers a hook that runs after the module's backward. */
+TUTTI_API bool tt_hook_backward(tt_module *module, tt_backward_hook *function, void *user,
+                                const tt_hook_options *options, tt_hook **hook);
 
 /* ---- ready-made ---- */
 

@@ -56,8 +56,21 @@ static tutti_status insert(tu_hook_list *list, tt_hook *hook, bool first) {
     return status;
 }
 
-tutti_status tu_hook_add(tu_hook_list *list, void (*function)(void), void *user, tt_tensor_list captured, bool first,
+bool tu_hook_options_take(const char *who, const tt_hook_options *options, bool always, tt_hook_options *full) {
+    *full = (tt_hook_options)TT_HOOK_OPTIONS_INIT;
+    if (tu_self()->pending != TUTTI_OK ||
+        tu_pending_take(tu_options_copy("tt_hook_options", options, full, sizeof *full)) != TUTTI_OK)
+        return false;
+    if (full->always && !always) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "%s: tt_hook_options.always is for tt_hook_forward alone", who);
+        return false;
+    }
+    return true;
+}
+
+tutti_status tu_hook_add(tu_hook_list *list, void (*function)(void), void *user, const tt_hook_options *options,
                          tt_hook **handle) {
+    tt_tensor_list captured = options->captured;
     if (function == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "hook: argument function is NULL");
     for (size_t i = 0; i < captured.count; i++) {
@@ -68,7 +81,7 @@ tutti_status tu_hook_add(tu_hook_list *list, void (*function)(void), void *user,
     tt_hook *hook = malloc(sizeof *hook + captured.count * sizeof hook->captured[0]);
     if (hook == NULL)
         return tu_error_memory("a hook", sizeof *hook);
-    *hook = (tt_hook){ .function = function, .user = user };
+    *hook = (tt_hook){ .function = function, .user = user, .opaque = options->opaque };
     atomic_init(&hook->references, 1);
     tutti_status status = TUTTI_OK;
     for (; hook->captured_count < captured.count && status == TUTTI_OK; hook->captured_count++) {
@@ -77,7 +90,7 @@ tutti_status tu_hook_add(tu_hook_list *list, void (*function)(void), void *user,
             status = TUTTI_ERROR_MEMORY;
     }
     if (status == TUTTI_OK)
-        status = insert(list, hook, first);
+        status = insert(list, hook, options->first);
     if (status != TUTTI_OK) {
         tu_hook_drop(hook);
         return status;
@@ -212,10 +225,13 @@ static bool captures_itself(const char *who, const tt_tensor *x, tt_tensor_list 
     return false;
 }
 
-bool tt_hook_tensor(tt_tensor *x, tt_tensor_hook *function, void *user, tt_tensor_list captured, tt_hook **hook) {
-    if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("hook_tensor", "x", x)) != TUTTI_OK)
+bool tt_hook_tensor(tt_tensor *x, tt_tensor_hook *function, void *user, const tt_hook_options *options,
+                    tt_hook **hook) {
+    tt_hook_options full;
+    if (!tu_hook_options_take("hook_tensor", options, false, &full) ||
+        tu_pending_take(tu_tensor_check("hook_tensor", "x", x)) != TUTTI_OK)
         return false;
-    if (captures_itself("hook_tensor", x, captured))
+    if (captures_itself("hook_tensor", x, full.captured))
         return false;
     tu_history_refresh(x);
     if (!(x->flags & TU_REQUIRES_GRAD)) {
@@ -235,15 +251,17 @@ bool tt_hook_tensor(tt_tensor *x, tt_tensor_hook *function, void *user, tt_tenso
         list = history != NULL ? &history->tensor_hooks : NULL;
     }
     tutti_status status =
-        list == NULL ? TUTTI_ERROR_MEMORY : tu_hook_add(list, (void (*)(void))function, user, captured, false, hook);
+        list == NULL ? TUTTI_ERROR_MEMORY : tu_hook_add(list, (void (*)(void))function, user, &full, hook);
     return tu_pending_take(status) == TUTTI_OK;
 }
 
-bool tt_hook_accumulate(tt_tensor *leaf, tt_accumulate_hook *function, void *user, tt_tensor_list captured,
+bool tt_hook_accumulate(tt_tensor *leaf, tt_accumulate_hook *function, void *user, const tt_hook_options *options,
                         tt_hook **hook) {
-    if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("hook_accumulate", "leaf", leaf)) != TUTTI_OK)
+    tt_hook_options full;
+    if (!tu_hook_options_take("hook_accumulate", options, false, &full) ||
+        tu_pending_take(tu_tensor_check("hook_accumulate", "leaf", leaf)) != TUTTI_OK)
         return false;
-    if (captures_itself("hook_accumulate", leaf, captured))
+    if (captures_itself("hook_accumulate", leaf, full.captured))
         return false;
     if (!(leaf->flags & TU_REQUIRES_GRAD) || !tt_is_leaf(leaf)) {
         tu_fail(TUTTI_ERROR_STATE,
@@ -253,35 +271,36 @@ bool tt_hook_accumulate(tt_tensor *leaf, tt_accumulate_hook *function, void *use
         return false;
     }
     tu_history *history = tu_history_of(leaf);
-    tutti_status status = history == NULL ? TUTTI_ERROR_MEMORY
-                                          : tu_hook_add(&history->accumulate_hooks, (void (*)(void))function, user,
-                                                        captured, false, hook);
+    tutti_status status = history == NULL
+                              ? TUTTI_ERROR_MEMORY
+                              : tu_hook_add(&history->accumulate_hooks, (void (*)(void))function, user, &full, hook);
     return tu_pending_take(status) == TUTTI_OK;
 }
 
 static bool hook_node(const char *who, tt_node *opaque, bool post, void (*function)(void), void *user,
-                      tt_tensor_list captured, tt_hook **hook) {
+                      const tt_hook_options *options, tt_hook **hook) {
     tu_node *node = (tu_node *)(void *)opaque;
-    if (tu_self()->pending != TUTTI_OK)
+    tt_hook_options full;
+    if (!tu_hook_options_take(who, options, false, &full))
         return false;
     if (node == NULL) {
         tu_fail(TUTTI_ERROR_ARGUMENT, "%s: node is NULL; a leaf has no node", who);
         return false;
     }
     tu_node_hooks *hooks = tu_node_hooks_of(node);
-    tutti_status status = hooks == NULL
-                              ? TUTTI_ERROR_MEMORY
-                              : tu_hook_add(post ? &hooks->post : &hooks->pre, function, user, captured, false, hook);
+    tutti_status status = hooks == NULL ? TUTTI_ERROR_MEMORY
+                                        : tu_hook_add(post ? &hooks->post : &hooks->pre, function, user, &full, hook);
     return tu_pending_take(status) == TUTTI_OK;
 }
 
-bool tt_hook_node_pre(tt_node *node, tt_node_pre_hook *function, void *user, tt_tensor_list captured, tt_hook **hook) {
-    return hook_node("hook_node_pre", node, false, (void (*)(void))function, user, captured, hook);
+bool tt_hook_node_pre(tt_node *node, tt_node_pre_hook *function, void *user, const tt_hook_options *options,
+                      tt_hook **hook) {
+    return hook_node("hook_node_pre", node, false, (void (*)(void))function, user, options, hook);
 }
 
-bool tt_hook_node_post(tt_node *node, tt_node_post_hook *function, void *user, tt_tensor_list captured,
+bool tt_hook_node_post(tt_node *node, tt_node_post_hook *function, void *user, const tt_hook_options *options,
                        tt_hook **hook) {
-    return hook_node("hook_node_post", node, true, (void (*)(void))function, user, captured, hook);
+    return hook_node("hook_node_post", node, true, (void (*)(void))function, user, options, hook);
 }
 
 /* ---- running ---- */

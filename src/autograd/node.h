@@ -41,6 +41,7 @@ struct tt_hook {
     void (*function)(void);
     void *user;
     void (*release)(void *user); /* of `user`, with the hook; or NULL */
+    bool opaque;                 /* as its options say */
     size_t captured_count;
     tt_tensor *captured[];
 };
@@ -158,8 +159,10 @@ tutti_status tu_view_rebase(tt_tensor *x, tu_node *inner, int changed);
 /* ---- hooks ---- */
 
 /* Appends a hook, or puts it first; its handle goes to *handle where wanted. */
-tutti_status tu_hook_add(tu_hook_list *list, void (*function)(void), void *user, tt_tensor_list captured, bool first,
+tutti_status tu_hook_add(tu_hook_list *list, void (*function)(void), void *user, const tt_hook_options *options,
                          tt_hook **handle);
+/* Copies a caller's options, checked; false with the error pending. `always` says whether that field has a meaning. */
+bool tu_hook_options_take(const char *who, const tt_hook_options *options, bool always, tt_hook_options *full);
 void tu_hook_drop(tt_hook *hook);
 void tu_hook_list_free(tu_hook_list *list);
 /* A copy of the list as it is now, each hook held: hooks that are added or removed meanwhile do not matter. Ends with

@@ -14,6 +14,7 @@
 STRUCT(tt_counts)
 STRUCT(tt_options)
 STRUCT(tt_backward_options)
+STRUCT(tt_hook_options)
 STRUCT(tt_saved_hooks)
 STRUCT(tt_function)
 STRUCT(tt_module_type)

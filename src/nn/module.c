@@ -215,34 +215,38 @@ void tt_module_zero_grad(tt_module *module) {
 /* ---- hooks ---- */
 
 static bool add_hook(const char *who, tt_module *module, tu_hook_list *list, void (*function)(void), void *user,
-                     tt_tensor_list captured, bool first, tt_hook **hook) {
-    if (!usable(who, module))
+                     const tt_hook_options *options, tt_hook **hook) {
+    tt_hook_options full;
+    if (!usable(who, module) || !tu_hook_options_take(who, options, false, &full))
         return false;
-    return tu_pending_take(tu_hook_add(list, function, user, captured, first, hook)) == TUTTI_OK;
+    return tu_pending_take(tu_hook_add(list, function, user, &full, hook)) == TUTTI_OK;
 }
 
-bool tt_hook_forward_pre(tt_module *module, tt_forward_pre_hook *function, void *user, tt_tensor_list captured,
-                         bool first, tt_hook **hook) {
+bool tt_hook_forward_pre(tt_module *module, tt_forward_pre_hook *function, void *user, const tt_hook_options *options,
+                         tt_hook **hook) {
     return add_hook("hook_forward_pre", module, module != NULL ? &module->forward_pre : NULL, (void (*)(void))function,
-                    user, captured, first, hook);
+                    user, options, hook);
 }
 
-bool tt_hook_forward(tt_module *module, tt_forward_hook *function, void *user, tt_tensor_list captured, bool first,
-                     bool always, tt_hook **hook) {
-    tu_hook_list *list = module == NULL ? NULL : always ? &module->forward_always : &module->forward;
-    return add_hook("hook_forward", module, list, (void (*)(void))function, user, captured, first, hook);
+bool tt_hook_forward(tt_module *module, tt_forward_hook *function, void *user, const tt_hook_options *options,
+                     tt_hook **hook) {
+    tt_hook_options full;
+    if (!usable("hook_forward", module) || !tu_hook_options_take("hook_forward", options, true, &full))
+        return false;
+    tu_hook_list *list = full.always ? &module->forward_always : &module->forward;
+    return tu_pending_take(tu_hook_add(list, (void (*)(void))function, user, &full, hook)) == TUTTI_OK;
 }
 
-bool tt_hook_backward_pre(tt_module *module, tt_backward_pre_hook *function, void *user, tt_tensor_list captured,
-                          bool first, tt_hook **hook) {
+bool tt_hook_backward_pre(tt_module *module, tt_backward_pre_hook *function, void *user, const tt_hook_options *options,
+                          tt_hook **hook) {
     return add_hook("hook_backward_pre", module, module != NULL ? &module->backward_pre : NULL,
-                    (void (*)(void))function, user, captured, first, hook);
+                    (void (*)(void))function, user, options, hook);
 }
 
-bool tt_hook_backward(tt_module *module, tt_backward_hook *function, void *user, tt_tensor_list captured, bool first,
+bool tt_hook_backward(tt_module *module, tt_backward_hook *function, void *user, const tt_hook_options *options,
                       tt_hook **hook) {
     return add_hook("hook_backward", module, module != NULL ? &module->backward : NULL, (void (*)(void))function, user,
-                    captured, first, hook);
+                    options, hook);
 }
 
 /* ---- calling ---- */

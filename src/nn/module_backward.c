@@ -118,7 +118,7 @@ static void hang(tu_node *node, tu_backward_hooks *hooks, tt_node_post_hook *fun
     tt_hook *handle = NULL;
     tutti_status status = list == NULL ? TUTTI_ERROR_MEMORY
                                        : tu_hook_add(&list->post, (void (*)(void))function, hooks,
-                                                     (tt_tensor_list){ 0, NULL }, false, &handle);
+                                                     TUTTI_OPTIONS(tt_hook_options, ), &handle);
     if (tu_pending_take(status) != TUTTI_OK)
         return;
     handle->release = drop;

@@ -15,6 +15,11 @@ TEST(structs_of_autograd_h_stay_as_they_are) {
     AT(tt_backward_options, retain_graph, 8);
     AT(tt_backward_options, create_graph, 9);
     AT(tt_backward_options, inputs, 16);
+    AT(tt_hook_options, size, 0);
+    AT(tt_hook_options, captured, 8);
+    AT(tt_hook_options, first, 24);
+    AT(tt_hook_options, always, 25);
+    AT(tt_hook_options, opaque, 26);
     AT(tt_saved_hooks, size, 0);
     AT(tt_saved_hooks, pack, 8);
     AT(tt_saved_hooks, unpack, 16);

@@ -41,7 +41,7 @@ static tt_tensor *watch(const tt_hook_context *context, tt_tensor *grad) {
 TEST(a_diamond_sums_its_paths_once_and_the_hook_sees_the_total) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = leaf(2, (float[]){ 1, 2 });
-    CHECK(tt_hook_tensor(x, watch, NULL, none, NULL));
+    CHECK(tt_hook_tensor(x, watch, NULL, NULL, NULL));
     tt_tensor *y = tt_mul_scalar(x, 2);
     tt_backward(tt_sum(tt_add(tt_mul(y, y), tt_mul_scalar(y, 3))), NULL);
     CHECK(is(tt_grad(x), 2, (float[]){ 14, 22 }));
@@ -151,7 +151,7 @@ static tt_tensor *inner_backward(const tt_hook_context *context, tt_tensor *grad
 TEST(a_backward_runs_inside_a_hook_of_another) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = leaf(1, (float[]){ 3 }), *inner = leaf(1, (float[]){ 4 });
-    tt_hook_tensor(x, inner_backward, NULL, tt_tensors(inner), NULL);
+    tt_hook_tensor(x, inner_backward, NULL, TUTTI_OPTIONS(tt_hook_options, .captured = tt_tensors(inner)), NULL);
     tt_backward(tt_mul(x, x), NULL);
     CHECK(is(tt_grad(inner), 1, (float[]){ 8 }) && is(tt_grad(x), 1, (float[]){ 48 }));
     done(&scope);
@@ -172,11 +172,12 @@ TEST(nodes_run_by_descending_creation_and_leaves_at_once) {
     uint64_t log[8] = { 0 }, *at = log;
     tt_scope scope = tt_scope_open();
     tt_tensor *x = leaf(1, (float[]){ 2 }), *w = leaf(1, (float[]){ 5 });
-    tt_hook_accumulate(w, log_leaf, &at, none, NULL);
+    tt_hook_accumulate(w, log_leaf, &at, NULL, NULL);
     tt_tensor *a = tt_sin(x), *b = tt_cos(x), *c = tt_mul(a, w), *d = tt_add(c, b);
     tt_tensor *chain[] = { a, b, c, d };
     for (int i = 0; i < 4; i++)
-        tt_hook_node_pre(tt_grad_fn(chain[i]), log_sequence, &at, tt_tensors(tt_number(i + 1)), NULL);
+        tt_hook_node_pre(tt_grad_fn(chain[i]), log_sequence, &at,
+                         TUTTI_OPTIONS(tt_hook_options, .captured = tt_tensors(tt_number(i + 1))), NULL);
     CHECK(tt_node_sequence(tt_grad_fn(d)) > tt_node_sequence(tt_grad_fn(a)));
     tt_backward(tt_sum(d), NULL);
     const uint64_t expected[] = { 4, 3, 99, 2, 1 }; /* d, c, then w at once, b, a */
@@ -203,8 +204,10 @@ TEST(tensor_hooks_run_in_order_and_can_be_removed) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = leaf(1, (float[]){ 1 }), *y = tt_mul_scalar(x, 3);
     tt_hook *second = NULL;
-    tt_hook_tensor(y, twice, NULL, none, NULL);
-    tt_hook_tensor(y, plus_captured, NULL, tt_tensors(tt_full(tt_shape(1), 10, TUTTI_F32, NULL)), &second);
+    tt_hook_tensor(y, twice, NULL, NULL, NULL);
+    tt_hook_tensor(y, plus_captured, NULL,
+                   TUTTI_OPTIONS(tt_hook_options, .captured = tt_tensors(tt_full(tt_shape(1), 10, TUTTI_F32, NULL))),
+                   &second);
     tt_retain_grad(y);
     tt_backward_from(tt_tensors(y), none, TUTTI_OPTIONS(tt_backward_options, .retain_graph = true));
     CHECK(is(tt_grad(x), 1, (float[]){ 36 })); /* (1 * 2 + 10) * 3 */
@@ -215,7 +218,7 @@ TEST(tensor_hooks_run_in_order_and_can_be_removed) {
     tt_backward(y, NULL);
     CHECK(is(tt_grad(x), 1, (float[]){ 6 }));
     CHECK(is(tt_grad(y), 1, (float[]){ 14 }));
-    CHECK(!tt_hook_tensor(tt_detach(x), twice, NULL, none, NULL));
+    CHECK(!tt_hook_tensor(tt_detach(x), twice, NULL, NULL, NULL));
     CHECK_EQ(tt_error_pending(), TUTTI_ERROR_STATE);
     tt_error_clear();
     done(&scope);
@@ -224,7 +227,7 @@ TEST(tensor_hooks_run_in_order_and_can_be_removed) {
 TEST(a_hook_must_keep_the_shape) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = leaf(2, (float[]){ 1, 2 });
-    tt_hook_tensor(x, wrong_shape, NULL, none, NULL);
+    tt_hook_tensor(x, wrong_shape, NULL, NULL, NULL);
     CHECK(!tt_backward(tt_sum(x), NULL));
     CHECK_STATUS(tt_scope_close(&scope), TUTTI_ERROR_ARGUMENT);
     CHECK_MESSAGE("hooks must keep shape");
@@ -239,10 +242,10 @@ static void step_at_once(const tt_hook_context *context, tt_tensor *parameter) {
 TEST(an_accumulate_hook_may_step_the_parameter) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = leaf(2, (float[]){ 5, 6 });
-    CHECK(tt_hook_accumulate(x, step_at_once, NULL, none, NULL));
+    CHECK(tt_hook_accumulate(x, step_at_once, NULL, NULL, NULL));
     tt_backward(tt_sum(tt_mul_scalar(x, 2)), NULL);
     CHECK(is(tt_detach(x), 2, (float[]){ 3, 4 }) && tt_grad(x) == NULL);
-    CHECK(!tt_hook_accumulate(tt_mul(x, x), step_at_once, NULL, none, NULL));
+    CHECK(!tt_hook_accumulate(tt_mul(x, x), step_at_once, NULL, NULL, NULL));
     tt_error_clear();
     done(&scope);
 }
@@ -262,8 +265,8 @@ static void node_post(const tt_hook_context *context, size_t result_count, tt_te
 TEST(node_hooks_replace_gradients_before_and_after) {
     tt_scope scope = tt_scope_open();
     tt_tensor *a = leaf(1, (float[]){ 2 }), *b = leaf(1, (float[]){ 3 }), *c = tt_mul(a, b);
-    tt_hook_node_pre(tt_grad_fn(c), node_pre, NULL, none, NULL);
-    tt_hook_node_post(tt_grad_fn(c), node_post, NULL, none, NULL);
+    tt_hook_node_pre(tt_grad_fn(c), node_pre, NULL, NULL, NULL);
+    tt_hook_node_post(tt_grad_fn(c), node_post, NULL, NULL, NULL);
     CHECK_TEXT(tt_node_name(tt_grad_fn(c)), "mul");
     tt_backward(c, NULL);
     CHECK(is(tt_grad(a), 1, (float[]){ 15 }) && is(tt_grad(b), 1, (float[]){ 11 }));
@@ -290,7 +293,7 @@ TEST(final_callbacks_run_after_the_last_node_and_only_in_a_backward) {
     static int five = 5;
     tt_scope scope = tt_scope_open();
     tt_tensor *x = leaf(1, (float[]){ 1 });
-    tt_hook_tensor(x, queue_final, &five, none, NULL);
+    tt_hook_tensor(x, queue_final, &five, NULL, NULL);
     tt_backward(tt_mul_scalar(x, 2), NULL);
     CHECK_EQ(finals, 15);
     CHECK(!tt_backward_callback(last, &five));

@@ -41,7 +41,9 @@ TEST(a_removed_hook_lets_go_of_what_it_captured) {
     for (int i = 0; i < 1000; i++) {
         tt_scope inner = tt_scope_open();
         tt_hook *hook = NULL;
-        CHECK(tt_hook_tensor(x, count_calls, NULL, tt_tensors(tt_zeros(tt_shape(1), TUTTI_F32, NULL)), &hook));
+        CHECK(tt_hook_tensor(
+            x, count_calls, NULL,
+            TUTTI_OPTIONS(tt_hook_options, .captured = tt_tensors(tt_zeros(tt_shape(1), TUTTI_F32, NULL))), &hook));
         tt_hook_remove(&hook);
         CHECK(hook == NULL);
         CHECK_OK(tt_scope_close(&inner));
@@ -55,7 +57,7 @@ TEST(a_removed_hook_lets_go_of_what_it_captured) {
 TEST(a_handle_may_outlive_the_tensor_that_its_hook_hung_on) {
     tt_hook *hook = NULL;
     tt_scope scope = tt_scope_open();
-    CHECK(tt_hook_tensor(leaf(1), count_calls, NULL, none, &hook));
+    CHECK(tt_hook_tensor(leaf(1), count_calls, NULL, NULL, &hook));
     CHECK_OK(tt_scope_close(&scope));
     tt_hook_remove(&hook);
     CHECK_EQ(alive().tensors, 0);
@@ -63,7 +65,7 @@ TEST(a_handle_may_outlive_the_tensor_that_its_hook_hung_on) {
 
 TEST(a_hook_needs_a_function) {
     tt_scope scope = tt_scope_open();
-    CHECK(!tt_hook_tensor(leaf(1), NULL, NULL, none, NULL));
+    CHECK(!tt_hook_tensor(leaf(1), NULL, NULL, NULL, NULL));
     CHECK_STATUS(tt_scope_close(&scope), TUTTI_ERROR_ARGUMENT);
     CHECK_MESSAGE("function is NULL");
 }
@@ -78,7 +80,7 @@ TEST(a_module_without_backward_hooks_any_more_does_not_wrap_its_output) {
     tt_scope scope = tt_scope_open();
     tt_module *module = tt_function_module("twice", tt_neg);
     tt_hook *hook = NULL;
-    CHECK(tt_hook_backward(module, watch_backward, NULL, none, false, &hook));
+    CHECK(tt_hook_backward(module, watch_backward, NULL, NULL, &hook));
     tt_tensor *x = leaf(1);
     CHECK_TEXT(tt_node_name(tt_grad_fn(tt_module_call(module, x))), "module_outputs");
     tt_hook_remove(&hook);
@@ -92,14 +94,15 @@ TEST(a_module_without_backward_hooks_any_more_does_not_wrap_its_output) {
 TEST(leaves_whose_hooks_would_capture_each_other_are_refused) {
     tt_scope scope = tt_scope_open();
     tt_tensor *a = leaf(1), *b = leaf(2), *c = leaf(3);
-    CHECK(tt_hook_tensor(a, count_calls, NULL, tt_tensors(b), NULL));
-    CHECK(tt_hook_tensor(b, count_calls, NULL, tt_tensors(c), NULL));
-    CHECK(!tt_hook_tensor(c, count_calls, NULL, tt_tensors(a), NULL));
+    CHECK(tt_hook_tensor(a, count_calls, NULL, TUTTI_OPTIONS(tt_hook_options, .captured = tt_tensors(b)), NULL));
+    CHECK(tt_hook_tensor(b, count_calls, NULL, TUTTI_OPTIONS(tt_hook_options, .captured = tt_tensors(c)), NULL));
+    CHECK(!tt_hook_tensor(c, count_calls, NULL, TUTTI_OPTIONS(tt_hook_options, .captured = tt_tensors(a)), NULL));
     CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
     CHECK_MESSAGE("alive for ever");
     tt_error_clear();
     tt_tensor *d = leaf(4);
-    CHECK(tt_hook_tensor(d, count_calls, NULL, tt_tensors(a), NULL)); /* no circle */
+    CHECK(tt_hook_tensor(d, count_calls, NULL, TUTTI_OPTIONS(tt_hook_options, .captured = tt_tensors(a)),
+                         NULL)); /* no circle */
     done(&scope);
 }
 
@@ -160,6 +163,34 @@ static void *run_backwards(void *argument) {
         CHECK_OK(tt_scope_close(&scope));
     }
     return NULL;
+}
+
+static tt_tensor *add_digit(const tt_hook_context *context, tt_tensor *grad) {
+    return tt_add_scalar(tt_mul_scalar(grad, 10), *(const double *)context->user);
+}
+
+TEST(a_hook_runs_before_those_that_are_there_when_its_options_say_so) {
+    static double two = 2, three = 3;
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = leaf(1);
+    CHECK(tt_hook_tensor(x, add_digit, &three, NULL, NULL));
+    CHECK(tt_hook_tensor(x, add_digit, &two, TUTTI_OPTIONS(tt_hook_options, .first = true), NULL));
+    CHECK(tt_backward(tt_sum(x), NULL));
+    CHECK_EQ((int)tt_item(tt_grad(x)), 123);
+    done(&scope);
+}
+
+TEST(options_of_a_hook_that_mean_nothing_there_are_refused) {
+    tt_scope scope = tt_scope_open();
+    CHECK(!tt_hook_tensor(leaf(1), add_digit, NULL, TUTTI_OPTIONS(tt_hook_options, .always = true), NULL));
+    CHECK_STATUS(tt_error_show(), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("tt_hook_options.always is for tt_hook_forward alone");
+    tt_error_clear();
+    CHECK(!tt_hook_tensor(leaf(1), add_digit, NULL, &(tt_hook_options){ 0 }, NULL));
+    CHECK_STATUS(tt_error_show(), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("tt_hook_options.size is 0");
+    tt_error_clear();
+    CHECK_OK(tt_scope_close(&scope));
 }
 
 TEST(threads_that_end_in_one_leaf_lose_no_gradient) {

@@ -12,8 +12,6 @@
 #include "../harness.h"
 #include "autograd/node.h"
 
-static const tt_tensor_list none = { 0, NULL };
-
 static bool near(double a, double b) {
     return fabs(a - b) <= 1e-5 + 1.3e-6 * fabs(b);
 }
@@ -34,7 +32,8 @@ static tt_tensor *closure_hook(const tt_hook_context *context, tt_tensor *grad) 
 
 static tt_tensor *with_closure(tt_tensor *x, tt_tensor *val) {
     tt_tensor *y = tt_sin(x);
-    tt_hook_tensor(y, closure_hook, NULL, tt_tensors(val, tt_add_scalar(y, 1)), NULL);
+    tt_hook_tensor(y, closure_hook, NULL,
+                   TUTTI_OPTIONS(tt_hook_options, .captured = tt_tensors(val, tt_add_scalar(y, 1))), NULL);
     return tt_sin(y);
 }
 
@@ -193,8 +192,8 @@ static void make_counted(counted *c) {
     fill_linear(c->module, 10, 10, 0.5, true);
     c->pre = tt_full(tt_shape(), 0, TUTTI_I64, NULL);
     c->post = tt_full(tt_shape(), 0, TUTTI_I64, NULL);
-    tt_hook_backward_pre(c->module, sin_pre, c, none, false, NULL);
-    tt_hook_backward(c->module, sin_post, c, none, false, NULL);
+    tt_hook_backward_pre(c->module, sin_pre, c, NULL, NULL);
+    tt_hook_backward(c->module, sin_post, c, NULL, NULL);
 }
 
 static tt_tensor *steps(tt_module *module, tt_tensor *input) {
@@ -285,11 +284,11 @@ TEST(forward_hooks_replace_arguments_and_results_and_can_come_first) {
     bool was = tt_grad_mode(false);
     tt_fill_(tt_module_parameter(module, "weight"), 1);
     tt_grad_mode(was);
-    tt_hook_forward_pre(module, on_forward_pre, &two, none, false, NULL);
-    tt_hook_forward_pre(module, on_forward_pre, &one, none, true, NULL);
-    tt_hook_forward(module, on_forward, &three, none, false, false, NULL);
-    tt_hook_forward(module, on_forward, &four, none, false, true, NULL);
-    tt_hook_backward(module, all_absent, &five, none, false, NULL);
+    tt_hook_forward_pre(module, on_forward_pre, &two, NULL, NULL);
+    tt_hook_forward_pre(module, on_forward_pre, &one, TUTTI_OPTIONS(tt_hook_options, .first = true), NULL);
+    tt_hook_forward(module, on_forward, &three, NULL, NULL);
+    tt_hook_forward(module, on_forward, &four, TUTTI_OPTIONS(tt_hook_options, .always = true), NULL);
+    tt_hook_backward(module, all_absent, &five, NULL, NULL);
     tt_tensor *y = tt_module_call(module, tt_ones(tt_shape(1, 2), TUTTI_F32, NULL));
     CHECK(tt_item(y) == 208 && order_calls == 1234); /* 2 * 4 + 100 + 100 */
     order_calls = 0;
@@ -379,10 +378,10 @@ static void make_sharded(sharded *s) {
     s->whole = tt_parameter(fake_all_gather(s->shard), true);
     tt_grad_mode(was);
     tt_storage_resize(s->whole, 0);
-    tt_hook_backward_pre(s->module, before_backward, s, none, false, NULL);
-    tt_hook_backward(s->module, after_backward, s, none, false, NULL);
-    tt_hook_forward_pre(s->module, before_forward, s, none, false, NULL);
-    tt_hook_forward(s->module, after_forward, s, none, false, false, NULL);
+    tt_hook_backward_pre(s->module, before_backward, s, NULL, NULL);
+    tt_hook_backward(s->module, after_backward, s, NULL, NULL);
+    tt_hook_forward_pre(s->module, before_forward, s, NULL, NULL);
+    tt_hook_forward(s->module, after_forward, s, NULL, NULL);
 }
 
 TEST(a_fully_sharded_step_gives_exact_values_and_keeps_its_invariants) {

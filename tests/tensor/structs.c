@@ -56,6 +56,7 @@ TEST(structs_of_libtutti_tensor_are_made_alike_in_every_way) {
     AGREES(tt_counts, TT_COUNTS_INIT);
     AGREES(tt_options, TT_OPTIONS_INIT);
     AGREES(tt_backward_options, TT_BACKWARD_OPTIONS_INIT);
+    AGREES(tt_hook_options, TT_HOOK_OPTIONS_INIT);
     AGREES(tt_saved_hooks, TT_SAVED_HOOKS_INIT);
     AGREES(tt_function, TT_FUNCTION_INIT);
     AGREES(tt_module_type, TT_MODULE_TYPE_INIT);
