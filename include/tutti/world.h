@@ -2,10 +2,11 @@
  *
  * Worlds: all ranks of a job, and how a program joins one.
  *
- *     tutti_world *world;
- *     if (tutti_world_open(NULL, &world)) { fprintf(stderr, "%s\n", tutti_error_message()); return 1; }
- *     printf("rank %d of %d\n", tutti_world_rank(world), tutti_world_size(world));
- *     return tutti_world_close(world);
+ *     static tutti_status rank_main(tutti_world *world, void *argument) {
+ *         printf("rank %d of %d\n", tutti_world_rank(world), tutti_world_size(world));
+ *         return TUTTI_OK;
+ *     }
+ *     int main(void) { return tutti_main(4, rank_main, NULL); }
  *
  * A world belongs to one rank; its calls may come from any thread. Several worlds may live in one process.
  */
@@ -98,6 +99,20 @@ typedef tutti_status tutti_rank_main(tutti_world *world, void *argument);
  * the program registered with atexit does not run in them. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_spawn(tutti_spawn_kind kind, int ranks, tutti_rank_main *main,
                                                  void *argument);
+
+/* The whole of a program's main, for ranks that are processes. Under a launcher this process is a rank of the
+ * launcher's job: its world is opened, rank_main runs, and what that left open is closed. Without one `ranks_if_alone`
+ * processes are forked (0: one per processor that this process may use). An error is printed to stderr, with the
+ * program's name. Returns what main should return: 0 when every rank that this process ran has succeeded, else 1. */
+TUTTI_API int tutti_main(int ranks_if_alone, tutti_rank_main *rank_main, void *argument);
+
+/* ---- time ---- */
+
+/* Nanoseconds since some moment in the past, the same moment for all ranks of one host; never goes back. For measuring:
+ * differences between hosts mean nothing. */
+TUTTI_API int64_t tutti_clock(void);
+
+/* ---- worlds without others ---- */
 
 /* A world in which this process pretends to be one rank of many: no data moves, every call succeeds at once; arguments
  * are checked as in a real one. For shape-only runs of programs. */

@@ -23,6 +23,10 @@ struct tu_spawn_record {
 };
 const tu_spawn_record *tu_spawn_current(void);
 
+/* One rank, in this thread: opens its world, runs its main, closes what that left open. `record` is
+ * tu_spawn_current(), NULL under a launcher. */
+tutti_status tu_rank_run(const tu_spawn_record *record, tutti_rank_main *main, void *argument);
+
 typedef struct tu_launch {
     const char *launcher; /* as tutti_world_launcher gives it */
     int rank, size;

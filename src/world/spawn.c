@@ -61,7 +61,7 @@ static tutti_status close_left_open(const tu_spawn_record *record, tutti_status 
     return status;
 }
 
-static tutti_status run_rank(const tu_spawn_record *record, tutti_rank_main *main, void *argument) {
+tutti_status tu_rank_run(const tu_spawn_record *record, tutti_rank_main *main, void *argument) {
     tutti_world *world;
     tutti_status status = tutti_world_open(NULL, &world);
     if (status != TUTTI_OK)
@@ -169,7 +169,7 @@ static void *thread_main(void *argument) {
     pthread_setname_np(pthread_self(), name);
     thread_record = &sailor->record;
     pthread_cleanup_push(thread_ended, sailor);
-    sailor->outcome.status = run_rank(&sailor->record, sailor->crew->main, sailor->crew->argument);
+    sailor->outcome.status = tu_rank_run(&sailor->record, sailor->crew->main, sailor->crew->argument);
     sailor->returned = true;
     pthread_cleanup_pop(1);
     return NULL;
@@ -280,7 +280,7 @@ static _Noreturn void child_main(int rank, int ranks, const char *url, int go, i
     record = (tu_spawn_record){ .rank = rank, .size = ranks };
     snprintf(record.url, sizeof record.url, "%s", url);
     process_record = &record;
-    report report = { .status = run_rank(&record, main, argument) };
+    report report = { .status = tu_rank_run(&record, main, argument) };
     tu_error_save(&report.error);
     const char *from = (const char *)&report;
     for (size_t left = sizeof report; left > 0;) {

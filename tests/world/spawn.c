@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <tutti/collective.h>
 #include <tutti/group.h>
 #include <unistd.h>
 
@@ -179,4 +180,25 @@ TEST(spawning_processes_survives_the_failure_of_any_pipe) {
 TEST(spawning_threads_survives_the_failure_of_any_thread) {
     tutti_spawn_kind kind = TUTTI_SPAWN_THREADS;
     test_fail_each("pthread_create", spawn_two, &kind);
+}
+
+static tutti_status look_at_the_clock(tutti_world *world, void *argument) {
+    int64_t before = tutti_clock(), all[3];
+    tutti_status status = tutti_all_gather(tutti_world_group(world), &before, all, 1, TUTTI_I64, NULL);
+    (void)argument;
+    for (int rank = 0; rank < 3 && status == TUTTI_OK; rank++)
+        CHECK(all[rank] <= tutti_clock()); /* one clock: what another rank saw before it sent lies in the past */
+    return status;
+}
+
+TEST(the_ranks_of_a_host_have_one_clock) {
+    for (int kind = 0; kind < 2; kind++)
+        CHECK_OK(tutti_spawn(kinds[kind], 3, look_at_the_clock, NULL));
+}
+
+TEST(wrong_arguments_of_tutti_main_are_its_exit_status) {
+    CHECK_EQ(tutti_main(2, NULL, NULL), 1);
+    CHECK_MESSAGE("rank_main is NULL");
+    CHECK_EQ(tutti_main(-2, succeed, NULL), 1);
+    CHECK_MESSAGE("ranks_if_alone is -2");
 }
