@@ -44,8 +44,11 @@ enum {
     TT_DLPACK_F8_E5M2 = 12
 };
 
-#define TT_DLPACK_READ_ONLY ((uint64_t)1) /* the consumer must not write */
-#define TT_DLPACK_COPIED ((uint64_t)2)    /* nobody but the consumer sees this memory */
+/* What `flags` of a handle may hold. */
+enum {
+    TT_DLPACK_READ_ONLY = 1, /* the consumer must not write */
+    TT_DLPACK_COPIED = 2     /* nobody but the consumer sees this memory */
+};
 
 typedef struct tt_dlpack_type {
     uint8_t code, bits;

@@ -94,6 +94,8 @@ if [ $has_tensor = 1 ]; then
 fi
 proves "a static program needs no libtutti.so" bash -c "! ldd '$folder/outside/c_static' | grep libtutti"
 
+proves "the header for other languages is there" test -s "$prefix/share/tutti/tutti-ffi.h"
+
 # Names with a version are of the API; TUTTI_PRIVATE is what libtutti-tensor takes of the inside.
 exported() { nm -D --defined-only --with-symbol-versions "$libraries/$1" | awk '$2 != "A" { print $3 }' | grep -v '@.*TUTTI_PRIVATE'; }
 says "libtutti.so exports tutti_ names only" "" bash -c "$(declare -f exported); libraries='$libraries'; exported libtutti.so | grep -v '^tutti_' || true"

@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The header for other languages: it has what the libraries export and nothing else, says the same as the headers that C programs include, and
+holds nothing that needs a preprocessor. A program written with ctypes alone then uses it."""
+import ctypes
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+build, source = pathlib.Path(os.environ["TEST_BUILD"]), pathlib.Path(os.environ["TEST_SOURCE"])
+header = build / "tutti-ffi.h"
+if os.environ.get("TEST_SANITIZE"):
+    print("skipped: a library with a sanitizer cannot be loaded late")
+    sys.exit(77)
+if not header.exists():
+    print("skipped: tutti-ffi.h was not built")
+    sys.exit(77)
+whole = header.read_text()
+text = re.sub(r"/\*.*?\*/", " ", whole, flags=re.S)
+libraries = {name: next(build.rglob(f"lib{name}.so"), None) for name in ("tutti", "tutti-tensor")}
+umbrellas = "#include <tutti/tutti.h>\n" + ("#include <tutti/tensors.h>\n" if libraries["tutti-tensor"] else "")
+passed = failed = 0
+
+
+def report(sentence, problems):
+    global passed, failed
+    if problems:
+        failed += 1
+        print(f"FAILED  {sentence}")
+        for problem in list(problems)[:20]:
+            print(f"    {problem}")
+    else:
+        passed += 1
+        print(f"ok      {sentence}")
+
+
+def statements():
+    """Top-level statements, without the bodies of structs and enums."""
+    depth, start = 0, 0
+    for at, char in enumerate(text):
+        depth += {"{": 1, "}": -1}.get(char, 0)
+        if char == ";" and depth == 0:
+            yield text[start:at].strip()
+            start = at + 1
+
+
+def functions():
+    names = []
+    for statement in statements():
+        if not statement.startswith("typedef") and "{" not in statement:
+            match = re.search(r"(\w+)\s*\(", statement)
+            if match:
+                names.append(match.group(1))
+    return names
+
+
+def structs():
+    """Name -> names of its fields."""
+    found = {}
+    for body, name in re.findall(r"typedef struct \w+ \{(.*?)\n\} (\w+);", text, re.S):
+        fields = []
+        for declaration in body.split(";"):
+            declaration = re.sub(r"\(\*(\w+)\)\s*\(.*\)", r"\1", declaration.strip(), flags=re.S)
+            for piece in declaration.split(",") if declaration else []:
+                fields.append(re.sub(r"\[.*", "", piece).split()[-1].lstrip("*"))
+        found[name] = fields
+    return found
+
+
+def exported(library):
+    lines = subprocess.run(["nm", "-D", "--defined-only", "--with-symbol-versions", library], capture_output=True, text=True, check=True).stdout
+    return {line.split()[-1].split("@")[0] for line in lines.splitlines() if line.split()[1] in "TW" and "TUTTI_PRIVATE" not in line}
+
+
+def run_c(body, *lines):
+    """Compiles a C program and gives what it prints."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = pathlib.Path(folder) / "program"
+        program.with_suffix(".c").write_text(body)
+        made = subprocess.run([os.environ.get("CC", "cc"), "-std=c17", "-Wall", "-Wextra", "-Wpedantic", "-Werror", f"-I{source}/include",
+                               f"-I{build}", program.with_suffix(".c"), "-o", program, *lines], capture_output=True, text=True)
+        if made.returncode:
+            return made.stderr.splitlines()
+        return subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+C = "#include <stdbool.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <stdio.h>\n"
+report("nothing is left to preprocess", [line for line in text.splitlines() if "#" in line or "__" in line or "TUTTI_API" in line])
+names = functions()
+report("every function stands there once", {name for name in names if names.count(name) > 1})
+for prefix, library in (("tutti_", libraries["tutti"]), ("tt_", libraries["tutti-tensor"])):
+    if library is None:
+        continue
+    there, declared = exported(library), {name for name in names if name.startswith(prefix)}
+    report(f"every symbol of {library.name} is declared", sorted(there - declared))
+    report(f"every function of {library.name} that is declared is exported", sorted(declared - there))
+report("it is C", run_c(C + '#include "tutti-ffi.h"\nint main(void) { return 0; }\n'))
+
+fields = [(name, field) for name, members in structs().items() for field in members]
+prints = "".join(f'printf("{n} %zu\\n", sizeof({n}));\n' for n in structs()) + "".join(
+    f'printf("{n}.{f} %zu %zu\\n", offsetof({n}, {f}), sizeof((({n} *)0)->{f}));\n' for n, f in fields)
+mine = run_c(C + '#include "tutti-ffi.h"\nint main(void) {\n' + prints + "}\n")
+theirs = run_c(C + umbrellas + "int main(void) {\n" + prints + "}\n")
+report(f"{len(structs())} structs are laid out as the C headers have them", [f"{a} | {b}" for a, b in zip(mine, theirs) if a != b] or
+       (["nothing was compared"] if len(theirs) < 200 or len(mine) != len(theirs) else []))
+constants = re.findall(r"\b(TU?T+I?_[A-Z0-9_]+) = (-?\w+)", text)
+checks = "".join(f'_Static_assert({name} == {value}, "{name}");\n' for name, value in constants)
+report(f"{len(constants)} constants have the values that the C headers give them", run_c(C + umbrellas + checks + "int main(void) { return 0; }\n") or
+       (["no constant was found"] if len(constants) < 100 else []))
+macros = subprocess.run(["cc", "-E", "-dM", "-x", "c", f"-I{source}/include", "-"], input=umbrellas, capture_output=True, text=True).stdout
+known = {name for name, _ in constants}
+missing = [name for name, value in re.findall(r"#define (TU?T+I?_[A-Z0-9_]+) (.+)", macros)
+           if name not in known and not re.search(r"_(H|INIT|API|CHECKED|STRING)$", name)]
+report("every constant is there", set(missing) - {"TUTTI_NON_GROUP_MEMBER", "TUTTI_ZERO", "TT_ALL_DIMS"})
+try:
+    import cffi
+    try:
+        cffi.FFI().cdef(whole)
+        report("cffi reads it", [])
+    except Exception as error:
+        report("cffi reads it", [str(error)])
+except ImportError:
+    print("skipped  cffi reads it: cffi is not installed")
+
+# A world of one rank, with nothing but the header's knowledge.
+tutti = ctypes.CDLL(libraries["tutti"])
+tutti.tutti_error_message.restype = tutti.tutti_device_name.restype = ctypes.c_char_p
+tutti.tutti_world_group.restype = ctypes.c_void_p
+values = dict((name, int(value, 0)) for name, value in constants)
+problems = []
+world = ctypes.c_void_p()
+options = (ctypes.c_char * 1024)()
+size = int(next(line for line in theirs if line.startswith("tutti_world_options ")).split()[1])
+tutti.tutti_world_options_init(options, ctypes.c_size_t(size))
+if tutti.tutti_world_open(options, ctypes.byref(world)) != values["TUTTI_OK"]:
+    problems.append(tutti.tutti_error_message())
+ones, sums = (ctypes.c_float * 3)(1, 2, 3), (ctypes.c_float * 3)()
+if tutti.tutti_all_reduce(ctypes.c_void_p(tutti.tutti_world_group(world)), ones, sums, ctypes.c_size_t(3), values["TUTTI_F32"],
+                          values["TUTTI_SUM"], None) != 0 or list(sums) != [1, 2, 3]:
+    problems.append(tutti.tutti_error_message())
+form, group = (ctypes.c_char * 256)(), ctypes.c_void_p()
+if tutti.tutti_group_resolve(world, ctypes.byref(form), None, ctypes.byref(group)) == 0:
+    problems.append("an empty form was accepted")
+tutti.tutti_form_name(ctypes.byref(form), b"0")
+if tutti.tutti_group_resolve(world, ctypes.byref(form), None, ctypes.byref(group)) != 0:
+    problems.append(tutti.tutti_error_message())
+tutti.tutti_group_release(group)
+if tutti.tutti_device_name(values["TUTTI_CUDA"] + 2) != b"cuda:1":
+    problems.append("cuda:1 has another name")
+if tutti.tutti_world_close(world) != 0:
+    problems.append(tutti.tutti_error_message())
+report("Python uses it through ctypes", problems)
+print(f"{passed} passed, {failed} failed, 0 skipped")
+sys.exit(1 if failed else 0)
