@@ -49,14 +49,17 @@ static const char help_text[] =
     "      --dirty                rewrite the inputs before each call (not timed)\n"
     "  -n, --iters, --iterations N  measurements per size; default: as many as fit in --time\n"
     "  -w, --warmup N             calls before them\n"
-    "      --time SECONDS         per size, default 0.3\n"
+    "      --time SECONDS         per size, over all rounds; default 0.3\n"
+    "      --rounds N             go through all sizes N times, up to 10; the median and the noise are then those of\n"
+    "                             the rounds; default 1, with --baseline and --tune 5\n"
     "  -a, --average 0|1|2|3      over ranks: rank 0's time, average (the default), least, most\n"
     "  -c, --check, --validation  compare results with a serial loop, bit for bit; also -c 1, -c 0\n"
     "\n"
     "Output\n"
     "      --json[=FILE], --csv[=FILE]  instead of the table, or besides it into a file\n"
     "      --plot FILE.svg        draw the curves\n"
-    "      --baseline FILE        compare with an earlier --json: exit status 1 when slower\n"
+    "      --baseline FILE        compare with an earlier --json: exit status 1 when a row is slower in every round\n"
+    "                             than it was in any; what seems so is measured again first\n"
     "      --slower PERCENT       than this, default 10\n"
     "      --list                 list the operations, one a line\n"
     "      --tune FILE            measure every algorithm instead and write a table for TUTTI_TUNING\n"
@@ -96,7 +99,8 @@ enum {
     OPTION_TUNE,
     OPTION_CHECK,
     OPTION_FULL,
-    OPTION_LIST
+    OPTION_LIST,
+    OPTION_ROUNDS
 };
 
 static const struct option long_options[] = {
@@ -127,6 +131,7 @@ static const struct option long_options[] = {
     { "warmup", required_argument, NULL, 'w' },
     { "warmup_iters", required_argument, NULL, 'w' },
     { "time", required_argument, NULL, OPTION_TIME },
+    { "rounds", required_argument, NULL, OPTION_ROUNDS },
     { "average", required_argument, NULL, 'a' },
     { "check", no_argument, NULL, OPTION_CHECK },
     { "validation", no_argument, NULL, OPTION_CHECK },
@@ -237,6 +242,10 @@ static bool take_value(int option, const char *text, bench_options *o) {
     case OPTION_MODE:
         o->isolated = strcmp(text, "isolated") == 0;
         return o->isolated || strcmp(text, "streaming") == 0;
+    case OPTION_ROUNDS:
+        good = take_long(text, 1, BENCH_ROUNDS / 3, &number); /* --baseline may add twice as many */
+        o->rounds = (int)number;
+        return good;
     case OPTION_TIME:
         return take_real(text, 0.001, &o->seconds);
     default: /* OPTION_SLOWER */
@@ -358,6 +367,8 @@ static int read_options(int argc, char **argv, bench_options *o) {
     int wrong = take_operations(argc, argv, o);
     if (wrong != 0)
         return wrong;
+    if (o->rounds == 0)
+        o->rounds = o->baseline != NULL || o->tune != NULL ? 5 : 1;
     if (o->begin == 0 || o->begin > o->end)
         return tool_usage(&tool_bench, "sizes from %zu to %zu bytes: there are none", o->begin, o->end);
     for (int i = 0; i < o->operation_count; i++) {

@@ -95,6 +95,7 @@ typedef enum bench_format {
 } bench_format;
 
 #define BENCH_OPERATIONS 24
+#define BENCH_ROUNDS 32 /* at most */
 
 typedef struct bench_options {
     const bench_operation *operations[BENCH_OPERATIONS];
@@ -105,7 +106,7 @@ typedef struct bench_options {
     double factor;
     long iterations; /* 0: as many as fit in `seconds` */
     long warmup;     /* -1: a few */
-    double seconds;  /* per row */
+    double seconds;  /* per row, over all rounds */
     tutti_dtype dtype;
     tutti_reduction reduction;
     int root;
@@ -117,6 +118,7 @@ typedef struct bench_options {
     const char *json, *csv; /* files besides; NULL: none */
     const char *plot, *baseline, *tune;
     double slower; /* percent above the baseline that are still no slower */
+    int rounds;
 } bench_options;
 
 typedef struct bench_row {
@@ -128,8 +130,11 @@ typedef struct bench_row {
     long iterations;
     int batch;                      /* calls per measurement */
     double min, p50, avg, p99, max; /* microseconds */
-    double algbw, busbw;            /* GB/s; 0: it moves no data */
-    int64_t wrong;                  /* elements; -1: not checked */
+    double low, high;               /* the least and the largest median of a round */
+    int rounds;
+    double medians[BENCH_ROUNDS];
+    double algbw, busbw; /* GB/s; 0: it moves no data */
+    int64_t wrong;       /* elements; -1: not checked */
     bool private_buffers, in_place, cold, dirty, isolated;
     char algorithm[16];
 } bench_row;
@@ -144,7 +149,7 @@ typedef struct bench_results {
     bench_row rows[BENCH_ROWS];
 } bench_results;
 
-/* ---- measuring: bench_measure.c ---- */
+/* ---- measuring: bench_rounds.c, bench_measure.c ---- */
 
 typedef struct bench_job {
     const bench_options *options;
@@ -164,6 +169,20 @@ void bench_arena_free(bench_arena *arena);
 tutti_status bench_measure(bench_arena *arena, const bench_options *options, const bench_operation *operation,
                            size_t bytes, bench_row *row);
 
+/* Bandwidths from the median. */
+void bench_bandwidth(const bench_operation *operation, bench_row *row);
+/* Puts the values in order. */
+double bench_median(double *values, long count);
+size_t bench_next_size(const bench_options *options, size_t bytes);
+
+/* How far it is: a line that changes on a terminal, else one every ten seconds, on standard error. */
+typedef struct bench_meter {
+    int64_t begin_ns, shown_ns;
+    long done, total;
+} bench_meter;
+void bench_progress(bench_meter *meter, long done, long total, const char *text);
+void bench_progress_done(void);
+
 /* Finds the best algorithm for each operation and size and writes the table to options->tune: bench_tune.c. */
 tutti_status bench_tune(tutti_world *world, const bench_options *options);
 
@@ -173,6 +192,9 @@ void bench_report_head(FILE *file, const bench_job *job, int ranks, const char *
 void bench_report_row(FILE *file, const bench_row *row, bool first_of_operation);
 void bench_report_json(FILE *file, const bench_job *job);
 void bench_report_csv(FILE *file, const bench_results *results);
+/* Flags the rows that seem slower than the baseline; returns how many. None when the file cannot be read: the report
+ * says so. */
+int bench_suspects(const bench_job *job, uint8_t *flags);
 /* Returns 0, 1 when a row is slower or nothing could be compared; says so on standard error. */
 int bench_report_baseline(const bench_job *job);
 /* Returns 0, or 1 when the file cannot be written. */

@@ -6,13 +6,9 @@
  * several at once. The time of a measurement is taken over the ranks (average unless asked otherwise), the statistics
  * over the measurements.
  */
-#include <errno.h>
 #include <math.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "base/cache.h"
 #include "base/clock.h"
@@ -279,18 +275,22 @@ static tutti_status choose_length(bench_arena *arena, row_plan *plan, long *iter
     return status;
 }
 
-static int ascending(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
+static int ascending(const void *one, const void *other) {
+    double x = *(const double *)one, y = *(const double *)other;
     return (x > y) - (x < y);
 }
 
+double bench_median(double *values, long count) {
+    qsort(values, (size_t)count, sizeof *values, ascending);
+    return values[count / 2];
+}
+
 static void summarise(double *times, long count, bench_row *row) {
-    qsort(times, (size_t)count, sizeof *times, ascending);
-    double sum = 0;
+    double median = bench_median(times, count), sum = 0; /* they are in order now */
     for (long i = 0; i < count; i++)
         sum += times[i];
     row->min = times[0] / 1e3;
-    row->p50 = times[count / 2] / 1e3;
+    row->p50 = row->low = row->high = median / 1e3;
     row->p99 = times[(count * 99) / 100 < count ? (count * 99) / 100 : count - 1] / 1e3;
     row->max = times[count - 1] / 1e3;
     row->avg = sum / (double)count / 1e3;
@@ -348,103 +348,15 @@ tutti_status bench_measure(bench_arena *arena, const bench_options *options, con
         return status;
     row->iterations = iterations;
     row->batch = batch;
+    row->rounds = 1;
     summarise(times, iterations, row);
-    if (operation->bus_factor != NULL && row->p50 > 0) {
-        row->algbw = (double)row->bytes / row->p50 / 1e3;
-        row->busbw = row->algbw * operation->bus_factor(arena->size);
-    }
+    bench_bandwidth(operation, row);
     return TUTTI_OK;
 }
 
-/* ---- all rows ---- */
-
-static void progress(const bench_operation *operation, size_t bytes) {
-    if (!isatty(STDERR_FILENO))
+void bench_bandwidth(const bench_operation *operation, bench_row *row) {
+    if (operation->bus_factor == NULL || row->p50 <= 0)
         return;
-    char text[32];
-    bench_bytes_text(bytes, text, sizeof text);
-    fprintf(stderr, "\r%s %s …\033[K", operation->name, text);
-}
-
-static void progress_done(void) {
-    if (isatty(STDERR_FILENO))
-        fputs("\r\033[K", stderr);
-}
-
-static size_t next_size(const bench_options *options, size_t bytes) {
-    if (options->step > 0)
-        return bytes + options->step;
-    size_t next = (size_t)((double)bytes * options->factor);
-    return next > bytes ? next : bytes + 1;
-}
-
-static tutti_status run_operation(bench_arena *arena, const bench_job *job, const bench_operation *operation) {
-    const bench_options *options = job->options;
-    bench_results *results = job->results;
-    bool first = true;
-    size_t last = 0;
-    for (size_t bytes = options->begin; bytes <= options->end; bytes = next_size(options, bytes)) {
-        size_t count = bench_count(operation, bytes, options->dtype, arena->size);
-        size_t made = bench_bytes(operation, count, options->dtype, arena->size);
-        if (!first && made == last) /* small sizes round to the same whole elements */
-            continue;
-        last = made;
-        if (arena->rank == 0)
-            progress(operation, made);
-        bench_row row;
-        tutti_status status = bench_measure(arena, options, operation, bytes, &row);
-        if (status != TUTTI_OK)
-            return status;
-        if (arena->rank == 0) {
-            progress_done();
-            if (options->format == BENCH_TEXT)
-                bench_report_row(stdout, &row, first);
-            if (results->count < BENCH_ROWS)
-                results->rows[results->count++] = row;
-        }
-        first = false;
-        if (operation->shape == BENCH_NOTHING)
-            break;
-    }
-    return TUTTI_OK;
-}
-
-static tutti_status check_ranks(const bench_options *options, int size) {
-    for (int i = 0; i < options->operation_count; i++) {
-        if (size < options->operations[i]->least_ranks)
-            return tu_error(TUTTI_ERROR_ARGUMENT, "%s needs at least %d ranks; this job has %d",
-                            options->operations[i]->name, options->operations[i]->least_ranks, size);
-    }
-    if (options->root >= size)
-        return tu_error(TUTTI_ERROR_RANGE, "root %d must be in [0, %d)", options->root, size);
-    return TUTTI_OK;
-}
-
-tutti_status bench_rank_main(tutti_world *world, void *argument) {
-    const bench_job *job = argument;
-    int rank = tutti_world_rank(world);
-    if (job->bindings != NULL &&
-        sched_setaffinity(0, sizeof job->bindings[rank].cpus, (const cpu_set_t *)job->bindings[rank].cpus) != 0)
-        return tu_error_system(errno, "binding rank %d to %s", rank, job->bindings[rank].text);
-    tutti_status status = check_ranks(job->options, tutti_world_size(world));
-    if (status != TUTTI_OK)
-        return status;
-    if (job->options->tune != NULL)
-        return bench_tune(world, job->options);
-    if (rank == 0) {
-        job->results->ranks = tutti_world_size(world);
-        snprintf(job->results->launcher, sizeof job->results->launcher, "%s", tutti_world_launcher(world));
-        if (job->options->format == BENCH_TEXT)
-            bench_report_head(stdout, job, tutti_world_size(world), tutti_world_launcher(world));
-    }
-    bench_arena *arena;
-    status = bench_arena_make(world, job->options, &arena);
-    if (status != TUTTI_OK)
-        return status;
-    for (int i = 0; i < job->options->operation_count && status == TUTTI_OK; i++)
-        status = run_operation(arena, job, job->options->operations[i]);
-    if (status == TUTTI_OK)
-        status = tutti_barrier(arena->group, NULL);
-    bench_arena_free(arena);
-    return status;
+    row->algbw = (double)row->bytes / row->p50 / 1e3;
+    row->busbw = row->algbw * operation->bus_factor(row->ranks);
 }

@@ -105,6 +105,11 @@ void bench_report_head(FILE *file, const bench_job *job, int ranks, const char *
             options->private_buffers ? "private" : "symmetric", options->in_place ? ", in place" : "",
             options->cold ? ", cold" : "", options->dirty ? ", rewritten before each call" : "",
             options->isolated ? "isolated (a barrier before each)" : "streaming (back to back)");
+    if (options->rounds > 1)
+        fprintf(file,
+                "# rounds: %d; p50 is the median of their medians, noise half the distance between the least and "
+                "the largest\n",
+                options->rounds);
 }
 
 /* Enough digits to compare: 0.123, 12.34, 1234.5. */
@@ -116,19 +121,23 @@ static const char *microseconds(double value, char *text, size_t room) {
 void bench_report_row(FILE *file, const bench_row *row, bool first_of_operation) {
     char t[5][24], wrong[24] = "-", algbw[16] = "-", busbw[16] = "-";
     if (first_of_operation)
-        fprintf(file, "#\n# %s\n#%11s %11s %7s %10s %10s %10s %10s %10s %10s %8s %8s %6s\n", row->operation, "size",
-                "count", "type", "op", "min", "p50", "avg", "p99", "max", "algbw", "busbw", "wrong");
+        fprintf(file, "#\n# %s\n#%11s %11s %7s %10s %10s %10s %10s %10s %10s %8s %8s %6s%s\n", row->operation, "size",
+                "count", "type", "op", "min", "p50", "avg", "p99", "max", "algbw", "busbw", "wrong",
+                row->rounds > 1 ? "   noise" : "");
     if (row->wrong >= 0)
         snprintf(wrong, sizeof wrong, "%lld", (long long)row->wrong);
     if (row->algbw > 0) {
         snprintf(algbw, sizeof algbw, "%.2f", row->algbw);
         snprintf(busbw, sizeof busbw, "%.2f", row->busbw);
     }
-    fprintf(file, " %11zu %11zu %7s %10s %10s %10s %10s %10s %10s %8s %8s %6s\n", row->bytes, row->count,
+    fprintf(file, " %11zu %11zu %7s %10s %10s %10s %10s %10s %10s %8s %8s %6s", row->bytes, row->count,
             row->bytes > 0 ? tutti_dtype_name(row->dtype) : "-",
             row->reduction ? tutti_reduction_name(row->reduction) : "-", microseconds(row->min, t[0], sizeof t[0]),
             microseconds(row->p50, t[1], sizeof t[1]), microseconds(row->avg, t[2], sizeof t[2]),
             microseconds(row->p99, t[3], sizeof t[3]), microseconds(row->max, t[4], sizeof t[4]), algbw, busbw, wrong);
+    if (row->rounds > 1)
+        fprintf(file, "  %4.0f %%", row->p50 > 0 ? 50 * (row->high - row->low) / row->p50 : 0);
+    fputc('\n', file);
     fflush(file);
 }
 
@@ -157,6 +166,7 @@ static void row_json(FILE *file, const bench_row *row) {
         fprintf(file, "%lld", (long long)row->wrong);
     else
         fprintf(file, "null");
+    fprintf(file, ", \"rounds\": %d, \"p50_low_us\": %.4f, \"p50_high_us\": %.4f", row->rounds, row->low, row->high);
     fprintf(file, ", \"iterations\": %ld, \"calls_per_measurement\": %d, \"algorithm\": ", row->iterations, row->batch);
     fprintf(file, row->algorithm[0] ? "\"%s\"" : "null", row->algorithm);
     fprintf(file, ", \"buffers\": \"%s\", \"mode\": \"%s\", \"in_place\": %s, \"cold\": %s, \"dirty\": %s}",
@@ -182,6 +192,9 @@ void bench_report_json(FILE *file, const bench_job *job) {
     member(file, "system", m.system, false);
     member(file, "version", tutti_version(), false);
     member(file, "kernels", tu_kernels_name(), false);
+    double load = 0;
+    if (getloadavg(&load, 1) == 1)
+        fprintf(file, "    \"load\": %.2f,\n", load);
     fprintf(file, "    \"ranks\": %d,\n", results->ranks);
     member(file, "launcher", results->launcher, false);
     member(file, "binding", job->binding_text, false);
@@ -213,21 +226,6 @@ void bench_report_csv(FILE *file, const bench_results *results) {
 
 /* ---- the baseline ---- */
 
-static char *read_whole(const char *path, size_t *bytes) {
-    FILE *file = fopen(path, "re");
-    char *text = NULL;
-    if (file == NULL)
-        return NULL;
-    if (fseek(file, 0, SEEK_END) == 0) {
-        long end = ftell(file);
-        rewind(file);
-        text = end >= 0 ? malloc((size_t)end + 1) : NULL;
-        *bytes = text != NULL ? fread(text, 1, (size_t)end, file) : 0;
-    }
-    fclose(file);
-    return text;
-}
-
 static bool same_row(const json *old, const bench_row *row) {
     return strcmp(json_text(old, "operation"), row->operation) == 0 &&
            json_number(old, "size", -1) == (int64_t)row->bytes &&
@@ -240,23 +238,61 @@ static bool same_row(const json *old, const bench_row *row) {
            json_number(old, "dirty", -1) == row->dirty;
 }
 
+/* The row of the baseline that was measured like this one; NULL when it has none. */
+static const json *row_before(const json *document, const bench_row *row) {
+    const json *rows = json_member(document, "results");
+    const json *old = rows != NULL ? rows->first : NULL;
+    while (old != NULL && !same_row(old, row))
+        old = old->next;
+    return old;
+}
+
+typedef enum verdict {
+    AS_BEFORE,
+    WITHIN_NOISE, /* the median is larger, but rounds of then and now overlap */
+    SLOWER
+} verdict;
+
+/* Slower is what is slower by more than the percentage in every round than it was in any. */
+static verdict judge(const bench_row *row, const json *old, double percent) {
+    double before = json_real(old, "p50_us", 0), worst = json_real(old, "p50_high_us", before);
+    if (row->p50 <= before * (1 + percent / 100))
+        return AS_BEFORE;
+    return row->low > worst ? SLOWER : WITHIN_NOISE;
+}
+
+static void tell_slower(const bench_row *row, const json *old) {
+    double before = json_real(old, "p50_us", 0);
+    fprintf(stderr,
+            "slower: %s of %zu bytes takes %.3f us (%.3f to %.3f in %d round%s), %.0f %% more than the %.3f us (%.3f "
+            "to %.3f) of the baseline\n",
+            row->operation, row->bytes, row->p50, row->low, row->high, row->rounds, row->rounds == 1 ? "" : "s",
+            (row->p50 / before - 1) * 100, before, json_real(old, "p50_low_us", before),
+            json_real(old, "p50_high_us", before));
+}
+
+/* A comparison between a quiet machine and a busy one compares the others' programs. */
+static void tell_load(const json *document) {
+    const json *machine = json_member(document, "machine");
+    double before = machine != NULL ? json_real(machine, "load", -1) : -1, now = 0;
+    long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    if (getloadavg(&now, 1) == 1 && (now > 1.5 * (double)processors || before > 1.5 * (double)processors))
+        fprintf(stderr, "The load was %.1f then and is %.1f now on %ld CPUs: measure both on a quiet machine.\n",
+                before, now, processors);
+}
+
 static int compare(const json *document, const bench_job *job) {
-    const json *old_rows = json_member(document, "results");
-    int compared = 0, slower = 0;
+    int compared = 0, counts[3] = { 0 };
     for (int i = 0; i < job->results->count; i++) {
         const bench_row *row = &job->results->rows[i];
-        const json *old = old_rows != NULL ? old_rows->first : NULL;
-        while (old != NULL && !same_row(old, row))
-            old = old->next;
+        const json *old = row_before(document, row);
         if (old == NULL)
             continue;
         compared++;
-        double before = json_real(old, "p50_us", 0);
-        if (row->p50 <= before * (1 + job->options->slower / 100))
-            continue;
-        slower++;
-        fprintf(stderr, "slower: %s of %zu bytes takes %.3f us, %.0f %% more than the %.3f us of the baseline\n",
-                row->operation, row->bytes, row->p50, (row->p50 / before - 1) * 100, before);
+        verdict found = judge(row, old, job->options->slower);
+        counts[found]++;
+        if (found == SLOWER)
+            tell_slower(row, old);
     }
     if (compared == 0) {
         tool_fail(
@@ -264,20 +300,45 @@ static int compare(const json *document, const bench_job *job) {
             job->options->baseline);
         return 1;
     }
-    fprintf(stderr, "%d of %d rows that the baseline has are more than %.0f %% slower\n", slower, compared,
-            job->options->slower);
-    return slower > 0;
+    fprintf(stderr, "%d of %d rows that the baseline has are more than %.0f %% slower; %d differ within the noise\n",
+            counts[SLOWER], compared, job->options->slower, counts[WITHIN_NOISE]);
+    if (counts[SLOWER] + counts[WITHIN_NOISE] > 0)
+        tell_load(document);
+    return counts[SLOWER] > 0;
+}
+
+/* The parsed baseline, to be freed; NULL with the reason. */
+static json *read_baseline(const char *path, char *problem, size_t room) {
+    size_t bytes;
+    char *text = json_read_file(path, &bytes);
+    if (text == NULL) {
+        snprintf(problem, room, "%s", strerror(errno));
+        return NULL;
+    }
+    json *document = json_parse(text, bytes, problem, room);
+    free(text);
+    return document;
+}
+
+int bench_suspects(const bench_job *job, uint8_t *flags) {
+    char problem[128];
+    json *document = read_baseline(job->options->baseline, problem, sizeof problem);
+    int found = 0;
+    memset(flags, 0, (size_t)job->results->count);
+    for (int i = 0; document != NULL && i < job->results->count; i++) {
+        const json *old = row_before(document, &job->results->rows[i]);
+        flags[i] = old != NULL && judge(&job->results->rows[i], old, job->options->slower) == SLOWER;
+        found += flags[i];
+    }
+    json_free(document);
+    return found;
 }
 
 int bench_report_baseline(const bench_job *job) {
-    size_t bytes;
-    char problem[128], *text = read_whole(job->options->baseline, &bytes);
-    if (text == NULL)
-        return tool_fail("reading %s: %s", job->options->baseline, strerror(errno));
-    json *document = json_parse(text, bytes, problem, sizeof problem);
-    free(text);
+    char problem[128];
+    json *document = read_baseline(job->options->baseline, problem, sizeof problem);
     if (document == NULL)
-        return tool_fail("%s is not what --json writes: %s", job->options->baseline, problem);
+        return tool_fail("%s cannot be read as what --json writes: %s", job->options->baseline, problem);
     int failed = compare(document, job);
     json_free(document);
     return failed;

@@ -245,37 +245,10 @@ static int copy_file(flight *f, const json *from) {
     return 0;
 }
 
-/* The whole file, which the caller frees; NULL with errno. */
-static char *read_whole(const char *path, size_t *bytes) {
-    FILE *file = fopen(path, "re");
-    if (file == NULL)
-        return NULL;
-    char *text = NULL;
-    size_t used = 0, room = 0;
-    do {
-        if (used + 65536 > room) {
-            room = 2 * room + 65536;
-            char *larger = realloc(text, room);
-            if (larger == NULL)
-                break;
-            text = larger;
-        }
-        used += fread(text + used, 1, room - used, file);
-    } while (!feof(file) && !ferror(file));
-    bool complete = feof(file) != 0;
-    fclose(file);
-    if (!complete) {
-        free(text);
-        return NULL;
-    }
-    *bytes = used;
-    return text;
-}
-
 static int add_file(flight_list *list, const char *path, bool must) {
     size_t bytes = 0;
     char problem[160];
-    char *text = read_whole(path, &bytes);
+    char *text = json_read_file(path, &bytes);
     if (text == NULL)
         return tool_fail("cannot read %s: %s", path, strerror(errno));
     json *from = json_parse(text, bytes, problem, sizeof problem);

@@ -250,3 +250,29 @@ const char *json_text(const json *object, const char *name) {
     const json *member = json_member(object, name);
     return member != NULL && member->kind == JSON_STRING ? member->text : "";
 }
+
+char *json_read_file(const char *path, size_t *bytes) {
+    FILE *file = fopen(path, "re");
+    if (file == NULL)
+        return NULL;
+    char *text = NULL;
+    size_t used = 0, room = 0;
+    do {
+        if (used + 65536 > room) {
+            room = 2 * room + 65536;
+            char *larger = realloc(text, room);
+            if (larger == NULL)
+                break;
+            text = larger;
+        }
+        used += fread(text + used, 1, room - used, file);
+    } while (!feof(file) && !ferror(file));
+    bool complete = feof(file) != 0;
+    fclose(file);
+    if (!complete) {
+        free(text);
+        return NULL;
+    }
+    *bytes = used;
+    return text;
+}

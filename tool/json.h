@@ -27,6 +27,9 @@ typedef struct json {
     struct json *next;  /* in the same array or object */
 } json;
 
+/* The whole file, which the caller frees; NULL with errno. */
+char *json_read_file(const char *path, size_t *bytes);
+
 /* NULL when the text is not JSON or there is no memory; `problem` then says what, and where. */
 json *json_parse(const char *text, size_t bytes, char *problem, size_t problem_bytes);
 void json_free(json *value);
