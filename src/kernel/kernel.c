@@ -4,66 +4,31 @@
  */
 #include "kernel/kernel.h"
 
-#include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
 
 #if defined(__x86_64__)
-#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
 #include "base/float16.h"
 #include "base/float_control.h"
+#include "base/instructions.h"
 #include "kernel/table.h"
 
-static bool always(void) {
-    return true;
-}
-
+/* The kernels of each level; levels of another architecture have none. */
+static const tu_kernels *const sets[TU_INSTRUCTIONS_END] = {
+    [TU_REFERENCE] = &tu_kernels_reference,
 #if defined(__x86_64__)
-static bool has_avx2(void) {
-    unsigned a, b, c, d;
-    return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
-}
-
-static bool has_avx512(void) {
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-}
-#endif
-
-/* Best first. */
-static const struct {
-    const tu_kernels *kernels;
-    bool (*supported)(void);
-} choices[] = {
-#if defined(__x86_64__)
-    { &tu_kernels_avx512, has_avx512 },
-    { &tu_kernels_avx2, has_avx2 },
+    [TU_AVX2] = &tu_kernels_avx2,
+    [TU_AVX512] = &tu_kernels_avx512,
 #elif defined(__aarch64__)
-    { &tu_kernels_neon, always }, /* part of the base architecture */
+    [TU_NEON] = &tu_kernels_neon,
 #endif
-    { &tu_kernels_reference, always },
 };
-
-enum {
-    CHOICES = sizeof choices / sizeof choices[0]
-};
-
-/* The set in use; NULL until first needed. Whoever chooses finds the same one, so relaxed order is enough: the tables
- * themselves are constants. */
-static _Atomic(const tu_kernels *) in_use;
 
 static const tu_kernels *kernels(void) {
-    const tu_kernels *found = atomic_load_explicit(&in_use, memory_order_relaxed);
-    if (found)
-        return found;
-    int i = 0;
-    while (!choices[i].supported())
-        i++;
-    atomic_store_explicit(&in_use, choices[i].kernels, memory_order_relaxed);
-    return choices[i].kernels;
+    return sets[tu_instructions_get()];
 }
 
 const char *tu_kernels_name(void) {
@@ -71,12 +36,9 @@ const char *tu_kernels_name(void) {
 }
 
 bool tu_kernels_use(const char *name) {
-    for (int i = 0; i < CHOICES; i++) {
-        if (strcmp(choices[i].kernels->name, name) == 0 && choices[i].supported()) {
-            atomic_store_explicit(&in_use, choices[i].kernels, memory_order_relaxed);
-            return true;
-        }
-    }
+    for (int i = TU_REFERENCE; i < TU_INSTRUCTIONS_END; i++)
+        if (sets[i] != NULL && strcmp(sets[i]->name, name) == 0)
+            return tu_instructions_switch((tu_instructions)i);
     return false;
 }
 

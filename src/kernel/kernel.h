@@ -6,8 +6,8 @@
  * bit for bit: the same on every instruction set. The arithmetic is that of tutti/dtype.h: 16-bit and 8-bit floats
  * accumulate in f32 and round once; a sum starts with the first source, not with zero, so that -0 stays -0.
  *
- * The kernels are chosen once per process from what the processor can do (avx512, avx2, neon, else the reference in
- * plain C). Every function here is safe from any thread and never fails: arguments are checked by the callers.
+ * The kernels are those of base/instructions.h: chosen once per process, from what the processor can do or the setting
+ * TUTTI_ISA. Every function here is safe from any thread and never fails: arguments are checked by the callers.
  */
 #ifndef TU_KERNEL_KERNEL_H
 #define TU_KERNEL_KERNEL_H

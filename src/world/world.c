@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/instructions.h"
 #include "job/liveness.h"
 #include "world/fault.h"
 #include "world/group.h"
@@ -139,6 +140,8 @@ static tutti_status load_settings(tutti_world *world, const tutti_world_options 
     }
     if (status == TUTTI_OK && options->log != NULL)
         status = tu_settings_set(&world->settings, TU_SETTING_LOG, options->log);
+    if (status == TUTTI_OK)
+        status = tu_instructions_choose(tu_settings_text(&world->settings, TU_SETTING_ISA));
     if (status == TUTTI_OK) {
         world->timeout_ns = tu_settings_number(&world->settings, TU_SETTING_TIMEOUT);
         if (world->timeout_ns <= 0)

@@ -541,7 +541,6 @@ TEST(a_factor_that_is_nan_makes_everything_nan) {
 
 TEST(kernels_are_chosen_and_can_be_named) {
     const char *chosen = tu_kernels_name();
-    CHECK(strcmp(chosen, "reference") != 0); /* each processor that Tutti is tested on has something better */
     CHECK(!tu_kernels_use("abacus"));
     CHECK_TEXT(tu_kernels_name(), chosen);
     CHECK(tu_kernels_use("reference"));

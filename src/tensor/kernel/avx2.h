@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * AVX2 with FMA: what vector.h leaves to the instruction set.
+ */
+#ifndef TU_TENSOR_KERNEL_AVX2_H
+#define TU_TENSOR_KERNEL_AVX2_H
+
+#include <immintrin.h>
+
+#define VECTOR 32
+#include "tensor/kernel/vector.h"
+
+TU_LANE bool tu_any_f32(vec_i32 mask) {
+    return _mm256_movemask_ps((__m256)mask) != 0;
+}
+TU_LANE bool tu_any_f64(vec_i64 mask) {
+    return _mm256_movemask_pd((__m256d)mask) != 0;
+}
+
+/* The first `count` lanes, 0 to all; the others are zero, or left alone in memory. */
+TU_LANE __m256i tu_part_f32(int64_t count) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+TU_LANE __m256i tu_part_f64(int64_t count) {
+    return _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), _mm256_setr_epi64x(0, 1, 2, 3));
+}
+TU_LANE vec_f32 tu_load_part_f32(const float *from, int64_t count) {
+    return (vec_f32)_mm256_maskload_ps(from, tu_part_f32(count));
+}
+TU_LANE void tu_store_part_f32(float *to, vec_f32 x, int64_t count) {
+    _mm256_maskstore_ps(to, tu_part_f32(count), (__m256)x);
+}
+TU_LANE vec_f64 tu_load_part_f64(const double *from, int64_t count) {
+    return (vec_f64)_mm256_maskload_pd(from, tu_part_f64(count));
+}
+TU_LANE void tu_store_part_f64(double *to, vec_f64 x, int64_t count) {
+    _mm256_maskstore_pd(to, tu_part_f64(count), (__m256d)x);
+}
+
+#define TU_AVX2_FUNCTIONS(suffix, type, letters)                                           \
+    TU_LANE vec_##suffix tu_fma_##suffix(vec_##suffix a, vec_##suffix b, vec_##suffix c) { \
+        return (vec_##suffix)_mm256_fmadd_##letters((type)a, (type)b, (type)c);            \
+    }                                                                                      \
+    TU_LANE vec_##suffix tu_sqrt_##suffix(vec_##suffix x) {                                \
+        return (vec_##suffix)_mm256_sqrt_##letters((type)x);                               \
+    }                                                                                      \
+    TU_LANE vec_##suffix tu_floor_##suffix(vec_##suffix x) {                               \
+        return (vec_##suffix)_mm256_floor_##letters((type)x);                              \
+    }                                                                                      \
+    TU_LANE vec_##suffix tu_ceil_##suffix(vec_##suffix x) {                                \
+        return (vec_##suffix)_mm256_ceil_##letters((type)x);                               \
+    }                                                                                      \
+    TU_LANE vec_##suffix tu_round_##suffix(vec_##suffix x) {                               \
+        return (vec_##suffix)_mm256_round_##letters((type)x, _MM_FROUND_TO_NEAREST_INT);   \
+    }                                                                                      \
+    TU_LANE vec_##suffix tu_trunc_##suffix(vec_##suffix x) {                               \
+        return (vec_##suffix)_mm256_round_##letters((type)x, _MM_FROUND_TO_ZERO);          \
+    }                                                                                      \
+    TU_LANE vec_##suffix tu_lesser_##suffix(vec_##suffix a, vec_##suffix b) {              \
+        return (vec_##suffix)_mm256_min_##letters((type)a, (type)b);                       \
+    }                                                                                      \
+    TU_LANE vec_##suffix tu_greater_##suffix(vec_##suffix a, vec_##suffix b) {             \
+        return (vec_##suffix)_mm256_max_##letters((type)a, (type)b);                       \
+    }
+TU_AVX2_FUNCTIONS(f32, __m256, ps)
+TU_AVX2_FUNCTIONS(f64, __m256d, pd)
+#undef TU_AVX2_FUNCTIONS
+
+TU_LANE void tu_widen(vec_f32 x, vec_f64 *half) {
+    half[0] = (vec_f64)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)x));
+    half[1] = (vec_f64)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)x, 1));
+}
+TU_LANE vec_f32 tu_narrow(const vec_f64 *half) {
+    return (vec_f32)_mm256_set_m128(_mm256_cvtpd_ps((__m256d)half[1]), _mm256_cvtpd_ps((__m256d)half[0]));
+}
+
+#define TU_SCALE_BY_PARTS 1
+
+#endif

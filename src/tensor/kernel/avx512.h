@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * AVX-512 (F, BW, VL, DQ): what vector.h leaves to the instruction set.
+ */
+#ifndef TU_TENSOR_KERNEL_AVX512_H
+#define TU_TENSOR_KERNEL_AVX512_H
+
+#include <immintrin.h>
+
+#define VECTOR 64
+#include "tensor/kernel/vector.h"
+
+TU_LANE bool tu_any_f32(vec_i32 mask) {
+    return _mm512_movepi32_mask((__m512i)mask) != 0;
+}
+TU_LANE bool tu_any_f64(vec_i64 mask) {
+    return _mm512_movepi64_mask((__m512i)mask) != 0;
+}
+
+/* The first `count` lanes, 0 to all; the others are zero, or left alone in memory. */
+TU_LANE vec_f32 tu_load_part_f32(const float *from, int64_t count) {
+    return (vec_f32)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), from);
+}
+TU_LANE void tu_store_part_f32(float *to, vec_f32 x, int64_t count) {
+    _mm512_mask_storeu_ps(to, (__mmask16)((1u << count) - 1), (__m512)x);
+}
+TU_LANE vec_f64 tu_load_part_f64(const double *from, int64_t count) {
+    return (vec_f64)_mm512_maskz_loadu_pd((__mmask8)((1u << count) - 1), from);
+}
+TU_LANE void tu_store_part_f64(double *to, vec_f64 x, int64_t count) {
+    _mm512_mask_storeu_pd(to, (__mmask8)((1u << count) - 1), (__m512d)x);
+}
+
+#define TU_AVX512_FUNCTIONS(suffix, type, letters)                                            \
+    TU_LANE vec_##suffix tu_fma_##suffix(vec_##suffix a, vec_##suffix b, vec_##suffix c) {    \
+        return (vec_##suffix)_mm512_fmadd_##letters((type)a, (type)b, (type)c);               \
+    }                                                                                         \
+    TU_LANE vec_##suffix tu_sqrt_##suffix(vec_##suffix x) {                                   \
+        return (vec_##suffix)_mm512_sqrt_##letters((type)x);                                  \
+    }                                                                                         \
+    TU_LANE vec_##suffix tu_floor_##suffix(vec_##suffix x) {                                  \
+        return (vec_##suffix)_mm512_roundscale_##letters((type)x, _MM_FROUND_TO_NEG_INF);     \
+    }                                                                                         \
+    TU_LANE vec_##suffix tu_ceil_##suffix(vec_##suffix x) {                                   \
+        return (vec_##suffix)_mm512_roundscale_##letters((type)x, _MM_FROUND_TO_POS_INF);     \
+    }                                                                                         \
+    TU_LANE vec_##suffix tu_round_##suffix(vec_##suffix x) {                                  \
+        return (vec_##suffix)_mm512_roundscale_##letters((type)x, _MM_FROUND_TO_NEAREST_INT); \
+    }                                                                                         \
+    TU_LANE vec_##suffix tu_trunc_##suffix(vec_##suffix x) {                                  \
+        return (vec_##suffix)_mm512_roundscale_##letters((type)x, _MM_FROUND_TO_ZERO);        \
+    }                                                                                         \
+    TU_LANE vec_##suffix tu_lesser_##suffix(vec_##suffix a, vec_##suffix b) {                 \
+        return (vec_##suffix)_mm512_min_##letters((type)a, (type)b);                          \
+    }                                                                                         \
+    TU_LANE vec_##suffix tu_greater_##suffix(vec_##suffix a, vec_##suffix b) {                \
+        return (vec_##suffix)_mm512_max_##letters((type)a, (type)b);                          \
+    }                                                                                         \
+    /* x * 2^n, rounded once: what other levels do in two steps */                            \
+    TU_LANE vec_##suffix tu_scale_##suffix(vec_##suffix x, vec_##suffix n) {                  \
+        return (vec_##suffix)_mm512_scalef_##letters((type)x, (type)n);                       \
+    }
+TU_AVX512_FUNCTIONS(f32, __m512, ps)
+TU_AVX512_FUNCTIONS(f64, __m512d, pd)
+#undef TU_AVX512_FUNCTIONS
+
+TU_LANE void tu_widen(vec_f32 x, vec_f64 *half) {
+    half[0] = (vec_f64)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)x));
+    half[1] = (vec_f64)_mm512_cvtps_pd(_mm512_extractf32x8_ps((__m512)x, 1));
+}
+TU_LANE vec_f32 tu_narrow(const vec_f64 *half) {
+    return (vec_f32)_mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps((__m512d)half[0])),
+                                       _mm512_cvtpd_ps((__m512d)half[1]), 1);
+}
+
+#endif

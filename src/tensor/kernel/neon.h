@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * NEON of arm64: what vector.h leaves to the instruction set.
+ */
+#ifndef TU_TENSOR_KERNEL_NEON_H
+#define TU_TENSOR_KERNEL_NEON_H
+
+#include <arm_neon.h>
+
+#define VECTOR 16
+#include "tensor/kernel/vector.h"
+
+TU_LANE bool tu_any_f32(vec_i32 mask) {
+    return vmaxvq_u32((uint32x4_t)mask) != 0;
+}
+TU_LANE bool tu_any_f64(vec_i64 mask) {
+    return vmaxvq_u32((uint32x4_t)mask) != 0;
+}
+
+/* The first `count` lanes, 0 to all; the others are zero, or left alone in memory. */
+#define TU_NEON_PARTS(suffix, type)                                                \
+    TU_LANE vec_##suffix tu_load_part_##suffix(const type *from, int64_t count) {  \
+        vec_##suffix x = { 0 };                                                    \
+        memcpy(&x, from, (size_t)count * sizeof *from);                            \
+        return x;                                                                  \
+    }                                                                              \
+    TU_LANE void tu_store_part_##suffix(type *to, vec_##suffix x, int64_t count) { \
+        memcpy(to, &x, (size_t)count * sizeof *to);                                \
+    }
+TU_NEON_PARTS(f32, float)
+TU_NEON_PARTS(f64, double)
+#undef TU_NEON_PARTS
+
+#define TU_NEON_FUNCTIONS(suffix, type)                                                    \
+    TU_LANE vec_##suffix tu_fma_##suffix(vec_##suffix a, vec_##suffix b, vec_##suffix c) { \
+        return (vec_##suffix)vfmaq_##suffix((type)c, (type)a, (type)b);                    \
+    }                                                                                      \
+    TU_LANE vec_##suffix tu_sqrt_##suffix(vec_##suffix x) {                                \
+        return (vec_##suffix)vsqrtq_##suffix((type)x);                                     \
+    }                                                                                      \
+    TU_LANE vec_##suffix tu_floor_##suffix(vec_##suffix x) {                               \
+        return (vec_##suffix)vrndmq_##suffix((type)x);                                     \
+    }                                                                                      \
+    TU_LANE vec_##suffix tu_ceil_##suffix(vec_##suffix x) {                                \
+        return (vec_##suffix)vrndpq_##suffix((type)x);                                     \
+    }                                                                                      \
+    TU_LANE vec_##suffix tu_round_##suffix(vec_##suffix x) {                               \
+        return (vec_##suffix)vrndnq_##suffix((type)x);                                     \
+    }                                                                                      \
+    TU_LANE vec_##suffix tu_trunc_##suffix(vec_##suffix x) {                               \
+        return (vec_##suffix)vrndq_##suffix((type)x);                                      \
+    }                                                                                      \
+    TU_LANE vec_##suffix tu_lesser_##suffix(vec_##suffix a, vec_##suffix b) {              \
+        return TU_SELECT(a < b, a, b);                                                     \
+    }                                                                                      \
+    TU_LANE vec_##suffix tu_greater_##suffix(vec_##suffix a, vec_##suffix b) {             \
+        return TU_SELECT(a > b, a, b);                                                     \
+    }
+TU_NEON_FUNCTIONS(f32, float32x4_t)
+TU_NEON_FUNCTIONS(f64, float64x2_t)
+#undef TU_NEON_FUNCTIONS
+
+TU_LANE void tu_widen(vec_f32 x, vec_f64 *half) {
+    half[0] = (vec_f64)vcvt_f64_f32(vget_low_f32((float32x4_t)x));
+    half[1] = (vec_f64)vcvt_high_f64_f32((float32x4_t)x);
+}
+TU_LANE vec_f32 tu_narrow(const vec_f64 *half) {
+    return (vec_f32)vcvt_high_f32_f64(vcvt_f32_f64((float64x2_t)half[0]), (float64x2_t)half[1]);
+}
+
+#define TU_SCALE_BY_PARTS 1
+
+#endif
