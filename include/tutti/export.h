@@ -46,6 +46,10 @@ typedef enum tutti_choice {
     TUTTI_YES = 2
 } tutti_choice;
 
+/* A timeout_ns for those who wait for work: the wait has no deadline of its own, and ends with a death, an abort, an
+ * interrupt or a close. For tutti_world_next_event, tutti_recv and waits on a world's store alone. */
+#define TUTTI_UNTIL_EVENT (-1)
+
 #ifdef __cplusplus
 template <typename type> inline type tutti_defaults() {
     type made = type();

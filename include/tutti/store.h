@@ -11,8 +11,10 @@
  * up the others: use tutti_store_clone for another thread. A forked child cannot use its parent's stores
  * (TUTTI_ERROR_FORKED).
  *
- * Blocking calls take timeout_ns: 0 means the store's own (300 s unless set), negative is an error. A timeout is
- * TUTTI_ERROR_TIMEOUT, its message contains "timeout", and the store stays usable.
+ * Blocking calls take timeout_ns: 0 means the store's own (300 s unless set), negative is an error, but for
+ * TUTTI_UNTIL_EVENT on the store of a world. A timeout is TUTTI_ERROR_TIMEOUT, its message contains "timeout", and the
+ * store stays usable. Waits on tutti_world_store also end with the death of a rank, an abort of the world's group, an
+ * interrupt or the world's close.
  */
 #ifndef TUTTI_STORE_H
 #define TUTTI_STORE_H

@@ -279,20 +279,7 @@ static tutti_status look_at_peers(connecting *state) {
         tu_peer *peer = &state->job->peers[rank];
         if (rank == state->meeting->rank || tu_process_runs(record->pid, record->start_time))
             continue;
-        state->meeting->next_look = 0; /* it may have left word before it went */
-        status = tu_meet_trouble(state->meeting);
-        if (status != TUTTI_OK)
-            return status;
-        tu_fate fate;
-        tu_process_fate(record->pid, record->start_time, peer->pidfd, &fate);
-        tu_error(TUTTI_ERROR_DEAD, "rank %d (pid %d) died while the world was opening", record->world_rank,
-                 record->pid);
-        if (fate.known && fate.signal != 0)
-            tu_error_append(": killed by signal %d", fate.signal);
-        else if (fate.known)
-            tu_error_append(": exited with status %d", fate.exit_code);
-        tu_error_at_fault(record->world_rank);
-        return TUTTI_ERROR_DEAD;
+        status = tu_meet_died(state->meeting, record, peer->pidfd);
     }
     return status;
 }

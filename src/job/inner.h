@@ -313,12 +313,15 @@ typedef struct tu_meeting {
     bool intruder;  /* another process has this rank already */
     int largest;    /* world size that any rank claims */
     int64_t next_look;
+    int known; /* records of ranks below it have been looked for, the first time round */
 } tu_meeting;
 
 tutti_status tu_meet_prepare(tu_meeting *meeting);
 tutti_status tu_meet_records(tu_meeting *meeting);
 /* Another rank's reason to give up, if one has said so; else TUTTI_OK. */
 tutti_status tu_meet_trouble(tu_meeting *meeting);
+/* The error for a rank of this host whose process is over; pidfd -1: none. What it said itself comes first. */
+tutti_status tu_meet_died(tu_meeting *meeting, const tu_record *record, int pidfd);
 /* Tells everybody that this rank gives up, with the calling thread's error. Gives up shares of the house for ranks that
  * now cannot come. */
 void tu_meet_give_up(tu_meeting *meeting);

@@ -37,6 +37,15 @@ typedef struct tu_mapping tu_mapping;
  * finds those that share its host (same boot id, same user; proved by connecting, mapping the job segment and reading
  * its nonce), and connects to them. Ranks of the same process (same pid and a memory store) become thread-ranks of one
  * job. */
+/* Rank 0, of whose process more depends than of others': it may serve the store. */
+typedef struct tu_first_rank {
+    int pid; /* 0: not known yet, or on another host */
+    uint64_t start_time;
+} tu_first_rank;
+
+/* TUTTI_ERROR_DEAD, naming rank 0, when it is known and its process is over; else TUTTI_OK. */
+tutti_status tu_first_rank_check(const tu_first_rank *first);
+
 typedef struct tu_job_options {
     tutti_store *store; /* keys are already private to this world and generation; used only during open */
     const char *name;   /* of the world, for messages and `tutti ps` */
@@ -45,7 +54,8 @@ typedef struct tu_job_options {
     int64_t deadline;
     const _Atomic uint32_t *interrupt; /* of the world; nonzero ends waits */
     tu_log *log;
-    int64_t spin; /* setting TUTTI_SPIN; -1 chooses */
+    int64_t spin;         /* setting TUTTI_SPIN; -1 chooses */
+    tu_first_rank *first; /* filled as soon as it is known; may be NULL */
 } tu_job_options;
 
 tutti_status tu_job_open(const tu_job_options *options, tu_job **job);

@@ -18,10 +18,13 @@
 #include <unistd.h>
 
 #include "job/inner.h"
+#include "store/watch.h"
 
 #define RECORD_MAGIC UINT64_C(0x44524f4345525554) /* "TURECORD" */
 #define RECORD_BYTES offsetof(tu_record, text)
-#define READ_SLICE (200 * TU_MILLISECOND)       /* between two looks at the interrupt flag */
+#define FIRST_SLICE (20 * TU_MILLISECOND)       /* of the wait for all records; doubled up to the next */
+#define READ_SLICE (200 * TU_MILLISECOND)       /* between two looks at the interrupt flag, and at those who came */
+#define LEARNED_AT_ONCE 8                       /* records that are read at a look */
 #define READ_LIMIT (30 * TU_SECOND)             /* for values that are there */
 #define TROUBLE_INTERVAL (100 * TU_MILLISECOND) /* between two looks at "job/failed" */
 #define LAST_WORDS (5 * TU_SECOND)              /* for telling the store that this rank gives up */
@@ -256,15 +259,86 @@ static tutti_status missing_ranks(tu_meeting *meeting) {
     return TUTTI_ERROR_TIMEOUT;
 }
 
+/* ---- who came, and died before the others ---- */
+
+tutti_status tu_first_rank_check(const tu_first_rank *first) {
+    if (first->pid == 0 || tu_process_runs(first->pid, first->start_time))
+        return TUTTI_OK;
+    tu_error(TUTTI_ERROR_DEAD, "rank 0 (pid %d) died while the world was opening, and with it the store that it served",
+             first->pid);
+    tu_error_at_fault(0);
+    return TUTTI_ERROR_DEAD;
+}
+
+tutti_status tu_meet_died(tu_meeting *meeting, const tu_record *record, int pidfd) {
+    meeting->next_look = 0; /* it may have left word before it went */
+    tutti_status status = tu_meet_trouble(meeting);
+    if (status != TUTTI_OK)
+        return status;
+    tu_fate fate;
+    tu_process_fate(record->pid, record->start_time, pidfd, &fate);
+    tu_error(TUTTI_ERROR_DEAD, "rank %d (pid %d) died while the world was opening", record->world_rank, record->pid);
+    if (fate.known && fate.signal != 0)
+        tu_error_append(": killed by signal %d", fate.signal);
+    else if (fate.known)
+        tu_error_append(": exited with status %d", fate.exit_code);
+    tu_error_at_fault(record->world_rank);
+    return TUTTI_ERROR_DEAD;
+}
+
+/* Reads one record if it is there; does not wait. */
+static tutti_status learn(tu_meeting *meeting, int rank) {
+    const tu_job_options *options = meeting->options;
+    tu_record *record = &meeting->records[rank];
+    char key[KEY_BYTES];
+    record_key(rank, key);
+    const char *keys[1] = { key };
+    bool present = record->pid != 0;
+    tutti_status status = present ? TUTTI_OK : tutti_store_check(options->store, keys, 1, &present);
+    if (status != TUTTI_OK || !present || record->pid != 0)
+        return status;
+    void *value;
+    size_t bytes;
+    status = tutti_store_get(options->store, key, READ_LIMIT, &value, &bytes);
+    if (status != TUTTI_OK)
+        return status;
+    status = check_record(meeting, rank, value, bytes);
+    free(value);
+    bool local = status == TUTTI_OK && strcmp(record->place, meeting->mine.place) == 0;
+    if (local && rank == 0 && options->first != NULL)
+        *options->first = (tu_first_rank){ record->pid, record->start_time };
+    return status;
+}
+
+/* While others are missing: gets to know a few more that came, and sees whether those of this host still live. */
+static tutti_status look_at_known(tu_meeting *meeting) {
+    int size = meeting->options->world_size;
+    tutti_status status = learn(meeting, 0);
+    for (int i = 0; i < LEARNED_AT_ONCE && i < size && status == TUTTI_OK; i++) {
+        status = learn(meeting, meeting->known);
+        meeting->known = (meeting->known + 1) % size;
+    }
+    for (int rank = 0; rank < size && status == TUTTI_OK; rank++) {
+        const tu_record *record = &meeting->records[rank];
+        if (record->pid != 0 && rank != meeting->mine.world_rank && strcmp(record->place, meeting->mine.place) == 0 &&
+            !tu_process_runs(record->pid, record->start_time))
+            status = tu_meet_died(meeting, record, -1);
+    }
+    return status;
+}
+
 /* Waits for all keys, in slices, so that an interrupt is seen; then reads. A wait may run out of time without harm, a
  * read may not: cut off in the middle of an answer, a connection is of no more use. */
 static tutti_status read_values(tu_meeting *meeting, const char *const *keys, void **values, size_t *sizes) {
     const tu_job_options *options = meeting->options;
     size_t count = (size_t)options->world_size;
-    for (;;) {
+    tutti_status status = meeting->threads ? TUTTI_OK : learn(meeting, 0);
+    if (status != TUTTI_OK)
+        return status;
+    for (int64_t longest = FIRST_SLICE;; longest = longest * 2 < READ_SLICE ? longest * 2 : READ_SLICE) {
         int64_t left = tu_deadline_left(options->deadline);
-        int64_t slice = left > READ_SLICE ? READ_SLICE : left > 0 ? left : 1;
-        tutti_status status = tutti_store_wait(options->store, keys, count, slice);
+        int64_t slice = left > longest ? longest : left > 0 ? left : 1;
+        status = tutti_store_wait(options->store, keys, count, slice);
         if (status == TUTTI_OK)
             return tutti_store_multi_get(options->store, keys, count, READ_LIMIT, values, sizes);
         if (status != TUTTI_ERROR_TIMEOUT)
@@ -272,6 +346,11 @@ static tutti_status read_values(tu_meeting *meeting, const char *const *keys, vo
         if (options->interrupt != NULL && atomic_load_explicit(options->interrupt, memory_order_relaxed) != 0)
             return tu_error(TUTTI_ERROR_INTERRUPTED, "rank %d was interrupted while opening world \"%s\"",
                             options->world_rank, options->name);
+        status = tu_watch_look(); /* a server that does not answer at all is told as that */
+        if (status == TUTTI_OK && !meeting->threads)
+            status = look_at_known(meeting);
+        if (status != TUTTI_OK)
+            return status;
         if (left <= slice)
             return missing_ranks(meeting);
     }

@@ -3,7 +3,7 @@
  * Connecting, the client's side of the handshake, and moving bytes.
  *
  * The socket blocks, but never longer than TICK (SO_RCVTIMEO): a reply that comes in time costs one system call, and a
- * deadline that is nearer than a tick is kept with poll.
+ * deadline that is nearer than a tick is kept with poll, as is the interval of a watch.
  */
 #include "store/connect.h"
 
@@ -22,6 +22,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "store/watch.h"
 
 #define TICK TU_SECOND
 #define FIRST_PAUSE TU_MILLISECOND
@@ -38,6 +39,7 @@ void tu_connection_init(tu_connection *connection, int descriptor) {
                sizeof on); /* fails on a Unix socket, where there is no delay */
     setsockopt(descriptor, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     connection->descriptor = descriptor;
+    connection->disturbed = false;
     connection->at = connection->filled = 0;
 }
 
@@ -55,12 +57,14 @@ static tutti_status lost(int error) {
     return status == TUTTI_ERROR_SYSTEM ? tu_error(TUTTI_ERROR_NETWORK, "%s", tutti_error_message()) : status;
 }
 
-/* Sleeps until the socket is ready or the deadline has come; the caller then tries without blocking. */
-static tutti_status poll_until(int descriptor, short events, int64_t deadline) {
+/* Sleeps until the socket is ready or the deadline has come; the caller then tries without blocking. *disturbed: a
+ * watch ended it. */
+static tutti_status poll_until(int descriptor, short events, int64_t deadline, bool *disturbed) {
     for (;;) {
         int64_t left = tu_deadline_left(deadline);
         if (left == 0)
             return tu_error(TUTTI_ERROR_TIMEOUT, "timeout: the store's server has not answered");
+        left = tu_deadline_left(tu_watch_slice(deadline));
         struct timespec time = { .tv_sec = left / TU_SECOND, .tv_nsec = left % TU_SECOND };
         struct pollfd ready = { .fd = descriptor, .events = events };
         int count = ppoll(&ready, 1, &time, NULL);
@@ -68,33 +72,38 @@ static tutti_status poll_until(int descriptor, short events, int64_t deadline) {
             return TUTTI_OK;
         if (count < 0 && errno != EINTR)
             return tu_error_system(errno, "waiting for the store's server failed (poll)");
+        tutti_status status = tu_watch_look();
+        if (status != TUTTI_OK) {
+            *disturbed = true;
+            return status;
+        }
     }
 }
 
-/* What to do after a send or recv that moved nothing: TUTTI_OK, try again. */
-static tutti_status after(int error, bool *near, int descriptor, short events, int64_t deadline) {
-    if (error == EINTR)
-        return TUTTI_OK;
-    if (error != EAGAIN && error != EWOULDBLOCK)
-        return lost(error);
-    *near = tu_deadline_left(deadline) < 2 * TICK;
-    return *near ? poll_until(descriptor, events, deadline) : TUTTI_OK;
+/* Whether a call must not block for a tick. */
+static bool is_near(int64_t deadline) {
+    return tu_watched() || tu_deadline_left(deadline) < 2 * TICK;
 }
 
-/* Whether a call may block for a tick. */
-static bool is_near(int64_t deadline) {
-    return tu_deadline_left(deadline) < 2 * TICK;
+/* What to do after a send or recv that moved nothing: TUTTI_OK, try again. A signal is treated as a tick: the deadline
+ * is looked at, however often signals come. */
+static tutti_status after(tu_connection *connection, int error, bool *near, short events, int64_t deadline) {
+    if (error != EAGAIN && error != EWOULDBLOCK && error != EINTR)
+        return lost(error);
+    *near = is_near(deadline);
+    return *near ? poll_until(connection->descriptor, events, deadline, &connection->disturbed) : TUTTI_OK;
 }
 
 tutti_status tu_connection_send(tu_connection *connection, const void *head, size_t head_bytes, const void *tail,
                                 size_t tail_bytes, int64_t deadline) {
     struct iovec parts[2] = { { (void *)head, head_bytes }, { (void *)tail, tail_bytes } };
     bool near = is_near(deadline);
+    connection->disturbed = false;
     while (parts[0].iov_len + parts[1].iov_len > 0) {
         struct msghdr message = { .msg_iov = parts, .msg_iovlen = 2 };
         ssize_t sent = sendmsg(connection->descriptor, &message, MSG_NOSIGNAL | (near ? MSG_DONTWAIT : 0));
         if (sent < 0) {
-            tutti_status status = after(errno, &near, connection->descriptor, POLLOUT, deadline);
+            tutti_status status = after(connection, errno, &near, POLLOUT, deadline);
             if (status != TUTTI_OK)
                 return status;
             continue;
@@ -113,6 +122,7 @@ tutti_status tu_connection_send(tu_connection *connection, const void *head, siz
 tutti_status tu_connection_receive(tu_connection *connection, void *data, size_t bytes, int64_t deadline) {
     uint8_t *to = data;
     bool near = is_near(deadline);
+    connection->disturbed = false;
     while (bytes > 0) {
         size_t there = connection->filled - connection->at;
         if (there > 0) {
@@ -129,7 +139,7 @@ tutti_status tu_connection_receive(tu_connection *connection, void *data, size_t
         if (got == 0)
             return lost(0);
         if (got < 0) {
-            tutti_status status = after(errno, &near, connection->descriptor, POLLIN, deadline);
+            tutti_status status = after(connection, errno, &near, POLLIN, deadline);
             if (status != TUTTI_OK)
                 return status;
             continue;
@@ -252,7 +262,8 @@ static tutti_status connect_socket(const tu_socket_address *address, socklen_t l
         return tu_error_system(errno, "no socket for the store");
     int error = connect(descriptor, &address->any, length) == 0 ? 0 : errno;
     if (error == EINPROGRESS || error == EINTR) {
-        tutti_status status = poll_until(descriptor, POLLOUT, deadline);
+        bool disturbed;
+        tutti_status status = poll_until(descriptor, POLLOUT, deadline, &disturbed);
         if (status != TUTTI_OK) {
             close(descriptor);
             return status;
@@ -329,7 +340,10 @@ tutti_status tu_store_connect(const tu_address *address, const tu_secret *secret
             status = tu_store_connect_once(&list, secret, deadline, connection);
         if (status == TUTTI_OK || is_final(status))
             return status;
-        rest(pause, deadline);
+        tutti_status looked = tu_watch_look();
+        if (looked != TUTTI_OK)
+            return looked;
+        rest(pause, tu_watch_slice(deadline));
         if (tu_deadline_left(deadline) == 0)
             return tu_error(TUTTI_ERROR_NETWORK,
                             "The client socket has timed out after %" PRId64

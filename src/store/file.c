@@ -67,6 +67,9 @@ static tutti_status lock_file(file_store *file, int how, int64_t deadline) {
         if (tu_deadline_left(deadline) == 0)
             return tu_error(TUTTI_ERROR_TIMEOUT, "timeout: the file store %s stayed locked by another process",
                             file->path);
+        tutti_status status = tu_watch_look();
+        if (status != TUTTI_OK)
+            return status;
         pause = rest(pause, deadline);
     }
     return TUTTI_OK;
@@ -380,6 +383,9 @@ static tutti_status wait_turn(turn *turn, tutti_store *store, const char *const 
         turn_end(turn, TUTTI_OK);
         if (left == 0)
             return tu_store_wait_timeout(keys, count, timeout_ns);
+        status = tu_watch_look();
+        if (status != TUTTI_OK)
+            return status;
         pause = rest(pause, deadline);
     }
 }

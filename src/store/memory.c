@@ -48,10 +48,17 @@ static tu_entry *find(memory_store *memory, const char *key) {
     return tu_table_find(&memory->table, key, strlen(key));
 }
 
-/* Sleeps until something changed. False: the deadline has passed. */
-static bool sleep_until(memory_store *memory, int64_t deadline) {
-    struct timespec until = { .tv_sec = deadline / TU_SECOND, .tv_nsec = deadline % TU_SECOND };
-    return pthread_cond_timedwait(&memory->changed, &memory->lock, &until) != ETIMEDOUT;
+/* Sleeps until something may have changed, and looks around. *in_time: the deadline has not passed. */
+static tutti_status sleep_until(memory_store *memory, int64_t deadline, bool *in_time) {
+    int64_t slice = tu_watch_slice(deadline);
+    struct timespec until = { .tv_sec = slice / TU_SECOND, .tv_nsec = slice % TU_SECOND };
+    *in_time = pthread_cond_timedwait(&memory->changed, &memory->lock, &until) != ETIMEDOUT || slice < deadline;
+    if (!tu_watched())
+        return TUTTI_OK;
+    pthread_mutex_unlock(&memory->lock); /* whoever watches may take its time */
+    tutti_status status = tu_watch_look();
+    pthread_mutex_lock(&memory->lock);
+    return status;
 }
 
 /* Each key counts once it was seen, also when it is deleted before the last one comes. */
@@ -65,7 +72,9 @@ static tutti_status wait_locked(memory_store *memory, const char *const *keys, s
         }
         if (!in_time)
             return tu_store_wait_timeout(keys, count, timeout_ns);
-        in_time = sleep_until(memory, deadline);
+        tutti_status status = sleep_until(memory, deadline, &in_time);
+        if (status != TUTTI_OK)
+            return status;
     }
     return TUTTI_OK;
 }
@@ -99,7 +108,9 @@ static tutti_status get_locked(memory_store *memory, const char *key, int64_t de
         }
         if (!in_time)
             return tu_store_wait_timeout(&key, 1, timeout_ns);
-        in_time = sleep_until(memory, deadline);
+        tutti_status status = sleep_until(memory, deadline, &in_time);
+        if (status != TUTTI_OK)
+            return status;
     }
 }
 
@@ -247,7 +258,9 @@ static tutti_status memory_queue_pop(tutti_store *store, const char *key, bool b
             return unlock(memory, tu_store_queue_empty(key));
         if (!in_time)
             return unlock(memory, tu_store_wait_timeout(&key, 1, timeout_ns));
-        in_time = sleep_until(memory, deadline);
+        tutti_status status = sleep_until(memory, deadline, &in_time);
+        if (status != TUTTI_OK)
+            return unlock(memory, status);
     }
     tutti_status status = tu_store_copy(entry->queue_first->data, entry->queue_first->bytes, value);
     if (status == TUTTI_OK) {

@@ -20,6 +20,12 @@ void tu_store_init(tutti_store *store, const tu_store_kind *kind, int64_t timeou
     atomic_init(&store->references, 1);
     atomic_init(&store->timeout_ns, timeout_ns > 0 ? timeout_ns : TU_STORE_TIMEOUT);
     store->owner = getpid();
+    store->watch = NULL;
+}
+
+void tu_store_set_watch(tutti_store *store, tu_watch *watch) {
+    tu_watch_release(store->watch);
+    store->watch = tu_watch_keep(watch);
 }
 
 void tu_store_retain(tutti_store *store) {
@@ -35,8 +41,10 @@ void tutti_store_release(tutti_store *store) {
     if (store == NULL)
         return;
     /* Release: my use of the store; acquire: everybody else's, before it goes. They pair with each other. */
-    if (atomic_fetch_sub_explicit(&store->references, 1, memory_order_acq_rel) == 1)
-        store->kind->destroy(store);
+    if (atomic_fetch_sub_explicit(&store->references, 1, memory_order_acq_rel) != 1)
+        return;
+    tu_watch_release(store->watch);
+    store->kind->destroy(store);
 }
 
 /* ---- messages and small parts that the kinds share ---- */
@@ -175,6 +183,15 @@ static tutti_status check_result(const char *operation, const void *result) {
 
 static tutti_status choose_timeout(const tutti_store *store, const char *operation, int64_t timeout_ns,
                                    int64_t *chosen) {
+    if (timeout_ns == TUTTI_UNTIL_EVENT) {
+        if (store->watch == NULL && !tu_watched())
+            return tu_error(TUTTI_ERROR_ARGUMENT,
+                            "%s: TUTTI_UNTIL_EVENT is for the store of a world (tutti_world_store): no event would end "
+                            "a wait on this one",
+                            operation);
+        *chosen = INT64_MAX;
+        return TUTTI_OK;
+    }
     return tu_timeout_choose(operation, timeout_ns, tutti_store_timeout(store), TU_STORE_TIMEOUT, chosen);
 }
 
@@ -184,6 +201,15 @@ static tutti_status choose_timeout(const tutti_store *store, const char *operati
         tutti_status check_status = (expression); \
         if (check_status != TUTTI_OK)             \
             return check_status;                  \
+    } while (0)
+
+/* Runs a call that may wait, with the store's watch if it has one. */
+#define WATCHED(store, timeout, call)                                           \
+    do {                                                                        \
+        tu_watch *before = tu_watch_thread(store->watch, timeout == INT64_MAX); \
+        tutti_status watched_status = (call);                                   \
+        tu_watch_thread_back(before);                                           \
+        return watched_status;                                                  \
     } while (0)
 
 /* ---- values ---- */
@@ -200,7 +226,7 @@ tutti_status tutti_store_get(tutti_store *store, const char *key, int64_t timeou
     CHECK(check_result("store get", value));
     CHECK(choose_timeout(store, "store get", timeout_ns, &timeout));
     size_t ignored;
-    return store->kind->get(store, key, timeout, value, bytes != NULL ? bytes : &ignored);
+    WATCHED(store, timeout, store->kind->get(store, key, timeout, value, bytes != NULL ? bytes : &ignored));
 }
 
 tutti_status tutti_store_add(tutti_store *store, const char *key, int64_t amount, int64_t *sum) {
@@ -224,7 +250,9 @@ tutti_status tutti_store_wait(tutti_store *store, const char *const *keys, size_
     int64_t timeout;
     CHECK(check_keys(store, "store wait", keys, count));
     CHECK(choose_timeout(store, "store wait", timeout_ns, &timeout));
-    return count == 0 ? TUTTI_OK : store->kind->wait(store, keys, count, timeout);
+    if (count == 0)
+        return TUTTI_OK;
+    WATCHED(store, timeout, store->kind->wait(store, keys, count, timeout));
 }
 
 tutti_status tutti_store_check(tutti_store *store, const char *const *keys, size_t count, bool *present) {
@@ -287,8 +315,8 @@ tutti_status tutti_store_multi_get(tutti_store *store, const char *const *keys, 
     CHECK(check_result("store multi_get", values));
     CHECK(check_result("store multi_get", bytes));
     if (store->kind->multi_get == NULL)
-        return get_one_by_one(store, keys, count, timeout, values, bytes);
-    return store->kind->multi_get(store, keys, count, timeout, values, bytes);
+        WATCHED(store, timeout, get_one_by_one(store, keys, count, timeout, values, bytes));
+    WATCHED(store, timeout, store->kind->multi_get(store, keys, count, timeout, values, bytes));
 }
 
 tutti_status tutti_store_multi_set(tutti_store *store, const char *const *keys, size_t count, const void *const *values,
@@ -328,7 +356,8 @@ tutti_status tutti_store_queue_pop(tutti_store *store, const char *key, bool blo
     size_t ignored;
     if (store->kind->queue_pop == NULL)
         return no_queues(store);
-    return store->kind->queue_pop(store, key, block, timeout, value, bytes != NULL ? bytes : &ignored);
+    WATCHED(store, timeout,
+            store->kind->queue_pop(store, key, block, timeout, value, bytes != NULL ? bytes : &ignored));
 }
 
 tutti_status tutti_store_queue_length(tutti_store *store, const char *key, int64_t *length) {
@@ -371,8 +400,8 @@ tutti_status tutti_store_barrier(tutti_store *store, const char *key, int64_t co
     if (count < 1)
         return tu_error(TUTTI_ERROR_ARGUMENT, "store barrier: the count must be at least 1, not %" PRId64, count);
     if (store->kind->barrier == NULL)
-        return barrier_by_add(store, key, count, timeout);
-    return store->kind->barrier(store, key, count, timeout);
+        WATCHED(store, timeout, barrier_by_add(store, key, count, timeout));
+    WATCHED(store, timeout, store->kind->barrier(store, key, count, timeout));
 }
 
 /* ---- the handle itself ---- */
@@ -380,7 +409,11 @@ tutti_status tutti_store_barrier(tutti_store *store, const char *key, int64_t co
 tutti_status tutti_store_clone(tutti_store *store, tutti_store **clone) {
     CHECK(check_store(store, "store clone"));
     CHECK(check_result("store clone", clone));
-    return store->kind->clone(store, clone);
+    tutti_store *made;
+    CHECK(store->kind->clone(store, &made));
+    tu_store_set_watch(made, store->watch);
+    *clone = made;
+    return TUTTI_OK;
 }
 
 static const tutti_store *below(const tutti_store *store) {

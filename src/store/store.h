@@ -15,6 +15,8 @@
 
 #include <tutti/store.h>
 
+#include "store/watch.h"
+
 typedef struct tu_store_kind {
     const char *name;
     bool extended_api;
@@ -52,6 +54,7 @@ struct tutti_store {
     _Atomic int references;
     _Atomic int64_t timeout_ns; /* of blocking calls that give none; > 0 */
     pid_t owner;                /* a forked child may not use it */
+    tu_watch *watch;            /* a reference; NULL: nobody looks around while its calls wait */
 };
 
 #define TU_STORE_TIMEOUT (INT64_C(300) * 1000000000)
@@ -60,6 +63,8 @@ struct tutti_store {
 void tu_store_init(tutti_store *store, const tu_store_kind *kind, int64_t timeout_ns);
 void tu_store_retain(tutti_store *store);
 bool tu_store_forked(const tutti_store *store);
+/* From now on calls that wait on this store, and on clones made later, look around. Takes a reference of its own. */
+void tu_store_set_watch(tutti_store *store, tu_watch *watch);
 
 /* Writes "wait timeout after 100ms, keys: /a, /b" and returns TUTTI_ERROR_TIMEOUT. */
 tutti_status tu_store_wait_timeout(const char *const *keys, size_t count, int64_t timeout_ns);

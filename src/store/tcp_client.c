@@ -24,6 +24,7 @@
 #include "store/wire.h"
 
 #define REPLY_TIME (5 * TU_SECOND) /* at least this much for a reply that the server owes at once: see send_with */
+#define DISTURBED_TIME TU_SECOND   /* for the server's word that it took a wait back */
 #define CHUNK_BYTES ((size_t)(64 << 20)) /* of values in one command; longer lists are cut */
 
 typedef struct tcp_store {
@@ -51,7 +52,25 @@ typedef struct call {
     const char *operation;
     int64_t timeout_ns, deadline;
     int64_t reply_deadline; /* of what the server owes at once */
+    int64_t reply_time;     /* how long that may take; 0: as send_with says */
 } call;
+
+/* The other threads' calls on this handle take their time too: looks around meanwhile. */
+static tutti_status lock_handle(call *call) {
+    for (;;) {
+        int64_t slice = tu_watch_slice(call->deadline);
+        if (tu_mutex_lock_until(&call->tcp->lock, slice))
+            return TUTTI_OK;
+        if (slice == call->deadline)
+            return tu_error(TUTTI_ERROR_TIMEOUT,
+                            "store %s: timeout after %" PRId64 "ms, spent waiting for another thread's call on this "
+                            "handle; clone the store for each thread",
+                            call->operation, call->timeout_ns / TU_MILLISECOND);
+        tutti_status status = tu_watch_look();
+        if (status != TUTTI_OK)
+            return status;
+    }
+}
 
 /* Locks the handle until call_end. Waiting for another thread's call is part of the time. */
 static tutti_status call_begin(call *call, tutti_store *store, const char *operation, int64_t timeout_ns) {
@@ -62,11 +81,9 @@ static tutti_status call_begin(call *call, tutti_store *store, const char *opera
     if (!tcp->client)
         return tu_error(TUTTI_ERROR_UNSUPPORTED,
                         "store %s: this is a server without a client; tutti_store_clone gives one", operation);
-    if (!tu_mutex_lock_until(&tcp->lock, call->deadline))
-        return tu_error(TUTTI_ERROR_TIMEOUT,
-                        "store %s: timeout after %" PRId64 "ms, spent waiting for another thread's call on this "
-                        "handle; clone the store for each thread",
-                        operation, timeout_ns / TU_MILLISECOND);
+    tutti_status status = lock_handle(call);
+    if (status != TUTTI_OK)
+        return status;
     if (tcp->connection.descriptor < 0) {
         pthread_mutex_unlock(&tcp->lock);
         return tu_error(TUTTI_ERROR_NETWORK, "store %s: the connection to %s was lost earlier", operation, tcp->text);
@@ -98,11 +115,15 @@ static tutti_status send_with(call *call, const void *tail, size_t tail_bytes) {
     tu_buffer *out = &call->tcp->out;
     if (out->failed)
         return tu_error_memory("a store command", out->used);
-    call->reply_deadline = tu_deadline(REPLY_TIME);
-    if (call->reply_deadline < call->deadline)
+    call->reply_deadline = tu_deadline(call->reply_time > 0 ? call->reply_time : REPLY_TIME);
+    if (call->timeout_ns == INT64_MAX) /* a wait without a deadline: a reply that is owed at once still has one */
+        call->reply_deadline = tu_deadline(tutti_store_timeout(&call->tcp->store));
+    else if (call->reply_time == 0 && call->reply_deadline < call->deadline)
         call->reply_deadline = call->deadline;
+    tu_watch *before = tu_watch_rest();
     tutti_status status =
         tu_connection_send(&call->tcp->connection, out->data, out->used, tail, tail_bytes, call->reply_deadline);
+    tu_watch_thread_back(before);
     out->used = 0;
     return status == TUTTI_OK ? TUTTI_OK : broken(call, status);
 }
@@ -112,7 +133,9 @@ static tutti_status send_command(call *call) {
 }
 
 static tutti_status receive(call *call, void *data, size_t bytes) {
+    tu_watch *before = tu_watch_rest();
     tutti_status status = tu_connection_receive(&call->tcp->connection, data, bytes, call->reply_deadline);
+    tu_watch_thread_back(before);
     return status == TUTTI_OK ? TUTTI_OK : broken(call, status);
 }
 
@@ -244,6 +267,20 @@ static tutti_status cancel(call *call) {
     return status;
 }
 
+/* The same for a wait that a watch ended, with its error. After a strict watch, or a server that does not answer within
+ * a moment, the connection is closed. */
+static tutti_status cancel_disturbed(call *call, tutti_status status) {
+    tu_watch *before = tu_watch_rest();
+    if (tu_watched())
+        return broken(call, status);
+    tu_error_copy error;
+    tu_error_save(&error);
+    call->reply_time = DISTURBED_TIME;
+    (void)cancel(call);
+    tu_watch_thread_back(before);
+    return tu_error_restore(&error);
+}
+
 /* Sends the WAIT or BARRIER that is in the buffer and waits for its 0. *late: it was cancelled at the deadline; the
  * caller writes the message. */
 static tutti_status wait_for_zero(call *call, bool *late) {
@@ -253,6 +290,8 @@ static tutti_status wait_for_zero(call *call, bool *late) {
     if (status != TUTTI_OK)
         return status;
     status = tu_connection_receive(&call->tcp->connection, &reply, sizeof reply, call->deadline);
+    if (call->tcp->connection.disturbed)
+        return cancel_disturbed(call, status);
     if (status == TUTTI_ERROR_TIMEOUT) {
         *late = true;
         return cancel(call);
@@ -518,6 +557,9 @@ static tutti_status pop_or_wait(call *call, const char *key, void **value, size_
             return status;
         if (pause > 0)
             rest(pause, call->deadline);
+        status = tu_watch_look();
+        if (status != TUTTI_OK)
+            return status;
         if (tu_deadline_left(call->deadline) == 0)
             return tu_store_wait_timeout(&key, 1, call->timeout_ns);
         status = wait_locked(call, &key, 1);

@@ -112,6 +112,7 @@ static bool end_group(tutti_group *group, const tu_operation_info *info) {
     tu_cause *cause = &group->page->cause;
     cause->status = (int32_t)error.info.status;
     cause->origin = group->rank;
+    cause->time = tu_clock_now();
     cause->sequence = info != NULL ? info->sequence : 0;
     snprintf(cause->operation, sizeof cause->operation, "%s",
              info != NULL ? tu_operation_name((tu_operation)info->operation) : error.info.operation);

@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/instructions.h"
 #include "job/liveness.h"
+#include "store/store.h"
 #include "world/fault.h"
 #include "world/group.h"
 #include "world/launch.h"
@@ -209,6 +210,9 @@ static void free_world(tutti_world *world) {
         tu_job_close(world->job);
     if (world->store != NULL)
         tutti_store_release(world->store);
+    tu_watch_end(world->watch); /* a clone of the store may live on */
+    tu_watch_release(world->watch);
+    free(world->mourned);
     tu_faults_free(world->faults);
     tu_registry_free(world->registry);
     free(world->job_rank_of);
@@ -219,7 +223,7 @@ static void free_world(tutti_world *world) {
     free(world);
 }
 
-static tutti_status open_job(tutti_world *world, const tu_launch *launch, int64_t deadline) {
+static tutti_status open_job(tutti_world *world, const tu_launch *launch, int64_t deadline, tu_first_rank *first) {
     tutti_store *store = NULL;
     tutti_status status = tu_launch_meet(launch, world, deadline, &world->store);
     if (status == TUTTI_OK && world->store == NULL) /* alone: a job of one has nobody to meet */
@@ -237,6 +241,7 @@ static tutti_status open_job(tutti_world *world, const tu_launch *launch, int64_
         .spin = tu_settings_text(&world->settings, TU_SETTING_SPIN)[0] != 0
                     ? tu_settings_number(&world->settings, TU_SETTING_SPIN)
                     : -1,
+        .first = first,
     };
     status = tu_job_open(&options, &world->job);
     tutti_store_release(store);
@@ -250,15 +255,79 @@ static tutti_status open_job(tutti_world *world, const tu_launch *launch, int64_
 /* A server that rank 0 still keeps from an earlier opening ends when rank 0 comes here too; whoever was quicker and met
  * it tries again. */
 static tutti_status find_the_others(tutti_world *world, const tu_launch *launch, int64_t deadline) {
+    tu_first_rank first = { 0 };
     for (;;) {
-        tutti_status status = open_job(world, launch, deadline);
+        tutti_status status = open_job(world, launch, deadline, &first);
         bool lost = status == TUTTI_ERROR_NETWORK || status == TUTTI_ERROR_STORE;
         if (!lost || !launch->rank_0_hosts || launch->rank == 0 || tu_clock_now() >= deadline)
             return status;
+        tutti_status dead = tu_first_rank_check(&first);
+        if (dead != TUTTI_OK)
+            return dead;
         TU_LOG(TUTTI_LOG_INFO, world->log, "world", "the meeting place went away; trying again: %s",
                tutti_error_message());
         nanosleep(&(struct timespec){ .tv_nsec = 20 * TU_MILLISECOND }, NULL);
     }
+}
+
+/* ---- who looks around while a store call waits ---- */
+
+/* Waits on the world's store end with a death that nobody was told of yet, an abort, an interrupt or the close. */
+static tutti_status look_at_world(void *argument) {
+    tutti_world *world = argument;
+    if (atomic_load_explicit(&world->interrupt, memory_order_relaxed) != 0)
+        return tu_error(TUTTI_ERROR_INTERRUPTED,
+                        "a wait on the store of world \"%s\" was interrupted on rank %d by tutti_world_interrupt",
+                        world->name, world->rank);
+    if (atomic_load_explicit(&world->closed, memory_order_acquire) != 0)
+        return tu_error(TUTTI_ERROR_STATE, "world \"%s\" was closed during a wait on its store", world->name);
+    for (int rank = 0; rank < world->local_size; rank++) {
+        if (atomic_load_explicit(&world->mourned[rank], memory_order_relaxed) ||
+            tu_rank_probe(world->job, rank) != TU_RANK_DEAD)
+            continue;
+        tutti_status status = tu_death_error(world->job, rank, "in a wait on the world's store");
+        tu_error_at_fault(tu_job_world_rank(world->job, rank));
+        return status;
+    }
+    uint64_t state = atomic_load_explicit(&world->group->page->state, memory_order_acquire);
+    const tu_cause *cause = &world->group->page->cause;
+    bool aborted =
+        (state & TU_GROUP_TOLD) != 0 && cause->status == TUTTI_ERROR_ABORTED && tu_watch_concerns(cause->time);
+    return aborted ? tu_group_cause(world->group) : TUTTI_OK;
+}
+
+static tutti_status watch_store(tutti_world *world) {
+    world->mourned = calloc((size_t)world->local_size, sizeof *world->mourned);
+    if (world->mourned == NULL)
+        return tu_error_memory("the ranks of the world", (size_t)world->local_size);
+    if (world->store == NULL)
+        return TUTTI_OK;
+    tutti_status status = tu_watch_new(look_at_world, world, false, &world->watch);
+    if (status == TUTTI_OK)
+        tu_store_set_watch(world->store, world->watch);
+    return status;
+}
+
+/* While a world opens: its deadline holds for whatever the store's server owes, and an interrupt is heard. */
+typedef struct opening {
+    const tutti_world *world;
+    int64_t deadline;
+} opening;
+#define OPENING_GRACE (300 * TU_MILLISECOND) /* for telling why */
+
+static tutti_status look_at_opening(void *argument) {
+    const opening *opening = argument;
+    const tutti_world *world = opening->world;
+    if (atomic_load_explicit(&world->interrupt, memory_order_relaxed) != 0)
+        return tu_error(TUTTI_ERROR_INTERRUPTED, "rank %d was interrupted while opening world \"%s\"", world->rank,
+                        world->name);
+    if (tu_clock_now() < opening->deadline + OPENING_GRACE)
+        return TUTTI_OK;
+    return tu_error(
+        TUTTI_ERROR_TIMEOUT,
+        "timeout while opening world \"%s\": the store's server does not answer rank %d; is the process that "
+        "serves it stopped? They meet at %s",
+        world->name, world->rank, world->meeting);
 }
 
 static tutti_status place_ranks(tutti_world *world) {
@@ -272,6 +341,25 @@ static tutti_status place_ranks(tutti_world *world) {
     for (int rank = 0; rank < world->local_size; rank++)
         world->job_rank_of[tu_job_world_rank(world->job, rank)] = rank;
     return TUTTI_OK;
+}
+
+static tutti_status find_the_others_in_time(tutti_world *world, const tu_launch *launch, int64_t deadline) {
+    opening opening = { world, deadline };
+    tu_watch *watch;
+    tutti_status status = tu_watch_new(look_at_opening, &opening, true, &watch);
+    if (status != TUTTI_OK)
+        return status;
+    tu_watch *before = tu_watch_thread(watch, false);
+    status = find_the_others(world, launch, deadline);
+    if (status == TUTTI_OK)
+        status = place_ranks(world);
+    if (status == TUTTI_OK)
+        status = tu_faults_add(&world->faults, tu_settings_text(&world->settings, TU_SETTING_FAULT), world);
+    if (status == TUTTI_OK)
+        status = tu_group_make_default(world, deadline);
+    tu_watch_thread_back(before);
+    tu_watch_release(watch);
+    return status;
 }
 
 tutti_status tutti_world_open(const tutti_world_options *given, tutti_world **out) {
@@ -301,13 +389,9 @@ tutti_status tutti_world_open(const tutti_world_options *given, tutti_world **ou
         goto free_world;
     TU_LOG(TUTTI_LOG_INFO, world->log, "world", "rank %d of %d; started by: %s", world->rank, world->size,
            world->launcher);
-    status = find_the_others(world, &launch, deadline);
+    status = find_the_others_in_time(world, &launch, deadline);
     if (status == TUTTI_OK)
-        status = place_ranks(world);
-    if (status == TUTTI_OK)
-        status = tu_faults_add(&world->faults, tu_settings_text(&world->settings, TU_SETTING_FAULT), world);
-    if (status == TUTTI_OK)
-        status = tu_group_make_default(world, deadline);
+        status = watch_store(world);
     if (status != TUTTI_OK)
         goto unclaim_world;
     TU_LOG(TUTTI_LOG_INFO, world->log, "world", "world \"%s\" is open: rank %d of %d, %d of them on this host",

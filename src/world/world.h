@@ -18,6 +18,7 @@
 #include "job/job.h"
 #include "job/recorder.h"
 #include "job/segment.h"
+#include "store/watch.h"
 
 /* Something of a layer above that lives as long as its owner (memory tables of a world, collective state of a group):
  * a slot per room, made on first need under the owner's lock, ended in reverse order of slots. */
@@ -45,10 +46,13 @@ struct tutti_world {
     tu_settings settings;
     tu_log *log;
     int64_t timeout_ns;
-    tutti_store *store; /* prefixed; NULL when alone or fake */
-    tu_job *job;        /* NULL when fake */
-    int *job_rank_of;   /* world rank -> job rank, -1 on another host */
-    tutti_group *group; /* the default group, "0" */
+    tutti_store *store;    /* prefixed; NULL when alone or fake */
+    tu_watch *watch;       /* over waits on the store; NULL when alone or fake */
+    _Atomic bool *mourned; /* by job rank: its death was told by tutti_world_next_event, or a shrink left it out: it
+                              ends no wait on the store any more */
+    tu_job *job;           /* NULL when fake */
+    int *job_rank_of;      /* world rank -> job rank, -1 on another host */
+    tutti_group *group;    /* the default group, "0" */
     _Atomic uint32_t interrupt;
     _Atomic uint32_t closed; /* set once by tutti_world_close */
     /* Set once a backend other than the CPU's has been opened: asks the devices how the group fares. */
@@ -74,6 +78,7 @@ struct tutti_world {
 typedef struct tu_cause {
     int32_t status; /* tutti_status */
     int32_t origin; /* group rank that ended it */
+    int64_t time;   /* on tu_clock_now of the origin's host */
     uint64_t sequence;
     char operation[32];
     int32_t at_fault_count;

@@ -475,3 +475,38 @@ TEST(a_unix_socket_serves_only_its_own_user) {
     CHECK_OK(tutti_store_set(store, "k", "", 0));
     tutti_store_release(store);
 }
+
+/* ---- signals ---- */
+
+static void nothing(int signal) {
+    (void)signal;
+}
+
+/* A hundred signals a second interrupt every system call; the deadline holds all the same. The limit of the test is
+ * what an endless wait would run into. */
+TEST_LIMIT(signals_do_not_put_off_a_deadline, 40) {
+    tutti_store *server = open_server("127.0.0.1"), *store;
+    tutti_tcp_store_options options = TUTTI_TCP_STORE_OPTIONS_INIT;
+    CHECK_OK(tutti_store_open_tcp("127.0.0.1", tutti_store_port(server), &options, &store));
+    struct sigaction action = { .sa_handler = nothing };
+    struct itimerval often = { { 0, 10000 }, { 0, 10000 } }, never = { { 0, 0 }, { 0, 0 } };
+    CHECK_EQ(sigaction(SIGALRM, &action, NULL), 0);
+    CHECK_EQ(setitimer(ITIMER_REAL, &often, NULL), 0);
+    void *value;
+    size_t bytes;
+    CHECK_STATUS(tutti_store_get(store, "never", MILLISECONDS(3000), &value, &bytes), TUTTI_ERROR_TIMEOUT);
+    CHECK_EQ(setitimer(ITIMER_REAL, &never, NULL), 0);
+    CHECK_OK(tutti_store_set(store, "k", "", 0));
+    tutti_store_release(store);
+    tutti_store_release(server);
+}
+
+TEST(a_wait_until_an_event_is_for_the_store_of_a_world) {
+    tutti_store *store;
+    void *value;
+    size_t bytes;
+    CHECK_OK(tutti_store_open_memory(&store));
+    CHECK_STATUS(tutti_store_get(store, "never", TUTTI_UNTIL_EVENT, &value, &bytes), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("tutti_world_store");
+    tutti_store_release(store);
+}

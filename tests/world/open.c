@@ -356,3 +356,80 @@ static tutti_status open_and_close(void *argument) {
 TEST(opening_survives_the_failure_of_any_call) {
     test_fail_each(NULL, open_and_close, NULL);
 }
+
+/* ---- opening keeps its deadline, and tells who died ---- */
+
+typedef struct joiner {
+    char url[64];
+    int rank, ranks;
+    int64_t timeout_ns;
+} joiner;
+
+static tutti_status join_world(const joiner *joiner, tutti_world **world) {
+    tutti_world_options options = TUTTI_WORLD_OPTIONS_INIT;
+    options.rank = joiner->rank;
+    options.rank_count = joiner->ranks;
+    options.store_url = joiner->url;
+    options.timeout_ns = joiner->timeout_ns;
+    return tutti_world_open(&options, world);
+}
+
+/* Rank 0 in a process of its own: it serves the store and waits for somebody who never comes. */
+static pid_t start_rank_0(joiner *joiner, const char *what) {
+    snprintf(joiner->url, sizeof joiner->url, "unix:@tutti-test-%s-%d", what, (int)getpid());
+    joiner->rank = 0;
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        tutti_world *world;
+        joiner->timeout_ns = INT64_C(60000000000);
+        (void)!join_world(joiner, &world);
+        _exit(0);
+    }
+    usleep(300000);
+    return pid;
+}
+
+typedef struct blow {
+    pid_t pid;
+    int signal;
+} blow;
+
+static void *strike_soon(void *argument) {
+    const blow *blow = argument;
+    usleep(300000);
+    CHECK_EQ(kill(blow->pid, blow->signal), 0);
+    return NULL;
+}
+
+TEST(opening_keeps_its_deadline_when_the_rank_that_serves_the_store_is_stopped) {
+    joiner joiner = { .ranks = 3 };
+    blow blow = { start_rank_0(&joiner, "stopped"), SIGSTOP };
+    tutti_world *world;
+    pthread_t striker;
+    joiner.rank = 1;
+    joiner.timeout_ns = INT64_C(1500000000);
+    CHECK_EQ(pthread_create(&striker, NULL, strike_soon, &blow), 0);
+    int64_t begin = tu_clock_now();
+    CHECK_STATUS(join_world(&joiner, &world), TUTTI_ERROR_TIMEOUT);
+    /* What it was given, a moment to tell, and what a loaded machine adds; a server that answered nothing used to cost
+     * five seconds more. */
+    CHECK(tu_clock_now() - begin < INT64_C(5000000000));
+    CHECK_MESSAGE("stopped");
+    CHECK_EQ(pthread_join(striker, NULL), 0);
+    CHECK_EQ(kill(blow.pid, SIGKILL), 0);
+    CHECK_EQ(waitpid(blow.pid, NULL, 0), blow.pid);
+}
+
+TEST(the_death_of_rank_0_while_opening_is_told_by_name_long_before_the_deadline) {
+    joiner joiner = { .ranks = 3, .timeout_ns = INT64_C(60000000000) };
+    blow blow = { start_rank_0(&joiner, "dead"), SIGKILL };
+    tutti_world *world;
+    pthread_t striker;
+    joiner.rank = 1;
+    CHECK_EQ(pthread_create(&striker, NULL, strike_soon, &blow), 0);
+    CHECK_STATUS(join_world(&joiner, &world), TUTTI_ERROR_DEAD);
+    CHECK_MESSAGE("rank 0");
+    CHECK_EQ(pthread_join(striker, NULL), 0);
+    CHECK_EQ(waitpid(blow.pid, NULL, 0), blow.pid);
+}
