@@ -146,6 +146,7 @@ typedef struct bench_results {
     int count;
     int ranks;
     char launcher[32];
+    double load; /* of the machine before it began */
     bench_row rows[BENCH_ROWS];
 } bench_results;
 
@@ -199,6 +200,9 @@ int bench_suspects(const bench_job *job, uint8_t *flags);
 int bench_report_baseline(const bench_job *job);
 /* Returns 0, or 1 when the file cannot be written. */
 int bench_plot(const bench_job *job);
+
+/* "name: processor, 2 CPUs, load 0.3 before" */
+void bench_machine_text(const bench_results *results, char *text, size_t room);
 
 /* "64 KiB" */
 void bench_bytes_text(size_t bytes, char *text, size_t room);

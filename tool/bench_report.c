@@ -70,34 +70,46 @@ static int numa_nodes(void) {
     return nodes > 0 ? nodes : 1;
 }
 
-static void look_at(machine *m) {
+static void look_at(machine *found) {
     struct utsname name;
     char l2[24], l3[24];
-    processor_name(m->processor, sizeof m->processor);
+    processor_name(found->processor, sizeof found->processor);
     uname(&name);
-    snprintf(m->system, sizeof m->system, "%s %s %s", name.sysname, name.release, name.machine);
+    snprintf(found->system, sizeof found->system, "%s %s %s", name.sysname, name.release, name.machine);
     bench_bytes_text(tu_cache_bytes(2), l2, sizeof l2);
     bench_bytes_text(tu_cache_bytes(3), l3, sizeof l3);
-    snprintf(m->caches, sizeof m->caches, "L2 %s, L3 %s", l2, l3);
-    first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", m->governor, sizeof m->governor, "unknown");
-    first_line("/sys/devices/system/cpu/smt/active", m->smt, sizeof m->smt, "?");
-    m->processors = sysconf(_SC_NPROCESSORS_ONLN);
-    m->nodes = numa_nodes();
+    snprintf(found->caches, sizeof found->caches, "L2 %s, L3 %s", l2, l3);
+    first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", found->governor, sizeof found->governor,
+               "unknown");
+    first_line("/sys/devices/system/cpu/smt/active", found->smt, sizeof found->smt, "?");
+    found->processors = sysconf(_SC_NPROCESSORS_ONLN);
+    found->nodes = numa_nodes();
+}
+
+void bench_machine_text(const bench_results *results, char *text, size_t room) {
+    machine found;
+    struct utsname name;
+    look_at(&found);
+    uname(&name);
+    int used = snprintf(text, room, "%s: %s, %ld CPU%s", name.nodename, found.processor, found.processors,
+                        found.processors == 1 ? "" : "s");
+    if (used > 0 && (size_t)used < room)
+        snprintf(text + used, room - (size_t)used, ", load %.1f before", results->load);
 }
 
 /* ---- text ---- */
 
 void bench_report_head(FILE *file, const bench_job *job, int ranks, const char *launcher) {
     const bench_options *options = job->options;
-    machine m;
-    look_at(&m);
+    machine found;
+    look_at(&found);
     fprintf(file, "# tutti bench %s, kernels %s\n", tutti_version(), tu_kernels_name());
-    fprintf(file, "# machine: %s, %ld CPUs, %d NUMA node%s, %s, SMT %s, governor %s, %s\n", m.processor, m.processors,
-            m.nodes, m.nodes == 1 ? "" : "s", m.caches,
-            m.smt[0] == '1'   ? "on"
-            : m.smt[0] == '0' ? "off"
-                              : "unknown",
-            m.governor, m.system);
+    fprintf(file, "# machine: %s, %ld CPUs, %d NUMA node%s, %s, SMT %s, governor %s, %s\n", found.processor,
+            found.processors, found.nodes, found.nodes == 1 ? "" : "s", found.caches,
+            found.smt[0] == '1'   ? "on"
+            : found.smt[0] == '0' ? "off"
+                                  : "unknown",
+            found.governor, found.system);
     fprintf(file, "# ranks: %d, started by %s; binding: %s\n", ranks, launcher, job->binding_text);
     fprintf(file,
             "# buffers: %s%s%s%s; calls: %s; times in microseconds, bandwidth in GB/s of the median; size is the "
@@ -176,25 +188,23 @@ static void row_json(FILE *file, const bench_row *row) {
 
 void bench_report_json(FILE *file, const bench_job *job) {
     const bench_results *results = job->results;
-    machine m;
+    machine found;
     char when[32], number[24];
     time_t now = time(NULL);
     struct tm broken;
-    look_at(&m);
+    look_at(&found);
     strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &broken));
     fprintf(file, "{\n  \"machine\": {\n");
-    member(file, "processor", m.processor, false);
-    snprintf(number, sizeof number, "%ld", m.processors);
-    fprintf(file, "    \"cpus\": %s,\n    \"numa_nodes\": %d,\n", number, m.nodes);
-    member(file, "caches", m.caches, false);
-    member(file, "smt", m.smt[0] == '1' ? "on" : m.smt[0] == '0' ? "off" : "unknown", false);
-    member(file, "governor", m.governor, false);
-    member(file, "system", m.system, false);
+    member(file, "processor", found.processor, false);
+    snprintf(number, sizeof number, "%ld", found.processors);
+    fprintf(file, "    \"cpus\": %s,\n    \"numa_nodes\": %d,\n", number, found.nodes);
+    member(file, "caches", found.caches, false);
+    member(file, "smt", found.smt[0] == '1' ? "on" : found.smt[0] == '0' ? "off" : "unknown", false);
+    member(file, "governor", found.governor, false);
+    member(file, "system", found.system, false);
     member(file, "version", tutti_version(), false);
     member(file, "kernels", tu_kernels_name(), false);
-    double load = 0;
-    if (getloadavg(&load, 1) == 1)
-        fprintf(file, "    \"load\": %.2f,\n", load);
+    fprintf(file, "    \"load\": %.2f,\n", results->load);
     fprintf(file, "    \"ranks\": %d,\n", results->ranks);
     member(file, "launcher", results->launcher, false);
     member(file, "binding", job->binding_text, false);
@@ -272,12 +282,12 @@ static void tell_slower(const bench_row *row, const json *old) {
 }
 
 /* A comparison between a quiet machine and a busy one compares the others' programs. */
-static void tell_load(const json *document) {
+static void tell_load(const json *document, double now) {
     const json *machine = json_member(document, "machine");
-    double before = machine != NULL ? json_real(machine, "load", -1) : -1, now = 0;
+    double before = machine != NULL ? json_real(machine, "load", 0) : 0;
     long processors = sysconf(_SC_NPROCESSORS_ONLN);
-    if (getloadavg(&now, 1) == 1 && (now > 1.5 * (double)processors || before > 1.5 * (double)processors))
-        fprintf(stderr, "The load was %.1f then and is %.1f now on %ld CPUs: measure both on a quiet machine.\n",
+    if (now > 0.5 * (double)processors || before > 0.5 * (double)processors)
+        fprintf(stderr, "The load before was %.1f then and is %.1f now on %ld CPUs: measure both on a quiet machine.\n",
                 before, now, processors);
 }
 
@@ -303,7 +313,7 @@ static int compare(const json *document, const bench_job *job) {
     fprintf(stderr, "%d of %d rows that the baseline has are more than %.0f %% slower; %d differ within the noise\n",
             counts[SLOWER], compared, job->options->slower, counts[WITHIN_NOISE]);
     if (counts[SLOWER] + counts[WITHIN_NOISE] > 0)
-        tell_load(document);
+        tell_load(document, job->results->load);
     return counts[SLOWER] > 0;
 }
 

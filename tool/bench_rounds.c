@@ -198,6 +198,7 @@ tutti_status bench_rank_main(tutti_world *world, void *argument) {
         return bench_tune(world, job->options);
     if (rank == 0) {
         job->results->ranks = tutti_world_size(world);
+        (void)getloadavg(&job->results->load, 1); /* 0 where it is not told */
         snprintf(job->results->launcher, sizeof job->results->launcher, "%s", tutti_world_launcher(world));
         if (job->options->format == BENCH_TEXT)
             bench_report_head(stdout, job, tutti_world_size(world), tutti_world_launcher(world));

@@ -78,9 +78,17 @@ def table(document, rows, first_column):
 
 # ---- pictures ----
 
+def tick_text(us):
+    """A power of ten of microseconds as people write it: 10 ns, 1 µs, 1 s."""
+    for unit, size in (("s", 1e6), ("ms", 1e3), ("µs", 1), ("ns", 1e-3)):
+        if us >= size * 0.999:
+            break
+    return f"{us / size:g} {unit}"
+
+
 def picture(document, rows, title, path):
     """Median over size, logarithmic both ways; bars are minimum to maximum over the rounds."""
-    width, height, left, right, top, bottom = 900, 540, 75, 190, 45, 55
+    width, height, left, right, top, bottom = 900, 550, 75, 190, 55, 55
     names = [name for name in rows[0]["results"] if name != "copy_stream"]
     points = {name: [(row["bytes"], row["results"][name]) for row in rows if name in row["results"]] for name in names}
     x0, x1 = math.log2(rows[0]["bytes"]), math.log2(rows[-1]["bytes"])
@@ -95,14 +103,24 @@ def picture(document, rows, title, path):
 
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
            f'<rect width="{width}" height="{height}" fill="#fff"/>', f'<text x="{left}" y="26" font-size="16">{title}</text>']
+    machine = document["machine"]
+    load = f", load {machine['load'][0]}" if "load" in machine else ""
+    out.append(f'<text x="{left}" y="42" fill="#555">{machine["processor"]}, {machine["cpus"]} CPUs, {machine["system"]}{load}; '
+               'median, bars from the least to the largest</text>')
+    free = -math.inf  # where the label before ends
     for row in rows:
-        out.append(f'<line x1="{x(row["bytes"]):.1f}" y1="{top}" x2="{x(row["bytes"]):.1f}" y2="{height - bottom}" stroke="#eee"/>'
-                   f'<text x="{x(row["bytes"]):.1f}" y="{height - bottom + 18}" text-anchor="middle">{size_text(row["bytes"])}</text>')
+        at = x(row["bytes"])
+        out.append(f'<line x1="{at:.1f}" y1="{top}" x2="{at:.1f}" y2="{height - bottom}" stroke="#eee"/>')
+        half = 4.0 * len(size_text(row["bytes"]))
+        if at - half > free:
+            out.append(f'<text x="{at:.1f}" y="{height - bottom + 18}" text-anchor="middle">{size_text(row["bytes"])}</text>')
+            free = at + half
     for power in range(y0, y1 + 1):
         at = y(10.0**power * 1e3)
         out.append(f'<line x1="{left}" y1="{at:.1f}" x2="{width - right}" y2="{at:.1f}" stroke="#ddd"/>'
-                   f'<text x="{left - 8}" y="{at + 4:.1f}" text-anchor="end">{10.0**power:g}</text>')
-    out.append(f'<text x="18" y="{height / 2:.0f}" text-anchor="middle" transform="rotate(-90 18 {height / 2:.0f})">microseconds</text>')
+                   f'<text x="{left - 8}" y="{at + 4:.1f}" text-anchor="end">{tick_text(10.0**power)}</text>')
+    out.append(f'<text x="18" y="{height / 2:.0f}" text-anchor="middle" transform="rotate(-90 18 {height / 2:.0f})">time</text>'
+               f'<text x="{(left + width - right) / 2:.0f}" y="{height - 14}" text-anchor="middle">message size</text>')
     for number, name in enumerate(names):
         colour, curve = COLOURS.get(name, "#000"), points[name]
         if not curve:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -104,6 +105,10 @@ def files_are_json_csv_and_a_picture():
         equal([row["size"] for row in rows], [str(row["size"]) for row in document["results"]])
         picture = xml.dom.minidom.parse(path["svg"])
         equal(len(picture.getElementsByTagName("polyline")), 2)
+        words = [node.firstChild.data for node in picture.getElementsByTagName("text") if node.firstChild is not None]
+        assert any(os.uname().nodename in word and document["machine"]["processor"] in word for word in words), words
+        ticks = [word for word in words if re.fullmatch(r"[0-9.e+]+ ?(ns|µs|ms|s)?", word)]
+        assert len(ticks) >= 2 and all(re.fullmatch(r"10{0,2} (ns|µs|ms|s)", tick) for tick in ticks), ticks
 
 
 @test
