@@ -14,11 +14,13 @@
 #include <tutti/world.h>
 
 #include "base/clock.h"
+#include "base/instructions.h"
 #include "base/settings.h"
 #include "job/dump.h"
 #include "memory/backend.h"
 #include "tool.h"
 #include "topology.h"
+#include "trial.h"
 #include "world/launch.h"
 #include "world/world.h"
 
@@ -35,8 +37,8 @@ static const char help_text[] =
     "                  default: one per CPU, 16 at most\n"
     "      --json      as JSON, for programs\n"
     "\n"
-    "Exit status: 0; 1 when a variable has no meaning or a value that cannot be understood; 2 for\n"
-    "wrong usage.\n";
+    "Exit status: 0; 1 when a variable has no meaning or a value that cannot be understood, or when a\n"
+    "world would not open here; 2 for wrong usage.\n";
 
 static int info_main(int argc, char **argv);
 const tool_command tool_info = { "info", "show build, machine, backends and settings", help_text, info_main };
@@ -148,6 +150,13 @@ static void show_machine(void) {
     else
         snprintf(text, sizeof text, "unknown: %s", tutti_error_message());
     row("NUMA nodes", text, false);
+    text[0] = '\0';
+    for (tu_instructions level = TU_REFERENCE; level < TU_INSTRUCTIONS_END; level++) {
+        size_t used = strlen(text);
+        if (tu_instructions_present(level))
+            snprintf(text + used, sizeof text - used, "%s%s", used > 0 ? " " : "", tu_instructions_name(level));
+    }
+    row("instruction sets", text, false);
     line_of("/proc/meminfo", "MemTotal", text, sizeof text);
     row("memory", text, false);
     line_of("/proc/meminfo", "MemAvailable", text, sizeof text);
@@ -310,13 +319,33 @@ static void show_links(const tu_backend *backend, const char *name, int devices)
     }
 }
 
+typedef struct shown_backends {
+    tutti_world *world;
+    int count;
+} shown_backends;
+
+static void show_backend(const char *name, void *argument) {
+    shown_backends *shown = argument;
+    const tu_backend *backend;
+    int devices = 0;
+    char text[2600];
+    if (tu_backend_find(shown->world, name, &backend) != TUTTI_OK)
+        snprintf(text, sizeof text, "cannot be used: %s", tutti_error_message());
+    else if (backend->probe(&tu_backend_host_table, &devices) != TUTTI_OK)
+        snprintf(text, sizeof text, "has nothing to do here: %s", tutti_error_message());
+    else
+        snprintf(text, sizeof text, "works, %d device%s", devices, devices == 1 ? "" : "s");
+    row(name, text, false);
+    shown->count++;
+    if (devices > 0 && backend->memory != NULL && backend->memory->links != NULL)
+        show_links(backend, name, devices);
+}
+
 /* A world of one rank is what a backend is asked through; that it opens is worth knowing, too. */
 static void show_backends(void) {
-    static const char *const names[] = { "shm", "cuda", "nvshmem", "nccl", "ucx" };
     tutti_world_options options = TUTTI_WORLD_OPTIONS_INIT;
     tutti_world *world = NULL;
     options.name = "tutti info";
-    options.rank = 0;
     options.rank_count = 1;
     int64_t begin = tu_clock_now();
     tutti_status opened = tutti_world_open(&options, &world);
@@ -329,17 +358,13 @@ static void show_backends(void) {
     else
         snprintf(text, sizeof text, "does not open: %s", tutti_error_message());
     row("a world of one rank", text, true);
-    for (size_t i = 0; opened == TUTTI_OK && i < sizeof names / sizeof names[0]; i++) {
-        const tu_backend *backend;
-        int devices = 0;
-        if (tu_backend_find(world, names[i], &backend) != TUTTI_OK ||
-            backend->probe(&tu_backend_host_table, &devices) != TUTTI_OK)
-            snprintf(text, sizeof text, "not here: %s", tutti_error_message());
-        else
-            snprintf(text, sizeof text, "works, %d device%s", devices, devices == 1 ? "" : "s");
-        row(names[i], text, false);
-        if (devices > 0 && backend->memory != NULL && backend->memory->links != NULL)
-            show_links(backend, names[i], devices);
+    problems += opened != TUTTI_OK;
+    if (opened == TUTTI_OK) {
+        shown_backends shown = { .world = world };
+        show_backend("shm", &shown);
+        tu_backend_list(world, show_backend, &shown);
+        if (shown.count == 1)
+            row("plug-ins", "none found; TUTTI_PLUGIN_PATH names folders that have some", false);
     }
     if (opened == TUTTI_OK && tutti_world_close(world) != TUTTI_OK)
         row("closing it", tutti_error_message(), false);
@@ -377,28 +402,60 @@ static void show_launch(void) {
 
 /* ---- settings ---- */
 
-/* The value as it would be used, or what is wrong with it. */
-static void show_setting(tu_settings *settings, int setting, const char *given, bool first) {
+/* What the environment says, and what is wrong with it. */
+typedef struct given {
+    char *value; /* NULL: nothing, or nothing in it */
+    char problem[1600];
+} given;
+
+/* Each variable is tried on its own, so that one bad value does not hide the others: first whether it can be
+ * understood, then whether a world opens with it. Those of the launch environment are shown by show_launch. */
+static void try_settings(given *all) {
+    tu_settings settings;
+    for (int i = 0; i < TU_SETTING_COUNT; i++) {
+        const char *text = getenv(tu_setting_rows[i].environment);
+        all[i].value = text != NULL && *text != '\0' ? strdup(text) : NULL;
+        unsetenv(tu_setting_rows[i].environment);
+    }
+    bool loaded = tu_settings_load(&settings) == TUTTI_OK;
+    for (int i = 0; i < TU_SETTING_COUNT && loaded; i++) {
+        if (all[i].value == NULL)
+            continue;
+        setenv(tu_setting_rows[i].environment, all[i].value, 1);
+        if (tu_settings_set(&settings, (tu_setting)i, all[i].value) != TUTTI_OK)
+            snprintf(all[i].problem, sizeof all[i].problem, "%s", tutti_error_message());
+        else if (!trial(i != TU_SETTING_FAULT, all[i].problem, sizeof all[i].problem) && all[i].problem[0] == '\0')
+            snprintf(all[i].problem, sizeof all[i].problem, "a world does not open with it");
+        unsetenv(tu_setting_rows[i].environment);
+    }
+    if (loaded)
+        tu_settings_free(&settings);
+    for (int i = 0; i < TU_SETTING_COUNT; i++) {
+        if (all[i].value != NULL)
+            setenv(tu_setting_rows[i].environment, all[i].value, 1);
+        problems += all[i].problem[0] != '\0';
+    }
+}
+
+static void show_setting(int setting, const given *given, bool first) {
     const tu_setting_row *about = &tu_setting_rows[setting];
-    bool bad = given != NULL && *given != '\0' && tu_settings_set(settings, (tu_setting)setting, given) != TUTTI_OK;
-    const char *value = given != NULL && *given != '\0' ? given : about->default_text;
-    const char *origin = given != NULL && *given != '\0' ? "environment" : "default";
-    problems += bad;
+    const char *value = given->value != NULL ? given->value : about->default_text;
+    const char *origin = given->value != NULL ? "environment" : "default";
     if (as_json) {
         printf("%s\n  {\"name\": \"%s\", \"value\": ", first ? "" : ",", about->environment);
         tu_json_string(stdout, value);
         printf(", \"origin\": \"%s\", \"meaning\": ", origin);
         tu_json_string(stdout, about->meaning);
-        if (bad) {
+        if (given->problem[0] != '\0') {
             printf(", \"problem\": ");
-            tu_json_string(stdout, tutti_error_message());
+            tu_json_string(stdout, given->problem);
         }
         printf("}");
         return;
     }
     printf("  %-22s %-16s %-12s %s\n", about->environment, *value != '\0' ? value : "-", origin, about->meaning);
-    if (bad)
-        printf("      ^ %s\n", tutti_error_message());
+    if (given->problem[0] != '\0')
+        printf("      ^ %s\n", given->problem);
 }
 
 static void show_unknown(const char *name, const char *nearest, void *argument) {
@@ -411,34 +468,20 @@ static void show_unknown(const char *name, const char *nearest, void *argument) 
     (*count)++;
 }
 
-/* Each variable is tried on its own, so that one bad value does not hide the others. */
-static int show_settings(void) {
-    char *given[TU_SETTING_COUNT];
-    tu_settings settings;
-    for (int i = 0; i < TU_SETTING_COUNT; i++) {
-        const char *text = getenv(tu_setting_rows[i].environment);
-        given[i] = text != NULL ? strdup(text) : NULL;
-        unsetenv(tu_setting_rows[i].environment);
-    }
-    if (tu_settings_load(&settings) != TUTTI_OK)
-        return tool_fail("%s", tutti_error_message());
+static void show_settings(const given *all) {
     heading("Settings");
     if (as_json)
         printf("\"settings\": [");
     else
         printf("  %-22s %-16s %-12s %s\n", "VARIABLE", "VALUE", "FROM", "MEANING");
     for (int i = 0; i < TU_SETTING_COUNT; i++)
-        show_setting(&settings, i, given[i], i == 0);
-    tu_settings_free(&settings);
+        show_setting(i, &all[i], i == 0);
     int unknown = 0;
     if (as_json)
         printf("],\n\"unknown\": [");
     tu_settings_unknown(show_unknown, &unknown);
     if (as_json)
         printf("]}\n");
-    for (int i = 0; i < TU_SETTING_COUNT; i++)
-        free(given[i]);
-    return 0;
 }
 
 static int info_main(int argc, char **argv) {
@@ -469,11 +512,15 @@ static int info_main(int argc, char **argv) {
     }
     if (ranks == 0)
         ranks = topology_cpus() < 16 ? topology_cpus() : 16;
+    static given settings[TU_SETTING_COUNT];
+    try_settings(settings); /* first, while this process has one thread */
     show_build();
     show_machine();
     show_connectivity((int)ranks);
     show_backends();
     show_launch();
-    int failed = show_settings();
-    return failed || problems > 0;
+    show_settings(settings);
+    for (int i = 0; i < TU_SETTING_COUNT; i++)
+        free(settings[i].value);
+    return problems > 0;
 }

@@ -261,6 +261,10 @@ tutti_status tu_backend_open(tutti_world *world, const char *name, const tu_back
  * are NULL. NOT_FOUND lists where it looked and why each file was refused. Lent while the world lives. */
 tutti_status tu_backend_find(tutti_world *world, const char *name, const tu_backend **backend);
 
+/* Calls `found` with the name of every plug-in that lies in a folder where tu_backend_find looks, each name once. None
+ * is loaded. */
+void tu_backend_list(tutti_world *world, void (*found)(const char *name, void *argument), void *argument);
+
 extern const tu_backend_host tu_backend_host_table;
 
 #endif

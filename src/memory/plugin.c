@@ -5,6 +5,7 @@
  *
  * A loaded plug-in stays loaded: its code may be on some thread's stack, and drivers do not like to be unloaded.
  */
+#include <dirent.h>
 #include <dlfcn.h>
 #include <limits.h>
 #include <stdio.h>
@@ -105,7 +106,7 @@ typedef struct search {
 
 static void note(search *search, const char *path, const char *why) {
     size_t used = strlen(search->tried);
-    snprintf(search->tried + used, sizeof search->tried - used, "%s%s: %s", used > 0 ? "; " : "", path, why);
+    snprintf(search->tried + used, sizeof search->tried - used, "%s%.300s: %s", used > 0 ? "; " : "", path, why);
 }
 
 /* Why the table of a file is not taken; empty when it is, and then *entry is it. */
@@ -180,19 +181,24 @@ static bool folder_beside(char folder[PATH_MAX]) {
     return snprintf(folder, PATH_MAX, "%s/tutti:%s/../lib/tutti", path, path) < PATH_MAX;
 }
 
+/* The folders to look in, in order, separated by ':'. */
+static void all_folders(tutti_world *world, char *folders, size_t bytes) {
+    char beside[PATH_MAX];
+    if (!folder_beside(beside))
+        beside[0] = 0;
+    snprintf(folders, bytes, "%s:%s:%s", tu_settings_text(&world->settings, TU_SETTING_PLUGIN_PATH), beside,
+             TUTTI_PLUGIN_FOLDER);
+}
+
 tutti_status tu_backend_load(tutti_world *world, const char *name, tu_backend_entry **result) {
     search search = { "" };
     tu_backend_entry *entry = NULL;
-    char beside[PATH_MAX];
-    bool is_name = name[0] != 0 && strchr(name, '/') == NULL;
-    if (!is_name)
+    char folders[3 * PATH_MAX];
+    all_folders(world, folders, sizeof folders);
+    if (name[0] == 0 || strchr(name, '/') != NULL)
         note(&search, name, "is no name of a backend");
     else
-        entry = search_folders(tu_settings_text(&world->settings, TU_SETTING_PLUGIN_PATH), name, &search);
-    if (entry == NULL && is_name && folder_beside(beside))
-        entry = search_folders(beside, name, &search);
-    if (entry == NULL && is_name)
-        entry = search_folders(TUTTI_PLUGIN_FOLDER, name, &search);
+        entry = search_folders(folders, name, &search);
     if (entry == NULL)
         return tu_error(TUTTI_ERROR_NOT_FOUND,
                         "Tutti does not find allocation backend \"%s\" (%s): install the plug-in libtutti-%s.so, or "
@@ -201,4 +207,50 @@ tutti_status tu_backend_load(tutti_world *world, const char *name, tu_backend_en
     TU_LOG(TUTTI_LOG_INFO, world->log, "memory", "backend %s loaded", name);
     *result = entry;
     return TUTTI_OK;
+}
+
+/* ---- listing ---- */
+
+#define LISTED 32
+
+typedef struct listing {
+    char names[LISTED][64];
+    int count;
+} listing;
+
+/* "cuda" of "libtutti-cuda.so"; false for other files. */
+static bool plugin_name(const char *file, char name[64]) {
+    static const char prefix[] = "libtutti-", suffix[] = ".so";
+    size_t length = strlen(file), around = sizeof prefix - 1 + sizeof suffix - 1;
+    if (length <= around || length - around > 63 || strncmp(file, prefix, sizeof prefix - 1) != 0 ||
+        strcmp(file + length - (sizeof suffix - 1), suffix) != 0)
+        return false;
+    snprintf(name, 64, "%.*s", (int)(length - around), file + sizeof prefix - 1);
+    return true;
+}
+
+static void list_folder(const char *path, listing *all) {
+    DIR *folder = opendir(path);
+    struct dirent *file;
+    char name[64];
+    while (folder != NULL && (file = readdir(folder)) != NULL) {
+        bool known = !plugin_name(file->d_name, name);
+        for (int i = 0; i < all->count && !known; i++)
+            known = strcmp(all->names[i], name) == 0;
+        if (!known && all->count < LISTED)
+            memcpy(all->names[all->count++], name, sizeof name);
+    }
+    if (folder != NULL)
+        closedir(folder);
+}
+
+void tu_backend_list(tutti_world *world, void (*found)(const char *name, void *argument), void *argument) {
+    char folders[3 * PATH_MAX], *rest = folders, *folder;
+    listing all = { .count = 0 };
+    all_folders(world, folders, sizeof folders);
+    while ((folder = strsep(&rest, ":")) != NULL)
+        if (*folder != 0)
+            list_folder(folder, &all);
+    for (int i = 0; i < all.count; i++)
+        found(all.names[i], argument);
 }

@@ -2,9 +2,11 @@
 """tutti info, tutti doctor and tutti help: what they say about this machine, this build and this environment."""
 import json
 import os
+import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "support"))
 from cases import LIMIT, TUTTI, contains, equal, main, test  # noqa: E402
@@ -39,6 +41,36 @@ def a_value_that_cannot_be_understood_is_pointed_out_and_hides_nothing():
     settings = {setting["name"]: setting for setting in json.loads(output)["settings"]}
     contains(settings["TUTTI_TIMEOUT"]["problem"], "soon")
     equal((settings["TUTTI_SPIN"]["value"], settings["TUTTI_SPIN"]["origin"]), ("100", "environment"))
+
+
+@test
+def a_setting_with_which_no_world_opens_is_pointed_out():
+    for name, value in (("TUTTI_TUNING", "/no/such/table"), ("TUTTI_ALGORITHM", "all_reduce=fastest"), ("TUTTI_LOG", "loud"),
+                        ("TUTTI_HUGE_PAGES", "maybe"), ("TUTTI_FAULT", "rank=0,do=dance"), ("TUTTI_ISA", "mmx")):
+        status, output, _ = tutti("info", "--json", environment={name: value, "TUTTI_SPIN": "100"})
+        settings = {setting["name"]: setting for setting in json.loads(output)["settings"]}
+        assert settings[name].get("problem"), (name, settings[name])
+        assert "problem" not in settings["TUTTI_SPIN"], settings["TUTTI_SPIN"]
+        equal(status, 1)
+
+
+@test
+def a_fault_that_is_asked_for_is_no_problem():
+    status, output, _ = tutti("info", "--json", environment={"TUTTI_FAULT": "rank=0,op=all_reduce,at=0,do=kill"})
+    equal(status, 0)
+    json.loads(output)
+
+
+@test
+def only_plug_ins_that_exist_are_listed():
+    with tempfile.TemporaryDirectory() as folder:
+        names = set(json.loads(tutti("info", "--json", environment={"TUTTI_PLUGIN_PATH": folder})[1])["backends"])
+        assert "nvshmem" not in names and "shm" in names, names
+        pathlib.Path(folder, "libtutti-broken.so").write_text("no library")
+        pathlib.Path(folder, "libtutti-.so").write_text("")
+        backends = json.loads(tutti("info", "--json", environment={"TUTTI_PLUGIN_PATH": folder})[1])["backends"]
+        contains(backends["broken"], "cannot be used")
+        equal(set(backends) - names, {"broken"})
 
 
 @test
