@@ -5,7 +5,6 @@
  */
 #include <errno.h>
 #include <getopt.h>
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -13,7 +12,7 @@
 
 #include "base/clock.h"
 #include "flight.h"
-#include "job/dump.h"
+#include "timeline.h"
 #include "tool.h"
 
 static const char help_text[] =
@@ -74,55 +73,12 @@ static bool tell_job(const flight_job *job, bool list, size_t last) {
     return apart;
 }
 
-/* ---- the trace ---- */
-
-/* Threads of one rank lie side by side: each gets a line of its own. */
-static void write_entry(FILE *file, const flight *f, const tu_record_view *entry, bool *first) {
-    char name[200];
-    int64_t end = entry->running ? f->now_ns : entry->ended_ns;
-    flight_text(f, entry, name, sizeof name);
-    int64_t begin_wall = entry->created_ns + f->wall_minus_clock_ns;
-    fprintf(file,
-            "%s\n{\"name\": \"%s\", \"cat\": \"%s\", \"ph\": \"X\", \"pid\": %d, \"tid\": %u, \"ts\": %" PRId64
-            ".%03d, \"dur\": %" PRId64 ".%03d",
-            *first ? "" : ",", tu_operation_name((tu_operation)entry->info.operation),
-            entry->running              ? "running"
-            : entry->status == TUTTI_OK ? "completed"
-                                        : "failed",
-            f->rank, entry->thread, begin_wall / 1000, (int)(begin_wall % 1000), (end - entry->created_ns) / 1000,
-            (int)((end - entry->created_ns) % 1000));
-    fputs(", \"args\": {\"call\": ", file);
-    tu_json_string(file, name);
-    fprintf(file, ", \"sequence\": %" PRIu64 ", \"count\": %" PRIu64 ", \"algorithm\": %d, \"status\": \"%s\"}}",
-            entry->info.sequence, entry->info.count, entry->info.algorithm,
-            entry->running ? "running" : tutti_status_name(entry->status));
-    *first = false;
-}
-
-static void write_rank(FILE *file, const flight *f, bool *first) {
-    fprintf(file,
-            "%s\n{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": %d, \"args\": {\"name\": \"rank %d (pid %d on ",
-            *first ? "" : ",", f->rank, f->rank, f->pid);
-    for (const char *at = f->host; *at != '\0'; at++)
-        fputc(*at == '"' || *at == '\\' ? '?' : *at, file);
-    fputs(")\"}}", file);
-    fprintf(file, ",\n{\"name\": \"process_sort_index\", \"ph\": \"M\", \"pid\": %d, \"args\": {\"sort_index\": %d}}",
-            f->rank, f->rank);
-    *first = false;
-    for (size_t i = 0; i < f->entry_count; i++)
-        write_entry(file, f, &f->entries[i], first);
-}
-
 static int write_trace(const flight_list *list, const char *path) {
     FILE *file = strcmp(path, "-") == 0 ? stdout : fopen(path, "we");
     if (file == NULL)
         return tool_fail("cannot write %s: %s", path, strerror(errno));
-    bool first = true;
-    fputs("{\"displayTimeUnit\": \"ns\", \"traceEvents\": [", file);
-    for (size_t i = 0; i < list->count; i++)
-        for (size_t r = 0; r < list->jobs[i].count; r++)
-            write_rank(file, &list->jobs[i].flights[r], &first);
-    fputs("\n]}\n", file);
+    if (timeline_write(list, file))
+        return 1;
     int failed = ferror(file);
     if (file != stdout)
         failed |= fclose(file);

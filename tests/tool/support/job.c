@@ -4,6 +4,7 @@
  *
  *     well       three all-reduces and a barrier
  *     wait       the same, then every rank sleeps with its world open
+ *     messages   two messages from each rank to the next, all under way at once; then as wait
  *     compute    rank 1 computes for ever instead of coming to the third all-reduce
  *     skip       rank 1 skips the third all-reduce and sleeps
  *     order      rank 1 calls barrier and all-reduce the other way round
@@ -64,6 +65,24 @@ static void use_two_groups(tutti_world *world, bool swapped) {
     try(tutti_barrier(groups[swapped ? 0 : 1], NULL));
 }
 
+static void pass_messages(tutti_world *world) {
+    int size = tutti_world_size(world), next = (tutti_world_rank(world) + 1) % size;
+    int before = (tutti_world_rank(world) + size - 1) % size, sent[2] = { 1, 2 }, got[2];
+    tutti_group *group = tutti_world_group(world);
+    tutti_work *works[4];
+    for (int i = 0; i < 2; i++) {
+        tutti_call receive = TUTTI_CALL_INIT, send = TUTTI_CALL_INIT;
+        receive.work = &works[i];
+        send.work = &works[2 + i];
+        try(tutti_recv(group, &got[i], 1, TUTTI_I32, before, 5, &receive));
+        try(tutti_send(group, &sent[i], 1, TUTTI_I32, next, 5, &send));
+    }
+    for (int i = 0; i < 4; i++) {
+        try(tutti_work_wait(works[i], 0));
+        tutti_work_release(works[i]);
+    }
+}
+
 int main(int argc, char **argv) {
     const char *scenario = argc > 1 ? argv[1] : "well";
     tutti_world *world;
@@ -73,11 +92,13 @@ int main(int argc, char **argv) {
     reduce(group);
     if (strcmp(scenario, "groups") == 0)
         use_two_groups(world, tutti_world_rank(world) == 1);
+    if (strcmp(scenario, "messages") == 0)
+        pass_messages(world);
     if (tutti_world_rank(world) == 1)
         misbehave(scenario, world);
     reduce(group);
     try(tutti_barrier(group, NULL));
-    while (strcmp(scenario, "wait") == 0)
+    while (strcmp(scenario, "wait") == 0 || strcmp(scenario, "messages") == 0)
         pause();
     try(tutti_world_close(world));
     return 0;
