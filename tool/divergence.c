@@ -36,19 +36,7 @@ static bool same_call(const tu_operation_info *one, const tu_operation_info *oth
     if (one->operation != other->operation || one->dtype != other->dtype || one->reduction != other->reduction ||
         one->root != other->root)
         return false;
-    switch (one->operation) {
-    case TU_OPERATION_ALL_GATHER_V:
-    case TU_OPERATION_ALL_TO_ALL_V:
-    case TU_OPERATION_REDUCE_SCATTER_V:
-    case TU_OPERATION_ALL_TO_ALL_VDEV:
-    case TU_OPERATION_ALL_TO_ALL_VDEV_2D:
-    case TU_OPERATION_ALL_TO_ALL_VDEV_2D_OFFSET:
-    case TU_OPERATION_BATCH:
-    case TU_OPERATION_PERMUTE:
-        return true;
-    default:
-        return one->count == other->count;
-    }
+    return one->count == other->count || tu_operation_row_of(one->operation)->counts_differ;
 }
 
 static void append(finding *found, const char *format, ...) TUTTI_PRINTF(2, 3);

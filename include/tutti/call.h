@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <tutti/device.h>
 #include <tutti/status.h>
 
 #ifdef __cplusplus
@@ -53,6 +54,9 @@ typedef struct tutti_call {
     tutti_received *received; /* of a receive: filled when it is complete */
     tutti_work **work;        /* not NULL: the call only starts the operation and stores one reference here */
     tutti_batch *batch;       /* not NULL: the call is only noted, and runs with tutti_batch_end */
+    const char *executor; /* who runs it, the same on all ranks: "shm", "cuda" …; NULL: the first that serves it. One
+                             that is not there is an error that lists those that are */
+    tutti_device device;  /* where the buffers lie, so that nobody has to find out; 0: it is found out */
 } tutti_call;
 #define TUTTI_CALL_INIT TUTTI_DEFAULTS(tutti_call)
 /* TUTTI_CALL_INIT as a function: zeroes `size` bytes and sets the field. */

@@ -137,6 +137,7 @@ typedef struct tutti_ran {
     int direct_inputs;  /* how many ranks' inputs were used where they lie */
     int direct_outputs; /* likewise outputs */
     char why[192];      /* "two_shot: 65536 bytes are above 8192 for 2 ranks (built-in table)" */
+    char executor[16];  /* who ran it: "alone", "fake", "shm", "cuda" */
 } tutti_ran;
 #define TUTTI_RAN_INIT TUTTI_DEFAULTS(tutti_ran)
 /* TUTTI_RAN_INIT as a function: zeroes `size` bytes and sets the field. */

@@ -9,15 +9,14 @@ tutti_status tutti_barrier(tutti_group *group, const tutti_call *call) {
     tu_task task;
     tu_task_begin(&task, group, TU_OPERATION_BARRIER);
     tutti_status status;
-    if (call == NULL && tu_express(&task, &status))
+    if (call == NULL && tu_express_barrier(&task, &status))
         return status;
     return tu_submit(&task, call);
 }
 
 tutti_status tutti_group_prepare(tutti_group *group, const tutti_call *call) {
     tu_task task;
-    tu_task_begin(&task, group, TU_OPERATION_BARRIER);
-    task.info.operation = TU_OPERATION_PREPARE;
+    tu_task_begin(&task, group, TU_OPERATION_PREPARE);
     tutti_status status = tu_submit(&task, call);
     if (status != TUTTI_OK || group == TUTTI_NON_GROUP_MEMBER)
         return status;

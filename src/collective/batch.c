@@ -2,24 +2,26 @@
  *
  * Batches. Sends and receives are posted first, so that they run side by side; then the collectives run in the order in
  * which they were noted; then the sends and receives are awaited. Neighbouring small all-reduces of one dtype and
- * reduction are packed and run as one: element by element it is the same sum.
+ * reduction are packed and run as one: element by element it is the same sum. Each collective has a number of its own.
  */
 #include "collective/batch.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "collective/engine.h"
 #include "collective/point.h"
 #include "collective/work.h"
+#include "collective/works.h"
 #include "world/group.h"
 
 #define PACK_BYTES ((size_t)32 << 10) /* all-reduces are packed up to this size together */
 
 struct tutti_batch {
     tutti_group *group;
+    tu_collective *state; /* of the group */
     int count, room;
     tu_task *tasks;
+    int64_t timeout_ns; /* of tutti_batch_end's call */
 };
 
 static tutti_status refuse(const char *function) {
@@ -37,6 +39,11 @@ tutti_status tutti_batch_begin(tutti_group *group, tutti_batch **batch) {
     tutti_batch *made = calloc(1, sizeof *made);
     if (made == NULL)
         return tu_error_memory("a batch", sizeof *made);
+    status = tu_collective_get(group, &made->state);
+    if (status != TUTTI_OK) {
+        free(made);
+        return status;
+    }
     made->group = tutti_group_keep(group);
     *batch = made;
     return TUTTI_OK;
@@ -55,7 +62,7 @@ void tutti_batch_cancel(tutti_batch *batch) {
 }
 
 tutti_status tu_batch_note(tutti_batch *batch, const tu_task *task, const tutti_call *call) {
-    const char *name = tu_operation_name((tu_operation)task->info.operation);
+    const char *name = task->row->name;
     if (batch->group != task->group)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the batch belongs to group %s, the call to group %s", name,
                         batch->group->name, task->group->name);
@@ -74,13 +81,59 @@ tutti_status tu_batch_note(tutti_batch *batch, const tu_task *task, const tutti_
     return TUTTI_OK;
 }
 
-/* ---- packing ---- */
+/* ---- entering ---- */
+
+/* A message that is to run beside the others; in a fake world it is a task like any other. */
+static bool is_message(const tu_task *task) {
+    return task->row->kind == TU_KIND_MESSAGE && task->executor->takes_turns;
+}
+
+/* After a failure: what was entered and will not run ends with the status. */
+static void leave_rest(tutti_batch *batch, int begin, tutti_status status) {
+    for (int i = begin; i < batch->count; i++)
+        if (batch->tasks[i].entered)
+            (void)tu_group_leave_agreement(batch->group, batch->tasks[i].ticket, status);
+}
+
+tutti_status tu_batch_enter(tutti_batch *batch) {
+    for (int i = 0; i < batch->count; i++) {
+        tu_task *task = &batch->tasks[i];
+        if (is_message(task)) /* it enters when it is posted */
+            continue;
+        tutti_status status = tu_task_enter(task);
+        task->skipped = status == TU_FAULT_SKIP;
+        if (status != TUTTI_OK && !task->skipped) {
+            leave_rest(batch, 0, status);
+            return status;
+        }
+        (void)tu_task_deadline(task);
+        if (task->entered)
+            tu_task_record(task);
+    }
+    return TUTTI_OK;
+}
+
+/* ---- packing ----
+ *
+ * Neighbouring small all-reduces run as one. Which do is decided by what is equal on all ranks. That a task's input is
+ * an earlier one's output is not: so every rank says how many tasks of the pack, from the first, had their inputs ready
+ * (tu_task.given), the fewest count, and the rest is packed anew.
+ */
+
+static bool can_pack(const tu_task *task) {
+    /* A factor holds for a whole call, and an algorithm that was asked for may not hold for a longer one. */
+    return task->executor->takes_turns && !task->skipped && task->custom == NULL &&
+           task->row->form == TU_OPERATION_ALL_REDUCE && task->info.reduction != TUTTI_PREMUL_SUM &&
+           tu_forced_algorithm(task) != TUTTI_ALGORITHM_INLINE;
+}
 
 static bool packs_with(const tu_task *first, const tu_task *task) {
-    return first->custom == NULL && first->shape == TU_OPERATION_ALL_REDUCE && task->shape == TU_OPERATION_ALL_REDUCE &&
-           first->info.operation == task->info.operation && first->info.dtype == task->info.dtype &&
-           first->info.reduction == task->info.reduction && first->forced == task->forced &&
-           first->factor == task->factor;
+    return can_pack(task) && first->row == task->row && first->info.dtype == task->info.dtype &&
+           first->info.reduction == task->info.reduction && first->forced == task->forced;
+}
+
+static size_t bytes_of(const tu_task *task) {
+    return task->info.count * task->element;
 }
 
 /* How many tasks from `begin` on run as one, and their bytes. */
@@ -88,8 +141,8 @@ static int pack_length(const tutti_batch *batch, int begin, size_t *bytes) {
     const tu_task *first = &batch->tasks[begin];
     int end = begin;
     *bytes = 0;
-    while (end < batch->count && packs_with(first, &batch->tasks[end])) {
-        size_t more = batch->tasks[end].info.count * batch->tasks[end].element;
+    while (end < batch->count && can_pack(first) && packs_with(first, &batch->tasks[end])) {
+        size_t more = bytes_of(&batch->tasks[end]);
         if (*bytes + more > PACK_BYTES)
             break;
         *bytes += more;
@@ -98,105 +151,102 @@ static int pack_length(const tutti_batch *batch, int begin, size_t *bytes) {
     return end - begin;
 }
 
-/* ---- running ---- */
-
-static tutti_status run_entered(tu_collective *state, tu_task *task) {
-    if (state == NULL)
-        return tu_task_run_alone(task);
-    tutti_status status = tu_group_enter(task->group, task->timeout_ns, &task->info, &task->deadline, &task->ticket);
-    if (status != TUTTI_OK)
-        return tu_not_entered(status);
-    status = tu_collective_setup(state, task);
-    if (status == TUTTI_OK) {
-        status = tu_task_choose(state, task);
-        task->agreed = status != TUTTI_OK;
-    }
-    if (status == TUTTI_OK)
-        status = tu_task_run(state, task);
-    return tu_task_leave(task, status);
+static bool reads_result_of(const tu_task *later, const tu_task *earlier) {
+    const unsigned char *in = later->in, *out = earlier->out;
+    return in < out + bytes_of(earlier) && out < in + bytes_of(later);
 }
 
-static tutti_status run_packed(tu_collective *state, tutti_batch *batch, int begin, int count, size_t bytes) {
-    unsigned char *packed = malloc(bytes == 0 ? 1 : bytes);
+/* How many tasks of the pack, from the first, do not wait for the results of others in it. */
+static uint64_t count_given(const tu_task *tasks, int count) {
+    for (int i = 1; i < count; i++)
+        for (int earlier = 0; earlier < i; earlier++)
+            if (reads_result_of(&tasks[i], &tasks[earlier]))
+                return (uint64_t)i;
+    return (uint64_t)count;
+}
+
+/* Runs `count` tasks as one; *done is how many of them have their results. */
+static tutti_status run_packed(tu_task *tasks, int count, size_t bytes, int *done) {
+    unsigned char *packed = calloc(1, bytes == 0 ? 1 : bytes), *at = packed;
     if (packed == NULL)
-        return tu_error_memory("packing a batch", bytes);
-    size_t at = 0;
-    uint64_t detail = 1;
-    for (int i = begin; i < begin + count; i++) {
-        const tu_task *task = &batch->tasks[i];
-        size_t more = task->info.count * task->element;
-        if (more != 0)
-            memcpy(packed + at, task->in, more);
-        at += more;
-        detail = detail * UINT64_C(0x9e3779b97f4a7c15) + task->info.count;
-    }
-    tu_task whole = batch->tasks[begin];
+        return tu_task_leave(&tasks[0], tu_error_memory("packing a batch", bytes));
+    tu_task whole = tasks[0];
     whole.in = whole.out = packed;
     whole.info.count = bytes / whole.element;
-    whole.detail = detail;
-    tutti_status status = run_entered(state, &whole);
-    at = 0;
-    for (int i = begin; i < begin + count && status == TUTTI_OK; i++) {
-        const tu_task *task = &batch->tasks[i];
-        size_t more = task->info.count * task->element;
-        if (more != 0)
-            memcpy(task->out, packed + at, more);
-        at += more;
+    whole.given = whole.valid = count_given(tasks, count);
+    whole.detail = 1;
+    for (int i = 0; i < count; at += bytes_of(&tasks[i]), i++) {
+        if ((uint64_t)i < whole.given && bytes_of(&tasks[i]) != 0)
+            memcpy(at, tasks[i].in, bytes_of(&tasks[i]));
+        whole.detail = whole.detail * UINT64_C(0x9e3779b97f4a7c15) + tasks[i].info.count;
+    }
+    tutti_status status = tu_task_run_in_turn(&whole);
+    *done = status == TUTTI_OK ? (int)whole.valid : 1;
+    at = packed;
+    for (int i = 0; i < *done && status == TUTTI_OK; at += bytes_of(&tasks[i]), i++) {
+        if (bytes_of(&tasks[i]) != 0)
+            memcpy(tasks[i].out, at, bytes_of(&tasks[i]));
+        if (i > 0)
+            (void)tu_task_leave(&tasks[i], TUTTI_OK);
     }
     free(packed);
     return status;
 }
 
-static bool is_point(const tu_task *task) {
-    return task->shape == TU_OPERATION_SEND || task->shape == TU_OPERATION_RECV;
-}
+/* ---- running ---- */
 
-static tutti_status run_collectives(tu_collective *state, tutti_batch *batch) {
+static tutti_status run_collectives(tutti_batch *batch) {
     tutti_status status = TUTTI_OK;
-    for (int i = 0; i < batch->count && status == TUTTI_OK;) {
-        if (is_point(&batch->tasks[i]) && !batch->group->world->fake) {
-            i++;
-            continue;
-        }
+    for (int i = 0; i < batch->count;) {
+        tu_task *task = &batch->tasks[i];
         size_t bytes;
-        int together = pack_length(batch, i, &bytes);
+        int done = 1, together = is_message(task) ? 0 : pack_length(batch, i, &bytes);
         if (together > 1)
-            status = run_packed(state, batch, i, together, bytes);
-        else
-            status = run_entered(state, &batch->tasks[i]);
-        i += together > 1 ? together : 1;
+            status = run_packed(task, together, bytes, &done);
+        else if (!is_message(task) && !task->skipped)
+            status = tu_task_run_in_turn(task);
+        i += done;
+        if (status != TUTTI_OK) {
+            leave_rest(batch, i, status);
+            break;
+        }
     }
     return status;
 }
 
-tutti_status tu_batch_run(tu_collective *state, tutti_batch *batch) {
-    int points = 0;
-    for (int i = 0; i < batch->count && !batch->group->world->fake; i++)
-        points += is_point(&batch->tasks[i]);
-    if (points == 0)
-        return run_collectives(state, batch);
-    tu_collective *peers;
-    tutti_status status = tu_collective_get(batch->group, &peers);
-    if (status != TUTTI_OK)
-        return status;
-    tu_request **requests = calloc((size_t)points, sizeof *requests);
+static int count_messages(const tutti_batch *batch) {
+    int messages = 0;
+    for (int i = 0; i < batch->count; i++)
+        messages += is_message(&batch->tasks[i]);
+    return messages;
+}
+
+tutti_status tu_batch_run_in_turn(tutti_batch *batch) {
+    int messages = count_messages(batch);
+    if (messages == 0)
+        return run_collectives(batch);
+    tu_request **requests = calloc((size_t)messages, sizeof *requests);
     if (requests == NULL)
-        return tu_error_memory("a batch", (size_t)points * sizeof *requests);
+        return tu_error_memory("a batch", (size_t)messages * sizeof *requests);
+    tutti_status status = TUTTI_OK;
     int posted = 0;
     for (int i = 0; i < batch->count && status == TUTTI_OK; i++)
-        if (is_point(&batch->tasks[i])) {
-            status = tu_point_post(peers, &batch->tasks[i], &requests[posted]);
+        if (is_message(&batch->tasks[i])) {
+            status = tu_point_post(&batch->tasks[i], &requests[posted]);
             posted += status == TUTTI_OK;
+            status = tu_not_entered(status);
         }
     if (status == TUTTI_OK)
-        status = run_collectives(state, batch);
+        status = run_collectives(batch);
+    else
+        leave_rest(batch, 0, status);
     /* All are awaited, also after a failure: their buffers are the caller's again afterwards. The first error
      * counts. */
     tu_error_copy first;
     if (status != TUTTI_OK)
         tu_error_save(&first);
     for (int i = 0; i < posted; i++) {
-        tutti_status one = tu_point_await(peers, requests[i]);
+        tutti_status one = tu_point_await(batch->state, requests[i]);
         if (one != TUTTI_OK && status == TUTTI_OK) {
             status = one;
             tu_error_save(&first);
@@ -206,23 +256,43 @@ tutti_status tu_batch_run(tu_collective *state, tutti_batch *batch) {
     return status == TUTTI_OK ? TUTTI_OK : tu_error_restore(&first);
 }
 
-static tutti_status run_blocking(tutti_batch *batch, int64_t timeout_ns) {
-    tutti_group *group = batch->group;
-    if (group->size == 1 || group->world->fake)
-        return tu_batch_run(NULL, batch);
-    tu_collective *state;
-    int64_t timeout;
-    tutti_status status = tu_collective_get(group, &state);
-    if (status == TUTTI_OK)
-        status = tu_timeout_choose("timeout_ns", timeout_ns, group->timeout_ns, group->world->timeout_ns, &timeout);
-    if (status == TUTTI_OK)
-        status = tu_collective_lock(state, tu_deadline(timeout));
+static bool needs_turn(const tutti_batch *batch) {
+    for (int i = 0; i < batch->count; i++)
+        if (batch->tasks[i].executor->takes_turns && !is_message(&batch->tasks[i]))
+            return true;
+    return false;
+}
+
+tutti_status tu_batch_run(tutti_batch *batch) {
+    tu_collective *state = batch->state;
+    bool in_turn = needs_turn(batch);
+    tutti_status status = in_turn ? tu_turn_take(state, batch->timeout_ns) : TUTTI_OK;
     if (status != TUTTI_OK)
         return status;
-    tu_engine_drain(state);
-    status = tu_batch_run(state, batch);
-    tu_collective_unlock(state);
+    tu_works *works = in_turn ? tu_works_drain(state) : NULL;
+    status = tu_batch_enter(batch);
+    tu_works_resume(works);
+    if (status == TUTTI_OK)
+        status = tu_batch_run_in_turn(batch);
+    if (in_turn)
+        tu_collective_unlock(state);
     return status;
+}
+
+static tutti_status start_work(tutti_batch *batch, tutti_work **result) {
+    tu_task task;
+    tu_task_begin(&task, batch->group, TU_OPERATION_BATCH);
+    task.state = batch->state;
+    task.executor = batch->state->executors.list[0];
+    task.timeout_ns = batch->timeout_ns;
+    tutti_work *work;
+    tutti_status status = tu_work_make(&task, &work);
+    if (status != TUTTI_OK) {
+        tu_batch_free(batch);
+        return status;
+    }
+    work->batch = batch; /* and goes with it */
+    return tu_work_start_made(work, result);
 }
 
 tutti_status tutti_batch_end(tutti_batch *batch, const tutti_call *call) {
@@ -230,22 +300,20 @@ tutti_status tutti_batch_end(tutti_batch *batch, const tutti_call *call) {
         return refuse("tutti_batch_end");
     tutti_call full = TUTTI_CALL_INIT;
     tutti_status status = call == NULL ? TUTTI_OK : tu_options_copy("tutti_call", call, &full, sizeof full);
-    for (int i = 0; i < batch->count; i++)
-        if (full.timeout_ns != 0)
-            batch->tasks[i].timeout_ns = full.timeout_ns;
-    if (status == TUTTI_OK && full.work != NULL) {
-        tu_task task = { .group = batch->group,
-                         .shape = TU_OPERATION_BATCH,
-                         .info = { .operation = TU_OPERATION_BATCH, .root = -1 } };
-        tutti_work *work;
-        status = tu_work_make(&task, &work);
-        if (status == TUTTI_OK) {
-            work->batch = batch;
-            return tu_work_start_made(work, full.work);
-        }
-    } else if (status == TUTTI_OK) {
-        status = run_blocking(batch, full.timeout_ns);
+    if (status == TUTTI_OK && full.timeout_ns < 0)
+        status = tu_error(TUTTI_ERROR_ARGUMENT,
+                          "tutti_batch_end: timeout_ns is %lld; it must be positive, or 0 for the group's",
+                          (long long)full.timeout_ns);
+    if (status != TUTTI_OK) {
+        tu_batch_free(batch);
+        return status;
     }
+    batch->timeout_ns = full.timeout_ns;
+    for (int i = 0; i < batch->count && full.timeout_ns != 0; i++)
+        batch->tasks[i].timeout_ns = full.timeout_ns;
+    if (full.work != NULL)
+        return start_work(batch, full.work);
+    status = tu_batch_run(batch);
     tu_batch_free(batch);
     return status;
 }

@@ -9,8 +9,11 @@
 
 /* Notes a checked task. */
 tutti_status tu_batch_note(tutti_batch *batch, const tu_task *task, const tutti_call *call);
-/* Runs all of it. state, with its lock held, is NULL where nobody else is there. The first error is returned. */
-tutti_status tu_batch_run(tu_collective *state, tutti_batch *batch);
+/* Runs all of it. The first error is returned. */
+tutti_status tu_batch_run(tutti_batch *batch);
+/* The same in two steps: gives the collectives their numbers; runs them in their turn. */
+tutti_status tu_batch_enter(tutti_batch *batch);
+tutti_status tu_batch_run_in_turn(tutti_batch *batch);
 void tu_batch_free(tutti_batch *batch);
 
 #endif

@@ -7,7 +7,7 @@
 #include <string.h>
 
 static const char *name_of(const tu_task *task) {
-    return tu_operation_name((tu_operation)task->info.operation);
+    return task->row->name;
 }
 
 static tutti_status check_type(const tu_task *task) {
@@ -17,7 +17,7 @@ static tutti_status check_type(const tu_task *task) {
                         tutti_reduction_name((tutti_reduction)info->dtype)[0] != '?'
                             ? " but a reduction; are dtype and op swapped?"
                             : "");
-    if (!tu_is_reduction(task->shape))
+    if (task->row->kind != TU_KIND_REDUCTION)
         return TUTTI_OK;
     if (tutti_reduction_name((tutti_reduction)info->reduction)[0] == '?')
         return tu_error(TUTTI_ERROR_TYPE, "%s: %d is no reduction%s", name_of(task), info->reduction,
@@ -28,11 +28,6 @@ static tutti_status check_type(const tu_task *task) {
                         name_of(task), tutti_reduction_name((tutti_reduction)info->reduction),
                         tutti_dtype_name((tutti_dtype)info->dtype));
     return TUTTI_OK;
-}
-
-static bool has_root(const tu_task *task) {
-    return task->shape == TU_OPERATION_REDUCE || task->shape == TU_OPERATION_BROADCAST ||
-           task->shape == TU_OPERATION_GATHER || task->shape == TU_OPERATION_SCATTER;
 }
 
 /* Adds up what an array of counts asks for; false when it is more than memory can hold. */
@@ -58,12 +53,12 @@ static uint64_t hash_bytes(const void *bytes, size_t count) {
 static tutti_status check_counts(tu_task *task, int size) {
     size_t total = 0;
     bool sane = true;
-    if (task->shape == TU_OPERATION_ALL_TO_ALL_V) {
+    if (task->row->in == TU_SPLITS) {
         if (task->in_counts == NULL || task->out_counts == NULL)
             return tu_error(TUTTI_ERROR_ARGUMENT, "%s: in_counts and out_counts must not be NULL", name_of(task));
         sane = add_up(task->out_counts, task->out_offsets, size, task->element, &total) &&
                add_up(task->in_counts, task->in_offsets, size, task->element, &total);
-    } else if (task->shape == TU_OPERATION_REDUCE_SCATTER_V || task->shape == TU_OPERATION_ALL_GATHER_V) {
+    } else if (tu_has_counts(task->row)) {
         if (task->in_counts == NULL)
             return tu_error(TUTTI_ERROR_ARGUMENT, "%s: counts must not be NULL", name_of(task));
         sane = add_up(task->in_counts, task->out_offsets, size, task->element, &total);
@@ -90,10 +85,10 @@ static tutti_status check_permutation(tu_task *task, int size) {
 
 /* Where a rank's own part lies in the buffer that has parts of all. */
 static size_t own_place(const tu_task *task, int rank, int size) {
-    if (task->shape == TU_OPERATION_REDUCE_SCATTER || task->shape == TU_OPERATION_REDUCE_SCATTER_V)
+    if (tu_scatters(task->row))
         return tu_slice_of(task, size, rank).first * task->element;
-    tu_part part = tu_part_of(task, rank, size, rank, rank);
-    return task->shape == TU_OPERATION_SCATTER ? part.in_offset : part.out_offset;
+    tu_part part = tu_part_of(task, rank, rank, rank);
+    return tu_deals(task->row) ? part.in_offset : part.out_offset;
 }
 
 static tutti_status check_buffers(const tu_task *task, int rank, int size) {
@@ -105,11 +100,9 @@ static tutti_status check_buffers(const tu_task *task, int rank, int size) {
     const unsigned char *in = task->in, *out = task->out;
     if (in_bytes == 0 || out_bytes == 0 || in == out || in + in_bytes <= out || out + out_bytes <= in)
         return TUTTI_OK;
-    bool gathers = task->shape == TU_OPERATION_ALL_GATHER || task->shape == TU_OPERATION_ALL_GATHER_V ||
-                   task->shape == TU_OPERATION_GATHER;
-    bool scatters = task->shape == TU_OPERATION_REDUCE_SCATTER || task->shape == TU_OPERATION_REDUCE_SCATTER_V ||
-                    task->shape == TU_OPERATION_SCATTER;
-    if ((gathers && in == out + own_place(task, rank, size)) || (scatters && out == in + own_place(task, rank, size)))
+    bool scatters = tu_scatters(task->row) || tu_deals(task->row);
+    if ((tu_gathers(task->row) && in == out + own_place(task, rank, size)) ||
+        (scatters && out == in + own_place(task, rank, size)))
         return TUTTI_OK;
     return tu_error(TUTTI_ERROR_ARGUMENT,
                     "%s: in and out overlap (in %p, %zu bytes; out %p, %zu bytes); they must be apart, the same, or "
@@ -132,9 +125,9 @@ static tutti_status check_factor(tu_task *task, const void *factor) {
 /* The usual call in a few nanoseconds; whatever it does not accept goes the long way, which says what is wrong. */
 static bool is_plain_all_reduce(tu_task *task, const tutti_call *call) {
     const tu_operation_info *info = &task->info;
-    if (task->shape != TU_OPERATION_ALL_REDUCE || task->fixed != TUTTI_ALGORITHM_AUTO ||
-        call->algorithm != TUTTI_ALGORITHM_AUTO || call->timeout_ns < 0 || info->reduction == TUTTI_PREMUL_SUM ||
-        info->count == 0 || info->count > (SIZE_MAX >> 8))
+    if (task->row != &tu_operations[TU_OPERATION_ALL_REDUCE] || call->algorithm != TUTTI_ALGORITHM_AUTO ||
+        call->timeout_ns < 0 || info->reduction == TUTTI_PREMUL_SUM || info->count == 0 ||
+        info->count > (SIZE_MAX >> 8))
         return false;
     if (!tutti_reduction_applies((tutti_reduction)info->reduction, (tutti_dtype)info->dtype))
         return false;
@@ -152,7 +145,7 @@ tutti_status tu_check_task(tu_task *task, const tutti_call *call) {
     if (__builtin_expect(is_plain_all_reduce(task, call), 1))
         return TUTTI_OK;
     int rank = task->group->rank, size = task->group->size;
-    task->forced = task->fixed != TUTTI_ALGORITHM_AUTO ? task->fixed : call->algorithm;
+    task->forced = task->row->fixed != TUTTI_ALGORITHM_AUTO ? task->row->fixed : call->algorithm;
     if (call->algorithm != TUTTI_ALGORITHM_AUTO && call->algorithm != task->forced)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s has no algorithm %s", name_of(task),
                         tutti_algorithm_name(call->algorithm));
@@ -162,19 +155,19 @@ tutti_status tu_check_task(tu_task *task, const tutti_call *call) {
                         name_of(task), (long long)call->timeout_ns);
     if (task->forced != TUTTI_ALGORITHM_AUTO && tutti_algorithm_name(task->forced)[0] == '?')
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: %d is no algorithm", name_of(task), (int)task->forced);
-    if (task->shape == TU_OPERATION_BARRIER) {
+    if (task->row->kind == TU_KIND_BARRIER) {
         task->element = 1;
         return TUTTI_OK;
     }
     task->element = tutti_dtype_size((tutti_dtype)task->info.dtype);
     tutti_status status = check_type(task);
-    if (task->shape == TU_OPERATION_ALL_TO_ALL_VDEV)
+    if (task->row->kind == TU_KIND_ROWS)
         return status; /* vdev.c has checked the rest */
-    if (task->row != 0)
-        task->detail = task->row;
-    if (status == TUTTI_OK && has_root(task) && (task->info.root < 0 || task->info.root >= size))
+    if (task->columns != 0)
+        task->detail = task->columns;
+    if (status == TUTTI_OK && tu_has_root(task->row) && (task->info.root < 0 || task->info.root >= size))
         status = tu_error(TUTTI_ERROR_RANGE, "%s: root %d must be in [0, %d)", name_of(task), task->info.root, size);
-    if (status == TUTTI_OK && task->shape == TU_OPERATION_PERMUTE)
+    if (status == TUTTI_OK && task->row->flow == TU_FLOW_PERMUTED)
         status = check_permutation(task, size);
     if (status == TUTTI_OK)
         status = check_counts(task, size);

@@ -31,6 +31,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "collective/executor.h"
 #include "kernel/kernel.h"
 #include "memory/memory.h"
 #include "world/world.h"
@@ -56,6 +57,7 @@ typedef struct tu_reference {
     uint32_t in_index, out_index;   /* of the rendezvous in the group; 0: not symmetric, staged */
     double factor;                  /* of premul_sum */
     uint64_t longest;               /* bytes of the longest part that it sends to anybody (all_to_all_v) */
+    uint64_t given;                 /* as in tu_task; also behind a payload in the line */
 } tu_reference;
 _Static_assert(sizeof(tu_reference) <= TU_INLINE_BYTES, "a reference must fit into a line");
 
@@ -87,7 +89,6 @@ typedef struct tu_layout {
 /* ---- a task: one operation, ready to run on any thread ---- */
 
 typedef struct tu_collective tu_collective;
-typedef struct tu_task tu_task;
 
 /* What the all_to_all_vdev forms have besides: splits and offsets count rows. */
 typedef struct tu_vdev {
@@ -100,8 +101,10 @@ typedef struct tu_vdev {
 
 struct tu_task {
     tutti_group *group;
-    tu_operation_info info; /* operation, dtype, reduction, count, root, tag; enter fills the rest */
-    tu_operation shape; /* what it moves: equals the operation, but for named ones, which have a name of their own */
+    tu_collective *state; /* of the group */
+    const tu_executor *executor;
+    tu_operation_info info;      /* operation, dtype, reduction, count, root, tag; enter fills the rest */
+    const tu_operation_row *row; /* what the operation is; info.operation is its number */
     const void *in;
     void *out;
     size_t element;                                                  /* bytes of one */
@@ -114,12 +117,16 @@ struct tu_task {
     int64_t deadline;   /* 0 until somebody needs it: tu_task_deadline */
     uint64_t ticket;    /* of the recorder; 0 until it is recorded: tu_task_record */
     bool entered;
-    bool agreed; /* it failed alike on all ranks: ends nothing */
+    bool agreed;    /* it failed alike on all ranks: ends nothing */
+    bool skipped;   /* of a batch: an injected fault leaves it out */
+    uint64_t given; /* several tasks as one: how many of them, from the first, have their inputs; 0: it is one task */
+    uint64_t valid; /* the least that any rank has given: so many have their results */
     uint64_t signature;
     uint64_t open_epoch; /* of a one-shot that has been started */
+    void *stream;        /* as in tutti_call */
+    int device_index;    /* of the buffers, for executors of devices; -1: not known */
     tutti_received *received;
-    tutti_algorithm fixed; /* of a named operation: the only one it has */
-    size_t row;            /* reduce_scatter_out that splits the last dimension: elements of a row */
+    size_t columns; /* reduce_scatter_out that splits the last dimension: elements of a row; 0: it does not */
     tu_vdev vdev;
     tutti_status (*custom)(tu_collective *state,
                            tu_task *task); /* runs it, where no algorithm does; state NULL in a group of one */
@@ -161,7 +168,7 @@ typedef struct tu_choice {
     bool replaced;    /* the rule's algorithm cannot serve this call; the next best one does */
 } tu_choice;
 
-typedef struct tu_engine tu_engine; /* helper thread and queue: work.c */
+typedef struct tu_works tu_works;   /* helper thread and queue: works.c */
 typedef struct tu_points tu_points; /* sends and receives: point.c */
 
 struct tu_collective {
@@ -196,12 +203,14 @@ struct tu_collective {
     tu_mapping **wide_mappings;
     unsigned char **wide;        /* each member's two larger slots; NULL: not attached */
     size_t wide_bytes;           /* of one */
-    tutti_work *open;            /* a one-shot that was started and not finished, with a reference; work.c */
+    tutti_work *open;            /* a one-shot that was started and not finished, with a reference; works.c */
     int64_t next_look;           /* when a test of `open` looks for the dead again */
     bool helping;                /* the lock is held by the helper thread */
-    _Atomic(tu_engine *) engine; /* NULL until the first work that needs it */
+    _Atomic(tu_works *) works;   /* NULL until the first work that needs it */
     _Atomic(tu_points *) points; /* NULL until the first send or receive */
-    tu_operation_info ran;       /* the last collective that ran */
+    tu_executors executors;      /* for memory of the CPU; those for devices: device.c */
+    const tu_executor *ran_by;   /* the executor of the last collective that ran */
+    tu_operation_info ran;       /* that collective */
     tu_choice choice;            /* of the last run, for tutti_group_ran */
     tu_rule rules[TU_OPERATION_COUNT]
                  [TU_RULES]; /* for this number of ranks; the last one in use has the largest bytes */
@@ -272,20 +281,40 @@ tutti_status tu_mismatch_split(tu_collective *state, const tu_task *task, int fr
 
 /* ---- which algorithm: tuning.c ---- */
 
-/* Which algorithm runs; the same on all ranks that have the same tables. Fails when the forced one is not to be had. */
-tutti_status tu_choose(const tu_collective *state, const tu_task *task, tu_choice *choice);
+/* The algorithm that the call, or else a setting, asks for; AUTO when they leave it open. */
+tutti_algorithm tu_forced_algorithm(const tu_task *task);
+/* Bytes that the line of a flag has for a payload of this task. */
+static inline size_t tu_line_room(const tu_task *task) {
+    return task->info.reduction == TUTTI_PREMUL_SUM ? offsetof(tu_reference, factor)
+           : task->given != 0                       ? offsetof(tu_reference, given)
+                                                    : TU_INLINE_BYTES;
+}
+/* Whether the algorithm that the call or a setting asks for can be had: local, so that it is said before the call has a
+ * number. */
+tutti_status tu_choose_check(const tu_collective *state, const tu_task *task);
+/* Which algorithm runs; the same on all ranks that have the same tables. */
+void tu_choose(const tu_collective *state, const tu_task *task, tu_choice *choice);
 
-/* ---- the engines ---- */
+/* ---- running: task.c ---- */
 
-/* Steps of a task, with the lock held: choose (algorithm and signature), then enter, run (blocks), leave. */
-tutti_status tu_task_choose(tu_collective *state, tu_task *task);
-tutti_status tu_task_run(tu_collective *state, tu_task *task);
+/* The whole, on this thread, after the arguments were checked and an executor was chosen. */
+tutti_status tu_task_run(tu_task *task);
+/* The same for a task whose turn it is, or that needs none: enters it unless it has been, prepares, runs, leaves. */
+tutti_status tu_task_run_in_turn(tu_task *task);
+/* Waits for the turn of the group's collectives: the state's lock. tu_collective_unlock ends it. */
+tutti_status tu_turn_take(tu_collective *state, int64_t timeout_ns);
+/* The first and the last step, for works, whose steps lie apart. */
+tutti_status tu_task_enter(tu_task *task);
 tutti_status tu_task_leave(tu_task *task, tutti_status status);
-/* The whole, on this thread, after the arguments were checked. */
-tutti_status tu_task_run_blocking(tu_task *task);
-tutti_status tu_task_run_alone(tu_task *task);
-/* The quick way for a barrier or all_reduce without options. False: it is not for this call, nothing has happened. */
-bool tu_express(tu_task *task, tutti_status *status);
+
+/* ---- the executor shm: shm.c ---- */
+
+/* Sets the task's algorithm and signature; notes for tutti_group_ran that it runs. In a turn. */
+void tu_shm_choose(tu_task *task);
+void tu_shm_note(tu_task *task);
+
+/* The quick way for a barrier without options. False: it is not for this call, nothing has happened. */
+bool tu_express_barrier(tu_task *task, tutti_status *status);
 
 /* One hand-over: start publishes, finish waits and takes. bytes: staged by this rank. */
 tutti_status tu_one_shot(tu_collective *state, tu_task *task, tutti_algorithm algorithm);
@@ -296,12 +325,9 @@ tutti_status tu_one_shot_finish(tu_collective *state, tu_task *task, tutti_algor
 tutti_status tu_two_shot(tu_collective *state, tu_task *task);  /* reductions */
 tutti_status tu_pipelined(tu_collective *state, tu_task *task); /* moves */
 tutti_status tu_tree(tu_collective *state, tu_task *task);      /* barrier, broadcast */
-tutti_status tu_alone(tu_task *task);                           /* a group of one */
-void tu_fake(tu_task *task);                                    /* a group in which no data moves */
 
 /* ---- what a task moves: shape.c ---- */
 
-bool tu_is_reduction(tu_operation operation);
 /* Slice of a reduction that `owner` reduces, in elements. */
 typedef struct tu_slice {
     size_t first, count;
@@ -315,9 +341,9 @@ bool tu_wants_all(const tu_task *task, int member);
 typedef struct tu_part {
     size_t bytes, in_offset, out_offset;
 } tu_part;
-tu_part tu_part_of(const tu_task *task, int rank, int size, int source, int target);
-/* Whether a source sends the same bytes to all its targets. */
-bool tu_move_shared(tu_operation operation);
+tu_part tu_part_of(const tu_task *task, int rank, int source, int target);
+/* Whether `listener` takes anything from `source` in this operation. */
+bool tu_listens(const tu_task *task, int listener, int source);
 
 /* Bytes of the buffers on this rank; 0 where a buffer is not used. */
 size_t tu_in_bytes(const tu_task *task, int rank, int size);
@@ -332,12 +358,14 @@ static inline void tu_task_begin(tu_task *task, tutti_group *group, tu_operation
     __asm__("" : "+r"(bytes)); /* so that the library's memset does it */
     memset(task, 0, bytes);
     task->group = group;
-    task->shape = operation;
+    task->row = &tu_operations[operation];
     task->info.operation = (uint8_t)operation;
     task->info.root = -1;
 }
 
 /* Checks arguments and options, and runs, starts or notes the task. */
 tutti_status tu_submit(tu_task *task, const tutti_call *call);
+/* The second half, for a task whose arguments have been checked. */
+tutti_status tu_submit_checked(tu_task *task, const tutti_call *call);
 
 #endif

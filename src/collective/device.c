@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Collectives whose buffers lie on a device: recognised, described, and handed to the device's backend, which enqueues
- * them.
+ * Executors of devices: the executor part of a backend, turned into one that runs tasks. A task whose buffers lie on a
+ * device is recognised, described, and handed to the backend, which enqueues it.
  *
  * The call returns when the work is in the stream. What the device finds out later (a deadline, a mismatch, a dead
  * peer) stays with the group and is returned by its next call, and by tutti_group_check.
+ *
+ * Budget of a call on symmetric buffers, or with tutti_call.device, outside of a capture: no lock, no question to the
+ * driver but the launch.
  */
 #include "collective/device.h"
 
@@ -17,64 +20,76 @@
 #include "collective/collective.h"
 #include "collective/work.h"
 
-/* This rank's side of a group on its device. */
-typedef struct device_side {
-    tutti_group *group;
-    pthread_mutex_t lock; /* making the team */
+/* A backend's executor in a group. */
+typedef struct device_executor {
+    tu_executor executor; /* first: a task refers to it by this */
     const tu_device_executor *table;
     const tu_backend_streams *streams;
-    void *state; /* of the backend in this world */
-    void *team;  /* NULL: not made yet */
+    void *state;          /* of the backend in this world */
+    pthread_mutex_t lock; /* making the team and the stream */
+    _Atomic(void *)
+        team; /* what the backend keeps of the group; NULL: not made yet. Released after device_index is set */
     int device_index;
-    void *stream; /* for works; made on first need, under lock */
-} device_side;
+    void *stream; /* for works; made on first need */
+} device_executor;
 
-static tutti_status make_side(tutti_group *group, void **made) {
-    device_side *side = calloc(1, sizeof *side);
-    if (side == NULL)
-        return tu_error_memory("a group on a device", sizeof *side);
-    side->group = group;
+/* What a group has on a device. */
+typedef struct device_group {
+    device_executor first;
+    tu_executors executors;
+} device_group;
+
+static device_executor *executor_of(const tu_task *task) {
+    return (device_executor *)(uintptr_t)task->executor;
+}
+
+static const tu_executor adapter;
+
+static tutti_status make_group(tutti_group *group, void **made) {
+    device_group *on_device = calloc(1, sizeof *on_device);
+    if (on_device == NULL)
+        return tu_error_memory("a group on a device", sizeof *on_device);
+    device_executor *executor = &on_device->first;
     const tu_backend *backend;
-    tutti_status status = tu_backend_get(group->world, TUTTI_CUDA, &backend, &side->state);
+    tutti_status status = tu_backend_get(group->world, TUTTI_CUDA, &backend, &executor->state);
     if (status == TUTTI_OK && (backend->executor == NULL || backend->streams == NULL))
         status = tu_error(TUTTI_ERROR_UNSUPPORTED, "backend %s has no collectives", backend->name);
     if (status != TUTTI_OK) {
-        free(side);
+        free(on_device);
         return status;
     }
-    side->table = backend->executor;
-    side->streams = backend->streams;
-    pthread_mutex_init(&side->lock, NULL);
-    *made = side;
+    executor->executor = adapter;
+    executor->executor.name = backend->name;
+    executor->table = backend->executor;
+    executor->streams = backend->streams;
+    pthread_mutex_init(&executor->lock, NULL);
+    on_device->executors = (tu_executors){ 1, { &executor->executor } };
+    *made = on_device;
     return TUTTI_OK;
 }
 
-static void end_side(void *opaque) {
-    device_side *side = opaque;
-    if (side->team != NULL)
-        side->table->end(side->team);
-    if (side->stream != NULL)
-        side->streams->destroy(side->state, side->device_index, side->stream);
-    pthread_mutex_destroy(&side->lock);
-    free(side);
+static void end_group(void *opaque) {
+    device_group *on_device = opaque;
+    device_executor *executor = &on_device->first;
+    void *team = atomic_load_explicit(&executor->team, memory_order_acquire);
+    if (team != NULL)
+        executor->table->end(team);
+    if (executor->stream != NULL)
+        executor->streams->destroy(executor->state, executor->device_index, executor->stream);
+    pthread_mutex_destroy(&executor->lock);
+    free(on_device);
 }
 
-static tutti_status get_side(tutti_group *group, device_side **side) {
-    void *state;
-    tutti_status status = tu_group_room(group, TU_ROOM_BACKEND, make_side, end_side, &state);
+static tutti_status get_group(tutti_group *group, device_group **on_device) {
+    void *state = tu_attached(&group->rooms[TU_ROOM_BACKEND]);
+    tutti_status status =
+        state != NULL ? TUTTI_OK : tu_group_room(group, TU_ROOM_BACKEND, make_group, end_group, &state);
     if (status == TUTTI_OK)
-        *side = state;
+        *on_device = state;
     return status;
 }
 
 /* ---- recognising ---- */
-
-static bool on_device(tutti_world *world, const void *pointer, int *index) {
-    const tu_backend *backend;
-    void *state;
-    return pointer != NULL && tu_backend_get(world, TUTTI_CUDA, &backend, &state) == TUTTI_OK &&
-           backend->streams != NULL && backend->streams->recognise(state, pointer, index);
-}
 
 /* Opens the device's backend when this process uses the device, so that its memory is recognised. */
 static void discover(tutti_world *world) {
@@ -91,65 +106,86 @@ static void discover(tutti_world *world) {
     tu_error_restore(&before);
 }
 
-bool tu_device_task_wanted(const tu_task *task, const tutti_call *call) {
+/* Whether the memory is on a device, and on which. */
+static bool locate(const tu_task *task, const device_group *on_device, const void *pointer, int *index) {
+    tu_memory_group *memory;
+    tu_symmetric found;
+    if (pointer == NULL)
+        return false;
+    if (tu_memory_group_get(task->group, &memory) == TUTTI_OK && tu_symmetric_find(memory, pointer, 1, &found)) {
+        *index = found.memory->block.device_index;
+        return found.memory->device != TUTTI_CPU;
+    }
+    return on_device->first.streams->recognise(on_device->first.state, pointer, index);
+}
+
+/* Where both buffers lie; an error when they lie apart. *index stays -1 when no buffer is on a device. */
+static tutti_status locate_buffers(const tu_task *task, const device_group *on_device, int *index) {
+    int rank = task->group->rank, size = task->group->size;
+    const struct {
+        const char *name;
+        const void *pointer;
+        size_t bytes;
+    } buffers[2] = { { "in", task->in, tu_in_bytes(task, rank, size) },
+                     { "out", task->out, tu_out_bytes(task, rank, size) } };
+    bool there[2];
+    int where[2] = { -1, -1 };
+    *index = -1;
+    for (int i = 0; i < 2; i++) {
+        there[i] = i > 0 && buffers[1].pointer == buffers[0].pointer
+                       ? there[0]
+                       : locate(task, on_device, buffers[i].pointer, &where[i]);
+        if (there[i] && *index < 0)
+            *index = where[i];
+    }
+    for (int i = 0; i < 2 && *index >= 0; i++) {
+        if (buffers[i].pointer == NULL || buffers[i].bytes == 0)
+            continue;
+        if (!there[i])
+            return tu_error(TUTTI_ERROR_ARGUMENT,
+                            "%s: `%s` is memory of the CPU and the other buffer is on a device; both must be on one",
+                            task->row->name, buffers[i].name);
+        if (where[i] >= 0 && where[i] != *index)
+            return tu_error(TUTTI_ERROR_ARGUMENT, "%s: in is on device %d and out on device %d; both must be on one",
+                            task->row->name, where[0], where[1]);
+    }
+    return TUTTI_OK;
+}
+
+tutti_status tu_device_executors(tu_task *task, const tutti_call *call, const tu_executors **executors) {
     tutti_world *world = task->group->world;
+    tutti_device kind = tutti_device_kind(call->device);
+    if (kind == TUTTI_CPU)
+        return TUTTI_OK;
+    if (call->device != 0 && kind != TUTTI_CUDA)
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "%s: tutti_call.device is %s (%d), where no collective finds data; there "
+                        "are cpu and cuda",
+                        task->row->name, tutti_device_name(call->device), call->device);
     if (atomic_load_explicit(&world->devices, memory_order_relaxed) == NULL) {
-        /* Looked for at the world's first collective, and again whenever a call names a stream. */
-        if (call->stream == NULL && atomic_load_explicit(&world->looked, memory_order_relaxed))
-            return false;
+        /* Looked for at the world's first collective, and again whenever a call names a stream or a device. */
         atomic_store_explicit(&world->looked, true, memory_order_relaxed);
         discover(world);
-        if (atomic_load_explicit(&world->devices, memory_order_relaxed) == NULL)
-            return false;
+        if (atomic_load_explicit(&world->devices, memory_order_relaxed) == NULL && call->device == 0)
+            return TUTTI_OK;
     }
-    if (world->fake)
-        return false;
-    if (task->shape == TU_OPERATION_BARRIER)
-        return call->stream != NULL && task->info.operation != TU_OPERATION_PREPARE;
-    int index;
-    return on_device(world, task->in, &index) || on_device(world, task->out, &index);
-}
-
-/* ---- the team ---- */
-
-static tutti_status ensure_team(device_side *side, int index, void *stream, int64_t deadline) {
-    tutti_status status = TUTTI_OK;
-    pthread_mutex_lock(&side->lock);
-    if (side->team == NULL) {
-        if (side->streams->capturing(side->state, stream))
-            status = tu_error(TUTTI_ERROR_STATE,
-                              "group %s has not been used on this device, and a stream is capturing: call "
-                              "tutti_group_prepare before the capture begins",
-                              side->group->name);
-        else
-            status = side->table->prepare(side->state, side->group, &index, deadline, &side->team);
-        side->device_index = index;
-    } else if (index >= 0 && index != side->device_index) {
-        status =
-            tu_error(TUTTI_ERROR_ARGUMENT, "group %s is used with device %d on this rank; this buffer is on device %d",
-                     side->group->name, side->device_index, index);
+    device_group *on_device;
+    tutti_status status = get_group(task->group, &on_device);
+    if (status != TUTTI_OK)
+        return call->device == 0 ? TUTTI_OK : status;
+    bool there;
+    if (call->device != 0) {
+        task->device_index = tutti_device_index(call->device);
+        there = true;
+    } else if (task->row->kind == TU_KIND_BARRIER) {
+        task->device_index = -1;
+        there = call->stream != NULL && !task->row->host_only;
+    } else {
+        status = locate_buffers(task, on_device, &task->device_index);
+        there = task->device_index >= 0;
     }
-    pthread_mutex_unlock(&side->lock);
-    return status;
-}
-
-tutti_status tu_device_prepare(tutti_group *group, int64_t deadline) {
-    if (atomic_load_explicit(&group->world->devices, memory_order_acquire) == NULL || group->size == 1)
-        return TUTTI_OK;
-    device_side *side;
-    tu_memory_group *memory;
-    tutti_status status = get_side(group, &side);
-    if (status == TUTTI_OK)
-        status = ensure_team(side, -1, NULL, deadline);
-    if (status == TUTTI_OK)
-        status = tu_memory_group_get(group, &memory);
-    for (uint32_t index = 1; status == TUTTI_OK && index < 1024; index++) {
-        const tutti_peers *peers = tu_symmetric_peers(memory, index);
-        if (peers == NULL || peers->memory->device == TUTTI_CPU)
-            continue;
-        tu_device_place place = { .map = &peers->blocks, .index = index };
-        status = side->table->know(side->team, &place);
-    }
+    if (status == TUTTI_OK && there)
+        *executors = &on_device->executors;
     return status;
 }
 
@@ -174,223 +210,254 @@ typedef struct lists {
     uint64_t parts[TU_DEVICE_RANKS + 1];
 } lists;
 
-static tutti_status describe(const tu_task *task, const tutti_call *call, lists *l, tu_device_task *out) {
-    tutti_group *group = task->group;
-    int rank = group->rank, size = group->size;
-    const char *name = tu_operation_name((tu_operation)task->info.operation);
-    if (size > TU_DEVICE_RANKS)
-        return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: on devices a group has at most %d ranks, not %d", name,
-                        TU_DEVICE_RANKS, size);
+static void describe_reduction(const tu_task *task, lists *lists, tu_device_task *out) {
+    int size = task->group->size;
+    out->shape = TU_DEVICE_REDUCE;
+    out->root = tu_has_root(task->row) ? task->info.root : -1;
+    if (!tu_scatters(task->row))
+        return;
+    out->shape = TU_DEVICE_REDUCE_SCATTER;
+    for (int i = 0; i < size; i++) {
+        tu_slice slice = tu_slice_of(task, size, i);
+        lists->parts[i] = slice.first;
+        lists->parts[i + 1] = slice.first + slice.count;
+    }
+    out->parts = lists->parts;
+    out->count = lists->parts[size];
+    out->row = task->columns;
+}
+
+static void describe_rows(const tu_task *task, tu_device_task *out) {
+    out->shape = TU_DEVICE_VDEV;
+    out->in_splits = task->vdev.in_splits;
+    out->out_splits = task->vdev.out_splits;
+    out->row_bytes = task->info.count * task->element;
+    out->in_rows = task->vdev.in_rows;
+    out->out_rows = task->vdev.out_rows;
+    out->major_align = task->vdev.align;
+    out->experts = task->vdev.experts;
+    out->form = (int)task->row->rows;
+}
+
+static void describe_move(const tu_task *task, lists *lists, tu_device_task *out) {
+    int rank = task->group->rank, size = task->group->size;
+    out->shape = TU_DEVICE_MOVE;
+    for (int i = 0; i < size; i++) {
+        tu_part sent = tu_part_of(task, rank, rank, i), received = tu_part_of(task, rank, i, rank);
+        lists->send_offset[i] = sent.in_offset;
+        lists->send_bytes[i] = sent.bytes;
+        lists->receive_offset[i] = received.out_offset;
+        lists->receive_bytes[i] = received.bytes;
+    }
+    out->send_offset = lists->send_offset;
+    out->send_bytes = lists->send_bytes;
+    out->receive_offset = lists->receive_offset;
+    out->receive_bytes = lists->receive_bytes;
+    /* What the size of the launch goes by must be equal on all ranks, which the splits of all_to_all_v are not. */
+    out->count = task->row->in == TU_SPLITS ? (uint64_t)1 << 24 : task->info.count * task->element * (uint64_t)size;
+}
+
+/* What a backend has to know of a task, in one place. */
+static tutti_status describe(const tu_task *task, lists *lists, tu_device_task *out) {
+    int rank = task->group->rank, size = task->group->size;
     uint64_t signature = tu_signature(task);
     *out = (tu_device_task){ .size = sizeof *out,
                              .operation = task->info.operation,
-                             .name = name,
+                             .name = task->row->name,
                              .sequence = task->info.sequence,
                              .signature = (uint32_t)(signature ^ signature >> 32),
                              .in = task->in,
                              .out = task->out,
                              .algorithm = task->forced,
-                             .stream = call->stream,
+                             .stream = task->stream,
                              .dtype = (tutti_dtype)task->info.dtype,
                              .reduction = (tutti_reduction)task->info.reduction,
                              .count = task->info.count,
                              .root = -1,
                              .factor = task->factor };
-    switch (task->shape) {
-    case TU_OPERATION_BARRIER:
+    switch (task->row->kind) {
+    case TU_KIND_BARRIER:
         out->shape = TU_DEVICE_BARRIER;
         return TUTTI_OK;
-    case TU_OPERATION_ALL_REDUCE:
-    case TU_OPERATION_REDUCE:
-        out->shape = TU_DEVICE_REDUCE;
-        out->root = task->shape == TU_OPERATION_REDUCE ? task->info.root : -1;
+    case TU_KIND_REDUCTION:
+        describe_reduction(task, lists, out);
         break;
-    case TU_OPERATION_REDUCE_SCATTER:
-    case TU_OPERATION_REDUCE_SCATTER_V:
-        out->shape = TU_DEVICE_REDUCE_SCATTER;
-        for (int i = 0; i < size; i++) {
-            tu_slice slice = tu_slice_of(task, size, i);
-            l->parts[i] = slice.first;
-            l->parts[i + 1] = slice.first + slice.count;
-        }
-        out->parts = l->parts;
-        out->count = l->parts[size];
-        out->row = task->row;
-        break;
-    case TU_OPERATION_ALL_TO_ALL_VDEV:
-        out->shape = TU_DEVICE_VDEV;
-        out->in_splits = task->vdev.in_splits;
-        out->out_splits = task->vdev.out_splits;
-        out->row_bytes = task->info.count * task->element;
-        out->in_rows = task->vdev.in_rows;
-        out->out_rows = task->vdev.out_rows;
-        out->major_align = task->vdev.align;
-        out->experts = task->vdev.experts;
-        out->form = task->info.operation == TU_OPERATION_ALL_TO_ALL_VDEV_2D          ? 1
-                    : task->info.operation == TU_OPERATION_ALL_TO_ALL_VDEV_2D_OFFSET ? 2
-                                                                                     : 0;
-        return find_place(group, task->in, task->vdev.in_rows * out->row_bytes, &out->in_place);
-    case TU_OPERATION_SEND:
-    case TU_OPERATION_RECV:
-        return tu_error(TUTTI_ERROR_UNSUPPORTED,
-                        "%s takes memory of the CPU; on devices use tutti_peers_put and tutti_peers_signal, or "
-                        "tutti_permute",
-                        name);
+    case TU_KIND_ROWS:
+        describe_rows(task, out);
+        return find_place(task->group, task->in, tu_in_bytes(task, rank, size), &out->in_place);
     default:
-        out->shape = TU_DEVICE_MOVE;
-        for (int i = 0; i < size; i++) {
-            tu_part sent = tu_part_of(task, rank, size, rank, i), received = tu_part_of(task, rank, size, i, rank);
-            l->send_offset[i] = sent.in_offset;
-            l->send_bytes[i] = sent.bytes;
-            l->receive_offset[i] = received.out_offset;
-            l->receive_bytes[i] = received.bytes;
-        }
-        out->send_offset = l->send_offset;
-        out->send_bytes = l->send_bytes;
-        out->receive_offset = l->receive_offset;
-        out->receive_bytes = l->receive_bytes;
-        /* What the size of the launch goes by must be equal on all ranks, which the splits of all_to_all_v are not. */
-        out->count = task->shape == TU_OPERATION_ALL_TO_ALL_V ? (uint64_t)1 << 24
-                                                              : task->info.count * task->element * (uint64_t)size;
+        describe_move(task, lists, out);
         break;
     }
-    tutti_status status = find_place(group, task->in, tu_in_bytes(task, rank, size), &out->in_place);
-    return status == TUTTI_OK ? find_place(group, task->out, tu_out_bytes(task, rank, size), &out->out_place) : status;
+    tutti_status status = find_place(task->group, task->in, tu_in_bytes(task, rank, size), &out->in_place);
+    return status == TUTTI_OK ? find_place(task->group, task->out, tu_out_bytes(task, rank, size), &out->out_place)
+                              : status;
 }
 
-/* ---- enqueueing ---- */
+/* ---- the steps of a task ---- */
 
-static tutti_status check_places(const tu_task *task, int *index) {
-    int rank = task->group->rank, size = task->group->size, other;
-    bool vdev = task->shape == TU_OPERATION_ALL_TO_ALL_VDEV;
-    const struct {
-        const char *name;
-        const void *pointer;
-        size_t bytes;
-    } buffers[2] = { { "in", task->in, vdev ? task->vdev.in_rows : tu_in_bytes(task, rank, size) },
-                     { "out", task->out, vdev ? task->vdev.out_rows : tu_out_bytes(task, rank, size) } };
-    *index = -1;
-    for (int i = 0; i < 2; i++) {
-        if (buffers[i].pointer == NULL || buffers[i].bytes == 0)
-            continue;
-        if (!on_device(task->group->world, buffers[i].pointer, &other))
-            return tu_error(TUTTI_ERROR_ARGUMENT,
-                            "%s: `%s` is memory of the CPU and the other buffer is on a device; both must be on one",
-                            tu_operation_name((tu_operation)task->info.operation), buffers[i].name);
-        if (*index >= 0 && other != *index)
-            return tu_error(TUTTI_ERROR_ARGUMENT, "%s: in is on device %d and out on device %d; both must be on one",
-                            tu_operation_name((tu_operation)task->info.operation), *index, other);
-        *index = other;
-    }
+static bool serves(const tutti_group *group, const tu_task *task) {
+    const device_executor *executor = executor_of(task);
+    const tu_device_executor *table = executor->table;
+    if (task->row->kind == TU_KIND_MESSAGE || group->size > TU_DEVICE_RANKS)
+        return false;
+    if (table->size < offsetof(tu_device_executor, serves) + sizeof table->serves || table->serves == NULL)
+        return true;
+    lists lists;
+    tu_device_task described;
+    return describe(task, &lists, &described) == TUTTI_OK && table->serves(executor->state, group, &described);
+}
+
+static tutti_status check(tu_task *task) {
+    device_executor *executor = executor_of(task);
+    if (atomic_load_explicit(&executor->team, memory_order_acquire) == NULL) /* pairs with prepare_team */
+        return executor->streams->capturing(executor->state, task->stream)
+                   ? tu_error(TUTTI_ERROR_STATE,
+                              "group %s has not been used on this device, and a stream is capturing: call "
+                              "tutti_group_prepare before the capture begins",
+                              task->group->name)
+                   : TUTTI_OK;
+    if (task->device_index >= 0 && task->device_index != executor->device_index)
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "group %s is used with device %d on this rank; this buffer is on device %d", task->group->name,
+                        executor->device_index, task->device_index);
     return TUTTI_OK;
 }
 
-static void note_ran(tu_task *task, tutti_algorithm algorithm) {
-    tu_collective *state;
-    if (tu_collective_get(task->group, &state) != TUTTI_OK || !tu_collective_try_lock(state))
-        return; /* only for tutti_group_ran */
-    task->info.algorithm = (uint8_t)algorithm;
-    state->ran = task->info;
-    state->choice = (tu_choice){ .algorithm = algorithm, .from = "the device's backend" };
-    tu_collective_unlock(state);
-}
-
-static tutti_status enqueue(device_side *side, tu_task *task, const tutti_call *call, void *stream) {
-    lists l;
-    tu_device_task described;
-    tutti_status status = tu_group_enter(task->group, task->timeout_ns, &task->info, &task->deadline, &task->ticket);
-    if (status != TUTTI_OK)
-        return status;
-    status = describe(task, call, &l, &described);
-    if (status == TUTTI_OK) {
-        described.timeout_ns = tu_deadline_left(task->deadline) + 1;
-        described.stream = stream;
-        status = side->table->run(side->team, &described);
-    }
-    if (status == TUTTI_OK)
-        note_ran(task, described.ran);
-    return tu_group_leave(task->group, &task->info, task->ticket, status);
-}
-
-/* The side's own stream, ordered after the caller's. */
-static tutti_status fork_stream(device_side *side, void *after, void **stream) {
+/* Collective, once. */
+static tutti_status prepare_team(device_executor *executor, tutti_group *group, int index, int64_t deadline) {
     tutti_status status = TUTTI_OK;
-    void *event;
-    pthread_mutex_lock(&side->lock);
-    if (side->stream == NULL)
-        status = side->streams->create(side->state, side->device_index, &side->stream);
-    pthread_mutex_unlock(&side->lock);
-    if (status == TUTTI_OK)
-        status = side->streams->mark(side->state, side->device_index, after, &event);
-    if (status != TUTTI_OK)
-        return status;
-    status = side->streams->join(side->state, side->device_index, side->stream, event);
-    side->streams->unmark(side->state, side->device_index, event);
-    *stream = side->stream;
+    pthread_mutex_lock(&executor->lock);
+    if (atomic_load_explicit(&executor->team, memory_order_relaxed) == NULL) {
+        void *team = NULL;
+        status = executor->table->prepare(executor->state, group, &index, deadline, &team);
+        executor->device_index = index;
+        atomic_store_explicit(&executor->team, team, memory_order_release); /* pairs with the acquires of the steps */
+    }
+    pthread_mutex_unlock(&executor->lock);
     return status;
 }
 
-/* With a work: on the side's own stream, ordered after the caller's, and an event behind it. */
-static tutti_status start_work(device_side *side, tu_task *task, const tutti_call *call) {
-    tutti_work *work;
-    void *stream;
-    tutti_status status = tu_work_make(task, &work);
-    if (status != TUTTI_OK)
-        return status;
-    status = fork_stream(side, call->stream, &stream);
-    if (status == TUTTI_OK)
-        status = enqueue(side, &work->task, call, stream);
-    if (status == TUTTI_OK)
-        status = side->streams->mark(side->state, side->device_index, stream, &work->event);
-    if (status != TUTTI_OK) {
-        tu_work_free(work);
-        return status;
-    }
-    *call->work = work;
-    return TUTTI_OK;
+static tutti_status prepare(tu_task *task) {
+    device_executor *executor = executor_of(task);
+    tu_task_record(task);
+    if (atomic_load_explicit(&executor->team, memory_order_acquire) != NULL) /* pairs with prepare_team */
+        return TUTTI_OK;
+    return prepare_team(executor, task->group, task->device_index, tu_task_deadline(task));
 }
 
-tutti_status tu_device_submit(tu_task *task, const tutti_call *call) {
-    tutti_group *group = task->group;
-    device_side *side;
-    int index = -1;
-    int64_t timeout;
-    tutti_status status = task->shape == TU_OPERATION_BARRIER ? TUTTI_OK : check_places(task, &index);
-    if (status == TUTTI_OK)
-        status =
-            tu_timeout_choose("timeout_ns", task->timeout_ns, group->timeout_ns, group->world->timeout_ns, &timeout);
-    if (status == TUTTI_OK)
-        status = get_side(group, &side);
-    if (status == TUTTI_OK)
-        status = ensure_team(side, index, call->stream, tu_deadline(timeout));
+/* For tutti_group_ran. Another thread that is at it notes its own. */
+static void note(tu_task *task, tutti_algorithm algorithm) {
+    tu_collective *state = task->state;
+    task->info.algorithm = (uint8_t)algorithm;
+    if (!tu_collective_try_lock(state))
+        return;
+    state->ran = task->info;
+    state->ran_by = task->executor;
+    state->choice = (tu_choice){ .algorithm = algorithm, .from = task->executor->name };
+    tu_collective_unlock(state);
+}
+
+static tutti_status run(tu_task *task) {
+    device_executor *executor = executor_of(task);
+    lists lists;
+    tu_device_task described;
+    tutti_status status = describe(task, &lists, &described);
     if (status != TUTTI_OK)
         return status;
-    if (call->work != NULL)
-        return start_work(side, task, call);
-    return enqueue(side, task, call,
-                   call->stream); /* a batch of stream operations needs no gathering: they are in order already */
+    described.timeout_ns = task->info.timeout_ns;
+    status = executor->table->run(atomic_load_explicit(&executor->team, memory_order_acquire), &described);
+    if (status == TUTTI_OK)
+        note(task, described.ran);
+    return status;
 }
 
 /* ---- works ---- */
 
-tutti_status tu_device_work_test(tutti_work *work, bool *finished) {
-    device_side *side;
-    tutti_status status = get_side(work->group, &side);
+/* The executor's own stream, ordered after the caller's. */
+static tutti_status fork_stream(device_executor *executor, void *after, void **stream) {
+    const tu_backend_streams *streams = executor->streams;
+    tutti_status status = TUTTI_OK;
+    void *event;
+    pthread_mutex_lock(&executor->lock);
+    if (executor->stream == NULL)
+        status = streams->create(executor->state, executor->device_index, &executor->stream);
+    pthread_mutex_unlock(&executor->lock);
+    if (status == TUTTI_OK)
+        status = streams->mark(executor->state, executor->device_index, after, &event);
     if (status != TUTTI_OK)
         return status;
-    *finished = false;
-    status = side->streams->test(side->state, side->device_index, work->event, finished);
-    if (status == TUTTI_OK && *finished)
+    status = streams->join(executor->state, executor->device_index, executor->stream, event);
+    streams->unmark(executor->state, executor->device_index, event);
+    *stream = executor->stream;
+    return status;
+}
+
+/* On the executor's own stream, ordered after the caller's, and an event behind it. */
+static tutti_status start(tutti_work *work) {
+    tu_task *task = &work->task;
+    device_executor *executor = executor_of(task);
+    tutti_status status = tu_task_enter(task);
+    if (status != TUTTI_OK)
+        return status;
+    status = prepare(task);
+    if (status == TUTTI_OK)
+        status = fork_stream(executor, task->stream, &task->stream);
+    if (status != TUTTI_OK)
+        return tu_task_leave(task, status);
+    status = tu_task_run_in_turn(task);
+    return status == TUTTI_OK
+               ? executor->streams->mark(executor->state, executor->device_index, task->stream, &work->event)
+               : status;
+}
+
+static tutti_status test(tutti_work *work, bool *finished) {
+    device_executor *executor = executor_of(&work->task);
+    bool over = false;
+    tutti_status status = executor->streams->test(executor->state, executor->device_index, work->event, &over);
+    if (status == TUTTI_OK && over)
         status = tutti_group_check(work->group); /* what its kernels found */
-    if (status != TUTTI_OK || *finished) {
-        *finished = true;
+    /* Of several threads that see it, one finishes it. */
+    if ((status != TUTTI_OK || over) && !atomic_exchange_explicit(&work->claimed, true, memory_order_acq_rel))
         tu_work_finish(work, status);
-    }
+    *finished = tu_work_done(work);
     return TUTTI_OK;
 }
 
-void tu_device_work_end(tutti_work *work) {
-    device_side *side;
-    if (get_side(work->group, &side) == TUTTI_OK)
-        side->streams->unmark(side->state, side->device_index, work->event);
+static void release(tutti_work *work) {
+    device_executor *executor = executor_of(&work->task);
+    if (work->event != NULL)
+        executor->streams->unmark(executor->state, executor->device_index, work->event);
+}
+
+static const tu_executor adapter = { .enqueues = true,
+                                     .serves = serves,
+                                     .check = check,
+                                     .prepare = prepare,
+                                     .run = run,
+                                     .start = start,
+                                     .test = test,
+                                     .release = release };
+
+/* ---- tutti_group_prepare ---- */
+
+tutti_status tu_device_prepare(tutti_group *group, int64_t deadline) {
+    if (atomic_load_explicit(&group->world->devices, memory_order_acquire) == NULL || group->size == 1)
+        return TUTTI_OK;
+    device_group *on_device;
+    tu_memory_group *memory;
+    tutti_status status = get_group(group, &on_device);
+    if (status == TUTTI_OK)
+        status = prepare_team(&on_device->first, group, -1, deadline);
+    if (status == TUTTI_OK)
+        status = tu_memory_group_get(group, &memory);
+    for (uint32_t index = 1; status == TUTTI_OK && index < 1024; index++) {
+        const tutti_peers *peers = tu_symmetric_peers(memory, index);
+        if (peers == NULL || peers->memory->device == TUTTI_CPU)
+            continue;
+        tu_device_place place = { .map = &peers->blocks, .index = index };
+        status =
+            on_device->first.table->know(atomic_load_explicit(&on_device->first.team, memory_order_acquire), &place);
+    }
+    return status;
 }

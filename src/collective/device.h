@@ -86,20 +86,20 @@ typedef struct tu_device_executor {
     tutti_status (*run)(void *team, tu_device_task *task);
     /* Tells the device about a block, so that a captured call may use it. */
     tutti_status (*know)(void *team, const tu_device_place *place);
+
+    /* Whether it runs such a task, by what is equal on all ranks. NULL: it runs all but messages. */
+    bool (*serves)(void *state, const tutti_group *group, const tu_device_task *task);
 } tu_device_executor;
 
 /* ---- the way there: device.c ---- */
 
 typedef struct tu_task tu_task;
+struct tu_executors;
 
-/* Whether the call's buffers lie on a device of this world. Two loads while the world uses none. */
-bool tu_device_task_wanted(const tu_task *task, const tutti_call *call);
-/* Enqueues the task, or starts a work on it. */
-tutti_status tu_device_submit(tu_task *task, const tutti_call *call);
-/* For works: whether it has ended, and its result then. Never waits. */
-struct tutti_work;
-tutti_status tu_device_work_test(struct tutti_work *work, bool *finished);
-void tu_device_work_end(struct tutti_work *work);
+/* Finds out whether the call's buffers lie on a device of this world: by tutti_call.device, or by the block of
+ * symmetric memory that they are in, without a lock; else the driver is asked, once for each buffer. Then *executors
+ * are those that serve the group there; else it stays as it is. */
+tutti_status tu_device_executors(tu_task *task, const tutti_call *call, const struct tu_executors **executors);
 /* tutti_group_prepare's part: makes the team and tells the device about every block met so far. Nothing where no device
  * is used. */
 tutti_status tu_device_prepare(tutti_group *group, int64_t deadline);

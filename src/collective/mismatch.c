@@ -69,7 +69,8 @@ static void differences(const tu_said *mine, const tu_said *theirs, char *text, 
     if (mine->algorithm != theirs->algorithm)
         add(text, bytes, "algorithm");
     if (mine->detail != theirs->detail && mine->operation == theirs->operation)
-        add(text, bytes, mine->operation == TU_OPERATION_PERMUTE ? "destinations" : "counts of the ranks");
+        add(text, bytes,
+            tu_operation_row_of(mine->operation)->flow == TU_FLOW_PERMUTED ? "destinations" : "counts of the ranks");
     if (mine->sequence != theirs->sequence)
         add(text, bytes, "order (their numbers in the group differ)");
 }
@@ -86,8 +87,7 @@ tutti_status tu_mismatch(tu_collective *state, const tu_task *task, uint64_t epo
              "in %s. All ranks of a group must call the same operations with the same arguments in the same order",
              (unsigned long long)mine->sequence, state->group->name, state->rank, my_text, member, their_text, what);
     tu_error_at_fault(member);
-    tu_error_where(state->group->name, tu_operation_name((tu_operation)task->info.operation), task->info.sequence,
-                   state->rank);
+    tu_error_where(state->group->name, task->row->name, task->info.sequence, state->rank);
     return TUTTI_ERROR_MISMATCH;
 }
 
@@ -96,10 +96,9 @@ tutti_status tu_mismatch_split(tu_collective *state, const tu_task *task, int fr
     tu_error(TUTTI_ERROR_MISMATCH,
              "the ranks disagree in %s %llu of group %s: rank %d sends %llu elements to rank %d, which expects "
              "%llu from it",
-             tu_operation_name((tu_operation)task->info.operation), (unsigned long long)task->info.sequence,
-             state->group->name, from, (unsigned long long)sent, to, (unsigned long long)expected);
+             task->row->name, (unsigned long long)task->info.sequence, state->group->name, from,
+             (unsigned long long)sent, to, (unsigned long long)expected);
     tu_error_at_fault(from == state->rank ? to : from);
-    tu_error_where(state->group->name, tu_operation_name((tu_operation)task->info.operation), task->info.sequence,
-                   state->rank);
+    tu_error_where(state->group->name, task->row->name, task->info.sequence, state->rank);
     return TUTTI_ERROR_MISMATCH;
 }

@@ -45,14 +45,12 @@ static size_t bytes_of(size_t count, tutti_dtype dtype, size_t times) {
     return bytes;
 }
 
-static tutti_status run(tutti_group *group, tu_operation operation, tu_operation shape, const void *in, void *out,
-                        size_t count, tutti_dtype dtype, tutti_reduction reduction, int root, tutti_algorithm algorithm,
-                        const tutti_call *call) {
+static tutti_status run(tutti_group *group, tu_operation operation, const void *in, void *out, size_t count,
+                        tutti_dtype dtype, tutti_reduction reduction, int root, const tutti_call *call) {
     tu_task task = { .group = group,
-                     .shape = shape,
+                     .row = &tu_operations[operation],
                      .in = in,
                      .out = out,
-                     .fixed = algorithm,
                      .info = { .operation = (uint8_t)operation,
                                .count = count,
                                .dtype = tu_code((int)dtype),
@@ -73,8 +71,7 @@ tutti_status tutti_one_shot_all_reduce(tutti_group *group, const void *in, void 
         tu_named_symmetric(group, TU_OPERATION_ONE_SHOT_ALL_REDUCE, "input", in, bytes_of(count, dtype, 1));
     if (status != TUTTI_OK || count == 0)
         return status;
-    return run(group, TU_OPERATION_ONE_SHOT_ALL_REDUCE, TU_OPERATION_ALL_REDUCE, in, out, count, dtype, reduction, -1,
-               TUTTI_ALGORITHM_ONE_SHOT, call);
+    return run(group, TU_OPERATION_ONE_SHOT_ALL_REDUCE, in, out, count, dtype, reduction, -1, call);
 }
 
 tutti_status tutti_one_shot_all_reduce_copy(tutti_group *group, void *buffer, size_t buffer_count, const void *in,
@@ -106,8 +103,7 @@ tutti_status tutti_one_shot_all_reduce_copy(tutti_group *group, void *buffer, si
         if (status != TUTTI_OK)
             return status;
     }
-    return run(group, TU_OPERATION_ONE_SHOT_ALL_REDUCE, TU_OPERATION_ALL_REDUCE, buffer, out, count, dtype, reduction,
-               -1, TUTTI_ALGORITHM_ONE_SHOT, call);
+    return run(group, TU_OPERATION_ONE_SHOT_ALL_REDUCE, buffer, out, count, dtype, reduction, -1, call);
 }
 
 tutti_status tutti_two_shot_all_reduce(tutti_group *group, void *data, size_t count, tutti_dtype dtype,
@@ -121,8 +117,7 @@ tutti_status tutti_two_shot_all_reduce_out(tutti_group *group, const void *in, v
         tu_named_symmetric(group, TU_OPERATION_TWO_SHOT_ALL_REDUCE, "input", in, bytes_of(count, dtype, 1));
     if (status != TUTTI_OK || count == 0)
         return status;
-    return run(group, TU_OPERATION_TWO_SHOT_ALL_REDUCE, TU_OPERATION_ALL_REDUCE, in, out, count, dtype, reduction, -1,
-               TUTTI_ALGORITHM_TWO_SHOT, call);
+    return run(group, TU_OPERATION_TWO_SHOT_ALL_REDUCE, in, out, count, dtype, reduction, -1, call);
 }
 
 /* ---- reduce-scatter and all-gather ---- */
@@ -147,11 +142,10 @@ tutti_status tutti_reduce_scatter_out(tutti_group *group, const void *in, void *
     if (status != TUTTI_OK || total == 0)
         return status;
     tu_task task = { .group = group,
-                     .shape = TU_OPERATION_REDUCE_SCATTER,
+                     .row = &tu_operations[TU_OPERATION_REDUCE_SCATTER_OUT],
                      .in = in,
                      .out = out,
-                     .fixed = TUTTI_ALGORITHM_TWO_SHOT,
-                     .row = split_last_dim ? columns : 0,
+                     .columns = split_last_dim ? columns : 0,
                      .info = { .operation = TU_OPERATION_REDUCE_SCATTER_OUT,
                                .count = total / size,
                                .dtype = tu_code((int)dtype),
@@ -164,14 +158,12 @@ tutti_status tutti_reduce_scatter_out(tutti_group *group, const void *in, void *
 
 tutti_status tutti_low_contention_all_gather(tutti_group *group, const void *in, void *out, size_t count,
                                              tutti_dtype dtype, const tutti_call *call) {
-    return run(group, TU_OPERATION_LOW_CONTENTION_ALL_GATHER, TU_OPERATION_ALL_GATHER, in, out, count, dtype,
-               (tutti_reduction)0, -1, TUTTI_ALGORITHM_PIPELINED, call);
+    return run(group, TU_OPERATION_LOW_CONTENTION_ALL_GATHER, in, out, count, dtype, (tutti_reduction)0, -1, call);
 }
 
 tutti_status tutti_low_contention_reduce_scatter(tutti_group *group, const void *in, void *out, size_t count,
                                                  tutti_dtype dtype, tutti_reduction reduction, const tutti_call *call) {
-    return run(group, TU_OPERATION_LOW_CONTENTION_REDUCE_SCATTER, TU_OPERATION_REDUCE_SCATTER, in, out, count, dtype,
-               reduction, -1, TUTTI_ALGORITHM_TWO_SHOT, call);
+    return run(group, TU_OPERATION_LOW_CONTENTION_REDUCE_SCATTER, in, out, count, dtype, reduction, -1, call);
 }
 
 /* ---- multicast ---- */
@@ -202,8 +194,7 @@ tutti_status tutti_multimem_all_reduce(tutti_group *group, void *data, size_t co
         status = tu_named_symmetric(group, TU_OPERATION_MULTIMEM_ALL_REDUCE, "input", data, bytes_of(count, dtype, 1));
     if (status != TUTTI_OK || count == 0)
         return status;
-    return run(group, TU_OPERATION_MULTIMEM_ALL_REDUCE, TU_OPERATION_ALL_REDUCE, data, data, count, dtype, reduction,
-               -1, TUTTI_ALGORITHM_TWO_SHOT, call);
+    return run(group, TU_OPERATION_MULTIMEM_ALL_REDUCE, data, data, count, dtype, reduction, -1, call);
 }
 
 tutti_status tutti_multimem_one_shot_all_reduce(tutti_group *group, const void *in, void *out, size_t count,
@@ -214,8 +205,7 @@ tutti_status tutti_multimem_one_shot_all_reduce(tutti_group *group, const void *
                                     bytes_of(count, dtype, 1));
     if (status != TUTTI_OK || count == 0)
         return status;
-    return run(group, TU_OPERATION_MULTIMEM_ONE_SHOT_ALL_REDUCE, TU_OPERATION_ALL_REDUCE, in, out, count, dtype,
-               reduction, -1, TUTTI_ALGORITHM_ONE_SHOT, call);
+    return run(group, TU_OPERATION_MULTIMEM_ONE_SHOT_ALL_REDUCE, in, out, count, dtype, reduction, -1, call);
 }
 
 tutti_status tutti_multimem_one_shot_reduce_out(tutti_group *group, const void *in, void *out, size_t count,
@@ -227,8 +217,7 @@ tutti_status tutti_multimem_one_shot_reduce_out(tutti_group *group, const void *
             tu_named_symmetric(group, TU_OPERATION_MULTIMEM_ONE_SHOT_REDUCE, "input", in, bytes_of(count, dtype, 1));
     if (status != TUTTI_OK || count == 0)
         return status;
-    return run(group, TU_OPERATION_MULTIMEM_ONE_SHOT_REDUCE, TU_OPERATION_REDUCE, in, out, count, dtype, reduction,
-               root, TUTTI_ALGORITHM_ONE_SHOT, call);
+    return run(group, TU_OPERATION_MULTIMEM_ONE_SHOT_REDUCE, in, out, count, dtype, reduction, root, call);
 }
 
 tutti_status tutti_multimem_all_gather_out(tutti_group *group, const void *in, void *out, size_t count,
@@ -239,6 +228,5 @@ tutti_status tutti_multimem_all_gather_out(tutti_group *group, const void *in, v
                                     bytes_of(count, dtype, (size_t)size_of(group)));
     if (status != TUTTI_OK || count == 0)
         return status;
-    return run(group, TU_OPERATION_MULTIMEM_ALL_GATHER, TU_OPERATION_ALL_GATHER, in, out, count, dtype,
-               (tutti_reduction)0, -1, TUTTI_ALGORITHM_PIPELINED, call);
+    return run(group, TU_OPERATION_MULTIMEM_ALL_GATHER, in, out, count, dtype, (tutti_reduction)0, -1, call);
 }

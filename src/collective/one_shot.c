@@ -17,16 +17,10 @@ typedef struct cut {
     size_t rounds;
 } cut;
 
-static bool by_rank(const tu_task *task) {
-    return task->shape == TU_OPERATION_REDUCE_SCATTER || task->shape == TU_OPERATION_REDUCE_SCATTER_V ||
-           task->shape == TU_OPERATION_SCATTER || task->shape == TU_OPERATION_ALL_TO_ALL ||
-           task->shape == TU_OPERATION_ALL_TO_ALL_V;
-}
-
 /* The longest part of any rank. Of all_to_all_v it is this rank's alone: the others say theirs when they arrive. */
 static size_t longest_part(const tu_task *task, int size) {
     size_t longest = task->info.count;
-    if (task->shape == TU_OPERATION_BARRIER)
+    if (task->row->kind == TU_KIND_BARRIER)
         return 0;
     if (task->in_counts != NULL) {
         longest = 0;
@@ -37,9 +31,7 @@ static size_t longest_part(const tu_task *task, int size) {
 }
 
 static size_t capacity_of(const tu_collective *state, const tu_task *task, tutti_algorithm algorithm) {
-    if (algorithm != TUTTI_ALGORITHM_INLINE)
-        return state->layout.slot_bytes;
-    return task->info.reduction == TUTTI_PREMUL_SUM ? offsetof(tu_reference, factor) : TU_INLINE_BYTES;
+    return algorithm == TUTTI_ALGORITHM_INLINE ? tu_line_room(task) : state->layout.slot_bytes;
 }
 
 static size_t rounds_for(size_t longest, size_t bytes) {
@@ -47,10 +39,10 @@ static size_t rounds_for(size_t longest, size_t bytes) {
 }
 
 static cut cut_of(const tu_collective *state, const tu_task *task, tutti_algorithm algorithm) {
-    cut made = { .parts = by_rank(task) ? state->size : 1 };
+    cut made = { .parts = tu_has_parts(task->row) ? state->size : 1 };
     size_t share = capacity_of(state, task, algorithm) / (size_t)made.parts;
     size_t unit = share >= 128 ? 64 : task->element;
-    made.bytes = task->shape == TU_OPERATION_BARRIER ? 1 : share / unit * unit;
+    made.bytes = task->row->kind == TU_KIND_BARRIER ? 1 : share / unit * unit;
     made.rounds = rounds_for(longest_part(task, state->size), made.bytes);
     return made;
 }
@@ -66,28 +58,13 @@ static size_t portion(size_t bytes, const cut *cut, size_t round) {
     return bytes <= begin ? 0 : bytes - begin < cut->bytes ? bytes - begin : cut->bytes;
 }
 
-bool tu_listens(const tu_task *task, int listener, int source) {
-    switch (task->shape) {
-    case TU_OPERATION_REDUCE:
-    case TU_OPERATION_GATHER:
-        return listener == task->info.root;
-    case TU_OPERATION_BROADCAST:
-    case TU_OPERATION_SCATTER:
-        return source == task->info.root;
-    case TU_OPERATION_PERMUTE:
-        return task->to[source] == listener;
-    default:
-        return true;
-    }
-}
-
 /* ---- staging ---- */
 
 /* What `target` shall find of this rank's input, and where that lies. */
 static tu_part to_stage(const tu_collective *state, const tu_task *task, int target) {
-    if (!tu_is_reduction(task->shape))
-        return tu_part_of(task, state->rank, state->size, state->rank, target);
-    if (task->shape == TU_OPERATION_ALL_REDUCE || task->shape == TU_OPERATION_REDUCE)
+    if (task->row->kind != TU_KIND_REDUCTION)
+        return tu_part_of(task, state->rank, state->rank, target);
+    if (!tu_scatters(task->row))
         return (tu_part){ task->info.count * task->element, 0, 0 };
     tu_slice slice = tu_slice_of(task, state->size, target);
     return (tu_part){ slice.count * task->element, slice.first * task->element, 0 };
@@ -95,9 +72,9 @@ static tu_part to_stage(const tu_collective *state, const tu_task *task, int tar
 
 /* The one part that all listeners take: for whom does not matter, as long as somebody listens. */
 static int any_listener(const tu_collective *state, const tu_task *task) {
-    if (task->shape == TU_OPERATION_GATHER || task->shape == TU_OPERATION_REDUCE)
+    if (task->row->flow == TU_FLOW_TO_ROOT)
         return task->info.root;
-    if (task->shape == TU_OPERATION_PERMUTE)
+    if (task->row->flow == TU_FLOW_PERMUTED)
         return task->to[state->rank];
     return state->rank == 0 ? 1 : 0;
 }
@@ -106,12 +83,16 @@ static void stage(tu_collective *state, const tu_task *task, uint64_t epoch, tut
                   size_t round) {
     unsigned char *base = staging(state, state->rank, epoch, algorithm);
     const unsigned char *in = task->in;
-    tu_reference reference = { .factor = task->factor, .longest = longest_part(task, state->size) };
+    tu_reference reference = { .factor = task->factor,
+                               .longest = longest_part(task, state->size),
+                               .given = task->given };
     tu_line *line = &state->members[state->rank]->arrive[epoch & 1];
     if (algorithm != TUTTI_ALGORITHM_INLINE)
         memcpy(line->payload, &reference, sizeof reference);
     else if (task->info.reduction == TUTTI_PREMUL_SUM)
         memcpy(line->payload + offsetof(tu_reference, factor), &task->factor, sizeof task->factor);
+    else if (task->given != 0)
+        memcpy(line->payload + offsetof(tu_reference, given), &task->given, sizeof task->given);
     if (cut->parts == 1) {
         int target = any_listener(state, task);
         tu_part part = target >= 0 && target != state->rank ? to_stage(state, task, target) : (tu_part){ 0, 0, 0 };
@@ -162,7 +143,7 @@ static tutti_status take_parts(tu_collective *state, const tu_task *task, uint64
     for (int source = 0; source < state->size; source++) {
         if (source == state->rank || !tu_listens(task, state->rank, source))
             continue;
-        tu_part part = tu_part_of(task, state->rank, state->size, source, state->rank);
+        tu_part part = tu_part_of(task, state->rank, source, state->rank);
         size_t bytes = portion(part.bytes, cut, round);
         const unsigned char *from =
             staging(state, source, epoch, algorithm) + (cut->parts == 1 ? 0 : (size_t)state->rank * cut->bytes);
@@ -175,18 +156,16 @@ static tutti_status take_parts(tu_collective *state, const tu_task *task, uint64
 void tu_keep_own_part(tu_collective *state, tu_task *task, bool first) {
     /* The root of a scatter in place would overwrite what rank 0 has not taken yet: it keeps its part last; all others
      * first. */
-    if (tu_is_reduction(task->shape) || task->shape == TU_OPERATION_BARRIER ||
-        first == (task->shape == TU_OPERATION_SCATTER))
+    if (task->row->kind != TU_KIND_MOVE || first == tu_deals(task->row))
         return;
-    tu_part part = tu_part_of(task, state->rank, state->size, state->rank, state->rank);
+    tu_part part = tu_part_of(task, state->rank, state->rank, state->rank);
     unsigned char *to = (unsigned char *)task->out + part.out_offset;
     const unsigned char *from = (const unsigned char *)task->in + part.in_offset;
     if (part.bytes == 0 || to == from)
         return;
     memmove(to, from, part.bytes);
     /* In place the beginning of the output is rank 0's: from now on the input lies at its own place. */
-    if (task->in == task->out && (task->shape == TU_OPERATION_ALL_GATHER || task->shape == TU_OPERATION_ALL_GATHER_V ||
-                                  task->shape == TU_OPERATION_GATHER))
+    if (task->in == task->out && tu_gathers(task->row))
         task->in = to;
 }
 
@@ -212,7 +191,7 @@ void tu_publish_splits(tu_collective *state, const tu_task *task, uint64_t epoch
 /* ---- one round ---- */
 
 static tutti_status await_sources(tu_collective *state, tu_task *task, uint64_t epoch) {
-    if (task->shape == TU_OPERATION_ALL_REDUCE || task->shape == TU_OPERATION_BARRIER)
+    if (task->row->flow == TU_FLOW_ALL)
         return tu_epoch_await_all(state, task, epoch);
     bool all = true;
     for (int member = 0; member < state->size; member++) {
@@ -236,9 +215,9 @@ static tutti_status begin(tu_collective *state, tu_task *task, tutti_algorithm a
     tutti_status status = tu_epoch_enter(state, task, epoch);
     if (status != TUTTI_OK)
         return status;
-    if (task->shape != TU_OPERATION_BARRIER)
+    if (task->row->kind != TU_KIND_BARRIER)
         stage(state, task, *epoch, algorithm, cut, round);
-    if (task->shape == TU_OPERATION_ALL_TO_ALL_V && round == 0)
+    if (task->row->in == TU_SPLITS && round == 0)
         tu_publish_splits(state, task, *epoch);
     tu_epoch_arrive(state, task, *epoch);
     return TUTTI_OK;
@@ -256,16 +235,28 @@ static size_t agreed_rounds(const tu_collective *state, uint64_t epoch, const cu
     return rounds;
 }
 
+/* Of several tasks as one: those that every rank has given. */
+static void compare_given(const tu_collective *state, tu_task *task, uint64_t epoch) {
+    for (int member = 0; member < state->size; member++) {
+        uint64_t given;
+        memcpy(&given, state->members[member]->arrive[epoch & 1].payload + offsetof(tu_reference, given), sizeof given);
+        if (given < task->valid)
+            task->valid = given;
+    }
+}
+
 static tutti_status end(tu_collective *state, tu_task *task, tutti_algorithm algorithm, cut *cut, size_t round,
                         uint64_t epoch) {
     tutti_status status = await_sources(state, task, epoch);
-    if (status == TUTTI_OK && task->shape == TU_OPERATION_ALL_TO_ALL_V && round == 0) {
+    if (status == TUTTI_OK && task->row->in == TU_SPLITS && round == 0) {
         cut->rounds = agreed_rounds(state, epoch, cut);
         status = tu_compare_splits(state, task, epoch);
     }
-    if (status != TUTTI_OK || task->shape == TU_OPERATION_BARRIER)
+    if (status != TUTTI_OK || task->row->kind == TU_KIND_BARRIER)
         return status;
-    if (tu_is_reduction(task->shape))
+    if (__builtin_expect(task->given != 0, 0))
+        compare_given(state, task, epoch);
+    if (task->row->kind == TU_KIND_REDUCTION)
         take_reduction(state, task, epoch, algorithm, cut, round);
     else
         status = take_parts(state, task, epoch, algorithm, cut, round);
@@ -345,14 +336,16 @@ static tutti_status tiny_all_reduce(tu_collective *state, tu_task *task) {
 }
 
 tutti_status tu_one_shot(tu_collective *state, tu_task *task, tutti_algorithm algorithm) {
-    if (task->shape == TU_OPERATION_BARRIER)
+    const tu_operation_row *row = task->row;
+    if (row->kind == TU_KIND_BARRIER)
         return barrier(state, task);
-    if (algorithm == TUTTI_ALGORITHM_INLINE && task->shape == TU_OPERATION_ALL_REDUCE &&
-        task->info.reduction != TUTTI_PREMUL_SUM)
+    bool reduces_whole = row->kind == TU_KIND_REDUCTION && row->in == TU_WHOLE;
+    if (algorithm == TUTTI_ALGORITHM_INLINE && reduces_whole && row->flow == TU_FLOW_ALL &&
+        task->info.reduction != TUTTI_PREMUL_SUM && task->given == 0)
         return tiny_all_reduce(state, task);
     cut made = cut_of(state, task, algorithm);
     tutti_status status = TUTTI_OK;
-    if (made.rounds > 1 && (task->shape == TU_OPERATION_ALL_REDUCE || task->shape == TU_OPERATION_REDUCE)) {
+    if (made.rounds > 1 && reduces_whole) {
         bool done;
         status = reduce_where_they_lie(state, task, &done);
         if (status != TUTTI_OK || done)
@@ -376,7 +369,7 @@ bool tu_one_shot_can_start(const tu_collective *state, const tu_task *task, tutt
         return false;
     uint64_t next = state->epoch + 1;
     bool clear = (int64_t)(state->cleared - (next - 2)) >= 0;
-    return clear && task->shape != TU_OPERATION_ALL_TO_ALL_V && cut_of(state, task, algorithm).rounds == 1;
+    return clear && task->row->in != TU_SPLITS && cut_of(state, task, algorithm).rounds == 1;
 }
 
 tutti_status tu_one_shot_start(tu_collective *state, tu_task *task, tutti_algorithm algorithm) {

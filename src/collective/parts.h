@@ -7,9 +7,6 @@
 
 #include "collective/collective.h"
 
-/* Whether `listener` takes anything from `source` in this operation. */
-bool tu_listens(const tu_task *task, int listener, int source);
-
 /* Copies what a rank sends to itself; `first` true before anything is taken, false after everything was. */
 void tu_keep_own_part(tu_collective *state, tu_task *task, bool first);
 

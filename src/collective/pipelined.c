@@ -33,19 +33,16 @@ static unsigned char *slot(const pipeline *run, int member, uint64_t epoch) {
 /* The longest part that `source` sends to another rank. */
 static size_t longest_from(const pipeline *run, int source) {
     const tu_task *task = run->task;
-    size_t bytes = task->info.count * task->element;
-    switch (task->shape) {
-    case TU_OPERATION_BROADCAST:
-    case TU_OPERATION_SCATTER:
-        return source == task->info.root ? bytes : 0;
-    case TU_OPERATION_GATHER:
-        return source == task->info.root ? 0 : bytes;
-    case TU_OPERATION_PERMUTE:
-        return task->to[source] >= 0 && task->to[source] != source ? bytes : 0;
-    case TU_OPERATION_ALL_GATHER_V:
-        return task->in_counts[source] * task->element;
-    case TU_OPERATION_ALL_TO_ALL_V:
+    if (task->row->in == TU_SPLITS)
         return run->state->references[source].longest;
+    size_t bytes = (task->row->in == TU_SHARE ? task->in_counts[source] : task->info.count) * task->element;
+    switch (task->row->flow) {
+    case TU_FLOW_FROM_ROOT:
+        return source == task->info.root ? bytes : 0;
+    case TU_FLOW_TO_ROOT:
+        return source == task->info.root ? 0 : bytes;
+    case TU_FLOW_PERMUTED:
+        return task->to[source] >= 0 && task->to[source] != source ? bytes : 0;
     default:
         return bytes;
     }
@@ -101,10 +98,10 @@ static tutti_status pull(const pipeline *run, uint64_t epoch) {
         int source = (state->rank + i) % state->size;
         if (!tu_listens(task, state->rank, source) || state->references[source].in_index == 0)
             continue;
-        tu_part part = tu_part_of(task, state->rank, state->size, source, state->rank);
+        tu_part part = tu_part_of(task, state->rank, source, state->rank);
         if (part.bytes == 0)
             continue;
-        if (task->shape == TU_OPERATION_ALL_TO_ALL_V)
+        if (task->row->in == TU_SPLITS)
             part.in_offset = tu_splits(state, source, epoch)[state->rank][1] * task->element;
         unsigned char *in;
         tutti_status status = tu_resolve_in(state, task, source, &in);
@@ -128,7 +125,7 @@ static tutti_status push(const pipeline *run) {
         int target = (state->rank + i) % state->size;
         if (!tu_listens(task, target, state->rank) || state->references[target].out_index == 0)
             continue;
-        part = tu_part_of(task, state->rank, state->size, state->rank, target);
+        part = tu_part_of(task, state->rank, state->rank, target);
         if (part.bytes == 0)
             continue;
         unsigned char *out;
@@ -164,7 +161,7 @@ static void stage(const pipeline *run, uint64_t epoch, size_t round) {
         int target = (state->rank + i) % state->size;
         if (!pair_staged(run, state->rank, target))
             continue;
-        tu_part part = tu_part_of(task, state->rank, state->size, state->rank, target);
+        tu_part part = tu_part_of(task, state->rank, state->rank, target);
         size_t bytes = portion(run, part.bytes, round);
         if (bytes != 0)
             tu_copy(base + (run->shared ? 0 : (size_t)target * run->part),
@@ -185,7 +182,7 @@ static tutti_status take(const pipeline *run, uint64_t epoch, size_t round) {
         tutti_status status = tu_epoch_await(state, task, epoch, source);
         if (status != TUTTI_OK)
             return status;
-        tu_part part = tu_part_of(task, state->rank, state->size, source, state->rank);
+        tu_part part = tu_part_of(task, state->rank, source, state->rank);
         size_t bytes = portion(run, part.bytes, round);
         if (bytes != 0)
             tu_copy((unsigned char *)task->out + part.out_offset + round * run->part,
@@ -212,7 +209,7 @@ static tutti_status run_rounds(pipeline *run, uint64_t *epoch) {
 
 static size_t own_longest(const tu_collective *state, const tu_task *task) {
     size_t longest = 0;
-    if (task->shape == TU_OPERATION_ALL_TO_ALL_V)
+    if (task->row->in == TU_SPLITS)
         for (int target = 0; target < state->size; target++)
             if (target != state->rank && task->in_counts[target] > longest)
                 longest = task->in_counts[target];
@@ -229,18 +226,18 @@ static tutti_status arrive(pipeline *run, uint64_t *epoch) {
     tu_refer(state, task, &reference);
     reference.longest = own_longest(state, task);
     memcpy(state->members[state->rank]->arrive[*epoch & 1].payload, &reference, sizeof reference);
-    if (task->shape == TU_OPERATION_ALL_TO_ALL_V)
+    if (task->row->in == TU_SPLITS)
         tu_publish_splits(state, task, *epoch);
     tu_epoch_arrive(state, task, *epoch);
     status = tu_epoch_await_all(state, task, *epoch);
     if (status != TUTTI_OK)
         return status;
     tu_read_references(state, *epoch);
-    return task->shape == TU_OPERATION_ALL_TO_ALL_V ? tu_compare_splits(state, task, *epoch) : TUTTI_OK;
+    return task->row->in == TU_SPLITS ? tu_compare_splits(state, task, *epoch) : TUTTI_OK;
 }
 
 tutti_status tu_pipelined(tu_collective *state, tu_task *task) {
-    pipeline run = { .state = state, .task = task, .shared = tu_move_shared(task->shape) };
+    pipeline run = { .state = state, .task = task, .shared = !tu_has_parts(task->row) };
     size_t bytes = tu_out_bytes(task, state->rank, state->size);
     run.stream = bytes >= state->large ? TU_KERNEL_STREAM : 0;
     tu_keep_own_part(state, task, true);

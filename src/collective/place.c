@@ -12,44 +12,23 @@ static bool input_in_place(const tu_collective *state, const tu_task *task) {
     const unsigned char *in = task->in, *out = task->out;
     if (in != out)
         return true; /* apart, or the output is the input's own place, which this rank alone reads */
-    switch (task->shape) {
-    case TU_OPERATION_ALL_REDUCE: /* a slice is read and written by its owner alone */
-    case TU_OPERATION_REDUCE:
-    case TU_OPERATION_BROADCAST: /* the root does not write */
+    switch (task->row->in_place) {
+    case TU_IN_PLACE_STAYS: /* an owner alone reads and writes its slice; what is gathered lies at its own place already
+                               (tu_keep_own_part); a root that deals keeps its own part last */
         return true;
-    case TU_OPERATION_REDUCE_SCATTER:
-    case TU_OPERATION_REDUCE_SCATTER_V:
+    case TU_IN_PLACE_FIRST:
         return tu_slice_of(task, state->size, state->rank).first == 0;
-    case TU_OPERATION_ALL_GATHER: /* tu_keep_own_part has moved it to its own place, unless that is where it was */
-    case TU_OPERATION_ALL_GATHER_V:
-    case TU_OPERATION_GATHER:
-        return true;
-    case TU_OPERATION_SCATTER: /* the root keeps its own part last, after everybody has left */
-        return true;
     default:
         return false;
     }
 }
 
 static bool output_in_place(const tu_task *task) {
-    switch (task->shape) {
-    case TU_OPERATION_ALL_REDUCE:
-    case TU_OPERATION_REDUCE:
-    case TU_OPERATION_BROADCAST:
-    case TU_OPERATION_ALL_GATHER:
-    case TU_OPERATION_GATHER:
-    case TU_OPERATION_SCATTER:
-        return true;
-    case TU_OPERATION_ALL_TO_ALL:
-    case TU_OPERATION_PERMUTE:
-        return task->in != task->out;
-    default: /* where a part goes is known to its receiver alone; reduce_scatter writes nobody else's output */
-        return false;
-    }
+    return task->row->placed && (task->in != task->out || task->row->in_place == TU_IN_PLACE_STAYS);
 }
 
 void tu_refer(tu_collective *state, const tu_task *task, tu_reference *reference) {
-    *reference = (tu_reference){ .factor = task->factor };
+    *reference = (tu_reference){ .factor = task->factor, .given = task->given };
     size_t in_bytes = tu_in_bytes(task, state->rank, state->size),
            out_bytes = tu_out_bytes(task, state->rank, state->size);
     tu_symmetric found;
@@ -81,11 +60,10 @@ tutti_status tu_resolve(tu_collective *state, tu_task *task, int member, uint32_
         tu_error(TUTTI_ERROR_MISMATCH,
                  "in %s %llu of group %s rank %d uses a symmetric block (rendezvous %u) whose peers rank %d has "
                  "released; keep the block and its peers on all ranks while one of them passes it to collectives",
-                 tu_operation_name((tu_operation)task->info.operation), (unsigned long long)task->info.sequence,
-                 state->group->name, member, index, state->rank);
+                 task->row->name, (unsigned long long)task->info.sequence, state->group->name, member, index,
+                 state->rank);
         tu_error_at_fault(state->rank);
-        return tu_error_where(state->group->name, tu_operation_name((tu_operation)task->info.operation),
-                              task->info.sequence, state->rank);
+        return tu_error_where(state->group->name, task->row->name, task->info.sequence, state->rank);
     }
     *address = (unsigned char *)peers->buffers[member] + offset;
     return TUTTI_OK;

@@ -21,7 +21,6 @@
 
 #include "collective/batch.h"
 #include "collective/check.h"
-#include "collective/engine.h"
 #include "world/group.h"
 
 enum {
@@ -187,7 +186,7 @@ static void unlist(tu_points *points, tu_request *request) {
 }
 
 static bool is_send(const tu_request *request) {
-    return request->task->info.operation == TU_OPERATION_SEND;
+    return request->task->row->in != TU_NOTHING;
 }
 
 /* The flag is the last touch of a request that a thread awaits; works are finished by finish_works. */
@@ -525,7 +524,7 @@ static void finish_works(tu_request *request) {
         tutti_status status = tu_group_leave(work->group, &work->task.info, work->task.ticket, outcome(request));
         tu_work_finish(work, status);
         tu_error_restore(&before);
-        tu_collective *state = work->state;
+        tu_collective *state = work->task.state;
         tu_bell_ring(state->sleepers, state->bells[state->rank]);
         tu_work_drop(work);
         request = next;
@@ -580,7 +579,8 @@ static tutti_status await(tu_collective *state, const tu_task *task, int peer, c
     return tu_wait_until(&wait->wait, ready, awaited);
 }
 
-tutti_status tu_points_wait(tu_collective *state, tutti_work *work, int64_t deadline) {
+tutti_status tu_points_wait(tutti_work *work, int64_t deadline) {
+    tu_collective *state = work->task.state;
     point_wait awaited;
     tu_group_wait wait = { .argument = &awaited };
     tutti_status status = await(state, &work->task, work->task.info.root, &work->done, deadline, &wait);
@@ -826,21 +826,26 @@ static bool withdraw(tu_points *points, tu_request *request) {
 }
 
 static tutti_status enter(tu_task *task) {
-    return tu_group_enter(task->group, task->timeout_ns, &task->info, &task->deadline, &task->ticket);
+    tutti_status status = tu_task_enter(task);
+    if (status == TUTTI_OK) {
+        (void)tu_task_deadline(task);
+        tu_task_record(task);
+    }
+    return status;
 }
 
-/* Waits for a request that `begin` has begun, and leaves. */
-static tutti_status complete(tu_collective *state, tu_points *points, tu_request *request) {
+/* Waits for a request that `begin` has begun. */
+static tutti_status complete(tu_points *points, tu_request *request) {
     tu_task *task = request->task;
+    tu_collective *state = task->state;
     tutti_status status = TUTTI_OK;
     if (!is_finished(request) && is_send(request) && request->peer == state->rank) {
         (void)withdraw(points, request);
-        status = tu_error(
+        return tu_error(
             TUTTI_ERROR_ARGUMENT,
             "send: rank %d sends to itself and waits, but no receive is under way that could take the message; "
             "start the receive, or the send, with a work",
             state->rank);
-        return tu_group_leave(task->group, &task->info, task->ticket, status);
     }
     if (!is_finished(request)) {
         point_wait awaited;
@@ -853,26 +858,24 @@ static tutti_status complete(tu_collective *state, tu_points *points, tu_request
                 tu_group_end(task->group, &task->info);
         }
     }
-    if (status == TUTTI_OK)
-        status = outcome(request);
-    return tu_group_leave(task->group, &task->info, task->ticket, status);
+    return status == TUTTI_OK ? outcome(request) : status;
 }
 
-tutti_status tu_point_run(tu_collective *state, tu_task *task) {
+tutti_status tu_point_run(tu_task *task) {
     tu_points *points;
-    tutti_status status = get_points(state, &points);
-    if (status == TUTTI_OK)
-        status = enter(task);
+    tutti_status status = get_points(task->state, &points);
     if (status != TUTTI_OK)
         return status;
+    (void)tu_task_deadline(task);
+    tu_task_record(task);
     tu_request request = { .task = task };
     begin(points, &request);
-    return complete(state, points, &request);
+    return complete(points, &request);
 }
 
-tutti_status tu_point_post(tu_collective *state, tu_task *task, tu_request **posted) {
+tutti_status tu_point_post(tu_task *task, tu_request **posted) {
     tu_points *points;
-    tutti_status status = get_points(state, &points);
+    tutti_status status = get_points(task->state, &points);
     tu_request *request = status == TUTTI_OK ? calloc(1, sizeof *request) : NULL;
     if (status == TUTTI_OK && request == NULL)
         status = tu_error_memory("a send or receive", sizeof *request);
@@ -889,14 +892,15 @@ tutti_status tu_point_post(tu_collective *state, tu_task *task, tu_request **pos
 }
 
 tutti_status tu_point_await(tu_collective *state, tu_request *request) {
-    tutti_status status = complete(state, atomic_load_explicit(&state->points, memory_order_acquire), request);
+    tutti_status status = complete(atomic_load_explicit(&state->points, memory_order_acquire), request);
+    status = tu_task_leave(request->task, status);
     free(request);
     return status;
 }
 
-tutti_status tu_point_start(tu_collective *state, tutti_work *work) {
+tutti_status tu_point_start(tutti_work *work) {
     tu_points *points;
-    tutti_status status = get_points(state, &points);
+    tutti_status status = get_points(work->task.state, &points);
     if (status != TUTTI_OK)
         return status;
     tu_request *request = calloc(1, sizeof *request);
@@ -928,8 +932,8 @@ tutti_status tu_point_start(tu_collective *state, tutti_work *work) {
 /* ---- the public calls ---- */
 
 static tutti_status check(tu_task *task, const tutti_call *call, int peer, int tag) {
-    const char *name = tu_operation_name((tu_operation)task->info.operation);
-    bool receives = task->info.operation == TU_OPERATION_RECV;
+    const char *name = task->row->name;
+    bool receives = task->row->out != TU_NOTHING;
     int size = task->group->size;
     task->element = tutti_dtype_size((tutti_dtype)task->info.dtype);
     task->timeout_ns = call->timeout_ns;
@@ -958,10 +962,9 @@ static tutti_status check(tu_task *task, const tutti_call *call, int peer, int t
 }
 
 static tutti_status submit(tu_task *task, const tutti_call *given, int peer, int tag) {
-    const char *name = tu_operation_name((tu_operation)task->info.operation);
     if (task->group == NULL)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the group is NULL", name);
-    if (tu_group_absent(task->group, name))
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the group is NULL", task->row->name);
+    if (tu_group_absent(task->group, task->row->name))
         return TUTTI_OK;
     tutti_call call = TUTTI_CALL_INIT;
     tutti_status status = tu_world_check(task->group->world);
@@ -969,41 +972,30 @@ static tutti_status submit(tu_task *task, const tutti_call *given, int peer, int
         status = tu_options_copy("tutti_call", given, &call, sizeof call);
     if (status == TUTTI_OK)
         status = check(task, &call, peer, tag);
-    if (status != TUTTI_OK)
-        return status;
-    if (call.batch != NULL)
-        return tu_batch_note(call.batch, task, &call);
-    if (call.work != NULL)
-        return tu_work_start(task, call.work);
-    if (task->group->world->fake)
-        return tu_task_run_alone(task);
-    status = tu_check_local(task->group, task);
-    tu_collective *state = NULL;
-    if (status == TUTTI_OK)
-        status = tu_collective_get(task->group, &state);
-    return status == TUTTI_OK ? tu_point_run(state, task) : status;
+    return status == TUTTI_OK ? tu_not_entered(tu_submit_checked(task, &call)) : status;
+}
+
+static void begin_task(tu_task *task, tutti_group *group, tu_operation operation, size_t count, tutti_dtype dtype,
+                       int peer, int tag) {
+    tu_task_begin(task, group, operation);
+    task->info.count = count;
+    task->info.dtype = tu_code((int)dtype);
+    task->info.root = peer;
+    task->info.tag = tag;
 }
 
 tutti_status tutti_send(tutti_group *group, const void *in, size_t count, tutti_dtype dtype, int to, int tag,
                         const tutti_call *call) {
-    tu_task task = {
-        .group = group,
-        .shape = TU_OPERATION_SEND,
-        .in = in,
-        .info = { .operation = TU_OPERATION_SEND, .count = count, .dtype = tu_code((int)dtype), .root = to, .tag = tag }
-    };
-    return tu_not_entered(submit(&task, call, to, tag));
+    tu_task task;
+    begin_task(&task, group, TU_OPERATION_SEND, count, dtype, to, tag);
+    task.in = in;
+    return submit(&task, call, to, tag);
 }
 
 tutti_status tutti_recv(tutti_group *group, void *out, size_t count, tutti_dtype dtype, int from, int tag,
                         const tutti_call *call) {
-    tu_task task = { .group = group,
-                     .shape = TU_OPERATION_RECV,
-                     .out = out,
-                     .info = { .operation = TU_OPERATION_RECV,
-                               .count = count,
-                               .dtype = tu_code((int)dtype),
-                               .root = from,
-                               .tag = tag } };
-    return tu_not_entered(submit(&task, call, from, tag));
+    tu_task task;
+    begin_task(&task, group, TU_OPERATION_RECV, count, dtype, from, tag);
+    task.out = out;
+    return submit(&task, call, from, tag);
 }

@@ -8,19 +8,19 @@
 #include "collective/collective.h"
 #include "collective/work.h"
 
-/* Runs a checked send or receive to its end. */
-tutti_status tu_point_run(tu_collective *state, tu_task *task);
-/* Starts one for a work. */
-tutti_status tu_point_start(tu_collective *state, tutti_work *work);
+/* Runs a send or receive that was entered to its end. */
+tutti_status tu_point_run(tu_task *task);
+/* Enters one and starts it for a work. */
+tutti_status tu_point_start(tutti_work *work);
 
-/* Starts one that the caller will await together with others; the task must stay. */
-tutti_status tu_point_post(tu_collective *state, tu_task *task, tu_request **request);
+/* Enters and starts one that the caller will await together with others; the task must stay. */
+tutti_status tu_point_post(tu_task *task, tu_request **request);
 tutti_status tu_point_await(tu_collective *state, tu_request *request);
 
 /* Moves on what can be moved on without waiting. */
 void tu_points_poll(tu_collective *state);
 /* Waits until the work is done: TUTTI_ERROR_TIMEOUT without a message when the deadline comes first. */
-tutti_status tu_points_wait(tu_collective *state, tutti_work *work, int64_t deadline);
+tutti_status tu_points_wait(tutti_work *work, int64_t deadline);
 
 /* Ends the helper thread and frees everything. */
 void tu_points_free(tu_points *points);

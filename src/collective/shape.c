@@ -1,17 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a task moves and who owns which part of it: the one place that knows the collectives by their shapes.
+ * What a task moves and who owns which part of it, worked out from its row in the table of operations.
  */
 #include "collective/collective.h"
 
 #define SLICE_ALIGN 64 /* bytes: slices of a reduction begin on cache lines of the buffer */
-
-bool tu_is_reduction(tu_operation operation) {
-    return operation == TU_OPERATION_ALL_REDUCE || operation == TU_OPERATION_REDUCE ||
-           operation == TU_OPERATION_REDUCE_SCATTER || operation == TU_OPERATION_REDUCE_SCATTER_V;
-}
-
-/* ---- reductions ---- */
 
 static size_t sum_before(const size_t *counts, int end) {
     size_t sum = 0;
@@ -20,34 +13,40 @@ static size_t sum_before(const size_t *counts, int end) {
     return sum;
 }
 
+/* ---- reductions ---- */
+
 tu_slice tu_slice_of(const tu_task *task, int size, int owner) {
     size_t count = task->info.count;
-    switch (task->shape) {
-    case TU_OPERATION_REDUCE_SCATTER:
+    if (task->row->in == TU_EACH)
         return (tu_slice){ (size_t)owner * count, count };
-    case TU_OPERATION_REDUCE_SCATTER_V:
+    if (task->row->in == TU_SHARES)
         return (tu_slice){ sum_before(task->in_counts, owner), task->in_counts[owner] };
-    default: {
-        size_t align = SLICE_ALIGN / task->element;
-        size_t share = (count + (size_t)size - 1) / (size_t)size;
-        share = (share + align - 1) / align * align;
-        size_t first = share * (size_t)owner;
-        if (first >= count)
-            return (tu_slice){ count, 0 };
-        return (tu_slice){ first, count - first < share ? count - first : share };
-    }
-    }
+    size_t align = SLICE_ALIGN / task->element;
+    size_t share = (count + (size_t)size - 1) / (size_t)size;
+    share = (share + align - 1) / align * align;
+    size_t first = share * (size_t)owner;
+    if (first >= count)
+        return (tu_slice){ count, 0 };
+    return (tu_slice){ first, count - first < share ? count - first : share };
 }
 
 bool tu_wants_all(const tu_task *task, int member) {
-    return task->shape == TU_OPERATION_ALL_REDUCE || (task->shape == TU_OPERATION_REDUCE && member == task->info.root);
+    return !tu_scatters(task->row) && tu_listens(task, member, member);
 }
 
 /* ---- moves ---- */
 
-bool tu_move_shared(tu_operation operation) {
-    return operation == TU_OPERATION_ALL_GATHER || operation == TU_OPERATION_ALL_GATHER_V ||
-           operation == TU_OPERATION_BROADCAST || operation == TU_OPERATION_GATHER || operation == TU_OPERATION_PERMUTE;
+bool tu_listens(const tu_task *task, int listener, int source) {
+    switch (task->row->flow) {
+    case TU_FLOW_TO_ROOT:
+        return listener == task->info.root;
+    case TU_FLOW_FROM_ROOT:
+        return source == task->info.root;
+    case TU_FLOW_PERMUTED:
+        return task->to[source] == listener;
+    default:
+        return true;
+    }
 }
 
 /* How many of the ranks before `source` send to the same rank. */
@@ -58,47 +57,40 @@ static size_t senders_before(const int *to, int source) {
     return senders;
 }
 
-tu_part tu_part_of(const tu_task *task, int rank, int size, int source, int target) {
-    (void)size;
-    size_t bytes = task->info.count * task->element;
-    size_t from = (size_t)source, to = (size_t)target;
-    switch (task->shape) {
-    case TU_OPERATION_ALL_GATHER:
-        return (tu_part){ bytes, 0, from * bytes };
-    case TU_OPERATION_ALL_GATHER_V: {
-        size_t offset = task->out_offsets != NULL ? task->out_offsets[source] : sum_before(task->in_counts, source);
-        return (tu_part){ task->in_counts[source] * task->element, 0, offset * task->element };
+/* Where part `index` of a buffer that is cut by counts begins. */
+static size_t place_of(const size_t *counts, const size_t *offsets, int index) {
+    return offsets != NULL ? offsets[index] : sum_before(counts, index);
+}
+
+/* Of all_to_all_v a rank knows what it sends and what it expects, and not what others do. */
+static tu_part split_of(const tu_task *task, int rank, int source, int target) {
+    tu_part part = { 0, 0, 0 };
+    if (source == rank) {
+        part.bytes = task->in_counts[target] * task->element;
+        part.in_offset = place_of(task->in_counts, task->in_offsets, target) * task->element;
     }
-    case TU_OPERATION_BROADCAST:
-        return source == task->info.root ? (tu_part){ bytes, 0, 0 } : (tu_part){ 0, 0, 0 };
-    case TU_OPERATION_GATHER:
-        return target == task->info.root ? (tu_part){ bytes, 0, from * bytes } : (tu_part){ 0, 0, 0 };
-    case TU_OPERATION_SCATTER:
-        return source == task->info.root ? (tu_part){ bytes, to * bytes, 0 } : (tu_part){ 0, 0, 0 };
-    case TU_OPERATION_ALL_TO_ALL:
-        return (tu_part){ bytes, to * bytes, from * bytes };
-    case TU_OPERATION_ALL_TO_ALL_V: {
-        tu_part part = { 0, 0, 0 };
-        if (source == rank) {
-            part.bytes = task->in_counts[target] * task->element;
-            part.in_offset =
-                (task->in_offsets != NULL ? task->in_offsets[target] : sum_before(task->in_counts, target)) *
-                task->element;
-        }
-        if (target == rank) {
-            part.bytes = task->out_counts[source] * task->element;
-            part.out_offset =
-                (task->out_offsets != NULL ? task->out_offsets[source] : sum_before(task->out_counts, source)) *
-                task->element;
-        }
-        return part;
+    if (target == rank) {
+        part.bytes = task->out_counts[source] * task->element;
+        part.out_offset = place_of(task->out_counts, task->out_offsets, source) * task->element;
     }
-    case TU_OPERATION_PERMUTE:
-        return task->to[source] == target ? (tu_part){ bytes, 0, senders_before(task->to, source) * bytes }
-                                          : (tu_part){ 0, 0, 0 };
-    default:
+    return part;
+}
+
+tu_part tu_part_of(const tu_task *task, int rank, int source, int target) {
+    const tu_operation_row *row = task->row;
+    if (!tu_listens(task, target, source))
         return (tu_part){ 0, 0, 0 };
-    }
+    if (row->in == TU_SPLITS)
+        return split_of(task, rank, source, target);
+    size_t bytes = (row->in == TU_SHARE ? task->in_counts[source] : task->info.count) * task->element;
+    tu_part part = { bytes, row->in == TU_EACH ? (size_t)target * bytes : 0, 0 };
+    if (row->out == TU_EACH)
+        part.out_offset = (size_t)source * bytes;
+    else if (row->out == TU_SHARES)
+        part.out_offset = place_of(task->in_counts, task->out_offsets, source) * task->element;
+    else if (row->out == TU_SENDERS)
+        part.out_offset = senders_before(task->to, source) * bytes;
+    return part;
 }
 
 /* ---- buffers ---- */
@@ -114,72 +106,45 @@ static size_t extent(const size_t *counts, const size_t *offsets, int size) {
     return end;
 }
 
-size_t tu_in_bytes(const tu_task *task, int rank, int size) {
-    size_t count = task->info.count;
-    switch (task->shape) {
-    case TU_OPERATION_REDUCE_SCATTER:
-    case TU_OPERATION_ALL_TO_ALL:
-        count *= (size_t)size;
-        break;
-    case TU_OPERATION_SCATTER:
-        count = rank == task->info.root ? count * (size_t)size : 0;
-        break;
-    case TU_OPERATION_BROADCAST:
-        count = rank == task->info.root ? count : 0;
-        break;
-    case TU_OPERATION_REDUCE_SCATTER_V:
-        count = sum_before(task->in_counts, size);
-        break;
-    case TU_OPERATION_ALL_GATHER_V:
-        count = task->in_counts[rank];
-        break;
-    case TU_OPERATION_ALL_TO_ALL_V:
-        count = extent(task->in_counts, task->in_offsets, size);
-        break;
-    case TU_OPERATION_PERMUTE:
-        count = task->to[rank] >= 0 ? count : 0;
-        break;
-    case TU_OPERATION_BARRIER:
-        return 0;
-    default:
-        break;
-    }
-    return count * task->element;
-}
-
-size_t tu_out_bytes(const tu_task *task, int rank, int size) {
-    size_t count = task->info.count;
-    switch (task->shape) {
-    case TU_OPERATION_ALL_GATHER:
-    case TU_OPERATION_ALL_TO_ALL:
-        count *= (size_t)size;
-        break;
-    case TU_OPERATION_GATHER:
-        count = rank == task->info.root ? count * (size_t)size : 0;
-        break;
-    case TU_OPERATION_REDUCE:
-        count = rank == task->info.root ? count : 0;
-        break;
-    case TU_OPERATION_REDUCE_SCATTER_V:
-        count = task->in_counts[rank];
-        break;
-    case TU_OPERATION_ALL_GATHER_V:
-        count = extent(task->in_counts, task->out_offsets, size);
-        break;
-    case TU_OPERATION_ALL_TO_ALL_V:
-        count = extent(task->out_counts, task->out_offsets, size);
-        break;
-    case TU_OPERATION_PERMUTE: {
+static size_t elements_of(const tu_task *task, tu_extent kind, int rank, int size, const size_t *counts,
+                          const size_t *offsets) {
+    switch (kind) {
+    case TU_WHOLE:
+        return task->info.count;
+    case TU_EACH:
+        return task->info.count * (size_t)size;
+    case TU_SHARE:
+        return task->in_counts[rank];
+    case TU_SHARES:
+        return extent(task->in_counts, offsets, size);
+    case TU_SPLITS:
+        return extent(counts, offsets, size);
+    case TU_SENDERS: {
         size_t senders = 0;
         for (int i = 0; i < size; i++)
             senders += task->to[i] == rank;
-        count *= senders;
-        break;
+        return task->info.count * senders;
     }
-    case TU_OPERATION_BARRIER:
-        return 0;
     default:
-        break;
+        return 0;
     }
-    return count * task->element;
+}
+
+size_t tu_in_bytes(const tu_task *task, int rank, int size) {
+    const tu_operation_row *row = task->row;
+    if ((row->flow == TU_FLOW_FROM_ROOT && rank != task->info.root) ||
+        (row->flow == TU_FLOW_PERMUTED && task->to[rank] < 0))
+        return 0;
+    if (row->in == TU_ROWS)
+        return task->vdev.in_rows * task->info.count * task->element;
+    return elements_of(task, row->in, rank, size, task->in_counts, task->in_offsets) * task->element;
+}
+
+size_t tu_out_bytes(const tu_task *task, int rank, int size) {
+    const tu_operation_row *row = task->row;
+    if (row->flow == TU_FLOW_TO_ROOT && rank != task->info.root)
+        return 0;
+    if (row->out == TU_ROWS)
+        return task->vdev.out_rows * task->info.count * task->element;
+    return elements_of(task, row->out, rank, size, task->out_counts, task->out_offsets) * task->element;
 }

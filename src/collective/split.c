@@ -10,7 +10,7 @@
 #include "collective/parts.h"
 
 static tutti_status reduce_rows(tu_collective *state, tu_task *task, unsigned char *out) {
-    size_t columns = task->row, share = columns / (size_t)state->size, rows = task->info.count / share;
+    size_t columns = task->columns, share = columns / (size_t)state->size, rows = task->info.count / share;
     for (int member = 0; member < state->size; member++) {
         unsigned char *in;
         tutti_status status = tu_resolve_in(state, task, member, &in);

@@ -16,9 +16,9 @@
 #include "collective/collective.h"
 #include "collective/compute.h"
 #include "collective/domain.h"
-#include "collective/engine.h"
 #include "collective/point.h"
 #include "collective/tuning.h"
+#include "collective/works.h"
 
 #define LAYOUT_VERSION 1
 
@@ -78,7 +78,7 @@ static void free_state(void *argument) {
 
 static void end_state(void *argument) {
     tu_collective *state = argument;
-    tu_engine_stop(atomic_load_explicit(&state->engine, memory_order_acquire));
+    tu_works_stop(atomic_load_explicit(&state->works, memory_order_acquire));
     free_state(state);
 }
 
@@ -103,6 +103,7 @@ static tutti_status make_state(tutti_group *group, void **made) {
     state->size = group->size;
     state->layout = layout_of(group->size);
     state->cleared = UINT64_MAX;
+    state->executors = tu_executors_cpu(group);
     state->members = calloc(size, sizeof *state->members);
     state->bells = calloc(size, sizeof *state->bells);
     state->sources = calloc(size, sizeof *state->sources);
@@ -246,23 +247,26 @@ tutti_status tu_collective_setup(tu_collective *state, tu_task *task) {
     if (status != TUTTI_OK)
         return status;
     hello *theirs = calloc((size_t)state->size, sizeof *theirs);
-    if (theirs == NULL)
+    tu_place *places = calloc((size_t)state->size, sizeof *places);
+    if (theirs == NULL || places == NULL) {
+        free(theirs);
+        free(places);
         return tu_error_memory("the set-up of a group", (size_t)state->size * sizeof *theirs);
+    }
     tu_mapping **mappings = NULL;
     status = share_piece(state, task, "collectives", state->layout.bytes, &state->piece, theirs, &mappings);
     if (status == TUTTI_OK) {
         state->mappings = mappings;
         for (int member = 0; member < state->size; member++)
             state->members[member] = mappings[member]->address;
-        tu_place *places = calloc((size_t)state->size, sizeof *places);
-        if (places != NULL) {
-            for (int member = 0; member < state->size; member++)
-                places[member] = theirs[member].place;
-            state->domains = tu_domains_make(places, state->size);
-            free(places);
-        }
-        state->ready = true;
+        for (int member = 0; member < state->size; member++)
+            places[member] = theirs[member].place;
+        state->domains = tu_domains_make(places, state->size);
+        state->ready = state->domains != NULL;
+        if (!state->ready)
+            status = tu_error_memory("the domains of a group", (size_t)state->size * 2 * sizeof(int));
     }
+    free(places);
     free(theirs);
     return status == TUTTI_OK ? measure_handover(state, task) : status;
 }

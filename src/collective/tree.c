@@ -112,7 +112,7 @@ static tutti_status broadcast_round(tu_collective *state, tu_task *task, size_t 
 }
 
 tutti_status tu_tree(tu_collective *state, tu_task *task) {
-    if (task->shape == TU_OPERATION_BARRIER)
+    if (task->row->kind == TU_KIND_BARRIER)
         return barrier(state, task);
     size_t bytes = task->info.count * task->element, part = state->layout.slot_bytes;
     tu_keep_own_part(state, task, true);

@@ -97,22 +97,8 @@ tutti_status tutti_algorithm_parse(const char *name, tutti_algorithm *algorithm)
                     name);
 }
 
-bool tu_algorithm_serves(tutti_algorithm algorithm, tu_operation shape) {
-    switch (algorithm) {
-    case INLINE:
-        return shape != TU_OPERATION_ALL_TO_ALL_V && shape != TU_OPERATION_ALL_GATHER_V &&
-               shape != TU_OPERATION_REDUCE_SCATTER_V;
-    case ONE_SHOT:
-        return true;
-    case TWO_SHOT:
-        return tu_is_reduction(shape);
-    case PIPELINED:
-        return !tu_is_reduction(shape) && shape != TU_OPERATION_BARRIER;
-    case TREE:
-        return shape == TU_OPERATION_BARRIER || shape == TU_OPERATION_BROADCAST;
-    default:
-        return false;
-    }
+bool tu_algorithm_serves(tutti_algorithm algorithm, const tu_operation_row *row) {
+    return (row->algorithms >> algorithm & 1) != 0;
 }
 
 /* ---- files ---- */
@@ -176,7 +162,7 @@ static tutti_status read_line(char *line, tu_tuning *tuning, tu_tuning_row *row,
     row->bytes = (uint64_t)number;
     if (status == TUTTI_OK)
         status = tutti_algorithm_parse(word[3], &row->algorithm);
-    if (status == TUTTI_OK && !tu_algorithm_serves(row->algorithm, row->operation))
+    if (status == TUTTI_OK && !tu_algorithm_serves(row->algorithm, &tu_operations[row->operation]))
         status = tu_error(TUTTI_ERROR_ARGUMENT, "%s has no algorithm %s", word[0], word[3]);
     *is_row = true;
     return status;
@@ -270,7 +256,7 @@ static tutti_status parse_forced(const char *text, tutti_algorithm forced[TU_OPE
         tutti_status status = tutti_algorithm_parse(algorithm, &parsed);
         if (status != TUTTI_OK)
             return status;
-        if (parsed != TUTTI_ALGORITHM_AUTO && !tu_algorithm_serves(parsed, operation))
+        if (parsed != TUTTI_ALGORITHM_AUTO && !tu_algorithm_serves(parsed, &tu_operations[operation]))
             return tu_error(TUTTI_ERROR_ARGUMENT, "TUTTI_ALGORITHM: %s has no algorithm %s", name, algorithm);
         forced[operation] = parsed;
         text += used + (text[used] == ',');
@@ -314,78 +300,64 @@ tutti_status tu_tuning_apply(tu_collective *state) {
 /* ---- choosing ---- */
 
 uint64_t tu_task_bytes(const tu_task *task, int size) {
-    uint64_t bytes = task->info.count * task->element;
-    switch (task->shape) {
-    case TU_OPERATION_REDUCE_SCATTER:
-    case TU_OPERATION_SCATTER:
-    case TU_OPERATION_ALL_TO_ALL:
-        return bytes * (uint64_t)size;
-    case TU_OPERATION_ALL_TO_ALL_V:
+    if (task->row->in == TU_SPLITS)
         return 0;
-    default:
-        return bytes;
-    }
+    uint64_t bytes = task->info.count * task->element;
+    return task->row->in == TU_EACH ? bytes * (uint64_t)size : bytes;
 }
 
-/* Whether this call fits: what is said of the operation holds, and its bytes fit into the line, or its ranks span
- * several domains. */
-static bool fits(const tu_collective *state, const tu_task *task, tutti_algorithm algorithm, uint64_t bytes) {
-    if (!tu_algorithm_serves(algorithm, task->shape))
-        return false;
-    if (algorithm == TUTTI_ALGORITHM_TREE)
-        return state->domains != NULL && state->domains->count > 1;
-    if (algorithm != TUTTI_ALGORITHM_INLINE)
-        return true;
-    size_t capacity = task->info.reduction == TUTTI_PREMUL_SUM ? offsetof(tu_reference, factor) : TU_INLINE_BYTES;
-    bool by_rank = task->shape == TU_OPERATION_REDUCE_SCATTER || task->shape == TU_OPERATION_SCATTER ||
-                   task->shape == TU_OPERATION_ALL_TO_ALL;
-    if (by_rank) /* parts are cut to whole elements */
+/* Whether this call's bytes fit into the line of a flag. */
+static bool fits_into_line(const tu_collective *state, const tu_task *task, uint64_t bytes) {
+    size_t capacity = tu_line_room(task);
+    if (task->row->in == TU_EACH) /* parts are cut to whole elements */
         return task->info.count * task->element <= capacity / (size_t)state->size / task->element * task->element;
     return bytes <= capacity;
 }
 
-static tutti_status refuse(const tu_collective *state, const tu_task *task, tutti_algorithm algorithm, uint64_t bytes) {
-    const char *operation = tu_operation_name((tu_operation)task->info.operation),
-               *name = tutti_algorithm_name(algorithm);
-    if (!tu_algorithm_serves(algorithm, task->shape))
-        return tu_error(TUTTI_ERROR_ARGUMENT, "%s has no algorithm %s", operation, name);
-    if (algorithm == TUTTI_ALGORITHM_INLINE)
+tutti_algorithm tu_forced_algorithm(const tu_task *task) {
+    return task->forced != TUTTI_ALGORITHM_AUTO ? task->forced : task->state->forced[task->row->form];
+}
+
+tutti_status tu_choose_check(const tu_collective *state, const tu_task *task) {
+    tutti_algorithm forced = tu_forced_algorithm(task);
+    if (__builtin_expect(forced == TUTTI_ALGORITHM_AUTO, 1) || forced == task->row->fixed)
+        return TUTTI_OK;
+    const char *operation = task->row->name;
+    if (!tu_algorithm_serves(forced, task->row))
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s has no algorithm %s", operation, tutti_algorithm_name(forced));
+    uint64_t bytes = tu_task_bytes(task, state->size);
+    if (forced == TUTTI_ALGORITHM_INLINE && !fits_into_line(state, task, bytes))
         return tu_error(TUTTI_ERROR_ARGUMENT,
                         "%s of %llu bytes does not fit into a cache line: algorithm inline carries at most %d bytes",
                         operation, (unsigned long long)bytes, TU_INLINE_BYTES);
-    return tu_error(TUTTI_ERROR_UNSUPPORTED,
-                    "algorithm %s needs ranks that are bound to several caches or NUMA nodes; those of group %s "
-                    "share one",
-                    name, state->group->name);
+    return TUTTI_OK;
 }
 
-tutti_status tu_choose(const tu_collective *state, const tu_task *task, tu_choice *choice) {
+/* Whether the rule of the table serves this call: its bytes fit into the line, or its ranks span several domains. */
+static bool rule_serves(const tu_collective *state, const tu_task *task, tutti_algorithm algorithm, uint64_t bytes) {
+    if (algorithm == TUTTI_ALGORITHM_TREE)
+        return state->domains->count > 1;
+    return algorithm != TUTTI_ALGORITHM_INLINE || fits_into_line(state, task, bytes);
+}
+
+void tu_choose(const tu_collective *state, const tu_task *task, tu_choice *choice) {
     uint64_t bytes = tu_task_bytes(task, state->size);
-    *choice = (tu_choice){ .bytes = bytes };
-    tutti_algorithm forced = task->forced;
-    choice->from = "the call";
-    if (forced == TUTTI_ALGORITHM_AUTO && state->forced[task->shape] != TUTTI_ALGORITHM_AUTO) {
-        forced = state->forced[task->shape];
-        choice->from = "TUTTI_ALGORITHM";
+    tutti_algorithm forced = tu_forced_algorithm(task);
+    *choice = (tu_choice){ .bytes = bytes, .algorithm = forced };
+    if (__builtin_expect(forced != TUTTI_ALGORITHM_AUTO, 0)) {
+        choice->from = forced == task->row->fixed             ? "its name"
+                       : task->forced != TUTTI_ALGORITHM_AUTO ? "the call"
+                                                              : "TUTTI_ALGORITHM";
+        return;
     }
-    if (task->fixed != TUTTI_ALGORITHM_AUTO) {
-        choice->algorithm = task->fixed;
-        choice->from = "its name";
-        return TUTTI_OK;
-    }
-    if (forced != TUTTI_ALGORITHM_AUTO) {
-        choice->algorithm = forced;
-        return fits(state, task, forced, bytes) ? TUTTI_OK : refuse(state, task, forced, bytes);
-    }
-    const tu_rule *rules = state->rules[task->shape], *rule = rules;
+    const tu_rule *rules = state->rules[task->row->form], *rule = rules;
     for (int i = 1; i < TU_RULES && rules[i].algorithm != TUTTI_ALGORITHM_AUTO && rules[i].bytes <= bytes; i++)
         rule = &rules[i];
     choice->from = state->rules_from;
     choice->limit = rule->bytes;
     choice->algorithm = rule->algorithm;
-    if (!fits(state, task, rule->algorithm, bytes)) {
+    if (!rule_serves(state, task, rule->algorithm, bytes)) {
         choice->algorithm = ONE_SHOT;
         choice->replaced = true;
     }
-    return TUTTI_OK;
 }

@@ -47,6 +47,6 @@ tutti_status tu_tuning_apply(tu_collective *state);
  * parts. */
 uint64_t tu_task_bytes(const tu_task *task, int size);
 /* Whether an operation has that algorithm at all. */
-bool tu_algorithm_serves(tutti_algorithm algorithm, tu_operation shape);
+bool tu_algorithm_serves(tutti_algorithm algorithm, const tu_operation_row *row);
 
 #endif

@@ -86,7 +86,7 @@ static void stage(const two_shot *run, uint64_t epoch, size_t round) {
 static tutti_status find_targets(const two_shot *run, tu_slice part, unsigned char *own_part, int *count) {
     tu_collective *state = run->state;
     tu_task *task = run->task;
-    bool scatter = task->shape == TU_OPERATION_REDUCE_SCATTER || task->shape == TU_OPERATION_REDUCE_SCATTER_V;
+    bool scatter = tu_scatters(task->row);
     size_t at = part.first * task->element;
     *count = 0;
     if (scatter)
@@ -189,7 +189,7 @@ static tutti_status reduce_in_place(two_shot *run, uint64_t epoch) {
 static tutti_status run_rounds(two_shot *run, uint64_t epoch, uint64_t *last) {
     tu_collective *state = run->state;
     tu_task *task = run->task;
-    bool scatter = task->shape == TU_OPERATION_REDUCE_SCATTER || task->shape == TU_OPERATION_REDUCE_SCATTER_V;
+    bool scatter = tu_scatters(task->row);
     for (size_t round = 0;; round++) {
         tutti_status status = tu_epoch_await_all(state, task, epoch);
         if (status == TUTTI_OK)
@@ -237,9 +237,12 @@ static void learn(two_shot *run, uint64_t epoch) {
     run->stages = state->references[state->rank].in_index == 0;
     run->copies = tu_wants_all(run->task, state->rank) && state->references[state->rank].out_index == 0;
     run->others_copy = false;
-    for (int member = 0; member < state->size; member++)
+    for (int member = 0; member < state->size; member++) {
         if (member != state->rank && tu_wants_all(run->task, member) && state->references[member].out_index == 0)
             run->others_copy = true;
+        if (state->references[member].given < run->task->valid)
+            run->task->valid = state->references[member].given;
+    }
 }
 
 /* Nobody may touch this rank's buffers, or its last result, after the call. */
@@ -247,14 +250,14 @@ static tutti_status leave(const two_shot *run, uint64_t epoch) {
     tu_collective *state = run->state;
     tu_task *task = run->task;
     const tu_reference *mine = &state->references[state->rank];
-    bool scatter = task->shape == TU_OPERATION_REDUCE_SCATTER || task->shape == TU_OPERATION_REDUCE_SCATTER_V;
+    bool scatter = tu_scatters(task->row);
     if (scatter && state->direct_inputs != 0)
         tu_step_publish(state, epoch);
     if (mine->in_index != 0 || mine->out_index != 0)
         return tu_step_await_all(state, task, epoch);
     /* The root copies round c after it arrived in c + 1: its step says that it is done with the round before the
      * last. */
-    if (task->shape == TU_OPERATION_REDUCE && run->rounds > 1 && state->rank != task->info.root)
+    if (task->row->flow == TU_FLOW_TO_ROOT && run->rounds > 1 && state->rank != task->info.root)
         return tu_step_await(state, task, epoch, task->info.root);
     return TUTTI_OK;
 }
@@ -285,8 +288,7 @@ tutti_status tu_two_shot(tu_collective *state, tu_task *task) {
     last = epoch;
     if (everything_in_place(&run)) {
         status = reduce_in_place(&run, epoch);
-        if (status == TUTTI_OK && task->shape != TU_OPERATION_REDUCE_SCATTER &&
-            task->shape != TU_OPERATION_REDUCE_SCATTER_V)
+        if (status == TUTTI_OK && !tu_scatters(task->row))
             tu_step_publish(state, epoch);
         return status == TUTTI_OK ? leave(&run, epoch) : status;
     }

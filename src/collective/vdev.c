@@ -24,7 +24,7 @@ typedef struct sender {
 } sender;
 
 static bool has_offsets(const tu_task *task) {
-    return task->info.operation == TU_OPERATION_ALL_TO_ALL_VDEV_2D_OFFSET;
+    return task->row->rows == TU_ROWS_AT_OFFSETS;
 }
 
 /* Rows that go to `target` for `expert`, and where they begin in the sender's input. */
@@ -44,17 +44,15 @@ static int64_t sent_rows(const tu_task *task, int size, const int64_t *splits, i
 
 /* The slot of the output that rows from `source` for `expert` go to. */
 static int out_slot(const tu_task *task, int size, int source, int expert) {
-    return task->info.operation == TU_OPERATION_ALL_TO_ALL_VDEV_2D ? expert * size + source
-                                                                   : source * task->vdev.experts + expert;
+    return task->row->rows == TU_ROWS_BY_EXPERT ? expert * size + source : source * task->vdev.experts + expert;
 }
 
 static tutti_status too_many(const tu_task *task, int rank, int64_t rows) {
     tu_error(TUTTI_ERROR_MISMATCH, "%s %llu of group %s: rank %d receives %lld rows, and its output has room for %zu",
-             tu_operation_name((tu_operation)task->info.operation), (unsigned long long)task->info.sequence,
-             task->group->name, rank, (long long)rows, task->vdev.out_rows);
+             task->row->name, (unsigned long long)task->info.sequence, task->group->name, rank, (long long)rows,
+             task->vdev.out_rows);
     tu_error_at_fault(rank);
-    return tu_error_where(task->group->name, tu_operation_name((tu_operation)task->info.operation), task->info.sequence,
-                          rank);
+    return tu_error_where(task->group->name, task->row->name, task->info.sequence, rank);
 }
 
 /* Counts and offsets of the output's slots, in `plan`: as out_splits_offsets will have them. */
@@ -66,7 +64,7 @@ static tutti_status lay_out(const tu_task *task, int rank, int size, const sende
             plan[out_slot(task, size, source, expert)] =
                 sent_rows(task, size, senders[source].splits, rank, expert, &begin);
         }
-    bool aligned = task->info.operation == TU_OPERATION_ALL_TO_ALL_VDEV_2D;
+    bool aligned = task->row->rows == TU_ROWS_BY_EXPERT;
     int64_t at = 0, expert_begin = 0;
     for (int slot = 0; slot < slots; slot++) {
         plan[slots + slot] = at;
@@ -163,7 +161,7 @@ static tutti_status run(tu_collective *state, tu_task *task) {
 
 /* What this rank wants to send must lie in its input. */
 static tutti_status check_splits(const tu_task *task, int size) {
-    const char *name = tu_operation_name((tu_operation)task->info.operation);
+    const char *name = task->row->name;
     int slots = size * task->vdev.experts;
     uint64_t total = 0;
     for (int i = 0; i < slots; i++) {
@@ -178,7 +176,7 @@ static tutti_status check_splits(const tu_task *task, int size) {
 }
 
 static tutti_status check_rows(const tu_task *task, const tutti_rows *rows) {
-    const char *name = tu_operation_name((tu_operation)task->info.operation);
+    const char *name = task->row->name;
     size_t element = tutti_dtype_size(rows->dtype), in_bytes, out_bytes, row;
     if (element == 0)
         return tu_error(TUTTI_ERROR_TYPE, "%s: %d is no dtype", name, (int)rows->dtype);
@@ -230,10 +228,9 @@ static tutti_status submit(tutti_group *group, tu_operation operation, const tut
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the group is NULL", name);
     tu_task task = {
         .group = group,
-        .shape = TU_OPERATION_ALL_TO_ALL_VDEV,
+        .row = &tu_operations[operation],
         .in = rows.in,
         .out = rows.out,
-        .fixed = TUTTI_ALGORITHM_PIPELINED,
         .custom = run,
         .detail = (uint64_t)experts << 32 ^ (uint64_t)align,
         .vdev = { in_splits, out_splits, rows.in_rows, rows.out_rows, experts, align },

@@ -7,7 +7,7 @@
 
 #include "collective/collective.h"
 
-typedef struct tu_request tu_request; /* a send or receive under way: point.c */
+typedef struct tu_request tu_request; /* a send or receive under way: request.h */
 
 struct tutti_work {
     _Atomic uint32_t users;      /* references of the program */
@@ -16,12 +16,12 @@ struct tutti_work {
     _Atomic uint32_t done;       /* released after status and error are set */
     bool last;                   /* its runner lets go of the group, when it drops it */
     tutti_group *group;          /* a reference */
-    tu_collective *state;        /* NULL where nobody else is there */
     tu_task task;                /* its arrays lie in `arrays` */
     void *arrays;
-    tutti_batch *batch;  /* instead of the task, or NULL */
-    tu_request *request; /* of a send or receive, or NULL */
-    void *event;         /* of a device, or NULL: device.c */
+    tutti_batch *batch;   /* instead of the task, or NULL */
+    tu_request *request;  /* of a send or receive, or NULL */
+    void *event;          /* of a device, or NULL: device.c */
+    _Atomic bool claimed; /* of a device: a thread has seen that it is over, and finishes it */
     tutti_status status;
     tu_error_copy *error;
     tutti_work *next; /* in the queue */
@@ -30,10 +30,18 @@ struct tutti_work {
 #define TU_WORK_DONE 1u
 #define TU_WORK_RELEASED 2u
 
-/* One reference of the user's, not started. */
+static inline bool tu_work_done(const tutti_work *work) {
+    return atomic_load_explicit(&work->done, memory_order_acquire) != 0; /* pairs with tu_work_finish */
+}
+
+/* Starts the task, which has been checked, and stores a work. */
+tutti_status tu_work_start(tu_task *task, tutti_work **work);
+/* The same in two steps. A reference of the user's, not started: */
 tutti_status tu_work_make(const tu_task *task, tutti_work **work);
 /* Starts it and gives the reference to *result; on failure it is freed. */
 tutti_status tu_work_start_made(tutti_work *work, tutti_work **result);
+/* Runs a work at once, on the calling thread: `start` of executors that never wait for anybody. */
+tutti_status tu_work_run_now(tutti_work *work);
 /* Of one that could not be started. */
 void tu_work_free(tutti_work *work);
 /* The runner's reference. Dropping it may end the group, so no lock of it may be held. */

@@ -473,60 +473,14 @@ void tu_recorder_counters(const tu_recorder *recorder, tu_operation operation, t
     counters->time_ns = (int64_t)((double)ticks * line.ns_per_tick);
 }
 
-/* ---- names and words ---- */
-
-static const char *const operation_names[TU_OPERATION_COUNT] = { "none",
-#define X(id, name) name,
-                                                                 TU_OPERATIONS(X)
-#undef X
-};
-
-const char *tu_operation_name(tu_operation operation) {
-    return (unsigned)operation < TU_OPERATION_COUNT ? operation_names[operation] : "?";
-}
-
-tu_operation tu_operation_find(const char *name) {
-    for (int i = 1; i < TU_OPERATION_COUNT; i++)
-        if (strcmp(operation_names[i], name) == 0)
-            return (tu_operation)i;
-    return TU_OPERATION_NONE;
-}
-
-/* What the root field means for an operation: "root 0", "to rank 1", "from rank 1". */
-static const char *root_word(uint8_t operation) {
-    switch (operation) {
-    case TU_OPERATION_SEND:
-    case TU_OPERATION_PEERS_SIGNAL:
-    case TU_OPERATION_PEERS_PUT:
-        return "to rank";
-    case TU_OPERATION_RECV:
-    case TU_OPERATION_PEERS_WAIT_SIGNAL:
-    case TU_OPERATION_PEERS_GET:
-        return "from rank";
-    default:
-        return "root";
-    }
-}
-
-static const char *tag_word(uint8_t operation) {
-    switch (operation) {
-    case TU_OPERATION_SEND:
-    case TU_OPERATION_RECV:
-        return "tag";
-    case TU_OPERATION_PEERS_SIGNAL:
-    case TU_OPERATION_PEERS_WAIT_SIGNAL:
-    case TU_OPERATION_PEERS_BARRIER:
-        return "channel";
-    default:
-        return NULL;
-    }
-}
+/* ---- words ---- */
 
 void tu_record_text(const tu_recorder *recorder, const tu_record_view *view, char *text, size_t bytes) {
     tu_operation_info_text(&view->info, tu_recorder_group_name(recorder, view->info.group_index), text, bytes);
 }
 
 void tu_operation_info_text(const tu_operation_info *info, const char *group_name, char *text, size_t bytes) {
+    const tu_operation_row *row = tu_operation_row_of(info->operation);
     char parts[160] = "";
     size_t used = 0;
 #define PART(...)                                                             \
@@ -544,10 +498,10 @@ void tu_operation_info_text(const tu_operation_info *info, const char *group_nam
     else if (info->count != 0)
         PART("%s%llu byte%s", used > 0 ? ", " : "", (unsigned long long)info->count, info->count == 1 ? "" : "s");
     if (info->root >= 0)
-        PART("%s%s %d", used > 0 ? ", " : "", root_word(info->operation), info->root);
-    if (tag_word(info->operation) != NULL)
-        PART("%s%s %d", used > 0 ? ", " : "", tag_word(info->operation), info->tag);
+        PART("%s%s %d", used > 0 ? ", " : "", row->partner, info->root);
+    if (row->tag != NULL)
+        PART("%s%s %d", used > 0 ? ", " : "", row->tag, info->tag);
 #undef PART
-    snprintf(text, bytes, "%s %llu of group %s%s%s%s", tu_operation_name((tu_operation)info->operation),
-             (unsigned long long)info->sequence, group_name, used > 0 ? " (" : "", parts, used > 0 ? ")" : "");
+    snprintf(text, bytes, "%s %llu of group %s%s%s%s", row->name, (unsigned long long)info->sequence, group_name,
+             used > 0 ? " (" : "", parts, used > 0 ? ")" : "");
 }

@@ -15,51 +15,12 @@
 #include <tutti/dtype.h>
 #include <tutti/status.h>
 
+#include "base/operation.h"
 #include "job/job.h"
 
 #define TU_RECORDER_ENTRIES 2000
 
-/* Every operation that can be recorded; X(enumerator, name). The names are those of the API without "tutti_". */
-#define TU_OPERATIONS(X)                                                                                              \
-    X(BARRIER, "barrier")                                                                                             \
-    X(ALL_REDUCE, "all_reduce")                                                                                       \
-    X(REDUCE, "reduce")                                                                                               \
-    X(REDUCE_SCATTER, "reduce_scatter")                                                                               \
-    X(REDUCE_SCATTER_V, "reduce_scatter_v")                                                                           \
-    X(ALL_GATHER, "all_gather")                                                                                       \
-    X(ALL_GATHER_V, "all_gather_v") X(BROADCAST, "broadcast") X(GATHER, "gather") X(SCATTER, "scatter")               \
-        X(ALL_TO_ALL, "all_to_all") X(ALL_TO_ALL_V, "all_to_all_v") X(PERMUTE, "permute") X(SEND, "send")             \
-            X(RECV, "recv") X(BATCH, "batch") X(RENDEZVOUS, "rendezvous") X(GROUP_NEW, "group_new")                   \
-                X(GROUP_SPLIT, "group_split") X(SHRINK, "shrink") X(AGREE, "agree") X(PEERS_BARRIER, "peers_barrier") \
-                    X(PEERS_SIGNAL, "peers_signal") X(PEERS_WAIT_SIGNAL, "peers_wait_signal")                         \
-                        X(PEERS_PUT, "peers_put") X(PEERS_GET, "peers_get") X(WORLD_OPEN, "world_open")               \
-                            X(PREPARE, "group_prepare") X(ONE_SHOT_ALL_REDUCE, "one_shot_all_reduce")                 \
-                                X(TWO_SHOT_ALL_REDUCE, "two_shot_all_reduce")                                         \
-                                    X(REDUCE_SCATTER_OUT, "reduce_scatter_out")                                       \
-                                        X(LOW_CONTENTION_ALL_GATHER, "low_contention_all_gather")                     \
-                                            X(LOW_CONTENTION_REDUCE_SCATTER, "low_contention_reduce_scatter")         \
-                                                X(MULTIMEM_ALL_REDUCE, "multimem_all_reduce")                         \
-                                                    X(MULTIMEM_ONE_SHOT_ALL_REDUCE, "multimem_one_shot_all_reduce")   \
-                                                        X(MULTIMEM_ONE_SHOT_REDUCE, "multimem_one_shot_reduce")       \
-                                                            X(MULTIMEM_ALL_GATHER, "multimem_all_gather")             \
-                                                                X(ALL_TO_ALL_VDEV, "all_to_all_vdev")                 \
-                                                                    X(ALL_TO_ALL_VDEV_2D, "all_to_all_vdev_2d")       \
-                                                                        X(ALL_TO_ALL_VDEV_2D_OFFSET,                  \
-                                                                          "all_to_all_vdev_2d_offset")                \
-                                                                            X(CONNECTIVITY, "connectivity_ranks")
-
-typedef enum tu_operation {
-    TU_OPERATION_NONE = 0,
-#define X(id, name) TU_OPERATION_##id,
-    TU_OPERATIONS(X)
-#undef X
-    TU_OPERATION_COUNT
-} tu_operation;
-
-const char *tu_operation_name(tu_operation operation);
-tu_operation tu_operation_find(const char *name); /* TU_OPERATION_NONE when there is none */
-
-/* What an operation is, for the recorder, for mismatch messages and for `tutti ps`. */
+/* One call of an operation, for the recorder, for mismatch messages and for `tutti ps`. */
 typedef struct tu_operation_info {
     uint64_t group_key; /* the group's uid */
     uint64_t sequence;  /* in its group */

@@ -136,13 +136,6 @@ void tu_faults_free(tu_faults *faults) {
     }
 }
 
-/* Operations whose callers get an object, or an answer, that a skipped call cannot have. */
-static bool returns_object(tu_operation operation) {
-    return operation == TU_OPERATION_RENDEZVOUS || operation == TU_OPERATION_GROUP_NEW ||
-           operation == TU_OPERATION_GROUP_SPLIT || operation == TU_OPERATION_SHRINK ||
-           operation == TU_OPERATION_AGREE || operation == TU_OPERATION_CONNECTIVITY;
-}
-
 static tutti_status deliver(tutti_group *group, const tu_operation_info *info, const tu_faults *fault) {
     char operation[160];
     tu_operation_text(group, info, operation, sizeof operation);
@@ -164,7 +157,7 @@ static tutti_status deliver(tutti_group *group, const tu_operation_info *info, c
         break;
     }
     case SKIP_CALL:
-        if (!returns_object((tu_operation)info->operation))
+        if (!tu_operation_row_of(info->operation)->returns_object)
             return TU_FAULT_SKIP;
         tu_error(TUTTI_ERROR_FAULT,
                  "%s was skipped on rank %d because TUTTI_FAULT asked for it (\"%s\"), so there is nothing to return",

@@ -22,23 +22,6 @@
 #include "world/group.h"
 #include "world/world.h"
 
-bool tu_operation_sequenced(tu_operation operation) {
-    switch (operation) {
-    case TU_OPERATION_SEND:
-    case TU_OPERATION_RECV:
-    case TU_OPERATION_PEERS_PUT:
-    case TU_OPERATION_PEERS_GET:
-    case TU_OPERATION_PEERS_SIGNAL:
-    case TU_OPERATION_PEERS_WAIT_SIGNAL:
-    case TU_OPERATION_PEERS_BARRIER:
-    case TU_OPERATION_SHRINK: /* numbered by votes */
-    case TU_OPERATION_AGREE:
-        return false;
-    default:
-        return true;
-    }
-}
-
 void tu_operation_text(const tutti_group *group, const tu_operation_info *info, char *text, size_t bytes) {
     snprintf(text, bytes, "%s %llu of group %s", tu_operation_name((tu_operation)info->operation),
              (unsigned long long)info->sequence, group->name);
@@ -248,9 +231,8 @@ static tutti_status refuse(tutti_group *group, const tu_operation_info *info) {
 
 /* A fake world: arguments are checked, nothing happens. */
 static tutti_status enter_fake(tutti_group *group, tu_operation_info *info) {
-    bool sequenced = tu_operation_sequenced((tu_operation)info->operation);
-    bool creating = info->operation == TU_OPERATION_GROUP_NEW || info->operation == TU_OPERATION_GROUP_SPLIT;
-    if (group->world->fake_error && sequenced && !creating) {
+    const tu_operation_row *row = tu_operation_row_of(info->operation);
+    if (group->world->fake_error && !row->own_number && !row->makes_group) {
         tu_error(TUTTI_ERROR_STATE,
                  "FakeProcessGroup collective operation error: the fake world was opened with error_on_collective");
         return tu_error_where(group->name, tu_operation_name((tu_operation)info->operation), info->sequence,
@@ -330,12 +312,12 @@ tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_oper
 
 /* Which failures leave the members out of step with each other, so that the group cannot go on. */
 static bool ends_group(const tu_operation_info *info, tutti_status status) {
+    const tu_operation_row *row = tu_operation_row_of(info->operation);
     switch (status) {
-    case TUTTI_ERROR_TIMEOUT: /* of a signal or a receive it ends only that wait */
-        return info->operation != TU_OPERATION_RECV && info->operation != TU_OPERATION_PEERS_SIGNAL &&
-               info->operation != TU_OPERATION_PEERS_WAIT_SIGNAL;
+    case TUTTI_ERROR_TIMEOUT:
+        return !row->timeout_ends_call;
     case TUTTI_ERROR_GONE: /* a message or signal to or from one that closed its world concerns no other rank */
-        return tu_operation_sequenced((tu_operation)info->operation);
+        return !row->own_number;
     case TUTTI_ERROR_DEAD:
     case TUTTI_ERROR_MISMATCH:
     case TUTTI_ERROR_ABORTED:
@@ -347,7 +329,7 @@ static bool ends_group(const tu_operation_info *info, tutti_status status) {
     case TUTTI_ERROR_NETWORK:
     case TUTTI_ERROR_PROTOCOL:
     case TUTTI_ERROR_BACKEND:
-        return tu_operation_sequenced((tu_operation)info->operation);
+        return !row->own_number;
     default:
         return false;
     }

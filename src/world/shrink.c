@@ -114,7 +114,7 @@ static tutti_status late_error(const call *this) {
     }
     if (told > 8)
         tu_error_append("; and %d more", told - 8);
-    if (this->info.operation == TU_OPERATION_SHRINK)
+    if (tu_operation_row_of(this->info.operation)->excludes_late)
         tu_error_append(". Let them call tutti_group_shrink too, or exclude them (tutti_shrink_options.exclude)");
     return TUTTI_ERROR_TIMEOUT;
 }

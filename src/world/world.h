@@ -208,11 +208,6 @@ void tu_group_wait_init(tu_group_wait *wait, tutti_group *group, const tu_operat
  * INTERRUPTED its sentence; what the check wrote stays. */
 tutti_status tu_group_wait_error(const tu_group_wait *wait, tutti_status status);
 
-/* Whether all members of a group do this operation alike and in the same order, so that its sequence number means the
- * same on all of them. Others (send, recv, put, get, signals, barriers on a channel) are numbered by a counter of the
- * rank's own. */
-bool tu_operation_sequenced(tu_operation operation);
-
 /* "all_reduce 17 of group 0": for messages. */
 void tu_operation_text(const tutti_group *group, const tu_operation_info *info, char *text, size_t bytes);
 

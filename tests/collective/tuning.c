@@ -94,18 +94,10 @@ TEST(many_ranks_on_several_caches_use_a_tree_by_themselves) {
     test_threads(16, choose_tree, NULL);
 }
 
-static void no_tree(tutti_world *world, void *argument) {
-    (void)argument;
-    tutti_call call = TUTTI_CALL_INIT;
-    call.algorithm = TUTTI_ALGORITHM_TREE;
-    CHECK_STATUS(tutti_barrier(tutti_world_group(world), &call), TUTTI_ERROR_UNSUPPORTED);
-    CHECK_MESSAGE("share one");
-    CHECK_OK(tutti_barrier(tutti_world_group(world), NULL)); /* it ended nothing */
-}
-
-TEST(a_tree_on_a_machine_of_one_cache_is_refused_and_ends_nothing) {
+TEST(a_tree_on_a_machine_of_one_cache_has_one_leader) {
     setenv("HWLOC_SYNTHETIC", "l3:1 core:4 pu:1", 1);
-    test_threads(3, no_tree, NULL);
+    test_threads(3, climb, NULL);
+    test_processes(2, climb, NULL);
 }
 
 /* ---- tables ---- */

@@ -45,6 +45,8 @@ TEST(structs_of_call_h_stay_as_they_are) {
     AT(tutti_call, received, 40);
     AT(tutti_call, work, 48);
     AT(tutti_call, batch, 56);
+    AT(tutti_call, executor, 64);
+    AT(tutti_call, device, 72);
 }
 
 TEST(structs_of_collective_h_stay_as_they_are) {
@@ -55,6 +57,7 @@ TEST(structs_of_collective_h_stay_as_they_are) {
     AT(tutti_ran, direct_inputs, 56);
     AT(tutti_ran, direct_outputs, 60);
     AT(tutti_ran, why, 64);
+    AT(tutti_ran, executor, 256);
 }
 
 TEST(structs_of_functional_h_stay_as_they_are) {

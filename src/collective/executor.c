@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Choosing who runs a task.
+ */
+#include "collective/executor.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "collective/check.h"
+#include "collective/collective.h"
+#include "collective/device.h"
+
+tu_executors tu_executors_cpu(const tutti_group *group) {
+    if (group->world->fake)
+        return (tu_executors){ 1, { &tu_executor_fake } };
+    if (group->size == 1) /* its messages to itself are real ones */
+        return (tu_executors){ 2, { &tu_executor_alone, &tu_executor_shm } };
+    return (tu_executors){ 1, { &tu_executor_shm } };
+}
+
+static void list_names(const tu_executors *executors, char *text, size_t bytes) {
+    size_t used = 0;
+    text[0] = 0;
+    for (int i = 0; i < executors->count; i++) {
+        int wrote = snprintf(text + used, bytes - used, "%s%s", i > 0 ? ", " : "", executors->list[i]->name);
+        used += wrote > 0 && (size_t)wrote < bytes - used ? (size_t)wrote : 0;
+    }
+}
+
+static tutti_status choose_by_name(tu_task *task, const tu_executors *executors, const char *name) {
+    char names[128];
+    list_names(executors, names, sizeof names);
+    for (int i = 0; i < executors->count; i++) {
+        if (strcmp(executors->list[i]->name, name) != 0)
+            continue;
+        task->executor = executors->list[i];
+        if (task->executor->serves(task->group, task))
+            return TUTTI_OK;
+        return tu_error(TUTTI_ERROR_UNSUPPORTED,
+                        "%s on group %s: executor %s does not serve this call; for this memory there are: %s",
+                        task->row->name, task->group->name, name, names);
+    }
+    return tu_error(TUTTI_ERROR_NOT_FOUND,
+                    "%s on group %s: no executor is called \"%s\" here; for this memory there are: %s", task->row->name,
+                    task->group->name, name, names);
+}
+
+static tutti_status nobody_serves(const tu_task *task, const tu_executors *executors) {
+    tutti_status status = tu_check_local(task->group, task); /* the usual reason */
+    if (status != TUTTI_OK)
+        return status;
+    char names[128];
+    list_names(executors, names, sizeof names);
+    status =
+        tu_error(TUTTI_ERROR_UNSUPPORTED, "%s on group %s: no executor serves this call; for this memory there are: %s",
+                 task->row->name, task->group->name, names);
+    if (task->row->kind == TU_KIND_MESSAGE)
+        tu_error_append(". On devices use tutti_peers_put and tutti_peers_signal, or tutti_permute");
+    return status;
+}
+
+/* Whether the memory could be a device's: this world has one, or has not looked yet, or the call speaks of one. */
+static inline bool device_possible(const tutti_world *world, const tutti_call *call) {
+    if (__builtin_expect(atomic_load_explicit(&world->devices, memory_order_relaxed) != NULL, 0))
+        return !world->fake;
+    return !atomic_load_explicit(&world->looked, memory_order_relaxed) || call->stream != NULL || call->device != 0;
+}
+
+tutti_status tu_executor_choose(tu_task *task, const tutti_call *call) {
+    const tu_executors *executors = &task->state->executors;
+    if (__builtin_expect(device_possible(task->group->world, call), 0)) {
+        const tu_executors *of_device = NULL;
+        tutti_status status = tu_device_executors(task, call, &of_device);
+        if (status != TUTTI_OK)
+            return status;
+        if (of_device != NULL)
+            executors = of_device;
+    }
+    if (__builtin_expect(call->executor != NULL, 0))
+        return choose_by_name(task, executors, call->executor);
+    for (int i = 0; i < executors->count; i++) {
+        task->executor = executors->list[i];
+        if (__builtin_expect(task->executor->serves(task->group, task), 1))
+            return TUTTI_OK;
+    }
+    return nobody_serves(task, executors);
+}

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The one way to run a task, for blocking calls, works and batches: drain, enter, prepare, run, leave.
+ */
+#include "base/error.h"
+#include "collective/collective.h"
+#include "collective/works.h"
+#include "world/group.h"
+
+/* The only place where a collective gets its number. Everything that this rank alone could refuse has been refused:
+ * a number that one rank takes and another does not would make the two call each other's operations wrong. */
+tutti_status tu_task_enter(tu_task *task) {
+    tutti_status status = tu_group_admit(task->group, task->timeout_ns, &task->info);
+    task->entered = status == TUTTI_OK;
+    return status;
+}
+
+tutti_status tu_task_leave(tu_task *task, tutti_status status) {
+    if (__builtin_expect(status == TUTTI_OK, 1))
+        return tu_group_leave(task->group, &task->info, task->ticket, TUTTI_OK);
+    tu_task_record(task);
+    if (task->agreed)
+        return tu_group_leave_agreement(task->group, task->ticket, status);
+    /* An interrupted operation has left this rank out of step with the others: nothing can follow it. */
+    if (status == TUTTI_ERROR_INTERRUPTED && !task->row->own_number)
+        tu_group_end(task->group, &task->info);
+    return tu_group_leave(task->group, &task->info, task->ticket, status);
+}
+
+static bool takes_turns(const tu_task *task) {
+    return task->executor->takes_turns && task->row->kind != TU_KIND_MESSAGE;
+}
+
+tutti_status tu_task_run_in_turn(tu_task *task) {
+    const tu_executor *executor = task->executor;
+    tutti_status status = task->entered ? TUTTI_OK : tu_task_enter(task);
+    if (status != TUTTI_OK)
+        return status;
+    if (executor->prepare != NULL)
+        status = executor->prepare(task);
+    if (status == TUTTI_OK)
+        status = executor->run(task);
+    return tu_task_leave(task, status);
+}
+
+tutti_status tu_turn_take(tu_collective *state, int64_t timeout_ns) {
+    if (__builtin_expect(tu_collective_try_lock(state), 1))
+        return TUTTI_OK;
+    tutti_group *group = state->group;
+    int64_t timeout;
+    tutti_status status =
+        tu_timeout_choose("timeout_ns", timeout_ns, group->timeout_ns, group->world->timeout_ns, &timeout);
+    return status == TUTTI_OK ? tu_collective_lock(state, tu_deadline(timeout)) : status;
+}
+
+tutti_status tu_task_run(tu_task *task) {
+    if (!takes_turns(task))
+        return tu_task_run_in_turn(task);
+    tu_collective *state = task->state;
+    tutti_status status = tu_turn_take(state, task->timeout_ns);
+    if (status != TUTTI_OK)
+        return status;
+    tu_works *works = tu_works_drain(state);
+    status = tu_task_enter(task);
+    tu_works_resume(works);
+    if (status == TUTTI_OK)
+        status = tu_task_run_in_turn(task);
+    tu_collective_unlock(state);
+    return status;
+}
