@@ -241,14 +241,14 @@ tutti_status tu_pipelined(tu_collective *state, tu_task *task) {
     size_t bytes = tu_out_bytes(task, state->rank, state->size);
     run.stream = bytes >= state->large ? TU_KERNEL_STREAM : 0;
     tu_keep_own_part(state, task, true);
-    uint64_t epoch;
-    tutti_status status = arrive(&run, &epoch);
-    if (status == TUTTI_OK)
-        status = pull(&run, epoch);
+    uint64_t first, epoch;
+    tutti_status status = arrive(&run, &first);
+    /* In place what is pulled falls on input that is still to be pushed or staged: so that comes first. */
     if (status == TUTTI_OK)
         status = push(&run);
     if (status != TUTTI_OK)
         return status;
+    epoch = first;
     size_t longest = longest_staged(&run);
     if (longest != 0) {
         run.wide = longest > state->layout.slot_bytes / (run.shared ? 1 : (size_t)state->size);
@@ -262,6 +262,9 @@ tutti_status tu_pipelined(tu_collective *state, tu_task *task) {
         if (status != TUTTI_OK)
             return status;
     }
+    status = pull(&run, first);
+    if (status != TUTTI_OK)
+        return status;
     /* Nobody may touch this rank's buffers after the call. */
     const tu_reference *mine = &state->references[state->rank];
     if (state->direct_inputs != 0 || state->direct_outputs != 0) {
