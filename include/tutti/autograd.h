@@ -28,11 +28,13 @@ extern "C" {
 
 /* Makes a leaf require grad, or not. An error for integers and bool, and for "not" on a tensor with history. */
 TUTTI_API tt_tensor *tt_require_grad(tt_tensor *x, bool on);
+/* Whether backwards compute a gradient of x. */
 TUTTI_API bool tt_requires_grad(const tt_tensor *x);
 /* A leaf has no history: it was not computed, or without gradients. */
 TUTTI_API bool tt_is_leaf(const tt_tensor *x);
 /* A new leaf on x's storage, marked as a parameter. */
 TUTTI_API tt_tensor *tt_parameter(tt_tensor *x, bool requires_grad);
+/* Whether x was made by tt_parameter. */
 TUTTI_API bool tt_is_parameter(const tt_tensor *x);
 
 /* The gradient collected so far; NULL, and no error, where there is none. The same handle as long as it is added to. */
@@ -44,6 +46,7 @@ TUTTI_API void tt_retain_grad(tt_tensor *x);
 
 /* Switches recording on or off in this thread and returns what it was. Works also with an error pending. */
 TUTTI_API bool tt_grad_mode(bool on);
+/* Whether this thread records. */
 TUTTI_API bool tt_grad_enabled(void);
 
 /* ---- backward ---- */
@@ -131,6 +134,7 @@ TUTTI_API bool tt_hook_node_post(tt_node *node, tt_node_post_hook *function, voi
 
 /* The node that computed x; NULL, and no error, for a leaf. Lent: valid while x lives and is not changed in place. */
 TUTTI_API tt_node *tt_grad_fn(tt_tensor *x);
+/* Of the operator or function that it differentiates: "mul". Lent. */
 TUTTI_API const char *tt_node_name(const tt_node *node);
 TUTTI_API uint64_t tt_node_sequence(const tt_node *node); /* creation number within its thread */
 
@@ -146,7 +150,9 @@ typedef struct tt_saved_hooks {
 #define TT_SAVED_HOOKS_INIT TUTTI_DEFAULTS(tt_saved_hooks)
 /* TT_SAVED_HOOKS_INIT as a function: zeroes `size` bytes and sets the field. */
 TUTTI_API void tt_saved_hooks_init(tt_saved_hooks *hooks, size_t size);
+/* Applies `hooks` to what this thread saves from now on, instead of those that were pushed before. */
 TUTTI_API bool tt_saved_hooks_push(const tt_saved_hooks *hooks);
+/* Ends the hooks that were pushed last; what they packed is still unpacked by them. */
 TUTTI_API void tt_saved_hooks_pop(void);
 
 /* ---- functions with a gradient of one's own ---- */
@@ -172,16 +178,19 @@ TUTTI_API void tt_function_init(tt_function *function, size_t size);
 /* Entries of inputs may be NULL. The results, with history where an input requires grad. */
 TUTTI_API tt_tensor_list tt_apply(const tt_function *function, tt_tensor_list inputs, void *user);
 
+/* The `user` that tt_apply was given. */
 TUTTI_API void *tt_function_user(const tt_function_context *context);
 /* In forward, at most once; entries may be NULL. */
 TUTTI_API bool tt_save_for_backward(tt_function_context *context, tt_tensor_list tensors);
 /* In backward: what was saved, checked. */
 TUTTI_API tt_tensor_list tt_saved_tensors(tt_function_context *context);
+/* In backward: whether anybody wants the gradient of that input. */
 TUTTI_API bool tt_needs_input_grad(const tt_function_context *context, int input);
 /* Default true: absent gradients arrive as zeros; false: as NULL. */
 TUTTI_API void tt_materialize_grads(tt_function_context *context, bool on);
 /* An input that forward changed in place and returns. */
 TUTTI_API void tt_mark_dirty(tt_function_context *context, tt_tensor *tensor);
+/* An output of forward that has no gradient: an index, a mask. */
 TUTTI_API void tt_mark_non_differentiable(tt_function_context *context, tt_tensor *tensor);
 
 #ifdef __cplusplus

@@ -148,6 +148,7 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_group_ran(tutti_group *group, tutti_r
 
 /* "one_shot"; "?" for a value that is none. */
 TUTTI_API const char *tutti_algorithm_name(tutti_algorithm algorithm);
+/* From such a name, case ignored. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_algorithm_parse(const char *name, tutti_algorithm *algorithm);
 
 /* Collective, and not needed: sets up what the group's first collective would, so that later calls need no memory. */

@@ -55,6 +55,7 @@ TUTTI_API int tutti_connectivity_distance(const tutti_connectivity *connectivity
 /* "rank 2 on calliope, processors 4-7 (node 1)"; "processor 3 (core 1, node 0)". Lent; "" for an index outside. */
 TUTTI_API const char *tutti_connectivity_place(const tutti_connectivity *connectivity, int index);
 
+/* Ends the matrix. NULL is allowed. */
 TUTTI_API void tutti_connectivity_release(tutti_connectivity *connectivity);
 
 #ifdef __cplusplus

@@ -77,6 +77,7 @@ TUTTI_API const char *tutti_reduction_name(tutti_reduction reduction);
 /* From a name, case ignored. Understands Tutti's names, those of nccl-tests and C ("float", "double", "half",
  * "int32", …) and those of PyTorch ("float32", "bfloat16", "float8_e4m3fn", …; "prod" for product). */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_dtype_parse(const char *name, tutti_dtype *dtype);
+/* From a name, case ignored: Tutti's own, and "prod" for product. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_reduction_parse(const char *name, tutti_reduction *reduction);
 
 /* Whether `reduction` is defined for `dtype` (the table above): 1 or 0. */

@@ -39,6 +39,7 @@ TUTTI_API tutti_group *tt_group(tutti_world *world, const tutti_group_form *form
 
 /* ---- collectives ---- */
 
+/* The reduction of all ranks' x, on every rank. */
 TUTTI_API tt_tensor *tt_all_reduce(tt_tensor *x, tutti_reduction reduction, tutti_group *group);
 /* The sum of each rank's x times its own factor. */
 TUTTI_API tt_tensor *tt_all_reduce_premul(tt_tensor *x, double factor, tutti_group *group);
@@ -63,17 +64,22 @@ TUTTI_API tt_tensor *tt_copy_to_group(tt_tensor *x, tutti_group *group);
 /* Partial results leave it: forward all-reduce sum, backward the gradient itself. */
 TUTTI_API tt_tensor *tt_reduce_from_group(tt_tensor *x, tutti_group *group);
 
-/* Several at once, as one work. dims: one per tensor. */
+/* Several all-reduces as one work. */
 TUTTI_API tt_tensor_list tt_all_reduce_coalesced(tt_tensor_list list, tutti_reduction reduction, tutti_group *group);
+/* Several all-gathers along dimension 0 as one work. */
 TUTTI_API tt_tensor_list tt_all_gather_coalesced(tt_tensor_list list, tutti_group *group);
+/* Several reduce-scatters as one work; dims has one entry per tensor. */
 TUTTI_API tt_tensor_list tt_reduce_scatter_coalesced(tt_tensor_list list, tutti_reduction reduction, size_t dim_count,
                                                      const int *dims, tutti_group *group);
 
 /* ---- into given tensors; these must be contiguous, and are bumped when the collective starts ---- */
 
+/* The reduction of all ranks' x, into x. */
 TUTTI_API tt_tensor *tt_all_reduce_(tt_tensor *x, tutti_reduction reduction, tutti_group *group);
+/* x of the root, into every rank's x. */
 TUTTI_API tt_tensor *tt_broadcast_(tt_tensor *x, int root, tutti_group *group);
 TUTTI_API tt_tensor *tt_all_gather_out(tt_tensor *out, tt_tensor *x, tutti_group *group); /* along dimension 0 */
+/* This rank's part, along dimension 0, of the reduction. */
 TUTTI_API tt_tensor *tt_reduce_scatter_out(tt_tensor *out, tt_tensor *x, tutti_reduction reduction, tutti_group *group);
 
 /* ---- from one rank to another ---- */
@@ -104,6 +110,7 @@ TUTTI_API bool tt_is_async(const tt_tensor *x);
 /* Collectives of this world that nobody has waited for. Closing the world with such works is an error that lists
  * them. */
 TUTTI_API int tt_pending_works(tutti_world *world);
+/* Waits for all of them; false with the error pending when one has failed. */
 TUTTI_API bool tt_wait_all(tutti_world *world);
 
 /* ---- symmetric tensors ---- */
@@ -123,6 +130,7 @@ TUTTI_API void tt_symm_options_init(tt_symm_options *options, size_t size);
  * be resized. */
 TUTTI_API tt_tensor *tt_symm_empty(tutti_world *world, tt_dims shape, tutti_dtype dtype,
                                    const tt_symm_options *options);
+/* The same with strides, in elements. */
 TUTTI_API tt_tensor *tt_symm_empty_strided(tutti_world *world, tt_dims shape, tt_dims strides, tutti_dtype dtype,
                                            const tt_symm_options *options);
 /* The block under x; lent, NULL and no error where x is not symmetric. */

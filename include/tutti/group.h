@@ -38,23 +38,28 @@ extern "C" {
 
 /* ---- asking ---- */
 
+/* This rank in the group. */
 TUTTI_API int tutti_group_rank(const tutti_group *group);
+/* How many ranks the group has. */
 TUTTI_API int tutti_group_size(const tutti_group *group);
 /* "0" is the default group. Unique among the living groups of a world; the same on all members. */
 TUTTI_API const char *tutti_group_name(const tutti_group *group);
 /* For people: "default_pg", "undefined", or what the options said. */
 TUTTI_API const char *tutti_group_description(const tutti_group *group);
+/* The world it belongs to; lent. */
 TUTTI_API tutti_world *tutti_group_world(const tutti_group *group);
 
 /* World ranks in group order, tutti_group_size entries; lent. */
 TUTTI_API const int *tutti_group_ranks(const tutti_group *group);
 
-/* From world rank to rank of the group, and back. Not a member, or out of range: TUTTI_ERROR_ARGUMENT. */
+/* From world rank to rank of the group. Not a member, or out of range: TUTTI_ERROR_ARGUMENT. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_group_rank_of(const tutti_group *group, int world_rank, int *rank);
+/* From rank of the group to world rank. Out of range: TUTTI_ERROR_ARGUMENT. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_group_world_rank(const tutti_group *group, int rank, int *world_rank);
 
-/* Of the last operation that this rank began, and of the last that it completed; 0: none yet. */
+/* The number of the last operation that this rank began; 0: none yet. */
 TUTTI_API uint64_t tutti_group_sequence(const tutti_group *group);
+/* The number of the last operation that this rank completed; 0: none yet. */
 TUTTI_API uint64_t tutti_group_completed(const tutti_group *group);
 
 /* The default deadline of its operations, in nanoseconds. */
@@ -67,6 +72,7 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_group_check(tutti_group *group);
 
 /* Another reference to the group. */
 TUTTI_API tutti_group *tutti_group_keep(tutti_group *group);
+/* Ends one reference. NULL is allowed. */
 TUTTI_API void tutti_group_release(tutti_group *group);
 
 /* ---- making ---- */
@@ -121,8 +127,8 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_group_abort(tutti_group *group, const
  *
  *     while ((status = step(group)) == TUTTI_OK) …
  *     tutti_group *rest;
- *     if (tutti_group_shrink(group, NULL, &rest) == TUTTI_OK) …   // the survivors; go on after
- * tutti_group_settled(rest)
+ *     if (tutti_group_shrink(group, NULL, &rest) == TUTTI_OK)
+ *         …                          // the survivors go on after operation tutti_group_settled(rest)
  *
  * Both calls work on groups that have ended, tolerate deaths while they run, of any rank at any moment, and give all
  * ranks the same answer. When they fail they fail alike on all ranks that came, end nothing, and may be called again.

@@ -4,10 +4,9 @@
  *
  *     tutti_memory *block;
  *     tutti_peers *peers;
- *     tutti_memory_alloc(world, 4096, NULL, &block);                            // local: no other rank is involved
- *     tutti_memory_rendezvous(block, tutti_world_group(world), &peers);         // collective: everybody maps
- * everybody's float *theirs = tutti_peers_buffer(peers, 1);                             // from here on, plain loads
- * and stores
+ *     tutti_memory_alloc(world, 4096, NULL, &block);                       // local: no other rank is involved
+ *     tutti_memory_rendezvous(block, tutti_world_group(world), &peers);    // collective: each maps the blocks of all
+ *     float *theirs = tutti_peers_buffer(peers, 1);                        // from here on, plain loads and stores
  *
  * A block is data that the user sees, and a signal pad: words for the user's own synchronisation. Both start zeroed.
  * Memory is reserved when it is allocated: too much is TUTTI_ERROR_MEMORY, a limit of the system (descriptors,
@@ -77,6 +76,7 @@ TUTTI_API void tutti_memory_release(tutti_memory *memory);
 /* The data, at least 128-byte aligned on this rank; an address of the block's device. Never NULL, also for zero
  * bytes. */
 TUTTI_API void *tutti_memory_data(const tutti_memory *memory);
+/* Bytes of the data, as they were asked for. */
 TUTTI_API size_t tutti_memory_bytes(const tutti_memory *memory);
 TUTTI_API void *tutti_memory_signal_pad(const tutti_memory *memory); /* this rank's own */
 TUTTI_API size_t tutti_memory_pad_bytes(const tutti_memory *memory); /* of this block, as it was allocated */
@@ -88,8 +88,9 @@ TUTTI_API tutti_device tutti_memory_device(const tutti_memory *memory);
 TUTTI_API tutti_memory *tutti_memory_find(tutti_world *world, const void *pointer);
 
 /* Bytes of the signal pad that blocks get which ask for none; blocks keep the size that they were allocated with. The
- * default is TUTTI_SIGNAL_PAD, or 9216. Setting 0 restores the default; a size must be a multiple of 4. */
+ * default is TUTTI_SIGNAL_PAD, or 9216. */
 TUTTI_API size_t tutti_memory_signal_pad_bytes(const tutti_world *world);
+/* Sets it for blocks that are allocated later. 0 restores the default; a size must be a multiple of 4. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_memory_set_signal_pad_bytes(tutti_world *world, size_t bytes);
 
 /* ---- meeting ---- */
@@ -138,8 +139,9 @@ typedef struct tutti_view {
 /* TUTTI_VIEW_INIT as a function: zeroes `size` bytes and sets the field. */
 TUTTI_API void tutti_view_init(tutti_view *view, size_t size);
 
-/* Number of elements and of bytes of a view; 0 for NULL. */
+/* Number of elements of a view; 0 for NULL. */
 TUTTI_API int64_t tutti_view_count(const tutti_view *view);
+/* Number of bytes of a view's elements; 0 for NULL. */
 TUTTI_API size_t tutti_view_bytes(const tutti_view *view);
 
 /* A contiguous view of CPU memory. */

@@ -44,9 +44,12 @@ TUTTI_API void tutti_mesh_options_init(tutti_mesh_options *options, size_t size)
 TUTTI_API TUTTI_CHECKED tutti_status tutti_mesh_new(tutti_world *world, tutti_device device, const int *shape,
                                                     int dim_count, const tutti_mesh_options *options,
                                                     tutti_mesh **mesh);
+/* Another reference to the mesh. */
 TUTTI_API tutti_mesh *tutti_mesh_keep(tutti_mesh *mesh);
+/* Ends one reference. NULL is allowed. */
 TUTTI_API void tutti_mesh_release(tutti_mesh *mesh);
 
+/* How many dimensions it has. */
 TUTTI_API int tutti_mesh_dim_count(const tutti_mesh *mesh);
 /* Ranks along one dimension; -1: of the whole mesh. */
 TUTTI_API int tutti_mesh_size(const tutti_mesh *mesh, int dim);

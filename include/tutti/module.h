@@ -2,8 +2,11 @@
  *
  * Modules: named parameters, children, a forward function, and hooks around it and around its backward.
  *
- *     tt_module *layers[] = { tt_linear_module(784, 128, true, TUTTI_F32), tt_linear_module(128, 10, true, TUTTI_F32)
- * }; tt_module *net = tt_sequential_module(2, layers); tt_tensor *logits = tt_module_call(net, x);
+ *     tt_module *layers[2];
+ *     layers[0] = tt_linear_module(784, 128, true, TUTTI_F32);
+ *     layers[1] = tt_linear_module(128, 10, true, TUTTI_F32);
+ *     tt_module *net = tt_sequential_module(2, layers);
+ *     tt_tensor *logits = tt_module_call(net, x);
  *
  * A module is a reference of its maker's and ends with tt_module_release; a parent holds its children. Its functions
  * follow the tt_ conventions: an error stays pending.
@@ -31,9 +34,13 @@ typedef struct tt_module_type {
 /* TT_MODULE_TYPE_INIT as a function: zeroes `size` bytes and sets the field. */
 TUTTI_API void tt_module_type_init(tt_module_type *type, size_t size);
 
+/* A module of that type, without parameters and children. `user` is what its forward needs. */
 TUTTI_API tt_module *tt_module_new(const tt_module_type *type, void *user);
+/* Another reference to the module. */
 TUTTI_API tt_module *tt_module_keep(tt_module *module);
+/* Ends one reference. NULL is allowed. */
 TUTTI_API void tt_module_release(tt_module *module);
+/* The `user` that tt_module_new was given. */
 TUTTI_API void *tt_module_user(const tt_module *module);
 TUTTI_API const char *tt_module_name(const tt_module *module); /* of its type */
 
@@ -54,7 +61,9 @@ TUTTI_API void tt_module_zero_grad(tt_module *module);
 
 /* ---- calling ---- */
 
+/* Runs a module of one input and one output, with its hooks. */
 TUTTI_API tt_tensor *tt_module_call(tt_module *module, tt_tensor *x);
+/* Runs a module with several inputs and outputs, with its hooks. */
 TUTTI_API tt_tensor_list tt_module_call_all(tt_module *module, tt_tensor_list inputs);
 
 /* Order of one call: forward-pre hooks; then, where backward hooks exist and something requires grad, the inputs are

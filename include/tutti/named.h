@@ -52,11 +52,13 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_reduce_scatter_out(tutti_group *group
                                                               size_t rows, size_t columns, bool split_last_dim,
                                                               tutti_dtype dtype, tutti_reduction reduction,
                                                               const tutti_call *call);
-/* all_gather and reduce_scatter that touch one peer after the other, each rank beginning with another. Any memory.
+/* all_gather that touches one peer after the other, each rank beginning with another. Any memory.
  * `count` is one rank's share. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_low_contention_all_gather(tutti_group *group, const void *in, void *out,
                                                                      size_t count, tutti_dtype dtype,
                                                                      const tutti_call *call);
+/* reduce_scatter that touches one peer after the other, each rank beginning with another. Any memory. `count` is
+ * one rank's share. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_low_contention_reduce_scatter(tutti_group *group, const void *in, void *out,
                                                                          size_t count, tutti_dtype dtype,
                                                                          tutti_reduction reduction,

@@ -5,22 +5,22 @@
  * MEMORY MODEL, IN SHORT (the long form is docs/memory-model.md; it holds on x86-64 and on arm64)
  *
  * - A peer's buffer is ordinary memory. Plain loads and stores through tutti_peers_buffer order nothing by themselves:
- * two ranks that touch the same bytes, one of them writing, need a signal, a barrier or atomics of their own in
- * between.
+ *   two ranks that touch the same bytes, one of them writing, need a signal, a barrier or atomics of their own in
+ *   between.
  * - tutti_peers_put and tutti_peers_get are plain copies that are complete when they return. A put is not a message:
- * the peer learns of it by a signal.
+ *   the peer learns of it by a signal.
  * - tutti_peers_signal releases: everything that this thread wrote before, by stores or puts, into any block or
- * ordinary memory, is visible to the thread whose tutti_peers_wait_signal (or tutti_peers_test_signal that says yes)
- * takes that signal: taking acquires.
+ *   ordinary memory, is visible to the thread whose tutti_peers_wait_signal (or tutti_peers_test_signal that says yes)
+ *   takes that signal: taking acquires.
  * - Taking releases too, and the sender's next signal on that channel acquires: what the receiver read or wrote before
- * it took a signal happened before the sender's next signal on that channel returns. So three buffers, used in turn,
- * need no other synchronisation: when the signal of message m + 2 has returned, message m + 1 was taken, and so message
- * m was read.
+ *   it took a signal happened before the sender's next signal on that channel returns. So three buffers, used in turn,
+ *   need no other synchronisation: when the signal of message m + 2 has returned, message m + 1 was taken, and so
+ *   message m was read.
  * - tutti_peers_barrier does both with every member: what any member wrote before its barrier is visible to every
- * member after theirs.
+ *   member after theirs.
  * - Order is cumulative: what rank A wrote before signalling B, and B took before signalling C, is visible to C.
  * - The signal pad is the user's alone. The library never touches it after it was zeroed, and its own signals lie
- * elsewhere.
+ *   elsewhere.
  *
  * CHANNELS. A signal is a one-slot mailbox per (sender, receiver, channel): a second signal waits, bounded, until the
  * first is taken. Every pair of block and group has channels of its own; so have signals and barriers.
@@ -48,20 +48,23 @@ extern "C" {
 /* ---- what it is ---- */
 
 TUTTI_API int tutti_peers_rank(const tutti_peers *peers); /* this rank's, in the group of the rendezvous */
+/* How many members the group of the rendezvous has. */
 TUTTI_API int tutti_peers_size(const tutti_peers *peers);
 TUTTI_API tutti_group *tutti_peers_group(const tutti_peers *peers); /* lent */
 TUTTI_API size_t tutti_peers_bytes(const tutti_peers *peers);       /* of the data, the same on all members */
 TUTTI_API size_t tutti_peers_pad_bytes(const tutti_peers *peers);   /* of the signal pad, the same on all members */
 TUTTI_API int tutti_peers_channels(const tutti_peers *peers);       /* pad bytes / (4 * size), at least 1 */
 
-/* A member's data and signal pad as mapped here, an address of the block's device; the own rank gives the block's own.
+/* A member's data as mapped here, an address of the block's device; the own rank gives the block's own.
  * NULL for a rank outside [0, size) and where the peer is not mapped. */
 TUTTI_API void *tutti_peers_buffer(const tutti_peers *peers, int rank);
+/* A member's signal pad as mapped here; NULL where tutti_peers_buffer is. */
 TUTTI_API void *tutti_peers_signal_pad(const tutti_peers *peers, int rank);
 
 /* One address that reaches all members at once; NULL without multicast. */
 TUTTI_API void *tutti_peers_multicast(const tutti_peers *peers);
 
+/* Another reference to the handle. */
 TUTTI_API tutti_peers *tutti_peers_keep(tutti_peers *peers);
 /* Ends one reference; NULL is allowed. The memory of a block that was released meanwhile goes with the last one. */
 TUTTI_API void tutti_peers_release(tutti_peers *peers);

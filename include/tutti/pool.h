@@ -43,6 +43,7 @@ typedef struct tutti_pool_statistics {
 #define TUTTI_POOL_STATISTICS_INIT TUTTI_DEFAULTS(tutti_pool_statistics)
 /* TUTTI_POOL_STATISTICS_INIT as a function: zeroes `size` bytes and sets the field. */
 TUTTI_API void tutti_pool_statistics_init(tutti_pool_statistics *pool_statistics, size_t size);
+/* What the pool holds now, and how often it served a used block. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_pool_query(tutti_pool *pool, tutti_pool_statistics *statistics);
 
 /* Ends the pool. Blocks that are given out live on and go to the system with their last reference. NULL is allowed. */

@@ -45,6 +45,7 @@ typedef struct tutti_file_store_options {
 /* TUTTI_FILE_STORE_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
 TUTTI_API void tutti_file_store_options_init(tutti_file_store_options *options, size_t size);
 
+/* A file that all can open and lock; it is made where it does not exist. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_open_file(const char *path, const tutti_file_store_options *options,
                                                            tutti_store **store);
 
@@ -83,10 +84,12 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_store_open_url(const char *url, const
 
 /* An independent handle to the same data, safe for another thread. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_clone(tutti_store *store, tutti_store **clone);
+/* Ends the handle; the keys live as long as the store does. NULL is allowed. */
 TUTTI_API void tutti_store_release(tutti_store *store);
 
 /* ---- values ---- */
 
+/* Sets a key, whether or not it exists. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_set(tutti_store *store, const char *key, const void *value,
                                                      size_t bytes);
 
@@ -103,32 +106,40 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_store_compare_set(tutti_store *store,
                                                              size_t expected_bytes, const void *desired,
                                                              size_t desired_bytes, void **value, size_t *bytes);
 
+/* Waits until all these keys exist. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_wait(tutti_store *store, const char *const *keys, size_t count,
                                                       int64_t timeout_ns);
+/* *present: whether all these keys exist. Never waits. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_check(tutti_store *store, const char *const *keys, size_t count,
                                                        bool *present);
+/* Removes a key; *existed (may be NULL) says whether it was there. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_delete(tutti_store *store, const char *key, bool *existed);
+/* How many keys there are; a tcp store counts one of its own where it has workers. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_num_keys(tutti_store *store, int64_t *count);
 
 /* *keys is one block (array, then the texts), freed with one tutti_free. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_list_keys(tutti_store *store, char ***keys, size_t *count);
 
+/* Adds bytes to the end of a value; a missing key counts as empty. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_append(tutti_store *store, const char *key, const void *value,
                                                         size_t bytes);
 
 /* Waits until all keys exist. Each of values[i] is freed with tutti_free. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_multi_get(tutti_store *store, const char *const *keys, size_t count,
                                                            int64_t timeout_ns, void **values, size_t *bytes);
+/* Sets several keys: keys[i] to the bytes[i] bytes at values[i]. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_multi_set(tutti_store *store, const char *const *keys, size_t count,
                                                            const void *const *values, const size_t *bytes);
 
 /* ---- queues: first in, first out, in a namespace of their own ---- */
 
+/* Adds a value to the end of a queue, which is made by the first one. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_queue_push(tutti_store *store, const char *key, const void *value,
                                                             size_t bytes);
 /* block false and nothing there: TUTTI_ERROR_EMPTY. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_queue_pop(tutti_store *store, const char *key, bool block,
                                                            int64_t timeout_ns, void **value, size_t *bytes);
+/* How many values a queue holds; 0 for one that does not exist. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_queue_length(tutti_store *store, const char *key, int64_t *length);
 
 /* ---- and the rest ---- */
@@ -136,7 +147,9 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_store_queue_length(tutti_store *store
 /* Returns when `count` callers have come. One use per key. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_barrier(tutti_store *store, const char *key, int64_t count,
                                                          int64_t timeout_ns);
+/* Sets the default timeout of this handle's blocking calls. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_store_set_timeout(tutti_store *store, int64_t timeout_ns);
+/* The default timeout of this handle's blocking calls, in nanoseconds. */
 TUTTI_API int64_t tutti_store_timeout(const tutti_store *store);
 /* Whether append and the multi_ calls are native to this kind. */
 TUTTI_API bool tutti_store_has_extended_api(const tutti_store *store);

@@ -53,6 +53,7 @@ typedef struct tt_dims {
 
 /* The same from an array. More than TT_MAX_DIMS entries give a list that every operator refuses. */
 TUTTI_API tt_dims tt_dims_of(int count, const int64_t *entries);
+/* The list that means "no list given". */
 TUTTI_API tt_dims tt_no_dims(void);
 
 /* Several tensors. tt_tensors(a, b) makes one that lives as long as the enclosing block (C) or expression (C++). */
@@ -61,6 +62,7 @@ typedef struct tt_tensor_list {
     tt_tensor *const *at;
 } tt_tensor_list;
 
+/* A list of the `count` tensors at `tensors`, which it lends. */
 TUTTI_API tt_tensor_list tt_tensors_of(size_t count, tt_tensor *const *tensors);
 
 /* Tensors and their names, side by side: what a file holds, or the parameters of a module. They belong to the scope. */
@@ -86,6 +88,7 @@ typedef struct tt_scope {
     uint64_t id; /* 0: closed, or could not be opened */
 } tt_scope;
 
+/* Opens a scope inside this thread's innermost one. */
 TUTTI_API tt_scope tt_scope_open(void);
 
 /* Releases what the scope owns, then returns and forgets the pending error. Scopes close in reverse order of opening;
@@ -97,11 +100,13 @@ TUTTI_API tt_tensor *tt_scope_return(tt_tensor *tensor);
 
 /* A reference of the caller's own, beside the scope's. NULL is passed through. */
 TUTTI_API tt_tensor *tt_keep(tt_tensor *tensor);
+/* Ends a reference that tt_keep gave. NULL is allowed. */
 TUTTI_API void tt_release(tt_tensor *tensor);
 
 /* The pending error of this thread, TUTTI_OK for none. tutti_error_message() has its words after tt_scope_close or
  * tt_error_show. */
 TUTTI_API tutti_status tt_error_pending(void);
+/* Forgets the pending error of this thread. */
 TUTTI_API void tt_error_clear(void);
 /* Makes the pending error the thread's last error again (tutti_error_message) and leaves it pending. */
 TUTTI_API tutti_status tt_error_show(void);
@@ -118,6 +123,7 @@ typedef struct tt_counts {
 #define TT_COUNTS_INIT TUTTI_DEFAULTS(tt_counts)
 /* TT_COUNTS_INIT as a function: zeroes `size` bytes and sets the field. */
 TUTTI_API void tt_counts_init(tt_counts *counts, size_t size);
+/* Writes them to *counts, whose size is set. */
 TUTTI_API TUTTI_CHECKED tutti_status tt_count(tt_counts *counts);
 
 /* Gives the memory that this thread keeps for reuse back to the system. */
@@ -135,15 +141,25 @@ typedef struct tt_options {
 /* TT_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
 TUTTI_API void tt_options_init(tt_options *options, size_t size);
 
-TUTTI_API tt_tensor *tt_empty(tt_dims shape, tutti_dtype dtype, const tt_options *options); /* contents undefined */
+/* Contents undefined. */
+TUTTI_API tt_tensor *tt_empty(tt_dims shape, tutti_dtype dtype, const tt_options *options);
+/* Contents undefined, with these strides in elements; none may be negative. */
 TUTTI_API tt_tensor *tt_empty_strided(tt_dims shape, tt_dims strides, tutti_dtype dtype, const tt_options *options);
+/* Filled with zeros. */
 TUTTI_API tt_tensor *tt_zeros(tt_dims shape, tutti_dtype dtype, const tt_options *options);
+/* Filled with ones. */
 TUTTI_API tt_tensor *tt_ones(tt_dims shape, tutti_dtype dtype, const tt_options *options);
+/* Filled with `value`, converted to `dtype`. */
 TUTTI_API tt_tensor *tt_full(tt_dims shape, double value, tutti_dtype dtype, const tt_options *options);
+/* start, start + step, … as far as `end`, which is left out. */
 TUTTI_API tt_tensor *tt_arange(double start, double end, double step, tutti_dtype dtype, const tt_options *options);
+/* The matrix of rows by rows with ones on its diagonal. */
 TUTTI_API tt_tensor *tt_eye(int64_t rows, tutti_dtype dtype, const tt_options *options);
+/* Of the shape, dtype and device of x; contents undefined. */
 TUTTI_API tt_tensor *tt_empty_like(tt_tensor *x);
+/* Of the shape, dtype and device of x, filled with zeros. */
 TUTTI_API tt_tensor *tt_zeros_like(tt_tensor *x);
+/* Of the shape, dtype and device of x, filled with ones. */
 TUTTI_API tt_tensor *tt_ones_like(tt_tensor *x);
 
 /* A copy of row-major `data`. */
@@ -159,35 +175,49 @@ TUTTI_API tt_tensor *tt_number(double value);
 
 /* Restarts the thread's generator. Ranks given different numbers draw different streams from one seed. */
 TUTTI_API void tt_seed(uint64_t seed, int rank);
-TUTTI_API tt_tensor *tt_rand(tt_dims shape, tutti_dtype dtype, const tt_options *options); /* uniform in [0, 1) */
-TUTTI_API tt_tensor *tt_randn(tt_dims shape, tutti_dtype dtype,
-                              const tt_options *options); /* normal, mean 0, variance 1 */
+/* Uniform in [0, 1). */
+TUTTI_API tt_tensor *tt_rand(tt_dims shape, tutti_dtype dtype, const tt_options *options);
+/* Normal, mean 0, variance 1. */
+TUTTI_API tt_tensor *tt_randn(tt_dims shape, tutti_dtype dtype, const tt_options *options);
+/* Whole numbers, uniform in [low, high). */
 TUTTI_API tt_tensor *tt_randint(int64_t low, int64_t high, tt_dims shape, tutti_dtype dtype, const tt_options *options);
+/* Fills x, uniform in [low, high). */
 TUTTI_API tt_tensor *tt_uniform_(tt_tensor *x, double low, double high);
+/* Fills x, normal with this mean and standard deviation. */
 TUTTI_API tt_tensor *tt_normal_(tt_tensor *x, double mean, double deviation);
 
 /* ---- asking a tensor ---- */
 
+/* The type of its elements. */
 TUTTI_API tutti_dtype tt_dtype(const tt_tensor *x);
+/* Where it lies. */
 TUTTI_API tutti_device tt_device_of(const tt_tensor *x);
+/* How many dimensions it has; 0 for a single number. */
 TUTTI_API int tt_dim_count(const tt_tensor *x);
 TUTTI_API int64_t tt_size(const tt_tensor *x, int dim);   /* negative dims count from the end, here and everywhere */
 TUTTI_API int64_t tt_stride(const tt_tensor *x, int dim); /* in elements */
 TUTTI_API int64_t tt_offset(const tt_tensor *x);          /* in elements, from the start of the storage */
+/* How many elements it has. */
 TUTTI_API int64_t tt_numel(const tt_tensor *x);
+/* The sizes of all dimensions. */
 TUTTI_API tt_dims tt_sizes(const tt_tensor *x);
+/* The strides of all dimensions, in elements. */
 TUTTI_API tt_dims tt_strides(const tt_tensor *x);
+/* Whether its elements lie in row-major order without gaps. */
 TUTTI_API bool tt_is_contiguous(const tt_tensor *x);
 TUTTI_API const char *tt_name(const tt_tensor *x); /* "" for none */
+/* Gives x a name for messages and prints; copied. NULL and "" take it away. */
 TUTTI_API void tt_set_name(tt_tensor *x, const char *name);
 
 /* The first element. Waits for pending collectives; NULL with an error for freed storage and for meta; NULL without one
- * for a tensor of no elements. tt_data_mut also counts as a write: it bumps the version. */
+ * for a tensor of no elements. */
 TUTTI_API const void *tt_data(const tt_tensor *x);
+/* The same for writing: it counts as a write and bumps the version. */
 TUTTI_API void *tt_data_mut(tt_tensor *x);
 
 /* The value of a tensor of one element. */
 TUTTI_API double tt_item(const tt_tensor *x);
+/* The same as an integer, exact for every i64. */
 TUTTI_API int64_t tt_item_int(const tt_tensor *x);
 /* Element by its indices. */
 TUTTI_API double tt_at(const tt_tensor *x, tt_dims index);
@@ -212,6 +242,7 @@ TUTTI_API size_t tt_storage_bytes(const tt_tensor *x);
 /* Grows or shrinks that storage for all of them, keeping the first min(old, new) bytes. 0 frees it: reading is an error
  * until it has grown back. Changes no shape and no version. On failure nothing has changed. */
 TUTTI_API bool tt_storage_resize(tt_tensor *x, size_t bytes);
+/* Whether the two share a storage. */
 TUTTI_API bool tt_same_storage(const tt_tensor *a, const tt_tensor *b);
 
 /* How often x or an alias of it was written in place. Starts at 0; every in-place operation adds exactly 1, also
@@ -224,7 +255,9 @@ TUTTI_API bool tt_set_version(tt_tensor_list tensors, size_t version_count, cons
 /* What lies between begin and end leaves the versions of these tensors as they were: to refill a tensor that autograd
  * has saved. The end restores also when an error is pending. */
 typedef struct tt_preserve tt_preserve;
+/* Notes the versions of these tensors. NULL with the error pending. */
 TUTTI_API tt_preserve *tt_preserve_begin(tt_tensor_list tensors);
+/* Restores them and ends `preserve`. NULL is allowed. */
 TUTTI_API void tt_preserve_end(tt_preserve *preserve);
 
 #ifdef __cplusplus

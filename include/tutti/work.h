@@ -39,6 +39,7 @@ TUTTI_API uint64_t tutti_work_sequence(const tutti_work *work);
 
 /* Another reference; ends with tutti_work_release. */
 TUTTI_API tutti_work *tutti_work_keep(tutti_work *work);
+/* Ends one reference; an unfinished work still finishes. NULL is allowed. */
 TUTTI_API void tutti_work_release(tutti_work *work);
 
 #ifdef __cplusplus

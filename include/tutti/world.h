@@ -60,10 +60,14 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_world_open(const tutti_world_options 
  * returns TUTTI_ERROR_STATE listing them; their memory goes with their last release. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_world_close(tutti_world *world);
 
+/* This rank, from 0. */
 TUTTI_API int tutti_world_rank(const tutti_world *world);
+/* How many ranks the world has. */
 TUTTI_API int tutti_world_size(const tutti_world *world);
 TUTTI_API int tutti_world_local_rank(const tutti_world *world); /* among the ranks of this host */
+/* How many ranks this host has. */
 TUTTI_API int tutti_world_local_size(const tutti_world *world);
+/* Its name, as the options gave it. Lent. */
 TUTTI_API const char *tutti_world_name(const tutti_world *world);
 /* How this world was found: "options", "spawn", "tutti run", "torchrun", "Open MPI", "Hydra", "Slurm", "alone" or
  * "fake". */
@@ -80,6 +84,7 @@ TUTTI_API const char *tutti_world_address(const tutti_world *world);
 /* Makes every wait in this world return TUTTI_ERROR_INTERRUPTED, now and until tutti_world_resume. Async-signal-safe,
  * so that Ctrl-C works. EINTR alone never ends a wait. */
 TUTTI_API void tutti_world_interrupt(tutti_world *world);
+/* Ends the interruption: waits work again. */
 TUTTI_API void tutti_world_resume(tutti_world *world);
 
 /* ---- several ranks from one program, without a launcher ---- */
@@ -123,6 +128,7 @@ typedef struct tutti_fake_options {
 #define TUTTI_FAKE_OPTIONS_INIT TUTTI_DEFAULTS(tutti_fake_options)
 /* TUTTI_FAKE_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
 TUTTI_API void tutti_fake_options_init(tutti_fake_options *options, size_t size);
+/* Opens such a world as one rank of rank_count. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_world_open_fake(int rank, int rank_count, const tutti_fake_options *options,
                                                            tutti_world **world);
 
