@@ -169,4 +169,18 @@ def every_command_has_help_and_refuses_what_it_does_not_know():
     assert re.fullmatch(r"tutti \d+\.\d+\.\d+\n", tutti("--version")[1])
 
 
+@test
+def the_manual_has_every_option_and_every_setting():
+    manual = pathlib.Path(os.environ["TEST_SOURCE"], "man", "tutti.1").read_text()
+    for command in re.findall(r"^  ([a-z]+) ", tutti("help")[1], re.M):
+        if command == "help":
+            continue
+        section = re.search(rf"^\.Ss tutti {command}\n(.*?)^\.S[sh] ", manual, re.M | re.S)[1]
+        listed = " ".join(re.findall(r"^ {2,}(-\S.*?)(?:  |$)", tutti("help", command)[1], re.M))
+        for option in re.findall(r"(?<![\w-])--([a-z][a-z-]*)", listed):
+            assert re.search(rf"Fl -{option}\b", section), f"tutti {command} --{option} is not in the manual"
+    for setting in json.loads(tutti("info", "--json")[1])["settings"]:
+        contains(manual, setting["name"])
+
+
 main()
