@@ -17,7 +17,6 @@ static int by_family_and_name(const void *a, const void *b) {
 static void print_cell(const char *text) {
     for (; *text != 0; text++)
         printf(*text == '|' ? "\\|" : "%c", *text);
-    printf(" | ");
 }
 
 int main(void) {
@@ -35,23 +34,27 @@ int main(void) {
     }
     qsort(table, (size_t)count, sizeof *table, by_family_and_name);
     printf("# Operators\n\nMade from the operator table by `scripts/operators`; do not edit. %d entries.\n\n", count);
-    printf("The C function of an entry is its name behind `tt_`; one with an in-place form has that behind its name "
-           "with `_`, too.\n");
-    printf("`copy`, `fill`, `normal` and `uniform` have the in-place form only. Entries that end in `_backward` are "
-           "what gradients are made of; they have no\n");
-    printf("public function. Schemas name the tensors first; `tutti/ops.h` and `tutti/functional.h` have the order of "
-           "the arguments.\n");
+    printf("An entry with an in-place form has a second function, with `_` behind its name, which writes the first "
+           "tensor and returns it.\n");
+    printf("Entries without a function are what gradients are made of. Narrow floats compute in f32 and round once. "
+           "Where an operator works\n");
+    printf("element by element, its expression follows; compiled code computes the same one.\n");
     for (int i = 0; i < count; i++) {
-        const tt_operator_info *o = &table[i];
-        if (i == 0 || strcmp(o->family, table[i - 1].family) != 0)
-            printf("\n## %c%s\n\n| operator | what it does | gradient | in place | view | pure "
-                   "|\n|---|---|---|---|---|---|\n",
-                   o->family[0] - 'a' + 'A', o->family + 1);
-        printf("| ");
-        printf("`%s` | ", o->schema);
-        print_cell(o->summary);
-        printf("%s | %s | %s | %s |\n", o->differentiable ? "yes" : "", o->in_place ? "yes" : "", o->view ? "yes" : "",
-               o->pure ? "yes" : "");
+        const tt_operator_info *row = &table[i];
+        if (i == 0 || strcmp(row->family, table[i - 1].family) != 0)
+            printf("\n## %c%s\n\n| operator | what it does | dtypes | gradient | in place | view | pure "
+                   "|\n|---|---|---|---|---|---|---|\n",
+                   row->family[0] - 'a' + 'A', row->family + 1);
+        printf("| `%s` | ", row->prototype != NULL ? row->prototype : row->name);
+        print_cell(row->summary);
+        if (row->expression != NULL) {
+            printf("<br>`");
+            print_cell(row->expression);
+            printf("`");
+        }
+        printf(" | %s | %s | %s | %s | %s |\n", row->dtypes != NULL ? row->dtypes : "any",
+               row->differentiable ? "yes" : "", row->in_place ? "yes" : "", row->view ? "yes" : "",
+               row->pure ? "yes" : "");
     }
     free(table);
     return 0;

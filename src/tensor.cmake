@@ -7,9 +7,11 @@ if(NOT TUTTI_HAVE_CBLAS)
 endif()
 add_library(tutti_tensor_objects OBJECT ${tensor_sources})
 # These promise no bits, only closeness: a fused multiply-add is welcome. Random numbers are not among them.
-foreach(file activation attention loss norm optimizer softmax unary)
+foreach(file attention loss norm optimizer softmax)
   set_source_files_properties(tensor/${file}.c PROPERTIES COMPILE_OPTIONS -ffp-contract=fast)
 endforeach()
+# Integers wrap.
+set_source_files_properties(tensor/pointwise_kernels.c PROPERTIES COMPILE_OPTIONS -fwrapv)
 target_link_libraries(tutti_tensor_objects PUBLIC tutti_flags)
 target_include_directories(tutti_tensor_objects PRIVATE ${CBLAS_INCLUDE_DIR})
 set(tensor_private_libraries ${CBLAS_LIBRARY} m)

@@ -94,16 +94,16 @@ TUTTI_API tt_tensor *tt_masked_fill(tt_tensor *x, tt_tensor *mask, double value)
 /* ---- reductions: TT_NO_DIMS or an empty list means all dimensions ---- */
 #define TT_ALL_DIMS tt_no_dims()
 TUTTI_API tt_tensor *tt_sum(tt_tensor *x);
-TUTTI_API tt_tensor *tt_sum_dims(tt_tensor *x, tt_dims dims, bool keep); /* integers and bool sum in i64 */
+TUTTI_API tt_tensor *tt_sum_dims(tt_tensor *x, tt_dims dims, bool keep_dims); /* integers and bool sum in i64 */
 TUTTI_API tt_tensor *tt_mean(tt_tensor *x);
-TUTTI_API tt_tensor *tt_mean_dims(tt_tensor *x, tt_dims dims, bool keep);
+TUTTI_API tt_tensor *tt_mean_dims(tt_tensor *x, tt_dims dims, bool keep_dims);
 TUTTI_API tt_tensor *tt_amax(tt_tensor *x, tt_dims dims,
-                             bool keep); /* the gradient goes to all equal maxima, divided */
-TUTTI_API tt_tensor *tt_amin(tt_tensor *x, tt_dims dims, bool keep);
-TUTTI_API tt_tensor *tt_prod(tt_tensor *x, tt_dims dims, bool keep);
-TUTTI_API tt_tensor *tt_any(tt_tensor *x, tt_dims dims, bool keep);
-TUTTI_API tt_tensor *tt_all(tt_tensor *x, tt_dims dims, bool keep);
-TUTTI_API tt_tensor *tt_argmax(tt_tensor *x, int dim, bool keep); /* the first of equal ones */
+                             bool keep_dims); /* the gradient goes to all equal maxima, divided */
+TUTTI_API tt_tensor *tt_amin(tt_tensor *x, tt_dims dims, bool keep_dims);
+TUTTI_API tt_tensor *tt_prod(tt_tensor *x, tt_dims dims, bool keep_dims);
+TUTTI_API tt_tensor *tt_any(tt_tensor *x, tt_dims dims, bool keep_dims);
+TUTTI_API tt_tensor *tt_all(tt_tensor *x, tt_dims dims, bool keep_dims);
+TUTTI_API tt_tensor *tt_argmax(tt_tensor *x, int dim, bool keep_dims); /* the first of equal ones */
 TUTTI_API tt_tensor *tt_norm(tt_tensor *x);                  /* square root of the sum of squares of all elements */
 TUTTI_API tt_tensor *tt_sum_to(tt_tensor *x, tt_dims shape); /* undoes broadcasting: sums what was expanded */
 
@@ -225,23 +225,56 @@ TUTTI_API bool tt_split_copy(tt_tensor *from, tt_tensor_list outs);
  * row r of `out` (parts, total). Widening conversions only. */
 TUTTI_API tt_tensor *tt_chunk_cat(tt_tensor_list tensors, int parts, tt_tensor *out);
 
-/* ---- the table itself ---- */
+/* ---- the table itself ----
+ * What every operator is, for bindings and tools. docs/operators.md is made from it. */
+typedef enum tt_argument_type {
+    TT_ARGUMENT_TENSOR = 1,     /* tt_tensor * */
+    TT_ARGUMENT_TENSORS = 2,    /* tt_tensor_list */
+    TT_ARGUMENT_INT = 3,        /* int */
+    TT_ARGUMENT_INT64 = 4,      /* int64_t */
+    TT_ARGUMENT_DOUBLE = 5,     /* double */
+    TT_ARGUMENT_BOOL = 6,       /* bool */
+    TT_ARGUMENT_DIMS = 7,       /* tt_dims */
+    TT_ARGUMENT_INTS = 8,       /* const int64_t *, as many as another argument says */
+    TT_ARGUMENT_DTYPE = 9,      /* tutti_dtype */
+    TT_ARGUMENT_DEVICE = 10,    /* tutti_device; the C function takes it in a const tt_options * */
+    TT_ARGUMENT_REDUCTION = 11, /* tutti_reduction */
+    TT_ARGUMENT_GROUP = 12      /* tutti_group * */
+} tt_argument_type;
+typedef struct tt_argument_info {
+    size_t size;
+    const char *name; /* "dim" */
+    tt_argument_type type;
+    bool optional; /* a tensor that may be NULL */
+    bool written;  /* a tensor that is changed, beside that of the in-place form */
+} tt_argument_info;
+#define TT_ARGUMENT_INFO_INIT TUTTI_DEFAULTS(tt_argument_info)
+/* TT_ARGUMENT_INFO_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tt_argument_info_init(tt_argument_info *info, size_t size);
 typedef struct tt_operator_info {
     size_t size;
-    const char *name;    /* "add" */
-    const char *schema;  /* "add(a, b) -> tensor" */
-    const char *summary; /* one line */
-    const char *family;  /* "arithmetic" */
-    bool in_place;       /* has a form with a trailing underscore */
-    bool view;           /* the result shares the first argument's storage */
+    const char *name;       /* "add" */
+    const char *family;     /* "arithmetic" */
+    const char *summary;    /* one line */
+    const char *prototype;  /* "tt_tensor *tt_add(tt_tensor *a, tt_tensor *b)"; NULL: no public function */
+    const char *dtypes;     /* "numbers, complex"; NULL: any */
+    const char *expression; /* of operators that work element by element: "a + b"; else NULL */
+    int argument_count;     /* see tt_operator_argument_at */
+    int result_count;       /* tensors that the caller gets; TUTTI_NONE: one for each of a list */
+    int saved_count;        /* further results, kept for the gradient */
+    bool in_place;          /* has a form with a trailing underscore */
+    bool view;              /* the result shares the first argument's storage */
     bool differentiable;
-    bool pure; /* no effect but its results, which depend on its arguments alone */
+    bool pure;      /* no effect but its results, which depend on its arguments alone */
+    bool composite; /* made of other operators, which run in its place */
 } tt_operator_info;
 #define TT_OPERATOR_INFO_INIT TUTTI_DEFAULTS(tt_operator_info)
 /* TT_OPERATOR_INFO_INIT as a function: zeroes `size` bytes and sets the field. */
 TUTTI_API void tt_operator_info_init(tt_operator_info *info, size_t size);
 TUTTI_API int tt_operator_count(void);
 TUTTI_API TUTTI_CHECKED tutti_status tt_operator_at(int index, tt_operator_info *info);
+/* Arguments count from 0, in the order of the C function. */
+TUTTI_API TUTTI_CHECKED tutti_status tt_operator_argument_at(int index, int argument, tt_argument_info *info);
 
 #ifdef __cplusplus
 }

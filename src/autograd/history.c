@@ -115,7 +115,7 @@ tutti_status tu_history_check_write(const char *who, tt_tensor *x) {
 
 tutti_status tu_history_check_in_place(const tu_call *call) {
     char who[64];
-    snprintf(who, sizeof who, "%s_", call->operator->name);
+    snprintf(who, sizeof who, "%s_", call->entry->name);
     return tu_history_check_write(who, call->inputs[0]);
 }
 
@@ -128,18 +128,18 @@ tutti_status tu_history_rebase(tt_tensor *x, tu_node *node, int changed, int out
 /* ---- recording ---- */
 
 static void operator_run(tu_node *node, tt_tensor *const *grads, tt_tensor **results) {
-    if (node->operator->gradient == NULL) {
+    if (node->entry->gradient == NULL) {
         tu_fail(TUTTI_ERROR_UNSUPPORTED, "%s has no gradient of its own", node->name);
         return;
     }
-    tu_gradient gradient = { .operator= node->operator,
-                             .params = & node->params,
+    tu_gradient gradient = { .entry = node->entry,
+                             .attributes = node->attributes,
                              .grads = grads,
                              .needs = node->needs,
                              .input_count = node->input_count,
                              .results = results,
                              .node = node };
-    node->operator->gradient(&gradient);
+    node->entry->gradient(&gradient);
 }
 
 static bool differentiable(tutti_dtype dtype) {
@@ -150,7 +150,7 @@ static uint32_t saves_of(const tu_call *call, const bool *needs) {
     uint32_t saves = 0;
     for (int i = 0; i < call->input_count; i++)
         if (needs[i])
-            saves |= call->operator->saves[i < TU_INPUTS ? i : TU_INPUTS - 1];
+            saves |= call->entry->saves[i < TU_INPUTS ? i : TU_INPUTS - 1];
     return saves;
 }
 
@@ -203,17 +203,16 @@ static tutti_status save_outputs(tu_node *node, const tu_call *call) {
 /* The node of a call, with its edges and the inputs it saves. */
 static tutti_status make_node(const tu_call *call, const bool *needs, tu_node **made) {
     uint32_t saves = saves_of(call, needs);
-    tu_node *node = tu_node_new(call->operator->name, call->input_count, call->output_count, __builtin_popcount(saves));
+    tu_node *node = tu_node_new_with(call->entry->name, call->input_count, call->output_count,
+                                     __builtin_popcount(saves), call->entry->attribute_bytes);
     if (node == NULL)
         return TUTTI_ERROR_MEMORY;
-    node->operator= call->operator;
     node->run = operator_run;
     node->saves = saves;
-    node->params = call->params;
-    if (node->params.group != NULL)
-        tutti_group_keep(node->params.group);
     memcpy(node->needs, needs, (size_t)call->input_count * sizeof *needs);
-    tutti_status status = TUTTI_OK;
+    tutti_status status = tu_attributes_copy(call->entry, call->attributes, node->attributes);
+    if (status == TUTTI_OK)
+        node->entry = call->entry; /* from here on the attributes end with the node */
     for (int i = 0; i < call->input_count && status == TUTTI_OK; i++) {
         if (call->inputs[i] == NULL)
             continue;
@@ -255,13 +254,12 @@ tutti_status tu_history_prepare(const tu_call *call, tu_node **node) {
 static tutti_status attach(tu_call *call, tu_node *node) {
     if (call->in_place)
         return tu_history_rebase(call->outputs[0], node, 0, 0);
-    int visible = call->operator->visible == 0 ? call->output_count : call->operator->visible;
-    for (int i = 0; i < visible; i++) {
+    for (int i = 0; i < call->output_count - call->entry->saved; i++) {
         tt_tensor *output = call->outputs[i];
         tutti_status status = TUTTI_OK;
         if (!differentiable(output->dtype))
             continue;
-        if (call->operator->flags & TU_VIEW)
+        if (call->entry->flags & TU_VIEW)
             status = tu_view_set_base(output, call->inputs[0], TU_MARK_NORMAL);
         if (status == TUTTI_OK)
             status = tu_history_set(output, node, i);

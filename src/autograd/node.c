@@ -10,10 +10,11 @@
 #include <tutti/group.h>
 
 /* One block: the node, then its arrays, those of pointers first. */
-tu_node *tu_node_new(const char *name, int inputs, int outputs, int saved) {
+tu_node *tu_node_new_with(const char *name, int inputs, int outputs, int saved, size_t attribute_bytes) {
     size_t edges = (size_t)inputs * sizeof(tu_edge), shapes = (size_t)(inputs + outputs) * sizeof(tu_shape);
     size_t kept = (size_t)saved * sizeof(tu_saved_tensor), flags = (size_t)inputs * sizeof(bool);
-    tu_node *node = malloc(sizeof *node + edges + shapes + kept + flags);
+    size_t before = (sizeof(tu_node) + edges + shapes + kept + 15) / 16 * 16;
+    tu_node *node = malloc(before + attribute_bytes + flags);
     if (node == NULL) {
         tu_error_memory("a node of the backward graph", sizeof *node);
         return NULL;
@@ -30,7 +31,8 @@ tu_node *tu_node_new(const char *name, int inputs, int outputs, int saved) {
     node->inputs = (tu_shape *)(at + edges);
     node->outputs = node->inputs + inputs;
     node->saved = (tu_saved_tensor *)(at + edges + shapes);
-    node->needs = (bool *)(at + edges + shapes + kept);
+    node->attributes = (char *)node + before;
+    node->needs = (bool *)((char *)node + before + attribute_bytes);
     memset(node->next, 0, edges);
     memset(node->saved, 0, kept);
     memset(node->needs, 0, flags);
@@ -63,8 +65,8 @@ static void destroy(tu_node *node) {
     if (node->release != NULL)
         node->release(node);
     tu_node_drop(node->inner);
-    if (node->params.group != NULL)
-        tutti_group_release(node->params.group);
+    if (node->entry != NULL)
+        tu_attributes_end(node->entry, node->attributes);
     for (int i = 0; i < node->input_count; i++)
         tu_edge_drop(&node->next[i]);
     free(node);

@@ -70,12 +70,12 @@ struct tu_node {
     atomic_int references;
     uint64_t sequence;
     const char *name;
-    const tu_operator *operator; /* NULL for other kinds */
+    const tu_operator *entry; /* NULL for other kinds */
     tu_node_run *run;
     void (*release)(tu_node *node); /* of `detail`, with the node; may be NULL */
     void *detail;
-    tu_node *inner; /* a node that runs inside this one, or NULL; held */
-    tu_params params;
+    tu_node *inner;   /* a node that runs inside this one, or NULL; held */
+    void *attributes; /* of the call, kept; see tu_attributes_copy */
     int input_count, output_count, saved_count;
     int changed;       /* of a node that changes a view in place: which input is the view, or its base */
     uint32_t saves;    /* TU_INPUT and TU_OUTPUT bits of what it saves */
@@ -113,7 +113,10 @@ typedef struct tu_history tu_history;
 /* ---- nodes ---- */
 
 /* NULL with the thread's error written. Edges are empty, needs false. */
-tu_node *tu_node_new(const char *name, int inputs, int outputs, int saved);
+tu_node *tu_node_new_with(const char *name, int inputs, int outputs, int saved, size_t attribute_bytes);
+static inline tu_node *tu_node_new(const char *name, int inputs, int outputs, int saved) {
+    return tu_node_new_with(name, inputs, outputs, saved, 0);
+}
 void tu_node_drop(tu_node *node);
 static inline tu_node *tu_node_hold(tu_node *node) {
     if (node != NULL)

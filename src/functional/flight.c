@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "functional/operators.h"
+
 #define MOST 2 /* storages per plain flight; batches have more */
 
 typedef struct flight {
@@ -251,11 +253,12 @@ tutti_status tu_batch_close(tutti_group *group, bool good) {
 
 /* ---- waiting ---- */
 
+tutti_status tu_wait_cpu(tu_call *call) {
+    return tu_storage_wait(call->inputs[0]->storage);
+}
+
 tt_tensor *tt_wait(tt_tensor *x) {
-    if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("wait", "x", x)) != TUTTI_OK ||
-        tu_pending_take(tu_storage_wait(x->storage)) != TUTTI_OK)
-        return NULL;
-    return x;
+    return tu_wait(x, NULL) ? x : NULL;
 }
 
 bool tt_is_async(const tt_tensor *x) {

@@ -2,46 +2,7 @@
  *
  * Optimizer steps: in place, outside the graph. The kernels are in tensor/optimizer.c.
  */
-#include "tensor/optimizer.h"
-
-#define FAMILY "optimizers"
-
-static tt_tensor *sgd_sample(tu_sampler *s) {
-    tt_tensor *p = tt_clone(tu_normal(s, tt_shape(s->n, 3))), *g = tu_normal(s, tt_shape(s->n, 3));
-    tt_tensor *velocity = tt_clone(tu_normal(s, tt_shape(s->n, 3)));
-    tt_sgd options = TT_SGD_INIT;
-    options.momentum = 0.9;
-    options.weight_decay = 0.1;
-    tt_sgd_step(tt_detach(p), tt_detach(g), tt_detach(velocity), &options);
-    return tt_detach(p);
-}
-static tt_tensor *adamw_sample(tu_sampler *s) {
-    tt_tensor *p = tt_clone(tu_normal(s, tt_shape(s->n, 3))), *g = tu_normal(s, tt_shape(s->n, 3));
-    tt_tensor *m = tt_clone(tu_normal(s, tt_shape(s->n, 3))), *v = tt_clone(tu_positive(s, tt_shape(s->n, 3)));
-    tt_adamw_step(tt_detach(p), tt_detach(g), tt_detach(m), tt_detach(v), 3, NULL);
-    return tt_detach(p);
-}
-TU_OPERATOR(sgd_step) = {
-    .name = "sgd_step",
-    .schema = "sgd_step(parameter, gradient, velocity=NULL, options)",
-    .summary = "velocity = momentum velocity + gradient + decay parameter; parameter -= rate velocity",
-    .family = FAMILY,
-    .flags = TU_WRITES,
-    .optional = TU_INPUT(2),
-    .written = TU_INPUT(0) | TU_INPUT(2),
-    .shape = tu_step_shape,
-    .cpu = tu_sgd_cpu,
-    .sample = sgd_sample
-};
-TU_OPERATOR(adamw_step) = { .name = "adamw_step",
-                            .schema = "adamw_step(parameter, gradient, m, v, step, options)",
-                            .summary = "AdamW with bias correction and decoupled decay",
-                            .family = FAMILY,
-                            .flags = TU_WRITES,
-                            .written = TU_INPUT(0) | TU_INPUT(2) | TU_INPUT(3),
-                            .shape = tu_step_shape,
-                            .cpu = tu_adamw_cpu,
-                            .sample = adamw_sample };
+#include "tensor/operators.h"
 
 /* Puts a default where an option is 0, and refuses what cannot work: it would make every parameter a NaN. */
 static bool settle(const char *who, const char *field, double *value, double instead, double below) {
@@ -68,13 +29,8 @@ bool tt_sgd_step(tt_tensor *parameter, tt_tensor *gradient, tt_tensor *velocity,
         tu_fail(TUTTI_ERROR_ARGUMENT, "sgd_step: argument velocity is NULL, and momentum %g needs it", full.momentum);
         return false;
     }
-    tt_tensor *inputs[] = { parameter, gradient, full.momentum != 0 ? velocity : NULL };
-    tu_call call;
-    tu_call_init(&call, &tu_operator_sgd_step, 3, inputs);
-    call.params.number[0] = full.learning_rate;
-    call.params.number[1] = full.momentum;
-    call.params.number[2] = full.weight_decay;
-    return tu_run(&call) != NULL;
+    return tu_sgd_step(parameter, gradient, full.momentum != 0 ? velocity : NULL, full.learning_rate, full.momentum,
+                       full.weight_decay, NULL);
 }
 
 bool tt_adamw_step(tt_tensor *parameter, tt_tensor *gradient, tt_tensor *m, tt_tensor *v, int64_t count,
@@ -91,14 +47,6 @@ bool tt_adamw_step(tt_tensor *parameter, tt_tensor *gradient, tt_tensor *m, tt_t
         tu_fail(TUTTI_ERROR_ARGUMENT, "adamw_step: step is %lld and counts from 1", (long long)count);
         return false;
     }
-    tt_tensor *inputs[] = { parameter, gradient, m, v };
-    tu_call call;
-    tu_call_init(&call, &tu_operator_adamw_step, 4, inputs);
-    call.params.number[0] = full.learning_rate;
-    call.params.number[1] = full.beta1;
-    call.params.number[2] = full.beta2;
-    call.params.number[3] = full.epsilon;
-    call.params.integer[0] = count;
-    __builtin_memcpy(&call.params.integer[1], &full.weight_decay, sizeof full.weight_decay);
-    return tu_run(&call) != NULL;
+    return tu_adamw_step(parameter, gradient, m, v, count, full.learning_rate, full.beta1, full.beta2, full.epsilon,
+                         full.weight_decay, NULL);
 }

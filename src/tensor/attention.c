@@ -4,11 +4,11 @@
  */
 #include <string.h>
 
+#include "tensor/operators.h"
 #include "tensor/parallel.h"
 #include "tensor/stage.h"
 #include "tensor/vector_math.h"
 
-#define FAMILY "networks"
 #define BLOCK 64 /* query rows at a time */
 
 /* Where the heads of a tensor (…, rows, columns) lie, in elements: its leading dimensions by strides. */
@@ -97,7 +97,7 @@ static tutti_status check_qkv(const tu_call *call) {
     return TUTTI_OK;
 }
 
-static tutti_status attention_shape(tu_call *call) {
+tutti_status tu_attention_shape(tu_call *call) {
     const tt_tensor *q = call->inputs[0], *v = call->inputs[2];
     tutti_status status = check_qkv(call);
     if (status != TUTTI_OK)
@@ -118,7 +118,7 @@ static tt_tensor *stage_rows(const tt_tensor *x, tutti_dtype dtype) {
     return tu_stage_in(x, dtype);
 }
 
-static void set_heads(heads *h, const tu_call *call, tt_tensor *const *in) {
+static void set_heads(heads *h, const tu_call *call, tt_tensor *const *in, bool causal, double scale) {
     const tt_tensor *q = call->inputs[0], *k = call->inputs[1], *v = call->inputs[2];
     h->q = tu_pointer(in[0]);
     h->k = tu_pointer(in[1]);
@@ -130,8 +130,8 @@ static void set_heads(heads *h, const tu_call *call, tt_tensor *const *in) {
     h->depth = q->sizes[q->ndim - 1];
     h->keys = k->sizes[q->ndim - 2];
     h->width = v->sizes[q->ndim - 1];
-    h->causal = call->params.integer[0] != 0;
-    h->scale = call->params.number[0] != 0 ? call->params.number[0] : 1 / sqrt((double)h->depth);
+    h->causal = causal;
+    h->scale = scale != 0 ? scale : 1 / sqrt((double)h->depth);
     h->narrow = in[0]->dtype == TUTTI_F32;
 }
 
@@ -142,7 +142,8 @@ static int64_t head_count(const tt_tensor *q) {
     return count;
 }
 
-static tutti_status attention_cpu(tu_call *call) {
+tutti_status tu_attention_cpu(tu_call *call) {
+    const tu_attention_attributes *attributes = call->attributes;
     tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
     tt_tensor *in[3], *o = tu_stage_out(call->outputs[0], dtype);
     bool staged = o != NULL;
@@ -150,7 +151,7 @@ static tutti_status attention_cpu(tu_call *call) {
         staged = (in[i] = stage_rows(call->inputs[i], dtype)) != NULL && staged;
     heads h = { .backward = false };
     if (staged) {
-        set_heads(&h, call, in);
+        set_heads(&h, call, in, attributes->causal, attributes->scale);
         h.o = tu_pointer(o);
         h.lse = tu_pointer(call->outputs[1]);
         if (o->numel > 0)
@@ -168,7 +169,7 @@ static tutti_status attention_cpu(tu_call *call) {
 
 /* ---- backward: (q, k, v, g, o, lse) to (dq, dk, dv) ---- */
 
-static tutti_status backward_shape(tu_call *call) {
+tutti_status tu_attention_backward_shape(tu_call *call) {
     tutti_status status = check_qkv(call);
     for (int i = 0; i < 3 && status == TUTTI_OK; i++) {
         call->results[i] = tu_shape_of(call->inputs[i]);
@@ -180,7 +181,8 @@ static tutti_status backward_shape(tu_call *call) {
     return status;
 }
 
-static tutti_status backward_cpu(tu_call *call) {
+tutti_status tu_attention_backward_cpu(tu_call *call) {
+    const tu_attention_backward_attributes *attributes = call->attributes;
     tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
     tt_tensor *in[6], *out[3];
     bool staged = true;
@@ -191,7 +193,7 @@ static tutti_status backward_cpu(tu_call *call) {
         staged = (out[i] = tu_stage_out(call->outputs[i], dtype)) != NULL && staged;
     heads h = { .backward = true };
     if (staged) {
-        set_heads(&h, call, in);
+        set_heads(&h, call, in, attributes->causal, attributes->scale);
         h.g = tu_pointer(in[3]);
         h.of_g = layout_of(in[3]);
         h.o = tu_pointer(in[4]);
@@ -215,69 +217,30 @@ static tutti_status backward_cpu(tu_call *call) {
     return staged ? TUTTI_OK : TUTTI_ERROR_MEMORY;
 }
 
-static tt_tensor *backward_sample(tu_sampler *s);
-TU_OPERATOR(attention_backward) = { .name = "attention_backward",
-                                    .schema = "attention_backward(q, k, v, g, o, lse, causal, scale) -> tensors",
-                                    .summary = "gradients of attention: of q, k and v",
-                                    .family = FAMILY,
-                                    .outputs = 3,
-                                    .shape = backward_shape,
-                                    .cpu = backward_cpu,
-                                    .sample = backward_sample };
-static bool attention_backward(tu_call *call, tt_tensor *const *inputs, bool causal, double scale) {
-    tu_call_init(call, &tu_operator_attention_backward, 6, inputs);
-    call->params.integer[0] = causal;
-    call->params.number[0] = scale;
-    return tu_run_call(call);
-}
-static tt_tensor *backward_sample(tu_sampler *s) {
-    tt_dims shape = tt_shape(s->n, 3, 2);
-    tt_tensor *q = tu_normal(s, shape), *k = tu_normal(s, shape), *v = tu_normal(s, shape), *g = tu_normal(s, shape);
-    tt_tensor *inputs[] = { q, k, v, g, tu_normal(s, shape), tu_positive(s, tt_shape(s->n, 3)) };
-    tu_call call;
-    return attention_backward(&call, inputs, true, 0)
-               ? tt_add(call.outputs[0], tt_add(call.outputs[1], call.outputs[2]))
-               : NULL;
-}
-
-#define SAVES (TU_INPUT(0) | TU_INPUT(1) | TU_INPUT(2) | TU_OUTPUT(0) | TU_OUTPUT(1))
-static void attention_gradient(tu_gradient *gradient) {
-    tt_tensor *inputs[] = { tu_saved(gradient, TU_INPUT(0)),  tu_saved(gradient, TU_INPUT(1)),
-                            tu_saved(gradient, TU_INPUT(2)),  gradient->grads[0],
-                            tu_saved(gradient, TU_OUTPUT(0)), tu_saved(gradient, TU_OUTPUT(1)) };
-    tu_call call;
-    if (!attention_backward(&call, inputs, gradient->params->integer[0] != 0, gradient->params->number[0]))
+void tu_attention_gradient(tu_gradient *gradient) {
+    const tu_attention_attributes *attributes = gradient->attributes;
+    tt_tensor *results[3];
+    if (!tu_attention_backward(tu_saved(gradient, TU_INPUT(0)), tu_saved(gradient, TU_INPUT(1)),
+                               tu_saved(gradient, TU_INPUT(2)), gradient->grads[0], tu_saved(gradient, TU_OUTPUT(0)),
+                               tu_saved(gradient, TU_OUTPUT(1)), attributes->causal, attributes->scale, results))
         return;
     for (int i = 0; i < 3; i++)
-        gradient->results[i] = call.outputs[i];
+        gradient->results[i] = results[i];
 }
-static tt_tensor *attention_sample(tu_sampler *s) {
-    tt_tensor *q = tu_normal(s, tt_shape(2, s->n, 3, 2)), *k = tu_normal(s, tt_shape(2, s->n, 3, 2));
-    return tt_attention(q, k, tu_normal(s, tt_shape(2, s->n, 3, 4)), true, 0);
-}
-TU_OPERATOR(attention) = { .name = "attention",
-                           .schema = "attention(q, k, v, causal, scale) -> tensor",
-                           .summary = "softmax(scale q k^T) v, row by row",
-                           .family = FAMILY,
-                           .outputs = 2,
-                           .visible = 1,
-                           .shape = attention_shape,
-                           .cpu = attention_cpu,
-                           .gradient = attention_gradient,
-                           .saves = { SAVES, SAVES, SAVES },
-                           .sample = attention_sample };
-tt_tensor *tt_attention(tt_tensor *q, tt_tensor *k, tt_tensor *v, bool causal, double scale) {
-    tt_tensor *inputs[] = { q, k, v };
-    tu_call call;
-    tu_call_init(&call, &tu_operator_attention, 3, inputs);
-    call.params.integer[0] = causal;
-    call.params.number[0] = scale;
-    return tu_run(&call);
+
+tt_tensor *tu_attention_backward_sample(tu_sampler *sampler) {
+    tt_tensor *made[5], *results[3];
+    for (int i = 0; i < 5; i++)
+        made[i] = sampler->make(sampler, TU_SAMPLE_NORMAL, tt_shape(sampler->size, 3, 2), 0);
+    tt_tensor *sums = sampler->make(sampler, TU_SAMPLE_POSITIVE, tt_shape(sampler->size, 3), 0);
+    return tu_attention_backward(made[0], made[1], made[2], made[3], made[4], sums, true, 0, results)
+               ? tt_add(results[0], tt_add(results[1], results[2]))
+               : NULL;
 }
 
 /* ---- rope ---- */
 
-static tutti_status rope_shape(tu_call *call) {
+tutti_status tu_rope_shape(tu_call *call) {
     const tt_tensor *x = call->inputs[0], *position = call->inputs[1];
     if (!tu_is_float(x->dtype) || x->ndim < 2 || x->sizes[x->ndim - 1] % 2 != 0)
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "x is %s and must be floats (…, s, d) with even d",
@@ -287,7 +250,8 @@ static tutti_status rope_shape(tu_call *call) {
                              tu_describe(position), tu_describe(x));
     return tu_shape_like_first(call);
 }
-static tutti_status rope_cpu(tu_call *call) {
+tutti_status tu_rope_cpu(tu_call *call) {
+    const tu_rope_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0];
     tt_tensor *out = call->outputs[0];
     int64_t depth = x->sizes[x->ndim - 1], length = x->sizes[x->ndim - 2], half = depth / 2;
@@ -296,13 +260,13 @@ static tutti_status rope_cpu(tu_call *call) {
     tt_tensor *from = tu_stage_in(x, TUTTI_F64), *position = tu_stage_in(call->inputs[1], TUTTI_I64),
               *to = tu_stage_out(out, TUTTI_F64);
     bool staged = from != NULL && position != NULL && to != NULL;
-    double sign = call->params.integer[0] ? -1 : 1;
+    double sign = attributes->back ? -1 : 1;
     for (int64_t row = 0; staged && row < x->numel / depth; row++) {
         const double *a = (const double *)tu_pointer(from) + row * depth;
         double *o = (double *)tu_pointer(to) + row * depth,
                at = (double)((const int64_t *)tu_pointer(position))[row % length];
         for (int64_t i = 0; i < half; i++) {
-            double angle = sign * at * pow(call->params.number[0], -2.0 * (double)i / (double)depth), c = cos(angle),
+            double angle = sign * at * pow(attributes->base, -2.0 * (double)i / (double)depth), c = cos(angle),
                    s = sin(angle);
             o[i] = a[i] * c - a[i + half] * s;
             o[i + half] = a[i] * s + a[i + half] * c;
@@ -316,32 +280,7 @@ static tutti_status rope_cpu(tu_call *call) {
     tu_tensor_drop(position);
     return staged ? TUTTI_OK : TUTTI_ERROR_MEMORY;
 }
-static tt_tensor *rope(tt_tensor *x, tt_tensor *position, double base, bool back);
-static void rope_gradient(tu_gradient *gradient) {
-    gradient->results[0] = rope(gradient->grads[0], tu_saved(gradient, TU_INPUT(1)), gradient->params->number[0],
-                                !gradient->params->integer[0]);
-}
-static tt_tensor *rope_sample(tu_sampler *s) {
-    tt_tensor *x = tu_normal(s, tt_shape(2, s->n, 4));
-    return tt_rope(x, tu_index(s, tt_shape(s->n), 20), 10000);
-}
-TU_OPERATOR(rope) = { .name = "rope",
-                      .schema = "rope(x, position, base) -> tensor",
-                      .summary = "rotates pairs of the last dimension by an angle that grows with the position",
-                      .family = FAMILY,
-                      .shape = rope_shape,
-                      .cpu = rope_cpu,
-                      .gradient = rope_gradient,
-                      .saves = { TU_INPUT(1) },
-                      .sample = rope_sample };
-static tt_tensor *rope(tt_tensor *x, tt_tensor *position, double base, bool back) {
-    tt_tensor *inputs[] = { x, position };
-    tu_call call;
-    tu_call_init(&call, &tu_operator_rope, 2, inputs);
-    call.params.number[0] = base;
-    call.params.integer[0] = back;
-    return tu_run(&call);
-}
+
 tt_tensor *tt_rope(tt_tensor *x, tt_tensor *position, double base) {
-    return rope(x, position, base, false);
+    return tu_rope(x, position, base, false);
 }

@@ -10,58 +10,47 @@
 #include "tensor/convert.h"
 #include "tensor/create.h"
 #include "tensor/loop.h"
-#include "tensor/operator.h"
+#include "tensor/operators.h"
 
-#define FAMILY "creation"
-
-tutti_status tu_create_shape(tu_call *call) {
-    const tu_params *p = &call->params;
-    call->device = (tutti_device)p->integer[1];
-    return tu_shape_from(call->operator->name, p->dims[0], (tutti_dtype)p->integer[0], call->device, &call->results[0]);
+tutti_status tu_create_shape(tu_call *call, tt_dims shape, tutti_dtype dtype, tutti_device device) {
+    return tu_shape_from(call->entry->name, shape, dtype, device, &call->results[0]);
 }
 
-tt_tensor *tu_create(tu_call *call, tt_dims shape, tutti_dtype dtype, const tt_options *options) {
-    if (tu_self()->pending != TUTTI_OK)
-        return NULL;
-    tt_options full = TT_OPTIONS_INIT;
-    if (tu_pending_take(tu_options_copy("tt_options", options, &full, sizeof full)) != TUTTI_OK)
-        return NULL;
-    if (full.device == 0)
-        full.device = TUTTI_CPU;
-    call->params.dims[0] = shape;
-    call->params.integer[0] = dtype;
-    call->params.integer[1] = full.device;
-    tt_tensor *x = tu_run(call);
-    if (x != NULL && full.name != NULL)
-        tt_set_name(x, full.name);
-    if (x != NULL && full.requires_grad)
+bool tu_create_begin(const tt_options *options, tt_options *full) {
+    *full = (tt_options)TT_OPTIONS_INIT;
+    if (tu_self()->pending != TUTTI_OK ||
+        tu_pending_take(tu_options_copy("tt_options", options, full, sizeof *full)) != TUTTI_OK)
+        return false;
+    if (full->device == 0)
+        full->device = TUTTI_CPU;
+    return true;
+}
+
+tt_tensor *tu_create_end(tt_tensor *x, const tt_options *full) {
+    if (x != NULL && full->name != NULL)
+        tt_set_name(x, full->name);
+    if (x != NULL && full->requires_grad)
         tt_require_grad(x, true);
     return tu_self()->pending == TUTTI_OK ? x : NULL;
 }
 
 /* ---- empty, full ---- */
 
-static tt_tensor *empty_sample(tu_sampler *s) {
-    return tt_fill_(tt_empty_like(tu_normal(s, tt_shape(s->n, 3))), 1);
+tutti_status tu_empty_shape(tu_call *call) {
+    const tu_empty_attributes *attributes = call->attributes;
+    return tu_create_shape(call, attributes->shape, attributes->dtype, attributes->device);
 }
-TU_OPERATOR(empty) = { .name = "empty",
-                       .schema = "empty(shape, dtype, options) -> tensor",
-                       .summary = "contents undefined",
-                       .family = FAMILY,
-                       .flags = TU_IMPURE,
-                       .shape = tu_create_shape,
-                       .sample = empty_sample };
 
 tt_tensor *tt_empty(tt_dims shape, tutti_dtype dtype, const tt_options *options) {
-    tu_call call;
-    tu_call_init(&call, &tu_operator_empty, 0, NULL);
-    return tu_create(&call, shape, dtype, options);
+    tt_options full;
+    return tu_create_begin(options, &full) ? tu_create_end(tu_empty(shape, dtype, full.device), &full) : NULL;
 }
 
-static tutti_status empty_strided_shape(tu_call *call) {
-    tutti_status status = tu_create_shape(call);
-    const tt_dims *strides = &call->params.dims[1];
+tutti_status tu_empty_strided_shape(tu_call *call) {
+    const tu_empty_strided_attributes *attributes = call->attributes;
+    const tt_dims *strides = &attributes->strides;
     tu_shape *result = &call->results[0];
+    tutti_status status = tu_create_shape(call, attributes->shape, attributes->dtype, attributes->device);
     if (status != TUTTI_OK)
         return status;
     if (strides->count != result->ndim)
@@ -78,24 +67,11 @@ static tutti_status empty_strided_shape(tu_call *call) {
     }
     return TUTTI_OK;
 }
-static tt_tensor *empty_strided_sample(tu_sampler *s) {
-    tt_tensor *x = tu_normal(s, tt_shape(s->n, 3));
-    tt_options options = TT_OPTIONS_INIT;
-    options.device = tt_device_of(x);
-    return tt_zero_(tt_empty_strided(tt_shape(s->n, 3), tt_shape(1, 4), TUTTI_F64, &options));
-}
-TU_OPERATOR(empty_strided) = { .name = "empty_strided",
-                               .schema = "empty_strided(shape, strides, dtype, options) -> tensor",
-                               .summary = "contents undefined, strides as given",
-                               .family = FAMILY,
-                               .flags = TU_IMPURE,
-                               .shape = empty_strided_shape,
-                               .sample = empty_strided_sample };
+
 tt_tensor *tt_empty_strided(tt_dims shape, tt_dims strides, tutti_dtype dtype, const tt_options *options) {
-    tu_call call;
-    tu_call_init(&call, &tu_operator_empty_strided, 0, NULL);
-    call.params.dims[1] = strides;
-    return tu_create(&call, shape, dtype, options);
+    tt_options full;
+    return tu_create_begin(options, &full) ? tu_create_end(tu_empty_strided(shape, strides, dtype, full.device), &full)
+                                           : NULL;
 }
 
 void tu_fill(tt_tensor *x, double value) {
@@ -108,29 +84,20 @@ void tu_fill(tt_tensor *x, double value) {
         tu_copy_tensor(x, &number);
 }
 
-static tutti_status full_cpu(tu_call *call) {
-    tu_fill(call->outputs[0], call->params.number[0]);
+tutti_status tu_full_shape(tu_call *call) {
+    const tu_full_attributes *attributes = call->attributes;
+    return tu_create_shape(call, attributes->shape, attributes->dtype, attributes->device);
+}
+
+tutti_status tu_full_cpu(tu_call *call) {
+    const tu_full_attributes *attributes = call->attributes;
+    tu_fill(call->outputs[0], attributes->value);
     return TUTTI_OK;
 }
-static tt_tensor *full_sample(tu_sampler *s) {
-    tt_tensor *x = tu_normal(s, tt_shape(s->n, 3));
-    tt_options options = TT_OPTIONS_INIT;
-    options.device = tt_device_of(x);
-    return tt_full(tt_shape(s->n, 2), 1.5, tt_dtype(x), &options);
-}
-TU_OPERATOR(full) = { .name = "full",
-                      .schema = "full(shape, value, dtype, options) -> tensor",
-                      .summary = "one value everywhere",
-                      .family = FAMILY,
-                      .shape = tu_create_shape,
-                      .cpu = full_cpu,
-                      .sample = full_sample };
 
 tt_tensor *tt_full(tt_dims shape, double value, tutti_dtype dtype, const tt_options *options) {
-    tu_call call;
-    tu_call_init(&call, &tu_operator_full, 0, NULL);
-    call.params.number[0] = value;
-    return tu_create(&call, shape, dtype, options);
+    tt_options full;
+    return tu_create_begin(options, &full) ? tu_create_end(tu_full(shape, value, dtype, full.device), &full) : NULL;
 }
 
 tt_tensor *tt_zeros(tt_dims shape, tutti_dtype dtype, const tt_options *options) {
@@ -168,25 +135,26 @@ tt_tensor *tt_ones_like(tt_tensor *x) {
 
 /* ---- arange, eye ---- */
 
-static tutti_status arange_shape(tu_call *call) {
-    const double *p = call->params.number;
-    double count = ceil((p[1] - p[0]) / p[2]);
-    if (!(p[2] != 0) || !isfinite(count) || (p[1] - p[0]) / p[2] < 0)
-        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "no steps of %g lead from %g to %g", p[2], p[0], p[1]);
+tutti_status tu_arange_shape(tu_call *call) {
+    const tu_arange_attributes *attributes = call->attributes;
+    double steps = (attributes->end - attributes->start) / attributes->step, count = ceil(steps);
+    if (!(attributes->step != 0) || !isfinite(count) || steps < 0)
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "no steps of %g lead from %g to %g", attributes->step,
+                             attributes->start, attributes->end);
     if (count > 1e15)
         return tu_call_error(call, TUTTI_ERROR_RANGE, "%g elements are too many", count);
-    call->params.dims[0] = tt_shape((int64_t)count);
-    return tu_create_shape(call);
+    return tu_create_shape(call, tt_shape((int64_t)count), attributes->dtype, attributes->device);
 }
-static tutti_status arange_cpu(tu_call *call) {
+
+tutti_status tu_arange_cpu(tu_call *call) {
+    const tu_arange_attributes *attributes = call->attributes;
     tt_tensor *x = call->outputs[0];
-    double start = call->params.number[0], step = call->params.number[2];
     char *data = tu_pointer(x);
     for (int64_t i = 0; i < x->numel; i += 256) {
         double values[256];
         int64_t count = x->numel - i < 256 ? x->numel - i : 256;
         for (int64_t j = 0; j < count; j++)
-            values[j] = start + (double)(i + j) * step;
+            values[j] = attributes->start + (double)(i + j) * attributes->step;
         tutti_status status =
             tutti_convert(values, TUTTI_F64, data + i * tu_dtype_bytes[x->dtype], x->dtype, (size_t)count);
         if (status != TUTTI_OK)
@@ -194,29 +162,19 @@ static tutti_status arange_cpu(tu_call *call) {
     }
     return TUTTI_OK;
 }
-static tt_tensor *arange_sample(tu_sampler *s) {
-    tt_tensor *x = tu_normal(s, tt_shape(s->n));
-    tt_options options = TT_OPTIONS_INIT;
-    options.device = tt_device_of(x);
-    return tt_arange(1, 1 + 2 * (double)s->n, 2, tt_dtype(x), &options);
-}
-TU_OPERATOR(arange) = { .name = "arange",
-                        .schema = "arange(start, end, step, dtype, options) -> tensor",
-                        .summary = "start, start + step, … below end",
-                        .family = FAMILY,
-                        .shape = arange_shape,
-                        .cpu = arange_cpu,
-                        .sample = arange_sample };
+
 tt_tensor *tt_arange(double start, double end, double step, tutti_dtype dtype, const tt_options *options) {
-    tu_call call;
-    tu_call_init(&call, &tu_operator_arange, 0, NULL);
-    call.params.number[0] = start;
-    call.params.number[1] = end;
-    call.params.number[2] = step;
-    return tu_create(&call, tt_no_dims(), dtype, options);
+    tt_options full;
+    return tu_create_begin(options, &full) ? tu_create_end(tu_arange(start, end, step, dtype, full.device), &full)
+                                           : NULL;
 }
 
-static tutti_status eye_cpu(tu_call *call) {
+tutti_status tu_eye_shape(tu_call *call) {
+    const tu_eye_attributes *attributes = call->attributes;
+    return tu_create_shape(call, tt_shape(attributes->rows, attributes->rows), attributes->dtype, attributes->device);
+}
+
+tutti_status tu_eye_cpu(tu_call *call) {
     tt_tensor *x = call->outputs[0];
     tu_fill(x, 0);
     tt_tensor diagonal = *x; /* a strided look at the same memory */
@@ -228,23 +186,10 @@ static tutti_status eye_cpu(tu_call *call) {
     tu_fill(&diagonal, 1);
     return TUTTI_OK;
 }
-static tt_tensor *eye_sample(tu_sampler *s) {
-    tt_tensor *x = tu_normal(s, tt_shape(s->n));
-    tt_options options = TT_OPTIONS_INIT;
-    options.device = tt_device_of(x);
-    return tt_eye(s->n, tt_dtype(x), &options);
-}
-TU_OPERATOR(eye) = { .name = "eye",
-                     .schema = "eye(rows, dtype, options) -> tensor",
-                     .summary = "ones on the diagonal, zeros elsewhere",
-                     .family = FAMILY,
-                     .shape = tu_create_shape,
-                     .cpu = eye_cpu,
-                     .sample = eye_sample };
+
 tt_tensor *tt_eye(int64_t rows, tutti_dtype dtype, const tt_options *options) {
-    tu_call call;
-    tu_call_init(&call, &tu_operator_eye, 0, NULL);
-    return tu_create(&call, tt_shape(rows, rows), dtype, options);
+    tt_options full;
+    return tu_create_begin(options, &full) ? tu_create_end(tu_eye(rows, dtype, full.device), &full) : NULL;
 }
 
 /* ---- from memory ---- */

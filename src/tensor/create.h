@@ -7,10 +7,12 @@
 
 #include "tensor/operator.h"
 
-/* The shape rule of creation: dims[0], integer[0] the dtype, integer[1] the device. */
-tutti_status tu_create_shape(tu_call *call);
-/* Sets those, runs, and applies the other options. */
-tt_tensor *tu_create(tu_call *call, tt_dims shape, tutti_dtype dtype, const tt_options *options);
+/* What the shape rules of creation share. */
+tutti_status tu_create_shape(tu_call *call, tt_dims shape, tutti_dtype dtype, tutti_device device);
+/* Around the call: the options with defaults filled in, false with the pending error set; and the options other than
+ * the device put into effect. */
+bool tu_create_begin(const tt_options *options, tt_options *full);
+tt_tensor *tu_create_end(tt_tensor *x, const tt_options *full);
 /* Fills a cpu tensor that is ready; no version, no history. */
 void tu_fill(tt_tensor *x, double value);
 

@@ -8,19 +8,20 @@
 #include "tensor/convert.h"
 #include "tensor/create.h"
 #include "tensor/loop.h"
+#include "tensor/operators.h"
 #include "tensor/parallel.h"
+#include "tensor/stage.h"
 #include "tensor/vector_math.h"
-
-#define FAMILY "joining and indexing"
 
 /* ---- cat ---- */
 
-static tutti_status cat_shape(tu_call *call) {
+tutti_status tu_cat_shape(tu_call *call) {
+    const tu_cat_attributes *attributes = call->attributes;
     const tt_tensor *first = call->inputs[0];
     int dim;
     if (call->input_count == 0)
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "expected a non-empty list of tensors");
-    tutti_status status = tu_wrap_dim("cat", call->params.integer[0], first->ndim, &dim);
+    tutti_status status = tu_wrap_dim("cat", attributes->dim, first->ndim, &dim);
     if (status != TUTTI_OK)
         return status;
     tu_shape *result = &call->results[0];
@@ -40,11 +41,11 @@ static tutti_status cat_shape(tu_call *call) {
         result->sizes[dim] += x->sizes[dim];
     }
     result->dtype = tu_promote(call, 0);
-    call->params.integer[0] = dim;
     return tu_shape_contiguous("cat", result);
 }
-static tutti_status cat_cpu(tu_call *call) {
-    int dim = (int)call->params.integer[0];
+tutti_status tu_cat_cpu(tu_call *call) {
+    const tu_cat_attributes *attributes = call->attributes;
+    int dim = tu_dim(attributes->dim, call->inputs[0]->ndim);
     int64_t start = 0;
     for (int i = 0; i < call->input_count; i++) {
         tt_tensor part = *call->outputs[0]; /* a look at the part that x fills */
@@ -59,8 +60,9 @@ static tutti_status cat_cpu(tu_call *call) {
     }
     return TUTTI_OK;
 }
-static void cat_gradient(tu_gradient *gradient) {
-    int dim = (int)gradient->params->integer[0];
+void tu_cat_gradient(tu_gradient *gradient) {
+    const tu_cat_attributes *attributes = gradient->attributes;
+    int dim = tu_dim(attributes->dim, tu_input_shape(gradient, 0)->ndim);
     int64_t start = 0;
     for (int i = 0; i < gradient->input_count; i++) {
         int64_t size = tu_input_shape(gradient, i)->sizes[dim];
@@ -69,41 +71,7 @@ static void cat_gradient(tu_gradient *gradient) {
         start += size;
     }
 }
-static tt_tensor *cat_sample(tu_sampler *s) {
-    tt_tensor *a = tu_normal(s, tt_shape(s->n, 3));
-    return tt_cat(tt_tensors(a, tu_normal(s, tt_shape(s->n, 2))), 1);
-}
-TU_OPERATOR(cat) = { .name = "cat",
-                     .schema = "cat(tensors, dim) -> tensor",
-                     .summary = "one behind the other along dim",
-                     .family = FAMILY,
-                     .shape = cat_shape,
-                     .cpu = cat_cpu,
-                     .gradient = cat_gradient,
-                     .sample = cat_sample };
-tt_tensor *tt_cat(tt_tensor_list tensors, int dim) {
-    if (tu_self()->pending != TUTTI_OK)
-        return NULL;
-    if (tensors.count > INT32_MAX || (tensors.count > 0 && tensors.at == NULL)) {
-        tu_fail(TUTTI_ERROR_ARGUMENT, "cat: the list is NULL or too long");
-        return NULL;
-    }
-    tu_call call;
-    tu_call_init(&call, &tu_operator_cat, (int)tensors.count, tensors.at);
-    call.params.integer[0] = dim;
-    return tu_run(&call);
-}
 
-static tt_tensor *stack_sample(tu_sampler *s) {
-    tt_tensor *a = tu_normal(s, tt_shape(s->n, 3));
-    return tt_stack(tt_tensors(a, tu_normal(s, tt_shape(s->n, 3))), 1);
-}
-TU_OPERATOR(stack) = { .name = "stack",
-                       .schema = "stack(tensors, dim) -> tensor",
-                       .summary = "side by side along a new dimension",
-                       .family = FAMILY,
-                       .flags = TU_COMPOSITE,
-                       .sample = stack_sample };
 tt_tensor *tt_stack(tt_tensor_list tensors, int dim) {
     if (tu_self()->pending != TUTTI_OK)
         return NULL;
@@ -147,19 +115,6 @@ static tutti_status check_index(const tu_call *call, const tt_tensor *index) {
     return TUTTI_OK;
 }
 
-/* x as a dense tensor of its own type: x itself, or a copy. The caller drops it. */
-static tt_tensor *dense(const tt_tensor *x) {
-    if (x->flags & TU_CONTIGUOUS)
-        return tu_tensor_hold((tt_tensor *)x);
-    tu_shape shape = tu_shape_of(x);
-    if (tu_shape_contiguous("index", &shape) != TUTTI_OK)
-        return NULL;
-    tt_tensor *copy = tu_tensor_new(&shape);
-    if (copy != NULL)
-        tu_copy_tensor(copy, x);
-    return copy;
-}
-
 /* sizes before and after `dim` */
 static void around(const tt_tensor *x, int dim, int64_t *outer, int64_t *inner) {
     *outer = *inner = 1;
@@ -170,10 +125,11 @@ static void around(const tt_tensor *x, int dim, int64_t *outer, int64_t *inner) 
 
 /* ---- index_select ---- */
 
-static tutti_status index_select_shape(tu_call *call) {
+tutti_status tu_index_select_shape(tu_call *call) {
+    const tu_index_select_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0], *index = call->inputs[1];
     int dim;
-    tutti_status status = tu_wrap_dim(call->operator->name, call->params.integer[0], x->ndim, &dim);
+    tutti_status status = tu_wrap_dim(call->entry->name, attributes->dim, x->ndim, &dim);
     if (status == TUTTI_OK)
         status = check_index(call, index);
     if (status != TUTTI_OK)
@@ -182,10 +138,9 @@ static tutti_status index_select_shape(tu_call *call) {
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
                              "index is %s and x %s: index has one dimension, x at least one", tu_describe(index),
                              tu_describe(x));
-    call->params.integer[0] = dim;
     call->results[0] = tu_shape_of(x);
     call->results[0].sizes[dim] = index->numel;
-    return tu_shape_contiguous(call->operator->name, &call->results[0]);
+    return tu_shape_contiguous(call->entry->name, &call->results[0]);
 }
 
 typedef struct row_copy {
@@ -203,15 +158,16 @@ static void copy_rows(void *context, int64_t begin, int64_t end) {
     }
 }
 
-static tutti_status index_select_cpu(tu_call *call) {
+tutti_status tu_index_select_cpu(tu_call *call) {
+    const tu_index_select_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0], *index = call->inputs[1];
     tt_tensor *out = call->outputs[0];
-    int dim = (int)call->params.integer[0];
+    int dim = tu_dim(attributes->dim, call->inputs[0]->ndim);
     int64_t *at, outer, inner;
     tutti_status status = read_index(call, index, x->sizes[dim], &at);
     if (status != TUTTI_OK)
         return status;
-    tt_tensor *from = dense(x);
+    tt_tensor *from = tu_stage_in(x, x->dtype);
     if (from == NULL) {
         free_index(at, index);
         return TUTTI_ERROR_MEMORY;
@@ -225,35 +181,13 @@ static tutti_status index_select_cpu(tu_call *call) {
     free_index(at, index);
     return TUTTI_OK;
 }
-static void index_select_gradient(tu_gradient *gradient) {
+void tu_index_select_gradient(tu_gradient *gradient) {
+    const tu_index_select_attributes *attributes = gradient->attributes;
     const tu_shape *shape = tu_input_shape(gradient, 0);
     tt_options options = TT_OPTIONS_INIT;
     options.device = shape->device;
     tt_tensor *zeros = tt_zeros(tt_dims_of(shape->ndim, shape->sizes), gradient->grads[0]->dtype, &options);
-    gradient->results[0] =
-        tt_index_add(zeros, (int)gradient->params->integer[0], tu_saved(gradient, TU_INPUT(1)), gradient->grads[0]);
-}
-static tt_tensor *index_select_sample(tu_sampler *s) {
-    tt_tensor *x = tu_normal(s, tt_shape(s->n, 5));
-    return tt_index_select(x, 1, tu_index(s, tt_shape(3), 5));
-}
-TU_OPERATOR(index_select) = { .name = "index_select",
-                              .schema = "index_select(x, index, dim) -> tensor",
-                              .summary = "entries of one dimension by a list of indices",
-                              .family = FAMILY,
-                              .shape = index_select_shape,
-                              .cpu = index_select_cpu,
-                              .gradient = index_select_gradient,
-                              .saves = { TU_INPUT(1) },
-                              .sample = index_select_sample };
-static tt_tensor *with_dim(const tu_operator *operator, int count, tt_tensor *const *inputs, int dim) {
-    tu_call call;
-    tu_call_init(&call, operator, count, inputs);
-    call.params.integer[0] = dim;
-    return tu_run(&call);
-}
-tt_tensor *tt_index_select(tt_tensor *x, int dim, tt_tensor *index) {
-    return with_dim(&tu_operator_index_select, 2, (tt_tensor *[]){ x, index }, dim);
+    gradient->results[0] = tt_index_add(zeros, attributes->dim, tu_saved(gradient, TU_INPUT(1)), gradient->grads[0]);
 }
 
 /* ---- adding rows: index_add ---- */
@@ -267,45 +201,55 @@ TU_CLONES static void add_row_f64(double *to, const double *from, int64_t count)
         to[i] += from[i];
 }
 
-/* to[i] += from[i], in the compute type */
-static tutti_status add_row(tutti_dtype dtype, void *to, const void *from, int64_t count) {
-    if (dtype == TUTTI_F32) {
+/* to[i] += from[i], of a compute type */
+static void add_row(tutti_dtype compute, void *to, const void *from, int64_t count) {
+    if (compute == TUTTI_F32)
         add_row_f32(to, from, count);
-        return TUTTI_OK;
+    else if (compute == TUTTI_F64 || compute == TUTTI_C128)
+        add_row_f64(to, from, count * (compute == TUTTI_C128 ? 2 : 1));
+    else
+        for (int64_t i = 0; i < count; i++)
+            ((uint64_t *)to)[i] += ((const uint64_t *)from)[i];
+}
+
+/* The operands of index_add and scatter_add, whose sums are made in the compute type and rounded once at the end. */
+typedef struct addition {
+    tutti_dtype compute;
+    size_t element;
+    tt_tensor *sum, *source;
+    int64_t *index;
+} addition;
+
+static void addition_end(const tu_call *call, addition *add, bool good) {
+    if (good)
+        tu_stage_done(call->outputs[0], add->sum);
+    else
+        tu_tensor_drop(add->sum);
+    tu_tensor_drop(add->source);
+    free_index(add->index, call->inputs[1]);
+}
+
+static tutti_status addition_begin(const tu_call *call, int64_t size, addition *add) {
+    *add = (addition){ .compute = tu_compute_dtype(call->inputs[0]->dtype) };
+    add->element = tu_dtype_bytes[add->compute];
+    tutti_status status = read_index(call, call->inputs[1], size, &add->index);
+    if (status != TUTTI_OK)
+        return status;
+    add->source = tu_stage_in(call->inputs[2], add->compute);
+    add->sum = tu_stage_out(call->outputs[0], add->compute);
+    if (add->source == NULL || add->sum == NULL) {
+        addition_end(call, add, false);
+        return TUTTI_ERROR_MEMORY;
     }
-    if (dtype == TUTTI_F64 || dtype == TUTTI_C128) {
-        add_row_f64(to, from, count * (dtype == TUTTI_C128 ? 2 : 1));
-        return TUTTI_OK;
-    }
-    tutti_dtype compute = tu_compute_dtype(dtype);
-    _Alignas(16) char a[16 * 64], b[16 * 64];
-    size_t size = tu_dtype_bytes[dtype];
-    for (int64_t first = 0; first < count; first += 64) {
-        size_t length = (size_t)(count - first < 64 ? count - first : 64);
-        char *target = (char *)to + (size_t)first * size;
-        tutti_status status = tutti_convert(target, dtype, a, compute, length);
-        if (status == TUTTI_OK)
-            status = tutti_convert((const char *)from + (size_t)first * size, dtype, b, compute, length);
-        for (size_t i = 0; i < length && status == TUTTI_OK; i++) {
-            if (compute == TUTTI_F32)
-                ((float *)a)[i] += ((float *)b)[i];
-            else if (compute == TUTTI_C128)
-                ((double *)a)[2 * i] += ((double *)b)[2 * i], ((double *)a)[2 * i + 1] += ((double *)b)[2 * i + 1];
-            else
-                ((uint64_t *)a)[i] += ((uint64_t *)b)[i];
-        }
-        if (status == TUTTI_OK)
-            status = tutti_convert(a, compute, target, dtype, length);
-        if (status != TUTTI_OK)
-            return status;
-    }
+    tu_copy_tensor(add->sum, call->inputs[0]);
     return TUTTI_OK;
 }
 
-static tutti_status index_add_shape(tu_call *call) {
+tutti_status tu_index_add_shape(tu_call *call) {
+    const tu_index_add_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0], *index = call->inputs[1], *source = call->inputs[2];
     int dim;
-    tutti_status status = tu_wrap_dim(call->operator->name, call->params.integer[0], x->ndim, &dim);
+    tutti_status status = tu_wrap_dim(call->entry->name, attributes->dim, x->ndim, &dim);
     if (status == TUTTI_OK)
         status = check_index(call, index);
     if (status != TUTTI_OK)
@@ -319,59 +263,37 @@ static tutti_status index_add_shape(tu_call *call) {
             call, TUTTI_ERROR_ARGUMENT,
             "x is %s, index %s and source %s: source must be like x, with one entry per index in dimension %d",
             tu_describe(x), tu_describe(index), tu_describe(source), dim);
-    call->params.integer[0] = dim;
     return tu_shape_like_first(call);
 }
-static tutti_status index_add_cpu(tu_call *call) {
-    const tt_tensor *x = call->inputs[0], *index = call->inputs[1];
-    tt_tensor *out = call->outputs[0];
-    int dim = (int)call->params.integer[0];
-    int64_t *at, outer, inner, size = x->sizes[dim];
-    tutti_status status = read_index(call, index, size, &at);
+tutti_status tu_index_add_cpu(tu_call *call) {
+    const tu_index_add_attributes *attributes = call->attributes;
+    const tt_tensor *x = call->inputs[0];
+    int dim = tu_dim(attributes->dim, x->ndim);
+    int64_t outer, inner, size = x->sizes[dim], count = call->inputs[1]->numel;
+    addition add;
+    tutti_status status = addition_begin(call, size, &add);
     if (status != TUTTI_OK)
         return status;
-    tt_tensor *source = dense(call->inputs[2]);
-    if (source == NULL) {
-        free_index(at, index);
-        return TUTTI_ERROR_MEMORY;
-    }
-    tu_copy_tensor(out, x);
     around(x, dim, &outer, &inner);
-    size_t bytes = (size_t)inner * tu_dtype_bytes[x->dtype];
-    for (int64_t o = 0; o < outer && status == TUTTI_OK && inner > 0; o++)
-        for (int64_t i = 0; i < index->numel && status == TUTTI_OK; i++)
-            status = add_row(x->dtype, (char *)tu_pointer(out) + (size_t)(o * size + at[i]) * bytes,
-                             (const char *)tu_pointer(source) + (size_t)(o * index->numel + i) * bytes, inner);
-    tu_tensor_drop(source);
-    free_index(at, index);
-    return status;
+    size_t bytes = (size_t)inner * add.element;
+    for (int64_t block = 0; block < outer && inner > 0; block++)
+        for (int64_t i = 0; i < count; i++)
+            add_row(add.compute, (char *)tu_pointer(add.sum) + (size_t)(block * size + add.index[i]) * bytes,
+                    (const char *)tu_pointer(add.source) + (size_t)(block * count + i) * bytes, inner);
+    addition_end(call, &add, true);
+    return TUTTI_OK;
 }
-static void index_add_gradient(tu_gradient *gradient) {
+
+void tu_index_add_gradient(tu_gradient *gradient) {
+    const tu_index_add_attributes *attributes = gradient->attributes;
     gradient->results[0] = gradient->grads[0];
     if (gradient->needs[2])
-        gradient->results[2] =
-            tt_index_select(gradient->grads[0], (int)gradient->params->integer[0], tu_saved(gradient, TU_INPUT(1)));
-}
-static tt_tensor *index_add_sample(tu_sampler *s) {
-    tt_tensor *x = tu_normal(s, tt_shape(s->n, 4)), *index = tu_index(s, tt_shape(3), 4);
-    return tt_index_add(x, 1, index, tu_normal(s, tt_shape(s->n, 3)));
-}
-TU_OPERATOR(index_add) = { .name = "index_add",
-                           .schema = "index_add(x, index, source, dim) -> tensor",
-                           .summary = "x, with source's entries added where index says",
-                           .family = FAMILY,
-                           .shape = index_add_shape,
-                           .cpu = index_add_cpu,
-                           .gradient = index_add_gradient,
-                           .saves = { 0, 0, TU_INPUT(1) },
-                           .sample = index_add_sample };
-tt_tensor *tt_index_add(tt_tensor *x, int dim, tt_tensor *index, tt_tensor *source) {
-    return with_dim(&tu_operator_index_add, 3, (tt_tensor *[]){ x, index, source }, dim);
+        gradient->results[2] = tt_index_select(gradient->grads[0], attributes->dim, tu_saved(gradient, TU_INPUT(1)));
 }
 
 /* ---- embedding ---- */
 
-static tutti_status embedding_shape(tu_call *call) {
+tutti_status tu_embedding_shape(tu_call *call) {
     const tt_tensor *weight = call->inputs[0], *index = call->inputs[1];
     tutti_status status = check_index(call, index);
     if (status != TUTTI_OK)
@@ -385,14 +307,14 @@ static tutti_status embedding_shape(tu_call *call) {
     call->results[0].ndim = index->ndim + 1;
     return tu_shape_contiguous("embedding", &call->results[0]);
 }
-static tutti_status embedding_cpu(tu_call *call) {
+tutti_status tu_embedding_cpu(tu_call *call) {
     const tt_tensor *index = call->inputs[1];
     tt_tensor *out = call->outputs[0];
     int64_t *at;
     tutti_status status = read_index(call, index, call->inputs[0]->sizes[0], &at);
     if (status != TUTTI_OK)
         return status;
-    tt_tensor *weight = dense(call->inputs[0]);
+    tt_tensor *weight = tu_stage_in(call->inputs[0], call->inputs[0]->dtype);
     if (weight != NULL && out->numel > 0) {
         row_copy copy = { tu_pointer(weight), tu_pointer(out),  at,
                           index->numel,       weight->sizes[0], weight->sizes[1] * tu_dtype_bytes[weight->dtype] };
@@ -402,7 +324,7 @@ static tutti_status embedding_cpu(tu_call *call) {
     free_index(at, index);
     return weight != NULL ? TUTTI_OK : TUTTI_ERROR_MEMORY;
 }
-static void embedding_gradient(tu_gradient *gradient) {
+void tu_embedding_gradient(tu_gradient *gradient) {
     const tu_shape *shape = tu_input_shape(gradient, 0);
     tt_options options = TT_OPTIONS_INIT;
     options.device = shape->device;
@@ -412,27 +334,12 @@ static void embedding_gradient(tu_gradient *gradient) {
         gradient->results[0] =
             tt_index_add(zeros, 0, index, tt_reshape(gradient->grads[0], tt_shape(index->numel, shape->sizes[1])));
 }
-static tt_tensor *embedding_sample(tu_sampler *s) {
-    tt_tensor *weight = tu_normal(s, tt_shape(5, 3));
-    return tt_embedding(weight, tu_index(s, tt_shape(2, s->n), 5));
-}
-TU_OPERATOR(embedding) = { .name = "embedding",
-                           .schema = "embedding(weight, index) -> tensor",
-                           .summary = "rows of weight, one per index",
-                           .family = FAMILY,
-                           .shape = embedding_shape,
-                           .cpu = embedding_cpu,
-                           .gradient = embedding_gradient,
-                           .saves = { TU_INPUT(1) },
-                           .sample = embedding_sample };
-tt_tensor *tt_embedding(tt_tensor *weight, tt_tensor *index) {
-    return tu_run2(&tu_operator_embedding, weight, index);
-}
 
 /* ---- gather and scatter_add along a dimension ---- */
 
 static tutti_status check_along(tu_call *call, const tt_tensor *x, const tt_tensor *index, int *dim) {
-    tutti_status status = tu_wrap_dim(call->operator->name, call->params.integer[0], x->ndim, dim);
+    const tu_gather_dim_attributes *attributes = call->attributes;
+    tutti_status status = tu_wrap_dim(call->entry->name, attributes->dim, x->ndim, dim);
     if (status == TUTTI_OK)
         status = check_index(call, index);
     if (status != TUTTI_OK)
@@ -444,7 +351,6 @@ static tutti_status check_along(tu_call *call, const tt_tensor *x, const tt_tens
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
                              "index %s must have the dimensions of x, %s, and not exceed them apart from dimension %d",
                              tu_describe(index), tu_describe(x), *dim);
-    call->params.integer[0] = *dim;
     return TUTTI_OK;
 }
 
@@ -459,16 +365,17 @@ static int64_t element_offset(const tt_tensor *x, const tt_tensor *index, int di
     return offset;
 }
 
-static tutti_status gather_shape(tu_call *call) {
+tutti_status tu_gather_dim_shape(tu_call *call) {
     int dim;
     tutti_status status = check_along(call, call->inputs[0], call->inputs[1], &dim);
     call->results[0] = tu_shape_of(call->inputs[1]);
     call->results[0].dtype = call->inputs[0]->dtype;
-    return status == TUTTI_OK ? tu_shape_contiguous(call->operator->name, &call->results[0]) : status;
+    return status == TUTTI_OK ? tu_shape_contiguous(call->entry->name, &call->results[0]) : status;
 }
-static tutti_status gather_cpu(tu_call *call) {
+tutti_status tu_gather_dim_cpu(tu_call *call) {
+    const tu_gather_dim_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0], *index = call->inputs[1];
-    int dim = (int)call->params.integer[0];
+    int dim = tu_dim(attributes->dim, call->inputs[0]->ndim);
     size_t size = tu_dtype_bytes[x->dtype];
     int64_t *at;
     tutti_status status = read_index(call, index, x->sizes[dim], &at);
@@ -481,32 +388,16 @@ static tutti_status gather_cpu(tu_call *call) {
     free_index(at, index);
     return TUTTI_OK;
 }
-static void gather_gradient(tu_gradient *gradient) {
+void tu_gather_dim_gradient(tu_gradient *gradient) {
+    const tu_gather_dim_attributes *attributes = gradient->attributes;
     const tu_shape *shape = tu_input_shape(gradient, 0);
     tt_options options = TT_OPTIONS_INIT;
     options.device = shape->device;
     tt_tensor *zeros = tt_zeros(tt_dims_of(shape->ndim, shape->sizes), gradient->grads[0]->dtype, &options);
-    gradient->results[0] =
-        tt_scatter_add(zeros, (int)gradient->params->integer[0], tu_saved(gradient, TU_INPUT(1)), gradient->grads[0]);
-}
-static tt_tensor *gather_sample(tu_sampler *s) {
-    tt_tensor *x = tu_normal(s, tt_shape(s->n, 5));
-    return tt_gather_dim(x, 1, tu_index(s, tt_shape(s->n, 3), 5));
-}
-TU_OPERATOR(gather_dim) = { .name = "gather_dim",
-                            .schema = "gather_dim(x, index, dim) -> tensor",
-                            .summary = "out[i][j] = x[i][index[i][j]] for dim 1, and so on",
-                            .family = FAMILY,
-                            .shape = gather_shape,
-                            .cpu = gather_cpu,
-                            .gradient = gather_gradient,
-                            .saves = { TU_INPUT(1) },
-                            .sample = gather_sample };
-tt_tensor *tt_gather_dim(tt_tensor *x, int dim, tt_tensor *index) {
-    return with_dim(&tu_operator_gather_dim, 2, (tt_tensor *[]){ x, index }, dim);
+    gradient->results[0] = tt_scatter_add(zeros, attributes->dim, tu_saved(gradient, TU_INPUT(1)), gradient->grads[0]);
 }
 
-static tutti_status scatter_shape(tu_call *call) {
+tutti_status tu_scatter_add_shape(tu_call *call) {
     int dim;
     const tt_tensor *x = call->inputs[0], *index = call->inputs[1], *source = call->inputs[2];
     tutti_status status = check_along(call, x, index, &dim);
@@ -517,61 +408,41 @@ static tutti_status scatter_shape(tu_call *call) {
                              tu_describe(source), tu_describe(index));
     return tu_shape_like_first(call);
 }
-static tutti_status scatter_cpu(tu_call *call) {
+tutti_status tu_scatter_add_cpu(tu_call *call) {
+    const tu_scatter_add_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0], *index = call->inputs[1];
-    tt_tensor *out = call->outputs[0];
-    int dim = (int)call->params.integer[0];
-    size_t size = tu_dtype_bytes[x->dtype];
-    int64_t *at;
-    tutti_status status = read_index(call, index, x->sizes[dim], &at);
+    int dim = tu_dim(attributes->dim, x->ndim);
+    addition add;
+    tutti_status status = addition_begin(call, x->sizes[dim], &add);
     if (status != TUTTI_OK)
         return status;
-    tt_tensor *source = dense(call->inputs[2]);
-    if (source == NULL) {
-        free_index(at, index);
-        return TUTTI_ERROR_MEMORY;
+    for (int64_t i = 0; i < index->numel; i++) {
+        int64_t offset = element_offset(add.sum, index, dim, i, add.index[i]);
+        add_row(add.compute, (char *)tu_pointer(add.sum) + offset * (int64_t)add.element,
+                (const char *)tu_pointer(add.source) + (size_t)i * add.element, 1);
     }
-    tu_copy_tensor(out, x);
-    for (int64_t i = 0; i < index->numel && status == TUTTI_OK; i++)
-        status = add_row(x->dtype, (char *)tu_pointer(out) + element_offset(out, index, dim, i, at[i]) * (int64_t)size,
-                         (const char *)tu_pointer(source) + (size_t)i * size, 1);
-    tu_tensor_drop(source);
-    free_index(at, index);
-    return status;
+    addition_end(call, &add, true);
+    return TUTTI_OK;
 }
-static void scatter_gradient(tu_gradient *gradient) {
+
+void tu_scatter_add_gradient(tu_gradient *gradient) {
+    const tu_scatter_add_attributes *attributes = gradient->attributes;
     gradient->results[0] = gradient->grads[0];
     if (gradient->needs[2])
-        gradient->results[2] =
-            tt_gather_dim(gradient->grads[0], (int)gradient->params->integer[0], tu_saved(gradient, TU_INPUT(1)));
-}
-static tt_tensor *scatter_sample(tu_sampler *s) {
-    tt_tensor *x = tu_normal(s, tt_shape(s->n, 5)), *index = tu_index(s, tt_shape(s->n, 3), 5);
-    return tt_scatter_add(x, 1, index, tu_normal(s, tt_shape(s->n, 3)));
-}
-TU_OPERATOR(scatter_add) = { .name = "scatter_add",
-                             .schema = "scatter_add(x, index, source, dim) -> tensor",
-                             .summary = "x, with out[i][index[i][j]] += source[i][j] for dim 1, and so on",
-                             .family = FAMILY,
-                             .shape = scatter_shape,
-                             .cpu = scatter_cpu,
-                             .gradient = scatter_gradient,
-                             .saves = { 0, 0, TU_INPUT(1) },
-                             .sample = scatter_sample };
-tt_tensor *tt_scatter_add(tt_tensor *x, int dim, tt_tensor *index, tt_tensor *source) {
-    return with_dim(&tu_operator_scatter_add, 3, (tt_tensor *[]){ x, index, source }, dim);
+        gradient->results[2] = tt_gather_dim(gradient->grads[0], attributes->dim, tu_saved(gradient, TU_INPUT(1)));
 }
 
 /* ---- triangles ---- */
 
-static tutti_status triangle_shape(tu_call *call) {
+tutti_status tu_triangle_shape(tu_call *call) {
     if (call->inputs[0]->ndim < 2)
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s is no matrix", tu_describe(call->inputs[0]));
     return tu_shape_like_first(call);
 }
 static tutti_status triangle(tu_call *call, bool lower) {
+    const tu_tril_attributes *attributes = call->attributes;
     tt_tensor *out = call->outputs[0];
-    int64_t rows = out->sizes[out->ndim - 2], columns = out->sizes[out->ndim - 1], diagonal = call->params.integer[0];
+    int64_t rows = out->sizes[out->ndim - 2], columns = out->sizes[out->ndim - 1], diagonal = attributes->diagonal;
     size_t size = tu_dtype_bytes[out->dtype];
     tu_copy_tensor(out, call->inputs[0]);
     if (out->numel == 0)
@@ -587,49 +458,11 @@ static tutti_status triangle(tu_call *call, bool lower) {
     }
     return TUTTI_OK;
 }
-static tutti_status tril_cpu(tu_call *call) {
+
+tutti_status tu_tril_cpu(tu_call *call) {
     return triangle(call, true);
 }
-static tutti_status triu_cpu(tu_call *call) {
+
+tutti_status tu_triu_cpu(tu_call *call) {
     return triangle(call, false);
-}
-static void tril_gradient(tu_gradient *gradient) {
-    gradient->results[0] = tt_tril(gradient->grads[0], gradient->params->integer[0]);
-}
-static void triu_gradient(tu_gradient *gradient) {
-    gradient->results[0] = tt_triu(gradient->grads[0], gradient->params->integer[0]);
-}
-static tt_tensor *tril_sample(tu_sampler *s) {
-    return tt_tril(tu_normal(s, tt_shape(s->n, 3, 4)), 1);
-}
-static tt_tensor *triu_sample(tu_sampler *s) {
-    return tt_triu(tu_normal(s, tt_shape(s->n, 3, 4)), -1);
-}
-TU_OPERATOR(tril) = { .name = "tril",
-                      .schema = "tril(x, diagonal) -> tensor",
-                      .summary = "zero above a diagonal",
-                      .family = FAMILY,
-                      .shape = triangle_shape,
-                      .cpu = tril_cpu,
-                      .gradient = tril_gradient,
-                      .sample = tril_sample };
-TU_OPERATOR(triu) = { .name = "triu",
-                      .schema = "triu(x, diagonal) -> tensor",
-                      .summary = "zero below a diagonal",
-                      .family = FAMILY,
-                      .shape = triangle_shape,
-                      .cpu = triu_cpu,
-                      .gradient = triu_gradient,
-                      .sample = triu_sample };
-static tt_tensor *with_diagonal(const tu_operator *operator, tt_tensor * x, int64_t diagonal) {
-    tu_call call;
-    tu_call_init(&call, operator, 1, &x);
-    call.params.integer[0] = diagonal;
-    return tu_run(&call);
-}
-tt_tensor *tt_tril(tt_tensor *x, int64_t diagonal) {
-    return with_diagonal(&tu_operator_tril, x, diagonal);
-}
-tt_tensor *tt_triu(tt_tensor *x, int64_t diagonal) {
-    return with_diagonal(&tu_operator_triu, x, diagonal);
 }

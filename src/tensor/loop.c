@@ -161,7 +161,7 @@ typedef struct walk {
     const tu_loop *loop;
     tu_kernel *kernel;
     tutti_dtype compute;
-    const tu_params *params;
+    const void *attributes;
     int64_t piece; /* elements of one buffer */
 } walk;
 
@@ -226,7 +226,7 @@ static void run_stretch(const walk *w, char *const *data, int64_t count, bool di
     if (direct) {
         for (int k = 1; k < loop->operands; k++)
             in[k - 1] = data[k];
-        w->kernel(in, data[0], count, w->params);
+        w->kernel(in, data[0], count, w->attributes);
         return;
     }
     int last = loop->ndim - 1;
@@ -241,7 +241,7 @@ static void run_stretch(const walk *w, char *const *data, int64_t count, bool di
                                  length, buffer);
         }
         char *out = data[0] + done * loop->at[0].strides[last] * tu_dtype_bytes[loop->at[0].dtype];
-        w->kernel(in, out_direct ? (void *)out : buffer->at[0], length, w->params);
+        w->kernel(in, out_direct ? (void *)out : buffer->at[0], length, w->attributes);
         if (!out_direct)
             store(w, out, buffer->at[0], length, buffer);
     }
@@ -288,7 +288,7 @@ static void walk_range(void *context, int64_t begin, int64_t end) {
     }
 }
 
-void tu_loop_run(tu_loop *loop, tu_kernel *kernel, tutti_dtype compute, const tu_params *params) {
+void tu_loop_run(tu_loop *loop, tu_kernel *kernel, tutti_dtype compute, const void *attributes) {
     int64_t total = 1;
     for (int d = 0; d < loop->ndim; d++)
         total *= loop->sizes[d];
@@ -298,23 +298,23 @@ void tu_loop_run(tu_loop *loop, tu_kernel *kernel, tutti_dtype compute, const tu
     for (int k = 0; k < loop->operands; k++)
         if (tu_dtype_bytes[loop->at[k].dtype] > widest)
             widest = tu_dtype_bytes[loop->at[k].dtype];
-    walk w = { loop, kernel, compute, params, (int64_t)(PIECE_BYTES / widest) };
+    walk w = { loop, kernel, compute, attributes, (int64_t)(PIECE_BYTES / widest) };
     tu_parallel(total, GRAIN, walk_range, &w);
 }
 
 /* ---- copies ---- */
 
-static void move(const void *const *in, void *out, int64_t count, const tu_params *params) {
-    /* The element size travels in the parameters; a dense input of the output's type may lie in the output itself. */
+static void move(const void *const *in, void *out, int64_t count, const void *attributes) {
+    /* The element size travels as the attribute; a dense input of the output's type may lie in the output itself. */
     if (in[0] != out)
-        memcpy(out, in[0], (size_t)(count * params->integer[0]));
+        memcpy(out, in[0], (size_t)count * *(const size_t *)attributes);
 }
 
 static void copy_loop(tu_loop *loop) {
     /* To a type of its own: the output's, so that each element is converted once. */
     tutti_dtype compute = loop->at[0].dtype;
-    tu_params params = { .integer = { tu_dtype_bytes[compute] } };
-    tu_loop_run(loop, move, compute, &params);
+    size_t element = tu_dtype_bytes[compute];
+    tu_loop_run(loop, move, compute, &element);
 }
 
 void tu_copy_tensor(const tt_tensor *to, const tt_tensor *x) {

@@ -11,8 +11,9 @@
 
 #define TU_OPERANDS 6
 
-/* out[i] = f(in[0][i], in[1][i], …) for i < count, all of the compute type. */
-typedef void tu_kernel(const void *const *in, void *out, int64_t count, const tu_params *params);
+/* out[i] = f(in[0][i], in[1][i], …) for i < count, all of the compute type. The attributes are those of the
+ * operator. */
+typedef void tu_kernel(const void *const *in, void *out, int64_t count, const void *attributes);
 
 typedef struct tu_loop {
     int operands; /* operand 0 is the output */
@@ -27,7 +28,7 @@ typedef struct tu_loop {
 
 /* A loop over `out`'s shape; the inputs broadcast to it. */
 void tu_loop_init(tu_loop *loop, const tt_tensor *out, int inputs, tt_tensor *const *in);
-void tu_loop_run(tu_loop *loop, tu_kernel *kernel, tutti_dtype compute, const tu_params *params);
+void tu_loop_run(tu_loop *loop, tu_kernel *kernel, tutti_dtype compute, const void *attributes);
 
 /* x, broadcast to to's shape, into `to`, converted. */
 void tu_copy_tensor(const tt_tensor *to, const tt_tensor *x);

@@ -4,11 +4,10 @@
  */
 #include <string.h>
 
+#include "tensor/operators.h"
 #include "tensor/parallel.h"
 #include "tensor/stage.h"
 #include "tensor/vector_math.h"
-
-#define FAMILY "networks"
 
 /* ---- cross entropy: (logits, targets) to (loss, log of the sum of exponentials per row) ---- */
 
@@ -74,7 +73,7 @@ static tutti_status check_targets(const tu_call *call, const tt_tensor *logits, 
     return TUTTI_OK;
 }
 
-static tutti_status cross_entropy_shape(tu_call *call) {
+tutti_status tu_cross_entropy_shape(tu_call *call) {
     const tt_tensor *logits = call->inputs[0];
     tutti_status status = check_targets(call, logits, call->inputs[1]);
     if (status != TUTTI_OK)
@@ -89,9 +88,8 @@ static tutti_status cross_entropy_shape(tu_call *call) {
 }
 
 /* Targets as i64, each a class or `ignore`; how many count. */
-static tutti_status read_targets(const tu_call *call, const tt_tensor *targets, int64_t classes, tt_tensor **dense,
-                                 int64_t *count) {
-    int64_t ignore = call->params.integer[0];
+static tutti_status read_targets(const tu_call *call, const tt_tensor *targets, int64_t classes, int64_t ignore,
+                                 tt_tensor **dense, int64_t *count) {
     *dense = tu_stage_in(targets, TUTTI_I64);
     if (*dense == NULL)
         return TUTTI_ERROR_MEMORY;
@@ -124,22 +122,19 @@ static double sum_losses(const entropy *e, tutti_dtype dtype, int64_t rows) {
     return sum;
 }
 
-static tutti_status cross_entropy_cpu(tu_call *call) {
+tutti_status tu_cross_entropy_cpu(tu_call *call) {
+    const tu_cross_entropy_attributes *attributes = call->attributes;
     tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
     int64_t count, rows = call->inputs[0]->sizes[0], classes = call->inputs[0]->sizes[1];
     tt_tensor *targets;
-    tutti_status status = read_targets(call, call->inputs[1], classes, &targets, &count);
+    tutti_status status = read_targets(call, call->inputs[1], classes, attributes->ignore, &targets, &count);
     if (status != TUTTI_OK)
         return status;
     tt_tensor *logits = tu_stage_in(call->inputs[0], dtype);
     if (logits != NULL) {
-        entropy e = { tu_pointer(logits),
-                      tu_pointer(targets),
-                      tu_pointer(call->outputs[1]),
-                      NULL,
-                      classes,
-                      call->params.integer[0],
-                      0 };
+        entropy e = {
+            tu_pointer(logits), tu_pointer(targets), tu_pointer(call->outputs[1]), NULL, classes, attributes->ignore, 0
+        };
         tu_parallel(rows, 8192 / (classes + 1) + 1, dtype == TUTTI_F32 ? lse_f32 : lse_f64, &e);
         double loss = sum_losses(&e, dtype, rows) / (double)count; /* of no targets: not a number */
         status = tutti_convert(&loss, TUTTI_F64, tu_pointer(call->outputs[0]), call->outputs[0]->dtype, 1);
@@ -152,17 +147,18 @@ static tutti_status cross_entropy_cpu(tu_call *call) {
 }
 
 /* (logits, targets, lse, g) to the gradient of logits: (softmax - one at the target) g / count */
-static tutti_status entropy_backward_shape(tu_call *call) {
+tutti_status tu_cross_entropy_backward_shape(tu_call *call) {
     tutti_status status = check_targets(call, call->inputs[0], call->inputs[1]);
     return status == TUTTI_OK ? tu_shape_like_first(call) : status;
 }
 
-static tutti_status entropy_backward_cpu(tu_call *call) {
+tutti_status tu_cross_entropy_backward_cpu(tu_call *call) {
+    const tu_cross_entropy_backward_attributes *attributes = call->attributes;
     tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
     int64_t count, rows = call->inputs[0]->sizes[0], classes = call->inputs[0]->sizes[1];
     double g;
     tt_tensor *targets;
-    tutti_status status = read_targets(call, call->inputs[1], classes, &targets, &count);
+    tutti_status status = read_targets(call, call->inputs[1], classes, attributes->ignore, &targets, &count);
     if (status != TUTTI_OK)
         return status;
     tt_tensor *logits = tu_stage_in(call->inputs[0], dtype), *lse = tu_stage_in(call->inputs[2], dtype);
@@ -171,8 +167,8 @@ static tutti_status entropy_backward_cpu(tu_call *call) {
     if (logits == NULL || lse == NULL || out == NULL)
         status = TUTTI_ERROR_MEMORY;
     if (status == TUTTI_OK) {
-        entropy e = { tu_pointer(logits),      tu_pointer(targets), tu_pointer(lse), tu_pointer(out), classes,
-                      call->params.integer[0], g / (double)count };
+        entropy e = { tu_pointer(logits), tu_pointer(targets), tu_pointer(lse), tu_pointer(out), classes,
+                      attributes->ignore, g / (double)count };
         tu_parallel(rows, 8192 / (classes + 1) + 1, dtype == TUTTI_F32 ? entropy_backward_f32 : entropy_backward_f64,
                     &e);
         tu_stage_done(call->outputs[0], out);
@@ -185,67 +181,6 @@ static tutti_status entropy_backward_cpu(tu_call *call) {
     return status;
 }
 
-static tt_tensor *entropy_backward_sample(tu_sampler *s);
-TU_OPERATOR(cross_entropy_backward) = { .name = "cross_entropy_backward",
-                                        .schema = "cross_entropy_backward(logits, targets, lse, g, ignore) -> tensor",
-                                        .summary = "the gradient of cross_entropy",
-                                        .family = FAMILY,
-                                        .shape = entropy_backward_shape,
-                                        .cpu = entropy_backward_cpu,
-                                        .sample = entropy_backward_sample };
-static tt_tensor *entropy_backward(tt_tensor *logits, tt_tensor *targets, tt_tensor *lse, tt_tensor *g,
-                                   int64_t ignore) {
-    tt_tensor *inputs[] = { logits, targets, lse, g };
-    tu_call call;
-    tu_call_init(&call, &tu_operator_cross_entropy_backward, 4, inputs);
-    call.params.integer[0] = ignore;
-    return tu_run(&call);
-}
-static tt_tensor *entropy_backward_sample(tu_sampler *s) {
-    tt_tensor *logits = tu_normal(s, tt_shape(s->n, 4)), *targets = tu_index(s, tt_shape(s->n), 4);
-    tt_tensor *lse = tu_positive(s, tt_shape(s->n));
-    return entropy_backward(logits, targets, lse, tu_normal(s, tt_shape()), -100);
-}
-
-#define SAVES (TU_INPUT(0) | TU_INPUT(1) | TU_OUTPUT(1))
-static void cross_entropy_gradient(tu_gradient *gradient) {
-    gradient->results[0] =
-        entropy_backward(tu_saved(gradient, TU_INPUT(0)), tu_saved(gradient, TU_INPUT(1)),
-                         tu_saved(gradient, TU_OUTPUT(1)), gradient->grads[0], gradient->params->integer[0]);
-}
-static tt_tensor *cross_entropy_sample(tu_sampler *s) {
-    tt_tensor *logits = tu_normal(s, tt_shape(s->n + 1, 4));
-    return tt_cross_entropy(logits, tu_index(s, tt_shape(s->n + 1), 4), -100);
-}
-TU_OPERATOR(cross_entropy) = { .name = "cross_entropy",
-                               .schema = "cross_entropy(logits, targets, ignore) -> tensor",
-                               .summary = "mean of -log softmax at the targets, those equal to ignore left out",
-                               .family = FAMILY,
-                               .outputs = 2,
-                               .visible = 1,
-                               .shape = cross_entropy_shape,
-                               .cpu = cross_entropy_cpu,
-                               .gradient = cross_entropy_gradient,
-                               .saves = { SAVES },
-                               .sample = cross_entropy_sample };
-tt_tensor *tt_cross_entropy(tt_tensor *logits, tt_tensor *targets, int64_t ignore) {
-    tt_tensor *inputs[] = { logits, targets };
-    tu_call call;
-    tu_call_init(&call, &tu_operator_cross_entropy, 2, inputs);
-    call.params.integer[0] = ignore;
-    return tu_run(&call);
-}
-
-static tt_tensor *mse_loss_sample(tu_sampler *s) {
-    tt_tensor *x = tu_normal(s, tt_shape(s->n + 1, 3));
-    return tt_mse_loss(x, tu_normal(s, tt_shape(s->n + 1, 3)));
-}
-TU_OPERATOR(mse_loss) = { .name = "mse_loss",
-                          .schema = "mse_loss(x, target) -> tensor",
-                          .summary = "mean of the squared differences",
-                          .family = FAMILY,
-                          .flags = TU_COMPOSITE,
-                          .sample = mse_loss_sample };
 tt_tensor *tt_mse_loss(tt_tensor *x, tt_tensor *target) {
     return tt_mean(tt_square(tt_sub(x, target)));
 }

@@ -8,8 +8,8 @@
 #include "tensor/create.h"
 #include "tensor/gemm.h"
 #include "tensor/loop.h"
-
-#define FAMILY "matrix products"
+#include "tensor/operators.h"
+#include "tensor/stage.h"
 
 static tu_matrix matrix_of(const tt_tensor *x) {
     return (tu_matrix){ tu_pointer(x), x->strides[x->ndim - 2], x->strides[x->ndim - 1] };
@@ -17,7 +17,7 @@ static tu_matrix matrix_of(const tt_tensor *x) {
 
 /* ---- matmul of at least two dimensions ---- */
 
-static tutti_status matmul_shape(tu_call *call) {
+tutti_status tu_matmul_shape(tu_call *call) {
     const tt_tensor *a = call->inputs[0], *b = call->inputs[1];
     tu_shape *result = &call->results[0];
     if (a->dtype != b->dtype)
@@ -70,7 +70,7 @@ static bool is_tall(const tt_tensor *a, const tt_tensor *b) {
     return true;
 }
 
-static tutti_status matmul_cpu(tu_call *call) {
+tutti_status tu_matmul_cpu(tu_call *call) {
     const tt_tensor *a = call->inputs[0], *b = call->inputs[1];
     tt_tensor *out = call->outputs[0];
     int64_t m = out->sizes[out->ndim - 2], n = out->sizes[out->ndim - 1], k = a->sizes[a->ndim - 1];
@@ -91,13 +91,20 @@ static tutti_status matmul_cpu(tu_call *call) {
     return status;
 }
 
+/* The product of all sizes but the last. */
+static int64_t rows_of(const tu_shape *shape) {
+    int64_t rows = 1;
+    for (int i = 0; i < shape->ndim - 1; i++)
+        rows *= shape->sizes[i];
+    return rows;
+}
+
 static tt_tensor *adjoint(tt_tensor *x) {
-    tt_tensor *turned = tt_transpose(x, -1, -2);
-    return turned != NULL && tu_is_complex(turned->dtype) ? tt_conj(turned) : turned;
+    return tu_conjugate(tt_transpose(x, -1, -2));
 }
 
 /* Against a plain matrix b, all of a's leading dimensions are rows, and its gradient is one product. */
-static void matmul_gradient(tu_gradient *gradient) {
+void tu_matmul_gradient(tu_gradient *gradient) {
     tt_tensor *grad = gradient->grads[0];
     const tu_shape *of_b = tu_input_shape(gradient, 1);
     if (gradient->needs[0])
@@ -106,46 +113,19 @@ static void matmul_gradient(tu_gradient *gradient) {
         return;
     tt_tensor *a = tu_saved(gradient, TU_INPUT(0));
     if (of_b->ndim == 2 && a != NULL && a->ndim > 2) {
-        a = tt_reshape(a, tt_shape(-1, of_b->sizes[0]));
-        grad = tt_reshape(grad, tt_shape(-1, of_b->sizes[1]));
+        int64_t rows = rows_of(tu_input_shape(gradient, 0));
+        a = tt_reshape(a, tt_shape(rows, of_b->sizes[0]));
+        grad = tt_reshape(grad, tt_shape(rows, of_b->sizes[1]));
     }
     gradient->results[1] = tt_matmul(adjoint(a), grad);
 }
-
-static tt_tensor *matmul_sample(tu_sampler *s) {
-    tt_tensor *a = tu_normal(s, tt_shape(2, s->n, 3));
-    return tt_matmul(a, tu_normal(s, tt_shape(3, 4)));
-}
-TU_OPERATOR(matmul) = {
-    .name = "matmul",
-    .schema = "matmul(a, b) -> tensor",
-    .summary =
-        "(…, m, k) times (…, k, n); leading dimensions broadcast; one-dimensional arguments are a row and a column",
-    .family = FAMILY,
-    .shape = matmul_shape,
-    .cpu = matmul_cpu,
-    .gradient = matmul_gradient,
-    .saves = { TU_INPUT(1), TU_INPUT(0) },
-    .sample = matmul_sample
-};
-
-static tt_tensor *bmm_sample(tu_sampler *s) {
-    tt_tensor *a = tu_normal(s, tt_shape(2, 1, s->n, 3));
-    return tt_matmul(a, tu_normal(s, tt_shape(2, 3, 2)));
-}
-TU_OPERATOR(bmm) = { .name = "bmm",
-                     .schema = "matmul(a, b) -> tensor",
-                     .summary = "matmul of batches: the same function",
-                     .family = FAMILY,
-                     .flags = TU_COMPOSITE,
-                     .sample = bmm_sample };
 
 tt_tensor *tt_matmul(tt_tensor *a, tt_tensor *b) {
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("matmul", "a", a)) != TUTTI_OK ||
         tu_pending_take(tu_tensor_check("matmul", "b", b)) != TUTTI_OK)
         return NULL;
     bool row = a->ndim == 1, column = b->ndim == 1;
-    tt_tensor *product = tu_run2(&tu_operator_matmul, row ? tt_unsqueeze(a, 0) : a, column ? tt_unsqueeze(b, 1) : b);
+    tt_tensor *product = tu_matmul(row ? tt_unsqueeze(a, 0) : a, column ? tt_unsqueeze(b, 1) : b);
     if (row)
         product = tt_squeeze(product, -2);
     return column ? tt_squeeze(product, -1) : product;
@@ -153,7 +133,7 @@ tt_tensor *tt_matmul(tt_tensor *a, tt_tensor *b) {
 
 /* ---- linear ---- */
 
-static tutti_status linear_shape(tu_call *call) {
+tutti_status tu_linear_shape(tu_call *call) {
     const tt_tensor *x = call->inputs[0], *weight = call->inputs[1], *bias = call->inputs[2];
     if (x->dtype != weight->dtype || (bias != NULL && bias->dtype != x->dtype))
         return tu_call_error(call, TUTTI_ERROR_TYPE, "expected one dtype, but x is %s, weight %s and bias %s",
@@ -171,73 +151,101 @@ static tutti_status linear_shape(tu_call *call) {
     return tu_shape_contiguous("linear", &call->results[0]);
 }
 
-/* The bias goes into the result first, and the product on top of it, where the BLAS can add. */
-static tutti_status linear_cpu(tu_call *call) {
-    const tt_tensor *weight = call->inputs[1], *bias = call->inputs[2];
-    tt_tensor *x = call->inputs[0], *out = call->outputs[0], *dense = NULL;
-    if (out->numel == 0)
-        return TUTTI_OK;
-    if (!(x->flags & TU_CONTIGUOUS)) {
-        tu_shape shape = tu_shape_of(x);
-        tutti_status status = tu_shape_contiguous("linear", &shape);
-        if (status != TUTTI_OK || (dense = tu_tensor_new(&shape)) == NULL)
-            return status != TUTTI_OK ? status : TUTTI_ERROR_MEMORY;
-        tu_copy_tensor(dense, x);
-        x = dense;
-    }
-    int64_t k = weight->sizes[1], n = weight->sizes[0], m = out->numel / n;
-    bool adds = out->dtype == TUTTI_F32 || out->dtype == TUTTI_F64 || tu_is_complex(out->dtype);
-    if (bias != NULL && adds)
+/* One call's matrices: out (rows, columns) = x (rows, depth) weight^T (depth, columns). */
+typedef struct product {
+    int64_t rows, columns, depth;
+    tu_matrix x, weight;
+} product;
+
+static product product_of(const tt_tensor *x, const tt_tensor *weight) {
+    int64_t depth = weight->sizes[1];
+    return (product){ depth > 0 ? x->numel / depth : 0,
+                      weight->sizes[0],
+                      depth,
+                      { tu_pointer(x), depth, 1 },
+                      { tu_pointer(weight), weight->strides[1], weight->strides[0] } };
+}
+
+/* The bias goes into the result first, and the product on top of it. */
+static tutti_status add_product(tt_tensor *out, const tt_tensor *x, const tt_tensor *weight, const tt_tensor *bias) {
+    product of = product_of(x, weight);
+    if (bias != NULL)
         tu_copy_tensor(out, bias);
-    tu_matrix of_x = { tu_pointer(x), k, 1 }, of_w = { tu_pointer(weight), weight->strides[1], weight->strides[0] };
-    tutti_status status = tu_gemm(out->dtype, m, n, k, of_x, of_w, bias != NULL && adds ? 1 : 0, tu_pointer(out), n);
-    if (status == TUTTI_OK && bias != NULL && !adds) {
-        tu_call sum = { .inputs = (tt_tensor *[]){ out, (tt_tensor *)bias }, .input_count = 2, .output_count = 1 };
-        extern const tu_operator tu_operator_add;
-        sum.operator= & tu_operator_add;
-        sum.outputs[0] = out;
-        status = tu_operator_add.cpu(&sum);
+    return tu_gemm(out->dtype, out->numel / of.columns, of.columns, of.depth, of.x, of.weight, bias != NULL ? 1 : 0,
+                   tu_pointer(out), of.columns);
+}
+
+/* Narrow floats with a bias: product and sum in f32, rounded once. */
+static tutti_status narrow_linear(tt_tensor *out, const tt_tensor *x, const tt_tensor *weight, const tt_tensor *bias) {
+    tt_tensor *wide = tu_stage_out(out, TUTTI_F32), *wide_bias = tu_stage_in(bias, TUTTI_F32), *wide_x = NULL,
+              *wide_weight = NULL;
+    product of = product_of(x, weight);
+    tutti_status status = wide != NULL && wide_bias != NULL ? TUTTI_OK : TUTTI_ERROR_MEMORY;
+    if (status == TUTTI_OK && of.depth > 0 &&
+        tu_dnnl_gemm(out->dtype, TUTTI_F32, of.rows, of.columns, of.depth, of.x, of.weight, tu_pointer(wide),
+                     of.columns)) {
+        float *to = tu_pointer(wide);
+        for (int64_t i = 0; i < out->numel; i++)
+            to[i] += ((const float *)tu_pointer(wide_bias))[i % of.columns];
+    } else if (status == TUTTI_OK) {
+        wide_x = tu_stage_in(x, TUTTI_F32);
+        wide_weight = tu_stage_in(weight, TUTTI_F32);
+        status = wide_x != NULL && wide_weight != NULL ? add_product(wide, wide_x, wide_weight, wide_bias)
+                                                       : TUTTI_ERROR_MEMORY;
     }
-    tu_tensor_drop(dense);
+    tu_tensor_drop(wide_x);
+    tu_tensor_drop(wide_weight);
+    tu_tensor_drop(wide_bias);
+    if (status == TUTTI_OK)
+        tu_stage_done(out, wide);
+    else
+        tu_tensor_drop(wide);
     return status;
 }
 
-static void linear_gradient(tu_gradient *gradient) {
+/* Integers, which no BLAS adds: the product, then the sum. */
+static tutti_status integer_linear(tt_tensor *out, const tt_tensor *x, const tt_tensor *weight, const tt_tensor *bias) {
+    tutti_status status = add_product(out, x, weight, NULL);
+    if (status != TUTTI_OK)
+        return status;
+    tt_tensor *inputs[] = { out, (tt_tensor *)bias };
+    tu_call sum;
+    tu_call_init(&sum, &tu_operator_add, 2, inputs, &(tu_add_attributes){});
+    sum.device = TUTTI_CPU;
+    sum.outputs[0] = out;
+    return tu_operator_add.kernels[TU_KIND_CPU](&sum);
+}
+
+tutti_status tu_linear_cpu(tu_call *call) {
+    const tt_tensor *weight = call->inputs[1], *bias = call->inputs[2];
+    tt_tensor *out = call->outputs[0], *x;
+    tutti_status status;
+    if (out->numel == 0)
+        return TUTTI_OK;
+    if ((x = tu_stage_in(call->inputs[0], out->dtype)) == NULL)
+        return TUTTI_ERROR_MEMORY;
+    if (bias == NULL || out->dtype == TUTTI_F32 || out->dtype == TUTTI_F64 || tu_is_complex(out->dtype))
+        status = add_product(out, x, weight, bias);
+    else
+        status = (tu_is_float(out->dtype) ? narrow_linear : integer_linear)(out, x, weight, bias);
+    tu_tensor_drop(x);
+    return status;
+}
+
+void tu_linear_gradient(tu_gradient *gradient) {
     const tu_shape *weight = tu_input_shape(gradient, 1);
     tt_tensor *grad = gradient->grads[0];
-    if (gradient->needs[0]) {
-        tt_tensor *w = tu_saved(gradient, TU_INPUT(1));
-        gradient->results[0] = tt_matmul(grad, w != NULL && tu_is_complex(w->dtype) ? tt_conj(w) : w);
-    }
+    if (gradient->needs[0])
+        gradient->results[0] = tt_matmul(grad, tu_conjugate(tu_saved(gradient, TU_INPUT(1))));
+    int64_t rows = rows_of(tu_input_shape(gradient, 0));
     tt_tensor *flat =
-        gradient->needs[1] || gradient->needs[2] ? tt_reshape(grad, tt_shape(-1, weight->sizes[0])) : NULL;
+        gradient->needs[1] || gradient->needs[2] ? tt_reshape(grad, tt_shape(rows, weight->sizes[0])) : NULL;
     if (gradient->needs[1]) {
-        tt_tensor *x = tt_reshape(tu_saved(gradient, TU_INPUT(0)), tt_shape(-1, weight->sizes[1]));
-        gradient->results[1] =
-            tt_matmul(tt_transpose(flat, 0, 1), x != NULL && tu_is_complex(x->dtype) ? tt_conj(x) : x);
+        tt_tensor *x = tt_reshape(tu_saved(gradient, TU_INPUT(0)), tt_shape(rows, weight->sizes[1]));
+        gradient->results[1] = tt_matmul(tt_transpose(flat, 0, 1), tu_conjugate(x));
     }
     if (gradient->needs[2])
         gradient->results[2] = tt_sum_dims(flat, tt_shape(0), false);
-}
-static tt_tensor *linear_sample(tu_sampler *s) {
-    tt_tensor *x = tu_normal(s, tt_shape(2, s->n, 3)), *weight = tu_normal(s, tt_shape(4, 3));
-    return tt_linear(x, weight, tu_normal(s, tt_shape(4)));
-}
-TU_OPERATOR(linear) = { .name = "linear",
-                        .schema = "linear(x, weight, bias=NULL) -> tensor",
-                        .summary = "x weight^T + bias",
-                        .family = FAMILY,
-                        .optional = TU_INPUT(2),
-                        .shape = linear_shape,
-                        .cpu = linear_cpu,
-                        .gradient = linear_gradient,
-                        .saves = { TU_INPUT(1), TU_INPUT(0) },
-                        .sample = linear_sample };
-tt_tensor *tt_linear(tt_tensor *x, tt_tensor *weight, tt_tensor *bias) {
-    tt_tensor *inputs[] = { x, weight, bias };
-    tu_call call;
-    tu_call_init(&call, &tu_operator_linear, 3, inputs);
-    return tu_run(&call);
 }
 
 /* ---- narrow types ---- */
@@ -250,7 +258,7 @@ static tutti_status plain_matrices(const tu_call *call) {
     return TUTTI_OK;
 }
 
-static tutti_status int_matmul_shape(tu_call *call) {
+tutti_status tu_int_matmul_shape(tu_call *call) {
     tutti_status status = plain_matrices(call);
     if (status != TUTTI_OK)
         return status;
@@ -264,7 +272,7 @@ static tutti_status int_matmul_shape(tu_call *call) {
     return tu_shape_contiguous("int_matmul", &call->results[0]);
 }
 
-static tutti_status int_matmul_cpu(tu_call *call) {
+tutti_status tu_int_matmul_cpu(tu_call *call) {
     const tt_tensor *a = call->inputs[0], *b = call->inputs[1];
     tt_tensor *out = call->outputs[0];
     int64_t m = a->sizes[0], k = a->sizes[1], n = b->sizes[1];
@@ -282,38 +290,23 @@ static tutti_status int_matmul_cpu(tu_call *call) {
         }
     return TUTTI_OK;
 }
-static tt_tensor *int_matmul_sample(tu_sampler *s) {
-    tt_tensor *a = tt_to(tu_index(s, tt_shape(s->n, 3), 100), TUTTI_I8);
-    return tt_int_matmul(a, tt_to(tu_index(s, tt_shape(3, 4), 100), TUTTI_I8));
-}
-TU_OPERATOR(int_matmul) = { .name = "int_matmul",
-                            .schema = "int_matmul(a, b) -> i32 tensor",
-                            .summary = "i8 times i8, summed in i32",
-                            .family = FAMILY,
-                            .shape = int_matmul_shape,
-                            .cpu = int_matmul_cpu,
-                            .sample = int_matmul_sample };
-tt_tensor *tt_int_matmul(tt_tensor *a, tt_tensor *b) {
-    return tu_run2(&tu_operator_int_matmul, a, b);
-}
 
 /* A scale is one element, or one per row of a (m, 1), or one per column of b (1, n). */
 static tutti_status check_scale(const tu_call *call, int input, int64_t rows, int64_t columns) {
     const tt_tensor *scale = call->inputs[input];
-    char name[32];
     if (scale->dtype != TUTTI_F32)
-        return tu_call_error(call, TUTTI_ERROR_TYPE, "%s is %s and must be f32",
-                             tu_argument_name(call->operator, input, name, sizeof name), tu_describe(scale));
+        return tu_call_error(call, TUTTI_ERROR_TYPE, "%s is %s and must be f32", tu_argument_name(call->entry, input),
+                             tu_describe(scale));
     if (scale->numel == 1 || (scale->ndim == 2 && scale->sizes[0] == rows && scale->sizes[1] == columns))
         return TUTTI_OK;
     return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s is %s and must have one element or shape [%lld, %lld]",
-                         tu_argument_name(call->operator, input, name, sizeof name), tu_describe(scale),
-                         (long long)rows, (long long)columns);
+                         tu_argument_name(call->entry, input), tu_describe(scale), (long long)rows, (long long)columns);
 }
 
-static tutti_status scaled_matmul_shape(tu_call *call) {
+tutti_status tu_scaled_matmul_shape(tu_call *call) {
+    const tu_scaled_matmul_attributes *attributes = call->attributes;
     const tt_tensor *bias = call->inputs[4], *result_scale = call->inputs[5];
-    tutti_dtype dtype = (tutti_dtype)call->params.integer[0];
+    tutti_dtype dtype = attributes->dtype;
     tutti_status status = plain_matrices(call);
     if (status != TUTTI_OK)
         return status;
@@ -356,7 +349,7 @@ static void apply_scales(const tu_call *call, float *row, int64_t i, int64_t n, 
     }
 }
 
-static tutti_status scaled_matmul_cpu(tu_call *call) {
+tutti_status tu_scaled_matmul_cpu(tu_call *call) {
     enum {
         A,
         B,
@@ -390,29 +383,4 @@ static tutti_status scaled_matmul_cpu(tu_call *call) {
             tu_block_free(tu_self(), copies[i], (size_t)call->inputs[i]->numel * sizeof(float));
     tu_block_free(tu_self(), product, (size_t)(m * n) * sizeof *product);
     return status;
-}
-static tt_tensor *scaled_matmul_sample(tu_sampler *s) {
-    tt_tensor *a = tt_to(tu_normal(s, tt_shape(s->n, 3)), TUTTI_F8_E4M3),
-              *b = tt_to(tu_normal(s, tt_shape(3, 4)), TUTTI_F8_E4M3);
-    tt_tensor *of_a = tt_to(tu_positive(s, tt_shape(s->n, 1)), TUTTI_F32),
-              *of_b = tt_to(tu_positive(s, tt_shape(1, 4)), TUTTI_F32);
-    return tt_scaled_matmul(tt_detach(a), tt_detach(b), tt_detach(of_a), tt_detach(of_b), NULL, NULL, TUTTI_F32);
-}
-TU_OPERATOR(scaled_matmul) = {
-    .name = "scaled_matmul",
-    .schema = "scaled_matmul(a, b, scale_a, scale_b, bias=NULL, result_scale=NULL, dtype) -> tensor",
-    .summary = "product of scaled narrow matrices, accumulated in f32",
-    .family = FAMILY,
-    .optional = TU_INPUT(4) | TU_INPUT(5),
-    .shape = scaled_matmul_shape,
-    .cpu = scaled_matmul_cpu,
-    .sample = scaled_matmul_sample
-};
-tt_tensor *tt_scaled_matmul(tt_tensor *a, tt_tensor *b, tt_tensor *scale_a, tt_tensor *scale_b, tt_tensor *bias,
-                            tt_tensor *result_scale, tutti_dtype dtype) {
-    tt_tensor *inputs[] = { a, b, scale_a, scale_b, bias, result_scale };
-    tu_call call;
-    tu_call_init(&call, &tu_operator_scaled_matmul, 6, inputs);
-    call.params.integer[0] = dtype;
-    return tu_run(&call);
 }

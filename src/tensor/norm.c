@@ -5,11 +5,10 @@
  */
 #include <string.h>
 
+#include "tensor/operators.h"
 #include "tensor/parallel.h"
 #include "tensor/stage.h"
 #include "tensor/vector_math.h"
-
-#define FAMILY "networks"
 
 /* One call's rows of `size` elements. Backward has g; forward has not. NULL weight: ones. */
 typedef struct rows {
@@ -53,7 +52,7 @@ typedef struct rows {
                     y[i] = (x[i] - mean) * scale * weight[i];                                               \
             else                                                                                            \
                 for (int64_t i = 0; i < r->size; i++)                                                       \
-                    y[i] = (x[i] - mean) * scale;                                                           \
+                    y[i] = (x[i] - mean) * scale + (bias != NULL ? bias[i] : 0);                            \
             ((type *)r->mean)[row] = mean;                                                                  \
             ((type *)r->scale)[row] = scale;                                                                \
         }                                                                                                   \
@@ -113,46 +112,56 @@ NORM_KERNELS(f64, double, sqrt)
 
 /* ---- shapes ---- */
 
-/* How many trailing dimensions of x are normalized: those of weight, else one. */
-static tutti_status check_weight(const tu_call *call, const tt_tensor *x, const tt_tensor *weight, const char *what,
-                                 int *trailing) {
+/* A weight or bias has the last sizes of x, and its dtype or the one that rows are computed in. */
+static tutti_status check_weight(const tu_call *call, int input) {
+    const tt_tensor *x = call->inputs[0], *weight = call->inputs[input];
     if (weight == NULL)
         return TUTTI_OK;
-    bool fits = weight->ndim >= 1 && weight->ndim <= x->ndim && weight->dtype == x->dtype;
+    bool fits = weight->ndim >= 1 && weight->ndim <= x->ndim &&
+                (weight->dtype == x->dtype || weight->dtype == tu_stage_dtype(x));
     for (int i = 0; fits && i < weight->ndim; i++)
         fits = weight->sizes[i] == x->sizes[x->ndim - weight->ndim + i];
-    if (!fits)
-        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s, %s, must have the dtype and the last sizes of x, %s",
-                             what, tu_describe(weight), tu_describe(x));
-    *trailing = weight->ndim;
-    return TUTTI_OK;
+    if (fits)
+        return TUTTI_OK;
+    return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s, %s, must have the last sizes of x, %s, and its dtype or %s",
+                         tu_argument_name(call->entry, input), tu_describe(weight), tu_describe(x),
+                         tutti_dtype_name(tu_stage_dtype(x)));
 }
 
-static tutti_status norm_shape(tu_call *call) {
-    const tt_tensor *x = call->inputs[0], *weight = call->inputs[1],
-                    *bias = call->input_count > 2 ? call->inputs[2] : NULL;
-    int trailing = 1, of_bias = 1;
+/* How many trailing dimensions of x are normalized: those of weight or bias, else one. */
+static int trailing_of(const tt_tensor *weight, const tt_tensor *bias) {
+    return weight != NULL ? weight->ndim : bias != NULL ? bias->ndim : 1;
+}
+
+static tutti_status norm_shape(tu_call *call, const tt_tensor *weight, const tt_tensor *bias) {
+    const tt_tensor *x = call->inputs[0];
+    tutti_status status = TUTTI_OK;
     if (!tu_is_float(x->dtype) || x->ndim == 0)
         return tu_call_error(call, TUTTI_ERROR_TYPE, "not defined for %s", tu_describe(x));
-    tutti_status status = check_weight(call, x, weight, "weight", &trailing);
-    if (status == TUTTI_OK)
-        status = check_weight(call, x, bias, "bias", &of_bias);
+    for (int i = 1; i < call->input_count && status == TUTTI_OK; i++)
+        status = check_weight(call, i);
     if (status != TUTTI_OK)
         return status;
-    if (bias != NULL && (weight == NULL || of_bias != trailing))
-        return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
-                             "weight is NULL or of another shape, and a bias needs a weight of its own shape");
-    call->params.integer[0] = trailing;
-    for (int i = 0; i < 3; i++) {
+    if (weight != NULL && bias != NULL && weight->ndim != bias->ndim)
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "weight, %s, and bias, %s, differ in shape",
+                             tu_describe(weight), tu_describe(bias));
+    for (int i = 0; i < 3 && status == TUTTI_OK; i++) {
         call->results[i] = tu_shape_of(x);
         if (i > 0) {
-            call->results[i].ndim = x->ndim - trailing;
+            call->results[i].ndim = x->ndim - trailing_of(weight, bias);
             call->results[i].dtype = tu_stage_dtype(x);
         }
-        if ((status = tu_shape_contiguous(call->operator->name, &call->results[i])) != TUTTI_OK)
-            return status;
+        status = tu_shape_contiguous(call->entry->name, &call->results[i]);
     }
-    return TUTTI_OK;
+    return status;
+}
+
+tutti_status tu_layer_norm_shape(tu_call *call) {
+    return norm_shape(call, call->inputs[1], call->inputs[2]);
+}
+
+tutti_status tu_rms_norm_shape(tu_call *call) {
+    return norm_shape(call, call->inputs[1], NULL);
 }
 
 static void set_sizes(rows *r, const tt_tensor *x, int trailing) {
@@ -162,56 +171,70 @@ static void set_sizes(rows *r, const tt_tensor *x, int trailing) {
     r->count = r->size == 0 ? 0 : x->numel / r->size;
 }
 
-static tutti_status norm_cpu(tu_call *call) {
+static tutti_status norm_cpu(tu_call *call, const tt_tensor *weight, const tt_tensor *bias, double epsilon,
+                             bool centred) {
     tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
-    tt_tensor *x = tu_stage_in(call->inputs[0], dtype), *weight = tu_stage_in(call->inputs[1], dtype);
-    tt_tensor *bias = call->input_count > 2 ? tu_stage_in(call->inputs[2], dtype) : NULL,
-              *y = tu_stage_out(call->outputs[0], dtype);
-    bool centred = call->input_count > 2;
-    bool staged = x != NULL && y != NULL && (weight != NULL || call->inputs[1] == NULL) &&
-                  (bias != NULL || !centred || call->inputs[2] == NULL);
+    tt_tensor *x = tu_stage_in(call->inputs[0], dtype), *y = tu_stage_out(call->outputs[0], dtype);
+    tt_tensor *dense_weight = tu_stage_in(weight, dtype), *dense_bias = tu_stage_in(bias, dtype);
+    bool staged =
+        x != NULL && y != NULL && (dense_weight != NULL || weight == NULL) && (dense_bias != NULL || bias == NULL);
     if (staged) {
         rows r = { .x = tu_pointer(x),
-                   .weight = weight != NULL ? tu_pointer(weight) : NULL,
-                   .bias = bias != NULL ? tu_pointer(bias) : NULL,
+                   .weight = weight != NULL ? tu_pointer(dense_weight) : NULL,
+                   .bias = bias != NULL ? tu_pointer(dense_bias) : NULL,
                    .y = tu_pointer(y),
                    .mean = tu_pointer(call->outputs[1]),
                    .scale = tu_pointer(call->outputs[2]),
-                   .epsilon = call->params.number[0],
+                   .epsilon = epsilon,
                    .centred = centred };
-        set_sizes(&r, x, (int)call->params.integer[0]);
+        set_sizes(&r, x, trailing_of(weight, bias));
         if (r.count > 0)
             tu_parallel(r.count, 16384 / r.size + 1, dtype == TUTTI_F32 ? forward_f32 : forward_f64, &r);
         tu_stage_done(call->outputs[0], y);
         y = NULL;
     }
     tu_tensor_drop(x);
-    tu_tensor_drop(weight);
-    tu_tensor_drop(bias);
+    tu_tensor_drop(dense_weight);
+    tu_tensor_drop(dense_bias);
     tu_tensor_drop(y);
     return staged ? TUTTI_OK : TUTTI_ERROR_MEMORY;
 }
 
-/* ---- backward: (g, x, mean, scale, weight) to (dx, dweight, dbias) ---- */
+tutti_status tu_layer_norm_cpu(tu_call *call) {
+    const tu_layer_norm_attributes *attributes = call->attributes;
+    return norm_cpu(call, call->inputs[1], call->inputs[2], attributes->epsilon, true);
+}
 
-static tutti_status backward_shape(tu_call *call) {
-    const tt_tensor *x = call->inputs[1];
-    int trailing = (int)call->params.integer[0];
+tutti_status tu_rms_norm_cpu(tu_call *call) {
+    const tu_rms_norm_attributes *attributes = call->attributes;
+    return norm_cpu(call, call->inputs[1], NULL, attributes->epsilon, false);
+}
+
+/* ---- backward: (grad, x, mean, scale, weight) to (dx, dweight, dbias) ---- */
+
+tutti_status tu_norm_backward_shape(tu_call *call) {
+    const tt_tensor *x = call->inputs[1], *weight = call->inputs[4];
+    int trailing = x->ndim - call->inputs[2]->ndim; /* there is one mean per row */
+    if (trailing < 1)
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "mean, %s, must have fewer dimensions than x, %s",
+                             tu_describe(call->inputs[2]), tu_describe(x));
     if (!tu_same_sizes(call->inputs[0], x))
-        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "g, %s, and x, %s, differ in shape",
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "grad, %s, and x, %s, differ in shape",
                              tu_describe(call->inputs[0]), tu_describe(x));
     call->results[0] = call->results[1] = call->results[2] = tu_shape_of(x);
     for (int i = 1; i < 3; i++) {
         call->results[i].ndim = trailing;
+        call->results[i].dtype = weight != NULL ? weight->dtype : x->dtype;
         memmove(call->results[i].sizes, x->sizes + x->ndim - trailing, (size_t)trailing * sizeof x->sizes[0]);
     }
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < 3 && status == TUTTI_OK; i++)
-        status = tu_shape_contiguous(call->operator->name, &call->results[i]);
+        status = tu_shape_contiguous(call->entry->name, &call->results[i]);
     return status;
 }
 
-static tutti_status backward_cpu(tu_call *call) {
+tutti_status tu_norm_backward_cpu(tu_call *call) {
+    const tu_norm_backward_attributes *attributes = call->attributes;
     enum {
         G,
         X,
@@ -236,8 +259,8 @@ static tutti_status backward_cpu(tu_call *call) {
                    .y = tu_pointer(out[0]),
                    .of_weight = tu_pointer(out[1]),
                    .of_bias = tu_pointer(out[2]),
-                   .centred = call->params.integer[1] != 0 };
-        set_sizes(&r, call->inputs[X], (int)call->params.integer[0]);
+                   .centred = attributes->centred };
+        set_sizes(&r, call->inputs[X], call->inputs[X]->ndim - call->inputs[MEAN]->ndim);
         if (r.count > 0)
             tu_parallel(r.count, 8192 / r.size + 1, dtype == TUTTI_F32 ? backward_f32 : backward_f64, &r);
         if (r.size > 0)
@@ -253,94 +276,30 @@ static tutti_status backward_cpu(tu_call *call) {
     }
     return staged ? TUTTI_OK : TUTTI_ERROR_MEMORY;
 }
-static tt_tensor *norm_backward_sample(tu_sampler *s);
-TU_OPERATOR(norm_backward) = { .name = "norm_backward",
-                               .schema = "norm_backward(g, x, mean, scale, weight=NULL) -> tensors",
-                               .summary = "gradients of layer_norm and rms_norm: of x, weight and bias",
-                               .family = FAMILY,
-                               .outputs = 3,
-                               .optional = TU_INPUT(4),
-                               .shape = backward_shape,
-                               .cpu = backward_cpu,
-                               .sample = norm_backward_sample };
-static bool norm_backward(tu_call *call, tt_tensor *const *inputs, int trailing, bool centred) {
-    tu_call_init(call, &tu_operator_norm_backward, 5, inputs);
-    call->params.integer[0] = trailing;
-    call->params.integer[1] = centred;
-    return tu_run_call(call);
-}
-static tt_tensor *norm_backward_sample(tu_sampler *s) {
-    tt_tensor *g = tu_normal(s, tt_shape(s->n, 4)), *x = tu_normal(s, tt_shape(s->n, 4));
-    tt_tensor *inputs[] = { g, x, tu_normal(s, tt_shape(s->n)), tu_positive(s, tt_shape(s->n)),
-                            tu_normal(s, tt_shape(4)) };
-    tu_call call;
-    return norm_backward(&call, inputs, 1, true) ? tt_add(call.outputs[0], call.outputs[1]) : NULL;
+
+tt_tensor *tu_norm_backward_sample(tu_sampler *sampler) {
+    tt_dims rows = tt_shape(sampler->size), shape = tt_shape(sampler->size, 4);
+    tt_tensor *grad = sampler->make(sampler, TU_SAMPLE_NORMAL, shape, 0);
+    tt_tensor *x = sampler->make(sampler, TU_SAMPLE_NORMAL, shape, 0);
+    tt_tensor *mean = sampler->make(sampler, TU_SAMPLE_NORMAL, rows, 0);
+    tt_tensor *scale = sampler->make(sampler, TU_SAMPLE_POSITIVE, rows, 0);
+    tt_tensor *weight = sampler->make(sampler, TU_SAMPLE_NORMAL, tt_shape(4), 0), *results[3];
+    return tu_norm_backward(grad, x, mean, scale, weight, true, results) ? tt_add(results[0], results[1]) : NULL;
 }
 
 static void norm_gradient(tu_gradient *gradient, bool centred) {
-    tt_tensor *inputs[] = { gradient->grads[0], tu_saved(gradient, TU_INPUT(0)), tu_saved(gradient, TU_OUTPUT(1)),
-                            tu_saved(gradient, TU_OUTPUT(2)), tu_saved(gradient, TU_INPUT(1)) };
-    tu_call call;
-    if (!norm_backward(&call, inputs, (int)gradient->params->integer[0], centred))
+    tt_tensor *results[3];
+    if (!tu_norm_backward(gradient->grads[0], tu_saved(gradient, TU_INPUT(0)), tu_saved(gradient, TU_OUTPUT(1)),
+                          tu_saved(gradient, TU_OUTPUT(2)), tu_saved(gradient, TU_INPUT(1)), centred, results))
         return;
-    gradient->results[0] = call.outputs[0];
-    gradient->results[1] = call.outputs[1];
-    if (centred)
-        gradient->results[2] = call.outputs[2];
+    for (int i = 0; i < gradient->input_count; i++)
+        gradient->results[i] = results[i];
 }
-#define SAVES (TU_INPUT(0) | TU_INPUT(1) | TU_OUTPUT(1) | TU_OUTPUT(2))
 
-/* ---- entries ---- */
-
-static void layer_norm_gradient(tu_gradient *gradient) {
+void tu_layer_norm_gradient(tu_gradient *gradient) {
     norm_gradient(gradient, true);
 }
-static void rms_norm_gradient(tu_gradient *gradient) {
+
+void tu_rms_norm_gradient(tu_gradient *gradient) {
     norm_gradient(gradient, false);
-}
-static tt_tensor *layer_norm_sample(tu_sampler *s) {
-    tt_tensor *x = tu_normal(s, tt_shape(2, s->n, 4)), *weight = tu_normal(s, tt_shape(4));
-    return tt_layer_norm(x, weight, tu_normal(s, tt_shape(4)), 1e-5);
-}
-static tt_tensor *rms_norm_sample(tu_sampler *s) {
-    tt_tensor *x = tu_normal(s, tt_shape(2, s->n, 4));
-    return tt_rms_norm(x, tu_normal(s, tt_shape(4)), 1e-5);
-}
-TU_OPERATOR(layer_norm) = { .name = "layer_norm",
-                            .schema = "layer_norm(x, weight=NULL, bias=NULL, epsilon) -> tensor",
-                            .summary = "(x - mean) / deviation over the last dimensions, times weight, plus bias",
-                            .family = FAMILY,
-                            .outputs = 3,
-                            .visible = 1,
-                            .optional = TU_INPUT(1) | TU_INPUT(2),
-                            .shape = norm_shape,
-                            .cpu = norm_cpu,
-                            .gradient = layer_norm_gradient,
-                            .saves = { SAVES, SAVES, SAVES },
-                            .sample = layer_norm_sample };
-TU_OPERATOR(rms_norm) = { .name = "rms_norm",
-                          .schema = "rms_norm(x, weight=NULL, epsilon) -> tensor",
-                          .summary = "x over the root of its mean square, times weight",
-                          .family = FAMILY,
-                          .outputs = 3,
-                          .visible = 1,
-                          .optional = TU_INPUT(1),
-                          .shape = norm_shape,
-                          .cpu = norm_cpu,
-                          .gradient = rms_norm_gradient,
-                          .saves = { SAVES, SAVES },
-                          .sample = rms_norm_sample };
-tt_tensor *tt_layer_norm(tt_tensor *x, tt_tensor *weight, tt_tensor *bias, double epsilon) {
-    tt_tensor *inputs[] = { x, weight, bias };
-    tu_call call;
-    tu_call_init(&call, &tu_operator_layer_norm, 3, inputs);
-    call.params.number[0] = epsilon;
-    return tu_run(&call);
-}
-tt_tensor *tt_rms_norm(tt_tensor *x, tt_tensor *weight, double epsilon) {
-    tt_tensor *inputs[] = { x, weight };
-    tu_call call;
-    tu_call_init(&call, &tu_operator_rms_norm, 2, inputs);
-    call.params.number[0] = epsilon;
-    return tu_run(&call);
 }

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The operator table. An operator is one entry: name, schema, shape rule, kernel, gradient, purity, and a sample call.
- * Eager execution, meta tensors, autograd, the reference page and the table test all read that entry and nothing else.
+ * The operator table and the calls of its rows. An operator is one row of a room's operators.def: name, arguments,
+ * shape rule, kernels per device, gradient, expression, purity, and a sample call. Eager execution, meta tensors,
+ * autograd, recorders, the reference page, bindings and the table test all read that row and nothing else.
  *
- * To add one: define the entry with TU_OPERATOR in its family's file, declare the public function in <tutti/ops.h>, and
- * define it as a call of tu_run. The table test picks the entry up.
+ * To add one: write its row, declare its public function in <tutti/ops.h> (the row defines it), and write what the row
+ * names: a shape rule, a kernel, a gradient. tensor/rows.h explains the words of a row.
  */
 #ifndef TU_TENSOR_OPERATOR_H
 #define TU_TENSOR_OPERATOR_H
 
+#include <tutti/group.h>
 #include <tutti/ops.h>
 
 #include "tensor/tensor.h"
@@ -19,32 +21,35 @@
 
 typedef struct tu_operator tu_operator;
 
-/* What an operator is given beside tensors. Kept by autograd's node for the gradient. */
-typedef struct tu_params {
-    double number[4];
-    int64_t integer[4];
-    tt_dims dims[2];
-    void *group; /* of collectives; lent */
-} tu_params;
+/* A list of whole numbers as an attribute. */
+typedef struct tu_ints {
+    size_t count;
+    const int64_t *at;
+} tu_ints;
 
+/* One call: an entry, its inputs, its attributes, and what the shape rule says of its results. */
 typedef struct tu_call {
-    const tu_operator *operator;
+    const tu_operator *entry;
     tt_tensor *const *inputs;
+    const void *attributes; /* the operator's own struct, tu_<name>_attributes */
     int input_count, output_count;
     tutti_device device;
-    bool in_place;   /* the form that writes inputs[0] */
-    bool wants_grad; /* gradient mode is on and an input requires grad */
-    tu_params params;
-    tu_shape results[TU_OUTPUTS]; /* by the shape rule */
-    tt_tensor *outputs[TU_OUTPUTS];
+    bool placed;       /* an input says which device; else the result's does */
+    bool in_place;     /* the form that writes inputs[0] */
+    bool wants_grad;   /* gradient mode is on and an input requires grad */
+    bool computed;     /* set by a recorder that made the results itself: no kernel runs */
+    tu_shape *results; /* by the shape rule, which may read inputs' metadata and attributes, and write nothing else */
+    tt_tensor **outputs;
+    tu_shape few_results[TU_OUTPUTS];
+    tt_tensor *few_outputs[TU_OUTPUTS];
 } tu_call;
 
 /* What a gradient formula works with. It is written with tt_ functions, so that it can be differentiated again; what
  * they return belongs to a scope around the call. A result left NULL is "no gradient". Results may have any shape that
  * broadcasting made out of the input's: the engine sums them down, and casts them to the input's dtype. */
 typedef struct tu_gradient {
-    const tu_operator *operator;
-    const tu_params *params;
+    const tu_operator *entry;
+    const void *attributes;
     tt_tensor *const *grads; /* of the outputs; NULL where nothing arrived */
     const bool *needs;       /* of the inputs: whether its gradient is wanted */
     int input_count;
@@ -52,7 +57,7 @@ typedef struct tu_gradient {
     struct tu_node *node;
 } tu_gradient;
 
-/* A saved input or output, by the entry's `saves`. NULL with the pending error set where it was changed or freed
+/* A saved input or output, by the row's `saves`. NULL with the pending error set where it was changed or freed
  * since. */
 tt_tensor *tu_saved(tu_gradient *gradient, uint32_t which);
 /* Shape and dtype of an input, known without saving it. */
@@ -65,7 +70,7 @@ static inline tt_dims tu_input_dims(const tu_gradient *gradient, int input) {
 #define TU_OUTPUT(i) (1u << (16 + (i)))
 
 /* Makes inputs for an operator's sample call: see tests/tensor/table.c, which makes them contiguous or not, real or
- * meta, in several dtypes. `n` is the size to use for one dimension; it is 0 in the round of empty tensors. */
+ * meta, in several dtypes. `size` is to be used for one dimension; it is 0 in the round of empty tensors. */
 typedef struct tu_sampler tu_sampler;
 typedef enum tu_sample_kind {
     TU_SAMPLE_NORMAL,   /* floats around 0, away from kinks */
@@ -74,91 +79,137 @@ typedef enum tu_sample_kind {
     TU_SAMPLE_BOOL
 } tu_sample_kind;
 struct tu_sampler {
-    int64_t n;
-    void *group; /* of one rank, for collectives */
+    int64_t size;
+    tutti_group *group; /* of one rank, for collectives */
     tt_tensor *(*make)(tu_sampler *sampler, tu_sample_kind kind, tt_dims shape, int64_t limit);
 };
-static inline tt_tensor *tu_normal(tu_sampler *s, tt_dims shape) {
-    return s->make(s, TU_SAMPLE_NORMAL, shape, 0);
-}
-static inline tt_tensor *tu_positive(tu_sampler *s, tt_dims shape) {
-    return s->make(s, TU_SAMPLE_POSITIVE, shape, 0);
-}
-static inline tt_tensor *tu_index(tu_sampler *s, tt_dims shape, int64_t limit) {
-    return s->make(s, TU_SAMPLE_INDEX, shape, limit);
-}
-static inline tt_tensor *tu_mask(tu_sampler *s, tt_dims shape) {
-    return s->make(s, TU_SAMPLE_BOOL, shape, 0);
-}
+
+typedef tutti_status tu_shape_rule(tu_call *call);
+typedef tutti_status tu_device_kernel(tu_call *call);
+typedef void tu_gradient_formula(tu_gradient *gradient);
+typedef tt_tensor *tu_sample_call(tu_sampler *sampler);
 
 enum {
     TU_HAS_IN_PLACE = 1,
-    TU_VIEW = 2,      /* the result shares storage with the first input */
-    TU_IMPURE = 4,    /* random, writes an input, or communicates */
-    TU_COMPOSITE = 8, /* made of other operators: no kernel and no gradient of its own */
-    TU_WRITES = 16    /* has no result: writes inputs named in `written` */
+    TU_VIEW = 2,         /* the result shares storage with the first input; nothing is computed */
+    TU_IMPURE = 4,       /* random, writes an input, communicates, or changes what the library keeps */
+    TU_COMPOSITE = 8,    /* made of other operators: no kernel and no gradient of its own */
+    TU_PRIVATE = 16,     /* has no public function: what gradients are made of */
+    TU_NO_HISTORY = 32,  /* is not recorded by autograd, whatever its inputs */
+    TU_NO_KERNEL = 64,   /* its results have no contents yet: there is nothing to compute */
+    TU_NO_READ = 128,    /* looks at the metadata of its inputs only: freed storage is no error */
+    TU_EACH_INPUT = 256, /* one result per input */
+    /* Of pointwise operators: */
+    TU_TO_FLOAT = 1 << 12,  /* integers compute and return f32 */
+    TU_TO_BOOL = 1 << 13,   /* the result is bool */
+    TU_CONDITION = 1 << 14, /* the first input takes no part in promotion */
+    TU_TO_REAL = 1 << 15    /* complex inputs give the real type */
 };
+
+/* The devices that may have kernels; meta has none, since it computes nothing. */
+typedef enum tu_device_kind {
+    TU_KIND_CPU,
+    TU_KIND_CUDA,
+    TU_KINDS
+} tu_device_kind;
+
+typedef struct tu_argument {
+    const char *name;
+    tt_argument_type type;
+    bool optional, written; /* of tensors */
+    size_t offset;          /* of an attribute in the operator's struct */
+} tu_argument;
 
 struct tu_operator {
-    const char *name, *schema, *summary, *family;
+    const char *name, *family, *summary;
+    const char *prototype;  /* of the public function; NULL where there is none */
+    const char *dtypes;     /* "floats" */
+    const char *expression; /* of pointwise operators, in the dialect of tensor/dialect.h */
     unsigned flags;
-    uint32_t optional; /* inputs that may be NULL, as TU_INPUT bits */
-    uint32_t written;  /* inputs that are written (TU_WRITES) */
-    int outputs;       /* 0 means 1 */
-    int visible;       /* how many of the outputs the caller sees; the rest is saved for the gradient. 0: all */
-    tutti_status (*shape)(tu_call *call);
-    tutti_status (*cpu)(tu_call *call);
-    void (*gradient)(tu_gradient *gradient);
+    int argument_count;
+    const tu_argument *arguments; /* in the order of the public function */
+    size_t attribute_bytes;       /* of tu_<name>_attributes */
+    uint32_t optional, written;   /* inputs that may be NULL, or are written beside the results, as TU_INPUT bits */
+    int results, saved;           /* the caller sees the first, the gradient needs the others too */
+    tu_shape_rule *shape;
+    tu_device_kernel *kernels[TU_KINDS];
+    tu_gradient_formula *gradient;
     uint32_t saves[TU_INPUTS]; /* what the gradient of each input needs, as TU_INPUT and TU_OUTPUT bits */
+    int pointwise;             /* index of its kernels among the pointwise ones */
     const void *detail;        /* the family's own */
-    tt_tensor *(*sample)(tu_sampler *sampler);
+    tu_sample_call *sample;
 };
 
-/* Defines an entry and puts a pointer to it where tt_operator_at finds it. */
-#define TU_OPERATOR(identifier)                                                                            \
-    extern const tu_operator tu_operator_##identifier;                                                     \
-    static const tu_operator *const tu_entry_##identifier __attribute__((used, section("tu_operators"))) = \
-        &tu_operator_##identifier;                                                                         \
-    const tu_operator tu_operator_##identifier
-
-/* The table itself, in no particular order: for the test and the reference page. */
+/* The table itself, in no particular order. */
 int tu_table_count(void);
 const tu_operator *tu_table_at(int index);
 
-/* Prepares a call. Parameters are zero; set what the operator takes, then run. */
-static inline void tu_call_init(tu_call *call, const tu_operator *operator, int input_count, tt_tensor *const *inputs) {
-    call->operator= operator;
+/* ---- running ---- */
+
+/* Prepares a call. */
+static inline void tu_call_init(tu_call *call, const tu_operator *entry, int input_count, tt_tensor *const *inputs,
+                                const void *attributes) {
+    call->entry = entry;
     call->inputs = inputs;
+    call->attributes = attributes;
     call->input_count = input_count;
-    call->output_count = operator->outputs == 0 ? 1 : operator->outputs;
-    call->in_place = false;
-    call->params = (tu_params){ .dims = { { .count = -1 }, { .count = -1 } } };
+    call->output_count = entry->results + entry->saved;
+    call->in_place = call->computed = false;
+    call->results = call->few_results;
+    call->outputs = call->few_outputs;
 }
 
 /* Runs a prepared call: checks, shapes, allocates, computes, records. True on success; then call->outputs belong to the
  * scope. */
-bool tu_run_call(tu_call *call);
-static inline tt_tensor *tu_run(tu_call *call) {
-    return tu_run_call(call) ? call->outputs[0] : NULL;
-}
-tt_tensor *tu_run1(const tu_operator *operator, tt_tensor * a);
-tt_tensor *tu_run2(const tu_operator *operator, tt_tensor * a, tt_tensor *b);
-tt_tensor *tu_run1_(const tu_operator *operator, tt_tensor * a);
-tt_tensor *tu_run2_(const tu_operator *operator, tt_tensor * a, tt_tensor *b);
+bool tu_run(tu_call *call);
+/* The same from its parts: the first result, or NULL. */
+tt_tensor *tu_run_new(const tu_operator *entry, int input_count, tt_tensor *const *inputs, const void *attributes);
+tt_tensor *tu_run_in_place(const tu_operator *entry, int input_count, tt_tensor *const *inputs, const void *attributes);
+/* With all results, which may be NULL where there are none. */
+bool tu_run_many(const tu_operator *entry, int input_count, tt_tensor *const *inputs, const void *attributes,
+                 tt_tensor **results);
+/* On a list, which is checked. */
+tt_tensor *tu_run_list(const tu_operator *entry, tt_tensor_list list, const void *attributes);
+/* On a list, with one result for each of it, which belong to the scope. */
+tt_tensor_list tu_run_each(const tu_operator *entry, tt_tensor_list list, const void *attributes);
+
+/* A recorder is asked about every call of its thread, after the shape rule and before the kernel: the outputs are there
+ * and have their metadata, but no contents yet. A status other than OK ends the call with it. */
+typedef struct tu_recorder {
+    tutti_status (*record)(struct tu_recorder *recorder, tu_call *call);
+} tu_recorder;
+/* Installs a recorder for the calling thread (NULL: none) and returns the one before. */
+tu_recorder *tu_recorder_set(tu_recorder *recorder);
+
+/* ---- calls as data (call.c) ---- */
+
+/* A copy of a call's attributes in memory of attribute_bytes, which holds groups and lists; and its end. */
+tutti_status tu_attributes_copy(const tu_operator *entry, const void *attributes, void *copy);
+void tu_attributes_end(const tu_operator *entry, void *copy);
+/* "narrow(x f32 [2, 3], dim=1, start=0, length=2)"; cut where it does not fit. Returns buffer. */
+const char *tu_call_text(const tu_call *call, char *buffer, size_t size);
+/* Equal for calls of one operator with equal attributes on inputs of equal dtype, device, sizes and strides. */
+uint64_t tu_call_hash(const tu_call *call);
+/* The name of the i-th tensor argument. */
+const char *tu_argument_name(const tu_operator *entry, int input);
 
 /* Writes an error that begins with the operator's name. */
 tutti_status tu_call_error(const tu_call *call, tutti_status status, const char *format, ...) TUTTI_PRINTF(3, 4);
-/* The name of the i-th tensor argument, from the schema. */
-const char *tu_argument_name(const tu_operator *operator, int input, char *buffer, size_t size);
 
-/* ---- rules that many operators share ---- */
+/* ---- rules that many operators share (rules.c) ---- */
 
-/* Broadcasting of sizes; writes call->results[0].sizes and ndim. */
-tutti_status tu_broadcast(const tu_call *call, int first, tu_shape *result);
+/* Broadcasting of sizes; writes result's sizes, ndim and device. */
+tutti_status tu_broadcast_sizes(const tu_call *call, int first, tu_shape *result);
 /* The dtype that inputs first.. promote to. */
 tutti_dtype tu_promote(const tu_call *call, int first);
 tutti_dtype tu_promote_pair(tutti_dtype a, tutti_dtype b);
-/* The result is like input 0, contiguous. */
-tutti_status tu_shape_like_first(tu_call *call);
+/* The result is like input 0: contiguous, or with its very strides. */
+tu_shape_rule tu_shape_like_first, tu_shape_of_first;
+/* There are none. */
+tu_shape_rule tu_no_results;
+/* A dimension that the shape rule has checked, counted from 0. */
+static inline int tu_dim(int64_t dim, int ndim) {
+    return (int)(dim < 0 ? dim + ndim : dim);
+}
 
 #endif

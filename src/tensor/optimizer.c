@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Kernels of optimizer steps: in place, one walk over the parameter. Their rows in the operator table are in nn/.
+ * Kernels of optimizer steps: in place, one walk over the parameter. The public functions are in nn/.
  */
-#include "tensor/optimizer.h"
-
 #include <math.h>
 
+#include "tensor/operators.h"
 #include "tensor/parallel.h"
 #include "tensor/stage.h"
 #include "tensor/vector_math.h"
@@ -17,50 +16,49 @@ tutti_status tu_step_shape(tu_call *call) {
         return tu_call_error(call, TUTTI_ERROR_TYPE, "the parameter is %s and must be floats", tu_describe(parameter));
     for (int i = 1; i < call->input_count; i++) {
         const tt_tensor *x = call->inputs[i];
-        char name[32];
         if (x != NULL && (!tu_same_sizes(x, parameter) || x->dtype != parameter->dtype))
-            return tu_call_error(
-                call, TUTTI_ERROR_ARGUMENT, "%s is %s, and the parameter %s: shape and dtype must be the same",
-                tu_argument_name(call->operator, i, name, sizeof name), tu_describe(x), tu_describe(parameter));
+            return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
+                                 "%s is %s, and the parameter %s: shape and dtype must be the same",
+                                 tu_argument_name(call->entry, i), tu_describe(x), tu_describe(parameter));
     }
-    call->results[0] = (tu_shape){ .dtype = parameter->dtype, .device = call->device, .ndim = 1, .strides = { 1 } };
     return TUTTI_OK;
 }
 
 typedef struct step {
     void *at[4];
-    const tu_params *params;
+    const void *attributes;
 } step;
 
-#define STEP_KERNELS(suffix, type, root)                                                                      \
-    TU_CLONES static void sgd_##suffix(void *context, int64_t begin, int64_t end) {                           \
-        const step *s = context;                                                                              \
-        type *p = s->at[0], *g = s->at[1], *velocity = s->at[2];                                              \
-        type rate = (type)s->params->number[0], momentum = (type)s->params->number[1],                        \
-             decay = (type)s->params->number[2];                                                              \
-        if (velocity == NULL) {                                                                               \
-            for (int64_t i = begin; i < end; i++)                                                             \
-                p[i] -= rate * (g[i] + decay * p[i]);                                                         \
-            return;                                                                                           \
-        }                                                                                                     \
-        for (int64_t i = begin; i < end; i++) {                                                               \
-            velocity[i] = momentum * velocity[i] + g[i] + decay * p[i];                                       \
-            p[i] -= rate * velocity[i];                                                                       \
-        }                                                                                                     \
-    }                                                                                                         \
-    TU_CLONES static void adamw_##suffix(void *context, int64_t begin, int64_t end) {                         \
-        const step *s = context;                                                                              \
-        const double *n = s->params->number;                                                                  \
-        type *p = s->at[0], *g = s->at[1], *m = s->at[2], *v = s->at[3];                                      \
-        double count = (double)s->params->integer[0], decay;                                                  \
-        __builtin_memcpy(&decay, &s->params->integer[1], sizeof decay);                                       \
-        type beta1 = (type)n[1], beta2 = (type)n[2], epsilon = (type)n[3], shrink = (type)(1 - n[0] * decay); \
-        type rate = (type)(n[0] / (1 - pow(n[1], count))), correct = (type)(1 / sqrt(1 - pow(n[2], count)));  \
-        for (int64_t i = begin; i < end; i++) {                                                               \
-            m[i] = beta1 * m[i] + (1 - beta1) * g[i];                                                         \
-            v[i] = beta2 * v[i] + (1 - beta2) * g[i] * g[i];                                                  \
-            p[i] = p[i] * shrink - rate * m[i] / (root(v[i]) * correct + epsilon);                            \
-        }                                                                                                     \
+#define STEP_KERNELS(suffix, type, root)                                                                       \
+    TU_CLONES static void sgd_##suffix(void *context, int64_t begin, int64_t end) {                            \
+        const step *s = context;                                                                               \
+        type *p = s->at[0], *g = s->at[1], *velocity = s->at[2];                                               \
+        const tu_sgd_step_attributes *own = s->attributes;                                                     \
+        type rate = (type)own->learning_rate, momentum = (type)own->momentum, decay = (type)own->weight_decay; \
+        if (velocity == NULL) {                                                                                \
+            for (int64_t i = begin; i < end; i++)                                                              \
+                p[i] -= rate * (g[i] + decay * p[i]);                                                          \
+            return;                                                                                            \
+        }                                                                                                      \
+        for (int64_t i = begin; i < end; i++) {                                                                \
+            velocity[i] = momentum * velocity[i] + g[i] + decay * p[i];                                        \
+            p[i] -= rate * velocity[i];                                                                        \
+        }                                                                                                      \
+    }                                                                                                          \
+    TU_CLONES static void adamw_##suffix(void *context, int64_t begin, int64_t end) {                          \
+        const step *s = context;                                                                               \
+        const tu_adamw_step_attributes *own = s->attributes;                                                   \
+        type *p = s->at[0], *g = s->at[1], *m = s->at[2], *v = s->at[3];                                       \
+        double count = (double)own->step;                                                                      \
+        type beta1 = (type)own->beta1, beta2 = (type)own->beta2, epsilon = (type)own->epsilon;                 \
+        type shrink = (type)(1 - own->learning_rate * own->weight_decay);                                      \
+        type rate = (type)(own->learning_rate / (1 - pow(own->beta1, count)));                                 \
+        type correct = (type)(1 / sqrt(1 - pow(own->beta2, count)));                                           \
+        for (int64_t i = begin; i < end; i++) {                                                                \
+            m[i] = beta1 * m[i] + (1 - beta1) * g[i];                                                          \
+            v[i] = beta2 * v[i] + (1 - beta2) * g[i] * g[i];                                                   \
+            p[i] = p[i] * shrink - rate * m[i] / (root(v[i]) * correct + epsilon);                             \
+        }                                                                                                      \
     }
 STEP_KERNELS(f32, float, sqrtf)
 STEP_KERNELS(f64, double, sqrt)
@@ -69,7 +67,7 @@ STEP_KERNELS(f64, double, sqrt)
 static tutti_status run_step(tu_call *call, tu_parallel_body *f32, tu_parallel_body *f64) {
     tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
     tt_tensor *staged[4] = { NULL };
-    step s = { { NULL }, &call->params };
+    step s = { { NULL }, call->attributes };
     bool ready = true;
     for (int i = 0; i < call->input_count; i++) {
         if (call->inputs[i] == NULL)
@@ -80,7 +78,7 @@ static tutti_status run_step(tu_call *call, tu_parallel_body *f32, tu_parallel_b
     if (ready)
         tu_parallel(call->inputs[0]->numel, 32768, dtype == TUTTI_F32 ? f32 : f64, &s);
     for (int i = 0; i < call->input_count; i++) {
-        if (ready && staged[i] != call->inputs[i] && call->operator->written & TU_INPUT(i) && staged[i] != NULL &&
+        if (ready && staged[i] != call->inputs[i] && call->entry->written & TU_INPUT(i) && staged[i] != NULL &&
             staged[i]->numel > 0)
             tu_copy_tensor(call->inputs[i], staged[i]);
         tu_tensor_drop(staged[i]);
@@ -94,4 +92,21 @@ tutti_status tu_sgd_cpu(tu_call *call) {
 
 tutti_status tu_adamw_cpu(tu_call *call) {
     return run_step(call, adamw_f32, adamw_f64);
+}
+
+static tt_tensor *made(tu_sampler *sampler, tu_sample_kind kind) {
+    return tt_detach(tt_clone(sampler->make(sampler, kind, tt_shape(sampler->size, 3), 0)));
+}
+
+tt_tensor *tu_sgd_sample(tu_sampler *sampler) {
+    tt_tensor *parameter = made(sampler, TU_SAMPLE_NORMAL), *gradient = made(sampler, TU_SAMPLE_NORMAL);
+    tu_sgd_step(parameter, gradient, made(sampler, TU_SAMPLE_NORMAL), 0.01, 0.9, 0.1, NULL);
+    return tt_detach(parameter);
+}
+
+tt_tensor *tu_adamw_sample(tu_sampler *sampler) {
+    tt_tensor *parameter = made(sampler, TU_SAMPLE_NORMAL), *gradient = made(sampler, TU_SAMPLE_NORMAL);
+    tt_tensor *first = made(sampler, TU_SAMPLE_NORMAL), *second = made(sampler, TU_SAMPLE_POSITIVE);
+    tu_adamw_step(parameter, gradient, first, second, 3, 0.001, 0.9, 0.999, 1e-8, 0.01, NULL);
+    return tt_detach(parameter);
 }

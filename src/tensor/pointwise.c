@@ -4,32 +4,54 @@
  */
 #include "tensor/pointwise.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "tensor/convert.h"
 
-static tutti_dtype float_of(tutti_dtype dtype) {
-    return tu_is_integer(dtype) || dtype == TUTTI_BOOL ? TUTTI_F32 : dtype;
+static bool is_whole(tutti_dtype dtype) {
+    return tu_is_integer(dtype) || dtype == TUTTI_BOOL;
 }
 
-static tutti_dtype compute_dtype(const tu_call *call) {
-    const tu_pointwise *detail = call->operator->detail;
-    tutti_dtype dtype = tu_promote(call, detail->condition ? 1 : 0);
-    return tu_compute_dtype(detail->to_float ? float_of(dtype) : dtype);
+/* Numbers among the attributes: 0 none, 1 whole ones, 2 one that is not. */
+static int numbers_in(const tu_call *call) {
+    int found = 0;
+    for (int i = 0; i < call->entry->argument_count; i++) {
+        const tu_argument *argument = &call->entry->arguments[i];
+        if (argument->type != TT_ARGUMENT_DOUBLE)
+            continue;
+        double number = *(const double *)((const char *)call->attributes + argument->offset);
+        if (number != rint(number))
+            return 2;
+        found = 1;
+    }
+    return found;
 }
 
-static tu_kernel *kernel_for(const tu_pointwise *detail, tutti_dtype compute) {
+/* The dtype that the inputs promote to, and numbers with them; integers become f32 where the operator says so. */
+static tutti_dtype promoted(const tu_call *call) {
+    tutti_dtype dtype = tu_promote(call, call->entry->flags & TU_CONDITION ? 1 : 0);
+    if (!is_whole(dtype))
+        return dtype;
+    if (call->entry->flags & TU_TO_FLOAT)
+        return TUTTI_F32;
+    int numbers = numbers_in(call);
+    return numbers == 2 ? TUTTI_F32 : numbers == 1 && dtype == TUTTI_BOOL ? TUTTI_I64 : dtype;
+}
+
+static tu_kernel *kernel_for(const tu_call *call, tutti_dtype compute) {
+    const tu_pointwise_kernels *kernels = &tu_pointwise_table[call->entry->pointwise];
     switch (compute) {
     case TUTTI_F32:
-        return detail->f32;
+        return kernels->f32;
     case TUTTI_F64:
-        return detail->f64;
+        return kernels->f64;
     case TUTTI_U64:
-        return detail->u64 != NULL ? detail->u64 : detail->i64;
+        return kernels->u64;
     case TUTTI_I64:
-        return detail->i64;
+        return kernels->i64;
     default:
-        return detail->c128;
+        return kernels->c128;
     }
 }
 
@@ -53,24 +75,21 @@ static bool keep_strides(const tu_call *call, tu_shape *result) {
 }
 
 tutti_status tu_pointwise_shape(tu_call *call) {
-    const tu_pointwise *detail = call->operator->detail;
+    unsigned flags = call->entry->flags;
     tu_shape *result = &call->results[0];
-    tutti_status status = tu_broadcast(call, 0, result);
+    tutti_status status = tu_broadcast_sizes(call, 0, result);
     if (status != TUTTI_OK)
         return status;
-    if (detail->condition && call->inputs[0]->dtype != TUTTI_BOOL && !tu_is_integer(call->inputs[0]->dtype))
+    if (flags & TU_CONDITION && !is_whole(call->inputs[0]->dtype))
         return tu_call_error(call, TUTTI_ERROR_TYPE, "the condition must be bool, not %s",
                              tu_describe(call->inputs[0]));
-    tutti_dtype dtype = tu_promote(call, detail->condition ? 1 : 0);
-    tutti_dtype computed = detail->to_float ? float_of(dtype) : dtype;
-    if (kernel_for(detail, tu_compute_dtype(computed)) == NULL)
+    tutti_dtype dtype = promoted(call);
+    if (kernel_for(call, tu_compute_dtype(dtype)) == NULL)
         return tu_call_error(call, TUTTI_ERROR_TYPE, "not defined for %s", tutti_dtype_name(dtype));
-    result->dtype = detail->to_bool ? TUTTI_BOOL : computed;
-    if (detail->to_real && tu_is_complex(computed))
-        result->dtype = computed == TUTTI_C64 ? TUTTI_F32 : TUTTI_F64;
-    if (keep_strides(call, result))
-        return TUTTI_OK;
-    return tu_shape_contiguous(call->operator->name, result);
+    result->dtype = flags & TU_TO_BOOL ? TUTTI_BOOL : dtype;
+    if (flags & TU_TO_REAL && tu_is_complex(dtype))
+        result->dtype = dtype == TUTTI_C64 ? TUTTI_F32 : TUTTI_F64;
+    return keep_strides(call, result) ? TUTTI_OK : tu_shape_contiguous(call->entry->name, result);
 }
 
 /* Tiny dense tensors of the compute type need none of the loop's machinery. */
@@ -86,17 +105,17 @@ static bool run_tiny(tu_call *call, tu_kernel *kernel, tutti_dtype compute) {
         in[i] = tu_pointer(x);
     }
     if (out->numel > 0)
-        kernel(in, tu_pointer(out), out->numel, &call->params);
+        kernel(in, tu_pointer(out), out->numel, call->attributes);
     return true;
 }
 
 tutti_status tu_pointwise_cpu(tu_call *call) {
-    tutti_dtype compute = compute_dtype(call);
-    tu_kernel *kernel = kernel_for(call->operator->detail, compute);
+    tutti_dtype compute = tu_compute_dtype(promoted(call));
+    tu_kernel *kernel = kernel_for(call, compute);
     if (run_tiny(call, kernel, compute))
         return TUTTI_OK;
     tu_loop loop;
     tu_loop_init(&loop, call->outputs[0], call->input_count, call->inputs);
-    tu_loop_run(&loop, kernel, compute, &call->params);
+    tu_loop_run(&loop, kernel, compute, call->attributes);
     return TUTTI_OK;
 }

@@ -9,11 +9,9 @@
 
 #include "tensor/create.h"
 #include "tensor/loop.h"
+#include "tensor/operators.h"
 #include "tensor/parallel.h"
-#include "tensor/random.h"
 #include "tensor/vector_math.h"
-
-#define FAMILY "random"
 
 typedef struct words {
     uint32_t at[4];
@@ -42,33 +40,81 @@ void tt_seed(uint64_t seed, int rank) {
     self->counter = 0;
 }
 
-tu_random tu_random_take(int64_t count) {
-    tu_thread *self = tu_self();
-    tu_random state = { self->seed, self->counter, self->seed_rank };
-    self->counter += (uint64_t)(count + 3) / 4 * 2; /* two blocks for four elements: f64 needs 64 bits each */
-    return state;
+/* ---- the state, as a tensor of i64: seed, position, rank ---- */
+
+tutti_status tu_random_state_shape(tu_call *call) {
+    return tu_shape_from("random_state", tt_shape(3), TUTTI_I64, TUTTI_CPU, &call->results[0]);
 }
 
+tutti_status tu_random_state_cpu(tu_call *call) {
+    const tu_random_state_attributes *attributes = call->attributes;
+    tu_thread *self = tu_self();
+    int64_t *at = tu_pointer(call->outputs[0]);
+    at[0] = (int64_t)self->seed;
+    at[1] = (int64_t)self->counter;
+    at[2] = self->seed_rank;
+    self->counter +=
+        (uint64_t)(attributes->count + 3) / 4 * 2; /* two blocks for four elements: f64 needs 64 bits each */
+    call->outputs[0]->flags |= TU_NUMBER;          /* belongs to any device */
+    return TUTTI_OK;
+}
+
+tt_tensor *tu_sample_state(void) {
+    tt_seed(7, 0);
+    return tu_random_state(1);
+}
+
+/* On the device of a made input, as the table test expects of results. */
+tt_tensor *tu_random_state_sample(tu_sampler *sampler) {
+    tt_tensor *x = sampler->make(sampler, TU_SAMPLE_NORMAL, tt_shape(sampler->size), 0);
+    return tu_dropout(x, tu_sample_state(), 0.5);
+}
+
+/* For a draw of so many elements; a meta tensor draws nothing. */
+static tt_tensor *state_for(tutti_device device, int64_t count) {
+    return tu_random_state(device == TUTTI_META ? 0 : count);
+}
+
+static tutti_status check_state(const tu_call *call, const tt_tensor *state) {
+    if (state->dtype == TUTTI_I64 && state->ndim == 1 && state->numel == 3)
+        return TUTTI_OK;
+    return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "state is %s and must be what random_state gives",
+                         tu_describe(state));
+}
+
+typedef struct tu_random {
+    uint64_t seed, counter;
+    uint32_t rank;
+} tu_random;
+
+static tu_random read_state(const tt_tensor *state) {
+    const int64_t *at = tu_pointer(state);
+    return (tu_random){ (uint64_t)at[0], (uint64_t)at[1], (uint32_t)at[2] };
+}
+
+/* ---- numbers from it ---- */
+
 /* Two 64-bit words make two elements; element i uses half i % 2 of block i / 2. */
-TU_INLINE double unit(const words *w, int64_t i) {
-    uint64_t bits = (uint64_t)w->at[(i & 1) * 2] << 32 | w->at[(i & 1) * 2 + 1];
+TU_INLINE double unit(const words *block, int64_t i) {
+    uint64_t bits = (uint64_t)block->at[(i & 1) * 2] << 32 | block->at[(i & 1) * 2 + 1];
     return (double)(bits >> 11) * 0x1p-53;
 }
 
-void tu_random_uniform(tu_random state, int64_t first, int64_t count, double *out) {
-    words w = philox(state.seed, state.rank, state.counter + (uint64_t)first / 2);
+/* Elements first.. of the draw, in [0, 1). */
+static void uniform(tu_random state, int64_t first, int64_t count, double *out) {
+    words block = philox(state.seed, state.rank, state.counter + (uint64_t)first / 2);
     for (int64_t i = first; i < first + count; i++) {
         if (!(i & 1) && i != first)
-            w = philox(state.seed, state.rank, state.counter + (uint64_t)i / 2);
-        out[i - first] = unit(&w, i);
+            block = philox(state.seed, state.rank, state.counter + (uint64_t)i / 2);
+        out[i - first] = unit(&block, i);
     }
 }
 
 /* Box and Muller's pair from the two elements of a block. */
 static void normal(tu_random state, int64_t first, int64_t count, double *out) {
     for (int64_t i = first; i < first + count; i++) {
-        words w = philox(state.seed, state.rank, state.counter + (uint64_t)i / 2);
-        double radius = sqrt(-2.0 * log(1.0 - unit(&w, 0))), angle = 6.283185307179586 * unit(&w, 1);
+        words block = philox(state.seed, state.rank, state.counter + (uint64_t)i / 2);
+        double radius = sqrt(-2.0 * log(1.0 - unit(&block, 0))), angle = 6.283185307179586 * unit(&block, 1);
         out[i - first] = radius * cos(angle);
         if (!(i & 1) && i + 1 < first + count)
             out[++i - first] = radius * sin(angle);
@@ -79,62 +125,67 @@ static void normal(tu_random state, int64_t first, int64_t count, double *out) {
 
 /* ---- filling a tensor ---- */
 
+typedef enum distribution {
+    UNIFORM,        /* in [first, second) */
+    NORMAL_NUMBERS, /* mean first, deviation second */
+    WHOLE           /* in [first, second), rounded down */
+} distribution;
+
 typedef struct fill {
     tt_tensor *x;
     tu_random state;
-    const tu_params *params;
-    bool is_normal, is_integer;
+    distribution kind;
+    double first, second;
 } fill;
 
+/* The step between neighbours in [0.5, 1): a share rounded down to it does not reach 1 in the narrow type. */
+static double step_of(tutti_dtype dtype) {
+    return dtype == TUTTI_F32 ? 0x1p-24 : dtype == TUTTI_F16 ? 0x1p-11 : dtype == TUTTI_BF16 ? 0x1p-8 : 0x1p-3;
+}
+
+static void fill_piece(const fill *draw, int64_t begin, int64_t count, double *values) {
+    double first = draw->first, width = draw->second - draw->first, step = step_of(draw->x->dtype);
+    bool rounds = draw->kind == UNIFORM && draw->x->dtype != TUTTI_F64;
+    if (draw->kind == NORMAL_NUMBERS)
+        normal(draw->state, begin, count, values);
+    else
+        uniform(draw->state, begin, count, values);
+    for (int64_t i = 0; i < count; i++) {
+        if (draw->kind == NORMAL_NUMBERS)
+            values[i] = first + draw->second * values[i];
+        else if (draw->kind == WHOLE)
+            values[i] = floor(first + width * values[i]);
+        else
+            values[i] = first + width * (rounds ? floor(values[i] / step) * step : values[i]);
+    }
+}
+
 static void fill_range(void *context, int64_t begin, int64_t end) {
-    const fill *f = context;
-    const double *p = f->params->number;
-    char *data = tu_pointer(f->x);
+    const fill *draw = context;
+    char *data = tu_pointer(draw->x);
     for (int64_t i = begin; i < end; i += 256) {
         double values[256];
         int64_t count = end - i < 256 ? end - i : 256;
-        if (f->is_normal)
-            normal(f->state, i, count, values);
-        else
-            tu_random_uniform(f->state, i, count, values);
-        for (int64_t j = 0; j < count; j++) {
-            values[j] = f->is_normal ? p[0] + p[1] * values[j] : p[0] + (p[1] - p[0]) * values[j];
-            if (f->is_integer)
-                values[j] = floor(values[j]);
-        }
-        /* Rounding to a narrow type must not reach the upper end. */
-        if (!f->is_normal && !f->is_integer && f->x->dtype != TUTTI_F64)
-            for (int64_t j = 0; j < count; j++) {
-                double step = f->x->dtype == TUTTI_F32    ? 0x1p-24
-                              : f->x->dtype == TUTTI_F16  ? 0x1p-11
-                              : f->x->dtype == TUTTI_BF16 ? 0x1p-8
-                                                          : 0x1p-3;
-                double share = (values[j] - p[0]) / (p[1] - p[0]);
-                values[j] = p[0] + (p[1] - p[0]) * (floor(share / step) * step);
-            }
+        fill_piece(draw, i, count, values);
         /* Converting known dtypes cannot fail. */
         tutti_status status =
-            tutti_convert(values, TUTTI_F64, data + i * tu_dtype_bytes[f->x->dtype], f->x->dtype, (size_t)count);
+            tutti_convert(values, TUTTI_F64, data + i * tu_dtype_bytes[draw->x->dtype], draw->x->dtype, (size_t)count);
         (void)status;
     }
 }
 
-static tutti_status fill_random(tu_call *call, bool is_normal, bool is_integer) {
+static tutti_status fill_random(tu_call *call, const tt_tensor *state, distribution kind, double first, double second) {
     tt_tensor *x = call->outputs[0], *dense = x;
     if (!(x->flags & TU_CONTIGUOUS)) {
         tu_shape shape = tu_shape_of(x);
-        tutti_status status = tu_shape_contiguous(call->operator->name, &shape);
+        tutti_status status = tu_shape_contiguous(call->entry->name, &shape);
         if (status != TUTTI_OK)
             return status;
         if ((dense = tu_tensor_new(&shape)) == NULL)
             return TUTTI_ERROR_MEMORY;
     }
-    fill f = { dense, tu_random_take(x->numel), &call->params, is_normal, is_integer };
-    if (tu_is_complex(x->dtype)) {
-        tu_tensor_drop(dense == x ? NULL : dense);
-        return tu_call_error(call, TUTTI_ERROR_TYPE, "not defined for %s", tutti_dtype_name(x->dtype));
-    }
-    tu_parallel(x->numel, 65536, fill_range, &f);
+    fill draw = { dense, read_state(state), kind, first, second };
+    tu_parallel(x->numel, 65536, fill_range, &draw);
     if (dense != x) {
         tu_copy_tensor(x, dense);
         tu_tensor_drop(dense);
@@ -142,162 +193,136 @@ static tutti_status fill_random(tu_call *call, bool is_normal, bool is_integer) 
     return TUTTI_OK;
 }
 
-static tutti_status uniform_cpu(tu_call *call) {
-    return fill_random(call, false, false);
-}
-static tutti_status normal_cpu(tu_call *call) {
-    return fill_random(call, true, false);
-}
-static tutti_status integer_cpu(tu_call *call) {
-    return fill_random(call, false, true);
+/* ---- new tensors ---- */
+
+static tutti_status drawn_shape(tu_call *call, tt_dims shape, tutti_dtype dtype, tutti_device device) {
+    if (tu_is_complex(dtype))
+        return tu_call_error(call, TUTTI_ERROR_TYPE, "not defined for %s", tutti_dtype_name(dtype));
+    tutti_status status = check_state(call, call->inputs[0]);
+    return status == TUTTI_OK ? tu_create_shape(call, shape, dtype, device) : status;
 }
 
-/* Their values cannot be compared with a reference, so that the table test sees them times zero. */
-static tt_options where_of(tt_tensor *x) {
-    tt_options options = TT_OPTIONS_INIT;
-    options.device = tt_device_of(x);
-    return options;
+tutti_status tu_rand_shape(tu_call *call) { /* and randn's, whose attributes are the same */
+    const tu_rand_attributes *attributes = call->attributes;
+    return drawn_shape(call, attributes->shape, attributes->dtype, attributes->device);
 }
-static tt_tensor *rand_sample(tu_sampler *s) {
-    tt_tensor *x = tu_normal(s, tt_shape(s->n));
-    tt_options options = where_of(x);
-    return tt_mul_scalar(tt_rand(tt_shape(s->n, 3), TUTTI_F64, &options), 0);
-}
-static tt_tensor *randn_sample(tu_sampler *s) {
-    tt_tensor *x = tu_normal(s, tt_shape(s->n));
-    tt_options options = where_of(x);
-    return tt_mul_scalar(tt_randn(tt_shape(s->n, 3), TUTTI_F64, &options), 0);
-}
-static tt_tensor *randint_sample(tu_sampler *s) {
-    tt_tensor *x = tu_normal(s, tt_shape(s->n));
-    tt_options options = where_of(x);
-    return tt_mul_scalar(tt_randint(2, 9, tt_shape(s->n, 3), TUTTI_I64, &options), 0);
-}
-TU_OPERATOR(rand) = { .name = "rand",
-                      .schema = "rand(shape, dtype, options) -> tensor",
-                      .summary = "uniform in [0, 1)",
-                      .family = FAMILY,
-                      .flags = TU_IMPURE,
-                      .shape = tu_create_shape,
-                      .cpu = uniform_cpu,
-                      .sample = rand_sample };
-TU_OPERATOR(randn) = { .name = "randn",
-                       .schema = "randn(shape, dtype, options) -> tensor",
-                       .summary = "normal, mean 0 and variance 1",
-                       .family = FAMILY,
-                       .flags = TU_IMPURE,
-                       .shape = tu_create_shape,
-                       .cpu = normal_cpu,
-                       .sample = randn_sample };
-TU_OPERATOR(randint) = { .name = "randint",
-                         .schema = "randint(low, high, shape, dtype, options) -> tensor",
-                         .summary = "whole numbers in [low, high)",
-                         .family = FAMILY,
-                         .flags = TU_IMPURE,
-                         .shape = tu_create_shape,
-                         .cpu = integer_cpu,
-                         .sample = randint_sample };
 
-static tt_tensor *draw(const tu_operator *operator, double a, double b, tt_dims shape, tutti_dtype dtype,
-                       const tt_options *options) {
-    tu_call call;
-    tu_call_init(&call, operator, 0, NULL);
-    call.params.number[0] = a;
-    call.params.number[1] = b;
-    return tu_create(&call, shape, dtype, options);
+tutti_status tu_rand_cpu(tu_call *call) {
+    return fill_random(call, call->inputs[0], UNIFORM, 0, 1);
+}
+
+tutti_status tu_randn_cpu(tu_call *call) {
+    return fill_random(call, call->inputs[0], NORMAL_NUMBERS, 0, 1);
+}
+
+tutti_status tu_randint_shape(tu_call *call) {
+    const tu_randint_attributes *attributes = call->attributes;
+    if (attributes->high <= attributes->low)
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "[%lld, %lld) holds no number", (long long)attributes->low,
+                             (long long)attributes->high);
+    return drawn_shape(call, attributes->shape, attributes->dtype, attributes->device);
+}
+
+tutti_status tu_randint_cpu(tu_call *call) {
+    const tu_randint_attributes *attributes = call->attributes;
+    return fill_random(call, call->inputs[0], WHOLE, (double)attributes->low, (double)attributes->high);
+}
+
+/* How many elements a shape has, for the generator; a wrong shape is the shape rule's to refuse. */
+static int64_t elements(tt_dims shape) {
+    int64_t count = 1;
+    for (int i = 0; i < shape.count && i < TT_MAX_DIMS; i++)
+        if (shape.at[i] < 0 || __builtin_mul_overflow(count, shape.at[i], &count))
+            return 0;
+    return count;
 }
 
 tt_tensor *tt_rand(tt_dims shape, tutti_dtype dtype, const tt_options *options) {
-    return draw(&tu_operator_rand, 0, 1, shape, dtype, options);
+    tt_options full;
+    if (!tu_create_begin(options, &full))
+        return NULL;
+    return tu_create_end(tu_rand(state_for(full.device, elements(shape)), shape, dtype, full.device), &full);
 }
 
 tt_tensor *tt_randn(tt_dims shape, tutti_dtype dtype, const tt_options *options) {
-    return draw(&tu_operator_randn, 0, 1, shape, dtype, options);
+    tt_options full;
+    if (!tu_create_begin(options, &full))
+        return NULL;
+    return tu_create_end(tu_randn(state_for(full.device, elements(shape)), shape, dtype, full.device), &full);
 }
 
 tt_tensor *tt_randint(int64_t low, int64_t high, tt_dims shape, tutti_dtype dtype, const tt_options *options) {
-    if (high <= low) {
-        tu_fail(TUTTI_ERROR_ARGUMENT, "randint: [%lld, %lld) holds no number", (long long)low, (long long)high);
+    tt_options full;
+    if (!tu_create_begin(options, &full))
         return NULL;
-    }
-    return draw(&tu_operator_randint, (double)low, (double)high, shape, dtype, options);
+    tt_tensor *state = state_for(full.device, elements(shape));
+    return tu_create_end(tu_randint(state, low, high, shape, dtype, full.device), &full);
 }
 
 /* ---- in place ---- */
 
-static void no_gradient(tu_gradient *gradient) {
-    gradient->results[0] = tt_zeros_like(gradient->grads[0]);
+tutti_status tu_redraw_shape(tu_call *call) {
+    if (tu_is_complex(call->inputs[0]->dtype))
+        return tu_call_error(call, TUTTI_ERROR_TYPE, "not defined for %s", tu_describe(call->inputs[0]));
+    tutti_status status = check_state(call, call->inputs[1]);
+    return status == TUTTI_OK ? tu_shape_like_first(call) : status;
 }
-static tt_tensor *uniform_sample(tu_sampler *s) {
-    return tt_mul_scalar(tt_uniform_(tt_zeros_like(tu_normal(s, tt_shape(s->n, 3))), 1, 2), 0);
-}
-static tt_tensor *normal_sample(tu_sampler *s) {
-    return tt_mul_scalar(tt_normal_(tt_zeros_like(tu_normal(s, tt_shape(s->n, 3))), 1, 2), 0);
-}
-TU_OPERATOR(uniform) = { .name = "uniform",
-                         .schema = "uniform(x, low, high) -> tensor",
-                         .summary = "uniform in [low, high), in x's shape",
-                         .family = FAMILY,
-                         .flags = TU_IMPURE | TU_HAS_IN_PLACE,
-                         .shape = tu_shape_like_first,
-                         .cpu = uniform_cpu,
-                         .gradient = no_gradient,
-                         .sample = uniform_sample };
-TU_OPERATOR(normal) = { .name = "normal",
-                        .schema = "normal(x, mean, deviation) -> tensor",
-                        .summary = "normal, in x's shape",
-                        .family = FAMILY,
-                        .flags = TU_IMPURE | TU_HAS_IN_PLACE,
-                        .shape = tu_shape_like_first,
-                        .cpu = normal_cpu,
-                        .gradient = no_gradient,
-                        .sample = normal_sample };
 
-static tt_tensor *redraw(const tu_operator *operator, tt_tensor * x, double a, double b) {
-    tu_call call;
-    tu_call_init(&call, operator, 1, &x);
-    call.params.number[0] = a;
-    call.params.number[1] = b;
-    call.in_place = true;
-    return tu_run(&call);
+tutti_status tu_uniform_cpu(tu_call *call) {
+    const tu_uniform_attributes *attributes = call->attributes;
+    return fill_random(call, call->inputs[1], UNIFORM, attributes->low, attributes->high);
+}
+
+tutti_status tu_normal_cpu(tu_call *call) {
+    const tu_normal_attributes *attributes = call->attributes;
+    return fill_random(call, call->inputs[1], NORMAL_NUMBERS, attributes->mean, attributes->deviation);
+}
+
+/* The state for a draw in x's shape; NULL with the pending error set where x is none. */
+static tt_tensor *state_like(const char *who, const tt_tensor *x) {
+    if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check(who, "x", x)) != TUTTI_OK)
+        return NULL;
+    return state_for(x->device, x->numel);
 }
 
 tt_tensor *tt_uniform_(tt_tensor *x, double low, double high) {
-    return redraw(&tu_operator_uniform, x, low, high);
+    tt_tensor *state = state_like("uniform_", x);
+    return state != NULL ? tu_uniform_(x, state, low, high) : NULL;
 }
 
 tt_tensor *tt_normal_(tt_tensor *x, double mean, double deviation) {
-    return redraw(&tu_operator_normal, x, mean, deviation);
+    tt_tensor *state = state_like("normal_", x);
+    return state != NULL ? tu_normal_(x, state, mean, deviation) : NULL;
 }
 
 /* ---- dropout ---- */
 
-static tutti_status dropout_shape(tu_call *call) {
-    double p = call->params.number[0];
-    if (!(p >= 0 && p < 1))
-        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "p is %g and must be in [0, 1)", p);
+tutti_status tu_dropout_shape(tu_call *call) {
+    const tu_dropout_attributes *attributes = call->attributes;
+    if (!(attributes->share >= 0 && attributes->share < 1))
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "p is %g and must be in [0, 1)", attributes->share);
     if (!tu_is_float(call->inputs[0]->dtype))
         return tu_call_error(call, TUTTI_ERROR_TYPE, "not defined for %s", tu_describe(call->inputs[0]));
-    return tu_shape_like_first(call);
+    tutti_status status = check_state(call, call->inputs[1]);
+    return status == TUTTI_OK ? tu_shape_like_first(call) : status;
 }
 
-/* The mask is drawn, as a tensor of 0 and 1/(1-p), from the state in the parameters: forward and backward draw the
- * same. */
-static tutti_status dropout_cpu(tu_call *call) {
+/* The mask, of 0 and 1/(1-p), is drawn from the state: forward and backward draw the same. */
+tutti_status tu_dropout_cpu(tu_call *call) {
+    const tu_dropout_attributes *attributes = call->attributes;
     tt_tensor *out = call->outputs[0];
-    const int64_t *at = call->params.integer;
-    double p = call->params.number[0], kept = 1 / (1 - p);
-    tu_random state = { (uint64_t)at[0], (uint64_t)at[1], (uint32_t)at[2] };
+    tu_random state = read_state(call->inputs[1]);
+    double kept = 1 / (1 - attributes->share);
     tu_copy_tensor(out, call->inputs[0]);
     char *data = tu_pointer(out);
     for (int64_t i = 0; i < out->numel; i += 256) {
         double draws[256], values[256];
         int64_t count = out->numel - i < 256 ? out->numel - i : 256;
         char *piece = data + i * tu_dtype_bytes[out->dtype];
-        tu_random_uniform(state, i, count, draws);
+        uniform(state, i, count, draws);
         tutti_status status = tutti_convert(piece, out->dtype, values, TUTTI_F64, (size_t)count);
         for (int64_t j = 0; j < count; j++)
-            values[j] = draws[j] < p ? 0 : values[j] * kept;
+            values[j] = draws[j] < attributes->share ? 0 : values[j] * kept;
         if (status == TUTTI_OK)
             status = tutti_convert(values, TUTTI_F64, piece, out->dtype, (size_t)count);
         if (status != TUTTI_OK)
@@ -306,38 +331,7 @@ static tutti_status dropout_cpu(tu_call *call) {
     return TUTTI_OK;
 }
 
-static tt_tensor *dropout_with(tt_tensor *x, double p, tu_random state);
-static void dropout_gradient(tu_gradient *gradient) {
-    const int64_t *at = gradient->params->integer;
-    gradient->results[0] = dropout_with(gradient->grads[0], gradient->params->number[0],
-                                        (tu_random){ (uint64_t)at[0], (uint64_t)at[1], (uint32_t)at[2] });
-}
-static tt_tensor *dropout_sample(tu_sampler *s) {
-    tt_seed(7, 0);
-    return tt_dropout(tu_normal(s, tt_shape(s->n, 5)), 0.4);
-}
-TU_OPERATOR(dropout) = { .name = "dropout",
-                         .schema = "dropout(x, p) -> tensor",
-                         .summary = "zeroes a share p, divides the rest by 1 - p",
-                         .family = FAMILY,
-                         .flags = TU_IMPURE,
-                         .shape = dropout_shape,
-                         .cpu = dropout_cpu,
-                         .gradient = dropout_gradient,
-                         .sample = dropout_sample };
-
-static tt_tensor *dropout_with(tt_tensor *x, double p, tu_random state) {
-    tu_call call;
-    tu_call_init(&call, &tu_operator_dropout, 1, &x);
-    call.params.number[0] = p;
-    call.params.integer[0] = (int64_t)state.seed;
-    call.params.integer[1] = (int64_t)state.counter;
-    call.params.integer[2] = state.rank;
-    return tu_run(&call);
-}
-
 tt_tensor *tt_dropout(tt_tensor *x, double p) {
-    if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("dropout", "x", x)) != TUTTI_OK)
-        return NULL;
-    return dropout_with(x, p, tu_random_take(x->numel));
+    tt_tensor *state = state_like("dropout", x);
+    return state != NULL ? tu_dropout(x, state, p) : NULL;
 }

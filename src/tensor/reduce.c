@@ -9,10 +9,10 @@
 
 #include "tensor/convert.h"
 #include "tensor/loop.h"
+#include "tensor/operators.h"
 #include "tensor/parallel.h"
 #include "tensor/vector_math.h"
 
-#define FAMILY "reductions"
 #define BLOCK 1024 /* elements of one first-level sum */
 
 typedef double _Complex c128;
@@ -24,7 +24,7 @@ typedef struct reducer {
     void (*start)(void *to, int64_t count);
 } reducer;
 
-typedef struct reduction {
+typedef struct tu_reduction {
     reducer f32, f64, i64, u64, c128;
     bool to_bool; /* any, all: result and elements are truth values */
     bool widen;   /* integers give i64 */
@@ -98,6 +98,17 @@ REDUCER(min_i64, int64_t, INT64_MAX, (a < b ? a : b))
 REDUCER(min_u64, uint64_t, UINT64_MAX, (a < b ? a : b))
 REDUCER(any_i64, int64_t, 0, ((a | b) != 0))
 REDUCER(all_i64, int64_t, 1, (a != 0 && b != 0))
+
+/* Of the rows that share the rule and the kernel below: what their results are. */
+const struct tu_reduction tu_sum_detail = { R(sum_f32), R(sum_f64), R(sum_i64), .c128 = R(sum_c128), .widen = true };
+const struct tu_reduction tu_mean_detail = { R(sum_f32), R(sum_f64), .c128 = R(sum_c128), .float_only = true,
+                                             .mean = true };
+const struct tu_reduction tu_prod_detail = { R(prod_f32), R(prod_f64), R(prod_i64), .c128 = R(prod_c128),
+                                             .widen = true };
+const struct tu_reduction tu_amax_detail = { R(max_f32), R(max_f64), R(max_i64), R(max_u64), .no_empty = true };
+const struct tu_reduction tu_amin_detail = { R(min_f32), R(min_f64), R(min_i64), R(min_u64), .no_empty = true };
+const struct tu_reduction tu_any_detail = { .i64 = R(any_i64), .to_bool = true };
+const struct tu_reduction tu_all_detail = { .i64 = R(all_i64), .to_bool = true };
 
 static const reducer *reducer_for(const reduction *r, tutti_dtype compute) {
     switch (compute) {
@@ -215,7 +226,7 @@ static tutti_status reduced_dims(const tu_call *call, const tt_dims *dims, unsig
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%d dimensions given", dims->count);
     for (int i = 0; i < dims->count; i++) {
         int dim;
-        tutti_status status = tu_wrap_dim(call->operator->name, dims->at[i], ndim, &dim);
+        tutti_status status = tu_wrap_dim(call->entry->name, dims->at[i], ndim, &dim);
         if (status != TUTTI_OK)
             return status;
         if (*mask & 1u << dim)
@@ -226,11 +237,12 @@ static tutti_status reduced_dims(const tu_call *call, const tt_dims *dims, unsig
     return TUTTI_OK;
 }
 
-static tutti_status reduce_shape(tu_call *call) {
-    const reduction *r = call->operator->detail;
+tutti_status tu_reduce_shape(tu_call *call) {
+    const tu_sum_dims_attributes *attributes = call->attributes; /* of every reduction */
+    const reduction *r = call->entry->detail;
     const tt_tensor *x = call->inputs[0];
     unsigned mask;
-    tutti_status status = reduced_dims(call, &call->params.dims[0], &mask);
+    tutti_status status = reduced_dims(call, &attributes->dims, &mask);
     if (status != TUTTI_OK)
         return status;
     if (reducer_for(r, r->to_bool ? TUTTI_I64 : tu_compute_dtype(x->dtype))->row == NULL ||
@@ -248,13 +260,13 @@ static tutti_status reduce_shape(tu_call *call) {
             count *= x->sizes[i];
         if (!(mask & 1u << i))
             result->sizes[result->ndim++] = x->sizes[i];
-        else if (call->params.integer[0])
+        else if (attributes->keep_dims)
             result->sizes[result->ndim++] = 1;
     }
     if (r->no_empty && count == 0)
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
                              "%s has no elements in the dimensions to reduce, and so no extremum", tu_describe(x));
-    return tu_shape_contiguous(call->operator->name, result);
+    return tu_shape_contiguous(call->entry->name, result);
 }
 
 /* Sizes as alternating runs of kept and reduced dimensions; returns how many runs. */
@@ -336,14 +348,15 @@ static tutti_status fold_runs(const reducer *r, size_t size, const char *from, i
     return status;
 }
 
-static tutti_status reduce_cpu(tu_call *call) {
-    const reduction *r = call->operator->detail;
+tutti_status tu_reduce_cpu(tu_call *call) {
+    const tu_sum_dims_attributes *attributes = call->attributes;
+    const reduction *r = call->entry->detail;
     const tt_tensor *x = call->inputs[0];
     tt_tensor *out = call->outputs[0];
     tutti_dtype compute = r->to_bool ? TUTTI_I64 : tu_compute_dtype(x->dtype);
     const reducer *kernels = reducer_for(r, compute);
     unsigned mask;
-    tutti_status status = reduced_dims(call, &call->params.dims[0], &mask);
+    tutti_status status = reduced_dims(call, &attributes->dims, &mask);
     if (status != TUTTI_OK || out->numel == 0)
         return status;
     tt_tensor *dense = dense_of(x, compute, r->to_bool);
@@ -382,20 +395,14 @@ static tutti_status reduce_cpu(tu_call *call) {
     return status;
 }
 
-/* ---- entries ---- */
+/* ---- gradients and shorthands ---- */
 
-static tt_tensor *reduce(const tu_operator *operator, tt_tensor * x, tt_dims dims, bool keep) {
-    tu_call call;
-    tu_call_init(&call, operator, 1, &x);
-    call.params.dims[0] = dims;
-    call.params.integer[0] = keep;
-    return tu_run(&call);
-}
-
-/* A reduced tensor, with the reduced dimensions put back as size 1. */
+/* All reductions have the same attributes, so that this serves each. A reduced tensor, with the reduced dimensions put
+ * back as size 1. */
 static tt_tensor *with_kept(const tu_gradient *gradient, tt_tensor *x) {
+    const tu_sum_dims_attributes *attributes = gradient->attributes;
     const tu_shape *shape = tu_input_shape(gradient, 0);
-    const tt_dims *dims = &gradient->params->dims[0];
+    const tt_dims *dims = &attributes->dims;
     tt_dims kept = tt_dims_of(shape->ndim, shape->sizes);
     for (int i = 0; i < shape->ndim && dims->count <= 0; i++)
         kept.at[i] = 1;
@@ -403,55 +410,23 @@ static tt_tensor *with_kept(const tu_gradient *gradient, tt_tensor *x) {
         kept.at[dims->at[i] < 0 ? dims->at[i] + shape->ndim : dims->at[i]] = 1;
     return tt_view(x, kept);
 }
-static void sum_gradient(tu_gradient *gradient) {
+void tu_sum_gradient(tu_gradient *gradient) {
     gradient->results[0] = tt_expand(with_kept(gradient, gradient->grads[0]), tu_input_dims(gradient, 0));
-}
-static tt_tensor *sum_sample(tu_sampler *s) {
-    return tt_sum_dims(tu_normal(s, tt_shape(3, s->n, 4)), tt_shape(0, -1), false);
-}
-TU_OPERATOR(sum) = { .name = "sum",
-                     .schema = "sum(x, dims, keep) -> tensor",
-                     .summary = "sums; integers and bool in i64",
-                     .family = FAMILY,
-                     .shape = reduce_shape,
-                     .cpu = reduce_cpu,
-                     .gradient = sum_gradient,
-                     .sample = sum_sample,
-                     .detail = &(const reduction){ R(sum_f32), R(sum_f64), R(sum_i64), .c128 = R(sum_c128),
-                                                   .widen = true } };
-tt_tensor *tt_sum_dims(tt_tensor *x, tt_dims dims, bool keep) {
-    return reduce(&tu_operator_sum, x, dims, keep);
 }
 tt_tensor *tt_sum(tt_tensor *x) {
     return tt_sum_dims(x, tt_no_dims(), false);
 }
 
-static void mean_gradient(tu_gradient *gradient) {
+void tu_mean_gradient(tu_gradient *gradient) {
     int64_t count = tu_shape_numel(tu_input_shape(gradient, 0)), outputs = gradient->grads[0]->numel;
     tt_tensor *share = tt_mul_scalar(gradient->grads[0], count == 0 ? 0 : (double)outputs / (double)count);
     gradient->results[0] = tt_expand(with_kept(gradient, share), tu_input_dims(gradient, 0));
-}
-static tt_tensor *mean_sample(tu_sampler *s) {
-    return tt_mean_dims(tu_normal(s, tt_shape(s->n, 4)), tt_shape(1), true);
-}
-TU_OPERATOR(mean) = { .name = "mean",
-                      .schema = "mean(x, dims, keep) -> tensor",
-                      .summary = "averages; floats only",
-                      .family = FAMILY,
-                      .shape = reduce_shape,
-                      .cpu = reduce_cpu,
-                      .gradient = mean_gradient,
-                      .sample = mean_sample,
-                      .detail = &(const reduction){ R(sum_f32), R(sum_f64), .c128 = R(sum_c128), .float_only = true,
-                                                    .mean = true } };
-tt_tensor *tt_mean_dims(tt_tensor *x, tt_dims dims, bool keep) {
-    return reduce(&tu_operator_mean, x, dims, keep);
 }
 tt_tensor *tt_mean(tt_tensor *x) {
     return tt_mean_dims(x, tt_no_dims(), false);
 }
 
-static void extremum_gradient(tu_gradient *gradient) {
+void tu_extremum_gradient(tu_gradient *gradient) {
     tt_tensor *x = tu_saved(gradient, TU_INPUT(0)), *y = with_kept(gradient, tu_saved(gradient, TU_OUTPUT(0)));
     if (y == NULL)
         return;
@@ -459,117 +434,45 @@ static void extremum_gradient(tu_gradient *gradient) {
     tt_tensor *share = tt_div(with_kept(gradient, gradient->grads[0]), tt_sum_to(equal, tt_sizes(y)));
     gradient->results[0] = tt_mul(equal, share);
 }
-static tt_tensor *amax_sample(tu_sampler *s) {
-    return tt_amax(tu_normal(s, tt_shape(s->n, 4)), tt_shape(1), false);
-}
-static tt_tensor *amin_sample(tu_sampler *s) {
-    return tt_amin(tu_normal(s, tt_shape(s->n, 4)), tt_shape(1), true);
-}
-TU_OPERATOR(amax) = { .name = "amax",
-                      .schema = "amax(x, dims, keep) -> tensor",
-                      .summary = "the largest; passes a NaN on; equal ones share the gradient",
-                      .family = FAMILY,
-                      .shape = reduce_shape,
-                      .cpu = reduce_cpu,
-                      .gradient = extremum_gradient,
-                      .saves = { TU_INPUT(0) | TU_OUTPUT(0) },
-                      .sample = amax_sample,
-                      .detail = &(const reduction){ R(max_f32), R(max_f64), R(max_i64), R(max_u64),
-                                                    .no_empty = true } };
-TU_OPERATOR(amin) = { .name = "amin",
-                      .schema = "amin(x, dims, keep) -> tensor",
-                      .summary = "the smallest; passes a NaN on; equal ones share the gradient",
-                      .family = FAMILY,
-                      .shape = reduce_shape,
-                      .cpu = reduce_cpu,
-                      .gradient = extremum_gradient,
-                      .saves = { TU_INPUT(0) | TU_OUTPUT(0) },
-                      .sample = amin_sample,
-                      .detail = &(const reduction){ R(min_f32), R(min_f64), R(min_i64), R(min_u64),
-                                                    .no_empty = true } };
-tt_tensor *tt_amax(tt_tensor *x, tt_dims dims, bool keep) {
-    return reduce(&tu_operator_amax, x, dims, keep);
-}
-tt_tensor *tt_amin(tt_tensor *x, tt_dims dims, bool keep) {
-    return reduce(&tu_operator_amin, x, dims, keep);
-}
 
-/* Exact where no element is 0; a 0 gives NaN, as the quotient does. */
-static void prod_gradient(tu_gradient *gradient) {
-    tt_tensor *x = tu_saved(gradient, TU_INPUT(0)), *y = with_kept(gradient, tu_saved(gradient, TU_OUTPUT(0)));
-    gradient->results[0] = tt_div(tt_mul(with_kept(gradient, gradient->grads[0]), y), x);
-}
-static tt_tensor *prod_sample(tu_sampler *s) {
-    return tt_prod(tu_positive(s, tt_shape(s->n, 4)), tt_shape(1), false);
-}
-TU_OPERATOR(prod) = { .name = "prod",
-                      .schema = "prod(x, dims, keep) -> tensor",
-                      .summary = "products; integers and bool in i64",
-                      .family = FAMILY,
-                      .shape = reduce_shape,
-                      .cpu = reduce_cpu,
-                      .gradient = prod_gradient,
-                      .saves = { TU_INPUT(0) | TU_OUTPUT(0) },
-                      .sample = prod_sample,
-                      .detail = &(const reduction){ R(prod_f32), R(prod_f64), R(prod_i64), .c128 = R(prod_c128),
-                                                    .widen = true } };
-tt_tensor *tt_prod(tt_tensor *x, tt_dims dims, bool keep) {
-    return reduce(&tu_operator_prod, x, dims, keep);
-}
-
-static tt_tensor *any_sample(tu_sampler *s) {
-    return tt_any(tu_mask(s, tt_shape(s->n, 4)), tt_shape(1), false);
-}
-static tt_tensor *all_sample(tu_sampler *s) {
-    return tt_all(tu_mask(s, tt_shape(s->n, 4)), tt_shape(1), false);
-}
-TU_OPERATOR(any) = { .name = "any",
-                     .schema = "any(x, dims, keep) -> bool tensor",
-                     .summary = "whether one is not zero",
-                     .family = FAMILY,
-                     .shape = reduce_shape,
-                     .cpu = reduce_cpu,
-                     .sample = any_sample,
-                     .detail = &(const reduction){ .i64 = R(any_i64), .to_bool = true } };
-TU_OPERATOR(all) = { .name = "all",
-                     .schema = "all(x, dims, keep) -> bool tensor",
-                     .summary = "whether none is zero",
-                     .family = FAMILY,
-                     .shape = reduce_shape,
-                     .cpu = reduce_cpu,
-                     .sample = all_sample,
-                     .detail = &(const reduction){ .i64 = R(all_i64), .to_bool = true } };
-tt_tensor *tt_any(tt_tensor *x, tt_dims dims, bool keep) {
-    return reduce(&tu_operator_any, x, dims, keep);
-}
-tt_tensor *tt_all(tt_tensor *x, tt_dims dims, bool keep) {
-    return reduce(&tu_operator_all, x, dims, keep);
+/* The product of the others: the quotient where there is no 0; at a single 0 the product of the rest; else 0. */
+void tu_prod_gradient(tu_gradient *gradient) {
+    const tu_prod_attributes *attributes = gradient->attributes;
+    tt_tensor *x = tu_saved(gradient, TU_INPUT(0)), *none = tt_number(0);
+    tt_tensor *is_zero = tt_eq(x, none), *filled = tt_where(is_zero, tt_ones_like(x), x);
+    tt_tensor *zeros = tt_sum_dims(is_zero, attributes->dims, true);
+    tt_tensor *rest = tt_prod(filled, attributes->dims, true);
+    tt_tensor *at_zero = tt_where(tt_eq(zeros, tt_number(1)), rest, none);
+    tt_tensor *elsewhere = tt_where(tt_eq(zeros, none), tt_div(rest, filled), none);
+    gradient->results[0] =
+        tt_mul(with_kept(gradient, gradient->grads[0]), tu_conjugate(tt_where(is_zero, at_zero, elsewhere)));
 }
 
 /* ---- argmax ---- */
 
-static tutti_status argmax_shape(tu_call *call) {
+tutti_status tu_argmax_shape(tu_call *call) {
+    const tu_argmax_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0];
     int dim;
-    tutti_status status = tu_wrap_dim("argmax", call->params.integer[1], x->ndim, &dim);
+    tutti_status status = tu_wrap_dim("argmax", attributes->dim, x->ndim, &dim);
     if (status != TUTTI_OK)
         return status;
     if (tu_is_complex(x->dtype) || x->ndim == 0 || x->sizes[dim] == 0)
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "dimension %d of %s has no largest element", dim,
                              tu_describe(x));
-    call->params.integer[1] = dim;
     call->results[0] = tu_shape_of(x);
     call->results[0].dtype = TUTTI_I64;
     call->results[0].sizes[dim] = 1;
-    if (!call->params.integer[0]) {
+    if (!attributes->keep_dims) {
         tu_shape *result = &call->results[0];
         memmove(result->sizes + dim, result->sizes + dim + 1, (size_t)(--result->ndim - dim) * sizeof result->sizes[0]);
     }
     return tu_shape_contiguous("argmax", &call->results[0]);
 }
-static tutti_status argmax_cpu(tu_call *call) {
+tutti_status tu_argmax_cpu(tu_call *call) {
+    const tu_argmax_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0];
-    int dim = (int)call->params.integer[1];
+    int dim = tu_dim(attributes->dim, call->inputs[0]->ndim);
     bool whole = !tu_is_float(x->dtype);
     tt_tensor *dense = dense_of(x, whole ? TUTTI_I64 : TUTTI_F64, false);
     if (dense == NULL)
@@ -593,49 +496,21 @@ static tutti_status argmax_cpu(tu_call *call) {
     tu_tensor_drop(dense);
     return TUTTI_OK;
 }
-static tt_tensor *argmax_sample(tu_sampler *s) {
-    return tt_argmax(tu_normal(s, tt_shape(s->n, 4)), 1, false);
-}
-TU_OPERATOR(argmax) = { .name = "argmax",
-                        .schema = "argmax(x, dim, keep) -> i64 tensor",
-                        .summary = "where the largest is; the first of equal ones",
-                        .family = FAMILY,
-                        .shape = argmax_shape,
-                        .cpu = argmax_cpu,
-                        .sample = argmax_sample };
-tt_tensor *tt_argmax(tt_tensor *x, int dim, bool keep) {
-    tu_call call;
-    tu_call_init(&call, &tu_operator_argmax, 1, &x);
-    call.params.integer[0] = keep;
-    call.params.integer[1] = dim;
-    return tu_run(&call);
-}
 
 /* ---- composites ---- */
 
-static tt_tensor *norm_sample(tu_sampler *s) {
-    tt_tensor *x = tu_normal(s, tt_shape(s->n, 3));
-    return s->n == 0 ? tt_sum(x) : tt_norm(x);
-}
-TU_OPERATOR(norm) = { .name = "norm",
-                      .schema = "norm(x) -> tensor",
-                      .summary = "square root of the sum of squares",
-                      .family = FAMILY,
-                      .flags = TU_COMPOSITE,
-                      .sample = norm_sample };
+/* Narrow floats are squared in f32, where they do not overflow. At 0 the root is left out, so that its slope, which is
+ * infinite there, meets no 0. */
 tt_tensor *tt_norm(tt_tensor *x) {
-    return tt_sqrt(tt_sum(tt_square(tt_abs(x))));
+    if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("norm", "x", x)) != TUTTI_OK)
+        return NULL;
+    tutti_dtype dtype = x->dtype;
+    bool narrow = tu_is_float(dtype) && tu_dtype_bytes[dtype] < 4;
+    tt_tensor *sum = tt_sum(tt_square(tt_abs(narrow ? tt_to(x, TUTTI_F32) : x))), *is_zero = tt_eq(sum, tt_number(0));
+    tt_tensor *root = tt_where(is_zero, sum, tt_sqrt(tt_where(is_zero, tt_number(1), sum)));
+    return narrow ? tt_to(root, dtype) : root;
 }
 
-static tt_tensor *sum_to_sample(tu_sampler *s) {
-    return tt_sum_to(tu_normal(s, tt_shape(2, s->n, 3)), tt_shape(s->n, 1));
-}
-TU_OPERATOR(sum_to) = { .name = "sum_to",
-                        .schema = "sum_to(x, shape) -> tensor",
-                        .summary = "sums what broadcasting expanded, down to shape",
-                        .family = FAMILY,
-                        .flags = TU_COMPOSITE,
-                        .sample = sum_to_sample };
 tt_tensor *tt_sum_to(tt_tensor *x, tt_dims shape) {
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("sum_to", "x", x)) != TUTTI_OK)
         return NULL;

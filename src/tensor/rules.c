@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Rules that many operators share: broadcasting and type promotion.
+ * Rules that many operators share: broadcasting, type promotion, results like the first input.
  */
 #include <string.h>
 
 #include "tensor/operator.h"
 
-tutti_status tu_broadcast(const tu_call *call, int first, tu_shape *result) {
+tutti_status tu_broadcast_sizes(const tu_call *call, int first, tu_shape *result) {
     int ndim = 0;
     for (int i = first; i < call->input_count; i++)
         if (call->inputs[i] != NULL && call->inputs[i]->ndim > ndim)
@@ -74,7 +74,8 @@ tutti_dtype tu_promote_pair(tutti_dtype a, tutti_dtype b) {
 }
 
 /* Three classes, each counting only where it raises the category of the ones before: tensors with dimensions, 0-dim
- * tensors, numbers. A number against integers alone gives f32, as a literal does. */
+ * tensors, numbers. A number that is not whole gives f32 against integers, and a whole one i64 against bool,
+ * as literals do. */
 tutti_dtype tu_promote(const tu_call *call, int first) {
     tutti_dtype found[3] = { 0, 0, 0 };
     for (int i = first; i < call->input_count; i++) {
@@ -91,11 +92,21 @@ tutti_dtype tu_promote(const tu_call *call, int first) {
     if (found[2] != 0 && result == 0)
         return found[2];
     if (found[2] != 0 && category(found[2]) > category(result))
-        result = TUTTI_F32;
+        result = category(found[2]) == 1 ? TUTTI_I64 : TUTTI_F32;
     return result;
 }
 
 tutti_status tu_shape_like_first(tu_call *call) {
     call->results[0] = tu_shape_of(call->inputs[0]);
-    return tu_shape_contiguous(call->operator->name, &call->results[0]);
+    return tu_shape_contiguous(call->entry->name, &call->results[0]);
+}
+
+tutti_status tu_shape_of_first(tu_call *call) {
+    call->results[0] = tu_shape_of(call->inputs[0]);
+    return TUTTI_OK;
+}
+
+tutti_status tu_no_results(tu_call *call) {
+    (void)call;
+    return TUTTI_OK;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Running an operator: check the arguments, ask the entry for the result's shape, allocate, compute, record for
- * autograd. Budget for a tiny call: no system call, no malloc once warm, no lock.
+ * The one place where operators run: check the inputs, ask the row for the results' shapes, make the results, ask the
+ * thread's recorder, compute with the device's kernel, record for autograd. Budget for a tiny call: no system call, no
+ * malloc once warm, no lock.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -10,49 +11,10 @@
 #include "tensor/history.h"
 #include "tensor/operator.h"
 
-extern const tu_operator *const __start_tu_operators[] __attribute__((visibility("hidden")));
-extern const tu_operator *const __stop_tu_operators[] __attribute__((visibility("hidden")));
-
-/* ---- the table ---- */
-
-int tu_table_count(void) {
-    // cppcheck-suppress comparePointers // two ends of one section, which the linker names
-    return (int)(__stop_tu_operators - __start_tu_operators);
-}
-
-const tu_operator *tu_table_at(int index) {
-    return __start_tu_operators[index];
-}
-
-int tt_operator_count(void) {
-    return tu_table_count();
-}
-
-tutti_status tt_operator_at(int index, tt_operator_info *info) {
-    if (index < 0 || index >= tu_table_count())
-        return tu_error(TUTTI_ERROR_RANGE, "operator_at: index %d must be in [0, %d)", index, tu_table_count());
-    if (info == NULL || info->size == 0)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "operator_at: info is NULL or its size is 0");
-    const tu_operator *operator= tu_table_at(index);
-    tt_operator_info full = {
-        .size = info->size,
-        .name = operator->name,
-        .schema = operator->schema,
-        .summary = operator->summary,
-        .family = operator->family,
-        .in_place = (operator->flags & TU_HAS_IN_PLACE) != 0,
-        .view = (operator->flags & TU_VIEW) != 0,
-        .differentiable = operator->gradient != NULL ||(operator->flags & TU_COMPOSITE) != 0,
-        .pure = (operator->flags &(TU_IMPURE | TU_WRITES)) == 0,
-    };
-    memcpy(info, &full, info->size < sizeof full ? info->size : sizeof full);
-    return TUTTI_OK;
-}
-
 /* ---- errors ---- */
 
 static const char *display_name(const tu_call *call, char *buffer, size_t size) {
-    snprintf(buffer, size, "%s%s", call->operator->name, call->in_place ? "_" : "");
+    snprintf(buffer, size, "%s%s", call->entry->name, call->in_place ? "_" : "");
     return buffer;
 }
 
@@ -65,40 +27,30 @@ tutti_status tu_call_error(const tu_call *call, tutti_status status, const char 
     return tu_error(status, "%s: %s", display_name(call, name, sizeof name), text);
 }
 
-const char *tu_argument_name(const tu_operator *operator, int input, char *buffer, size_t size) {
-    const char *at = strchr(operator->schema, '(');
-    for (int i = 0; at != NULL && i < input; i++)
-        at = strchr(at + 1, ',');
-    if (at == NULL) {
-        snprintf(buffer, size, "%d", input);
-        return buffer;
-    }
-    at += 1 + strspn(at + 1, " ");
-    snprintf(buffer, size, "%.*s", (int)strcspn(at, ",)=[ "), at);
-    return buffer;
-}
-
-/* ---- one call ---- */
-
 static tutti_status bad_input(const tu_call *call, int i,
                               tutti_status (*check)(const char *, const char *, const tt_tensor *)) {
-    char name[64], argument[64];
-    return check(display_name(call, name, sizeof name), tu_argument_name(call->operator, i, argument, sizeof argument),
-                 call->inputs[i]);
+    char name[64];
+    return check(display_name(call, name, sizeof name), tu_argument_name(call->entry, i), call->inputs[i]);
+}
+
+/* ---- checks ---- */
+
+static bool is_optional(const tu_operator *entry, int input) {
+    return input < TU_INPUTS && entry->optional & TU_INPUT(input);
+}
+
+static bool is_written(const tu_call *call, int input) {
+    return (call->in_place && input == 0) || (input < TU_INPUTS && call->entry->written & TU_INPUT(input));
 }
 
 static tutti_status check_inputs(tu_call *call, bool grad_mode) {
-    const tu_operator *operator= call->operator;
     tutti_device device = TUTTI_CPU;
     bool wants = false, cpu = false;
     for (int i = 0; i < call->input_count; i++) {
         tt_tensor *x = call->inputs[i];
-        if (x == NULL) {
-            if (operator->optional & TU_INPUT(i))
-                continue;
-            return bad_input(call, i, tu_tensor_check);
-        }
-        if (x->magic != TU_MAGIC_ALIVE)
+        if (x == NULL && is_optional(call->entry, i))
+            continue;
+        if (x == NULL || x->magic != TU_MAGIC_ALIVE)
             return bad_input(call, i, tu_tensor_check);
         if (x->device == TUTTI_META)
             device = TUTTI_META;
@@ -112,7 +64,8 @@ static tutti_status check_inputs(tu_call *call, bool grad_mode) {
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
                              "some arguments are on the device cpu and some on meta; expected all on one");
     call->device = device;
-    call->wants_grad = wants && grad_mode;
+    call->placed = cpu || device == TUTTI_META;
+    call->wants_grad = wants && grad_mode && !(call->entry->flags & TU_NO_HISTORY);
     return TUTTI_OK;
 }
 
@@ -121,7 +74,7 @@ static tutti_status check_ready(const tu_call *call) {
         const tt_tensor *x = call->inputs[i];
         if (x == NULL)
             continue;
-        if ((call->in_place && i == 0) || call->operator->written & TU_INPUT(i)) {
+        if (is_written(call, i)) {
             tutti_status status = tu_storage_wait_write(x->storage);
             if (status != TUTTI_OK)
                 return status;
@@ -157,15 +110,21 @@ static tutti_status check_in_place(tu_call *call) {
     return call->wants_grad ? tu_history_check_in_place(call) : TUTTI_OK;
 }
 
+/* ---- results ---- */
+
 static void drop_outputs(tu_call *call, int count) {
     for (int i = 0; i < count; i++)
         tu_tensor_drop(call->outputs[i]);
 }
 
 static tutti_status make_outputs(tu_call *call) {
+    if (call->in_place) {
+        call->outputs[0] = tu_tensor_hold(call->inputs[0]);
+        return TUTTI_OK;
+    }
     for (int i = 0; i < call->output_count; i++) {
-        tt_tensor *output = call->operator->flags & TU_VIEW ? tu_tensor_alias(call->inputs[0], &call->results[i])
-                                                            : tu_tensor_new(&call->results[i]);
+        tt_tensor *output = call->entry->flags & TU_VIEW ? tu_tensor_alias(call->inputs[0], &call->results[i])
+                                                         : tu_tensor_new(&call->results[i]);
         if (output == NULL) {
             drop_outputs(call, i);
             tutti_error_info info = TUTTI_ERROR_INFO_INIT;
@@ -176,35 +135,49 @@ static tutti_status make_outputs(tu_call *call) {
     return TUTTI_OK;
 }
 
+/* ---- the kernel ---- */
+
+static tutti_status compute(tu_call *call) {
+    const tu_operator *entry = call->entry;
+    if (call->computed || call->device == TUTTI_META || entry->flags & (TU_VIEW | TU_NO_KERNEL))
+        return TUTTI_OK;
+    tu_device_kernel *kernel = entry->kernels[call->device == TUTTI_CPU ? TU_KIND_CPU : TU_KIND_CUDA];
+    if (kernel == NULL)
+        return tu_call_error(call, TUTTI_ERROR_UNSUPPORTED, "there is no kernel for the device %s",
+                             tutti_device_name(call->device));
+    return kernel(call);
+}
+
 /* What was written has a new version. */
 static void bump_written(tu_call *call) {
     if (call->in_place)
         tu_bump(call->outputs[0]);
-    for (int i = 0; call->operator->flags & TU_WRITES && i<call->input_count; i++)
-        if (call->operator->written & TU_INPUT(i) && call->inputs[i] != NULL)
+    for (int i = 0; call->entry->written != 0 && i < call->input_count; i++)
+        if (call->inputs[i] != NULL && call->entry->written & TU_INPUT(i))
             tu_bump(call->inputs[i]);
 }
 
-static tutti_status compute(tu_call *call) {
-    const tu_operator *operator= call->operator;
+/* Makes the results and fills them. What the gradient needs is saved before the kernel runs, which may write it. */
+static tutti_status perform(tu_call *call, tu_recorder *recorder) {
+    const tu_operator *entry = call->entry;
     struct tu_node *node = NULL;
-    bool records = call->wants_grad && !(operator->flags & TU_WRITES);
+    bool records = call->wants_grad && entry->written == 0;
     tutti_status status = records ? tu_history_prepare(call, &node) : TUTTI_OK;
-    if (status == TUTTI_OK && call->in_place)
-        call->outputs[0] = tu_tensor_hold(call->inputs[0]);
-    else if (status == TUTTI_OK)
+    if (status == TUTTI_OK)
         status = make_outputs(call);
     if (status != TUTTI_OK) {
         tu_history_cancel(node);
         return status;
     }
-    if (call->device == TUTTI_CPU && operator->cpu != NULL)
-        status = operator->cpu(call);
+    if (recorder != NULL)
+        status = recorder->record(recorder, call);
+    if (status == TUTTI_OK)
+        status = compute(call);
     if (status == TUTTI_OK) {
         bump_written(call);
         if (node != NULL)
             status = tu_history_attach(call, node);
-        else if (operator->flags & TU_VIEW && !records)
+        else if (entry->flags & TU_VIEW && !(entry->flags & TU_NO_HISTORY) && !records)
             status = tu_history_note_view(call->inputs[0], call->outputs[0]);
     } else {
         tu_history_cancel(node);
@@ -216,18 +189,20 @@ static tutti_status compute(tu_call *call) {
 
 static tutti_status run(tu_call *call, const tu_thread *self) {
     tutti_status status = check_inputs(call, !self->grad_disabled);
-    if (status == TUTTI_OK && call->device == TUTTI_CPU && !(call->operator->flags & TU_VIEW))
+    if (status == TUTTI_OK && call->device != TUTTI_META && !(call->entry->flags & (TU_VIEW | TU_NO_READ)))
         status = check_ready(call);
     if (status == TUTTI_OK)
-        status = call->operator->shape(call);
+        status = call->entry->shape(call);
+    if (status == TUTTI_OK && !call->placed && call->output_count > 0)
+        call->device = call->results[0].device;
     if (status == TUTTI_OK && call->in_place)
         status = check_in_place(call);
-    return status == TUTTI_OK ? compute(call) : status;
+    return status == TUTTI_OK ? perform(call, self->recorder) : status;
 }
 
-bool tu_run_call(tu_call *call) {
+bool tu_run(tu_call *call) {
     tu_thread *self = tu_self();
-    if (self->pending != TUTTI_OK || (self->scope_count == 0 && !tu_scope_check()))
+    if (self->pending != TUTTI_OK || (self->scope_count == 0 && call->output_count > 0 && !tu_scope_check()))
         return false;
     tutti_status status = run(call, self);
     if (status != TUTTI_OK) {
@@ -244,30 +219,62 @@ bool tu_run_call(tu_call *call) {
     return true;
 }
 
-tt_tensor *tu_run1(const tu_operator *operator, tt_tensor * a) {
+tt_tensor *tu_run_new(const tu_operator *entry, int input_count, tt_tensor *const *inputs, const void *attributes) {
     tu_call call;
-    tu_call_init(&call, operator, 1, &a);
-    return tu_run(&call);
+    tu_call_init(&call, entry, input_count, inputs, attributes);
+    return tu_run(&call) ? call.outputs[0] : NULL;
 }
 
-tt_tensor *tu_run2(const tu_operator *operator, tt_tensor * a, tt_tensor *b) {
-    tt_tensor *inputs[] = { a, b };
+tt_tensor *tu_run_in_place(const tu_operator *entry, int input_count, tt_tensor *const *inputs,
+                           const void *attributes) {
     tu_call call;
-    tu_call_init(&call, operator, 2, inputs);
-    return tu_run(&call);
-}
-
-tt_tensor *tu_run1_(const tu_operator *operator, tt_tensor * a) {
-    tu_call call;
-    tu_call_init(&call, operator, 1, &a);
+    tu_call_init(&call, entry, input_count, inputs, attributes);
     call.in_place = true;
-    return tu_run(&call);
+    return tu_run(&call) ? call.outputs[0] : NULL;
 }
 
-tt_tensor *tu_run2_(const tu_operator *operator, tt_tensor * a, tt_tensor *b) {
-    tt_tensor *inputs[] = { a, b };
+bool tu_run_many(const tu_operator *entry, int input_count, tt_tensor *const *inputs, const void *attributes,
+                 tt_tensor **results) {
     tu_call call;
-    tu_call_init(&call, operator, 2, inputs);
-    call.in_place = true;
-    return tu_run(&call);
+    tu_call_init(&call, entry, input_count, inputs, attributes);
+    if (!tu_run(&call))
+        return false;
+    for (int i = 0; i < entry->results; i++)
+        results[i] = call.outputs[i];
+    return true;
+}
+
+static bool list_is_good(const tu_operator *entry, tt_tensor_list list) {
+    if (tu_self()->pending != TUTTI_OK)
+        return false;
+    if (list.count > 0 && list.count <= INT32_MAX && list.at != NULL)
+        return true;
+    tu_fail(TUTTI_ERROR_ARGUMENT, "%s: %s must be a list of at least one tensor, and has %zu", entry->name,
+            tu_argument_name(entry, 0), list.count);
+    return false;
+}
+
+tt_tensor *tu_run_list(const tu_operator *entry, tt_tensor_list list, const void *attributes) {
+    return list_is_good(entry, list) ? tu_run_new(entry, (int)list.count, list.at, attributes) : NULL;
+}
+
+tt_tensor_list tu_run_each(const tu_operator *entry, tt_tensor_list list, const void *attributes) {
+    tt_tensor_list none = { 0, NULL };
+    if (!list_is_good(entry, list))
+        return none;
+    tu_call call;
+    tu_call_init(&call, entry, (int)list.count, list.at, attributes);
+    call.output_count = call.input_count;
+    call.results = tu_scope_memory(list.count * sizeof *call.results);
+    call.outputs = tu_scope_memory(list.count * sizeof *call.outputs);
+    if (call.results == NULL || call.outputs == NULL || !tu_run(&call))
+        return none;
+    return tt_tensors_of(list.count, call.outputs);
+}
+
+tu_recorder *tu_recorder_set(tu_recorder *recorder) {
+    tu_thread *self = tu_self();
+    tu_recorder *before = self->recorder;
+    self->recorder = recorder;
+    return before;
 }

@@ -4,9 +4,7 @@
  */
 #include <tutti/autograd.h>
 
-#include "tensor/operator.h"
-
-#define FAMILY "lists and sharding"
+#include "tensor/operators.h"
 
 static bool same_count(const char *who, size_t a, size_t b) {
     if (tu_self()->pending != TUTTI_OK)
@@ -65,18 +63,6 @@ static bool live_list(const char *who, tt_tensor_list list) {
     return tu_self()->pending == TUTTI_OK;
 }
 
-static tt_tensor *all_gather_copy_in_sample(tu_sampler *s) {
-    tt_tensor *a = tt_detach(tu_normal(s, tt_shape(s->n, 2))), *b = tt_detach(tu_normal(s, tt_shape(3)));
-    tt_tensor *out = tt_zero_(tt_detach(tt_empty_like(tu_normal(s, tt_shape(2 * (2 * s->n + 3))))));
-    tt_all_gather_copy_in(tt_tensors(a, b), out, 1, 2);
-    return out;
-}
-TU_OPERATOR(all_gather_copy_in) = { .name = "all_gather_copy_in",
-                                    .schema = "all_gather_copy_in(inputs, out, rank, ranks) -> view",
-                                    .summary = "flattened inputs, one behind the other, into rank's slice of out",
-                                    .family = FAMILY,
-                                    .flags = TU_COMPOSITE | TU_IMPURE,
-                                    .sample = all_gather_copy_in_sample };
 tt_tensor *tt_all_gather_copy_in(tt_tensor_list inputs, tt_tensor *out, int rank, int ranks) {
     int64_t total = 0, at = 0;
     if (!live_list("all_gather_copy_in", inputs) ||
@@ -99,19 +85,6 @@ tt_tensor *tt_all_gather_copy_in(tt_tensor_list inputs, tt_tensor *out, int rank
     return tu_self()->pending == TUTTI_OK ? slice : NULL;
 }
 
-static tt_tensor *split_copy_sample(tu_sampler *s) {
-    tt_tensor *from = tt_detach(tu_normal(s, tt_shape(2, s->n + 3))),
-              *a = tt_detach(tt_zeros_like(tu_normal(s, tt_shape(2, s->n))));
-    tt_tensor *b = tt_detach(tt_zeros_like(tu_normal(s, tt_shape(2, 3))));
-    tt_split_copy(from, tt_tensors(a, b));
-    return tt_cat(tt_tensors(a, b), 1);
-}
-TU_OPERATOR(split_copy) = { .name = "split_copy",
-                            .schema = "split_copy(from, outs)",
-                            .summary = "column blocks of from (rows, total) into each of outs",
-                            .family = FAMILY,
-                            .flags = TU_COMPOSITE | TU_IMPURE,
-                            .sample = split_copy_sample };
 bool tt_split_copy(tt_tensor *from, tt_tensor_list outs) {
     if (!live_list("split_copy", outs) || tu_pending_take(tu_tensor_check("split_copy", "from", from)) != TUTTI_OK)
         return false;
@@ -131,18 +104,6 @@ bool tt_split_copy(tt_tensor *from, tt_tensor_list outs) {
     return tu_self()->pending == TUTTI_OK;
 }
 
-static tt_tensor *chunk_cat_sample(tu_sampler *s) {
-    tt_tensor *a = tt_detach(tu_normal(s, tt_shape(3, 2))), *b = tt_detach(tu_normal(s, tt_shape(s->n)));
-    int64_t width = 2 * 2 + (s->n + 1) / 2;
-    tt_tensor *out = tt_detach(tt_empty_like(tu_normal(s, tt_shape(2, width))));
-    return tt_chunk_cat(tt_tensors(a, b), 2, out);
-}
-TU_OPERATOR(chunk_cat) = { .name = "chunk_cat",
-                           .schema = "chunk_cat(tensors, parts, out) -> tensor",
-                           .summary = "piece r of every tensor, padded with zeros, side by side in row r of out",
-                           .family = FAMILY,
-                           .flags = TU_COMPOSITE | TU_IMPURE,
-                           .sample = chunk_cat_sample };
 tt_tensor *tt_chunk_cat(tt_tensor_list tensors, int parts, tt_tensor *out) {
     int64_t total = 0, at = 0;
     if (!live_list("chunk_cat", tensors) || tu_pending_take(tu_tensor_check("chunk_cat", "out", out)) != TUTTI_OK)
@@ -175,4 +136,31 @@ tt_tensor *tt_chunk_cat(tt_tensor_list tensors, int parts, tt_tensor *out) {
         at += rows * row;
     }
     return tu_self()->pending == TUTTI_OK ? out : NULL;
+}
+
+/* ---- samples ---- */
+
+static tt_tensor *detached(tu_sampler *sampler, tt_dims shape) {
+    return tt_detach(sampler->make(sampler, TU_SAMPLE_NORMAL, shape, 0));
+}
+
+tt_tensor *tu_all_gather_copy_in_sample(tu_sampler *sampler) {
+    tt_tensor *a = detached(sampler, tt_shape(sampler->size, 2)), *b = detached(sampler, tt_shape(3));
+    tt_tensor *out = tt_zero_(tt_empty_like(detached(sampler, tt_shape(2 * (2 * sampler->size + 3)))));
+    tt_all_gather_copy_in(tt_tensors(a, b), out, 1, 2);
+    return out;
+}
+
+tt_tensor *tu_split_copy_sample(tu_sampler *sampler) {
+    tt_tensor *from = detached(sampler, tt_shape(2, sampler->size + 3));
+    tt_tensor *a = tt_zeros_like(detached(sampler, tt_shape(2, sampler->size)));
+    tt_tensor *b = tt_zeros_like(detached(sampler, tt_shape(2, 3)));
+    tt_split_copy(from, tt_tensors(a, b));
+    return tt_cat(tt_tensors(a, b), 1);
+}
+
+tt_tensor *tu_chunk_cat_sample(tu_sampler *sampler) {
+    tt_tensor *a = detached(sampler, tt_shape(3, 2)), *b = detached(sampler, tt_shape(sampler->size));
+    tt_tensor *out = tt_empty_like(detached(sampler, tt_shape(2, 2 * 2 + (sampler->size + 1) / 2)));
+    return tt_chunk_cat(tt_tensors(a, b), 2, out);
 }

@@ -2,11 +2,10 @@
  *
  * softmax and log_softmax. The kernels work on the last dimension; others are turned there and back.
  */
+#include "tensor/operators.h"
 #include "tensor/parallel.h"
 #include "tensor/stage.h"
 #include "tensor/vector_math.h"
-
-#define FAMILY "networks"
 
 typedef void row_kernel(const void *const *in, void *out, int64_t rows, int64_t size);
 
@@ -119,11 +118,11 @@ static void run_rows(void *context, int64_t begin, int64_t end) {
 ROW_KERNELS(f32, float, tu_expf, logf)
 ROW_KERNELS(f64, double, exp, log)
 
-typedef struct row_pair {
+struct tu_row_kernels {
     row_kernel *f32, *f64;
-} row_pair;
+};
 
-static tutti_status rows_shape(tu_call *call) {
+tutti_status tu_rows_shape(tu_call *call) {
     for (int i = 0; i < call->input_count; i++)
         if (!tu_is_float(call->inputs[i]->dtype))
             return tu_call_error(call, TUTTI_ERROR_TYPE, "not defined for %s", tu_describe(call->inputs[i]));
@@ -134,8 +133,8 @@ static tutti_status rows_shape(tu_call *call) {
     return tu_shape_like_first(call);
 }
 
-static tutti_status rows_cpu(tu_call *call) {
-    const row_pair *kernels = call->operator->detail;
+tutti_status tu_rows_cpu(tu_call *call) {
+    const struct tu_row_kernels *kernels = call->entry->detail;
     tt_tensor *out = call->outputs[0], *staged[2] = { NULL, NULL }, *result = NULL;
     tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
     tutti_status status = TUTTI_ERROR_MEMORY;
@@ -161,55 +160,27 @@ drop:
     return status;
 }
 
-/* ---- entries ---- */
+const struct tu_row_kernels tu_softmax_detail = { softmax_f32, softmax_f64 };
+const struct tu_row_kernels tu_log_softmax_detail = { log_softmax_f32, log_softmax_f64 };
+const struct tu_row_kernels tu_softmax_backward_detail = { softmax_backward_f32, softmax_backward_f64 };
+const struct tu_row_kernels tu_log_softmax_backward_detail = { log_softmax_backward_f32, log_softmax_backward_f64 };
 
-#define ENTRY(identifier, text)                                                                                   \
-    static tt_tensor *identifier##_backward(tt_tensor *g, tt_tensor *y);                                          \
-    static void identifier##_gradient(tu_gradient *gradient) {                                                    \
-        gradient->results[0] = identifier##_backward(gradient->grads[0], tu_saved(gradient, TU_OUTPUT(0)));       \
-    }                                                                                                             \
-    static tt_tensor *identifier##_sample(tu_sampler *s) {                                                        \
-        return tt_##identifier(tu_normal(s, tt_shape(s->n, 4, 2)), 1);                                            \
-    }                                                                                                             \
-    static tt_tensor *identifier##_backward_sample(tu_sampler *s) {                                               \
-        tt_tensor *g = tu_normal(s, tt_shape(s->n, 4));                                                           \
-        return identifier##_backward(g, tu_normal(s, tt_shape(s->n, 4)));                                         \
-    }                                                                                                             \
-    TU_OPERATOR(identifier) = { .name = #identifier,                                                              \
-                                .schema = #identifier "(x, dim) -> tensor",                                       \
-                                .summary = text,                                                                  \
-                                .family = FAMILY,                                                                 \
-                                .shape = rows_shape,                                                              \
-                                .cpu = rows_cpu,                                                                  \
-                                .detail = &(const row_pair){ identifier##_f32, identifier##_f64 },                \
-                                .gradient = identifier##_gradient,                                                \
-                                .saves = { TU_OUTPUT(0) },                                                        \
-                                .sample = identifier##_sample };                                                  \
-    TU_OPERATOR(identifier##_backward) = { .name = #identifier "_backward",                                       \
-                                           .schema = #identifier "_backward(g, y) -> tensor",                     \
-                                           .summary = "the gradient of " #identifier " along the last dimension", \
-                                           .family = FAMILY,                                                      \
-                                           .shape = rows_shape,                                                   \
-                                           .cpu = rows_cpu,                                                       \
-                                           .detail = &(const row_pair){ identifier##_backward_f32,                \
-                                                                        identifier##_backward_f64 },              \
-                                           .sample = identifier##_backward_sample };                              \
-    static tt_tensor *identifier##_backward(tt_tensor *g, tt_tensor *y) {                                         \
-        return tu_run2(&tu_operator_##identifier##_backward, g, y);                                               \
-    }                                                                                                             \
-    tt_tensor *tt_##identifier(tt_tensor *x, int dim) {                                                           \
-        return along(&tu_operator_##identifier, x, dim);                                                          \
-    }
+/* ---- any dimension: turned to the last, and back ---- */
 
-static tt_tensor *along(const tu_operator *operator, tt_tensor * x, int dim) {
+static tt_tensor *along(const char *who, tt_tensor *(*function)(tt_tensor *), tt_tensor *x, int dim) {
     int at;
-    if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check(operator->name, "x", x)) != TUTTI_OK ||
-        tu_pending_take(tu_wrap_dim(operator->name, dim, x->ndim, &at)) != TUTTI_OK)
+    if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check(who, "x", x)) != TUTTI_OK ||
+        tu_pending_take(tu_wrap_dim(who, dim, x->ndim, &at)) != TUTTI_OK)
         return NULL;
     if (at >= x->ndim - 1)
-        return tu_run1(operator, x);
-    return tt_transpose(tu_run1(operator, tt_transpose(x, at, -1)), at, -1);
+        return function(x);
+    return tt_transpose(function(tt_transpose(x, at, -1)), at, -1);
 }
 
-ENTRY(softmax, "exp(x) over its sum along dim")
-ENTRY(log_softmax, "the logarithm of softmax, without overflow")
+tt_tensor *tt_softmax(tt_tensor *x, int dim) {
+    return along("softmax", tu_softmax, x, dim);
+}
+
+tt_tensor *tt_log_softmax(tt_tensor *x, int dim) {
+    return along("log_softmax", tu_log_softmax, x, dim);
+}

@@ -41,9 +41,10 @@ typedef struct tu_thread {
     uint64_t seed, counter; /* of the random generator: key and position */
     uint32_t seed_rank;
 
-    uint64_t node_sequence; /* creation number of the next autograd node */
-    void *backward;         /* autograd's running backward, innermost */
-    void *saved_hooks;      /* autograd's pack and unpack hooks, innermost */
+    uint64_t node_sequence;       /* creation number of the next autograd node */
+    void *backward;               /* autograd's running backward, innermost */
+    void *saved_hooks;            /* autograd's pack and unpack hooks, innermost */
+    struct tu_recorder *recorder; /* is asked about every operator; see tensor/operator.h */
 
     /* Written by this thread alone, read by tt_count from any: relaxed. A thread may release what another made, so one
      * thread's figure can be below zero; their sum is exact. */

@@ -5,15 +5,7 @@
  */
 #include <string.h>
 
-#include "tensor/operator.h"
-
-#define FAMILY "views"
-
-static tu_call begin(const tu_operator *operator, tt_tensor ** x) {
-    tu_call call;
-    tu_call_init(&call, operator, 1, x);
-    return call;
-}
+#include "tensor/operators.h"
 
 /* The result as x is, for the rule to change. */
 static tu_shape *same(tu_call *call) {
@@ -22,7 +14,7 @@ static tu_shape *same(tu_call *call) {
 }
 
 static tutti_status dim_of(const tu_call *call, int64_t dim, int *wrapped) {
-    return tu_wrap_dim(call->operator->name, dim, call->inputs[0]->ndim, wrapped);
+    return tu_wrap_dim(call->entry->name, dim, call->inputs[0]->ndim, wrapped);
 }
 
 /* ---- view, reshape ---- */
@@ -44,7 +36,10 @@ static tutti_status infer_sizes(const tu_call *call, tt_dims *shape) {
             return tu_call_error(call, TUTTI_ERROR_RANGE, "shape %s is too large",
                                  tu_dims_text(shape->count, shape->at));
     }
-    if (unknown >= 0 && known > 0 && x->numel % known == 0)
+    if (unknown >= 0 && known == 0)
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "the size -1 in shape %s can be anything, since another is 0",
+                             tu_dims_text(shape->count, shape->at));
+    if (unknown >= 0 && x->numel % known == 0)
         known *= shape->at[unknown] = x->numel / known;
     if (known != x->numel)
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "shape %s is invalid for %s of %lld elements",
@@ -87,9 +82,10 @@ static bool view_strides(const tt_tensor *x, const tt_dims *shape, int64_t *stri
     return true;
 }
 
-static tutti_status view_shape(tu_call *call) {
+tutti_status tu_view_shape(tu_call *call) {
+    const tu_view_attributes *attributes = call->attributes;
     tu_shape *result = same(call);
-    tt_dims shape = call->params.dims[0];
+    tt_dims shape = attributes->shape;
     tutti_status status = infer_sizes(call, &shape);
     if (status != TUTTI_OK)
         return status;
@@ -102,56 +98,17 @@ static tutti_status view_shape(tu_call *call) {
     memcpy(result->sizes, shape.at, sizeof shape.at);
     return TUTTI_OK;
 }
-static void view_gradient(tu_gradient *gradient) {
-    gradient->results[0] = tt_reshape(gradient->grads[0], tu_input_dims(gradient, 0));
-}
-/* The test makes inputs that are not contiguous, which a view of other sizes refuses: hence the split of one dimension
- * only. */
-static tt_tensor *view_sample(tu_sampler *s) {
-    return tt_view(tu_normal(s, tt_shape(s->n, 4)), tt_shape(s->n, 2, 2));
-}
-TU_OPERATOR(view) = { .name = "view",
-                      .schema = "view(x, shape) -> view",
-                      .summary = "another shape; an error where a copy would be needed",
-                      .family = FAMILY,
-                      .flags = TU_VIEW,
-                      .shape = view_shape,
-                      .gradient = view_gradient,
-                      .sample = view_sample };
-tt_tensor *tt_view(tt_tensor *x, tt_dims shape) {
-    tu_call call = begin(&tu_operator_view, &x);
-    call.params.dims[0] = shape;
-    return tu_run(&call);
-}
-
-static tt_tensor *reshape_sample(tu_sampler *s) {
-    return tt_reshape(tu_normal(s, tt_shape(s->n, 4)), tt_shape(4, s->n));
-}
-TU_OPERATOR(reshape) = { .name = "reshape",
-                         .schema = "reshape(x, shape) -> view or tensor",
-                         .summary = "another shape; a view where possible",
-                         .family = FAMILY,
-                         .flags = TU_COMPOSITE,
-                         .sample = reshape_sample };
 tt_tensor *tt_reshape(tt_tensor *x, tt_dims shape) {
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("reshape", "x", x)) != TUTTI_OK)
         return NULL;
-    tu_call call = begin(&tu_operator_view, &x);
+    tu_call call;
+    tu_call_init(&call, &tu_operator_view, 1, &x, NULL);
     int64_t strides[TT_MAX_DIMS];
     if (infer_sizes(&call, &shape) == TUTTI_OK && !view_strides(x, &shape, strides))
         x = tt_contiguous(x);
     return tt_view(x, shape);
 }
 
-static tt_tensor *flatten_sample(tu_sampler *s) {
-    return tt_flatten(tu_normal(s, tt_shape(2, s->n, 3)), 1, 2);
-}
-TU_OPERATOR(flatten) = { .name = "flatten",
-                         .schema = "flatten(x, first, last) -> view or tensor",
-                         .summary = "merges dimensions first to last",
-                         .family = FAMILY,
-                         .flags = TU_COMPOSITE,
-                         .sample = flatten_sample };
 tt_tensor *tt_flatten(tt_tensor *x, int first, int last) {
     int from, to;
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("flatten", "x", x)) != TUTTI_OK ||
@@ -177,10 +134,11 @@ tt_tensor *tt_flatten(tt_tensor *x, int first, int last) {
 
 /* ---- permute, transpose ---- */
 
-static tutti_status permute_shape(tu_call *call) {
+tutti_status tu_permute_shape(tu_call *call) {
+    const tu_permute_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0];
     tu_shape *result = same(call);
-    const tt_dims *order = &call->params.dims[0];
+    const tt_dims *order = &attributes->order;
     unsigned seen = 0;
     if (order->count != x->ndim)
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%d dimensions given for %s", order->count, tu_describe(x));
@@ -197,37 +155,23 @@ static tutti_status permute_shape(tu_call *call) {
     }
     return TUTTI_OK;
 }
-static void permute_gradient(tu_gradient *gradient) {
-    const tt_dims *order = &gradient->params->dims[0];
+void tu_permute_gradient(tu_gradient *gradient) {
+    const tu_permute_attributes *attributes = gradient->attributes;
+    const tt_dims *order = &attributes->order;
     tt_dims inverse = { .count = order->count };
     for (int i = 0; i < order->count; i++)
         inverse.at[order->at[i] < 0 ? order->at[i] + order->count : order->at[i]] = i;
     gradient->results[0] = tt_permute(gradient->grads[0], inverse);
 }
-static tt_tensor *permute_sample(tu_sampler *s) {
-    return tt_permute(tu_normal(s, tt_shape(s->n, 3, 2)), tt_shape(2, 0, -2));
-}
-TU_OPERATOR(permute) = { .name = "permute",
-                         .schema = "permute(x, order) -> view",
-                         .summary = "dimensions in another order",
-                         .family = FAMILY,
-                         .flags = TU_VIEW,
-                         .shape = permute_shape,
-                         .gradient = permute_gradient,
-                         .sample = permute_sample };
-tt_tensor *tt_permute(tt_tensor *x, tt_dims order) {
-    tu_call call = begin(&tu_operator_permute, &x);
-    call.params.dims[0] = order;
-    return tu_run(&call);
-}
 
-static tutti_status transpose_shape(tu_call *call) {
+tutti_status tu_transpose_shape(tu_call *call) {
+    const tu_transpose_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0];
     tu_shape *result = same(call);
     int a, b;
-    tutti_status status = dim_of(call, call->params.integer[0], &a);
+    tutti_status status = dim_of(call, attributes->a, &a);
     if (status == TUTTI_OK)
-        status = dim_of(call, call->params.integer[1], &b);
+        status = dim_of(call, attributes->b, &b);
     if (status != TUTTI_OK || x->ndim == 0)
         return status;
     result->sizes[a] = x->sizes[b];
@@ -235,27 +179,6 @@ static tutti_status transpose_shape(tu_call *call) {
     result->strides[a] = x->strides[b];
     result->strides[b] = x->strides[a];
     return TUTTI_OK;
-}
-static void transpose_gradient(tu_gradient *gradient) {
-    gradient->results[0] =
-        tt_transpose(gradient->grads[0], (int)gradient->params->integer[0], (int)gradient->params->integer[1]);
-}
-static tt_tensor *transpose_sample(tu_sampler *s) {
-    return tt_transpose(tu_normal(s, tt_shape(s->n, 3, 2)), 0, -1);
-}
-TU_OPERATOR(transpose) = { .name = "transpose",
-                           .schema = "transpose(x, a, b) -> view",
-                           .summary = "swaps two dimensions",
-                           .family = FAMILY,
-                           .flags = TU_VIEW,
-                           .shape = transpose_shape,
-                           .gradient = transpose_gradient,
-                           .sample = transpose_sample };
-tt_tensor *tt_transpose(tt_tensor *x, int a, int b) {
-    tu_call call = begin(&tu_operator_transpose, &x);
-    call.params.integer[0] = a;
-    call.params.integer[1] = b;
-    return tu_run(&call);
 }
 tt_tensor *tt_t(tt_tensor *x) {
     if (tu_self()->pending == TUTTI_OK && x != NULL && x->magic == TU_MAGIC_ALIVE && x->ndim != 2) {
@@ -267,14 +190,16 @@ tt_tensor *tt_t(tt_tensor *x) {
 
 /* ---- expand ---- */
 
-static tutti_status expand_shape(tu_call *call) {
+tutti_status tu_expand_shape(tu_call *call) {
+    const tu_expand_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0];
     tu_shape *result = same(call);
-    const tt_dims *shape = &call->params.dims[0];
+    const tt_dims *shape = &attributes->shape;
     int pad = shape->count - x->ndim;
     if (pad < 0 || shape->count > TT_MAX_DIMS)
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s cannot be expanded to %d dimensions", tu_describe(x),
                              shape->count);
+    int64_t numel = 1;
     result->ndim = shape->count;
     for (int i = shape->count - 1; i >= 0; i--) {
         int64_t size = i < pad ? 1 : x->sizes[i - pad], wanted = shape->at[i] == -1 && i >= pad ? size : shape->at[i];
@@ -283,27 +208,11 @@ static tutti_status expand_shape(tu_call *call) {
                                  tu_dims_text(shape->count, shape->at));
         result->sizes[i] = wanted;
         result->strides[i] = i < pad || wanted != size ? 0 : x->strides[i - pad];
+        if (wanted > 0 && __builtin_mul_overflow(numel, wanted, &numel))
+            return tu_call_error(call, TUTTI_ERROR_RANGE, "%s has more elements than can be counted",
+                                 tu_dims_text(shape->count, shape->at));
     }
     return TUTTI_OK;
-}
-static void expand_gradient(tu_gradient *gradient) {
-    gradient->results[0] = tt_sum_to(gradient->grads[0], tu_input_dims(gradient, 0));
-}
-static tt_tensor *expand_sample(tu_sampler *s) {
-    return tt_expand(tu_normal(s, tt_shape(s->n, 1)), tt_shape(2, -1, 3));
-}
-TU_OPERATOR(expand) = { .name = "expand",
-                        .schema = "expand(x, shape) -> view",
-                        .summary = "repeats dimensions of size 1 without copying",
-                        .family = FAMILY,
-                        .flags = TU_VIEW,
-                        .shape = expand_shape,
-                        .gradient = expand_gradient,
-                        .sample = expand_sample };
-tt_tensor *tt_expand(tt_tensor *x, tt_dims shape) {
-    tu_call call = begin(&tu_operator_expand, &x);
-    call.params.dims[0] = shape;
-    return tu_run(&call);
 }
 
 /* ---- squeeze, unsqueeze ---- */
@@ -314,38 +223,24 @@ static void remove_dim(tu_shape *shape, int dim) {
     memmove(shape->strides + dim, shape->strides + dim + 1, (size_t)(shape->ndim - dim) * sizeof shape->strides[0]);
 }
 
-static tutti_status squeeze_shape(tu_call *call) {
+tutti_status tu_squeeze_shape(tu_call *call) {
+    const tu_squeeze_attributes *attributes = call->attributes;
     int dim;
     tu_shape *result = same(call);
-    tutti_status status = dim_of(call, call->params.integer[0], &dim);
+    tutti_status status = dim_of(call, attributes->dim, &dim);
     if (status == TUTTI_OK && result->ndim > 0 && result->sizes[dim] == 1)
         remove_dim(result, dim);
     return status;
 }
-static tt_tensor *squeeze_sample(tu_sampler *s) {
-    return tt_squeeze(tu_normal(s, tt_shape(s->n, 1, 3)), 1);
-}
-TU_OPERATOR(squeeze) = { .name = "squeeze",
-                         .schema = "squeeze(x, dim) -> view",
-                         .summary = "drops a dimension of size 1; else x as it is",
-                         .family = FAMILY,
-                         .flags = TU_VIEW,
-                         .shape = squeeze_shape,
-                         .gradient = view_gradient,
-                         .sample = squeeze_sample };
-tt_tensor *tt_squeeze(tt_tensor *x, int dim) {
-    tu_call call = begin(&tu_operator_squeeze, &x);
-    call.params.integer[0] = dim;
-    return tu_run(&call);
-}
 
-static tutti_status unsqueeze_shape(tu_call *call) {
+tutti_status tu_unsqueeze_shape(tu_call *call) {
+    const tu_unsqueeze_attributes *attributes = call->attributes;
     int dim;
     tu_shape *result = same(call);
     if (result->ndim == TT_MAX_DIMS)
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s has no room for another dimension",
                              tu_describe(call->inputs[0]));
-    tutti_status status = tu_wrap_dim(call->operator->name, call->params.integer[0], result->ndim + 1, &dim);
+    tutti_status status = tu_wrap_dim(call->entry->name, attributes->dim, result->ndim + 1, &dim);
     if (status != TUTTI_OK)
         return status;
     memmove(result->sizes + dim + 1, result->sizes + dim, (size_t)(result->ndim - dim) * sizeof result->sizes[0]);
@@ -355,195 +250,131 @@ static tutti_status unsqueeze_shape(tu_call *call) {
     result->ndim++;
     return TUTTI_OK;
 }
-static tt_tensor *unsqueeze_sample(tu_sampler *s) {
-    return tt_unsqueeze(tu_normal(s, tt_shape(s->n, 3)), 1);
-}
-TU_OPERATOR(unsqueeze) = { .name = "unsqueeze",
-                           .schema = "unsqueeze(x, dim) -> view",
-                           .summary = "a new dimension of size 1",
-                           .family = FAMILY,
-                           .flags = TU_VIEW,
-                           .shape = unsqueeze_shape,
-                           .gradient = view_gradient,
-                           .sample = unsqueeze_sample };
-tt_tensor *tt_unsqueeze(tt_tensor *x, int dim) {
-    tu_call call = begin(&tu_operator_unsqueeze, &x);
-    call.params.integer[0] = dim;
-    return tu_run(&call);
-}
 
 /* ---- narrow, slice, select ---- */
 
-static tutti_status slice_shape(tu_call *call) {
-    const int64_t *p = call->params.integer; /* dim, start, end, step */
+tutti_status tu_slice_shape(tu_call *call) {
+    const tu_slice_attributes *attributes = call->attributes;
     int dim;
     tu_shape *result = same(call);
-    tutti_status status = dim_of(call, p[0], &dim);
+    tutti_status status = dim_of(call, attributes->dim, &dim);
     if (status != TUTTI_OK)
         return status;
     if (result->ndim == 0)
         return tu_call_error(call, TUTTI_ERROR_RANGE, "a 0-dim tensor cannot be sliced");
-    int64_t size = result->sizes[dim], start = p[1] < 0 ? p[1] + size : p[1], end = p[2] < 0 ? p[2] + size : p[2];
-    if (p[3] < 1)
-        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "step %lld must be positive", (long long)p[3]);
+    int64_t size = result->sizes[dim], start = attributes->start < 0 ? attributes->start + size : attributes->start,
+            end = attributes->end < 0 ? attributes->end + size : attributes->end;
+    if (attributes->step < 1)
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "step %lld must be positive", (long long)attributes->step);
     start = start < 0 ? 0 : start > size ? size : start;
     end = end < start ? start : end > size ? size : end;
     result->offset += start * result->strides[dim];
-    result->sizes[dim] = (end - start + p[3] - 1) / p[3];
-    result->strides[dim] *= p[3];
+    result->sizes[dim] = (end - start + attributes->step - 1) / attributes->step;
+    result->strides[dim] *= attributes->step;
     return TUTTI_OK;
 }
-static tutti_status narrow_shape(tu_call *call) {
-    const int64_t *p = call->params.integer; /* dim, start, length */
+tutti_status tu_narrow_shape(tu_call *call) {
+    const tu_narrow_attributes *attributes = call->attributes;
     int dim;
     tu_shape *result = same(call);
-    tutti_status status = dim_of(call, p[0], &dim);
+    tutti_status status = dim_of(call, attributes->dim, &dim);
     if (status != TUTTI_OK)
         return status;
     if (result->ndim == 0)
         return tu_call_error(call, TUTTI_ERROR_RANGE, "a 0-dim tensor cannot be narrowed");
-    int64_t size = result->sizes[dim], start = p[1] < 0 ? p[1] + size : p[1];
-    if (start < 0 || p[2] < 0 || start > size || p[2] > size - start)
+    int64_t size = result->sizes[dim], start = attributes->start < 0 ? attributes->start + size : attributes->start;
+    if (start < 0 || attributes->length < 0 || start > size || attributes->length > size - start)
         return tu_call_error(call, TUTTI_ERROR_RANGE, "start %lld and length %lld exceed dimension %d of %s",
-                             (long long)p[1], (long long)p[2], dim, tu_describe(call->inputs[0]));
+                             (long long)attributes->start, (long long)attributes->length, dim,
+                             tu_describe(call->inputs[0]));
     result->offset += start * result->strides[dim];
-    result->sizes[dim] = p[2];
+    result->sizes[dim] = attributes->length;
     return TUTTI_OK;
 }
-static tutti_status select_shape(tu_call *call) {
-    const int64_t *p = call->params.integer; /* dim, index */
+tutti_status tu_select_shape(tu_call *call) {
+    const tu_select_attributes *attributes = call->attributes;
     int dim;
     tu_shape *result = same(call);
-    tutti_status status = dim_of(call, p[0], &dim);
+    tutti_status status = dim_of(call, attributes->dim, &dim);
     if (status != TUTTI_OK)
         return status;
     if (result->ndim == 0)
         return tu_call_error(call, TUTTI_ERROR_RANGE, "a 0-dim tensor has nothing to select");
-    int64_t size = result->sizes[dim], index = p[1] < 0 ? p[1] + size : p[1];
+    int64_t size = result->sizes[dim], index = attributes->index < 0 ? attributes->index + size : attributes->index;
     if (index < 0 || index >= size)
         return tu_call_error(call, TUTTI_ERROR_RANGE, "index %lld is out of range for dimension %d of %s",
-                             (long long)p[1], dim, tu_describe(call->inputs[0]));
+                             (long long)attributes->index, dim, tu_describe(call->inputs[0]));
     result->offset += index * result->strides[dim];
     remove_dim(result, dim);
     return TUTTI_OK;
 }
 
-/* zeros of the input's shape, with g in the part that the view showed: one operator, so that it can be differentiated
- * again */
-static tt_tensor *put_back(const tu_gradient *gradient, tt_tensor *(*part)(tt_tensor *, const int64_t *)) {
+/* Zeros of the input's shape: what a view did not show has no gradient. */
+static tt_tensor *zeros_of_input(const tu_gradient *gradient) {
     const tu_shape *shape = tu_input_shape(gradient, 0);
     tt_options options = TT_OPTIONS_INIT;
     options.device = shape->device;
-    tt_tensor *whole = tt_zeros(tt_dims_of(shape->ndim, shape->sizes), gradient->grads[0]->dtype, &options);
-    tt_copy_(part(whole, gradient->params->integer), gradient->grads[0]);
-    return whole;
-}
-static tt_tensor *slice_part(tt_tensor *x, const int64_t *p) {
-    return tt_slice(x, (int)p[0], p[1], p[2], p[3]);
-}
-static tt_tensor *narrow_part(tt_tensor *x, const int64_t *p) {
-    return tt_narrow(x, (int)p[0], p[1], p[2]);
-}
-static tt_tensor *select_part(tt_tensor *x, const int64_t *p) {
-    return tt_select(x, (int)p[0], p[1]);
-}
-static void slice_gradient(tu_gradient *gradient) {
-    gradient->results[0] = put_back(gradient, slice_part);
-}
-static void narrow_gradient(tu_gradient *gradient) {
-    gradient->results[0] = put_back(gradient, narrow_part);
-}
-static void select_gradient(tu_gradient *gradient) {
-    gradient->results[0] = put_back(gradient, select_part);
+    return tt_zeros(tu_input_dims(gradient, 0), gradient->grads[0]->dtype, &options);
 }
 
-static tt_tensor *with_integers(const tu_operator *operator, tt_tensor * x, int64_t a, int64_t b, int64_t c,
-                                int64_t d) {
-    tu_call call = begin(operator, & x);
-    call.params.integer[0] = a;
-    call.params.integer[1] = b;
-    call.params.integer[2] = c;
-    call.params.integer[3] = d;
-    return tu_run(&call);
+void tu_slice_gradient(tu_gradient *gradient) {
+    const tu_slice_attributes *attributes = gradient->attributes;
+    tt_tensor *whole = gradient->results[0] = zeros_of_input(gradient);
+    tt_copy_(tt_slice(whole, attributes->dim, attributes->start, attributes->end, attributes->step),
+             gradient->grads[0]);
 }
-static tt_tensor *slice_sample(tu_sampler *s) {
-    return tt_slice(tu_normal(s, tt_shape(s->n, 7)), -1, 1, -1, 2);
+
+void tu_narrow_gradient(tu_gradient *gradient) {
+    const tu_narrow_attributes *attributes = gradient->attributes;
+    tt_tensor *whole = gradient->results[0] = zeros_of_input(gradient);
+    tt_copy_(tt_narrow(whole, attributes->dim, attributes->start, attributes->length), gradient->grads[0]);
 }
-static tt_tensor *narrow_sample(tu_sampler *s) {
-    return tt_narrow(tu_normal(s, tt_shape(s->n, 5)), 1, 1, 3);
-}
-static tt_tensor *select_sample(tu_sampler *s) {
-    return tt_select(tu_normal(s, tt_shape(s->n, 5)), 1, -2);
-}
-TU_OPERATOR(slice) = { .name = "slice",
-                       .schema = "slice(x, dim, start, end, step) -> view",
-                       .summary = "every step-th of start to end, cut to what is there",
-                       .family = FAMILY,
-                       .flags = TU_VIEW,
-                       .shape = slice_shape,
-                       .gradient = slice_gradient,
-                       .sample = slice_sample };
-TU_OPERATOR(narrow) = { .name = "narrow",
-                        .schema = "narrow(x, dim, start, length) -> view",
-                        .summary = "a part of one dimension",
-                        .family = FAMILY,
-                        .flags = TU_VIEW,
-                        .shape = narrow_shape,
-                        .gradient = narrow_gradient,
-                        .sample = narrow_sample };
-TU_OPERATOR(select) = { .name = "select",
-                        .schema = "select(x, dim, index) -> view",
-                        .summary = "one entry of a dimension, which goes",
-                        .family = FAMILY,
-                        .flags = TU_VIEW,
-                        .shape = select_shape,
-                        .gradient = select_gradient,
-                        .sample = select_sample };
-tt_tensor *tt_slice(tt_tensor *x, int dim, int64_t start, int64_t end, int64_t step) {
-    return with_integers(&tu_operator_slice, x, dim, start, end, step);
-}
-tt_tensor *tt_narrow(tt_tensor *x, int dim, int64_t start, int64_t length) {
-    return with_integers(&tu_operator_narrow, x, dim, start, length, 0);
-}
-tt_tensor *tt_select(tt_tensor *x, int dim, int64_t index) {
-    return with_integers(&tu_operator_select, x, dim, index, 0, 0);
+
+void tu_select_gradient(tu_gradient *gradient) {
+    const tu_select_attributes *attributes = gradient->attributes;
+    tt_tensor *whole = gradient->results[0] = zeros_of_input(gradient);
+    tt_copy_(tt_select(whole, attributes->dim, attributes->index), gradient->grads[0]);
 }
 
 /* ---- as_strided ---- */
 
 /* Checked against the extent of x itself, not against the bytes there are now. */
-static tutti_status as_strided_shape(tu_call *call) {
+tutti_status tu_as_strided_shape(tu_call *call) {
+    const tu_as_strided_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0];
-    const tt_dims *sizes = &call->params.dims[0], *strides = &call->params.dims[1];
+    const tt_dims *sizes = &attributes->shape, *strides = &attributes->strides;
     tu_shape *result = same(call);
     if (sizes->count != strides->count || sizes->count < 0 || sizes->count > TT_MAX_DIMS)
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%d sizes and %d strides", sizes->count, strides->count);
-    int64_t last = call->params.integer[0];
-    bool empty = false;
+    int64_t last = attributes->offset, reach, end = 0;
+    bool empty = false, far = false;
     for (int i = 0; i < sizes->count; i++) {
         if (sizes->at[i] < 0 || strides->at[i] < 0)
             return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "sizes %s and strides %s must not be negative",
                                  tu_dims_text(sizes->count, sizes->at), tu_dims_text(strides->count, strides->at));
         empty = empty || sizes->at[i] == 0;
-        last += (sizes->at[i] - 1) * strides->at[i];
+        far = far || __builtin_mul_overflow(sizes->at[i] > 0 ? sizes->at[i] - 1 : 0, strides->at[i], &reach) ||
+              __builtin_add_overflow(last, reach, &last);
     }
+    far = far || __builtin_add_overflow(last, 1, &end) || __builtin_mul_overflow(end, tu_dtype_bytes[x->dtype], &end);
     size_t extent = tu_tensor_need(x) > x->storage->bytes ? tu_tensor_need(x) : x->storage->bytes;
-    if (call->params.integer[0] < 0 || (!empty && (size_t)(last + 1) * tu_dtype_bytes[x->dtype] > extent))
+    if (attributes->offset < 0 || (!empty && (far || (size_t)end > extent)))
         return tu_call_error(call, TUTTI_ERROR_RANGE,
                              "sizes %s, strides %s and offset %lld reach beyond the storage of %s",
                              tu_dims_text(sizes->count, sizes->at), tu_dims_text(strides->count, strides->at),
-                             (long long)call->params.integer[0], tu_describe(x));
+                             (long long)attributes->offset, tu_describe(x));
     result->ndim = sizes->count;
     memcpy(result->sizes, sizes->at, sizeof sizes->at);
     memcpy(result->strides, strides->at, sizeof strides->at);
-    result->offset = call->params.integer[0];
+    result->offset = attributes->offset;
     return TUTTI_OK;
 }
 /* Positions in the input's own row-major order; several elements of the view may share one. Only for contiguous inputs,
  * where position and memory agree. */
-static void as_strided_gradient(tu_gradient *gradient) {
+void tu_as_strided_gradient(tu_gradient *gradient) {
+    const tu_as_strided_attributes *attributes = gradient->attributes;
     const tu_shape *shape = tu_input_shape(gradient, 0);
-    const tt_dims *sizes = &gradient->params->dims[0], *strides = &gradient->params->dims[1];
+    const tt_dims *sizes = &attributes->shape, *strides = &attributes->strides;
     int64_t numel = tu_shape_numel(shape), dense = 1;
     for (int i = shape->ndim - 1; i >= 0; dense *= shape->sizes[i--])
         if (shape->strides[i] != dense && shape->sizes[i] > 1) {
@@ -555,33 +386,15 @@ static void as_strided_gradient(tu_gradient *gradient) {
     tt_options options = TT_OPTIONS_INIT;
     options.device = shape->device;
     tt_tensor *positions = tt_arange(0, (double)numel, 1, TUTTI_I64, &options);
-    tt_tensor *index = tt_as_strided(positions, *sizes, *strides, gradient->params->integer[0] - shape->offset);
+    tt_tensor *index = tt_as_strided(positions, *sizes, *strides, attributes->offset - shape->offset);
     tt_tensor *flat = tt_zeros(tt_shape(numel), gradient->grads[0]->dtype, &options);
     flat = tt_index_add(flat, 0, tt_reshape(index, tt_shape(-1)), tt_reshape(gradient->grads[0], tt_shape(-1)));
     gradient->results[0] = tt_view(flat, tt_dims_of(shape->ndim, shape->sizes));
 }
-static tt_tensor *as_strided_sample(tu_sampler *s) {
-    return tt_as_strided(tt_contiguous(tu_normal(s, tt_shape(4, 3))), tt_shape(s->n, 2), tt_shape(2, 1), 3);
-}
-TU_OPERATOR(as_strided) = { .name = "as_strided",
-                            .schema = "as_strided(x, shape, strides, offset) -> view",
-                            .summary = "any sizes and strides over x's storage; differentiable where x is contiguous",
-                            .family = FAMILY,
-                            .flags = TU_VIEW,
-                            .shape = as_strided_shape,
-                            .gradient = as_strided_gradient,
-                            .sample = as_strided_sample };
-tt_tensor *tt_as_strided(tt_tensor *x, tt_dims shape, tt_dims strides, int64_t offset) {
-    tu_call call = begin(&tu_operator_as_strided, &x);
-    call.params.dims[0] = shape;
-    call.params.dims[1] = strides;
-    call.params.integer[0] = offset;
-    return tu_run(&call);
-}
 
 /* ---- complex and real ---- */
 
-static tutti_status view_as_real_shape(tu_call *call) {
+tutti_status tu_view_as_real_shape(tu_call *call) {
     const tt_tensor *x = call->inputs[0];
     tu_shape *result = same(call);
     if (!tu_is_complex(x->dtype) || x->ndim == TT_MAX_DIMS)
@@ -595,7 +408,7 @@ static tutti_status view_as_real_shape(tu_call *call) {
     result->strides[result->ndim++] = 1;
     return TUTTI_OK;
 }
-static tutti_status view_as_complex_shape(tu_call *call) {
+tutti_status tu_view_as_complex_shape(tu_call *call) {
     const tt_tensor *x = call->inputs[0];
     tu_shape *result = same(call);
     if ((x->dtype != TUTTI_F32 && x->dtype != TUTTI_F64) || x->ndim == 0 || x->sizes[x->ndim - 1] != 2 ||
@@ -612,94 +425,20 @@ static tutti_status view_as_complex_shape(tu_call *call) {
     }
     return TUTTI_OK;
 }
-static void view_as_real_gradient(tu_gradient *gradient) {
-    gradient->results[0] = tt_view_as_complex(tt_contiguous(gradient->grads[0]));
-}
-static void view_as_complex_gradient(tu_gradient *gradient) {
-    gradient->results[0] = tt_view_as_real(gradient->grads[0]);
-}
-static tt_tensor *view_as_real_sample(tu_sampler *s) {
-    return tt_view_as_real(tt_to(tu_normal(s, tt_shape(s->n, 3)), TUTTI_C128));
-}
-static tt_tensor *view_as_complex_sample(tu_sampler *s) {
-    return tt_view_as_complex(tt_contiguous(tt_to(tu_normal(s, tt_shape(s->n, 2)), TUTTI_F64)));
-}
-TU_OPERATOR(view_as_real) = { .name = "view_as_real",
-                              .schema = "view_as_real(x) -> view",
-                              .summary = "real and imaginary part as a last dimension",
-                              .family = FAMILY,
-                              .flags = TU_VIEW,
-                              .shape = view_as_real_shape,
-                              .gradient = view_as_real_gradient,
-                              .sample = view_as_real_sample };
-TU_OPERATOR(view_as_complex) = { .name = "view_as_complex",
-                                 .schema = "view_as_complex(x) -> view",
-                                 .summary = "a last dimension of 2 as complex numbers",
-                                 .family = FAMILY,
-                                 .flags = TU_VIEW,
-                                 .shape = view_as_complex_shape,
-                                 .gradient = view_as_complex_gradient,
-                                 .sample = view_as_complex_sample };
-tt_tensor *tt_view_as_real(tt_tensor *x) {
-    tu_call call = begin(&tu_operator_view_as_real, &x);
-    return tu_run(&call);
-}
-tt_tensor *tt_view_as_complex(tt_tensor *x) {
-    tu_call call = begin(&tu_operator_view_as_complex, &x);
-    return tu_run(&call);
-}
-
-/* ---- alias ---- */
-
-static tutti_status alias_shape(tu_call *call) {
-    same(call);
-    return TUTTI_OK;
-}
-static void alias_gradient(tu_gradient *gradient) {
-    gradient->results[0] = gradient->grads[0];
-}
-static tt_tensor *alias_sample(tu_sampler *s) {
-    return tt_alias(tu_normal(s, tt_shape(s->n, 3)));
-}
-TU_OPERATOR(alias) = { .name = "alias",
-                       .schema = "alias(x) -> view",
-                       .summary = "x under another handle",
-                       .family = FAMILY,
-                       .flags = TU_VIEW,
-                       .shape = alias_shape,
-                       .gradient = alias_gradient,
-                       .sample = alias_sample };
-tt_tensor *tt_alias(tt_tensor *x) {
-    tu_call call = begin(&tu_operator_alias, &x);
-    return tu_run(&call);
-}
-
-/* Without history, and unknown to it: not recorded as a view either. */
-tt_tensor *tt_detach(tt_tensor *x) {
-    if (tu_self()->pending != TUTTI_OK || !tu_scope_check() ||
-        tu_pending_take(tu_tensor_check("detach", "x", x)) != TUTTI_OK)
-        return NULL;
-    tu_shape shape = tu_shape_of(x);
-    tt_tensor *alias = tu_tensor_alias(x, &shape);
-    if (alias == NULL) {
-        tu_pending_take(TUTTI_ERROR_MEMORY);
-        return NULL;
-    }
-    return tu_scope_own(alias);
-}
 
 /* ---- several at once ---- */
 
-static tt_tensor *split_sample(tu_sampler *s) {
-    tt_tensor_list parts = tt_split(tu_normal(s, tt_shape(s->n, 5)), tt_shape(2, 3), 1);
+tt_tensor *tu_split_sample(tu_sampler *sampler) {
+    tt_tensor *x = sampler->make(sampler, TU_SAMPLE_NORMAL, tt_shape(sampler->size, 5), 0);
+    tt_tensor_list parts = tt_split(x, tt_shape(2, 3), 1);
     return parts.count == 2 ? tt_add(tt_sum_dims(parts.at[0], tt_shape(1), true), parts.at[1]) : NULL;
 }
-TU_OPERATOR(split) = { .name = "split",
-                       .schema = "split(x, sizes, dim) -> list of views",
-                       .summary = "parts of the given sizes",
-                       .family = FAMILY,
-                       .flags = TU_COMPOSITE,
-                       .sample = split_sample };
+
+tt_tensor *tu_chunk_sample(tu_sampler *sampler) {
+    tt_tensor *x = sampler->make(sampler, TU_SAMPLE_NORMAL, tt_shape(sampler->size, 4), 0);
+    tt_tensor_list parts = tt_chunk(x, 2, 1);
+    return parts.count == 2 ? tt_mul(parts.at[0], parts.at[1]) : NULL;
+}
 
 static tt_tensor_list parts_of(tt_tensor *x, size_t count, const int64_t *sizes, int dim) {
     tt_tensor **parts = tu_scope_memory(count * sizeof *parts);
@@ -728,16 +467,6 @@ tt_tensor_list tt_split(tt_tensor *x, tt_dims sizes, int dim) {
     return parts_of(x, (size_t)sizes.count, sizes.at, at);
 }
 
-static tt_tensor *chunk_sample(tu_sampler *s) {
-    tt_tensor_list parts = tt_chunk(tu_normal(s, tt_shape(s->n, 4)), 2, 1);
-    return parts.count == 2 ? tt_mul(parts.at[0], parts.at[1]) : NULL;
-}
-TU_OPERATOR(chunk) = { .name = "chunk",
-                       .schema = "chunk(x, parts, dim) -> list of views",
-                       .summary = "equal parts; the last may be smaller",
-                       .family = FAMILY,
-                       .flags = TU_COMPOSITE,
-                       .sample = chunk_sample };
 tt_tensor_list tt_chunk(tt_tensor *x, int64_t parts, int dim) {
     int at;
     tt_tensor_list none = { 0, NULL };

@@ -155,13 +155,24 @@ TEST(structs_of_ops_h_stay_as_they_are) {
     AT(tt_adamw, weight_decay, 40);
     AT(tt_operator_info, size, 0);
     AT(tt_operator_info, name, 8);
-    AT(tt_operator_info, schema, 16);
+    AT(tt_operator_info, family, 16);
     AT(tt_operator_info, summary, 24);
-    AT(tt_operator_info, family, 32);
-    AT(tt_operator_info, in_place, 40);
-    AT(tt_operator_info, view, 41);
-    AT(tt_operator_info, differentiable, 42);
-    AT(tt_operator_info, pure, 43);
+    AT(tt_operator_info, prototype, 32);
+    AT(tt_operator_info, dtypes, 40);
+    AT(tt_operator_info, expression, 48);
+    AT(tt_operator_info, argument_count, 56);
+    AT(tt_operator_info, result_count, 60);
+    AT(tt_operator_info, saved_count, 64);
+    AT(tt_operator_info, in_place, 68);
+    AT(tt_operator_info, view, 69);
+    AT(tt_operator_info, differentiable, 70);
+    AT(tt_operator_info, pure, 71);
+    AT(tt_operator_info, composite, 72);
+    AT(tt_argument_info, size, 0);
+    AT(tt_argument_info, name, 8);
+    AT(tt_argument_info, type, 16);
+    AT(tt_argument_info, optional, 20);
+    AT(tt_argument_info, written, 21);
 }
 
 TEST(structs_of_pool_h_stay_as_they_are) {

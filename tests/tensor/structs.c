@@ -63,6 +63,7 @@ TEST(structs_of_libtutti_tensor_are_made_alike_in_every_way) {
     AGREES(tt_sgd, TT_SGD_INIT);
     AGREES(tt_adamw, TT_ADAMW_INIT);
     AGREES(tt_operator_info, TT_OPERATOR_INFO_INIT);
+    AGREES(tt_argument_info, TT_ARGUMENT_INFO_INIT);
     AGREES(tt_symm_options, TT_SYMM_OPTIONS_INIT);
 }
 

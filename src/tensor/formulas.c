@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Gradients of pointwise operators that are more than one formula.
+ */
+#include "tensor/operators.h"
+
+tt_tensor *tu_conjugate(tt_tensor *x) {
+    return x != NULL && tu_is_complex(x->dtype) ? tt_conj(x) : x;
+}
+
+/* The gradient goes to the chosen one; equal ones share it. */
+static void extremum_gradient(tu_gradient *gradient, tt_tensor *(*beats)(tt_tensor *, tt_tensor *)) {
+    tt_tensor *a = tu_saved(gradient, TU_INPUT(0)), *b = tu_saved(gradient, TU_INPUT(1)), *grad = gradient->grads[0];
+    tt_tensor *none = tt_number(0), *tied = tt_where(tt_eq(a, b), tt_mul_scalar(grad, 0.5), none);
+    if (gradient->needs[0])
+        gradient->results[0] = tt_add(tt_where(beats(a, b), grad, none), tied);
+    if (gradient->needs[1])
+        gradient->results[1] = tt_add(tt_where(beats(b, a), grad, none), tied);
+}
+
+void tu_maximum_gradient(tu_gradient *gradient) {
+    extremum_gradient(gradient, tt_gt);
+}
+
+void tu_minimum_gradient(tu_gradient *gradient) {
+    extremum_gradient(gradient, tt_lt);
+}
+
+/* At base 0 the power 0 has the slope 0, and so has the exponent of any power that is 0. */
+void tu_pow_gradient(tu_gradient *gradient) {
+    tt_tensor *a = tu_saved(gradient, TU_INPUT(0)), *b = tu_saved(gradient, TU_INPUT(1)), *grad = gradient->grads[0];
+    tt_tensor *none = tt_number(0);
+    if (gradient->needs[0]) {
+        tt_tensor *slope = tt_mul(b, tt_pow(a, tt_add_scalar(b, -1)));
+        gradient->results[0] = tt_mul(grad, tt_where(tt_eq(b, none), none, slope));
+    }
+    if (gradient->needs[1]) {
+        tt_tensor *power = tu_saved(gradient, TU_OUTPUT(0));
+        tt_tensor *flat = tt_logical_and(tt_eq(a, none), tt_ge(b, none));
+        gradient->results[1] = tt_mul(grad, tt_where(flat, none, tt_mul(power, tt_log(a))));
+    }
+}
+
+tt_tensor *tu_pow_scalar_slope(tt_tensor *grad, tt_tensor *x, double exponent) {
+    if (exponent == 0)
+        return tt_zeros_like(x);
+    return tt_mul(grad, tt_mul_scalar(tt_pow_scalar(x, exponent - 1), exponent));
+}
+
+/* Of complex x: grad times the unit number in x's direction, which 0 has not. */
+tt_tensor *tu_abs_slope(tt_tensor *grad, tt_tensor *x) {
+    if (x == NULL || !tu_is_complex(x->dtype))
+        return tt_mul(grad, tt_sign(x));
+    tt_tensor *size = tt_abs(x), *none = tt_number(0);
+    return tt_mul(grad, tt_div(x, tt_where(tt_eq(size, none), tt_ones_like(size), size)));
+}
+
+tt_tensor *tt_masked_fill(tt_tensor *x, tt_tensor *mask, double value) {
+    return tt_where(mask, tt_number(value), x);
+}
