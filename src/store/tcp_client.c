@@ -838,6 +838,10 @@ static tutti_status check_options(const tutti_tcp_store_options *options) {
     if (options->workers < 0)
         return tu_error(TUTTI_ERROR_ARGUMENT, "the store's number of workers must not be negative: %d",
                         options->workers);
+    if (options->listen_fd > 0 && !options->server)
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "tutti_tcp_store_options.listen_fd is %d, but a client listens nowhere: set server too",
+                        options->listen_fd);
     return TUTTI_OK;
 }
 
@@ -870,6 +874,7 @@ static tutti_status open_store(const char *operation, const char *host, int port
                                const tutti_tcp_store_options *options, bool serve_only, tutti_store **store) {
     tutti_tcp_store_options full = TUTTI_TCP_STORE_OPTIONS_INIT;
     tutti_status status = tu_options_copy("tutti_tcp_store_options", options, &full, sizeof full);
+    full.server |= serve_only;
     if (status == TUTTI_OK)
         status = check_options(&full);
     if (status != TUTTI_OK)
@@ -882,7 +887,6 @@ static tutti_status open_store(const char *operation, const char *host, int port
     if (status != TUTTI_OK)
         return status;
     int64_t timeout = tutti_store_timeout(&tcp->store);
-    full.server |= serve_only;
     tcp->client = !serve_only;
     status = prepare(tcp, host, port, &full);
     if (status == TUTTI_OK && tcp->client)

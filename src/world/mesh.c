@@ -147,9 +147,14 @@ static tutti_status check_shape(const tutti_world *world, tutti_device device, c
         if (product > world->size)
             return tu_error(TUTTI_ERROR_ARGUMENT, "the mesh has more ranks than the world, which has %d", world->size);
     }
-    if (options->ranks != NULL && options->rank_count != product)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "the mesh needs %lld ranks, but the list has %d", (long long)product,
-                        options->rank_count);
+    if (options->timeout_ns < 0)
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "tutti_mesh_options.timeout_ns is %lld; it must be 0 (the world's) or more",
+                        (long long)options->timeout_ns);
+    if (options->ranks == NULL ? options->rank_count != 0 : options->rank_count != product)
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "the mesh needs %lld ranks, but tutti_mesh_options.rank_count is %d and the list %s",
+                        (long long)product, options->rank_count, options->ranks != NULL ? "is given" : "is NULL");
     for (int i = 0; options->names != NULL && i < dim_count; i++) {
         if (options->names[i] == NULL || options->names[i][0] == 0 || strlen(options->names[i]) > 63)
             return tu_error(TUTTI_ERROR_ARGUMENT,

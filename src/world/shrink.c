@@ -341,7 +341,9 @@ static tutti_status exclude(call *this, const tutti_shrink_options *options) {
     if (options->exclude == NULL || options->exclude_count <= 0)
         return tu_error(
             TUTTI_ERROR_ARGUMENT,
-            "tutti_group_shrink: the list of ranks to exclude is empty; leave it NULL to exclude the dead alone");
+            "tutti_group_shrink: the list of ranks to exclude is empty (exclude_count is %d); leave both NULL and 0 to "
+            "exclude the dead alone",
+            options->exclude_count);
     this->digest = 1;
     for (int i = 0; i < options->exclude_count; i++) {
         int member = options->exclude[i];
