@@ -33,11 +33,15 @@ const tu_spawn_record *tu_spawn_current(void) {
     return thread_record != NULL ? thread_record : process_record;
 }
 
+#define STOPPED_PATIENCE (2 * TU_SECOND) /* with ranks that are stopped while others have failed */
+#define STOPPED_INTERVAL 100             /* milliseconds between two looks for such ranks */
+
 /* How a rank ended. */
 typedef struct outcome {
     tutti_status status;
-    bool died; /* without returning from its main */
-    int order; /* the how-manieth failure, from 1; 0: none */
+    bool died;    /* without returning from its main */
+    bool stopped; /* and was ended by tutti_spawn */
+    int order;    /* the how-manieth failure, from 1; 0: none */
     tu_error_copy error;
 } outcome;
 
@@ -80,9 +84,9 @@ static bool consequence(tutti_status status) {
     return status == TUTTI_ERROR_DEAD || status == TUTTI_ERROR_GONE || status == TUTTI_ERROR_ABORTED;
 }
 
-/* A rank that died comes first, then a failure of its own making, then what came first. */
+/* A rank that died comes first, then a failure of its own making; last what followed from another's end. */
 static int weight(const outcome *outcome) {
-    return outcome->died ? 0 : consequence(outcome->status) ? 2 : 1;
+    return outcome->stopped || (!outcome->died && consequence(outcome->status)) ? 2 : outcome->died ? 0 : 1;
 }
 
 static tutti_status first_failure(const outcome *outcomes, int ranks) {
@@ -232,8 +236,9 @@ free_sailors:
 
 typedef struct child {
     pid_t pid;
-    int result; /* pipe: its outcome, read end; -1 closed */
-    int pidfd;  /* -1: ended and reaped */
+    int result;    /* pipe: its outcome, read end; -1 closed */
+    int pidfd;     /* -1: ended and reaped */
+    bool put_down; /* it was stopped, and killed for that */
 } child;
 
 /* What a child writes when its main has returned. */
@@ -325,6 +330,9 @@ static tutti_status fork_all(child *children, int ranks, const char *url, int go
             status = tu_error_system(errno, "a pipe for rank %d of %d cannot be made", forked, ranks);
             break;
         }
+        /* Read only when the rank has ended: what it wrote is there, and a child of its own that lives on, and holds
+         * the other end, is not waited for. */
+        (void)fcntl(result[0], F_SETFL, O_NONBLOCK);
         pid_t pid = fork();
         if (pid == 0) {
             close(go[1]);
@@ -372,7 +380,12 @@ static void take_outcome(child *child, int rank, int wait_status, outcome *outco
         outcome->error = report.error;
         return;
     }
-    if (WIFSIGNALED(wait_status))
+    outcome->stopped = child->put_down;
+    if (child->put_down)
+        tu_error(TUTTI_ERROR_DEAD,
+                 "rank %d (pid %d) was stopped by a signal while others had failed, and was therefore killed", rank,
+                 (int)child->pid);
+    else if (WIFSIGNALED(wait_status))
         tu_error(TUTTI_ERROR_DEAD, "rank %d (pid %d) was killed by signal %d (%s)", rank, (int)child->pid,
                  WTERMSIG(wait_status), strsignal(WTERMSIG(wait_status)));
     else
@@ -405,14 +418,41 @@ static void child_ended(child *children, int ranks, int rank, outcome *outcome) 
     close_fd(&children[rank].result);
 }
 
-/* Returns when all have ended. Reads reports before their processes end, so that no child blocks on a full pipe. */
+static bool is_stopped(const child *child) {
+    siginfo_t info = { 0 };
+    return waitid(P_PID, (id_t)child->pid, &info, WSTOPPED | WNOHANG | WNOWAIT) == 0 && info.si_pid == child->pid;
+}
+
+/* When others have failed and all that is left stands still, nothing will ever end it: after a while it is killed. One
+ * under a debugger is left alone. *since: when this was first seen; 0: it is not so. */
+static void put_down_stopped(child *children, int ranks, int64_t *since) {
+    for (int i = 0; i < ranks; i++)
+        if (children[i].pidfd >= 0 && !is_stopped(&children[i])) {
+            *since = 0;
+            return;
+        }
+    if (*since == 0)
+        *since = tu_clock_now();
+    if (tu_clock_now() - *since < STOPPED_PATIENCE)
+        return;
+    for (int i = 0; i < ranks; i++)
+        if (children[i].pidfd >= 0) {
+            children[i].put_down = true;
+            kill(children[i].pid, SIGKILL);
+        }
+}
+
+/* Returns when all have ended. A report is read when its process has ended: the pipe has room for it. */
 static void watch(child *children, int ranks, outcome *outcomes) {
     struct pollfd *polls = malloc(sizeof *polls * (size_t)ranks);
     int left = ranks, failures = 0;
+    int64_t stopped_since = 0;
     while (left > 0) {
         for (int i = 0; i < ranks && polls != NULL; i++)
             polls[i] = (struct pollfd){ .fd = children[i].pidfd, .events = POLLIN };
-        if (polls != NULL && poll(polls, (nfds_t)ranks, -1) < 0)
+        if (failures > 0)
+            put_down_stopped(children, ranks, &stopped_since);
+        if (polls != NULL && poll(polls, (nfds_t)ranks, failures > 0 ? STOPPED_INTERVAL : -1) < 0)
             continue;
         for (int i = 0; i < ranks; i++) {
             if (children[i].pidfd < 0 || (polls != NULL && (polls[i].revents & POLLIN) == 0))

@@ -2,6 +2,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
 #include <tutti/collective.h>
 #include <tutti/group.h>
 #include <unistd.h>
@@ -201,4 +202,46 @@ TEST(wrong_arguments_of_tutti_main_are_its_exit_status) {
     CHECK_MESSAGE("rank_main is NULL");
     CHECK_EQ(tutti_main(-2, succeed, NULL), 1);
     CHECK_MESSAGE("ranks_if_alone is -2");
+}
+
+/* ---- nothing that hangs holds tutti_spawn up ---- */
+
+static tutti_status stop_one_fail_another(tutti_world *world, void *argument) {
+    (void)argument;
+    if (tutti_world_rank(world) == 1)
+        raise(SIGSTOP);
+    if (tutti_world_rank(world) == 2)
+        return tutti_group_abort(tutti_world_group(world), "enough") == TUTTI_OK ? TUTTI_ERROR_RANGE
+                                                                                 : TUTTI_ERROR_STATE;
+    return tutti_group_check(tutti_world_group(world));
+}
+
+TEST(a_rank_that_is_stopped_does_not_hold_up_a_spawn_whose_others_failed) {
+    CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_PROCESSES, 3, stop_one_fail_another, NULL), TUTTI_ERROR_RANGE);
+    CHECK_MESSAGE("rank 2");
+}
+
+/* The grandchild holds the rank's end of the pipe. */
+static tutti_status leave_a_child_behind(tutti_world *world, void *argument) {
+    pid_t *grandchild = argument;
+    if (tutti_world_rank(world) != 1)
+        return TUTTI_OK;
+    pid_t pid = fork();
+    if (pid == 0) {
+        pause();
+        _exit(0);
+    }
+    *grandchild = pid;
+    raise(SIGKILL);
+    return TUTTI_OK;
+}
+
+TEST(a_child_that_a_dead_rank_left_behind_is_not_waited_for) {
+    pid_t *grandchild = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(grandchild != MAP_FAILED);
+    CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_PROCESSES, 2, leave_a_child_behind, grandchild), TUTTI_ERROR_DEAD);
+    CHECK_MESSAGE("rank 1");
+    CHECK(*grandchild > 0);
+    CHECK_EQ(kill(*grandchild, SIGKILL), 0);
+    munmap(grandchild, 4096);
 }
