@@ -239,6 +239,7 @@ struct tu_job {
     tu_heap *heap;
     tu_atlas *atlas;
     _Atomic uint64_t segments; /* how many this rank has made: their ids */
+    _Atomic uint32_t refusals; /* how many agreements it has left */
     pthread_t keeper;
     bool keeper_runs;
     bool robust; /* the kernel looks after robust mutexes, as user-mode emulators do not */

@@ -86,6 +86,10 @@ void tu_job_ring(tu_job *job, int rank);
 const _Atomic uint32_t *tu_job_sleepers(const tu_job *job);
 tu_bell *tu_job_bell(const tu_job *job, int rank);
 
+/* Says to all that this rank takes no part any more in the agreement of that key, which is never 0. */
+void tu_job_refuse(tu_job *job, uint64_t key);
+bool tu_job_refused(const tu_job *job, int rank, uint64_t key); /* whether a rank has said so */
+
 tu_recorder *tu_job_recorder(const tu_job *job, int rank); /* any rank's, for reading; one's own for writing */
 const struct tu_page *tu_job_page(const tu_job *job);      /* the job segment (page.h), for reading */
 

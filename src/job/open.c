@@ -492,6 +492,21 @@ void tu_job_ring(tu_job *job, int rank) {
     tu_bell_ring(&job->page->sleepers, tu_job_bell(job, rank));
 }
 
+void tu_job_refuse(tu_job *job, uint64_t key) {
+    uint32_t number = atomic_fetch_add_explicit(&job->refusals, 1, memory_order_relaxed);
+    /* Release pairs with tu_job_refused. */
+    atomic_store_explicit(&job->slot->refused[number % TU_REFUSALS], key, memory_order_release);
+    tu_ring_all(job);
+}
+
+bool tu_job_refused(const tu_job *job, int rank, uint64_t key) {
+    const tu_slot *slot = tu_page_slot(job->page, rank);
+    for (int i = 0; i < TU_REFUSALS; i++)
+        if (atomic_load_explicit(&slot->refused[i], memory_order_acquire) == key) /* pairs with tu_job_refuse */
+            return true;
+    return false;
+}
+
 tu_recorder *tu_job_recorder(const tu_job *job, int rank) {
     return tu_page_recorder(job->page, rank);
 }

@@ -34,7 +34,7 @@
 #include "job/liveness.h"
 
 #define TU_PAGE_MAGIC UINT64_C(0x424f4a4954545554) /* "TUTTIJOB" in memory, little-endian */
-#define TU_PAGE_VERSION 1                          /* of this file, of recorder entries and of all messages of a job */
+#define TU_PAGE_VERSION 2                          /* of this file, of recorder entries and of all messages of a job */
 #define TU_PAGE_SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 #define TU_PAGE_NAME "tutti-job-" /* then the id */
 
@@ -43,6 +43,7 @@
 #define TU_NAME_BYTES 64
 #define TU_CPU_WORDS 16 /* 1024 CPUs */
 #define TU_WHY_BYTES 192
+#define TU_REFUSALS 8
 
 #define TU_SLOT_EMPTY 0 /* state before TU_RANK_JOINING: this rank has not come yet */
 
@@ -64,6 +65,8 @@ typedef struct tu_slot {
     _Atomic uint64_t wait_status;
     /* Why a thread-rank is DEAD, or why opening failed; complete before the state is DEAD. By the owner. */
     char why[TU_WHY_BYTES];
+    /* Keys of the last agreements that the owner left without an answer (tu_job_refuse). By the owner; release. */
+    _Atomic uint64_t refused[TU_REFUSALS];
     /* Bytes of shared memory that the owner has reserved, and those that it is about to reserve. By the owner;
      * `pending` rises under the ledger's lock. */
     _Alignas(128) _Atomic int64_t reserved;

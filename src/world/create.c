@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * How groups come about: always by an agreement. Those who take part compare what they are about to make, and fail
- * alike when they differ or when one of them cannot; whatever a rank needs for the group it has before it agrees.
+ * alike when they differ or when one of them cannot; whatever a rank needs for the group it has before it agrees. On
+ * one host a vote closes the agreement: a rank that dies between its messages leaves nobody with half a group.
  *
  * Who takes part: the whole world (tutti_group_new), the parent (tutti_group_split), or the members alone (local
  * synchronisation).
@@ -12,9 +13,11 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "job/liveness.h"
 #include "world/group.h"
 #include "world/registry.h"
 #include "world/sha1.h"
+#include "world/vote.h"
 
 /* What the ranks compare. */
 typedef struct agreement {
@@ -277,6 +280,99 @@ tutti_status tu_group_make_default(tutti_world *world, int64_t deadline) {
     return status;
 }
 
+/* ---- the last word: all have it, or nobody ---- */
+
+/* The rank in `group` of a world rank that is in it. */
+static int rank_in(const tutti_group *group, int world_rank) {
+    return index_of(group->ranks, group->size, world_rank);
+}
+
+/* Some member died, and so nobody gets the group. Tells who died, in words of this rank or of `vote->culprit`. */
+static tutti_status died_meanwhile(tutti_group *group, const tutti_group *parent, const tu_vote *vote,
+                                   const char *what) {
+    tu_job *job = group->world->job;
+    for (int member = 0; member < group->size; member++) {
+        tu_rank_state state = tu_rank_probe(job, group->job_ranks[member]);
+        if (state != TU_RANK_DEAD && state != TU_RANK_CLOSED)
+            continue;
+        char doing[160];
+        snprintf(doing, sizeof doing, "in %s", what);
+        tutti_status status = tu_death_error(job, group->job_ranks[member], doing);
+        tu_error_at_fault(rank_in(parent, group->ranks[member]));
+        return status;
+    }
+    if (vote->culprit < 0)
+        return tu_error(TUTTI_ERROR_STATE, "%s: a member gave up, and so no group was made", what);
+    tu_error(vote->culprit_status, "no group was made, because rank %d says: %s", group->ranks[vote->culprit],
+             vote->culprit_text);
+    tu_error_at_fault(rank_in(parent, group->ranks[vote->culprit]));
+    return vote->culprit_status;
+}
+
+static tutti_status judge(tutti_group *group, const tutti_group *parent, const tu_vote *vote, const char *what) {
+    switch (vote->outcome) {
+    case TU_VOTE_DONE:
+        return TUTTI_OK;
+    case TU_VOTE_FAILED:
+        tu_error(vote->culprit_status, "no group was made, because rank %d cannot: %s", group->ranks[vote->culprit],
+                 vote->culprit_text);
+        tu_error_at_fault(rank_in(parent, group->ranks[vote->culprit]));
+        return vote->culprit_status;
+    case TU_VOTE_LATE:
+        return tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s: not all ranks said in time that they have it", what);
+    case TU_VOTE_MISMATCH:
+        return tu_error(TUTTI_ERROR_MISMATCH, "the ranks disagree in %s: rank %d votes on something else", what,
+                        vote->culprit);
+    default:
+        return died_meanwhile(group, parent, vote, what);
+    }
+}
+
+/* How this rank's part went, against how it went for all members: a vote in the new group's own page, which survives a
+ * death at any moment. A rank that did not get the page says so in its slot of the job. `mine` is returned when it is a
+ * failure, and is then a failure for all. A group of one rank, across hosts or in a fake world has nobody to ask.
+ * Errors name ranks of `parent`, which may be the group itself. */
+static tutti_status commit(tutti_group *group, const tutti_group *parent, int64_t deadline, const char *what,
+                           tutti_status mine) {
+    tutti_world *world = group->world;
+    if (world->fake || !group->local || group->size == 1)
+        return mine;
+    bool *flags = group->page_mapping != NULL ? malloc(2 * (size_t)group->size) : NULL;
+    if (flags == NULL) {
+        tu_job_refuse(world->job, group->key);
+        return mine != TUTTI_OK ? mine : tu_error_memory("an agreement", 2 * (size_t)group->size);
+    }
+    tu_operation_info info = { .operation = TU_OPERATION_GROUP_NEW, .root = -1, .group_key = group->key };
+    tu_vote vote = { .kind = TU_VOTE_COMMIT,
+                     .status = mine,
+                     .text = mine != TUTTI_OK ? tutti_error_message() : NULL,
+                     .awaited = flags,
+                     .members = flags + group->size,
+                     .refusal = group->key,
+                     .info = &info,
+                     .deadline = deadline };
+    memset(flags, true, (size_t)group->size);
+    pthread_mutex_lock(&group->vote_lock);
+    if (mine != TUTTI_OK)
+        tu_vote_cast(group, &vote);
+    else
+        mine = tu_vote_hold(group, &vote);
+    pthread_mutex_unlock(&group->vote_lock);
+    if (vote.status == TUTTI_OK && mine == TUTTI_OK)
+        mine = judge(group, parent, &vote, what);
+    free(flags);
+    return mine;
+}
+
+/* Takes back a group that was registered already. */
+static void unmake(tutti_group *group) {
+    tu_error_copy error;
+    tu_error_save(&error);
+    if (tutti_group_destroy(group) != TUTTI_OK)
+        TU_LOG(TUTTI_LOG_WARN, group->world->log, "world", "%s", tutti_error_message());
+    (void)tu_error_restore(&error);
+}
+
 /* ---- by agreement of the members alone ---- */
 
 static tutti_status new_local(tutti_world *world, const int *ranks, int count, const tutti_group_options *options,
@@ -328,12 +424,13 @@ static tutti_status new_local(tutti_world *world, const int *ranks, int count, c
     bool shared = !world->fake && count > 1;
     for (int i = 0; i < count && shared; i++)
         shared = world->job_rank_of[ranks[i]] >= 0;
-    status = tu_meet(world, &meeting, &mine, sizeof mine, piece,
-                     tu_deadline(options->timeout_ns != 0 ? options->timeout_ns : world->timeout_ns), all,
-                     shared ? mappings : NULL);
+    int64_t deadline = tu_deadline(options->timeout_ns != 0 ? options->timeout_ns : world->timeout_ns);
+    status = tu_meet(world, &meeting, &mine, sizeof mine, piece, deadline, all, shared ? mappings : NULL);
+    bool differ = false;
     if (status == TUTTI_OK) {
         bool exists;
         status = compare(all, ranks, count, meeting.me, &exists);
+        differ = status != TUTTI_OK;
         if (status == TUTTI_OK && shared) {
             tu_group_page_set(group, mappings[0]);
             mappings[0] = NULL;
@@ -343,6 +440,11 @@ static tutti_status new_local(tutti_world *world, const int *ranks, int count, c
     if (status == TUTTI_OK)
         status = tu_group_register(group, options->tag);
     free(all);
+    bool registered = status == TUTTI_OK;
+    if (group != NULL && !differ)
+        status = commit(group, group, deadline, what, status);
+    if (status != TUTTI_OK && registered)
+        unmake(group);
     if (status != TUTTI_OK) {
         tutti_group_release(group);
         return status;
@@ -351,45 +453,94 @@ static tutti_status new_local(tutti_world *world, const int *ranks, int count, c
     return TUTTI_OK;
 }
 
-/* ---- by agreement of the world ---- */
+/* ---- by agreement of a parent ---- */
 
-/* The exchange of tutti_group_new, over the default group. *exists: the members have it. Takes *group's page along. */
-static tutti_status agree_in_world(tutti_world *world, const agreement *mine, const int *ranks, int64_t timeout_ns,
-                                   tutti_group *group, const tu_piece *piece, bool *exists) {
-    tutti_group *all_ranks = world->group;
-    tu_operation_info info = { .operation = TU_OPERATION_GROUP_NEW, .root = -1 };
-    int64_t deadline;
-    uint64_t ticket;
-    tutti_status status = tu_group_enter(all_ranks, timeout_ns, &info, &deadline, &ticket);
-    if (status != TUTTI_OK)
-        return status;
-    agreement *all = calloc((size_t)world->size, sizeof *all + sizeof(tu_mapping *));
+/* What is agreed on, and what comes of it. */
+typedef struct undertaking {
+    tu_operation operation;
+    const char *purpose;
+    agreement mine;
+    int64_t timeout_ns;
+    tutti_group *group;    /* prepared; NULL where this rank is no member */
+    const tu_piece *piece; /* with its page */
+    const char *tag;
+    bool exists; /* the members have it already */
+} undertaking;
+
+/* How far an undertaking came on this rank. */
+typedef struct stage {
+    bool complete; /* all records went their ways: whatever fails from here on, the others do not wait for this rank */
+    bool differ;   /* the records disagree, or one cannot: all know, and nobody votes */
+    bool registered;
+} stage;
+
+/* The exchange over the parent; gives the new group its page, and enters it into the registry. */
+static tutti_status exchange_agreements(tutti_group *parent, const tu_operation_info *info, int64_t deadline,
+                                        undertaking *task, stage *stage) {
+    agreement *all = calloc((size_t)parent->size, sizeof *all + sizeof(tu_mapping *));
     if (all == NULL)
-        return tu_group_leave(all_ranks, &info, ticket,
-                              tu_error_memory("an agreement", (size_t)world->size * sizeof *all));
-    tu_mapping **mappings = (tu_mapping **)(void *)(all + world->size);
-    bool one_host = world->local_size == world->size && !world->fake;
-    status = tu_group_exchange(all_ranks, &info, "group_new", mine, sizeof *mine, one_host ? piece : NULL, deadline,
-                               all, one_host ? mappings : NULL);
+        return tu_error_memory("an agreement", (size_t)parent->size * sizeof *all);
+    tu_mapping **mappings = (tu_mapping **)(void *)(all + parent->size);
+    bool one_host = parent->local && !parent->world->fake;
+    tu_group_cargo cargo = { .piece = one_host ? task->piece : NULL,
+                             .mappings = one_host ? mappings : NULL,
+                             .descriptor = -1,
+                             .complete = &stage->complete };
+    tutti_status status =
+        tu_group_exchange_with(parent, info, task->purpose, &task->mine, sizeof task->mine, &cargo, deadline, all);
     if (status != TUTTI_OK) {
         free(all);
-        return tu_group_leave(all_ranks, &info, ticket, status);
+        return status;
     }
-    status = compare(all, all_ranks->ranks, world->size, all_ranks->rank, exists);
-    if (status == TUTTI_OK && !*exists && group != NULL && group->page == NULL) {
+    status = compare(all, parent->ranks, parent->size, parent->rank, &task->exists);
+    stage->complete = true;
+    stage->differ = status != TUTTI_OK;
+    tutti_group *group = task->exists ? NULL : task->group;
+    if (status == TUTTI_OK && group != NULL && group->page == NULL) {
         if (one_host) {
-            tu_group_page_set(group, mappings[ranks[0]]);
-            mappings[ranks[0]] = NULL;
+            int first = index_of(parent->ranks, parent->size, group->ranks[0]);
+            tu_group_page_set(group, mappings[first]);
+            mappings[first] = NULL;
         } else {
-            status = share_page(group, piece, deadline);
+            status = share_page(group, task->piece, deadline);
         }
     }
-    release_mappings(mappings, world->size);
+    release_mappings(mappings, parent->size);
     free(all);
-    if (status == TUTTI_OK)
-        return tu_group_leave(all_ranks, &info, ticket, TUTTI_OK);
-    return tu_group_leave_agreement(all_ranks, ticket, status);
+    if (status == TUTTI_OK && group != NULL) {
+        status = tu_group_register(group, task->tag);
+        stage->registered = status == TUTTI_OK;
+    }
+    return status;
 }
+
+/* Failures of which all know alike, and which leave nobody waiting, end nothing. */
+static bool ends_nothing(const stage *stage, tutti_status status) {
+    return stage->differ || (stage->complete && (status == TUTTI_ERROR_MEMORY || status == TUTTI_ERROR_LIMIT ||
+                                                 status == TUTTI_ERROR_EXISTS || status == TUTTI_ERROR_SYSTEM));
+}
+
+/* All of it: a member that gets TUTTI_OK knows that every member does. */
+static tutti_status undertake(tutti_group *parent, undertaking *task) {
+    tu_operation_info info = { .operation = (uint8_t)task->operation, .root = -1 };
+    int64_t deadline;
+    uint64_t ticket;
+    tutti_status status = tu_group_enter(parent, task->timeout_ns, &info, &deadline, &ticket);
+    if (status != TUTTI_OK)
+        return status;
+    char what[160];
+    tu_operation_text(parent, &info, what, sizeof what);
+    stage stage = { .complete = false };
+    status = exchange_agreements(parent, &info, deadline, task, &stage);
+    if (task->group != NULL && !task->exists && !stage.differ)
+        status = commit(task->group, parent, deadline, what, status);
+    if (status != TUTTI_OK && stage.registered)
+        unmake(task->group);
+    return status != TUTTI_OK && ends_nothing(&stage, status) ? tu_group_leave_agreement(parent, ticket, status)
+                                                              : tu_group_leave(parent, &info, ticket, status);
+}
+
+/* ---- by agreement of the world ---- */
 
 static tutti_status new_in_world(tutti_world *world, const int *ranks, int count, const tutti_group_options *options,
                                  tutti_group **out) {
@@ -424,10 +575,14 @@ static tutti_status new_in_world(tutti_world *world, const int *ranks, int count
         if (status != TUTTI_OK)
             cannot(&mine, status);
     }
-    bool exists = false;
-    tutti_status status = agree_in_world(world, &mine, ranks, options->timeout_ns, group, piece, &exists);
-    if (status == TUTTI_OK && group != NULL)
-        status = tu_group_register(group, options->tag);
+    undertaking task = { .operation = TU_OPERATION_GROUP_NEW,
+                         .purpose = "group_new",
+                         .mine = mine,
+                         .timeout_ns = options->timeout_ns,
+                         .group = group,
+                         .piece = piece,
+                         .tag = options->tag };
+    tutti_status status = undertake(world->group, &task);
     if (status != TUTTI_OK) {
         tutti_group_release(group);
         tutti_group_release(existing);
@@ -618,45 +773,6 @@ static void describe_lists(agreement *mine, const int *const *lists, const int *
     free(all);
 }
 
-/* The split's exchange over the parent; gives the new group its page. */
-static tutti_status agree_in_parent(tutti_group *parent, const agreement *mine, int64_t timeout_ns, tutti_group *group,
-                                    const tu_piece *piece) {
-    tu_operation_info info = { .operation = TU_OPERATION_GROUP_SPLIT, .root = -1 };
-    int64_t deadline;
-    uint64_t ticket;
-    tutti_status status = tu_group_enter(parent, timeout_ns, &info, &deadline, &ticket);
-    if (status != TUTTI_OK)
-        return status;
-    agreement *all = calloc((size_t)parent->size, sizeof *all + sizeof(tu_mapping *));
-    if (all == NULL)
-        return tu_group_leave(parent, &info, ticket,
-                              tu_error_memory("an agreement", (size_t)parent->size * sizeof *all));
-    tu_mapping **mappings = (tu_mapping **)(void *)(all + parent->size);
-    bool one_host = parent->local && !parent->world->fake;
-    status = tu_group_exchange(parent, &info, "group_split", mine, sizeof *mine, one_host ? piece : NULL, deadline, all,
-                               one_host ? mappings : NULL);
-    if (status != TUTTI_OK) {
-        free(all);
-        return tu_group_leave(parent, &info, ticket, status);
-    }
-    bool exists;
-    status = compare(all, parent->ranks, parent->size, parent->rank, &exists);
-    if (status == TUTTI_OK && group != NULL && group->page == NULL) {
-        if (one_host) {
-            int first = index_of(parent->ranks, parent->size, group->ranks[0]);
-            tu_group_page_set(group, mappings[first]);
-            mappings[first] = NULL;
-        } else {
-            status = share_page(group, piece, deadline);
-        }
-    }
-    release_mappings(mappings, parent->size);
-    free(all);
-    if (status == TUTTI_OK)
-        return tu_group_leave(parent, &info, ticket, TUTTI_OK);
-    return tu_group_leave_agreement(parent, ticket, status);
-}
-
 /* Prepares this rank's part of a split; what cannot be done goes into the agreement. */
 static void prepare_split(tutti_group *parent, const int *ranks, int count, const tutti_group_options *options,
                           agreement *mine, tutti_group **group, const tu_piece **piece) {
@@ -713,12 +829,16 @@ tutti_status tutti_group_split(tutti_group *parent, const int *const *lists, con
     if (count > 0 && mine.status == TUTTI_OK)
         prepare_split(parent, ranks, count, &options, &mine, &group, &piece);
     free(ranks);
-    status = agree_in_parent(parent, &mine, options.timeout_ns, group, piece);
-    if (status == TUTTI_OK) {
+    undertaking task = { .operation = TU_OPERATION_GROUP_SPLIT,
+                         .purpose = "group_split",
+                         .mine = mine,
+                         .timeout_ns = options.timeout_ns,
+                         .group = group,
+                         .piece = piece,
+                         .tag = options.tag };
+    status = undertake(parent, &task);
+    if (status == TUTTI_OK)
         atomic_fetch_add_explicit(&parent->splits, 1, memory_order_relaxed);
-        if (group != NULL)
-            status = tu_group_register(group, options.tag);
-    }
     if (status != TUTTI_OK) {
         tutti_group_release(group);
         return status;

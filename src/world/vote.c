@@ -114,10 +114,15 @@ static void weigh(const ballot *theirs, int member, const tu_vote *vote, tu_vote
     *culprit = member;
 }
 
+static bool has_refused(const tutti_group *group, int member, const tu_vote *vote) {
+    return vote->refusal != 0 && tu_job_refused(group->world->job, group->job_ranks[member], vote->refusal);
+}
+
 static bool everybody_came(tutti_group *group, const tu_vote *vote) {
     for (int member = 0; member < group->size; member++)
         if (vote->awaited[member] && !has_arrived(group, member, vote->attempt) &&
-            !is_gone(tu_rank_state_of(group->world->job, group->job_ranks[member])))
+            !is_gone(tu_rank_state_of(group->world->job, group->job_ranks[member])) &&
+            !has_refused(group, member, vote))
             return false;
     return true;
 }
@@ -148,7 +153,8 @@ static void propose(tutti_group *group, const tu_vote *vote, bool late, int mism
             all = all && atomic_load_explicit(&theirs->yes, memory_order_relaxed) != 0;
             if (!gone && completed < settled)
                 settled = completed;
-        } else if (gone && vote->kind == TU_VOTE_COMMIT && outcome == TU_VOTE_DONE) {
+        } else if ((gone || has_refused(group, member, vote)) && vote->kind == TU_VOTE_COMMIT &&
+                   outcome == TU_VOTE_DONE) {
             outcome = TU_VOTE_RETRY;
         }
         if (!gone && came != late)
@@ -192,7 +198,7 @@ static bool read_decision(tutti_group *group, tu_vote *vote) {
         vote->members[member] =
             atomic_load_explicit(&chosen->members[member / 64], memory_order_relaxed) >> (member % 64) & 1;
     vote->culprit_status = TUTTI_OK;
-    if (vote->outcome == TU_VOTE_FAILED) {
+    if (vote->outcome == TU_VOTE_FAILED || (vote->outcome == TU_VOTE_RETRY && vote->culprit >= 0)) {
         const ballot *theirs = ballot_of(group, vote->culprit, vote->attempt);
         vote->culprit_status = (tutti_status)atomic_load_explicit(&theirs->status, memory_order_relaxed);
         memcpy(vote->culprit_text, theirs->text, sizeof vote->culprit_text);
@@ -212,14 +218,22 @@ typedef struct watch {
     bool elsewhere;             /* and still was at this one */
 } watch;
 
+/* Members that wait for a dead one find that out themselves, in a moment. */
+static bool lost_a_member(tutti_group *group) {
+    for (int member = 0; member < group->size; member++)
+        if (is_gone(tu_rank_probe(group->world->job, group->job_ranks[member])))
+            return true;
+    return false;
+}
+
 static bool complete(void *argument) {
     const watch *state = argument;
     return decided_attempt(state->group) >= state->vote->attempt || everybody_came(state->group, state->vote);
 }
 
-/* In a group that lives, a member that waits in an operation which this rank has not begun waits for this rank, which
- * is here. True when it did so at the last look already: then no other thread of this rank is about to begin it.
- * *found: it does so now. */
+/* In a group that lives and whose members live, a member that waits in an operation which this rank has not begun waits
+ * for this rank, which is here. True when it did so at the last look already: then no other thread of this rank is
+ * about to begin it. *found: it does so now. */
 static bool waits_elsewhere(watch *state, int member, int *found) {
     tutti_group *group = state->group;
     tu_record_view view;
@@ -250,6 +264,7 @@ static tutti_status look(void *argument) {
     watch *state = argument;
     tutti_group *group = state->group;
     int first = -1, found = -1;
+    bool lost = lost_a_member(group);
     for (int member = 0; member < group->size; member++) {
         if (!state->vote->awaited[member] || member == group->rank || has_arrived(group, member, state->vote->attempt))
             continue;
@@ -257,7 +272,7 @@ static tutti_status look(void *argument) {
             continue;
         if (first < 0)
             first = member;
-        if (found < 0 && waits_elsewhere(state, member, &found)) {
+        if (!lost && found < 0 && waits_elsewhere(state, member, &found)) {
             state->elsewhere = true;
             return TUTTI_ERROR_MISMATCH;
         }
@@ -269,13 +284,22 @@ static tutti_status look(void *argument) {
     return TUTTI_OK;
 }
 
-tutti_status tu_vote_hold(tutti_group *group, tu_vote *vote) {
+static void number(tutti_group *group, tu_vote *vote) {
     if (vote->attempt == 0) {
         /* One that others gave up waiting for, or left out, joins them at their next vote. */
         uint64_t decided = decided_attempt(group);
         vote->attempt = (decided > group->attempts ? decided : group->attempts) + 1;
     }
     group->attempts = vote->attempt;
+}
+
+void tu_vote_cast(tutti_group *group, tu_vote *vote) {
+    number(group, vote);
+    arrive(group, vote);
+}
+
+tutti_status tu_vote_hold(tutti_group *group, tu_vote *vote) {
+    number(group, vote);
     watch state = { .group = group, .vote = vote, .suspect = -1 };
     tu_wait wait;
     tu_job_wait_init(group->world->job, vote->deadline, &wait);

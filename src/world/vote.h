@@ -24,7 +24,7 @@ typedef enum tu_vote_kind {
 
 typedef enum tu_vote_outcome {
     TU_VOTE_DONE = 1,
-    TU_VOTE_RETRY = 2,    /* commit: one has died meanwhile */
+    TU_VOTE_RETRY = 2,    /* commit: one has died meanwhile; `culprit` saw it, or -1 */
     TU_VOTE_MISMATCH = 3, /* the members do different things; `culprit` is the first that differs */
     TU_VOTE_FAILED = 4,   /* commit: `culprit` cannot */
     TU_VOTE_LATE = 5      /* the deadline passed; `members` are those that live and did not come */
@@ -40,6 +40,7 @@ typedef struct tu_vote {
     const char *text;
     uint64_t digest;     /* of the arguments that must be equal */
     const bool *awaited; /* by member: whose ballots count; the same for all voters */
+    uint64_t refusal;    /* commit: not 0: members that have refused this key (tu_job_refuse) will not come */
     /* How it waits. */
     const tu_operation_info *info;
     uint64_t ticket;
@@ -58,6 +59,10 @@ typedef struct tu_vote {
 /* Votes and waits for the decision. TUTTI_OK when there is one, whatever its outcome; else INTERRUPTED, or TIMEOUT when
  * the others went on without this rank, with a message. Under the group's vote_lock. */
 tutti_status tu_vote_hold(tutti_group *group, tu_vote *vote);
+
+/* Writes this member's ballot and goes: for one whose part failed, so that whatever the others decide is no success.
+ * Under the group's vote_lock. */
+void tu_vote_cast(tutti_group *group, tu_vote *vote);
 
 /* Room for the slots of a group's members, behind its page and area. */
 size_t tu_votes_bytes(int size);

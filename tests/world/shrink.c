@@ -24,6 +24,8 @@ typedef struct board {
     _Atomic int finished;
     _Atomic long totals[8];
     _Atomic bool armed_passed; /* the victim came through: nothing was left to die at */
+    _Atomic int made;          /* ranks that got a group */
+    _Atomic pid_t sleeper;
     int victim, second;
     long nth;
 } board;
@@ -500,4 +502,123 @@ TEST(a_fake_group_shrinks_by_exclusion) {
     CHECK(!all);
     tutti_group_release(rest);
     CHECK_OK(tutti_world_close(world));
+}
+
+/* ---- deaths while a group is made ---- */
+
+typedef tutti_status maker(tutti_world *world, tutti_group **made);
+
+static tutti_status make_in_world(tutti_world *world, tutti_group **made) {
+    return tutti_group_new(world, NULL, 0, NULL, made);
+}
+static tutti_status make_by_members(tutti_world *world, tutti_group **made) {
+    return tutti_group_new(world, NULL, 0, TUTTI_OPTIONS(tutti_group_options, .local_synchronization = true), made);
+}
+static tutti_status make_by_split(tutti_world *world, tutti_group **made) {
+    int ranks[] = { 0, 1, 2, 3 }, count = 4;
+    const int *lists[] = { ranks };
+    return tutti_group_split(tutti_world_group(world), lists, &count, 1, NULL, made);
+}
+static maker *const makers[] = { make_in_world, make_by_members, make_by_split };
+
+/* All have it, or nobody; and whichever it is, the survivors go on without waiting for a deadline. */
+static tutti_status die_while_making(tutti_world *world, void *argument) {
+    board *shared = argument;
+    tutti_group *group = tutti_world_group(world), *made, *rest;
+    CHECK_OK(tutti_group_set_timeout(group, MINUTE));
+    CHECK_OK(tutti_barrier(group, NULL));
+    bool victim = tutti_world_rank(world) == shared->victim;
+    if (victim)
+        test_kill_arm(NULL, shared->nth);
+    tutti_status status = makers[shared->second](world, &made);
+    if (victim) {
+        test_fail_disarm();
+        atomic_store(&shared->armed_passed, true);
+    }
+    if (status == TUTTI_OK) {
+        atomic_fetch_add(&shared->made, 1);
+        tutti_group_release(made);
+    } else {
+        CHECK_EQ(status, TUTTI_ERROR_DEAD);
+    }
+    if (victim)
+        raise(SIGKILL);
+    status = tutti_barrier(group, NULL);
+    CHECK_EQ(status, TUTTI_ERROR_DEAD);
+    CHECK_OK(tutti_group_shrink(group, NULL, &rest));
+    CHECK_EQ(sum_in(rest, 1), 3);
+    tutti_group_release(rest);
+    atomic_fetch_add(&shared->finished, 1);
+    return TUTTI_OK;
+}
+
+TEST_LIMIT(a_rank_that_dies_while_a_group_is_made_leaves_all_with_it_or_nobody, 170) {
+    board *shared = make_board();
+    for (shared->second = 0; shared->second < 3; shared->second++) {
+        for (shared->victim = 0; shared->victim < 4; shared->victim += 3) {
+            for (shared->nth = 1;; shared->nth++) {
+                atomic_store(&shared->armed_passed, false);
+                atomic_store(&shared->finished, 0);
+                atomic_store(&shared->made, 0);
+                CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_PROCESSES, 4, die_while_making, shared), TUTTI_ERROR_DEAD);
+                bool passed = atomic_load(&shared->armed_passed);
+                int made = atomic_load(&shared->made);
+                if (atomic_load(&shared->finished) != 3 || (made != 0 && made != (passed ? 4 : 3)))
+                    FAIL("way %d, rank %d died at step %ld: %d have the group, %d came through", shared->second,
+                         shared->victim, shared->nth, made, atomic_load(&shared->finished));
+                if (passed)
+                    break;
+            }
+            CHECK(shared->nth > 3);
+        }
+    }
+}
+
+/* ---- a member that has not heard of the death yet ---- */
+
+static void *wake_soon(void *argument) {
+    usleep(300000);
+    kill(*(pid_t *)argument, SIGCONT);
+    return NULL;
+}
+
+/* Rank 1 stands still in a barrier that rank 0 never enters, when rank 2 dies and rank 0 shrinks: it is no mismatch
+ * that rank 1 is still in there. */
+static tutti_status shrink_before_all_know(tutti_world *world, void *argument) {
+    board *shared = argument;
+    tutti_group *group = tutti_world_group(world), *rest;
+    int rank = tutti_world_rank(world);
+    CHECK_OK(tutti_group_set_timeout(group, MINUTE));
+    if (rank == 1)
+        atomic_store(&shared->sleeper, getpid());
+    CHECK_OK(tutti_barrier(group, NULL));
+    if (rank == 2) {
+        usleep(200000);
+        raise(SIGKILL);
+    }
+    if (rank == 1) {
+        CHECK_STATUS(tutti_barrier(group, NULL), TUTTI_ERROR_DEAD);
+    } else {
+        pid_t sleeper = atomic_load(&shared->sleeper);
+        pthread_t waker;
+        usleep(100000); /* it is in the barrier */
+        CHECK_EQ(kill(sleeper, SIGSTOP), 0);
+        while (tutti_group_check(group) == TUTTI_OK)
+            usleep(1000);
+        CHECK_EQ(pthread_create(&waker, NULL, wake_soon, &sleeper), 0);
+        CHECK_OK(tutti_group_shrink(group, NULL, &rest));
+        pthread_join(waker, NULL);
+    }
+    if (rank == 1)
+        CHECK_OK(tutti_group_shrink(group, NULL, &rest));
+    CHECK_EQ(sum_in(rest, 1), 2);
+    tutti_group_release(rest);
+    atomic_fetch_add(&shared->finished, 1);
+    return TUTTI_OK;
+}
+
+TEST(a_member_that_has_not_heard_of_a_death_yet_is_no_mismatch_for_a_shrink) {
+    board *shared = make_board();
+    CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_PROCESSES, 3, shrink_before_all_know, shared), TUTTI_ERROR_DEAD);
+    CHECK_EQ(atomic_load(&shared->finished), 2);
 }
