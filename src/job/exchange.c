@@ -358,6 +358,12 @@ static tutti_status look_around(progress *state, int64_t now) {
             tu_error_at_fault(cut_off);
             return TUTTI_ERROR_NETWORK;
         }
+        for (int i = 0; i < exchange->count && exchange->compare != NULL; i++) {
+            tutti_status status =
+                i != exchange->me && state->got[i] == NULL ? exchange->compare(exchange->argument, i) : TUTTI_OK;
+            if (status != TUTTI_OK)
+                return status;
+        }
     }
     if (now >= exchange->deadline)
         return missing_members(state);

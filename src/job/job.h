@@ -114,6 +114,9 @@ typedef struct tu_exchange {
     int64_t deadline;
     const _Atomic uint64_t
         *ended; /* the group's state word, or NULL: nonzero ends the exchange with TUTTI_ERROR_STATE and no message */
+    /* Asked every 20 ms about each member that has not come: a failure ends the exchange with it. NULL: not asked. */
+    tutti_status (*compare)(void *argument, int member);
+    void *argument;
 } tu_exchange;
 
 #define TU_EXCHANGE_BYTES 4096

@@ -46,6 +46,8 @@ static tutti_status through_job(tutti_world *world, const tu_meeting *meeting, c
         .complete = meeting->complete,
         .deadline = deadline,
         .ended = meeting->ended,
+        .compare = meeting->compare,
+        .argument = meeting->argument,
     };
     tutti_status status = tu_job_exchange(world->job, &exchange, payloads, mappings);
     tutti_error_info info = TUTTI_ERROR_INFO_INIT;
@@ -280,10 +282,21 @@ static void append_missing(tutti_group *group) {
     }
 }
 
+typedef struct comparison {
+    tutti_group *group;
+    const tu_operation_info *info;
+} comparison;
+
+static tutti_status compare_member(void *argument, int member) {
+    const comparison *with = argument;
+    return tu_group_compare(with->group, with->info, member);
+}
+
 tutti_status tu_group_exchange_with(tutti_group *group, const tu_operation_info *info, const char *purpose,
                                     const void *payload, size_t bytes, const tu_group_cargo *cargo, int64_t deadline,
                                     void *payloads) {
     char what[160];
+    comparison comparison = { group, info };
     tu_operation_text(group, info, what, sizeof what);
     tutti_status status = lock_until(&group->exchange_lock, deadline, what);
     if (status == TUTTI_OK) {
@@ -299,6 +312,9 @@ tutti_status tu_group_exchange_with(tutti_group *group, const tu_operation_info 
             .descriptor = cargo->descriptor >= 0 ? &cargo->descriptor : NULL,
             .descriptors = cargo->descriptors,
             .complete = cargo->complete,
+            /* Collectives set themselves up alike, whichever they are, and compare themselves afterwards. */
+            .compare = tu_operation_row_of(info->operation)->kind == TU_KIND_OTHER ? compare_member : NULL,
+            .argument = &comparison,
         };
         status = tu_meet(group->world, &meeting, payload, bytes, cargo->piece, deadline, payloads, cargo->mappings);
         pthread_mutex_unlock(&group->exchange_lock);

@@ -50,7 +50,9 @@ typedef struct tu_meeting {
     _Atomic uint64_t *ended; /* state word, or NULL */
     const int *descriptor;   /* as in tu_exchange; on one host only */
     int *descriptors;
-    bool *complete; /* as in tu_exchange */
+    bool *complete;                                      /* as in tu_exchange */
+    tutti_status (*compare)(void *argument, int member); /* as in tu_exchange, or NULL; on one host only */
+    void *argument;
 } tu_meeting;
 tutti_status tu_meet(tutti_world *world, const tu_meeting *meeting, const void *payload, size_t bytes,
                      const tu_piece *piece, int64_t deadline, void *payloads, tu_mapping **mappings);

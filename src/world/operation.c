@@ -382,44 +382,60 @@ static bool awaited(const tu_group_wait *wait, int member) {
     return wait->missing == NULL || wait->missing(wait->argument, member);
 }
 
-/* What `member` recorded under this operation's sequence number in this group, running or ended. */
-static bool counterpart(const tu_group_wait *wait, int member, tu_record_view *view) {
-    tutti_group *group = wait->group;
+/* What `member` recorded under a sequence number of this group, running or ended. */
+static bool recorded(const tutti_group *group, int member, uint64_t sequence, tu_record_view *view) {
     const tu_recorder *recorder = tu_job_recorder(group->world->job, group->job_ranks[member]);
     for (uint64_t back = 0; back < 64; back++) {
         if (!tu_recorder_entry(recorder, back, view))
             return false;
         if (view->info.group_key != group->key || !tu_operation_sequenced((tu_operation)view->info.operation))
             continue;
-        if (view->info.sequence == wait->info->sequence)
+        if (view->info.sequence == sequence)
             return true;
-        if (view->info.sequence < wait->info->sequence)
+        if (view->info.sequence < sequence)
             return false;
     }
     return false;
 }
 
-static tutti_status mismatch_error(const tu_group_wait *wait, int member, const tu_record_view *theirs) {
-    tutti_group *group = wait->group;
+static tutti_status mismatch_error(tutti_group *group, const tu_record_view *mine, int member,
+                                   const tu_record_view *theirs) {
     tu_job *job = group->world->job;
     char their_text[160], my_text[160], who[48], me[48];
     tu_record_text(tu_job_recorder(job, group->job_ranks[member]), theirs, their_text, sizeof their_text);
-    tu_record_view mine = { .info = *wait->info };
-    tu_record_text(tu_job_recorder(job, group->world->local_rank), &mine, my_text, sizeof my_text);
+    tu_record_text(tu_job_recorder(job, group->world->local_rank), mine, my_text, sizeof my_text);
     tu_error(TUTTI_ERROR_MISMATCH,
              "the ranks disagree: %s called %s, %s called %s. All ranks of a group must call the same "
              "operations in the same order",
              rank_text(group, group->rank, me), my_text, rank_text(group, member, who), their_text);
     tu_error_at_fault(member);
-    return tu_error_where(group->name, tu_operation_name((tu_operation)wait->info->operation), wait->info->sequence,
+    return tu_error_where(group->name, tu_operation_name((tu_operation)mine->info.operation), mine->info.sequence,
                           group->rank);
+}
+
+/* Whether a member called something else than this rank under one number; then what each of them called. */
+static bool disagrees(const tutti_group *group, const tu_operation_info *info, int member, tu_record_view *mine,
+                      tu_record_view *theirs) {
+    if (group->job_ranks[member] < 0 || !tu_operation_sequenced((tu_operation)info->operation))
+        return false;
+    *mine = (tu_record_view){ .info = *info };
+    if (recorded(group, member, info->sequence, theirs))
+        return theirs->info.operation != info->operation;
+    /* It may still be where this rank has been: in something else than this rank was. */
+    return tu_recorder_current(tu_job_recorder(group->world->job, group->job_ranks[member]), group->key, theirs) &&
+           tu_operation_sequenced((tu_operation)theirs->info.operation) && theirs->info.sequence < info->sequence &&
+           recorded(group, group->rank, theirs->info.sequence, mine) && theirs->info.operation != mine->info.operation;
+}
+
+tutti_status tu_group_compare(tutti_group *group, const tu_operation_info *info, int member) {
+    tu_record_view mine, theirs;
+    return disagrees(group, info, member, &mine, &theirs) ? mismatch_error(group, &mine, member, &theirs) : TUTTI_OK;
 }
 
 static tutti_status check_members(void *argument) {
     tu_group_wait *wait = argument;
     tutti_group *group = wait->group;
     tu_job *job = group->world->job;
-    bool sequenced = tu_operation_sequenced((tu_operation)wait->info->operation);
     int first = -1, closed = -1;
     for (int member = 0; member < group->size; member++) {
         if (group->job_ranks[member] < 0 || member == group->rank)
@@ -438,10 +454,9 @@ static tutti_status check_members(void *argument) {
         }
         if (first < 0)
             first = member;
-        tu_record_view theirs;
-        if (sequenced && counterpart(wait, member, &theirs) && theirs.info.operation != wait->info->operation &&
-            awaited(wait, member))
-            return mismatch_error(wait, member, &theirs);
+        tu_record_view mine, theirs;
+        if (disagrees(group, wait->info, member, &mine, &theirs) && awaited(wait, member))
+            return mismatch_error(group, &mine, member, &theirs);
     }
     if (closed >= 0 && first < 0)
         return departed_error(group, closed, wait->info);

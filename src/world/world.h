@@ -208,6 +208,10 @@ void tu_group_wait_init(tu_group_wait *wait, tutti_group *group, const tu_operat
  * INTERRUPTED its sentence; what the check wrote stays. */
 tutti_status tu_group_wait_error(const tu_group_wait *wait, tutti_status status);
 
+/* Compares what a member has recorded with what this rank does, or did under the number where the member still is: a
+ * mismatch is an error that shows both. For waits that do not go through tu_group_wait. */
+tutti_status tu_group_compare(tutti_group *group, const tu_operation_info *info, int member);
+
 /* "all_reduce 17 of group 0": for messages. */
 void tu_operation_text(const tutti_group *group, const tu_operation_info *info, char *text, size_t bytes);
 
