@@ -123,6 +123,7 @@ struct tu_task {
     uint64_t valid; /* the least that any rank has given: so many have their results */
     uint64_t signature;
     uint64_t open_epoch; /* of a one-shot that has been started */
+    const void *source;  /* copied to `in` when the task's turn comes (one_shot_all_reduce_copy), or NULL */
     void *stream;        /* as in tutti_call */
     int device_index;    /* of the buffers, for executors of devices; -1: not known */
     tutti_received *received;
@@ -303,6 +304,8 @@ tutti_status tu_task_run(tu_task *task);
 tutti_status tu_task_run_in_turn(tu_task *task);
 /* Waits for the turn of the group's collectives: the state's lock. tu_collective_unlock ends it. */
 tutti_status tu_turn_take(tu_collective *state, int64_t timeout_ns);
+/* Copies `source`, where there is one: before the task runs, and not before those before it have. */
+tutti_status tu_task_fill(tu_task *task);
 /* The first and the last step, for works, whose steps lie apart. */
 tutti_status tu_task_enter(tu_task *task);
 tutti_status tu_task_leave(tu_task *task, tutti_status status);

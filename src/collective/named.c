@@ -93,17 +93,15 @@ tutti_status tutti_one_shot_all_reduce_copy(tutti_group *group, void *buffer, si
                         "one_shot_all_reduce_copy: the local input is NULL, or its dtype is none");
     if (group == TUTTI_NON_GROUP_MEMBER || group->world->fake)
         return TUTTI_OK;
-    tutti_memory *memory = tutti_memory_find(group->world, buffer);
-    if (memory->device == TUTTI_CPU) {
-        memmove(buffer, in, bytes);
-    } else {
-        tu_backend_call copy = { .stream = call != NULL ? call->stream : NULL };
-        status =
-            memory->backend->memory->copy(memory->backend_state, memory->block.device_index, buffer, in, bytes, &copy);
-        if (status != TUTTI_OK)
-            return status;
-    }
-    return run(group, TU_OPERATION_ONE_SHOT_ALL_REDUCE, buffer, out, count, dtype, reduction, -1, call);
+    tu_task task;
+    tu_task_begin(&task, group, TU_OPERATION_ONE_SHOT_ALL_REDUCE);
+    task.in = buffer;
+    task.out = out;
+    task.source = in;
+    task.info.count = count;
+    task.info.dtype = tu_code((int)dtype);
+    task.info.reduction = tu_code((int)reduction);
+    return tu_submit(&task, call);
 }
 
 tutti_status tutti_two_shot_all_reduce(tutti_group *group, void *data, size_t count, tutti_dtype dtype,

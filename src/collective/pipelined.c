@@ -91,6 +91,21 @@ static tutti_status copy_pieces(const pipeline *run, void **targets, int count, 
     return TUTTI_OK;
 }
 
+/* all_to_all_v: where the source says that this rank's part lies in its input. */
+static tutti_status resolve_split(const pipeline *run, uint64_t epoch, int source, tu_part *part, unsigned char **in) {
+    tu_collective *state = run->state;
+    const tu_reference *reference = &state->references[source];
+    uint64_t first = tu_splits(state, source, epoch)[state->rank][1];
+    size_t room;
+    tutti_status status = tu_resolve(state, run->task, source, reference->in_index, reference->in_offset, in, &room);
+    if (status != TUTTI_OK)
+        return status;
+    if (__builtin_mul_overflow(first, run->task->element, &part->in_offset) || part->in_offset > room ||
+        part->bytes > room - part->in_offset)
+        return tu_garbage(state, run->task, source, "a part that lies outside of its block");
+    return TUTTI_OK;
+}
+
 static tutti_status pull(const pipeline *run, uint64_t epoch) {
     tu_collective *state = run->state;
     tu_task *task = run->task;
@@ -101,10 +116,12 @@ static tutti_status pull(const pipeline *run, uint64_t epoch) {
         tu_part part = tu_part_of(task, state->rank, source, state->rank);
         if (part.bytes == 0)
             continue;
-        if (task->row->in == TU_SPLITS)
-            part.in_offset = tu_splits(state, source, epoch)[state->rank][1] * task->element;
         unsigned char *in;
-        tutti_status status = tu_resolve_in(state, task, source, &in);
+        tutti_status status;
+        if (task->row->in == TU_SPLITS)
+            status = resolve_split(run, epoch, source, &part, &in);
+        else
+            status = tu_resolve_in(state, task, source, &in);
         void *to = (unsigned char *)task->out + part.out_offset;
         if (status == TUTTI_OK)
             status = copy_pieces(run, &to, 1, in + part.in_offset, part.bytes);

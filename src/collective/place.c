@@ -53,8 +53,15 @@ void tu_read_references(tu_collective *state, uint64_t epoch) {
     }
 }
 
+tutti_status tu_garbage(tu_collective *state, const tu_task *task, int member, const char *what) {
+    tu_error(TUTTI_ERROR_PROTOCOL, "in %s %llu of group %s rank %d published %s; something overwrote its memory",
+             task->row->name, (unsigned long long)task->info.sequence, state->group->name, member, what);
+    tu_error_at_fault(member);
+    return tu_error_where(state->group->name, task->row->name, task->info.sequence, state->rank);
+}
+
 tutti_status tu_resolve(tu_collective *state, tu_task *task, int member, uint32_t index, uint64_t offset,
-                        unsigned char **address) {
+                        unsigned char **address, size_t *room) {
     const tutti_peers *peers = tu_symmetric_peers(state->memory, index);
     if (peers == NULL || peers->buffers[member] == NULL) {
         tu_error(TUTTI_ERROR_MISMATCH,
@@ -65,16 +72,30 @@ tutti_status tu_resolve(tu_collective *state, tu_task *task, int member, uint32_
         tu_error_at_fault(state->rank);
         return tu_error_where(state->group->name, task->row->name, task->info.sequence, state->rank);
     }
+    if (offset > peers->memory->bytes)
+        return tu_garbage(state, task, member, "an address outside of its block");
     *address = (unsigned char *)peers->buffers[member] + offset;
+    *room = peers->memory->bytes - offset;
     return TUTTI_OK;
+}
+
+/* Of all_to_all_v only the owner knows how long its input is: its parts are compared with the room one by one. */
+static tutti_status resolve_bytes(tu_collective *state, tu_task *task, int member, uint32_t index, uint64_t offset,
+                                  size_t bytes, unsigned char **address) {
+    size_t room;
+    tutti_status status = tu_resolve(state, task, member, index, offset, address, &room);
+    return status == TUTTI_OK && bytes > room ? tu_garbage(state, task, member, "a buffer longer than its block")
+                                              : status;
 }
 
 tutti_status tu_resolve_in(tu_collective *state, tu_task *task, int member, unsigned char **address) {
     const tu_reference *reference = &state->references[member];
-    return tu_resolve(state, task, member, reference->in_index, reference->in_offset, address);
+    return resolve_bytes(state, task, member, reference->in_index, reference->in_offset,
+                         tu_in_bytes(task, member, state->size), address);
 }
 
 tutti_status tu_resolve_out(tu_collective *state, tu_task *task, int member, unsigned char **address) {
     const tu_reference *reference = &state->references[member];
-    return tu_resolve(state, task, member, reference->out_index, reference->out_offset, address);
+    return resolve_bytes(state, task, member, reference->out_index, reference->out_offset,
+                         tu_out_bytes(task, member, state->size), address);
 }

@@ -2,6 +2,8 @@
  *
  * The one way to run a task, for blocking calls, works and batches: drain, enter, prepare, run, leave.
  */
+#include <string.h>
+
 #include "base/error.h"
 #include "collective/collective.h"
 #include "collective/works.h"
@@ -27,6 +29,18 @@ tutti_status tu_task_leave(tu_task *task, tutti_status status) {
     return tu_group_leave(task->group, &task->info, task->ticket, status);
 }
 
+tutti_status tu_task_fill(tu_task *task) {
+    size_t bytes = task->info.count * task->element;
+    const tutti_memory *memory = tutti_memory_find(task->group->world, task->in);
+    if (memory->device == TUTTI_CPU) {
+        memmove((void *)(uintptr_t)task->in, task->source, bytes);
+        return TUTTI_OK;
+    }
+    tu_backend_call copy = { .stream = task->stream };
+    return memory->backend->memory->copy(memory->backend_state, memory->block.device_index, (void *)(uintptr_t)task->in,
+                                         task->source, bytes, &copy);
+}
+
 static bool takes_turns(const tu_task *task) {
     return task->executor->takes_turns && task->row->kind != TU_KIND_MESSAGE;
 }
@@ -38,6 +52,8 @@ tutti_status tu_task_run_in_turn(tu_task *task) {
         return status;
     if (executor->prepare != NULL)
         status = executor->prepare(task);
+    if (__builtin_expect(task->source != NULL, 0) && status == TUTTI_OK)
+        status = tu_task_fill(task);
     if (status == TUTTI_OK)
         status = executor->run(task);
     return tu_task_leave(task, status);

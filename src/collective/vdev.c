@@ -20,6 +20,7 @@
 /* What one rank sends to this one, expert by expert. */
 typedef struct sender {
     const unsigned char *rows;
+    size_t rows_room; /* bytes from there to the end of its block */
     const int64_t *splits;
 } sender;
 
@@ -55,7 +56,15 @@ static tutti_status too_many(const tu_task *task, int rank, int64_t rows) {
     return tu_error_where(task->group->name, task->row->name, task->info.sequence, rank);
 }
 
-/* Counts and offsets of the output's slots, in `plan`: as out_splits_offsets will have them. */
+/* Where the next expert begins, behind `used` rows of this one and the gap that aligns it. Beyond what can be counted
+ * nothing has room any more: the end of all numbers. */
+static int64_t next_expert(int64_t begin, int64_t used, int64_t align) {
+    int64_t whole = used / align + (used % align != 0 || used == 0), rows, next;
+    return __builtin_mul_overflow(whole, align, &rows) || __builtin_add_overflow(begin, rows, &next) ? INT64_MAX : next;
+}
+
+/* Counts and offsets of the output's slots, in `plan`: as out_splits_offsets will have them. The splits are what others
+ * wrote: anything may be there. */
 static tutti_status lay_out(const tu_task *task, int rank, int size, const sender *senders, int64_t *plan) {
     int slots = size * task->vdev.experts;
     for (int source = 0; source < size; source++)
@@ -67,20 +76,22 @@ static tutti_status lay_out(const tu_task *task, int rank, int size, const sende
     bool aligned = task->row->rows == TU_ROWS_BY_EXPERT;
     int64_t at = 0, expert_begin = 0;
     for (int slot = 0; slot < slots; slot++) {
+        int64_t end;
         plan[slots + slot] = at;
-        at += plan[slot];
-        if (aligned && (slot + 1) % size == 0) {
-            int64_t used = at - expert_begin, align = task->vdev.align;
-            int64_t padded = (used + align - 1) / align * align;
-            at = expert_begin = expert_begin + (padded < align ? align : padded);
-        }
-        if (plan[slot] < 0 || (plan[slot] != 0 && (uint64_t)(plan[slots + slot] + plan[slot]) > task->vdev.out_rows))
-            return too_many(task, rank, plan[slots + slot] + plan[slot]);
+        if (plan[slot] < 0)
+            return too_many(task, rank, plan[slot]);
+        if (__builtin_add_overflow(at, plan[slot], &end))
+            end = INT64_MAX;
+        if (plan[slot] != 0 && (uint64_t)end > task->vdev.out_rows)
+            return too_many(task, rank, end);
+        at = end;
+        if (aligned && (slot + 1) % size == 0)
+            at = expert_begin = next_expert(expert_begin, at - expert_begin, task->vdev.align);
     }
     return TUTTI_OK;
 }
 
-static void copy_rows(const tu_task *task, int rank, int size, const sender *senders, const int64_t *plan) {
+static tutti_status copy_rows(const tu_task *task, int rank, int size, const sender *senders, const int64_t *plan) {
     size_t row = task->info.count * task->element;
     int slots = size * task->vdev.experts;
     for (int i = 0; i < size; i++) {
@@ -89,11 +100,17 @@ static void copy_rows(const tu_task *task, int rank, int size, const sender *sen
             int slot = out_slot(task, size, source, expert);
             int64_t begin;
             int64_t rows = sent_rows(task, size, senders[source].splits, rank, expert, &begin);
+            size_t room = senders[source].rows_room / row;
+            if (rows != plan[slot] || begin < 0 ||
+                (rows > 0 && ((uint64_t)begin > room || (uint64_t)rows > room - (uint64_t)begin)))
+                return tu_garbage(task->state, task, source,
+                                  "splits that point outside of its rows, or changed meanwhile");
             if (rows > 0)
                 tu_copy((unsigned char *)task->out + (size_t)plan[slots + slot] * row,
                         senders[source].rows + (size_t)begin * row, (size_t)rows * row, 0);
         }
     }
+    return TUTTI_OK;
 }
 
 /* Arrives and finds out where the others' rows and splits lie. */
@@ -119,12 +136,17 @@ static tutti_status meet(tu_collective *state, tu_task *task, uint64_t *epoch, s
     tu_read_references(state, *epoch);
     for (int source = 0; source < state->size && status == TUTTI_OK; source++) {
         unsigned char *rows = NULL, *splits;
+        size_t rows_room = 0, splits_room;
+        size_t needed =
+            (size_t)state->size * (size_t)task->vdev.experts * sizeof(int64_t) * (has_offsets(task) ? 2 : 1);
         const tu_reference *theirs = &state->references[source];
-        status = tu_resolve(state, task, source, theirs->out_index, theirs->out_offset, &splits);
+        status = tu_resolve(state, task, source, theirs->out_index, theirs->out_offset, &splits, &splits_room);
+        if (status == TUTTI_OK && splits_room < needed)
+            status = tu_garbage(state, task, source, "splits that lie outside of its block");
         if (status == TUTTI_OK && theirs->in_index != 0) /* 0: it has no rows at all */
-            status = tu_resolve(state, task, source, theirs->in_index, theirs->in_offset, &rows);
+            status = tu_resolve(state, task, source, theirs->in_index, theirs->in_offset, &rows, &rows_room);
         if (status == TUTTI_OK)
-            senders[source] = (sender){ rows, (const int64_t *)(const void *)splits };
+            senders[source] = (sender){ rows, rows_room, (const int64_t *)(const void *)splits };
     }
     return status;
 }
@@ -139,13 +161,13 @@ static tutti_status run(tu_collective *state, tu_task *task) {
     if (senders == NULL || plan == NULL)
         status = tu_error_memory("the splits of an all_to_all", 2 * slots * sizeof *plan);
     else if (state == NULL)
-        senders[0] = (sender){ task->in, task->vdev.in_splits };
+        senders[0] = (sender){ task->in, SIZE_MAX, task->vdev.in_splits };
     else
         status = meet(state, task, &epoch, senders);
     if (status == TUTTI_OK)
         status = lay_out(task, rank, size, senders, plan);
     if (status == TUTTI_OK)
-        copy_rows(task, rank, size, senders, plan);
+        status = copy_rows(task, rank, size, senders, plan);
     if (status == TUTTI_OK && state != NULL) {
         tu_step_publish(state, epoch);
         status = tu_step_await_all(state, task, epoch);

@@ -267,7 +267,10 @@ static tutti_status try_at_once(tu_collective *state, tutti_work *work, bool *st
     if (status != TUTTI_OK || !*started)
         return status;
     tu_shm_note(task);
-    status = tu_one_shot_start(state, task, (tutti_algorithm)task->info.algorithm);
+    if (task->source != NULL)
+        status = tu_task_fill(task);
+    if (status == TUTTI_OK)
+        status = tu_one_shot_start(state, task, (tutti_algorithm)task->info.algorithm);
     if (status != TUTTI_OK) {
         tu_work_finish(work, tu_task_leave(task, status));
         return TUTTI_OK;

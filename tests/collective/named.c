@@ -318,3 +318,61 @@ TEST_WORLD(wrong_splits_are_told, 2) {
     for (int i = 0; i < 4; i++)
         tutti_memory_release(blocks.memory[i]);
 }
+
+/* ---- works ---- */
+
+TEST_WORLD(works_of_one_shot_all_reduce_copy_on_one_buffer_each_reduce_their_own_input, 2) {
+    enum {
+        COUNT = 8
+    };
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group);
+    tutti_memory *memory;
+    CHECK_OK(tutti_memory_alloc(world, 4096, NULL, &memory));
+    int64_t first[COUNT], second[COUNT], first_sum[COUNT], second_sum[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        first[i] = i + rank;
+        second[i] = 1000 + i;
+    }
+    int64_t *buffer = tutti_memory_data(memory);
+    CHECK_OK(tutti_one_shot_all_reduce_copy(group, buffer, COUNT, first, first_sum, COUNT, TUTTI_I64, TUTTI_SUM, NULL));
+    for (int round = 0; round < 20; round++) {
+        tutti_work *works[2];
+        CHECK_OK(tutti_one_shot_all_reduce_copy(group, buffer, COUNT, first, first_sum, COUNT, TUTTI_I64, TUTTI_SUM,
+                                                TUTTI_OPTIONS(tutti_call, .work = &works[0])));
+        CHECK_OK(tutti_one_shot_all_reduce_copy(group, buffer, COUNT, second, second_sum, COUNT, TUTTI_I64, TUTTI_SUM,
+                                                TUTTI_OPTIONS(tutti_call, .work = &works[1])));
+        for (int i = 0; i < 2; i++) {
+            CHECK_OK(tutti_work_wait(works[i], 0));
+            tutti_work_release(works[i]);
+        }
+        for (int i = 0; i < COUNT; i++) {
+            CHECK_EQ(first_sum[i], 2 * i + 1);
+            CHECK_EQ(second_sum[i], 2 * (1000 + i));
+        }
+    }
+    CHECK_OK(tutti_barrier(group, NULL));
+    tutti_memory_release(memory);
+}
+
+/* ---- alignments ---- */
+
+TEST_WORLD(an_alignment_that_leaves_no_room_is_told_and_overwrites_nothing, 2) {
+    tutti_group *group = tutti_world_group(world);
+    tutti_memory *memory;
+    CHECK_OK(tutti_memory_alloc(world, 65536, NULL, &memory));
+    int64_t *in_splits = tutti_memory_data(memory), *out_splits = in_splits + 64;
+    float *in = (float *)(void *)(in_splits + 256), *out = in + 64;
+    for (int i = 0; i < 8; i++)
+        in_splits[i] = 1;
+    tutti_rows rows = TUTTI_ROWS_INIT;
+    rows.in = in;
+    rows.out = out;
+    rows.in_rows = rows.out_rows = 8;
+    rows.row = 1;
+    rows.dtype = TUTTI_F32;
+    CHECK_STATUS(tutti_all_to_all_vdev_2d(group, &rows, 4, (int64_t)1 << 62, in_splits, out_splits, NULL),
+                 TUTTI_ERROR_MISMATCH);
+    CHECK_MESSAGE("room for 8");
+    tutti_memory_release(memory);
+}
