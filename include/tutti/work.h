@@ -34,6 +34,11 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_work_test(tutti_work *work, bool *fin
  * likes. timeout_ns: 0 the group's; when it runs out TUTTI_ERROR_TIMEOUT ends only this wait, not the work. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_work_wait(tutti_work *work, int64_t timeout_ns);
 
+/* Orders a stream (a CUstream) after the operation: what is put into it from now on finds the result. The host does not
+ * wait, except for memory of the CPU, where the operation is over when this returns, with its status. An error that the
+ * device finds later is told by tutti_work_wait and tutti_group_check. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_work_join(tutti_work *work, void *stream);
+
 /* The operation's number in its group, as messages and `tutti trace` show it. */
 TUTTI_API uint64_t tutti_work_sequence(const tutti_work *work);
 

@@ -257,6 +257,13 @@ static void describe_move(const tu_task *task, lists *lists, tu_device_task *out
     out->count = task->row->in == TU_SPLITS ? (uint64_t)1 << 24 : task->info.count * task->element * (uint64_t)size;
 }
 
+static void describe_message(const tu_task *task, tu_device_task *out) {
+    out->shape = task->row->in != 0 ? TU_DEVICE_SEND : TU_DEVICE_RECEIVE;
+    out->root = task->info.root;
+    out->tag = task->info.tag;
+    out->count = task->info.count * task->element;
+}
+
 /* What a backend has to know of a task, in one place. */
 static tutti_status describe(const tu_task *task, lists *lists, tu_device_task *out) {
     int rank = task->group->rank, size = task->group->size;
@@ -285,6 +292,9 @@ static tutti_status describe(const tu_task *task, lists *lists, tu_device_task *
     case TU_KIND_ROWS:
         describe_rows(task, out);
         return find_place(task->group, task->in, tu_in_bytes(task, rank, size), &out->in_place);
+    case TU_KIND_MESSAGE:
+        describe_message(task, out);
+        return TUTTI_OK;
     default:
         describe_move(task, lists, out);
         break;
@@ -296,20 +306,45 @@ static tutti_status describe(const tu_task *task, lists *lists, tu_device_task *
 
 /* ---- the steps of a task ---- */
 
+/* Whether the backend's executor has a function: an older plug-in's table ends before it. */
+#define HAS(table, function) \
+    ((table)->size >= offsetof(tu_device_executor, function) + sizeof(table)->function && (table)->function != NULL)
+
 static bool serves(const tutti_group *group, const tu_task *task) {
     const device_executor *executor = executor_of(task);
     const tu_device_executor *table = executor->table;
-    if (task->row->kind == TU_KIND_MESSAGE || group->size > TU_DEVICE_RANKS)
+    if (group->size > TU_DEVICE_RANKS)
         return false;
-    if (table->size < offsetof(tu_device_executor, serves) + sizeof table->serves || table->serves == NULL)
-        return true;
+    if (!HAS(table, serves))
+        return task->row->kind != TU_KIND_MESSAGE;
     lists lists;
     tu_device_task described;
     return describe(task, &lists, &described) == TUTTI_OK && table->serves(executor->state, group, &described);
 }
 
+/* A message has one partner, who must be named: devices match messages of a pair in their order. And only two ranks
+ * come to it, so that what all ranks have to make together must be there. */
+static tutti_status check_message(const tu_task *task, const device_executor *executor) {
+    if (task->info.root < 0 || task->info.tag < 0)
+        return tu_error(TUTTI_ERROR_UNSUPPORTED,
+                        "%s of device memory needs a rank and a tag: TUTTI_ANY_SOURCE and TUTTI_ANY_TAG are for memory "
+                        "of the CPU",
+                        task->row->name);
+    if (atomic_load_explicit(&executor->team, memory_order_acquire) == NULL)
+        return tu_error(TUTTI_ERROR_STATE,
+                        "%s: group %s has not been used on this device: all its ranks must call tutti_group_prepare, or "
+                        "any collective there, before the first message",
+                        task->row->name, task->group->name);
+    return TUTTI_OK;
+}
+
 static tutti_status check(tu_task *task) {
     device_executor *executor = executor_of(task);
+    if (task->row->kind == TU_KIND_MESSAGE) {
+        tutti_status status = check_message(task, executor);
+        if (status != TUTTI_OK)
+            return status;
+    }
     if (atomic_load_explicit(&executor->team, memory_order_acquire) == NULL) /* pairs with prepare_team */
         return executor->streams->capturing(executor->state, task->stream)
                    ? tu_error(TUTTI_ERROR_STATE,
@@ -358,6 +393,15 @@ static void note(tu_task *task, tutti_algorithm algorithm) {
     tu_collective_unlock(state);
 }
 
+/* What arrives is what was asked for, or the group ends. */
+static void note_received(const tu_task *task) {
+    tutti_received full = { .size = task->received->size,
+                            .source = task->info.root,
+                            .tag = task->info.tag,
+                            .count = task->info.count };
+    memcpy(task->received, &full, full.size < sizeof full ? full.size : sizeof full);
+}
+
 static tutti_status run(tu_task *task) {
     device_executor *executor = executor_of(task);
     lists lists;
@@ -367,9 +411,13 @@ static tutti_status run(tu_task *task) {
         return status;
     described.timeout_ns = task->info.timeout_ns;
     status = executor->table->run(atomic_load_explicit(&executor->team, memory_order_acquire), &described);
-    if (status == TUTTI_OK)
+    if (status != TUTTI_OK)
+        return status;
+    if (task->row->kind != TU_KIND_MESSAGE)
         note(task, described.ran);
-    return status;
+    else if (task->received != NULL)
+        note_received(task);
+    return TUTTI_OK;
 }
 
 /* ---- works ---- */
@@ -411,12 +459,23 @@ static tutti_status start(tutti_work *work) {
                : status;
 }
 
+static tutti_status check_team(device_executor *executor, tutti_group *group) {
+    if (!HAS(executor->table, check))
+        return tutti_group_check(group);
+    return executor->table->check(atomic_load_explicit(&executor->team, memory_order_acquire));
+}
+
+static tutti_status join(tutti_work *work, void *stream) {
+    device_executor *executor = executor_of(&work->task);
+    return executor->streams->join(executor->state, executor->device_index, stream, work->event);
+}
+
 static tutti_status test(tutti_work *work, bool *finished) {
     device_executor *executor = executor_of(&work->task);
     bool over = false;
     tutti_status status = executor->streams->test(executor->state, executor->device_index, work->event, &over);
     if (status == TUTTI_OK && over)
-        status = tutti_group_check(work->group); /* what its kernels found */
+        status = check_team(executor, work->group); /* what its kernels found */
     /* Of several threads that see it, one finishes it. */
     if ((status != TUTTI_OK || over) && !atomic_exchange_explicit(&work->claimed, true, memory_order_acq_rel))
         tu_work_finish(work, status);
@@ -437,6 +496,7 @@ static const tu_executor adapter = { .enqueues = true,
                                      .run = run,
                                      .start = start,
                                      .test = test,
+                                     .join = join,
                                      .release = release };
 
 /* ---- tutti_group_prepare ---- */
@@ -451,7 +511,7 @@ tutti_status tu_device_prepare(tutti_group *group, int64_t deadline) {
         status = prepare_team(&on_device->first, group, -1, deadline);
     if (status == TUTTI_OK)
         status = tu_memory_group_get(group, &memory);
-    for (uint32_t index = 1; status == TUTTI_OK && index < 1024; index++) {
+    for (uint32_t index = 1; status == TUTTI_OK && index <= tu_symmetric_last(memory); index++) {
         const tutti_peers *peers = tu_symmetric_peers(memory, index);
         if (peers == NULL || peers->memory->device == TUTTI_CPU)
             continue;

@@ -26,14 +26,16 @@ typedef struct tu_device_place {
     size_t offset;             /* in the block */
 } tu_device_place;
 
-#define TU_DEVICE_RANKS 64 /* of a group on devices */
+#define TU_DEVICE_RANKS 512 /* of a group on devices */
 
 typedef enum tu_device_shape {
     TU_DEVICE_BARRIER = 1,
     TU_DEVICE_REDUCE = 2,         /* all_reduce (root -1) and reduce */
     TU_DEVICE_REDUCE_SCATTER = 3, /* by `parts`, or by `row` when the last dimension is split */
     TU_DEVICE_MOVE = 4,           /* everything that only moves data: parts per peer */
-    TU_DEVICE_VDEV = 5            /* all_to_all_vdev and its 2d forms: splits on the device */
+    TU_DEVICE_VDEV = 5,           /* all_to_all_vdev and its 2d forms: splits on the device */
+    TU_DEVICE_SEND = 6,           /* `count` bytes to member `root`, with `tag` */
+    TU_DEVICE_RECEIVE = 7         /* the same from it */
 } tu_device_shape;
 
 typedef struct tu_device_task {
@@ -58,7 +60,8 @@ typedef struct tu_device_task {
     uint64_t count;        /* elements of the whole input */
     uint64_t row;          /* reduce_scatter that splits the last dimension: elements of a row */
     const uint64_t *parts; /* reduce_scatter: where each rank's part begins, and the end: size + 1 entries */
-    int root;              /* -1: everybody */
+    int root;              /* -1: everybody; of a send or receive: the other member */
+    int tag;               /* of a send or receive */
     double factor;
 
     /* moves: bytes and offsets of what goes to and comes from each member, tutti_group_size entries */
@@ -89,6 +92,9 @@ typedef struct tu_device_executor {
 
     /* Whether it runs such a task, by what is equal on all ranks. NULL: it runs all but messages. */
     bool (*serves)(void *state, const tutti_group *group, const tu_device_task *task);
+    /* What the device found in operations that were enqueued: sticky, written as this thread's error. NULL: it is asked
+     * through the backend. */
+    tutti_status (*check)(void *team);
 } tu_device_executor;
 
 /* ---- the way there: device.c ---- */

@@ -55,8 +55,6 @@ static tutti_status nobody_serves(const tu_task *task, const tu_executors *execu
     status =
         tu_error(TUTTI_ERROR_UNSUPPORTED, "%s on group %s: no executor serves this call; for this memory there are: %s",
                  task->row->name, task->group->name, names);
-    if (task->row->kind == TU_KIND_MESSAGE)
-        tu_error_append(". On devices use tutti_peers_put and tutti_peers_signal, or tutti_permute");
     return status;
 }
 

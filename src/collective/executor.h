@@ -41,6 +41,8 @@ typedef struct tu_executor {
     tutti_status (*test)(tutti_work *work, bool *finished);
     /* Waits for a work; TUTTI_ERROR_TIMEOUT without a message when the deadline comes first. NULL: by testing. */
     tutti_status (*wait)(tutti_work *work, int64_t deadline);
+    /* Orders a stream after a work that is in another. NULL: the host waits for it. */
+    tutti_status (*join)(tutti_work *work, void *stream);
     /* The program has released a work. NULL: nothing to do. */
     void (*release)(tutti_work *work);
 } tu_executor;

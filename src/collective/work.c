@@ -199,6 +199,15 @@ tutti_status tutti_work_wait(tutti_work *work, int64_t timeout_ns) {
     return status == TUTTI_ERROR_TIMEOUT ? too_late(work, timeout) : status;
 }
 
+tutti_status tutti_work_join(tutti_work *work, void *stream) {
+    if (work == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_work_join: the work is NULL");
+    const tu_executor *executor = work->task.executor;
+    if (tu_work_done(work) || executor->join == NULL)
+        return tutti_work_wait(work, 0);
+    return executor->join(work, stream);
+}
+
 uint64_t tutti_work_sequence(const tutti_work *work) {
     return work != NULL ? work->task.info.sequence : 0;
 }

@@ -31,16 +31,13 @@ static tutti_status find(tu_memory_world *tables, const char *name, tu_backend_e
             return TUTTI_OK;
         }
     }
-    tutti_status status = TUTTI_OK;
-    tu_backend_entry *entry = NULL;
-    if (strcmp(name, tu_backend_shm.name) != 0)
-        status = tu_backend_load(tables->world, name, &entry);
-    else if ((entry = tu_backend_adopt(&tu_backend_shm)) == NULL)
-        status = tu_error_memory("a backend's table", sizeof *entry);
-    if (status != TUTTI_OK)
-        return status;
-    add(tables, entry);
-    *result = entry;
+    if (strcmp(name, tu_backend_shm.name) == 0)
+        *result = tu_backend_adopt(&tu_backend_shm);
+    else if (tu_backend_load(tables->world, name, result) != TUTTI_OK)
+        return TUTTI_ERROR_NOT_FOUND;
+    if (*result == NULL)
+        return tu_error_memory("a backend's table", sizeof **result);
+    add(tables, *result);
     return TUTTI_OK;
 }
 

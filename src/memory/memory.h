@@ -30,7 +30,8 @@ typedef struct tu_symmetric {
     const tutti_peers *peers; /* of the block with the group; lent; NULL when it was not rendezvoused with this group,
                                  or its backend maps no peers */
     void *const *buffers;     /* each member's data as mapped here, in group order; NULL with peers NULL */
-    uint32_t index; /* of peers in the group: the same on all members, from 1, never reused; 0 with peers NULL */
+    uint32_t index; /* of peers in the group: the same on all members, from 1; used again when no member has a handle of
+                       that index any more; 0 with peers NULL */
 } tu_symmetric;
 
 /* Whether [pointer, pointer + bytes) lies in one block; *found is written only then. A few nanoseconds for a pointer
@@ -40,6 +41,9 @@ bool tu_symmetric_find(tu_memory_group *state, const void *pointer, size_t bytes
 
 /* The peers with that index, for resolving what another member published; NULL when this rank holds none. Lent. */
 const tutti_peers *tu_symmetric_peers(tu_memory_group *state, uint32_t index);
+
+/* The highest index that any peers of the group had so far. */
+uint32_t tu_symmetric_last(const tu_memory_group *state);
 
 /* ---- inside this room ---- */
 

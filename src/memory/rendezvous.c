@@ -25,7 +25,8 @@
 #include "store/thread.h"
 #include "world/group.h"
 
-#define RECORD_VERSION 1
+#define RECORD_VERSION 2
+#define UNUSED_INDICES 1024 /* that are looked at for one that can be used again */
 
 /* What a member tells about its block in the first exchange. */
 typedef struct block_record {
@@ -34,7 +35,9 @@ typedef struct block_record {
     uint64_t bytes, pad_bytes, pad_offset, alignment;
     uint64_t persistent, persistent_id;
     uint64_t serial;
-    uint64_t index; /* that the new handle will have in the group */
+    uint64_t earlier;                     /* rendezvous of this group so far: the same on all */
+    uint64_t above;                       /* an index above all that were ever in use here */
+    uint64_t unused[UNUSED_INDICES / 64]; /* a bit for each index that no handle of this rank has */
     char backend[16];
     int32_t status; /* of exporting the block */
     char message[256];
@@ -93,7 +96,6 @@ static tutti_status make_peers(const meeting *meeting, tutti_peers **result) {
     peers->memory = memory;
     peers->group = group;
     peers->group_state = meeting->state;
-    peers->index = meeting->state->last_index + 1;
     peers->proven = true;
     peers->backend = (tu_backend_peers){
         .group = group,
@@ -197,6 +199,18 @@ static void drop_tickets(const meeting *meeting) {
 
 /* ---- the three steps ---- */
 
+static void list_unused(tu_memory_group *state, uint64_t unused[UNUSED_INDICES / 64]) {
+    memset(unused, 0xff, UNUSED_INDICES / 8);
+    unused[0] &= ~UINT64_C(1); /* 0 is no index */
+    pthread_mutex_lock(&state->tables->lock);
+    for (size_t i = 0; i < state->by_index.count; i++) {
+        uint64_t index = state->by_index.entries[i].key;
+        if (index < UNUSED_INDICES)
+            unused[index / 64] &= ~(UINT64_C(1) << index % 64);
+    }
+    pthread_mutex_unlock(&state->tables->lock);
+}
+
 static void describe_block(const meeting *meeting, block_record *record) {
     const tutti_memory *memory = meeting->memory;
     *record = (block_record){
@@ -209,9 +223,27 @@ static void describe_block(const meeting *meeting, block_record *record) {
         .persistent = memory->persistent,
         .persistent_id = memory->persistent ? memory->persistent_id : 0,
         .serial = memory->serial,
-        .index = meeting->peers == NULL ? 0 : meeting->peers->index,
+        .earlier = meeting->state->meetings,
+        .above = (uint64_t)tu_symmetric_last(meeting->state) + 1,
     };
     snprintf(record->backend, sizeof record->backend, "%s", memory->backend->name);
+    list_unused(meeting->state, record->unused);
+}
+
+/* The index of the new handle: the lowest that no member uses any more, so that indices stay small, or a new one. All
+ * members see the same records and come to the same answer. */
+static uint32_t choose_index(const block_record *records, int size) {
+    uint64_t above = 1;
+    for (int member = 0; member < size; member++)
+        above = records[member].above > above ? records[member].above : above;
+    for (size_t word = 0; word < UNUSED_INDICES / 64; word++) {
+        uint64_t common = UINT64_MAX;
+        for (int member = 0; member < size; member++)
+            common &= records[member].unused[word];
+        if (common != 0)
+            return (uint32_t)(word * 64 + (size_t)__builtin_ctzll(common));
+    }
+    return (uint32_t)above;
 }
 
 /* What of a block must be alike, by name. */
@@ -226,7 +258,7 @@ static const trait traits[] = {
     { "offset of the pad", offsetof(block_record, pad_offset) },
     { "persistence", offsetof(block_record, persistent) },
     { "persistent id", offsetof(block_record, persistent_id) },
-    { "number of earlier rendezvous of this group", offsetof(block_record, index) },
+    { "number of earlier rendezvous of this group", offsetof(block_record, earlier) },
 };
 
 static uint64_t trait_of(const block_record *record, const trait *trait) {
@@ -316,6 +348,7 @@ static tutti_status meet_blocks(meeting *meeting, tutti_status *own) {
     }
     for (int member = 0; member < meeting->group->size; member++)
         meeting->peers->serials[member] = records[member].serial;
+    meeting->peers->index = choose_index(records, meeting->group->size);
     *own = arrival;
     if (arrival == TUTTI_OK)
         *own = memory->backend->memory->import_blocks(memory->backend_state, meeting->group, &memory->block,
@@ -449,10 +482,13 @@ static tutti_status publish(meeting *meeting) {
     }
     pthread_mutex_unlock(&memory->tables->lock);
     tu_peers_free(doomed);
-    if (status == TUTTI_OK)
-        meeting->state->last_index = peers->index;
-    else
+    if (status != TUTTI_OK) {
         unmake_peers(peers);
+        return status;
+    }
+    meeting->state->meetings++;
+    if (peers->index > tu_symmetric_last(meeting->state))
+        atomic_store_explicit(&meeting->state->last_index, peers->index, memory_order_relaxed);
     return status;
 }
 

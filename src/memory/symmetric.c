@@ -147,3 +147,7 @@ const tutti_peers *tu_symmetric_peers(tu_memory_group *state, uint32_t index) {
     pthread_mutex_unlock(&state->tables->lock);
     return peers;
 }
+
+uint32_t tu_symmetric_last(const tu_memory_group *state) {
+    return atomic_load_explicit(&state->last_index, memory_order_relaxed);
+}

@@ -113,23 +113,71 @@ TEST_GPU(signals_order_data_between_streams_of_ranks) {
     tutti_memory_release(memory);
 }
 
-TEST_GPU(a_wait_that_runs_out_of_time_leaves_the_context_usable) {
+TEST_GPU(a_wait_for_a_signal_that_runs_out_of_time_ends_that_wait_alone) { /* spec: test_wait_signal_timeout */
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group), size = tutti_group_size(group);
+    tutti_memory *memory = gpu_symmetric(world, 4096);
+    tutti_peers *peers;
+    CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
+    if (rank == 0) {
+        CHECK_OK(
+            tutti_peers_wait_signal(peers, 1, 0, TUTTI_OPTIONS(tutti_call, .stream = stream, .timeout_ns = 100000000)));
+        CHECK_CUDA(gpu.cuStreamSynchronize(stream)); /* no error here: the context is well */
+        CHECK_STATUS(tutti_group_check(group), TUTTI_ERROR_TIMEOUT);
+        CHECK_MESSAGE("waited for rank 1 on channel 0");
+        CHECK_OK(tutti_group_check(group)); /* told once */
+    }
+    CHECK_OK(tutti_barrier(group, NULL));
+    /* Everybody goes on: signals, a barrier, a collective. */
+    CHECK_OK(tutti_peers_signal(peers, (rank + 1) % size, 0, ON_STREAM));
+    CHECK_OK(tutti_peers_wait_signal(peers, (rank + size - 1) % size, 0, ON_STREAM));
+    CHECK_OK(tutti_peers_barrier(peers, 1, ON_STREAM));
+    CHECK_OK(tutti_all_reduce(group, tutti_memory_data(memory), tutti_memory_data(memory), 16, TUTTI_F32, TUTTI_SUM,
+                              ON_STREAM));
+    CHECK_CUDA(gpu.cuStreamSynchronize(stream));
+    CHECK_OK(tutti_group_check(group));
+    CHECK_OK(tutti_barrier(group, NULL));
+    tutti_peers_release(peers);
+    tutti_memory_release(memory);
+}
+
+TEST_GPU(a_signal_that_nobody_takes_runs_out_of_time_alone) { /* spec: test_put_signal_timeout */
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group), size = tutti_group_size(group), next = (rank + 1) % size;
+    tutti_memory *memory = gpu_symmetric(world, 4096);
+    tutti_peers *peers;
+    CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
+    CHECK_OK(tutti_peers_signal(peers, next, 2, ON_STREAM));
+    CHECK_OK(tutti_peers_signal(peers, next, 2, TUTTI_OPTIONS(tutti_call, .stream = stream, .timeout_ns = 50000000)));
+    CHECK_CUDA(gpu.cuStreamSynchronize(stream));
+    CHECK_STATUS(tutti_group_check(group), TUTTI_ERROR_TIMEOUT);
+    bool arrived = false;
+    CHECK_OK(tutti_barrier(group, NULL));
+    CHECK_OK(tutti_peers_test_signal(peers, (rank + size - 1) % size, 2, &arrived));
+    CHECK(arrived); /* the first one, taken by the test */
+    CHECK_OK(tutti_peers_test_signal(peers, (rank + size - 1) % size, 2, &arrived));
+    CHECK(!arrived);
+    CHECK_OK(tutti_barrier(group, NULL));
+    tutti_peers_release(peers);
+    tutti_memory_release(memory);
+}
+
+TEST_GPU(a_barrier_that_runs_out_of_time_ends_the_group) { /* spec: test_barrier_timeout */
     tutti_group *group = tutti_world_group(world);
     tutti_memory *memory = gpu_symmetric(world, 4096);
     tutti_peers *peers;
     CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
     if (tutti_group_rank(group) == 0) {
-        CHECK_OK(
-            tutti_peers_wait_signal(peers, 1, 0, TUTTI_OPTIONS(tutti_call, .stream = stream, .timeout_ns = 100000000)));
-        CHECK_CUDA(gpu.cuStreamSynchronize(stream)); /* no error here: the context is well */
+        CHECK_OK(tutti_peers_barrier(peers, 0, TUTTI_OPTIONS(tutti_call, .stream = stream, .timeout_ns = 100000000)));
+        CHECK_CUDA(gpu.cuStreamSynchronize(stream));
         CHECK_STATUS(tutti_group_check(group), TUTTI_ERROR_TIMEOUT);
         uint32_t word = 7, back = 0;
-        gpu_write(tutti_memory_data(memory), &word, sizeof word);
+        gpu_write(tutti_memory_data(memory), &word, sizeof word); /* the context is well */
         gpu_read(&back, tutti_memory_data(memory), sizeof back);
         CHECK_EQ(back, 7);
     } else {
         tutti_status status = TUTTI_OK;
-        for (int i = 0; i < 3000 && status == TUTTI_OK; i++) {
+        for (int i = 0; i < 2000 && status == TUTTI_OK; i++) {
             usleep(10000);
             status = tutti_group_check(group);
         }

@@ -135,3 +135,38 @@ TEST_WORLD(answers_are_right_while_other_threads_allocate_and_release, 1) {
         CHECK_EQ(pthread_join(threads[i], NULL), 0);
     tutti_memory_release(work.memory);
 }
+
+/* ---- indices ---- */
+
+static uint32_t index_of(tutti_world *world, tutti_memory *memory) {
+    tu_memory_group *state;
+    tu_symmetric found;
+    CHECK_OK(tu_memory_group_get(tutti_world_group(world), &state));
+    CHECK(tu_symmetric_find(state, tutti_memory_data(memory), 1, &found));
+    CHECK(found.peers != NULL && tu_symmetric_peers(state, found.index) == found.peers);
+    return found.index;
+}
+
+TEST_WORLD_THREADS(indices_of_rendezvous_are_used_again, 2) {
+    tutti_group *group = tutti_world_group(world);
+    tutti_memory *held[3], *memory;
+    tutti_peers *held_peers[3], *peers;
+    int rounds = test_sanitized() ? 50 : 1200;
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(tutti_memory_alloc(world, 64, NULL, &held[i]));
+        CHECK_OK(tutti_memory_rendezvous(held[i], group, &held_peers[i]));
+        CHECK_EQ(index_of(world, held[i]), i + 1);
+    }
+    for (int round = 0; round < rounds; round++) {
+        CHECK_OK(tutti_memory_alloc(world, 64, NULL, &memory));
+        CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
+        CHECK(index_of(world, memory) <= 5); /* the other rank may not have let go of the last one yet */
+        tutti_peers_release(peers);
+        tutti_memory_release(memory);
+    }
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQ(index_of(world, held[i]), i + 1);
+        tutti_peers_release(held_peers[i]);
+        tutti_memory_release(held[i]);
+    }
+}

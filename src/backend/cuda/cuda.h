@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Inside the CUDA backend: this rank's devices, and the team of a group.
+ * Inside the CUDA backend: this rank's devices, its groups on them, and what the files of this folder offer each other.
  *
  * One tu_cuda per world. A device is used through its primary context, which is pushed for each call and popped after
  * it: the caller's current device stays what it was.
@@ -18,6 +18,8 @@
 #include "params.h"
 
 #define TU_CUDA_DEVICES 16
+#define TU_CUDA_GROUPS 4096 /* of one rank on one device, at one time */
+#define TU_CUDA_USERS 32    /* streams that a rank uses at one time, where ranks share a process */
 
 typedef enum tu_cuda_kernel {
 #define KERNEL(id, name) TU_CUDA_##id,
@@ -28,28 +30,50 @@ typedef enum tu_cuda_kernel {
 
 const char *tu_cuda_kernel_name(tu_cuda_kernel kernel);
 
+/* The last thing that Tutti put into a stream. */
+typedef struct tu_cuda_use {
+    uint64_t stream; /* tu_cuda_stream_id; 0: this entry is free */
+    CUevent event;
+} tu_cuda_use;
+
 typedef struct tu_cuda_device {
     bool open;
     CUdevice device;
     CUcontext context;
     CUmodule module;
     CUfunction kernels[TU_CUDA_KERNEL_COUNT];
-    CUstream stream; /* of the backend's own: clears memory, fills tables, tells kernels that their group ended */
+    CUstream
+        stream; /* of the backend's own, for small things that wait for nobody. It has a high priority: so it shares
+                   no queue of the hardware with the streams of users, whose kernels may wait for other ranks */
     int processors;
     int major;
-    int handle_type; /* for sharing: fabric or descriptor; 0 until tried */
-    bool multicast;
+    int handle_type; /* for sharing: fabric or descriptor; 0 until tried; under tu_cuda.lock */
+    bool multicast, rdma;
     CUuuid uuid;
+
+    CUdeviceptr words;        /* tu_cuda_words[TU_CUDA_GROUPS] */
+    tu_cuda_report *reports;  /* tu_cuda_report[TU_CUDA_GROUPS], pinned */
+    CUdeviceptr reports_here; /* the same for kernels */
+    bool *words_taken;        /* which are in use; under tu_cuda.lock */
+    uint32_t *answer;         /* of a test, pinned; under answer_lock */
+    CUdeviceptr answer_here;
+    pthread_mutex_t answer_lock;
+
+    pthread_mutex_t use_lock; /* the uses */
+    tu_cuda_use uses[TU_CUDA_USERS];
+    int next_use;
 } tu_cuda_device;
+
+typedef struct tu_cuda_group tu_cuda_group;
 
 typedef struct tu_cuda {
     const tu_backend_host *host;
     tutti_world *world;
     tu_cuda_driver driver;
     int device_count;
-    pthread_mutex_t lock; /* opening devices */
+    pthread_mutex_t lock; /* opening devices, the list of groups; never held while the driver may wait for the device */
     tu_cuda_device devices[TU_CUDA_DEVICES];
-    struct tu_cuda_fate *fates;  /* under lock */
+    tu_cuda_group *groups;       /* under lock */
     _Atomic bool shared_process; /* another rank of this process uses these devices: never wait for a whole context, its
                                     kernels may wait for us */
     pthread_t watcher;           /* watch.c */
@@ -59,23 +83,27 @@ typedef struct tu_cuda {
     _Atomic bool watched;
 } tu_cuda;
 
-/* What went wrong in a group on a device: the word that its kernels look at, and its copy in pinned memory. Lives as
- * long as the world: kernels may still be about to look. */
-typedef struct tu_cuda_fate {
+/* A group on a device, as this rank uses it: what went wrong there, and the order of what is launched. */
+struct tu_cuda_group {
+    tu_cuda *cuda;
     tutti_group *group;
-    char name[64];
-    int device;
-    CUdeviceptr fault; /* tu_cuda_fault on the device */
-    tu_cuda_fault *host;
-    CUdeviceptr host_address; /* of `host`, for kernels */
-    bool ended;               /* the group's own end has been passed on to the device */
-    struct tu_cuda_fate *next;
-} tu_cuda_fate;
+    int device_index;
+    tu_cuda_device *device;
+    int slot;           /* of the words and the report */
+    CUdeviceptr words;  /* tu_cuda_words on the device */
+    CUdeviceptr report; /* device address of `told` */
+    tu_cuda_report *told;
+    _Atomic uint32_t expired_told; /* signals that ran out of time and were returned as errors */
+    _Atomic bool end_passed_on;    /* the group's own end has been told to the kernels */
+    tu_cuda_group *next;
 
-tutti_status tu_cuda_fate_get(tu_cuda *cuda, tutti_group *group, int device, tu_cuda_fate **fate);
-void tu_cuda_fates_free(tu_cuda *cuda);
-/* The fault of the group on any device, as this thread's error; also passes the group's own end on to the kernels. */
-tutti_status tu_cuda_check(void *state, tutti_group *group);
+    pthread_mutex_t order_lock; /* held over each launch: everything below */
+    uint64_t launched;          /* thread blocks of eager kernels so far */
+    uint64_t last_stream;       /* tu_cuda_stream_id of the last eager one; 0: none yet */
+    CUevent captured;           /* behind the last captured one */
+    uint64_t capture;           /* that it was captured in; 0: none yet */
+    uint64_t captured_stream;
+};
 
 /* A block: physical memory, its handle, where it is mapped. */
 typedef struct tu_cuda_block {
@@ -83,25 +111,93 @@ typedef struct tu_cuda_block {
     CUdeviceptr address;
     size_t bytes; /* rounded to the granularity */
     int device;
-    int exported; /* descriptor while exported, -1 */
 } tu_cuda_block;
 
+/* What a rank tells the others about its block. */
+typedef struct tu_cuda_ticket {
+    uint64_t bytes; /* of the physical memory */
+    uint64_t block; /* address of the tu_cuda_block in the sender's process */
+    int32_t pid;
+    int32_t handle_type;
+    int32_t multicast; /* whether its device can, and nobody switched it off */
+    int32_t device;
+    CUuuid uuid;
+    unsigned char fabric[64];
+} tu_cuda_ticket;
+_Static_assert(sizeof(tu_cuda_ticket) <= TU_BACKEND_TICKET_BYTES, "a ticket must fit");
+
+/* All members' blocks, mapped into one range. */
+typedef struct tu_cuda_map {
+    tu_cuda *cuda;
+    tu_cuda_device *device;
+    CUdeviceptr base; /* member r's at base + r * stride */
+    size_t stride;
+    int count;
+    CUmemGenericAllocationHandle *handles; /* imported, 0 for none */
+    bool *mapped;
+    CUmemGenericAllocationHandle multicast; /* 0: none */
+    CUdeviceptr multicast_address;
+    bool multicast_bound;
+} tu_cuda_map;
+
+/* ---- driver.c ---- */
 tutti_status tu_cuda_driver_load(const tu_backend_host *host, tu_cuda_driver *driver);
 tutti_status tu_cuda_error(const tu_cuda *cuda, CUresult result, const char *what);
 
+/* ---- device.c ---- */
 /* Makes a device ready; index -1 is the current one. */
 tutti_status tu_cuda_device_open(tu_cuda *cuda, int index, tu_cuda_device **device, int *chosen);
+void tu_cuda_device_close(tu_cuda *cuda, tu_cuda_device *device);
 /* Around every use of a device. */
 tutti_status tu_cuda_enter(tu_cuda *cuda, tu_cuda_device *device);
 void tu_cuda_leave(tu_cuda *cuda);
 
-/* watch.c */
+/* ---- group.c ---- */
+tutti_status tu_cuda_group_get(tu_cuda *cuda, tutti_group *group, int device_index, tu_cuda_group **result);
+/* What the kernels of the group found, as this thread's error; also tells them when the group itself has ended. Signals
+ * that ran out of time are not told here. */
+tutti_status tu_cuda_group_check(tu_cuda_group *group);
+/* For tutti_group_check: on all devices, and each expired signal once. */
+tutti_status tu_cuda_check(void *state, tutti_group *group);
+void tu_cuda_forget(void *state, tutti_group *group);
+void tu_cuda_groups_free(tu_cuda *cuda);
+
+/* ---- order.c ---- */
+/* Launches of a group come one after the other, whichever streams they are on: begin makes the stream wait for what
+ * other streams have of the group; end says how many thread blocks were launched (0: nothing was). Between them the
+ * caller launches, with `order->words` in the arguments. */
+typedef struct tu_cuda_order {
+    tu_cuda_group *group;
+    CUstream stream;
+    uint64_t stream_id;
+    uint64_t capture; /* 0: the stream does not capture */
+    tu_cuda_group_words words;
+} tu_cuda_order;
+tutti_status tu_cuda_order_begin(tu_cuda_group *group, CUstream stream, int64_t timeout_ns, uint32_t operation,
+                                 uint64_t sequence, tu_cuda_order *order);
+void tu_cuda_order_end(tu_cuda_order *order, unsigned blocks);
+/* The context must be entered. */
+tutti_status tu_cuda_launch(tu_cuda *cuda, tu_cuda_device *device, tu_cuda_kernel kernel, unsigned blocks,
+                            unsigned threads, void *args, CUstream stream);
+/* Notes that this rank put something into the stream, and waits for everything that it put into any: for memory that is
+ * to be unmapped while other ranks of the process use the device. */
+void tu_cuda_note_use(tu_cuda *cuda, tu_cuda_device *device, CUstream stream);
+void tu_cuda_await_uses(tu_cuda *cuda, tu_cuda_device *device);
+
+/* ---- streams.c ---- */
+extern const tu_backend_streams tu_cuda_streams;
+/* Tells streams apart, also when a handle is used again. Never 0. */
+uint64_t tu_cuda_stream_id(const tu_cuda *cuda, CUstream stream);
+/* Of the capture that the stream is in; 0: none. */
+uint64_t tu_cuda_capture(const tu_cuda *cuda, CUstream stream);
+
+/* ---- watch.c ---- */
 void tu_cuda_watch_start(tu_cuda *cuda);
 void tu_cuda_watch(tu_cuda *cuda); /* the thread, on first need */
 void tu_cuda_watch_stop(tu_cuda *cuda);
-void tu_cuda_forget(void *state, tutti_group *group);
 
-/* memory.c */
+/* ---- memory.c ---- */
+extern const tu_backend_memory tu_cuda_memory;
 tutti_status tu_cuda_allocate(void *state, const tu_backend_request *request, tu_backend_block *block);
 void tu_cuda_free(void *state, tu_backend_block *block);
 tutti_status tu_cuda_export(void *state, const tu_backend_block *block, tu_backend_ticket *ticket);
@@ -110,19 +206,20 @@ tutti_status tu_cuda_import(void *state, tutti_group *group, const tu_backend_bl
                             tu_backend_ticket *tickets, tu_backend_map *map);
 void tu_cuda_unmap(void *state, tu_backend_map *map);
 tutti_status tu_cuda_clear(void *state, const tu_backend_block *block, size_t offset, size_t bytes);
-bool tu_cuda_has_multicast(void *state, int device_index);
 /* Member r's block of an imported map lies at base + r * stride. */
 void tu_cuda_map_plan(const tu_backend_map *map, uint64_t *base, uint64_t *stride);
+CUresult tu_cuda_map_at(tu_cuda *cuda, tu_cuda_device *device, CUdeviceptr address, size_t bytes,
+                        CUmemGenericAllocationHandle memory);
 
-/* signal.c */
-size_t tu_cuda_area_bytes(int size, int channels);
-tutti_status tu_cuda_attach(tu_backend_peers *peers);
-void tu_cuda_detach(tu_backend_peers *peers);
-void tu_cuda_reset(const tu_backend_peers *peers);
-tutti_status tu_cuda_signal_put(const tu_backend_peers *peers, int to, int channel, const tu_backend_call *call);
-tutti_status tu_cuda_signal_wait(const tu_backend_peers *peers, int from, int channel, const tu_backend_call *call);
-tutti_status tu_cuda_signal_test(const tu_backend_peers *peers, int from, int channel, bool *arrived);
-tutti_status tu_cuda_barrier(const tu_backend_peers *peers, int channel, const tu_backend_call *call);
+/* ---- multicast.c ---- */
+/* One address that writes to all members and reduces over them. Whatever fails, all members go on without it together.
+ * `broken`: this rank's own mapping failed already; it takes part only so that nobody waits for it. */
+tutti_status tu_cuda_multicast_make(tu_cuda_map *map, tutti_group *group, const tu_cuda_block *own, int rank,
+                                    const tu_cuda_ticket *tickets, bool broken, int64_t deadline);
+void tu_cuda_multicast_drop(tu_cuda_map *map);
+bool tu_cuda_has_multicast(void *state, int device_index);
+
+/* ---- copy.c ---- */
 tutti_status tu_cuda_put(const tu_backend_peers *peers, int to, size_t offset, const void *from, size_t bytes,
                          const tu_backend_call *call);
 tutti_status tu_cuda_get(const tu_backend_peers *peers, int from, size_t offset, void *to, size_t bytes,
@@ -133,16 +230,16 @@ tutti_status tu_cuda_set32(void *state, int device, uint32_t *words, uint32_t va
                            const tu_backend_call *call);
 tutti_status tu_cuda_write32(void *state, int device, uint32_t *word, uint32_t value, const tu_backend_call *call);
 
-/* team.c */
+/* ---- signal.c ---- */
+extern const tu_backend_remote tu_cuda_remote;
+
+/* ---- collective.c ---- */
 extern const tu_device_executor tu_cuda_executor;
 
-/* streams.c */
-extern const tu_backend_streams tu_cuda_streams;
-
-/* nvml.c: links between visible devices, count * count entries. */
+/* ---- nvml.c ---- */
 tutti_status tu_cuda_links(const tu_backend_host *host, int *matrix, int count);
 
-/* The kernels, embedded. */
+/* The image of the kernels: image.S. */
 extern const unsigned char tu_cuda_image[];
 
 #endif

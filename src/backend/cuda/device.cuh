@@ -46,6 +46,16 @@ static __device__ __forceinline__ void store_relaxed32(uint32_t *word, uint32_t 
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
 
+static __device__ __forceinline__ void add_release64(uint64_t *word, uint64_t value) {
+    asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+static __device__ __forceinline__ uint64_t load_acquire64_gpu(const uint64_t *word) {
+    uint64_t value;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+}
+
 /* 16 bytes at once. */
 static __device__ __forceinline__ void load_acquire128(const uint64_t *words, uint64_t &first, uint64_t &second) {
     asm volatile("{.reg .b128 v; ld.acquire.sys.global.b128 v, [%2]; mov.b128 {%0, %1}, v;}"
@@ -123,23 +133,39 @@ static __device__ void copy_bytes(uint8_t *to, const uint8_t *from, uint64_t byt
         to[i] = from[i];
 }
 
-/* ---- faults: the first one wins, stays, and is copied to the host ---- */
+/* ---- faults: the first one wins, stays, and is told to the host ---- */
 
-static __device__ __noinline__ void raise_fault(uint64_t fault_address, uint64_t host_address, uint32_t code,
-                                                uint32_t peer, uint32_t mine, uint32_t theirs, uint32_t operation,
-                                                uint32_t channel, uint64_t sequence) {
-    tu_cuda_fault *fault = (tu_cuda_fault *)fault_address, *host = (tu_cuda_fault *)host_address;
-    if (atomicCAS(&fault->code, 0u, code) != 0)
-        return;
-    tu_cuda_fault filled = { code, peer, mine, theirs, operation, channel, sequence };
-    host->peer = filled.peer;
-    host->mine = filled.mine;
-    host->theirs = filled.theirs;
-    host->operation = filled.operation;
-    host->channel = filled.channel;
-    host->sequence = filled.sequence;
+static __device__ __forceinline__ bool has_fault(const tu_cuda_group_words &group) {
+    return load_relaxed32(&((const tu_cuda_words *)group.words)->fault) != 0;
+}
+
+static __device__ __noinline__ void tell_host(tu_cuda_fault *host, const tu_cuda_fault &what) {
+    host->peer = what.peer;
+    host->mine = what.mine;
+    host->theirs = what.theirs;
+    host->operation = what.operation;
+    host->channel = what.channel;
+    host->sequence = what.sequence;
     __threadfence_system();
-    store_release32(&host->code, code); /* pairs with the host's acquire load in tutti_group_check */
+    store_release32(&host->code, what.code); /* pairs with the host's acquire load in tu_cuda_check */
+}
+
+static __device__ __noinline__ void raise_fault(const tu_cuda_group_words &group, const tu_cuda_fault &what) {
+    if (atomicCAS(&((tu_cuda_words *)group.words)->fault, 0u, what.code) == 0)
+        tell_host(&((tu_cuda_report *)group.report)->fault, what);
+}
+
+/* A signal ran out of time: the host hears of it, and nothing ends. */
+static __device__ __noinline__ void raise_expired(const tu_cuda_group_words &group, tu_cuda_fault what) {
+    what.code = atomicAdd(&((tu_cuda_words *)group.words)->expired, 1u) + 1;
+    tell_host(&((tu_cuda_report *)group.report)->expired, what);
+}
+
+/* The last thing a thread block does, by one of its threads after the others are done: streams that follow this one
+ * wait for it. */
+static __device__ __forceinline__ void count_end(const tu_cuda_group_words &group) {
+    if (group.eager != 0)
+        add_release64(&((tu_cuda_words *)group.words)->ended, 1); /* pairs with the acquire in tutti_follow */
 }
 
 /* ---- meeting ---- */
@@ -161,9 +187,13 @@ struct meeting_epoch {
 
     __device__ explicit meeting_epoch(const tu_cuda_meeting &m)
         : word((uint32_t *)m.epochs + blockIdx.x), value(*word) {}
-    __device__ void keep() {
-        if (threadIdx.x == 0)
+    /* Ends the thread block's part of the operation. */
+    __device__ void keep(const tu_cuda_meeting &m) {
+        __syncthreads();
+        if (threadIdx.x == 0) {
             *word = value;
+            count_end(m.group);
+        }
     }
 };
 
@@ -177,19 +207,19 @@ static __device__ __forceinline__ int await_peer(const tu_cuda_meeting &m, uint3
             break;
         if ((spins & 63) != 63)
             continue;
-        if (load_relaxed32(&((tu_cuda_fault *)m.fault)->code) != 0)
+        if (has_fault(m.group))
             return 0;
         uint64_t now = global_time();
         if (deadline == 0)
             deadline = now + m.timeout_ns;
         if (now > deadline) {
-            raise_fault(m.fault, m.host_fault, TU_CUDA_FAULT_TIMEOUT, peer, m.signature, 0, m.operation, 0, m.sequence);
+            raise_fault(m.group, { TU_CUDA_FAULT_TIMEOUT, (uint32_t)peer, m.signature, 0, m.operation, 0, m.sequence });
             return 0;
         }
     }
     if ((uint32_t)(flag >> 32) == epoch && (uint32_t)flag != m.signature) {
-        raise_fault(m.fault, m.host_fault, TU_CUDA_FAULT_MISMATCH, peer, m.signature, (uint32_t)flag, m.operation, 0,
-                    m.sequence);
+        raise_fault(m.group, { TU_CUDA_FAULT_MISMATCH, (uint32_t)peer, m.signature, (uint32_t)flag, m.operation, 0,
+                               m.sequence });
         return 0;
     }
     return 1;

@@ -143,11 +143,15 @@ typedef struct CUuuid {
     X(1, cuMemHostGetDevicePointer, 3020, (CUdeviceptr * device, void *host, unsigned flags))                       \
     X(1, cuPointerGetAttributes, 7000, (unsigned count, int *attributes, void **values, CUdeviceptr address))       \
     X(1, cuStreamCreate, 2000, (CUstream * stream, unsigned flags))                                                 \
+    X(1, cuStreamCreateWithPriority, 5050, (CUstream * stream, unsigned flags, int priority))                       \
+    X(0, cuStreamGetId, 12000, (CUstream stream, unsigned long long *id))                                           \
+    X(1, cuStreamGetCaptureInfo, 11030,                                                                             \
+      (CUstream stream, int *status, unsigned long long *id, void **graph, const void **dependencies,               \
+       size_t *dependency_count))                                                                                   \
     X(1, cuStreamDestroy, 4000, (CUstream stream))                                                                  \
     X(1, cuStreamSynchronize, 2000, (CUstream stream))                                                              \
     X(1, cuStreamQuery, 2000, (CUstream stream))                                                                    \
     X(1, cuStreamWaitEvent, 3020, (CUstream stream, CUevent event, unsigned flags))                                 \
-    X(1, cuStreamIsCapturing, 10000, (CUstream stream, int *status))                                                \
     X(1, cuStreamWriteValue32, 11070, (CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags))       \
     X(1, cuEventCreate, 2000, (CUevent * event, unsigned flags))                                                    \
     X(1, cuEventRecord, 2000, (CUevent event, CUstream stream))                                                     \

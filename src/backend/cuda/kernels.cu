@@ -2,6 +2,7 @@
  *
  * All kernels in one module, so that one image holds them.
  */
+#include "message.cu"
 #include "move.cu"
 #include "reduce.cu"
 #include "signal.cu"

@@ -16,37 +16,11 @@
 
 #include "cuda.h"
 
-/* What a rank tells the others about its block. */
-typedef struct ticket {
-    uint64_t bytes; /* of the physical memory */
-    uint64_t block; /* address of the tu_cuda_block in the sender's process */
-    int32_t pid;
-    int32_t handle_type;
-    int32_t multicast; /* whether its device can */
-    int32_t device;
-    CUuuid uuid;
-    unsigned char fabric[64];
-} ticket;
-_Static_assert(sizeof(ticket) <= TU_BACKEND_TICKET_BYTES, "a ticket must fit");
-
-/* A mapped set of blocks. */
-typedef struct map {
-    tu_cuda *cuda;
-    tu_cuda_device *device;
-    CUdeviceptr base;
-    size_t stride;
-    int count;
-    CUmemGenericAllocationHandle *handles; /* imported, 0 for none */
-    bool *mapped;
-    CUmemGenericAllocationHandle multicast;
-    CUdeviceptr multicast_address;
-    bool multicast_bound;
-} map;
-
 static CUmemAllocationProp properties(const tu_cuda_device *device, int handle_type) {
     CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED, .requestedHandleTypes = handle_type };
     prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     prop.location.id = device->device;
+    prop.allocFlags.gpuDirectRDMACapable = device->rdma; /* so that network cards may reach it */
     return prop;
 }
 
@@ -83,8 +57,8 @@ static CUresult create(tu_cuda *cuda, tu_cuda_device *device, size_t bytes, size
     return result;
 }
 
-static CUresult map_at(tu_cuda *cuda, tu_cuda_device *device, CUdeviceptr address, size_t bytes,
-                       CUmemGenericAllocationHandle memory) {
+CUresult tu_cuda_map_at(tu_cuda *cuda, tu_cuda_device *device, CUdeviceptr address, size_t bytes,
+                        CUmemGenericAllocationHandle memory) {
     CUresult result = cuda->driver.cuMemMap(address, bytes, 0, memory, 0);
     if (result != CUDA_SUCCESS)
         return result;
@@ -106,7 +80,6 @@ tutti_status tu_cuda_allocate(void *state, const tu_backend_request *request, tu
     if (block == NULL)
         return cuda->host->error(TUTTI_ERROR_MEMORY, "out of memory for %s", request->what);
     block->device = index;
-    block->exported = -1;
     status = tu_cuda_enter(cuda, device);
     if (status != TUTTI_OK)
         goto free_block;
@@ -122,7 +95,7 @@ tutti_status tu_cuda_allocate(void *state, const tu_backend_request *request, tu
     if (result != CUDA_SUCCESS)
         goto release_memory;
     what = "cuMemMap";
-    result = map_at(cuda, device, block->address, block->bytes, block->memory);
+    result = tu_cuda_map_at(cuda, device, block->address, block->bytes, block->memory);
     if (result != CUDA_SUCCESS)
         goto free_address;
     /* Zeroed before anybody can see it; on a stream of our own, so that it waits for nobody's. */
@@ -164,11 +137,13 @@ static bool usable(tu_cuda *cuda, tu_cuda_device *device) {
 }
 
 /* cuMemUnmap does not wait for kernels that still use the memory. Waiting for the whole context does, whatever stream
- * they are on; but with other ranks in this process their kernels may be waiting for this rank's next one, so there the
- * caller's streams must be idle before it releases, as tutti/memory.h says. */
-static bool settle(tu_cuda *cuda) {
-    return atomic_load_explicit(&cuda->shared_process, memory_order_relaxed) ||
-           cuda->driver.cuCtxSynchronize() == CUDA_SUCCESS;
+ * they are on; but with other ranks in this process their kernels may be waiting for this rank's next one, so there
+ * only what this rank put into streams is waited for. */
+static bool settle(tu_cuda *cuda, tu_cuda_device *device) {
+    if (!atomic_load_explicit(&cuda->shared_process, memory_order_relaxed))
+        return cuda->driver.cuCtxSynchronize() == CUDA_SUCCESS;
+    tu_cuda_await_uses(cuda, device);
+    return true;
 }
 
 void tu_cuda_free(void *state, tu_backend_block *out) {
@@ -176,12 +151,10 @@ void tu_cuda_free(void *state, tu_backend_block *out) {
     tu_cuda_block *block = out->handle;
     tu_cuda_device *device = &cuda->devices[block->device];
     if (tu_cuda_enter(cuda, device) == TUTTI_OK) {
-        if (usable(cuda, device)) {
-            if (settle(cuda)) {
-                cuda->driver.cuMemUnmap(block->address, block->bytes);
-                cuda->driver.cuMemAddressFree(block->address, block->bytes);
-                cuda->driver.cuMemRelease(block->memory);
-            }
+        if (usable(cuda, device) && settle(cuda, device)) {
+            cuda->driver.cuMemUnmap(block->address, block->bytes);
+            cuda->driver.cuMemAddressFree(block->address, block->bytes);
+            cuda->driver.cuMemRelease(block->memory);
         }
         tu_cuda_leave(cuda);
     }
@@ -207,13 +180,13 @@ tutti_status tu_cuda_export(void *state, const tu_backend_block *out, tu_backend
     tu_cuda *cuda = state;
     tu_cuda_block *block = out->handle;
     tu_cuda_device *device = &cuda->devices[block->device];
-    ticket message = { .bytes = block->bytes,
-                       .block = (uint64_t)(uintptr_t)block,
-                       .pid = (int32_t)getpid(),
-                       .handle_type = device->handle_type,
-                       .multicast = device->multicast,
-                       .device = block->device,
-                       .uuid = device->uuid };
+    tu_cuda_ticket message = { .bytes = block->bytes,
+                               .block = (uint64_t)(uintptr_t)block,
+                               .pid = (int32_t)getpid(),
+                               .handle_type = device->handle_type,
+                               .multicast = tu_cuda_has_multicast(cuda, block->device),
+                               .device = block->device,
+                               .uuid = device->uuid };
     int fd = -1;
     tutti_status status = tu_cuda_enter(cuda, device);
     if (status != TUTTI_OK)
@@ -241,7 +214,7 @@ void tu_cuda_unexport(void *state, const tu_backend_block *block, tu_backend_tic
     into->fd = -1;
 }
 
-static void drop(map *m) {
+static void drop(tu_cuda_map *m) {
     tu_cuda_driver *driver = &m->cuda->driver;
     if (m->base != 0) {
         for (int i = 0; i < m->count; i++) {
@@ -257,7 +230,7 @@ static void drop(map *m) {
 }
 
 /* The handle of member i's memory in this process. */
-static CUresult obtain(tu_cuda *cuda, const ticket *from, int fd, CUmemGenericAllocationHandle *handle) {
+static CUresult obtain(tu_cuda *cuda, const tu_cuda_ticket *from, int fd, CUmemGenericAllocationHandle *handle) {
     if (from->pid == getpid()) { /* a thread of this process, or this rank itself */
         const tu_cuda_block *block = (const tu_cuda_block *)(uintptr_t)from->block;
         return cuda->driver.cuMemRetainAllocationHandle(handle, (void *)(uintptr_t)block->address);
@@ -269,130 +242,20 @@ static CUresult obtain(tu_cuda *cuda, const ticket *from, int fd, CUmemGenericAl
                                                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 }
 
-/* ---- multicast: the order is essential, see each step ---- */
-
-/* All members say how it went; false unless everybody is well. Never fails by itself but for what ends the group. */
-static tutti_status agree(tu_cuda *cuda, tutti_group *group, const char *step, int64_t deadline, bool well, bool *all) {
-    int size = cuda->host->group_size(group);
-    unsigned char mine = well, *theirs = malloc((size_t)size);
-    if (theirs == NULL)
-        return cuda->host->error(TUTTI_ERROR_MEMORY, "out of memory for an agreement");
-    tutti_status status = cuda->host->exchange(group, step, &mine, 1, -1, deadline, theirs, NULL);
-    *all = status == TUTTI_OK;
-    for (int i = 0; *all && i < size; i++)
-        *all = theirs[i] != 0;
-    free(theirs);
-    return status;
-}
-
-static void multicast_drop(map *m, bool own_created, CUmemGenericAllocationHandle created) {
-    tu_cuda_driver *driver = &m->cuda->driver;
-    if (m->multicast_address != 0) {
-        driver->cuMemUnmap(m->multicast_address, m->stride);
-        driver->cuMemAddressFree(m->multicast_address, m->stride);
-        m->multicast_address = 0;
-    }
-    if (m->multicast_bound)
-        driver->cuMulticastUnbind(m->multicast, m->device->device, 0, m->stride);
-    m->multicast_bound = false;
-    if (m->multicast != 0)
-        driver->cuMemRelease(m->multicast);
-    m->multicast = 0;
-    if (own_created)
-        driver->cuMemRelease(created);
-}
-
-/* One address that writes to and reduces from all members. Whatever fails, all members go on without it together. */
-/* `broken`: this rank's own mapping failed already; it takes part only so that nobody waits for it. */
-static tutti_status multicast_make(map *m, tutti_group *group, const tu_cuda_block *own, int rank,
-                                   const ticket *tickets, bool broken, int64_t deadline) {
-    tu_cuda *cuda = m->cuda;
-    tu_cuda_driver *driver = &cuda->driver;
-    for (int i = 0; i < m->count; i++) {
-        if (!tickets[i].multicast)
-            return TUTTI_OK;
-        for (int j = 0; j < i; j++) /* two members on one device cannot both be bound */
-            if (memcmp(&tickets[i].uuid, &tickets[j].uuid, sizeof tickets[i].uuid) == 0)
-                return TUTTI_OK;
-    }
-    struct {
-        int32_t good;
-        unsigned char fabric[64];
-    } offer = { 0, { 0 } }, *offers = calloc((size_t)m->count, sizeof *offers);
-    int *fds = malloc((size_t)m->count * sizeof *fds), fd = -1;
-    CUmemGenericAllocationHandle created = 0;
-    bool all = false;
-    tutti_status status = TUTTI_OK;
-    if (offers == NULL || fds == NULL) {
-        status = cuda->host->error(TUTTI_ERROR_MEMORY, "out of memory for multicast");
-        goto free_offers;
-    }
-    int type = tickets[0].handle_type;
-    if (rank == 0 && !broken) {
-        CUmulticastObjectProp prop = { .numDevices = (unsigned)m->count,
-                                       .size = m->stride,
-                                       .handleTypes = (unsigned long long)type };
-        offer.good = driver->cuMulticastCreate(&created, &prop) == CUDA_SUCCESS;
-        if (offer.good)
-            offer.good = driver->cuMemExportToShareableHandle(type == CU_MEM_HANDLE_TYPE_FABRIC ? (void *)offer.fabric
-                                                                                                : (void *)&fd,
-                                                              created, type, 0) == CUDA_SUCCESS;
-    }
-    status = cuda->host->exchange(group, "multicast", &offer, sizeof offer, fd, deadline, offers, fds);
-    if (status != TUTTI_OK)
-        goto release_created;
-    bool well = offers[0].good && !broken;
-    /* Everybody imports, also its creator, so that the address takes the same path on all. */
-    if (well)
-        well = driver->cuMemImportFromShareableHandle(&m->multicast,
-                                                      type == CU_MEM_HANDLE_TYPE_FABRIC ? (void *)offers[0].fabric
-                                                                                        : (void *)(uintptr_t)fds[0],
-                                                      type) == CUDA_SUCCESS &&
-               driver->cuMulticastAddDevice(m->multicast, m->device->device) == CUDA_SUCCESS;
-    for (int i = 0; i < m->count; i++)
-        if (fds[i] >= 0)
-            close(fds[i]);
-    /* Binding blocks until all devices were added: agree before anybody binds. */
-    status = agree(cuda, group, "multicast devices", deadline, well, &all);
-    if (status == TUTTI_OK && all) {
-        m->multicast_bound = driver->cuMulticastBindMem(m->multicast, 0, own->memory, 0, m->stride, 0) == CUDA_SUCCESS;
-        well = m->multicast_bound &&
-               driver->cuMemAddressReserve(&m->multicast_address, m->stride, 0, 0, 0) == CUDA_SUCCESS;
-        if (well && map_at(cuda, m->device, m->multicast_address, m->stride, m->multicast) != CUDA_SUCCESS) {
-            driver->cuMemAddressFree(m->multicast_address, m->stride);
-            m->multicast_address = 0;
-            well = false;
-        }
-        status = agree(cuda, group, "multicast mapping", deadline, well, &all);
-    }
-    if (status != TUTTI_OK || !all)
-        multicast_drop(m, false, 0);
-    /* Only now may the creator's own reference go: before, a late importer would get another, empty object. */
-release_created:
-    if (created != 0)
-        driver->cuMemRelease(created);
-    if (fd >= 0)
-        close(fd);
-free_offers:
-    free(fds);
-    free(offers);
-    return status;
-}
-
 tutti_status tu_cuda_import(void *state, tutti_group *group, const tu_backend_block *own, int rank, int count,
                             tu_backend_ticket *given, tu_backend_map *out) {
     tu_cuda *cuda = state;
     tu_cuda_block *block = own->handle;
     tu_cuda_device *device = &cuda->devices[block->device];
-    ticket *tickets = calloc((size_t)count, sizeof *tickets);
-    map *m = calloc(1, sizeof *m);
+    tu_cuda_ticket *tickets = calloc((size_t)count, sizeof *tickets);
+    tu_cuda_map *m = calloc(1, sizeof *m);
     void **addresses = calloc((size_t)count, sizeof *addresses);
     tutti_status status = TUTTI_OK;
     if (tickets == NULL || m == NULL || addresses == NULL) {
         status = cuda->host->error(TUTTI_ERROR_MEMORY, "out of memory for a mapping of %d blocks", count);
         goto close_descriptors;
     }
-    *m = (map){ .cuda = cuda, .device = device, .count = count, .stride = block->bytes };
+    *m = (tu_cuda_map){ .cuda = cuda, .device = device, .count = count, .stride = block->bytes };
     m->handles = calloc((size_t)count, sizeof *m->handles);
     m->mapped = calloc((size_t)count, sizeof *m->mapped);
     if (m->handles == NULL || m->mapped == NULL) {
@@ -425,7 +288,7 @@ tutti_status tu_cuda_import(void *state, tutti_group *group, const tu_backend_bl
     for (int i = 0; status == TUTTI_OK && i < count; i++) {
         result = obtain(cuda, &tickets[i], given[i].fd, &m->handles[i]);
         if (result == CUDA_SUCCESS)
-            result = map_at(cuda, device, m->base + (CUdeviceptr)i * m->stride, m->stride, m->handles[i]);
+            result = tu_cuda_map_at(cuda, device, m->base + (CUdeviceptr)i * m->stride, m->stride, m->handles[i]);
         if (result != CUDA_SUCCESS) {
             status = tu_cuda_error(cuda, result, "mapping the memory of a peer");
             cuda->host->error_append(" (rank %d, GPU %d there, GPU %d here%s)", i, tickets[i].device, block->device,
@@ -436,8 +299,8 @@ tutti_status tu_cuda_import(void *state, tutti_group *group, const tu_backend_bl
         m->mapped[i] = true;
         addresses[i] = i == rank ? own->address : (void *)(uintptr_t)(m->base + (CUdeviceptr)i * m->stride);
     }
-    tutti_status met = multicast_make(m, group, block, rank, tickets, status != TUTTI_OK,
-                                      cuda->host->now() + cuda->host->timeout(group, 0));
+    tutti_status met = tu_cuda_multicast_make(m, group, block, rank, tickets, status != TUTTI_OK,
+                                              cuda->host->now() + cuda->host->timeout(group, 0));
     if (status == TUTTI_OK)
         status = met;
     if (status != TUTTI_OK)
@@ -472,10 +335,10 @@ close_descriptors:
 
 void tu_cuda_unmap(void *state, tu_backend_map *out) {
     tu_cuda *cuda = state;
-    map *m = out->handle;
+    tu_cuda_map *m = out->handle;
     if (tu_cuda_enter(cuda, m->device) == TUTTI_OK) {
-        if (usable(cuda, m->device) && settle(cuda)) {
-            multicast_drop(m, false, 0); /* before the memory behind it */
+        if (usable(cuda, m->device) && settle(cuda, m->device)) {
+            tu_cuda_multicast_drop(m); /* before the memory behind it */
             drop(m);
         }
         tu_cuda_leave(cuda);
@@ -486,19 +349,23 @@ void tu_cuda_unmap(void *state, tu_backend_map *out) {
 }
 
 void tu_cuda_map_plan(const tu_backend_map *out, uint64_t *base, uint64_t *stride) {
-    const map *m = out->handle;
+    const tu_cuda_map *m = out->handle;
     *base = m->base;
     *stride = m->stride;
 }
 
-bool tu_cuda_has_multicast(void *state, int device_index) {
-    tu_cuda *cuda = state;
-    const char *setting = cuda->host->setting(cuda->world, "TUTTI_MULTICAST");
-    if (setting != NULL && strcmp(setting, "off") == 0)
-        return false;
-    tu_cuda_device *device;
-    int index;
-    if (device_index >= cuda->device_count || tu_cuda_device_open(cuda, device_index, &device, &index) != TUTTI_OK)
-        return false;
-    return device->multicast;
-}
+const tu_backend_memory tu_cuda_memory = {
+    .size = sizeof(tu_backend_memory),
+    .allocate = tu_cuda_allocate,
+    .free = tu_cuda_free,
+    .export_block = tu_cuda_export,
+    .unexport_block = tu_cuda_unexport,
+    .import_blocks = tu_cuda_import,
+    .unmap = tu_cuda_unmap,
+    .clear = tu_cuda_clear,
+    .copy = tu_cuda_copy,
+    .set32 = tu_cuda_set32,
+    .write32 = tu_cuda_write32,
+    .has_multicast = tu_cuda_has_multicast,
+    .links = tu_cuda_links,
+};

@@ -8,16 +8,21 @@
  */
 #include "device.cuh"
 
+static __device__ __forceinline__ const tu_cuda_move_part &part_of(const tu_cuda_move_args &args, int member) {
+    return args.more != 0 ? ((const tu_cuda_move_part *)args.more)[member] : args.parts[member];
+}
+
 /* Pulls bytes [skip, skip + share) of what each peer has for this rank. */
 static __device__ void pull(const tu_cuda_move_args &args, uint64_t skip, uint64_t share, bool staged) {
     const tu_cuda_meeting &m = args.meeting;
     for (int step = 0; step < m.size; step++) { /* each rank begins with another peer, which spreads the traffic */
         int p = (m.rank + step) % m.size;
-        uint64_t bytes = args.receive_bytes[p], skipped = min(skip, bytes), count = min(share, bytes - skipped);
+        uint64_t bytes = part_of(args, p).receive_bytes, skipped = min(skip, bytes),
+                 count = min(share, bytes - skipped);
         const tu_cuda_inbox *inbox = inbox_of(m, m.rank, p);
         const uint8_t *source = staged && inbox->source == 0 ? resolve(m, p, args.stage_code) + (uint64_t)m.rank * share
                                                              : resolve(m, p, inbox->source) + inbox->offset + skipped;
-        uint8_t *target = (uint8_t *)args.out + args.receive_offset[p] + skipped;
+        uint8_t *target = (uint8_t *)args.out + part_of(args, p).receive_offset + skipped;
         piece mine = piece_of(staged ? share : count, count, 16);
         if (source != target)
             copy_bytes(target + mine.from, source + mine.from, mine.to - mine.from);
@@ -32,8 +37,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) tutti_move(const __grid
         longest = 0;
     bool met = meet(m, epoch, [&](tu_cuda_inbox *inbox, int peer) {
         inbox->source = args.source;
-        inbox->offset = args.send_offset[peer];
-        inbox->count = args.send_bytes[peer];
+        inbox->offset = part_of(args, peer).send_offset;
+        inbox->count = part_of(args, peer).send_bytes;
         inbox->longest = args.longest;
     });
     int good = 1, direct = 1;
@@ -41,9 +46,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) tutti_move(const __grid
         const tu_cuda_inbox *inbox = inbox_of(m, m.rank, threadIdx.x);
         atomicMax(&longest, (unsigned long long)inbox->longest);
         direct = inbox->source != 0;
-        if (inbox->count != args.receive_bytes[threadIdx.x]) {
-            raise_fault(m.fault, m.host_fault, TU_CUDA_FAULT_MISMATCH, threadIdx.x, m.signature, m.signature,
-                        m.operation, 0, m.sequence);
+        if (inbox->count != part_of(args, threadIdx.x).receive_bytes) {
+            raise_fault(m.group,
+                        { TU_CUDA_FAULT_MISMATCH, threadIdx.x, m.signature, m.signature, m.operation, 0, m.sequence });
             good = 0;
         }
     }
@@ -56,10 +61,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) tutti_move(const __grid
         const uint64_t share = args.stage_bytes / m.size;
         for (uint64_t skip = 0; skip < longest; skip += share) {
             for (int p = 0; args.source == 0 && p < m.size; p++) {
-                uint64_t skipped = min(skip, args.send_bytes[p]), count = min(share, args.send_bytes[p] - skipped);
+                const tu_cuda_move_part &part = part_of(args, p);
+                uint64_t skipped = min(skip, part.send_bytes), count = min(share, part.send_bytes - skipped);
                 piece mine = piece_of(share, count, 16);
                 copy_bytes((uint8_t *)args.stage + (uint64_t)p * share + mine.from,
-                           (const uint8_t *)args.in + args.send_offset[p] + skipped + mine.from, mine.to - mine.from);
+                           (const uint8_t *)args.in + part.send_offset + skipped + mine.from, mine.to - mine.from);
             }
             if (!meet(m, epoch))
                 break;
@@ -68,12 +74,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) tutti_move(const __grid
                 break;
         }
     }
-    epoch.keep();
+    epoch.keep(m);
 }
 
 /* A barrier of all ranks on their streams. */
 extern "C" __global__ void tutti_meet(const __grid_constant__ tu_cuda_meeting m) {
     meeting_epoch epoch(m);
     meet(m, epoch);
-    epoch.keep();
+    epoch.keep(m);
+}
+
+/* Bytes by a kernel: a copy engine's queue is shared by all streams of a context, and a copy of one rank must not stand
+ * behind another's that waits for it. */
+extern "C" __global__ void __launch_bounds__(THREADS, 2) tutti_copy(const __grid_constant__ tu_cuda_copy_args args) {
+    piece mine = piece_of(args.bytes, args.bytes, 16);
+    copy_bytes((uint8_t *)args.to + mine.from, (const uint8_t *)args.from + mine.from, mine.to - mine.from);
+}
+
+/* Order between streams: this one goes on when what other streams have of the group is over. */
+extern "C" __global__ void tutti_follow(const __grid_constant__ tu_cuda_follow_args args) {
+    const uint64_t *ended = &((const tu_cuda_words *)args.group.words)->ended;
+    uint64_t deadline = 0;
+    for (uint32_t spins = 0; load_acquire64_gpu(ended) < args.ended; spins++) { /* pairs with count_end */
+        if ((spins & 63) != 63)
+            continue;
+        if (has_fault(args.group))
+            return;
+        uint64_t now = global_time();
+        if (deadline == 0)
+            deadline = now + args.timeout_ns;
+        if (now > deadline) {
+            raise_fault(args.group,
+                        { TU_CUDA_FAULT_ORDER, (uint32_t)args.rank, 0, 0, args.operation, 0, args.sequence });
+            return;
+        }
+    }
 }

@@ -5,10 +5,15 @@
  * THE CONTROL BLOCK. Every rank of a group has one on its device, mapped by all members at base + rank * stride. It
  * holds
  *
- *     inbox     one entry per (thread block, sender): the sender's thread block b writes entry [b][sender] of each peer
- *     epochs    per thread block, private to the owner: how many barriers this thread block number has been through.
- * They live in device memory, so that a captured graph can be replayed and mixed with eager calls. fault     the first
- * thing that went wrong on this rank; sticky: kernels that find it set leave at once
+ *     inbox      one entry per (thread block, sender): the sender's thread block b writes entry [b][sender] of each
+ * peer messages   the same for sends and receives: entry [b][sender] announces a chunk, entry [b][receiver] takes it
+ *     slots      what all_to_all_vdev tells its peers
+ *     stages     data on its way
+ *
+ * and, used by its owner alone, a table of mapped blocks, the EPOCHS (how many meetings each thread block number has
+ * been through; they live in device memory, so that a captured graph can be replayed and mixed with eager calls), the
+ * counters of messages and scratch. Outside of it lie the words of the group on this device (tu_cuda_words): the first
+ * fault, which is sticky, and how many thread blocks have ended.
  *
  * The first meeting of a kernel brings, beside the flag, a hash of where the sender's buffers lie. Where all hashes
  * agree, as they do when every rank uses the same offsets of the same symmetric blocks, everybody can compute all
@@ -24,9 +29,12 @@
 
 #include <stdint.h>
 
-#define TU_CUDA_RANKS 64   /* of one group on GPUs */
-#define TU_CUDA_BLOCKS 128 /* thread blocks of one launch, at most */
-#define TU_CUDA_TABLE 1024 /* symmetric blocks per group that can be used where they lie */
+#define TU_CUDA_RANKS 512         /* of one group on GPUs: a thread per member in one thread block */
+#define TU_CUDA_LISTED 64         /* members whose parts fit into a kernel's arguments; more lie in device memory */
+#define TU_CUDA_BLOCKS 128        /* thread blocks of one launch, at most */
+#define TU_CUDA_TABLE 65536       /* symmetric blocks of a group at one time */
+#define TU_CUDA_SLOTS 16384       /* parts of an all_to_all_vdev on one rank */
+#define TU_CUDA_MESSAGE_BLOCKS 16 /* thread blocks of a send or receive */
 
 typedef struct tu_cuda_inbox {
     uint64_t flag; /* epoch << 32 | signature … */
@@ -59,8 +67,29 @@ enum {
     TU_CUDA_FAULT_TIMEOUT = 1,
     TU_CUDA_FAULT_MISMATCH = 2,
     TU_CUDA_FAULT_ENDED = 3, /* the host says that the group ended: death, abort */
-    TU_CUDA_FAULT_RANGE = 4  /* splits given on the device exceed their buffers */
+    TU_CUDA_FAULT_RANGE = 4, /* splits given on the device exceed their buffers */
+    TU_CUDA_FAULT_ORDER = 5  /* an earlier operation of the group, on another stream, did not end in time */
 };
+
+/* Of a group on this rank's device; in device memory. */
+typedef struct tu_cuda_words {
+    uint32_t fault;   /* the code of the first fault; kernels that find it set leave at once */
+    uint32_t expired; /* signals that ran out of time: they end nothing */
+    uint64_t ended;   /* thread blocks of eager kernels that have ended */
+} tu_cuda_words;
+
+/* The same group, in pinned memory: written by kernels, read by the host. */
+typedef struct tu_cuda_report {
+    tu_cuda_fault fault;
+    tu_cuda_fault expired; /* the last signal that ran out of time; `code` counts them */
+} tu_cuda_report;
+
+/* Where a kernel finds both. */
+typedef struct tu_cuda_group_words {
+    uint64_t words;  /* tu_cuda_words, device memory */
+    uint64_t report; /* tu_cuda_report, device address of pinned memory */
+    uint64_t eager;  /* 1: count the end of each thread block; 0: the kernel is captured */
+} tu_cuda_group_words;
 
 typedef struct tu_cuda_mapping {
     uint64_t base; /* member r's block lies at base + r * stride */
@@ -73,9 +102,8 @@ typedef struct tu_cuda_meeting {
     uint64_t stride;
     uint64_t inbox_offset; /* in the control block */
     uint64_t epochs;       /* address of this rank's */
-    uint64_t fault;        /* address of this rank's tu_cuda_fault */
-    uint64_t host_fault;   /* device address of the copy in pinned host memory */
-    uint64_t table;        /* address of tu_cuda_mapping[TU_CUDA_TABLE] */
+    tu_cuda_group_words group;
+    uint64_t table; /* address of tu_cuda_mapping[TU_CUDA_TABLE] */
     uint64_t timeout_ns;
     uint64_t sequence;
     uint64_t plan; /* this rank's */
@@ -102,7 +130,8 @@ typedef struct tu_cuda_reduce_args {
     double factor;
     int32_t reduction; /* tutti_reduction */
     int32_t mode;
-    uint64_t parts[TU_CUDA_RANKS + 1]; /* of TU_CUDA_SCATTER: where each rank's part begins */
+    uint64_t more;                      /* address of a list like `parts` when there are more members, else 0 */
+    uint64_t parts[TU_CUDA_LISTED + 1]; /* of TU_CUDA_SCATTER: where each rank's part begins */
 } tu_cuda_reduce_args;
 
 enum {
@@ -111,17 +140,57 @@ enum {
     TU_CUDA_SCATTER = 3   /* rank r reduces part r into its own output */
 };
 
+typedef struct tu_cuda_move_part {
+    uint64_t send_offset, send_bytes;       /* for one member, from `in` */
+    uint64_t receive_offset, receive_bytes; /* from that member, to `out` */
+} tu_cuda_move_part;
+
 /* all_gather, broadcast, gather, scatter, all_to_all, permute and their v-forms: everybody pulls. */
 typedef struct tu_cuda_move_args {
     tu_cuda_meeting meeting;
     uint64_t in, out;
     uint64_t source; /* code of the input; 0: private, goes through staging */
     uint64_t stage, stage_code;
-    uint64_t stage_bytes;                                           /* a multiple of 16 * size */
-    uint64_t longest;                                               /* bytes of the longest part that this rank sends */
-    uint64_t send_offset[TU_CUDA_RANKS], send_bytes[TU_CUDA_RANKS]; /* for each member, from `in` */
-    uint64_t receive_offset[TU_CUDA_RANKS], receive_bytes[TU_CUDA_RANKS];
+    uint64_t stage_bytes; /* a multiple of 16 * size */
+    uint64_t longest;     /* bytes of the longest part that this rank sends */
+    uint64_t more;        /* address of a list like `parts` when there are more members, else 0 */
+    tu_cuda_move_part parts[TU_CUDA_LISTED];
 } tu_cuda_move_args;
+
+/* One message to or from one member, through the sender's stage. */
+typedef struct tu_cuda_message {
+    uint32_t count; /* chunks sent to, or taken from, the owner of this entry so far */
+    int32_t tag;
+    uint64_t bytes; /* of the whole message */
+} tu_cuda_message;
+
+typedef struct tu_cuda_message_args {
+    tu_cuda_meeting meeting;
+    uint64_t buffer;       /* of this rank */
+    uint64_t bytes;        /* of the whole message */
+    uint64_t sent_offset;  /* in the control block: tu_cuda_message[TU_CUDA_MESSAGE_BLOCKS][size] */
+    uint64_t taken_offset; /* the same, for what was taken */
+    uint64_t counters;     /* this rank's own: uint32_t[2][TU_CUDA_MESSAGE_BLOCKS][size], sent and taken */
+    uint64_t stage_offset; /* in the control block: a share for each receiver */
+    uint64_t share;        /* bytes of it: a chunk */
+    int32_t peer, tag;
+    int32_t is_send;
+} tu_cuda_message_args;
+
+/* Copies bytes from one place of this device's address space to another. */
+typedef struct tu_cuda_copy_args {
+    uint64_t to, from, bytes;
+} tu_cuda_copy_args;
+
+/* Lets a stream go on when the thread blocks of earlier operations, on other streams, have ended. */
+typedef struct tu_cuda_follow_args {
+    tu_cuda_group_words group;
+    uint64_t ended; /* how many */
+    uint64_t timeout_ns;
+    uint64_t sequence;
+    uint32_t operation;
+    int32_t rank;
+} tu_cuda_follow_args;
 
 /* all_to_all_vdev and its 2d forms: the splits lie on the device. */
 typedef struct tu_cuda_vdev_args {
@@ -130,7 +199,8 @@ typedef struct tu_cuda_vdev_args {
     uint64_t source;      /* code of the input */
     uint64_t in_splits;   /* int64 on the device: [slots], or [2][slots] with offsets */
     uint64_t out_splits;  /* int64[2][slots]: counts, offsets */
-    uint64_t splits_code; /* code of a scratch of slots * 2 int64 in this rank's control block */
+    uint64_t splits_code; /* code of the slots in this rank's control block: rows and offset of each */
+    uint64_t scratch;     /* this rank's own: int64[2][TU_CUDA_SLOTS] */
     uint64_t row_bytes;
     uint64_t in_rows, out_rows;
     int64_t major_align; /* of 2d: at least 1 */
@@ -150,7 +220,8 @@ typedef struct tu_cuda_signal_args {
     uint64_t stride;
     uint64_t
         local; /* this rank's counters, device memory: [channels][size] {sent, taken}, then [channels] barrier epochs */
-    uint64_t fault, host_fault;
+    tu_cuda_group_words group;
+    uint64_t answer; /* of a test: device address of a pinned word, 1 or 0 */
     uint64_t timeout_ns;
     int32_t rank, size, channel, channels;
     int32_t peer;
@@ -161,7 +232,8 @@ typedef struct tu_cuda_signal_args {
 enum {
     TU_CUDA_SIGNAL_PUT = 0,
     TU_CUDA_SIGNAL_WAIT = 1,
-    TU_CUDA_SIGNAL_BARRIER = 2
+    TU_CUDA_SIGNAL_BARRIER = 2,
+    TU_CUDA_SIGNAL_TEST = 3 /* takes the signal if it is there */
 };
 
 #endif

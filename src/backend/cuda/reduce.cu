@@ -239,8 +239,10 @@ struct range {
 static __device__ __forceinline__ range part_of(const tu_cuda_reduce_args &args, int part, int n, uint64_t grain) {
     if (args.mode == TU_CUDA_ONE_SHOT)
         return { 0, args.count };
-    if (args.mode == TU_CUDA_SCATTER) /* given; the others cut where vectors begin */
-        return { args.parts[part], args.parts[part + 1] - args.parts[part] };
+    if (args.mode == TU_CUDA_SCATTER) { /* given; the others cut where vectors begin */
+        const uint64_t *parts = args.more != 0 ? (const uint64_t *)args.more : args.parts;
+        return { parts[part], parts[part + 1] - parts[part] };
+    }
     uint64_t first = cut(args.count, part, n, grain);
     return { first, cut(args.count, part + 1, n, grain) - first };
 }
@@ -342,7 +344,7 @@ template <class Type, int N> static __device__ void reduce_body(const tu_cuda_re
         __syncthreads();
         if (args.reduction != OP_PREMUL_SUM) { /* whose factors have to be handed over */
             reduce_direct<Type, N>(args, s, epoch);
-            epoch.keep();
+            epoch.keep(m);
             return;
         }
     }
@@ -365,7 +367,7 @@ template <class Type, int N> static __device__ void reduce_body(const tu_cuda_re
         else
             reduce_staged<Type, N>(args, s, epoch);
     }
-    epoch.keep();
+    epoch.keep(m);
 }
 
 #define REDUCE(name, type)                                                      \

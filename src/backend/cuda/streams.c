@@ -17,12 +17,27 @@ static bool recognise(void *state, const void *pointer, int *device_index) {
     return true;
 }
 
-static bool capturing(void *state, void *stream) {
-    tu_cuda *cuda = state;
+uint64_t tu_cuda_stream_id(const tu_cuda *cuda, CUstream stream) {
+    unsigned long long id = 0;
+    uintptr_t handle = (uintptr_t)stream;
+    if (handle <= 2) /* the default streams */
+        return UINT64_C(1) << 63 | handle;
+    if (cuda->driver.cuStreamGetId != NULL && cuda->driver.cuStreamGetId(stream, &id) == CUDA_SUCCESS)
+        return id + 1;
+    return handle;
+}
+
+uint64_t tu_cuda_capture(const tu_cuda *cuda, CUstream stream) {
     int status = CU_STREAM_CAPTURE_STATUS_NONE;
+    unsigned long long id = 0;
     if (stream == NULL) /* the legacy stream cannot capture, and asking it during a capture would break that */
-        return false;
-    return cuda->driver.cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+        return 0;
+    CUresult result = cuda->driver.cuStreamGetCaptureInfo(stream, &status, &id, NULL, NULL, NULL);
+    return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE ? id : 0;
+}
+
+static bool capturing(void *state, void *stream) {
+    return tu_cuda_capture(state, stream) != 0;
 }
 
 static tutti_status create(void *state, int index, void **stream) {

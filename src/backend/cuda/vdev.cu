@@ -12,8 +12,6 @@
  */
 #include "device.cuh"
 
-#define SLOTS 1024
-
 /* Where the receiver keeps what its peers told it: per slot of the receiver, rows and the sender's row offset. */
 struct told {
     int64_t rows, offset;
@@ -27,9 +25,43 @@ static __device__ __forceinline__ int receive_slot(const tu_cuda_vdev_args &a, i
     return a.form == 1 ? expert * a.meeting.size + source : source * a.experts + expert;
 }
 
+/* offsets[i] = start + the sum of rows[first] … rows[i - 1] (negative ones count as none), for i from first to end - 1;
+ * returns the whole sum plus start. By all threads of the block: each sums a run, then adds what lies before it. */
+static __device__ int64_t sum_before(const int64_t *rows, int64_t *offsets, int first, int end, int64_t start,
+                                     int64_t *sums) {
+    int run = (end - first + (int)blockDim.x - 1) / (int)blockDim.x;
+    int from = min(first + (int)threadIdx.x * run, end), to = min(from + run, end);
+    int64_t sum = 0;
+    for (int i = from; i < to; i++)
+        sum += rows[i] > 0 ? rows[i] : 0;
+    __syncthreads(); /* everybody is done with the sums of the call before */
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        int64_t at = start;
+        for (int i = 0; i < (int)blockDim.x; i++) {
+            int64_t next = at + sums[i];
+            sums[i] = at;
+            at = next;
+        }
+    }
+    __syncthreads();
+    int64_t at = sums[threadIdx.x], own = at + sum;
+    for (int i = from; i < to; i++) {
+        offsets[i] = at;
+        at += rows[i] > 0 ? rows[i] : 0;
+    }
+    __syncthreads();
+    if (threadIdx.x == blockDim.x - 1)
+        sums[0] = own; /* the last run ends where everything ends */
+    __syncthreads();
+    return sums[0];
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) tutti_vdev_plan(const __grid_constant__ tu_cuda_vdev_args a) {
-    __shared__ int64_t rows[SLOTS], offsets[SLOTS];
+    __shared__ int64_t sums[THREADS];
     __shared__ int bad;
+    int64_t *rows = (int64_t *)a.scratch, *offsets = rows + TU_CUDA_SLOTS;
     const tu_cuda_meeting &m = a.meeting;
     const int n = m.size, slots = n * a.experts;
     const int64_t *given = (const int64_t *)a.in_splits;
@@ -38,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tutti_vdev_plan(const __gr
         bad = 0;
     /* A first meeting: nobody's scratch is overwritten while it still pulls from the call before. */
     if (!meet(m, epoch)) {
-        epoch.keep();
+        epoch.keep(m);
         return;
     }
     for (int i = threadIdx.x; i < slots; i += blockDim.x) {
@@ -46,13 +78,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) tutti_vdev_plan(const __gr
         offsets[i] = a.form == 2 ? given[slots + i] : 0;
     }
     __syncthreads();
-    if (threadIdx.x == 0 && a.form != 2) {
-        int64_t sum = 0;
-        for (int i = 0; i < slots; i++) {
-            offsets[i] = sum;
-            sum += rows[i] > 0 ? rows[i] : 0;
-        }
-    }
+    if (a.form != 2)
+        sum_before(rows, offsets, 0, slots, 0, sums);
     __syncthreads();
     for (int i = threadIdx.x; i < slots; i += blockDim.x)
         if (rows[i] < 0 || offsets[i] < 0 || (uint64_t)(offsets[i] + rows[i]) > a.in_rows)
@@ -60,8 +87,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) tutti_vdev_plan(const __gr
     __syncthreads();
     if (bad) {
         if (threadIdx.x == 0)
-            raise_fault(m.fault, m.host_fault, TU_CUDA_FAULT_RANGE, m.rank, 0, 0, m.operation, 0, m.sequence);
-        epoch.keep();
+            raise_fault(m.group, { TU_CUDA_FAULT_RANGE, (uint32_t)m.rank, 0, 0, m.operation, 0, m.sequence });
+        epoch.keep(m);
         return;
     }
     for (int i = threadIdx.x; i < slots; i += blockDim.x) {
@@ -71,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tutti_vdev_plan(const __gr
         inbox->offset = offsets[slot];
     }
     if (!meet(m, epoch)) {
-        epoch.keep();
+        epoch.keep(m);
         return;
     }
     const told *mine = (const told *)resolve(m, m.rank, a.splits_code);
@@ -79,36 +106,32 @@ extern "C" __global__ void __launch_bounds__(THREADS) tutti_vdev_plan(const __gr
     for (int i = threadIdx.x; i < slots; i += blockDim.x)
         rows[i] = mine[i].rows;
     __syncthreads();
-    if (threadIdx.x == 0) {
-        int64_t at = 0;
-        int group = a.form == 1 ? n : slots; /* slots that are aligned together */
-        for (int first = 0; first < slots; first += group) {
-            int64_t begin = at;
-            for (int i = first; i < first + group; i++) {
-                offsets[i] = at;
-                at += rows[i];
-            }
-            if (a.form == 1) { /* at least one unit, also for an expert that got nothing */
-                int64_t total = (at - begin + a.major_align - 1) / a.major_align * a.major_align;
-                at = begin + (total > 0 ? total : a.major_align);
-            }
+    int64_t at = 0;
+    int group = a.form == 1 ? n : slots; /* slots that are aligned together */
+    for (int first = 0; first < slots; first += group) {
+        int64_t end = sum_before(rows, offsets, first, first + group, at, sums);
+        if (a.form == 1) { /* at least one unit, also for an expert that got nothing */
+            int64_t total = (end - at + a.major_align - 1) / a.major_align * a.major_align;
+            end = at + (total > 0 ? total : a.major_align);
         }
-        for (int i = 0; i < slots; i++)
-            if ((uint64_t)(offsets[i] + rows[i]) > a.out_rows)
-                bad = 1;
+        at = end;
     }
+    __syncthreads();
+    for (int i = threadIdx.x; i < slots; i += blockDim.x)
+        if ((uint64_t)(offsets[i] + rows[i]) > a.out_rows)
+            bad = 1;
     __syncthreads();
     if (bad) {
         if (threadIdx.x == 0)
-            raise_fault(m.fault, m.host_fault, TU_CUDA_FAULT_RANGE, m.rank, 1, 0, m.operation, 0, m.sequence);
-        epoch.keep();
+            raise_fault(m.group, { TU_CUDA_FAULT_RANGE, (uint32_t)m.rank, 1, 0, m.operation, 0, m.sequence });
+        epoch.keep(m);
         return;
     }
     for (int i = threadIdx.x; i < slots; i += blockDim.x) {
         out_rows[i] = rows[i];
         out_offsets[i] = offsets[i];
     }
-    epoch.keep();
+    epoch.keep(m);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) tutti_vdev_pull(const __grid_constant__ tu_cuda_vdev_args a) {
@@ -116,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) tutti_vdev_pull(const _
     const int n = m.size, slots = n * a.experts;
     meeting_epoch epoch(m);
     if (!meet(m, epoch, [&](tu_cuda_inbox *inbox, int) { inbox->source = a.source; })) {
-        epoch.keep();
+        epoch.keep(m);
         return;
     }
     const told *mine = (const told *)resolve(m, m.rank, a.splits_code);
@@ -139,5 +162,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) tutti_vdev_pull(const _
             to[i] = from[i];
     }
     meet(m, epoch);
-    epoch.keep();
+    epoch.keep(m);
 }

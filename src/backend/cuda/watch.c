@@ -13,19 +13,22 @@
 
 static void look(tu_cuda *cuda) {
     /* Groups end by their own business under their own locks: take copies of the list, 64 at a time, and look without
-     * the lock. */
-    tutti_group *groups[64];
+     * the lock. They stay, since tu_cuda_forget waits for watch_lock. */
+    tu_cuda_group *groups[64];
     for (int skip = 0, count = 64; count == 64; skip += count) {
         int seen = 0;
         count = 0;
         pthread_mutex_lock(&cuda->lock);
-        for (tu_cuda_fate *fate = cuda->fates; fate != NULL && count < 64; fate = fate->next)
-            if (fate->group != NULL && !fate->ended && seen++ >= skip)
-                groups[count++] = fate->group;
+        for (tu_cuda_group *group = cuda->groups; group != NULL && count < 64; group = group->next) {
+            if (seen++ >= skip)
+                groups[count++] = group;
+        }
         pthread_mutex_unlock(&cuda->lock);
         for (int i = 0; i < count; i++) {
-            (void)cuda->host->group_look(groups[i]);
-            (void)tu_cuda_check(cuda, groups[i]);
+            if (atomic_load_explicit(&groups[i]->end_passed_on, memory_order_relaxed))
+                continue;
+            (void)cuda->host->group_look(groups[i]->group);
+            (void)tu_cuda_group_check(groups[i]);
         }
     }
 }
@@ -88,16 +91,4 @@ void tu_cuda_watch_stop(tu_cuda *cuda) {
         pthread_join(cuda->watcher, NULL);
     pthread_cond_destroy(&cuda->watch_wake);
     pthread_mutex_destroy(&cuda->watch_lock);
-}
-
-/* The group goes away: nobody looks at it any more. Its fault words stay, since kernels may still be about to look. */
-void tu_cuda_forget(void *state, tutti_group *group) {
-    tu_cuda *cuda = state;
-    pthread_mutex_lock(&cuda->watch_lock);
-    pthread_mutex_lock(&cuda->lock);
-    for (tu_cuda_fate *fate = cuda->fates; fate != NULL; fate = fate->next)
-        if (fate->group == group)
-            fate->group = NULL;
-    pthread_mutex_unlock(&cuda->lock);
-    pthread_mutex_unlock(&cuda->watch_lock);
 }

@@ -1,0 +1,452 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The executor of the CUDA backend: each collective becomes the arguments of a kernel, which is launched on the
+ * caller's stream.
+ */
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "control.h"
+
+/* ---- places ---- */
+
+static tutti_status tell_device(tu_cuda_collective *collective, uint32_t index, const tu_cuda_mapping *mapping) {
+    tu_cuda *cuda = collective->cuda;
+    CUstream stream = collective->device->stream;
+    CUresult result = cuda->driver.cuMemcpyHtoDAsync(
+        collective->own + collective->layout.table + index * sizeof *mapping, mapping, sizeof *mapping, stream);
+    if (result == CUDA_SUCCESS)
+        result = cuda->driver.cuStreamSynchronize(stream);
+    if (result != CUDA_SUCCESS)
+        return tu_cuda_error(cuda, result, "telling the device about a block");
+    collective->uploaded[index] = mapping->base;
+    return TUTTI_OK;
+}
+
+/* The code under which the peers find this buffer; 0 when it has to be staged. Fills the device's table on first
+ * sight. */
+static tutti_status code_of(tu_cuda_collective *collective, const tu_device_place *place, void *stream,
+                            uint64_t *code) {
+    const tu_backend_host *host = collective->cuda->host;
+    *code = 0;
+    if (place->map == NULL)
+        return TUTTI_OK;
+    if (place->index >= TU_CUDA_TABLE)
+        return host->error(TUTTI_ERROR_LIMIT, "group %s: at most %d symmetric blocks can be used on a GPU at one time",
+                           host->group_name(collective->group), TU_CUDA_TABLE - 1);
+    tu_cuda_mapping mapping;
+    tutti_status status = TUTTI_OK;
+    tu_cuda_map_plan(place->map, &mapping.base, &mapping.stride);
+    if (collective->uploaded[place->index] != mapping.base) {
+        if (tu_cuda_capture(collective->cuda, stream) != 0)
+            return host->error(TUTTI_ERROR_STATE,
+                               "a symmetric block is used for the first time with group %s while a stream captures; "
+                               "call tutti_group_prepare after its rendezvous, or run the collective once before",
+                               host->group_name(collective->group));
+        status = tell_device(collective, place->index, &mapping);
+    }
+    if (status == TUTTI_OK)
+        *code = TU_CUDA_CODE(place->index, place->offset);
+    return status;
+}
+
+/* ---- launching ---- */
+
+static tu_cuda_meeting meeting_of(const tu_cuda_collective *collective, const tu_device_task *task) {
+    return (tu_cuda_meeting){ .control = collective->base,
+                              .stride = collective->stride,
+                              .inbox_offset = collective->layout.inbox,
+                              .epochs = collective->own + collective->layout.epochs,
+                              .table = collective->own + collective->layout.table,
+                              .timeout_ns = (uint64_t)task->timeout_ns,
+                              .sequence = task->sequence,
+                              .signature = task->signature,
+                              .operation = task->operation,
+                              .rank = collective->rank,
+                              .size = collective->size };
+}
+
+/* Counts this rank in and waits, bounded, until all ranks of the process have come so far. */
+static tutti_status keep_step(tu_cuda_collective *collective, _Atomic uint64_t *count, int64_t deadline) {
+    const tu_backend_host *host = collective->cuda->host;
+    uint64_t due = collective->steps * collective->step->count;
+    atomic_fetch_add_explicit(count, 1, memory_order_acq_rel);
+    for (unsigned spins = 0; atomic_load_explicit(count, memory_order_acquire) < due; spins++) {
+        if ((spins & 63) != 63)
+            continue;
+        sched_yield();
+        const _Atomic uint64_t *state = host->group_state(collective->group);
+        if (state != NULL && atomic_load_explicit(state, memory_order_acquire) != 0)
+            return host->group_cause(collective->group);
+        if (host->now() > deadline)
+            return host->error(TUTTI_ERROR_TIMEOUT,
+                               "group %s: another rank of this process did not come to this operation on the GPU until "
+                               "the deadline; ranks that are threads launch together",
+                               host->group_name(collective->group));
+    }
+    return TUTTI_OK;
+}
+
+/* What a kernel is launched with. The arguments begin with a tu_cuda_meeting. */
+typedef struct launch {
+    tu_cuda_kernel kernel;
+    unsigned blocks, threads;
+    void *args;
+    const void *list; /* parts of members beyond TU_CUDA_LISTED, for layout.lists; NULL: none */
+    size_t list_bytes;
+} launch;
+
+/* Lists that do not fit the arguments travel on the stream, before the kernel. */
+static tutti_status send_list(tu_cuda_collective *collective, const launch *launch, const tu_cuda_order *order,
+                              const char *name) {
+    tu_cuda *cuda = collective->cuda;
+    if (launch->list == NULL)
+        return TUTTI_OK;
+    if (order->capture != 0)
+        return cuda->host->error(TUTTI_ERROR_UNSUPPORTED,
+                                 "%s: with more than %d ranks its parts cannot be captured into a graph", name,
+                                 TU_CUDA_LISTED);
+    CUresult result = cuda->driver.cuMemcpyHtoDAsync(collective->own + collective->layout.lists, launch->list,
+                                                     launch->list_bytes, order->stream);
+    return result == CUDA_SUCCESS ? TUTTI_OK : tu_cuda_error(cuda, result, "sending the parts of a collective");
+}
+
+static tutti_status launch_in_order(tu_cuda_collective *collective, const tu_device_task *task, const launch *launch) {
+    tu_cuda_order order;
+    tutti_status status =
+        tu_cuda_order_begin(collective->on, task->stream, task->timeout_ns, task->operation, task->sequence, &order);
+    if (status != TUTTI_OK)
+        return status;
+    ((tu_cuda_meeting *)launch->args)->group = order.words;
+    status = send_list(collective, launch, &order, task->name);
+    if (status == TUTTI_OK)
+        status = tu_cuda_launch(collective->cuda, collective->device, launch->kernel, launch->blocks, launch->threads,
+                                launch->args, task->stream);
+    tu_cuda_order_end(&order, status == TUTTI_OK ? launch->blocks : 0);
+    return status;
+}
+
+static tutti_status launch_kernel(tu_cuda_collective *collective, const tu_device_task *task, const launch *launch) {
+    tu_cuda_lockstep *step = collective->step;
+    if (step == NULL || tu_cuda_capture(collective->cuda, task->stream) != 0)
+        return launch_in_order(collective, task, launch);
+    int64_t deadline = collective->cuda->host->now() + task->timeout_ns;
+    collective->steps++;
+    tutti_status status = keep_step(collective, &step->arrived, deadline);
+    if (status != TUTTI_OK)
+        return status;
+    status = launch_in_order(collective, task, launch);
+    tutti_status others = keep_step(collective, &step->launched, deadline);
+    return status != TUTTI_OK ? status : others;
+}
+
+/* ---- reductions ---- */
+
+/* Blocks for this many bytes of work per rank: enough to keep loads in flight, no more than all can hold. Depends only
+ * on what is equal on all ranks. */
+static unsigned blocks_for(const tu_cuda_collective *collective, uint64_t bytes) {
+    uint64_t blocks = (bytes + TU_CUDA_THREADS * 16 - 1) / (TU_CUDA_THREADS * 16), most = (uint64_t)collective->blocks;
+    return (unsigned)(blocks < 1 ? 1 : blocks > most ? most : blocks);
+}
+
+static tu_cuda_kernel reduce_kernel(const tu_cuda_collective *collective, const tu_device_task *task) {
+    tutti_dtype dtype = task->dtype == TUTTI_C64 ? TUTTI_F32 : task->dtype == TUTTI_C128 ? TUTTI_F64 : task->dtype;
+    int by_size = collective->size == 2 ? 0 : collective->size == 4 ? 1 : collective->size == 8 ? 2 : -1;
+    if (by_size >= 0 && (task->reduction == TUTTI_SUM || task->reduction == TUTTI_AVG)) {
+        if (dtype == TUTTI_F32)
+            return (tu_cuda_kernel)(TU_CUDA_REDUCE_F32_2 + by_size);
+        if (dtype == TUTTI_F16)
+            return (tu_cuda_kernel)(TU_CUDA_REDUCE_F16_2 + by_size);
+        if (dtype == TUTTI_BF16)
+            return (tu_cuda_kernel)(TU_CUDA_REDUCE_BF16_2 + by_size);
+    }
+    return (tu_cuda_kernel)(TU_CUDA_REDUCE_F64 + (int)dtype -
+                            (int)TUTTI_F64); /* both lists are in the order of tutti_dtype */
+}
+
+/* One-shot reads everything n times; two-shot meets once more. Bytes of the input up to which one-shot is quicker. */
+static uint64_t one_shot_limit(const tu_cuda_collective *collective) {
+    return (uint64_t)(1 << 20) / (uint64_t)collective->size;
+}
+
+/* A hash of two codes, never 0. */
+static uint64_t mix(uint64_t source, uint64_t target) {
+    uint64_t hash =
+        source * UINT64_C(0x9e3779b97f4a7c15) ^ (target + UINT64_C(0x7f4a7c15f39cc060)) * UINT64_C(0xff51afd7ed558ccd);
+    hash ^= hash >> 32;
+    hash *= UINT64_C(0xc4ceb9fe1a85ec53);
+    hash ^= hash >> 29;
+    return hash | 1;
+}
+
+/* Complex numbers are reduced by their real view: two elements for each. */
+static uint64_t elements_of(const tu_device_task *task) {
+    return task->dtype == TUTTI_C64 || task->dtype == TUTTI_C128 ? 2 : 1;
+}
+
+static size_t element_bytes(const tu_device_task *task) {
+    static const size_t sizes[] = { 0, 8, 4, 2, 2, 1, 1, 1, 2, 4, 8, 1, 2, 4, 8, 1, 4, 8 };
+    return sizes[task->dtype];
+}
+
+/* Where staging takes place, in units that all parts have alike. */
+static uint64_t stage_bytes(const tu_cuda_collective *collective) {
+    uint64_t unit = 16 * (uint64_t)collective->size;
+    return TU_CUDA_STAGE / unit * unit;
+}
+
+static bool is_one_shot(const tu_cuda_collective *collective, const tu_device_task *task, uint64_t bytes) {
+    return task->algorithm == TUTTI_ALGORITHM_ONE_SHOT || task->algorithm == TUTTI_ALGORITHM_INLINE ||
+           (task->algorithm == TUTTI_ALGORITHM_AUTO && bytes <= one_shot_limit(collective)) || task->root >= 0;
+}
+
+/* Where the buffers lie, and whether all members can compute each other's addresses from the same plan. */
+static tutti_status find_places(tu_cuda_collective *collective, const tu_device_task *task, tu_cuda_reduce_args *args) {
+    tutti_status status = code_of(collective, &task->in_place, task->stream, &args->source);
+    if (status == TUTTI_OK)
+        status = code_of(collective, &task->out_place, task->stream, &args->target);
+    if (status != TUTTI_OK)
+        return status;
+    if (args->source != 0) {
+        tu_cuda_map_plan(task->in_place.map, &args->source_base, &args->source_stride);
+        args->source_base += task->in_place.offset;
+    }
+    if (args->target != 0) {
+        tu_cuda_map_plan(task->out_place.map, &args->target_base, &args->target_stride);
+        args->target_base += task->out_place.offset;
+    }
+    /* In place, what a rank writes is what others still read: but for a push, which writes only what its own slice's
+     * reader wrote. */
+    if (task->in == task->out && args->mode == TU_CUDA_ONE_SHOT)
+        args->source = 0;
+    if (args->source != 0 && (args->mode != TU_CUDA_TWO_SHOT || args->target != 0))
+        args->meeting.plan = mix(args->source, args->mode == TU_CUDA_TWO_SHOT ? args->target : 1);
+    return TUTTI_OK;
+}
+
+/* Where each rank's part of a reduce_scatter begins, in real elements. */
+static void cut_parts(const tu_cuda_collective *collective, const tu_device_task *task, uint64_t *parts) {
+    uint64_t size = (uint64_t)collective->size;
+    for (uint64_t i = 0; i <= size; i++)
+        parts[i] = (task->row != 0 ? task->count / size * i : task->parts[i]) * elements_of(task);
+}
+
+static tutti_status run_reduce(tu_cuda_collective *collective, tu_device_task *task) {
+    const tu_cuda_layout *layout = &collective->layout;
+    uint64_t count = task->count * elements_of(task), bytes = count * element_bytes(task);
+    bool scatter = task->shape == TU_DEVICE_REDUCE_SCATTER, one_shot = is_one_shot(collective, task, bytes);
+    bool wanted = task->root < 0 || task->root == collective->rank;
+    uint64_t parts[TU_CUDA_RANKS + 1];
+    tu_cuda_reduce_args args = { .meeting = meeting_of(collective, task),
+                                 .in = (uint64_t)(uintptr_t)task->in,
+                                 .out = wanted ? (uint64_t)(uintptr_t)task->out : 0,
+                                 .stage = collective->own + layout->stage,
+                                 .stage_code = TU_CUDA_CODE(0, layout->stage),
+                                 .scratch = collective->own + layout->scratch,
+                                 .scratch_code = TU_CUDA_CODE(0, layout->scratch),
+                                 .stage_bytes = stage_bytes(collective),
+                                 .count = count,
+                                 .row = task->row * elements_of(task),
+                                 .factor = task->factor,
+                                 .reduction = task->reduction,
+                                 .mode = scatter    ? TU_CUDA_SCATTER
+                                         : one_shot ? TU_CUDA_ONE_SHOT
+                                                    : TU_CUDA_TWO_SHOT };
+    launch launch = { .kernel = reduce_kernel(collective, task), .threads = TU_CUDA_THREADS, .args = &args };
+    if (scatter && task->in_place.map == NULL && task->row != 0)
+        return collective->cuda->host->error(
+            TUTTI_ERROR_ARGUMENT, "%s: an input whose last dimension is split must be symmetric memory", task->name);
+    if (scatter && collective->size <= TU_CUDA_LISTED) {
+        cut_parts(collective, task, args.parts);
+    } else if (scatter) {
+        cut_parts(collective, task, parts);
+        args.more = collective->own + layout->lists;
+        launch.list = parts;
+        launch.list_bytes = ((size_t)collective->size + 1) * sizeof *parts;
+    }
+    tutti_status status = find_places(collective, task, &args);
+    if (status != TUTTI_OK)
+        return status;
+    task->ran = one_shot ? TUTTI_ALGORITHM_ONE_SHOT : TUTTI_ALGORITHM_TWO_SHOT;
+    launch.blocks = blocks_for(collective, one_shot ? bytes : bytes / (uint64_t)collective->size);
+    return launch_kernel(collective, task, &launch);
+}
+
+/* ---- moves ---- */
+
+static uint64_t list_parts(const tu_cuda_collective *collective, const tu_device_task *task, tu_cuda_move_part *parts) {
+    uint64_t longest = 0;
+    for (int i = 0; i < collective->size; i++) {
+        parts[i] = (tu_cuda_move_part){ task->send_offset[i], task->send_bytes[i], task->receive_offset[i],
+                                        task->receive_bytes[i] };
+        if (parts[i].send_bytes > longest)
+            longest = parts[i].send_bytes;
+    }
+    return longest;
+}
+
+static tutti_status run_move(tu_cuda_collective *collective, tu_device_task *task) {
+    const tu_cuda_layout *layout = &collective->layout;
+    tu_cuda_move_part parts[TU_CUDA_RANKS];
+    tu_cuda_move_args args = { .meeting = meeting_of(collective, task),
+                               .in = (uint64_t)(uintptr_t)task->in,
+                               .out = (uint64_t)(uintptr_t)task->out,
+                               .stage = collective->own + layout->stage,
+                               .stage_code = TU_CUDA_CODE(0, layout->stage),
+                               .stage_bytes = stage_bytes(collective) };
+    /* Splits may differ between ranks: the number of blocks must not depend on them. */
+    launch launch = {
+        .kernel = TU_CUDA_MOVE, .blocks = blocks_for(collective, task->count), .threads = TU_CUDA_THREADS, .args = &args
+    };
+    if (collective->size <= TU_CUDA_LISTED) {
+        args.longest = list_parts(collective, task, args.parts);
+    } else {
+        args.longest = list_parts(collective, task, parts);
+        args.more = collective->own + layout->lists;
+        launch.list = parts;
+        launch.list_bytes = (size_t)collective->size * sizeof *parts;
+    }
+    tutti_status status = code_of(collective, &task->in_place, task->stream, &args.source);
+    if (status != TUTTI_OK)
+        return status;
+    if (task->in != NULL && task->in == task->out)
+        args.source = 0; /* in place: what arrives would overwrite what others still pull */
+    task->ran = TUTTI_ALGORITHM_PIPELINED;
+    return launch_kernel(collective, task, &launch);
+}
+
+static tutti_status run_vdev(tu_cuda_collective *collective, const tu_device_task *task) {
+    const tu_cuda_layout *layout = &collective->layout;
+    const tu_backend_host *host = collective->cuda->host;
+    tu_cuda_vdev_args args = { .meeting = meeting_of(collective, task),
+                               .in = (uint64_t)(uintptr_t)task->in,
+                               .out = (uint64_t)(uintptr_t)task->out,
+                               .in_splits = (uint64_t)(uintptr_t)task->in_splits,
+                               .out_splits = (uint64_t)(uintptr_t)task->out_splits,
+                               .splits_code = TU_CUDA_CODE(0, layout->slots),
+                               .scratch = collective->own + layout->vdev,
+                               .row_bytes = task->row_bytes,
+                               .in_rows = task->in_rows,
+                               .out_rows = task->out_rows,
+                               .major_align = task->major_align,
+                               .experts = task->experts,
+                               .form = task->form };
+    if ((int64_t)collective->size * task->experts > TU_CUDA_SLOTS)
+        return host->error(TUTTI_ERROR_LIMIT, "%s: %d ranks with %d experts each are more than %d parts", task->name,
+                           collective->size, task->experts, TU_CUDA_SLOTS);
+    tutti_status status = code_of(collective, &task->in_place, task->stream, &args.source);
+    if (status != TUTTI_OK)
+        return status;
+    if (args.source == 0)
+        return host->error(TUTTI_ERROR_ARGUMENT, "%s: the input must be symmetric memory", task->name);
+    launch plan = { .kernel = TU_CUDA_VDEV_PLAN, .blocks = 1, .threads = TU_CUDA_THREADS, .args = &args };
+    launch pull = { .kernel = TU_CUDA_VDEV_PULL,
+                    .blocks = collective->blocks < 32 ? (unsigned)collective->blocks : 32,
+                    .threads = TU_CUDA_THREADS,
+                    .args = &args };
+    status = launch_kernel(collective, task, &plan);
+    return status == TUTTI_OK ? launch_kernel(collective, task, &pull) : status;
+}
+
+static tutti_status run_barrier(tu_cuda_collective *collective, const tu_device_task *task) {
+    tu_cuda_meeting meeting = meeting_of(collective, task);
+    launch launch = {
+        .kernel = TU_CUDA_MEET, .blocks = 1, .threads = (unsigned)(collective->size + 31) / 32 * 32, .args = &meeting
+    };
+    return launch_kernel(collective, task, &launch);
+}
+
+/* Not in step with the other ranks of the process: only two of them take part. */
+static tutti_status run_message(tu_cuda_collective *collective, const tu_device_task *task) {
+    const tu_cuda_layout *layout = &collective->layout;
+    bool is_send = task->shape == TU_DEVICE_SEND;
+    unsigned blocks =
+        collective->blocks < TU_CUDA_MESSAGE_BLOCKS ? (unsigned)collective->blocks : TU_CUDA_MESSAGE_BLOCKS;
+    tu_cuda_message_args args = { .meeting = meeting_of(collective, task),
+                                  .buffer = (uint64_t)(uintptr_t)(is_send ? task->in : task->out),
+                                  .bytes = task->count,
+                                  .sent_offset = layout->sent,
+                                  .taken_offset = layout->taken,
+                                  .counters = collective->own + layout->counters,
+                                  .stage_offset = layout->message_stage,
+                                  .share = layout->message_share,
+                                  .peer = task->root,
+                                  .tag = task->tag,
+                                  .is_send = is_send };
+    launch launch = { .kernel = TU_CUDA_MESSAGE, .blocks = blocks, .threads = TU_CUDA_THREADS, .args = &args };
+    return launch_in_order(collective, task, &launch);
+}
+
+/* ---- the executor ---- */
+
+static tutti_status add_block(void *opaque, const tu_device_place *place) {
+    tu_cuda_collective *collective = opaque;
+    uint64_t code;
+    pthread_mutex_lock(&collective->lock);
+    tutti_status status = tu_cuda_enter(collective->cuda, collective->device);
+    if (status == TUTTI_OK) {
+        status = code_of(collective, place, NULL, &code);
+        tu_cuda_leave(collective->cuda);
+    }
+    pthread_mutex_unlock(&collective->lock);
+    return status;
+}
+
+static tutti_status run_shape(tu_cuda_collective *collective, tu_device_task *task) {
+    switch (task->shape) {
+    case TU_DEVICE_BARRIER:
+        return run_barrier(collective, task);
+    case TU_DEVICE_REDUCE:
+    case TU_DEVICE_REDUCE_SCATTER:
+        return run_reduce(collective, task);
+    case TU_DEVICE_MOVE:
+        return run_move(collective, task);
+    case TU_DEVICE_VDEV:
+        return run_vdev(collective, task);
+    case TU_DEVICE_SEND:
+    case TU_DEVICE_RECEIVE:
+        return run_message(collective, task);
+    }
+    return collective->cuda->host->error(TUTTI_ERROR_UNSUPPORTED, "%s does not run on a GPU", task->name);
+}
+
+static tutti_status run(void *opaque, tu_device_task *task) {
+    tu_cuda_collective *collective = opaque;
+    tutti_status status = tu_cuda_group_check(collective->on);
+    if (status != TUTTI_OK)
+        return status;
+    pthread_mutex_lock(&collective->lock);
+    status = tu_cuda_enter(collective->cuda, collective->device);
+    if (status == TUTTI_OK) {
+        status = run_shape(collective, task);
+        tu_cuda_leave(collective->cuda);
+    }
+    pthread_mutex_unlock(&collective->lock);
+    if (status == TUTTI_OK)
+        tu_cuda_watch(collective->cuda);
+    return status;
+}
+
+static bool serves(void *state, const tutti_group *group, const tu_device_task *task) {
+    (void)state;
+    (void)group;
+    (void)task;
+    return true; /* messages too */
+}
+
+static tutti_status check(void *opaque) {
+    tu_cuda_collective *collective = opaque;
+    return tu_cuda_group_check(collective->on);
+}
+
+const tu_device_executor tu_cuda_executor = {
+    .size = sizeof(tu_device_executor),
+    .version = TU_BACKEND_VERSION,
+    .prepare = tu_cuda_collective_make,
+    .end = tu_cuda_collective_end,
+    .run = run,
+    .know = add_block,
+    .serves = serves,
+    .check = check,
+};

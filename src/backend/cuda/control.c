@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Making the control block of a group on a device: who shares what, how many thread blocks a launch may have, and where
+ * everything lies.
+ *
+ * HOW MANY THREAD BLOCKS. Kernels that wait for each other must all be resident at once, also when several ranks share
+ * a GPU: each rank gets its share of what the GPU can hold. The least share of all members counts, since block b of a
+ * rank meets block b of every other.
+ */
+#include "control.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MESSAGE_STAGE ((uint64_t)4 << 20)
+
+typedef struct introduction {
+    CUuuid uuid;
+    int32_t pid, blocks;
+    uint64_t step; /* address of this rank's lockstep, for ranks of the same process */
+} introduction;
+
+/* How many thread blocks of the hungriest kernel the device holds at once. */
+static CUresult resident_blocks(tu_cuda *cuda, tu_cuda_device *device, int *blocks) {
+    *blocks = 1 << 20;
+    for (int i = 0; i < TU_CUDA_KERNEL_COUNT; i++) {
+        int per_processor;
+        CUresult result = cuda->driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, device->kernels[i],
+                                                                                   TU_CUDA_THREADS, 0);
+        if (result != CUDA_SUCCESS)
+            return result;
+        if (per_processor * device->processors < *blocks)
+            *blocks = per_processor * device->processors;
+    }
+    return CUDA_SUCCESS;
+}
+
+/* Tells the members about this rank's device and hears about theirs: how many blocks, and who shares this process. */
+static tutti_status introduce(tu_cuda_collective *collective, int64_t deadline) {
+    tu_cuda *cuda = collective->cuda;
+    introduction mine = { .uuid = collective->device->uuid, .pid = (int32_t)getpid() }, *all = NULL;
+    tu_cuda_lockstep *own = calloc(1, sizeof *own);
+    tutti_status status = tu_cuda_enter(cuda, collective->device);
+    if (status == TUTTI_OK) {
+        int blocks;
+        CUresult result = resident_blocks(cuda, collective->device, &blocks);
+        mine.blocks = blocks;
+        tu_cuda_leave(cuda);
+        if (result != CUDA_SUCCESS)
+            status = tu_cuda_error(cuda, result, "asking for occupancy");
+    }
+    if (status == TUTTI_OK && (own == NULL || (all = calloc((size_t)collective->size, sizeof *all)) == NULL))
+        status = cuda->host->error(TUTTI_ERROR_MEMORY, "out of memory for a group on GPU %d", collective->device_index);
+    if (status != TUTTI_OK)
+        goto free_own;
+    mine.step = (uint64_t)(uintptr_t)own;
+    status = cuda->host->exchange(collective->group, "device", &mine, sizeof mine, -1, deadline, all, NULL);
+    if (status != TUTTI_OK)
+        goto free_own;
+    collective->blocks = TU_CUDA_BLOCKS;
+    int first_here = -1, here = 0;
+    for (int i = 0; i < collective->size; i++) {
+        int sharing = 1; /* itself, and the others on its device */
+        for (int j = 0; j < collective->size; j++)
+            sharing += j != i && memcmp(&all[i].uuid, &all[j].uuid, sizeof all[i].uuid) == 0;
+        if (all[i].blocks / sharing < collective->blocks)
+            collective->blocks = all[i].blocks / sharing;
+        if (all[i].pid == mine.pid) {
+            if (first_here < 0)
+                first_here = i;
+            here++;
+        }
+    }
+    if (collective->blocks < 1) {
+        status = cuda->host->error(TUTTI_ERROR_UNSUPPORTED,
+                                   "too many ranks share a GPU: their kernels cannot all be resident");
+        goto free_own;
+    }
+    if (here > 1) {
+        atomic_store_explicit(&cuda->shared_process, true, memory_order_relaxed);
+        collective->step = (tu_cuda_lockstep *)(uintptr_t)all[first_here].step;
+        if (first_here == collective->rank) {
+            collective->step->count = (uint32_t)here;
+            atomic_store_explicit(&collective->step->references, (uint32_t)here, memory_order_release);
+            own = NULL;
+        }
+    }
+free_own:
+    free(all);
+    free(own);
+    return status;
+}
+
+/* ---- the control block ---- */
+
+static uint64_t place(uint64_t *end, uint64_t bytes) {
+    uint64_t begin = (*end + 127) & ~UINT64_C(127);
+    *end = begin + bytes;
+    return begin;
+}
+
+static tu_cuda_layout lay_out(int size) {
+    uint64_t members = (uint64_t)size, end = 0;
+    tu_cuda_layout layout = { 0 };
+    layout.message_share = MESSAGE_STAGE / members / 4096 * 4096;
+    if (layout.message_share < 16384)
+        layout.message_share = 16384;
+    layout.inbox = place(&end, TU_CUDA_BLOCKS * members * sizeof(tu_cuda_inbox));
+    layout.sent = place(&end, TU_CUDA_MESSAGE_BLOCKS * members * sizeof(tu_cuda_message));
+    layout.taken = place(&end, TU_CUDA_MESSAGE_BLOCKS * members * sizeof(tu_cuda_message));
+    layout.slots = place(&end, TU_CUDA_SLOTS * 2 * sizeof(int64_t));
+    layout.stage = place(&end, TU_CUDA_STAGE);
+    layout.scratch = place(&end, TU_CUDA_STAGE / members / 16 * 16 + 4096);
+    layout.message_stage = place(&end, members * layout.message_share);
+    layout.table = place(&end, TU_CUDA_TABLE * sizeof(tu_cuda_mapping));
+    layout.epochs = place(&end, TU_CUDA_BLOCKS * sizeof(uint32_t));
+    layout.counters = place(&end, 2 * TU_CUDA_MESSAGE_BLOCKS * members * sizeof(uint32_t));
+    layout.vdev = place(&end, TU_CUDA_SLOTS * 2 * sizeof(int64_t));
+    layout.lists = place(&end, TU_CUDA_RANKS * sizeof(tu_cuda_move_part));
+    layout.bytes = end;
+    return layout;
+}
+
+/* Tells the others about this rank's control block and maps theirs. */
+static tutti_status share_control(tu_cuda_collective *collective, int64_t deadline) {
+    tu_cuda *cuda = collective->cuda;
+    size_t count = (size_t)collective->size;
+    tu_backend_ticket ticket = { .fd = -1 }, *tickets = calloc(count, sizeof *tickets);
+    unsigned char *payloads = malloc(count * sizeof ticket.bytes);
+    int *fds = malloc(count * sizeof *fds);
+    tutti_status status = TUTTI_OK;
+    if (tickets == NULL || payloads == NULL || fds == NULL)
+        status = cuda->host->error(TUTTI_ERROR_MEMORY, "out of memory for a group on GPU %d", collective->device_index);
+    if (status == TUTTI_OK)
+        status = tu_cuda_export(cuda, &collective->control, &ticket);
+    if (status != TUTTI_OK)
+        goto free_lists;
+    status = cuda->host->exchange(collective->group, "device control", ticket.bytes, sizeof ticket.bytes, ticket.fd,
+                                  deadline, payloads, fds);
+    if (status == TUTTI_OK) {
+        for (size_t i = 0; i < count; i++) {
+            memcpy(tickets[i].bytes, payloads + i * sizeof ticket.bytes, sizeof ticket.bytes);
+            tickets[i].fd = fds[i];
+        }
+        status = tu_cuda_import(cuda, collective->group, &collective->control, collective->rank, collective->size,
+                                tickets, &collective->map);
+    }
+    tu_cuda_unexport(cuda, &collective->control, &ticket);
+free_lists:
+    free(fds);
+    free(payloads);
+    free(tickets);
+    return status;
+}
+
+/* The first entry of the table is the control block itself. */
+static tutti_status begin_table(tu_cuda_collective *collective) {
+    tu_cuda *cuda = collective->cuda;
+    tu_cuda_mapping control = { collective->base, collective->stride };
+    tutti_status status = tu_cuda_enter(cuda, collective->device);
+    if (status != TUTTI_OK)
+        return status;
+    CUresult result = cuda->driver.cuMemcpyHtoDAsync(collective->own + collective->layout.table, &control,
+                                                     sizeof control, collective->device->stream);
+    if (result == CUDA_SUCCESS)
+        result = cuda->driver.cuStreamSynchronize(collective->device->stream);
+    tu_cuda_leave(cuda);
+    return result == CUDA_SUCCESS ? TUTTI_OK : tu_cuda_error(cuda, result, "making a group's tables");
+}
+
+static tutti_status make_control(tu_cuda_collective *collective, int64_t deadline) {
+    tu_cuda *cuda = collective->cuda;
+    collective->layout = lay_out(collective->size);
+    tu_backend_request request = { .bytes = collective->layout.bytes,
+                                   .alignment = 128,
+                                   .device_index = collective->device_index,
+                                   .what = "a group's control block" };
+    tutti_status status = tu_cuda_allocate(cuda, &request, &collective->control);
+    if (status != TUTTI_OK)
+        return status;
+    status = share_control(collective, deadline);
+    if (status != TUTTI_OK) {
+        tu_cuda_free(cuda, &collective->control);
+        return status;
+    }
+    tu_cuda_map_plan(&collective->map, &collective->base, &collective->stride);
+    collective->own = collective->base + (uint64_t)collective->rank * collective->stride;
+    return TUTTI_OK;
+}
+
+/* ---- life ---- */
+
+static void drop_step(tu_cuda_collective *collective) {
+    tu_cuda_lockstep *step = collective->step;
+    if (step != NULL && atomic_fetch_sub_explicit(&step->references, 1, memory_order_acq_rel) == 1)
+        free(step);
+}
+
+void tu_cuda_collective_end(void *opaque) {
+    tu_cuda_collective *collective = opaque;
+    drop_step(collective);
+    tu_cuda_unmap(collective->cuda, &collective->map);
+    tu_cuda_free(collective->cuda, &collective->control);
+    pthread_mutex_destroy(&collective->lock);
+    free(collective->uploaded);
+    free(collective);
+}
+
+static tutti_status check_size(const tu_cuda_collective *collective) {
+    if (collective->size <= TU_CUDA_RANKS)
+        return TUTTI_OK;
+    return collective->cuda->host->error(TUTTI_ERROR_LIMIT, "group %s has %d ranks; on GPUs a group has at most %d",
+                                         collective->cuda->host->group_name(collective->group), collective->size,
+                                         TU_CUDA_RANKS);
+}
+
+/* Nobody launches before all are done with allocating, which may wait for the device. */
+static tutti_status await_all(tu_cuda_collective *collective, int64_t deadline) {
+    unsigned char mine = 1, all[TU_CUDA_RANKS];
+    return collective->cuda->host->exchange(collective->group, "device ready", &mine, 1, -1, deadline, all, NULL);
+}
+
+static tutti_status build(tu_cuda_collective *collective, int64_t deadline) {
+    tu_cuda *cuda = collective->cuda;
+    tutti_status status = check_size(collective);
+    if (status == TUTTI_OK)
+        status = tu_cuda_device_open(cuda, collective->device_index, &collective->device, &collective->device_index);
+    if (status == TUTTI_OK)
+        status = tu_cuda_group_get(cuda, collective->group, collective->device_index, &collective->on);
+    if (status == TUTTI_OK)
+        status = introduce(collective, deadline);
+    if (status != TUTTI_OK)
+        return status;
+    status = make_control(collective, deadline);
+    if (status != TUTTI_OK)
+        goto drop_step;
+    status = begin_table(collective);
+    if (status == TUTTI_OK)
+        status = await_all(collective, deadline);
+    if (status == TUTTI_OK)
+        return TUTTI_OK;
+    tu_cuda_unmap(cuda, &collective->map);
+    tu_cuda_free(cuda, &collective->control);
+drop_step:
+    drop_step(collective);
+    return status;
+}
+
+tutti_status tu_cuda_collective_make(void *state, tutti_group *group, int *device_index, int64_t deadline,
+                                     void **made) {
+    tu_cuda *cuda = state;
+    tu_cuda_collective *collective = calloc(1, sizeof *collective);
+    uint64_t *uploaded = calloc(TU_CUDA_TABLE, sizeof *uploaded);
+    tutti_status status = TUTTI_OK;
+    if (collective == NULL || uploaded == NULL) {
+        status = cuda->host->error(TUTTI_ERROR_MEMORY, "out of memory for a group on a GPU");
+    } else {
+        *collective = (tu_cuda_collective){ .cuda = cuda,
+                                            .group = group,
+                                            .rank = cuda->host->group_rank(group),
+                                            .size = cuda->host->group_size(group),
+                                            .device_index = *device_index,
+                                            .uploaded = uploaded };
+        status = build(collective, deadline);
+    }
+    if (status != TUTTI_OK) {
+        free(uploaded);
+        free(collective);
+        return status;
+    }
+    pthread_mutex_init(&collective->lock, NULL);
+    *device_index = collective->device_index;
+    *made = collective;
+    return TUTTI_OK;
+}

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Bytes and words on streams.
+ *
+ * Between device memories a put is a kernel where several ranks share the process: copies of all streams of a context
+ * go through a few queues of the copy engines, and one rank's put would stand behind another rank's copy that waits, on
+ * its stream, for the signal after that very put.
+ */
+#include "cuda.h"
+
+#define COPY_BLOCKS 32
+#define COPY_THREADS 512
+
+static tutti_status on_device(void *state, int index, CUresult (*act)(tu_cuda *, void *), void *argument,
+                              const char *what) {
+    tu_cuda *cuda = state;
+    tu_cuda_device *device;
+    int chosen;
+    tutti_status status = tu_cuda_device_open(cuda, index, &device, &chosen);
+    if (status == TUTTI_OK)
+        status = tu_cuda_enter(cuda, device);
+    if (status != TUTTI_OK)
+        return status;
+    CUresult result = act(cuda, argument);
+    tu_cuda_leave(cuda);
+    return result == CUDA_SUCCESS ? TUTTI_OK : tu_cuda_error(cuda, result, what);
+}
+
+struct copy {
+    void *to;
+    const void *from;
+    size_t bytes;
+    CUstream stream;
+};
+static CUresult act_copy(tu_cuda *cuda, void *argument) {
+    const struct copy *copy = argument;
+    return cuda->driver.cuMemcpyAsync((CUdeviceptr)(uintptr_t)copy->to, (CUdeviceptr)(uintptr_t)copy->from, copy->bytes,
+                                      copy->stream);
+}
+
+tutti_status tu_cuda_copy(void *state, int device, void *to, const void *from, size_t bytes,
+                          const tu_backend_call *call) {
+    struct copy copy = { to, from, bytes, call->stream };
+    return bytes == 0 ? TUTTI_OK : on_device(state, device, act_copy, &copy, "cuMemcpyAsync");
+}
+
+struct words {
+    uint32_t *at;
+    uint32_t value;
+    size_t count;
+    CUstream stream;
+};
+static CUresult act_set(tu_cuda *cuda, void *argument) {
+    const struct words *words = argument;
+    return cuda->driver.cuMemsetD32Async((CUdeviceptr)(uintptr_t)words->at, words->value, words->count, words->stream);
+}
+static CUresult act_write(tu_cuda *cuda, void *argument) {
+    const struct words *words = argument;
+    /* A captured graph cannot hold the stream operation; a memset of one word is ordered there as well. */
+    if (tu_cuda_capture(cuda, words->stream) != 0)
+        return act_set(cuda, argument);
+    return cuda->driver.cuStreamWriteValue32(words->stream, (CUdeviceptr)(uintptr_t)words->at, words->value, 0);
+}
+
+tutti_status tu_cuda_set32(void *state, int device, uint32_t *words, uint32_t value, size_t count,
+                           const tu_backend_call *call) {
+    struct words set = { words, value, count, call->stream };
+    return count == 0 ? TUTTI_OK : on_device(state, device, act_set, &set, "cuMemsetD32Async");
+}
+
+tutti_status tu_cuda_write32(void *state, int device, uint32_t *word, uint32_t value, const tu_backend_call *call) {
+    struct words write = { word, value, 1, call->stream };
+    return on_device(state, device, act_write, &write, "cuStreamWriteValue32");
+}
+
+/* ---- peers' memory ---- */
+
+static bool is_device_memory(const tu_cuda *cuda, const void *pointer) {
+    int index;
+    return tu_cuda_streams.recognise((void *)cuda, pointer, &index);
+}
+
+static tutti_status copy_by_kernel(tu_cuda *cuda, int index, void *to, const void *from, size_t bytes,
+                                   CUstream stream) {
+    tu_cuda_device *device = &cuda->devices[index];
+    tu_cuda_copy_args args = { (uint64_t)(uintptr_t)to, (uint64_t)(uintptr_t)from, bytes };
+    size_t blocks = (bytes + COPY_THREADS * 64 - 1) / (COPY_THREADS * 64);
+    tutti_status status = tu_cuda_enter(cuda, device);
+    if (status != TUTTI_OK)
+        return status;
+    status = tu_cuda_launch(cuda, device, TU_CUDA_COPY, blocks < COPY_BLOCKS ? (unsigned)blocks : COPY_BLOCKS,
+                            COPY_THREADS, &args, stream);
+    if (status == TUTTI_OK && tu_cuda_capture(cuda, stream) == 0)
+        tu_cuda_note_use(cuda, device, stream);
+    tu_cuda_leave(cuda);
+    return status;
+}
+
+static tutti_status transfer(const tu_backend_peers *peers, void *to, const void *from, const void *mine, size_t bytes,
+                             const tu_backend_call *call) {
+    tu_cuda *cuda = peers->state;
+    if (bytes > 0 && atomic_load_explicit(&cuda->shared_process, memory_order_relaxed) && is_device_memory(cuda, mine))
+        return copy_by_kernel(cuda, peers->device_index, to, from, bytes, call->stream);
+    return tu_cuda_copy(cuda, peers->device_index, to, from, bytes, call);
+}
+
+tutti_status tu_cuda_put(const tu_backend_peers *peers, int to, size_t offset, const void *from, size_t bytes,
+                         const tu_backend_call *call) {
+    return transfer(peers, (char *)peers->blocks->addresses[to] + offset, from, from, bytes, call);
+}
+
+tutti_status tu_cuda_get(const tu_backend_peers *peers, int from, size_t offset, void *to, size_t bytes,
+                         const tu_backend_call *call) {
+    return transfer(peers, to, (const char *)peers->blocks->addresses[from] + offset, to, bytes, call);
+}
