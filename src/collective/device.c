@@ -331,10 +331,11 @@ static tutti_status check_message(const tu_task *task, const device_executor *ex
                         "of the CPU",
                         task->row->name);
     if (atomic_load_explicit(&executor->team, memory_order_acquire) == NULL)
-        return tu_error(TUTTI_ERROR_STATE,
-                        "%s: group %s has not been used on this device: all its ranks must call tutti_group_prepare, or "
-                        "any collective there, before the first message",
-                        task->row->name, task->group->name);
+        return tu_error(
+            TUTTI_ERROR_STATE,
+            "%s: group %s has not been used on this device: all its ranks must call tutti_group_prepare, or "
+            "any collective there, before the first message",
+            task->row->name, task->group->name);
     return TUTTI_OK;
 }
 
@@ -395,10 +396,9 @@ static void note(tu_task *task, tutti_algorithm algorithm) {
 
 /* What arrives is what was asked for, or the group ends. */
 static void note_received(const tu_task *task) {
-    tutti_received full = { .size = task->received->size,
-                            .source = task->info.root,
-                            .tag = task->info.tag,
-                            .count = task->info.count };
+    tutti_received full = {
+        .size = task->received->size, .source = task->info.root, .tag = task->info.tag, .count = task->info.count
+    };
     memcpy(task->received, &full, full.size < sizeof full ? full.size : sizeof full);
 }
 
