@@ -51,10 +51,12 @@ TUTTI_API const char *tt_module_name(const tt_module *module); /* of its type */
 TUTTI_API bool tt_module_set_parameter(tt_module *module, const char *name, tt_tensor *parameter);
 /* NULL, and no error, for an empty slot; a name that was never set is an error. */
 TUTTI_API tt_tensor *tt_module_parameter(const tt_module *module, const char *name);
-/* The parent takes the caller's reference over, also on failure. */
+/* The parent takes the caller's reference over, also on failure. A name that a child or a parameter has already is an
+ * error. A parameter without a name of its own is called by its path, "blocks.0.weight", in messages. */
 TUTTI_API bool tt_module_add_child(tt_module *module, const char *name, tt_module *child);
 TUTTI_API tt_module *tt_module_child(const tt_module *module, const char *name); /* lent */
-/* All parameters, its own first, then its children's in order of adding; names are joined by dots. */
+/* All parameters, its own first, then its children's in order of adding; names are joined by dots. One that several
+ * modules share is listed once, by its first name. */
 TUTTI_API tt_named_list tt_module_parameters(const tt_module *module);
 /* Removes the gradients of all of them. */
 TUTTI_API void tt_module_zero_grad(tt_module *module);

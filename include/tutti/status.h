@@ -61,7 +61,12 @@ typedef enum tutti_status {
     TUTTI_ERROR_EMPTY = 21,       /* a queue is empty */
     TUTTI_ERROR_FORKED = 22,      /* called in a forked child of the process that opened the world */
     TUTTI_ERROR_BACKEND = 23,     /* a plug-in, driver or device reported an error */
-    TUTTI_ERROR_FAULT = 24        /* injected on purpose, see tutti/fault.h */
+    TUTTI_ERROR_FAULT = 24,       /* injected on purpose, see tutti/fault.h */
+    TUTTI_ERROR_HANDLE = 25,      /* a tensor is dead: its scope was closed, or it was released once too often */
+    TUTTI_ERROR_SCOPE = 26,       /* no scope is open in this thread to own a result */
+    TUTTI_ERROR_VERSION = 27,     /* a tensor saved for a gradient was changed in place since */
+    TUTTI_ERROR_FREED = 28,       /* the storage of a tensor is freed, or too small for it */
+    TUTTI_ERROR_GRAPH = 29        /* an earlier backward freed what this one needs */
 } tutti_status;
 
 /* The name of a status, "TUTTI_ERROR_TIMEOUT" for instance. Never NULL; an unknown value gives "TUTTI_ERROR_?". */

@@ -463,12 +463,11 @@ static tutti_status run_post_hooks(task *t, tt_tensor **results) {
 
 /* Says in which node an error happened; those that name it already are left. */
 static tutti_status blame(const tu_node *node, tutti_status status) {
-    char where[96];
-    snprintf(where, sizeof where, "(node %llu)", (unsigned long long)node->sequence);
+    tu_node_label label = tu_node_label_of(node);
     if (tt_error_show() == TUTTI_OK)
         return tu_pending_take(status);
-    if (strstr(tutti_error_message(), where) == NULL) {
-        tu_error_append(", in the backward of %s %s", node->name, where);
+    if (strstr(tutti_error_message(), label.text) == NULL) {
+        tu_error_append(", in the backward of %s", label.text);
         tt_error_clear();
         tu_pending_take(status);
     }
@@ -480,14 +479,8 @@ static tutti_status compute(backward *b, task *t, tt_tensor **results) {
     bool any = false;
     for (int i = 0; i < t->slots; i++)
         any = any || t->grads[i] != NULL;
-    if (node->released) {
-        tu_fail(TUTTI_ERROR_STATE,
-                "Trying to backward through the graph a second time: what %s (node %llu) saved has already been freed. "
-                "Ask the first "
-                "backward to retain_graph",
-                node->name, (unsigned long long)node->sequence);
-        return tu_self()->pending;
-    }
+    if (node->released)
+        return tu_pending_take(tu_node_freed_error(node));
     if (any || node->sees_nothing)
         node->run(node, t->grads, results);
     tutti_status status = tu_self()->pending;

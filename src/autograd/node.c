@@ -9,6 +9,23 @@
 
 #include <tutti/group.h>
 
+tu_place *tu_place_new(const char *text) {
+    size_t bytes = strlen(text) + 1;
+    tu_place *place = malloc(sizeof *place + bytes);
+    if (place == NULL) {
+        tu_error_memory("the name of a module", bytes);
+        return NULL;
+    }
+    atomic_init(&place->references, 1);
+    memcpy(place->text, text, bytes);
+    return place;
+}
+
+void tu_place_drop(tu_place *place) {
+    if (place != NULL && atomic_fetch_sub_explicit(&place->references, 1, memory_order_acq_rel) == 1)
+        free(place);
+}
+
 /* One block: the node, then its arrays, those of pointers first. */
 tu_node *tu_node_new_with(const char *name, int inputs, int outputs, int saved, size_t attribute_bytes) {
     size_t edges = (size_t)inputs * sizeof(tu_edge), shapes = (size_t)(inputs + outputs) * sizeof(tu_shape);
@@ -24,7 +41,8 @@ tu_node *tu_node_new_with(const char *name, int inputs, int outputs, int saved, 
                        .sequence = self->node_sequence++,
                        .input_count = inputs,
                        .output_count = outputs,
-                       .saved_count = saved };
+                       .saved_count = saved,
+                       .place = tu_place_hold(self->place) };
     atomic_init(&node->references, 1);
     char *at = (char *)(node + 1);
     node->next = (tu_edge *)at;
@@ -67,6 +85,7 @@ static void destroy(tu_node *node) {
     tu_node_drop(node->inner);
     if (node->entry != NULL)
         tu_attributes_end(node->entry, node->attributes);
+    tu_place_drop(node->place);
     for (int i = 0; i < node->input_count; i++)
         tu_edge_drop(&node->next[i]);
     free(node);
@@ -205,22 +224,33 @@ void tu_node_release_saved(tu_node *node) {
     }
 }
 
+tu_node_label tu_node_label_of(const tu_node *node) {
+    tu_node_label label;
+    snprintf(label.text, sizeof label.text, "%s (node %llu)%s%s", node->name, (unsigned long long)node->sequence,
+             node->place != NULL ? " of " : "", node->place != NULL ? node->place->text : "");
+    return label;
+}
+
+tutti_status tu_node_freed_error(const tu_node *node) {
+    return tu_error(TUTTI_ERROR_GRAPH,
+                    "Trying to backward through the graph a second time: what %s saved has already been freed. Ask the "
+                    "first backward to retain_graph",
+                    tu_node_label_of(node).text);
+}
+
 static tutti_status version_error(const tu_node *node, const tu_saved_tensor *saved) {
     const tt_tensor *x = saved->tensor;
     const tu_node *producer = x->history != NULL ? x->history->node : saved->output != TU_NO_OUTPUT ? node : NULL;
-    char from[128] = "a leaf";
+    char from[400] = "a leaf";
     if (producer != NULL)
-        snprintf(from, sizeof from, "output %d of %s (node %llu)",
-                 x->history != NULL ? x->history->output : saved->output, producer->name,
-                 (unsigned long long)producer->sequence);
+        snprintf(from, sizeof from, "output %d of %s", x->history != NULL ? x->history->output : saved->output,
+                 tu_node_label_of(producer).text);
     return tu_error(
-        TUTTI_ERROR_STATE,
+        TUTTI_ERROR_VERSION,
         "one of the variables needed for gradient computation has been modified by an inplace operation: %s, which is "
-        "%s and was saved "
-        "by %s (node %llu), is at version %u; expected version %u instead. Look for in-place operations on it or on "
-        "its "
-        "views after the forward, clone it before, or refill it between tt_preserve_begin and tt_preserve_end",
-        tu_describe(x), from, node->name, (unsigned long long)node->sequence, tu_version(x), saved->version);
+        "%s and was saved by %s, is at version %u; expected version %u instead. Look for in-place operations on it or "
+        "on its views after the forward, clone it before, or refill it between tt_preserve_begin and tt_preserve_end",
+        tu_describe(x), from, tu_node_label_of(node).text, tu_version(x), saved->version);
 }
 
 /* In a differentiable backward a saved output has its history again. */
@@ -239,11 +269,7 @@ tt_tensor *tu_saved_get(tu_node *node, tu_saved_tensor *saved) {
     if (tu_self()->pending != TUTTI_OK)
         return NULL;
     if (node->released || saved->released) {
-        tu_fail(TUTTI_ERROR_STATE,
-                "Trying to backward through the graph a second time: what %s (node %llu) saved has already been freed. "
-                "Ask the first "
-                "backward to retain_graph",
-                node->name, (unsigned long long)node->sequence);
+        tu_pending_take(tu_node_freed_error(node));
         return NULL;
     }
     tt_tensor *tensor = saved->tensor;

@@ -15,6 +15,19 @@
 
 typedef struct tu_node tu_node;
 
+/* A part of the program that messages name: the path of a module. Counted, since nodes outlive the call. */
+typedef struct tu_place {
+    atomic_int references;
+    char text[];
+} tu_place;
+tu_place *tu_place_new(const char *text); /* NULL with the thread's error written */
+void tu_place_drop(tu_place *place);
+static inline tu_place *tu_place_hold(tu_place *place) {
+    if (place != NULL)
+        atomic_fetch_add_explicit(&place->references, 1, memory_order_relaxed);
+    return place;
+}
+
 /* Where a gradient goes: slot `slot` of a node, or a leaf. Both NULL: nowhere. Holds a reference. */
 typedef struct tu_edge {
     tu_node *node;
@@ -87,6 +100,7 @@ struct tu_node {
     bool released;     /* what it saved is gone */
     bool sees_nothing; /* runs also when no gradient arrived */
     tu_node_hooks *hooks;
+    tu_place *place; /* where it was made, or NULL; held */
     tu_node *dead_next;
 };
 
@@ -123,6 +137,13 @@ static inline tu_node *tu_node_hold(tu_node *node) {
         atomic_fetch_add_explicit(&node->references, 1, memory_order_relaxed);
     return node;
 }
+/* "linear (node 12) of module "blocks.0" (Linear)": how messages call a node. */
+typedef struct tu_node_label {
+    char text[320];
+} tu_node_label;
+tu_node_label tu_node_label_of(const tu_node *node);
+/* Says that what the node saved is gone. */
+tutti_status tu_node_freed_error(const tu_node *node);
 void tu_edge_drop(tu_edge *edge);
 /* Frees what the node saved. */
 void tu_node_release_saved(tu_node *node);

@@ -42,6 +42,11 @@ static const struct {
     [TUTTI_ERROR_FORKED] = { "TUTTI_ERROR_FORKED", "called in a forked child" },
     [TUTTI_ERROR_BACKEND] = { "TUTTI_ERROR_BACKEND", "a plug-in, driver or device failed" },
     [TUTTI_ERROR_FAULT] = { "TUTTI_ERROR_FAULT", "a fault was injected on purpose" },
+    [TUTTI_ERROR_HANDLE] = { "TUTTI_ERROR_HANDLE", "a tensor is dead" },
+    [TUTTI_ERROR_SCOPE] = { "TUTTI_ERROR_SCOPE", "no scope is open" },
+    [TUTTI_ERROR_VERSION] = { "TUTTI_ERROR_VERSION", "a saved tensor was changed in place" },
+    [TUTTI_ERROR_FREED] = { "TUTTI_ERROR_FREED", "the storage of a tensor is freed" },
+    [TUTTI_ERROR_GRAPH] = { "TUTTI_ERROR_GRAPH", "an earlier backward freed the graph" },
 };
 #define STATUS_COUNT (sizeof statuses / sizeof statuses[0])
 

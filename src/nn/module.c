@@ -34,6 +34,10 @@ tt_module *tt_module_new(const tt_module_type *type, void *user) {
     atomic_init(&module->references, 1);
     module->type = full;
     module->user = user;
+    if (tu_pending_take(tu_module_renew_paths(module)) != TUTTI_OK) {
+        free(module);
+        return NULL;
+    }
     return module;
 }
 
@@ -51,6 +55,8 @@ void tt_module_release(tt_module *module) {
         free(module->slots[i].name);
     }
     for (int i = 0; i < module->child_count; i++) {
+        if (module->children[i].module->parent == module)
+            module->children[i].module->parent = NULL;
         tt_module_release(module->children[i].module);
         free(module->children[i].name);
     }
@@ -63,6 +69,7 @@ void tt_module_release(tt_module *module) {
     free(module->children);
     if (module->type.release != NULL)
         module->type.release(module->user);
+    tu_place_drop(module->place);
     free(module);
 }
 
@@ -114,7 +121,7 @@ bool tt_module_set_parameter(tt_module *module, const char *name, tt_tensor *par
     tu_tensor_hold(parameter);
     tu_tensor_drop(slot->parameter);
     slot->parameter = parameter;
-    return true;
+    return tu_pending_take(tu_module_name_parameter(module, slot)) == TUTTI_OK;
 }
 
 tt_tensor *tt_module_parameter(const tt_module *module, const char *name) {
@@ -122,42 +129,66 @@ tt_tensor *tt_module_parameter(const tt_module *module, const char *name) {
         return NULL;
     tu_slot *slot = name != NULL ? find_slot(module, name) : NULL;
     if (slot == NULL) {
-        tu_fail(TUTTI_ERROR_NOT_FOUND, "module_parameter: module %s has no parameter \"%s\"", module->type.name,
+        tu_fail(TUTTI_ERROR_NOT_FOUND, "module_parameter: %s has no parameter \"%s\"", module->place->text,
                 name != NULL ? name : "(NULL)");
         return NULL;
     }
     return slot->parameter == NULL ? NULL : tu_scope_own(tu_tensor_hold(slot->parameter));
 }
 
-bool tt_module_add_child(tt_module *module, const char *name, tt_module *child) {
-    if (!usable("module_add_child", module) || !usable("module_add_child", child)) {
-        tt_module_release(child);
-        return false;
-    }
+static tt_module *find_child(const tt_module *module, const char *name) {
+    for (int i = 0; i < module->child_count; i++)
+        if (strcmp(module->children[i].name, name) == 0)
+            return module->children[i].module;
+    return NULL;
+}
+
+static bool is_below(const tt_module *module, const tt_module *sought) {
+    if (module == sought)
+        return true;
+    for (int i = 0; i < module->child_count; i++)
+        if (is_below(module->children[i].module, sought))
+            return true;
+    return false;
+}
+
+static tutti_status add_child(tt_module *module, const char *name, tt_module *child) {
+    if (name == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "module_add_child: name is NULL");
+    if (find_child(module, name) != NULL || find_slot(module, name) != NULL)
+        return tu_error(TUTTI_ERROR_EXISTS, "module_add_child: %s has a %s \"%s\" already", module->place->text,
+                        find_child(module, name) != NULL ? "child" : "parameter", name);
+    if (is_below(child, module))
+        return tu_error(TUTTI_ERROR_ARGUMENT, "module_add_child: %s is, or holds, the module that \"%s\" would be in",
+                        child->place->text, name);
     tu_child *children = realloc(module->children, ((size_t)module->child_count + 1) * sizeof *children);
-    char *copy = name != NULL ? strdup(name) : NULL;
-    if (children != NULL)
-        module->children = children;
-    if (children == NULL || copy == NULL) {
-        free(copy);
-        tt_module_release(child);
-        tu_pending_take(name == NULL ? tu_error(TUTTI_ERROR_ARGUMENT, "module_add_child: name is NULL")
-                                     : tu_error_memory("a child", sizeof *children));
-        return false;
-    }
-    children[module->child_count++] = (tu_child){ copy, child };
-    return true;
+    if (children == NULL)
+        return tu_error_memory("a child", sizeof *children);
+    module->children = children;
+    char *copy = strdup(name);
+    if (copy == NULL)
+        return tu_error_memory("a child", strlen(name) + 1);
+    children[module->child_count++] = (tu_child){ copy, tt_module_keep(child) };
+    child->parent = module;
+    // cppcheck-suppress memleak // the child's entry owns the copy
+    return tu_module_renew_paths(child);
+}
+
+bool tt_module_add_child(tt_module *module, const char *name, tt_module *child) {
+    bool added = usable("module_add_child", module) && usable("module_add_child", child) &&
+                 tu_pending_take(add_child(module, name, child)) == TUTTI_OK;
+    tt_module_release(child);
+    return added;
 }
 
 tt_module *tt_module_child(const tt_module *module, const char *name) {
     if (!usable("module_child", module))
         return NULL;
-    for (int i = 0; name != NULL && i < module->child_count; i++)
-        if (strcmp(module->children[i].name, name) == 0)
-            return module->children[i].module;
-    tu_fail(TUTTI_ERROR_NOT_FOUND, "module_child: module %s has no child \"%s\"", module->type.name,
-            name != NULL ? name : "(NULL)");
-    return NULL;
+    tt_module *child = name != NULL ? find_child(module, name) : NULL;
+    if (child == NULL)
+        tu_fail(TUTTI_ERROR_NOT_FOUND, "module_child: %s has no child \"%s\"", module->place->text,
+                name != NULL ? name : "(NULL)");
+    return child;
 }
 
 static size_t count_parameters(const tt_module *module) {
@@ -169,39 +200,62 @@ static size_t count_parameters(const tt_module *module) {
     return count;
 }
 
-static size_t list_parameters(const tt_module *module, const char *prefix, size_t at, tt_tensor **tensors,
-                              const char **names) {
-    for (int i = 0; i < module->slot_count; i++) {
+/* Parameters as they are listed: each once, though several modules may share one. */
+typedef struct listing {
+    size_t count, table_size; /* a power of two, more than twice the number of slots */
+    tt_tensor **tensors;
+    const char **names;
+    tt_tensor **table; /* of those that are listed, by address */
+} listing;
+
+static bool is_new(listing *list, tt_tensor *parameter) {
+    size_t at = ((uintptr_t)parameter >> 6) & (list->table_size - 1);
+    for (; list->table[at] != NULL; at = (at + 1) & (list->table_size - 1))
+        if (list->table[at] == parameter)
+            return false;
+    list->table[at] = parameter;
+    return true;
+}
+
+static const char *joined(const char *prefix, const char *name, const char *end) {
+    size_t bytes = strlen(prefix) + strlen(name) + strlen(end) + 1;
+    char *text = tu_scope_memory(bytes);
+    if (text != NULL)
+        snprintf(text, bytes, "%s%s%s", prefix, name, end);
+    return text;
+}
+
+static void list_parameters(const tt_module *module, const char *prefix, listing *list) {
+    for (int i = 0; i < module->slot_count && tu_self()->pending == TUTTI_OK; i++) {
         const tu_slot *slot = &module->slots[i];
-        char *name = tu_scope_memory(strlen(prefix) + strlen(slot->name) + 1);
-        if (slot->parameter == NULL || name == NULL)
+        if (slot->parameter == NULL || !is_new(list, slot->parameter))
             continue;
-        strcat(strcpy(name, prefix), slot->name);
-        names[at] = name;
-        tensors[at++] = tu_scope_own(tu_tensor_hold(slot->parameter));
+        list->names[list->count] = joined(prefix, slot->name, "");
+        list->tensors[list->count++] = tu_scope_own(tu_tensor_hold(slot->parameter));
     }
-    for (int i = 0; i < module->child_count; i++) {
-        const tu_child *child = &module->children[i];
-        char *below = tu_scope_memory(strlen(prefix) + strlen(child->name) + 2);
-        if (below == NULL)
-            continue;
-        strcat(strcat(strcpy(below, prefix), child->name), ".");
-        at = list_parameters(child->module, below, at, tensors, names);
+    for (int i = 0; i < module->child_count && tu_self()->pending == TUTTI_OK; i++) {
+        const char *below = joined(prefix, module->children[i].name, ".");
+        if (below != NULL)
+            list_parameters(module->children[i].module, below, list);
     }
-    return at;
 }
 
 tt_named_list tt_module_parameters(const tt_module *module) {
     tt_named_list none = { 0, NULL, NULL };
     if (!usable("module_parameters", module))
         return none;
-    size_t count = count_parameters(module);
-    tt_tensor **tensors = tu_scope_memory((count + 1) * sizeof *tensors);
-    const char **names = tu_scope_memory((count + 1) * sizeof *names);
-    if (tensors == NULL || names == NULL)
+    size_t most = count_parameters(module);
+    listing list = { .table_size = 16 };
+    while (list.table_size <= 2 * most)
+        list.table_size *= 2;
+    list.tensors = tu_scope_memory((most + 1) * sizeof *list.tensors);
+    list.names = tu_scope_memory((most + 1) * sizeof *list.names);
+    list.table = tu_scope_memory(list.table_size * sizeof *list.table);
+    if (list.tensors == NULL || list.names == NULL || list.table == NULL)
         return none;
-    count = list_parameters(module, "", 0, tensors, names);
-    return tu_self()->pending == TUTTI_OK ? (tt_named_list){ count, tensors, names } : none;
+    memset(list.table, 0, list.table_size * sizeof *list.table);
+    list_parameters(module, "", &list);
+    return tu_self()->pending == TUTTI_OK ? (tt_named_list){ list.count, list.tensors, list.names } : none;
 }
 
 void tt_module_zero_grad(tt_module *module) {
@@ -293,32 +347,56 @@ static void run_always(tt_module *module, tt_tensor_list inputs, size_t count, t
     tu_pending_restore(&error);
 }
 
-tt_tensor_list tt_module_call_all(tt_module *module, tt_tensor_list inputs) {
-    tt_tensor_list none = { 0, NULL };
-    if (!usable("module_call", module) || !tu_scope_check())
-        return none;
-    if (inputs.count > TT_FUNCTION_TENSORS) {
-        tu_fail(TUTTI_ERROR_LIMIT, "module_call: %zu inputs; at most %d are possible", inputs.count,
-                TT_FUNCTION_TENSORS);
-        return none;
-    }
-    tt_tensor **given = tu_scope_memory((inputs.count + 1) * sizeof *given);
-    tt_tensor **outputs = tu_scope_memory(TT_FUNCTION_TENSORS * sizeof *outputs);
+/* Forward with its hooks; what it returns belongs to the caller's scope. */
+static tt_tensor_list call_with_hooks(tt_module *module, tt_tensor_list inputs, tt_tensor **given,
+                                      tt_tensor **outputs) {
     tu_backward_hooks *hooks = NULL;
-    if (given == NULL || outputs == NULL)
-        return none;
     if (inputs.count > 0)
         memcpy(given, inputs.at, inputs.count * sizeof *given);
     run_forward_pre(module, inputs.count, given);
     tt_tensor_list wrapped = tu_wrap_inputs(module, tt_tensors_of(inputs.count, given), &hooks);
     int count = tu_self()->pending == TUTTI_OK ? module->type.forward(module, wrapped, outputs) : 0;
     if (tu_self()->pending == TUTTI_OK && (count < 0 || count > TT_FUNCTION_TENSORS))
-        tu_fail(TUTTI_ERROR_ARGUMENT, "module %s: forward returned %d results", module->type.name, count);
+        tu_fail(TUTTI_ERROR_ARGUMENT, "forward returned %d results", count);
     if (tu_self()->pending == TUTTI_OK)
         run_forward_hooks(&module->forward, module, wrapped, (size_t)count, outputs);
     run_always(module, wrapped, (size_t)(count > 0 ? count : 0), outputs);
-    tt_tensor_list result = tu_wrap_outputs(tt_tensors_of((size_t)(count > 0 ? count : 0), outputs), hooks);
-    return tu_self()->pending == TUTTI_OK ? result : none;
+    return tu_wrap_outputs(tt_tensors_of((size_t)(count > 0 ? count : 0), outputs), hooks);
+}
+
+/* The innermost module in which an error came up names itself. */
+static void blame(const tt_module *module) {
+    tutti_status status = tt_error_show();
+    if (strstr(tutti_error_message(), ", in module ") != NULL)
+        return;
+    tu_error_append(", in %s", module->place->text);
+    tt_error_clear();
+    tu_pending_take(status);
+}
+
+tt_tensor_list tt_module_call_all(tt_module *module, tt_tensor_list inputs) {
+    tt_tensor_list none = { 0, NULL };
+    tu_thread *self = tu_self();
+    if (!usable("module_call", module) || !tu_scope_check())
+        return none;
+    if (inputs.count > TT_FUNCTION_TENSORS) {
+        tu_fail(TUTTI_ERROR_LIMIT, "module_call: %zu inputs; at most %d are possible, in %s", inputs.count,
+                TT_FUNCTION_TENSORS, module->place->text);
+        return none;
+    }
+    tt_tensor **given = tu_scope_memory((inputs.count + 1) * sizeof *given);
+    tt_tensor **outputs = tu_scope_memory(TT_FUNCTION_TENSORS * sizeof *outputs);
+    if (given == NULL || outputs == NULL)
+        return none;
+    tu_place *outer = self->place, *place = tu_place_hold(module->place); /* a hook may move the module */
+    self->place = place;
+    tt_tensor_list result = call_with_hooks(module, inputs, given, outputs);
+    self->place = outer;
+    tu_place_drop(place);
+    if (self->pending == TUTTI_OK)
+        return result;
+    blame(module);
+    return none;
 }
 
 tt_tensor *tt_module_call(tt_module *module, tt_tensor *x) {
@@ -326,8 +404,8 @@ tt_tensor *tt_module_call(tt_module *module, tt_tensor *x) {
     if (tu_self()->pending != TUTTI_OK)
         return NULL;
     if (outputs.count != 1) {
-        tu_fail(TUTTI_ERROR_ARGUMENT, "module_call: %s returned %zu results; use tt_module_call_all", module->type.name,
-                outputs.count);
+        tu_fail(TUTTI_ERROR_ARGUMENT, "module_call: %s returned %zu results; use tt_module_call_all",
+                module->place->text, outputs.count);
         return NULL;
     }
     return outputs.at[0];

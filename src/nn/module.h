@@ -23,6 +23,8 @@ typedef struct tu_child {
 
 struct tt_module {
     atomic_int references;
+    tt_module *parent;      /* that added it last, or NULL; not held, and cleared when the parent goes */
+    struct tu_place *place; /* its path, for messages */
     tt_module_type type;
     void *user;
     int slot_count, child_count;
@@ -30,6 +32,11 @@ struct tt_module {
     tu_child *children;
     tu_hook_list forward_pre, forward, forward_always, backward_pre, backward;
 };
+
+/* Renews the path of a module and of all below it, and the names of their parameters: path.c. */
+tutti_status tu_module_renew_paths(tt_module *module);
+/* Names the parameter in a slot after its path. */
+tutti_status tu_module_name_parameter(const tt_module *module, const tu_slot *slot);
 
 /* Calls with its backward hooks around: module_backward.c. */
 typedef struct tu_backward_hooks tu_backward_hooks;

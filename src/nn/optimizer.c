@@ -17,6 +17,18 @@ static bool settle(const char *who, const char *field, double *value, double ins
     return true;
 }
 
+/* A parameter that no backward reached has no gradient: the message must say which one. */
+static bool has_gradient(const char *who, const tt_tensor *parameter, const tt_tensor *gradient) {
+    if (tu_pending_take(tu_tensor_check(who, "parameter", parameter)) != TUTTI_OK)
+        return false;
+    if (gradient == NULL)
+        tu_fail(TUTTI_ERROR_ARGUMENT,
+                "%s: argument gradient is NULL for the parameter %s: no backward has reached it since its gradient was "
+                "removed. Leave it out of the step",
+                who, tu_describe(parameter));
+    return gradient != NULL;
+}
+
 bool tt_sgd_step(tt_tensor *parameter, tt_tensor *gradient, tt_tensor *velocity, const tt_sgd *options) {
     tt_sgd full = TT_SGD_INIT;
     if (tu_self()->pending != TUTTI_OK ||
@@ -24,6 +36,8 @@ bool tt_sgd_step(tt_tensor *parameter, tt_tensor *gradient, tt_tensor *velocity,
         !settle("tt_sgd", "learning_rate", &full.learning_rate, 0.01, HUGE_VAL) ||
         !settle("tt_sgd", "momentum", &full.momentum, 0, 1) ||
         !settle("tt_sgd", "weight_decay", &full.weight_decay, 0, HUGE_VAL))
+        return false;
+    if (!has_gradient("sgd_step", parameter, gradient))
         return false;
     if (full.momentum != 0 && velocity == NULL) {
         tu_fail(TUTTI_ERROR_ARGUMENT, "sgd_step: argument velocity is NULL, and momentum %g needs it", full.momentum);
@@ -42,6 +56,8 @@ bool tt_adamw_step(tt_tensor *parameter, tt_tensor *gradient, tt_tensor *m, tt_t
         !settle("tt_adamw", "beta1", &full.beta1, 0.9, 1) || !settle("tt_adamw", "beta2", &full.beta2, 0.999, 1) ||
         !settle("tt_adamw", "epsilon", &full.epsilon, 1e-8, HUGE_VAL) ||
         !settle("tt_adamw", "weight_decay", &full.weight_decay, 0.01, HUGE_VAL))
+        return false;
+    if (!has_gradient("adamw_step", parameter, gradient))
         return false;
     if (count < 1) {
         tu_fail(TUTTI_ERROR_ARGUMENT, "adamw_step: step is %lld and counts from 1", (long long)count);

@@ -83,7 +83,7 @@ tutti_status tt_scope_close(tt_scope *scope) {
     int index = find(self, scope);
     if (index < 0 && self->pending == TUTTI_OK)
         return tu_error(
-            TUTTI_ERROR_STATE,
+            TUTTI_ERROR_SCOPE,
             "tt_scope_close: this scope is not open in this thread: it was closed before, by itself or with "
             "an outer scope, or opened by another thread");
     tu_scope_leave(scope);
@@ -96,7 +96,7 @@ bool tu_scope_check(void) {
     tu_thread *self = tu_self();
     if (self->scope_count > 0)
         return true;
-    tu_fail(TUTTI_ERROR_STATE,
+    tu_fail(TUTTI_ERROR_SCOPE,
             "no scope is open in this thread, so nobody would own the result: call tt_scope_open first");
     return false;
 }
@@ -125,7 +125,7 @@ tt_tensor *tt_scope_return(tt_tensor *tensor) {
     if (self->pending != TUTTI_OK || tensor == NULL)
         return NULL;
     if (self->scope_count < 2) {
-        tu_fail(TUTTI_ERROR_STATE, "tt_scope_return: no outer scope is open in this thread to take the tensor");
+        tu_fail(TUTTI_ERROR_SCOPE, "tt_scope_return: no outer scope is open in this thread to take the tensor");
         return NULL;
     }
     tu_scope_mark *mark = &self->scopes[self->scope_count - 1];

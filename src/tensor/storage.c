@@ -35,6 +35,15 @@ static void give(tu_thread *self, tu_storage *storage) {
     self->spare_storage_count++;
 }
 
+void tu_storage_trim(tu_thread *self) {
+    while (self->spare_storages != NULL) {
+        tu_storage *storage = self->spare_storages;
+        self->spare_storages = storage->owner;
+        free(storage);
+    }
+    self->spare_storage_count = 0;
+}
+
 tu_storage *tu_storage_new(tutti_device device, size_t bytes) {
     tu_thread *self = tu_self();
     tu_storage *storage = take(self);

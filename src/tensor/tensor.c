@@ -11,26 +11,20 @@
 #include "tensor/history.h"
 #include "tensor/thread.h"
 
-#define SPARE_TENSORS 512
-/* Debug builds reuse a handle as late as they can, so that using a dead one is noticed. */
-#ifdef NDEBUG
-#define REST 0
-#else
-#define REST 256
-#endif
+/* A handle that died rests until this many others of its thread have died after it, and its memory stays for as long:
+ * using it meanwhile is an error that says so, and never another tensor. A power of two. */
+#define RESTING_TENSORS 4096u
 
 const uint8_t tu_dtype_bytes[] = { 0, 8, 4, 2, 2, 1, 1, 1, 2, 4, 8, 1, 2, 4, 8, 1, 8, 16 };
 
 /* ---- life ---- */
 
 static tt_tensor *take(tu_thread *self) {
-    tt_tensor *x = self->spare_tensor_count > REST ? self->spare_tensors : NULL;
-    if (x != NULL) {
-        self->spare_tensors = (tt_tensor *)(void *)x->storage;
-        self->spare_tensor_count--;
-    } else if ((x = malloc(sizeof *x)) == NULL) {
+    tt_tensor *x = self->rested;
+    if (x != NULL)
+        self->rested = (tt_tensor *)(void *)x->storage;
+    else if ((x = malloc(sizeof *x)) == NULL)
         return NULL;
-    }
     x->magic = TU_MAGIC_ALIVE;
     atomic_init(&x->references, 1);
     x->history = NULL;
@@ -40,38 +34,42 @@ static tt_tensor *take(tu_thread *self) {
     return x;
 }
 
-/* The dead handle keeps its memory for a while, so that using it is an error and not a crash: see tu_tensor_check. */
+/* The handle takes the place of the one that rested longest, which may be used again, soon: it is cold by now. */
 static void give(tu_thread *self, tt_tensor *x) {
     tu_tally(&self->tensors, -1);
     x->magic = TU_MAGIC_DEAD;
-    if (self->spare_tensor_count >= SPARE_TENSORS || !self->registered) {
+    if (!self->registered) {
         free(x);
         return;
     }
-    if (REST > 0 && self->spare_tensor_count > 0) {
-        x->storage = NULL;
-        self->spare_tail->storage = (tu_storage *)(void *)x;
-    } else {
-        x->storage = (tu_storage *)(void *)self->spare_tensors;
-        self->spare_tensors = x;
-    }
-    if (REST > 0)
-        self->spare_tail = x;
-    self->spare_tensor_count++;
+    tt_tensor **place = &self->resting[self->resting_next++ & (RESTING_TENSORS - 1)], *rested = *place;
+    *place = x;
+    if (rested == NULL)
+        return;
+    for (size_t line = 0; line < sizeof *rested; line += 64)
+        __builtin_prefetch((char *)rested + line, 1);
+    rested->storage = (tu_storage *)(void *)self->rested;
+    self->rested = rested;
 }
 
 void tu_tensor_trim(tu_thread *self) {
-    while (self->spare_tensors != NULL) {
-        tt_tensor *x = self->spare_tensors;
-        self->spare_tensors = (tt_tensor *)(void *)x->storage;
+    for (tt_tensor *x = self->rested, *next; x != NULL; x = next) {
+        next = (tt_tensor *)(void *)x->storage;
         free(x);
     }
-    while (self->spare_storages != NULL) {
-        tu_storage *storage = self->spare_storages;
-        self->spare_storages = storage->owner;
-        free(storage);
-    }
-    self->spare_tensor_count = self->spare_storage_count = 0;
+    self->rested = NULL;
+}
+
+size_t tu_resting_bytes(void) {
+    return RESTING_TENSORS * sizeof(tt_tensor *);
+}
+
+void tu_resting_free(tu_thread *self) {
+    tu_tensor_trim(self);
+    for (size_t i = 0; i < RESTING_TENSORS; i++)
+        free(self->resting[i]);
+    free(self->resting);
+    self->resting = NULL;
 }
 
 static void set_shape(tt_tensor *x, const tu_shape *shape) {
@@ -155,7 +153,7 @@ tutti_status tu_tensor_check(const char *who, const char *what, const tt_tensor 
     if (x == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: argument %s is NULL, and a tensor is required there", who, what);
     if (x->magic != TU_MAGIC_ALIVE)
-        return tu_error(TUTTI_ERROR_STATE,
+        return tu_error(TUTTI_ERROR_HANDLE,
                         "%s: argument %s is no live tensor: its scope was closed, or it was released once too often "
                         "(tt_keep or tt_scope_return make it live longer)",
                         who, what);
@@ -177,7 +175,7 @@ tutti_status tu_tensor_ready(const char *who, const char *what, const tt_tensor 
         return status;
     size_t need = tu_tensor_need(x);
     if (need > x->storage->bytes)
-        return tu_error(TUTTI_ERROR_STATE,
+        return tu_error(TUTTI_ERROR_FREED,
                         "%s: the storage of argument %s, %s, is freed or too small: it needs %zu bytes and has %zu. "
                         "Grow it with tt_storage_resize and refill it first",
                         who, what, tu_describe(x), need, x->storage->bytes);

@@ -26,7 +26,8 @@ static void thread_exit(void *argument) {
         tt_scope scope = { self->scopes[self->scope_count - 1].id };
         tu_scope_leave(&scope);
     }
-    tu_tensor_trim(self);
+    tu_resting_free(self);
+    tu_storage_trim(self);
     tu_block_trim(self);
     free(self->scopes);
     free(self->owned);
@@ -48,8 +49,12 @@ tutti_status tu_thread_register(void) {
     if (self->registered)
         return TUTTI_OK;
     struct tu_block **bins = calloc(TU_BINS, sizeof *bins);
-    if (bins == NULL)
-        return tu_error_memory("this thread's tensors", TU_BINS * sizeof *bins);
+    tt_tensor **resting = calloc(1, tu_resting_bytes());
+    if (bins == NULL || resting == NULL) {
+        free(bins);
+        free(resting);
+        return tu_error_memory("this thread's tensors", tu_resting_bytes());
+    }
     pthread_mutex_lock(&lock);
     if (exit_key_error == -1)
         exit_key_error = pthread_key_create(&exit_key, thread_exit);
@@ -65,11 +70,13 @@ tutti_status tu_thread_register(void) {
             threads->link = &self->next;
         threads = self;
         self->bins = bins;
+        self->resting = resting;
         self->registered = true;
     }
     pthread_mutex_unlock(&lock);
     if (error != 0) {
         free(bins);
+        free(resting);
         return tu_error_system(error, "the tensor library cannot register this thread");
     }
     // cppcheck-suppress memleak // the thread owns its bins
@@ -98,6 +105,7 @@ tutti_status tt_count(tt_counts *counts) {
 
 void tt_memory_trim(void) {
     tu_tensor_trim(tu_self());
+    tu_storage_trim(tu_self());
     tu_block_trim(tu_self());
 }
 

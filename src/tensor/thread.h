@@ -32,9 +32,11 @@ typedef struct tu_thread {
     tt_tensor **owned;
     size_t owned_count, owned_capacity;
 
-    struct tt_tensor *spare_tensors, *spare_tail; /* chained through their storage pointers */
+    struct tt_tensor **resting; /* dead handles, a ring: see tensor.c */
+    struct tt_tensor *rested;   /* those that may be used again, chained through their storages */
+    uint32_t resting_next;
     struct tu_storage *spare_storages;
-    int spare_tensor_count, spare_storage_count;
+    int spare_storage_count;
     struct tu_block **bins; /* TU_BINS chains of spare blocks; not in here, so that the library can be loaded late */
     size_t spare_bytes;
 
@@ -45,6 +47,7 @@ typedef struct tu_thread {
     void *backward;               /* autograd's running backward, innermost */
     void *saved_hooks;            /* autograd's pack and unpack hooks, innermost */
     struct tu_recorder *recorder; /* is asked about every operator; see tensor/operator.h */
+    struct tu_place *place;       /* where the program is, in words, for messages; lent by the module called */
 
     /* Written by this thread alone, read by tt_count from any: relaxed. A thread may release what another made, so one
      * thread's figure can be below zero; their sum is exact. */
@@ -98,5 +101,8 @@ void *tu_block_alloc(tu_thread *self, size_t bytes); /* 64-byte aligned; NULL wh
 void tu_block_free(tu_thread *self, void *data, size_t bytes);
 void tu_block_trim(tu_thread *self);
 void tu_tensor_trim(tu_thread *self);
+size_t tu_resting_bytes(void); /* of tu_thread.resting */
+void tu_resting_free(tu_thread *self);
+void tu_storage_trim(tu_thread *self);
 
 #endif

@@ -56,7 +56,7 @@ TEST(a_second_backward_needs_retain_graph) {
     CHECK(tt_backward(y, NULL));
     CHECK(is(tt_grad(x), 2, (float[]){ 4, 8 }));
     CHECK(!tt_backward(y, NULL));
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_STATE);
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_GRAPH);
     CHECK_MESSAGE("second time");
     CHECK_MESSAGE("mul");
     tt_error_clear();
@@ -413,7 +413,7 @@ TEST(a_saved_tensor_that_was_changed_is_an_error_that_names_it) {
     tt_add_scalar_(w, 1);
     tt_grad_mode(was);
     CHECK(!tt_backward(tt_sum(y), NULL));
-    CHECK_STATUS(tt_scope_close(&scope), TUTTI_ERROR_STATE);
+    CHECK_STATUS(tt_scope_close(&scope), TUTTI_ERROR_VERSION);
     CHECK_MESSAGE("\"weight\" f32 [2]");
     CHECK_MESSAGE("saved by mul");
     CHECK_MESSAGE("is at version 1; expected version 0");
@@ -455,7 +455,7 @@ TEST(storage_still_freed_at_backward_is_an_error_of_that_node) {
     tt_set_name(w, "shard");
     tt_storage_resize(w, 0);
     CHECK(!tt_backward(tt_sum(y), NULL));
-    CHECK_STATUS(tt_scope_close(&scope), TUTTI_ERROR_STATE);
+    CHECK_STATUS(tt_scope_close(&scope), TUTTI_ERROR_FREED);
     CHECK_MESSAGE("freed");
     CHECK_MESSAGE("\"shard\"");
     CHECK_MESSAGE("in the backward of sin (node");

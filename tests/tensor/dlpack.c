@@ -288,7 +288,7 @@ TEST(what_cannot_be_exported_is_an_error) {
     tt_tensor *y = tt_ones(tt_shape(4), TUTTI_F32, NULL);
     CHECK(tt_storage_resize(y, 0));
     CHECK(tt_to_dlpack(y) == NULL);
-    CHECK_STATUS(tt_scope_close(&scope), TUTTI_ERROR_STATE);
+    CHECK_STATUS(tt_scope_close(&scope), TUTTI_ERROR_FREED);
     CHECK_MESSAGE("freed");
     nothing_left();
 }

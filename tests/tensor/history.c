@@ -139,7 +139,7 @@ TEST(a_value_that_shares_its_version_with_what_is_written_is_an_error_in_backwar
     tt_tensor *x = leaf(tt_shape(2), (float[]){ 2, 3 }), *y = tt_mul_scalar(x, 1);
     tt_mul_(y, tt_detach(y));
     CHECK(!tt_backward(tt_sum(y), NULL));
-    tt_error_show();
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_VERSION);
     CHECK_MESSAGE("is at version 1; expected version 0");
     tt_error_clear();
     done(&scope);

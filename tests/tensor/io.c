@@ -508,7 +508,7 @@ TEST(wrong_arguments_and_paths_name_the_culprit) {
     CHECK_OK(tt_scope_close(&scope));
     CHECK_EQ(count_files(), 0);
     CHECK(tt_load_npy(in_folder("x")) == NULL);
-    check_error(TUTTI_ERROR_STATE, "no scope is open");
+    check_error(TUTTI_ERROR_SCOPE, "no scope is open");
     remove_folder();
     nothing_left();
 }

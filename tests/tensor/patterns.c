@@ -115,7 +115,7 @@ static void refill(bool preserve_scope, bool hide) {
     if (hide) {
         CHECK(near(tt_item(tt_grad(w)), cos(1.1)));
     } else {
-        CHECK_EQ(tt_error_show(), TUTTI_ERROR_STATE);
+        CHECK_EQ(tt_error_show(), TUTTI_ERROR_VERSION);
         CHECK_MESSAGE("is at version 1; expected version 0");
         tt_error_clear();
     }

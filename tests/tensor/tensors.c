@@ -44,11 +44,11 @@ TEST(a_scope_owns_what_is_made_in_it) {
 
 TEST(without_a_scope_a_call_is_an_error) {
     CHECK(tt_ones(tt_shape(2), TUTTI_F32, NULL) == NULL);
-    CHECK_EQ(tt_error_pending(), TUTTI_ERROR_STATE);
+    CHECK_EQ(tt_error_pending(), TUTTI_ERROR_SCOPE);
     tt_scope scope = tt_scope_open();
-    CHECK_STATUS(tt_scope_close(&scope), TUTTI_ERROR_STATE);
+    CHECK_STATUS(tt_scope_close(&scope), TUTTI_ERROR_SCOPE);
     CHECK_MESSAGE("no scope is open");
-    CHECK_STATUS(tt_scope_close(&scope), TUTTI_ERROR_STATE);
+    CHECK_STATUS(tt_scope_close(&scope), TUTTI_ERROR_SCOPE);
     CHECK_MESSAGE("closed before");
     nothing_left();
 }
@@ -171,8 +171,81 @@ TEST(a_dead_handle_is_an_error) {
     CHECK_OK(tt_scope_close(&scope));
     scope = tt_scope_open();
     CHECK(tt_numel(x) == 0);
-    CHECK_STATUS(tt_scope_close(&scope), TUTTI_ERROR_STATE);
+    CHECK_STATUS(tt_scope_close(&scope), TUTTI_ERROR_HANDLE);
     CHECK_MESSAGE("no live tensor");
+}
+
+static uint32_t next_random(uint32_t *state) {
+    *state = *state * 1664525u + 1013904223u;
+    return *state >> 8;
+}
+
+/* One use of a dead handle, chosen at random. */
+static void use(tt_tensor *dead, uint32_t choice) {
+    switch (choice % 8) {
+    case 0:
+        CHECK_EQ(tt_numel(dead), 0);
+        break;
+    case 1:
+        CHECK(tt_add_scalar(dead, 1) == NULL);
+        break;
+    case 2:
+        CHECK(tt_data(dead) == NULL);
+        break;
+    case 3:
+        CHECK(tt_keep(dead) == NULL);
+        break;
+    case 4:
+        CHECK(tt_mul_scalar_(dead, 2) == NULL);
+        break;
+    case 5:
+        CHECK(tt_view(dead, tt_shape(-1)) == NULL);
+        break;
+    case 6:
+        CHECK(tt_item(dead) != tt_item(dead));
+        break;
+    default:
+        CHECK(!tt_backward(dead, NULL));
+        break;
+    }
+}
+
+TEST(a_million_uses_of_dead_handles_are_all_refused) {
+    enum {
+        DEAD = 2000,
+        EACH = 20
+    };
+    static tt_tensor *dead[DEAD];
+    int uses = test_sanitized() ? 20000 : 1000000, wrong = 0;
+    uint32_t random = 1, count = 0;
+    tt_scope outer = tt_scope_open();
+    for (int used = 0; used < uses;) {
+        tt_scope scope = tt_scope_open();
+        for (int i = 0; i < EACH; i++)
+            dead[count++ % DEAD] = tt_full(tt_shape(1 + i % 3), i, TUTTI_F32, NULL);
+        CHECK_OK(tt_scope_close(&scope));
+        tt_tensor *alive = tt_ones(tt_shape(1), TUTTI_F32, NULL); /* which may not be taken for a dead one */
+        for (int i = 0; i < 10 * EACH; i++, used++) {
+            use(dead[next_random(&random) % (count < DEAD ? count : DEAD)], next_random(&random));
+            wrong += tt_error_pending() != TUTTI_ERROR_HANDLE;
+            tt_error_clear();
+        }
+        CHECK(tt_item(alive) == 1);
+        if (used % 100000 < 10 * EACH) { /* so that the scope of the living does not grow for ever */
+            CHECK_OK(tt_scope_close(&outer));
+            outer = tt_scope_open();
+        }
+    }
+    CHECK_EQ(wrong, 0);
+    CHECK_OK(tt_scope_close(&outer));
+}
+
+TEST(a_value_asked_for_with_an_error_pending_is_no_number) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_ones(tt_shape(1), TUTTI_F32, NULL);
+    tt_matmul(NULL, x);
+    CHECK(tt_item(x) != tt_item(x) && tt_at(x, tt_shape(0)) != tt_at(x, tt_shape(0)));
+    CHECK_STATUS(tt_scope_close(&scope), TUTTI_ERROR_ARGUMENT);
 }
 
 /* ---- storage and versions ---- */
@@ -186,7 +259,7 @@ TEST(storage_can_be_freed_and_grown_back) {
     tt_tensor *turned = tt_view(x, tt_shape(2, 5)); /* views of freed storage are legal */
     CHECK(turned != NULL && tt_transpose(turned, 0, 1) != NULL);
     CHECK(tt_data(x) == NULL);
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_STATE);
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_FREED);
     CHECK_MESSAGE("needs 40 bytes and has 0");
     tt_error_clear();
     CHECK(tt_storage_resize(x, 40) && tt_storage_resize(x, 40));
