@@ -146,7 +146,7 @@ static call *gather(const flight_job *job, uint64_t key, size_t *count) {
     *count = 0;
     for (size_t i = 0; calls != NULL && i < job->count; i++) {
         const flight *f = &job->flights[i];
-        bool forgot = f->entry_count >= TU_RECORDER_ENTRIES - 16, first = true;
+        bool forgot = flight_forgot(f), first = true;
         for (size_t e = 0; e < f->entry_count; e++) {
             const tu_record_view *entry = &f->entries[e];
             if (!counts(entry, key))

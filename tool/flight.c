@@ -103,11 +103,12 @@ static int copy_live(flight *f, const tu_page *page, int job_rank) {
     uint64_t wait_status = atomic_load_explicit(&slot->wait_status, memory_order_acquire);
     f->status_known = (wait_status & TU_SLOT_PUBLISHED) != 0;
     f->wait_status = (int)(uint32_t)wait_status;
-    f->entries = malloc(TU_RECORDER_ENTRIES * sizeof *f->entries);
+    size_t room = tu_recorder_entries(recorder);
+    f->entries = malloc((room + 1) * sizeof *f->entries);
     f->groups = malloc(TU_RECORDER_GROUPS * sizeof *f->groups);
     if (f->entries == NULL || f->groups == NULL)
         return tool_fail("out of memory for the flight recorder of rank %d", f->rank);
-    f->entry_count = tu_recorder_snapshot(recorder, f->entries);
+    f->entry_count = tu_recorder_snapshot(recorder, f->entries, room);
     f->group_count = tu_recorder_groups(recorder, f->groups);
     for (int i = 1; i < TU_OPERATION_COUNT; i++)
         tu_recorder_counters(recorder, (tu_operation)i, &f->counters[i]);
@@ -365,6 +366,10 @@ int flight_missing(const flight_job *job, const tu_record_view *entry, bool *mis
         count++;
     }
     return count;
+}
+
+bool flight_forgot(const flight *f) {
+    return f->entry_count > 0 && f->entries[f->entry_count - 1].id > f->entry_count;
 }
 
 void flight_duration(int64_t ns, char *text, size_t bytes) {

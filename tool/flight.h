@@ -53,6 +53,8 @@ int flight_add_path(flight_list *list, const char *path);
 void flight_free(flight_list *list);
 
 const char *flight_group_name(const flight *f, uint64_t key);
+/* Whether its ring has wrapped: what came before the oldest entry is gone. */
+bool flight_forgot(const flight *f);
 /* "all_reduce 17 of group 0 (f32 sum, 4096 elements)". */
 void flight_text(const flight *f, const tu_record_view *entry, char *text, size_t bytes);
 /* The newest entry that runs; NULL when there is none. */

@@ -83,13 +83,12 @@ static bool place(lane *lane, const flight *from, int process, int64_t offset) {
     lane->busy_ns = calloc(room, sizeof *lane->busy_ns);
     if (lane->slices == NULL || lane->threads == NULL || lane->busy_ns == NULL)
         return false;
-    lane->forgot = from->entry_count > 0;
+    lane->forgot = flight_forgot(from);
     for (size_t i = 0; i < lane->count; i++) {
         const tu_record_view *entry = &from->entries[i];
         int64_t end = entry->running ? from->now_ns : entry->ended_ns;
         lane->slices[i] = (slice){ .entry = entry, .begin_ns = entry->created_ns + offset };
         lane->slices[i].end_ns = end > entry->created_ns ? end + offset : lane->slices[i].begin_ns;
-        lane->forgot = lane->forgot && entry->id > 1;
     }
     qsort(lane->slices, lane->count, sizeof *lane->slices, by_begin);
     for (size_t i = 0; i < lane->count; i++)

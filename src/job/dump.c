@@ -121,16 +121,17 @@ static void write_counters(const tu_recorder *recorder, FILE *file) {
 
 tutti_status tu_dump_write(const tu_page *page, int rank, FILE *file) {
     const tu_recorder *recorder = tu_page_recorder(page, rank);
-    tu_record_view *views = malloc(TU_RECORDER_ENTRIES * sizeof *views);
+    size_t room = tu_recorder_entries(recorder);
+    tu_record_view *views = malloc((room + 1) * sizeof *views);
     tu_recorder_group_view *groups = malloc(TU_RECORDER_GROUPS * sizeof *groups);
     tutti_status status = TUTTI_OK;
     if (views == NULL || groups == NULL) {
-        status = tu_error_memory("a copy of a flight recorder", TU_RECORDER_ENTRIES * sizeof *views);
+        status = tu_error_memory("a copy of a flight recorder", room * sizeof *views);
         goto free_copies;
     }
     write_identity(page, rank, file);
     write_groups(groups, tu_recorder_groups(recorder, groups), file);
-    size_t count = tu_recorder_snapshot(recorder, views);
+    size_t count = tu_recorder_snapshot(recorder, views, room);
     fputs(" \"entries\": [", file);
     for (size_t i = 0; i < count; i++) {
         fputs(i > 0 ? ",\n  " : "\n  ", file);

@@ -54,8 +54,9 @@ typedef struct tu_job_options {
     int64_t deadline;
     const _Atomic uint32_t *interrupt; /* of the world; nonzero ends waits */
     tu_log *log;
-    int64_t spin;         /* setting TUTTI_SPIN; -1 chooses */
-    tu_first_rank *first; /* filled as soon as it is known; may be NULL */
+    int64_t spin;             /* setting TUTTI_SPIN; -1 chooses */
+    int64_t recorder_entries; /* setting TUTTI_TRACE_ENTRIES of whoever makes the job's page; 0: the default */
+    tu_first_rank *first;     /* filled as soon as it is known; may be NULL */
 } tu_job_options;
 
 tutti_status tu_job_open(const tu_job_options *options, tu_job **job);

@@ -105,6 +105,7 @@ static tutti_status fill_page(tu_page *page, const tu_job_options *options, cons
     page->slot_bytes = layout->slot_bytes;
     page->recorders_offset = layout->recorders_offset;
     page->recorder_bytes = layout->recorder_bytes;
+    page->recorder_entries = layout->recorder_entries;
     page->created_ns = tu_clock_now();
     page->created_wall = tu_clock_wall();
     tutti_status status = init_robust(&page->ledger);
@@ -120,7 +121,7 @@ static tutti_status fill_page(tu_page *page, const tu_job_options *options, cons
 tutti_status tu_house_found(tu_house *house, const tu_job_options *options, const char *id, const uint8_t *nonce,
                             const int *world_ranks) {
     tu_page layout = { .threads = house->threads };
-    tu_page_lay_out(&layout, house->size);
+    tu_page_lay_out(&layout, house->size, tu_recorder_round(options->recorder_entries));
     char name[sizeof TU_PAGE_NAME + TU_ID_BYTES];
     snprintf(name, sizeof name, TU_PAGE_NAME "%s", id);
     house->page_fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -253,7 +254,7 @@ static tutti_status take_slot(tu_job *job, uint64_t start_time) {
         for (int cpu = 0; cpu < TU_CPU_WORDS * 64 && cpu < CPU_SETSIZE; cpu++)
             if (CPU_ISSET(cpu, &set))
                 slot->cpus[cpu / 64] |= UINT64_C(1) << (cpu % 64);
-    tu_recorder_init(tu_page_recorder(job->page, job->rank));
+    tu_recorder_init(tu_page_recorder(job->page, job->rank), job->page->recorder_entries);
     tutti_status status = tu_keeper_start(job);
     if (status != TUTTI_OK)
         return status;

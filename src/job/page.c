@@ -13,12 +13,13 @@ static size_t round_up(size_t bytes, size_t to) {
     return (bytes + to - 1) / to * to;
 }
 
-void tu_page_lay_out(tu_page *page, int size) {
+void tu_page_lay_out(tu_page *page, int size, uint32_t recorder_entries) {
     page->size = size;
     page->slots_offset = round_up(sizeof(tu_page), PART);
     page->slot_bytes = sizeof(tu_slot);
     page->recorders_offset = round_up(page->slots_offset + (size_t)size * sizeof(tu_slot), PART);
-    page->recorder_bytes = round_up(tu_recorder_bytes(), PART);
+    page->recorder_bytes = round_up(tu_recorder_bytes(recorder_entries), PART);
+    page->recorder_entries = recorder_entries;
     page->bytes = page->recorders_offset + (size_t)size * page->recorder_bytes;
 }
 
@@ -37,7 +38,10 @@ tutti_status tu_page_check(const tu_page *page, size_t bytes, const char *whose)
     tu_page expected;
     if (page->size < 1 || (size_t)page->size > bytes / sizeof(tu_slot))
         return tu_error(TUTTI_ERROR_PROTOCOL, "%s claims %d ranks in %zu bytes", whose, page->size, bytes);
-    tu_page_lay_out(&expected, page->size);
+    if (tu_recorder_round(page->recorder_entries) != page->recorder_entries)
+        return tu_error(TUTTI_ERROR_PROTOCOL, "%s claims flight recorders of %u entries", whose,
+                        page->recorder_entries);
+    tu_page_lay_out(&expected, page->size, page->recorder_entries);
     if (page->bytes != bytes || expected.bytes != bytes || page->slots_offset != expected.slots_offset ||
         page->slot_bytes != expected.slot_bytes || page->recorders_offset != expected.recorders_offset ||
         page->recorder_bytes != expected.recorder_bytes)

@@ -92,8 +92,9 @@ typedef struct tu_page {
     uint32_t threads; /* 1: the ranks are threads of one process */
     uint64_t slots_offset, slot_bytes;
     uint64_t recorders_offset, recorder_bytes;
-    int64_t created_ns;   /* on tu_clock_now */
-    int64_t created_wall; /* on tu_clock_wall */
+    uint32_t recorder_entries; /* of each */
+    int64_t created_ns;        /* on tu_clock_now */
+    int64_t created_wall;      /* on tu_clock_wall */
 
     /* Threads of all ranks that sleep on bells or are about to: each adds and takes away itself (base/wait.h). */
     _Alignas(128) _Atomic uint32_t sleepers;
@@ -115,7 +116,7 @@ static inline tu_recorder *tu_page_recorder(const tu_page *page, int rank) {
 }
 
 /* Where the parts lie in a page of `size` ranks; fills the offsets and sizes of *page, bytes included. */
-void tu_page_lay_out(tu_page *page, int size);
+void tu_page_lay_out(tu_page *page, int size, uint32_t recorder_entries);
 
 /* Checks a mapped page of `bytes` bytes: magic, version, sizes, bounds. TUTTI_ERROR_PROTOCOL with a message, which for
  * another version shows both. `whose` begins the message: "the job segment of rank 3 (pid 4711)". */

@@ -76,13 +76,14 @@ struct tu_recorder {
     _Alignas(128) word last_id;      /* any thread of the rank, by atomic addition */
     _Alignas(128) word anchor_ticks; /* this line: written once, by tu_recorder_init */
     word anchor_ns;
+    word mask;                            /* entries - 1; 0 before the owner has come */
     word counts_nanoseconds;              /* 1: no usable cycle counter, ticks are nanoseconds */
     _Alignas(128) word next_group;        /* any thread of the rank, by atomic addition */
     _Atomic uint32_t shard_owner[SHARDS]; /* thread that claimed it, by compare-and-swap from 0 */
     counter counters[SHARDS]
                     [TU_OPERATION_COUNT]; /* [s][]: the owner of shard s alone; the last: anyone, by atomic addition */
     group_slot groups[TU_RECORDER_GROUPS];
-    entry entries[TU_RECORDER_ENTRIES];
+    entry entries[]; /* mask + 1 */
 };
 
 /* The calling thread's id and the shard it last used, so that an operation costs no system call. */
@@ -158,12 +159,25 @@ static int64_t nanoseconds(const scale *line, uint64_t ticks) {
 
 /* ---- preparing ---- */
 
-size_t tu_recorder_bytes(void) {
-    return sizeof(tu_recorder);
+uint32_t tu_recorder_round(int64_t asked) {
+    uint32_t entries = asked == 0 ? TU_RECORDER_ENTRIES : TU_RECORDER_LEAST;
+    while (entries < asked && entries < TU_RECORDER_MOST)
+        entries *= 2;
+    return entries;
 }
 
-void tu_recorder_init(tu_recorder *recorder) {
-    memset(recorder, 0, sizeof *recorder);
+size_t tu_recorder_bytes(uint32_t entries) {
+    return sizeof(tu_recorder) + entries * sizeof(entry);
+}
+
+size_t tu_recorder_entries(const tu_recorder *recorder) {
+    uint64_t mask = get(&recorder->mask);
+    return mask == 0 ? 0 : (size_t)mask + 1;
+}
+
+void tu_recorder_init(tu_recorder *recorder, uint32_t entries) {
+    memset(recorder, 0, tu_recorder_bytes(entries));
+    put(&recorder->mask, entries - 1);
     bool usable = counter_usable();
     put(&recorder->counts_nanoseconds, usable ? 0 : 1);
     int64_t now = tu_clock_now();
@@ -215,7 +229,7 @@ static inline uint32_t shard_of(tu_recorder *recorder) {
 }
 
 static inline entry *entry_of(const tu_recorder *recorder, uint64_t id) {
-    return (entry *)&recorder->entries[id % TU_RECORDER_ENTRIES];
+    return (entry *)&recorder->entries[id & atomic_load_explicit(&recorder->mask, memory_order_relaxed)];
 }
 
 static inline bool runs(const entry *e) {
@@ -360,7 +374,8 @@ static bool find_entry(const tu_recorder *recorder, bool (*wanted)(const tu_reco
                        uint64_t argument, tu_record_view *view) {
     scale line = scale_of(recorder);
     uint64_t newest = get(&recorder->last_id), oldest_found = 0;
-    for (uint64_t back = 0; back < TU_RECORDER_ENTRIES && back < newest; back++) {
+    size_t entries = tu_recorder_entries(recorder);
+    for (uint64_t back = 0; back < entries && back < newest; back++) {
         tu_record_view candidate;
         if (!read_entry(recorder, newest - back, &line, &candidate) || !wanted(&candidate, &argument))
             continue;
@@ -406,10 +421,14 @@ bool tu_recorder_entry(const tu_recorder *recorder, uint64_t back, tu_record_vie
     return find_entry(recorder, after_skipping, back, view);
 }
 
-size_t tu_recorder_snapshot(const tu_recorder *recorder, tu_record_view *views) {
+size_t tu_recorder_snapshot(const tu_recorder *recorder, tu_record_view *views, size_t room) {
     scale line = scale_of(recorder);
     uint64_t newest = get(&recorder->last_id);
-    uint64_t id = newest > TU_RECORDER_ENTRIES ? newest - TU_RECORDER_ENTRIES + 1 : 1;
+    if (room > tu_recorder_entries(recorder))
+        room = tu_recorder_entries(recorder);
+    if (room == 0)
+        return 0;
+    uint64_t id = newest > room ? newest - room + 1 : 1;
     size_t count = 0;
     bool in_order = true;
     for (; id <= newest; id++) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The flight recorder: the last 2000 operations of each rank, in the job segment, always on. It is also the rank's
- * status: what it does now is its newest entry that has started and not ended. Peers, `tutti ps` and `tutti trace` read
- * it without the owner's help.
+ * The flight recorder: the last operations of each rank, 2048 unless set otherwise, in the job segment, always on. It
+ * is also the rank's status: what it does now is its newest entry that has started and not ended. Peers, `tutti ps` and
+ * `tutti trace` read it without the owner's help.
  *
  * Budget: begin and end together cost about two readings of the cycle counter: no system call, no lock, two lines.
  */
@@ -18,7 +18,13 @@
 #include "base/operation.h"
 #include "job/job.h"
 
-#define TU_RECORDER_ENTRIES 2000
+/* How many operations a ring keeps: a power of two; the first that is not less than what TUTTI_TRACE_ENTRIES asks for.
+ */
+#define TU_RECORDER_ENTRIES 2048
+#define TU_RECORDER_LEAST 64
+#define TU_RECORDER_MOST (1 << 20)
+uint32_t tu_recorder_round(int64_t asked);               /* 0: TU_RECORDER_ENTRIES */
+size_t tu_recorder_entries(const tu_recorder *recorder); /* 0 before its owner has come */
 
 /* One call of an operation, for the recorder, for mismatch messages and for `tutti ps`. */
 typedef struct tu_operation_info {
@@ -69,8 +75,8 @@ bool tu_recorder_entry(const tu_recorder *recorder, uint64_t back, tu_record_vie
 /* A name that made room is "?". Valid until this thread's next call. */
 const char *tu_recorder_group_name(const tu_recorder *recorder, uint32_t group_index);
 
-/* All readable entries, oldest first; returns how many. `views` has room for TU_RECORDER_ENTRIES. */
-size_t tu_recorder_snapshot(const tu_recorder *recorder, tu_record_view *views);
+/* The newest readable entries that there is room for, oldest first; returns how many. */
+size_t tu_recorder_snapshot(const tu_recorder *recorder, tu_record_view *views, size_t room);
 
 typedef struct tu_recorder_group_view {
     uint64_t key;
@@ -100,7 +106,7 @@ void tu_record_text(const tu_recorder *recorder, const tu_record_view *view, cha
 void tu_operation_info_text(const tu_operation_info *info, const char *group_name, char *text, size_t bytes);
 
 /* For the job: how much room a recorder takes, and preparing it. */
-size_t tu_recorder_bytes(void);
-void tu_recorder_init(tu_recorder *recorder);
+size_t tu_recorder_bytes(uint32_t entries);
+void tu_recorder_init(tu_recorder *recorder, uint32_t entries);
 
 #endif

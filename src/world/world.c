@@ -225,6 +225,10 @@ static void free_world(tutti_world *world) {
 
 static tutti_status open_job(tutti_world *world, const tu_launch *launch, int64_t deadline, tu_first_rank *first) {
     tutti_store *store = NULL;
+    int64_t entries = tu_settings_number(&world->settings, TU_SETTING_TRACE_ENTRIES);
+    if (entries < TU_RECORDER_LEAST || entries > TU_RECORDER_MOST)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "TUTTI_TRACE_ENTRIES is %lld; it must be from %d to %d",
+                        (long long)entries, TU_RECORDER_LEAST, TU_RECORDER_MOST);
     tutti_status status = tu_launch_meet(launch, world, deadline, &world->store);
     if (status == TUTTI_OK && world->store == NULL) /* alone: a job of one has nobody to meet */
         status = tutti_store_open_memory(&store);
@@ -241,6 +245,7 @@ static tutti_status open_job(tutti_world *world, const tu_launch *launch, int64_
         .spin = tu_settings_text(&world->settings, TU_SETTING_SPIN)[0] != 0
                     ? tu_settings_number(&world->settings, TU_SETTING_SPIN)
                     : -1,
+        .recorder_entries = entries,
         .first = first,
     };
     status = tu_job_open(&options, &world->job);

@@ -100,6 +100,8 @@ TEST(what_only_looks_like_a_job_is_refused_with_a_reason) {
     page->size = 1 << 30; /* more ranks than the file has room for */
     check_refused(pretend(garbage, sizeof garbage, true), "claims");
     page->size = 1;
+    check_refused(pretend(garbage, sizeof garbage, true), "claims flight recorders of");
+    page->recorder_entries = 64;
     check_refused(pretend(garbage, sizeof garbage, true), "bytes");
 }
 

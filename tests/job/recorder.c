@@ -9,11 +9,15 @@
 #include "../harness.h"
 #include "base/clock.h"
 
-static tu_recorder *new_recorder(void) {
-    tu_recorder *recorder = aligned_alloc(128, tu_recorder_bytes());
+static tu_recorder *new_recorder_of(uint32_t entries) {
+    tu_recorder *recorder = aligned_alloc(128, (tu_recorder_bytes(entries) + 127) / 128 * 128);
     CHECK(recorder != NULL);
-    tu_recorder_init(recorder);
+    tu_recorder_init(recorder, entries);
     return recorder;
+}
+
+static tu_recorder *new_recorder(void) {
+    return new_recorder_of(TU_RECORDER_ENTRIES);
 }
 
 static tu_operation_info operation(tu_operation operation, uint64_t group_key, uint64_t sequence) {
@@ -76,13 +80,33 @@ TEST(the_ring_keeps_the_newest_entries_and_the_one_that_hangs) {
     CHECK(tu_recorder_current(recorder, 0, &view) && view.info.operation == TU_OPERATION_RECV);
     CHECK(tu_recorder_last(recorder, 0, &view) && view.info.sequence == 3 * TU_RECORDER_ENTRIES);
     tu_record_view *views = calloc(TU_RECORDER_ENTRIES, sizeof *views);
-    size_t count = tu_recorder_snapshot(recorder, views);
+    size_t count = tu_recorder_snapshot(recorder, views, TU_RECORDER_ENTRIES);
     CHECK(count >= TU_RECORDER_ENTRIES - 1);
     for (size_t i = 1; i < count; i++)
         CHECK(views[i].id > views[i - 1].id && views[i].created_ns >= views[i - 1].created_ns);
     tu_record_end(recorder, ticket, TUTTI_OK);
     CHECK(!tu_recorder_current(recorder, 0, &view));
     free(views);
+    free(recorder);
+}
+
+TEST(a_ring_is_as_long_as_it_is_asked_to_be) {
+    CHECK_EQ(tu_recorder_round(0), TU_RECORDER_ENTRIES);
+    CHECK_EQ(tu_recorder_round(1), TU_RECORDER_LEAST);
+    CHECK_EQ(tu_recorder_round(64), 64);
+    CHECK_EQ(tu_recorder_round(65), 128);
+    CHECK_EQ(tu_recorder_round(INT64_MAX), TU_RECORDER_MOST);
+    tu_recorder *recorder = new_recorder_of(64);
+    CHECK_EQ(tu_recorder_entries(recorder), 64);
+    tu_operation_info info = operation(TU_OPERATION_ALL_GATHER, 7, 0);
+    for (info.sequence = 1; info.sequence <= 200; info.sequence++)
+        tu_record_end(recorder, tu_record_begin(recorder, &info), TUTTI_OK);
+    tu_record_view views[64];
+    CHECK_EQ(tu_recorder_snapshot(recorder, views, 64), 64);
+    CHECK_EQ(views[0].info.sequence, 137);
+    CHECK_EQ(views[63].info.sequence, 200);
+    CHECK_EQ(tu_recorder_snapshot(recorder, views, 10), 10);
+    CHECK_EQ(views[0].info.sequence, 191);
     free(recorder);
 }
 
@@ -128,7 +152,7 @@ TEST(readers_never_see_a_mixture_of_two_entries) {
     for (int i = 0; i < WRITERS; i++)
         CHECK(pthread_create(&writers[i], NULL, write_many, recorder) == 0);
     for (int round = 0; round < 50; round++) {
-        size_t count = tu_recorder_snapshot(recorder, views);
+        size_t count = tu_recorder_snapshot(recorder, views, TU_RECORDER_ENTRIES);
         for (size_t i = 0; i < count; i++) {
             const tu_operation_info *info = &views[i].info;
             CHECK(info->count == info->sequence && info->group_key == info->sequence);

@@ -46,7 +46,7 @@ def a_value_that_cannot_be_understood_is_pointed_out_and_hides_nothing():
 @test
 def a_setting_with_which_no_world_opens_is_pointed_out():
     for name, value in (("TUTTI_TUNING", "/no/such/table"), ("TUTTI_ALGORITHM", "all_reduce=fastest"), ("TUTTI_LOG", "loud"),
-                        ("TUTTI_HUGE_PAGES", "maybe"), ("TUTTI_FAULT", "rank=0,do=dance"), ("TUTTI_ISA", "mmx")):
+                        ("TUTTI_HUGE_PAGES", "maybe"), ("TUTTI_FAULT", "rank=0,do=dance"), ("TUTTI_ISA", "mmx"), ("TUTTI_TRACE_ENTRIES", "1")):
         status, output, _ = tutti("info", "--json", environment={name: value, "TUTTI_SPIN": "100"})
         settings = {setting["name"]: setting for setting in json.loads(output)["settings"]}
         assert settings[name].get("problem"), (name, settings[name])

@@ -82,6 +82,30 @@ TEST_WORLD(the_recorder_can_be_had_as_text, 2) {
     CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));
 }
 
+static void keep_few(tutti_world *world, void *unused) {
+    (void)unused;
+    for (int i = 0; i < 200; i++)
+        CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));
+    char *text;
+    int entries = 0;
+    CHECK_OK(tutti_trace_text(world, &text));
+    for (const char *at = text; (at = strstr(at, "\"sequence\": ")) != NULL; at++)
+        entries++;
+    CHECK(entries <= 128 && entries >= 127); /* one may be in the making by another thread */
+    tutti_free(text);
+    CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));
+}
+
+TEST(the_length_of_the_recorder_can_be_set) {
+    setenv("TUTTI_TRACE_ENTRIES", "100", 1); /* rounded up to 128 */
+    test_threads(2, keep_few, NULL);
+    test_processes(2, keep_few, NULL);
+    setenv("TUTTI_TRACE_ENTRIES", "63", 1);
+    tutti_world *world;
+    CHECK_STATUS(tutti_world_open(NULL, &world), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("TUTTI_TRACE_ENTRIES is 63; it must be from 64 to 1048576");
+}
+
 static void write_one(tutti_world *world, void *folder) {
     CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));
     CHECK_OK(tutti_trace_write(world, folder));
