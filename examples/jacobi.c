@@ -16,34 +16,22 @@
 #define STEPS 200
 
 typedef struct plate {
-    int rows;                 /* of this rank */
-    double *now, *next;       /* rows + 2 of COLUMNS: the first and the last are the neighbours' */
-    int above, below, border; /* ranks next to this one; border: none */
+    int rows;           /* of this rank */
+    double *now, *next; /* rows + 2 of COLUMNS: the first and the last are the neighbours' */
+    int above, below;   /* ranks next to this one, or TUTTI_NOBODY */
 } plate;
 
 static double *row(double *grid, int index) {
     return grid + (size_t)index * COLUMNS;
 }
 
-/* Sends and receives of both sides at once. A rank at the border has one neighbour less, and notes fewer calls. */
+/* Everybody's first row goes up and its last row down; at the edges of the plate there is nobody. */
 static tutti_status exchange(tutti_group *group, plate *plate) {
-    tutti_batch *batch;
-    tutti_status status = tutti_batch_begin(group, &batch);
-    if (status != TUTTI_OK)
-        return status;
-    const tutti_call *call = TUTTI_OPTIONS(tutti_call, .batch = batch);
-    const int neighbours[2] = { plate->above, plate->below }, inner[2] = { 1, plate->rows };
-    const int outer[2] = { 0, plate->rows + 1 };
-    for (int i = 0; i < 2 && status == TUTTI_OK; i++) {
-        if (neighbours[i] == plate->border)
-            continue;
-        status = tutti_send(group, row(plate->now, inner[i]), COLUMNS, TUTTI_F64, neighbours[i], 0, call);
-        if (status == TUTTI_OK)
-            status = tutti_recv(group, row(plate->now, outer[i]), COLUMNS, TUTTI_F64, neighbours[i], 0, call);
-    }
+    tutti_status status = tutti_send_recv(group, row(plate->now, 1), COLUMNS, plate->above,
+                                          row(plate->now, plate->rows + 1), COLUMNS, plate->below, TUTTI_F64, 0, NULL);
     if (status == TUTTI_OK)
-        return tutti_batch_end(batch, NULL);
-    tutti_batch_cancel(batch);
+        status = tutti_send_recv(group, row(plate->now, plate->rows), COLUMNS, plate->below, row(plate->now, 0),
+                                 COLUMNS, plate->above, TUTTI_F64, 0, NULL);
     return status;
 }
 
@@ -86,9 +74,9 @@ static tutti_status rank_main(tutti_world *world, void *argument) {
     tutti_group *group = tutti_world_group(world);
     int rank = tutti_group_rank(group), size = tutti_group_size(group);
     (void)argument;
-    plate plate = { .rows = ROWS / size + (rank < ROWS % size), .above = rank - 1, .below = rank + 1, .border = -1 };
-    if (rank == size - 1)
-        plate.below = plate.border;
+    plate plate = { .rows = ROWS / size + (rank < ROWS % size),
+                    .above = rank > 0 ? rank - 1 : TUTTI_NOBODY,
+                    .below = rank < size - 1 ? rank + 1 : TUTTI_NOBODY };
     size_t points = (size_t)(plate.rows + 2) * COLUMNS;
     plate.now = calloc(points, sizeof(double));
     plate.next = calloc(points, sizeof(double));

@@ -106,14 +106,21 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_permute(tutti_group *group, const voi
 
 /* Messages of a pair with the same tag arrive in the order in which they were sent. A send may wait until its receive
  * has begun. Tags are 0 or more. To oneself: start one of the two with a work; a blocking send to oneself that no
- * receive awaits is an error. */
+ * receive awaits is an error. To TUTTI_NOBODY nothing is sent. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_send(tutti_group *group, const void *in, size_t count, tutti_dtype dtype,
                                                 int to, int tag, const tutti_call *call);
 /* Room for `count` elements: a longer message, or one of another dtype, is TUTTI_ERROR_MISMATCH on both sides, a
  * shorter one is received as it is. `from` may be TUTTI_ANY_SOURCE and `tag` TUTTI_ANY_TAG; tutti_call.received tells
- * who it was. A receive that runs out of time ends only that receive. */
+ * who it was. From TUTTI_NOBODY come no elements. A receive that runs out of time ends only that receive. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_recv(tutti_group *group, void *out, size_t count, tutti_dtype dtype,
                                                 int from, int tag, const tutti_call *call);
+
+/* A send and a receive side by side, so that ranks which all call it wait for nobody in a circle: in_count elements go
+ * to rank `to`, at most out_count come from rank `from`, both with that tag. The buffers must not overlap. Either rank
+ * may be TUTTI_NOBODY, `from` TUTTI_ANY_SOURCE. With tutti_call.batch both are noted. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_send_recv(tutti_group *group, const void *in, size_t in_count, int to,
+                                                     void *out, size_t out_count, int from, tutti_dtype dtype, int tag,
+                                                     const tutti_call *call);
 
 /* ---- several at once ---- */
 

@@ -36,6 +36,9 @@ extern "C" {
  * destroying and releasing it do nothing. */
 #define TUTTI_NON_GROUP_MEMBER ((tutti_group *)(intptr_t)-100)
 
+/* A rank that does not exist, beyond the edge of a grid: sends to it and receives from it return at once. */
+#define TUTTI_NOBODY (-2)
+
 /* ---- asking ---- */
 
 /* This rank in the group. */

@@ -37,6 +37,10 @@ typedef struct tutti_mesh_options {
 /* TUTTI_MESH_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
 TUTTI_API void tutti_mesh_options_init(tutti_mesh_options *options, size_t size);
 
+/* A shape for `ranks` ranks: the entries of `shape` that are 0 are filled in, the largest as small as it can be, in
+ * falling order; those that are not stay. Sizes that do not divide the number of ranks are TUTTI_ERROR_ARGUMENT. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_mesh_shape(int ranks, int dim_count, int *shape);
+
 /* `device` is where the ranks compute: TUTTI_CPU (or 0), TUTTI_CUDA; a kind, without a number. A dimension that spans
  * the whole world uses the default group; each other gets one group per choice of the other coordinates, in row-major
  * order, described as "mesh_<name>" or "mesh_dim_<i>".
@@ -66,6 +70,11 @@ TUTTI_API void tutti_mesh_ranks(const tutti_mesh *mesh, int *ranks);
 
 /* This rank's index in each dimension; false: it is not in the mesh. */
 TUTTI_API bool tutti_mesh_coordinate(const tutti_mesh *mesh, int *coordinate);
+
+/* The world rank that is `distance` steps from this one along `dim`; periodic: the dimension is a ring, else
+ * TUTTI_NOBODY lies beyond its edges. A rank that is not in the mesh has no neighbours: TUTTI_ERROR_ARGUMENT. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_mesh_neighbor(const tutti_mesh *mesh, int dim, int distance, bool periodic,
+                                                         int *world_rank);
 
 /* This rank's group along `dim`; -1 is allowed where there is only one. TUTTI_NON_GROUP_MEMBER for a rank that is not
  * in the mesh. */

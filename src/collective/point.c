@@ -940,7 +940,7 @@ static tutti_status check(tu_task *task, const tutti_call *call, int peer, int t
     task->received = receives ? call->received : NULL;
     if (task->element == 0)
         return tu_error(TUTTI_ERROR_TYPE, "%s: %d is no dtype", name, task->info.dtype);
-    if ((peer < 0 || peer >= size) && !(receives && peer == TUTTI_ANY_SOURCE))
+    if ((peer < 0 || peer >= size) && peer != TUTTI_NOBODY && !(receives && peer == TUTTI_ANY_SOURCE))
         return tu_error(TUTTI_ERROR_RANGE, "%s: rank %d must be in [0, %d)%s", name, peer, size,
                         receives ? ", or TUTTI_ANY_SOURCE" : "");
     if (tag < 0 && !(receives && tag == TUTTI_ANY_TAG))
@@ -972,6 +972,8 @@ static tutti_status submit(tu_task *task, const tutti_call *given, int peer, int
         status = tu_options_copy("tutti_call", given, &call, sizeof call);
     if (status == TUTTI_OK)
         status = check(task, &call, peer, tag);
+    if (status == TUTTI_OK && peer == TUTTI_NOBODY)
+        return tu_point_nobody(task, &call);
     return status == TUTTI_OK ? tu_not_entered(tu_submit_checked(task, &call)) : status;
 }
 

@@ -9,6 +9,8 @@
 #include "collective/work.h"
 
 /* Runs a send or receive that was entered to its end. */
+/* A send to or a receive from TUTTI_NOBODY: complete at once. */
+tutti_status tu_point_nobody(const tu_task *task, const tutti_call *call);
 tutti_status tu_point_run(tu_task *task);
 /* Enters one and starts it for a work. */
 tutti_status tu_point_start(tutti_work *work);

@@ -236,3 +236,62 @@ TEST_WORLD(wrong_arguments_of_sends_and_receives_are_named, 2) {
     CHECK_STATUS(tutti_recv(group, &value, 1, (tutti_dtype)0, 0, 0, NULL), TUTTI_ERROR_TYPE);
     CHECK_OK(tutti_barrier(group, NULL));
 }
+
+/* ---- both at once, and nobody ---- */
+
+TEST_WORLD(rings_of_send_recv_of_every_length_go_round, 3) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_world_rank(world), next = (rank + 1) % 3, before = (rank + 2) % 3;
+    size_t last = test_sanitized() ? 6 : 7;
+    int *in = malloc(counts[last] * sizeof *in + 1), *out = malloc(counts[last] * sizeof *out + 64);
+    for (size_t n = 0; n <= last; n++) {
+        tutti_received received = TUTTI_RECEIVED_INIT;
+        fill(in, counts[n], rank);
+        CHECK_OK(tutti_send_recv(group, in, counts[n], next, out, counts[n] + 1, before, TUTTI_I32, 5,
+                                 TUTTI_OPTIONS(tutti_call, .received = &received)));
+        expect(out, counts[n], before);
+        CHECK_EQ(received.source, before);
+        CHECK_EQ(received.count, counts[n]);
+    }
+    /* As a work, and noted in a batch. */
+    tutti_work *work;
+    tutti_batch *batch;
+    fill(in, 1000, rank + 10);
+    CHECK_OK(tutti_send_recv(group, in, 1000, next, out, 1000, before, TUTTI_I32, 6,
+                             TUTTI_OPTIONS(tutti_call, .work = &work)));
+    CHECK_OK(tutti_work_wait(work, 0));
+    tutti_work_release(work);
+    expect(out, 1000, before + 10);
+    CHECK_OK(tutti_batch_begin(group, &batch));
+    CHECK_OK(tutti_send_recv(group, in, 1000, before, out, 1000, next, TUTTI_I32, 7,
+                             TUTTI_OPTIONS(tutti_call, .batch = batch)));
+    CHECK_OK(tutti_batch_end(batch, NULL));
+    expect(out, 1000, next + 10);
+    free(in);
+    free(out);
+}
+
+TEST_WORLD(to_and_from_nobody_nothing_moves, 2) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_world_rank(world), in = rank, out = 77;
+    tutti_received received = TUTTI_RECEIVED_INIT;
+    tutti_work *work;
+    CHECK_OK(tutti_send(group, &in, 1, TUTTI_I32, TUTTI_NOBODY, 0, NULL));
+    CHECK_OK(tutti_recv(group, &out, 1, TUTTI_I32, TUTTI_NOBODY, 0, TUTTI_OPTIONS(tutti_call, .received = &received)));
+    CHECK_EQ(received.source, TUTTI_NOBODY);
+    CHECK_EQ(received.count, 0);
+    CHECK_EQ(out, 77);
+    CHECK_OK(tutti_recv(group, &out, 1, TUTTI_I32, TUTTI_NOBODY, 0, TUTTI_OPTIONS(tutti_call, .work = &work)));
+    CHECK_OK(tutti_work_wait(work, 0));
+    tutti_work_release(work);
+    /* A line of two: everybody has one neighbour. */
+    CHECK_OK(tutti_send_recv(group, &in, 1, rank == 0 ? 1 : TUTTI_NOBODY, &out, 1, rank == 1 ? 0 : TUTTI_NOBODY,
+                             TUTTI_I32, 3, NULL));
+    CHECK_EQ(out, rank == 1 ? 0 : 77);
+    CHECK_STATUS(tutti_send(group, &in, 1, TUTTI_I32, -3, 0, NULL), TUTTI_ERROR_RANGE);
+    CHECK_STATUS(tutti_send(group, &in, 1, (tutti_dtype)0, TUTTI_NOBODY, 0, NULL), TUTTI_ERROR_TYPE);
+    CHECK_STATUS(tutti_send_recv(group, &in, 1, 1 - rank, &in, 1, 1 - rank, TUTTI_I32, 0, NULL), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("overlap");
+    CHECK_STATUS(tutti_send_recv(NULL, &in, 1, 0, &out, 1, 0, TUTTI_I32, 0, NULL), TUTTI_ERROR_ARGUMENT);
+    CHECK_OK(tutti_barrier(group, NULL)); /* none of this ended anything */
+}

@@ -292,3 +292,57 @@ TEST_WORLD(flattening_makes_a_real_group, 4) {
     CHECK_MESSAGE("1 mesh");
     tutti_mesh_release(mesh);
 }
+
+static void shaped(int ranks, int count, const int *given, const int *expected) {
+    int shape[TUTTI_MESH_DIMS];
+    memcpy(shape, given, sizeof *given * (size_t)count);
+    CHECK_OK(tutti_mesh_shape(ranks, count, shape));
+    for (int i = 0; i < count; i++)
+        CHECK_EQ(shape[i], expected[i]);
+}
+#define LIST(...) ((const int[]){ __VA_ARGS__ })
+
+TEST(a_shape_is_as_near_to_a_cube_as_the_ranks_allow) {
+    shaped(12, 2, LIST(0, 0), LIST(4, 3));
+    shaped(16, 2, LIST(0, 0), LIST(4, 4));
+    shaped(36, 3, LIST(0, 0, 0), LIST(4, 3, 3));
+    shaped(7, 3, LIST(0, 0, 0), LIST(7, 1, 1));
+    shaped(1, 2, LIST(0, 0), LIST(1, 1));
+    shaped(12, 3, LIST(0, 3, 0), LIST(2, 3, 2));
+    shaped(6, 2, LIST(2, 3), LIST(2, 3));
+    shaped(1024, 8, LIST(0, 0, 0, 0, 0, 0, 0, 0), LIST(4, 4, 2, 2, 2, 2, 2, 2));
+    int shape[] = { 0, 5 };
+    CHECK_STATUS(tutti_mesh_shape(12, 2, shape), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("cannot be divided");
+    CHECK_EQ(shape[0], 0);
+    int few[] = { 2, 2 };
+    CHECK_STATUS(tutti_mesh_shape(12, 2, few), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("hold 4 of 12");
+    CHECK_STATUS(tutti_mesh_shape(0, 2, shape), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_mesh_shape(4, 9, shape), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_mesh_shape(4, 1, NULL), TUTTI_ERROR_ARGUMENT);
+}
+
+TEST_WORLD_THREADS(neighbours_are_found_along_a_dimension_and_nobody_beyond_its_edge, 6) {
+    tutti_mesh *mesh;
+    CHECK_OK(tutti_mesh_new(world, TUTTI_CPU, LIST(2, 3), 2, NULL, &mesh));
+    int rank = tutti_world_rank(world), row = rank / 3, column = rank % 3, found;
+    for (int distance = -4; distance <= 4; distance++) {
+        int at = column + distance;
+        CHECK_OK(tutti_mesh_neighbor(mesh, 1, distance, false, &found));
+        CHECK_EQ(found, at < 0 || at > 2 ? TUTTI_NOBODY : row * 3 + at);
+        CHECK_OK(tutti_mesh_neighbor(mesh, 1, distance, true, &found));
+        CHECK_EQ(found, row * 3 + (at + 6) % 3);
+    }
+    CHECK_OK(tutti_mesh_neighbor(mesh, 0, 1, true, &found));
+    CHECK_EQ(found, (1 - row) * 3 + column);
+    CHECK_STATUS(tutti_mesh_neighbor(mesh, 2, 1, true, &found), TUTTI_ERROR_RANGE);
+    CHECK_STATUS(tutti_mesh_neighbor(NULL, 0, 1, true, &found), TUTTI_ERROR_ARGUMENT);
+    tutti_mesh_release(mesh);
+    CHECK_OK(tutti_mesh_new(world, TUTTI_CPU, LIST(2), 1, NULL, &mesh));
+    if (rank >= 2) {
+        CHECK_STATUS(tutti_mesh_neighbor(mesh, 0, 1, true, &found), TUTTI_ERROR_ARGUMENT);
+        CHECK_MESSAGE("not in the mesh");
+    }
+    tutti_mesh_release(mesh);
+}

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A send and a receive at once, and the rank that is nobody: what programs on grids do at every step, and at their
+ * edges.
+ */
+#include <string.h>
+
+#include "collective/point.h"
+
+tutti_status tu_point_nobody(const tu_task *task, const tutti_call *call) {
+    if (task->received != NULL) {
+        tutti_received nothing = { .size = task->received->size, .source = TUTTI_NOBODY, .tag = TUTTI_ANY_TAG };
+        memcpy(task->received, &nothing, nothing.size < sizeof nothing ? nothing.size : sizeof nothing);
+    }
+    if (call->work == NULL)
+        return TUTTI_OK;
+    tutti_batch *nothing;
+    tutti_status status = tutti_batch_begin(task->group, &nothing);
+    return status != TUTTI_OK ? status : tutti_batch_end(nothing, TUTTI_OPTIONS(tutti_call, .work = call->work));
+}
+
+typedef struct exchange {
+    tutti_group *group;
+    const void *in;
+    size_t in_count;
+    int to;
+    void *out;
+    size_t out_count;
+    int from;
+    tutti_dtype dtype;
+    int tag;
+} exchange;
+
+static tutti_status note(const exchange *this, tutti_batch *batch, tutti_received *received) {
+    tutti_status status = tutti_send(this->group, this->in, this->in_count, this->dtype, this->to, this->tag,
+                                     TUTTI_OPTIONS(tutti_call, .batch = batch));
+    if (status != TUTTI_OK)
+        return status;
+    return tutti_recv(this->group, this->out, this->out_count, this->dtype, this->from, this->tag,
+                      TUTTI_OPTIONS(tutti_call, .batch = batch, .received = received));
+}
+
+static tutti_status check_overlap(const exchange *this) {
+    size_t element = tutti_dtype_size(this->dtype); /* 0 for no dtype, which the send refuses */
+    const char *in = this->in, *out = this->out;
+    if (this->to != TUTTI_NOBODY && this->from != TUTTI_NOBODY && in < out + this->out_count * element &&
+        out < in + this->in_count * element)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "send_recv: in and out overlap; receive into another buffer");
+    return TUTTI_OK;
+}
+
+tutti_status tutti_send_recv(tutti_group *group, const void *in, size_t in_count, int to, void *out, size_t out_count,
+                             int from, tutti_dtype dtype, int tag, const tutti_call *call) {
+    exchange this = { group, in, in_count, to, out, out_count, from, dtype, tag };
+    tutti_call full = TUTTI_CALL_INIT;
+    if (group == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "send_recv: the group is NULL");
+    if (tu_group_absent(group, "send_recv"))
+        return TUTTI_OK;
+    tutti_status status = tu_options_copy("tutti_call", call, &full, sizeof full);
+    if (status == TUTTI_OK)
+        status = check_overlap(&this);
+    if (status != TUTTI_OK)
+        return status;
+    if (full.batch != NULL)
+        return note(&this, full.batch, full.received);
+    tutti_batch *batch;
+    status = tutti_batch_begin(group, &batch);
+    if (status != TUTTI_OK)
+        return status;
+    status = note(&this, batch, full.received);
+    if (status != TUTTI_OK) {
+        tutti_batch_cancel(batch);
+        return status;
+    }
+    return tutti_batch_end(batch, TUTTI_OPTIONS(tutti_call, .timeout_ns = full.timeout_ns, .work = full.work));
+}
