@@ -20,7 +20,7 @@
 #include "job/inner.h"
 
 #define HELLO_MAGIC UINT64_C(0x4f4c4c4548495554) /* "TUIHELLO" */
-#define HALF_OPEN 64                             /* connections without a hello yet; then the oldest goes */
+#define STRANGERS 64 /* connections without a hello besides those of all ranks; then the oldest goes */
 #define HELLO_LIMIT (10 * TU_SECOND)
 
 typedef struct hello {
@@ -39,10 +39,11 @@ typedef struct half_open {
 typedef struct connecting {
     tu_meeting *meeting;
     tu_job *job;
-    half_open waiting[HALF_OPEN];
-    int waiting_count;
-    int missing;     /* connections not made yet */
-    bool *page_sent; /* by job rank; the founder's */
+    half_open *waiting; /* room for every other rank, and for STRANGERS */
+    int waiting_count, waiting_room;
+    struct pollfd *polls; /* room for all of these, and two more; or for one per rank */
+    int missing;          /* connections not made yet */
+    bool *page_sent;      /* by job rank; the founder's */
     int pages_to_send;
     bool page_here;
     int64_t next_look;
@@ -57,7 +58,7 @@ tutti_status tu_listen(int world_size, int *listener, uint8_t name[TU_NONCE_BYTE
         return tu_error_system(errno, "cannot create the socket on which other ranks reach this one");
     struct sockaddr_un address;
     socklen_t length = tu_socket_address(name, &address);
-    if (bind(fd, (struct sockaddr *)&address, length) != 0 || listen(fd, world_size + HALF_OPEN) != 0) {
+    if (bind(fd, (struct sockaddr *)&address, length) != 0 || listen(fd, world_size + STRANGERS) != 0) {
         status = tu_error_system(errno, "cannot listen on an abstract Unix socket");
         close(fd);
         return status;
@@ -142,27 +143,6 @@ static void refuse(connecting *state, int fd, const char *why) {
     close(fd);
 }
 
-static tutti_status accept_all(connecting *state) {
-    for (;;) {
-        int fd = accept4(state->meeting->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd < 0 && (errno == EAGAIN || errno == ECONNABORTED || errno == EINTR))
-            return TUTTI_OK;
-        if (fd < 0)
-            return tu_error_system(errno, "cannot accept the connection of another rank");
-        struct ucred credentials;
-        if (!peer_credentials(fd, &credentials) || credentials.uid != state->meeting->mine.uid) {
-            refuse(state, fd, "it belongs to another user");
-            continue;
-        }
-        if (state->waiting_count == HALF_OPEN) {
-            refuse(state, state->waiting[0].fd, "too many connections without a hello");
-            memmove(&state->waiting[0], &state->waiting[1], (HALF_OPEN - 1) * sizeof state->waiting[0]);
-            state->waiting_count--;
-        }
-        state->waiting[state->waiting_count++] = (half_open){ .fd = fd, .since = tu_clock_now() };
-    }
-}
-
 /* Which job rank a hello comes from, or -1 with the reason. */
 static int check_hello(const connecting *state, int fd, const hello *greeting, ssize_t bytes, const char **why) {
     const tu_meeting *meeting = state->meeting;
@@ -219,6 +199,29 @@ static void greet_all(connecting *state) {
     state->waiting_count = kept;
 }
 
+static tutti_status accept_all(connecting *state) {
+    for (;;) {
+        int fd = accept4(state->meeting->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0 && (errno == EAGAIN || errno == ECONNABORTED || errno == EINTR))
+            return TUTTI_OK;
+        if (fd < 0)
+            return tu_error_system(errno, "cannot accept the connection of another rank");
+        struct ucred credentials;
+        if (!peer_credentials(fd, &credentials) || credentials.uid != state->meeting->mine.uid) {
+            refuse(state, fd, "it belongs to another user");
+            continue;
+        }
+        if (state->waiting_count == state->waiting_room)
+            greet_all(state); /* the hello of a rank comes with its connection: now only strangers are left */
+        if (state->waiting_count == state->waiting_room) {
+            refuse(state, state->waiting[0].fd, "too many connections without a hello");
+            state->waiting_count--;
+            memmove(&state->waiting[0], &state->waiting[1], (size_t)state->waiting_count * sizeof state->waiting[0]);
+        }
+        state->waiting[state->waiting_count++] = (half_open){ .fd = fd, .since = tu_clock_now() };
+    }
+}
+
 /* ---- the job segment ---- */
 
 static tutti_status send_pages(connecting *state) {
@@ -271,13 +274,20 @@ static tutti_status take_page(connecting *state) {
 
 /* ---- the loop ---- */
 
-/* A peer that is missing, or that has gone again: is it dead, or has it said why? */
+/* A peer that is missing, or that has gone again: is it dead, or has it said why? One system call asks about all, where
+ * there are pidfds. */
 static tutti_status look_at_peers(connecting *state) {
     tutti_status status = tu_meet_trouble(state->meeting);
-    for (int rank = 0; rank < state->meeting->size && status == TUTTI_OK; rank++) {
+    int size = state->meeting->size;
+    for (int rank = 0; rank < size; rank++)
+        state->polls[rank] = (struct pollfd){ .fd = state->job->peers[rank].pidfd, .events = POLLIN };
+    bool asked = poll(state->polls, (nfds_t)size, 0) >= 0;
+    for (int rank = 0; rank < size && status == TUTTI_OK; rank++) {
         const tu_record *record = record_of(state, rank);
         tu_peer *peer = &state->job->peers[rank];
-        if (rank == state->meeting->rank || tu_process_runs(record->pid, record->start_time))
+        bool lives = asked && peer->pidfd >= 0 ? (state->polls[rank].revents & POLLIN) == 0
+                                               : tu_process_runs(record->pid, record->start_time);
+        if (rank == state->meeting->rank || lives)
             continue;
         status = tu_meet_died(state->meeting, record, peer->pidfd);
     }
@@ -327,7 +337,7 @@ static tutti_status look_around(connecting *state) {
 }
 
 static void wait_for_news(connecting *state) {
-    struct pollfd polls[HALF_OPEN + 2];
+    struct pollfd *polls = state->polls;
     nfds_t count = 0;
     polls[count++] = (struct pollfd){ .fd = state->meeting->listener, .events = POLLIN };
     if (!is_founder(state))
@@ -373,12 +383,20 @@ static tutti_status run(connecting *state) {
 tutti_status tu_connect(tu_meeting *meeting) {
     connecting state = { .meeting = meeting, .job = meeting->job, .missing = meeting->size - 1 };
     state.next_look = tu_clock_now() + TU_LOOK_INTERVAL;
-    state.page_sent = calloc((size_t)meeting->size, sizeof *state.page_sent);
-    if (state.page_sent == NULL)
-        return tu_error_memory("connections", (size_t)meeting->size * sizeof *state.page_sent);
-    tutti_status status = run(&state);
+    size_t size = (size_t)meeting->size, room = size + STRANGERS;
+    state.waiting_room = (int)room;
+    state.page_sent = calloc(size, sizeof *state.page_sent);
+    state.waiting = calloc(room, sizeof *state.waiting);
+    state.polls = calloc(room + 2, sizeof *state.polls);
+    tutti_status status = TUTTI_OK;
+    if (state.page_sent == NULL || state.waiting == NULL || state.polls == NULL)
+        status = tu_error_memory("connections", room * (sizeof *state.waiting + sizeof *state.polls));
+    else
+        status = run(&state);
     for (int i = 0; i < state.waiting_count; i++)
         close(state.waiting[i].fd);
     free(state.page_sent);
+    free(state.waiting);
+    free(state.polls);
     return status;
 }

@@ -196,6 +196,7 @@ typedef struct tu_peer {
     int fd;             /* connection, non-blocking; -1 for oneself and between threads */
     int pidfd;          /* -1 when there is none */
     _Atomic bool ended; /* end-of-file was read from it, or it broke */
+    bool to_write;      /* `events` also tells when it can be written to; the receiving thread's */
     pthread_mutex_t send_lock;
     _Atomic int64_t next_look; /* when to look at pidfd and socket again; any thread */
 } tu_peer;
@@ -235,7 +236,7 @@ struct tu_job {
     const _Atomic uint32_t *interrupt;
     tu_log *log;
     tu_mailbox *mailbox;
-    struct pollfd *polls; /* of the receiving thread; one per peer */
+    int events; /* epoll over the connections, so that a message costs the same among any number of ranks; -1 none */
     tu_heap *heap;
     tu_atlas *atlas;
     _Atomic uint64_t segments; /* how many this rank has made: their ids */
@@ -266,6 +267,8 @@ tutti_status tu_listen(int world_size, int *listener, uint8_t name[TU_NONCE_BYTE
  * not there any more. */
 tutti_status tu_wire_send(tu_job *job, int to, const tu_wire *wire, const void *payload, const tu_piece *piece,
                           int descriptor, bool *crowded);
+/* Makes job->events for the connections that have been made. */
+tutti_status tu_wire_listen(tu_job *job);
 /* Waits up to `nanoseconds` for messages and files at most one of each peer; *any tells whether there were any.
  * writable: by job rank, peers for whose socket to become writable is also waited for; may be NULL. Only the receiving
  * thread calls it. */

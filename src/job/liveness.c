@@ -21,8 +21,9 @@
 #include "job/inner.h"
 
 #define KEEPER_STACK ((size_t)256 << 10)
-#define CONFIRM_INTERVAL (10 * TU_MILLISECOND) /* between two looks at pidfd and socket */
-#define NEIGHBOURS 4                           /* ranks that a keeper looks at */
+#define CONFIRM_INTERVAL (10 * TU_MILLISECOND)    /* between two looks at pidfd and socket, where they are needed */
+#define DISTRUST_INTERVAL (1000 * TU_MILLISECOND) /* and where the mutex is known to tell */
+#define NEIGHBOURS 4                              /* ranks that a keeper looks at */
 
 /* ---- the keeper ---- */
 
@@ -180,7 +181,9 @@ static bool confirm_end(const tu_job *job, tu_peer *peer) {
     int64_t now = tu_clock_now();
     if (now < atomic_load_explicit(&peer->next_look, memory_order_relaxed))
         return false;
-    atomic_store_explicit(&peer->next_look, now + CONFIRM_INTERVAL, memory_order_relaxed);
+    /* A system call per peer: with hundreds of them it is not made at every look. */
+    atomic_store_explicit(&peer->next_look, now + (job->robust ? DISTRUST_INTERVAL : CONFIRM_INTERVAL),
+                          memory_order_relaxed);
     return tu_pidfd_exited(peer->pidfd) || (!job->robust && is_cut_off(peer));
 }
 

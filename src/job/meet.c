@@ -24,7 +24,7 @@
 #define RECORD_BYTES offsetof(tu_record, text)
 #define FIRST_SLICE (20 * TU_MILLISECOND)       /* of the wait for all records; doubled up to the next */
 #define READ_SLICE (200 * TU_MILLISECOND)       /* between two looks at the interrupt flag, and at those who came */
-#define LEARNED_AT_ONCE 8                       /* records that are read at a look */
+#define LEARNED_AT_ONCE 4                       /* ranks that are looked at then */
 #define READ_LIMIT (30 * TU_SECOND)             /* for values that are there */
 #define TROUBLE_INTERVAL (100 * TU_MILLISECOND) /* between two looks at "job/failed" */
 #define LAST_WORDS (5 * TU_SECOND)              /* for telling the store that this rank gives up */
@@ -310,18 +310,19 @@ static tutti_status learn(tu_meeting *meeting, int rank) {
     return status;
 }
 
-/* While others are missing: gets to know a few more that came, and sees whether those of this host still live. */
+/* While others are missing: looks at rank 0 and at a few others in turn; those that came to this host must still live.
+ * A few, so that many ranks that open slowly do not slow each other down. */
 static tutti_status look_at_known(tu_meeting *meeting) {
     int size = meeting->options->world_size;
-    tutti_status status = learn(meeting, 0);
-    for (int i = 0; i < LEARNED_AT_ONCE && i < size && status == TUTTI_OK; i++) {
-        status = learn(meeting, meeting->known);
-        meeting->known = (meeting->known + 1) % size;
-    }
-    for (int rank = 0; rank < size && status == TUTTI_OK; rank++) {
+    tutti_status status = TUTTI_OK;
+    for (int i = 0; i < LEARNED_AT_ONCE && status == TUTTI_OK; i++) {
+        int rank = i == 0 ? 0 : meeting->known;
+        if (i > 0)
+            meeting->known = (meeting->known + 1) % size;
+        status = learn(meeting, rank);
         const tu_record *record = &meeting->records[rank];
-        if (record->pid != 0 && rank != meeting->mine.world_rank && strcmp(record->place, meeting->mine.place) == 0 &&
-            !tu_process_runs(record->pid, record->start_time))
+        if (status == TUTTI_OK && record->pid != 0 && rank != meeting->mine.world_rank &&
+            strcmp(record->place, meeting->mine.place) == 0 && !tu_process_runs(record->pid, record->start_time))
             status = tu_meet_died(meeting, record, -1);
     }
     return status;

@@ -176,6 +176,7 @@ static tutti_status make_job(const tu_job_options *options, tu_job **made) {
     tu_job *job = calloc(1, sizeof *job);
     if (job == NULL)
         return tu_error_memory("a job", sizeof *job);
+    job->events = -1;
     job->world_rank = options->world_rank;
     job->world_size = options->world_size;
     job->interrupt = options->interrupt;
@@ -195,8 +196,7 @@ static tutti_status settle(tu_meeting *meeting) {
     tu_job *job = meeting->job;
     size_t size = (size_t)meeting->size;
     job->peers = calloc(size, sizeof *job->peers);
-    job->polls = calloc(size, sizeof *job->polls);
-    if (job->peers == NULL || job->polls == NULL)
+    if (job->peers == NULL)
         return tu_error_memory("peers", size * sizeof *job->peers);
     job->rank = meeting->rank;
     job->size = meeting->size;
@@ -233,6 +233,8 @@ static tutti_status move_in(tu_meeting *meeting) {
         status = tu_house_found(job->house, meeting->options, meeting->mine.id, meeting->mine.nonce, meeting->local);
     if (status == TUTTI_OK && job->size > 1)
         status = tu_connect(meeting);
+    if (status == TUTTI_OK && job->size > 1)
+        status = tu_wire_listen(job);
     return status;
 }
 
@@ -290,9 +292,9 @@ static tutti_status arrive(tu_meeting *meeting) {
                            .departures = &job->page->departures };
     job->wait.yields = 20; /* until it is known how many cores there are */
     atomic_store_explicit(&job->slot->state, TU_RANK_ALIVE, memory_order_release);
-    atomic_fetch_add_explicit(&job->page->arrived, 1,
-                              memory_order_acq_rel); /* pairs with the acquire of those who wait for it */
-    tu_ring_all(job);
+    /* Pairs with the acquire of those who wait for it. They wait for the last one: only that one wakes them. */
+    if (atomic_fetch_add_explicit(&job->page->arrived, 1, memory_order_acq_rel) + 1 == (uint32_t)job->size)
+        tu_ring_all(job);
     tu_wait wait = job->wait;
     wait.deadline = meeting->options->deadline;
     wait.check = check_arrivals;
@@ -393,6 +395,8 @@ tutti_status tu_job_open(const tu_job_options *options, tu_job **opened) {
 /* ---- closing ---- */
 
 static void close_connections(tu_job *job) {
+    if (job->events >= 0)
+        close(job->events);
     if (job->peers == NULL)
         return;
     for (int rank = 0; rank < job->size; rank++) {
@@ -415,7 +419,6 @@ static void end_job(tu_job *job) {
     }
     tu_house_drop(job->house, 1);
     free(job->peers);
-    free(job->polls);
     free(job->hosts);
     free(job);
 }

@@ -5,17 +5,18 @@
  * believed only after it has been checked; a message that makes no sense is logged and dropped, and the job goes on.
  */
 #include <errno.h>
-#include <poll.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include "job/inner.h"
 
+#define EVENTS_AT_ONCE 64
 #define DESCRIPTORS 4 /* room for more than the one we take, so that a surplus is seen and closed */
 
 /* ---- sending ---- */
@@ -229,27 +230,50 @@ static tutti_status read_peer(tu_job *job, int from, bool *any) {
     return TUTTI_OK;
 }
 
-tutti_status tu_wire_receive(tu_job *job, const bool *writable, int64_t nanoseconds, bool *any) {
-    *any = false;
+tutti_status tu_wire_listen(tu_job *job) {
+    job->events = epoll_create1(EPOLL_CLOEXEC);
+    if (job->events < 0)
+        return tu_error_system(errno, "cannot wait for messages of %d ranks (epoll)", job->size);
+    for (int rank = 0; rank < job->size; rank++) {
+        struct epoll_event event = { .events = EPOLLIN, .data.u32 = (uint32_t)rank };
+        if (job->peers[rank].fd >= 0 && epoll_ctl(job->events, EPOLL_CTL_ADD, job->peers[rank].fd, &event) != 0)
+            return tu_error_system(errno, "cannot wait for messages of rank %d (epoll)", job->peers[rank].world_rank);
+    }
+    return TUTTI_OK;
+}
+
+/* Tells `events` for which peers it matters when they can be written to. */
+static void ask_for_room(tu_job *job, const bool *writable) {
     for (int rank = 0; rank < job->size; rank++) {
         tu_peer *peer = &job->peers[rank];
-        bool ended = atomic_load_explicit(&peer->ended, memory_order_relaxed);
-        short events = writable != NULL && writable[rank] ? POLLIN | POLLOUT : POLLIN;
-        job->polls[rank] = (struct pollfd){ .fd = ended ? -1 : peer->fd, .events = events };
-    }
-    struct timespec time = { .tv_sec = nanoseconds / TU_SECOND, .tv_nsec = nanoseconds % TU_SECOND };
-    int ready = ppoll(job->polls, (nfds_t)job->size, &time, NULL);
-    if (ready < 0 && errno != EINTR) /* EINVAL: RLIMIT_NOFILE was lowered below the number of peers */
-        return tu_error_system(errno, "cannot wait for messages of %d ranks", job->size);
-    for (int rank = 0; rank < job->size && ready > 0; rank++) {
-        if (job->polls[rank].revents == 0)
+        bool wanted = writable != NULL && writable[rank];
+        if (wanted == peer->to_write || peer->fd < 0 || atomic_load_explicit(&peer->ended, memory_order_relaxed))
             continue;
-        ready--;
-        if ((job->polls[rank].revents & (POLLIN | POLLHUP | POLLERR)) == 0)
+        struct epoll_event event = { .events = wanted ? EPOLLIN | EPOLLOUT : EPOLLIN, .data.u32 = (uint32_t)rank };
+        if (epoll_ctl(job->events, EPOLL_CTL_MOD, peer->fd, &event) == 0)
+            peer->to_write = wanted;
+    }
+}
+
+tutti_status tu_wire_receive(tu_job *job, const bool *writable, int64_t nanoseconds, bool *any) {
+    *any = false;
+    if (job->events < 0)
+        return TUTTI_OK;
+    ask_for_room(job, writable);
+    struct epoll_event ready[EVENTS_AT_ONCE];
+    int64_t milliseconds = (nanoseconds + TU_MILLISECOND - 1) / TU_MILLISECOND;
+    int count = epoll_wait(job->events, ready, EVENTS_AT_ONCE, milliseconds > INT_MAX ? INT_MAX : (int)milliseconds);
+    if (count < 0 && errno != EINTR)
+        return tu_error_system(errno, "cannot wait for messages of %d ranks (epoll)", job->size);
+    for (int i = 0; i < count; i++) {
+        int rank = (int)ready[i].data.u32;
+        if ((ready[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0)
             continue;
         tutti_status status = read_peer(job, rank, any);
         if (status != TUTTI_OK)
             return status;
+        if (atomic_load_explicit(&job->peers[rank].ended, memory_order_relaxed)) /* or it would be ready for ever */
+            (void)epoll_ctl(job->events, EPOLL_CTL_DEL, job->peers[rank].fd, NULL);
     }
     return TUTTI_OK;
 }

@@ -183,8 +183,8 @@ JOB_TEST(the_end_of_the_group_ends_the_exchange, 2) {
 
 JOB_TEST(a_rank_that_sent_and_closed_still_counts, 2) {
     exchange_numbers(job, 3, 1);
-    if (tu_job_rank(job) == 0)
-        usleep(20000); /* by now the other has sent number 2 and is gone */
+    while (tu_job_rank(job) == 0 && tu_rank_state_of(job, 1) != TU_RANK_CLOSED)
+        usleep(1000); /* until the other has sent number 2 and is gone */
     job_exchange space;
     int mine = tu_job_rank(job), all[2];
     tu_exchange *exchange = job_exchange_all(&space, job, 3, 2, &mine, sizeof mine, NULL);
