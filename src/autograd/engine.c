@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "autograd/node.h"
+#include "autograd/operators.h"
 
 bool tu_engine_reversed;
 
@@ -311,7 +312,8 @@ static tutti_status add_to_leaf(tt_tensor *leaf, tt_tensor *grad) {
     return tu_self()->pending;
 }
 
-/* Adds into the leaf's own gradient. `grad` is held by the caller, who gives the reference up where *kept is set.
+/* Adds into the leaf's own gradient. Where *kept is set, the leaf has taken `grad` itself, and the reference for it is
+ * the caller's to add.
  * Several threads may end their backwards in one leaf: each addition is whole. */
 static tutti_status accumulate(tt_tensor *leaf, tt_tensor *grad, bool *kept) {
     tu_history *history = tu_history_of(leaf);
@@ -328,6 +330,21 @@ static tutti_status accumulate(tt_tensor *leaf, tt_tensor *grad, bool *kept) {
     }
     pthread_mutex_unlock(&history->grad_lock);
     return status;
+}
+
+tutti_status tu_accumulate_grad_cpu(tu_call *call) {
+    bool kept;
+    tutti_status status = accumulate(call->inputs[0], call->inputs[1], &kept);
+    if (kept)
+        tu_tensor_hold(call->inputs[1]); /* the leaf's own reference */
+    return status;
+}
+
+tt_tensor *tu_accumulate_grad_sample(tu_sampler *sampler) {
+    tt_tensor *x = tt_detach(sampler->make(sampler, TU_SAMPLE_NORMAL, tt_shape(sampler->size, 3), 0));
+    tu_accumulate_grad(x, tt_mul_scalar(x, 2), NULL);
+    tu_accumulate_grad(x, x, NULL);
+    return tt_detach(tt_grad(x));
 }
 
 static tutti_status run_accumulate_hooks(tt_tensor *leaf) {
@@ -361,11 +378,8 @@ static tutti_status grant(backward *b, const void *key, int slot, tt_tensor *g, 
             *w->result = tu_tensor_hold(g);
             *caught = true;
         } else if (key != w->input) { /* an input with history collects here; a leaf does so by itself */
-            bool kept;
-            tu_tensor_hold(g);
-            status = accumulate(w->input, g, &kept);
-            if (!kept)
-                tu_tensor_drop(g);
+            tu_accumulate_grad(w->input, g, NULL);
+            status = tu_self()->pending;
         }
     }
     return status;
@@ -375,7 +389,7 @@ static tutti_status grant(backward *b, const void *key, int slot, tt_tensor *g, 
 
 static tutti_status run_leaf(backward *b, task *t) {
     tt_tensor *leaf = t->leaf, *g = t->grads[0];
-    bool caught, kept;
+    bool caught;
     if (g == NULL || !(leaf->flags & TU_REQUIRES_GRAD))
         return TUTTI_OK;
     tutti_status status = leaf->history != NULL
@@ -386,10 +400,7 @@ static tutti_status run_leaf(backward *b, task *t) {
         status = grant(b, leaf, 0, g, &caught);
     if (status != TUTTI_OK || (b->restricted && (caught || !wished(b, t))))
         return status;
-    status = accumulate(leaf, g, &kept);
-    if (kept)
-        t->grads[0] = NULL;
-    return status == TUTTI_OK ? run_accumulate_hooks(leaf) : status;
+    return tu_accumulate_grad(leaf, g, NULL) ? run_accumulate_hooks(leaf) : tu_self()->pending;
 }
 
 static tutti_status retain(tt_tensor *x, tt_tensor *g) {

@@ -3,6 +3,7 @@
  * Leaves: asking for gradients, parameters, the gradient itself, and gradient mode.
  */
 #include "autograd/node.h"
+#include "autograd/operators.h"
 
 /* Whether `x` can be asked; else the pending error is set. A view learns here that its base has joined the graph. */
 static bool live(const char *who, const tt_tensor *x) {
@@ -59,12 +60,24 @@ tt_tensor *tt_require_grad(tt_tensor *x, bool on) {
     return x;
 }
 
+tutti_status tu_parameter_shape(tu_call *call) {
+    const tu_parameter_attributes *attributes = call->attributes;
+    const tt_tensor *x = call->inputs[0];
+    if (attributes->requires_grad && !tu_is_float(x->dtype) && !tu_is_complex(x->dtype))
+        return tu_call_error(call, TUTTI_ERROR_TYPE,
+                             "only tensors of floating point and complex dtype can require gradients, not %s",
+                             tu_describe(x));
+    return tu_shape_of_first(call);
+}
+
+tutti_status tu_parameter_cpu(tu_call *call) {
+    const tu_parameter_attributes *attributes = call->attributes;
+    call->outputs[0]->flags |= TU_PARAMETER | (attributes->requires_grad ? TU_REQUIRES_GRAD : 0);
+    return TUTTI_OK;
+}
+
 tt_tensor *tt_parameter(tt_tensor *x, bool requires_grad) {
-    tt_tensor *parameter = tt_detach(x);
-    if (parameter == NULL)
-        return NULL;
-    parameter->flags |= TU_PARAMETER;
-    return requires_grad ? tt_require_grad(parameter, true) : parameter;
+    return tu_parameter(x, requires_grad);
 }
 
 bool tt_is_parameter(const tt_tensor *x) {
@@ -105,22 +118,26 @@ static tutti_status check_grad(tt_tensor *x, tt_tensor *grad) {
     return TUTTI_OK;
 }
 
+tutti_status tu_set_grad_shape(tu_call *call) {
+    return call->inputs[1] != NULL ? check_grad(call->inputs[0], call->inputs[1]) : TUTTI_OK;
+}
+
+tutti_status tu_set_grad_cpu(tu_call *call) {
+    tt_tensor *x = call->inputs[0], *grad = call->inputs[1];
+    tu_history *history = grad != NULL ? tu_history_of(x) : x->history;
+    if (history != NULL)
+        replace_grad(history, tu_tensor_hold(grad));
+    return history != NULL || grad == NULL ? TUTTI_OK : TUTTI_ERROR_MEMORY;
+}
+
+tt_tensor *tu_set_grad_sample(tu_sampler *sampler) {
+    tt_tensor *x = tt_detach(sampler->make(sampler, TU_SAMPLE_NORMAL, tt_shape(sampler->size, 3), 0));
+    tt_set_grad(x, tt_mul_scalar(x, 2));
+    return tt_mul(x, tt_grad(x));
+}
+
 void tt_set_grad(tt_tensor *x, tt_tensor *grad) {
-    if (!live("set_grad", x))
-        return;
-    if (grad == NULL) {
-        if (x->history != NULL)
-            replace_grad(x->history, NULL);
-        return;
-    }
-    if (tu_pending_take(check_grad(x, grad)) != TUTTI_OK)
-        return;
-    tu_history *history = tu_history_of(x);
-    if (history == NULL) {
-        tu_pending_take(TUTTI_ERROR_MEMORY);
-        return;
-    }
-    replace_grad(history, tu_tensor_hold(grad));
+    tu_set_grad(x, grad, NULL);
 }
 
 void tt_retain_grad(tt_tensor *x) {

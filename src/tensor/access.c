@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "tensor/convert.h"
+#include "tensor/operators.h"
 #include "tensor/tensor.h"
 #include "tensor/thread.h"
 
@@ -172,7 +173,26 @@ bool tt_read(const tt_tensor *x, void *out, tutti_dtype dtype, size_t count) {
 /* ---- versions ---- */
 
 uint32_t tt_version(const tt_tensor *x) {
-    return live("version", x) ? tu_version(x) : 0;
+    return tu_version_get((tt_tensor *)x, NULL) ? tu_version(x) : 0;
+}
+
+tutti_status tu_version_set_shape(tu_call *call) {
+    const tu_version_set_attributes *attributes = call->attributes;
+    if (attributes->version >= 0 && attributes->version <= UINT32_MAX)
+        return TUTTI_OK;
+    return tu_call_error(call, TUTTI_ERROR_RANGE, "%lld is no version; they count from 0",
+                         (long long)attributes->version);
+}
+
+tutti_status tu_version_set_cpu(tu_call *call) {
+    const tu_version_set_attributes *attributes = call->attributes;
+    atomic_store_explicit(&call->inputs[0]->version_home->version, (uint32_t)attributes->version, memory_order_relaxed);
+    return TUTTI_OK;
+}
+
+tt_tensor *tu_version_sample(tu_sampler *sampler) {
+    tt_tensor *x = tt_clone(tt_detach(sampler->make(sampler, TU_SAMPLE_NORMAL, tt_shape(sampler->size, 3), 0)));
+    return tt_set_version(tt_tensors(x), 1, (int64_t[]){ 7 }) ? tt_mul_scalar(x, (double)tt_version(x)) : NULL;
 }
 
 bool tt_set_version(tt_tensor_list tensors, size_t version_count, const int64_t *versions) {
@@ -191,8 +211,8 @@ bool tt_set_version(tt_tensor_list tensors, size_t version_count, const int64_t 
         }
     }
     for (size_t i = 0; i < tensors.count; i++)
-        atomic_store_explicit(&tensors.at[i]->version_home->version, (uint32_t)versions[i], memory_order_relaxed);
-    return true;
+        tu_version_set(tensors.at[i], versions[i], NULL);
+    return tu_self()->pending == TUTTI_OK;
 }
 
 struct tt_preserve {

@@ -119,6 +119,8 @@ static int64_t NAME(scores)(const heads *h, const T *q, int64_t q_row, const T *
                             T *s) {
     int64_t seen = h->causal && first + count < h->keys ? first + count : h->keys;
     NAME(multiply)(count, seen, h->depth, q + first * q_row, q_row, 1, turned_k, h->keys, s, h->keys, false);
+    for (int64_t r = 0; r < count && h->scale < 0; r++) /* so that the largest is the largest after scaling, too */
+        NAME(scale_row)(s + r * h->keys, seen, -1);
     return seen;
 }
 
@@ -134,8 +136,8 @@ static void NAME(forward_head)(const heads *h, int64_t head, T *buffer) {
         for (int64_t r = 0; r < count; r++) {
             int64_t visible = h->causal && first + r + 1 < seen ? first + r + 1 : seen;
             T *row = s + r * h->keys;
-            T top = NAME(largest)(row, visible) * (T)h->scale;
-            T sum = NAME(exponentials)(row, visible, (T)h->scale, top);
+            T top = NAME(largest)(row, visible) * (T)fabs(h->scale);
+            T sum = NAME(exponentials)(row, visible, (T)fabs(h->scale), top);
             NAME(scale_row)(row, visible, 1 / sum);
             for (int64_t i = visible; i < seen; i++)
                 row[i] = 0;
@@ -155,8 +157,10 @@ static void NAME(backward_head)(const heads *h, int64_t head, T *buffer) {
       *dp = p + BLOCK * h->keys;
     NAME(turn)(k, h->of_k.row, h->keys, h->depth, turned_k);
     NAME(turn)(v, h->of_v.row, h->keys, h->width, turned_v);
-    memset(dk, 0, (size_t)(h->keys * h->depth) * sizeof *dk);
-    memset(dv, 0, (size_t)(h->keys * h->width) * sizeof *dv);
+    if (h->keys > 0) {
+        memset(dk, 0, (size_t)(h->keys * h->depth) * sizeof *dk);
+        memset(dv, 0, (size_t)(h->keys * h->width) * sizeof *dv);
+    }
     for (int64_t first = 0; first < h->queries; first += BLOCK) {
         int64_t count = h->queries - first < BLOCK ? h->queries - first : BLOCK;
         int64_t seen = NAME(scores)(h, q, h->of_q.row, turned_k, first, count, p);
@@ -167,7 +171,7 @@ static void NAME(backward_head)(const heads *h, int64_t head, T *buffer) {
             T *row = p + r * h->keys, *of_row = dp + r * h->keys, d = 0;
             for (int64_t i = 0; i < h->width; i++)
                 d += g[(first + r) * h->of_g.row + i] * o[(first + r) * h->width + i];
-            NAME(exponentials)(row, visible, (T)h->scale, lse[first + r]);
+            NAME(exponentials)(row, visible, (T)fabs(h->scale), lse[first + r]);
             for (int64_t i = 0; i < visible; i++)
                 of_row[i] = row[i] * (of_row[i] - d) * (T)h->scale;
             for (int64_t i = visible; i < seen; i++)

@@ -84,7 +84,7 @@ static void export_delete(tt_dlpack_managed *self) {
     export *handle = (export *)self;
     (void)tu_thread_register(); /* a thread of the other library may be here for the first time; without it only
                                    tt_count is off */
-    /* Pairs with the acquire in tu_storage_resize: what the other library did is done before the memory may move. */
+    /* Pairs with the acquire in tu_storage_set_bytes: what the other library did is done before the memory may move. */
     atomic_fetch_sub_explicit(&handle->storage->exports, 1, memory_order_release);
     tu_storage_drop(handle->storage);
     free(handle);

@@ -211,7 +211,7 @@ static tutti_status integer_linear(tt_tensor *out, const tt_tensor *x, const tt_
     tt_tensor *inputs[] = { out, (tt_tensor *)bias };
     tu_call sum;
     tu_call_init(&sum, &tu_operator_add, 2, inputs, &(tu_add_attributes){});
-    sum.device = TUTTI_CPU;
+    sum.results[0].dtype = out->dtype;
     sum.outputs[0] = out;
     return tu_operator_add.kernels[TU_KIND_CPU](&sum);
 }

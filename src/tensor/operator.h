@@ -99,6 +99,7 @@ enum {
     TU_NO_KERNEL = 64,   /* its results have no contents yet: there is nothing to compute */
     TU_NO_READ = 128,    /* looks at the metadata of its inputs only: freed storage is no error */
     TU_EACH_INPUT = 256, /* one result per input */
+    TU_ANY_DEVICE = 512, /* works on metadata: the kernel of the CPU serves every device, also meta */
     /* Of pointwise operators: */
     TU_TO_FLOAT = 1 << 12,  /* integers compute and return f32 */
     TU_TO_BOOL = 1 << 13,   /* the result is bool */
@@ -207,6 +208,9 @@ tutti_dtype tu_promote_pair(tutti_dtype a, tutti_dtype b);
 tu_shape_rule tu_shape_like_first, tu_shape_of_first;
 /* There are none. */
 tu_shape_rule tu_no_results;
+/* Whether a and b share memory otherwise than element by element. Sure of an overlap where it says so; layouts that are
+ * neither dense nor alike count as apart. */
+bool tu_partly_overlaps(const tt_tensor *a, const tt_tensor *b);
 /* A dimension that the shape rule has checked, counted from 0. */
 static inline int tu_dim(int64_t dim, int ndim) {
     return (int)(dim < 0 ? dim + ndim : dim);

@@ -110,7 +110,8 @@ static bool run_tiny(tu_call *call, tu_kernel *kernel, tutti_dtype compute) {
 }
 
 tutti_status tu_pointwise_cpu(tu_call *call) {
-    tutti_dtype compute = tu_compute_dtype(promoted(call));
+    bool other_type = call->entry->flags & (TU_TO_BOOL | TU_TO_REAL); /* than the result's */
+    tutti_dtype compute = tu_compute_dtype(other_type ? promoted(call) : call->results[0].dtype);
     tu_kernel *kernel = kernel_for(call, compute);
     if (run_tiny(call, kernel, compute))
         return TUTTI_OK;

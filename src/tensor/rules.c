@@ -110,3 +110,41 @@ tutti_status tu_no_results(tu_call *call) {
     (void)call;
     return TUTTI_OK;
 }
+
+/* ---- overlap ---- */
+
+static bool same_layout(const tt_tensor *a, const tt_tensor *b) {
+    size_t bytes = (size_t)a->ndim * sizeof a->sizes[0];
+    return a->ndim == b->ndim && a->dtype == b->dtype && memcmp(a->sizes, b->sizes, bytes) == 0 &&
+           memcmp(a->strides, b->strides, bytes) == 0;
+}
+
+/* Whether `distance` elements lead from one element of x to another: a step of each stride, fewer than its size, from
+ * the widest to the narrowest, of which two counts can fit. */
+static bool reaches(const tt_tensor *x, int64_t distance, unsigned used) {
+    int widest = -1;
+    for (int i = 0; i < x->ndim; i++)
+        if (!(used & 1u << i) && x->sizes[i] > 1 && (widest < 0 || x->strides[i] > x->strides[widest]))
+            widest = i;
+    if (widest < 0 || x->strides[widest] == 0)
+        return distance == 0;
+    int64_t stride = x->strides[widest], steps = distance / stride;
+    if (distance % stride < 0)
+        steps--; /* rounded down, so that what is left is not negative */
+    for (int64_t count = steps; count <= steps + 1; count++)
+        if (count > -x->sizes[widest] && count < x->sizes[widest] &&
+            reaches(x, distance - count * stride, used | 1u << widest))
+            return true;
+    return false;
+}
+
+bool tu_partly_overlaps(const tt_tensor *a, const tt_tensor *b) {
+    if (a->storage != b->storage || a->numel == 0 || b->numel == 0)
+        return false;
+    if (same_layout(a, b))
+        return a->offset != b->offset && reaches(a, b->offset - a->offset, 0);
+    if (!tu_is_dense(a) || !tu_is_dense(b))
+        return false;
+    int64_t size_a = tu_dtype_bytes[a->dtype], size_b = tu_dtype_bytes[b->dtype];
+    return a->offset * size_a < (b->offset + b->numel) * size_b && b->offset * size_b < (a->offset + a->numel) * size_a;
+}

@@ -70,11 +70,12 @@ static tutti_status check_inputs(tu_call *call, bool grad_mode) {
 }
 
 static tutti_status check_ready(const tu_call *call) {
+    bool writes = call->in_place || call->entry->written != 0;
     for (int i = 0; i < call->input_count; i++) {
         const tt_tensor *x = call->inputs[i];
         if (x == NULL)
             continue;
-        if (is_written(call, i)) {
+        if (writes && is_written(call, i)) {
             tutti_status status = tu_storage_wait_write(x->storage);
             if (status != TUTTI_OK)
                 return status;
@@ -107,6 +108,13 @@ static tutti_status check_in_place(tu_call *call) {
                                  "%s is expanded: several of its elements share one memory location, so it "
                                  "cannot be written; clone it first",
                                  tu_describe(x));
+    for (int i = 1; i < call->input_count; i++)
+        if (call->inputs[i] != NULL && tu_partly_overlaps(x, call->inputs[i]))
+            return tu_call_error(
+                call, TUTTI_ERROR_ARGUMENT,
+                "%s, %s, shares some memory with %s, which is written, but not element by element: the "
+                "result would depend on the order; clone it first",
+                tu_argument_name(call->entry, i), tu_describe(call->inputs[i]), tu_describe(x));
     return call->wants_grad ? tu_history_check_in_place(call) : TUTTI_OK;
 }
 
@@ -139,13 +147,27 @@ static tutti_status make_outputs(tu_call *call) {
 
 static tutti_status compute(tu_call *call) {
     const tu_operator *entry = call->entry;
-    if (call->computed || call->device == TUTTI_META || entry->flags & (TU_VIEW | TU_NO_KERNEL))
+    bool any_device = (entry->flags & TU_ANY_DEVICE) != 0;
+    if (call->computed || (call->device == TUTTI_META && !any_device))
         return TUTTI_OK;
-    tu_device_kernel *kernel = entry->kernels[call->device == TUTTI_CPU ? TU_KIND_CPU : TU_KIND_CUDA];
-    if (kernel == NULL)
-        return tu_call_error(call, TUTTI_ERROR_UNSUPPORTED, "there is no kernel for the device %s",
-                             tutti_device_name(call->device));
-    return kernel(call);
+    tu_device_kernel *kernel = entry->kernels[any_device || call->device == TUTTI_CPU ? TU_KIND_CPU : TU_KIND_CUDA];
+    if (kernel != NULL)
+        return kernel(call);
+    if (entry->flags & (TU_VIEW | TU_NO_KERNEL))
+        return TUTTI_OK;
+    return tu_call_error(call, TUTTI_ERROR_UNSUPPORTED, "there is no kernel for the device %s",
+                         tutti_device_name(call->device));
+}
+
+/* The same, with a recorder: it is asked first, and does not see what a kernel runs in turn. */
+static tutti_status record_and_compute(tu_call *call, tu_recorder *recorder) {
+    tutti_status status = recorder->record(recorder, call);
+    if (status != TUTTI_OK)
+        return status;
+    tu_recorder_set(NULL);
+    status = compute(call);
+    tu_recorder_set(recorder);
+    return status;
 }
 
 /* What was written has a new version. */
@@ -169,10 +191,7 @@ static tutti_status perform(tu_call *call, tu_recorder *recorder) {
         tu_history_cancel(node);
         return status;
     }
-    if (recorder != NULL)
-        status = recorder->record(recorder, call);
-    if (status == TUTTI_OK)
-        status = compute(call);
+    status = recorder != NULL ? record_and_compute(call, recorder) : compute(call);
     if (status == TUTTI_OK) {
         bump_written(call);
         if (node != NULL)

@@ -122,6 +122,7 @@ tt_tensor *tt_chunk_cat(tt_tensor_list tensors, int parts, tt_tensor *out) {
                 (long long)total);
         return NULL;
     }
+    int64_t version = (int64_t)tu_version(out) + 1; /* this is one change, however many copies make it up */
     tt_zero_(out);
     for (size_t i = 0; i < tensors.count; i++) {
         tt_tensor *x = tensors.at[i];
@@ -135,6 +136,7 @@ tt_tensor *tt_chunk_cat(tt_tensor_list tensors, int parts, tt_tensor *out) {
         }
         at += rows * row;
     }
+    tu_version_set(out, version & UINT32_MAX, NULL);
     return tu_self()->pending == TUTTI_OK ? out : NULL;
 }
 

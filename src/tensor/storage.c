@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tensor/operators.h"
 #include "tensor/tensor.h"
 #include "tensor/thread.h"
 
@@ -92,7 +93,7 @@ void tu_storage_drop(tu_storage *storage) {
 }
 
 /* The new block is there before anything changes, so that a failure leaves the storage as it was. */
-tutti_status tu_storage_resize(tu_storage *storage, size_t bytes) {
+tutti_status tu_storage_set_bytes(tu_storage *storage, size_t bytes) {
     tu_thread *self = tu_self();
     if (storage->fixed)
         return tu_error(TUTTI_ERROR_STATE,
@@ -126,14 +127,25 @@ size_t tt_storage_bytes(const tt_tensor *x) {
     return x->storage->bytes;
 }
 
+tutti_status tu_storage_resize_shape(tu_call *call) {
+    const tu_storage_resize_attributes *attributes = call->attributes;
+    if (attributes->bytes >= 0)
+        return TUTTI_OK;
+    return tu_call_error(call, TUTTI_ERROR_RANGE, "%zu bytes cannot be represented", (size_t)attributes->bytes);
+}
+
+tutti_status tu_storage_resize_cpu(tu_call *call) {
+    const tu_storage_resize_attributes *attributes = call->attributes;
+    return tu_storage_set_bytes(call->inputs[0]->storage, (size_t)attributes->bytes);
+}
+
+tt_tensor *tu_storage_resize_sample(tu_sampler *sampler) {
+    tt_tensor *x = tt_clone(tt_detach(sampler->make(sampler, TU_SAMPLE_NORMAL, tt_shape(sampler->size, 3), 0)));
+    return tt_storage_resize(x, 1024) ? x : NULL;
+}
+
 bool tt_storage_resize(tt_tensor *x, size_t bytes) {
-    if (tt_error_pending() != TUTTI_OK || tu_pending_take(tu_tensor_check("storage_resize", "x", x)) != TUTTI_OK)
-        return false;
-    if (bytes > PTRDIFF_MAX) {
-        tu_fail(TUTTI_ERROR_RANGE, "storage_resize: %zu bytes cannot be represented", bytes);
-        return false;
-    }
-    return tu_pending_take(tu_storage_resize(x->storage, bytes)) == TUTTI_OK;
+    return tu_storage_resize(x, (int64_t)bytes, NULL);
 }
 
 bool tt_same_storage(const tt_tensor *a, const tt_tensor *b) {

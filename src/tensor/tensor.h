@@ -64,7 +64,7 @@ struct tt_tensor {
 /* With `bytes` of uninitialised memory; NULL with the thread's error written. */
 tu_storage *tu_storage_new(tutti_device device, size_t bytes);
 tu_storage *tu_storage_wrap(void *data, size_t bytes, void (*release)(void *owner), void *owner);
-tutti_status tu_storage_resize(tu_storage *storage, size_t bytes);
+tutti_status tu_storage_set_bytes(tu_storage *storage, size_t bytes);
 void tu_storage_drop(tu_storage *storage);
 static inline tu_storage *tu_storage_hold(tu_storage *storage) {
     atomic_fetch_add_explicit(&storage->references, 1, memory_order_relaxed);
