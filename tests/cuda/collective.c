@@ -2,7 +2,7 @@
  *
  * Collectives on a GPU: the same calls, the same bits as the CPU's serial loop.
  */
-#include "gpu.h"
+#include "graph.h"
 
 #include <math.h>
 
@@ -325,16 +325,6 @@ TEST_GPU(buffers_on_cpu_and_device_do_not_mix) {
 
 /* ---- graphs ---- */
 
-typedef struct CUgraph_st *CUgraph;
-typedef struct CUgraphExec_st *CUgraphExec;
-
-static void *driver_symbol(const char *name) {
-    void *symbol = dlsym(gpu.library, name);
-    if (symbol == NULL)
-        FAIL("the driver has no %s", name);
-    return symbol;
-}
-
 TEST_GPU(captured_calls_can_be_replayed_and_mixed_with_eager_ones) {
     CUresult (*begin)(CUstream, int) = (CUresult(*)(CUstream, int))driver_symbol("cuStreamBeginCapture_v2");
     CUresult (*end)(CUstream, CUgraph *) = (CUresult(*)(CUstream, CUgraph *))driver_symbol("cuStreamEndCapture");
@@ -469,6 +459,101 @@ TEST_GPU(all_to_all_by_splits_on_the_device_and_back) {
     gpu_read(host_splits, out_splits, (size_t)slots * 16);
     for (int expert = 0; expert < experts; expert++)
         CHECK_EQ(host_splits[slots + expert * size] % 8, 0); /* each expert begins at a multiple of 8 */
+    gpu_lockstep(group);
+    free(host_splits);
+    free(host);
+    free(got);
+    tutti_memory_release(memory);
+}
+
+/* spec: test_one_shot_all_reduce, test_two_shot_all_reduce, test_reduce_scatter, test_low_contention_reduce_scatter */
+static void check_named_forms(tutti_world *world, tutti_dtype dtype) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group), size = tutti_group_size(group);
+    size_t rows = 3, columns = 6 * (size_t)size, total = rows * columns, element = tutti_dtype_size(dtype);
+    size_t part = columns / (size_t)size, bytes = total * element;
+    char *inputs[64], *expected = malloc(bytes), *got = malloc(bytes);
+    for (int r = 0; r < size; r++) {
+        inputs[r] = malloc(bytes);
+        fill(inputs[r], dtype, total, r);
+    }
+    tu_reduce(expected, (const void *const *)inputs, size, total, dtype, TUTTI_SUM, NULL, 0);
+    tutti_memory *memory = gpu_symmetric(world, 2 * bytes + 512);
+    char *data = tutti_memory_data(memory), *out = data + (bytes + 255) / 256 * 256;
+    gpu_write(data, inputs[rank], bytes);
+    gpu_lockstep(group);
+    CHECK_OK(tutti_one_shot_all_reduce(group, data, out, total, dtype, TUTTI_SUM, ON_STREAM));
+    gpu_read(got, out, bytes);
+    CHECK(memcmp(got, expected, bytes) == 0);
+    CHECK_OK(tutti_two_shot_all_reduce_out(group, data, out, total, dtype, TUTTI_SUM, ON_STREAM));
+    gpu_read(got, out, bytes);
+    CHECK(memcmp(got, expected, bytes) == 0);
+    CHECK_OK(tutti_reduce_scatter_out(group, data, out, rows, columns, true, dtype, TUTTI_SUM, ON_STREAM));
+    gpu_read(got, out, rows * part * element);
+    for (size_t row = 0; row < rows; row++) {
+        if (memcmp(got + row * part * element, expected + (row * columns + (size_t)rank * part) * element,
+                   part * element) != 0)
+            FAIL("reduce_scatter_out of %s with a split last dimension differs in row %zu", tutti_dtype_name(dtype),
+                 row);
+    }
+    CHECK_OK(tutti_reduce_scatter_out(group, data, out, (size_t)size, rows * part, false, dtype, TUTTI_SUM, ON_STREAM));
+    gpu_read(got, out, rows * part * element);
+    CHECK(memcmp(got, expected + (size_t)rank * rows * part * element, rows * part * element) == 0);
+    CHECK_OK(tutti_low_contention_reduce_scatter(group, data, out, rows * part, dtype, TUTTI_SUM, ON_STREAM));
+    gpu_read(got, out, rows * part * element);
+    CHECK(memcmp(got, expected + (size_t)rank * rows * part * element, rows * part * element) == 0);
+    CHECK_OK(tutti_low_contention_all_gather(group, data, out, total / (size_t)size, dtype, ON_STREAM));
+    gpu_read(got, out, bytes);
+    for (int r = 0; r < size; r++)
+        CHECK(memcmp(got + (size_t)r * bytes / (size_t)size, inputs[r], bytes / (size_t)size) == 0);
+    CHECK_OK(tutti_group_check(group));
+    gpu_lockstep(group);
+    for (int r = 0; r < size; r++)
+        free(inputs[r]);
+    free(expected);
+    free(got);
+    tutti_memory_release(memory);
+}
+
+TEST_GPU(every_named_form_has_the_bits_of_the_serial_loop_for_every_type) {
+    tu_kernels_use("reference");
+    for (int dtype = TUTTI_F64; dtype <= TUTTI_C128; dtype++)
+        check_named_forms(world, (tutti_dtype)dtype);
+}
+
+TEST_GPU(all_to_all_by_splits_takes_more_than_1024_of_them) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group), size = tutti_group_size(group), experts = 2048 / size + 1,
+        slots = size * experts;
+    size_t row = 4, rows = (size_t)slots * 3;
+    tutti_memory *memory = gpu_symmetric(world, 3 * rows * row * 4 + 8 * (size_t)slots * 8);
+    uint32_t *in = tutti_memory_data(memory), *out = in + rows * row, *back = out + rows * row;
+    int64_t *in_splits = (int64_t *)(back + rows * row), *out_splits = in_splits + slots,
+            *back_splits = out_splits + 2 * slots, *host_splits = malloc((size_t)slots * 8), in_rows = 0;
+    uint32_t *host = malloc(rows * row * 4), *got = malloc(rows * row * 4);
+    for (int i = 0; i < slots; i++) {
+        host_splits[i] = (rank + i * 5) % 3;
+        in_rows += host_splits[i];
+    }
+    for (size_t i = 0; i < (size_t)in_rows * row; i++)
+        host[i] = (uint32_t)rank << 24 | (uint32_t)i;
+    gpu_write(in, host, (size_t)in_rows * row * 4);
+    gpu_write(in_splits, host_splits, (size_t)slots * 8);
+    tutti_rows forth = TUTTI_ROWS_INIT, again;
+    forth.in = in;
+    forth.out = out;
+    forth.in_rows = forth.out_rows = rows;
+    forth.row = row;
+    forth.dtype = TUTTI_U32;
+    again = forth;
+    again.in = out;
+    again.out = back;
+    gpu_lockstep(group);
+    CHECK_OK(tutti_all_to_all_vdev_2d(group, &forth, experts, 1, in_splits, out_splits, ON_STREAM));
+    CHECK_OK(tutti_all_to_all_vdev_2d_offset(group, &again, experts, out_splits, back_splits, ON_STREAM));
+    gpu_read(got, back, (size_t)in_rows * row * 4);
+    CHECK_OK(tutti_group_check(group));
+    CHECK(memcmp(got, host, (size_t)in_rows * row * 4) == 0);
     gpu_lockstep(group);
     free(host_splits);
     free(host);

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Sends and receives of device memory.
+ */
+#include "gpu.h"
+
+static uint32_t word(int from, int to, size_t i, int round) {
+    return (uint32_t)from << 28 ^ (uint32_t)to << 24 ^ (uint32_t)round << 20 ^ (uint32_t)i;
+}
+
+/* Round a ring: everybody sends to the next, then receives from the one before. */
+static void ring(tutti_group *group, size_t count, int rounds) {
+    int rank = tutti_group_rank(group), size = tutti_group_size(group), next = (rank + 1) % size,
+        before = (rank + size - 1) % size;
+    uint32_t *in = gpu_private(count * 4), *out = gpu_private(count * 4), *host = malloc(count * 4);
+    for (int round = 0; round < rounds; round++) {
+        for (size_t i = 0; i < count; i++)
+            host[i] = word(rank, next, i, round);
+        gpu_write(in, host, count * 4);
+        gpu_lockstep(group);
+        tutti_received received = TUTTI_RECEIVED_INIT;
+        bool first = rank % 2 == 0; /* a long message waits for its receiver */
+        for (int step = 0; step < 2; step++) {
+            if ((step == 0) == first)
+                CHECK_OK(tutti_send(group, in, count, TUTTI_U32, next, 7, ON_STREAM));
+            else
+                CHECK_OK(tutti_recv(group, out, count, TUTTI_U32, before, 7,
+                                    TUTTI_OPTIONS(tutti_call, .stream = stream, .received = &received)));
+        }
+        CHECK(received.source == before && received.tag == 7 && received.count == count);
+        gpu_read(host, out, count * 4);
+        CHECK_OK(tutti_group_check(group));
+        for (size_t i = 0; i < count; i++)
+            CHECK_EQ(host[i], word(before, rank, i, round));
+        gpu_lockstep(group);
+    }
+    free(host);
+    gpu_private_free(in);
+    gpu_private_free(out);
+}
+
+TEST_GPU(messages_of_device_memory_arrive_at_every_size) {
+    tutti_group *group = tutti_world_group(world);
+    tutti_memory *memory = gpu_symmetric(world, 4096); /* so that the world knows of the device */
+    CHECK_OK(tutti_group_prepare(group, NULL));
+    if (tutti_group_size(group) % 2 != 0)
+        SKIP("a ring of long messages needs an even number of ranks");
+    ring(group, 0, 2);
+    ring(group, 1, 3);
+    ring(group, 1000, 5);
+    ring(group, 1 << 18, 3);
+    ring(group, (5 << 20) + 3, 2);
+    tutti_memory_release(memory);
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+TEST_GPU(a_short_message_is_on_its_way_before_the_receiver_comes) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group), size = tutti_group_size(group);
+    tutti_memory *memory = gpu_symmetric(world, 4096);
+    uint32_t *data = tutti_memory_data(memory), value = (uint32_t)rank + 100, got;
+    CHECK_OK(tutti_group_prepare(group, NULL));
+    gpu_write(data, &value, 4);
+    CHECK_OK(tutti_send(group, data, 1, TUTTI_U32, (rank + 1) % size, 1, ON_STREAM)); /* everybody sends first */
+    CHECK_CUDA(gpu.cuStreamSynchronize(stream));
+    CHECK_OK(tutti_recv(group, data + 1, 1, TUTTI_U32, (rank + size - 1) % size, 1, ON_STREAM));
+    gpu_read(&got, data + 1, 4);
+    CHECK_EQ(got, (uint32_t)((rank + size - 1) % size) + 100);
+    CHECK_OK(tutti_group_check(group));
+    CHECK_OK(tutti_barrier(group, NULL));
+    tutti_memory_release(memory);
+}
+
+TEST_GPU(what_messages_of_device_memory_cannot_do_is_an_error_before_anything_begins) {
+    tutti_group *group = tutti_world_group(world);
+    tutti_memory *memory = gpu_symmetric(world, 4096);
+    void *data = tutti_memory_data(memory);
+    CHECK_STATUS(tutti_send(group, data, 1, TUTTI_U32, 0, 1, ON_STREAM), TUTTI_ERROR_STATE);
+    CHECK_MESSAGE("tutti_group_prepare");
+    CHECK_OK(tutti_group_prepare(group, NULL));
+    CHECK_STATUS(tutti_recv(group, data, 1, TUTTI_U32, TUTTI_ANY_SOURCE, 1, ON_STREAM), TUTTI_ERROR_UNSUPPORTED);
+    CHECK_STATUS(tutti_recv(group, data, 1, TUTTI_U32, 0, TUTTI_ANY_TAG, ON_STREAM), TUTTI_ERROR_UNSUPPORTED);
+    CHECK_OK(tutti_barrier(group, NULL));
+    tutti_memory_release(memory);
+}
+
+TEST_GPU(another_tag_or_length_than_was_sent_is_a_mismatch) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group);
+    tutti_memory *memory = gpu_symmetric(world, 4096);
+    void *data = tutti_memory_data(memory);
+    CHECK_OK(tutti_group_prepare(group, NULL));
+    if (rank == 0)
+        CHECK_OK(tutti_send(group, data, 8, TUTTI_U32, 1, 1, ON_STREAM));
+    if (rank == 1)
+        CHECK_OK(tutti_recv(group, data, 8, TUTTI_U32, 0, 2, ON_STREAM));
+    tutti_status status = TUTTI_OK;
+    for (int i = 0; i < 2000 && status == TUTTI_OK; i++) {
+        usleep(5000);
+        status = tutti_group_check(group);
+    }
+    CHECK_EQ(status, TUTTI_ERROR_MISMATCH);
+    CHECK_CUDA(gpu.cuStreamSynchronize(stream));
+    tutti_memory_release(memory);
+}

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Several streams of one group: signals, barriers and collectives on them come one after the other, as they were
+ * called.
+ */
+#include <pthread.h>
+
+#include "graph.h"
+
+typedef struct bench {
+    tutti_group *group;
+    int rank, size, next, before;
+    tutti_memory *memory;
+    tutti_peers *peers;
+    CUstream first, second;
+} bench;
+
+static void begin(bench *bench, tutti_world *world) {
+    bench->group = tutti_world_group(world);
+    bench->rank = tutti_group_rank(bench->group);
+    bench->size = tutti_group_size(bench->group);
+    bench->next = (bench->rank + 1) % bench->size;
+    bench->before = (bench->rank + bench->size - 1) % bench->size;
+    bench->memory = gpu_symmetric(world, 1 << 16);
+    CHECK_OK(tutti_memory_rendezvous(bench->memory, bench->group, &bench->peers));
+    CHECK_OK(tutti_group_prepare(bench->group, NULL));
+    bench->first = stream;
+    bench->second = stream_new();
+}
+
+static void end(bench *bench) {
+    CHECK_CUDA(gpu.cuStreamSynchronize(bench->first));
+    CHECK_CUDA(gpu.cuStreamSynchronize(bench->second));
+    CHECK_OK(tutti_group_check(bench->group));
+    CHECK_OK(tutti_barrier(bench->group, NULL));
+    CHECK_CUDA(gpu.cuStreamDestroy(bench->second));
+    tutti_peers_release(bench->peers);
+    tutti_memory_release(bench->memory);
+}
+
+/* spec: test_stream_serialization_barrier_two_streams */
+TEST_GPU(barriers_on_two_streams_of_one_group_do_not_steal_each_others_words) {
+    bench bench;
+    begin(&bench, world);
+    for (int round = 0; round < 10; round++) {
+        if (bench.rank == 0)
+            gpu_delay(bench.first, 20);
+        CHECK_OK(tutti_peers_barrier(bench.peers, 0, ON(bench.first)));
+        CHECK_OK(tutti_peers_barrier(bench.peers, 0, ON(bench.second)));
+    }
+    end(&bench);
+}
+
+/* spec: test_stream_serialization_put_wait_two_streams */
+TEST_GPU(signals_on_two_streams_of_one_group_are_ordered) {
+    bench bench;
+    begin(&bench, world);
+    for (int round = 0; round < 10; round++) {
+        if (bench.rank == 0)
+            gpu_delay(bench.first, 10);
+        CHECK_OK(tutti_peers_signal(bench.peers, bench.next, 0, ON(bench.first)));
+        CHECK_OK(tutti_peers_wait_signal(bench.peers, bench.before, 0, ON(bench.second)));
+        CHECK_OK(tutti_peers_signal(bench.peers, bench.next, 0, ON(bench.second)));
+        CHECK_OK(tutti_peers_wait_signal(bench.peers, bench.before, 0, ON(bench.first)));
+    }
+    end(&bench);
+}
+
+/* spec: test_stream_serialization_waits_on_pad_kernel_only */
+TEST_GPU(only_the_earlier_operation_is_waited_for_not_what_comes_after_it_on_its_stream) {
+    bench bench;
+    begin(&bench, world);
+    CHECK_OK(tutti_peers_barrier(bench.peers, 0, ON(bench.first)));
+    gpu_delay(bench.first, 1500);
+    CHECK_OK(tutti_peers_barrier(bench.peers, 0, ON(bench.second)));
+    CHECK_CUDA(gpu.cuStreamSynchronize(bench.second));
+    CHECK_EQ(gpu.cuStreamQuery(bench.first), CUDA_ERROR_NOT_READY);
+    end(&bench);
+}
+
+typedef struct other_thread {
+    bench *bench;
+    CUcontext context;
+} other_thread;
+
+static void *barriers_of_another_thread(void *argument) {
+    other_thread *other = argument;
+    CHECK_CUDA(gpu.cuCtxSetCurrent(other->context));
+    for (int round = 0; round < 20; round++)
+        CHECK_OK(tutti_peers_barrier(other->bench->peers, 0, ON(other->bench->second)));
+    return NULL;
+}
+
+/* spec: test_stream_serialization_concurrent_threads */
+TEST_GPU(two_host_threads_may_use_one_group_each_on_its_stream) {
+    bench bench;
+    begin(&bench, world);
+    other_thread other = { .bench = &bench };
+    pthread_t thread;
+    CHECK_CUDA(gpu.cuCtxGetCurrent(&other.context));
+    CHECK_EQ(pthread_create(&thread, NULL, barriers_of_another_thread, &other), 0);
+    for (int round = 0; round < 20; round++)
+        CHECK_OK(tutti_peers_barrier(bench.peers, 0, ON(bench.first)));
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    end(&bench);
+}
+
+/* Two barriers, on two streams of one capture; the edges of the graph. */
+static CUgraph capture_two(bench *bench, tutti_peers *one, tutti_peers *two) {
+    graph_begin(bench->first);
+    stream_follow(bench->second, bench->first);
+    CHECK_OK(tutti_peers_barrier(one, 0, ON(bench->first)));
+    CHECK_OK(tutti_peers_barrier(two, 0, ON(bench->second)));
+    stream_follow(bench->first, bench->second);
+    return graph_end(bench->first);
+}
+
+/* spec: test_stream_serialization_graph_dependency */
+TEST_GPU(in_a_capture_the_order_is_an_edge_of_the_graph_for_one_group_and_none_for_two) {
+    bench bench;
+    begin(&bench, world);
+    tutti_memory *another = gpu_symmetric(world, 4096);
+    tutti_peers *same_group, *other_group;
+    tutti_group *group;
+    int *ranks = malloc(sizeof *ranks * (size_t)bench.size);
+    for (int i = 0; i < bench.size; i++)
+        ranks[i] = i;
+    CHECK_OK(tutti_group_new(world, ranks, bench.size, NULL, &group));
+    CHECK_OK(tutti_memory_rendezvous(another, bench.group, &same_group));
+    CHECK_OK(tutti_memory_rendezvous(another, group, &other_group));
+    CHECK_EQ(graph_edges(capture_two(&bench, bench.peers, same_group)), 1);
+    CHECK_EQ(graph_edges(capture_two(&bench, bench.peers, other_group)), 0);
+    CHECK_OK(tutti_barrier(bench.group, NULL));
+    tutti_peers_release(same_group);
+    tutti_peers_release(other_group);
+    tutti_memory_release(another);
+    tutti_group_release(group);
+    free(ranks);
+    end(&bench);
+}
+
+/* spec: test_stream_serialization_one_shot_all_reduce */
+TEST_GPU(collectives_on_two_streams_of_one_group_see_each_others_results) {
+    bench bench;
+    begin(&bench, world);
+    float *data = tutti_memory_data(bench.memory), host[1000], expected = 1;
+    for (int i = 0; i < 1000; i++)
+        host[i] = 1;
+    gpu_write(data, host, sizeof host);
+    CHECK_OK(tutti_barrier(bench.group, NULL));
+    for (int round = 0; round < 6; round++) {
+        if (bench.rank == round % bench.size)
+            gpu_delay(bench.first, 15);
+        CHECK_OK(tutti_all_reduce(bench.group, data, data, 1000, TUTTI_F32, TUTTI_SUM,
+                                  ON(round % 2 == 0 ? bench.first : bench.second)));
+        expected *= (float)bench.size;
+    }
+    CHECK_CUDA(gpu.cuStreamSynchronize(bench.second));
+    gpu_read(host, data, sizeof host);
+    CHECK(host[0] == expected && host[999] == expected);
+    end(&bench);
+}
+
+/* spec: test_stream_serialization_cuda_graph_capture */
+TEST_GPU(a_captured_barrier_replays) {
+    bench bench;
+    begin(&bench, world);
+    graph_begin(bench.first);
+    CHECK_OK(tutti_peers_barrier(bench.peers, 0, ON(bench.first)));
+    CUgraphExec executable = graph_instantiate(graph_end(bench.first));
+    for (int round = 0; round < 4; round++) {
+        graph_launch(executable, bench.first);
+        CHECK_CUDA(gpu.cuStreamSynchronize(bench.first));
+        CHECK_OK(tutti_barrier(bench.group, NULL));
+    }
+    CHECK_OK(tutti_peers_barrier(bench.peers, 0, ON(bench.second)));
+    end(&bench);
+}
+
+/* spec: test_stream_serialization_capture_without_replay */
+TEST_GPU(a_capture_that_never_runs_holds_nobody_up) {
+    bench bench;
+    begin(&bench, world);
+    graph_begin(bench.first);
+    CHECK_OK(tutti_peers_barrier(bench.peers, 0, ON(bench.first)));
+    (void)graph_end(bench.first);
+    CHECK_OK(tutti_peers_barrier(bench.peers, 0, ON(bench.second)));
+    CHECK_OK(tutti_peers_barrier(bench.peers, 0, ON(bench.first)));
+    end(&bench);
+}
+
+/* spec: test_stream_serialization_cuda_graph_forked_streams */
+TEST_GPU(a_graph_of_forked_streams_replays_and_leaves_the_users_pad_alone) {
+    bench bench;
+    begin(&bench, world);
+    graph_begin(bench.first);
+    stream_follow(bench.second, bench.first);
+    CHECK_OK(tutti_peers_barrier(bench.peers, 0, ON(bench.first)));
+    CHECK_OK(tutti_peers_signal(bench.peers, bench.next, 1, ON(bench.second)));
+    CHECK_OK(tutti_peers_wait_signal(bench.peers, bench.before, 1, ON(bench.first)));
+    stream_follow(bench.first, bench.second);
+    CUgraphExec executable = graph_instantiate(graph_end(bench.first));
+    for (int round = 0; round < 4; round++) {
+        graph_launch(executable, bench.first);
+        CHECK_CUDA(gpu.cuStreamSynchronize(bench.first));
+        CHECK_OK(tutti_barrier(bench.group, NULL));
+    }
+    size_t bytes = tutti_memory_pad_bytes(bench.memory);
+    unsigned char *pad = malloc(bytes);
+    gpu_read(pad, tutti_memory_signal_pad(bench.memory), bytes);
+    for (size_t i = 0; i < bytes; i++)
+        CHECK_EQ(pad[i], 0);
+    free(pad);
+    end(&bench);
+}
+
+TEST_GPU(a_work_is_joined_to_a_stream_without_the_host_waiting) {
+    bench bench;
+    begin(&bench, world);
+    float *data = tutti_memory_data(bench.memory), host[1000];
+    for (int i = 0; i < 1000; i++)
+        host[i] = (float)(bench.rank + 1);
+    gpu_write(data, host, sizeof host);
+    CHECK_OK(tutti_barrier(bench.group, NULL));
+    tutti_work *work;
+    if (bench.rank == 0)
+        gpu_delay(bench.first, 100);
+    CHECK_OK(tutti_all_reduce(bench.group, data, data, 1000, TUTTI_F32, TUTTI_SUM,
+                              TUTTI_OPTIONS(tutti_call, .stream = bench.first, .work = &work)));
+    CHECK_OK(tutti_work_join(work, bench.second));
+    CHECK_CUDA(gpu.cuMemcpyDtoHAsync(host, (CUdeviceptr)(uintptr_t)data, sizeof host, bench.second));
+    CHECK_CUDA(gpu.cuStreamSynchronize(bench.second));
+    CHECK(host[0] == (float)(bench.size * (bench.size + 1) / 2) && host[999] == host[0]);
+    CHECK_OK(tutti_work_wait(work, 0));
+    tutti_work_release(work);
+    end(&bench);
+}
