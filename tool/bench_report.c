@@ -15,6 +15,7 @@
 #include "job/dump.h"
 #include "json.h"
 #include "kernel/kernel.h"
+#include "machine.h"
 
 void bench_bytes_text(size_t bytes, char *text, size_t room) {
     static const char *const units[] = { "B", "KiB", "MiB", "GiB" };
@@ -29,61 +30,27 @@ void bench_bytes_text(size_t bytes, char *text, size_t room) {
 
 /* ---- the machine ---- */
 
-/* The first line of a file, or `otherwise`. */
-static void first_line(const char *path, char *text, size_t room, const char *otherwise) {
-    FILE *file = fopen(path, "re");
-    if (file == NULL || fgets(text, (int)room, file) == NULL)
-        snprintf(text, room, "%s", otherwise);
-    if (file != NULL)
-        fclose(file);
-    text[strcspn(text, "\n")] = '\0';
-}
-
 typedef struct machine {
     char processor[128], system[256], caches[96], governor[32], smt[16];
     long processors;
     int nodes;
 } machine;
 
-static void processor_name(char *text, size_t room) {
-    char line[256];
-    FILE *file = fopen("/proc/cpuinfo", "re");
-    snprintf(text, room, "unknown processor");
-    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
-        char *colon = strchr(line, ':');
-        if (colon == NULL || strncmp(line, "model name", 10) != 0)
-            continue;
-        colon[strcspn(colon, "\n")] = '\0';
-        snprintf(text, room, "%s", colon + 1 + strspn(colon + 1, " "));
-        break;
-    }
-    if (file != NULL)
-        fclose(file);
-}
-
-static int numa_nodes(void) {
-    int nodes = 0;
-    char path[64];
-    do
-        snprintf(path, sizeof path, "/sys/devices/system/node/node%d", nodes);
-    while (access(path, F_OK) == 0 && nodes++ < 1024);
-    return nodes > 0 ? nodes : 1;
-}
-
 static void look_at(machine *found) {
     struct utsname name;
     char l2[24], l3[24];
-    processor_name(found->processor, sizeof found->processor);
+    machine_processor(found->processor, sizeof found->processor);
     uname(&name);
     snprintf(found->system, sizeof found->system, "%s %s %s", name.sysname, name.release, name.machine);
     bench_bytes_text(tu_cache_bytes(2), l2, sizeof l2);
     bench_bytes_text(tu_cache_bytes(3), l3, sizeof l3);
     snprintf(found->caches, sizeof found->caches, "L2 %s, L3 %s", l2, l3);
-    first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", found->governor, sizeof found->governor,
-               "unknown");
-    first_line("/sys/devices/system/cpu/smt/active", found->smt, sizeof found->smt, "?");
+    if (!machine_first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", found->governor,
+                            sizeof found->governor))
+        snprintf(found->governor, sizeof found->governor, "unknown");
+    machine_first_line("/sys/devices/system/cpu/smt/active", found->smt, sizeof found->smt);
     found->processors = sysconf(_SC_NPROCESSORS_ONLN);
-    found->nodes = numa_nodes();
+    found->nodes = machine_nodes();
 }
 
 void bench_machine_text(const bench_results *results, char *text, size_t room) {

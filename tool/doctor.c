@@ -28,6 +28,7 @@
 #include "base/settings.h"
 #include "job/dump.h"
 #include "job/inspect.h"
+#include "machine.h"
 #include "tool.h"
 #include "topology.h"
 
@@ -96,36 +97,18 @@ static void put(report *r, level found, const char *subject, const char *fix, co
 
 /* ---- reading /proc and /sys ---- */
 
-/* The first line of a file, without its end; false when it cannot be read. */
-static bool read_line(const char *path, char *text, size_t bytes) {
-    FILE *file = fopen(path, "re");
-    bool here = file != NULL && fgets(text, (int)bytes, file) != NULL;
-    if (file != NULL)
-        fclose(file);
-    if (here)
-        text[strcspn(text, "\n")] = '\0';
-    return here;
-}
-
 /* A number in a file; -1 when there is none, INT64_MAX for "max". */
 static int64_t read_number(const char *path) {
     char text[64];
-    if (!read_line(path, text, sizeof text))
+    if (!machine_first_line(path, text, sizeof text))
         return -1;
     return strncmp(text, "max", 3) == 0 ? INT64_MAX : strtoll(text, NULL, 10);
 }
 
 /* "MemAvailable:  123 kB" in bytes; -1 when it is not there. */
 static int64_t memory_line(const char *name) {
-    char line[128];
-    FILE *file = fopen("/proc/meminfo", "re");
-    int64_t bytes = -1;
-    while (file != NULL && bytes < 0 && fgets(line, sizeof line, file) != NULL)
-        if (strncmp(line, name, strlen(name)) == 0 && line[strlen(name)] == ':')
-            bytes = strtoll(line + strlen(name) + 1, NULL, 10) * 1024;
-    if (file != NULL)
-        fclose(file);
-    return bytes;
+    char text[64];
+    return machine_line_of("/proc/meminfo", name, text, sizeof text) ? strtoll(text, NULL, 10) * 1024 : -1;
 }
 
 /* Folder of this process in the unified control-group tree; false when there is none. */
@@ -316,7 +299,7 @@ static void check_memory(report *r) {
 
 static void check_huge_pages(report *r) {
     char shared[128];
-    if (!read_line("/sys/kernel/mm/transparent_hugepage/shmem_enabled", shared, sizeof shared)) {
+    if (!machine_first_line("/sys/kernel/mm/transparent_hugepage/shmem_enabled", shared, sizeof shared)) {
         put(r, NOTE, "huge pages", NULL, "this kernel has none for shared memory");
         return;
     }
@@ -329,20 +312,14 @@ static void check_huge_pages(report *r) {
 }
 
 static void check_numa(report *r) {
-    int nodes = 0;
-    char path[64];
-    do
-        snprintf(path, sizeof path, "/sys/devices/system/node/node%d", nodes++);
-    while (access(path, F_OK) == 0);
-    nodes--;
+    int nodes = machine_nodes();
     if (nodes > 1 && read_number("/proc/sys/kernel/numa_balancing") > 0)
         put(r, WARNING, "NUMA", "sysctl -w kernel.numa_balancing=0",
             "%d nodes with automatic balancing, which unmaps pages to see who uses them and disturbs ranks that are "
             "bound",
             nodes);
     else
-        put(r, GOOD, "NUMA", NULL, "%d node%s", nodes > 0 ? nodes : 1,
-            nodes > 1 ? "s; bind ranks (tutti run does)" : "");
+        put(r, GOOD, "NUMA", NULL, "%d node%s", nodes, nodes > 1 ? "s; bind ranks (tutti run does)" : "");
 }
 
 static void check_smt(report *r) {
@@ -357,7 +334,7 @@ static void check_smt(report *r) {
 
 static void check_governor(report *r) {
     char governor[64];
-    if (!read_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", governor, sizeof governor)) {
+    if (!machine_first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", governor, sizeof governor)) {
         put(r, GOOD, "frequency", NULL, "not governed by this kernel");
         return;
     }
@@ -384,7 +361,7 @@ static void check_load(report *r) {
         return;
     snprintf(file, sizeof file, "%s/cpu.max", path);
     long long allowed, period;
-    if (read_line(file, quota, sizeof quota) && sscanf(quota, "%lld %lld", &allowed, &period) == 2 &&
+    if (machine_first_line(file, quota, sizeof quota) && sscanf(quota, "%lld %lld", &allowed, &period) == 2 &&
         allowed < period * r->ranks)
         put(r, WARNING, "CPU quota", "raise cpu.max (docker run --cpus, CPUQuota of the service), or run fewer ranks",
             "this control group may use %.1f CPUs; %d ranks that wait for each other would be held back together",
@@ -394,7 +371,7 @@ static void check_load(report *r) {
 static void check_clock(report *r) {
     char source[64] = "unknown";
     struct timespec begin, end, ignored;
-    read_line("/sys/devices/system/clocksource/clocksource0/current_clocksource", source, sizeof source);
+    machine_first_line("/sys/devices/system/clocksource/clocksource0/current_clocksource", source, sizeof source);
     clock_gettime(CLOCK_MONOTONIC, &begin);
     for (int i = 0; i < 1000; i++)
         clock_gettime(CLOCK_MONOTONIC, &ignored);
@@ -416,7 +393,7 @@ static void check_ports(report *r) {
     close(probe);
     char range[64] = "";
     int low = 0, high = 0;
-    if (read_line("/proc/sys/net/ipv4/ip_local_port_range", range, sizeof range))
+    if (machine_first_line("/proc/sys/net/ipv4/ip_local_port_range", range, sizeof range))
         sscanf(range, "%d %d", &low, &high);
     if (high > 0 && high - low < 1000)
         put(r, WARNING, "ports", "sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\"",
@@ -502,13 +479,8 @@ static int doctor_main(int argc, char **argv) {
         case 's':
             r.strict = true;
             break;
-        case 'h':
-            fputs(help_text, stdout);
-            return 0;
-        case ':':
-            return tool_usage(&tool_doctor, "%s needs a value", argv[optind - 1]);
         default:
-            return tool_usage(&tool_doctor, "there is no option %s", argv[optind - 1]);
+            return tool_other_option(&tool_doctor, option, argv);
         }
     }
     if (r.json)

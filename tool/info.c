@@ -17,6 +17,7 @@
 #include "base/instructions.h"
 #include "base/settings.h"
 #include "job/dump.h"
+#include "machine.h"
 #include "memory/backend.h"
 #include "tool.h"
 #include "topology.h"
@@ -104,23 +105,6 @@ static void show_build(void) {
 
 /* ---- machine ---- */
 
-/* The value of the first line of a file that begins with `key`, after ':'. */
-static void line_of(const char *path, const char *key, char *value, size_t bytes) {
-    char line[512];
-    FILE *file = fopen(path, "re");
-    snprintf(value, bytes, "unknown");
-    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
-        if (strncmp(line, key, strlen(key)) != 0)
-            continue;
-        const char *colon = strchr(line, ':');
-        const char *text = colon != NULL ? colon + 1 + strspn(colon + 1, " \t") : line;
-        snprintf(value, bytes, "%.*s", (int)strcspn(text, "\n"), text);
-        break;
-    }
-    if (file != NULL)
-        fclose(file);
-}
-
 static int places(tutti_place place) {
     tutti_connectivity *connectivity;
     if (tutti_connectivity_machine(place, &connectivity) != TUTTI_OK)
@@ -140,7 +124,7 @@ static void show_machine(void) {
     row("host", system.nodename, true);
     snprintf(text, sizeof text, "%s %s %s", system.sysname, system.release, system.machine);
     row("system", text, false);
-    line_of("/proc/cpuinfo", "model name", text, sizeof text);
+    machine_processor(text, sizeof text);
     row("processor", text, false);
     snprintf(text, sizeof text, "%d of %ld", topology_cpus(), sysconf(_SC_NPROCESSORS_ONLN));
     row("CPUs for this process", text, false);
@@ -157,9 +141,9 @@ static void show_machine(void) {
             snprintf(text + used, sizeof text - used, "%s%s", used > 0 ? " " : "", tu_instructions_name(level));
     }
     row("instruction sets", text, false);
-    line_of("/proc/meminfo", "MemTotal", text, sizeof text);
+    machine_line_of("/proc/meminfo", "MemTotal", text, sizeof text);
     row("memory", text, false);
-    line_of("/proc/meminfo", "MemAvailable", text, sizeof text);
+    machine_line_of("/proc/meminfo", "MemAvailable", text, sizeof text);
     row("memory available", text, false);
     if (as_json)
         printf("}");
@@ -501,13 +485,8 @@ static int info_main(int argc, char **argv) {
         case 'j':
             as_json = true;
             break;
-        case 'h':
-            fputs(help_text, stdout);
-            return 0;
-        case ':':
-            return tool_usage(&tool_info, "%s needs a value", argv[optind - 1]);
         default:
-            return tool_usage(&tool_info, "there is no option %s", argv[optind - 1]);
+            return tool_other_option(&tool_info, option, argv);
         }
     }
     if (ranks == 0)

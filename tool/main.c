@@ -3,6 +3,7 @@
  * The tutti command: finds the sub-command and hands over. Also `tutti help` and the little things that sub-commands
  * share.
  */
+#include <getopt.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -93,6 +94,14 @@ int tool_usage(const tool_command *command, const char *format, ...) {
             command != NULL ? command->name : "");
     va_end(arguments);
     return TOOL_USAGE;
+}
+
+int tool_other_option(const tool_command *command, int option, char *const *argv) {
+    if (option == 'h') {
+        fputs(command->help, stdout);
+        return 0;
+    }
+    return tool_usage(command, option == ':' ? "%s needs a value" : "there is no option %s", argv[optind - 1]);
 }
 
 int tool_fail(const char *format, ...) {

@@ -298,11 +298,8 @@ static int ps_main(int argc, char **argv) {
         case 'j':
             json = true;
             break;
-        case 'h':
-            fputs(help_text, stdout);
-            return 0;
         default:
-            return tool_usage(&tool_ps, "there is no option %s", argv[optind - 1]);
+            return tool_other_option(&tool_ps, option, argv);
         }
     }
     if (argc - optind > 1)

@@ -28,6 +28,10 @@ extern const tool_command tool_run, tool_bench, tool_info, tool_doctor, tool_ps,
 /* "tutti run: <text>" and where to read on, to stderr; returns TOOL_USAGE. `command` may be NULL. */
 int tool_usage(const tool_command *command, const char *format, ...) TUTTI_PRINTF(2, 3);
 
+/* What getopt_long returned and the sub-command does not know itself: -h prints its help, ':' is a missing value,
+ * anything else no option. Returns the exit status. */
+int tool_other_option(const tool_command *command, int option, char *const *argv);
+
 /* "tutti: <text>" to stderr; returns 1. */
 int tool_fail(const char *format, ...) TUTTI_PRINTF(1, 2);
 

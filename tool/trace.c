@@ -130,13 +130,8 @@ static int trace_main(int argc, char **argv) {
             if (last < 1)
                 return tool_usage(&tool_trace, "--last %s: must be a number from 1 on", optarg);
             break;
-        case 'h':
-            fputs(help_text, stdout);
-            return 0;
-        case ':':
-            return tool_usage(&tool_trace, "%s needs a value", argv[optind - 1]);
         default:
-            return tool_usage(&tool_trace, "there is no option %s", argv[optind - 1]);
+            return tool_other_option(&tool_trace, option, argv);
         }
     }
     flight_list jobs = { 0 };
