@@ -193,107 +193,107 @@ static bool take_binding(const char *text, binding_policy *policy) {
 }
 
 /* One option with its value; false when the value cannot be understood. */
-static bool take_value(int option, const char *text, bench_options *o) {
+static bool take_value(int option, const char *text, bench_options *options) {
     long number = 0;
     bool good = true;
     switch (option) {
     case 'g':
         good = take_long(text, 1, 4096, &number);
-        o->ranks = (int)number;
+        options->ranks = (int)number;
         return good;
     case 'b':
-        return take_bytes(text, &o->begin);
+        return take_bytes(text, &options->begin);
     case 'e':
-        return take_bytes(text, &o->end);
+        return take_bytes(text, &options->end);
     case 'm':
-        return take_range(text, o);
+        return take_range(text, options);
     case 'f':
-        return take_real(text, 1.01, &o->factor);
+        return take_real(text, 1.01, &options->factor);
     case 'i':
-        return take_bytes(text, &o->step) && o->step > 0;
+        return take_bytes(text, &options->step) && options->step > 0;
     case 'd':
-        return tutti_dtype_parse(text, &o->dtype) == TUTTI_OK;
+        return tutti_dtype_parse(text, &options->dtype) == TUTTI_OK;
     case 'o':
-        return tutti_reduction_parse(text, &o->reduction) == TUTTI_OK;
+        return tutti_reduction_parse(text, &options->reduction) == TUTTI_OK;
     case 'r':
         good = take_long(text, 0, 4095, &number);
-        o->root = (int)number;
+        options->root = (int)number;
         return good;
     case 'n':
-        return take_long(text, 1, 100000000, &o->iterations);
+        return take_long(text, 1, 100000000, &options->iterations);
     case 'w':
-        return take_long(text, 0, 100000000, &o->warmup);
+        return take_long(text, 0, 100000000, &options->warmup);
     case 'a':
         good = take_long(text, 0, 3, &number);
-        o->across = (int)number;
+        options->across = (int)number;
         return good;
     case 'z':
         good = take_long(text, 0, 1, &number);
-        o->isolated = number == 1;
+        options->isolated = number == 1;
         return good;
     case 'c':
         good = take_long(text, 0, 1000000, &number);
-        o->check = number > 0;
+        options->check = number > 0;
         return good;
     case OPTION_BIND:
-        return take_binding(text, &o->binding);
+        return take_binding(text, &options->binding);
     case OPTION_ALGORITHM:
-        return tutti_algorithm_parse(text, &o->algorithm) == TUTTI_OK;
+        return tutti_algorithm_parse(text, &options->algorithm) == TUTTI_OK;
     case OPTION_MODE:
-        o->isolated = strcmp(text, "isolated") == 0;
-        return o->isolated || strcmp(text, "streaming") == 0;
+        options->isolated = strcmp(text, "isolated") == 0;
+        return options->isolated || strcmp(text, "streaming") == 0;
     case OPTION_ROUNDS:
         good = take_long(text, 1, BENCH_ROUNDS / 3, &number); /* --baseline may add twice as many */
-        o->rounds = (int)number;
+        options->rounds = (int)number;
         return good;
     case OPTION_TIME:
-        return take_real(text, 0.001, &o->seconds);
+        return take_real(text, 0.001, &options->seconds);
     default: /* OPTION_SLOWER */
-        return take_real(text, 0, &o->slower);
+        return take_real(text, 0, &options->slower);
     }
 }
 
 /* One option without a value, or with a file's name; false when it is none of them. */
-static bool take_flag(int option, const char *text, bench_options *o) {
+static bool take_flag(int option, const char *text, bench_options *options) {
     switch (option) {
     case OPTION_THREADS:
-        return o->threads = true;
+        return options->threads = true;
     case OPTION_SYMMETRIC:
-        o->private_buffers = false;
+        options->private_buffers = false;
         return true;
     case OPTION_PRIVATE:
-        return o->private_buffers = true;
+        return options->private_buffers = true;
     case OPTION_IN_PLACE:
-        return o->in_place = true;
+        return options->in_place = true;
     case OPTION_ISOLATED:
-        return o->isolated = true;
+        return options->isolated = true;
     case OPTION_STREAMING:
-        o->isolated = false;
+        options->isolated = false;
         return true;
     case OPTION_COLD:
-        return o->cold = true;
+        return options->cold = true;
     case OPTION_DIRTY:
-        return o->dirty = true;
+        return options->dirty = true;
     case OPTION_CHECK:
-        return o->check = true;
+        return options->check = true;
     case OPTION_FULL: /* the table is always full */
         return true;
     case OPTION_JSON:
-        o->json = text;
-        o->format = text == NULL ? BENCH_JSON : o->format;
+        options->json = text;
+        options->format = text == NULL ? BENCH_JSON : options->format;
         return true;
     case OPTION_CSV:
-        o->csv = text;
-        o->format = text == NULL ? BENCH_CSV : o->format;
+        options->csv = text;
+        options->format = text == NULL ? BENCH_CSV : options->format;
         return true;
     case OPTION_PLOT:
-        o->plot = text;
+        options->plot = text;
         return true;
     case OPTION_BASELINE:
-        o->baseline = text;
+        options->baseline = text;
         return true;
     case OPTION_TUNE:
-        o->tune = text;
+        options->tune = text;
         return true;
     default:
         return false;
@@ -310,40 +310,40 @@ static int unknown_operation(const char *name) {
     return tool_usage(&tool_bench, "there is no operation \"%s\"; \"tutti bench --list\" lists them", name);
 }
 
-static int take_operations(int argc, char **argv, bench_options *o) {
+static int take_operations(int argc, char **argv, bench_options *options) {
     for (int i = optind; i < argc; i++) {
         const bench_operation *found = bench_operation_find(argv[i]);
         if (found == NULL)
             return unknown_operation(argv[i]);
-        if (o->operation_count == BENCH_OPERATIONS)
+        if (options->operation_count == BENCH_OPERATIONS)
             return tool_usage(&tool_bench, "more than %d operations", BENCH_OPERATIONS);
-        o->operations[o->operation_count++] = found;
+        options->operations[options->operation_count++] = found;
     }
-    if (o->operation_count == 0 && o->tune == NULL)
+    if (options->operation_count == 0 && options->tune == NULL)
         return tool_usage(&tool_bench, "which operation? \"tutti bench all_reduce\", for instance");
     return 0;
 }
 
 /* -c of nccl-tests takes 0 or 1, -c of OSU nothing: a following number belongs to it. */
-static void take_check(int argc, char **argv, bench_options *o) {
+static void take_check(int argc, char **argv, bench_options *options) {
     long number;
-    o->check = true;
+    options->check = true;
     if (optind < argc && take_long(argv[optind], 0, 1000000, &number)) {
-        o->check = number > 0;
+        options->check = number > 0;
         optind++;
     }
 }
 
-static int read_options(int argc, char **argv, bench_options *o) {
-    *o = (bench_options){ .begin = 8,
-                          .end = (size_t)64 << 20,
-                          .factor = 2,
-                          .warmup = -1,
-                          .seconds = 0.3,
-                          .dtype = TUTTI_F32,
-                          .reduction = TUTTI_SUM,
-                          .across = 1,
-                          .slower = 10 };
+static int read_options(int argc, char **argv, bench_options *options) {
+    *options = (bench_options){ .begin = 8,
+                                .end = (size_t)64 << 20,
+                                .factor = 2,
+                                .warmup = -1,
+                                .seconds = 0.3,
+                                .dtype = TUTTI_F32,
+                                .reduction = TUTTI_SUM,
+                                .across = 1,
+                                .slower = 10 };
     int option, index = 0;
     optind = 1;
     while ((option = getopt_long(argc, argv, "g:b:e:m:f:i:d:o:r:n:w:a:z:ch", long_options, &index)) != -1) {
@@ -359,22 +359,22 @@ static int read_options(int argc, char **argv, bench_options *o) {
         if (option == '?')
             return TOOL_USAGE;
         if (option == 'c')
-            take_check(argc, argv, o);
-        else if (!take_flag(option, optarg, o) && !take_value(option, optarg, o))
+            take_check(argc, argv, options);
+        else if (!take_flag(option, optarg, options) && !take_value(option, optarg, options))
             return tool_usage(&tool_bench, "\"%s\" cannot be understood%s%s", optarg,
                               tutti_error_message()[0] ? ": " : "", tutti_error_message());
     }
-    int wrong = take_operations(argc, argv, o);
+    int wrong = take_operations(argc, argv, options);
     if (wrong != 0)
         return wrong;
-    if (o->rounds == 0)
-        o->rounds = o->baseline != NULL || o->tune != NULL ? 5 : 1;
-    if (o->begin == 0 || o->begin > o->end)
-        return tool_usage(&tool_bench, "sizes from %zu to %zu bytes: there are none", o->begin, o->end);
-    for (int i = 0; i < o->operation_count; i++) {
-        if (o->operations[i]->reduces && !tutti_reduction_applies(o->reduction, o->dtype))
-            return tool_usage(&tool_bench, "%s is not defined for %s", tutti_reduction_name(o->reduction),
-                              tutti_dtype_name(o->dtype));
+    if (options->rounds == 0)
+        options->rounds = options->baseline != NULL || options->tune != NULL ? 5 : 1;
+    if (options->begin == 0 || options->begin > options->end)
+        return tool_usage(&tool_bench, "sizes from %zu to %zu bytes: there are none", options->begin, options->end);
+    for (int i = 0; i < options->operation_count; i++) {
+        if (options->operations[i]->reduces && !tutti_reduction_applies(options->reduction, options->dtype))
+            return tool_usage(&tool_bench, "%s is not defined for %s", tutti_reduction_name(options->reduction),
+                              tutti_dtype_name(options->dtype));
     }
     return 0;
 }
@@ -406,21 +406,21 @@ static int write_file(const char *path, const bench_job *job, bool as_json) {
 
 /* What is written once all rows are there. */
 static int report(const bench_job *job) {
-    const bench_options *o = job->options;
+    const bench_options *options = job->options;
     int failed = 0;
-    if (o->tune != NULL)
+    if (options->tune != NULL)
         return 0;
-    if (o->format == BENCH_JSON)
+    if (options->format == BENCH_JSON)
         bench_report_json(stdout, job);
-    if (o->format == BENCH_CSV)
+    if (options->format == BENCH_CSV)
         bench_report_csv(stdout, job->results);
-    if (o->json != NULL)
-        failed |= write_file(o->json, job, true);
-    if (o->csv != NULL)
-        failed |= write_file(o->csv, job, false);
-    if (o->plot != NULL)
+    if (options->json != NULL)
+        failed |= write_file(options->json, job, true);
+    if (options->csv != NULL)
+        failed |= write_file(options->csv, job, false);
+    if (options->plot != NULL)
         failed |= bench_plot(job);
-    if (o->baseline != NULL)
+    if (options->baseline != NULL)
         failed |= bench_report_baseline(job);
     for (int i = 0; i < job->results->count; i++) {
         const bench_row *row = &job->results->rows[i];
@@ -465,13 +465,13 @@ static void describe_bindings(const binding *bindings, int ranks, char *text, si
 }
 
 static int run_own_ranks(bench_job *job) {
-    const bench_options *o = job->options;
-    int ranks = o->ranks > 0 ? o->ranks : topology_cpus();
+    const bench_options *options = job->options;
+    int ranks = options->ranks > 0 ? options->ranks : topology_cpus();
     char why[160] = "", text[480] = "";
     binding *bindings = calloc((size_t)ranks, sizeof *bindings);
     if (bindings == NULL)
         return tool_fail("out of memory");
-    int bound = topology_bind(o->binding, ranks, bindings, why, sizeof why);
+    int bound = topology_bind(options->binding, ranks, bindings, why, sizeof why);
     if (bound < 0) {
         free(bindings);
         return tool_usage(&tool_bench, "%s", why);
@@ -484,7 +484,7 @@ static int run_own_ranks(bench_job *job) {
     job->binding_text = text;
     fflush(stdout);
     tutti_status status =
-        tutti_spawn(o->threads ? TUTTI_SPAWN_THREADS : TUTTI_SPAWN_PROCESSES, ranks, bench_rank_main, job);
+        tutti_spawn(options->threads ? TUTTI_SPAWN_THREADS : TUTTI_SPAWN_PROCESSES, ranks, bench_rank_main, job);
     int failed = status == TUTTI_OK ? report(job) : tool_fail("%s", tutti_error_message());
     free(bindings);
     return failed;

@@ -9,102 +9,106 @@
 
 /* ---- what they call ---- */
 
-static tutti_status run_barrier(const bench_call *c) {
-    return tutti_barrier(c->group, c->call);
+static tutti_status run_barrier(const bench_call *call) {
+    return tutti_barrier(call->group, call->call);
 }
 
-static tutti_status run_all_reduce(const bench_call *c) {
-    return tutti_all_reduce(c->group, c->in, c->out, c->count, c->dtype, c->reduction, c->call);
+static tutti_status run_all_reduce(const bench_call *call) {
+    return tutti_all_reduce(call->group, call->in, call->out, call->count, call->dtype, call->reduction, call->call);
 }
 
-static tutti_status run_reduce(const bench_call *c) {
-    return tutti_reduce(c->group, c->in, c->out, c->count, c->dtype, c->reduction, c->root, c->call);
+static tutti_status run_reduce(const bench_call *call) {
+    return tutti_reduce(call->group, call->in, call->out, call->count, call->dtype, call->reduction, call->root,
+                        call->call);
 }
 
-static tutti_status run_reduce_scatter(const bench_call *c) {
-    return tutti_reduce_scatter(c->group, c->in, c->out, c->count, c->dtype, c->reduction, c->call);
+static tutti_status run_reduce_scatter(const bench_call *call) {
+    return tutti_reduce_scatter(call->group, call->in, call->out, call->count, call->dtype, call->reduction,
+                                call->call);
 }
 
-static tutti_status run_reduce_scatter_v(const bench_call *c) {
-    return tutti_reduce_scatter_v(c->group, c->in, c->out, c->counts, c->dtype, c->reduction, c->call);
+static tutti_status run_reduce_scatter_v(const bench_call *call) {
+    return tutti_reduce_scatter_v(call->group, call->in, call->out, call->counts, call->dtype, call->reduction,
+                                  call->call);
 }
 
-static tutti_status run_all_gather(const bench_call *c) {
-    return tutti_all_gather(c->group, c->in, c->out, c->count, c->dtype, c->call);
+static tutti_status run_all_gather(const bench_call *call) {
+    return tutti_all_gather(call->group, call->in, call->out, call->count, call->dtype, call->call);
 }
 
-static tutti_status run_all_gather_v(const bench_call *c) {
-    return tutti_all_gather_v(c->group, c->in, c->out, c->counts, NULL, c->dtype, c->call);
+static tutti_status run_all_gather_v(const bench_call *call) {
+    return tutti_all_gather_v(call->group, call->in, call->out, call->counts, NULL, call->dtype, call->call);
 }
 
-static tutti_status run_broadcast(const bench_call *c) {
-    return tutti_broadcast(c->group, c->in, c->out, c->count, c->dtype, c->root, c->call);
+static tutti_status run_broadcast(const bench_call *call) {
+    return tutti_broadcast(call->group, call->in, call->out, call->count, call->dtype, call->root, call->call);
 }
 
-static tutti_status run_gather(const bench_call *c) {
-    return tutti_gather(c->group, c->in, c->out, c->count, c->dtype, c->root, c->call);
+static tutti_status run_gather(const bench_call *call) {
+    return tutti_gather(call->group, call->in, call->out, call->count, call->dtype, call->root, call->call);
 }
 
-static tutti_status run_scatter(const bench_call *c) {
-    return tutti_scatter(c->group, c->in, c->out, c->count, c->dtype, c->root, c->call);
+static tutti_status run_scatter(const bench_call *call) {
+    return tutti_scatter(call->group, call->in, call->out, call->count, call->dtype, call->root, call->call);
 }
 
-static tutti_status run_all_to_all(const bench_call *c) {
-    return tutti_all_to_all(c->group, c->in, c->out, c->count, c->dtype, c->call);
+static tutti_status run_all_to_all(const bench_call *call) {
+    return tutti_all_to_all(call->group, call->in, call->out, call->count, call->dtype, call->call);
 }
 
-static tutti_status run_all_to_all_v(const bench_call *c) {
-    return tutti_all_to_all_v(c->group, c->in, c->counts, NULL, c->out, c->counts, NULL, c->dtype, c->call);
+static tutti_status run_all_to_all_v(const bench_call *call) {
+    return tutti_all_to_all_v(call->group, call->in, call->counts, NULL, call->out, call->counts, NULL, call->dtype,
+                              call->call);
 }
 
-static tutti_status run_permute(const bench_call *c) {
-    return tutti_permute(c->group, c->in, c->out, c->count, c->dtype, c->to, c->call);
+static tutti_status run_permute(const bench_call *call) {
+    return tutti_permute(call->group, call->in, call->out, call->count, call->dtype, call->to, call->call);
 }
 
 /* Ranks in pairs, 0 with 1, 2 with 3, …; with an odd number the last has no partner and does nothing. */
-static int partner(const bench_call *c) {
-    int other = c->rank ^ 1;
-    return other < c->size ? other : -1;
+static int partner(const bench_call *call) {
+    int other = call->rank ^ 1;
+    return other < call->size ? other : -1;
 }
 
-static tutti_status run_send_recv(const bench_call *c) {
-    int other = partner(c);
+static tutti_status run_send_recv(const bench_call *call) {
+    int other = partner(call);
     if (other < 0)
         return TUTTI_OK;
-    bool first = c->rank < other;
-    tutti_status status = first ? tutti_send(c->group, c->in, c->count, c->dtype, other, 0, c->call)
-                                : tutti_recv(c->group, c->out, c->count, c->dtype, other, 0, c->call);
+    bool first = call->rank < other;
+    tutti_status status = first ? tutti_send(call->group, call->in, call->count, call->dtype, other, 0, call->call)
+                                : tutti_recv(call->group, call->out, call->count, call->dtype, other, 0, call->call);
     if (status != TUTTI_OK)
         return status;
-    return first ? tutti_recv(c->group, c->out, c->count, c->dtype, other, 0, c->call)
-                 : tutti_send(c->group, c->in, c->count, c->dtype, other, 0, c->call);
+    return first ? tutti_recv(call->group, call->out, call->count, call->dtype, other, 0, call->call)
+                 : tutti_send(call->group, call->in, call->count, call->dtype, other, 0, call->call);
 }
 
-static tutti_status run_put(const bench_call *c) {
-    return tutti_peers_put(c->out_peers, (c->rank + 1) % c->size, c->out_offset, c->in,
-                           c->count * tutti_dtype_size(c->dtype), c->call);
+static tutti_status run_put(const bench_call *call) {
+    return tutti_peers_put(call->out_peers, (call->rank + 1) % call->size, call->out_offset, call->in,
+                           call->count * tutti_dtype_size(call->dtype), call->call);
 }
 
-static tutti_status run_get(const bench_call *c) {
-    return tutti_peers_get(c->in_peers, (c->rank + 1) % c->size, c->in_offset, c->out,
-                           c->count * tutti_dtype_size(c->dtype), c->call);
+static tutti_status run_get(const bench_call *call) {
+    return tutti_peers_get(call->in_peers, (call->rank + 1) % call->size, call->in_offset, call->out,
+                           call->count * tutti_dtype_size(call->dtype), call->call);
 }
 
-static tutti_status run_signal(const bench_call *c) {
-    int other = partner(c);
+static tutti_status run_signal(const bench_call *call) {
+    int other = partner(call);
     if (other < 0)
         return TUTTI_OK;
-    bool first = c->rank < other;
-    tutti_status status = first ? tutti_peers_signal(c->out_peers, other, 0, c->call)
-                                : tutti_peers_wait_signal(c->out_peers, other, 0, c->call);
+    bool first = call->rank < other;
+    tutti_status status = first ? tutti_peers_signal(call->out_peers, other, 0, call->call)
+                                : tutti_peers_wait_signal(call->out_peers, other, 0, call->call);
     if (status != TUTTI_OK)
         return status;
-    return first ? tutti_peers_wait_signal(c->out_peers, other, 0, c->call)
-                 : tutti_peers_signal(c->out_peers, other, 0, c->call);
+    return first ? tutti_peers_wait_signal(call->out_peers, other, 0, call->call)
+                 : tutti_peers_signal(call->out_peers, other, 0, call->call);
 }
 
-static tutti_status run_signal_barrier(const bench_call *c) {
-    return tutti_peers_barrier(c->out_peers, 0, c->call);
+static tutti_status run_signal_barrier(const bench_call *call) {
+    return tutti_peers_barrier(call->out_peers, 0, call->call);
 }
 
 /* ---- what their output must be ---- */

@@ -98,7 +98,7 @@ static const char *microseconds(double value, char *text, size_t room) {
 }
 
 void bench_report_row(FILE *file, const bench_row *row, bool first_of_operation) {
-    char t[5][24], wrong[24] = "-", algbw[16] = "-", busbw[16] = "-";
+    char times[5][24], wrong[24] = "-", algbw[16] = "-", busbw[16] = "-";
     if (first_of_operation)
         fprintf(file, "#\n# %s\n#%11s %11s %7s %10s %10s %10s %10s %10s %10s %8s %8s %6s%s\n", row->operation, "size",
                 "count", "type", "op", "min", "p50", "avg", "p99", "max", "algbw", "busbw", "wrong",
@@ -111,9 +111,10 @@ void bench_report_row(FILE *file, const bench_row *row, bool first_of_operation)
     }
     fprintf(file, " %11zu %11zu %7s %10s %10s %10s %10s %10s %10s %8s %8s %6s", row->bytes, row->count,
             row->bytes > 0 ? tutti_dtype_name(row->dtype) : "-",
-            row->reduction ? tutti_reduction_name(row->reduction) : "-", microseconds(row->min, t[0], sizeof t[0]),
-            microseconds(row->p50, t[1], sizeof t[1]), microseconds(row->avg, t[2], sizeof t[2]),
-            microseconds(row->p99, t[3], sizeof t[3]), microseconds(row->max, t[4], sizeof t[4]), algbw, busbw, wrong);
+            row->reduction ? tutti_reduction_name(row->reduction) : "-",
+            microseconds(row->min, times[0], sizeof times[0]), microseconds(row->p50, times[1], sizeof times[1]),
+            microseconds(row->avg, times[2], sizeof times[2]), microseconds(row->p99, times[3], sizeof times[3]),
+            microseconds(row->max, times[4], sizeof times[4]), algbw, busbw, wrong);
     if (row->rounds > 1)
         fprintf(file, "  %4.0f %%", row->p50 > 0 ? 50 * (row->high - row->low) / row->p50 : 0);
     fputc('\n', file);

@@ -83,22 +83,22 @@ static void tell_late(const flight_job *job, const call *waiting, const bool *mi
     append(found, "rank%s %s did not come to %s, for which rank %d %s %s:", count == 1 ? "" : "s", list, what, by->rank,
            entry->running ? "has been waiting" : "waited", since);
     for (size_t i = 0; i < job->count; i++) {
-        const flight *f = &job->flights[i];
-        if (f->rank >= by->size || !missing[f->rank])
+        const flight *copy = &job->flights[i];
+        if (copy->rank >= by->size || !missing[copy->rank])
             continue;
         char doing[400];
-        flight_doing(f, doing, sizeof doing);
-        append(found, " rank %d (pid %d) %s;", f->rank, f->pid, doing);
+        flight_doing(copy, doing, sizeof doing);
+        append(found, " rank %d (pid %d) %s;", copy->rank, copy->pid, doing);
     }
     found->text[strlen(found->text) - 1] = '.';
 }
 
 /* Whether this rank has been held up, or was until it gave up. */
-static bool held_up(const call *c) {
-    if (c->entry->running)
-        return c->by->now_ns - c->entry->created_ns >= LATE_NS;
-    return c->entry->status == TUTTI_ERROR_TIMEOUT || c->entry->status == TUTTI_ERROR_DEAD ||
-           c->entry->status == TUTTI_ERROR_GONE;
+static bool held_up(const call *made) {
+    if (made->entry->running)
+        return made->by->now_ns - made->entry->created_ns >= LATE_NS;
+    return made->entry->status == TUTTI_ERROR_TIMEOUT || made->entry->status == TUTTI_ERROR_DEAD ||
+           made->entry->status == TUTTI_ERROR_GONE;
 }
 
 /* Looks at the calls under one number of one group. */
@@ -128,8 +128,8 @@ static bool examine(const flight_job *job, const call *calls, size_t count, find
 }
 
 static int by_number(const void *one, const void *other) {
-    uint64_t a = ((const call *)one)->entry->info.sequence, b = ((const call *)other)->entry->info.sequence;
-    return a < b ? -1 : a > b;
+    uint64_t left = ((const call *)one)->entry->info.sequence, right = ((const call *)other)->entry->info.sequence;
+    return left < right ? -1 : left > right;
 }
 
 static bool counts(const tu_record_view *entry, uint64_t key) {
@@ -145,16 +145,16 @@ static call *gather(const flight_job *job, uint64_t key, size_t *count) {
     call *calls = malloc((room + 1) * sizeof *calls);
     *count = 0;
     for (size_t i = 0; calls != NULL && i < job->count; i++) {
-        const flight *f = &job->flights[i];
-        bool forgot = flight_forgot(f), first = true;
-        for (size_t e = 0; e < f->entry_count; e++) {
-            const tu_record_view *entry = &f->entries[e];
+        const flight *copy = &job->flights[i];
+        bool forgot = flight_forgot(copy), first = true;
+        for (size_t at = 0; at < copy->entry_count; at++) {
+            const tu_record_view *entry = &copy->entries[at];
             if (!counts(entry, key))
                 continue;
             if (forgot && first && !entry->running && entry->info.sequence > from)
                 from = entry->info.sequence;
             first = first && entry->running; /* one that still runs may be older than the ring */
-            calls[(*count)++] = (call){ f, entry };
+            calls[(*count)++] = (call){ copy, entry };
         }
     }
     if (calls == NULL)
@@ -190,8 +190,8 @@ bool flight_divergence(const flight_job *job, char *text, size_t bytes) {
         return false;
     finding *candidate = best + 1;
     for (size_t i = 0; i < job->count; i++) {
-        for (size_t g = 0; g < job->flights[i].group_count; g++) {
-            uint64_t key = job->flights[i].groups[g].key;
+        for (size_t group = 0; group < job->flights[i].group_count; group++) {
+            uint64_t key = job->flights[i].groups[group].key;
             bool seen = false; /* by an earlier rank's list */
             for (size_t before = 0; before < i && !seen; before++)
                 seen = flight_group(&job->flights[before], key) != NULL;

@@ -65,18 +65,18 @@ typedef struct report {
     int count[4];
 } report;
 
-static void put(report *r, level found, const char *subject, const char *fix, const char *format, ...)
+static void put(report *to, level found, const char *subject, const char *fix, const char *format, ...)
     TUTTI_PRINTF(5, 6);
-static void put(report *r, level found, const char *subject, const char *fix, const char *format, ...) {
+static void put(report *to, level found, const char *subject, const char *fix, const char *format, ...) {
     static const char *const colours[] = { "\033[32m", "\033[36m", "\033[33m", "\033[1;31m" };
     char text[512];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    bool first = r->count[GOOD] + r->count[NOTE] + r->count[WARNING] + r->count[FAILURE] == 0;
-    r->count[found]++;
-    if (r->json) {
+    bool first = to->count[GOOD] + to->count[NOTE] + to->count[WARNING] + to->count[FAILURE] == 0;
+    to->count[found]++;
+    if (to->json) {
         printf("%s\n  {\"subject\": ", first ? "" : ",");
         tu_json_string(stdout, subject);
         printf(", \"level\": \"%s\", \"finding\": ", level_names[found]);
@@ -87,8 +87,8 @@ static void put(report *r, level found, const char *subject, const char *fix, co
         else
             printf("null");
         printf("}");
-    } else if (found >= NOTE || r->verbose) {
-        printf("%s%-8s%s %s: %s\n", r->colour ? colours[found] : "", level_names[found], r->colour ? "\033[0m" : "",
+    } else if (found >= NOTE || to->verbose) {
+        printf("%s%-8s%s %s: %s\n", to->colour ? colours[found] : "", level_names[found], to->colour ? "\033[0m" : "",
                subject, text);
         if (fix != NULL)
             printf("         fix: %s\n", fix);
@@ -129,118 +129,118 @@ static bool own_group(char *path, size_t bytes) {
 
 /* ---- the kernel ---- */
 
-static void check_kernel(report *r) {
+static void check_kernel(report *to) {
     struct utsname system;
     int major = 0, minor = 0;
     uname(&system);
     sscanf(system.release, "%d.%d", &major, &minor);
     if (major < 5 || (major == 5 && minor < 4))
-        put(r, FAILURE, "kernel", "use Linux 5.4 or newer", "Linux %s is too old: pidfds and memfd seals are needed",
+        put(to, FAILURE, "kernel", "use Linux 5.4 or newer", "Linux %s is too old: pidfds and memfd seals are needed",
             system.release);
     else
-        put(r, GOOD, "kernel", NULL, "Linux %s", system.release);
+        put(to, GOOD, "kernel", NULL, "Linux %s", system.release);
 }
 
-static void check_memfd(report *r) {
+static void check_memfd(report *to) {
     int descriptor = memfd_create("tutti-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     bool works = descriptor >= 0 && fallocate(descriptor, 0, 0, 1 << 20) == 0 &&
                  fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0;
     if (works)
-        put(r, GOOD, "memfd", NULL, "sealed shared memory can be made");
+        put(to, GOOD, "memfd", NULL, "sealed shared memory can be made");
     else
-        put(r, FAILURE, "memfd", "allow memfd_create in the container's seccomp profile, and give it memory",
+        put(to, FAILURE, "memfd", "allow memfd_create in the container's seccomp profile, and give it memory",
             "sealed shared memory cannot be made: %s", strerror(errno));
     if (descriptor >= 0)
         close(descriptor);
 }
 
-static void check_liveness(report *r) {
+static void check_liveness(report *to) {
     int pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
     if (pidfd < 0)
-        put(r, WARNING, "pidfd", "allow pidfd_open in the container's seccomp profile",
+        put(to, WARNING, "pidfd", "allow pidfd_open in the container's seccomp profile",
             "pidfd_open fails (%s): deaths are confirmed by sockets only", strerror(errno));
     else
-        put(r, GOOD, "pidfd", NULL, "works");
+        put(to, GOOD, "pidfd", NULL, "works");
     if (pidfd >= 0)
         close(pidfd);
     pthread_mutexattr_t attributes;
     pthread_mutexattr_init(&attributes);
     if (pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST) != 0)
-        put(r, FAILURE, "robust mutexes", "use a kernel and C library with robust futexes",
+        put(to, FAILURE, "robust mutexes", "use a kernel and C library with robust futexes",
             "not available: deaths would not be noticed at once");
     else
-        put(r, GOOD, "robust mutexes", NULL, "available");
+        put(to, GOOD, "robust mutexes", NULL, "available");
     pthread_mutexattr_destroy(&attributes);
     long commands = syscall(SYS_membarrier, MEMBARRIER_CMD_QUERY, 0, 0);
     if (commands < 0 || (commands & MEMBARRIER_CMD_GLOBAL_EXPEDITED) == 0)
-        put(r, WARNING, "membarrier", "allow membarrier in the container's seccomp profile; Linux 4.16 or newer",
+        put(to, WARNING, "membarrier", "allow membarrier in the container's seccomp profile; Linux 4.16 or newer",
             "not available: sleeping ranks wake up every millisecond instead of when they are needed");
     else
-        put(r, GOOD, "membarrier", NULL, "works");
+        put(to, GOOD, "membarrier", NULL, "works");
 }
 
-static void check_ptrace(report *r) {
+static void check_ptrace(report *to) {
     int64_t scope = read_number("/proc/sys/kernel/yama/ptrace_scope");
     if (scope >= 2 && geteuid() != 0)
-        put(r, NOTE, "ptrace", NULL,
+        put(to, NOTE, "ptrace", NULL,
             "kernel.yama.ptrace_scope is %d: debuggers cannot attach to ranks; Tutti itself needs no ptrace",
             (int)scope);
     else
-        put(r, GOOD, "ptrace", NULL,
+        put(to, GOOD, "ptrace", NULL,
             scope < 0 ? "not restricted by Yama" : "kernel.yama.ptrace_scope is %d; Tutti needs no ptrace", (int)scope);
     tu_job_list list = { 0 };
     struct stat own;
     bool readable = tu_inspect_process(&list, getpid(), false) == TUTTI_OK && stat("/proc/self/fd", &own) == 0;
     tu_inspect_free(&list);
     if (!readable)
-        put(r, WARNING, "/proc", "mount /proc", "cannot be read: \"tutti ps\" and \"tutti trace\" will find nothing");
+        put(to, WARNING, "/proc", "mount /proc", "cannot be read: \"tutti ps\" and \"tutti trace\" will find nothing");
 }
 
 /* ---- limits ---- */
 
-static void check_descriptors(report *r) {
+static void check_descriptors(report *to) {
     struct rlimit limit;
     getrlimit(RLIMIT_NOFILE, &limit);
     /* Each rank holds a socket and a pidfd to every other, and a few more; in flight the same again. */
-    int64_t needed = 4 * (int64_t)r->ranks + 64;
+    int64_t needed = 4 * (int64_t)to->ranks + 64;
     char fix[200];
     snprintf(fix, sizeof fix,
              "ulimit -n %lld (and the hard limit in /etc/security/limits.conf or the service's LimitNOFILE)",
              (long long)(needed > 4096 ? needed : 4096));
     if ((int64_t)limit.rlim_max < needed)
-        put(r, FAILURE, "descriptors", fix, "the hard limit is %lld, but %d ranks need about %lld each",
-            (long long)limit.rlim_max, r->ranks, (long long)needed);
+        put(to, FAILURE, "descriptors", fix, "the hard limit is %lld, but %d ranks need about %lld each",
+            (long long)limit.rlim_max, to->ranks, (long long)needed);
     else if ((int64_t)limit.rlim_cur < needed)
-        put(r, WARNING, "descriptors", fix,
+        put(to, WARNING, "descriptors", fix,
             "the soft limit is %lld, and %d ranks need about %lld each; \"tutti run\" raises it, other launchers do "
             "not",
-            (long long)limit.rlim_cur, r->ranks, (long long)needed);
+            (long long)limit.rlim_cur, to->ranks, (long long)needed);
     else
-        put(r, GOOD, "descriptors", NULL, "soft limit %lld", (long long)limit.rlim_cur);
+        put(to, GOOD, "descriptors", NULL, "soft limit %lld", (long long)limit.rlim_cur);
 }
 
-static void check_memlock(report *r) {
+static void check_memlock(report *to) {
     struct rlimit limit;
     getrlimit(RLIMIT_MEMLOCK, &limit);
     bool network = access("/sys/class/infiniband", F_OK) == 0, gpu = access("/dev/nvidiactl", F_OK) == 0;
     if (limit.rlim_cur != RLIM_INFINITY && (network || gpu) && limit.rlim_cur < (1u << 30))
-        put(r, WARNING, "locked memory", "ulimit -l unlimited (memlock in /etc/security/limits.conf)",
+        put(to, WARNING, "locked memory", "ulimit -l unlimited (memlock in /etc/security/limits.conf)",
             "the limit is %llu KiB; %s drivers register memory and may fail", (unsigned long long)limit.rlim_cur / 1024,
             network ? "InfiniBand" : "GPU");
     else
-        put(r, GOOD, "locked memory", NULL, "enough for what is in this machine");
+        put(to, GOOD, "locked memory", NULL, "enough for what is in this machine");
 }
 
-static void check_processes(report *r) {
+static void check_processes(report *to) {
     struct rlimit limit;
     getrlimit(RLIMIT_NPROC, &limit);
-    int64_t needed = 8 * (int64_t)r->ranks + 64; /* ranks with their helper threads */
+    int64_t needed = 8 * (int64_t)to->ranks + 64; /* ranks with their helper threads */
     if (limit.rlim_cur != RLIM_INFINITY && (int64_t)limit.rlim_cur < needed && geteuid() != 0)
-        put(r, FAILURE, "processes", "ulimit -u unlimited (nproc in /etc/security/limits.conf)",
+        put(to, FAILURE, "processes", "ulimit -u unlimited (nproc in /etc/security/limits.conf)",
             "this user may have %llu processes and threads; %d ranks need about %lld",
-            (unsigned long long)limit.rlim_cur, r->ranks, (long long)needed);
+            (unsigned long long)limit.rlim_cur, to->ranks, (long long)needed);
     else
-        put(r, GOOD, "processes", NULL, "enough for %d ranks", r->ranks);
+        put(to, GOOD, "processes", NULL, "enough for %d ranks", to->ranks);
     char path[600], file[640];
     int64_t tasks = -1;
     if (own_group(path, sizeof path)) {
@@ -248,34 +248,34 @@ static void check_processes(report *r) {
         tasks = read_number(file);
     }
     if (tasks > 0 && tasks < needed)
-        put(r, FAILURE, "processes", "raise pids.max (docker run --pids-limit, TasksMax of the service)",
-            "this control group may have %lld tasks; %d ranks need about %lld", (long long)tasks, r->ranks,
+        put(to, FAILURE, "processes", "raise pids.max (docker run --pids-limit, TasksMax of the service)",
+            "this control group may have %lld tasks; %d ranks need about %lld", (long long)tasks, to->ranks,
             (long long)needed);
 }
 
-static void check_address_space(report *r) {
+static void check_address_space(report *to) {
     struct rlimit limit;
     getrlimit(RLIMIT_AS, &limit);
     if (limit.rlim_cur != RLIM_INFINITY)
-        put(r, WARNING, "address space", "ulimit -v unlimited",
+        put(to, WARNING, "address space", "ulimit -v unlimited",
             "limited to %llu MiB; every rank maps the memory of all its peers",
             (unsigned long long)limit.rlim_cur >> 20);
     else
-        put(r, GOOD, "address space", NULL, "unlimited");
+        put(to, GOOD, "address space", NULL, "unlimited");
     int64_t maps = read_number("/proc/sys/vm/max_map_count");
     if (maps >= 0 && maps < 65530)
-        put(r, WARNING, "mappings", "sysctl -w vm.max_map_count=65530", "vm.max_map_count is %lld", (long long)maps);
+        put(to, WARNING, "mappings", "sysctl -w vm.max_map_count=65530", "vm.max_map_count is %lld", (long long)maps);
     else
-        put(r, GOOD, "mappings", NULL, "vm.max_map_count is %lld", (long long)maps);
+        put(to, GOOD, "mappings", NULL, "vm.max_map_count is %lld", (long long)maps);
 }
 
-static void check_memory(report *r) {
+static void check_memory(report *to) {
     int64_t available = memory_line("MemAvailable"), total = memory_line("MemTotal");
     if (available >= 0 && available < total / 20)
-        put(r, WARNING, "memory", "end what uses it, or run fewer ranks", "only %lld MiB of %lld MiB are available",
+        put(to, WARNING, "memory", "end what uses it, or run fewer ranks", "only %lld MiB of %lld MiB are available",
             (long long)(available >> 20), (long long)(total >> 20));
     else
-        put(r, GOOD, "memory", NULL, "%lld MiB of %lld MiB are available", (long long)(available >> 20),
+        put(to, GOOD, "memory", NULL, "%lld MiB of %lld MiB are available", (long long)(available >> 20),
             (long long)(total >> 20));
     char path[600], file[640];
     if (!own_group(path, sizeof path))
@@ -288,7 +288,7 @@ static void check_memory(report *r) {
             continue;
         snprintf(file, sizeof file, "%s/memory.current", path);
         int64_t used = read_number(file), left = limit - (used > 0 ? used : 0);
-        put(r, left < limit / 10 ? WARNING : NOTE, "memory limit",
+        put(to, left < limit / 10 ? WARNING : NOTE, "memory limit",
             left < limit / 10 ? "raise memory.max (docker run -m, MemoryMax of the service), or use less" : NULL,
             "control group %s allows %lld MiB, of which %lld are left; shared memory counts",
             path + strlen("/sys/fs/cgroup"), (long long)(limit >> 20), (long long)(left >> 20));
@@ -297,78 +297,78 @@ static void check_memory(report *r) {
 
 /* ---- speed ---- */
 
-static void check_huge_pages(report *r) {
+static void check_huge_pages(report *to) {
     char shared[128];
     if (!machine_first_line("/sys/kernel/mm/transparent_hugepage/shmem_enabled", shared, sizeof shared)) {
-        put(r, NOTE, "huge pages", NULL, "this kernel has none for shared memory");
+        put(to, NOTE, "huge pages", NULL, "this kernel has none for shared memory");
         return;
     }
     if (strstr(shared, "[never]") != NULL || strstr(shared, "[deny]") != NULL)
-        put(r, WARNING, "huge pages", "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled (as root)",
+        put(to, WARNING, "huge pages", "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled (as root)",
             "off for shared memory: large symmetric blocks are mapped in pages of 4 KiB, which costs large collectives "
             "some speed");
     else
-        put(r, GOOD, "huge pages", NULL, "shared memory: %s", shared);
+        put(to, GOOD, "huge pages", NULL, "shared memory: %s", shared);
 }
 
-static void check_numa(report *r) {
+static void check_numa(report *to) {
     int nodes = machine_nodes();
     if (nodes > 1 && read_number("/proc/sys/kernel/numa_balancing") > 0)
-        put(r, WARNING, "NUMA", "sysctl -w kernel.numa_balancing=0",
+        put(to, WARNING, "NUMA", "sysctl -w kernel.numa_balancing=0",
             "%d nodes with automatic balancing, which unmaps pages to see who uses them and disturbs ranks that are "
             "bound",
             nodes);
     else
-        put(r, GOOD, "NUMA", NULL, "%d node%s", nodes, nodes > 1 ? "s; bind ranks (tutti run does)" : "");
+        put(to, GOOD, "NUMA", NULL, "%d node%s", nodes, nodes > 1 ? "s; bind ranks (tutti run does)" : "");
 }
 
-static void check_smt(report *r) {
+static void check_smt(report *to) {
     int64_t active = read_number("/sys/devices/system/cpu/smt/active");
     int cpus = topology_cpus();
-    if (active == 1 && r->ranks > cpus / 2 && r->ranks > 1)
-        put(r, WARNING, "hyper-threads", "run one rank per core",
-            "%d ranks on %d CPUs that are pairs of hyper-threads: two ranks would share a core", r->ranks, cpus);
+    if (active == 1 && to->ranks > cpus / 2 && to->ranks > 1)
+        put(to, WARNING, "hyper-threads", "run one rank per core",
+            "%d ranks on %d CPUs that are pairs of hyper-threads: two ranks would share a core", to->ranks, cpus);
     else
-        put(r, GOOD, "hyper-threads", NULL, active == 1 ? "on, with a core per rank" : "off");
+        put(to, GOOD, "hyper-threads", NULL, active == 1 ? "on, with a core per rank" : "off");
 }
 
-static void check_governor(report *r) {
+static void check_governor(report *to) {
     char governor[64];
     if (!machine_first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", governor, sizeof governor)) {
-        put(r, GOOD, "frequency", NULL, "not governed by this kernel");
+        put(to, GOOD, "frequency", NULL, "not governed by this kernel");
         return;
     }
     if (strcmp(governor, "powersave") == 0 || strcmp(governor, "conservative") == 0)
-        put(r, WARNING, "frequency", "cpupower frequency-set -g performance (as root)",
+        put(to, WARNING, "frequency", "cpupower frequency-set -g performance (as root)",
             "the governor is %s: measurements vary, and short operations run at a low frequency", governor);
     else
-        put(r, GOOD, "frequency", NULL, "the governor is %s", governor);
+        put(to, GOOD, "frequency", NULL, "the governor is %s", governor);
 }
 
-static void check_load(report *r) {
+static void check_load(report *to) {
     double load = 0;
     int cpus = topology_cpus();
     if (getloadavg(&load, 1) == 1 && load > 0.5 * cpus + 0.5)
-        put(r, NOTE, "load", "wait for the others, or leave them their CPUs (taskset, --bind)",
+        put(to, NOTE, "load", "wait for the others, or leave them their CPUs (taskset, --bind)",
             "%.1f processes want to run on %d CPUs at the moment: ranks will wait for their turn", load, cpus);
     else
-        put(r, GOOD, "load", NULL, "%.1f", load);
-    if (r->ranks > cpus)
-        put(r, WARNING, "oversubscription", "run at most one rank per CPU",
-            "%d ranks for %d CPUs: they take turns, and every step of a collective may cost a switch", r->ranks, cpus);
+        put(to, GOOD, "load", NULL, "%.1f", load);
+    if (to->ranks > cpus)
+        put(to, WARNING, "oversubscription", "run at most one rank per CPU",
+            "%d ranks for %d CPUs: they take turns, and every step of a collective may cost a switch", to->ranks, cpus);
     char path[600], file[640], quota[64];
     if (!own_group(path, sizeof path))
         return;
     snprintf(file, sizeof file, "%s/cpu.max", path);
     long long allowed, period;
     if (machine_first_line(file, quota, sizeof quota) && sscanf(quota, "%lld %lld", &allowed, &period) == 2 &&
-        allowed < period * r->ranks)
-        put(r, WARNING, "CPU quota", "raise cpu.max (docker run --cpus, CPUQuota of the service), or run fewer ranks",
+        allowed < period * to->ranks)
+        put(to, WARNING, "CPU quota", "raise cpu.max (docker run --cpus, CPUQuota of the service), or run fewer ranks",
             "this control group may use %.1f CPUs; %d ranks that wait for each other would be held back together",
-            (double)allowed / (double)period, r->ranks);
+            (double)allowed / (double)period, to->ranks);
 }
 
-static void check_clock(report *r) {
+static void check_clock(report *to) {
     char source[64] = "unknown";
     struct timespec begin, end, ignored;
     machine_first_line("/sys/devices/system/clocksource/clocksource0/current_clocksource", source, sizeof source);
@@ -378,16 +378,16 @@ static void check_clock(report *r) {
     clock_gettime(CLOCK_MONOTONIC, &end);
     long each = ((end.tv_sec - begin.tv_sec) * 1000000000L + end.tv_nsec - begin.tv_nsec) / 1000;
     if (each > 150)
-        put(r, WARNING, "clock", "boot with clocksource=tsc where the processor has a stable one",
+        put(to, WARNING, "clock", "boot with clocksource=tsc where the processor has a stable one",
             "the clock source is %s, and reading it takes %ld ns: it is a system call", source, each);
     else
-        put(r, GOOD, "clock", NULL, "%s, %ld ns a reading", source, each);
+        put(to, GOOD, "clock", NULL, "%s, %ld ns a reading", source, each);
 }
 
-static void check_ports(report *r) {
+static void check_ports(report *to) {
     int probe = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (probe < 0) {
-        put(r, WARNING, "network", "give the container a loopback interface", "no TCP sockets: %s", strerror(errno));
+        put(to, WARNING, "network", "give the container a loopback interface", "no TCP sockets: %s", strerror(errno));
         return;
     }
     close(probe);
@@ -396,14 +396,14 @@ static void check_ports(report *r) {
     if (machine_first_line("/proc/sys/net/ipv4/ip_local_port_range", range, sizeof range))
         sscanf(range, "%d %d", &low, &high);
     if (high > 0 && high - low < 1000)
-        put(r, WARNING, "ports", "sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\"",
+        put(to, WARNING, "ports", "sysctl -w net.ipv4.ip_local_port_range=\"32768 60999\"",
             "only %d ports for connections", high - low + 1);
     else
-        put(r, GOOD, "ports", NULL, "%d to %d for connections", low, high);
+        put(to, GOOD, "ports", NULL, "%d to %d for connections", low, high);
     int64_t backlog = read_number("/proc/sys/net/core/somaxconn");
-    if (backlog >= 0 && backlog < r->ranks)
-        put(r, WARNING, "backlog", "sysctl -w net.core.somaxconn=4096",
-            "%lld connections may wait, and %d ranks come at once", (long long)backlog, r->ranks);
+    if (backlog >= 0 && backlog < to->ranks)
+        put(to, WARNING, "backlog", "sysctl -w net.core.somaxconn=4096",
+            "%lld connections may wait, and %d ranks come at once", (long long)backlog, to->ranks);
 }
 
 /* ---- GPUs ---- */
@@ -422,7 +422,7 @@ static bool runs(const char *name) {
     return found;
 }
 
-static void check_gpus(report *r) {
+static void check_gpus(report *to) {
     int gpus = 0;
     char path[64];
     for (int i = 0; i < 64; i++) {
@@ -430,20 +430,20 @@ static void check_gpus(report *r) {
         gpus += access(path, F_OK) == 0;
     }
     if (gpus == 0) {
-        put(r, GOOD, "GPUs", NULL, "none");
+        put(to, GOOD, "GPUs", NULL, "none");
         return;
     }
     if (access("/dev/nvidiactl", R_OK | W_OK) != 0)
-        put(r, FAILURE, "GPUs", "give this user the devices /dev/nvidia* (group video, or the container's --gpus)",
+        put(to, FAILURE, "GPUs", "give this user the devices /dev/nvidia* (group video, or the container's --gpus)",
             "%d found, but /dev/nvidiactl cannot be opened: %s", gpus, strerror(errno));
     bool mps = runs("nvidia-cuda-mps-control");
-    if (!mps && r->ranks > gpus)
-        put(r, WARNING, "MPS", "nvidia-cuda-mps-control -d",
-            "%d ranks for %d GPU%s without MPS: they take turns on the device", r->ranks, gpus, gpus == 1 ? "" : "s");
+    if (!mps && to->ranks > gpus)
+        put(to, WARNING, "MPS", "nvidia-cuda-mps-control -d",
+            "%d ranks for %d GPU%s without MPS: they take turns on the device", to->ranks, gpus, gpus == 1 ? "" : "s");
     else if (mps)
-        put(r, NOTE, "MPS", NULL, "is running; a rank that is killed may cost all its clients their context");
+        put(to, NOTE, "MPS", NULL, "is running; a rank that is killed may cost all its clients their context");
     else
-        put(r, GOOD, "MPS", NULL, "not needed for one rank per GPU");
+        put(to, GOOD, "MPS", NULL, "not needed for one rank per GPU");
 }
 
 /* ---- the command ---- */
@@ -459,7 +459,7 @@ static int doctor_main(int argc, char **argv) {
                                                 check_processes, check_huge_pages,    check_numa,     check_smt,
                                                 check_governor,  check_load,          check_clock,    check_ports,
                                                 check_gpus };
-    report r = { .ranks = topology_cpus(), .colour = tool_colour(1) };
+    report to = { .ranks = topology_cpus(), .colour = tool_colour(1) };
     int option;
     opterr = 0;
     while ((option = getopt_long(argc, argv, ":n:vh", longs, NULL)) != -1) {
@@ -468,30 +468,30 @@ static int doctor_main(int argc, char **argv) {
         case 'n':
             if (tu_parse_integer(optarg, &ranks) || ranks < 1 || ranks > 65535)
                 return tool_usage(&tool_doctor, "-n %s: the number of ranks must be from 1 to 65535", optarg);
-            r.ranks = (int)ranks;
+            to.ranks = (int)ranks;
             break;
         case 'v':
-            r.verbose = true;
+            to.verbose = true;
             break;
         case 'j':
-            r.json = true;
+            to.json = true;
             break;
         case 's':
-            r.strict = true;
+            to.strict = true;
             break;
         default:
             return tool_other_option(&tool_doctor, option, argv);
         }
     }
-    if (r.json)
-        printf("{\"ranks\": %d, \"findings\": [", r.ranks);
+    if (to.json)
+        printf("{\"ranks\": %d, \"findings\": [", to.ranks);
     for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
-        checks[i](&r);
-    if (r.json)
-        printf("],\n \"warnings\": %d, \"failures\": %d}\n", r.count[WARNING], r.count[FAILURE]);
+        checks[i](&to);
+    if (to.json)
+        printf("],\n \"warnings\": %d, \"failures\": %d}\n", to.count[WARNING], to.count[FAILURE]);
     else
-        printf("%d in order, %d note%s, %d warning%s, %d failure%s, for jobs of %d rank%s\n", r.count[GOOD],
-               r.count[NOTE], r.count[NOTE] == 1 ? "" : "s", r.count[WARNING], r.count[WARNING] == 1 ? "" : "s",
-               r.count[FAILURE], r.count[FAILURE] == 1 ? "" : "s", r.ranks, r.ranks == 1 ? "" : "s");
-    return r.count[FAILURE] > 0 || (r.strict && r.count[WARNING] > 0);
+        printf("%d in order, %d note%s, %d warning%s, %d failure%s, for jobs of %d rank%s\n", to.count[GOOD],
+               to.count[NOTE], to.count[NOTE] == 1 ? "" : "s", to.count[WARNING], to.count[WARNING] == 1 ? "" : "s",
+               to.count[FAILURE], to.count[FAILURE] == 1 ? "" : "s", to.ranks, to.ranks == 1 ? "" : "s");
+    return to.count[FAILURE] > 0 || (to.strict && to.count[WARNING] > 0);
 }

@@ -20,9 +20,9 @@
 #define MOST_RANKS 65536 /* ranks are 16 bits wide in a recorder */
 
 /* Somebody who has ended is dead, even when none of its peers has looked. */
-static void correct_state(flight *f) {
-    if (f->status_known && (f->state == TU_RANK_ALIVE || f->state == TU_RANK_JOINING))
-        f->state = TU_RANK_DEAD;
+static void correct_state(flight *copy) {
+    if (copy->status_known && (copy->state == TU_RANK_ALIVE || copy->state == TU_RANK_JOINING))
+        copy->state = TU_RANK_DEAD;
 }
 
 /* ---- lists ---- */
@@ -45,10 +45,10 @@ static flight *add_flight(flight_list *list, const char *job_id) {
         return NULL;
     job->flights = flights;
     list->count += job->count == 0;
-    flight *f = &flights[job->count++];
-    memset(f, 0, sizeof *f);
-    snprintf(f->job, sizeof f->job, "%s", job_id);
-    return f;
+    flight *copy = &flights[job->count++];
+    memset(copy, 0, sizeof *copy);
+    snprintf(copy->job, sizeof copy->job, "%s", job_id);
+    return copy;
 }
 
 static int by_rank(const void *one, const void *other) {
@@ -62,9 +62,9 @@ static void sort(flight_list *list) {
 
 void flight_free(flight_list *list) {
     for (size_t i = 0; i < list->count; i++) {
-        for (size_t r = 0; r < list->jobs[i].count; r++) {
-            free(list->jobs[i].flights[r].entries);
-            free(list->jobs[i].flights[r].groups);
+        for (size_t rank = 0; rank < list->jobs[i].count; rank++) {
+            free(list->jobs[i].flights[rank].entries);
+            free(list->jobs[i].flights[rank].groups);
         }
         free(list->jobs[i].flights);
     }
@@ -74,50 +74,50 @@ void flight_free(flight_list *list) {
 
 /* ---- from running jobs ---- */
 
-static void look_at_process(flight *f, const tu_slot *slot) {
-    const tu_record_view *current = flight_current(f);
+static void look_at_process(flight *copy, const tu_slot *slot) {
+    const tu_record_view *current = flight_current(copy);
     tu_process_view process;
-    if (!tu_process_look(f->pid, &process) || process.start_time != slot->start_time) {
+    if (!tu_process_look(copy->pid, &process) || process.start_time != slot->start_time) {
         /* Gone without a word, and nobody has looked yet. */
-        if (f->state == TU_RANK_ALIVE || f->state == TU_RANK_JOINING)
-            f->state = TU_RANK_DEAD;
+        if (copy->state == TU_RANK_ALIVE || copy->state == TU_RANK_JOINING)
+            copy->state = TU_RANK_DEAD;
         return;
     }
-    f->process = process;
-    f->has_process = true;
+    copy->process = process;
+    copy->has_process = true;
     int thread = current != NULL ? (int)current->thread : slot->tid; /* also a path in /proc */
-    if (thread != f->pid && tu_process_look(thread, &process))
-        f->process = process;
+    if (thread != copy->pid && tu_process_look(thread, &process))
+        copy->process = process;
 }
 
-static int copy_live(flight *f, const tu_page *page, int job_rank) {
+static int copy_live(flight *copy, const tu_page *page, int job_rank) {
     const tu_slot *slot = tu_page_slot(page, job_rank);
     const tu_recorder *recorder = tu_page_recorder(page, job_rank);
-    snprintf(f->world, sizeof f->world, "%s", page->name);
-    gethostname(f->host, sizeof f->host - 1);
-    f->size = page->world_size;
-    f->rank = slot->world_rank >= 0 && slot->world_rank < f->size ? slot->world_rank : job_rank;
-    f->live = true;
-    f->state = atomic_load_explicit(&slot->state, memory_order_acquire);
-    f->pid = f->state == TU_SLOT_EMPTY ? 0 : slot->pid;
+    snprintf(copy->world, sizeof copy->world, "%s", page->name);
+    gethostname(copy->host, sizeof copy->host - 1);
+    copy->size = page->world_size;
+    copy->rank = slot->world_rank >= 0 && slot->world_rank < copy->size ? slot->world_rank : job_rank;
+    copy->live = true;
+    copy->state = atomic_load_explicit(&slot->state, memory_order_acquire);
+    copy->pid = copy->state == TU_SLOT_EMPTY ? 0 : slot->pid;
     uint64_t wait_status = atomic_load_explicit(&slot->wait_status, memory_order_acquire);
-    f->status_known = (wait_status & TU_SLOT_PUBLISHED) != 0;
-    f->wait_status = (int)(uint32_t)wait_status;
+    copy->status_known = (wait_status & TU_SLOT_PUBLISHED) != 0;
+    copy->wait_status = (int)(uint32_t)wait_status;
     size_t room = tu_recorder_entries(recorder);
-    f->entries = malloc((room + 1) * sizeof *f->entries);
-    f->groups = malloc(TU_RECORDER_GROUPS * sizeof *f->groups);
-    if (f->entries == NULL || f->groups == NULL)
-        return tool_fail("out of memory for the flight recorder of rank %d", f->rank);
-    f->entry_count = tu_recorder_snapshot(recorder, f->entries, room);
-    f->group_count = tu_recorder_groups(recorder, f->groups);
+    copy->entries = malloc((room + 1) * sizeof *copy->entries);
+    copy->groups = malloc(TU_RECORDER_GROUPS * sizeof *copy->groups);
+    if (copy->entries == NULL || copy->groups == NULL)
+        return tool_fail("out of memory for the flight recorder of rank %d", copy->rank);
+    copy->entry_count = tu_recorder_snapshot(recorder, copy->entries, room);
+    copy->group_count = tu_recorder_groups(recorder, copy->groups);
     for (int i = 1; i < TU_OPERATION_COUNT; i++)
-        tu_recorder_counters(recorder, (tu_operation)i, &f->counters[i]);
-    f->now_ns = tu_clock_now();
-    f->wall_minus_clock_ns = tu_clock_wall() - f->now_ns;
-    f->opened_ns = slot->opened_ns;
-    if (f->pid > 0)
-        look_at_process(f, slot);
-    correct_state(f);
+        tu_recorder_counters(recorder, (tu_operation)i, &copy->counters[i]);
+    copy->now_ns = tu_clock_now();
+    copy->wall_minus_clock_ns = tu_clock_wall() - copy->now_ns;
+    copy->opened_ns = slot->opened_ns;
+    if (copy->pid > 0)
+        look_at_process(copy, slot);
+    correct_state(copy);
     return 0;
 }
 
@@ -134,8 +134,8 @@ int flight_add_live(flight_list *list, const char *prefix) {
             page->world_size > MOST_RANKS)
             continue;
         for (int rank = 0; rank < page->size && !failed; rank++) {
-            flight *f = add_flight(list, page->id);
-            failed = f == NULL ? tool_fail("out of memory for the list of ranks") : copy_live(f, page, rank);
+            flight *copy = add_flight(list, page->id);
+            failed = copy == NULL ? tool_fail("out of memory for the list of ranks") : copy_live(copy, page, rank);
         }
     }
     if (jobs.count == 0 && jobs.skipped[0] != '\0')
@@ -221,28 +221,28 @@ static bool plausible(const json *from) {
     return size > 0 && size <= MOST_RANKS && rank >= 0 && rank < size;
 }
 
-static int copy_file(flight *f, const json *from) {
-    snprintf(f->world, sizeof f->world, "%s", json_text(from, "world"));
-    snprintf(f->host, sizeof f->host, "%s", json_text(from, "host"));
-    f->rank = (int)json_number(from, "rank", 0);
-    f->size = (int)json_number(from, "size", 0);
-    f->pid = (int)json_number(from, "pid", 0);
-    f->state = state_of(json_text(from, "state"));
-    f->status_known = json_member(from, "wait_status") != NULL;
-    f->wait_status = (int)json_number(from, "wait_status", 0);
-    correct_state(f);
-    f->now_ns = read_time(from, "written_ns", MOST_CLOCK);
-    f->opened_ns = read_time(from, "opened_ns", MOST_CLOCK);
-    f->wall_minus_clock_ns = read_time(from, "wall_minus_clock_ns", MOST_WALL);
+static int copy_file(flight *copy, const json *from) {
+    snprintf(copy->world, sizeof copy->world, "%s", json_text(from, "world"));
+    snprintf(copy->host, sizeof copy->host, "%s", json_text(from, "host"));
+    copy->rank = (int)json_number(from, "rank", 0);
+    copy->size = (int)json_number(from, "size", 0);
+    copy->pid = (int)json_number(from, "pid", 0);
+    copy->state = state_of(json_text(from, "state"));
+    copy->status_known = json_member(from, "wait_status") != NULL;
+    copy->wait_status = (int)json_number(from, "wait_status", 0);
+    correct_state(copy);
+    copy->now_ns = read_time(from, "written_ns", MOST_CLOCK);
+    copy->opened_ns = read_time(from, "opened_ns", MOST_CLOCK);
+    copy->wall_minus_clock_ns = read_time(from, "wall_minus_clock_ns", MOST_WALL);
     const json *entries = json_member(from, "entries"), *groups = json_member(from, "groups");
-    f->entries = calloc(count_members(entries) + 1, sizeof *f->entries);
-    f->groups = calloc(count_members(groups) + 1, sizeof *f->groups);
-    if (f->entries == NULL || f->groups == NULL)
-        return tool_fail("out of memory for the flight recorder of rank %d", f->rank);
+    copy->entries = calloc(count_members(entries) + 1, sizeof *copy->entries);
+    copy->groups = calloc(count_members(groups) + 1, sizeof *copy->groups);
+    if (copy->entries == NULL || copy->groups == NULL)
+        return tool_fail("out of memory for the flight recorder of rank %d", copy->rank);
     for (const json *entry = entries != NULL ? entries->first : NULL; entry != NULL; entry = entry->next)
-        read_entry(entry, &f->entries[f->entry_count++]);
+        read_entry(entry, &copy->entries[copy->entry_count++]);
     for (const json *group = groups != NULL ? groups->first : NULL; group != NULL; group = group->next)
-        read_group(group, &f->groups[f->group_count++]);
+        read_group(group, &copy->groups[copy->group_count++]);
     return 0;
 }
 
@@ -266,8 +266,8 @@ static int add_file(flight_list *list, const char *path, bool must) {
                                   path)
                       : 0;
     else {
-        flight *f = add_flight(list, json_text(from, "job"));
-        failed = f == NULL ? tool_fail("out of memory for the list of ranks") : copy_file(f, from);
+        flight *copy = add_flight(list, json_text(from, "job"));
+        failed = copy == NULL ? tool_fail("out of memory for the list of ranks") : copy_file(copy, from);
     }
     json_free(from);
     return failed;
@@ -305,36 +305,36 @@ int flight_add_path(flight_list *list, const char *path) {
 
 /* ---- what follows ---- */
 
-const char *flight_group_name(const flight *f, uint64_t key) {
-    for (size_t i = 0; i < f->group_count; i++)
-        if (f->groups[i].key == key)
-            return f->groups[i].name;
+const char *flight_group_name(const flight *copy, uint64_t key) {
+    for (size_t i = 0; i < copy->group_count; i++)
+        if (copy->groups[i].key == key)
+            return copy->groups[i].name;
     return "?";
 }
 
-void flight_text(const flight *f, const tu_record_view *entry, char *text, size_t bytes) {
-    tu_operation_info_text(&entry->info, flight_group_name(f, entry->info.group_key), text, bytes);
+void flight_text(const flight *copy, const tu_record_view *entry, char *text, size_t bytes) {
+    tu_operation_info_text(&entry->info, flight_group_name(copy, entry->info.group_key), text, bytes);
 }
 
-const tu_record_view *flight_current(const flight *f) {
-    for (size_t i = f->entry_count; i-- > 0;)
-        if (f->entries[i].running)
-            return &f->entries[i];
+const tu_record_view *flight_current(const flight *copy) {
+    for (size_t i = copy->entry_count; i-- > 0;)
+        if (copy->entries[i].running)
+            return &copy->entries[i];
     return NULL;
 }
 
-const tu_record_view *flight_last(const flight *f, uint64_t group_key) {
-    for (size_t i = f->entry_count; i-- > 0;)
-        if (!f->entries[i].running && (group_key == 0 || f->entries[i].info.group_key == group_key))
-            return &f->entries[i];
+const tu_record_view *flight_last(const flight *copy, uint64_t group_key) {
+    for (size_t i = copy->entry_count; i-- > 0;)
+        if (!copy->entries[i].running && (group_key == 0 || copy->entries[i].info.group_key == group_key))
+            return &copy->entries[i];
     return NULL;
 }
 
 /* The highest sequence number that the rank has begun in the group. */
-static uint64_t reached(const flight *f, uint64_t group_key) {
+static uint64_t reached(const flight *copy, uint64_t group_key) {
     uint64_t highest = 0;
-    for (size_t i = 0; i < f->entry_count; i++) {
-        const tu_operation_info *info = &f->entries[i].info;
+    for (size_t i = 0; i < copy->entry_count; i++) {
+        const tu_operation_info *info = &copy->entries[i].info;
         if (info->group_key == group_key && tu_operation_sequenced((tu_operation)info->operation) &&
             info->sequence > highest)
             highest = info->sequence;
@@ -342,10 +342,10 @@ static uint64_t reached(const flight *f, uint64_t group_key) {
     return highest;
 }
 
-const tu_recorder_group_view *flight_group(const flight *f, uint64_t key) {
-    for (size_t i = 0; i < f->group_count; i++)
-        if (f->groups[i].key == key)
-            return &f->groups[i];
+const tu_recorder_group_view *flight_group(const flight *copy, uint64_t key) {
+    for (size_t i = 0; i < copy->group_count; i++)
+        if (copy->groups[i].key == key)
+            return &copy->groups[i];
     return NULL;
 }
 
@@ -358,18 +358,18 @@ int flight_missing(const flight_job *job, const tu_record_view *entry, bool *mis
         return count;
     }
     for (size_t i = 0; i < job->count; i++) {
-        const flight *f = &job->flights[i];
-        bool member = flight_group(f, entry->info.group_key) != NULL;
-        if (f->rank >= size || !member || reached(f, entry->info.group_key) >= entry->info.sequence)
+        const flight *copy = &job->flights[i];
+        bool member = flight_group(copy, entry->info.group_key) != NULL;
+        if (copy->rank >= size || !member || reached(copy, entry->info.group_key) >= entry->info.sequence)
             continue;
-        missing[f->rank] = true;
+        missing[copy->rank] = true;
         count++;
     }
     return count;
 }
 
-bool flight_forgot(const flight *f) {
-    return f->entry_count > 0 && f->entries[f->entry_count - 1].id > f->entry_count;
+bool flight_forgot(const flight *copy) {
+    return copy->entry_count > 0 && copy->entries[copy->entry_count - 1].id > copy->entry_count;
 }
 
 void flight_duration(int64_t ns, char *text, size_t bytes) {
@@ -387,34 +387,34 @@ void flight_duration(int64_t ns, char *text, size_t bytes) {
         snprintf(text, bytes, "%d h %d min", (int)(ns / TU_SECOND / 3600), (int)(ns / TU_SECOND / 60 % 60));
 }
 
-void flight_doing(const flight *f, char *text, size_t bytes) {
+void flight_doing(const flight *copy, char *text, size_t bytes) {
     char what[200], since[32], last[320] = "";
-    const tu_record_view *current = flight_current(f), *ended = flight_last(f, 0);
+    const tu_record_view *current = flight_current(copy), *ended = flight_last(copy, 0);
     if (ended != NULL) {
-        flight_text(f, ended, what, sizeof what);
-        flight_duration(f->now_ns - ended->ended_ns, since, sizeof since);
+        flight_text(copy, ended, what, sizeof what);
+        flight_duration(copy->now_ns - ended->ended_ns, since, sizeof since);
         snprintf(last, sizeof last, "; its last operation, %s, %s %s before", what,
                  ended->status == TUTTI_OK ? "ended" : "failed", since);
     }
-    if (f->state == TU_SLOT_EMPTY || f->state == TU_RANK_JOINING) {
+    if (copy->state == TU_SLOT_EMPTY || copy->state == TU_RANK_JOINING) {
         snprintf(text, bytes, "has not joined the world yet");
-    } else if (f->state == TU_RANK_DEAD) {
+    } else if (copy->state == TU_RANK_DEAD) {
         char how[96] = "died";
-        if (f->status_known)
-            tool_wait_text(f->wait_status, how, sizeof how);
+        if (copy->status_known)
+            tool_wait_text(copy->wait_status, how, sizeof how);
         snprintf(text, bytes, "%s%s", how, last);
-    } else if (f->state == TU_RANK_CLOSED) {
+    } else if (copy->state == TU_RANK_CLOSED) {
         snprintf(text, bytes, "has closed its world%s", last);
-    } else if (f->has_process && (f->process.state == 'T' || f->process.state == 't')) {
+    } else if (copy->has_process && (copy->process.state == 'T' || copy->process.state == 't')) {
         snprintf(text, bytes, "is stopped by a signal or a debugger%s", last);
     } else if (current != NULL) {
-        flight_text(f, current, what, sizeof what);
-        flight_duration(f->now_ns - current->created_ns, since, sizeof since);
+        flight_text(copy, current, what, sizeof what);
+        flight_duration(copy->now_ns - current->created_ns, since, sizeof since);
         snprintf(text, bytes, "is in %s for %s", what, since);
-    } else if (f->has_process && f->process.state == 'R') {
-        snprintf(text, bytes, "is computing on CPU %d, in no operation of Tutti%s", f->process.cpu, last);
+    } else if (copy->has_process && copy->process.state == 'R') {
+        snprintf(text, bytes, "is computing on CPU %d, in no operation of Tutti%s", copy->process.cpu, last);
     } else {
         snprintf(text, bytes, "is %sin no operation of Tutti%s",
-                 f->has_process && f->process.state == 'S' ? "asleep, " : "", last);
+                 copy->has_process && copy->process.state == 'S' ? "asleep, " : "", last);
     }
 }

@@ -52,24 +52,24 @@ int flight_add_live(flight_list *list, const char *prefix);
 int flight_add_path(flight_list *list, const char *path);
 void flight_free(flight_list *list);
 
-const char *flight_group_name(const flight *f, uint64_t key);
+const char *flight_group_name(const flight *copy, uint64_t key);
 /* Whether its ring has wrapped: what came before the oldest entry is gone. */
-bool flight_forgot(const flight *f);
+bool flight_forgot(const flight *copy);
 /* "all_reduce 17 of group 0 (f32 sum, 4096 elements)". */
-void flight_text(const flight *f, const tu_record_view *entry, char *text, size_t bytes);
+void flight_text(const flight *copy, const tu_record_view *entry, char *text, size_t bytes);
 /* The newest entry that runs; NULL when there is none. */
-const tu_record_view *flight_current(const flight *f);
+const tu_record_view *flight_current(const flight *copy);
 /* The newest ended entry of a group (0: of any); NULL when there is none. */
-const tu_record_view *flight_last(const flight *f, uint64_t group_key);
+const tu_record_view *flight_last(const flight *copy, uint64_t group_key);
 /* What the rank knows about a group; NULL when it is not a member. */
-const tu_recorder_group_view *flight_group(const flight *f, uint64_t key);
+const tu_recorder_group_view *flight_group(const flight *copy, uint64_t key);
 
 /* Members of the entry's group that have not begun it: flags by world rank, `size` of them. Returns how many. */
 int flight_missing(const flight_job *job, const tu_record_view *entry, bool *missing, int size);
 
 /* "is computing: running on CPU 3, in no operation of Tutti", "was killed by signal 9 (Killed)", "is in barrier 3 of
  * group dp for 4.2 s": what a rank does instead of coming. */
-void flight_doing(const flight *f, char *text, size_t bytes);
+void flight_doing(const flight *copy, char *text, size_t bytes);
 
 /* "3.2 s", "15 ms", "2 min 5 s". */
 void flight_duration(int64_t ns, char *text, size_t bytes);

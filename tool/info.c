@@ -164,52 +164,54 @@ static bool bound_to(const binding *bound, int cpu) {
 }
 
 /* Two ranks are as far apart as the farthest of their processors. */
-static tutti_link link_of(const matrix *m, int a, int b) {
-    if (m->bindings == NULL || a == b)
-        return tutti_connectivity_link(m->machine, a, b);
+static tutti_link link_of(const matrix *links, int from, int to) {
+    if (links->bindings == NULL || from == to)
+        return tutti_connectivity_link(links->machine, from, to);
     tutti_link farthest = TUTTI_LINK_SELF;
-    int processors = tutti_connectivity_size(m->machine);
+    int processors = tutti_connectivity_size(links->machine);
     for (int i = 0; i < processors; i++)
         for (int j = 0; j < processors; j++)
-            if (bound_to(&m->bindings[a], m->cpus[i]) && bound_to(&m->bindings[b], m->cpus[j]) &&
-                tutti_connectivity_link(m->machine, i, j) > farthest)
-                farthest = tutti_connectivity_link(m->machine, i, j);
+            if (bound_to(&links->bindings[from], links->cpus[i]) && bound_to(&links->bindings[to], links->cpus[j]) &&
+                tutti_connectivity_link(links->machine, i, j) > farthest)
+                farthest = tutti_connectivity_link(links->machine, i, j);
     return farthest;
 }
 
-static void matrix_text(const matrix *m, const char *what) {
+static void matrix_text(const matrix *links, const char *what) {
     printf("  %-8s", what);
-    for (int b = 0; b < m->size; b++)
-        printf(" %7d", b);
+    for (int to = 0; to < links->size; to++)
+        printf(" %7d", to);
     putchar('\n');
-    for (int a = 0; a < m->size; a++) {
-        printf("  %-8d", a);
-        for (int b = 0; b < m->size; b++)
-            printf(" %7s", tutti_link_name(link_of(m, a, b)));
-        printf("   %s\n", m->bindings != NULL ? m->bindings[a].text : tutti_connectivity_place(m->machine, a));
+    for (int from = 0; from < links->size; from++) {
+        printf("  %-8d", from);
+        for (int to = 0; to < links->size; to++)
+            printf(" %7s", tutti_link_name(link_of(links, from, to)));
+        printf("   %s\n",
+               links->bindings != NULL ? links->bindings[from].text : tutti_connectivity_place(links->machine, from));
     }
 }
 
-static void matrix_json(const matrix *m, const char *name, bool distances) {
+static void matrix_json(const matrix *links, const char *name, bool distances) {
     printf("\"%s\": {\"places\": [", name);
-    for (int a = 0; a < m->size; a++) {
-        printf("%s", a > 0 ? ", " : "");
-        tu_json_string(stdout, m->bindings != NULL ? m->bindings[a].text : tutti_connectivity_place(m->machine, a));
+    for (int from = 0; from < links->size; from++) {
+        printf("%s", from > 0 ? ", " : "");
+        tu_json_string(stdout, links->bindings != NULL ? links->bindings[from].text
+                                                       : tutti_connectivity_place(links->machine, from));
     }
     printf("], \"links\": [");
-    for (int a = 0; a < m->size; a++) {
-        printf("%s[", a > 0 ? ", " : "");
-        for (int b = 0; b < m->size; b++)
-            printf("%s\"%s\"", b > 0 ? ", " : "", tutti_link_name(link_of(m, a, b)));
+    for (int from = 0; from < links->size; from++) {
+        printf("%s[", from > 0 ? ", " : "");
+        for (int to = 0; to < links->size; to++)
+            printf("%s\"%s\"", to > 0 ? ", " : "", tutti_link_name(link_of(links, from, to)));
         printf("]");
     }
     printf("]");
     if (distances) {
         printf(", \"distances\": [");
-        for (int a = 0; a < m->size; a++) {
-            printf("%s[", a > 0 ? ", " : "");
-            for (int b = 0; b < m->size; b++)
-                printf("%s%d", b > 0 ? ", " : "", tutti_connectivity_distance(m->machine, a, b));
+        for (int from = 0; from < links->size; from++) {
+            printf("%s[", from > 0 ? ", " : "");
+            for (int to = 0; to < links->size; to++)
+                printf("%s%d", to > 0 ? ", " : "", tutti_connectivity_distance(links->machine, from, to));
             printf("]");
         }
         printf("]");
@@ -217,25 +219,25 @@ static void matrix_json(const matrix *m, const char *name, bool distances) {
     printf("}");
 }
 
-static void show_matrix(const matrix *m, const char *title, const char *what, const char *name, bool distances) {
+static void show_matrix(const matrix *links, const char *title, const char *what, const char *name, bool distances) {
     if (as_json) {
         printf(", ");
-        matrix_json(m, name, distances);
+        matrix_json(links, name, distances);
         return;
     }
     printf("\n%s\n", title);
-    if (m->size > SHOWN_PROCESSORS) {
-        printf("  %d places: --json has the table\n", m->size);
+    if (links->size > SHOWN_PROCESSORS) {
+        printf("  %d places: --json has the table\n", links->size);
         return;
     }
-    matrix_text(m, what);
-    if (!distances || tutti_connectivity_distance(m->machine, 0, 0) == 0)
+    matrix_text(links, what);
+    if (!distances || tutti_connectivity_distance(links->machine, 0, 0) == 0)
         return;
     printf("  distances as the firmware gives them (10 is local):\n");
-    for (int a = 0; a < m->size; a++) {
-        printf("  %-8d", a);
-        for (int b = 0; b < m->size; b++)
-            printf(" %7d", tutti_connectivity_distance(m->machine, a, b));
+    for (int from = 0; from < links->size; from++) {
+        printf("  %-8d", from);
+        for (int to = 0; to < links->size; to++)
+            printf(" %7d", tutti_connectivity_distance(links->machine, from, to));
         putchar('\n');
     }
 }
@@ -250,10 +252,10 @@ static void show_ranks(const tutti_connectivity *machine, int ranks) {
     for (int i = 0; i < processors; i++)
         sscanf(tutti_connectivity_place(machine, i), "processor %d", &cpus[i]);
     if (topology_bind(BIND_AUTO, ranks, bindings, why, sizeof why) == 1) {
-        matrix m = { ranks, machine, bindings, cpus };
+        matrix links = { ranks, machine, bindings, cpus };
         char title[80];
         snprintf(title, sizeof title, "What ranks of \"tutti run -n %d\" share", ranks);
-        show_matrix(&m, title, "rank", "ranks", false);
+        show_matrix(&links, title, "rank", "ranks", false);
     } else if (!as_json) {
         printf("\nWhat ranks of \"tutti run -n %d\" share\n  %s\n", ranks, why);
     }
@@ -293,12 +295,12 @@ static void show_links(const tu_backend *backend, const char *name, int devices)
         row(label, tutti_error_message(), false);
         return;
     }
-    for (int a = 0; a < devices; a++) {
+    for (int from = 0; from < devices; from++) {
         int used = 0;
-        for (int b = 0; b < devices; b++)
-            used +=
-                snprintf(text + used, sizeof text - (size_t)used, "%s%d", b > 0 ? " " : "", matrix[a * devices + b]);
-        snprintf(label, sizeof label, "%s links of device %d", name, a);
+        for (int to = 0; to < devices; to++)
+            used += snprintf(text + used, sizeof text - (size_t)used, "%s%d", to > 0 ? " " : "",
+                             matrix[from * devices + to]);
+        snprintf(label, sizeof label, "%s links of device %d", name, from);
         row(label, text, false);
     }
 }

@@ -17,36 +17,37 @@ typedef struct reader {
     const char *problem; /* NULL while all is well */
 } reader;
 
-static json *read_value(reader *r, int depth);
+static json *read_value(reader *input, int depth);
 
-static json *fail(reader *r, const char *problem) {
-    if (r->problem == NULL)
-        r->problem = problem;
+static json *fail(reader *input, const char *problem) {
+    if (input->problem == NULL)
+        input->problem = problem;
     return NULL;
 }
 
-static void skip_space(reader *r) {
-    while (r->at < r->end && (*r->at == ' ' || *r->at == '\n' || *r->at == '\t' || *r->at == '\r'))
-        r->at++;
+static void skip_space(reader *input) {
+    while (input->at < input->end &&
+           (*input->at == ' ' || *input->at == '\n' || *input->at == '\t' || *input->at == '\r'))
+        input->at++;
 }
 
-static bool take(reader *r, char wanted) {
-    skip_space(r);
-    if (r->at >= r->end || *r->at != wanted)
+static bool take(reader *input, char wanted) {
+    skip_space(input);
+    if (input->at >= input->end || *input->at != wanted)
         return false;
-    r->at++;
+    input->at++;
     return true;
 }
 
 /* Four hexadecimal digits as UTF-8; the halves of a pair become one "?" each, which is enough for names. */
-static char *put_code(reader *r, char *to) {
+static char *put_code(reader *input, char *to) {
     unsigned code = 0;
     for (int i = 0; i < 4; i++) {
-        if (r->at >= r->end || !isxdigit((unsigned char)*r->at)) {
-            fail(r, "four hexadecimal digits expected");
+        if (input->at >= input->end || !isxdigit((unsigned char)*input->at)) {
+            fail(input, "four hexadecimal digits expected");
             return to;
         }
-        char digit = *r->at++;
+        char digit = *input->at++;
         code = code * 16 +
                (unsigned)(isdigit((unsigned char)digit) ? digit - '0' : tolower((unsigned char)digit) - 'a' + 10);
     }
@@ -66,88 +67,88 @@ static char *put_code(reader *r, char *to) {
 }
 
 /* The text of a string whose opening quote has been taken. What it becomes is never longer than what it was. */
-static char *read_text(reader *r) {
+static char *read_text(reader *input) {
     size_t longest = 0;
-    while (r->at + longest < r->end && r->at[longest] != '"')
-        longest += r->at[longest] == '\\' ? 2 : 1;
+    while (input->at + longest < input->end && input->at[longest] != '"')
+        longest += input->at[longest] == '\\' ? 2 : 1;
     char *text = malloc(longest + 1), *to = text;
     if (text == NULL) {
-        fail(r, "out of memory");
+        fail(input, "out of memory");
         return NULL;
     }
-    while (r->problem == NULL && r->at < r->end && *r->at != '"') {
-        if (*r->at != '\\') {
-            *to++ = *r->at++;
+    while (input->problem == NULL && input->at < input->end && *input->at != '"') {
+        if (*input->at != '\\') {
+            *to++ = *input->at++;
             continue;
         }
-        if (++r->at >= r->end)
+        if (++input->at >= input->end)
             break;
         static const char escapes[] = "\"\"\\\\//b\bf\fn\nr\rt\t";
-        char kind = *r->at++;
+        char kind = *input->at++;
         const char *found = NULL;
         for (const char *pair = escapes; *pair != '\0' && found == NULL; pair += 2)
             found = *pair == kind ? pair : NULL;
         if (found != NULL)
             *to++ = found[1];
         else if (kind == 'u')
-            to = put_code(r, to);
+            to = put_code(input, to);
         else
-            fail(r, "unknown escape in a string");
+            fail(input, "unknown escape in a string");
     }
     *to = '\0';
-    if (r->problem == NULL && !take(r, '"'))
-        fail(r, "string without an end");
-    if (r->problem != NULL) {
+    if (input->problem == NULL && !take(input, '"'))
+        fail(input, "string without an end");
+    if (input->problem != NULL) {
         free(text);
         return NULL;
     }
     return text;
 }
 
-static json *new_value(reader *r, json_kind kind) {
+static json *new_value(reader *input, json_kind kind) {
     json *value = calloc(1, sizeof *value);
     if (value == NULL)
-        return fail(r, "out of memory");
+        return fail(input, "out of memory");
     value->kind = kind;
     return value;
 }
 
-static json *read_members(reader *r, json_kind kind, char closing, int depth) {
-    json *value = new_value(r, kind), **last;
-    if (value == NULL || take(r, closing))
+static json *read_members(reader *input, json_kind kind, char closing, int depth) {
+    json *value = new_value(input, kind), **last;
+    if (value == NULL || take(input, closing))
         return value;
     last = &value->first;
     do {
         char *name = NULL;
-        if (kind == JSON_OBJECT && (!take(r, '"') || (name = read_text(r)) == NULL || !take(r, ':'))) {
+        if (kind == JSON_OBJECT && (!take(input, '"') || (name = read_text(input)) == NULL || !take(input, ':'))) {
             free(name);
-            fail(r, "\"name\": expected");
+            fail(input, "\"name\": expected");
             break;
         }
-        *last = read_value(r, depth + 1);
+        *last = read_value(input, depth + 1);
         if (*last == NULL) {
             free(name);
             break;
         }
         (*last)->name = name;
         last = &(*last)->next;
-    } while (take(r, ','));
-    if (r->problem == NULL && !take(r, closing))
-        fail(r, kind == JSON_OBJECT ? ", or } expected" : ", or ] expected");
-    if (r->problem == NULL)
+    } while (take(input, ','));
+    if (input->problem == NULL && !take(input, closing))
+        fail(input, kind == JSON_OBJECT ? ", or } expected" : ", or ] expected");
+    if (input->problem == NULL)
         return value;
     json_free(value);
     return NULL;
 }
 
-static json *read_number(reader *r) {
+static json *read_number(reader *input) {
     char digits[64];
     size_t length = 0;
-    while (r->at < r->end && length < sizeof digits - 1 && strchr("+-.0123456789eE", *r->at) != NULL)
-        digits[length++] = *r->at++;
+    while (input->at < input->end && length < sizeof digits - 1 && strchr("+-.0123456789eE", *input->at) != NULL)
+        digits[length++] = *input->at++;
     digits[length] = '\0';
     char *rest;
-    json *value = new_value(r, JSON_NUMBER);
+    json *value = new_value(input, JSON_NUMBER);
     if (value == NULL)
         return NULL;
     value->number = strtoll(digits, &rest, 10);
@@ -159,59 +160,60 @@ static json *read_number(reader *r) {
     if (length > 0 && *rest == '\0')
         return value;
     free(value);
-    return fail(r, "a value expected");
+    return fail(input, "a value expected");
 }
 
-static bool take_word(reader *r, const char *word) {
+static bool take_word(reader *input, const char *word) {
     size_t length = strlen(word);
-    if ((size_t)(r->end - r->at) < length || memcmp(r->at, word, length) != 0)
+    if ((size_t)(input->end - input->at) < length || memcmp(input->at, word, length) != 0)
         return false;
-    r->at += length;
+    input->at += length;
     return true;
 }
 
-static json *read_value(reader *r, int depth) {
+static json *read_value(reader *input, int depth) {
     if (depth > DEPTH)
-        return fail(r, "nested too deeply");
+        return fail(input, "nested too deeply");
     json *value = NULL;
-    if (take(r, '{'))
-        return read_members(r, JSON_OBJECT, '}', depth);
-    if (take(r, '['))
-        return read_members(r, JSON_ARRAY, ']', depth);
-    if (take(r, '"')) {
-        char *text = read_text(r);
-        value = text != NULL ? new_value(r, JSON_STRING) : NULL;
+    if (take(input, '{'))
+        return read_members(input, JSON_OBJECT, '}', depth);
+    if (take(input, '['))
+        return read_members(input, JSON_ARRAY, ']', depth);
+    if (take(input, '"')) {
+        char *text = read_text(input);
+        value = text != NULL ? new_value(input, JSON_STRING) : NULL;
         if (value != NULL)
             value->text = text;
         else
             free(text);
         return value;
     }
-    if (take_word(r, "null"))
-        return new_value(r, JSON_NULL);
-    bool yes = take_word(r, "true");
-    if (!yes && !take_word(r, "false"))
-        return read_number(r);
-    value = new_value(r, JSON_BOOLEAN);
+    if (take_word(input, "null"))
+        return new_value(input, JSON_NULL);
+    bool yes = take_word(input, "true");
+    if (!yes && !take_word(input, "false"))
+        return read_number(input);
+    value = new_value(input, JSON_BOOLEAN);
     if (value != NULL)
         value->number = yes;
     return value;
 }
 
 json *json_parse(const char *text, size_t bytes, char *problem, size_t problem_bytes) {
-    reader r = { text, text, text + bytes, NULL };
-    json *value = read_value(&r, 0);
-    skip_space(&r);
-    if (value != NULL && r.at < r.end) {
-        fail(&r, "something after the end");
+    reader input = { text, text, text + bytes, NULL };
+    json *value = read_value(&input, 0);
+    skip_space(&input);
+    if (value != NULL && input.at < input.end) {
+        fail(&input, "something after the end");
         json_free(value);
         value = NULL;
     }
     if (value == NULL) {
         int line = 1;
-        for (const char *at = text; at < r.at; at++)
+        for (const char *at = text; at < input.at; at++)
             line += *at == '\n';
-        snprintf(problem, problem_bytes, "line %d: %s", line, r.problem != NULL ? r.problem : "a value expected");
+        snprintf(problem, problem_bytes, "line %d: %s", line,
+                 input.problem != NULL ? input.problem : "a value expected");
     }
     return value;
 }

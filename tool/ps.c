@@ -38,8 +38,8 @@ static const char help_text[] =
 static int ps_main(int argc, char **argv);
 const tool_command tool_ps = { "ps", "show what every rank of running jobs does", help_text, ps_main };
 
-static const char *state_text(const flight *f) {
-    switch (f->state) {
+static const char *state_text(const flight *copy) {
+    switch (copy->state) {
     case TU_SLOT_EMPTY:
     case TU_RANK_JOINING:
         return "joining";
@@ -50,7 +50,7 @@ static const char *state_text(const flight *f) {
     default:
         break;
     }
-    switch (f->has_process ? f->process.state : '?') {
+    switch (copy->has_process ? copy->process.state : '?') {
     case 'R':
         return "runs";
     case 'S':
@@ -70,49 +70,50 @@ static const char *state_text(const flight *f) {
 }
 
 /* Ranks that this one waits for, in words and as flags. */
-static int waits_for(const flight_job *job, const flight *f, bool *missing, char *text, size_t bytes) {
-    const tu_record_view *current = flight_current(f);
+static int waits_for(const flight_job *job, const flight *copy, bool *missing, char *text, size_t bytes) {
+    const tu_record_view *current = flight_current(copy);
     text[0] = '\0';
-    if (current == NULL || f->state == TU_RANK_DEAD || f->state == TU_RANK_CLOSED)
+    if (current == NULL || copy->state == TU_RANK_DEAD || copy->state == TU_RANK_CLOSED)
         return 0;
-    int count = flight_missing(job, current, missing, f->size);
-    if (count == 0 && current->waiting_for >= 0 && current->waiting_for < f->size)
+    int count = flight_missing(job, current, missing, copy->size);
+    if (count == 0 && current->waiting_for >= 0 && current->waiting_for < copy->size)
         missing[current->waiting_for] = true, count = 1;
     if (count > 0)
-        tool_rank_list(missing, f->size, text, bytes);
+        tool_rank_list(missing, copy->size, text, bytes);
     return count;
 }
 
 /* ---- as text ---- */
 
 /* What it is in, or what it did last. */
-static void operation_text(const flight *f, char *text, size_t bytes) {
-    const tu_record_view *current = flight_current(f), *last = flight_last(f, 0);
-    bool ended = f->state == TU_RANK_DEAD || f->state == TU_RANK_CLOSED;
+static void operation_text(const flight *copy, char *text, size_t bytes) {
+    const tu_record_view *current = flight_current(copy), *last = flight_last(copy, 0);
+    bool ended = copy->state == TU_RANK_DEAD || copy->state == TU_RANK_CLOSED;
     snprintf(text, bytes, "-");
-    if (f->state == TU_RANK_DEAD) {
-        flight_doing(f, text, bytes);
+    if (copy->state == TU_RANK_DEAD) {
+        flight_doing(copy, text, bytes);
     } else if (current != NULL && !ended) {
-        flight_text(f, current, text, bytes);
+        flight_text(copy, current, text, bytes);
     } else if (last != NULL) {
         char what[200], since[32];
-        flight_text(f, last, what, sizeof what);
-        flight_duration(f->now_ns - last->ended_ns, since, sizeof since);
+        flight_text(copy, last, what, sizeof what);
+        flight_duration(copy->now_ns - last->ended_ns, since, sizeof since);
         snprintf(text, bytes, "- %s %s %s ago", what, last->status == TUTTI_OK ? "ended" : "failed", since);
     }
 }
 
-static void print_rank(const flight_job *job, const flight *f, int width) {
+static void print_rank(const flight_job *job, const flight *copy, int width) {
     char operation[480], since[32] = "", waits[128], cpu[16] = "";
-    bool missing[f->size > 0 ? f->size : 1];
-    const tu_record_view *current = flight_current(f);
-    operation_text(f, operation, sizeof operation);
-    if (current != NULL && f->state != TU_RANK_DEAD && f->state != TU_RANK_CLOSED)
-        flight_duration(f->now_ns - current->created_ns, since, sizeof since);
-    waits_for(job, f, missing, waits, sizeof waits);
-    if (f->has_process)
-        snprintf(cpu, sizeof cpu, "%d", f->process.cpu);
-    printf("  %5d %8d %-8s %4s  %-*s %10s  %s\n", f->rank, f->pid, state_text(f), cpu, width, operation, since, waits);
+    bool missing[copy->size > 0 ? copy->size : 1];
+    const tu_record_view *current = flight_current(copy);
+    operation_text(copy, operation, sizeof operation);
+    if (current != NULL && copy->state != TU_RANK_DEAD && copy->state != TU_RANK_CLOSED)
+        flight_duration(copy->now_ns - current->created_ns, since, sizeof since);
+    waits_for(job, copy, missing, waits, sizeof waits);
+    if (copy->has_process)
+        snprintf(cpu, sizeof cpu, "%d", copy->process.cpu);
+    printf("  %5d %8d %-8s %4s  %-*s %10s  %s\n", copy->rank, copy->pid, state_text(copy), cpu, width, operation, since,
+           waits);
 }
 
 static void print_counters(const flight_job *job) {
@@ -125,8 +126,8 @@ static void print_counters(const flight_job *job) {
             sum.failures += one->failures;
             sum.bytes += one->bytes;
             sum.time_ns += one->time_ns;
-            for (int a = 0; a < TU_COUNTER_ALGORITHMS; a++)
-                sum.by_algorithm[a] += one->by_algorithm[a];
+            for (int algorithm = 0; algorithm < TU_COUNTER_ALGORITHMS; algorithm++)
+                sum.by_algorithm[algorithm] += one->by_algorithm[algorithm];
         }
         if (sum.calls == 0)
             continue;
@@ -139,9 +140,9 @@ static void print_counters(const flight_job *job) {
         flight_duration(sum.time_ns / (int64_t)sum.calls, each, sizeof each);
         printf("  %-28s %12" PRIu64 " %9" PRIu64 " %16" PRIu64 " %12s %12s ",
                tu_operation_name((tu_operation)operation), sum.calls, sum.failures, sum.bytes, time, each);
-        for (int a = 1; a < TU_COUNTER_ALGORITHMS; a++)
-            if (sum.by_algorithm[a] > 0)
-                printf(" %s %" PRIu64, tutti_algorithm_name((tutti_algorithm)a), sum.by_algorithm[a]);
+        for (int algorithm = 1; algorithm < TU_COUNTER_ALGORITHMS; algorithm++)
+            if (sum.by_algorithm[algorithm] > 0)
+                printf(" %s %" PRIu64, tutti_algorithm_name((tutti_algorithm)algorithm), sum.by_algorithm[algorithm]);
         putchar('\n');
     }
 }
@@ -177,16 +178,16 @@ static void print_job(const flight_job *job, bool counters) {
 
 /* ---- as JSON ---- */
 
-static void json_rank(const flight_job *job, const flight *f) {
-    const tu_record_view *current = flight_current(f), *last = flight_last(f, 0);
-    bool missing[f->size > 0 ? f->size : 1];
+static void json_rank(const flight_job *job, const flight *copy) {
+    const tu_record_view *current = flight_current(copy), *last = flight_last(copy, 0);
+    bool missing[copy->size > 0 ? copy->size : 1];
     char waits[128];
-    printf("{\"rank\": %d, \"pid\": %d, \"state\": \"%s\"", f->rank, f->pid, state_text(f));
-    if (f->has_process)
-        printf(", \"cpu\": %d", f->process.cpu);
-    if (f->status_known)
-        printf(", \"wait_status\": %d", f->wait_status);
-    int count = waits_for(job, f, missing, waits, sizeof waits);
+    printf("{\"rank\": %d, \"pid\": %d, \"state\": \"%s\"", copy->rank, copy->pid, state_text(copy));
+    if (copy->has_process)
+        printf(", \"cpu\": %d", copy->process.cpu);
+    if (copy->status_known)
+        printf(", \"wait_status\": %d", copy->wait_status);
+    int count = waits_for(job, copy, missing, waits, sizeof waits);
     const tu_record_view *shown[] = { current, last };
     static const char *const names[] = { "current", "last" };
     for (int i = 0; i < 2; i++) {
@@ -195,36 +196,36 @@ static void json_rank(const flight_job *job, const flight *f) {
         const tu_operation_info *info = &shown[i]->info;
         printf(", \"%s\": {\"operation\": \"%s\", \"group\": ", names[i],
                tu_operation_name((tu_operation)info->operation));
-        tu_json_string(stdout, flight_group_name(f, info->group_key));
+        tu_json_string(stdout, flight_group_name(copy, info->group_key));
         printf(", \"sequence\": %" PRIu64 ", \"count\": %" PRIu64, info->sequence, info->count);
         if (info->dtype != 0)
             printf(", \"dtype\": \"%s\"", tutti_dtype_name((tutti_dtype)info->dtype));
         if (info->reduction != 0)
             printf(", \"reduction\": \"%s\"", tutti_reduction_name((tutti_reduction)info->reduction));
         if (shown[i]->running)
-            printf(", \"for_ns\": %" PRId64 "}", f->now_ns - shown[i]->created_ns);
+            printf(", \"for_ns\": %" PRId64 "}", copy->now_ns - shown[i]->created_ns);
         else
             printf(", \"took_ns\": %" PRId64 ", \"ended_ns_ago\": %" PRId64 ", \"status\": \"%s\"}",
-                   shown[i]->ended_ns - shown[i]->created_ns, f->now_ns - shown[i]->ended_ns,
+                   shown[i]->ended_ns - shown[i]->created_ns, copy->now_ns - shown[i]->ended_ns,
                    tutti_status_name(shown[i]->status));
     }
     printf(", \"waits_for\": [");
-    for (int rank = 0, told = 0; count > 0 && rank < f->size; rank++)
+    for (int rank = 0, told = 0; count > 0 && rank < copy->size; rank++)
         if (missing[rank])
             printf("%s%d", told++ > 0 ? ", " : "", rank);
     printf("], \"counters\": {");
     for (int i = 1, told = 0; i < TU_OPERATION_COUNT; i++) {
-        const tu_counters *counted = &f->counters[i];
+        const tu_counters *counted = &copy->counters[i];
         if (counted->calls == 0)
             continue;
         printf("%s\"%s\": {\"calls\": %" PRIu64 ", \"failures\": %" PRIu64 ", \"bytes\": %" PRIu64
                ", \"time_ns\": %" PRId64 ", \"algorithms\": {",
                told++ > 0 ? ", " : "", tu_operation_name((tu_operation)i), counted->calls, counted->failures,
                counted->bytes, counted->time_ns);
-        for (int a = 1, shown_algorithms = 0; a < TU_COUNTER_ALGORITHMS; a++)
-            if (counted->by_algorithm[a] > 0)
+        for (int algorithm = 1, shown_algorithms = 0; algorithm < TU_COUNTER_ALGORITHMS; algorithm++)
+            if (counted->by_algorithm[algorithm] > 0)
                 printf("%s\"%s\": %" PRIu64, shown_algorithms++ > 0 ? ", " : "",
-                       tutti_algorithm_name((tutti_algorithm)a), counted->by_algorithm[a]);
+                       tutti_algorithm_name((tutti_algorithm)algorithm), counted->by_algorithm[algorithm]);
         printf("}}");
     }
     printf("}}");
@@ -243,9 +244,9 @@ static void json_jobs(const flight_list *list) {
         else
             printf("null");
         printf(", \"ranks\": [");
-        for (size_t r = 0; r < job->count; r++) {
-            printf("%s\n  ", r > 0 ? "," : "");
-            json_rank(job, &job->flights[r]);
+        for (size_t rank = 0; rank < job->count; rank++) {
+            printf("%s\n  ", rank > 0 ? "," : "");
+            json_rank(job, &job->flights[rank]);
         }
         printf("]}");
     }

@@ -35,14 +35,14 @@ const tool_command tool_trace = { "trace", "say where ranks went apart; write a 
 
 /* ---- words ---- */
 
-static void list_entries(const flight *f, size_t last) {
-    size_t from = f->entry_count > last ? f->entry_count - last : 0;
-    for (size_t i = from; i < f->entry_count; i++) {
-        const tu_record_view *entry = &f->entries[i];
+static void list_entries(const flight *copy, size_t last) {
+    size_t from = copy->entry_count > last ? copy->entry_count - last : 0;
+    for (size_t i = from; i < copy->entry_count; i++) {
+        const tu_record_view *entry = &copy->entries[i];
         char what[200], took[32], ago[32];
-        flight_text(f, entry, what, sizeof what);
-        flight_duration((entry->running ? f->now_ns : entry->ended_ns) - entry->created_ns, took, sizeof took);
-        flight_duration(f->now_ns - entry->created_ns, ago, sizeof ago);
+        flight_text(copy, entry, what, sizeof what);
+        flight_duration((entry->running ? copy->now_ns : entry->ended_ns) - entry->created_ns, took, sizeof took);
+        flight_duration(copy->now_ns - entry->created_ns, ago, sizeof ago);
         printf("    %9s ago  %s: %s %s\n", ago, what,
                entry->running              ? "running for"
                : entry->status == TUTTI_OK ? "took"
