@@ -30,7 +30,7 @@
 typedef struct test_case {
     const char *name;
     void (*body)(void);
-    int limit_seconds; /* 0: 60 */
+    int limit_seconds; /* 0: 60; of a machine that does nothing else: a busy one gets more */
     struct test_case *next;
 } test_case;
 
