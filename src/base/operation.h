@@ -107,7 +107,7 @@ tu_operation tu_operation_find(const char *name); /* TU_OPERATION_NONE when ther
 /* Whether all members of a group do this operation alike and in the same order, so that its sequence number means the
  * same on all of them. Others (send, recv, put, get, signals, votes) are numbered by a counter of the rank's own. */
 static inline bool tu_operation_sequenced(tu_operation operation) {
-    return !tu_operation_row_of((unsigned)operation)->own_number;
+    return (unsigned)operation >= TU_OPERATION_COUNT || !tu_operations[operation].own_number;
 }
 
 /* Whether one rank has a part of its own in the call: a root must be given. */

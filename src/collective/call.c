@@ -14,8 +14,15 @@
 /* Everything that this rank alone can refuse is refused here, before the call has a number. */
 tutti_status tu_submit_checked(tu_task *task, const tutti_call *call) {
     task->stream = call->stream;
-    tutti_status status = tu_collective_get(task->group, &task->state);
-    if (status == TUTTI_OK)
+    tutti_status status = TUTTI_OK;
+    task->state = tu_attached(&task->group->rooms[TU_ROOM_COLLECTIVE]);
+    if (__builtin_expect(task->state == NULL, 0))
+        status = tu_collective_get(task->group, &task->state);
+    if (status != TUTTI_OK)
+        return status;
+    task->executor = task->state->only;
+    if (__builtin_expect(
+            call->executor != NULL || task->executor == NULL || tu_device_possible(task->group->world, call), 0))
         status = tu_executor_choose(task, call);
     if (status == TUTTI_OK && task->executor->check != NULL)
         status = task->executor->check(task);

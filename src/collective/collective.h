@@ -210,6 +210,7 @@ struct tu_collective {
     _Atomic(tu_works *) works;   /* NULL until the first work that needs it */
     _Atomic(tu_points *) points; /* NULL until the first send or receive */
     tu_executors executors;      /* for memory of the CPU; those for devices: device.c */
+    const tu_executor *only;     /* the one of these that serves every task; NULL: they have to be asked */
     const tu_executor *ran_by;   /* the executor of the last collective that ran */
     tu_operation_info ran;       /* that collective */
     tu_choice choice;            /* of the last run, for tutti_group_ran */
@@ -227,7 +228,11 @@ tutti_status tu_collective_setup(tu_collective *state, tu_task *task);
 tutti_status tu_collective_widen(tu_collective *state, tu_task *task);
 
 tutti_status tu_collective_lock(tu_collective *state, int64_t deadline);
-bool tu_collective_try_lock(tu_collective *state);
+static inline bool tu_collective_try_lock(tu_collective *state) {
+    uint32_t free_word = 0;
+    return atomic_compare_exchange_strong_explicit(&state->busy, &free_word, 1, memory_order_acquire,
+                                                   memory_order_relaxed); /* pairs with tu_collective_unlock */
+}
 void tu_collective_unlock(tu_collective *state);
 
 /* ---- parts of a member's piece ---- */
@@ -353,6 +358,14 @@ size_t tu_in_bytes(const tu_task *task, int rank, int size);
 size_t tu_out_bytes(const tu_task *task, int rank, int size);
 
 /* ---- from a public call to a task: call.c ---- */
+
+/* Whether the memory of a call could be a device's: this world has one, or has not looked yet, or the call speaks of
+ * one. */
+static inline bool tu_device_possible(const tutti_world *world, const tutti_call *call) {
+    if (__builtin_expect(atomic_load_explicit(&world->devices, memory_order_relaxed) != NULL, 0))
+        return !world->fake;
+    return !atomic_load_explicit(&world->looked, memory_order_relaxed) || call->stream != NULL || call->device != 0;
+}
 
 /* A task of which nothing is set but these. (An initializer would clear it by a string instruction, which takes longer
  * than a barrier's arithmetic.) */

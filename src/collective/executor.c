@@ -58,16 +58,9 @@ static tutti_status nobody_serves(const tu_task *task, const tu_executors *execu
     return status;
 }
 
-/* Whether the memory could be a device's: this world has one, or has not looked yet, or the call speaks of one. */
-static inline bool device_possible(const tutti_world *world, const tutti_call *call) {
-    if (__builtin_expect(atomic_load_explicit(&world->devices, memory_order_relaxed) != NULL, 0))
-        return !world->fake;
-    return !atomic_load_explicit(&world->looked, memory_order_relaxed) || call->stream != NULL || call->device != 0;
-}
-
 tutti_status tu_executor_choose(tu_task *task, const tutti_call *call) {
     const tu_executors *executors = &task->state->executors;
-    if (__builtin_expect(device_possible(task->group->world, call), 0)) {
+    if (tu_device_possible(task->group->world, call)) {
         const tu_executors *of_device = NULL;
         tutti_status status = tu_device_executors(task, call, &of_device);
         if (status != TUTTI_OK)

@@ -15,7 +15,9 @@ static bool serves(const tutti_group *group, const tu_task *task) {
 }
 
 static tutti_status check(tu_task *task) {
-    return task->row->kind == TU_KIND_MESSAGE ? TUTTI_OK : tu_choose_check(task->state, task);
+    bool open = task->forced == TUTTI_ALGORITHM_AUTO && task->state->forced[task->row->form] == TUTTI_ALGORITHM_AUTO;
+    return __builtin_expect(open, 1) || task->row->kind == TU_KIND_MESSAGE ? TUTTI_OK
+                                                                           : tu_choose_check(task->state, task);
 }
 
 /* The group's first collective exchanges the pieces of shared memory. */

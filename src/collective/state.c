@@ -104,6 +104,8 @@ static tutti_status make_state(tutti_group *group, void **made) {
     state->layout = layout_of(group->size);
     state->cleared = UINT64_MAX;
     state->executors = tu_executors_cpu(group);
+    if (state->executors.count == 1 && (group->local || group->world->fake))
+        state->only = state->executors.list[0];
     state->members = calloc(size, sizeof *state->members);
     state->bells = calloc(size, sizeof *state->bells);
     state->sources = calloc(size, sizeof *state->sources);
@@ -301,12 +303,6 @@ tutti_status tu_collective_widen(tu_collective *state, tu_task *task) {
 /* A futex of this process. Giving it back is a plain store: no thread of the rank waits for it as a rule. A waiter that
  * came at that very moment and was not seen sleeps for LOCK_SLICE at most. */
 #define LOCK_SLICE (1 * TU_MILLISECOND)
-
-bool tu_collective_try_lock(tu_collective *state) {
-    uint32_t free_word = 0;
-    return atomic_compare_exchange_strong_explicit(&state->busy, &free_word, 1, memory_order_acquire,
-                                                   memory_order_relaxed);
-}
 
 tutti_status tu_collective_lock(tu_collective *state, int64_t deadline) {
     if (tu_collective_try_lock(state))

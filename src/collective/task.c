@@ -45,11 +45,10 @@ static bool takes_turns(const tu_task *task) {
     return task->executor->takes_turns && task->row->kind != TU_KIND_MESSAGE;
 }
 
-tutti_status tu_task_run_in_turn(tu_task *task) {
+/* What follows after a task was entered. */
+static inline tutti_status run_entered(tu_task *task) {
     const tu_executor *executor = task->executor;
-    tutti_status status = task->entered ? TUTTI_OK : tu_task_enter(task);
-    if (status != TUTTI_OK)
-        return status;
+    tutti_status status = TUTTI_OK;
     if (executor->prepare != NULL)
         status = executor->prepare(task);
     if (__builtin_expect(task->source != NULL, 0) && status == TUTTI_OK)
@@ -57,6 +56,11 @@ tutti_status tu_task_run_in_turn(tu_task *task) {
     if (status == TUTTI_OK)
         status = executor->run(task);
     return tu_task_leave(task, status);
+}
+
+tutti_status tu_task_run_in_turn(tu_task *task) {
+    tutti_status status = task->entered ? TUTTI_OK : tu_task_enter(task);
+    return status == TUTTI_OK ? run_entered(task) : status;
 }
 
 tutti_status tu_turn_take(tu_collective *state, int64_t timeout_ns) {
@@ -73,14 +77,17 @@ tutti_status tu_task_run(tu_task *task) {
     if (!takes_turns(task))
         return tu_task_run_in_turn(task);
     tu_collective *state = task->state;
-    tutti_status status = tu_turn_take(state, task->timeout_ns);
+    tutti_status status = TUTTI_OK;
+    if (__builtin_expect(!tu_collective_try_lock(state), 0))
+        status = tu_turn_take(state, task->timeout_ns);
     if (status != TUTTI_OK)
         return status;
     tu_works *works = tu_works_drain(state);
     status = tu_task_enter(task);
-    tu_works_resume(works);
+    if (__builtin_expect(works != NULL, 0))
+        tu_works_resume(works);
     if (status == TUTTI_OK)
-        status = tu_task_run_in_turn(task);
+        status = run_entered(task);
     tu_collective_unlock(state);
     return status;
 }

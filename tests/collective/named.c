@@ -363,15 +363,16 @@ TEST_WORLD(an_alignment_that_leaves_no_room_is_told_and_overwrites_nothing, 2) {
     CHECK_OK(tutti_memory_alloc(world, 65536, NULL, &memory));
     int64_t *in_splits = tutti_memory_data(memory), *out_splits = in_splits + 64;
     float *in = (float *)(void *)(in_splits + 256), *out = in + 64;
-    for (int i = 0; i < 8; i++)
-        in_splits[i] = 1;
+    /* Four times 2^62 is 0 again: the rows of the last expert would fall on those of the first. */
+    for (int i = 0; i < 10; i++)
+        in_splits[i] = i % 5 == 0 || i % 5 == 4;
     tutti_rows rows = TUTTI_ROWS_INIT;
     rows.in = in;
     rows.out = out;
     rows.in_rows = rows.out_rows = 8;
     rows.row = 1;
     rows.dtype = TUTTI_F32;
-    CHECK_STATUS(tutti_all_to_all_vdev_2d(group, &rows, 4, (int64_t)1 << 62, in_splits, out_splits, NULL),
+    CHECK_STATUS(tutti_all_to_all_vdev_2d(group, &rows, 5, (int64_t)1 << 62, in_splits, out_splits, NULL),
                  TUTTI_ERROR_MISMATCH);
     CHECK_MESSAGE("room for 8");
     tutti_memory_release(memory);
