@@ -44,6 +44,17 @@ typedef struct tutti_received {
 /* TUTTI_RECEIVED_INIT as a function: zeroes `size` bytes and sets the field. */
 TUTTI_API void tutti_received_init(tutti_received *received, size_t size);
 
+/* Elements that do not lie one after the other: in blocks of `block`, each beginning `stride` elements after the last.
+ * A column of a row-major matrix has block 1 and the length of a row as stride. */
+typedef struct tutti_strided {
+    size_t size;
+    size_t block;
+    size_t stride;
+} tutti_strided;
+#define TUTTI_STRIDED_INIT TUTTI_DEFAULTS(tutti_strided)
+/* TUTTI_STRIDED_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tutti_strided_init(tutti_strided *strided, size_t size);
+
 typedef struct tutti_call {
     size_t size;
     int64_t timeout_ns;        /* relative; 0: the group's, the world's, then 300 s; negative is an error */
@@ -57,6 +68,8 @@ typedef struct tutti_call {
     const char *executor; /* who runs it, the same on all ranks: "shm", "cuda" …; NULL: the first that serves it. One
                              that is not there is an error that lists those that are */
     tutti_device device;  /* where the buffers lie, so that nobody has to find out; 0: it is found out */
+    const tutti_strided *strided_in;  /* of a send: how the elements of its input lie; NULL: one after the other */
+    const tutti_strided *strided_out; /* of a receive: likewise its output */
 } tutti_call;
 #define TUTTI_CALL_INIT TUTTI_DEFAULTS(tutti_call)
 /* TUTTI_CALL_INIT as a function: zeroes `size` bytes and sets the field. */

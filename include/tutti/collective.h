@@ -106,11 +106,20 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_permute(tutti_group *group, const voi
 
 /* Messages of a pair with the same tag arrive in the order in which they were sent. A send may wait until its receive
  * has begun. Tags are 0 or more. To oneself: start one of the two with a work; a blocking send to oneself that no
- * receive awaits is an error. To TUTTI_NOBODY nothing is sent. */
+ * receive awaits is an error. To TUTTI_NOBODY nothing is sent.
+ *
+ * Sends and receives of several ranks that wait for each other in a circle are an error too: it is found at once where
+ * no other thread of a rank could still come, and ends the group with TUTTI_ERROR_MISMATCH.
+ *
+ * tutti_call.strided_in and strided_out say how the elements lie when not one after the other; the other side need not
+ * do alike. A rank keeps 16384 messages of each other rank that it has not received yet; further sends to it wait.
+ * Messages that were never received are told by a warning when the group ends, and in the error of a receive that ran
+ * out of time. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_send(tutti_group *group, const void *in, size_t count, tutti_dtype dtype,
                                                 int to, int tag, const tutti_call *call);
-/* Room for `count` elements: a longer message, or one of another dtype, is TUTTI_ERROR_MISMATCH on both sides, a
- * shorter one is received as it is. `from` may be TUTTI_ANY_SOURCE and `tag` TUTTI_ANY_TAG; tutti_call.received tells
+/* Room for `count` elements: a longer message, or one of another dtype, is TUTTI_ERROR_MISMATCH on both sides (of a
+ * message of at most 80 bytes, whose send does not wait, at the sender's next call on the group), a shorter one is
+ * received as it is. `from` may be TUTTI_ANY_SOURCE and `tag` TUTTI_ANY_TAG; tutti_call.received tells
  * who it was. From TUTTI_NOBODY come no elements. A receive that runs out of time ends only that receive. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_recv(tutti_group *group, void *out, size_t count, tutti_dtype dtype,
                                                 int from, int tag, const tutti_call *call);

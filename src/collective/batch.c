@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "collective/point.h"
+#include "collective/message.h"
 #include "collective/work.h"
 #include "collective/works.h"
 #include "world/group.h"
@@ -232,7 +232,7 @@ tutti_status tu_batch_run_in_turn(tutti_batch *batch) {
     int posted = 0;
     for (int i = 0; i < batch->count && status == TUTTI_OK; i++)
         if (is_message(&batch->tasks[i])) {
-            status = tu_point_post(&batch->tasks[i], &requests[posted]);
+            status = tu_message_post(&batch->tasks[i], &requests[posted]);
             posted += status == TUTTI_OK;
             status = tu_not_entered(status);
         }
@@ -246,7 +246,7 @@ tutti_status tu_batch_run_in_turn(tutti_batch *batch) {
     if (status != TUTTI_OK)
         tu_error_save(&first);
     for (int i = 0; i < posted; i++) {
-        tutti_status one = tu_point_await(batch->state, requests[i]);
+        tutti_status one = tu_message_await(batch->state, requests[i]);
         if (one != TUTTI_OK && status == TUTTI_OK) {
             status = one;
             tu_error_save(&first);

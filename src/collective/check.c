@@ -126,8 +126,8 @@ static tutti_status check_factor(tu_task *task, const void *factor) {
 static bool is_plain_all_reduce(tu_task *task, const tutti_call *call) {
     const tu_operation_info *info = &task->info;
     if (task->row != &tu_operations[TU_OPERATION_ALL_REDUCE] || call->algorithm != TUTTI_ALGORITHM_AUTO ||
-        call->timeout_ns < 0 || info->reduction == TUTTI_PREMUL_SUM || info->count == 0 ||
-        info->count > (SIZE_MAX >> 8))
+        call->timeout_ns < 0 || call->strided_in != NULL || call->strided_out != NULL ||
+        info->reduction == TUTTI_PREMUL_SUM || info->count == 0 || info->count > (SIZE_MAX >> 8))
         return false;
     if (!tutti_reduction_applies((tutti_reduction)info->reduction, (tutti_dtype)info->dtype))
         return false;
@@ -153,6 +153,9 @@ tutti_status tu_check_task(tu_task *task, const tutti_call *call) {
     if (call->timeout_ns < 0)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: timeout_ns is %lld; it must be positive, or 0 for the group's",
                         name_of(task), (long long)call->timeout_ns);
+    if (call->strided_in != NULL || call->strided_out != NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: tutti_call.strided_in and strided_out belong to sends and receives",
+                        name_of(task));
     if (task->forced != TUTTI_ALGORITHM_AUTO && tutti_algorithm_name(task->forced)[0] == '?')
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: %d is no algorithm", name_of(task), (int)task->forced);
     if (task->row->kind == TU_KIND_BARRIER) {

@@ -127,7 +127,8 @@ struct tu_task {
     void *stream;        /* as in tutti_call */
     int device_index;    /* of the buffers, for executors of devices; -1: not known */
     tutti_received *received;
-    size_t columns; /* reduce_scatter_out that splits the last dimension: elements of a row; 0: it does not */
+    tutti_strided strided; /* how the elements of a message lie; block 0: one after the other */
+    size_t columns;        /* reduce_scatter_out that splits the last dimension: elements of a row; 0: it does not */
     tu_vdev vdev;
     tutti_status (*custom)(tu_collective *state,
                            tu_task *task); /* runs it, where no algorithm does; state NULL in a group of one */
@@ -169,13 +170,13 @@ typedef struct tu_choice {
     bool replaced;    /* the rule's algorithm cannot serve this call; the next best one does */
 } tu_choice;
 
-typedef struct tu_works tu_works;   /* helper thread and queue: works.c */
-typedef struct tu_points tu_points; /* sends and receives: point.c */
+typedef struct tu_works tu_works;       /* helper thread and queue: works.c */
+typedef struct tu_messages tu_messages; /* sends and receives: request.h */
 
 struct tu_collective {
     tutti_group *group;
     int rank, size;
-    _Atomic uint32_t busy;    /* lock of everything below but `points`: 0 free, 1 held */
+    _Atomic uint32_t busy;    /* lock of everything below but `messages`: 0 free, 1 held */
     _Atomic uint32_t waiters; /* threads that wait for it */
     bool ready;               /* the pieces are exchanged */
     tu_layout layout;
@@ -202,18 +203,18 @@ struct tu_collective {
                               again; see state.c */
     tu_piece wide_piece;   /* larger slots, attached on first need */
     tu_mapping **wide_mappings;
-    unsigned char **wide;        /* each member's two larger slots; NULL: not attached */
-    size_t wide_bytes;           /* of one */
-    tutti_work *open;            /* a one-shot that was started and not finished, with a reference; works.c */
-    int64_t next_look;           /* when a test of `open` looks for the dead again */
-    bool helping;                /* the lock is held by the helper thread */
-    _Atomic(tu_works *) works;   /* NULL until the first work that needs it */
-    _Atomic(tu_points *) points; /* NULL until the first send or receive */
-    tu_executors executors;      /* for memory of the CPU; those for devices: device.c */
-    const tu_executor *only;     /* the one of these that serves every task; NULL: they have to be asked */
-    const tu_executor *ran_by;   /* the executor of the last collective that ran */
-    tu_operation_info ran;       /* that collective */
-    tu_choice choice;            /* of the last run, for tutti_group_ran */
+    unsigned char **wide;            /* each member's two larger slots; NULL: not attached */
+    size_t wide_bytes;               /* of one */
+    tutti_work *open;                /* a one-shot that was started and not finished, with a reference; works.c */
+    int64_t next_look;               /* when a test of `open` looks for the dead again */
+    bool helping;                    /* the lock is held by the helper thread */
+    _Atomic(tu_works *) works;       /* NULL until the first work that needs it */
+    _Atomic(tu_messages *) messages; /* NULL until the first send or receive */
+    tu_executors executors;          /* for memory of the CPU; those for devices: device.c */
+    const tu_executor *only;         /* the one of these that serves every task; NULL: they have to be asked */
+    const tu_executor *ran_by;       /* the executor of the last collective that ran */
+    tu_operation_info ran;           /* that collective */
+    tu_choice choice;                /* of the last run, for tutti_group_ran */
     tu_rule rules[TU_OPERATION_COUNT]
                  [TU_RULES]; /* for this number of ranks; the last one in use has the largest bytes */
     tutti_algorithm forced[TU_OPERATION_COUNT]; /* TUTTI_ALGORITHM */

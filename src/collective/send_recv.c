@@ -5,9 +5,9 @@
  */
 #include <string.h>
 
-#include "collective/point.h"
+#include "collective/message.h"
 
-tutti_status tu_point_nobody(const tu_task *task, const tutti_call *call) {
+tutti_status tu_message_nobody(const tu_task *task, const tutti_call *call) {
     if (task->received != NULL) {
         tutti_received nothing = { .size = task->received->size, .source = TUTTI_NOBODY, .tag = TUTTI_ANY_TAG };
         memcpy(task->received, &nothing, nothing.size < sizeof nothing ? nothing.size : sizeof nothing);
@@ -29,30 +29,48 @@ typedef struct exchange {
     int from;
     tutti_dtype dtype;
     int tag;
+    const tutti_call *call;
 } exchange;
 
-static tutti_status note(const exchange *this, tutti_batch *batch, tutti_received *received) {
-    tutti_status status = tutti_send(this->group, this->in, this->in_count, this->dtype, this->to, this->tag,
-                                     TUTTI_OPTIONS(tutti_call, .batch = batch));
+static tutti_status note(const exchange *this, tutti_batch *batch) {
+    const tutti_call *call = this->call;
+    tutti_call sending = { .size = sizeof sending,
+                           .batch = batch,
+                           .executor = call->executor,
+                           .device = call->device,
+                           .strided_in = call->strided_in };
+    tutti_call receiving = { .size = sizeof receiving,
+                             .batch = batch,
+                             .executor = call->executor,
+                             .device = call->device,
+                             .received = call->received,
+                             .strided_out = call->strided_out };
+    tutti_status status = tutti_send(this->group, this->in, this->in_count, this->dtype, this->to, this->tag, &sending);
     if (status != TUTTI_OK)
         return status;
-    return tutti_recv(this->group, this->out, this->out_count, this->dtype, this->from, this->tag,
-                      TUTTI_OPTIONS(tutti_call, .batch = batch, .received = received));
+    return tutti_recv(this->group, this->out, this->out_count, this->dtype, this->from, this->tag, &receiving);
+}
+
+/* Bytes from the first element of a buffer to the end of the last block; those that cannot be are refused later. */
+static size_t reach(size_t count, size_t element, const tutti_strided *strided) {
+    size_t elements = strided == NULL || strided->block == 0 ? count : count / strided->block * strided->stride, bytes;
+    return __builtin_mul_overflow(elements, element, &bytes) ? SIZE_MAX >> 1 : bytes;
 }
 
 static tutti_status check_overlap(const exchange *this) {
     size_t element = tutti_dtype_size(this->dtype); /* 0 for no dtype, which the send refuses */
     const char *in = this->in, *out = this->out;
-    if (this->to != TUTTI_NOBODY && this->from != TUTTI_NOBODY && in < out + this->out_count * element &&
-        out < in + this->in_count * element)
+    if (this->to != TUTTI_NOBODY && this->from != TUTTI_NOBODY &&
+        in < out + reach(this->out_count, element, this->call->strided_out) &&
+        out < in + reach(this->in_count, element, this->call->strided_in))
         return tu_error(TUTTI_ERROR_ARGUMENT, "send_recv: in and out overlap; receive into another buffer");
     return TUTTI_OK;
 }
 
 tutti_status tutti_send_recv(tutti_group *group, const void *in, size_t in_count, int to, void *out, size_t out_count,
                              int from, tutti_dtype dtype, int tag, const tutti_call *call) {
-    exchange this = { group, in, in_count, to, out, out_count, from, dtype, tag };
     tutti_call full = TUTTI_CALL_INIT;
+    exchange this = { group, in, in_count, to, out, out_count, from, dtype, tag, &full };
     if (group == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "send_recv: the group is NULL");
     if (tu_group_absent(group, "send_recv"))
@@ -63,12 +81,12 @@ tutti_status tutti_send_recv(tutti_group *group, const void *in, size_t in_count
     if (status != TUTTI_OK)
         return status;
     if (full.batch != NULL)
-        return note(&this, full.batch, full.received);
+        return note(&this, full.batch);
     tutti_batch *batch;
     status = tutti_batch_begin(group, &batch);
     if (status != TUTTI_OK)
         return status;
-    status = note(&this, batch, full.received);
+    status = note(&this, batch);
     if (status != TUTTI_OK) {
         tutti_batch_cancel(batch);
         return status;

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "collective/collective.h"
-#include "collective/point.h"
+#include "collective/message.h"
 #include "collective/works.h"
 
 static bool serves(const tutti_group *group, const tu_task *task) {
@@ -77,7 +77,7 @@ static tutti_status run_from_copy(tu_collective *state, tu_task *task) {
 static tutti_status run(tu_task *task) {
     tu_collective *state = task->state;
     if (__builtin_expect(task->row->kind == TU_KIND_MESSAGE, 0))
-        return tu_point_run(task);
+        return tu_message_run(task);
     tu_shm_choose(task);
     tu_shm_note(task);
     if (task->custom != NULL)
@@ -90,12 +90,12 @@ static tutti_status run(tu_task *task) {
 /* ---- works ---- */
 
 static tutti_status start(tutti_work *work) {
-    return work->task.row->kind == TU_KIND_MESSAGE ? tu_point_start(work) : tu_works_start(work);
+    return work->task.row->kind == TU_KIND_MESSAGE ? tu_message_start(work) : tu_works_start(work);
 }
 
 static tutti_status test(tutti_work *work, bool *finished) {
     if (work->request != NULL)
-        tu_points_poll(work->task.state);
+        tu_messages_poll(work->task.state);
     else
         tu_works_test(work);
     *finished = tu_work_done(work);
@@ -103,7 +103,7 @@ static tutti_status test(tutti_work *work, bool *finished) {
 }
 
 static tutti_status wait(tutti_work *work, int64_t deadline) {
-    return work->request != NULL ? tu_points_wait(work, deadline) : tu_works_wait(work, deadline);
+    return work->request != NULL ? tu_messages_wait(work, deadline) : tu_works_wait(work, deadline);
 }
 
 static void release(tutti_work *work) {

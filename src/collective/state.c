@@ -16,7 +16,7 @@
 #include "collective/collective.h"
 #include "collective/compute.h"
 #include "collective/domain.h"
-#include "collective/point.h"
+#include "collective/message.h"
 #include "collective/tuning.h"
 #include "collective/works.h"
 
@@ -64,7 +64,7 @@ static void free_state(void *argument) {
         tu_piece_free(job, &state->piece);
     if (state->wide_piece.address != NULL)
         tu_piece_free(job, &state->wide_piece);
-    tu_points_free(state->points);
+    tu_messages_end(state->messages);
     tu_domains_free(state->domains);
     free(state->members);
     free(state->wide);

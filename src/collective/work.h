@@ -50,6 +50,9 @@ void tu_work_drop(tutti_work *work);
 /* Marks it done, with the calling thread's error when it failed. */
 void tu_work_finish(tutti_work *work, tutti_status status);
 
+/* Whether the calling thread is a helper of the library's own: what it waits for, the program's threads do not. */
+extern _Thread_local bool tu_on_helper;
+
 /* A thread that blocks all signals. */
 tutti_status tu_helper_start(pthread_t *thread, const char *name, void *(*body)(void *), void *argument);
 

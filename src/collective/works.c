@@ -125,8 +125,11 @@ static void free_works(tu_works *works) {
     free(works);
 }
 
+_Thread_local bool tu_on_helper;
+
 static void *help(void *argument) {
     tu_works *works = argument;
+    tu_on_helper = true;
     tu_collective *state = works->state;
     pthread_mutex_lock(&works->lock);
     while (!works->ending) {

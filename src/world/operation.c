@@ -533,6 +533,25 @@ void tu_group_describe(tutti_group *group, int member, char *text, size_t bytes)
     }
 }
 
+/* Of a send or receive: it concerns its peer alone, or anybody. */
+static tutti_status message_timeout(const tu_group_wait *wait) {
+    tutti_group *group = wait->group;
+    const tu_operation_info *info = wait->info;
+    char operation[160], me[48];
+    tu_operation_info_text(info, group->name, operation, sizeof operation);
+    tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s gave up %s after %.3g s", rank_text(group, group->rank, me), operation,
+             (double)info->timeout_ns / 1e9);
+    if (info->root >= 0 && info->root < group->size && info->root != group->rank) {
+        char text[384];
+        tu_group_describe(group, info->root, text, sizeof text);
+        tu_error_append("; it waited for %s", text);
+        tu_error_at_fault(info->root);
+    } else if (info->root < 0) {
+        tu_error_append("; no rank sent it a message with such a tag");
+    }
+    return tu_error_where(group->name, tu_operation_name((tu_operation)info->operation), info->sequence, group->rank);
+}
+
 static tutti_status timeout_error(const tu_group_wait *wait) {
     tutti_group *group = wait->group;
     char operation[160], me[48];
@@ -577,7 +596,8 @@ tutti_status tu_group_wait_error(const tu_group_wait *wait, tutti_status status)
     tutti_group *group = wait->group;
     switch (status) {
     case TUTTI_ERROR_TIMEOUT:
-        return timeout_error(wait);
+        return tu_operation_row_of(wait->info->operation)->kind == TU_KIND_MESSAGE ? message_timeout(wait)
+                                                                                   : timeout_error(wait);
     case TUTTI_ERROR_STATE:
         return tu_group_cause(group);
     case TUTTI_ERROR_INTERRUPTED: {

@@ -101,7 +101,7 @@ typedef struct tu_group_page {
 #define TU_GROUP_TOLD (UINT64_C(1) << 32)
 
 /* Behind the page lies an area, zeroed, for sends and receives: they begin without the other members, so their memory
- * must be there from the start. A channel per ordered pair and a few fragments per member (collective/point.c). */
+ * must be there from the start. A channel per ordered pair and a few fragments per member (collective/packet.h). */
 #define TU_AREA_CHANNEL ((size_t)640)
 #define TU_AREA_FRAGMENTS 2
 static inline size_t tu_area_fragment_bytes(int size) {

@@ -47,6 +47,11 @@ TEST(structs_of_call_h_stay_as_they_are) {
     AT(tutti_call, batch, 56);
     AT(tutti_call, executor, 64);
     AT(tutti_call, device, 72);
+    AT(tutti_call, strided_in, 80);
+    AT(tutti_call, strided_out, 88);
+    AT(tutti_strided, size, 0);
+    AT(tutti_strided, block, 8);
+    AT(tutti_strided, stride, 16);
 }
 
 TEST(structs_of_collective_h_stay_as_they_are) {

@@ -46,6 +46,7 @@ TEST(structs_of_libtutti_are_made_alike_in_every_way) {
     AGREES(tutti_view, TUTTI_VIEW_INIT);
     AGREES(tutti_pool_statistics, TUTTI_POOL_STATISTICS_INIT);
     AGREES(tutti_received, TUTTI_RECEIVED_INIT);
+    AGREES(tutti_strided, TUTTI_STRIDED_INIT);
     AGREES(tutti_call, TUTTI_CALL_INIT);
     AGREES(tutti_ran, TUTTI_RAN_INIT);
     AGREES(tutti_rows, TUTTI_ROWS_INIT);

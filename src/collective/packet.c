@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "collective/packet.h"
+
+#include <stdlib.h>
+
+tutti_status tu_channels_open(tu_channels *channels, tu_collective *state) {
+    channels->state = state;
+    channels->area = (unsigned char *)state->group->page + sizeof(tu_group_page);
+    channels->fragment_bytes = tu_area_fragment_bytes(state->size);
+    channels->sent = calloc((size_t)state->size, sizeof(uint64_t));
+    channels->taken = calloc((size_t)state->size, sizeof(uint64_t));
+    return channels->sent != NULL && channels->taken != NULL
+               ? TUTTI_OK
+               : tu_error_memory("sends and receives", 2 * (size_t)state->size * sizeof(uint64_t));
+}
+
+void tu_channels_close(tu_channels *channels) {
+    free(channels->sent);
+    free(channels->taken);
+}
+
+/* ---- posting ---- */
+
+static uint64_t taken_by(const tu_channels *channels, int peer) {
+    /* Pairs with the release in tu_packet_taken: the packet's place has been read. */
+    return atomic_load_explicit(&tu_channel_of(channels, channels->state->rank, peer)->taken, memory_order_acquire);
+}
+
+static void ring(const tu_collective *state, int peer) {
+    tu_bell_ring(state->sleepers, state->bells[peer]);
+}
+
+tu_packet *tu_packet_next(tu_channels *channels, int peer) {
+    uint64_t sent = channels->sent[peer];
+    if (sent - taken_by(channels, peer) >= TU_PACKETS)
+        return NULL;
+    return &tu_channel_of(channels, channels->state->rank, peer)->packets[sent % TU_PACKETS];
+}
+
+uint64_t tu_packet_post(tu_channels *channels, tu_packet *packet, int peer) {
+    uint64_t number = ++channels->sent[peer];
+    atomic_store_explicit(&packet->number, number, memory_order_release); /* pairs with tu_packet_look */
+    ring(channels->state, peer);
+    return number;
+}
+
+bool tu_packet_post_short(tu_channels *channels, int peer, tu_packet_kind kind, uint64_t message, uint32_t index,
+                          uint64_t offset) {
+    tu_packet *packet = tu_packet_next(channels, peer);
+    if (packet == NULL)
+        return false;
+    packet->kind = kind;
+    packet->message = message;
+    packet->index = index;
+    packet->offset = offset;
+    tu_packet_post(channels, packet, peer);
+    return true;
+}
+
+static int free_fragment(const tu_channels *channels) {
+    for (int i = 0; i < TU_AREA_FRAGMENTS; i++)
+        if (channels->fragments[i].packet == 0 ||
+            taken_by(channels, channels->fragments[i].peer) >= channels->fragments[i].packet)
+            return i;
+    return -1;
+}
+
+bool tu_packet_post_fragment(tu_channels *channels, int peer, uint64_t message, uint64_t offset, size_t bytes,
+                             void (*fill)(void *argument, void *to, uint64_t offset, size_t bytes), void *argument) {
+    tu_packet *packet = tu_packet_next(channels, peer);
+    int index = packet != NULL ? free_fragment(channels) : -1;
+    if (index < 0)
+        return false;
+    fill(argument, tu_fragment(channels, channels->state->rank, (uint32_t)index), offset, bytes);
+    packet->kind = TU_PACKET_FRAGMENT;
+    packet->message = message;
+    packet->offset = offset;
+    packet->bytes = bytes;
+    packet->index = (uint32_t)index;
+    channels->fragments[index].peer = peer;
+    channels->fragments[index].packet = tu_packet_post(channels, packet, peer);
+    return true;
+}
+
+/* ---- taking ---- */
+
+const tu_packet *tu_packet_look(const tu_channels *channels, int source) {
+    uint64_t taken = channels->taken[source];
+    const tu_packet *packet = &tu_channel_of(channels, source, channels->state->rank)->packets[taken % TU_PACKETS];
+    /* Pairs with the release in tu_packet_post. */
+    return atomic_load_explicit(&packet->number, memory_order_acquire) == taken + 1 ? packet : NULL;
+}
+
+void tu_packet_taken(tu_channels *channels, int source) {
+    uint64_t taken = ++channels->taken[source];
+    /* Pairs with taken_by, and with tu_channel_empty. */
+    atomic_store_explicit(&tu_channel_of(channels, source, channels->state->rank)->taken, taken, memory_order_release);
+}
+
+bool tu_channel_empty(const tu_channels *channels, int sender, int receiver) {
+    const tu_channel *channel = tu_channel_of(channels, sender, receiver);
+    uint64_t taken = atomic_load_explicit(&channel->taken, memory_order_acquire); /* pairs with tu_packet_taken */
+    return atomic_load_explicit(&channel->packets[taken % TU_PACKETS].number, memory_order_acquire) != taken + 1;
+}

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Packets: how the ranks of a group talk about messages. Each ordered pair of ranks has a channel in the group's shared
+ * page, a ring of packets that the sender writes and the receiver takes in order and at once, so that nothing behind
+ * them is held up; and each rank has a few fragments, through which long messages go piece by piece.
+ *
+ *     MESSAGE    sender to receiver   tag, length, dtype; up to TU_PACKET_BYTES of data, or where the data lies in
+ *                                     symmetric memory
+ *     CLEAR      receiver to sender   a receive awaits it: send the data (to symmetric memory, when there is some)
+ *     FRAGMENT   sender to receiver   data, in one of the sender's fragments
+ *     WRITTEN    sender to receiver   the data was written into the receiver's symmetric memory
+ *     DONE       receiver to sender   the data was read from the sender's symmetric memory
+ *
+ * A packet is what another process wrote: whoever takes one checks every number in it before using it.
+ */
+#ifndef TU_COLLECTIVE_PACKET_H
+#define TU_COLLECTIVE_PACKET_H
+
+#include "collective/collective.h"
+
+typedef enum tu_packet_kind {
+    TU_PACKET_MESSAGE = 1,
+    TU_PACKET_CLEAR,
+    TU_PACKET_FRAGMENT,
+    TU_PACKET_WRITTEN,
+    TU_PACKET_DONE
+} tu_packet_kind;
+
+#define TU_PACKETS 4
+#define TU_PACKET_BYTES 80
+
+typedef struct tu_packet {
+    _Alignas(TU_LINE) _Atomic uint64_t number; /* from 1, in order; released by the sender */
+    uint32_t kind;
+    int32_t tag;
+    uint64_t message; /* the sender's number of the message */
+    uint64_t bytes;   /* of the message, or of this fragment */
+    uint64_t offset;  /* of this fragment, or in the symmetric block */
+    uint32_t index;   /* of the symmetric block, or of the fragment; 0 none */
+    uint32_t dtype;
+    unsigned char payload[TU_PACKET_BYTES];
+} tu_packet;
+_Static_assert(sizeof(tu_packet) == TU_LINE, "a packet is one pair of lines");
+
+/* From one rank to another. */
+typedef struct tu_channel {
+    tu_packet packets[TU_PACKETS];            /* written by the sender */
+    _Alignas(TU_LINE) _Atomic uint64_t taken; /* how many the receiver has taken; written by it */
+    _Atomic uint64_t blocked; /* by the receiver: it can do nothing until the sender of this channel acts;
+                                 a number that grows, 0 when it is not so (cycle.c) */
+} tu_channel;
+_Static_assert(sizeof(tu_channel) == TU_AREA_CHANNEL, "world.h reserves the channels");
+
+/* This rank's ends of the channels of a group. */
+typedef struct tu_channels {
+    tu_collective *state;
+    unsigned char *area; /* of the group: channels by sender and receiver, then fragments by sender */
+    size_t fragment_bytes;
+    uint64_t *sent, *taken; /* packets by peer */
+    struct {
+        int peer;
+        uint64_t packet; /* free again once the peer has taken it; 0: free */
+    } fragments[TU_AREA_FRAGMENTS];
+} tu_channels;
+
+tutti_status tu_channels_open(tu_channels *channels, tu_collective *state);
+void tu_channels_close(tu_channels *channels);
+
+static inline tu_channel *tu_channel_of(const tu_channels *channels, int sender, int receiver) {
+    return (tu_channel *)(void *)channels->area + (size_t)sender * (size_t)channels->state->size + (size_t)receiver;
+}
+static inline unsigned char *tu_fragment(const tu_channels *channels, int sender, uint32_t index) {
+    size_t size = (size_t)channels->state->size;
+    return channels->area + size * size * TU_AREA_CHANNEL +
+           ((size_t)sender * TU_AREA_FRAGMENTS + index) * channels->fragment_bytes;
+}
+
+/* Where the next packet to `peer` goes; NULL while the ring is full. tu_packet_post makes it visible. */
+tu_packet *tu_packet_next(tu_channels *channels, int peer);
+uint64_t tu_packet_post(tu_channels *channels, tu_packet *packet, int peer);
+/* A packet without data; false while the ring is full. */
+bool tu_packet_post_short(tu_channels *channels, int peer, tu_packet_kind kind, uint64_t message, uint32_t index,
+                          uint64_t offset);
+/* Posts `bytes` of a message, in a free fragment; false while there is none, or the ring is full. */
+bool tu_packet_post_fragment(tu_channels *channels, int peer, uint64_t message, uint64_t offset, size_t bytes,
+                             void (*fill)(void *argument, void *to, uint64_t offset, size_t bytes), void *argument);
+
+/* The next packet from `source` that was not taken; NULL: none. */
+const tu_packet *tu_packet_look(const tu_channels *channels, int source);
+void tu_packet_taken(tu_channels *channels, int source);
+/* Whether everything that `sender` posted to `receiver` has been taken. */
+bool tu_channel_empty(const tu_channels *channels, int sender, int receiver);
+
+#endif

@@ -1,0 +1,411 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "collective/request.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the list ---- */
+
+static void enlist(tu_messages *messages, tu_request *request) {
+    request->previous = messages->last;
+    request->next = NULL;
+    if (messages->last != NULL)
+        messages->last->next = request;
+    else
+        messages->first = request;
+    messages->last = request;
+    request->listed = true;
+    messages->works += request->work != NULL;
+}
+
+void tu_request_unlist(tu_messages *messages, tu_request *request) {
+    if (!request->listed)
+        return;
+    if (request->previous != NULL)
+        request->previous->next = request->next;
+    else
+        messages->first = request->next;
+    if (request->next != NULL)
+        request->next->previous = request->previous;
+    else
+        messages->last = request->previous;
+    request->listed = false;
+    messages->works -= request->work != NULL;
+}
+
+/* The flag is the last touch of a request that a thread awaits; works are finished by message.c. */
+static void finish(tu_messages *messages, tu_request *request) {
+    request->state = TU_REQUEST_FINISHED;
+    tu_request_unlist(messages, request);
+    if (request->work == NULL) {
+        const tu_collective *state = messages->state;
+        atomic_store_explicit(&request->finished, 1, memory_order_release);
+        tu_bell_ring(state->sleepers, state->bells[state->rank]);
+    } else {
+        request->next = messages->done;
+        messages->done = request;
+    }
+}
+
+static void fail(tu_messages *messages, tu_request *request, const char *garbage) {
+    request->garbage = garbage;
+    finish(messages, request);
+}
+
+static tu_request *find(tu_messages *messages, bool send, int peer, uint64_t message) {
+    for (tu_request *request = messages->first; request != NULL; request = request->next)
+        if (tu_request_sends(request) == send && request->peer == peer && request->message == message &&
+            request->state != TU_REQUEST_POSTING)
+            return request;
+    return NULL;
+}
+
+/* ---- elements that lie apart ---- */
+
+/* Calls `copy` for each stretch of the buffer that holds bytes [offset, offset + bytes) of the message. */
+static void each_stretch(const tu_task *task, unsigned char *buffer, unsigned char *packed, size_t offset, size_t bytes,
+                         bool gather) {
+    size_t block = task->strided.block * task->element, stride = task->strided.stride * task->element;
+    if (block == 0)
+        block = stride = SIZE_MAX;
+    while (bytes != 0) {
+        size_t within = block == SIZE_MAX ? offset : offset % block;
+        size_t at = block == SIZE_MAX ? offset : offset / block * stride + within;
+        size_t piece = block - within < bytes ? block - within : bytes;
+        if (gather)
+            tu_copy(packed, buffer + at, piece, 0);
+        else
+            tu_copy(buffer + at, packed, piece, 0);
+        packed += piece;
+        offset += piece;
+        bytes -= piece;
+    }
+}
+
+void tu_strided_gather(const tu_task *task, void *to, size_t offset, size_t bytes) {
+    each_stretch(task, (unsigned char *)(uintptr_t)task->in, to, offset, bytes, true);
+}
+
+void tu_strided_scatter(const tu_task *task, const void *from, size_t offset, size_t bytes) {
+    each_stretch(task, task->out, (unsigned char *)(uintptr_t)from, offset, bytes, false);
+}
+
+/* The block that a whole buffer lies in, when others may use it there; index 0 when not. */
+static tu_symmetric place_of(const tu_messages *messages, const tu_task *task, const void *buffer, size_t bytes) {
+    tu_symmetric found;
+    if (task->strided.block != 0 || !tu_symmetric_find(messages->memory, buffer, bytes, &found) || found.peers == NULL)
+        return (tu_symmetric){ .index = 0 };
+    return found;
+}
+
+/* Where `bytes` of a peer's block lie here; NULL when this rank does not hold it, or they are not in it. */
+static unsigned char *resolve(const tu_messages *messages, int peer, uint32_t index, uint64_t offset, size_t bytes,
+                              bool *outside) {
+    const tutti_peers *peers = index != 0 ? tu_symmetric_peers(messages->memory, index) : NULL;
+    if (peers == NULL || peers->buffers[peer] == NULL)
+        return NULL;
+    *outside = offset > peers->memory->bytes || bytes > peers->memory->bytes - offset;
+    return *outside ? NULL : (unsigned char *)peers->buffers[peer] + offset;
+}
+
+/* ---- receiving ---- */
+
+static void found_message(tu_messages *messages, tu_request *request, int source, const tu_packet *packet) {
+    const tu_task *task = request->task;
+    request->peer = source;
+    request->message = packet->message;
+    request->bytes = packet->bytes;
+    request->tag = packet->tag;
+    request->dtype = packet->dtype;
+    if (packet->bytes > task->info.count * task->element || packet->dtype != task->info.dtype) {
+        request->mismatch = true;
+        finish(messages, request);
+    } else if (packet->bytes % task->element != 0) {
+        fail(messages, request, "a message of a part of an element");
+    } else if (packet->bytes <= TU_PACKET_BYTES) {
+        if (packet->bytes != 0)
+            tu_strided_scatter(task, packet->payload, 0, packet->bytes);
+        finish(messages, request);
+    } else {
+        bool outside = false;
+        const unsigned char *in = resolve(messages, source, packet->index, packet->offset, packet->bytes, &outside);
+        if (outside) {
+            fail(messages, request, "a message that lies outside of its block");
+        } else if (in != NULL) {
+            tu_strided_scatter(task, in, 0, packet->bytes);
+            request->state = TU_REQUEST_READING;
+        } else {
+            request->state = TU_REQUEST_CLEARING;
+        }
+    }
+}
+
+static bool accepts(const tu_request *request, int source, int tag) {
+    const tu_operation_info *info = &request->task->info;
+    return !tu_request_sends(request) && request->state == TU_REQUEST_WAITING &&
+           (info->root == TUTTI_ANY_SOURCE || info->root == source) && (info->tag == TUTTI_ANY_TAG || info->tag == tag);
+}
+
+/* False when an unexpected message cannot be kept, for want of memory or because there are too many: it stays in the
+ * ring. */
+static bool take_message(tu_messages *messages, int source, const tu_packet *packet) {
+    for (tu_request *request = messages->first; request != NULL; request = request->next) {
+        if (accepts(request, source, packet->tag)) {
+            found_message(messages, request, source, packet);
+            return true;
+        }
+    }
+    if (messages->early_count[source] >= TU_UNEXPECTED_MOST)
+        return false;
+    tu_unexpected *early = aligned_alloc(_Alignof(tu_unexpected), sizeof *early); /* a packet is aligned to its lines */
+    if (early == NULL)
+        return false;
+    early->next = NULL;
+    early->source = source;
+    early->packet.kind = packet->kind;
+    early->packet.tag = packet->tag;
+    early->packet.message = packet->message;
+    early->packet.bytes = packet->bytes;
+    early->packet.offset = packet->offset;
+    early->packet.index = packet->index;
+    early->packet.dtype = packet->dtype;
+    memcpy(early->packet.payload, packet->payload, TU_PACKET_BYTES);
+    *messages->early_end = early;
+    messages->early_end = &early->next;
+    messages->early_count[source]++;
+    return true;
+}
+
+/* Takes an unexpected message out of the list and frees it. */
+static void forget(tu_messages *messages, tu_unexpected **link) {
+    tu_unexpected *early = *link;
+    *link = early->next;
+    if (early->next == NULL)
+        messages->early_end = link;
+    messages->early_count[early->source]--;
+    free(early);
+}
+
+/* A receive that has just been posted: has its message come already? */
+static void look_at_early(tu_messages *messages, tu_request *request) {
+    for (tu_unexpected **link = &messages->early; *link != NULL; link = &(*link)->next) {
+        if (!accepts(request, (*link)->source, (*link)->packet.tag))
+            continue;
+        found_message(messages, request, (*link)->source, &(*link)->packet);
+        forget(messages, link);
+        return;
+    }
+}
+
+static void take_fragment(tu_messages *messages, int source, const tu_packet *packet) {
+    tu_request *request = find(messages, false, source, packet->message);
+    if (request == NULL)
+        return; /* its receive was given up; the group has ended */
+    uint64_t offset = packet->offset, bytes = packet->bytes;
+    if (packet->index >= TU_AREA_FRAGMENTS || bytes > messages->channels.fragment_bytes || offset != request->moved ||
+        bytes > request->bytes - request->moved) {
+        fail(messages, request, "a fragment that its message does not have");
+        return;
+    }
+    tu_strided_scatter(request->task, tu_fragment(&messages->channels, source, packet->index), offset, bytes);
+    request->moved += bytes;
+    if (request->moved == request->bytes)
+        finish(messages, request);
+}
+
+static bool take_packet(tu_messages *messages, int source, const tu_packet *packet) {
+    tu_request *request;
+    switch (packet->kind) {
+    case TU_PACKET_MESSAGE:
+        return take_message(messages, source, packet);
+    case TU_PACKET_FRAGMENT:
+        take_fragment(messages, source, packet);
+        return true;
+    case TU_PACKET_CLEAR:
+        request = find(messages, true, source, packet->message);
+        if (request != NULL) {
+            request->index = packet->index;
+            request->offset = packet->offset;
+            request->state = packet->index != 0 ? TU_REQUEST_WRITING : TU_REQUEST_MOVING;
+        }
+        return true;
+    case TU_PACKET_DONE:
+        request = find(messages, true, source, packet->message);
+        break;
+    default:
+        request = find(messages, false, source, packet->message);
+        break;
+    }
+    if (request != NULL)
+        finish(messages, request);
+    return true;
+}
+
+static bool take_packets(tu_messages *messages) {
+    tu_collective *state = messages->state;
+    bool any = false;
+    for (int source = 0; source < state->size; source++) {
+        bool from_it = false;
+        for (const tu_packet *packet; (packet = tu_packet_look(&messages->channels, source)) != NULL; from_it = true) {
+            tu_blocked_clear(messages);
+            if (!take_packet(messages, source, packet))
+                break;
+            tu_packet_taken(&messages->channels, source);
+        }
+        if (from_it)
+            tu_bell_ring(state->sleepers, state->bells[source]);
+        any |= from_it;
+    }
+    return any;
+}
+
+/* ---- moving requests on ---- */
+
+static bool post_message(tu_messages *messages, tu_request *request) {
+    const tu_task *task = request->task;
+    tu_packet *packet = tu_packet_next(&messages->channels, request->peer);
+    if (packet == NULL)
+        return false;
+    packet->kind = TU_PACKET_MESSAGE;
+    packet->tag = task->info.tag;
+    packet->dtype = task->info.dtype;
+    packet->message = request->message;
+    packet->bytes = request->bytes;
+    packet->index = 0;
+    bool short_one = request->bytes <= TU_PACKET_BYTES;
+    if (short_one && request->bytes != 0)
+        tu_strided_gather(task, packet->payload, 0, request->bytes);
+    if (!short_one) {
+        tu_symmetric found = place_of(messages, task, task->in, request->bytes);
+        packet->index = found.index;
+        packet->offset = found.offset;
+    }
+    request->state = TU_REQUEST_WAITING;
+    tu_packet_post(&messages->channels, packet, request->peer);
+    if (short_one)
+        finish(messages, request);
+    return true;
+}
+
+static void fill_fragment(void *argument, void *to, uint64_t offset, size_t bytes) {
+    tu_strided_gather(((const tu_request *)argument)->task, to, offset, bytes);
+}
+
+static bool post_fragment(tu_messages *messages, tu_request *request) {
+    size_t left = request->bytes - request->moved, room = messages->channels.fragment_bytes;
+    size_t bytes = left < room ? left : room;
+    if (!tu_packet_post_fragment(&messages->channels, request->peer, request->message, request->moved, bytes,
+                                 fill_fragment, request))
+        return false;
+    request->moved += bytes;
+    if (request->moved == request->bytes)
+        finish(messages, request);
+    return true;
+}
+
+static bool post_clear(tu_messages *messages, tu_request *request) {
+    tu_symmetric found = place_of(messages, request->task, request->task->out, request->bytes);
+    if (!tu_packet_post_short(&messages->channels, request->peer, TU_PACKET_CLEAR, request->message, found.index,
+                              found.index != 0 ? found.offset : 0))
+        return false;
+    request->state = TU_REQUEST_MOVING;
+    return true;
+}
+
+/* Written in place once; then the packet that says so, as soon as there is room for it. */
+static bool write_in_place(tu_messages *messages, tu_request *request) {
+    if (request->moved == 0) {
+        bool outside = false;
+        unsigned char *out =
+            resolve(messages, request->peer, request->index, request->offset, request->bytes, &outside);
+        if (outside) {
+            fail(messages, request, "a place for a message that lies outside of its block");
+            return true;
+        }
+        if (out == NULL) {
+            request->state = TU_REQUEST_MOVING; /* this rank does not hold it any more */
+            return true;
+        }
+        tu_strided_gather(request->task, out, 0, request->bytes);
+        request->moved = request->bytes;
+    }
+    if (!tu_packet_post_short(&messages->channels, request->peer, TU_PACKET_WRITTEN, request->message, 0, 0))
+        return false;
+    finish(messages, request);
+    return true;
+}
+
+static bool move_on(tu_messages *messages, tu_request *request) {
+    switch (request->state) {
+    case TU_REQUEST_POSTING:
+        return post_message(messages, request);
+    case TU_REQUEST_CLEARING:
+        return post_clear(messages, request);
+    case TU_REQUEST_MOVING:
+        return tu_request_sends(request) && post_fragment(messages, request);
+    case TU_REQUEST_WRITING:
+        return write_in_place(messages, request);
+    case TU_REQUEST_READING:
+        if (!tu_packet_post_short(&messages->channels, request->peer, TU_PACKET_DONE, request->message, 0, 0))
+            return false;
+        finish(messages, request);
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* Messages to one rank are posted in order: one that finds the ring full holds up those behind it. */
+void tu_requests_progress(tu_messages *messages) {
+    bool any;
+    do {
+        any = take_packets(messages);
+        tu_request *next;
+        for (tu_request *request = messages->first; request != NULL; request = next) {
+            next = request->next;
+            bool was_posting = request->state == TU_REQUEST_POSTING;
+            int peer = request->peer;
+            bool moved = move_on(messages, request);
+            any |= moved;
+            if (was_posting && !moved)
+                while (next != NULL && next->state == TU_REQUEST_POSTING && next->peer == peer)
+                    next = next->next;
+        }
+    } while (any);
+}
+
+void tu_request_begin(tu_messages *messages, tu_request *request) {
+    const tu_task *task = request->task;
+    request->peer = task->info.root;
+    if (tu_request_sends(request)) {
+        request->state = TU_REQUEST_POSTING;
+        request->message = ++messages->messages;
+        request->bytes = task->info.count * task->element;
+    } else {
+        request->state = TU_REQUEST_WAITING;
+    }
+    enlist(messages, request);
+    if (!tu_request_sends(request))
+        look_at_early(messages, request);
+    tu_requests_progress(messages);
+}
+
+bool tu_request_withdraw(tu_messages *messages, tu_request *request) {
+    int own = messages->state->rank;
+    pthread_mutex_lock(&messages->lock);
+    tu_blocked_clear(messages);
+    bool half = request->listed && !(request->state == TU_REQUEST_POSTING ||
+                                     (request->state == TU_REQUEST_WAITING && !tu_request_sends(request)));
+    tu_request_unlist(messages, request);
+    /* What was sent to oneself is taken back out of the unexpected ones. */
+    for (tu_unexpected **link = &messages->early; *link != NULL; link = &(*link)->next) {
+        if (tu_request_sends(request) && (*link)->source == own && request->peer == own &&
+            (*link)->packet.message == request->message) {
+            forget(messages, link);
+            half = false;
+            break;
+        }
+    }
+    pthread_mutex_unlock(&messages->lock);
+    return half;
+}
