@@ -330,6 +330,9 @@ static tutti_status check_message(const tu_task *task, const device_executor *ex
                         "%s of device memory needs a rank and a tag: TUTTI_ANY_SOURCE and TUTTI_ANY_TAG are for memory "
                         "of the CPU",
                         task->row->name);
+    if (task->strided.block != 0)
+        return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: elements that lie apart are for memory of the CPU",
+                        task->row->name);
     if (atomic_load_explicit(&executor->team, memory_order_acquire) == NULL)
         return tu_error(
             TUTTI_ERROR_STATE,
