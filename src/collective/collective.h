@@ -238,7 +238,7 @@ void tu_collective_unlock(tu_collective *state);
 
 /* ---- parts of a member's piece ---- */
 
-static inline unsigned char *tu_slot(const tu_collective *state, int member, uint64_t epoch) {
+static inline unsigned char *tu_staging(const tu_collective *state, int member, uint64_t epoch) {
     return (unsigned char *)state->members[member] + state->layout.slots + (epoch & 1) * state->layout.slot_bytes;
 }
 /* splits[i][0]: elements that the member sends to i; splits[i][1]: where they lie in its input. */

@@ -37,7 +37,7 @@ static inline bool quiet(tu_collective *state) {
            (int64_t)(state->cleared - (next - 2)) >= 0;
 }
 
-/* As tu_group_admit; the deadline is worked out when something has to wait. */
+/* As tu_group_enter_unrecorded; the deadline is worked out when something has to wait. */
 static inline void number(tu_task *task) {
     tutti_group *group = task->group;
     int64_t timeout = atomic_load_explicit(&group->timeout_ns, memory_order_relaxed);

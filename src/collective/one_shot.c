@@ -49,7 +49,7 @@ static cut cut_of(const tu_collective *state, const tu_task *task, tutti_algorit
 
 static unsigned char *staging(const tu_collective *state, int member, uint64_t epoch, tutti_algorithm algorithm) {
     return algorithm == TUTTI_ALGORITHM_INLINE ? state->members[member]->arrive[epoch & 1].payload
-                                               : tu_slot(state, member, epoch);
+                                               : tu_staging(state, member, epoch);
 }
 
 /* Bytes of round `round` of a part. */

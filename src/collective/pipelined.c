@@ -27,7 +27,7 @@ static unsigned char *slot(const pipeline *run, int member, uint64_t epoch) {
     const tu_collective *state = run->state;
     if (run->wide)
         return state->wide[member] + (epoch & 1) * state->wide_bytes;
-    return tu_slot(state, member, epoch);
+    return tu_staging(state, member, epoch);
 }
 
 /* The longest part that `source` sends to another rank. */

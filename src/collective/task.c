@@ -12,7 +12,7 @@
 /* The only place where a collective gets its number. Everything that this rank alone could refuse has been refused:
  * a number that one rank takes and another does not would make the two call each other's operations wrong. */
 tutti_status tu_task_enter(tu_task *task) {
-    tutti_status status = tu_group_admit(task->group, task->timeout_ns, &task->info);
+    tutti_status status = tu_group_enter_unrecorded(task->group, task->timeout_ns, &task->info);
     task->entered = status == TUTTI_OK;
     return status;
 }

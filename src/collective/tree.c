@@ -92,7 +92,7 @@ static tutti_status broadcast_round(tu_collective *state, tu_task *task, size_t 
     int from = supplier(state, task);
     bool relays = leads(state) && from >= 0 && state->domains->leader[task->info.root] != state->rank;
     if (from < 0)
-        tu_copy(tu_slot(state, state->rank, epoch), (const unsigned char *)task->in + offset, bytes,
+        tu_copy(tu_staging(state, state->rank, epoch), (const unsigned char *)task->in + offset, bytes,
                 tu_stage_flags(state, bytes));
     tu_epoch_arrive(state, task, epoch);
     if (from < 0)
@@ -103,11 +103,12 @@ static tutti_status broadcast_round(tu_collective *state, tu_task *task, size_t 
     if (status != TUTTI_OK)
         return status;
     if (relays) {
-        tu_copy(tu_slot(state, state->rank, epoch), tu_slot(state, from, epoch), bytes, tu_stage_flags(state, bytes));
+        tu_copy(tu_staging(state, state->rank, epoch), tu_staging(state, from, epoch), bytes,
+                tu_stage_flags(state, bytes));
         say_up(state, epoch);
         from = state->rank;
     }
-    tu_copy((unsigned char *)task->out + offset, tu_slot(state, from, epoch), bytes, 0);
+    tu_copy((unsigned char *)task->out + offset, tu_staging(state, from, epoch), bytes, 0);
     return TUTTI_OK;
 }
 

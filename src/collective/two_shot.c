@@ -38,7 +38,7 @@ static unsigned char *slot(const two_shot *run, int member, uint64_t epoch) {
     const tu_collective *state = run->state;
     if (run->wide)
         return state->wide[member] + (epoch & 1) * state->wide_bytes;
-    return tu_slot(state, member, epoch);
+    return tu_staging(state, member, epoch);
 }
 
 static size_t part_bytes(const tu_collective *state, bool wide) {

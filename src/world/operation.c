@@ -252,7 +252,8 @@ static int64_t deadline_after(int64_t timeout_ns) {
     return __builtin_add_overflow(now.tv_sec * TU_SECOND + now.tv_nsec, timeout_ns, &deadline) ? INT64_MAX : deadline;
 }
 
-static tutti_status admit(tutti_group *group, int64_t call_timeout_ns, tu_operation_info *info, int64_t *deadline) {
+static tutti_status check_and_number(tutti_group *group, int64_t call_timeout_ns, tu_operation_info *info,
+                                     int64_t *deadline) {
     if (TUTTI_BARE) {
         info->sequence = atomic_fetch_add_explicit(&group->sequence, 1, memory_order_relaxed) + 1;
         info->timeout_ns = group->world->timeout_ns;
@@ -294,8 +295,8 @@ static tutti_status admit(tutti_group *group, int64_t call_timeout_ns, tu_operat
     return TUTTI_OK;
 }
 
-tutti_status tu_group_admit(tutti_group *group, int64_t call_timeout_ns, tu_operation_info *info) {
-    return admit(group, call_timeout_ns, info, NULL);
+tutti_status tu_group_enter_unrecorded(tutti_group *group, int64_t call_timeout_ns, tu_operation_info *info) {
+    return check_and_number(group, call_timeout_ns, info, NULL);
 }
 
 uint64_t tu_group_record(tutti_group *group, const tu_operation_info *info) {
@@ -305,7 +306,7 @@ uint64_t tu_group_record(tutti_group *group, const tu_operation_info *info) {
 
 tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_operation_info *info, int64_t *deadline,
                             uint64_t *ticket) {
-    tutti_status status = admit(group, call_timeout_ns, info, deadline);
+    tutti_status status = check_and_number(group, call_timeout_ns, info, deadline);
     *ticket = status == TUTTI_OK ? tu_group_record(group, info) : 0;
     return status;
 }

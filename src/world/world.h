@@ -166,7 +166,7 @@ static inline tutti_status tu_not_entered(tutti_status status) {
 /* The same in two steps, for operations that are over in less time than their book-keeping takes: they record while
  * they wait, and read the clock for their deadline (info->timeout_ns from now) only when they have to. An operation
  * that waits long must have been recorded. */
-tutti_status tu_group_admit(tutti_group *group, int64_t call_timeout_ns, tu_operation_info *info);
+tutti_status tu_group_enter_unrecorded(tutti_group *group, int64_t call_timeout_ns, tu_operation_info *info);
 uint64_t tu_group_record(tutti_group *group, const tu_operation_info *info);
 
 /* Ends the record; on success notes the sequence as completed. A failure by death, mismatch, abort or deadline ends the
