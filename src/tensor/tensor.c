@@ -242,8 +242,11 @@ tutti_status tu_shape_contiguous(const char *who, tu_shape *shape) {
 tutti_status tu_shape_from(const char *who, tt_dims dims, tutti_dtype dtype, tutti_device device, tu_shape *shape) {
     if (!tu_dtype_valid(dtype))
         return tu_error(TUTTI_ERROR_TYPE, "%s: %d is no dtype", who, (int)dtype);
+    if (tutti_device_kind(device) == 0)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: %d is no device", who, device);
     if (device != TUTTI_CPU && device != TUTTI_META)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: %d is no device", who, (int)device);
+        return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: there are no tensors on the device %s, only on cpu and meta", who,
+                        tutti_device_name(device));
     if (dims.count < 0 || dims.count > TT_MAX_DIMS)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: a shape has 0 to %d dimensions, not %d", who, TT_MAX_DIMS,
                         dims.count);

@@ -122,6 +122,14 @@ try:
         report("cffi reads it", [])
     except Exception as error:
         report("cffi reads it", [str(error)])
+    code = re.search(r"```python\n(.*?)```", (source / "docs" / "bindings.md").read_text(), re.S).group(1)
+    code = re.sub(r'\bopen\(".*?"\)', "open(header)", code).replace('"libtutti.so"', "str(library)")
+    names = {"header": header, "library": libraries["tutti"]}
+    try:
+        exec(code, names)
+        report("the example of docs/bindings.md runs", [] if list(names["data"]) == [1, 2, 3] else [list(names["data"])])
+    except Exception as error:
+        report("the example of docs/bindings.md runs", [repr(error)])
 except ImportError:
     print("skipped  cffi reads it: cffi is not installed")
 

@@ -89,8 +89,9 @@ for program in c cxx c_static cxx_static; do
     says "find_package: $program runs" "sum 3" "$folder/outside/$program"
 done
 if [ $has_tensor = 1 ]; then
-    says "find_package: tensor runs" "sum 6" "$folder/outside/tensor"
-    says "find_package: tensor_static runs" "sum 6" "$folder/outside/tensor_static"
+    for program in tensor tensor_cxx tensor_static tensor_cxx_static; do
+        says "find_package: $program runs" "sum 6" "$folder/outside/$program"
+    done
 fi
 proves "a static program needs no libtutti.so" bash -c "! ldd '$folder/outside/c_static' | grep libtutti"
 

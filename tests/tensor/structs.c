@@ -124,3 +124,19 @@ TEST(options_of_an_optimizer_that_cannot_work_are_named) {
     refused(NULL, TUTTI_OPTIONS(tt_sgd, .momentum = 1), "tt_sgd.momentum is 1");
     refused(NULL, TUTTI_OPTIONS(tt_sgd, .weight_decay = -0.1), "tt_sgd.weight_decay is -0.1");
 }
+
+static void not_made(const tt_options *options, tutti_dtype dtype, tutti_status status, const char *fragment) {
+    tt_scope scope = tt_scope_open();
+    CHECK(tt_zeros(tt_shape(2), dtype, options) == NULL);
+    CHECK_STATUS(tt_error_show(), status);
+    CHECK_MESSAGE(fragment);
+    CHECK_STATUS(tt_scope_close(&scope), status);
+}
+
+TEST(options_of_a_tensor_that_cannot_work_are_named) {
+    not_made(&(tt_options){ 0 }, TUTTI_F32, TUTTI_ERROR_ARGUMENT, "tt_options.size is 0");
+    not_made(TUTTI_OPTIONS(tt_options, .device = TUTTI_CUDA_AT(1)), TUTTI_F32, TUTTI_ERROR_UNSUPPORTED, "cuda:1");
+    not_made(TUTTI_OPTIONS(tt_options, .device = 7), TUTTI_F32, TUTTI_ERROR_ARGUMENT, "device");
+    not_made(TUTTI_OPTIONS(tt_options, .requires_grad = true), TUTTI_I32, TUTTI_ERROR_TYPE, "i32");
+    not_made(NULL, (tutti_dtype)99, TUTTI_ERROR_TYPE, "dtype");
+}
