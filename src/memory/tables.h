@@ -71,7 +71,7 @@ struct tu_memory_group {
     tu_order by_index;        /* under tables->lock */
     _Atomic(const tutti_peers *)
         recent[TU_RECENT_PEERS]; /* by index modulo; written under tables->lock, read without */
-    uint32_t last_index;         /* the highest that was ever in use; under `meeting` */
+    _Atomic uint32_t last_index; /* the highest that was ever in use; under `meeting` */
     uint64_t meetings;           /* rendezvous that succeeded; under `meeting` */
     pthread_mutex_t cache_lock;
     tu_symmetric_line cache[TU_SYMMETRIC_CACHE];
