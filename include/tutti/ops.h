@@ -91,7 +91,7 @@ TUTTI_API tt_tensor *tt_isnan(tt_tensor *x);
 TUTTI_API tt_tensor *tt_where(tt_tensor *condition, tt_tensor *a, tt_tensor *b);
 TUTTI_API tt_tensor *tt_masked_fill(tt_tensor *x, tt_tensor *mask, double value);
 
-/* ---- reductions: TT_NO_DIMS or an empty list means all dimensions ---- */
+/* ---- reductions: TT_ALL_DIMS or an empty list means all dimensions ---- */
 #define TT_ALL_DIMS tt_no_dims()
 TUTTI_API tt_tensor *tt_sum(tt_tensor *x);
 TUTTI_API tt_tensor *tt_sum_dims(tt_tensor *x, tt_dims dims, bool keep_dims); /* integers and bool sum in i64 */
