@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A peer that writes garbage into shared memory can stop a job. It cannot make another rank read or write outside of
+ * its own blocks: every number in a packet is checked.
+ */
+#include <tutti/collective.h>
+#include <tutti/memory.h>
+#include <tutti/peers.h>
+
+#include "../harness.h"
+#include "collective/packet.h"
+
+#define COUNT 5000
+
+/* The next packet from rank 0 to rank 1, without asking the library. */
+static tu_packet *forge(tutti_group *group, uint64_t number, tu_packet_kind kind) {
+    tu_channel *channel = (tu_channel *)(void *)((unsigned char *)group->page + sizeof(tu_group_page)) + 1;
+    tu_packet *packet = &channel->packets[(number - 1) % TU_PACKETS];
+    packet->kind = kind;
+    packet->tag = 0;
+    packet->dtype = TUTTI_F32;
+    packet->message = 1;
+    packet->bytes = COUNT * sizeof(float);
+    packet->index = 0;
+    packet->offset = 0;
+    return packet;
+}
+
+static void post(tu_packet *packet, uint64_t number) {
+    atomic_store_explicit(&packet->number, number, memory_order_release);
+}
+
+static void expect_garbage(tutti_group *group) {
+    static _Thread_local float out[COUNT];
+    CHECK_STATUS(tutti_recv(group, out, COUNT, TUTTI_F32, 0, 0, NULL), TUTTI_ERROR_PROTOCOL);
+    CHECK_MESSAGE("rank 0 published");
+}
+
+TEST_WORLD(a_message_that_points_outside_of_its_block_is_refused, 2) {
+    tutti_group *group = tutti_world_group(world);
+    tutti_memory *memory;
+    tutti_peers *peers;
+    CHECK_OK(tutti_memory_alloc(world, 65536, NULL, &memory));
+    CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
+    if (tutti_group_rank(group) == 0) {
+        tu_packet *packet = forge(group, 1, TU_PACKET_MESSAGE);
+        packet->index = peers->index;
+        packet->offset = UINT64_C(1) << 40;
+        post(packet, 1);
+    } else {
+        expect_garbage(group);
+    }
+    CHECK_OK(tutti_barrier(group, NULL));
+    tutti_peers_release(peers);
+    tutti_memory_release(memory);
+}
+
+static void send_bad_fragment(tutti_world *world, void *argument) {
+    tutti_group *group = tutti_world_group(world);
+    const uint64_t *bad = argument; /* index, offset, bytes */
+    CHECK_OK(tutti_barrier(group, NULL));
+    if (tutti_group_rank(group) == 0) {
+        post(forge(group, 1, TU_PACKET_MESSAGE), 1);
+        tu_packet *packet = forge(group, 2, TU_PACKET_FRAGMENT);
+        packet->index = (uint32_t)bad[0];
+        packet->offset = bad[1];
+        packet->bytes = bad[2];
+        post(packet, 2);
+    } else {
+        expect_garbage(group);
+    }
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+TEST(fragments_that_their_message_does_not_have_are_refused) {
+    static const uint64_t bad[][3] = {
+        { 77, 0, 4096 }, { 0, UINT64_C(1) << 40, 4096 }, { 0, 0, COUNT * sizeof(float) + 4 }, { 1, 0, UINT64_MAX }
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        test_threads(2, send_bad_fragment, (void *)(uintptr_t)bad[i]);
+}
