@@ -129,6 +129,11 @@ TUTTI_API TUTTI_CHECKED tutti_status tt_count(tt_counts *counts);
 /* Gives the memory that this thread keeps for reuse back to the system. */
 TUTTI_API void tt_memory_trim(void);
 
+/* Ends what the library keeps for the whole process: its hold on the threads that compute, and the memory that this
+ * thread keeps for reuse. All of it is made again on need. TUTTI_ERROR_STATE, with their number, where tensors, nodes
+ * or scopes are still alive; it ends the rest all the same. */
+TUTTI_API TUTTI_CHECKED tutti_status tt_finalize(void);
+
 /* ---- making tensors ---- */
 
 typedef struct tt_options {

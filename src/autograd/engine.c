@@ -210,10 +210,14 @@ static size_t pop_ready(backward *b) {
 
 /* ---- gradients ---- */
 
-/* Whether nobody but its one holder can see x. */
+/* Whether nobody but its one holder can see x. Collectives that still write it, or read it, do not count: whoever uses
+ * the data waits for them. */
+static bool is_alone(const tt_tensor *x) {
+    int held = atomic_load(&x->storage->references) - atomic_load(&x->storage->flights);
+    return atomic_load(&x->references) == 1 && held == 1 && !x->storage->fixed;
+}
 static bool is_private(const tt_tensor *x) {
-    return atomic_load(&x->references) == 1 && atomic_load(&x->storage->references) == 1 && tu_is_dense(x) &&
-           !x->storage->fixed;
+    return is_alone(x) && tu_is_dense(x);
 }
 
 /* *to += from, where *to may be empty. Holds what it keeps. */
@@ -275,8 +279,7 @@ static bool same_layout(const tt_tensor *a, const tt_tensor *b) {
 
 /* Whether g can become the gradient of leaf as it is: nobody else has it, and it lies as it should. */
 static bool can_keep(const tt_tensor *leaf, const tt_tensor *g) {
-    if (atomic_load(&g->references) != 1 || atomic_load(&g->storage->references) != 1 || g->storage->fixed ||
-        g->offset != 0)
+    if (!is_alone(g) || g->offset != 0)
         return false;
     return tu_is_dense(leaf) ? same_layout(leaf, g) : (g->flags & TU_CONTIGUOUS) != 0;
 }

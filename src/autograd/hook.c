@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "autograd/node.h"
+#include "tensor/process.h"
 
 void tu_hook_drop(tt_hook *hook) {
     if (hook == NULL || atomic_fetch_sub_explicit(&hook->references, 1, memory_order_acq_rel) != 1)
@@ -26,9 +27,6 @@ static tt_tensor *capture(tt_tensor *x) {
     return tu_tensor_alias(x, &shape);
 }
 
-/* Guards the lists that hooks stand in. Never held while a hook runs or ends. */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
 static tutti_status make_room(tu_hook_list *list) {
     if (tu_hook_count(list) < list->capacity)
         return TUTTI_OK;
@@ -43,7 +41,7 @@ static tutti_status make_room(tu_hook_list *list) {
 
 /* The list takes the caller's reference over, unless this fails. */
 static tutti_status insert(tu_hook_list *list, tt_hook *hook, bool first) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(tu_process_hooks_lock());
     tutti_status status = make_room(list);
     int count = tu_hook_count(list), at = first ? 0 : count;
     if (status == TUTTI_OK) {
@@ -52,7 +50,7 @@ static tutti_status insert(tu_hook_list *list, tt_hook *hook, bool first) {
         hook->list = list;
         atomic_store_explicit(&list->count, count + 1, memory_order_relaxed);
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(tu_process_hooks_lock());
     return status;
 }
 
@@ -105,11 +103,11 @@ tutti_status tu_hook_add(tu_hook_list *list, void (*function)(void), void *user,
 void tu_hook_list_free(tu_hook_list *list) {
     if (list->at == NULL)
         return;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(tu_process_hooks_lock());
     for (int i = 0; i < tu_hook_count(list); i++)
         if (list->at[i]->list == list) /* a snapshot only borrows its hooks from their own list */
             list->at[i]->list = NULL;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(tu_process_hooks_lock());
     for (int i = 0; i < tu_hook_count(list); i++)
         tu_hook_drop(list->at[i]);
     free(list->at);
@@ -120,7 +118,7 @@ tutti_status tu_hook_list_snapshot(tu_hook_list *list, tu_hook_list *copy) {
     *copy = (tu_hook_list){ 0 };
     if (tu_hook_count(list) == 0)
         return TUTTI_OK;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(tu_process_hooks_lock());
     int count = tu_hook_count(list);
     copy->at = malloc((size_t)(count > 0 ? count : 1) * sizeof *copy->at);
     for (int i = 0; copy->at != NULL && i < count; i++) {
@@ -128,13 +126,13 @@ tutti_status tu_hook_list_snapshot(tu_hook_list *list, tu_hook_list *copy) {
         copy->at[i] = list->at[i];
         atomic_store_explicit(&copy->count, i + 1, memory_order_relaxed);
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(tu_process_hooks_lock());
     return copy->at != NULL ? TUTTI_OK : tu_error_memory("a list of hooks", (size_t)count * sizeof *copy->at);
 }
 
 /* Takes the hook off its list; true where it stood in one, whose reference is the caller's now. */
 static bool take_off(tt_hook *hook) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(tu_process_hooks_lock());
     tu_hook_list *list = hook->list;
     int count = list != NULL ? tu_hook_count(list) : 0, at = 0;
     while (at < count && list->at[at] != hook)
@@ -144,7 +142,7 @@ static bool take_off(tt_hook *hook) {
         atomic_store_explicit(&list->count, count - 1, memory_order_relaxed);
     }
     hook->list = NULL;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(tu_process_hooks_lock());
     return at < count;
 }
 
@@ -200,9 +198,9 @@ static bool keeps_alive(const tt_tensor *from, const tt_tensor *x) {
 }
 
 bool tu_keeps_alive(const tt_tensor *from, const tt_tensor *x) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(tu_process_hooks_lock());
     bool keeps = keeps_alive(from, x);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(tu_process_hooks_lock());
     return keeps;
 }
 

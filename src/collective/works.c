@@ -9,10 +9,10 @@
  * order, whoever runs them. It gets its number when it is started, so numbers too are in the order of the calls.
  */
 #include "collective/works.h"
+#include "base/thread.h"
 
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -157,17 +157,12 @@ static void *help(void *argument) {
 }
 
 tutti_status tu_helper_start(pthread_t *thread, const char *name, void *(*body)(void *), void *argument) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(thread, NULL, body, argument);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (error != 0)
-        return tu_error_system(error,
-                               "cannot start a helper thread for asynchronous works (threads of a user are limited by "
-                               "RLIMIT_NPROC, and by the cgroup's pids.max)");
-    pthread_setname_np(*thread, name);
-    return TUTTI_OK;
+    int error = tu_thread_start(name, body, argument, thread);
+    if (error == 0)
+        return TUTTI_OK;
+    return tu_error_system(error,
+                           "cannot start a helper thread for asynchronous works (threads of a user are limited by "
+                           "RLIMIT_NPROC, and by the cgroup's pids.max)");
 }
 
 /* Makes the works on first need. Callers race: the loser's is freed. */

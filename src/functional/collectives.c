@@ -5,8 +5,8 @@
  */
 #include <string.h>
 
-#include "functional/flight.h"
 #include "functional/operators.h"
+#include "functional/registry.h"
 #include "tensor/stage.h"
 
 static tutti_status no_gradient_in_place(const tu_call *call) {
@@ -59,6 +59,11 @@ static bool on_meta(const tt_tensor *x) {
     return x != NULL && x->magic == TU_MAGIC_ALIVE && x->device == TUTTI_META;
 }
 
+/* A fake group moves no data: a result that has the shape of the input is a copy of it. */
+static bool is_fake(tutti_group *group) {
+    return strcmp(tutti_world_launcher(tutti_group_world(group)), "fake") == 0;
+}
+
 /* ---- all_reduce ---- */
 
 static tutti_status start_reduce(const tt_tensor *x, tt_tensor *out, tutti_reduction reduction, double number,
@@ -71,8 +76,8 @@ static tutti_status start_reduce(const tt_tensor *x, tt_tensor *out, tutti_reduc
     if (status != TUTTI_OK)
         return status;
     const tt_tensor *from = x;
-    if (!(x->flags & TU_CONTIGUOUS)) { /* copied to where the result goes, and reduced there */
-        tu_copy_tensor(out, x);
+    if (x != out && (!(x->flags & TU_CONTIGUOUS) || is_fake(group))) {
+        tu_copy_tensor(out, x); /* to where the result goes, and reduced there */
         from = out;
     }
     tu_flight_call(&options, &work);
@@ -80,7 +85,7 @@ static tutti_status start_reduce(const tt_tensor *x, tt_tensor *out, tutti_reduc
     status =
         tutti_all_reduce(group, tu_pointer(from), tu_pointer(out), (size_t)out->numel, out->dtype, reduction, &options);
     if (status == TUTTI_OK)
-        status = tu_flight_begin(group, work, out->storage, from->storage == out->storage ? NULL : from->storage);
+        status = tu_flight_begin(&(tu_flight_plan){ "all_reduce", group, work, out, from == out ? NULL : from, NULL });
     return status;
 }
 
@@ -102,7 +107,7 @@ void tu_all_reduce_gradient(tu_gradient *gradient) {
     if (attributes->reduction == TUTTI_PREMUL_SUM)
         gradient->results[0] = tt_mul_scalar(tt_all_reduce(grad, TUTTI_SUM, attributes->group), attributes->factor);
     else if (has_gradient(gradient, attributes->reduction))
-        gradient->results[0] = tt_wait(tt_all_reduce(grad, attributes->reduction, attributes->group));
+        gradient->results[0] = tt_all_reduce(grad, attributes->reduction, attributes->group);
 }
 
 tt_tensor *tt_all_reduce(tt_tensor *x, tutti_reduction reduction, tutti_group *group) {
@@ -145,7 +150,7 @@ static tutti_status start_gather(const tt_tensor *x, tt_tensor *out, tutti_group
     tutti_status status =
         tutti_all_gather(group, tu_pointer(from), tu_pointer(out), (size_t)x->numel, x->dtype, &options);
     if (status == TUTTI_OK)
-        status = tu_flight_begin(group, work, out->storage, from->storage);
+        status = tu_flight_begin(&(tu_flight_plan){ "all_gather", group, work, out, from, NULL });
     tu_tensor_drop(from);
     return status;
 }
@@ -170,7 +175,7 @@ static tt_tensor *scatter_rows(tt_tensor *x, tutti_reduction reduction, tutti_gr
 
 /* The gradient of one gathered tensor, whose input had `ndim` dimensions. */
 static tt_tensor *ungather(tt_tensor *grad, int ndim, tutti_group *group) {
-    tt_tensor *part = tt_wait(scatter_rows(tt_contiguous(grad), TUTTI_SUM, group));
+    tt_tensor *part = scatter_rows(tt_contiguous(grad), TUTTI_SUM, group);
     return ndim == 0 ? tt_view(part, tt_shape()) : part;
 }
 
@@ -259,7 +264,7 @@ static tutti_status start_scatter(const tt_tensor *x, tt_tensor *out, tutti_redu
     tutti_status status = tutti_reduce_scatter(group, tu_pointer(from), tu_pointer(out), (size_t)out->numel, x->dtype,
                                                reduction, &options);
     if (status == TUTTI_OK)
-        status = tu_flight_begin(group, work, out->storage, from->storage);
+        status = tu_flight_begin(&(tu_flight_plan){ "reduce_scatter", group, work, out, from, NULL });
     tu_tensor_drop(from);
     return status;
 }
@@ -276,8 +281,8 @@ tutti_status tu_reduce_scatter_cpu(tu_call *call) {
 
 /* The gradient of one scattered sum or average. */
 static tt_tensor *unscatter(tt_tensor *grad, tutti_reduction reduction, tutti_group *group) {
-    tt_tensor *rows = tt_wait(gather_rows(tt_contiguous(grad), group));
-    return reduction == TUTTI_AVG ? tt_div_scalar(rows, tutti_group_size(group)) : rows;
+    tt_tensor *part = reduction == TUTTI_AVG ? tt_div_scalar(grad, tutti_group_size(group)) : grad;
+    return gather_rows(tt_contiguous(part), group); /* the division comes first, so that nothing waits here */
 }
 
 void tu_reduce_scatter_gradient(tu_gradient *gradient) {
@@ -350,12 +355,14 @@ tutti_status tu_broadcast_cpu(tu_call *call) {
     tutti_call options;
     if (from == NULL)
         return TUTTI_ERROR_MEMORY;
+    if (is_fake(attributes->group) && from != out && out->numel > 0)
+        tu_copy_tensor(out, from);
     tu_flight_call(&options, &work);
     tutti_status status = tutti_broadcast(attributes->group, tu_pointer(from), tu_pointer(out), (size_t)out->numel,
                                           out->dtype, attributes->root, &options);
     if (status == TUTTI_OK)
-        status = tu_flight_begin(attributes->group, work, out->storage,
-                                 from->storage == out->storage ? NULL : from->storage);
+        status = tu_flight_begin(&(tu_flight_plan){ "broadcast", attributes->group, work, out,
+                                                    from->storage == out->storage ? NULL : from, NULL });
     tu_tensor_drop(from);
     return status;
 }
@@ -422,7 +429,7 @@ tutti_status tu_reduce_scatter_coalesced_shape(tu_call *call) {
 /* Starts one call of the batch for every input, and closes it. */
 typedef tutti_status start_one(const tt_tensor *x, tt_tensor *out, tutti_reduction reduction, tutti_group *group);
 static tutti_status start_all(tu_call *call, start_one *start, tutti_reduction reduction, tutti_group *group) {
-    tutti_status status = tu_batch_open(group);
+    tutti_status status = tu_batch_open(call->entry->name, group);
     if (status != TUTTI_OK)
         return status;
     for (int i = 0; i < call->input_count && status == TUTTI_OK; i++)
@@ -461,7 +468,7 @@ void tu_all_reduce_coalesced_gradient(tu_gradient *gradient) {
     for (int i = 0; i < gradient->input_count && has_gradient(gradient, attributes->reduction); i++)
         if (gradient->grads[i] != NULL)
             gradient->results[i] =
-                tt_wait(tt_all_reduce(tt_contiguous(gradient->grads[i]), attributes->reduction, attributes->group));
+                tt_all_reduce(tt_contiguous(gradient->grads[i]), attributes->reduction, attributes->group);
 }
 
 void tu_all_gather_coalesced_gradient(tu_gradient *gradient) {

@@ -5,8 +5,8 @@
  */
 #include <string.h>
 
-#include "functional/flight.h"
 #include "functional/operators.h"
+#include "functional/registry.h"
 #include "tensor/stage.h"
 
 /* ---- all_to_all_single ---- */
@@ -65,7 +65,7 @@ tutti_status tu_all_to_all_single_cpu(tu_call *call) {
     tutti_status status = tutti_all_to_all_v(attributes->group, tu_pointer(from), counts + ranks, NULL, tu_pointer(out),
                                              counts, NULL, x->dtype, &options);
     if (status == TUTTI_OK)
-        status = tu_flight_begin(attributes->group, work, out->storage, from->storage);
+        status = tu_flight_begin(&(tu_flight_plan){ "all_to_all_single", attributes->group, work, out, from, NULL });
     tu_block_free(tu_self(), counts, bytes);
     tu_tensor_drop(from);
     return status;
@@ -171,7 +171,8 @@ tutti_status tu_isend_cpu(tu_call *call) {
     tutti_status status = tutti_send(attributes->group, tu_pointer(from), (size_t)x->numel, x->dtype, attributes->to,
                                      attributes->tag, &options);
     if (status == TUTTI_OK)
-        status = tu_flight_begin(attributes->group, work, call->outputs[0]->storage, from->storage);
+        status = tu_flight_begin(
+            &(tu_flight_plan){ "isend", attributes->group, work, call->outputs[0], from, call->inputs[0] });
     tu_tensor_drop(from);
     return status;
 }
@@ -192,7 +193,8 @@ tutti_status tu_irecv_cpu(tu_call *call) {
     tu_flight_call(&options, &work);
     tutti_status status = tutti_recv(attributes->group, tu_pointer(x), (size_t)x->numel, x->dtype, attributes->from,
                                      attributes->tag, &options);
-    return status == TUTTI_OK ? tu_flight_begin(attributes->group, work, x->storage, NULL) : status;
+    return status == TUTTI_OK ? tu_flight_begin(&(tu_flight_plan){ "irecv", attributes->group, work, x, NULL, NULL })
+                              : status;
 }
 
 tt_tensor *tt_isend(tt_tensor *x, int to, int tag, tutti_group *group) {
@@ -243,7 +245,7 @@ tt_tensor_list tt_batch_p2p(size_t count, const tt_p2p *operations, tutti_group 
             return none;
         real = real || operations[i].tensor->device == TUTTI_CPU;
     }
-    if (results == NULL || (real && tu_pending_take(tu_batch_open(group)) != TUTTI_OK))
+    if (results == NULL || (real && tu_pending_take(tu_batch_open("batch_p2p", group)) != TUTTI_OK))
         return none;
     for (size_t i = 0; i < count && tu_self()->pending == TUTTI_OK; i++) {
         const tt_p2p *one = &operations[i];

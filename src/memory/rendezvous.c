@@ -22,7 +22,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "memory/tables.h"
-#include "store/thread.h"
+#include "base/thread.h"
 #include "world/group.h"
 
 #define RECORD_VERSION 2

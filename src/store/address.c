@@ -18,7 +18,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "store/store.h"
-#include "store/thread.h"
+#include "base/thread.h"
 
 tutti_status tu_address_set(tu_address *address, const char *host, int port) {
     size_t length = strlen(host);

@@ -27,7 +27,7 @@
 #include "base/error.h"
 #include "store/store.h"
 #include "store/table.h"
-#include "store/thread.h"
+#include "base/thread.h"
 
 #define LONGEST_PAUSE (10 * TU_MILLISECOND)
 #define CLOSE_TIME (10 * TU_SECOND) /* for the lock when a handle is closed */

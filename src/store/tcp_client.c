@@ -20,7 +20,7 @@
 #include "store/connect.h"
 #include "store/store.h"
 #include "store/tcp.h"
-#include "store/thread.h"
+#include "base/thread.h"
 #include "store/wire.h"
 
 #define REPLY_TIME (5 * TU_SECOND) /* at least this much for a reply that the server owes at once: see send_with */

@@ -27,7 +27,7 @@
 #include "base/log.h"
 #include "store/hub.h"
 #include "store/tcp.h"
-#include "store/thread.h"
+#include "base/thread.h"
 
 enum {
     HALF_OPEN_LIMIT = 256,

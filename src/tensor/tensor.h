@@ -33,7 +33,10 @@ struct tu_storage {
     _Atomic(tu_storage_waiter *) waiter;
     /* The same while collectives read here: only those who write, resize or free the data wait. */
     _Atomic(tu_storage_waiter *) reader;
-    void *works; /* the waiters' own, see functional/flight.c */
+    /* The collectives themselves, oldest first: see functional/registry.c. Under the lock of the storage. */
+    struct tu_flight_link *first_flight, *last_flight;
+    uint32_t writers, readers;
+    atomic_int flights; /* references that they hold, of those above */
 };
 
 #define TU_MAGIC_ALIVE 0x54545421u

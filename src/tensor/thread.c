@@ -1,27 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Per-thread state: its life, the pending error, and the count of what is alive.
+ * Per-thread state: its life, and the pending error.
  */
 #include "tensor/thread.h"
 
-#include <pthread.h>
+#include <errno.h>
 #include <stdlib.h>
+
+#include "tensor/process.h"
 
 _Thread_local tu_thread tu_thread_self __attribute__((tls_model("initial-exec")));
 
-/* The threads that tt_count walks, and what those that have ended left on the books. Under `lock`. */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static tu_thread *threads;
-static int64_t gone_tensors, gone_storages, gone_scopes, gone_nodes;
-static pthread_key_t exit_key;
-static int exit_key_error = -1; /* -1: not yet made */
-
-static int64_t tally(_Atomic int64_t *value) {
-    return atomic_load_explicit(value, memory_order_relaxed);
-}
-
-static void thread_exit(void *argument) {
-    tu_thread *self = argument;
+void tu_thread_end(tu_thread *self) {
     while (self->scope_count > 0) {
         tt_scope scope = { self->scopes[self->scope_count - 1].id };
         tu_scope_leave(&scope);
@@ -32,16 +22,6 @@ static void thread_exit(void *argument) {
     free(self->scopes);
     free(self->owned);
     free(self->bins);
-    pthread_mutex_lock(&lock);
-    *self->link = self->next;
-    if (self->next != NULL)
-        self->next->link = self->link;
-    gone_tensors += tally(&self->tensors);
-    gone_storages += tally(&self->storages);
-    gone_scopes += tally(&self->open_scopes);
-    gone_nodes += tally(&self->nodes);
-    pthread_mutex_unlock(&lock);
-    *self = (tu_thread){ 0 };
 }
 
 tutti_status tu_thread_register(void) {
@@ -50,56 +30,16 @@ tutti_status tu_thread_register(void) {
         return TUTTI_OK;
     struct tu_block **bins = calloc(TU_BINS, sizeof *bins);
     tt_tensor **resting = calloc(1, tu_resting_bytes());
-    if (bins == NULL || resting == NULL) {
-        free(bins);
-        free(resting);
-        return tu_error_memory("this thread's tensors", tu_resting_bytes());
-    }
-    pthread_mutex_lock(&lock);
-    if (exit_key_error == -1)
-        exit_key_error = pthread_key_create(&exit_key, thread_exit);
-    int error = exit_key_error;
-    if (error == 0)
-        error = pthread_setspecific(exit_key, self);
-    else
-        exit_key_error = -1;
-    if (error == 0) {
-        self->next = threads;
-        self->link = &threads;
-        if (threads != NULL)
-            threads->link = &self->next;
-        threads = self;
-        self->bins = bins;
-        self->resting = resting;
-        self->registered = true;
-    }
-    pthread_mutex_unlock(&lock);
+    int error = bins == NULL || resting == NULL ? ENOMEM : tu_process_add_thread(self);
     if (error != 0) {
         free(bins);
         free(resting);
         return tu_error_system(error, "the tensor library cannot register this thread");
     }
-    // cppcheck-suppress memleak // the thread owns its bins
-    return TUTTI_OK;
-}
-
-tutti_status tt_count(tt_counts *counts) {
-    if (counts == NULL || counts->size == 0)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "tt_count: counts is NULL or its size is 0");
-    tt_counts full = { .size = counts->size };
-    pthread_mutex_lock(&lock);
-    full.tensors = gone_tensors;
-    full.storages = gone_storages;
-    full.scopes = gone_scopes;
-    full.nodes = gone_nodes;
-    for (tu_thread *thread = threads; thread != NULL; thread = thread->next) {
-        full.tensors += tally(&thread->tensors);
-        full.storages += tally(&thread->storages);
-        full.scopes += tally(&thread->open_scopes);
-        full.nodes += tally(&thread->nodes);
-    }
-    pthread_mutex_unlock(&lock);
-    __builtin_memcpy(counts, &full, counts->size < sizeof full ? counts->size : sizeof full);
+    self->bins = bins;
+    self->resting = resting;
+    self->registered = true;
+    // cppcheck-suppress memleak // the thread owns both
     return TUTTI_OK;
 }
 

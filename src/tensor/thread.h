@@ -64,6 +64,9 @@ static inline tu_thread *tu_self(void) {
 /* Makes the thread known (once); an error only where memory or keys have run out. */
 tutti_status tu_thread_register(void);
 
+/* At the thread's end: closes its scopes and frees what it keeps. */
+void tu_thread_end(tu_thread *self);
+
 static inline void tu_tally(_Atomic int64_t *tally, int64_t change) {
     atomic_store_explicit(tally, atomic_load_explicit(tally, memory_order_relaxed) + change, memory_order_relaxed);
 }

@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "job/liveness.h"
-#include "store/thread.h"
+#include "base/thread.h"
 #include "world/group.h"
 #include "world/world.h"
 

@@ -14,7 +14,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "store/thread.h"
+#include "base/thread.h"
 #include "world/fault.h"
 #include "world/group.h"
 #include "world/sha1.h"

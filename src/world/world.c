@@ -203,6 +203,7 @@ destroy_locks:
 
 /* What is left of a world that has no handles any more. */
 static void free_world(tutti_world *world) {
+    tu_world_end_extensions(world);
     for (int room = TU_ROOM_COUNT - 1; room >= 0; room--)
         if (world->rooms[room].state != NULL)
             world->rooms[room].end(world->rooms[room].state);
@@ -488,10 +489,12 @@ static tutti_status live_handles_error(tutti_world *world) {
                      world->kinds[i].what, world->kinds[i].count > 1 ? "s" : "");
     }
     pthread_mutex_unlock(&world->lock);
+    char unfinished[1024] = "";
+    bool some = tu_world_unfinished(world, unfinished, sizeof unfinished);
     return tu_error(TUTTI_ERROR_STATE,
                     "world \"%s\" was closed on rank %d while handles are alive: %s; release them before closing "
-                    "(their memory goes with their last release)",
-                    world->name, world->rank, list);
+                    "(their memory goes with their last release)%s%s",
+                    world->name, world->rank, list, some ? ". Nobody has waited for: " : "", unfinished);
 }
 
 tutti_status tutti_world_close(tutti_world *world) {

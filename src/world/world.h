@@ -26,7 +26,6 @@ typedef enum tu_room {
     TU_ROOM_MEMORY,
     TU_ROOM_COLLECTIVE,
     TU_ROOM_BACKEND,
-    TU_ROOM_FUNCTIONAL,
     TU_ROOM_COUNT
 } tu_room;
 typedef struct tu_attachment {
@@ -62,8 +61,9 @@ struct tutti_world {
     pthread_mutex_t lock;      /* registry of groups, kinds of handles */
     pthread_mutex_t room_lock; /* attachments; held while one is made */
     tu_attachment rooms[TU_ROOM_COUNT];
-    struct tu_registry *registry; /* names, tags, counter: registry.h */
-    struct tu_faults *faults;     /* to inject; NULL: none (fault.c) */
+    _Atomic(struct tu_extended *) extended; /* what libraries above keep here: extension.c */
+    struct tu_registry *registry;           /* names, tags, counter: registry.h */
+    struct tu_faults *faults;               /* to inject; NULL: none (fault.c) */
     struct {
         const char *what;
         int count;
@@ -252,6 +252,11 @@ static inline void *tu_attached(const tu_attachment *attachment) {
 }
 tutti_status tu_world_room(tutti_world *world, tu_room room, tutti_status (*make)(tutti_world *, void **),
                            void (*end)(void *), void **state);
+
+/* What an extension has left unfinished, in words; and the end of all extensions: extension.c. */
+typedef struct tu_extended tu_extended;
+bool tu_world_unfinished(tutti_world *world, char *text, size_t size);
+void tu_world_end_extensions(tutti_world *world);
 
 /* Counts a live handle (+1) or its end (-1); `what` is for tutti_world_close's list. A world's memory goes with its
  * last handle. */

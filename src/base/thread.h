@@ -3,8 +3,8 @@
  * Starting a helper thread: named, all signals blocked, so that a program's handlers run in the program's own threads.
  * And a lock with a deadline.
  */
-#ifndef TU_STORE_THREAD_H
-#define TU_STORE_THREAD_H
+#ifndef TU_BASE_THREAD_H
+#define TU_BASE_THREAD_H
 
 #include <pthread.h>
 #include <stdbool.h>

@@ -2,7 +2,7 @@
  *
  * A new thread inherits the signal mask, so all signals are blocked around the start.
  */
-#include "store/thread.h"
+#include "base/thread.h"
 
 #include <signal.h>
 #include <time.h>

@@ -1,0 +1,484 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The work registry. A flight is a collective that nobody has waited for yet. It stands in the list of its world, and
+ * has a link in the list of each storage that it writes or reads; starting and ending one take the same time however
+ * many there are. Whoever waits for a storage finishes its flights in the order in which they were started.
+ *
+ * Locks: a flight's own is held while it is enlisted, so that nobody finishes it before; under it the world's list and
+ * the lists of storages have a lock each, held for a few stores. None is held while a work is waited for.
+ */
+#include "functional/registry.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "functional/operators.h"
+#include "tensor/process.h"
+#include "world/extension.h"
+
+/* How a flight uses a storage; bits, so that a wait can ask for several. */
+enum {
+    WRITES = 1,
+    READS = 2,
+    SENDS = 4 /* what tt_wait waits for besides writes */
+};
+
+typedef struct tu_flights {
+    pthread_mutex_t lock;
+    struct flight *first, *last; /* oldest first */
+    int count;
+} tu_flights;
+
+typedef struct tu_flight_link {
+    tu_storage *storage; /* held */
+    struct flight *flight;
+    unsigned use;
+    struct tu_flight_link *next, *previous; /* of the storage, oldest first; under its lock */
+} tu_flight_link;
+
+typedef struct flight {
+    atomic_int references; /* the registry's, and one per thread that waits */
+    pthread_mutex_t lock;
+    pthread_cond_t finished;
+    enum {
+        FLYING,
+        TAKEN, /* a thread waits for the work; others wait for `finished` */
+        LANDED
+    } state; /* under lock */
+    const char *operation;
+    tutti_group *group; /* lent by the work */
+    tutti_work *work;
+    tutti_dtype dtype;
+    int64_t elements;
+    tu_flights *registry;
+    struct flight *next, *previous; /* of the registry; under its lock */
+    size_t link_count, link_capacity;
+    tu_flight_link *links;
+    tu_flight_link few[3]; /* enough for all but batches */
+} flight;
+
+/* What the thread's open batch writes and reads. */
+static _Thread_local tutti_batch *batch;
+static _Thread_local flight *noted;
+
+/* ---- a world's registry ---- */
+
+static tutti_status make_registry(tutti_world *world, void **state) {
+    (void)world;
+    tu_flights *registry = malloc(sizeof *registry);
+    if (registry == NULL)
+        return tu_error_memory("the work registry", sizeof *registry);
+    *registry = (tu_flights){ .lock = PTHREAD_MUTEX_INITIALIZER };
+    *state = registry;
+    return TUTTI_OK;
+}
+
+/* With the world's memory: each work is a handle of the world, so that none is left now. */
+static void end_registry(void *state) {
+    tu_flights *registry = state;
+    pthread_mutex_destroy(&registry->lock);
+    free(registry);
+}
+
+static bool name_unfinished(void *state, char *text, size_t size) {
+    enum {
+        NAMED = 6
+    };
+    tu_flights *registry = state;
+    size_t used = 0;
+    int named = 0;
+    text[0] = 0;
+    pthread_mutex_lock(&registry->lock);
+    for (const flight *one = registry->first; one != NULL && named < NAMED && used < size; one = one->next, named++)
+        used += (size_t)snprintf(text + used, size - used, "%s%s of %lld %s in group \"%s\"", named > 0 ? ", " : "",
+                                 one->operation, (long long)one->elements, tutti_dtype_name(one->dtype),
+                                 tutti_group_name(one->group));
+    int count = registry->count;
+    if (count > named && used < size)
+        snprintf(text + used, size - used, " and %d more", count - named);
+    pthread_mutex_unlock(&registry->lock);
+    return count > 0;
+}
+
+static tutti_status registry_of(tutti_world *world, tu_flights **registry) {
+    static const tu_extension extension = { make_registry, name_unfinished, end_registry };
+    void *state;
+    tutti_status status = tu_world_extend(world, &extension, &state);
+    if (status == TUTTI_OK)
+        *registry = state;
+    return status;
+}
+
+static void enlist_in_registry(flight *one) {
+    tu_flights *registry = one->registry;
+    pthread_mutex_lock(&registry->lock);
+    one->previous = registry->last;
+    *(registry->last != NULL ? &registry->last->next : &registry->first) = one;
+    registry->last = one;
+    registry->count++;
+    pthread_mutex_unlock(&registry->lock);
+}
+
+static void leave_registry(flight *one) {
+    tu_flights *registry = one->registry;
+    pthread_mutex_lock(&registry->lock);
+    *(one->previous != NULL ? &one->previous->next : &registry->first) = one->next;
+    *(one->next != NULL ? &one->next->previous : &registry->last) = one->previous;
+    registry->count--;
+    pthread_mutex_unlock(&registry->lock);
+}
+
+/* ---- the lists of storages ---- */
+
+static tutti_status wait_written(tu_storage *storage);
+static tutti_status wait_used(tu_storage *storage);
+
+/* Under the storage's lock. Release pairs with the acquire of those who find nothing to wait for. */
+static void mark(tu_storage *storage) {
+    atomic_store_explicit(&storage->waiter, storage->writers > 0 ? wait_written : NULL, memory_order_release);
+    atomic_store_explicit(&storage->reader, storage->readers > 0 ? wait_used : NULL, memory_order_release);
+}
+
+static void enlist_in_storage(tu_flight_link *one) {
+    tu_storage *storage = one->storage;
+    pthread_mutex_t *lock = tu_process_storage_lock(storage);
+    pthread_mutex_lock(lock);
+    one->previous = storage->last_flight;
+    one->next = NULL;
+    *(storage->last_flight != NULL ? &storage->last_flight->next : &storage->first_flight) = one;
+    storage->last_flight = one;
+    storage->writers += (one->use & WRITES) != 0;
+    storage->readers += (one->use & READS) != 0;
+    mark(storage);
+    pthread_mutex_unlock(lock);
+}
+
+static void leave_storage(tu_flight_link *one) {
+    tu_storage *storage = one->storage;
+    pthread_mutex_t *lock = tu_process_storage_lock(storage);
+    pthread_mutex_lock(lock);
+    *(one->previous != NULL ? &one->previous->next : &storage->first_flight) = one->next;
+    *(one->next != NULL ? &one->next->previous : &storage->last_flight) = one->previous;
+    storage->writers -= (one->use & WRITES) != 0;
+    storage->readers -= (one->use & READS) != 0;
+    mark(storage);
+    pthread_mutex_unlock(lock);
+}
+
+/* ---- flights ---- */
+
+static flight *flight_new(const char *operation) {
+    flight *one = malloc(sizeof *one);
+    if (one == NULL) {
+        tu_error_memory("a collective in flight", sizeof *one);
+        return NULL;
+    }
+    *one = (flight){ .lock = PTHREAD_MUTEX_INITIALIZER,
+                     .finished = PTHREAD_COND_INITIALIZER,
+                     .operation = operation,
+                     .link_capacity = sizeof one->few / sizeof one->few[0] };
+    one->links = one->few;
+    atomic_init(&one->references, 1);
+    return one;
+}
+
+static tutti_status grow_links(flight *one) {
+    size_t larger = 2 * one->link_capacity;
+    tu_flight_link *links = malloc(larger * sizeof *links);
+    if (links == NULL)
+        return tu_error_memory("a collective in flight", larger * sizeof *links);
+    memcpy(links, one->links, one->link_count * sizeof *links); /* not enlisted yet: nothing points to them */
+    if (one->links != one->few)
+        free(one->links);
+    one->links = links;
+    one->link_capacity = larger;
+    return TUTTI_OK;
+}
+
+static tutti_status add_link(flight *one, const tt_tensor *tensor, unsigned use) {
+    if (tensor == NULL)
+        return TUTTI_OK;
+    tutti_status status = one->link_count == one->link_capacity ? grow_links(one) : TUTTI_OK;
+    if (status != TUTTI_OK)
+        return status;
+    one->links[one->link_count++] =
+        (tu_flight_link){ .storage = tu_storage_hold(tensor->storage), .flight = one, .use = use };
+    atomic_fetch_add_explicit(&tensor->storage->flights, 1, memory_order_relaxed);
+    one->dtype = tensor->dtype;
+    one->elements += use & WRITES ? tensor->numel : 0;
+    return TUTTI_OK;
+}
+
+static tutti_status add_links(flight *one, const tu_flight_plan *plan) {
+    tutti_status status = add_link(one, plan->writes, WRITES);
+    if (status == TUTTI_OK)
+        status = add_link(one, plan->reads, READS);
+    if (status == TUTTI_OK)
+        status = add_link(one, plan->sends, SENDS);
+    if (one->elements == 0 && plan->reads != NULL)
+        one->elements = plan->reads->numel;
+    return status;
+}
+
+static void drop_flight(flight *one) {
+    if (atomic_fetch_sub_explicit(&one->references, 1, memory_order_acq_rel) != 1)
+        return;
+    for (size_t i = 0; i < one->link_count; i++) {
+        atomic_fetch_sub_explicit(&one->links[i].storage->flights, 1, memory_order_relaxed);
+        tu_storage_drop(one->links[i].storage);
+    }
+    if (one->links != one->few)
+        free(one->links);
+    pthread_mutex_destroy(&one->lock);
+    pthread_cond_destroy(&one->finished);
+    free(one);
+}
+
+static void enlist(flight *one) {
+    pthread_mutex_lock(&one->lock);
+    enlist_in_registry(one);
+    for (size_t i = 0; i < one->link_count; i++)
+        enlist_in_storage(&one->links[i]);
+    pthread_mutex_unlock(&one->lock);
+}
+
+/* Waits for the work and takes the flight off all lists. One thread does; others that want the same wait for it, no
+ * longer than the work's own deadline. */
+static tutti_status finish(flight *one) {
+    pthread_mutex_lock(&one->lock);
+    while (one->state == TAKEN)
+        pthread_cond_wait(&one->finished, &one->lock);
+    bool mine = one->state == FLYING;
+    if (mine)
+        one->state = TAKEN;
+    pthread_mutex_unlock(&one->lock);
+    if (!mine)
+        return TUTTI_OK;
+    tutti_status status = tutti_work_wait(one->work, 0);
+    leave_registry(one);
+    for (size_t i = 0; i < one->link_count; i++)
+        leave_storage(&one->links[i]);
+    tutti_work_release(one->work);
+    pthread_mutex_lock(&one->lock);
+    one->state = LANDED;
+    pthread_cond_broadcast(&one->finished);
+    pthread_mutex_unlock(&one->lock);
+    drop_flight(one); /* the registry's reference */
+    return status;
+}
+
+/* Finishes a flight that the caller holds. The first error of several is the one that counts. */
+static tutti_status finish_next(flight *one, tutti_status before) {
+    tu_error_copy error;
+    if (before != TUTTI_OK)
+        tu_error_save(&error);
+    tutti_status status = finish(one);
+    drop_flight(one);
+    return before != TUTTI_OK ? tu_error_restore(&error) : status;
+}
+
+/* ---- waiting ---- */
+
+static flight *oldest_of_storage(tu_storage *storage, unsigned uses) {
+    pthread_mutex_t *lock = tu_process_storage_lock(storage);
+    pthread_mutex_lock(lock);
+    const tu_flight_link *one = storage->first_flight;
+    while (one != NULL && !(one->use & uses))
+        one = one->next;
+    flight *found = one != NULL ? one->flight : NULL;
+    if (found != NULL)
+        atomic_fetch_add_explicit(&found->references, 1, memory_order_relaxed);
+    pthread_mutex_unlock(lock);
+    return found;
+}
+
+static tutti_status wait_storage(tu_storage *storage, unsigned uses) {
+    tutti_status status = TUTTI_OK;
+    for (flight *one; (one = oldest_of_storage(storage, uses)) != NULL;)
+        status = finish_next(one, status);
+    return status;
+}
+
+static tutti_status wait_written(tu_storage *storage) {
+    return wait_storage(storage, WRITES);
+}
+
+static tutti_status wait_used(tu_storage *storage) {
+    return wait_storage(storage, WRITES | READS);
+}
+
+static flight *oldest_of_registry(tu_flights *registry) {
+    pthread_mutex_lock(&registry->lock);
+    flight *found = registry->first;
+    if (found != NULL)
+        atomic_fetch_add_explicit(&found->references, 1, memory_order_relaxed);
+    pthread_mutex_unlock(&registry->lock);
+    return found;
+}
+
+/* ---- starting ---- */
+
+/* The others wait for this rank, which will not come: tells them why. A group that has ended already is left alone. */
+static void end_group(const char *who, tutti_group *group) {
+    tu_error_copy before;
+    tu_error_save(&before);
+    if (tutti_group_check(group) == TUTTI_OK) {
+        char reason[512];
+        tt_error_show();
+        snprintf(reason, sizeof reason, "rank %d reached %s with an error pending: %s", tutti_group_rank(group), who,
+                 tutti_error_message());
+        tutti_status status = tutti_group_abort(group, reason);
+        (void)status; /* it has ended then, by somebody else */
+    }
+    tu_error_restore(&before);
+}
+
+bool tu_flight_check(const char *who, tutti_group *group, bool group_optional) {
+    if (tu_self()->pending != TUTTI_OK) {
+        if (group != NULL && group != TUTTI_NON_GROUP_MEMBER)
+            end_group(who, group);
+        return false;
+    }
+    if (!tu_scope_check())
+        return false;
+    if (group == NULL && !group_optional) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "%s: argument group is NULL", who);
+        return false;
+    }
+    if (group == TUTTI_NON_GROUP_MEMBER) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "%s: this rank is no member of the group", who);
+        return false;
+    }
+    return true;
+}
+
+void tu_flight_call(tutti_call *call, tutti_work **work) {
+    *call = (tutti_call)TUTTI_CALL_INIT;
+    *work = NULL;
+    if (batch != NULL)
+        call->batch = batch;
+    else
+        call->work = work;
+}
+
+/* Without a record the buffers could go while the work uses them: it is finished here. */
+static tutti_status finish_unrecorded(tutti_work *work) {
+    tu_error_copy error;
+    tu_error_save(&error);
+    tutti_status waited = tutti_work_wait(work, 0);
+    (void)waited; /* the reason why there is no record counts */
+    tutti_work_release(work);
+    return tu_error_restore(&error);
+}
+
+static tutti_status record(flight *one, tutti_group *group, tutti_work *work) {
+    one->work = work;
+    one->group = group;
+    tutti_status status = registry_of(tutti_group_world(group), &one->registry);
+    if (status == TUTTI_OK) {
+        enlist(one);
+        return TUTTI_OK;
+    }
+    status = finish_unrecorded(work);
+    drop_flight(one);
+    return status;
+}
+
+tutti_status tu_flight_begin(const tu_flight_plan *plan) {
+    if (batch != NULL)
+        return add_links(noted, plan);
+    flight *one = flight_new(plan->operation);
+    tutti_status status = one == NULL ? TUTTI_ERROR_MEMORY : add_links(one, plan);
+    if (status == TUTTI_OK)
+        return record(one, plan->group, plan->work);
+    status = finish_unrecorded(plan->work);
+    if (one != NULL)
+        drop_flight(one);
+    return status;
+}
+
+tutti_status tu_batch_open(const char *operation, tutti_group *group) {
+    if (batch != NULL)
+        return tu_error(TUTTI_ERROR_STATE, "a batch of collectives is open in this thread already");
+    flight *one = flight_new(operation);
+    if (one == NULL)
+        return TUTTI_ERROR_MEMORY;
+    tutti_status status = tutti_batch_begin(group, &batch);
+    if (status == TUTTI_OK) {
+        noted = one;
+        return TUTTI_OK;
+    }
+    batch = NULL;
+    drop_flight(one);
+    return status;
+}
+
+tutti_status tu_batch_close(tutti_group *group, bool good) {
+    tutti_batch *ended = batch;
+    flight *one = noted;
+    tutti_work *work = NULL;
+    tutti_call call = TUTTI_CALL_INIT;
+    batch = NULL;
+    noted = NULL;
+    call.work = &work;
+    if (!good) {
+        tutti_batch_cancel(ended);
+        drop_flight(one);
+        return TUTTI_OK;
+    }
+    tutti_status status = tutti_batch_end(ended, &call);
+    if (status == TUTTI_OK && work != NULL)
+        return record(one, group, work);
+    drop_flight(one);
+    return status;
+}
+
+/* ---- the calls ---- */
+
+tutti_status tu_wait_cpu(tu_call *call) {
+    tu_storage *storage = call->inputs[0]->storage;
+    if (atomic_load_explicit(&storage->flights, memory_order_relaxed) == 0)
+        return tu_storage_wait(storage);
+    return wait_storage(storage, WRITES | SENDS);
+}
+
+tt_tensor *tt_wait(tt_tensor *x) {
+    return tu_wait(x, NULL) ? x : NULL;
+}
+
+bool tt_is_async(const tt_tensor *x) {
+    if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("is_async", "x", x)) != TUTTI_OK)
+        return false;
+    return atomic_load_explicit(&x->storage->waiter, memory_order_acquire) != NULL;
+}
+
+int tt_pending_works(tutti_world *world) {
+    tu_flights *registry;
+    if (world == NULL || registry_of(world, &registry) != TUTTI_OK)
+        return 0;
+    pthread_mutex_lock(&registry->lock);
+    int count = registry->count;
+    pthread_mutex_unlock(&registry->lock);
+    return count;
+}
+
+bool tt_wait_all(tutti_world *world) {
+    tu_flights *registry = NULL;
+    tutti_status status = world == NULL ? tu_error(TUTTI_ERROR_ARGUMENT, "wait_all: argument world is NULL")
+                                        : registry_of(world, &registry);
+    if (status == TUTTI_OK)
+        for (flight *one; (one = oldest_of_registry(registry)) != NULL;)
+            status = finish_next(one, status);
+    return tu_pending_take(status) == TUTTI_OK && tu_self()->pending == TUTTI_OK;
+}
+
+tutti_group *tt_group(tutti_world *world, const tutti_group_form *form) {
+    tutti_group *group = NULL;
+    if (tu_self()->pending != TUTTI_OK)
+        return NULL;
+    if (tu_pending_take(tutti_group_resolve(world, form, NULL, &group)) != TUTTI_OK)
+        return NULL;
+    tutti_group_release(group); /* lent: its world, or the caller, keeps it */
+    return group;
+}

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The work registry: collectives that nobody has waited for yet, and the storages that they write and read. It belongs
+ * to the world.
+ */
+#ifndef TU_FUNCTIONAL_REGISTRY_H
+#define TU_FUNCTIONAL_REGISTRY_H
+
+#include <tutti/functional.h>
+
+#include "tensor/operator.h"
+
+/* Before a collective starts: whether it may. With an error pending, ends the group with its message and returns false.
+ * `who` is for messages. A group is required unless group_optional says that nothing is sent. */
+bool tu_flight_check(const char *who, tutti_group *group, bool group_optional);
+
+/* The call for one collective: asynchronous, or part of the thread's batch. Follow with tu_flight_begin once it was
+ * made. */
+void tu_flight_call(tutti_call *call, tutti_work **work);
+
+/* A started collective, for the registry. Tensors may be NULL. */
+typedef struct tu_flight_plan {
+    const char *operation; /* a name that stays valid */
+    tutti_group *group;
+    tutti_work *work; /* taken over */
+    const tt_tensor *writes, *reads;
+    const tt_tensor *sends; /* tt_wait of it waits for the work too, though only `reads` is read */
+} tu_flight_plan;
+/* Registers the work under its storages, which it keeps alive. In a batch they are noted, and registered with the
+ * batch's work. */
+tutti_status tu_flight_begin(const tu_flight_plan *plan);
+
+/* From begin to end the calls of this thread on the group are noted, and run as one work. */
+tutti_status tu_batch_open(const char *operation, tutti_group *group);
+tutti_status tu_batch_close(tutti_group *group, bool good);
+
+#endif

@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The process-wide object: see process.h.
+ */
+#include "tensor/process.h"
+
+#include <cblas.h>
+#include <stdlib.h>
+
+#include "base/pool.h"
+
+#define STORAGE_LOCKS 64 /* a power of two; a storage uses the one that its address says */
+
+typedef struct tallies {
+    int64_t tensors, storages, scopes, nodes;
+} tallies;
+
+static struct {
+    pthread_mutex_t lock; /* guards what is above `hooks` */
+    bool prepared;        /* for threads that end, and for a fork */
+    pthread_key_t exit_key;
+    tu_thread *threads;
+    tallies gone; /* of threads that have ended */
+    bool holds_pool;
+    _Atomic int limit; /* of threads that compute, the caller's included; 0: not known yet */
+    pthread_mutex_t hooks;
+    pthread_mutex_t storages[STORAGE_LOCKS];
+} process = { .lock = PTHREAD_MUTEX_INITIALIZER,
+              .hooks = PTHREAD_MUTEX_INITIALIZER,
+              .storages = { [0 ... STORAGE_LOCKS - 1] = PTHREAD_MUTEX_INITIALIZER } };
+
+pthread_mutex_t *tu_process_hooks_lock(void) {
+    return &process.hooks;
+}
+
+pthread_mutex_t *tu_process_storage_lock(const tu_storage *storage) {
+    return &process.storages[((uintptr_t)storage >> 6) & (STORAGE_LOCKS - 1)];
+}
+
+/* ---- threads ---- */
+
+static int64_t tally(_Atomic int64_t *value) {
+    return atomic_load_explicit(value, memory_order_relaxed);
+}
+
+static void add_tallies(tallies *sum, tu_thread *thread) {
+    sum->tensors += tally(&thread->tensors);
+    sum->storages += tally(&thread->storages);
+    sum->scopes += tally(&thread->open_scopes);
+    sum->nodes += tally(&thread->nodes);
+}
+
+static void thread_exit(void *argument) {
+    tu_thread *self = argument;
+    tu_thread_end(self);
+    pthread_mutex_lock(&process.lock);
+    *self->link = self->next;
+    if (self->next != NULL)
+        self->next->link = self->link;
+    add_tallies(&process.gone, self);
+    pthread_mutex_unlock(&process.lock);
+    *self = (tu_thread){ 0 };
+}
+
+static void enlist(tu_thread *self) {
+    self->next = process.threads;
+    self->link = &process.threads;
+    if (process.threads != NULL)
+        process.threads->link = &self->next;
+    process.threads = self;
+}
+
+/* The calling thread is the only one that lives on; what the others had counts as left behind. */
+static void reset_in_child(void) {
+    tu_thread *self = tu_self();
+    pthread_mutex_init(&process.lock, NULL);
+    pthread_mutex_init(&process.hooks, NULL);
+    for (int i = 0; i < STORAGE_LOCKS; i++)
+        pthread_mutex_init(&process.storages[i], NULL);
+    for (tu_thread *thread = process.threads; thread != NULL; thread = thread->next)
+        if (thread != self)
+            add_tallies(&process.gone, thread);
+    process.threads = NULL;
+    if (self->registered)
+        enlist(self);
+}
+
+int tu_process_add_thread(tu_thread *self) {
+    int error = 0;
+    pthread_mutex_lock(&process.lock);
+    if (!process.prepared) {
+        error = pthread_key_create(&process.exit_key, thread_exit);
+        if (error == 0 && (error = pthread_atfork(NULL, NULL, reset_in_child)) != 0)
+            pthread_key_delete(process.exit_key);
+        process.prepared = error == 0;
+    }
+    if (error == 0)
+        error = pthread_setspecific(process.exit_key, self);
+    if (error == 0)
+        enlist(self);
+    pthread_mutex_unlock(&process.lock);
+    return error;
+}
+
+tutti_status tt_count(tt_counts *counts) {
+    if (counts == NULL || counts->size == 0)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "tt_count: counts is NULL or its size is 0");
+    pthread_mutex_lock(&process.lock);
+    tallies sum = process.gone;
+    for (tu_thread *thread = process.threads; thread != NULL; thread = thread->next)
+        add_tallies(&sum, thread);
+    pthread_mutex_unlock(&process.lock);
+    tt_counts full = {
+        .size = counts->size, .tensors = sum.tensors, .storages = sum.storages, .scopes = sum.scopes, .nodes = sum.nodes
+    };
+    __builtin_memcpy(counts, &full, counts->size < sizeof full ? counts->size : sizeof full);
+    return TUTTI_OK;
+}
+
+/* ---- threads that compute ---- */
+
+static int find_limit(void) {
+    pthread_mutex_lock(&process.lock);
+    if (!process.holds_pool) {
+        tu_pool_hold();
+        process.holds_pool = true;
+        atomic_store_explicit(&process.limit, tu_pool_limit() + 1, memory_order_relaxed);
+    }
+    int limit = atomic_load_explicit(&process.limit, memory_order_relaxed);
+    pthread_mutex_unlock(&process.lock);
+    return limit;
+}
+
+int tu_process_compute_threads(void) {
+    int threads = atomic_load_explicit(&process.limit, memory_order_relaxed);
+    if (threads == 0)
+        threads = find_limit();
+#ifdef OPENBLAS_VERSION
+    int of_blas = openblas_get_num_threads(); /* a program that limits its BLAS means our loops too */
+    threads = of_blas < threads ? of_blas : threads;
+#endif
+    return threads;
+}
+
+/* ---- the end ---- */
+
+tutti_status tt_finalize(void) {
+    tt_counts counts = { .size = sizeof counts };
+    tutti_status status = tt_count(&counts);
+    if (status != TUTTI_OK)
+        return status;
+    tt_memory_trim();
+    pthread_mutex_lock(&process.lock);
+    bool held = process.holds_pool;
+    process.holds_pool = false;
+    atomic_store_explicit(&process.limit, 0, memory_order_relaxed);
+    pthread_mutex_unlock(&process.lock);
+    if (held)
+        tu_pool_release();
+    if (counts.tensors + counts.storages + counts.scopes + counts.nodes == 0)
+        return TUTTI_OK;
+    return tu_error(TUTTI_ERROR_STATE,
+                    "tt_finalize: %lld tensors, %lld storages, %lld nodes and %lld scopes are still alive; close the "
+                    "scopes and release what tt_keep gave",
+                    (long long)counts.tensors, (long long)counts.storages, (long long)counts.nodes,
+                    (long long)counts.scopes);
+}

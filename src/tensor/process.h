@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The one object that libtutti-tensor keeps for the whole process. It has no constructor: its parts are made on first
+ * need and end with tt_finalize. What it holds:
+ *
+ *   threads      those that use tensors, for tt_count, and what ended ones left on the books
+ *   pool         a hold on the pool of threads that compute, which libtutti owns (base/pool.h)
+ *   locks        for the lists of hooks, and for the lists of collectives that hang on storages
+ *
+ * Everything else belongs to a thread (tensor/thread.h: scopes, errors, spare memory, the random generator) or to a
+ * world (functional/registry.c: collectives in flight). A forked child starts with fresh locks and one thread.
+ */
+#ifndef TU_TENSOR_PROCESS_H
+#define TU_TENSOR_PROCESS_H
+
+#include <pthread.h>
+
+#include "tensor/tensor.h"
+#include "tensor/thread.h"
+
+/* Makes the calling thread known; called once per thread. An errno, or 0. */
+int tu_process_add_thread(tu_thread *self);
+
+/* How many threads may compute at once, the caller's included. */
+int tu_process_compute_threads(void);
+
+/* Guards the lists that hooks stand in. Never held while a hook runs or ends. */
+pthread_mutex_t *tu_process_hooks_lock(void);
+/* Guards the list of flights of this storage. Held for a few stores only. */
+pthread_mutex_t *tu_process_storage_lock(const tu_storage *storage);
+
+#endif
