@@ -64,77 +64,77 @@ static tutti_status grow(void **array, size_t entry, size_t *capacity) {
     return TUTTI_OK;
 }
 
-static size_t place_of(const backward *b, const void *key) {
-    size_t at = ((uintptr_t)key >> 4) * (size_t)0x9E3779B97F4A7C15u >> 20 & (b->table_size - 1);
-    while (b->table[at] != 0) {
-        const task *t = &b->tasks[b->table[at] - 1];
-        if (t->node == key || t->leaf == key)
+static size_t place_of(const backward *run, const void *key) {
+    size_t at = ((uintptr_t)key >> 4) * (size_t)0x9E3779B97F4A7C15u >> 20 & (run->table_size - 1);
+    while (run->table[at] != 0) {
+        const task *one = &run->tasks[run->table[at] - 1];
+        if (one->node == key || one->leaf == key)
             break;
-        at = (at + 1) & (b->table_size - 1);
+        at = (at + 1) & (run->table_size - 1);
     }
     return at;
 }
 
-static tutti_status rehash(backward *b) {
-    size_t size = b->table_size == 0 ? 256 : b->table_size * 2;
+static tutti_status rehash(backward *run) {
+    size_t size = run->table_size == 0 ? 256 : run->table_size * 2;
     size_t *table = calloc(size, sizeof *table);
     if (table == NULL)
         return tu_error_memory("a backward", size * sizeof *table);
-    free(b->table);
-    b->table = table;
-    b->table_size = size;
-    for (size_t i = 0; i < b->task_count; i++)
-        b->table[place_of(b, b->tasks[i].node != NULL ? (void *)b->tasks[i].node : b->tasks[i].leaf)] = i + 1;
+    free(run->table);
+    run->table = table;
+    run->table_size = size;
+    for (size_t i = 0; i < run->task_count; i++)
+        run->table[place_of(run, run->tasks[i].node != NULL ? (void *)run->tasks[i].node : run->tasks[i].leaf)] = i + 1;
     return TUTTI_OK;
 }
 
-static task *find_task(const backward *b, const tu_edge *edge) {
+static task *find_task(const backward *run, const tu_edge *edge) {
     const void *key = edge->node != NULL ? (const void *)edge->node : edge->leaf;
-    if (key == NULL || b->table_size == 0)
+    if (key == NULL || run->table_size == 0)
         return NULL;
-    size_t index = b->table[place_of(b, key)];
-    return index == 0 ? NULL : &b->tasks[index - 1];
+    size_t index = run->table[place_of(run, key)];
+    return index == 0 ? NULL : &run->tasks[index - 1];
 }
 
 /* The task of an edge's target, made where there is none; *made tells. */
-static tutti_status take_task(backward *b, const tu_edge *edge, size_t *index, bool *made) {
+static tutti_status take_task(backward *run, const tu_edge *edge, size_t *index, bool *made) {
     tutti_status status;
     const void *key = edge->node != NULL ? (const void *)edge->node : edge->leaf;
-    if (b->task_count * 2 >= b->table_size && (status = rehash(b)) != TUTTI_OK)
+    if (run->task_count * 2 >= run->table_size && (status = rehash(run)) != TUTTI_OK)
         return status;
-    size_t at = place_of(b, key);
-    *made = b->table[at] == 0;
+    size_t at = place_of(run, key);
+    *made = run->table[at] == 0;
     if (!*made) {
-        *index = b->table[at] - 1;
+        *index = run->table[at] - 1;
         return TUTTI_OK;
     }
-    if (b->task_count == b->task_capacity &&
-        (status = grow((void **)&b->tasks, sizeof *b->tasks, &b->task_capacity)) != TUTTI_OK)
+    if (run->task_count == run->task_capacity &&
+        (status = grow((void **)&run->tasks, sizeof *run->tasks, &run->task_capacity)) != TUTTI_OK)
         return status;
     int slots = edge->node != NULL ? edge->node->output_count : 1;
     tt_tensor **grads = calloc((size_t)slots, sizeof *grads);
     if (grads == NULL)
         return tu_error_memory("a backward", (size_t)slots * sizeof *grads);
-    *index = b->task_count++;
-    b->tasks[*index] =
+    *index = run->task_count++;
+    run->tasks[*index] =
         (task){ .node = tu_node_hold(edge->node), .leaf = tu_tensor_hold(edge->leaf), .slots = slots, .grads = grads };
-    b->table[at] = *index + 1;
+    run->table[at] = *index + 1;
     return TUTTI_OK;
 }
 
 /* Everything below the tasks there are, breadth first; counts the gradients that will arrive. */
-static tutti_status discover(backward *b) {
-    for (size_t i = 0; i < b->task_count; i++) {
-        tu_node *node = b->tasks[i].node;
+static tutti_status discover(backward *run) {
+    for (size_t i = 0; i < run->task_count; i++) {
+        tu_node *node = run->tasks[i].node;
         for (int k = 0; node != NULL && k < node->input_count; k++) {
             size_t index;
             bool made;
             if (node->next[k].node == NULL && node->next[k].leaf == NULL)
                 continue;
-            tutti_status status = take_task(b, &node->next[k], &index, &made);
+            tutti_status status = take_task(run, &node->next[k], &index, &made);
             if (status != TUTTI_OK)
                 return status;
-            b->tasks[index].waiting++;
+            run->tasks[index].waiting++;
         }
     }
     return TUTTI_OK;
@@ -142,25 +142,25 @@ static tutti_status discover(backward *b) {
 
 /* ---- who is needed ---- */
 
-static bool wished(const backward *b, const task *t) {
-    for (size_t i = 0; i < b->wish_count; i++)
-        if (b->wishes[i].key == (t->node != NULL ? (void *)t->node : (void *)t->leaf))
+static bool wished(const backward *run, const task *one) {
+    for (size_t i = 0; i < run->wish_count; i++)
+        if (run->wishes[i].key == (one->node != NULL ? (void *)one->node : (void *)one->leaf))
             return true;
     return false;
 }
 
 /* Marks tasks from which a wish can be reached, by repeated sweeps from the bottom; graphs are nearly sorted, so that
  * few are needed. */
-static void mark_needed(backward *b) {
+static void mark_needed(backward *run) {
     bool changed = true;
     while (changed) {
         changed = false;
-        for (size_t i = b->task_count; i-- > 0;) {
-            task *t = &b->tasks[i];
-            for (int k = 0; t->node != NULL && !t->needed && k < t->node->input_count; k++) {
-                const task *next = find_task(b, &t->node->next[k]);
-                if (next != NULL && (next->needed || wished(b, next)))
-                    t->needed = changed = true;
+        for (size_t i = run->task_count; i-- > 0;) {
+            task *one = &run->tasks[i];
+            for (int k = 0; one->node != NULL && !one->needed && k < one->node->input_count; k++) {
+                const task *next = find_task(run, &one->node->next[k]);
+                if (next != NULL && (next->needed || wished(run, next)))
+                    one->needed = changed = true;
             }
         }
     }
@@ -168,43 +168,43 @@ static void mark_needed(backward *b) {
 
 /* ---- the heap of ready tasks ---- */
 
-static uint64_t rank_of(const task *t) {
-    uint64_t rank = t->node != NULL ? t->node->sequence : UINT64_MAX;
+static uint64_t rank_of(const task *one) {
+    uint64_t rank = one->node != NULL ? one->node->sequence : UINT64_MAX;
     return tu_engine_reversed ? UINT64_MAX - rank : rank;
 }
 
 /* Higher sequence first; of leaves, the one that was found first. */
-static bool before(const backward *b, size_t left, size_t right) {
-    uint64_t of_left = rank_of(&b->tasks[left]), of_right = rank_of(&b->tasks[right]);
+static bool before(const backward *run, size_t left, size_t right) {
+    uint64_t of_left = rank_of(&run->tasks[left]), of_right = rank_of(&run->tasks[right]);
     return of_left != of_right ? of_left > of_right : left < right;
 }
 
-static tutti_status push_ready(backward *b, size_t index) {
+static tutti_status push_ready(backward *run, size_t index) {
     tutti_status status;
-    if (b->ready_count == b->ready_capacity &&
-        (status = grow((void **)&b->ready, sizeof *b->ready, &b->ready_capacity)) != TUTTI_OK)
+    if (run->ready_count == run->ready_capacity &&
+        (status = grow((void **)&run->ready, sizeof *run->ready, &run->ready_capacity)) != TUTTI_OK)
         return status;
-    size_t at = b->ready_count++;
-    for (; at > 0 && before(b, index, b->ready[(at - 1) / 2]); at = (at - 1) / 2)
-        b->ready[at] = b->ready[(at - 1) / 2];
-    b->ready[at] = index;
+    size_t at = run->ready_count++;
+    for (; at > 0 && before(run, index, run->ready[(at - 1) / 2]); at = (at - 1) / 2)
+        run->ready[at] = run->ready[(at - 1) / 2];
+    run->ready[at] = index;
     return TUTTI_OK;
 }
 
-static size_t pop_ready(backward *b) {
-    size_t top = b->ready[0], last = b->ready[--b->ready_count], at = 0;
+static size_t pop_ready(backward *run) {
+    size_t top = run->ready[0], last = run->ready[--run->ready_count], at = 0;
     for (;;) {
         size_t child = at * 2 + 1;
-        if (child >= b->ready_count)
+        if (child >= run->ready_count)
             break;
-        if (child + 1 < b->ready_count && before(b, b->ready[child + 1], b->ready[child]))
+        if (child + 1 < run->ready_count && before(run, run->ready[child + 1], run->ready[child]))
             child++;
-        if (before(b, last, b->ready[child]))
+        if (before(run, last, run->ready[child]))
             break;
-        b->ready[at] = b->ready[child];
+        run->ready[at] = run->ready[child];
         at = child;
     }
-    b->ready[at] = last;
+    run->ready[at] = last;
     return top;
 }
 
@@ -246,10 +246,11 @@ static tutti_status add_gradient(tt_tensor **to, tt_tensor *from) {
 /* A result of node, brought to the shape and dtype that the input has: held. */
 static tutti_status fit_gradient(const tu_node *node, int input, tt_tensor **result) {
     const tu_shape *shape = &node->inputs[input];
-    tt_tensor *g = *result;
-    tt_tensor *fitted = g;
-    if (g->ndim != shape->ndim || memcmp(g->sizes, shape->sizes, (size_t)g->ndim * sizeof g->sizes[0]) != 0) {
-        fitted = tt_sum_to(g, tt_dims_of(shape->ndim, shape->sizes));
+    tt_tensor *grad = *result;
+    tt_tensor *fitted = grad;
+    if (grad->ndim != shape->ndim ||
+        memcmp(grad->sizes, shape->sizes, (size_t)grad->ndim * sizeof grad->sizes[0]) != 0) {
+        fitted = tt_sum_to(grad, tt_dims_of(shape->ndim, shape->sizes));
         if (fitted == NULL)
             return tu_pending_take(TUTTI_ERROR_ARGUMENT);
     }
@@ -262,34 +263,34 @@ static tutti_status fit_gradient(const tu_node *node, int input, tt_tensor **res
         }
     }
     if (fitted != NULL && fitted->device != shape->device)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "the gradient %s of an input of %s is on another device", tu_describe(g),
-                        node->name);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "the gradient %s of an input of %s is on another device",
+                        tu_describe(grad), node->name);
     *result = fitted;
     return fitted == NULL ? tu_self()->pending : TUTTI_OK;
 }
 
 /* ---- leaves ---- */
 
-static bool same_layout(const tt_tensor *a, const tt_tensor *b) {
-    for (int i = 0; i < a->ndim; i++)
-        if (a->sizes[i] > 1 && a->strides[i] != b->strides[i])
+static bool same_layout(const tt_tensor *left, const tt_tensor *right) {
+    for (int i = 0; i < left->ndim; i++)
+        if (left->sizes[i] > 1 && left->strides[i] != right->strides[i])
             return false;
     return true;
 }
 
-/* Whether g can become the gradient of leaf as it is: nobody else has it, and it lies as it should. */
-static bool can_keep(const tt_tensor *leaf, const tt_tensor *g) {
-    if (!is_alone(g) || g->offset != 0)
+/* Whether grad can become the gradient of leaf as it is: nobody else has it, and it lies as it should. */
+static bool can_keep(const tt_tensor *leaf, const tt_tensor *grad) {
+    if (!is_alone(grad) || grad->offset != 0)
         return false;
-    return tu_is_dense(leaf) ? same_layout(leaf, g) : (g->flags & TU_CONTIGUOUS) != 0;
+    return tu_is_dense(leaf) ? same_layout(leaf, grad) : (grad->flags & TU_CONTIGUOUS) != 0;
 }
 
-static tt_tensor *copy_for(tt_tensor *leaf, tt_tensor *g) {
+static tt_tensor *copy_for(tt_tensor *leaf, tt_tensor *grad) {
     tt_options options = TT_OPTIONS_INIT;
     options.device = leaf->device;
     tt_tensor *copy = tu_is_dense(leaf) ? tt_empty_strided(tt_sizes(leaf), tt_strides(leaf), leaf->dtype, &options)
                                         : tt_empty(tt_sizes(leaf), leaf->dtype, &options);
-    tt_copy_(copy, g);
+    tt_copy_(copy, grad);
     if (copy != NULL && copy->version_home == copy->storage)
         atomic_store_explicit(&copy->storage->version, 0, memory_order_relaxed);
     return copy;
@@ -315,32 +316,24 @@ static tutti_status add_to_leaf(tt_tensor *leaf, tt_tensor *grad) {
     return tu_self()->pending;
 }
 
-/* Adds into the leaf's own gradient. Where *kept is set, the leaf has taken `grad` itself, and the reference for it is
- * the caller's to add.
- * Several threads may end their backwards in one leaf: each addition is whole. */
-static tutti_status accumulate(tt_tensor *leaf, tt_tensor *grad, bool *kept) {
+/* Adds into the leaf's own gradient, or makes `grad` itself that gradient. Several threads may end their backwards in
+ * one leaf: each addition is whole. */
+static tutti_status accumulate(tt_tensor *leaf, tt_tensor *grad) {
     tu_history *history = tu_history_of(leaf);
-    *kept = false;
     if (history == NULL)
         return TUTTI_ERROR_MEMORY;
     tutti_status status = TUTTI_OK;
     pthread_mutex_lock(&history->grad_lock);
-    if (history->grad == NULL && !tt_grad_enabled() && can_keep(leaf, grad)) {
-        history->grad = grad;
-        *kept = true;
-    } else {
+    if (history->grad == NULL && !tt_grad_enabled() && can_keep(leaf, grad))
+        history->grad = tu_tensor_hold(grad);
+    else
         status = add_to_leaf(leaf, grad);
-    }
     pthread_mutex_unlock(&history->grad_lock);
     return status;
 }
 
 tutti_status tu_accumulate_grad_cpu(tu_call *call) {
-    bool kept;
-    tutti_status status = accumulate(call->inputs[0], call->inputs[1], &kept);
-    if (kept)
-        tu_tensor_hold(call->inputs[1]); /* the leaf's own reference */
-    return status;
+    return accumulate(call->inputs[0], call->inputs[1]);
 }
 
 tt_tensor *tu_accumulate_grad_sample(tu_sampler *sampler) {
@@ -369,19 +362,19 @@ static tutti_status run_accumulate_hooks(tt_tensor *leaf) {
 
 /* Hands the complete gradient of (key, slot) to whom wants it. Returns in *caught whether a leaf's gradient went there
  * instead of into the leaf. */
-static tutti_status grant(backward *b, const void *key, int slot, tt_tensor *g, bool *caught) {
+static tutti_status grant(backward *run, const void *key, int slot, tt_tensor *grad, bool *caught) {
     tutti_status status = TUTTI_OK;
     *caught = false;
-    for (size_t i = 0; i < b->wish_count && status == TUTTI_OK; i++) {
-        wish *w = &b->wishes[i];
-        if (w->key != key || w->slot != slot || g == NULL)
+    for (size_t i = 0; i < run->wish_count && status == TUTTI_OK; i++) {
+        wish *wanted = &run->wishes[i];
+        if (wanted->key != key || wanted->slot != slot || grad == NULL)
             continue;
-        if (w->result != NULL) {
-            tu_tensor_drop(*w->result);
-            *w->result = tu_tensor_hold(g);
+        if (wanted->result != NULL) {
+            tu_tensor_drop(*wanted->result);
+            *wanted->result = tu_tensor_hold(grad);
             *caught = true;
-        } else if (key != w->input) { /* an input with history collects here; a leaf does so by itself */
-            tu_accumulate_grad(w->input, g, NULL);
+        } else if (key != wanted->input) { /* an input with history collects here; a leaf does so by itself */
+            tu_accumulate_grad(wanted->input, grad, NULL);
             status = tu_self()->pending;
         }
     }
@@ -390,26 +383,26 @@ static tutti_status grant(backward *b, const void *key, int slot, tt_tensor *g, 
 
 /* ---- running a task ---- */
 
-static tutti_status run_leaf(backward *b, task *t) {
-    tt_tensor *leaf = t->leaf, *g = t->grads[0];
+static tutti_status run_leaf(backward *run, task *one) {
+    tt_tensor *leaf = one->leaf, *grad = one->grads[0];
     bool caught;
-    if (g == NULL || !(leaf->flags & TU_REQUIRES_GRAD))
+    if (grad == NULL || !(leaf->flags & TU_REQUIRES_GRAD))
         return TUTTI_OK;
     tutti_status status = leaf->history != NULL
-                              ? tu_run_tensor_hooks(tu_describe(leaf), &leaf->history->tensor_hooks, &t->grads[0])
+                              ? tu_run_tensor_hooks(tu_describe(leaf), &leaf->history->tensor_hooks, &one->grads[0])
                               : TUTTI_OK;
-    g = t->grads[0];
+    grad = one->grads[0];
     if (status == TUTTI_OK)
-        status = grant(b, leaf, 0, g, &caught);
-    if (status != TUTTI_OK || (b->restricted && (caught || !wished(b, t))))
+        status = grant(run, leaf, 0, grad, &caught);
+    if (status != TUTTI_OK || (run->restricted && (caught || !wished(run, one))))
         return status;
-    return tu_accumulate_grad(leaf, g, NULL) ? run_accumulate_hooks(leaf) : tu_self()->pending;
+    return tu_accumulate_grad(leaf, grad, NULL) ? run_accumulate_hooks(leaf) : tu_self()->pending;
 }
 
-static tutti_status retain(tt_tensor *x, tt_tensor *g) {
+static tutti_status retain(tt_tensor *x, tt_tensor *grad) {
     tu_history *history = x->history;
     tt_scope scope = tt_scope_open();
-    tt_tensor *updated = history->grad == NULL ? tt_clone(tt_contiguous(g)) : tt_add(history->grad, g);
+    tt_tensor *updated = history->grad == NULL ? tt_clone(tt_contiguous(grad)) : tt_add(history->grad, grad);
     if (tu_self()->pending == TUTTI_OK) {
         tu_tensor_hold(updated);
         tu_tensor_drop(history->grad);
@@ -420,37 +413,37 @@ static tutti_status retain(tt_tensor *x, tt_tensor *g) {
 }
 
 /* Tensor hooks, then retained gradients, of all slots. */
-static tutti_status before_node(task *t) {
-    tu_node_hooks *hooks = t->node->hooks;
+static tutti_status before_node(task *one) {
+    tu_node_hooks *hooks = one->node->hooks;
     tutti_status status = TUTTI_OK;
-    for (int i = 0; hooks != NULL && i < t->slots && status == TUTTI_OK; i++)
-        status = tu_run_tensor_hooks(t->node->name, &hooks->tensor[i], &t->grads[i]);
-    for (int i = 0; hooks != NULL && i < t->slots && status == TUTTI_OK; i++)
-        if (hooks->retained[i] != NULL && t->grads[i] != NULL)
-            status = retain(hooks->retained[i], t->grads[i]);
+    for (int i = 0; hooks != NULL && i < one->slots && status == TUTTI_OK; i++)
+        status = tu_run_tensor_hooks(one->node->name, &hooks->tensor[i], &one->grads[i]);
+    for (int i = 0; hooks != NULL && i < one->slots && status == TUTTI_OK; i++)
+        if (hooks->retained[i] != NULL && one->grads[i] != NULL)
+            status = retain(hooks->retained[i], one->grads[i]);
     return status;
 }
 
-static tutti_status run_pre_hooks(task *t) {
+static tutti_status run_pre_hooks(task *one) {
     tu_hook_list snapshot;
-    if (t->node->hooks == NULL)
+    if (one->node->hooks == NULL)
         return TUTTI_OK;
-    tutti_status status = tu_hook_list_snapshot(&t->node->hooks->pre, &snapshot);
+    tutti_status status = tu_hook_list_snapshot(&one->node->hooks->pre, &snapshot);
     for (int i = 0; i < snapshot.count && status == TUTTI_OK; i++) {
         tt_hook *hook = snapshot.at[i];
         tt_hook_context context = { hook->user, { hook->captured_count, hook->captured } };
         tt_scope scope = tt_scope_open();
         tt_tensor *grads[TT_FUNCTION_TENSORS] = { NULL };
-        int count = t->slots < TT_FUNCTION_TENSORS ? t->slots : TT_FUNCTION_TENSORS;
-        memcpy(grads, t->grads, (size_t)count * sizeof *grads);
+        int count = one->slots < TT_FUNCTION_TENSORS ? one->slots : TT_FUNCTION_TENSORS;
+        memcpy(grads, one->grads, (size_t)count * sizeof *grads);
         ((tt_node_pre_hook *)hook->function)(&context, (size_t)count, grads);
         status = tu_self()->pending;
         for (int k = 0; k < count && status == TUTTI_OK; k++) {
-            if (grads[k] == t->grads[k])
+            if (grads[k] == one->grads[k])
                 continue;
             tu_tensor_hold(grads[k]);
-            tu_tensor_drop(t->grads[k]);
-            t->grads[k] = grads[k];
+            tu_tensor_drop(one->grads[k]);
+            one->grads[k] = grads[k];
         }
         tu_scope_leave(&scope);
     }
@@ -459,16 +452,16 @@ static tutti_status run_pre_hooks(task *t) {
 }
 
 /* `results` are the scope's; hooks may put others there. */
-static tutti_status run_post_hooks(task *t, tt_tensor **results) {
+static tutti_status run_post_hooks(task *one, tt_tensor **results) {
     tu_hook_list snapshot;
-    if (t->node->hooks == NULL)
+    if (one->node->hooks == NULL)
         return TUTTI_OK;
-    tutti_status status = tu_hook_list_snapshot(&t->node->hooks->post, &snapshot);
+    tutti_status status = tu_hook_list_snapshot(&one->node->hooks->post, &snapshot);
     for (int i = 0; i < snapshot.count && status == TUTTI_OK; i++) {
         tt_hook *hook = snapshot.at[i];
         tt_hook_context context = { hook->user, { hook->captured_count, hook->captured } };
-        ((tt_node_post_hook *)hook->function)(&context, (size_t)t->node->input_count, results, (size_t)t->slots,
-                                              t->grads);
+        ((tt_node_post_hook *)hook->function)(&context, (size_t)one->node->input_count, results, (size_t)one->slots,
+                                              one->grads);
         status = tu_self()->pending;
     }
     tu_hook_list_free(&snapshot);
@@ -488,15 +481,15 @@ static tutti_status blame(const tu_node *node, tutti_status status) {
     return status;
 }
 
-static tutti_status compute(backward *b, task *t, tt_tensor **results) {
-    tu_node *node = t->node;
+static tutti_status compute(backward *run, task *one, tt_tensor **results) {
+    tu_node *node = one->node;
     bool any = false;
-    for (int i = 0; i < t->slots; i++)
-        any = any || t->grads[i] != NULL;
+    for (int i = 0; i < one->slots; i++)
+        any = any || one->grads[i] != NULL;
     if (node->released)
         return tu_pending_take(tu_node_freed_error(node));
     if (any || node->sees_nothing)
-        node->run(node, t->grads, results);
+        node->run(node, one->grads, results);
     tutti_status status = tu_self()->pending;
     for (int i = 0; i < node->input_count && status == TUTTI_OK; i++) {
         if (!node->needs[i] && node->next[i].node == NULL && node->next[i].leaf == NULL)
@@ -505,69 +498,69 @@ static tutti_status compute(backward *b, task *t, tt_tensor **results) {
             status = fit_gradient(node, i, &results[i]);
     }
     if (status == TUTTI_OK)
-        status = run_post_hooks(t, results);
-    if (!b->retain_graph)
+        status = run_post_hooks(one, results);
+    if (!run->retain_graph)
         tu_node_release_saved(node);
     return status;
 }
 
 /* Passes results on to the tasks they belong to. */
-static tutti_status deliver(backward *b, tu_node *node, tt_tensor **results) {
+static tutti_status deliver(backward *run, tu_node *node, tt_tensor **results) {
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < node->input_count && status == TUTTI_OK; i++) {
         const tu_edge *edge = &node->next[i];
-        task *next = find_task(b, edge);
+        task *next = find_task(run, edge);
         if (next == NULL)
             continue;
         status = add_gradient(&next->grads[edge->node != NULL ? edge->slot : 0], results[i]);
         if (status == TUTTI_OK && --next->waiting == 0)
-            status = push_ready(b, (size_t)(next - b->tasks));
+            status = push_ready(run, (size_t)(next - run->tasks));
     }
     return status;
 }
 
-static tutti_status run_node(backward *b, task *t) {
-    tu_node *node = t->node;
+static tutti_status run_node(backward *run, task *one) {
+    tu_node *node = one->node;
     bool caught;
-    tutti_status status = before_node(t);
-    for (int i = 0; i < t->slots && status == TUTTI_OK && b->wish_count > 0; i++)
-        status = grant(b, node, i, t->grads[i], &caught);
+    tutti_status status = before_node(one);
+    for (int i = 0; i < one->slots && status == TUTTI_OK && run->wish_count > 0; i++)
+        status = grant(run, node, i, one->grads[i], &caught);
     tt_tensor *few[16] = { NULL };
     tt_tensor **results = node->input_count <= 16 ? few : calloc((size_t)node->input_count, sizeof *results);
     if (status == TUTTI_OK && results == NULL)
         status = tu_error_memory("gradients of a node", (size_t)node->input_count * sizeof *results);
-    bool runs = !b->restricted || t->needed;
-    if (status == TUTTI_OK && runs && (status = run_pre_hooks(t)) == TUTTI_OK) {
+    bool runs = !run->restricted || one->needed;
+    if (status == TUTTI_OK && runs && (status = run_pre_hooks(one)) == TUTTI_OK) {
         tt_scope scope = tt_scope_open();
-        status = compute(b, t, results);
+        status = compute(run, one, results);
         for (int i = 0; i < node->input_count; i++)
             results[i] = status == TUTTI_OK ? tu_tensor_hold(results[i]) : NULL;
         tu_scope_leave(&scope);
     }
-    for (int i = 0; i < t->slots;
+    for (int i = 0; i < one->slots;
          i++) { /* before delivery, so that a gradient passed through is seen by its new holder alone */
-        tu_tensor_drop(t->grads[i]);
-        t->grads[i] = NULL;
+        tu_tensor_drop(one->grads[i]);
+        one->grads[i] = NULL;
     }
-    size_t index = (size_t)(t - b->tasks);
+    size_t index = (size_t)(one - run->tasks);
     if (status == TUTTI_OK)
-        status = deliver(b, node, results);
+        status = deliver(run, node, results);
     for (int i = 0; results != NULL && i < node->input_count; i++)
         tu_tensor_drop(results[i]);
     if (results != few)
         free(results);
-    return status == TUTTI_OK ? status : blame(b->tasks[index].node, status);
+    return status == TUTTI_OK ? status : blame(run->tasks[index].node, status);
 }
 
-static tutti_status run_all(backward *b) {
+static tutti_status run_all(backward *run) {
     tutti_status status = TUTTI_OK;
-    while (b->ready_count > 0 && status == TUTTI_OK) {
-        task *t = &b->tasks[pop_ready(b)];
-        status = t->node != NULL ? run_node(b, t) : run_leaf(b, t);
+    while (run->ready_count > 0 && status == TUTTI_OK) {
+        task *one = &run->tasks[pop_ready(run)];
+        status = one->node != NULL ? run_node(run, one) : run_leaf(run, one);
     }
-    for (size_t i = 0; i < b->callback_count && status == TUTTI_OK; i++) { /* a callback may queue more */
+    for (size_t i = 0; i < run->callback_count && status == TUTTI_OK; i++) { /* a callback may queue more */
         tt_scope scope = tt_scope_open();
-        b->callbacks[i].function(b->callbacks[i].user);
+        run->callbacks[i].function(run->callbacks[i].user);
         tu_scope_leave(&scope);
         status = tu_self()->pending;
     }
@@ -576,22 +569,22 @@ static tutti_status run_all(backward *b) {
 
 /* ---- one backward ---- */
 
-static void finish(backward *b) {
-    for (size_t i = 0; i < b->task_count; i++) {
-        task *t = &b->tasks[i];
-        for (int k = 0; k < t->slots; k++)
-            tu_tensor_drop(t->grads[k]);
-        free(t->grads);
-        tu_tensor_drop(t->leaf);
-        tu_node_drop(t->node);
+static void finish(backward *run) {
+    for (size_t i = 0; i < run->task_count; i++) {
+        task *one = &run->tasks[i];
+        for (int k = 0; k < one->slots; k++)
+            tu_tensor_drop(one->grads[k]);
+        free(one->grads);
+        tu_tensor_drop(one->leaf);
+        tu_node_drop(one->node);
     }
-    free(b->tasks);
-    free(b->table);
-    free(b->ready);
-    free(b->callbacks);
+    free(run->tasks);
+    free(run->table);
+    free(run->ready);
+    free(run->callbacks);
 }
 
-static tutti_status seed(backward *b, tt_tensor *root, tt_tensor *grad) {
+static tutti_status seed(backward *run, tt_tensor *root, tt_tensor *grad) {
     tu_history_refresh(root);
     if (!(root->flags & TU_REQUIRES_GRAD))
         return tu_error(TUTTI_ERROR_STATE, "backward: %s does not require grad and does not have a grad_fn",
@@ -618,13 +611,13 @@ static tutti_status seed(backward *b, tt_tensor *root, tt_tensor *grad) {
     size_t index;
     bool made;
     tutti_status status = tu_edge_to(root, &edge);
-    if (status == TUTTI_OK && (status = take_task(b, &edge, &index, &made)) == TUTTI_OK)
-        status = add_gradient(&b->tasks[index].grads[edge.node != NULL ? edge.slot : 0], grad);
+    if (status == TUTTI_OK && (status = take_task(run, &edge, &index, &made)) == TUTTI_OK)
+        status = add_gradient(&run->tasks[index].grads[edge.node != NULL ? edge.slot : 0], grad);
     tu_edge_drop(&edge);
     return status;
 }
 
-static tutti_status seed_all(backward *b, tt_tensor_list roots, tt_tensor_list grads) {
+static tutti_status seed_all(backward *run, tt_tensor_list roots, tt_tensor_list grads) {
     if (roots.count == 0)
         return tu_error(TUTTI_ERROR_ARGUMENT, "backward: no roots given");
     if (grads.count != 0 && grads.count != roots.count)
@@ -633,12 +626,12 @@ static tutti_status seed_all(backward *b, tt_tensor_list roots, tt_tensor_list g
     for (size_t i = 0; i < roots.count && status == TUTTI_OK; i++) {
         status = tu_tensor_check("backward", "roots", roots.at[i]);
         if (status == TUTTI_OK)
-            status = seed(b, roots.at[i], grads.count == 0 ? NULL : grads.at[i]);
+            status = seed(run, roots.at[i], grads.count == 0 ? NULL : grads.at[i]);
     }
     return status;
 }
 
-static tutti_status make_wishes(backward *b, tt_tensor_list inputs, tt_tensor **results) {
+static tutti_status make_wishes(backward *run, tt_tensor_list inputs, tt_tensor **results) {
     for (size_t i = 0; i < inputs.count; i++) {
         tt_tensor *x = inputs.at[i];
         tu_edge edge;
@@ -651,32 +644,32 @@ static tutti_status make_wishes(backward *b, tt_tensor_list inputs, tt_tensor **
             status = tu_edge_to(x, &edge);
         if (status != TUTTI_OK)
             return status;
-        b->wishes[i] = (wish){ edge.node != NULL ? (void *)edge.node : (void *)edge.leaf,
-                               edge.node != NULL ? edge.slot : 0, x, results != NULL ? &results[i] : NULL };
+        run->wishes[i] = (wish){ edge.node != NULL ? (void *)edge.node : (void *)edge.leaf,
+                                 edge.node != NULL ? edge.slot : 0, x, results != NULL ? &results[i] : NULL };
         tu_edge_drop(&edge); /* the input itself keeps it alive */
-        b->wish_count++;
+        run->wish_count++;
     }
     return TUTTI_OK;
 }
 
-static tutti_status run_backward(backward *b, tt_tensor_list roots, tt_tensor_list grads, tt_tensor_list inputs,
+static tutti_status run_backward(backward *run, tt_tensor_list roots, tt_tensor_list grads, tt_tensor_list inputs,
                                  tt_tensor **results) {
-    tutti_status status = seed_all(b, roots, grads);
+    tutti_status status = seed_all(run, roots, grads);
     if (status == TUTTI_OK && inputs.count > 0) {
-        b->restricted = true;
-        b->wishes = calloc(inputs.count, sizeof *b->wishes);
-        status = b->wishes == NULL ? tu_error_memory("a backward", inputs.count * sizeof *b->wishes)
-                                   : make_wishes(b, inputs, results);
+        run->restricted = true;
+        run->wishes = calloc(inputs.count, sizeof *run->wishes);
+        status = run->wishes == NULL ? tu_error_memory("a backward", inputs.count * sizeof *run->wishes)
+                                     : make_wishes(run, inputs, results);
     }
-    size_t root_count = b->task_count;
+    size_t root_count = run->task_count;
     if (status == TUTTI_OK)
-        status = discover(b);
-    if (status == TUTTI_OK && b->restricted)
-        mark_needed(b);
+        status = discover(run);
+    if (status == TUTTI_OK && run->restricted)
+        mark_needed(run);
     for (size_t i = 0; i < root_count && status == TUTTI_OK; i++)
-        if (b->tasks[i].waiting == 0)
-            status = push_ready(b, i);
-    return status == TUTTI_OK ? run_all(b) : status;
+        if (run->tasks[i].waiting == 0)
+            status = push_ready(run, i);
+    return status == TUTTI_OK ? run_all(run) : status;
 }
 
 static tutti_status go(tt_tensor_list roots, tt_tensor_list grads, tt_tensor_list inputs, tt_tensor **results,
@@ -691,19 +684,19 @@ static tutti_status go(tt_tensor_list roots, tt_tensor_list grads, tt_tensor_lis
     if (status != TUTTI_OK)
         return tu_pending_take(status);
     backward *outer = self->backward;
-    backward b = { .outer = outer,
-                   .depth = outer != NULL ? outer->depth + 1 : 1,
-                   .create_graph = options.create_graph,
-                   .retain_graph = options.retain_graph || options.create_graph };
-    if (b.depth > DEEPEST)
+    backward run = { .outer = outer,
+                     .depth = outer != NULL ? outer->depth + 1 : 1,
+                     .create_graph = options.create_graph,
+                     .retain_graph = options.retain_graph || options.create_graph };
+    if (run.depth > DEEPEST)
         return tu_fail(TUTTI_ERROR_LIMIT, "backward: %d backwards run inside each other, which is the limit", DEEPEST);
     bool recording = tt_grad_mode(options.create_graph);
     tt_scope scope = tt_scope_open();
-    self->backward = &b;
-    status = tu_pending_take(run_backward(&b, roots, grads, inputs.count > 0 ? inputs : options.inputs, results));
+    self->backward = &run;
+    status = tu_pending_take(run_backward(&run, roots, grads, inputs.count > 0 ? inputs : options.inputs, results));
     self->backward = outer;
-    free(b.wishes);
-    finish(&b);
+    free(run.wishes);
+    finish(&run);
     tu_scope_leave(&scope);
     tt_grad_mode(recording);
     return status;
@@ -739,18 +732,18 @@ tt_tensor_list tt_gradients(tt_tensor_list outputs, tt_tensor_list inputs, tt_te
 }
 
 bool tt_backward_callback(void (*function)(void *user), void *user) {
-    backward *b = tu_self()->backward;
+    backward *run = tu_self()->backward;
     if (tu_self()->pending != TUTTI_OK)
         return false;
-    if (b == NULL) {
+    if (run == NULL) {
         tu_fail(
             TUTTI_ERROR_STATE,
             "backward_callback: final callbacks can only be installed during a backward, and none runs in this thread");
         return false;
     }
-    if (b->callback_count == b->callback_capacity &&
-        tu_pending_take(grow((void **)&b->callbacks, sizeof *b->callbacks, &b->callback_capacity)) != TUTTI_OK)
+    if (run->callback_count == run->callback_capacity &&
+        tu_pending_take(grow((void **)&run->callbacks, sizeof *run->callbacks, &run->callback_capacity)) != TUTTI_OK)
         return false;
-    b->callbacks[b->callback_count++] = (callback){ function, user };
+    run->callbacks[run->callback_count++] = (callback){ function, user };
     return true;
 }

@@ -21,8 +21,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "memory/tables.h"
 #include "base/thread.h"
+#include "memory/tables.h"
 #include "world/group.h"
 
 #define RECORD_VERSION 2

@@ -17,8 +17,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "store/store.h"
 #include "base/thread.h"
+#include "store/store.h"
 
 tutti_status tu_address_set(tu_address *address, const char *host, int port) {
     size_t length = strlen(host);

@@ -25,9 +25,9 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/thread.h"
 #include "store/store.h"
 #include "store/table.h"
-#include "base/thread.h"
 
 #define LONGEST_PAUSE (10 * TU_MILLISECOND)
 #define CLOSE_TIME (10 * TU_SECOND) /* for the lock when a handle is closed */

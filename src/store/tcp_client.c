@@ -17,10 +17,10 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "store/connect.h"
 #include "store/store.h"
 #include "store/tcp.h"
-#include "base/thread.h"
 #include "store/wire.h"
 
 #define REPLY_TIME (5 * TU_SECOND) /* at least this much for a reply that the server owes at once: see send_with */

@@ -25,9 +25,9 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "store/hub.h"
 #include "store/tcp.h"
-#include "base/thread.h"
 
 enum {
     HALF_OPEN_LIMIT = 256,

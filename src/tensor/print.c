@@ -21,14 +21,14 @@ typedef struct text {
     size_t size, length;
 } text;
 
-static void add(text *t, const char *format, ...) TUTTI_PRINTF(2, 3);
-static void add(text *t, const char *format, ...) {
+static void add(text *out, const char *format, ...) TUTTI_PRINTF(2, 3);
+static void add(text *out, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    size_t room = t->length < t->size ? t->size - t->length : 0;
-    int length = vsnprintf(room > 0 ? t->at + t->length : NULL, room, format, arguments);
+    size_t room = out->length < out->size ? out->size - out->length : 0;
+    int length = vsnprintf(room > 0 ? out->at + out->length : NULL, room, format, arguments);
     va_end(arguments);
-    t->length += length > 0 ? (size_t)length : 0;
+    out->length += length > 0 ? (size_t)length : 0;
 }
 
 typedef struct picture {
@@ -39,9 +39,9 @@ typedef struct picture {
 } picture;
 
 /* One element as text; returns its length. */
-static int element(const picture *p, int64_t offset, char *out, size_t size) {
-    const char *data = (const char *)tu_pointer(p->x) + offset * tu_dtype_bytes[p->x->dtype];
-    tutti_dtype dtype = p->x->dtype;
+static int element(const picture *shown, int64_t offset, char *out, size_t size) {
+    const char *data = (const char *)tu_pointer(shown->x) + offset * tu_dtype_bytes[shown->x->dtype];
+    tutti_dtype dtype = shown->x->dtype;
     double value[2] = { 0 };
     uint64_t whole = 0;
     if (dtype == TUTTI_BOOL)
@@ -55,113 +55,113 @@ static int element(const picture *p, int64_t offset, char *out, size_t size) {
     }
     if (tutti_convert(data, dtype, value, tu_is_complex(dtype) ? TUTTI_C128 : TUTTI_F64, 1) != TUTTI_OK)
         return snprintf(out, size, "?");
-    const char *format = p->scientific ? "%.*e" : "%.*f";
+    const char *format = shown->scientific ? "%.*e" : "%.*f";
     char real[40], imaginary[40];
-    snprintf(real, sizeof real, format, p->decimals, value[0]);
+    snprintf(real, sizeof real, format, shown->decimals, value[0]);
     if (!tu_is_complex(dtype))
         return snprintf(out, size, "%s", real);
-    snprintf(imaginary, sizeof imaginary, format, p->decimals, fabs(value[1]));
+    snprintf(imaginary, sizeof imaginary, format, shown->decimals, fabs(value[1]));
     return snprintf(out, size, "%s%c%si", real, signbit(value[1]) ? '-' : '+', imaginary);
 }
 
 /* Calls visit for every element that is shown. */
-static void visit(picture *p, int dim, int64_t offset, void (*each)(picture *p, int64_t offset)) {
-    const tt_tensor *x = p->x;
+static void visit(picture *shown, int dim, int64_t offset, void (*each)(picture *shown, int64_t offset)) {
+    const tt_tensor *x = shown->x;
     if (dim == x->ndim) {
-        each(p, offset);
+        each(shown, offset);
         return;
     }
     for (int64_t i = 0; i < x->sizes[dim]; i++) {
-        if (p->shortened && x->sizes[dim] > 2 * EDGE && i == EDGE)
+        if (shown->shortened && x->sizes[dim] > 2 * EDGE && i == EDGE)
             i = x->sizes[dim] - EDGE;
-        visit(p, dim + 1, offset + i * x->strides[dim], each);
+        visit(shown, dim + 1, offset + i * x->strides[dim], each);
     }
 }
 
-static void judge(picture *p, int64_t offset) {
+static void judge(picture *shown, int64_t offset) {
     double value = 0;
-    tutti_dtype dtype = p->x->dtype;
-    const char *data = (const char *)tu_pointer(p->x) + offset * tu_dtype_bytes[dtype];
+    tutti_dtype dtype = shown->x->dtype;
+    const char *data = (const char *)tu_pointer(shown->x) + offset * tu_dtype_bytes[dtype];
     if (!tu_is_float(dtype) || tutti_convert(data, dtype, &value, TUTTI_F64, 1) != TUTTI_OK || !isfinite(value))
         return;
     if (value != rint(value))
-        p->decimals = 4;
+        shown->decimals = 4;
     if (fabs(value) >= 1e6 || (value != 0 && fabs(value) < 1e-3))
-        p->scientific = true;
+        shown->scientific = true;
 }
 
-static void measure(picture *p, int64_t offset) {
+static void measure(picture *shown, int64_t offset) {
     char one[96];
-    int width = element(p, offset, one, sizeof one);
-    p->width = width > p->width ? width : p->width;
+    int width = element(shown, offset, one, sizeof one);
+    shown->width = width > shown->width ? width : shown->width;
 }
 
-static void show(text *t, const picture *p, int dim, int64_t offset, int indent) {
-    const tt_tensor *x = p->x;
+static void show(text *out, const picture *shown, int dim, int64_t offset, int indent) {
+    const tt_tensor *x = shown->x;
     if (dim == x->ndim) {
         char one[96];
-        element(p, offset, one, sizeof one);
-        add(t, "%*s", p->width, one);
+        element(shown, offset, one, sizeof one);
+        add(out, "%*s", shown->width, one);
         return;
     }
-    add(t, "[");
+    add(out, "[");
     bool inner = dim == x->ndim - 1;
     for (int64_t i = 0; i < x->sizes[dim]; i++) {
         if (i > 0 && inner)
-            add(t, ", ");
+            add(out, ", ");
         else if (i > 0)
-            add(t, ",\n%*s", indent + 1, "");
-        if (p->shortened && x->sizes[dim] > 2 * EDGE && i == EDGE) {
+            add(out, ",\n%*s", indent + 1, "");
+        if (shown->shortened && x->sizes[dim] > 2 * EDGE && i == EDGE) {
             i = x->sizes[dim] - EDGE;
-            add(t, "%s", inner ? "…, " : "…");
+            add(out, "%s", inner ? "…, " : "…");
             if (!inner)
-                add(t, ",\n%*s", indent + 1, "");
+                add(out, ",\n%*s", indent + 1, "");
         }
-        show(t, p, dim + 1, offset + i * x->strides[dim], indent + 1);
+        show(out, shown, dim + 1, offset + i * x->strides[dim], indent + 1);
     }
-    add(t, "]");
+    add(out, "]");
 }
 
-static void show_values(text *t, const tt_tensor *x) {
-    picture p = { .x = x, .shortened = x->numel > LONG, .decimals = tu_is_complex(x->dtype) ? 4 : 1 };
-    visit(&p, 0, 0, judge);
-    if (p.scientific)
-        p.decimals = 4;
-    visit(&p, 0, 0, measure);
-    show(t, &p, 0, 0, 0);
+static void show_values(text *out, const tt_tensor *x) {
+    picture shown = { .x = x, .shortened = x->numel > LONG, .decimals = tu_is_complex(x->dtype) ? 4 : 1 };
+    visit(&shown, 0, 0, judge);
+    if (shown.scientific)
+        shown.decimals = 4;
+    visit(&shown, 0, 0, measure);
+    show(out, &shown, 0, 0, 0);
 }
 
-static void describe(text *t, const tt_tensor *x) {
+static void describe(text *out, const tt_tensor *x) {
     if (x == NULL) {
-        add(t, "NULL");
+        add(out, "NULL");
         return;
     }
     if (x->magic != TU_MAGIC_ALIVE) {
-        add(t, "(no live tensor)");
+        add(out, "(no live tensor)");
         return;
     }
     tu_error_copy before; /* printing helps with errors and must not disturb one */
     tu_error_save(&before);
     if (x->device == TUTTI_META)
-        add(t, "…");
+        add(out, "…");
     else if (tu_tensor_ready("print", "x", x) != TUTTI_OK)
-        add(t, "(%s)", tutti_error_message());
+        add(out, "(%s)", tutti_error_message());
     else if (x->numel == 0)
-        add(t, "[]");
+        add(out, "[]");
     else
-        show_values(t, x);
+        show_values(out, x);
     tu_error_restore(&before);
-    add(t, "  %s%s", tu_describe(x), x->flags & TU_PARAMETER ? ", parameter" : "");
+    add(out, "  %s%s", tu_describe(x), x->flags & TU_PARAMETER ? ", parameter" : "");
     if (x->flags & TU_REQUIRES_GRAD)
-        add(t, ", requires grad");
+        add(out, ", requires grad");
 }
 
 size_t tt_format(const tt_tensor *x, char *buffer, size_t size) {
-    text t = { buffer, size, 0 };
+    text out = { buffer, size, 0 };
     if (size > 0)
         buffer[0] = 0;
-    describe(&t, x);
-    return t.length;
+    describe(&out, x);
+    return out.length;
 }
 
 void tt_print(const tt_tensor *x, FILE *file) {

@@ -293,10 +293,10 @@ static tutti_status read_header(cursor *json) {
 /* ---- the whole ---- */
 
 static int compare_places(const void *left, const void *right) {
-    const tu_file_array *a = left, *b = right;
-    if (a->offset != b->offset)
-        return a->offset < b->offset ? -1 : 1;
-    return a->bytes < b->bytes ? -1 : a->bytes > b->bytes;
+    const tu_file_array *first = left, *second = right;
+    if (first->offset != second->offset)
+        return first->offset < second->offset ? -1 : 1;
+    return first->bytes < second->bytes ? -1 : first->bytes > second->bytes;
 }
 
 /* No byte of the elements belongs to two tensors or to none: the format promises it, and a file that breaks it hides

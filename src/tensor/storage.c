@@ -148,9 +148,9 @@ bool tt_storage_resize(tt_tensor *x, size_t bytes) {
     return tu_storage_resize(x, (int64_t)bytes, NULL);
 }
 
-bool tt_same_storage(const tt_tensor *a, const tt_tensor *b) {
-    if (tt_error_pending() != TUTTI_OK || tu_pending_take(tu_tensor_check("same_storage", "a", a)) != TUTTI_OK ||
-        tu_pending_take(tu_tensor_check("same_storage", "b", b)) != TUTTI_OK)
+bool tt_same_storage(const tt_tensor *left, const tt_tensor *right) {
+    if (tt_error_pending() != TUTTI_OK || tu_pending_take(tu_tensor_check("same_storage", "a", left)) != TUTTI_OK ||
+        tu_pending_take(tu_tensor_check("same_storage", "b", right)) != TUTTI_OK)
         return false;
-    return a->storage == b->storage;
+    return left->storage == right->storage;
 }

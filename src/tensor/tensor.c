@@ -283,8 +283,9 @@ bool tu_is_dense(const tt_tensor *x) {
     return true;
 }
 
-bool tu_same_sizes(const tt_tensor *a, const tt_tensor *b) {
-    return a->ndim == b->ndim && memcmp(a->sizes, b->sizes, (size_t)a->ndim * sizeof a->sizes[0]) == 0;
+bool tu_same_sizes(const tt_tensor *left, const tt_tensor *right) {
+    return left->ndim == right->ndim &&
+           memcmp(left->sizes, right->sizes, (size_t)left->ndim * sizeof left->sizes[0]) == 0;
 }
 
 static char *text_buffer(size_t *size) {

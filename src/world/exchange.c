@@ -10,8 +10,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "job/liveness.h"
 #include "base/thread.h"
+#include "job/liveness.h"
 #include "world/group.h"
 #include "world/world.h"
 

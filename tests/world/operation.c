@@ -423,7 +423,7 @@ TEST(a_room_is_made_once_and_ended_with_its_owner) {
     for (int i = 0; i < 3; i++) {
         CHECK_OK(tu_group_room(tutti_world_group(world), TU_ROOM_MEMORY, make_room, end_room, &state));
         CHECK(state == tutti_world_group(world));
-        CHECK_OK(tu_world_room(world, TU_ROOM_FUNCTIONAL, make_world_room, end_room, &state));
+        CHECK_OK(tu_world_room(world, TU_ROOM_BACKEND, make_world_room, end_room, &state));
         CHECK(state == world);
     }
     CHECK_EQ(rooms_made, 2);
