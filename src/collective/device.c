@@ -128,7 +128,7 @@ static tutti_status locate_buffers(const tu_task *task, const device_group *on_d
         size_t bytes;
     } buffers[2] = { { "in", task->in, tu_in_bytes(task, rank, size) },
                      { "out", task->out, tu_out_bytes(task, rank, size) } };
-    bool there[2];
+    bool there[2] = { false, false };
     int where[2] = { -1, -1 };
     *index = -1;
     for (int i = 0; i < 2; i++) {
