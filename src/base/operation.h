@@ -88,6 +88,8 @@ typedef struct tu_operation_row {
     bool makes_group;       /* also in a fake world whose collectives fail */
     bool excludes_late;     /* can be told to leave out ranks that do not come */
     bool host_only;         /* never enqueued on a stream */
+    bool multicast;         /* on a device: by one address for all members */
+    bool copy_engines;      /* on a device: by copy engines where that is possible */
     tutti_algorithm fixed;  /* the only one it has, or AUTO */
     unsigned algorithms;    /* those it has, when none is fixed */
     const char *partner;    /* what the root field is: "root", "to rank", "from rank" */

@@ -276,6 +276,8 @@ static tutti_status describe(const tu_task *task, lists *lists, tu_device_task *
                              .in = task->in,
                              .out = task->out,
                              .algorithm = task->forced,
+                             .multicast = task->row->multicast,
+                             .copy_engines = task->row->copy_engines,
                              .stream = task->stream,
                              .dtype = (tutti_dtype)task->info.dtype,
                              .reduction = (tutti_reduction)task->info.reduction,

@@ -49,6 +49,8 @@ typedef struct tu_device_task {
     void *out;
     tu_device_place in_place, out_place;
     tutti_algorithm algorithm;
+    bool multicast;     /* one store shall reach all members, one load reduce over them */
+    bool copy_engines;  /* leave the processors free where copy engines can do it */
     int64_t timeout_ns; /* chosen: positive */
     void *stream;
 

@@ -166,7 +166,16 @@ tutti_status tutti_low_contention_reduce_scatter(tutti_group *group, const void 
 
 /* ---- multicast ---- */
 
-/* Memory of a device has its own backend's multicast. */
+/* Whether the block of the pointer has a multicast address with this group: it has met, and all members' devices can.
+ */
+static bool has_multicast(tutti_group *group, const void *pointer) {
+    tu_memory_group *memory;
+    tu_symmetric found;
+    return tu_memory_group_get(group, &memory) == TUTTI_OK && tu_symmetric_find(memory, pointer, 1, &found) &&
+           found.peers != NULL && tutti_peers_multicast(found.peers) != NULL;
+}
+
+/* By the switch where the memory has a multicast address, by the processors where that was asked for. */
 static tutti_status require_multicast(tutti_group *group, tu_operation operation, const void *pointer) {
     const char *name = tu_operation_name(operation);
     if (group == NULL)
@@ -174,22 +183,34 @@ static tutti_status require_multicast(tutti_group *group, tu_operation operation
     if (group == TUTTI_NON_GROUP_MEMBER || group->world->fake)
         return TUTTI_OK;
     const char *setting = tu_settings_text(&group->world->settings, TU_SETTING_MULTICAST);
-    if (strcmp(setting, "software") == 0)
+    if (strcmp(setting, "software") == 0 || has_multicast(group, pointer))
         return TUTTI_OK;
     tutti_memory *memory = tutti_memory_find(group->world, pointer);
     bool device = memory != NULL && memory->device != TUTTI_CPU;
-    return tu_error(
-        TUTTI_ERROR_UNSUPPORTED,
-        "%s: multicast support is required, and memory of the %s has none that Tutti uses (TUTTI_MULTICAST=%s). "
-        "TUTTI_MULTICAST=software uses a form in which the processors write every copy",
-        name, device ? "device" : "CPU", setting);
+    return tu_error(TUTTI_ERROR_UNSUPPORTED,
+                    "%s: multicast support is required, and memory of the %s has none here (TUTTI_MULTICAST=%s). "
+                    "TUTTI_MULTICAST=software uses a form in which the processors write every copy",
+                    name, device ? "device" : "CPU", setting);
+}
+
+/* The buffer of a multicast operation meets on first use; then it is known whether it has a multicast address. */
+static tutti_status prepare_multicast(tutti_group *group, tu_operation operation, const char *what, const void *pointer,
+                                      size_t bytes) {
+    tutti_memory *memory = group == NULL || group == TUTTI_NON_GROUP_MEMBER || group->world->fake
+                               ? NULL
+                               : tutti_memory_find(group->world, pointer);
+    tutti_status status = TUTTI_OK;
+    if (memory != NULL && memory->device != TUTTI_CPU)
+        status = tu_named_symmetric(group, operation, what, pointer, bytes);
+    if (status == TUTTI_OK)
+        status = require_multicast(group, operation, pointer);
+    return status == TUTTI_OK ? tu_named_symmetric(group, operation, what, pointer, bytes) : status;
 }
 
 tutti_status tutti_multimem_all_reduce(tutti_group *group, void *data, size_t count, tutti_dtype dtype,
                                        tutti_reduction reduction, const tutti_call *call) {
-    tutti_status status = require_multicast(group, TU_OPERATION_MULTIMEM_ALL_REDUCE, data);
-    if (status == TUTTI_OK)
-        status = tu_named_symmetric(group, TU_OPERATION_MULTIMEM_ALL_REDUCE, "input", data, bytes_of(count, dtype, 1));
+    tutti_status status =
+        prepare_multicast(group, TU_OPERATION_MULTIMEM_ALL_REDUCE, "input", data, bytes_of(count, dtype, 1));
     if (status != TUTTI_OK || count == 0)
         return status;
     return run(group, TU_OPERATION_MULTIMEM_ALL_REDUCE, data, data, count, dtype, reduction, -1, call);
@@ -197,10 +218,8 @@ tutti_status tutti_multimem_all_reduce(tutti_group *group, void *data, size_t co
 
 tutti_status tutti_multimem_one_shot_all_reduce(tutti_group *group, const void *in, void *out, size_t count,
                                                 tutti_dtype dtype, tutti_reduction reduction, const tutti_call *call) {
-    tutti_status status = require_multicast(group, TU_OPERATION_MULTIMEM_ONE_SHOT_ALL_REDUCE, in);
-    if (status == TUTTI_OK)
-        status = tu_named_symmetric(group, TU_OPERATION_MULTIMEM_ONE_SHOT_ALL_REDUCE, "input", in,
-                                    bytes_of(count, dtype, 1));
+    tutti_status status =
+        prepare_multicast(group, TU_OPERATION_MULTIMEM_ONE_SHOT_ALL_REDUCE, "input", in, bytes_of(count, dtype, 1));
     if (status != TUTTI_OK || count == 0)
         return status;
     return run(group, TU_OPERATION_MULTIMEM_ONE_SHOT_ALL_REDUCE, in, out, count, dtype, reduction, -1, call);
@@ -209,10 +228,8 @@ tutti_status tutti_multimem_one_shot_all_reduce(tutti_group *group, const void *
 tutti_status tutti_multimem_one_shot_reduce_out(tutti_group *group, const void *in, void *out, size_t count,
                                                 tutti_dtype dtype, tutti_reduction reduction, int root,
                                                 const tutti_call *call) {
-    tutti_status status = require_multicast(group, TU_OPERATION_MULTIMEM_ONE_SHOT_REDUCE, in);
-    if (status == TUTTI_OK)
-        status =
-            tu_named_symmetric(group, TU_OPERATION_MULTIMEM_ONE_SHOT_REDUCE, "input", in, bytes_of(count, dtype, 1));
+    tutti_status status =
+        prepare_multicast(group, TU_OPERATION_MULTIMEM_ONE_SHOT_REDUCE, "input", in, bytes_of(count, dtype, 1));
     if (status != TUTTI_OK || count == 0)
         return status;
     return run(group, TU_OPERATION_MULTIMEM_ONE_SHOT_REDUCE, in, out, count, dtype, reduction, root, call);
@@ -220,10 +237,8 @@ tutti_status tutti_multimem_one_shot_reduce_out(tutti_group *group, const void *
 
 tutti_status tutti_multimem_all_gather_out(tutti_group *group, const void *in, void *out, size_t count,
                                            tutti_dtype dtype, const tutti_call *call) {
-    tutti_status status = require_multicast(group, TU_OPERATION_MULTIMEM_ALL_GATHER, out);
-    if (status == TUTTI_OK)
-        status = tu_named_symmetric(group, TU_OPERATION_MULTIMEM_ALL_GATHER, "output", out,
-                                    bytes_of(count, dtype, (size_t)size_of(group)));
+    tutti_status status = prepare_multicast(group, TU_OPERATION_MULTIMEM_ALL_GATHER, "output", out,
+                                            bytes_of(count, dtype, (size_t)size_of(group)));
     if (status != TUTTI_OK || count == 0)
         return status;
     return run(group, TU_OPERATION_MULTIMEM_ALL_GATHER, in, out, count, dtype, (tutti_reduction)0, -1, call);

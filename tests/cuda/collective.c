@@ -560,3 +560,66 @@ TEST_GPU(all_to_all_by_splits_takes_more_than_1024_of_them) {
     free(got);
     tutti_memory_release(memory);
 }
+
+/* spec: test_multimem_all_reduce, test_multimem_one_shot_all_reduce, test_multimem_one_shot_reduce_out,
+ * test_multimem_all_gather, in the software form */
+static void check_multimem(tutti_world *world, tutti_dtype dtype, size_t count, size_t shift) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group), size = tutti_group_size(group);
+    size_t element = tutti_dtype_size(dtype), bytes = count * element;
+    char *inputs[64], *expected = malloc(bytes), *got = malloc(bytes * (size_t)size);
+    for (int r = 0; r < size; r++) {
+        inputs[r] = malloc(bytes);
+        fill(inputs[r], dtype, count, r);
+    }
+    tu_reduce(expected, (const void *const *)inputs, size, count, dtype, TUTTI_SUM, NULL, 0);
+    tutti_memory *memory = gpu_symmetric(world, bytes * (size_t)(size + 1) + 1024);
+    char *in = (char *)tutti_memory_data(memory) + shift, *out = in + (bytes + 255) / 256 * 256;
+    gpu_write(in, inputs[rank], bytes);
+    gpu_lockstep(group);
+    CHECK_OK(tutti_multimem_one_shot_all_reduce(group, in, out, count, dtype, TUTTI_SUM, ON_STREAM));
+    gpu_read(got, out, bytes);
+    CHECK(memcmp(got, expected, bytes) == 0);
+    CHECK_OK(tutti_multimem_one_shot_reduce_out(group, in, out, count, dtype, TUTTI_SUM, 0, ON_STREAM));
+    CHECK_OK(tutti_multimem_all_gather_out(group, in, out, count, dtype, ON_STREAM));
+    gpu_read(got, out, bytes * (size_t)size);
+    for (int r = 0; r < size; r++)
+        CHECK(memcmp(got + (size_t)r * bytes, inputs[r], bytes) == 0);
+    CHECK_OK(tutti_barrier(group, NULL));
+    CHECK_OK(tutti_multimem_all_reduce(group, in, count, dtype, TUTTI_SUM, ON_STREAM));
+    gpu_read(got, in, bytes);
+    CHECK(memcmp(got, expected, bytes) == 0);
+    CHECK_OK(tutti_group_check(group));
+    gpu_lockstep(group);
+    for (int r = 0; r < size; r++)
+        free(inputs[r]);
+    free(expected);
+    free(got);
+    tutti_memory_release(memory);
+}
+
+static void multimem_in_software(tutti_world *world, void *argument) {
+    static const tutti_dtype types[] = { TUTTI_F32, TUTTI_BF16, TUTTI_F16, TUTTI_I32 };
+    static const size_t counts[] = { 1, 2048, 2049, 300000 }, shifts[] = { 0, 4, 8, 16 };
+    (void)argument;
+    gpu_begin();
+    tu_kernels_use("reference");
+    for (int type = 0; type < 4; type++) {
+        for (int i = 0; i < 4; i++)
+            check_multimem(world, types[type], counts[i], shifts[(type + i) % 4]);
+    }
+    gpu_end();
+}
+
+TEST_LIMIT(multicast_forms_in_software_have_the_bits_of_the_serial_loop_as_threads, 60) {
+    gpu_needed();
+    setenv("TUTTI_MULTICAST", "software", 1);
+    test_threads(gpu_ranks(), multimem_in_software, NULL);
+    _exit(0);
+}
+
+TEST_LIMIT(multicast_forms_in_software_have_the_bits_of_the_serial_loop_as_processes, 60) {
+    gpu_needed();
+    setenv("TUTTI_MULTICAST", "software", 1);
+    test_processes(gpu_ranks(), multimem_in_software, NULL);
+}

@@ -225,6 +225,25 @@ static tutti_status find_places(tu_cuda_collective *collective, const tu_device_
     return TUTTI_OK;
 }
 
+/* Where all members' copies of a place lie at one address; 0: nowhere. */
+static uint64_t multicast_of(const tu_device_place *place) {
+    return place->map == NULL || place->map->multicast == NULL
+               ? 0
+               : (uint64_t)(uintptr_t)place->map->multicast + place->offset;
+}
+
+/* The kernel of a multicast form: by the switch where the buffers have such an address, else by the processors. Types
+ * and reductions that a switch does not have stay with the ordinary kernel. */
+static tu_cuda_kernel multimem_kernel(const tu_device_task *task, tu_cuda_reduce_args *args, tu_cuda_kernel ordinary) {
+    int type = task->dtype == TUTTI_F32 ? 0 : task->dtype == TUTTI_F16 ? 1 : task->dtype == TUTTI_BF16 ? 2 : -1;
+    if (type < 0 || args->mode == TU_CUDA_SCATTER || (task->reduction != TUTTI_SUM && task->reduction != TUTTI_AVG))
+        return ordinary;
+    args->source_multicast = multicast_of(&task->in_place);
+    args->target_multicast = multicast_of(&task->out_place);
+    bool by_switch = args->source_multicast != 0 && (args->mode != TU_CUDA_TWO_SHOT || args->target_multicast != 0);
+    return (tu_cuda_kernel)((by_switch ? TU_CUDA_MULTIMEM_F32_SWITCH : TU_CUDA_MULTIMEM_F32_MEMBERS) + type);
+}
+
 /* Where each rank's part of a reduce_scatter begins, in real elements. */
 static void cut_parts(const tu_cuda_collective *collective, const tu_device_task *task, uint64_t *parts) {
     uint64_t size = (uint64_t)collective->size;
@@ -268,12 +287,22 @@ static tutti_status run_reduce(tu_cuda_collective *collective, tu_device_task *t
     tutti_status status = find_places(collective, task, &args);
     if (status != TUTTI_OK)
         return status;
+    if (task->multicast)
+        launch.kernel = multimem_kernel(task, &args, launch.kernel);
     task->ran = one_shot ? TUTTI_ALGORITHM_ONE_SHOT : TUTTI_ALGORITHM_TWO_SHOT;
     launch.blocks = blocks_for(collective, one_shot ? bytes : bytes / (uint64_t)collective->size);
     return launch_kernel(collective, task, &launch);
 }
 
 /* ---- moves ---- */
+
+static tutti_status run_barrier(tu_cuda_collective *collective, const tu_device_task *task) {
+    tu_cuda_meeting meeting = meeting_of(collective, task);
+    launch launch = {
+        .kernel = TU_CUDA_MEET, .blocks = 1, .threads = (unsigned)(collective->size + 31) / 32 * 32, .args = &meeting
+    };
+    return launch_kernel(collective, task, &launch);
+}
 
 static uint64_t list_parts(const tu_cuda_collective *collective, const tu_device_task *task, tu_cuda_move_part *parts) {
     uint64_t longest = 0;
@@ -284,6 +313,62 @@ static uint64_t list_parts(const tu_cuda_collective *collective, const tu_device
             longest = parts[i].send_bytes;
     }
     return longest;
+}
+
+/* An all_gather in which everybody stores its part into everybody's output, which is symmetric. */
+static tutti_status run_multimem_gather(tu_cuda_collective *collective, tu_device_task *task) {
+    tu_cuda_gather_args args = { .meeting = meeting_of(collective, task),
+                                 .in = (uint64_t)(uintptr_t)task->in + task->send_offset[0],
+                                 .bytes = task->send_bytes[0],
+                                 .multicast = multicast_of(&task->out_place) };
+    launch launch = { .kernel = args.multicast != 0 ? TU_CUDA_MULTIMEM_GATHER_SWITCH : TU_CUDA_MULTIMEM_GATHER_MEMBERS,
+                      .blocks = blocks_for(collective, task->count),
+                      .threads = TU_CUDA_THREADS,
+                      .args = &args };
+    tutti_status status = code_of(collective, &task->out_place, task->stream, &args.target);
+    if (status != TUTTI_OK)
+        return status;
+    tu_cuda_map_plan(task->out_place.map, &args.target_base, &args.target_stride);
+    args.target_base += task->out_place.offset;
+    args.meeting.plan = mix(args.target, 2);
+    task->ran = TUTTI_ALGORITHM_PIPELINED;
+    return launch_kernel(collective, task, &launch);
+}
+
+static tutti_status copy_by_engine(tu_cuda_collective *collective, uint64_t to, uint64_t from, uint64_t bytes,
+                                   void *stream) {
+    CUresult result = collective->cuda->driver.cuMemcpyAsync(to, from, bytes, stream);
+    return result == CUDA_SUCCESS ? TUTTI_OK : tu_cuda_error(collective->cuda, result, "cuMemcpyAsync");
+}
+
+/* One chunk of an all_gather by copy engines: into the own stage, then out of everybody's, between meetings. */
+static tutti_status gather_chunk(tu_cuda_collective *collective, const tu_device_task *task, uint64_t skip,
+                                 uint64_t bytes) {
+    uint64_t stage = collective->layout.stage, in = (uint64_t)(uintptr_t)task->in + task->send_offset[0] + skip;
+    tutti_status status = run_barrier(collective, task); /* nobody pulls from the stage any more */
+    if (status == TUTTI_OK)
+        status = copy_by_engine(collective, collective->own + stage, in, bytes, task->stream);
+    if (status == TUTTI_OK)
+        status = run_barrier(collective, task);
+    for (int step = 0; status == TUTTI_OK && step < collective->size; step++) {
+        int peer = (collective->rank + step) % collective->size;
+        uint64_t to = (uint64_t)(uintptr_t)task->out + task->receive_offset[peer] + skip;
+        uint64_t from = collective->base + (uint64_t)peer * collective->stride + stage;
+        status = copy_by_engine(collective, to, from, bytes, task->stream);
+    }
+    return status;
+}
+
+/* An all_gather that leaves the processors to others: they only meet. Through the stages, so that all ranks do the same
+ * whether or not their inputs are symmetric. */
+static tutti_status run_gather_by_engines(tu_cuda_collective *collective, tu_device_task *task) {
+    tutti_status status = TUTTI_OK;
+    for (uint64_t skip = 0; status == TUTTI_OK && skip < task->send_bytes[0]; skip += TU_CUDA_STAGE) {
+        uint64_t left = task->send_bytes[0] - skip;
+        status = gather_chunk(collective, task, skip, left < TU_CUDA_STAGE ? left : TU_CUDA_STAGE);
+    }
+    task->ran = TUTTI_ALGORITHM_PIPELINED;
+    return status == TUTTI_OK ? run_barrier(collective, task) : status;
 }
 
 static tutti_status run_move(tu_cuda_collective *collective, tu_device_task *task) {
@@ -349,14 +434,6 @@ static tutti_status run_vdev(tu_cuda_collective *collective, const tu_device_tas
     return status == TUTTI_OK ? launch_kernel(collective, task, &pull) : status;
 }
 
-static tutti_status run_barrier(tu_cuda_collective *collective, const tu_device_task *task) {
-    tu_cuda_meeting meeting = meeting_of(collective, task);
-    launch launch = {
-        .kernel = TU_CUDA_MEET, .blocks = 1, .threads = (unsigned)(collective->size + 31) / 32 * 32, .args = &meeting
-    };
-    return launch_kernel(collective, task, &launch);
-}
-
 /* Not in step with the other ranks of the process: only two of them take part. */
 static tutti_status run_message(tu_cuda_collective *collective, const tu_device_task *task) {
     const tu_cuda_layout *layout = &collective->layout;
@@ -401,7 +478,9 @@ static tutti_status run_shape(tu_cuda_collective *collective, tu_device_task *ta
     case TU_DEVICE_REDUCE_SCATTER:
         return run_reduce(collective, task);
     case TU_DEVICE_MOVE:
-        return run_move(collective, task);
+        return task->multicast && task->out_place.map != NULL ? run_multimem_gather(collective, task)
+               : task->copy_engines                           ? run_gather_by_engines(collective, task)
+                                                              : run_move(collective, task);
     case TU_DEVICE_VDEV:
         return run_vdev(collective, task);
     case TU_DEVICE_SEND:

@@ -5,5 +5,7 @@
 #include "message.cu"
 #include "move.cu"
 #include "reduce.cu"
+/* after what it reduces with */
+#include "multimem.cu"
 #include "signal.cu"
 #include "vdev.cu"

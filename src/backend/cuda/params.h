@@ -122,10 +122,11 @@ typedef struct tu_cuda_reduce_args {
     uint64_t source_base, source_stride; /* of the input's block: member r's input lies at base + r * stride, where all
                                             have the same plan */
     uint64_t target_base, target_stride;
-    uint64_t stage, stage_code;     /* this rank's staging, at the same code on all */
-    uint64_t scratch, scratch_code; /* for reduced slices: at least stage_bytes / size */
-    uint64_t stage_bytes;           /* a multiple of 16 * size */
-    uint64_t count;                 /* elements of the whole input */
+    uint64_t source_multicast, target_multicast; /* one address for all members' input and output; 0: none */
+    uint64_t stage, stage_code;                  /* this rank's staging, at the same code on all */
+    uint64_t scratch, scratch_code;              /* for reduced slices: at least stage_bytes / size */
+    uint64_t stage_bytes;                        /* a multiple of 16 * size */
+    uint64_t count;                              /* elements of the whole input */
     uint64_t row; /* reduce_scatter that splits the last dimension: elements of a row, all inputs symmetric; else 0 */
     double factor;
     int32_t reduction; /* tutti_reduction */
@@ -156,6 +157,15 @@ typedef struct tu_cuda_move_args {
     uint64_t more;        /* address of a list like `parts` when there are more members, else 0 */
     tu_cuda_move_part parts[TU_CUDA_LISTED];
 } tu_cuda_move_args;
+
+/* An all_gather that stores each rank's part into everybody's output. */
+typedef struct tu_cuda_gather_args {
+    tu_cuda_meeting meeting;
+    uint64_t in, bytes;                  /* this rank's part */
+    uint64_t target;                     /* code of the output */
+    uint64_t target_base, target_stride; /* where all members have the same plan */
+    uint64_t multicast;                  /* one address for all outputs; 0: none */
+} tu_cuda_gather_args;
 
 /* One message to or from one member, through the sender's stage. */
 typedef struct tu_cuda_message {

@@ -329,7 +329,15 @@ static __device__ void reduce_staged(const tu_cuda_reduce_args &args, sources &s
     meet(m, epoch); /* the slices in my scratch have been gathered */
 }
 
-template <class Type, int N> static __device__ void reduce_body(const tu_cuda_reduce_args &args) {
+template <class Type, int N> struct plain_direct {
+    static __device__ __forceinline__ void run(const tu_cuda_reduce_args &args, sources &s, meeting_epoch &epoch) {
+        reduce_direct<Type, N>(args, s, epoch);
+    }
+};
+
+/* Direct: what runs where the data lies. Elsewhere: the same for members whose buffers lie at different places. */
+template <class Type, int N, class Direct = plain_direct<Type, N>, class Elsewhere = Direct>
+static __device__ void reduce_body(const tu_cuda_reduce_args &args) {
     __shared__ sources s;
     const tu_cuda_meeting &m = args.meeting;
     const bool push = args.mode == TU_CUDA_TWO_SHOT;
@@ -343,7 +351,7 @@ template <class Type, int N> static __device__ void reduce_body(const tu_cuda_re
         }
         __syncthreads();
         if (args.reduction != OP_PREMUL_SUM) { /* whose factors have to be handed over */
-            reduce_direct<Type, N>(args, s, epoch);
+            Direct::run(args, s, epoch);
             epoch.keep(m);
             return;
         }
@@ -363,7 +371,7 @@ template <class Type, int N> static __device__ void reduce_body(const tu_cuda_re
         }
         /* Everybody was told the same, so all decide alike. */
         if (__syncthreads_and(direct))
-            reduce_direct<Type, N>(args, s, epoch);
+            Elsewhere::run(args, s, epoch);
         else
             reduce_staged<Type, N>(args, s, epoch);
     }
