@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How near ranks, cores and memory are to each other on this host.
+ * How near ranks, cores, memory and devices are to each other on this host.
  *
- * Needs hwloc; in a build without it every call is TUTTI_ERROR_UNSUPPORTED and says so. HWLOC_SYNTHETIC and
- * HWLOC_XMLFILE show another machine instead of this one, as in every program that uses hwloc.
+ * Needs hwloc, but for devices; in a build without it the calls are TUTTI_ERROR_UNSUPPORTED and say so. HWLOC_SYNTHETIC
+ * and HWLOC_XMLFILE show another machine instead of this one, as in every program that uses hwloc.
  */
 #ifndef TUTTI_CONNECTIVITY_H
 #define TUTTI_CONNECTIVITY_H
 
 #include <stddef.h>
 
+#include <tutti/device.h>
 #include <tutti/status.h>
 #include <tutti/world.h>
 
@@ -25,10 +26,11 @@ typedef enum tutti_link {
     TUTTI_LINK_NODE = 4,    /* a NUMA node */
     TUTTI_LINK_PACKAGE = 5, /* a socket */
     TUTTI_LINK_MACHINE = 6, /* the machine's memory, across sockets */
-    TUTTI_LINK_NETWORK = 7  /* another host */
+    TUTTI_LINK_NETWORK = 7, /* another host */
+    TUTTI_LINK_DIRECT = 8   /* devices: links of their own, beside the machine's (NVLink) */
 } tutti_link;
 
-/* "self", "core", "cache", "node", "package", "machine", "network". */
+/* "self", "core", "cache", "node", "package", "machine", "network", "direct". */
 TUTTI_API const char *tutti_link_name(tutti_link link);
 
 typedef struct tutti_connectivity tutti_connectivity;
@@ -45,6 +47,11 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_connectivity_machine(tutti_place plac
  * are as far apart as the farthest of theirs, so that ranks that are not bound share the machine. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_connectivity_ranks(tutti_group *group, tutti_connectivity **connectivity);
 
+/* Between the devices of a kind (TUTTI_CUDA) that this process sees, as its backend tells: TUTTI_LINK_DIRECT where data
+ * goes over links of their own, TUTTI_LINK_MACHINE where it goes through the machine. No other rank is involved. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_connectivity_devices(tutti_world *world, tutti_device kind,
+                                                                tutti_connectivity **connectivity);
+
 /* The matrix is `size` times `size`, symmetric, TUTTI_LINK_SELF on its diagonal. */
 TUTTI_API int tutti_connectivity_size(const tutti_connectivity *connectivity);
 /* 0 for an index outside [0, size). */
@@ -52,6 +59,8 @@ TUTTI_API tutti_link tutti_connectivity_link(const tutti_connectivity *connectiv
 /* Relative access latency between the NUMA nodes of two places as firmware gives it (10 is local), 0 where it gives
  * none. */
 TUTTI_API int tutti_connectivity_distance(const tutti_connectivity *connectivity, int a, int b);
+/* How many links of their own two devices have between them (NVLinks, through switches too); 0 for anything else. */
+TUTTI_API int tutti_connectivity_direct(const tutti_connectivity *connectivity, int a, int b);
 /* "rank 2 on calliope, processors 4-7 (node 1)"; "processor 3 (core 1, node 0)". Lent; "" for an index outside. */
 TUTTI_API const char *tutti_connectivity_place(const tutti_connectivity *connectivity, int index);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Connectivity: what hwloc knows of the machine, as a matrix between processors, NUMA nodes or ranks.
+ * Connectivity: what hwloc knows of the machine, as a matrix between processors, NUMA nodes or ranks; and what a
+ * backend knows of the links between its devices.
  *
  * Each rank tells the others its host and the processors it may run on; everybody then computes the same matrix from
  * its own topology of the host that they share. Between hosts there is only the network.
@@ -13,6 +14,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "memory/memory.h"
 #include "world/group.h"
 #include "world/world.h"
 
@@ -22,12 +24,15 @@ struct tutti_connectivity {
     int size;
     unsigned char *links; /* size * size, of tutti_link */
     int *distances;       /* size * size */
+    int *direct;          /* size * size: links that lead straight from one device to another */
     char (*places)[PLACE_BYTES];
 };
 
 const char *tutti_link_name(tutti_link link) {
-    static const char *const names[] = { "?", "self", "core", "cache", "node", "package", "machine", "network" };
-    return link < TUTTI_LINK_SELF || link > TUTTI_LINK_NETWORK ? names[0] : names[link];
+    static const char *const names[] = {
+        "?", "self", "core", "cache", "node", "package", "machine", "network", "direct"
+    };
+    return link < TUTTI_LINK_SELF || link > TUTTI_LINK_DIRECT ? names[0] : names[link];
 }
 
 int tutti_connectivity_size(const tutti_connectivity *connectivity) {
@@ -48,6 +53,10 @@ int tutti_connectivity_distance(const tutti_connectivity *connectivity, int a, i
     return inside(connectivity, a) && inside(connectivity, b) ? connectivity->distances[a * connectivity->size + b] : 0;
 }
 
+int tutti_connectivity_direct(const tutti_connectivity *connectivity, int a, int b) {
+    return inside(connectivity, a) && inside(connectivity, b) ? connectivity->direct[a * connectivity->size + b] : 0;
+}
+
 const char *tutti_connectivity_place(const tutti_connectivity *connectivity, int index) {
     return inside(connectivity, index) ? connectivity->places[index] : "";
 }
@@ -57,13 +66,10 @@ void tutti_connectivity_release(tutti_connectivity *connectivity) {
         return;
     free(connectivity->links);
     free(connectivity->distances);
+    free(connectivity->direct);
     free(connectivity->places);
     free(connectivity);
 }
-
-#if TUTTI_HAVE_HWLOC
-
-#include <hwloc.h>
 
 static tutti_status make(int size, tutti_connectivity **result) {
     size_t cells = (size_t)size * (size_t)size;
@@ -72,15 +78,61 @@ static tutti_status make(int size, tutti_connectivity **result) {
         made->size = size;
         made->links = calloc(cells, sizeof *made->links);
         made->distances = calloc(cells, sizeof *made->distances);
+        made->direct = calloc(cells, sizeof *made->direct);
         made->places = calloc((size_t)size, sizeof *made->places);
     }
-    if (made == NULL || made->links == NULL || made->distances == NULL || made->places == NULL) {
+    if (made == NULL || made->links == NULL || made->distances == NULL || made->direct == NULL ||
+        made->places == NULL) {
         tutti_connectivity_release(made);
         return tu_error_memory("a connectivity matrix", cells * (sizeof *made->links + sizeof *made->distances));
     }
     *result = made;
     return TUTTI_OK;
 }
+
+/* ---- devices ---- */
+
+static tutti_status ask_backend(tutti_world *world, tutti_device kind, const tu_backend **backend, int *count) {
+    void *state;
+    tutti_status status = tu_backend_get(world, kind, backend, &state);
+    if (status == TUTTI_OK && (*backend)->memory->links == NULL)
+        status = tu_error(TUTTI_ERROR_UNSUPPORTED, "backend %s does not tell how its devices are connected",
+                          (*backend)->name);
+    return status == TUTTI_OK ? (*backend)->probe(&tu_backend_host_table, count) : status;
+}
+
+tutti_status tutti_connectivity_devices(tutti_world *world, tutti_device kind, tutti_connectivity **result) {
+    if (world == NULL || result == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_connectivity_devices needs a world and a place for its result");
+    const tu_backend *backend;
+    tutti_connectivity *made;
+    int count = 0;
+    tutti_status status = tu_world_check(world);
+    if (status == TUTTI_OK)
+        status = ask_backend(world, kind, &backend, &count);
+    if (status == TUTTI_OK)
+        status = make(count, &made);
+    if (status != TUTTI_OK)
+        return status;
+    status = backend->memory->links(&tu_backend_host_table, made->direct, count);
+    if (status != TUTTI_OK) {
+        tutti_connectivity_release(made);
+        return status;
+    }
+    for (int a = 0; a < count; a++) {
+        snprintf(made->places[a], PLACE_BYTES, "%s", tutti_device_name(tutti_device_at(kind, a)));
+        for (int b = 0; b < count; b++)
+            made->links[a * count + b] = (unsigned char)(a == b                            ? TUTTI_LINK_SELF
+                                                         : made->direct[a * count + b] > 0 ? TUTTI_LINK_DIRECT
+                                                                                           : TUTTI_LINK_MACHINE);
+    }
+    *result = made;
+    return TUTTI_OK;
+}
+
+#if TUTTI_HAVE_HWLOC
+
+#include <hwloc.h>
 
 static tutti_status load(hwloc_topology_t *topology) {
     if (hwloc_topology_init(topology) != 0)

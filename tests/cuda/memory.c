@@ -2,6 +2,8 @@
  *
  * Symmetric memory on a GPU: the contract of the CPU's, on device memory.
  */
+#include <tutti/connectivity.h>
+
 #include "gpu.h"
 
 TEST_GPU(a_block_is_zeroed_and_every_peer_can_be_read_and_written) {
@@ -201,5 +203,19 @@ TEST_GPU(words_are_set_and_written_in_stream_order) {
         CHECK_EQ(host[i], (i >= 32 && i < 48 ? 1u : i == 63 ? 9u : 0u));
     CHECK_STATUS(tutti_view_memset32(world, &view, -1, 1, 1, ON_STREAM), TUTTI_ERROR_RANGE);
     tutti_memory_release(memory);
+    CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));
+}
+
+TEST_GPU(the_devices_of_this_process_have_a_matrix_of_links) { /* spec: test_cuda_nvlink_connectivity_detection */
+    tutti_connectivity *connectivity;
+    tutti_memory *memory = gpu_symmetric(world, 64);
+    tutti_status status = tutti_connectivity_devices(world, TUTTI_CUDA, &connectivity);
+    tutti_memory_release(memory);
+    if (status == TUTTI_ERROR_UNSUPPORTED)
+        return; /* NVML is not there, and the message says so */
+    CHECK_OK(status);
+    for (int i = 0; i < tutti_connectivity_size(connectivity); i++)
+        CHECK_EQ(tutti_connectivity_link(connectivity, i, i), TUTTI_LINK_SELF);
+    tutti_connectivity_release(connectivity);
     CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));
 }

@@ -5,6 +5,7 @@
  */
 #include <dirent.h>
 #include <sys/stat.h>
+#include <tutti/connectivity.h>
 #include <tutti/memory.h>
 #include <tutti/peers.h>
 #include <tutti/pool.h>
@@ -158,5 +159,31 @@ TEST(a_rank_on_the_cpu_and_others_on_a_device_do_not_meet) {
     plugin_compile("memfd", "");
     test_threads(3, meet_elsewhere, NULL);
     test_processes(3, meet_elsewhere, NULL);
+    plugin_remove();
+}
+
+TEST(a_backend_tells_how_its_devices_are_connected) {
+    plugin_compile("memfd", "");
+    plugin_compile("older", "-DMEMORY_SIZE='offsetof(tu_backend_memory, links)'");
+    tutti_world *world = open_alone();
+    tutti_connectivity *connectivity;
+    CHECK_OK(tutti_memory_set_backend(world, TUTTI_CUDA, "older"));
+    CHECK_STATUS(tutti_connectivity_devices(world, TUTTI_CUDA, &connectivity), TUTTI_ERROR_UNSUPPORTED);
+    CHECK_MESSAGE("does not tell");
+    CHECK_STATUS(tutti_connectivity_devices(world, TUTTI_CPU, &connectivity), TUTTI_ERROR_UNSUPPORTED);
+    CHECK_STATUS(tutti_connectivity_devices(world, TUTTI_CUDA, NULL), TUTTI_ERROR_ARGUMENT);
+    CHECK_OK(tutti_world_close(world));
+    world = open_alone();
+    CHECK_OK(tutti_memory_set_backend(world, TUTTI_CUDA, "memfd"));
+    CHECK_OK(tutti_connectivity_devices(world, TUTTI_CUDA, &connectivity));
+    CHECK_EQ(tutti_connectivity_size(connectivity), 2);
+    CHECK_EQ(tutti_connectivity_link(connectivity, 0, 0), TUTTI_LINK_SELF);
+    CHECK_EQ(tutti_connectivity_link(connectivity, 0, 1), TUTTI_LINK_DIRECT);
+    CHECK_EQ(tutti_connectivity_direct(connectivity, 1, 0), 3);
+    CHECK_EQ(tutti_connectivity_direct(connectivity, 2, 0), 0);
+    CHECK_TEXT(tutti_connectivity_place(connectivity, 1), "cuda:1");
+    CHECK_TEXT(tutti_link_name(TUTTI_LINK_DIRECT), "direct");
+    tutti_connectivity_release(connectivity);
+    CHECK_OK(tutti_world_close(world));
     plugin_remove();
 }

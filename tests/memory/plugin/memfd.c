@@ -180,6 +180,14 @@ static bool has_multicast(void *opaque, int device_index) {
     return device_index == 1;
 }
 
+/* Three links between the two devices. */
+static tutti_status links(const tu_backend_host *given, int *matrix, int count) {
+    (void)given;
+    for (int i = 0; i < count * count; i++)
+        matrix[i] = i / count == i % count ? 0 : 3;
+    return TUTTI_OK;
+}
+
 static tutti_status clear(void *opaque, const tu_backend_block *block, size_t offset, size_t bytes) {
     (void)opaque;
     memset((char *)block->address + offset, 0, bytes);
@@ -395,7 +403,8 @@ static const struct {
               .copy = copy,
               .set32 = set32,
               .write32 = write32,
-              .has_multicast = has_multicast },
+              .has_multicast = has_multicast,
+              .links = links },
     .from_the_future = abort,
 };
 
