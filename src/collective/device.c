@@ -26,9 +26,9 @@ typedef struct device_executor {
     const tu_device_executor *table;
     const tu_backend_streams *streams;
     void *state;          /* of the backend in this world */
-    pthread_mutex_t lock; /* making the team and the stream */
+    pthread_mutex_t lock; /* making `prepared` and the stream */
     _Atomic(void *)
-        team; /* what the backend keeps of the group; NULL: not made yet. Released after device_index is set */
+        prepared; /* what the backend keeps of the group; NULL: not made yet. Released after device_index is set */
     int device_index;
     void *stream; /* for works; made on first need */
 } device_executor;
@@ -71,9 +71,9 @@ static tutti_status make_group(tutti_group *group, void **made) {
 static void end_group(void *opaque) {
     device_group *on_device = opaque;
     device_executor *executor = &on_device->first;
-    void *team = atomic_load_explicit(&executor->team, memory_order_acquire);
-    if (team != NULL)
-        executor->table->end(team);
+    void *prepared = atomic_load_explicit(&executor->prepared, memory_order_acquire);
+    if (prepared != NULL)
+        executor->table->end(prepared);
     if (executor->stream != NULL)
         executor->streams->destroy(executor->state, executor->device_index, executor->stream);
     pthread_mutex_destroy(&executor->lock);
@@ -335,7 +335,7 @@ static tutti_status check_message(const tu_task *task, const device_executor *ex
     if (task->strided.block != 0)
         return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: elements that lie apart are for memory of the CPU",
                         task->row->name);
-    if (atomic_load_explicit(&executor->team, memory_order_acquire) == NULL)
+    if (atomic_load_explicit(&executor->prepared, memory_order_acquire) == NULL)
         return tu_error(
             TUTTI_ERROR_STATE,
             "%s: group %s has not been used on this device: all its ranks must call tutti_group_prepare, or "
@@ -351,7 +351,7 @@ static tutti_status check(tu_task *task) {
         if (status != TUTTI_OK)
             return status;
     }
-    if (atomic_load_explicit(&executor->team, memory_order_acquire) == NULL) /* pairs with prepare_team */
+    if (atomic_load_explicit(&executor->prepared, memory_order_acquire) == NULL) /* pairs with prepare_once */
         return executor->streams->capturing(executor->state, task->stream)
                    ? tu_error(TUTTI_ERROR_STATE,
                               "group %s has not been used on this device, and a stream is capturing: call "
@@ -366,14 +366,15 @@ static tutti_status check(tu_task *task) {
 }
 
 /* Collective, once. */
-static tutti_status prepare_team(device_executor *executor, tutti_group *group, int index, int64_t deadline) {
+static tutti_status prepare_once(device_executor *executor, tutti_group *group, int index, int64_t deadline) {
     tutti_status status = TUTTI_OK;
     pthread_mutex_lock(&executor->lock);
-    if (atomic_load_explicit(&executor->team, memory_order_relaxed) == NULL) {
-        void *team = NULL;
-        status = executor->table->prepare(executor->state, group, &index, deadline, &team);
+    if (atomic_load_explicit(&executor->prepared, memory_order_relaxed) == NULL) {
+        void *prepared = NULL;
+        status = executor->table->prepare(executor->state, group, &index, deadline, &prepared);
         executor->device_index = index;
-        atomic_store_explicit(&executor->team, team, memory_order_release); /* pairs with the acquires of the steps */
+        atomic_store_explicit(&executor->prepared, prepared,
+                              memory_order_release); /* pairs with the acquires of the steps */
     }
     pthread_mutex_unlock(&executor->lock);
     return status;
@@ -382,9 +383,9 @@ static tutti_status prepare_team(device_executor *executor, tutti_group *group, 
 static tutti_status prepare(tu_task *task) {
     device_executor *executor = executor_of(task);
     tu_task_record(task);
-    if (atomic_load_explicit(&executor->team, memory_order_acquire) != NULL) /* pairs with prepare_team */
+    if (atomic_load_explicit(&executor->prepared, memory_order_acquire) != NULL) /* pairs with prepare_once */
         return TUTTI_OK;
-    return prepare_team(executor, task->group, task->device_index, tu_task_deadline(task));
+    return prepare_once(executor, task->group, task->device_index, tu_task_deadline(task));
 }
 
 /* For tutti_group_ran. Another thread that is at it notes its own. */
@@ -415,7 +416,7 @@ static tutti_status run(tu_task *task) {
     if (status != TUTTI_OK)
         return status;
     described.timeout_ns = task->info.timeout_ns;
-    status = executor->table->run(atomic_load_explicit(&executor->team, memory_order_acquire), &described);
+    status = executor->table->run(atomic_load_explicit(&executor->prepared, memory_order_acquire), &described);
     if (status != TUTTI_OK)
         return status;
     if (task->row->kind != TU_KIND_MESSAGE)
@@ -464,10 +465,10 @@ static tutti_status start(tutti_work *work) {
                : status;
 }
 
-static tutti_status check_team(device_executor *executor, tutti_group *group) {
+static tutti_status check_prepared(device_executor *executor, tutti_group *group) {
     if (!HAS(executor->table, check))
         return tutti_group_check(group);
-    return executor->table->check(atomic_load_explicit(&executor->team, memory_order_acquire));
+    return executor->table->check(atomic_load_explicit(&executor->prepared, memory_order_acquire));
 }
 
 static tutti_status join(tutti_work *work, void *stream) {
@@ -480,7 +481,7 @@ static tutti_status test(tutti_work *work, bool *finished) {
     bool over = false;
     tutti_status status = executor->streams->test(executor->state, executor->device_index, work->event, &over);
     if (status == TUTTI_OK && over)
-        status = check_team(executor, work->group); /* what its kernels found */
+        status = check_prepared(executor, work->group); /* what its kernels found */
     /* Of several threads that see it, one finishes it. */
     if ((status != TUTTI_OK || over) && !atomic_exchange_explicit(&work->claimed, true, memory_order_acq_rel))
         tu_work_finish(work, status);
@@ -513,7 +514,7 @@ tutti_status tu_device_prepare(tutti_group *group, int64_t deadline) {
     tu_memory_group *memory;
     tutti_status status = get_group(group, &on_device);
     if (status == TUTTI_OK)
-        status = prepare_team(&on_device->first, group, -1, deadline);
+        status = prepare_once(&on_device->first, group, -1, deadline);
     if (status == TUTTI_OK)
         status = tu_memory_group_get(group, &memory);
     for (uint32_t index = 1; status == TUTTI_OK && index <= tu_symmetric_last(memory); index++) {
@@ -521,8 +522,8 @@ tutti_status tu_device_prepare(tutti_group *group, int64_t deadline) {
         if (peers == NULL || peers->memory->device == TUTTI_CPU)
             continue;
         tu_device_place place = { .map = &peers->blocks, .index = index };
-        status =
-            on_device->first.table->know(atomic_load_explicit(&on_device->first.team, memory_order_acquire), &place);
+        status = on_device->first.table->add_block(
+            atomic_load_explicit(&on_device->first.prepared, memory_order_acquire), &place);
     }
     return status;
 }

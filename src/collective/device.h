@@ -83,20 +83,20 @@ typedef struct tu_device_executor {
 
     /* This rank's side of a group on a device; *device_index -1 becomes the current one. Collective and bounded; not
      * while a stream captures. */
-    tutti_status (*prepare)(void *state, tutti_group *group, int *device_index, int64_t deadline, void **team);
-    void (*end)(void *team);
+    tutti_status (*prepare)(void *state, tutti_group *group, int *device_index, int64_t deadline, void **prepared);
+    void (*end)(void *prepared);
 
     /* Enqueues. While the stream captures, what would need an allocation or a rendezvous is TUTTI_ERROR_STATE naming
      * the call to make earlier. */
-    tutti_status (*run)(void *team, tu_device_task *task);
+    tutti_status (*run)(void *prepared, tu_device_task *task);
     /* Tells the device about a block, so that a captured call may use it. */
-    tutti_status (*know)(void *team, const tu_device_place *place);
+    tutti_status (*add_block)(void *prepared, const tu_device_place *place);
 
     /* Whether it runs such a task, by what is equal on all ranks. NULL: it runs all but messages. */
     bool (*serves)(void *state, const tutti_group *group, const tu_device_task *task);
     /* What the device found in operations that were enqueued: sticky, written as this thread's error. NULL: it is asked
      * through the backend. */
-    tutti_status (*check)(void *team);
+    tutti_status (*check)(void *prepared);
 } tu_device_executor;
 
 /* ---- the way there: device.c ---- */
@@ -108,8 +108,8 @@ struct tu_executors;
  * symmetric memory that they are in, without a lock; else the driver is asked, once for each buffer. Then *executors
  * are those that serve the group there; else it stays as it is. */
 tutti_status tu_device_executors(tu_task *task, const tutti_call *call, const struct tu_executors **executors);
-/* tutti_group_prepare's part: makes the team and tells the device about every block met so far. Nothing where no device
- * is used. */
+/* tutti_group_prepare's part: makes what the backend needs of the group and tells the device about every block met so
+ * far. Nothing where no device is used. */
 tutti_status tu_device_prepare(tutti_group *group, int64_t deadline);
 
 #endif

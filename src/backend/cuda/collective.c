@@ -525,7 +525,7 @@ const tu_device_executor tu_cuda_executor = {
     .prepare = tu_cuda_collective_make,
     .end = tu_cuda_collective_end,
     .run = run,
-    .know = add_block,
+    .add_block = add_block,
     .serves = serves,
     .check = check,
 };

@@ -47,7 +47,7 @@ static void create(tu_cuda_map *map, int handle_type, offer *offer, int *fd, CUm
                                    .size = map->stride,
                                    .handleTypes = (unsigned long long)handle_type };
     size_t granularity = 0;
-    if (driver->cuMulticastGetGranularity(&granularity, &prop, CU_MULTICAST_GRANULARITY_RECOMMENDED) != CUDA_SUCCESS ||
+    if (driver->cuMulticastGetGranularity(&granularity, &prop, CU_MULTICAST_GRANULARITY_MINIMUM) != CUDA_SUCCESS ||
         granularity == 0 || map->stride % granularity != 0)
         return;
     if (driver->cuMulticastCreate(created, &prop) != CUDA_SUCCESS) {
