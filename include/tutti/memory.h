@@ -53,6 +53,8 @@ typedef struct tutti_memory_options {
     bool persistent;         /* the block belongs to `persistent_id`: see below */
     uint64_t persistent_id;
     tutti_choice huge_pages; /* 0: TUTTI_HUGE_PAGES, else when they help */
+    void *stream;            /* a CUstream on which device memory is cleared, without the host waiting: it is clear for
+                                what comes after on it. NULL: it is clear when the call returns */
 } tutti_memory_options;
 #define TUTTI_MEMORY_OPTIONS_INIT TUTTI_DEFAULTS(tutti_memory_options)
 /* TUTTI_MEMORY_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */

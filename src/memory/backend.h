@@ -100,6 +100,7 @@ typedef struct tu_backend_request {
     int device_index; /* -1: the current one */
     int huge_pages;   /* 1, 0 or -1 (when it helps) */
     const char *what; /* for messages: "a block", "signals" */
+    void *stream;     /* on which it is cleared, for what comes after; NULL: it is clear on return */
 } tu_backend_request;
 
 typedef struct tu_backend_block {
@@ -154,6 +155,7 @@ typedef struct tu_backend_memory {
     size_t size;
     tutti_status (*allocate)(void *state, const tu_backend_request *request, tu_backend_block *block);
     void (*free)(void *state, tu_backend_block *block);
+    /* A block that was allocated on a stream is clear when this returns: only then can anybody else reach it. */
     tutti_status (*export_block)(void *state, const tu_backend_block *block, tu_backend_ticket *ticket);
     void (*unexport_block)(void *state, const tu_backend_block *block, tu_backend_ticket *ticket);
     /* Takes over the descriptors and mappings of all tickets, also when it fails. */

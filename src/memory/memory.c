@@ -79,6 +79,7 @@ tutti_status tu_memory_create(tu_memory_world *tables, size_t bytes, const tutti
         .device_index = tutti_device_index(options->device),
         .huge_pages = huge,
         .what = "a block",
+        .stream = options->stream,
     };
     status = memory->backend->memory->allocate(memory->backend_state, &request, &memory->block);
     if (status != TUTTI_OK)

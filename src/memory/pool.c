@@ -39,6 +39,8 @@ tutti_status tutti_pool_new(tutti_world *world, const tutti_memory_options *opti
         status = tu_memory_options_check(&full);
     if (status == TUTTI_OK && full.persistent)
         status = tu_error(TUTTI_ERROR_ARGUMENT, "blocks of a pool have no persistent id");
+    if (status == TUTTI_OK && full.stream != NULL)
+        status = tu_error(TUTTI_ERROR_ARGUMENT, "blocks of a pool are not cleared on a stream: they outlive it");
     if (status == TUTTI_OK && full.group != NULL && tutti_group_world(full.group) != world)
         status = tu_error(TUTTI_ERROR_ARGUMENT, "the default group %s belongs to another world",
                           tutti_group_name(full.group));

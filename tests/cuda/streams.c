@@ -235,3 +235,34 @@ TEST_GPU(a_work_is_joined_to_a_stream_without_the_host_waiting) {
     tutti_work_release(work);
     end(&bench);
 }
+
+/* spec: test_alloc_rendezvous_on_current_stream */
+TEST_GPU(a_block_can_be_cleared_on_the_callers_stream) {
+    tutti_group *group = tutti_world_group(world);
+    tutti_memory *memory;
+    uint32_t *host = malloc(1 << 20);
+    tutti_memory_options options = TUTTI_MEMORY_OPTIONS_INIT;
+    options.device = TUTTI_CUDA_AT(0);
+    options.stream = stream;
+    gpu_delay(stream, 300);
+    CHECK_OK(tutti_memory_alloc(world, 1 << 20, &options, &memory));
+    CHECK_EQ(gpu.cuStreamQuery(stream), CUDA_ERROR_NOT_READY); /* the host did not wait */
+    gpu_read(host, tutti_memory_data(memory), 1 << 20);
+    for (int i = 0; i < 1 << 18; i++)
+        CHECK_EQ(host[i], 0);
+    tutti_memory_release(memory);
+    gpu_delay(stream, 100);
+    CHECK_OK(tutti_memory_alloc(world, 4096, &options, &memory));
+    tutti_peers *peers;
+    CHECK_OK(tutti_memory_rendezvous(memory, group, &peers)); /* waits until it is clear: peers may write at once */
+    CHECK_OK(tutti_peers_barrier(peers, 0, ON_STREAM));
+    CHECK_CUDA(gpu.cuStreamSynchronize(stream));
+    graph_begin(stream);
+    tutti_memory *none;
+    CHECK_STATUS(tutti_memory_alloc(world, 64, &options, &none), TUTTI_ERROR_STATE);
+    (void)graph_end(stream);
+    CHECK_OK(tutti_barrier(group, NULL));
+    tutti_peers_release(peers);
+    tutti_memory_release(memory);
+    free(host);
+}

@@ -112,6 +112,7 @@ TEST(structs_of_memory_h_stay_as_they_are) {
     AT(tutti_memory_options, persistent, 40);
     AT(tutti_memory_options, persistent_id, 48);
     AT(tutti_memory_options, huge_pages, 56);
+    AT(tutti_memory_options, stream, 64);
     AT(tutti_view, size, 0);
     AT(tutti_view, data, 8);
     AT(tutti_view, dtype, 16);

@@ -209,3 +209,17 @@ static tutti_status use_a_pool(void *argument) {
 TEST(the_nth_failure_in_a_pool_leaves_nothing_behind) {
     test_fail_each(NULL, use_a_pool, NULL);
 }
+
+TEST(a_pool_refuses_a_persistent_id_and_a_stream) {
+    tutti_world *world;
+    tutti_pool *pool;
+    int stream;
+    CHECK_OK(tutti_world_open(NULL, &world));
+    CHECK_STATUS(tutti_pool_new(world, TUTTI_OPTIONS(tutti_memory_options, .persistent = true), &pool),
+                 TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("persistent");
+    CHECK_STATUS(tutti_pool_new(world, TUTTI_OPTIONS(tutti_memory_options, .stream = &stream), &pool),
+                 TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("stream");
+    CHECK_OK(tutti_world_close(world));
+}

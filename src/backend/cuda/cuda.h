@@ -111,6 +111,7 @@ typedef struct tu_cuda_block {
     CUdeviceptr address;
     size_t bytes; /* rounded to the granularity */
     int device;
+    CUevent cleared; /* behind the clearing on the caller's stream; NULL: it is clear */
 } tu_cuda_block;
 
 /* What a rank tells the others about its block. */

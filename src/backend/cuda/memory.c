@@ -69,11 +69,39 @@ CUresult tu_cuda_map_at(tu_cuda *cuda, tu_cuda_device *device, CUdeviceptr addre
     return result;
 }
 
+/* On the caller's stream, with an event behind it; or on one of our own, which waits for nobody's. */
+static CUresult clear_new(tu_cuda *cuda, tu_cuda_device *device, tu_cuda_block *block, CUstream stream) {
+    const tu_cuda_driver *driver = &cuda->driver;
+    CUresult result =
+        driver->cuMemsetD8Async(block->address, 0, block->bytes, stream != NULL ? stream : device->stream);
+    if (result != CUDA_SUCCESS || stream == NULL)
+        return result == CUDA_SUCCESS ? driver->cuStreamSynchronize(device->stream) : result;
+    result = driver->cuEventCreate(&block->cleared, CU_EVENT_DISABLE_TIMING);
+    if (result == CUDA_SUCCESS)
+        result = driver->cuEventRecord(block->cleared, stream);
+    if (result == CUDA_SUCCESS)
+        tu_cuda_note_use(cuda, device, stream);
+    return result;
+}
+
+/* Waits until the block is clear, where its caller's stream clears it. */
+static CUresult await_clear(tu_cuda *cuda, tu_cuda_block *block) {
+    if (block->cleared == NULL)
+        return CUDA_SUCCESS;
+    CUresult result = cuda->driver.cuEventSynchronize(block->cleared);
+    cuda->driver.cuEventDestroy(block->cleared);
+    block->cleared = NULL;
+    return result;
+}
+
 tutti_status tu_cuda_allocate(void *state, const tu_backend_request *request, tu_backend_block *out) {
     tu_cuda *cuda = state;
     tu_cuda_device *device;
     int index;
     tutti_status status = tu_cuda_device_open(cuda, request->device_index, &device, &index);
+    if (status == TUTTI_OK && tu_cuda_capture(cuda, request->stream) != 0)
+        status = cuda->host->error(TUTTI_ERROR_STATE,
+                                   "%s cannot be allocated while its stream captures: allocate before", request->what);
     if (status != TUTTI_OK)
         return status;
     tu_cuda_block *block = calloc(1, sizeof *block);
@@ -98,11 +126,8 @@ tutti_status tu_cuda_allocate(void *state, const tu_backend_request *request, tu
     result = tu_cuda_map_at(cuda, device, block->address, block->bytes, block->memory);
     if (result != CUDA_SUCCESS)
         goto free_address;
-    /* Zeroed before anybody can see it; on a stream of our own, so that it waits for nobody's. */
     what = "clearing new memory";
-    result = cuda->driver.cuMemsetD8Async(block->address, 0, block->bytes, device->stream);
-    if (result == CUDA_SUCCESS)
-        result = cuda->driver.cuStreamSynchronize(device->stream);
+    result = clear_new(cuda, device, block, request->stream);
     if (result != CUDA_SUCCESS)
         goto unmap;
     tu_cuda_leave(cuda);
@@ -112,6 +137,8 @@ tutti_status tu_cuda_allocate(void *state, const tu_backend_request *request, tu
     return TUTTI_OK;
 
 unmap:
+    if (block->cleared != NULL)
+        cuda->driver.cuEventDestroy(block->cleared);
     cuda->driver.cuMemUnmap(block->address, block->bytes);
 free_address:
     cuda->driver.cuMemAddressFree(block->address, block->bytes);
@@ -151,6 +178,7 @@ void tu_cuda_free(void *state, tu_backend_block *out) {
     tu_cuda_block *block = out->handle;
     tu_cuda_device *device = &cuda->devices[block->device];
     if (tu_cuda_enter(cuda, device) == TUTTI_OK) {
+        (void)await_clear(cuda, block);
         if (usable(cuda, device) && settle(cuda, device)) {
             cuda->driver.cuMemUnmap(block->address, block->bytes);
             cuda->driver.cuMemAddressFree(block->address, block->bytes);
@@ -191,9 +219,11 @@ tutti_status tu_cuda_export(void *state, const tu_backend_block *out, tu_backend
     tutti_status status = tu_cuda_enter(cuda, device);
     if (status != TUTTI_OK)
         return status;
-    CUresult result = cuda->driver.cuMemExportToShareableHandle(
-        device->handle_type == CU_MEM_HANDLE_TYPE_FABRIC ? (void *)message.fabric : (void *)&fd, block->memory,
-        device->handle_type, 0);
+    CUresult result = await_clear(cuda, block);
+    if (result == CUDA_SUCCESS)
+        result = cuda->driver.cuMemExportToShareableHandle(
+            device->handle_type == CU_MEM_HANDLE_TYPE_FABRIC ? (void *)message.fabric : (void *)&fd, block->memory,
+            device->handle_type, 0);
     if (result != CUDA_SUCCESS)
         status = tu_cuda_error(cuda, result, "cuMemExportToShareableHandle");
     tu_cuda_leave(cuda);
