@@ -61,6 +61,23 @@ TUTTI_API tt_named_list tt_module_parameters(const tt_module *module);
 /* Removes the gradients of all of them. */
 TUTTI_API void tt_module_zero_grad(tt_module *module);
 
+/* A buffer is a tensor that belongs to the module's state and is not trained: a running mean, a table of angles. Slots
+ * are written as those of parameters are; a name is a parameter's, a buffer's or a child's, and another use of it is an
+ * error. */
+TUTTI_API bool tt_module_set_buffer(tt_module *module, const char *name, tt_tensor *buffer);
+/* NULL, and no error, for an empty slot; a name that was never set is an error. */
+TUTTI_API tt_tensor *tt_module_buffer(const tt_module *module, const char *name);
+/* All buffers, in the order and with the names that tt_module_parameters would give them. */
+TUTTI_API tt_named_list tt_module_buffers(const tt_module *module);
+
+/* ---- training or not ---- */
+
+/* Says to the module and to all below it whether they are trained, which a new module is, or only used: dropout rests
+ * then. A child that is added later keeps its own flag. */
+TUTTI_API bool tt_module_set_training(tt_module *module, bool training);
+/* Whether the module is being trained; false for NULL. */
+TUTTI_API bool tt_module_training(const tt_module *module);
+
 /* ---- calling ---- */
 
 /* Runs a module of one input and one output, with its hooks. */
@@ -108,6 +125,27 @@ TUTTI_API tt_module *tt_linear_module(int64_t in, int64_t out, bool bias, tutti_
 TUTTI_API tt_module *tt_embedding_module(int64_t count, int64_t size, tutti_dtype dtype);
 /* "weight" ones and "bias" zeros, of `size`. */
 TUTTI_API tt_module *tt_layer_norm_module(int64_t size, double epsilon, tutti_dtype dtype);
+/* "weight" ones, of `size`. */
+TUTTI_API tt_module *tt_rms_norm_module(int64_t size, double epsilon, tutti_dtype dtype);
+/* tt_dropout with the share p, from 0 to below 1, while the module is trained; its input itself else. */
+TUTTI_API tt_module *tt_dropout_module(double p);
+
+/* How an attention module is made. */
+typedef struct tt_attention_options {
+    size_t size;
+    int64_t heads;     /* divides the width; 0: 1 */
+    bool sees_all;     /* every position sees all; else itself and those before it */
+    bool bias;         /* the two linear layers have one */
+    double rope_base;  /* queries and keys are turned by their positions (tt_rope); 0: they are not */
+    double dropout;    /* share of the result that is dropped while training */
+    tutti_dtype dtype; /* 0: TUTTI_F32 */
+} tt_attention_options;
+#define TT_ATTENTION_OPTIONS_INIT TUTTI_DEFAULTS(tt_attention_options)
+/* TT_ATTENTION_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tt_attention_options_init(tt_attention_options *options, size_t size);
+/* Attention of x (…, length, width) to itself, with several heads: children "qkv" (width to 3 width), "out" (width to
+ * width) and "dropout". options may be NULL. */
+TUTTI_API tt_module *tt_attention_module(int64_t width, const tt_attention_options *options);
 /* Applies a function of one tensor: tt_relu, tt_gelu, … */
 TUTTI_API tt_module *tt_function_module(const char *name, tt_tensor *(*function)(tt_tensor *x));
 /* One after the other; named "0", "1", …. Takes the references over. */

@@ -51,7 +51,7 @@ void tt_module_release(tt_module *module) {
     if (module == NULL || atomic_fetch_sub_explicit(&module->references, 1, memory_order_acq_rel) != 1)
         return;
     for (int i = 0; i < module->slot_count; i++) {
-        tu_tensor_drop(module->slots[i].parameter);
+        tu_tensor_drop(module->slots[i].tensor);
         free(module->slots[i].name);
     }
     for (int i = 0; i < module->child_count; i++) {
@@ -81,7 +81,7 @@ const char *tt_module_name(const tt_module *module) {
     return module != NULL ? module->type.name : "";
 }
 
-/* ---- parameters ---- */
+/* ---- parameters and buffers ---- */
 
 static tu_slot *find_slot(const tt_module *module, const char *name) {
     for (int i = 0; i < module->slot_count; i++)
@@ -90,58 +90,86 @@ static tu_slot *find_slot(const tt_module *module, const char *name) {
     return NULL;
 }
 
-static tu_slot *add_slot(tt_module *module, const char *name) {
-    tu_slot *slots = realloc(module->slots, ((size_t)module->slot_count + 1) * sizeof *slots);
-    if (slots != NULL) {
-        module->slots = slots;
-        char *copy = strdup(name);
-        if (copy != NULL) {
-            slots[module->slot_count] = (tu_slot){ copy, NULL };
-            // cppcheck-suppress memleak // the slot owns the copy
-            return &slots[module->slot_count++];
-        }
-    }
-    tu_pending_take(tu_error_memory("a parameter's slot", sizeof *slots));
-    return NULL;
-}
-
-bool tt_module_set_parameter(tt_module *module, const char *name, tt_tensor *parameter) {
-    if (!usable("module_set_parameter", module))
-        return false;
-    if (name == NULL) {
-        tu_fail(TUTTI_ERROR_ARGUMENT, "module_set_parameter: name is NULL");
-        return false;
-    }
-    if (parameter != NULL &&
-        tu_pending_take(tu_tensor_check("module_set_parameter", "parameter", parameter)) != TUTTI_OK)
-        return false;
-    tu_slot *slot = find_slot(module, name);
-    if (slot == NULL && (slot = add_slot(module, name)) == NULL)
-        return false;
-    tu_tensor_hold(parameter);
-    tu_tensor_drop(slot->parameter);
-    slot->parameter = parameter;
-    return tu_pending_take(tu_module_name_parameter(module, slot)) == TUTTI_OK;
-}
-
-tt_tensor *tt_module_parameter(const tt_module *module, const char *name) {
-    if (!usable("module_parameter", module))
-        return NULL;
-    tu_slot *slot = name != NULL ? find_slot(module, name) : NULL;
-    if (slot == NULL) {
-        tu_fail(TUTTI_ERROR_NOT_FOUND, "module_parameter: %s has no parameter \"%s\"", module->place->text,
-                name != NULL ? name : "(NULL)");
-        return NULL;
-    }
-    return slot->parameter == NULL ? NULL : tu_scope_own(tu_tensor_hold(slot->parameter));
-}
-
 static tt_module *find_child(const tt_module *module, const char *name) {
     for (int i = 0; i < module->child_count; i++)
         if (strcmp(module->children[i].name, name) == 0)
             return module->children[i].module;
     return NULL;
 }
+
+/* What a name of the module is already: for messages. */
+static const char *use_of(const tt_module *module, const char *name) {
+    const tu_slot *slot = find_slot(module, name);
+    return find_child(module, name) != NULL ? "child" : slot == NULL ? NULL : slot->buffer ? "buffer" : "parameter";
+}
+
+static tu_slot *add_slot(tt_module *module, const char *name, bool buffer) {
+    tu_slot *slots = realloc(module->slots, ((size_t)module->slot_count + 1) * sizeof *slots);
+    if (slots != NULL) {
+        module->slots = slots;
+        char *copy = strdup(name);
+        if (copy != NULL) {
+            slots[module->slot_count] = (tu_slot){ copy, NULL, buffer };
+            // cppcheck-suppress memleak // the slot owns the copy
+            return &slots[module->slot_count++];
+        }
+    }
+    tu_pending_take(tu_error_memory("a module's slot", sizeof *slots));
+    return NULL;
+}
+
+static bool set_slot(const char *who, tt_module *module, const char *name, tt_tensor *tensor, bool buffer) {
+    if (!usable(who, module))
+        return false;
+    if (name == NULL) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "%s: name is NULL", who);
+        return false;
+    }
+    if (tensor != NULL && tu_pending_take(tu_tensor_check(who, buffer ? "buffer" : "parameter", tensor)) != TUTTI_OK)
+        return false;
+    tu_slot *slot = find_slot(module, name);
+    if (slot != NULL ? slot->buffer != buffer : find_child(module, name) != NULL) {
+        tu_fail(TUTTI_ERROR_EXISTS, "%s: %s has a %s \"%s\" already", who, module->place->text, use_of(module, name),
+                name);
+        return false;
+    }
+    if (slot == NULL && (slot = add_slot(module, name, buffer)) == NULL)
+        return false;
+    tu_tensor_hold(tensor);
+    tu_tensor_drop(slot->tensor);
+    slot->tensor = tensor;
+    return tu_pending_take(tu_module_name_slot(module, slot)) == TUTTI_OK;
+}
+
+static tt_tensor *get_slot(const char *who, const tt_module *module, const char *name, bool buffer) {
+    if (!usable(who, module))
+        return NULL;
+    const tu_slot *slot = name != NULL ? find_slot(module, name) : NULL;
+    if (slot == NULL || slot->buffer != buffer) {
+        tu_fail(TUTTI_ERROR_NOT_FOUND, "%s: %s has no %s \"%s\"", who, module->place->text,
+                buffer ? "buffer" : "parameter", name != NULL ? name : "(NULL)");
+        return NULL;
+    }
+    return slot->tensor == NULL ? NULL : tu_scope_own(tu_tensor_hold(slot->tensor));
+}
+
+bool tt_module_set_parameter(tt_module *module, const char *name, tt_tensor *parameter) {
+    return set_slot("module_set_parameter", module, name, parameter, false);
+}
+
+tt_tensor *tt_module_parameter(const tt_module *module, const char *name) {
+    return get_slot("module_parameter", module, name, false);
+}
+
+bool tt_module_set_buffer(tt_module *module, const char *name, tt_tensor *buffer) {
+    return set_slot("module_set_buffer", module, name, buffer, true);
+}
+
+tt_tensor *tt_module_buffer(const tt_module *module, const char *name) {
+    return get_slot("module_buffer", module, name, true);
+}
+
+/* ---- children ---- */
 
 static bool is_below(const tt_module *module, const tt_module *sought) {
     if (module == sought)
@@ -155,9 +183,9 @@ static bool is_below(const tt_module *module, const tt_module *sought) {
 static tutti_status add_child(tt_module *module, const char *name, tt_module *child) {
     if (name == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "module_add_child: name is NULL");
-    if (find_child(module, name) != NULL || find_slot(module, name) != NULL)
+    if (use_of(module, name) != NULL)
         return tu_error(TUTTI_ERROR_EXISTS, "module_add_child: %s has a %s \"%s\" already", module->place->text,
-                        find_child(module, name) != NULL ? "child" : "parameter", name);
+                        use_of(module, name), name);
     if (is_below(child, module))
         return tu_error(TUTTI_ERROR_ARGUMENT, "module_add_child: %s is, or holds, the module that \"%s\" would be in",
                         child->place->text, name);
@@ -191,29 +219,43 @@ tt_module *tt_module_child(const tt_module *module, const char *name) {
     return child;
 }
 
-static size_t count_parameters(const tt_module *module) {
-    size_t count = 0;
-    for (int i = 0; i < module->slot_count; i++)
-        count += module->slots[i].parameter != NULL;
+bool tt_module_set_training(tt_module *module, bool training) {
+    if (!usable("module_set_training", module))
+        return false;
+    module->resting = !training;
     for (int i = 0; i < module->child_count; i++)
-        count += count_parameters(module->children[i].module);
+        tt_module_set_training(module->children[i].module, training);
+    return true;
+}
+
+bool tt_module_training(const tt_module *module) {
+    return module != NULL && !module->resting;
+}
+
+/* ---- lists of all ---- */
+
+static size_t count_slots(const tt_module *module) {
+    size_t count = (size_t)module->slot_count;
+    for (int i = 0; i < module->child_count; i++)
+        count += count_slots(module->children[i].module);
     return count;
 }
 
-/* Parameters as they are listed: each once, though several modules may share one. */
+/* Parameters or buffers as they are listed: each once, though several modules may share one. */
 typedef struct listing {
+    bool buffers;
     size_t count, table_size; /* a power of two, more than twice the number of slots */
     tt_tensor **tensors;
     const char **names;
     tt_tensor **table; /* of those that are listed, by address */
 } listing;
 
-static bool is_new(listing *list, tt_tensor *parameter) {
-    size_t at = ((uintptr_t)parameter >> 6) & (list->table_size - 1);
+static bool is_new(listing *list, tt_tensor *tensor) {
+    size_t at = ((uintptr_t)tensor >> 6) & (list->table_size - 1);
     for (; list->table[at] != NULL; at = (at + 1) & (list->table_size - 1))
-        if (list->table[at] == parameter)
+        if (list->table[at] == tensor)
             return false;
-    list->table[at] = parameter;
+    list->table[at] = tensor;
     return true;
 }
 
@@ -225,27 +267,27 @@ static const char *joined(const char *prefix, const char *name, const char *end)
     return text;
 }
 
-static void list_parameters(const tt_module *module, const char *prefix, listing *list) {
+static void list_slots(const tt_module *module, const char *prefix, listing *list) {
     for (int i = 0; i < module->slot_count && tu_self()->pending == TUTTI_OK; i++) {
         const tu_slot *slot = &module->slots[i];
-        if (slot->parameter == NULL || !is_new(list, slot->parameter))
+        if (slot->tensor == NULL || slot->buffer != list->buffers || !is_new(list, slot->tensor))
             continue;
         list->names[list->count] = joined(prefix, slot->name, "");
-        list->tensors[list->count++] = tu_scope_own(tu_tensor_hold(slot->parameter));
+        list->tensors[list->count++] = tu_scope_own(tu_tensor_hold(slot->tensor));
     }
     for (int i = 0; i < module->child_count && tu_self()->pending == TUTTI_OK; i++) {
         const char *below = joined(prefix, module->children[i].name, ".");
         if (below != NULL)
-            list_parameters(module->children[i].module, below, list);
+            list_slots(module->children[i].module, below, list);
     }
 }
 
-tt_named_list tt_module_parameters(const tt_module *module) {
+static tt_named_list list_all(const char *who, const tt_module *module, bool buffers) {
     tt_named_list none = { 0, NULL, NULL };
-    if (!usable("module_parameters", module))
+    if (!usable(who, module))
         return none;
-    size_t most = count_parameters(module);
-    listing list = { .table_size = 16 };
+    size_t most = count_slots(module);
+    listing list = { .buffers = buffers, .table_size = 16 };
     while (list.table_size <= 2 * most)
         list.table_size *= 2;
     list.tensors = tu_scope_memory((most + 1) * sizeof *list.tensors);
@@ -254,8 +296,16 @@ tt_named_list tt_module_parameters(const tt_module *module) {
     if (list.tensors == NULL || list.names == NULL || list.table == NULL)
         return none;
     memset(list.table, 0, list.table_size * sizeof *list.table);
-    list_parameters(module, "", &list);
+    list_slots(module, "", &list);
     return tu_self()->pending == TUTTI_OK ? (tt_named_list){ list.count, list.tensors, list.names } : none;
+}
+
+tt_named_list tt_module_parameters(const tt_module *module) {
+    return list_all("module_parameters", module, false);
+}
+
+tt_named_list tt_module_buffers(const tt_module *module) {
+    return list_all("module_buffers", module, true);
 }
 
 void tt_module_zero_grad(tt_module *module) {

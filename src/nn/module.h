@@ -13,7 +13,8 @@
 
 typedef struct tu_slot {
     char *name;
-    tt_tensor *parameter;
+    tt_tensor *tensor; /* NULL: empty */
+    bool buffer;       /* else a parameter */
 } tu_slot;
 
 typedef struct tu_child {
@@ -27,6 +28,7 @@ struct tt_module {
     struct tu_place *place; /* its path, for messages */
     tt_module_type type;
     void *user;
+    bool resting; /* not being trained */
     int slot_count, child_count;
     tu_slot *slots;
     tu_child *children;
@@ -35,8 +37,8 @@ struct tt_module {
 
 /* Renews the path of a module and of all below it, and the names of their parameters: path.c. */
 tutti_status tu_module_renew_paths(tt_module *module);
-/* Names the parameter in a slot after its path. */
-tutti_status tu_module_name_parameter(const tt_module *module, const tu_slot *slot);
+/* Names the tensor in a slot after its path. */
+tutti_status tu_module_name_slot(const tt_module *module, const tu_slot *slot);
 
 /* Calls with its backward hooks around: module_backward.c. */
 typedef struct tu_backward_hooks tu_backward_hooks;

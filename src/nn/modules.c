@@ -61,7 +61,22 @@ tt_module *tt_embedding_module(int64_t count, int64_t size, tutti_dtype dtype) {
     return checked(module);
 }
 
-/* ---- LayerNorm ---- */
+/* ---- LayerNorm, RMSNorm, Dropout: each is one number and its forward ---- */
+
+/* A module whose user is that number. */
+static tt_module *module_of_number(const tt_module_type *type, double number) {
+    double *kept = tu_self()->pending == TUTTI_OK ? malloc(sizeof *kept) : NULL;
+    if (kept == NULL) {
+        if (tu_self()->pending == TUTTI_OK)
+            tu_pending_take(tu_error_memory("a module", sizeof *kept));
+        return NULL;
+    }
+    *kept = number;
+    tt_module *module = tt_module_new(type, kept);
+    if (module == NULL)
+        free(kept);
+    return module;
+}
 
 static int layer_norm_forward(tt_module *module, tt_tensor_list inputs, tt_tensor **outputs) {
     const double *epsilon = tt_module_user(module);
@@ -72,21 +87,41 @@ static int layer_norm_forward(tt_module *module, tt_tensor_list inputs, tt_tenso
 
 tt_module *tt_layer_norm_module(int64_t size, double epsilon, tutti_dtype dtype) {
     static const tt_module_type type = { sizeof type, "LayerNorm", layer_norm_forward, free };
-    double *kept = tu_self()->pending == TUTTI_OK ? malloc(sizeof *kept) : NULL;
-    if (kept == NULL) {
-        if (tu_self()->pending == TUTTI_OK)
-            tu_pending_take(tu_error_memory("a module", sizeof *kept));
-        return NULL;
-    }
-    *kept = epsilon;
-    tt_module *module = tt_module_new(&type, kept);
-    if (module == NULL)
-        free(kept);
+    tt_module *module = module_of_number(&type, epsilon);
     tt_scope scope = tt_scope_open();
     add_parameter(module, "weight", tt_ones(tt_shape(size), dtype, NULL));
     add_parameter(module, "bias", tt_zeros(tt_shape(size), dtype, NULL));
     tu_scope_leave(&scope);
     return checked(module);
+}
+
+static int rms_norm_forward(tt_module *module, tt_tensor_list inputs, tt_tensor **outputs) {
+    const double *epsilon = tt_module_user(module);
+    outputs[0] = tt_rms_norm(inputs.count > 0 ? inputs.at[0] : NULL, tt_module_parameter(module, "weight"), *epsilon);
+    return 1;
+}
+
+tt_module *tt_rms_norm_module(int64_t size, double epsilon, tutti_dtype dtype) {
+    static const tt_module_type type = { sizeof type, "RMSNorm", rms_norm_forward, free };
+    tt_module *module = module_of_number(&type, epsilon);
+    tt_scope scope = tt_scope_open();
+    add_parameter(module, "weight", tt_ones(tt_shape(size), dtype, NULL));
+    tu_scope_leave(&scope);
+    return checked(module);
+}
+
+static int dropout_forward(tt_module *module, tt_tensor_list inputs, tt_tensor **outputs) {
+    const double *share = tt_module_user(module);
+    tt_tensor *x = inputs.count > 0 ? inputs.at[0] : NULL;
+    outputs[0] = tt_module_training(module) && *share > 0 ? tt_dropout(x, *share) : x;
+    return 1;
+}
+
+tt_module *tt_dropout_module(double p) {
+    static const tt_module_type type = { sizeof type, "Dropout", dropout_forward, free };
+    if (tu_self()->pending == TUTTI_OK && !(p >= 0 && p < 1))
+        tu_fail(TUTTI_ERROR_ARGUMENT, "dropout_module: p is %g and must be in [0, 1)", p);
+    return module_of_number(&type, p);
 }
 
 /* ---- a function ---- */

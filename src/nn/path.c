@@ -29,27 +29,27 @@ static void write_path(const tt_module *module, char *path, size_t size) {
     snprintf(path + used, size - used, "%s%s", used > 0 ? "." : "", name_in_parent(module));
 }
 
-static tutti_status name_parameter(const char *path, const tu_slot *slot) {
-    tt_tensor *parameter = slot->parameter;
-    if (parameter == NULL || (parameter->name != NULL && !(parameter->flags & TU_NAMED_BY_MODULE)))
+static tutti_status name_slot(const char *path, const tu_slot *slot) {
+    tt_tensor *tensor = slot->tensor;
+    if (tensor == NULL || (tensor->name != NULL && !(tensor->flags & TU_NAMED_BY_MODULE)))
         return TUTTI_OK;
     char name[2 * LONGEST_PATH];
     snprintf(name, sizeof name, "%s%s%s", path, path[0] != 0 ? "." : "", slot->name);
-    if (parameter->name != NULL && strcmp(parameter->name, name) == 0)
+    if (tensor->name != NULL && strcmp(tensor->name, name) == 0)
         return TUTTI_OK;
     char *copy = strdup(name);
     if (copy == NULL)
-        return tu_error_memory("a parameter's name", strlen(name) + 1);
-    free(parameter->name);
-    parameter->name = copy;
-    parameter->flags |= TU_NAMED_BY_MODULE;
+        return tu_error_memory("a tensor's name", strlen(name) + 1);
+    free(tensor->name);
+    tensor->name = copy;
+    tensor->flags |= TU_NAMED_BY_MODULE;
     return TUTTI_OK;
 }
 
-tutti_status tu_module_name_parameter(const tt_module *module, const tu_slot *slot) {
+tutti_status tu_module_name_slot(const tt_module *module, const tu_slot *slot) {
     char path[LONGEST_PATH];
     write_path(module, path, sizeof path);
-    return name_parameter(path, slot);
+    return name_slot(path, slot);
 }
 
 tutti_status tu_module_renew_paths(tt_module *module) {
@@ -66,7 +66,7 @@ tutti_status tu_module_renew_paths(tt_module *module) {
     module->place = place;
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < module->slot_count && status == TUTTI_OK; i++)
-        status = name_parameter(path, &module->slots[i]);
+        status = name_slot(path, &module->slots[i]);
     for (int i = 0; i < module->child_count && status == TUTTI_OK; i++)
         if (module->children[i].module->parent == module)
             status = tu_module_renew_paths(module->children[i].module);

@@ -136,6 +136,13 @@ TEST(structs_of_module_h_stay_as_they_are) {
     AT(tt_module_type, name, 8);
     AT(tt_module_type, forward, 16);
     AT(tt_module_type, release, 24);
+    AT(tt_attention_options, size, 0);
+    AT(tt_attention_options, heads, 8);
+    AT(tt_attention_options, sees_all, 16);
+    AT(tt_attention_options, bias, 17);
+    AT(tt_attention_options, rope_base, 24);
+    AT(tt_attention_options, dropout, 32);
+    AT(tt_attention_options, dtype, 40);
 }
 
 TEST(structs_of_named_h_stay_as_they_are) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Modules: each parameter once, and messages that say where in the tree something went wrong.
+ * Modules: each parameter once, buffers, the training flag, attention, and messages that say where in the tree
+ * something went wrong.
  */
 #include <tutti/module.h>
 #include <tutti/ops.h>
@@ -105,5 +106,152 @@ TEST(a_name_that_the_user_gave_stays) {
     CHECK_TEXT(tt_name(weight), "tied");
     CHECK_TEXT(tt_name(tt_module_parameter(layer, "bias")), "0.bias");
     tt_module_release(net);
+    done(&scope);
+}
+
+TEST(buffers_are_listed_apart_from_parameters) {
+    tt_scope scope = tt_scope_open();
+    tt_module *layer = linear(2, 2);
+    CHECK(tt_module_set_buffer(layer, "mean", tt_zeros(tt_shape(2), TUTTI_F32, NULL)));
+    CHECK(tt_module_set_buffer(layer, "empty", NULL));
+    tt_module *layers[] = { layer }, *net = tt_sequential_module(1, layers);
+    tt_named_list buffers = tt_module_buffers(net);
+    CHECK_EQ(buffers.count, 1);
+    CHECK_TEXT(buffers.names[0], "0.mean");
+    CHECK_TEXT(tt_name(buffers.at[0]), "0.mean");
+    CHECK_EQ(tt_module_parameters(net).count, 2);
+    CHECK(tt_module_buffer(layer, "empty") == NULL);
+    CHECK_EQ(tt_error_pending(), TUTTI_OK);
+    CHECK(tt_module_buffer(layer, "weight") == NULL); /* that is a parameter */
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_NOT_FOUND);
+    CHECK_MESSAGE("no buffer \"weight\"");
+    tt_error_clear();
+    tt_module_release(net);
+    done(&scope);
+}
+
+TEST(a_name_has_one_use_in_a_module) {
+    tt_scope scope = tt_scope_open();
+    tt_module *layer = linear(2, 2);
+    tt_tensor *x = tt_zeros(tt_shape(2), TUTTI_F32, NULL);
+    CHECK(tt_module_set_buffer(layer, "mean", x));
+    CHECK(tt_module_add_child(layer, "inner", linear(2, 2)));
+    CHECK(!tt_module_set_buffer(layer, "bias", x));
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_EXISTS);
+    CHECK_MESSAGE("has a parameter \"bias\" already");
+    tt_error_clear();
+    CHECK(!tt_module_set_parameter(layer, "mean", x));
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_EXISTS);
+    CHECK_MESSAGE("has a buffer \"mean\" already");
+    tt_error_clear();
+    CHECK(!tt_module_set_buffer(layer, "inner", x));
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_EXISTS);
+    CHECK_MESSAGE("has a child \"inner\" already");
+    tt_error_clear();
+    CHECK(!tt_module_add_child(layer, "mean", linear(2, 2)));
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_EXISTS);
+    tt_error_clear();
+    tt_module_release(layer);
+    done(&scope);
+}
+
+TEST(dropout_obeys_the_training_flag_of_the_tree) {
+    tt_scope scope = tt_scope_open();
+    tt_seed(5, 0);
+    tt_module *inner[] = { tt_dropout_module(0.5) };
+    tt_module *layers[] = { tt_sequential_module(1, inner) }, *net = tt_sequential_module(1, layers);
+    tt_module *dropout = tt_module_child(tt_module_child(net, "0"), "0");
+    tt_tensor *x = tt_require_grad(tt_ones(tt_shape(1000), TUTTI_F32, NULL), true);
+    CHECK(tt_module_training(net) && tt_module_training(dropout));
+    tt_tensor *y = tt_module_call(net, x);
+    double kept = tt_item(tt_sum(tt_to(tt_gt(y, tt_number(0)), TUTTI_F32)));
+    CHECK(kept > 400 && kept < 600);
+    CHECK(tt_item(tt_amax(y, TT_ALL_DIMS, false)) == 2);
+    CHECK(tt_backward(tt_sum(y), NULL));
+    CHECK(tt_equal(tt_grad(x), tt_detach(y))); /* the same mask */
+    CHECK(tt_module_set_training(net, false));
+    CHECK(!tt_module_training(net) && !tt_module_training(dropout));
+    CHECK(tt_equal(tt_module_call(net, x), x));
+    CHECK(tt_module_set_training(net, true));
+    CHECK(!tt_equal(tt_module_call(net, x), x));
+    CHECK(tt_dropout_module(1) == NULL);
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("must be in [0, 1)");
+    tt_error_clear();
+    CHECK(!tt_module_set_training(NULL, true));
+    tt_error_clear();
+    tt_module_release(net);
+    done(&scope);
+}
+
+TEST(the_rms_norm_module_is_the_operator_with_a_weight) {
+    tt_scope scope = tt_scope_open();
+    tt_module *norm = tt_rms_norm_module(4, 1e-5, TUTTI_F32);
+    tt_tensor *x = tt_randn(tt_shape(3, 4), TUTTI_F32, NULL);
+    CHECK(tt_equal(tt_module_call(norm, x), tt_rms_norm(x, tt_module_parameter(norm, "weight"), 1e-5)));
+    CHECK_EQ(tt_module_parameters(norm).count, 1);
+    tt_module_release(norm);
+    done(&scope);
+}
+
+/* What a position may see of others, found by changing the last one. */
+static bool first_depends_on_last(tt_module *attention, tt_tensor *x) {
+    tt_tensor *other = tt_clone(x);
+    tt_fill_(tt_select(other, 1, -1), 3);
+    tt_tensor *first = tt_select(tt_module_call(attention, x), 1, 0);
+    return !tt_equal(first, tt_select(tt_module_call(attention, other), 1, 0));
+}
+
+TEST(the_attention_module_splits_heads_and_hides_what_comes_later) {
+    tt_scope scope = tt_scope_open();
+    tt_seed(3, 0);
+    tt_module *causal = tt_attention_module(
+        8, TUTTI_OPTIONS(tt_attention_options, .heads = 2, .bias = true, .rope_base = 10000, .dropout = 0.5));
+    tt_module *open = tt_attention_module(8, TUTTI_OPTIONS(tt_attention_options, .heads = 4, .sees_all = true));
+    CHECK(tt_module_set_training(causal, false));
+    tt_tensor *x = tt_randn(tt_shape(3, 5, 8), TUTTI_F32, NULL);
+    CHECK(!first_depends_on_last(causal, x));
+    CHECK(first_depends_on_last(open, x));
+
+    /* By hand, head by head. */
+    tt_named_list weights = tt_module_parameters(causal);
+    CHECK_EQ(weights.count, 4);
+    CHECK_TEXT(weights.names[0], "qkv.weight");
+    tt_tensor *qkv = tt_linear(x, weights.at[0], weights.at[1]), *heads[2];
+    tt_tensor *position = tt_arange(0, 5, 1, TUTTI_I64, NULL);
+    for (int i = 0; i < 2; i++)
+        heads[i] = tt_attention(tt_rope(tt_narrow(qkv, 2, 4 * i, 4), position, 10000),
+                                tt_rope(tt_narrow(qkv, 2, 8 + 4 * i, 4), position, 10000),
+                                tt_narrow(qkv, 2, 16 + 4 * i, 4), true, 0);
+    tt_tensor *expected = tt_linear(tt_cat(tt_tensors_of(2, heads), 2), weights.at[2], weights.at[3]);
+    CHECK(tt_allclose(tt_module_call(causal, x), expected, 1e-5, 1e-6));
+    tt_module_set_training(causal, true);
+    CHECK(!tt_allclose(tt_module_call(causal, x), expected, 1e-5, 1e-6)); /* its dropout works */
+    CHECK(tt_backward(tt_sum(tt_module_call(causal, x)), NULL));
+    CHECK(tt_grad(weights.at[0]) != NULL && tt_grad(weights.at[3]) != NULL);
+    tt_module_zero_grad(causal);
+    tt_module_release(causal);
+    tt_module_release(open);
+    done(&scope);
+}
+
+TEST(an_attention_module_refuses_what_cannot_be) {
+    tt_scope scope = tt_scope_open();
+    CHECK(tt_attention_module(8, TUTTI_OPTIONS(tt_attention_options, .heads = 3)) == NULL);
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("3 heads do not divide the width 8");
+    tt_error_clear();
+    CHECK(tt_attention_module(6, TUTTI_OPTIONS(tt_attention_options, .heads = 2, .rope_base = 10000)) == NULL);
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
+    tt_error_clear();
+    CHECK(tt_attention_module(6, TUTTI_OPTIONS(tt_attention_options, .dropout = 2)) == NULL);
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
+    tt_error_clear();
+    tt_module *attention = tt_attention_module(4, NULL);
+    CHECK(tt_module_call(attention, tt_ones(tt_shape(4), TUTTI_F32, NULL)) == NULL);
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("in module Attention");
+    tt_error_clear();
+    tt_module_release(attention);
     done(&scope);
 }

@@ -61,6 +61,7 @@ TEST(structs_of_libtutti_tensor_are_made_alike_in_every_way) {
     AGREES(tt_saved_hooks, TT_SAVED_HOOKS_INIT);
     AGREES(tt_function, TT_FUNCTION_INIT);
     AGREES(tt_module_type, TT_MODULE_TYPE_INIT);
+    AGREES(tt_attention_options, TT_ATTENTION_OPTIONS_INIT);
     AGREES(tt_sgd, TT_SGD_INIT);
     AGREES(tt_adamw, TT_ADAMW_INIT);
     AGREES(tt_operator_info, TT_OPERATOR_INFO_INIT);
