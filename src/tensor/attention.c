@@ -219,6 +219,10 @@ tutti_status tu_attention_backward_cpu(tu_call *call) {
 
 void tu_attention_gradient(tu_gradient *gradient) {
     const tu_attention_attributes *attributes = gradient->attributes;
+    if (tu_gradient_is_recorded()) {
+        tu_attention_gradient_again(gradient, attributes->causal, attributes->scale);
+        return;
+    }
     tt_tensor *results[3];
     if (!tu_attention_backward(tu_saved(gradient, TU_INPUT(0)), tu_saved(gradient, TU_INPUT(1)),
                                tu_saved(gradient, TU_INPUT(2)), gradient->grads[0], tu_saved(gradient, TU_OUTPUT(0)),

@@ -184,3 +184,13 @@ tutti_status tu_cross_entropy_backward_cpu(tu_call *call) {
 tt_tensor *tt_mse_loss(tt_tensor *x, tt_tensor *target) {
     return tt_mean(tt_square(tt_sub(x, target)));
 }
+
+void tu_cross_entropy_gradient(tu_gradient *gradient) {
+    const tu_cross_entropy_attributes *attributes = gradient->attributes;
+    if (tu_gradient_is_recorded())
+        tu_cross_entropy_gradient_again(gradient, attributes->ignore);
+    else
+        gradient->results[0] =
+            tu_cross_entropy_backward(tu_saved(gradient, TU_INPUT(0)), tu_saved(gradient, TU_INPUT(1)),
+                                      tu_saved(gradient, TU_OUTPUT(1)), gradient->grads[0], attributes->ignore);
+}

@@ -287,7 +287,11 @@ tt_tensor *tu_norm_backward_sample(tu_sampler *sampler) {
     return tu_norm_backward(grad, x, mean, scale, weight, true, results) ? tt_add(results[0], results[1]) : NULL;
 }
 
-static void norm_gradient(tu_gradient *gradient, bool centred) {
+static void norm_gradient(tu_gradient *gradient, bool centred, double epsilon) {
+    if (tu_gradient_is_recorded()) {
+        tu_norm_gradient_again(gradient, centred, epsilon);
+        return;
+    }
     tt_tensor *results[3];
     if (!tu_norm_backward(gradient->grads[0], tu_saved(gradient, TU_INPUT(0)), tu_saved(gradient, TU_OUTPUT(1)),
                           tu_saved(gradient, TU_OUTPUT(2)), tu_saved(gradient, TU_INPUT(1)), centred, results))
@@ -297,9 +301,11 @@ static void norm_gradient(tu_gradient *gradient, bool centred) {
 }
 
 void tu_layer_norm_gradient(tu_gradient *gradient) {
-    norm_gradient(gradient, true);
+    const tu_layer_norm_attributes *attributes = gradient->attributes;
+    norm_gradient(gradient, true, attributes->epsilon);
 }
 
 void tu_rms_norm_gradient(tu_gradient *gradient) {
-    norm_gradient(gradient, false);
+    const tu_rms_norm_attributes *attributes = gradient->attributes;
+    norm_gradient(gradient, false, attributes->epsilon);
 }

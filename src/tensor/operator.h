@@ -66,6 +66,13 @@ static inline tt_dims tu_input_dims(const tu_gradient *gradient, int input) {
     const tu_shape *shape = tu_input_shape(gradient, input);
     return tt_dims_of(shape->ndim, shape->sizes);
 }
+/* For an operator whose backward is one kernel, where that backward is recorded itself: a saved input, and the gradient
+ * of `output`, which the formula has computed anew from such inputs. Entries of inputs may be NULL. */
+static inline bool tu_gradient_is_recorded(void) {
+    return !tu_self()->grad_disabled;
+}
+tt_tensor *tu_gradient_input(tu_gradient *gradient, int input);
+void tu_gradient_through(tu_gradient *gradient, tt_tensor *output, int count, tt_tensor *const *inputs);
 #define TU_INPUT(i) (1u << (i))
 #define TU_OUTPUT(i) (1u << (16 + (i)))
 

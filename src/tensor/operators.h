@@ -40,5 +40,15 @@ tt_tensor *tu_sample_state(void);
 /* Formulas that are more than a line. */
 tt_tensor *tu_pow_scalar_slope(tt_tensor *grad, tt_tensor *x, double exponent);
 tt_tensor *tu_abs_slope(tt_tensor *grad, tt_tensor *x);
+/* Derivatives of gradients; see second.c. */
+tt_tensor *tu_silu_second(tt_tensor *x);
+tt_tensor *tu_gelu_second(tt_tensor *x);
+tt_tensor *tu_gelu_tanh_second(tt_tensor *x);
+tt_tensor *tu_softmax_backward_of_y(tt_tensor *upper, tt_tensor *grad, tt_tensor *y);
+tt_tensor *tu_log_softmax_backward_of_grad(tt_tensor *upper, tt_tensor *y);
+tt_tensor *tu_log_softmax_backward_of_y(tt_tensor *upper, tt_tensor *grad, tt_tensor *y);
+void tu_norm_gradient_again(tu_gradient *gradient, bool centred, double epsilon);
+void tu_attention_gradient_again(tu_gradient *gradient, bool causal, double scale);
+void tu_cross_entropy_gradient_again(tu_gradient *gradient, int64_t ignore);
 
 #endif

@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "../harness.h"
@@ -41,6 +42,13 @@ static int threads_now(void) {
     }
     closedir(folder);
     return count;
+}
+
+/* A thread that was joined is in the list of the system for a moment more. */
+static bool threads_become(int count) {
+    for (int i = 0; i < 5000 && threads_now() != count; i++)
+        nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+    return threads_now() == count;
 }
 
 TEST(every_item_is_worked_on_once) {
@@ -98,6 +106,8 @@ TEST(loops_of_many_threads_share_the_pool) {
 }
 
 TEST(the_last_release_ends_the_threads_and_the_next_use_starts_them_again) {
+    if (test_sanitized())
+        SKIP("a sanitizer has threads of its own, and starts none after a fork");
     static _Atomic int counts[ITEMS];
     int before = threads_now();
     for (int round = 1; round <= 3; round++) {
@@ -107,12 +117,14 @@ TEST(the_last_release_ends_the_threads_and_the_next_use_starts_them_again) {
         tu_pool_release();
         CHECK_EQ(threads_now(), before + 2);
         tu_pool_release();
-        CHECK_EQ(threads_now(), before);
+        CHECK(threads_become(before));
         CHECK(all_are(counts, round));
     }
 }
 
 TEST(a_forked_child_has_a_pool_of_its_own) {
+    if (test_sanitized())
+        SKIP("a sanitizer has threads of its own, and starts none after a fork");
     static _Atomic int counts[ITEMS];
     tu_pool_hold();
     tu_pool_run(&(tu_pool_loop){ count_up, counts, ITEMS, 1, 4 });

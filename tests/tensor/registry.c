@@ -174,6 +174,13 @@ static int threads_now(void) {
     return count;
 }
 
+/* A thread that was joined is in the list of the system for a moment more. */
+static bool threads_become(int count) {
+    for (int i = 0; i < 5000 && threads_now() != count; i++)
+        nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+    return threads_now() == count;
+}
+
 /* A sum that several threads would share where they may. */
 static bool large_sum(void) {
     tt_scope scope = tt_scope_open();
@@ -182,11 +189,13 @@ static bool large_sum(void) {
 }
 
 TEST(finalize_ends_the_threads_and_everything_can_be_used_again) {
+    if (test_sanitized())
+        SKIP("a sanitizer has threads of its own, and starts none after a fork");
     int before = threads_now();
     for (int i = 0; i < 3; i++) {
         CHECK(large_sum());
         CHECK_OK(tt_finalize());
-        CHECK_EQ(threads_now(), before);
+        CHECK(threads_become(before));
     }
     tt_scope scope = tt_scope_open();
     tt_tensor *x = full(1, 1);
@@ -198,14 +207,18 @@ TEST(finalize_ends_the_threads_and_everything_can_be_used_again) {
 }
 
 TEST(the_setting_keeps_tensors_on_their_own_thread) {
+    if (test_sanitized())
+        SKIP("a sanitizer has threads of its own, and starts none after a fork");
     int before = threads_now();
     CHECK_EQ(setenv("TUTTI_THREADS", "0", 1), 0);
     CHECK(large_sum());
-    CHECK_EQ(threads_now(), before);
+    CHECK(threads_become(before));
     unsetenv("TUTTI_THREADS");
 }
 
 TEST(a_forked_child_uses_tensors_of_its_own) {
+    if (test_sanitized())
+        SKIP("a sanitizer has threads of its own, and starts none after a fork");
     CHECK(large_sum());
     tt_scope scope = tt_scope_open();
     tt_tensor *x = leaf(3, 2);
