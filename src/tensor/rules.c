@@ -6,7 +6,27 @@
 
 #include "tensor/operator.h"
 
+/* The usual case: no input has to be repeated. */
+static bool all_alike(const tu_call *call, int first) {
+    const tt_tensor *one = call->inputs[first];
+    for (int i = first + 1; i < call->input_count; i++) {
+        const tt_tensor *x = call->inputs[i];
+        if (x == NULL || x->ndim != one->ndim)
+            return false;
+        for (int j = 0; j < one->ndim; j++)
+            if (x->sizes[j] != one->sizes[j])
+                return false;
+    }
+    return true;
+}
+
 tutti_status tu_broadcast_sizes(const tu_call *call, int first, tu_shape *result) {
+    result->device = call->device;
+    if (all_alike(call, first)) {
+        result->ndim = call->inputs[first]->ndim;
+        memcpy(result->sizes, call->inputs[first]->sizes, sizeof result->sizes);
+        return TUTTI_OK;
+    }
     int ndim = 0;
     for (int i = first; i < call->input_count; i++)
         if (call->inputs[i] != NULL && call->inputs[i]->ndim > ndim)
@@ -27,7 +47,6 @@ tutti_status tu_broadcast_sizes(const tu_call *call, int first, tu_shape *result
         }
     }
     result->ndim = ndim;
-    result->device = call->device;
     return TUTTI_OK;
 }
 
@@ -77,6 +96,12 @@ tutti_dtype tu_promote_pair(tutti_dtype a, tutti_dtype b) {
  * tensors, numbers. A number that is not whole gives f32 against integers, and a whole one i64 against bool,
  * as literals do. */
 tutti_dtype tu_promote(const tu_call *call, int first) {
+    int same = first + 1;
+    while (same < call->input_count && call->inputs[same] != NULL &&
+           call->inputs[same]->dtype == call->inputs[first]->dtype)
+        same++;
+    if (same >= call->input_count)
+        return call->inputs[first]->dtype; /* whatever their classes */
     tutti_dtype found[3] = { 0, 0, 0 };
     for (int i = first; i < call->input_count; i++) {
         const tt_tensor *x = call->inputs[i];
