@@ -15,7 +15,7 @@
 tutti_status tu_submit_checked(tu_task *task, const tutti_call *call) {
     task->stream = call->stream;
     tutti_status status = TUTTI_OK;
-    task->state = tu_attached(&task->group->rooms[TU_ROOM_COLLECTIVE]);
+    task->state = tu_collective_find(task->group);
     if (__builtin_expect(task->state == NULL, 0))
         status = tu_collective_get(task->group, &task->state);
     if (status != TUTTI_OK)
@@ -79,7 +79,7 @@ tutti_status tutti_group_ran(tutti_group *group, tutti_ran *ran) {
     if (group == NULL || ran == NULL || ran->size == 0)
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_group_ran needs a group and a tutti_ran whose size is set");
     tutti_ran full = TUTTI_RAN_INIT;
-    tu_collective *state = tu_attached(&group->rooms[TU_ROOM_COLLECTIVE]);
+    tu_collective *state = tu_collective_find(group);
     if (state == NULL)
         return tu_error(TUTTI_ERROR_EMPTY, "no collective has run in group %s on this rank", group->name);
     tutti_status status = tu_collective_lock(state, tu_deadline(state->group->world->timeout_ns));

@@ -223,6 +223,11 @@ struct tu_collective {
 
 /* The group's state, made on first need; local. */
 tutti_status tu_collective_get(tutti_group *group, tu_collective **state);
+extern const tu_attachment tu_collective_attachment;
+/* The same where it has been made, else NULL. */
+static inline tu_collective *tu_collective_find(const tutti_group *group) {
+    return tu_attachment_find(&group->attachments, &tu_collective_attachment);
+}
 /* Exchanges the pieces, once; collective. With the lock held. */
 tutti_status tu_collective_setup(tu_collective *state, tu_task *task);
 /* Attaches the larger slots, once; collective. */

@@ -34,7 +34,7 @@ static void run_some(void *context, int64_t begin, int64_t end) {
         job->run(job->argument, (int)part, job->parts);
 }
 
-static tutti_status hold_pool(tutti_world *world, void **held) {
+static tutti_status hold_pool(void *world, void **held) {
     tu_pool_hold();
     *held = world;
     return TUTTI_OK;
@@ -47,10 +47,9 @@ static void release_pool(void *held) {
 
 /* Runs all parts, with as many threads as are free. The world holds the pool from its first large operation on. */
 static void run_parts(tu_collective *state, job job) {
-    tutti_world *world = state->group->world;
-    void *held = tu_attached(&world->rooms[TU_ROOM_COLLECTIVE]);
-    if (held == NULL)
-        tu_world_room(world, TU_ROOM_COLLECTIVE, hold_pool, release_pool, &held);
+    static const tu_attachment pool = { .make = hold_pool, .end = release_pool };
+    void *held;
+    tu_attachment_get(&state->group->world->attachments, &pool, &held);
     tu_pool_run(&(tu_pool_loop){ .body = run_some, .context = &job, .count = job.parts, .threads = job.parts });
 }
 

@@ -45,7 +45,8 @@ static device_executor *executor_of(const tu_task *task) {
 
 static const tu_executor adapter;
 
-static tutti_status make_group(tutti_group *group, void **made) {
+static tutti_status make_group(void *owner, void **made) {
+    const tutti_group *group = owner;
     device_group *on_device = calloc(1, sizeof *on_device);
     if (on_device == NULL)
         return tu_error_memory("a group on a device", sizeof *on_device);
@@ -81,9 +82,12 @@ static void end_group(void *opaque) {
 }
 
 static tutti_status get_group(tutti_group *group, device_group **on_device) {
-    void *state = tu_attached(&group->rooms[TU_ROOM_BACKEND]);
-    tutti_status status =
-        state != NULL ? TUTTI_OK : tu_group_room(group, TU_ROOM_BACKEND, make_group, end_group, &state);
+    static const tu_attachment attachment = { .make = make_group, .end = end_group };
+    void *state = tu_attachment_find(&group->attachments, &attachment);
+    tu_memory_group *memory; /* attached before, so that it lives until the device has let go of it */
+    tutti_status status = state != NULL ? TUTTI_OK : tu_memory_group_get(group, &memory);
+    if (status == TUTTI_OK)
+        status = tu_attachment_get(&group->attachments, &attachment, &state);
     if (status == TUTTI_OK)
         *on_device = state;
     return status;

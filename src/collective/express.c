@@ -50,7 +50,7 @@ static inline void number(tu_task *task) {
 bool tu_express_barrier(tu_task *task, tutti_status *status) {
     if (!usual(task->group))
         return false;
-    tu_collective *state = tu_attached(&task->group->rooms[TU_ROOM_COLLECTIVE]);
+    tu_collective *state = tu_collective_find(task->group);
     if (state == NULL || !tu_collective_try_lock(state))
         return false;
     if (!quiet(state)) {

@@ -93,7 +93,8 @@ static void find_bells(tu_collective *state) {
     state->helpers = tu_compute_threads(state->group->world);
 }
 
-static tutti_status make_state(tutti_group *group, void **made) {
+static tutti_status make_state(void *owner, void **made) {
+    tutti_group *group = owner;
     size_t size = (size_t)group->size;
     tu_collective *state = calloc(1, sizeof *state);
     if (state == NULL)
@@ -128,12 +129,14 @@ static tutti_status make_state(tutti_group *group, void **made) {
     return TUTTI_OK;
 }
 
+const tu_attachment tu_collective_attachment = { .make = make_state, .end = end_state };
+
 tutti_status tu_collective_get(tutti_group *group, tu_collective **state) {
-    void *found = tu_attached(&group->rooms[TU_ROOM_COLLECTIVE]);
-    *state = found;
-    if (__builtin_expect(found != NULL, 1))
-        return TUTTI_OK;
-    tutti_status status = tu_group_room(group, TU_ROOM_COLLECTIVE, make_state, end_state, &found);
+    void *found = tu_attachment_find(&group->attachments, &tu_collective_attachment);
+    tu_memory_group *memory; /* attached before, so that it outlives the helpers of this state */
+    tutti_status status = found != NULL ? TUTTI_OK : tu_memory_group_get(group, &memory);
+    if (status == TUTTI_OK)
+        status = tu_attachment_get(&group->attachments, &tu_collective_attachment, &found);
     *state = found;
     return status;
 }

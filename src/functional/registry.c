@@ -15,7 +15,7 @@
 
 #include "functional/operators.h"
 #include "tensor/process.h"
-#include "world/extension.h"
+#include "world/attachment.h"
 
 /* How a flight uses a storage; bits, so that a wait can ask for several. */
 enum {
@@ -64,7 +64,7 @@ static _Thread_local flight *noted;
 
 /* ---- a world's registry ---- */
 
-static tutti_status make_registry(tutti_world *world, void **state) {
+static tutti_status make_registry(void *world, void **state) {
     (void)world;
     tu_flights *registry = malloc(sizeof *registry);
     if (registry == NULL)
@@ -102,9 +102,9 @@ static bool name_unfinished(void *state, char *text, size_t size) {
 }
 
 static tutti_status registry_of(tutti_world *world, tu_flights **registry) {
-    static const tu_extension extension = { make_registry, name_unfinished, end_registry };
+    static const tu_attachment attachment = { make_registry, end_registry, name_unfinished };
     void *state;
-    tutti_status status = tu_world_extend(world, &extension, &state);
+    tutti_status status = tu_world_attachment(world, &attachment, &state);
     if (status == TUTTI_OK)
         *registry = state;
     return status;

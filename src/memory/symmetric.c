@@ -13,7 +13,8 @@
 #include "base/error.h"
 #include "memory/tables.h"
 
-static tutti_status make(tutti_group *group, void **state) {
+static tutti_status make(void *owner, void **state) {
+    tutti_group *group = owner;
     tu_memory_world *tables;
     tutti_status status = tu_memory_world_get(group->world, &tables);
     if (status != TUTTI_OK)
@@ -46,12 +47,9 @@ static void end(void *state) {
 }
 
 tutti_status tu_memory_group_get(tutti_group *group, tu_memory_group **result) {
-    void *state = tu_attached(&group->rooms[TU_ROOM_MEMORY]);
-    if (state != NULL) {
-        *result = state;
-        return TUTTI_OK;
-    }
-    tutti_status status = tu_group_room(group, TU_ROOM_MEMORY, make, end, &state);
+    static const tu_attachment attachment = { .make = make, .end = end };
+    void *state;
+    tutti_status status = tu_attachment_get(&group->attachments, &attachment, &state);
     if (status == TUTTI_OK)
         *result = state;
     return status;

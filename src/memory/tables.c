@@ -61,7 +61,8 @@ void *tu_order_get(const tu_order *order, uint64_t key) {
     return position == 0 || order->entries[position - 1].key != key ? NULL : order->entries[position - 1].value;
 }
 
-static tutti_status make(tutti_world *world, void **state) {
+static tutti_status make(void *owner, void **state) {
+    tutti_world *world = owner;
     tu_memory_world *tables = calloc(1, sizeof *tables);
     if (tables == NULL)
         return tu_error_memory("the tables of symmetric memory", sizeof *tables);
@@ -91,12 +92,9 @@ static void end(void *state) {
 }
 
 tutti_status tu_memory_world_get(tutti_world *world, tu_memory_world **tables) {
-    void *state = tu_attached(&world->rooms[TU_ROOM_MEMORY]);
-    if (state != NULL) {
-        *tables = state;
-        return TUTTI_OK;
-    }
-    tutti_status status = tu_world_room(world, TU_ROOM_MEMORY, make, end, &state);
+    static const tu_attachment attachment = { .make = make, .end = end };
+    void *state;
+    tutti_status status = tu_attachment_get(&world->attachments, &attachment, &state);
     if (status == TUTTI_OK)
         *tables = state;
     return status;

@@ -154,7 +154,7 @@ tutti_status tu_group_make(tutti_world *world, const tu_group_plan *plan, tutti_
             group->rank = i;
     }
     atomic_init(&group->timeout_ns, plan->timeout_ns);
-    pthread_mutex_init(&group->lock, NULL);
+    tu_attachments_init(&group->attachments, group);
     pthread_mutex_init(&group->exchange_lock, NULL);
     pthread_mutex_init(&group->vote_lock, NULL);
     tu_world_handle(world, "group", 1);
@@ -212,16 +212,13 @@ tutti_status tu_group_register(tutti_group *group, const char *tag) {
 
 static void free_group(tutti_group *group) {
     tutti_world *world = group->world;
-    for (int room = TU_ROOM_COUNT - 1; room >= 0; room--)
-        if (group->rooms[room].state != NULL)
-            group->rooms[room].end(group->rooms[room].state);
+    tu_attachments_end(&group->attachments);
     if (group->page_mapping != NULL)
         tu_mapping_release(group->page_mapping);
     else
         free(group->page);
     if (group->page_piece.segment != NULL)
         tu_piece_free(world->job, &group->page_piece);
-    pthread_mutex_destroy(&group->lock);
     pthread_mutex_destroy(&group->exchange_lock);
     pthread_mutex_destroy(&group->vote_lock);
     free(group->ranks);
@@ -266,22 +263,6 @@ tutti_status tutti_group_destroy(tutti_group *group) {
 }
 
 /* ---- rooms ---- */
-
-tutti_status tu_group_room(tutti_group *group, tu_room room, tutti_status (*make)(tutti_group *, void **),
-                           void (*end)(void *), void **state) {
-    tutti_status status = TUTTI_OK;
-    pthread_mutex_lock(&group->lock);
-    if (group->rooms[room].state == NULL) {
-        void *made = NULL;
-        status = make(group, &made);
-        if (status == TUTTI_OK)
-            tu_attach(&group->rooms[room], made, end);
-    }
-    if (status == TUTTI_OK)
-        *state = group->rooms[room].state;
-    pthread_mutex_unlock(&group->lock);
-    return status;
-}
 
 /* ---- finding ---- */
 

@@ -175,7 +175,7 @@ static tutti_status make_world(const tutti_world_options *options, tutti_world *
     snprintf(world->name, sizeof world->name, "%s", name);
     atomic_init(&world->handles, 1);
     pthread_mutex_init(&world->lock, NULL);
-    pthread_mutex_init(&world->room_lock, NULL);
+    tu_attachments_init(&world->attachments, world);
     tutti_status status = load_settings(world, options);
     if (status != TUTTI_OK)
         goto destroy_locks;
@@ -196,17 +196,14 @@ free_settings:
     tu_settings_free(&world->settings);
 destroy_locks:
     pthread_mutex_destroy(&world->lock);
-    pthread_mutex_destroy(&world->room_lock);
+    tu_attachments_end(&world->attachments);
     free(world);
     return status;
 }
 
 /* What is left of a world that has no handles any more. */
 static void free_world(tutti_world *world) {
-    tu_world_end_extensions(world);
-    for (int room = TU_ROOM_COUNT - 1; room >= 0; room--)
-        if (world->rooms[room].state != NULL)
-            world->rooms[room].end(world->rooms[room].state);
+    tu_attachments_end(&world->attachments);
     if (world->job != NULL)
         tu_job_close(world->job);
     if (world->store != NULL)
@@ -220,7 +217,6 @@ static void free_world(tutti_world *world) {
     tu_log_free(world->log);
     tu_settings_free(&world->settings);
     pthread_mutex_destroy(&world->lock);
-    pthread_mutex_destroy(&world->room_lock);
     free(world);
 }
 
@@ -490,7 +486,7 @@ static tutti_status live_handles_error(tutti_world *world) {
     }
     pthread_mutex_unlock(&world->lock);
     char unfinished[1024] = "";
-    bool some = tu_world_unfinished(world, unfinished, sizeof unfinished);
+    bool some = tu_attachments_unfinished(&world->attachments, unfinished, sizeof unfinished);
     return tu_error(TUTTI_ERROR_STATE,
                     "world \"%s\" was closed on rank %d while handles are alive: %s; release them before closing "
                     "(their memory goes with their last release)%s%s",
@@ -549,22 +545,6 @@ void tu_world_handle(tutti_world *world, const char *what, int change) {
     /* Release pairs with the last one's acquire. */
     if (atomic_fetch_add_explicit(&world->handles, change, memory_order_acq_rel) + change == 0)
         free_world(world);
-}
-
-tutti_status tu_world_room(tutti_world *world, tu_room room, tutti_status (*make)(tutti_world *, void **),
-                           void (*end)(void *), void **state) {
-    tutti_status status = TUTTI_OK;
-    pthread_mutex_lock(&world->room_lock);
-    if (world->rooms[room].state == NULL) {
-        void *made = NULL;
-        status = make(world, &made);
-        if (status == TUTTI_OK)
-            tu_attach(&world->rooms[room], made, end);
-    }
-    if (status == TUTTI_OK)
-        *state = world->rooms[room].state;
-    pthread_mutex_unlock(&world->room_lock);
-    return status;
 }
 
 /* ---- interrupt ---- */

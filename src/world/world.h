@@ -19,19 +19,7 @@
 #include "job/recorder.h"
 #include "job/segment.h"
 #include "store/watch.h"
-
-/* Something of a layer above that lives as long as its owner (memory tables of a world, collective state of a group):
- * a slot per room, made on first need under the owner's lock, ended in reverse order of slots. */
-typedef enum tu_room {
-    TU_ROOM_MEMORY,
-    TU_ROOM_COLLECTIVE,
-    TU_ROOM_BACKEND,
-    TU_ROOM_COUNT
-} tu_room;
-typedef struct tu_attachment {
-    _Atomic(void *) state; /* released when made, so that a look without the lock is enough afterwards */
-    void (*end)(void *state);
-} tu_attachment;
+#include "world/attachment.h"
 
 #define TU_HANDLE_KINDS 16
 typedef struct tu_spawn_record tu_spawn_record;
@@ -56,14 +44,12 @@ struct tutti_world {
     _Atomic uint32_t closed; /* set once by tutti_world_close */
     /* Set once a backend other than the CPU's has been opened: asks the devices how the group fares. */
     _Atomic(tutti_status (*)(tutti_group *)) devices;
-    _Atomic bool looked;       /* for devices, at the first collective */
-    _Atomic int32_t handles;   /* 1 while open, and 1 for each live object of the layers above: see tu_world_handle */
-    pthread_mutex_t lock;      /* registry of groups, kinds of handles */
-    pthread_mutex_t room_lock; /* attachments; held while one is made */
-    tu_attachment rooms[TU_ROOM_COUNT];
-    _Atomic(struct tu_extended *) extended; /* what libraries above keep here: extension.c */
-    struct tu_registry *registry;           /* names, tags, counter: registry.h */
-    struct tu_faults *faults;               /* to inject; NULL: none (fault.c) */
+    _Atomic bool looked;     /* for devices, at the first collective */
+    _Atomic int32_t handles; /* 1 while open, and 1 for each live object of the layers above: see tu_world_handle */
+    pthread_mutex_t lock;    /* registry of groups, kinds of handles */
+    tu_attachments attachments;
+    struct tu_registry *registry; /* names, tags, counter: registry.h */
+    struct tu_faults *faults;     /* to inject; NULL: none (fault.c) */
     struct {
         const char *what;
         int count;
@@ -143,8 +129,7 @@ struct tutti_group {
     _Atomic uint32_t splits;       /* groups split off, for their descriptions */
     _Atomic uint64_t settled;      /* of a shrunk group: last sequence that all survivors completed in the parent */
     _Atomic uint32_t destroyed;
-    pthread_mutex_t lock; /* attachments; held while one is made */
-    tu_attachment rooms[TU_ROOM_COUNT];
+    tu_attachments attachments;
     struct tu_group_links *links; /* in the registry; NULL once destroyed */
 };
 
@@ -238,25 +223,6 @@ typedef struct tu_group_cargo {
 tutti_status tu_group_exchange_with(tutti_group *group, const tu_operation_info *info, const char *purpose,
                                     const void *payload, size_t bytes, const tu_group_cargo *cargo, int64_t deadline,
                                     void *payloads);
-
-/* The attachment of a room, made by `make` on first need under the group's (world's) lock. */
-tutti_status tu_group_room(tutti_group *group, tu_room room, tutti_status (*make)(tutti_group *, void **),
-                           void (*end)(void *), void **state);
-static inline void tu_attach(tu_attachment *attachment, void *state, void (*end)(void *)) {
-    attachment->end = end;
-    atomic_store_explicit(&attachment->state, state, memory_order_release); /* pairs with tu_attached */
-}
-/* What is attached already, or NULL: one load, for hot paths. */
-static inline void *tu_attached(const tu_attachment *attachment) {
-    return atomic_load_explicit(&attachment->state, memory_order_acquire);
-}
-tutti_status tu_world_room(tutti_world *world, tu_room room, tutti_status (*make)(tutti_world *, void **),
-                           void (*end)(void *), void **state);
-
-/* What an extension has left unfinished, in words; and the end of all extensions: extension.c. */
-typedef struct tu_extended tu_extended;
-bool tu_world_unfinished(tutti_world *world, char *text, size_t size);
-void tu_world_end_extensions(tutti_world *world);
 
 /* Counts a live handle (+1) or its end (-1); `what` is for tutti_world_close's list. A world's memory goes with its
  * last handle. */

@@ -398,35 +398,51 @@ TEST(faults_that_are_not_understood_are_refused) {
     CHECK_OK(tutti_world_close(world));
 }
 
-/* ---- rooms ---- */
+/* ---- attachments ---- */
 
-static int rooms_made, rooms_ended;
-static tutti_status make_room(tutti_group *group, void **state) {
-    *state = group;
-    rooms_made++;
+static int made, ended;
+static const void *last_ended;
+static tutti_status attach(void *owner, void **state) {
+    *state = owner;
+    made++;
     return TUTTI_OK;
 }
-static tutti_status make_world_room(tutti_world *world, void **state) {
-    *state = world;
-    rooms_made++;
+static tutti_status attach_count(void *owner, void **state) {
+    (void)owner;
+    *state = &made;
+    made++;
     return TUTTI_OK;
 }
-static void end_room(void *state) {
+static tutti_status refuse(void *owner, void **state) {
+    (void)owner;
     (void)state;
-    rooms_ended++;
+    return tu_error(TUTTI_ERROR_STATE, "nothing is attached today");
+}
+static void detach(void *state) {
+    last_ended = state;
+    ended++;
 }
 
-TEST(a_room_is_made_once_and_ended_with_its_owner) {
+TEST(an_attachment_is_made_once_and_ended_with_its_owner_the_last_one_first) {
+    static const tu_attachment one = { .make = attach, .end = detach };
+    static const tu_attachment other = { .make = attach_count, .end = detach };
+    static const tu_attachment never = { .make = refuse, .end = detach };
     tutti_world *world;
     void *state;
     CHECK_OK(tutti_world_open(NULL, &world));
+    tutti_group *group = tutti_world_group(world);
+    CHECK(tu_attachment_find(&group->attachments, &one) == NULL);
     for (int i = 0; i < 3; i++) {
-        CHECK_OK(tu_group_room(tutti_world_group(world), TU_ROOM_MEMORY, make_room, end_room, &state));
-        CHECK(state == tutti_world_group(world));
-        CHECK_OK(tu_world_room(world, TU_ROOM_BACKEND, make_world_room, end_room, &state));
+        CHECK_OK(tu_attachment_get(&group->attachments, &one, &state));
+        CHECK(state == group);
+        CHECK_OK(tu_attachment_get(&world->attachments, &one, &state));
         CHECK(state == world);
+        CHECK_OK(tu_attachment_get(&world->attachments, &other, &state));
+        CHECK(state == &made);
+        CHECK_STATUS(tu_attachment_get(&world->attachments, &never, &state), TUTTI_ERROR_STATE);
     }
-    CHECK_EQ(rooms_made, 2);
+    CHECK_EQ(made, 3);
     CHECK_OK(tutti_world_close(world));
-    CHECK_EQ(rooms_ended, 2);
+    CHECK_EQ(ended, 3);
+    CHECK(last_ended == world);
 }
