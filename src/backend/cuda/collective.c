@@ -20,7 +20,7 @@ static tutti_status tell_device(tu_cuda_collective *collective, uint32_t index, 
         result = cuda->driver.cuStreamSynchronize(stream);
     if (result != CUDA_SUCCESS)
         return tu_cuda_error(cuda, result, "telling the device about a block");
-    collective->uploaded[index] = mapping->base;
+    collective->uploaded[index] = *mapping;
     return TUTTI_OK;
 }
 
@@ -38,7 +38,8 @@ static tutti_status code_of(tu_cuda_collective *collective, const tu_device_plac
     tu_cuda_mapping mapping;
     tutti_status status = TUTTI_OK;
     tu_cuda_map_plan(place->map, &mapping.base, &mapping.stride);
-    if (collective->uploaded[place->index] != mapping.base) {
+    const tu_cuda_mapping *known = &collective->uploaded[place->index];
+    if (known->base != mapping.base || known->stride != mapping.stride) { /* indices and addresses are used again */
         if (tu_cuda_capture(collective->cuda, stream) != 0)
             return host->error(TUTTI_ERROR_STATE,
                                "a symmetric block is used for the first time with group %s while a stream captures; "

@@ -251,7 +251,7 @@ tutti_status tu_cuda_collective_make(void *state, tutti_group *group, int *devic
                                      void **made) {
     tu_cuda *cuda = state;
     tu_cuda_collective *collective = calloc(1, sizeof *collective);
-    uint64_t *uploaded = calloc(TU_CUDA_TABLE, sizeof *uploaded);
+    tu_cuda_mapping *uploaded = calloc(TU_CUDA_TABLE, sizeof *uploaded);
     tutti_status status = TUTTI_OK;
     if (collective == NULL || uploaded == NULL) {
         status = cuda->host->error(TUTTI_ERROR_MEMORY, "out of memory for a group on a GPU");

@@ -39,11 +39,11 @@ typedef struct tu_cuda_collective {
     tu_cuda_layout layout;
     tu_backend_block control;
     tu_backend_map map;
-    uint64_t base, stride;  /* of the control blocks */
-    uint64_t own;           /* this rank's, as kernels reach it */
-    uint64_t *uploaded;     /* by index: base of the table's entry, 0 none */
-    int blocks;             /* that every member can hold resident */
-    tu_cuda_lockstep *step; /* with the other ranks of this process; NULL: none */
+    uint64_t base, stride;     /* of the control blocks */
+    uint64_t own;              /* this rank's, as kernels reach it */
+    tu_cuda_mapping *uploaded; /* by index: what the table on the device says; base 0: nothing */
+    int blocks;                /* that every member can hold resident */
+    tu_cuda_lockstep *step;    /* with the other ranks of this process; NULL: none */
     uint64_t steps;
     pthread_mutex_t lock; /* two host threads launch one after the other */
 } tu_cuda_collective;

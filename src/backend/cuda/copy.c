@@ -2,10 +2,12 @@
  *
  * Bytes and words on streams.
  *
- * Between device memories a put is a kernel where several ranks share the process: copies of all streams of a context
- * go through a few queues of the copy engines, and one rank's put would stand behind another rank's copy that waits, on
- * its stream, for the signal after that very put.
+ * Where several ranks share the process, a put is a kernel: copies of all streams of a context go through a few queues
+ * of the copy engines, and one rank's put would stand behind another rank's copy that waits, on its stream, for the
+ * signal after that very put. Bytes of the host go through pinned memory, which the kernel reads.
  */
+#include <string.h>
+
 #include "cuda.h"
 
 #define COPY_BLOCKS 32
@@ -96,6 +98,39 @@ static tutti_status copy_by_kernel(tu_cuda *cuda, int index, void *to, const voi
     return status;
 }
 
+/* One slot's worth of the host's bytes: into pinned memory now, from there by a kernel. */
+static tutti_status put_slot(tu_cuda *cuda, int index, char *to, const char *from, size_t bytes, CUstream stream) {
+    tu_cuda_device *device = &cuda->devices[index];
+    const tu_cuda_driver *driver = &cuda->driver;
+    tutti_status status = tu_cuda_enter(cuda, device);
+    if (status != TUTTI_OK)
+        return status;
+    unsigned slot = device->next_bounce++ % TU_CUDA_BOUNCES;
+    CUresult result = device->bounced[slot] == NULL
+                          ? driver->cuEventCreate(&device->bounced[slot], CU_EVENT_DISABLE_TIMING)
+                          : driver->cuEventSynchronize(device->bounced[slot]); /* its last bytes have gone */
+    if (result == CUDA_SUCCESS) {
+        memcpy(device->bounce + slot * TU_CUDA_BOUNCE, from, bytes);
+        status = copy_by_kernel(cuda, index, to, (const void *)(uintptr_t)(device->bounce_here + slot * TU_CUDA_BOUNCE),
+                                bytes, stream);
+        if (status == TUTTI_OK)
+            result = driver->cuEventRecord(device->bounced[slot], stream);
+    }
+    tu_cuda_leave(cuda);
+    return result == CUDA_SUCCESS ? status : tu_cuda_error(cuda, result, "a put of the host's bytes");
+}
+
+static tutti_status put_from_host(tu_cuda *cuda, int index, char *to, const char *from, size_t bytes, CUstream stream) {
+    tutti_status status = TUTTI_OK;
+    pthread_mutex_lock(&cuda->devices[index].bounce_lock);
+    for (size_t done = 0; status == TUTTI_OK && done < bytes; done += TU_CUDA_BOUNCE) {
+        size_t now = bytes - done < TU_CUDA_BOUNCE ? bytes - done : TU_CUDA_BOUNCE;
+        status = put_slot(cuda, index, to + done, from + done, now, stream);
+    }
+    pthread_mutex_unlock(&cuda->devices[index].bounce_lock);
+    return status;
+}
+
 static tutti_status transfer(const tu_backend_peers *peers, void *to, const void *from, const void *mine, size_t bytes,
                              const tu_backend_call *call) {
     tu_cuda *cuda = peers->state;
@@ -106,7 +141,12 @@ static tutti_status transfer(const tu_backend_peers *peers, void *to, const void
 
 tutti_status tu_cuda_put(const tu_backend_peers *peers, int to, size_t offset, const void *from, size_t bytes,
                          const tu_backend_call *call) {
-    return transfer(peers, (char *)peers->blocks->addresses[to] + offset, from, from, bytes, call);
+    tu_cuda *cuda = peers->state;
+    char *target = (char *)peers->blocks->addresses[to] + offset;
+    if (bytes > 0 && atomic_load_explicit(&cuda->shared_process, memory_order_relaxed) &&
+        !is_device_memory(cuda, from) && tu_cuda_capture(cuda, call->stream) == 0)
+        return put_from_host(cuda, peers->device_index, target, from, bytes, call->stream);
+    return transfer(peers, target, from, from, bytes, call);
 }
 
 tutti_status tu_cuda_get(const tu_backend_peers *peers, int from, size_t offset, void *to, size_t bytes,

@@ -19,7 +19,9 @@
 
 #define TU_CUDA_DEVICES 16
 #define TU_CUDA_GROUPS 4096 /* of one rank on one device, at one time */
-#define TU_CUDA_USERS 32    /* streams that a rank uses at one time, where ranks share a process */
+#define TU_CUDA_BOUNCES 8
+#define TU_CUDA_BOUNCE ((size_t)256 << 10) /* bytes of a slot */
+#define TU_CUDA_USERS 32                   /* streams that a rank uses at one time, where ranks share a process */
 
 typedef enum tu_cuda_kernel {
 #define KERNEL(id, name) TU_CUDA_##id,
@@ -58,6 +60,12 @@ typedef struct tu_cuda_device {
     uint32_t *answer;         /* of a test, pinned; under answer_lock */
     CUdeviceptr answer_here;
     pthread_mutex_t answer_lock;
+
+    unsigned char *bounce;   /* TU_CUDA_BOUNCES slots of pinned memory, for bytes of the host on their way to peers */
+    CUdeviceptr bounce_here; /* the same for kernels */
+    CUevent bounced[TU_CUDA_BOUNCES]; /* behind the last use of each slot; NULL: none yet; under bounce_lock */
+    unsigned next_bounce;
+    pthread_mutex_t bounce_lock;
 
     pthread_mutex_t use_lock; /* the uses */
     tu_cuda_use uses[TU_CUDA_USERS];

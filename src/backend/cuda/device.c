@@ -62,6 +62,10 @@ static CUresult allocate_words(tu_cuda *cuda, tu_cuda_device *device) {
         result = driver->cuMemHostAlloc((void **)&device->answer, sizeof *device->answer, flags);
     if (result == CUDA_SUCCESS)
         result = driver->cuMemHostGetDevicePointer(&device->answer_here, device->answer, 0);
+    if (result == CUDA_SUCCESS)
+        result = driver->cuMemHostAlloc((void **)&device->bounce, TU_CUDA_BOUNCES * TU_CUDA_BOUNCE, flags);
+    if (result == CUDA_SUCCESS)
+        result = driver->cuMemHostGetDevicePointer(&device->bounce_here, device->bounce, 0);
     if (result == CUDA_SUCCESS) {
         memset(device->reports, 0, reports);
         result = driver->cuMemsetD8Async(device->words, 0, words, device->stream);
@@ -70,6 +74,9 @@ static CUresult allocate_words(tu_cuda *cuda, tu_cuda_device *device) {
 }
 
 static void free_words(tu_cuda *cuda, tu_cuda_device *device) {
+    if (device->bounce != NULL)
+        cuda->driver.cuMemFreeHost(device->bounce);
+    device->bounce = NULL;
     if (device->answer != NULL)
         cuda->driver.cuMemFreeHost(device->answer);
     if (device->reports != NULL)
@@ -137,6 +144,7 @@ static tutti_status open_device(tu_cuda *cuda, int index) {
     if (status != TUTTI_OK)
         goto release_context;
     pthread_mutex_init(&device->answer_lock, NULL);
+    pthread_mutex_init(&device->bounce_lock, NULL);
     pthread_mutex_init(&device->use_lock, NULL);
     device->open = true;
     return TUTTI_OK;
@@ -156,6 +164,10 @@ void tu_cuda_device_close(tu_cuda *cuda, tu_cuda_device *device) {
             if (device->uses[i].event != NULL)
                 cuda->driver.cuEventDestroy(device->uses[i].event);
         }
+        for (int i = 0; i < TU_CUDA_BOUNCES; i++) {
+            if (device->bounced[i] != NULL)
+                cuda->driver.cuEventDestroy(device->bounced[i]);
+        }
         free_words(cuda, device);
         cuda->driver.cuStreamDestroy(device->stream);
         cuda->driver.cuModuleUnload(device->module);
@@ -163,6 +175,7 @@ void tu_cuda_device_close(tu_cuda *cuda, tu_cuda_device *device) {
     }
     cuda->driver.cuDevicePrimaryCtxRelease(device->device);
     pthread_mutex_destroy(&device->use_lock);
+    pthread_mutex_destroy(&device->bounce_lock);
     pthread_mutex_destroy(&device->answer_lock);
     free(device->words_taken);
     device->open = false;

@@ -41,9 +41,12 @@ static tutti_status join_capture(tu_cuda_order *order) {
 tutti_status tu_cuda_order_begin(tu_cuda_group *group, CUstream stream, int64_t timeout_ns, uint32_t operation,
                                  uint64_t sequence, tu_cuda_order *order) {
     uint64_t capture = tu_cuda_capture(group->cuda, stream);
+    /* A stream that captures cannot be asked for its id without breaking the capture; while it captures, its handle is
+     * not given to another. */
+    uint64_t id = capture != 0 ? (uint64_t)(uintptr_t)stream : tu_cuda_stream_id(group->cuda, stream);
     *order = (tu_cuda_order){ .group = group,
                               .stream = stream,
-                              .stream_id = tu_cuda_stream_id(group->cuda, stream),
+                              .stream_id = id,
                               .capture = capture,
                               .words = { .words = group->words, .report = group->report, .eager = capture == 0 } };
     tutti_status status = TUTTI_OK;
