@@ -6,6 +6,7 @@
  *     ops.h           the operators
  *     autograd.h      gradients, hooks, functions with a gradient of one's own
  *     module.h        layers: parameters, children, a forward function
+ *     optimizer.h     training a module: optimizers, learning rates, clipping
  *     functional.h    collectives that return new tensors and can be differentiated; symmetric tensors
  *     io.h            tensors in files: NumPy's formats and safetensors
  *     dlpack.h        tensors that other libraries share
@@ -21,6 +22,7 @@
 #include <tutti/io.h>
 #include <tutti/module.h>
 #include <tutti/ops.h>
+#include <tutti/optimizer.h>
 #include <tutti/tensor.h>
 
 #endif

@@ -1,68 +1,285 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Optimizer steps: in place, outside the graph. The kernels are in tensor/optimizer.c.
+ * Optimizers over the parameters of a module.
  */
-#include "tensor/operators.h"
+#include "nn/optimizer.h"
 
-/* Puts a default where an option is 0, and refuses what cannot work: it would make every parameter a NaN. */
-static bool settle(const char *who, const char *field, double *value, double instead, double below) {
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What is different between them. */
+typedef struct tu_step_kind {
+    const char *name;
+    const char *states[TU_STEP_STATES];
+    bool (*step)(const tt_optimizer *optimizer, const tu_member *member, tt_tensor *gradient);
+} tu_step_kind;
+
+static bool step_sgd(const tt_optimizer *optimizer, const tu_member *member, tt_tensor *gradient) {
+    const tu_member_group *group = &optimizer->groups[member->group];
+    return tu_sgd_step(member->parameter, gradient, member->states[0], group->rate, optimizer->numbers[0],
+                       group->weight_decay, NULL);
+}
+
+static bool step_adamw(const tt_optimizer *optimizer, const tu_member *member, tt_tensor *gradient) {
+    const tu_member_group *group = &optimizer->groups[member->group];
+    return tu_adamw_step(member->parameter, gradient, member->states[0], member->states[1], optimizer->steps,
+                         group->rate, optimizer->numbers[0], optimizer->numbers[1], optimizer->numbers[2],
+                         group->weight_decay, NULL);
+}
+
+static const tu_step_kind sgd_kind = { "sgd_optimizer", { NULL, NULL }, step_sgd };
+static const tu_step_kind momentum_kind = { "sgd_optimizer", { "velocity", NULL }, step_sgd };
+static const tu_step_kind adamw_kind = { "adamw_optimizer", { "m", "v" }, step_adamw };
+
+bool tu_optimizer_usable(const char *who, const tt_optimizer *optimizer) {
     if (tu_self()->pending != TUTTI_OK)
         return false;
-    if (!(*value >= 0) || !(*value < below)) {
-        tu_fail(TUTTI_ERROR_ARGUMENT, "%s.%s is %g; it must be 0 (%g), TUTTI_ZERO or a positive number below %g", who,
-                field, *value, instead, below);
+    if (optimizer == NULL)
+        tu_fail(TUTTI_ERROR_ARGUMENT, "%s: optimizer is NULL", who);
+    return optimizer != NULL;
+}
+
+/* ---- life ---- */
+
+static tutti_status add_group(tt_optimizer *optimizer, double learning_rate, double weight_decay) {
+    size_t bytes = ((size_t)optimizer->group_count + 1) * sizeof *optimizer->groups;
+    tu_member_group *groups = realloc(optimizer->groups, bytes);
+    if (groups == NULL)
+        return tu_pending_take(tu_error_memory("a group of parameters", bytes));
+    optimizer->groups = groups;
+    tt_scope scope = tt_scope_open();
+    tt_tensor *rate = tu_step_number(learning_rate);
+    if (rate != NULL)
+        groups[optimizer->group_count++] = (tu_member_group){ tu_tensor_hold(rate), learning_rate, weight_decay };
+    tu_scope_leave(&scope);
+    return tu_self()->pending;
+}
+
+static bool add_member(tt_optimizer *optimizer, tt_tensor *parameter, const char *name) {
+    tu_member *member = &optimizer->members[optimizer->member_count];
+    *member = (tu_member){ .name = strdup(name) };
+    if (member->name == NULL) {
+        tu_pending_take(tu_error_memory("a parameter's name", strlen(name) + 1));
         return false;
     }
-    *value = tu_option_number(*value, instead);
+    optimizer->member_count++;
+    member->parameter = tu_tensor_hold(parameter);
+    for (int i = 0; i < TU_STEP_STATES && optimizer->kind->states[i] != NULL; i++) {
+        tt_tensor *zeros = tt_zeros_like(parameter);
+        member->states[i] = zeros != NULL ? tu_tensor_hold(zeros) : NULL;
+    }
+    return tu_self()->pending == TUTTI_OK;
+}
+
+static tutti_status fill(tt_optimizer *optimizer, const tt_module *module) {
+    tt_named_list parameters = tt_module_parameters(module);
+    optimizer->members = calloc(parameters.count + 1, sizeof *optimizer->members);
+    if (optimizer->members == NULL)
+        return tu_pending_take(tu_error_memory("an optimizer", (parameters.count + 1) * sizeof *optimizer->members));
+    for (size_t i = 0; i < parameters.count; i++)
+        if (tt_requires_grad(parameters.at[i]) && !add_member(optimizer, parameters.at[i], parameters.names[i]))
+            break;
+    tt_tensor *steps = tu_step_number(0);
+    optimizer->steps = steps != NULL ? tu_tensor_hold(steps) : NULL;
+    if (tu_self()->pending == TUTTI_OK && optimizer->member_count == 0)
+        tu_fail(TUTTI_ERROR_ARGUMENT, "%s: the module has no parameter that requires grad", optimizer->kind->name);
+    return tu_self()->pending;
+}
+
+static tt_optimizer *make(const tu_step_kind *kind, const tt_module *module, double learning_rate,
+                          double weight_decay) {
+    tt_optimizer *optimizer = calloc(1, sizeof *optimizer);
+    if (optimizer == NULL) {
+        tu_pending_take(tu_error_memory("an optimizer", sizeof *optimizer));
+        return NULL;
+    }
+    optimizer->kind = kind;
+    tt_scope scope = tt_scope_open();
+    bool recording = tt_grad_mode(false);
+    if (add_group(optimizer, learning_rate, weight_decay) == TUTTI_OK)
+        fill(optimizer, module);
+    tt_grad_mode(recording);
+    tu_scope_leave(&scope);
+    if (tu_self()->pending == TUTTI_OK)
+        return optimizer;
+    tt_optimizer_release(optimizer);
+    return NULL;
+}
+
+tt_optimizer *tt_sgd_optimizer(const tt_module *module, const tt_sgd *options) {
+    tt_sgd full;
+    if (!tu_settle_sgd(options, &full))
+        return NULL;
+    tt_optimizer *optimizer =
+        make(full.momentum != 0 ? &momentum_kind : &sgd_kind, module, full.learning_rate, full.weight_decay);
+    if (optimizer != NULL)
+        optimizer->numbers[0] = full.momentum;
+    return optimizer;
+}
+
+tt_optimizer *tt_adamw_optimizer(const tt_module *module, const tt_adamw *options) {
+    tt_adamw full;
+    if (!tu_settle_adamw(options, &full))
+        return NULL;
+    tt_optimizer *optimizer = make(&adamw_kind, module, full.learning_rate, full.weight_decay);
+    if (optimizer != NULL) {
+        optimizer->numbers[0] = full.beta1;
+        optimizer->numbers[1] = full.beta2;
+        optimizer->numbers[2] = full.epsilon;
+    }
+    return optimizer;
+}
+
+void tt_optimizer_release(tt_optimizer *optimizer) {
+    if (optimizer == NULL)
+        return;
+    for (size_t i = 0; i < optimizer->member_count; i++) {
+        tu_member *member = &optimizer->members[i];
+        tu_tensor_drop(member->parameter);
+        for (int k = 0; k < TU_STEP_STATES; k++)
+            tu_tensor_drop(member->states[k]);
+        free(member->name);
+    }
+    for (int i = 0; i < optimizer->group_count; i++)
+        tu_tensor_drop(optimizer->groups[i].rate);
+    tu_tensor_drop(optimizer->steps);
+    free(optimizer->members);
+    free(optimizer->groups);
+    free(optimizer);
+}
+
+/* ---- groups ---- */
+
+static tu_member *member_of(const tt_optimizer *optimizer, const tt_tensor *parameter) {
+    for (size_t i = 0; i < optimizer->member_count; i++)
+        if (optimizer->members[i].parameter == parameter)
+            return &optimizer->members[i];
+    return NULL;
+}
+
+static bool has_all(const tt_optimizer *optimizer, tt_tensor_list parameters) {
+    for (size_t i = 0; i < parameters.count; i++) {
+        if (tu_pending_take(tu_tensor_check("optimizer_add_group", "parameter", parameters.at[i])) != TUTTI_OK)
+            return false;
+        if (member_of(optimizer, parameters.at[i]) == NULL) {
+            tu_fail(TUTTI_ERROR_NOT_FOUND, "optimizer_add_group: the optimizer does not have the parameter %s",
+                    tu_describe(parameters.at[i]));
+            return false;
+        }
+    }
     return true;
 }
 
-/* A parameter that no backward reached has no gradient: the message must say which one. */
-static bool has_gradient(const char *who, const tt_tensor *parameter, const tt_tensor *gradient) {
-    if (tu_pending_take(tu_tensor_check(who, "parameter", parameter)) != TUTTI_OK)
-        return false;
-    if (gradient == NULL)
-        tu_fail(TUTTI_ERROR_ARGUMENT,
-                "%s: argument gradient is NULL for the parameter %s: no backward has reached it since its gradient was "
-                "removed. Leave it out of the step",
-                who, tu_describe(parameter));
-    return gradient != NULL;
+int tt_optimizer_add_group(tt_optimizer *optimizer, tt_tensor_list parameters, const tt_parameter_group *options) {
+    tt_parameter_group full = TT_PARAMETER_GROUP_INIT;
+    if (!tu_optimizer_usable("optimizer_add_group", optimizer) ||
+        tu_pending_take(tu_options_copy("tt_parameter_group", options, &full, sizeof full)) != TUTTI_OK ||
+        !tu_settle("tt_parameter_group", "learning_rate", &full.learning_rate, optimizer->groups[0].base_rate,
+                   HUGE_VAL) ||
+        !tu_settle("tt_parameter_group", "weight_decay", &full.weight_decay, optimizer->groups[0].weight_decay,
+                   HUGE_VAL) ||
+        !has_all(optimizer, parameters) || add_group(optimizer, full.learning_rate, full.weight_decay) != TUTTI_OK)
+        return TUTTI_NONE;
+    for (size_t i = 0; i < parameters.count; i++)
+        member_of(optimizer, parameters.at[i])->group = optimizer->group_count - 1;
+    return optimizer->group_count - 1;
 }
 
-bool tt_sgd_step(tt_tensor *parameter, tt_tensor *gradient, tt_tensor *velocity, const tt_sgd *options) {
-    tt_sgd full = TT_SGD_INIT;
-    if (tu_self()->pending != TUTTI_OK ||
-        tu_pending_take(tu_options_copy("tt_sgd", options, &full, sizeof full)) != TUTTI_OK ||
-        !settle("tt_sgd", "learning_rate", &full.learning_rate, 0.01, HUGE_VAL) ||
-        !settle("tt_sgd", "momentum", &full.momentum, 0, 1) ||
-        !settle("tt_sgd", "weight_decay", &full.weight_decay, 0, HUGE_VAL))
-        return false;
-    if (!has_gradient("sgd_step", parameter, gradient))
-        return false;
-    if (full.momentum != 0 && velocity == NULL) {
-        tu_fail(TUTTI_ERROR_ARGUMENT, "sgd_step: argument velocity is NULL, and momentum %g needs it", full.momentum);
-        return false;
-    }
-    return tu_sgd_step(parameter, gradient, full.momentum != 0 ? velocity : NULL, full.learning_rate, full.momentum,
-                       full.weight_decay, NULL);
+int tt_optimizer_group_count(const tt_optimizer *optimizer) {
+    return optimizer != NULL ? optimizer->group_count : 0;
 }
 
-bool tt_adamw_step(tt_tensor *parameter, tt_tensor *gradient, tt_tensor *m, tt_tensor *v, int64_t count,
-                   const tt_adamw *options) {
-    tt_adamw full = TT_ADAMW_INIT;
-    if (tu_self()->pending != TUTTI_OK ||
-        tu_pending_take(tu_options_copy("tt_adamw", options, &full, sizeof full)) != TUTTI_OK ||
-        !settle("tt_adamw", "learning_rate", &full.learning_rate, 0.001, HUGE_VAL) ||
-        !settle("tt_adamw", "beta1", &full.beta1, 0.9, 1) || !settle("tt_adamw", "beta2", &full.beta2, 0.999, 1) ||
-        !settle("tt_adamw", "epsilon", &full.epsilon, 1e-8, HUGE_VAL) ||
-        !settle("tt_adamw", "weight_decay", &full.weight_decay, 0.01, HUGE_VAL))
+/* ---- steps ---- */
+
+static bool has_gradient(const tt_optimizer *optimizer) {
+    for (size_t i = 0; i < optimizer->member_count; i++)
+        if (tt_grad(optimizer->members[i].parameter) != NULL)
+            return true;
+    if (tu_self()->pending == TUTTI_OK)
+        tu_fail(TUTTI_ERROR_STATE,
+                "optimizer_step: none of %zu parameters has a gradient, neither the first, %s: no backward has reached "
+                "them since their gradients were removed",
+                optimizer->member_count, tu_describe(optimizer->members[0].parameter));
+    return false;
+}
+
+bool tt_optimizer_step(tt_optimizer *optimizer) {
+    if (!tu_optimizer_usable("optimizer_step", optimizer))
         return false;
-    if (!has_gradient("adamw_step", parameter, gradient))
-        return false;
-    if (count < 1) {
-        tu_fail(TUTTI_ERROR_ARGUMENT, "adamw_step: step is %lld and counts from 1", (long long)count);
-        return false;
+    tt_scope scope = tt_scope_open();
+    bool recording = tt_grad_mode(false);
+    if (has_gradient(optimizer))
+        tt_add_scalar_(optimizer->steps, 1);
+    for (size_t i = 0; i < optimizer->member_count && tu_self()->pending == TUTTI_OK; i++) {
+        const tu_member *member = &optimizer->members[i];
+        tt_tensor *gradient = tt_grad(member->parameter);
+        if (gradient != NULL)
+            optimizer->kind->step(optimizer, member, gradient);
     }
-    return tu_adamw_step(parameter, gradient, m, v, count, full.learning_rate, full.beta1, full.beta2, full.epsilon,
-                         full.weight_decay, NULL);
+    tt_grad_mode(recording);
+    tu_scope_leave(&scope);
+    return tu_self()->pending == TUTTI_OK;
+}
+
+void tt_optimizer_zero_grad(tt_optimizer *optimizer) {
+    if (!tu_optimizer_usable("optimizer_zero_grad", optimizer))
+        return;
+    for (size_t i = 0; i < optimizer->member_count; i++)
+        tt_set_grad(optimizer->members[i].parameter, NULL);
+}
+
+/* ---- what it remembers ---- */
+
+tt_tensor *tt_optimizer_steps(const tt_optimizer *optimizer) {
+    return tu_optimizer_usable("optimizer_steps", optimizer) ? tu_scope_own(tu_tensor_hold(optimizer->steps)) : NULL;
+}
+
+tt_tensor *tt_optimizer_learning_rate(const tt_optimizer *optimizer, int group) {
+    if (!tu_optimizer_usable("optimizer_learning_rate", optimizer))
+        return NULL;
+    if (group < 0 || group >= optimizer->group_count) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "optimizer_learning_rate: there is no group %d; they count from 0 to %d", group,
+                optimizer->group_count - 1);
+        return NULL;
+    }
+    return tu_scope_own(tu_tensor_hold(optimizer->groups[group].rate));
+}
+
+typedef struct listing {
+    size_t count;
+    tt_tensor **tensors;
+    const char **names;
+} listing;
+
+static void list_one(listing *list, tt_tensor *tensor, const char *prefix, const char *name) {
+    if (tu_self()->pending != TUTTI_OK)
+        return;
+    size_t bytes = strlen(prefix) + strlen(name) + 2;
+    char *text = tu_scope_memory(bytes);
+    if (text == NULL)
+        return;
+    snprintf(text, bytes, "%s%s%s", prefix, name[0] != 0 ? "." : "", name);
+    list->names[list->count] = text;
+    list->tensors[list->count++] = tu_scope_own(tu_tensor_hold(tensor));
+}
+
+tt_named_list tt_optimizer_state(const tt_optimizer *optimizer) {
+    tt_named_list none = { 0, NULL, NULL };
+    if (!tu_optimizer_usable("optimizer_state", optimizer))
+        return none;
+    size_t most = 1 + (size_t)optimizer->group_count + TU_STEP_STATES * optimizer->member_count;
+    listing list = { 0, tu_scope_memory(most * sizeof *list.tensors), tu_scope_memory(most * sizeof *list.names) };
+    if (list.tensors == NULL || list.names == NULL)
+        return none;
+    list_one(&list, optimizer->steps, "step", "");
+    for (int i = 0; i < optimizer->group_count; i++) {
+        char number[16];
+        snprintf(number, sizeof number, "%d", i);
+        list_one(&list, optimizer->groups[i].rate, "learning_rate", number);
+    }
+    for (size_t i = 0; i < optimizer->member_count; i++)
+        for (int k = 0; k < TU_STEP_STATES && optimizer->kind->states[k] != NULL; k++)
+            list_one(&list, optimizer->members[i].states[k], optimizer->kind->states[k], optimizer->members[i].name);
+    return tu_self()->pending == TUTTI_OK ? (tt_named_list){ list.count, list.tensors, list.names } : none;
 }

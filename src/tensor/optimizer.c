@@ -9,67 +9,93 @@
 #include "tensor/stage.h"
 #include "tensor/vector_math.h"
 
+/* Of the inputs, those before the first of these are as large as the parameter; the others are single numbers. */
+static int first_number(const tu_call *call) {
+    return call->entry == &tu_operator_sgd_step ? 3 : 4;
+}
+
+static tutti_status check_number(const tu_call *call, int input) {
+    const tt_tensor *x = call->inputs[input];
+    if (x->numel == 1 && !tu_is_complex(x->dtype))
+        return TUTTI_OK;
+    return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s is %s and must be one real number",
+                         tu_argument_name(call->entry, input), tu_describe(x));
+}
+
 /* Dense and of one type: then the kernel runs where they lie. Checked by the shape rule. */
 tutti_status tu_step_shape(tu_call *call) {
     const tt_tensor *parameter = call->inputs[0];
     if (!tu_is_float(parameter->dtype))
         return tu_call_error(call, TUTTI_ERROR_TYPE, "the parameter is %s and must be floats", tu_describe(parameter));
-    for (int i = 1; i < call->input_count; i++) {
+    for (int i = 1; i < first_number(call); i++) {
         const tt_tensor *x = call->inputs[i];
         if (x != NULL && (!tu_same_sizes(x, parameter) || x->dtype != parameter->dtype))
             return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
                                  "%s is %s, and the parameter %s: shape and dtype must be the same",
                                  tu_argument_name(call->entry, i), tu_describe(x), tu_describe(parameter));
     }
-    return TUTTI_OK;
+    tutti_status status = TUTTI_OK;
+    for (int i = first_number(call); i < call->input_count && status == TUTTI_OK; i++)
+        status = check_number(call, i);
+    return status;
 }
 
 typedef struct step {
     void *at[4];
+    double learning_rate, count;
     const void *attributes;
 } step;
 
-#define STEP_KERNELS(suffix, type, root)                                                                       \
-    TU_CLONES static void sgd_##suffix(void *context, int64_t begin, int64_t end) {                            \
-        const step *s = context;                                                                               \
-        type *p = s->at[0], *g = s->at[1], *velocity = s->at[2];                                               \
-        const tu_sgd_step_attributes *own = s->attributes;                                                     \
-        type rate = (type)own->learning_rate, momentum = (type)own->momentum, decay = (type)own->weight_decay; \
-        if (velocity == NULL) {                                                                                \
-            for (int64_t i = begin; i < end; i++)                                                              \
-                p[i] -= rate * (g[i] + decay * p[i]);                                                          \
-            return;                                                                                            \
-        }                                                                                                      \
-        for (int64_t i = begin; i < end; i++) {                                                                \
-            velocity[i] = momentum * velocity[i] + g[i] + decay * p[i];                                        \
-            p[i] -= rate * velocity[i];                                                                        \
-        }                                                                                                      \
-    }                                                                                                          \
-    TU_CLONES static void adamw_##suffix(void *context, int64_t begin, int64_t end) {                          \
-        const step *s = context;                                                                               \
-        const tu_adamw_step_attributes *own = s->attributes;                                                   \
-        type *p = s->at[0], *g = s->at[1], *m = s->at[2], *v = s->at[3];                                       \
-        double count = (double)own->step;                                                                      \
-        type beta1 = (type)own->beta1, beta2 = (type)own->beta2, epsilon = (type)own->epsilon;                 \
-        type shrink = (type)(1 - own->learning_rate * own->weight_decay);                                      \
-        type rate = (type)(own->learning_rate / (1 - pow(own->beta1, count)));                                 \
-        type correct = (type)(1 / sqrt(1 - pow(own->beta2, count)));                                           \
-        for (int64_t i = begin; i < end; i++) {                                                                \
-            m[i] = beta1 * m[i] + (1 - beta1) * g[i];                                                          \
-            v[i] = beta2 * v[i] + (1 - beta2) * g[i] * g[i];                                                   \
-            p[i] = p[i] * shrink - rate * m[i] / (root(v[i]) * correct + epsilon);                             \
-        }                                                                                                      \
+#define STEP_KERNELS(suffix, type, root)                                                                     \
+    TU_CLONES static void sgd_##suffix(void *context, int64_t begin, int64_t end) {                          \
+        const step *s = context;                                                                             \
+        type *p = s->at[0], *g = s->at[1], *velocity = s->at[2];                                             \
+        const tu_sgd_step_attributes *own = s->attributes;                                                   \
+        type rate = (type)s->learning_rate, momentum = (type)own->momentum, decay = (type)own->weight_decay; \
+        if (velocity == NULL) {                                                                              \
+            for (int64_t i = begin; i < end; i++)                                                            \
+                p[i] -= rate * (g[i] + decay * p[i]);                                                        \
+            return;                                                                                          \
+        }                                                                                                    \
+        for (int64_t i = begin; i < end; i++) {                                                              \
+            velocity[i] = momentum * velocity[i] + g[i] + decay * p[i];                                      \
+            p[i] -= rate * velocity[i];                                                                      \
+        }                                                                                                    \
+    }                                                                                                        \
+    TU_CLONES static void adamw_##suffix(void *context, int64_t begin, int64_t end) {                        \
+        const step *s = context;                                                                             \
+        const tu_adamw_step_attributes *own = s->attributes;                                                 \
+        type *p = s->at[0], *g = s->at[1], *m = s->at[2], *v = s->at[3];                                     \
+        double count = s->count;                                                                             \
+        type beta1 = (type)own->beta1, beta2 = (type)own->beta2, epsilon = (type)own->epsilon;               \
+        type shrink = (type)(1 - s->learning_rate * own->weight_decay);                                      \
+        type rate = (type)(s->learning_rate / (1 - pow(own->beta1, count)));                                 \
+        type correct = (type)(1 / sqrt(1 - pow(own->beta2, count)));                                         \
+        for (int64_t i = begin; i < end; i++) {                                                              \
+            m[i] = beta1 * m[i] + (1 - beta1) * g[i];                                                        \
+            v[i] = beta2 * v[i] + (1 - beta2) * g[i] * g[i];                                                 \
+            p[i] = p[i] * shrink - rate * m[i] / (root(v[i]) * correct + epsilon);                           \
+        }                                                                                                    \
     }
 STEP_KERNELS(f32, float, sqrtf)
 STEP_KERNELS(f64, double, sqrt)
+
+static double number(const tt_tensor *x) {
+    double value = NAN;
+    /* Converting known dtypes cannot fail. */
+    tutti_status status = tutti_convert(tu_pointer(x), x->dtype, &value, TUTTI_F64, 1);
+    (void)status;
+    return value;
+}
 
 /* Runs a kernel on staged copies, and puts back those that it writes. All memory is there before the first write. */
 static tutti_status run_step(tu_call *call, tu_parallel_body *f32, tu_parallel_body *f64) {
     tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
     tt_tensor *staged[4] = { NULL };
-    step s = { { NULL }, call->attributes };
+    int count = first_number(call);
+    step s = { { NULL }, number(call->inputs[call->input_count - 1]), number(call->inputs[count]), call->attributes };
     bool ready = true;
-    for (int i = 0; i < call->input_count; i++) {
+    for (int i = 0; i < count; i++) {
         if (call->inputs[i] == NULL)
             continue;
         ready = (staged[i] = tu_stage_in(call->inputs[i], dtype)) != NULL && ready;
@@ -77,7 +103,7 @@ static tutti_status run_step(tu_call *call, tu_parallel_body *f32, tu_parallel_b
     }
     if (ready)
         tu_parallel(call->inputs[0]->numel, 32768, dtype == TUTTI_F32 ? f32 : f64, &s);
-    for (int i = 0; i < call->input_count; i++) {
+    for (int i = 0; i < count; i++) {
         if (ready && staged[i] != call->inputs[i] && call->entry->written & TU_INPUT(i) && staged[i] != NULL &&
             staged[i]->numel > 0)
             tu_copy_tensor(call->inputs[i], staged[i]);
@@ -98,15 +124,20 @@ static tt_tensor *made(tu_sampler *sampler, tu_sample_kind kind) {
     return tt_detach(tt_clone(sampler->make(sampler, kind, tt_shape(sampler->size, 3), 0)));
 }
 
+static tt_tensor *made_number(tu_sampler *sampler) {
+    return tt_detach(tt_clone(sampler->make(sampler, TU_SAMPLE_POSITIVE, tt_shape(), 0)));
+}
+
 tt_tensor *tu_sgd_sample(tu_sampler *sampler) {
     tt_tensor *parameter = made(sampler, TU_SAMPLE_NORMAL), *gradient = made(sampler, TU_SAMPLE_NORMAL);
-    tu_sgd_step(parameter, gradient, made(sampler, TU_SAMPLE_NORMAL), 0.01, 0.9, 0.1, NULL);
+    tu_sgd_step(parameter, gradient, made(sampler, TU_SAMPLE_NORMAL), made_number(sampler), 0.9, 0.1, NULL);
     return tt_detach(parameter);
 }
 
 tt_tensor *tu_adamw_sample(tu_sampler *sampler) {
     tt_tensor *parameter = made(sampler, TU_SAMPLE_NORMAL), *gradient = made(sampler, TU_SAMPLE_NORMAL);
     tt_tensor *first = made(sampler, TU_SAMPLE_NORMAL), *second = made(sampler, TU_SAMPLE_POSITIVE);
-    tu_adamw_step(parameter, gradient, first, second, 3, 0.001, 0.9, 0.999, 1e-8, 0.01, NULL);
+    tu_adamw_step(parameter, gradient, first, second, made_number(sampler), made_number(sampler), 0.9, 0.999, 1e-8,
+                  0.01, NULL);
     return tt_detach(parameter);
 }

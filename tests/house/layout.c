@@ -166,6 +166,16 @@ TEST(structs_of_ops_h_stay_as_they_are) {
     AT(tt_adamw, beta2, 24);
     AT(tt_adamw, epsilon, 32);
     AT(tt_adamw, weight_decay, 40);
+    AT(tt_parameter_group, size, 0);
+    AT(tt_parameter_group, learning_rate, 8);
+    AT(tt_parameter_group, weight_decay, 16);
+    AT(tt_schedule, size, 0);
+    AT(tt_schedule, kind, 8);
+    AT(tt_schedule, warm_up, 16);
+    AT(tt_schedule, steps, 24);
+    AT(tt_schedule, every, 32);
+    AT(tt_schedule, factor, 40);
+    AT(tt_schedule, last, 48);
     AT(tt_operator_info, size, 0);
     AT(tt_operator_info, name, 8);
     AT(tt_operator_info, family, 16);

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Optimizers inside.
+ */
+#ifndef TU_NN_OPTIMIZER_H
+#define TU_NN_OPTIMIZER_H
+
+#include <tutti/optimizer.h>
+
+#include "tensor/operators.h"
+
+#define TU_STEP_STATES 2 /* tensors that are remembered for one parameter, at most */
+
+typedef struct tu_member {
+    char *name; /* of the parameter in its module */
+    tt_tensor *parameter, *states[TU_STEP_STATES];
+    int group;
+} tu_member;
+
+typedef struct tu_member_group {
+    tt_tensor *rate;
+    double base_rate; /* what schedules multiply */
+    double weight_decay;
+} tu_member_group;
+
+struct tt_optimizer {
+    const struct tu_step_kind *kind;
+    double numbers[3]; /* momentum, or beta1, beta2 and epsilon */
+    tt_tensor *steps;
+    size_t member_count;
+    tu_member *members;
+    int group_count;
+    tu_member_group *groups;
+};
+
+/* Whether a call on it can go on; else the pending error is set. */
+bool tu_optimizer_usable(const char *who, const tt_optimizer *optimizer);
+
+/* A tensor of one f64 that goes with tensors of any device. */
+tt_tensor *tu_step_number(double value);
+/* Puts defaults where options are 0, and refuses what cannot work. */
+bool tu_settle_sgd(const tt_sgd *options, tt_sgd *full);
+bool tu_settle_adamw(const tt_adamw *options, tt_adamw *full);
+/* Puts a default where one option is 0. */
+bool tu_settle(const char *who, const char *field, double *value, double instead, double below);
+
+#endif
