@@ -7,6 +7,7 @@
  *     autograd.h      gradients, hooks, functions with a gradient of one's own
  *     module.h        layers: parameters, children, a forward function
  *     optimizer.h     training a module: optimizers, learning rates, clipping
+ *     state.h         a training run in a file, and going on from it
  *     functional.h    collectives that return new tensors and can be differentiated; symmetric tensors
  *     io.h            tensors in files: NumPy's formats and safetensors
  *     dlpack.h        tensors that other libraries share
@@ -23,6 +24,7 @@
 #include <tutti/module.h>
 #include <tutti/ops.h>
 #include <tutti/optimizer.h>
+#include <tutti/state.h>
 #include <tutti/tensor.h>
 
 #endif
