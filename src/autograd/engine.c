@@ -296,6 +296,15 @@ static tt_tensor *copy_for(tt_tensor *leaf, tt_tensor *grad) {
     return copy;
 }
 
+/* Unless an error is pending, `updated` takes the place of the gradient. */
+static void replace_grad(tu_history *history, tt_tensor *updated) {
+    if (tu_self()->pending != TUTTI_OK)
+        return;
+    tu_tensor_hold(updated);
+    tu_tensor_drop(history->grad);
+    history->grad = updated;
+}
+
 /* Under the lock of the leaf. */
 static tutti_status add_to_leaf(tt_tensor *leaf, tt_tensor *grad) {
     tu_history *history = leaf->history;
@@ -303,14 +312,9 @@ static tutti_status add_to_leaf(tt_tensor *leaf, tt_tensor *grad) {
     if (history->grad != NULL && !tt_grad_enabled()) {
         tt_add_(history->grad, grad);
     } else {
-        tt_tensor *updated = history->grad != NULL ? tt_add(history->grad, grad)
-                             : tt_grad_enabled()   ? tt_clone(grad)
-                                                   : copy_for(leaf, grad);
-        if (tu_self()->pending == TUTTI_OK) {
-            tu_tensor_hold(updated);
-            tu_tensor_drop(history->grad);
-            history->grad = updated;
-        }
+        replace_grad(history, history->grad != NULL ? tt_add(history->grad, grad)
+                              : tt_grad_enabled()   ? tt_clone(grad)
+                                                    : copy_for(leaf, grad));
     }
     tu_scope_leave(&scope);
     return tu_self()->pending;
@@ -402,12 +406,7 @@ static tutti_status run_leaf(backward *run, task *one) {
 static tutti_status retain(tt_tensor *x, tt_tensor *grad) {
     tu_history *history = x->history;
     tt_scope scope = tt_scope_open();
-    tt_tensor *updated = history->grad == NULL ? tt_clone(tt_contiguous(grad)) : tt_add(history->grad, grad);
-    if (tu_self()->pending == TUTTI_OK) {
-        tu_tensor_hold(updated);
-        tu_tensor_drop(history->grad);
-        history->grad = updated;
-    }
+    replace_grad(history, history->grad == NULL ? tt_clone(tt_contiguous(grad)) : tt_add(history->grad, grad));
     tu_scope_leave(&scope);
     return tu_self()->pending;
 }

@@ -81,15 +81,7 @@ static tt_tensor *from_span(tt_tensor *x, const tu_shape *original, const tu_sha
 
 /* Whether several elements may share one place: sorted by stride, each dimension must step over all smaller ones. */
 static bool may_overlap(const tu_shape *shape) {
-    int order[TT_MAX_DIMS], count = 0;
-    for (int i = 0; i < shape->ndim; i++) {
-        if (shape->sizes[i] <= 1)
-            continue;
-        int at = count++;
-        for (; at > 0 && shape->strides[order[at - 1]] > shape->strides[i]; at--)
-            order[at] = order[at - 1];
-        order[at] = i;
-    }
+    int order[TT_MAX_DIMS], count = tu_stride_order(shape->ndim, shape->sizes, shape->strides, order);
     int64_t reach = 0;
     for (int i = 0; i < count; i++) {
         if (shape->strides[order[i]] <= reach)

@@ -157,7 +157,8 @@ static int sequential_forward(tt_module *module, tt_tensor_list inputs, tt_tenso
     tt_tensor_list passed = inputs;
     for (int i = 0; i < module->child_count; i++)
         passed = tt_module_call_all(module->children[i].module, passed);
-    memcpy(outputs, passed.at, passed.count * sizeof *outputs);
+    if (passed.count > 0) /* none where an error is pending */
+        memcpy(outputs, passed.at, passed.count * sizeof *outputs);
     return (int)passed.count;
 }
 

@@ -262,18 +262,23 @@ tutti_status tu_shape_from(const char *who, tt_dims dims, tutti_dtype dtype, tut
     return tu_shape_contiguous(who, shape);
 }
 
-bool tu_is_dense(const tt_tensor *x) {
-    if (x->flags & TU_CONTIGUOUS)
-        return true;
-    int order[TT_MAX_DIMS], count = 0;
-    for (int i = 0; i < x->ndim; i++) {
-        if (x->sizes[i] == 1)
+int tu_stride_order(int dim_count, const int64_t *sizes, const int64_t *strides, int *order) {
+    int count = 0;
+    for (int i = 0; i < dim_count; i++) {
+        if (sizes[i] == 1)
             continue;
         int at = count++;
-        for (; at > 0 && x->strides[order[at - 1]] > x->strides[i]; at--)
+        for (; at > 0 && strides[order[at - 1]] > strides[i]; at--)
             order[at] = order[at - 1];
         order[at] = i;
     }
+    return count;
+}
+
+bool tu_is_dense(const tt_tensor *x) {
+    if (x->flags & TU_CONTIGUOUS)
+        return true;
+    int order[TT_MAX_DIMS], count = tu_stride_order(x->ndim, x->sizes, x->strides, order);
     int64_t expected = 1;
     for (int i = 0; i < count; i++) {
         if (x->strides[order[i]] != expected)

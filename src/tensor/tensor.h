@@ -113,6 +113,8 @@ tu_shape tu_shape_of(const tt_tensor *x);
 tutti_status tu_shape_contiguous(const char *who, tu_shape *shape);
 tutti_status tu_shape_from(const char *who, tt_dims dims, tutti_dtype dtype, tutti_device device, tu_shape *shape);
 int64_t tu_shape_numel(const tu_shape *shape);
+/* The dimensions of more than one element, smallest stride first; returns how many there are. */
+int tu_stride_order(int dim_count, const int64_t *sizes, const int64_t *strides, int *order);
 /* Whether the elements fill a block without gaps or overlap, in any order of dimensions. */
 bool tu_is_dense(const tt_tensor *x);
 bool tu_same_sizes(const tt_tensor *a, const tt_tensor *b);

@@ -267,3 +267,12 @@ TEST(a_view_made_before_its_base_joins_the_graph_requires_grad) {
     CHECK(is(tt_grad(x), (float[]){ 1, 0 }) && is(tt_grad(early), (float[]){ 1, 1 }));
     done(&scope);
 }
+
+TEST(an_operator_that_writes_a_tensor_makes_one_version) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *first = tt_ones(tt_shape(2, 3), TUTTI_F32, NULL), *second = tt_ones(tt_shape(4), TUTTI_F32, NULL);
+    tt_tensor *out = tt_zeros(tt_shape(2, 5), TUTTI_F32, NULL);
+    CHECK(tt_chunk_cat(tt_tensors(first, second), 2, out) != NULL);
+    CHECK_EQ(tt_version(out), 1);
+    done(&scope);
+}
