@@ -32,8 +32,8 @@ tutti_status tu_cat_shape(tu_call *call) {
     for (int i = 1; i < call->input_count; i++) {
         const tt_tensor *x = call->inputs[i];
         bool fits = x->ndim == first->ndim;
-        for (int d = 0; fits && d < x->ndim; d++)
-            fits = d == dim || x->sizes[d] == first->sizes[d];
+        for (int axis = 0; fits && axis < x->ndim; axis++)
+            fits = axis == dim || x->sizes[axis] == first->sizes[axis];
         if (!fits)
             return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
                                  "sizes of tensors must match except in dimension %d, but got %s and %s", dim,
@@ -151,10 +151,11 @@ typedef struct row_copy {
 } row_copy;
 
 static void copy_rows(void *context, int64_t begin, int64_t end) {
-    const row_copy *c = context;
+    const row_copy *copy = context;
     for (int64_t i = begin; i < end; i++) {
-        int64_t outer = i / c->count, row = i % c->count;
-        memcpy(c->to + i * c->inner, c->from + (outer * c->size + c->index[row]) * c->inner, (size_t)c->inner);
+        int64_t outer = i / copy->count, row = i % copy->count;
+        memcpy(copy->to + i * copy->inner, copy->from + (outer * copy->size + copy->index[row]) * copy->inner,
+               (size_t)copy->inner);
     }
 }
 
@@ -256,8 +257,8 @@ tutti_status tu_index_add_shape(tu_call *call) {
         return status;
     bool fits = index->ndim <= 1 && x->ndim > 0 && source->ndim == x->ndim && source->dtype == x->dtype &&
                 source->sizes[dim] == index->numel;
-    for (int d = 0; fits && d < x->ndim; d++)
-        fits = d == dim || source->sizes[d] == x->sizes[d];
+    for (int axis = 0; fits && axis < x->ndim; axis++)
+        fits = axis == dim || source->sizes[axis] == x->sizes[axis];
     if (!fits)
         return tu_call_error(
             call, TUTTI_ERROR_ARGUMENT,
@@ -345,8 +346,8 @@ static tutti_status check_along(tu_call *call, const tt_tensor *x, const tt_tens
     if (status != TUTTI_OK)
         return status;
     bool fits = index->ndim == x->ndim && x->ndim > 0;
-    for (int d = 0; fits && d < x->ndim; d++)
-        fits = d == *dim || index->sizes[d] <= x->sizes[d];
+    for (int axis = 0; fits && axis < x->ndim; axis++)
+        fits = axis == *dim || index->sizes[axis] <= x->sizes[axis];
     if (!fits)
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
                              "index %s must have the dimensions of x, %s, and not exceed them apart from dimension %d",
@@ -357,10 +358,10 @@ static tutti_status check_along(tu_call *call, const tt_tensor *x, const tt_tens
 /* Offset in x of the i-th element of index, row-major. */
 static int64_t element_offset(const tt_tensor *x, const tt_tensor *index, int dim, int64_t i, int64_t at) {
     int64_t offset = at * x->strides[dim];
-    for (int d = index->ndim - 1; d >= 0; d--) {
-        if (d != dim)
-            offset += i % index->sizes[d] * x->strides[d];
-        i /= index->sizes[d];
+    for (int axis = index->ndim - 1; axis >= 0; axis--) {
+        if (axis != dim)
+            offset += i % index->sizes[axis] * x->strides[axis];
+        i /= index->sizes[axis];
     }
     return offset;
 }

@@ -210,14 +210,14 @@ tutti_status tu_call_error(const tu_call *call, tutti_status status, const char 
 tutti_status tu_broadcast_sizes(const tu_call *call, int first, tu_shape *result);
 /* The dtype that inputs first.. promote to. */
 tutti_dtype tu_promote(const tu_call *call, int first);
-tutti_dtype tu_promote_pair(tutti_dtype a, tutti_dtype b);
+tutti_dtype tu_promote_pair(tutti_dtype left, tutti_dtype right);
 /* The result is like input 0: contiguous, or with its very strides. */
 tu_shape_rule tu_shape_like_first, tu_shape_of_first;
 /* There are none. */
 tu_shape_rule tu_no_results;
-/* Whether a and b share memory otherwise than element by element. Sure of an overlap where it says so; layouts that are
- * neither dense nor alike count as apart. */
-bool tu_partly_overlaps(const tt_tensor *a, const tt_tensor *b);
+/* Whether left and right share memory otherwise than element by element. Sure of an overlap where it says so; layouts
+ * that are neither dense nor alike count as apart. */
+bool tu_partly_overlaps(const tt_tensor *left, const tt_tensor *right);
 /* A dimension that the shape rule has checked, counted from 0. */
 static inline int tu_dim(int64_t dim, int ndim) {
     return (int)(dim < 0 ? dim + ndim : dim);

@@ -50,22 +50,33 @@
 #define TU_BARE(...) __VA_ARGS__
 #define TU_EACH_OF(verb, context, separator, ...) \
     TU_JOIN(TU_EACH, TU_COUNT(__VA_ARGS__))(verb, context, separator, __VA_ARGS__)
-#define TU_JOIN(a, b) TU_JOIN_OF(a, b)
-#define TU_JOIN_OF(a, b) a##b
+#define TU_JOIN(left, right) TU_JOIN_OF(left, right)
+#define TU_JOIN_OF(left, right) left##right
 #define TU_COUNT(...) TU_COUNT_OF(__VA_ARGS__, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)
-#define TU_COUNT_OF(a, b, c, d, e, f, g, h, i, j, k, l, count, ...) count
-#define TU_EACH1(v, c, s, word) v(c, word)
-#define TU_EACH2(v, c, s, word, ...) v(c, word) s() TU_EACH1(v, c, s, __VA_ARGS__)
-#define TU_EACH3(v, c, s, word, ...) v(c, word) s() TU_EACH2(v, c, s, __VA_ARGS__)
-#define TU_EACH4(v, c, s, word, ...) v(c, word) s() TU_EACH3(v, c, s, __VA_ARGS__)
-#define TU_EACH5(v, c, s, word, ...) v(c, word) s() TU_EACH4(v, c, s, __VA_ARGS__)
-#define TU_EACH6(v, c, s, word, ...) v(c, word) s() TU_EACH5(v, c, s, __VA_ARGS__)
-#define TU_EACH7(v, c, s, word, ...) v(c, word) s() TU_EACH6(v, c, s, __VA_ARGS__)
-#define TU_EACH8(v, c, s, word, ...) v(c, word) s() TU_EACH7(v, c, s, __VA_ARGS__)
-#define TU_EACH9(v, c, s, word, ...) v(c, word) s() TU_EACH8(v, c, s, __VA_ARGS__)
-#define TU_EACH10(v, c, s, word, ...) v(c, word) s() TU_EACH9(v, c, s, __VA_ARGS__)
-#define TU_EACH11(v, c, s, word, ...) v(c, word) s() TU_EACH10(v, c, s, __VA_ARGS__)
-#define TU_EACH12(v, c, s, word, ...) v(c, word) s() TU_EACH11(v, c, s, __VA_ARGS__)
+#define TU_COUNT_OF(one, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve, count, ...) count
+#define TU_EACH1(verb, context, separator, word) verb(context, word)
+#define TU_EACH2(verb, context, separator, word, ...) \
+    verb(context, word) separator() TU_EACH1(verb, context, separator, __VA_ARGS__)
+#define TU_EACH3(verb, context, separator, word, ...) \
+    verb(context, word) separator() TU_EACH2(verb, context, separator, __VA_ARGS__)
+#define TU_EACH4(verb, context, separator, word, ...) \
+    verb(context, word) separator() TU_EACH3(verb, context, separator, __VA_ARGS__)
+#define TU_EACH5(verb, context, separator, word, ...) \
+    verb(context, word) separator() TU_EACH4(verb, context, separator, __VA_ARGS__)
+#define TU_EACH6(verb, context, separator, word, ...) \
+    verb(context, word) separator() TU_EACH5(verb, context, separator, __VA_ARGS__)
+#define TU_EACH7(verb, context, separator, word, ...) \
+    verb(context, word) separator() TU_EACH6(verb, context, separator, __VA_ARGS__)
+#define TU_EACH8(verb, context, separator, word, ...) \
+    verb(context, word) separator() TU_EACH7(verb, context, separator, __VA_ARGS__)
+#define TU_EACH9(verb, context, separator, word, ...) \
+    verb(context, word) separator() TU_EACH8(verb, context, separator, __VA_ARGS__)
+#define TU_EACH10(verb, context, separator, word, ...) \
+    verb(context, word) separator() TU_EACH9(verb, context, separator, __VA_ARGS__)
+#define TU_EACH11(verb, context, separator, word, ...) \
+    verb(context, word) separator() TU_EACH10(verb, context, separator, __VA_ARGS__)
+#define TU_EACH12(verb, context, separator, word, ...) \
+    verb(context, word) separator() TU_EACH11(verb, context, separator, __VA_ARGS__)
 #define TU_NOTHING()
 #define TU_COMMA() ,
 #define TU_TEXT_COMMA() ", "

@@ -31,19 +31,19 @@ tutti_status tu_broadcast_sizes(const tu_call *call, int first, tu_shape *result
     for (int i = first; i < call->input_count; i++)
         if (call->inputs[i] != NULL && call->inputs[i]->ndim > ndim)
             ndim = call->inputs[i]->ndim;
-    for (int d = 0; d < ndim; d++)
-        result->sizes[d] = 1;
+    for (int dim = 0; dim < ndim; dim++)
+        result->sizes[dim] = 1;
     for (int i = first; i < call->input_count; i++) {
         const tt_tensor *x = call->inputs[i];
-        for (int d = 0; x != NULL && d < x->ndim; d++) {
-            int64_t *size = &result->sizes[ndim - x->ndim + d];
-            if (x->sizes[d] == *size || x->sizes[d] == 1)
+        for (int dim = 0; x != NULL && dim < x->ndim; dim++) {
+            int64_t *size = &result->sizes[ndim - x->ndim + dim];
+            if (x->sizes[dim] == *size || x->sizes[dim] == 1)
                 continue;
             if (*size != 1)
                 return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
                                      "shapes do not broadcast: %s and %s differ in dimension %d, and neither size is 1",
-                                     tu_describe(call->inputs[first]), tu_describe(x), d - x->ndim);
-            *size = x->sizes[d];
+                                     tu_describe(call->inputs[first]), tu_describe(x), dim - x->ndim);
+            *size = x->sizes[dim];
         }
     }
     result->ndim = ndim;
@@ -61,10 +61,10 @@ static bool is_signed(tutti_dtype dtype) {
     return dtype <= TUTTI_I64;
 }
 
-static tutti_dtype wider_integer(tutti_dtype a, tutti_dtype b) {
-    if (is_signed(a) == is_signed(b))
-        return tu_dtype_bytes[a] >= tu_dtype_bytes[b] ? a : b;
-    tutti_dtype with_sign = is_signed(a) ? a : b, without = is_signed(a) ? b : a;
+static tutti_dtype wider_integer(tutti_dtype left, tutti_dtype right) {
+    if (is_signed(left) == is_signed(right))
+        return tu_dtype_bytes[left] >= tu_dtype_bytes[right] ? left : right;
+    tutti_dtype with_sign = is_signed(left) ? left : right, without = is_signed(left) ? right : left;
     if (tu_dtype_bytes[with_sign] > tu_dtype_bytes[without])
         return with_sign;
     switch (tu_dtype_bytes[without]) { /* the signed type that holds both */
@@ -77,18 +77,19 @@ static tutti_dtype wider_integer(tutti_dtype a, tutti_dtype b) {
     }
 }
 
-tutti_dtype tu_promote_pair(tutti_dtype a, tutti_dtype b) {
-    if (a == b)
-        return a;
-    int of_a = category(a), of_b = category(b);
-    if (of_a == 3 || of_b == 3)
-        return a == TUTTI_C128 || b == TUTTI_C128 || a == TUTTI_F64 || b == TUTTI_F64 ? TUTTI_C128 : TUTTI_C64;
-    if (of_a != of_b)
-        return of_a > of_b ? a : b;
-    if (of_a == 1)
-        return wider_integer(a, b);
-    if (tu_dtype_bytes[a] != tu_dtype_bytes[b])
-        return tu_dtype_bytes[a] > tu_dtype_bytes[b] ? a : b;
+tutti_dtype tu_promote_pair(tutti_dtype left, tutti_dtype right) {
+    if (left == right)
+        return left;
+    int of_left = category(left), of_right = category(right);
+    if (of_left == 3 || of_right == 3)
+        return left == TUTTI_C128 || right == TUTTI_C128 || left == TUTTI_F64 || right == TUTTI_F64 ? TUTTI_C128
+                                                                                                    : TUTTI_C64;
+    if (of_left != of_right)
+        return of_left > of_right ? left : right;
+    if (of_left == 1)
+        return wider_integer(left, right);
+    if (tu_dtype_bytes[left] != tu_dtype_bytes[right])
+        return tu_dtype_bytes[left] > tu_dtype_bytes[right] ? left : right;
     return TUTTI_F32; /* f16 with bf16, e4m3 with e5m2: neither holds the other */
 }
 
@@ -138,10 +139,10 @@ tutti_status tu_no_results(tu_call *call) {
 
 /* ---- overlap ---- */
 
-static bool same_layout(const tt_tensor *a, const tt_tensor *b) {
-    size_t bytes = (size_t)a->ndim * sizeof a->sizes[0];
-    return a->ndim == b->ndim && a->dtype == b->dtype && memcmp(a->sizes, b->sizes, bytes) == 0 &&
-           memcmp(a->strides, b->strides, bytes) == 0;
+static bool same_layout(const tt_tensor *left, const tt_tensor *right) {
+    size_t bytes = (size_t)left->ndim * sizeof left->sizes[0];
+    return left->ndim == right->ndim && left->dtype == right->dtype && memcmp(left->sizes, right->sizes, bytes) == 0 &&
+           memcmp(left->strides, right->strides, bytes) == 0;
 }
 
 /* Whether `distance` elements lead from one element of x to another: a step of each stride, fewer than its size, from
@@ -163,13 +164,14 @@ static bool reaches(const tt_tensor *x, int64_t distance, unsigned used) {
     return false;
 }
 
-bool tu_partly_overlaps(const tt_tensor *a, const tt_tensor *b) {
-    if (a->storage != b->storage || a->numel == 0 || b->numel == 0)
+bool tu_partly_overlaps(const tt_tensor *left, const tt_tensor *right) {
+    if (left->storage != right->storage || left->numel == 0 || right->numel == 0)
         return false;
-    if (same_layout(a, b))
-        return a->offset != b->offset && reaches(a, b->offset - a->offset, 0);
-    if (!tu_is_dense(a) || !tu_is_dense(b))
+    if (same_layout(left, right))
+        return left->offset != right->offset && reaches(left, right->offset - left->offset, 0);
+    if (!tu_is_dense(left) || !tu_is_dense(right))
         return false;
-    int64_t size_a = tu_dtype_bytes[a->dtype], size_b = tu_dtype_bytes[b->dtype];
-    return a->offset * size_a < (b->offset + b->numel) * size_b && b->offset * size_b < (a->offset + a->numel) * size_a;
+    int64_t size_left = tu_dtype_bytes[left->dtype], size_right = tu_dtype_bytes[right->dtype];
+    return left->offset * size_left < (right->offset + right->numel) * size_right &&
+           right->offset * size_right < (left->offset + left->numel) * size_left;
 }
