@@ -6,12 +6,11 @@
  * The call returns when the work is in the stream. What the device finds out later (a deadline, a mismatch, a dead
  * peer) stays with the group and is returned by its next call, and by tutti_group_check.
  *
- * Budget of a call on symmetric buffers, or with tutti_call.device, outside of a capture: no lock, no question to the
- * driver but the launch.
+ * Budget of a call on symmetric buffers, or with tutti_call.device, up to the backend's `run`: no lock, and the driver
+ * is asked nothing. What the backend itself does then is its own business: see backend/cuda/order.c.
  */
 #include "collective/device.h"
 
-#include <dlfcn.h>
 #include <stdlib.h>
 
 #include <tutti/collective.h>
@@ -25,7 +24,8 @@ typedef struct device_executor {
     tu_executor executor; /* first: a task refers to it by this */
     const tu_device_executor *table;
     const tu_backend_streams *streams;
-    void *state;          /* of the backend in this world */
+    void *streams_state;  /* of the backend that has them */
+    void *state;          /* of the executor's own */
     pthread_mutex_t lock; /* making `prepared` and the stream */
     _Atomic(void *)
         prepared; /* what the backend keeps of the group; NULL: not made yet. Released after device_index is set */
@@ -35,8 +35,10 @@ typedef struct device_executor {
 
 /* What a group has on a device. */
 typedef struct device_group {
-    device_executor first;
-    tu_executors executors;
+    device_executor list[TU_EXECUTORS];
+    tu_executors executors; /* those of the list */
+    const tu_backend_streams *streams;
+    void *streams_state;
 } device_group;
 
 static device_executor *executor_of(const tu_task *task) {
@@ -45,39 +47,60 @@ static device_executor *executor_of(const tu_task *task) {
 
 static const tu_executor adapter;
 
+static void add_executor(device_group *on_device, const tu_backend_opened *backend, const tu_backend_streams *streams) {
+    device_executor *executor = &on_device->list[on_device->executors.count];
+    executor->executor = adapter;
+    executor->executor.name = backend->table->name;
+    executor->table = backend->table->executor;
+    executor->streams = streams;
+    executor->streams_state = on_device->streams_state;
+    executor->state = backend->state;
+    pthread_mutex_init(&executor->lock, NULL);
+    on_device->executors.list[on_device->executors.count++] = &executor->executor;
+}
+
+/* Every open backend of the device that has an executor, the one with the device's memory first; its streams serve all.
+ */
 static tutti_status make_group(void *owner, void **made) {
     const tutti_group *group = owner;
+    tu_backend_opened backends[TU_EXECUTORS];
     device_group *on_device = calloc(1, sizeof *on_device);
     if (on_device == NULL)
         return tu_error_memory("a group on a device", sizeof *on_device);
-    device_executor *executor = &on_device->first;
     const tu_backend *backend;
-    tutti_status status = tu_backend_get(group->world, TUTTI_CUDA, &backend, &executor->state);
-    if (status == TUTTI_OK && (backend->executor == NULL || backend->streams == NULL))
-        status = tu_error(TUTTI_ERROR_UNSUPPORTED, "backend %s has no collectives", backend->name);
-    if (status != TUTTI_OK) {
-        free(on_device);
-        return status;
+    void *state;
+    tutti_status status = tu_backend_get(group->world, TUTTI_CUDA, &backend, &state); /* opens it */
+    int count = tu_backends_of(group->world, TUTTI_CUDA, backends, TU_EXECUTORS);
+    for (int i = 0; i < count && on_device->streams == NULL; i++) {
+        on_device->streams = backends[i].table->streams;
+        on_device->streams_state = backends[i].state;
     }
-    executor->executor = adapter;
-    executor->executor.name = backend->name;
-    executor->table = backend->executor;
-    executor->streams = backend->streams;
-    pthread_mutex_init(&executor->lock, NULL);
-    on_device->executors = (tu_executors){ 1, { &executor->executor } };
+    for (int i = 0; i < count && on_device->streams != NULL; i++) {
+        if (backends[i].table->executor != NULL)
+            add_executor(on_device, &backends[i], on_device->streams);
+    }
+    if (on_device->executors.count == 0) {
+        free(on_device);
+        return status != TUTTI_OK ? status
+                                  : tu_error(TUTTI_ERROR_UNSUPPORTED, "backend %s has no collectives", backend->name);
+    }
     *made = on_device;
     return TUTTI_OK;
 }
 
-static void end_group(void *opaque) {
-    device_group *on_device = opaque;
-    device_executor *executor = &on_device->first;
+static void end_executor(device_executor *executor) {
     void *prepared = atomic_load_explicit(&executor->prepared, memory_order_acquire);
     if (prepared != NULL)
         executor->table->end(prepared);
     if (executor->stream != NULL)
-        executor->streams->destroy(executor->state, executor->device_index, executor->stream);
+        executor->streams->destroy(executor->streams_state, executor->device_index, executor->stream);
     pthread_mutex_destroy(&executor->lock);
+}
+
+static void end_group(void *opaque) {
+    device_group *on_device = opaque;
+    for (int i = 0; i < on_device->executors.count; i++)
+        end_executor(&on_device->list[i]);
     free(on_device);
 }
 
@@ -95,21 +118,6 @@ static tutti_status get_group(tutti_group *group, device_group **on_device) {
 
 /* ---- recognising ---- */
 
-/* Opens the device's backend when this process uses the device, so that its memory is recognised. */
-static void discover(tutti_world *world) {
-    void *library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-    if (library == NULL || world->fake)
-        return;
-    dlclose(library);
-    tu_error_copy before;
-    const tu_backend *backend;
-    void *state;
-    tu_error_save(&before); /* without a backend, nothing is on a device as far as this world can know */
-    if (tu_backend_get(world, TUTTI_CUDA, &backend, &state) != TUTTI_OK)
-        TU_LOG(TUTTI_LOG_DEBUG, world->log, "collective", "this process uses CUDA, but: %s", tutti_error_message());
-    tu_error_restore(&before);
-}
-
 /* Whether the memory is on a device, and on which. */
 static bool locate(const tu_task *task, const device_group *on_device, const void *pointer, int *index) {
     tu_memory_group *memory;
@@ -120,7 +128,7 @@ static bool locate(const tu_task *task, const device_group *on_device, const voi
         *index = found.memory->block.device_index;
         return found.memory->device != TUTTI_CPU;
     }
-    return on_device->first.streams->recognise(on_device->first.state, pointer, index);
+    return on_device->streams->recognise(on_device->streams_state, pointer, index);
 }
 
 /* Where both buffers lie; an error when they lie apart. *index stays -1 when no buffer is on a device. */
@@ -169,7 +177,7 @@ tutti_status tu_device_executors(tu_task *task, const tutti_call *call, const tu
     if (atomic_load_explicit(&world->devices, memory_order_relaxed) == NULL) {
         /* Looked for at the world's first collective, and again whenever a call names a stream or a device. */
         atomic_store_explicit(&world->looked, true, memory_order_relaxed);
-        discover(world);
+        tu_backend_discover(world);
         if (atomic_load_explicit(&world->devices, memory_order_relaxed) == NULL && call->device == 0)
             return TUTTI_OK;
     }
@@ -356,7 +364,7 @@ static tutti_status check(tu_task *task) {
             return status;
     }
     if (atomic_load_explicit(&executor->prepared, memory_order_acquire) == NULL) /* pairs with prepare_once */
-        return executor->streams->capturing(executor->state, task->stream)
+        return executor->streams->capturing(executor->streams_state, task->stream)
                    ? tu_error(TUTTI_ERROR_STATE,
                               "group %s has not been used on this device, and a stream is capturing: call "
                               "tutti_group_prepare before the capture begins",
@@ -439,14 +447,14 @@ static tutti_status fork_stream(device_executor *executor, void *after, void **s
     void *event;
     pthread_mutex_lock(&executor->lock);
     if (executor->stream == NULL)
-        status = streams->create(executor->state, executor->device_index, &executor->stream);
+        status = streams->create(executor->streams_state, executor->device_index, &executor->stream);
     pthread_mutex_unlock(&executor->lock);
     if (status == TUTTI_OK)
-        status = streams->mark(executor->state, executor->device_index, after, &event);
+        status = streams->mark(executor->streams_state, executor->device_index, after, &event);
     if (status != TUTTI_OK)
         return status;
-    status = streams->join(executor->state, executor->device_index, executor->stream, event);
-    streams->unmark(executor->state, executor->device_index, event);
+    status = streams->join(executor->streams_state, executor->device_index, executor->stream, event);
+    streams->unmark(executor->streams_state, executor->device_index, event);
     *stream = executor->stream;
     return status;
 }
@@ -465,7 +473,7 @@ static tutti_status start(tutti_work *work) {
         return tu_task_leave(task, status);
     status = tu_task_run_in_turn(task);
     return status == TUTTI_OK
-               ? executor->streams->mark(executor->state, executor->device_index, task->stream, &work->event)
+               ? executor->streams->mark(executor->streams_state, executor->device_index, task->stream, &work->event)
                : status;
 }
 
@@ -477,13 +485,13 @@ static tutti_status check_prepared(device_executor *executor, tutti_group *group
 
 static tutti_status join(tutti_work *work, void *stream) {
     device_executor *executor = executor_of(&work->task);
-    return executor->streams->join(executor->state, executor->device_index, stream, work->event);
+    return executor->streams->join(executor->streams_state, executor->device_index, stream, work->event);
 }
 
 static tutti_status test(tutti_work *work, bool *finished) {
     device_executor *executor = executor_of(&work->task);
     bool over = false;
-    tutti_status status = executor->streams->test(executor->state, executor->device_index, work->event, &over);
+    tutti_status status = executor->streams->test(executor->streams_state, executor->device_index, work->event, &over);
     if (status == TUTTI_OK && over)
         status = check_prepared(executor, work->group); /* what its kernels found */
     /* Of several threads that see it, one finishes it. */
@@ -496,7 +504,7 @@ static tutti_status test(tutti_work *work, bool *finished) {
 static void release(tutti_work *work) {
     device_executor *executor = executor_of(&work->task);
     if (work->event != NULL)
-        executor->streams->unmark(executor->state, executor->device_index, work->event);
+        executor->streams->unmark(executor->streams_state, executor->device_index, work->event);
 }
 
 static const tu_executor adapter = { .enqueues = true,
@@ -511,6 +519,20 @@ static const tu_executor adapter = { .enqueues = true,
 
 /* ---- tutti_group_prepare ---- */
 
+/* Tells an executor of every block on a device that the group met. */
+static tutti_status add_blocks(device_executor *executor, tu_memory_group *memory) {
+    void *prepared = atomic_load_explicit(&executor->prepared, memory_order_acquire);
+    tutti_status status = TUTTI_OK;
+    for (uint32_t index = 1; status == TUTTI_OK && index <= tu_symmetric_last(memory); index++) {
+        const tutti_peers *peers = tu_symmetric_peers(memory, index);
+        if (peers == NULL || peers->memory->device == TUTTI_CPU)
+            continue;
+        tu_device_place place = { .map = &peers->blocks, .index = index };
+        status = executor->table->add_block(prepared, &place);
+    }
+    return status;
+}
+
 tutti_status tu_device_prepare(tutti_group *group, int64_t deadline) {
     if (atomic_load_explicit(&group->world->devices, memory_order_acquire) == NULL || group->size == 1)
         return TUTTI_OK;
@@ -518,16 +540,11 @@ tutti_status tu_device_prepare(tutti_group *group, int64_t deadline) {
     tu_memory_group *memory;
     tutti_status status = get_group(group, &on_device);
     if (status == TUTTI_OK)
-        status = prepare_once(&on_device->first, group, -1, deadline);
-    if (status == TUTTI_OK)
         status = tu_memory_group_get(group, &memory);
-    for (uint32_t index = 1; status == TUTTI_OK && index <= tu_symmetric_last(memory); index++) {
-        const tutti_peers *peers = tu_symmetric_peers(memory, index);
-        if (peers == NULL || peers->memory->device == TUTTI_CPU)
-            continue;
-        tu_device_place place = { .map = &peers->blocks, .index = index };
-        status = on_device->first.table->add_block(
-            atomic_load_explicit(&on_device->first.prepared, memory_order_acquire), &place);
+    for (int i = 0; status == TUTTI_OK && i < on_device->executors.count; i++) {
+        status = prepare_once(&on_device->list[i], group, -1, deadline);
+        if (status == TUTTI_OK)
+            status = add_blocks(&on_device->list[i], memory);
     }
     return status;
 }

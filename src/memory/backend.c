@@ -5,6 +5,7 @@
  * Backends are added to the world's list and never leave it before the world ends, so that it can be walked without a
  * lock. Opening and choosing happen under backend_lock.
  */
+#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -97,9 +98,29 @@ void tu_backends_end(tu_memory_world *tables) {
 
 /* ---- choosing ---- */
 
+/* The kinds of devices that symmetric memory has, the backend that serves each unless another is chosen, and the
+ * library whose presence in the process says that the program uses such a device. */
+static const struct kind {
+    tutti_device device;
+    const char *backend;
+    const char *library; /* NULL: there is none to look for */
+} kinds[TU_DEVICE_KINDS] = {
+    { TUTTI_CPU, "shm", NULL },
+    { TUTTI_CUDA, "cuda", "libcuda.so.1" },
+};
+
+/* The row of a kind; -1: none. */
+static int row_of(tutti_device kind) {
+    for (int row = 0; row < TU_DEVICE_KINDS; row++) {
+        if (kinds[row].device == kind)
+            return row;
+    }
+    return -1;
+}
+
 tutti_status tu_backend_device(tutti_device device, tutti_device *kind) {
     tutti_device found = device == 0 ? TUTTI_CPU : tutti_device_kind(device);
-    if (found != TUTTI_CPU && found != TUTTI_CUDA)
+    if (row_of(found) < 0)
         return tu_error(TUTTI_ERROR_UNSUPPORTED, "symmetric memory does not support device type %s (%d)",
                         tutti_device_name(device), device);
     if (kind != NULL)
@@ -107,18 +128,13 @@ tutti_status tu_backend_device(tutti_device device, tutti_device *kind) {
     return TUTTI_OK;
 }
 
-/* Where the choice for a device is kept. */
-static tu_backend_entry **choice_of(tu_memory_world *tables, tutti_device kind) {
-    return kind == TUTTI_CPU ? &tables->cpu_backend : &tables->cuda_backend;
-}
-
 /* The backend that has the device's memory: the chosen one, or the default. The caller holds backend_lock. */
-static tutti_status choose(tu_memory_world *tables, tutti_device device, tu_backend_entry **entry) {
-    tu_backend_entry **choice = choice_of(tables, device);
+static tutti_status choose(tu_memory_world *tables, tutti_device kind, tu_backend_entry **entry) {
+    int row = row_of(kind);
     tutti_status status = TUTTI_OK;
-    if (*choice == NULL)
-        status = find(tables, device == TUTTI_CPU ? "shm" : "cuda", choice);
-    *entry = *choice;
+    if (tables->chosen[row] == NULL)
+        status = find(tables, kinds[row].backend, &tables->chosen[row]);
+    *entry = tables->chosen[row];
     return status;
 }
 
@@ -200,7 +216,7 @@ tutti_status tutti_memory_backend(tutti_world *world, tutti_device device, const
 
 /* The caller holds backend_lock. */
 static tutti_status set_backend(tu_memory_world *tables, tutti_device device, const char *name) {
-    tu_backend_entry **choice = choice_of(tables, device), *found;
+    tu_backend_entry **choice = &tables->chosen[row_of(device)], *found;
     tutti_status status = find(tables, name, &found);
     if (status != TUTTI_OK)
         return status;
@@ -230,4 +246,39 @@ tutti_status tutti_memory_set_backend(tutti_world *world, tutti_device device, c
     status = set_backend(tables, device, name);
     pthread_mutex_unlock(&tables->backend_lock);
     return status;
+}
+
+/* ---- for executors ---- */
+
+int tu_backends_of(tutti_world *world, tutti_device kind, tu_backend_opened *list, int room) {
+    tu_memory_world *tables;
+    int count = 0;
+    if (begin(world, &tables) != TUTTI_OK)
+        return 0;
+    tu_backend_entry *chosen = tables->chosen[row_of(kind)];
+    if (chosen != NULL && is_open(chosen) && count < room)
+        list[count++] = (tu_backend_opened){ &chosen->table, chosen->state };
+    for (tu_backend_entry *entry = first_entry(tables); entry != NULL && count < room; entry = entry->next) {
+        if (entry != chosen && is_open(entry) && entry->table.device == kind)
+            list[count++] = (tu_backend_opened){ &entry->table, entry->state };
+    }
+    pthread_mutex_unlock(&tables->backend_lock);
+    return count;
+}
+
+void tu_backend_discover(tutti_world *world) {
+    for (int row = 0; row < TU_DEVICE_KINDS && !world->fake; row++) {
+        void *library = kinds[row].library == NULL ? NULL : dlopen(kinds[row].library, RTLD_LAZY | RTLD_NOLOAD);
+        if (library == NULL)
+            continue;
+        dlclose(library);
+        tu_error_copy before;
+        const tu_backend *backend;
+        void *state;
+        tu_error_save(&before); /* without a backend, nothing is on a device as far as this world can know */
+        if (tu_backend_get(world, kinds[row].device, &backend, &state) != TUTTI_OK)
+            TU_LOG(TUTTI_LOG_DEBUG, world->log, "memory", "this process uses %s, but: %s", kinds[row].library,
+                   tutti_error_message());
+        (void)tu_error_restore(&before);
+    }
 }

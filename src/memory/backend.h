@@ -259,6 +259,19 @@ tutti_status tu_backend_device(tutti_device device, tutti_device *kind);
 /* A backend by name, opened, whatever device it serves and whichever backend has that device's memory. */
 tutti_status tu_backend_open(tutti_world *world, const char *name, const tu_backend **backend, void **state);
 
+/* A backend that is open in this world. */
+typedef struct tu_backend_opened {
+    const tu_backend *table;
+    void *state;
+} tu_backend_opened;
+
+/* The open backends that serve a kind of device, at most `room`: the one that has its memory first. Returns how many.
+ */
+int tu_backends_of(tutti_world *world, tutti_device kind, tu_backend_opened *list, int room);
+
+/* Opens the backends of devices that this process uses already, so that their memory is recognised. Never fails. */
+void tu_backend_discover(tutti_world *world);
+
 /* Finds a backend by name without opening it: built in, or a plug-in. Its table is whole: parts that the plug-in lacks
  * are NULL. NOT_FOUND lists where it looked and why each file was refused. Lent while the world lives. */
 tutti_status tu_backend_find(tutti_world *world, const char *name, const tu_backend **backend);

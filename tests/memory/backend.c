@@ -187,3 +187,22 @@ TEST(a_backend_tells_how_its_devices_are_connected) {
     CHECK_OK(tutti_world_close(world));
     plugin_remove();
 }
+
+TEST(the_open_backends_of_a_device_are_listed_with_the_one_that_has_its_memory_first) {
+    plugin_compile("memfd", "");
+    plugin_compile("bare", "-DWITHOUT_MEMORY");
+    tutti_world *world = open_alone();
+    tu_backend_opened list[4];
+    const tu_backend *backend;
+    void *state;
+    CHECK_EQ(tu_backends_of(world, TUTTI_CUDA, list, 4), 0); /* none is open */
+    CHECK_OK(tu_backend_open(world, "bare", &backend, &state));
+    CHECK_OK(tutti_memory_set_backend(world, TUTTI_CUDA, "memfd"));
+    CHECK_OK(tu_backend_get(world, TUTTI_CUDA, &backend, &state));
+    CHECK_EQ(tu_backends_of(world, TUTTI_CUDA, list, 4), 2);
+    CHECK(list[0].table == backend && list[0].state == state);
+    CHECK_TEXT(list[1].table->name, "bare");
+    CHECK_EQ(tu_backends_of(world, TUTTI_CUDA, list, 1), 1);
+    CHECK_OK(tutti_world_close(world));
+    plugin_remove();
+}

@@ -113,10 +113,11 @@ static tutti_status send_list(tu_cuda_collective *collective, const launch *laun
     return result == CUDA_SUCCESS ? TUTTI_OK : tu_cuda_error(cuda, result, "sending the parts of a collective");
 }
 
-static tutti_status launch_in_order(tu_cuda_collective *collective, const tu_device_task *task, const launch *launch) {
+static tutti_status launch_in_order(tu_cuda_collective *collective, const tu_device_task *task, const launch *launch,
+                                    uint64_t capture) {
     tu_cuda_order order;
-    tutti_status status =
-        tu_cuda_order_begin(collective->on, task->stream, task->timeout_ns, task->operation, task->sequence, &order);
+    tutti_status status = tu_cuda_order_begin(collective->on, task->stream, capture, task->timeout_ns, task->operation,
+                                              task->sequence, &order);
     if (status != TUTTI_OK)
         return status;
     ((tu_cuda_meeting *)launch->args)->group = order.words;
@@ -130,14 +131,15 @@ static tutti_status launch_in_order(tu_cuda_collective *collective, const tu_dev
 
 static tutti_status launch_kernel(tu_cuda_collective *collective, const tu_device_task *task, const launch *launch) {
     tu_cuda_lockstep *step = collective->step;
-    if (step == NULL || tu_cuda_capture(collective->cuda, task->stream) != 0)
-        return launch_in_order(collective, task, launch);
+    uint64_t capture = tu_cuda_capture(collective->cuda, task->stream);
+    if (step == NULL || capture != 0)
+        return launch_in_order(collective, task, launch, capture);
     int64_t deadline = collective->cuda->host->now() + task->timeout_ns;
     collective->steps++;
     tutti_status status = keep_step(collective, &step->arrived, deadline);
     if (status != TUTTI_OK)
         return status;
-    status = launch_in_order(collective, task, launch);
+    status = launch_in_order(collective, task, launch, capture);
     tutti_status others = keep_step(collective, &step->launched, deadline);
     return status != TUTTI_OK ? status : others;
 }
@@ -453,7 +455,7 @@ static tutti_status run_message(tu_cuda_collective *collective, const tu_device_
                                   .tag = task->tag,
                                   .is_send = is_send };
     launch launch = { .kernel = TU_CUDA_MESSAGE, .blocks = blocks, .threads = TU_CUDA_THREADS, .args = &args };
-    return launch_in_order(collective, task, &launch);
+    return launch_in_order(collective, task, &launch, tu_cuda_capture(collective->cuda, task->stream));
 }
 
 /* ---- the executor ---- */

@@ -182,8 +182,9 @@ typedef struct tu_cuda_order {
     uint64_t capture; /* 0: the stream does not capture */
     tu_cuda_group_words words;
 } tu_cuda_order;
-tutti_status tu_cuda_order_begin(tu_cuda_group *group, CUstream stream, int64_t timeout_ns, uint32_t operation,
-                                 uint64_t sequence, tu_cuda_order *order);
+/* capture: tu_cuda_capture of the stream. */
+tutti_status tu_cuda_order_begin(tu_cuda_group *group, CUstream stream, uint64_t capture, int64_t timeout_ns,
+                                 uint32_t operation, uint64_t sequence, tu_cuda_order *order);
 void tu_cuda_order_end(tu_cuda_order *order, unsigned blocks);
 /* The context must be entered. */
 tutti_status tu_cuda_launch(tu_cuda *cuda, tu_cuda_device *device, tu_cuda_kernel kernel, unsigned blocks,

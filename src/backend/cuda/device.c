@@ -12,14 +12,30 @@
 
 #define HIGH_PRIORITY (-5) /* the driver takes the nearest that there is */
 
+/* Which of this thread's uses of a device, one inside the other, pushed a context: a bit each. */
+static _Thread_local uint32_t pushed, uses;
+
+/* Pushes the context only where another one is current: most programs have made the device current themselves. */
 tutti_status tu_cuda_enter(tu_cuda *cuda, tu_cuda_device *device) {
-    CUresult result = cuda->driver.cuCtxPushCurrent(device->context);
-    return result == CUDA_SUCCESS ? TUTTI_OK : tu_cuda_error(cuda, result, "cuCtxPushCurrent");
+    CUcontext current = NULL;
+    CUresult result = cuda->driver.cuCtxGetCurrent(&current);
+    uint32_t bit = UINT32_C(1) << uses;
+    pushed &= ~bit;
+    if (result != CUDA_SUCCESS || current != device->context) {
+        result = cuda->driver.cuCtxPushCurrent(device->context);
+        if (result != CUDA_SUCCESS)
+            return tu_cuda_error(cuda, result, "cuCtxPushCurrent");
+        pushed |= bit;
+    }
+    uses++;
+    return TUTTI_OK;
 }
 
 void tu_cuda_leave(tu_cuda *cuda) {
     CUcontext context;
-    cuda->driver.cuCtxPopCurrent(&context);
+    uses--;
+    if ((pushed >> uses & 1) != 0)
+        cuda->driver.cuCtxPopCurrent(&context);
 }
 
 static int attribute(tu_cuda *cuda, CUdevice device, int which) {

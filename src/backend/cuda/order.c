@@ -10,6 +10,11 @@
  * Captured kernels cannot be counted, since a graph runs any number of times. In a capture an event behind each of them
  * becomes an edge of the graph. What was captured and what is launched eagerly are not ordered: a graph that never runs
  * must not hold anybody up, and one that runs is ordered by the stream that it runs on.
+ *
+ * Budget of a launch, besides cuLaunchKernel: three questions that the driver answers from its own tables (is the
+ * device current, does the stream capture, what is the stream's id), and two locks that only another thread of this
+ * rank holds which launches on the same group at that moment: their kernels need an order. Where ranks share the
+ * process there is an event behind each launch as well, for tu_cuda_await_uses.
  */
 #include "cuda.h"
 
@@ -38,9 +43,8 @@ static tutti_status join_capture(tu_cuda_order *order) {
     return result == CUDA_SUCCESS ? TUTTI_OK : tu_cuda_error(group->cuda, result, "ordering two captured streams");
 }
 
-tutti_status tu_cuda_order_begin(tu_cuda_group *group, CUstream stream, int64_t timeout_ns, uint32_t operation,
-                                 uint64_t sequence, tu_cuda_order *order) {
-    uint64_t capture = tu_cuda_capture(group->cuda, stream);
+tutti_status tu_cuda_order_begin(tu_cuda_group *group, CUstream stream, uint64_t capture, int64_t timeout_ns,
+                                 uint32_t operation, uint64_t sequence, tu_cuda_order *order) {
     /* A stream that captures cannot be asked for its id without breaking the capture; while it captures, its handle is
      * not given to another. */
     uint64_t id = capture != 0 ? (uint64_t)(uintptr_t)stream : tu_cuda_stream_id(group->cuda, stream);

@@ -69,7 +69,8 @@ static tutti_status launch(const tu_backend_peers *peers, int kind, int peer, in
     if (status != TUTTI_OK)
         return status;
     tu_cuda_order order;
-    status = tu_cuda_order_begin(group, call->stream, timeout_ns, args.operation, 0, &order);
+    status = tu_cuda_order_begin(group, call->stream, tu_cuda_capture(cuda, call->stream), timeout_ns, args.operation,
+                                 0, &order);
     if (status == TUTTI_OK) {
         args.group = order.words;
         status = tu_cuda_launch(cuda, device, TU_CUDA_SIGNAL, 1, threads, &args, call->stream);
