@@ -10,8 +10,6 @@
 #include "autograd/node.h"
 #include "autograd/operators.h"
 
-bool tu_engine_reversed;
-
 #define DEEPEST 60 /* backwards inside backwards */
 
 /* A node or a leaf that takes part. */
@@ -169,8 +167,7 @@ static void mark_needed(backward *run) {
 /* ---- the heap of ready tasks ---- */
 
 static uint64_t rank_of(const task *one) {
-    uint64_t rank = one->node != NULL ? one->node->sequence : UINT64_MAX;
-    return tu_engine_reversed ? UINT64_MAX - rank : rank;
+    return one->node != NULL ? one->node->sequence : UINT64_MAX;
 }
 
 /* Higher sequence first; of leaves, the one that was found first. */

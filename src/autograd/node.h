@@ -198,9 +198,4 @@ tu_node_hooks *tu_node_hooks_of(tu_node *node);
 /* Runs tensor hooks on *grad (held), which they may replace. */
 tutti_status tu_run_tensor_hooks(const char *who, tu_hook_list *list, tt_tensor **grad);
 
-/* ---- the engine ---- */
-
-/* For the test of the order: takes the ready node that was created first instead of last. */
-extern bool tu_engine_reversed;
-
 #endif
