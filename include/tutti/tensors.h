@@ -8,6 +8,7 @@
  *     module.h        layers: parameters, children, a forward function
  *     optimizer.h     training a module: optimizers, learning rates, clipping
  *     state.h         a training run in a file, and going on from it
+ *     data.h          tokens from a file, and a line that tells how far a run is
  *     functional.h    collectives that return new tensors and can be differentiated; symmetric tensors
  *     io.h            tensors in files: NumPy's formats and safetensors
  *     dlpack.h        tensors that other libraries share
@@ -18,6 +19,7 @@
 #define TUTTI_TENSORS_H
 
 #include <tutti/autograd.h>
+#include <tutti/data.h>
 #include <tutti/dlpack.h>
 #include <tutti/functional.h>
 #include <tutti/io.h>

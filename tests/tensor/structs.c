@@ -66,6 +66,8 @@ TEST(structs_of_libtutti_tensor_are_made_alike_in_every_way) {
     AGREES(tt_adamw, TT_ADAMW_INIT);
     AGREES(tt_parameter_group, TT_PARAMETER_GROUP_INIT);
     AGREES(tt_schedule, TT_SCHEDULE_INIT);
+    AGREES(tt_tokens_options, TT_TOKENS_OPTIONS_INIT);
+    AGREES(tt_progress_options, TT_PROGRESS_OPTIONS_INIT);
     AGREES(tt_operator_info, TT_OPERATOR_INFO_INIT);
     AGREES(tt_argument_info, TT_ARGUMENT_INFO_INIT);
     AGREES(tt_symm_options, TT_SYMM_OPTIONS_INIT);
