@@ -72,7 +72,7 @@ tutti_status tu_parameter_shape(tu_call *call) {
 
 tutti_status tu_parameter_cpu(tu_call *call) {
     const tu_parameter_attributes *attributes = call->attributes;
-    call->outputs[0]->flags |= TU_PARAMETER | (attributes->requires_grad ? TU_REQUIRES_GRAD : 0);
+    call->outputs[0]->flags |= TU_IS_PARAMETER | (attributes->requires_grad ? TU_REQUIRES_GRAD : 0);
     return TUTTI_OK;
 }
 
@@ -81,7 +81,7 @@ tt_tensor *tt_parameter(tt_tensor *x, bool requires_grad) {
 }
 
 bool tt_is_parameter(const tt_tensor *x) {
-    return live("is_parameter", x) && (x->flags & TU_PARAMETER) != 0;
+    return live("is_parameter", x) && (x->flags & TU_IS_PARAMETER) != 0;
 }
 
 tt_tensor *tt_grad(const tt_tensor *x) {

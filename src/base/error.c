@@ -12,7 +12,8 @@
 #include <sys/resource.h>
 
 #define NO_INFO ((tutti_error_info){ .size = sizeof(tutti_error_info), .rank = -1 })
-static _Thread_local tu_error_copy last = { .info = { .size = sizeof(tutti_error_info), .rank = -1 } };
+static _Thread_local tutti_error_copy last = { .size = sizeof last,
+                                               .info = { .size = sizeof(tutti_error_info), .rank = -1 } };
 
 static const struct {
     const char *name, *text;
@@ -177,11 +178,11 @@ void tu_error_append(const char *format, ...) {
     va_end(arguments);
 }
 
-void tu_error_save(tu_error_copy *copy) {
+void tu_error_save(tutti_error_copy *copy) {
     *copy = last;
 }
 
-tutti_status tu_error_restore(const tu_error_copy *copy) {
+tutti_status tu_error_restore(const tutti_error_copy *copy) {
     last = *copy;
     return last.info.status;
 }
@@ -234,9 +235,4 @@ tutti_status tutti_error_restore(const tutti_error_copy *copy) {
 
 void tutti_free(void *memory) {
     free(memory);
-}
-
-tu_error_spare *tu_error_spare_get(void) {
-    static _Thread_local tu_error_spare spare;
-    return &spare;
 }

@@ -37,21 +37,8 @@ void tu_error_at_fault(int rank);
 TU_SHARED void tu_error_append(const char *format, ...) TUTTI_PRINTF(1, 2);
 
 /* Moving an error between threads: a work's error goes to the thread that waits for it. */
-typedef struct tu_error_copy {
-    tutti_error_info info;
-    char message[TUTTI_ERROR_MESSAGE];
-} tu_error_copy;
-
-TU_SHARED void tu_error_save(tu_error_copy *copy);                  /* of the calling thread */
-TU_SHARED tutti_status tu_error_restore(const tu_error_copy *copy); /* into the calling thread; returns its status */
-
-/* Memory of the calling thread for libtutti-tensor, which reaches its own thread-local variables without a call and
- * therefore must keep them few: a program that loads it late, as Python does, has only some hundred bytes for them. */
-typedef struct tu_error_spare {
-    tu_error_copy pending;
-    char text[4][256];
-} tu_error_spare;
-TU_SHARED tu_error_spare *tu_error_spare_get(void);
+TU_SHARED void tu_error_save(tutti_error_copy *copy);                  /* of the calling thread; sets the size */
+TU_SHARED tutti_status tu_error_restore(const tutti_error_copy *copy); /* into the calling thread; returns its status */
 
 /* For the …_init functions of public structs. */
 static inline void tu_struct_init(void *made, size_t size) {

@@ -108,7 +108,7 @@ bool tu_log_wants(const tu_log *log, tutti_log_level level, const char *subsyste
         const char *spec = getenv("TUTTI_LOG");
         if (spec == NULL || spec[0] == 0)
             return level <= TUTTI_LOG_WARN;
-        tu_error_copy error;
+        tutti_error_copy error;
         tu_error_save(&error);
         bool valid = parse(spec, &from_environment) == TUTTI_OK;
         tu_error_restore(&error);

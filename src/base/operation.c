@@ -7,16 +7,17 @@
 #include <string.h>
 
 /* Named forms repeat the shape of what they are a form of. */
-#define FORM_OF_ALL_REDUCE \
-    .kind = TU_KIND_REDUCTION, .form = TU_OPERATION_ALL_REDUCE, .in = TU_WHOLE, .out = TU_WHOLE, .placed = true
-#define FORM_OF_REDUCE                                                                                                \
-    .kind = TU_KIND_REDUCTION, .form = TU_OPERATION_REDUCE, .flow = TU_FLOW_TO_ROOT, .in = TU_WHOLE, .out = TU_WHOLE, \
+#define FORM_OF_ALL_REDUCE                                                                                     \
+    .kind = TU_KIND_REDUCTION, .form = TU_OPERATION_ALL_REDUCE, .in = TU_EXTENT_WHOLE, .out = TU_EXTENT_WHOLE, \
     .placed = true
-#define FORM_OF_REDUCE_SCATTER                                                                      \
-    .kind = TU_KIND_REDUCTION, .form = TU_OPERATION_REDUCE_SCATTER, .in = TU_EACH, .out = TU_WHOLE, \
+#define FORM_OF_REDUCE                                                                                      \
+    .kind = TU_KIND_REDUCTION, .form = TU_OPERATION_REDUCE, .flow = TU_FLOW_TO_ROOT, .in = TU_EXTENT_WHOLE, \
+    .out = TU_EXTENT_WHOLE, .placed = true
+#define FORM_OF_REDUCE_SCATTER                                                                                    \
+    .kind = TU_KIND_REDUCTION, .form = TU_OPERATION_REDUCE_SCATTER, .in = TU_EXTENT_EACH, .out = TU_EXTENT_WHOLE, \
     .in_place = TU_IN_PLACE_FIRST
 #define FORM_OF_ALL_GATHER \
-    .kind = TU_KIND_MOVE, .form = TU_OPERATION_ALL_GATHER, .in = TU_WHOLE, .out = TU_EACH, .placed = true
+    .kind = TU_KIND_MOVE, .form = TU_OPERATION_ALL_GATHER, .in = TU_EXTENT_WHOLE, .out = TU_EXTENT_EACH, .placed = true
 
 /* A row that says nothing about it is a form of itself, and its root field is a root; the row may say otherwise, and
  * the later initializer wins. */

@@ -39,14 +39,14 @@ typedef enum tu_flow {
 
 /* How long a buffer is. With a flow to the root the output is the root's alone, with a flow from it the input. */
 typedef enum tu_extent {
-    TU_NOTHING = 0,
-    TU_WHOLE,   /* count elements */
-    TU_EACH,    /* count elements for each rank, in rank order */
-    TU_SHARE,   /* counts[own rank] elements, with the same counts on all ranks */
-    TU_SHARES,  /* counts[r] elements for each rank r, one after the other or at offsets */
-    TU_SPLITS,  /* counts and offsets of this rank's own */
-    TU_SENDERS, /* count elements for each rank that sends here */
-    TU_ROWS     /* the rows of a tutti_rows */
+    TU_EXTENT_NONE = 0,
+    TU_EXTENT_WHOLE,   /* count elements */
+    TU_EXTENT_EACH,    /* count elements for each rank, in rank order */
+    TU_EXTENT_SHARE,   /* counts[own rank] elements, with the same counts on all ranks */
+    TU_EXTENT_SHARES,  /* counts[r] elements for each rank r, one after the other or at offsets */
+    TU_EXTENT_SPLITS,  /* counts and offsets of this rank's own */
+    TU_EXTENT_SENDERS, /* count elements for each rank that sends here */
+    TU_EXTENT_ROWS     /* the rows of a tutti_rows */
 } tu_extent;
 
 /* What others may do with buffers of a rank whose input is its output. */
@@ -65,12 +65,12 @@ typedef enum tu_rows {
 } tu_rows;
 
 /* Sets of algorithms, by the bit of their number. */
-#define TU_INLINE (1u << TUTTI_ALGORITHM_INLINE)
-#define TU_ONE_SHOT (1u << TUTTI_ALGORITHM_ONE_SHOT)
-#define TU_TWO_SHOT (1u << TUTTI_ALGORITHM_TWO_SHOT)
-#define TU_PIPELINED (1u << TUTTI_ALGORITHM_PIPELINED)
-#define TU_TREE (1u << TUTTI_ALGORITHM_TREE)
-#define TU_FLAT (TU_INLINE | TU_ONE_SHOT)
+#define TU_BY_INLINE (1u << TUTTI_ALGORITHM_INLINE)
+#define TU_BY_ONE_SHOT (1u << TUTTI_ALGORITHM_ONE_SHOT)
+#define TU_BY_TWO_SHOT (1u << TUTTI_ALGORITHM_TWO_SHOT)
+#define TU_BY_PIPELINED (1u << TUTTI_ALGORITHM_PIPELINED)
+#define TU_BY_TREE (1u << TUTTI_ALGORITHM_TREE)
+#define TU_BY_FLAT (TU_BY_INLINE | TU_BY_ONE_SHOT)
 
 typedef struct tu_operation_row {
     const char *name;
@@ -118,24 +118,24 @@ static inline bool tu_has_root(const tu_operation_row *row) {
 }
 /* Whether lists of counts say how long the parts are. */
 static inline bool tu_has_counts(const tu_operation_row *row) {
-    return row->in == TU_SHARE || row->in == TU_SHARES || row->in == TU_SPLITS;
+    return row->in == TU_EXTENT_SHARE || row->in == TU_EXTENT_SHARES || row->in == TU_EXTENT_SPLITS;
 }
 /* Whether an input has a part for each rank. */
 static inline bool tu_has_parts(const tu_operation_row *row) {
-    return row->in == TU_EACH || row->in == TU_SHARES || row->in == TU_SPLITS;
+    return row->in == TU_EXTENT_EACH || row->in == TU_EXTENT_SHARES || row->in == TU_EXTENT_SPLITS;
 }
 /* Whether each rank gets a part of its own of what is reduced. */
 static inline bool tu_scatters(const tu_operation_row *row) {
-    return row->kind == TU_KIND_REDUCTION && row->in != TU_WHOLE;
+    return row->kind == TU_KIND_REDUCTION && row->in != TU_EXTENT_WHOLE;
 }
 /* Whether inputs of several ranks lie side by side in an output. */
 static inline bool tu_gathers(const tu_operation_row *row) {
-    return row->kind == TU_KIND_MOVE && (row->in == TU_WHOLE || row->in == TU_SHARE) &&
-           (row->out == TU_EACH || row->out == TU_SHARES);
+    return row->kind == TU_KIND_MOVE && (row->in == TU_EXTENT_WHOLE || row->in == TU_EXTENT_SHARE) &&
+           (row->out == TU_EXTENT_EACH || row->out == TU_EXTENT_SHARES);
 }
 /* Whether the root deals out parts of its input. */
 static inline bool tu_deals(const tu_operation_row *row) {
-    return row->flow == TU_FLOW_FROM_ROOT && row->in == TU_EACH;
+    return row->flow == TU_FLOW_FROM_ROOT && row->in == TU_EXTENT_EACH;
 }
 
 #endif

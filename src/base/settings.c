@@ -110,7 +110,7 @@ static tutti_status parse(tu_setting_type type, const char *text, int64_t *value
 static tutti_status assign(tu_settings *settings, tu_setting setting, const char *text, tu_setting_origin origin) {
     int64_t value = 0;
     if (text[0] != 0 && parse(tu_setting_rows[setting].type, text, &value) != TUTTI_OK) {
-        tu_error_copy error;
+        tutti_error_copy error;
         tu_error_save(&error);
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: %s", tu_setting_rows[setting].environment, error.message);
     }

@@ -33,3 +33,8 @@ bool tu_mutex_lock_until(pthread_mutex_t *mutex, int64_t deadline) {
     }
     return false;
 }
+
+void *tu_thread_spare(void) {
+    static _Thread_local _Alignas(64) char spare[TU_THREAD_SPARE];
+    return spare;
+}

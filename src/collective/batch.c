@@ -242,7 +242,7 @@ tutti_status tu_batch_run_in_turn(tutti_batch *batch) {
         leave_rest(batch, 0, status);
     /* All are awaited, also after a failure: their buffers are the caller's again afterwards. The first error
      * counts. */
-    tu_error_copy first;
+    tutti_error_copy first;
     if (status != TUTTI_OK)
         tu_error_save(&first);
     for (int i = 0; i < posted; i++) {

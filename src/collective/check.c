@@ -53,7 +53,7 @@ static uint64_t hash_bytes(const void *bytes, size_t count) {
 static tutti_status check_counts(tu_task *task, int size) {
     size_t total = 0;
     bool sane = true;
-    if (task->row->in == TU_SPLITS) {
+    if (task->row->in == TU_EXTENT_SPLITS) {
         if (task->in_counts == NULL || task->out_counts == NULL)
             return tu_error(TUTTI_ERROR_ARGUMENT, "%s: in_counts and out_counts must not be NULL", name_of(task));
         sane = add_up(task->out_counts, task->out_offsets, size, task->element, &total) &&

@@ -266,7 +266,8 @@ static void describe_move(const tu_task *task, lists *lists, tu_device_task *out
     out->receive_offset = lists->receive_offset;
     out->receive_bytes = lists->receive_bytes;
     /* What the size of the launch goes by must be equal on all ranks, which the splits of all_to_all_v are not. */
-    out->count = task->row->in == TU_SPLITS ? (uint64_t)1 << 24 : task->info.count * task->element * (uint64_t)size;
+    out->count =
+        task->row->in == TU_EXTENT_SPLITS ? (uint64_t)1 << 24 : task->info.count * task->element * (uint64_t)size;
 }
 
 static void describe_message(const tu_task *task, tu_device_task *out) {

@@ -56,8 +56,8 @@ static bool foreign_topology(void) {
     return getenv("HWLOC_SYNTHETIC") != NULL || getenv("HWLOC_XMLFILE") != NULL;
 }
 
-static tu_place foreign_place(int local_rank) {
-    tu_place place = { -1, -1 };
+static tu_locality foreign_place(int local_rank) {
+    tu_locality place = { -1, -1 };
     hwloc_topology_t topology;
     if (hwloc_topology_init(&topology) != 0)
         return place;
@@ -78,8 +78,8 @@ static tu_place foreign_place(int local_rank) {
 }
 #endif
 
-tu_place tu_place_here(int local_rank) {
-    tu_place place = { -1, -1 };
+tu_locality tu_locality_here(int local_rank) {
+    tu_locality place = { -1, -1 };
 #if TUTTI_HAVE_HWLOC
     if (foreign_topology())
         return foreign_place(local_rank);
@@ -107,11 +107,11 @@ tu_place tu_place_here(int local_rank) {
     return place;
 }
 
-static int domain_of(const tu_place *place, int by_cache) {
+static int domain_of(const tu_locality *place, int by_cache) {
     return by_cache ? place->cache : place->node;
 }
 
-static int distinct(const tu_place *places, int size, int by_cache) {
+static int distinct(const tu_locality *places, int size, int by_cache) {
     int count = 0;
     for (int i = 0; i < size; i++) {
         int seen = 0;
@@ -122,7 +122,7 @@ static int distinct(const tu_place *places, int size, int by_cache) {
     return count;
 }
 
-struct tu_domains *tu_domains_make(const tu_place *places, int size) {
+struct tu_domains *tu_domains_make(const tu_locality *places, int size) {
     tu_domains *domains = calloc(1, sizeof *domains);
     if (domains == NULL)
         return NULL;

@@ -9,13 +9,13 @@
 #include <stdint.h>
 
 /* Where a rank runs. -1: not bound to one, or not known. */
-typedef struct tu_place {
+typedef struct tu_locality {
     int32_t cache; /* index of the last-level cache */
     int32_t node;  /* of the NUMA node */
-} tu_place;
+} tu_locality;
 
 /* Of the calling thread, from its CPU set. */
-tu_place tu_place_here(int local_rank);
+tu_locality tu_locality_here(int local_rank);
 
 typedef struct tu_domains {
     int count;    /* of domains; 1: no hierarchy */
@@ -25,7 +25,7 @@ typedef struct tu_domains {
 
 /* Domains by last-level cache when the members span several caches, else by NUMA node, else one. Places that are not
  * known make one domain. NULL when memory is short: then there is no hierarchy. */
-struct tu_domains *tu_domains_make(const tu_place *places, int size);
+struct tu_domains *tu_domains_make(const tu_locality *places, int size);
 void tu_domains_free(struct tu_domains *domains);
 
 #endif

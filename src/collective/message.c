@@ -174,7 +174,7 @@ static void finish_works(tu_request *request) {
     while (request != NULL) {
         tu_request *next = request->next;
         tutti_work *work = request->work;
-        tu_error_copy before;
+        tutti_error_copy before;
         tu_error_save(&before);
         tutti_status status = tu_group_leave(work->group, &work->task.info, work->task.ticket, outcome(request));
         tu_work_finish(work, status);
@@ -278,7 +278,7 @@ static tu_request *give_up(tu_messages *messages, tutti_status status, int peer,
 }
 
 static void fail_works(tu_messages *messages, tu_request *request, const tu_group_wait *wait, tutti_status status) {
-    tu_error_copy error;
+    tutti_error_copy error;
     if (status != TUTTI_ERROR_TIMEOUT)
         (void)tu_group_wait_error(wait, status), tu_error_save(&error);
     while (request != NULL) {

@@ -217,7 +217,7 @@ static tutti_status begin(tu_collective *state, tu_task *task, tutti_algorithm a
         return status;
     if (task->row->kind != TU_KIND_BARRIER)
         stage(state, task, *epoch, algorithm, cut, round);
-    if (task->row->in == TU_SPLITS && round == 0)
+    if (task->row->in == TU_EXTENT_SPLITS && round == 0)
         tu_publish_splits(state, task, *epoch);
     tu_epoch_arrive(state, task, *epoch);
     return TUTTI_OK;
@@ -248,7 +248,7 @@ static void compare_given(const tu_collective *state, tu_task *task, uint64_t ep
 static tutti_status end(tu_collective *state, tu_task *task, tutti_algorithm algorithm, cut *cut, size_t round,
                         uint64_t epoch) {
     tutti_status status = await_sources(state, task, epoch);
-    if (status == TUTTI_OK && task->row->in == TU_SPLITS && round == 0) {
+    if (status == TUTTI_OK && task->row->in == TU_EXTENT_SPLITS && round == 0) {
         cut->rounds = agreed_rounds(state, epoch, cut);
         status = tu_compare_splits(state, task, epoch);
     }
@@ -339,7 +339,7 @@ tutti_status tu_one_shot(tu_collective *state, tu_task *task, tutti_algorithm al
     const tu_operation_row *row = task->row;
     if (row->kind == TU_KIND_BARRIER)
         return barrier(state, task);
-    bool reduces_whole = row->kind == TU_KIND_REDUCTION && row->in == TU_WHOLE;
+    bool reduces_whole = row->kind == TU_KIND_REDUCTION && row->in == TU_EXTENT_WHOLE;
     if (algorithm == TUTTI_ALGORITHM_INLINE && reduces_whole && row->flow == TU_FLOW_ALL &&
         task->info.reduction != TUTTI_PREMUL_SUM && task->given == 0)
         return tiny_all_reduce(state, task);
@@ -369,7 +369,7 @@ bool tu_one_shot_can_start(const tu_collective *state, const tu_task *task, tutt
         return false;
     uint64_t next = state->epoch + 1;
     bool clear = (int64_t)(state->cleared - (next - 2)) >= 0;
-    return clear && task->row->in != TU_SPLITS && cut_of(state, task, algorithm).rounds == 1;
+    return clear && task->row->in != TU_EXTENT_SPLITS && cut_of(state, task, algorithm).rounds == 1;
 }
 
 tutti_status tu_one_shot_start(tu_collective *state, tu_task *task, tutti_algorithm algorithm) {

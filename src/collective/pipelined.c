@@ -33,9 +33,9 @@ static unsigned char *slot(const pipeline *run, int member, uint64_t epoch) {
 /* The longest part that `source` sends to another rank. */
 static size_t longest_from(const pipeline *run, int source) {
     const tu_task *task = run->task;
-    if (task->row->in == TU_SPLITS)
+    if (task->row->in == TU_EXTENT_SPLITS)
         return run->state->references[source].longest;
-    size_t bytes = (task->row->in == TU_SHARE ? task->in_counts[source] : task->info.count) * task->element;
+    size_t bytes = (task->row->in == TU_EXTENT_SHARE ? task->in_counts[source] : task->info.count) * task->element;
     switch (task->row->flow) {
     case TU_FLOW_FROM_ROOT:
         return source == task->info.root ? bytes : 0;
@@ -118,7 +118,7 @@ static tutti_status pull(const pipeline *run, uint64_t epoch) {
             continue;
         unsigned char *in;
         tutti_status status;
-        if (task->row->in == TU_SPLITS)
+        if (task->row->in == TU_EXTENT_SPLITS)
             status = resolve_split(run, epoch, source, &part, &in);
         else
             status = tu_resolve_in(state, task, source, &in);
@@ -226,7 +226,7 @@ static tutti_status run_rounds(pipeline *run, uint64_t *epoch) {
 
 static size_t own_longest(const tu_collective *state, const tu_task *task) {
     size_t longest = 0;
-    if (task->row->in == TU_SPLITS)
+    if (task->row->in == TU_EXTENT_SPLITS)
         for (int target = 0; target < state->size; target++)
             if (target != state->rank && task->in_counts[target] > longest)
                 longest = task->in_counts[target];
@@ -243,14 +243,14 @@ static tutti_status arrive(pipeline *run, uint64_t *epoch) {
     tu_refer(state, task, &reference);
     reference.longest = own_longest(state, task);
     memcpy(state->members[state->rank]->arrive[*epoch & 1].payload, &reference, sizeof reference);
-    if (task->row->in == TU_SPLITS)
+    if (task->row->in == TU_EXTENT_SPLITS)
         tu_publish_splits(state, task, *epoch);
     tu_epoch_arrive(state, task, *epoch);
     status = tu_epoch_await_all(state, task, *epoch);
     if (status != TUTTI_OK)
         return status;
     tu_read_references(state, *epoch);
-    return task->row->in == TU_SPLITS ? tu_compare_splits(state, task, *epoch) : TUTTI_OK;
+    return task->row->in == TU_EXTENT_SPLITS ? tu_compare_splits(state, task, *epoch) : TUTTI_OK;
 }
 
 tutti_status tu_pipelined(tu_collective *state, tu_task *task) {

@@ -68,7 +68,7 @@ struct tu_messages {
 };
 
 static inline bool tu_request_sends(const tu_request *request) {
-    return request->task->row->in != TU_NOTHING;
+    return request->task->row->in != TU_EXTENT_NONE;
 }
 
 /* With the lock held. Enlists a request, and moves everything on as far as it goes. */

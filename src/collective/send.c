@@ -27,7 +27,7 @@ static tutti_status check_strided(tu_task *task, const tutti_strided *given) {
 
 static tutti_status check(tu_task *task, const tutti_call *call, int peer, int tag) {
     const char *name = task->row->name;
-    bool receives = task->row->out != TU_NOTHING;
+    bool receives = task->row->out != TU_EXTENT_NONE;
     int size = task->group->size;
     task->element = tutti_dtype_size((tutti_dtype)task->info.dtype);
     task->timeout_ns = call->timeout_ns;

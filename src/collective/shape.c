@@ -17,9 +17,9 @@ static size_t sum_before(const size_t *counts, int end) {
 
 tu_slice tu_slice_of(const tu_task *task, int size, int owner) {
     size_t count = task->info.count;
-    if (task->row->in == TU_EACH)
+    if (task->row->in == TU_EXTENT_EACH)
         return (tu_slice){ (size_t)owner * count, count };
-    if (task->row->in == TU_SHARES)
+    if (task->row->in == TU_EXTENT_SHARES)
         return (tu_slice){ sum_before(task->in_counts, owner), task->in_counts[owner] };
     size_t align = SLICE_ALIGN / task->element;
     size_t share = (count + (size_t)size - 1) / (size_t)size;
@@ -80,15 +80,15 @@ tu_part tu_part_of(const tu_task *task, int rank, int source, int target) {
     const tu_operation_row *row = task->row;
     if (!tu_listens(task, target, source))
         return (tu_part){ 0, 0, 0 };
-    if (row->in == TU_SPLITS)
+    if (row->in == TU_EXTENT_SPLITS)
         return split_of(task, rank, source, target);
-    size_t bytes = (row->in == TU_SHARE ? task->in_counts[source] : task->info.count) * task->element;
-    tu_part part = { bytes, row->in == TU_EACH ? (size_t)target * bytes : 0, 0 };
-    if (row->out == TU_EACH)
+    size_t bytes = (row->in == TU_EXTENT_SHARE ? task->in_counts[source] : task->info.count) * task->element;
+    tu_part part = { bytes, row->in == TU_EXTENT_EACH ? (size_t)target * bytes : 0, 0 };
+    if (row->out == TU_EXTENT_EACH)
         part.out_offset = (size_t)source * bytes;
-    else if (row->out == TU_SHARES)
+    else if (row->out == TU_EXTENT_SHARES)
         part.out_offset = place_of(task->in_counts, task->out_offsets, source) * task->element;
-    else if (row->out == TU_SENDERS)
+    else if (row->out == TU_EXTENT_SENDERS)
         part.out_offset = senders_before(task->to, source) * bytes;
     return part;
 }
@@ -109,17 +109,17 @@ static size_t extent(const size_t *counts, const size_t *offsets, int size) {
 static size_t elements_of(const tu_task *task, tu_extent kind, int rank, int size, const size_t *counts,
                           const size_t *offsets) {
     switch (kind) {
-    case TU_WHOLE:
+    case TU_EXTENT_WHOLE:
         return task->info.count;
-    case TU_EACH:
+    case TU_EXTENT_EACH:
         return task->info.count * (size_t)size;
-    case TU_SHARE:
+    case TU_EXTENT_SHARE:
         return task->in_counts[rank];
-    case TU_SHARES:
+    case TU_EXTENT_SHARES:
         return extent(task->in_counts, offsets, size);
-    case TU_SPLITS:
+    case TU_EXTENT_SPLITS:
         return extent(counts, offsets, size);
-    case TU_SENDERS: {
+    case TU_EXTENT_SENDERS: {
         size_t senders = 0;
         for (int i = 0; i < size; i++)
             senders += task->to[i] == rank;
@@ -135,7 +135,7 @@ size_t tu_in_bytes(const tu_task *task, int rank, int size) {
     if ((row->flow == TU_FLOW_FROM_ROOT && rank != task->info.root) ||
         (row->flow == TU_FLOW_PERMUTED && task->to[rank] < 0))
         return 0;
-    if (row->in == TU_ROWS)
+    if (row->in == TU_EXTENT_ROWS)
         return task->vdev.in_rows * task->info.count * task->element;
     return elements_of(task, row->in, rank, size, task->in_counts, task->in_offsets) * task->element;
 }
@@ -144,7 +144,7 @@ size_t tu_out_bytes(const tu_task *task, int rank, int size) {
     const tu_operation_row *row = task->row;
     if (row->flow == TU_FLOW_TO_ROOT && rank != task->info.root)
         return 0;
-    if (row->out == TU_ROWS)
+    if (row->out == TU_EXTENT_ROWS)
         return task->vdev.out_rows * task->info.count * task->element;
     return elements_of(task, row->out, rank, size, task->out_counts, task->out_offsets) * task->element;
 }

@@ -147,7 +147,7 @@ typedef struct hello {
     uint32_t version;
     int32_t status;
     uint64_t slot_bytes;
-    tu_place place;
+    tu_locality place;
     char message[512];
 } hello;
 
@@ -191,8 +191,8 @@ static tutti_status share_piece(tu_collective *state, tu_task *task, const char 
         return tu_error_memory("mappings of a group", (size_t)state->size * sizeof(tu_mapping *));
     hello mine = { .version = LAYOUT_VERSION,
                    .slot_bytes = bytes,
-                   .place = tu_place_here(state->group->world->local_rank) };
-    tu_error_copy before;
+                   .place = tu_locality_here(state->group->world->local_rank) };
+    tutti_error_copy before;
     tu_error_save(&before);
     tutti_status mine_status = tu_piece_alloc(job, purpose, bytes, 4096, -1, piece);
     if (mine_status != TUTTI_OK) {
@@ -252,7 +252,7 @@ tutti_status tu_collective_setup(tu_collective *state, tu_task *task) {
     if (status != TUTTI_OK)
         return status;
     hello *theirs = calloc((size_t)state->size, sizeof *theirs);
-    tu_place *places = calloc((size_t)state->size, sizeof *places);
+    tu_locality *places = calloc((size_t)state->size, sizeof *places);
     if (theirs == NULL || places == NULL) {
         free(theirs);
         free(places);

@@ -300,16 +300,16 @@ tutti_status tu_tuning_apply(tu_collective *state) {
 /* ---- choosing ---- */
 
 uint64_t tu_task_bytes(const tu_task *task, int size) {
-    if (task->row->in == TU_SPLITS)
+    if (task->row->in == TU_EXTENT_SPLITS)
         return 0;
     uint64_t bytes = task->info.count * task->element;
-    return task->row->in == TU_EACH ? bytes * (uint64_t)size : bytes;
+    return task->row->in == TU_EXTENT_EACH ? bytes * (uint64_t)size : bytes;
 }
 
 /* Whether this call's bytes fit into the line of a flag. */
 static bool fits_into_line(const tu_collective *state, const tu_task *task, uint64_t bytes) {
     size_t capacity = tu_line_room(task);
-    if (task->row->in == TU_EACH) /* parts are cut to whole elements */
+    if (task->row->in == TU_EXTENT_EACH) /* parts are cut to whole elements */
         return task->info.count * task->element <= capacity / (size_t)state->size / task->element * task->element;
     return bytes <= capacity;
 }

@@ -141,7 +141,7 @@ tutti_status tu_work_start(tu_task *task, tutti_work **result_pointer) {
 }
 
 tutti_status tu_work_run_now(tutti_work *work) {
-    tu_error_copy before;
+    tutti_error_copy before;
     tu_error_save(&before);
     tu_work_finish(work, work->batch != NULL ? tu_batch_run(work->batch) : tu_task_run(&work->task));
     tu_error_restore(&before);

@@ -23,7 +23,7 @@ struct tutti_work {
     void *event;          /* of a device, or NULL: device.c */
     _Atomic bool claimed; /* of a device: a thread has seen that it is over, and finishes it */
     tutti_status status;
-    tu_error_copy *error;
+    tutti_error_copy *error;
     tutti_work *next; /* in the queue */
 };
 

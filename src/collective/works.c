@@ -51,7 +51,7 @@ static void finish_open(tu_collective *state) {
         return;
     state->open = NULL;
     tu_task *task = &work->task;
-    tu_error_copy before;
+    tutti_error_copy before;
     tu_error_save(&before);
     tutti_status status = tu_one_shot_finish(state, task, (tutti_algorithm)task->info.algorithm);
     tu_work_finish(work, tu_task_leave(task, status));
@@ -63,7 +63,7 @@ static void finish_open(tu_collective *state) {
 }
 
 static void run_work(tutti_work *work) {
-    tu_error_copy before;
+    tutti_error_copy before;
     tu_error_save(&before);
     tu_work_finish(work, work->batch != NULL ? tu_batch_run_in_turn(work->batch) : tu_task_run_in_turn(&work->task));
     tu_error_restore(&before);

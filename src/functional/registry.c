@@ -270,7 +270,7 @@ static tutti_status finish(flight *one) {
 
 /* Finishes a flight that the caller holds. The first error of several is the one that counts. */
 static tutti_status finish_next(flight *one, tutti_status before) {
-    tu_error_copy error;
+    tutti_error_copy error;
     if (before != TUTTI_OK)
         tu_error_save(&error);
     tutti_status status = finish(one);
@@ -321,7 +321,7 @@ static flight *oldest_of_registry(tu_flights *registry) {
 
 /* The others wait for this rank, which will not come: tells them why. A group that has ended already is left alone. */
 static void end_group(const char *who, tutti_group *group) {
-    tu_error_copy before;
+    tutti_error_copy before;
     tu_error_save(&before);
     if (tutti_group_check(group) == TUTTI_OK) {
         char reason[512];
@@ -364,7 +364,7 @@ void tu_flight_call(tutti_call *call, tutti_work **work) {
 
 /* Without a record the buffers could go while the work uses them: it is finished here. */
 static tutti_status finish_unrecorded(tutti_work *work) {
-    tu_error_copy error;
+    tutti_error_copy error;
     tu_error_save(&error);
     tutti_status waited = tutti_work_wait(work, 0);
     (void)waited; /* the reason why there is no record counts */

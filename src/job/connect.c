@@ -37,7 +37,7 @@ typedef struct half_open {
 } half_open;
 
 typedef struct connecting {
-    tu_meeting *meeting;
+    tu_opening *opening;
     tu_job *job;
     half_open *waiting; /* room for every other rank, and for STRANGERS */
     int waiting_count, waiting_room;
@@ -68,11 +68,11 @@ tutti_status tu_listen(int world_size, int *listener, uint8_t name[TU_NONCE_BYTE
 }
 
 static bool is_founder(const connecting *state) {
-    return state->meeting->rank == 0;
+    return state->opening->rank == 0;
 }
 
 static const tu_record *record_of(const connecting *state, int rank) {
-    return &state->meeting->records[state->meeting->local[rank]];
+    return &state->opening->records[state->opening->local[rank]];
 }
 
 /* ---- both sides ---- */
@@ -109,7 +109,7 @@ static tutti_status connect_to(connecting *state, int rank) {
         return tu_error_system(error, "cannot connect to rank %d (pid %d)", record->world_rank, record->pid);
     }
     struct ucred credentials;
-    if (!peer_credentials(fd, &credentials) || credentials.uid != state->meeting->mine.uid ||
+    if (!peer_credentials(fd, &credentials) || credentials.uid != state->opening->mine.uid ||
         credentials.pid != record->pid) {
         close(fd);
         return tu_error(TUTTI_ERROR_REFUSED,
@@ -119,9 +119,9 @@ static tutti_status connect_to(connecting *state, int rank) {
     }
     hello greeting = { .magic = HELLO_MAGIC,
                        .version = TU_PAGE_VERSION,
-                       .world_rank = state->meeting->mine.world_rank,
-                       .world_size = state->meeting->mine.world_size,
-                       .pid = state->meeting->mine.pid };
+                       .world_rank = state->opening->mine.world_rank,
+                       .world_size = state->opening->mine.world_size,
+                       .pid = state->opening->mine.pid };
     memcpy(greeting.nonce, record->nonce, TU_NONCE_BYTES);
     if (send(fd, &greeting, sizeof greeting, MSG_NOSIGNAL) != (ssize_t)sizeof greeting) {
         int error = errno;
@@ -145,7 +145,7 @@ static void refuse(connecting *state, int fd, const char *why) {
 
 /* Which job rank a hello comes from, or -1 with the reason. */
 static int check_hello(const connecting *state, int fd, const hello *greeting, ssize_t bytes, const char **why) {
-    const tu_meeting *meeting = state->meeting;
+    const tu_opening *opening = state->opening;
     struct ucred credentials;
     *why = "its hello is garbage";
     if (bytes != (ssize_t)sizeof *greeting || greeting->magic != HELLO_MAGIC)
@@ -154,16 +154,16 @@ static int check_hello(const connecting *state, int fd, const hello *greeting, s
     if (greeting->version != TU_PAGE_VERSION)
         return -1;
     *why = "it does not know the nonce";
-    if (memcmp(greeting->nonce, meeting->mine.nonce, TU_NONCE_BYTES) != 0)
+    if (memcmp(greeting->nonce, opening->mine.nonce, TU_NONCE_BYTES) != 0)
         return -1;
     *why = "it has another world size";
-    if (greeting->world_size != meeting->mine.world_size)
+    if (greeting->world_size != opening->mine.world_size)
         return -1;
     *why = "it is not a rank that may connect here";
-    int rank = meeting->rank + 1;
-    while (rank < meeting->size && meeting->local[rank] != greeting->world_rank)
+    int rank = opening->rank + 1;
+    while (rank < opening->size && opening->local[rank] != greeting->world_rank)
         rank++;
-    if (rank == meeting->size)
+    if (rank == opening->size)
         return -1;
     *why = "its rank was published by another process";
     if (!peer_credentials(fd, &credentials) || credentials.pid != record_of(state, rank)->pid)
@@ -201,13 +201,13 @@ static void greet_all(connecting *state) {
 
 static tutti_status accept_all(connecting *state) {
     for (;;) {
-        int fd = accept4(state->meeting->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        int fd = accept4(state->opening->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0 && (errno == EAGAIN || errno == ECONNABORTED || errno == EINTR))
             return TUTTI_OK;
         if (fd < 0)
             return tu_error_system(errno, "cannot accept the connection of another rank");
         struct ucred credentials;
-        if (!peer_credentials(fd, &credentials) || credentials.uid != state->meeting->mine.uid) {
+        if (!peer_credentials(fd, &credentials) || credentials.uid != state->opening->mine.uid) {
             refuse(state, fd, "it belongs to another user");
             continue;
         }
@@ -225,11 +225,11 @@ static tutti_status accept_all(connecting *state) {
 /* ---- the job segment ---- */
 
 static tutti_status send_pages(connecting *state) {
-    for (int rank = 1; rank < state->meeting->size && state->pages_to_send > 0; rank++) {
+    for (int rank = 1; rank < state->opening->size && state->pages_to_send > 0; rank++) {
         tu_peer *peer = &state->job->peers[rank];
         if (peer->fd < 0 || state->page_sent[rank])
             continue;
-        int error = tu_wire_send_page(peer->fd, state->meeting->rank, state->job->house->page_fd);
+        int error = tu_wire_send_page(peer->fd, state->opening->rank, state->job->house->page_fd);
         if (error == EAGAIN || error == ETOOMANYREFS || error == ENOBUFS)
             continue; /* too many descriptors on their way: goes by */
         if (error != 0 && error != EPIPE && error != ECONNRESET)
@@ -277,8 +277,8 @@ static tutti_status take_page(connecting *state) {
 /* A peer that is missing, or that has gone again: is it dead, or has it said why? One system call asks about all, where
  * there are pidfds. */
 static tutti_status look_at_peers(connecting *state) {
-    tutti_status status = tu_meet_trouble(state->meeting);
-    int size = state->meeting->size;
+    tutti_status status = tu_meet_trouble(state->opening);
+    int size = state->opening->size;
     for (int rank = 0; rank < size; rank++)
         state->polls[rank] = (struct pollfd){ .fd = state->job->peers[rank].pidfd, .events = POLLIN };
     bool asked = poll(state->polls, (nfds_t)size, 0) >= 0;
@@ -287,39 +287,39 @@ static tutti_status look_at_peers(connecting *state) {
         tu_peer *peer = &state->job->peers[rank];
         bool lives = asked && peer->pidfd >= 0 ? (state->polls[rank].revents & POLLIN) == 0
                                                : tu_process_runs(record->pid, record->start_time);
-        if (rank == state->meeting->rank || lives)
+        if (rank == state->opening->rank || lives)
             continue;
-        status = tu_meet_died(state->meeting, record, peer->pidfd);
+        status = tu_meet_died(state->opening, record, peer->pidfd);
     }
     return status;
 }
 
 static tutti_status not_connected(const connecting *state) {
-    const tu_meeting *meeting = state->meeting;
-    bool *marked = calloc((size_t)meeting->size, sizeof *marked);
+    const tu_opening *opening = state->opening;
+    bool *marked = calloc((size_t)opening->size, sizeof *marked);
     if (marked == NULL)
-        return tu_error_memory("a list of ranks", (size_t)meeting->size * sizeof *marked);
-    for (int rank = 0; rank < meeting->size; rank++)
-        marked[rank] = rank != meeting->rank && state->job->peers[rank].fd < 0;
+        return tu_error_memory("a list of ranks", (size_t)opening->size * sizeof *marked);
+    for (int rank = 0; rank < opening->size; rank++)
+        marked[rank] = rank != opening->rank && state->job->peers[rank].fd < 0;
     char missing[256];
-    tu_rank_list(marked, meeting->local, meeting->size, missing, sizeof missing);
+    tu_rank_list(marked, opening->local, opening->size, missing, sizeof missing);
     if (state->missing > 0)
         tu_error(TUTTI_ERROR_TIMEOUT,
                  "timeout while opening world \"%s\": rank %s of this host did not connect to rank %d; stopped?",
-                 meeting->options->name, missing, meeting->mine.world_rank);
+                 opening->options->name, missing, opening->mine.world_rank);
     else
         tu_error(TUTTI_ERROR_TIMEOUT,
                  "timeout while opening world \"%s\": the job segment did not come from rank %d (pid %d); stopped?",
-                 meeting->options->name, meeting->local[0], record_of(state, 0)->pid);
-    for (int rank = 0; rank < meeting->size; rank++)
+                 opening->options->name, opening->local[0], record_of(state, 0)->pid);
+    for (int rank = 0; rank < opening->size; rank++)
         if (marked[rank])
-            tu_error_at_fault(meeting->local[rank]);
+            tu_error_at_fault(opening->local[rank]);
     free(marked);
     return TUTTI_ERROR_TIMEOUT;
 }
 
 static tutti_status look_around(connecting *state) {
-    const tu_job_options *options = state->meeting->options;
+    const tu_job_options *options = state->opening->options;
     int64_t now = tu_clock_now();
     if (options->interrupt != NULL && atomic_load_explicit(options->interrupt, memory_order_relaxed) != 0)
         return tu_error(TUTTI_ERROR_INTERRUPTED, "rank %d was interrupted while opening world \"%s\"",
@@ -327,7 +327,7 @@ static tutti_status look_around(connecting *state) {
     if (now >= state->next_look) {
         state->next_look = now + TU_LOOK_INTERVAL;
         tutti_status status = look_at_peers(state);
-        for (int rank = 0; rank < state->meeting->rank && status == TUTTI_OK; rank++)
+        for (int rank = 0; rank < state->opening->rank && status == TUTTI_OK; rank++)
             if (state->job->peers[rank].fd < 0)
                 status = connect_to(state, rank);
         if (status != TUTTI_OK)
@@ -339,13 +339,13 @@ static tutti_status look_around(connecting *state) {
 static void wait_for_news(connecting *state) {
     struct pollfd *polls = state->polls;
     nfds_t count = 0;
-    polls[count++] = (struct pollfd){ .fd = state->meeting->listener, .events = POLLIN };
+    polls[count++] = (struct pollfd){ .fd = state->opening->listener, .events = POLLIN };
     if (!is_founder(state))
         polls[count++] = (struct pollfd){ .fd = state->page_here ? -1 : state->job->peers[0].fd, .events = POLLIN };
     for (int i = 0; i < state->waiting_count; i++)
         polls[count++] = (struct pollfd){ .fd = state->waiting[i].fd, .events = POLLIN };
     int64_t wait = state->pages_to_send > 0 ? TU_MILLISECOND : TU_LOOK_INTERVAL;
-    int64_t left = tu_deadline_left(state->meeting->options->deadline);
+    int64_t left = tu_deadline_left(state->opening->options->deadline);
     if (wait > left)
         wait = left;
     struct timespec time = { .tv_sec = wait / TU_SECOND, .tv_nsec = wait % TU_SECOND };
@@ -361,7 +361,7 @@ static bool complete(const connecting *state) {
 
 static tutti_status run(connecting *state) {
     tutti_status status = TUTTI_OK;
-    for (int rank = 0; rank < state->meeting->rank && status == TUTTI_OK; rank++)
+    for (int rank = 0; rank < state->opening->rank && status == TUTTI_OK; rank++)
         status = connect_to(state, rank);
     while (status == TUTTI_OK) {
         status = accept_all(state);
@@ -380,10 +380,10 @@ static tutti_status run(connecting *state) {
     return status;
 }
 
-tutti_status tu_connect(tu_meeting *meeting) {
-    connecting state = { .meeting = meeting, .job = meeting->job, .missing = meeting->size - 1 };
+tutti_status tu_connect(tu_opening *opening) {
+    connecting state = { .opening = opening, .job = opening->job, .missing = opening->size - 1 };
     state.next_look = tu_clock_now() + TU_LOOK_INTERVAL;
-    size_t size = (size_t)meeting->size, room = size + STRANGERS;
+    size_t size = (size_t)opening->size, room = size + STRANGERS;
     state.waiting_room = (int)room;
     state.page_sent = calloc(size, sizeof *state.page_sent);
     state.waiting = calloc(room, sizeof *state.waiting);

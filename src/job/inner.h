@@ -155,8 +155,8 @@ typedef struct tu_message {
     tu_mapping *mapping; /* of the piece, NULL when none */
     tutti_status status; /* why the piece could not be mapped */
     bool has_descriptor;
-    int descriptor;       /* closed with the message; when has_descriptor */
-    tu_error_copy *error; /* in words; may be NULL even so, when there was no memory for it */
+    int descriptor;          /* closed with the message; when has_descriptor */
+    tutti_error_copy *error; /* in words; may be NULL even so, when there was no memory for it */
     unsigned char payload[];
 } tu_message;
 
@@ -258,8 +258,8 @@ void tu_ring_all(tu_job *job);
 bool tu_rank_exited(tu_job *job, int rank);
 
 /* connect.c: connects to all local peers, and gives or gets the job segment. */
-struct tu_meeting;
-tutti_status tu_connect(struct tu_meeting *meeting);
+struct tu_opening;
+tutti_status tu_connect(struct tu_opening *opening);
 tutti_status tu_listen(int world_size, int *listener, uint8_t name[TU_NONCE_BYTES]);
 
 /* wire.c: sends one message without waiting: TUTTI_OK; TUTTI_ERROR_EMPTY and no message when it would have to wait
@@ -302,7 +302,7 @@ typedef struct tu_record {
     char text[512];  /* published only where there is one */
 } tu_record;
 
-typedef struct tu_meeting {
+typedef struct tu_opening {
     const tu_job_options *options;
     tu_job *job;
     tu_record mine;
@@ -318,17 +318,17 @@ typedef struct tu_meeting {
     int largest;    /* world size that any rank claims */
     int64_t next_look;
     int known; /* records of ranks below it have been looked for, the first time round */
-} tu_meeting;
+} tu_opening;
 
-tutti_status tu_meet_prepare(tu_meeting *meeting);
-tutti_status tu_meet_records(tu_meeting *meeting);
+tutti_status tu_meet_prepare(tu_opening *opening);
+tutti_status tu_meet_records(tu_opening *opening);
 /* Another rank's reason to give up, if one has said so; else TUTTI_OK. */
-tutti_status tu_meet_trouble(tu_meeting *meeting);
+tutti_status tu_meet_trouble(tu_opening *opening);
 /* The error for a rank of this host whose process is over; pidfd -1: none. What it said itself comes first. */
-tutti_status tu_meet_died(tu_meeting *meeting, const tu_record *record, int pidfd);
+tutti_status tu_meet_died(tu_opening *opening, const tu_record *record, int pidfd);
 /* Tells everybody that this rank gives up, with the calling thread's error. Gives up shares of the house for ranks that
  * now cannot come. */
-void tu_meet_give_up(tu_meeting *meeting);
+void tu_meet_give_up(tu_opening *opening);
 /* The abstract address of a record's socket. */
 struct sockaddr_un;
 unsigned tu_socket_address(const uint8_t name[TU_NONCE_BYTES], struct sockaddr_un *address);

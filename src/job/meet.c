@@ -72,29 +72,29 @@ static bool store_in_memory(tutti_store *store) {
 }
 
 /* Thread-rank 0 makes the house before it says where it is. */
-static tutti_status found_house(tu_meeting *meeting) {
-    int size = meeting->options->world_size;
+static tutti_status found_house(tu_opening *opening) {
+    int size = opening->options->world_size;
     int *ranks = calloc((size_t)size, sizeof *ranks);
     if (ranks == NULL)
         return tu_error_memory("the ranks of the job", (size_t)size * sizeof *ranks);
     for (int rank = 0; rank < size; rank++)
         ranks[rank] = rank;
-    tutti_status status = tu_house_create(size, true, &meeting->house);
+    tutti_status status = tu_house_create(size, true, &opening->house);
     if (status == TUTTI_OK) {
-        status = tu_house_found(meeting->house, meeting->options, meeting->mine.id, meeting->mine.nonce, ranks);
+        status = tu_house_found(opening->house, opening->options, opening->mine.id, opening->mine.nonce, ranks);
         if (status != TUTTI_OK) {
-            tu_house_drop(meeting->house, size);
-            meeting->house = NULL;
+            tu_house_drop(opening->house, size);
+            opening->house = NULL;
         }
     }
     free(ranks);
-    meeting->mine.house = (uint64_t)(uintptr_t)meeting->house;
+    opening->mine.house = (uint64_t)(uintptr_t)opening->house;
     return status;
 }
 
-tutti_status tu_meet_prepare(tu_meeting *meeting) {
-    const tu_job_options *options = meeting->options;
-    tu_record *mine = &meeting->mine;
+tutti_status tu_meet_prepare(tu_opening *opening) {
+    const tu_job_options *options = opening->options;
+    tu_record *mine = &opening->mine;
     mine->magic = RECORD_MAGIC;
     mine->version = TU_PAGE_VERSION;
     mine->bytes = RECORD_BYTES;
@@ -104,7 +104,7 @@ tutti_status tu_meet_prepare(tu_meeting *meeting) {
     mine->uid = geteuid();
     mine->start_time = tu_process_start_time(mine->pid);
     gethostname(mine->host, sizeof mine->host - 1);
-    meeting->largest = options->world_size;
+    opening->largest = options->world_size;
     uint8_t id[(TU_ID_BYTES - 1) / 2];
     tutti_status status = tu_random(&mine->writer, sizeof mine->writer);
     if (status == TUTTI_OK)
@@ -118,10 +118,10 @@ tutti_status tu_meet_prepare(tu_meeting *meeting) {
     tu_hex(id, sizeof id, mine->id);
     if (options->store == NULL)
         return TUTTI_OK;
-    meeting->threads = store_in_memory(options->store);
-    if (!meeting->threads)
-        return tu_listen(options->world_size, &meeting->listener, mine->socket);
-    return options->world_rank == 0 ? found_house(meeting) : TUTTI_OK;
+    opening->threads = store_in_memory(options->store);
+    if (!opening->threads)
+        return tu_listen(options->world_size, &opening->listener, mine->socket);
+    return options->world_rank == 0 ? found_house(opening) : TUTTI_OK;
 }
 
 /* ---- reading records ---- */
@@ -138,8 +138,8 @@ static bool read_record(const void *value, size_t bytes, tu_record *record) {
 }
 
 /* The error that a failure record carries. */
-static tutti_status told_failure(tu_meeting *meeting, const tu_record *record) {
-    meeting->told = true;
+static tutti_status told_failure(tu_opening *opening, const tu_record *record) {
+    opening->told = true;
     tutti_status status = record->failed > 0 ? (tutti_status)record->failed : TUTTI_ERROR_PROTOCOL;
     tu_error(status, "rank %d (pid %d on %s) gave up opening the world: %s", record->by, record->pid, record->host,
              record->text);
@@ -147,45 +147,45 @@ static tutti_status told_failure(tu_meeting *meeting, const tu_record *record) {
     return status;
 }
 
-static tutti_status publish(tu_meeting *meeting) {
-    tu_record *mine = &meeting->mine;
+static tutti_status publish(tu_opening *opening) {
+    tu_record *mine = &opening->mine;
     char key[KEY_BYTES];
     record_key(mine->world_rank, key);
     void *value;
     size_t bytes;
     tutti_status status =
-        tutti_store_compare_set(meeting->options->store, key, "", 0, mine, mine->bytes, &value, &bytes);
+        tutti_store_compare_set(opening->options->store, key, "", 0, mine, mine->bytes, &value, &bytes);
     if (status != TUTTI_OK)
         return status;
     tu_record there;
     bool readable = read_record(value, bytes, &there);
     free(value);
     if (readable && there.writer == mine->writer) {
-        meeting->published = true;
+        opening->published = true;
         return TUTTI_OK;
     }
     if (readable && there.failed != 0)
-        return told_failure(meeting, &there);
-    meeting->intruder = true;
+        return told_failure(opening, &there);
+    opening->intruder = true;
     if (!readable)
         tu_error(TUTTI_ERROR_MISMATCH, "rank %d of world \"%s\" is taken by a process of another version of Tutti",
-                 mine->world_rank, meeting->options->name);
+                 mine->world_rank, opening->options->name);
     else
         tu_error(TUTTI_ERROR_MISMATCH,
                  "two processes say that they are rank %d of world \"%s\": pid %d on %s, and this one, pid %d on %s; "
                  "each rank must have its own number",
-                 mine->world_rank, meeting->options->name, there.pid, there.host, mine->pid, mine->host);
+                 mine->world_rank, opening->options->name, there.pid, there.host, mine->pid, mine->host);
     tu_error_at_fault(mine->world_rank);
     return TUTTI_ERROR_MISMATCH;
 }
 
-static tutti_status check_record(tu_meeting *meeting, int rank, const void *value, size_t bytes) {
-    tu_record *record = &meeting->records[rank];
+static tutti_status check_record(tu_opening *opening, int rank, const void *value, size_t bytes) {
+    tu_record *record = &opening->records[rank];
     if (!read_record(value, bytes, record)) {
         if (bytes >= 16 && record->magic == RECORD_MAGIC && record->version != TU_PAGE_VERSION)
             tu_error(TUTTI_ERROR_PROTOCOL,
                      "ranks use different versions of Tutti: rank %d has layout version %u, this rank %d has %d", rank,
-                     record->version, meeting->mine.world_rank, TU_PAGE_VERSION);
+                     record->version, opening->mine.world_rank, TU_PAGE_VERSION);
         else
             tu_error(TUTTI_ERROR_PROTOCOL,
                      "the store holds %zu bytes for rank %d that are not its record; is the store used by others under "
@@ -194,15 +194,15 @@ static tutti_status check_record(tu_meeting *meeting, int rank, const void *valu
         tu_error_at_fault(rank);
         return TUTTI_ERROR_PROTOCOL;
     }
-    if (record->world_size > meeting->largest && record->world_size < (1 << 20))
-        meeting->largest = record->world_size;
+    if (record->world_size > opening->largest && record->world_size < (1 << 20))
+        opening->largest = record->world_size;
     if (record->failed != 0)
-        return told_failure(meeting, record);
-    if (record->world_size != meeting->mine.world_size) {
+        return told_failure(opening, record);
+    if (record->world_size != opening->mine.world_size) {
         tu_error(TUTTI_ERROR_MISMATCH,
                  "world sizes disagree: rank %d (pid %d on %s) was started with %d ranks, rank %d (this one) with %d",
-                 rank, record->pid, record->host, record->world_size, meeting->mine.world_rank,
-                 meeting->mine.world_size);
+                 rank, record->pid, record->host, record->world_size, opening->mine.world_rank,
+                 opening->mine.world_size);
         tu_error_at_fault(rank);
         return TUTTI_ERROR_MISMATCH;
     }
@@ -228,8 +228,8 @@ static bool has_come(tutti_store *store, int rank) {
 }
 
 /* The deadline has passed: who came, and who did not? */
-static tutti_status missing_ranks(tu_meeting *meeting) {
-    const tu_job_options *options = meeting->options;
+static tutti_status missing_ranks(tu_opening *opening) {
+    const tu_job_options *options = opening->options;
     int size = options->world_size;
     bool *marked = calloc((size_t)size, sizeof *marked);
     int *names = calloc((size_t)size, sizeof *names);
@@ -270,9 +270,9 @@ tutti_status tu_first_rank_check(const tu_first_rank *first) {
     return TUTTI_ERROR_DEAD;
 }
 
-tutti_status tu_meet_died(tu_meeting *meeting, const tu_record *record, int pidfd) {
-    meeting->next_look = 0; /* it may have left word before it went */
-    tutti_status status = tu_meet_trouble(meeting);
+tutti_status tu_meet_died(tu_opening *opening, const tu_record *record, int pidfd) {
+    opening->next_look = 0; /* it may have left word before it went */
+    tutti_status status = tu_meet_trouble(opening);
     if (status != TUTTI_OK)
         return status;
     tu_fate fate;
@@ -287,9 +287,9 @@ tutti_status tu_meet_died(tu_meeting *meeting, const tu_record *record, int pidf
 }
 
 /* Reads one record if it is there; does not wait. */
-static tutti_status learn(tu_meeting *meeting, int rank) {
-    const tu_job_options *options = meeting->options;
-    tu_record *record = &meeting->records[rank];
+static tutti_status learn(tu_opening *opening, int rank) {
+    const tu_job_options *options = opening->options;
+    tu_record *record = &opening->records[rank];
     char key[KEY_BYTES];
     record_key(rank, key);
     const char *keys[1] = { key };
@@ -302,9 +302,9 @@ static tutti_status learn(tu_meeting *meeting, int rank) {
     status = tutti_store_get(options->store, key, READ_LIMIT, &value, &bytes);
     if (status != TUTTI_OK)
         return status;
-    status = check_record(meeting, rank, value, bytes);
+    status = check_record(opening, rank, value, bytes);
     free(value);
-    bool local = status == TUTTI_OK && strcmp(record->place, meeting->mine.place) == 0;
+    bool local = status == TUTTI_OK && strcmp(record->place, opening->mine.place) == 0;
     if (local && rank == 0 && options->first != NULL)
         *options->first = (tu_first_rank){ record->pid, record->start_time };
     return status;
@@ -312,28 +312,28 @@ static tutti_status learn(tu_meeting *meeting, int rank) {
 
 /* While others are missing: looks at rank 0 and at a few others in turn; those that came to this host must still live.
  * A few, so that many ranks that open slowly do not slow each other down. */
-static tutti_status look_at_known(tu_meeting *meeting) {
-    int size = meeting->options->world_size;
+static tutti_status look_at_known(tu_opening *opening) {
+    int size = opening->options->world_size;
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < LEARNED_AT_ONCE && status == TUTTI_OK; i++) {
-        int rank = i == 0 ? 0 : meeting->known;
+        int rank = i == 0 ? 0 : opening->known;
         if (i > 0)
-            meeting->known = (meeting->known + 1) % size;
-        status = learn(meeting, rank);
-        const tu_record *record = &meeting->records[rank];
-        if (status == TUTTI_OK && record->pid != 0 && rank != meeting->mine.world_rank &&
-            strcmp(record->place, meeting->mine.place) == 0 && !tu_process_runs(record->pid, record->start_time))
-            status = tu_meet_died(meeting, record, -1);
+            opening->known = (opening->known + 1) % size;
+        status = learn(opening, rank);
+        const tu_record *record = &opening->records[rank];
+        if (status == TUTTI_OK && record->pid != 0 && rank != opening->mine.world_rank &&
+            strcmp(record->place, opening->mine.place) == 0 && !tu_process_runs(record->pid, record->start_time))
+            status = tu_meet_died(opening, record, -1);
     }
     return status;
 }
 
 /* Waits for all keys, in slices, so that an interrupt is seen; then reads. A wait may run out of time without harm, a
  * read may not: cut off in the middle of an answer, a connection is of no more use. */
-static tutti_status read_values(tu_meeting *meeting, const char *const *keys, void **values, size_t *sizes) {
-    const tu_job_options *options = meeting->options;
+static tutti_status read_values(tu_opening *opening, const char *const *keys, void **values, size_t *sizes) {
+    const tu_job_options *options = opening->options;
     size_t count = (size_t)options->world_size;
-    tutti_status status = meeting->threads ? TUTTI_OK : learn(meeting, 0);
+    tutti_status status = opening->threads ? TUTTI_OK : learn(opening, 0);
     if (status != TUTTI_OK)
         return status;
     for (int64_t longest = FIRST_SLICE;; longest = longest * 2 < READ_SLICE ? longest * 2 : READ_SLICE) {
@@ -348,37 +348,37 @@ static tutti_status read_values(tu_meeting *meeting, const char *const *keys, vo
             return tu_error(TUTTI_ERROR_INTERRUPTED, "rank %d was interrupted while opening world \"%s\"",
                             options->world_rank, options->name);
         status = tu_watch_look(); /* a server that does not answer at all is told as that */
-        if (status == TUTTI_OK && !meeting->threads)
-            status = look_at_known(meeting);
+        if (status == TUTTI_OK && !opening->threads)
+            status = look_at_known(opening);
         if (status != TUTTI_OK)
             return status;
         if (left <= slice)
-            return missing_ranks(meeting);
+            return missing_ranks(opening);
     }
 }
 
-static tutti_status read_all(tu_meeting *meeting) {
-    size_t size = (size_t)meeting->options->world_size;
-    meeting->records = calloc(size, sizeof *meeting->records);
+static tutti_status read_all(tu_opening *opening) {
+    size_t size = (size_t)opening->options->world_size;
+    opening->records = calloc(size, sizeof *opening->records);
     char(*texts)[KEY_BYTES] = calloc(size, sizeof *texts);
     const char **keys = calloc(size, sizeof *keys);
     void **values = calloc(size, sizeof *values);
     size_t *sizes = calloc(size, sizeof *sizes);
     tutti_status status = TUTTI_OK;
-    if (meeting->records == NULL || texts == NULL || keys == NULL || values == NULL || sizes == NULL) {
-        status = tu_error_memory("the records of all ranks", size * sizeof *meeting->records);
+    if (opening->records == NULL || texts == NULL || keys == NULL || values == NULL || sizes == NULL) {
+        status = tu_error_memory("the records of all ranks", size * sizeof *opening->records);
         goto free_all;
     }
     for (size_t rank = 0; rank < size; rank++) {
         record_key((int)rank, texts[rank]);
         keys[rank] = texts[rank];
     }
-    status = read_values(meeting, keys, values, sizes);
+    status = read_values(opening, keys, values, sizes);
     if (status != TUTTI_OK)
         goto free_all;
     for (size_t rank = 0; rank < size; rank++) {
         if (status == TUTTI_OK)
-            status = check_record(meeting, (int)rank, values[rank], sizes[rank]);
+            status = check_record(opening, (int)rank, values[rank], sizes[rank]);
         free(values[rank]);
     }
 free_all:
@@ -390,63 +390,63 @@ free_all:
 }
 
 /* Which ranks make the job: those at the same place, of the same user. */
-static tutti_status find_local(tu_meeting *meeting) {
-    int size = meeting->options->world_size;
-    meeting->local = calloc((size_t)size, sizeof *meeting->local);
-    if (meeting->local == NULL)
-        return tu_error_memory("the ranks of the job", (size_t)size * sizeof *meeting->local);
+static tutti_status find_local(tu_opening *opening) {
+    int size = opening->options->world_size;
+    opening->local = calloc((size_t)size, sizeof *opening->local);
+    if (opening->local == NULL)
+        return tu_error_memory("the ranks of the job", (size_t)size * sizeof *opening->local);
     for (int rank = 0; rank < size; rank++) {
-        const tu_record *record = meeting->records != NULL ? &meeting->records[rank] : &meeting->mine;
-        if (strcmp(record->place, meeting->mine.place) != 0)
+        const tu_record *record = opening->records != NULL ? &opening->records[rank] : &opening->mine;
+        if (strcmp(record->place, opening->mine.place) != 0)
             continue;
-        if (record->uid != meeting->mine.uid) {
-            TU_LOG(TUTTI_LOG_WARN, meeting->options->log, "job",
+        if (record->uid != opening->mine.uid) {
+            TU_LOG(TUTTI_LOG_WARN, opening->options->log, "job",
                    "rank %d runs on this host as another user (uid %u, this rank %u): no memory can be "
                    "shared with it",
-                   rank, record->uid, meeting->mine.uid);
+                   rank, record->uid, opening->mine.uid);
             continue;
         }
-        if (rank == meeting->mine.world_rank)
-            meeting->rank = meeting->size;
-        meeting->local[meeting->size++] = rank;
+        if (rank == opening->mine.world_rank)
+            opening->rank = opening->size;
+        opening->local[opening->size++] = rank;
     }
     return TUTTI_OK;
 }
 
-tutti_status tu_meet_records(tu_meeting *meeting) {
-    if (meeting->options->store == NULL) {
-        if (meeting->options->world_size != 1)
+tutti_status tu_meet_records(tu_opening *opening) {
+    if (opening->options->store == NULL) {
+        if (opening->options->world_size != 1)
             return tu_error(TUTTI_ERROR_ARGUMENT, "world \"%s\" has %d ranks and no store to meet in",
-                            meeting->options->name, meeting->options->world_size);
-        return find_local(meeting);
+                            opening->options->name, opening->options->world_size);
+        return find_local(opening);
     }
-    tutti_status status = publish(meeting);
+    tutti_status status = publish(opening);
     if (status == TUTTI_OK)
-        status = read_all(meeting);
+        status = read_all(opening);
     if (status == TUTTI_OK)
-        status = find_local(meeting);
+        status = find_local(opening);
     return status;
 }
 
 /* ---- trouble ---- */
 
-tutti_status tu_meet_trouble(tu_meeting *meeting) {
+tutti_status tu_meet_trouble(tu_opening *opening) {
     int64_t now = tu_clock_now();
-    if (meeting->options->store == NULL || now < meeting->next_look)
+    if (opening->options->store == NULL || now < opening->next_look)
         return TUTTI_OK;
-    meeting->next_look = now + TROUBLE_INTERVAL;
+    opening->next_look = now + TROUBLE_INTERVAL;
     const char *keys[1] = { FAILED_KEY };
     bool present = false;
-    if (tutti_store_check(meeting->options->store, keys, 1, &present) != TUTTI_OK || !present)
+    if (tutti_store_check(opening->options->store, keys, 1, &present) != TUTTI_OK || !present)
         return TUTTI_OK;
     void *value;
     size_t bytes;
-    if (tutti_store_get(meeting->options->store, FAILED_KEY, TU_SECOND, &value, &bytes) != TUTTI_OK)
+    if (tutti_store_get(opening->options->store, FAILED_KEY, TU_SECOND, &value, &bytes) != TUTTI_OK)
         return TUTTI_OK;
     tu_record record;
     bool readable = read_record(value, bytes, &record);
     free(value);
-    return readable && record.failed != 0 && record.writer != meeting->mine.writer ? told_failure(meeting, &record)
+    return readable && record.failed != 0 && record.writer != opening->mine.writer ? told_failure(opening, &record)
                                                                                    : TUTTI_OK;
 }
 
@@ -464,30 +464,30 @@ static bool fill_place(tutti_store *store, const char *key, const tu_record *fai
 
 /* Gives up the shares of the house that are this rank's to give up. filled: places of ranks below `size` of the house
  * that now cannot come. */
-static void drop_shares(tu_meeting *meeting, tu_house *house, const bool *filled) {
+static void drop_shares(tu_opening *opening, tu_house *house, const bool *filled) {
     if (house == NULL)
         return;
     int shares = 0;
-    bool own = meeting->published;
-    for (int rank = 0; rank < meeting->largest; rank++)
-        shares += filled[rank] || (own && rank == meeting->mine.world_rank) ? 1 : 0;
+    bool own = opening->published;
+    for (int rank = 0; rank < opening->largest; rank++)
+        shares += filled[rank] || (own && rank == opening->mine.world_rank) ? 1 : 0;
     if (shares == 0)
         return;                                                   /* then it is not ours to look at */
-    for (int rank = house->size; rank < meeting->largest; rank++) /* ranks that this house was not made for */
-        shares -= filled[rank] || (own && rank == meeting->mine.world_rank) ? 1 : 0;
+    for (int rank = house->size; rank < opening->largest; rank++) /* ranks that this house was not made for */
+        shares -= filled[rank] || (own && rank == opening->mine.world_rank) ? 1 : 0;
     if (shares > 0)
         tu_house_drop(house, shares);
 }
 
-void tu_meet_give_up(tu_meeting *meeting) {
-    tutti_store *store = meeting->options->store;
+void tu_meet_give_up(tu_opening *opening) {
+    tutti_store *store = opening->options->store;
     if (store == NULL)
         return;
-    tu_error_copy copy;
+    tutti_error_copy copy;
     tu_error_save(&copy);
-    tu_record failure = meeting->mine;
+    tu_record failure = opening->mine;
     failure.failed = (int32_t)copy.info.status;
-    failure.by = meeting->mine.world_rank;
+    failure.by = opening->mine.world_rank;
     failure.house = 0;
     snprintf(failure.text, sizeof failure.text, "%.*s", (int)sizeof failure.text - 1, copy.message);
     failure.bytes = (uint32_t)(RECORD_BYTES + strlen(failure.text) + 1);
@@ -495,27 +495,27 @@ void tu_meet_give_up(tu_meeting *meeting) {
     bool hurried = tutti_store_set_timeout(store, LAST_WORDS) == TUTTI_OK;
     tu_record there;
     tu_house *house = NULL;
-    bool *filled = calloc((size_t)meeting->largest, sizeof *filled);
-    if (!meeting->intruder) /* the world it intruded on may be complete, and then shall not suffer */
+    bool *filled = calloc((size_t)opening->largest, sizeof *filled);
+    if (!opening->intruder) /* the world it intruded on may be complete, and then shall not suffer */
         (void)fill_place(store, FAILED_KEY, &failure, &there);
     /* Who told us has filled the other places; place 0 tells where the house is. */
-    for (int rank = meeting->told ? 0 : meeting->largest - 1; rank >= 0 && filled != NULL; rank--) {
+    for (int rank = opening->told ? 0 : opening->largest - 1; rank >= 0 && filled != NULL; rank--) {
         char key[KEY_BYTES];
         record_key(rank, key);
         filled[rank] = fill_place(store, key, &failure, &there);
         if (there.writer == failure.writer && there.failed == 0)
-            meeting->published = true; /* publishing had failed only after the store had it */
-        if (rank == 0 && meeting->threads && there.failed == 0 && there.house != 0)
+            opening->published = true; /* publishing had failed only after the store had it */
+        if (rank == 0 && opening->threads && there.failed == 0 && there.house != 0)
             house = (tu_house *)(uintptr_t)there.house;
     }
-    if (meeting->house != NULL && !meeting->published && filled != NULL)
-        tu_house_drop(meeting->house, meeting->house->size); /* nobody else knows of it */
-    if (meeting->threads && filled != NULL)
-        drop_shares(meeting, house, filled);
-    meeting->house = NULL;
+    if (opening->house != NULL && !opening->published && filled != NULL)
+        tu_house_drop(opening->house, opening->house->size); /* nobody else knows of it */
+    if (opening->threads && filled != NULL)
+        drop_shares(opening, house, filled);
+    opening->house = NULL;
     free(filled);
     if (hurried && tutti_store_set_timeout(store, before) != TUTTI_OK)
-        TU_LOG(TUTTI_LOG_DEBUG, meeting->options->log, "job", "the store keeps a timeout of %d s",
+        TU_LOG(TUTTI_LOG_DEBUG, opening->options->log, "job", "the store keeps a timeout of %d s",
                (int)(LAST_WORDS / TU_SECOND));
     tu_error_restore(&copy);
 }

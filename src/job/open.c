@@ -192,36 +192,36 @@ static tutti_status make_job(const tu_job_options *options, tu_job **made) {
 }
 
 /* Takes over what the records say. */
-static tutti_status settle(tu_meeting *meeting) {
-    tu_job *job = meeting->job;
-    size_t size = (size_t)meeting->size;
+static tutti_status settle(tu_opening *opening) {
+    tu_job *job = opening->job;
+    size_t size = (size_t)opening->size;
     job->peers = calloc(size, sizeof *job->peers);
     if (job->peers == NULL)
         return tu_error_memory("peers", size * sizeof *job->peers);
-    job->rank = meeting->rank;
-    job->size = meeting->size;
-    for (int rank = 0; rank < meeting->size; rank++) {
-        const tu_record *record = meeting->records != NULL ? &meeting->records[meeting->local[rank]] : &meeting->mine;
+    job->rank = opening->rank;
+    job->size = opening->size;
+    for (int rank = 0; rank < opening->size; rank++) {
+        const tu_record *record = opening->records != NULL ? &opening->records[opening->local[rank]] : &opening->mine;
         tu_peer *peer = &job->peers[rank];
         peer->world_rank = record->world_rank;
         peer->pid = record->pid;
         peer->start_time = record->start_time;
         peer->fd = peer->pidfd = -1;
         pthread_mutex_init(&peer->send_lock, NULL);
-        if (!meeting->threads && rank != meeting->rank)
+        if (!opening->threads && rank != opening->rank)
             peer->pidfd = tu_pidfd_open(record->pid, record->start_time);
     }
     for (int rank = 0; rank < job->world_size; rank++)
         snprintf(job->hosts[rank], TU_HOST_BYTES, "%s",
-                 (meeting->records != NULL ? &meeting->records[rank] : &meeting->mine)->host);
+                 (opening->records != NULL ? &opening->records[rank] : &opening->mine)->host);
     return TUTTI_OK;
 }
 
 /* Gets a house with the job segment in it. */
-static tutti_status move_in(tu_meeting *meeting) {
-    tu_job *job = meeting->job;
-    if (meeting->threads) {
-        job->house = (tu_house *)(uintptr_t)meeting->records[0].house;
+static tutti_status move_in(tu_opening *opening) {
+    tu_job *job = opening->job;
+    if (opening->threads) {
+        job->house = (tu_house *)(uintptr_t)opening->records[0].house;
         job->mailbox = &job->house->mailboxes[job->rank];
         return TUTTI_OK;
     }
@@ -230,9 +230,9 @@ static tutti_status move_in(tu_meeting *meeting) {
         return status;
     job->mailbox = &job->house->mailboxes[0];
     if (job->rank == 0)
-        status = tu_house_found(job->house, meeting->options, meeting->mine.id, meeting->mine.nonce, meeting->local);
+        status = tu_house_found(job->house, opening->options, opening->mine.id, opening->mine.nonce, opening->local);
     if (status == TUTTI_OK && job->size > 1)
-        status = tu_connect(meeting);
+        status = tu_connect(opening);
     if (status == TUTTI_OK && job->size > 1)
         status = tu_wire_listen(job);
     return status;
@@ -268,14 +268,14 @@ static tutti_status take_slot(tu_job *job, uint64_t start_time) {
 /* ---- the last step: wait until all are here ---- */
 
 static tutti_status check_arrivals(void *argument) {
-    tu_meeting *meeting = argument;
-    tu_job *job = meeting->job;
-    tutti_status status = tu_meet_trouble(meeting);
+    tu_opening *opening = argument;
+    tu_job *job = opening->job;
+    tutti_status status = tu_meet_trouble(opening);
     for (int rank = 0; rank < job->size && status == TUTTI_OK; rank++) {
         if (tu_rank_probe(job, rank) != TU_RANK_DEAD)
             continue;
-        meeting->next_look = 0;
-        status = tu_meet_trouble(meeting); /* its own words are better than what we see of it */
+        opening->next_look = 0;
+        status = tu_meet_trouble(opening); /* its own words are better than what we see of it */
         if (status != TUTTI_OK)
             return status;
         status = tu_death_error(job, rank, "while the world was opening");
@@ -284,8 +284,8 @@ static tutti_status check_arrivals(void *argument) {
     return status;
 }
 
-static tutti_status arrive(tu_meeting *meeting) {
-    tu_job *job = meeting->job;
+static tutti_status arrive(tu_opening *opening) {
+    tu_job *job = opening->job;
     job->wait = (tu_wait){ .bell = &job->slot->bell,
                            .sleepers = &job->page->sleepers,
                            .interrupt = job->interrupt,
@@ -296,9 +296,9 @@ static tutti_status arrive(tu_meeting *meeting) {
     if (atomic_fetch_add_explicit(&job->page->arrived, 1, memory_order_acq_rel) + 1 == (uint32_t)job->size)
         tu_ring_all(job);
     tu_wait wait = job->wait;
-    wait.deadline = meeting->options->deadline;
+    wait.deadline = opening->options->deadline;
     wait.check = check_arrivals;
-    wait.argument = meeting;
+    wait.argument = opening;
     tutti_status status = tu_wait_reached32(&wait, &job->page->arrived, (uint32_t)job->size);
     if (status == TUTTI_ERROR_INTERRUPTED)
         return tu_error(status, "rank %d was interrupted while opening world \"%s\"", job->world_rank, job->name);
@@ -326,37 +326,37 @@ static int count_cores(const tu_job *job) {
     return cores > 0 ? cores : 1;
 }
 
-static tutti_status join(tu_meeting *meeting) {
-    tu_job *job = meeting->job;
-    tutti_status status = settle(meeting);
+static tutti_status join(tu_opening *opening) {
+    tu_job *job = opening->job;
+    tutti_status status = settle(opening);
     if (status == TUTTI_OK)
-        status = move_in(meeting);
+        status = move_in(opening);
     if (status == TUTTI_OK)
         status = tu_atlas_create(&job->atlas);
     if (status == TUTTI_OK)
-        status = take_slot(job, meeting->mine.start_time);
+        status = take_slot(job, opening->mine.start_time);
     if (status == TUTTI_OK)
         status = tu_heap_create(job, &job->heap);
     if (status == TUTTI_OK)
-        status = arrive(meeting);
+        status = arrive(opening);
     return status;
 }
 
 static void end_job(tu_job *job);
 
 /* Tells the others, then undoes what was done. The calling thread's error stays. */
-static void give_up(tu_meeting *meeting) {
-    tu_job *job = meeting->job;
-    tu_error_copy copy;
+static void give_up(tu_opening *opening) {
+    tu_job *job = opening->job;
+    tutti_error_copy copy;
     tu_error_save(&copy);
     if (job != NULL && job->slot != NULL) {
         char why[TU_WHY_BYTES];
         snprintf(why, sizeof why, "failed to open: %.150s", copy.message);
         tu_depart(job, TU_RANK_DEAD, why);
     }
-    if (job != NULL && meeting->threads)
+    if (job != NULL && opening->threads)
         job->house = NULL; /* its share is given up with the others */
-    tu_meet_give_up(meeting);
+    tu_meet_give_up(opening);
     if (job != NULL)
         end_job(job);
     tu_error_restore(&copy);
@@ -367,15 +367,15 @@ tutti_status tu_job_open(const tu_job_options *options, tu_job **opened) {
         return tu_error(TUTTI_ERROR_ARGUMENT, "rank %d is not in [0, %d), the ranks of world \"%s\"",
                         options->world_rank, options->world_size, options->name);
     tu_bell_prepare();
-    tu_meeting meeting = { .options = options, .listener = -1 };
-    tutti_status status = tu_meet_prepare(&meeting);
+    tu_opening opening = { .options = options, .listener = -1 };
+    tutti_status status = tu_meet_prepare(&opening);
     if (status == TUTTI_OK)
-        status = make_job(options, &meeting.job);
+        status = make_job(options, &opening.job);
     if (status == TUTTI_OK)
-        status = tu_meet_records(&meeting);
+        status = tu_meet_records(&opening);
     if (status == TUTTI_OK)
-        status = join(&meeting);
-    tu_job *job = meeting.job;
+        status = join(&opening);
+    tu_job *job = opening.job;
     if (status == TUTTI_OK) {
         job->cores = count_cores(job);
         tu_wait_ladder(&job->wait, job->size, job->cores);
@@ -383,12 +383,12 @@ tutti_status tu_job_open(const tu_job_options *options, tu_job **opened) {
             job->wait.spins = (uint32_t)options->spin;
         *opened = job;
     } else {
-        give_up(&meeting);
+        give_up(&opening);
     }
-    if (meeting.listener >= 0)
-        close(meeting.listener);
-    free(meeting.records);
-    free(meeting.local);
+    if (opening.listener >= 0)
+        close(opening.listener);
+    free(opening.records);
+    free(opening.local);
     return status;
 }
 

@@ -272,7 +272,7 @@ void tu_backend_discover(tutti_world *world) {
         if (library == NULL)
             continue;
         dlclose(library);
-        tu_error_copy before;
+        tutti_error_copy before;
         const tu_backend *backend;
         void *state;
         tu_error_save(&before); /* without a backend, nothing is on a device as far as this world can know */

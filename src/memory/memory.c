@@ -295,7 +295,7 @@ tutti_status tutti_memory_set_signal_pad_bytes(tutti_world *world, size_t bytes)
 bool tutti_memory_has_multicast_support(tutti_world *world, tutti_device device) {
     if (world == NULL || device == TUTTI_CPU || device == 0)
         return false;
-    tu_error_copy before;
+    tutti_error_copy before;
     tu_error_save(&before);
     const tu_backend *backend;
     void *state;

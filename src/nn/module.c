@@ -83,7 +83,7 @@ const char *tt_module_name(const tt_module *module) {
 
 /* ---- parameters and buffers ---- */
 
-static tu_slot *find_slot(const tt_module *module, const char *name) {
+static tu_module_slot *find_slot(const tt_module *module, const char *name) {
     for (int i = 0; i < module->slot_count; i++)
         if (strcmp(module->slots[i].name, name) == 0)
             return &module->slots[i];
@@ -99,17 +99,17 @@ static tt_module *find_child(const tt_module *module, const char *name) {
 
 /* What a name of the module is already: for messages. */
 static const char *use_of(const tt_module *module, const char *name) {
-    const tu_slot *slot = find_slot(module, name);
+    const tu_module_slot *slot = find_slot(module, name);
     return find_child(module, name) != NULL ? "child" : slot == NULL ? NULL : slot->buffer ? "buffer" : "parameter";
 }
 
-static tu_slot *add_slot(tt_module *module, const char *name, bool buffer) {
-    tu_slot *slots = realloc(module->slots, ((size_t)module->slot_count + 1) * sizeof *slots);
+static tu_module_slot *add_slot(tt_module *module, const char *name, bool buffer) {
+    tu_module_slot *slots = realloc(module->slots, ((size_t)module->slot_count + 1) * sizeof *slots);
     if (slots != NULL) {
         module->slots = slots;
         char *copy = strdup(name);
         if (copy != NULL) {
-            slots[module->slot_count] = (tu_slot){ copy, NULL, buffer };
+            slots[module->slot_count] = (tu_module_slot){ copy, NULL, buffer };
             // cppcheck-suppress memleak // the slot owns the copy
             return &slots[module->slot_count++];
         }
@@ -127,7 +127,7 @@ static bool set_slot(const char *who, tt_module *module, const char *name, tt_te
     }
     if (tensor != NULL && tu_pending_take(tu_tensor_check(who, buffer ? "buffer" : "parameter", tensor)) != TUTTI_OK)
         return false;
-    tu_slot *slot = find_slot(module, name);
+    tu_module_slot *slot = find_slot(module, name);
     if (slot != NULL ? slot->buffer != buffer : find_child(module, name) != NULL) {
         tu_fail(TUTTI_ERROR_EXISTS, "%s: %s has a %s \"%s\" already", who, module->place->text, use_of(module, name),
                 name);
@@ -144,7 +144,7 @@ static bool set_slot(const char *who, tt_module *module, const char *name, tt_te
 static tt_tensor *get_slot(const char *who, const tt_module *module, const char *name, bool buffer) {
     if (!usable(who, module))
         return NULL;
-    const tu_slot *slot = name != NULL ? find_slot(module, name) : NULL;
+    const tu_module_slot *slot = name != NULL ? find_slot(module, name) : NULL;
     if (slot == NULL || slot->buffer != buffer) {
         tu_fail(TUTTI_ERROR_NOT_FOUND, "%s: %s has no %s \"%s\"", who, module->place->text,
                 buffer ? "buffer" : "parameter", name != NULL ? name : "(NULL)");
@@ -269,7 +269,7 @@ static const char *joined(const char *prefix, const char *name, const char *end)
 
 static void list_slots(const tt_module *module, const char *prefix, listing *list) {
     for (int i = 0; i < module->slot_count && tu_self()->pending == TUTTI_OK; i++) {
-        const tu_slot *slot = &module->slots[i];
+        const tu_module_slot *slot = &module->slots[i];
         if (slot->tensor == NULL || slot->buffer != list->buffers || !is_new(list, slot->tensor))
             continue;
         list->names[list->count] = joined(prefix, slot->name, "");

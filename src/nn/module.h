@@ -11,11 +11,11 @@
 
 #include "autograd/node.h"
 
-typedef struct tu_slot {
+typedef struct tu_module_slot {
     char *name;
     tt_tensor *tensor; /* NULL: empty */
     bool buffer;       /* else a parameter */
-} tu_slot;
+} tu_module_slot;
 
 typedef struct tu_child {
     char *name;
@@ -30,7 +30,7 @@ struct tt_module {
     void *user;
     bool resting; /* not being trained */
     int slot_count, child_count;
-    tu_slot *slots;
+    tu_module_slot *slots;
     tu_child *children;
     tu_hook_list forward_pre, forward, forward_always, backward_pre, backward;
 };
@@ -38,7 +38,7 @@ struct tt_module {
 /* Renews the path of a module and of all below it, and the names of their parameters: path.c. */
 tutti_status tu_module_renew_paths(tt_module *module);
 /* Names the tensor in a slot after its path. */
-tutti_status tu_module_name_slot(const tt_module *module, const tu_slot *slot);
+tutti_status tu_module_name_slot(const tt_module *module, const tu_module_slot *slot);
 
 /* Calls with its backward hooks around: module_backward.c. */
 typedef struct tu_backward_hooks tu_backward_hooks;

@@ -29,7 +29,7 @@ static void write_path(const tt_module *module, char *path, size_t size) {
     snprintf(path + used, size - used, "%s%s", used > 0 ? "." : "", name_in_parent(module));
 }
 
-static tutti_status name_slot(const char *path, const tu_slot *slot) {
+static tutti_status name_slot(const char *path, const tu_module_slot *slot) {
     tt_tensor *tensor = slot->tensor;
     if (tensor == NULL || (tensor->name != NULL && !(tensor->flags & TU_NAMED_BY_MODULE)))
         return TUTTI_OK;
@@ -46,7 +46,7 @@ static tutti_status name_slot(const char *path, const tu_slot *slot) {
     return TUTTI_OK;
 }
 
-tutti_status tu_module_name_slot(const tt_module *module, const tu_slot *slot) {
+tutti_status tu_module_name_slot(const tt_module *module, const tu_module_slot *slot) {
     char path[LONGEST_PATH];
     write_path(module, path, sizeof path);
     return name_slot(path, slot);

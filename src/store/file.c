@@ -480,7 +480,7 @@ static bool was_removed(const file_store *file) {
 static void file_destroy(tutti_store *store) {
     file_store *file = as_file(store);
     turn turn;
-    tu_error_copy before; /* closing has no status: whatever fails here leaves the caller's last error alone */
+    tutti_error_copy before; /* closing has no status: whatever fails here leaves the caller's last error alone */
     tu_error_save(&before);
     if (!tu_store_forked(store) && !was_removed(file) && turn_begin(&turn, store, true, CLOSE_TIME) == TUTTI_OK) {
         int64_t open_handles, closed_handles;

@@ -273,7 +273,7 @@ static tutti_status cancel_disturbed(call *call, tutti_status status) {
     tu_watch *before = tu_watch_rest();
     if (tu_watched())
         return broken(call, status);
-    tu_error_copy error;
+    tutti_error_copy error;
     tu_error_save(&error);
     call->reply_time = DISTURBED_TIME;
     (void)cancel(call);
@@ -435,7 +435,7 @@ static tutti_status tcp_add(tutti_store *store, const char *key, int64_t amount,
     int64_t result;
     status = add_locked(&call, name, length + 1, amount, &result);
     if (status == TUTTI_ERROR_NETWORK) {
-        tu_error_copy lost;
+        tutti_error_copy lost;
         tu_error_save(&lost);
         status = reconnect(&call) == TUTTI_OK ? tu_store_not_a_number(key) : tu_error_restore(&lost);
     }

@@ -213,7 +213,7 @@ static tutti_status integer_linear(tt_tensor *out, const tt_tensor *x, const tt_
     tu_call_init(&sum, &tu_operator_add, 2, inputs, &(tu_add_attributes){});
     sum.results[0].dtype = out->dtype;
     sum.outputs[0] = out;
-    return tu_operator_add.kernels[TU_KIND_CPU](&sum);
+    return tu_operator_add.kernels[TU_ON_CPU](&sum);
 }
 
 tutti_status tu_linear_cpu(tu_call *call) {

@@ -116,9 +116,9 @@ enum {
 
 /* The devices that may have kernels; meta has none, since it computes nothing. */
 typedef enum tu_device_kind {
-    TU_KIND_CPU,
-    TU_KIND_CUDA,
-    TU_KINDS
+    TU_ON_CPU,
+    TU_ON_CUDA,
+    TU_DEVICE_KINDS
 } tu_device_kind;
 
 typedef struct tu_argument {
@@ -140,7 +140,7 @@ struct tu_operator {
     uint32_t optional, written;   /* inputs that may be NULL, or are written beside the results, as TU_INPUT bits */
     int results, saved;           /* the caller sees the first, the gradient needs the others too */
     tu_shape_rule *shape;
-    tu_device_kernel *kernels[TU_KINDS];
+    tu_device_kernel *kernels[TU_DEVICE_KINDS];
     tu_gradient_formula *gradient;
     uint32_t saves[TU_INPUTS]; /* what the gradient of each input needs, as TU_INPUT and TU_OUTPUT bits */
     int pointwise;             /* index of its kernels among the pointwise ones */
@@ -183,11 +183,11 @@ tt_tensor_list tu_run_each(const tu_operator *entry, tt_tensor_list list, const 
 
 /* A recorder is asked about every call of its thread, after the shape rule and before the kernel: the outputs are there
  * and have their metadata, but no contents yet. A status other than OK ends the call with it. */
-typedef struct tu_recorder {
-    tutti_status (*record)(struct tu_recorder *recorder, tu_call *call);
-} tu_recorder;
+typedef struct tu_call_recorder {
+    tutti_status (*record)(struct tu_call_recorder *recorder, tu_call *call);
+} tu_call_recorder;
 /* Installs a recorder for the calling thread (NULL: none) and returns the one before. */
-tu_recorder *tu_recorder_set(tu_recorder *recorder);
+tu_call_recorder *tu_call_recorder_set(tu_call_recorder *recorder);
 
 /* ---- calls as data (call.c) ---- */
 

@@ -140,7 +140,7 @@ static void describe(text *out, const tt_tensor *x) {
         add(out, "(no live tensor)");
         return;
     }
-    tu_error_copy before; /* printing helps with errors and must not disturb one */
+    tutti_error_copy before; /* printing helps with errors and must not disturb one */
     tu_error_save(&before);
     if (x->device == TUTTI_META)
         add(out, "…");
@@ -151,7 +151,7 @@ static void describe(text *out, const tt_tensor *x) {
     else
         show_values(out, x);
     tu_error_restore(&before);
-    add(out, "  %s%s", tu_describe(x), x->flags & TU_PARAMETER ? ", parameter" : "");
+    add(out, "  %s%s", tu_describe(x), x->flags & TU_IS_PARAMETER ? ", parameter" : "");
     if (x->flags & TU_REQUIRES_GRAD)
         add(out, ", requires grad");
 }

@@ -151,7 +151,7 @@
 
 /* (initializer, flags, results, saved, declaration, gradient, whether there is one, sample) */
 #define SHAPE(function) (.shape = function, , , , tu_shape_rule function;, , , )
-#define CPU(function) (.kernels[TU_KIND_CPU] = function, , , , tu_device_kernel function;, , , )
+#define CPU(function) (.kernels[TU_ON_CPU] = function, , , , tu_device_kernel function;, , , )
 #define GRADIENT(function) (, , , , tu_gradient_formula function;, function(gradient);, | 1, )
 #define DERIVATIVE(input, needed, formula) \
     (.saves[input] = (needed), , , , , if (gradient->needs[input]) gradient->results[input] = formula;, | 1, )

@@ -150,7 +150,7 @@ static tutti_status compute(tu_call *call) {
     bool any_device = (entry->flags & TU_ANY_DEVICE) != 0;
     if (call->computed || (call->device == TUTTI_META && !any_device))
         return TUTTI_OK;
-    tu_device_kernel *kernel = entry->kernels[any_device || call->device == TUTTI_CPU ? TU_KIND_CPU : TU_KIND_CUDA];
+    tu_device_kernel *kernel = entry->kernels[any_device || call->device == TUTTI_CPU ? TU_ON_CPU : TU_ON_CUDA];
     if (kernel != NULL)
         return kernel(call);
     if (entry->flags & (TU_VIEW | TU_NO_KERNEL))
@@ -160,13 +160,13 @@ static tutti_status compute(tu_call *call) {
 }
 
 /* The same, with a recorder: it is asked first, and does not see what a kernel runs in turn. */
-static tutti_status record_and_compute(tu_call *call, tu_recorder *recorder) {
+static tutti_status record_and_compute(tu_call *call, tu_call_recorder *recorder) {
     tutti_status status = recorder->record(recorder, call);
     if (status != TUTTI_OK)
         return status;
-    tu_recorder_set(NULL);
+    tu_call_recorder_set(NULL);
     status = compute(call);
-    tu_recorder_set(recorder);
+    tu_call_recorder_set(recorder);
     return status;
 }
 
@@ -180,7 +180,7 @@ static void bump_written(tu_call *call) {
 }
 
 /* Makes the results and fills them. What the gradient needs is saved before the kernel runs, which may write it. */
-static tutti_status perform(tu_call *call, tu_recorder *recorder) {
+static tutti_status perform(tu_call *call, tu_call_recorder *recorder) {
     const tu_operator *entry = call->entry;
     struct tu_node *node = NULL;
     bool records = call->wants_grad && entry->written == 0;
@@ -291,9 +291,9 @@ tt_tensor_list tu_run_each(const tu_operator *entry, tt_tensor_list list, const 
     return tt_tensors_of(list.count, call.outputs);
 }
 
-tu_recorder *tu_recorder_set(tu_recorder *recorder) {
+tu_call_recorder *tu_call_recorder_set(tu_call_recorder *recorder) {
     tu_thread *self = tu_self();
-    tu_recorder *before = self->recorder;
+    tu_call_recorder *before = self->recorder;
     self->recorder = recorder;
     return before;
 }

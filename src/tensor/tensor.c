@@ -294,10 +294,9 @@ bool tu_same_sizes(const tt_tensor *left, const tt_tensor *right) {
 }
 
 static char *text_buffer(size_t *size) {
-    static _Thread_local unsigned next;
-    tu_error_spare *spare = tu_error_spare_get();
-    *size = sizeof spare->text[0];
-    return spare->text[next++ % 4];
+    tu_thread_texts *texts = tu_texts();
+    *size = sizeof texts->text[0];
+    return texts->text[texts->next++ % 4];
 }
 
 /* "[2, 3]" from `used` on; returns where the text ends. */

@@ -45,7 +45,7 @@ struct tu_storage {
 enum {
     TU_CONTIGUOUS = 1,    /* row-major without gaps */
     TU_REQUIRES_GRAD = 2, /* leaf: asked for; non-leaf: has a node */
-    TU_PARAMETER = 4,
+    TU_IS_PARAMETER = 4,
     TU_NUMBER = 8,          /* adopts type and device of what it meets */
     TU_NAMED_BY_MODULE = 16 /* its name is its path in a module, and follows it */
 };

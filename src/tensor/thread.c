@@ -55,7 +55,7 @@ tutti_status tu_pending_take(tutti_status status) {
     tu_thread *self = tu_self();
     if (self->pending == TUTTI_OK && status != TUTTI_OK) {
         self->pending = status;
-        tu_error_save(&tu_error_spare_get()->pending);
+        tu_error_save(&tu_texts()->pending);
     }
     return status;
 }
@@ -93,7 +93,7 @@ tutti_status tt_error_pending(void) {
 
 tutti_status tt_error_show(void) {
     if (tu_self()->pending != TUTTI_OK)
-        tu_error_restore(&tu_error_spare_get()->pending);
+        tu_error_restore(&tu_texts()->pending);
     return tu_self()->pending;
 }
 
@@ -104,7 +104,7 @@ void tt_error_clear(void) {
 void tu_pending_save(tu_pending_copy *copy) {
     copy->status = tu_self()->pending;
     if (copy->status != TUTTI_OK)
-        copy->error = tu_error_spare_get()->pending;
+        copy->error = tu_texts()->pending;
     tu_self()->pending = TUTTI_OK;
 }
 
@@ -112,5 +112,5 @@ void tu_pending_restore(const tu_pending_copy *copy) {
     if (copy->status == TUTTI_OK)
         return;
     tu_self()->pending = copy->status;
-    tu_error_spare_get()->pending = copy->error;
+    tu_texts()->pending = copy->error;
 }

@@ -14,6 +14,7 @@
 #include <tutti/tensor.h>
 
 #include "base/error.h"
+#include "base/thread.h"
 
 #define TU_BINS 240 /* classes of spare blocks, see block.c */
 
@@ -43,11 +44,11 @@ typedef struct tu_thread {
     uint64_t seed, counter; /* of the random generator: key and position */
     uint32_t seed_rank;
 
-    uint64_t node_sequence;       /* creation number of the next autograd node */
-    void *backward;               /* autograd's running backward, innermost */
-    void *saved_hooks;            /* autograd's pack and unpack hooks, innermost */
-    struct tu_recorder *recorder; /* is asked about every operator; see tensor/operator.h */
-    struct tu_place *place;       /* where the program is, in words, for messages; lent by the module called */
+    uint64_t node_sequence;            /* creation number of the next autograd node */
+    void *backward;                    /* autograd's running backward, innermost */
+    void *saved_hooks;                 /* autograd's pack and unpack hooks, innermost */
+    struct tu_call_recorder *recorder; /* is asked about every operator; see tensor/operator.h */
+    struct tu_place *place;            /* where the program is, in words, for messages; lent by the module called */
 
     /* Written by this thread alone, read by tt_count from any: relaxed. A thread may release what another made, so one
      * thread's figure can be below zero; their sum is exact. */
@@ -56,6 +57,18 @@ typedef struct tu_thread {
 } tu_thread;
 
 extern _Thread_local tu_thread tu_thread_self;
+
+/* Its texts, which are too many bytes for a thread-local variable of this library: see tu_thread_spare. */
+typedef struct tu_thread_texts {
+    tutti_error_copy pending;
+    char text[4][256]; /* see tu_dims_text */
+    unsigned next;
+} tu_thread_texts;
+_Static_assert(sizeof(tu_thread_texts) <= TU_THREAD_SPARE, "the texts must fit");
+
+static inline tu_thread_texts *tu_texts(void) {
+    return tu_thread_spare();
+}
 
 static inline tu_thread *tu_self(void) {
     return &tu_thread_self;
@@ -82,7 +95,7 @@ tutti_status tu_fail(tutti_status status, const char *format, ...) TUTTI_PRINTF(
 /* Setting the pending error aside and putting it back: for code that must run all the same. */
 typedef struct tu_pending_copy {
     tutti_status status;
-    tu_error_copy error;
+    tutti_error_copy error;
 } tu_pending_copy;
 void tu_pending_save(tu_pending_copy *copy); /* and clears it */
 void tu_pending_restore(const tu_pending_copy *copy);

@@ -366,7 +366,7 @@ static tutti_status commit(tutti_group *group, const tutti_group *parent, int64_
 
 /* Takes back a group that was registered already. */
 static void unmake(tutti_group *group) {
-    tu_error_copy error;
+    tutti_error_copy error;
     tu_error_save(&error);
     if (tutti_group_destroy(group) != TUTTI_OK)
         TU_LOG(TUTTI_LOG_WARN, group->world->log, "world", "%s", tutti_error_message());

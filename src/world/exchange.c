@@ -85,7 +85,7 @@ void tu_group_tell_hosts(tutti_group *group, const tu_cause *cause) {
         return;
     char key[96];
     cause_key(group->key, key);
-    tu_error_copy error;
+    tutti_error_copy error;
     tu_error_save(&error); /* what the store says here is of no interest */
     if (tutti_store_set(group->world->store, key, cause, sizeof *cause) != TUTTI_OK)
         TU_LOG(TUTTI_LOG_WARN, group->world->log, "world", "other hosts could not be told that group %s ended: %s",
@@ -323,7 +323,7 @@ tutti_status tu_group_exchange_with(tutti_group *group, const tu_operation_info 
         return tu_group_cause(group);
     if (status == TUTTI_ERROR_TIMEOUT) {
         /* A person knows the call, not the exchange inside it. */
-        tu_error_copy error;
+        tutti_error_copy error;
         tu_error_save(&error);
         char inner[sizeof error.message];
         memcpy(inner, error.message, sizeof inner);

@@ -248,7 +248,7 @@ static verdict find_slurm(const tu_settings *settings, tu_launch *launch) {
 static tutti_status find_in_environment(const tu_settings *settings, tu_log *log, tu_launch *launch) {
     static verdict (*const finders[])(const tu_settings *, tu_launch *) = { find_tutti, find_torchrun, find_open_mpi,
                                                                             find_hydra, find_slurm };
-    tu_error_copy first;
+    tutti_error_copy first;
     bool failed = false;
     for (size_t i = 0; i < sizeof finders / sizeof finders[0]; i++) {
         tu_launch candidate = { 0 };

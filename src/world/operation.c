@@ -90,7 +90,7 @@ static bool end_group(tutti_group *group, const tu_operation_info *info) {
     if (!atomic_compare_exchange_strong_explicit(&group->page->state, &lives, mine, memory_order_acq_rel,
                                                  memory_order_acquire))
         return false;
-    tu_error_copy error;
+    tutti_error_copy error;
     tu_error_save(&error);
     tu_cause *cause = &group->page->cause;
     cause->status = (int32_t)error.info.status;
@@ -124,7 +124,7 @@ static tutti_status departed_error(tutti_group *group, int member, const tu_oper
         tu_operation_text(group, info, doing + at, sizeof doing - (size_t)at);
     }
     tutti_status status = tu_death_error(group->world->job, group->job_ranks[member], doing);
-    tu_error_copy error;
+    tutti_error_copy error;
     tu_error_save(&error);
     error.info.at_fault_count = 1;
     error.info.at_fault[0] = member;
@@ -187,7 +187,7 @@ tutti_status tutti_group_abort(tutti_group *group, const char *reason) {
     tutti_status status = tu_world_check(group->world);
     if (status != TUTTI_OK)
         return status;
-    tu_error_copy before;
+    tutti_error_copy before;
     tu_error_save(&before);
     char who[48];
     tu_error(TUTTI_ERROR_ABORTED, "%s aborted group %s: %s", rank_text(group, group->rank, who), group->name,

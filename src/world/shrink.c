@@ -276,7 +276,7 @@ static tutti_status make_rest(const call *this, const tu_vote *vote, rest *made)
 static void unmake_rest(rest *made) {
     if (made->group == NULL)
         return;
-    tu_error_copy error;
+    tutti_error_copy error;
     tu_error_save(&error);
     if (tutti_group_destroy(made->group) != TUTTI_OK)
         TU_LOG(TUTTI_LOG_WARN, made->group->world->log, "world", "%s", tutti_error_message());

@@ -42,7 +42,7 @@ typedef struct outcome {
     bool died;    /* without returning from its main */
     bool stopped; /* and was ended by tutti_spawn */
     int order;    /* the how-manieth failure, from 1; 0: none */
-    tu_error_copy error;
+    tutti_error_copy error;
 } outcome;
 
 /* ---- one rank, in its thread or process ---- */
@@ -51,7 +51,7 @@ typedef struct outcome {
 static tutti_status close_left_open(const tu_spawn_record *record, tutti_status status) {
     for (tutti_world *world; (world = tu_worlds_of(record)) != NULL;) {
         if (status != TUTTI_OK) {
-            tu_error_copy error;
+            tutti_error_copy error;
             tu_error_save(&error);
             char why[1024];
             snprintf(why, sizeof why, "failed: %.1000s", error.message);
@@ -105,7 +105,7 @@ static tutti_status first_failure(const outcome *outcomes, int ranks) {
     if (first == NULL)
         return TUTTI_OK;
     tu_error_restore(&first->error);
-    tu_error_copy whole = first->error;
+    tutti_error_copy whole = first->error;
     if (!first->died) {
         snprintf(whole.message, sizeof whole.message, "rank %d: %.*s", first_rank, (int)sizeof whole.message - 32,
                  first->error.message);
@@ -244,7 +244,7 @@ typedef struct child {
 /* What a child writes when its main has returned. */
 typedef struct report {
     tutti_status status;
-    tu_error_copy error;
+    tutti_error_copy error;
 } report;
 
 static tutti_status refuse_fork(void) {
@@ -498,7 +498,7 @@ static tutti_status spawn_processes(int ranks, tutti_rank_main *main, void *argu
         close_fd(&go[1]);
         for (int i = 0; i < ranks; i++)
             kill(children[i].pid, SIGKILL);
-        tu_error_copy error;
+        tutti_error_copy error;
         tu_error_save(&error);
         reap_all(children, ranks);
         tu_error_restore(&error);

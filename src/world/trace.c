@@ -80,7 +80,7 @@ void tu_trace_failure(tutti_world *world) {
     const char *folder = tu_settings_text(&world->settings, TU_SETTING_TRACE_DIR);
     if (folder[0] == '\0' || world->job == NULL)
         return;
-    tu_error_copy error;
+    tutti_error_copy error;
     tu_error_save(&error);
     /* One's own, and those of ranks that cannot write theirs any more. */
     for (int rank = 0; rank < tu_job_size(world->job); rank++) {

@@ -84,7 +84,7 @@ TEST(options_of_size_zero_are_an_error_and_short_ones_keep_defaults) {
 }
 
 TEST(an_error_can_be_carried_to_another_thread) {
-    tu_error_copy copy;
+    tutti_error_copy copy;
     tu_error(TUTTI_ERROR_TIMEOUT, "late");
     tu_error_save(&copy);
     tutti_error_clear();

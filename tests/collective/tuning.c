@@ -19,7 +19,7 @@ static tutti_ran ran_of(tutti_group *group) {
 /* ---- domains ---- */
 
 TEST(ranks_are_grouped_by_cache_when_they_span_several_else_by_node) {
-    const tu_place caches[6] = { { 0, 0 }, { 0, 0 }, { 1, 0 }, { 1, 0 }, { 0, 1 }, { 2, 1 } };
+    const tu_locality caches[6] = { { 0, 0 }, { 0, 0 }, { 1, 0 }, { 1, 0 }, { 0, 1 }, { 2, 1 } };
     tu_domains *domains = tu_domains_make(caches, 6);
     CHECK(domains != NULL);
     CHECK_EQ(domains->count, 3);
@@ -27,12 +27,12 @@ TEST(ranks_are_grouped_by_cache_when_they_span_several_else_by_node) {
     for (int i = 0; i < 6; i++)
         CHECK_EQ(domains->leader[i], leaders[i]);
     tu_domains_free(domains);
-    const tu_place nodes[4] = { { -1, 1 }, { -1, 0 }, { -1, 1 }, { -1, 0 } };
+    const tu_locality nodes[4] = { { -1, 1 }, { -1, 0 }, { -1, 1 }, { -1, 0 } };
     domains = tu_domains_make(nodes, 4);
     CHECK_EQ(domains->count, 2);
     CHECK_EQ(domains->leader[3], 1);
     tu_domains_free(domains);
-    const tu_place unknown[3] = { { -1, -1 }, { -1, -1 }, { -1, -1 } };
+    const tu_locality unknown[3] = { { -1, -1 }, { -1, -1 }, { -1, -1 } };
     domains = tu_domains_make(unknown, 3);
     CHECK_EQ(domains->count, 1);
     tu_domains_free(domains);

@@ -241,7 +241,7 @@ static tutti_status share_once(void *argument) {
         }
         tu_piece_free(self->job, &piece);
     }
-    tu_error_copy copy;
+    tutti_error_copy copy;
     tu_error_save(&copy);
     test_fail_disarm();
     CHECK_OK(tu_job_exchange(self->job, job_exchange_all(&space, self->job, 2, self->round, &more, sizeof more, NULL),

@@ -378,9 +378,9 @@ static void come_as_another_user(const tu_record *record) {
 _Noreturn static void act_as_rank_1(const job_place *place) {
     tutti_store *store = job_place_enter(place);
     tu_job_options options = job_options(store, 1, 2);
-    tu_meeting meeting = { .options = &options, .listener = -1 };
-    CHECK_OK(tu_meet_prepare(&meeting));
-    CHECK_OK(tutti_store_set(store, "job/1", &meeting.mine, meeting.mine.bytes));
+    tu_opening opening = { .options = &options, .listener = -1 };
+    CHECK_OK(tu_meet_prepare(&opening));
+    CHECK_OK(tutti_store_set(store, "job/1", &opening.mine, opening.mine.bytes));
     tu_record record = read_record(store, "job/0");
     disturb(&record);
     in_child(impersonate, &record);
@@ -610,7 +610,7 @@ TEST_LIMIT(any_system_call_may_fail_while_another_rank_opens, 120) {
 typedef struct pair {
     tutti_store *store;
     tutti_status status;
-    tu_error_copy error;
+    tutti_error_copy error;
 } pair;
 
 static void *open_second(void *argument) {

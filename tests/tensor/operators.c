@@ -141,14 +141,14 @@ TEST(kept_attributes_own_what_they_hold) {
 /* ---- the one place where operators run ---- */
 
 typedef struct notes {
-    tu_recorder recorder;
+    tu_call_recorder recorder;
     int count;
     const char *names[200];
     bool skip;
     tutti_status refuse;
 } notes;
 
-static tutti_status note(tu_recorder *recorder, tu_call *call) {
+static tutti_status note(tu_call_recorder *recorder, tu_call *call) {
     notes *to = (notes *)recorder;
     if (to->count < 200)
         to->names[to->count++] = call->entry->name;
@@ -169,7 +169,7 @@ TEST(a_recorder_sees_every_operator_of_a_training_step) {
     tt_scope scope = tt_scope_open();
     tt_tensor *weight = tt_parameter(tt_ones(tt_shape(2, 3), TUTTI_F32, NULL), true);
     notes list = { .recorder = { note } };
-    CHECK(tu_recorder_set(&list.recorder) == NULL);
+    CHECK(tu_call_recorder_set(&list.recorder) == NULL);
     tt_tensor *x = tt_randn(tt_shape(4, 3), TUTTI_F32, NULL);
     tt_tensor *hidden = tt_dropout(tt_relu(tt_linear(x, weight, NULL)), 0.5);
     tt_backward(tt_mse_loss(hidden, tt_zeros_like(hidden)), NULL);
@@ -178,7 +178,7 @@ TEST(a_recorder_sees_every_operator_of_a_training_step) {
     tt_set_version(tt_tensors(x), 1, (int64_t[]){ (int64_t)tt_version(x) });
     tt_storage_resize(x, 0);
     tt_parameter(tt_detach(weight), true);
-    CHECK(tu_recorder_set(NULL) == &list.recorder);
+    CHECK(tu_call_recorder_set(NULL) == &list.recorder);
     tt_neg(weight); /* after it has gone */
     static const char *const expected[] = { "random_state",    "randn",    "linear",   "relu",          "random_state",
                                             "dropout",         "full",     "sub",      "square",        "mean_dims",
@@ -197,12 +197,12 @@ TEST(a_recorder_may_compute_instead_or_refuse) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = tt_ones(tt_shape(3), TUTTI_F32, NULL);
     notes list = { .recorder = { note }, .skip = true };
-    tu_recorder_set(&list.recorder);
+    tu_call_recorder_set(&list.recorder);
     tt_fill_(x, 7);
     list.skip = false;
     list.refuse = TUTTI_ERROR_UNSUPPORTED;
     tt_tensor *y = tt_neg(x);
-    tu_recorder_set(NULL);
+    tu_call_recorder_set(NULL);
     CHECK(y == NULL);
     FAILS(y, TUTTI_ERROR_UNSUPPORTED, "the recorder says no");
     CHECK(IS(x, 1, 1, 1));
