@@ -5,20 +5,17 @@
 #include "job/page.h"
 
 #include "base/error.h"
+#include "base/round.h"
 #include "job/recorder.h"
 
 #define PART ((size_t)4096) /* slots and recorders begin on pages of their own */
 
-static size_t round_up(size_t bytes, size_t to) {
-    return (bytes + to - 1) / to * to;
-}
-
 void tu_page_lay_out(tu_page *page, int size, uint32_t recorder_entries) {
     page->size = size;
-    page->slots_offset = round_up(sizeof(tu_page), PART);
+    page->slots_offset = tu_round_up(sizeof(tu_page), PART);
     page->slot_bytes = sizeof(tu_slot);
-    page->recorders_offset = round_up(page->slots_offset + (size_t)size * sizeof(tu_slot), PART);
-    page->recorder_bytes = round_up(tu_recorder_bytes(recorder_entries), PART);
+    page->recorders_offset = tu_round_up(page->slots_offset + (size_t)size * sizeof(tu_slot), PART);
+    page->recorder_bytes = tu_round_up(tu_recorder_bytes(recorder_entries), PART);
     page->recorder_entries = recorder_entries;
     page->bytes = page->recorders_offset + (size_t)size * page->recorder_bytes;
 }

@@ -17,6 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/round.h"
 #include "job/inner.h"
 
 #define PAGE ((size_t)4096)
@@ -39,10 +40,6 @@ static segment_mark *mark_of(const tu_segment *segment) {
     return (segment_mark *)(segment->base + segment->bytes - PAGE);
 }
 
-static size_t round_up(size_t bytes, size_t to) {
-    return (bytes + to - 1) / to * to;
-}
-
 /* ---- mapping ---- */
 
 /* Maps a whole descriptor at an address that is a multiple of `alignment`. */
@@ -58,7 +55,7 @@ static tutti_status map_aligned(int fd, const char *what, size_t bytes, size_t a
     char *space = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (space == MAP_FAILED)
         return tu_map_error(errno, what, room);
-    char *start = (char *)round_up((size_t)space, alignment);
+    char *start = (char *)tu_round_up((size_t)space, alignment);
     if (mmap(start, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
         int error = errno;
         munmap(space, room);
@@ -157,7 +154,7 @@ tutti_status tu_segment_make(tu_job *job, const char *what, size_t bytes, size_t
         return tu_error(TUTTI_ERROR_MEMORY, "%zu bytes of shared memory for %s are more than any machine has", bytes,
                         what);
     }
-    segment->bytes = round_up(bytes > 0 ? bytes : 1, PAGE) + PAGE;
+    segment->bytes = tu_round_up(bytes > 0 ? bytes : 1, PAGE) + PAGE;
     segment->huge = huge != 0 && segment->bytes >= HUGE && huge_on_request();
     if (huge == 1 && !segment->huge)
         TU_LOG(TUTTI_LOG_INFO, job->log, "job", "no huge pages for %s: %s", what,
@@ -392,7 +389,7 @@ void tu_piece_describe(const tu_piece *piece, tu_piece_wire *wire) {
 }
 
 size_t tu_holds_bytes(const tu_job *job) {
-    return round_up((size_t)job->size * sizeof(uint32_t), 64);
+    return tu_round_up((size_t)job->size * sizeof(uint32_t), 64);
 }
 
 _Atomic uint32_t *tu_piece_holds(const tu_job *job, const tu_segment *segment, uint64_t offset, int holder) {

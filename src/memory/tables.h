@@ -5,6 +5,7 @@
 #ifndef TU_MEMORY_TABLES_H
 #define TU_MEMORY_TABLES_H
 
+#include "base/round.h"
 #include "memory/memory.h"
 
 /* An ordered array of (key, value): O(log n) search, insertion by moving what lies behind. */
@@ -110,9 +111,5 @@ void tu_peers_use(tutti_peers *peers);
 /* A block of a pool lost its last user. True when the pool keeps it. */
 bool tu_pool_take_back(tutti_pool *pool, tutti_memory *memory);
 void tu_pool_drop(tutti_pool *pool);
-
-static inline size_t tu_round_up(size_t bytes, size_t unit) {
-    return (bytes + unit - 1) / unit * unit;
-}
 
 #endif

@@ -25,6 +25,7 @@
 #include "backend/shm/turn.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/round.h"
 #include "base/wait.h"
 #include "job/job.h"
 #include "job/liveness.h"
@@ -47,25 +48,25 @@ typedef struct mailbox_local {
     _Alignas(LINE) tu_bell *bells[]; /* of the members */
 } mailbox_local;
 
-static size_t round_up(size_t bytes) {
-    return (bytes + LINE - 1) / LINE * LINE;
+static size_t whole_lines(size_t bytes) {
+    return tu_round_up(bytes, LINE);
 }
 
 size_t tu_shm_area_bytes(int size, int channels) {
-    return 2 * (size_t)size * round_up((size_t)channels) + round_up(4 * (size_t)channels);
+    return 2 * (size_t)size * whole_lines((size_t)channels) + whole_lines(4 * (size_t)channels);
 }
 
 tutti_status tu_shm_attach(tu_backend_peers *peers) {
     size_t size = (size_t)peers->size, channels = (size_t)peers->channels;
-    size_t bytes = round_up(sizeof(mailbox_local) + size * sizeof(tu_bell *)) + round_up(channels);
+    size_t bytes = whole_lines(sizeof(mailbox_local) + size * sizeof(tu_bell *)) + whole_lines(channels);
     mailbox_local *local = aligned_alloc(LINE, bytes);
     if (local == NULL)
         return tu_error_memory("signals of a block", bytes);
     memset(local, 0, bytes);
-    local->row_bytes = round_up(channels);
+    local->row_bytes = whole_lines(channels);
     local->taken_offset = size * local->row_bytes;
     local->arrived_offset = 2 * local->taken_offset;
-    local->resume = (_Atomic uint8_t *)local + bytes - round_up(channels);
+    local->resume = (_Atomic uint8_t *)local + bytes - whole_lines(channels);
     tu_turn_init(&local->sending);
     tu_turn_init(&local->taking);
     const tutti_group *group = peers->group;
