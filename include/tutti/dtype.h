@@ -11,7 +11,8 @@
  * - Integers wrap. The sum of bools is their "or"; their product is their "and".
  * - min and max pass a NaN on from any rank and order -0 below +0.
  * - A NaN result is a NaN everywhere; its sign and payload are not promised.
- * - Conversions to f8 follow PyTorch: e4m3fn overflow becomes NaN, e5m2 overflow becomes infinity.
+ * - Conversions to f8 follow PyTorch 2.13: what is too large for e4m3fn becomes its largest number, 448 with the sign,
+ *   and so does infinity, while a NaN stays one; what is too large for e5m2 becomes infinity.
  *
  * Which reductions each type has ("-" is TUTTI_ERROR_TYPE):
  *

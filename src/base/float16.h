@@ -4,7 +4,7 @@
  *
  * To a narrower type they round to nearest, ties to even, and keep denormals. They work on bits with integers, so that
  * no setting of the floating-point unit changes them. A NaN stays a NaN. What is too large becomes infinity; e4m3fn
- * has none, so there it becomes NaN (as in PyTorch).
+ * has none, so there it becomes the largest number, 448 (as in PyTorch 2.13).
  */
 #ifndef TU_BASE_FLOAT16_H
 #define TU_BASE_FLOAT16_H
@@ -125,9 +125,11 @@ TU_PORTABLE uint8_t tu_f32_to_e4m3(float value) {
     uint32_t bits = tu_f32_bits(value);
     uint8_t sign = (uint8_t)(bits >> 24 & 0x80);
     uint32_t magnitude = bits & 0x7fffffff;
-    if (magnitude >= 0x43f00000) /* 480 and above, infinity and NaN */
+    if (magnitude > 0x7f800000)
         return sign | 0x7f;
-    return (uint8_t)(sign | tu_small_from_f32_bits(magnitude, 4, 3)); /* what lies above 464 rounds up to 0x7f */
+    if (magnitude >= 0x43e00000) /* 448 and above, and infinity */
+        return sign | 0x7e;
+    return (uint8_t)(sign | tu_small_from_f32_bits(magnitude, 4, 3));
 }
 
 /* f64 to f32 by rounding to odd: exact, or the neighbour whose last bit is one. Rounding that once more to a type with

@@ -82,10 +82,12 @@ static unsigned settle(unsigned wanted) {
 }
 
 tutti_status tu_instructions_choose(const char *name) {
-    const char *from_environment = getenv("TUTTI_ISA");
     tu_instructions level = TU_REFERENCE;
-    if (name == NULL || name[0] == 0)
-        name = from_environment;
+    if (name == NULL || name[0] == 0) {
+        if (atomic_load_explicit(&choice, memory_order_relaxed) != 0)
+            return TUTTI_OK;
+        name = getenv("TUTTI_ISA");
+    }
     if (name == NULL || name[0] == 0) {
         settle(best());
         return TUTTI_OK;

@@ -180,7 +180,7 @@ INLINE vector narrow(const vector *wide, tutti_dtype dtype, tutti_reduction redu
     case TUTTI_BF16:
         return narrow_bf16(wide, reduction == TUTTI_PREMUL_SUM);
     case TUTTI_F8_E4M3:
-        UNROLL for (int i = 0; i < 4; i++) packed |= narrow_f8(wide[i], 4, 3, 0x7f, 0x43f00000) << 8 * i;
+        UNROLL for (int i = 0; i < 4; i++) packed |= narrow_f8(wide[i], 4, 3, 0x7e, 0x43e00000) << 8 * i;
         return (vector)packed;
     case TUTTI_F8_E5M2:
         UNROLL for (int i = 0; i < 4; i++) packed |= narrow_f8(wide[i], 5, 2, 0x7c, 0x47800000) << 8 * i;

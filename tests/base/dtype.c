@@ -124,7 +124,7 @@ static void check_boundary(const format *f, unsigned below, double middle) {
 }
 
 /* Between two neighbours the middle goes to the even one, and a step to either side goes to the nearer. Beyond the
- * largest the neighbour is where the next value would be: infinity for most, NaN for e4m3fn. */
+ * largest the neighbour is where the next value would be, infinity; e4m3fn has none and stays there. */
 TEST(every_boundary_rounds_to_nearest_and_ties_to_even) {
     for (int i = 0; i < FORMATS; i++) {
         const format *f = &formats[i];
@@ -132,15 +132,15 @@ TEST(every_boundary_rounds_to_nearest_and_ties_to_even) {
             check_boundary(f, below, (value_of(f, below) + value_of(f, below + 1)) / 2);
         unsigned largest = first_special(f) - 1;
         double step = value_of(f, largest) - value_of(f, largest - 1);
-        if (f->dtype != TUTTI_BF16) /* there the middle lies beyond what steps in f32 can reach */
+        if (f->dtype != TUTTI_BF16 && f->dtype != TUTTI_F8_E4M3) /* in bf16 the middle lies beyond what steps in f32 can reach */
             check_boundary(f, largest, value_of(f, largest) + step / 2);
     }
 }
 
-TEST(too_large_becomes_infinity_and_in_e4m3_nan) {
+TEST(too_large_becomes_infinity_and_in_e4m3_the_largest_number) {
     for (int i = 0; i < FORMATS; i++) {
         const format *f = &formats[i];
-        unsigned expected = first_special(f);
+        unsigned expected = f->dtype == TUTTI_F8_E4M3 ? first_special(f) - 1 : first_special(f);
         CHECK_EQ(narrow_f32(f, INFINITY), expected);
         CHECK_EQ(narrow_f32(f, -INFINITY), expected | sign_bit(f));
         CHECK_EQ(narrow_f32(f, 0x1.fffffep127f), expected);
@@ -150,6 +150,16 @@ TEST(too_large_becomes_infinity_and_in_e4m3_nan) {
         CHECK(isnan(value_of(f, narrow_f64(f, -NAN))));
         CHECK(isnan(value_of(f, narrow_f32(f, tu_f32_from_bits(0x7f800001)))));
     }
+    const format *e4m3 = &formats[0];
+    while (e4m3->dtype != TUTTI_F8_E4M3)
+        e4m3++;
+    static const float around[] = { 448, 449, 456, 463.9f, 464, 465, 480, 1e6f };
+    for (size_t i = 0; i < sizeof around / sizeof around[0]; i++) {
+        CHECK(value_of(e4m3, narrow_f32(e4m3, around[i])) == 448);
+        CHECK_EQ(narrow_f32(e4m3, -around[i]), 0xfe);
+        CHECK_EQ(narrow_f64(e4m3, (double)around[i]), 0x7e);
+    }
+    CHECK(value_of(e4m3, narrow_f32(e4m3, 431.9f)) == 416);
 }
 
 TEST(flush_to_zero_set_by_the_caller_changes_nothing) {
