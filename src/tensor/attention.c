@@ -2,12 +2,13 @@
  *
  * Scaled dot-product attention, forward and backward, one head per thread at a time; and rotary position embedding.
  */
+#include <math.h>
 #include <string.h>
 
+#include "tensor/kernel/kernels.h"
 #include "tensor/operators.h"
 #include "tensor/parallel.h"
 #include "tensor/stage.h"
-#include "tensor/vector_math.h"
 
 #define BLOCK 64 /* query rows at a time */
 
@@ -35,47 +36,182 @@ static int64_t head_offset(const layout *l, int64_t head) {
 }
 
 typedef struct heads {
+    const tu_tensor_kernels *kernels;
     const void *q, *k, *v, *g;
     layout of_q, of_k, of_v, of_g;
     void *o, *lse, *dq, *dk, *dv;
     int64_t queries, keys, depth, width; /* width: of v and o */
-    bool causal, backward, narrow;
+    bool causal, backward;
+    int type; /* TU_F32 or TU_F64 */
     double scale;
     _Atomic bool out_of_memory;
 } heads;
 
-typedef float v16f __attribute__((vector_size(64)));
-typedef double v8d __attribute__((vector_size(64)));
+/* ---- one head ----
+ *
+ * A head is worked on in blocks of query rows, so that the scores of a block stay in the second-level cache. Products
+ * are by our own kernel and not by the BLAS: they run on several threads at once and are small, and their order is
+ * fixed. */
 
-#define T float
-#define V v16f
-#define NAME(x) x##_f32
-#define EXP tu_expf
-#include "tensor/attention_kernel.h"
-#undef T
-#undef V
-#undef NAME
-#undef EXP
-#define T double
-#define V v8d
-#define NAME(x) x##_f64
-#define EXP exp
-#include "tensor/attention_kernel.h"
+/* `count` elements behind `base`; of what is only read too. */
+static void *at(const heads *h, const void *base, int64_t count) {
+    return (char *)base + count * (h->type == TU_F32 ? (int64_t)sizeof(float) : (int64_t)sizeof(double));
+}
+static double read_one(const heads *h, const void *base, int64_t index) {
+    return h->type == TU_F32 ? (double)((const float *)base)[index] : ((const double *)base)[index];
+}
+static void write_one(const heads *h, void *base, int64_t index, double value) {
+    if (h->type == TU_F32)
+        ((float *)base)[index] = (float)value;
+    else
+        ((double *)base)[index] = value;
+}
+static double rounded(const heads *h, double value) {
+    return h->type == TU_F32 ? (double)(float)value : value;
+}
+static void clear(const heads *h, void *base, int64_t from, int64_t to) {
+    memset(at(h, base, from), 0, (size_t)((char *)at(h, NULL, to) - (char *)at(h, NULL, from)));
+}
+
+typedef struct matrix {
+    const void *data;
+    int64_t row, column;
+} matrix;
+
+static void pack(const heads *h, int64_t k, int64_t n, matrix b, void *packed) {
+    h->kernels->pack[h->type](k, n, b.data, b.row, b.column, packed);
+}
+/* b has packed_k rows, of which the first k count. */
+static void product(const heads *h, int64_t m, int64_t n, int64_t k, matrix a, const void *packed, int64_t packed_k,
+                    void *c, int64_t ldc, bool add) {
+    h->kernels->product[h->type](m, n, k, a.data, a.row, a.column, packed, packed_k, c, ldc, add);
+}
+static int64_t packed_size(const heads *h, int64_t k, int64_t n) {
+    return tu_packed_size(h->kernels, h->type, k, n);
+}
+
+/* How many keys the rows [first, first + count) see at most. */
+static int64_t seen_by(const heads *h, int64_t first, int64_t count) {
+    return h->causal && first + count < h->keys ? first + count : h->keys;
+}
+
+/* The scores of one row become probabilities; returns the logarithm of their sum. */
+static double normalise(const heads *h, void *row, int64_t visible) {
+    const tu_score_kernels *scores = &h->kernels->scores[h->type];
+    double scale = h->scale;
+    if (scale < 0) { /* so that the largest product is that of the largest score */
+        scores->multiply(row, visible, -1);
+        scale = -scale;
+    }
+    double top = rounded(h, scores->largest(row, visible) * scale);
+    double sum = scores->exponentials(row, visible, scale, top);
+    scores->multiply(row, visible, 1 / sum);
+    return top + scores->log(sum);
+}
+
+static void forward_head(const heads *h, int64_t head, void *buffer) {
+    const void *q = at(h, h->q, head_offset(&h->of_q, head)), *k = at(h, h->k, head_offset(&h->of_k, head)),
+               *v = at(h, h->v, head_offset(&h->of_v, head));
+    void *o = at(h, h->o, head * h->queries * h->width), *lse = at(h, h->lse, head * h->queries);
+    void *turned_k = buffer, *packed_v = at(h, turned_k, packed_size(h, h->depth, h->keys)),
+         *scores = at(h, packed_v, packed_size(h, h->keys, h->width));
+    pack(h, h->depth, h->keys, (matrix){ k, 1, h->of_k.row }, turned_k);
+    pack(h, h->keys, h->width, (matrix){ v, h->of_v.row, 1 }, packed_v);
+    for (int64_t first = 0; first < h->queries; first += BLOCK) {
+        int64_t count = h->queries - first < BLOCK ? h->queries - first : BLOCK, seen = seen_by(h, first, count);
+        matrix of_q = { at(h, q, first * h->of_q.row), h->of_q.row, 1 }, of_scores = { scores, h->keys, 1 };
+        product(h, count, seen, h->depth, of_q, turned_k, h->depth, scores, h->keys, false);
+        for (int64_t r = 0; r < count; r++) {
+            int64_t visible = seen_by(h, first + r, 1);
+            void *row = at(h, scores, r * h->keys);
+            write_one(h, lse, first + r, normalise(h, row, visible));
+            clear(h, row, visible, seen);
+        }
+        product(h, count, h->width, seen, of_scores, packed_v, h->keys, at(h, o, first * h->width), h->width, false);
+    }
+}
+
+/* Of one block of rows: p the probabilities, dp their gradients, which become those of the scores. */
+static void backward_rows(const heads *h, int64_t first, int64_t count, int64_t seen, const void *g, const void *o,
+                          const void *lse, void *p, void *dp) {
+    const tu_score_kernels *scores = &h->kernels->scores[h->type];
+    for (int64_t r = 0; r < count; r++) {
+        int64_t visible = seen_by(h, first + r, 1);
+        void *row = at(h, p, r * h->keys), *of_row = at(h, dp, r * h->keys);
+        double d = scores->dot(at(h, g, (first + r) * h->of_g.row), at(h, o, (first + r) * h->width), h->width);
+        scores->exponentials(row, visible, h->scale, read_one(h, lse, first + r));
+        scores->slopes(row, of_row, visible, d, h->scale);
+        clear(h, row, visible, seen);
+        clear(h, of_row, visible, seen);
+    }
+}
+
+/* The buffer of backward_head: packed k and v, each turned or not, blocks of p, dp, q and g. */
+typedef struct backward_buffer {
+    void *turned_k, *turned_v, *packed_k, *packed_q, *packed_g, *p, *dp;
+} backward_buffer;
+
+static backward_buffer divide(const heads *h, void *buffer) {
+    backward_buffer b = { .turned_k = buffer };
+    b.turned_v = at(h, b.turned_k, packed_size(h, h->depth, h->keys));
+    b.packed_k = at(h, b.turned_v, packed_size(h, h->width, h->keys));
+    b.packed_q = at(h, b.packed_k, packed_size(h, h->keys, h->depth));
+    b.packed_g = at(h, b.packed_q, packed_size(h, BLOCK, h->depth));
+    b.p = at(h, b.packed_g, packed_size(h, BLOCK, h->width));
+    b.dp = at(h, b.p, BLOCK * h->keys);
+    return b;
+}
+
+static void backward_head(const heads *h, int64_t head, void *buffer) {
+    const void *q = at(h, h->q, head_offset(&h->of_q, head)), *k = at(h, h->k, head_offset(&h->of_k, head)),
+               *v = at(h, h->v, head_offset(&h->of_v, head)), *g = at(h, h->g, head_offset(&h->of_g, head)),
+               *o = at(h, h->o, head * h->queries * h->width), *lse = at(h, h->lse, head * h->queries);
+    void *dq = at(h, h->dq, head * h->queries * h->depth), *dk = at(h, h->dk, head * h->keys * h->depth),
+         *dv = at(h, h->dv, head * h->keys * h->width);
+    backward_buffer b = divide(h, buffer);
+    pack(h, h->depth, h->keys, (matrix){ k, 1, h->of_k.row }, b.turned_k);
+    pack(h, h->width, h->keys, (matrix){ v, 1, h->of_v.row }, b.turned_v);
+    pack(h, h->keys, h->depth, (matrix){ k, h->of_k.row, 1 }, b.packed_k);
+    clear(h, dk, 0, h->keys * h->depth);
+    clear(h, dv, 0, h->keys * h->width);
+    for (int64_t first = 0; first < h->queries; first += BLOCK) {
+        int64_t count = h->queries - first < BLOCK ? h->queries - first : BLOCK, seen = seen_by(h, first, count);
+        matrix of_q = { at(h, q, first * h->of_q.row), h->of_q.row, 1 },
+               of_g = { at(h, g, first * h->of_g.row), h->of_g.row, 1 };
+        pack(h, count, h->depth, of_q, b.packed_q);
+        pack(h, count, h->width, of_g, b.packed_g);
+        product(h, count, seen, h->depth, of_q, b.turned_k, h->depth, b.p, h->keys, false);
+        product(h, count, seen, h->width, of_g, b.turned_v, h->width, b.dp, h->keys, false);
+        backward_rows(h, first, count, seen, g, o, lse, b.p, b.dp);
+        product(h, seen, h->width, count, (matrix){ b.p, 1, h->keys }, b.packed_g, count, dv, h->width, true);
+        product(h, count, h->depth, seen, (matrix){ b.dp, h->keys, 1 }, b.packed_k, h->keys,
+                at(h, dq, first * h->depth), h->depth, false);
+        product(h, seen, h->depth, count, (matrix){ b.dp, 1, h->keys }, b.packed_q, count, dk, h->depth, true);
+    }
+}
+
+static size_t buffer_bytes(const heads *h) {
+    int64_t elements = packed_size(h, h->depth, h->keys) + packed_size(h, h->keys, h->width) + BLOCK * h->keys;
+    if (h->backward)
+        elements = packed_size(h, h->depth, h->keys) + packed_size(h, h->width, h->keys) +
+                   packed_size(h, h->keys, h->depth) + packed_size(h, BLOCK, h->depth) +
+                   packed_size(h, BLOCK, h->width) + 2 * BLOCK * h->keys;
+    return (size_t)elements * (h->type == TU_F32 ? sizeof(float) : sizeof(double)) + 64;
+}
 
 static void run_heads(void *context, int64_t begin, int64_t end) {
     heads *h = context;
-    size_t element = h->narrow ? sizeof(float) : sizeof(double);
-    size_t bytes = (size_t)(h->keys * (h->depth + h->width) + 2 * BLOCK * h->keys) * element;
+    size_t bytes = buffer_bytes(h);
     void *buffer = tu_block_alloc(tu_self(), bytes);
     if (buffer == NULL) {
         atomic_store_explicit(&h->out_of_memory, true, memory_order_relaxed);
         return;
     }
     for (int64_t head = begin; head < end; head++) {
-        if (h->narrow)
-            h->backward ? backward_head_f32(h, head, buffer) : forward_head_f32(h, head, buffer);
+        if (h->backward)
+            backward_head(h, head, buffer);
         else
-            h->backward ? backward_head_f64(h, head, buffer) : forward_head_f64(h, head, buffer);
+            forward_head(h, head, buffer);
     }
     tu_block_free(tu_self(), buffer, bytes);
 }
@@ -132,7 +268,9 @@ static void set_heads(heads *h, const tu_call *call, tt_tensor *const *in, bool 
     h->width = v->sizes[q->ndim - 1];
     h->causal = causal;
     h->scale = scale != 0 ? scale : 1 / sqrt((double)h->depth);
-    h->narrow = in[0]->dtype == TUTTI_F32;
+    h->type = tu_float_index(in[0]->dtype);
+    h->scale = rounded(h, h->scale);
+    h->kernels = tu_tensor_kernels_get();
 }
 
 static int64_t head_count(const tt_tensor *q) {

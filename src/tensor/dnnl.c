@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Matrix products by oneDNN: bf16 and i8 where the processor has instructions for them. Every "cannot" is answered with
- * false, and the caller computes by other means.
+ * Matrix products by oneDNN: bf16 where the processor has instructions for it (not i8: without VNNI it saturates).
+ * Every "cannot" is answered with false, and the caller computes by other means.
  */
 #include "tensor/gemm.h"
 
 #if TUTTI_HAVE_DNNL
 
 #include <oneapi/dnnl/dnnl.h>
+
+#include "tensor/kernel/libraries.h"
 
 static bool describe(dnnl_memory_desc_t *to, int64_t rows, int64_t columns, const tu_matrix *x, dnnl_data_type_t type) {
     dnnl_dims_t sizes = { rows, columns }, strides = { x->row, x->column };
@@ -23,10 +25,6 @@ static dnnl_data_type_t type_of(tutti_dtype dtype) {
         return dnnl_bf16;
     case TUTTI_F16:
         return dnnl_f16;
-    case TUTTI_I8:
-        return dnnl_s8;
-    case TUTTI_I32:
-        return dnnl_s32;
     default:
         return dnnl_data_type_undef;
     }
@@ -35,6 +33,7 @@ static dnnl_data_type_t type_of(tutti_dtype dtype) {
 /* An engine is cheap to make but not free; a thread keeps its own. */
 static dnnl_engine_t engine_of_thread(void) {
     static _Thread_local dnnl_engine_t engine;
+    tu_libraries_limit();
     if (engine == NULL && dnnl_engine_create(&engine, dnnl_cpu, 0) != dnnl_success)
         engine = NULL;
     return engine;

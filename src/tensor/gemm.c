@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Matrix products: f32, f64 and complex by CBLAS; bf16 by oneDNN where it can, else, like the other narrow floats, by
- * conversion to f32 in panels; integers by plain loops.
+ * conversion to f32 in panels; i8 by a kernel of our own; other integers by plain loops.
  */
 #include "tensor/gemm.h"
 
@@ -9,6 +9,9 @@
 #include <string.h>
 
 #include "tensor/convert.h"
+#include "tensor/kernel/kernels.h"
+#include "tensor/kernel/libraries.h"
+#include "tensor/parallel.h"
 #include "tensor/thread.h"
 
 /* How CBLAS can read a matrix: as it lies, transposed, or not at all. */
@@ -68,6 +71,7 @@ static void call_blas(tutti_dtype dtype, enum CBLAS_TRANSPOSE ta, enum CBLAS_TRA
     const float one_c64[2] = { 1, 0 }, beta_c64[2] = { (float)beta, 0 };
     const double one_c128[2] = { 1, 0 }, beta_c128[2] = { beta, 0 };
     blasint M = (blasint)m, N = (blasint)n, K = (blasint)k;
+    tu_libraries_limit();
     switch (dtype) {
     case TUTTI_F32:
         cblas_sgemm(CblasRowMajor, ta, tb, M, N, K, 1, a, lda, b, ldb, (float)beta, c, ldc);
@@ -172,6 +176,51 @@ free_copies:
     free_matrix(wide_a, m, k, dtype, TUTTI_I64);
     free_matrix(wide_b, k, n, dtype, TUTTI_I64);
     return status;
+}
+
+/* ---- i8 ---- */
+
+typedef struct int8_job {
+    const tu_tensor_kernels *kernels;
+    int64_t n, pairs;
+    const int32_t *a, *b;
+    int32_t *c;
+} int8_job;
+
+static void int8_rows(void *context, int64_t begin, int64_t end) {
+    const int8_job *job = context;
+    job->kernels->int8_product(end - begin, job->n, job->pairs, job->a + begin * job->pairs, job->b,
+                               job->c + begin * job->n, job->n);
+}
+
+/* Two neighbours of an i8 matrix, `step` apart, as 16-bit halves of a word; behind the last is 0. */
+static int32_t pair_of(const int8_t *x, int64_t step, bool both) {
+    return (int32_t)((uint32_t)(uint16_t)x[0] | (both ? (uint32_t)(uint16_t)x[step] << 16 : 0));
+}
+
+tutti_status tu_int8_gemm(int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b, int32_t *c) {
+    const tu_tensor_kernels *kernels = tu_tensor_kernels_get();
+    int64_t pairs = (k + 1) / 2, panel = kernels->panel[TU_F32], columns = (n + panel - 1) / panel * panel;
+    size_t bytes = (size_t)(pairs * (m + columns)) * sizeof(int32_t);
+    if (k == 0) {
+        memset(c, 0, (size_t)(m * n) * sizeof *c);
+        return TUTTI_OK;
+    }
+    int32_t *packed_a = tu_block_alloc(tu_self(), bytes), *packed_b = packed_a + pairs * m;
+    if (packed_a == NULL)
+        return tu_error_memory("packed matrices of i8", bytes);
+    const int8_t *of_a = a.data, *of_b = b.data;
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t l = 0; l < pairs; l++)
+            packed_a[i * pairs + l] = pair_of(of_a + i * a.row + 2 * l * a.column, a.column, 2 * l + 1 < k);
+    for (int64_t j = 0; j < columns; j++)
+        for (int64_t l = 0; l < pairs; l++)
+            packed_b[(j / panel * pairs + l) * panel + j % panel] =
+                j < n ? pair_of(of_b + 2 * l * b.row + j * b.column, b.row, 2 * l + 1 < k) : 0;
+    int8_job job = { kernels, n, pairs, packed_a, packed_b, c };
+    tu_parallel(m, 1 + 262144 / (n * k + 1), int8_rows, &job);
+    tu_block_free(tu_self(), packed_a, bytes);
+    return TUTTI_OK;
 }
 
 tutti_status tu_gemm(tutti_dtype dtype, int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b, double beta, void *c,

@@ -18,7 +18,10 @@ typedef struct tu_matrix {
 tutti_status tu_gemm(tutti_dtype dtype, int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b, double beta, void *c,
                      int64_t ldc);
 
-/* The same with c of another type: f32 for bf16, i32 for i8. False where this build or machine has no such kernel;
+/* c (m, n) of i32, dense, = a (m, k) b (k, n) of i8, exact but that i32 wraps. */
+tutti_status tu_int8_gemm(int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b, int32_t *c);
+
+/* The same with c of another type: f32 for bf16. False where this build or machine has no such kernel;
  * nothing was done then. */
 bool tu_dnnl_gemm(tutti_dtype dtype, tutti_dtype result, int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b,
                   void *c, int64_t ldc);

@@ -4,63 +4,22 @@
  */
 #include <string.h>
 
+#include "tensor/kernel/kernels.h"
 #include "tensor/operators.h"
 #include "tensor/parallel.h"
 #include "tensor/stage.h"
-#include "tensor/vector_math.h"
 
 /* ---- cross entropy: (logits, targets) to (loss, log of the sum of exponentials per row) ---- */
 
-typedef struct entropy {
-    const void *logits;
-    const int64_t *targets;
-    void *lse, *out; /* out: backward's result */
-    int64_t classes, ignore;
-    double scale; /* backward: g over the number of targets */
-} entropy;
+typedef struct job {
+    tu_entropy_rows rows;
+    tu_entropy_kernel *kernel;
+} job;
 
-#define ENTROPY_KERNELS(suffix, type, exp_function, log_function)                                             \
-    TU_CLONES static void lse_##suffix(void *context, int64_t begin, int64_t end) {                           \
-        const entropy *e = context;                                                                           \
-        for (int64_t row = begin; row < end; row++) {                                                         \
-            const type *x = (const type *)e->logits + row * e->classes;                                       \
-            type tops[16], sums[16] = { 0 }, top = -INFINITY, sum = 0;                                        \
-            int64_t i = 0;                                                                                    \
-            for (int l = 0; l < 16; l++)                                                                      \
-                tops[l] = -INFINITY;                                                                          \
-            for (; i + 16 <= e->classes; i += 16)                                                             \
-                for (int l = 0; l < 16; l++)                                                                  \
-                    tops[l] = x[i + l] > tops[l] ? x[i + l] : tops[l];                                        \
-            for (; i < e->classes; i++)                                                                       \
-                top = x[i] > top ? x[i] : top;                                                                \
-            for (int l = 0; l < 16; l++)                                                                      \
-                top = tops[l] > top ? tops[l] : top;                                                          \
-            for (i = 0; i + 16 <= e->classes; i += 16)                                                        \
-                for (int l = 0; l < 16; l++)                                                                  \
-                    sums[l] += exp_function(x[i + l] - top);                                                  \
-            for (; i < e->classes; i++)                                                                       \
-                sum += exp_function(x[i] - top);                                                              \
-            for (int l = 0; l < 16; l++)                                                                      \
-                sum += sums[l];                                                                               \
-            ((type *)e->lse)[row] = top + log_function(sum);                                                  \
-        }                                                                                                     \
-    }                                                                                                         \
-    TU_CLONES static void entropy_backward_##suffix(void *context, int64_t begin, int64_t end) {              \
-        const entropy *e = context;                                                                           \
-        for (int64_t row = begin; row < end; row++) {                                                         \
-            const type *x = (const type *)e->logits + row * e->classes;                                       \
-            type *o = (type *)e->out + row * e->classes, lse = ((type *)e->lse)[row], scale = (type)e->scale; \
-            if (e->targets[row] == e->ignore) {                                                               \
-                memset(o, 0, (size_t)e->classes * sizeof *o);                                                 \
-                continue;                                                                                     \
-            }                                                                                                 \
-            for (int64_t i = 0; i < e->classes; i++)                                                          \
-                o[i] = exp_function(x[i] - lse) * scale;                                                      \
-            o[e->targets[row]] -= scale;                                                                      \
-        }                                                                                                     \
-    }
-ENTROPY_KERNELS(f32, float, tu_expf, logf)
-ENTROPY_KERNELS(f64, double, exp, log)
+static void run_job(void *context, int64_t begin, int64_t end) {
+    const job *each = context;
+    each->kernel(&each->rows, begin, end);
+}
 
 static tutti_status check_targets(const tu_call *call, const tt_tensor *logits, const tt_tensor *targets) {
     if (!tu_is_float(logits->dtype) || logits->ndim != 2)
@@ -110,7 +69,7 @@ static tutti_status read_targets(const tu_call *call, const tt_tensor *targets, 
     return TUTTI_OK;
 }
 
-static double sum_losses(const entropy *e, tutti_dtype dtype, int64_t rows) {
+static double sum_losses(const tu_entropy_rows *e, tutti_dtype dtype, int64_t rows) {
     double sum = 0;
     for (int64_t i = 0; i < rows; i++) {
         if (e->targets[i] == e->ignore)
@@ -132,11 +91,14 @@ tutti_status tu_cross_entropy_cpu(tu_call *call) {
         return status;
     tt_tensor *logits = tu_stage_in(call->inputs[0], dtype);
     if (logits != NULL) {
-        entropy e = {
-            tu_pointer(logits), tu_pointer(targets), tu_pointer(call->outputs[1]), NULL, classes, attributes->ignore, 0
-        };
-        tu_parallel(rows, 8192 / (classes + 1) + 1, dtype == TUTTI_F32 ? lse_f32 : lse_f64, &e);
-        double loss = sum_losses(&e, dtype, rows) / (double)count; /* of no targets: not a number */
+        job each = { { .logits = tu_pointer(logits),
+                       .targets = tu_pointer(targets),
+                       .lse = tu_pointer(call->outputs[1]),
+                       .classes = classes,
+                       .ignore = attributes->ignore },
+                     tu_tensor_kernels_get()->entropy[tu_float_index(dtype)] };
+        tu_parallel(rows, 8192 / (classes + 1) + 1, run_job, &each);
+        double loss = sum_losses(&each.rows, dtype, rows) / (double)count; /* of no targets: not a number */
         status = tutti_convert(&loss, TUTTI_F64, tu_pointer(call->outputs[0]), call->outputs[0]->dtype, 1);
     } else {
         status = TUTTI_ERROR_MEMORY;
@@ -167,10 +129,10 @@ tutti_status tu_cross_entropy_backward_cpu(tu_call *call) {
     if (logits == NULL || lse == NULL || out == NULL)
         status = TUTTI_ERROR_MEMORY;
     if (status == TUTTI_OK) {
-        entropy e = { tu_pointer(logits), tu_pointer(targets), tu_pointer(lse), tu_pointer(out), classes,
-                      attributes->ignore, g / (double)count };
-        tu_parallel(rows, 8192 / (classes + 1) + 1, dtype == TUTTI_F32 ? entropy_backward_f32 : entropy_backward_f64,
-                    &e);
+        job each = { { tu_pointer(logits), tu_pointer(targets), tu_pointer(lse), tu_pointer(out), classes,
+                       attributes->ignore, g / (double)count },
+                     tu_tensor_kernels_get()->entropy_backward[tu_float_index(dtype)] };
+        tu_parallel(rows, 8192 / (classes + 1) + 1, run_job, &each);
         tu_stage_done(call->outputs[0], out);
     } else {
         tu_tensor_drop(out);

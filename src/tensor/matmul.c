@@ -277,18 +277,7 @@ tutti_status tu_int_matmul_cpu(tu_call *call) {
     tt_tensor *out = call->outputs[0];
     int64_t m = a->sizes[0], k = a->sizes[1], n = b->sizes[1];
     tu_matrix of_a = matrix_of(a), of_b = matrix_of(b);
-    int32_t *to = tu_pointer(out);
-    if (out->numel == 0 || (k > 0 && tu_dnnl_gemm(TUTTI_I8, TUTTI_I32, m, n, k, of_a, of_b, to, n)))
-        return TUTTI_OK;
-    memset(to, 0, (size_t)out->numel * sizeof *to);
-    for (int64_t i = 0; i < m; i++)
-        for (int64_t l = 0; l < k; l++) {
-            int32_t factor = ((const int8_t *)of_a.data)[i * of_a.row + l * of_a.column];
-            const int8_t *row = (const int8_t *)of_b.data + l * of_b.row;
-            for (int64_t j = 0; j < n; j++)
-                to[i * n + j] += factor * row[j * of_b.column];
-        }
-    return TUTTI_OK;
+    return out->numel == 0 ? TUTTI_OK : tu_int8_gemm(m, n, k, of_a, of_b, tu_pointer(out));
 }
 
 /* A scale is one element, or one per row of a (m, 1), or one per column of b (1, n). */

@@ -5,110 +5,26 @@
  */
 #include <string.h>
 
+#include "tensor/kernel/kernels.h"
 #include "tensor/operators.h"
 #include "tensor/parallel.h"
 #include "tensor/stage.h"
-#include "tensor/vector_math.h"
 
-/* One call's rows of `size` elements. Backward has g; forward has not. NULL weight: ones. */
-typedef struct rows {
-    const void *x, *g, *weight, *bias;
-    void *mean, *scale, *y, *of_weight, *of_bias;
-    int64_t count, size;
-    double epsilon;
-    bool centred; /* layer norm; else RMS norm */
-} rows;
+/* The kernels over a range of rows or columns. */
+typedef struct job {
+    tu_norm_rows rows;
+    tu_norm_kernel *kernel;
+} job;
 
-#define NORM_KERNELS(suffix, type, root)                                                                    \
-    TU_INLINE type sum_##suffix(const type *x, int64_t size, type shift, bool squared) {                    \
-        type lanes[16] = { 0 }, sum = 0;                                                                    \
-        int64_t i = 0;                                                                                      \
-        for (; i + 16 <= size; i += 16)                                                                     \
-            for (int l = 0; l < 16; l++) {                                                                  \
-                type d = x[i + l] - shift;                                                                  \
-                lanes[l] += squared ? d * d : d;                                                            \
-            }                                                                                               \
-        for (; i < size; i++) {                                                                             \
-            type d = x[i] - shift;                                                                          \
-            sum += squared ? d * d : d;                                                                     \
-        }                                                                                                   \
-        for (int l = 0; l < 16; l++)                                                                        \
-            sum += lanes[l];                                                                                \
-        return sum;                                                                                         \
-    }                                                                                                       \
-    TU_CLONES static void forward_##suffix(void *context, int64_t begin, int64_t end) {                     \
-        const rows *r = context;                                                                            \
-        const type *weight = r->weight, *bias = r->bias;                                                    \
-        for (int64_t row = begin; row < end; row++) {                                                       \
-            const type *x = (const type *)r->x + row * r->size;                                             \
-            type *y = (type *)r->y + row * r->size;                                                         \
-            type mean = r->centred ? sum_##suffix(x, r->size, 0, false) / (type)r->size : 0;                \
-            type scale = 1 / root(sum_##suffix(x, r->size, mean, true) / (type)r->size + (type)r->epsilon); \
-            if (weight != NULL && bias != NULL)                                                             \
-                for (int64_t i = 0; i < r->size; i++)                                                       \
-                    y[i] = (x[i] - mean) * scale * weight[i] + bias[i];                                     \
-            else if (weight != NULL)                                                                        \
-                for (int64_t i = 0; i < r->size; i++)                                                       \
-                    y[i] = (x[i] - mean) * scale * weight[i];                                               \
-            else                                                                                            \
-                for (int64_t i = 0; i < r->size; i++)                                                       \
-                    y[i] = (x[i] - mean) * scale + (bias != NULL ? bias[i] : 0);                            \
-            ((type *)r->mean)[row] = mean;                                                                  \
-            ((type *)r->scale)[row] = scale;                                                                \
-        }                                                                                                   \
-    }                                                                                                       \
-    /* dx = scale (gw - mean(gw) - xh mean(gw xh)), without the first mean for RMS */                       \
-    TU_CLONES static void backward_##suffix(void *context, int64_t begin, int64_t end) {                    \
-        const rows *r = context;                                                                            \
-        const type *weight = r->weight;                                                                     \
-        for (int64_t row = begin; row < end; row++) {                                                       \
-            const type *x = (const type *)r->x + row * r->size, *g = (const type *)r->g + row * r->size;    \
-            type *o = (type *)r->y + row * r->size;                                                         \
-            type mean = ((type *)r->mean)[row], scale = ((type *)r->scale)[row];                            \
-            type plain[16] = { 0 }, crossed[16] = { 0 }, of_g = 0, of_gx = 0;                               \
-            int64_t i = 0;                                                                                  \
-            for (; i + 16 <= r->size; i += 16)                                                              \
-                for (int l = 0; l < 16; l++) {                                                              \
-                    type gw = weight != NULL ? g[i + l] * weight[i + l] : g[i + l];                         \
-                    plain[l] += gw;                                                                         \
-                    crossed[l] += gw * (x[i + l] - mean);                                                   \
-                }                                                                                           \
-            for (; i < r->size; i++) {                                                                      \
-                type gw = weight != NULL ? g[i] * weight[i] : g[i];                                         \
-                of_g += gw;                                                                                 \
-                of_gx += gw * (x[i] - mean);                                                                \
-            }                                                                                               \
-            for (int l = 0; l < 16; l++) {                                                                  \
-                of_g += plain[l];                                                                           \
-                of_gx += crossed[l];                                                                        \
-            }                                                                                               \
-            of_g = r->centred ? of_g / (type)r->size : 0;                                                   \
-            of_gx = of_gx * scale * scale / (type)r->size;                                                  \
-            if (weight != NULL)                                                                             \
-                for (i = 0; i < r->size; i++)                                                               \
-                    o[i] = scale * (g[i] * weight[i] - of_g - (x[i] - mean) * of_gx);                       \
-            else                                                                                            \
-                for (i = 0; i < r->size; i++)                                                               \
-                    o[i] = scale * (g[i] - of_g - (x[i] - mean) * of_gx);                                   \
-        }                                                                                                   \
-    }                                                                                                       \
-    /* Columns [begin, end) of the weight's and the bias's gradients. */                                    \
-    TU_CLONES static void columns_##suffix(void *context, int64_t begin, int64_t end) {                     \
-        const rows *r = context;                                                                            \
-        type *of_weight = r->of_weight, *of_bias = r->of_bias;                                              \
-        for (int64_t i = begin; i < end; i++)                                                               \
-            of_weight[i] = of_bias[i] = 0;                                                                  \
-        for (int64_t row = 0; row < r->count; row++) {                                                      \
-            const type *x = (const type *)r->x + row * r->size, *g = (const type *)r->g + row * r->size;    \
-            type mean = ((type *)r->mean)[row], scale = ((type *)r->scale)[row];                            \
-            for (int64_t i = begin; i < end; i++) {                                                         \
-                of_weight[i] += g[i] * (x[i] - mean) * scale;                                               \
-                of_bias[i] += g[i];                                                                         \
-            }                                                                                               \
-        }                                                                                                   \
-    }
-NORM_KERNELS(f32, float, sqrtf)
-NORM_KERNELS(f64, double, sqrt)
+static void run_job(void *context, int64_t begin, int64_t end) {
+    const job *each = context;
+    each->kernel(&each->rows, begin, end);
+}
+static void run_kernel(tu_norm_kernel *const *kernels, const tu_norm_rows *rows, tutti_dtype dtype, int64_t count,
+                       int64_t grain) {
+    job each = { *rows, kernels[tu_float_index(dtype)] };
+    tu_parallel(count, grain, run_job, &each);
+}
 
 /* ---- shapes ---- */
 
@@ -164,7 +80,7 @@ tutti_status tu_rms_norm_shape(tu_call *call) {
     return norm_shape(call, call->inputs[1], NULL);
 }
 
-static void set_sizes(rows *r, const tt_tensor *x, int trailing) {
+static void set_sizes(tu_norm_rows *r, const tt_tensor *x, int trailing) {
     r->size = 1;
     for (int i = x->ndim - trailing; i < x->ndim; i++)
         r->size *= x->sizes[i];
@@ -179,17 +95,17 @@ static tutti_status norm_cpu(tu_call *call, const tt_tensor *weight, const tt_te
     bool staged =
         x != NULL && y != NULL && (dense_weight != NULL || weight == NULL) && (dense_bias != NULL || bias == NULL);
     if (staged) {
-        rows r = { .x = tu_pointer(x),
-                   .weight = weight != NULL ? tu_pointer(dense_weight) : NULL,
-                   .bias = bias != NULL ? tu_pointer(dense_bias) : NULL,
-                   .y = tu_pointer(y),
-                   .mean = tu_pointer(call->outputs[1]),
-                   .scale = tu_pointer(call->outputs[2]),
-                   .epsilon = epsilon,
-                   .centred = centred };
+        tu_norm_rows r = { .x = tu_pointer(x),
+                           .weight = weight != NULL ? tu_pointer(dense_weight) : NULL,
+                           .bias = bias != NULL ? tu_pointer(dense_bias) : NULL,
+                           .y = tu_pointer(y),
+                           .mean = tu_pointer(call->outputs[1]),
+                           .scale = tu_pointer(call->outputs[2]),
+                           .epsilon = epsilon,
+                           .centred = centred };
         set_sizes(&r, x, trailing_of(weight, bias));
         if (r.count > 0)
-            tu_parallel(r.count, 16384 / r.size + 1, dtype == TUTTI_F32 ? forward_f32 : forward_f64, &r);
+            run_kernel(tu_tensor_kernels_get()->norm, &r, dtype, r.count, 16384 / r.size + 1);
         tu_stage_done(call->outputs[0], y);
         y = NULL;
     }
@@ -251,20 +167,20 @@ tutti_status tu_norm_backward_cpu(tu_call *call) {
     for (int i = 0; i < 3; i++)
         staged = (out[i] = tu_stage_out(call->outputs[i], dtype)) != NULL && staged;
     if (staged) {
-        rows r = { .x = tu_pointer(in[X]),
-                   .g = tu_pointer(in[G]),
-                   .weight = in[WEIGHT] != NULL ? tu_pointer(in[WEIGHT]) : NULL,
-                   .mean = tu_pointer(in[MEAN]),
-                   .scale = tu_pointer(in[SCALE]),
-                   .y = tu_pointer(out[0]),
-                   .of_weight = tu_pointer(out[1]),
-                   .of_bias = tu_pointer(out[2]),
-                   .centred = attributes->centred };
+        tu_norm_rows r = { .x = tu_pointer(in[X]),
+                           .g = tu_pointer(in[G]),
+                           .weight = in[WEIGHT] != NULL ? tu_pointer(in[WEIGHT]) : NULL,
+                           .mean = tu_pointer(in[MEAN]),
+                           .scale = tu_pointer(in[SCALE]),
+                           .y = tu_pointer(out[0]),
+                           .of_weight = tu_pointer(out[1]),
+                           .of_bias = tu_pointer(out[2]),
+                           .centred = attributes->centred };
         set_sizes(&r, call->inputs[X], call->inputs[X]->ndim - call->inputs[MEAN]->ndim);
         if (r.count > 0)
-            tu_parallel(r.count, 8192 / r.size + 1, dtype == TUTTI_F32 ? backward_f32 : backward_f64, &r);
+            run_kernel(tu_tensor_kernels_get()->norm_backward, &r, dtype, r.count, 8192 / r.size + 1);
         if (r.size > 0)
-            tu_parallel(r.size, 16384 / (r.count + 1) + 64, dtype == TUTTI_F32 ? columns_f32 : columns_f64, &r);
+            run_kernel(tu_tensor_kernels_get()->norm_columns, &r, dtype, r.size, 16384 / (r.count + 1) + 64);
     }
     for (int i = 0; i < INPUTS; i++)
         tu_tensor_drop(in[i]);

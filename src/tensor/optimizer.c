@@ -2,12 +2,11 @@
  *
  * Kernels of optimizer steps: in place, one walk over the parameter. The public functions are in nn/.
  */
-#include <math.h>
-
+#include "tensor/kernel/elementary.h"
+#include "tensor/kernel/kernels.h"
 #include "tensor/operators.h"
 #include "tensor/parallel.h"
 #include "tensor/stage.h"
-#include "tensor/vector_math.h"
 
 /* Of the inputs, those before the first of these are as large as the parameter; the others are single numbers. */
 static int first_number(const tu_call *call) {
@@ -40,48 +39,18 @@ tutti_status tu_step_shape(tu_call *call) {
     return status;
 }
 
-typedef struct step {
-    void *at[4];
-    double learning_rate, count;
-    const void *attributes;
-} step;
+typedef struct job {
+    tu_step step;
+    tu_step_kernel *kernel;
+} job;
 
-#define STEP_KERNELS(suffix, type, root)                                                                     \
-    TU_CLONES static void sgd_##suffix(void *context, int64_t begin, int64_t end) {                          \
-        const step *s = context;                                                                             \
-        type *p = s->at[0], *g = s->at[1], *velocity = s->at[2];                                             \
-        const tu_sgd_step_attributes *own = s->attributes;                                                   \
-        type rate = (type)s->learning_rate, momentum = (type)own->momentum, decay = (type)own->weight_decay; \
-        if (velocity == NULL) {                                                                              \
-            for (int64_t i = begin; i < end; i++)                                                            \
-                p[i] -= rate * (g[i] + decay * p[i]);                                                        \
-            return;                                                                                          \
-        }                                                                                                    \
-        for (int64_t i = begin; i < end; i++) {                                                              \
-            velocity[i] = momentum * velocity[i] + g[i] + decay * p[i];                                      \
-            p[i] -= rate * velocity[i];                                                                      \
-        }                                                                                                    \
-    }                                                                                                        \
-    TU_CLONES static void adamw_##suffix(void *context, int64_t begin, int64_t end) {                        \
-        const step *s = context;                                                                             \
-        const tu_adamw_step_attributes *own = s->attributes;                                                 \
-        type *p = s->at[0], *g = s->at[1], *m = s->at[2], *v = s->at[3];                                     \
-        double count = s->count;                                                                             \
-        type beta1 = (type)own->beta1, beta2 = (type)own->beta2, epsilon = (type)own->epsilon;               \
-        type shrink = (type)(1 - s->learning_rate * own->weight_decay);                                      \
-        type rate = (type)(s->learning_rate / (1 - pow(own->beta1, count)));                                 \
-        type correct = (type)(1 / sqrt(1 - pow(own->beta2, count)));                                         \
-        for (int64_t i = begin; i < end; i++) {                                                              \
-            m[i] = beta1 * m[i] + (1 - beta1) * g[i];                                                        \
-            v[i] = beta2 * v[i] + (1 - beta2) * g[i] * g[i];                                                 \
-            p[i] = p[i] * shrink - rate * m[i] / (root(v[i]) * correct + epsilon);                           \
-        }                                                                                                    \
-    }
-STEP_KERNELS(f32, float, sqrtf)
-STEP_KERNELS(f64, double, sqrt)
+static void run_job(void *context, int64_t begin, int64_t end) {
+    const job *each = context;
+    each->kernel(&each->step, begin, end);
+}
 
 static double number(const tt_tensor *x) {
-    double value = NAN;
+    double value = 0;
     /* Converting known dtypes cannot fail. */
     tutti_status status = tutti_convert(tu_pointer(x), x->dtype, &value, TUTTI_F64, 1);
     (void)status;
@@ -89,20 +58,26 @@ static double number(const tt_tensor *x) {
 }
 
 /* Runs a kernel on staged copies, and puts back those that it writes. All memory is there before the first write. */
-static tutti_status run_step(tu_call *call, tu_parallel_body *f32, tu_parallel_body *f64) {
+static tutti_status run_step(tu_call *call, tu_step step, tu_step_kernel *const *kernels) {
     tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
     tt_tensor *staged[4] = { NULL };
     int count = first_number(call);
-    step s = { { NULL }, number(call->inputs[call->input_count - 1]), number(call->inputs[count]), call->attributes };
+    void *at[4] = { NULL };
     bool ready = true;
     for (int i = 0; i < count; i++) {
         if (call->inputs[i] == NULL)
             continue;
         ready = (staged[i] = tu_stage_in(call->inputs[i], dtype)) != NULL && ready;
-        s.at[i] = staged[i] != NULL ? tu_pointer(staged[i]) : NULL;
+        at[i] = staged[i] != NULL ? tu_pointer(staged[i]) : NULL;
     }
-    if (ready)
-        tu_parallel(call->inputs[0]->numel, 32768, dtype == TUTTI_F32 ? f32 : f64, &s);
+    if (ready) {
+        step.parameter = at[0];
+        step.gradient = at[1];
+        step.first = at[2];
+        step.second = at[3];
+        job each = { step, kernels[tu_float_index(dtype)] };
+        tu_parallel(call->inputs[0]->numel, 32768, run_job, &each);
+    }
     for (int i = 0; i < count; i++) {
         if (ready && staged[i] != call->inputs[i] && call->entry->written & TU_INPUT(i) && staged[i] != NULL &&
             staged[i]->numel > 0)
@@ -113,11 +88,21 @@ static tutti_status run_step(tu_call *call, tu_parallel_body *f32, tu_parallel_b
 }
 
 tutti_status tu_sgd_cpu(tu_call *call) {
-    return run_step(call, sgd_f32, sgd_f64);
+    const tu_sgd_step_attributes *own = call->attributes;
+    tu_step step = { .rate = number(call->inputs[3]), .momentum = own->momentum, .decay = own->weight_decay };
+    return run_step(call, step, tu_tensor_kernels_get()->sgd);
 }
 
 tutti_status tu_adamw_cpu(tu_call *call) {
-    return run_step(call, adamw_f32, adamw_f64);
+    const tu_adamw_step_attributes *own = call->attributes;
+    double count = number(call->inputs[4]), rate = number(call->inputs[5]);
+    tu_step step = { .rate = rate / (1 - tu_pow_f64(own->beta1, count)),
+                     .decay = 1 - rate * own->weight_decay,
+                     .beta1 = own->beta1,
+                     .beta2 = own->beta2,
+                     .epsilon = own->epsilon,
+                     .correct = 1 / tu_sqrt_f64(1 - tu_pow_f64(own->beta2, count)) };
+    return run_step(call, step, tu_tensor_kernels_get()->adamw);
 }
 
 static tt_tensor *made(tu_sampler *sampler, tu_sample_kind kind) {

@@ -2,15 +2,13 @@
  *
  * softmax and log_softmax. The kernels work on the last dimension; others are turned there and back.
  */
+#include "tensor/kernel/kernels.h"
 #include "tensor/operators.h"
 #include "tensor/parallel.h"
 #include "tensor/stage.h"
-#include "tensor/vector_math.h"
-
-typedef void row_kernel(const void *const *in, void *out, int64_t rows, int64_t size);
 
 typedef struct rows {
-    row_kernel *kernel;
+    tu_row_kernel *kernel;
     const char *in[2];
     char *out;
     int64_t size;
@@ -24,102 +22,9 @@ static void run_rows(void *context, int64_t begin, int64_t end) {
     r->kernel(in, r->out + offset, end - begin, r->size);
 }
 
-/* ---- kernels: log of a sum of exponentials, around the largest element ---- */
-
-#define ROW_KERNELS(suffix, type, exp_function, log_function)                                                       \
-    TU_INLINE type top_##suffix(const type *x, int64_t size) {                                                      \
-        type lanes[16];                                                                                             \
-        int64_t i = 0;                                                                                              \
-        for (int l = 0; l < 16; l++)                                                                                \
-            lanes[l] = -INFINITY;                                                                                   \
-        for (; i + 16 <= size; i += 16)                                                                             \
-            for (int l = 0; l < 16; l++)                                                                            \
-                lanes[l] = x[i + l] > lanes[l] ? x[i + l] : lanes[l];                                               \
-        type top = -INFINITY;                                                                                       \
-        for (int l = 0; l < 16; l++)                                                                                \
-            top = lanes[l] > top ? lanes[l] : top;                                                                  \
-        for (; i < size; i++)                                                                                       \
-            top = x[i] > top ? x[i] : top;                                                                          \
-        return top;                                                                                                 \
-    }                                                                                                               \
-    TU_INLINE type sum_##suffix(const type *x, int64_t size) {                                                      \
-        type lanes[16] = { 0 };                                                                                     \
-        int64_t i = 0;                                                                                              \
-        for (; i + 16 <= size; i += 16)                                                                             \
-            for (int l = 0; l < 16; l++)                                                                            \
-                lanes[l] += x[i + l];                                                                               \
-        type sum = 0;                                                                                               \
-        for (int l = 0; l < 16; l++)                                                                                \
-            sum += lanes[l];                                                                                        \
-        for (; i < size; i++)                                                                                       \
-            sum += x[i];                                                                                            \
-        return sum;                                                                                                 \
-    }                                                                                                               \
-    /* y = exp(x - top); returns the sum */                                                                         \
-    TU_INLINE type exps_##suffix(type *y, const type *x, int64_t size, type top) {                                  \
-        type lanes[16] = { 0 }, sum = 0;                                                                            \
-        int64_t i = 0;                                                                                              \
-        for (; i + 16 <= size; i += 16)                                                                             \
-            for (int l = 0; l < 16; l++) {                                                                          \
-                type e = exp_function(x[i + l] - top);                                                              \
-                y[i + l] = e;                                                                                       \
-                lanes[l] += e;                                                                                      \
-            }                                                                                                       \
-        for (; i < size; i++)                                                                                       \
-            sum += y[i] = exp_function(x[i] - top);                                                                 \
-        for (int l = 0; l < 16; l++)                                                                                \
-            sum += lanes[l];                                                                                        \
-        return sum;                                                                                                 \
-    }                                                                                                               \
-    TU_CLONES static void softmax_##suffix(const void *const *in, void *out, int64_t rows, int64_t size) {          \
-        for (int64_t r = 0; r < rows; r++) {                                                                        \
-            const type *x = (const type *)in[0] + r * size;                                                         \
-            type *y = (type *)out + r * size, top = top_##suffix(x, size);                                          \
-            if (top == -INFINITY) /* all hidden: not a number, as 0 / 0 is */                                       \
-                top = 0;                                                                                            \
-            type scale = 1 / exps_##suffix(y, x, size, top);                                                        \
-            for (int64_t i = 0; i < size; i++)                                                                      \
-                y[i] *= scale;                                                                                      \
-        }                                                                                                           \
-    }                                                                                                               \
-    TU_CLONES static void log_softmax_##suffix(const void *const *in, void *out, int64_t rows, int64_t size) {      \
-        for (int64_t r = 0; r < rows; r++) {                                                                        \
-            const type *x = (const type *)in[0] + r * size;                                                         \
-            type *y = (type *)out + r * size, top = top_##suffix(x, size);                                          \
-            if (top == -INFINITY)                                                                                   \
-                top = 0;                                                                                            \
-            type lse = top + log_function(exps_##suffix(y, x, size, top));                                          \
-            for (int64_t i = 0; i < size; i++)                                                                      \
-                y[i] = x[i] - lse;                                                                                  \
-        }                                                                                                           \
-    }                                                                                                               \
-    /* from (g, y): y * (g - sum(g * y)) */                                                                         \
-    TU_CLONES static void softmax_backward_##suffix(const void *const *in, void *out, int64_t rows, int64_t size) { \
-        for (int64_t r = 0; r < rows; r++) {                                                                        \
-            const type *g = (const type *)in[0] + r * size, *y = (const type *)in[1] + r * size;                    \
-            type *o = (type *)out + r * size;                                                                       \
-            for (int64_t i = 0; i < size; i++)                                                                      \
-                o[i] = g[i] * y[i];                                                                                 \
-            type dot = sum_##suffix(o, size);                                                                       \
-            for (int64_t i = 0; i < size; i++)                                                                      \
-                o[i] -= y[i] * dot;                                                                                 \
-        }                                                                                                           \
-    }                                                                                                               \
-    /* from (g, y): g - exp(y) * sum(g) */                                                                          \
-    TU_CLONES static void log_softmax_backward_##suffix(const void *const *in, void *out, int64_t rows,             \
-                                                        int64_t size) {                                             \
-        for (int64_t r = 0; r < rows; r++) {                                                                        \
-            const type *g = (const type *)in[0] + r * size, *y = (const type *)in[1] + r * size;                    \
-            type *o = (type *)out + r * size, sum = sum_##suffix(g, size);                                          \
-            for (int64_t i = 0; i < size; i++)                                                                      \
-                o[i] = g[i] - exp_function(y[i]) * sum;                                                             \
-        }                                                                                                           \
-    }
-ROW_KERNELS(f32, float, tu_expf, logf)
-ROW_KERNELS(f64, double, exp, log)
-
+/* Where the table of kernels has an operator's pair. */
 struct tu_row_kernels {
-    row_kernel *f32, *f64;
+    size_t at;
 };
 
 tutti_status tu_rows_shape(tu_call *call) {
@@ -134,7 +39,8 @@ tutti_status tu_rows_shape(tu_call *call) {
 }
 
 tutti_status tu_rows_cpu(tu_call *call) {
-    const struct tu_row_kernels *kernels = call->entry->detail;
+    const struct tu_row_kernels *place = call->entry->detail;
+    tu_row_kernel *const *kernels = (tu_row_kernel *const *)((const char *)tu_tensor_kernels_get() + place->at);
     tt_tensor *out = call->outputs[0], *staged[2] = { NULL, NULL }, *result = NULL;
     tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
     tutti_status status = TUTTI_ERROR_MEMORY;
@@ -146,7 +52,7 @@ tutti_status tu_rows_cpu(tu_call *call) {
     if ((result = tu_stage_out(out, dtype)) == NULL)
         goto drop;
     int64_t size = out->ndim == 0 ? 1 : out->sizes[out->ndim - 1];
-    rows r = { dtype == TUTTI_F32 ? kernels->f32 : kernels->f64,
+    rows r = { kernels[tu_float_index(dtype)],
                { tu_pointer(staged[0]), staged[1] != NULL ? tu_pointer(staged[1]) : NULL },
                tu_pointer(result),
                size,
@@ -160,10 +66,10 @@ drop:
     return status;
 }
 
-const struct tu_row_kernels tu_softmax_detail = { softmax_f32, softmax_f64 };
-const struct tu_row_kernels tu_log_softmax_detail = { log_softmax_f32, log_softmax_f64 };
-const struct tu_row_kernels tu_softmax_backward_detail = { softmax_backward_f32, softmax_backward_f64 };
-const struct tu_row_kernels tu_log_softmax_backward_detail = { log_softmax_backward_f32, log_softmax_backward_f64 };
+const struct tu_row_kernels tu_softmax_detail = { offsetof(tu_tensor_kernels, softmax) };
+const struct tu_row_kernels tu_log_softmax_detail = { offsetof(tu_tensor_kernels, log_softmax) };
+const struct tu_row_kernels tu_softmax_backward_detail = { offsetof(tu_tensor_kernels, softmax_backward) };
+const struct tu_row_kernels tu_log_softmax_backward_detail = { offsetof(tu_tensor_kernels, log_softmax_backward) };
 
 /* ---- any dimension: turned to the last, and back ---- */
 

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/instructions.h"
 #include "tensor/process.h"
 
 _Thread_local tu_thread tu_thread_self __attribute__((tls_model("initial-exec")));
@@ -28,6 +29,9 @@ tutti_status tu_thread_register(void) {
     tu_thread *self = tu_self();
     if (self->registered)
         return TUTTI_OK;
+    tutti_status status = tu_instructions_choose(NULL);
+    if (status != TUTTI_OK)
+        return status;
     struct tu_block **bins = calloc(TU_BINS, sizeof *bins);
     tt_tensor **resting = calloc(1, tu_resting_bytes());
     int error = bins == NULL || resting == NULL ? ENOMEM : tu_process_add_thread(self);

@@ -73,4 +73,36 @@ TU_LANE vec_f32 tu_narrow(const vec_f64 *half) {
                                        _mm512_cvtpd_ps((__m512d)half[1]), 1);
 }
 
+/* All lanes of a register in one number, halves first: lane l with lane l + n/2, and so on. */
+TU_LANE float tu_fold_add_f32(vec_f32 x) {
+    __m256 a = _mm256_add_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1));
+    __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+TU_LANE float tu_fold_greater_f32(vec_f32 x) {
+    __m256 a = _mm256_max_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1));
+    __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+}
+TU_LANE double tu_fold_add_f64(vec_f64 x) {
+    __m256d a = _mm256_add_pd(_mm512_castpd512_pd256((__m512d)x), _mm512_extractf64x4_pd((__m512d)x, 1));
+    __m128d b = _mm_add_pd(_mm256_castpd256_pd128(a), _mm256_extractf128_pd(a, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(b, _mm_unpackhi_pd(b, b)));
+}
+TU_LANE double tu_fold_greater_f64(vec_f64 x) {
+    __m256d a = _mm256_max_pd(_mm512_castpd512_pd256((__m512d)x), _mm512_extractf64x4_pd((__m512d)x, 1));
+    __m128d b = _mm_max_pd(_mm256_castpd256_pd128(a), _mm256_extractf128_pd(a, 1));
+    return _mm_cvtsd_f64(_mm_max_sd(b, _mm_unpackhi_pd(b, b)));
+}
+
+/* In each 32-bit lane the sum of the products of its 16-bit halves: exact for halves that were i8. */
+TU_LANE vec_i32 tu_dot_halves(vec_i32 a, vec_i32 b) {
+    return (vec_i32)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+}
+
+/* Rows of a tile of a matrix product: as many as the registers hold, two each. */
+#define TU_TILE_ROWS 12
+
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Elementary functions in f32 and f64, written once on the types vec_f32 and vec_f64: one lane (scalar.h; also in CUDA
- * C) or the register of an instruction set (avx2.h, avx512.h, neon.h). Include one of those first.
+ * C) or the register of an instruction set (avx2.h, avx512.h, neon.h; include it first).
  *
  * Every step is an IEEE operation that all levels have: + - * /, square root, fma where written, and integer work on
  * the bits. So a function gives the same bits at every level and on a GPU. Denormals are kept; NaN gives NaN.
@@ -16,6 +16,10 @@
  */
 #ifndef TU_TENSOR_KERNEL_ELEMENTARY_H
 #define TU_TENSOR_KERNEL_ELEMENTARY_H
+
+#ifndef TU_LANE /* no level's header came first: one lane */
+#include "tensor/kernel/scalar.h"
+#endif
 
 #define TU_K32(x) tu_splat_f32(x)
 #define TU_K64(x) tu_splat_f64(x)

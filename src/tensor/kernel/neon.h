@@ -68,6 +68,30 @@ TU_LANE vec_f32 tu_narrow(const vec_f64 *half) {
     return (vec_f32)vcvt_high_f32_f64(vcvt_f32_f64((float64x2_t)half[0]), (float64x2_t)half[1]);
 }
 
+/* All lanes of a register in one number, halves first: lane l with lane l + n/2, and so on. */
+TU_LANE float tu_fold_add_f32(vec_f32 x) {
+    return (x[0] + x[2]) + (x[1] + x[3]);
+}
+TU_LANE float tu_fold_greater_f32(vec_f32 x) {
+    float even = x[0] > x[2] ? x[0] : x[2], odd = x[1] > x[3] ? x[1] : x[3];
+    return even > odd ? even : odd;
+}
+TU_LANE double tu_fold_add_f64(vec_f64 x) {
+    return x[0] + x[1];
+}
+TU_LANE double tu_fold_greater_f64(vec_f64 x) {
+    return x[0] > x[1] ? x[0] : x[1];
+}
+
 #define TU_SCALE_BY_PARTS 1
+
+/* In each 32-bit lane the sum of the products of its 16-bit halves: exact for halves that were i8. */
+TU_LANE vec_i32 tu_dot_halves(vec_i32 a, vec_i32 b) {
+    int16x8_t x = (int16x8_t)a, y = (int16x8_t)b;
+    return (vec_i32)vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y));
+}
+
+/* Rows of a tile of a matrix product: as many as the registers hold, two each. */
+#define TU_TILE_ROWS 8
 
 #endif

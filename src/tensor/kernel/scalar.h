@@ -121,6 +121,22 @@ TU_LANE vec_i64 tu_right_f64(vec_i64 bits, int count) {
         return a > b ? a : b;                                                  \
     }
 
+/* All lanes of a register in one number, halves first: lane l with lane l + n/2, and so on. */
+#define TU_SCALAR_FOLDS(suffix, type)               \
+    TU_LANE type tu_fold_add_##suffix(type x) {     \
+        return x;                                   \
+    }                                               \
+    TU_LANE type tu_fold_greater_##suffix(type x) { \
+        return x;                                   \
+    }                                               \
+    /* The mask of the first `count` lanes. */      \
+    TU_LANE int tu_below_##suffix(int64_t count) {  \
+        return count > 0;                           \
+    }
+TU_SCALAR_FOLDS(f32, float)
+TU_SCALAR_FOLDS(f64, double)
+#undef TU_SCALAR_FOLDS
+
 #ifdef __CUDACC__
 #define TU_C_FUNCTION(name, letter) name##letter
 #else
@@ -141,5 +157,13 @@ TU_LANE vec_f32 tu_narrow(const vec_f64 *half) {
 }
 
 #define TU_SCALE_BY_PARTS 1
+
+/* In each 32-bit lane the sum of the products of its 16-bit halves: exact for halves that were i8. */
+TU_LANE vec_i32 tu_dot_halves(vec_i32 a, vec_i32 b) {
+    return (int16_t)a * (int16_t)b + (a >> 16) * (b >> 16);
+}
+
+/* Rows of a tile of a matrix product: as many as the registers hold, two each. */
+#define TU_TILE_ROWS 4
 
 #endif

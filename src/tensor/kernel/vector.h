@@ -78,6 +78,20 @@ TU_VECTOR_PRIMITIVES(i64, int64_t)
 TU_VECTOR_PRIMITIVES(u64, uint64_t)
 #undef TU_VECTOR_PRIMITIVES
 
+/* The mask of the first `count` lanes. */
+TU_LANE vec_i32 tu_below_f32(int64_t count) {
+    static const int32_t numbers[16] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
+    vec_i32 lane;
+    memcpy(&lane, numbers, sizeof lane);
+    return lane < (int32_t)count;
+}
+TU_LANE vec_i64 tu_below_f64(int64_t count) {
+    static const int64_t numbers[8] = { 0, 1, 2, 3, 4, 5, 6, 7 };
+    vec_i64 lane;
+    memcpy(&lane, numbers, sizeof lane);
+    return lane < count;
+}
+
 #define TU_HALVES 2
 
 #endif

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The kernels of the tensor library: one table per instruction set, chosen once per process (base/instructions.h).
+ * Their sources are the .c files of this folder, compiled once per level on the types of scalar.h, avx2.h, avx512.h or
+ * neon.h. Every level gives the same bits, whatever the number of threads: sums go over a fixed number of lanes, which
+ * are added by halves (fold.h).
+ *
+ * A kernel comes in pairs, for f32 and f64: [TU_F32] and [TU_F64].
+ */
+#ifndef TU_TENSOR_KERNEL_KERNELS_H
+#define TU_TENSOR_KERNEL_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <tutti/dtype.h>
+
+enum {
+    TU_F32,
+    TU_F64,
+    TU_FLOATS
+};
+
+/* softmax, log_softmax: rows of `size` elements; `in` is x, or g and y. */
+typedef void tu_row_kernel(const void *const *in, void *out, int64_t rows, int64_t size);
+
+/* Layer norm and RMS norm: rows of `size` elements. Backward has g; forward has not. NULL weight: ones; NULL bias:
+ * zeros. The kernels work on rows or columns [begin, end). */
+typedef struct tu_norm_rows {
+    const void *x, *g, *weight, *bias;
+    void *mean, *scale, *y, *of_weight, *of_bias;
+    int64_t count, size;
+    double epsilon;
+    bool centred; /* layer norm; else RMS norm */
+} tu_norm_rows;
+typedef void tu_norm_kernel(const tu_norm_rows *rows, int64_t begin, int64_t end);
+
+/* Cross entropy: `lse` is the logarithm of the sum of exponentials per row; `out` and `scale`, g over the number of
+ * targets, are of backward. */
+typedef struct tu_entropy_rows {
+    const void *logits;
+    const int64_t *targets;
+    void *lse, *out;
+    int64_t classes, ignore;
+    double scale;
+} tu_entropy_rows;
+typedef void tu_entropy_kernel(const tu_entropy_rows *rows, int64_t begin, int64_t end);
+
+/* Optimizer steps on elements [begin, end) of the parameter, its gradient and the states. */
+typedef struct tu_step {
+    void *parameter;
+    const void *gradient;
+    void *first, *second;         /* velocity or NULL; both moments */
+    double rate, momentum, decay; /* AdamW: decay is the factor of the parameter, rate has its bias correction in it */
+    double beta1, beta2, epsilon, correct; /* correct: the factor of the root */
+} tu_step;
+typedef void tu_step_kernel(const tu_step *step, int64_t begin, int64_t end);
+
+/* c (m, n), rows ldc apart, = a (m, k) b (k, n), or c + a b; element (i, l) of a at a[i * a_row + l * a_column]. b is
+ * packed, the first k of its `packed_k` rows count. Each element of c is one chain of fma over l, 0 to k-1, so that the
+ * tiles do not show in the bits. */
+typedef void tu_product_kernel(int64_t m, int64_t n, int64_t k, const void *a, int64_t a_row, int64_t a_column,
+                               const void *b, int64_t packed_k, void *c, int64_t ldc, bool add);
+/* Element (l, j) of b, at b[l * row + j * column], into packed form of `tu_packed_size` elements. */
+typedef void tu_pack_kernel(int64_t k, int64_t n, const void *b, int64_t row, int64_t column, void *packed);
+
+/* Pieces of attention on one row: the largest element; exp(scale x - shift) in place and its sum; x times a factor;
+ * p (dp - d) scale into dp. */
+typedef struct tu_score_kernels {
+    double (*largest)(const void *x, int64_t count);
+    double (*exponentials)(void *x, int64_t count, double scale, double shift);
+    void (*multiply)(void *x, int64_t count, double factor);
+    void (*slopes)(const void *p, void *dp, int64_t count, double d, double scale);
+    double (*dot)(const void *x, const void *y, int64_t count);
+    double (*log)(double x);
+} tu_score_kernels;
+
+/* Products of i8, exact in i32 (which wraps): c (m, n), rows ldc apart. Two neighbours along k lie in one 32-bit word,
+ * as 16-bit numbers: a (m, pairs) by rows, b in panels as for products of floats, panel[TU_F32] columns wide. */
+typedef void tu_int8_kernel(int64_t m, int64_t n, int64_t pairs, const int32_t *a, const int32_t *b, int32_t *c,
+                            int64_t ldc);
+
+typedef struct tu_tensor_kernels {
+    tu_row_kernel *softmax[TU_FLOATS], *log_softmax[TU_FLOATS];
+    tu_row_kernel *softmax_backward[TU_FLOATS], *log_softmax_backward[TU_FLOATS];
+    tu_norm_kernel *norm[TU_FLOATS], *norm_backward[TU_FLOATS], *norm_columns[TU_FLOATS];
+    tu_entropy_kernel *entropy[TU_FLOATS], *entropy_backward[TU_FLOATS];
+    tu_step_kernel *sgd[TU_FLOATS], *adamw[TU_FLOATS];
+    tu_product_kernel *product[TU_FLOATS];
+    tu_pack_kernel *pack[TU_FLOATS];
+    tu_int8_kernel *int8_product;
+    int panel[TU_FLOATS]; /* columns of b that are packed together */
+    tu_score_kernels scores[TU_FLOATS];
+} tu_tensor_kernels;
+
+/* The table of the process's level. */
+const tu_tensor_kernels *tu_tensor_kernels_get(void);
+
+static inline int tu_float_index(tutti_dtype dtype) {
+    return dtype == TUTTI_F64 ? TU_F64 : TU_F32;
+}
+
+/* Elements of a packed (k, n): its last panel is filled up with zeros. */
+static inline int64_t tu_packed_size(const tu_tensor_kernels *kernels, int which, int64_t k, int64_t n) {
+    int64_t panel = kernels->panel[which];
+    return k * ((n + panel - 1) / panel * panel);
+}
+
+#endif

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The same bits at every instruction set and for every number of threads, for all operators whose arithmetic is our
+ * own.
+ */
+#include <cblas.h>
+
+#include <tutti/autograd.h>
+#include <tutti/ops.h>
+
+#include "../harness.h"
+#include "base/instructions.h"
+#include "tensor/gemm.h"
+
+enum {
+    INPUTS = 4,
+    RESULTS = 8
+};
+
+/* Sizes around every width of register and block. */
+static const int64_t sizes[] = { 1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 65, 100, 257, 1000 };
+
+typedef struct trial {
+    const char *name;
+    int results;
+    void (*run)(tt_tensor *const *in, tt_tensor **out);
+} trial;
+
+/* in: x, y, z of shape (rows, n), and a positive row of n */
+static void run_softmax(tt_tensor *const *in, tt_tensor **out) {
+    tt_tensor *x = tt_require_grad(tt_detach(in[0]), true);
+    out[0] = tt_softmax(x, -1);
+    tt_backward(out[0], in[1]);
+    out[1] = tt_grad(x);
+    tt_tensor *z = tt_require_grad(tt_detach(in[2]), true);
+    out[2] = tt_log_softmax(z, -1);
+    tt_backward(out[2], in[1]);
+    out[3] = tt_grad(z);
+}
+static void run_layer_norm(tt_tensor *const *in, tt_tensor **out) {
+    tt_tensor *x = tt_require_grad(tt_detach(in[0]), true), *weight = tt_require_grad(tt_detach(in[3]), true),
+              *bias = tt_require_grad(tt_clone(in[3]), true);
+    out[0] = tt_layer_norm(x, weight, bias, 1e-5);
+    tt_backward(out[0], in[1]);
+    out[1] = tt_grad(x);
+    out[2] = tt_grad(weight);
+    out[3] = tt_grad(bias);
+    out[4] = tt_rms_norm(in[2], in[3], 1e-5);
+    out[5] = tt_layer_norm(in[2], NULL, NULL, 1e-5);
+}
+static void run_cross_entropy(tt_tensor *const *in, tt_tensor **out) {
+    tt_tensor *x = tt_require_grad(tt_detach(in[0]), true);
+    tt_tensor *targets = tt_zeros(tt_shape(tt_size(x, 0)), TUTTI_I64, NULL);
+    out[0] = tt_cross_entropy(x, targets, -100);
+    tt_backward(out[0], NULL);
+    out[1] = tt_grad(x);
+}
+static void run_steps(tt_tensor *const *in, tt_tensor **out) {
+    for (int i = 0; i < 5; i++)
+        out[i] = tt_clone(in[i % 3]);
+    out[3] = tt_square(out[3]);
+    tt_adamw_step(out[0], in[1], out[2], out[3], 3, NULL);
+    tt_sgd options = TT_SGD_INIT;
+    options.momentum = 0.9;
+    options.weight_decay = 0.1;
+    tt_sgd_step(out[1], in[2], out[4], &options);
+}
+static void run_attention(tt_tensor *const *in, tt_tensor **out) {
+    tt_tensor *q = tt_require_grad(tt_unsqueeze(tt_detach(in[0]), 0), true),
+              *k = tt_require_grad(tt_unsqueeze(tt_detach(in[1]), 0), true),
+              *v = tt_require_grad(tt_unsqueeze(tt_detach(in[2]), 0), true);
+    out[0] = tt_attention(q, k, v, true, 0);
+    tt_backward(out[0], tt_unsqueeze(in[1], 0));
+    out[1] = tt_grad(q);
+    out[2] = tt_grad(k);
+    out[3] = tt_grad(v);
+    out[4] = tt_attention(k, q, v, false, -0.3);
+}
+static void run_int_matmul(tt_tensor *const *in, tt_tensor **out) {
+    tt_tensor *a = tt_to(tt_mul_scalar(in[0], 40), TUTTI_I8), *b = tt_to(tt_mul_scalar(in[1], 40), TUTTI_I8);
+    out[0] = tt_int_matmul(a, tt_transpose(b, 0, 1));
+    out[1] = tt_int_matmul(tt_transpose(a, 0, 1), b);
+}
+
+static const trial trials[] = {
+    { "softmax", 4, run_softmax }, { "norm", 6, run_layer_norm },     { "cross_entropy", 2, run_cross_entropy },
+    { "steps", 5, run_steps },     { "attention", 5, run_attention }, { "int_matmul", 2, run_int_matmul }
+};
+
+static void make_inputs(tt_tensor **in, int64_t rows, int64_t n, tutti_dtype dtype) {
+    for (int i = 0; i < 3; i++)
+        in[i] = tt_to(tt_mul_scalar(tt_randn(tt_shape(rows, n), TUTTI_F64, NULL), 3), dtype);
+    in[3] = tt_to(tt_add_scalar(tt_square(tt_randn(tt_shape(n), TUTTI_F64, NULL)), 0.1), dtype);
+}
+
+static void compare(const trial *each, tt_tensor *const *in, tt_tensor *const *expected, const char *where, int64_t n) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *found[RESULTS];
+    each->run(in, found);
+    for (int i = 0; i < each->results; i++) {
+        size_t bytes = (size_t)tt_numel(expected[i]) * tutti_dtype_size(tt_dtype(expected[i]));
+        if (found[i] == NULL || memcmp(tt_data(found[i]), tt_data(expected[i]), bytes) != 0)
+            FAIL("%s, result %d, rows of %lld: other bits with %s", each->name, i, (long long)n, where);
+    }
+    CHECK_OK(tt_scope_close(&scope));
+}
+
+static void check_trial(const trial *each, int64_t rows, int64_t n, tutti_dtype dtype) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *in[INPUTS], *expected[RESULTS];
+    make_inputs(in, rows, n, dtype);
+    openblas_set_num_threads(1);
+    CHECK(tu_instructions_switch(TU_REFERENCE));
+    each->run(in, expected);
+    for (tu_instructions level = TU_REFERENCE; level < TU_INSTRUCTIONS_END; level++) {
+        if (!tu_instructions_switch(level))
+            continue;
+        openblas_set_num_threads(1);
+        compare(each, in, expected, tu_instructions_name(level), n);
+        openblas_set_num_threads(3);
+        compare(each, in, expected, "three threads", n);
+    }
+    CHECK_OK(tt_scope_close(&scope));
+}
+
+TEST(every_level_and_number_of_threads_gives_the_same_bits) {
+    for (size_t t = 0; t < sizeof trials / sizeof trials[0]; t++) {
+        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+            check_trial(&trials[t], 5, sizes[i], TUTTI_F32);
+            check_trial(&trials[t], 3, sizes[i], TUTTI_F64);
+        }
+        check_trial(&trials[t], 5, 33, TUTTI_BF16);
+        check_trial(&trials[t], 131, 769, TUTTI_F32); /* enough for several threads */
+    }
+}
+
+TEST(products_of_i8_are_exact_at_every_level) {
+    int8_t a[7 * 65], b[65 * 37];
+    int32_t c[7 * 37];
+    for (int i = 0; i < 7 * 65; i++)
+        a[i] = i % 3 == 0 ? -128 : 127;
+    for (int i = 0; i < 65 * 37; i++)
+        b[i] = i % 5 == 0 ? 127 : -128;
+    for (tu_instructions level = TU_REFERENCE; level < TU_INSTRUCTIONS_END; level++) {
+        if (!tu_instructions_switch(level))
+            continue;
+        CHECK_OK(tu_int8_gemm(7, 37, 65, (tu_matrix){ a, 65, 1 }, (tu_matrix){ b, 37, 1 }, c));
+        for (int i = 0; i < 7; i++)
+            for (int j = 0; j < 37; j++) {
+                int32_t sum = 0;
+                for (int l = 0; l < 65; l++)
+                    sum += a[i * 65 + l] * b[l * 37 + j];
+                CHECK_EQ(c[i * 37 + j], sum);
+            }
+    }
+}
