@@ -24,9 +24,9 @@ typedef enum tu_instructions {
 const char *tu_instructions_name(tu_instructions level);
 bool tu_instructions_present(tu_instructions level);
 
-/* Makes the choice: by name, or with NULL or "", where there is none yet, by TUTTI_ISA, else the best. TUTTI_ERROR_ARGUMENT for a word that is no
- * level, TUTTI_ERROR_UNSUPPORTED for a level that this machine lacks, TUTTI_ERROR_STATE where this process already
- * computes with another. */
+/* Makes the choice: by name, or with NULL or "", where there is none yet, by TUTTI_ISA, else the best.
+ * TUTTI_ERROR_ARGUMENT for a word that is no level, TUTTI_ERROR_UNSUPPORTED for a level that this machine lacks,
+ * TUTTI_ERROR_STATE where this process already computes with another. */
 tutti_status tu_instructions_choose(const char *name);
 
 /* The choice; made now if it was not yet. Where TUTTI_ISA has no meaning here it is the best: whoever can report an
