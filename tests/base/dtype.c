@@ -132,7 +132,8 @@ TEST(every_boundary_rounds_to_nearest_and_ties_to_even) {
             check_boundary(f, below, (value_of(f, below) + value_of(f, below + 1)) / 2);
         unsigned largest = first_special(f) - 1;
         double step = value_of(f, largest) - value_of(f, largest - 1);
-        if (f->dtype != TUTTI_BF16 && f->dtype != TUTTI_F8_E4M3) /* in bf16 the middle lies beyond what steps in f32 can reach */
+        if (f->dtype != TUTTI_BF16 &&
+            f->dtype != TUTTI_F8_E4M3) /* in bf16 the middle lies beyond what steps in f32 can reach */
             check_boundary(f, largest, value_of(f, largest) + step / 2);
     }
 }
