@@ -7,7 +7,7 @@ if(NOT TUTTI_HAVE_CBLAS)
 endif()
 add_library(tutti_tensor_objects OBJECT ${tensor_sources})
 # Integers wrap.
-set_source_files_properties(tensor/pointwise_kernels.c PROPERTIES COMPILE_OPTIONS -fwrapv)
+set_source_files_properties(tensor/pointwise_kernels.c PROPERTIES COMPILE_OPTIONS "-fwrapv;-O3")
 target_link_libraries(tutti_tensor_objects PUBLIC tutti_flags)
 target_include_directories(tutti_tensor_objects PRIVATE ${CBLAS_INCLUDE_DIR})
 # The kernels once per instruction set; kernels.c chooses.

@@ -11,6 +11,8 @@
 
 #include <tutti/status.h>
 
+#include "base/error.h"
+
 /* 0 is no level. A later one of the same architecture includes the earlier ones. */
 typedef enum tu_instructions {
     TU_REFERENCE = 1, /* plain C: what the compiler makes of it for any machine of the architecture */
@@ -27,14 +29,14 @@ bool tu_instructions_present(tu_instructions level);
 /* Makes the choice: by name, or with NULL or "", where there is none yet, by TUTTI_ISA, else the best.
  * TUTTI_ERROR_ARGUMENT for a word that is no level, TUTTI_ERROR_UNSUPPORTED for a level that this machine lacks,
  * TUTTI_ERROR_STATE where this process already computes with another. */
-tutti_status tu_instructions_choose(const char *name);
+TU_SHARED tutti_status tu_instructions_choose(const char *name);
 
 /* The choice; made now if it was not yet. Where TUTTI_ISA has no meaning here it is the best: whoever can report an
  * error calls tu_instructions_choose first. */
-tu_instructions tu_instructions_get(void);
+TU_SHARED tu_instructions tu_instructions_get(void);
 
 /* Whether somebody asked for this level, so that libraries with an own choice must be told. */
-bool tu_instructions_asked(void);
+TU_SHARED bool tu_instructions_asked(void);
 
 /* Another choice from now on, for tests and benches that compare levels. False where this machine lacks it. */
 bool tu_instructions_switch(tu_instructions level);

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "tensor/kernel/elementary.h"
 #include "tensor/kernel/kernels.h"
 #include "tensor/operators.h"
 #include "tensor/parallel.h"
@@ -401,23 +402,27 @@ tutti_status tu_rope_cpu(tu_call *call) {
         return TUTTI_OK;
     tt_tensor *from = tu_stage_in(x, TUTTI_F64), *position = tu_stage_in(call->inputs[1], TUTTI_I64),
               *to = tu_stage_out(out, TUTTI_F64);
-    bool staged = from != NULL && position != NULL && to != NULL;
+    double *waves = tu_block_alloc(tu_self(), (size_t)(3 * half) * sizeof *waves), *cosines = waves + half,
+           *sines = cosines + half;
+    bool staged = from != NULL && position != NULL && to != NULL && waves != NULL;
     double sign = attributes->back ? -1 : 1;
+    for (int64_t i = 0; staged && i < half; i++)
+        waves[i] = tu_pow_f64(attributes->base, -2.0 * (double)i / (double)depth);
     for (int64_t row = 0; staged && row < x->numel / depth; row++) {
         const double *a = (const double *)tu_pointer(from) + row * depth;
         double *o = (double *)tu_pointer(to) + row * depth,
                at = (double)((const int64_t *)tu_pointer(position))[row % length];
+        tu_tensor_kernels_get()->waves(sign * at, waves, cosines, sines, half);
         for (int64_t i = 0; i < half; i++) {
-            double angle = sign * at * pow(attributes->base, -2.0 * (double)i / (double)depth), c = cos(angle),
-                   s = sin(angle);
-            o[i] = a[i] * c - a[i + half] * s;
-            o[i + half] = a[i] * s + a[i + half] * c;
+            o[i] = a[i] * cosines[i] - a[i + half] * sines[i];
+            o[i + half] = a[i] * sines[i] + a[i + half] * cosines[i];
         }
     }
     if (staged)
         tu_stage_done(out, to);
     else
         tu_tensor_drop(to);
+    tu_block_free(tu_self(), waves, (size_t)(3 * half) * sizeof *waves);
     tu_tensor_drop(from);
     tu_tensor_drop(position);
     return staged ? TUTTI_OK : TUTTI_ERROR_MEMORY;

@@ -7,11 +7,11 @@
 
 #include "tensor/convert.h"
 #include "tensor/create.h"
+#include "tensor/kernel/kernels.h"
 #include "tensor/loop.h"
 #include "tensor/operators.h"
 #include "tensor/parallel.h"
 #include "tensor/stage.h"
-#include "tensor/vector_math.h"
 
 /* ---- cat ---- */
 
@@ -193,21 +193,12 @@ void tu_index_select_gradient(tu_gradient *gradient) {
 
 /* ---- adding rows: index_add ---- */
 
-TU_CLONES static void add_row_f32(float *to, const float *from, int64_t count) {
-    for (int64_t i = 0; i < count; i++)
-        to[i] += from[i];
-}
-TU_CLONES static void add_row_f64(double *to, const double *from, int64_t count) {
-    for (int64_t i = 0; i < count; i++)
-        to[i] += from[i];
-}
-
 /* to[i] += from[i], of a compute type */
 static void add_row(tutti_dtype compute, void *to, const void *from, int64_t count) {
     if (compute == TUTTI_F32)
-        add_row_f32(to, from, count);
+        tu_tensor_kernels_get()->folds[TU_F32][TU_FOLD_SUM].column(to, from, count);
     else if (compute == TUTTI_F64 || compute == TUTTI_C128)
-        add_row_f64(to, from, count * (compute == TUTTI_C128 ? 2 : 1));
+        tu_tensor_kernels_get()->folds[TU_F64][TU_FOLD_SUM].column(to, from, count * (compute == TUTTI_C128 ? 2 : 1));
     else
         for (int64_t i = 0; i < count; i++)
             ((uint64_t *)to)[i] += ((const uint64_t *)from)[i];

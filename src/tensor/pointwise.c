@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "tensor/convert.h"
+#include "tensor/kernel/kernels.h"
 
 static bool is_whole(tutti_dtype dtype) {
     return tu_is_integer(dtype) || dtype == TUTTI_BOOL;
@@ -43,9 +44,8 @@ static tu_kernel *kernel_for(const tu_call *call, tutti_dtype compute) {
     const tu_pointwise_kernels *kernels = &tu_pointwise_table[call->entry->pointwise];
     switch (compute) {
     case TUTTI_F32:
-        return kernels->f32;
     case TUTTI_F64:
-        return kernels->f64;
+        return tu_tensor_kernels_get()->pointwise[tu_float_index(compute)][call->entry->pointwise];
     case TUTTI_U64:
         return kernels->u64;
     case TUTTI_I64:

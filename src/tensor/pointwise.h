@@ -9,9 +9,10 @@
 #include "tensor/loop.h"
 #include "tensor/operators.h"
 
-/* One operator's kernels, by compute type; NULL: not defined for it. */
+/* One operator's kernels for integers and complex numbers; NULL: not defined for them. Those for floats, which every
+ * operator has, are in the table of the process's level (tensor/kernel/kernels.h). */
 typedef struct tu_pointwise_kernels {
-    tu_kernel *f32, *f64, *i64, *u64, *c128;
+    tu_kernel *i64, *u64, *c128;
 } tu_pointwise_kernels;
 
 extern const tu_pointwise_kernels tu_pointwise_table[TU_POINTWISE_COUNT];

@@ -8,16 +8,16 @@
 #include <string.h>
 
 #include "tensor/create.h"
+#include "tensor/kernel/kernels.h"
 #include "tensor/loop.h"
 #include "tensor/operators.h"
 #include "tensor/parallel.h"
-#include "tensor/vector_math.h"
 
 typedef struct words {
     uint32_t at[4];
 } words;
 
-TU_INLINE words philox(uint64_t seed, uint32_t rank, uint64_t block) {
+static inline words philox(uint64_t seed, uint32_t rank, uint64_t block) {
     uint32_t c0 = (uint32_t)block, c1 = (uint32_t)(block >> 32), c2 = rank, c3 = 0;
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     for (int round = 0; round < 10; round++) {
@@ -95,7 +95,7 @@ static tu_random read_state(const tt_tensor *state) {
 /* ---- numbers from it ---- */
 
 /* Two 64-bit words make two elements; element i uses half i % 2 of block i / 2. */
-TU_INLINE double unit(const words *block, int64_t i) {
+static inline double unit(const words *block, int64_t i) {
     uint64_t bits = (uint64_t)block->at[(i & 1) * 2] << 32 | block->at[(i & 1) * 2 + 1];
     return (double)(bits >> 11) * 0x1p-53;
 }
@@ -110,16 +110,28 @@ static void uniform(tu_random state, int64_t first, int64_t count, double *out) 
     }
 }
 
-/* Box and Muller's pair from the two elements of a block. */
+/* Box and Muller's pair from the two elements of a block, some blocks at a time. */
 static void normal(tu_random state, int64_t first, int64_t count, double *out) {
-    for (int64_t i = first; i < first + count; i++) {
-        words block = philox(state.seed, state.rank, state.counter + (uint64_t)i / 2);
-        double radius = sqrt(-2.0 * log(1.0 - unit(&block, 0))), angle = 6.283185307179586 * unit(&block, 1);
-        out[i - first] = radius * cos(angle);
-        if (!(i & 1) && i + 1 < first + count)
-            out[++i - first] = radius * sin(angle);
-        else if (i & 1)
-            out[i - first] = radius * sin(angle);
+    enum {
+        BLOCKS = 64
+    };
+    double even[BLOCKS], odd[BLOCKS];
+    const tu_tensor_kernels *kernels = tu_tensor_kernels_get();
+    for (int64_t block = first / 2, end = (first + count + 1) / 2; block < end; block += BLOCKS) {
+        int64_t blocks = end - block < BLOCKS ? end - block : BLOCKS;
+        for (int64_t i = 0; i < blocks; i++) {
+            words at = philox(state.seed, state.rank, state.counter + (uint64_t)(block + i));
+            even[i] = unit(&at, 0);
+            odd[i] = unit(&at, 1);
+        }
+        kernels->normals(even, odd, blocks);
+        for (int64_t i = 0; i < blocks; i++) {
+            int64_t to = 2 * (block + i) - first;
+            if (to >= 0)
+                out[to] = even[i];
+            if (to + 1 >= 0 && to + 1 < count)
+                out[to + 1] = odd[i];
+        }
     }
 }
 

@@ -8,24 +8,16 @@
 #include <string.h>
 
 #include "tensor/convert.h"
+#include "tensor/kernel/kernels.h"
 #include "tensor/loop.h"
 #include "tensor/operators.h"
 #include "tensor/parallel.h"
-#include "tensor/vector_math.h"
-
-#define BLOCK 1024 /* elements of one first-level sum */
 
 typedef double _Complex c128;
 
-/* `row` folds `count` dense elements into *to; `column` folds a dense row of `count` into as many accumulators. */
-typedef struct reducer {
-    void (*row)(void *to, const void *from, int64_t count);
-    void (*column)(void *to, const void *from, int64_t count);
-    void (*start)(void *to, int64_t count);
-} reducer;
-
 typedef struct tu_reduction {
-    reducer f32, f64, i64, u64, c128;
+    int floats; /* TU_FOLD_…: the kernels for floats are in the level's table */
+    tu_fold_kernels i64, u64, c128;
     bool to_bool; /* any, all: result and elements are truth values */
     bool widen;   /* integers give i64 */
     bool float_only;
@@ -35,87 +27,76 @@ typedef struct tu_reduction {
 
 /* ---- kernels ---- */
 
-/* Sixteen lanes that the compiler keeps in registers, folded at the end of each block. */
-#define REDUCER(name, type, first, fold)                                             \
-    TU_CLONES static void name##_row(void *to, const void *from, int64_t count) {    \
-        const type *x = from;                                                        \
-        type total = *(type *)to;                                                    \
-        for (int64_t begin = 0; begin < count; begin += BLOCK) {                     \
-            int64_t end = begin + BLOCK < count ? begin + BLOCK : count, i = begin;  \
-            type lanes[16];                                                          \
-            for (int l = 0; l < 16; l++)                                             \
-                lanes[l] = first;                                                    \
-            for (; i + 16 <= end; i += 16)                                           \
-                for (int l = 0; l < 16; l++) {                                       \
-                    type a = lanes[l], b = x[i + l];                                 \
-                    lanes[l] = fold;                                                 \
-                }                                                                    \
-            type a = first, b;                                                       \
-            for (int l = 0; l < 16; l++) {                                           \
-                b = lanes[l];                                                        \
-                a = fold;                                                            \
-            }                                                                        \
-            for (; i < end; i++) {                                                   \
-                b = x[i];                                                            \
-                a = fold;                                                            \
-            }                                                                        \
-            b = a;                                                                   \
-            a = total;                                                               \
-            total = fold;                                                            \
-        }                                                                            \
-        *(type *)to = total;                                                         \
-    }                                                                                \
-    TU_CLONES static void name##_column(void *to, const void *from, int64_t count) { \
-        const type *x = from;                                                        \
-        type *o = to;                                                                \
-        for (int64_t i = 0; i < count; i++) {                                        \
-            type a = o[i], b = x[i];                                                 \
-            o[i] = fold;                                                             \
-        }                                                                            \
-    }                                                                                \
-    static void name##_start(void *to, int64_t count) {                              \
-        for (int64_t i = 0; i < count; i++)                                          \
-            ((type *)to)[i] = first;                                                 \
+/* Integers and complex numbers: sixteen lanes, folded at the end of each block. */
+#define REDUCER(name, type, first, fold)                                                            \
+    static void name##_row(void *to, const void *from, int64_t count) {                             \
+        const type *x = from;                                                                       \
+        type total = *(type *)to;                                                                   \
+        for (int64_t begin = 0; begin < count; begin += TU_FOLD_BLOCK) {                            \
+            int64_t end = begin + TU_FOLD_BLOCK < count ? begin + TU_FOLD_BLOCK : count, i = begin; \
+            type lanes[16];                                                                         \
+            for (int l = 0; l < 16; l++)                                                            \
+                lanes[l] = first;                                                                   \
+            for (; i + 16 <= end; i += 16)                                                          \
+                for (int l = 0; l < 16; l++) {                                                      \
+                    type a = lanes[l], b = x[i + l];                                                \
+                    lanes[l] = fold;                                                                \
+                }                                                                                   \
+            type a = first, b;                                                                      \
+            for (int l = 0; l < 16; l++) {                                                          \
+                b = lanes[l];                                                                       \
+                a = fold;                                                                           \
+            }                                                                                       \
+            for (; i < end; i++) {                                                                  \
+                b = x[i];                                                                           \
+                a = fold;                                                                           \
+            }                                                                                       \
+            b = a;                                                                                  \
+            a = total;                                                                              \
+            total = fold;                                                                           \
+        }                                                                                           \
+        *(type *)to = total;                                                                        \
+    }                                                                                               \
+    static void name##_column(void *to, const void *from, int64_t count) {                          \
+        const type *x = from;                                                                       \
+        type *o = to;                                                                               \
+        for (int64_t i = 0; i < count; i++) {                                                       \
+            type a = o[i], b = x[i];                                                                \
+            o[i] = fold;                                                                            \
+        }                                                                                           \
+    }                                                                                               \
+    static void name##_start(void *to, int64_t count) {                                             \
+        for (int64_t i = 0; i < count; i++)                                                         \
+            ((type *)to)[i] = first;                                                                \
     }
 #define R(name) \
     { name##_row, name##_column, name##_start }
 
-REDUCER(sum_f32, float, 0, a + b)
-REDUCER(sum_f64, double, 0, a + b)
 REDUCER(sum_i64, uint64_t, 0, a + b)
 REDUCER(sum_c128, c128, 0, a + b)
-REDUCER(prod_f32, float, 1, a *b)
-REDUCER(prod_f64, double, 1, a *b)
 REDUCER(prod_i64, uint64_t, 1, a *b)
 REDUCER(prod_c128, c128, 1, a *b)
-REDUCER(max_f32, float, -INFINITY, (a != a ? a : b != b ? b : a > b ? a : b))
-REDUCER(max_f64, double, -INFINITY, (a != a ? a : b != b ? b : a > b ? a : b))
 REDUCER(max_i64, int64_t, INT64_MIN, (a > b ? a : b))
 REDUCER(max_u64, uint64_t, 0, (a > b ? a : b))
-REDUCER(min_f32, float, INFINITY, (a != a ? a : b != b ? b : a < b ? a : b))
-REDUCER(min_f64, double, INFINITY, (a != a ? a : b != b ? b : a < b ? a : b))
 REDUCER(min_i64, int64_t, INT64_MAX, (a < b ? a : b))
 REDUCER(min_u64, uint64_t, UINT64_MAX, (a < b ? a : b))
 REDUCER(any_i64, int64_t, 0, ((a | b) != 0))
 REDUCER(all_i64, int64_t, 1, (a != 0 && b != 0))
 
 /* Of the rows that share the rule and the kernel below: what their results are. */
-const struct tu_reduction tu_sum_detail = { R(sum_f32), R(sum_f64), R(sum_i64), .c128 = R(sum_c128), .widen = true };
-const struct tu_reduction tu_mean_detail = { R(sum_f32), R(sum_f64), .c128 = R(sum_c128), .float_only = true,
-                                             .mean = true };
-const struct tu_reduction tu_prod_detail = { R(prod_f32), R(prod_f64), R(prod_i64), .c128 = R(prod_c128),
-                                             .widen = true };
-const struct tu_reduction tu_amax_detail = { R(max_f32), R(max_f64), R(max_i64), R(max_u64), .no_empty = true };
-const struct tu_reduction tu_amin_detail = { R(min_f32), R(min_f64), R(min_i64), R(min_u64), .no_empty = true };
+const struct tu_reduction tu_sum_detail = { TU_FOLD_SUM, R(sum_i64), .c128 = R(sum_c128), .widen = true };
+const struct tu_reduction tu_mean_detail = { TU_FOLD_SUM, .c128 = R(sum_c128), .float_only = true, .mean = true };
+const struct tu_reduction tu_prod_detail = { TU_FOLD_PRODUCT, R(prod_i64), .c128 = R(prod_c128), .widen = true };
+const struct tu_reduction tu_amax_detail = { TU_FOLD_MAXIMUM, R(max_i64), R(max_u64), .no_empty = true };
+const struct tu_reduction tu_amin_detail = { TU_FOLD_MINIMUM, R(min_i64), R(min_u64), .no_empty = true };
 const struct tu_reduction tu_any_detail = { .i64 = R(any_i64), .to_bool = true };
 const struct tu_reduction tu_all_detail = { .i64 = R(all_i64), .to_bool = true };
 
-static const reducer *reducer_for(const reduction *r, tutti_dtype compute) {
+static const tu_fold_kernels *reducer_for(const reduction *r, tutti_dtype compute) {
     switch (compute) {
     case TUTTI_F32:
-        return &r->f32;
     case TUTTI_F64:
-        return &r->f64;
+        return &tu_tensor_kernels_get()->folds[tu_float_index(compute)][r->floats];
     case TUTTI_I64:
         return &r->i64;
     case TUTTI_U64:
@@ -128,7 +109,7 @@ static const reducer *reducer_for(const reduction *r, tutti_dtype compute) {
 /* ---- (outer, reduced, inner) ---- */
 
 typedef struct fold {
-    const reducer *r;
+    const tu_fold_kernels *r;
     size_t size;
     int64_t outer, reduced, inner;
     const char *from;
@@ -306,8 +287,8 @@ static tt_tensor *dense_of(const tt_tensor *x, tutti_dtype compute, bool truth) 
 }
 
 /* Folds the last reduced run, again and again, from memory into smaller memory. */
-static tutti_status fold_runs(const reducer *r, size_t size, const char *from, int count, int64_t *sizes, bool *reduced,
-                              char *to) {
+static tutti_status fold_runs(const tu_fold_kernels *r, size_t size, const char *from, int count, int64_t *sizes,
+                              bool *reduced, char *to) {
     char *temporary = NULL;
     size_t temporary_bytes = 0;
     tutti_status status = TUTTI_OK;
@@ -354,7 +335,7 @@ tutti_status tu_reduce_cpu(tu_call *call) {
     const tt_tensor *x = call->inputs[0];
     tt_tensor *out = call->outputs[0];
     tutti_dtype compute = r->to_bool ? TUTTI_I64 : tu_compute_dtype(x->dtype);
-    const reducer *kernels = reducer_for(r, compute);
+    const tu_fold_kernels *kernels = reducer_for(r, compute);
     unsigned mask;
     tutti_status status = reduced_dims(call, &attributes->dims, &mask);
     if (status != TUTTI_OK || out->numel == 0)

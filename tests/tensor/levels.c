@@ -76,6 +76,32 @@ static void run_attention(tt_tensor *const *in, tt_tensor **out) {
     out[3] = tt_grad(v);
     out[4] = tt_attention(k, q, v, false, -0.3);
 }
+static void run_functions(tt_tensor *const *in, tt_tensor **out) {
+    out[0] = tt_add(tt_exp(in[0]), tt_mul(tt_sin(in[1]), tt_cos(in[2])));
+    out[1] = tt_add(tt_log(tt_square(in[0])), tt_pow(tt_abs(in[1]), in[2]));
+    out[2] = tt_add(tt_tanh(in[0]), tt_add(tt_erf(in[1]), tt_sigmoid(in[2])));
+    out[3] = tt_add(tt_gelu(in[0]), tt_add(tt_gelu_tanh(in[1]), tt_silu(in[2])));
+    out[4] = tt_where(tt_gt(in[0], in[1]), tt_maximum(in[1], in[2]), tt_div(in[0], in[2]));
+    out[5] = tt_addcdiv(in[0], in[1], in[3], 0.3);
+    tt_tensor *x = tt_require_grad(tt_detach(in[0]), true);
+    tt_backward(tt_add(tt_gelu(x), tt_add(tt_silu(x), tt_gelu_tanh(x))), in[1]);
+    out[6] = tt_grad(x);
+    out[7] = tt_round(tt_mul_scalar(in[2], 3));
+}
+static void run_reductions(tt_tensor *const *in, tt_tensor **out) {
+    out[0] = tt_sum(in[0]);
+    out[1] = tt_sum_dims(in[0], tt_shape(0), false);
+    out[2] = tt_mean_dims(in[1], tt_shape(1), false);
+    out[3] = tt_prod(tt_add_scalar(tt_mul_scalar(in[2], 0.01), 1), tt_shape(0, 1), false);
+    out[4] = tt_amax(in[0], tt_shape(1), false);
+    out[5] = tt_amin(in[0], tt_shape(0), false);
+}
+static void run_random(tt_tensor *const *in, tt_tensor **out) {
+    tt_seed(11, 0);
+    out[0] = tt_randn(tt_shape(tt_numel(in[0])), TUTTI_F64, NULL);
+    tt_tensor *position = tt_arange(0, tt_size(in[0], 0), 1, TUTTI_I64, NULL);
+    out[1] = tt_rope(tt_cat(tt_tensors(in[0], in[1]), 1), position, 10000);
+}
 static void run_int_matmul(tt_tensor *const *in, tt_tensor **out) {
     tt_tensor *a = tt_to(tt_mul_scalar(in[0], 40), TUTTI_I8), *b = tt_to(tt_mul_scalar(in[1], 40), TUTTI_I8);
     out[0] = tt_int_matmul(a, tt_transpose(b, 0, 1));
@@ -83,8 +109,9 @@ static void run_int_matmul(tt_tensor *const *in, tt_tensor **out) {
 }
 
 static const trial trials[] = {
-    { "softmax", 4, run_softmax }, { "norm", 6, run_layer_norm },     { "cross_entropy", 2, run_cross_entropy },
-    { "steps", 5, run_steps },     { "attention", 5, run_attention }, { "int_matmul", 2, run_int_matmul }
+    { "softmax", 4, run_softmax },     { "norm", 6, run_layer_norm },       { "cross_entropy", 2, run_cross_entropy },
+    { "steps", 5, run_steps },         { "attention", 5, run_attention },   { "int_matmul", 2, run_int_matmul },
+    { "functions", 8, run_functions }, { "reductions", 6, run_reductions }, { "random", 2, run_random }
 };
 
 static void make_inputs(tt_tensor **in, int64_t rows, int64_t n, tutti_dtype dtype) {

@@ -22,6 +22,25 @@ enum {
     TU_FLOATS
 };
 
+/* out[i] = f(in[0][i], in[1][i], …) for i < count: an operator's expression; `attributes` is its own struct. */
+typedef void tu_float_kernel(const void *const *in, void *out, int64_t count, const void *attributes);
+
+/* Reductions: `row` folds `count` dense elements into *to, in blocks of TU_FOLD_BLOCK; `column` folds a dense row of
+ * `count` into as many accumulators. */
+enum {
+    TU_FOLD_SUM,
+    TU_FOLD_PRODUCT,
+    TU_FOLD_MAXIMUM,
+    TU_FOLD_MINIMUM,
+    TU_FOLDS
+};
+#define TU_FOLD_BLOCK 1024
+typedef struct tu_fold_kernels {
+    void (*row)(void *to, const void *from, int64_t count);
+    void (*column)(void *to, const void *from, int64_t count);
+    void (*start)(void *to, int64_t count); /* what folding nothing gives */
+} tu_fold_kernels;
+
 /* softmax, log_softmax: rows of `size` elements; `in` is x, or g and y. */
 typedef void tu_row_kernel(const void *const *in, void *out, int64_t rows, int64_t size);
 
@@ -82,6 +101,8 @@ typedef void tu_int8_kernel(int64_t m, int64_t n, int64_t pairs, const int32_t *
                             int64_t ldc);
 
 typedef struct tu_tensor_kernels {
+    tu_float_kernel *const *pointwise[TU_FLOATS]; /* by TU_POINTWISE_ numbers */
+    tu_fold_kernels folds[TU_FLOATS][TU_FOLDS];
     tu_row_kernel *softmax[TU_FLOATS], *log_softmax[TU_FLOATS];
     tu_row_kernel *softmax_backward[TU_FLOATS], *log_softmax_backward[TU_FLOATS];
     tu_norm_kernel *norm[TU_FLOATS], *norm_backward[TU_FLOATS], *norm_columns[TU_FLOATS];
@@ -90,6 +111,10 @@ typedef struct tu_tensor_kernels {
     tu_product_kernel *product[TU_FLOATS];
     tu_pack_kernel *pack[TU_FLOATS];
     tu_int8_kernel *int8_product;
+    /* Pairs of uniform numbers in [0, 1) become pairs of normal ones, by Box and Muller. */
+    void (*normals)(double *first, double *second, int64_t count);
+    /* Cosine and sine of factor * x. */
+    void (*waves)(double factor, const double *x, double *cosines, double *sines, int64_t count);
     int panel[TU_FLOATS]; /* columns of b that are packed together */
     tu_score_kernels scores[TU_FLOATS];
 } tu_tensor_kernels;

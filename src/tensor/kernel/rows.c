@@ -19,6 +19,8 @@
 #define SUFFIX f32
 #include "tensor/kernel/product_body.h"
 #include "tensor/kernel/rows_body.h"
+
+#include "tensor/kernel/reduce_body.h"
 #undef T
 #undef SUFFIX
 #define T double
@@ -26,15 +28,47 @@
 #include "tensor/kernel/product_body.h"
 #include "tensor/kernel/rows_body.h"
 
+#include "tensor/kernel/reduce_body.h"
+
 #include "tensor/kernel/int8_body.h"
+
+/* ---- f64 alone ---- */
+
+static void normals(double *first, double *second, int64_t count) {
+    for (int64_t i = 0; i < count; i += TU_LANES_F64) {
+        int64_t part = count - i < TU_LANES_F64 ? count - i : TU_LANES_F64;
+        vec_f64 u = tu_load_part_f64(first + i, part),
+                angle = tu_load_part_f64(second + i, part) * TU_K64(0x1.921fb54442d18p+2);
+        vec_f64 radius = tu_sqrt_f64(TU_K64(-2.0) * tu_log_f64(TU_K64(1.0) - u));
+        tu_store_part_f64(first + i, radius * tu_cos_f64(angle), part);
+        tu_store_part_f64(second + i, radius * tu_sin_f64(angle), part);
+    }
+}
+
+static void waves(double factor, const double *x, double *cosines, double *sines, int64_t count) {
+    for (int64_t i = 0; i < count; i += TU_LANES_F64) {
+        int64_t part = count - i < TU_LANES_F64 ? count - i : TU_LANES_F64;
+        vec_f64 angle = tu_splat_f64(factor) * tu_load_part_f64(x + i, part);
+        tu_store_part_f64(cosines + i, tu_cos_f64(angle), part);
+        tu_store_part_f64(sines + i, tu_sin_f64(angle), part);
+    }
+}
 
 #define PAIR(name) \
     { name##_f32, name##_f64 }
+#define FOLD(name, suffix) \
+    { name##_row_##suffix, name##_column_##suffix, name##_start_##suffix }
+#define FOLDS(suffix) \
+    { FOLD(sum, suffix), FOLD(prod, suffix), FOLD(amax, suffix), FOLD(amin, suffix) }
 #define SCORES(suffix) \
     { largest_##suffix, exponentials_##suffix, multiply_##suffix, slopes_##suffix, dot_##suffix, log_##suffix }
 
+extern tu_float_kernel *const TU_JOIN(tu_pointwise_f32_, TU_LEVEL)[], *const TU_JOIN(tu_pointwise_f64_, TU_LEVEL)[];
+
 extern const tu_tensor_kernels TU_JOIN(tu_tensor_kernels_, TU_LEVEL);
 const tu_tensor_kernels TU_JOIN(tu_tensor_kernels_, TU_LEVEL) = {
+    .pointwise = { TU_JOIN(tu_pointwise_f32_, TU_LEVEL), TU_JOIN(tu_pointwise_f64_, TU_LEVEL) },
+    .folds = { FOLDS(f32), FOLDS(f64) },
     .softmax = PAIR(softmax),
     .log_softmax = PAIR(log_softmax),
     .softmax_backward = PAIR(softmax_backward),
@@ -49,6 +83,8 @@ const tu_tensor_kernels TU_JOIN(tu_tensor_kernels_, TU_LEVEL) = {
     .product = PAIR(product),
     .pack = PAIR(pack),
     .int8_product = int8_product,
+    .normals = normals,
+    .waves = waves,
     .panel = { 2 * TU_LANES_F32, 2 * TU_LANES_F64 },
     .scores = { SCORES(f32), SCORES(f64) },
 };
