@@ -54,9 +54,12 @@ typedef struct heads {
  * are by our own kernel and not by the BLAS: they run on several threads at once and are small, and their order is
  * fixed. */
 
+static size_t element(const heads *h) {
+    return h->type == TU_F32 ? sizeof(float) : sizeof(double);
+}
 /* `count` elements behind `base`; of what is only read too. */
 static void *at(const heads *h, const void *base, int64_t count) {
-    return (char *)base + count * (h->type == TU_F32 ? (int64_t)sizeof(float) : (int64_t)sizeof(double));
+    return (char *)base + count * (int64_t)element(h);
 }
 static double read_one(const heads *h, const void *base, int64_t index) {
     return h->type == TU_F32 ? (double)((const float *)base)[index] : ((const double *)base)[index];
@@ -71,7 +74,8 @@ static double rounded(const heads *h, double value) {
     return h->type == TU_F32 ? (double)(float)value : value;
 }
 static void clear(const heads *h, void *base, int64_t from, int64_t to) {
-    memset(at(h, base, from), 0, (size_t)((char *)at(h, NULL, to) - (char *)at(h, NULL, from)));
+    if (from < to)
+        memset(at(h, base, from), 0, (size_t)(to - from) * element(h));
 }
 
 typedef struct matrix {
@@ -197,7 +201,7 @@ static size_t buffer_bytes(const heads *h) {
         elements = packed_size(h, h->depth, h->keys) + packed_size(h, h->width, h->keys) +
                    packed_size(h, h->keys, h->depth) + packed_size(h, BLOCK, h->depth) +
                    packed_size(h, BLOCK, h->width) + 2 * BLOCK * h->keys;
-    return (size_t)elements * (h->type == TU_F32 ? sizeof(float) : sizeof(double)) + 64;
+    return (size_t)elements * element(h) + 64;
 }
 
 static void run_heads(void *context, int64_t begin, int64_t end) {
