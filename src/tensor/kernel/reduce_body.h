@@ -53,9 +53,10 @@ TU_LANE void N(fold_column)(void *to, const void *from, int64_t count, int kind)
     int64_t i = 0;
     for (; i + LANES <= count; i += LANES)
         F(store)(o + i, N(fold_step)(F(load)(o + i), F(load)(x + i), kind));
-    if (i < count)
-        F(store_part)
-        (o + i, N(fold_step)(F(load_part)(o + i, count - i), F(load_part)(x + i, count - i), kind), count - i);
+    if (i < count) {
+        V value = N(fold_step)(F(load_part)(o + i, count - i), F(load_part)(x + i, count - i), kind);
+        F(store_part)(o + i, value, count - i);
+    }
 }
 #define FOLDS(name, kind)                                                     \
     static void N(name##_row)(void *to, const void *from, int64_t count) {    \

@@ -175,13 +175,12 @@ TU_LANE void N(norm_part)(T *y, const T *x, const T *weight, const T *bias, V me
     N(put)(y, value, part);
 }
 TU_LANE void N(norm_row)(T *y, const T *x, const T *weight, const T *bias, T mean, T scale, int64_t size) {
+    V less = F(splat)(mean), by = F(splat)(scale);
     int64_t i = 0;
     for (; i + LANES <= size; i += LANES)
-        N(norm_part)
-    (y + i, x + i, weight ? weight + i : NULL, bias ? bias + i : NULL, F(splat)(mean), F(splat)(scale), LANES);
+        N(norm_part)(y + i, x + i, weight ? weight + i : NULL, bias ? bias + i : NULL, less, by, LANES);
     if (i < size)
-        N(norm_part)
-    (y + i, x + i, weight ? weight + i : NULL, bias ? bias + i : NULL, F(splat)(mean), F(splat)(scale), size - i);
+        N(norm_part)(y + i, x + i, weight ? weight + i : NULL, bias ? bias + i : NULL, less, by, size - i);
 }
 static void N(norm)(const tu_norm_rows *rows, int64_t begin, int64_t end) {
     int64_t size = rows->size;
