@@ -6,7 +6,7 @@
  *     tensor [--threads N] [--rounds N] [--python PATH] [--script bench/tensor.py] [case…]
  *
  * The peer is a Python process that runs one round of a case when it is told to. Without PyTorch only Tutti is
- * measured. The ratio is Tutti's median over PyTorch's: below 1 is faster.
+ * measured. The ratio is Tutti's median over PyTorch's: below 1 is faster. TUTTI_ISA=avx2 limits both sides.
  */
 #include <cblas.h>
 #include <math.h>
@@ -40,6 +40,18 @@ static void check(tutti_status status) {
 static FILE *to_peer, *from_peer;
 static pid_t peer;
 
+/* TUTTI_ISA limits PyTorch and its libraries too. */
+static void limit_peer(const char *level) {
+    static const char *const limits[][4] = { { "reference", "default", "SSE41", "SSE4_2" },
+                                             { "avx2", "avx2", "AVX2", "AVX2" } };
+    for (int i = 0; level != NULL && i < 2; i++)
+        if (strcmp(level, limits[i][0]) == 0) {
+            setenv("ATEN_CPU_CAPABILITY", limits[i][1], 1);
+            setenv("ONEDNN_MAX_CPU_ISA", limits[i][2], 1);
+            setenv("MKL_ENABLE_INSTRUCTIONS", limits[i][3], 1);
+        }
+}
+
 static void start_peer(const char *python, const char *script, int threads) {
     int down[2], up[2];
     char count[16];
@@ -52,6 +64,7 @@ static void start_peer(const char *python, const char *script, int threads) {
         dup2(up[1], 1);
         close(down[1]);
         close(up[0]);
+        limit_peer(getenv("TUTTI_ISA"));
         execlp(python, python, script, count, (char *)NULL);
         _exit(127);
     }
@@ -151,6 +164,36 @@ static void norm_run(void) {
 static void chain_run(void) {
     tt_tensor *x = inputs[0];
     tt_add(tt_mul(tt_gelu(tt_add_scalar(tt_mul_scalar(x, 0.5), 1)), x), tt_tanh(x));
+}
+
+static void gelu_setup(void) {
+    inputs[0] = keep(tt_randn(tt_shape(1024, 1536), TUTTI_F32, NULL));
+    inputs[1] = keep(tt_ones(tt_shape(1024, 1536), TUTTI_F32, NULL));
+    inputs[2] = keep(tt_require_grad(tt_detach(inputs[0]), true));
+}
+static void gelu_run(void) {
+    tt_backward(tt_gelu(inputs[2]), inputs[1]);
+    tt_set_grad(inputs[2], NULL);
+}
+
+static void attention_setup(void) {
+    for (int i = 0; i < 3; i++)
+        inputs[i] = keep(tt_require_grad(tt_randn(tt_shape(4, 6, 512, 64), TUTTI_F32, NULL), true));
+    inputs[3] = keep(tt_ones(tt_shape(4, 6, 512, 64), TUTTI_F32, NULL));
+}
+static void attention_run(void) {
+    tt_backward(tt_attention(inputs[0], inputs[1], inputs[2], true, 0), inputs[3]);
+    for (int i = 0; i < 3; i++)
+        tt_set_grad(inputs[i], NULL);
+}
+
+static void odd_setup(void) {
+    inputs[0] = keep(tt_randn(tt_shape(64, 37, 65), TUTTI_F32, NULL));
+    inputs[1] = keep(tt_randn(tt_shape(64, 65, 43), TUTTI_F32, NULL));
+}
+static void odd_run(void) {
+    for (int i = 0; i < 10; i++)
+        tt_matmul(inputs[0], inputs[1]);
 }
 
 static void entropy_setup(void) {
@@ -259,9 +302,12 @@ static const struct {
     void (*setup)(void), (*run)(void);
 } cases[] = {
     { "matmul", "ms", 1e3, matmul_setup, matmul_run },
+    { "odd_matmul", "ms", 1e3, odd_setup, odd_run },
     { "softmax", "ms", 1e3, wide_setup, softmax_run },
     { "layer_norm", "ms", 1e3, norm_setup, norm_run },
     { "pointwise_chain", "ms", 1e3, wide_setup, chain_run },
+    { "gelu", "ms", 1e3, gelu_setup, gelu_run },
+    { "attention", "ms", 1e3, attention_setup, attention_run },
     { "cross_entropy", "ms", 1e3, entropy_setup, entropy_run },
     { "tiny_add", "ns", 1e9 / 10000, tiny_setup, tiny_run },
     { "tiny_add_grad", "ns", 1e9 / 10000, tiny_grad_setup, tiny_run },

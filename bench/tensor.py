@@ -62,6 +62,37 @@ def pointwise_chain():
     F.gelu(x * 0.5 + 1) * x + torch.tanh(x)
 
 
+def gelu_setup():
+    state["x"] = torch.randn(1024, 1536).requires_grad_(), torch.ones(1024, 1536)
+
+
+def gelu():
+    x, g = state["x"]
+    F.gelu(x).backward(g)
+    x.grad = None
+
+
+def attention_setup():
+    state["x"] = [torch.randn(4, 6, 512, 64).requires_grad_() for _ in range(3)], torch.ones(4, 6, 512, 64)
+
+
+def attention():
+    qkv, g = state["x"]
+    F.scaled_dot_product_attention(*qkv, is_causal=True).backward(g)
+    for x in qkv:
+        x.grad = None
+
+
+def odd_matmul_setup():
+    state["x"] = torch.randn(64, 37, 65), torch.randn(64, 65, 43)
+
+
+def odd_matmul():
+    a, b = state["x"]
+    for _ in range(10):
+        a @ b
+
+
 def cross_entropy_setup():
     state["x"] = torch.randn(1024, 8192).requires_grad_(), torch.randint(0, 8192, (1024,))
 
