@@ -3,7 +3,7 @@
  * Sums over rows in an order that no level changes: WIDE lanes (32 of f32, 16 of f64), element i in lane i modulo WIDE,
  * at the end lane l plus lane l + WIDE/2, and so on by halves. A level has WIDE lanes in REGISTERS registers.
  *
- * Included by the bodies of kernels once per type, after these are defined: SUFFIX (f32 or f64), T the type.
+ * Included by the bodies of kernels once per type, after these are defined: SUFFIX (f32 or f64), TYPE the type.
  */
 #ifndef TU_TENSOR_KERNEL_FOLD_H
 #define TU_TENSOR_KERNEL_FOLD_H
@@ -14,13 +14,13 @@
 #define TU_JOIN3(a, b, c) TU_JOIN3_(a, b, c)
 
 /* A name of this type; a function of elementary.h; the vector type. */
-#define N(name) TU_JOIN3(name, _, SUFFIX)
-#define F(name) TU_JOIN3(tu_##name, _, SUFFIX)
-#define V TU_JOIN(vec_, SUFFIX)
+#define NAMED(name) TU_JOIN3(name, _, SUFFIX)
+#define MATH(name) TU_JOIN3(tu_##name, _, SUFFIX)
+#define VEC TU_JOIN(vec_, SUFFIX)
 
-#define LANES ((int64_t)(sizeof(V) / sizeof(T)))
-#define WIDE ((int64_t)(128 / sizeof(T)))
-#define REGISTERS ((int)(128 / sizeof(V)))
+#define LANES ((int64_t)(sizeof(VEC) / sizeof(TYPE)))
+#define WIDE ((int64_t)(128 / sizeof(TYPE)))
+#define REGISTERS ((int)(128 / sizeof(VEC)))
 
 /* Loops over registers must be unrolled, or the registers become memory. */
 #if defined(__clang__) || !defined(__OPTIMIZE__) || defined(TUTTI_SANITIZED)
@@ -28,9 +28,5 @@
 #else
 #define TU_UNROLL _Pragma("GCC unroll 8")
 #endif
-
-/* Walks i over [0, count) in registers; `part` is how many lanes count, LANES but for the last. */
-#define FOR_EACH_REGISTER(i, part, count) \
-    for (int64_t i = 0, part; i < (count) && (part = (count)-i < LANES ? (count)-i : LANES, 1); i += LANES)
 
 #endif

@@ -5,9 +5,9 @@
  */
 #define PANEL (2 * LANES)
 
-static void N(pack)(int64_t k, int64_t n, const void *from, int64_t row, int64_t column, void *packed) {
-    const T *b = from;
-    T *to = packed;
+static void NAMED(pack)(int64_t k, int64_t n, const void *from, int64_t row, int64_t column, void *packed) {
+    const TYPE *b = from;
+    TYPE *to = packed;
     for (int64_t j = 0; j < n; j += PANEL, to += k * PANEL) {
         int64_t width = n - j < PANEL ? n - j : PANEL;
         if (width < PANEL)
@@ -24,52 +24,52 @@ static void N(pack)(int64_t k, int64_t n, const void *from, int64_t row, int64_t
 }
 
 /* `rows` of a times one panel; `width` columns of it count. rows and add are constants where this is inlined. */
-TU_LANE void N(tile)(int rows, int64_t width, int64_t k, const T *a, int64_t a_row, int64_t a_column, const T *b, T *c,
-                     int64_t ldc, bool add) {
-    V sum[TU_TILE_ROWS][2];
-    TU_UNROLL_TILE for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = F(splat)(0);
+TU_LANE void NAMED(tile)(int rows, int64_t width, int64_t k, const TYPE *a, int64_t a_row, int64_t a_column,
+                         const TYPE *b, TYPE *c, int64_t ldc, bool add) {
+    VEC sum[TU_TILE_ROWS][2];
+    TU_UNROLL_TILE for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = MATH(splat)(0);
     for (int64_t l = 0; l < k; l++) {
-        V left = F(load)(b + l * PANEL), right = F(load)(b + l * PANEL + LANES);
+        VEC left = MATH(load)(b + l * PANEL), right = MATH(load)(b + l * PANEL + LANES);
         TU_UNROLL_TILE for (int r = 0; r < rows; r++) {
-            V factor = F(splat)(a[r * a_row + l * a_column]);
-            sum[r][0] = F(fma)(factor, left, sum[r][0]);
-            sum[r][1] = F(fma)(factor, right, sum[r][1]);
+            VEC factor = MATH(splat)(a[r * a_row + l * a_column]);
+            sum[r][0] = MATH(fma)(factor, left, sum[r][0]);
+            sum[r][1] = MATH(fma)(factor, right, sum[r][1]);
         }
     }
     int64_t first = width < LANES ? width : LANES, second = width - first;
     TU_UNROLL_TILE for (int r = 0; r < rows; r++) {
-        T *to = c + r * ldc;
+        TYPE *to = c + r * ldc;
         if (width == PANEL) {
-            F(store)(to, add ? F(load)(to) + sum[r][0] : sum[r][0]);
-            F(store)(to + LANES, add ? F(load)(to + LANES) + sum[r][1] : sum[r][1]);
+            MATH(store)(to, add ? MATH(load)(to) + sum[r][0] : sum[r][0]);
+            MATH(store)(to + LANES, add ? MATH(load)(to + LANES) + sum[r][1] : sum[r][1]);
             continue;
         }
-        F(store_part)(to, add ? F(load_part)(to, first) + sum[r][0] : sum[r][0], first);
+        MATH(store_part)(to, add ? MATH(load_part)(to, first) + sum[r][0] : sum[r][0], first);
         if (second > 0)
-            F(store_part)(to + LANES, add ? F(load_part)(to + LANES, second) + sum[r][1] : sum[r][1], second);
+            MATH(store_part)(to + LANES, add ? MATH(load_part)(to + LANES, second) + sum[r][1] : sum[r][1], second);
     }
 }
 
-TU_LANE void N(column_of_tiles)(int64_t m, int64_t width, int64_t k, const T *a, int64_t a_row, int64_t a_column,
-                                const T *b, T *c, int64_t ldc, bool add) {
+TU_LANE void NAMED(column_of_tiles)(int64_t m, int64_t width, int64_t k, const TYPE *a, int64_t a_row, int64_t a_column,
+                                    const TYPE *b, TYPE *c, int64_t ldc, bool add) {
     int64_t i = 0;
     for (; i + TU_TILE_ROWS <= m; i += TU_TILE_ROWS)
-        N(tile)(TU_TILE_ROWS, width, k, a + i * a_row, a_row, a_column, b, c + i * ldc, ldc, add);
+        NAMED(tile)(TU_TILE_ROWS, width, k, a + i * a_row, a_row, a_column, b, c + i * ldc, ldc, add);
     for (; i + 4 <= m; i += 4)
-        N(tile)(4, width, k, a + i * a_row, a_row, a_column, b, c + i * ldc, ldc, add);
+        NAMED(tile)(4, width, k, a + i * a_row, a_row, a_column, b, c + i * ldc, ldc, add);
     for (; i < m; i++)
-        N(tile)(1, width, k, a + i * a_row, a_row, a_column, b, c + i * ldc, ldc, add);
+        NAMED(tile)(1, width, k, a + i * a_row, a_row, a_column, b, c + i * ldc, ldc, add);
 }
 
-static void N(product)(int64_t m, int64_t n, int64_t k, const void *a, int64_t a_row, int64_t a_column, const void *b,
-                       int64_t packed_k, void *c, int64_t ldc, bool add) {
-    const T *panel = b;
+static void NAMED(product)(int64_t m, int64_t n, int64_t k, const void *a, int64_t a_row, int64_t a_column,
+                           const void *b, int64_t packed_k, void *c, int64_t ldc, bool add) {
+    const TYPE *panel = b;
     for (int64_t j = 0; j < n; j += PANEL, panel += packed_k * PANEL) {
         int64_t width = n - j < PANEL ? n - j : PANEL;
         if (add)
-            N(column_of_tiles)(m, width, k, a, a_row, a_column, panel, (T *)c + j, ldc, true);
+            NAMED(column_of_tiles)(m, width, k, a, a_row, a_column, panel, (TYPE *)c + j, ldc, true);
         else
-            N(column_of_tiles)(m, width, k, a, a_row, a_column, panel, (T *)c + j, ldc, false);
+            NAMED(column_of_tiles)(m, width, k, a, a_row, a_column, panel, (TYPE *)c + j, ldc, false);
     }
 }
 #undef PANEL

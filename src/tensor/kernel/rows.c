@@ -15,15 +15,15 @@
 #define TU_UNROLL_TILE _Pragma("GCC unroll 16")
 #endif
 
-#define T float
+#define TYPE float
 #define SUFFIX f32
 #include "tensor/kernel/product_body.h"
 #include "tensor/kernel/rows_body.h"
 
 #include "tensor/kernel/reduce_body.h"
-#undef T
+#undef TYPE
 #undef SUFFIX
-#define T double
+#define TYPE double
 #define SUFFIX f64
 #include "tensor/kernel/product_body.h"
 #include "tensor/kernel/rows_body.h"
