@@ -56,11 +56,19 @@ TUTTI_API void tutti_world_options_init(tutti_world_options *options, size_t siz
  * launcher was found. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_world_open(const tutti_world_options *options, tutti_world **world);
 
-/* Local: waits for nobody and always says goodbye to the peers. With live handles (groups, memory, works) it also
- * returns TUTTI_ERROR_STATE listing them; their memory goes with their last release. */
+/* Local: waits for nobody and always says goodbye to the peers. It takes nothing back: the others complete collectives
+ * in which this rank has done its part, and receive what it has sent; only what they still need from it afterwards is
+ * TUTTI_ERROR_GONE. With live handles (groups, memory, works) it also returns TUTTI_ERROR_STATE listing them; their
+ * memory goes with their last release. An earlier error of the calling thread, or what ended a group of the world,
+ * stays in the message, in front of that list. What a getter lent, used after the close, is an error. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_world_close(tutti_world *world);
 
 /* This rank, from 0. */
+/* Leaves together: waits until every rank of the world that lives has called it, then closes the world as
+ * tutti_world_close does, whatever came of the wait. A rank that closed or died meanwhile is not waited for. timeout_ns
+ * 0: the world's. Ranks that live and do not come until then are TUTTI_ERROR_TIMEOUT, by name. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_world_finish(tutti_world *world, int64_t timeout_ns);
+
 TUTTI_API int tutti_world_rank(const tutti_world *world);
 /* How many ranks the world has. */
 TUTTI_API int tutti_world_size(const tutti_world *world);

@@ -33,6 +33,7 @@ tutti_status tutti_batch_begin(tutti_group *group, tutti_batch **batch) {
         return refuse("tutti_batch_begin");
     if (tu_group_absent(group, "batch"))
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_batch_begin: this rank is no member of the group");
+    TU_INSIDE(group->world);
     tutti_status status = tu_world_check(group->world);
     if (status != TUTTI_OK)
         return status;

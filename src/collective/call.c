@@ -49,10 +49,14 @@ tutti_status tu_submit(tu_task *task, const tutti_call *call) {
     static const tutti_call defaults = TUTTI_CALL_INIT;
     if (__builtin_expect(task->group == NULL || task->group == TUTTI_NON_GROUP_MEMBER, 0))
         return absent(task);
+    TU_INSIDE(task->group->world);
+    tutti_status status = tu_world_check(task->group->world);
+    if (status != TUTTI_OK)
+        return status;
     if (call == NULL)
         return tu_not_entered(submit(task, &defaults));
     tutti_call full = TUTTI_CALL_INIT;
-    tutti_status status = tu_options_copy("tutti_call", call, &full, sizeof full);
+    status = tu_options_copy("tutti_call", call, &full, sizeof full);
     return status == TUTTI_OK ? tu_not_entered(submit(task, &full)) : status;
 }
 

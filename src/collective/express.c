@@ -48,6 +48,7 @@ static inline void number(tu_task *task) {
 }
 
 bool tu_express_barrier(tu_task *task, tutti_status *status) {
+    TU_INSIDE_GROUP(task->group);
     if (!usual(task->group))
         return false;
     tu_collective *state = tu_collective_find(task->group);

@@ -17,6 +17,7 @@ tutti_status tu_named_symmetric(tutti_group *group, tu_operation operation, cons
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the group is NULL", name);
     if (group == TUTTI_NON_GROUP_MEMBER || group->world->fake || bytes == 0)
         return TUTTI_OK;
+    TU_INSIDE(group->world);
     tutti_status status = tu_world_check(group->world);
     if (status != TUTTI_OK)
         return status;

@@ -64,6 +64,7 @@ static tutti_status submit(tu_task *task, const tutti_call *given, int peer, int
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the group is NULL", task->row->name);
     if (tu_group_absent(task->group, task->row->name))
         return TUTTI_OK;
+    TU_INSIDE(task->group->world);
     tutti_call call = TUTTI_CALL_INIT;
     tutti_status status = tu_world_check(task->group->world);
     if (status == TUTTI_OK && given != NULL)

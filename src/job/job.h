@@ -81,6 +81,9 @@ bool tu_job_forked(const tu_job *job);                      /* true in a forked 
 /* Fills everything of *wait but check and argument: bell, sleepers, interrupt, departures, ladder. */
 void tu_job_wait_init(const tu_job *job, int64_t deadline, tu_wait *wait);
 
+/* Wakes every thread of this rank that waits in the job, to look around. */
+void tu_job_wake(tu_job *job);
+
 /* Rings a peer's bell after a store that it may wait for. */
 void tu_job_ring(tu_job *job, int rank);
 /* For hot paths: what tu_bell_ring takes. */

@@ -484,6 +484,11 @@ void tu_job_wait_init(const tu_job *job, int64_t deadline, tu_wait *wait) {
     wait->deadline = deadline;
 }
 
+void tu_job_wake(tu_job *job) {
+    tu_job_ring(job, job->rank);
+    tu_mailbox_wake(job->mailbox);
+}
+
 const _Atomic uint32_t *tu_job_sleepers(const tu_job *job) {
     return &job->page->sleepers;
 }

@@ -164,6 +164,7 @@ tutti_status tutti_memory_alloc(tutti_world *world, size_t bytes, const tutti_me
     if (status == TUTTI_OK && full.group != NULL && tutti_group_world(full.group) != world)
         status = tu_error(TUTTI_ERROR_ARGUMENT, "the default group %s belongs to another world",
                           tutti_group_name(full.group));
+    TU_INSIDE(world);
     if (status == TUTTI_OK)
         status = tu_world_check(world);
     if (status == TUTTI_OK)

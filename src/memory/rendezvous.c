@@ -629,6 +629,7 @@ tutti_status tutti_memory_rendezvous(tutti_memory *memory, tutti_group *group, t
         return tu_error(
             TUTTI_ERROR_ARGUMENT,
             "a rendezvous needs a group (group_name): none was given, neither at allocation nor at rendezvous");
+    TU_INSIDE(memory->world);
     tutti_status status = tu_world_check(memory->world);
     if (status != TUTTI_OK)
         return status;

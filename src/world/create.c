@@ -368,7 +368,8 @@ static tutti_status commit(tutti_group *group, const tutti_group *parent, int64_
 static void unmake(tutti_group *group) {
     tutti_error_copy error;
     tu_error_save(&error);
-    if (tutti_group_destroy(group) != TUTTI_OK)
+    if (tutti_group_destroy(group) != TUTTI_OK &&
+        atomic_load_explicit(&group->world->closed, memory_order_relaxed) == 0)
         TU_LOG(TUTTI_LOG_WARN, group->world->log, "world", "%s", tutti_error_message());
     (void)tu_error_restore(&error);
 }
@@ -612,6 +613,7 @@ static tutti_status new_group(tutti_world *world, const int *ranks, int count, c
 
 tutti_status tutti_group_new(tutti_world *world, const int *ranks, int count, const tutti_group_options *given,
                              tutti_group **group) {
+    TU_INSIDE(world);
     tutti_group_options options = TUTTI_GROUP_OPTIONS_INIT;
     tutti_status status = tu_world_check(world);
     if (status == TUTTI_OK)
@@ -650,6 +652,7 @@ tutti_status tutti_group_new_subgroups(tutti_group *parent, int block, const tut
             TUTTI_ERROR_ARGUMENT,
             "tutti_group_new_subgroups needs a parent group of which this rank is a member, and a place for "
             "the result");
+    TU_INSIDE(parent->world);
     tutti_group_options options = TUTTI_GROUP_OPTIONS_INIT;
     tutti_status status = tu_world_check(parent->world);
     if (status == TUTTI_OK)
@@ -707,6 +710,7 @@ static tutti_status check_lists(const int *const *lists, const int *counts, int 
 tutti_status tutti_group_new_subgroups_by_enumeration(tutti_world *world, const int *const *lists, const int *counts,
                                                       int list_count, const tutti_group_options *given,
                                                       tutti_group **all, tutti_group **mine) {
+    TU_INSIDE(world);
     tutti_group_options options = TUTTI_GROUP_OPTIONS_INIT;
     tutti_status status = tu_world_check(world);
     if (status == TUTTI_OK)
@@ -810,6 +814,7 @@ tutti_status tutti_group_split(tutti_group *parent, const int *const *lists, con
         return tu_error(TUTTI_ERROR_ARGUMENT,
                         "tutti_group_split needs a parent group of which this rank is a member, and a place for the "
                         "result");
+    TU_INSIDE(parent->world);
     tutti_group_options options = TUTTI_GROUP_OPTIONS_INIT;
     tutti_status status = tu_world_check(parent->world);
     if (status == TUTTI_OK)

@@ -50,6 +50,8 @@ static tutti_status through_job(tutti_world *world, const tu_meeting *meeting, c
         .argument = meeting->argument,
     };
     tutti_status status = tu_job_exchange(world->job, &exchange, payloads, mappings);
+    if (status == TUTTI_ERROR_INTERRUPTED)
+        status = tu_world_interrupted(world, meeting->what);
     tutti_error_info info = TUTTI_ERROR_INFO_INIT;
     if ((status == TUTTI_ERROR_DEAD || status == TUTTI_ERROR_GONE) && tutti_error_detail(&info) == TUTTI_OK &&
         info.at_fault_count > 0) {
@@ -131,7 +133,7 @@ static bool came(tutti_world *world, const tu_meeting *meeting, int member) {
 /* Everything that can end the wait for `member` besides its record. */
 static tutti_status look_around(tutti_world *world, const tu_meeting *meeting, int member, int64_t deadline) {
     if (atomic_load_explicit(&world->interrupt, memory_order_acquire) != 0)
-        return tu_error(TUTTI_ERROR_INTERRUPTED, "%s was interrupted by tutti_world_interrupt", meeting->what);
+        return tu_world_interrupted(world, meeting->what);
     if (meeting->ended != NULL) {
         hear(world, meeting);
         if (atomic_load_explicit(meeting->ended, memory_order_acquire) != 0)

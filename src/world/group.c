@@ -221,8 +221,12 @@ static void free_group(tutti_group *group) {
         tu_piece_free(world->job, &group->page_piece);
     pthread_mutex_destroy(&group->exchange_lock);
     pthread_mutex_destroy(&group->vote_lock);
-    free(group->ranks);
-    free(group);
+    if (atomic_load_explicit(&world->closed, memory_order_acquire) != 0) {
+        tu_world_bury(group);
+    } else {
+        free(group->ranks);
+        free(group);
+    }
     tu_world_handle(world, "group", -1);
 }
 
@@ -239,6 +243,7 @@ void tutti_group_release(tutti_group *group) {
 }
 
 tutti_status tutti_group_destroy(tutti_group *group) {
+    TU_INSIDE_GROUP(group);
     if (group == TUTTI_NON_GROUP_MEMBER)
         return TUTTI_OK;
     tutti_status status = need_group(group, "tutti_group_destroy");
@@ -267,6 +272,7 @@ tutti_status tutti_group_destroy(tutti_group *group) {
 /* ---- finding ---- */
 
 tutti_group *tutti_group_by_name(tutti_world *world, const char *name) {
+    TU_INSIDE(world);
     if (name == NULL || tu_world_check(world) != TUTTI_OK)
         return NULL;
     pthread_mutex_lock(&world->lock);
@@ -276,6 +282,7 @@ tutti_group *tutti_group_by_name(tutti_world *world, const char *name) {
 }
 
 tutti_group *tutti_group_find(tutti_world *world, const char *tag, const int *ranks, int count) {
+    TU_INSIDE(world);
     if (tu_world_check(world) != TUTTI_OK || (ranks == NULL && count > 0) || count < 0)
         return NULL;
     pthread_mutex_lock(&world->lock);
@@ -285,6 +292,7 @@ tutti_group *tutti_group_find(tutti_world *world, const char *tag, const int *ra
 }
 
 int tutti_group_enumerate(tutti_world *world, tutti_group **groups, int room) {
+    TU_INSIDE(world);
     if (tu_world_check(world) != TUTTI_OK)
         return 0;
     pthread_mutex_lock(&world->lock);

@@ -57,6 +57,9 @@ typedef struct tu_meeting {
 tutti_status tu_meet(tutti_world *world, const tu_meeting *meeting, const void *payload, size_t bytes,
                      const tu_piece *piece, int64_t deadline, void *payloads, tu_mapping **mappings);
 
+/* tutti_group_agree with a deadline of its own; 0: the group's. */
+tutti_status tu_group_agree(tutti_group *group, bool mine, int64_t timeout_ns, bool *all);
+
 /* Ends the record of an operation that failed alike for all, which ends nothing. */
 tutti_status tu_group_leave_agreement(tutti_group *group, uint64_t ticket, tutti_status status);
 

@@ -184,6 +184,7 @@ tutti_status tu_group_look(tutti_group *group, const tu_operation_info *info) {
 tutti_status tutti_group_abort(tutti_group *group, const char *reason) {
     if (group == NULL || group == TUTTI_NON_GROUP_MEMBER)
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_group_abort needs a group of which this rank is a member");
+    TU_INSIDE(group->world);
     tutti_status status = tu_world_check(group->world);
     if (status != TUTTI_OK)
         return status;
@@ -202,6 +203,7 @@ tutti_status tutti_group_abort(tutti_group *group, const char *reason) {
 tutti_status tutti_group_check(tutti_group *group) {
     if (group == NULL || group == TUTTI_NON_GROUP_MEMBER)
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_group_check needs a group of which this rank is a member");
+    TU_INSIDE(group->world);
     tutti_status status = tu_world_check(group->world);
     if (status == TUTTI_OK && tu_group_ended(group))
         status = tu_group_cause(group);
@@ -604,8 +606,7 @@ tutti_status tu_group_wait_error(const tu_group_wait *wait, tutti_status status)
     case TUTTI_ERROR_INTERRUPTED: {
         char operation[160];
         tu_operation_text(group, wait->info, operation, sizeof operation);
-        tu_error(TUTTI_ERROR_INTERRUPTED, "%s was interrupted on rank %d by tutti_world_interrupt", operation,
-                 group->rank);
+        (void)tu_world_interrupted(group->world, operation);
         return tu_error_where(group->name, tu_operation_name((tu_operation)wait->info->operation), wait->info->sequence,
                               group->rank);
     }

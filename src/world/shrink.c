@@ -151,6 +151,11 @@ static tutti_status verdict(const call *this, const tu_vote *vote) {
 /* ---- agree ---- */
 
 tutti_status tutti_group_agree(tutti_group *group, bool mine, bool *all) {
+    return tu_group_agree(group, mine, 0, all);
+}
+
+tutti_status tu_group_agree(tutti_group *group, bool mine, int64_t timeout_ns, bool *all) {
+    TU_INSIDE_GROUP(group);
     call this = { .group = group, .function = "tutti_group_agree" };
     tutti_status status = check_group(group, this.function);
     if (status == TUTTI_OK && all == NULL)
@@ -160,7 +165,7 @@ tutti_status tutti_group_agree(tutti_group *group, bool mine, bool *all) {
     bool awaited[group->size], members[group->size];
     this.awaited = awaited;
     this.members = members;
-    status = enter(&this, TU_OPERATION_AGREE, 0);
+    status = enter(&this, TU_OPERATION_AGREE, timeout_ns);
     if (status != TUTTI_OK)
         return status;
     tu_vote vote = { .kind = TU_VOTE_AGREE,
@@ -378,6 +383,7 @@ static tutti_status shrink_fake(call *this, rest *made) {
 }
 
 tutti_status tutti_group_shrink(tutti_group *group, const tutti_shrink_options *given, tutti_group **out) {
+    TU_INSIDE_GROUP(group);
     call this = { .group = group, .function = "tutti_group_shrink" };
     tutti_shrink_options options = TUTTI_SHRINK_OPTIONS_INIT;
     tutti_status status = check_group(group, this.function);

@@ -307,9 +307,12 @@ tutti_status tu_vote_hold(tutti_group *group, tu_vote *vote) {
     wait.argument = &state;
     arrive(group, vote);
     tutti_status status = tu_wait_until(&wait, complete, &state);
-    if (status == TUTTI_ERROR_INTERRUPTED)
-        return tu_error(TUTTI_ERROR_INTERRUPTED, "%s of group %s was interrupted on rank %d by tutti_world_interrupt",
-                        tu_operation_name((tu_operation)vote->info->operation), group->name, group->rank);
+    if (status == TUTTI_ERROR_INTERRUPTED) {
+        char what[160];
+        snprintf(what, sizeof what, "%s of group %s", tu_operation_name((tu_operation)vote->info->operation),
+                 group->name);
+        return tu_world_interrupted(group->world, what);
+    }
     if (status == TUTTI_ERROR_MISMATCH)
         tu_group_end(group, vote->info);
     if (decided_attempt(group) < vote->attempt) {

@@ -85,6 +85,118 @@ tutti_world *tu_worlds_of(const tu_spawn_record *spawn) {
     return world;
 }
 
+/* ---- threads that are in calls ---- */
+
+_Thread_local tu_caller tu_caller_here;
+
+static pthread_mutex_t callers_lock = PTHREAD_MUTEX_INITIALIZER;
+static tu_caller *callers;
+static pthread_once_t callers_once = PTHREAD_ONCE_INIT;
+static pthread_key_t callers_key; /* its destructor takes a thread that ends off the list */
+static bool callers_keyed;
+
+static void forget_caller(void *argument) {
+    pthread_mutex_lock(&callers_lock);
+    for (tu_caller **link = &callers; *link != NULL; link = &(*link)->next)
+        if (*link == argument) {
+            *link = (*link)->next;
+            break;
+        }
+    pthread_mutex_unlock(&callers_lock);
+    ((tu_caller *)argument)->listed = false;
+}
+
+static void make_callers_key(void) {
+    callers_keyed = pthread_key_create(&callers_key, forget_caller) == 0;
+}
+
+void tu_caller_list(tu_caller *caller) {
+    (void)pthread_once(&callers_once, make_callers_key);
+    if (!callers_keyed || pthread_setspecific(callers_key, caller) != 0)
+        return; /* no memory: it is not waited for, this time */
+    pthread_mutex_lock(&callers_lock);
+    caller->next = callers;
+    callers = caller;
+    caller->listed = true;
+    pthread_mutex_unlock(&callers_lock);
+}
+
+static bool somebody_inside(const tutti_world *world) {
+    bool found = false;
+    pthread_mutex_lock(&callers_lock);
+    for (const tu_caller *caller = callers; caller != NULL && !found; caller = caller->next)
+        found = caller != &tu_caller_here &&
+                atomic_load_explicit(&caller->world, memory_order_acquire) == world; /* pairs with tu_world_exit */
+    pthread_mutex_unlock(&callers_lock);
+    return found;
+}
+
+/* Ends the waits of other threads in this world, which is marked as closed, and waits until they have left it. */
+static bool empty_world(tutti_world *world) {
+    atomic_fetch_or_explicit(&world->interrupt, TU_INTERRUPT_CLOSE, memory_order_release);
+    if (!tu_fence_all())
+        (void)nanosleep(&(struct timespec){ .tv_nsec = TU_MILLISECOND }, NULL);
+    int64_t deadline = tu_deadline(world->timeout_ns);
+    while (somebody_inside(world)) {
+        if (world->job != NULL)
+            tu_job_wake(world->job);
+        if (tu_clock_now() >= deadline)
+            return false;
+        (void)nanosleep(&(struct timespec){ .tv_nsec = TU_MILLISECOND / 10 }, NULL);
+    }
+    return true;
+}
+
+/* ---- closed worlds ----
+ *
+ * Pointers to worlds, and to groups that a getter lent, outlive a close in programs that make a mistake. The last few
+ * closed worlds keep the bare structs, a kilobyte or two each, so that such a call is told that its world is closed. */
+
+#define GRAVES 16
+
+static tutti_world *closed_worlds; /* newest first; under list_lock */
+
+/* What a buried group's page says to whoever looks at it without asking its world first. */
+static tu_group_page closed_page = { .state = 1 | TU_GROUP_TOLD,
+                                     .cause = { .status = TUTTI_ERROR_STATE, .message = "its world was closed" } };
+
+void tu_world_bury(tutti_group *group) {
+    group->page = &closed_page;
+    group->page_mapping = NULL;
+    atomic_store_explicit(&group->attachments.newest, NULL, memory_order_relaxed);
+    pthread_mutex_lock(&list_lock);
+    group->next_shell = group->world->shells;
+    group->world->shells = group;
+    pthread_mutex_unlock(&list_lock);
+}
+
+static void free_shells(tutti_world *world) {
+    while (world->shells != NULL) {
+        tutti_group *group = world->shells;
+        world->shells = group->next_shell;
+        free(group->ranks);
+        free(group);
+    }
+    free(world);
+}
+
+static void bury_world(tutti_world *world) {
+    tutti_world *oldest = NULL;
+    pthread_mutex_lock(&list_lock);
+    world->next = closed_worlds;
+    closed_worlds = world;
+    int count = 0;
+    for (tutti_world **link = &closed_worlds; *link != NULL; link = &(*link)->next)
+        if (++count > GRAVES) {
+            oldest = *link;
+            *link = NULL;
+            break;
+        }
+    pthread_mutex_unlock(&list_lock);
+    if (oldest != NULL)
+        free_shells(oldest);
+}
+
 /* ---- settings ---- */
 
 /* "TUTTI_A=1,TUTTI_B=2": a comma separates where TUTTI_ follows, so that values may hold commas. */
@@ -217,7 +329,14 @@ static void free_world(tutti_world *world) {
     tu_log_free(world->log);
     tu_settings_free(&world->settings);
     pthread_mutex_destroy(&world->lock);
-    free(world);
+    world->job = NULL;
+    world->store = NULL;
+    world->log = NULL;
+    world->job_rank_of = NULL;
+    if (atomic_load_explicit(&world->closed, memory_order_relaxed) != 0)
+        bury_world(world);
+    else
+        free_shells(world); /* it never opened: nobody knows of it */
 }
 
 static tutti_status open_job(tutti_world *world, const tu_launch *launch, int64_t deadline, tu_first_rank *first) {
@@ -475,7 +594,7 @@ static void drop_groups(tutti_world *world) {
     free(groups);
 }
 
-static tutti_status live_handles_error(tutti_world *world) {
+static tutti_status live_handles_error(tutti_world *world, const tu_error_copy *earlier) {
     char list[512] = "";
     pthread_mutex_lock(&world->lock);
     for (int i = 0; i < TU_HANDLE_KINDS && world->kinds[i].what != NULL; i++) {
@@ -487,10 +606,38 @@ static tutti_status live_handles_error(tutti_world *world) {
     pthread_mutex_unlock(&world->lock);
     char unfinished[1024] = "";
     bool some = tu_attachments_unfinished(&world->attachments, unfinished, sizeof unfinished);
+    /* A program that returns early after a failure closes its world with handles alive: that failure is what its user
+     * must see. */
+    if (earlier->message[0] != 0) {
+        (void)tu_error_restore(earlier);
+        tu_error_append(". And world \"%s\" was closed on rank %d while handles are alive: %s%s%s", world->name,
+                        world->rank, list, some ? ". Nobody has waited for: " : "", unfinished);
+        return TUTTI_ERROR_STATE;
+    }
     return tu_error(TUTTI_ERROR_STATE,
                     "world \"%s\" was closed on rank %d while handles are alive: %s; release them before closing "
                     "(their memory goes with their last release)%s%s",
                     world->name, world->rank, list, some ? ". Nobody has waited for: " : "", unfinished);
+}
+
+/* The error to keep: this thread's last one, else what ended a group of this world. Leaves the thread's as it is. */
+static void recall_failure(tutti_world *world, tu_error_copy *failure) {
+    tu_error_save(failure);
+    if (failure->message[0] != 0)
+        return;
+    pthread_mutex_lock(&world->lock);
+    tutti_group *ended = tu_registry_next(world->registry, NULL);
+    while (ended != NULL && !tu_group_ended(ended))
+        ended = tu_registry_next(world->registry, ended);
+    tutti_group_keep(ended);
+    pthread_mutex_unlock(&world->lock);
+    if (ended == NULL)
+        return;
+    tu_error_copy none = *failure;
+    (void)tu_group_cause(ended);
+    tu_error_save(failure);
+    (void)tu_error_restore(&none);
+    tutti_group_release(ended);
 }
 
 tutti_status tutti_world_close(tutti_world *world) {
@@ -503,16 +650,46 @@ tutti_status tutti_world_close(tutti_world *world) {
                         "tutti_world_close was called in a forked child of the process that opened world \"%s\"",
                         world->name);
     TU_LOG(TUTTI_LOG_INFO, world->log, "world", "world \"%s\" closes", world->name);
+    tu_error_copy earlier;
+    recall_failure(world, &earlier);
     world->group = NULL;
-    atomic_store_explicit(&world->closed, 1, memory_order_release); /* pairs with the load in tu_world_check */
+    atomic_store_explicit(&world->closed, 1, memory_order_seq_cst); /* pairs with the load in tu_world_check */
+    bool empty = empty_world(world);
+    if (!empty) { /* what it uses stays */
+        if (world->job != NULL)
+            tu_job_goodbye(world->job);
+        return tu_error(
+            TUTTI_ERROR_STATE,
+            "world \"%s\" was closed on rank %d while another thread was in one of its calls, and that call "
+            "has not returned for %.3g s: its memory stays",
+            world->name, world->rank, (double)world->timeout_ns / 1e9);
+    }
     drop_groups(world);
     if (world->job != NULL)
         tu_job_goodbye(world->job);
     tutti_status status = TUTTI_OK;
     if (atomic_load_explicit(&world->handles, memory_order_acquire) > 1)
-        status = live_handles_error(world);
+        status = live_handles_error(world, &earlier);
     tu_world_handle(world, NULL, -1);
     return status;
+}
+
+tutti_status tutti_world_finish(tutti_world *world, int64_t timeout_ns) {
+    tutti_status status = tu_world_check(world);
+    if (status != TUTTI_OK)
+        return status;
+    int64_t timeout = 0;
+    status = tu_timeout_choose("tutti_world_finish", timeout_ns, 0, world->timeout_ns, &timeout);
+    if (status != TUTTI_OK)
+        return status;
+    bool all;
+    if (world->size > 1 && !world->fake)
+        status = world->group->local ? tu_group_agree(world->group, true, timeout, &all)
+                                     : tutti_store_barrier(world->store, "finish", world->size, timeout);
+    tu_error_copy error;
+    tu_error_save(&error);
+    tutti_status closed = tutti_world_close(world);
+    return status != TUTTI_OK ? tu_error_restore(&error) : closed;
 }
 
 tutti_status tu_world_check(const tutti_world *world) {
@@ -527,6 +704,13 @@ tutti_status tu_world_check(const tutti_world *world) {
             "use it. Fork before opening, or exec after forking",
             world->name, world->rank);
     return TUTTI_OK;
+}
+
+tutti_status tu_world_interrupted(const tutti_world *world, const char *what) {
+    if (atomic_load_explicit(&world->closed, memory_order_acquire) != 0)
+        return tu_error(TUTTI_ERROR_STATE, "%s: another thread closed world \"%s\" meanwhile", what, world->name);
+    return tu_error(TUTTI_ERROR_INTERRUPTED, "%s was interrupted on rank %d by tutti_world_interrupt", what,
+                    world->rank);
 }
 
 /* ---- handles and rooms ---- */
@@ -552,14 +736,14 @@ void tu_world_handle(tutti_world *world, const char *what, int change) {
 void tutti_world_interrupt(tutti_world *world) {
     if (world == NULL)
         return;
-    atomic_store_explicit(&world->interrupt, 1, memory_order_release); /* pairs with the loads in waits */
+    atomic_fetch_or_explicit(&world->interrupt, TU_INTERRUPT_USER, memory_order_release); /* pairs with waits */
     if (world->job != NULL)
         tu_job_ring(world->job, world->local_rank);
 }
 
 void tutti_world_resume(tutti_world *world) {
     if (world != NULL)
-        atomic_store_explicit(&world->interrupt, 0, memory_order_release);
+        atomic_fetch_and_explicit(&world->interrupt, ~TU_INTERRUPT_USER, memory_order_release);
 }
 
 /* ---- queries ---- */

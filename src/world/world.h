@@ -24,6 +24,9 @@
 #define TU_HANDLE_KINDS 16
 typedef struct tu_spawn_record tu_spawn_record;
 
+#define TU_INTERRUPT_USER UINT32_C(1)  /* tutti_world_interrupt */
+#define TU_INTERRUPT_CLOSE UINT32_C(2) /* tutti_world_close */
+
 struct tutti_world {
     char name[64];
     int rank, size;             /* world ranks */
@@ -40,8 +43,8 @@ struct tutti_world {
     tu_job *job;           /* NULL when fake */
     int *job_rank_of;      /* world rank -> job rank, -1 on another host */
     tutti_group *group;    /* the default group, "0" */
-    _Atomic uint32_t interrupt;
-    _Atomic uint32_t closed; /* set once by tutti_world_close */
+    _Atomic uint32_t interrupt; /* TU_INTERRUPT_…: not 0 ends waits */
+    _Atomic uint32_t closed;    /* set once by tutti_world_close */
     /* Set once a backend other than the CPU's has been opened: asks the devices how the group fares. */
     _Atomic(tutti_status (*)(tutti_group *)) devices;
     _Atomic bool looked;     /* for devices, at the first collective */
@@ -57,7 +60,8 @@ struct tutti_world {
     const tu_spawn_record *spawn; /* of the tutti_spawn that started this rank, else NULL */
     char meeting[256];            /* where it met, in words, for "already open" and for the log */
     char address[64];             /* this host's address on the route to the meeting place; "" on one host */
-    tutti_world *next;            /* in the process's list of open worlds */
+    tutti_world *next;            /* in the process's list of open worlds, or of closed ones */
+    tutti_group *shells;          /* groups of a closed world, without what they held: see tu_world_bury */
 };
 
 /* Why a group ended. In shared memory; written once by the rank that wins the state word. */
@@ -131,6 +135,7 @@ struct tutti_group {
     _Atomic uint32_t destroyed;
     tu_attachments attachments;
     struct tu_group_links *links; /* in the registry; NULL once destroyed */
+    tutti_group *next_shell;
 };
 
 /* ---- for operations on a group (collectives, rendezvous, signals …) ---- */
@@ -232,8 +237,46 @@ void tu_world_handle(tutti_world *world, const char *what, int change);
  * Leaves the thread's error as it is. */
 void tu_trace_failure(tutti_world *world);
 
+/* A group of a closed world that has nothing left but its own memory: kept for a while, so that a pointer that somebody
+ * lent before the close still finds a closed world instead of a crash. */
+void tu_world_bury(tutti_group *group);
+
+/* ---- calls and the close ----
+ *
+ * A thread that is in a call says in which world, in a word of its own; tutti_world_close sets `closed`, makes that
+ * visible to all threads, ends the waits of those that are inside and waits until they have left. So a call that finds
+ * its world open may use it until it returns. The quick side costs two stores. */
+typedef struct tu_caller {
+    _Atomic(const tutti_world *) world; /* by its thread; NULL: in no call */
+    struct tu_caller *next;
+    bool listed;
+} tu_caller;
+extern _Thread_local tu_caller tu_caller_here;
+void tu_caller_list(tu_caller *caller);
+
+static inline const tutti_world *tu_world_enter(const tutti_world *world) {
+    tu_caller *here = &tu_caller_here;
+    if (__builtin_expect(!here->listed, 0))
+        tu_caller_list(here);
+    const tutti_world *before = atomic_load_explicit(&here->world, memory_order_relaxed);
+    atomic_store_explicit(&here->world, world, memory_order_relaxed);
+    atomic_signal_fence(memory_order_seq_cst); /* pairs with tu_fence_all in the close: before the look at `closed` */
+    return before;
+}
+static inline void tu_world_exit(const tutti_world **before) {
+    atomic_store_explicit(&tu_caller_here.world, *before, memory_order_release); /* pairs with the close's look */
+}
+/* At the beginning of a call: inside until the block ends. Then ask tu_world_check. */
+#define TU_INSIDE(of_world) \
+    __attribute__((cleanup(tu_world_exit), unused)) const tutti_world *inside_before = tu_world_enter(of_world)
+#define TU_INSIDE_GROUP(group) TU_INSIDE((group) != NULL && (group) != TUTTI_NON_GROUP_MEMBER ? (group)->world : NULL)
+
 /* TUTTI_OK for an open world of this process; NULL, closed and forked are errors. For calls that take a world. */
 tutti_status tu_world_check(const tutti_world *world);
+
+/* The error for a wait that an interrupt ended: tutti_world_interrupt, or the close by another thread. `what` was
+ * interrupted. */
+tutti_status tu_world_interrupted(const tutti_world *world, const char *what);
 
 /* True for TUTTI_NON_GROUP_MEMBER, with a warning: collectives then do nothing and succeed. */
 bool tu_group_absent(const tutti_group *group, const char *operation);
