@@ -57,7 +57,8 @@ TUTTI_API void tutti_strided_init(tutti_strided *strided, size_t size);
 
 typedef struct tutti_call {
     size_t size;
-    int64_t timeout_ns;        /* relative; 0: the group's, the world's, then 300 s; negative is an error */
+    int64_t timeout_ns;        /* relative; 0: the group's, the world's, then 300 s; negative is an error, but for
+                                  TUTTI_UNTIL_EVENT in a receive */
     void *stream;              /* a CUstream; not used for memory of the CPU */
     tutti_algorithm algorithm; /* forced, the same on all ranks; one that the operation does not have is an error */
     const void *factor; /* TUTTI_PREMUL_SUM: one element of the dtype, of its real part for complex; read before the

@@ -10,6 +10,7 @@
  *     named.h         operations that work on symmetric blocks by a given algorithm
  *     dtype.h         element types, reductions, and the arithmetic that makes results the same bits everywhere
  *     device.h        where memory lies
+ *     event.h         deaths and ends of groups, for servers
  *     store.h         key-value stores, for ranks that have to find each other
  *     connectivity.h  which ranks and processors are near each other
  *     trace.h         the flight recorder; log.h the log; fault.h failing on purpose
@@ -25,6 +26,7 @@
 #include <tutti/connectivity.h>
 #include <tutti/device.h>
 #include <tutti/dtype.h>
+#include <tutti/event.h>
 #include <tutti/export.h>
 #include <tutti/fault.h>
 #include <tutti/group.h>

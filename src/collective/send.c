@@ -44,7 +44,7 @@ static tutti_status check(tu_task *task, const tutti_call *call, int peer, int t
         return tu_error(TUTTI_ERROR_RANGE, "%s: the count asks for more bytes than memory can have", name);
     if (task->info.count != 0 && (receives ? task->out == NULL : task->in == NULL))
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the buffer must not be NULL", name);
-    if (call->timeout_ns < 0)
+    if (call->timeout_ns < 0 && !(receives && call->timeout_ns == TUTTI_UNTIL_EVENT))
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: timeout_ns is %lld; it must be positive, or 0 for the group's", name,
                         (long long)call->timeout_ns);
     if (call->algorithm != TUTTI_ALGORITHM_AUTO)

@@ -267,7 +267,11 @@ static tutti_status check_and_number(tutti_group *group, int64_t call_timeout_ns
     if (status != TUTTI_OK)
         return status;
     tutti_world *world = group->world;
-    status = tu_timeout_choose("timeout_ns", call_timeout_ns, group->timeout_ns, world->timeout_ns, &info->timeout_ns);
+    if (call_timeout_ns == TUTTI_UNTIL_EVENT && info->operation == TU_OPERATION_RECV)
+        info->timeout_ns = INT64_MAX; /* a deadline that never comes */
+    else
+        status =
+            tu_timeout_choose("timeout_ns", call_timeout_ns, group->timeout_ns, world->timeout_ns, &info->timeout_ns);
     if (status != TUTTI_OK)
         return status;
     if (tu_group_ended(group))

@@ -18,6 +18,7 @@
 #include "base/instructions.h"
 #include "job/liveness.h"
 #include "store/store.h"
+#include "world/event.h"
 #include "world/fault.h"
 #include "world/group.h"
 #include "world/launch.h"
@@ -664,6 +665,8 @@ tutti_status tutti_world_close(tutti_world *world) {
             "has not returned for %.3g s: its memory stays",
             world->name, world->rank, (double)world->timeout_ns / 1e9);
     }
+    tu_events_free(world->events);
+    world->events = NULL;
     drop_groups(world);
     if (world->job != NULL)
         tu_job_goodbye(world->job);

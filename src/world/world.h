@@ -23,6 +23,7 @@
 
 #define TU_HANDLE_KINDS 16
 typedef struct tu_spawn_record tu_spawn_record;
+typedef struct tu_events tu_events;
 
 #define TU_INTERRUPT_USER UINT32_C(1)  /* tutti_world_interrupt */
 #define TU_INTERRUPT_CLOSE UINT32_C(2) /* tutti_world_close */
@@ -52,6 +53,7 @@ struct tutti_world {
     pthread_mutex_t lock;    /* registry of groups, kinds of handles */
     tu_attachments attachments;
     struct tu_registry *registry; /* names, tags, counter: registry.h */
+    struct tu_events *events;     /* collected once somebody asks for them (event.c); under `lock` */
     struct tu_faults *faults;     /* to inject; NULL: none (fault.c) */
     struct {
         const char *what;
@@ -136,6 +138,7 @@ struct tutti_group {
     tu_attachments attachments;
     struct tu_group_links *links; /* in the registry; NULL once destroyed */
     tutti_group *next_shell;
+    bool end_told; /* its end has been made an event; under the world's lock */
 };
 
 /* ---- for operations on a group (collectives, rendezvous, signals …) ---- */

@@ -284,6 +284,12 @@ TEST(structs_of_world_h_stay_as_they_are) {
     AT(tutti_world_options, log_callback, 64);
     AT(tutti_world_options, log_user, 72);
     AT(tutti_world_options, settings, 80);
+    AT(tutti_event, size, 0);
+    AT(tutti_event, kind, 8);
+    AT(tutti_event, status, 12);
+    AT(tutti_event, rank, 16);
+    AT(tutti_event, group, 20);
+    AT(tutti_event, text, 84);
     AT(tutti_fake_options, size, 0);
     AT(tutti_fake_options, error_on_collective, 8);
 }

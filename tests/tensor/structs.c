@@ -38,6 +38,7 @@ TEST(structs_of_libtutti_are_made_alike_in_every_way) {
     AGREES(tutti_tcp_store_options, TUTTI_TCP_STORE_OPTIONS_INIT);
     AGREES(tutti_world_options, TUTTI_WORLD_OPTIONS_INIT);
     AGREES(tutti_fake_options, TUTTI_FAKE_OPTIONS_INIT);
+    AGREES(tutti_event, TUTTI_EVENT_INIT);
     AGREES(tutti_group_options, TUTTI_GROUP_OPTIONS_INIT);
     AGREES(tutti_shrink_options, TUTTI_SHRINK_OPTIONS_INIT);
     AGREES(tutti_group_expansion, TUTTI_GROUP_EXPANSION_INIT);
