@@ -7,9 +7,14 @@
  * A block in the segment:   [ padding ][ counts of mappings, one per rank ][ the piece ]
  *
  * A freed block whose counts are not all zero stays in limbo until they are, or until their ranks are dead.
+ *
+ * Chunks stay mapped, here and at the peers, but the memory of one that is free goes back to the system, all but one of
+ * them: it is reserved anew, which may fail, when the chunk is used again.
  * Budget: alloc and free are O(log n) without system calls, clearing the memory aside; a new chunk costs what reserving
  * does.
  */
+#include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,6 +39,7 @@ typedef struct tu_chunk {
     struct tu_chunk *next;
     tu_segment *segment;
     uint32_t granules;
+    bool empty;          /* its memory was given back */
     uint32_t fresh;      /* granules from here on have never been used and are zero */
     uint32_t limbo;      /* first block there */
     uint32_t bins[BINS]; /* free blocks of 2^i granules and more */
@@ -47,6 +53,10 @@ struct tu_heap {
     tu_chunk *chunks; /* newest, and so largest, first */
     size_t next_bytes;
 };
+
+static size_t chunk_bytes(const tu_chunk *chunk) {
+    return (size_t)chunk->granules * GRANULE;
+}
 
 tutti_status tu_heap_create(tu_job *job, tu_heap **made) {
     tu_heap *heap = calloc(1, sizeof *heap);
@@ -65,7 +75,7 @@ void tu_heap_free(tu_heap *heap) {
     while (heap->chunks != NULL) {
         tu_chunk *chunk = heap->chunks;
         heap->chunks = chunk->next;
-        tu_ledger_return(heap->job, chunk->segment->bytes);
+        tu_ledger_return(heap->job, chunk->segment->bytes - (chunk->empty ? chunk_bytes(chunk) : 0));
         tu_segment_drop(chunk->segment); /* lives on while somebody of this process maps a piece of it */
         free(chunk);
     }
@@ -105,8 +115,8 @@ static void take_from_bin(tu_chunk *chunk, uint32_t start) {
         chunk->books[block->next].before = block->before;
 }
 
-/* Makes a block free and joins it with free neighbours. */
-static void give_back_block(tu_chunk *chunk, uint32_t start) {
+/* Makes a block free and joins it with free neighbours; true when the whole chunk is free now. */
+static bool give_back_block(tu_chunk *chunk, uint32_t start) {
     uint32_t length = chunk->books[start].length;
     if (start > 0 && !chunk->used[start - 1]) {
         uint32_t left = chunk->books[start - 1].length;
@@ -120,6 +130,45 @@ static void give_back_block(tu_chunk *chunk, uint32_t start) {
         length += right;
     }
     put_into_bin(chunk, start, length);
+    return length == chunk->granules;
+}
+
+/* ---- chunks that are free ---- */
+
+static bool is_free(const tu_chunk *chunk) {
+    return !chunk->used[0] && chunk->books[0].length == chunk->granules;
+}
+
+/* Gives the memory of a free chunk back, unless it is the only free one that has any. */
+static void empty_chunk(tu_heap *heap, tu_chunk *chunk) {
+    const tu_chunk *other = heap->chunks;
+    while (other != NULL && (other == chunk || other->empty || !is_free(other)))
+        other = other->next;
+    if (other == NULL || chunk->empty ||
+        fallocate(chunk->segment->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)chunk_bytes(chunk)) != 0)
+        return;
+    chunk->empty = true;
+    chunk->fresh = 0; /* it will be zero again */
+    tu_ledger_return(heap->job, chunk_bytes(chunk));
+}
+
+/* Reserves the memory of an empty chunk anew. */
+static tutti_status fill_chunk(tu_heap *heap, tu_chunk *chunk, const char *what) {
+    size_t bytes = chunk_bytes(chunk);
+    tutti_status status = tu_ledger_begin(heap->job, what, bytes);
+    if (status != TUTTI_OK)
+        return status;
+    int error;
+    do
+        error = fallocate(chunk->segment->fd, 0, 0, (off_t)bytes) == 0 ? 0 : errno;
+    while (error == EINTR);
+    tu_ledger_end(heap->job, bytes, error == 0);
+    chunk->empty = error != 0;
+    if (error == ENOSPC || error == ENOMEM)
+        return tu_error(TUTTI_ERROR_MEMORY, "out of memory: %zu bytes of shared memory for %s could not be reserved",
+                        bytes, what);
+    return error == 0 ? TUTTI_OK
+                      : tu_error_system(error, "cannot reserve %zu bytes of shared memory for %s", bytes, what);
 }
 
 /* ---- limbo ---- */
@@ -144,7 +193,8 @@ static void sweep_limbo(tu_heap *heap) {
                 at = &chunk->books[start].next;
             } else {
                 *at = chunk->books[start].next;
-                give_back_block(chunk, start);
+                if (give_back_block(chunk, start))
+                    empty_chunk(heap, chunk);
             }
         }
     }
@@ -195,7 +245,7 @@ static void carve(tu_heap *heap, tu_chunk *chunk, uint32_t start, const wanted *
 
 static bool take(tu_heap *heap, const wanted *want, int tries, tu_piece *piece) {
     for (tu_chunk *chunk = heap->chunks; chunk != NULL; chunk = chunk->next) {
-        uint32_t start = find_block(chunk, want->granules, tries);
+        uint32_t start = chunk->empty ? NOBODY : find_block(chunk, want->granules, tries);
         if (start != NOBODY) {
             carve(heap, chunk, start, want, piece);
             return true;
@@ -205,6 +255,9 @@ static bool take(tu_heap *heap, const wanted *want, int tries, tu_piece *piece) 
 }
 
 static tutti_status add_chunk(tu_heap *heap, const char *what, const wanted *want) {
+    for (tu_chunk *chunk = heap->chunks; chunk != NULL; chunk = chunk->next)
+        if (chunk->empty && chunk->granules >= want->granules)
+            return fill_chunk(heap, chunk, what);
     size_t bytes = heap->next_bytes;
     while (bytes < want->granules * GRANULE)
         bytes *= 2;
@@ -255,8 +308,8 @@ void tu_heap_give_back(tu_heap *heap, const tu_piece *piece) {
     if (is_held(heap, chunk, start)) {
         chunk->books[start].next = chunk->limbo;
         chunk->limbo = start;
-    } else {
-        give_back_block(chunk, start);
+    } else if (give_back_block(chunk, start)) {
+        empty_chunk(heap, chunk);
     }
     pthread_mutex_unlock(&heap->lock);
 }

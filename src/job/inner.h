@@ -124,6 +124,9 @@ void tu_heap_send_again(tu_heap *heap, uint64_t id, int rank);
 tutti_status tu_ledger_begin(tu_job *job, const char *what, size_t bytes);
 void tu_ledger_end(tu_job *job, size_t bytes, bool reserved); /* they are now, or will not be */
 void tu_ledger_return(tu_job *job, size_t bytes);             /* they were, and are no more */
+/* TUTTI_ERROR_LIMIT when RLIMIT_FSIZE (ulimit -f) is below `bytes`: the kernel would kill the process by SIGXFSZ when
+ * it sized shared memory beyond it. */
+tutti_status tu_file_size_check(const char *what, size_t bytes);
 /* The error for an mmap that failed: names RLIMIT_AS or vm.max_map_count where that is the reason. */
 tutti_status tu_map_error(int error_number, const char *what, size_t bytes);
 

@@ -260,6 +260,16 @@ static int64_t count_maps(void) {
     return count;
 }
 
+tutti_status tu_file_size_check(const char *what, size_t bytes) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur)
+        return TUTTI_OK;
+    return tu_error(TUTTI_ERROR_LIMIT,
+                    "%s needs %zu bytes of shared memory, and files of this process may have %llu bytes only "
+                    "(RLIMIT_FSIZE, ulimit -f; shared memory counts as a file): raise it",
+                    what, bytes, (unsigned long long)limit.rlim_cur);
+}
+
 tutti_status tu_map_error(int error_number, const char *what, size_t bytes) {
     struct rlimit limit;
     if (error_number == ENOMEM && getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {

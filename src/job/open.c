@@ -122,6 +122,9 @@ tutti_status tu_house_found(tu_house *house, const tu_job_options *options, cons
                             const int *world_ranks) {
     tu_page layout = { .threads = house->threads };
     tu_page_lay_out(&layout, house->size, tu_recorder_round(options->recorder_entries));
+    tutti_status fits = tu_file_size_check("the job segment", layout.bytes);
+    if (fits != TUTTI_OK)
+        return fits;
     char name[sizeof TU_PAGE_NAME + TU_ID_BYTES];
     snprintf(name, sizeof name, TU_PAGE_NAME "%s", id);
     house->page_fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);

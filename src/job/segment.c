@@ -108,7 +108,9 @@ static tutti_status take_pages(tu_segment *segment, const char *what) {
 /* ---- making one's own ---- */
 
 static tutti_status fill_segment(tu_job *job, tu_segment *segment, const char *what, size_t alignment) {
-    tutti_status status;
+    tutti_status status = tu_file_size_check(what, segment->bytes);
+    if (status != TUTTI_OK)
+        return status;
     char name[64];
     snprintf(name, sizeof name, "tutti-%s-%s-%d", segment->heap ? "heap" : "piece", job->page->id, job->world_rank);
     segment->fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);

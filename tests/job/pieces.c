@@ -522,3 +522,64 @@ static tutti_status open_and_alloc(void *argument) {
 TEST(any_call_may_fail_during_allocation) {
     test_fail_each(NULL, open_and_alloc, NULL);
 }
+
+/* ---- memory goes back ---- */
+
+static int64_t memory_of_heaps(void) {
+    int64_t blocks = 0;
+    for (int fd = 0; fd < 1024; fd++) {
+        char path[64], target[128];
+        struct stat status;
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        ssize_t length = readlink(path, target, sizeof target - 1);
+        if (length <= 0)
+            continue;
+        target[length] = 0;
+        if (strstr(target, "tutti-heap-") != NULL && fstat(fd, &status) == 0)
+            blocks += status.st_blocks;
+    }
+    return blocks * 512;
+}
+
+static void check_memory_goes_back(tu_job *job) {
+    enum {
+        COUNT = 4000
+    };
+    tu_piece *pieces = calloc(COUNT, sizeof *pieces);
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < COUNT; i++) {
+            CHECK_OK(tu_piece_alloc(job, "a test", 8000, 64, 0, &pieces[i]));
+            CHECK(all_zero(pieces[i].address, 8000));
+            memset(pieces[i].address, 0xff, 8000);
+        }
+        CHECK(memory_of_heaps() >= INT64_C(8000) * COUNT);
+        int64_t reserved = atomic_load(&job->slot->reserved);
+        CHECK(reserved >= INT64_C(8000) * COUNT);
+        for (int i = 0; i < COUNT; i++)
+            tu_piece_free(job, &pieces[i]);
+        CHECK(memory_of_heaps() < INT64_C(8000) * COUNT / 2); /* one chunk stays for the next */
+        CHECK(atomic_load(&job->slot->reserved) < reserved / 2);
+    }
+    free(pieces);
+}
+
+TEST(the_memory_of_small_pieces_goes_back_when_they_are_freed) {
+    alone(check_memory_goes_back);
+}
+
+/* ---- ulimit -f ---- */
+
+static void lower_file_size(void) {
+    struct rlimit limit = { .rlim_cur = 4096, .rlim_max = RLIM_INFINITY };
+    CHECK_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+    limit.rlim_cur = 4096;
+    CHECK_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    tu_job_options options = job_options(NULL, 0, 1);
+    tu_job *job;
+    CHECK_STATUS(tu_job_open(&options, &job), TUTTI_ERROR_LIMIT);
+    CHECK_MESSAGE("ulimit -f");
+}
+
+TEST(a_limit_on_the_size_of_files_is_an_error_and_no_signal) {
+    lower_file_size();
+}
