@@ -203,12 +203,17 @@ static void do_get(tu_hub *hub, tu_session *session, const uint8_t *at) {
 static void do_multi_get(tu_hub *hub, tu_session *session, const uint8_t *at) {
     uint64_t count = tu_read_u64(&at), total = 0;
     const uint8_t *again = at;
+    bool repeated = false; /* a short command that names one large value many times would cost any amount of memory */
+    hub->commands++;
     for (uint64_t i = 0; i < count; i++) {
         tu_text key = tu_read_text(&at);
-        const tu_entry *entry = tu_table_find(&hub->table, key.data, key.bytes);
+        tu_entry *entry = tu_table_find(&hub->table, key.data, key.bytes);
         total += sizeof(uint64_t) + (entry != NULL ? entry->bytes : 0);
+        repeated = repeated || (entry != NULL && entry->asked == hub->commands);
+        if (entry != NULL)
+            entry->asked = hub->commands;
     }
-    if (total > TU_FRAME_LIMIT) {
+    if (total > (repeated ? TU_REPEATED_LIMIT : TU_FRAME_LIMIT)) {
         end(hub, session, "it asked for %" PRIu64 " bytes in one reply", total);
         return;
     }

@@ -49,6 +49,7 @@ struct tu_session {
 };
 
 typedef struct tu_hub {
+    uint64_t commands; /* that asked for several values */
     tu_table table;
     const tu_secret *secret; /* with bytes 0: none is asked for */
     tu_session *dirty;       /* sessions that have something new to send, or have ended */

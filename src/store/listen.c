@@ -50,7 +50,10 @@ static bool remove_stale(const tu_socket_address *address, socklen_t length) {
         return false;
     bool stale = connect(probe, &address->any, length) != 0 && errno == ECONNREFUSED;
     close(probe);
-    return stale && unlink(address->local.sun_path) == 0;
+    /* Connecting to a plain file is refused in the same way; only a socket is ever removed, and no link is followed. */
+    struct stat found;
+    return stale && lstat(address->local.sun_path, &found) == 0 && S_ISSOCK(found.st_mode) &&
+           unlink(address->local.sun_path) == 0;
 }
 
 /* Returns the descriptor, or minus an errno. */

@@ -31,6 +31,7 @@ typedef struct tu_entry {
     bool present; /* has a value, which may be empty */
     uint8_t *value;
     size_t bytes, capacity;
+    uint64_t asked; /* the number of the last command that asked for several values (hub.c) */
     tu_queued *queue_first, *queue_last;
     int64_t queued;
     tu_waiter_list waiters;

@@ -34,6 +34,7 @@ enum {
     ACCEPT_BATCH = 64, /* then those already accepted get their turn */
     EVENT_BATCH = 256,
     INPUT_CHUNK = 128 << 10,
+    REFUSALS_AT_ONCE = 8, /* lines about strangers, then a pause */
 };
 #define HALF_OPEN_TIME (5 * TU_SECOND)
 #define ACCEPT_PAUSE (100 * TU_MILLISECOND) /* when a connection cannot be taken for want of memory or descriptors */
@@ -82,8 +83,11 @@ struct tu_server {
     int epoll;
     int spare; /* given up for a moment to close a connection that finds no descriptor left */
     /* The rest belongs to the thread. */
-    int64_t accept_again; /* 0: accepting */
-    int64_t warn_again;   /* of a full table of descriptors */
+    int64_t accept_again;  /* 0: accepting */
+    int64_t warn_again;    /* of a full table of descriptors */
+    int64_t refusal_again; /* before that no line about a stranger */
+    int refusals_told;     /* of REFUSALS_AT_ONCE */
+    uint64_t refusals_untold;
     tu_hub hub;
     connection_list half_open, open, closed;
     uint8_t *chunk; /* INPUT_CHUNK bytes */
@@ -174,6 +178,25 @@ static void send_pending(tu_server *server, connection *connection) {
     watch(server, connection);
 }
 
+/* Strangers may come by the thousand: one line now and then, with how many there were. */
+static void tell_refusal(tu_server *server, const connection *connection) {
+    int64_t now = tu_clock_now();
+    if (now < server->refusal_again) {
+        server->refusals_untold++;
+        return;
+    }
+    if (server->refusals_untold > 0)
+        TU_LOG(TUTTI_LOG_WARN, NULL, "store", "refused %s: %s; and %" PRIu64 " more since the last such line",
+               connection->peer, connection->session.why, server->refusals_untold);
+    else
+        TU_LOG(TUTTI_LOG_WARN, NULL, "store", "refused %s: %s", connection->peer, connection->session.why);
+    server->refusals_untold = 0;
+    if (++server->refusals_told >= REFUSALS_AT_ONCE) {
+        server->refusals_told = 0;
+        server->refusal_again = now + WARN_PAUSE;
+    }
+}
+
 /* A session that was admitted leaves the list of those with a deadline. */
 static void settle(tu_server *server, connection *connection) {
     if (connection->half_open && connection->session.state == TU_SESSION_OPEN) {
@@ -182,7 +205,7 @@ static void settle(tu_server *server, connection *connection) {
         list_add(&server->open, connection);
     }
     if (connection->session.state == TU_SESSION_REFUSED && connection->session.why[0] != 0) {
-        TU_LOG(TUTTI_LOG_WARN, NULL, "store", "refused %s: %s", connection->peer, connection->session.why);
+        tell_refusal(server, connection);
         connection->session.why[0] = 0; /* said once */
     }
 }

@@ -33,6 +33,9 @@ static tutti_status open_file(const char *url, const tutti_tcp_store_options *op
     if (status != TUTTI_OK)
         return status;
     const char *path = url + strlen("file://");
+    if (strchr(path, '?') != NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "\"%s\": a store takes no query; rank and world_size belong into tutti_world_options", url);
     if (path[0] != '/')
         return tu_error(TUTTI_ERROR_ARGUMENT, "\"%s\": path missing; write file:///path", url);
     tutti_file_store_options file = TUTTI_FILE_STORE_OPTIONS_INIT;

@@ -47,8 +47,9 @@ typedef enum tu_command {
 #define TU_KEY_LIMIT 8192
 #define TU_VALUE_LIMIT (8u << 20)
 #define TU_KEYS_LIMIT 131072
-#define TU_FRAME_LIMIT (UINT64_C(2) << 30) /* a command with all its keys and values, and a reply */
-#define TU_REFUSAL_LIMIT 1024              /* the words of a refusal */
+#define TU_FRAME_LIMIT (UINT64_C(2) << 30)     /* a command with all its keys and values, and a reply */
+#define TU_REPEATED_LIMIT (UINT64_C(16) << 20) /* a reply that holds one value more than once */
+#define TU_REFUSAL_LIMIT 1024                  /* the words of a refusal */
 
 /* ---- finding the end of a command ---- */
 

@@ -510,3 +510,31 @@ TEST(a_wait_until_an_event_is_for_the_store_of_a_world) {
     CHECK_MESSAGE("tutti_world_store");
     tutti_store_release(store);
 }
+
+/* ---- what lies where a socket should ---- */
+
+TEST(serving_on_a_path_removes_a_stale_socket_and_nothing_else) {
+    char folder[] = "/tmp/tutti-test-XXXXXX", path[64], url[80];
+    CHECK(mkdtemp(folder) != NULL);
+    snprintf(path, sizeof path, "%s/precious", folder);
+    snprintf(url, sizeof url, "unix:%s", path);
+    FILE *file = fopen(path, "w");
+    CHECK(file != NULL && fputs("data", file) >= 0 && fclose(file) == 0);
+    tutti_store *store;
+    tutti_tcp_store_options options = TUTTI_TCP_STORE_OPTIONS_INIT;
+    CHECK(tutti_store_serve(url, 0, &options, &store) != TUTTI_OK);
+    struct stat status;
+    CHECK_EQ(stat(path, &status), 0);
+    CHECK(S_ISREG(status.st_mode));
+    CHECK_EQ(status.st_size, 4);
+    CHECK_EQ(unlink(path), 0);
+    /* A socket that a killed server left. */
+    int stale = socket(AF_UNIX, SOCK_STREAM, 0);
+    struct sockaddr_un address = { .sun_family = AF_UNIX };
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
+    CHECK_EQ(bind(stale, (struct sockaddr *)&address, sizeof address), 0);
+    close(stale);
+    CHECK_OK(tutti_store_serve(url, 0, &options, &store));
+    tutti_store_release(store);
+    CHECK_EQ(rmdir(folder), 0);
+}

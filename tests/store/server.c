@@ -532,3 +532,65 @@ TEST(the_servers_thread_has_a_name_and_takes_no_signals) {
     CHECK(found);
     tutti_store_release(store);
 }
+
+/* A short command that names one large value many times must not cost the server any amount of memory. */
+TEST(a_value_asked_for_many_times_in_one_command_is_refused) {
+    tutti_store *store = NULL;
+    tutti_tcp_store_options options = TUTTI_TCP_STORE_OPTIONS_INIT;
+    options.server = true;
+    CHECK_OK(tutti_store_open_tcp("127.0.0.1", 0, &options, &store));
+    size_t bytes = (size_t)1 << 20;
+    char *value = calloc(1, bytes);
+    CHECK_OK(tutti_store_set(store, "large", value, bytes));
+    const char *keys[64];
+    void *values[64];
+    size_t sizes[64];
+    for (int i = 0; i < 64; i++)
+        keys[i] = "large";
+    tutti_store *greedy;
+    CHECK_OK(tutti_store_clone(store, &greedy));
+    CHECK_STATUS(tutti_store_multi_get(greedy, keys, 64, 0, values, sizes), TUTTI_ERROR_NETWORK);
+    tutti_store_release(greedy);
+    CHECK_OK(tutti_store_multi_get(store, keys, 2, 0, values, sizes)); /* a few are nobody's harm */
+    tutti_free(values[0]);
+    tutti_free(values[1]);
+    tutti_store_release(store);
+    free(value);
+}
+
+static int lines_of(const char *path, const char *word) {
+    FILE *file = fopen(path, "r");
+    CHECK(file != NULL);
+    char line[1024];
+    int count = 0;
+    while (fgets(line, sizeof line, file) != NULL)
+        count += strstr(line, word) != NULL;
+    fclose(file);
+    return count;
+}
+
+TEST(strangers_by_the_hundred_cost_a_few_lines_of_log) {
+    char path[] = "/tmp/tutti-test-XXXXXX";
+    int file = mkstemp(path);
+    CHECK(file >= 0 && dup2(file, STDERR_FILENO) >= 0);
+    tutti_store *store = NULL;
+    tutti_tcp_store_options options = TUTTI_TCP_STORE_OPTIONS_INIT;
+    char secret[32] = "a secret of thirty-two bytes....";
+    options.server = true;
+    options.secret = secret;
+    options.secret_bytes = sizeof secret;
+    CHECK_OK(tutti_store_open_tcp("127.0.0.1", 0, &options, &store));
+    for (int i = 0; i < 300; i++) {
+        int raw = raw_connect(tutti_store_port(store));
+        raw_send(raw, BYTES(VALIDATE));
+        close(raw);
+    }
+    CHECK_OK(tutti_store_set(store, "k", "", 0)); /* still there */
+    void *value;
+    CHECK_OK(tutti_store_get(store, "k", 0, &value, NULL));
+    tutti_free(value);
+    tutti_store_release(store);
+    CHECK(lines_of(path, "refused") < 20);
+    close(file);
+    CHECK_EQ(unlink(path), 0);
+}
