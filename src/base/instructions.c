@@ -86,7 +86,7 @@ tutti_status tu_instructions_choose(const char *name) {
     if (name == NULL || name[0] == 0) {
         if (atomic_load_explicit(&choice, memory_order_relaxed) != 0)
             return TUTTI_OK;
-        name = getenv("TUTTI_ISA");
+        name = secure_getenv("TUTTI_ISA");
     }
     if (name == NULL || name[0] == 0) {
         settle(best());
@@ -107,7 +107,7 @@ tutti_status tu_instructions_choose(const char *name) {
 tu_instructions tu_instructions_get(void) {
     unsigned found = atomic_load_explicit(&choice, memory_order_relaxed);
     if (found == 0) {
-        const char *name = getenv("TUTTI_ISA");
+        const char *name = secure_getenv("TUTTI_ISA");
         for (unsigned i = TU_REFERENCE; name != NULL && i < TU_INSTRUCTIONS_END; i++)
             if (strcmp(name, names[i]) == 0 && tu_instructions_present((tu_instructions)i))
                 found = i | ASKED;

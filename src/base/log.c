@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -88,10 +89,17 @@ void tu_log_set_rank(tu_log *log, int rank) {
         return;
     char path[1024] = "";
     expand(log->pattern, rank, path, sizeof path);
-    log->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    /* Without waiting: a FIFO that nobody reads would hold up the program, now or when it is full. */
+    struct stat found;
+    log->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0644);
+    const char *why = log->fd < 0 ? strerrordesc_np(errno) : NULL;
+    if (log->fd >= 0 && (fstat(log->fd, &found) != 0 || S_ISFIFO(found.st_mode) || S_ISSOCK(found.st_mode))) {
+        close(log->fd);
+        log->fd = -1;
+        why = "it is a pipe, whose reader could hold up the program";
+    }
     if (log->fd < 0)
-        fprintf(stderr, "tutti: warn: cannot write the log to %s (TUTTI_LOG_FILE): %s; logging to stderr\n", path,
-                strerrordesc_np(errno));
+        fprintf(stderr, "tutti: warn: cannot write the log to %s (TUTTI_LOG_FILE): %s; logging to stderr\n", path, why);
 }
 
 void tu_log_free(tu_log *log) {
@@ -105,7 +113,7 @@ void tu_log_free(tu_log *log) {
 bool tu_log_wants(const tu_log *log, tutti_log_level level, const char *subsystem) {
     if (log == NULL) {
         tu_log from_environment = { 0 };
-        const char *spec = getenv("TUTTI_LOG");
+        const char *spec = secure_getenv("TUTTI_LOG");
         if (spec == NULL || spec[0] == 0)
             return level <= TUTTI_LOG_WARN;
         tutti_error_copy error;

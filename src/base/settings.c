@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/auxv.h>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -107,6 +108,29 @@ static tutti_status parse(tu_setting_type type, const char *text, int64_t *value
     return TUTTI_OK;
 }
 
+/* Settings that take one of a few words. */
+static const struct {
+    tu_setting setting;
+    const char *words[4];
+} choices[] = { { TU_SETTING_MULTICAST, { "auto", "software", "off" } } };
+
+static tutti_status check_choice(tu_setting setting, const char *text) {
+    for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
+        if (choices[i].setting != setting || text[0] == 0)
+            continue;
+        char list[128] = "";
+        for (size_t word = 0; choices[i].words[word] != NULL; word++) {
+            if (strcmp(choices[i].words[word], text) == 0)
+                return TUTTI_OK;
+            size_t used = strlen(list);
+            snprintf(list + used, sizeof list - used, "%s%s", used > 0 ? ", " : "", choices[i].words[word]);
+        }
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: \"%s\" is none of: %s", tu_setting_rows[setting].environment, text,
+                        list);
+    }
+    return TUTTI_OK;
+}
+
 static tutti_status assign(tu_settings *settings, tu_setting setting, const char *text, tu_setting_origin origin) {
     int64_t value = 0;
     if (text[0] != 0 && parse(tu_setting_rows[setting].type, text, &value) != TUTTI_OK) {
@@ -114,6 +138,9 @@ static tutti_status assign(tu_settings *settings, tu_setting setting, const char
         tu_error_save(&error);
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: %s", tu_setting_rows[setting].environment, error.message);
     }
+    tutti_status status = check_choice(setting, text);
+    if (status != TUTTI_OK)
+        return status;
     char *copy = strdup(text);
     if (copy == NULL)
         return tu_error_memory("a setting", strlen(text) + 1);
@@ -124,10 +151,12 @@ static tutti_status assign(tu_settings *settings, tu_setting setting, const char
     return TUTTI_OK;
 }
 
+/* A program that runs with more rights than whoever started it (setuid, file capabilities) takes nothing from the
+ * environment: not here, and nowhere else. */
 tutti_status tu_settings_load(tu_settings *settings) {
     memset(settings, 0, sizeof *settings);
     for (int i = 0; i < TU_SETTING_COUNT; i++) {
-        const char *text = getenv(tu_setting_rows[i].environment);
+        const char *text = secure_getenv(tu_setting_rows[i].environment);
         bool given = text != NULL && text[0] != 0;
         tutti_status status = assign(settings, (tu_setting)i, given ? text : tu_setting_rows[i].default_text,
                                      given ? TU_FROM_ENVIRONMENT : TU_FROM_DEFAULT);
@@ -151,6 +180,8 @@ void tu_settings_free(tu_settings *settings) {
 }
 
 void tu_settings_unknown(void (*found)(const char *name, const char *nearest, void *argument), void *argument) {
+    if (getauxval(AT_SECURE) != 0)
+        return;
     for (char **entry = environ; entry != NULL && *entry != NULL; entry++) {
         if (strncmp(*entry, "TUTTI_", 6) != 0)
             continue;

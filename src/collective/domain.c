@@ -53,7 +53,7 @@ static int node_of(int cpu) {
 
 #if TUTTI_HAVE_HWLOC
 static bool foreign_topology(void) {
-    return getenv("HWLOC_SYNTHETIC") != NULL || getenv("HWLOC_XMLFILE") != NULL;
+    return secure_getenv("HWLOC_SYNTHETIC") != NULL || secure_getenv("HWLOC_XMLFILE") != NULL;
 }
 
 static tu_locality foreign_place(int local_rank) {

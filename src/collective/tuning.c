@@ -6,9 +6,12 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/cache.h"
 #include "collective/domain.h"
@@ -196,9 +199,20 @@ static tutti_status read_rows(FILE *file, const char *path, tu_tuning *tuning) {
 }
 
 tutti_status tu_tuning_read(const char *path, tu_tuning **tuning) {
-    FILE *file = fopen(path, "re");
-    if (file == NULL)
+    /* Without waiting: opening a FIFO would last until somebody writes to it. */
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (descriptor < 0)
         return tu_error_system(errno, "cannot open the tuning file %s (TUTTI_TUNING)", path);
+    struct stat found;
+    if (fstat(descriptor, &found) != 0 || !S_ISREG(found.st_mode)) {
+        close(descriptor);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "the tuning file %s (TUTTI_TUNING) is no file", path);
+    }
+    FILE *file = fdopen(descriptor, "r");
+    if (file == NULL) {
+        close(descriptor);
+        return tu_error_system(errno, "cannot read the tuning file %s (TUTTI_TUNING)", path);
+    }
     tu_tuning *made = calloc(1, sizeof *made);
     if (made == NULL) {
         fclose(file);

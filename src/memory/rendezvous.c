@@ -539,7 +539,7 @@ static tutti_status check_hosts(const tutti_memory *memory, const tutti_group *g
         tu_error(TUTTI_ERROR_UNSUPPORTED,
                  "rank %d of group %s is on host %s: backend %s maps memory between ranks of one host only. Make a "
                  "group per host "
-                 "(tutti_group_split), or use collectives, which cross hosts",
+                 "(tutti_group_split), or send the data (tutti_send, tutti_store_set)",
                  member, group->name, tu_job_host(group->world->job, group->ranks[member]), memory->backend->name);
         tu_error_at_fault(member);
         return TUTTI_ERROR_UNSUPPORTED;

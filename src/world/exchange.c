@@ -301,7 +301,8 @@ tutti_status tu_group_exchange_with(tutti_group *group, const tu_operation_info 
     comparison comparison = { group, info };
     tu_operation_text(group, info, what, sizeof what);
     tutti_status status = lock_until(&group->exchange_lock, deadline, what);
-    if (status == TUTTI_OK) {
+    bool met = status == TUTTI_OK;
+    if (met) {
         tu_meeting meeting = {
             .ranks = group->ranks,
             .count = group->size,
@@ -323,14 +324,14 @@ tutti_status tu_group_exchange_with(tutti_group *group, const tu_operation_info 
     }
     if (status == TUTTI_ERROR_STATE && tu_group_ended(group))
         return tu_group_cause(group);
-    if (status == TUTTI_ERROR_TIMEOUT) {
+    if (status == TUTTI_ERROR_TIMEOUT && met && group->local) {
         /* A person knows the call, not the exchange inside it. */
-        tutti_error_copy error;
-        tu_error_save(&error);
-        char inner[sizeof error.message];
-        memcpy(inner, error.message, sizeof inner);
-        snprintf(error.message, sizeof error.message, "timeout: %s: %.1700s", what, inner);
-        tu_error_restore(&error);
+        tutti_error_info missing = TUTTI_ERROR_INFO_INIT;
+        (void)!tutti_error_detail(&missing);
+        tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s: rank %d waited %.3g s", what, group->rank,
+                 (double)info->timeout_ns / 1e9);
+        for (int i = 0; i < missing.at_fault_count && i < TUTTI_ERROR_RANKS; i++)
+            tu_error_at_fault(missing.at_fault[i]);
         append_missing(group);
         tu_error_append(". `tutti ps` shows all ranks while they hang; TUTTI_TIMEOUT gives them more time");
     }

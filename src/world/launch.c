@@ -13,6 +13,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +26,7 @@
 /* ---- reading variables ---- */
 
 static const char *text_of(const char *name) {
-    const char *text = getenv(name);
+    const char *text = secure_getenv(name);
     return text != NULL && text[0] != 0 ? text : NULL;
 }
 
@@ -306,9 +307,43 @@ static tutti_status find_spawned(tu_launch *launch) {
     return TUTTI_OK;
 }
 
-tutti_status tu_launch_find(const tutti_world_options *options, const tu_settings *settings, tu_log *log,
+/* What PyTorch's programs write: "env://" is the launch environment; "file:///path?rank=0&world_size=2", and the same
+ * behind tcp://, says who this is. Fills rank and rank_count, and gives the address without its query. */
+static tutti_status take_url(tutti_world_options *options, char url[192]) {
+    if (options->store_url == NULL)
+        return TUTTI_OK;
+    const char *whole = options->store_url, *query = strchr(whole, '?');
+    size_t length = query != NULL ? (size_t)(query - whole) : strlen(whole);
+    if (length >= 192)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_world_options.store_url is too long: \"%s\"", whole);
+    memcpy(url, whole, length);
+    url[length] = 0;
+    while (query != NULL) {
+        char item[64];
+        const char *begin = query + 1;
+        query = strchr(begin, '&');
+        snprintf(item, sizeof item, "%.*s", (int)(query != NULL ? query - begin : (ptrdiff_t)strlen(begin)), begin);
+        int64_t number;
+        bool rank = strncmp(item, "rank=", 5) == 0, size = strncmp(item, "world_size=", 11) == 0;
+        if ((!rank && !size) || tu_parse_integer(item + (rank ? 5 : 11), &number) != TUTTI_OK || number < 0 ||
+            number > INT_MAX)
+            return tu_error(
+                TUTTI_ERROR_ARGUMENT,
+                "tutti_world_options.store_url \"%s\": \"%s\" is not understood; rank=N and world_size=N are", whole,
+                item);
+        *(rank ? &options->rank : &options->rank_count) = (int)number;
+    }
+    options->store_url = strcmp(url, "env://") == 0 ? NULL : url;
+    return TUTTI_OK;
+}
+
+tutti_status tu_launch_find(const tutti_world_options *given, const tu_settings *settings, tu_log *log,
                             tu_launch *launch) {
-    tutti_status status = check_options(options);
+    char url[192];
+    tutti_world_options copy = *given, *options = &copy;
+    tutti_status status = take_url(options, url);
+    if (status == TUTTI_OK)
+        status = check_options(options);
     if (status != TUTTI_OK)
         return status;
     if (options->rank_count > 0) {

@@ -584,8 +584,8 @@ static tutti_status timeout_error(const tu_group_wait *wait) {
             missing_ranks[missing_count] = member;
         missing_count++;
     }
-    tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s waited %.3g s on %s. ", operation, (double)wait->info->timeout_ns / 1e9,
-             rank_text(group, group->rank, me));
+    tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s: %s waited %.3g s. ", operation, rank_text(group, group->rank, me),
+             (double)wait->info->timeout_ns / 1e9);
     if (missing_count > 0)
         tu_error_append("Missing: %s", missing);
     if (missing_count > 8)

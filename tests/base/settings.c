@@ -84,3 +84,12 @@ static tutti_status load_and_free(void *argument) {
 TEST(loading_survives_every_failed_allocation) {
     test_fail_each(NULL, load_and_free, NULL);
 }
+
+TEST(a_setting_that_takes_a_few_words_takes_no_other) {
+    tu_settings settings;
+    CHECK_OK(tu_settings_load(&settings));
+    CHECK_STATUS(tu_settings_set(&settings, TU_SETTING_MULTICAST, "x"), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("auto, software, off");
+    CHECK_OK(tu_settings_set(&settings, TU_SETTING_MULTICAST, "software"));
+    tu_settings_free(&settings);
+}

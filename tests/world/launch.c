@@ -408,3 +408,32 @@ TEST(the_address_is_chosen_by_the_route_or_by_the_setting) {
     CHECK_MESSAGE("TUTTI_INTERFACE is \"none0\"");
     CHECK_STATUS(tu_address_choose("no-such-host.invalid", "", address, sizeof address), TUTTI_ERROR_NETWORK);
 }
+
+/* ---- addresses as PyTorch's programs write them ---- */
+
+TEST(an_address_may_say_rank_and_size) {
+    char folder[] = "/tmp/tutti-test-XXXXXX", url[96], path[64];
+    CHECK(mkdtemp(folder) != NULL);
+    snprintf(url, sizeof url, "file://%s/meet?rank=0&world_size=1", folder);
+    tutti_world *world;
+    CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .store_url = url), &world));
+    CHECK_EQ(tutti_world_size(world), 1);
+    CHECK_OK(tutti_world_close(world));
+    snprintf(url, sizeof url, "file://%s/meet?colour=blue", folder);
+    CHECK_STATUS(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .store_url = url), &world), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("colour=blue");
+    tutti_store *store;
+    CHECK_STATUS(tutti_store_open_url(url, NULL, &store), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("query");
+    snprintf(path, sizeof path, "%s/meet", folder);
+    (void)unlink(path);
+    CHECK_EQ(rmdir(folder), 0); /* nothing of another name was made */
+}
+
+TEST(env_means_the_environment) {
+    tutti_world *world;
+    CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .store_url = "env://"), &world));
+    CHECK_EQ(tutti_world_size(world), 1);
+    CHECK_TEXT(tutti_world_launcher(world), "alone");
+    CHECK_OK(tutti_world_close(world));
+}

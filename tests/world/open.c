@@ -2,7 +2,9 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
+#include <tutti/collective.h>
 #include <tutti/group.h>
 #include <unistd.h>
 
@@ -432,4 +434,27 @@ TEST(the_death_of_rank_0_while_opening_is_told_by_name_long_before_the_deadline)
     CHECK_MESSAGE("rank 0");
     CHECK_EQ(pthread_join(striker, NULL), 0);
     CHECK_EQ(waitpid(blow.pid, NULL, 0), blow.pid);
+}
+
+/* ---- files that are none ---- */
+
+TEST(a_pipe_in_place_of_a_log_or_a_table_holds_nobody_up) {
+    char folder[] = "/tmp/tutti-test-XXXXXX", path[64];
+    CHECK(mkdtemp(folder) != NULL);
+    snprintf(path, sizeof path, "%s/pipe", folder);
+    CHECK_EQ(mkfifo(path, 0600), 0);
+    setenv("TUTTI_LOG_FILE", path, 1);
+    tutti_world *world;
+    CHECK_OK(tutti_world_open(NULL, &world)); /* warns, and logs to stderr */
+    CHECK_OK(tutti_world_close(world));
+    unsetenv("TUTTI_LOG_FILE");
+    setenv("TUTTI_TUNING", path, 1);
+    CHECK_OK(tutti_world_open(NULL, &world));
+    float one = 1, sum;
+    CHECK_STATUS(tutti_all_reduce(tutti_world_group(world), &one, &sum, 1, TUTTI_F32, TUTTI_SUM, NULL),
+                 TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("TUTTI_TUNING");
+    CHECK_OK(tutti_world_close(world));
+    CHECK_EQ(unlink(path), 0);
+    CHECK_EQ(rmdir(folder), 0);
 }

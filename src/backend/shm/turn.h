@@ -14,6 +14,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <time.h>
 
 #include "base/wait.h"
 
@@ -25,13 +26,21 @@ typedef struct tu_turn {
 
 #define TU_TURN_SHARED ((const void *)1)
 
+/* Whoever is inside is there for a few instructions, unless it lost its processor: to a thread of higher priority that
+ * only yielded it would never get it back, so that a wait that lasts sleeps. */
+static inline void tu_turn_rest(unsigned tries) {
+    if (tries % 64 != 0)
+        tu_pause();
+    else if (tries < 64 * 64)
+        sched_yield();
+    else
+        (void)nanosleep(&(struct timespec){ .tv_nsec = 50000 }, NULL);
+}
+
 static inline void tu_turn_lock(tu_turn *turn) {
     for (unsigned tries = 1; atomic_exchange_explicit(&turn->held, true, memory_order_acquire);
          tries++) { /* pairs with tu_turn_leave */
-        if (tries % 64 == 0)
-            sched_yield();
-        else
-            tu_pause();
+        tu_turn_rest(tries);
     }
 }
 
@@ -49,8 +58,9 @@ static inline void tu_turn_share(tu_turn *turn) {
         return;
     atomic_store_explicit(&turn->owner, TU_TURN_SHARED, memory_order_seq_cst);
     (void)tu_fence_all(); /* pairs with the compiler barrier in tu_turn_enter */
-    while (atomic_load_explicit(&turn->inside, memory_order_acquire)) /* pairs with the release in tu_turn_leave */
-        sched_yield();
+    /* Pairs with the release in tu_turn_leave. */
+    for (unsigned tries = 1; atomic_load_explicit(&turn->inside, memory_order_acquire); tries++)
+        tu_turn_rest(tries);
 }
 
 /* True when the thread owns the turn; to be handed to tu_turn_leave. */
