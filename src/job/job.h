@@ -43,6 +43,8 @@ typedef struct tu_first_rank {
     uint64_t start_time;
 } tu_first_rank;
 
+/* Notes its process, as far as it is known before its record: it serves the store. */
+void tu_first_rank_note(tu_first_rank *first, int pid);
 /* TUTTI_ERROR_DEAD, naming rank 0, when it is known and its process is over; else TUTTI_OK. */
 tutti_status tu_first_rank_check(const tu_first_rank *first);
 
@@ -60,6 +62,37 @@ typedef struct tu_job_options {
 } tu_job_options;
 
 tutti_status tu_job_open(const tu_job_options *options, tu_job **job);
+
+/* ---- a newcomer in a dead rank's place (join.c) ----
+ *
+ * The newcomer announces itself: how it can be reached. Whoever lives admits it: connects to it, and one of them, the
+ * founder, sends the job segment. The newcomer joins when all have connected, and takes the dead rank's slot. The layer
+ * above carries the records between them. All ranks of the world are on this host. */
+
+#define TU_KEY_BYTES 16
+
+/* Who is at a job rank now. Travels through a store. */
+typedef struct tu_seat {
+    int32_t pid;
+    uint32_t fresh; /* 1: a newcomer; the rest says how to reach it */
+    uint64_t start_time;
+    uint8_t socket[TU_KEY_BYTES], nonce[TU_KEY_BYTES];
+} tu_seat;
+
+typedef struct tu_joining tu_joining;
+
+/* Begins to listen; *mine is what the others need. Ended by tu_job_join, or tu_joining_free. */
+tutti_status tu_job_announce(const tu_job_options *options, tu_joining **joining, tu_seat *mine);
+void tu_joining_free(tu_joining *joining);
+/* seats: of all ranks, this one's included. page: the nonce of the job segment. */
+tutti_status tu_job_join(tu_joining *joining, const tu_seat *seats, int founder, const uint8_t page[TU_KEY_BYTES],
+                         tu_job **job);
+
+void tu_job_seat(const tu_job *job, int rank, tu_seat *seat); /* who is there; not fresh */
+/* Admits a newcomer at `rank`, which is dead; the founder also sends the job segment. After a failure it stays dead. */
+tutti_status tu_job_admit(tu_job *job, int rank, const tu_seat *seat, bool founder, int64_t deadline);
+void tu_job_page_nonce(const tu_job *job, uint8_t nonce[TU_KEY_BYTES]);
+uint32_t tu_job_incarnation(const tu_job *job, int rank); /* how often a newcomer has taken that rank */
 
 /* Local, waits for nobody: says goodbye to all peers (state CLOSED in its slot, ring their bells), joins the keeper,
  * closes sockets, drops this rank's reference to the job segment. Mappings still held stay valid until released. */

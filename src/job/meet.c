@@ -261,6 +261,11 @@ static tutti_status missing_ranks(tu_opening *opening) {
 
 /* ---- who came, and died before the others ---- */
 
+void tu_first_rank_note(tu_first_rank *first, int pid) {
+    if (pid != 0 && first->pid == 0)
+        *first = (tu_first_rank){ pid, tu_process_start_time(pid) };
+}
+
 tutti_status tu_first_rank_check(const tu_first_rank *first) {
     if (first->pid == 0 || tu_process_runs(first->pid, first->start_time))
         return TUTTI_OK;

@@ -243,7 +243,7 @@ tutti_status tu_connection_greet(tu_connection *connection, const tu_secret *sec
 /* ---- connecting ---- */
 
 /* On a Unix socket the kernel says whose server it is: the name alone proves nothing. */
-static tutti_status check_owner(int descriptor) {
+static tutti_status check_owner(int descriptor, int *pid) {
     struct ucred server;
     socklen_t length = sizeof server;
     if (getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, &server, &length) != 0)
@@ -253,6 +253,7 @@ static tutti_status check_owner(int descriptor) {
                         "the store's server, process %d, belongs to user %u, and this is user %u; on a Unix "
                         "socket both must be the same",
                         (int)server.pid, (unsigned)server.uid, (unsigned)geteuid());
+    *pid = (int)server.pid;
     return TUTTI_OK;
 }
 
@@ -297,9 +298,11 @@ tutti_status tu_store_connect_once(const tu_address_list *list, const tu_secret 
         status = connect_socket(&list->address[i], list->length[i], tu_deadline(share > 0 ? share : 1), &descriptor);
         if (status != TUTTI_OK)
             continue;
+        int server = 0;
         if (list->address[i].any.sa_family == AF_UNIX)
-            status = check_owner(descriptor);
+            status = check_owner(descriptor, &server);
         tu_connection_init(connection, descriptor);
+        connection->server = server;
         if (status == TUTTI_OK)
             status = tu_connection_greet(connection, secret, deadline);
         if (status == TUTTI_OK || status == TUTTI_ERROR_REFUSED) {

@@ -16,6 +16,7 @@
 /* Replies are read through a buffer, so that many small ones cost one system call. */
 typedef struct tu_connection {
     int descriptor; /* -1: none */
+    int server;     /* pid of the server on a Unix socket; 0: not known */
     bool disturbed; /* the last send or receive was ended by whoever watches this thread (watch.h) */
     uint32_t at, filled;
     uint8_t input[16 << 10];

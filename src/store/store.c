@@ -452,6 +452,11 @@ int tutti_store_port(const tutti_store *store) {
     return base != NULL && base->kind->port != NULL ? base->kind->port(base) : -1;
 }
 
+int tu_store_server(const tutti_store *store) {
+    const tutti_store *base = below(store);
+    return base->kind->server != NULL ? base->kind->server(base) : 0;
+}
+
 const char *tutti_store_address(const tutti_store *store) {
     const tutti_store *base = store != NULL ? below(store) : NULL;
     return base != NULL && base->kind->address != NULL ? base->kind->address(base) : "";

@@ -45,6 +45,7 @@ typedef struct tu_store_kind {
     tutti_status (*queue_length)(tutti_store *, const char *key, int64_t *length);
     int (*port)(const tutti_store *);
     const char *(*address)(const tutti_store *);
+    int (*server)(const tutti_store *);  /* see tu_store_server */
     tutti_store *(*base)(tutti_store *); /* of a prefix: the store below */
 } tu_store_kind;
 
@@ -63,6 +64,7 @@ struct tutti_store {
 void tu_store_init(tutti_store *store, const tu_store_kind *kind, int64_t timeout_ns);
 void tu_store_retain(tutti_store *store);
 bool tu_store_forked(const tutti_store *store);
+int tu_store_server(const tutti_store *store); /* pid of the process that serves it, where that is known; else 0 */
 /* From now on calls that wait on this store, and on clones made later, look around. Takes a reference of its own. */
 void tu_store_set_watch(tutti_store *store, tu_watch *watch);
 

@@ -686,6 +686,10 @@ static const char *tcp_address(const tutti_store *store) {
     return as_tcp(store)->text;
 }
 
+static int tcp_server(const tutti_store *store) {
+    return as_tcp(store)->connection.server;
+}
+
 static tutti_status tcp_clone(tutti_store *store, tutti_store **clone);
 
 static const tu_store_kind tcp_kind = {
@@ -711,6 +715,7 @@ static const tu_store_kind tcp_kind = {
     .queue_length = tcp_queue_length,
     .port = tcp_port,
     .address = tcp_address,
+    .server = tcp_server,
 };
 
 static tutti_status tcp_make(int64_t timeout_ns, tcp_store **result) {

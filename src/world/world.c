@@ -351,6 +351,8 @@ static tutti_status open_job(tutti_world *world, const tu_launch *launch, int64_
         status = tutti_store_open_memory(&store);
     if (status != TUTTI_OK)
         return status;
+    if (world->store != NULL && launch->rank_0_hosts && launch->rank != 0)
+        tu_first_rank_note(first, tu_store_server(world->store));
     tu_job_options options = {
         .store = world->store != NULL ? world->store : store,
         .name = world->name,

@@ -388,7 +388,14 @@ static pid_t start_rank_0(joiner *joiner, const char *what) {
         (void)!join_world(joiner, &world);
         _exit(0);
     }
-    usleep(300000);
+    for (tutti_status status = TUTTI_ERROR_NETWORK; status != TUTTI_OK;) { /* until it serves */
+        tutti_store *store;
+        tutti_tcp_store_options options = TUTTI_TCP_STORE_OPTIONS_INIT;
+        options.timeout_ns = INT64_C(1000000000);
+        status = tutti_store_open_url(joiner->url, &options, &store);
+        if (status == TUTTI_OK)
+            tutti_store_release(store);
+    }
     return pid;
 }
 
