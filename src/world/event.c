@@ -18,8 +18,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/thread.h"
 #include "job/liveness.h"
-#include "store/thread.h"
 #include "world/registry.h"
 
 #define LOOK_INTERVAL (20 * TU_MILLISECOND)

@@ -236,6 +236,9 @@ tutti_status tu_group_exchange_with(tutti_group *group, const tu_operation_info 
  * last handle. */
 void tu_world_handle(tutti_world *world, const char *what, int change);
 
+/* Which ranks are where, once the job is open. */
+tutti_status tu_world_place_ranks(tutti_world *world);
+
 /* After a failed operation: writes this rank's flight recorder, and those of dead ranks, where TUTTI_TRACE_DIR says.
  * Leaves the thread's error as it is. */
 void tu_trace_failure(tutti_world *world);

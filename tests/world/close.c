@@ -275,8 +275,10 @@ static void *call_until_it_fails(void *argument) {
         case 1:
             busy->status = tutti_all_reduce(busy->group, &value, &sum, 1, TUTTI_F32, TUTTI_SUM, NULL);
             break;
-        case 2:
-            busy->status = tutti_recv(busy->group, &value, 1, TUTTI_F32, 1 - tutti_group_rank(busy->group), 0, NULL);
+        case 2: /* both would be a circle */
+            busy->status = tutti_group_rank(busy->group) == 0
+                               ? tutti_recv(busy->group, &value, 1, TUTTI_F32, 1, 0, NULL)
+                               : tutti_group_check(busy->group);
             break;
         case 3:
             busy->status = tutti_group_check(busy->group);
