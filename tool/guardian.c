@@ -56,6 +56,8 @@ typedef struct guardian {
     int64_t publish_at, decide_by, look_at, terminate_at, kill_at, find_at, find_every;
     int last_signal;
     int64_t last_signal_at;
+    int refills; /* newcomers started so far */
+    bool ending; /* the user wants the job to end: nobody is started any more */
 } guardian;
 
 /* ---- starting ---- */
@@ -112,12 +114,15 @@ static int open_secret(const run_plan *plan) {
     return plan->secret < 0 ? -1 : open(path, O_RDONLY | O_CLOEXEC);
 }
 
-/* Returns the pid, or -1 with errno. The child borrows our memory until exec, which is quicker than copying it. */
-static pid_t start_rank(const run_plan *plan, int rank) {
+/* newcomer: the how-manieth to take a dead one's place; 0: the first of this rank. Returns the pid, or -1 with errno.
+ * The child borrows our memory until exec, which is quicker than copying it. */
+static pid_t start_rank(const run_plan *plan, int rank, unsigned newcomer) {
     static const char *const names[4] = { "RANK", "LOCAL_RANK", "TUTTI_RANK", "TUTTI_LOCAL_RANK" };
     static _Alignas(16) char stack[256 << 10];
     for (int i = 0; i < 4; i++)
         sprintf(plan->rank_variables[i], "%s=%d", names[i], rank);
+    if (plan->refill_variable != NULL)
+        sprintf(plan->refill_variable, "TUTTI_REFILL=%u", newcomer);
     start s = { plan, rank, open_secret(plan), getpid(), 0 };
     if (plan->secret >= 0 && s.secret < 0)
         return -1;
@@ -137,7 +142,7 @@ static void wake_launcher(const guardian *g) {
 
 static bool start_all(guardian *g) {
     for (int rank = 0; rank < g->ranks; rank++) {
-        pid_t pid = start_rank(g->plan, rank);
+        pid_t pid = start_rank(g->plan, rank, 0);
         if (pid < 0) {
             atomic_store_explicit(&g->state->start_rank, rank, memory_order_relaxed);
             atomic_store_explicit(&g->state->start_error, errno, memory_order_release);
@@ -243,7 +248,29 @@ static int rank_of(const guardian *g, pid_t pid) {
     return -1; /* an orphan that came to us */
 }
 
+/* Starts another process for a rank that died while others live; false when that is not to be, or cannot be. */
+static bool replace(guardian *g, int rank, int wait_status) {
+    run_rank *r = &g->state->ranks[rank];
+    if (wait_status == 0 || g->ending || g->running < 2 || g->refills >= g->plan->options->refill)
+        return false;
+    find_jobs(g);
+    tu_inspect_publish(&g->jobs, pid_of(g, rank), wait_status);
+    unsigned number = atomic_load_explicit(&r->refills, memory_order_relaxed) + 1;
+    pid_t pid = start_rank(g->plan, rank, number);
+    if (pid < 0)
+        return false;
+    g->refills++;
+    atomic_store_explicit(&r->lost_pid, pid_of(g, rank), memory_order_relaxed);
+    atomic_store_explicit(&r->lost_status, wait_status, memory_order_relaxed);
+    atomic_store_explicit(&r->pid, pid, memory_order_release);
+    atomic_store_explicit(&r->refills, number, memory_order_release);
+    wake_launcher(g);
+    return true;
+}
+
 static void note_end(guardian *g, int rank, int wait_status, int64_t now) {
+    if (replace(g, rank, wait_status))
+        return;
     run_rank *r = &g->state->ranks[rank];
     atomic_store_explicit(&r->wait_status, wait_status, memory_order_relaxed);
     atomic_store_explicit(&r->ended, ++g->ends, memory_order_release);
@@ -327,6 +354,7 @@ static void forward(guardian *g) {
     }
     g->last_signal = signal_number;
     g->last_signal_at = now;
+    g->ending = g->ending || ends;
     signal_all(g, signal_number);
 }
 
@@ -448,14 +476,16 @@ static void wait_for_something(guardian *g) {
 
 /* Else the ends of pipes would never be seen, and the store would seem to live after its launcher. */
 static void close_what_is_not_ours(const run_plan *plan) {
+    bool refill = plan->options->refill > 0; /* newcomers need them, so they stay until the guardian ends */
     close(plan->store);
     for (int i = 0; i < 2 * plan->options->ranks; i++) {
         close(plan->pipes[i][0]);
-        close(plan->pipes[i][1]);
+        if (!refill)
+            close(plan->pipes[i][1]);
     }
-    if (plan->input > 2)
+    if (plan->input > 2 && !refill)
         close(plan->input);
-    if (plan->secret >= 0)
+    if (plan->secret >= 0 && !refill)
         close(plan->secret);
 }
 

@@ -57,6 +57,9 @@ static const char help_text[] =
     "      --grace TIME     how long the others may go on after a failure before they get SIGTERM, and again before\n"
     "                       SIGKILL; seconds, or with a suffix (500ms, 1min); default 2s\n"
     "      --survive        leave the others running when a rank fails\n"
+    "      --refill N       as --survive, and start the program anew for a rank that died, at most N times in all: "
+    "the\n"
+    "                       newcomer takes its place when the others call tutti_group_refill\n"
     "\n"
     "Rank 0 gets the standard input. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP and\n"
     "SIGCONT are passed on, each once; the same one twice within a second kills.\n"
@@ -75,15 +78,13 @@ const tool_command tool_run = { "run", "start a program as several ranks", help_
 /* ---- arguments ---- */
 
 static int parse_arguments(int argc, char **argv, run_options *options) {
-    static const struct option longs[] = { { "ranks", required_argument, NULL, 'n' },
-                                           { "bind", required_argument, NULL, 'b' },
-                                           { "show-binding", no_argument, NULL, 's' },
-                                           { "quiet", no_argument, NULL, 'q' },
-                                           { "log-dir", required_argument, NULL, 'l' },
-                                           { "grace", required_argument, NULL, 'g' },
-                                           { "survive", no_argument, NULL, 'v' },
-                                           { "help", no_argument, NULL, 'h' },
-                                           { 0 } };
+    static const struct option longs[] = {
+        { "ranks", required_argument, NULL, 'n' },   { "bind", required_argument, NULL, 'b' },
+        { "show-binding", no_argument, NULL, 's' },  { "quiet", no_argument, NULL, 'q' },
+        { "log-dir", required_argument, NULL, 'l' }, { "grace", required_argument, NULL, 'g' },
+        { "survive", no_argument, NULL, 'v' },       { "refill", required_argument, NULL, 'r' },
+        { "help", no_argument, NULL, 'h' },          { 0 }
+    };
     int option;
     int64_t number;
     opterr = 0;
@@ -118,6 +119,13 @@ static int parse_arguments(int argc, char **argv, run_options *options) {
                 return tool_usage(&tool_run, "--grace %s: must be a time, like 2s or 500ms", optarg);
             break;
         case 'v':
+            options->survive = true;
+            break;
+        case 'r':
+            if (tu_parse_integer(optarg, &number) || number < 1 || number > MAX_RANKS)
+                return tool_usage(&tool_run, "--refill %s: the number of newcomers must be from 1 to %d", optarg,
+                                  MAX_RANKS);
+            options->refill = (int)number;
             options->survive = true;
             break;
         case 'h':
@@ -198,11 +206,10 @@ static int free_port(void) {
 
 /* Variables that we set, and those of another launcher that would contradict them. */
 static bool replaced(const char *variable) {
-    static const char *const ours[] = {
-        "TUTTI_RANK",      "TUTTI_SIZE",  "TUTTI_LOCAL_RANK", "TUTTI_LOCAL_SIZE", "TUTTI_STORE",
-        "TUTTI_SECRET_FD", "RANK",        "WORLD_SIZE",       "LOCAL_RANK",       "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",     "MASTER_PORT", "GROUP_RANK",       "ROLE_RANK",        "ROLE_WORLD_SIZE"
-    };
+    static const char *const ours[] = { "TUTTI_RANK",  "TUTTI_SIZE",      "TUTTI_LOCAL_RANK", "TUTTI_LOCAL_SIZE",
+                                        "TUTTI_STORE", "TUTTI_SECRET_FD", "TUTTI_REFILL",     "RANK",
+                                        "WORLD_SIZE",  "LOCAL_RANK",      "LOCAL_WORLD_SIZE", "MASTER_ADDR",
+                                        "MASTER_PORT", "GROUP_RANK",      "ROLE_RANK",        "ROLE_WORLD_SIZE" };
     size_t length = strcspn(variable, "=");
     if (strncmp(variable, "TORCHELASTIC_", 13) == 0)
         return true;
@@ -240,6 +247,10 @@ static bool build_environment(run_plan *plan, const char *store) {
     for (int i = 0; complete && i < 4; i++) { /* room for any rank */
         complete = add_variable(plan, &used, "%s=%d", rank_names[i], MAX_RANKS);
         plan->rank_variables[i] = complete ? plan->environment[used - 1] : NULL;
+    }
+    if (complete && plan->options->refill > 0) {
+        complete = add_variable(plan, &used, "TUTTI_REFILL=%d", MAX_RANKS * 10);
+        plan->refill_variable = complete ? plan->environment[used - 1] : NULL;
     }
     complete = complete && add_variable(plan, &used, "TUTTI_SIZE=%d", ranks) &&
                add_variable(plan, &used, "TUTTI_LOCAL_SIZE=%d", ranks) &&
@@ -316,8 +327,9 @@ typedef struct launcher {
     time_t began;
     long memory_kills; /* on this host before the job began */
     bool told_first, told_stopping;
-    bool ending; /* the user has sent a signal that ends */
-    bool *told;  /* [rank], with --survive */
+    bool ending;       /* the user has sent a signal that ends */
+    bool *told;        /* [rank], with --survive */
+    uint32_t *refills; /* [rank]: newcomers that were told */
 } launcher;
 
 static const int forwarded[] = { SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT };
@@ -469,7 +481,24 @@ static void tell_stopping(launcher *l) {
     fprintf(stderr, "tutti run: stopping rank%s %s\n", count == 1 ? "" : "s", text);
 }
 
+static void tell_refills(launcher *l) {
+    for (int rank = 0; rank < l->options.ranks; rank++) {
+        run_rank *r = &l->state->ranks[rank];
+        uint32_t refills = atomic_load_explicit(&r->refills, memory_order_acquire);
+        if (refills == l->refills[rank] || l->options.quiet)
+            continue;
+        l->refills[rank] = refills;
+        char text[128];
+        tool_wait_text(atomic_load_explicit(&r->lost_status, memory_order_relaxed), text, sizeof text);
+        fprintf(stderr, "tutti run: rank %d (pid %d) %s; a newcomer (pid %d) takes its place\n", rank,
+                atomic_load_explicit(&r->lost_pid, memory_order_relaxed), text,
+                atomic_load_explicit(&r->pid, memory_order_relaxed));
+    }
+}
+
 static void tell_news(launcher *l) {
+    if (l->options.refill > 0)
+        tell_refills(l);
     uint32_t first = atomic_load_explicit(&l->state->first_failure, memory_order_acquire);
     bool survive = l->options.survive;
     if (first != 0 && !l->told_first) {
@@ -698,6 +727,7 @@ static void free_plan(launcher *l) {
     free(l->plan.pipes);
     free((binding *)l->plan.bindings);
     free(l->told);
+    free(l->refills);
     free(l->log_dir);
     if (l->state != NULL)
         munmap(l->state, sizeof *l->state + (size_t)l->options.ranks * sizeof l->state->ranks[0]);
@@ -724,7 +754,9 @@ static int launch(launcher *l) {
     l->plan.secret = make_secret(secret);
     l->plan.store = listen_for_store(url, sizeof url);
     l->told = calloc((size_t)l->options.ranks, sizeof *l->told);
-    if (l->plan.secret < 0 || l->plan.store < 0 || l->told == NULL || !build_environment(&l->plan, url))
+    l->refills = calloc((size_t)l->options.ranks, sizeof *l->refills);
+    if (l->plan.secret < 0 || l->plan.store < 0 || l->told == NULL || l->refills == NULL ||
+        !build_environment(&l->plan, url))
         return system_error("cannot prepare the job");
     l->signals = signalfd(-1, &ours, SFD_CLOEXEC | SFD_NONBLOCK);
     if (l->signals < 0)

@@ -27,6 +27,7 @@ typedef struct run_options {
     bool show_binding;
     bool quiet;
     bool survive;
+    int refill; /* newcomers that may take the places of ranks that died, in all */
     int64_t grace_ns;
     const char *log_dir; /* NULL: none */
     char **program;      /* arguments, the name first; NULL-terminated */
@@ -38,6 +39,9 @@ typedef struct run_rank {
     _Atomic int32_t wait_status; /* valid once `ended` is not 0 */
     _Atomic uint32_t ended;   /* 0 while it runs; else the how-manyeth to end, from 1. Release, pairs with acquire. */
     _Atomic uint32_t stopped; /* signal with which the guardian stopped it, or 0 */
+    /* Of the last process that a newcomer replaced; complete before `refills` grows. Release, pairs with acquire. */
+    _Atomic int32_t lost_pid, lost_status;
+    _Atomic uint32_t refills;
 } run_rank;
 
 typedef struct run_state {
@@ -50,7 +54,7 @@ typedef struct run_state {
     run_rank ranks[];
 } run_state;
 
-#define RUN_VARIABLES 16 /* that are added to the environment, at most */
+#define RUN_VARIABLES 18 /* that are added to the environment, at most */
 
 /* What the guardian needs to start the ranks. */
 typedef struct run_plan {
@@ -59,6 +63,7 @@ typedef struct run_plan {
     const char *log_dir;      /* the whole path of --log-dir, or NULL */
     char **environment;       /* of all ranks; the variables of one rank are buffers that are rewritten for each */
     char *rank_variables[4];  /* those buffers: RANK=, LOCAL_RANK=, TUTTI_RANK=, TUTTI_LOCAL_RANK= */
+    char *refill_variable;    /* and TUTTI_REFILL=; NULL without --refill */
     char *own[RUN_VARIABLES]; /* texts made for it */
     int own_count;
     const binding *bindings; /* one per rank; NULL: not bound */

@@ -155,6 +155,15 @@ TUTTI_API void tutti_shrink_options_init(tutti_shrink_options *options, size_t s
 TUTTI_API TUTTI_CHECKED tutti_status tutti_group_shrink(tutti_group *group, const tutti_shrink_options *options,
                                                         tutti_group **rest);
 
+/* Whole again: newcomers take the places of the dead. Every rank of the world that lives calls it, with the world's
+ * group (tutti_world_group), which has ended. `tutti run --refill` starts the program anew for a rank that died; there
+ * tutti_world_open waits until the others are here, and returns a world like theirs. *whole is a group of all ranks, in
+ * the old order, and tutti_world_group gives it from now on, on old ranks and new. Groups that counted on the dead
+ * ranks have ended: make them anew. Symmetric memory stays: rendezvous the blocks with the new group, for which the
+ * newcomer allocates its own. timeout_ns 0: the group's; nobody who came to take a rank's place until then is
+ * TUTTI_ERROR_TIMEOUT, by name. After a failure it may be called again. Ranks must be processes of one host. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_group_refill(tutti_group *group, int64_t timeout_ns, tutti_group **whole);
+
 /* Of a group that came from tutti_group_shrink: the sequence number of the last operation that every one of its members
  * had completed in the old group. A death may let some ranks finish an operation and fail it for others: a rank whose
  * tutti_group_completed(old) is higher takes the step back, and nobody is one off. 0 for other groups. */

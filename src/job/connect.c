@@ -68,7 +68,17 @@ tutti_status tu_listen(int world_size, int *listener, uint8_t name[TU_NONCE_BYTE
 }
 
 static bool is_founder(const connecting *state) {
-    return state->opening->rank == 0;
+    return state->opening->rank == state->opening->founder;
+}
+
+static tu_peer *founder_of(const connecting *state) {
+    return &state->job->peers[state->opening->founder];
+}
+
+/* Whether this rank connects to that one, or waits for its connection: the higher to the lower, and those that are
+ * there already to newcomers. */
+static bool connects_to(const tu_opening *opening, int rank) {
+    return rank < opening->rank && (opening->fresh == NULL || opening->fresh[rank]);
 }
 
 static const tu_record *record_of(const connecting *state, int rank) {
@@ -160,10 +170,10 @@ static int check_hello(const connecting *state, int fd, const hello *greeting, s
     if (greeting->world_size != opening->mine.world_size)
         return -1;
     *why = "it is not a rank that may connect here";
-    int rank = opening->rank + 1;
+    int rank = 0;
     while (rank < opening->size && opening->local[rank] != greeting->world_rank)
         rank++;
-    if (rank == opening->size)
+    if (rank == opening->size || rank == opening->rank || connects_to(opening, rank))
         return -1;
     *why = "its rank was published by another process";
     if (!peer_credentials(fd, &credentials) || credentials.pid != record_of(state, rank)->pid)
@@ -242,7 +252,7 @@ static tutti_status send_pages(connecting *state) {
 }
 
 static tutti_status take_page(connecting *state) {
-    tu_peer *founder = &state->job->peers[0];
+    tu_peer *founder = founder_of(state);
     if (founder->fd < 0)
         return TUTTI_OK;
     union {
@@ -267,7 +277,8 @@ static tutti_status take_page(connecting *state) {
         return tu_error_system(EMFILE, "the descriptor of %s was lost on arrival", whose);
     if (descriptor < 0)
         return tu_error(TUTTI_ERROR_PROTOCOL, "a message without descriptor came instead of %s", whose);
-    tutti_status status = tu_house_enter(state->job->house, descriptor, record_of(state, 0)->nonce, whose);
+    const uint8_t *nonce = state->opening->page_nonce != NULL ? state->opening->page_nonce : record_of(state, 0)->nonce;
+    tutti_status status = tu_house_enter(state->job->house, descriptor, nonce, whose);
     state->page_here = status == TUTTI_OK;
     return status;
 }
@@ -310,7 +321,7 @@ static tutti_status not_connected(const connecting *state) {
     else
         tu_error(TUTTI_ERROR_TIMEOUT,
                  "timeout while opening world \"%s\": the job segment did not come from rank %d (pid %d); stopped?",
-                 opening->options->name, opening->local[0], record_of(state, 0)->pid);
+                 opening->options->name, founder_of(state)->world_rank, founder_of(state)->pid);
     for (int rank = 0; rank < opening->size; rank++)
         if (marked[rank])
             tu_error_at_fault(opening->local[rank]);
@@ -328,7 +339,7 @@ static tutti_status look_around(connecting *state) {
         state->next_look = now + TU_LOOK_INTERVAL;
         tutti_status status = look_at_peers(state);
         for (int rank = 0; rank < state->opening->rank && status == TUTTI_OK; rank++)
-            if (state->job->peers[rank].fd < 0)
+            if (state->job->peers[rank].fd < 0 && connects_to(state->opening, rank))
                 status = connect_to(state, rank);
         if (status != TUTTI_OK)
             return status;
@@ -341,7 +352,7 @@ static void wait_for_news(connecting *state) {
     nfds_t count = 0;
     polls[count++] = (struct pollfd){ .fd = state->opening->listener, .events = POLLIN };
     if (!is_founder(state))
-        polls[count++] = (struct pollfd){ .fd = state->page_here ? -1 : state->job->peers[0].fd, .events = POLLIN };
+        polls[count++] = (struct pollfd){ .fd = state->page_here ? -1 : founder_of(state)->fd, .events = POLLIN };
     for (int i = 0; i < state->waiting_count; i++)
         polls[count++] = (struct pollfd){ .fd = state->waiting[i].fd, .events = POLLIN };
     int64_t wait = state->pages_to_send > 0 ? TU_MILLISECOND : TU_LOOK_INTERVAL;
@@ -362,7 +373,8 @@ static bool complete(const connecting *state) {
 static tutti_status run(connecting *state) {
     tutti_status status = TUTTI_OK;
     for (int rank = 0; rank < state->opening->rank && status == TUTTI_OK; rank++)
-        status = connect_to(state, rank);
+        if (connects_to(state->opening, rank))
+            status = connect_to(state, rank);
     while (status == TUTTI_OK) {
         status = accept_all(state);
         if (status != TUTTI_OK)
@@ -399,4 +411,9 @@ tutti_status tu_connect(tu_opening *opening) {
     free(state.waiting);
     free(state.polls);
     return status;
+}
+
+tutti_status tu_connect_one(tu_opening *opening, int rank) {
+    connecting state = { .opening = opening, .job = opening->job, .missing = 1 };
+    return connect_to(&state, rank);
 }

@@ -104,6 +104,29 @@ void tu_mailbox_put(tu_mailbox *mailbox, tu_message *message) {
         tu_message_free(message);
 }
 
+void tu_mailbox_forget(tu_mailbox *mailbox, int rank) {
+    tu_message *dropped = NULL;
+    pthread_mutex_lock(&mailbox->lock);
+    tu_message **at = &mailbox->first;
+    while (*at != NULL) {
+        tu_message *message = *at;
+        if (message->wire.sender != rank) {
+            at = &message->next;
+            continue;
+        }
+        *at = message->next;
+        message->next = dropped;
+        dropped = message;
+    }
+    mailbox->last = at;
+    pthread_mutex_unlock(&mailbox->lock);
+    while (dropped != NULL) {
+        tu_message *message = dropped;
+        dropped = message->next;
+        tu_message_free(message);
+    }
+}
+
 /* ---- one exchange in progress ---- */
 
 typedef struct progress {

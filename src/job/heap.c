@@ -321,3 +321,16 @@ void tu_heap_send_again(tu_heap *heap, uint64_t id, int rank) {
             atomic_store_explicit(&chunk->segment->sent[rank], false, memory_order_relaxed);
     pthread_mutex_unlock(&heap->lock);
 }
+
+void tu_heap_forget(tu_heap *heap, int rank) {
+    pthread_mutex_lock(&heap->lock);
+    for (tu_chunk *chunk = heap->chunks; chunk != NULL; chunk = chunk->next) {
+        atomic_store_explicit(&chunk->segment->sent[rank], false, memory_order_relaxed);
+        for (uint32_t start = 0; start < chunk->granules; start += chunk->books[start].length)
+            if (chunk->used[start]) /* the dead rank's mappings ended with it */
+                atomic_store_explicit(
+                    tu_piece_holds(heap->job, chunk->segment, (uint64_t)chunk->books[start].before * 64, rank), 0,
+                    memory_order_relaxed);
+    }
+    pthread_mutex_unlock(&heap->lock);
+}

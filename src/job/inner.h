@@ -3,6 +3,7 @@
  * Inside the job: what its files share with each other and with nobody else.
  *
  *     open.c      opening and closing; the getters
+ *     join.c      a newcomer in a dead rank's place
  *     meet.c      records in the store: who is where
  *     connect.c   sockets, hellos, and the passing of the job segment
  *     wire.c      messages with descriptors over the sockets
@@ -260,6 +261,24 @@ void tu_ring_all(tu_job *job);
 /* Whether the process of a rank is certain not to run any more. */
 bool tu_rank_exited(tu_job *job, int rank);
 
+struct tu_opening;
+/* open.c: parts of opening that a newcomer takes too (join.c). */
+tutti_status tu_job_make(const tu_job_options *options, tu_job **made);
+tutti_status tu_job_settle(struct tu_opening *opening);
+tutti_status tu_job_take_slot(tu_job *job, uint64_t start_time);
+void tu_job_end(tu_job *job); /* undoes any part of opening */
+void tu_job_ladder(tu_job *job, int64_t spin);
+
+/* connect.c: one try to connect to a rank, whose record is there; peers[rank].fd is -1 when it is not possible now. */
+tutti_status tu_connect_one(struct tu_opening *opening, int rank);
+/* heap.c, segment.c: what a dead rank held and gave is forgotten. */
+void tu_heap_forget(tu_heap *heap, int rank);
+void tu_atlas_forget_owner(tu_atlas *atlas, int rank);
+/* exchange.c: drops what came from that rank and was not taken. */
+void tu_mailbox_forget(tu_mailbox *mailbox, int rank);
+/* wire.c: hears the new connection of a rank. */
+tutti_status tu_wire_hear(tu_job *job, int rank);
+
 /* connect.c: connects to all local peers, and gives or gets the job segment. */
 struct tu_opening;
 tutti_status tu_connect(struct tu_opening *opening);
@@ -320,7 +339,10 @@ typedef struct tu_opening {
     bool intruder;  /* another process has this rank already */
     int largest;    /* world size that any rank claims */
     int64_t next_look;
-    int known; /* records of ranks below it have been looked for, the first time round */
+    int known;                 /* records of ranks below it have been looked for, the first time round */
+    int founder;               /* job rank that sends the job segment */
+    const uint8_t *page_nonce; /* of the job segment; NULL: the founder's */
+    const bool *fresh;         /* of a newcomer: which ranks are new, too; NULL: all open together */
 } tu_opening;
 
 tutti_status tu_meet_prepare(tu_opening *opening);

@@ -45,6 +45,7 @@ typedef struct tu_first_rank {
 
 /* Notes its process, as far as it is known before its record: it serves the store. */
 void tu_first_rank_note(tu_first_rank *first, int pid);
+bool tu_first_rank_runs(const tu_first_rank *process);
 /* TUTTI_ERROR_DEAD, naming rank 0, when it is known and its process is over; else TUTTI_OK. */
 tutti_status tu_first_rank_check(const tu_first_rank *first);
 

@@ -266,8 +266,12 @@ void tu_first_rank_note(tu_first_rank *first, int pid) {
         *first = (tu_first_rank){ pid, tu_process_start_time(pid) };
 }
 
+bool tu_first_rank_runs(const tu_first_rank *process) {
+    return tu_process_runs(process->pid, process->start_time);
+}
+
 tutti_status tu_first_rank_check(const tu_first_rank *first) {
-    if (first->pid == 0 || tu_process_runs(first->pid, first->start_time))
+    if (first->pid == 0 || tu_first_rank_runs(first))
         return TUTTI_OK;
     tu_error(TUTTI_ERROR_DEAD, "rank 0 (pid %d) died while the world was opening, and with it the store that it served",
              first->pid);

@@ -175,7 +175,7 @@ tutti_status tu_house_enter(tu_house *house, int fd, const uint8_t *nonce, const
 
 /* ---- opening ---- */
 
-static tutti_status make_job(const tu_job_options *options, tu_job **made) {
+tutti_status tu_job_make(const tu_job_options *options, tu_job **made) {
     tu_job *job = calloc(1, sizeof *job);
     if (job == NULL)
         return tu_error_memory("a job", sizeof *job);
@@ -195,7 +195,7 @@ static tutti_status make_job(const tu_job_options *options, tu_job **made) {
 }
 
 /* Takes over what the records say. */
-static tutti_status settle(tu_opening *opening) {
+tutti_status tu_job_settle(tu_opening *opening) {
     tu_job *job = opening->job;
     size_t size = (size_t)opening->size;
     job->peers = calloc(size, sizeof *job->peers);
@@ -242,10 +242,22 @@ static tutti_status move_in(tu_opening *opening) {
 }
 
 /* Writes this rank's slot and becomes visible in it. */
-static tutti_status take_slot(tu_job *job, uint64_t start_time) {
+tutti_status tu_job_take_slot(tu_job *job, uint64_t start_time) {
     job->page = job->house->page;
     job->slot = tu_page_slot(job->page, job->rank);
     tu_slot *slot = job->slot;
+    if (atomic_load_explicit(&slot->state, memory_order_acquire) == TU_RANK_DEAD) {
+        /* A newcomer in a dead rank's place. Nobody asks the mutex of a rank that is known to be dead. */
+        tutti_status status = init_robust(&slot->keeper);
+        if (status != TUTTI_OK)
+            return status;
+        slot->incarnation++;
+        slot->why[0] = 0;
+        atomic_store_explicit(&slot->wait_status, 0, memory_order_relaxed);
+        atomic_store_explicit(&slot->reserved, 0, memory_order_relaxed);
+        atomic_store_explicit(&slot->pending, 0, memory_order_relaxed);
+        memset(slot->cpus, 0, sizeof slot->cpus);
+    }
     slot->pid = getpid();
     slot->tid = (int32_t)syscall(SYS_gettid);
     slot->parent = getppid();
@@ -329,23 +341,32 @@ static int count_cores(const tu_job *job) {
     return cores > 0 ? cores : 1;
 }
 
+void tu_job_ladder(tu_job *job, int64_t spin) {
+    job->wait = (tu_wait){ .bell = &job->slot->bell,
+                           .sleepers = &job->page->sleepers,
+                           .interrupt = job->interrupt,
+                           .departures = &job->page->departures };
+    job->cores = count_cores(job);
+    tu_wait_ladder(&job->wait, job->size, job->cores);
+    if (spin >= 0)
+        job->wait.spins = (uint32_t)spin;
+}
+
 static tutti_status join(tu_opening *opening) {
     tu_job *job = opening->job;
-    tutti_status status = settle(opening);
+    tutti_status status = tu_job_settle(opening);
     if (status == TUTTI_OK)
         status = move_in(opening);
     if (status == TUTTI_OK)
         status = tu_atlas_create(&job->atlas);
     if (status == TUTTI_OK)
-        status = take_slot(job, opening->mine.start_time);
+        status = tu_job_take_slot(job, opening->mine.start_time);
     if (status == TUTTI_OK)
         status = tu_heap_create(job, &job->heap);
     if (status == TUTTI_OK)
         status = arrive(opening);
     return status;
 }
-
-static void end_job(tu_job *job);
 
 /* Tells the others, then undoes what was done. The calling thread's error stays. */
 static void give_up(tu_opening *opening) {
@@ -361,7 +382,7 @@ static void give_up(tu_opening *opening) {
         job->house = NULL; /* its share is given up with the others */
     tu_meet_give_up(opening);
     if (job != NULL)
-        end_job(job);
+        tu_job_end(job);
     tu_error_restore(&copy);
 }
 
@@ -373,17 +394,14 @@ tutti_status tu_job_open(const tu_job_options *options, tu_job **opened) {
     tu_opening opening = { .options = options, .listener = -1 };
     tutti_status status = tu_meet_prepare(&opening);
     if (status == TUTTI_OK)
-        status = make_job(options, &opening.job);
+        status = tu_job_make(options, &opening.job);
     if (status == TUTTI_OK)
         status = tu_meet_records(&opening);
     if (status == TUTTI_OK)
         status = join(&opening);
     tu_job *job = opening.job;
     if (status == TUTTI_OK) {
-        job->cores = count_cores(job);
-        tu_wait_ladder(&job->wait, job->size, job->cores);
-        if (options->spin >= 0)
-            job->wait.spins = (uint32_t)options->spin;
+        tu_job_ladder(job, options->spin);
         *opened = job;
     } else {
         give_up(&opening);
@@ -411,8 +429,7 @@ static void close_connections(tu_job *job) {
     }
 }
 
-/* Undoes any part of opening. */
-static void end_job(tu_job *job) {
+void tu_job_end(tu_job *job) {
     tu_keeper_stop(job);
     close_connections(job);
     tu_heap_free(job->heap);
@@ -445,7 +462,7 @@ void tu_job_close(tu_job *job) {
         }
         tu_mailbox_close(job->mailbox);
     }
-    end_job(job);
+    tu_job_end(job);
 }
 
 /* ---- getters ---- */

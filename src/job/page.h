@@ -58,6 +58,7 @@ typedef struct tu_slot {
     int32_t parent; /* pid of its parent then */
     uint32_t uid;
     uint64_t start_time;         /* of the process: field 22 of /proc/PID/stat */
+    uint32_t incarnation;        /* how often a newcomer has taken this rank */
     int64_t opened_ns;           /* on tu_clock_now */
     int64_t opened_wall;         /* on tu_clock_wall */
     uint64_t cpus[TU_CPU_WORDS]; /* CPU set of the owner when it opened, one bit per CPU */

@@ -259,6 +259,21 @@ void tu_atlas_forget(tu_atlas *atlas) {
     }
 }
 
+void tu_atlas_forget_owner(tu_atlas *atlas, int rank) {
+    for (;;) {
+        pthread_mutex_lock(&atlas->lock);
+        tu_segment *kept = atlas->first;
+        while (kept != NULL && !(kept->heap && kept->owner == rank))
+            kept = kept->next;
+        if (kept != NULL)
+            kept->heap = false; /* the job's reference is taken from it below, once */
+        pthread_mutex_unlock(&atlas->lock);
+        if (kept == NULL)
+            return;
+        drop_import(kept);
+    }
+}
+
 /* ---- importing ---- */
 
 static tutti_status check_descriptor(int fd, uint64_t bytes, const char *whose) {

@@ -230,16 +230,23 @@ static tutti_status read_peer(tu_job *job, int from, bool *any) {
     return TUTTI_OK;
 }
 
+tutti_status tu_wire_hear(tu_job *job, int rank) {
+    struct epoll_event event = { .events = EPOLLIN, .data.u32 = (uint32_t)rank };
+    job->peers[rank].to_write = false;
+    if (epoll_ctl(job->events, EPOLL_CTL_ADD, job->peers[rank].fd, &event) != 0)
+        return tu_error_system(errno, "cannot wait for messages of rank %d (epoll)", job->peers[rank].world_rank);
+    return TUTTI_OK;
+}
+
 tutti_status tu_wire_listen(tu_job *job) {
     job->events = epoll_create1(EPOLL_CLOEXEC);
     if (job->events < 0)
         return tu_error_system(errno, "cannot wait for messages of %d ranks (epoll)", job->size);
-    for (int rank = 0; rank < job->size; rank++) {
-        struct epoll_event event = { .events = EPOLLIN, .data.u32 = (uint32_t)rank };
-        if (job->peers[rank].fd >= 0 && epoll_ctl(job->events, EPOLL_CTL_ADD, job->peers[rank].fd, &event) != 0)
-            return tu_error_system(errno, "cannot wait for messages of rank %d (epoll)", job->peers[rank].world_rank);
-    }
-    return TUTTI_OK;
+    tutti_status status = TUTTI_OK;
+    for (int rank = 0; rank < job->size && status == TUTTI_OK; rank++)
+        if (job->peers[rank].fd >= 0)
+            status = tu_wire_hear(job, rank);
+    return status;
 }
 
 /* Tells `events` for which peers it matters when they can be written to. */

@@ -328,12 +328,8 @@ static tutti_status judge(tutti_group *group, const tutti_group *parent, const t
     }
 }
 
-/* How this rank's part went, against how it went for all members: a vote in the new group's own page, which survives a
- * death at any moment. A rank that did not get the page says so in its slot of the job. `mine` is returned when it is a
- * failure, and is then a failure for all. A group of one rank, across hosts or in a fake world has nobody to ask.
- * Errors name ranks of `parent`, which may be the group itself. */
-static tutti_status commit(tutti_group *group, const tutti_group *parent, int64_t deadline, const char *what,
-                           tutti_status mine) {
+tutti_status tu_group_commit(tutti_group *group, const tutti_group *parent, int64_t deadline, const char *what,
+                             tutti_status mine) {
     tutti_world *world = group->world;
     if (world->fake || !group->local || group->size == 1)
         return mine;
@@ -364,8 +360,7 @@ static tutti_status commit(tutti_group *group, const tutti_group *parent, int64_
     return mine;
 }
 
-/* Takes back a group that was registered already. */
-static void unmake(tutti_group *group) {
+void tu_group_unmake(tutti_group *group) {
     tutti_error_copy error;
     tu_error_save(&error);
     if (tutti_group_destroy(group) != TUTTI_OK &&
@@ -443,9 +438,9 @@ static tutti_status new_local(tutti_world *world, const int *ranks, int count, c
     free(all);
     bool registered = status == TUTTI_OK;
     if (group != NULL && !differ)
-        status = commit(group, group, deadline, what, status);
+        status = tu_group_commit(group, group, deadline, what, status);
     if (status != TUTTI_OK && registered)
-        unmake(group);
+        tu_group_unmake(group);
     if (status != TUTTI_OK) {
         tutti_group_release(group);
         return status;
@@ -534,9 +529,9 @@ static tutti_status undertake(tutti_group *parent, undertaking *task) {
     stage stage = { .complete = false };
     status = exchange_agreements(parent, &info, deadline, task, &stage);
     if (task->group != NULL && !task->exists && !stage.differ)
-        status = commit(task->group, parent, deadline, what, status);
+        status = tu_group_commit(task->group, parent, deadline, what, status);
     if (status != TUTTI_OK && stage.registered)
-        unmake(task->group);
+        tu_group_unmake(task->group);
     return status != TUTTI_OK && ends_nothing(&stage, status) ? tu_group_leave_agreement(parent, ticket, status)
                                                               : tu_group_leave(parent, &info, ticket, status);
 }

@@ -57,6 +57,15 @@ typedef struct tu_meeting {
 tutti_status tu_meet(tutti_world *world, const tu_meeting *meeting, const void *payload, size_t bytes,
                      const tu_piece *piece, int64_t deadline, void *payloads, tu_mapping **mappings);
 
+/* How this rank's part of making a group went, against how it went for all members: a vote in the new group's own page,
+ * which survives a death at any moment. A rank that did not get the page says so in its slot of the job. `mine` is
+ * returned when it is a failure, and is then a failure for all. A group of one rank, across hosts or in a fake world
+ * has nobody to ask. `what` is for messages; errors name ranks of `parent`, which may be the group itself. */
+tutti_status tu_group_commit(tutti_group *group, const tutti_group *parent, int64_t deadline, const char *what,
+                             tutti_status mine);
+/* Takes back a group that was registered already; its reference stays. The thread's error stays. */
+void tu_group_unmake(tutti_group *group);
+
 /* tutti_group_agree with a deadline of its own; 0: the group's. */
 tutti_status tu_group_agree(tutti_group *group, bool mine, int64_t timeout_ns, bool *all);
 

@@ -119,6 +119,15 @@ uint64_t tu_registry_number(tu_registry *registry) {
     return registry->counter++;
 }
 
+uint64_t tu_registry_counter(const tu_registry *registry) {
+    return registry->counter;
+}
+
+void tu_registry_count_on(tu_registry *registry, uint64_t counter) {
+    if (registry->counter < counter)
+        registry->counter = counter;
+}
+
 tu_rank_list *tu_registry_ranks(tu_registry *registry, const int *ranks, int count) {
     uint64_t hash = hash_bytes(ranks, sizeof(int) * (size_t)count);
     size_t bucket = hash & (registry->list_buckets - 1);

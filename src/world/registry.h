@@ -26,6 +26,10 @@ void tu_registry_free(tu_registry *registry); /* empty by now */
 /* The next number of the group counter, which it advances: 0 for the default group. */
 uint64_t tu_registry_number(tu_registry *registry);
 
+/* What it would give next; and that it gives no number below `counter`. */
+uint64_t tu_registry_counter(const tu_registry *registry);
+void tu_registry_count_on(tu_registry *registry, uint64_t counter);
+
 /* Makes room for a group, so that tu_registry_add cannot fail. `tag` is the user's; "" none. */
 tutti_status tu_registry_prepare(tu_registry *registry, tutti_group *group, const char *tag);
 void tu_registry_forget(tutti_group *group); /* undoes prepare */

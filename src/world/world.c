@@ -23,6 +23,7 @@
 #include "world/group.h"
 #include "world/launch.h"
 #include "world/list.h"
+#include "world/refill.h"
 #include "world/registry.h"
 
 /* ---- the list of open worlds ---- */
@@ -340,6 +341,12 @@ static void free_world(tutti_world *world) {
         free_shells(world); /* it never opened: nobody knows of it */
 }
 
+/* Whether this process was started to take a dead rank's place. */
+static bool is_newcomer(const tutti_world *world, const tu_launch *launch) {
+    return launch->size > 1 && tu_settings_text(&world->settings, TU_SETTING_REFILL)[0] != 0 &&
+           tu_settings_number(&world->settings, TU_SETTING_REFILL) > 0;
+}
+
 static tutti_status open_job(tutti_world *world, const tu_launch *launch, int64_t deadline, tu_first_rank *first) {
     tutti_store *store = NULL;
     int64_t entries = tu_settings_number(&world->settings, TU_SETTING_TRACE_ENTRIES);
@@ -367,7 +374,8 @@ static tutti_status open_job(tutti_world *world, const tu_launch *launch, int64_
         .recorder_entries = entries,
         .first = first,
     };
-    status = tu_job_open(&options, &world->job);
+    status =
+        is_newcomer(world, launch) ? tu_refill_join(world, &options, deadline) : tu_job_open(&options, &world->job);
     tutti_store_release(store);
     if (status != TUTTI_OK) {
         tutti_store_release(world->store);
@@ -454,7 +462,7 @@ static tutti_status look_at_opening(void *argument) {
         world->name, world->rank, world->meeting);
 }
 
-static tutti_status place_ranks(tutti_world *world) {
+tutti_status tu_world_place_ranks(tutti_world *world) {
     world->local_rank = tu_job_rank(world->job);
     world->local_size = tu_job_size(world->job);
     world->job_rank_of = malloc(sizeof(int) * (size_t)world->size);
@@ -474,12 +482,13 @@ static tutti_status find_the_others_in_time(tutti_world *world, const tu_launch 
     if (status != TUTTI_OK)
         return status;
     tu_watch *before = tu_watch_thread(watch, false);
+    bool newcomer = is_newcomer(world, launch);
     status = find_the_others(world, launch, deadline);
-    if (status == TUTTI_OK)
-        status = place_ranks(world);
+    if (status == TUTTI_OK && !newcomer)
+        status = tu_world_place_ranks(world);
     if (status == TUTTI_OK)
         status = tu_faults_add(&world->faults, tu_settings_text(&world->settings, TU_SETTING_FAULT), world);
-    if (status == TUTTI_OK)
+    if (status == TUTTI_OK && !newcomer)
         status = tu_group_make_default(world, deadline);
     tu_watch_thread_back(before);
     tu_watch_release(watch);
@@ -597,7 +606,7 @@ static void drop_groups(tutti_world *world) {
     free(groups);
 }
 
-static tutti_status live_handles_error(tutti_world *world, const tu_error_copy *earlier) {
+static tutti_status live_handles_error(tutti_world *world, const tutti_error_copy *earlier) {
     char list[512] = "";
     pthread_mutex_lock(&world->lock);
     for (int i = 0; i < TU_HANDLE_KINDS && world->kinds[i].what != NULL; i++) {
@@ -624,7 +633,7 @@ static tutti_status live_handles_error(tutti_world *world, const tu_error_copy *
 }
 
 /* The error to keep: this thread's last one, else what ended a group of this world. Leaves the thread's as it is. */
-static void recall_failure(tutti_world *world, tu_error_copy *failure) {
+static void recall_failure(tutti_world *world, tutti_error_copy *failure) {
     tu_error_save(failure);
     if (failure->message[0] != 0)
         return;
@@ -636,7 +645,7 @@ static void recall_failure(tutti_world *world, tu_error_copy *failure) {
     pthread_mutex_unlock(&world->lock);
     if (ended == NULL)
         return;
-    tu_error_copy none = *failure;
+    tutti_error_copy none = *failure;
     (void)tu_group_cause(ended);
     tu_error_save(failure);
     (void)tu_error_restore(&none);
@@ -653,7 +662,7 @@ tutti_status tutti_world_close(tutti_world *world) {
                         "tutti_world_close was called in a forked child of the process that opened world \"%s\"",
                         world->name);
     TU_LOG(TUTTI_LOG_INFO, world->log, "world", "world \"%s\" closes", world->name);
-    tu_error_copy earlier;
+    tutti_error_copy earlier;
     recall_failure(world, &earlier);
     world->group = NULL;
     atomic_store_explicit(&world->closed, 1, memory_order_seq_cst); /* pairs with the load in tu_world_check */
@@ -691,7 +700,7 @@ tutti_status tutti_world_finish(tutti_world *world, int64_t timeout_ns) {
     if (world->size > 1 && !world->fake)
         status = world->group->local ? tu_group_agree(world->group, true, timeout, &all)
                                      : tutti_store_barrier(world->store, "finish", world->size, timeout);
-    tu_error_copy error;
+    tutti_error_copy error;
     tu_error_save(&error);
     tutti_status closed = tutti_world_close(world);
     return status != TUTTI_OK ? tu_error_restore(&error) : closed;
