@@ -386,14 +386,14 @@ static tutti_status open_job(tutti_world *world, const tu_launch *launch, int64_
 
 /* A server that rank 0 still keeps from an earlier opening ends when rank 0 comes here too; whoever was quicker and met
  * it tries again. */
-static tutti_status find_the_others(tutti_world *world, const tu_launch *launch, int64_t deadline) {
-    tu_first_rank first = { 0 };
+static tutti_status find_the_others(tutti_world *world, const tu_launch *launch, int64_t deadline,
+                                    tu_first_rank *first) {
     for (;;) {
-        tutti_status status = open_job(world, launch, deadline, &first);
+        tutti_status status = open_job(world, launch, deadline, first);
         bool lost = status == TUTTI_ERROR_NETWORK || status == TUTTI_ERROR_STORE;
         if (!lost || !launch->rank_0_hosts || launch->rank == 0 || tu_clock_now() >= deadline)
             return status;
-        tutti_status dead = tu_first_rank_check(&first);
+        tutti_status dead = tu_first_rank_check(first);
         if (dead != TUTTI_OK)
             return dead;
         TU_LOG(TUTTI_LOG_INFO, world->log, "world", "the meeting place went away; trying again: %s",
@@ -444,6 +444,8 @@ static tutti_status watch_store(tutti_world *world) {
 typedef struct opening {
     const tutti_world *world;
     int64_t deadline;
+    bool hosted; /* rank 0 serves the store: nobody meets there any more when it is dead */
+    tu_first_rank first;
 } opening;
 #define OPENING_GRACE (300 * TU_MILLISECOND) /* for telling why */
 
@@ -453,8 +455,9 @@ static tutti_status look_at_opening(void *argument) {
     if (atomic_load_explicit(&world->interrupt, memory_order_relaxed) != 0)
         return tu_error(TUTTI_ERROR_INTERRUPTED, "rank %d was interrupted while opening world \"%s\"", world->rank,
                         world->name);
-    if (tu_clock_now() < opening->deadline + OPENING_GRACE)
-        return TUTTI_OK;
+    tutti_status status = opening->hosted ? tu_first_rank_check(&opening->first) : TUTTI_OK;
+    if (status != TUTTI_OK || tu_clock_now() < opening->deadline + OPENING_GRACE)
+        return status;
     return tu_error(
         TUTTI_ERROR_TIMEOUT,
         "timeout while opening world \"%s\": the store's server does not answer rank %d; is the process that "
@@ -476,14 +479,14 @@ tutti_status tu_world_place_ranks(tutti_world *world) {
 }
 
 static tutti_status find_the_others_in_time(tutti_world *world, const tu_launch *launch, int64_t deadline) {
-    opening opening = { world, deadline };
+    opening opening = { .world = world, .deadline = deadline, .hosted = launch->rank_0_hosts && launch->rank != 0 };
     tu_watch *watch;
     tutti_status status = tu_watch_new(look_at_opening, &opening, true, &watch);
     if (status != TUTTI_OK)
         return status;
     tu_watch *before = tu_watch_thread(watch, false);
     bool newcomer = is_newcomer(world, launch);
-    status = find_the_others(world, launch, deadline);
+    status = find_the_others(world, launch, deadline, &opening.first);
     if (status == TUTTI_OK && !newcomer)
         status = tu_world_place_ranks(world);
     if (status == TUTTI_OK)
