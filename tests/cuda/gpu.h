@@ -45,6 +45,13 @@ static inline void gpu_needed(void) {
         SKIP("the CUDA backend was not built");
 }
 
+#define GPU_PINNED ((size_t)1 << 20)
+static _Thread_local void *gpu_pinned; /* of this rank, for reading */
+
+static inline void gpu_pinned_begin(void) {
+    CHECK_CUDA(gpu.cuMemHostAlloc(&gpu_pinned, GPU_PINNED, 0));
+}
+
 /* In each rank: loads the driver, makes device 0 current, opens a stream. */
 static inline void gpu_begin(void) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -58,9 +65,11 @@ static inline void gpu_begin(void) {
     CHECK_CUDA(gpu.cuDevicePrimaryCtxRetain(&context, device));
     CHECK_CUDA(gpu.cuCtxSetCurrent(context));
     CHECK_CUDA(gpu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    gpu_pinned_begin();
 }
 
 static inline void gpu_end(void) {
+    CHECK_CUDA(gpu.cuMemFreeHost(gpu_pinned));
     CHECK_CUDA(gpu.cuStreamDestroy(stream));
     CHECK_CUDA(gpu.cuDevicePrimaryCtxRelease(0));
 }
@@ -81,9 +90,17 @@ static inline void gpu_write(void *to, const void *from, size_t bytes) {
     CHECK_CUDA(gpu.cuStreamSynchronize(stream));
 }
 
+/* Through pinned memory: a copy to ordinary memory waits inside of the driver, and ranks that are threads may have to
+ * launch meanwhile what it waits for. */
 static inline void gpu_read(void *to, const void *from, size_t bytes) {
-    if (bytes > 0)
-        CHECK_CUDA(gpu.cuMemcpyDtoHAsync(to, (CUdeviceptr)(uintptr_t)from, bytes, stream));
+    const size_t room = GPU_PINNED;
+    void *pinned = gpu_pinned;
+    for (size_t done = 0; done < bytes; done += room) {
+        size_t now = bytes - done < room ? bytes - done : room;
+        CHECK_CUDA(gpu.cuMemcpyDtoHAsync(pinned, (CUdeviceptr)(uintptr_t)from + done, now, stream));
+        CHECK_CUDA(gpu.cuStreamSynchronize(stream));
+        memcpy((char *)to + done, pinned, now);
+    }
     CHECK_CUDA(gpu.cuStreamSynchronize(stream));
 }
 

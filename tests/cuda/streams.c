@@ -243,8 +243,11 @@ TEST_GPU(a_block_can_be_cleared_on_the_callers_stream) {
     uint32_t *host = malloc(1 << 20);
     tutti_memory_options options = TUTTI_MEMORY_OPTIONS_INIT;
     options.device = TUTTI_CUDA_AT(0);
+    memory = gpu_symmetric(world, 64); /* the first one opens the device, which takes a while */
+    tutti_memory_release(memory);
+    CHECK_OK(tutti_barrier(group, NULL));
     options.stream = stream;
-    gpu_delay(stream, 300);
+    gpu_delay(stream, 1000);
     CHECK_OK(tutti_memory_alloc(world, 1 << 20, &options, &memory));
     CHECK_EQ(gpu.cuStreamQuery(stream), CUDA_ERROR_NOT_READY); /* the host did not wait */
     gpu_read(host, tutti_memory_data(memory), 1 << 20);

@@ -4,8 +4,10 @@
  *
  * Where several ranks share the process, a put is a kernel: copies of all streams of a context go through a few queues
  * of the copy engines, and one rank's put would stand behind another rank's copy that waits, on its stream, for the
- * signal after that very put. Bytes of the host go through pinned memory, which the kernel reads.
+ * signal after that very put. Bytes of the host go through pinned memory, which the kernel reads or writes: the
+ * driver's own way for ordinary memory waits inside of a call, where another rank's launch may have to wait for it.
  */
+#include <sched.h>
 #include <string.h>
 
 #include "cuda.h"
@@ -98,37 +100,73 @@ static tutti_status copy_by_kernel(tu_cuda *cuda, int index, void *to, const voi
     return status;
 }
 
+/* A slot of pinned memory whose last bytes have gone. The caller holds bounce_lock, and has entered the context. */
+static CUresult take_slot(tu_cuda *cuda, tu_cuda_device *device, unsigned *slot) {
+    *slot = device->next_bounce++ % TU_CUDA_BOUNCES;
+    CUevent *event = &device->bounced[*slot];
+    return *event == NULL ? cuda->driver.cuEventCreate(event, CU_EVENT_DISABLE_TIMING)
+                          : cuda->driver.cuEventSynchronize(*event);
+}
+
 /* One slot's worth of the host's bytes: into pinned memory now, from there by a kernel. */
 static tutti_status put_slot(tu_cuda *cuda, int index, char *to, const char *from, size_t bytes, CUstream stream) {
     tu_cuda_device *device = &cuda->devices[index];
-    const tu_cuda_driver *driver = &cuda->driver;
-    tutti_status status = tu_cuda_enter(cuda, device);
-    if (status != TUTTI_OK)
-        return status;
-    unsigned slot = device->next_bounce++ % TU_CUDA_BOUNCES;
-    CUresult result = device->bounced[slot] == NULL
-                          ? driver->cuEventCreate(&device->bounced[slot], CU_EVENT_DISABLE_TIMING)
-                          : driver->cuEventSynchronize(device->bounced[slot]); /* its last bytes have gone */
+    unsigned slot;
+    tutti_status status = TUTTI_OK;
+    CUresult result = take_slot(cuda, device, &slot);
     if (result == CUDA_SUCCESS) {
+        CUdeviceptr here = device->bounce_here + slot * TU_CUDA_BOUNCE;
         memcpy(device->bounce + slot * TU_CUDA_BOUNCE, from, bytes);
-        status = copy_by_kernel(cuda, index, to, (const void *)(uintptr_t)(device->bounce_here + slot * TU_CUDA_BOUNCE),
-                                bytes, stream);
+        status = copy_by_kernel(cuda, index, to, (const void *)(uintptr_t)here, bytes, stream);
         if (status == TUTTI_OK)
-            result = driver->cuEventRecord(device->bounced[slot], stream);
+            result = cuda->driver.cuEventRecord(device->bounced[slot], stream);
     }
-    tu_cuda_leave(cuda);
     return result == CUDA_SUCCESS ? status : tu_cuda_error(cuda, result, "a put of the host's bytes");
 }
 
-static tutti_status put_from_host(tu_cuda *cuda, int index, char *to, const char *from, size_t bytes, CUstream stream) {
+/* The way back: by a kernel into pinned memory, and when that is over, to where it shall go. */
+static tutti_status get_slot(tu_cuda *cuda, int index, char *to, const char *from, size_t bytes, CUstream stream) {
+    tu_cuda_device *device = &cuda->devices[index];
+    unsigned slot;
     tutti_status status = TUTTI_OK;
-    pthread_mutex_lock(&cuda->devices[index].bounce_lock);
+    CUresult result = take_slot(cuda, device, &slot);
+    if (result == CUDA_SUCCESS) {
+        CUdeviceptr here = device->bounce_here + slot * TU_CUDA_BOUNCE;
+        status = copy_by_kernel(cuda, index, (void *)(uintptr_t)here, from, bytes, stream);
+        if (status == TUTTI_OK)
+            result = cuda->driver.cuEventRecord(device->bounced[slot], stream);
+    }
+    while (status == TUTTI_OK && result == CUDA_SUCCESS &&
+           (result = cuda->driver.cuEventQuery(device->bounced[slot])) == CUDA_ERROR_NOT_READY) {
+        result = CUDA_SUCCESS; /* what it waits for has a deadline of its own */
+        sched_yield();
+    }
+    if (status == TUTTI_OK && result == CUDA_SUCCESS)
+        memcpy(to, device->bounce + slot * TU_CUDA_BOUNCE, bytes);
+    return result == CUDA_SUCCESS ? status : tu_cuda_error(cuda, result, "a get of bytes for the host");
+}
+
+/* Slot by slot; `move_slot` is one of the two above. */
+static tutti_status by_slots(tu_cuda *cuda, int index, char *to, const char *from, size_t bytes, CUstream stream,
+                             tutti_status (*move_slot)(tu_cuda *, int, char *, const char *, size_t, CUstream)) {
+    tu_cuda_device *device = &cuda->devices[index];
+    tutti_status status = tu_cuda_enter(cuda, device);
+    if (status != TUTTI_OK)
+        return status;
+    pthread_mutex_lock(&device->bounce_lock);
     for (size_t done = 0; status == TUTTI_OK && done < bytes; done += TU_CUDA_BOUNCE) {
         size_t now = bytes - done < TU_CUDA_BOUNCE ? bytes - done : TU_CUDA_BOUNCE;
-        status = put_slot(cuda, index, to + done, from + done, now, stream);
+        status = move_slot(cuda, index, to + done, from + done, now, stream);
     }
-    pthread_mutex_unlock(&cuda->devices[index].bounce_lock);
+    pthread_mutex_unlock(&device->bounce_lock);
+    tu_cuda_leave(cuda);
     return status;
+}
+
+/* Whether bytes of this rank go by kernels and pinned memory: they are the host's, and ranks share the process. */
+static bool needs_slots(tu_cuda *cuda, const void *mine, const tu_backend_call *call) {
+    return atomic_load_explicit(&cuda->shared_process, memory_order_relaxed) && !is_device_memory(cuda, mine) &&
+           tu_cuda_capture(cuda, call->stream) == 0;
 }
 
 static tutti_status transfer(const tu_backend_peers *peers, void *to, const void *from, const void *mine, size_t bytes,
@@ -141,15 +179,16 @@ static tutti_status transfer(const tu_backend_peers *peers, void *to, const void
 
 tutti_status tu_cuda_put(const tu_backend_peers *peers, int to, size_t offset, const void *from, size_t bytes,
                          const tu_backend_call *call) {
-    tu_cuda *cuda = peers->state;
     char *target = (char *)peers->blocks->addresses[to] + offset;
-    if (bytes > 0 && atomic_load_explicit(&cuda->shared_process, memory_order_relaxed) &&
-        !is_device_memory(cuda, from) && tu_cuda_capture(cuda, call->stream) == 0)
-        return put_from_host(cuda, peers->device_index, target, from, bytes, call->stream);
+    if (bytes > 0 && needs_slots(peers->state, from, call))
+        return by_slots(peers->state, peers->device_index, target, from, bytes, call->stream, put_slot);
     return transfer(peers, target, from, from, bytes, call);
 }
 
 tutti_status tu_cuda_get(const tu_backend_peers *peers, int from, size_t offset, void *to, size_t bytes,
                          const tu_backend_call *call) {
-    return transfer(peers, to, (const char *)peers->blocks->addresses[from] + offset, to, bytes, call);
+    const char *source = (const char *)peers->blocks->addresses[from] + offset;
+    if (bytes > 0 && needs_slots(peers->state, to, call))
+        return by_slots(peers->state, peers->device_index, to, source, bytes, call->stream, get_slot);
+    return transfer(peers, to, source, to, bytes, call);
 }
