@@ -24,6 +24,8 @@
 extern "C" {
 #endif
 
+#define TT_FUNCTION_TENSORS 16 /* inputs or outputs of one function, at most */
+
 /* ---- leaves, parameters, gradients ---- */
 
 /* Makes a leaf require grad, or not. An error for integers and bool, and for "not" on a tensor with history. */
@@ -155,9 +157,28 @@ TUTTI_API bool tt_saved_hooks_push(const tt_saved_hooks *hooks);
 /* Ends the hooks that were pushed last; what they packed is still unpacked by them. */
 TUTTI_API void tt_saved_hooks_pop(void);
 
-/* ---- functions with a gradient of one's own ---- */
+/* ---- checkpoints: less memory for more time ---- */
 
-#define TT_FUNCTION_TENSORS 16 /* inputs or outputs of one function, at most */
+/* A part of a forward: writes its results to `outputs` (room for TT_FUNCTION_TENSORS) and returns how many there are.
+ */
+typedef int tt_region(void *user, tt_tensor_list inputs, tt_tensor **outputs);
+/* Runs a region whose nodes keep nothing for the backward: when that needs something, the region runs once more, from
+ * the same inputs and with the same random numbers, and must compute the same. Parameters that it uses need not be
+ * among the inputs. `release` (may be NULL) ends `user` when the graph is done with it, also after a failure. Hooks of
+ * modules run in both rounds. An input that was changed in place meanwhile is TUTTI_ERROR_VERSION; a backward with
+ * create_graph is TUTTI_ERROR_UNSUPPORTED. Gradients are the same bits as without it. */
+TUTTI_API tt_tensor_list tt_checkpoint(tt_region *region, void *user, void (*release)(void *user),
+                                       tt_tensor_list inputs);
+
+/* ---- finding a NaN ---- */
+
+/* While it is on in this thread, an operator whose result holds a NaN is an error at once (TUTTI_ERROR_STATE) that
+ * names the operator, the module, and in a backward the node; it tells whether an input held one already. Floats on the
+ * CPU are looked at, all of them: it is slow. What tt_empty makes, and what a collective is still writing, is not
+ * looked at. Returns what it was; works also with an error pending. */
+TUTTI_API bool tt_anomaly_mode(bool on);
+
+/* ---- functions with a gradient of one's own ---- */
 
 typedef struct tt_function_context tt_function_context;
 

@@ -85,6 +85,9 @@ TUTTI_API tt_tensor *tt_module_call(tt_module *module, tt_tensor *x);
 /* Runs a module with several inputs and outputs, with its hooks. */
 TUTTI_API tt_tensor_list tt_module_call_all(tt_module *module, tt_tensor_list inputs);
 
+/* tt_module_call as a checkpoint (tt_checkpoint): the module keeps nothing for the backward and runs once more then. */
+TUTTI_API tt_tensor *tt_module_call_checkpointed(tt_module *module, tt_tensor *x);
+
 /* Order of one call: forward-pre hooks; then, where backward hooks exist and something requires grad, the inputs are
  * passed through one wrapper node; forward; forward hooks; the outputs pass through another wrapper node. Hooks run in
  * order of registration, or first when tt_hook_options.first is set. Backward hooks are those there were at the

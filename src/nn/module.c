@@ -460,3 +460,19 @@ tt_tensor *tt_module_call(tt_module *module, tt_tensor *x) {
     }
     return outputs.at[0];
 }
+
+static int call_region(void *user, tt_tensor_list inputs, tt_tensor **outputs) {
+    outputs[0] = tt_module_call(user, inputs.at[0]);
+    return 1;
+}
+
+static void release_region(void *user) {
+    tt_module_release(user);
+}
+
+tt_tensor *tt_module_call_checkpointed(tt_module *module, tt_tensor *x) {
+    if (!usable("module_call_checkpointed", module))
+        return NULL;
+    tt_tensor_list outputs = tt_checkpoint(call_region, tt_module_keep(module), release_region, tt_tensors_of(1, &x));
+    return outputs.count == 1 ? outputs.at[0] : NULL;
+}

@@ -170,6 +170,8 @@ static inline void tu_call_init(tu_call *call, const tu_operator *entry, int inp
 /* Runs a prepared call: checks, shapes, allocates, computes, records. True on success; then call->outputs belong to the
  * scope. */
 bool tu_run(tu_call *call);
+/* In anomaly mode, after the kernel: an error where what it wrote holds a NaN. */
+tutti_status tu_anomaly_check(const tu_call *call);
 /* The same from its parts: the first result, or NULL. */
 tt_tensor *tu_run_new(const tu_operator *entry, int input_count, tt_tensor *const *inputs, const void *attributes);
 tt_tensor *tu_run_in_place(const tu_operator *entry, int input_count, tt_tensor *const *inputs, const void *attributes);

@@ -194,6 +194,10 @@ static tutti_status perform(tu_call *call, tu_call_recorder *recorder) {
     status = recorder != NULL ? record_and_compute(call, recorder) : compute(call);
     if (status == TUTTI_OK) {
         bump_written(call);
+        if (tu_self()->anomaly)
+            status = tu_anomaly_check(call);
+    }
+    if (status == TUTTI_OK) {
         if (node != NULL)
             status = tu_history_attach(call, node);
         else if (entry->flags & TU_VIEW && !(entry->flags & TU_NO_HISTORY) && !records)

@@ -27,6 +27,7 @@ typedef struct tu_scope_mark {
 typedef struct tu_thread {
     tutti_status pending;
     bool grad_disabled;
+    bool anomaly;    /* results that hold a NaN are errors: see anomaly.c */
     bool registered; /* in the list that tt_count walks, and with a destructor at thread exit */
     int scope_count, scope_capacity;
     tu_scope_mark *scopes;
