@@ -31,12 +31,13 @@
  * `const tu_narrow_attributes *attributes = call->attributes;` and then attributes->dim. DEVICE(device) is the device
  * in a public function's tt_options.
  *
- * Properties: SHAPE is the shape rule, which is pure: it reads no data and writes nothing but results. CPU is the
- * kernel for that device. DERIVATIVE(input, saves, formula) is the gradient of one input, where one formula is enough;
- * GRADIENT names a function else, and SAVES(input, saves) what it needs. In formulas GRAD is the gradient of the first
- * result, INPUT(i) and RESULT(i) what was saved, `attributes` the call's. RESULTS(results, saved) tells how many
- * results the caller sees (else one), and how many more are kept for the gradient. SAMPLE is a call for the table test,
- * SAMPLER a function that makes one where an expression is not enough.
+ * Properties: SHAPE is the shape rule, which is pure: it reads no data and writes nothing but results. CPU and CUDA
+ * are the kernels for those devices; where a row has none for a device, a call there is an error. DERIVATIVE(input,
+ * saves, formula) is the gradient of one input, where one formula is enough; GRADIENT names a function else, and
+ * SAVES(input, saves) what it needs. In formulas GRAD is the gradient of the first result, INPUT(i) and RESULT(i) what
+ * was saved, `attributes` the call's. RESULTS(results, saved) tells how many results the caller sees (else one), and
+ * how many more are kept for the gradient. SAMPLE is a call for the table test, SAMPLER a function that makes one where
+ * an expression is not enough.
  */
 #ifndef TU_TENSOR_ROWS_H
 #define TU_TENSOR_ROWS_H
@@ -152,6 +153,7 @@
 /* (initializer, flags, results, saved, declaration, gradient, whether there is one, sample) */
 #define SHAPE(function) (.shape = function, , , , tu_shape_rule function;, , , )
 #define CPU(function) (.kernels[TU_ON_CPU] = function, , , , tu_device_kernel function;, , , )
+#define CUDA(function) (.kernels[TU_ON_CUDA] = function, , , , tu_device_kernel function;, , , )
 #define GRADIENT(function) (, , , , tu_gradient_formula function;, function(gradient);, | 1, )
 #define DERIVATIVE(input, needed, formula) \
     (.saves[input] = (needed), , , , , if (gradient->needs[input]) gradient->results[input] = formula;, | 1, )

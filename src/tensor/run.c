@@ -43,28 +43,43 @@ static bool is_written(const tu_call *call, int input) {
     return (call->in_place && input == 0) || (input < TU_INPUTS && call->entry->written & TU_INPUT(input));
 }
 
+/* The device of a call is that of its first placed input; the others must be on the very same. Numbers adopt it. */
+static tutti_status check_device(tu_call *call, int input, int *first) {
+    const tt_tensor *x = call->inputs[input];
+    if (x->flags & TU_NUMBER)
+        return TUTTI_OK;
+    if (!call->placed) {
+        call->placed = true;
+        call->device = x->device;
+        *first = input;
+        return TUTTI_OK;
+    }
+    return x->device == call->device
+               ? TUTTI_OK
+               : tu_call_error(call, TUTTI_ERROR_ARGUMENT,
+                               "%s (input %d) is on the device %s and %s (input %d) on %s; expected all on one",
+                               tu_argument_name(call->entry, *first), *first, tutti_device_name(call->device),
+                               tu_argument_name(call->entry, input), input, tutti_device_name(x->device));
+}
+
 static tutti_status check_inputs(tu_call *call, bool grad_mode) {
-    tutti_device device = TUTTI_CPU;
-    bool wants = false, cpu = false;
+    bool wants = false;
+    int first = 0;
+    call->device = TUTTI_CPU; /* where numbers are */
+    call->placed = false;
     for (int i = 0; i < call->input_count; i++) {
         tt_tensor *x = call->inputs[i];
         if (x == NULL && is_optional(call->entry, i))
             continue;
         if (x == NULL || x->magic != TU_MAGIC_ALIVE)
             return bad_input(call, i, tu_tensor_check);
-        if (x->device == TUTTI_META)
-            device = TUTTI_META;
-        else if (!(x->flags & TU_NUMBER))
-            cpu = true;
+        tutti_status status = check_device(call, i, &first);
+        if (status != TUTTI_OK)
+            return status;
         if (x->history != NULL && !(x->flags & TU_REQUIRES_GRAD))
             tu_history_refresh(x);
         wants = wants || (x->flags & TU_REQUIRES_GRAD) != 0;
     }
-    if (device == TUTTI_META && cpu)
-        return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
-                             "some arguments are on the device cpu and some on meta; expected all on one");
-    call->device = device;
-    call->placed = cpu || device == TUTTI_META;
     call->wants_grad = wants && grad_mode && !(call->entry->flags & TU_NO_HISTORY);
     return TUTTI_OK;
 }
@@ -145,27 +160,31 @@ static tutti_status make_outputs(tu_call *call) {
 
 /* ---- the kernel ---- */
 
-static tutti_status compute(tu_call *call) {
+/* The kernel for the kind of the call's device. NULL where there is nothing to compute: on meta, and in views; a row
+ * that has no kernel for a device that computes cannot run there. */
+static tutti_status find_kernel(const tu_call *call, tu_device_kernel **kernel) {
     const tu_operator *entry = call->entry;
-    bool any_device = (entry->flags & TU_ANY_DEVICE) != 0;
-    if (call->computed || (call->device == TUTTI_META && !any_device))
-        return TUTTI_OK;
-    tu_device_kernel *kernel = entry->kernels[any_device || call->device == TUTTI_CPU ? TU_ON_CPU : TU_ON_CUDA];
-    if (kernel != NULL)
-        return kernel(call);
-    if (entry->flags & (TU_VIEW | TU_NO_KERNEL))
+    tutti_device kind = entry->flags & TU_ANY_DEVICE ? TUTTI_CPU : tutti_device_kind(call->device);
+    *kernel = kind == TUTTI_CPU ? entry->kernels[TU_ON_CPU] : kind == TUTTI_CUDA ? entry->kernels[TU_ON_CUDA] : NULL;
+    if (*kernel != NULL || kind == TUTTI_META || entry->flags & (TU_VIEW | TU_NO_KERNEL))
         return TUTTI_OK;
     return tu_call_error(call, TUTTI_ERROR_UNSUPPORTED, "there is no kernel for the device %s",
                          tutti_device_name(call->device));
 }
 
-/* The same, with a recorder: it is asked first, and does not see what a kernel runs in turn. */
+/* A recorder is asked before the kernel runs, and does not see what that runs in turn. */
 static tutti_status record_and_compute(tu_call *call, tu_call_recorder *recorder) {
     tutti_status status = recorder->record(recorder, call);
     if (status != TUTTI_OK)
         return status;
+    if (call->computed)
+        return TUTTI_OK;
+    tu_device_kernel *kernel;
+    status = find_kernel(call, &kernel);
+    if (status != TUTTI_OK)
+        return status;
     tu_call_recorder_set(NULL);
-    status = compute(call);
+    status = kernel != NULL ? kernel(call) : TUTTI_OK;
     tu_call_recorder_set(recorder);
     return status;
 }
@@ -179,19 +198,23 @@ static void bump_written(tu_call *call) {
             tu_bump(call->inputs[i]);
 }
 
-/* Makes the results and fills them. What the gradient needs is saved before the kernel runs, which may write it. */
+/* Makes the results and fills them. What the gradient needs is saved before the kernel runs, which may write it. The
+ * kernel is found first, so that a call that cannot run makes nothing; a recorder may have no need of one. */
 static tutti_status perform(tu_call *call, tu_call_recorder *recorder) {
     const tu_operator *entry = call->entry;
     struct tu_node *node = NULL;
+    tu_device_kernel *kernel = NULL;
     bool records = call->wants_grad && entry->written == 0;
-    tutti_status status = records ? tu_history_prepare(call, &node) : TUTTI_OK;
+    tutti_status status = recorder == NULL ? find_kernel(call, &kernel) : TUTTI_OK;
+    if (status == TUTTI_OK && records)
+        status = tu_history_prepare(call, &node);
     if (status == TUTTI_OK)
         status = make_outputs(call);
     if (status != TUTTI_OK) {
         tu_history_cancel(node);
         return status;
     }
-    status = recorder != NULL ? record_and_compute(call, recorder) : compute(call);
+    status = recorder != NULL ? record_and_compute(call, recorder) : kernel != NULL ? kernel(call) : TUTTI_OK;
     if (status == TUTTI_OK) {
         bump_written(call);
         if (tu_self()->anomaly)

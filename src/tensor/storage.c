@@ -46,6 +46,11 @@ void tu_storage_trim(tu_thread *self) {
 }
 
 tu_storage *tu_storage_new(tutti_device device, size_t bytes) {
+    if (device != TUTTI_CPU && device != TUTTI_META && bytes > 0) {
+        tu_error(TUTTI_ERROR_UNSUPPORTED, "there is no memory for tensors on the device %s, only on cpu and meta",
+                 tutti_device_name(device));
+        return NULL;
+    }
     tu_thread *self = tu_self();
     tu_storage *storage = take(self);
     if (storage == NULL) {

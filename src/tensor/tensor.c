@@ -74,7 +74,7 @@ void tu_resting_free(tu_thread *self) {
 
 static void set_shape(tt_tensor *x, const tu_shape *shape) {
     x->dtype = (uint8_t)shape->dtype;
-    x->device = (uint8_t)shape->device;
+    x->device = (uint16_t)shape->device;
     x->ndim = (uint8_t)shape->ndim;
     x->offset = shape->offset;
     int64_t numel = 1;

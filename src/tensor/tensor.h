@@ -53,7 +53,8 @@ enum {
 struct tt_tensor {
     uint32_t magic;
     atomic_int references;
-    uint8_t dtype, device, ndim, flags;
+    uint16_t device; /* the numbers of GPUs need more than eight bits */
+    uint8_t dtype, ndim, flags;
     tu_storage *storage;
     tu_storage *version_home; /* whose version counts: the storage itself (then not counted twice), or another one */
     int64_t offset, numel;

@@ -219,6 +219,56 @@ TEST(an_operator_without_a_kernel_for_the_device_is_an_error_that_names_both) {
     CHECK_OK(tt_scope_close(&scope));
 }
 
+/* A handle on a GPU, whose storage is empty: nothing may look into it. */
+static tt_tensor *on_cuda(tutti_device device, tt_dims dims) {
+    tu_shape shape;
+    CHECK_OK(tu_shape_from("test", dims, TUTTI_F32, TUTTI_META, &shape));
+    tt_tensor *x = tu_tensor_new(&shape);
+    CHECK(x != NULL);
+    x->device = (uint16_t)device;
+    x->storage->device = device;
+    return tu_scope_own(x);
+}
+
+TEST(a_tensor_on_cuda_meets_no_kernel_of_the_cpu) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = on_cuda(TUTTI_CUDA_AT(1), tt_shape(3)), *other = on_cuda(TUTTI_CUDA_AT(2), tt_shape(3));
+    tt_tensor *here = tt_ones(tt_shape(3), TUTTI_F32, NULL);
+    tt_counts before = { .size = sizeof before }, after = { .size = sizeof after };
+    CHECK_OK(tt_count(&before));
+    FAILS(tt_neg(x), TUTTI_ERROR_UNSUPPORTED, "neg: there is no kernel for the device cuda:1");
+    FAILS(tt_neg_(x), TUTTI_ERROR_UNSUPPORTED, "neg_: there is no kernel for the device cuda:1");
+    FAILS(tu_softmax(x), TUTTI_ERROR_UNSUPPORTED, "softmax: there is no kernel for the device cuda:1");
+    FAILS(tt_add(here, x), TUTTI_ERROR_ARGUMENT,
+          "add: a (input 0) is on the device cpu and b (input 1) on cuda:1; expected all on one");
+    FAILS(tt_add(x, other), TUTTI_ERROR_ARGUMENT, "on the device cuda:1 and b (input 1) on cuda:2");
+    FAILS(tt_copy_(here, x), TUTTI_ERROR_ARGUMENT, "cuda:1");
+    CHECK_OK(tt_count(&after));
+    CHECK(after.tensors == before.tensors && after.storages == before.storages);
+    CHECK(IS(here, 1, 1, 1));
+    /* A view is metadata, and stays on its device; a number adopts it. */
+    CHECK(tt_device_of(tt_narrow(x, 0, 1, 2)) == TUTTI_CUDA_AT(1));
+    FAILS(tt_add(tt_number(2), x), TUTTI_ERROR_UNSUPPORTED, "add: there is no kernel for the device cuda:1");
+    CHECK_OK(tt_scope_close(&scope));
+}
+
+static tutti_status compute_nothing(tu_call *call) {
+    (void)call;
+    return TUTTI_OK;
+}
+
+TEST(the_kernel_is_that_of_the_kind_of_the_device) {
+    tt_scope scope = tt_scope_open();
+    static const tu_operator gpu_only = {
+        .name = "gpu_only", .results = 0, .shape = tu_no_results, .kernels[TU_ON_CUDA] = compute_nothing
+    };
+    tt_tensor *x = on_cuda(TUTTI_CUDA_AT(1), tt_shape(0)), *here = tt_ones(tt_shape(3), TUTTI_F32, NULL);
+    CHECK(tu_run_many(&gpu_only, 1, &x, NULL, NULL));
+    CHECK(!tu_run_many(&gpu_only, 1, &here, NULL, NULL));
+    FAILS(NULL, TUTTI_ERROR_UNSUPPORTED, "gpu_only: there is no kernel for the device cpu");
+    CHECK_OK(tt_scope_close(&scope));
+}
+
 /* ---- arguments that overlap ---- */
 
 TEST(what_is_written_may_not_overlap_what_is_read_in_another_order) {

@@ -91,7 +91,7 @@ TEST(wrong_arguments_name_operator_argument_and_shapes) {
         { TUTTI_ERROR_ARGUMENT, "appears twice" },
         { TUTTI_ERROR_ARGUMENT, "invalid for f32 [2, 3]" },
         { TUTTI_ERROR_RANGE, "index 7" },
-        { TUTTI_ERROR_ARGUMENT, "cpu and some on meta" },
+        { TUTTI_ERROR_ARGUMENT, "a (input 0) is on the device cpu and b (input 1) on meta" },
         { TUTTI_ERROR_ARGUMENT, "8 dimensions" },
         { TUTTI_ERROR_TYPE, "cannot be written" },
         { TUTTI_ERROR_ARGUMENT, "expanded" },
