@@ -22,9 +22,9 @@
 #include <stddef.h>
 
 #define TUTTI_VERSION_MAJOR 0
-#define TUTTI_VERSION_MINOR 1
+#define TUTTI_VERSION_MINOR 2
 #define TUTTI_VERSION_PATCH 0
-#define TUTTI_VERSION_STRING "0.1.0"
+#define TUTTI_VERSION_STRING "0.2.0"
 
 #if defined(__GNUC__)
 #define TUTTI_API __attribute__((visibility("default")))
@@ -67,7 +67,7 @@ template <typename type> inline type tutti_defaults() {
 extern "C" {
 #endif
 
-/* The version of the library that is loaded, "0.1.0" for instance; compare with TUTTI_VERSION_STRING. */
+/* The version of the library that is loaded, "0.2.0" for instance; compare with TUTTI_VERSION_STRING. */
 TUTTI_API const char *tutti_version(void);
 
 /* Frees memory that a Tutti function handed over to the caller, where a comment says so. NULL is allowed. */
