@@ -22,30 +22,15 @@ typedef enum kind {
     KIND_COMPLEX
 } kind;
 
-/* In the order of the enumerators. The aliases are those of C, nccl-tests and PyTorch, separated by blanks. */
 static const struct {
     const char *name;
     size_t size;
     kind kind;
     const char *aliases;
 } dtypes[] = {
-    [TUTTI_F64] = { "f64", 8, KIND_FLOAT, "double float64" },
-    [TUTTI_F32] = { "f32", 4, KIND_FLOAT, "float float32" },
-    [TUTTI_F16] = { "f16", 2, KIND_FLOAT, "half float16" },
-    [TUTTI_BF16] = { "bf16", 2, KIND_FLOAT, "bfloat16" },
-    [TUTTI_F8_E4M3] = { "f8_e4m3", 1, KIND_FLOAT, "f8_e4m3fn f8e4m3 fp8_e4m3 float8_e4m3 float8_e4m3fn" },
-    [TUTTI_F8_E5M2] = { "f8_e5m2", 1, KIND_FLOAT, "f8e5m2 fp8_e5m2 float8_e5m2" },
-    [TUTTI_I8] = { "i8", 1, KIND_SIGNED, "int8 int8_t char" },
-    [TUTTI_I16] = { "i16", 2, KIND_SIGNED, "int16 int16_t short" },
-    [TUTTI_I32] = { "i32", 4, KIND_SIGNED, "int32 int32_t int" },
-    [TUTTI_I64] = { "i64", 8, KIND_SIGNED, "int64 int64_t long" },
-    [TUTTI_U8] = { "u8", 1, KIND_UNSIGNED, "uint8 uint8_t byte" },
-    [TUTTI_U16] = { "u16", 2, KIND_UNSIGNED, "uint16 uint16_t" },
-    [TUTTI_U32] = { "u32", 4, KIND_UNSIGNED, "uint32 uint32_t" },
-    [TUTTI_U64] = { "u64", 8, KIND_UNSIGNED, "uint64 uint64_t" },
-    [TUTTI_BOOL] = { "bool", 1, KIND_BOOL, "_Bool" },
-    [TUTTI_C64] = { "c64", 8, KIND_COMPLEX, "complex64 cfloat" },
-    [TUTTI_C128] = { "c128", 16, KIND_COMPLEX, "complex128 cdouble" },
+#define DTYPE(id, name, bytes, kind, aliases) [TUTTI_##id] = { name, bytes, KIND_##kind, aliases },
+#include "base/dtypes.def"
+#undef DTYPE
 };
 
 enum {

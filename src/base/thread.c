@@ -4,20 +4,35 @@
  */
 #include "base/thread.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <time.h>
 
 #include "base/clock.h"
 
-int tu_thread_start(const char *name, void *(*body)(void *), void *argument, pthread_t *thread) {
+int tu_thread_start_small(const char *name, size_t stack_bytes, void *(*body)(void *), void *argument,
+                          pthread_t *thread) {
+    pthread_attr_t attributes;
+    int error = pthread_attr_init(&attributes);
+    if (error != 0)
+        return error;
+    if (stack_bytes != 0)
+        pthread_attr_setstacksize(&attributes, stack_bytes);
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(thread, NULL, body, argument);
+    error = pthread_create(thread, &attributes, body, argument);
+    if (error == EINVAL && stack_bytes != 0)
+        error = pthread_create(thread, NULL, body, argument);
     if (error == 0)
         pthread_setname_np(*thread, name);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
     return error;
+}
+
+int tu_thread_start(const char *name, void *(*body)(void *), void *argument, pthread_t *thread) {
+    return tu_thread_start_small(name, 0, body, argument, thread);
 }
 
 /* pthread_mutex_timedlock takes the wall clock, which may jump: so in slices of at most a second, each measured

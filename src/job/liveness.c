@@ -18,6 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/thread.h"
 #include "job/inner.h"
 
 #define KEEPER_STACK ((size_t)256 << 10)
@@ -67,25 +68,12 @@ tutti_status tu_keeper_start(tu_job *job) {
     job->robust = tu_robust_works();
     sem_init(&job->keeper_holds, 0, 0);
     sem_init(&job->keeper_stop, 0, 0);
-    pthread_attr_t attributes;
-    int error = pthread_attr_init(&attributes);
-    if (error != 0)
-        return tu_error_system(error, "cannot prepare the keeper thread");
-    pthread_attr_setstacksize(&attributes, KEEPER_STACK);
-    sigset_t all, before; /* the thread inherits the mask: no signal of the program is ever handled there */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    error = pthread_create(&job->keeper, &attributes, keep, job);
-    if (error == EINVAL) /* the libraries of this program have more thread-local data than that */
-        error = pthread_create(&job->keeper, NULL, keep, job);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
+    int error = tu_thread_start_small("tutti-keeper", KEEPER_STACK, keep, job, &job->keeper);
     if (error != 0)
         return tu_error_system(
             error, "cannot start the keeper thread of rank %d (threads of a user are limited by RLIMIT_NPROC)",
             job->world_rank);
     job->keeper_runs = true;
-    pthread_setname_np(job->keeper, "tutti-keeper");
     while (sem_wait(&job->keeper_holds) != 0) {
     }
     return TUTTI_OK;

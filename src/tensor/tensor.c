@@ -15,7 +15,12 @@
  * using it meanwhile is an error that says so, and never another tensor. A power of two. */
 #define RESTING_TENSORS 4096u
 
-const uint8_t tu_dtype_bytes[] = { 0, 8, 4, 2, 2, 1, 1, 1, 2, 4, 8, 1, 2, 4, 8, 1, 8, 16 };
+/* A table of this library's own: a call into the other one for each element size would be felt. */
+const uint8_t tu_dtype_bytes[] = {
+#define DTYPE(id, name, bytes, ...) [TUTTI_##id] = bytes,
+#include "base/dtypes.def"
+#undef DTYPE
+};
 
 /* ---- life ---- */
 
