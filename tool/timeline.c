@@ -189,11 +189,12 @@ static int peer_of(const lane *lane, const tu_operation_info *info) {
 }
 
 /* Whether the slice is a message that went through between the two ranks, with this group and tag. */
-static bool is_message(const lane *lane, const slice *slice, tu_operation operation, int peer,
-                       const tu_operation_info *like) {
+static bool is_message(const lane *lane, const slice *slice, bool sent, int peer, const tu_operation_info *like) {
     const tu_operation_info *info = &slice->entry->info;
-    return info->operation == operation && !slice->entry->running && slice->entry->status == TUTTI_OK &&
-           info->group_key == like->group_key && info->tag == like->tag && peer_of(lane, info) == peer;
+    const tu_operation_row *row = tu_operation_row_of(info->operation);
+    return row->kind == TU_KIND_MESSAGE && tu_sends(row) == sent && !slice->entry->running &&
+           slice->entry->status == TUTTI_OK && info->group_key == like->group_key && info->tag == like->tag &&
+           peer_of(lane, info) == peer;
 }
 
 static void write_end(timeline *all, const lane *lane, const slice *slice, char which, int64_t at) {
@@ -212,11 +213,11 @@ static void pair_messages(timeline *all, const lane *from, const lane *to, const
     size_t receive = 0;
     for (size_t i = 0; i < from->count; i++) {
         const slice *sent = &from->slices[backwards ? from->count - 1 - i : i], *got = NULL;
-        if (!is_message(from, sent, TU_OPERATION_SEND, to->from->rank, like))
+        if (!is_message(from, sent, true, to->from->rank, like))
             continue;
         for (; receive < to->count && got == NULL; receive++) {
             const slice *candidate = &to->slices[backwards ? to->count - 1 - receive : receive];
-            if (is_message(to, candidate, TU_OPERATION_RECV, from->from->rank, like))
+            if (is_message(to, candidate, false, from->from->rank, like))
                 got = candidate;
         }
         if (got == NULL)
@@ -235,10 +236,10 @@ static void pair_messages(timeline *all, const lane *from, const lane *to, const
 static void write_arrows(timeline *all, const lane *from, const lane *peers, size_t count) {
     for (size_t i = 0; i < from->count; i++) {
         const tu_operation_info *info = &from->slices[i].entry->info;
-        int peer = info->operation == TU_OPERATION_SEND ? peer_of(from, info) : -1;
+        int peer = tu_sends(tu_operation_row_of(info->operation)) ? peer_of(from, info) : -1;
         bool seen = peer < 0;
         for (size_t before = 0; before < i && !seen; before++)
-            seen = is_message(from, &from->slices[before], TU_OPERATION_SEND, peer, info);
+            seen = is_message(from, &from->slices[before], true, peer, info);
         for (size_t other = 0; other < count && !seen; other++)
             if (peers[other].from->rank == peer)
                 pair_messages(all, from, &peers[other], info);

@@ -133,6 +133,14 @@ static inline bool tu_gathers(const tu_operation_row *row) {
     return row->kind == TU_KIND_MOVE && (row->in == TU_EXTENT_WHOLE || row->in == TU_EXTENT_SHARE) &&
            (row->out == TU_EXTENT_EACH || row->out == TU_EXTENT_SHARES);
 }
+/* Whether everybody gets the whole of what is reduced. */
+static inline bool tu_reduces_to_all(const tu_operation_row *row) {
+    return row->kind == TU_KIND_REDUCTION && row->flow == TU_FLOW_ALL && row->in == TU_EXTENT_WHOLE;
+}
+/* Whether it hands a message to another rank; whoever takes one has no input. */
+static inline bool tu_sends(const tu_operation_row *row) {
+    return row->kind == TU_KIND_MESSAGE && row->in != TU_EXTENT_NONE;
+}
 /* Whether the root deals out parts of its input. */
 static inline bool tu_deals(const tu_operation_row *row) {
     return row->flow == TU_FLOW_FROM_ROOT && row->in == TU_EXTENT_EACH;

@@ -137,31 +137,17 @@ tutti_status tu_wait_until(const tu_wait *wait, bool (*ready)(void *), void *arg
     }
 }
 
-struct target64 {
-    const _Atomic uint64_t *word;
-    uint64_t value;
-};
-struct target32 {
+struct target {
     const _Atomic uint32_t *word;
     uint32_t value;
 };
 
-static bool reached64(void *argument) {
-    const struct target64 *target = argument;
-    return (int64_t)(atomic_load_explicit(target->word, memory_order_acquire) - target->value) >= 0;
-}
-
-static bool reached32(void *argument) {
-    const struct target32 *target = argument;
+static bool reached(void *argument) {
+    const struct target *target = argument;
     return (int32_t)(atomic_load_explicit(target->word, memory_order_acquire) - target->value) >= 0;
 }
 
-tutti_status tu_wait_reached64(const tu_wait *wait, const _Atomic uint64_t *word, uint64_t value) {
-    struct target64 target = { word, value };
-    return tu_wait_until(wait, reached64, &target);
-}
-
-tutti_status tu_wait_reached32(const tu_wait *wait, const _Atomic uint32_t *word, uint32_t value) {
-    struct target32 target = { word, value };
-    return tu_wait_until(wait, reached32, &target);
+tutti_status tu_wait_reached(const tu_wait *wait, const _Atomic uint32_t *word, uint32_t value) {
+    struct target target = { word, value };
+    return tu_wait_until(wait, reached, &target);
 }

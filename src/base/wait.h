@@ -52,8 +52,7 @@ void tu_wait_ladder(tu_wait *wait, int runnable, int cores);
 tutti_status tu_wait_until(const tu_wait *wait, bool (*ready)(void *argument), void *argument);
 
 /* The same for "the word has reached `value`", by signed distance, so that counters may wrap. Acquire. */
-tutti_status tu_wait_reached64(const tu_wait *wait, const _Atomic uint64_t *word, uint64_t value);
-tutti_status tu_wait_reached32(const tu_wait *wait, const _Atomic uint32_t *word, uint32_t value);
+tutti_status tu_wait_reached(const tu_wait *wait, const _Atomic uint32_t *word, uint32_t value);
 
 /* Once per process before its first ring: membarrier reaches only processes that have registered. Harmless when
  * repeated. */

@@ -37,14 +37,12 @@ static inline bool quiet(tu_collective *state) {
            (int64_t)(state->cleared - (next - 2)) >= 0;
 }
 
-/* As tu_group_enter_unrecorded; the deadline is worked out when something has to wait. */
+/* The deadline is worked out when something has to wait. */
 static inline void number(tu_task *task) {
     tutti_group *group = task->group;
     int64_t timeout = atomic_load_explicit(&group->timeout_ns, memory_order_relaxed);
     task->info.timeout_ns = timeout != 0 ? timeout : group->world->timeout_ns;
-    task->info.sequence = atomic_fetch_add_explicit(&group->sequence, 1, memory_order_relaxed) + 1;
-    task->info.group_key = group->key;
-    task->info.group_index = group->recorder_index;
+    tu_group_number(group, &group->sequence, &task->info);
 }
 
 bool tu_express_barrier(tu_task *task, tutti_status *status) {

@@ -7,6 +7,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -112,19 +113,6 @@ void tu_tuning_free(tu_tuning *tuning) {
     free((void *)(uintptr_t)tuning->rows);
     free((void *)(uintptr_t)tuning->from);
     free(tuning);
-}
-
-void tu_tuning_write(FILE *file, const tu_tuning *tuning) {
-    fprintf(file, "# operation, from this many ranks, from this many bytes, algorithm\n");
-    for (int i = 0; i < tuning->count; i++)
-        fprintf(file, "%s %d %llu %s\n", tu_operation_name(tuning->rows[i].operation), tuning->rows[i].ranks,
-                (unsigned long long)tuning->rows[i].bytes, tutti_algorithm_name(tuning->rows[i].algorithm));
-    if (tuning->stream_bytes != 0)
-        fprintf(file, "stream %llu\n", (unsigned long long)tuning->stream_bytes);
-    if (tuning->stage_bytes != 0)
-        fprintf(file, "stage %llu\n", (unsigned long long)tuning->stage_bytes);
-    if (tuning->chunk_bytes != 0)
-        fprintf(file, "chunk %llu\n", (unsigned long long)tuning->chunk_bytes);
 }
 
 /* One line that is neither empty nor a comment. */

@@ -5,8 +5,6 @@
 #ifndef TU_COLLECTIVE_TUNING_H
 #define TU_COLLECTIVE_TUNING_H
 
-#include <stdio.h>
-
 #include "collective/collective.h"
 
 /* From `ranks` ranks and `bytes` bytes on (those of tu_task_bytes), use `algorithm`. The rows of an operation with the
@@ -36,8 +34,6 @@ extern const tu_tuning tu_tuning_built_in;
  * error names file and line. */
 tutti_status tu_tuning_read(const char *path, tu_tuning **tuning);
 void tu_tuning_free(tu_tuning *tuning);
-/* Writes a table in the same form. */
-void tu_tuning_write(FILE *file, const tu_tuning *tuning);
 
 /* Fills the rules and limits of a group's state, from TUTTI_TUNING's file or the built-in table, and
  * TUTTI_ALGORITHM. */

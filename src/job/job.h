@@ -107,7 +107,6 @@ int tu_job_rank(const tu_job *job);                         /* this rank's job r
 int tu_job_size(const tu_job *job);                         /* ranks of the world on this host */
 int tu_job_world_rank(const tu_job *job, int rank);         /* from job rank to world rank */
 bool tu_job_threads(const tu_job *job);                     /* all ranks of the job are threads of this process */
-const char *tu_job_id(const tu_job *job);                   /* hexadecimal, as in the memfd's name */
 int tu_job_cores(const tu_job *job);                        /* cores that the job's ranks may use together */
 const char *tu_job_host(const tu_job *job, int world_rank); /* host name that a world rank published */
 bool tu_job_forked(const tu_job *job);                      /* true in a forked child (a wiped page tells) */

@@ -52,13 +52,6 @@ static int64_t pending_of_others(tu_job *job) {
     return sum;
 }
 
-int64_t tu_job_reserved(const tu_job *job) {
-    int64_t sum = 0;
-    for (int rank = 0; rank < job->size; rank++)
-        sum += atomic_load_explicit(&tu_page_slot(job->page, rank)->reserved, memory_order_relaxed);
-    return sum;
-}
-
 /* ---- what is there ---- */
 
 /* The number after `name` in a file of lines "name number …"; -1 when it is not there. */

@@ -314,7 +314,7 @@ static tutti_status arrive(tu_opening *opening) {
     wait.deadline = opening->options->deadline;
     wait.check = check_arrivals;
     wait.argument = opening;
-    tutti_status status = tu_wait_reached32(&wait, &job->page->arrived, (uint32_t)job->size);
+    tutti_status status = tu_wait_reached(&wait, &job->page->arrived, (uint32_t)job->size);
     if (status == TUTTI_ERROR_INTERRUPTED)
         return tu_error(status, "rank %d was interrupted while opening world \"%s\"", job->world_rank, job->name);
     if (status != TUTTI_ERROR_TIMEOUT)
@@ -481,10 +481,6 @@ int tu_job_world_rank(const tu_job *job, int rank) {
 
 bool tu_job_threads(const tu_job *job) {
     return job->house->threads || job->size == 1;
-}
-
-const char *tu_job_id(const tu_job *job) {
-    return job->page->id;
 }
 
 int tu_job_cores(const tu_job *job) {

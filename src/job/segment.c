@@ -417,7 +417,6 @@ _Atomic uint32_t *tu_piece_holds(const tu_job *job, const tu_segment *segment, u
 
 typedef struct mapping {
     tu_mapping open; /* first: what others see */
-    _Atomic uint32_t references;
     tu_segment *segment;
     _Atomic uint32_t *holds; /* this rank's count in a heap piece; NULL in a segment of its own */
 } mapping;
@@ -435,7 +434,6 @@ tutti_status tu_mapping_make(tu_job *job, tu_segment *segment, const tu_piece_wi
         return tu_error_memory("a mapping", sizeof *inner);
     inner->open.address = segment->base + wire->offset;
     inner->open.bytes = wire->bytes;
-    inner->references = 1;
     inner->segment = segment;
     inner->holds = heap ? tu_piece_holds(job, segment, wire->offset, holder) : NULL;
     if (inner->holds != NULL && !counted)
@@ -445,14 +443,9 @@ tutti_status tu_mapping_make(tu_job *job, tu_segment *segment, const tu_piece_wi
     return TUTTI_OK;
 }
 
-tu_mapping *tu_mapping_keep(tu_mapping *open) {
-    atomic_fetch_add_explicit(&((mapping *)open)->references, 1, memory_order_relaxed);
-    return open;
-}
-
 void tu_mapping_release(tu_mapping *open) {
     mapping *inner = (mapping *)open;
-    if (open == NULL || atomic_fetch_sub_explicit(&inner->references, 1, memory_order_acq_rel) != 1)
+    if (open == NULL)
         return;
     if (inner->holds != NULL) /* release: our last accesses come before the owner's reuse, which acquires */
         atomic_fetch_sub_explicit(inner->holds, 1, memory_order_release);

@@ -38,16 +38,12 @@ tutti_status tu_piece_alloc(tu_job *job, const char *what, size_t bytes, size_t 
  * Pieces are given back before their job closes. */
 void tu_piece_free(tu_job *job, tu_piece *piece);
 
-/* A peer's piece, mapped here. Reference-counted, thread-safe; outlives the job. */
+/* A peer's piece, mapped here. It outlives the job; whoever has it releases it once. */
 struct tu_mapping {
     void *address;
     size_t bytes;
 };
 
-tu_mapping *tu_mapping_keep(tu_mapping *mapping);
 void tu_mapping_release(tu_mapping *mapping);
-
-/* What this rank's job has reserved, and what each rank has: from the ledger. */
-int64_t tu_job_reserved(const tu_job *job);
 
 #endif

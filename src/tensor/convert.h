@@ -13,7 +13,6 @@ void tu_unpack(void *to, int64_t stride, const void *from, size_t size, int64_t 
 
 /* All elements of a cpu tensor that is ready, row-major and converted, and the reverse. */
 tutti_status tu_copy_out(const tt_tensor *x, void *out, tutti_dtype dtype);
-tutti_status tu_copy_in(tt_tensor *x, const void *from, tutti_dtype dtype);
 
 /* Types that kernels compute in: f64, f32 (also for 16 and 8 bits), i64 (also for bool), u64, c128. */
 tutti_dtype tu_compute_dtype(tutti_dtype dtype);

@@ -324,28 +324,17 @@ void tu_copy_tensor(const tt_tensor *to, const tt_tensor *x) {
     copy_loop(&loop);
 }
 
-static tutti_status copy_row_major(const tt_tensor *x, void *memory, tutti_dtype dtype, bool out) {
+tutti_status tu_copy_out(const tt_tensor *x, void *out, tutti_dtype dtype) {
     tu_shape shape = tu_shape_of(x);
     shape.dtype = dtype;
     tutti_status status = tu_shape_contiguous("copy", &shape);
     if (status != TUTTI_OK)
         return status;
     tt_tensor other = { .dtype = (uint8_t)dtype, .ndim = x->ndim, .flags = TU_CONTIGUOUS, .numel = x->numel };
-    tu_storage storage = { .data = memory };
+    tu_storage storage = { .data = out };
     other.storage = &storage;
     memcpy(other.sizes, shape.sizes, sizeof other.sizes);
     memcpy(other.strides, shape.strides, sizeof other.strides);
-    if (out)
-        tu_copy_tensor(&other, x);
-    else
-        tu_copy_tensor(x, &other);
+    tu_copy_tensor(&other, x);
     return TUTTI_OK;
-}
-
-tutti_status tu_copy_out(const tt_tensor *x, void *out, tutti_dtype dtype) {
-    return copy_row_major(x, out, dtype, true);
-}
-
-tutti_status tu_copy_in(tt_tensor *x, const void *from, tutti_dtype dtype) {
-    return copy_row_major(x, (void *)from, dtype, false);
 }

@@ -7,10 +7,6 @@
 #include "base/pool.h"
 #include "tensor/process.h"
 
-int tu_parallel_threads(void) {
-    return tu_process_compute_threads();
-}
-
 void tu_parallel(int64_t count, int64_t grain, tu_parallel_body *body, void *context) {
     int threads = count > grain ? tu_process_compute_threads() : 1;
     if (threads > 1)

@@ -285,9 +285,7 @@ static tutti_status check_and_number(tutti_group *group, int64_t call_timeout_ns
         if (status != TUTTI_OK)
             return status;
     }
-    info->sequence = atomic_fetch_add_explicit(counter, 1, memory_order_relaxed) + 1;
-    info->group_key = group->key;
-    info->group_index = group->recorder_index;
+    tu_group_number(group, counter, info);
     if (deadline != NULL)
         *deadline = deadline_after(info->timeout_ns);
     if (world->fake)

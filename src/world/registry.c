@@ -215,17 +215,6 @@ tutti_status tu_registry_prepare(tu_registry *registry, tutti_group *group, cons
     return TUTTI_OK;
 }
 
-void tu_registry_forget(tutti_group *group) {
-    struct tu_group_links *links = group->links;
-    if (links == NULL)
-        return;
-    for (int i = 0; i < links->tag_count; i++)
-        if (links->tags[i].list->first == NULL)
-            drop_tag(group->world->registry, links->tags[i].list);
-    free(links);
-    group->links = NULL;
-}
-
 void tu_registry_add(tu_registry *registry, tutti_group *group) {
     struct tu_group_links *links = group->links;
     links->before = registry->last;

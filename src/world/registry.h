@@ -32,7 +32,6 @@ void tu_registry_count_on(tu_registry *registry, uint64_t counter);
 
 /* Makes room for a group, so that tu_registry_add cannot fail. `tag` is the user's; "" none. */
 tutti_status tu_registry_prepare(tu_registry *registry, tutti_group *group, const char *tag);
-void tu_registry_forget(tutti_group *group); /* undoes prepare */
 void tu_registry_add(tu_registry *registry, tutti_group *group);
 void tu_registry_remove(tu_registry *registry, tutti_group *group);
 

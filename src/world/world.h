@@ -161,6 +161,12 @@ static inline tutti_status tu_not_entered(tutti_status status) {
  * that waits long must have been recorded. */
 tutti_status tu_group_enter_unrecorded(tutti_group *group, int64_t call_timeout_ns, tu_operation_info *info);
 uint64_t tu_group_record(tutti_group *group, const tu_operation_info *info);
+/* The last step of both, for those who have checked the rest: the next number of a counter of the group. */
+static inline void tu_group_number(const tutti_group *group, _Atomic uint64_t *counter, tu_operation_info *info) {
+    info->sequence = atomic_fetch_add_explicit(counter, 1, memory_order_relaxed) + 1;
+    info->group_key = group->key;
+    info->group_index = group->recorder_index;
+}
 
 /* Ends the record; on success notes the sequence as completed. A failure by death, mismatch, abort or deadline ends the
  * group with the calling thread's error as first cause, or replaces that error by the cause that was first. Returns the

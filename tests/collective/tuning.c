@@ -148,11 +148,24 @@ TEST(a_tuning_file_that_is_not_understood_is_named_with_its_line) {
     unlink(path);
 }
 
+static void write_table(FILE *file, const tu_tuning *tuning) {
+    fprintf(file, "# operation, from this many ranks, from this many bytes, algorithm\n");
+    for (int i = 0; i < tuning->count; i++)
+        fprintf(file, "%s %d %llu %s\n", tu_operation_name(tuning->rows[i].operation), tuning->rows[i].ranks,
+                (unsigned long long)tuning->rows[i].bytes, tutti_algorithm_name(tuning->rows[i].algorithm));
+    if (tuning->stream_bytes != 0)
+        fprintf(file, "stream %llu\n", (unsigned long long)tuning->stream_bytes);
+    if (tuning->stage_bytes != 0)
+        fprintf(file, "stage %llu\n", (unsigned long long)tuning->stage_bytes);
+    if (tuning->chunk_bytes != 0)
+        fprintf(file, "chunk %llu\n", (unsigned long long)tuning->chunk_bytes);
+}
+
 TEST(what_is_written_as_a_table_is_read_as_that_table) {
     snprintf(path, sizeof path, "/tmp/tutti-tuning-%d", (int)getpid());
     FILE *file = fopen(path, "w");
     CHECK(file != NULL);
-    tu_tuning_write(file, &tu_tuning_built_in);
+    write_table(file, &tu_tuning_built_in);
     fclose(file);
     tu_tuning *read;
     CHECK_OK(tu_tuning_read(path, &read));

@@ -83,7 +83,7 @@ static tutti_status check_victim(void *argument) {
 
 static tutti_status run_activity(tu_job *job) {
     job_exchange space;
-    static _Atomic uint64_t never;
+    static _Atomic uint32_t never;
     tu_wait wait;
     switch (what) {
     case IN_EXCHANGE:
@@ -92,7 +92,7 @@ static tutti_status run_activity(tu_job *job) {
         tu_job_wait_init(job, tu_deadline(60 * TU_SECOND), &wait);
         wait.check = check_victim;
         wait.argument = job;
-        return tu_wait_reached64(&wait, &never, 1);
+        return tu_wait_reached(&wait, &never, 1);
     default:
         for (;;) {
             tutti_status status = check_victim(job);

@@ -13,13 +13,14 @@
 
 #include "../harness.h"
 #include "job/dump.h"
+#include "job/inner.h"
 #include "job/recorder.h"
 #include "world/world.h"
 
 /* The view of this world's own job, found from outside. */
 static const tu_job_view *own_view(const tu_job_list *list, tutti_world *world) {
     for (size_t i = 0; i < list->count; i++)
-        if (strcmp(list->jobs[i].page->id, tu_job_id(world->job)) == 0)
+        if (strcmp(list->jobs[i].page->id, world->job->page->id) == 0)
             return &list->jobs[i];
     return NULL;
 }
@@ -148,7 +149,7 @@ static tutti_status look_and_dump(void *argument) {
 
 TEST_WORLD_PROCESSES(a_failure_of_any_call_while_looking_leaks_nothing, 1) {
     char path[128];
-    snprintf(path, sizeof path, "/tmp/tutti-%s-rank-0.json", tu_job_id(world->job));
+    snprintf(path, sizeof path, "/tmp/tutti-%s-rank-0.json", world->job->page->id);
     test_fail_each(NULL, look_and_dump, world);
     CHECK(unlink(path) == 0);
 }

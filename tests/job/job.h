@@ -17,6 +17,14 @@
 #include "base/error.h"
 #include "job/inner.h"
 
+/* What all ranks have reserved, by the ledger. */
+static inline int64_t job_reserved(const tu_job *job) {
+    int64_t sum = 0;
+    for (int rank = 0; rank < job->size; rank++)
+        sum += atomic_load_explicit(&tu_page_slot(job->page, rank)->reserved, memory_order_relaxed);
+    return sum;
+}
+
 #define JOB_RANKS 64
 
 typedef void job_body(tu_job *job);

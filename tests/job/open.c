@@ -34,10 +34,10 @@ JOB_TEST(every_rank_knows_itself_and_the_others, 5) {
         CHECK_EQ(tu_rank_probe(job, rank), TU_RANK_ALIVE);
     }
     CHECK_EQ(tu_job_departures(job), 0);
-    CHECK_EQ(strlen(tu_job_id(job)), 16);
+    CHECK_EQ(strlen(job->page->id), 16);
     CHECK(tu_job_cores(job) >= 1);
     CHECK(!tu_job_forked(job));
-    CHECK_EQ(tu_job_reserved(job), 0);
+    CHECK_EQ(job_reserved(job), 0);
     tu_wait wait;
     tu_job_wait_init(job, 1234, &wait);
     CHECK(wait.deadline == 1234 && wait.bell == tu_job_bell(job, tu_job_rank(job)) &&

@@ -73,7 +73,7 @@ static void check_churn(tu_job *job) {
             memset(pieces[at].address, at + 1, bytes);
         }
     }
-    CHECK(tu_job_reserved(job) < 16 << 20); /* at most 200 live pieces of 9 KiB on average */
+    CHECK(job_reserved(job) < 16 << 20); /* at most 200 live pieces of 9 KiB on average */
     for (int at = 0; at < LIVE; at++)
         tu_piece_free(job, &pieces[at]);
 }
@@ -84,19 +84,19 @@ TEST(pieces_that_come_and_go_never_overlap_and_are_reused) {
 
 static void check_large(tu_job *job) {
     tu_piece piece;
-    int64_t before = tu_job_reserved(job);
+    int64_t before = job_reserved(job);
     for (int round = 0; round < 3; round++) {
         size_t bytes = ((size_t)20 << 20) + 12345;
         CHECK_OK(tu_piece_alloc(job, "a large block", bytes, 4096, -1, &piece));
         CHECK(all_zero(piece.address, bytes));
         memset(piece.address, 7, bytes);
-        CHECK(tu_job_reserved(job) >= before + (int64_t)bytes);
+        CHECK(job_reserved(job) >= before + (int64_t)bytes);
         struct stat status;
         CHECK_EQ(fstat(piece.segment->fd, &status), 0);
         CHECK_EQ(status.st_blocks * 512, status.st_size); /* every page is there */
         CHECK_EQ(ftruncate(piece.segment->fd, 4096), -1); /* and nobody can take it away */
         tu_piece_free(job, &piece);
-        CHECK_EQ(tu_job_reserved(job), before);
+        CHECK_EQ(job_reserved(job), before);
     }
 }
 
@@ -112,7 +112,7 @@ static void check_machine(tu_job *job) {
     CHECK_MESSAGE("a huge block");
     CHECK_STATUS(tu_piece_alloc(job, "a huge block", SIZE_MAX - 100, 64, -1, &piece), TUTTI_ERROR_MEMORY);
     CHECK(piece.segment == NULL);
-    CHECK_EQ(tu_job_reserved(job), 0);
+    CHECK_EQ(job_reserved(job), 0);
 }
 
 TEST(more_than_the_machine_has_is_an_error_at_allocation) {
@@ -145,7 +145,7 @@ static void check_limits(tu_job *job) {
     CHECK_STATUS(tu_piece_alloc(job, "a block", (size_t)8 << 20, 64, -1, &piece), TUTTI_ERROR_LIMIT);
     CHECK_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
     CHECK_MESSAGE("RLIMIT_NOFILE");
-    CHECK_EQ(tu_job_reserved(job), 0);
+    CHECK_EQ(job_reserved(job), 0);
     CHECK_OK(tu_piece_alloc(job, "a block", (size_t)8 << 20, 64, -1, &piece));
     tu_piece_free(job, &piece);
 }
@@ -346,8 +346,7 @@ static void keep_one(tu_job *job) {
     job_meet(job, 1);
     tu_mapping_release(mappings[tu_job_rank(job)]);
     tu_piece_free(job, &piece);
-    outliving[tu_job_rank(job)] = tu_mapping_keep(mappings[1 - tu_job_rank(job)]);
-    tu_mapping_release(mappings[1 - tu_job_rank(job)]);
+    outliving[tu_job_rank(job)] = mappings[1 - tu_job_rank(job)];
 }
 
 TEST(a_mapping_outlives_the_job_as_threads) {
