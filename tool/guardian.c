@@ -249,22 +249,23 @@ static int rank_of(const guardian *g, pid_t pid) {
 }
 
 /* Starts another process for a rank that died while others live; false when that is not to be, or cannot be. */
-static bool replace(guardian *g, int rank, int wait_status) {
-    run_rank *r = &g->state->ranks[rank];
-    if (wait_status == 0 || g->ending || g->running < 2 || g->refills >= g->plan->options->refill)
+static bool replace(guardian *guardian, int rank, int wait_status) {
+    run_rank *slot = &guardian->state->ranks[rank];
+    if (wait_status == 0 || guardian->ending || guardian->running < 2 ||
+        guardian->refills >= guardian->plan->options->refill)
         return false;
-    find_jobs(g);
-    tu_inspect_publish(&g->jobs, pid_of(g, rank), wait_status);
-    unsigned number = atomic_load_explicit(&r->refills, memory_order_relaxed) + 1;
-    pid_t pid = start_rank(g->plan, rank, number);
+    find_jobs(guardian);
+    tu_inspect_publish(&guardian->jobs, pid_of(guardian, rank), wait_status);
+    unsigned number = atomic_load_explicit(&slot->refills, memory_order_relaxed) + 1;
+    pid_t pid = start_rank(guardian->plan, rank, number);
     if (pid < 0)
         return false;
-    g->refills++;
-    atomic_store_explicit(&r->lost_pid, pid_of(g, rank), memory_order_relaxed);
-    atomic_store_explicit(&r->lost_status, wait_status, memory_order_relaxed);
-    atomic_store_explicit(&r->pid, pid, memory_order_release);
-    atomic_store_explicit(&r->refills, number, memory_order_release);
-    wake_launcher(g);
+    guardian->refills++;
+    atomic_store_explicit(&slot->lost_pid, pid_of(guardian, rank), memory_order_relaxed);
+    atomic_store_explicit(&slot->lost_status, wait_status, memory_order_relaxed);
+    atomic_store_explicit(&slot->pid, pid, memory_order_release);
+    atomic_store_explicit(&slot->refills, number, memory_order_release);
+    wake_launcher(guardian);
     return true;
 }
 

@@ -481,18 +481,18 @@ static void tell_stopping(launcher *l) {
     fprintf(stderr, "tutti run: stopping rank%s %s\n", count == 1 ? "" : "s", text);
 }
 
-static void tell_refills(launcher *l) {
-    for (int rank = 0; rank < l->options.ranks; rank++) {
-        run_rank *r = &l->state->ranks[rank];
-        uint32_t refills = atomic_load_explicit(&r->refills, memory_order_acquire);
-        if (refills == l->refills[rank] || l->options.quiet)
+static void tell_refills(launcher *launcher) {
+    for (int rank = 0; rank < launcher->options.ranks; rank++) {
+        run_rank *slot = &launcher->state->ranks[rank];
+        uint32_t refills = atomic_load_explicit(&slot->refills, memory_order_acquire);
+        if (refills == launcher->refills[rank] || launcher->options.quiet)
             continue;
-        l->refills[rank] = refills;
+        launcher->refills[rank] = refills;
         char text[128];
-        tool_wait_text(atomic_load_explicit(&r->lost_status, memory_order_relaxed), text, sizeof text);
+        tool_wait_text(atomic_load_explicit(&slot->lost_status, memory_order_relaxed), text, sizeof text);
         fprintf(stderr, "tutti run: rank %d (pid %d) %s; a newcomer (pid %d) takes its place\n", rank,
-                atomic_load_explicit(&r->lost_pid, memory_order_relaxed), text,
-                atomic_load_explicit(&r->pid, memory_order_relaxed));
+                atomic_load_explicit(&slot->lost_pid, memory_order_relaxed), text,
+                atomic_load_explicit(&slot->pid, memory_order_relaxed));
     }
 }
 

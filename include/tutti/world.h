@@ -63,12 +63,12 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_world_open(const tutti_world_options 
  * stays in the message, in front of that list. What a getter lent, used after the close, is an error. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_world_close(tutti_world *world);
 
-/* This rank, from 0. */
 /* Leaves together: waits until every rank of the world that lives has called it, then closes the world as
  * tutti_world_close does, whatever came of the wait. A rank that closed or died meanwhile is not waited for. timeout_ns
  * 0: the world's. Ranks that live and do not come until then are TUTTI_ERROR_TIMEOUT, by name. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_world_finish(tutti_world *world, int64_t timeout_ns);
 
+/* This rank, from 0. */
 TUTTI_API int tutti_world_rank(const tutti_world *world);
 /* How many ranks the world has. */
 TUTTI_API int tutti_world_size(const tutti_world *world);

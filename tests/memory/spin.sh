@@ -19,7 +19,7 @@ errors() { # model, flags of spin: prints the number of errors
 }
 
 failed=0
-for model in mailbox wait turn group_end vote; do
+for model in mailbox wait turn group_end vote making close; do
     found=$(errors $model "")
     states=$(sed -n 's/^ *\([0-9.e+]*\) states, stored.*/\1/p' pan.log)
     if [ "$found" = 0 ]; then
@@ -42,5 +42,15 @@ if [ "$(errors vote -DNO_ABANDON)" = 0 ]; then
     echo "vote without the abandoned word: nobody was left waiting, so the model proves nothing"; failed=1
 else
     echo "vote without the abandoned word: a rank is left waiting, as it must"
+fi
+if [ "$(errors making -DNO_REFUSAL)" = 0 ]; then
+    echo "making without refusals: nobody was left waiting, so the model proves nothing"; failed=1
+else
+    echo "making without refusals: a rank is left waiting, as it must"
+fi
+if [ "$(errors close -DNO_MEMBARRIER)" = 0 ]; then
+    echo "close without membarrier: nobody used what was freed, so the model proves nothing"; failed=1
+else
+    echo "close without membarrier: a call uses what was freed, as it must"
 fi
 exit $failed
