@@ -325,6 +325,19 @@ static tutti_status describe(const tu_task *task, lists *lists, tu_device_task *
 #define HAS(table, function) \
     ((table)->size >= offsetof(tu_device_executor, function) + sizeof(table)->function && (table)->function != NULL)
 
+/* Takes away what is this rank's own, so that no executor can be chosen on one rank for a reason that others lack. */
+static void hide_own(tu_device_task *described) {
+    described->in = NULL;
+    described->out = NULL;
+    described->in_place = (tu_device_place){ 0 };
+    described->out_place = (tu_device_place){ 0 };
+    described->stream = NULL;
+    described->send_offset = described->send_bytes = NULL;
+    described->receive_offset = described->receive_bytes = NULL;
+    described->in_splits = NULL;
+    described->out_splits = NULL;
+}
+
 static bool serves(const tutti_group *group, const tu_task *task) {
     const device_executor *executor = executor_of(task);
     const tu_device_executor *table = executor->table;
@@ -334,7 +347,10 @@ static bool serves(const tutti_group *group, const tu_task *task) {
         return task->row->kind != TU_KIND_MESSAGE;
     lists lists;
     tu_device_task described;
-    return describe(task, &lists, &described) == TUTTI_OK && table->serves(executor->state, group, &described);
+    if (describe(task, &lists, &described) != TUTTI_OK)
+        return false;
+    hide_own(&described);
+    return table->serves(executor->state, group, &described);
 }
 
 /* A message has one partner, who must be named: devices match messages of a pair in their order. And only two ranks

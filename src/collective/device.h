@@ -92,7 +92,8 @@ typedef struct tu_device_executor {
     /* Tells the device about a block, so that a captured call may use it. */
     tutti_status (*add_block)(void *prepared, const tu_device_place *place);
 
-    /* Whether it runs such a task, by what is equal on all ranks. NULL: it runs all but messages. */
+    /* Whether it runs such a task, by what is equal on all ranks: buffers and their places, the stream, and what goes
+     * to and comes from each member are not told. NULL: it runs all but messages. */
     bool (*serves)(void *state, const tutti_group *group, const tu_device_task *task);
     /* What the device found in operations that were enqueued: sticky, written as this thread's error. NULL: it is asked
      * through the backend. */
