@@ -345,6 +345,8 @@ typedef struct tu_opening {
     const bool *fresh;         /* of a newcomer: which ranks are new, too; NULL: all open together */
 } tu_opening;
 
+/* Which process this is, and what it asks for. */
+void tu_record_self(const tu_job_options *options, tu_record *mine);
 tutti_status tu_meet_prepare(tu_opening *opening);
 tutti_status tu_meet_records(tu_opening *opening);
 /* Another rank's reason to give up, if one has said so; else TUTTI_OK. */

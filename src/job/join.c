@@ -25,12 +25,7 @@ struct tu_joining {
 /* ---- the newcomer ---- */
 
 static tutti_status describe_self(const tu_job_options *options, tu_record *mine) {
-    mine->world_rank = options->world_rank;
-    mine->world_size = options->world_size;
-    mine->pid = getpid();
-    mine->uid = geteuid();
-    mine->start_time = tu_process_start_time(mine->pid);
-    gethostname(mine->host, sizeof mine->host - 1);
+    tu_record_self(options, mine);
     tutti_status status = tu_process_place(mine->place);
     return status == TUTTI_OK ? tu_random(mine->nonce, sizeof mine->nonce) : status;
 }

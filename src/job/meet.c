@@ -92,18 +92,22 @@ static tutti_status found_house(tu_opening *opening) {
     return status;
 }
 
-tutti_status tu_meet_prepare(tu_opening *opening) {
-    const tu_job_options *options = opening->options;
-    tu_record *mine = &opening->mine;
-    mine->magic = RECORD_MAGIC;
-    mine->version = TU_PAGE_VERSION;
-    mine->bytes = RECORD_BYTES;
+void tu_record_self(const tu_job_options *options, tu_record *mine) {
     mine->world_rank = options->world_rank;
     mine->world_size = options->world_size;
     mine->pid = getpid();
     mine->uid = geteuid();
     mine->start_time = tu_process_start_time(mine->pid);
     gethostname(mine->host, sizeof mine->host - 1);
+}
+
+tutti_status tu_meet_prepare(tu_opening *opening) {
+    const tu_job_options *options = opening->options;
+    tu_record *mine = &opening->mine;
+    mine->magic = RECORD_MAGIC;
+    mine->version = TU_PAGE_VERSION;
+    mine->bytes = RECORD_BYTES;
+    tu_record_self(options, mine);
     opening->largest = options->world_size;
     uint8_t id[(TU_ID_BYTES - 1) / 2];
     tutti_status status = tu_random(&mine->writer, sizeof mine->writer);

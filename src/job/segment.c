@@ -244,11 +244,12 @@ void tu_segment_drop(tu_segment *segment) {
         end_segment(segment);
 }
 
-void tu_atlas_forget(tu_atlas *atlas) {
+/* Of one owner, or of all (-1). */
+static void forget(tu_atlas *atlas, int owner) {
     for (;;) {
         pthread_mutex_lock(&atlas->lock);
         tu_segment *kept = atlas->first;
-        while (kept != NULL && !kept->heap)
+        while (kept != NULL && !(kept->heap && (owner < 0 || kept->owner == owner)))
             kept = kept->next;
         if (kept != NULL)
             kept->heap = false; /* the job's reference is taken from it below, once */
@@ -259,19 +260,12 @@ void tu_atlas_forget(tu_atlas *atlas) {
     }
 }
 
+void tu_atlas_forget(tu_atlas *atlas) {
+    forget(atlas, -1);
+}
+
 void tu_atlas_forget_owner(tu_atlas *atlas, int rank) {
-    for (;;) {
-        pthread_mutex_lock(&atlas->lock);
-        tu_segment *kept = atlas->first;
-        while (kept != NULL && !(kept->heap && kept->owner == rank))
-            kept = kept->next;
-        if (kept != NULL)
-            kept->heap = false; /* the job's reference is taken from it below, once */
-        pthread_mutex_unlock(&atlas->lock);
-        if (kept == NULL)
-            return;
-        drop_import(kept);
-    }
+    forget(atlas, rank);
 }
 
 /* ---- importing ---- */

@@ -195,16 +195,20 @@ tutti_status tu_backend_get(tutti_world *world, tutti_device device, const tu_ba
     return give(status, entry, backend, state);
 }
 
+/* Checks what a program gave, makes the device its kind, and takes backend_lock. */
+static tutti_status begin_with(tutti_world *world, tutti_device *device, tu_memory_world **tables) {
+    tutti_status status = tu_world_check(world);
+    if (status == TUTTI_OK)
+        status = tu_backend_device(*device, device);
+    return status == TUTTI_OK ? begin(world, tables) : status;
+}
+
 tutti_status tutti_memory_backend(tutti_world *world, tutti_device device, const char **name) {
     if (name == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_memory_backend needs a place for its result");
     tu_memory_world *tables;
     tu_backend_entry *entry;
-    tutti_status status = tu_world_check(world);
-    if (status == TUTTI_OK)
-        status = tu_backend_device(device, &device);
-    if (status == TUTTI_OK)
-        status = begin(world, &tables);
+    tutti_status status = begin_with(world, &device, &tables);
     if (status != TUTTI_OK)
         return status;
     status = choose(tables, device, &entry);
@@ -236,11 +240,7 @@ tutti_status tutti_memory_set_backend(tutti_world *world, tutti_device device, c
     if (name == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_memory_set_backend needs a name");
     tu_memory_world *tables;
-    tutti_status status = tu_world_check(world);
-    if (status == TUTTI_OK)
-        status = tu_backend_device(device, &device);
-    if (status == TUTTI_OK)
-        status = begin(world, &tables);
+    tutti_status status = begin_with(world, &device, &tables);
     if (status != TUTTI_OK)
         return status;
     status = set_backend(tables, device, name);
