@@ -82,7 +82,8 @@ static void print_page(const tt_operator_info *table, int count) {
            "tensor and returns it.\n");
     printf("Entries without a function are what gradients are made of. Narrow floats compute in f32 and round once. "
            "Where an operator works\n");
-    printf("element by element, its expression follows; compiled code computes the same one.\n");
+    printf("element by element, its expression follows; compiled code computes the same one. \"The entry\" tells what "
+           "a recorder sees\nwhere a function has other arguments than its entry.\n");
     for (int i = 0; i < count; i++) {
         const tt_operator_info *row = &table[i];
         if (i == 0 || strcmp(row->family, table[i - 1].family) != 0)
@@ -95,6 +96,10 @@ static void print_page(const tt_operator_info *table, int count) {
             printf("<br>`");
             print_cell(row->expression);
             printf("`");
+        }
+        if (row->differs != NULL) {
+            printf("<br>The entry: ");
+            print_cell(row->differs);
         }
         printf(" | %s | %s | %s | %s | %s |\n", row->dtypes != NULL ? row->dtypes : "any",
                row->differentiable ? "yes" : "", row->in_place ? "yes" : "", row->view ? "yes" : "",

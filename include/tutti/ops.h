@@ -291,8 +291,8 @@ TUTTI_API tt_tensor *tt_softmax(tt_tensor *x, int dim);
 
 /* ---- here ends what the table says ---- */
 
-/* Zeroes a share p of the elements and divides the rest by 1 - p. The generator's state is kept, not the mask. */
-TUTTI_API tt_tensor *tt_dropout(tt_tensor *x, double p);
+/* Zeroes a share of the elements and divides the rest by 1 - share. The generator's state is kept, not the mask. */
+TUTTI_API tt_tensor *tt_dropout(tt_tensor *x, double share);
 
 /* ---- optimizer steps, in place, outside the graph ---- */
 /* In both 0 is the default, and TUTTI_ZERO the number zero; a value that is negative or no number is an error. */
@@ -384,8 +384,9 @@ typedef struct tt_operator_info {
     bool in_place;          /* has a form with a trailing underscore */
     bool view;              /* the result shares the first argument's storage */
     bool differentiable;
-    bool pure;      /* no effect but its results, which depend on its arguments alone */
-    bool composite; /* made of other operators, which run in its place */
+    bool pure;           /* no effect but its results, which depend on its arguments alone */
+    bool composite;      /* made of other operators, which run in its place */
+    const char *differs; /* how the arguments follow from the function's, where they are others; else NULL */
 } tt_operator_info;
 #define TT_OPERATOR_INFO_INIT TUTTI_DEFAULTS(tt_operator_info)
 /* TT_OPERATOR_INFO_INIT as a function: zeroes `size` bytes and sets the field. */

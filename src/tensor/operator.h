@@ -131,6 +131,7 @@ typedef struct tu_argument {
 struct tu_operator {
     const char *name, *family, *summary;
     const char *prototype;  /* of the public function; NULL where there is none */
+    const char *differs;    /* what its arguments have to do with the row's, where they are others */
     const char *dtypes;     /* "floats" */
     const char *expression; /* of pointwise operators, in the dialect of tensor/dialect.h */
     unsigned flags;

@@ -343,7 +343,7 @@ tutti_status tu_dropout_cpu(tu_call *call) {
     return TUTTI_OK;
 }
 
-tt_tensor *tt_dropout(tt_tensor *x, double p) {
+tt_tensor *tt_dropout(tt_tensor *x, double share) {
     tt_tensor *state = state_like("dropout", x);
-    return state != NULL ? tu_dropout(x, state, p) : NULL;
+    return state != NULL ? tu_dropout(x, state, share) : NULL;
 }

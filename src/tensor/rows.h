@@ -19,7 +19,8 @@
  *     IN_PLACE      tt_name_ alone
  *     LIST          tt_name on a list of tensors
  *     BY_HAND       tu_name, on which a hand-written tt_name stands; BY_HAND_BOTH also tu_name_
- *     OWN           tu_name, under a hand-written function with other arguments, which the word PROTOTYPE shows;
+ *     OWN           tu_name, under a hand-written function with other arguments, which the word PROTOTYPE shows
+ *                   and DIFFERS explains: each name that only one of the two has, but for options, stands there;
  *                   OWN_IN_PLACE tu_name_, OWN_BOTH the two
  *     EACH          tu_name on a list, which gives a result for each of it; the public function is hand-written
  *     PRIVATE       tu_name; there is no public function
@@ -162,6 +163,7 @@
 #define RESULTS(count, more) (, , -1 + (count), +(more), , , , )
 #define DTYPES(text) (.dtypes = text, , , , , , , )
 #define PROTOTYPE(text) (.prototype = text, , , , , , , )
+#define DIFFERS(text) (.differs = text, , , , , , , )
 #define DETAIL(pointer) (.detail = pointer, , , , , , , )
 #define SAMPLE(call) (, , , , , , , call)
 #define SAMPLER(function) (, , , , tu_sample_call function;, , , function(sampler))

@@ -61,6 +61,7 @@ tutti_status tt_operator_at(int index, tt_operator_info *info) {
         .differentiable = entry->gradient != NULL || (entry->flags & TU_COMPOSITE) != 0,
         .pure = !(entry->flags & TU_IMPURE) && entry->written == 0,
         .composite = (entry->flags & TU_COMPOSITE) != 0,
+        .differs = entry->differs,
     };
     memcpy(info, &full, info->size < sizeof full ? info->size : sizeof full);
     return TUTTI_OK;

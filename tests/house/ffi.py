@@ -133,11 +133,71 @@ try:
 except ImportError:
     print("skipped  cffi reads it: cffi is not installed")
 
+
+
+def one_way(declaration):
+    """A declaration with its spaces as nobody writes them, so that two can be compared."""
+    return re.sub(r"\s*([*(),])\s*", r"\1", " ".join(declaration.split()))
+
+
+class Row(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), *((name, ctypes.c_char_p) for name in "name family summary prototype dtypes expression".split()),
+                ("argument_count", ctypes.c_int), ("result_count", ctypes.c_int), ("saved_count", ctypes.c_int),
+                *((name, ctypes.c_bool) for name in "in_place view differentiable pure composite".split()), ("differs", ctypes.c_char_p)]
+
+
+class Argument(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("name", ctypes.c_char_p), ("type", ctypes.c_int), ("optional", ctypes.c_bool),
+                ("written", ctypes.c_bool)]
+
+
+def arguments_of(tensor, index, count):
+    """Names; that of a device is what the public functions call it."""
+    found = []
+    for at in range(count):
+        argument = Argument(size=ctypes.sizeof(Argument))
+        tensor.tt_operator_argument_at(index, at, ctypes.byref(argument))
+        found.append("options" if argument.type == values["TT_ARGUMENT_DEVICE"] else argument.name.decode())
+    return found
+
+
+def compare_rows(tensor):
+    """What the operator table says of public functions against their declarations: prototypes to the letter; arguments by name and order, where
+    the row does not explain each that only one of the two has."""
+    declared = {re.search(r"(\w+)\s*\(", one).group(1): one_way(one) for one in statements()
+                if re.match(r"[\w\s*]+\(", one) and not one.startswith("typedef")}
+    prototypes, arguments, rows = [], [], 0
+    for index in range(tensor.tt_operator_count()):
+        row = Row(size=ctypes.sizeof(Row))
+        tensor.tt_operator_at(index, ctypes.byref(row))
+        if row.prototype is None:
+            continue
+        rows += 1
+        prototype = one_way(row.prototype.decode())
+        function, parameters = re.fullmatch(r"[\w *]*?(\w+)\((.*)\)", prototype).groups()
+        if declared.get(function) != prototype:
+            prototypes.append(f"the row {row.name.decode()} says {prototype}, the header {declared.get(function)}")
+        if row.in_place and not function.endswith("_") and function + "_" not in declared:
+            prototypes.append(f"the row {row.name.decode()} has a form in place, the header no {function}_")
+        theirs = [re.split(r"[ *]", parameter)[-1] for parameter in parameters.split(",")]
+        mine, text = arguments_of(tensor, index, row.argument_count), (row.differs or b"").decode()
+        unknown = [name for name in set(mine) ^ set(theirs) if not re.search(rf"\b{name}\b", text)]
+        if unknown or [name for name in mine if name in theirs] != [name for name in theirs if name in mine] or (mine == theirs) != (not text):
+            arguments.append(f"the row {row.name.decode()} has {mine}, its function {theirs}, explained by: {text or 'nothing'}")
+    return prototypes, arguments, rows
+
+
+values = dict((name, int(value, 0)) for name, value in constants)
+if libraries["tutti-tensor"]:
+    ctypes.CDLL(libraries["tutti"], mode=ctypes.RTLD_GLOBAL)
+    prototypes, arguments, rows = compare_rows(ctypes.CDLL(libraries["tutti-tensor"]))
+    report(f"{rows} operators have the prototypes that the header declares", prototypes or (["no row was compared"] if rows < 100 else []))
+    report("the arguments of operators are those of their functions, or the row explains them", arguments)
+
 # A world of one rank, with nothing but the header's knowledge.
 tutti = ctypes.CDLL(libraries["tutti"])
 tutti.tutti_error_message.restype = tutti.tutti_device_name.restype = ctypes.c_char_p
 tutti.tutti_world_group.restype = ctypes.c_void_p
-values = dict((name, int(value, 0)) for name, value in constants)
 problems = []
 world = ctypes.c_void_p()
 options = (ctypes.c_char * 1024)()

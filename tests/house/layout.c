@@ -204,6 +204,7 @@ TEST(structs_of_ops_h_stay_as_they_are) {
     AT(tt_operator_info, differentiable, 70);
     AT(tt_operator_info, pure, 71);
     AT(tt_operator_info, composite, 72);
+    AT(tt_operator_info, differs, 80);
     AT(tt_argument_info, size, 0);
     AT(tt_argument_info, name, 8);
     AT(tt_argument_info, type, 16);
