@@ -222,7 +222,6 @@ typedef struct tu_backend_streams {
 /* ---- the table ---- */
 
 struct tu_device_executor; /* declared by the collective layer */
-struct tu_tensor_kernels;  /* declared by the tensor library */
 
 typedef struct tu_backend {
     size_t size;
@@ -239,7 +238,6 @@ typedef struct tu_backend {
     const tu_backend_remote *remote;
     const tu_backend_streams *streams;
     const struct tu_device_executor *executor;
-    const struct tu_tensor_kernels *tensors;
 
     /* The group goes away: nothing of it may be used any more. NULL: nothing is kept per group. */
     void (*forget)(void *state, tutti_group *group);
