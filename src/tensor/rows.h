@@ -39,6 +39,10 @@
  * was saved, `attributes` the call's. RESULTS(results, saved) tells how many results the caller sees (else one), and
  * how many more are kept for the gradient. SAMPLE is a call for the table test, SAMPLER a function that makes one where
  * an expression is not enough.
+ *
+ * Not every public function is a row. tt_foreach_… and tt_batch_p2p are loops over rows on lists, and a recorder sees
+ * each part. tt_seed, tt_require_grad, tt_retain_grad and tt_data_mut are no operators: they compute no tensor, and
+ * docs/architecture.md tells what a recorder knows of each.
  */
 #ifndef TU_TENSOR_ROWS_H
 #define TU_TENSOR_ROWS_H

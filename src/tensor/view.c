@@ -338,7 +338,8 @@ void tu_select_gradient(tu_gradient *gradient) {
 
 /* ---- as_strided ---- */
 
-/* Checked against the extent of x itself, not against the bytes there are now. */
+/* Checked against the storage, or against the extent of x where that is larger: a storage that was freed, or is not
+ * large enough now, may be resized before the view is read. */
 tutti_status tu_as_strided_shape(tu_call *call) {
     const tu_as_strided_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0];
