@@ -164,7 +164,9 @@ static tutti_status make_outputs(tu_call *call) {
  * that has no kernel for a device that computes cannot run there. */
 static tutti_status find_kernel(const tu_call *call, tu_device_kernel **kernel) {
     const tu_operator *entry = call->entry;
-    tutti_device kind = entry->flags & TU_ANY_DEVICE ? TUTTI_CPU : tutti_device_kind(call->device);
+    tutti_device kind = entry->flags & TU_ANY_DEVICE ? TUTTI_CPU : call->device;
+    if (kind != TUTTI_CPU)
+        kind = tutti_device_kind(kind);
     *kernel = kind == TUTTI_CPU ? entry->kernels[TU_ON_CPU] : kind == TUTTI_CUDA ? entry->kernels[TU_ON_CUDA] : NULL;
     if (*kernel != NULL || kind == TUTTI_META || entry->flags & (TU_VIEW | TU_NO_KERNEL))
         return TUTTI_OK;

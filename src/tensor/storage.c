@@ -45,10 +45,19 @@ void tu_storage_trim(tu_thread *self) {
     self->spare_storage_count = 0;
 }
 
+/* That of meta is none, which is always there. */
+static bool has_memory(tutti_device device) {
+    return device == TUTTI_CPU || device == TUTTI_META;
+}
+
+static tutti_status no_memory(tutti_device device) {
+    return tu_error(TUTTI_ERROR_UNSUPPORTED, "there is no memory for tensors on the device %s, only on cpu and meta",
+                    tutti_device_name(device));
+}
+
 tu_storage *tu_storage_new(tutti_device device, size_t bytes) {
-    if (device != TUTTI_CPU && device != TUTTI_META && bytes > 0) {
-        tu_error(TUTTI_ERROR_UNSUPPORTED, "there is no memory for tensors on the device %s, only on cpu and meta",
-                 tutti_device_name(device));
+    if (!has_memory(device) && bytes > 0) {
+        no_memory(device);
         return NULL;
     }
     tu_thread *self = tu_self();
@@ -111,6 +120,8 @@ tutti_status tu_storage_set_bytes(tu_storage *storage, size_t bytes) {
     tutti_status status = tu_storage_wait_write(storage);
     if (status != TUTTI_OK || bytes == storage->bytes)
         return status;
+    if (!has_memory(storage->device) && bytes > 0)
+        return no_memory(storage->device);
     void *data = NULL;
     if (storage->device == TUTTI_CPU && bytes > 0) {
         data = tu_block_alloc(self, bytes);

@@ -268,6 +268,7 @@ TEST(a_tensor_on_cuda_meets_no_kernel_of_the_cpu) {
           "add: a (input 0) is on the device cpu and b (input 1) on cuda:1; expected all on one");
     FAILS(tt_add(x, other), TUTTI_ERROR_ARGUMENT, "on the device cuda:1 and b (input 1) on cuda:2");
     FAILS(tt_copy_(here, x), TUTTI_ERROR_ARGUMENT, "cuda:1");
+    FAILS(tt_storage_resize(x, 64), TUTTI_ERROR_UNSUPPORTED, "no memory for tensors on the device cuda:1");
     CHECK_OK(tt_count(&after));
     CHECK(after.tensors == before.tensors && after.storages == before.storages);
     CHECK(IS(here, 1, 1, 1));
