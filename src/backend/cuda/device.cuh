@@ -78,16 +78,17 @@ static __device__ __forceinline__ uint64_t global_time(void) {
 
 /* 16 bytes past L1: peers' data is read once. */
 static __device__ __forceinline__ uint4 load_vector(const void *address) {
-    uint4 v;
+    uint4 vector;
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "=r"(vector.x), "=r"(vector.y), "=r"(vector.z), "=r"(vector.w)
                  : "l"(address)
                  : "memory");
-    return v;
+    return vector;
 }
 
-static __device__ __forceinline__ void store_vector(void *address, uint4 v) {
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+static __device__ __forceinline__ void store_vector(void *address, uint4 vector) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(vector.x), "r"(vector.y), "r"(vector.z),
+                 "r"(vector.w)
                  : "memory");
 }
 
@@ -118,13 +119,13 @@ static __device__ void copy_bytes(uint8_t *to, const uint8_t *from, uint64_t byt
         done = bytes / 16 * 16;
         uint64_t step = (uint64_t)blockDim.x * 16, i = threadIdx.x * 16;
         for (; i + 3 * step < done; i += 4 * step) { /* four loads in flight */
-            uint4 v[4];
+            uint4 vector[4];
 #pragma unroll
-            for (int u = 0; u < 4; u++)
-                v[u] = load_vector(from + i + u * step);
+            for (int part = 0; part < 4; part++)
+                vector[part] = load_vector(from + i + part * step);
 #pragma unroll
-            for (int u = 0; u < 4; u++)
-                store_vector(to + i + u * step, v[u]);
+            for (int part = 0; part < 4; part++)
+                store_vector(to + i + part * step, vector[part]);
         }
         for (; i < done; i += step)
             store_vector(to + i, load_vector(from + i));
@@ -170,13 +171,13 @@ static __device__ __forceinline__ void count_end(const tu_cuda_group_words &grou
 
 /* ---- meeting ---- */
 
-static __device__ __forceinline__ tu_cuda_inbox *inbox_of(const tu_cuda_meeting &m, int owner, int sender) {
-    tu_cuda_inbox *inbox = (tu_cuda_inbox *)(m.control + (uint64_t)owner * m.stride + m.inbox_offset);
-    return inbox + (uint64_t)blockIdx.x * m.size + sender;
+static __device__ __forceinline__ tu_cuda_inbox *inbox_of(const tu_cuda_meeting &meeting, int owner, int sender) {
+    tu_cuda_inbox *inbox = (tu_cuda_inbox *)(meeting.control + (uint64_t)owner * meeting.stride + meeting.inbox_offset);
+    return inbox + (uint64_t)blockIdx.x * meeting.size + sender;
 }
 
-static __device__ __forceinline__ uint8_t *resolve(const tu_cuda_meeting &m, int member, uint64_t code) {
-    const tu_cuda_mapping *mapping = (const tu_cuda_mapping *)m.table + TU_CUDA_CODE_INDEX(code);
+static __device__ __forceinline__ uint8_t *resolve(const tu_cuda_meeting &meeting, int member, uint64_t code) {
+    const tu_cuda_mapping *mapping = (const tu_cuda_mapping *)meeting.table + TU_CUDA_CODE_INDEX(code);
     return (uint8_t *)(mapping->base + (uint64_t)member * mapping->stride + TU_CUDA_CODE_OFFSET(code));
 }
 
@@ -185,21 +186,22 @@ struct meeting_epoch {
     uint32_t *word;
     uint32_t value;
 
-    __device__ explicit meeting_epoch(const tu_cuda_meeting &m)
-        : word((uint32_t *)m.epochs + blockIdx.x), value(*word) {}
+    __device__ explicit meeting_epoch(const tu_cuda_meeting &meeting)
+        : word((uint32_t *)meeting.epochs + blockIdx.x), value(*word) {}
     /* Ends the thread block's part of the operation. */
-    __device__ void keep(const tu_cuda_meeting &m) {
+    __device__ void keep(const tu_cuda_meeting &meeting) {
         __syncthreads();
         if (threadIdx.x == 0) {
             *word = value;
-            count_end(m.group);
+            count_end(meeting.group);
         }
     }
 };
 
 /* Waits until peer's entry has reached the epoch; 0: a fault. */
-static __device__ __forceinline__ int await_peer(const tu_cuda_meeting &m, uint32_t epoch, int peer, uint64_t *plan) {
-    const tu_cuda_inbox *mine = inbox_of(m, m.rank, peer);
+static __device__ __forceinline__ int await_peer(const tu_cuda_meeting &meeting, uint32_t epoch, int peer,
+                                                 uint64_t *plan) {
+    const tu_cuda_inbox *mine = inbox_of(meeting, meeting.rank, peer);
     uint64_t flag, deadline = 0;
     for (uint32_t spins = 0;; spins++) {
         load_acquire128(&mine->flag, flag, *plan);
@@ -207,19 +209,20 @@ static __device__ __forceinline__ int await_peer(const tu_cuda_meeting &m, uint3
             break;
         if ((spins & 63) != 63)
             continue;
-        if (has_fault(m.group))
+        if (has_fault(meeting.group))
             return 0;
         uint64_t now = global_time();
         if (deadline == 0)
-            deadline = now + m.timeout_ns;
+            deadline = now + meeting.timeout_ns;
         if (now > deadline) {
-            raise_fault(m.group, { TU_CUDA_FAULT_TIMEOUT, (uint32_t)peer, m.signature, 0, m.operation, 0, m.sequence });
+            raise_fault(meeting.group, { TU_CUDA_FAULT_TIMEOUT, (uint32_t)peer, meeting.signature, 0, meeting.operation,
+                                         0, meeting.sequence });
             return 0;
         }
     }
-    if ((uint32_t)(flag >> 32) == epoch && (uint32_t)flag != m.signature) {
-        raise_fault(m.group, { TU_CUDA_FAULT_MISMATCH, (uint32_t)peer, m.signature, (uint32_t)flag, m.operation, 0,
-                               m.sequence });
+    if ((uint32_t)(flag >> 32) == epoch && (uint32_t)flag != meeting.signature) {
+        raise_fault(meeting.group, { TU_CUDA_FAULT_MISMATCH, (uint32_t)peer, meeting.signature, (uint32_t)flag,
+                                     meeting.operation, 0, meeting.sequence });
         return 0;
     }
     return 1;
@@ -228,14 +231,15 @@ static __device__ __forceinline__ int await_peer(const tu_cuda_meeting &m, uint3
 /* The first meeting of a kernel, by all threads of the block: nothing was stored by this kernel yet, so nothing has to
  * be released; what earlier kernels of the stream stored is visible since they ended. 0: a fault; leave the kernel. 1:
  * met; 2: met, and all have the same plan as this rank. */
-static __device__ int meet_first(const tu_cuda_meeting &m, meeting_epoch &epoch) {
+static __device__ int meet_first(const tu_cuda_meeting &meeting, meeting_epoch &epoch) {
     epoch.value++;
     int good = 1, same = 1;
-    if ((int)threadIdx.x < m.size) {
+    if ((int)threadIdx.x < meeting.size) {
         uint64_t plan;
-        store_relaxed128(&inbox_of(m, threadIdx.x, m.rank)->flag, (uint64_t)epoch.value << 32 | m.signature, m.plan);
-        good = await_peer(m, epoch.value, threadIdx.x, &plan);
-        same = plan == m.plan && plan != 0;
+        store_relaxed128(&inbox_of(meeting, threadIdx.x, meeting.rank)->flag,
+                         (uint64_t)epoch.value << 32 | meeting.signature, meeting.plan);
+        good = await_peer(meeting, epoch.value, threadIdx.x, &plan);
+        same = plan == meeting.plan && plan != 0;
     }
     good = __syncthreads_and(good);
     same = __syncthreads_and(same);
@@ -244,22 +248,23 @@ static __device__ int meet_first(const tu_cuda_meeting &m, meeting_epoch &epoch)
 
 /* All threads of the block call this: what they stored and loaded before comes before what any peer does after. With
  * `publish`, thread t also hands something to peer t. False: a fault; leave the kernel. */
-template <class Publish> static __device__ bool meet(const tu_cuda_meeting &m, meeting_epoch &epoch, Publish publish) {
+template <class Publish>
+static __device__ bool meet(const tu_cuda_meeting &meeting, meeting_epoch &epoch, Publish publish) {
     __syncthreads(); /* all of the block's loads and stores come before the flag */
     epoch.value++;
     int good = 1;
-    if ((int)threadIdx.x < m.size) {
+    if ((int)threadIdx.x < meeting.size) {
         uint64_t plan;
-        tu_cuda_inbox *theirs = inbox_of(m, threadIdx.x, m.rank);
+        tu_cuda_inbox *theirs = inbox_of(meeting, threadIdx.x, meeting.rank);
         publish(theirs, (int)threadIdx.x);
-        store_release64(&theirs->flag, (uint64_t)epoch.value << 32 | m.signature);
-        good = await_peer(m, epoch.value, threadIdx.x, &plan);
+        store_release64(&theirs->flag, (uint64_t)epoch.value << 32 | meeting.signature);
+        good = await_peer(meeting, epoch.value, threadIdx.x, &plan);
     }
     return __syncthreads_and(good) != 0;
 }
 
-static __device__ bool meet(const tu_cuda_meeting &m, meeting_epoch &epoch) {
-    return meet(m, epoch, [](tu_cuda_inbox *, int) {});
+static __device__ bool meet(const tu_cuda_meeting &meeting, meeting_epoch &epoch) {
+    return meet(meeting, epoch, [](tu_cuda_inbox *, int) {});
 }
 
 /* ---- element types: storage, accumulator, and the way between them; exactly the arithmetic of tutti/dtype.h ---- */
@@ -327,12 +332,12 @@ struct as_bool {
     }
 };
 
-template <class Float> static __device__ __forceinline__ Float min_float(Float a, Float b) {
-    if (a != a || b != b)
-        return a + b;
-    if (a == b) /* only zeros differ in bits */
-        return signbit(a) ? a : b;
-    return a < b ? a : b;
+template <class Float> static __device__ __forceinline__ Float min_float(Float first, Float second) {
+    if (first != first || second != second)
+        return first + second;
+    if (first == second) /* only zeros differ in bits */
+        return signbit(first) ? first : second;
+    return first < second ? first : second;
 }
 
 /* Reductions as the kernels switch on them; numbers are those of tutti_reduction. */
@@ -348,77 +353,77 @@ enum {
     OP_PREMUL_SUM = 73
 };
 
-static __device__ __forceinline__ float combine(as_f32, int reduction, float a, float x) {
+static __device__ __forceinline__ float combine(as_f32, int reduction, float sum, float x) {
     switch (reduction) {
     case OP_PRODUCT:
-        return __fmul_rn(a, x);
+        return __fmul_rn(sum, x);
     case OP_MIN:
-        return min_float(a, x);
+        return min_float(sum, x);
     case OP_MAX:
-        return -min_float(-a, -x);
+        return -min_float(-sum, -x);
     default:
-        return __fadd_rn(a, x);
+        return __fadd_rn(sum, x);
     }
 }
 
-static __device__ __forceinline__ double combine(as_f64, int reduction, double a, double x) {
+static __device__ __forceinline__ double combine(as_f64, int reduction, double sum, double x) {
     switch (reduction) {
     case OP_PRODUCT:
-        return __dmul_rn(a, x);
+        return __dmul_rn(sum, x);
     case OP_MIN:
-        return min_float(a, x);
+        return min_float(sum, x);
     case OP_MAX:
-        return -min_float(-a, -x);
+        return -min_float(-sum, -x);
     default:
-        return __dadd_rn(a, x);
+        return __dadd_rn(sum, x);
     }
 }
 
-static __device__ __forceinline__ uint8_t combine(as_bool, int reduction, uint8_t a, uint8_t x) {
+static __device__ __forceinline__ uint8_t combine(as_bool, int reduction, uint8_t sum, uint8_t x) {
     switch (reduction) {
     case OP_PRODUCT:
     case OP_MIN:
     case OP_BAND:
-        return a & x;
+        return sum & x;
     case OP_BXOR:
-        return a ^ x;
+        return sum ^ x;
     default:
-        return a | x;
+        return sum | x;
     }
 }
 
 template <class Integer>
-static __device__ __forceinline__ Integer combine(plain<Integer>, int reduction, Integer a, Integer x) {
+static __device__ __forceinline__ Integer combine(plain<Integer>, int reduction, Integer sum, Integer x) {
     switch (reduction) {
     case OP_PRODUCT:
-        return (Integer)((uint64_t)a * (uint64_t)x);
+        return (Integer)((uint64_t)sum * (uint64_t)x);
     case OP_MIN:
-        return a < x ? a : x;
+        return sum < x ? sum : x;
     case OP_MAX:
-        return a > x ? a : x;
+        return sum > x ? sum : x;
     case OP_BAND:
-        return a & x;
+        return sum & x;
     case OP_BOR:
-        return a | x;
+        return sum | x;
     case OP_BXOR:
-        return a ^ x;
+        return sum ^ x;
     default:
-        return (Integer)((uint64_t)a + (uint64_t)x);
+        return (Integer)((uint64_t)sum + (uint64_t)x);
     }
 }
 
-static __device__ __forceinline__ float finish(as_f32, int reduction, float a, int n) {
-    return reduction == OP_AVG ? __fdiv_rn(a, (float)n) : a;
+static __device__ __forceinline__ float finish(as_f32, int reduction, float sum, int ranks) {
+    return reduction == OP_AVG ? __fdiv_rn(sum, (float)ranks) : sum;
 }
-static __device__ __forceinline__ double finish(as_f64, int reduction, double a, int n) {
-    return reduction == OP_AVG ? __ddiv_rn(a, (double)n) : a;
+static __device__ __forceinline__ double finish(as_f64, int reduction, double sum, int ranks) {
+    return reduction == OP_AVG ? __ddiv_rn(sum, (double)ranks) : sum;
 }
-static __device__ __forceinline__ uint8_t finish(as_bool, int, uint8_t a, int) {
-    return a;
+static __device__ __forceinline__ uint8_t finish(as_bool, int, uint8_t sum, int) {
+    return sum;
 }
 template <class Integer>
-static __device__ __forceinline__ Integer finish(plain<Integer>, int reduction, Integer a, int n) {
-    return reduction == OP_AVG ? (Integer)(a / (Integer)n) : a;
+static __device__ __forceinline__ Integer finish(plain<Integer>, int reduction, Integer sum, int ranks) {
+    return reduction == OP_AVG ? (Integer)(sum / (Integer)ranks) : sum;
 }
 
 static __device__ __forceinline__ float scale(as_f32, float x, double factor) {

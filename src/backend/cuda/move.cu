@@ -14,15 +14,17 @@ static __device__ __forceinline__ const tu_cuda_move_part &part_of(const tu_cuda
 
 /* Pulls bytes [skip, skip + share) of what each peer has for this rank. */
 static __device__ void pull(const tu_cuda_move_args &args, uint64_t skip, uint64_t share, bool staged) {
-    const tu_cuda_meeting &m = args.meeting;
-    for (int step = 0; step < m.size; step++) { /* each rank begins with another peer, which spreads the traffic */
-        int p = (m.rank + step) % m.size;
-        uint64_t bytes = part_of(args, p).receive_bytes, skipped = min(skip, bytes),
+    const tu_cuda_meeting &meeting = args.meeting;
+    for (int step = 0; step < meeting.size;
+         step++) { /* each rank begins with another peer, which spreads the traffic */
+        int peer = (meeting.rank + step) % meeting.size;
+        uint64_t bytes = part_of(args, peer).receive_bytes, skipped = min(skip, bytes),
                  count = min(share, bytes - skipped);
-        const tu_cuda_inbox *inbox = inbox_of(m, m.rank, p);
-        const uint8_t *source = staged && inbox->source == 0 ? resolve(m, p, args.stage_code) + (uint64_t)m.rank * share
-                                                             : resolve(m, p, inbox->source) + inbox->offset + skipped;
-        uint8_t *target = (uint8_t *)args.out + part_of(args, p).receive_offset + skipped;
+        const tu_cuda_inbox *inbox = inbox_of(meeting, meeting.rank, peer);
+        const uint8_t *source = staged && inbox->source == 0
+                                    ? resolve(meeting, peer, args.stage_code) + (uint64_t)meeting.rank * share
+                                    : resolve(meeting, peer, inbox->source) + inbox->offset + skipped;
+        uint8_t *target = (uint8_t *)args.out + part_of(args, peer).receive_offset + skipped;
         piece mine = piece_of(staged ? share : count, count, 16);
         if (source != target)
             copy_bytes(target + mine.from, source + mine.from, mine.to - mine.from);
@@ -30,25 +32,25 @@ static __device__ void pull(const tu_cuda_move_args &args, uint64_t skip, uint64
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) tutti_move(const __grid_constant__ tu_cuda_move_args args) {
-    const tu_cuda_meeting &m = args.meeting;
+    const tu_cuda_meeting &meeting = args.meeting;
     __shared__ unsigned long long longest;
-    meeting_epoch epoch(m);
+    meeting_epoch epoch(meeting);
     if (threadIdx.x == 0)
         longest = 0;
-    bool met = meet(m, epoch, [&](tu_cuda_inbox *inbox, int peer) {
+    bool met = meet(meeting, epoch, [&](tu_cuda_inbox *inbox, int peer) {
         inbox->source = args.source;
         inbox->offset = part_of(args, peer).send_offset;
         inbox->count = part_of(args, peer).send_bytes;
         inbox->longest = args.longest;
     });
     int good = 1, direct = 1;
-    if (met && (int)threadIdx.x < m.size) {
-        const tu_cuda_inbox *inbox = inbox_of(m, m.rank, threadIdx.x);
+    if (met && (int)threadIdx.x < meeting.size) {
+        const tu_cuda_inbox *inbox = inbox_of(meeting, meeting.rank, threadIdx.x);
         atomicMax(&longest, (unsigned long long)inbox->longest);
         direct = inbox->source != 0;
         if (inbox->count != part_of(args, threadIdx.x).receive_bytes) {
-            raise_fault(m.group,
-                        { TU_CUDA_FAULT_MISMATCH, threadIdx.x, m.signature, m.signature, m.operation, 0, m.sequence });
+            raise_fault(meeting.group, { TU_CUDA_FAULT_MISMATCH, threadIdx.x, meeting.signature, meeting.signature,
+                                         meeting.operation, 0, meeting.sequence });
             good = 0;
         }
     }
@@ -56,32 +58,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) tutti_move(const __grid
     direct = __syncthreads_and(direct);
     if (good && direct) {
         pull(args, 0, UINT64_MAX, false);
-        meet(m, epoch);
+        meet(meeting, epoch);
     } else if (good) {
-        const uint64_t share = args.stage_bytes / m.size;
+        const uint64_t share = args.stage_bytes / meeting.size;
         for (uint64_t skip = 0; skip < longest; skip += share) {
-            for (int p = 0; args.source == 0 && p < m.size; p++) {
-                const tu_cuda_move_part &part = part_of(args, p);
+            for (int peer = 0; args.source == 0 && peer < meeting.size; peer++) {
+                const tu_cuda_move_part &part = part_of(args, peer);
                 uint64_t skipped = min(skip, part.send_bytes), count = min(share, part.send_bytes - skipped);
                 piece mine = piece_of(share, count, 16);
-                copy_bytes((uint8_t *)args.stage + (uint64_t)p * share + mine.from,
+                copy_bytes((uint8_t *)args.stage + (uint64_t)peer * share + mine.from,
                            (const uint8_t *)args.in + part.send_offset + skipped + mine.from, mine.to - mine.from);
             }
-            if (!meet(m, epoch))
+            if (!meet(meeting, epoch))
                 break;
             pull(args, skip, share, true);
-            if (!meet(m, epoch))
+            if (!meet(meeting, epoch))
                 break;
         }
     }
-    epoch.keep(m);
+    epoch.keep(meeting);
 }
 
 /* A barrier of all ranks on their streams. */
-extern "C" __global__ void tutti_meet(const __grid_constant__ tu_cuda_meeting m) {
-    meeting_epoch epoch(m);
-    meet(m, epoch);
-    epoch.keep(m);
+extern "C" __global__ void tutti_meet(const __grid_constant__ tu_cuda_meeting meeting) {
+    meeting_epoch epoch(meeting);
+    meet(meeting, epoch);
+    epoch.keep(meeting);
 }
 
 /* Bytes by a kernel: a copy engine's queue is shared by all streams of a context, and a copy of one rank must not stand

@@ -36,42 +36,44 @@ typedef struct nvml {
     int (*remote_pci)(nvml_device device, unsigned link, nvml_pci *pci);
 } nvml;
 
-static bool load(nvml *n) {
-    n->library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (n->library == NULL)
+static bool load(nvml *functions) {
+    functions->library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (functions->library == NULL)
         return false;
-    n->init = (int (*)(void))(uintptr_t)dlsym(n->library, "nvmlInit_v2");
-    n->shutdown = (int (*)(void))(uintptr_t)dlsym(n->library, "nvmlShutdown");
-    n->by_bus = (int (*)(const char *, nvml_device *))(uintptr_t)dlsym(n->library, "nvmlDeviceGetHandleByPciBusId_v2");
-    n->link_state =
-        (int (*)(nvml_device, unsigned, unsigned *))(uintptr_t)dlsym(n->library, "nvmlDeviceGetNvLinkState");
-    n->remote_type =
-        (int (*)(nvml_device, unsigned, int *))(uintptr_t)dlsym(n->library, "nvmlDeviceGetNvLinkRemoteDeviceType");
-    n->remote_pci =
-        (int (*)(nvml_device, unsigned, nvml_pci *))(uintptr_t)dlsym(n->library, "nvmlDeviceGetNvLinkRemotePciInfo_v2");
-    if (n->init != NULL && n->shutdown != NULL && n->by_bus != NULL && n->link_state != NULL &&
-        n->remote_type != NULL && n->remote_pci != NULL && n->init() == NVML_SUCCESS)
+    functions->init = (int (*)(void))(uintptr_t)dlsym(functions->library, "nvmlInit_v2");
+    functions->shutdown = (int (*)(void))(uintptr_t)dlsym(functions->library, "nvmlShutdown");
+    functions->by_bus =
+        (int (*)(const char *, nvml_device *))(uintptr_t)dlsym(functions->library, "nvmlDeviceGetHandleByPciBusId_v2");
+    functions->link_state =
+        (int (*)(nvml_device, unsigned, unsigned *))(uintptr_t)dlsym(functions->library, "nvmlDeviceGetNvLinkState");
+    functions->remote_type = (int (*)(nvml_device, unsigned, int *))(uintptr_t)dlsym(
+        functions->library, "nvmlDeviceGetNvLinkRemoteDeviceType");
+    functions->remote_pci = (int (*)(nvml_device, unsigned, nvml_pci *))(uintptr_t)dlsym(
+        functions->library, "nvmlDeviceGetNvLinkRemotePciInfo_v2");
+    if (functions->init != NULL && functions->shutdown != NULL && functions->by_bus != NULL &&
+        functions->link_state != NULL && functions->remote_type != NULL && functions->remote_pci != NULL &&
+        functions->init() == NVML_SUCCESS)
         return true;
-    dlclose(n->library);
+    dlclose(functions->library);
     return false;
 }
 
 /* Counts the links of one GPU: to each other one, and to switches. */
-static void count_links(const nvml *n, const char (*bus)[32], int index, int count, int *row, int *switches) {
+static void count_links(const nvml *functions, const char (*bus)[32], int index, int count, int *row, int *switches) {
     nvml_device device;
-    if (n->by_bus(bus[index], &device) != NVML_SUCCESS)
+    if (functions->by_bus(bus[index], &device) != NVML_SUCCESS)
         return;
     for (unsigned link = 0; link < LINKS; link++) {
         unsigned active = 0;
         int type;
         nvml_pci pci;
-        if (n->link_state(device, link, &active) != NVML_SUCCESS)
+        if (functions->link_state(device, link, &active) != NVML_SUCCESS)
             return;
-        if (!active || n->remote_type(device, link, &type) != NVML_SUCCESS)
+        if (!active || functions->remote_type(device, link, &type) != NVML_SUCCESS)
             continue;
         if (type == NVML_REMOTE_SWITCH)
             ++*switches;
-        if (type != NVML_REMOTE_GPU || n->remote_pci(device, link, &pci) != NVML_SUCCESS)
+        if (type != NVML_REMOTE_GPU || functions->remote_pci(device, link, &pci) != NVML_SUCCESS)
             continue;
         for (int other = 0; other < count; other++)
             if (other != index && strcasecmp(pci.id, bus[other]) == 0)
@@ -81,12 +83,12 @@ static void count_links(const nvml *n, const char (*bus)[32], int index, int cou
 
 tutti_status tu_cuda_links(const tu_backend_host *host, int *matrix, int count) {
     tu_cuda_driver driver;
-    nvml n = { 0 };
+    nvml functions = { 0 };
     tutti_status status = tu_cuda_driver_load(host, &driver);
     if (status != TUTTI_OK)
         return status;
     memset(matrix, 0, (size_t)count * (size_t)count * sizeof *matrix);
-    if (!load(&n))
+    if (!load(&functions))
         return host->error(TUTTI_ERROR_UNSUPPORTED,
                            "NVML (libnvidia-ml.so.1) is not there: the links between GPUs are not known");
     char(*bus)[32] = calloc((size_t)count, sizeof *bus);
@@ -101,7 +103,7 @@ tutti_status tu_cuda_links(const tu_backend_host *host, int *matrix, int count) 
             driver.cuDeviceGetPCIBusId(bus[i], sizeof bus[i], device);
     }
     for (int i = 0; i < count; i++)
-        count_links(&n, (const char(*)[32])bus, i, count, matrix + (size_t)i * (size_t)count, &switches[i]);
+        count_links(&functions, (const char(*)[32])bus, i, count, matrix + (size_t)i * (size_t)count, &switches[i]);
     for (int i = 0; i < count; i++)
         for (int j = 0; j < count; j++)
             if (i != j)
@@ -109,7 +111,7 @@ tutti_status tu_cuda_links(const tu_backend_host *host, int *matrix, int count) 
 close:
     free(bus);
     free(switches);
-    n.shutdown();
-    dlclose(n.library);
+    functions.shutdown();
+    dlclose(functions.library);
     return status;
 }

@@ -16,12 +16,12 @@ template <> struct arithmetic_of<as_e4m3> { typedef as_f32 type; };
 template <> struct arithmetic_of<as_e5m2> { typedef as_f32 type; };
 
 template <class Type, bool has_factor> struct scaler {
-    template <class A> static __device__ __forceinline__ A apply(A x, double) {
+    template <class Accumulator> static __device__ __forceinline__ Accumulator apply(Accumulator x, double) {
         return x;
     }
 };
 template <class Type> struct scaler<Type, true> {
-    template <class A> static __device__ __forceinline__ A apply(A x, double factor) {
+    template <class Accumulator> static __device__ __forceinline__ Accumulator apply(Accumulator x, double factor) {
         return scale(typename arithmetic_of<Type>::type(), x, factor);
     }
 };
@@ -70,26 +70,27 @@ struct sources {
 
 /* One element, from all sources. */
 template <class Type>
-static __device__ typename Type::storage reduce_one(const sources &s, int n, int reduction, uint64_t element) {
+static __device__ typename Type::storage reduce_one(const sources &from, int ranks, int reduction, uint64_t element) {
     typedef typename Type::storage storage;
     typedef typename arithmetic_of<Type>::type arithmetic;
-    typename Type::accumulator a = 0;
-    for (int r = 0; r < n; r++) {
-        typename Type::accumulator x = Type::load(*(const storage *)(s.address[r] + element * sizeof(storage)));
+    typename Type::accumulator sum = 0;
+    for (int rank = 0; rank < ranks; rank++) {
+        typename Type::accumulator x = Type::load(*(const storage *)(from.address[rank] + element * sizeof(storage)));
         if (reduction == OP_PREMUL_SUM)
-            x = scaler<Type, is_float<Type>::value>::apply(x, s.factor[r]);
-        a = r == 0 ? x : combine(arithmetic(), reduction, a, x);
+            x = scaler<Type, is_float<Type>::value>::apply(x, from.factor[rank]);
+        sum = rank == 0 ? x : combine(arithmetic(), reduction, sum, x);
     }
-    return Type::store(finish(arithmetic(), reduction, a, n));
+    return Type::store(finish(arithmetic(), reduction, sum, ranks));
 }
 
 /* Combines all lanes of a vector; the reduction is looked at once per vector. */
-template <class Arithmetic, int lanes, class A>
-static __device__ __forceinline__ void combine_lanes(int reduction, A (&a)[lanes], const A (&x)[lanes]) {
+template <class Arithmetic, int lanes, class Accumulator>
+static __device__ __forceinline__ void combine_lanes(int reduction, Accumulator (&sum)[lanes],
+                                                     const Accumulator (&x)[lanes]) {
     auto with = [&](int constant) {
 #pragma unroll
         for (int lane = 0; lane < lanes; lane++)
-            a[lane] = combine(Arithmetic(), constant, a[lane], x[lane]);
+            sum[lane] = combine(Arithmetic(), constant, sum[lane], x[lane]);
     };
     switch (reduction) {
     case OP_PRODUCT:
@@ -110,125 +111,125 @@ static __device__ __forceinline__ void combine_lanes(int reduction, A (&a)[lanes
 }
 
 template <class Type, int lanes>
-static __device__ __forceinline__ void unpack(uint4 v, typename Type::accumulator (&x)[lanes]) {
+static __device__ __forceinline__ void unpack(uint4 vector, typename Type::accumulator (&x)[lanes]) {
     union {
-        uint4 v;
-        typename Type::storage e[lanes];
+        uint4 vector;
+        typename Type::storage elements[lanes];
     } in;
-    in.v = v;
+    in.vector = vector;
 #pragma unroll
     for (int lane = 0; lane < lanes; lane++)
-        x[lane] = Type::load(in.e[lane]);
+        x[lane] = Type::load(in.elements[lane]);
 }
 
 template <class Type, int lanes>
-static __device__ __forceinline__ uint4 pack(typename Type::accumulator (&a)[lanes], int reduction, int n) {
+static __device__ __forceinline__ uint4 pack(typename Type::accumulator (&sum)[lanes], int reduction, int ranks) {
     union {
-        uint4 v;
-        typename Type::storage e[lanes];
+        uint4 vector;
+        typename Type::storage elements[lanes];
     } out;
 #pragma unroll
     for (int lane = 0; lane < lanes; lane++)
-        out.e[lane] = Type::store(finish(typename arithmetic_of<Type>::type(), reduction, a[lane], n));
-    return out.v;
+        out.elements[lane] = Type::store(finish(typename arithmetic_of<Type>::type(), reduction, sum[lane], ranks));
+    return out.vector;
 }
 
-/* 16 bytes. N > 0: a sum (or avg) of that many sources, all loads in flight together. N 0: any number, any
- * reduction. */
-template <class Type, int N>
-static __device__ __forceinline__ uint4 reduce_vector(const sources &s, int n, int reduction, uint64_t byte) {
+/* 16 bytes. With `fixed` > 0: a sum (or avg) of that many sources, all loads in flight together. With 0: any number,
+ * any reduction. */
+template <class Type, int fixed>
+static __device__ __forceinline__ uint4 reduce_vector(const sources &from, int ranks, int reduction, uint64_t byte) {
     typedef typename arithmetic_of<Type>::type arithmetic;
     constexpr int lanes = 16 / sizeof(typename Type::storage);
-    typename Type::accumulator a[lanes], x[lanes];
-    if (N > 0) {
-        uint4 in[N > 0 ? N : 1];
+    typename Type::accumulator sum[lanes], x[lanes];
+    if (fixed > 0) {
+        uint4 in[fixed > 0 ? fixed : 1];
 #pragma unroll
-        for (int r = 0; r < N; r++)
-            in[r] = load_vector(s.address[r] + byte);
-        unpack<Type>(in[0], a);
+        for (int rank = 0; rank < fixed; rank++)
+            in[rank] = load_vector(from.address[rank] + byte);
+        unpack<Type>(in[0], sum);
 #pragma unroll
-        for (int r = 1; r < N; r++) {
-            unpack<Type>(in[r], x);
+        for (int rank = 1; rank < fixed; rank++) {
+            unpack<Type>(in[rank], x);
 #pragma unroll
             for (int lane = 0; lane < lanes; lane++)
-                a[lane] = combine(arithmetic(), OP_SUM, a[lane], x[lane]);
+                sum[lane] = combine(arithmetic(), OP_SUM, sum[lane], x[lane]);
         }
-        return pack<Type>(a, reduction, n);
+        return pack<Type>(sum, reduction, ranks);
     }
-    uint4 next = load_vector(s.address[0] + byte);
+    uint4 next = load_vector(from.address[0] + byte);
 #pragma unroll 1
-    for (int r = 0; r < n; r++) {
+    for (int rank = 0; rank < ranks; rank++) {
         uint4 here = next;
-        if (r + 1 < n)
-            next = load_vector(s.address[r + 1] + byte); /* one ahead */
+        if (rank + 1 < ranks)
+            next = load_vector(from.address[rank + 1] + byte); /* one ahead */
         unpack<Type>(here, x);
         if (reduction == OP_PREMUL_SUM)
 #pragma unroll
             for (int lane = 0; lane < lanes; lane++)
-                x[lane] = scaler<Type, is_float<Type>::value>::apply(x[lane], s.factor[r]);
-        if (r > 0) {
-            combine_lanes<arithmetic>(reduction, a, x);
+                x[lane] = scaler<Type, is_float<Type>::value>::apply(x[lane], from.factor[rank]);
+        if (rank > 0) {
+            combine_lanes<arithmetic>(reduction, sum, x);
             continue;
         }
 #pragma unroll
         for (int lane = 0; lane < lanes; lane++)
-            a[lane] = x[lane];
+            sum[lane] = x[lane];
     }
-    return pack<Type>(a, reduction, n);
+    return pack<Type>(sum, reduction, ranks);
 }
 
 /* Elements [begin, end) of the sources, to `out` (which points at element `begin`) or, with push, to the same elements
  * of every target. The block's threads stride over it together. */
-template <class Type, int N>
-static __device__ void reduce_range(const sources &s, int n, int reduction, uint64_t begin, uint64_t end, uint8_t *out,
-                                    bool push) {
+template <class Type, int fixed>
+static __device__ void reduce_range(const sources &given, int ranks, int reduction, uint64_t begin, uint64_t end,
+                                    uint8_t *out, bool push) {
     typedef typename Type::storage storage;
     uint64_t bits = begin * sizeof(storage);
     if (push)
-        for (int r = 0; r < n; r++)
-            bits |= (uint64_t)s.target[r];
+        for (int rank = 0; rank < ranks; rank++)
+            bits |= (uint64_t)given.target[rank];
     else
         bits |= (uint64_t)out;
-    for (int r = 0; r < n; r++)
-        bits |= (uint64_t)s.address[r];
+    for (int rank = 0; rank < ranks; rank++)
+        bits |= (uint64_t)given.address[rank];
     uint64_t done = begin;
     if ((bits & 15) == 0) {
         uint64_t first = begin * sizeof(storage), last = first + (end - begin) * sizeof(storage) / 16 * 16;
-        constexpr int unroll = N == 2 ? 4 : N == 4 ? 2 : 1;
+        constexpr int unroll = fixed == 2 ? 4 : fixed == 4 ? 2 : 1;
         uint64_t step = (uint64_t)blockDim.x * 16;
         uint64_t byte = first + threadIdx.x * 16;
         for (; byte + (unroll - 1) * step < last; byte += unroll * step) {
             uint4 result[unroll];
 #pragma unroll
-            for (int u = 0; u < unroll; u++)
-                result[u] = reduce_vector<Type, N>(s, n, reduction, byte + u * step);
+            for (int part = 0; part < unroll; part++)
+                result[part] = reduce_vector<Type, fixed>(given, ranks, reduction, byte + part * step);
 #pragma unroll
-            for (int u = 0; u < unroll; u++) {
+            for (int part = 0; part < unroll; part++) {
                 if (!push) {
-                    store_vector(out + (byte + u * step - first), result[u]);
+                    store_vector(out + (byte + part * step - first), result[part]);
                     continue;
                 }
-                for (int r = 0; r < n; r++)
-                    store_vector(s.target[r] + byte + u * step, result[u]);
+                for (int rank = 0; rank < ranks; rank++)
+                    store_vector(given.target[rank] + byte + part * step, result[part]);
             }
         }
         for (; byte < last; byte += step) {
-            uint4 result = reduce_vector<Type, N>(s, n, reduction, byte);
+            uint4 result = reduce_vector<Type, fixed>(given, ranks, reduction, byte);
             if (!push)
                 store_vector(out + (byte - first), result);
             else
-                for (int r = 0; r < n; r++)
-                    store_vector(s.target[r] + byte, result);
+                for (int rank = 0; rank < ranks; rank++)
+                    store_vector(given.target[rank] + byte, result);
         }
         done = last / sizeof(storage);
     }
     for (uint64_t i = done + threadIdx.x; i < end; i += blockDim.x) {
-        storage result = reduce_one<Type>(s, n, reduction, i);
+        storage result = reduce_one<Type>(given, ranks, reduction, i);
         if (!push)
             *(storage *)(out + (i - begin) * sizeof(storage)) = result;
         else
-            for (int r = 0; r < n; r++)
-                *(storage *)(s.target[r] + i * sizeof(storage)) = result;
+            for (int rank = 0; rank < ranks; rank++)
+                *(storage *)(given.target[rank] + i * sizeof(storage)) = result;
     }
 }
 
@@ -236,77 +237,78 @@ static __device__ void reduce_range(const sources &s, int n, int reduction, uint
 struct range {
     uint64_t first, count;
 };
-static __device__ __forceinline__ range part_of(const tu_cuda_reduce_args &args, int part, int n, uint64_t grain) {
+static __device__ __forceinline__ range part_of(const tu_cuda_reduce_args &args, int part, int ranks, uint64_t grain) {
     if (args.mode == TU_CUDA_ONE_SHOT)
         return { 0, args.count };
     if (args.mode == TU_CUDA_SCATTER) { /* given; the others cut where vectors begin */
         const uint64_t *parts = args.more != 0 ? (const uint64_t *)args.more : args.parts;
         return { parts[part], parts[part + 1] - parts[part] };
     }
-    uint64_t first = cut(args.count, part, n, grain);
-    return { first, cut(args.count, part + 1, n, grain) - first };
+    uint64_t first = cut(args.count, part, ranks, grain);
+    return { first, cut(args.count, part + 1, ranks, grain) - first };
 }
 
 /* The whole operation where the data lies: every input is symmetric and, for a push, every output. */
-template <class Type, int N>
-static __device__ void reduce_direct(const tu_cuda_reduce_args &args, sources &s, meeting_epoch &epoch) {
+template <class Type, int fixed>
+static __device__ void reduce_direct(const tu_cuda_reduce_args &args, sources &given, meeting_epoch &epoch) {
     typedef typename Type::storage storage;
-    const tu_cuda_meeting &m = args.meeting;
+    const tu_cuda_meeting &meeting = args.meeting;
     const uint64_t grain = 16 / sizeof(storage), blocks = gridDim.x, block = blockIdx.x;
     if (args.row != 0) {
         /* Output element i lies at column rank * columns + i % columns of input row i / columns. */
-        uint64_t columns = args.row / m.size, total = args.count / m.size;
+        uint64_t columns = args.row / meeting.size, total = args.count / meeting.size;
         for (uint64_t i = cut(total, block, blocks, grain) + threadIdx.x; i < cut(total, block + 1, blocks, grain);
              i += blockDim.x)
-            ((storage *)args.out)[i] =
-                reduce_one<Type>(s, m.size, args.reduction, i / columns * args.row + m.rank * columns + i % columns);
+            ((storage *)args.out)[i] = reduce_one<Type>(given, meeting.size, args.reduction,
+                                                        i / columns * args.row + meeting.rank * columns + i % columns);
     } else if (args.mode == TU_CUDA_TWO_SHOT || args.out != 0) {
-        range part = part_of(args, m.rank, m.size, grain);
+        range part = part_of(args, meeting.rank, meeting.size, grain);
         uint64_t from = cut(part.count, block, blocks, grain), to = cut(part.count, block + 1, blocks, grain);
         uint64_t base = args.mode == TU_CUDA_ONE_SHOT ? 0 : part.first;
-        reduce_range<Type, N>(s, m.size, args.reduction, part.first + from, part.first + to,
-                              (uint8_t *)args.out + (part.first + from - base) * sizeof(storage),
-                              args.mode == TU_CUDA_TWO_SHOT);
+        reduce_range<Type, fixed>(given, meeting.size, args.reduction, part.first + from, part.first + to,
+                                  (uint8_t *)args.out + (part.first + from - base) * sizeof(storage),
+                                  args.mode == TU_CUDA_TWO_SHOT);
     }
-    meet(m, epoch); /* nobody reads my buffers, or still owes me a slice, after this */
+    meet(meeting, epoch); /* nobody reads my buffers, or still owes me a slice, after this */
 }
 
 /* In rounds through staging: some input is private, or some output is and slices have to be gathered. Round k takes
  * elements [k * share, (k + 1) * share) of every part. Each block stages exactly what the same block of its peers will
  * read. */
-template <class Type, int N>
-static __device__ void reduce_staged(const tu_cuda_reduce_args &args, sources &s, meeting_epoch &epoch) {
+template <class Type, int fixed>
+static __device__ void reduce_staged(const tu_cuda_reduce_args &args, sources &given, meeting_epoch &epoch) {
     typedef typename Type::storage storage;
-    const tu_cuda_meeting &m = args.meeting;
-    const int n = m.size, parts = args.mode == TU_CUDA_ONE_SHOT ? 1 : n;
+    const tu_cuda_meeting &meeting = args.meeting;
+    const int ranks = meeting.size, parts = args.mode == TU_CUDA_ONE_SHOT ? 1 : ranks;
     const uint64_t grain = 16 / sizeof(storage);
     const uint64_t share = args.stage_bytes / 16 / parts * grain; /* elements of one part in one round */
     uint64_t longest = 0;
     for (int part = 0; part < parts; part++)
-        longest = max(longest, part_of(args, part, n, grain).count);
+        longest = max(longest, part_of(args, part, ranks, grain).count);
     __shared__ const uint8_t *direct[TU_CUDA_RANKS];
-    if ((int)threadIdx.x < n)
-        direct[threadIdx.x] = s.address[threadIdx.x];
+    if ((int)threadIdx.x < ranks)
+        direct[threadIdx.x] = given.address[threadIdx.x];
     for (uint64_t round = 0; round * share < longest; round++) {
         if (args.source == 0)
             for (int part = 0; part < parts; part++) {
-                range whole = part_of(args, part, n, grain);
+                range whole = part_of(args, part, ranks, grain);
                 uint64_t skip = min(round * share, whole.count), count = min(share, whole.count - skip);
                 piece mine = piece_of(share, count, grain);
                 copy_bytes((uint8_t *)args.stage + (part * share + mine.from) * sizeof(storage),
                            (const uint8_t *)args.in + (whole.first + skip + mine.from) * sizeof(storage),
                            (mine.to - mine.from) * sizeof(storage));
             }
-        if (!meet(m, epoch))
+        if (!meet(meeting, epoch))
             return;
-        range mine = part_of(args, args.mode == TU_CUDA_ONE_SHOT ? 0 : m.rank, n, grain);
+        range mine = part_of(args, args.mode == TU_CUDA_ONE_SHOT ? 0 : meeting.rank, ranks, grain);
         uint64_t skip = min(round * share, mine.count), count = min(share, mine.count - skip);
         piece here = piece_of(share, count, grain);
-        if ((int)threadIdx.x < n) { /* so that element 0 is the first of this rank's part of this round */
-            int part = parts == 1 ? 0 : m.rank;
-            s.address[threadIdx.x] = direct[threadIdx.x] != nullptr
-                                         ? direct[threadIdx.x] + (mine.first + skip) * sizeof(storage)
-                                         : resolve(m, threadIdx.x, args.stage_code) + part * share * sizeof(storage);
+        if ((int)threadIdx.x < ranks) { /* so that element 0 is the first of this rank's part of this round */
+            int part = parts == 1 ? 0 : meeting.rank;
+            given.address[threadIdx.x] =
+                direct[threadIdx.x] != nullptr
+                    ? direct[threadIdx.x] + (mine.first + skip) * sizeof(storage)
+                    : resolve(meeting, threadIdx.x, args.stage_code) + part * share * sizeof(storage);
         }
         __syncthreads();
         uint8_t *out =
@@ -314,68 +316,69 @@ static __device__ void reduce_staged(const tu_cuda_reduce_args &args, sources &s
         if (args.mode == TU_CUDA_TWO_SHOT)
             out = (uint8_t *)args.scratch;
         if (args.mode == TU_CUDA_TWO_SHOT || args.out != 0)
-            reduce_range<Type, N>(s, n, args.reduction, here.from, here.to, out + here.from * sizeof(storage), false);
-        if (!meet(m, epoch))
+            reduce_range<Type, fixed>(given, ranks, args.reduction, here.from, here.to,
+                                      out + here.from * sizeof(storage), false);
+        if (!meet(meeting, epoch))
             return;
-        for (int r = 0; args.mode == TU_CUDA_TWO_SHOT && args.out != 0 && r < n; r++) {
-            range whole = part_of(args, r, n, grain);
+        for (int rank = 0; args.mode == TU_CUDA_TWO_SHOT && args.out != 0 && rank < ranks; rank++) {
+            range whole = part_of(args, rank, ranks, grain);
             uint64_t skipped = min(round * share, whole.count), length = min(share, whole.count - skipped);
             piece theirs = piece_of(share, length, grain);
             copy_bytes((uint8_t *)args.out + (whole.first + skipped + theirs.from) * sizeof(storage),
-                       resolve(m, r, args.scratch_code) + theirs.from * sizeof(storage),
+                       resolve(meeting, rank, args.scratch_code) + theirs.from * sizeof(storage),
                        (theirs.to - theirs.from) * sizeof(storage));
         }
     }
-    meet(m, epoch); /* the slices in my scratch have been gathered */
+    meet(meeting, epoch); /* the slices in my scratch have been gathered */
 }
 
-template <class Type, int N> struct plain_direct {
-    static __device__ __forceinline__ void run(const tu_cuda_reduce_args &args, sources &s, meeting_epoch &epoch) {
-        reduce_direct<Type, N>(args, s, epoch);
+template <class Type, int fixed> struct plain_direct {
+    static __device__ __forceinline__ void run(const tu_cuda_reduce_args &args, sources &from, meeting_epoch &epoch) {
+        reduce_direct<Type, fixed>(args, from, epoch);
     }
 };
 
 /* Direct: what runs where the data lies. Elsewhere: the same for members whose buffers lie at different places. */
-template <class Type, int N, class Direct = plain_direct<Type, N>, class Elsewhere = Direct>
+template <class Type, int fixed, class Direct = plain_direct<Type, fixed>, class Elsewhere = Direct>
 static __device__ void reduce_body(const tu_cuda_reduce_args &args) {
-    __shared__ sources s;
-    const tu_cuda_meeting &m = args.meeting;
+    __shared__ sources given;
+    const tu_cuda_meeting &meeting = args.meeting;
     const bool push = args.mode == TU_CUDA_TWO_SHOT;
-    meeting_epoch epoch(m);
-    int met = meet_first(m, epoch);
+    meeting_epoch epoch(meeting);
+    int met = meet_first(meeting, epoch);
     if (met == 2) {
-        if ((int)threadIdx.x < m.size) {
-            s.address[threadIdx.x] = (const uint8_t *)(args.source_base + threadIdx.x * args.source_stride);
-            s.target[threadIdx.x] = (uint8_t *)(args.target_base + threadIdx.x * args.target_stride);
-            s.factor[threadIdx.x] = args.factor;
+        if ((int)threadIdx.x < meeting.size) {
+            given.address[threadIdx.x] = (const uint8_t *)(args.source_base + threadIdx.x * args.source_stride);
+            given.target[threadIdx.x] = (uint8_t *)(args.target_base + threadIdx.x * args.target_stride);
+            given.factor[threadIdx.x] = args.factor;
         }
         __syncthreads();
         if (args.reduction != OP_PREMUL_SUM) { /* whose factors have to be handed over */
-            Direct::run(args, s, epoch);
-            epoch.keep(m);
+            Direct::run(args, given, epoch);
+            epoch.keep(meeting);
             return;
         }
     }
-    if (met != 0 && meet(m, epoch, [&](tu_cuda_inbox *inbox, int) {
+    if (met != 0 && meet(meeting, epoch, [&](tu_cuda_inbox *inbox, int) {
             inbox->source = args.source;
             inbox->target = args.target;
             inbox->factor = args.factor;
         })) {
         int direct = 1;
-        if ((int)threadIdx.x < m.size) {
-            const tu_cuda_inbox *inbox = inbox_of(m, m.rank, threadIdx.x);
-            s.address[threadIdx.x] = inbox->source != 0 ? resolve(m, threadIdx.x, inbox->source) : nullptr;
-            s.target[threadIdx.x] = inbox->target != 0 ? resolve(m, threadIdx.x, inbox->target) : nullptr;
-            s.factor[threadIdx.x] = inbox->factor;
+        if ((int)threadIdx.x < meeting.size) {
+            const tu_cuda_inbox *inbox = inbox_of(meeting, meeting.rank, threadIdx.x);
+            given.address[threadIdx.x] = inbox->source != 0 ? resolve(meeting, threadIdx.x, inbox->source) : nullptr;
+            given.target[threadIdx.x] = inbox->target != 0 ? resolve(meeting, threadIdx.x, inbox->target) : nullptr;
+            given.factor[threadIdx.x] = inbox->factor;
             direct = inbox->source != 0 && (!push || inbox->target != 0);
         }
         /* Everybody was told the same, so all decide alike. */
         if (__syncthreads_and(direct))
-            Elsewhere::run(args, s, epoch);
+            Elsewhere::run(args, given, epoch);
         else
-            reduce_staged<Type, N>(args, s, epoch);
+            reduce_staged<Type, fixed>(args, given, epoch);
     }
-    epoch.keep(m);
+    epoch.keep(meeting);
 }
 
 #define REDUCE(name, type)                                                      \
@@ -383,10 +386,10 @@ static __device__ void reduce_body(const tu_cuda_reduce_args &args) {
         tutti_reduce_##name(const __grid_constant__ tu_cuda_reduce_args args) { \
         reduce_body<type, 0>(args);                                             \
     }
-#define REDUCE_FOR(name, type, n)                                                     \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2)                          \
-        tutti_reduce_##name##_##n(const __grid_constant__ tu_cuda_reduce_args args) { \
-        reduce_body<type, n>(args);                                                   \
+#define REDUCE_FOR(name, type, ranks)                                                     \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)                              \
+        tutti_reduce_##name##_##ranks(const __grid_constant__ tu_cuda_reduce_args args) { \
+        reduce_body<type, ranks>(args);                                                   \
     }
 
 REDUCE(f64, as_f64)

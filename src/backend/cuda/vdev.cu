@@ -18,11 +18,11 @@ struct told {
 };
 
 /* The sender's slot number for (peer, expert), and the receiver's for (source, expert). */
-static __device__ __forceinline__ int send_slot(const tu_cuda_vdev_args &a, int peer, int expert) {
-    return a.form == 2 ? expert * a.meeting.size + peer : peer * a.experts + expert;
+static __device__ __forceinline__ int send_slot(const tu_cuda_vdev_args &args, int peer, int expert) {
+    return args.form == 2 ? expert * args.meeting.size + peer : peer * args.experts + expert;
 }
-static __device__ __forceinline__ int receive_slot(const tu_cuda_vdev_args &a, int source, int expert) {
-    return a.form == 1 ? expert * a.meeting.size + source : source * a.experts + expert;
+static __device__ __forceinline__ int receive_slot(const tu_cuda_vdev_args &args, int source, int expert) {
+    return args.form == 1 ? expert * args.meeting.size + source : source * args.experts + expert;
 }
 
 /* offsets[i] = start + the sum of rows[first] … rows[i - 1] (negative ones count as none), for i from first to end - 1;
@@ -58,99 +58,102 @@ static __device__ int64_t sum_before(const int64_t *rows, int64_t *offsets, int 
     return sums[0];
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) tutti_vdev_plan(const __grid_constant__ tu_cuda_vdev_args a) {
+extern "C" __global__ void __launch_bounds__(THREADS) tutti_vdev_plan(const __grid_constant__ tu_cuda_vdev_args args) {
     __shared__ int64_t sums[THREADS];
     __shared__ int bad;
-    int64_t *rows = (int64_t *)a.scratch, *offsets = rows + TU_CUDA_SLOTS;
-    const tu_cuda_meeting &m = a.meeting;
-    const int n = m.size, slots = n * a.experts;
-    const int64_t *given = (const int64_t *)a.in_splits;
-    meeting_epoch epoch(m);
+    int64_t *rows = (int64_t *)args.scratch, *offsets = rows + TU_CUDA_SLOTS;
+    const tu_cuda_meeting &meeting = args.meeting;
+    const int ranks = meeting.size, slots = ranks * args.experts;
+    const int64_t *given = (const int64_t *)args.in_splits;
+    meeting_epoch epoch(meeting);
     if (threadIdx.x == 0)
         bad = 0;
     /* A first meeting: nobody's scratch is overwritten while it still pulls from the call before. */
-    if (!meet(m, epoch)) {
-        epoch.keep(m);
+    if (!meet(meeting, epoch)) {
+        epoch.keep(meeting);
         return;
     }
     for (int i = threadIdx.x; i < slots; i += blockDim.x) {
         rows[i] = given[i];
-        offsets[i] = a.form == 2 ? given[slots + i] : 0;
+        offsets[i] = args.form == 2 ? given[slots + i] : 0;
     }
     __syncthreads();
-    if (a.form != 2)
+    if (args.form != 2)
         sum_before(rows, offsets, 0, slots, 0, sums);
     __syncthreads();
     for (int i = threadIdx.x; i < slots; i += blockDim.x)
-        if (rows[i] < 0 || offsets[i] < 0 || (uint64_t)(offsets[i] + rows[i]) > a.in_rows)
+        if (rows[i] < 0 || offsets[i] < 0 || (uint64_t)(offsets[i] + rows[i]) > args.in_rows)
             bad = 1;
     __syncthreads();
     if (bad) {
         if (threadIdx.x == 0)
-            raise_fault(m.group, { TU_CUDA_FAULT_RANGE, (uint32_t)m.rank, 0, 0, m.operation, 0, m.sequence });
-        epoch.keep(m);
+            raise_fault(meeting.group,
+                        { TU_CUDA_FAULT_RANGE, (uint32_t)meeting.rank, 0, 0, meeting.operation, 0, meeting.sequence });
+        epoch.keep(meeting);
         return;
     }
     for (int i = threadIdx.x; i < slots; i += blockDim.x) {
-        int peer = i / a.experts, expert = i % a.experts, slot = send_slot(a, peer, expert);
-        told *inbox = (told *)resolve(m, peer, a.splits_code) + receive_slot(a, m.rank, expert);
+        int peer = i / args.experts, expert = i % args.experts, slot = send_slot(args, peer, expert);
+        told *inbox = (told *)resolve(meeting, peer, args.splits_code) + receive_slot(args, meeting.rank, expert);
         inbox->rows = rows[slot];
         inbox->offset = offsets[slot];
     }
-    if (!meet(m, epoch)) {
-        epoch.keep(m);
+    if (!meet(meeting, epoch)) {
+        epoch.keep(meeting);
         return;
     }
-    const told *mine = (const told *)resolve(m, m.rank, a.splits_code);
-    int64_t *out_rows = (int64_t *)a.out_splits, *out_offsets = out_rows + slots;
+    const told *mine = (const told *)resolve(meeting, meeting.rank, args.splits_code);
+    int64_t *out_rows = (int64_t *)args.out_splits, *out_offsets = out_rows + slots;
     for (int i = threadIdx.x; i < slots; i += blockDim.x)
         rows[i] = mine[i].rows;
     __syncthreads();
     int64_t at = 0;
-    int group = a.form == 1 ? n : slots; /* slots that are aligned together */
+    int group = args.form == 1 ? ranks : slots; /* slots that are aligned together */
     for (int first = 0; first < slots; first += group) {
         int64_t end = sum_before(rows, offsets, first, first + group, at, sums);
-        if (a.form == 1) { /* at least one unit, also for an expert that got nothing */
-            int64_t total = (end - at + a.major_align - 1) / a.major_align * a.major_align;
-            end = at + (total > 0 ? total : a.major_align);
+        if (args.form == 1) { /* at least one unit, also for an expert that got nothing */
+            int64_t total = (end - at + args.major_align - 1) / args.major_align * args.major_align;
+            end = at + (total > 0 ? total : args.major_align);
         }
         at = end;
     }
     __syncthreads();
     for (int i = threadIdx.x; i < slots; i += blockDim.x)
-        if ((uint64_t)(offsets[i] + rows[i]) > a.out_rows)
+        if ((uint64_t)(offsets[i] + rows[i]) > args.out_rows)
             bad = 1;
     __syncthreads();
     if (bad) {
         if (threadIdx.x == 0)
-            raise_fault(m.group, { TU_CUDA_FAULT_RANGE, (uint32_t)m.rank, 1, 0, m.operation, 0, m.sequence });
-        epoch.keep(m);
+            raise_fault(meeting.group,
+                        { TU_CUDA_FAULT_RANGE, (uint32_t)meeting.rank, 1, 0, meeting.operation, 0, meeting.sequence });
+        epoch.keep(meeting);
         return;
     }
     for (int i = threadIdx.x; i < slots; i += blockDim.x) {
         out_rows[i] = rows[i];
         out_offsets[i] = offsets[i];
     }
-    epoch.keep(m);
+    epoch.keep(meeting);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) tutti_vdev_pull(const __grid_constant__ tu_cuda_vdev_args a) {
-    const tu_cuda_meeting &m = a.meeting;
-    const int n = m.size, slots = n * a.experts;
-    meeting_epoch epoch(m);
-    if (!meet(m, epoch, [&](tu_cuda_inbox *inbox, int) { inbox->source = a.source; })) {
-        epoch.keep(m);
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    tutti_vdev_pull(const __grid_constant__ tu_cuda_vdev_args args) {
+    const tu_cuda_meeting &meeting = args.meeting;
+    const int ranks = meeting.size, slots = ranks * args.experts;
+    meeting_epoch epoch(meeting);
+    if (!meet(meeting, epoch, [&](tu_cuda_inbox *inbox, int) { inbox->source = args.source; })) {
+        epoch.keep(meeting);
         return;
     }
-    const told *mine = (const told *)resolve(m, m.rank, a.splits_code);
-    const int64_t *out_offsets = (const int64_t *)a.out_splits + slots;
+    const told *mine = (const told *)resolve(meeting, meeting.rank, args.splits_code);
+    const int64_t *out_offsets = (const int64_t *)args.out_splits + slots;
     for (int step = 0; step < slots; step++) {
-        int slot = (m.rank * a.experts + step) % slots;
-        int source = a.form == 1 ? slot % n : slot / a.experts;
-        uint64_t bytes = (uint64_t)mine[slot].rows * a.row_bytes;
-        const uint8_t *from =
-            resolve(m, source, inbox_of(m, m.rank, source)->source) + (uint64_t)mine[slot].offset * a.row_bytes;
-        uint8_t *to = (uint8_t *)a.out + (uint64_t)out_offsets[slot] * a.row_bytes;
+        int slot = (meeting.rank * args.experts + step) % slots;
+        int source = args.form == 1 ? slot % ranks : slot / args.experts;
+        uint64_t bytes = (uint64_t)mine[slot].rows * args.row_bytes;
+        const uint8_t *from = resolve(meeting, source, inbox_of(meeting, meeting.rank, source)->source) +
+                              (uint64_t)mine[slot].offset * args.row_bytes;
+        uint8_t *to = (uint8_t *)args.out + (uint64_t)out_offsets[slot] * args.row_bytes;
         uint64_t thread = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (uint64_t)gridDim.x * blockDim.x,
                  done = 0;
         if ((((uint64_t)from | (uint64_t)to) & 15) == 0) {
@@ -161,6 +164,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) tutti_vdev_pull(const _
         for (uint64_t i = done + thread; i < bytes; i += threads)
             to[i] = from[i];
     }
-    meet(m, epoch);
-    epoch.keep(m);
+    meet(meeting, epoch);
+    epoch.keep(meeting);
 }
