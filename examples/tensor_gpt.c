@@ -31,43 +31,43 @@ typedef struct model {
     int count;
 } model;
 
-static tt_tensor *add(model *m, tt_dims shape, double scale, double shift) {
+static tt_tensor *add(model *gpt, tt_dims shape, double scale, double shift) {
     tt_tensor *values = tt_add_scalar(tt_mul_scalar(tt_randn(shape, TUTTI_F32, NULL), scale), shift);
-    m->first[m->count] = tt_zeros(shape, TUTTI_F32, NULL);
-    m->second[m->count] = tt_zeros(shape, TUTTI_F32, NULL);
-    return m->at[m->count++] = tt_parameter(values, true);
+    gpt->first[gpt->count] = tt_zeros(shape, TUTTI_F32, NULL);
+    gpt->second[gpt->count] = tt_zeros(shape, TUTTI_F32, NULL);
+    return gpt->at[gpt->count++] = tt_parameter(values, true);
 }
 
-static void build(model *m) {
-    add(m, tt_shape(VOCABULARY, WIDTH), 0.1, 0);
+static void build(model *gpt) {
+    add(gpt, tt_shape(VOCABULARY, WIDTH), 0.1, 0);
     for (int layer = 0; layer < LAYERS; layer++) {
-        add(m, tt_shape(WIDTH), 0, 1);              /* norm before the attention */
-        add(m, tt_shape(3 * WIDTH, WIDTH), 0.1, 0); /* queries, keys and values */
-        add(m, tt_shape(WIDTH, WIDTH), 0.1, 0);
-        add(m, tt_shape(WIDTH), 0, 1); /* norm before the hidden layer */
-        add(m, tt_shape(4 * WIDTH, WIDTH), 0.1, 0);
-        add(m, tt_shape(WIDTH, 4 * WIDTH), 0.1, 0);
+        add(gpt, tt_shape(WIDTH), 0, 1);              /* norm before the attention */
+        add(gpt, tt_shape(3 * WIDTH, WIDTH), 0.1, 0); /* queries, keys and values */
+        add(gpt, tt_shape(WIDTH, WIDTH), 0.1, 0);
+        add(gpt, tt_shape(WIDTH), 0, 1); /* norm before the hidden layer */
+        add(gpt, tt_shape(4 * WIDTH, WIDTH), 0.1, 0);
+        add(gpt, tt_shape(WIDTH, 4 * WIDTH), 0.1, 0);
     }
-    add(m, tt_shape(WIDTH), 0, 1);
-    add(m, tt_shape(VOCABULARY, WIDTH), 0.1, 0);
+    add(gpt, tt_shape(WIDTH), 0, 1);
+    add(gpt, tt_shape(VOCABULARY, WIDTH), 0.1, 0);
 }
 
 /* tokens (batch, length) to logits (batch * length, vocabulary) */
-static tt_tensor *forward(model *m, tt_tensor *tokens) {
+static tt_tensor *forward(model *gpt, tt_tensor *tokens) {
     int64_t batch = tt_size(tokens, 0), length = tt_size(tokens, 1);
-    tt_tensor **w = m->at, *position = tt_arange(0, (double)length, 1, TUTTI_I64, NULL);
-    tt_tensor *x = tt_embedding(*w++, tokens);
-    for (int layer = 0; layer < LAYERS; layer++, w += 6) {
-        tt_tensor_list qkv = tt_chunk(tt_linear(tt_rms_norm(x, w[0], 1e-5), w[1], NULL), 3, 2);
+    tt_tensor **weight = gpt->at, *position = tt_arange(0, (double)length, 1, TUTTI_I64, NULL);
+    tt_tensor *x = tt_embedding(*weight++, tokens);
+    for (int layer = 0; layer < LAYERS; layer++, weight += 6) {
+        tt_tensor_list qkv = tt_chunk(tt_linear(tt_rms_norm(x, weight[0], 1e-5), weight[1], NULL), 3, 2);
         tt_tensor *heads[3] = { NULL, NULL, NULL };
         for (size_t i = 0; i < qkv.count; i++)
             heads[i] = tt_transpose(tt_reshape(qkv.at[i], tt_shape(batch, length, HEADS, WIDTH / HEADS)), 1, 2);
         tt_tensor *seen =
             tt_attention(tt_rope(heads[0], position, 10000), tt_rope(heads[1], position, 10000), heads[2], true, 0);
-        x = tt_add(x, tt_linear(tt_reshape(tt_transpose(seen, 1, 2), tt_shape(batch, length, WIDTH)), w[2], NULL));
-        x = tt_add(x, tt_linear(tt_silu(tt_linear(tt_rms_norm(x, w[3], 1e-5), w[4], NULL)), w[5], NULL));
+        x = tt_add(x, tt_linear(tt_reshape(tt_transpose(seen, 1, 2), tt_shape(batch, length, WIDTH)), weight[2], NULL));
+        x = tt_add(x, tt_linear(tt_silu(tt_linear(tt_rms_norm(x, weight[3], 1e-5), weight[4], NULL)), weight[5], NULL));
     }
-    return tt_view(tt_linear(tt_rms_norm(x, w[0], 1e-5), w[1], NULL), tt_shape(batch * length, VOCABULARY));
+    return tt_view(tt_linear(tt_rms_norm(x, weight[0], 1e-5), weight[1], NULL), tt_shape(batch * length, VOCABULARY));
 }
 
 /* Rows of the sentence that begin anywhere; the targets are one letter further on. */
@@ -83,29 +83,29 @@ static void draw(tt_tensor **tokens, tt_tensor **targets) {
     *targets = tt_from(values[1], tt_shape(BATCH * LENGTH), TUTTI_I64, NULL);
 }
 
-static double train(model *m, int step) {
+static double train(model *gpt, int step) {
     tt_tensor *tokens, *targets;
     tt_adamw options = TT_ADAMW_INIT;
     options.learning_rate = 5e-3;
     draw(&tokens, &targets);
-    tt_tensor *loss = tt_cross_entropy(forward(m, tokens), targets, -100);
+    tt_tensor *loss = tt_cross_entropy(forward(gpt, tokens), targets, -100);
     tt_backward(loss, NULL);
-    for (int i = 0; i < m->count; i++) {
-        tt_adamw_step(m->at[i], tt_grad(m->at[i]), m->first[i], m->second[i], step + 1, &options);
-        tt_set_grad(m->at[i], NULL);
+    for (int i = 0; i < gpt->count; i++) {
+        tt_adamw_step(gpt->at[i], tt_grad(gpt->at[i]), gpt->first[i], gpt->second[i], step + 1, &options);
+        tt_set_grad(gpt->at[i], NULL);
     }
     return tt_item(loss);
 }
 
 /* Goes on from the first letters with the likeliest next one, again and again. */
-static void recite(model *m, char *out, int length) {
+static void recite(model *gpt, char *out, int length) {
     memcpy(out, text, 8);
     for (int at = 8; at < length; at++) {
         int64_t window[LENGTH], count = at < LENGTH ? at : LENGTH;
         for (int64_t i = 0; i < count; i++)
             window[i] = out[at - count + i];
         tt_scope scope = tt_scope_open();
-        tt_tensor *logits = forward(m, tt_from(window, tt_shape(1, count), TUTTI_I64, NULL));
+        tt_tensor *logits = forward(gpt, tt_from(window, tt_shape(1, count), TUTTI_I64, NULL));
         out[at] = (char)tt_item_int(tt_argmax(tt_select(logits, 0, -1), 0, false));
         if (tt_scope_close(&scope) != TUTTI_OK)
             return;
@@ -114,22 +114,22 @@ static void recite(model *m, char *out, int length) {
 
 int main(void) {
     char recited[sizeof text] = "";
-    model m = { .count = 0 };
+    model gpt = { .count = 0 };
     double loss = 0;
     tt_scope scope = tt_scope_open();
     tt_seed(2026, 0);
-    build(&m);
+    build(&gpt);
     tutti_status status = tt_error_pending();
     for (int i = 0; i < STEPS && status == TUTTI_OK; i++) {
         tt_scope step = tt_scope_open();
-        loss = train(&m, i);
+        loss = train(&gpt, i);
         if (i % 20 == 0 || i == STEPS - 1)
             printf("step %3d: loss %.2f\n", i, loss);
         status = tt_scope_close(&step);
     }
     tt_grad_mode(false);
     if (status == TUTTI_OK)
-        recite(&m, recited, (int)strlen(text));
+        recite(&gpt, recited, (int)strlen(text));
     printf("recited: %s\n", recited);
     tutti_status last = tt_scope_close(&scope);
     if (status != TUTTI_OK || last != TUTTI_OK) {

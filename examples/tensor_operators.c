@@ -29,10 +29,10 @@ static int family_of(const tt_operator_info *row) {
     return at;
 }
 
-static int by_family_and_name(const void *a, const void *b) {
-    int of_a = family_of(a), of_b = family_of(b);
+static int by_family_and_name(const void *left, const void *right) {
+    int of_a = family_of(left), of_b = family_of(right);
     return of_a != of_b ? of_a - of_b
-                        : strcmp(((const tt_operator_info *)a)->name, ((const tt_operator_info *)b)->name);
+                        : strcmp(((const tt_operator_info *)left)->name, ((const tt_operator_info *)right)->name);
 }
 
 static void print_cell(const char *text) {

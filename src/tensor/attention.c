@@ -21,27 +21,27 @@ typedef struct layout {
 } layout;
 
 static layout layout_of(const tt_tensor *x) {
-    layout l = { .ndim = x->ndim - 2, .row = x->strides[x->ndim - 2] };
-    memcpy(l.sizes, x->sizes, sizeof l.sizes);
-    memcpy(l.strides, x->strides, sizeof l.strides);
-    return l;
+    layout shape = { .ndim = x->ndim - 2, .row = x->strides[x->ndim - 2] };
+    memcpy(shape.sizes, x->sizes, sizeof shape.sizes);
+    memcpy(shape.strides, x->strides, sizeof shape.strides);
+    return shape;
 }
 
-static int64_t head_offset(const layout *l, int64_t head) {
+static int64_t head_offset(const layout *shape, int64_t head) {
     int64_t offset = 0;
-    for (int i = l->ndim - 1; i >= 0; i--) {
-        offset += head % l->sizes[i] * l->strides[i];
-        head /= l->sizes[i];
+    for (int i = shape->ndim - 1; i >= 0; i--) {
+        offset += head % shape->sizes[i] * shape->strides[i];
+        head /= shape->sizes[i];
     }
     return offset;
 }
 
 typedef struct heads {
     const tu_tensor_kernels *kernels;
-    const void *q, *k, *v, *g;
-    layout of_q, of_k, of_v, of_g;
-    void *o, *lse, *dq, *dk, *dv;
-    int64_t queries, keys, depth, width; /* width: of v and o */
+    const void *query, *key, *value, *grad;
+    layout of_query, of_key, of_value, of_grad;
+    void *out, *lse, *dq, *dk, *dv;
+    int64_t queries, keys, depth, width; /* width: of value and out */
     bool causal, backward;
     int type; /* TU_F32 or TU_F64 */
     double scale;
@@ -54,28 +54,28 @@ typedef struct heads {
  * are by our own kernel and not by the BLAS: they run on several threads at once and are small, and their order is
  * fixed. */
 
-static size_t element(const heads *h) {
-    return h->type == TU_F32 ? sizeof(float) : sizeof(double);
+static size_t element(const heads *job) {
+    return job->type == TU_F32 ? sizeof(float) : sizeof(double);
 }
 /* `count` elements behind `base`; of what is only read too. */
-static void *at(const heads *h, const void *base, int64_t count) {
-    return (char *)base + count * (int64_t)element(h);
+static void *at(const heads *job, const void *base, int64_t count) {
+    return (char *)base + count * (int64_t)element(job);
 }
-static double read_one(const heads *h, const void *base, int64_t index) {
-    return h->type == TU_F32 ? (double)((const float *)base)[index] : ((const double *)base)[index];
+static double read_one(const heads *job, const void *base, int64_t index) {
+    return job->type == TU_F32 ? (double)((const float *)base)[index] : ((const double *)base)[index];
 }
-static void write_one(const heads *h, void *base, int64_t index, double value) {
-    if (h->type == TU_F32)
+static void write_one(const heads *job, void *base, int64_t index, double value) {
+    if (job->type == TU_F32)
         ((float *)base)[index] = (float)value;
     else
         ((double *)base)[index] = value;
 }
-static double rounded(const heads *h, double value) {
-    return h->type == TU_F32 ? (double)(float)value : value;
+static double rounded(const heads *job, double value) {
+    return job->type == TU_F32 ? (double)(float)value : value;
 }
-static void clear(const heads *h, void *base, int64_t from, int64_t to) {
+static void clear(const heads *job, void *base, int64_t from, int64_t to) {
     if (from < to)
-        memset(at(h, base, from), 0, (size_t)(to - from) * element(h));
+        memset(at(job, base, from), 0, (size_t)(to - from) * element(job));
 }
 
 typedef struct matrix {
@@ -83,140 +83,153 @@ typedef struct matrix {
     int64_t row, column;
 } matrix;
 
-static void pack(const heads *h, int64_t k, int64_t n, matrix b, void *packed) {
-    h->kernels->pack[h->type](k, n, b.data, b.row, b.column, packed);
+static void pack(const heads *job, int64_t depth, int64_t columns, matrix right, void *packed) {
+    job->kernels->pack[job->type](depth, columns, right.data, right.row, right.column, packed);
 }
-/* b has packed_k rows, of which the first k count. */
-static void product(const heads *h, int64_t m, int64_t n, int64_t k, matrix a, const void *packed, int64_t packed_k,
-                    void *c, int64_t ldc, bool add) {
-    h->kernels->product[h->type](m, n, k, a.data, a.row, a.column, packed, packed_k, c, ldc, add);
+/* The packed matrix has packed_depth rows, of which the first `depth` count. */
+static void product(const heads *job, int64_t rows, int64_t columns, int64_t depth, matrix left, const void *packed,
+                    int64_t packed_depth, void *out, int64_t out_stride, bool add) {
+    job->kernels->product[job->type](rows, columns, depth, left.data, left.row, left.column, packed, packed_depth, out,
+                                     out_stride, add);
 }
-static int64_t packed_size(const heads *h, int64_t k, int64_t n) {
-    return tu_packed_size(h->kernels, h->type, k, n);
+static int64_t packed_size(const heads *job, int64_t depth, int64_t columns) {
+    return tu_packed_size(job->kernels, job->type, depth, columns);
 }
 
 /* How many keys the rows [first, first + count) see at most. */
-static int64_t seen_by(const heads *h, int64_t first, int64_t count) {
-    return h->causal && first + count < h->keys ? first + count : h->keys;
+static int64_t seen_by(const heads *job, int64_t first, int64_t count) {
+    return job->causal && first + count < job->keys ? first + count : job->keys;
 }
 
 /* The scores of one row become probabilities; returns the logarithm of their sum. */
-static double normalise(const heads *h, void *row, int64_t visible) {
-    const tu_score_kernels *scores = &h->kernels->scores[h->type];
-    double scale = h->scale;
+static double normalise(const heads *job, void *row, int64_t visible) {
+    const tu_score_kernels *scores = &job->kernels->scores[job->type];
+    double scale = job->scale;
     if (scale < 0) { /* so that the largest product is that of the largest score */
         scores->multiply(row, visible, -1);
         scale = -scale;
     }
-    double top = rounded(h, scores->largest(row, visible) * scale);
+    double top = rounded(job, scores->largest(row, visible) * scale);
     double sum = scores->exponentials(row, visible, scale, top);
     scores->multiply(row, visible, 1 / sum);
     return top + scores->log(sum);
 }
 
-static void forward_head(const heads *h, int64_t head, void *buffer) {
-    const void *q = at(h, h->q, head_offset(&h->of_q, head)), *k = at(h, h->k, head_offset(&h->of_k, head)),
-               *v = at(h, h->v, head_offset(&h->of_v, head));
-    void *o = at(h, h->o, head * h->queries * h->width), *lse = at(h, h->lse, head * h->queries);
-    void *turned_k = buffer, *packed_v = at(h, turned_k, packed_size(h, h->depth, h->keys)),
-         *scores = at(h, packed_v, packed_size(h, h->keys, h->width));
-    pack(h, h->depth, h->keys, (matrix){ k, 1, h->of_k.row }, turned_k);
-    pack(h, h->keys, h->width, (matrix){ v, h->of_v.row, 1 }, packed_v);
-    for (int64_t first = 0; first < h->queries; first += BLOCK) {
-        int64_t count = h->queries - first < BLOCK ? h->queries - first : BLOCK, seen = seen_by(h, first, count);
-        matrix of_q = { at(h, q, first * h->of_q.row), h->of_q.row, 1 }, of_scores = { scores, h->keys, 1 };
-        product(h, count, seen, h->depth, of_q, turned_k, h->depth, scores, h->keys, false);
-        for (int64_t r = 0; r < count; r++) {
-            int64_t visible = seen_by(h, first + r, 1);
-            void *row = at(h, scores, r * h->keys);
-            write_one(h, lse, first + r, normalise(h, row, visible));
-            clear(h, row, visible, seen);
+static void forward_head(const heads *job, int64_t head, void *buffer) {
+    const void *query = at(job, job->query, head_offset(&job->of_query, head)),
+               *key = at(job, job->key, head_offset(&job->of_key, head)),
+               *value = at(job, job->value, head_offset(&job->of_value, head));
+    void *out = at(job, job->out, head * job->queries * job->width), *lse = at(job, job->lse, head * job->queries);
+    void *turned_key = buffer, *packed_value = at(job, turned_key, packed_size(job, job->depth, job->keys)),
+         *scores = at(job, packed_value, packed_size(job, job->keys, job->width));
+    pack(job, job->depth, job->keys, (matrix){ key, 1, job->of_key.row }, turned_key);
+    pack(job, job->keys, job->width, (matrix){ value, job->of_value.row, 1 }, packed_value);
+    for (int64_t first = 0; first < job->queries; first += BLOCK) {
+        int64_t count = job->queries - first < BLOCK ? job->queries - first : BLOCK, seen = seen_by(job, first, count);
+        matrix of_query = { at(job, query, first * job->of_query.row), job->of_query.row, 1 },
+               of_scores = { scores, job->keys, 1 };
+        product(job, count, seen, job->depth, of_query, turned_key, job->depth, scores, job->keys, false);
+        for (int64_t i = 0; i < count; i++) {
+            int64_t visible = seen_by(job, first + i, 1);
+            void *row = at(job, scores, i * job->keys);
+            write_one(job, lse, first + i, normalise(job, row, visible));
+            clear(job, row, visible, seen);
         }
-        product(h, count, h->width, seen, of_scores, packed_v, h->keys, at(h, o, first * h->width), h->width, false);
+        product(job, count, job->width, seen, of_scores, packed_value, job->keys, at(job, out, first * job->width),
+                job->width, false);
     }
 }
 
-/* Of one block of rows: p the probabilities, dp their gradients, which become those of the scores. */
-static void backward_rows(const heads *h, int64_t first, int64_t count, int64_t seen, const void *g, const void *o,
-                          const void *lse, void *p, void *dp) {
-    const tu_score_kernels *scores = &h->kernels->scores[h->type];
-    for (int64_t r = 0; r < count; r++) {
-        int64_t visible = seen_by(h, first + r, 1);
-        void *row = at(h, p, r * h->keys), *of_row = at(h, dp, r * h->keys);
-        double d = scores->dot(at(h, g, (first + r) * h->of_g.row), at(h, o, (first + r) * h->width), h->width);
-        scores->exponentials(row, visible, h->scale, read_one(h, lse, first + r));
-        scores->slopes(row, of_row, visible, d, h->scale);
-        clear(h, row, visible, seen);
-        clear(h, of_row, visible, seen);
+/* Of one block of rows: the probabilities, and dp, their gradients, which become those of the scores. */
+static void backward_rows(const heads *job, int64_t first, int64_t count, int64_t seen, const void *grad,
+                          const void *out, const void *lse, void *probabilities, void *dp) {
+    const tu_score_kernels *scores = &job->kernels->scores[job->type];
+    for (int64_t i = 0; i < count; i++) {
+        int64_t visible = seen_by(job, first + i, 1);
+        void *row = at(job, probabilities, i * job->keys), *of_row = at(job, dp, i * job->keys);
+        double dot = scores->dot(at(job, grad, (first + i) * job->of_grad.row), at(job, out, (first + i) * job->width),
+                                 job->width);
+        scores->exponentials(row, visible, job->scale, read_one(job, lse, first + i));
+        scores->slopes(row, of_row, visible, dot, job->scale);
+        clear(job, row, visible, seen);
+        clear(job, of_row, visible, seen);
     }
 }
 
-/* The buffer of backward_head: packed k and v, each turned or not, blocks of p, dp, q and g. */
+/* The buffer of backward_head: packed key and value, each turned or not, blocks of probabilities, dp, query and grad.
+ */
 typedef struct backward_buffer {
-    void *turned_k, *turned_v, *packed_k, *packed_q, *packed_g, *p, *dp;
+    void *turned_key, *turned_value, *packed_key, *packed_query, *packed_grad, *probabilities, *dp;
 } backward_buffer;
 
-static backward_buffer divide(const heads *h, void *buffer) {
-    backward_buffer b = { .turned_k = buffer };
-    b.turned_v = at(h, b.turned_k, packed_size(h, h->depth, h->keys));
-    b.packed_k = at(h, b.turned_v, packed_size(h, h->width, h->keys));
-    b.packed_q = at(h, b.packed_k, packed_size(h, h->keys, h->depth));
-    b.packed_g = at(h, b.packed_q, packed_size(h, BLOCK, h->depth));
-    b.p = at(h, b.packed_g, packed_size(h, BLOCK, h->width));
-    b.dp = at(h, b.p, BLOCK * h->keys);
-    return b;
+static backward_buffer divide(const heads *job, void *buffer) {
+    backward_buffer space = { .turned_key = buffer };
+    space.turned_value = at(job, space.turned_key, packed_size(job, job->depth, job->keys));
+    space.packed_key = at(job, space.turned_value, packed_size(job, job->width, job->keys));
+    space.packed_query = at(job, space.packed_key, packed_size(job, job->keys, job->depth));
+    space.packed_grad = at(job, space.packed_query, packed_size(job, BLOCK, job->depth));
+    space.probabilities = at(job, space.packed_grad, packed_size(job, BLOCK, job->width));
+    space.dp = at(job, space.probabilities, BLOCK * job->keys);
+    return space;
 }
 
-static void backward_head(const heads *h, int64_t head, void *buffer) {
-    const void *q = at(h, h->q, head_offset(&h->of_q, head)), *k = at(h, h->k, head_offset(&h->of_k, head)),
-               *v = at(h, h->v, head_offset(&h->of_v, head)), *g = at(h, h->g, head_offset(&h->of_g, head)),
-               *o = at(h, h->o, head * h->queries * h->width), *lse = at(h, h->lse, head * h->queries);
-    void *dq = at(h, h->dq, head * h->queries * h->depth), *dk = at(h, h->dk, head * h->keys * h->depth),
-         *dv = at(h, h->dv, head * h->keys * h->width);
-    backward_buffer b = divide(h, buffer);
-    pack(h, h->depth, h->keys, (matrix){ k, 1, h->of_k.row }, b.turned_k);
-    pack(h, h->width, h->keys, (matrix){ v, 1, h->of_v.row }, b.turned_v);
-    pack(h, h->keys, h->depth, (matrix){ k, h->of_k.row, 1 }, b.packed_k);
-    clear(h, dk, 0, h->keys * h->depth);
-    clear(h, dv, 0, h->keys * h->width);
-    for (int64_t first = 0; first < h->queries; first += BLOCK) {
-        int64_t count = h->queries - first < BLOCK ? h->queries - first : BLOCK, seen = seen_by(h, first, count);
-        matrix of_q = { at(h, q, first * h->of_q.row), h->of_q.row, 1 },
-               of_g = { at(h, g, first * h->of_g.row), h->of_g.row, 1 };
-        pack(h, count, h->depth, of_q, b.packed_q);
-        pack(h, count, h->width, of_g, b.packed_g);
-        product(h, count, seen, h->depth, of_q, b.turned_k, h->depth, b.p, h->keys, false);
-        product(h, count, seen, h->width, of_g, b.turned_v, h->width, b.dp, h->keys, false);
-        backward_rows(h, first, count, seen, g, o, lse, b.p, b.dp);
-        product(h, seen, h->width, count, (matrix){ b.p, 1, h->keys }, b.packed_g, count, dv, h->width, true);
-        product(h, count, h->depth, seen, (matrix){ b.dp, h->keys, 1 }, b.packed_k, h->keys,
-                at(h, dq, first * h->depth), h->depth, false);
-        product(h, seen, h->depth, count, (matrix){ b.dp, 1, h->keys }, b.packed_q, count, dk, h->depth, true);
+static void backward_head(const heads *job, int64_t head, void *buffer) {
+    const void *query = at(job, job->query, head_offset(&job->of_query, head)),
+               *key = at(job, job->key, head_offset(&job->of_key, head)),
+               *value = at(job, job->value, head_offset(&job->of_value, head)),
+               *grad = at(job, job->grad, head_offset(&job->of_grad, head)),
+               *out = at(job, job->out, head * job->queries * job->width),
+               *lse = at(job, job->lse, head * job->queries);
+    void *dq = at(job, job->dq, head * job->queries * job->depth),
+         *dk = at(job, job->dk, head * job->keys * job->depth), *dv = at(job, job->dv, head * job->keys * job->width);
+    backward_buffer space = divide(job, buffer);
+    pack(job, job->depth, job->keys, (matrix){ key, 1, job->of_key.row }, space.turned_key);
+    pack(job, job->width, job->keys, (matrix){ value, 1, job->of_value.row }, space.turned_value);
+    pack(job, job->keys, job->depth, (matrix){ key, job->of_key.row, 1 }, space.packed_key);
+    clear(job, dk, 0, job->keys * job->depth);
+    clear(job, dv, 0, job->keys * job->width);
+    for (int64_t first = 0; first < job->queries; first += BLOCK) {
+        int64_t count = job->queries - first < BLOCK ? job->queries - first : BLOCK, seen = seen_by(job, first, count);
+        matrix of_query = { at(job, query, first * job->of_query.row), job->of_query.row, 1 },
+               of_grad = { at(job, grad, first * job->of_grad.row), job->of_grad.row, 1 };
+        pack(job, count, job->depth, of_query, space.packed_query);
+        pack(job, count, job->width, of_grad, space.packed_grad);
+        product(job, count, seen, job->depth, of_query, space.turned_key, job->depth, space.probabilities, job->keys,
+                false);
+        product(job, count, seen, job->width, of_grad, space.turned_value, job->width, space.dp, job->keys, false);
+        backward_rows(job, first, count, seen, grad, out, lse, space.probabilities, space.dp);
+        product(job, seen, job->width, count, (matrix){ space.probabilities, 1, job->keys }, space.packed_grad, count,
+                dv, job->width, true);
+        product(job, count, job->depth, seen, (matrix){ space.dp, job->keys, 1 }, space.packed_key, job->keys,
+                at(job, dq, first * job->depth), job->depth, false);
+        product(job, seen, job->depth, count, (matrix){ space.dp, 1, job->keys }, space.packed_query, count, dk,
+                job->depth, true);
     }
 }
 
-static size_t buffer_bytes(const heads *h) {
-    int64_t elements = packed_size(h, h->depth, h->keys) + packed_size(h, h->keys, h->width) + BLOCK * h->keys;
-    if (h->backward)
-        elements = packed_size(h, h->depth, h->keys) + packed_size(h, h->width, h->keys) +
-                   packed_size(h, h->keys, h->depth) + packed_size(h, BLOCK, h->depth) +
-                   packed_size(h, BLOCK, h->width) + 2 * BLOCK * h->keys;
-    return (size_t)elements * element(h) + 64;
+static size_t buffer_bytes(const heads *job) {
+    int64_t elements =
+        packed_size(job, job->depth, job->keys) + packed_size(job, job->keys, job->width) + BLOCK * job->keys;
+    if (job->backward)
+        elements = packed_size(job, job->depth, job->keys) + packed_size(job, job->width, job->keys) +
+                   packed_size(job, job->keys, job->depth) + packed_size(job, BLOCK, job->depth) +
+                   packed_size(job, BLOCK, job->width) + 2 * BLOCK * job->keys;
+    return (size_t)elements * element(job) + 64;
 }
 
 static void run_heads(void *context, int64_t begin, int64_t end) {
-    heads *h = context;
-    size_t bytes = buffer_bytes(h);
+    heads *job = context;
+    size_t bytes = buffer_bytes(job);
     void *buffer = tu_block_alloc(tu_self(), bytes);
     if (buffer == NULL) {
-        atomic_store_explicit(&h->out_of_memory, true, memory_order_relaxed);
+        atomic_store_explicit(&job->out_of_memory, true, memory_order_relaxed);
         return;
     }
     for (int64_t head = begin; head < end; head++) {
-        if (h->backward)
-            backward_head(h, head, buffer);
+        if (job->backward)
+            backward_head(job, head, buffer);
         else
-            forward_head(h, head, buffer);
+            forward_head(job, head, buffer);
     }
     tu_block_free(tu_self(), buffer, bytes);
 }
@@ -224,29 +237,30 @@ static void run_heads(void *context, int64_t begin, int64_t end) {
 /* ---- shapes ---- */
 
 static tutti_status check_qkv(const tu_call *call) {
-    const tt_tensor *q = call->inputs[0], *k = call->inputs[1], *v = call->inputs[2];
-    bool fits = tu_is_float(q->dtype) && q->dtype == k->dtype && q->dtype == v->dtype && q->ndim >= 2 &&
-                q->ndim == k->ndim && q->ndim == v->ndim;
-    for (int i = 0; fits && i < q->ndim - 2; i++)
-        fits = q->sizes[i] == k->sizes[i] && q->sizes[i] == v->sizes[i];
-    fits = fits && q->sizes[q->ndim - 1] == k->sizes[q->ndim - 1] && k->sizes[q->ndim - 2] == v->sizes[q->ndim - 2];
+    const tt_tensor *query = call->inputs[0], *key = call->inputs[1], *value = call->inputs[2];
+    bool fits = tu_is_float(query->dtype) && query->dtype == key->dtype && query->dtype == value->dtype &&
+                query->ndim >= 2 && query->ndim == key->ndim && query->ndim == value->ndim;
+    for (int i = 0; fits && i < query->ndim - 2; i++)
+        fits = query->sizes[i] == key->sizes[i] && query->sizes[i] == value->sizes[i];
+    fits = fits && query->sizes[query->ndim - 1] == key->sizes[query->ndim - 1] &&
+           key->sizes[query->ndim - 2] == value->sizes[query->ndim - 2];
     if (!fits)
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
                              "q %s, k %s and v %s do not belong together: expected floats (…, queries, depth), (…, "
                              "keys, depth), (…, keys, width)",
-                             tu_describe(q), tu_describe(k), tu_describe(v));
+                             tu_describe(query), tu_describe(key), tu_describe(value));
     return TUTTI_OK;
 }
 
 tutti_status tu_attention_shape(tu_call *call) {
-    const tt_tensor *q = call->inputs[0], *v = call->inputs[2];
+    const tt_tensor *query = call->inputs[0], *value = call->inputs[2];
     tutti_status status = check_qkv(call);
     if (status != TUTTI_OK)
         return status;
-    call->results[0] = call->results[1] = tu_shape_of(q);
-    call->results[0].sizes[q->ndim - 1] = v->sizes[q->ndim - 1];
+    call->results[0] = call->results[1] = tu_shape_of(query);
+    call->results[0].sizes[query->ndim - 1] = value->sizes[query->ndim - 1];
     call->results[1].ndim--;
-    call->results[1].dtype = tu_stage_dtype(q);
+    call->results[1].dtype = tu_stage_dtype(query);
     if ((status = tu_shape_contiguous("attention", &call->results[0])) != TUTTI_OK)
         return status;
     return tu_shape_contiguous("attention", &call->results[1]);
@@ -259,58 +273,58 @@ static tt_tensor *stage_rows(const tt_tensor *x, tutti_dtype dtype) {
     return tu_stage_in(x, dtype);
 }
 
-static void set_heads(heads *h, const tu_call *call, tt_tensor *const *in, bool causal, double scale) {
-    const tt_tensor *q = call->inputs[0], *k = call->inputs[1], *v = call->inputs[2];
-    h->q = tu_pointer(in[0]);
-    h->k = tu_pointer(in[1]);
-    h->v = tu_pointer(in[2]);
-    h->of_q = layout_of(in[0]);
-    h->of_k = layout_of(in[1]);
-    h->of_v = layout_of(in[2]);
-    h->queries = q->sizes[q->ndim - 2];
-    h->depth = q->sizes[q->ndim - 1];
-    h->keys = k->sizes[q->ndim - 2];
-    h->width = v->sizes[q->ndim - 1];
-    h->causal = causal;
-    h->scale = scale != 0 ? scale : 1 / sqrt((double)h->depth);
-    h->type = tu_float_index(in[0]->dtype);
-    h->scale = rounded(h, h->scale);
-    h->kernels = tu_tensor_kernels_get();
+static void set_heads(heads *job, const tu_call *call, tt_tensor *const *in, bool causal, double scale) {
+    const tt_tensor *query = call->inputs[0], *key = call->inputs[1], *value = call->inputs[2];
+    job->query = tu_pointer(in[0]);
+    job->key = tu_pointer(in[1]);
+    job->value = tu_pointer(in[2]);
+    job->of_query = layout_of(in[0]);
+    job->of_key = layout_of(in[1]);
+    job->of_value = layout_of(in[2]);
+    job->queries = query->sizes[query->ndim - 2];
+    job->depth = query->sizes[query->ndim - 1];
+    job->keys = key->sizes[query->ndim - 2];
+    job->width = value->sizes[query->ndim - 1];
+    job->causal = causal;
+    job->scale = scale != 0 ? scale : 1 / sqrt((double)job->depth);
+    job->type = tu_float_index(in[0]->dtype);
+    job->scale = rounded(job, job->scale);
+    job->kernels = tu_tensor_kernels_get();
 }
 
-static int64_t head_count(const tt_tensor *q) {
+static int64_t head_count(const tt_tensor *query) {
     int64_t count = 1;
-    for (int i = 0; i < q->ndim - 2; i++)
-        count *= q->sizes[i];
+    for (int i = 0; i < query->ndim - 2; i++)
+        count *= query->sizes[i];
     return count;
 }
 
 tutti_status tu_attention_cpu(tu_call *call) {
     const tu_attention_attributes *attributes = call->attributes;
     tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
-    tt_tensor *in[3], *o = tu_stage_out(call->outputs[0], dtype);
-    bool staged = o != NULL;
+    tt_tensor *in[3], *out = tu_stage_out(call->outputs[0], dtype);
+    bool staged = out != NULL;
     for (int i = 0; i < 3; i++)
         staged = (in[i] = stage_rows(call->inputs[i], dtype)) != NULL && staged;
-    heads h = { .backward = false };
+    heads job = { .backward = false };
     if (staged) {
-        set_heads(&h, call, in, attributes->causal, attributes->scale);
-        h.o = tu_pointer(o);
-        h.lse = tu_pointer(call->outputs[1]);
-        if (o->numel > 0)
-            tu_parallel(head_count(in[0]), 1 + 16384 / (h.queries * h.keys + 1), run_heads, &h);
-        tu_stage_done(call->outputs[0], o);
-        o = NULL;
+        set_heads(&job, call, in, attributes->causal, attributes->scale);
+        job.out = tu_pointer(out);
+        job.lse = tu_pointer(call->outputs[1]);
+        if (out->numel > 0)
+            tu_parallel(head_count(in[0]), 1 + 16384 / (job.queries * job.keys + 1), run_heads, &job);
+        tu_stage_done(call->outputs[0], out);
+        out = NULL;
     }
-    tu_tensor_drop(o);
+    tu_tensor_drop(out);
     for (int i = 0; i < 3; i++)
         tu_tensor_drop(in[i]);
-    if (h.out_of_memory)
-        return tu_error_memory("the scores of an attention head", (size_t)(h.keys * BLOCK) * sizeof(double));
+    if (job.out_of_memory)
+        return tu_error_memory("the scores of an attention head", (size_t)(job.keys * BLOCK) * sizeof(double));
     return staged ? TUTTI_OK : TUTTI_ERROR_MEMORY;
 }
 
-/* ---- backward: (q, k, v, g, o, lse) to (dq, dk, dv) ---- */
+/* ---- backward: (query, key, value, grad, out, lse) to (dq, dk, dv) ---- */
 
 tutti_status tu_attention_backward_shape(tu_call *call) {
     tutti_status status = check_qkv(call);
@@ -334,18 +348,18 @@ tutti_status tu_attention_backward_cpu(tu_call *call) {
                  staged;
     for (int i = 0; i < 3; i++)
         staged = (out[i] = tu_stage_out(call->outputs[i], dtype)) != NULL && staged;
-    heads h = { .backward = true };
+    heads job = { .backward = true };
     if (staged) {
-        set_heads(&h, call, in, attributes->causal, attributes->scale);
-        h.g = tu_pointer(in[3]);
-        h.of_g = layout_of(in[3]);
-        h.o = tu_pointer(in[4]);
-        h.lse = tu_pointer(in[5]);
-        h.dq = tu_pointer(out[0]);
-        h.dk = tu_pointer(out[1]);
-        h.dv = tu_pointer(out[2]);
+        set_heads(&job, call, in, attributes->causal, attributes->scale);
+        job.grad = tu_pointer(in[3]);
+        job.of_grad = layout_of(in[3]);
+        job.out = tu_pointer(in[4]);
+        job.lse = tu_pointer(in[5]);
+        job.dq = tu_pointer(out[0]);
+        job.dk = tu_pointer(out[1]);
+        job.dv = tu_pointer(out[2]);
         if (in[0]->numel > 0)
-            tu_parallel(head_count(in[0]), 1 + 8192 / (h.queries * h.keys + 1), run_heads, &h);
+            tu_parallel(head_count(in[0]), 1 + 8192 / (job.queries * job.keys + 1), run_heads, &job);
     }
     for (int i = 0; i < 6; i++)
         tu_tensor_drop(in[i]);
@@ -355,8 +369,8 @@ tutti_status tu_attention_backward_cpu(tu_call *call) {
         else
             tu_tensor_drop(out[i]);
     }
-    if (h.out_of_memory)
-        return tu_error_memory("the scores of an attention head", (size_t)(h.keys * BLOCK) * sizeof(double));
+    if (job.out_of_memory)
+        return tu_error_memory("the scores of an attention head", (size_t)(job.keys * BLOCK) * sizeof(double));
     return staged ? TUTTI_OK : TUTTI_ERROR_MEMORY;
 }
 
@@ -413,13 +427,13 @@ tutti_status tu_rope_cpu(tu_call *call) {
     for (int64_t i = 0; staged && i < half; i++)
         waves[i] = tu_pow_f64(attributes->base, -2.0 * (double)i / (double)depth);
     for (int64_t row = 0; staged && row < x->numel / depth; row++) {
-        const double *a = (const double *)tu_pointer(from) + row * depth;
-        double *o = (double *)tu_pointer(to) + row * depth,
+        const double *in = (const double *)tu_pointer(from) + row * depth;
+        double *turned = (double *)tu_pointer(to) + row * depth,
                at = (double)((const int64_t *)tu_pointer(position))[row % length];
         tu_tensor_kernels_get()->waves(sign * at, waves, cosines, sines, half);
         for (int64_t i = 0; i < half; i++) {
-            o[i] = a[i] * cosines[i] - a[i + half] * sines[i];
-            o[i + half] = a[i] * sines[i] + a[i + half] * cosines[i];
+            turned[i] = in[i] * cosines[i] - in[i + half] * sines[i];
+            turned[i + half] = in[i] * sines[i] + in[i + half] * cosines[i];
         }
     }
     if (staged)

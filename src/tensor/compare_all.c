@@ -8,35 +8,35 @@
 #include "tensor/operator.h"
 
 /* Both, as dense rows of doubles (complex as pairs), compared element by element. */
-static bool compare(const char *who, tt_tensor *a, tt_tensor *b, double relative, double absolute) {
-    if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check(who, "a", a)) != TUTTI_OK ||
-        tu_pending_take(tu_tensor_check(who, "b", b)) != TUTTI_OK ||
-        tu_pending_take(tu_tensor_ready(who, "a", a)) != TUTTI_OK ||
-        tu_pending_take(tu_tensor_ready(who, "b", b)) != TUTTI_OK)
+static bool compare(const char *who, tt_tensor *first, tt_tensor *second, double relative, double absolute) {
+    if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check(who, "a", first)) != TUTTI_OK ||
+        tu_pending_take(tu_tensor_check(who, "b", second)) != TUTTI_OK ||
+        tu_pending_take(tu_tensor_ready(who, "a", first)) != TUTTI_OK ||
+        tu_pending_take(tu_tensor_ready(who, "b", second)) != TUTTI_OK)
         return false;
-    if (a->device == TUTTI_META || b->device == TUTTI_META) {
+    if (first->device == TUTTI_META || second->device == TUTTI_META) {
         tu_fail(TUTTI_ERROR_UNSUPPORTED, "%s: meta tensors have no values to compare", who);
         return false;
     }
-    if (!tu_same_sizes(a, b))
+    if (!tu_same_sizes(first, second))
         return false;
-    if (a->numel == 0)
+    if (first->numel == 0)
         return true;
-    bool whole =
-        !tu_is_float(a->dtype) && !tu_is_complex(a->dtype) && !tu_is_float(b->dtype) && !tu_is_complex(b->dtype);
+    bool whole = !tu_is_float(first->dtype) && !tu_is_complex(first->dtype) && !tu_is_float(second->dtype) &&
+                 !tu_is_complex(second->dtype);
     tutti_dtype dtype = whole ? TUTTI_I64 : TUTTI_C128;
-    size_t bytes = (size_t)a->numel * tu_dtype_bytes[dtype];
+    size_t bytes = (size_t)first->numel * tu_dtype_bytes[dtype];
     char *both = tu_block_alloc(tu_self(), 2 * bytes);
     if (both == NULL) {
         tu_pending_take(tu_error_memory("a comparison", 2 * bytes));
         return false;
     }
-    bool equal = tu_copy_out(a, both, dtype) == TUTTI_OK && tu_copy_out(b, both + bytes, dtype) == TUTTI_OK;
-    for (int64_t i = 0; equal && whole && i < a->numel; i++) {
+    bool equal = tu_copy_out(first, both, dtype) == TUTTI_OK && tu_copy_out(second, both + bytes, dtype) == TUTTI_OK;
+    for (int64_t i = 0; equal && whole && i < first->numel; i++) {
         int64_t x = ((int64_t *)both)[i], y = ((int64_t *)(both + bytes))[i];
         equal = x == y || fabs((double)x - (double)y) <= absolute + relative * fabs((double)y);
     }
-    for (int64_t i = 0; equal && !whole && i < 2 * a->numel; i++) {
+    for (int64_t i = 0; equal && !whole && i < 2 * first->numel; i++) {
         double x = ((double *)both)[i], y = ((double *)(both + bytes))[i];
         equal = x == y || fabs(x - y) <= absolute + relative * fabs(y);
     }

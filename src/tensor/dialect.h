@@ -30,12 +30,12 @@
 #define TU_MEANING_JOIN(word, suffix) tu_##word##_##suffix
 
 #define NUMBER(value) TU_MEANING(number)(value)
-#define SELECT(condition, a, b) TU_SELECT(condition, a, b)
+#define SELECT(condition, left, right) TU_SELECT(condition, left, right)
 #define TRUTH(condition) TU_SELECT(condition, NUMBER(1), NUMBER(0))
-#define AND(a, b) ((a) & (b))
-#define OR(a, b) ((a) | (b))
-#define NOT(a) TU_NOT(a)
-#define FMA(a, b, c) TU_MEANING(fma)(a, b, c)
+#define AND(left, right) ((left) & (right))
+#define OR(left, right) ((left) | (right))
+#define NOT(left) TU_NOT(left)
+#define FMA(left, right, addend) TU_MEANING(fma)(left, right, addend)
 #define ABS(x) TU_MEANING(abs)(x)
 #define SIGN(x) TU_MEANING(sign)(x)
 #define SQRT(x) TU_MEANING(sqrt)(x)
@@ -55,15 +55,15 @@
 #define GELU_TANH(x) TU_MEANING(gelu_tanh)(x)
 #define GELU_TANH_SLOPE(x) TU_MEANING(gelu_tanh_slope)(x)
 #define SILU_SLOPE(x) TU_MEANING(silu_slope)(x)
-#define POW(a, b) TU_MEANING(pow)(a, b)
+#define POW(left, right) TU_MEANING(pow)(left, right)
 #define FLOOR(x) TU_MEANING(floor)(x)
 #define CEIL(x) TU_MEANING(ceil)(x)
 #define ROUND(x) TU_MEANING(round)(x)
 #define TRUNC(x) TU_MEANING(trunc)(x)
-#define COPYSIGN(a, b) TU_MEANING(copysign)(a, b)
+#define COPYSIGN(left, right) TU_MEANING(copysign)(left, right)
 #define CONJ(x) TU_MEANING(conj)(x)
-#define MAXIMUM(a, b) TU_MEANING(maximum)(a, b)
-#define MINIMUM(a, b) TU_MEANING(minimum)(a, b)
+#define MAXIMUM(left, right) TU_MEANING(maximum)(left, right)
+#define MINIMUM(left, right) TU_MEANING(minimum)(left, right)
 
 /* ---- floats: what elementary.h has not ---- */
 
@@ -85,42 +85,42 @@ TU_FLOAT_MEANINGS(f64, double)
 
 /* ---- integers, which wrap: compiled with -fwrapv ---- */
 
-#define TU_INTEGER_MEANINGS(suffix, type)                                      \
-    TU_LANE type tu_number_##suffix(type number) {                             \
-        return number;                                                         \
-    }                                                                          \
-    TU_LANE type tu_conj_##suffix(type x) {                                    \
-        return x;                                                              \
-    }                                                                          \
-    TU_LANE type tu_floor_##suffix(type x) {                                   \
-        return x;                                                              \
-    }                                                                          \
-    TU_LANE type tu_ceil_##suffix(type x) {                                    \
-        return x;                                                              \
-    }                                                                          \
-    TU_LANE type tu_round_##suffix(type x) {                                   \
-        return x;                                                              \
-    }                                                                          \
-    TU_LANE type tu_maximum_##suffix(type a, type b) {                         \
-        return a > b ? a : b;                                                  \
-    }                                                                          \
-    TU_LANE type tu_minimum_##suffix(type a, type b) {                         \
-        return a < b ? a : b;                                                  \
-    }                                                                          \
-    TU_LANE type tu_abs_##suffix(type x) {                                     \
-        return x > 0 ? x : -x;                                                 \
-    }                                                                          \
-    TU_LANE type tu_sign_##suffix(type x) {                                    \
-        return (type)(x > 0) - (type)(x != 0 && !(x > 0));                     \
-    }                                                                          \
-    /* A negative power is a fraction, cut to 0 unless the base is 1 or -1. */ \
-    TU_LANE type tu_pow_##suffix(type a, type b) {                             \
-        type result = 1;                                                       \
-        if (b < (type)1 && b != 0)                                             \
-            return a == 1 ? 1 : a == (type)-1 ? (b % 2 == 0 ? 1 : a) : 0;      \
-        for (type square = a; b != 0; b /= 2, square *= square)                \
-            result *= b % 2 != 0 ? square : 1;                                 \
-        return result;                                                         \
+#define TU_INTEGER_MEANINGS(suffix, type)                                              \
+    TU_LANE type tu_number_##suffix(type number) {                                     \
+        return number;                                                                 \
+    }                                                                                  \
+    TU_LANE type tu_conj_##suffix(type x) {                                            \
+        return x;                                                                      \
+    }                                                                                  \
+    TU_LANE type tu_floor_##suffix(type x) {                                           \
+        return x;                                                                      \
+    }                                                                                  \
+    TU_LANE type tu_ceil_##suffix(type x) {                                            \
+        return x;                                                                      \
+    }                                                                                  \
+    TU_LANE type tu_round_##suffix(type x) {                                           \
+        return x;                                                                      \
+    }                                                                                  \
+    TU_LANE type tu_maximum_##suffix(type left, type right) {                          \
+        return left > right ? left : right;                                            \
+    }                                                                                  \
+    TU_LANE type tu_minimum_##suffix(type left, type right) {                          \
+        return left < right ? left : right;                                            \
+    }                                                                                  \
+    TU_LANE type tu_abs_##suffix(type x) {                                             \
+        return x > 0 ? x : -x;                                                         \
+    }                                                                                  \
+    TU_LANE type tu_sign_##suffix(type x) {                                            \
+        return (type)(x > 0) - (type)(x != 0 && !(x > 0));                             \
+    }                                                                                  \
+    /* A negative power is a fraction, cut to 0 unless the base is 1 or -1. */         \
+    TU_LANE type tu_pow_##suffix(type left, type right) {                              \
+        type result = 1;                                                               \
+        if (right < (type)1 && right != 0)                                             \
+            return left == 1 ? 1 : left == (type)-1 ? (right % 2 == 0 ? 1 : left) : 0; \
+        for (type square = left; right != 0; right /= 2, square *= square)             \
+            result *= right % 2 != 0 ? square : 1;                                     \
+        return result;                                                                 \
     }
 TU_INTEGER_MEANINGS(i64, int64_t)
 TU_INTEGER_MEANINGS(u64, uint64_t)

@@ -67,14 +67,14 @@ destroy_product:
     return done;
 }
 
-bool tu_dnnl_gemm(tutti_dtype dtype, tutti_dtype result, int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b,
-                  void *c, int64_t ldc) {
+bool tu_dnnl_gemm(tutti_dtype dtype, tutti_dtype result, int64_t rows, int64_t columns, int64_t depth, tu_matrix left,
+                  tu_matrix right, void *out, int64_t out_stride) {
     dnnl_data_type_t type = type_of(dtype), result_type = type_of(result);
     dnnl_engine_t engine = engine_of_thread();
     dnnl_memory_desc_t descs[3];
-    tu_matrix to = { c, ldc, 1 };
-    if (type == dnnl_data_type_undef || engine == NULL || !describe(&descs[0], m, k, &a, type) ||
-        !describe(&descs[1], k, n, &b, type) || !describe(&descs[2], m, n, &to, result_type))
+    tu_matrix to = { out, out_stride, 1 };
+    if (type == dnnl_data_type_undef || engine == NULL || !describe(&descs[0], rows, depth, &left, type) ||
+        !describe(&descs[1], depth, columns, &right, type) || !describe(&descs[2], rows, columns, &to, result_type))
         return false;
     dnnl_matmul_desc_t wanted;
     if (dnnl_matmul_desc_init(&wanted, &descs[0], &descs[1], NULL, &descs[2]) != dnnl_success)
@@ -82,7 +82,7 @@ bool tu_dnnl_gemm(tutti_dtype dtype, tutti_dtype result, int64_t m, int64_t n, i
     dnnl_primitive_desc_t plan;
     if (dnnl_primitive_desc_create(&plan, &wanted, NULL, engine, NULL) != dnnl_success)
         return false;
-    void *data[3] = { (void *)a.data, (void *)b.data, c };
+    void *data[3] = { (void *)left.data, (void *)right.data, out };
     bool done = execute(engine, plan, descs, data);
     dnnl_primitive_desc_destroy(plan);
     return done;
@@ -90,9 +90,10 @@ bool tu_dnnl_gemm(tutti_dtype dtype, tutti_dtype result, int64_t m, int64_t n, i
 
 #else
 
-bool tu_dnnl_gemm(tutti_dtype dtype, tutti_dtype result, int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b,
-                  void *c, int64_t ldc) {
-    (void)dtype, (void)result, (void)m, (void)n, (void)k, (void)a, (void)b, (void)c, (void)ldc;
+bool tu_dnnl_gemm(tutti_dtype dtype, tutti_dtype result, int64_t rows, int64_t columns, int64_t depth, tu_matrix left,
+                  tu_matrix right, void *out, int64_t out_stride) {
+    (void)dtype, (void)result, (void)rows, (void)columns, (void)depth, (void)left, (void)right, (void)out,
+        (void)out_stride;
     return false;
 }
 

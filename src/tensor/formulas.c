@@ -10,12 +10,13 @@ tt_tensor *tu_conjugate(tt_tensor *x) {
 
 /* The gradient goes to the chosen one; equal ones share it. */
 static void extremum_gradient(tu_gradient *gradient, tt_tensor *(*beats)(tt_tensor *, tt_tensor *)) {
-    tt_tensor *a = tu_saved(gradient, TU_INPUT(0)), *b = tu_saved(gradient, TU_INPUT(1)), *grad = gradient->grads[0];
-    tt_tensor *none = tt_number(0), *tied = tt_where(tt_eq(a, b), tt_mul_scalar(grad, 0.5), none);
+    tt_tensor *left = tu_saved(gradient, TU_INPUT(0)), *right = tu_saved(gradient, TU_INPUT(1)),
+              *grad = gradient->grads[0];
+    tt_tensor *none = tt_number(0), *tied = tt_where(tt_eq(left, right), tt_mul_scalar(grad, 0.5), none);
     if (gradient->needs[0])
-        gradient->results[0] = tt_add(tt_where(beats(a, b), grad, none), tied);
+        gradient->results[0] = tt_add(tt_where(beats(left, right), grad, none), tied);
     if (gradient->needs[1])
-        gradient->results[1] = tt_add(tt_where(beats(b, a), grad, none), tied);
+        gradient->results[1] = tt_add(tt_where(beats(right, left), grad, none), tied);
 }
 
 void tu_maximum_gradient(tu_gradient *gradient) {
@@ -28,16 +29,17 @@ void tu_minimum_gradient(tu_gradient *gradient) {
 
 /* At base 0 the power 0 has the slope 0, and so has the exponent of any power that is 0. */
 void tu_pow_gradient(tu_gradient *gradient) {
-    tt_tensor *a = tu_saved(gradient, TU_INPUT(0)), *b = tu_saved(gradient, TU_INPUT(1)), *grad = gradient->grads[0];
+    tt_tensor *left = tu_saved(gradient, TU_INPUT(0)), *right = tu_saved(gradient, TU_INPUT(1)),
+              *grad = gradient->grads[0];
     tt_tensor *none = tt_number(0);
     if (gradient->needs[0]) {
-        tt_tensor *slope = tt_mul(b, tt_pow(a, tt_add_scalar(b, -1)));
-        gradient->results[0] = tt_mul(grad, tt_where(tt_eq(b, none), none, slope));
+        tt_tensor *slope = tt_mul(right, tt_pow(left, tt_add_scalar(right, -1)));
+        gradient->results[0] = tt_mul(grad, tt_where(tt_eq(right, none), none, slope));
     }
     if (gradient->needs[1]) {
         tt_tensor *power = tu_saved(gradient, TU_OUTPUT(0));
-        tt_tensor *flat = tt_logical_and(tt_eq(a, none), tt_ge(b, none));
-        gradient->results[1] = tt_mul(grad, tt_where(flat, none, tt_mul(power, tt_log(a))));
+        tt_tensor *flat = tt_logical_and(tt_eq(left, none), tt_ge(right, none));
+        gradient->results[1] = tt_mul(grad, tt_where(flat, none, tt_mul(power, tt_log(left))));
     }
 }
 

@@ -65,116 +65,121 @@ static void free_matrix(void *copy, int64_t rows, int64_t columns, tutti_dtype d
                   (size_t)(rows * columns) * tu_dtype_bytes[to] + (size_t)columns * tu_dtype_bytes[dtype]);
 }
 
-static void call_blas(tutti_dtype dtype, enum CBLAS_TRANSPOSE ta, enum CBLAS_TRANSPOSE tb, int64_t m, int64_t n,
-                      int64_t k, const void *a, blasint lda, const void *b, blasint ldb, double beta, void *c,
-                      blasint ldc) {
+static void call_blas(tutti_dtype dtype, enum CBLAS_TRANSPOSE left_order, enum CBLAS_TRANSPOSE right_order,
+                      int64_t rows, int64_t columns, int64_t depth, const void *left, blasint left_stride,
+                      const void *right, blasint right_stride, double beta, void *out, blasint out_stride) {
     const float one_c64[2] = { 1, 0 }, beta_c64[2] = { (float)beta, 0 };
     const double one_c128[2] = { 1, 0 }, beta_c128[2] = { beta, 0 };
-    blasint M = (blasint)m, N = (blasint)n, K = (blasint)k;
+    blasint blas_rows = (blasint)rows, blas_columns = (blasint)columns, blas_depth = (blasint)depth;
     tu_libraries_limit();
     switch (dtype) {
     case TUTTI_F32:
-        cblas_sgemm(CblasRowMajor, ta, tb, M, N, K, 1, a, lda, b, ldb, (float)beta, c, ldc);
+        cblas_sgemm(CblasRowMajor, left_order, right_order, blas_rows, blas_columns, blas_depth, 1, left, left_stride,
+                    right, right_stride, (float)beta, out, out_stride);
         break;
     case TUTTI_F64:
-        cblas_dgemm(CblasRowMajor, ta, tb, M, N, K, 1, a, lda, b, ldb, beta, c, ldc);
+        cblas_dgemm(CblasRowMajor, left_order, right_order, blas_rows, blas_columns, blas_depth, 1, left, left_stride,
+                    right, right_stride, beta, out, out_stride);
         break;
     case TUTTI_C64:
-        cblas_cgemm(CblasRowMajor, ta, tb, M, N, K, one_c64, a, lda, b, ldb, beta_c64, c, ldc);
+        cblas_cgemm(CblasRowMajor, left_order, right_order, blas_rows, blas_columns, blas_depth, one_c64, left,
+                    left_stride, right, right_stride, beta_c64, out, out_stride);
         break;
     default:
-        cblas_zgemm(CblasRowMajor, ta, tb, M, N, K, one_c128, a, lda, b, ldb, beta_c128, c, ldc);
+        cblas_zgemm(CblasRowMajor, left_order, right_order, blas_rows, blas_columns, blas_depth, one_c128, left,
+                    left_stride, right, right_stride, beta_c128, out, out_stride);
         break;
     }
 }
 
-static tutti_status blas_gemm(tutti_dtype dtype, int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b, double beta,
-                              void *c, int64_t ldc) {
-    enum CBLAS_TRANSPOSE ta, tb;
-    blasint lda, ldb;
-    void *copy_a = NULL, *copy_b = NULL;
+static tutti_status blas_gemm(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t depth, tu_matrix left,
+                              tu_matrix right, double beta, void *out, int64_t out_stride) {
+    enum CBLAS_TRANSPOSE left_order, right_order;
+    blasint left_stride, right_stride;
+    void *left_copy = NULL, *right_copy = NULL;
     tutti_status status = TUTTI_ERROR_MEMORY;
-    if (!blas_layout(&a, m, k, &ta, &lda)) {
-        if ((copy_a = dense_matrix(&a, m, k, dtype, dtype)) == NULL)
+    if (!blas_layout(&left, rows, depth, &left_order, &left_stride)) {
+        if ((left_copy = dense_matrix(&left, rows, depth, dtype, dtype)) == NULL)
             return status;
-        a.data = copy_a;
-        ta = CblasNoTrans;
-        lda = (blasint)k;
+        left.data = left_copy;
+        left_order = CblasNoTrans;
+        left_stride = (blasint)depth;
     }
-    if (!blas_layout(&b, k, n, &tb, &ldb)) {
-        if ((copy_b = dense_matrix(&b, k, n, dtype, dtype)) == NULL)
-            goto free_a;
-        b.data = copy_b;
-        tb = CblasNoTrans;
-        ldb = (blasint)n;
+    if (!blas_layout(&right, depth, columns, &right_order, &right_stride)) {
+        if ((right_copy = dense_matrix(&right, depth, columns, dtype, dtype)) == NULL)
+            goto free_left;
+        right.data = right_copy;
+        right_order = CblasNoTrans;
+        right_stride = (blasint)columns;
     }
-    call_blas(dtype, ta, tb, m, n, k, a.data, lda, b.data, ldb, beta, c, (blasint)ldc);
+    call_blas(dtype, left_order, right_order, rows, columns, depth, left.data, left_stride, right.data, right_stride,
+              beta, out, (blasint)out_stride);
     status = TUTTI_OK;
-    free_matrix(copy_b, k, n, dtype, dtype);
-free_a:
-    free_matrix(copy_a, m, k, dtype, dtype);
+    free_matrix(right_copy, depth, columns, dtype, dtype);
+free_left:
+    free_matrix(left_copy, rows, depth, dtype, dtype);
     return status;
 }
 
-/* Narrow floats: all of b in f32, a and c in panels of rows. */
-static tutti_status narrow_gemm(tutti_dtype dtype, int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b, void *c,
-                                int64_t ldc) {
-    int64_t rows = m < 256 ? m : 256;
+/* Narrow floats: all of the right matrix in f32, the left one and the result in panels of rows. */
+static tutti_status narrow_gemm(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t depth, tu_matrix left,
+                                tu_matrix right, void *out, int64_t out_stride) {
+    int64_t tall = rows < 256 ? rows : 256;
     size_t size = tu_dtype_bytes[dtype];
     tutti_status status = TUTTI_ERROR_MEMORY;
-    void *wide_b = dense_matrix(&b, k, n, dtype, TUTTI_F32);
-    if (wide_b == NULL)
+    void *wide_right = dense_matrix(&right, depth, columns, dtype, TUTTI_F32);
+    if (wide_right == NULL)
         return status;
-    float *panel = tu_block_alloc(tu_self(), (size_t)(rows * n) * sizeof *panel);
+    float *panel = tu_block_alloc(tu_self(), (size_t)(tall * columns) * sizeof *panel);
     if (panel == NULL) {
-        tu_error_memory("a panel of a matrix product", (size_t)(rows * n) * sizeof *panel);
-        goto free_b;
+        tu_error_memory("a panel of a matrix product", (size_t)(tall * columns) * sizeof *panel);
+        goto free_right;
     }
     status = TUTTI_OK;
-    for (int64_t first = 0; first < m && status == TUTTI_OK; first += rows) {
-        int64_t count = m - first < rows ? m - first : rows;
-        tu_matrix part = { (const char *)a.data + (size_t)(first * a.row) * size, a.row, a.column };
-        void *wide_a = dense_matrix(&part, count, k, dtype, TUTTI_F32);
-        if (wide_a == NULL) {
+    for (int64_t first = 0; first < rows && status == TUTTI_OK; first += tall) {
+        int64_t count = rows - first < tall ? rows - first : tall;
+        tu_matrix part = { (const char *)left.data + (size_t)(first * left.row) * size, left.row, left.column };
+        void *wide_left = dense_matrix(&part, count, depth, dtype, TUTTI_F32);
+        if (wide_left == NULL) {
             status = TUTTI_ERROR_MEMORY;
             break;
         }
-        call_blas(TUTTI_F32, CblasNoTrans, CblasNoTrans, count, n, k, wide_a, (blasint)k, wide_b, (blasint)n, 0, panel,
-                  (blasint)n);
+        call_blas(TUTTI_F32, CblasNoTrans, CblasNoTrans, count, columns, depth, wide_left, (blasint)depth, wide_right,
+                  (blasint)columns, 0, panel, (blasint)columns);
         for (int64_t i = 0; i < count && status == TUTTI_OK; i++)
-            status = tutti_convert(panel + i * n, TUTTI_F32, (char *)c + (size_t)((first + i) * ldc) * size, dtype,
-                                   (size_t)n);
-        free_matrix(wide_a, count, k, dtype, TUTTI_F32);
+            status = tutti_convert(panel + i * columns, TUTTI_F32,
+                                   (char *)out + (size_t)((first + i) * out_stride) * size, dtype, (size_t)columns);
+        free_matrix(wide_left, count, depth, dtype, TUTTI_F32);
     }
-    tu_block_free(tu_self(), panel, (size_t)(rows * n) * sizeof *panel);
-free_b:
-    free_matrix(wide_b, k, n, dtype, TUTTI_F32);
+    tu_block_free(tu_self(), panel, (size_t)(tall * columns) * sizeof *panel);
+free_right:
+    free_matrix(wide_right, depth, columns, dtype, TUTTI_F32);
     return status;
 }
 
-static tutti_status integer_gemm(tutti_dtype dtype, int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b, void *c,
-                                 int64_t ldc) {
+static tutti_status integer_gemm(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t depth, tu_matrix left,
+                                 tu_matrix right, void *out, int64_t out_stride) {
     size_t size = tu_dtype_bytes[dtype];
     tutti_status status = TUTTI_ERROR_MEMORY;
-    uint64_t *wide_a = dense_matrix(&a, m, k, dtype, TUTTI_I64), *wide_b = NULL, *row = NULL;
-    if (wide_a == NULL || (wide_b = dense_matrix(&b, k, n, dtype, TUTTI_I64)) == NULL)
+    uint64_t *wide_left = dense_matrix(&left, rows, depth, dtype, TUTTI_I64), *wide_right = NULL, *row = NULL;
+    if (wide_left == NULL || (wide_right = dense_matrix(&right, depth, columns, dtype, TUTTI_I64)) == NULL)
         goto free_copies;
-    if ((row = tu_block_alloc(tu_self(), (size_t)n * sizeof *row)) == NULL) {
-        tu_error_memory("a row of a matrix product", (size_t)n * sizeof *row);
+    if ((row = tu_block_alloc(tu_self(), (size_t)columns * sizeof *row)) == NULL) {
+        tu_error_memory("a row of a matrix product", (size_t)columns * sizeof *row);
         goto free_copies;
     }
     status = TUTTI_OK;
-    for (int64_t i = 0; i < m && status == TUTTI_OK; i++) {
-        memset(row, 0, (size_t)n * sizeof *row);
-        for (int64_t l = 0; l < k; l++)
-            for (int64_t j = 0; j < n; j++)
-                row[j] += wide_a[i * k + l] * wide_b[l * n + j];
-        status = tutti_convert(row, TUTTI_I64, (char *)c + (size_t)(i * ldc) * size, dtype, (size_t)n);
+    for (int64_t i = 0; i < rows && status == TUTTI_OK; i++) {
+        memset(row, 0, (size_t)columns * sizeof *row);
+        for (int64_t inner = 0; inner < depth; inner++)
+            for (int64_t j = 0; j < columns; j++)
+                row[j] += wide_left[i * depth + inner] * wide_right[inner * columns + j];
+        status = tutti_convert(row, TUTTI_I64, (char *)out + (size_t)(i * out_stride) * size, dtype, (size_t)columns);
     }
-    tu_block_free(tu_self(), row, (size_t)n * sizeof *row);
+    tu_block_free(tu_self(), row, (size_t)columns * sizeof *row);
 free_copies:
-    free_matrix(wide_a, m, k, dtype, TUTTI_I64);
-    free_matrix(wide_b, k, n, dtype, TUTTI_I64);
+    free_matrix(wide_left, rows, depth, dtype, TUTTI_I64);
+    free_matrix(wide_right, depth, columns, dtype, TUTTI_I64);
     return status;
 }
 
@@ -182,15 +187,15 @@ free_copies:
 
 typedef struct int8_job {
     const tu_tensor_kernels *kernels;
-    int64_t n, pairs;
-    const int32_t *a, *b;
-    int32_t *c;
+    int64_t columns, pairs;
+    const int32_t *left, *right;
+    int32_t *out;
 } int8_job;
 
 static void int8_rows(void *context, int64_t begin, int64_t end) {
     const int8_job *job = context;
-    job->kernels->int8_product(end - begin, job->n, job->pairs, job->a + begin * job->pairs, job->b,
-                               job->c + begin * job->n, job->n);
+    job->kernels->int8_product(end - begin, job->columns, job->pairs, job->left + begin * job->pairs, job->right,
+                               job->out + begin * job->columns, job->columns);
 }
 
 /* Two neighbours of an i8 matrix, `step` apart, as 16-bit halves of a word; behind the last is 0. */
@@ -198,48 +203,54 @@ static int32_t pair_of(const int8_t *x, int64_t step, bool both) {
     return (int32_t)((uint32_t)(uint16_t)x[0] | (both ? (uint32_t)(uint16_t)x[step] << 16 : 0));
 }
 
-tutti_status tu_int8_gemm(int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b, int32_t *c) {
+tutti_status tu_int8_gemm(int64_t rows, int64_t columns, int64_t depth, tu_matrix left, tu_matrix right, int32_t *out) {
     const tu_tensor_kernels *kernels = tu_tensor_kernels_get();
-    int64_t pairs = (k + 1) / 2, panel = kernels->panel[TU_F32], columns = (n + panel - 1) / panel * panel;
-    size_t bytes = (size_t)(pairs * (m + columns)) * sizeof(int32_t);
-    if (k == 0) {
-        memset(c, 0, (size_t)(m * n) * sizeof *c);
+    int64_t pairs = (depth + 1) / 2, panel = kernels->panel[TU_F32], padded = (columns + panel - 1) / panel * panel;
+    size_t bytes = (size_t)(pairs * (rows + padded)) * sizeof(int32_t);
+    if (depth == 0) {
+        memset(out, 0, (size_t)(rows * columns) * sizeof *out);
         return TUTTI_OK;
     }
-    int32_t *packed_a = tu_block_alloc(tu_self(), bytes), *packed_b = packed_a + pairs * m;
-    if (packed_a == NULL)
+    int32_t *packed_left = tu_block_alloc(tu_self(), bytes), *packed_right = packed_left + pairs * rows;
+    if (packed_left == NULL)
         return tu_error_memory("packed matrices of i8", bytes);
-    const int8_t *of_a = a.data, *of_b = b.data;
-    for (int64_t i = 0; i < m; i++)
-        for (int64_t l = 0; l < pairs; l++)
-            packed_a[i * pairs + l] = pair_of(of_a + i * a.row + 2 * l * a.column, a.column, 2 * l + 1 < k);
-    for (int64_t j = 0; j < columns; j++)
-        for (int64_t l = 0; l < pairs; l++)
-            packed_b[(j / panel * pairs + l) * panel + j % panel] =
-                j < n ? pair_of(of_b + 2 * l * b.row + j * b.column, b.row, 2 * l + 1 < k) : 0;
-    int8_job job = { kernels, n, pairs, packed_a, packed_b, c };
-    tu_parallel(m, 1 + 262144 / (n * k + 1), int8_rows, &job);
-    tu_block_free(tu_self(), packed_a, bytes);
+    const int8_t *of_left = left.data, *of_right = right.data;
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t inner = 0; inner < pairs; inner++)
+            packed_left[i * pairs + inner] =
+                pair_of(of_left + i * left.row + 2 * inner * left.column, left.column, 2 * inner + 1 < depth);
+    for (int64_t j = 0; j < padded; j++)
+        for (int64_t inner = 0; inner < pairs; inner++)
+            packed_right[(j / panel * pairs + inner) * panel + j % panel] =
+                j < columns
+                    ? pair_of(of_right + 2 * inner * right.row + j * right.column, right.row, 2 * inner + 1 < depth)
+                    : 0;
+    int8_job job = { kernels, columns, pairs, packed_left, packed_right, out };
+    tu_parallel(rows, 1 + 262144 / (columns * depth + 1), int8_rows, &job);
+    tu_block_free(tu_self(), packed_left, bytes);
     return TUTTI_OK;
 }
 
-tutti_status tu_gemm(tutti_dtype dtype, int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b, double beta, void *c,
-                     int64_t ldc) {
-    if (m == 0 || n == 0)
+tutti_status tu_gemm(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t depth, tu_matrix left, tu_matrix right,
+                     double beta, void *out, int64_t out_stride) {
+    if (rows == 0 || columns == 0)
         return TUTTI_OK;
-    if (k == 0) {
-        for (int64_t i = 0; i < m && beta == 0; i++)
-            memset((char *)c + (size_t)(i * ldc) * tu_dtype_bytes[dtype], 0, (size_t)n * tu_dtype_bytes[dtype]);
+    if (depth == 0) {
+        for (int64_t i = 0; i < rows && beta == 0; i++)
+            memset((char *)out + (size_t)(i * out_stride) * tu_dtype_bytes[dtype], 0,
+                   (size_t)columns * tu_dtype_bytes[dtype]);
         return TUTTI_OK;
     }
-    if (m > INT32_MAX || n > INT32_MAX || k > INT32_MAX || ldc > INT32_MAX)
+    if (rows > INT32_MAX || columns > INT32_MAX || depth > INT32_MAX || out_stride > INT32_MAX)
         return tu_error(
             TUTTI_ERROR_RANGE,
             "a matrix product (%lld, %lld) (%lld, %lld) has a dimension above 2^31, which the BLAS cannot take",
-            (long long)m, (long long)k, (long long)k, (long long)n);
+            (long long)rows, (long long)depth, (long long)depth, (long long)columns);
     if (dtype == TUTTI_F32 || dtype == TUTTI_F64 || tu_is_complex(dtype))
-        return blas_gemm(dtype, m, n, k, a, b, beta, c, ldc);
+        return blas_gemm(dtype, rows, columns, depth, left, right, beta, out, out_stride);
     if (tu_is_float(dtype))
-        return tu_dnnl_gemm(dtype, dtype, m, n, k, a, b, c, ldc) ? TUTTI_OK : narrow_gemm(dtype, m, n, k, a, b, c, ldc);
-    return integer_gemm(dtype, m, n, k, a, b, c, ldc);
+        return tu_dnnl_gemm(dtype, dtype, rows, columns, depth, left, right, out, out_stride)
+                   ? TUTTI_OK
+                   : narrow_gemm(dtype, rows, columns, depth, left, right, out, out_stride);
+    return integer_gemm(dtype, rows, columns, depth, left, right, out, out_stride);
 }

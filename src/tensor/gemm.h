@@ -13,17 +13,17 @@ typedef struct tu_matrix {
     int64_t row, column;
 } tu_matrix;
 
-/* c (m, n), rows `ldc` apart, = a (m, k) b (k, n) + beta c; beta 0 or 1. All of `dtype`. 16- and 8-bit floats
- * accumulate in f32 and round once; integers wrap. */
-tutti_status tu_gemm(tutti_dtype dtype, int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b, double beta, void *c,
-                     int64_t ldc);
+/* out (rows, columns), its rows `out_stride` apart, = left (rows, depth) right (depth, columns) + beta out; beta 0
+ * or 1. All of `dtype`. 16- and 8-bit floats accumulate in f32 and round once; integers wrap. */
+tutti_status tu_gemm(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t depth, tu_matrix left, tu_matrix right,
+                     double beta, void *out, int64_t out_stride);
 
-/* c (m, n) of i32, dense, = a (m, k) b (k, n) of i8, exact but that i32 wraps. */
-tutti_status tu_int8_gemm(int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b, int32_t *c);
+/* out (rows, columns) of i32, dense, = left (rows, depth) right (depth, columns) of i8, exact but that i32 wraps. */
+tutti_status tu_int8_gemm(int64_t rows, int64_t columns, int64_t depth, tu_matrix left, tu_matrix right, int32_t *out);
 
-/* The same with c of another type: f32 for bf16. False where this build or machine has no such kernel;
+/* The same with `out` of another type: f32 for bf16. False where this build or machine has no such kernel;
  * nothing was done then. */
-bool tu_dnnl_gemm(tutti_dtype dtype, tutti_dtype result, int64_t m, int64_t n, int64_t k, tu_matrix a, tu_matrix b,
-                  void *c, int64_t ldc);
+bool tu_dnnl_gemm(tutti_dtype dtype, tutti_dtype result, int64_t rows, int64_t columns, int64_t depth, tu_matrix left,
+                  tu_matrix right, void *out, int64_t out_stride);
 
 #endif

@@ -76,14 +76,14 @@ void tu_unpack(void *to, int64_t stride, const void *from, size_t size, int64_t 
 
 /* ---- the shape of the loop ---- */
 
-static void swap_dims(tu_loop *loop, int a, int b) {
-    int64_t size = loop->sizes[a];
-    loop->sizes[a] = loop->sizes[b];
-    loop->sizes[b] = size;
+static void swap_dims(tu_loop *loop, int first, int second) {
+    int64_t size = loop->sizes[first];
+    loop->sizes[first] = loop->sizes[second];
+    loop->sizes[second] = size;
     for (int k = 0; k < loop->operands; k++) {
-        int64_t stride = loop->at[k].strides[a];
-        loop->at[k].strides[a] = loop->at[k].strides[b];
-        loop->at[k].strides[b] = stride;
+        int64_t stride = loop->at[k].strides[first];
+        loop->at[k].strides[first] = loop->at[k].strides[second];
+        loop->at[k].strides[second] = stride;
     }
 }
 
@@ -141,16 +141,16 @@ void tu_loop_init(tu_loop *loop, const tt_tensor *out, int inputs, tt_tensor *co
         int pad = out->ndim - x->ndim;
         if (plain)
             loop->at[k].strides[0] = 1;
-        for (int d = 0; !plain && d < out->ndim; d++)
-            loop->at[k].strides[d] =
-                d < pad || (x->sizes[d - pad] == 1 && out->sizes[d] != 1) ? 0 : x->strides[d - pad];
+        for (int dim = 0; !plain && dim < out->ndim; dim++)
+            loop->at[k].strides[dim] =
+                dim < pad || (x->sizes[dim - pad] == 1 && out->sizes[dim] != 1) ? 0 : x->strides[dim - pad];
     }
     if (plain) {
         loop->sizes[0] = out->numel;
         return;
     }
-    for (int d = 0; d < out->ndim; d++)
-        loop->sizes[d] = out->sizes[d];
+    for (int dim = 0; dim < out->ndim; dim++)
+        loop->sizes[dim] = out->sizes[dim];
     sort_dims(loop);
     merge_dims(loop);
 }
@@ -171,39 +171,39 @@ typedef struct buffers {
 } buffers;
 
 /* Makes `count` elements of operand k dense and of the compute type; in place where they are. */
-static const void *fetch(const walk *w, int k, const char *data, int64_t count, buffers *buffer) {
-    tutti_dtype dtype = w->loop->at[k].dtype;
-    int64_t stride = w->loop->at[k].strides[w->loop->ndim - 1];
+static const void *fetch(const walk *job, int k, const char *data, int64_t count, buffers *buffer) {
+    tutti_dtype dtype = job->loop->at[k].dtype;
+    int64_t stride = job->loop->at[k].strides[job->loop->ndim - 1];
     size_t size = tu_dtype_bytes[dtype];
     if (stride == 0) {
         /* One element repeated. */
         _Alignas(16) char one[16];
-        size_t compute_size = tu_dtype_bytes[w->compute];
-        if (tutti_convert(data, dtype, one, w->compute, 1) != TUTTI_OK)
+        size_t compute_size = tu_dtype_bytes[job->compute];
+        if (tutti_convert(data, dtype, one, job->compute, 1) != TUTTI_OK)
             return data;
         tu_pack(buffer->at[k], one, 0, compute_size, count);
         return buffer->at[k];
     }
     const void *dense = data;
     if (stride != 1) {
-        void *packed = dtype == w->compute ? buffer->at[k] : buffer->raw;
+        void *packed = dtype == job->compute ? buffer->at[k] : buffer->raw;
         tu_pack(packed, data, stride, size, count);
         dense = packed;
     }
-    if (dtype == w->compute)
+    if (dtype == job->compute)
         return dense;
-    if (tutti_convert(dense, dtype, buffer->at[k], w->compute, (size_t)count) != TUTTI_OK)
+    if (tutti_convert(dense, dtype, buffer->at[k], job->compute, (size_t)count) != TUTTI_OK)
         return dense;
     return buffer->at[k];
 }
 
-static void store(const walk *w, char *data, const void *result, int64_t count, buffers *buffer) {
-    tutti_dtype dtype = w->loop->at[0].dtype;
-    int64_t stride = w->loop->at[0].strides[w->loop->ndim - 1];
+static void store(const walk *job, char *data, const void *result, int64_t count, buffers *buffer) {
+    tutti_dtype dtype = job->loop->at[0].dtype;
+    int64_t stride = job->loop->at[0].strides[job->loop->ndim - 1];
     const void *converted = result;
-    if (dtype != w->compute) {
+    if (dtype != job->compute) {
         void *to = stride == 1 ? (void *)data : buffer->raw;
-        if (tutti_convert(result, w->compute, to, dtype, (size_t)count) != TUTTI_OK)
+        if (tutti_convert(result, job->compute, to, dtype, (size_t)count) != TUTTI_OK)
             return;
         converted = to;
     }
@@ -211,78 +211,78 @@ static void store(const walk *w, char *data, const void *result, int64_t count, 
         tu_unpack(data, stride, converted, tu_dtype_bytes[dtype], count);
 }
 
-static bool all_direct(const walk *w) {
-    const tu_loop *loop = w->loop;
+static bool all_direct(const walk *job) {
+    const tu_loop *loop = job->loop;
     for (int k = 0; k < loop->operands; k++)
-        if (loop->at[k].strides[loop->ndim - 1] != 1 || loop->at[k].dtype != w->compute)
+        if (loop->at[k].strides[loop->ndim - 1] != 1 || loop->at[k].dtype != job->compute)
             return false;
     return true;
 }
 
 /* One stretch of the innermost dimension. */
-static void run_stretch(const walk *w, char *const *data, int64_t count, bool direct, buffers *buffer) {
-    const tu_loop *loop = w->loop;
+static void run_stretch(const walk *job, char *const *data, int64_t count, bool direct, buffers *buffer) {
+    const tu_loop *loop = job->loop;
     const void *in[TU_OPERANDS];
     if (direct) {
         for (int k = 1; k < loop->operands; k++)
             in[k - 1] = data[k];
-        w->kernel(in, data[0], count, w->attributes);
+        job->kernel(in, data[0], count, job->attributes);
         return;
     }
     int last = loop->ndim - 1;
-    bool out_direct = loop->at[0].strides[last] == 1 && loop->at[0].dtype == w->compute;
-    for (int64_t done = 0; done < count; done += w->piece) {
-        int64_t length = count - done < w->piece ? count - done : w->piece;
+    bool out_direct = loop->at[0].strides[last] == 1 && loop->at[0].dtype == job->compute;
+    for (int64_t done = 0; done < count; done += job->piece) {
+        int64_t length = count - done < job->piece ? count - done : job->piece;
         for (int k = 1; k < loop->operands; k++) {
             bool repeated = loop->at[k].strides[last] == 0 && done > 0;
             in[k - 1] =
                 repeated ? buffer->at[k]
-                         : fetch(w, k, data[k] + done * loop->at[k].strides[last] * tu_dtype_bytes[loop->at[k].dtype],
+                         : fetch(job, k, data[k] + done * loop->at[k].strides[last] * tu_dtype_bytes[loop->at[k].dtype],
                                  length, buffer);
         }
         char *out = data[0] + done * loop->at[0].strides[last] * tu_dtype_bytes[loop->at[0].dtype];
-        w->kernel(in, out_direct ? (void *)out : buffer->at[0], length, w->attributes);
+        job->kernel(in, out_direct ? (void *)out : buffer->at[0], length, job->attributes);
         if (!out_direct)
-            store(w, out, buffer->at[0], length, buffer);
+            store(job, out, buffer->at[0], length, buffer);
     }
 }
 
 static void walk_range(void *context, int64_t begin, int64_t end) {
-    const walk *w = context;
-    const tu_loop *loop = w->loop;
+    const walk *job = context;
+    const tu_loop *loop = job->loop;
     int last = loop->ndim - 1;
     int64_t index[TT_MAX_DIMS];
     int64_t rest = begin;
     char *data[TU_OPERANDS];
-    for (int d = last; d >= 0; d--) {
-        index[d] = rest % loop->sizes[d];
-        rest /= loop->sizes[d];
+    for (int dim = last; dim >= 0; dim--) {
+        index[dim] = rest % loop->sizes[dim];
+        rest /= loop->sizes[dim];
     }
     for (int k = 0; k < loop->operands; k++) {
         int64_t offset = 0;
-        for (int d = 0; d <= last; d++)
-            offset +=
-                index[d] * loop->at[k].strides[d]; // cppcheck-suppress uninitvar // the loop above filled all of them
+        for (int dim = 0; dim <= last; dim++)
+            offset += index[dim] *
+                      loop->at[k].strides[dim]; // cppcheck-suppress uninitvar // the loop above filled all of them
         data[k] = loop->at[k].data + offset * tu_dtype_bytes[loop->at[k].dtype];
     }
-    bool direct = all_direct(w);
+    bool direct = all_direct(job);
     buffers buffer;
     while (begin < end) {
         int64_t count = loop->sizes[last] - index[last] < end - begin ? loop->sizes[last] - index[last] : end - begin;
-        run_stretch(w, data, count, direct, &buffer);
+        run_stretch(job, data, count, direct, &buffer);
         begin += count;
         index[last] += count;
         /* Carry to the outer dimensions. */
         int64_t moved = count;
-        for (int d = last;; d--) {
+        for (int dim = last;; dim--) {
             for (int k = 0; k < loop->operands; k++)
-                data[k] += moved * loop->at[k].strides[d] * tu_dtype_bytes[loop->at[k].dtype];
-            if (index[d] < loop->sizes[d] || d == 0)
+                data[k] += moved * loop->at[k].strides[dim] * tu_dtype_bytes[loop->at[k].dtype];
+            if (index[dim] < loop->sizes[dim] || dim == 0)
                 break;
             for (int k = 0; k < loop->operands; k++)
-                data[k] -= index[d] * loop->at[k].strides[d] * tu_dtype_bytes[loop->at[k].dtype];
-            index[d] = 0;
-            index[d - 1]++;
+                data[k] -= index[dim] * loop->at[k].strides[dim] * tu_dtype_bytes[loop->at[k].dtype];
+            index[dim] = 0;
+            index[dim - 1]++;
             moved = 1;
         }
     }
@@ -290,16 +290,16 @@ static void walk_range(void *context, int64_t begin, int64_t end) {
 
 void tu_loop_run(tu_loop *loop, tu_kernel *kernel, tutti_dtype compute, const void *attributes) {
     int64_t total = 1;
-    for (int d = 0; d < loop->ndim; d++)
-        total *= loop->sizes[d];
+    for (int dim = 0; dim < loop->ndim; dim++)
+        total *= loop->sizes[dim];
     if (total == 0)
         return;
     size_t widest = tu_dtype_bytes[compute];
     for (int k = 0; k < loop->operands; k++)
         if (tu_dtype_bytes[loop->at[k].dtype] > widest)
             widest = tu_dtype_bytes[loop->at[k].dtype];
-    walk w = { loop, kernel, compute, attributes, (int64_t)(PIECE_BYTES / widest) };
-    tu_parallel(total, GRAIN, walk_range, &w);
+    walk job = { loop, kernel, compute, attributes, (int64_t)(PIECE_BYTES / widest) };
+    tu_parallel(total, GRAIN, walk_range, &job);
 }
 
 /* ---- copies ---- */

@@ -69,14 +69,14 @@ static tutti_status read_targets(const tu_call *call, const tt_tensor *targets, 
     return TUTTI_OK;
 }
 
-static double sum_losses(const tu_entropy_rows *e, tutti_dtype dtype, int64_t rows) {
+static double sum_losses(const tu_entropy_rows *job, tutti_dtype dtype, int64_t rows) {
     double sum = 0;
     for (int64_t i = 0; i < rows; i++) {
-        if (e->targets[i] == e->ignore)
+        if (job->targets[i] == job->ignore)
             continue;
-        int64_t at = i * e->classes + e->targets[i];
-        sum += dtype == TUTTI_F32 ? (double)(((const float *)e->lse)[i] - ((const float *)e->logits)[at])
-                                  : ((const double *)e->lse)[i] - ((const double *)e->logits)[at];
+        int64_t at = i * job->classes + job->targets[i];
+        sum += dtype == TUTTI_F32 ? (double)(((const float *)job->lse)[i] - ((const float *)job->logits)[at])
+                                  : ((const double *)job->lse)[i] - ((const double *)job->logits)[at];
     }
     return sum;
 }
@@ -118,19 +118,19 @@ tutti_status tu_cross_entropy_backward_cpu(tu_call *call) {
     const tu_cross_entropy_backward_attributes *attributes = call->attributes;
     tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
     int64_t count, rows = call->inputs[0]->sizes[0], classes = call->inputs[0]->sizes[1];
-    double g;
+    double grad;
     tt_tensor *targets;
     tutti_status status = read_targets(call, call->inputs[1], classes, attributes->ignore, &targets, &count);
     if (status != TUTTI_OK)
         return status;
     tt_tensor *logits = tu_stage_in(call->inputs[0], dtype), *lse = tu_stage_in(call->inputs[2], dtype);
     tt_tensor *out = tu_stage_out(call->outputs[0], dtype);
-    status = tutti_convert(tu_pointer(call->inputs[3]), call->inputs[3]->dtype, &g, TUTTI_F64, 1);
+    status = tutti_convert(tu_pointer(call->inputs[3]), call->inputs[3]->dtype, &grad, TUTTI_F64, 1);
     if (logits == NULL || lse == NULL || out == NULL)
         status = TUTTI_ERROR_MEMORY;
     if (status == TUTTI_OK) {
         job each = { { tu_pointer(logits), tu_pointer(targets), tu_pointer(lse), tu_pointer(out), classes,
-                       attributes->ignore, g / (double)count },
+                       attributes->ignore, grad / (double)count },
                      tu_tensor_kernels_get()->entropy_backward[tu_float_index(dtype)] };
         tu_parallel(rows, 8192 / (classes + 1) + 1, run_job, &each);
         tu_stage_done(call->outputs[0], out);

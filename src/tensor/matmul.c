@@ -18,29 +18,29 @@ static tu_matrix matrix_of(const tt_tensor *x) {
 /* ---- matmul of at least two dimensions ---- */
 
 tutti_status tu_matmul_shape(tu_call *call) {
-    const tt_tensor *a = call->inputs[0], *b = call->inputs[1];
+    const tt_tensor *left = call->inputs[0], *right = call->inputs[1];
     tu_shape *result = &call->results[0];
-    if (a->dtype != b->dtype)
+    if (left->dtype != right->dtype)
         return tu_call_error(call, TUTTI_ERROR_TYPE, "expected a and b to have the same dtype, but got %s and %s",
-                             tu_describe(a), tu_describe(b));
-    if (a->dtype == TUTTI_BOOL)
+                             tu_describe(left), tu_describe(right));
+    if (left->dtype == TUTTI_BOOL)
         return tu_call_error(call, TUTTI_ERROR_TYPE, "not defined for bool");
-    if (a->ndim < 2 || b->ndim < 2 || a->sizes[a->ndim - 1] != b->sizes[b->ndim - 2])
+    if (left->ndim < 2 || right->ndim < 2 || left->sizes[left->ndim - 1] != right->sizes[right->ndim - 2])
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
                              "%s and %s cannot be multiplied: the last size of a and the last but one of b differ",
-                             tu_describe(a), tu_describe(b));
-    int ndim = a->ndim > b->ndim ? a->ndim : b->ndim;
-    *result = (tu_shape){ .dtype = a->dtype, .device = call->device, .ndim = ndim };
+                             tu_describe(left), tu_describe(right));
+    int ndim = left->ndim > right->ndim ? left->ndim : right->ndim;
+    *result = (tu_shape){ .dtype = left->dtype, .device = call->device, .ndim = ndim };
     for (int i = 0; i < ndim - 2; i++) {
-        int64_t of_a = i < ndim - a->ndim ? 1 : a->sizes[i - (ndim - a->ndim)],
-                of_b = i < ndim - b->ndim ? 1 : b->sizes[i - (ndim - b->ndim)];
-        if (of_a != of_b && of_a != 1 && of_b != 1)
+        int64_t of_left = i < ndim - left->ndim ? 1 : left->sizes[i - (ndim - left->ndim)],
+                of_right = i < ndim - right->ndim ? 1 : right->sizes[i - (ndim - right->ndim)];
+        if (of_left != of_right && of_left != 1 && of_right != 1)
             return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "the leading dimensions of %s and %s do not broadcast",
-                                 tu_describe(a), tu_describe(b));
-        result->sizes[i] = of_a == 1 ? of_b : of_a;
+                                 tu_describe(left), tu_describe(right));
+        result->sizes[i] = of_left == 1 ? of_right : of_left;
     }
-    result->sizes[ndim - 2] = a->sizes[a->ndim - 2];
-    result->sizes[ndim - 1] = b->sizes[b->ndim - 1];
+    result->sizes[ndim - 2] = left->sizes[left->ndim - 2];
+    result->sizes[ndim - 1] = right->sizes[right->ndim - 1];
     return tu_shape_contiguous("matmul", result);
 }
 
@@ -50,43 +50,44 @@ static int64_t batch_offset(const tt_tensor *x, const tt_tensor *out, int64_t ba
     for (int i = out->ndim - 3; i >= 0; i--) {
         int64_t index = batch % out->sizes[i];
         batch /= out->sizes[i];
-        int d = i - (out->ndim - x->ndim);
-        if (d >= 0 && x->sizes[d] != 1)
-            offset += index * x->strides[d];
+        int dim = i - (out->ndim - x->ndim);
+        if (dim >= 0 && x->sizes[dim] != 1)
+            offset += index * x->strides[dim];
     }
     return offset;
 }
 
-/* Whether all rows of a, batch after batch, are one tall matrix; b has no batch. */
-static bool is_tall(const tt_tensor *a, const tt_tensor *b) {
-    if (b->ndim != 2 || a->strides[a->ndim - 1] != 1)
+/* Whether all rows of `left`, batch after batch, are one tall matrix; `right` has no batch. */
+static bool is_tall(const tt_tensor *left, const tt_tensor *right) {
+    if (right->ndim != 2 || left->strides[left->ndim - 1] != 1)
         return false;
-    int64_t expected = a->strides[a->ndim - 2] * a->sizes[a->ndim - 2];
-    for (int i = a->ndim - 3; i >= 0; i--) {
-        if (a->sizes[i] != 1 && a->strides[i] != expected)
+    int64_t expected = left->strides[left->ndim - 2] * left->sizes[left->ndim - 2];
+    for (int i = left->ndim - 3; i >= 0; i--) {
+        if (left->sizes[i] != 1 && left->strides[i] != expected)
             return false;
-        expected *= a->sizes[i];
+        expected *= left->sizes[i];
     }
     return true;
 }
 
 tutti_status tu_matmul_cpu(tu_call *call) {
-    const tt_tensor *a = call->inputs[0], *b = call->inputs[1];
+    const tt_tensor *left = call->inputs[0], *right = call->inputs[1];
     tt_tensor *out = call->outputs[0];
-    int64_t m = out->sizes[out->ndim - 2], n = out->sizes[out->ndim - 1], k = a->sizes[a->ndim - 1];
+    int64_t rows = out->sizes[out->ndim - 2], columns = out->sizes[out->ndim - 1], depth = left->sizes[left->ndim - 1];
     if (out->numel == 0)
         return TUTTI_OK;
-    tu_matrix of_a = matrix_of(a), of_b = matrix_of(b);
-    if (is_tall(a, b))
-        return tu_gemm(out->dtype, out->numel / n, n, k, of_a, of_b, 0, tu_pointer(out), n);
+    tu_matrix of_left = matrix_of(left), of_right = matrix_of(right);
+    if (is_tall(left, right))
+        return tu_gemm(out->dtype, out->numel / columns, columns, depth, of_left, of_right, 0, tu_pointer(out),
+                       columns);
     size_t size = tu_dtype_bytes[out->dtype];
     tutti_status status = TUTTI_OK;
-    for (int64_t batch = 0; batch < out->numel / (m * n) && status == TUTTI_OK; batch++) {
-        tu_matrix one_a = of_a, one_b = of_b;
-        one_a.data = (const char *)of_a.data + batch_offset(a, out, batch) * (int64_t)size;
-        one_b.data = (const char *)of_b.data + batch_offset(b, out, batch) * (int64_t)size;
-        status =
-            tu_gemm(out->dtype, m, n, k, one_a, one_b, 0, (char *)tu_pointer(out) + (size_t)(batch * m * n) * size, n);
+    for (int64_t batch = 0; batch < out->numel / (rows * columns) && status == TUTTI_OK; batch++) {
+        tu_matrix one_left = of_left, one_right = of_right;
+        one_left.data = (const char *)of_left.data + batch_offset(left, out, batch) * (int64_t)size;
+        one_right.data = (const char *)of_right.data + batch_offset(right, out, batch) * (int64_t)size;
+        status = tu_gemm(out->dtype, rows, columns, depth, one_left, one_right, 0,
+                         (char *)tu_pointer(out) + (size_t)(batch * rows * columns) * size, columns);
     }
     return status;
 }
@@ -103,21 +104,22 @@ static tt_tensor *adjoint(tt_tensor *x) {
     return tu_conjugate(tt_transpose(x, -1, -2));
 }
 
-/* Against a plain matrix b, all of a's leading dimensions are rows, and its gradient is one product. */
+/* Against a plain matrix on the right, all leading dimensions of the left one are rows, and its gradient is one
+ * product. */
 void tu_matmul_gradient(tu_gradient *gradient) {
     tt_tensor *grad = gradient->grads[0];
-    const tu_shape *of_b = tu_input_shape(gradient, 1);
+    const tu_shape *of_right = tu_input_shape(gradient, 1);
     if (gradient->needs[0])
         gradient->results[0] = tt_matmul(grad, adjoint(tu_saved(gradient, TU_INPUT(1))));
     if (!gradient->needs[1])
         return;
-    tt_tensor *a = tu_saved(gradient, TU_INPUT(0));
-    if (of_b->ndim == 2 && a != NULL && a->ndim > 2) {
+    tt_tensor *left = tu_saved(gradient, TU_INPUT(0));
+    if (of_right->ndim == 2 && left != NULL && left->ndim > 2) {
         int64_t rows = rows_of(tu_input_shape(gradient, 0));
-        a = tt_reshape(a, tt_shape(rows, of_b->sizes[0]));
-        grad = tt_reshape(grad, tt_shape(rows, of_b->sizes[1]));
+        left = tt_reshape(left, tt_shape(rows, of_right->sizes[0]));
+        grad = tt_reshape(grad, tt_shape(rows, of_right->sizes[1]));
     }
-    gradient->results[1] = tt_matmul(adjoint(a), grad);
+    gradient->results[1] = tt_matmul(adjoint(left), grad);
 }
 
 tt_tensor *tt_matmul(tt_tensor *a, tt_tensor *b) {
@@ -251,10 +253,10 @@ void tu_linear_gradient(tu_gradient *gradient) {
 /* ---- narrow types ---- */
 
 static tutti_status plain_matrices(const tu_call *call) {
-    const tt_tensor *a = call->inputs[0], *b = call->inputs[1];
-    if (a->ndim != 2 || b->ndim != 2 || a->sizes[1] != b->sizes[0])
-        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s and %s cannot be multiplied", tu_describe(a),
-                             tu_describe(b));
+    const tt_tensor *left = call->inputs[0], *right = call->inputs[1];
+    if (left->ndim != 2 || right->ndim != 2 || left->sizes[1] != right->sizes[0])
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s and %s cannot be multiplied", tu_describe(left),
+                             tu_describe(right));
     return TUTTI_OK;
 }
 
@@ -273,14 +275,15 @@ tutti_status tu_int_matmul_shape(tu_call *call) {
 }
 
 tutti_status tu_int_matmul_cpu(tu_call *call) {
-    const tt_tensor *a = call->inputs[0], *b = call->inputs[1];
+    const tt_tensor *left = call->inputs[0], *right = call->inputs[1];
     tt_tensor *out = call->outputs[0];
-    int64_t m = a->sizes[0], k = a->sizes[1], n = b->sizes[1];
-    tu_matrix of_a = matrix_of(a), of_b = matrix_of(b);
-    return out->numel == 0 ? TUTTI_OK : tu_int8_gemm(m, n, k, of_a, of_b, tu_pointer(out));
+    int64_t rows = left->sizes[0], depth = left->sizes[1], columns = right->sizes[1];
+    tu_matrix of_left = matrix_of(left), of_right = matrix_of(right);
+    return out->numel == 0 ? TUTTI_OK : tu_int8_gemm(rows, columns, depth, of_left, of_right, tu_pointer(out));
 }
 
-/* A scale is one element, or one per row of a (m, 1), or one per column of b (1, n). */
+/* A scale is one element, or one per row of the left matrix (rows, 1), or one per column of the right one (1, columns).
+ */
 static tutti_status check_scale(const tu_call *call, int input, int64_t rows, int64_t columns) {
     const tt_tensor *scale = call->inputs[input];
     if (scale->dtype != TUTTI_F32)
@@ -299,21 +302,21 @@ tutti_status tu_scaled_matmul_shape(tu_call *call) {
     tutti_status status = plain_matrices(call);
     if (status != TUTTI_OK)
         return status;
-    int64_t m = call->inputs[0]->sizes[0], n = call->inputs[1]->sizes[1];
+    int64_t rows = call->inputs[0]->sizes[0], columns = call->inputs[1]->sizes[1];
     if (!tu_is_float(dtype))
         return tu_call_error(call, TUTTI_ERROR_TYPE, "the result's dtype must be a float, not %s",
                              tutti_dtype_name(dtype));
     if (tu_is_complex(call->inputs[0]->dtype) || tu_is_complex(call->inputs[1]->dtype))
         return tu_call_error(call, TUTTI_ERROR_TYPE, "not defined for complex matrices");
-    if ((status = check_scale(call, 2, m, 1)) != TUTTI_OK || (status = check_scale(call, 3, 1, n)) != TUTTI_OK)
+    if ((status = check_scale(call, 2, rows, 1)) != TUTTI_OK || (status = check_scale(call, 3, 1, columns)) != TUTTI_OK)
         return status;
-    if (bias != NULL && (bias->ndim != 1 || bias->sizes[0] != n))
+    if (bias != NULL && (bias->ndim != 1 || bias->sizes[0] != columns))
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "bias is %s and must have %lld entries", tu_describe(bias),
-                             (long long)n);
+                             (long long)columns);
     if (result_scale != NULL && (result_scale->numel != 1 || result_scale->dtype != TUTTI_F32))
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "result_scale is %s and must be one f32",
                              tu_describe(result_scale));
-    call->results[0] = (tu_shape){ .dtype = dtype, .device = call->device, .ndim = 2, .sizes = { m, n } };
+    call->results[0] = (tu_shape){ .dtype = dtype, .device = call->device, .ndim = 2, .sizes = { rows, columns } };
     return tu_shape_contiguous("scaled_matmul", &call->results[0]);
 }
 
@@ -326,13 +329,13 @@ static float *float_copy(const tt_tensor *x) {
     return copy;
 }
 
-static void apply_scales(const tu_call *call, float *row, int64_t i, int64_t n, const float *scale_a,
+static void apply_scales(const tu_call *call, float *row, int64_t i, int64_t columns, const float *scale_a,
                          const float *scale_b, const float *bias) {
     float of_row = scale_a[call->inputs[2]->numel == 1 ? 0 : i], whole = 1;
     const tt_tensor *result_scale = call->inputs[5];
     if (result_scale != NULL)
         whole = *(const float *)tu_pointer(result_scale);
-    for (int64_t j = 0; j < n; j++) {
+    for (int64_t j = 0; j < columns; j++) {
         float value = row[j] * of_row * scale_b[call->inputs[3]->numel == 1 ? 0 : j];
         row[j] = (value + (bias != NULL ? bias[j] : 0)) * whole;
     }
@@ -340,15 +343,15 @@ static void apply_scales(const tu_call *call, float *row, int64_t i, int64_t n, 
 
 tutti_status tu_scaled_matmul_cpu(tu_call *call) {
     enum {
-        A,
-        B,
+        LEFT,
+        RIGHT,
         SCALE_A,
         SCALE_B,
         BIAS,
         COPIES
     };
     tt_tensor *out = call->outputs[0];
-    int64_t m = out->sizes[0], n = out->sizes[1], k = call->inputs[0]->sizes[1];
+    int64_t rows = out->sizes[0], columns = out->sizes[1], depth = call->inputs[0]->sizes[1];
     float *copies[COPIES] = { NULL }, *product = NULL;
     tutti_status status = TUTTI_OK;
     if (out->numel == 0)
@@ -356,20 +359,20 @@ tutti_status tu_scaled_matmul_cpu(tu_call *call) {
     for (int i = 0; i < COPIES && status == TUTTI_OK; i++)
         if (call->inputs[i] != NULL && (copies[i] = float_copy(call->inputs[i])) == NULL)
             status = TUTTI_ERROR_MEMORY;
-    if (status == TUTTI_OK && (product = tu_block_alloc(tu_self(), (size_t)(m * n) * sizeof *product)) == NULL)
-        status = tu_error_memory("a scaled product", (size_t)(m * n) * sizeof *product);
+    if (status == TUTTI_OK && (product = tu_block_alloc(tu_self(), (size_t)(rows * columns) * sizeof *product)) == NULL)
+        status = tu_error_memory("a scaled product", (size_t)(rows * columns) * sizeof *product);
     if (status == TUTTI_OK)
-        status =
-            tu_gemm(TUTTI_F32, m, n, k, (tu_matrix){ copies[A], k, 1 }, (tu_matrix){ copies[B], n, 1 }, 0, product, n);
-    for (int64_t i = 0; i < m && status == TUTTI_OK; i++) {
-        apply_scales(call, product + i * n, i, n, copies[SCALE_A], copies[SCALE_B], copies[BIAS]);
-        status = tutti_convert(product + i * n, TUTTI_F32,
-                               (char *)tu_pointer(out) + (size_t)(i * n) * tu_dtype_bytes[out->dtype], out->dtype,
-                               (size_t)n);
+        status = tu_gemm(TUTTI_F32, rows, columns, depth, (tu_matrix){ copies[LEFT], depth, 1 },
+                         (tu_matrix){ copies[RIGHT], columns, 1 }, 0, product, columns);
+    for (int64_t i = 0; i < rows && status == TUTTI_OK; i++) {
+        apply_scales(call, product + i * columns, i, columns, copies[SCALE_A], copies[SCALE_B], copies[BIAS]);
+        status = tutti_convert(product + i * columns, TUTTI_F32,
+                               (char *)tu_pointer(out) + (size_t)(i * columns) * tu_dtype_bytes[out->dtype], out->dtype,
+                               (size_t)columns);
     }
     for (int i = 0; i < COPIES; i++)
         if (copies[i] != NULL)
             tu_block_free(tu_self(), copies[i], (size_t)call->inputs[i]->numel * sizeof(float));
-    tu_block_free(tu_self(), product, (size_t)(m * n) * sizeof *product);
+    tu_block_free(tu_self(), product, (size_t)(rows * columns) * sizeof *product);
     return status;
 }

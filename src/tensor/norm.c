@@ -80,11 +80,11 @@ tutti_status tu_rms_norm_shape(tu_call *call) {
     return norm_shape(call, call->inputs[1], NULL);
 }
 
-static void set_sizes(tu_norm_rows *r, const tt_tensor *x, int trailing) {
-    r->size = 1;
+static void set_sizes(tu_norm_rows *job, const tt_tensor *x, int trailing) {
+    job->size = 1;
     for (int i = x->ndim - trailing; i < x->ndim; i++)
-        r->size *= x->sizes[i];
-    r->count = r->size == 0 ? 0 : x->numel / r->size;
+        job->size *= x->sizes[i];
+    job->count = job->size == 0 ? 0 : x->numel / job->size;
 }
 
 static tutti_status norm_cpu(tu_call *call, const tt_tensor *weight, const tt_tensor *bias, double epsilon,
@@ -95,17 +95,17 @@ static tutti_status norm_cpu(tu_call *call, const tt_tensor *weight, const tt_te
     bool staged =
         x != NULL && y != NULL && (dense_weight != NULL || weight == NULL) && (dense_bias != NULL || bias == NULL);
     if (staged) {
-        tu_norm_rows r = { .x = tu_pointer(x),
-                           .weight = weight != NULL ? tu_pointer(dense_weight) : NULL,
-                           .bias = bias != NULL ? tu_pointer(dense_bias) : NULL,
-                           .y = tu_pointer(y),
-                           .mean = tu_pointer(call->outputs[1]),
-                           .scale = tu_pointer(call->outputs[2]),
-                           .epsilon = epsilon,
-                           .centred = centred };
-        set_sizes(&r, x, trailing_of(weight, bias));
-        if (r.count > 0)
-            run_kernel(tu_tensor_kernels_get()->norm, &r, dtype, r.count, 16384 / r.size + 1);
+        tu_norm_rows job = { .x = tu_pointer(x),
+                             .weight = weight != NULL ? tu_pointer(dense_weight) : NULL,
+                             .bias = bias != NULL ? tu_pointer(dense_bias) : NULL,
+                             .y = tu_pointer(y),
+                             .mean = tu_pointer(call->outputs[1]),
+                             .scale = tu_pointer(call->outputs[2]),
+                             .epsilon = epsilon,
+                             .centred = centred };
+        set_sizes(&job, x, trailing_of(weight, bias));
+        if (job.count > 0)
+            run_kernel(tu_tensor_kernels_get()->norm, &job, dtype, job.count, 16384 / job.size + 1);
         tu_stage_done(call->outputs[0], y);
         y = NULL;
     }
@@ -152,7 +152,7 @@ tutti_status tu_norm_backward_shape(tu_call *call) {
 tutti_status tu_norm_backward_cpu(tu_call *call) {
     const tu_norm_backward_attributes *attributes = call->attributes;
     enum {
-        G,
+        GRADIENT,
         X,
         MEAN,
         SCALE,
@@ -167,20 +167,20 @@ tutti_status tu_norm_backward_cpu(tu_call *call) {
     for (int i = 0; i < 3; i++)
         staged = (out[i] = tu_stage_out(call->outputs[i], dtype)) != NULL && staged;
     if (staged) {
-        tu_norm_rows r = { .x = tu_pointer(in[X]),
-                           .g = tu_pointer(in[G]),
-                           .weight = in[WEIGHT] != NULL ? tu_pointer(in[WEIGHT]) : NULL,
-                           .mean = tu_pointer(in[MEAN]),
-                           .scale = tu_pointer(in[SCALE]),
-                           .y = tu_pointer(out[0]),
-                           .of_weight = tu_pointer(out[1]),
-                           .of_bias = tu_pointer(out[2]),
-                           .centred = attributes->centred };
-        set_sizes(&r, call->inputs[X], call->inputs[X]->ndim - call->inputs[MEAN]->ndim);
-        if (r.count > 0)
-            run_kernel(tu_tensor_kernels_get()->norm_backward, &r, dtype, r.count, 8192 / r.size + 1);
-        if (r.size > 0)
-            run_kernel(tu_tensor_kernels_get()->norm_columns, &r, dtype, r.size, 16384 / (r.count + 1) + 64);
+        tu_norm_rows job = { .x = tu_pointer(in[X]),
+                             .grad = tu_pointer(in[GRADIENT]),
+                             .weight = in[WEIGHT] != NULL ? tu_pointer(in[WEIGHT]) : NULL,
+                             .mean = tu_pointer(in[MEAN]),
+                             .scale = tu_pointer(in[SCALE]),
+                             .y = tu_pointer(out[0]),
+                             .of_weight = tu_pointer(out[1]),
+                             .of_bias = tu_pointer(out[2]),
+                             .centred = attributes->centred };
+        set_sizes(&job, call->inputs[X], call->inputs[X]->ndim - call->inputs[MEAN]->ndim);
+        if (job.count > 0)
+            run_kernel(tu_tensor_kernels_get()->norm_backward, &job, dtype, job.count, 8192 / job.size + 1);
+        if (job.size > 0)
+            run_kernel(tu_tensor_kernels_get()->norm_columns, &job, dtype, job.size, 16384 / (job.count + 1) + 64);
     }
     for (int i = 0; i < INPUTS; i++)
         tu_tensor_drop(in[i]);

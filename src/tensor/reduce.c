@@ -35,81 +35,82 @@ typedef struct tu_reduction {
         for (int64_t begin = 0; begin < count; begin += TU_FOLD_BLOCK) {                            \
             int64_t end = begin + TU_FOLD_BLOCK < count ? begin + TU_FOLD_BLOCK : count, i = begin; \
             type lanes[16];                                                                         \
-            for (int l = 0; l < 16; l++)                                                            \
-                lanes[l] = first;                                                                   \
+            for (int lane = 0; lane < 16; lane++)                                                   \
+                lanes[lane] = first;                                                                \
             for (; i + 16 <= end; i += 16)                                                          \
-                for (int l = 0; l < 16; l++) {                                                      \
-                    type a = lanes[l], b = x[i + l];                                                \
-                    lanes[l] = fold;                                                                \
+                for (int lane = 0; lane < 16; lane++) {                                             \
+                    type held = lanes[lane], next = x[i + lane];                                    \
+                    lanes[lane] = fold;                                                             \
                 }                                                                                   \
-            type a = first, b;                                                                      \
-            for (int l = 0; l < 16; l++) {                                                          \
-                b = lanes[l];                                                                       \
-                a = fold;                                                                           \
+            type held = first, next;                                                                \
+            for (int lane = 0; lane < 16; lane++) {                                                 \
+                next = lanes[lane];                                                                 \
+                held = fold;                                                                        \
             }                                                                                       \
             for (; i < end; i++) {                                                                  \
-                b = x[i];                                                                           \
-                a = fold;                                                                           \
+                next = x[i];                                                                        \
+                held = fold;                                                                        \
             }                                                                                       \
-            b = a;                                                                                  \
-            a = total;                                                                              \
+            next = held;                                                                            \
+            held = total;                                                                           \
             total = fold;                                                                           \
         }                                                                                           \
         *(type *)to = total;                                                                        \
     }                                                                                               \
     static void name##_column(void *to, const void *from, int64_t count) {                          \
         const type *x = from;                                                                       \
-        type *o = to;                                                                               \
+        type *out = to;                                                                             \
         for (int64_t i = 0; i < count; i++) {                                                       \
-            type a = o[i], b = x[i];                                                                \
-            o[i] = fold;                                                                            \
+            type held = out[i], next = x[i];                                                        \
+            out[i] = fold;                                                                          \
         }                                                                                           \
     }                                                                                               \
     static void name##_start(void *to, int64_t count) {                                             \
         for (int64_t i = 0; i < count; i++)                                                         \
             ((type *)to)[i] = first;                                                                \
     }
-#define R(name) \
+#define FOLDERS(name) \
     { name##_row, name##_column, name##_start }
 
-REDUCER(sum_i64, uint64_t, 0, a + b)
-REDUCER(sum_c128, c128, 0, a + b)
-REDUCER(prod_i64, uint64_t, 1, a *b)
-REDUCER(prod_c128, c128, 1, a *b)
-REDUCER(max_i64, int64_t, INT64_MIN, (a > b ? a : b))
-REDUCER(max_u64, uint64_t, 0, (a > b ? a : b))
-REDUCER(min_i64, int64_t, INT64_MAX, (a < b ? a : b))
-REDUCER(min_u64, uint64_t, UINT64_MAX, (a < b ? a : b))
-REDUCER(any_i64, int64_t, 0, ((a | b) != 0))
-REDUCER(all_i64, int64_t, 1, (a != 0 && b != 0))
+REDUCER(sum_i64, uint64_t, 0, held + next)
+REDUCER(sum_c128, c128, 0, held + next)
+REDUCER(prod_i64, uint64_t, 1, held *next)
+REDUCER(prod_c128, c128, 1, held *next)
+REDUCER(max_i64, int64_t, INT64_MIN, (held > next ? held : next))
+REDUCER(max_u64, uint64_t, 0, (held > next ? held : next))
+REDUCER(min_i64, int64_t, INT64_MAX, (held < next ? held : next))
+REDUCER(min_u64, uint64_t, UINT64_MAX, (held < next ? held : next))
+REDUCER(any_i64, int64_t, 0, ((held | next) != 0))
+REDUCER(all_i64, int64_t, 1, (held != 0 && next != 0))
 
 /* Of the rows that share the rule and the kernel below: what their results are. */
-const struct tu_reduction tu_sum_detail = { TU_FOLD_SUM, R(sum_i64), .c128 = R(sum_c128), .widen = true };
-const struct tu_reduction tu_mean_detail = { TU_FOLD_SUM, .c128 = R(sum_c128), .float_only = true, .mean = true };
-const struct tu_reduction tu_prod_detail = { TU_FOLD_PRODUCT, R(prod_i64), .c128 = R(prod_c128), .widen = true };
-const struct tu_reduction tu_amax_detail = { TU_FOLD_MAXIMUM, R(max_i64), R(max_u64), .no_empty = true };
-const struct tu_reduction tu_amin_detail = { TU_FOLD_MINIMUM, R(min_i64), R(min_u64), .no_empty = true };
-const struct tu_reduction tu_any_detail = { .i64 = R(any_i64), .to_bool = true };
-const struct tu_reduction tu_all_detail = { .i64 = R(all_i64), .to_bool = true };
+const struct tu_reduction tu_sum_detail = { TU_FOLD_SUM, FOLDERS(sum_i64), .c128 = FOLDERS(sum_c128), .widen = true };
+const struct tu_reduction tu_mean_detail = { TU_FOLD_SUM, .c128 = FOLDERS(sum_c128), .float_only = true, .mean = true };
+const struct tu_reduction tu_prod_detail = { TU_FOLD_PRODUCT, FOLDERS(prod_i64), .c128 = FOLDERS(prod_c128),
+                                             .widen = true };
+const struct tu_reduction tu_amax_detail = { TU_FOLD_MAXIMUM, FOLDERS(max_i64), FOLDERS(max_u64), .no_empty = true };
+const struct tu_reduction tu_amin_detail = { TU_FOLD_MINIMUM, FOLDERS(min_i64), FOLDERS(min_u64), .no_empty = true };
+const struct tu_reduction tu_any_detail = { .i64 = FOLDERS(any_i64), .to_bool = true };
+const struct tu_reduction tu_all_detail = { .i64 = FOLDERS(all_i64), .to_bool = true };
 
-static const tu_fold_kernels *reducer_for(const reduction *r, tutti_dtype compute) {
+static const tu_fold_kernels *reducer_for(const reduction *rule, tutti_dtype compute) {
     switch (compute) {
     case TUTTI_F32:
     case TUTTI_F64:
-        return &tu_tensor_kernels_get()->folds[tu_float_index(compute)][r->floats];
+        return &tu_tensor_kernels_get()->folds[tu_float_index(compute)][rule->floats];
     case TUTTI_I64:
-        return &r->i64;
+        return &rule->i64;
     case TUTTI_U64:
-        return r->u64.row != NULL ? &r->u64 : &r->i64;
+        return rule->u64.row != NULL ? &rule->u64 : &rule->i64;
     default:
-        return &r->c128;
+        return &rule->c128;
     }
 }
 
 /* ---- (outer, reduced, inner) ---- */
 
 typedef struct fold {
-    const tu_fold_kernels *r;
+    const tu_fold_kernels *kernels;
     size_t size;
     int64_t outer, reduced, inner;
     const char *from;
@@ -119,77 +120,78 @@ typedef struct fold {
 #define ROWS 64 /* rows of one first-level column sum */
 
 /* One outer index, columns [begin, end): blocks of rows fold into a buffer, the buffers into the result. */
-static void fold_columns(const fold *f, int64_t outer, int64_t begin, int64_t end) {
+static void fold_columns(const fold *job, int64_t outer, int64_t begin, int64_t end) {
     _Alignas(64) char buffer[4096];
-    int64_t room = (int64_t)(sizeof buffer / f->size);
-    const char *from = f->from + (size_t)(outer * f->reduced * f->inner) * f->size;
-    char *to = f->to + (size_t)(outer * f->inner) * f->size;
+    int64_t room = (int64_t)(sizeof buffer / job->size);
+    const char *from = job->from + (size_t)(outer * job->reduced * job->inner) * job->size;
+    char *to = job->to + (size_t)(outer * job->inner) * job->size;
     for (int64_t column = begin; column < end; column += room) {
         int64_t width = end - column < room ? end - column : room;
-        char *target = to + (size_t)column * f->size;
-        f->r->start(target, width);
-        for (int64_t row = 0; row < f->reduced; row += ROWS) {
-            int64_t last = row + ROWS < f->reduced ? row + ROWS : f->reduced;
-            f->r->start(buffer, width);
+        char *target = to + (size_t)column * job->size;
+        job->kernels->start(target, width);
+        for (int64_t row = 0; row < job->reduced; row += ROWS) {
+            int64_t last = row + ROWS < job->reduced ? row + ROWS : job->reduced;
+            job->kernels->start(buffer, width);
             for (int64_t i = row; i < last; i++)
-                f->r->column(buffer, from + (size_t)(i * f->inner + column) * f->size, width);
-            f->r->column(target, buffer, width);
+                job->kernels->column(buffer, from + (size_t)(i * job->inner + column) * job->size, width);
+            job->kernels->column(target, buffer, width);
         }
     }
 }
 
 static void fold_outer(void *context, int64_t begin, int64_t end) {
-    const fold *f = context;
+    const fold *job = context;
     for (int64_t i = begin; i < end; i++) {
-        if (f->inner > 1) {
-            fold_columns(f, i, 0, f->inner);
+        if (job->inner > 1) {
+            fold_columns(job, i, 0, job->inner);
             continue;
         }
-        f->r->start(f->to + (size_t)i * f->size, 1);
-        f->r->row(f->to + (size_t)i * f->size, f->from + (size_t)(i * f->reduced) * f->size, f->reduced);
+        job->kernels->start(job->to + (size_t)i * job->size, 1);
+        job->kernels->row(job->to + (size_t)i * job->size, job->from + (size_t)(i * job->reduced) * job->size,
+                          job->reduced);
     }
 }
 
 static void fold_inner(void *context, int64_t begin, int64_t end) {
-    const fold *f = context;
-    for (int64_t i = 0; i < f->outer; i++)
-        fold_columns(f, i, begin, end);
+    const fold *job = context;
+    for (int64_t i = 0; i < job->outer; i++)
+        fold_columns(job, i, begin, end);
 }
 
 #define PART 65536
 
 /* A single long row: parts of fixed size, then their results. */
 static void fold_parts(void *context, int64_t begin, int64_t end) {
-    const fold *f = context;
+    const fold *job = context;
     for (int64_t part = begin; part < end; part++) {
-        int64_t first = part * PART, count = f->reduced - first < PART ? f->reduced - first : PART;
-        f->r->start(f->to + (size_t)part * f->size, 1);
-        f->r->row(f->to + (size_t)part * f->size, f->from + (size_t)first * f->size, count);
+        int64_t first = part * PART, count = job->reduced - first < PART ? job->reduced - first : PART;
+        job->kernels->start(job->to + (size_t)part * job->size, 1);
+        job->kernels->row(job->to + (size_t)part * job->size, job->from + (size_t)first * job->size, count);
     }
 }
 
-static tutti_status fold_long(const fold *f) {
-    int64_t parts = (f->reduced + PART - 1) / PART;
-    char *partial = tu_block_alloc(tu_self(), (size_t)parts * f->size);
+static tutti_status fold_long(const fold *job) {
+    int64_t parts = (job->reduced + PART - 1) / PART;
+    char *partial = tu_block_alloc(tu_self(), (size_t)parts * job->size);
     if (partial == NULL)
-        return tu_error_memory("a reduction's partial results", (size_t)parts * f->size);
-    fold each = *f;
+        return tu_error_memory("a reduction's partial results", (size_t)parts * job->size);
+    fold each = *job;
     each.to = partial;
     tu_parallel(parts, 1, fold_parts, &each);
-    f->r->start(f->to, 1);
-    f->r->row(f->to, partial, parts);
-    tu_block_free(tu_self(), partial, (size_t)parts * f->size);
+    job->kernels->start(job->to, 1);
+    job->kernels->row(job->to, partial, parts);
+    tu_block_free(tu_self(), partial, (size_t)parts * job->size);
     return TUTTI_OK;
 }
 
-static tutti_status run_fold(const fold *f) {
-    if (f->outer == 1 && f->inner == 1 && f->reduced > 2 * PART)
-        return fold_long(f);
-    int64_t work = f->reduced * f->inner;
-    if (f->outer == 1 && f->inner > 1)
-        tu_parallel(f->inner, 65536 / (f->reduced > 0 ? f->reduced : 1) + 64, fold_inner, (void *)f);
+static tutti_status run_fold(const fold *job) {
+    if (job->outer == 1 && job->inner == 1 && job->reduced > 2 * PART)
+        return fold_long(job);
+    int64_t work = job->reduced * job->inner;
+    if (job->outer == 1 && job->inner > 1)
+        tu_parallel(job->inner, 65536 / (job->reduced > 0 ? job->reduced : 1) + 64, fold_inner, (void *)job);
     else
-        tu_parallel(f->outer, 32768 / (work > 0 ? work : 1) + 1, fold_outer, (void *)f);
+        tu_parallel(job->outer, 32768 / (work > 0 ? work : 1) + 1, fold_outer, (void *)job);
     return TUTTI_OK;
 }
 
@@ -220,20 +222,20 @@ static tutti_status reduced_dims(const tu_call *call, const tt_dims *dims, unsig
 
 tutti_status tu_reduce_shape(tu_call *call) {
     const tu_sum_dims_attributes *attributes = call->attributes; /* of every reduction */
-    const reduction *r = call->entry->detail;
+    const reduction *rule = call->entry->detail;
     const tt_tensor *x = call->inputs[0];
     unsigned mask;
     tutti_status status = reduced_dims(call, &attributes->dims, &mask);
     if (status != TUTTI_OK)
         return status;
-    if (reducer_for(r, r->to_bool ? TUTTI_I64 : tu_compute_dtype(x->dtype))->row == NULL ||
-        (r->float_only && !tu_is_float(x->dtype) && !tu_is_complex(x->dtype)))
+    if (reducer_for(rule, rule->to_bool ? TUTTI_I64 : tu_compute_dtype(x->dtype))->row == NULL ||
+        (rule->float_only && !tu_is_float(x->dtype) && !tu_is_complex(x->dtype)))
         return tu_call_error(call, TUTTI_ERROR_TYPE, "not defined for %s", tu_describe(x));
     tu_shape *result = &call->results[0];
     *result = (tu_shape){ .dtype = x->dtype, .device = call->device };
-    if (r->to_bool)
+    if (rule->to_bool)
         result->dtype = TUTTI_BOOL;
-    else if (r->widen && (tu_is_integer(x->dtype) || x->dtype == TUTTI_BOOL))
+    else if (rule->widen && (tu_is_integer(x->dtype) || x->dtype == TUTTI_BOOL))
         result->dtype = TUTTI_I64;
     int64_t count = 1;
     for (int i = 0; i < x->ndim; i++) {
@@ -244,7 +246,7 @@ tutti_status tu_reduce_shape(tu_call *call) {
         else if (attributes->keep_dims)
             result->sizes[result->ndim++] = 1;
     }
-    if (r->no_empty && count == 0)
+    if (rule->no_empty && count == 0)
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
                              "%s has no elements in the dimensions to reduce, and so no extremum", tu_describe(x));
     return tu_shape_contiguous(call->entry->name, result);
@@ -287,7 +289,7 @@ static tt_tensor *dense_of(const tt_tensor *x, tutti_dtype compute, bool truth) 
 }
 
 /* Folds the last reduced run, again and again, from memory into smaller memory. */
-static tutti_status fold_runs(const tu_fold_kernels *r, size_t size, const char *from, int count, int64_t *sizes,
+static tutti_status fold_runs(const tu_fold_kernels *kernels, size_t size, const char *from, int count, int64_t *sizes,
                               bool *reduced, char *to) {
     char *temporary = NULL;
     size_t temporary_bytes = 0;
@@ -301,23 +303,23 @@ static tutti_status fold_runs(const tu_fold_kernels *r, size_t size, const char 
         int before = at - 1;
         while (before >= 0 && !reduced[before])
             before--;
-        fold f = { r, size, 1, sizes[at], 1, from, to };
+        fold job = { kernels, size, 1, sizes[at], 1, from, to };
         for (int i = 0; i < count; i++)
-            *(i < at ? &f.outer : i > at ? &f.inner : &(int64_t){ 0 }) *= sizes[i];
+            *(i < at ? &job.outer : i > at ? &job.inner : &(int64_t){ 0 }) *= sizes[i];
         if (before >= 0) {
-            size_t bytes = (size_t)(f.outer * f.inner) * size;
-            f.to = tu_block_alloc(tu_self(), bytes);
-            if (f.to == NULL) {
+            size_t bytes = (size_t)(job.outer * job.inner) * size;
+            job.to = tu_block_alloc(tu_self(), bytes);
+            if (job.to == NULL) {
                 status = tu_error_memory("a reduction's partial results", bytes);
                 break;
             }
-            status = run_fold(&f);
+            status = run_fold(&job);
             tu_block_free(tu_self(), temporary, temporary_bytes);
-            temporary = f.to;
+            temporary = job.to;
             temporary_bytes = bytes;
             from = temporary;
         } else {
-            status = run_fold(&f);
+            status = run_fold(&job);
         }
         if (status != TUTTI_OK || before < 0)
             break;
@@ -331,16 +333,16 @@ static tutti_status fold_runs(const tu_fold_kernels *r, size_t size, const char 
 
 tutti_status tu_reduce_cpu(tu_call *call) {
     const tu_sum_dims_attributes *attributes = call->attributes;
-    const reduction *r = call->entry->detail;
+    const reduction *rule = call->entry->detail;
     const tt_tensor *x = call->inputs[0];
     tt_tensor *out = call->outputs[0];
-    tutti_dtype compute = r->to_bool ? TUTTI_I64 : tu_compute_dtype(x->dtype);
-    const tu_fold_kernels *kernels = reducer_for(r, compute);
+    tutti_dtype compute = rule->to_bool ? TUTTI_I64 : tu_compute_dtype(x->dtype);
+    const tu_fold_kernels *kernels = reducer_for(rule, compute);
     unsigned mask;
     tutti_status status = reduced_dims(call, &attributes->dims, &mask);
     if (status != TUTTI_OK || out->numel == 0)
         return status;
-    tt_tensor *dense = dense_of(x, compute, r->to_bool);
+    tt_tensor *dense = dense_of(x, compute, rule->to_bool);
     if (dense == NULL)
         return TUTTI_ERROR_MEMORY;
     size_t size = tu_dtype_bytes[compute], bytes = (size_t)out->numel * size;
@@ -358,7 +360,7 @@ tutti_status tu_reduce_cpu(tu_call *call) {
         status = fold_runs(kernels, size, tu_pointer(dense), count, sizes, reduced, to);
     else
         memcpy(to, tu_pointer(dense), bytes);
-    if (status == TUTTI_OK && r->mean) {
+    if (status == TUTTI_OK && rule->mean) {
         double scale = (double)out->numel / (double)x->numel;
         if (compute == TUTTI_F32)
             for (int64_t i = 0; i < out->numel; i++)
@@ -461,17 +463,18 @@ tutti_status tu_argmax_cpu(tu_call *call) {
     int64_t outer = 1, inner = 1, size = x->sizes[dim], *to = tu_pointer(call->outputs[0]);
     for (int i = 0; i < x->ndim; i++)
         *(i < dim ? &outer : i > dim ? &inner : &(int64_t){ 0 }) *= x->sizes[i];
-    const double *f = tu_pointer(dense);
-    const int64_t *n = tu_pointer(dense);
-    for (int64_t o = 0; o < outer; o++) {
+    const double *floats = tu_pointer(dense);
+    const int64_t *integers = tu_pointer(dense);
+    for (int64_t slice = 0; slice < outer; slice++) {
         for (int64_t i = 0; i < inner; i++) {
-            int64_t best = 0, base = o * size * inner + i;
+            int64_t best = 0, base = slice * size * inner + i;
             for (int64_t k = 1; k < size; k++) {
                 int64_t at = base + k * inner, top = base + best * inner;
-                if (whole ? n[at] > n[top] : f[at] > f[top] || (f[at] != f[at] && f[top] == f[top]))
+                if (whole ? integers[at] > integers[top]
+                          : floats[at] > floats[top] || (floats[at] != floats[at] && floats[top] == floats[top]))
                     best = k;
             }
-            to[o * inner + i] = best;
+            to[slice * inner + i] = best;
         }
     }
     tu_tensor_drop(dense);

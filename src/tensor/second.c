@@ -86,19 +86,19 @@ void tu_attention_gradient_again(tu_gradient *gradient, bool causal, double scal
     tt_tensor *inputs[3];
     for (int i = 0; i < 3; i++)
         inputs[i] = tu_gradient_input(gradient, i);
-    tt_tensor *q = widened(inputs[0]), *k = widened(inputs[1]), *v = widened(inputs[2]);
-    if (q == NULL || k == NULL || v == NULL)
+    tt_tensor *query = widened(inputs[0]), *key = widened(inputs[1]), *value = widened(inputs[2]);
+    if (query == NULL || key == NULL || value == NULL)
         return;
-    int64_t queries = tt_size(q, -2), keys = tt_size(k, -2), depth = tt_size(q, -1);
+    int64_t queries = tt_size(query, -2), keys = tt_size(key, -2), depth = tt_size(query, -1);
     double factor = scale != 0 ? scale : depth > 0 ? 1 / sqrt((double)depth) : 1;
-    tt_tensor *scores = tt_mul_scalar(tt_matmul(q, tt_transpose(k, -2, -1)), factor);
+    tt_tensor *scores = tt_mul_scalar(tt_matmul(query, tt_transpose(key, -2, -1)), factor);
     if (causal) {
         tt_options options = TT_OPTIONS_INIT;
-        options.device = q->device;
+        options.device = query->device;
         tt_tensor *later = tt_triu(tt_ones(tt_shape(queries, keys), TUTTI_F32, &options), 1);
         scores = tt_masked_fill(scores, tt_ne(later, tt_number(0)), -INFINITY);
     }
-    tu_gradient_through(gradient, tt_matmul(tt_softmax(scores, -1), v), 3, inputs);
+    tu_gradient_through(gradient, tt_matmul(tt_softmax(scores, -1), value), 3, inputs);
 }
 
 void tu_cross_entropy_gradient_again(tu_gradient *gradient, int64_t ignore) {

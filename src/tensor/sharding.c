@@ -6,12 +6,12 @@
 
 #include "tensor/operators.h"
 
-static bool same_count(const char *who, size_t a, size_t b) {
+static bool same_count(const char *who, size_t first, size_t second) {
     if (tu_self()->pending != TUTTI_OK)
         return false;
-    if (a != b)
-        tu_fail(TUTTI_ERROR_ARGUMENT, "%s: lists of %zu and %zu tensors", who, a, b);
-    return a == b;
+    if (first != second)
+        tu_fail(TUTTI_ERROR_ARGUMENT, "%s: lists of %zu and %zu tensors", who, first, second);
+    return first == second;
 }
 
 bool tt_foreach_copy_(tt_tensor_list to, tt_tensor_list from) {
@@ -127,11 +127,11 @@ tt_tensor *tt_chunk_cat(tt_tensor_list tensors, int parts, tt_tensor *out) {
     for (size_t i = 0; i < tensors.count; i++) {
         tt_tensor *x = tensors.at[i];
         int64_t rows = (x->sizes[0] + parts - 1) / parts, row = x->sizes[0] > 0 ? x->numel / x->sizes[0] : 0;
-        for (int r = 0; r < parts && row > 0; r++) {
-            int64_t first = r * rows, count = x->sizes[0] - first < rows ? x->sizes[0] - first : rows;
+        for (int part = 0; part < parts && row > 0; part++) {
+            int64_t first = part * rows, count = x->sizes[0] - first < rows ? x->sizes[0] - first : rows;
             if (count <= 0)
                 break;
-            tt_tensor *place = tt_narrow(tt_select(out, 0, r), 0, at, count * row);
+            tt_tensor *place = tt_narrow(tt_select(out, 0, part), 0, at, count * row);
             tt_copy_(place, tt_reshape(tt_narrow(x, 0, first, count), tt_shape(count * row)));
         }
         at += rows * row;
@@ -147,22 +147,22 @@ static tt_tensor *detached(tu_sampler *sampler, tt_dims shape) {
 }
 
 tt_tensor *tu_all_gather_copy_in_sample(tu_sampler *sampler) {
-    tt_tensor *a = detached(sampler, tt_shape(sampler->size, 2)), *b = detached(sampler, tt_shape(3));
+    tt_tensor *first = detached(sampler, tt_shape(sampler->size, 2)), *second = detached(sampler, tt_shape(3));
     tt_tensor *out = tt_zero_(tt_empty_like(detached(sampler, tt_shape(2 * (2 * sampler->size + 3)))));
-    tt_all_gather_copy_in(tt_tensors(a, b), out, 1, 2);
+    tt_all_gather_copy_in(tt_tensors(first, second), out, 1, 2);
     return out;
 }
 
 tt_tensor *tu_split_copy_sample(tu_sampler *sampler) {
     tt_tensor *from = detached(sampler, tt_shape(2, sampler->size + 3));
-    tt_tensor *a = tt_zeros_like(detached(sampler, tt_shape(2, sampler->size)));
-    tt_tensor *b = tt_zeros_like(detached(sampler, tt_shape(2, 3)));
-    tt_split_copy(from, tt_tensors(a, b));
-    return tt_cat(tt_tensors(a, b), 1);
+    tt_tensor *first = tt_zeros_like(detached(sampler, tt_shape(2, sampler->size)));
+    tt_tensor *second = tt_zeros_like(detached(sampler, tt_shape(2, 3)));
+    tt_split_copy(from, tt_tensors(first, second));
+    return tt_cat(tt_tensors(first, second), 1);
 }
 
 tt_tensor *tu_chunk_cat_sample(tu_sampler *sampler) {
-    tt_tensor *a = detached(sampler, tt_shape(3, 2)), *b = detached(sampler, tt_shape(sampler->size));
+    tt_tensor *first = detached(sampler, tt_shape(3, 2)), *second = detached(sampler, tt_shape(sampler->size));
     tt_tensor *out = tt_empty_like(detached(sampler, tt_shape(2, 2 * 2 + (sampler->size + 1) / 2)));
-    return tt_chunk_cat(tt_tensors(a, b), 2, out);
+    return tt_chunk_cat(tt_tensors(first, second), 2, out);
 }

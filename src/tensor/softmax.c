@@ -16,10 +16,10 @@ typedef struct rows {
 } rows;
 
 static void run_rows(void *context, int64_t begin, int64_t end) {
-    const rows *r = context;
-    size_t offset = (size_t)(begin * r->size) * r->element;
-    const void *in[2] = { r->in[0] + offset, r->in[1] != NULL ? r->in[1] + offset : NULL };
-    r->kernel(in, r->out + offset, end - begin, r->size);
+    const rows *job = context;
+    size_t offset = (size_t)(begin * job->size) * job->element;
+    const void *in[2] = { job->in[0] + offset, job->in[1] != NULL ? job->in[1] + offset : NULL };
+    job->kernel(in, job->out + offset, end - begin, job->size);
 }
 
 /* Where the table of kernels has an operator's pair. */
@@ -52,12 +52,12 @@ tutti_status tu_rows_cpu(tu_call *call) {
     if ((result = tu_stage_out(out, dtype)) == NULL)
         goto drop;
     int64_t size = out->ndim == 0 ? 1 : out->sizes[out->ndim - 1];
-    rows r = { kernels[tu_float_index(dtype)],
-               { tu_pointer(staged[0]), staged[1] != NULL ? tu_pointer(staged[1]) : NULL },
-               tu_pointer(result),
-               size,
-               tu_dtype_bytes[dtype] };
-    tu_parallel(out->numel / size, 8192 / size + 1, run_rows, &r);
+    rows job = { kernels[tu_float_index(dtype)],
+                 { tu_pointer(staged[0]), staged[1] != NULL ? tu_pointer(staged[1]) : NULL },
+                 tu_pointer(result),
+                 size,
+                 tu_dtype_bytes[dtype] };
+    tu_parallel(out->numel / size, 8192 / size + 1, run_rows, &job);
     tu_stage_done(out, result);
     status = TUTTI_OK;
 drop:

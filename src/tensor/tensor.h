@@ -118,7 +118,7 @@ int64_t tu_shape_numel(const tu_shape *shape);
 int tu_stride_order(int dim_count, const int64_t *sizes, const int64_t *strides, int *order);
 /* Whether the elements fill a block without gaps or overlap, in any order of dimensions. */
 bool tu_is_dense(const tt_tensor *x);
-bool tu_same_sizes(const tt_tensor *a, const tt_tensor *b);
+bool tu_same_sizes(const tt_tensor *first, const tt_tensor *second);
 /* Bytes that the storage must have for x to be read. */
 size_t tu_tensor_need(const tt_tensor *x);
 /* "f32 [2, 3]", with the name where there is one. In a buffer of the thread; four may be in use at once. */

@@ -122,12 +122,12 @@ tt_tensor *tt_flatten(tt_tensor *x, int first, int last) {
         return NULL;
     }
     tt_dims shape = { .count = x->ndim - (to - from) };
-    for (int i = 0, d = 0; d < x->ndim; d++) {
-        if (d > from && d <= to) {
-            shape.at[i - 1] *= x->sizes[d];
+    for (int i = 0, dim = 0; dim < x->ndim; dim++) {
+        if (dim > from && dim <= to) {
+            shape.at[i - 1] *= x->sizes[dim];
             continue;
         }
-        shape.at[i++] = x->sizes[d];
+        shape.at[i++] = x->sizes[dim];
     }
     return tt_reshape(x, shape);
 }
@@ -168,16 +168,16 @@ tutti_status tu_transpose_shape(tu_call *call) {
     const tu_transpose_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0];
     tu_shape *result = same(call);
-    int a, b;
-    tutti_status status = dim_of(call, attributes->a, &a);
+    int first, second;
+    tutti_status status = dim_of(call, attributes->a, &first);
     if (status == TUTTI_OK)
-        status = dim_of(call, attributes->b, &b);
+        status = dim_of(call, attributes->b, &second);
     if (status != TUTTI_OK || x->ndim == 0)
         return status;
-    result->sizes[a] = x->sizes[b];
-    result->sizes[b] = x->sizes[a];
-    result->strides[a] = x->strides[b];
-    result->strides[b] = x->strides[a];
+    result->sizes[first] = x->sizes[second];
+    result->sizes[second] = x->sizes[first];
+    result->strides[first] = x->strides[second];
+    result->strides[second] = x->strides[first];
     return TUTTI_OK;
 }
 tt_tensor *tt_t(tt_tensor *x) {

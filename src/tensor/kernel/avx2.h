@@ -37,30 +37,30 @@ TU_LANE void tu_store_part_f64(double *to, vec_f64 x, int64_t count) {
     _mm256_maskstore_pd(to, tu_part_f64(count), (__m256d)x);
 }
 
-#define TU_AVX2_FUNCTIONS(suffix, type, letters)                                           \
-    TU_LANE vec_##suffix tu_fma_##suffix(vec_##suffix a, vec_##suffix b, vec_##suffix c) { \
-        return (vec_##suffix)_mm256_fmadd_##letters((type)a, (type)b, (type)c);            \
-    }                                                                                      \
-    TU_LANE vec_##suffix tu_sqrt_##suffix(vec_##suffix x) {                                \
-        return (vec_##suffix)_mm256_sqrt_##letters((type)x);                               \
-    }                                                                                      \
-    TU_LANE vec_##suffix tu_floor_##suffix(vec_##suffix x) {                               \
-        return (vec_##suffix)_mm256_floor_##letters((type)x);                              \
-    }                                                                                      \
-    TU_LANE vec_##suffix tu_ceil_##suffix(vec_##suffix x) {                                \
-        return (vec_##suffix)_mm256_ceil_##letters((type)x);                               \
-    }                                                                                      \
-    TU_LANE vec_##suffix tu_round_##suffix(vec_##suffix x) {                               \
-        return (vec_##suffix)_mm256_round_##letters((type)x, _MM_FROUND_TO_NEAREST_INT);   \
-    }                                                                                      \
-    TU_LANE vec_##suffix tu_trunc_##suffix(vec_##suffix x) {                               \
-        return (vec_##suffix)_mm256_round_##letters((type)x, _MM_FROUND_TO_ZERO);          \
-    }                                                                                      \
-    TU_LANE vec_##suffix tu_lesser_##suffix(vec_##suffix a, vec_##suffix b) {              \
-        return (vec_##suffix)_mm256_min_##letters((type)a, (type)b);                       \
-    }                                                                                      \
-    TU_LANE vec_##suffix tu_greater_##suffix(vec_##suffix a, vec_##suffix b) {             \
-        return (vec_##suffix)_mm256_max_##letters((type)a, (type)b);                       \
+#define TU_AVX2_FUNCTIONS(suffix, type, letters)                                                       \
+    TU_LANE vec_##suffix tu_fma_##suffix(vec_##suffix left, vec_##suffix right, vec_##suffix addend) { \
+        return (vec_##suffix)_mm256_fmadd_##letters((type)left, (type)right, (type)addend);            \
+    }                                                                                                  \
+    TU_LANE vec_##suffix tu_sqrt_##suffix(vec_##suffix x) {                                            \
+        return (vec_##suffix)_mm256_sqrt_##letters((type)x);                                           \
+    }                                                                                                  \
+    TU_LANE vec_##suffix tu_floor_##suffix(vec_##suffix x) {                                           \
+        return (vec_##suffix)_mm256_floor_##letters((type)x);                                          \
+    }                                                                                                  \
+    TU_LANE vec_##suffix tu_ceil_##suffix(vec_##suffix x) {                                            \
+        return (vec_##suffix)_mm256_ceil_##letters((type)x);                                           \
+    }                                                                                                  \
+    TU_LANE vec_##suffix tu_round_##suffix(vec_##suffix x) {                                           \
+        return (vec_##suffix)_mm256_round_##letters((type)x, _MM_FROUND_TO_NEAREST_INT);               \
+    }                                                                                                  \
+    TU_LANE vec_##suffix tu_trunc_##suffix(vec_##suffix x) {                                           \
+        return (vec_##suffix)_mm256_round_##letters((type)x, _MM_FROUND_TO_ZERO);                      \
+    }                                                                                                  \
+    TU_LANE vec_##suffix tu_lesser_##suffix(vec_##suffix left, vec_##suffix right) {                   \
+        return (vec_##suffix)_mm256_min_##letters((type)left, (type)right);                            \
+    }                                                                                                  \
+    TU_LANE vec_##suffix tu_greater_##suffix(vec_##suffix left, vec_##suffix right) {                  \
+        return (vec_##suffix)_mm256_max_##letters((type)left, (type)right);                            \
     }
 TU_AVX2_FUNCTIONS(f32, __m256, ps)
 TU_AVX2_FUNCTIONS(f64, __m256d, pd)
@@ -76,33 +76,33 @@ TU_LANE vec_f32 tu_narrow(const vec_f64 *half) {
 
 /* All lanes of a register in one number, halves first: lane l with lane l + n/2, and so on. */
 TU_LANE float tu_fold_add_f32(vec_f32 x) {
-    __m256 a = (__m256)x;
-    __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-    b = _mm_add_ps(b, _mm_movehl_ps(b, b));
-    return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+    __m256 whole = (__m256)x;
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128(whole), _mm256_extractf128_ps(whole, 1));
+    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
 }
 TU_LANE float tu_fold_greater_f32(vec_f32 x) {
-    __m256 a = (__m256)x;
-    __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-    b = _mm_max_ps(b, _mm_movehl_ps(b, b));
-    return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+    __m256 whole = (__m256)x;
+    __m128 half = _mm_max_ps(_mm256_castps256_ps128(whole), _mm256_extractf128_ps(whole, 1));
+    half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
 }
 TU_LANE double tu_fold_add_f64(vec_f64 x) {
-    __m256d a = (__m256d)x;
-    __m128d b = _mm_add_pd(_mm256_castpd256_pd128(a), _mm256_extractf128_pd(a, 1));
-    return _mm_cvtsd_f64(_mm_add_sd(b, _mm_unpackhi_pd(b, b)));
+    __m256d whole = (__m256d)x;
+    __m128d half = _mm_add_pd(_mm256_castpd256_pd128(whole), _mm256_extractf128_pd(whole, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(half, _mm_unpackhi_pd(half, half)));
 }
 TU_LANE double tu_fold_greater_f64(vec_f64 x) {
-    __m256d a = (__m256d)x;
-    __m128d b = _mm_max_pd(_mm256_castpd256_pd128(a), _mm256_extractf128_pd(a, 1));
-    return _mm_cvtsd_f64(_mm_max_sd(b, _mm_unpackhi_pd(b, b)));
+    __m256d whole = (__m256d)x;
+    __m128d half = _mm_max_pd(_mm256_castpd256_pd128(whole), _mm256_extractf128_pd(whole, 1));
+    return _mm_cvtsd_f64(_mm_max_sd(half, _mm_unpackhi_pd(half, half)));
 }
 
 #define TU_SCALE_BY_PARTS 1
 
 /* In each 32-bit lane the sum of the products of its 16-bit halves: exact for halves that were i8. */
-TU_LANE vec_i32 tu_dot_halves(vec_i32 a, vec_i32 b) {
-    return (vec_i32)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+TU_LANE vec_i32 tu_dot_halves(vec_i32 left, vec_i32 right) {
+    return (vec_i32)_mm256_madd_epi16((__m256i)left, (__m256i)right);
 }
 
 /* Rows of a tile of a matrix product: as many as the registers hold, two each. */

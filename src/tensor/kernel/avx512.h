@@ -31,34 +31,34 @@ TU_LANE void tu_store_part_f64(double *to, vec_f64 x, int64_t count) {
     _mm512_mask_storeu_pd(to, (__mmask8)((1u << count) - 1), (__m512d)x);
 }
 
-#define TU_AVX512_FUNCTIONS(suffix, type, letters)                                            \
-    TU_LANE vec_##suffix tu_fma_##suffix(vec_##suffix a, vec_##suffix b, vec_##suffix c) {    \
-        return (vec_##suffix)_mm512_fmadd_##letters((type)a, (type)b, (type)c);               \
-    }                                                                                         \
-    TU_LANE vec_##suffix tu_sqrt_##suffix(vec_##suffix x) {                                   \
-        return (vec_##suffix)_mm512_sqrt_##letters((type)x);                                  \
-    }                                                                                         \
-    TU_LANE vec_##suffix tu_floor_##suffix(vec_##suffix x) {                                  \
-        return (vec_##suffix)_mm512_roundscale_##letters((type)x, _MM_FROUND_TO_NEG_INF);     \
-    }                                                                                         \
-    TU_LANE vec_##suffix tu_ceil_##suffix(vec_##suffix x) {                                   \
-        return (vec_##suffix)_mm512_roundscale_##letters((type)x, _MM_FROUND_TO_POS_INF);     \
-    }                                                                                         \
-    TU_LANE vec_##suffix tu_round_##suffix(vec_##suffix x) {                                  \
-        return (vec_##suffix)_mm512_roundscale_##letters((type)x, _MM_FROUND_TO_NEAREST_INT); \
-    }                                                                                         \
-    TU_LANE vec_##suffix tu_trunc_##suffix(vec_##suffix x) {                                  \
-        return (vec_##suffix)_mm512_roundscale_##letters((type)x, _MM_FROUND_TO_ZERO);        \
-    }                                                                                         \
-    TU_LANE vec_##suffix tu_lesser_##suffix(vec_##suffix a, vec_##suffix b) {                 \
-        return (vec_##suffix)_mm512_min_##letters((type)a, (type)b);                          \
-    }                                                                                         \
-    TU_LANE vec_##suffix tu_greater_##suffix(vec_##suffix a, vec_##suffix b) {                \
-        return (vec_##suffix)_mm512_max_##letters((type)a, (type)b);                          \
-    }                                                                                         \
-    /* x * 2^n, rounded once: what other levels do in two steps */                            \
-    TU_LANE vec_##suffix tu_scale_##suffix(vec_##suffix x, vec_##suffix n) {                  \
-        return (vec_##suffix)_mm512_scalef_##letters((type)x, (type)n);                       \
+#define TU_AVX512_FUNCTIONS(suffix, type, letters)                                                     \
+    TU_LANE vec_##suffix tu_fma_##suffix(vec_##suffix left, vec_##suffix right, vec_##suffix addend) { \
+        return (vec_##suffix)_mm512_fmadd_##letters((type)left, (type)right, (type)addend);            \
+    }                                                                                                  \
+    TU_LANE vec_##suffix tu_sqrt_##suffix(vec_##suffix x) {                                            \
+        return (vec_##suffix)_mm512_sqrt_##letters((type)x);                                           \
+    }                                                                                                  \
+    TU_LANE vec_##suffix tu_floor_##suffix(vec_##suffix x) {                                           \
+        return (vec_##suffix)_mm512_roundscale_##letters((type)x, _MM_FROUND_TO_NEG_INF);              \
+    }                                                                                                  \
+    TU_LANE vec_##suffix tu_ceil_##suffix(vec_##suffix x) {                                            \
+        return (vec_##suffix)_mm512_roundscale_##letters((type)x, _MM_FROUND_TO_POS_INF);              \
+    }                                                                                                  \
+    TU_LANE vec_##suffix tu_round_##suffix(vec_##suffix x) {                                           \
+        return (vec_##suffix)_mm512_roundscale_##letters((type)x, _MM_FROUND_TO_NEAREST_INT);          \
+    }                                                                                                  \
+    TU_LANE vec_##suffix tu_trunc_##suffix(vec_##suffix x) {                                           \
+        return (vec_##suffix)_mm512_roundscale_##letters((type)x, _MM_FROUND_TO_ZERO);                 \
+    }                                                                                                  \
+    TU_LANE vec_##suffix tu_lesser_##suffix(vec_##suffix left, vec_##suffix right) {                   \
+        return (vec_##suffix)_mm512_min_##letters((type)left, (type)right);                            \
+    }                                                                                                  \
+    TU_LANE vec_##suffix tu_greater_##suffix(vec_##suffix left, vec_##suffix right) {                  \
+        return (vec_##suffix)_mm512_max_##letters((type)left, (type)right);                            \
+    }                                                                                                  \
+    /* x * 2^n, rounded once: what other levels do in two steps */                                     \
+    TU_LANE vec_##suffix tu_scale_##suffix(vec_##suffix x, vec_##suffix n) {                           \
+        return (vec_##suffix)_mm512_scalef_##letters((type)x, (type)n);                                \
     }
 TU_AVX512_FUNCTIONS(f32, __m512, ps)
 TU_AVX512_FUNCTIONS(f64, __m512d, pd)
@@ -75,31 +75,31 @@ TU_LANE vec_f32 tu_narrow(const vec_f64 *half) {
 
 /* All lanes of a register in one number, halves first: lane l with lane l + n/2, and so on. */
 TU_LANE float tu_fold_add_f32(vec_f32 x) {
-    __m256 a = _mm256_add_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1));
-    __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-    b = _mm_add_ps(b, _mm_movehl_ps(b, b));
-    return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1));
+    __m128 quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    quarter = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
+    return _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)));
 }
 TU_LANE float tu_fold_greater_f32(vec_f32 x) {
-    __m256 a = _mm256_max_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1));
-    __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-    b = _mm_max_ps(b, _mm_movehl_ps(b, b));
-    return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+    __m256 half = _mm256_max_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1));
+    __m128 quarter = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    quarter = _mm_max_ps(quarter, _mm_movehl_ps(quarter, quarter));
+    return _mm_cvtss_f32(_mm_max_ss(quarter, _mm_movehdup_ps(quarter)));
 }
 TU_LANE double tu_fold_add_f64(vec_f64 x) {
-    __m256d a = _mm256_add_pd(_mm512_castpd512_pd256((__m512d)x), _mm512_extractf64x4_pd((__m512d)x, 1));
-    __m128d b = _mm_add_pd(_mm256_castpd256_pd128(a), _mm256_extractf128_pd(a, 1));
-    return _mm_cvtsd_f64(_mm_add_sd(b, _mm_unpackhi_pd(b, b)));
+    __m256d half = _mm256_add_pd(_mm512_castpd512_pd256((__m512d)x), _mm512_extractf64x4_pd((__m512d)x, 1));
+    __m128d quarter = _mm_add_pd(_mm256_castpd256_pd128(half), _mm256_extractf128_pd(half, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(quarter, _mm_unpackhi_pd(quarter, quarter)));
 }
 TU_LANE double tu_fold_greater_f64(vec_f64 x) {
-    __m256d a = _mm256_max_pd(_mm512_castpd512_pd256((__m512d)x), _mm512_extractf64x4_pd((__m512d)x, 1));
-    __m128d b = _mm_max_pd(_mm256_castpd256_pd128(a), _mm256_extractf128_pd(a, 1));
-    return _mm_cvtsd_f64(_mm_max_sd(b, _mm_unpackhi_pd(b, b)));
+    __m256d half = _mm256_max_pd(_mm512_castpd512_pd256((__m512d)x), _mm512_extractf64x4_pd((__m512d)x, 1));
+    __m128d quarter = _mm_max_pd(_mm256_castpd256_pd128(half), _mm256_extractf128_pd(half, 1));
+    return _mm_cvtsd_f64(_mm_max_sd(quarter, _mm_unpackhi_pd(quarter, quarter)));
 }
 
 /* In each 32-bit lane the sum of the products of its 16-bit halves: exact for halves that were i8. */
-TU_LANE vec_i32 tu_dot_halves(vec_i32 a, vec_i32 b) {
-    return (vec_i32)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+TU_LANE vec_i32 tu_dot_halves(vec_i32 left, vec_i32 right) {
+    return (vec_i32)_mm512_madd_epi16((__m512i)left, (__m512i)right);
 }
 
 /* Rows of a tile of a matrix product: as many as the registers hold, two each. */

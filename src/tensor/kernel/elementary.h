@@ -61,171 +61,175 @@ TU_EXTREMES(f64)
 #define TU_MAGIC32 12582912.0f
 #define TU_MAGIC64 6755399441055744.0
 
-/* 2^n for a whole n from -126 to 127 (-1022 to 1023) */
-TU_LANE vec_f32 tu_power_of_two_f32(vec_f32 n) {
-    return tu_float_f32(tu_left_f32(tu_bits_f32(n + TU_K32(TU_MAGIC32 + 127)), 23));
+/* 2^exponent for a whole exponent from -126 to 127 (-1022 to 1023) */
+TU_LANE vec_f32 tu_power_of_two_f32(vec_f32 exponent) {
+    return tu_float_f32(tu_left_f32(tu_bits_f32(exponent + TU_K32(TU_MAGIC32 + 127)), 23));
 }
-TU_LANE vec_f64 tu_power_of_two_f64(vec_f64 n) {
-    return tu_float_f64(tu_left_f64(tu_bits_f64(n + TU_K64(TU_MAGIC64 + 1023)), 52));
+TU_LANE vec_f64 tu_power_of_two_f64(vec_f64 exponent) {
+    return tu_float_f64(tu_left_f64(tu_bits_f64(exponent + TU_K64(TU_MAGIC64 + 1023)), 52));
 }
 
 #ifdef TU_SCALE_BY_PARTS
-/* x 2^n for x between 1/2 and 2: the first factor is exact, the second rounds once, to a denormal or infinity too. */
-TU_LANE vec_f32 tu_scale_f32(vec_f32 x, vec_f32 n) {
-    vec_f32 half = tu_fma_f32(n, TU_K32(0.5f), TU_K32(TU_MAGIC32)) - TU_K32(TU_MAGIC32);
-    return x * tu_power_of_two_f32(half) * tu_power_of_two_f32(n - half);
+/* x 2^exponent for x between 1/2 and 2: the first factor is exact, the second rounds once, to a denormal or infinity
+ * too. */
+TU_LANE vec_f32 tu_scale_f32(vec_f32 x, vec_f32 exponent) {
+    vec_f32 half = tu_fma_f32(exponent, TU_K32(0.5f), TU_K32(TU_MAGIC32)) - TU_K32(TU_MAGIC32);
+    return x * tu_power_of_two_f32(half) * tu_power_of_two_f32(exponent - half);
 }
-TU_LANE vec_f64 tu_scale_f64(vec_f64 x, vec_f64 n) {
-    vec_f64 half = tu_fma_f64(n, TU_K64(0.5), TU_K64(TU_MAGIC64)) - TU_K64(TU_MAGIC64);
-    return x * tu_power_of_two_f64(half) * tu_power_of_two_f64(n - half);
+TU_LANE vec_f64 tu_scale_f64(vec_f64 x, vec_f64 exponent) {
+    vec_f64 half = tu_fma_f64(exponent, TU_K64(0.5), TU_K64(TU_MAGIC64)) - TU_K64(TU_MAGIC64);
+    return x * tu_power_of_two_f64(half) * tu_power_of_two_f64(exponent - half);
 }
 #endif
 
 /* ---- exp, expm1 ---- */
 
-/* x = n ln 2 + r with |r| <= ln 2 / 2; returns e^r - 1 - r, which is r^2 (1/2 + r/6 + …), and sets n and r. */
-TU_LANE vec_f32 tu_exp_parts_f32(vec_f32 x, vec_f32 *n, vec_f32 *r) {
+/* x = n ln 2 + r with |r| <= ln 2 / 2; returns e^r - 1 - r, which is r^2 (1/2 + r/6 + …), and sets the exponent n and
+ * the remainder r. */
+TU_LANE vec_f32 tu_exp_parts_f32(vec_f32 x, vec_f32 *exponent, vec_f32 *remainder) {
     vec_f32 whole = tu_fma_f32(x, TU_K32(0x1.715476p+0f), TU_K32(TU_MAGIC32)) - TU_K32(TU_MAGIC32);
     vec_f32 rest = tu_fma_f32(whole, TU_K32(-0x1.62e43p-1f), x);
     rest = tu_fma_f32(whole, TU_K32(0x1.05c61p-29f), rest);
-    vec_f32 p = tu_fma_f32(rest, TU_K32(0x1.6da0cp-10f), TU_K32(0x1.122d8ep-7f));
-    p = tu_fma_f32(p, rest, TU_K32(0x1.55547ep-5f));
-    p = tu_fma_f32(p, rest, TU_K32(0x1.5554a8p-3f));
-    p = tu_fma_f32(p, rest, TU_K32(0.5f));
-    *n = whole;
-    *r = rest;
-    return p * (rest * rest);
+    vec_f32 fit = tu_fma_f32(rest, TU_K32(0x1.6da0cp-10f), TU_K32(0x1.122d8ep-7f));
+    fit = tu_fma_f32(fit, rest, TU_K32(0x1.55547ep-5f));
+    fit = tu_fma_f32(fit, rest, TU_K32(0x1.5554a8p-3f));
+    fit = tu_fma_f32(fit, rest, TU_K32(0.5f));
+    *exponent = whole;
+    *remainder = rest;
+    return fit * (rest * rest);
 }
-TU_LANE vec_f64 tu_exp_parts_f64(vec_f64 x, vec_f64 *n, vec_f64 *r) {
+TU_LANE vec_f64 tu_exp_parts_f64(vec_f64 x, vec_f64 *exponent, vec_f64 *remainder) {
     vec_f64 whole = tu_fma_f64(x, TU_K64(0x1.71547652b82fep+0), TU_K64(TU_MAGIC64)) - TU_K64(TU_MAGIC64);
     vec_f64 rest = tu_fma_f64(whole, TU_K64(-0x1.62e42fefa39efp-1), x);
     rest = tu_fma_f64(whole, TU_K64(-0x1.abc9e3b39803fp-56), rest);
-    vec_f64 p = tu_fma_f64(rest, TU_K64(0x1.1f98c0a3023cap-29), TU_K64(0x1.af63bc088d0a1p-26));
-    p = tu_fma_f64(p, rest, TU_K64(0x1.27e4c374028acp-22));
-    p = tu_fma_f64(p, rest, TU_K64(0x1.71ddf5abe3caep-19));
-    p = tu_fma_f64(p, rest, TU_K64(0x1.a01a01b1ba890p-16));
-    p = tu_fma_f64(p, rest, TU_K64(0x1.a01a01b0db871p-13));
-    p = tu_fma_f64(p, rest, TU_K64(0x1.6c16c16c14110p-10));
-    p = tu_fma_f64(p, rest, TU_K64(0x1.111111110f484p-7));
-    p = tu_fma_f64(p, rest, TU_K64(0x1.555555555555bp-5));
-    p = tu_fma_f64(p, rest, TU_K64(0x1.5555555555559p-3));
-    p = tu_fma_f64(p, rest, TU_K64(0.5));
-    *n = whole;
-    *r = rest;
-    return p * (rest * rest);
+    vec_f64 fit = tu_fma_f64(rest, TU_K64(0x1.1f98c0a3023cap-29), TU_K64(0x1.af63bc088d0a1p-26));
+    fit = tu_fma_f64(fit, rest, TU_K64(0x1.27e4c374028acp-22));
+    fit = tu_fma_f64(fit, rest, TU_K64(0x1.71ddf5abe3caep-19));
+    fit = tu_fma_f64(fit, rest, TU_K64(0x1.a01a01b1ba890p-16));
+    fit = tu_fma_f64(fit, rest, TU_K64(0x1.a01a01b0db871p-13));
+    fit = tu_fma_f64(fit, rest, TU_K64(0x1.6c16c16c14110p-10));
+    fit = tu_fma_f64(fit, rest, TU_K64(0x1.111111110f484p-7));
+    fit = tu_fma_f64(fit, rest, TU_K64(0x1.555555555555bp-5));
+    fit = tu_fma_f64(fit, rest, TU_K64(0x1.5555555555559p-3));
+    fit = tu_fma_f64(fit, rest, TU_K64(0.5));
+    *exponent = whole;
+    *remainder = rest;
+    return fit * (rest * rest);
 }
 
 /* Beyond the limits the results are 0 and infinity; the order of the arguments lets a NaN through. */
 TU_LANE vec_f32 tu_exp_f32(vec_f32 x) {
-    vec_f32 n, r, limited = tu_greater_f32(TU_K32(-104.0f), tu_lesser_f32(TU_K32(89.0f), x));
-    vec_f32 more = tu_exp_parts_f32(limited, &n, &r);
-    return tu_scale_f32(TU_K32(1.0f) + (r + more), n);
+    vec_f32 exponent, remainder, limited = tu_greater_f32(TU_K32(-104.0f), tu_lesser_f32(TU_K32(89.0f), x));
+    vec_f32 more = tu_exp_parts_f32(limited, &exponent, &remainder);
+    return tu_scale_f32(TU_K32(1.0f) + (remainder + more), exponent);
 }
 TU_LANE vec_f64 tu_exp_f64(vec_f64 x) {
-    vec_f64 n, r, limited = tu_greater_f64(TU_K64(-746.0), tu_lesser_f64(TU_K64(710.0), x));
-    vec_f64 more = tu_exp_parts_f64(limited, &n, &r);
-    return tu_scale_f64(TU_K64(1.0) + (r + more), n);
+    vec_f64 exponent, remainder, limited = tu_greater_f64(TU_K64(-746.0), tu_lesser_f64(TU_K64(710.0), x));
+    vec_f64 more = tu_exp_parts_f64(limited, &exponent, &remainder);
+    return tu_scale_f64(TU_K64(1.0) + (remainder + more), exponent);
 }
 
-/* 2^n (e^r - 1) + (2^n - 1), halved so that the largest 2^n fits; below the lower limit it rounds to -1. */
+/* With exponent n and remainder r: 2^n (e^r - 1) + (2^n - 1), halved so that the largest 2^n fits; below the lower
+ * limit it rounds to -1. */
 TU_LANE vec_f32 tu_expm1_f32(vec_f32 x) {
-    vec_f32 n, r, limited = tu_greater_f32(TU_K32(-18.0f), tu_lesser_f32(TU_K32(89.0f), x));
-    vec_f32 more = tu_exp_parts_f32(limited, &n, &r);
-    vec_f32 power = tu_power_of_two_f32(n - TU_K32(1.0f));
-    vec_f32 result = tu_fma_f32(power, r + more, power - TU_K32(0.5f));
+    vec_f32 exponent, remainder, limited = tu_greater_f32(TU_K32(-18.0f), tu_lesser_f32(TU_K32(89.0f), x));
+    vec_f32 more = tu_exp_parts_f32(limited, &exponent, &remainder);
+    vec_f32 power = tu_power_of_two_f32(exponent - TU_K32(1.0f));
+    vec_f32 result = tu_fma_f32(power, remainder + more, power - TU_K32(0.5f));
     return TU_SELECT(x == TU_K32(0.0f), x, result + result); /* -0 stays */
 }
 TU_LANE vec_f64 tu_expm1_f64(vec_f64 x) {
-    vec_f64 n, r, limited = tu_greater_f64(TU_K64(-40.0), tu_lesser_f64(TU_K64(710.0), x));
-    vec_f64 more = tu_exp_parts_f64(limited, &n, &r);
-    vec_f64 power = tu_power_of_two_f64(n - TU_K64(1.0));
-    vec_f64 result = tu_fma_f64(power, r + more, power - TU_K64(0.5));
+    vec_f64 exponent, remainder, limited = tu_greater_f64(TU_K64(-40.0), tu_lesser_f64(TU_K64(710.0), x));
+    vec_f64 more = tu_exp_parts_f64(limited, &exponent, &remainder);
+    vec_f64 power = tu_power_of_two_f64(exponent - TU_K64(1.0));
+    vec_f64 result = tu_fma_f64(power, remainder + more, power - TU_K64(0.5));
     return TU_SELECT(x == TU_K64(0.0), x, result + result);
 }
 
 /* ---- log, log1p ---- */
 
-/* x = 2^n (1 + f) with 1 + f in [sqrt 1/2, sqrt 2), for normal positive x. */
-TU_LANE vec_f32 tu_log_parts_f32(vec_f32 x, vec_f32 *f) {
+/* x = 2^n (1 + fraction) with 1 + fraction in [sqrt 1/2, sqrt 2), for normal positive x; returns n. */
+TU_LANE vec_f32 tu_log_parts_f32(vec_f32 x, vec_f32 *fraction) {
     vec_i32 bits = tu_bits_f32(x) + (0x3f800000 - 0x3f3504f3);
-    *f = tu_float_f32((bits & 0x7fffff) + 0x3f3504f3) - TU_K32(1.0f);
+    *fraction = tu_float_f32((bits & 0x7fffff) + 0x3f3504f3) - TU_K32(1.0f);
     return tu_float_f32(((bits >> 23) & 0x1ff) | 0x4b000000) - TU_K32(8388608.0f + 127);
 }
-TU_LANE vec_f64 tu_log_parts_f64(vec_f64 x, vec_f64 *f) {
+TU_LANE vec_f64 tu_log_parts_f64(vec_f64 x, vec_f64 *fraction) {
     vec_i64 bits = tu_bits_f64(x) + (INT64_C(0x3ff0000000000000) - INT64_C(0x3fe6a09e667f3bcd));
-    *f = tu_float_f64((bits & INT64_C(0xfffffffffffff)) + INT64_C(0x3fe6a09e667f3bcd)) - TU_K64(1.0);
+    *fraction = tu_float_f64((bits & INT64_C(0xfffffffffffff)) + INT64_C(0x3fe6a09e667f3bcd)) - TU_K64(1.0);
     return tu_float_f64(tu_right_f64(bits, 52) | INT64_C(0x4330000000000000)) - TU_K64(4503599627370496.0 + 1023);
 }
 
-/* log(1 + f) + n ln 2, the small parts first. */
-TU_LANE vec_f32 tu_log_sum_f32(vec_f32 f, vec_f32 n) {
-    vec_f32 s = f * f;
-    vec_f32 p = tu_fma_f32(f, TU_K32(-0x1.38b428p-4f), TU_K32(0x1.056fa2p-3f));
-    p = tu_fma_f32(p, f, TU_K32(-0x1.0d8ed6p-3f));
-    p = tu_fma_f32(p, f, TU_K32(0x1.22d80ep-3f));
-    p = tu_fma_f32(p, f, TU_K32(-0x1.547126p-3f));
-    p = tu_fma_f32(p, f, TU_K32(0x1.99a014p-3f));
-    p = tu_fma_f32(p, f, TU_K32(-0x1.00022ap-2f));
-    p = tu_fma_f32(p, f, TU_K32(0x1.555554p-2f));
-    p = tu_fma_f32(p, f * s, n * TU_K32(-0x1.05c61p-29f));
-    p = tu_fma_f32(s, TU_K32(-0.5f), p);
-    return tu_fma_f32(n, TU_K32(0x1.62e43p-1f), f + p);
+/* log(1 + fraction) + exponent ln 2, the small parts first. */
+TU_LANE vec_f32 tu_log_sum_f32(vec_f32 fraction, vec_f32 exponent) {
+    vec_f32 square = fraction * fraction;
+    vec_f32 fit = tu_fma_f32(fraction, TU_K32(-0x1.38b428p-4f), TU_K32(0x1.056fa2p-3f));
+    fit = tu_fma_f32(fit, fraction, TU_K32(-0x1.0d8ed6p-3f));
+    fit = tu_fma_f32(fit, fraction, TU_K32(0x1.22d80ep-3f));
+    fit = tu_fma_f32(fit, fraction, TU_K32(-0x1.547126p-3f));
+    fit = tu_fma_f32(fit, fraction, TU_K32(0x1.99a014p-3f));
+    fit = tu_fma_f32(fit, fraction, TU_K32(-0x1.00022ap-2f));
+    fit = tu_fma_f32(fit, fraction, TU_K32(0x1.555554p-2f));
+    fit = tu_fma_f32(fit, fraction * square, exponent * TU_K32(-0x1.05c61p-29f));
+    fit = tu_fma_f32(square, TU_K32(-0.5f), fit);
+    return tu_fma_f32(exponent, TU_K32(0x1.62e43p-1f), fraction + fit);
 }
-/* By s = f / (2 + f): log(1 + f) = 2 s + s^3 R(s^2) = f - f^2/2 + s (f^2/2 + s^2 R). */
-TU_LANE vec_f64 tu_log_sum_f64(vec_f64 f, vec_f64 n) {
-    vec_f64 s = f / (f + TU_K64(2.0)), z = s * s, half = TU_K64(0.5) * f * f;
-    vec_f64 p = tu_fma_f64(z, TU_K64(0x1.0f72f78127f25p-3), TU_K64(0x1.0f5b0b8900d58p-3));
-    p = tu_fma_f64(p, z, TU_K64(0x1.3b20bf397917ep-3));
-    p = tu_fma_f64(p, z, TU_K64(0x1.745cddc30cf63p-3));
-    p = tu_fma_f64(p, z, TU_K64(0x1.c71c725a6a5e6p-3));
-    p = tu_fma_f64(p, z, TU_K64(0x1.249249242a0cfp-2));
-    p = tu_fma_f64(p, z, TU_K64(0x1.9999999999e0ep-2));
-    p = tu_fma_f64(p, z, TU_K64(0x1.5555555555555p-1));
-    p = tu_fma_f64(s, tu_fma_f64(p, z, half), n * TU_K64(0x1.abc9e3b39803fp-56));
-    return tu_fma_f64(n, TU_K64(0x1.62e42fefa39efp-1), f - (half - p));
+/* With f the fraction, by the ratio s = f / (2 + f): log(1 + f) = 2 s + s^3 R(s^2) = f - f^2/2 + s (f^2/2 + s^2 R). */
+TU_LANE vec_f64 tu_log_sum_f64(vec_f64 fraction, vec_f64 exponent) {
+    vec_f64 ratio = fraction / (fraction + TU_K64(2.0)), square = ratio * ratio,
+            half = TU_K64(0.5) * fraction * fraction;
+    vec_f64 fit = tu_fma_f64(square, TU_K64(0x1.0f72f78127f25p-3), TU_K64(0x1.0f5b0b8900d58p-3));
+    fit = tu_fma_f64(fit, square, TU_K64(0x1.3b20bf397917ep-3));
+    fit = tu_fma_f64(fit, square, TU_K64(0x1.745cddc30cf63p-3));
+    fit = tu_fma_f64(fit, square, TU_K64(0x1.c71c725a6a5e6p-3));
+    fit = tu_fma_f64(fit, square, TU_K64(0x1.249249242a0cfp-2));
+    fit = tu_fma_f64(fit, square, TU_K64(0x1.9999999999e0ep-2));
+    fit = tu_fma_f64(fit, square, TU_K64(0x1.5555555555555p-1));
+    fit = tu_fma_f64(ratio, tu_fma_f64(fit, square, half), exponent * TU_K64(0x1.abc9e3b39803fp-56));
+    return tu_fma_f64(exponent, TU_K64(0x1.62e42fefa39efp-1), fraction - (half - fit));
 }
 
 /* What is not normal and positive: denormals are scaled up, the rest has fixed results. */
 TU_LANE vec_f32 tu_log_f32(vec_f32 x) {
-    vec_f32 f, scaled = TU_SELECT(x < TU_K32(0x1p-126f), x * TU_K32(8388608.0f), x);
-    vec_f32 n = tu_log_parts_f32(scaled, &f);
-    n = TU_SELECT(x < TU_K32(0x1p-126f), n - TU_K32(23.0f), n);
-    vec_f32 result = tu_log_sum_f32(f, n);
+    vec_f32 fraction, scaled = TU_SELECT(x < TU_K32(0x1p-126f), x * TU_K32(8388608.0f), x);
+    vec_f32 exponent = tu_log_parts_f32(scaled, &fraction);
+    exponent = TU_SELECT(x < TU_K32(0x1p-126f), exponent - TU_K32(23.0f), exponent);
+    vec_f32 result = tu_log_sum_f32(fraction, exponent);
     result = TU_SELECT(x < TU_K32(__builtin_inff()), result, x + x); /* infinity and NaN */
     result = TU_SELECT(x == TU_K32(0.0f), TU_K32(-__builtin_inff()), result);
     return TU_SELECT(x < TU_K32(0.0f), TU_K32(__builtin_nanf("")), result);
 }
 TU_LANE vec_f64 tu_log_f64(vec_f64 x) {
-    vec_f64 f, scaled = TU_SELECT(x < TU_K64(0x1p-1022), x * TU_K64(4503599627370496.0), x);
-    vec_f64 n = tu_log_parts_f64(scaled, &f);
-    n = TU_SELECT(x < TU_K64(0x1p-1022), n - TU_K64(52.0), n);
-    vec_f64 result = tu_log_sum_f64(f, n);
+    vec_f64 fraction, scaled = TU_SELECT(x < TU_K64(0x1p-1022), x * TU_K64(4503599627370496.0), x);
+    vec_f64 exponent = tu_log_parts_f64(scaled, &fraction);
+    exponent = TU_SELECT(x < TU_K64(0x1p-1022), exponent - TU_K64(52.0), exponent);
+    vec_f64 result = tu_log_sum_f64(fraction, exponent);
     result = TU_SELECT(x < TU_K64(__builtin_inf()), result, x + x);
     result = TU_SELECT(x == TU_K64(0.0), TU_K64(-__builtin_inf()), result);
     return TU_SELECT(x < TU_K64(0.0), TU_K64(__builtin_nan("")), result);
 }
 
-/* u = 1 + x loses `lost`, which joins f at its scale. */
+/* The sum 1 + x loses `lost`, which joins the fraction at its scale. */
 TU_LANE vec_f32 tu_log1p_f32(vec_f32 x) {
-    vec_f32 f, u = x + TU_K32(1.0f);
-    vec_f32 lost = TU_SELECT(x < TU_K32(1.0f), x - (u - TU_K32(1.0f)), TU_K32(1.0f) - (u - x));
-    vec_f32 n = tu_log_parts_f32(u, &f);
-    f = tu_fma_f32(lost, tu_power_of_two_f32(tu_greater_f32(TU_K32(-126.0f), -n)), f);
-    vec_f32 result = tu_log_sum_f32(f, n);
-    result = TU_SELECT(u < TU_K32(__builtin_inff()), result, u);
-    result = TU_SELECT(u == TU_K32(0.0f), TU_K32(-__builtin_inff()), result);
-    result = TU_SELECT(u < TU_K32(0.0f), TU_K32(__builtin_nanf("")), result);
+    vec_f32 fraction, sum = x + TU_K32(1.0f);
+    vec_f32 lost = TU_SELECT(x < TU_K32(1.0f), x - (sum - TU_K32(1.0f)), TU_K32(1.0f) - (sum - x));
+    vec_f32 exponent = tu_log_parts_f32(sum, &fraction);
+    fraction = tu_fma_f32(lost, tu_power_of_two_f32(tu_greater_f32(TU_K32(-126.0f), -exponent)), fraction);
+    vec_f32 result = tu_log_sum_f32(fraction, exponent);
+    result = TU_SELECT(sum < TU_K32(__builtin_inff()), result, sum);
+    result = TU_SELECT(sum == TU_K32(0.0f), TU_K32(-__builtin_inff()), result);
+    result = TU_SELECT(sum < TU_K32(0.0f), TU_K32(__builtin_nanf("")), result);
     return TU_SELECT(tu_abs_f32(x) < TU_K32(0x1p-25f), x, result); /* denormals and -0 stay */
 }
 TU_LANE vec_f64 tu_log1p_f64(vec_f64 x) {
-    vec_f64 f, u = x + TU_K64(1.0);
-    vec_f64 lost = TU_SELECT(x < TU_K64(1.0), x - (u - TU_K64(1.0)), TU_K64(1.0) - (u - x));
-    vec_f64 n = tu_log_parts_f64(u, &f);
-    f = tu_fma_f64(lost, tu_power_of_two_f64(tu_greater_f64(TU_K64(-1022.0), -n)), f);
-    vec_f64 result = tu_log_sum_f64(f, n);
-    result = TU_SELECT(u < TU_K64(__builtin_inf()), result, u);
-    result = TU_SELECT(u == TU_K64(0.0), TU_K64(-__builtin_inf()), result);
-    result = TU_SELECT(u < TU_K64(0.0), TU_K64(__builtin_nan("")), result);
+    vec_f64 fraction, sum = x + TU_K64(1.0);
+    vec_f64 lost = TU_SELECT(x < TU_K64(1.0), x - (sum - TU_K64(1.0)), TU_K64(1.0) - (sum - x));
+    vec_f64 exponent = tu_log_parts_f64(sum, &fraction);
+    fraction = tu_fma_f64(lost, tu_power_of_two_f64(tu_greater_f64(TU_K64(-1022.0), -exponent)), fraction);
+    vec_f64 result = tu_log_sum_f64(fraction, exponent);
+    result = TU_SELECT(sum < TU_K64(__builtin_inf()), result, sum);
+    result = TU_SELECT(sum == TU_K64(0.0), TU_K64(-__builtin_inf()), result);
+    result = TU_SELECT(sum < TU_K64(0.0), TU_K64(__builtin_nan("")), result);
     return TU_SELECT(tu_abs_f64(x) < TU_K64(0x1p-54), x, result);
 }
 
@@ -237,9 +241,9 @@ TU_LANE vec_f64 tu_log1p_f64(vec_f64 x) {
 #define TU_FMA64 __builtin_fma
 #endif
 
-/* x = q pi/2 + r for one large finite x: the bits of 2/pi that matter, times the mantissa, modulo 4, in integers.
- * Returns q modulo 4; for what is not finite r is NaN. */
-TU_RARE int tu_reduce_large(double x, double *r) {
+/* x = q pi/2 + remainder for one large finite x: the bits of 2/pi that matter, times the mantissa, modulo 4, in
+ * integers. Returns q modulo 4; for what is not finite the remainder is NaN. */
+TU_RARE int tu_reduce_large(double x, double *remainder) {
     static const uint64_t two_over_pi[23] = { /* two words of zeros, then the bits behind the point */
                                               0,
                                               0,
@@ -270,7 +274,7 @@ TU_RARE int tu_reduce_large(double x, double *r) {
     int exponent = (int)(bits >> 52 & 0x7ff);
     uint64_t mantissa = (bits & 0xfffffffffffff) | 0x10000000000000;
     if (exponent == 0x7ff) {
-        *r = x - x;
+        *remainder = x - x;
         return 0;
     }
     int first = exponent - 1075 + 126; /* the first bit whose product with the mantissa is below 4 */
@@ -303,93 +307,95 @@ TU_RARE int tu_reduce_large(double x, double *r) {
     double value = TU_FMA64(upper, 0x1.921fb54442d18p+0, rest) * scale;
     if ((bits >> 63 != 0) != negative)
         value = -value;
-    *r = value;
+    *remainder = value;
     return (bits >> 63 != 0 ? -quadrant : quadrant) & 3;
 }
 
 /* The lanes of x that are too large for the fast reduction, one by one; `quadrant` lanes are q modulo 4. */
-TU_RARE void tu_reduce_lanes_f32(const float *x, float *r, int32_t *quadrant) {
+TU_RARE void tu_reduce_lanes_f32(const float *x, float *remainder, int32_t *quadrant) {
     for (int i = 0; i < TU_LANES_F32; i++) {
         double rest;
         if (x[i] < 65536.0f && x[i] > -65536.0f)
             continue;
         quadrant[i] = tu_reduce_large((double)x[i], &rest);
-        r[i] = (float)rest;
+        remainder[i] = (float)rest;
     }
 }
-TU_RARE void tu_reduce_lanes_f64(const double *x, double *r, int64_t *quadrant) {
+TU_RARE void tu_reduce_lanes_f64(const double *x, double *remainder, int64_t *quadrant) {
     for (int i = 0; i < TU_LANES_F64; i++)
         if (!(x[i] < 65536.0 && x[i] > -65536.0))
-            quadrant[i] = tu_reduce_large(x[i], &r[i]);
+            quadrant[i] = tu_reduce_large(x[i], &remainder[i]);
 }
 
-/* x = q pi/2 + r; only the last two bits of q count. pi/2 in three parts; fma makes each step exact or nearly so. */
+/* x = q pi/2 + remainder; only the last two bits of q count. pi/2 in three parts; fma makes each step exact or nearly
+ * so. */
 TU_LANE vec_f32 tu_reduce_f32(vec_f32 x, vec_i32 *quadrant) {
-    vec_f32 shifted = tu_fma_f32(x, TU_K32(0x1.45f306p-1f), TU_K32(TU_MAGIC32)), n = shifted - TU_K32(TU_MAGIC32);
-    vec_f32 r = tu_fma_f32(n, TU_K32(-0x1.921fb6p+0f), x);
-    r = tu_fma_f32(n, TU_K32(0x1.777a5cp-25f), r);
-    r = tu_fma_f32(n, TU_K32(0x1.ee59dap-50f), r);
+    vec_f32 shifted = tu_fma_f32(x, TU_K32(0x1.45f306p-1f), TU_K32(TU_MAGIC32)), whole = shifted - TU_K32(TU_MAGIC32);
+    vec_f32 remainder = tu_fma_f32(whole, TU_K32(-0x1.921fb6p+0f), x);
+    remainder = tu_fma_f32(whole, TU_K32(0x1.777a5cp-25f), remainder);
+    remainder = tu_fma_f32(whole, TU_K32(0x1.ee59dap-50f), remainder);
     *quadrant = tu_bits_f32(shifted);
     if (tu_any_f32(TU_NOT(tu_abs_f32(x) < TU_K32(65536.0f)))) {
         vec_f32 lanes = x;
-        tu_reduce_lanes_f32((const float *)&lanes, (float *)&r, (int32_t *)quadrant);
+        tu_reduce_lanes_f32((const float *)&lanes, (float *)&remainder, (int32_t *)quadrant);
     }
-    return r;
+    return remainder;
 }
 TU_LANE vec_f64 tu_reduce_f64(vec_f64 x, vec_i64 *quadrant) {
-    vec_f64 shifted = tu_fma_f64(x, TU_K64(0x1.45f306dc9c883p-1), TU_K64(TU_MAGIC64)), n = shifted - TU_K64(TU_MAGIC64);
-    vec_f64 r = tu_fma_f64(n, TU_K64(-0x1.921fb54442d18p+0), x);
-    r = tu_fma_f64(n, TU_K64(-0x1.1a62633145c07p-54), r);
-    r = tu_fma_f64(n, TU_K64(0x1.f1976b7ed8fbcp-110), r);
+    vec_f64 shifted = tu_fma_f64(x, TU_K64(0x1.45f306dc9c883p-1), TU_K64(TU_MAGIC64)),
+            whole = shifted - TU_K64(TU_MAGIC64);
+    vec_f64 remainder = tu_fma_f64(whole, TU_K64(-0x1.921fb54442d18p+0), x);
+    remainder = tu_fma_f64(whole, TU_K64(-0x1.1a62633145c07p-54), remainder);
+    remainder = tu_fma_f64(whole, TU_K64(0x1.f1976b7ed8fbcp-110), remainder);
     *quadrant = tu_bits_f64(shifted);
     if (tu_any_f64(TU_NOT(tu_abs_f64(x) < TU_K64(65536.0)))) {
         vec_f64 lanes = x;
-        tu_reduce_lanes_f64((const double *)&lanes, (double *)&r, (int64_t *)quadrant);
+        tu_reduce_lanes_f64((const double *)&lanes, (double *)&remainder, (int64_t *)quadrant);
     }
-    return r;
+    return remainder;
 }
 
-TU_LANE vec_f32 tu_wave_f32(vec_f32 r, vec_i32 quadrant) {
-    vec_f32 u = r * r;
-    vec_f32 s = tu_fma_f32(u, TU_K32(0x1.6cbeccp-19f), TU_K32(-0x1.a00f32p-13f));
-    s = tu_fma_f32(s, u, TU_K32(0x1.111108p-7f));
-    s = tu_fma_f32(s, u, TU_K32(-0x1.555556p-3f));
-    s = tu_fma_f32(s * u, r, r);
-    vec_f32 c = tu_fma_f32(u, TU_K32(-0x1.2417ep-22f), TU_K32(0x1.a010c4p-16f));
-    c = tu_fma_f32(c, u, TU_K32(-0x1.6c16b8p-10f));
-    c = tu_fma_f32(c, u, TU_K32(0x1.555556p-5f));
-    c = tu_fma_f32(c, u * u, tu_fma_f32(u, TU_K32(-0.5f), TU_K32(1.0f)));
-    vec_f32 value = TU_SELECT((quadrant & 1) == 0, s, c);
+TU_LANE vec_f32 tu_wave_f32(vec_f32 remainder, vec_i32 quadrant) {
+    vec_f32 square = remainder * remainder;
+    vec_f32 sine = tu_fma_f32(square, TU_K32(0x1.6cbeccp-19f), TU_K32(-0x1.a00f32p-13f));
+    sine = tu_fma_f32(sine, square, TU_K32(0x1.111108p-7f));
+    sine = tu_fma_f32(sine, square, TU_K32(-0x1.555556p-3f));
+    sine = tu_fma_f32(sine * square, remainder, remainder);
+    vec_f32 cosine = tu_fma_f32(square, TU_K32(-0x1.2417ep-22f), TU_K32(0x1.a010c4p-16f));
+    cosine = tu_fma_f32(cosine, square, TU_K32(-0x1.6c16b8p-10f));
+    cosine = tu_fma_f32(cosine, square, TU_K32(0x1.555556p-5f));
+    cosine = tu_fma_f32(cosine, square * square, tu_fma_f32(square, TU_K32(-0.5f), TU_K32(1.0f)));
+    vec_f32 value = TU_SELECT((quadrant & 1) == 0, sine, cosine);
     return tu_float_f32(tu_bits_f32(value) ^ tu_left_f32(quadrant & 2, 30));
 }
-TU_LANE vec_f64 tu_wave_f64(vec_f64 r, vec_i64 quadrant) {
-    vec_f64 u = r * r;
-    vec_f64 s = tu_fma_f64(u, TU_K64(0x1.5d80ec281a777p-33), TU_K64(-0x1.ae5e2957b3f7dp-26));
-    s = tu_fma_f64(s, u, TU_K64(0x1.71de352c12a1fp-19));
-    s = tu_fma_f64(s, u, TU_K64(-0x1.a01a019bbd241p-13));
-    s = tu_fma_f64(s, u, TU_K64(0x1.111111110f5f0p-7));
-    s = tu_fma_f64(s, u, TU_K64(-0x1.5555555555547p-3));
-    s = tu_fma_f64(s * u, r, r);
-    vec_f64 c = tu_fma_f64(u, TU_K64(-0x1.8f9acb2d81f48p-37), TU_K64(0x1.1ee9c69bf0db3p-29));
-    c = tu_fma_f64(c, u, TU_K64(-0x1.27e4f7d4a3004p-22));
-    c = tu_fma_f64(c, u, TU_K64(0x1.a01a019c6a5dcp-16));
-    c = tu_fma_f64(c, u, TU_K64(-0x1.6c16c16c14ebep-10));
-    c = tu_fma_f64(c, u, TU_K64(0x1.555555555554ap-5));
-    c = tu_fma_f64(c, u * u, tu_fma_f64(u, TU_K64(-0.5), TU_K64(1.0)));
-    vec_f64 value = TU_SELECT((quadrant & 1) == 0, s, c);
+TU_LANE vec_f64 tu_wave_f64(vec_f64 remainder, vec_i64 quadrant) {
+    vec_f64 square = remainder * remainder;
+    vec_f64 sine = tu_fma_f64(square, TU_K64(0x1.5d80ec281a777p-33), TU_K64(-0x1.ae5e2957b3f7dp-26));
+    sine = tu_fma_f64(sine, square, TU_K64(0x1.71de352c12a1fp-19));
+    sine = tu_fma_f64(sine, square, TU_K64(-0x1.a01a019bbd241p-13));
+    sine = tu_fma_f64(sine, square, TU_K64(0x1.111111110f5f0p-7));
+    sine = tu_fma_f64(sine, square, TU_K64(-0x1.5555555555547p-3));
+    sine = tu_fma_f64(sine * square, remainder, remainder);
+    vec_f64 cosine = tu_fma_f64(square, TU_K64(-0x1.8f9acb2d81f48p-37), TU_K64(0x1.1ee9c69bf0db3p-29));
+    cosine = tu_fma_f64(cosine, square, TU_K64(-0x1.27e4f7d4a3004p-22));
+    cosine = tu_fma_f64(cosine, square, TU_K64(0x1.a01a019c6a5dcp-16));
+    cosine = tu_fma_f64(cosine, square, TU_K64(-0x1.6c16c16c14ebep-10));
+    cosine = tu_fma_f64(cosine, square, TU_K64(0x1.555555555554ap-5));
+    cosine = tu_fma_f64(cosine, square * square, tu_fma_f64(square, TU_K64(-0.5), TU_K64(1.0)));
+    vec_f64 value = TU_SELECT((quadrant & 1) == 0, sine, cosine);
     return tu_float_f64(tu_bits_f64(value) ^ tu_left_f64(quadrant & 2, 62));
 }
 
-#define TU_SIN_COS(suffix, integers)                                                              \
-    TU_LANE vec_##suffix tu_sin_##suffix(vec_##suffix x) {                                        \
-        integers quadrant;                                                                        \
-        vec_##suffix r = tu_reduce_##suffix(x, &quadrant), value = tu_wave_##suffix(r, quadrant); \
-        return TU_SELECT(x == tu_splat_##suffix(0), x, value); /* -0 stays */                     \
-    }                                                                                             \
-    TU_LANE vec_##suffix tu_cos_##suffix(vec_##suffix x) {                                        \
-        integers quadrant;                                                                        \
-        vec_##suffix r = tu_reduce_##suffix(x, &quadrant);                                        \
-        return tu_wave_##suffix(r, quadrant + 1);                                                 \
+#define TU_SIN_COS(suffix, integers)                                                                              \
+    TU_LANE vec_##suffix tu_sin_##suffix(vec_##suffix x) {                                                        \
+        integers quadrant;                                                                                        \
+        vec_##suffix remainder = tu_reduce_##suffix(x, &quadrant), value = tu_wave_##suffix(remainder, quadrant); \
+        return TU_SELECT(x == tu_splat_##suffix(0), x, value); /* -0 stays */                                     \
+    }                                                                                                             \
+    TU_LANE vec_##suffix tu_cos_##suffix(vec_##suffix x) {                                                        \
+        integers quadrant;                                                                                        \
+        vec_##suffix remainder = tu_reduce_##suffix(x, &quadrant);                                                \
+        return tu_wave_##suffix(remainder, quadrant + 1);                                                         \
     }
 TU_SIN_COS(f32, vec_i32)
 TU_SIN_COS(f64, vec_i64)
@@ -397,37 +403,37 @@ TU_SIN_COS(f64, vec_i64)
 
 /* ---- tanh, sigmoid ---- */
 
-/* With e = exp(2 |x|) - 1: e / (e + 2). The limit is past where it rounds to 1. */
+/* With e = exp(2 |x|) - 1, the exponential: e / (e + 2). The limit is past where it rounds to 1. */
 TU_LANE vec_f32 tu_tanh_f32(vec_f32 x) {
-    vec_f32 n, r, twice = tu_lesser_f32(TU_K32(20.0f), TU_K32(2.0f) * tu_abs_f32(x));
-    vec_f32 more = tu_exp_parts_f32(twice, &n, &r), power = tu_power_of_two_f32(n);
-    vec_f32 e = tu_fma_f32(power, r + more, power - TU_K32(1.0f));
-    return tu_copysign_f32(e / (e + TU_K32(2.0f)), x);
+    vec_f32 exponent, remainder, twice = tu_lesser_f32(TU_K32(20.0f), TU_K32(2.0f) * tu_abs_f32(x));
+    vec_f32 more = tu_exp_parts_f32(twice, &exponent, &remainder), power = tu_power_of_two_f32(exponent);
+    vec_f32 exponential = tu_fma_f32(power, remainder + more, power - TU_K32(1.0f));
+    return tu_copysign_f32(exponential / (exponential + TU_K32(2.0f)), x);
 }
 TU_LANE vec_f64 tu_tanh_f64(vec_f64 x) {
-    vec_f64 n, r, twice = tu_lesser_f64(TU_K64(42.0), TU_K64(2.0) * tu_abs_f64(x));
-    vec_f64 more = tu_exp_parts_f64(twice, &n, &r), power = tu_power_of_two_f64(n);
-    vec_f64 e = tu_fma_f64(power, r + more, power - TU_K64(1.0));
-    return tu_copysign_f64(e / (e + TU_K64(2.0)), x);
+    vec_f64 exponent, remainder, twice = tu_lesser_f64(TU_K64(42.0), TU_K64(2.0) * tu_abs_f64(x));
+    vec_f64 more = tu_exp_parts_f64(twice, &exponent, &remainder), power = tu_power_of_two_f64(exponent);
+    vec_f64 exponential = tu_fma_f64(power, remainder + more, power - TU_K64(1.0));
+    return tu_copysign_f64(exponential / (exponential + TU_K64(2.0)), x);
 }
 
 /* The exponential is at most 1, so that nothing overflows and small results keep their digits. */
 TU_LANE vec_f32 tu_sigmoid_f32(vec_f32 x) {
-    vec_f32 e = tu_exp_f32(-tu_abs_f32(x)), one = TU_K32(1.0f);
-    return TU_SELECT(x < TU_K32(0.0f), e, one) / (one + e);
+    vec_f32 exponential = tu_exp_f32(-tu_abs_f32(x)), one = TU_K32(1.0f);
+    return TU_SELECT(x < TU_K32(0.0f), exponential, one) / (one + exponential);
 }
 TU_LANE vec_f64 tu_sigmoid_f64(vec_f64 x) {
-    vec_f64 e = tu_exp_f64(-tu_abs_f64(x)), one = TU_K64(1.0);
-    return TU_SELECT(x < TU_K64(0.0), e, one) / (one + e);
+    vec_f64 exponential = tu_exp_f64(-tu_abs_f64(x)), one = TU_K64(1.0);
+    return TU_SELECT(x < TU_K64(0.0), exponential, one) / (one + exponential);
 }
 
 /* sigmoid(x), and what is missing to 1, with all its digits too. */
-#define TU_SIGMOID_PAIR(suffix)                                                            \
-    TU_LANE vec_##suffix tu_sigmoid_pair_##suffix(vec_##suffix x, vec_##suffix *rest) {    \
-        vec_##suffix e = tu_exp_##suffix(-tu_abs_##suffix(x)), one = tu_splat_##suffix(1); \
-        vec_##suffix larger = one / (one + e), smaller = e * larger;                       \
-        *rest = TU_SELECT(x < tu_splat_##suffix(0), larger, smaller);                      \
-        return TU_SELECT(x < tu_splat_##suffix(0), smaller, larger);                       \
+#define TU_SIGMOID_PAIR(suffix)                                                                      \
+    TU_LANE vec_##suffix tu_sigmoid_pair_##suffix(vec_##suffix x, vec_##suffix *rest) {              \
+        vec_##suffix exponential = tu_exp_##suffix(-tu_abs_##suffix(x)), one = tu_splat_##suffix(1); \
+        vec_##suffix larger = one / (one + exponential), smaller = exponential * larger;             \
+        *rest = TU_SELECT(x < tu_splat_##suffix(0), larger, smaller);                                \
+        return TU_SELECT(x < tu_splat_##suffix(0), smaller, larger);                                 \
     }
 TU_SIGMOID_PAIR(f32)
 TU_SIGMOID_PAIR(f64)
@@ -435,54 +441,54 @@ TU_SIGMOID_PAIR(f64)
 
 /* ---- the normal distribution, erf ---- */
 
-/* Q(z) exp(z^2 / 2) for z >= 0, where Q is the share of the normal distribution above z. */
-TU_LANE vec_f32 tu_mills_f32(vec_f32 z) {
-    vec_f32 t = TU_K32(1.0f) / tu_fma_f32(z, TU_K32(0.3f), TU_K32(1.0f));
-    vec_f32 p = tu_fma_f32(t, TU_K32(-0x1.51e4ep-6f), TU_K32(0x1.cc88fep-4f));
-    p = tu_fma_f32(p, t, TU_K32(-0x1.d36152p-3f));
-    p = tu_fma_f32(p, t, TU_K32(0x1.88c5eap-3f));
-    p = tu_fma_f32(p, t, TU_K32(-0x1.4550e8p-4f));
-    p = tu_fma_f32(p, t, TU_K32(0x1.89db6ap-4f));
-    p = tu_fma_f32(p, t, TU_K32(0x1.41159ep-4f));
-    p = tu_fma_f32(p, t, TU_K32(0x1.c38632p-4f));
-    p = tu_fma_f32(p, t, TU_K32(0x1.e9c424p-4f));
-    p = tu_fma_f32(p, t, TU_K32(0x1.ea3c98p-4f));
-    return p * t;
+/* Q(z) exp(z^2 / 2) for a distance z >= 0, where Q is the share of the normal distribution above z. */
+TU_LANE vec_f32 tu_mills_f32(vec_f32 distance) {
+    vec_f32 inverse = TU_K32(1.0f) / tu_fma_f32(distance, TU_K32(0.3f), TU_K32(1.0f));
+    vec_f32 fit = tu_fma_f32(inverse, TU_K32(-0x1.51e4ep-6f), TU_K32(0x1.cc88fep-4f));
+    fit = tu_fma_f32(fit, inverse, TU_K32(-0x1.d36152p-3f));
+    fit = tu_fma_f32(fit, inverse, TU_K32(0x1.88c5eap-3f));
+    fit = tu_fma_f32(fit, inverse, TU_K32(-0x1.4550e8p-4f));
+    fit = tu_fma_f32(fit, inverse, TU_K32(0x1.89db6ap-4f));
+    fit = tu_fma_f32(fit, inverse, TU_K32(0x1.41159ep-4f));
+    fit = tu_fma_f32(fit, inverse, TU_K32(0x1.c38632p-4f));
+    fit = tu_fma_f32(fit, inverse, TU_K32(0x1.e9c424p-4f));
+    fit = tu_fma_f32(fit, inverse, TU_K32(0x1.ea3c98p-4f));
+    return fit * inverse;
 }
-TU_LANE vec_f64 tu_mills_f64(vec_f64 z) {
-    vec_f64 t = TU_K64(1.0) / tu_fma_f64(z, TU_K64(0.25), TU_K64(1.0)), u = t - TU_K64(0.5);
-    vec_f64 p = tu_fma_f64(u, TU_K64(0x1.70d57dfbb8d6bp-10), TU_K64(-0x1.4c1b72cd2152dp-9));
-    p = tu_fma_f64(p, u, TU_K64(-0x1.e30a5eceb4f0bp-11));
-    p = tu_fma_f64(p, u, TU_K64(0x1.4a56e80570d3cp-8));
-    p = tu_fma_f64(p, u, TU_K64(-0x1.ce498a372a852p-10));
-    p = tu_fma_f64(p, u, TU_K64(-0x1.6c20e4e3831fdp-8));
-    p = tu_fma_f64(p, u, TU_K64(0x1.4cec5c7f23f5ep-8));
-    p = tu_fma_f64(p, u, TU_K64(0x1.233bae41e8976p-8));
-    p = tu_fma_f64(p, u, TU_K64(-0x1.1236b9d23850ep-7));
-    p = tu_fma_f64(p, u, TU_K64(-0x1.51e40d4fc5dfap-9));
-    p = tu_fma_f64(p, u, TU_K64(0x1.8d4b1eba5eb98p-7));
-    p = tu_fma_f64(p, u, TU_K64(0x1.80b164e4fe3e8p-11));
-    p = tu_fma_f64(p, u, TU_K64(-0x1.26d0996f60e0ep-6));
-    p = tu_fma_f64(p, u, TU_K64(-0x1.001e484927047p-11));
-    p = tu_fma_f64(p, u, TU_K64(0x1.e4a4256de975ap-6));
-    p = tu_fma_f64(p, u, TU_K64(0x1.17a4ae29eddacp-7));
-    p = tu_fma_f64(p, u, TU_K64(-0x1.ab825fc0f9d63p-5));
-    p = tu_fma_f64(p, u, TU_K64(-0x1.c81719d53e70ap-5));
-    p = tu_fma_f64(p, u, TU_K64(0x1.ee2761047f312p-5));
-    p = tu_fma_f64(p, u, TU_K64(0x1.eec4cc3e4d200p-3));
-    p = tu_fma_f64(p, u, TU_K64(0x1.7dff2bff68399p-2));
-    p = tu_fma_f64(p, u, TU_K64(0x1.8c6dbf2cfc2b5p-2));
-    p = tu_fma_f64(p, u, TU_K64(0x1.373e3a893c28ap-2));
-    p = tu_fma_f64(p, u, TU_K64(0x1.82b4bb8c94dcep-3));
-    return p * t;
+TU_LANE vec_f64 tu_mills_f64(vec_f64 distance) {
+    vec_f64 inverse = TU_K64(1.0) / tu_fma_f64(distance, TU_K64(0.25), TU_K64(1.0)), centred = inverse - TU_K64(0.5);
+    vec_f64 fit = tu_fma_f64(centred, TU_K64(0x1.70d57dfbb8d6bp-10), TU_K64(-0x1.4c1b72cd2152dp-9));
+    fit = tu_fma_f64(fit, centred, TU_K64(-0x1.e30a5eceb4f0bp-11));
+    fit = tu_fma_f64(fit, centred, TU_K64(0x1.4a56e80570d3cp-8));
+    fit = tu_fma_f64(fit, centred, TU_K64(-0x1.ce498a372a852p-10));
+    fit = tu_fma_f64(fit, centred, TU_K64(-0x1.6c20e4e3831fdp-8));
+    fit = tu_fma_f64(fit, centred, TU_K64(0x1.4cec5c7f23f5ep-8));
+    fit = tu_fma_f64(fit, centred, TU_K64(0x1.233bae41e8976p-8));
+    fit = tu_fma_f64(fit, centred, TU_K64(-0x1.1236b9d23850ep-7));
+    fit = tu_fma_f64(fit, centred, TU_K64(-0x1.51e40d4fc5dfap-9));
+    fit = tu_fma_f64(fit, centred, TU_K64(0x1.8d4b1eba5eb98p-7));
+    fit = tu_fma_f64(fit, centred, TU_K64(0x1.80b164e4fe3e8p-11));
+    fit = tu_fma_f64(fit, centred, TU_K64(-0x1.26d0996f60e0ep-6));
+    fit = tu_fma_f64(fit, centred, TU_K64(-0x1.001e484927047p-11));
+    fit = tu_fma_f64(fit, centred, TU_K64(0x1.e4a4256de975ap-6));
+    fit = tu_fma_f64(fit, centred, TU_K64(0x1.17a4ae29eddacp-7));
+    fit = tu_fma_f64(fit, centred, TU_K64(-0x1.ab825fc0f9d63p-5));
+    fit = tu_fma_f64(fit, centred, TU_K64(-0x1.c81719d53e70ap-5));
+    fit = tu_fma_f64(fit, centred, TU_K64(0x1.ee2761047f312p-5));
+    fit = tu_fma_f64(fit, centred, TU_K64(0x1.eec4cc3e4d200p-3));
+    fit = tu_fma_f64(fit, centred, TU_K64(0x1.7dff2bff68399p-2));
+    fit = tu_fma_f64(fit, centred, TU_K64(0x1.8c6dbf2cfc2b5p-2));
+    fit = tu_fma_f64(fit, centred, TU_K64(0x1.373e3a893c28ap-2));
+    fit = tu_fma_f64(fit, centred, TU_K64(0x1.82b4bb8c94dcep-3));
+    return fit * inverse;
 }
 
-/* exp(-factor z^2), factor 1 or 1/2: the square is rounded, and what it lost comes back as a factor. */
-#define TU_BELL(suffix)                                                          \
-    TU_LANE vec_##suffix tu_bell_##suffix(vec_##suffix z, vec_##suffix factor) { \
-        vec_##suffix square = z * z, lost = tu_fma_##suffix(z, z, -square);      \
-        vec_##suffix e = tu_exp_##suffix(-(factor * square));                    \
-        return tu_fma_##suffix(-(factor * e), lost, e);                          \
+/* exp(-factor distance^2), factor 1 or 1/2: the square is rounded, and what it lost comes back as a factor. */
+#define TU_BELL(suffix)                                                                                 \
+    TU_LANE vec_##suffix tu_bell_##suffix(vec_##suffix distance, vec_##suffix factor) {                 \
+        vec_##suffix square = distance * distance, lost = tu_fma_##suffix(distance, distance, -square); \
+        vec_##suffix value = tu_exp_##suffix(-(factor * square));                                       \
+        return tu_fma_##suffix(-(factor * value), lost, value);                                         \
     }
 TU_BELL(f32)
 TU_BELL(f64)
@@ -491,30 +497,30 @@ TU_BELL(f64)
 /* Phi(x), the share of the normal distribution below x, and (bell) exp(-x^2 / 2): around 0 by 1/2 + x P(x^2), else by
  * its tail. Past the limit the tail is 0. */
 TU_LANE vec_f32 tu_normal_f32(vec_f32 x, vec_f32 *bell) {
-    vec_f32 z = tu_lesser_f32(TU_K32(15.0f), tu_abs_f32(x));
-    *bell = tu_bell_f32(z, TU_K32(0.5f));
-    vec_f32 u = z * z, tail = *bell * tu_mills_f32(z);
-    vec_f32 p = tu_fma_f32(u, TU_K32(0x1.afc39ep-14f), TU_K32(-0x1.35aab4p-10f));
-    p = tu_fma_f32(p, u, TU_K32(0x1.46c62p-7f));
-    p = tu_fma_f32(p, u, TU_K32(-0x1.10582p-4f));
-    p = tu_fma_f32(p, u, TU_K32(0x1.988454p-2f));
+    vec_f32 distance = tu_lesser_f32(TU_K32(15.0f), tu_abs_f32(x));
+    *bell = tu_bell_f32(distance, TU_K32(0.5f));
+    vec_f32 square = distance * distance, tail = *bell * tu_mills_f32(distance);
+    vec_f32 fit = tu_fma_f32(square, TU_K32(0x1.afc39ep-14f), TU_K32(-0x1.35aab4p-10f));
+    fit = tu_fma_f32(fit, square, TU_K32(0x1.46c62p-7f));
+    fit = tu_fma_f32(fit, square, TU_K32(-0x1.10582p-4f));
+    fit = tu_fma_f32(fit, square, TU_K32(0x1.988454p-2f));
     vec_f32 far = TU_SELECT(x < TU_K32(0.0f), tail, TU_K32(1.0f) - tail);
-    return TU_SELECT(z < TU_K32(0.75f), tu_fma_f32(x, p, TU_K32(0.5f)), far);
+    return TU_SELECT(distance < TU_K32(0.75f), tu_fma_f32(x, fit, TU_K32(0.5f)), far);
 }
 TU_LANE vec_f64 tu_normal_f64(vec_f64 x, vec_f64 *bell) {
-    vec_f64 z = tu_lesser_f64(TU_K64(39.0), tu_abs_f64(x));
-    *bell = tu_bell_f64(z, TU_K64(0.5));
-    vec_f64 u = z * z, tail = *bell * tu_mills_f64(z);
-    vec_f64 p = tu_fma_f64(u, TU_K64(0x1.1399ce58326d7p-29), TU_K64(-0x1.5fc0a20e71bdbp-25));
-    p = tu_fma_f64(p, u, TU_K64(0x1.6574a39b87139p-21));
-    p = tu_fma_f64(p, u, TU_K64(-0x1.3ce8892dc5c52p-17));
-    p = tu_fma_f64(p, u, TU_K64(0x1.e42b0a8ef4394p-14));
-    p = tu_fma_f64(p, u, TU_K64(-0x1.37403f66ca0b0p-10));
-    p = tu_fma_f64(p, u, TU_K64(0x1.46d04297609aep-7));
-    p = tu_fma_f64(p, u, TU_K64(-0x1.1058377e2ce84p-4));
-    p = tu_fma_f64(p, u, TU_K64(0x1.9884533d43650p-2));
+    vec_f64 distance = tu_lesser_f64(TU_K64(39.0), tu_abs_f64(x));
+    *bell = tu_bell_f64(distance, TU_K64(0.5));
+    vec_f64 square = distance * distance, tail = *bell * tu_mills_f64(distance);
+    vec_f64 fit = tu_fma_f64(square, TU_K64(0x1.1399ce58326d7p-29), TU_K64(-0x1.5fc0a20e71bdbp-25));
+    fit = tu_fma_f64(fit, square, TU_K64(0x1.6574a39b87139p-21));
+    fit = tu_fma_f64(fit, square, TU_K64(-0x1.3ce8892dc5c52p-17));
+    fit = tu_fma_f64(fit, square, TU_K64(0x1.e42b0a8ef4394p-14));
+    fit = tu_fma_f64(fit, square, TU_K64(-0x1.37403f66ca0b0p-10));
+    fit = tu_fma_f64(fit, square, TU_K64(0x1.46d04297609aep-7));
+    fit = tu_fma_f64(fit, square, TU_K64(-0x1.1058377e2ce84p-4));
+    fit = tu_fma_f64(fit, square, TU_K64(0x1.9884533d43650p-2));
     vec_f64 far = TU_SELECT(x < TU_K64(0.0), tail, TU_K64(1.0) - tail);
-    return TU_SELECT(z < TU_K64(0.75), tu_fma_f64(x, p, TU_K64(0.5)), far);
+    return TU_SELECT(distance < TU_K64(0.75), tu_fma_f64(x, fit, TU_K64(0.5)), far);
 }
 TU_LANE vec_f32 tu_normal_cdf_f32(vec_f32 x) {
     vec_f32 bell;
@@ -527,31 +533,32 @@ TU_LANE vec_f64 tu_normal_cdf_f64(vec_f64 x) {
 
 /* Near 0 by its own polynomial, else 1 - 2 Q(sqrt 2 |x|). */
 TU_LANE vec_f32 tu_erf_f32(vec_f32 x) {
-    vec_f32 z = tu_lesser_f32(TU_K32(10.0f), tu_abs_f32(x)), u = z * z;
-    vec_f32 p = tu_fma_f32(u, TU_K32(0x1.496a0ep-14f), TU_K32(-0x1.a3f6f2p-11f));
-    p = tu_fma_f32(p, u, TU_K32(0x1.5405bp-8f));
-    p = tu_fma_f32(p, u, TU_K32(-0x1.b7f90cp-6f));
-    p = tu_fma_f32(p, u, TU_K32(0x1.ce2cf8p-4f));
-    p = tu_fma_f32(p, u, TU_K32(-0x1.81273ep-2f));
-    p = tu_fma_f32(p, u, TU_K32(0x1.06eba8p-3f)); /* 2 / sqrt pi - 1 */
-    vec_f32 tail = TU_K32(2.0f) * tu_bell_f32(z, TU_K32(1.0f)) * tu_mills_f32(z * TU_K32(0x1.6a09e6p+0f));
-    return TU_SELECT(z < TU_K32(1.0f), tu_fma_f32(x, p, x), tu_copysign_f32(TU_K32(1.0f) - tail, x));
+    vec_f32 distance = tu_lesser_f32(TU_K32(10.0f), tu_abs_f32(x)), square = distance * distance;
+    vec_f32 fit = tu_fma_f32(square, TU_K32(0x1.496a0ep-14f), TU_K32(-0x1.a3f6f2p-11f));
+    fit = tu_fma_f32(fit, square, TU_K32(0x1.5405bp-8f));
+    fit = tu_fma_f32(fit, square, TU_K32(-0x1.b7f90cp-6f));
+    fit = tu_fma_f32(fit, square, TU_K32(0x1.ce2cf8p-4f));
+    fit = tu_fma_f32(fit, square, TU_K32(-0x1.81273ep-2f));
+    fit = tu_fma_f32(fit, square, TU_K32(0x1.06eba8p-3f)); /* 2 / sqrt pi - 1 */
+    vec_f32 tail = TU_K32(2.0f) * tu_bell_f32(distance, TU_K32(1.0f)) * tu_mills_f32(distance * TU_K32(0x1.6a09e6p+0f));
+    return TU_SELECT(distance < TU_K32(1.0f), tu_fma_f32(x, fit, x), tu_copysign_f32(TU_K32(1.0f) - tail, x));
 }
 TU_LANE vec_f64 tu_erf_f64(vec_f64 x) {
-    vec_f64 z = tu_lesser_f64(TU_K64(10.0), tu_abs_f64(x)), u = z * z;
-    vec_f64 p = tu_fma_f64(u, TU_K64(-0x1.abae54a37ae52p-31), TU_K64(0x1.d71b12fe92ddap-27));
-    p = tu_fma_f64(p, u, TU_K64(-0x1.5c07277bc0addp-23));
-    p = tu_fma_f64(p, u, TU_K64(0x1.b97fd3ee7776fp-20));
-    p = tu_fma_f64(p, u, TU_K64(-0x1.f4ca4d710781ep-17));
-    p = tu_fma_f64(p, u, TU_K64(0x1.f9a2baa9148fcp-14));
-    p = tu_fma_f64(p, u, TU_K64(-0x1.c02db03dd7994p-11));
-    p = tu_fma_f64(p, u, TU_K64(0x1.565bccf92b302p-8));
-    p = tu_fma_f64(p, u, TU_K64(-0x1.b82ce311fa93ep-6));
-    p = tu_fma_f64(p, u, TU_K64(0x1.ce2f21a040d16p-4));
-    p = tu_fma_f64(p, u, TU_K64(-0x1.812746b0379bdp-2));
-    p = tu_fma_f64(p, u, TU_K64(0x1.06eba8214db69p-3));
-    vec_f64 tail = TU_K64(2.0) * tu_bell_f64(z, TU_K64(1.0)) * tu_mills_f64(z * TU_K64(0x1.6a09e667f3bcdp+0));
-    return TU_SELECT(z < TU_K64(1.0), tu_fma_f64(x, p, x), tu_copysign_f64(TU_K64(1.0) - tail, x));
+    vec_f64 distance = tu_lesser_f64(TU_K64(10.0), tu_abs_f64(x)), square = distance * distance;
+    vec_f64 fit = tu_fma_f64(square, TU_K64(-0x1.abae54a37ae52p-31), TU_K64(0x1.d71b12fe92ddap-27));
+    fit = tu_fma_f64(fit, square, TU_K64(-0x1.5c07277bc0addp-23));
+    fit = tu_fma_f64(fit, square, TU_K64(0x1.b97fd3ee7776fp-20));
+    fit = tu_fma_f64(fit, square, TU_K64(-0x1.f4ca4d710781ep-17));
+    fit = tu_fma_f64(fit, square, TU_K64(0x1.f9a2baa9148fcp-14));
+    fit = tu_fma_f64(fit, square, TU_K64(-0x1.c02db03dd7994p-11));
+    fit = tu_fma_f64(fit, square, TU_K64(0x1.565bccf92b302p-8));
+    fit = tu_fma_f64(fit, square, TU_K64(-0x1.b82ce311fa93ep-6));
+    fit = tu_fma_f64(fit, square, TU_K64(0x1.ce2f21a040d16p-4));
+    fit = tu_fma_f64(fit, square, TU_K64(-0x1.812746b0379bdp-2));
+    fit = tu_fma_f64(fit, square, TU_K64(0x1.06eba8214db69p-3));
+    vec_f64 tail =
+        TU_K64(2.0) * tu_bell_f64(distance, TU_K64(1.0)) * tu_mills_f64(distance * TU_K64(0x1.6a09e667f3bcdp+0));
+    return TU_SELECT(distance < TU_K64(1.0), tu_fma_f64(x, fit, x), tu_copysign_f64(TU_K64(1.0) - tail, x));
 }
 
 /* ---- activations and their derivatives ---- */
@@ -561,8 +568,8 @@ TU_LANE vec_f64 tu_erf_f64(vec_f64 x) {
         return tu_splat_##suffix(1) / tu_sqrt_##suffix(x);                                                            \
     }                                                                                                                 \
     TU_LANE vec_##suffix tu_silu_slope_##suffix(vec_##suffix x) {                                                     \
-        vec_##suffix rest, s = tu_sigmoid_pair_##suffix(x, &rest);                                                    \
-        return s * tu_fma_##suffix(x, rest, tu_splat_##suffix(1));                                                    \
+        vec_##suffix rest, sigmoid = tu_sigmoid_pair_##suffix(x, &rest);                                              \
+        return sigmoid * tu_fma_##suffix(x, rest, tu_splat_##suffix(1));                                              \
     }                                                                                                                 \
     TU_LANE vec_##suffix tu_gelu_##suffix(vec_##suffix x) {                                                           \
         return x * tu_normal_cdf_##suffix(x);                                                                         \
@@ -581,19 +588,19 @@ TU_ACTIVATIONS(f64)
 #undef TU_ACTIVATIONS
 
 /* x (1 + tanh u) / 2 = x sigmoid(2 u) with 2 u = sqrt(8 / pi) (x + 0.044715 x^3); the sigmoid keeps small results. */
-#define TU_GELU_TANH(suffix, a, b)                                                                                    \
-    TU_LANE vec_##suffix tu_gelu_tanh_##suffix(vec_##suffix x) {                                                      \
-        vec_##suffix inner = x * tu_fma_##suffix(x * x, tu_splat_##suffix(b), tu_splat_##suffix(a));                  \
-        return x * tu_sigmoid_##suffix(inner);                                                                        \
-    }                                                                                                                 \
-    TU_LANE vec_##suffix tu_gelu_tanh_slope_##suffix(vec_##suffix x) {                                                \
-        vec_##suffix limit = tu_splat_##suffix(20), one = tu_splat_##suffix(1);                                       \
-        x = tu_greater_##suffix(-limit, tu_lesser_##suffix(limit, x)); /* beyond it is 0 or 1 */                      \
-        vec_##suffix square = x * x, rest;                                                                            \
-        vec_##suffix s =                                                                                              \
-            tu_sigmoid_pair_##suffix(x * tu_fma_##suffix(square, tu_splat_##suffix(b), tu_splat_##suffix(a)), &rest); \
-        vec_##suffix slope = x * tu_fma_##suffix(square, tu_splat_##suffix(3 * (b)), tu_splat_##suffix(a));           \
-        return s * tu_fma_##suffix(slope, rest, one);                                                                 \
+#define TU_GELU_TANH(suffix, linear, cubic)                                                                          \
+    TU_LANE vec_##suffix tu_gelu_tanh_##suffix(vec_##suffix x) {                                                     \
+        vec_##suffix inner = x * tu_fma_##suffix(x * x, tu_splat_##suffix(cubic), tu_splat_##suffix(linear));        \
+        return x * tu_sigmoid_##suffix(inner);                                                                       \
+    }                                                                                                                \
+    TU_LANE vec_##suffix tu_gelu_tanh_slope_##suffix(vec_##suffix x) {                                               \
+        vec_##suffix limit = tu_splat_##suffix(20), one = tu_splat_##suffix(1);                                      \
+        x = tu_greater_##suffix(-limit, tu_lesser_##suffix(limit, x)); /* beyond it is 0 or 1 */                     \
+        vec_##suffix square = x * x, rest;                                                                           \
+        vec_##suffix sigmoid = tu_sigmoid_pair_##suffix(                                                             \
+            x * tu_fma_##suffix(square, tu_splat_##suffix(cubic), tu_splat_##suffix(linear)), &rest);                \
+        vec_##suffix slope = x * tu_fma_##suffix(square, tu_splat_##suffix(3 * (cubic)), tu_splat_##suffix(linear)); \
+        return sigmoid * tu_fma_##suffix(slope, rest, one);                                                          \
     }
 TU_GELU_TANH(f32, 1.5957691216057308f, 0.07135481282688345f)
 TU_GELU_TANH(f64, 1.5957691216057308, 0.07135481627260025)
@@ -603,42 +610,47 @@ TU_GELU_TANH(f64, 1.5957691216057308, 0.07135481627260025)
 
 /* log of a positive x as an unevaluated sum of two numbers, good to about 2^-65. */
 TU_LANE vec_f64 tu_log_pair_f64(vec_f64 x, vec_f64 *low) {
-    vec_f64 f, scaled = TU_SELECT(x < TU_K64(0x1p-1022), x * TU_K64(4503599627370496.0), x);
-    vec_f64 n = tu_log_parts_f64(scaled, &f);
-    n = TU_SELECT(x < TU_K64(0x1p-1022), n - TU_K64(52.0), n);
-    /* s = f / (2 + f) in two parts; 2 + f = sum + sum_low */
-    vec_f64 sum = f + TU_K64(2.0), sum_low = f - (sum - TU_K64(2.0));
-    vec_f64 s = f / sum, s_low = (tu_fma_f64(-s, sum, f) - s * sum_low) / sum;
-    vec_f64 z = s * s, z_low = tu_fma_f64(s, s, -z) + TU_K64(2.0) * s * s_low;
-    vec_f64 p = tu_fma_f64(z, TU_K64(0x1.0f72f78127f25p-3), TU_K64(0x1.0f5b0b8900d58p-3));
-    p = tu_fma_f64(p, z, TU_K64(0x1.3b20bf397917ep-3));
-    p = tu_fma_f64(p, z, TU_K64(0x1.745cddc30cf63p-3));
-    p = tu_fma_f64(p, z, TU_K64(0x1.c71c725a6a5e6p-3));
-    p = tu_fma_f64(p, z, TU_K64(0x1.249249242a0cfp-2));
-    p = tu_fma_f64(p, z, TU_K64(0x1.9999999999e0ep-2));
-    /* c = 2/3 + z p, t = z c, w = s t, each in two parts */
-    vec_f64 zp = z * p, two_thirds = TU_K64(0x1.5555555555555p-1);
-    vec_f64 c = two_thirds + zp, c_low = (zp - (c - two_thirds)) + TU_K64(0x1.5555555555555p-55);
-    vec_f64 t = z * c, t_low = tu_fma_f64(z, c, -t) + tu_fma_f64(z, c_low, z_low * c);
-    vec_f64 w = s * t, w_low = tu_fma_f64(s, t, -w) + tu_fma_f64(s, t_low, s_low * t);
-    /* n ln 2 + 2 s + w, largest first; 2 s + w keeps its order since w is small */
-    vec_f64 twice = s + s, a = twice + w, a_low = (w - (a - twice)) + (s_low + s_low + w_low);
-    vec_f64 b = n * TU_K64(0x1.62e42fefa39efp-1), b_low = tu_fma_f64(n, TU_K64(0x1.62e42fefa39efp-1), -b);
-    b_low = tu_fma_f64(n, TU_K64(0x1.abc9e3b39803fp-56), b_low);
-    vec_f64 total = a + b, virtual_b = total - a;
-    vec_f64 error = (a - (total - virtual_b)) + (b - virtual_b);
-    *low = error + (a_low + b_low);
+    vec_f64 fraction, scaled = TU_SELECT(x < TU_K64(0x1p-1022), x * TU_K64(4503599627370496.0), x);
+    vec_f64 exponent = tu_log_parts_f64(scaled, &fraction);
+    exponent = TU_SELECT(x < TU_K64(0x1p-1022), exponent - TU_K64(52.0), exponent);
+    /* ratio = fraction / (2 + fraction) in two parts; 2 + fraction = sum + sum_low */
+    vec_f64 sum = fraction + TU_K64(2.0), sum_low = fraction - (sum - TU_K64(2.0));
+    vec_f64 ratio = fraction / sum, ratio_low = (tu_fma_f64(-ratio, sum, fraction) - ratio * sum_low) / sum;
+    vec_f64 square = ratio * ratio, square_low = tu_fma_f64(ratio, ratio, -square) + TU_K64(2.0) * ratio * ratio_low;
+    vec_f64 fit = tu_fma_f64(square, TU_K64(0x1.0f72f78127f25p-3), TU_K64(0x1.0f5b0b8900d58p-3));
+    fit = tu_fma_f64(fit, square, TU_K64(0x1.3b20bf397917ep-3));
+    fit = tu_fma_f64(fit, square, TU_K64(0x1.745cddc30cf63p-3));
+    fit = tu_fma_f64(fit, square, TU_K64(0x1.c71c725a6a5e6p-3));
+    fit = tu_fma_f64(fit, square, TU_K64(0x1.249249242a0cfp-2));
+    fit = tu_fma_f64(fit, square, TU_K64(0x1.9999999999e0ep-2));
+    /* factor = 2/3 + square fit, term = square factor, cube = ratio term, each in two parts */
+    vec_f64 rest = square * fit, two_thirds = TU_K64(0x1.5555555555555p-1);
+    vec_f64 factor = two_thirds + rest, factor_low = (rest - (factor - two_thirds)) + TU_K64(0x1.5555555555555p-55);
+    vec_f64 term = square * factor,
+            term_low = tu_fma_f64(square, factor, -term) + tu_fma_f64(square, factor_low, square_low * factor);
+    vec_f64 cube = ratio * term,
+            cube_low = tu_fma_f64(ratio, term, -cube) + tu_fma_f64(ratio, term_low, ratio_low * term);
+    /* exponent ln 2 + 2 ratio + cube, largest first; 2 ratio + cube keeps its order since the cube is small */
+    vec_f64 twice = ratio + ratio, small = twice + cube,
+            small_low = (cube - (small - twice)) + (ratio_low + ratio_low + cube_low);
+    vec_f64 large = exponent * TU_K64(0x1.62e42fefa39efp-1),
+            large_low = tu_fma_f64(exponent, TU_K64(0x1.62e42fefa39efp-1), -large);
+    large_low = tu_fma_f64(exponent, TU_K64(0x1.abc9e3b39803fp-56), large_low);
+    vec_f64 total = small + large, virtual_large = total - small;
+    vec_f64 error = (small - (total - virtual_large)) + (large - virtual_large);
+    *low = error + (small_low + large_low);
     return total;
 }
 
 /* x^y for positive finite x and finite y. */
 TU_LANE vec_f64 tu_pow_positive_f64(vec_f64 x, vec_f64 y) {
-    vec_f64 low, high = tu_log_pair_f64(x, &low), n, r;
+    vec_f64 low, high = tu_log_pair_f64(x, &low), twos, remainder;
     vec_f64 product = high * y, product_low = tu_fma_f64(low, y, tu_fma_f64(high, y, -product));
     vec_f64 limited = tu_greater_f64(TU_K64(-746.0), tu_lesser_f64(TU_K64(710.0), product));
     product_low = TU_SELECT(limited == product, product_low, TU_K64(0.0));
-    vec_f64 more = tu_exp_parts_f64(limited, &n, &r);
-    return tu_scale_f64(TU_K64(1.0) + (r + (more + tu_fma_f64(r + more, product_low, product_low))), n);
+    vec_f64 more = tu_exp_parts_f64(limited, &twos, &remainder);
+    return tu_scale_f64(TU_K64(1.0) + (remainder + (more + tu_fma_f64(remainder + more, product_low, product_low))),
+                        twos);
 }
 /* The same for f32, by way of f64. */
 TU_LANE vec_f32 tu_pow_positive_f32(vec_f32 x, vec_f32 y) {
@@ -646,8 +658,8 @@ TU_LANE vec_f32 tu_pow_positive_f32(vec_f32 x, vec_f32 y) {
     tu_widen(x, base);
     tu_widen(y, exponent);
     for (int i = 0; i < TU_HALVES; i++) {
-        vec_f64 f, n = tu_log_parts_f64(base[i], &f);
-        base[i] = tu_exp_f64(exponent[i] * tu_log_sum_f64(f, n));
+        vec_f64 fraction, twos = tu_log_parts_f64(base[i], &fraction);
+        base[i] = tu_exp_f64(exponent[i] * tu_log_sum_f64(fraction, twos));
     }
     return tu_narrow(base);
 }

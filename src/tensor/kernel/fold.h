@@ -8,10 +8,10 @@
 #ifndef TU_TENSOR_KERNEL_FOLD_H
 #define TU_TENSOR_KERNEL_FOLD_H
 
-#define TU_JOIN_(a, b) a##b
-#define TU_JOIN(a, b) TU_JOIN_(a, b)
-#define TU_JOIN3_(a, b, c) a##b##c
-#define TU_JOIN3(a, b, c) TU_JOIN3_(a, b, c)
+#define TU_JOIN_(first, second) first##second
+#define TU_JOIN(first, second) TU_JOIN_(first, second)
+#define TU_JOIN3_(first, second, third) first##second##third
+#define TU_JOIN3(first, second, third) TU_JOIN3_(first, second, third)
 
 /* A name of this type; a function of elementary.h; the vector type. */
 #define NAMED(name) TU_JOIN3(name, _, SUFFIX)

@@ -5,31 +5,32 @@
  */
 #define PANEL (2 * TU_LANES_F32)
 
-TU_LANE void int8_tile(int rows, int64_t width, int64_t pairs, const int32_t *a, const int32_t *b, int32_t *c,
-                       int64_t ldc) {
+TU_LANE void int8_tile(int rows, int64_t width, int64_t pairs, const int32_t *left, const int32_t *panel, int32_t *out,
+                       int64_t out_stride) {
     vec_i32 sum[4][2], zero = tu_bits_f32(tu_splat_f32(0));
-    TU_UNROLL for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = zero;
-    for (int64_t l = 0; l < pairs; l++) {
-        vec_i32 left, right;
-        memcpy(&left, b + l * PANEL, sizeof left);
-        memcpy(&right, b + l * PANEL + TU_LANES_F32, sizeof right);
-        TU_UNROLL for (int r = 0; r < rows; r++) {
-            vec_i32 factor = zero + a[r * pairs + l];
-            sum[r][0] += tu_dot_halves(factor, left);
-            sum[r][1] += tu_dot_halves(factor, right);
+    TU_UNROLL for (int row = 0; row < rows; row++) sum[row][0] = sum[row][1] = zero;
+    for (int64_t inner = 0; inner < pairs; inner++) {
+        vec_i32 low, high;
+        memcpy(&low, panel + inner * PANEL, sizeof low);
+        memcpy(&high, panel + inner * PANEL + TU_LANES_F32, sizeof high);
+        TU_UNROLL for (int row = 0; row < rows; row++) {
+            vec_i32 factor = zero + left[row * pairs + inner];
+            sum[row][0] += tu_dot_halves(factor, low);
+            sum[row][1] += tu_dot_halves(factor, high);
         }
     }
-    TU_UNROLL for (int r = 0; r < rows; r++) memcpy(c + r * ldc, sum[r], (size_t)width * sizeof *c);
+    TU_UNROLL for (int row = 0; row < rows; row++)
+        memcpy(out + row * out_stride, sum[row], (size_t)width * sizeof *out);
 }
 
-static void int8_product(int64_t m, int64_t n, int64_t pairs, const int32_t *a, const int32_t *b, int32_t *c,
-                         int64_t ldc) {
-    for (int64_t j = 0; j < n; j += PANEL, b += pairs * PANEL) {
-        int64_t i = 0, width = n - j < PANEL ? n - j : PANEL;
-        for (; i + 4 <= m; i += 4)
-            int8_tile(4, width, pairs, a + i * pairs, b, c + i * ldc + j, ldc);
-        for (; i < m; i++)
-            int8_tile(1, width, pairs, a + i * pairs, b, c + i * ldc + j, ldc);
+static void int8_product(int64_t rows, int64_t columns, int64_t pairs, const int32_t *left, const int32_t *panel,
+                         int32_t *out, int64_t out_stride) {
+    for (int64_t j = 0; j < columns; j += PANEL, panel += pairs * PANEL) {
+        int64_t i = 0, width = columns - j < PANEL ? columns - j : PANEL;
+        for (; i + 4 <= rows; i += 4)
+            int8_tile(4, width, pairs, left + i * pairs, panel, out + i * out_stride + j, out_stride);
+        for (; i < rows; i++)
+            int8_tile(1, width, pairs, left + i * pairs, panel, out + i * out_stride + j, out_stride);
     }
 }
 #undef PANEL

@@ -44,10 +44,10 @@ typedef struct tu_fold_kernels {
 /* softmax, log_softmax: rows of `size` elements; `in` is x, or g and y. */
 typedef void tu_row_kernel(const void *const *in, void *out, int64_t rows, int64_t size);
 
-/* Layer norm and RMS norm: rows of `size` elements. Backward has g; forward has not. NULL weight: ones; NULL bias:
+/* Layer norm and RMS norm: rows of `size` elements. Backward has `grad`; forward has not. NULL weight: ones; NULL bias:
  * zeros. The kernels work on rows or columns [begin, end). */
 typedef struct tu_norm_rows {
-    const void *x, *g, *weight, *bias;
+    const void *x, *grad, *weight, *bias;
     void *mean, *scale, *y, *of_weight, *of_bias;
     int64_t count, size;
     double epsilon;
@@ -76,29 +76,33 @@ typedef struct tu_step {
 } tu_step;
 typedef void tu_step_kernel(const tu_step *step, int64_t begin, int64_t end);
 
-/* c (m, n), rows ldc apart, = a (m, k) b (k, n), or c + a b; element (i, l) of a at a[i * a_row + l * a_column]. b is
- * packed, the first k of its `packed_k` rows count. Each element of c is one chain of fma over l, 0 to k-1, so that the
- * tiles do not show in the bits. */
-typedef void tu_product_kernel(int64_t m, int64_t n, int64_t k, const void *a, int64_t a_row, int64_t a_column,
-                               const void *b, int64_t packed_k, void *c, int64_t ldc, bool add);
-/* Element (l, j) of b, at b[l * row + j * column], into packed form of `tu_packed_size` elements. */
-typedef void tu_pack_kernel(int64_t k, int64_t n, const void *b, int64_t row, int64_t column, void *packed);
+/* out (rows, columns), its rows out_stride apart, = left (rows, depth) right (depth, columns), or out + left right;
+ * element (i, j) of left at left[i * left_row + j * left_column]. `right` is packed, the first `depth` of its
+ * `packed_depth` rows count. Each element of out is one chain of fma along the depth, from its begin to its end, so
+ * that the tiles do not show in the bits. */
+typedef void tu_product_kernel(int64_t rows, int64_t columns, int64_t depth, const void *left, int64_t left_row,
+                               int64_t left_column, const void *right, int64_t packed_depth, void *out,
+                               int64_t out_stride, bool add);
+/* Element (i, j) of right, at right[i * row + j * column], into packed form of `tu_packed_size` elements. */
+typedef void tu_pack_kernel(int64_t depth, int64_t columns, const void *right, int64_t row, int64_t column,
+                            void *packed);
 
 /* Pieces of attention on one row: the largest element; exp(scale x - shift) in place and its sum; x times a factor;
- * p (dp - d) scale into dp. */
+ * shares (dp - dot) scale into dp. */
 typedef struct tu_score_kernels {
     double (*largest)(const void *x, int64_t count);
     double (*exponentials)(void *x, int64_t count, double scale, double shift);
     void (*multiply)(void *x, int64_t count, double factor);
-    void (*slopes)(const void *p, void *dp, int64_t count, double d, double scale);
+    void (*slopes)(const void *shares, void *dp, int64_t count, double dot, double scale);
     double (*dot)(const void *x, const void *y, int64_t count);
     double (*log)(double x);
 } tu_score_kernels;
 
-/* Products of i8, exact in i32 (which wraps): c (m, n), rows ldc apart. Two neighbours along k lie in one 32-bit word,
- * as 16-bit numbers: a (m, pairs) by rows, b in panels as for products of floats, panel[TU_F32] columns wide. */
-typedef void tu_int8_kernel(int64_t m, int64_t n, int64_t pairs, const int32_t *a, const int32_t *b, int32_t *c,
-                            int64_t ldc);
+/* Products of i8, exact in i32 (which wraps): out (rows, columns), its rows out_stride apart. Two neighbours along the
+ * depth lie in one 32-bit word, as 16-bit numbers: left (rows, pairs) by rows, right in panels as for products of
+ * floats, panel[TU_F32] columns wide. */
+typedef void tu_int8_kernel(int64_t rows, int64_t columns, int64_t pairs, const int32_t *left, const int32_t *right,
+                            int32_t *out, int64_t out_stride);
 
 typedef struct tu_tensor_kernels {
     tu_float_kernel *const *pointwise[TU_FLOATS]; /* by TU_POINTWISE_ numbers */
@@ -115,7 +119,7 @@ typedef struct tu_tensor_kernels {
     void (*normals)(double *first, double *second, int64_t count);
     /* Cosine and sine of factor * x. */
     void (*waves)(double factor, const double *x, double *cosines, double *sines, int64_t count);
-    int panel[TU_FLOATS]; /* columns of b that are packed together */
+    int panel[TU_FLOATS]; /* columns of the right matrix that are packed together */
     tu_score_kernels scores[TU_FLOATS];
 } tu_tensor_kernels;
 
@@ -126,10 +130,10 @@ static inline int tu_float_index(tutti_dtype dtype) {
     return dtype == TUTTI_F64 ? TU_F64 : TU_F32;
 }
 
-/* Elements of a packed (k, n): its last panel is filled up with zeros. */
-static inline int64_t tu_packed_size(const tu_tensor_kernels *kernels, int which, int64_t k, int64_t n) {
+/* Elements of a packed (depth, columns): its last panel is filled up with zeros. */
+static inline int64_t tu_packed_size(const tu_tensor_kernels *kernels, int which, int64_t depth, int64_t columns) {
     int64_t panel = kernels->panel[which];
-    return k * ((n + panel - 1) / panel * panel);
+    return depth * ((columns + panel - 1) / panel * panel);
 }
 
 #endif

@@ -31,30 +31,30 @@ TU_NEON_PARTS(f32, float)
 TU_NEON_PARTS(f64, double)
 #undef TU_NEON_PARTS
 
-#define TU_NEON_FUNCTIONS(suffix, type)                                                    \
-    TU_LANE vec_##suffix tu_fma_##suffix(vec_##suffix a, vec_##suffix b, vec_##suffix c) { \
-        return (vec_##suffix)vfmaq_##suffix((type)c, (type)a, (type)b);                    \
-    }                                                                                      \
-    TU_LANE vec_##suffix tu_sqrt_##suffix(vec_##suffix x) {                                \
-        return (vec_##suffix)vsqrtq_##suffix((type)x);                                     \
-    }                                                                                      \
-    TU_LANE vec_##suffix tu_floor_##suffix(vec_##suffix x) {                               \
-        return (vec_##suffix)vrndmq_##suffix((type)x);                                     \
-    }                                                                                      \
-    TU_LANE vec_##suffix tu_ceil_##suffix(vec_##suffix x) {                                \
-        return (vec_##suffix)vrndpq_##suffix((type)x);                                     \
-    }                                                                                      \
-    TU_LANE vec_##suffix tu_round_##suffix(vec_##suffix x) {                               \
-        return (vec_##suffix)vrndnq_##suffix((type)x);                                     \
-    }                                                                                      \
-    TU_LANE vec_##suffix tu_trunc_##suffix(vec_##suffix x) {                               \
-        return (vec_##suffix)vrndq_##suffix((type)x);                                      \
-    }                                                                                      \
-    TU_LANE vec_##suffix tu_lesser_##suffix(vec_##suffix a, vec_##suffix b) {              \
-        return TU_SELECT(a < b, a, b);                                                     \
-    }                                                                                      \
-    TU_LANE vec_##suffix tu_greater_##suffix(vec_##suffix a, vec_##suffix b) {             \
-        return TU_SELECT(a > b, a, b);                                                     \
+#define TU_NEON_FUNCTIONS(suffix, type)                                                                \
+    TU_LANE vec_##suffix tu_fma_##suffix(vec_##suffix left, vec_##suffix right, vec_##suffix addend) { \
+        return (vec_##suffix)vfmaq_##suffix((type)addend, (type)left, (type)right);                    \
+    }                                                                                                  \
+    TU_LANE vec_##suffix tu_sqrt_##suffix(vec_##suffix x) {                                            \
+        return (vec_##suffix)vsqrtq_##suffix((type)x);                                                 \
+    }                                                                                                  \
+    TU_LANE vec_##suffix tu_floor_##suffix(vec_##suffix x) {                                           \
+        return (vec_##suffix)vrndmq_##suffix((type)x);                                                 \
+    }                                                                                                  \
+    TU_LANE vec_##suffix tu_ceil_##suffix(vec_##suffix x) {                                            \
+        return (vec_##suffix)vrndpq_##suffix((type)x);                                                 \
+    }                                                                                                  \
+    TU_LANE vec_##suffix tu_round_##suffix(vec_##suffix x) {                                           \
+        return (vec_##suffix)vrndnq_##suffix((type)x);                                                 \
+    }                                                                                                  \
+    TU_LANE vec_##suffix tu_trunc_##suffix(vec_##suffix x) {                                           \
+        return (vec_##suffix)vrndq_##suffix((type)x);                                                  \
+    }                                                                                                  \
+    TU_LANE vec_##suffix tu_lesser_##suffix(vec_##suffix left, vec_##suffix right) {                   \
+        return TU_SELECT(left < right, left, right);                                                   \
+    }                                                                                                  \
+    TU_LANE vec_##suffix tu_greater_##suffix(vec_##suffix left, vec_##suffix right) {                  \
+        return TU_SELECT(left > right, left, right);                                                   \
     }
 TU_NEON_FUNCTIONS(f32, float32x4_t)
 TU_NEON_FUNCTIONS(f64, float64x2_t)
@@ -86,8 +86,8 @@ TU_LANE double tu_fold_greater_f64(vec_f64 x) {
 #define TU_SCALE_BY_PARTS 1
 
 /* In each 32-bit lane the sum of the products of its 16-bit halves: exact for halves that were i8. */
-TU_LANE vec_i32 tu_dot_halves(vec_i32 a, vec_i32 b) {
-    int16x8_t x = (int16x8_t)a, y = (int16x8_t)b;
+TU_LANE vec_i32 tu_dot_halves(vec_i32 left, vec_i32 right) {
+    int16x8_t x = (int16x8_t)left, y = (int16x8_t)right;
     return (vec_i32)vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y));
 }
 

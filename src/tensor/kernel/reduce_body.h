@@ -4,11 +4,11 @@
  */
 
 /* One step; `kind` is a constant wherever this is inlined. */
-TU_LANE VEC NAMED(fold_step)(VEC a, VEC b, int kind) {
-    return kind == TU_FOLD_SUM       ? a + b
-           : kind == TU_FOLD_PRODUCT ? a * b
-           : kind == TU_FOLD_MAXIMUM ? MATH(maximum)(a, b)
-                                     : MATH(minimum)(a, b);
+TU_LANE VEC NAMED(fold_step)(VEC left, VEC right, int kind) {
+    return kind == TU_FOLD_SUM       ? left + right
+           : kind == TU_FOLD_PRODUCT ? left * right
+           : kind == TU_FOLD_MAXIMUM ? MATH(maximum)(left, right)
+                                     : MATH(minimum)(left, right);
 }
 TU_LANE TYPE NAMED(fold_first)(int kind) {
     return kind == TU_FOLD_SUM       ? 0
@@ -22,8 +22,9 @@ TU_LANE TYPE NAMED(fold_lanes)(VEC *lanes, int kind) {
     TYPE numbers[WIDE];
     memcpy(numbers, lanes, sizeof numbers);
     for (int64_t half = WIDE / 2; half > 0; half /= 2)
-        for (int64_t l = 0; l < half; l++)
-            numbers[l] = MATH(first)(NAMED(fold_step)(MATH(splat)(numbers[l]), MATH(splat)(numbers[l + half]), kind));
+        for (int64_t lane = 0; lane < half; lane++)
+            numbers[lane] =
+                MATH(first)(NAMED(fold_step)(MATH(splat)(numbers[lane]), MATH(splat)(numbers[lane + half]), kind));
     return numbers[0];
 }
 
@@ -37,11 +38,11 @@ TU_LANE void NAMED(fold_row)(void *to, const void *from, int64_t count, int kind
         VEC lanes[REGISTERS];
         NAMED(start)(lanes, first);
         for (; i + WIDE <= end; i += WIDE)
-            TU_UNROLL for (int r = 0; r < REGISTERS; r++) lanes[r] =
-                NAMED(fold_step)(lanes[r], MATH(load)(x + i + r * LANES), kind);
+            TU_UNROLL for (int slot = 0; slot < REGISTERS; slot++) lanes[slot] =
+                NAMED(fold_step)(lanes[slot], MATH(load)(x + i + slot * LANES), kind);
         if (i < end)
-            TU_UNROLL for (int r = 0; r < REGISTERS; r++) lanes[r] =
-                NAMED(fold_step)(lanes[r], NAMED(load_or)(x + i + r * LANES, end - i - r * LANES, first), kind);
+            TU_UNROLL for (int slot = 0; slot < REGISTERS; slot++) lanes[slot] = NAMED(fold_step)(
+                lanes[slot], NAMED(load_or)(x + i + slot * LANES, end - i - slot * LANES, first), kind);
         TYPE block = kind == TU_FOLD_SUM ? NAMED(sum_of)(lanes) : NAMED(fold_lanes)(lanes, kind);
         total = NAMED(fold_step)(total, MATH(splat)(block), kind);
     }
@@ -49,13 +50,13 @@ TU_LANE void NAMED(fold_row)(void *to, const void *from, int64_t count, int kind
 }
 TU_LANE void NAMED(fold_column)(void *to, const void *from, int64_t count, int kind) {
     const TYPE *x = from;
-    TYPE *o = to;
+    TYPE *out = to;
     int64_t i = 0;
     for (; i + LANES <= count; i += LANES)
-        MATH(store)(o + i, NAMED(fold_step)(MATH(load)(o + i), MATH(load)(x + i), kind));
+        MATH(store)(out + i, NAMED(fold_step)(MATH(load)(out + i), MATH(load)(x + i), kind));
     if (i < count) {
-        VEC value = NAMED(fold_step)(MATH(load_part)(o + i, count - i), MATH(load_part)(x + i, count - i), kind);
-        MATH(store_part)(o + i, value, count - i);
+        VEC value = NAMED(fold_step)(MATH(load_part)(out + i, count - i), MATH(load_part)(x + i, count - i), kind);
+        MATH(store_part)(out + i, value, count - i);
     }
 }
 #define FOLDS(name, kind)                                                         \

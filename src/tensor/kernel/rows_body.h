@@ -19,11 +19,11 @@ TU_LANE void NAMED(put)(TYPE *to, VEC x, int64_t part) {
 }
 
 TU_LANE void NAMED(start)(VEC *lanes, VEC value) {
-    TU_UNROLL for (int r = 0; r < REGISTERS; r++) lanes[r] = value;
+    TU_UNROLL for (int slot = 0; slot < REGISTERS; slot++) lanes[slot] = value;
 }
 TU_LANE TYPE NAMED(sum_of)(VEC *lanes) {
-    TU_UNROLL for (int half = REGISTERS / 2; half > 0; half /= 2) TU_UNROLL for (int r = 0; r < half; r++) lanes[r] +=
-        lanes[r + half];
+    TU_UNROLL for (int half = REGISTERS / 2; half > 0; half /= 2) TU_UNROLL for (int slot = 0; slot < half; slot++)
+        lanes[slot] += lanes[slot + half];
     return MATH(fold_add)(lanes[0]);
 }
 
@@ -33,11 +33,12 @@ TU_LANE TYPE NAMED(largest_of)(const TYPE *x, int64_t size) {
     int64_t i = 0;
     NAMED(start)(lanes, none);
     for (; i + WIDE <= size; i += WIDE)
-        TU_UNROLL for (int r = 0; r < REGISTERS; r++) lanes[r] = MATH(greater)(MATH(load)(x + i + r * LANES), lanes[r]);
+        TU_UNROLL for (int slot = 0; slot < REGISTERS; slot++) lanes[slot] =
+            MATH(greater)(MATH(load)(x + i + slot * LANES), lanes[slot]);
     if (i < size)
-        TU_UNROLL for (int r = 0; r < REGISTERS; r++) lanes[r] =
-            MATH(greater)(NAMED(load_or)(x + i + r * LANES, size - i - r * LANES, none), lanes[r]);
-    TU_UNROLL for (int r = 1; r < REGISTERS; r++) lanes[0] = MATH(greater)(lanes[r], lanes[0]);
+        TU_UNROLL for (int slot = 0; slot < REGISTERS; slot++) lanes[slot] =
+            MATH(greater)(NAMED(load_or)(x + i + slot * LANES, size - i - slot * LANES, none), lanes[slot]);
+    TU_UNROLL for (int slot = 1; slot < REGISTERS; slot++) lanes[0] = MATH(greater)(lanes[slot], lanes[0]);
     return MATH(fold_greater)(lanes[0]);
 }
 
@@ -48,20 +49,20 @@ TU_LANE TYPE NAMED(exponentials_of)(TYPE *y, const TYPE *x, int64_t size, TYPE s
     int64_t i = 0;
     NAMED(start)(lanes, MATH(splat)(0));
     for (; i + WIDE <= size; i += WIDE)
-        TU_UNROLL for (int r = 0; r < REGISTERS; r++) {
-            VEC e = MATH(exp)(MATH(fma)(MATH(load)(x + i + r * LANES), factor, less));
+        TU_UNROLL for (int slot = 0; slot < REGISTERS; slot++) {
+            VEC power = MATH(exp)(MATH(fma)(MATH(load)(x + i + slot * LANES), factor, less));
             if (y != NULL)
-                MATH(store)(y + i + r * LANES, e);
-            lanes[r] += e;
+                MATH(store)(y + i + slot * LANES, power);
+            lanes[slot] += power;
         }
     if (i < size)
-        TU_UNROLL for (int r = 0; r < REGISTERS; r++) {
-            int64_t left = size - i - r * LANES, part = left < 0 ? 0 : left < LANES ? left : LANES;
-            VEC term = MATH(fma)(MATH(load_part)(x + i + r * LANES, part), factor, less);
-            VEC e = MATH(exp)(TU_SELECT(MATH(below)(part), term, none));
+        TU_UNROLL for (int slot = 0; slot < REGISTERS; slot++) {
+            int64_t left = size - i - slot * LANES, part = left < 0 ? 0 : left < LANES ? left : LANES;
+            VEC term = MATH(fma)(MATH(load_part)(x + i + slot * LANES, part), factor, less);
+            VEC power = MATH(exp)(TU_SELECT(MATH(below)(part), term, none));
             if (y != NULL)
-                MATH(store_part)(y + i + r * LANES, e, part);
-            lanes[r] += e;
+                MATH(store_part)(y + i + slot * LANES, power, part);
+            lanes[slot] += power;
         }
     return NAMED(sum_of)(lanes);
 }
@@ -83,12 +84,12 @@ TU_LANE TYPE NAMED(total)(const TYPE *x, const TYPE *y, int64_t size, TYPE shift
     int64_t i = 0;
     NAMED(start)(lanes, MATH(splat)(0));
     for (; i + WIDE <= size; i += WIDE)
-        TU_UNROLL for (int r = 0; r < REGISTERS; r++) lanes[r] =
-            NAMED(sum_term)(lanes[r], MATH(load)(x + i + r * LANES), MATH(load)(y + i + r * LANES), less, kind);
+        TU_UNROLL for (int slot = 0; slot < REGISTERS; slot++) lanes[slot] = NAMED(sum_term)(
+            lanes[slot], MATH(load)(x + i + slot * LANES), MATH(load)(y + i + slot * LANES), less, kind);
     if (i < size)
-        TU_UNROLL for (int r = 0; r < REGISTERS; r++) lanes[r] =
-            NAMED(sum_term)(lanes[r], NAMED(load_or)(x + i + r * LANES, size - i - r * LANES, less),
-                            NAMED(load_or)(y + i + r * LANES, size - i - r * LANES, less), less, kind);
+        TU_UNROLL for (int slot = 0; slot < REGISTERS; slot++) lanes[slot] =
+            NAMED(sum_term)(lanes[slot], NAMED(load_or)(x + i + slot * LANES, size - i - slot * LANES, less),
+                            NAMED(load_or)(y + i + slot * LANES, size - i - slot * LANES, less), less, kind);
     return NAMED(sum_of)(lanes);
 }
 
@@ -131,37 +132,37 @@ static void NAMED(log_softmax)(const void *const *in, void *out, int64_t rows, i
     }
 }
 
-/* from (g, y): y (g - sum(g y)) */
-TU_LANE void NAMED(softmax_slope)(TYPE *out, const TYPE *g, const TYPE *y, VEC dot, int64_t part) {
-    NAMED(put)(out, NAMED(get)(y, part) * (NAMED(get)(g, part) - dot), part);
+/* from (grad, y): y (grad - sum(grad y)) */
+TU_LANE void NAMED(softmax_slope)(TYPE *out, const TYPE *grad, const TYPE *y, VEC dot, int64_t part) {
+    NAMED(put)(out, NAMED(get)(y, part) * (NAMED(get)(grad, part) - dot), part);
 }
 static void NAMED(softmax_backward)(const void *const *in, void *out, int64_t rows, int64_t size) {
     for (int64_t row = 0; row < rows; row++) {
-        const TYPE *g = (const TYPE *)in[0] + row * size, *y = (const TYPE *)in[1] + row * size;
-        TYPE *o = (TYPE *)out + row * size;
-        VEC dot = MATH(splat)(NAMED(total)(g, y, size, 0, NAMED(PRODUCTS)));
+        const TYPE *grad = (const TYPE *)in[0] + row * size, *y = (const TYPE *)in[1] + row * size;
+        TYPE *to = (TYPE *)out + row * size;
+        VEC dot = MATH(splat)(NAMED(total)(grad, y, size, 0, NAMED(PRODUCTS)));
         int64_t i = 0;
         for (; i + LANES <= size; i += LANES)
-            NAMED(softmax_slope)(o + i, g + i, y + i, dot, LANES);
+            NAMED(softmax_slope)(to + i, grad + i, y + i, dot, LANES);
         if (i < size)
-            NAMED(softmax_slope)(o + i, g + i, y + i, dot, size - i);
+            NAMED(softmax_slope)(to + i, grad + i, y + i, dot, size - i);
     }
 }
 
-/* from (g, y): g - exp(y) sum(g) */
-TU_LANE void NAMED(log_softmax_slope)(TYPE *out, const TYPE *g, const TYPE *y, VEC sum, int64_t part) {
-    NAMED(put)(out, MATH(fma)(MATH(exp)(NAMED(get)(y, part)), -sum, NAMED(get)(g, part)), part);
+/* from (grad, y): grad - exp(y) sum(grad) */
+TU_LANE void NAMED(log_softmax_slope)(TYPE *out, const TYPE *grad, const TYPE *y, VEC sum, int64_t part) {
+    NAMED(put)(out, MATH(fma)(MATH(exp)(NAMED(get)(y, part)), -sum, NAMED(get)(grad, part)), part);
 }
 static void NAMED(log_softmax_backward)(const void *const *in, void *out, int64_t rows, int64_t size) {
     for (int64_t row = 0; row < rows; row++) {
-        const TYPE *g = (const TYPE *)in[0] + row * size, *y = (const TYPE *)in[1] + row * size;
-        TYPE *o = (TYPE *)out + row * size;
-        VEC sum = MATH(splat)(NAMED(total)(g, g, size, 0, NAMED(PLAIN)));
+        const TYPE *grad = (const TYPE *)in[0] + row * size, *y = (const TYPE *)in[1] + row * size;
+        TYPE *to = (TYPE *)out + row * size;
+        VEC sum = MATH(splat)(NAMED(total)(grad, grad, size, 0, NAMED(PLAIN)));
         int64_t i = 0;
         for (; i + LANES <= size; i += LANES)
-            NAMED(log_softmax_slope)(o + i, g + i, y + i, sum, LANES);
+            NAMED(log_softmax_slope)(to + i, grad + i, y + i, sum, LANES);
         if (i < size)
-            NAMED(log_softmax_slope)(o + i, g + i, y + i, sum, size - i);
+            NAMED(log_softmax_slope)(to + i, grad + i, y + i, sum, size - i);
     }
 }
 
@@ -208,46 +209,48 @@ static void NAMED(norm)(const tu_norm_rows *rows, int64_t begin, int64_t end) {
     }
 }
 
-/* dx = scale (gw - mean(gw) - xh mean(gw xh)) with gw = g weight, xh = (x - mean) scale; RMS norm lacks the first mean.
+/* dx = scale (gw - mean(gw) - xh mean(gw xh)) with gw = grad weight, xh = (x - mean) scale; RMS norm lacks the first
+ * mean.
  */
-TU_LANE void NAMED(norm_sums)(VEC *plain, VEC *crossed, VEC g, VEC weight, VEC x, VEC mean) {
-    VEC gw = g * weight;
+TU_LANE void NAMED(norm_sums)(VEC *plain, VEC *crossed, VEC grad, VEC weight, VEC x, VEC mean) {
+    VEC gw = grad * weight;
     *plain += gw;
     *crossed = MATH(fma)(gw, x - mean, *crossed);
 }
-TU_LANE void NAMED(norm_slope)(TYPE *out, const TYPE *g, const TYPE *weight, const TYPE *x, VEC mean, VEC scale,
+TU_LANE void NAMED(norm_slope)(TYPE *out, const TYPE *grad, const TYPE *weight, const TYPE *x, VEC mean, VEC scale,
                                VEC of_g, VEC of_gx, int64_t part) {
-    VEC gw = NAMED(get)(g, part);
+    VEC gw = NAMED(get)(grad, part);
     if (weight != NULL)
         gw = gw * NAMED(get)(weight, part);
     NAMED(put)(out, scale * MATH(fma)(NAMED(get)(x, part) - mean, -of_gx, gw - of_g), part);
 }
 TU_LANE void NAMED(norm_row_backward)(const tu_norm_rows *rows, int64_t row, const TYPE *weight) {
     int64_t size = rows->size, i = 0;
-    const TYPE *x = (const TYPE *)rows->x + row * size, *g = (const TYPE *)rows->g + row * size;
-    TYPE *o = (TYPE *)rows->y + row * size, scale = ((TYPE *)rows->scale)[row];
+    const TYPE *x = (const TYPE *)rows->x + row * size, *grad = (const TYPE *)rows->grad + row * size;
+    TYPE *to = (TYPE *)rows->y + row * size, scale = ((TYPE *)rows->scale)[row];
     VEC mean = MATH(splat)(((TYPE *)rows->mean)[row]), by = MATH(splat)(scale);
     VEC one = MATH(splat)(1), zero = MATH(splat)(0), plain[REGISTERS], crossed[REGISTERS];
     NAMED(start)(plain, zero);
     NAMED(start)(crossed, zero);
     for (; i + WIDE <= size; i += WIDE)
-        TU_UNROLL for (int r = 0; r < REGISTERS; r++) {
-            int64_t at = i + r * LANES;
-            VEC w = weight ? MATH(load)(weight + at) : one;
-            NAMED(norm_sums)(&plain[r], &crossed[r], MATH(load)(g + at), w, MATH(load)(x + at), mean);
+        TU_UNROLL for (int slot = 0; slot < REGISTERS; slot++) {
+            int64_t at = i + slot * LANES;
+            VEC factor = weight ? MATH(load)(weight + at) : one;
+            NAMED(norm_sums)(&plain[slot], &crossed[slot], MATH(load)(grad + at), factor, MATH(load)(x + at), mean);
         }
     if (i < size)
-        TU_UNROLL for (int r = 0; r < REGISTERS; r++) {
-            int64_t at = i + r * LANES, left = size - at;
-            VEC w = weight ? NAMED(load_or)(weight + at, left, zero) : one, of_g = NAMED(load_or)(g + at, left, zero);
-            NAMED(norm_sums)(&plain[r], &crossed[r], of_g, w, NAMED(load_or)(x + at, left, mean), mean);
+        TU_UNROLL for (int slot = 0; slot < REGISTERS; slot++) {
+            int64_t at = i + slot * LANES, left = size - at;
+            VEC factor = weight ? NAMED(load_or)(weight + at, left, zero) : one,
+                of_g = NAMED(load_or)(grad + at, left, zero);
+            NAMED(norm_sums)(&plain[slot], &crossed[slot], of_g, factor, NAMED(load_or)(x + at, left, mean), mean);
         }
     VEC of_g = MATH(splat)(rows->centred ? NAMED(sum_of)(plain) / (TYPE)size : 0);
     VEC of_gx = MATH(splat)(NAMED(sum_of)(crossed) * scale * scale / (TYPE)size);
     for (i = 0; i + LANES <= size; i += LANES)
-        NAMED(norm_slope)(o + i, g + i, weight ? weight + i : NULL, x + i, mean, by, of_g, of_gx, LANES);
+        NAMED(norm_slope)(to + i, grad + i, weight ? weight + i : NULL, x + i, mean, by, of_g, of_gx, LANES);
     if (i < size)
-        NAMED(norm_slope)(o + i, g + i, weight ? weight + i : NULL, x + i, mean, by, of_g, of_gx, size - i);
+        NAMED(norm_slope)(to + i, grad + i, weight ? weight + i : NULL, x + i, mean, by, of_g, of_gx, size - i);
 }
 static void NAMED(norm_backward)(const tu_norm_rows *rows, int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; row++) {
@@ -264,12 +267,12 @@ static void NAMED(norm_backward)(const tu_norm_rows *rows, int64_t begin, int64_
 TU_LANE void NAMED(norm_columns_part)(const tu_norm_rows *rows, int64_t row, int count, int64_t i, int64_t part) {
     TYPE *of_weight = (TYPE *)rows->of_weight + i, *of_bias = (TYPE *)rows->of_bias + i;
     VEC weight = NAMED(get)(of_weight, part), bias = NAMED(get)(of_bias, part);
-    TU_UNROLL for (int r = 0; r < count; r++) {
-        int64_t at = (row + r) * rows->size + i;
-        VEC g = NAMED(get)((const TYPE *)rows->g + at, part);
-        VEC away = NAMED(get)((const TYPE *)rows->x + at, part) - MATH(splat)(((const TYPE *)rows->mean)[row + r]);
-        weight = MATH(fma)(g, away * MATH(splat)(((const TYPE *)rows->scale)[row + r]), weight);
-        bias += g;
+    TU_UNROLL for (int more = 0; more < count; more++) {
+        int64_t at = (row + more) * rows->size + i;
+        VEC grad = NAMED(get)((const TYPE *)rows->grad + at, part);
+        VEC away = NAMED(get)((const TYPE *)rows->x + at, part) - MATH(splat)(((const TYPE *)rows->mean)[row + more]);
+        weight = MATH(fma)(grad, away * MATH(splat)(((const TYPE *)rows->scale)[row + more]), weight);
+        bias += grad;
     }
     NAMED(put)(of_weight, weight, part);
     NAMED(put)(of_bias, bias, part);
@@ -310,32 +313,32 @@ static void NAMED(entropy_backward)(const tu_entropy_rows *rows, int64_t begin, 
     int64_t size = rows->classes;
     for (int64_t row = begin; row < end; row++) {
         const TYPE *x = (const TYPE *)rows->logits + row * size;
-        TYPE *o = (TYPE *)rows->out + row * size, scale = (TYPE)rows->scale;
+        TYPE *to = (TYPE *)rows->out + row * size, scale = (TYPE)rows->scale;
         VEC lse = MATH(splat)(((TYPE *)rows->lse)[row]);
         if (rows->targets[row] == rows->ignore) {
-            memset(o, 0, (size_t)size * sizeof *o);
+            memset(to, 0, (size_t)size * sizeof *to);
             continue;
         }
         int64_t i = 0;
         for (; i + LANES <= size; i += LANES)
-            NAMED(entropy_slope)(o + i, x + i, lse, MATH(splat)(scale), LANES);
+            NAMED(entropy_slope)(to + i, x + i, lse, MATH(splat)(scale), LANES);
         if (i < size)
-            NAMED(entropy_slope)(o + i, x + i, lse, MATH(splat)(scale), size - i);
-        o[rows->targets[row]] -= scale;
+            NAMED(entropy_slope)(to + i, x + i, lse, MATH(splat)(scale), size - i);
+        to[rows->targets[row]] -= scale;
     }
 }
 
 /* ---- optimizer steps ---- */
 
 TU_LANE void NAMED(sgd_part)(const tu_step *step, int64_t i, int64_t part) {
-    TYPE *p = (TYPE *)step->parameter + i, *velocity = step->first ? (TYPE *)step->first + i : NULL;
-    VEC old = NAMED(get)(p, part);
+    TYPE *parameter = (TYPE *)step->parameter + i, *velocity = step->first ? (TYPE *)step->first + i : NULL;
+    VEC old = NAMED(get)(parameter, part);
     VEC change = MATH(fma)(MATH(splat)((TYPE)step->decay), old, NAMED(get)((const TYPE *)step->gradient + i, part));
     if (velocity != NULL) {
         change = MATH(fma)(MATH(splat)((TYPE)step->momentum), NAMED(get)(velocity, part), change);
         NAMED(put)(velocity, change, part);
     }
-    NAMED(put)(p, MATH(fma)(MATH(splat)(-(TYPE)step->rate), change, old), part);
+    NAMED(put)(parameter, MATH(fma)(MATH(splat)(-(TYPE)step->rate), change, old), part);
 }
 static void NAMED(sgd)(const tu_step *step, int64_t begin, int64_t end) {
     int64_t i = begin;
@@ -346,17 +349,17 @@ static void NAMED(sgd)(const tu_step *step, int64_t begin, int64_t end) {
 }
 
 TU_LANE void NAMED(adamw_part)(const tu_step *step, int64_t i, int64_t part) {
-    TYPE *p = (TYPE *)step->parameter + i, *first = (TYPE *)step->first + i, *second = (TYPE *)step->second + i;
-    VEC g = NAMED(get)((const TYPE *)step->gradient + i, part);
-    VEC m = NAMED(get)(first, part);
-    m = MATH(fma)(g - m, MATH(splat)((TYPE)(1 - step->beta1)), m);
-    VEC v = MATH(fma)(MATH(splat)((TYPE)step->beta2), NAMED(get)(second, part),
-                      MATH(splat)((TYPE)(1 - step->beta2)) * g * g);
-    VEC root = MATH(fma)(MATH(sqrt)(v), MATH(splat)((TYPE)step->correct), MATH(splat)((TYPE)step->epsilon));
-    VEC change = MATH(splat)(-(TYPE)step->rate) * (m / root);
-    NAMED(put)(first, m, part);
-    NAMED(put)(second, v, part);
-    NAMED(put)(p, MATH(fma)(MATH(splat)((TYPE)step->decay), NAMED(get)(p, part), change), part);
+    TYPE *parameter = (TYPE *)step->parameter + i, *first = (TYPE *)step->first + i, *second = (TYPE *)step->second + i;
+    VEC grad = NAMED(get)((const TYPE *)step->gradient + i, part);
+    VEC mean = NAMED(get)(first, part);
+    mean = MATH(fma)(grad - mean, MATH(splat)((TYPE)(1 - step->beta1)), mean);
+    VEC square = MATH(fma)(MATH(splat)((TYPE)step->beta2), NAMED(get)(second, part),
+                           MATH(splat)((TYPE)(1 - step->beta2)) * grad * grad);
+    VEC root = MATH(fma)(MATH(sqrt)(square), MATH(splat)((TYPE)step->correct), MATH(splat)((TYPE)step->epsilon));
+    VEC change = MATH(splat)(-(TYPE)step->rate) * (mean / root);
+    NAMED(put)(first, mean, part);
+    NAMED(put)(second, square, part);
+    NAMED(put)(parameter, MATH(fma)(MATH(splat)((TYPE)step->decay), NAMED(get)(parameter, part), change), part);
 }
 static void NAMED(adamw)(const tu_step *step, int64_t begin, int64_t end) {
     const tu_step held = *step;
@@ -378,16 +381,16 @@ static double NAMED(exponentials)(void *x, int64_t count, double scale, double s
 static void NAMED(multiply)(void *x, int64_t count, double factor) {
     NAMED(multiply_row)(x, count, (TYPE)factor);
 }
-TU_LANE void NAMED(slope_part)(TYPE *dp, const TYPE *p, VEC d, VEC scale, int64_t part) {
-    NAMED(put)(dp, NAMED(get)(p, part) * (NAMED(get)(dp, part) - d) * scale, part);
+TU_LANE void NAMED(slope_part)(TYPE *dp, const TYPE *shares, VEC shift, VEC scale, int64_t part) {
+    NAMED(put)(dp, NAMED(get)(shares, part) * (NAMED(get)(dp, part) - shift) * scale, part);
 }
-static void NAMED(slopes)(const void *p, void *dp, int64_t count, double d, double scale) {
-    VEC less = MATH(splat)((TYPE)d), by = MATH(splat)((TYPE)scale);
+static void NAMED(slopes)(const void *shares, void *dp, int64_t count, double shift, double scale) {
+    VEC less = MATH(splat)((TYPE)shift), by = MATH(splat)((TYPE)scale);
     int64_t i = 0;
     for (; i + LANES <= count; i += LANES)
-        NAMED(slope_part)((TYPE *)dp + i, (const TYPE *)p + i, less, by, LANES);
+        NAMED(slope_part)((TYPE *)dp + i, (const TYPE *)shares + i, less, by, LANES);
     if (i < count)
-        NAMED(slope_part)((TYPE *)dp + i, (const TYPE *)p + i, less, by, count - i);
+        NAMED(slope_part)((TYPE *)dp + i, (const TYPE *)shares + i, less, by, count - i);
 }
 static double NAMED(dot)(const void *x, const void *y, int64_t count) {
     return NAMED(total)(x, y, count, 0, NAMED(PRODUCTS));

@@ -54,7 +54,7 @@ TU_LANE vec_f64 tu_float_f64(vec_i64 bits) {
 }
 
 /* A comparison gives a mask; these work on masks. */
-#define TU_SELECT(mask, a, b) ((mask) ? (a) : (b))
+#define TU_SELECT(mask, yes, no) ((mask) ? (yes) : (no))
 #define TU_NOT(mask) (!(mask))
 TU_LANE bool tu_any_f32(int mask) {
     return mask != 0;
@@ -75,50 +75,50 @@ TU_LANE vec_i64 tu_right_f64(vec_i64 bits, int count) {
     return bits >> count;
 }
 
-#define TU_SCALAR_PRIMITIVES(suffix, type, letter)                             \
-    TU_LANE type tu_splat_##suffix(type x) {                                   \
-        return x;                                                              \
-    }                                                                          \
-    TU_LANE type tu_load_##suffix(const type *from) {                          \
-        return *from;                                                          \
-    }                                                                          \
-    TU_LANE void tu_store_##suffix(type *to, type x) {                         \
-        *to = x;                                                               \
-    }                                                                          \
-    TU_LANE type tu_load_part_##suffix(const type *from, int64_t count) {      \
-        return count > 0 ? *from : 0;                                          \
-    }                                                                          \
-    TU_LANE void tu_store_part_##suffix(type *to, type x, int64_t count) {     \
-        if (count > 0)                                                         \
-            *to = x;                                                           \
-    }                                                                          \
-    TU_LANE type tu_first_##suffix(type x) {                                   \
-        return x;                                                              \
-    }                                                                          \
-    TU_LANE type tu_fma_##suffix(type a, type b, type c) {                     \
-        return TU_C_FUNCTION(fma, letter)(a, b, c);                            \
-    }                                                                          \
-    TU_LANE type tu_sqrt_##suffix(type x) {                                    \
-        return TU_C_FUNCTION(sqrt, letter)(x);                                 \
-    }                                                                          \
-    TU_LANE type tu_floor_##suffix(type x) {                                   \
-        return TU_C_FUNCTION(floor, letter)(x);                                \
-    }                                                                          \
-    TU_LANE type tu_ceil_##suffix(type x) {                                    \
-        return TU_C_FUNCTION(ceil, letter)(x);                                 \
-    }                                                                          \
-    TU_LANE type tu_round_##suffix(type x) {                                   \
-        return TU_C_FUNCTION(rint, letter)(x);                                 \
-    }                                                                          \
-    TU_LANE type tu_trunc_##suffix(type x) {                                   \
-        return TU_C_FUNCTION(trunc, letter)(x);                                \
-    }                                                                          \
-    /* a < b ? a : b and a > b ? a : b: b where either is NaN or both equal */ \
-    TU_LANE type tu_lesser_##suffix(type a, type b) {                          \
-        return a < b ? a : b;                                                  \
-    }                                                                          \
-    TU_LANE type tu_greater_##suffix(type a, type b) {                         \
-        return a > b ? a : b;                                                  \
+#define TU_SCALAR_PRIMITIVES(suffix, type, letter)                               \
+    TU_LANE type tu_splat_##suffix(type x) {                                     \
+        return x;                                                                \
+    }                                                                            \
+    TU_LANE type tu_load_##suffix(const type *from) {                            \
+        return *from;                                                            \
+    }                                                                            \
+    TU_LANE void tu_store_##suffix(type *to, type x) {                           \
+        *to = x;                                                                 \
+    }                                                                            \
+    TU_LANE type tu_load_part_##suffix(const type *from, int64_t count) {        \
+        return count > 0 ? *from : 0;                                            \
+    }                                                                            \
+    TU_LANE void tu_store_part_##suffix(type *to, type x, int64_t count) {       \
+        if (count > 0)                                                           \
+            *to = x;                                                             \
+    }                                                                            \
+    TU_LANE type tu_first_##suffix(type x) {                                     \
+        return x;                                                                \
+    }                                                                            \
+    TU_LANE type tu_fma_##suffix(type left, type right, type addend) {           \
+        return TU_C_FUNCTION(fma, letter)(left, right, addend);                  \
+    }                                                                            \
+    TU_LANE type tu_sqrt_##suffix(type x) {                                      \
+        return TU_C_FUNCTION(sqrt, letter)(x);                                   \
+    }                                                                            \
+    TU_LANE type tu_floor_##suffix(type x) {                                     \
+        return TU_C_FUNCTION(floor, letter)(x);                                  \
+    }                                                                            \
+    TU_LANE type tu_ceil_##suffix(type x) {                                      \
+        return TU_C_FUNCTION(ceil, letter)(x);                                   \
+    }                                                                            \
+    TU_LANE type tu_round_##suffix(type x) {                                     \
+        return TU_C_FUNCTION(rint, letter)(x);                                   \
+    }                                                                            \
+    TU_LANE type tu_trunc_##suffix(type x) {                                     \
+        return TU_C_FUNCTION(trunc, letter)(x);                                  \
+    }                                                                            \
+    /* The lesser and the greater: `right` where either is NaN or both equal. */ \
+    TU_LANE type tu_lesser_##suffix(type left, type right) {                     \
+        return left < right ? left : right;                                      \
+    }                                                                            \
+    TU_LANE type tu_greater_##suffix(type left, type right) {                    \
+        return left > right ? left : right;                                      \
     }
 
 /* All lanes of a register in one number, halves first: lane l with lane l + n/2, and so on. */
@@ -159,8 +159,8 @@ TU_LANE vec_f32 tu_narrow(const vec_f64 *half) {
 #define TU_SCALE_BY_PARTS 1
 
 /* In each 32-bit lane the sum of the products of its 16-bit halves: exact for halves that were i8. */
-TU_LANE vec_i32 tu_dot_halves(vec_i32 a, vec_i32 b) {
-    return (int16_t)a * (int16_t)b + (a >> 16) * (b >> 16);
+TU_LANE vec_i32 tu_dot_halves(vec_i32 left, vec_i32 right) {
+    return (int16_t)left * (int16_t)right + (left >> 16) * (right >> 16);
 }
 
 /* Rows of a tile of a matrix product: as many as the registers hold, two each. */

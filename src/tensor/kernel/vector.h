@@ -39,11 +39,11 @@ TU_LANE vec_f64 tu_float_f64(vec_i64 bits) {
 }
 
 /* Compilers turn this into a blend. */
-#define TU_SELECT(mask, a, b)                                                                            \
-    ({                                                                                                   \
-        __typeof__(mask) tu_mask = (mask);                                                               \
-        __typeof__(a) tu_a = (a), tu_b = (b);                                                            \
-        (__typeof__(a))(((__typeof__(tu_mask))tu_a & tu_mask) | ((__typeof__(tu_mask))tu_b & ~tu_mask)); \
+#define TU_SELECT(mask, yes, no)                                                                              \
+    ({                                                                                                        \
+        __typeof__(mask) tu_mask = (mask);                                                                    \
+        __typeof__(yes) tu_yes = (yes), tu_no = (no);                                                         \
+        (__typeof__(yes))(((__typeof__(tu_mask))tu_yes & tu_mask) | ((__typeof__(tu_mask))tu_no & ~tu_mask)); \
     })
 #define TU_NOT(mask) (~(mask))
 
