@@ -26,6 +26,7 @@
 
 #include "base/clock.h"
 #include "base/wait.h"
+#include "job/page.h"
 #include "job/segment.h"
 #include "memory/memory.h"
 
@@ -193,6 +194,14 @@ static int count_mappings(void) {
 
 #define LIVE 10000
 
+/* Bytes of shared memory that the ranks of this host have reserved. */
+static int64_t reserved_here(const tutti_world *world) {
+    int64_t sum = 0;
+    for (int rank = 0; rank < world->local_size; rank++)
+        sum += atomic_load(&tu_page_slot(tu_job_page(world->job), rank)->reserved);
+    return sum;
+}
+
 static tutti_status ten_thousand(tutti_world *world, void *argument) {
     results *shared = argument;
     tutti_memory **memories = calloc(LIVE, sizeof *memories);
@@ -200,7 +209,7 @@ static tutti_status ten_thousand(tutti_world *world, void *argument) {
     if (memories == NULL || peers == NULL)
         return TUTTI_ERROR_MEMORY;
     bind(world);
-    int64_t reserved = tu_job_reserved(world->job);
+    int64_t reserved = reserved_here(world);
     size_t private_bytes = mallinfo2().uordblks;
     int64_t start = tu_clock_now();
     for (int i = 0; i < LIVE; i++)
@@ -208,7 +217,7 @@ static tutti_status ten_thousand(tutti_world *world, void *argument) {
     double microseconds = since_us(start);
     if (tutti_world_rank(world) == 0) {
         shared->block_us = microseconds / LIVE;
-        shared->reserved_per_block = (double)(tu_job_reserved(world->job) - reserved) / LIVE / tutti_world_size(world);
+        shared->reserved_per_block = (double)(reserved_here(world) - reserved) / LIVE / tutti_world_size(world);
         shared->private_per_block = (double)(mallinfo2().uordblks - private_bytes) / LIVE;
         shared->mappings = count_mappings();
         start = tu_clock_now();

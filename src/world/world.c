@@ -667,7 +667,6 @@ tutti_status tutti_world_close(tutti_world *world) {
     TU_LOG(TUTTI_LOG_INFO, world->log, "world", "world \"%s\" closes", world->name);
     tutti_error_copy earlier;
     recall_failure(world, &earlier);
-    world->group = NULL;
     atomic_store_explicit(&world->closed, 1, memory_order_seq_cst); /* pairs with the load in tu_world_check */
     bool empty = empty_world(world);
     if (!empty) { /* what it uses stays */
@@ -679,6 +678,7 @@ tutti_status tutti_world_close(tutti_world *world) {
             "has not returned for %.3g s: its memory stays",
             world->name, world->rank, (double)world->timeout_ns / 1e9);
     }
+    world->group = NULL;
     tu_events_free(world->events);
     world->events = NULL;
     drop_groups(world);

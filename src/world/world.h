@@ -43,9 +43,9 @@ struct tutti_world {
                               ends no wait on the store any more */
     tu_job *job;           /* NULL when fake */
     int *job_rank_of;      /* world rank -> job rank, -1 on another host */
-    tutti_group *group;    /* the default group, "0" */
-    _Atomic uint32_t interrupt; /* TU_INTERRUPT_…: not 0 ends waits */
-    _Atomic uint32_t closed;    /* set once by tutti_world_close */
+    _Atomic(tutti_group *) group; /* of all ranks: "0", until a refill makes another */
+    _Atomic uint32_t interrupt;   /* TU_INTERRUPT_…: not 0 ends waits */
+    _Atomic uint32_t closed;      /* set once by tutti_world_close */
     /* Set once a backend other than the CPU's has been opened: asks the devices how the group fares. */
     _Atomic(tutti_status (*)(tutti_group *)) devices;
     _Atomic bool looked;     /* for devices, at the first collective */
