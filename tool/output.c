@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -98,6 +99,19 @@ static bool write_patiently(output *out, int descriptor, const char *data, size_
         count -= wrote > 0 ? (size_t)wrote : 0;
     }
     return true;
+}
+
+void output_tell(output *out, const char *format, ...) {
+    char line[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    size_t count = length < (int)sizeof line ? (size_t)length : sizeof line - 1;
+    if (out != NULL)
+        (void)write_patiently(out, STDERR_FILENO, line, count);
+    else
+        (void)write_all(STDERR_FILENO, line, count);
 }
 
 static int open_log(const char *folder, int rank, const char *kind) {

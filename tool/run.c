@@ -462,8 +462,8 @@ static void tell_end(launcher *l, int rank, const char *and_then) {
         snprintf(text + strlen(text), sizeof text - strlen(text),
                  ", likely by the kernel for want of memory (dmesg tells)");
     bool colour = tool_colour(2);
-    fprintf(stderr, "%stutti run: rank %d (pid %d) %s%s%s\n", colour ? "\033[1;31m" : "", rank, pid_of(l, rank), text,
-            and_then, colour ? "\033[0m" : "");
+    output_tell(l->output, "%stutti run: rank %d (pid %d) %s%s%s\n", colour ? "\033[1;31m" : "", rank, pid_of(l, rank),
+                text, and_then, colour ? "\033[0m" : "");
 }
 
 static void tell_stopping(launcher *l) {
@@ -478,7 +478,7 @@ static void tell_stopping(launcher *l) {
     if (count == 0 || l->options.quiet)
         return;
     tool_rank_list(stopped, l->options.ranks, text, sizeof text);
-    fprintf(stderr, "tutti run: stopping rank%s %s\n", count == 1 ? "" : "s", text);
+    output_tell(l->output, "tutti run: stopping rank%s %s\n", count == 1 ? "" : "s", text);
 }
 
 static void tell_refills(launcher *launcher) {
@@ -490,9 +490,9 @@ static void tell_refills(launcher *launcher) {
         launcher->refills[rank] = refills;
         char text[128];
         tool_wait_text(atomic_load_explicit(&slot->lost_status, memory_order_relaxed), text, sizeof text);
-        fprintf(stderr, "tutti run: rank %d (pid %d) %s; a newcomer (pid %d) takes its place\n", rank,
-                atomic_load_explicit(&slot->lost_pid, memory_order_relaxed), text,
-                atomic_load_explicit(&slot->pid, memory_order_relaxed));
+        output_tell(launcher->output, "tutti run: rank %d (pid %d) %s; a newcomer (pid %d) takes its place\n", rank,
+                    atomic_load_explicit(&slot->lost_pid, memory_order_relaxed), text,
+                    atomic_load_explicit(&slot->pid, memory_order_relaxed));
     }
 }
 
@@ -532,8 +532,8 @@ static void tell_others(launcher *l) {
         tool_wait_text(status_of(l, rank), text, sizeof text);
         tool_rank_list(same, l->options.ranks, ranks, sizeof ranks);
         bool plural_was = count > 1 && strncmp(text, "was ", 4) == 0;
-        fprintf(stderr, "tutti run: then rank%s %s %s%s\n", count == 1 ? "" : "s", ranks, plural_was ? "were " : "",
-                plural_was ? text + 4 : text);
+        output_tell(l->output, "tutti run: then rank%s %s %s%s\n", count == 1 ? "" : "s", ranks,
+                    plural_was ? "were " : "", plural_was ? text + 4 : text);
     }
 }
 

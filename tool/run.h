@@ -107,6 +107,9 @@ void output_show_prompts(output *output);
 void output_answered(output *output);
 /* Reads what is there now, of one rank or of all (-1), without waiting. */
 void output_drain(output *output, int rank);
+/* A line of the launcher's own, to standard error, with the same patience: it never holds up signals. NULL output: it
+ * is over, and the line is written at once. */
+void output_tell(output *output, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Writes what is left, incomplete lines too, and frees. */
 void output_close(output *output);
 

@@ -209,6 +209,29 @@ def signals_get_through_while_nobody_takes_the_output():
 
 
 @test
+def signals_get_through_while_nobody_takes_what_the_launcher_tells():
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    try:
+        while True:
+            os.write(writing, b"x" * 4096)
+    except BlockingIOError:
+        pass
+    os.set_blocking(writing, True)
+    words = marker("one fails, the other stays")
+    job = subprocess.Popen([TUTTI, "run", "--survive", "-n", "2", "sh", "-c", "[ $RANK = 1 ] && exit 3; sleep 1000", words],
+                           stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=writing)
+    time.sleep(1)  # it wants to tell about rank 1 by now
+    job.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    job.send_signal(signal.SIGTERM)
+    job.wait(LIMIT)
+    equal(processes_with(words), [])
+    os.close(reading)
+    os.close(writing)
+
+
+@test
 def tags_are_coloured_on_a_terminal_only():
     def on_terminal(environment):
         master, slave = pty.openpty()
