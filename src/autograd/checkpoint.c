@@ -82,7 +82,8 @@ static void *pack(void *user, tt_tensor *tensor) {
     }
     *made = (entry){ .owner = one, .index = one->count, .shape = tu_shape_of(tensor) };
     atomic_fetch_add_explicit(&one->references, 1, memory_order_relaxed);
-    return one->entries[one->count++] = made;
+    one->entries[one->count++] = made;
+    return made;
 }
 
 static void release(void *user, void *packed) {

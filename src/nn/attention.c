@@ -53,7 +53,7 @@ static bool take_options(int64_t width, const tt_attention_options *options, tt_
         return false;
     full->heads = full->heads != 0 ? full->heads : 1;
     full->dtype = full->dtype != 0 ? full->dtype : TUTTI_F32;
-    if (full->heads < 0 || width <= 0 || width % full->heads != 0)
+    if (full->heads <= 0 || width <= 0 || width % full->heads != 0)
         tu_fail(TUTTI_ERROR_ARGUMENT, "attention_module: %lld heads do not divide the width %lld",
                 (long long)full->heads, (long long)width);
     else if (full->rope_base != 0 && width / full->heads % 2 != 0)

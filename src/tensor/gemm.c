@@ -211,9 +211,10 @@ tutti_status tu_int8_gemm(int64_t rows, int64_t columns, int64_t depth, tu_matri
         memset(out, 0, (size_t)(rows * columns) * sizeof *out);
         return TUTTI_OK;
     }
-    int32_t *packed_left = tu_block_alloc(tu_self(), bytes), *packed_right = packed_left + pairs * rows;
+    int32_t *packed_left = tu_block_alloc(tu_self(), bytes);
     if (packed_left == NULL)
         return tu_error_memory("packed matrices of i8", bytes);
+    int32_t *packed_right = packed_left + pairs * rows;
     const int8_t *of_left = left.data, *of_right = right.data;
     for (int64_t i = 0; i < rows; i++)
         for (int64_t inner = 0; inner < pairs; inner++)

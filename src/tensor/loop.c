@@ -261,8 +261,8 @@ static void walk_range(void *context, int64_t begin, int64_t end) {
     for (int k = 0; k < loop->operands; k++) {
         int64_t offset = 0;
         for (int dim = 0; dim <= last; dim++)
-            offset += index[dim] *
-                      loop->at[k].strides[dim]; // cppcheck-suppress uninitvar // the loop above filled all of them
+            // cppcheck-suppress uninitvar // the loop above filled all of them
+            offset += index[dim] * loop->at[k].strides[dim];
         data[k] = loop->at[k].data + offset * tu_dtype_bytes[loop->at[k].dtype];
     }
     bool direct = all_direct(job);
