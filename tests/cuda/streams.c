@@ -71,10 +71,12 @@ TEST_GPU(only_the_earlier_operation_is_waited_for_not_what_comes_after_it_on_its
     bench bench;
     begin(&bench, world);
     CHECK_OK(tutti_peers_barrier(bench.peers, 0, ON(bench.first)));
-    gpu_delay(bench.first, 1500);
+    if (bench.rank == 0) /* alone: host functions of ranks that share a context run one after the other */
+        gpu_delay(bench.first, 1500);
     CHECK_OK(tutti_peers_barrier(bench.peers, 0, ON(bench.second)));
     CHECK_CUDA(gpu.cuStreamSynchronize(bench.second));
-    CHECK_EQ(gpu.cuStreamQuery(bench.first), CUDA_ERROR_NOT_READY);
+    if (bench.rank == 0)
+        CHECK_EQ(gpu.cuStreamQuery(bench.first), CUDA_ERROR_NOT_READY);
     end(&bench);
 }
 
