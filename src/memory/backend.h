@@ -7,7 +7,6 @@
  *     remote      put, get, signal and barrier on what was imported, by rank and offset
  *     streams     recognises pointers of the device; streams and events
  *     executor    runs collectives (collective/device.h)
- *     tensors     kernels by the names of operators (the tensor library)
  *
  * Any part may be absent. The table and each part begin with their size: what an older plug-in does not have yet counts
  * as absent, and what a newer one has besides is left alone. `version` changes only when something that exists changes
