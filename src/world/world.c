@@ -498,6 +498,8 @@ static tutti_status find_the_others_in_time(tutti_world *world, const tu_launch 
     return status;
 }
 
+static void drop_groups(tutti_world *world);
+
 tutti_status tutti_world_open(const tutti_world_options *given, tutti_world **out) {
     tutti_world_options options = TUTTI_WORLD_OPTIONS_INIT;
     tutti_status status = tu_options_copy("tutti_world_options", given, &options, sizeof options);
@@ -541,6 +543,7 @@ unclaim_world:
         snprintf(why, sizeof why, "failed to open its world: %.150s", tutti_error_message());
         tu_job_mark_dead(world->job, why);
     }
+    drop_groups(world);
     (void)unclaim(world);
 free_world:
     free_world(world);
