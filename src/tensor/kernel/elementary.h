@@ -150,12 +150,12 @@ TU_LANE vec_f64 tu_expm1_f64(vec_f64 x) {
 
 /* x = 2^n (1 + fraction) with 1 + fraction in [sqrt 1/2, sqrt 2), for normal positive x; returns n. */
 TU_LANE vec_f32 tu_log_parts_f32(vec_f32 x, vec_f32 *fraction) {
-    vec_i32 bits = tu_bits_f32(x) + (0x3f800000 - 0x3f3504f3);
+    vec_i32 bits = (vec_i32)((vec_u32)tu_bits_f32(x) + (0x3f800000 - 0x3f3504f3)); /* wraps for a NaN */
     *fraction = tu_float_f32((bits & 0x7fffff) + 0x3f3504f3) - TU_K32(1.0f);
     return tu_float_f32(((bits >> 23) & 0x1ff) | 0x4b000000) - TU_K32(8388608.0f + 127);
 }
 TU_LANE vec_f64 tu_log_parts_f64(vec_f64 x, vec_f64 *fraction) {
-    vec_i64 bits = tu_bits_f64(x) + (INT64_C(0x3ff0000000000000) - INT64_C(0x3fe6a09e667f3bcd));
+    vec_i64 bits = (vec_i64)((vec_u64)tu_bits_f64(x) + (UINT64_C(0x3ff0000000000000) - UINT64_C(0x3fe6a09e667f3bcd)));
     *fraction = tu_float_f64((bits & INT64_C(0xfffffffffffff)) + INT64_C(0x3fe6a09e667f3bcd)) - TU_K64(1.0);
     return tu_float_f64(tu_right_f64(bits, 52) | INT64_C(0x4330000000000000)) - TU_K64(4503599627370496.0 + 1023);
 }

@@ -29,6 +29,7 @@ typedef float vec_f32;
 typedef int32_t vec_i32;
 typedef double vec_f64;
 typedef int64_t vec_i64;
+typedef uint32_t vec_u32;
 typedef uint64_t vec_u64;
 
 /* The bits of a number, and the number with these bits. */

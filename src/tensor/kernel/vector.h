@@ -23,6 +23,7 @@ typedef float vec_f32 __attribute__((vector_size(VECTOR)));
 typedef int32_t vec_i32 __attribute__((vector_size(VECTOR)));
 typedef double vec_f64 __attribute__((vector_size(VECTOR)));
 typedef int64_t vec_i64 __attribute__((vector_size(VECTOR)));
+typedef uint32_t vec_u32 __attribute__((vector_size(VECTOR)));
 typedef uint64_t vec_u64 __attribute__((vector_size(VECTOR)));
 
 TU_LANE vec_i32 tu_bits_f32(vec_f32 x) {
