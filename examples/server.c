@@ -3,7 +3,7 @@
  * A server on a pool of workers that outlives them: each request is answered whatever dies, and the pool is whole again
  * afterwards.
  *
- *     tutti run -n 4 --refill 10 ./server
+ *     tutti run -n 4 --refill 10 ./server <<< 3
  *
  * A line of standard input is a request, a number; the answer is the sum of the outputs of a linear layer for it. The
  * layer's weights are split over the ranks; each adds up its share, and an all-reduce in symmetric memory adds the
