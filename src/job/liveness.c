@@ -203,6 +203,20 @@ static bool has_called_exec(tu_job *job, int rank, const tu_fate *fate) {
     return atomic_load_explicit(&peer->ended, memory_order_relaxed) || is_cut_off(peer);
 }
 
+#define EXEC_LOOKS 20 /* of a millisecond each */
+
+/* The notice of a death is the mutex, which exec gives up a moment before it closes the socket: a process that neither
+ * ends nor has been cut off is looked at again. */
+static void look_until_clear(tu_job *job, int rank, tu_fate *fate) {
+    const tu_peer *peer = &job->peers[rank];
+    for (int look = 0; look < EXEC_LOOKS; look++) {
+        if (fate->known || fate->exited || fate->exiting || has_called_exec(job, rank, fate))
+            return;
+        nanosleep(&(struct timespec){ .tv_nsec = TU_MILLISECOND }, NULL);
+        tu_process_fate(peer->pid, peer->start_time, peer->pidfd, fate);
+    }
+}
+
 static void tell_process(tu_job *job, int rank, tu_death *death) {
     tu_slot *slot = tu_page_slot(job->page, rank);
     tu_fate fate = { .exited = true };
@@ -215,6 +229,7 @@ static void tell_process(tu_job *job, int rank, tu_death *death) {
         fate.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
     } else {
         tu_process_fate(job->peers[rank].pid, job->peers[rank].start_time, job->peers[rank].pidfd, &fate);
+        look_until_clear(job, rank, &fate);
     }
     death->known = fate.known;
     death->signal = fate.signal;
