@@ -411,7 +411,8 @@ tutti_status tutti_store_clone(tutti_store *store, tutti_store **clone) {
     CHECK(check_result("store clone", clone));
     tutti_store *made;
     CHECK(store->kind->clone(store, &made));
-    tu_store_set_watch(made, store->watch);
+    if (made != store) /* a clone may be another reference to the same store, which other threads use */
+        tu_store_set_watch(made, store->watch);
     *clone = made;
     return TUTTI_OK;
 }
