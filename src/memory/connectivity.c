@@ -105,7 +105,7 @@ tutti_status tutti_connectivity_devices(tutti_world *world, tutti_device kind, t
     if (world == NULL || result == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_connectivity_devices needs a world and a place for its result");
     const tu_backend *backend;
-    tutti_connectivity *made;
+    tutti_connectivity *made = NULL;
     int count = 0;
     tutti_status status = tu_world_check(world);
     if (status == TUTTI_OK)

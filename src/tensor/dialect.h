@@ -32,6 +32,10 @@
 #define NUMBER(value) TU_MEANING(number)(value)
 #define SELECT(condition, left, right) TU_SELECT(condition, left, right)
 #define TRUTH(condition) TU_SELECT(condition, NUMBER(1), NUMBER(0))
+/* Masks of vectors have no && and ||; on single numbers clang asks whether they were meant. */
+#ifdef __clang__
+#pragma clang diagnostic ignored "-Wbitwise-instead-of-logical"
+#endif
 #define AND(left, right) ((left) & (right))
 #define OR(left, right) ((left) | (right))
 #define NOT(left) TU_NOT(left)
