@@ -2,10 +2,10 @@
  *
  * Tensors on symmetric memory.
  */
+#include "functional/symmetric.h"
+
 #include <tutti/autograd.h>
 #include <tutti/functional.h>
-
-#include "tensor/operator.h"
 
 static void release_block(void *owner) {
     tutti_memory_release(owner);
@@ -73,4 +73,39 @@ tutti_memory *tt_symm_memory(const tt_tensor *x) {
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("symm_memory", "x", x)) != TUTTI_OK)
         return NULL;
     return x->storage->release == release_block ? x->storage->owner : NULL;
+}
+
+/* ---- for operations on symmetric memory ---- */
+
+/* A storage that was made here knows its block; any other one is looked up by its address. */
+bool tu_symm_find(const tt_tensor *x, tutti_world *world, tu_symm_place *place) {
+    const char *pointer = tu_pointer(x);
+    if (x->device == TUTTI_META || pointer == NULL)
+        return false;
+    bool known = x->storage->release == release_block;
+    tutti_memory *memory = known ? x->storage->owner : world != NULL ? tutti_memory_find(world, pointer) : NULL;
+    if (memory == NULL)
+        return false;
+    size_t offset = (size_t)(pointer - (const char *)tutti_memory_data(memory));
+    size_t need = tu_tensor_need(x) - (size_t)x->offset * tu_dtype_bytes[x->dtype];
+    if (x->numel > 0 && offset + need > tutti_memory_bytes(memory))
+        return false;
+    *place = (tu_symm_place){ memory, offset };
+    return true;
+}
+
+tutti_status tu_symm_require(const char *who, const char *what, const tt_tensor *x, tutti_world *world,
+                             tu_symm_place *place) {
+    if (tu_symm_find(x, world, place))
+        return TUTTI_OK;
+    return tu_error(TUTTI_ERROR_ARGUMENT,
+                    "%s: %s must be allocated with empty_strided_p2p(), that is tt_symm_empty, tt_symm_empty_strided "
+                    "or inside tt_symm_pool_begin: %s lies in ordinary memory",
+                    who, what, tu_describe(x));
+}
+
+tutti_status tu_symm_meet(const char *who, const char *what, const tt_tensor *x, tutti_group *group,
+                          tu_symm_place *place, tutti_peers **peers) {
+    tutti_status status = tu_symm_require(who, what, x, tutti_group_world(group), place);
+    return status == TUTTI_OK ? tutti_memory_rendezvous(place->memory, group, peers) : status;
 }
