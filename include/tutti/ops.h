@@ -354,7 +354,7 @@ typedef enum tt_argument_type {
     TT_ARGUMENT_DOUBLE = 5,     /* double */
     TT_ARGUMENT_BOOL = 6,       /* bool */
     TT_ARGUMENT_DIMS = 7,       /* tt_dims */
-    TT_ARGUMENT_INTS = 8,       /* const int64_t *, as many as another argument says */
+    TT_ARGUMENT_INTS = 8,       /* const int64_t * or const int *; another argument says how many */
     TT_ARGUMENT_DTYPE = 9,      /* tutti_dtype */
     TT_ARGUMENT_DEVICE = 10,    /* tutti_device; the C function takes it in a const tt_options * */
     TT_ARGUMENT_REDUCTION = 11, /* tutti_reduction */
@@ -364,8 +364,9 @@ typedef struct tt_argument_info {
     size_t size;
     const char *name; /* "dim" */
     tt_argument_type type;
-    bool optional; /* a tensor that may be NULL */
-    bool written;  /* a tensor that is changed, beside that of the in-place form */
+    bool optional;           /* a tensor that may be NULL */
+    bool written;            /* a tensor that is changed, beside that of the in-place form */
+    const char *declaration; /* as the C function has it, "int dim"; "size_t dim_count, const int *dims" */
 } tt_argument_info;
 #define TT_ARGUMENT_INFO_INIT TUTTI_DEFAULTS(tt_argument_info)
 /* TT_ARGUMENT_INFO_INIT as a function: zeroes `size` bytes and sets the field. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The functional collectives: shape rules, starts and gradients of their rows, and the public functions. The rows work
- * along dimension 0; other dimensions are rearranged around them by ordinary operators, whose gradients rearrange back.
+ * The functional collectives: shape rules, starts and gradients of their rows, and the public functions. Ranks gather
+ * and scatter blocks that lie one after the other; where a call asks for another dimension than the first, the parts
+ * are put in place when the collective lands, or gathered together before it starts.
  */
 #include <string.h>
 
@@ -97,114 +98,123 @@ tutti_status tu_all_reduce_shape(tu_call *call) {
 
 tutti_status tu_all_reduce_cpu(tu_call *call) {
     const tu_all_reduce_attributes *attributes = call->attributes;
-    return start_reduce(call->inputs[0], call->outputs[0], attributes->reduction, attributes->factor,
-                        attributes->group);
+    return start_reduce(call->inputs[0], call->outputs[0], attributes->reduction, 1, attributes->group);
 }
 
 void tu_all_reduce_gradient(tu_gradient *gradient) {
     const tu_all_reduce_attributes *attributes = gradient->attributes;
-    tt_tensor *grad = tt_contiguous(gradient->grads[0]);
-    if (attributes->reduction == TUTTI_PREMUL_SUM)
-        gradient->results[0] = tt_mul_scalar(tt_all_reduce(grad, TUTTI_SUM, attributes->group), attributes->factor);
-    else if (has_gradient(gradient, attributes->reduction))
-        gradient->results[0] = tt_all_reduce(grad, attributes->reduction, attributes->group);
+    if (has_gradient(gradient, attributes->reduction))
+        gradient->results[0] =
+            tt_all_reduce(tt_contiguous(gradient->grads[0]), attributes->reduction, attributes->group);
+}
+
+tutti_status tu_all_reduce_premul_shape(tu_call *call) {
+    tutti_status status = check_reduction(call, TUTTI_PREMUL_SUM, call->inputs[0]);
+    return status == TUTTI_OK ? tu_shape_like_first(call) : status;
+}
+
+tutti_status tu_all_reduce_premul_cpu(tu_call *call) {
+    const tu_all_reduce_premul_attributes *attributes = call->attributes;
+    return start_reduce(call->inputs[0], call->outputs[0], TUTTI_PREMUL_SUM, attributes->factor, attributes->group);
 }
 
 tt_tensor *tt_all_reduce(tt_tensor *x, tutti_reduction reduction, tutti_group *group) {
     if (needs_factor("all_reduce", reduction) || !tu_flight_check("all_reduce", group, on_meta(x)))
         return NULL;
-    return tu_all_reduce(x, reduction, 1, group);
+    return tu_all_reduce(x, reduction, group);
 }
 
 tt_tensor *tt_all_reduce_premul(tt_tensor *x, double factor, tutti_group *group) {
     if (!tu_flight_check("all_reduce_premul", group, on_meta(x)))
         return NULL;
-    return tu_all_reduce(x, TUTTI_PREMUL_SUM, factor, group);
+    return tu_all_reduce_premul(x, factor, group);
 }
 
 tt_tensor *tt_all_reduce_(tt_tensor *x, tutti_reduction reduction, tutti_group *group) {
     if (needs_factor("all_reduce_", reduction) || !tu_flight_check("all_reduce_", group, on_meta(x)))
         return NULL;
-    return tu_all_reduce_(x, reduction, 1, group);
+    return tu_all_reduce_(x, reduction, group);
 }
 
-/* ---- all_gather along dimension 0 ---- */
+/* ---- all_gather ---- */
 
-static tutti_status gathered(const tu_call *call, const tt_tensor *x, tutti_group *group, tu_shape *result) {
+/* A 0-dim x counts as one row. */
+static tutti_status gathered(const tu_call *call, const tt_tensor *x, int dim, tutti_group *group, tu_shape *result) {
+    int at;
+    tutti_status status = tu_wrap_dim(call->entry->name, dim, x->ndim, &at);
+    if (status != TUTTI_OK)
+        return status;
     *result = tu_shape_of(x);
     result->ndim = x->ndim == 0 ? 1 : x->ndim;
     if (x->ndim == 0)
         result->sizes[0] = 1;
-    if (__builtin_mul_overflow(result->sizes[0], tutti_group_size(group), &result->sizes[0]))
+    if (__builtin_mul_overflow(result->sizes[at], tutti_group_size(group), &result->sizes[at]))
         return tu_call_error(call, TUTTI_ERROR_RANGE, "%s from all ranks is too large", tu_describe(x));
     return tu_shape_contiguous(call->entry->name, result);
 }
 
-static tutti_status start_gather(const tt_tensor *x, tt_tensor *out, tutti_group *group) {
+/* How many rows there are before dim: where there is more than one, the ranks' parts of a tensor do not lie one after
+ * the other. */
+static int64_t rows_before(const tt_tensor *x, int dim) {
+    int64_t rows = 1;
+    for (int i = 0; i < dim; i++)
+        rows *= x->sizes[i];
+    return rows;
+}
+
+/* Memory for the parts of all ranks, one after the other, each in the shape of `part`. */
+static tt_tensor *block_of_parts(const char *who, const tu_shape *part, int ranks) {
+    tu_shape shape = *part;
+    shape.sizes[0] *= ranks; /* dim is another one; the product is no larger than the whole tensor */
+    shape.offset = 0;
+    return tu_shape_contiguous(who, &shape) == TUTTI_OK ? tu_tensor_new(&shape) : NULL;
+}
+
+static tutti_status start_gather(const tt_tensor *x, tt_tensor *out, int dim, tutti_group *group) {
     tutti_work *work;
     tutti_call options;
+    bool apart = x->numel > 0 && rows_before(x, dim) > 1;
+    tu_shape part = tu_shape_of(x);
     tt_tensor *from = tu_stage_in(x, x->dtype);
-    if (from == NULL)
-        return TUTTI_ERROR_MEMORY;
-    tu_flight_call(&options, &work);
-    tutti_status status =
-        tutti_all_gather(group, tu_pointer(from), tu_pointer(out), (size_t)x->numel, x->dtype, &options);
+    tt_tensor *to = apart ? block_of_parts("all_gather", &part, tutti_group_size(group)) : tu_tensor_hold(out);
+    tutti_status status = from == NULL || to == NULL ? TUTTI_ERROR_MEMORY : TUTTI_OK;
+    if (status == TUTTI_OK) {
+        tu_flight_call(&options, &work);
+        status = tutti_all_gather(group, tu_pointer(from), tu_pointer(to), (size_t)x->numel, x->dtype, &options);
+    }
     if (status == TUTTI_OK)
-        status = tu_flight_begin(&(tu_flight_plan){ "all_gather", group, work, out, from, NULL });
+        status = tu_flight_begin(&(tu_flight_plan){ "all_gather", group, work, .writes = out, .reads = from,
+                                                    .lands = apart ? to : NULL, .dim = dim });
     tu_tensor_drop(from);
+    tu_tensor_drop(to);
     return status;
 }
 
 tutti_status tu_all_gather_shape(tu_call *call) {
     const tu_all_gather_attributes *attributes = call->attributes;
-    return gathered(call, call->inputs[0], attributes->group, &call->results[0]);
+    return gathered(call, call->inputs[0], attributes->dim, attributes->group, &call->results[0]);
 }
 
 tutti_status tu_all_gather_cpu(tu_call *call) {
     const tu_all_gather_attributes *attributes = call->attributes;
-    return start_gather(call->inputs[0], call->outputs[0], attributes->group);
-}
-
-static tt_tensor *gather_rows(tt_tensor *x, tutti_group *group) {
-    return tu_flight_check("all_gather", group, false) ? tu_all_gather(x, group) : NULL;
-}
-
-static tt_tensor *scatter_rows(tt_tensor *x, tutti_reduction reduction, tutti_group *group) {
-    return tu_flight_check("reduce_scatter", group, false) ? tu_reduce_scatter(x, reduction, group) : NULL;
+    const tt_tensor *x = call->inputs[0];
+    return start_gather(x, call->outputs[0], tu_dim(attributes->dim, x->ndim), attributes->group);
 }
 
 /* The gradient of one gathered tensor, whose input had `ndim` dimensions. */
-static tt_tensor *ungather(tt_tensor *grad, int ndim, tutti_group *group) {
-    tt_tensor *part = scatter_rows(tt_contiguous(grad), TUTTI_SUM, group);
+static tt_tensor *ungather(tt_tensor *grad, int ndim, int dim, tutti_group *group) {
+    tt_tensor *part = tt_reduce_scatter(tt_contiguous(grad), TUTTI_SUM, dim, group);
     return ndim == 0 ? tt_view(part, tt_shape()) : part;
 }
 
 void tu_all_gather_gradient(tu_gradient *gradient) {
     const tu_all_gather_attributes *attributes = gradient->attributes;
-    gradient->results[0] = ungather(gradient->grads[0], tu_input_shape(gradient, 0)->ndim, attributes->group);
+    int ndim = tu_input_shape(gradient, 0)->ndim;
+    gradient->results[0] = ungather(gradient->grads[0], ndim, attributes->dim, attributes->group);
 }
 
-/* Along another dimension: a reshape where dimension 0 has one row and nothing lies between, which does not wait; else
- * the parts side by side. */
 tt_tensor *tt_all_gather(tt_tensor *x, int dim, tutti_group *group) {
-    int at;
-    if (!tu_flight_check("all_gather", group, false) ||
-        tu_pending_take(tu_tensor_check("all_gather", "x", x)) != TUTTI_OK ||
-        tu_pending_take(tu_wrap_dim("all_gather", dim, x->ndim, &at)) != TUTTI_OK)
-        return NULL;
-    tt_tensor *rows = gather_rows(x, group);
-    if (at == 0 || rows == NULL)
-        return rows;
-    int64_t between = x->sizes[0];
-    for (int i = 1; i < at; i++)
-        between *= x->sizes[i];
-    if (between == 1) {
-        tt_dims shape = tt_sizes(x);
-        shape.at[at] *= tutti_group_size(group);
-        return tt_view(rows, shape);
-    }
-    tt_tensor_list parts = tt_chunk(rows, tutti_group_size(group), 0);
-    return tt_cat(parts, at);
+    return tu_flight_check("all_gather", group, false) ? tu_all_gather(x, dim, group) : NULL;
 }
 
 /* Into a tensor that the caller has: of the wanted dtype and number of elements. */
@@ -224,111 +234,108 @@ static tutti_status check_out(tu_call *call, const tu_shape *wanted, tutti_group
 tutti_status tu_all_gather_out_shape(tu_call *call) {
     const tu_all_gather_out_attributes *attributes = call->attributes;
     tu_shape wanted;
-    tutti_status status = gathered(call, call->inputs[1], attributes->group, &wanted);
+    tutti_status status = gathered(call, call->inputs[1], 0, attributes->group, &wanted);
     return status == TUTTI_OK ? check_out(call, &wanted, attributes->group) : status;
 }
 
 tutti_status tu_all_gather_out_cpu(tu_call *call) {
     const tu_all_gather_out_attributes *attributes = call->attributes;
-    return start_gather(call->inputs[1], call->inputs[0], attributes->group);
+    return start_gather(call->inputs[1], call->inputs[0], 0, attributes->group);
 }
 
 tt_tensor *tt_all_gather_out(tt_tensor *out, tt_tensor *x, tutti_group *group) {
     return tu_flight_check("all_gather_out", group, false) && tu_all_gather_out(out, x, group, NULL) ? out : NULL;
 }
 
-/* ---- reduce_scatter along dimension 0 ---- */
+/* ---- reduce_scatter ---- */
 
-static tutti_status scattered(const tu_call *call, const tt_tensor *x, tutti_reduction reduction, tutti_group *group,
-                              tu_shape *result) {
-    int ranks = tutti_group_size(group);
+static tutti_status scattered(const tu_call *call, const tt_tensor *x, tutti_reduction reduction, int dim,
+                              tutti_group *group, tu_shape *result) {
+    int ranks = tutti_group_size(group), at;
     tutti_status status = check_reduction(call, reduction, x);
+    if (status == TUTTI_OK)
+        status = tu_wrap_dim(call->entry->name, dim, x->ndim, &at);
     if (status != TUTTI_OK)
         return status;
-    if (x->ndim == 0 || x->sizes[0] % ranks != 0)
+    if (x->ndim == 0)
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s has no dimension to scatter", tu_describe(x));
+    if (x->sizes[at] % ranks != 0)
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
-                             "the size of the dimension to scatter of %s is not divisible by the %d ranks of the group",
-                             tu_describe(x), ranks);
+                             "dimension %d of %s is not divisible by the %d ranks of the group", at, tu_describe(x),
+                             ranks);
     *result = tu_shape_of(x);
-    result->sizes[0] /= ranks;
+    result->sizes[at] /= ranks;
     return tu_shape_contiguous(call->entry->name, result);
 }
 
-static tutti_status start_scatter(const tt_tensor *x, tt_tensor *out, tutti_reduction reduction, tutti_group *group) {
+/* The parts of x along dim, one after the other: x itself, held, where they lie so; else a copy. */
+static tt_tensor *stage_parts(const tt_tensor *x, const tt_tensor *out, int dim, int ranks) {
+    if (x->numel == 0 || rows_before(x, dim) == 1)
+        return tu_stage_in(x, x->dtype);
+    tu_shape part = tu_shape_of(out);
+    tt_tensor *block = block_of_parts("reduce_scatter", &part, ranks);
+    if (block != NULL)
+        tu_move_parts(block, x, dim, ranks, TU_PARTS_TO_BLOCK);
+    return block;
+}
+
+static tutti_status start_scatter(const tt_tensor *x, tt_tensor *out, tutti_reduction reduction, int dim,
+                                  tutti_group *group) {
     tutti_work *work;
     tutti_call options;
-    tt_tensor *from = tu_stage_in(x, x->dtype);
+    tt_tensor *from = stage_parts(x, out, dim, tutti_group_size(group));
     if (from == NULL)
         return TUTTI_ERROR_MEMORY;
     tu_flight_call(&options, &work);
     tutti_status status = tutti_reduce_scatter(group, tu_pointer(from), tu_pointer(out), (size_t)out->numel, x->dtype,
                                                reduction, &options);
     if (status == TUTTI_OK)
-        status = tu_flight_begin(&(tu_flight_plan){ "reduce_scatter", group, work, out, from, NULL });
+        status = tu_flight_begin(&(tu_flight_plan){ "reduce_scatter", group, work, .writes = out, .reads = from });
     tu_tensor_drop(from);
     return status;
 }
 
 tutti_status tu_reduce_scatter_shape(tu_call *call) {
     const tu_reduce_scatter_attributes *attributes = call->attributes;
-    return scattered(call, call->inputs[0], attributes->reduction, attributes->group, &call->results[0]);
+    return scattered(call, call->inputs[0], attributes->reduction, attributes->dim, attributes->group,
+                     &call->results[0]);
 }
 
 tutti_status tu_reduce_scatter_cpu(tu_call *call) {
     const tu_reduce_scatter_attributes *attributes = call->attributes;
-    return start_scatter(call->inputs[0], call->outputs[0], attributes->reduction, attributes->group);
+    const tt_tensor *x = call->inputs[0];
+    return start_scatter(x, call->outputs[0], attributes->reduction, tu_dim(attributes->dim, x->ndim),
+                         attributes->group);
 }
 
 /* The gradient of one scattered sum or average. */
-static tt_tensor *unscatter(tt_tensor *grad, tutti_reduction reduction, tutti_group *group) {
+static tt_tensor *unscatter(tt_tensor *grad, tutti_reduction reduction, int dim, tutti_group *group) {
     tt_tensor *part = reduction == TUTTI_AVG ? tt_div_scalar(grad, tutti_group_size(group)) : grad;
-    return gather_rows(tt_contiguous(part), group); /* the division comes first, so that nothing waits here */
+    return tt_all_gather(tt_contiguous(part), dim, group); /* the division comes first, so that nothing waits here */
 }
 
 void tu_reduce_scatter_gradient(tu_gradient *gradient) {
     const tu_reduce_scatter_attributes *attributes = gradient->attributes;
     if (has_gradient(gradient, attributes->reduction))
-        gradient->results[0] = unscatter(gradient->grads[0], attributes->reduction, attributes->group);
-}
-
-/* The parts along dim, one after the other along dimension 0. */
-static tt_tensor *rows_of_parts(tt_tensor *x, int dim, int ranks) {
-    if (tu_self()->pending != TUTTI_OK)
-        return NULL;
-    if (x->sizes[dim] % ranks != 0) {
-        tu_fail(TUTTI_ERROR_ARGUMENT,
-                "reduce_scatter: dimension %d of %s is not divisible by the %d ranks of the group", dim, tu_describe(x),
-                ranks);
-        return NULL;
-    }
-    return dim == 0 ? x : tt_cat(tt_chunk(x, ranks, dim), 0);
+        gradient->results[0] = unscatter(gradient->grads[0], attributes->reduction, attributes->dim, attributes->group);
 }
 
 tt_tensor *tt_reduce_scatter(tt_tensor *x, tutti_reduction reduction, int dim, tutti_group *group) {
-    int at;
-    if (!tu_flight_check("reduce_scatter", group, false) ||
-        tu_pending_take(tu_tensor_check("reduce_scatter", "x", x)) != TUTTI_OK ||
-        tu_pending_take(tu_wrap_dim("reduce_scatter", dim, x->ndim, &at)) != TUTTI_OK)
+    if (needs_factor("reduce_scatter", reduction) || !tu_flight_check("reduce_scatter", group, false))
         return NULL;
-    if (x->ndim == 0 || reduction == TUTTI_PREMUL_SUM) {
-        tu_fail(TUTTI_ERROR_ARGUMENT, "reduce_scatter: %s cannot be scattered by %s", tu_describe(x),
-                tutti_reduction_name(reduction));
-        return NULL;
-    }
-    tt_tensor *rows = rows_of_parts(x, at, tutti_group_size(group));
-    return rows != NULL ? scatter_rows(rows, reduction, group) : NULL; /* a wrong argument ends nothing */
+    return tu_reduce_scatter(x, reduction, dim, group);
 }
 
 tutti_status tu_reduce_scatter_out_shape(tu_call *call) {
     const tu_reduce_scatter_out_attributes *attributes = call->attributes;
     tu_shape wanted;
-    tutti_status status = scattered(call, call->inputs[1], attributes->reduction, attributes->group, &wanted);
+    tutti_status status = scattered(call, call->inputs[1], attributes->reduction, 0, attributes->group, &wanted);
     return status == TUTTI_OK ? check_out(call, &wanted, attributes->group) : status;
 }
 
 tutti_status tu_reduce_scatter_out_cpu(tu_call *call) {
     const tu_reduce_scatter_out_attributes *attributes = call->attributes;
-    return start_scatter(call->inputs[1], call->inputs[0], attributes->reduction, attributes->group);
+    return start_scatter(call->inputs[1], call->inputs[0], attributes->reduction, 0, attributes->group);
 }
 
 tt_tensor *tt_reduce_scatter_out(tt_tensor *out, tt_tensor *x, tutti_reduction reduction, tutti_group *group) {
@@ -414,7 +421,7 @@ tutti_status tu_all_gather_coalesced_shape(tu_call *call) {
     const tu_all_gather_coalesced_attributes *attributes = call->attributes;
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < call->input_count && status == TUTTI_OK; i++)
-        status = gathered(call, call->inputs[i], attributes->group, &call->results[i]);
+        status = gathered(call, call->inputs[i], 0, attributes->group, &call->results[i]);
     return status;
 }
 
@@ -422,44 +429,52 @@ tutti_status tu_reduce_scatter_coalesced_shape(tu_call *call) {
     const tu_reduce_scatter_coalesced_attributes *attributes = call->attributes;
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < call->input_count && status == TUTTI_OK; i++)
-        status = scattered(call, call->inputs[i], attributes->reduction, attributes->group, &call->results[i]);
+        status = scattered(call, call->inputs[i], attributes->reduction, (int)attributes->dims.at[i], attributes->group,
+                           &call->results[i]);
     return status;
 }
 
 /* Starts one call of the batch for every input, and closes it. */
-typedef tutti_status start_one(const tt_tensor *x, tt_tensor *out, tutti_reduction reduction, tutti_group *group);
-static tutti_status start_all(tu_call *call, start_one *start, tutti_reduction reduction, tutti_group *group) {
+typedef tutti_status start_one(const tt_tensor *x, tt_tensor *out, tutti_reduction reduction, int dim,
+                               tutti_group *group);
+static tutti_status start_all(tu_call *call, start_one *start, tutti_reduction reduction, tu_ints dims,
+                              tutti_group *group) {
     tutti_status status = tu_batch_open(call->entry->name, group);
     if (status != TUTTI_OK)
         return status;
-    for (int i = 0; i < call->input_count && status == TUTTI_OK; i++)
-        status = start(call->inputs[i], call->outputs[i], reduction, group);
+    for (int i = 0; i < call->input_count && status == TUTTI_OK; i++) {
+        int dim = dims.count > 0 ? tu_dim(dims.at[i], call->inputs[i]->ndim) : 0;
+        status = start(call->inputs[i], call->outputs[i], reduction, dim, group);
+    }
     tutti_status closed = tu_batch_close(group, status == TUTTI_OK);
     return status == TUTTI_OK ? closed : status;
 }
 
-static tutti_status reduce_one(const tt_tensor *x, tt_tensor *out, tutti_reduction reduction, tutti_group *group) {
+static tutti_status reduce_one(const tt_tensor *x, tt_tensor *out, tutti_reduction reduction, int dim,
+                               tutti_group *group) {
+    (void)dim;
     return start_reduce(x, out, reduction, 1, group);
 }
 
-static tutti_status gather_one(const tt_tensor *x, tt_tensor *out, tutti_reduction reduction, tutti_group *group) {
+static tutti_status gather_one(const tt_tensor *x, tt_tensor *out, tutti_reduction reduction, int dim,
+                               tutti_group *group) {
     (void)reduction;
-    return start_gather(x, out, group);
+    return start_gather(x, out, dim, group);
 }
 
 tutti_status tu_all_reduce_coalesced_cpu(tu_call *call) {
     const tu_all_reduce_coalesced_attributes *attributes = call->attributes;
-    return start_all(call, reduce_one, attributes->reduction, attributes->group);
+    return start_all(call, reduce_one, attributes->reduction, (tu_ints){ 0, NULL }, attributes->group);
 }
 
 tutti_status tu_all_gather_coalesced_cpu(tu_call *call) {
     const tu_all_gather_coalesced_attributes *attributes = call->attributes;
-    return start_all(call, gather_one, TUTTI_SUM, attributes->group);
+    return start_all(call, gather_one, TUTTI_SUM, (tu_ints){ 0, NULL }, attributes->group);
 }
 
 tutti_status tu_reduce_scatter_coalesced_cpu(tu_call *call) {
     const tu_reduce_scatter_coalesced_attributes *attributes = call->attributes;
-    return start_all(call, start_scatter, attributes->reduction, attributes->group);
+    return start_all(call, start_scatter, attributes->reduction, attributes->dims, attributes->group);
 }
 
 /* Gradients: one collective for each result that a gradient arrived at, in order. */
@@ -475,14 +490,16 @@ void tu_all_gather_coalesced_gradient(tu_gradient *gradient) {
     const tu_all_gather_coalesced_attributes *attributes = gradient->attributes;
     for (int i = 0; i < gradient->input_count; i++)
         if (gradient->grads[i] != NULL)
-            gradient->results[i] = ungather(gradient->grads[i], tu_input_shape(gradient, i)->ndim, attributes->group);
+            gradient->results[i] =
+                ungather(gradient->grads[i], tu_input_shape(gradient, i)->ndim, 0, attributes->group);
 }
 
 void tu_reduce_scatter_coalesced_gradient(tu_gradient *gradient) {
     const tu_reduce_scatter_coalesced_attributes *attributes = gradient->attributes;
     for (int i = 0; i < gradient->input_count && has_gradient(gradient, attributes->reduction); i++)
         if (gradient->grads[i] != NULL)
-            gradient->results[i] = unscatter(gradient->grads[i], attributes->reduction, attributes->group);
+            gradient->results[i] =
+                unscatter(gradient->grads[i], attributes->reduction, (int)attributes->dims.at[i], attributes->group);
 }
 
 /* Whether a coalesced call may begin; a list of none is no call. */
@@ -512,17 +529,10 @@ tt_tensor_list tt_reduce_scatter_coalesced(tt_tensor_list list, tutti_reduction 
                 list.count);
         return none;
     }
-    tt_tensor **rows = tu_scope_memory(list.count * sizeof *rows);
-    for (size_t i = 0; rows != NULL && i < list.count; i++) {
-        int at;
-        if (tu_pending_take(tu_tensor_check("reduce_scatter_coalesced", "list", list.at[i])) != TUTTI_OK ||
-            tu_pending_take(tu_wrap_dim("reduce_scatter_coalesced", dims[i], list.at[i]->ndim, &at)) != TUTTI_OK)
-            return none;
-        rows[i] = tt_contiguous(rows_of_parts(list.at[i], at, tutti_group_size(group)));
-    }
-    if (tu_self()->pending != TUTTI_OK)
-        return none;
-    return tu_reduce_scatter_coalesced(tt_tensors_of(list.count, rows), reduction, group);
+    int64_t *wide = tu_scope_memory(dim_count * sizeof *wide);
+    for (size_t i = 0; wide != NULL && i < dim_count; i++)
+        wide[i] = dims[i];
+    return wide != NULL ? tu_reduce_scatter_coalesced(list, reduction, (tu_ints){ dim_count, wide }, group) : none;
 }
 
 /* ---- samples ---- */

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "functional/operators.h"
+#include "tensor/loop.h"
 #include "tensor/process.h"
 #include "world/attachment.h"
 
@@ -35,6 +36,8 @@ typedef struct tu_flight_link {
     struct flight *flight;
     unsigned use;
     struct tu_flight_link *next, *previous; /* of the storage, oldest first; under its lock */
+    tt_tensor *block, *whole;               /* what is still to be moved, from the first to the second; or NULL */
+    int dim;
 } tu_flight_link;
 
 typedef struct flight {
@@ -210,8 +213,23 @@ static tutti_status add_link(flight *one, const tt_tensor *tensor, unsigned use)
     return TUTTI_OK;
 }
 
+/* The handles are the flight's own: one of the caller's would keep its history alive. */
+static tutti_status add_landing(flight *one, const tu_flight_plan *plan) {
+    tu_flight_link *link = &one->links[one->link_count - 1];
+    tu_shape shape = tu_shape_of(plan->writes);
+    if (plan->lands == NULL)
+        return TUTTI_OK;
+    if ((link->whole = tu_tensor_alias(plan->writes, &shape)) == NULL)
+        return TUTTI_ERROR_MEMORY;
+    link->block = tu_tensor_hold(plan->lands);
+    link->dim = plan->dim;
+    return TUTTI_OK;
+}
+
 static tutti_status add_links(flight *one, const tu_flight_plan *plan) {
     tutti_status status = add_link(one, plan->writes, WRITES);
+    if (status == TUTTI_OK && plan->writes != NULL)
+        status = add_landing(one, plan);
     if (status == TUTTI_OK)
         status = add_link(one, plan->reads, READS);
     if (status == TUTTI_OK)
@@ -227,6 +245,8 @@ static void drop_flight(flight *one) {
     for (size_t i = 0; i < one->link_count; i++) {
         atomic_fetch_sub_explicit(&one->links[i].storage->flights, 1, memory_order_relaxed);
         tu_storage_drop(one->links[i].storage);
+        tu_tensor_drop(one->links[i].block);
+        tu_tensor_drop(one->links[i].whole);
     }
     if (one->links != one->few)
         free(one->links);
@@ -243,6 +263,32 @@ static void enlist(flight *one) {
     pthread_mutex_unlock(&one->lock);
 }
 
+void tu_move_parts(const tt_tensor *block, const tt_tensor *x, int dim, int ranks, tu_parts_direction direction) {
+    tu_shape part = tu_shape_of(x), piece = part;
+    part.sizes[dim] /= ranks;
+    piece.sizes[dim] /= ranks;
+    tutti_status status = tu_shape_contiguous("parts", &piece); /* smaller than x: it fits */
+    (void)status;
+    int64_t numel = tu_shape_numel(&piece);
+    for (int i = 0; i < ranks; i++) {
+        part.offset = x->offset + i * part.sizes[dim] * x->strides[dim];
+        piece.offset = block->offset + i * numel;
+        tt_tensor beside = tu_tensor_look(x, &part), behind = tu_tensor_look(block, &piece);
+        if (direction == TU_PARTS_TO_BLOCK)
+            tu_copy_tensor(&behind, &beside);
+        else
+            tu_copy_tensor(&beside, &behind);
+    }
+}
+
+/* What the work left in blocks goes where it belongs. */
+static void land(const flight *one) {
+    for (size_t i = 0; i < one->link_count; i++)
+        if (one->links[i].block != NULL)
+            tu_move_parts(one->links[i].block, one->links[i].whole, one->links[i].dim, tutti_group_size(one->group),
+                          TU_PARTS_FROM_BLOCK);
+}
+
 /* Waits for the work and takes the flight off all lists. One thread does; others that want the same wait for it, no
  * longer than the work's own deadline. */
 static tutti_status finish(flight *one) {
@@ -256,6 +302,8 @@ static tutti_status finish(flight *one) {
     if (!mine)
         return TUTTI_OK;
     tutti_status status = tutti_work_wait(one->work, 0);
+    if (status == TUTTI_OK)
+        land(one);
     leave_registry(one);
     for (size_t i = 0; i < one->link_count; i++)
         leave_storage(&one->links[i]);

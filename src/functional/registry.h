@@ -25,6 +25,8 @@ typedef struct tu_flight_plan {
     tutti_work *work; /* taken over */
     const tt_tensor *writes, *reads;
     const tt_tensor *sends; /* tt_wait of it waits for the work too, though only `reads` is read */
+    tt_tensor *lands;       /* where the work writes the ranks' parts, one after the other; whoever finishes it puts */
+    int dim;                /* them side by side along this dimension of `writes`, whose shape it keeps */
 } tu_flight_plan;
 /* Registers the work under its storages, which it keeps alive. In a batch they are noted, and registered with the
  * batch's work. */
@@ -33,5 +35,12 @@ tutti_status tu_flight_begin(const tu_flight_plan *plan);
 /* From begin to end the calls of this thread on the group are noted, and run as one work. */
 tutti_status tu_batch_open(const char *operation, tutti_group *group);
 tutti_status tu_batch_close(tutti_group *group, bool good);
+
+/* Copies between a dense block that has the parts of x along dim one after the other, and x. */
+typedef enum tu_parts_direction {
+    TU_PARTS_TO_BLOCK,
+    TU_PARTS_FROM_BLOCK
+} tu_parts_direction;
+void tu_move_parts(const tt_tensor *block, const tt_tensor *x, int dim, int ranks, tu_parts_direction direction);
 
 #endif

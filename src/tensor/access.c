@@ -178,15 +178,18 @@ uint32_t tt_version(const tt_tensor *x) {
 
 tutti_status tu_version_set_shape(tu_call *call) {
     const tu_version_set_attributes *attributes = call->attributes;
-    if (attributes->version >= 0 && attributes->version <= UINT32_MAX)
-        return TUTTI_OK;
-    return tu_call_error(call, TUTTI_ERROR_RANGE, "%lld is no version; they count from 0",
-                         (long long)attributes->version);
+    for (size_t i = 0; i < attributes->versions.count; i++)
+        if (attributes->versions.at[i] < 0 || attributes->versions.at[i] > UINT32_MAX)
+            return tu_call_error(call, TUTTI_ERROR_RANGE, "%lld is no version; they count from 0",
+                                 (long long)attributes->versions.at[i]);
+    return TUTTI_OK;
 }
 
 tutti_status tu_version_set_cpu(tu_call *call) {
     const tu_version_set_attributes *attributes = call->attributes;
-    atomic_store_explicit(&call->inputs[0]->version_home->version, (uint32_t)attributes->version, memory_order_relaxed);
+    for (int i = 0; i < call->input_count; i++)
+        atomic_store_explicit(&call->inputs[i]->version_home->version, (uint32_t)attributes->versions.at[i],
+                              memory_order_relaxed);
     return TUTTI_OK;
 }
 
@@ -198,20 +201,10 @@ tt_tensor *tu_version_sample(tu_sampler *sampler) {
 bool tt_set_version(tt_tensor_list tensors, size_t version_count, const int64_t *versions) {
     if (tu_self()->pending != TUTTI_OK)
         return false;
-    if (tensors.count != version_count) {
+    if (tensors.count != version_count)
         tu_fail(TUTTI_ERROR_ARGUMENT, "set_version: %zu tensors but %zu versions", tensors.count, version_count);
-        return false;
-    }
-    for (size_t i = 0; i < tensors.count; i++) {
-        if (tu_pending_take(tu_tensor_check("set_version", "tensors", tensors.at[i])) != TUTTI_OK)
-            return false;
-        if (versions[i] < 0 || versions[i] > UINT32_MAX) {
-            tu_fail(TUTTI_ERROR_RANGE, "set_version: %lld is no version; they count from 0", (long long)versions[i]);
-            return false;
-        }
-    }
-    for (size_t i = 0; i < tensors.count; i++)
-        tu_version_set(tensors.at[i], versions[i], NULL);
+    else if (version_count > 0)
+        return tu_version_set(tensors, (tu_ints){ version_count, versions });
     return tu_self()->pending == TUTTI_OK;
 }
 

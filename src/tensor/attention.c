@@ -411,8 +411,8 @@ tutti_status tu_rope_shape(tu_call *call) {
                              tu_describe(position), tu_describe(x));
     return tu_shape_like_first(call);
 }
-tutti_status tu_rope_cpu(tu_call *call) {
-    const tu_rope_attributes *attributes = call->attributes;
+
+static tutti_status turn(tu_call *call, double base, double sign) {
     const tt_tensor *x = call->inputs[0];
     tt_tensor *out = call->outputs[0];
     int64_t depth = x->sizes[x->ndim - 1], length = x->sizes[x->ndim - 2], half = depth / 2;
@@ -423,9 +423,8 @@ tutti_status tu_rope_cpu(tu_call *call) {
     double *waves = tu_block_alloc(tu_self(), (size_t)(3 * half) * sizeof *waves), *cosines = waves + half,
            *sines = cosines + half;
     bool staged = from != NULL && position != NULL && to != NULL && waves != NULL;
-    double sign = attributes->back ? -1 : 1;
     for (int64_t i = 0; staged && i < half; i++)
-        waves[i] = tu_pow_f64(attributes->base, -2.0 * (double)i / (double)depth);
+        waves[i] = tu_pow_f64(base, -2.0 * (double)i / (double)depth);
     for (int64_t row = 0; staged && row < x->numel / depth; row++) {
         const double *in = (const double *)tu_pointer(from) + row * depth;
         double *turned = (double *)tu_pointer(to) + row * depth,
@@ -446,6 +445,12 @@ tutti_status tu_rope_cpu(tu_call *call) {
     return staged ? TUTTI_OK : TUTTI_ERROR_MEMORY;
 }
 
-tt_tensor *tt_rope(tt_tensor *x, tt_tensor *position, double base) {
-    return tu_rope(x, position, base, false);
+tutti_status tu_rope_cpu(tu_call *call) {
+    const tu_rope_attributes *attributes = call->attributes;
+    return turn(call, attributes->base, 1);
+}
+
+tutti_status tu_rope_backward_cpu(tu_call *call) {
+    const tu_rope_backward_attributes *attributes = call->attributes;
+    return turn(call, attributes->base, -1);
 }

@@ -177,12 +177,10 @@ tutti_status tu_eye_shape(tu_call *call) {
 tutti_status tu_eye_cpu(tu_call *call) {
     tt_tensor *x = call->outputs[0];
     tu_fill(x, 0);
-    tt_tensor diagonal = *x; /* a strided look at the same memory */
-    diagonal.ndim = 1;
-    diagonal.numel = x->sizes[0];
-    diagonal.sizes[0] = x->sizes[0];
-    diagonal.strides[0] = x->sizes[0] + 1;
-    diagonal.flags = 0;
+    tu_shape shape = { .dtype = x->dtype, .device = x->device, .ndim = 1, .offset = x->offset };
+    shape.sizes[0] = x->sizes[0];
+    shape.strides[0] = x->sizes[0] + 1;
+    tt_tensor diagonal = tu_tensor_look(x, &shape);
     tu_fill(&diagonal, 1);
     return TUTTI_OK;
 }

@@ -107,6 +107,7 @@ enum {
     TU_NO_READ = 128,    /* looks at the metadata of its inputs only: freed storage is no error */
     TU_EACH_INPUT = 256, /* one result per input */
     TU_ANY_DEVICE = 512, /* works on metadata: the kernel of the CPU serves every device, also meta */
+    TU_APART = 1024,     /* its inputs may be on several devices */
     /* Of pointwise operators: */
     TU_TO_FLOAT = 1 << 12,  /* integers compute and return f32 */
     TU_TO_BOOL = 1 << 13,   /* the result is bool */
@@ -123,6 +124,7 @@ typedef enum tu_device_kind {
 
 typedef struct tu_argument {
     const char *name;
+    const char *declaration; /* as the public function has it, "const int64_t *splits" */
     tt_argument_type type;
     bool optional, written; /* of tensors */
     size_t offset;          /* of an attribute in the operator's struct */
@@ -181,6 +183,8 @@ bool tu_run_many(const tu_operator *entry, int input_count, tt_tensor *const *in
                  tt_tensor **results);
 /* On a list, which is checked. */
 tt_tensor *tu_run_list(const tu_operator *entry, tt_tensor_list list, const void *attributes);
+/* On a list, for its effect. */
+bool tu_run_all(const tu_operator *entry, tt_tensor_list list, const void *attributes);
 /* On a list, with one result for each of it, which belong to the scope. */
 tt_tensor_list tu_run_each(const tu_operator *entry, tt_tensor_list list, const void *attributes);
 

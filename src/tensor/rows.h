@@ -26,11 +26,14 @@
  *     PRIVATE       tu_name; there is no public function
  *     MANY          tu_name, which returns bool and gives all its results through a last pointer; no public function
  *     EFFECT        the same, under a hand-written public function that the word PROTOTYPE shows
+ *     EFFECT_LIST   the same on a list of tensors, without results
  *     COMPOSITE     nothing: a hand-written tt_name is made of other operators; COMPOSITE_OWN has a PROTOTYPE
  *
  * Arguments stand in the order of the C function. Attributes are members of tu_name_attributes, which calls carry:
  * `const tu_narrow_attributes *attributes = call->attributes;` and then attributes->dim. DEVICE(device) is the device
- * in a public function's tt_options.
+ * in a public function's tt_options. Some words are one attribute under several C types: BYTES is a size_t and BITS a
+ * uint64_t, both kept as int64_t; INTS is a list of int64_t and SHORT_INTS one of int, whose length follows from the
+ * other arguments, or stands before it: COUNTED_INTS(version_count, versions).
  *
  * Properties: SHAPE is the shape rule, which is pure: it reads no data and writes nothing but results. CPU and CUDA
  * are the kernels for those devices; where a row has none for a device, a call there is an error. DERIVATIVE(input,
@@ -107,7 +110,12 @@
 #define DOUBLE(name) TU_ATTRIBUTE(double, name, "double " #name, DOUBLE)
 #define BOOL(name) TU_ATTRIBUTE(bool, name, "bool " #name, BOOL)
 #define DIMS(name) TU_ATTRIBUTE(tt_dims, name, "tt_dims " #name, DIMS)
+#define BYTES(name) TU_ATTRIBUTE(int64_t, name, "size_t " #name, INT64)
+#define BITS(name) TU_ATTRIBUTE(int64_t, name, "uint64_t " #name, INT64)
 #define INTS(name) TU_ATTRIBUTE(tu_ints, name, "const int64_t *" #name, INTS)
+#define SHORT_INTS(name) TU_ATTRIBUTE(tu_ints, name, "const int *" #name, INTS)
+#define COUNTED_INTS(count, name) TU_ATTRIBUTE(tu_ints, name, "size_t " #count ", const int64_t *" #name, INTS)
+#define COUNTED_SHORT_INTS(count, name) TU_ATTRIBUTE(tu_ints, name, "size_t " #count ", const int *" #name, INTS)
 #define DTYPE(name) TU_ATTRIBUTE(tutti_dtype, name, "tutti_dtype " #name, DTYPE)
 #define DEVICE(name) TU_ATTRIBUTE(tutti_device, name, "const tt_options *options", DEVICE)
 #define REDUCTION(name) TU_ATTRIBUTE(tutti_reduction, name, "tutti_reduction " #name, REDUCTION)
@@ -130,10 +138,10 @@
 #define TU_LOAD(context, word) TU_LOAD_OF word
 #define TU_LOAD_OF(parameter, member, place, input, attribute, list, text, variable, ...) variable
 #define TU_TABLE_OF(parameter, member, place, input, attribute, list, text, variable, ...) __VA_ARGS__
-#define TU_DESCRIBE(context, word) TU_DESCRIBE_WITH(context, TU_TABLE_OF word)
+#define TU_DESCRIBE(context, word) TU_DESCRIBE_WITH(context, TU_TEXT_OF word, TU_TABLE_OF word)
 #define TU_DESCRIBE_WITH(...) TU_DESCRIBE_ENTRY(__VA_ARGS__)
-#define TU_DESCRIBE_ENTRY(context, name, type, optional, written, kind) \
-    { #name, type, optional, written, TU_OFFSET_##kind(context, name) },
+#define TU_DESCRIBE_ENTRY(context, text, name, type, optional, written, kind) \
+    { #name, text, type, optional, written, TU_OFFSET_##kind(context, name) },
 #define TU_OFFSET_OF_TENSOR(context, name) 0
 #define TU_OFFSET_OF_LIST(context, name) 0
 #define TU_OFFSET_OF_ATTRIBUTE(context, name) offsetof(tu_##context##_attributes, name)
@@ -229,6 +237,7 @@
 #define TU_PRIVATE_PRIVATE(name, arguments) tt_tensor *tu_##name(TU_PARAMETERS(arguments));
 #define TU_PRIVATE_MANY(name, arguments) bool tu_##name(TU_PARAMETERS(arguments), tt_tensor **results);
 #define TU_PRIVATE_EFFECT(name, arguments) bool tu_##name(TU_PARAMETERS(arguments), tt_tensor **results);
+#define TU_PRIVATE_EFFECT_LIST(name, arguments) bool tu_##name(TU_PARAMETERS(arguments));
 
 /* ---- what a row defines: its entry in the table, its functions ---- */
 
@@ -275,11 +284,13 @@
 #define TU_FLAGS_PRIVATE TU_PRIVATE
 #define TU_FLAGS_MANY TU_PRIVATE
 #define TU_FLAGS_EFFECT TU_IMPURE
+#define TU_FLAGS_EFFECT_LIST TU_IMPURE
 #define TU_FLAGS_COMPOSITE TU_COMPOSITE
 #define TU_FLAGS_COMPOSITE_OWN TU_COMPOSITE
 
-#define TU_PROTOTYPE_TEXT(name, arguments) \
-    .prototype = "tt_tensor *tt_" #name "(" TU_EACH(TU_TEXT, , TU_TEXT_COMMA, arguments) ")",
+#define TU_PROTOTYPE_TEXT(name, arguments) TU_PROTOTYPE_OF("tt_tensor *", name, arguments)
+#define TU_PROTOTYPE_OF(result, name, arguments) \
+    .prototype = result "tt_" #name "(" TU_EACH(TU_TEXT, , TU_TEXT_COMMA, arguments) ")",
 #define TU_PROTOTYPE_PLAIN(name, arguments) TU_PROTOTYPE_TEXT(name, arguments)
 #define TU_PROTOTYPE_BOTH(name, arguments) TU_PROTOTYPE_TEXT(name, arguments)
 #define TU_PROTOTYPE_IN_PLACE(name, arguments) TU_PROTOTYPE_TEXT(name##_, arguments)
@@ -290,10 +301,11 @@
 #define TU_PROTOTYPE_OWN(name, arguments)
 #define TU_PROTOTYPE_OWN_IN_PLACE(name, arguments)
 #define TU_PROTOTYPE_OWN_BOTH(name, arguments)
-#define TU_PROTOTYPE_EACH(name, arguments)
+#define TU_PROTOTYPE_EACH(name, arguments) TU_PROTOTYPE_OF("tt_tensor_list ", name, arguments)
 #define TU_PROTOTYPE_PRIVATE(name, arguments)
 #define TU_PROTOTYPE_MANY(name, arguments)
 #define TU_PROTOTYPE_EFFECT(name, arguments)
+#define TU_PROTOTYPE_EFFECT_LIST(name, arguments)
 #define TU_PROTOTYPE_COMPOSITE_OWN(name, arguments)
 
 /* A function: gathers inputs and attributes, and runs the entry. */
@@ -329,6 +341,11 @@
         return TU_RUN(tu_run_many, name), results);                 \
     }
 #define TU_FUNCTIONS_EFFECT(name, arguments) TU_FUNCTIONS_MANY(name, arguments)
+#define TU_FUNCTIONS_EFFECT_LIST(name, arguments)                                                             \
+    bool tu_##name(TU_PARAMETERS(arguments)) {                                                                \
+        tu_##name##_attributes attributes = { TU_ATTRIBUTE_VALUES(arguments) };                               \
+        return tu_run_all(&tu_operator_##name, TU_EACH(TU_LIST_VALUE, , TU_NOTHING, arguments), &attributes); \
+    }
 #define TU_FUNCTIONS_LIST(name, arguments)                                                                     \
     tt_tensor *tt_##name(TU_PARAMETERS(arguments)) {                                                           \
         tu_##name##_attributes attributes = { TU_ATTRIBUTE_VALUES(arguments) };                                \

@@ -43,7 +43,8 @@ static bool is_written(const tu_call *call, int input) {
     return (call->in_place && input == 0) || (input < TU_INPUTS && call->entry->written & TU_INPUT(input));
 }
 
-/* The device of a call is that of its first placed input; the others must be on the very same. Numbers adopt it. */
+/* The device of a call is that of its first placed input; the others must be on the very same, unless the row says that
+ * it does not matter. Numbers adopt it. */
 static tutti_status check_device(tu_call *call, int input, int *first) {
     const tt_tensor *x = call->inputs[input];
     if (x->flags & TU_NUMBER)
@@ -54,7 +55,7 @@ static tutti_status check_device(tu_call *call, int input, int *first) {
         *first = input;
         return TUTTI_OK;
     }
-    return x->device == call->device
+    return x->device == call->device || call->entry->flags & TU_APART
                ? TUTTI_OK
                : tu_call_error(call, TUTTI_ERROR_ARGUMENT,
                                "%s (input %d) is on the device %s and %s (input %d) on %s; expected all on one",
@@ -304,6 +305,10 @@ static bool list_is_good(const tu_operator *entry, tt_tensor_list list) {
 
 tt_tensor *tu_run_list(const tu_operator *entry, tt_tensor_list list, const void *attributes) {
     return list_is_good(entry, list) ? tu_run_new(entry, (int)list.count, list.at, attributes) : NULL;
+}
+
+bool tu_run_all(const tu_operator *entry, tt_tensor_list list, const void *attributes) {
+    return list_is_good(entry, list) && tu_run_many(entry, (int)list.count, list.at, attributes, NULL);
 }
 
 tt_tensor_list tu_run_each(const tu_operator *entry, tt_tensor_list list, const void *attributes) {

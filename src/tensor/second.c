@@ -40,21 +40,21 @@ tt_tensor *tu_gelu_tanh_second(tt_tensor *x) {
 
 /* ---- softmax: y (grad - sum(grad y)), and grad - exp(y) sum(grad) ---- */
 
-static tt_tensor *row_sum(tt_tensor *x) {
-    return tt_sum_dims(x, tt_shape(-1), true);
+static tt_tensor *sum_along(tt_tensor *x, int dim) {
+    return tt_sum_dims(x, tt_shape(dim), true);
 }
 
-tt_tensor *tu_softmax_backward_of_y(tt_tensor *upper, tt_tensor *grad, tt_tensor *y) {
-    tt_tensor *centred = tt_sub(grad, row_sum(tt_mul(grad, y)));
-    return tt_sub(tt_mul(upper, centred), tt_mul(grad, row_sum(tt_mul(upper, y))));
+tt_tensor *tu_softmax_backward_of_y(tt_tensor *upper, tt_tensor *grad, tt_tensor *y, int dim) {
+    tt_tensor *centred = tt_sub(grad, sum_along(tt_mul(grad, y), dim));
+    return tt_sub(tt_mul(upper, centred), tt_mul(grad, sum_along(tt_mul(upper, y), dim)));
 }
 
-tt_tensor *tu_log_softmax_backward_of_grad(tt_tensor *upper, tt_tensor *y) {
-    return tt_sub(upper, row_sum(tt_mul(upper, tt_exp(y))));
+tt_tensor *tu_log_softmax_backward_of_grad(tt_tensor *upper, tt_tensor *y, int dim) {
+    return tt_sub(upper, sum_along(tt_mul(upper, tt_exp(y)), dim));
 }
 
-tt_tensor *tu_log_softmax_backward_of_y(tt_tensor *upper, tt_tensor *grad, tt_tensor *y) {
-    return tt_neg(tt_mul(tt_mul(upper, tt_exp(y)), row_sum(grad)));
+tt_tensor *tu_log_softmax_backward_of_y(tt_tensor *upper, tt_tensor *grad, tt_tensor *y, int dim) {
+    return tt_neg(tt_mul(tt_mul(upper, tt_exp(y)), sum_along(grad, dim)));
 }
 
 /* ---- fused operators, written out ---- */

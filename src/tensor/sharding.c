@@ -136,7 +136,7 @@ tt_tensor *tt_chunk_cat(tt_tensor_list tensors, int parts, tt_tensor *out) {
         }
         at += rows * row;
     }
-    tu_version_set(out, version & UINT32_MAX, NULL);
+    tt_set_version(tt_tensors(out), 1, (int64_t[]){ version & UINT32_MAX });
     return tu_self()->pending == TUTTI_OK ? out : NULL;
 }
 

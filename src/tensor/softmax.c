@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * softmax and log_softmax. The kernels work on the last dimension; others are turned there and back.
+ * softmax and log_softmax. The kernels work on rows without gaps: another dimension than the last changes places with
+ * it, in the inputs, which are copied, and in the result, which is made so that the elements of a row are neighbours.
  */
 #include "tensor/kernel/kernels.h"
 #include "tensor/operators.h"
@@ -27,7 +28,20 @@ struct tu_row_kernels {
     size_t at;
 };
 
+/* The attributes of all rows of this file are one dim. */
+static int row_dim(const tu_call *call) {
+    return ((const tu_softmax_attributes *)call->attributes)->dim;
+}
+
+static void swap(int64_t *list, int left, int right) {
+    int64_t kept = list[left];
+    list[left] = list[right];
+    list[right] = kept;
+}
+
 tutti_status tu_rows_shape(tu_call *call) {
+    int ndim = call->inputs[0]->ndim, dim;
+    tu_shape *result = &call->results[0];
     for (int i = 0; i < call->input_count; i++)
         if (!tu_is_float(call->inputs[i]->dtype))
             return tu_call_error(call, TUTTI_ERROR_TYPE, "not defined for %s", tu_describe(call->inputs[i]));
@@ -35,30 +49,51 @@ tutti_status tu_rows_shape(tu_call *call) {
         (!tu_same_sizes(call->inputs[0], call->inputs[1]) || call->inputs[0]->dtype != call->inputs[1]->dtype))
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s and %s differ", tu_describe(call->inputs[0]),
                              tu_describe(call->inputs[1]));
-    return tu_shape_like_first(call);
+    tutti_status status = tu_wrap_dim(call->entry->name, row_dim(call), ndim, &dim);
+    if (status != TUTTI_OK || dim >= ndim - 1)
+        return status == TUTTI_OK ? tu_shape_like_first(call) : status;
+    *result = tu_shape_of(call->inputs[0]);
+    swap(result->sizes, dim, ndim - 1);
+    status = tu_shape_contiguous(call->entry->name, result);
+    swap(result->sizes, dim, ndim - 1);
+    swap(result->strides, dim, ndim - 1);
+    return status;
+}
+
+/* A look at x with dim and the last dimension exchanged. */
+static tt_tensor turned(const tt_tensor *x, int dim) {
+    tu_shape shape = tu_shape_of(x);
+    if (dim < x->ndim - 1) {
+        swap(shape.sizes, dim, x->ndim - 1);
+        swap(shape.strides, dim, x->ndim - 1);
+    }
+    return tu_tensor_look(x, &shape);
 }
 
 tutti_status tu_rows_cpu(tu_call *call) {
     const struct tu_row_kernels *place = call->entry->detail;
     tu_row_kernel *const *kernels = (tu_row_kernel *const *)((const char *)tu_tensor_kernels_get() + place->at);
-    tt_tensor *out = call->outputs[0], *staged[2] = { NULL, NULL }, *result = NULL;
+    int dim = tu_dim(row_dim(call), call->inputs[0]->ndim);
+    tt_tensor out = turned(call->outputs[0], dim), in[2], *staged[2] = { NULL, NULL }, *result = NULL;
     tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
     tutti_status status = TUTTI_ERROR_MEMORY;
-    if (out->numel == 0)
+    if (out.numel == 0)
         return TUTTI_OK;
-    for (int i = 0; i < call->input_count; i++)
-        if ((staged[i] = tu_stage_in(call->inputs[i], dtype)) == NULL)
+    for (int i = 0; i < call->input_count; i++) {
+        in[i] = turned(call->inputs[i], dim);
+        if ((staged[i] = tu_stage_in(&in[i], dtype)) == NULL)
             goto drop;
-    if ((result = tu_stage_out(out, dtype)) == NULL)
+    }
+    if ((result = tu_stage_out(&out, dtype)) == NULL)
         goto drop;
-    int64_t size = out->ndim == 0 ? 1 : out->sizes[out->ndim - 1];
+    int64_t size = out.ndim == 0 ? 1 : out.sizes[out.ndim - 1];
     rows job = { kernels[tu_float_index(dtype)],
                  { tu_pointer(staged[0]), staged[1] != NULL ? tu_pointer(staged[1]) : NULL },
                  tu_pointer(result),
                  size,
                  tu_dtype_bytes[dtype] };
-    tu_parallel(out->numel / size, 8192 / size + 1, run_rows, &job);
-    tu_stage_done(out, result);
+    tu_parallel(out.numel / size, 8192 / size + 1, run_rows, &job);
+    tu_stage_done(&out, result);
     status = TUTTI_OK;
 drop:
     tu_tensor_drop(staged[0]);
@@ -70,23 +105,3 @@ const struct tu_row_kernels tu_softmax_detail = { offsetof(tu_tensor_kernels, so
 const struct tu_row_kernels tu_log_softmax_detail = { offsetof(tu_tensor_kernels, log_softmax) };
 const struct tu_row_kernels tu_softmax_backward_detail = { offsetof(tu_tensor_kernels, softmax_backward) };
 const struct tu_row_kernels tu_log_softmax_backward_detail = { offsetof(tu_tensor_kernels, log_softmax_backward) };
-
-/* ---- any dimension: turned to the last, and back ---- */
-
-static tt_tensor *along(const char *who, tt_tensor *(*function)(tt_tensor *), tt_tensor *x, int dim) {
-    int at;
-    if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check(who, "x", x)) != TUTTI_OK ||
-        tu_pending_take(tu_wrap_dim(who, dim, x->ndim, &at)) != TUTTI_OK)
-        return NULL;
-    if (at >= x->ndim - 1)
-        return function(x);
-    return tt_transpose(function(tt_transpose(x, at, -1)), at, -1);
-}
-
-tt_tensor *tt_softmax(tt_tensor *x, int dim) {
-    return along("softmax", tu_softmax, x, dim);
-}
-
-tt_tensor *tt_log_softmax(tt_tensor *x, int dim) {
-    return along("log_softmax", tu_log_softmax, x, dim);
-}

@@ -76,9 +76,12 @@ tutti_status tt_operator_argument_at(int index, int argument, tt_argument_info *
         return tu_error(TUTTI_ERROR_RANGE, "operator_argument_at: %s has arguments 0 to %d, not %d", entry->name,
                         entry->argument_count - 1, argument);
     const tu_argument *at = &entry->arguments[argument];
-    tt_argument_info full = {
-        .size = info->size, .name = at->name, .type = at->type, .optional = at->optional, .written = at->written
-    };
+    tt_argument_info full = { .size = info->size,
+                              .name = at->name,
+                              .type = at->type,
+                              .optional = at->optional,
+                              .written = at->written,
+                              .declaration = at->declaration };
     memcpy(info, &full, info->size < sizeof full ? info->size : sizeof full);
     return TUTTI_OK;
 }

@@ -126,6 +126,13 @@ tt_tensor *tu_tensor_alias(const tt_tensor *x, const tu_shape *shape) {
     return alias;
 }
 
+tt_tensor tu_tensor_look(const tt_tensor *x, const tu_shape *shape) {
+    tt_tensor look = { .magic = TU_MAGIC_ALIVE, .storage = x->storage, .version_home = x->version_home };
+    atomic_init(&look.references, 1);
+    set_shape(&look, shape);
+    return look;
+}
+
 void tu_tensor_drop(tt_tensor *x) {
     if (x == NULL || atomic_fetch_sub_explicit(&x->references, 1, memory_order_acq_rel) != 1)
         return;

@@ -148,22 +148,30 @@ class Row(ctypes.Structure):
 
 class Argument(ctypes.Structure):
     _fields_ = [("size", ctypes.c_size_t), ("name", ctypes.c_char_p), ("type", ctypes.c_int), ("optional", ctypes.c_bool),
-                ("written", ctypes.c_bool)]
+                ("written", ctypes.c_bool), ("declaration", ctypes.c_char_p)]
 
 
-def arguments_of(tensor, index, count):
-    """Names; that of a device is what the public functions call it."""
-    found = []
-    for at in range(count):
-        argument = Argument(size=ctypes.sizeof(Argument))
-        tensor.tt_operator_argument_at(index, at, ctypes.byref(argument))
-        found.append("options" if argument.type == values["TT_ARGUMENT_DEVICE"] else argument.name.decode())
+def parameters_of(text):
+    """Name -> declaration, in order. Whether a tensor is const is the function's own affair: rows know what they write."""
+    found = {}
+    for parameter in one_way(text).split(","):
+        found[re.split(r"[ *]", parameter)[-1]] = re.sub(r"^const tt_tensor\b", "tt_tensor", parameter)
     return found
 
 
+def arguments_of(tensor, index, count):
+    """The same of a row."""
+    texts = []
+    for at in range(count):
+        argument = Argument(size=ctypes.sizeof(Argument))
+        tensor.tt_operator_argument_at(index, at, ctypes.byref(argument))
+        texts.append(argument.declaration.decode())
+    return parameters_of(", ".join(texts))
+
+
 def compare_rows(tensor):
-    """What the operator table says of public functions against their declarations: prototypes to the letter; arguments by name and order, where
-    the row does not explain each that only one of the two has."""
+    """What the operator table says of public functions against their declarations: prototypes to the letter; arguments by name, type and order,
+    where the row does not explain each that only one of the two has, or has otherwise."""
     declared = {re.search(r"(\w+)\s*\(", one).group(1): one_way(one) for one in statements()
                 if re.match(r"[\w\s*]+\(", one) and not one.startswith("typedef")}
     prototypes, arguments, rows = [], [], 0
@@ -179,11 +187,12 @@ def compare_rows(tensor):
             prototypes.append(f"the row {row.name.decode()} says {prototype}, the header {declared.get(function)}")
         if row.in_place and not function.endswith("_") and function + "_" not in declared:
             prototypes.append(f"the row {row.name.decode()} has a form in place, the header no {function}_")
-        theirs = [re.split(r"[ *]", parameter)[-1] for parameter in parameters.split(",")]
-        mine, text = arguments_of(tensor, index, row.argument_count), (row.differs or b"").decode()
-        unknown = [name for name in set(mine) ^ set(theirs) if not re.search(rf"\b{name}\b", text)]
-        if unknown or [name for name in mine if name in theirs] != [name for name in theirs if name in mine] or (mine == theirs) != (not text):
-            arguments.append(f"the row {row.name.decode()} has {mine}, its function {theirs}, explained by: {text or 'nothing'}")
+        theirs, mine, text = parameters_of(parameters), arguments_of(tensor, index, row.argument_count), (row.differs or b"").decode()
+        unknown = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name) and not re.search(rf"\b{name}\b", text)]
+        same = list(mine.items()) == list(theirs.items())
+        if unknown or [name for name in mine if name in theirs] != [name for name in theirs if name in mine] or same != (not text):
+            arguments.append(f"the row {row.name.decode()} has {list(mine.values())}, its function {list(theirs.values())}, "
+                             f"explained by: {text or 'nothing'}")
     return prototypes, arguments, rows
 
 
@@ -192,7 +201,7 @@ if libraries["tutti-tensor"]:
     ctypes.CDLL(libraries["tutti"], mode=ctypes.RTLD_GLOBAL)
     prototypes, arguments, rows = compare_rows(ctypes.CDLL(libraries["tutti-tensor"]))
     report(f"{rows} operators have the prototypes that the header declares", prototypes or (["no row was compared"] if rows < 100 else []))
-    report("the arguments of operators are those of their functions, or the row explains them", arguments)
+    report("the arguments of operators are those of their functions in name, type and order, or the row explains them", arguments)
 
 # A world of one rank, with nothing but the header's knowledge.
 tutti = ctypes.CDLL(libraries["tutti"])

@@ -210,6 +210,7 @@ TEST(structs_of_ops_h_stay_as_they_are) {
     AT(tt_argument_info, type, 16);
     AT(tt_argument_info, optional, 20);
     AT(tt_argument_info, written, 21);
+    AT(tt_argument_info, declaration, 24);
 }
 
 TEST(structs_of_pool_h_stay_as_they_are) {

@@ -87,11 +87,26 @@ TEST_WORLD(all_gather_vectors_of_two_ranks, 2) {
     CHECK(is(tt_all_gather(a, 1, group), tt_shape(2, 4), (float[]){ 1, 2, 5, 6, 3, 4, 7, 8 }));
     tt_tensor *b = tt_add_scalar(tt_view(tt_arange(1, 4, 1, TUTTI_F32, NULL), tt_shape(1, 3)), 3 * rank);
     tt_tensor *gathered = tt_all_gather(b, 1, group);
-    CHECK(tt_is_async(gathered)); /* a reshape: nobody waited */
+    CHECK(tt_is_async(gathered));
     CHECK(is(gathered, tt_shape(1, 6), (float[]){ 1, 2, 3, 4, 5, 6 }));
     CHECK(is(tt_all_gather(tt_view(a, tt_shape(1, 2, 2)), 2, group), tt_shape(1, 2, 4),
              (float[]){ 1, 2, 5, 6, 3, 4, 7, 8 }));
-    CHECK(!tt_is_async(tt_all_gather(a, 1, group))); /* rearranged: waited */
+    END;
+}
+
+/* The parts are put side by side by whoever waits, also where nobody reads the result, or all wait at once. */
+TEST_WORLD(a_gather_along_another_dimension_lands_when_it_is_waited_for, 2) {
+    BEGIN;
+    tt_tensor *a = tt_add_scalar(tt_view(tt_arange(1, 5, 1, TUTTI_F32, NULL), tt_shape(2, 2)), 4 * rank);
+    tt_tensor *first = tt_all_gather(a, 1, group), *second = tt_all_gather(tt_neg(a), -1, group);
+    CHECK(tt_is_async(first) && tt_is_async(second) && tt_pending_works(world) == 2);
+    CHECK(tt_sizes(first).at[1] == 4 && tt_is_contiguous(first));
+    CHECK(tt_wait_all(world) && !tt_is_async(first));
+    CHECK(is(first, tt_shape(2, 4), (float[]){ 1, 2, 5, 6, 3, 4, 7, 8 }));
+    CHECK(is(second, tt_shape(2, 4), (float[]){ -1, -2, -5, -6, -3, -4, -7, -8 }));
+    /* Parts of a strided tensor, scattered along its last dimension and gathered again. */
+    tt_tensor *x = tt_t(tt_view(tt_arange(0, 12, 1, TUTTI_F32, NULL), tt_shape(4, 3)));
+    CHECK(tt_equal(tt_all_gather(tt_reduce_scatter(x, TUTTI_AVG, 1, group), 1, group), x));
     END;
 }
 

@@ -263,7 +263,7 @@ TEST(a_tensor_on_cuda_meets_no_kernel_of_the_cpu) {
     CHECK_OK(tt_count(&before));
     FAILS(tt_neg(x), TUTTI_ERROR_UNSUPPORTED, "neg: there is no kernel for the device cuda:1");
     FAILS(tt_neg_(x), TUTTI_ERROR_UNSUPPORTED, "neg_: there is no kernel for the device cuda:1");
-    FAILS(tu_softmax(x), TUTTI_ERROR_UNSUPPORTED, "softmax: there is no kernel for the device cuda:1");
+    FAILS(tt_softmax(x, 0), TUTTI_ERROR_UNSUPPORTED, "softmax: there is no kernel for the device cuda:1");
     FAILS(tt_add(here, x), TUTTI_ERROR_ARGUMENT,
           "add: a (input 0) is on the device cpu and b (input 1) on cuda:1; expected all on one");
     FAILS(tt_add(x, other), TUTTI_ERROR_ARGUMENT, "on the device cuda:1 and b (input 1) on cuda:2");
