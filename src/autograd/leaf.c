@@ -35,39 +35,50 @@ bool tt_is_leaf(const tt_tensor *x) {
     return tu_pending_take(tu_history_node((tt_tensor *)x, &node)) == TUTTI_OK && node == NULL;
 }
 
+/* Only floats and complex numbers have gradients. */
+static tutti_status check_dtype(const tu_call *call, bool wants_gradient) {
+    const tt_tensor *x = call->inputs[0];
+    if (!wants_gradient || tu_is_float(x->dtype) || tu_is_complex(x->dtype))
+        return TUTTI_OK;
+    return tu_call_error(call, TUTTI_ERROR_TYPE,
+                         "only tensors of floating point and complex dtype can require gradients, not %s",
+                         tu_describe(x));
+}
+
+tutti_status tu_require_grad_shape(tu_call *call) {
+    const tu_require_grad_attributes *attributes = call->attributes;
+    const tt_tensor *x = call->inputs[0];
+    if (!attributes->on && x->history != NULL && x->history->node != NULL)
+        return tu_call_error(call, TUTTI_ERROR_STATE,
+                             "%s was computed and has a history; only a leaf can be told not to require grad. "
+                             "tt_detach gives one without",
+                             tu_describe(x));
+    return check_dtype(call, attributes->on);
+}
+
+/* The history is there from the start, so that threads that add gradients find its lock. */
+tutti_status tu_require_grad_cpu(tu_call *call) {
+    const tu_require_grad_attributes *attributes = call->attributes;
+    tt_tensor *x = call->inputs[0];
+    if (attributes->on && tu_history_of(x) == NULL)
+        return TUTTI_ERROR_MEMORY;
+    x->flags = (uint8_t)(attributes->on ? x->flags | TU_REQUIRES_GRAD : x->flags & ~TU_REQUIRES_GRAD);
+    return TUTTI_OK;
+}
+
+tt_tensor *tu_require_grad_sample(tu_sampler *sampler) {
+    tt_tensor *x = tt_detach(sampler->make(sampler, TU_SAMPLE_NORMAL, tt_shape(sampler->size, 3), 0));
+    return tt_detach(tt_require_grad(x, true));
+}
+
 tt_tensor *tt_require_grad(tt_tensor *x, bool on) {
-    if (!live("require_grad", x))
-        return NULL;
-    if (on && !tu_is_float(x->dtype) && !tu_is_complex(x->dtype)) {
-        tu_fail(TUTTI_ERROR_TYPE,
-                "require_grad: only tensors of floating point and complex dtype can require gradients, not %s",
-                tu_describe(x));
-        return NULL;
-    }
-    if (!on && x->history != NULL && x->history->node != NULL) {
-        tu_fail(TUTTI_ERROR_STATE,
-                "require_grad: %s was computed and has a history; only a leaf can be told not to require grad. "
-                "tt_detach gives "
-                "one without",
-                tu_describe(x));
-        return NULL;
-    }
-    if (on && tu_history_of(x) == NULL) { /* there from the start, so that threads that add gradients find its lock */
-        tu_pending_take(TUTTI_ERROR_MEMORY);
-        return NULL;
-    }
-    x->flags = (uint8_t)(on ? x->flags | TU_REQUIRES_GRAD : x->flags & ~TU_REQUIRES_GRAD);
-    return x;
+    return tu_require_grad(x, on, NULL) ? x : NULL;
 }
 
 tutti_status tu_parameter_shape(tu_call *call) {
     const tu_parameter_attributes *attributes = call->attributes;
-    const tt_tensor *x = call->inputs[0];
-    if (attributes->requires_grad && !tu_is_float(x->dtype) && !tu_is_complex(x->dtype))
-        return tu_call_error(call, TUTTI_ERROR_TYPE,
-                             "only tensors of floating point and complex dtype can require gradients, not %s",
-                             tu_describe(x));
-    return tu_shape_of_first(call);
+    tutti_status status = check_dtype(call, attributes->requires_grad);
+    return status == TUTTI_OK ? tu_shape_of_first(call) : status;
 }
 
 tutti_status tu_parameter_cpu(tu_call *call) {

@@ -94,12 +94,23 @@ const void *tt_data(const tt_tensor *x) {
     return data_of("data", x);
 }
 
+tutti_status tu_data_mut_shape(tu_call *call) {
+    const tt_tensor *x = call->inputs[0];
+    if (x->device != TUTTI_META)
+        return TUTTI_OK;
+    return tu_call_error(call, TUTTI_ERROR_UNSUPPORTED, "%s has a shape but no data", tu_describe(x));
+}
+
+tt_tensor *tu_data_mut_sample(tu_sampler *sampler) {
+    tt_tensor *x = tt_clone(tt_detach(sampler->make(sampler, TU_SAMPLE_NORMAL, tt_shape(sampler->size, 3), 0)));
+    if (x != NULL && x->device != TUTTI_META)
+        tt_data_mut(x);
+    return x;
+}
+
+/* The row waits for collectives that use the memory, and counts the write. */
 void *tt_data_mut(tt_tensor *x) {
-    void *data = data_of("data_mut", x);
-    if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_storage_wait_write(x->storage)) != TUTTI_OK)
-        return NULL;
-    tu_bump(x);
-    return data;
+    return tu_data_mut(x, NULL) && x->numel > 0 ? tu_pointer(x) : NULL;
 }
 
 static bool element(const char *who, const tt_tensor *x, int64_t offset, void *out, tutti_dtype dtype) {

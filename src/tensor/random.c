@@ -33,11 +33,17 @@ static inline words philox(uint64_t seed, uint32_t rank, uint64_t block) {
     return (words){ { c0, c1, c2, c3 } };
 }
 
-void tt_seed(uint64_t seed, int rank) {
+tutti_status tu_seed_cpu(tu_call *call) {
+    const tu_seed_attributes *attributes = call->attributes;
     tu_thread *self = tu_self();
-    self->seed = seed;
-    self->seed_rank = (uint32_t)rank;
+    self->seed = (uint64_t)attributes->seed;
+    self->seed_rank = (uint32_t)attributes->rank;
     self->counter = 0;
+    return TUTTI_OK;
+}
+
+void tt_seed(uint64_t seed, int rank) {
+    tu_seed((int64_t)seed, rank, NULL);
 }
 
 /* ---- the state, as a tensor of i64: seed, position, rank ---- */

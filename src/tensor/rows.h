@@ -44,8 +44,7 @@
  * an expression is not enough.
  *
  * Not every public function is a row. tt_foreach_… and tt_batch_p2p are loops over rows on lists, and a recorder sees
- * each part. tt_seed, tt_require_grad, tt_retain_grad and tt_data_mut are no operators: they compute no tensor, and
- * docs/architecture.md tells what a recorder knows of each.
+ * each part; docs/architecture.md tells why.
  */
 #ifndef TU_TENSOR_ROWS_H
 #define TU_TENSOR_ROWS_H

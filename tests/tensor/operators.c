@@ -193,23 +193,25 @@ TEST(a_recorder_sees_every_operator_of_a_training_step) {
     CHECK_OK(tt_scope_close(&scope));
 }
 
-TEST(a_recorder_sees_the_parts_of_functions_on_lists_and_nothing_of_marks) {
+TEST(a_recorder_sees_the_parts_of_functions_on_lists_and_what_changes_beside_tensors) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = tt_ones(tt_shape(2), TUTTI_F32, NULL), *y = tt_ones(tt_shape(2), TUTTI_F32, NULL);
     tt_tensor *leaf_of_it = tt_ones(tt_shape(2), TUTTI_F32, NULL);
     notes list = { .recorder = { note } };
     tu_call_recorder_set(&list.recorder);
     tt_seed(3, 0);
-    tt_require_grad(leaf_of_it, true);
-    tt_retain_grad(leaf_of_it);
+    CHECK(tt_require_grad(leaf_of_it, true) == leaf_of_it);
+    tt_retain_grad(leaf_of_it); /* a leaf keeps its gradient anyway */
+    uint32_t before = tt_version(x);
     CHECK(tt_data_mut(x) != NULL);
-    CHECK_EQ(list.count, 0);
+    CHECK_EQ(tt_version(x), before + 1);
     CHECK(tt_foreach_copy_(tt_tensors(x, y), tt_tensors(y, x)));
     CHECK(tt_foreach_add_(tt_tensors(x), tt_tensors(y), 2));
     CHECK(tt_foreach_mul_scalar_(tt_tensors(x), 2));
     CHECK(tt_foreach_addcdiv_(tt_tensors(x), tt_tensors(y), tt_tensors(y), 2));
     tu_call_recorder_set(NULL);
-    static const char *const expected[] = { "copy", "copy", "add_scaled", "mul_scalar", "addcdiv" };
+    static const char *const expected[] = { "seed", "require_grad", "version_get", "data_mut",   "version_get",
+                                            "copy", "copy",         "add_scaled",  "mul_scalar", "addcdiv" };
     CHECK_EQ(list.count, (int)(sizeof expected / sizeof *expected));
     for (int i = 0; i < list.count; i++)
         if (strcmp(list.names[i], expected[i]) != 0)
