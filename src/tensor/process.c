@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "base/pool.h"
+#include "tensor/handle.h"
 
 #define STORAGE_LOCKS 64 /* a power of two; a storage uses the one that its address says */
 
@@ -16,16 +17,18 @@ typedef struct tallies {
 } tallies;
 
 static struct {
-    pthread_mutex_t lock; /* guards what is above `hooks` */
+    pthread_mutex_t lock; /* guards what is above `handles` */
     bool prepared;        /* for threads that end, and for a fork */
     pthread_key_t exit_key;
     tu_thread *threads;
     tallies gone; /* of threads that have ended */
     bool holds_pool;
     _Atomic int limit; /* of threads that compute, the caller's included; 0: not known yet */
+    tu_handle_window handles;
     pthread_mutex_t hooks;
     pthread_mutex_t storages[STORAGE_LOCKS];
 } process = { .lock = PTHREAD_MUTEX_INITIALIZER,
+              .handles = { .lock = PTHREAD_MUTEX_INITIALIZER },
               .hooks = PTHREAD_MUTEX_INITIALIZER,
               .storages = { [0 ... STORAGE_LOCKS - 1] = PTHREAD_MUTEX_INITIALIZER } };
 
@@ -35,6 +38,10 @@ pthread_mutex_t *tu_process_hooks_lock(void) {
 
 pthread_mutex_t *tu_process_storage_lock(const tu_storage *storage) {
     return &process.storages[((uintptr_t)storage >> 6) & (STORAGE_LOCKS - 1)];
+}
+
+tu_handle_window *tu_process_handles(void) {
+    return &process.handles;
 }
 
 /* ---- threads ---- */
@@ -74,6 +81,7 @@ static void enlist(tu_thread *self) {
 static void reset_in_child(void) {
     tu_thread *self = tu_self();
     pthread_mutex_init(&process.lock, NULL);
+    pthread_mutex_init(&process.handles.lock, NULL);
     pthread_mutex_init(&process.hooks, NULL);
     for (int i = 0; i < STORAGE_LOCKS; i++)
         pthread_mutex_init(&process.storages[i], NULL);

@@ -5,6 +5,7 @@
  *
  *   threads      those that use tensors, for tt_count, and what ended ones left on the books
  *   pool         a hold on the pool of threads that compute, which libtutti owns (base/pool.h)
+ *   handles      the window of addresses where handles lie (tensor/handle.h), which outlives tt_finalize
  *   locks        for the lists of hooks, and for the lists of collectives that hang on storages
  *
  * Everything else belongs to a thread (tensor/thread.h: scopes, errors, spare memory, the random generator) or to a
@@ -20,6 +21,9 @@
 
 /* Makes the calling thread known; called once per thread. An errno, or 0. */
 int tu_process_add_thread(tu_thread *self);
+
+/* Where handles lie. */
+struct tu_handle_window *tu_process_handles(void);
 
 /* How many threads may compute at once, the caller's included. */
 int tu_process_compute_threads(void);

@@ -8,12 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tensor/handle.h"
 #include "tensor/history.h"
 #include "tensor/thread.h"
-
-/* A handle that died rests until this many others of its thread have died after it, and its memory stays for as long:
- * using it meanwhile is an error that says so, and never another tensor. A power of two. */
-#define RESTING_TENSORS 4096u
 
 /* A table of this library's own: a call into the other one for each element size would be felt. */
 const uint8_t tu_dtype_bytes[] = {
@@ -25,12 +22,10 @@ const uint8_t tu_dtype_bytes[] = {
 /* ---- life ---- */
 
 static tt_tensor *take(tu_thread *self) {
-    tt_tensor *x = self->rested;
-    if (x != NULL)
-        self->rested = (tt_tensor *)(void *)x->storage;
-    else if ((x = malloc(sizeof *x)) == NULL)
+    tt_tensor *x = tu_handle_new(self);
+    if (x == NULL)
         return NULL;
-    x->magic = TU_MAGIC_ALIVE;
+    atomic_store_explicit(&x->magic, TU_MAGIC_ALIVE, memory_order_relaxed);
     atomic_init(&x->references, 1);
     x->history = NULL;
     x->name = NULL;
@@ -39,42 +34,11 @@ static tt_tensor *take(tu_thread *self) {
     return x;
 }
 
-/* The handle takes the place of the one that rested longest, which may be used again, soon: it is cold by now. */
-static void give(tu_thread *self, tt_tensor *x) {
-    tu_tally(&self->tensors, -1);
-    x->magic = TU_MAGIC_DEAD;
-    if (!self->registered) {
-        free(x);
-        return;
-    }
-    tt_tensor **place = &self->resting[self->resting_next++ & (RESTING_TENSORS - 1)], *rested = *place;
-    *place = x;
-    if (rested == NULL)
-        return;
-    for (size_t line = 0; line < sizeof *rested; line += 64)
-        __builtin_prefetch((char *)rested + line, 1);
-    rested->storage = (tu_storage *)(void *)self->rested;
-    self->rested = rested;
-}
-
-void tu_tensor_trim(tu_thread *self) {
-    for (tt_tensor *x = self->rested, *next; x != NULL; x = next) {
-        next = (tt_tensor *)(void *)x->storage;
-        free(x);
-    }
-    self->rested = NULL;
-}
-
-size_t tu_resting_bytes(void) {
-    return RESTING_TENSORS * sizeof(tt_tensor *);
-}
-
-void tu_resting_free(tu_thread *self) {
-    tu_tensor_trim(self);
-    for (size_t i = 0; i < RESTING_TENSORS; i++)
-        free(self->resting[i]);
-    free(self->resting);
-    self->resting = NULL;
+/* The dead handle keeps the beginning of its name, in place of its strides, for the message to who uses it. */
+static void bury_name(tt_tensor *x) {
+    snprintf((char *)x->strides, sizeof x->strides, "%s", x->name);
+    free(x->name);
+    x->name = (char *)x->strides;
 }
 
 static void set_shape(tt_tensor *x, const tu_shape *shape) {
@@ -139,11 +103,13 @@ void tu_tensor_drop(tt_tensor *x) {
     if (x->history != NULL)
         tu_history_free(x);
     if (x->name != NULL)
-        free(x->name);
+        bury_name(x);
     if (x->version_home != x->storage)
         tu_storage_drop(x->version_home);
     tu_storage_drop(x->storage);
-    give(tu_self(), x);
+    tu_thread *self = tu_self();
+    tu_tally(&self->tensors, -1);
+    tu_handle_end(self, x);
 }
 
 tt_tensor *tt_keep(tt_tensor *x) {
@@ -161,15 +127,18 @@ void tt_release(tt_tensor *x) {
 
 /* ---- checks ---- */
 
+static tutti_status dead(const char *who, const char *what, const tt_tensor *x) {
+    char was[256];
+    return tu_error(TUTTI_ERROR_HANDLE,
+                    "%s: argument %s is no live tensor%s: its scope was closed, or it was released once too often "
+                    "(tt_keep or tt_scope_return make it live longer)",
+                    who, what, tu_handle_was(x, was, sizeof was));
+}
+
 tutti_status tu_tensor_check(const char *who, const char *what, const tt_tensor *x) {
     if (x == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: argument %s is NULL, and a tensor is required there", who, what);
-    if (x->magic != TU_MAGIC_ALIVE)
-        return tu_error(TUTTI_ERROR_HANDLE,
-                        "%s: argument %s is no live tensor: its scope was closed, or it was released once too often "
-                        "(tt_keep or tt_scope_return make it live longer)",
-                        who, what);
-    return TUTTI_OK;
+    return x->magic == TU_MAGIC_ALIVE ? TUTTI_OK : dead(who, what, x);
 }
 
 size_t tu_tensor_need(const tt_tensor *x) {

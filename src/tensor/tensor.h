@@ -51,7 +51,8 @@ enum {
 };
 
 struct tt_tensor {
-    uint32_t magic;
+    /* Whether it is alive; may be read through any pointer that was ever a handle: see handle.h. */
+    _Alignas(64) _Atomic uint32_t magic;
     atomic_int references;
     uint16_t device; /* the numbers of GPUs need more than eight bits */
     uint8_t dtype, ndim, flags;

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "base/instructions.h"
+#include "tensor/handle.h"
 #include "tensor/process.h"
 
 _Thread_local tu_thread tu_thread_self __attribute__((tls_model("initial-exec")));
@@ -17,7 +18,7 @@ void tu_thread_end(tu_thread *self) {
         tt_scope scope = { self->scopes[self->scope_count - 1].id };
         tu_scope_leave(&scope);
     }
-    tu_resting_free(self);
+    tu_handle_leave(self);
     tu_storage_trim(self);
     tu_block_trim(self);
     free(self->scopes);
@@ -33,22 +34,19 @@ tutti_status tu_thread_register(void) {
     if (status != TUTTI_OK)
         return status;
     struct tu_block **bins = calloc(TU_BINS, sizeof *bins);
-    tt_tensor **resting = calloc(1, tu_resting_bytes());
-    int error = bins == NULL || resting == NULL ? ENOMEM : tu_process_add_thread(self);
+    int error = bins == NULL ? ENOMEM : tu_process_add_thread(self);
     if (error != 0) {
         free(bins);
-        free(resting);
         return tu_error_system(error, "the tensor library cannot register this thread");
     }
     self->bins = bins;
-    self->resting = resting;
     self->registered = true;
-    // cppcheck-suppress memleak // the thread owns both
+    // cppcheck-suppress memleak // the thread owns it
     return TUTTI_OK;
 }
 
 void tt_memory_trim(void) {
-    tu_tensor_trim(tu_self());
+    tu_handle_trim();
     tu_storage_trim(tu_self());
     tu_block_trim(tu_self());
 }

@@ -34,9 +34,8 @@ typedef struct tu_thread {
     tt_tensor **owned;
     size_t owned_count, owned_capacity;
 
-    struct tt_tensor **resting; /* dead handles, a ring: see tensor.c */
-    struct tt_tensor *rested;   /* those that may be used again, chained through their storages */
-    uint32_t resting_next;
+    struct tu_handle_chunk *handles; /* that this thread fills: see handle.h */
+    char *next_handle, *last_handle; /* in it */
     struct tu_storage *spare_storages;
     int spare_storage_count;
     struct tu_block **bins; /* TU_BINS chains of spare blocks; not in here, so that the library can be loaded late */
@@ -117,9 +116,6 @@ void tu_scope_leave(tt_scope *scope);
 void *tu_block_alloc(tu_thread *self, size_t bytes); /* 64-byte aligned; NULL when there is none */
 void tu_block_free(tu_thread *self, void *data, size_t bytes);
 void tu_block_trim(tu_thread *self);
-void tu_tensor_trim(tu_thread *self);
-size_t tu_resting_bytes(void); /* of tu_thread.resting */
-void tu_resting_free(tu_thread *self);
 void tu_storage_trim(tu_thread *self);
 
 #endif
