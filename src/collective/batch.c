@@ -123,8 +123,9 @@ tutti_status tu_batch_enter(tutti_batch *batch) {
 
 static bool can_pack(const tu_task *task) {
     /* A factor holds for a whole call, and an algorithm that was asked for may not hold for a longer one. */
-    return task->executor->takes_turns && !task->skipped && task->custom == NULL && tu_reduces_to_all(task->row) &&
-           task->info.reduction != TUTTI_PREMUL_SUM && tu_forced_algorithm(task) != TUTTI_ALGORITHM_INLINE;
+    return task->executor == &tu_executor_shm && !task->skipped && task->custom == NULL &&
+           tu_reduces_to_all(task->row) && task->info.reduction != TUTTI_PREMUL_SUM &&
+           tu_forced_algorithm(task) != TUTTI_ALGORITHM_INLINE;
 }
 
 static bool packs_with(const tu_task *first, const tu_task *task) {

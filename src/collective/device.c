@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Executors of devices: the executor part of a backend, turned into one that runs tasks. A task whose buffers lie on a
- * device is recognised, described, and handed to the backend, which enqueues it.
+ * Executors of backends: the executor part of one, turned into one that runs tasks. A task whose buffers lie on a
+ * device is recognised, described, and handed to the backend, which enqueues it. One on memory of the CPU gets there
+ * when tutti_call.executor names the backend, and is over when the backend returns.
  *
  * The call returns when the work is in the stream. What the device finds out later (a deadline, a mismatch, a dead
  * peer) stays with the group and is returned by its next call, and by tutti_group_check.
@@ -11,13 +12,16 @@
  */
 #include "collective/device.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <tutti/collective.h>
 
 #include "base/error.h"
 #include "collective/collective.h"
 #include "collective/work.h"
+#include "collective/works.h"
 
 /* A backend's executor in a group. */
 typedef struct device_executor {
@@ -33,7 +37,7 @@ typedef struct device_executor {
     void *stream; /* for works; made on first need */
 } device_executor;
 
-/* What a group has on a device. */
+/* What a group has on one kind of device. */
 typedef struct device_group {
     device_executor list[TU_EXECUTORS];
     tu_executors executors; /* those of the list */
@@ -41,51 +45,34 @@ typedef struct device_group {
     void *streams_state;
 } device_group;
 
+/* One that a call has named. */
+typedef struct named_executor {
+    device_executor executor;
+    struct named_executor *next;
+} named_executor;
+
+/* What a group has of backends. */
+typedef struct backend_group {
+    pthread_mutex_t lock;                            /* making what follows */
+    _Atomic(device_group *) kinds[TU_BACKEND_KINDS]; /* NULL: not made yet; released when made */
+    named_executor *named;                           /* under lock; only grows */
+} backend_group;
+
 static device_executor *executor_of(const tu_task *task) {
     return (device_executor *)(uintptr_t)task->executor;
 }
 
-static const tu_executor adapter;
+static const tu_executor adapter, host_adapter;
 
-static void add_executor(device_group *on_device, const tu_backend_opened *backend, const tu_backend_streams *streams) {
-    device_executor *executor = &on_device->list[on_device->executors.count];
-    executor->executor = adapter;
+static void make_executor(device_executor *executor, const tu_backend_opened *backend,
+                          const tu_backend_streams *streams, void *streams_state) {
+    executor->executor = streams != NULL ? adapter : host_adapter;
     executor->executor.name = backend->table->name;
     executor->table = backend->table->executor;
     executor->streams = streams;
-    executor->streams_state = on_device->streams_state;
+    executor->streams_state = streams_state;
     executor->state = backend->state;
     pthread_mutex_init(&executor->lock, NULL);
-    on_device->executors.list[on_device->executors.count++] = &executor->executor;
-}
-
-/* Every open backend of the device that has an executor, the one with the device's memory first; its streams serve all.
- */
-static tutti_status make_group(void *owner, void **made) {
-    const tutti_group *group = owner;
-    tu_backend_opened backends[TU_EXECUTORS];
-    device_group *on_device = calloc(1, sizeof *on_device);
-    if (on_device == NULL)
-        return tu_error_memory("a group on a device", sizeof *on_device);
-    const tu_backend *backend;
-    void *state;
-    tutti_status status = tu_backend_get(group->world, TUTTI_CUDA, &backend, &state); /* opens it */
-    int count = tu_backends_of(group->world, TUTTI_CUDA, backends, TU_EXECUTORS);
-    for (int i = 0; i < count && on_device->streams == NULL; i++) {
-        on_device->streams = backends[i].table->streams;
-        on_device->streams_state = backends[i].state;
-    }
-    for (int i = 0; i < count && on_device->streams != NULL; i++) {
-        if (backends[i].table->executor != NULL)
-            add_executor(on_device, &backends[i], on_device->streams);
-    }
-    if (on_device->executors.count == 0) {
-        free(on_device);
-        return status != TUTTI_OK ? status
-                                  : tu_error(TUTTI_ERROR_UNSUPPORTED, "backend %s has no collectives", backend->name);
-    }
-    *made = on_device;
-    return TUTTI_OK;
 }
 
 static void end_executor(device_executor *executor) {
@@ -97,22 +84,148 @@ static void end_executor(device_executor *executor) {
     pthread_mutex_destroy(&executor->lock);
 }
 
-static void end_group(void *opaque) {
-    device_group *on_device = opaque;
-    for (int i = 0; i < on_device->executors.count; i++)
-        end_executor(&on_device->list[i]);
-    free(on_device);
+/* Every open backend of the kind that has an executor, the one with the kind's memory first; its streams serve all. */
+static tutti_status make_kind(const tutti_group *group, tutti_device kind, device_group **made) {
+    tu_backend_opened backends[TU_EXECUTORS];
+    device_group *on_device = calloc(1, sizeof *on_device);
+    if (on_device == NULL)
+        return tu_error_memory("a group on a device", sizeof *on_device);
+    const tu_backend *backend;
+    void *state;
+    tutti_status status = tu_backend_get(group->world, kind, &backend, &state); /* opens it */
+    int count = tu_backends_of(group->world, kind, backends, TU_EXECUTORS);
+    on_device->executors.kind = kind;
+    for (int i = 0; i < count && on_device->streams == NULL; i++) {
+        on_device->streams = backends[i].table->streams;
+        on_device->streams_state = backends[i].state;
+    }
+    for (int i = 0; i < count && on_device->streams != NULL; i++) {
+        if (backends[i].table->executor == NULL)
+            continue;
+        device_executor *executor = &on_device->list[on_device->executors.count];
+        make_executor(executor, &backends[i], on_device->streams, on_device->streams_state);
+        on_device->executors.list[on_device->executors.count++] = &executor->executor;
+    }
+    if (on_device->executors.count == 0) {
+        free(on_device);
+        return status != TUTTI_OK ? status
+                                  : tu_error(TUTTI_ERROR_UNSUPPORTED, "backend %s has no collectives", backend->name);
+    }
+    *made = on_device;
+    return TUTTI_OK;
 }
 
-static tutti_status get_group(tutti_group *group, device_group **on_device) {
+static tutti_status make_group(void *owner, void **made) {
+    (void)owner;
+    backend_group *backends = calloc(1, sizeof *backends);
+    if (backends == NULL)
+        return tu_error_memory("a group's backends", sizeof *backends);
+    pthread_mutex_init(&backends->lock, NULL);
+    *made = backends;
+    return TUTTI_OK;
+}
+
+static void end_group(void *opaque) {
+    backend_group *backends = opaque;
+    for (int row = 0; row < TU_BACKEND_KINDS; row++) {
+        device_group *on_device = atomic_load_explicit(&backends->kinds[row], memory_order_acquire);
+        for (int i = 0; on_device != NULL && i < on_device->executors.count; i++)
+            end_executor(&on_device->list[i]);
+        free(on_device);
+    }
+    for (named_executor *one = backends->named, *next; one != NULL; one = next) {
+        next = one->next;
+        end_executor(&one->executor);
+        free(one);
+    }
+    pthread_mutex_destroy(&backends->lock);
+    free(backends);
+}
+
+static tutti_status get_backends(tutti_group *group, backend_group **backends) {
     static const tu_attachment attachment = { .make = make_group, .end = end_group };
     void *state = tu_attachment_find(&group->attachments, &attachment);
     tu_memory_group *memory; /* attached before, so that it lives until the device has let go of it */
     tutti_status status = state != NULL ? TUTTI_OK : tu_memory_group_get(group, &memory);
-    if (status == TUTTI_OK)
+    if (status == TUTTI_OK && state == NULL)
         status = tu_attachment_get(&group->attachments, &attachment, &state);
     if (status == TUTTI_OK)
-        *on_device = state;
+        *backends = state;
+    return status;
+}
+
+static tutti_status get_kind(tutti_group *group, int row, device_group **on_device) {
+    backend_group *backends;
+    tutti_status status = get_backends(group, &backends);
+    if (status != TUTTI_OK)
+        return status;
+    *on_device = atomic_load_explicit(&backends->kinds[row], memory_order_acquire); /* pairs with the release below */
+    if (__builtin_expect(*on_device != NULL, 1))
+        return TUTTI_OK;
+    pthread_mutex_lock(&backends->lock);
+    *on_device = atomic_load_explicit(&backends->kinds[row], memory_order_relaxed);
+    if (*on_device == NULL) {
+        status = make_kind(group, tu_backend_kind_at(row), on_device);
+        if (status == TUTTI_OK)
+            atomic_store_explicit(&backends->kinds[row], *on_device, memory_order_release);
+    }
+    pthread_mutex_unlock(&backends->lock);
+    return status;
+}
+
+/* ---- by name ---- */
+
+/* Opens the backend, which is known to have an executor for this memory. Streams of a device are those of the backend
+ * that has its memory. */
+static tutti_status make_named(tutti_group *group, tutti_device kind, const char *name, named_executor **made) {
+    tu_backend_opened backend, of_kind[TU_EXECUTORS];
+    const tu_backend_streams *streams = NULL;
+    void *streams_state = NULL;
+    tutti_status status = tu_backend_open(group->world, name, &backend.table, &backend.state);
+    int count = status == TUTTI_OK && kind != TUTTI_CPU ? tu_backends_of(group->world, kind, of_kind, TU_EXECUTORS) : 0;
+    for (int i = 0; i < count && streams == NULL; i++) {
+        streams = of_kind[i].table->streams;
+        streams_state = of_kind[i].state;
+    }
+    *made = status == TUTTI_OK ? calloc(1, sizeof **made) : NULL;
+    if (status == TUTTI_OK && *made == NULL)
+        status = tu_error_memory("an executor", sizeof **made);
+    if (status == TUTTI_OK)
+        make_executor(&(*made)->executor, &backend, streams, streams_state);
+    return status;
+}
+
+/* Whether a backend of that name brings an executor for this memory; it is not opened to find out. */
+static bool brings_executor(tutti_world *world, tutti_device kind, const char *name) {
+    tutti_error_copy before;
+    const tu_backend *table;
+    tu_error_save(&before); /* that there is none is told by the caller */
+    bool there = tu_backend_find(world, name, &table) == TUTTI_OK && table->executor != NULL && table->device == kind;
+    (void)tu_error_restore(&before);
+    return there;
+}
+
+tutti_status tu_device_executor_named(tutti_group *group, tutti_device kind, const char *name,
+                                      const tu_executor **executor) {
+    backend_group *backends;
+    tutti_status status = get_backends(group, &backends);
+    *executor = NULL;
+    if (status != TUTTI_OK || !brings_executor(group->world, kind, name))
+        return status;
+    pthread_mutex_lock(&backends->lock);
+    named_executor *one = backends->named;
+    while (one != NULL && strcmp(one->executor.executor.name, name) != 0)
+        one = one->next;
+    if (one == NULL) {
+        status = make_named(group, kind, name, &one);
+        if (status == TUTTI_OK) {
+            one->next = backends->named;
+            backends->named = one;
+        }
+    }
+    pthread_mutex_unlock(&backends->lock);
+    if (status == TUTTI_OK)
+        *executor = &one->executor.executor;
     return status;
 }
 
@@ -164,16 +277,61 @@ static tutti_status locate_buffers(const tu_task *task, const device_group *on_d
     return TUTTI_OK;
 }
 
+/* Whether the call concerns this kind of device: then task->device_index is set. */
+static tutti_status recognise(tu_task *task, const tutti_call *call, const device_group *on_device, bool *there) {
+    if (call->device != 0) {
+        task->device_index = tutti_device_index(call->device);
+        *there = true;
+        return TUTTI_OK;
+    }
+    if (task->row->kind == TU_KIND_BARRIER) {
+        task->device_index = -1;
+        *there = call->stream != NULL && !task->row->host_only;
+        return TUTTI_OK;
+    }
+    tutti_status status = locate_buffers(task, on_device, &task->device_index);
+    *there = task->device_index >= 0;
+    return status;
+}
+
+/* The first kind of device that the call concerns: the one that it names, or one that knows its buffers. */
+static tutti_status find_kind(tu_task *task, const tutti_call *call, const tu_executors **executors) {
+    int named = call->device == 0 ? -1 : tu_backend_row(tutti_device_kind(call->device));
+    for (int row = 1; row < TU_BACKEND_KINDS; row++) {
+        device_group *on_device;
+        bool there = false;
+        if (named >= 0 && row != named)
+            continue;
+        tutti_status status = get_kind(task->group, row, &on_device);
+        if (status != TUTTI_OK && named < 0)
+            continue; /* nothing can lie there, as far as this world knows */
+        if (status == TUTTI_OK)
+            status = recognise(task, call, on_device, &there);
+        if (status == TUTTI_OK && there)
+            *executors = &on_device->executors;
+        if (status != TUTTI_OK || there)
+            return status;
+    }
+    return TUTTI_OK;
+}
+
+static tutti_status no_such_device(const tu_task *task, tutti_device device) {
+    char names[64] = "";
+    for (int row = 0; row < TU_BACKEND_KINDS; row++)
+        snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", row > 0 ? " and " : "",
+                 tutti_device_name(tu_backend_kind_at(row)));
+    return tu_error(TUTTI_ERROR_ARGUMENT,
+                    "%s: tutti_call.device is %s (%d), where no collective finds data; there are %s", task->row->name,
+                    tutti_device_name(device), device, names);
+}
+
 tutti_status tu_device_executors(tu_task *task, const tutti_call *call, const tu_executors **executors) {
     tutti_world *world = task->group->world;
     tutti_device kind = tutti_device_kind(call->device);
     if (kind == TUTTI_CPU)
         return TUTTI_OK;
-    if (call->device != 0 && kind != TUTTI_CUDA)
-        return tu_error(TUTTI_ERROR_ARGUMENT,
-                        "%s: tutti_call.device is %s (%d), where no collective finds data; there "
-                        "are cpu and cuda",
-                        task->row->name, tutti_device_name(call->device), call->device);
+    if (call->device != 0 && tu_backend_row(kind) < 0)
+        return no_such_device(task, call->device);
     if (atomic_load_explicit(&world->devices, memory_order_relaxed) == NULL) {
         /* Looked for at the world's first collective, and again whenever a call names a stream or a device. */
         atomic_store_explicit(&world->looked, true, memory_order_relaxed);
@@ -181,24 +339,7 @@ tutti_status tu_device_executors(tu_task *task, const tutti_call *call, const tu
         if (atomic_load_explicit(&world->devices, memory_order_relaxed) == NULL && call->device == 0)
             return TUTTI_OK;
     }
-    device_group *on_device;
-    tutti_status status = get_group(task->group, &on_device);
-    if (status != TUTTI_OK)
-        return call->device == 0 ? TUTTI_OK : status;
-    bool there;
-    if (call->device != 0) {
-        task->device_index = tutti_device_index(call->device);
-        there = true;
-    } else if (task->row->kind == TU_KIND_BARRIER) {
-        task->device_index = -1;
-        there = call->stream != NULL && !task->row->host_only;
-    } else {
-        status = locate_buffers(task, on_device, &task->device_index);
-        there = task->device_index >= 0;
-    }
-    if (status == TUTTI_OK && there)
-        *executors = &on_device->executors;
-    return status;
+    return find_kind(task, call, executors);
 }
 
 /* ---- describing ---- */
@@ -358,9 +499,9 @@ static bool serves(const tutti_group *group, const tu_task *task) {
 static tutti_status check_message(const tu_task *task, const device_executor *executor) {
     if (task->info.root < 0 || task->info.tag < 0)
         return tu_error(TUTTI_ERROR_UNSUPPORTED,
-                        "%s of device memory needs a rank and a tag: TUTTI_ANY_SOURCE and TUTTI_ANY_TAG are for memory "
-                        "of the CPU",
-                        task->row->name);
+                        "%s by executor %s needs a rank and a tag: TUTTI_ANY_SOURCE and TUTTI_ANY_TAG are for memory "
+                        "of the CPU, by shm",
+                        task->row->name, task->executor->name);
     if (task->strided.block != 0)
         return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: elements that lie apart are for memory of the CPU",
                         task->row->name);
@@ -373,13 +514,15 @@ static tutti_status check_message(const tu_task *task, const device_executor *ex
     return TUTTI_OK;
 }
 
+static tutti_status check_host(tu_task *task) {
+    return task->row->kind == TU_KIND_MESSAGE ? check_message(task, executor_of(task)) : TUTTI_OK;
+}
+
 static tutti_status check(tu_task *task) {
     device_executor *executor = executor_of(task);
-    if (task->row->kind == TU_KIND_MESSAGE) {
-        tutti_status status = check_message(task, executor);
-        if (status != TUTTI_OK)
-            return status;
-    }
+    tutti_status status = check_host(task);
+    if (status != TUTTI_OK)
+        return status;
     if (atomic_load_explicit(&executor->prepared, memory_order_acquire) == NULL) /* pairs with prepare_once */
         return executor->streams->capturing(executor->streams_state, task->stream)
                    ? tu_error(TUTTI_ERROR_STATE,
@@ -417,16 +560,18 @@ static tutti_status prepare(tu_task *task) {
     return prepare_once(executor, task->group, task->device_index, tu_task_deadline(task));
 }
 
-/* For tutti_group_ran. Another thread that is at it notes its own. */
+/* For tutti_group_ran. Without a turn another thread that is at it notes its own. */
 static void note(tu_task *task, tutti_algorithm algorithm) {
     tu_collective *state = task->state;
+    bool in_turn = task->executor->takes_turns;
     task->info.algorithm = (uint8_t)algorithm;
-    if (!tu_collective_try_lock(state))
+    if (!in_turn && !tu_collective_try_lock(state))
         return;
     state->ran = task->info;
     state->ran_by = task->executor;
     state->choice = (tu_choice){ .algorithm = algorithm, .from = task->executor->name };
-    tu_collective_unlock(state);
+    if (!in_turn)
+        tu_collective_unlock(state);
 }
 
 /* What arrives is what was asked for, or the group ends. */
@@ -534,6 +679,23 @@ static const tu_executor adapter = { .enqueues = true,
                                      .join = join,
                                      .release = release };
 
+/* ---- memory of the CPU ---- */
+
+static tutti_status test_host(tutti_work *work, bool *finished) {
+    *finished = tu_work_done(work);
+    return TUTTI_OK;
+}
+
+static const tu_executor host_adapter = { .takes_turns = true,
+                                          .serves = serves,
+                                          .check = check_host,
+                                          .prepare = prepare,
+                                          .run = run,
+                                          .start = tu_works_queue,
+                                          .test = test_host,
+                                          .wait = tu_works_wait,
+                                          .release = tu_works_adopt };
+
 /* ---- tutti_group_prepare ---- */
 
 /* Tells an executor of every block on a device that the group met. */
@@ -550,18 +712,26 @@ static tutti_status add_blocks(device_executor *executor, tu_memory_group *memor
     return status;
 }
 
-tutti_status tu_device_prepare(tutti_group *group, int64_t deadline) {
-    if (atomic_load_explicit(&group->world->devices, memory_order_acquire) == NULL || group->size == 1)
-        return TUTTI_OK;
-    device_group *on_device;
+static tutti_status prepare_kind(tutti_group *group, device_group *on_device, int64_t deadline) {
     tu_memory_group *memory;
-    tutti_status status = get_group(group, &on_device);
-    if (status == TUTTI_OK)
-        status = tu_memory_group_get(group, &memory);
+    tutti_status status = tu_memory_group_get(group, &memory);
     for (int i = 0; status == TUTTI_OK && i < on_device->executors.count; i++) {
         status = prepare_once(&on_device->list[i], group, -1, deadline);
         if (status == TUTTI_OK)
             status = add_blocks(&on_device->list[i], memory);
+    }
+    return status;
+}
+
+tutti_status tu_device_prepare(tutti_group *group, int64_t deadline) {
+    if (atomic_load_explicit(&group->world->devices, memory_order_acquire) == NULL || group->size == 1)
+        return TUTTI_OK;
+    tutti_status status = TUTTI_OK;
+    for (int row = 1; status == TUTTI_OK && row < TU_BACKEND_KINDS; row++) {
+        device_group *on_device;
+        status = get_kind(group, row, &on_device);
+        if (status == TUTTI_OK)
+            status = prepare_kind(group, on_device, deadline);
     }
     return status;
 }

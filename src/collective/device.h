@@ -4,7 +4,8 @@
  *
  * A call whose buffers lie on a device is not run by the host: it is checked, described as a tu_device_task and handed
  * to the backend, which enqueues it on the caller's stream and returns. Errors that the device finds later are sticky
- * per group: tutti_group_check returns them.
+ * per group: tutti_group_check returns them. A backend for memory of the CPU may have such a part too: there `run` is
+ * over when it returns, and calls of a group come one after the other.
  */
 #ifndef TU_COLLECTIVE_DEVICE_H
 #define TU_COLLECTIVE_DEVICE_H
@@ -109,6 +110,11 @@ struct tu_executors;
  * symmetric memory that they are in, without a lock; else the driver is asked, once for each buffer. Then *executors
  * are those that serve the group there; else it stays as it is. */
 tutti_status tu_device_executors(tu_task *task, const tutti_call *call, const struct tu_executors **executors);
+/* The executor of a backend of that name for memory of this kind, opened and made on first need. NULL where there is no
+ * such backend, or where it has no executor for this memory. */
+struct tu_executor;
+tutti_status tu_device_executor_named(tutti_group *group, tutti_device kind, const char *name,
+                                      const struct tu_executor **executor);
 /* tutti_group_prepare's part: makes what the backend needs of the group and tells the device about every block met so
  * far. Nothing where no device is used. */
 tutti_status tu_device_prepare(tutti_group *group, int64_t deadline);

@@ -13,10 +13,10 @@
 
 tu_executors tu_executors_cpu(const tutti_group *group) {
     if (group->world->fake)
-        return (tu_executors){ 1, { &tu_executor_fake } };
+        return (tu_executors){ TUTTI_CPU, 1, { &tu_executor_fake } };
     if (group->size == 1) /* its messages to itself are real ones */
-        return (tu_executors){ 2, { &tu_executor_alone, &tu_executor_shm } };
-    return (tu_executors){ 1, { &tu_executor_shm } };
+        return (tu_executors){ TUTTI_CPU, 2, { &tu_executor_alone, &tu_executor_shm } };
+    return (tu_executors){ TUTTI_CPU, 1, { &tu_executor_shm } };
 }
 
 static void list_names(const tu_executors *executors, char *text, size_t bytes) {
@@ -28,22 +28,34 @@ static void list_names(const tu_executors *executors, char *text, size_t bytes) 
     }
 }
 
+/* One of the list, or of a backend that brings one of that name for this memory. NULL: there is none. */
+static tutti_status find_by_name(tu_task *task, const tu_executors *executors, const char *name) {
+    task->executor = NULL;
+    for (int i = 0; i < executors->count; i++) {
+        if (strcmp(executors->list[i]->name, name) == 0) {
+            task->executor = executors->list[i];
+            return TUTTI_OK;
+        }
+    }
+    return task->group->world->fake ? TUTTI_OK
+                                    : tu_device_executor_named(task->group, executors->kind, name, &task->executor);
+}
+
 static tutti_status choose_by_name(tu_task *task, const tu_executors *executors, const char *name) {
     char names[128];
+    tutti_status status = find_by_name(task, executors, name);
+    if (status != TUTTI_OK)
+        return status;
     list_names(executors, names, sizeof names);
-    for (int i = 0; i < executors->count; i++) {
-        if (strcmp(executors->list[i]->name, name) != 0)
-            continue;
-        task->executor = executors->list[i];
-        if (task->executor->serves(task->group, task))
-            return TUTTI_OK;
-        return tu_error(TUTTI_ERROR_UNSUPPORTED,
-                        "%s on group %s: executor %s does not serve this call; for this memory there are: %s",
+    if (task->executor == NULL)
+        return tu_error(TUTTI_ERROR_NOT_FOUND,
+                        "%s on group %s: no executor is called \"%s\" here; for this memory there are: %s",
                         task->row->name, task->group->name, name, names);
-    }
-    return tu_error(TUTTI_ERROR_NOT_FOUND,
-                    "%s on group %s: no executor is called \"%s\" here; for this memory there are: %s", task->row->name,
-                    task->group->name, name, names);
+    if (task->executor->serves(task->group, task))
+        return TUTTI_OK;
+    return tu_error(TUTTI_ERROR_UNSUPPORTED,
+                    "%s on group %s: executor %s does not serve this call; for this memory there are: %s",
+                    task->row->name, task->group->name, name, names);
 }
 
 static tutti_status nobody_serves(const tu_task *task, const tu_executors *executors) {

@@ -7,7 +7,10 @@
  *     alone   groups of one rank
  *     fake    groups of a fake world
  *     shm     ranks that share the memory of a host
- *     cuda    memory of a GPU; and whatever other backends bring: device.c turns their executor part into one
+ *     cuda    memory of a GPU
+ *
+ * and whatever other backends bring, for the CPU or a device: device.c turns their executor part into one. A backend
+ * that is not open yet is opened by the first call that names it.
  *
  * Every task runs one way, in tu_task_run: drain (works that were started before it), enter (its number, the group's
  * state), prepare (what the group's first task sets up), run (choose how, and do it), leave (record, errors, the end of
@@ -49,6 +52,7 @@ typedef struct tu_executor {
 
 #define TU_EXECUTORS 4 /* of one group for one device, at most */
 typedef struct tu_executors {
+    tutti_device kind; /* of the memory */
     int count;
     const tu_executor *list[TU_EXECUTORS]; /* in the order in which they are asked */
 } tu_executors;

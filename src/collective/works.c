@@ -279,9 +279,9 @@ static tutti_status try_at_once(tu_collective *state, tutti_work *work, bool *st
     return TUTTI_OK;
 }
 
-static tutti_status enqueue(tu_collective *state, tutti_work *work) {
+tutti_status tu_works_queue(tutti_work *work) {
     tu_works *works;
-    tutti_status status = get_works(state, &works);
+    tutti_status status = get_works(work->task.state, &works);
     if (status != TUTTI_OK)
         return status;
     pthread_mutex_lock(&works->lock);
@@ -309,7 +309,7 @@ tutti_status tu_works_start(tutti_work *work) {
         status = try_at_once(state, work, &started);
         tu_collective_unlock(state);
     }
-    return status != TUTTI_OK || started ? status : enqueue(state, work);
+    return status != TUTTI_OK || started ? status : tu_works_queue(work);
 }
 
 /* ---- testing and waiting ---- */

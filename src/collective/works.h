@@ -10,6 +10,8 @@
 
 /* Starts a work of an executor that takes turns: at once where that needs no waiting, else through the queue. */
 tutti_status tu_works_start(tutti_work *work);
+/* Always through the queue: for executors other than shm. */
+tutti_status tu_works_queue(tutti_work *work);
 /* Moves an open work on, where nothing has to be waited for. */
 void tu_works_test(tutti_work *work);
 /* Waits for a work, and takes part in what is queued before it. TUTTI_ERROR_TIMEOUT without a message when the deadline

@@ -104,14 +104,17 @@ static const struct kind {
     tutti_device device;
     const char *backend;
     const char *library; /* NULL: there is none to look for */
-} kinds[TU_DEVICE_KINDS] = {
+} kinds[TU_BACKEND_KINDS] = {
     { TUTTI_CPU, "shm", NULL },
     { TUTTI_CUDA, "cuda", "libcuda.so.1" },
 };
 
-/* The row of a kind; -1: none. */
-static int row_of(tutti_device kind) {
-    for (int row = 0; row < TU_DEVICE_KINDS; row++) {
+tutti_device tu_backend_kind_at(int row) {
+    return kinds[row].device;
+}
+
+int tu_backend_row(tutti_device kind) {
+    for (int row = 0; row < TU_BACKEND_KINDS; row++) {
         if (kinds[row].device == kind)
             return row;
     }
@@ -120,7 +123,7 @@ static int row_of(tutti_device kind) {
 
 tutti_status tu_backend_device(tutti_device device, tutti_device *kind) {
     tutti_device found = device == 0 ? TUTTI_CPU : tutti_device_kind(device);
-    if (row_of(found) < 0)
+    if (tu_backend_row(found) < 0)
         return tu_error(TUTTI_ERROR_UNSUPPORTED, "symmetric memory does not support device type %s (%d)",
                         tutti_device_name(device), device);
     if (kind != NULL)
@@ -130,7 +133,7 @@ tutti_status tu_backend_device(tutti_device device, tutti_device *kind) {
 
 /* The backend that has the device's memory: the chosen one, or the default. The caller holds backend_lock. */
 static tutti_status choose(tu_memory_world *tables, tutti_device kind, tu_backend_entry **entry) {
-    int row = row_of(kind);
+    int row = tu_backend_row(kind);
     tutti_status status = TUTTI_OK;
     if (tables->chosen[row] == NULL)
         status = find(tables, kinds[row].backend, &tables->chosen[row]);
@@ -220,7 +223,7 @@ tutti_status tutti_memory_backend(tutti_world *world, tutti_device device, const
 
 /* The caller holds backend_lock. */
 static tutti_status set_backend(tu_memory_world *tables, tutti_device device, const char *name) {
-    tu_backend_entry **choice = &tables->chosen[row_of(device)], *found;
+    tu_backend_entry **choice = &tables->chosen[tu_backend_row(device)], *found;
     tutti_status status = find(tables, name, &found);
     if (status != TUTTI_OK)
         return status;
@@ -255,7 +258,7 @@ int tu_backends_of(tutti_world *world, tutti_device kind, tu_backend_opened *lis
     int count = 0;
     if (begin(world, &tables) != TUTTI_OK)
         return 0;
-    tu_backend_entry *chosen = tables->chosen[row_of(kind)];
+    tu_backend_entry *chosen = tables->chosen[tu_backend_row(kind)];
     if (chosen != NULL && is_open(chosen) && count < room)
         list[count++] = (tu_backend_opened){ &chosen->table, chosen->state };
     for (tu_backend_entry *entry = first_entry(tables); entry != NULL && count < room; entry = entry->next) {
@@ -267,7 +270,7 @@ int tu_backends_of(tutti_world *world, tutti_device kind, tu_backend_opened *lis
 }
 
 void tu_backend_discover(tutti_world *world) {
-    for (int row = 0; row < TU_DEVICE_KINDS && !world->fake; row++) {
+    for (int row = 0; row < TU_BACKEND_KINDS && !world->fake; row++) {
         void *library = kinds[row].library == NULL ? NULL : dlopen(kinds[row].library, RTLD_LAZY | RTLD_NOLOAD);
         if (library == NULL)
             continue;

@@ -6,7 +6,7 @@
  *     memory      allocates blocks, exports them, imports the blocks of all members of a group
  *     remote      put, get, signal and barrier on what was imported, by rank and offset
  *     streams     recognises pointers of the device; streams and events
- *     executor    runs collectives (collective/device.h)
+ *     executor    runs collectives: a table that the layer above declares, and this one passes on
  *
  * Any part may be absent. The table and each part begin with their size: what an older plug-in does not have yet counts
  * as absent, and what a newer one has besides is left alone. `version` changes only when something that exists changes
@@ -220,8 +220,6 @@ typedef struct tu_backend_streams {
 
 /* ---- the table ---- */
 
-struct tu_device_executor; /* declared by the collective layer */
-
 typedef struct tu_backend {
     size_t size;
     uint32_t version;
@@ -236,7 +234,7 @@ typedef struct tu_backend {
     const tu_backend_memory *memory;
     const tu_backend_remote *remote;
     const tu_backend_streams *streams;
-    const struct tu_device_executor *executor;
+    const void *executor;
 
     /* The group goes away: nothing of it may be used any more. NULL: nothing is kept per group. */
     void (*forget)(void *state, tutti_group *group);
@@ -261,6 +259,12 @@ typedef struct tu_backend_opened {
     const tu_backend *table;
     void *state;
 } tu_backend_opened;
+
+/* The kinds of devices that symmetric memory has, the CPU first. */
+#define TU_BACKEND_KINDS 2
+tutti_device tu_backend_kind_at(int row);
+/* The row of a kind; -1: none. */
+int tu_backend_row(tutti_device kind);
 
 /* The open backends that serve a kind of device, at most `room`: the one that has its memory first. Returns how many.
  */

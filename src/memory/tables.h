@@ -36,8 +36,6 @@ struct tu_backend_entry {
     tu_backend_entry *next;
 };
 
-#define TU_DEVICE_KINDS 2 /* that symmetric memory has: the rows of backend.c */
-
 struct tu_memory_world {
     tutti_world *world;
     pthread_mutex_t lock; /* the lists, users of peers; never held while another rank or the system is waited for */
@@ -48,8 +46,9 @@ struct tu_memory_world {
     _Atomic size_t pad_bytes;        /* for blocks that ask for none; 0: the setting */
     pthread_mutex_t persistent_lock; /* held over a whole persistent allocation, so that an id is made once */
     pthread_mutex_t backend_lock;
-    _Atomic(tu_backend_entry *) backends;      /* all that are known; added under backend_lock, never taken out */
-    tu_backend_entry *chosen[TU_DEVICE_KINDS]; /* that has the memory of a kind; NULL: not chosen; under backend_lock */
+    _Atomic(tu_backend_entry *) backends; /* all that are known; added under backend_lock, never taken out */
+    tu_backend_entry
+        *chosen[TU_BACKEND_KINDS]; /* that has the memory of a kind; NULL: not chosen; under backend_lock */
 };
 
 #define TU_SYMMETRIC_CACHE 16

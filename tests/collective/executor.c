@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "../harness.h"
+#include "../memory/plugin/compile.h"
 
 static tutti_ran ran_of(tutti_group *group) {
     tutti_ran ran = TUTTI_RAN_INIT;
@@ -128,3 +129,116 @@ TEST_WORLD(a_refused_call_in_a_batch_is_refused_when_it_is_noted, 2) {
     CHECK_OK(tutti_batch_end(batch, NULL));
     CHECK_OK(tutti_barrier(group, NULL));
 }
+
+/* ---- a second executor for memory of the CPU (plugin/exchange.c) ---- */
+
+#define BY(name) TUTTI_OPTIONS(tutti_call, .executor = name)
+
+static void two_executors(tutti_world *world, void *argument) {
+    (void)argument;
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group), size = tutti_group_size(group);
+    float in[3] = { 1, (float)rank, 0.1f }, out[3], same[3];
+    for (int round = 0; round < 3; round++) { /* in turns: the order of calls is the group's, whoever runs them */
+        CHECK_OK(tutti_all_reduce(group, in, out, 3, TUTTI_F32, TUTTI_SUM, BY("exchange")));
+        CHECK_TEXT(ran_of(group).executor, "exchange");
+        CHECK_TEXT(ran_of(group).operation, "all_reduce");
+        CHECK_OK(tutti_all_reduce(group, in, same, 3, TUTTI_F32, TUTTI_SUM, NULL)); /* nobody is named: shm again */
+        CHECK_TEXT(ran_of(group).executor, "shm");
+        CHECK(memcmp(out, same, sizeof out) == 0);
+        CHECK_OK(tutti_barrier(group, BY("exchange")));
+        CHECK_TEXT(ran_of(group).executor, "exchange");
+        CHECK_OK(tutti_barrier(group, BY("shm")));
+        CHECK_TEXT(ran_of(group).executor, "shm");
+    }
+    CHECK(out[0] == (float)size);
+}
+
+static void works_and_batches(tutti_world *world, void *argument) {
+    (void)argument;
+    tutti_group *group = tutti_world_group(world);
+    float one = 1, sums[4] = { 0 }, size = (float)tutti_group_size(group);
+    tutti_work *works[4];
+    for (int i = 0; i < 4; i++) /* by both, one after the other */
+        CHECK_OK(tutti_all_reduce(
+            group, &one, &sums[i], 1, TUTTI_F32, TUTTI_SUM,
+            TUTTI_OPTIONS(tutti_call, .executor = i % 2 == 0 ? "exchange" : "shm", .work = &works[i])));
+    for (int i = 3; i >= 0; i--) {
+        CHECK_OK(tutti_work_wait(works[i], 0));
+        tutti_work_release(works[i]);
+        CHECK(sums[i] == size);
+    }
+    tutti_batch *batch;
+    CHECK_OK(tutti_batch_begin(group, &batch));
+    for (int i = 0; i < 4; i++)
+        CHECK_OK(tutti_all_reduce(group, &size, &sums[i], 1, TUTTI_F32, TUTTI_SUM,
+                                  TUTTI_OPTIONS(tutti_call, .executor = i < 2 ? "exchange" : "shm", .batch = batch)));
+    CHECK_OK(tutti_batch_end(batch, NULL));
+    for (int i = 0; i < 4; i++)
+        CHECK(sums[i] == size * size);
+    /* One that nobody waits for is run by the helper. */
+    CHECK_OK(tutti_all_reduce(group, &one, &sums[0], 1, TUTTI_F32, TUTTI_SUM,
+                              TUTTI_OPTIONS(tutti_call, .executor = "exchange", .work = &works[0])));
+    tutti_work_release(works[0]);
+    CHECK_OK(tutti_barrier(group, NULL));
+    CHECK(sums[0] == size);
+}
+
+/* The message of this rank is the message of all. */
+static void same_everywhere(tutti_group *group) {
+    char mine[256] = { 0 }, all[4][256];
+    snprintf(mine, sizeof mine, "%s", tutti_error_message());
+    CHECK_OK(tutti_all_gather(group, mine, all[0], sizeof mine, TUTTI_U8, NULL));
+    for (int member = 0; member < tutti_group_size(group); member++)
+        CHECK_TEXT(all[member], mine);
+}
+
+static void refusals(tutti_world *world, void *argument) {
+    (void)argument;
+    tutti_group *group = tutti_world_group(world);
+    float many[2000] = { 0 };
+    int whole = 1;
+    uint64_t before;
+    CHECK_OK(tutti_barrier(group, NULL));
+    before = tutti_group_sequence(group);
+    CHECK_STATUS(tutti_all_reduce(group, &whole, &whole, 1, TUTTI_I32, TUTTI_SUM, BY("exchange")),
+                 TUTTI_ERROR_UNSUPPORTED);
+    CHECK_MESSAGE("all_reduce on group");
+    CHECK_MESSAGE("executor exchange does not serve this call; for this memory there are: shm");
+    CHECK_EQ(tutti_group_sequence(group), before); /* it took no number */
+    same_everywhere(group);
+    CHECK_STATUS(tutti_all_reduce(group, many, many, 2000, TUTTI_F32, TUTTI_SUM, BY("exchange")),
+                 TUTTI_ERROR_UNSUPPORTED);
+    same_everywhere(group);
+    CHECK_STATUS(tutti_send(group, many, 1, TUTTI_F32, 0, 0, BY("exchange")), TUTTI_ERROR_UNSUPPORTED);
+    CHECK_STATUS(tutti_barrier(group, BY("nobody")), TUTTI_ERROR_NOT_FOUND);
+    CHECK_MESSAGE("no executor is called \"nobody\" here; for this memory there are: shm");
+    same_everywhere(group);
+    /* There are backends of these names: one serves another device, the other has no executor. */
+    CHECK_STATUS(tutti_barrier(group, BY("elsewhere")), TUTTI_ERROR_NOT_FOUND);
+    same_everywhere(group);
+    CHECK_STATUS(tutti_barrier(group, BY("memfd")), TUTTI_ERROR_NOT_FOUND);
+    CHECK_OK(tutti_barrier(group, BY("exchange")));
+}
+
+static void with_plugins(void (*body)(tutti_world *, void *), bool processes) {
+    plugin_compile_file("collective/plugin/exchange.c", "exchange", "");
+    plugin_compile_file("collective/plugin/exchange.c", "elsewhere", "-DPLUGIN_DEVICE=TUTTI_CUDA");
+    plugin_compile("memfd", "-DPLUGIN_DEVICE=TUTTI_CPU");
+    if (processes)
+        test_processes(3, body, NULL);
+    else
+        test_threads(3, body, NULL);
+    plugin_remove();
+}
+
+#define WITH_PLUGINS(sentence, body) \
+    TEST(sentence##_as_threads) {    \
+        with_plugins(body, false);   \
+    }                                \
+    TEST(sentence##_as_processes) {  \
+        with_plugins(body, true);    \
+    }
+WITH_PLUGINS(a_backend_brings_a_second_executor_which_a_call_forces_by_its_name, two_executors)
+WITH_PLUGINS(works_and_batches_go_to_the_executor_that_each_call_names, works_and_batches)
+WITH_PLUGINS(what_an_executor_does_not_serve_is_refused_alike_on_all_ranks, refusals)

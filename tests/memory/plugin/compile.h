@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Compiles the test plug-in (memfd.c) into a folder of the test's own, which TUTTI_PLUGIN_PATH then names.
+ * Compiles a test plug-in (memfd.c, or another file) into a folder of the test's own, which TUTTI_PLUGIN_PATH then
+ * names.
  */
 #ifndef TUTTI_TESTS_MEMORY_PLUGIN_COMPILE_H
 #define TUTTI_TESTS_MEMORY_PLUGIN_COMPILE_H
@@ -9,8 +10,8 @@
 
 static char plugin_folder[64];
 
-/* libtutti-<name>.so with these flags: see the macros at the top of memfd.c. Skips without a compiler. */
-static inline void plugin_compile(const char *name, const char *flags) {
+/* libtutti-<name>.so from a file of tests/, with these flags: see the macros at its top. Skips without a compiler. */
+static inline void plugin_compile_file(const char *file, const char *name, const char *flags) {
     const char *source = getenv("TEST_SOURCE");
     char command[1024];
     if (source == NULL)
@@ -24,9 +25,13 @@ static inline void plugin_compile(const char *name, const char *flags) {
     }
     snprintf(command, sizeof command,
              "cc -std=gnu17 -D_GNU_SOURCE -shared -fPIC -fvisibility=hidden -DPLUGIN_NAME='\"%s\"' %s -I%s/src "
-             "-I%s/include %s/tests/memory/plugin/memfd.c -o %s/libtutti-%s.so",
-             name, flags, source, source, source, plugin_folder, name);
+             "-I%s/include %s/tests/%s -o %s/libtutti-%s.so",
+             name, flags, source, source, source, file, plugin_folder, name);
     CHECK_EQ(system(command), 0);
+}
+
+static inline void plugin_compile(const char *name, const char *flags) {
+    plugin_compile_file("memory/plugin/memfd.c", name, flags);
 }
 
 static inline void plugin_remove(void) {
