@@ -27,7 +27,6 @@
 #define TUTTI_FUNCTIONAL_H
 
 #include <tutti/collective.h>
-#include <tutti/memory.h>
 #include <tutti/tensor.h>
 
 #ifdef __cplusplus
@@ -112,29 +111,6 @@ TUTTI_API bool tt_is_async(const tt_tensor *x);
 TUTTI_API int tt_pending_works(tutti_world *world);
 /* Waits for all of them; false with the error pending when one has failed. */
 TUTTI_API bool tt_wait_all(tutti_world *world);
-
-/* ---- symmetric tensors ---- */
-
-typedef struct tt_symm_options {
-    size_t size;
-    tutti_group *group; /* default group of a rendezvous */
-    bool persistent;    /* the memory belongs to persistent_id: see tutti/memory.h */
-    uint64_t persistent_id;
-    bool requires_grad;
-} tt_symm_options;
-#define TT_SYMM_OPTIONS_INIT TUTTI_DEFAULTS(tt_symm_options)
-/* TT_SYMM_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
-TUTTI_API void tt_symm_options_init(tt_symm_options *options, size_t size);
-
-/* A zeroed tensor on symmetric memory, which collectives use where it lies once it is rendezvoused. Its storage cannot
- * be resized. */
-TUTTI_API tt_tensor *tt_symm_empty(tutti_world *world, tt_dims shape, tutti_dtype dtype,
-                                   const tt_symm_options *options);
-/* The same with strides, in elements. */
-TUTTI_API tt_tensor *tt_symm_empty_strided(tutti_world *world, tt_dims shape, tt_dims strides, tutti_dtype dtype,
-                                           const tt_symm_options *options);
-/* The block under x; lent, NULL and no error where x is not symmetric. */
-TUTTI_API tutti_memory *tt_symm_memory(const tt_tensor *x);
 
 #ifdef __cplusplus
 }

@@ -46,7 +46,10 @@ TUTTI_API void tutti_pool_statistics_init(tutti_pool_statistics *pool_statistics
 /* What the pool holds now, and how often it served a used block. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_pool_query(tutti_pool *pool, tutti_pool_statistics *statistics);
 
-/* Ends the pool. Blocks that are given out live on and go to the system with their last reference. NULL is allowed. */
+/* Another reference to the pool. */
+TUTTI_API tutti_pool *tutti_pool_keep(tutti_pool *pool);
+/* Ends one reference, and with the last one the pool. Blocks that are given out live on and go to the system with their
+ * last reference. NULL is allowed. */
 TUTTI_API void tutti_pool_release(tutti_pool *pool);
 
 #ifdef __cplusplus

@@ -9,7 +9,8 @@
  *     optimizer.h     training a module: optimizers, learning rates, clipping
  *     state.h         a training run in a file, and going on from it
  *     data.h          tokens from a file, and a line that tells how far a run is
- *     functional.h    collectives that return new tensors and can be differentiated; symmetric tensors
+ *     functional.h    collectives that return new tensors and can be differentiated
+ *     symmetric.h     tensors on symmetric memory, and the operations on them
  *     io.h            tensors in files: NumPy's formats and safetensors
  *     dlpack.h        tensors that other libraries share
  *
@@ -27,6 +28,7 @@
 #include <tutti/ops.h>
 #include <tutti/optimizer.h>
 #include <tutti/state.h>
+#include <tutti/symmetric.h>
 #include <tutti/tensor.h>
 
 #endif

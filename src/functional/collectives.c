@@ -8,16 +8,17 @@
 
 #include "functional/operators.h"
 #include "functional/registry.h"
+#include "functional/rules.h"
 #include "tensor/stage.h"
 
-static tutti_status no_gradient_in_place(const tu_call *call) {
+tutti_status tu_rule_no_gradient(const tu_call *call) {
     if (!call->wants_grad)
         return TUTTI_OK;
     return tu_call_error(call, TUTTI_ERROR_UNSUPPORTED,
                          "has no gradient; use the form that returns a new tensor, or switch gradient mode off");
 }
 
-static tutti_status must_be_dense(const tu_call *call, const tt_tensor *x) {
+tutti_status tu_rule_dense(const tu_call *call, const tt_tensor *x) {
     if (x->flags & TU_CONTIGUOUS)
         return TUTTI_OK;
     return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s is not contiguous, and this form does not copy",
@@ -25,23 +26,23 @@ static tutti_status must_be_dense(const tu_call *call, const tt_tensor *x) {
 }
 
 /* The result is like the first input, which the in-place form writes where it lies. */
-static tutti_status same_shape(tu_call *call) {
+tutti_status tu_rule_same_shape(tu_call *call) {
     if (!call->in_place)
         return tu_shape_like_first(call);
-    tutti_status status = no_gradient_in_place(call);
+    tutti_status status = tu_rule_no_gradient(call);
     if (status == TUTTI_OK)
-        status = must_be_dense(call, call->inputs[0]);
+        status = tu_rule_dense(call, call->inputs[0]);
     return status == TUTTI_OK ? tu_shape_of_first(call) : status;
 }
 
-static tutti_status check_reduction(const tu_call *call, tutti_reduction reduction, const tt_tensor *x) {
+tutti_status tu_rule_reduction(const tu_call *call, tutti_reduction reduction, const tt_tensor *x) {
     if (tutti_reduction_applies(reduction, x->dtype))
         return TUTTI_OK;
     return tu_call_error(call, TUTTI_ERROR_TYPE, "the reduction %s is not defined for %s",
                          tutti_reduction_name(reduction), tu_describe(x));
 }
 
-static bool has_gradient(const tu_gradient *gradient, tutti_reduction reduction) {
+bool tu_rule_has_gradient(const tu_gradient *gradient, tutti_reduction reduction) {
     if (reduction == TUTTI_SUM || reduction == TUTTI_AVG)
         return true;
     tu_fail(TUTTI_ERROR_UNSUPPORTED, "%s: the gradient is defined for sum and avg only, not for %s",
@@ -49,20 +50,11 @@ static bool has_gradient(const tu_gradient *gradient, tutti_reduction reduction)
     return false;
 }
 
-static bool needs_factor(const char *who, tutti_reduction reduction) {
+bool tu_rule_needs_factor(const char *who, tutti_reduction reduction) {
     if (reduction != TUTTI_PREMUL_SUM || tu_self()->pending != TUTTI_OK)
         return false;
     tu_fail(TUTTI_ERROR_ARGUMENT, "%s: premul_sum needs a factor: use tt_all_reduce_premul", who);
     return true;
-}
-
-static bool on_meta(const tt_tensor *x) {
-    return x != NULL && x->magic == TU_MAGIC_ALIVE && x->device == TUTTI_META;
-}
-
-/* A fake group moves no data: a result that has the shape of the input is a copy of it. */
-static bool is_fake(tutti_group *group) {
-    return strcmp(tutti_world_launcher(tutti_group_world(group)), "fake") == 0;
 }
 
 /* ---- all_reduce ---- */
@@ -77,7 +69,7 @@ static tutti_status start_reduce(const tt_tensor *x, tt_tensor *out, tutti_reduc
     if (status != TUTTI_OK)
         return status;
     const tt_tensor *from = x;
-    if (x != out && (!(x->flags & TU_CONTIGUOUS) || is_fake(group))) {
+    if (x != out && (!(x->flags & TU_CONTIGUOUS) || tu_group_is_fake(group))) {
         tu_copy_tensor(out, x); /* to where the result goes, and reduced there */
         from = out;
     }
@@ -92,8 +84,8 @@ static tutti_status start_reduce(const tt_tensor *x, tt_tensor *out, tutti_reduc
 
 tutti_status tu_all_reduce_shape(tu_call *call) {
     const tu_all_reduce_attributes *attributes = call->attributes;
-    tutti_status status = check_reduction(call, attributes->reduction, call->inputs[0]);
-    return status == TUTTI_OK ? same_shape(call) : status;
+    tutti_status status = tu_rule_reduction(call, attributes->reduction, call->inputs[0]);
+    return status == TUTTI_OK ? tu_rule_same_shape(call) : status;
 }
 
 tutti_status tu_all_reduce_cpu(tu_call *call) {
@@ -103,13 +95,13 @@ tutti_status tu_all_reduce_cpu(tu_call *call) {
 
 void tu_all_reduce_gradient(tu_gradient *gradient) {
     const tu_all_reduce_attributes *attributes = gradient->attributes;
-    if (has_gradient(gradient, attributes->reduction))
+    if (tu_rule_has_gradient(gradient, attributes->reduction))
         gradient->results[0] =
             tt_all_reduce(tt_contiguous(gradient->grads[0]), attributes->reduction, attributes->group);
 }
 
 tutti_status tu_all_reduce_premul_shape(tu_call *call) {
-    tutti_status status = check_reduction(call, TUTTI_PREMUL_SUM, call->inputs[0]);
+    tutti_status status = tu_rule_reduction(call, TUTTI_PREMUL_SUM, call->inputs[0]);
     return status == TUTTI_OK ? tu_shape_like_first(call) : status;
 }
 
@@ -119,19 +111,19 @@ tutti_status tu_all_reduce_premul_cpu(tu_call *call) {
 }
 
 tt_tensor *tt_all_reduce(tt_tensor *x, tutti_reduction reduction, tutti_group *group) {
-    if (needs_factor("all_reduce", reduction) || !tu_flight_check("all_reduce", group, on_meta(x)))
+    if (tu_rule_needs_factor("all_reduce", reduction) || !tu_flight_check("all_reduce", group, tu_is_meta(x)))
         return NULL;
     return tu_all_reduce(x, reduction, group);
 }
 
 tt_tensor *tt_all_reduce_premul(tt_tensor *x, double factor, tutti_group *group) {
-    if (!tu_flight_check("all_reduce_premul", group, on_meta(x)))
+    if (!tu_flight_check("all_reduce_premul", group, tu_is_meta(x)))
         return NULL;
     return tu_all_reduce_premul(x, factor, group);
 }
 
 tt_tensor *tt_all_reduce_(tt_tensor *x, tutti_reduction reduction, tutti_group *group) {
-    if (needs_factor("all_reduce_", reduction) || !tu_flight_check("all_reduce_", group, on_meta(x)))
+    if (tu_rule_needs_factor("all_reduce_", reduction) || !tu_flight_check("all_reduce_", group, tu_is_meta(x)))
         return NULL;
     return tu_all_reduce_(x, reduction, group);
 }
@@ -139,7 +131,7 @@ tt_tensor *tt_all_reduce_(tt_tensor *x, tutti_reduction reduction, tutti_group *
 /* ---- all_gather ---- */
 
 /* A 0-dim x counts as one row. */
-static tutti_status gathered(const tu_call *call, const tt_tensor *x, int dim, tutti_group *group, tu_shape *result) {
+tutti_status tu_rule_gathered(const tu_call *call, const tt_tensor *x, int dim, tutti_group *group, tu_shape *result) {
     int at;
     tutti_status status = tu_wrap_dim(call->entry->name, dim, x->ndim, &at);
     if (status != TUTTI_OK)
@@ -192,7 +184,7 @@ static tutti_status start_gather(const tt_tensor *x, tt_tensor *out, int dim, tu
 
 tutti_status tu_all_gather_shape(tu_call *call) {
     const tu_all_gather_attributes *attributes = call->attributes;
-    return gathered(call, call->inputs[0], attributes->dim, attributes->group, &call->results[0]);
+    return tu_rule_gathered(call, call->inputs[0], attributes->dim, attributes->group, &call->results[0]);
 }
 
 tutti_status tu_all_gather_cpu(tu_call *call) {
@@ -218,11 +210,11 @@ tt_tensor *tt_all_gather(tt_tensor *x, int dim, tutti_group *group) {
 }
 
 /* Into a tensor that the caller has: of the wanted dtype and number of elements. */
-static tutti_status check_out(tu_call *call, const tu_shape *wanted, tutti_group *group) {
+tutti_status tu_rule_out(tu_call *call, const tu_shape *wanted, tutti_group *group) {
     const tt_tensor *out = call->inputs[0];
-    tutti_status status = no_gradient_in_place(call);
+    tutti_status status = tu_rule_no_gradient(call);
     if (status == TUTTI_OK)
-        status = must_be_dense(call, out);
+        status = tu_rule_dense(call, out);
     if (status == TUTTI_OK && (out->dtype != wanted->dtype || out->numel != tu_shape_numel(wanted)))
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
                              "out is %s and must hold %s as %s, from %s on each of %d ranks", tu_describe(out),
@@ -234,8 +226,8 @@ static tutti_status check_out(tu_call *call, const tu_shape *wanted, tutti_group
 tutti_status tu_all_gather_out_shape(tu_call *call) {
     const tu_all_gather_out_attributes *attributes = call->attributes;
     tu_shape wanted;
-    tutti_status status = gathered(call, call->inputs[1], 0, attributes->group, &wanted);
-    return status == TUTTI_OK ? check_out(call, &wanted, attributes->group) : status;
+    tutti_status status = tu_rule_gathered(call, call->inputs[1], 0, attributes->group, &wanted);
+    return status == TUTTI_OK ? tu_rule_out(call, &wanted, attributes->group) : status;
 }
 
 tutti_status tu_all_gather_out_cpu(tu_call *call) {
@@ -249,10 +241,10 @@ tt_tensor *tt_all_gather_out(tt_tensor *out, tt_tensor *x, tutti_group *group) {
 
 /* ---- reduce_scatter ---- */
 
-static tutti_status scattered(const tu_call *call, const tt_tensor *x, tutti_reduction reduction, int dim,
-                              tutti_group *group, tu_shape *result) {
+tutti_status tu_rule_scattered(const tu_call *call, const tt_tensor *x, tutti_reduction reduction, int dim,
+                               tutti_group *group, tu_shape *result) {
     int ranks = tutti_group_size(group), at;
-    tutti_status status = check_reduction(call, reduction, x);
+    tutti_status status = tu_rule_reduction(call, reduction, x);
     if (status == TUTTI_OK)
         status = tu_wrap_dim(call->entry->name, dim, x->ndim, &at);
     if (status != TUTTI_OK)
@@ -297,8 +289,8 @@ static tutti_status start_scatter(const tt_tensor *x, tt_tensor *out, tutti_redu
 
 tutti_status tu_reduce_scatter_shape(tu_call *call) {
     const tu_reduce_scatter_attributes *attributes = call->attributes;
-    return scattered(call, call->inputs[0], attributes->reduction, attributes->dim, attributes->group,
-                     &call->results[0]);
+    return tu_rule_scattered(call, call->inputs[0], attributes->reduction, attributes->dim, attributes->group,
+                             &call->results[0]);
 }
 
 tutti_status tu_reduce_scatter_cpu(tu_call *call) {
@@ -316,12 +308,12 @@ static tt_tensor *unscatter(tt_tensor *grad, tutti_reduction reduction, int dim,
 
 void tu_reduce_scatter_gradient(tu_gradient *gradient) {
     const tu_reduce_scatter_attributes *attributes = gradient->attributes;
-    if (has_gradient(gradient, attributes->reduction))
+    if (tu_rule_has_gradient(gradient, attributes->reduction))
         gradient->results[0] = unscatter(gradient->grads[0], attributes->reduction, attributes->dim, attributes->group);
 }
 
 tt_tensor *tt_reduce_scatter(tt_tensor *x, tutti_reduction reduction, int dim, tutti_group *group) {
-    if (needs_factor("reduce_scatter", reduction) || !tu_flight_check("reduce_scatter", group, false))
+    if (tu_rule_needs_factor("reduce_scatter", reduction) || !tu_flight_check("reduce_scatter", group, false))
         return NULL;
     return tu_reduce_scatter(x, reduction, dim, group);
 }
@@ -329,8 +321,9 @@ tt_tensor *tt_reduce_scatter(tt_tensor *x, tutti_reduction reduction, int dim, t
 tutti_status tu_reduce_scatter_out_shape(tu_call *call) {
     const tu_reduce_scatter_out_attributes *attributes = call->attributes;
     tu_shape wanted;
-    tutti_status status = scattered(call, call->inputs[1], attributes->reduction, 0, attributes->group, &wanted);
-    return status == TUTTI_OK ? check_out(call, &wanted, attributes->group) : status;
+    tutti_status status =
+        tu_rule_scattered(call, call->inputs[1], attributes->reduction, 0, attributes->group, &wanted);
+    return status == TUTTI_OK ? tu_rule_out(call, &wanted, attributes->group) : status;
 }
 
 tutti_status tu_reduce_scatter_out_cpu(tu_call *call) {
@@ -339,7 +332,7 @@ tutti_status tu_reduce_scatter_out_cpu(tu_call *call) {
 }
 
 tt_tensor *tt_reduce_scatter_out(tt_tensor *out, tt_tensor *x, tutti_reduction reduction, tutti_group *group) {
-    if (needs_factor("reduce_scatter_out", reduction) || !tu_flight_check("reduce_scatter_out", group, false))
+    if (tu_rule_needs_factor("reduce_scatter_out", reduction) || !tu_flight_check("reduce_scatter_out", group, false))
         return NULL;
     return tu_reduce_scatter_out(out, x, reduction, group, NULL) ? out : NULL;
 }
@@ -352,7 +345,7 @@ tutti_status tu_broadcast_shape(tu_call *call) {
     if (attributes->group != NULL && (attributes->root < 0 || attributes->root >= ranks))
         return tu_call_error(call, TUTTI_ERROR_RANGE, "root %d is no rank of the group, which has %d", attributes->root,
                              ranks);
-    return same_shape(call);
+    return tu_rule_same_shape(call);
 }
 
 tutti_status tu_broadcast_cpu(tu_call *call) {
@@ -362,7 +355,7 @@ tutti_status tu_broadcast_cpu(tu_call *call) {
     tutti_call options;
     if (from == NULL)
         return TUTTI_ERROR_MEMORY;
-    if (is_fake(attributes->group) && from != out && out->numel > 0)
+    if (tu_group_is_fake(attributes->group) && from != out && out->numel > 0)
         tu_copy_tensor(out, from);
     tu_flight_call(&options, &work);
     tutti_status status = tutti_broadcast(attributes->group, tu_pointer(from), tu_pointer(out), (size_t)out->numel,
@@ -375,17 +368,17 @@ tutti_status tu_broadcast_cpu(tu_call *call) {
 }
 
 tt_tensor *tt_broadcast(tt_tensor *x, int root, tutti_group *group) {
-    return tu_flight_check("broadcast", group, on_meta(x)) ? tu_broadcast(x, root, group) : NULL;
+    return tu_flight_check("broadcast", group, tu_is_meta(x)) ? tu_broadcast(x, root, group) : NULL;
 }
 
 tt_tensor *tt_broadcast_(tt_tensor *x, int root, tutti_group *group) {
-    return tu_flight_check("broadcast_", group, on_meta(x)) ? tu_broadcast_(x, root, group) : NULL;
+    return tu_flight_check("broadcast_", group, tu_is_meta(x)) ? tu_broadcast_(x, root, group) : NULL;
 }
 
 /* ---- tensor-parallel regions ---- */
 
 tutti_status tu_reduce_from_group_shape(tu_call *call) {
-    tutti_status status = check_reduction(call, TUTTI_SUM, call->inputs[0]);
+    tutti_status status = tu_rule_reduction(call, TUTTI_SUM, call->inputs[0]);
     return status == TUTTI_OK ? tu_shape_like_first(call) : status;
 }
 
@@ -395,11 +388,11 @@ tutti_status tu_reduce_from_group_cpu(tu_call *call) {
 }
 
 tt_tensor *tt_copy_to_group(tt_tensor *x, tutti_group *group) {
-    return tu_flight_check("copy_to_group", group, on_meta(x)) ? tu_copy_to_group(x, group) : NULL;
+    return tu_flight_check("copy_to_group", group, tu_is_meta(x)) ? tu_copy_to_group(x, group) : NULL;
 }
 
 tt_tensor *tt_reduce_from_group(tt_tensor *x, tutti_group *group) {
-    return tu_flight_check("reduce_from_group", group, on_meta(x)) ? tu_reduce_from_group(x, group) : NULL;
+    return tu_flight_check("reduce_from_group", group, tu_is_meta(x)) ? tu_reduce_from_group(x, group) : NULL;
 }
 
 /* ---- coalesced: the calls of one batch, which runs as one work. The runner has waited for all inputs, since inside a
@@ -410,7 +403,7 @@ tutti_status tu_all_reduce_coalesced_shape(tu_call *call) {
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < call->input_count && status == TUTTI_OK; i++) {
         call->results[i] = tu_shape_of(call->inputs[i]);
-        status = check_reduction(call, attributes->reduction, call->inputs[i]);
+        status = tu_rule_reduction(call, attributes->reduction, call->inputs[i]);
         if (status == TUTTI_OK)
             status = tu_shape_contiguous(call->entry->name, &call->results[i]);
     }
@@ -421,7 +414,7 @@ tutti_status tu_all_gather_coalesced_shape(tu_call *call) {
     const tu_all_gather_coalesced_attributes *attributes = call->attributes;
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < call->input_count && status == TUTTI_OK; i++)
-        status = gathered(call, call->inputs[i], 0, attributes->group, &call->results[i]);
+        status = tu_rule_gathered(call, call->inputs[i], 0, attributes->group, &call->results[i]);
     return status;
 }
 
@@ -429,8 +422,8 @@ tutti_status tu_reduce_scatter_coalesced_shape(tu_call *call) {
     const tu_reduce_scatter_coalesced_attributes *attributes = call->attributes;
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < call->input_count && status == TUTTI_OK; i++)
-        status = scattered(call, call->inputs[i], attributes->reduction, (int)attributes->dims.at[i], attributes->group,
-                           &call->results[i]);
+        status = tu_rule_scattered(call, call->inputs[i], attributes->reduction, (int)attributes->dims.at[i],
+                                   attributes->group, &call->results[i]);
     return status;
 }
 
@@ -480,7 +473,7 @@ tutti_status tu_reduce_scatter_coalesced_cpu(tu_call *call) {
 /* Gradients: one collective for each result that a gradient arrived at, in order. */
 void tu_all_reduce_coalesced_gradient(tu_gradient *gradient) {
     const tu_all_reduce_coalesced_attributes *attributes = gradient->attributes;
-    for (int i = 0; i < gradient->input_count && has_gradient(gradient, attributes->reduction); i++)
+    for (int i = 0; i < gradient->input_count && tu_rule_has_gradient(gradient, attributes->reduction); i++)
         if (gradient->grads[i] != NULL)
             gradient->results[i] =
                 tt_all_reduce(tt_contiguous(gradient->grads[i]), attributes->reduction, attributes->group);
@@ -496,7 +489,7 @@ void tu_all_gather_coalesced_gradient(tu_gradient *gradient) {
 
 void tu_reduce_scatter_coalesced_gradient(tu_gradient *gradient) {
     const tu_reduce_scatter_coalesced_attributes *attributes = gradient->attributes;
-    for (int i = 0; i < gradient->input_count && has_gradient(gradient, attributes->reduction); i++)
+    for (int i = 0; i < gradient->input_count && tu_rule_has_gradient(gradient, attributes->reduction); i++)
         if (gradient->grads[i] != NULL)
             gradient->results[i] =
                 unscatter(gradient->grads[i], attributes->reduction, (int)attributes->dims.at[i], attributes->group);
@@ -504,7 +497,7 @@ void tu_reduce_scatter_coalesced_gradient(tu_gradient *gradient) {
 
 /* Whether a coalesced call may begin; a list of none is no call. */
 static bool may_begin(const char *who, tt_tensor_list list, tutti_reduction reduction, tutti_group *group) {
-    return !needs_factor(who, reduction) && tu_flight_check(who, group, false) && list.count > 0;
+    return !tu_rule_needs_factor(who, reduction) && tu_flight_check(who, group, false) && list.count > 0;
 }
 
 tt_tensor_list tt_all_reduce_coalesced(tt_tensor_list list, tutti_reduction reduction, tutti_group *group) {

@@ -5,6 +5,7 @@
 #include "functional/operators.h"
 
 #include <tutti/functional.h>
+#include <tutti/symmetric.h>
 
 #define OPERATOR(form, name, family, summary, arguments, properties) \
     TU_ROW(form, name, family, summary, arguments, properties)

@@ -6,9 +6,21 @@
 #ifndef TU_FUNCTIONAL_REGISTRY_H
 #define TU_FUNCTIONAL_REGISTRY_H
 
+#include <string.h>
+
 #include <tutti/functional.h>
 
 #include "tensor/operator.h"
+
+/* A tensor without data: nothing is sent for it. */
+static inline bool tu_is_meta(const tt_tensor *x) {
+    return x != NULL && x->magic == TU_MAGIC_ALIVE && x->device == TUTTI_META;
+}
+
+/* A fake group moves no data: a result that has the shape of the input is a copy of it. */
+static inline bool tu_group_is_fake(tutti_group *group) {
+    return strcmp(tutti_world_launcher(tutti_group_world(group)), "fake") == 0;
+}
 
 /* Before a collective starts: whether it may. With an error pending, ends the group with its message and returns false.
  * `who` is for messages. A group is required unless group_optional says that nothing is sent. */

@@ -31,4 +31,13 @@ tutti_status tu_symm_require(const char *who, const char *what, const tt_tensor 
 tutti_status tu_symm_meet(const char *who, const char *what, const tt_tensor *x, tutti_group *group,
                           tu_symm_place *place, tutti_peers **peers);
 
+/* Whether this thread is in test mode: fused operations take their reference paths then. */
+bool tu_symm_test_mode(void);
+
+/* A storage of `bytes` bytes at the start of a block; takes over the reference, also on failure. */
+tu_storage *tu_symm_storage(tutti_memory *memory, size_t bytes);
+
+/* For the table test: a copy of x on symmetric memory, or x itself on meta. */
+tt_tensor *tu_symm_sample(tu_sampler *sampler, tt_tensor *x);
+
 #endif

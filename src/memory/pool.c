@@ -21,8 +21,8 @@ struct tutti_pool {
     tu_memory_world *tables;
     tutti_memory_options options; /* options.group is a reference */
     pthread_mutex_t lock;         /* everything below */
-    bool ended;                   /* released by its owner: takes nothing back */
-    uint32_t references;          /* the owner's, and one per block given out */
+    uint32_t users;               /* references of the program; at 0 the pool takes nothing back */
+    uint32_t references;          /* one for all users together, one per block given out */
     tu_order classes;             /* by size */
     tutti_pool_statistics statistics;
 };
@@ -54,7 +54,7 @@ tutti_status tutti_pool_new(tutti_world *world, const tutti_memory_options *opti
     made->world = world;
     made->tables = tables;
     made->options = full;
-    made->references = 1;
+    made->users = made->references = 1;
     pthread_mutex_init(&made->lock, NULL);
     if (full.group != NULL)
         tutti_group_keep(full.group);
@@ -150,7 +150,7 @@ bool tu_pool_take_back(tutti_pool *pool, tutti_memory *memory) {
     pool->statistics.used_blocks--;
     pool->statistics.used_bytes -= memory->bytes;
     size_class *class = tu_order_get(&pool->classes, memory->bytes);
-    bool kept = !pool->ended;
+    bool kept = pool->users > 0;
     if (kept) {
         memory->next_idle = class->first;
         class->first = memory;
@@ -208,14 +208,25 @@ void tu_pool_drop(tutti_pool *pool) {
     free(pool);
 }
 
+tutti_pool *tutti_pool_keep(tutti_pool *pool) {
+    if (pool == NULL)
+        return NULL;
+    pthread_mutex_lock(&pool->lock);
+    pool->users++;
+    pthread_mutex_unlock(&pool->lock);
+    return pool;
+}
+
 void tutti_pool_release(tutti_pool *pool) {
     if (pool == NULL)
         return;
     tutti_world *world = pool->world;
     tutti_group *group = pool->options.group;
     pthread_mutex_lock(&pool->lock);
-    pool->ended = true;
+    bool last = --pool->users == 0;
     pthread_mutex_unlock(&pool->lock);
+    if (!last)
+        return;
     tutti_pool_trim(pool);
     tu_pool_drop(pool);
     if (group != NULL)

@@ -108,6 +108,7 @@ enum {
     TU_EACH_INPUT = 256, /* one result per input */
     TU_ANY_DEVICE = 512, /* works on metadata: the kernel of the CPU serves every device, also meta */
     TU_APART = 1024,     /* its inputs may be on several devices */
+    TU_BRINGS = 2048,    /* its results have no memory until the kernel brings a storage: tu_tensor_move */
     /* Of pointwise operators: */
     TU_TO_FLOAT = 1 << 12,  /* integers compute and return f32 */
     TU_TO_BOOL = 1 << 13,   /* the result is bool */

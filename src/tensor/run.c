@@ -141,14 +141,21 @@ static void drop_outputs(tu_call *call, int count) {
         tu_tensor_drop(call->outputs[i]);
 }
 
+static tt_tensor *make_output(const tu_call *call, const tu_shape *shape) {
+    if (call->entry->flags & TU_VIEW)
+        return tu_tensor_alias(call->inputs[0], shape);
+    if (call->entry->flags & TU_BRINGS)
+        return tu_tensor_on(tu_storage_new(shape->device, 0), shape);
+    return tu_tensor_new(shape);
+}
+
 static tutti_status make_outputs(tu_call *call) {
     if (call->in_place) {
         call->outputs[0] = tu_tensor_hold(call->inputs[0]);
         return TUTTI_OK;
     }
     for (int i = 0; i < call->output_count; i++) {
-        tt_tensor *output = call->entry->flags & TU_VIEW ? tu_tensor_alias(call->inputs[0], &call->results[i])
-                                                         : tu_tensor_new(&call->results[i]);
+        tt_tensor *output = make_output(call, &call->results[i]);
         if (output == NULL) {
             drop_outputs(call, i);
             tutti_error_info info = TUTTI_ERROR_INFO_INIT;

@@ -61,6 +61,8 @@ tu_storage *tu_storage_new(tutti_device device, size_t bytes) {
         return NULL;
     }
     tu_thread *self = tu_self();
+    if (self->source != NULL && device == TUTTI_CPU && bytes > 0)
+        return self->source->make(self->source, bytes);
     tu_storage *storage = take(self);
     if (storage == NULL) {
         tu_error_memory("a storage", sizeof *storage);

@@ -73,6 +73,11 @@ tt_tensor *tu_tensor_on(tu_storage *storage, const tu_shape *shape) {
     return x;
 }
 
+void tu_tensor_move(tt_tensor *x, tu_storage *storage) {
+    tu_storage_drop(x->storage);
+    x->storage = x->version_home = storage;
+}
+
 tt_tensor *tu_tensor_new(const tu_shape *shape) {
     int64_t last = 0;
     for (int i = 0; i < shape->ndim; i++) {

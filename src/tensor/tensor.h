@@ -105,6 +105,8 @@ tt_tensor *tu_tensor_alias(const tt_tensor *x, const tu_shape *shape);
 tt_tensor *tu_tensor_on(tu_storage *storage, const tu_shape *shape); /* takes over the reference, also on failure */
 /* x's memory in another shape, as a handle on the caller's stack: for kernels, while x lives. */
 tt_tensor tu_tensor_look(const tt_tensor *x, const tu_shape *shape);
+/* Puts a tensor that nobody else has yet on another storage and its version; takes over the reference. */
+void tu_tensor_move(tt_tensor *x, tu_storage *storage);
 void tu_tensor_drop(tt_tensor *x);
 static inline tt_tensor *tu_tensor_hold(tt_tensor *x) {
     if (x != NULL)

@@ -18,6 +18,11 @@ void tu_thread_end(tu_thread *self) {
         tt_scope scope = { self->scopes[self->scope_count - 1].id };
         tu_scope_leave(&scope);
     }
+    while (self->source != NULL) {
+        tu_source *source = self->source;
+        self->source = source->outer;
+        source->end(source);
+    }
     tu_handle_leave(self);
     tu_storage_trim(self);
     tu_block_trim(self);

@@ -24,6 +24,14 @@ typedef struct tu_scope_mark {
     void *memory; /* chain of blocks of tu_scope_memory */
 } tu_scope_mark;
 
+/* Where the storages that a thread makes on the CPU get their memory, instead of the thread's spare blocks. */
+typedef struct tu_source {
+    /* A storage of at least one byte; NULL with the error written. */
+    struct tu_storage *(*make)(struct tu_source *source, size_t bytes);
+    void (*end)(struct tu_source *source); /* the thread ends without having ended it */
+    struct tu_source *outer;
+} tu_source;
+
 typedef struct tu_thread {
     tutti_status pending;
     bool grad_disabled;
@@ -48,6 +56,7 @@ typedef struct tu_thread {
     void *backward;                    /* autograd's running backward, innermost */
     void *saved_hooks;                 /* autograd's pack and unpack hooks, innermost */
     struct tu_call_recorder *recorder; /* is asked about every operator; see tensor/operator.h */
+    struct tu_source *source;          /* of memory for storages, innermost; NULL: spare blocks */
     struct tu_place *place;            /* where the program is, in words, for messages; lent by the module called */
 
     /* Written by this thread alone, read by tt_count from any: relaxed. A thread may release what another made, so one

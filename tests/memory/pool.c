@@ -70,6 +70,20 @@ TEST_WORLD(blocks_outlive_their_pool, 1) {
     tutti_pool_release(NULL);
 }
 
+TEST_WORLD(a_pool_ends_with_its_last_reference, 1) {
+    tutti_pool *pool;
+    tutti_memory *memory;
+    CHECK_OK(tutti_pool_new(world, NULL, &pool));
+    CHECK(tutti_pool_keep(pool) == pool && tutti_pool_keep(NULL) == NULL);
+    tutti_pool_release(pool);
+    CHECK_OK(tutti_pool_alloc(pool, 100, &memory)); /* it lives */
+    tutti_memory_release(memory);
+    tutti_pool_statistics statistics = TUTTI_POOL_STATISTICS_INIT;
+    CHECK_OK(tutti_pool_query(pool, &statistics));
+    CHECK(statistics.idle_blocks == 1 && statistics.used_blocks == 0);
+    tutti_pool_release(pool);
+}
+
 TEST_WORLD(a_used_block_meets_again_with_clean_mailboxes, 3) { /* spec: test_mempool_recycled_alloc_signal_pad */
     tutti_pool *pool = make_pool(world);
     tutti_group *group = tutti_world_group(world);

@@ -8,6 +8,7 @@
 #include <tutti/functional.h>
 #include <tutti/mesh.h>
 #include <tutti/ops.h>
+#include <tutti/symmetric.h>
 
 #include "../harness.h"
 
