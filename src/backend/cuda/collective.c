@@ -14,10 +14,14 @@
 static tutti_status tell_device(tu_cuda_collective *collective, uint32_t index, const tu_cuda_mapping *mapping) {
     tu_cuda *cuda = collective->cuda;
     CUstream stream = collective->device->stream;
+    tutti_status status = tu_cuda_enter(cuda, collective->device);
+    if (status != TUTTI_OK)
+        return status;
     CUresult result = cuda->driver.cuMemcpyHtoDAsync(
         collective->own + collective->layout.table + index * sizeof *mapping, mapping, sizeof *mapping, stream);
     if (result == CUDA_SUCCESS)
         result = cuda->driver.cuStreamSynchronize(stream);
+    tu_cuda_leave(cuda);
     if (result != CUDA_SUCCESS)
         return tu_cuda_error(cuda, result, "telling the device about a block");
     collective->uploaded[index] = *mapping;
@@ -26,8 +30,7 @@ static tutti_status tell_device(tu_cuda_collective *collective, uint32_t index, 
 
 /* The code under which the peers find this buffer; 0 when it has to be staged. Fills the device's table on first
  * sight. */
-static tutti_status code_of(tu_cuda_collective *collective, const tu_device_place *place, void *stream,
-                            uint64_t *code) {
+static tutti_status code_of(tu_cuda_collective *collective, const tu_device_place *place, uint64_t *code) {
     const tu_backend_host *host = collective->cuda->host;
     *code = 0;
     if (place->map == NULL)
@@ -40,7 +43,7 @@ static tutti_status code_of(tu_cuda_collective *collective, const tu_device_plac
     tu_cuda_map_plan(place->map, &mapping.base, &mapping.stride);
     const tu_cuda_mapping *known = &collective->uploaded[place->index];
     if (known->base != mapping.base || known->stride != mapping.stride) { /* indices and addresses are used again */
-        if (tu_cuda_capture(collective->cuda, stream) != 0)
+        if (collective->capture != 0)
             return host->error(TUTTI_ERROR_STATE,
                                "a symmetric block is used for the first time with group %s while a stream captures; "
                                "call tutti_group_prepare after its rendezvous, or run the collective once before",
@@ -59,6 +62,9 @@ static tu_cuda_meeting meeting_of(const tu_cuda_collective *collective, const tu
                               .stride = collective->stride,
                               .inbox_offset = collective->layout.inbox,
                               .epochs = collective->own + collective->layout.epochs,
+                              .packets = collective->layout.packets,
+                              .packet_epochs = collective->own + collective->layout.packet_epochs,
+                              .packet_room = collective->layout.packet_room,
                               .table = collective->own + collective->layout.table,
                               .timeout_ns = (uint64_t)task->timeout_ns,
                               .sequence = task->sequence,
@@ -108,16 +114,19 @@ static tutti_status send_list(tu_cuda_collective *collective, const launch *laun
         return cuda->host->error(TUTTI_ERROR_UNSUPPORTED,
                                  "%s: with more than %d ranks its parts cannot be captured into a graph", name,
                                  TU_CUDA_LISTED);
+    tutti_status status = tu_cuda_enter(cuda, collective->device);
+    if (status != TUTTI_OK)
+        return status;
     CUresult result = cuda->driver.cuMemcpyHtoDAsync(collective->own + collective->layout.lists, launch->list,
                                                      launch->list_bytes, order->stream);
+    tu_cuda_leave(cuda);
     return result == CUDA_SUCCESS ? TUTTI_OK : tu_cuda_error(cuda, result, "sending the parts of a collective");
 }
 
-static tutti_status launch_in_order(tu_cuda_collective *collective, const tu_device_task *task, const launch *launch,
-                                    uint64_t capture) {
+static tutti_status launch_in_order(tu_cuda_collective *collective, const tu_device_task *task, const launch *launch) {
     tu_cuda_order order;
-    tutti_status status = tu_cuda_order_begin(collective->on, task->stream, capture, task->timeout_ns, task->operation,
-                                              task->sequence, &order);
+    tutti_status status = tu_cuda_order_begin(collective->on, task->stream, collective->capture, task->timeout_ns,
+                                              task->operation, task->sequence, &order);
     if (status != TUTTI_OK)
         return status;
     ((tu_cuda_meeting *)launch->args)->group = order.words;
@@ -131,15 +140,14 @@ static tutti_status launch_in_order(tu_cuda_collective *collective, const tu_dev
 
 static tutti_status launch_kernel(tu_cuda_collective *collective, const tu_device_task *task, const launch *launch) {
     tu_cuda_lockstep *step = collective->step;
-    uint64_t capture = tu_cuda_capture(collective->cuda, task->stream);
-    if (step == NULL || capture != 0)
-        return launch_in_order(collective, task, launch, capture);
+    if (step == NULL || collective->capture != 0)
+        return launch_in_order(collective, task, launch);
     int64_t deadline = collective->cuda->host->now() + task->timeout_ns;
     collective->steps++;
     tutti_status status = keep_step(collective, &step->arrived, deadline);
     if (status != TUTTI_OK)
         return status;
-    status = launch_in_order(collective, task, launch, capture);
+    status = launch_in_order(collective, task, launch);
     tutti_status others = keep_step(collective, &step->launched, deadline);
     return status != TUTTI_OK ? status : others;
 }
@@ -153,8 +161,13 @@ static unsigned blocks_for(const tu_cuda_collective *collective, uint64_t bytes)
     return (unsigned)(blocks < 1 ? 1 : blocks > most ? most : blocks);
 }
 
+/* Complex numbers are reduced by their real view. */
+static tutti_dtype real_type(const tu_device_task *task) {
+    return task->dtype == TUTTI_C64 ? TUTTI_F32 : task->dtype == TUTTI_C128 ? TUTTI_F64 : task->dtype;
+}
+
 static tu_cuda_kernel reduce_kernel(const tu_cuda_collective *collective, const tu_device_task *task) {
-    tutti_dtype dtype = task->dtype == TUTTI_C64 ? TUTTI_F32 : task->dtype == TUTTI_C128 ? TUTTI_F64 : task->dtype;
+    tutti_dtype dtype = real_type(task);
     int by_size = collective->size == 2 ? 0 : collective->size == 4 ? 1 : collective->size == 8 ? 2 : -1;
     if (by_size >= 0 && (task->reduction == TUTTI_SUM || task->reduction == TUTTI_AVG)) {
         if (dtype == TUTTI_F32)
@@ -183,7 +196,7 @@ static uint64_t mix(uint64_t source, uint64_t target) {
     return hash | 1;
 }
 
-/* Complex numbers are reduced by their real view: two elements for each. */
+/* Two elements for each complex number. */
 static uint64_t elements_of(const tu_device_task *task) {
     return task->dtype == TUTTI_C64 || task->dtype == TUTTI_C128 ? 2 : 1;
 }
@@ -206,9 +219,9 @@ static bool is_one_shot(const tu_cuda_collective *collective, const tu_device_ta
 
 /* Where the buffers lie, and whether all members can compute each other's addresses from the same plan. */
 static tutti_status find_places(tu_cuda_collective *collective, const tu_device_task *task, tu_cuda_reduce_args *args) {
-    tutti_status status = code_of(collective, &task->in_place, task->stream, &args->source);
+    tutti_status status = code_of(collective, &task->in_place, &args->source);
     if (status == TUTTI_OK)
-        status = code_of(collective, &task->out_place, task->stream, &args->target);
+        status = code_of(collective, &task->out_place, &args->target);
     if (status != TUTTI_OK)
         return status;
     if (args->source != 0) {
@@ -254,11 +267,47 @@ static void cut_parts(const tu_cuda_collective *collective, const tu_device_task
         parts[i] = (task->row != 0 ? task->count / size * i : task->parts[i]) * elements_of(task);
 }
 
+/* How many steps of packets a reduction takes: 0: it is not small, or not a sum for everybody. Depends only on what is
+ * equal on all ranks; where the buffers lie does not matter. */
+static int packet_steps(const tu_cuda_collective *collective, const tu_device_task *task, uint64_t bytes) {
+    uint64_t chunks = (bytes + 7) / 8, size = (uint64_t)collective->size, room = collective->layout.packet_room;
+    bool may_once = task->algorithm != TUTTI_ALGORITHM_TWO_SHOT;
+    bool may_twice = task->algorithm == TUTTI_ALGORITHM_TWO_SHOT ||
+                     (task->algorithm == TUTTI_ALGORITHM_AUTO && size > 2); /* with two it is the same traffic */
+    if (task->shape != TU_DEVICE_REDUCE || task->root >= 0 || task->multicast || chunks == 0 || size < 2 ||
+        (task->reduction != TUTTI_SUM && task->reduction != TUTTI_AVG))
+        return 0;
+    return may_once && chunks <= room ? 1 : may_twice && (chunks + size - 1) / size <= room ? 2 : 0;
+}
+
+static tutti_status run_packets(tu_cuda_collective *collective, tu_device_task *task, int steps) {
+    uint64_t count = task->count * elements_of(task), chunks = (count * element_bytes(task) + 7) / 8;
+    uint64_t lanes = steps == 1 ? chunks : (chunks + (uint64_t)collective->size - 1) / (uint64_t)collective->size;
+    uint64_t blocks = (lanes + TU_CUDA_PACKET_THREADS - 1) / TU_CUDA_PACKET_THREADS, most = TU_CUDA_PACKET_BLOCKS;
+    if (most > (uint64_t)collective->blocks)
+        most = (uint64_t)collective->blocks;
+    tu_cuda_packet_args args = { .meeting = meeting_of(collective, task),
+                                 .in = (uint64_t)(uintptr_t)task->in,
+                                 .out = (uint64_t)(uintptr_t)task->out,
+                                 .count = count,
+                                 .reduction = task->reduction,
+                                 .steps = steps };
+    launch launch = { .kernel = (tu_cuda_kernel)(TU_CUDA_PACKETS_F64 + (int)real_type(task) - (int)TUTTI_F64),
+                      .blocks = (unsigned)(blocks < most ? blocks : most),
+                      .threads = TU_CUDA_PACKET_THREADS,
+                      .args = &args };
+    task->ran = steps == 1 ? TUTTI_ALGORITHM_ONE_SHOT : TUTTI_ALGORITHM_TWO_SHOT;
+    return launch_kernel(collective, task, &launch);
+}
+
 static tutti_status run_reduce(tu_cuda_collective *collective, tu_device_task *task) {
     const tu_cuda_layout *layout = &collective->layout;
     uint64_t count = task->count * elements_of(task), bytes = count * element_bytes(task);
     bool scatter = task->shape == TU_DEVICE_REDUCE_SCATTER, one_shot = is_one_shot(collective, task, bytes);
     bool wanted = task->root < 0 || task->root == collective->rank;
+    int steps = packet_steps(collective, task, bytes);
+    if (steps != 0)
+        return run_packets(collective, task, steps);
     uint64_t parts[TU_CUDA_RANKS + 1];
     tu_cuda_reduce_args args = { .meeting = meeting_of(collective, task),
                                  .in = (uint64_t)(uintptr_t)task->in,
@@ -328,7 +377,7 @@ static tutti_status run_multimem_gather(tu_cuda_collective *collective, tu_devic
                       .blocks = blocks_for(collective, task->count),
                       .threads = TU_CUDA_THREADS,
                       .args = &args };
-    tutti_status status = code_of(collective, &task->out_place, task->stream, &args.target);
+    tutti_status status = code_of(collective, &task->out_place, &args.target);
     if (status != TUTTI_OK)
         return status;
     tu_cuda_map_plan(task->out_place.map, &args.target_base, &args.target_stride);
@@ -340,7 +389,11 @@ static tutti_status run_multimem_gather(tu_cuda_collective *collective, tu_devic
 
 static tutti_status copy_by_engine(tu_cuda_collective *collective, uint64_t to, uint64_t from, uint64_t bytes,
                                    void *stream) {
+    tutti_status status = tu_cuda_enter(collective->cuda, collective->device);
+    if (status != TUTTI_OK)
+        return status;
     CUresult result = collective->cuda->driver.cuMemcpyAsync(to, from, bytes, stream);
+    tu_cuda_leave(collective->cuda);
     return result == CUDA_SUCCESS ? TUTTI_OK : tu_cuda_error(collective->cuda, result, "cuMemcpyAsync");
 }
 
@@ -395,7 +448,7 @@ static tutti_status run_move(tu_cuda_collective *collective, tu_device_task *tas
         launch.list = parts;
         launch.list_bytes = (size_t)collective->size * sizeof *parts;
     }
-    tutti_status status = code_of(collective, &task->in_place, task->stream, &args.source);
+    tutti_status status = code_of(collective, &task->in_place, &args.source);
     if (status != TUTTI_OK)
         return status;
     if (task->in != NULL && task->in == task->out)
@@ -423,7 +476,7 @@ static tutti_status run_vdev(tu_cuda_collective *collective, const tu_device_tas
     if ((int64_t)collective->size * task->experts > TU_CUDA_SLOTS)
         return host->error(TUTTI_ERROR_LIMIT, "%s: %d ranks with %d experts each are more than %d parts", task->name,
                            collective->size, task->experts, TU_CUDA_SLOTS);
-    tutti_status status = code_of(collective, &task->in_place, task->stream, &args.source);
+    tutti_status status = code_of(collective, &task->in_place, &args.source);
     if (status != TUTTI_OK)
         return status;
     if (args.source == 0)
@@ -435,6 +488,29 @@ static tutti_status run_vdev(tu_cuda_collective *collective, const tu_device_tas
                     .args = &args };
     status = launch_kernel(collective, task, &plan);
     return status == TUTTI_OK ? launch_kernel(collective, task, &pull) : status;
+}
+
+/* What the other rank of a message has to launch before this one goes on; count NULL: nothing, it is no thread of this
+ * process, or this is no message. */
+typedef struct partner {
+    const _Atomic uint32_t *count;
+    uint32_t due;
+} partner;
+
+/* Counts a message that was launched. */
+static partner count_message(tu_cuda_collective *collective, const tu_device_task *task) {
+    bool is_send = task->shape == TU_DEVICE_SEND;
+    size_t size = (size_t)collective->size, from = (size_t)(is_send ? collective->rank : task->root),
+           to = (size_t)(is_send ? task->root : collective->rank);
+    if ((!is_send && task->shape != TU_DEVICE_RECEIVE) || collective->step == NULL || collective->capture != 0 ||
+        !collective->near[task->root])
+        return (partner){ .count = NULL };
+    _Atomic uint32_t *pair = &collective->step->messages[(from * size + to) * 2], *mine = pair + !is_send;
+    uint32_t number = atomic_load_explicit(mine, memory_order_relaxed) + 1;
+    atomic_store_explicit(mine, number, memory_order_release); /* this rank alone writes it; pairs with tu_cuda_hold */
+    /* A message that fits the stage needs only that the one before it was taken. */
+    bool is_short = is_send && task->count <= collective->layout.message_share;
+    return (partner){ .count = pair + is_send, .due = is_short ? number - 1 : number };
 }
 
 /* Not in step with the other ranks of the process: only two of them take part. */
@@ -455,7 +531,7 @@ static tutti_status run_message(tu_cuda_collective *collective, const tu_device_
                                   .tag = task->tag,
                                   .is_send = is_send };
     launch launch = { .kernel = TU_CUDA_MESSAGE, .blocks = blocks, .threads = TU_CUDA_THREADS, .args = &args };
-    return launch_in_order(collective, task, &launch, tu_cuda_capture(collective->cuda, task->stream));
+    return launch_in_order(collective, task, &launch);
 }
 
 /* ---- the executor ---- */
@@ -463,13 +539,13 @@ static tutti_status run_message(tu_cuda_collective *collective, const tu_device_
 static tutti_status add_block(void *opaque, const tu_device_place *place) {
     tu_cuda_collective *collective = opaque;
     uint64_t code;
-    pthread_mutex_lock(&collective->lock);
-    tutti_status status = tu_cuda_enter(collective->cuda, collective->device);
-    if (status == TUTTI_OK) {
-        status = code_of(collective, place, NULL, &code);
-        tu_cuda_leave(collective->cuda);
-    }
-    pthread_mutex_unlock(&collective->lock);
+    tutti_status status =
+        tu_cuda_turn_take(collective->cuda, &collective->turn, collective->cuda->host->timeout(collective->group, 0));
+    if (status != TUTTI_OK)
+        return status;
+    collective->capture = 0;
+    status = code_of(collective, place, &code);
+    tu_cuda_turn_give(&collective->turn);
     return status;
 }
 
@@ -498,13 +574,17 @@ static tutti_status run(void *opaque, tu_device_task *task) {
     tutti_status status = tu_cuda_group_check(collective->on);
     if (status != TUTTI_OK)
         return status;
-    pthread_mutex_lock(&collective->lock);
-    status = tu_cuda_enter(collective->cuda, collective->device);
-    if (status == TUTTI_OK) {
-        status = run_shape(collective, task);
-        tu_cuda_leave(collective->cuda);
-    }
-    pthread_mutex_unlock(&collective->lock);
+    status = tu_cuda_turn_take(collective->cuda, &collective->turn, task->timeout_ns);
+    if (status != TUTTI_OK)
+        return status;
+    collective->capture = tu_cuda_capture(collective->cuda, task->stream);
+    status = run_shape(collective, task);
+    partner partner = { .count = NULL };
+    if (status == TUTTI_OK)
+        partner = count_message(collective, task);
+    tu_cuda_turn_give(&collective->turn);
+    if (partner.count != NULL)
+        tu_cuda_hold(collective->on, partner.count, partner.due, task->timeout_ns);
     if (status == TUTTI_OK)
         tu_cuda_watch(collective->cuda);
     return status;

@@ -19,14 +19,18 @@ typedef struct tu_cuda_lockstep {
     _Atomic uint64_t launched; /* after it */
     _Atomic uint32_t references;
     uint32_t count;
+    /* [from][to] {sent by `from`, received by `to`}: launches of messages. Only two ranks come to one; each goes on
+     * when the other has launched what its kernel waits for (tu_cuda_hold). */
+    _Atomic uint32_t messages[];
 } tu_cuda_lockstep;
 
 /* Where the parts of a control block lie; the same on all members. */
 typedef struct tu_cuda_layout {
-    uint64_t inbox, sent, taken, slots, stage, scratch, message_stage;
-    uint64_t table, epochs, counters, vdev, lists; /* used by the owner alone */
+    uint64_t inbox, packets, sent, taken, slots, stage, scratch, message_stage;
+    uint64_t table, epochs, packet_epochs, counters, vdev, lists; /* used by the owner alone */
     uint64_t bytes;
     uint64_t message_share; /* of message_stage, for one receiver */
+    uint64_t packet_room;   /* packets of one source */
 } tu_cuda_layout;
 
 typedef struct tu_cuda_collective {
@@ -44,8 +48,10 @@ typedef struct tu_cuda_collective {
     tu_cuda_mapping *uploaded; /* by index: what the table on the device says; base 0: nothing */
     int blocks;                /* that every member can hold resident */
     tu_cuda_lockstep *step;    /* with the other ranks of this process; NULL: none */
+    bool *near;                /* which are those, on this device */
     uint64_t steps;
-    pthread_mutex_t lock; /* two host threads launch one after the other */
+    tu_cuda_turn turn; /* of two host threads; over everything below and the steps */
+    uint64_t capture;  /* that the stream of the call at hand is in; 0: none */
 } tu_cuda_collective;
 
 /* Collective and bounded. */

@@ -21,7 +21,7 @@
 #define TU_CUDA_GROUPS 4096 /* of one rank on one device, at one time */
 #define TU_CUDA_BOUNCES 8
 #define TU_CUDA_BOUNCE ((size_t)256 << 10) /* bytes of a slot */
-#define TU_CUDA_USERS 32                   /* streams that a rank uses at one time, where ranks share a process */
+#define TU_CUDA_USERS 32                   /* streams that a rank copies on at one time, where ranks share a process */
 
 typedef enum tu_cuda_kernel {
 #define KERNEL(id, name) TU_CUDA_##id,
@@ -32,7 +32,7 @@ typedef enum tu_cuda_kernel {
 
 const char *tu_cuda_kernel_name(tu_cuda_kernel kernel);
 
-/* The last thing that Tutti put into a stream. */
+/* The last copy that Tutti put into a stream. */
 typedef struct tu_cuda_use {
     uint64_t stream; /* tu_cuda_stream_id; 0: this entry is free */
     CUevent event;
@@ -57,7 +57,7 @@ typedef struct tu_cuda_device {
     tu_cuda_report *reports;  /* tu_cuda_report[TU_CUDA_GROUPS], pinned */
     CUdeviceptr reports_here; /* the same for kernels */
     bool *words_taken;        /* which are in use; under tu_cuda.lock */
-    uint32_t *answer;         /* of a test, pinned; under answer_lock */
+    uint64_t *answer;         /* of a test, pinned; under answer_lock */
     CUdeviceptr answer_here;
     pthread_mutex_t answer_lock;
 
@@ -67,7 +67,7 @@ typedef struct tu_cuda_device {
     unsigned next_bounce;
     pthread_mutex_t bounce_lock;
 
-    pthread_mutex_t use_lock; /* the uses */
+    pthread_mutex_t use_lock; /* the uses: of copies, not of operations */
     tu_cuda_use uses[TU_CUDA_USERS];
     int next_use;
 } tu_cuda_device;
@@ -91,6 +91,12 @@ typedef struct tu_cuda {
     _Atomic bool watched;
 } tu_cuda;
 
+/* Whose turn it is: one word that the thread which has the turn owns. Nobody else asks for it unless two threads of a
+ * rank use the same group at the same moment; then one waits for the other's launch. */
+typedef struct tu_cuda_turn {
+    _Atomic bool taken;
+} tu_cuda_turn;
+
 /* A group on a device, as this rank uses it: what went wrong there, and the order of what is launched. */
 struct tu_cuda_group {
     tu_cuda *cuda;
@@ -105,13 +111,25 @@ struct tu_cuda_group {
     _Atomic bool end_passed_on;    /* the group's own end has been told to the kernels */
     tu_cuda_group *next;
 
-    pthread_mutex_t order_lock; /* held over each launch: everything below */
-    uint64_t launched;          /* thread blocks of eager kernels so far */
-    uint64_t last_stream;       /* tu_cuda_stream_id of the last eager one; 0: none yet */
-    CUevent captured;           /* behind the last captured one */
-    uint64_t capture;           /* that it was captured in; 0: none yet */
-    uint64_t captured_stream;
+    tu_cuda_turn turn;         /* taken over each launch: everything below */
+    _Atomic uint64_t launched; /* thread blocks of eager kernels so far; also read without the turn */
+    CUstream last_stream;      /* of the last eager one, where launched > 0 */
+    CUevent captured;          /* behind the last captured one */
+    uint64_t capture;          /* that it was captured in; 0: none yet */
+    CUstream captured_stream;
+    uint64_t settled; /* of `launched`, known to have ended; under tu_cuda.lock */
 };
+
+/* Ranks that are threads of one process, on one device: their streams share queues of the hardware. What a rank puts
+ * into its stream behind a kernel that waits must not stand before the kernel that it waits for. So a rank that
+ * launched a wait goes on when the partner has launched what is waited for, or after TU_CUDA_HOLD_NS: calls stay
+ * asynchronous. These are the counts of launches that they look at; every word has one writer. */
+#define TU_CUDA_HOLD_NS INT64_C(1000000000)
+
+typedef struct tu_cuda_desk {
+    _Atomic int references;
+    _Atomic(_Atomic uint32_t *) counts; /* of a signal area: made by the first that attaches; see signal.c */
+} tu_cuda_desk;
 
 /* A block: physical memory, its handle, where it is mapped. */
 typedef struct tu_cuda_block {
@@ -119,7 +137,8 @@ typedef struct tu_cuda_block {
     CUdeviceptr address;
     size_t bytes; /* rounded to the granularity */
     int device;
-    CUevent cleared; /* behind the clearing on the caller's stream; NULL: it is clear */
+    CUevent cleared;    /* behind the clearing on the caller's stream; NULL: it is clear */
+    tu_cuda_desk *desk; /* for ranks of this process; made by export */
 } tu_cuda_block;
 
 /* What a rank tells the others about its block. */
@@ -144,6 +163,8 @@ typedef struct tu_cuda_map {
     int count;
     CUmemGenericAllocationHandle *handles; /* imported, 0 for none */
     bool *mapped;
+    bool *near;                             /* members that are threads of this process, on this device */
+    tu_cuda_desk *desk;                     /* theirs and ours; NULL: there are none */
     CUmemGenericAllocationHandle multicast; /* 0: none */
     CUdeviceptr multicast_address;
     bool multicast_bound;
@@ -161,6 +182,10 @@ void tu_cuda_device_close(tu_cuda *cuda, tu_cuda_device *device);
 tutti_status tu_cuda_enter(tu_cuda *cuda, tu_cuda_device *device);
 void tu_cuda_leave(tu_cuda *cuda);
 
+/* Bounded: TIMEOUT when another thread of this rank keeps the turn that long. */
+tutti_status tu_cuda_turn_take(tu_cuda *cuda, tu_cuda_turn *turn, int64_t timeout_ns);
+void tu_cuda_turn_give(tu_cuda_turn *turn);
+
 /* ---- group.c ---- */
 tutti_status tu_cuda_group_get(tu_cuda *cuda, tutti_group *group, int device_index, tu_cuda_group **result);
 /* What the kernels of the group found, as this thread's error; also tells them when the group itself has ended. Signals
@@ -170,6 +195,8 @@ tutti_status tu_cuda_group_check(tu_cuda_group *group);
 tutti_status tu_cuda_check(void *state, tutti_group *group);
 void tu_cuda_forget(void *state, tutti_group *group);
 void tu_cuda_groups_free(tu_cuda *cuda);
+/* Waits for every eager kernel that this rank's groups have on the device. The context is entered. */
+void tu_cuda_await_kernels(tu_cuda *cuda, tu_cuda_device *device);
 
 /* ---- order.c ---- */
 /* Launches of a group come one after the other, whichever streams they are on: begin makes the stream wait for what
@@ -178,7 +205,6 @@ void tu_cuda_groups_free(tu_cuda *cuda);
 typedef struct tu_cuda_order {
     tu_cuda_group *group;
     CUstream stream;
-    uint64_t stream_id;
     uint64_t capture; /* 0: the stream does not capture */
     tu_cuda_group_words words;
 } tu_cuda_order;
@@ -186,20 +212,22 @@ typedef struct tu_cuda_order {
 tutti_status tu_cuda_order_begin(tu_cuda_group *group, CUstream stream, uint64_t capture, int64_t timeout_ns,
                                  uint32_t operation, uint64_t sequence, tu_cuda_order *order);
 void tu_cuda_order_end(tu_cuda_order *order, unsigned blocks);
-/* The context must be entered. */
+/* Where the device's context is not the current one, the driver refuses, and the launch is made again with it. */
 tutti_status tu_cuda_launch(tu_cuda *cuda, tu_cuda_device *device, tu_cuda_kernel kernel, unsigned blocks,
                             unsigned threads, void *args, CUstream stream);
-/* Notes that this rank put something into the stream, and waits for everything that it put into any: for memory that is
- * to be unmapped while other ranks of the process use the device. */
+/* Waits until *count has reached `due`, the group has ended, or the hold or the timeout is over. */
+void tu_cuda_hold(tu_cuda_group *group, const _Atomic uint32_t *count, uint32_t due, int64_t timeout_ns);
+/* Notes that this rank put a copy into the stream. await_uses waits for all such copies, and for all kernels of this
+ * rank's groups: for memory that is to be unmapped while other ranks of the process use the device. */
 void tu_cuda_note_use(tu_cuda *cuda, tu_cuda_device *device, CUstream stream);
 void tu_cuda_await_uses(tu_cuda *cuda, tu_cuda_device *device);
 
 /* ---- streams.c ---- */
 extern const tu_backend_streams tu_cuda_streams;
-/* Tells streams apart, also when a handle is used again. Never 0. */
+/* Tells streams apart, also when a handle is used again. Never 0. A question to the driver: not for every call. */
 uint64_t tu_cuda_stream_id(const tu_cuda *cuda, CUstream stream);
 /* Of the capture that the stream is in; 0: none. */
-uint64_t tu_cuda_capture(const tu_cuda *cuda, CUstream stream);
+uint64_t tu_cuda_capture(tu_cuda *cuda, CUstream stream);
 
 /* ---- watch.c ---- */
 void tu_cuda_watch_start(tu_cuda *cuda);
@@ -220,6 +248,9 @@ tutti_status tu_cuda_clear(void *state, const tu_backend_block *block, size_t of
 void tu_cuda_map_plan(const tu_backend_map *map, uint64_t *base, uint64_t *stride);
 CUresult tu_cuda_map_at(tu_cuda *cuda, tu_cuda_device *device, CUdeviceptr address, size_t bytes,
                         CUmemGenericAllocationHandle memory);
+
+/* One reference less. */
+void tu_cuda_desk_drop(tu_cuda_desk *desk);
 
 /* ---- multicast.c ---- */
 /* One address that writes to all members and reduces over them. Whatever fails, all members go on without it together.

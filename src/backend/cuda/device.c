@@ -5,6 +5,7 @@
  * What the groups on a device need of pinned and device memory is allocated here, once: later allocations could make
  * the driver wait for kernels that wait for other ranks.
  */
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,6 +37,24 @@ void tu_cuda_leave(tu_cuda *cuda) {
     uses--;
     if ((pushed >> uses & 1) != 0)
         cuda->driver.cuCtxPopCurrent(&context);
+}
+
+tutti_status tu_cuda_turn_take(tu_cuda *cuda, tu_cuda_turn *turn, int64_t timeout_ns) {
+    if (__builtin_expect(!atomic_exchange_explicit(&turn->taken, true, memory_order_acquire), 1)) /* pairs with give */
+        return TUTTI_OK;
+    int64_t deadline = cuda->host->now() + timeout_ns;
+    while (atomic_exchange_explicit(&turn->taken, true, memory_order_acquire)) {
+        sched_yield();
+        if (cuda->host->now() > deadline)
+            return cuda->host->error(TUTTI_ERROR_TIMEOUT,
+                                     "another thread of this rank was in an operation of the same group on the GPU "
+                                     "until the deadline");
+    }
+    return TUTTI_OK;
+}
+
+void tu_cuda_turn_give(tu_cuda_turn *turn) {
+    atomic_store_explicit(&turn->taken, false, memory_order_release);
 }
 
 static int attribute(tu_cuda *cuda, CUdevice device, int which) {

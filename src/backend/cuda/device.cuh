@@ -64,6 +64,19 @@ static __device__ __forceinline__ void load_acquire128(const uint64_t *words, ui
                  : "memory");
 }
 
+static __device__ __forceinline__ void load_relaxed128(const void *words, uint64_t &first, uint64_t &second) {
+    asm volatile("{.reg .b128 v; ld.relaxed.sys.global.b128 v, [%2]; mov.b128 {%0, %1}, v;}"
+                 : "=l"(first), "=l"(second)
+                 : "l"(words)
+                 : "memory");
+}
+
+static __device__ __forceinline__ uint64_t load_relaxed64_gpu(const uint64_t *word) {
+    uint64_t value;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+}
+
 static __device__ __forceinline__ void store_relaxed128(uint64_t *words, uint64_t first, uint64_t second) {
     asm volatile("{.reg .b128 v; mov.b128 v, {%1, %2}; st.relaxed.sys.global.b128 [%0], v;}" ::"l"(words), "l"(first),
                  "l"(second)
@@ -165,15 +178,40 @@ static __device__ __noinline__ void raise_expired(const tu_cuda_group_words &gro
 /* The last thing a thread block does, by one of its threads after the others are done: streams that follow this one
  * wait for it. */
 static __device__ __forceinline__ void count_end(const tu_cuda_group_words &group) {
-    if (group.eager != 0)
+    if (group.place != 0)
         add_release64(&((tu_cuda_words *)group.words)->ended, 1); /* pairs with the acquire in tutti_follow */
+}
+
+/* The first thing that a kernel of a group does. Its stream is behind what the group launched before, so this finds all
+ * of that ended and costs one load, which is on its way together with the epoch's. Only where the program gave a stream
+ * back, and got another with the same handle, may there be something to wait for. */
+static __device__ __forceinline__ void await_order(const tu_cuda_group_words &group, uint64_t timeout_ns) {
+    const uint64_t *ended = &((const tu_cuda_words *)group.words)->ended;
+    if (group.place == 0 || load_relaxed64_gpu(ended) >= group.place - 1)
+        return;
+    uint64_t deadline = global_time() + timeout_ns;
+    while (load_acquire64_gpu(ended) < group.place - 1 && !has_fault(group) && global_time() < deadline)
+        ;
 }
 
 /* ---- meeting ---- */
 
-static __device__ __forceinline__ tu_cuda_inbox *inbox_of(const tu_cuda_meeting &meeting, int owner, int sender) {
+static __device__ __forceinline__ tu_cuda_inbox *inbox_at(const tu_cuda_meeting &meeting, uint32_t block, int owner,
+                                                          int sender) {
     tu_cuda_inbox *inbox = (tu_cuda_inbox *)(meeting.control + (uint64_t)owner * meeting.stride + meeting.inbox_offset);
-    return inbox + (uint64_t)blockIdx.x * meeting.size + sender;
+    return inbox + (uint64_t)block * meeting.size + sender;
+}
+
+static __device__ __forceinline__ tu_cuda_inbox *inbox_of(const tu_cuda_meeting &meeting, int owner, int sender) {
+    return inbox_at(meeting, blockIdx.x, owner, sender);
+}
+
+/* The first packet from `source` to `owner` in a step of the operation with this epoch. */
+static __device__ __forceinline__ tu_cuda_packet *packets_at(const tu_cuda_meeting &meeting, int owner, int source,
+                                                             uint32_t epoch, int step) {
+    tu_cuda_packet *packets = (tu_cuda_packet *)(meeting.control + (uint64_t)owner * meeting.stride + meeting.packets);
+    uint64_t row = ((epoch & 1) * TU_CUDA_PACKET_STEPS + step) * meeting.size + source;
+    return packets + row * meeting.packet_room;
 }
 
 static __device__ __forceinline__ uint8_t *resolve(const tu_cuda_meeting &meeting, int member, uint64_t code) {
@@ -186,8 +224,10 @@ struct meeting_epoch {
     uint32_t *word;
     uint32_t value;
 
-    __device__ explicit meeting_epoch(const tu_cuda_meeting &meeting)
-        : word((uint32_t *)meeting.epochs + blockIdx.x), value(*word) {}
+    __device__ explicit meeting_epoch(const tu_cuda_meeting &meeting) : word((uint32_t *)meeting.epochs + blockIdx.x) {
+        await_order(meeting.group, meeting.timeout_ns);
+        value = load_relaxed32(word);
+    }
     /* Ends the thread block's part of the operation. */
     __device__ void keep(const tu_cuda_meeting &meeting) {
         __syncthreads();
@@ -197,6 +237,19 @@ struct meeting_epoch {
         }
     }
 };
+
+/* Whether a peer that does not come has begun a reduction by packets instead: then its signature is *theirs. */
+static __device__ __noinline__ bool sends_packets(const tu_cuda_meeting &meeting, int peer, uint32_t *theirs) {
+    uint64_t data, flag;
+    uint32_t next = load_relaxed32((const uint32_t *)meeting.packet_epochs) + 1;
+    for (int step = 0; step < TU_CUDA_PACKET_STEPS; step++) {
+        load_relaxed128(packets_at(meeting, meeting.rank, peer, next, step), data, flag);
+        *theirs = (uint32_t)flag;
+        if ((uint32_t)(flag >> 32) == next)
+            return true;
+    }
+    return false;
+}
 
 /* Waits until peer's entry has reached the epoch; 0: a fault. */
 static __device__ __forceinline__ int await_peer(const tu_cuda_meeting &meeting, uint32_t epoch, int peer,
@@ -219,6 +272,15 @@ static __device__ __forceinline__ int await_peer(const tu_cuda_meeting &meeting,
                                          0, meeting.sequence });
             return 0;
         }
+        uint32_t theirs;
+        if ((spins & 4095) != 4095 || !sends_packets(meeting, peer, &theirs))
+            continue;
+        load_acquire128(&mine->flag, flag, *plan); /* it may have come meanwhile, and gone on */
+        if ((int32_t)((uint32_t)(flag >> 32) - epoch) >= 0)
+            break;
+        raise_fault(meeting.group, { TU_CUDA_FAULT_MISMATCH, (uint32_t)peer, meeting.signature, theirs,
+                                     meeting.operation, 0, meeting.sequence });
+        return 0;
     }
     if ((uint32_t)(flag >> 32) == epoch && (uint32_t)flag != meeting.signature) {
         raise_fault(meeting.group, { TU_CUDA_FAULT_MISMATCH, (uint32_t)peer, meeting.signature, (uint32_t)flag,

@@ -4,6 +4,7 @@
  * through pinned memory; the host, when the group ended for another reason, tells the kernels. A fault is sticky: later
  * kernels of the group leave at once. A signal that ran out of time is no fault: it is told once and ends nothing.
  */
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,18 +33,54 @@ static CUresult clear_words(tu_cuda_group *made) {
     return result == CUDA_SUCCESS ? driver->cuStreamSynchronize(stream) : result;
 }
 
+/* How many thread blocks of eager kernels have ended, by a kernel on the backend's own stream: a copy could stand
+ * behind another rank's in the queue of a copy engine. The context is entered. */
+static bool read_ended(tu_cuda *cuda, tu_cuda_device *device, CUdeviceptr words, uint64_t *ended) {
+    tu_cuda_copy_args args = { device->answer_here, words + offsetof(tu_cuda_words, ended), sizeof *ended };
+    pthread_mutex_lock(&device->answer_lock);
+    bool good = tu_cuda_launch(cuda, device, TU_CUDA_COPY, 1, 32, &args, device->stream) == TUTTI_OK &&
+                cuda->driver.cuStreamSynchronize(device->stream) == CUDA_SUCCESS;
+    *ended = __atomic_load_n(device->answer, __ATOMIC_ACQUIRE);
+    pthread_mutex_unlock(&device->answer_lock);
+    return good;
+}
+
 /* Whether every eager kernel of the group has ended, waiting a while for the last. */
 static bool is_idle(tu_cuda_group *group) {
-    const tu_cuda_driver *driver = &group->cuda->driver;
     int64_t until = group->cuda->host->now() + RETIRE_NS;
-    uint64_t ended = 0;
+    uint64_t ended = 0, launched = atomic_load_explicit(&group->launched, memory_order_relaxed);
     do {
-        CUdeviceptr word = group->words + offsetof(tu_cuda_words, ended);
-        if (driver->cuMemcpyDtoHAsync(&ended, word, sizeof ended, group->device->stream) != CUDA_SUCCESS ||
-            driver->cuStreamSynchronize(group->device->stream) != CUDA_SUCCESS)
+        if (!read_ended(group->cuda, group->device, group->words, &ended))
             return false;
-    } while (ended < group->launched && group->cuda->host->now() < until);
-    return ended >= group->launched;
+    } while (ended < launched && group->cuda->host->now() < until);
+    return ended >= launched;
+}
+
+/* A group on the device with kernels that are not known to have ended. The caller holds cuda->lock. */
+static tu_cuda_group *find_unsettled(tu_cuda *cuda, const tu_cuda_device *device, CUdeviceptr words) {
+    tu_cuda_group *group = cuda->groups;
+    while (group != NULL && (group->device != device || (words != 0 && group->words != words) ||
+                             group->settled >= atomic_load_explicit(&group->launched, memory_order_relaxed)))
+        group = group->next;
+    return group;
+}
+
+void tu_cuda_await_kernels(tu_cuda *cuda, tu_cuda_device *device) {
+    for (;;) { /* kernels have deadlines of their own */
+        uint64_t ended;
+        pthread_mutex_lock(&cuda->lock);
+        tu_cuda_group *group = find_unsettled(cuda, device, 0);
+        CUdeviceptr words = group != NULL ? group->words : 0;
+        pthread_mutex_unlock(&cuda->lock);
+        if (words == 0 || !read_ended(cuda, device, words, &ended))
+            return;
+        pthread_mutex_lock(&cuda->lock);
+        group = find_unsettled(cuda, device, words); /* it may have gone meanwhile */
+        if (group != NULL)
+            group->settled = ended;
+        pthread_mutex_unlock(&cuda->lock);
+        sched_yield();
+    }
 }
 
 /* ---- life ---- */
@@ -80,7 +117,6 @@ static tutti_status make(tu_cuda *cuda, tutti_group *group, int index, tu_cuda_g
         status = tu_cuda_error(cuda, outcome, "preparing a group on the device");
         goto give_slot_back;
     }
-    pthread_mutex_init(&made->order_lock, NULL);
     *result = made;
     return TUTTI_OK;
 
@@ -106,7 +142,6 @@ static void free_group(tu_cuda_group *group) {
         group->device->words_taken[group->slot] = false;
         pthread_mutex_unlock(&cuda->lock);
     } /* else some kernel may still look: these words are not given out again */
-    pthread_mutex_destroy(&group->order_lock);
     free(group);
 }
 

@@ -5,7 +5,8 @@
 #include "message.cu"
 #include "move.cu"
 #include "reduce.cu"
-/* after what it reduces with */
+/* after what they reduce with */
 #include "multimem.cu"
+#include "packets.cu"
 #include "signal.cu"
 #include "vdev.cu"

@@ -173,6 +173,41 @@ static bool settle(tu_cuda *cuda, tu_cuda_device *device) {
     return true;
 }
 
+void tu_cuda_desk_drop(tu_cuda_desk *desk) {
+    if (desk == NULL || atomic_fetch_sub_explicit(&desk->references, 1, memory_order_acq_rel) != 1)
+        return;
+    free((void *)atomic_load_explicit(&desk->counts, memory_order_relaxed));
+    free(desk);
+}
+
+/* The block's own, with the block's reference. */
+static tutti_status make_desk(tu_cuda *cuda, tu_cuda_block *block) {
+    if (block->desk != NULL)
+        return TUTTI_OK;
+    block->desk = calloc(1, sizeof *block->desk);
+    if (block->desk == NULL)
+        return cuda->host->error(TUTTI_ERROR_MEMORY, "out of memory for sharing a block");
+    atomic_store_explicit(&block->desk->references, 1, memory_order_relaxed);
+    return TUTTI_OK;
+}
+
+/* Who is a thread of this process on this device, and the desk of the first of them: all blocks live until everybody
+ * has imported them. */
+static void find_near(tu_cuda_map *m, const tu_cuda_ticket *tickets, int rank) {
+    int first = -1, others = 0;
+    for (int i = 0; i < m->count; i++) {
+        m->near[i] = tickets[i].pid == tickets[rank].pid &&
+                     memcmp(&tickets[i].uuid, &tickets[rank].uuid, sizeof tickets[i].uuid) == 0;
+        if (m->near[i] && first < 0)
+            first = i;
+        others += m->near[i] && i != rank;
+    }
+    if (others == 0)
+        return;
+    m->desk = ((const tu_cuda_block *)(uintptr_t)tickets[first].block)->desk;
+    atomic_fetch_add_explicit(&m->desk->references, 1, memory_order_relaxed);
+}
+
 void tu_cuda_free(void *state, tu_backend_block *out) {
     tu_cuda *cuda = state;
     tu_cuda_block *block = out->handle;
@@ -186,6 +221,7 @@ void tu_cuda_free(void *state, tu_backend_block *out) {
         }
         tu_cuda_leave(cuda);
     }
+    tu_cuda_desk_drop(block->desk);
     free(block);
     memset(out, 0, sizeof *out);
 }
@@ -216,7 +252,9 @@ tutti_status tu_cuda_export(void *state, const tu_backend_block *out, tu_backend
                                .device = block->device,
                                .uuid = device->uuid };
     int fd = -1;
-    tutti_status status = tu_cuda_enter(cuda, device);
+    tutti_status status = make_desk(cuda, block);
+    if (status == TUTTI_OK)
+        status = tu_cuda_enter(cuda, device);
     if (status != TUTTI_OK)
         return status;
     CUresult result = await_clear(cuda, block);
@@ -257,6 +295,8 @@ static void drop(tu_cuda_map *m) {
     }
     free(m->handles);
     free(m->mapped);
+    free(m->near);
+    tu_cuda_desk_drop(m->desk);
 }
 
 /* The handle of member i's memory in this process. */
@@ -288,7 +328,8 @@ tutti_status tu_cuda_import(void *state, tutti_group *group, const tu_backend_bl
     *m = (tu_cuda_map){ .cuda = cuda, .device = device, .count = count, .stride = block->bytes };
     m->handles = calloc((size_t)count, sizeof *m->handles);
     m->mapped = calloc((size_t)count, sizeof *m->mapped);
-    if (m->handles == NULL || m->mapped == NULL) {
+    m->near = calloc((size_t)count, sizeof *m->near);
+    if (m->handles == NULL || m->mapped == NULL || m->near == NULL) {
         status = cuda->host->error(TUTTI_ERROR_MEMORY, "out of memory for a mapping of %d blocks", count);
         goto close_descriptors;
     }
@@ -306,6 +347,7 @@ tutti_status tu_cuda_import(void *state, tutti_group *group, const tu_backend_bl
             goto close_descriptors;
         }
     }
+    find_near(m, tickets, rank);
     status = tu_cuda_enter(cuda, device);
     if (status != TUTTI_OK)
         goto close_descriptors;
@@ -348,6 +390,8 @@ leave:
     drop(m);
     m->handles = NULL;
     m->mapped = NULL;
+    m->near = NULL;
+    m->desk = NULL;
     tu_cuda_leave(cuda);
 close_descriptors:
     for (int i = 0; i < count; i++)
@@ -356,6 +400,8 @@ close_descriptors:
     if (m != NULL) {
         free(m->handles);
         free(m->mapped);
+        free(m->near);
+        tu_cuda_desk_drop(m->desk);
     }
     free(m);
     free(addresses);

@@ -130,7 +130,8 @@ template <class Type, class Access> struct multimem_direct {
             multimem_range<Type, Access>(args, given, from * sizeof(storage), from * sizeof(storage) + vectors, out,
                                          push);
             uint64_t done = vectors / sizeof(storage);
-            reduce_range<Type, 0>(given, meeting.size, args.reduction, from + done, to, out + vectors, push);
+            reduce_range<Type, 0>(given, meeting.size, args.reduction, from + done, to, out + vectors, push,
+                                  block_team());
         }
         meet(meeting, epoch);
     }

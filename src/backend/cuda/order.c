@@ -11,25 +11,41 @@
  * becomes an edge of the graph. What was captured and what is launched eagerly are not ordered: a graph that never runs
  * must not hold anybody up, and one that runs is ordered by the stream that it runs on.
  *
- * Budget of a launch, besides cuLaunchKernel: three questions that the driver answers from its own tables (is the
- * device current, does the stream capture, what is the stream's id), and two locks that only another thread of this
- * rank holds which launches on the same group at that moment: their kernels need an order. Where ranks share the
- * process there is an event behind each launch as well, for tu_cuda_await_uses.
+ * A stream is known by its handle. A program may give a stream back and get another with the same handle while the
+ * first still works: each kernel knows its place in the order, and waits for it (device.cuh, await_order).
+ *
+ * Budget of a launch, besides cuLaunchKernel: no lock, and one question that the driver answers from its own tables,
+ * whether the stream captures; none for the legacy default stream, which cannot. The context is not asked for: where it
+ * is not the current one the driver refuses the launch, and only then it is pushed.
  */
+#include <sched.h>
+
 #include "cuda.h"
+
+static CUresult launch_once(tu_cuda *cuda, tu_cuda_device *device, tu_cuda_kernel kernel, unsigned blocks,
+                            unsigned threads, void *args, CUstream stream) {
+    void *parameters[] = { args };
+    return cuda->driver.cuLaunchKernel(device->kernels[kernel], blocks, 1, 1, threads, 1, 1, 0, stream, parameters,
+                                       NULL);
+}
 
 tutti_status tu_cuda_launch(tu_cuda *cuda, tu_cuda_device *device, tu_cuda_kernel kernel, unsigned blocks,
                             unsigned threads, void *args, CUstream stream) {
-    void *parameters[] = { args };
-    CUresult result =
-        cuda->driver.cuLaunchKernel(device->kernels[kernel], blocks, 1, 1, threads, 1, 1, 0, stream, parameters, NULL);
+    CUresult result = launch_once(cuda, device, kernel, blocks, threads, args, stream);
+    if (__builtin_expect(result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_INVALID_HANDLE, 0)) {
+        tutti_status status = tu_cuda_enter(cuda, device);
+        if (status != TUTTI_OK)
+            return status;
+        result = launch_once(cuda, device, kernel, blocks, threads, args, stream);
+        tu_cuda_leave(cuda);
+    }
     return result == CUDA_SUCCESS ? TUTTI_OK : tu_cuda_error(cuda, result, tu_cuda_kernel_name(kernel));
 }
 
 static tutti_status follow(tu_cuda_order *order, int64_t timeout_ns, uint32_t operation, uint64_t sequence) {
     tu_cuda_group *group = order->group;
     tu_cuda_follow_args args = { .group = order->words,
-                                 .ended = group->launched,
+                                 .ended = atomic_load_explicit(&group->launched, memory_order_relaxed),
                                  .timeout_ns = (uint64_t)timeout_ns,
                                  .sequence = sequence,
                                  .operation = operation,
@@ -43,49 +59,77 @@ static tutti_status join_capture(tu_cuda_order *order) {
     return result == CUDA_SUCCESS ? TUTTI_OK : tu_cuda_error(group->cuda, result, "ordering two captured streams");
 }
 
+/* An event behind a captured kernel, which other streams of the capture wait for. */
+static void mark_capture(tu_cuda_order *order) {
+    tu_cuda_group *group = order->group;
+    tu_cuda *cuda = group->cuda;
+    CUresult result = cuda->driver.cuEventRecord(group->captured, order->stream);
+    if (result != CUDA_SUCCESS)
+        cuda->host->log(cuda->world, TUTTI_LOG_WARN, "cuda",
+                        "no event behind a captured operation (CUDA error %d): other streams of this capture are "
+                        "not ordered after it",
+                        result);
+    group->capture = result == CUDA_SUCCESS ? order->capture : 0;
+    group->captured_stream = order->stream;
+}
+
 tutti_status tu_cuda_order_begin(tu_cuda_group *group, CUstream stream, uint64_t capture, int64_t timeout_ns,
                                  uint32_t operation, uint64_t sequence, tu_cuda_order *order) {
-    /* A stream that captures cannot be asked for its id without breaking the capture; while it captures, its handle is
-     * not given to another. */
-    uint64_t id = capture != 0 ? (uint64_t)(uintptr_t)stream : tu_cuda_stream_id(group->cuda, stream);
-    *order = (tu_cuda_order){ .group = group,
-                              .stream = stream,
-                              .stream_id = id,
-                              .capture = capture,
-                              .words = { .words = group->words, .report = group->report, .eager = capture == 0 } };
-    tutti_status status = TUTTI_OK;
-    pthread_mutex_lock(&group->order_lock);
-    if (capture == 0 && group->last_stream != 0 && group->last_stream != order->stream_id)
+    tutti_status status = tu_cuda_turn_take(group->cuda, &group->turn, timeout_ns);
+    if (status != TUTTI_OK)
+        return status;
+    if (capture != 0) { /* a refused launch would break the capture: the context must be the right one before */
+        status = tu_cuda_enter(group->cuda, group->device);
+        if (status != TUTTI_OK) {
+            tu_cuda_turn_give(&group->turn);
+            return status;
+        }
+    }
+    uint64_t launched = atomic_load_explicit(&group->launched, memory_order_relaxed);
+    *order = (tu_cuda_order){
+        .group = group,
+        .stream = stream,
+        .capture = capture,
+        .words = { .words = group->words, .report = group->report, .place = capture == 0 ? launched + 1 : 0 }
+    };
+    if (capture == 0 && launched > 0 && group->last_stream != stream)
         status = follow(order, timeout_ns, operation, sequence);
-    if (capture != 0 && group->capture == capture && group->captured_stream != order->stream_id)
+    if (capture != 0 && group->capture == capture && group->captured_stream != stream)
         status = join_capture(order);
     if (status != TUTTI_OK)
-        pthread_mutex_unlock(&group->order_lock);
+        tu_cuda_order_end(order, 0);
     return status;
 }
 
 void tu_cuda_order_end(tu_cuda_order *order, unsigned blocks) {
     tu_cuda_group *group = order->group;
-    tu_cuda *cuda = group->cuda;
     if (blocks > 0 && order->capture == 0) {
-        group->launched += blocks;
-        group->last_stream = order->stream_id;
+        atomic_fetch_add_explicit(&group->launched, blocks, memory_order_relaxed);
+        group->last_stream = order->stream;
     } else if (blocks > 0) {
-        CUresult result = cuda->driver.cuEventRecord(group->captured, order->stream);
-        if (result != CUDA_SUCCESS)
-            cuda->host->log(cuda->world, TUTTI_LOG_WARN, "cuda",
-                            "no event behind a captured operation (CUDA error %d): other streams of this capture are "
-                            "not ordered after it",
-                            result);
-        group->capture = result == CUDA_SUCCESS ? order->capture : 0;
-        group->captured_stream = order->stream_id;
+        mark_capture(order);
     }
-    pthread_mutex_unlock(&group->order_lock);
-    if (blocks > 0 && order->capture == 0)
-        tu_cuda_note_use(cuda, group->device, order->stream);
+    if (order->capture != 0)
+        tu_cuda_leave(group->cuda);
+    tu_cuda_turn_give(&group->turn);
 }
 
-/* ---- what this rank has in its streams, where other ranks share the context ---- */
+/* ---- ranks that share a process ---- */
+
+void tu_cuda_hold(tu_cuda_group *group, const _Atomic uint32_t *count, uint32_t due, int64_t timeout_ns) {
+    const tu_backend_host *host = group->cuda->host;
+    const _Atomic uint64_t *state = host->group_state(group->group);
+    int64_t until = host->now() + (timeout_ns < TU_CUDA_HOLD_NS ? timeout_ns : TU_CUDA_HOLD_NS);
+    for (unsigned spins = 0; (int32_t)(atomic_load_explicit(count, memory_order_acquire) - due) < 0; spins++) {
+        if ((spins & 63) != 63)
+            continue;
+        sched_yield();
+        if (host->now() > until || (state != NULL && atomic_load_explicit(state, memory_order_acquire) != 0))
+            return;
+    }
+}
+
+/* ---- what this rank copies in its streams, where other ranks share the context ---- */
 
 void tu_cuda_note_use(tu_cuda *cuda, tu_cuda_device *device, CUstream stream) {
     if (!atomic_load_explicit(&cuda->shared_process, memory_order_relaxed))
@@ -116,4 +160,5 @@ void tu_cuda_await_uses(tu_cuda *cuda, tu_cuda_device *device) {
         if (event != NULL)
             cuda->driver.cuEventSynchronize(event); /* its kernels have deadlines of their own */
     }
+    tu_cuda_await_kernels(cuda, device);
 }

@@ -9,6 +9,7 @@
  * peer messages   the same for sends and receives: entry [b][sender] announces a chunk, entry [b][receiver] takes it
  *     slots      what all_to_all_vdev tells its peers
  *     stages     data on its way
+ *     packets    data on its way together with its flag, for small reductions
  *
  * and, used by its owner alone, a table of mapped blocks, the EPOCHS (how many meetings each thread block number has
  * been through; they live in device memory, so that a captured graph can be replayed and mixed with eager calls), the
@@ -29,12 +30,14 @@
 
 #include <stdint.h>
 
-#define TU_CUDA_RANKS 512         /* of one group on GPUs: a thread per member in one thread block */
-#define TU_CUDA_LISTED 64         /* members whose parts fit into a kernel's arguments; more lie in device memory */
-#define TU_CUDA_BLOCKS 128        /* thread blocks of one launch, at most */
-#define TU_CUDA_TABLE 65536       /* symmetric blocks of a group at one time */
-#define TU_CUDA_SLOTS 16384       /* parts of an all_to_all_vdev on one rank */
-#define TU_CUDA_MESSAGE_BLOCKS 16 /* thread blocks of a send or receive */
+#define TU_CUDA_RANKS 512          /* of one group on GPUs: a thread per member in one thread block */
+#define TU_CUDA_LISTED 64          /* members whose parts fit into a kernel's arguments; more lie in device memory */
+#define TU_CUDA_BLOCKS 128         /* thread blocks of one launch, at most */
+#define TU_CUDA_TABLE 65536        /* symmetric blocks of a group at one time */
+#define TU_CUDA_SLOTS 16384        /* parts of an all_to_all_vdev on one rank */
+#define TU_CUDA_MESSAGE_BLOCKS 16  /* thread blocks of a send or receive */
+#define TU_CUDA_PACKET_BLOCKS 64   /* thread blocks of a reduction by packets, at most */
+#define TU_CUDA_PACKET_THREADS 256 /* of each: small blocks begin soonest */
 
 typedef struct tu_cuda_inbox {
     uint64_t flag; /* epoch << 32 | signature … */
@@ -88,7 +91,7 @@ typedef struct tu_cuda_report {
 typedef struct tu_cuda_group_words {
     uint64_t words;  /* tu_cuda_words, device memory */
     uint64_t report; /* tu_cuda_report, device address of pinned memory */
-    uint64_t eager;  /* 1: count the end of each thread block; 0: the kernel is captured */
+    uint64_t place;  /* 1 + how many thread blocks of eager kernels come before this one; 0: the kernel is captured */
 } tu_cuda_group_words;
 
 typedef struct tu_cuda_mapping {
@@ -100,8 +103,11 @@ typedef struct tu_cuda_mapping {
 typedef struct tu_cuda_meeting {
     uint64_t control; /* of member 0; member r's at control + r * stride */
     uint64_t stride;
-    uint64_t inbox_offset; /* in the control block */
-    uint64_t epochs;       /* address of this rank's */
+    uint64_t inbox_offset;  /* in the control block */
+    uint64_t epochs;        /* address of this rank's */
+    uint64_t packets;       /* in the control block: see tu_cuda_packet_args */
+    uint64_t packet_epochs; /* address of this rank's: uint32_t[TU_CUDA_PACKET_BLOCKS], all alike between kernels */
+    uint64_t packet_room;   /* packets of one source */
     tu_cuda_group_words group;
     uint64_t table; /* address of tu_cuda_mapping[TU_CUDA_TABLE] */
     uint64_t timeout_ns;
@@ -140,6 +146,24 @@ enum {
     TU_CUDA_TWO_SHOT = 2, /* rank r reduces slice r and stores it into every output, or everybody gathers the slices */
     TU_CUDA_SCATTER = 3   /* rank r reduces part r into its own output */
 };
+
+/* A reduction in which data and flag arrive together, as one 16-byte store: nobody meets anybody. */
+typedef struct tu_cuda_packet {
+    uint64_t data;
+    uint64_t flag; /* epoch << 32 | signature */
+} tu_cuda_packet;
+
+/* The packets of a member: [parity of the epoch][step][source][packet_room]. A rank that is one operation ahead writes
+ * the other parity; it cannot be two ahead, since the operation between needs what everybody sends in it. */
+#define TU_CUDA_PACKET_STEPS 2
+
+typedef struct tu_cuda_packet_args {
+    tu_cuda_meeting meeting;
+    uint64_t in, out;  /* of this rank, of any memory; they may be the same */
+    uint64_t count;    /* elements, at least 1 */
+    int32_t reduction; /* sum or avg */
+    int32_t steps;     /* 1: everybody gets everything. 2: rank r reduces slice r and hands it to all */
+} tu_cuda_packet_args;
 
 typedef struct tu_cuda_move_part {
     uint64_t send_offset, send_bytes;       /* for one member, from `in` */

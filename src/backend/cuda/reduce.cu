@@ -4,7 +4,8 @@
  *
  * Every element is reduced once, by one thread, in rank order 0 to n-1 in the accumulator of tutti/dtype.h: the same
  * bits as the CPU's serial loop, in every mode. A thread block reads from its peers only what the thread block of the
- * same number staged there, or what was there before the kernel, so meeting block by block is enough.
+ * same number staged there, or what was there before the kernel, so meeting block by block is enough: a kernel ends
+ * when all its blocks have met, and then all blocks of all ranks are through.
  */
 #include "device.cuh"
 
@@ -178,11 +179,22 @@ static __device__ __forceinline__ uint4 reduce_vector(const sources &from, int r
     return pack<Type>(sum, reduction, ranks);
 }
 
+/* Who strides over a range together: the threads of a block, or of all blocks. */
+struct team {
+    uint64_t lane, lanes;
+};
+static __device__ __forceinline__ team block_team(void) {
+    return { threadIdx.x, blockDim.x };
+}
+static __device__ __forceinline__ team grid_team(void) {
+    return { (uint64_t)blockIdx.x * blockDim.x + threadIdx.x, (uint64_t)gridDim.x * blockDim.x };
+}
+
 /* Elements [begin, end) of the sources, to `out` (which points at element `begin`) or, with push, to the same elements
- * of every target. The block's threads stride over it together. */
+ * of every target. */
 template <class Type, int fixed>
 static __device__ void reduce_range(const sources &given, int ranks, int reduction, uint64_t begin, uint64_t end,
-                                    uint8_t *out, bool push) {
+                                    uint8_t *out, bool push, team team) {
     typedef typename Type::storage storage;
     uint64_t bits = begin * sizeof(storage);
     if (push)
@@ -196,8 +208,8 @@ static __device__ void reduce_range(const sources &given, int ranks, int reducti
     if ((bits & 15) == 0) {
         uint64_t first = begin * sizeof(storage), last = first + (end - begin) * sizeof(storage) / 16 * 16;
         constexpr int unroll = fixed == 2 ? 4 : fixed == 4 ? 2 : 1;
-        uint64_t step = (uint64_t)blockDim.x * 16;
-        uint64_t byte = first + threadIdx.x * 16;
+        uint64_t step = team.lanes * 16;
+        uint64_t byte = first + team.lane * 16;
         for (; byte + (unroll - 1) * step < last; byte += unroll * step) {
             uint4 result[unroll];
 #pragma unroll
@@ -223,7 +235,7 @@ static __device__ void reduce_range(const sources &given, int ranks, int reducti
         }
         done = last / sizeof(storage);
     }
-    for (uint64_t i = done + threadIdx.x; i < end; i += blockDim.x) {
+    for (uint64_t i = done + team.lane; i < end; i += team.lanes) {
         storage result = reduce_one<Type>(given, ranks, reduction, i);
         if (!push)
             *(storage *)(out + (i - begin) * sizeof(storage)) = result;
@@ -253,21 +265,18 @@ template <class Type, int fixed>
 static __device__ void reduce_direct(const tu_cuda_reduce_args &args, sources &given, meeting_epoch &epoch) {
     typedef typename Type::storage storage;
     const tu_cuda_meeting &meeting = args.meeting;
-    const uint64_t grain = 16 / sizeof(storage), blocks = gridDim.x, block = blockIdx.x;
+    const uint64_t grain = 16 / sizeof(storage);
+    const team team = grid_team(); /* neighbours in memory at one time: the device's rows and pages stay open */
     if (args.row != 0) {
         /* Output element i lies at column rank * columns + i % columns of input row i / columns. */
         uint64_t columns = args.row / meeting.size, total = args.count / meeting.size;
-        for (uint64_t i = cut(total, block, blocks, grain) + threadIdx.x; i < cut(total, block + 1, blocks, grain);
-             i += blockDim.x)
+        for (uint64_t i = team.lane; i < total; i += team.lanes)
             ((storage *)args.out)[i] = reduce_one<Type>(given, meeting.size, args.reduction,
                                                         i / columns * args.row + meeting.rank * columns + i % columns);
     } else if (args.mode == TU_CUDA_TWO_SHOT || args.out != 0) {
         range part = part_of(args, meeting.rank, meeting.size, grain);
-        uint64_t from = cut(part.count, block, blocks, grain), to = cut(part.count, block + 1, blocks, grain);
-        uint64_t base = args.mode == TU_CUDA_ONE_SHOT ? 0 : part.first;
-        reduce_range<Type, fixed>(given, meeting.size, args.reduction, part.first + from, part.first + to,
-                                  (uint8_t *)args.out + (part.first + from - base) * sizeof(storage),
-                                  args.mode == TU_CUDA_TWO_SHOT);
+        reduce_range<Type, fixed>(given, meeting.size, args.reduction, part.first, part.first + part.count,
+                                  (uint8_t *)args.out, args.mode == TU_CUDA_TWO_SHOT, team);
     }
     meet(meeting, epoch); /* nobody reads my buffers, or still owes me a slice, after this */
 }
@@ -317,7 +326,7 @@ static __device__ void reduce_staged(const tu_cuda_reduce_args &args, sources &g
             out = (uint8_t *)args.scratch;
         if (args.mode == TU_CUDA_TWO_SHOT || args.out != 0)
             reduce_range<Type, fixed>(given, ranks, args.reduction, here.from, here.to,
-                                      out + here.from * sizeof(storage), false);
+                                      out + here.from * sizeof(storage), false, block_team());
         if (!meet(meeting, epoch))
             return;
         for (int rank = 0; args.mode == TU_CUDA_TWO_SHOT && args.out != 0 && rank < ranks; rank++) {

@@ -5,6 +5,8 @@
  * A signal area is [channels][size] signals, [channels][size] barrier words that peers write, then what only its owner
  * uses: [channels][size] counters and [channels] epochs.
  */
+#include <stdlib.h>
+
 #include "cuda.h"
 
 static size_t shared_bytes(int size, int channels) {
@@ -16,10 +18,73 @@ static size_t area_bytes(int size, int channels) {
            (size_t)channels * sizeof(uint32_t);
 }
 
+/* ---- ranks that share the process: how many signals and barriers each has launched ---- */
+
+/* Launches of one signal: [channel][from][to] {put by `from`, taken by `to`}, then barriers: [channel][rank]. */
+static _Atomic uint32_t *signal_counts(const tu_backend_peers *peers, _Atomic uint32_t *counts, int channel, int from,
+                                       int to) {
+    size_t size = (size_t)peers->size;
+    return counts + (((size_t)channel * size + (size_t)from) * size + (size_t)to) * 2;
+}
+
+static _Atomic uint32_t *barrier_counts(const tu_backend_peers *peers, _Atomic uint32_t *counts, int channel) {
+    return signal_counts(peers, counts, peers->channels, 0, 0) + (size_t)channel * (size_t)peers->size;
+}
+
+static tutti_status open_desk(const tu_backend_peers *peers) {
+    const tu_cuda_map *areas = peers->areas->handle;
+    if (areas->desk == NULL || atomic_load_explicit(&areas->desk->counts, memory_order_acquire) != NULL)
+        return TUTTI_OK;
+    size_t size = (size_t)peers->size, words = (size_t)peers->channels * size * (2 * size + 1);
+    _Atomic uint32_t *made = calloc(words, sizeof *made), *none = NULL;
+    if (made == NULL)
+        return ((tu_cuda *)peers->state)->host->error(TUTTI_ERROR_MEMORY, "out of memory for signals");
+    if (!atomic_compare_exchange_strong_explicit(&areas->desk->counts, &none, made, memory_order_acq_rel,
+                                                 memory_order_acquire))
+        free((void *)made); /* another rank was quicker */
+    return TUTTI_OK;
+}
+
+static uint32_t count_launch(_Atomic uint32_t *count) { /* this rank alone writes it */
+    uint32_t number = atomic_load_explicit(count, memory_order_relaxed) + 1;
+    atomic_store_explicit(count, number, memory_order_release); /* pairs with tu_cuda_hold */
+    return number;
+}
+
+/* Counts what was launched, and goes on when the partners have launched what it waits for. */
+static void keep_company(const tu_backend_peers *peers, int kind, int peer, int channel, int64_t timeout_ns) {
+    const tu_cuda_map *areas = peers->areas->handle;
+    tu_cuda_group *group = peers->local;
+    if (areas->desk == NULL || (peer >= 0 && !areas->near[peer]))
+        return;
+    _Atomic uint32_t *counts = atomic_load_explicit(&areas->desk->counts, memory_order_acquire);
+    if (kind == TU_CUDA_SIGNAL_PUT) {
+        _Atomic uint32_t *count = signal_counts(peers, counts, channel, peers->rank, peer);
+        tu_cuda_hold(group, count + 1, count_launch(count) - 1,
+                     timeout_ns); /* the slot is free when the last is taken */
+    } else if (kind == TU_CUDA_SIGNAL_WAIT) {
+        _Atomic uint32_t *count = signal_counts(peers, counts, channel, peer, peers->rank);
+        tu_cuda_hold(group, count, count_launch(count + 1), timeout_ns);
+    } else if (kind == TU_CUDA_SIGNAL_TEST) {
+        (void)count_launch(signal_counts(peers, counts, channel, peer, peers->rank) + 1);
+    } else {
+        _Atomic uint32_t *count = barrier_counts(peers, counts, channel);
+        uint32_t number = count_launch(count + peers->rank);
+        for (int member = 0; member < peers->size; member++) {
+            if (areas->near[member])
+                tu_cuda_hold(group, count + member, number, timeout_ns);
+        }
+    }
+}
+
+/* ---- the life of a (block, group) ---- */
+
 /* The group on this device, so that nothing has to be allocated by a signal, and a stream may capture it. */
 static tutti_status attach(tu_backend_peers *peers) {
     tu_cuda_group *group;
     tutti_status status = tu_cuda_group_get(peers->state, peers->group, peers->device_index, &group);
+    if (status == TUTTI_OK)
+        status = open_desk(peers);
     peers->local = status == TUTTI_OK ? group : NULL;
     return status;
 }
@@ -65,9 +130,6 @@ static tutti_status launch(const tu_backend_peers *peers, int kind, int peer, in
     tu_cuda_signal_args args = arguments(peers, kind, peer, channel, timeout_ns, name);
     unsigned threads = (unsigned)(peers->size + 31) / 32 * 32;
     threads = kind != TU_CUDA_SIGNAL_BARRIER ? 1 : threads > 512 ? 512 : threads;
-    status = tu_cuda_enter(cuda, device);
-    if (status != TUTTI_OK)
-        return status;
     tu_cuda_order order;
     status = tu_cuda_order_begin(group, call->stream, tu_cuda_capture(cuda, call->stream), timeout_ns, args.operation,
                                  0, &order);
@@ -76,7 +138,8 @@ static tutti_status launch(const tu_backend_peers *peers, int kind, int peer, in
         status = tu_cuda_launch(cuda, device, TU_CUDA_SIGNAL, 1, threads, &args, call->stream);
         tu_cuda_order_end(&order, status == TUTTI_OK);
     }
-    tu_cuda_leave(cuda);
+    if (status == TUTTI_OK && order.capture == 0)
+        keep_company(peers, kind, peer, channel, timeout_ns);
     if (status == TUTTI_OK)
         tu_cuda_watch(cuda);
     return status;
@@ -109,11 +172,13 @@ static tutti_status test_signal(const tu_backend_peers *peers, int from, int cha
     pthread_mutex_lock(&device->answer_lock);
     status = tu_cuda_launch(cuda, device, TU_CUDA_SIGNAL, 1, 1, &args, device->stream);
     CUresult result = status == TUTTI_OK ? cuda->driver.cuStreamSynchronize(device->stream) : CUDA_SUCCESS;
-    *arrived = status == TUTTI_OK && __atomic_load_n(device->answer, __ATOMIC_ACQUIRE) != 0;
+    *arrived = status == TUTTI_OK && __atomic_load_n((uint32_t *)device->answer, __ATOMIC_ACQUIRE) != 0;
     pthread_mutex_unlock(&device->answer_lock);
     tu_cuda_leave(cuda);
     if (result != CUDA_SUCCESS)
         return tu_cuda_error(cuda, result, "testing for a signal");
+    if (*arrived)
+        keep_company(peers, TU_CUDA_SIGNAL_TEST, from, channel, 0);
     return status;
 }
 
