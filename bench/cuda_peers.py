@@ -155,6 +155,27 @@ for text in arguments.sizes.split(","):
     torch.cuda.synchronize()
     dist.barrier()
 
+# What a call costs at least: a barrier of the streams, one meeting and nothing else.
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    for _ in range(20):
+        options = Call(ctypes.sizeof(Call), 60_000_000_000, torch.cuda.current_stream().cuda_stream, 0, None, None, None, None)
+        must(tutti.tutti_barrier(group, ctypes.byref(options)))
+times = []
+for _ in range(arguments.rounds):
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    dist.barrier()
+    graph.replay()
+    begin.record()
+    for _ in range(4):
+        graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    times.append(begin.elapsed_time(end) * 1000 / 80)
+if rank == 0:
+    print(f"{size} ranks: a barrier of the streams {statistics.median(times):.1f} us", flush=True)
+del graph
+
 # What the device can move: one large copy, alone.
 dist.barrier()
 bandwidth = 0.0

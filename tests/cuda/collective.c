@@ -116,6 +116,56 @@ TEST_GPU(all_reduce_works_at_every_size_placement_and_algorithm) {
                      TUTTI_ALGORITHM_AUTO); /* several rounds of staging */
 }
 
+/* Sums of many sizes on end, in place, with nothing between them: element i takes part in those that are longer than i,
+ * and each multiplies it by the number of ranks. Some go by packets in one step, some in two, some meet. */
+TEST_GPU(reductions_that_follow_each_other_without_a_wait_do_not_mix) {
+    static const size_t counts[] = { 1, 3, 100, 513, 2048, 8190, 40001, 200000 };
+    static const tutti_algorithm algorithms[] = { TUTTI_ALGORITHM_AUTO, TUTTI_ALGORITHM_ONE_SHOT,
+                                                  TUTTI_ALGORITHM_TWO_SHOT };
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group), size = tutti_group_size(group);
+    size_t most = 200000;
+    tutti_memory *memory = gpu_symmetric(world, (most + 16) * 4);
+    uint32_t *blocks[2] = { tutti_memory_data(memory), gpu_private((most + 16) * 4) };
+    uint32_t *host = malloc(most * 4), *expected = malloc(most * 4), first = 0;
+    tutti_peers *peers;
+    CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
+    for (int r = 0; r < size; r++)
+        first += (uint32_t)r + 1;
+    for (int kind = 0; kind < 2; kind++) {
+        for (size_t shift = 0; shift < 2; shift++) { /* aligned, and not to 8 bytes */
+            uint32_t *data = blocks[kind] + shift;
+            for (size_t i = 0; i < most; i++) {
+                host[i] = (uint32_t)rank + 1;
+                expected[i] = 0;
+            }
+            gpu_write(data, host, most * 4);
+            gpu_lockstep(group);
+            for (int round = 0; round < 96; round++) {
+                size_t count = counts[(round * 5 + round / 8) % 8];
+                CHECK_OK(tutti_all_reduce(
+                    group, data, data, count, TUTTI_U32, TUTTI_SUM,
+                    TUTTI_OPTIONS(tutti_call, .stream = stream, .algorithm = algorithms[(round / 3) % 3])));
+                for (size_t i = 0; i < count; i++)
+                    expected[i] = expected[i] == 0 ? first : expected[i] * (uint32_t)size;
+            }
+            gpu_read(host, data, most * 4);
+            CHECK_OK(tutti_group_check(group));
+            for (size_t i = 0; i < most; i++) {
+                if (host[i] != expected[i])
+                    FAIL("%s memory, shift %zu: element %zu is %u, not %u", kind == 0 ? "symmetric" : "private", shift,
+                         i, host[i], expected[i]);
+            }
+        }
+    }
+    CHECK_OK(tutti_barrier(group, NULL));
+    free(host);
+    free(expected);
+    gpu_private_free(blocks[1]);
+    tutti_peers_release(peers);
+    tutti_memory_release(memory);
+}
+
 static uint32_t word(int from, int to, size_t i) {
     return (uint32_t)(from * 1000003 + to * 10007) ^ (uint32_t)(i * 2654435761u);
 }
@@ -310,6 +360,21 @@ TEST_GPU(a_mismatch_is_an_error_on_every_rank) {
     CHECK_EQ(status, TUTTI_ERROR_MISMATCH);
     CHECK_CUDA(gpu.cuStreamSynchronize(stream));
     CHECK_STATUS(tutti_all_reduce(group, buffer, buffer, 1, TUTTI_F32, TUTTI_SUM, ON_STREAM), TUTTI_ERROR_MISMATCH);
+    gpu_private_free(buffer);
+}
+
+TEST_GPU(a_mismatch_is_seen_where_one_rank_sends_packets_and_the_others_meet) {
+    tutti_group *group = tutti_world_group(world);
+    float *buffer = gpu_private(16 << 20);
+    gpu_lockstep(group);
+    size_t count = tutti_group_rank(group) == 0 ? 100 : 4 << 20;
+    tutti_status status = tutti_all_reduce(group, buffer, buffer, count, TUTTI_F32, TUTTI_SUM, ON_STREAM);
+    for (int i = 0; i < 3000 && status == TUTTI_OK; i++) {
+        usleep(10000);
+        status = tutti_group_check(group);
+    }
+    CHECK_EQ(status, TUTTI_ERROR_MISMATCH);
+    CHECK_CUDA(gpu.cuStreamSynchronize(stream));
     gpu_private_free(buffer);
 }
 
