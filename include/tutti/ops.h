@@ -190,8 +190,7 @@ TUTTI_API tt_tensor *tt_scaled_matmul(tt_tensor *a, tt_tensor *b, tt_tensor *sca
 /* ---- views ---- */
 /* x under another handle. For any dtype; has a gradient. */
 TUTTI_API tt_tensor *tt_alias(tt_tensor *x);
-/* any sizes and strides over x's storage, from an offset in it; differentiable where x is contiguous. For any dtype;
- * has a gradient. */
+/* any sizes and strides over x's storage, from an offset in it. For any dtype; has a gradient. */
 TUTTI_API tt_tensor *tt_as_strided(tt_tensor *x, tt_dims shape, tt_dims strides, int64_t offset);
 /* equal parts; the last may be smaller. For any dtype; has a gradient. */
 TUTTI_API tt_tensor_list tt_chunk(tt_tensor *x, int64_t parts, int dim);

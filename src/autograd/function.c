@@ -131,6 +131,10 @@ static bool differentiable(const tt_function_context *context, const tt_tensor *
            !in_list(context->constant, (size_t)context->constant_count, x);
 }
 
+static bool is_dirty(const tt_function_context *context, const tt_tensor *x) {
+    return in_list(context->dirty, (size_t)context->dirty_count, x);
+}
+
 static int place_in(tt_tensor *const *list, size_t count, const tt_tensor *x) {
     for (size_t i = 0; i < count; i++)
         if (list[i] == x)
@@ -159,7 +163,7 @@ static tutti_status attach(tt_function_context *context, tu_node *node, tt_tenso
     node->outputs[index] = tu_shape_of(x);
     if (!differentiable(context, x))
         return TUTTI_OK;
-    if (in_list(context->dirty, (size_t)context->dirty_count, x))
+    if (is_dirty(context, x))
         return tu_history_rebase(x, node, input, index);
     tutti_status status = input >= 0 ? pass_through(output) : TUTTI_OK;
     if (status != TUTTI_OK)
@@ -195,7 +199,7 @@ static tutti_status check_dirty(const tt_function_context *context, tt_tensor_li
 /* Which output a tensor to save is. An input that was passed through is saved as the input. */
 static int output_to_save(const tt_function_context *context, tt_tensor_list inputs, tt_tensor_list outputs,
                           const tt_tensor *x) {
-    if (x == NULL || (in_list(inputs.at, inputs.count, x) && !in_list(context->dirty, (size_t)context->dirty_count, x)))
+    if (x == NULL || (in_list(inputs.at, inputs.count, x) && !is_dirty(context, x)))
         return TU_NO_OUTPUT;
     return place_in(outputs.at, outputs.count, x);
 }
@@ -302,6 +306,9 @@ tt_tensor_list tt_apply(const tt_function *function, tt_tensor_list inputs, void
     tutti_status status = count < 0 ? tu_self()->pending : TUTTI_OK;
     if (count >= 0 && wants)
         status = record(context, inputs, count, outputs);
+    for (int i = 0; i < count && !wants && status == TUTTI_OK; i++)
+        if (in_list(inputs.at, inputs.count, outputs[i]) && !is_dirty(context, outputs[i]))
+            status = pass_through(&outputs[i]);
     if (context->node == NULL)
         context_free(context);
     for (int i = 0; i < count; i++)

@@ -29,10 +29,7 @@ bool tt_requires_grad(const tt_tensor *x) {
 }
 
 bool tt_is_leaf(const tt_tensor *x) {
-    if (!live("is_leaf", x))
-        return false;
-    tu_node *node;
-    return tu_pending_take(tu_history_node((tt_tensor *)x, &node)) == TUTTI_OK && node == NULL;
+    return live("is_leaf", x) && !tu_history_has_node(x);
 }
 
 /* Only floats and complex numbers have gradients. */

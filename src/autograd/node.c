@@ -181,14 +181,38 @@ static tutti_status pack(tu_saved_tensor *saved, tt_tensor *tensor, saved_hooks_
     return TUTTI_OK;
 }
 
+/* An alias without history, which messages and gradients can take for the tensor. */
+static tt_tensor *alias_to_save(const tt_tensor *tensor) {
+    tu_shape shape = tu_shape_of(tensor);
+    tt_tensor *alias = tu_tensor_alias(tensor, &shape);
+    if (alias == NULL)
+        return NULL;
+    alias->flags |= tensor->flags & TU_NUMBER;
+    if (tensor->name != NULL)
+        alias->name = strdup(tensor->name); /* without it a message says less */
+    return alias;
+}
+
+/* What may come to lead back to the node that saves is not held itself: an output does at once, and an input does when
+ * something that was computed from it is written into it later. An alias of the value and, for an input, the node that
+ * computed it as it is now, break the circle. A leaf that requires grad is never written into with a history. */
 tutti_status tu_save(tu_saved_tensor *saved, tt_tensor *tensor, int output, uint32_t which) {
     *saved = (tu_saved_tensor){ .which = which, .output = output };
     if (tensor == NULL)
         return TUTTI_OK;
     saved->version = tu_version(tensor);
-    /* An output points to the node that saves it: an alias without history breaks the circle. */
-    tu_shape shape = tu_shape_of(tensor);
-    tt_tensor *kept = output == TU_NO_OUTPUT ? tu_tensor_hold(tensor) : tu_tensor_alias(tensor, &shape);
+    tu_edge edge = { NULL, NULL, 0 };
+    if (output == TU_NO_OUTPUT) {
+        tutti_status status = tu_edge_to(tensor, &edge);
+        if (status != TUTTI_OK)
+            return status;
+    }
+    tt_tensor *kept = edge.leaf != NULL ? tu_tensor_hold(tensor) : alias_to_save(tensor);
+    if (edge.node != NULL) {
+        saved->source = tu_node_hold(edge.node);
+        saved->output = edge.slot;
+    }
+    tu_edge_drop(&edge);
     if (kept == NULL)
         return TUTTI_ERROR_MEMORY;
     if (tu_self()->saved_hooks == NULL) {
@@ -203,10 +227,13 @@ tutti_status tu_save(tu_saved_tensor *saved, tt_tensor *tensor, int output, uint
 void tu_saved_drop(tu_saved_tensor *saved) {
     tt_tensor *tensor = saved->tensor;
     tt_saved_hooks *hooks = saved->hooks;
+    tu_node *source = saved->source;
     saved->tensor = NULL;
+    saved->source = NULL;
     saved->hooks = NULL;
     saved->released = true;
     tu_tensor_drop(tensor);
+    tu_node_drop(source);
     if (hooks != NULL) {
         if (hooks->release != NULL)
             hooks->release(hooks->user, saved->packed);
@@ -240,11 +267,10 @@ tutti_status tu_node_freed_error(const tu_node *node) {
 
 static tutti_status version_error(const tu_node *node, const tu_saved_tensor *saved) {
     const tt_tensor *x = saved->tensor;
-    const tu_node *producer = x->history != NULL ? x->history->node : saved->output != TU_NO_OUTPUT ? node : NULL;
+    const tu_node *producer = saved->source != NULL ? saved->source : saved->output != TU_NO_OUTPUT ? node : NULL;
     char from[400] = "a leaf";
     if (producer != NULL)
-        snprintf(from, sizeof from, "output %d of %s", x->history != NULL ? x->history->output : saved->output,
-                 tu_node_label_of(producer).text);
+        snprintf(from, sizeof from, "output %d of %s", saved->output, tu_node_label_of(producer).text);
     return tu_error(
         TUTTI_ERROR_VERSION,
         "one of the variables needed for gradient computation has been modified by an inplace operation: %s, which is "
@@ -253,10 +279,9 @@ static tutti_status version_error(const tu_node *node, const tu_saved_tensor *sa
         tu_describe(x), from, tu_node_label_of(node).text, tu_version(x), saved->version);
 }
 
-/* In a differentiable backward a saved output has its history again. */
+/* In a differentiable backward what was computed has its history again. */
 static tt_tensor *as_output(tu_node *node, int output, const tt_tensor *saved) {
-    tu_shape shape = tu_shape_of(saved);
-    tt_tensor *alias = tu_tensor_alias(saved, &shape);
+    tt_tensor *alias = alias_to_save(saved);
     if (alias == NULL || tu_history_set(alias, node, output) != TUTTI_OK) {
         tu_tensor_drop(alias);
         tu_pending_take(TUTTI_ERROR_MEMORY);
@@ -283,8 +308,9 @@ tt_tensor *tu_saved_get(tu_node *node, tu_saved_tensor *saved) {
     }
     if (tensor == NULL)
         return NULL;
-    return saved->output == TU_NO_OUTPUT || !tt_grad_enabled() ? tu_scope_own(tu_tensor_hold(tensor))
-                                                               : as_output(node, saved->output, tensor);
+    return saved->output == TU_NO_OUTPUT || !tt_grad_enabled()
+               ? tu_scope_own(tu_tensor_hold(tensor))
+               : as_output(saved->source != NULL ? saved->source : node, saved->output, tensor);
 }
 
 tt_tensor *tu_saved(tu_gradient *gradient, uint32_t which) {

@@ -40,8 +40,9 @@ typedef struct tu_edge {
 typedef struct tu_saved_tensor {
     uint32_t which; /* TU_INPUT or TU_OUTPUT bit of an operator; 0 for custom functions, which go by position */
     uint32_t version;
-    tt_tensor *tensor; /* an input itself, or a detached alias of an output */
-    int output;        /* which output it is, or TU_NO_OUTPUT */
+    tt_tensor *tensor; /* a leaf itself, else an alias without history; see tu_save */
+    tu_node *source;   /* that computed it, held; NULL for a leaf and for outputs of the node that saves */
+    int output;        /* which output of the source, or of the node that saves, it is; or TU_NO_OUTPUT */
     bool released;
     tt_saved_hooks *hooks; /* who packed it, or NULL */
     void *packed;
@@ -160,6 +161,8 @@ tu_history *tu_history_of(tt_tensor *x); /* made where there is none; NULL with 
 /* The node that computed x, made anew for a view that was overtaken by an in-place change. *node may be NULL: a
  * leaf. */
 tutti_status tu_history_node(tt_tensor *x, tu_node **node);
+/* Whether there is one, without making it. */
+bool tu_history_has_node(const tt_tensor *x);
 /* The edge to x, held. */
 tutti_status tu_edge_to(tt_tensor *x, tu_edge *edge);
 /* Makes x the output-th result of node. */

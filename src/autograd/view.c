@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "autograd/node.h"
+#include "tensor/operators.h"
 
 /* ---- where a view lies in its base ---- */
 
@@ -113,6 +114,28 @@ static void view_run(tu_node *node, tt_tensor *const *grads, tt_tensor **results
     results[0] = from_span(at_place(flat, &span, &span.base), &node->inputs[0], &span.base);
 }
 
+/* How many elements of the base share each place of the span; 1 where there is none. */
+static tt_tensor *sharers(const tu_span *span, tutti_dtype dtype) {
+    tt_options options = TT_OPTIONS_INIT;
+    options.device = span->base.device;
+    tt_tensor *places = at_place(tt_arange(0, (double)span->count, 1, TUTTI_I64, &options), span, &span->base);
+    places = tt_reshape(places, tt_shape(-1));
+    tt_tensor *ones = tt_ones(tt_sizes(places), dtype, &options);
+    return tt_maximum(tt_index_add(zeros_over(span, dtype), 0, places, ones), tt_ones(tt_shape(), dtype, &options));
+}
+
+/* The same step for the operator, whose input may share places itself: each of those that do gets an equal part. */
+void tu_as_strided_gradient(tu_gradient *gradient) {
+    tu_node *node = gradient->node;
+    tu_span span;
+    view_run(node, gradient->grads, gradient->results);
+    if (gradient->results[0] == NULL || !span_of(&node->inputs[0], &node->outputs[0], &span) ||
+        !may_overlap(&span.base))
+        return;
+    tutti_dtype real = real_dtype(gradient->results[0]->dtype);
+    gradient->results[0] = tt_div(gradient->results[0], at_place(sharers(&span, real), &span, &span.base));
+}
+
 static tutti_status renew_view(tt_tensor *x) {
     tt_tensor *base = x->history->base;
     tu_node *node = tu_node_new("view", 1, 1, 0);
@@ -168,12 +191,27 @@ void tu_history_refresh(tt_tensor *x) {
         x->flags |= TU_REQUIRES_GRAD;
 }
 
+/* Whether the node of a view is to be made anew, from its base. */
+static bool wants_renewal(const tu_history *history) {
+    return overtaken(history) && history->base->flags & TU_REQUIRES_GRAD && history->base->history->node != NULL;
+}
+
+bool tu_history_has_node(const tt_tensor *x) {
+    return x->history != NULL && (x->history->node != NULL || wants_renewal(x->history));
+}
+
 tutti_status tu_history_node(tt_tensor *x, tu_node **node) {
     tu_history *history = x->history;
     *node = NULL;
     if (history == NULL)
         return TUTTI_OK;
-    if (overtaken(history) && history->base->flags & TU_REQUIRES_GRAD && history->base->history->node != NULL) {
+    if (wants_renewal(history)) {
+        if (history->mark == TU_MARK_CUSTOM)
+            return tu_error(TUTTI_ERROR_STATE,
+                            "%s was made inside a custom function, or returned by it as it came, and what it is a view "
+                            "of was changed in place since: its gradient would leave the function out. Clone the "
+                            "function's result",
+                            tu_describe(x));
         tutti_status status = renew_view(x);
         if (status != TUTTI_OK)
             return status;

@@ -370,29 +370,6 @@ tutti_status tu_as_strided_shape(tu_call *call) {
     result->offset = attributes->offset;
     return TUTTI_OK;
 }
-/* Positions in the input's own row-major order; several elements of the view may share one. Only for contiguous inputs,
- * where position and memory agree. */
-void tu_as_strided_gradient(tu_gradient *gradient) {
-    const tu_as_strided_attributes *attributes = gradient->attributes;
-    const tu_shape *shape = tu_input_shape(gradient, 0);
-    const tt_dims *sizes = &attributes->shape, *strides = &attributes->strides;
-    int64_t numel = tu_shape_numel(shape), dense = 1;
-    for (int i = shape->ndim - 1; i >= 0; dense *= shape->sizes[i--])
-        if (shape->strides[i] != dense && shape->sizes[i] > 1) {
-            tu_fail(TUTTI_ERROR_UNSUPPORTED,
-                    "as_strided: its gradient is defined for contiguous inputs only, not for strides %s",
-                    tu_dims_text(shape->ndim, shape->strides));
-            return;
-        }
-    tt_options options = TT_OPTIONS_INIT;
-    options.device = shape->device;
-    tt_tensor *positions = tt_arange(0, (double)numel, 1, TUTTI_I64, &options);
-    tt_tensor *index = tt_as_strided(positions, *sizes, *strides, attributes->offset - shape->offset);
-    tt_tensor *flat = tt_zeros(tt_shape(numel), gradient->grads[0]->dtype, &options);
-    flat = tt_index_add(flat, 0, tt_reshape(index, tt_shape(-1)), tt_reshape(gradient->grads[0], tt_shape(-1)));
-    gradient->results[0] = tt_view(flat, tt_dims_of(shape->ndim, shape->sizes));
-}
-
 /* ---- complex and real ---- */
 
 tutti_status tu_view_as_real_shape(tu_call *call) {
@@ -420,7 +397,7 @@ tutti_status tu_view_as_complex_shape(tu_call *call) {
     result->ndim--;
     result->offset /= 2;
     for (int i = 0; i < result->ndim; i++) {
-        if (result->strides[i] % 2 != 0)
+        if (result->strides[i] % 2 != 0 && result->sizes[i] > 1)
             return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "strides of %s are not multiples of 2", tu_describe(x));
         result->strides[i] /= 2;
     }

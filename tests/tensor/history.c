@@ -276,3 +276,79 @@ TEST(an_operator_that_writes_a_tensor_makes_one_version) {
     CHECK_EQ(tt_version(out), 1);
     done(&scope);
 }
+
+/* ---- what is saved, and written over later ---- */
+
+TEST(what_is_computed_from_a_tensor_and_written_into_it_leads_to_no_circle) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = leaf(tt_shape(3), (float[]){ 1, 2, 3 });
+    tt_tensor *y = tt_sin(x), *z = tt_exp(x), *fresh = tt_ones(tt_shape(3), TUTTI_F32, NULL);
+    tt_mul_(y, y);                        /* saves what it writes */
+    tt_copy_(z, tt_rms_norm(z, NULL, 1)); /* saved before, written after */
+    tt_copy_(fresh, tt_mul(x, fresh));    /* the same for what had no history */
+    done(&scope);
+}
+
+TEST(a_saved_argument_keeps_its_history_for_a_second_derivative) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = leaf(tt_shape(1), (float[]){ 3 });
+    tt_tensor *y = tt_mul_scalar(x, 2), *z = tt_square(y); /* saves y */
+    tt_tensor_list first =
+        tt_gradients(tt_tensors(z), tt_tensors(x), none, TUTTI_OPTIONS(tt_backward_options, .create_graph = true));
+    tt_tensor_list second = tt_gradients(tt_tensors(first.at[0]), tt_tensors(x), none, NULL);
+    CHECK(is(first.at[0], (float[]){ 24 }) && is(second.at[0], (float[]){ 8 }));
+    done(&scope);
+}
+
+/* ---- as_strided ---- */
+
+TEST(as_strided_has_a_gradient_whatever_lies_under_it) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = leaf(tt_shape(2, 3), (float[]){ 1, 2, 3, 4, 5, 6 });
+    tt_tensor *part = tt_narrow(tt_mul_scalar(x, 1), 1, 0, 2);                   /* elements 0 1 3 4 */
+    tt_backward(tt_sum(tt_as_strided(part, tt_shape(3), tt_shape(1), 1)), NULL); /* elements 1 2 3 */
+    CHECK(is(tt_grad(x), (float[]){ 0, 1, 0, 1, 0, 0 }));
+    tt_tensor *one = leaf(tt_shape(1), (float[]){ 1 });
+    tt_tensor *three = tt_expand(tt_mul_scalar(one, 1), tt_shape(3));
+    tt_backward(tt_sum(tt_as_strided(three, tt_shape(2), tt_shape(0), 0)), NULL);
+    CHECK(is(tt_grad(one), (float[]){ 2 }));
+    done(&scope);
+}
+
+/* ---- functions that return what they were given ---- */
+
+static int same_forward(tt_function_context *context, tt_tensor_list inputs, tt_tensor **outputs) {
+    (void)context;
+    outputs[0] = inputs.at[0];
+    return 1;
+}
+static int same_backward(tt_function_context *context, tt_tensor_list grads, tt_tensor **results) {
+    (void)context;
+    results[0] = tt_mul_scalar(grads.at[0], 7);
+    return 1;
+}
+static const tt_function same = { sizeof same, "same", same_forward, same_backward, NULL };
+
+TEST(a_functions_result_is_refused_when_its_argument_was_changed_in_place_after_it) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = leaf(tt_shape(2), (float[]){ 1, 2 }), *y = tt_sin(x);
+    tt_tensor *through = tt_apply(&same, tt_tensors(y), NULL).at[0];
+    tt_mul_scalar_(y, 2);
+    CHECK(!tt_is_leaf(through) && tt_requires_grad(through));
+    CHECK(tt_mul_scalar(through, 2) == NULL);
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_STATE);
+    CHECK_MESSAGE("custom function");
+    CHECK_MESSAGE("Clone");
+    tt_error_clear();
+    done(&scope);
+}
+
+TEST(a_function_that_returns_its_argument_gives_an_alias_without_gradients_too) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = leaf(tt_shape(2), (float[]){ 1, 2 });
+    bool recording = tt_grad_mode(false);
+    tt_tensor *y = tt_apply(&same, tt_tensors(x), NULL).at[0];
+    tt_grad_mode(recording);
+    CHECK(y != x && tt_same_storage(x, y) && !tt_requires_grad(y));
+    done(&scope);
+}
