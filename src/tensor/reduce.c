@@ -440,11 +440,13 @@ tutti_status tu_argmax_shape(tu_call *call) {
     tutti_status status = tu_wrap_dim("argmax", attributes->dim, x->ndim, &dim);
     if (status != TUTTI_OK)
         return status;
-    if (tu_is_complex(x->dtype) || x->ndim == 0 || x->sizes[dim] == 0)
+    if (tu_is_complex(x->dtype) || (x->ndim > 0 && x->sizes[dim] == 0))
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "dimension %d of %s has no largest element", dim,
                              tu_describe(x));
     call->results[0] = tu_shape_of(x);
     call->results[0].dtype = TUTTI_I64;
+    if (x->ndim == 0)
+        return TUTTI_OK; /* a single number is at place 0 */
     call->results[0].sizes[dim] = 1;
     if (!attributes->keep_dims) {
         tu_shape *result = &call->results[0];
@@ -460,7 +462,7 @@ tutti_status tu_argmax_cpu(tu_call *call) {
     tt_tensor *dense = dense_of(x, whole ? TUTTI_I64 : TUTTI_F64, false);
     if (dense == NULL)
         return TUTTI_ERROR_MEMORY;
-    int64_t outer = 1, inner = 1, size = x->sizes[dim], *to = tu_pointer(call->outputs[0]);
+    int64_t outer = 1, inner = 1, size = x->ndim > 0 ? x->sizes[dim] : 1, *to = tu_pointer(call->outputs[0]);
     for (int i = 0; i < x->ndim; i++)
         *(i < dim ? &outer : i > dim ? &inner : &(int64_t){ 0 }) *= x->sizes[i];
     const double *floats = tu_pointer(dense);

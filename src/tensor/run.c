@@ -119,7 +119,7 @@ static tutti_status check_in_place(tu_call *call) {
         return tu_call_error(call, TUTTI_ERROR_TYPE, "a result of type %s cannot be written to %s",
                              tutti_dtype_name(result->dtype), tu_describe(x));
     for (int i = 0; i < x->ndim; i++)
-        if (x->strides[i] == 0 && x->sizes[i] > 1)
+        if (x->strides[i] == 0 && x->sizes[i] > 1 && x->numel > 0)
             return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
                                  "%s is expanded: several of its elements share one memory location, so it "
                                  "cannot be written; clone it first",

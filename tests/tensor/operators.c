@@ -519,3 +519,28 @@ TEST(random_numbers_are_a_function_of_their_state) {
     CHECK(tt_equal(first, tt_randn(tt_shape(5), TUTTI_F64, NULL)));
     CHECK_OK(tt_scope_close(&scope));
 }
+
+/* ---- single rows, no rows ---- */
+
+TEST(a_dimension_of_one_element_may_have_any_stride_in_view_as_complex) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_empty_strided(tt_shape(1, 2), tt_shape(3, 1), TUTTI_F64, NULL);
+    tt_fill_(x, 2);
+    CHECK(IS(tt_abs(tt_view_as_complex(x)), sqrt(8)));
+    CHECK_OK(tt_scope_close(&scope));
+}
+
+TEST(an_expanded_tensor_without_elements_can_be_written) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_expand(tt_ones(tt_shape(1, 0), TUTTI_F32, NULL), tt_shape(3, 0));
+    CHECK(tt_fill_(x, 2) == x);
+    CHECK_OK(tt_scope_close(&scope));
+}
+
+TEST(the_largest_of_a_single_number_is_at_0) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_full(tt_shape(), 5, TUTTI_F32, NULL);
+    CHECK_EQ(tt_item_int(tt_argmax(x, -1, false)), 0);
+    CHECK_EQ(tt_dim_count(tt_argmax(x, 0, true)), 0);
+    CHECK_OK(tt_scope_close(&scope));
+}
