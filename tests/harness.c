@@ -248,10 +248,38 @@ static bool machine_lacks(const char *name) {
     return false;
 }
 
+/* ---- arguments ---- */
+
+static char **option_at; /* main's argv: --name value */
+static int option_count;
+
+const char *test_option(const char *name) {
+    for (int i = 1; i + 1 < option_count; i++)
+        if (strncmp(option_at[i], "--", 2) == 0 && strcmp(option_at[i] + 2, name) == 0)
+            return option_at[i + 1];
+    return NULL;
+}
+
+/* The part of a name, "" for none. */
+static const char *read_arguments(int argc, char **argv, bool *list) {
+    const char *part = "";
+    option_at = argv;
+    option_count = argc;
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--list") == 0)
+            *list = true;
+        else if (strncmp(argv[i], "--", 2) == 0)
+            i++; /* its value */
+        else
+            part = argv[i];
+    }
+    return part;
+}
+
 int main(int argc, char **argv) {
     int passed = 0, failed = 0, skipped = 0;
-    const char *part = argc > 1 ? argv[1] : "";
-    bool list = strcmp(part, "--list") == 0;
+    bool list = false;
+    const char *part = read_arguments(argc, argv, &list);
     if (!list && machine_lacks(getenv("TUTTI_ISA"))) {
         printf("skipped: this machine has no %s\n", getenv("TUTTI_ISA"));
         return EXIT_SKIP;

@@ -12,7 +12,8 @@
  * killed with all it started. A failed CHECK prints where and ends that process. The program
  * prints one line per test and closes with "N passed, N failed, N skipped"; it exits 0, 1 or 77 (nothing but skips).
  *
- * Arguments: a part of a name runs only the tests that contain it; --list lists them.
+ * Arguments: a part of a name runs only the tests that contain it; --list lists them; --name value is for the tests
+ * themselves, which ask test_option.
  */
 #ifndef TUTTI_TESTS_HARNESS_H
 #define TUTTI_TESTS_HARNESS_H
@@ -44,6 +45,9 @@ void test_register(test_case *test);
     }                                                                    \
     static void sentence(void)
 #define TEST(sentence) TEST_LIMIT(sentence, 0)
+
+/* The value that followed --name on the command line; NULL: it was not given. */
+const char *test_option(const char *name);
 
 /* ---- worlds: the body runs once per rank; see tests/harness_world.c ---- */
 

@@ -1,0 +1,663 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Random programs in PyTorch: test_tensor_random makes them and writes their text, and this answers with what PyTorch makes of it.
+
+Skipped (exit 77) where no Python with PyTorch is found; TEST_PYTHON names one. TEST_PROGRAMS is how many (300). Arguments go to test_tensor_random:
+    random_torch_peer.py --seed 4711
+docs/pytorch.md lists where Tutti means to differ; the functions marked "differs" here follow it.
+"""
+import os
+import subprocess
+import sys
+import warnings
+
+SKIP = 77
+
+
+def with_torch():
+    """Runs this file again with a Python that has torch, when this one has not."""
+    try:
+        import torch  # noqa: F401
+        return
+    except ImportError:
+        pass
+    candidates = (os.environ.get("TEST_PYTHON"), os.path.join(os.environ.get("VIRTUAL_ENV", ""), "bin", "python3"), "python3")
+    for python in filter(None, candidates):
+        if os.environ.get("TEST_RANDOM_TRIED"):
+            break
+        try:
+            found = subprocess.run([python, "-c", "import torch"], capture_output=True, timeout=300).returncode == 0
+        except OSError:
+            continue
+        if found:
+            os.environ["TEST_RANDOM_TRIED"] = "1"
+            os.execvp(python, [python] + sys.argv)
+    print("skipped: no python3 here can import torch; TEST_PYTHON names one")
+    sys.exit(SKIP)
+
+
+with_torch()
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+
+torch.set_num_threads(1)
+warnings.filterwarnings("ignore")
+
+DTYPES = {
+    "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f8_e4m3": torch.float8_e4m3fn,
+    "f8_e5m2": torch.float8_e5m2, "i8": torch.int8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64, "u8": torch.uint8,
+    "u16": torch.uint16, "u32": torch.uint32, "u64": torch.uint64, "bool": torch.bool, "c64": torch.complex64, "c128": torch.complex128,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+# PyTorch has next to no arithmetic for these: a program in which it refuses one of them is not compared.
+RARE = {torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64}
+MASK = (1 << 64) - 1
+
+
+class Unknown(Exception):
+    """PyTorch cannot tell."""
+
+
+# ---- leaves ----
+
+def random_value(seed, element, kind, limit):
+    x = (seed * 1000003 + element * 7919 + 12345) & MASK
+    x = ((x ^ x >> 31) * 0x9E3779B97F4A7C15) & MASK
+    x = ((x ^ x >> 29) * 0xBF58476D1CE4E5B9) & MASK
+    x ^= x >> 32
+    share = (x >> 11) * 2.0**-53
+    if kind == 0:
+        return ((x >> 40 & 15) - 8) / 4
+    if kind == 1:
+        return (-1 if x & 1 else 1) * (0.15 + 1.7 * share)
+    if kind == 2:
+        return 0.5 + 1.5 * share
+    return float(int(share * limit))
+
+
+def leaf(run, dtype, sizes, strides, seed, kind, limit, grad):
+    count = 1
+    for size in sizes:
+        count *= size
+    values = [random_value(seed, i, kind, limit) for i in range(count * (2 if dtype.is_complex else 1))]
+    if kind != 3 and not dtype.is_floating_point and not dtype.is_complex:
+        if dtype == torch.bool:
+            values = [float(v > 0) for v in values]
+        elif dtype in (torch.uint8, torch.uint16, torch.uint32, torch.uint64):
+            values = [float(int(abs(v) * 2)) for v in values]
+        else:
+            values = [float(int(v * 2 // 1)) for v in values]
+    dense = torch.tensor(values, dtype=torch.float64)
+    dense = torch.view_as_complex(dense.view(*sizes, 2)) if dtype.is_complex else dense.view(sizes)
+    with torch.no_grad():
+        x = torch.empty_strided(sizes, strides, dtype=dtype)
+        x.untyped_storage().fill_(0)  # the gaps too
+        x.copy_(dense)
+    return x.requires_grad_() if grad else x
+
+
+def weights_like(x, salt):
+    count = x.numel() * (2 if x.is_complex() else 1)
+    dense = torch.tensor([0.5 + (i * 7 + salt * 3) % 5 / 8 for i in range(count)], dtype=torch.float64)
+    dense = torch.view_as_complex(dense.view(*x.shape, 2)) if x.is_complex() else dense.view(x.shape)
+    return dense.to(x.dtype)
+
+
+# ---- functions with a gradient of their own ----
+
+class Mul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return (a * b).contiguous()
+
+    @staticmethod
+    def backward(ctx, grad):
+        a, b = ctx.saved_tensors
+        return sum_to(grad * b.conj(), a) if ctx.needs_input_grad[0] else None, sum_to(grad * a.conj(), b) if ctx.needs_input_grad[1] else None
+
+
+def sum_to(x, like):
+    """PyTorch refuses gradients of functions that broadcast; Tutti sums them, as it does for operators."""
+    return x.sum_to_size(like.shape)
+
+
+class Exp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        y = a.exp().contiguous()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        y, = ctx.saved_tensors
+        return grad * y.conj()
+
+
+class Two(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        total, product = (a + b).contiguous(), (a * b).contiguous()
+        ctx.save_for_backward(a, b, product)
+        return total, product
+
+    @staticmethod
+    def backward(ctx, of_sum, of_product):
+        a, b, _ = ctx.saved_tensors
+        return sum_to(of_sum + of_product * b.conj(), a), sum_to(of_sum + of_product * a.conj(), b)
+
+
+class Sign(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        size = a.abs().contiguous()
+        ctx.mark_non_differentiable(size)
+        return (a * 2).contiguous(), size
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        return grad * 2
+
+
+class Dirty(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        with torch.autograd._unsafe_preserve_version_counter(a):  # differs: mark_dirty counts as a write of its own in PyTorch
+            a.mul_(3)
+        ctx.mark_dirty(a)
+        return a
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 3
+
+
+class DirtySecond(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        first = (a * 10).contiguous()
+        with torch.autograd._unsafe_preserve_version_counter(b):
+            b.mul_(2)
+        ctx.mark_dirty(b)
+        return first, b
+
+    @staticmethod
+    def backward(ctx, of_first, of_second):
+        return of_first * 10, of_second * 2
+
+
+class Same(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        return a
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+class View(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        return a.unsqueeze(0)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.squeeze(0)
+
+
+class Absent(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.set_materialize_grads(False)
+        return (a * 4).contiguous(), (b * 5).contiguous()
+
+    @staticmethod
+    def backward(ctx, of_first, of_second):
+        return None if of_first is None else of_first * 4, None if of_second is None else of_second * 5
+
+
+class Saves(torch.autograd.Function):
+    """Differs: Tutti's operator saves its arguments, where PyTorch's is made of others and saves what they do."""
+
+    @staticmethod
+    def forward(ctx, y, *arguments):
+        ctx.save_for_backward(*arguments)
+        return y * 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        _, nothing = ctx.saved_tensors, [None] * (len(ctx.needs_input_grad) - 1)
+        return grad, *nothing
+
+
+# ---- hooks ----
+
+def sum_of(x):
+    x = torch.view_as_real(x) if x.is_complex() else x
+    return float(x.detach().to(torch.float64).sum())
+
+
+def hook_scale(run, x, factor):
+    x.register_hook(lambda grad: None if grad is None else grad * factor)
+
+
+def hook_watch(run, x):
+    line = run.line
+
+    def watch(grad):
+        if grad is not None:
+            run.log += [line, sum_of(grad)]
+
+    x.register_hook(watch)
+
+
+def hook_accumulate(run, x, factor=0):
+    line = run.line
+
+    def note(param):
+        run.log += [line, sum_of(param.grad)]
+        if factor != 0:
+            with torch.no_grad():
+                param.grad.mul_(factor)
+
+    x.register_post_accumulate_grad_hook(note)
+
+
+def hook_pre(run, x, factor):
+    x.grad_fn.register_prehook(lambda grads: tuple(None if g is None else g * factor for g in grads))
+
+
+def hook_post(run, x, factor):
+    x.grad_fn.register_hook(lambda results, grads: tuple(None if g is None else g * factor for g in results))
+
+
+# ---- backwards ----
+
+def backward(run, x, retain):
+    torch.autograd.backward([x], [weights_like(x, 0)], retain_graph=bool(retain))
+
+
+def gradients(run, create, *roots):
+    inputs = [(line, run.tensors[line, 0]) for line in run.inputs if (line, 0) in run.tensors]
+    if not inputs or not roots:
+        return
+    leaves = [x for _, x in inputs]
+    first = torch.autograd.grad(roots, leaves, [weights_like(x, i) for i, x in enumerate(roots)], create_graph=bool(create), allow_unused=True)
+    for (line, _), grad in zip(inputs, first):
+        run.record(f"first t{line}", grad)
+    if not create:
+        return
+    again = [(i, g) for i, g in enumerate(first) if g is not None and g.requires_grad]
+    try:
+        second = [None] * len(leaves) if not again else torch.autograd.grad([g for _, g in again], leaves, [weights_like(g, i) for i, g in again], allow_unused=True)
+    except RuntimeError as error:
+        run.refuse("second", error)
+        return
+    run.emit("second", "absent")
+    for (line, _), grad in zip(inputs, second):
+        run.record(f"second t{line}", grad)
+
+
+# ---- operators whose call is another in PyTorch ----
+
+def whole(dims):
+    return dims if dims else None
+
+
+OPERATORS = {
+    "narrow": lambda r, x, d, s, n: x.narrow(d, s, n),
+    "select": lambda r, x, d, i: x.select(d, i),
+    "slice": lambda r, x, d, s, e, step: torch.ops.aten.slice(x, d, s, e, step),
+    "transpose": lambda r, x, a, b: x.transpose(a, b),
+    "permute": lambda r, x, order: x.permute(order),
+    "t": lambda r, x: matrix_t(x),
+    "expand": lambda r, x, sizes: x.expand(sizes),
+    "squeeze": lambda r, x, d: x.squeeze(d),
+    "unsqueeze": lambda r, x, d: x.unsqueeze(d),
+    "view": lambda r, x, sizes: x.view(sizes),
+    "reshape": lambda r, x, sizes: x.reshape(sizes),
+    "flatten": lambda r, x, a, b: x.flatten(a, b) if x.flatten(a, b) is not x else x.view(x.shape),
+    "as_strided": lambda r, x, sizes, strides, offset: x.as_strided(sizes, strides, offset),
+    "alias": lambda r, x: torch.ops.aten.alias(x),
+    "detach": lambda r, x: x.detach(),
+    "view_as_real": lambda r, x: torch.view_as_real(x),
+    "view_as_complex": lambda r, x: torch.view_as_complex(x),
+    "split": lambda r, x, sizes, d: split(x, sizes, d),
+    "chunk": lambda r, x, d, parts: chunk(x, d, parts),
+    "clone": lambda r, x: x.clone(),
+    "contiguous": lambda r, x: x.contiguous(),
+    "to": lambda r, x, dtype: x.to(dtype),
+    "restride": lambda r, x, d: x.movedim(d, 0).clone(memory_format=torch.contiguous_format).movedim(0, d),
+    "copy_": lambda r, x, y: x.copy_(y),
+    "fill_": lambda r, x, v: x.fill_(v),
+    "zero_": lambda r, x: x.zero_(),
+    "add_scaled": lambda r, a, b, f: torch.add(a, b, alpha=f),
+    "add_scaled_": lambda r, a, b, f: a.add_(b, alpha=f),
+    "lerp": lambda r, a, b, w: torch.lerp(a, b, w),
+    "lerp_": lambda r, a, b, w: a.lerp_(b, w),
+    "addcmul": lambda r, x, a, b, f: torch.addcmul(x, a, b, value=f),
+    "addcmul_": lambda r, x, a, b, f: x.addcmul_(a, b, value=f),
+    "addcdiv": lambda r, x, a, b, f: torch.addcdiv(x, a, b, value=f),
+    "addcdiv_": lambda r, x, a, b, f: x.addcdiv_(a, b, value=f),
+    "add_scalar": lambda r, a, f: a + number(f),
+    "add_scalar_": lambda r, a, f: a.add_(number(f)),
+    "mul_scalar": lambda r, a, f: a * number(f),
+    "mul_scalar_": lambda r, a, f: a.mul_(number(f)),
+    "div_scalar": lambda r, a, f: a / number(f),
+    "div_scalar_": lambda r, a, f: a.div_(number(f)),
+    "pow_scalar": lambda r, a, f: a.pow(number(f)),
+    "add_number": lambda r, a, f: a + number(f),
+    "mul_number": lambda r, a, f: number(f) * a,
+    "square": lambda r, x: x.square(),
+    "silu": lambda r, x: F.silu(x),
+    "gelu": lambda r, x: F.gelu(x),
+    "gelu_tanh": lambda r, x: F.gelu(x, approximate="tanh"),
+    "conj": lambda r, x: x.conj().resolve_conj(),
+    "clamp": lambda r, x, low, high: x.clamp(low, high),
+    "clamp_": lambda r, x, low, high: x.clamp_(low, high),
+    "where": lambda r, c, a, b: torch.where(c, a, b),
+    "masked_fill": lambda r, x, mask, v: x.masked_fill(mask, v),
+    "sum_dims": lambda r, x, d, keep: x.sum(whole(d), keepdim=bool(keep)),
+    "mean_dims": lambda r, x, d, keep: x.mean(whole(d), keepdim=bool(keep)),
+    "amax": lambda r, x, d, keep: x.amax(d, keepdim=bool(keep)),
+    "amin": lambda r, x, d, keep: x.amin(d, keepdim=bool(keep)),
+    "prod": lambda r, x, d, keep: products(x, d, bool(keep)),
+    "any": lambda r, x, d, keep: x.any(whole(d), keepdim=bool(keep)),
+    "all": lambda r, x, d, keep: x.all(whole(d), keepdim=bool(keep)),
+    "argmax": lambda r, x, d, keep: x.argmax(d, keepdim=bool(keep)),
+    "sum": lambda r, x: x.sum(),
+    "mean": lambda r, x: x.mean(),
+    "norm": lambda r, x: torch.linalg.vector_norm(x),
+    "sum_to": lambda r, x, sizes: x if list(x.shape) == sizes else x.sum_to_size(sizes),
+    "cat": lambda r, d, *list_: torch.cat(list_, d),
+    "stack": lambda r, d, *list_: torch.stack(list_, d),
+    "index_select": lambda r, x, d, i: x.index_select(d, i),
+    "index_add": lambda r, x, d, i, s: x.index_add(d, i, s),
+    "gather_dim": lambda r, x, d, i: x.gather(d, i.long()),
+    "scatter_add": lambda r, x, d, i, s: x.scatter_add(d, i.long(), s),
+    "embedding": lambda r, w, i: F.embedding(i, w),
+    "tril": lambda r, x, k: x.tril(k),
+    "triu": lambda r, x, k: x.triu(k),
+    "matmul": lambda r, a, b: a @ b,
+    "linear": lambda r, x, w, b: F.linear(x, w, b),
+    "int_matmul": lambda r, a, b: (a.to(torch.int32) @ b.to(torch.int32)),
+    "softmax": lambda r, x, d: x.softmax(d),
+    "log_softmax": lambda r, x, d: x.log_softmax(d),
+    "layer_norm": lambda r, x, w, b, e: F.layer_norm(x, x.shape[-1:], w, b, e),
+    "rms_norm": lambda r, x, w, e: F.rms_norm(x, x.shape[-1:], w, e),
+    "attention": lambda r, q, k, v, causal, scale: Saves.apply(F.scaled_dot_product_attention(q, k, v, is_causal=bool(causal), scale=scale or None), q, k, v),
+    "rope": lambda r, x, p, base: rope(x, p, base),
+    "cross_entropy": lambda r, x, t, ignore: F.cross_entropy(x, t, ignore_index=ignore),
+    "mse_loss": lambda r, x, y: F.mse_loss(x, y),
+    "function_mul": lambda r, a, b: Mul.apply(a, b),
+    "function_exp": lambda r, a: Exp.apply(a),
+    "function_two": lambda r, a, b: Two.apply(a, b),
+    "function_sign": lambda r, a: Sign.apply(a),
+    "function_dirty": lambda r, a: Dirty.apply(a),
+    "function_dirty_second": lambda r, a, b: DirtySecond.apply(a, b),
+    "function_same": lambda r, a: Same.apply(a),
+    "function_view": lambda r, a: View.apply(a),
+    "function_absent": lambda r, a, b: Absent.apply(a, b),
+    "hook_scale": hook_scale,
+    "hook_watch": hook_watch,
+    "hook_accumulate": hook_accumulate,
+    "hook_accumulate_scale": hook_accumulate,
+    "hook_pre": hook_pre,
+    "hook_post": hook_post,
+    "retain_grad": lambda r, x: x.retain_grad(),
+    "grad_off": lambda r: torch._C._set_grad_enabled(False),
+    "grad_on": lambda r: torch._C._set_grad_enabled(True),
+    "backward": backward,
+    "gradients": gradients,
+    "leaf": leaf,
+}
+for name in ("add", "sub", "mul", "div", "maximum", "minimum", "pow", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
+             "logical_not", "isnan", "neg", "abs", "exp", "sin", "cos", "tanh", "erf", "sigmoid", "relu", "sqrt", "rsqrt", "log",
+             "reciprocal", "sign", "floor", "ceil", "round"):
+    OPERATORS[name] = lambda r, *a, f=getattr(torch, name): f(*a)
+for name in ("add_", "sub_", "mul_", "div_", "neg_", "exp_", "tanh_", "sigmoid_", "relu_", "sqrt_"):
+    OPERATORS[name] = lambda r, x, *a, n=name: getattr(x, n)(*a)
+
+
+def matrix_t(x):
+    """Differs: PyTorch takes vectors and single numbers too, and gives them back."""
+    if x.dim() != 2:
+        raise RuntimeError("no matrix")
+    return x.t()
+
+
+def number(value):
+    """A whole number is an integer, as a literal without a point would be."""
+    return int(value) if value == int(value) else value
+
+
+def split(x, sizes, dim):
+    """Differs: parts are views like any other in Tutti, where PyTorch forbids to change parts of a split in place."""
+    if sum(sizes) != x.size(dim):
+        raise RuntimeError("the sizes do not add up")
+    return tuple(x.narrow(dim, sum(sizes[:i]), n) for i, n in enumerate(sizes))
+
+
+def chunk(x, dim, parts):
+    size = x.size(dim)
+    if parts <= 0:
+        raise RuntimeError("chunk expects chunks to be greater than 0")
+    each = max(1, -(-size // parts))
+    return tuple(x.narrow(dim, start, min(each, size - start)) for start in range(0, max(size, 1), each))
+
+
+def products(x, dims, keep):
+    if not dims:
+        y = x.prod()
+        return y.reshape([1] * x.dim()) if keep else y
+    dims = [d if d >= 0 else d + x.dim() for d in dims]
+    if len(set(dims)) != len(dims):
+        raise RuntimeError("a dimension appears twice")
+    for dim in sorted(dims, reverse=True):
+        x = x.prod(dim, keepdim=keep)
+    return x
+
+
+def rope(x, position, base):
+    if not x.is_floating_point():
+        raise RuntimeError("floats only")
+    half = x.size(-1) // 2
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    angle = position.to(torch.float64)[:, None] * base ** (-2 * torch.arange(half, dtype=torch.float64) / x.size(-1))
+    cos, sin = angle.cos().to(wide), angle.sin().to(wide)
+    left, right = x[..., :half].to(wide), x[..., half:].to(wide)
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], -1).to(x.dtype)
+
+
+# ---- programs ----
+
+def out_of_range(arguments):
+    """Whether a number does not fit the integers that it is converted to: every machine has its own answer."""
+    to, x = arguments[0], arguments[1]
+    dtype, x = (to.dtype, x) if isinstance(to, torch.Tensor) and isinstance(x, torch.Tensor) else (x, to)
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool or not x.numel():
+        return False
+    x = x.detach().real if x.is_complex() else x.detach()
+    info = torch.iinfo(dtype)
+    values = x.to(torch.float64)
+    return bool((values < info.min).any() or (values > info.max).any() or values.isnan().any())
+
+
+class Run:
+    def __init__(self, out):
+        self.out, self.tensors, self.inputs, self.log, self.line, self.unknown = out, {}, [], [], 0, False
+        self.off = []  # views that were made with gradient mode off
+        self.births = {}  # versions of new results, by storage: some operators of PyTorch write their results several times
+        self.copied = set()  # storages of results that were made row-major
+        self.wrote_without_gradients = self.dirtied = False
+
+    def emit(self, name, status, dtype="", sizes="", strides="", grad="", is_leaf="", version="", values=""):
+        self.out.append("\t".join((name, status, dtype, sizes, strides, grad, is_leaf, version, values)))
+
+    def refuse(self, name, error):
+        self.emit(name, "refused", values=str(error).replace("\n", " ").replace("\t", " ")[:150])
+
+    def shape(self, x):
+        try:
+            grad, is_leaf = int(x.requires_grad), int(x.is_leaf)
+        except RuntimeError:  # the result of a custom function that was overtaken by a change in place: any use of it is refused
+            grad, is_leaf = 1, 0
+        if any(x is y for y in self.off):
+            # Differs: in PyTorch a view made with gradient mode off says that it requires grad when its base does, and is a leaf of its own.
+            grad, is_leaf = 0, 1
+        version = x._version - self.births.get(x.untyped_storage()._cdata, 0)
+        return NAMES[x.dtype], ",".join(map(str, x.shape)), ",".join(map(str, x.stride())), str(grad), str(is_leaf), str(version)
+
+    def record(self, name, x):
+        if x is None:
+            self.emit(name, "absent")
+            return
+        flat = x.detach().resolve_conj().resolve_neg()
+        flat = torch.view_as_real(flat.to(torch.complex128)) if flat.is_complex() else flat
+        flat = flat.to(torch.float64) if flat.dtype.is_floating_point or flat.dtype == torch.bool else flat
+        values = "".join(f" {v!r}" for v in flat.reshape(-1).tolist())
+        self.emit(name, "ok", *self.shape(x), values)
+
+    def argument(self, word):
+        if word == "none":
+            return None
+        if word[0] == "t" and word[1].isdigit():
+            line, _, result = word[1:].partition(".")
+            return self.tensors[int(line), int(result or 0)]
+        if word[0] == "[":
+            return [int(v) for v in word[1:-1].split(",")] if len(word) > 2 else []
+        if word in DTYPES:
+            return DTYPES[word]
+        try:
+            return int(word)
+        except ValueError:
+            return float(word)
+
+    def step(self, text):
+        target, _, name, *words = text.split()
+        self.line = int(target[1:])
+        if name == "leaf" and words[-1] == "1":
+            self.inputs.append(self.line)
+        letters = FLOATS.get(name, ())
+        try:
+            arguments = [self.argument(w) for w in words]
+        except KeyError:
+            return
+        arguments = [float(a) if i in letters else a for i, a in enumerate(arguments)]
+        try:
+            result = self.call(name, arguments)
+        except (RuntimeError, IndexError, TypeError, ValueError, AttributeError, NotImplementedError) as error:
+            self.unknown = self.unknown or self.incomparable(name, arguments, str(error))
+            self.refuse(f"line t{self.line}", error)
+            return
+        results = result if isinstance(result, tuple) else (result,)
+        for i, x in enumerate(results[:3]):
+            if isinstance(x, torch.Tensor):
+                self.tensors[self.line, i] = x
+                self.births.setdefault(x.untyped_storage()._cdata, x._version if name not in KEEPS_STRIDES else 0)
+                if not torch.is_grad_enabled() and x._is_view() and not any(x is y for y in self.off):
+                    self.off.append(x)
+        if results and isinstance(results[0], torch.Tensor):
+            self.emit(f"line t{self.line}", "ok", *self.shape(results[0]))
+        else:
+            self.emit(f"line t{self.line}", "absent")
+
+    def call(self, name, arguments):
+        tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
+        if torch.is_grad_enabled() and not name.endswith("_") and any(x is y for x in tensors for y in self.off):
+            self.unknown = True  # see shape; hooks on such a view crash PyTorch
+            raise RuntimeError("not comparable")
+        if name.startswith("hook") and self.dirtied and tensors[0]._is_view():
+            self.unknown = True  # a hook on a view of what a function with several results changed crashes PyTorch
+            raise RuntimeError("not comparable")
+        self.dirtied = self.dirtied or name.startswith("function_dirty")
+        if name in REAL_ONLY and any(x.is_complex() for x in tensors):
+            raise RuntimeError("differs: not defined for complex numbers")
+        if name.endswith("_") or name.startswith("function_dirty"):
+            if any(x.untyped_storage()._cdata in self.copied for x in tensors):
+                self.unknown = True
+            self.wrote_without_gradients = self.wrote_without_gradients or not torch.is_grad_enabled()
+        if name in ("to", "copy_") and out_of_range(arguments):
+            self.unknown = True
+        result = OPERATORS[name](self, *arguments)
+        if name not in KEEPS_STRIDES and isinstance(result, torch.Tensor) and not result.is_contiguous():
+            if not (name == "to" and result is arguments[0]):
+                result = result.contiguous()  # what was saved is another tensor now
+                self.copied.add(result.untyped_storage()._cdata)
+        return result
+
+    def incomparable(self, name, arguments, error):
+        """Refusals that say nothing about Tutti."""
+        rare = any(isinstance(a, torch.Tensor) and a.dtype in RARE for a in arguments)
+        return (rare or "not implemented for" in error or "INTERNAL ASSERT" in error or "not support automatic differentiation" in error or "bool tensor" in error
+                or name.startswith("function_dirty")  # it has changed its argument already
+                or "created inside a custom Function" in error and self.wrote_without_gradients)
+
+    def state(self):
+        torch._C._set_grad_enabled(True)
+        for (line, result), x in sorted(self.tensors.items()):
+            self.record(f"value t{line}.{result}", x)
+            if x.grad is not None or (result == 0 and line in self.inputs):
+                self.record(f"grad t{line}.{result}", x.grad)
+        self.emit("log", "ok", values="".join(f" {v!r}" for v in self.log))
+
+
+# Differs: results are row-major in Tutti, where PyTorch gives them the strides of an argument. The others keep strides in both.
+KEEPS_STRIDES = {
+    "leaf", "narrow", "select", "slice", "transpose", "permute", "t", "expand", "squeeze", "unsqueeze", "view", "reshape", "flatten", "as_strided",
+    "alias", "detach", "view_as_real", "view_as_complex", "split", "chunk", "clone", "contiguous", "restride", "function_same", "function_view",
+    "function_dirty", "function_dirty_second", "function_mul", "function_exp", "function_two", "function_sign", "function_absent",
+} | {name for name in OPERATORS if name.endswith("_")}
+# Differs: operators that Tutti defines for real numbers alone.
+REAL_ONLY = {"sin", "cos", "tanh", "tanh_", "sigmoid", "sigmoid_", "silu", "reciprocal", "rsqrt", "pow", "pow_scalar", "lerp", "lerp_", "addcmul", "addcmul_",
+             "addcdiv", "addcdiv_", "sign", "isnan", "rms_norm", "layer_norm", "logical_and", "logical_or", "logical_not", "softmax", "log_softmax"}
+# Which arguments of a line are numbers, even where they are written as whole ones.
+FLOATS = {"attention": (4,), "clamp": (1, 2), "clamp_": (1, 2), "fill_": (1,)}
+
+
+def serve(reader, writer):
+    lines = []
+    for text in reader:
+        if text != "end\n":
+            lines.append(text)
+            continue
+        out = []
+        run = Run(out)
+        torch._C._set_grad_enabled(True)
+        if os.environ.get("TEST_RANDOM_TRACE"):
+            print("".join(lines), file=sys.stderr, flush=True)
+        for one in lines:
+            if not run.unknown:
+                run.step(one)
+        if not run.unknown:
+            run.state()
+        if run.unknown:
+            out.append("unknown")
+        writer.write("\n".join(out) + "\nend\n")
+        writer.flush()
+        lines = []
+
+
+def main():
+    if os.environ.get("TEST_SANITIZE"):
+        print("skipped: the release build compares with PyTorch")
+        sys.exit(SKIP)
+    build = os.environ.get("TEST_BUILD", os.path.join(os.path.dirname(__file__), "../../build/release"))
+    to_us, from_us = os.pipe(), os.pipe()
+    arguments = sys.argv[1:] or ["--count", os.environ.get("TEST_PROGRAMS", "300")]
+    command = [os.path.join(build, "tests/test_tensor_random"), "agree_with_pytorch", "--peer", f"{from_us[0]},{to_us[1]}"] + arguments
+    process = subprocess.Popen(command, pass_fds=(from_us[0], to_us[1]))
+    os.close(from_us[0])
+    os.close(to_us[1])
+    try:
+        with os.fdopen(to_us[0]) as reader, os.fdopen(from_us[1], "w") as writer:
+            serve(reader, writer)
+    except BrokenPipeError:
+        pass
+    sys.exit(process.wait())
+
+
+if __name__ == "__main__":
+    main()
