@@ -282,7 +282,10 @@ static tutti_status version_error(const tu_node *node, const tu_saved_tensor *sa
 /* In a differentiable backward what was computed has its history again. */
 static tt_tensor *as_output(tu_node *node, int output, const tt_tensor *saved) {
     tt_tensor *alias = alias_to_save(saved);
-    if (alias == NULL || tu_history_set(alias, node, output) != TUTTI_OK) {
+    tutti_status status = alias == NULL         ? TUTTI_ERROR_MEMORY
+                          : node->outer != NULL ? tu_view_of_outer(alias, node)
+                                                : tu_history_set(alias, node, output);
+    if (status != TUTTI_OK) {
         tu_tensor_drop(alias);
         tu_pending_take(TUTTI_ERROR_MEMORY);
         return NULL;

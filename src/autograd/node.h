@@ -89,6 +89,7 @@ struct tu_node {
     void (*release)(tu_node *node); /* of `detail`, with the node; may be NULL */
     void *detail;
     tu_node *inner;   /* a node that runs inside this one, or NULL; held */
+    tu_node *outer;   /* of an inner node: the one that it runs inside. Not held: it holds this one */
     void *attributes; /* of the call, kept; see tu_attributes_copy */
     int input_count, output_count, saved_count;
     int changed;       /* of a node that changes a view in place: which input is the view, or its base */
@@ -182,6 +183,8 @@ tutti_status tu_view_set_base(tt_tensor *view, tt_tensor *of, uint8_t mark);
 /* The view's node is about its base as it is now. Nothing happens to a tensor that is no view. */
 void tu_view_is_current(tt_tensor *view);
 tutti_status tu_view_rebase(tt_tensor *x, tu_node *inner, int changed);
+/* Makes x, which has the shape of what the inner node computed, that part of the outer node's result. */
+tutti_status tu_view_of_outer(tt_tensor *x, tu_node *inner);
 
 /* ---- hooks ---- */
 

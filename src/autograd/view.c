@@ -136,20 +136,32 @@ void tu_as_strided_gradient(tu_gradient *gradient) {
     gradient->results[0] = tt_div(gradient->results[0], at_place(sharers(&span, real), &span, &span.base));
 }
 
-static tutti_status renew_view(tt_tensor *x) {
-    tt_tensor *base = x->history->base;
+/* Makes x the view, where it lies, of what the edge leads to. Takes the edge. */
+static tutti_status set_view_of(tt_tensor *x, tu_edge edge, const tu_shape *base) {
     tu_node *node = tu_node_new("view", 1, 1, 0);
-    if (node == NULL)
+    if (node == NULL) {
+        tu_edge_drop(&edge);
         return TUTTI_ERROR_MEMORY;
+    }
     node->run = view_run;
-    node->inputs[0] = tu_shape_of(base);
+    node->inputs[0] = *base;
     node->outputs[0] = tu_shape_of(x);
     node->needs[0] = true;
-    tutti_status status = tu_edge_to(base, &node->next[0]);
-    if (status == TUTTI_OK)
-        status = tu_history_set(x, node, 0);
+    node->next[0] = edge;
+    tutti_status status = tu_history_set(x, node, 0);
     tu_node_drop(node);
     return status;
+}
+
+static tutti_status renew_view(tt_tensor *x) {
+    tu_shape base = tu_shape_of(x->history->base);
+    tu_edge edge;
+    tutti_status status = tu_edge_to(x->history->base, &edge);
+    return status == TUTTI_OK ? set_view_of(x, edge, &base) : status;
+}
+
+tutti_status tu_view_of_outer(tt_tensor *x, tu_node *inner) {
+    return set_view_of(x, (tu_edge){ tu_node_hold(inner->outer), NULL, 0 }, &inner->outer->outputs[0]);
 }
 
 /* ---- views and their bases ---- */
@@ -253,6 +265,7 @@ tutti_status tu_view_rebase(tt_tensor *x, tu_node *inner, int changed) {
         return TUTTI_ERROR_MEMORY;
     node->run = slice_run;
     node->inner = tu_node_hold(inner);
+    inner->outer = node;
     node->changed = changed;
     node->sees_nothing = inner->sees_nothing;
     node->outputs[0] = tu_shape_of(base);

@@ -352,3 +352,18 @@ TEST(a_function_that_returns_its_argument_gives_an_alias_without_gradients_too) 
     CHECK(y != x && tt_same_storage(x, y) && !tt_requires_grad(y));
     done(&scope);
 }
+
+/* ---- second derivatives through views that were changed ---- */
+
+/* The derivative of tanh is written with its result, which lies in the base here. */
+TEST(a_result_saved_by_a_change_of_a_view_has_its_history) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = leaf(tt_shape(2), (float[]){ 0.5, -1 }), *whole = tt_mul_scalar(x, 1);
+    tt_tanh_(tt_narrow(whole, 0, 0, 1));
+    tt_tensor_list first = tt_gradients(tt_tensors(tt_sum(whole)), tt_tensors(x), none,
+                                        TUTTI_OPTIONS(tt_backward_options, .create_graph = true));
+    tt_tensor_list second = tt_gradients(tt_tensors(tt_sum(first.at[0])), tt_tensors(x), none, NULL);
+    float y = (float)tanh(0.5);
+    CHECK(second.count == 1 && is(second.at[0], (float[]){ -2 * y * (1 - y * y), 0 }));
+    done(&scope);
+}

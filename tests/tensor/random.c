@@ -92,16 +92,16 @@ static long some(long count) {
 
 TEST_LIMIT(random_programs_agree_with_finite_differences, 300) {
     long checked = 0;
-    check_programs(SMOOTH, 1, some(300), fails_by_differences, &checked);
+    check_programs(SMOOTH, 1, some(800), fails_by_differences, &checked);
     CHECK(checked > 0);
 }
 
 TEST_LIMIT(random_programs_give_the_same_bits_at_every_level_and_number_of_threads, 300) {
-    check_programs(PEER, 1, some(400), fails_on_levels, NULL);
+    check_programs(PEER, 1, some(800), fails_on_levels, NULL);
 }
 
 TEST_LIMIT(random_programs_have_the_same_shapes_on_meta_tensors, 300) {
-    check_programs(PEER, 1, some(400), fails_on_meta, NULL);
+    check_programs(PEER, 1, some(800), fails_on_meta, NULL);
 }
 
 TEST_LIMIT(random_programs_agree_with_pytorch, 1200) {

@@ -179,7 +179,8 @@ static double function_at(const program *what, int order, int line_index, int64_
     }
     for (int i = 0; i < found.count; i++)
         for (int64_t k = 0; k < found.records[i].count; k++)
-            *fine = *fine && isfinite(found.records[i].values[k]) && fabs(found.records[i].values[k]) < 1e4;
+            *fine = *fine && isfinite(found.records[i].values[k]) && fabs(found.records[i].values[k]) < 1e4 &&
+                    found.records[i].dtype != TUTTI_F32; /* which a number makes of integers: too coarse */
     report_free(&found);
     return sum;
 }
@@ -205,7 +206,7 @@ static bool slopes_differ(const program *what, int order, int line_index, const 
     for (int64_t i = 0; i < most && i < grad->count; i++) {
         int64_t element = (i * 5 + line_index) % grad->count;
         double slope;
-        if (!slope_at(what, order, line_index, element, &slope))
+        if (isnan(grad->values[element]) || !slope_at(what, order, line_index, element, &slope))
             continue;
         if (!(fabs(slope - grad->values[element]) <= 3e-5 * (1 + fabs(slope))))
             return because(why, size, "the %s derivative of t%d, element %lld, is %.9g, but %.9g by differences",

@@ -446,8 +446,13 @@ bool make_reshape(writer *to, line *made) {
         sizes->at[0] = 5;
     return USES(x);
 }
+/* Differences see also what lies in the storage beside a view, and gradients do not. */
+static bool is_whole_float(const writer *to, tt_tensor *x, const void *context) {
+    return is_float(to, x, context) && tt_offset(x) == 0 &&
+           (size_t)tt_numel(x) * tutti_dtype_size(tt_dtype(x)) == tt_storage_bytes(x);
+}
 bool make_as_strided(writer *to, line *made) {
-    int x = find(to, is_float, NULL);
+    int x = find(to, to->program->flavour == SMOOTH ? is_whole_float : is_float, NULL);
     if (x < 0)
         return false;
     int64_t room = (int64_t)(tt_storage_bytes(at(to, x)) / tutti_dtype_size(tt_dtype(at(to, x)))), reach = 0;
@@ -698,11 +703,40 @@ static bool too_large(const machine *on, int index) {
     return false;
 }
 
+/* Whether several elements share one place, other than by an expanded dimension, which is refused: what a write leaves
+ * there depends on its order. */
+static bool shares_places(tt_tensor *x) {
+    int64_t reach = 0;
+    bool used[TT_MAX_DIMS] = { false };
+    for (int i = 0; i < tt_dim_count(x); i++) {
+        int next = -1;
+        for (int k = 0; k < tt_dim_count(x); k++)
+            if (!used[k] && (next < 0 || tt_stride(x, k) < tt_stride(x, next)))
+                next = k;
+        used[next] = true;
+        if (tt_size(x, next) < 2)
+            continue;
+        if (tt_stride(x, next) <= reach && tt_stride(x, next) > 0)
+            return true;
+        reach += (tt_size(x, next) - 1) * tt_stride(x, next);
+    }
+    return false;
+}
+
+static bool writes_shared_places(const writer *to, const line *next) {
+    const char *name = next->row->name;
+    bool writes = name[strlen(name) - 1] == '_' || strncmp(name, "function_dirty", 14) == 0;
+    for (int i = 0; i < next->tensor_count && writes; i++)
+        if (next->tensors[i] >= 0 && shares_places(at(to, next->tensors[i])))
+            return true;
+    return false;
+}
+
 static void add_lines(writer *to, int count) {
     program *made = to->program;
     for (int i = 0; i < count && made->count < LINES - 8; i++) {
         line next = { .row = some_row(to) };
-        if (!next.row->make(to, &next))
+        if (!next.row->make(to, &next) || writes_shared_places(to, &next))
             continue;
         made->lines[made->count] = next;
         int index = made->count;
@@ -716,7 +750,6 @@ static void add_lines(writer *to, int count) {
 
 static void add_gradients(writer *to) {
     line *made = append(to, "gradients");
-    int last = to->program->count;
     made->ints[0] = chance(to, 75);
     made->tensor_count = 0;
     for (int i = (int)between(to, 1, 3); i > 0; i--) {
@@ -724,7 +757,6 @@ static void add_gradients(writer *to) {
         if (root >= 0)
             made->tensors[made->tensor_count++] = root;
     }
-    (void)last;
     if (made->tensor_count > 0)
         to->program->count++;
 }
