@@ -72,6 +72,76 @@ TUTTI_API bool tt_symm_pool_end(void);
  * This rank's own is x's storage itself, with its version. In a fake world every rank's is x's own. */
 TUTTI_API tt_tensor *tt_peer_tensor(tt_tensor *x, int rank, tutti_group *group);
 
+/* ---- operations with names of their own ----
+ *
+ * They are the collectives of tutti/named.h: one algorithm each, every dtype, every reduction but premul_sum, any
+ * number of ranks, the same bits as ever. What has to be symmetric must lie in symmetric memory and be contiguous; it
+ * is rendezvoused with the group at its first use. Results are asynchronous as those of all collectives; a tensor
+ * without elements is done at once. On meta they tell shapes, and in a fake world a result is made of this rank's own
+ * x.
+ *
+ * one_shot_all_reduce, multimem_one_shot_all_reduce, the low-contention forms and reduce_scatter_split can be
+ * differentiated, with sum and avg; in-place and out forms cannot. */
+
+/* The reduction of all ranks' x, which is symmetric and unchanged. Every rank reads all of them: best for small ones.
+ */
+TUTTI_API tt_tensor *tt_one_shot_all_reduce(tt_tensor *x, tutti_reduction reduction, tutti_group *group);
+/* The same into out, any memory, of x's sizes. */
+TUTTI_API tt_tensor *tt_one_shot_all_reduce_out(tt_tensor *out, tt_tensor *x, tutti_reduction reduction,
+                                                tutti_group *group);
+/* The same with an x of any memory, which is copied into buffer: symmetric, with as many elements at least. */
+TUTTI_API tt_tensor *tt_one_shot_all_reduce_copy(tt_tensor *buffer, tt_tensor *x, tutti_reduction reduction,
+                                                 tutti_group *group);
+/* And that into out. */
+TUTTI_API tt_tensor *tt_one_shot_all_reduce_copy_out(tt_tensor *out, tt_tensor *buffer, tt_tensor *x,
+                                                     tutti_reduction reduction, tutti_group *group);
+/* The reduction of all ranks' x, symmetric, into each of them: every rank reduces a part and stores it everywhere. */
+TUTTI_API tt_tensor *tt_two_shot_all_reduce_(tt_tensor *x, tutti_reduction reduction, tutti_group *group);
+/* The same into out, any memory; x stays as it was. */
+TUTTI_API tt_tensor *tt_two_shot_all_reduce_out(tt_tensor *out, tt_tensor *x, tutti_reduction reduction,
+                                                tutti_group *group);
+
+/* By multicast. On the CPU there is none: TUTTI_ERROR_UNSUPPORTED, unless TUTTI_MULTICAST=software asks for a form in
+ * which the processors write every copy. In place; x is symmetric. */
+TUTTI_API tt_tensor *tt_multimem_all_reduce_(tt_tensor *x, tutti_reduction reduction, tutti_group *group);
+/* x is symmetric and unchanged. */
+TUTTI_API tt_tensor *tt_multimem_one_shot_all_reduce(tt_tensor *x, tutti_reduction reduction, tutti_group *group);
+/* The same into out, any memory. */
+TUTTI_API tt_tensor *tt_multimem_one_shot_all_reduce_out(tt_tensor *out, tt_tensor *x, tutti_reduction reduction,
+                                                         tutti_group *group);
+/* Into the out of the root alone; elsewhere out may be NULL, is not touched, and is what is returned. */
+TUTTI_API tt_tensor *tt_multimem_one_shot_reduce_out(tt_tensor *out, tt_tensor *x, tutti_reduction reduction, int root,
+                                                     tutti_group *group);
+/* All ranks' x, any memory, along dimension 0 into out, which is symmetric. */
+TUTTI_API tt_tensor *tt_multimem_all_gather_out(tt_tensor *out, tt_tensor *x, tutti_group *group);
+
+/* All ranks' x along dimension 0, one peer after the other, each rank beginning with another. Any memory. A 0-dim x
+ * gives one element per rank. */
+TUTTI_API tt_tensor *tt_low_contention_all_gather(tt_tensor *x, tutti_group *group);
+/* This rank's part, along dimension 0, of the reduction, in the same way. Any memory. */
+TUTTI_API tt_tensor *tt_low_contention_reduce_scatter(tt_tensor *x, tutti_reduction reduction, tutti_group *group);
+/* This rank's part, along the last dimension, of the reduction of x, which is symmetric and unchanged: columns of every
+ * row, or a piece of one dimension. Its size must be divisible by the ranks. */
+TUTTI_API tt_tensor *tt_reduce_scatter_split(tt_tensor *x, tutti_reduction reduction, tutti_group *group);
+/* The same into out, any memory. */
+TUTTI_API tt_tensor *tt_reduce_scatter_split_out(tt_tensor *out, tt_tensor *x, tutti_reduction reduction,
+                                                 tutti_group *group);
+
+/* All-to-all whose splits are data. All four tensors are symmetric; rows are those of dimension 0; splits and offsets
+ * are i64 and count rows. in_splits[r] rows of x go to rank r, one after the other. Afterwards out_splits_offsets[0][r]
+ * is how many came from rank r and [1][r] where they begin in out. Returns out. More rows than x or out has end the
+ * group. */
+TUTTI_API tt_tensor *tt_all_to_all_vdev(tt_tensor *out, tt_tensor *out_splits_offsets, tt_tensor *x,
+                                        tt_tensor *in_splits, tutti_group *group);
+/* With experts: in_splits[ranks * experts] is rank-major, out and out_splits_offsets[2][experts * ranks] are
+ * expert-major. Each expert's rows begin at a multiple of major_align (0: 1) and take at least as many. */
+TUTTI_API tt_tensor *tt_all_to_all_vdev_2d(tt_tensor *out, tt_tensor *out_splits_offsets, tt_tensor *x,
+                                           tt_tensor *in_splits, int64_t major_align, tutti_group *group);
+/* The way back: in_splits_offsets[2][experts * ranks] is expert-major with offsets, whose gaps are not sent; out is
+ * rank-major, without gaps. */
+TUTTI_API tt_tensor *tt_all_to_all_vdev_2d_offset(tt_tensor *out, tt_tensor *out_splits_offsets, tt_tensor *x,
+                                                  tt_tensor *in_splits_offsets, tutti_group *group);
+
 /* ---- whether it can be used ---- */
 
 /* Whether operations on symmetric memory are on for the group of that name: true for every group of the world that this

@@ -271,6 +271,12 @@ static tt_tensor *stage_parts(const tt_tensor *x, const tt_tensor *out, int dim,
     return block;
 }
 
+void tu_fake_part(tutti_group *group, tt_tensor *out, const tt_tensor *x) {
+    size_t bytes = (size_t)out->numel * tu_dtype_bytes[out->dtype];
+    if (bytes > 0 && tu_group_is_fake(group))
+        memcpy(tu_pointer(out), (const char *)tu_pointer(x) + (size_t)tutti_group_rank(group) * bytes, bytes);
+}
+
 static tutti_status start_scatter(const tt_tensor *x, tt_tensor *out, tutti_reduction reduction, int dim,
                                   tutti_group *group) {
     tutti_work *work;
@@ -278,6 +284,7 @@ static tutti_status start_scatter(const tt_tensor *x, tt_tensor *out, tutti_redu
     tt_tensor *from = stage_parts(x, out, dim, tutti_group_size(group));
     if (from == NULL)
         return TUTTI_ERROR_MEMORY;
+    tu_fake_part(group, out, from);
     tu_flight_call(&options, &work);
     tutti_status status = tutti_reduce_scatter(group, tu_pointer(from), tu_pointer(out), (size_t)out->numel, x->dtype,
                                                reduction, &options);

@@ -58,7 +58,7 @@ typedef struct flight {
     struct flight *next, *previous; /* of the registry; under its lock */
     size_t link_count, link_capacity;
     tu_flight_link *links;
-    tu_flight_link few[3]; /* enough for all but batches */
+    tu_flight_link few[4]; /* enough for all but batches */
 } flight;
 
 /* What the thread's open batch writes and reads. */
@@ -209,7 +209,6 @@ static tutti_status add_link(flight *one, const tt_tensor *tensor, unsigned use)
         (tu_flight_link){ .storage = tu_storage_hold(tensor->storage), .flight = one, .use = use };
     atomic_fetch_add_explicit(&tensor->storage->flights, 1, memory_order_relaxed);
     one->dtype = tensor->dtype;
-    one->elements += use & WRITES ? tensor->numel : 0;
     return TUTTI_OK;
 }
 
@@ -227,13 +226,18 @@ static tutti_status add_landing(flight *one, const tu_flight_plan *plan) {
 }
 
 static tutti_status add_links(flight *one, const tu_flight_plan *plan) {
-    tutti_status status = add_link(one, plan->writes, WRITES);
+    tutti_status status = add_link(one, plan->also_writes, WRITES);
+    if (status == TUTTI_OK)
+        status = add_link(one, plan->also_reads, READS);
+    if (status == TUTTI_OK)
+        status = add_link(one, plan->writes, WRITES);
     if (status == TUTTI_OK && plan->writes != NULL)
         status = add_landing(one, plan);
     if (status == TUTTI_OK)
         status = add_link(one, plan->reads, READS);
     if (status == TUTTI_OK)
         status = add_link(one, plan->sends, SENDS);
+    one->elements += plan->writes != NULL ? plan->writes->numel : 0;
     if (one->elements == 0 && plan->reads != NULL)
         one->elements = plan->reads->numel;
     return status;

@@ -39,10 +39,15 @@ typedef struct tu_flight_plan {
     const tt_tensor *sends; /* tt_wait of it waits for the work too, though only `reads` is read */
     tt_tensor *lands;       /* where the work writes the ranks' parts, one after the other; whoever finishes it puts */
     int dim;                /* them side by side along this dimension of `writes`, whose shape it keeps */
+    const tt_tensor *also_writes, *also_reads;
 } tu_flight_plan;
 /* Registers the work under its storages, which it keeps alive. In a batch they are noted, and registered with the
  * batch's work. */
 tutti_status tu_flight_begin(const tu_flight_plan *plan);
+
+/* A fake group scatters nothing: this rank's part of what it has itself. x is dense; `out` has as many elements on each
+ * rank. */
+void tu_fake_part(tutti_group *group, tt_tensor *out, const tt_tensor *x);
 
 /* From begin to end the calls of this thread on the group are noted, and run as one work. */
 tutti_status tu_batch_open(const char *operation, tutti_group *group);

@@ -108,6 +108,7 @@ static tutti_group *alone(void) {
         CHECK_OK(tutti_world_close(world));
         world = NULL;
     }
+    setenv("TUTTI_MULTICAST", "software", 1); /* for operators that need multicast */
     if (world == NULL)
         CHECK_OK(tutti_world_open(NULL, &world));
     return tutti_world_group(world);
