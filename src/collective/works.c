@@ -166,6 +166,23 @@ tutti_status tu_helper_start(pthread_t *thread, const char *name, void *(*body)(
 }
 
 /* Makes the works on first need. Callers race: the loser's is freed. */
+/* Before an operation of another kind: the queue's works may exchange records with the members when they run, and must
+ * have done so on every rank. */
+static tutti_status settle(tutti_group *group, int64_t timeout_ns) {
+    tu_collective *state;
+    tutti_status status = tu_collective_get(group, &state);
+    if (status == TUTTI_OK)
+        status = tu_turn_take(state, timeout_ns);
+    if (status != TUTTI_OK)
+        return status;
+    tutti_error_copy before;
+    tu_error_save(&before);
+    tu_works_resume(tu_works_drain(state));
+    tu_error_restore(&before);
+    tu_collective_unlock(state);
+    return TUTTI_OK;
+}
+
 static tutti_status get_works(tu_collective *state, tu_works **found) {
     tu_works *works = atomic_load_explicit(&state->works, memory_order_acquire);
     if (works == NULL) {
@@ -185,6 +202,7 @@ static tutti_status get_works(tu_collective *state, tu_works **found) {
             free_works(works);
             works = none;
         }
+        atomic_store_explicit(&state->group->settle, settle, memory_order_release); /* pairs with tu_group_enter */
     }
     *found = works;
     return TUTTI_OK;

@@ -308,9 +308,19 @@ uint64_t tu_group_record(tutti_group *group, const tu_operation_info *info) {
     return world->fake ? 0 : tu_record_begin(tu_job_recorder(world->job, world->local_rank), info);
 }
 
+static tutti_status settle(tutti_group *group, int64_t timeout_ns) {
+    if (group == NULL || group == TUTTI_NON_GROUP_MEMBER)
+        return TUTTI_OK;
+    /* Pairs with the release of whoever has started something. */
+    tu_group_settle *finish = atomic_load_explicit(&group->settle, memory_order_acquire);
+    return finish != NULL ? finish(group, timeout_ns) : TUTTI_OK;
+}
+
 tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_operation_info *info, int64_t *deadline,
                             uint64_t *ticket) {
-    tutti_status status = check_and_number(group, call_timeout_ns, info, deadline);
+    tutti_status status = settle(group, call_timeout_ns);
+    if (status == TUTTI_OK)
+        status = check_and_number(group, call_timeout_ns, info, deadline);
     *ticket = status == TUTTI_OK ? tu_group_record(group, info) : 0;
     return status;
 }

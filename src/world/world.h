@@ -104,6 +104,9 @@ static inline size_t tu_area_bytes(int size) {
            (size_t)size * TU_AREA_FRAGMENTS * tu_area_fragment_bytes(size);
 }
 
+/* timeout_ns as in tutti_call. Errors of what is finished are its own; a failure is one to get a turn. */
+typedef tutti_status tu_group_settle(tutti_group *group, int64_t timeout_ns);
+
 struct tutti_group {
     tutti_world *world;
     _Atomic uint32_t references;
@@ -136,6 +139,9 @@ struct tutti_group {
     _Atomic uint64_t settled;      /* of a shrunk group: last sequence that all survivors completed in the parent */
     _Atomic uint32_t destroyed;
     tu_attachments attachments;
+    /* Finishes what was started on the group and goes on by itself; NULL while there is nothing of that kind. Set once,
+     * by the collective layer: release there, acquire in tu_group_enter. */
+    _Atomic(tu_group_settle *) settle;
     struct tu_group_links *links; /* in the registry; NULL once destroyed */
     tutti_group *next_shell;
     bool end_told; /* its end has been made an event; under the world's lock */
@@ -145,7 +151,9 @@ struct tutti_group {
 
 /* The entry check of every operation: argument not NULL, not forked, world open, group not ended (then the first cause
  * again), no member dead (then the group ends), faults to inject. Takes the next sequence number, fills
- * info->group_key, group_index, sequence and timeout_ns, begins the record. call_timeout_ns as in tutti_call.*/
+ * info->group_key, group_index, sequence and timeout_ns, begins the record. call_timeout_ns as in tutti_call. What was
+ * started before and goes on by itself is finished first: it may exchange records with the members, and so may the
+ * caller. */
 tutti_status tu_group_enter(tutti_group *group, int64_t call_timeout_ns, tu_operation_info *info, int64_t *deadline,
                             uint64_t *ticket);
 

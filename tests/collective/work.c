@@ -4,6 +4,8 @@
  */
 #include <pthread.h>
 #include <tutti/collective.h>
+#include <tutti/memory.h>
+#include <tutti/peers.h>
 #include <unistd.h>
 
 #include "values.h"
@@ -44,6 +46,44 @@ TEST_WORLD(works_of_all_sizes_run_in_the_order_in_which_they_were_started, 3) {
         free(out[i]);
     }
     CHECK_OK(tutti_barrier(group, NULL));
+}
+
+/* The first work of a group sets its collectives up, in the helper's time, and the rendezvous and the split exchange
+ * something too: in the order of the calls, on every rank. */
+TEST_WORLD(a_rendezvous_and_a_split_come_after_the_works_started_before_them, 3) {
+    enum {
+        GROUPS = 12,
+        COUNT = 1000
+    };
+    for (int i = 0; i < GROUPS; i++) {
+        tutti_group *group, *part;
+        CHECK_OK(tutti_group_new(world, NULL, 0, NULL, &group));
+        int in[COUNT], out[COUNT];
+        for (int k = 0; k < COUNT; k++)
+            in[k] = k + i;
+        tutti_work *work;
+        tutti_memory *memory;
+        tutti_peers *peers;
+        CHECK_OK(tutti_memory_alloc(world, 4096, NULL, &memory));
+        CHECK_OK(
+            tutti_all_reduce(group, in, out, COUNT, TUTTI_I32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .work = &work)));
+        if (i % 3 == tutti_world_rank(world))
+            usleep(2000); /* the helper is quicker here, and slower elsewhere */
+        if (i % 2 == 0) {
+            CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
+            tutti_peers_release(peers);
+        } else {
+            CHECK_OK(
+                tutti_group_split(group, (const int *const[]){ (int[]){ 0, 1, 2 } }, (int[]){ 3 }, 1, NULL, &part));
+            tutti_group_release(part);
+        }
+        CHECK_OK(tutti_work_wait(work, 0));
+        tutti_work_release(work);
+        for (int k = 0; k < COUNT; k++)
+            CHECK_EQ(out[k], 3 * (k + i));
+        tutti_memory_release(memory);
+        tutti_group_release(group);
+    }
 }
 
 TEST_WORLD(a_released_work_finishes_by_itself, 2) {
