@@ -66,7 +66,8 @@ typedef enum tutti_status {
     TUTTI_ERROR_SCOPE = 26,       /* no scope is open in this thread to own a result */
     TUTTI_ERROR_VERSION = 27,     /* a tensor saved for a gradient was changed in place since */
     TUTTI_ERROR_FREED = 28,       /* the storage of a tensor is freed, or too small for it */
-    TUTTI_ERROR_GRAPH = 29        /* an earlier backward freed what this one needs */
+    TUTTI_ERROR_GRAPH = 29,       /* an earlier backward freed what this one needs */
+    TUTTI_ERROR_CAPTURE = 30      /* a function that is being captured did what no graph can repeat */
 } tutti_status;
 
 /* The name of a status, "TUTTI_ERROR_TIMEOUT" for instance. Never NULL; an unknown value gives "TUTTI_ERROR_?". */

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "autograd/function.h"
 #include "autograd/node.h"
 
 typedef struct checkpoint checkpoint;
@@ -243,7 +244,10 @@ static int run_region(tt_region *region, void *user, tt_tensor_list inputs, tt_t
 
 tt_tensor_list tt_checkpoint(tt_region *region, void *user, void (*end)(void *user), tt_tensor_list inputs) {
     tt_tensor_list none = { 0, NULL };
-    tt_tensor **outputs = check(region, inputs) ? tu_scope_memory(TT_FUNCTION_TENSORS * sizeof *outputs) : NULL;
+    tt_tensor *few[TT_FUNCTION_TENSORS];
+    tt_tensor **outputs = check(region, inputs) && tu_stand_in_all(&inputs, few)
+                              ? tu_scope_memory(TT_FUNCTION_TENSORS * sizeof *outputs)
+                              : NULL;
     checkpoint *one = outputs != NULL ? make(region, user, end, inputs) : NULL;
     if (one == NULL) {
         if (end != NULL)

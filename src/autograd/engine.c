@@ -621,8 +621,9 @@ static tutti_status seed_all(backward *run, tt_tensor_list roots, tt_tensor_list
     tutti_status status = TUTTI_OK;
     for (size_t i = 0; i < roots.count && status == TUTTI_OK; i++) {
         status = tu_tensor_check("backward", "roots", roots.at[i]);
+        tt_tensor *root = status == TUTTI_OK ? tu_stand_in(roots.at[i]) : NULL;
         if (status == TUTTI_OK)
-            status = seed(run, roots.at[i], grads.count == 0 ? NULL : grads.at[i]);
+            status = root == NULL ? TUTTI_ERROR_MEMORY : seed(run, root, grads.count == 0 ? NULL : grads.at[i]);
     }
     return status;
 }
@@ -632,6 +633,8 @@ static tutti_status make_wishes(backward *run, tt_tensor_list inputs, tt_tensor 
         tt_tensor *x = inputs.at[i];
         tu_edge edge;
         tutti_status status = tu_tensor_check("backward", "inputs", x);
+        if (status == TUTTI_OK && (x = tu_stand_in(x)) == NULL)
+            status = TUTTI_ERROR_MEMORY;
         if (status == TUTTI_OK)
             tu_history_refresh(x);
         if (status == TUTTI_OK && !(x->flags & TU_REQUIRES_GRAD))

@@ -267,6 +267,22 @@ static int run_forward(tt_function_context *context, tt_tensor_list inputs, tt_t
     return tu_self()->pending == TUTTI_OK ? count : -1;
 }
 
+bool tu_stand_in_all(tt_tensor_list *list, tt_tensor **few) {
+    if (!tu_is_capturing() || list->count > TT_FUNCTION_TENSORS)
+        return true;
+    for (size_t i = 0; i < list->count; i++) {
+        few[i] = list->at[i];
+        if (few[i] == NULL || few[i]->magic != TU_MAGIC_ALIVE) /* what comes next names it */
+            continue;
+        if ((few[i] = tu_stand_in(few[i])) == NULL) {
+            tu_pending_take(TUTTI_ERROR_MEMORY);
+            return false;
+        }
+    }
+    list->at = few;
+    return true;
+}
+
 static tt_function_context *context_new(const tt_function *function, tt_tensor_list inputs, void *user, bool *wants) {
     tt_function full = { .size = sizeof full };
     tutti_status status = tu_options_copy("tt_function", function, &full, sizeof full);
@@ -296,7 +312,8 @@ static tt_function_context *context_new(const tt_function *function, tt_tensor_l
 tt_tensor_list tt_apply(const tt_function *function, tt_tensor_list inputs, void *user) {
     tt_tensor_list none = { 0, NULL };
     bool wants;
-    if (tu_self()->pending != TUTTI_OK || !tu_scope_check())
+    tt_tensor *few[TT_FUNCTION_TENSORS];
+    if (tu_self()->pending != TUTTI_OK || !tu_scope_check() || !tu_stand_in_all(&inputs, few))
         return none;
     tt_function_context *context = context_new(function, inputs, user, &wants);
     if (context == NULL)

@@ -12,4 +12,7 @@
  * is off or none requires grad. */
 tt_tensor_list tu_wrap_together(const char *name, tt_tensor_list list, tu_node **node);
 
+/* While a function is captured: what stands for the tensors of a list, in `few`. False with the error pending. */
+bool tu_stand_in_all(tt_tensor_list *list, tt_tensor **few);
+
 #endif

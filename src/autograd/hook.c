@@ -229,7 +229,7 @@ bool tt_hook_tensor(tt_tensor *x, tt_tensor_hook *function, void *user, const tt
     if (!tu_hook_options_take("hook_tensor", options, false, &full) ||
         tu_pending_take(tu_tensor_check("hook_tensor", "x", x)) != TUTTI_OK)
         return false;
-    if (captures_itself("hook_tensor", x, full.captured))
+    if ((x = tu_stand_in(x)) == NULL || captures_itself("hook_tensor", x, full.captured))
         return false;
     tu_history_refresh(x);
     if (!(x->flags & TU_REQUIRES_GRAD)) {
@@ -259,7 +259,7 @@ bool tt_hook_accumulate(tt_tensor *leaf, tt_accumulate_hook *function, void *use
     if (!tu_hook_options_take("hook_accumulate", options, false, &full) ||
         tu_pending_take(tu_tensor_check("hook_accumulate", "leaf", leaf)) != TUTTI_OK)
         return false;
-    if (captures_itself("hook_accumulate", leaf, full.captured))
+    if ((leaf = tu_stand_in(leaf)) == NULL || captures_itself("hook_accumulate", leaf, full.captured))
         return false;
     if (!(leaf->flags & TU_REQUIRES_GRAD) || !tt_is_leaf(leaf)) {
         tu_fail(TUTTI_ERROR_STATE,

@@ -5,12 +5,17 @@
 #include "autograd/node.h"
 #include "autograd/operators.h"
 
-/* Whether `x` can be asked; else the pending error is set. A view learns here that its base has joined the graph. */
-static bool live(const char *who, const tt_tensor *x) {
+/* The tensor to ask, which is x or stands for it; NULL with the pending error set. A view learns here that its base has
+ * joined the graph. */
+static tt_tensor *live(const char *who, const tt_tensor *x) {
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check(who, "x", x)) != TUTTI_OK)
-        return false;
-    tu_history_refresh((tt_tensor *)x);
-    return true;
+        return NULL;
+    tt_tensor *asked = tu_stand_in(x);
+    if (asked == NULL)
+        tu_pending_take(TUTTI_ERROR_MEMORY);
+    else
+        tu_history_refresh(asked);
+    return asked;
 }
 
 bool tt_grad_mode(bool on) {
@@ -25,11 +30,11 @@ bool tt_grad_enabled(void) {
 }
 
 bool tt_requires_grad(const tt_tensor *x) {
-    return live("requires_grad", x) && (x->flags & TU_REQUIRES_GRAD) != 0;
+    return (x = live("requires_grad", x)) != NULL && (x->flags & TU_REQUIRES_GRAD) != 0;
 }
 
 bool tt_is_leaf(const tt_tensor *x) {
-    return live("is_leaf", x) && !tu_history_has_node(x);
+    return (x = live("is_leaf", x)) != NULL && !tu_history_has_node(x);
 }
 
 /* Only floats and complex numbers have gradients. */
@@ -89,11 +94,11 @@ tt_tensor *tt_parameter(tt_tensor *x, bool requires_grad) {
 }
 
 bool tt_is_parameter(const tt_tensor *x) {
-    return live("is_parameter", x) && (x->flags & TU_IS_PARAMETER) != 0;
+    return (x = live("is_parameter", x)) != NULL && (x->flags & TU_IS_PARAMETER) != 0;
 }
 
 tt_tensor *tt_grad(const tt_tensor *x) {
-    if (!live("grad", x) || x->history == NULL)
+    if ((x = live("grad", x)) == NULL || x->history == NULL)
         return NULL;
     pthread_mutex_lock(&x->history->grad_lock);
     tt_tensor *grad = tu_tensor_hold(x->history->grad);
@@ -149,7 +154,7 @@ void tt_set_grad(tt_tensor *x, tt_tensor *grad) {
 }
 
 void tt_retain_grad(tt_tensor *x) {
-    if (!live("retain_grad", x))
+    if ((x = live("retain_grad", x)) == NULL)
         return;
     if (!(x->flags & TU_REQUIRES_GRAD)) {
         tu_fail(TUTTI_ERROR_STATE, "retain_grad: %s does not require grad, so there is none to keep", tu_describe(x));
@@ -169,7 +174,7 @@ void tt_retain_grad(tt_tensor *x) {
 
 tt_node *tt_grad_fn(tt_tensor *x) {
     tu_node *node;
-    if (!live("grad_fn", x) || tu_pending_take(tu_history_node(x, &node)) != TUTTI_OK)
+    if ((x = live("grad_fn", x)) == NULL || tu_pending_take(tu_history_node(x, &node)) != TUTTI_OK)
         return NULL;
     return (tt_node *)(void *)node;
 }

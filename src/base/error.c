@@ -48,6 +48,7 @@ static const struct {
     [TUTTI_ERROR_VERSION] = { "TUTTI_ERROR_VERSION", "a saved tensor was changed in place" },
     [TUTTI_ERROR_FREED] = { "TUTTI_ERROR_FREED", "the storage of a tensor is freed" },
     [TUTTI_ERROR_GRAPH] = { "TUTTI_ERROR_GRAPH", "an earlier backward freed the graph" },
+    [TUTTI_ERROR_CAPTURE] = { "TUTTI_ERROR_CAPTURE", "a captured function did what no graph can repeat" },
 };
 #define STATUS_COUNT (sizeof statuses / sizeof statuses[0])
 

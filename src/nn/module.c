@@ -118,6 +118,45 @@ static tu_module_slot *add_slot(tt_module *module, const char *name, bool buffer
     return NULL;
 }
 
+static tutti_status put(tt_module *module, tu_module_slot *slot, tt_tensor *tensor) {
+    tu_tensor_hold(tensor);
+    tu_tensor_drop(slot->tensor);
+    slot->tensor = tensor;
+    return tu_module_name_slot(module, slot);
+}
+
+/* ---- slots as a capture sees them ---- */
+
+static tt_tensor *held_get(void *module, int index) {
+    return ((tt_module *)module)->slots[index].tensor;
+}
+
+static tutti_status held_set(void *module, int index, tt_tensor *tensor) {
+    return put(module, &((tt_module *)module)->slots[index], tensor);
+}
+
+static void held_keep(void *module) {
+    tt_module_keep(module);
+}
+
+static void held_release(void *module) {
+    tt_module_release(module);
+}
+
+static tu_holder holder_of(const tt_module *module, const tu_module_slot *slot) {
+    return (tu_holder){ (tt_module *)module, (int)(slot - module->slots), held_get, held_set, held_keep, held_release };
+}
+
+/* A reference of the scope to what is in the slot, which is not empty. */
+static tt_tensor *lend(const tt_module *module, const tu_module_slot *slot) {
+    if (tu_is_capturing()) {
+        tu_holder holder = holder_of(module, slot);
+        if (tu_pending_take(tu_self()->recorder->note_read(tu_self()->recorder, &holder, slot->tensor)) != TUTTI_OK)
+            return NULL;
+    }
+    return tu_scope_own(tu_tensor_hold(slot->tensor));
+}
+
 static bool set_slot(const char *who, tt_module *module, const char *name, tt_tensor *tensor, bool buffer) {
     if (!usable(who, module))
         return false;
@@ -135,10 +174,12 @@ static bool set_slot(const char *who, tt_module *module, const char *name, tt_te
     }
     if (slot == NULL && (slot = add_slot(module, name, buffer)) == NULL)
         return false;
-    tu_tensor_hold(tensor);
-    tu_tensor_drop(slot->tensor);
-    slot->tensor = tensor;
-    return tu_pending_take(tu_module_name_slot(module, slot)) == TUTTI_OK;
+    if (tu_is_capturing()) {
+        tu_holder holder = holder_of(module, slot);
+        if (tu_pending_take(tu_self()->recorder->note_write(tu_self()->recorder, &holder)) != TUTTI_OK)
+            return false;
+    }
+    return tu_pending_take(put(module, slot, tensor)) == TUTTI_OK;
 }
 
 static tt_tensor *get_slot(const char *who, const tt_module *module, const char *name, bool buffer) {
@@ -150,7 +191,7 @@ static tt_tensor *get_slot(const char *who, const tt_module *module, const char 
                 buffer ? "buffer" : "parameter", name != NULL ? name : "(NULL)");
         return NULL;
     }
-    return slot->tensor == NULL ? NULL : tu_scope_own(tu_tensor_hold(slot->tensor));
+    return slot->tensor == NULL ? NULL : lend(module, slot);
 }
 
 bool tt_module_set_parameter(tt_module *module, const char *name, tt_tensor *parameter) {
@@ -273,7 +314,7 @@ static void list_slots(const tt_module *module, const char *prefix, listing *lis
         if (slot->tensor == NULL || slot->buffer != list->buffers || !is_new(list, slot->tensor))
             continue;
         list->names[list->count] = joined(prefix, slot->name, "");
-        list->tensors[list->count++] = tu_scope_own(tu_tensor_hold(slot->tensor));
+        list->tensors[list->count++] = lend(module, slot);
     }
     for (int i = 0; i < module->child_count && tu_self()->pending == TUTTI_OK; i++) {
         const char *below = joined(prefix, module->children[i].name, ".");

@@ -81,7 +81,7 @@ void tt_set_name(tt_tensor *x, const char *name) {
 /* ---- data ---- */
 
 static void *data_of(const char *who, const tt_tensor *x) {
-    if (!live(who, x) || tu_pending_take(tu_tensor_ready(who, "x", x)) != TUTTI_OK)
+    if (!live(who, x) || (x = tu_stand_in(x)) == NULL || tu_pending_take(tu_tensor_ready(who, "x", x)) != TUTTI_OK)
         return NULL;
     if (x->device == TUTTI_META) {
         tu_fail(TUTTI_ERROR_UNSUPPORTED, "%s: %s has a shape but no data", who, tu_describe(x));
@@ -184,7 +184,7 @@ bool tt_read(const tt_tensor *x, void *out, tutti_dtype dtype, size_t count) {
 /* ---- versions ---- */
 
 uint32_t tt_version(const tt_tensor *x) {
-    return tu_version_get((tt_tensor *)x, NULL) ? tu_version(x) : 0;
+    return tu_version_get((tt_tensor *)x, NULL) && (x = tu_stand_in(x)) != NULL ? tu_version(x) : 0;
 }
 
 tutti_status tu_version_set_shape(tu_call *call) {
@@ -223,7 +223,8 @@ struct tt_preserve {
     size_t count;
     struct {
         tu_storage *home;
-        uint32_t version;
+        tt_tensor *captured; /* of a function that is captured: the tensor, held */
+        int64_t version;
     } at[];
 };
 
@@ -240,8 +241,16 @@ tt_preserve *tt_preserve_begin(tt_tensor_list tensors) {
     }
     preserve->count = tensors.count;
     for (size_t i = 0; i < tensors.count; i++) {
-        preserve->at[i].home = tu_storage_hold(tensors.at[i]->version_home);
-        preserve->at[i].version = tu_version(tensors.at[i]);
+        tt_tensor *x = tu_stand_in(tensors.at[i]);
+        if (x == NULL) {
+            preserve->count = i;
+            tt_preserve_end(preserve);
+            tu_pending_take(TUTTI_ERROR_MEMORY);
+            return NULL;
+        }
+        preserve->at[i].home = tu_storage_hold(x->version_home);
+        preserve->at[i].captured = tu_is_capturing() ? tu_tensor_hold(x) : NULL;
+        preserve->at[i].version = tu_version(x);
     }
     return preserve;
 }
@@ -250,7 +259,10 @@ void tt_preserve_end(tt_preserve *preserve) {
     if (preserve == NULL)
         return;
     for (size_t i = 0; i < preserve->count; i++) {
-        atomic_store_explicit(&preserve->at[i].home->version, preserve->at[i].version, memory_order_relaxed);
+        if (preserve->at[i].captured != NULL && tu_is_capturing()) /* so that the graph does it too */
+            tt_set_version(tt_tensors_of(1, &preserve->at[i].captured), 1, &preserve->at[i].version);
+        atomic_store_explicit(&preserve->at[i].home->version, (uint32_t)preserve->at[i].version, memory_order_relaxed);
+        tu_tensor_drop(preserve->at[i].captured);
         tu_storage_drop(preserve->at[i].home);
     }
     free(preserve);

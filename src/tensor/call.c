@@ -3,7 +3,6 @@
  * A call as data: its attributes kept, printed and hashed, by the types that the row gives them.
  */
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,62 +50,48 @@ void tu_attributes_end(const tu_operator *entry, void *copy) {
 
 /* ---- printing ---- */
 
-typedef struct page {
-    char *buffer;
-    size_t size, used;
-} page;
-
-static void print(page *to, const char *format, ...) TUTTI_PRINTF(2, 3);
-static void print(page *to, const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    int length = vsnprintf(to->buffer + to->used, to->size - to->used, format, arguments);
-    va_end(arguments);
-    to->used += length < 0 ? 0 : (size_t)length;
-    if (to->used >= to->size)
-        to->used = to->size - 1;
-}
-
-static void print_list(page *to, size_t count, const int64_t *at) {
-    print(to, "[");
+static void print_list(FILE *to, size_t count, const int64_t *at) {
+    fprintf(to, "[");
     for (size_t i = 0; i < count; i++)
-        print(to, "%s%" PRId64, i > 0 ? ", " : "", at[i]);
-    print(to, "]");
+        fprintf(to, "%s%" PRId64, i > 0 ? ", " : "", at[i]);
+    fprintf(to, "]");
 }
 
-static void print_attribute(page *to, const tu_argument *argument, const void *at) {
-    print(to, "%s=", argument->name);
+void tu_attribute_print(FILE *to, const tu_argument *argument, const void *at) {
+    fprintf(to, "%s=", argument->name);
     switch (argument->type) {
     case TT_ARGUMENT_INT:
-        print(to, "%d", *(const int *)at);
+        fprintf(to, "%d", *(const int *)at);
         break;
     case TT_ARGUMENT_INT64:
-        print(to, "%" PRId64, *(const int64_t *)at);
+        fprintf(to, "%" PRId64, *(const int64_t *)at);
         break;
     case TT_ARGUMENT_DOUBLE:
-        print(to, "%.17g", *(const double *)at);
+        fprintf(to, "%.17g", *(const double *)at);
         break;
     case TT_ARGUMENT_BOOL:
-        print(to, "%s", *(const bool *)at ? "true" : "false");
+        fprintf(to, "%s", *(const bool *)at ? "true" : "false");
         break;
     case TT_ARGUMENT_DIMS:
-        print_list(to, ((const tt_dims *)at)->count < 0 ? 0 : (size_t)((const tt_dims *)at)->count,
-                   ((const tt_dims *)at)->at);
+        if (((const tt_dims *)at)->count < 0)
+            fprintf(to, "none");
+        else
+            print_list(to, (size_t)((const tt_dims *)at)->count, ((const tt_dims *)at)->at);
         break;
     case TT_ARGUMENT_INTS:
         print_list(to, ((const tu_ints *)at)->count, ((const tu_ints *)at)->at);
         break;
     case TT_ARGUMENT_DTYPE:
-        print(to, "%s", tutti_dtype_name(*(const tutti_dtype *)at));
+        fprintf(to, "%s", tutti_dtype_name(*(const tutti_dtype *)at));
         break;
     case TT_ARGUMENT_DEVICE:
-        print(to, "%s", tutti_device_name(*(const tutti_device *)at));
+        fprintf(to, "%s", tutti_device_name(*(const tutti_device *)at));
         break;
     case TT_ARGUMENT_REDUCTION:
-        print(to, "%s", tutti_reduction_name(*(const tutti_reduction *)at));
+        fprintf(to, "%s", tutti_reduction_name(*(const tutti_reduction *)at));
         break;
     case TT_ARGUMENT_GROUP:
-        print(to, "%s", *(tutti_group *const *)at != NULL ? tutti_group_name(*(tutti_group *const *)at) : "none");
+        fprintf(to, "%s", *(tutti_group *const *)at != NULL ? tutti_group_name(*(tutti_group *const *)at) : "none");
         break;
     case TT_ARGUMENT_TENSOR:
     case TT_ARGUMENT_TENSORS:
@@ -114,35 +99,41 @@ static void print_attribute(page *to, const tu_argument *argument, const void *a
     }
 }
 
-static void print_tensor(page *to, const tt_tensor *x) {
+static void print_tensor(FILE *to, const tt_tensor *x) {
     if (x == NULL)
-        print(to, "none");
+        fprintf(to, "none");
     else
-        print(to, "%s", tu_describe(x));
+        fprintf(to, "%s", tu_describe(x));
 }
 
 const char *tu_call_text(const tu_call *call, char *buffer, size_t size) {
     const tu_operator *entry = call->entry;
-    page to = { buffer, size, 0 };
+    FILE *to = fmemopen(buffer, size, "w");
     int input = 0;
-    print(&to, "%s%s(", entry->name, call->in_place ? "_" : "");
+    snprintf(buffer, size, "%s", entry->name); /* what stands there where memory has run out */
+    if (to == NULL)
+        return buffer;
+    setvbuf(to, NULL, _IONBF, 0);
+    fprintf(to, "%s%s(", entry->name, call->in_place ? "_" : "");
     for (int i = 0; i < entry->argument_count; i++) {
         const tu_argument *argument = &entry->arguments[i];
-        print(&to, "%s", i > 0 ? ", " : "");
+        fprintf(to, "%s", i > 0 ? ", " : "");
         if (argument->type == TT_ARGUMENT_TENSOR) {
-            print(&to, "%s ", argument->name);
-            print_tensor(&to, call->inputs[input++]);
+            fprintf(to, "%s ", argument->name);
+            print_tensor(to, call->inputs[input++]);
         } else if (argument->type == TT_ARGUMENT_TENSORS) {
-            print(&to, "%s ", argument->name);
+            fprintf(to, "%s ", argument->name);
             for (int j = 0; j < call->input_count; j++) {
-                print(&to, "%s", j > 0 ? " and " : "");
-                print_tensor(&to, call->inputs[j]);
+                fprintf(to, "%s", j > 0 ? " and " : "");
+                print_tensor(to, call->inputs[j]);
             }
         } else {
-            print_attribute(&to, argument, (const char *)call->attributes + argument->offset);
+            tu_attribute_print(to, argument, (const char *)call->attributes + argument->offset);
         }
     }
-    print(&to, ")");
+    fprintf(to, ")");
+    fclose(to);
+    buffer[size - 1] = 0;
     return buffer;
 }
 

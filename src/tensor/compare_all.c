@@ -10,8 +10,8 @@
 /* Both, as dense rows of doubles (complex as pairs), compared element by element. */
 static bool compare(const char *who, tt_tensor *first, tt_tensor *second, double relative, double absolute) {
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check(who, "a", first)) != TUTTI_OK ||
-        tu_pending_take(tu_tensor_check(who, "b", second)) != TUTTI_OK ||
-        tu_pending_take(tu_tensor_ready(who, "a", first)) != TUTTI_OK ||
+        tu_pending_take(tu_tensor_check(who, "b", second)) != TUTTI_OK || (first = tu_stand_in(first)) == NULL ||
+        (second = tu_stand_in(second)) == NULL || tu_pending_take(tu_tensor_ready(who, "a", first)) != TUTTI_OK ||
         tu_pending_take(tu_tensor_ready(who, "b", second)) != TUTTI_OK)
         return false;
     if (first->device == TUTTI_META || second->device == TUTTI_META) {

@@ -10,6 +10,8 @@
 #ifndef TU_TENSOR_OPERATOR_H
 #define TU_TENSOR_OPERATOR_H
 
+#include <stdio.h>
+
 #include <tutti/group.h>
 #include <tutti/ops.h>
 
@@ -106,14 +108,16 @@ enum {
     TU_NO_KERNEL = 64,   /* its results have no contents yet: there is nothing to compute */
     TU_NO_READ = 128,    /* looks at the metadata of its inputs only: freed storage is no error */
     TU_EACH_INPUT = 256, /* one result per input */
-    TU_ANY_DEVICE = 512, /* works on metadata: the kernel of the CPU serves every device, also meta */
+    TU_ANY_DEVICE = 512, /* works on metadata: the kernel of the CPU serves every device, also meta and fakes */
     TU_APART = 1024,     /* its inputs may be on several devices */
     TU_BRINGS = 2048,    /* its results have no memory until the kernel brings a storage: tu_tensor_move */
     /* Of pointwise operators: */
     TU_TO_FLOAT = 1 << 12,  /* integers compute and return f32 */
     TU_TO_BOOL = 1 << 13,   /* the result is bool */
     TU_CONDITION = 1 << 14, /* the first input takes no part in promotion */
-    TU_TO_REAL = 1 << 15    /* complex inputs give the real type */
+    TU_TO_REAL = 1 << 15,   /* complex inputs give the real type */
+    /* Of collectives: */
+    TU_STARTS = 1 << 16 /* its results, or what it writes, are there only after a wait */
 };
 
 /* The devices that may have kernels; meta has none, since it computes nothing. */
@@ -189,19 +193,49 @@ bool tu_run_all(const tu_operator *entry, tt_tensor_list list, const void *attri
 /* On a list, with one result for each of it, which belong to the scope. */
 tt_tensor_list tu_run_each(const tu_operator *entry, tt_tensor_list list, const void *attributes);
 
+/* A place outside of tensors that holds one, such as a slot of a module: how a capture finds what is there at each run,
+ * and how it puts there what the function leaves. */
+typedef struct tu_holder {
+    void *owner;
+    int index;
+    tt_tensor *(*get)(void *owner, int index); /* lent; NULL where it is empty */
+    tutti_status (*set)(void *owner, int index, tt_tensor *tensor);
+    void (*keep)(void *owner);
+    void (*release)(void *owner);
+} tu_holder;
+
 /* A recorder is asked about every call of its thread, after the shape rule and before the kernel: the outputs are there
- * and have their metadata, but no contents yet. A status other than OK ends the call with it. */
+ * and have their metadata, but no contents yet. A status other than OK ends the call with it.
+ *
+ * One that has `stand_in` captures: operators, and the functions that ask what a tensor is now, work on what it puts in
+ * the place of each tensor, and results have fake storages. */
 typedef struct tu_call_recorder {
     tutti_status (*record)(struct tu_call_recorder *recorder, tu_call *call);
+    /* NULL with the thread's error written where memory has run out. */
+    tt_tensor *(*stand_in)(struct tu_call_recorder *recorder, tt_tensor *x);
+    /* What a holder has was read, or will be changed. */
+    tutti_status (*note_read)(struct tu_call_recorder *recorder, const tu_holder *holder, tt_tensor *x);
+    tutti_status (*note_write)(struct tu_call_recorder *recorder, const tu_holder *holder);
 } tu_call_recorder;
 /* Installs a recorder for the calling thread (NULL: none) and returns the one before. */
 tu_call_recorder *tu_call_recorder_set(tu_call_recorder *recorder);
+/* What stands for x, which is alive, while this thread captures; x itself else. */
+static inline tt_tensor *tu_stand_in(const tt_tensor *x) {
+    tu_call_recorder *recorder = tu_self()->recorder;
+    tt_tensor *own = (tt_tensor *)x; /* the caller's constness is about what it does itself */
+    return recorder == NULL || recorder->stand_in == NULL ? own : recorder->stand_in(recorder, own);
+}
+static inline bool tu_is_capturing(void) {
+    return tu_self()->recorder != NULL && tu_self()->recorder->stand_in != NULL;
+}
 
 /* ---- calls as data (call.c) ---- */
 
 /* A copy of a call's attributes in memory of attribute_bytes, which holds groups and lists; and its end. */
 tutti_status tu_attributes_copy(const tu_operator *entry, const void *attributes, void *copy);
 void tu_attributes_end(const tu_operator *entry, void *copy);
+/* "dim=1" */
+void tu_attribute_print(FILE *to, const tu_argument *argument, const void *at);
 /* "narrow(x f32 [2, 3], dim=1, start=0, length=2)"; cut where it does not fit. Returns buffer. */
 const char *tu_call_text(const tu_call *call, char *buffer, size_t size);
 /* Equal for calls of one operator with equal attributes on inputs of equal dtype, device, sizes and strides. */

@@ -141,21 +141,23 @@ static void drop_outputs(tu_call *call, int count) {
         tu_tensor_drop(call->outputs[i]);
 }
 
-static tt_tensor *make_output(const tu_call *call, const tu_shape *shape) {
+static tt_tensor *make_output(const tu_call *call, const tu_shape *shape, bool fake) {
     if (call->entry->flags & TU_VIEW)
         return tu_tensor_alias(call->inputs[0], shape);
+    if (fake)
+        return tu_tensor_new_fake(shape);
     if (call->entry->flags & TU_BRINGS)
         return tu_tensor_on(tu_storage_new(shape->device, 0), shape);
     return tu_tensor_new(shape);
 }
 
-static tutti_status make_outputs(tu_call *call) {
+static tutti_status make_outputs(tu_call *call, bool fake) {
     if (call->in_place) {
         call->outputs[0] = tu_tensor_hold(call->inputs[0]);
         return TUTTI_OK;
     }
     for (int i = 0; i < call->output_count; i++) {
-        tt_tensor *output = make_output(call, &call->results[i]);
+        tt_tensor *output = make_output(call, &call->results[i], fake);
         if (output == NULL) {
             drop_outputs(call, i);
             tutti_error_info info = TUTTI_ERROR_INFO_INIT;
@@ -219,7 +221,7 @@ static tutti_status perform(tu_call *call, tu_call_recorder *recorder) {
     if (status == TUTTI_OK && records)
         status = tu_history_prepare(call, &node);
     if (status == TUTTI_OK)
-        status = make_outputs(call);
+        status = make_outputs(call, recorder != NULL && recorder->stand_in != NULL);
     if (status != TUTTI_OK) {
         tu_history_cancel(node);
         return status;
@@ -227,7 +229,7 @@ static tutti_status perform(tu_call *call, tu_call_recorder *recorder) {
     status = recorder != NULL ? record_and_compute(call, recorder) : kernel != NULL ? kernel(call) : TUTTI_OK;
     if (status == TUTTI_OK) {
         bump_written(call);
-        if (tu_self()->anomaly)
+        if (tu_self()->anomaly && !call->computed)
             status = tu_anomaly_check(call);
     }
     if (status == TUTTI_OK) {
@@ -243,8 +245,29 @@ static tutti_status perform(tu_call *call, tu_call_recorder *recorder) {
     return status;
 }
 
+/* While a function is captured, its stand-ins take the places of the tensors. */
+static tutti_status stand_in(tu_call *call, tu_call_recorder *recorder, tt_tensor **few) {
+    tt_tensor **inputs = few;
+    if (call->input_count > TU_INPUTS && (inputs = tu_scope_memory((size_t)call->input_count * sizeof *inputs)) == NULL)
+        return TUTTI_ERROR_MEMORY;
+    for (int i = 0; i < call->input_count; i++) {
+        tt_tensor *x = call->inputs[i];
+        bool alive = x != NULL && x->magic == TU_MAGIC_ALIVE; /* others are named by the checks to come */
+        inputs[i] = alive ? recorder->stand_in(recorder, x) : x;
+        if (alive && inputs[i] == NULL)
+            return TUTTI_ERROR_MEMORY;
+    }
+    call->inputs = inputs;
+    return TUTTI_OK;
+}
+
 static tutti_status run(tu_call *call, const tu_thread *self) {
-    tutti_status status = check_inputs(call, !self->grad_disabled);
+    tt_tensor *few[TU_INPUTS];
+    tutti_status status = TUTTI_OK;
+    if (self->recorder != NULL && self->recorder->stand_in != NULL)
+        status = stand_in(call, self->recorder, few);
+    if (status == TUTTI_OK)
+        status = check_inputs(call, !self->grad_disabled);
     if (status == TUTTI_OK && call->device != TUTTI_META && !(call->entry->flags & (TU_VIEW | TU_NO_READ)))
         status = check_ready(call);
     if (status == TUTTI_OK)

@@ -81,6 +81,18 @@ tu_storage *tu_storage_new(tutti_device device, size_t bytes) {
     return storage;
 }
 
+tu_storage *tu_storage_new_fake(tutti_device device, size_t bytes) {
+    tu_storage *storage = take(tu_self());
+    if (storage == NULL) {
+        tu_error_memory("a storage", sizeof *storage);
+        return NULL;
+    }
+    storage->device = device;
+    storage->bytes = bytes;
+    storage->fake = true;
+    return storage;
+}
+
 tu_storage *tu_storage_wrap(void *data, size_t bytes, void (*release)(void *owner), void *owner) {
     tu_storage *storage = take(tu_self());
     if (storage == NULL) {
@@ -122,10 +134,10 @@ tutti_status tu_storage_set_bytes(tu_storage *storage, size_t bytes) {
     tutti_status status = tu_storage_wait_write(storage);
     if (status != TUTTI_OK || bytes == storage->bytes)
         return status;
-    if (!has_memory(storage->device) && bytes > 0)
+    if (!has_memory(storage->device) && !storage->fake && bytes > 0)
         return no_memory(storage->device);
     void *data = NULL;
-    if (storage->device == TUTTI_CPU && bytes > 0) {
+    if (storage->device == TUTTI_CPU && !storage->fake && bytes > 0) {
         data = tu_block_alloc(self, bytes);
         if (data == NULL)
             return tu_error_memory("a larger storage", bytes);
@@ -142,7 +154,8 @@ tutti_status tu_storage_set_bytes(tu_storage *storage, size_t bytes) {
 size_t tt_storage_bytes(const tt_tensor *x) {
     if (tt_error_pending() != TUTTI_OK || tu_pending_take(tu_tensor_check("storage_bytes", "x", x)) != TUTTI_OK)
         return 0;
-    return x->storage->bytes;
+    x = tu_stand_in(x);
+    return x != NULL ? x->storage->bytes : 0;
 }
 
 tutti_status tu_storage_resize_shape(tu_call *call) {
@@ -170,5 +183,6 @@ bool tt_same_storage(const tt_tensor *left, const tt_tensor *right) {
     if (tt_error_pending() != TUTTI_OK || tu_pending_take(tu_tensor_check("same_storage", "a", left)) != TUTTI_OK ||
         tu_pending_take(tu_tensor_check("same_storage", "b", right)) != TUTTI_OK)
         return false;
-    return left->storage == right->storage;
+    left = tu_stand_in(left), right = tu_stand_in(right);
+    return left != NULL && right != NULL && left->storage == right->storage;
 }

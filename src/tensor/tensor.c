@@ -78,14 +78,23 @@ void tu_tensor_move(tt_tensor *x, tu_storage *storage) {
     x->storage = x->version_home = storage;
 }
 
-tt_tensor *tu_tensor_new(const tu_shape *shape) {
+/* Bytes from the first element to the last. */
+static size_t extent(const tu_shape *shape) {
     int64_t last = 0;
     for (int i = 0; i < shape->ndim; i++) {
         if (shape->sizes[i] == 0)
-            return tu_tensor_on(tu_storage_new(shape->device, 0), shape);
+            return 0;
         last += (shape->sizes[i] - 1) * shape->strides[i];
     }
-    return tu_tensor_on(tu_storage_new(shape->device, (size_t)(last + 1) * tu_dtype_bytes[shape->dtype]), shape);
+    return (size_t)(last + 1) * tu_dtype_bytes[shape->dtype];
+}
+
+tt_tensor *tu_tensor_new(const tu_shape *shape) {
+    return tu_tensor_on(tu_storage_new(shape->device, extent(shape)), shape);
+}
+
+tt_tensor *tu_tensor_new_fake(const tu_shape *shape) {
+    return tu_tensor_on(tu_storage_new_fake(shape->device, extent(shape)), shape);
 }
 
 tt_tensor *tu_tensor_alias(const tt_tensor *x, const tu_shape *shape) {
@@ -160,11 +169,21 @@ tutti_status tu_tensor_ready(const char *who, const char *what, const tt_tensor 
     if (status != TUTTI_OK)
         return status;
     size_t need = tu_tensor_need(x);
+    if (need > x->storage->bytes && x->storage->fake && tu_self()->recorder == NULL)
+        return tu_error(TUTTI_ERROR_CAPTURE,
+                        "%s: argument %s, %s, stood for a tensor while a function was captured, and has no data. A "
+                        "captured function must not keep tensors; it returns them",
+                        who, what, tu_describe(x));
     if (need > x->storage->bytes)
         return tu_error(TUTTI_ERROR_FREED,
                         "%s: the storage of argument %s, %s, is freed or too small: it needs %zu bytes and has %zu. "
                         "Grow it with tt_storage_resize and refill it first",
                         who, what, tu_describe(x), need, x->storage->bytes);
+    if (x->storage->fake)
+        return tu_error(TUTTI_ERROR_CAPTURE,
+                        "%s: argument %s, %s, has no data yet: a function is being captured, and what it reads on the "
+                        "host would be frozen. Compute with operators instead, or read after the call",
+                        who, what, tu_describe(x));
     return TUTTI_OK;
 }
 

@@ -23,9 +23,10 @@ struct tu_storage {
     _Atomic uint32_t version; /* of the tensors whose version_home this is */
     tutti_device device;
     bool fixed;         /* foreign, mapped or exported memory: cannot be resized */
+    bool fake;          /* stands for memory while a function is captured: it has a size and no data */
     atomic_int exports; /* DLPack handles alive on it: cannot be resized either */
     size_t bytes;
-    void *data;                   /* NULL for meta and for 0 bytes */
+    void *data;                   /* NULL for meta, for fakes and for 0 bytes */
     void (*release)(void *owner); /* foreign memory: instead of freeing data */
     void *owner;
     /* Set while collectives write here, cleared by the waiter; read by every use of the data. Pair: release when set,
@@ -68,6 +69,8 @@ struct tt_tensor {
 
 /* With `bytes` of uninitialised memory; NULL with the thread's error written. */
 tu_storage *tu_storage_new(tutti_device device, size_t bytes);
+/* One that has `bytes` in name only. */
+tu_storage *tu_storage_new_fake(tutti_device device, size_t bytes);
 tu_storage *tu_storage_wrap(void *data, size_t bytes, void (*release)(void *owner), void *owner);
 tutti_status tu_storage_set_bytes(tu_storage *storage, size_t bytes);
 void tu_storage_drop(tu_storage *storage);
@@ -100,6 +103,7 @@ typedef struct tu_shape {
 
 /* A new tensor on new storage; NULL with the thread's error written. */
 tt_tensor *tu_tensor_new(const tu_shape *shape);
+tt_tensor *tu_tensor_new_fake(const tu_shape *shape); /* on a fake one */
 /* Another handle on `x`'s storage and version. */
 tt_tensor *tu_tensor_alias(const tt_tensor *x, const tu_shape *shape);
 tt_tensor *tu_tensor_on(tu_storage *storage, const tu_shape *shape); /* takes over the reference, also on failure */

@@ -1,0 +1,610 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Capturing: the function runs once, and every operator that it calls becomes a vertex.
+ *
+ * A real tensor that is met gets a stand-in: a tensor with the same metadata on a fake storage, which real tensors that
+ * share memory share too. The stand-in takes the tensor's place in operators and in questions about what changes:
+ * gradients, versions, storage sizes. So the function sees its own effects, autograd works as ever, and no real tensor
+ * changes. An input of the graph is made when an operator first uses the stand-in.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "autograd/node.h"
+#include "autograd/operators.h"
+#include "functional/operators.h"
+#include "graph/graph.h"
+#include "graph/map.h"
+
+/* A real tensor that was met, and what stands for it. */
+typedef struct meeting {
+    struct meeting *next;
+    tt_tensor *real, *fake; /* both held */
+    tu_input_kind kind;
+    int index; /* of arguments */
+    tu_holder holder;
+    struct meeting *leaf; /* of a gradient: whose it is */
+} meeting;
+
+typedef struct fake_storage {
+    struct fake_storage *next;
+    tu_storage *storage; /* held */
+    int number;
+    uint32_t version;   /* with which it began; see version_of */
+    tu_value *any;      /* one value on it; NULL until an operator used one */
+    tt_tensor *example; /* the tensor of that value; lent by the capture's list */
+} fake_storage;
+
+/* A holder that the function changes: what it had. */
+typedef struct change {
+    struct change *next;
+    tu_holder holder;
+    tt_tensor *before; /* held */
+} change;
+
+typedef struct capture {
+    tu_call_recorder recorder;
+    tt_graph *graph;
+    meeting *meetings;
+    fake_storage *storages;
+    change *changes;
+    tu_map by_real;         /* real tensor: meeting */
+    tu_map by_fake;         /* stand-in: meeting */
+    tu_map storage_of_real; /* real storage: fake_storage */
+    tu_map storage_of_fake; /* fake storage: fake_storage */
+    tu_map values;          /* tensor on a fake storage: value */
+    tt_tensor **held;       /* those tensors, so that none of them ends while the capture runs */
+    size_t held_count, held_capacity;
+    uint32_t storage_count;
+} capture;
+
+/* ---- storages ---- */
+
+/* Versions of fakes begin at numbers of their own, far apart, so that a number that the function read from one and sets
+ * again is recognised, and becomes relative to what the version is when the graph runs. */
+#define VERSION_BITS 16
+
+static fake_storage *add_storage(capture *to, tu_storage *storage, int number) {
+    fake_storage *known = calloc(1, sizeof *known);
+    if (known == NULL || tu_map_set(&to->storage_of_fake, storage, known) != TUTTI_OK) {
+        free(known);
+        tu_error_memory("what a capture remembers", sizeof *known);
+        return NULL;
+    }
+    *known = (fake_storage){ .next = to->storages, .storage = tu_storage_hold(storage), .number = number };
+    known->version = ++to->storage_count << VERSION_BITS;
+    atomic_store_explicit(&storage->version, known->version, memory_order_relaxed);
+    to->storages = known;
+    return known;
+}
+
+static fake_storage *stand_in_storage(capture *to, tu_storage *real) {
+    fake_storage *known = tu_map_get(&to->storage_of_real, real);
+    if (known != NULL)
+        return known;
+    tu_storage *fake = tu_storage_new_fake(real->device, real->bytes);
+    known = fake != NULL ? add_storage(to, fake, to->graph->storage_count++) : NULL;
+    tu_storage_drop(fake); /* the capture holds it now */
+    if (known != NULL && tu_map_set(&to->storage_of_real, real, known) != TUTTI_OK)
+        return NULL;
+    return known;
+}
+
+/* ---- tensors ---- */
+
+static tutti_status hold(capture *to, tt_tensor *x) {
+    if (to->held_count == to->held_capacity) {
+        size_t capacity = to->held_capacity == 0 ? 64 : to->held_capacity * 2;
+        tt_tensor **held = realloc(to->held, capacity * sizeof *held);
+        if (held == NULL)
+            return tu_error_memory("what a capture remembers", capacity * sizeof *held);
+        to->held = held;
+        to->held_capacity = capacity;
+    }
+    to->held[to->held_count++] = tu_tensor_hold(x);
+    return TUTTI_OK;
+}
+
+static tutti_status bind(capture *to, tt_tensor *x, tu_value *value) {
+    tutti_status status = hold(to, x);
+    if (status == TUTTI_OK)
+        status = tu_map_set(&to->values, x, value);
+    fake_storage *storage = tu_map_get(&to->storage_of_fake, x->storage);
+    if (status == TUTTI_OK && storage != NULL && storage->any == NULL) {
+        storage->any = value;
+        storage->example = x;
+    }
+    return status;
+}
+
+/* Another handle like `real` on a fake storage, with the hooks of the real one. */
+static tt_tensor *make_fake(capture *to, tt_tensor *real) {
+    tu_shape shape = tu_shape_of(real);
+    fake_storage *storage = stand_in_storage(to, real->storage);
+    fake_storage *home = storage != NULL ? stand_in_storage(to, real->version_home) : NULL;
+    tt_tensor *fake = home != NULL ? tu_tensor_on(tu_storage_hold(storage->storage), &shape) : NULL;
+    if (fake == NULL)
+        return NULL;
+    if (home != storage)
+        fake->version_home = tu_storage_hold(home->storage);
+    fake->flags |= real->flags & (TU_REQUIRES_GRAD | TU_IS_PARAMETER);
+    fake->name = real->name != NULL ? strdup(real->name) : NULL;
+    if (fake->flags & TU_REQUIRES_GRAD) {
+        tu_history *history = tu_history_of(fake);
+        bool made = history != NULL;
+        if (made && real->history != NULL && real->history->node == NULL)
+            made = tu_hook_list_snapshot(&real->history->tensor_hooks, &history->tensor_hooks) == TUTTI_OK &&
+                   tu_hook_list_snapshot(&real->history->accumulate_hooks, &history->accumulate_hooks) == TUTTI_OK;
+        if (!made) {
+            tu_tensor_drop(fake);
+            return NULL;
+        }
+    }
+    return fake;
+}
+
+static meeting *meet(capture *to, tt_tensor *real, tu_input_kind kind);
+
+/* The gradient of a leaf that is met stands beside it. */
+static tutti_status meet_gradient(capture *to, meeting *leaf) {
+    tu_history *history = leaf->real->history;
+    if (history == NULL)
+        return TUTTI_OK;
+    pthread_mutex_lock(&history->grad_lock);
+    tt_tensor *grad = tu_tensor_hold(history->grad);
+    pthread_mutex_unlock(&history->grad_lock);
+    if (grad == NULL)
+        return TUTTI_OK;
+    meeting *met = tu_map_get(&to->by_real, grad);
+    if (met == NULL && (met = meet(to, grad, TU_INPUT_GRADIENT)) != NULL)
+        met->leaf = leaf;
+    tu_tensor_drop(grad); /* the meeting holds it */
+    tu_history *own = met != NULL ? tu_history_of(leaf->fake) : NULL;
+    if (own == NULL)
+        return TUTTI_ERROR_MEMORY;
+    own->grad = tu_tensor_hold(met->fake);
+    return TUTTI_OK;
+}
+
+static meeting *meet(capture *to, tt_tensor *real, tu_input_kind kind) {
+    meeting *met = calloc(1, sizeof *met);
+    tt_tensor *fake = met != NULL ? make_fake(to, real) : NULL;
+    if (fake == NULL) {
+        if (met == NULL)
+            tu_error_memory("what a capture remembers", sizeof *met);
+        free(met);
+        return NULL;
+    }
+    *met = (meeting){ .next = to->meetings, .real = tu_tensor_hold(real), .fake = fake, .kind = kind };
+    to->meetings = met;
+    if (tu_map_set(&to->by_real, real, met) != TUTTI_OK || tu_map_set(&to->by_fake, fake, met) != TUTTI_OK ||
+        (kind != TU_INPUT_GRADIENT && meet_gradient(to, met) != TUTTI_OK))
+        return NULL;
+    return met;
+}
+
+static tt_tensor *stand_in(tu_call_recorder *recorder, tt_tensor *x) {
+    capture *to = (capture *)recorder;
+    if (x->flags & TU_NUMBER || x->storage->fake)
+        return x;
+    meeting *met = tu_map_get(&to->by_real, x);
+    if (met == NULL)
+        met = meet(to, x, TU_INPUT_CONSTANT);
+    return met != NULL ? met->fake : NULL;
+}
+
+/* ---- values ---- */
+
+/* Letters, digits, points and underscores; others would not be read back. */
+static const char *input_name(const meeting *met, char *buffer, size_t size) {
+    const char *given = met->real->name;
+    if (met->kind == TU_INPUT_GRADIENT)
+        given = met->leaf->real->name;
+    size_t length = 0;
+    for (; given != NULL && given[length] != 0 && length + 8 < size; length++) {
+        char one = given[length];
+        bool letter = (one >= 'a' && one <= 'z') || (one >= 'A' && one <= 'Z') || one == '_';
+        buffer[length] = letter || ((one == '.' || (one >= '0' && one <= '9')) && length > 0) ? one : '_';
+    }
+    buffer[length] = 0;
+    if (length == 0)
+        strcpy(buffer, met->kind == TU_INPUT_ARGUMENT ? "input" : met->kind == TU_INPUT_HELD ? "slot" : "constant");
+    if (met->kind == TU_INPUT_GRADIENT)
+        strcat(buffer, length > 0 ? ".grad" : "_grad");
+    return buffer;
+}
+
+static tutti_status value_of(capture *to, tt_tensor *x, tu_value **value);
+
+static tutti_status add_input(capture *to, meeting *met, tu_value **value) {
+    char name[128];
+    tu_shape shape = tu_shape_of(met->fake);
+    fake_storage *storage = tu_map_get(&to->storage_of_fake, met->fake->storage);
+    tu_value *leaf = NULL;
+    tutti_status status = TUTTI_OK;
+    if (met->kind == TU_INPUT_GRADIENT)
+        status = value_of(to, met->leaf->fake, &leaf);
+    tu_value *made = status == TUTTI_OK
+                         ? tu_graph_value(to->graph, input_name(met, name, sizeof name), &shape, storage->number)
+                         : NULL;
+    tu_graph_input *input = made != NULL ? tu_graph_input_add(to->graph, met->kind, made) : NULL;
+    if (input == NULL)
+        return status != TUTTI_OK ? status : TUTTI_ERROR_MEMORY;
+    made->flags = met->fake->flags & (TU_REQUIRES_GRAD | TU_IS_PARAMETER);
+    if (met->kind == TU_INPUT_CONSTANT)
+        input->tensor = tu_tensor_hold(met->real);
+    if (met->kind == TU_INPUT_GRADIENT)
+        input->index = leaf->place;
+    if (met->kind == TU_INPUT_HELD) {
+        input->holder = met->holder;
+        met->holder.keep(met->holder.owner);
+    }
+    *value = made;
+    return bind(to, met->fake, made);
+}
+
+static bool has_shape(const tu_value *value, const tu_shape *shape) {
+    size_t bytes = (size_t)shape->ndim * sizeof shape->sizes[0];
+    return value->shape.dtype == shape->dtype && value->shape.ndim == shape->ndim &&
+           value->shape.offset == shape->offset && memcmp(value->shape.sizes, shape->sizes, bytes) == 0 &&
+           memcmp(value->shape.strides, shape->strides, bytes) == 0;
+}
+
+/* A tensor that no operator made: another handle on memory that the graph knows, such as what a node saved. It is the
+ * value of that shape, or a view of one. */
+static tutti_status find_alias(capture *to, tt_tensor *x, tu_value **value) {
+    tu_shape shape = tu_shape_of(x);
+    fake_storage *storage = tu_map_get(&to->storage_of_fake, x->storage);
+    for (meeting *met = to->meetings; storage != NULL && storage->any == NULL && met != NULL; met = met->next)
+        if (met->fake->storage == x->storage) { /* only other handles on it were met */
+            tutti_status status = add_input(to, met, value);
+            if (status != TUTTI_OK)
+                return status;
+        }
+    if (storage == NULL || storage->any == NULL)
+        return tu_error(TUTTI_ERROR_CAPTURE, "capture: %s was not made by the function that is captured",
+                        tu_describe(x));
+    for (tu_value *other = to->graph->values; other != NULL; other = other->next)
+        if (other->storage == storage->number && has_shape(other, &shape)) {
+            *value = other;
+            return bind(to, x, other);
+        }
+    tt_scope scope = tt_scope_open();
+    bool recording = tt_grad_mode(false);
+    tt_tensor *view = storage->example->dtype == x->dtype
+                          ? tt_as_strided(storage->example, tt_dims_of(shape.ndim, shape.sizes),
+                                          tt_dims_of(shape.ndim, shape.strides), shape.offset)
+                          : NULL;
+    tutti_status status = tu_self()->pending;
+    if (status == TUTTI_OK)
+        status = view == NULL ? tu_error(TUTTI_ERROR_CAPTURE, "capture: %s looks at memory that the graph knows as %s",
+                                         tu_describe(x), tu_describe(storage->example))
+                              : value_of(to, view, value);
+    if (status == TUTTI_OK)
+        status = bind(to, x, *value);
+    tt_grad_mode(recording);
+    tu_scope_leave(&scope);
+    return status;
+}
+
+static tutti_status value_of(capture *to, tt_tensor *x, tu_value **value) {
+    *value = tu_map_get(&to->values, x);
+    if (*value != NULL)
+        return TUTTI_OK;
+    meeting *met = tu_map_get(&to->by_fake, x);
+    return met != NULL ? add_input(to, met, value) : find_alias(to, x, value);
+}
+
+static tutti_status operand_of(capture *to, tt_tensor *x, tu_operand *operand) {
+    *operand = (tu_operand){ .value = NULL };
+    if (x == NULL)
+        return TUTTI_OK;
+    if (!(x->flags & TU_NUMBER) || x->storage->fake) /* a number may be computed, too */
+        return value_of(to, x, &operand->value);
+    operand->number = (tutti_dtype)x->dtype;
+    if (x->dtype == TUTTI_I64)
+        operand->at.whole = *(const int64_t *)tu_pointer(x);
+    else
+        operand->at.real = *(const double *)tu_pointer(x);
+    return TUTTI_OK;
+}
+
+/* ---- recording ---- */
+
+static tutti_status record_results(capture *to, tu_vertex *vertex, const tu_call *call) {
+    for (int i = 0; i < vertex->result_count; i++) {
+        tt_tensor *output = call->outputs[i];
+        tu_shape shape = tu_shape_of(output);
+        fake_storage *storage = tu_map_get(&to->storage_of_fake, output->storage);
+        if (storage == NULL && (storage = add_storage(to, output->storage, to->graph->storage_count)) != NULL)
+            to->graph->storage_count++;
+        tu_value *value =
+            storage != NULL ? tu_graph_value(to->graph, call->entry->name, &shape, storage->number) : NULL;
+        if (value == NULL)
+            return TUTTI_ERROR_MEMORY;
+        value->maker = vertex;
+        value->place = i;
+        vertex->results[i] = value;
+        tutti_status status = bind(to, output, value);
+        if (status != TUTTI_OK)
+            return status;
+    }
+    return TUTTI_OK;
+}
+
+/* Operands first: they may need inputs of the graph, or views, which come before the vertex. */
+static tutti_status record_vertex(capture *to, const tu_call *call, tu_vertex **made) {
+    tu_operand few[TU_INPUTS];
+    tu_operand *operands = call->input_count <= TU_INPUTS ? few : calloc((size_t)call->input_count, sizeof *operands);
+    tutti_status status = operands != NULL ? TUTTI_OK : tu_error_memory("operands", sizeof *operands);
+    for (int i = 0; i < call->input_count && status == TUTTI_OK; i++)
+        status = operand_of(to, call->inputs[i], &operands[i]);
+    tu_vertex *vertex = NULL;
+    if (status == TUTTI_OK) {
+        vertex = tu_graph_vertex(to->graph, call->entry, call->input_count, call->in_place ? 0 : call->output_count,
+                                 call->attributes, NULL);
+        status = vertex != NULL ? TUTTI_OK : TUTTI_ERROR_MEMORY;
+    }
+    if (status == TUTTI_OK) {
+        vertex->in_place = call->in_place;
+        memcpy(vertex->operands, operands, (size_t)call->input_count * sizeof *operands);
+        status = record_results(to, vertex, call);
+    }
+    if (operands != few)
+        free(operands);
+    *made = vertex;
+    return status;
+}
+
+static tutti_status record_wait(capture *to, tu_value *value) {
+    tu_wait_attributes none;
+    memset(&none, 0, sizeof none);
+    tu_vertex *wait = tu_graph_vertex(to->graph, &tu_operator_wait, 1, 0, &none, NULL);
+    if (wait == NULL)
+        return TUTTI_ERROR_MEMORY;
+    wait->operands[0].value = value;
+    return TUTTI_OK;
+}
+
+/* A collective is a start, and directly behind it the waits for what it writes; passes move them apart. */
+static tutti_status record_waits(capture *to, const tu_vertex *vertex) {
+    tutti_status status = TUTTI_OK;
+    for (int i = 0; i < vertex->result_count && status == TUTTI_OK; i++)
+        status = record_wait(to, vertex->results[i]);
+    for (int i = 0; i < vertex->operand_count && status == TUTTI_OK; i++)
+        if (tu_vertex_writes(vertex, i))
+            status = record_wait(to, vertex->operands[i].value);
+    return status;
+}
+
+static bool same_strides(const tt_tensor *left, const tt_tensor *right) {
+    return memcmp(left->strides, right->strides, (size_t)left->ndim * sizeof left->strides[0]) == 0;
+}
+
+/* What a backward does with a leaf: its gradient is set, or added to in place where it has one. */
+static tutti_status record_accumulation(tt_tensor *leaf, tt_tensor *grad) {
+    tu_history *history = tu_history_of(leaf);
+    if (history == NULL)
+        return TUTTI_ERROR_MEMORY;
+    tt_scope scope = tt_scope_open();
+    if (history->grad != NULL) {
+        if (tt_grad_enabled())
+            tt_set_grad(leaf, tt_add(history->grad, grad));
+        else
+            tt_add_(history->grad, grad);
+    } else if (tt_grad_enabled() || !tu_is_dense(leaf) || same_strides(leaf, grad)) {
+        tt_set_grad(leaf, tt_clone(grad));
+    } else {
+        tt_options options = TT_OPTIONS_INIT;
+        options.device = leaf->device;
+        tt_set_grad(leaf, tt_copy_(tt_empty_strided(tt_sizes(leaf), tt_strides(leaf), leaf->dtype, &options), grad));
+    }
+    tutti_status status = tu_self()->pending;
+    tu_scope_leave(&scope);
+    return status;
+}
+
+/* Versions that the function read before are kept as what was added to them, below zero. */
+static void record_versions(capture *to, tu_vertex *vertex, const tu_call *call) {
+    tu_version_set_attributes *attributes = vertex->attributes;
+    for (int i = 0; i < call->input_count; i++) {
+        const fake_storage *storage = tu_map_get(&to->storage_of_fake, call->inputs[i]->version_home);
+        int64_t *version = (int64_t *)attributes->versions.at + i;
+        if (storage != NULL && *version >= storage->version && *version <= tu_version(call->inputs[i]))
+            *version = -(*version - storage->version) - 1;
+    }
+}
+
+static tutti_status record(tu_call_recorder *recorder, tu_call *call) {
+    capture *to = (capture *)recorder;
+    tu_vertex *vertex;
+    if (call->entry == &tu_operator_accumulate_grad) {
+        call->computed = true;
+        return record_accumulation(call->inputs[0], call->inputs[1]);
+    }
+    tutti_status status = record_vertex(to, call, &vertex);
+    if (status == TUTTI_OK && call->entry->flags & TU_STARTS)
+        status = record_waits(to, vertex);
+    if (status == TUTTI_OK && call->entry == &tu_operator_version_set)
+        record_versions(to, vertex, call);
+    call->computed = !(call->entry->flags & TU_ANY_DEVICE); /* such kernels work on fakes too, and must */
+    return status;
+}
+
+/* ---- holders ---- */
+
+static tutti_status note_read(tu_call_recorder *recorder, const tu_holder *holder, tt_tensor *x) {
+    capture *to = (capture *)recorder;
+    if (x->storage->fake || x->flags & TU_NUMBER || tu_map_get(&to->by_real, x) != NULL)
+        return TUTTI_OK;
+    meeting *met = meet(to, x, TU_INPUT_HELD);
+    if (met == NULL)
+        return TUTTI_ERROR_MEMORY;
+    met->holder = *holder;
+    holder->keep(holder->owner);
+    return TUTTI_OK;
+}
+
+static tutti_status note_write(tu_call_recorder *recorder, const tu_holder *holder) {
+    capture *to = (capture *)recorder;
+    for (change *one = to->changes; one != NULL; one = one->next)
+        if (one->holder.owner == holder->owner && one->holder.index == holder->index)
+            return TUTTI_OK;
+    change *one = malloc(sizeof *one);
+    if (one == NULL)
+        return tu_error_memory("what a capture remembers", sizeof *one);
+    *one = (change){ to->changes, *holder, tu_tensor_hold(holder->get(holder->owner, holder->index)) };
+    holder->keep(holder->owner);
+    to->changes = one;
+    return TUTTI_OK;
+}
+
+static tutti_status record_effect(capture *to, const change *one) {
+    tt_tensor *now = one->holder.get(one->holder.owner, one->holder.index);
+    if (now == one->before)
+        return TUTTI_OK;
+    tt_graph *graph = to->graph;
+    tu_graph_effect *effects = realloc(graph->effects, ((size_t)graph->effect_count + 1) * sizeof *effects);
+    if (effects == NULL)
+        return tu_error_memory("effects of a graph", sizeof *effects);
+    graph->effects = effects;
+    tu_value *value = NULL;
+    tt_tensor *fake = now != NULL ? stand_in(&to->recorder, now) : NULL;
+    tutti_status status = now == NULL ? TUTTI_OK : fake == NULL ? TUTTI_ERROR_MEMORY : value_of(to, fake, &value);
+    if (status != TUTTI_OK)
+        return status;
+    effects[graph->effect_count++] = (tu_graph_effect){ one->holder, value };
+    one->holder.keep(one->holder.owner);
+    return TUTTI_OK;
+}
+
+/* Whatever happened, holders have again what they had. */
+static tutti_status undo_changes(capture *to) {
+    tutti_status status = TUTTI_OK;
+    for (change *one = to->changes, *next; one != NULL; one = next) {
+        next = one->next;
+        tutti_status undone = one->holder.set(one->holder.owner, one->holder.index, one->before);
+        status = status == TUTTI_OK ? undone : status;
+        tu_tensor_drop(one->before);
+        one->holder.release(one->holder.owner);
+        free(one);
+    }
+    return status;
+}
+
+/* ---- one capture ---- */
+
+static tutti_status begin(capture *to, tt_tensor_list inputs, tt_tensor **fakes) {
+    to->recorder = (tu_call_recorder){ record, stand_in, note_read, note_write };
+    to->graph = tu_graph_new();
+    tutti_status status = to->graph != NULL ? TUTTI_OK : TUTTI_ERROR_MEMORY;
+    for (size_t i = 0; i < inputs.count && status == TUTTI_OK; i++) {
+        tu_value *value;
+        status = tu_tensor_check("capture", "inputs", inputs.at[i]);
+        if (status == TUTTI_OK && tu_map_get(&to->by_real, inputs.at[i]) != NULL)
+            status =
+                tu_error(TUTTI_ERROR_ARGUMENT, "capture: input %zu, %s, is given twice", i, tu_describe(inputs.at[i]));
+        meeting *met = status == TUTTI_OK ? meet(to, inputs.at[i], TU_INPUT_ARGUMENT) : NULL;
+        if (met == NULL)
+            return status != TUTTI_OK ? status : TUTTI_ERROR_MEMORY;
+        fakes[i] = met->fake;
+        status = add_input(to, met, &value);
+    }
+    return status;
+}
+
+static tutti_status take_outputs(capture *to, int count, tt_tensor **outputs) {
+    if (count < 0 || count > TT_GRAPH_OUTPUTS)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "capture: the function returned %d results; 0 to %d are possible", count,
+                        TT_GRAPH_OUTPUTS);
+    to->graph->outputs = calloc((size_t)count + 1, sizeof *to->graph->outputs);
+    if (to->graph->outputs == NULL)
+        return tu_error_memory("outputs of a graph", (size_t)count * sizeof *to->graph->outputs);
+    tutti_status status = TUTTI_OK;
+    for (int i = 0; i < count && status == TUTTI_OK; i++) {
+        tu_operand *output = &to->graph->outputs[to->graph->output_count++];
+        if (outputs[i] == NULL)
+            continue;
+        status = tu_tensor_check("capture", "outputs", outputs[i]);
+        tt_tensor *fake = status == TUTTI_OK ? stand_in(&to->recorder, outputs[i]) : NULL;
+        if (status == TUTTI_OK)
+            status = fake != NULL ? operand_of(to, fake, output) : TUTTI_ERROR_MEMORY;
+    }
+    for (const change *one = to->changes; one != NULL && status == TUTTI_OK; one = one->next)
+        status = record_effect(to, one);
+    return status;
+}
+
+static tutti_status run_function(capture *to, tt_compile_function *function, void *user, tt_tensor_list fakes) {
+    tt_tensor **outputs = calloc(TT_GRAPH_OUTPUTS, sizeof(tt_tensor *));
+    if (outputs == NULL)
+        return tu_error_memory("outputs of a function", TT_GRAPH_OUTPUTS * sizeof *outputs);
+    tt_scope scope = tt_scope_open();
+    tu_call_recorder *before = tu_call_recorder_set(&to->recorder);
+    int count = function(fakes, outputs, user);
+    tutti_status status = tu_self()->pending;
+    if (status == TUTTI_OK)
+        status = take_outputs(to, count, outputs);
+    tu_call_recorder_set(before);
+    tu_scope_leave(&scope);
+    free(outputs);
+    return status;
+}
+
+static void end(capture *to) {
+    for (meeting *met = to->meetings, *next; met != NULL; met = next) {
+        next = met->next;
+        if (met->kind == TU_INPUT_HELD && met->holder.release != NULL)
+            met->holder.release(met->holder.owner);
+        tu_tensor_drop(met->real);
+        tu_tensor_drop(met->fake);
+        free(met);
+    }
+    for (size_t i = 0; i < to->held_count; i++)
+        tu_tensor_drop(to->held[i]);
+    for (fake_storage *storage = to->storages, *next; storage != NULL; storage = next) {
+        next = storage->next;
+        storage->storage->bytes = 0; /* a handle that the function kept is an error from now on */
+        tu_storage_drop(storage->storage);
+        free(storage);
+    }
+    free(to->held);
+    tu_map_free(&to->by_real);
+    tu_map_free(&to->by_fake);
+    tu_map_free(&to->storage_of_real);
+    tu_map_free(&to->storage_of_fake);
+    tu_map_free(&to->values);
+}
+
+static tutti_status check_call(tt_compile_function *function, tt_graph **graph) {
+    if (function == NULL || graph == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "capture: %s is NULL", function == NULL ? "function" : "graph");
+    if (tu_is_capturing())
+        return tu_error(TUTTI_ERROR_CAPTURE, "capture: this thread is capturing a function already");
+    return TUTTI_OK;
+}
+
+bool tt_capture(tt_compile_function *function, void *user, tt_tensor_list inputs, tt_graph **graph) {
+    if (graph != NULL)
+        *graph = NULL;
+    if (tu_self()->pending != TUTTI_OK || tu_pending_take(check_call(function, graph)) != TUTTI_OK)
+        return false;
+    capture to = { .graph = NULL };
+    tt_tensor **fakes = calloc(inputs.count + 1, sizeof *fakes);
+    tutti_status status = fakes != NULL ? begin(&to, inputs, fakes) : tu_error_memory("inputs", sizeof *fakes);
+    if (status == TUTTI_OK)
+        status = run_function(&to, function, user, tt_tensors_of(inputs.count, fakes));
+    tutti_status undone = undo_changes(&to);
+    if (status == TUTTI_OK)
+        status = undone;
+    end(&to);
+    free(fakes);
+    if (status == TUTTI_OK)
+        status = tu_graph_check("capture", to.graph);
+    if (tu_pending_take(status) != TUTTI_OK) {
+        tt_graph_release(&to.graph);
+        return false;
+    }
+    *graph = to.graph;
+    return true;
+}

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Whether the results of every vertex are what its operator says: the shape rules are asked anew, on fakes.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "graph/graph.h"
+
+static tutti_status fake_of(tt_tensor **tensors, const tu_value *value) {
+    tt_tensor **place = &tensors[value->number];
+    if (*place == NULL)
+        *place = tu_tensor_new_fake(&value->shape);
+    return *place != NULL ? TUTTI_OK : TUTTI_ERROR_MEMORY;
+}
+
+static bool same_shape(const tu_shape *left, const tu_shape *right) {
+    size_t bytes = (size_t)left->ndim * sizeof left->sizes[0];
+    return left->dtype == right->dtype && left->device == right->device && left->ndim == right->ndim &&
+           memcmp(left->sizes, right->sizes, bytes) == 0 && memcmp(left->strides, right->strides, bytes) == 0;
+}
+
+static tutti_status compare(const char *who, const tu_vertex *vertex, const tu_call *call) {
+    for (int i = 0; i < vertex->result_count; i++)
+        if (!same_shape(&vertex->results[i]->shape, &call->results[i]))
+            return tu_error(TUTTI_ERROR_STATE, "%s: %s is said to be %s %s, and %s gives %s %s", who,
+                            vertex->results[i]->name, tutti_dtype_name(vertex->results[i]->shape.dtype),
+                            tu_dims_text(vertex->results[i]->shape.ndim, vertex->results[i]->shape.sizes),
+                            vertex->entry->name, tutti_dtype_name(call->results[i].dtype),
+                            tu_dims_text(call->results[i].ndim, call->results[i].sizes));
+    return TUTTI_OK;
+}
+
+static tutti_status check_vertex(const char *who, const tu_vertex *vertex, tt_tensor **tensors) {
+    tt_tensor **inputs = tu_scope_memory(((size_t)vertex->operand_count + 1) * sizeof *inputs);
+    tutti_status status = inputs != NULL ? TUTTI_OK : TUTTI_ERROR_MEMORY;
+    for (int i = 0; i < vertex->operand_count && status == TUTTI_OK; i++) {
+        const tu_operand *operand = &vertex->operands[i];
+        inputs[i] = NULL;
+        if (operand->value != NULL) {
+            status = fake_of(tensors, operand->value);
+            inputs[i] = tensors[operand->value->number];
+        } else if (operand->number != 0) {
+            inputs[i] = tt_number(operand->number == TUTTI_I64 ? (double)operand->at.whole : operand->at.real);
+        } else if (i >= TU_INPUTS || !(vertex->entry->optional & TU_INPUT(i))) {
+            return tu_error(TUTTI_ERROR_STATE, "%s: %s needs %s, and is given none", who, vertex->entry->name,
+                            tu_argument_name(vertex->entry, i));
+        }
+    }
+    if (status != TUTTI_OK || tu_self()->pending != TUTTI_OK)
+        return status != TUTTI_OK ? status : tu_self()->pending;
+    tu_call call;
+    tu_call_init(&call, vertex->entry, vertex->operand_count, inputs, vertex->attributes);
+    call.in_place = vertex->in_place;
+    call.device = TUTTI_CPU;
+    call.placed = false;
+    for (int i = 0; i < vertex->operand_count && !call.placed; i++)
+        if (inputs[i] != NULL && !(inputs[i]->flags & TU_NUMBER)) {
+            call.placed = true;
+            call.device = inputs[i]->device;
+        }
+    if (vertex->entry->flags & TU_EACH_INPUT) {
+        call.output_count = call.input_count;
+        call.results = tu_scope_memory((size_t)call.input_count * sizeof *call.results);
+        if (call.results == NULL)
+            return TUTTI_ERROR_MEMORY;
+    }
+    status = vertex->entry->shape(&call);
+    return status == TUTTI_OK ? compare(who, vertex, &call) : status;
+}
+
+/* The shape rule of a version that is counted from the beginning would refuse it. */
+static bool has_rule(const tu_vertex *vertex) {
+    return strcmp(vertex->entry->name, "version_set") != 0;
+}
+
+tutti_status tu_graph_check_shapes(const char *who, const tt_graph *graph) {
+    tt_tensor **tensors = calloc((size_t)graph->value_count + 1, sizeof(tt_tensor *));
+    tutti_status status = tensors != NULL ? TUTTI_OK : tu_error_memory("a check of a graph", sizeof *tensors);
+    for (const tu_vertex *vertex = graph->first; vertex != NULL && status == TUTTI_OK; vertex = vertex->next) {
+        tt_scope scope = tt_scope_open();
+        if (has_rule(vertex))
+            status = check_vertex(who, vertex, tensors);
+        tu_scope_leave(&scope);
+    }
+    for (int i = 0; tensors != NULL && i < graph->value_count; i++)
+        tu_tensor_drop(tensors[i]);
+    free(tensors);
+    return status;
+}

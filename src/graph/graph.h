@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Graphs inside. A graph is a list of vertices in program order; a vertex is a call of an operator: its row, its
+ * operands, a copy of its attributes, and the values that it makes. A value is one tensor: metadata, and the number of
+ * the storage that it looks at, which views share. An operator that writes changes the value that it is given and makes
+ * none; so a graph says what a program did, in place and all, and passes rewrite it.
+ */
+#ifndef TU_GRAPH_GRAPH_H
+#define TU_GRAPH_GRAPH_H
+
+#include <stdatomic.h>
+
+#include <tutti/graph.h>
+
+#include "tensor/operator.h"
+
+typedef struct tu_vertex tu_vertex;
+
+typedef struct tu_value {
+    struct tu_value *next; /* of all values of the graph */
+    char *name;
+    int number; /* counted from 0 as they are made */
+    tu_shape shape;
+    int storage;      /* values with one number share memory */
+    tu_vertex *maker; /* NULL: an input */
+    int place;        /* among the results of its maker, or among the inputs */
+    uint8_t flags;    /* TU_REQUIRES_GRAD and TU_IS_PARAMETER, as at the capture */
+    int mark;         /* free for a pass */
+} tu_value;
+
+/* What a vertex is given: a value, a number that adopts the dtype of what it meets, or nothing. */
+typedef struct tu_operand {
+    tu_value *value;
+    tutti_dtype number; /* I64 or F64; 0: no number */
+    union {
+        int64_t whole;
+        double real;
+    } at;
+} tu_operand;
+
+struct tu_vertex {
+    tu_vertex *before, *next;
+    const tu_operator *entry;
+    bool in_place;
+    int operand_count, result_count;
+    tu_operand *operands;
+    tu_value **results;
+    void *attributes; /* a copy: see tu_attributes_copy */
+    int mark;         /* free for a pass */
+};
+
+typedef enum tu_input_kind {
+    TU_INPUT_ARGUMENT, /* the `index`-th input of the function */
+    TU_INPUT_CONSTANT, /* a tensor that was met on the way, held */
+    TU_INPUT_HELD,     /* what a holder has at each run: a module's slot */
+    TU_INPUT_GRADIENT  /* the gradient that the `index`-th input of the graph has at each run */
+} tu_input_kind;
+
+typedef struct tu_graph_input {
+    tu_value *value;
+    tu_input_kind kind;
+    int index;         /* of an argument: its place; of a gradient: whose it is */
+    tt_tensor *tensor; /* of a constant; of the others NULL */
+    tu_holder holder;
+} tu_graph_input;
+
+/* What a run leaves in a holder; NULL empties it. */
+typedef struct tu_graph_effect {
+    tu_holder holder;
+    tu_value *value;
+} tu_graph_effect;
+
+struct tt_graph {
+    atomic_int references;
+    tu_vertex *first, *last;
+    tu_value *values; /* all of them, newest first */
+    int value_count, storage_count, vertex_count, argument_count;
+    tu_graph_input *inputs; /* the arguments first, in order; then the others as they were met */
+    int input_count, input_capacity;
+    tu_operand *outputs; /* values, or nothing */
+    int output_count;
+    tu_graph_effect *effects;
+    int effect_count;
+    struct tu_names *names;
+};
+
+/* ---- building (graph.c) ---- */
+
+tt_graph *tu_graph_new(void); /* NULL with the thread's error written */
+/* A value under a name of its own, made from `base`; NULL with the thread's error written. */
+tu_value *tu_graph_value(tt_graph *graph, const char *base, const tu_shape *shape, int storage);
+/* A value that comes from outside. */
+tu_graph_input *tu_graph_input_add(tt_graph *graph, tu_input_kind kind, tu_value *value);
+/* A vertex before `place` (NULL: at the end), with room for its operands and results; attributes are copied. */
+tu_vertex *tu_graph_vertex(tt_graph *graph, const tu_operator *entry, int operands, int results, const void *attributes,
+                           tu_vertex *place);
+/* Takes a vertex out and frees it. Nothing may use its results any more. */
+void tu_vertex_erase(tt_graph *graph, tu_vertex *vertex);
+/* Takes it out and puts it before `place` (NULL: to the end). */
+void tu_vertex_move(tt_graph *graph, tu_vertex *vertex, tu_vertex *place);
+/* Every operand and output that is `from` becomes `to`. */
+void tu_value_replace(tt_graph *graph, tu_value *from, tu_value *to);
+/* Sets every value's mark to the number of times it is used. */
+void tu_graph_count_uses(tt_graph *graph);
+/* Whether the vertex may be left out where nobody uses its results. */
+bool tu_vertex_is_pure(const tu_vertex *vertex);
+/* Whether the vertex writes the memory of this operand. */
+bool tu_vertex_writes(const tu_vertex *vertex, int operand);
+
+/* An error where the graph is not well formed. `who` is who made it so. */
+tutti_status tu_graph_check(const char *who, const tt_graph *graph);
+/* An error where a value is not what its operator's shape rule says (check.c). */
+tutti_status tu_graph_check_shapes(const char *who, const tt_graph *graph);
+
+/* ---- text (text.c) ---- */
+
+/* A stream into memory: tu_text_end gives its text, which is the caller's, or NULL with the thread's error written. */
+typedef struct tu_text {
+    FILE *to;
+    char *at;
+    size_t bytes;
+} tu_text;
+tutti_status tu_text_begin(tu_text *text);
+char *tu_text_end(tu_text *text);
+/* "sin: f32 [10] = sin(x)", without the end of the line. */
+void tu_vertex_print(FILE *to, const tu_vertex *vertex);
+/* "f32 [2, 3] strides [1, 2]" */
+void tu_shape_print(FILE *to, const tu_shape *shape);
+
+/* ---- running (run.c) ---- */
+
+/* Runs the graph vertex by vertex on real tensors, without recording gradients. `inputs` has one per input of the
+ * graph; what goes to `outputs` is held by the caller. */
+tutti_status tu_graph_interpret(const tt_graph *graph, tt_tensor *const *inputs, tt_tensor **outputs);
+/* The tensors of all inputs for these arguments, held; an error where an argument does not fit. */
+tutti_status tu_graph_gather(const char *who, const tt_graph *graph, tt_tensor_list arguments, tt_tensor **inputs);
+
+#endif
