@@ -188,26 +188,43 @@ TU_LANE void NAMED(norm_row)(TYPE *y, const TYPE *x, const TYPE *weight, const T
     if (i < size)
         NAMED(norm_part)(y + i, x + i, weight ? weight + i : NULL, bias ? bias + i : NULL, less, by, size - i);
 }
-static void NAMED(norm)(const tu_norm_rows *rows, int64_t begin, int64_t end) {
+TU_LANE void NAMED(norm_row_of)(const tu_norm_rows *rows, int64_t row) {
     int64_t size = rows->size;
-    for (int64_t row = begin; row < end; row++) {
-        const TYPE *x = (const TYPE *)rows->x + row * size;
-        TYPE *y = (TYPE *)rows->y + row * size, count = (TYPE)size;
-        TYPE mean = rows->centred ? NAMED(total)(x, x, size, 0, NAMED(PLAIN)) / count : 0;
-        TYPE square = NAMED(total)(x, x, size, mean, NAMED(SQUARES)) / count;
-        TYPE scale = 1 / MATH(first)(MATH(sqrt)(MATH(splat)(square + (TYPE)rows->epsilon)));
-        if (rows->weight != NULL && rows->bias != NULL)
-            NAMED(norm_row)(y, x, rows->weight, rows->bias, mean, scale, size);
-        else if (rows->weight != NULL)
-            NAMED(norm_row)(y, x, rows->weight, NULL, mean, scale, size);
-        else if (rows->bias != NULL)
-            NAMED(norm_row)(y, x, NULL, rows->bias, mean, scale, size);
-        else
-            NAMED(norm_row)(y, x, NULL, NULL, mean, scale, size);
-        ((TYPE *)rows->mean)[row] = mean;
-        ((TYPE *)rows->scale)[row] = scale;
+    const TYPE *x = (const TYPE *)rows->x + row * size;
+    TYPE *y = (TYPE *)rows->y + row * size, mean = ((TYPE *)rows->mean)[row], scale = ((TYPE *)rows->scale)[row];
+    if (rows->weight != NULL && rows->bias != NULL)
+        NAMED(norm_row)(y, x, rows->weight, rows->bias, mean, scale, size);
+    else if (rows->weight != NULL)
+        NAMED(norm_row)(y, x, rows->weight, NULL, mean, scale, size);
+    else if (rows->bias != NULL)
+        NAMED(norm_row)(y, x, NULL, rows->bias, mean, scale, size);
+    else
+        NAMED(norm_row)(y, x, NULL, NULL, mean, scale, size);
+}
+/* A few rows at a time where they fit into the first cache: the sum of one row is folded, divided and rooted while the
+ * next one is read. */
+#define NORM_ROWS 4
+#define NORM_BYTES 16384
+static void NAMED(norm)(const tu_norm_rows *rows, int64_t begin, int64_t end) {
+    int64_t size = rows->size, most = size * NORM_ROWS * (int64_t)sizeof(TYPE) <= NORM_BYTES ? NORM_ROWS : 1;
+    TYPE *means = rows->mean, *scales = rows->scale, count = (TYPE)size;
+    for (int64_t first = begin, last; first < end; first = last) {
+        last = end - first < most ? end : first + most;
+        for (int64_t row = first; row < last; row++) {
+            const TYPE *x = (const TYPE *)rows->x + row * size;
+            means[row] = rows->centred ? NAMED(total)(x, x, size, 0, NAMED(PLAIN)) / count : 0;
+        }
+        for (int64_t row = first; row < last; row++) {
+            const TYPE *x = (const TYPE *)rows->x + row * size;
+            TYPE square = NAMED(total)(x, x, size, means[row], NAMED(SQUARES)) / count;
+            scales[row] = 1 / MATH(first)(MATH(sqrt)(MATH(splat)(square + (TYPE)rows->epsilon)));
+        }
+        for (int64_t row = first; row < last; row++)
+            NAMED(norm_row_of)(rows, row);
     }
 }
+#undef NORM_ROWS
+#undef NORM_BYTES
 
 /* dx = scale (gw - mean(gw) - xh mean(gw xh)) with gw = grad weight, xh = (x - mean) scale; RMS norm lacks the first
  * mean.
