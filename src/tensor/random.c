@@ -325,31 +325,62 @@ tutti_status tu_dropout_shape(tu_call *call) {
     return status == TUTTI_OK ? tu_shape_like_first(call) : status;
 }
 
+typedef struct dropout_job {
+    tu_dropout_draw draw;
+    tutti_dtype dtype;
+    int64_t count;
+} dropout_job;
+
+/* Narrow floats are computed in f32, some groups at a time. */
+static void drop_narrow(const dropout_job *job, int64_t begin, int64_t end) {
+    size_t size = tu_dtype_bytes[job->dtype];
+    for (int64_t i = begin; i < end; i += 256) {
+        float values[256];
+        int64_t count = end - i < 256 ? end - i : 256;
+        tu_dropout_draw draw = job->draw;
+        draw.x = draw.out = values;
+        draw.block += (uint64_t)(i / 4);
+        /* Converting known dtypes cannot fail. */
+        tutti_status status =
+            tutti_convert((const char *)job->draw.x + (size_t)i * size, job->dtype, values, TUTTI_F32, (size_t)count);
+        tu_tensor_kernels_get()->dropout[TU_F32](&draw, 0, count);
+        status = tutti_convert(values, TUTTI_F32, (char *)job->draw.out + (size_t)i * size, job->dtype, (size_t)count);
+        (void)status;
+    }
+}
+
+static void drop_groups(void *context, int64_t begin, int64_t end) {
+    const dropout_job *job = context;
+    int64_t first = begin * TU_DROPOUT_GROUP,
+            last = end * TU_DROPOUT_GROUP < job->count ? end * TU_DROPOUT_GROUP : job->count;
+    if (job->dtype == TUTTI_F32 || job->dtype == TUTTI_F64)
+        tu_tensor_kernels_get()->dropout[tu_float_index(job->dtype)](&job->draw, first, last);
+    else
+        drop_narrow(job, first, last);
+}
+
 /* The mask, of 0 and 1/(1-p), is drawn from the state: forward and backward draw the same. */
 tutti_status tu_dropout_cpu(tu_call *call) {
     const tu_dropout_attributes *attributes = call->attributes;
+    const tt_tensor *x = call->inputs[0];
     tt_tensor *out = call->outputs[0];
     tu_random state = read_state(call->inputs[1]);
-    double kept = 1 / (1 - attributes->share);
-    tu_copy_tensor(out, call->inputs[0]);
-    char *data = tu_pointer(out);
-    for (int64_t i = 0; i < out->numel; i += 256) {
-        double draws[256], values[256];
-        int64_t count = out->numel - i < 256 ? out->numel - i : 256;
-        char *piece = data + i * tu_dtype_bytes[out->dtype];
-        uniform(state, i, count, draws);
-        tutti_status status = tutti_convert(piece, out->dtype, values, TUTTI_F64, (size_t)count);
-        for (int64_t j = 0; j < count; j++)
-            values[j] = draws[j] < attributes->share ? 0 : values[j] * kept;
-        if (status == TUTTI_OK)
-            status = tutti_convert(values, TUTTI_F64, piece, out->dtype, (size_t)count);
-        if (status != TUTTI_OK)
-            return status;
+    if (!(x->flags & TU_CONTIGUOUS)) {
+        tu_copy_tensor(out, x);
+        x = out;
     }
+    dropout_job job = { { tu_pointer(x), tu_pointer(out), state.seed, state.counter, state.rank,
+                          (uint32_t)(attributes->share * 0x1p32), 1 / (1 - attributes->share) },
+                        out->dtype,
+                        out->numel };
+    tu_parallel((out->numel + TU_DROPOUT_GROUP - 1) / TU_DROPOUT_GROUP, 512, drop_groups, &job);
     return TUTTI_OK;
 }
 
+/* Whole groups are drawn, so that the next draw begins behind them. */
 tt_tensor *tt_dropout(tt_tensor *x, double share) {
-    tt_tensor *state = state_like("dropout", x);
+    if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("dropout", "x", x)) != TUTTI_OK)
+        return NULL;
+    tt_tensor *state = state_for(x->device, (x->numel + TU_DROPOUT_GROUP - 1) / TU_DROPOUT_GROUP * TU_DROPOUT_GROUP);
     return state != NULL ? tu_dropout(x, state, share) : NULL;
 }

@@ -100,6 +100,11 @@ TU_LANE double tu_fold_greater_f64(vec_f64 x) {
 
 #define TU_SCALE_BY_PARTS 1
 
+/* The product of the low halves of 64-bit lanes with a number. */
+TU_LANE vec_u64 tu_wide_product(vec_u64 x, uint32_t factor) {
+    return (vec_u64)_mm256_mul_epu32((__m256i)x, _mm256_set1_epi64x(factor));
+}
+
 /* In each 32-bit lane the sum of the products of its 16-bit halves: exact for halves that were i8. */
 TU_LANE vec_i32 tu_dot_halves(vec_i32 left, vec_i32 right) {
     return (vec_i32)_mm256_madd_epi16((__m256i)left, (__m256i)right);

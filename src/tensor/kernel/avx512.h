@@ -97,6 +97,11 @@ TU_LANE double tu_fold_greater_f64(vec_f64 x) {
     return _mm_cvtsd_f64(_mm_max_sd(quarter, _mm_unpackhi_pd(quarter, quarter)));
 }
 
+/* The product of the low halves of 64-bit lanes with a number. */
+TU_LANE vec_u64 tu_wide_product(vec_u64 x, uint32_t factor) {
+    return (vec_u64)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi64(factor));
+}
+
 /* In each 32-bit lane the sum of the products of its 16-bit halves: exact for halves that were i8. */
 TU_LANE vec_i32 tu_dot_halves(vec_i32 left, vec_i32 right) {
     return (vec_i32)_mm512_madd_epi16((__m512i)left, (__m512i)right);

@@ -76,6 +76,18 @@ typedef struct tu_step {
 } tu_step;
 typedef void tu_step_kernel(const tu_step *step, int64_t begin, int64_t end);
 
+/* Dropout of elements [begin, end), begin a multiple of the group: 0 where the element's random word is below the
+ * limit, else x times `kept`. In place is allowed. See random_body.h for the words. */
+#define TU_DROPOUT_GROUP 64
+typedef struct tu_dropout_draw {
+    const void *x;
+    void *out;
+    uint64_t seed, block; /* of the first element */
+    uint32_t rank, limit;
+    double kept;
+} tu_dropout_draw;
+typedef void tu_dropout_kernel(const tu_dropout_draw *draw, int64_t begin, int64_t end);
+
 /* out (rows, columns), its rows out_stride apart, = left (rows, depth) right (depth, columns), or out + left right;
  * element (i, j) of left at left[i * left_row + j * left_column]. `right` is packed, the first `depth` of its
  * `packed_depth` rows count. Each element of out is one chain of fma along the depth, from its begin to its end, so
@@ -112,6 +124,7 @@ typedef struct tu_tensor_kernels {
     tu_norm_kernel *norm[TU_FLOATS], *norm_backward[TU_FLOATS], *norm_columns[TU_FLOATS];
     tu_entropy_kernel *entropy[TU_FLOATS], *entropy_backward[TU_FLOATS];
     tu_step_kernel *sgd[TU_FLOATS], *adamw[TU_FLOATS];
+    tu_dropout_kernel *dropout[TU_FLOATS];
     tu_product_kernel *product[TU_FLOATS];
     tu_pack_kernel *pack[TU_FLOATS];
     tu_int8_kernel *int8_product;

@@ -85,6 +85,11 @@ TU_LANE double tu_fold_greater_f64(vec_f64 x) {
 
 #define TU_SCALE_BY_PARTS 1
 
+/* The product of the low halves of 64-bit lanes with a number. */
+TU_LANE vec_u64 tu_wide_product(vec_u64 x, uint32_t factor) {
+    return (vec_u64)vmull_u32(vmovn_u64((uint64x2_t)x), vdup_n_u32(factor));
+}
+
 /* In each 32-bit lane the sum of the products of its 16-bit halves: exact for halves that were i8. */
 TU_LANE vec_i32 tu_dot_halves(vec_i32 left, vec_i32 right) {
     int16x8_t x = (int16x8_t)left, y = (int16x8_t)right;

@@ -32,6 +32,8 @@
 
 #include "tensor/kernel/int8_body.h"
 
+#include "tensor/kernel/random_body.h"
+
 /* ---- f64 alone ---- */
 
 static void normals(double *first, double *second, int64_t count) {
@@ -80,6 +82,7 @@ const tu_tensor_kernels TU_JOIN(tu_tensor_kernels_, TU_LEVEL) = {
     .entropy_backward = PAIR(entropy_backward),
     .sgd = PAIR(sgd),
     .adamw = PAIR(adamw),
+    .dropout = PAIR(dropout),
     .product = PAIR(product),
     .pack = PAIR(pack),
     .int8_product = int8_product,

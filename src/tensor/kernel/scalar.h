@@ -159,6 +159,11 @@ TU_LANE vec_f32 tu_narrow(const vec_f64 *half) {
 
 #define TU_SCALE_BY_PARTS 1
 
+/* The product of the low halves of 64-bit lanes with a number. */
+TU_LANE vec_u64 tu_wide_product(vec_u64 x, uint32_t factor) {
+    return (uint64_t)(uint32_t)x * factor;
+}
+
 /* In each 32-bit lane the sum of the products of its 16-bit halves: exact for halves that were i8. */
 TU_LANE vec_i32 tu_dot_halves(vec_i32 left, vec_i32 right) {
     return (int16_t)left * (int16_t)right + (left >> 16) * (right >> 16);
