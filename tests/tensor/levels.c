@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The same bits at every instruction set and for every number of threads, for all operators whose arithmetic is our
- * own.
+ * own: every row of the table by its sample, and the larger ones once more around every width of register.
  */
 #include <cblas.h>
 
 #include <tutti/autograd.h>
+#include <tutti/functional.h>
 #include <tutti/ops.h>
 
 #include "../harness.h"
 #include "base/instructions.h"
 #include "tensor/gemm.h"
+#include "tensor/operator.h"
 
 enum {
     INPUTS = 4,
@@ -180,4 +182,134 @@ TEST(products_of_i8_are_exact_at_every_level) {
                 CHECK_EQ(c[i * 37 + j], sum);
             }
     }
+}
+
+/* ---- the whole table ---- */
+
+#define MADE 8
+
+typedef struct maker {
+    tu_sampler sampler;
+    tutti_dtype dtype;
+    bool strided;
+    int count;
+    tt_tensor *made[MADE];
+} maker;
+
+static double value_of(tu_sample_kind kind, uint64_t element, int64_t limit) {
+    uint64_t x = (element + 12345) * 0x9E3779B97F4A7C15u;
+    x = (x ^ x >> 29) * 0xBF58476D1CE4E5B9u;
+    double share = (double)((x ^ x >> 32) >> 11) * 0x1p-53;
+    return kind == TU_SAMPLE_NORMAL     ? 6 * share - 3
+           : kind == TU_SAMPLE_POSITIVE ? 0.5 + 1.5 * share
+           : kind == TU_SAMPLE_INDEX    ? (double)(int64_t)(share * (double)limit)
+                                        : share < 0.5;
+}
+
+/* Every other element of a tensor whose last two dimensions lie the other way round. */
+static tt_tensor *spread(tt_tensor *dense) {
+    int last = tt_dim_count(dense) - 1;
+    tt_tensor *turned = last >= 1 ? tt_contiguous(tt_transpose(dense, last, last - 1)) : dense;
+    tt_tensor *twice = tt_contiguous(tt_stack(tt_tensors(turned, turned), -1));
+    tt_tensor *apart = tt_select(twice, -1, 0);
+    return last >= 1 ? tt_transpose(apart, last, last - 1) : apart;
+}
+
+static tt_tensor *make(tu_sampler *sampler, tu_sample_kind kind, tt_dims shape, int64_t limit) {
+    maker *self = (maker *)sampler;
+    CHECK(self->count < MADE);
+    size_t count = 1;
+    for (int i = 0; i < shape.count; i++)
+        count *= (size_t)shape.at[i];
+    double *values = malloc((count + 1) * sizeof *values);
+    CHECK(values != NULL);
+    for (size_t i = 0; i < count; i++)
+        values[i] = value_of(kind, i + (uint64_t)self->count * 1000003, limit);
+    bool recording = tt_grad_mode(false);
+    tutti_dtype dtype = kind == TU_SAMPLE_INDEX ? TUTTI_I64 : kind == TU_SAMPLE_BOOL ? TUTTI_BOOL : self->dtype;
+    tt_tensor *x = tt_to(tt_from(values, shape, TUTTI_F64, NULL), dtype);
+    free(values);
+    x = tt_detach(self->strided && count > 0 ? spread(x) : x);
+    tt_grad_mode(recording);
+    if (kind == TU_SAMPLE_NORMAL || kind == TU_SAMPLE_POSITIVE)
+        tt_require_grad(x, true);
+    return self->made[self->count++] = x;
+}
+
+/* The result of a row's sample and the gradients of its inputs, as bytes; how many results there are. A sample that
+ * does not take the dtype, or frees its result, has none. */
+static int run_sample(const tu_operator *entry, maker like, tt_tensor **results) {
+    maker each = like;
+    int count = 0;
+    tt_tensor *result = entry->sample(&each.sampler);
+    if (tt_error_pending() != TUTTI_OK || (tt_numel(result) > 0 && tt_data(result) == NULL)) {
+        tt_error_clear();
+        return 0;
+    }
+    results[count++] = tt_contiguous(tt_detach(result));
+    bool differentiable = tt_requires_grad(result) && (entry->gradient != NULL || entry->flags & TU_COMPOSITE);
+    if (differentiable && tt_backward(result, tt_ones_like(result)))
+        for (int i = 0; i < each.count; i++)
+            if (tt_requires_grad(each.made[i]) && tt_grad(each.made[i]) != NULL)
+                results[count++] = tt_contiguous(tt_grad(each.made[i]));
+    if (tt_error_show() != TUTTI_OK)
+        FAIL("%s: %s", entry->name, tutti_error_message());
+    return count;
+}
+
+static void compare_sample(const tu_operator *entry, maker like, int count, tt_tensor *const *expected) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *found[1 + MADE];
+    CHECK_EQ(run_sample(entry, like, found), count);
+    for (int i = 0; i < count; i++) {
+        size_t bytes = (size_t)tt_numel(expected[i]) * tutti_dtype_size(tt_dtype(expected[i]));
+        if (bytes > 0 && memcmp(tt_data(found[i]), tt_data(expected[i]), bytes) != 0)
+            FAIL("%s of %s, size %lld%s, result %d: other bits with %s and %d threads", entry->name,
+                 tutti_dtype_name(like.dtype), (long long)like.sampler.size, like.strided ? ", strided" : "", i,
+                 tu_instructions_name(tu_instructions_get()), openblas_get_num_threads());
+    }
+    CHECK_OK(tt_scope_close(&scope));
+}
+
+static bool check_sample(const tu_operator *entry, maker like) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *expected[1 + MADE];
+    CHECK(tu_instructions_switch(TU_REFERENCE));
+    openblas_set_num_threads(1);
+    int count = run_sample(entry, like, expected);
+    for (tu_instructions level = TU_REFERENCE; count > 0 && level < TU_INSTRUCTIONS_END; level++)
+        for (int threads = 1; threads <= 3 && tu_instructions_switch(level); threads++) {
+            openblas_set_num_threads(threads);
+            compare_sample(entry, like, count, expected);
+        }
+    CHECK_OK(tt_scope_close(&scope));
+    return count > 0;
+}
+
+/* All rows but those that say in their summary that they round as a library does, and those without contents. */
+static int check_table(tutti_group *group, int64_t size, tutti_dtype dtype, bool strided) {
+    int checked = 0;
+    for (int i = 0; i < tu_table_count(); i++) {
+        const tu_operator *entry = tu_table_at(i);
+        if (strstr(entry->summary, "rounds as the") == NULL && !(entry->flags & TU_NO_KERNEL))
+            checked +=
+                check_sample(entry, (maker){ .sampler = { size, group, make }, .dtype = dtype, .strided = strided });
+    }
+    return checked;
+}
+
+TEST(every_row_of_the_table_gives_the_same_bits_at_every_level_and_number_of_threads) {
+    static const tutti_dtype dtypes[] = { TUTTI_F32, TUTTI_F64, TUTTI_BF16, TUTTI_F16, TUTTI_C64 };
+    tutti_world *world;
+    CHECK_OK(tutti_world_open(NULL, &world));
+    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++) {
+        CHECK(check_table(tutti_world_group(world), 17, dtypes[i], false) > (dtypes[i] == TUTTI_C64 ? 60 : 120));
+        CHECK(check_table(tutti_world_group(world), 5, dtypes[i], true) > (dtypes[i] == TUTTI_C64 ? 60 : 120));
+    }
+    if (!test_sanitized()) {
+        CHECK(check_table(tutti_world_group(world), 211, TUTTI_F32, false) > 120);
+        CHECK(check_table(tutti_world_group(world), 211, TUTTI_F32, true) > 120);
+    }
+    CHECK(tt_wait_all(world));
+    CHECK_OK(tutti_world_close(world));
 }
