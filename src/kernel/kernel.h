@@ -17,6 +17,8 @@
 
 #include <tutti/dtype.h>
 
+#include "base/error.h"
+
 enum {
     /* Write past the caches, for results that nobody reads soon. Ordered before the return: a release store that
      * follows publishes them as it would ordinary stores. */
@@ -29,8 +31,8 @@ enum {
  * is not read otherwise: double holds a factor of every float type exactly; it is rounded to the accumulator.
  * tutti_reduction_applies(reduction, dtype) must hold. The caller's floating-point control word (flush-to-zero,
  * rounding, traps) has no influence and is left as it was. */
-void tu_reduce_many(void *const *to, int to_count, const void *const *from, int from_count, size_t count,
-                    tutti_dtype dtype, tutti_reduction reduction, const double *factors, unsigned flags);
+TU_SHARED void tu_reduce_many(void *const *to, int to_count, const void *const *from, int from_count, size_t count,
+                              tutti_dtype dtype, tutti_reduction reduction, const double *factors, unsigned flags);
 
 /* The same into one destination. */
 static inline void tu_reduce(void *to, const void *const *from, int from_count, size_t count, tutti_dtype dtype,

@@ -15,6 +15,7 @@
 #include <tutti/peers.h>
 #include <tutti/pool.h>
 
+#include "base/error.h"
 #include "memory/backend.h"
 #include "world/world.h"
 
@@ -22,7 +23,7 @@
 
 /* What this room keeps for a group. Get it once, keep it while the group lives. */
 typedef struct tu_memory_group tu_memory_group;
-tutti_status tu_memory_group_get(tutti_group *group, tu_memory_group **state);
+TU_SHARED tutti_status tu_memory_group_get(tutti_group *group, tu_memory_group **state);
 
 typedef struct tu_symmetric {
     tutti_memory *memory;     /* the block; lent */
@@ -37,10 +38,10 @@ typedef struct tu_symmetric {
 /* Whether [pointer, pointer + bytes) lies in one block; *found is written only then. A few nanoseconds for a pointer
  * that was asked for lately on this group, symmetric or not; O(log n) else. Never blocks on another rank, never fails.
  */
-bool tu_symmetric_find(tu_memory_group *state, const void *pointer, size_t bytes, tu_symmetric *found);
+TU_SHARED bool tu_symmetric_find(tu_memory_group *state, const void *pointer, size_t bytes, tu_symmetric *found);
 
 /* The peers with that index, for resolving what another member published; NULL when this rank holds none. Lent. */
-const tutti_peers *tu_symmetric_peers(tu_memory_group *state, uint32_t index);
+TU_SHARED const tutti_peers *tu_symmetric_peers(tu_memory_group *state, uint32_t index);
 
 /* The highest index that any peers of the group had so far. */
 uint32_t tu_symmetric_last(const tu_memory_group *state);

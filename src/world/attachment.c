@@ -61,3 +61,7 @@ tutti_status tu_attachment_get(tu_attachments *attachments, const tu_attachment 
 tutti_status tu_world_attachment(tutti_world *world, const tu_attachment *attachment, void **state) {
     return tu_attachment_get(&world->attachments, attachment, state);
 }
+
+tutti_status tu_group_attachment(tutti_group *group, const tu_attachment *attachment, void **state) {
+    return tu_attachment_get(&group->attachments, attachment, state);
+}

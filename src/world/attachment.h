@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include <tutti/group.h>
 #include <tutti/world.h>
 
 #include "base/error.h"
@@ -57,8 +58,9 @@ static inline void *tu_attachment_find(const tu_attachments *attachments, const 
 /* The same, made where it is missing. */
 tutti_status tu_attachment_get(tu_attachments *attachments, const tu_attachment *attachment, void **state);
 
-/* The same on a world, for a library that stands on libtutti: exported under the version TUTTI_PRIVATE, and no part of
- * the API. */
+/* The same on a world or a group, for a library that stands on libtutti: exported under the version TUTTI_PRIVATE, and
+ * no part of the API. */
 TU_SHARED tutti_status tu_world_attachment(tutti_world *world, const tu_attachment *attachment, void **state);
+TU_SHARED tutti_status tu_group_attachment(tutti_group *group, const tu_attachment *attachment, void **state);
 
 #endif
