@@ -9,6 +9,7 @@
 #include "tensor/gemm.h"
 #include "tensor/loop.h"
 #include "tensor/operators.h"
+#include "tensor/scaled.h"
 #include "tensor/stage.h"
 
 static tu_matrix matrix_of(const tt_tensor *x) {
@@ -282,19 +283,6 @@ tutti_status tu_int_matmul_cpu(tu_call *call) {
     return out->numel == 0 ? TUTTI_OK : tu_int8_gemm(rows, columns, depth, of_left, of_right, tu_pointer(out));
 }
 
-/* A scale is one element, or one per row of the left matrix (rows, 1), or one per column of the right one (1, columns).
- */
-static tutti_status check_scale(const tu_call *call, int input, int64_t rows, int64_t columns) {
-    const tt_tensor *scale = call->inputs[input];
-    if (scale->dtype != TUTTI_F32)
-        return tu_call_error(call, TUTTI_ERROR_TYPE, "%s is %s and must be f32", tu_argument_name(call->entry, input),
-                             tu_describe(scale));
-    if (scale->numel == 1 || (scale->ndim == 2 && scale->sizes[0] == rows && scale->sizes[1] == columns))
-        return TUTTI_OK;
-    return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s is %s and must have one element or shape [%lld, %lld]",
-                         tu_argument_name(call->entry, input), tu_describe(scale), (long long)rows, (long long)columns);
-}
-
 tutti_status tu_scaled_matmul_shape(tu_call *call) {
     const tu_scaled_matmul_attributes *attributes = call->attributes;
     const tt_tensor *bias = call->inputs[4], *result_scale = call->inputs[5];
@@ -308,7 +296,8 @@ tutti_status tu_scaled_matmul_shape(tu_call *call) {
                              tutti_dtype_name(dtype));
     if (tu_is_complex(call->inputs[0]->dtype) || tu_is_complex(call->inputs[1]->dtype))
         return tu_call_error(call, TUTTI_ERROR_TYPE, "not defined for complex matrices");
-    if ((status = check_scale(call, 2, rows, 1)) != TUTTI_OK || (status = check_scale(call, 3, 1, columns)) != TUTTI_OK)
+    if ((status = tu_scaled_check("scaled_matmul", "scale_a", call->inputs[2], rows, 1)) != TUTTI_OK ||
+        (status = tu_scaled_check("scaled_matmul", "scale_b", call->inputs[3], 1, columns)) != TUTTI_OK)
         return status;
     if (bias != NULL && (bias->ndim != 1 || bias->sizes[0] != columns))
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "bias is %s and must have %lld entries", tu_describe(bias),
@@ -320,59 +309,20 @@ tutti_status tu_scaled_matmul_shape(tu_call *call) {
     return tu_shape_contiguous("scaled_matmul", &call->results[0]);
 }
 
-static float *float_copy(const tt_tensor *x) {
-    float *copy = tu_block_alloc(tu_self(), (size_t)x->numel * sizeof *copy);
-    if (copy == NULL)
-        tu_error_memory("a copy in f32", (size_t)x->numel * sizeof *copy);
-    else if (tu_copy_out(x, copy, TUTTI_F32) != TUTTI_OK)
-        return copy;
-    return copy;
-}
-
-static void apply_scales(const tu_call *call, float *row, int64_t i, int64_t columns, const float *scale_a,
-                         const float *scale_b, const float *bias) {
-    float of_row = scale_a[call->inputs[2]->numel == 1 ? 0 : i], whole = 1;
-    const tt_tensor *result_scale = call->inputs[5];
-    if (result_scale != NULL)
-        whole = *(const float *)tu_pointer(result_scale);
-    for (int64_t j = 0; j < columns; j++) {
-        float value = row[j] * of_row * scale_b[call->inputs[3]->numel == 1 ? 0 : j];
-        row[j] = (value + (bias != NULL ? bias[j] : 0)) * whole;
-    }
-}
-
 tutti_status tu_scaled_matmul_cpu(tu_call *call) {
-    enum {
-        LEFT,
-        RIGHT,
-        SCALE_A,
-        SCALE_B,
-        BIAS,
-        COPIES
-    };
-    tt_tensor *out = call->outputs[0];
-    int64_t rows = out->sizes[0], columns = out->sizes[1], depth = call->inputs[0]->sizes[1];
-    float *copies[COPIES] = { NULL }, *product = NULL;
-    tutti_status status = TUTTI_OK;
-    if (out->numel == 0)
-        return TUTTI_OK;
-    for (int i = 0; i < COPIES && status == TUTTI_OK; i++)
-        if (call->inputs[i] != NULL && (copies[i] = float_copy(call->inputs[i])) == NULL)
-            status = TUTTI_ERROR_MEMORY;
-    if (status == TUTTI_OK && (product = tu_block_alloc(tu_self(), (size_t)(rows * columns) * sizeof *product)) == NULL)
-        status = tu_error_memory("a scaled product", (size_t)(rows * columns) * sizeof *product);
-    if (status == TUTTI_OK)
-        status = tu_gemm(TUTTI_F32, rows, columns, depth, (tu_matrix){ copies[LEFT], depth, 1 },
-                         (tu_matrix){ copies[RIGHT], columns, 1 }, 0, product, columns);
-    for (int64_t i = 0; i < rows && status == TUTTI_OK; i++) {
-        apply_scales(call, product + i * columns, i, columns, copies[SCALE_A], copies[SCALE_B], copies[BIAS]);
-        status = tutti_convert(product + i * columns, TUTTI_F32,
-                               (char *)tu_pointer(out) + (size_t)(i * columns) * tu_dtype_bytes[out->dtype], out->dtype,
-                               (size_t)columns);
+    const tt_tensor *left = call->inputs[0];
+    tt_tensor *out = call->outputs[0], *scales = tu_stage_in(call->inputs[2], TUTTI_F32);
+    tu_scaled scaled;
+    if (scales == NULL)
+        return TUTTI_ERROR_MEMORY;
+    tutti_status status =
+        out->numel == 0 ? TUTTI_OK
+                        : tu_scaled_open(&scaled, call->inputs[1], call->inputs[3], call->inputs[4], call->inputs[5]);
+    if (status == TUTTI_OK && out->numel > 0) {
+        status = tu_scaled_rows(&scaled, out->sizes[0], matrix_of(left), left->dtype, tu_pointer(scales),
+                                scales->numel == 1 ? 0 : 1, tu_pointer(out), out->dtype);
+        tu_scaled_close(&scaled);
     }
-    for (int i = 0; i < COPIES; i++)
-        if (copies[i] != NULL)
-            tu_block_free(tu_self(), copies[i], (size_t)call->inputs[i]->numel * sizeof(float));
-    tu_block_free(tu_self(), product, (size_t)(rows * columns) * sizeof *product);
+    tu_tensor_drop(scales);
     return status;
 }
