@@ -22,7 +22,8 @@
  *     OWN           tu_name, under a hand-written function with other arguments, which the word PROTOTYPE shows
  *                   and DIFFERS explains: each name that only one of the two has, but for options, stands there;
  *                   OWN_IN_PLACE tu_name_, OWN_BOTH the two
- *     EACH          tu_name on a list, which gives a result for each of it; the public function is hand-written
+ *     EACH          tu_name on a list, which gives a result for each of it; the public function is hand-written;
+ *                   OWN_EACH has a PROTOTYPE
  *     PRIVATE       tu_name; there is no public function
  *     MANY          tu_name, which returns bool and gives all its results through a last pointer; no public function
  *     EFFECT        the same, under a hand-written public function that the word PROTOTYPE shows
@@ -38,10 +39,10 @@
  * Properties: SHAPE is the shape rule, which is pure: it reads no data and writes nothing but results. CPU and CUDA
  * are the kernels for those devices; where a row has none for a device, a call there is an error. DERIVATIVE(input,
  * saves, formula) is the gradient of one input, where one formula is enough; GRADIENT names a function else, and
- * SAVES(input, saves) what it needs. In formulas GRAD is the gradient of the first result, INPUT(i) and RESULT(i) what
- * was saved, `attributes` the call's. RESULTS(results, saved) tells how many results the caller sees (else one), and
- * how many more are kept for the gradient. SAMPLE is a call for the table test, SAMPLER a function that makes one where
- * an expression is not enough.
+ * SAVES(input, saves) what it needs; SAVES_FROM(first, saves) speaks of all further inputs of a list. In formulas GRAD
+ * is the gradient of the first result, INPUT(i) and RESULT(i) what was saved, `attributes` the call's. RESULTS(results,
+ * saved) tells how many results the caller sees (else one), and how many more are kept for the gradient. SAMPLE is a
+ * call for the table test, SAMPLER a function that makes one where an expression is not enough.
  *
  * Not every public function is a row. tt_foreach_… and tt_batch_p2p are loops over rows on lists, and a recorder sees
  * each part; docs/architecture.md tells why.
@@ -170,6 +171,7 @@
 #define DERIVATIVE(input, needed, formula) \
     (.saves[input] = (needed), , , , , if (gradient->needs[input]) gradient->results[input] = formula;, | 1, )
 #define SAVES(input, needed) (.saves[input] = (needed), , , , , , , )
+#define SAVES_FROM(first, needed) (.saves[first... TU_INPUTS - 1] = (needed), , , , , , , )
 #define FLAG(flag) (, | (flag), , , , , , )
 #define RESULTS(count, more) (, , -1 + (count), +(more), , , , )
 #define DTYPES(text) (.dtypes = text, , , , , , , )
@@ -233,6 +235,7 @@
 #define TU_PRIVATE_OWN_IN_PLACE(name, arguments) tt_tensor *tu_##name##_(TU_PARAMETERS(arguments));
 #define TU_PRIVATE_OWN_BOTH(name, arguments) TU_PRIVATE_BY_HAND_BOTH(name, arguments)
 #define TU_PRIVATE_EACH(name, arguments) tt_tensor_list tu_##name(TU_PARAMETERS(arguments));
+#define TU_PRIVATE_OWN_EACH(name, arguments) TU_PRIVATE_EACH(name, arguments)
 #define TU_PRIVATE_PRIVATE(name, arguments) tt_tensor *tu_##name(TU_PARAMETERS(arguments));
 #define TU_PRIVATE_MANY(name, arguments) bool tu_##name(TU_PARAMETERS(arguments), tt_tensor **results);
 #define TU_PRIVATE_EFFECT(name, arguments) bool tu_##name(TU_PARAMETERS(arguments), tt_tensor **results);
@@ -280,6 +283,7 @@
 #define TU_FLAGS_OWN_IN_PLACE TU_HAS_IN_PLACE
 #define TU_FLAGS_OWN_BOTH TU_HAS_IN_PLACE
 #define TU_FLAGS_EACH TU_EACH_INPUT
+#define TU_FLAGS_OWN_EACH TU_EACH_INPUT
 #define TU_FLAGS_PRIVATE TU_PRIVATE
 #define TU_FLAGS_MANY TU_PRIVATE
 #define TU_FLAGS_EFFECT TU_IMPURE
@@ -298,6 +302,7 @@
 #define TU_PROTOTYPE_BY_HAND_BOTH(name, arguments) TU_PROTOTYPE_TEXT(name, arguments)
 #define TU_PROTOTYPE_COMPOSITE(name, arguments) TU_PROTOTYPE_TEXT(name, arguments)
 #define TU_PROTOTYPE_OWN(name, arguments)
+#define TU_PROTOTYPE_OWN_EACH(name, arguments)
 #define TU_PROTOTYPE_OWN_IN_PLACE(name, arguments)
 #define TU_PROTOTYPE_OWN_BOTH(name, arguments)
 #define TU_PROTOTYPE_EACH(name, arguments) TU_PROTOTYPE_OF("tt_tensor_list ", name, arguments)
@@ -333,6 +338,7 @@
         tu_##name##_attributes attributes = { TU_ATTRIBUTE_VALUES(arguments) };                                \
         return tu_run_each(&tu_operator_##name, TU_EACH(TU_LIST_VALUE, , TU_NOTHING, arguments), &attributes); \
     }
+#define TU_FUNCTIONS_OWN_EACH(name, arguments) TU_FUNCTIONS_EACH(name, arguments)
 #define TU_FUNCTIONS_PRIVATE(name, arguments) TU_FUNCTIONS_BY_HAND(name, arguments)
 #define TU_FUNCTIONS_MANY(name, arguments)                          \
     bool tu_##name(TU_PARAMETERS(arguments), tt_tensor **results) { \
