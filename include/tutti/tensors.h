@@ -11,6 +11,7 @@
  *     data.h          tokens from a file, and a line that tells how far a run is
  *     functional.h    collectives that return new tensors and can be differentiated
  *     symmetric.h     tensors on symmetric memory, and the operations on them
+ *     fused.h         matrix products fused with communication
  *     graph.h         functions captured as graphs: to look at, to rewrite, to run
  *     io.h            tensors in files: NumPy's formats and safetensors
  *     dlpack.h        tensors that other libraries share
@@ -24,6 +25,7 @@
 #include <tutti/data.h>
 #include <tutti/dlpack.h>
 #include <tutti/functional.h>
+#include <tutti/fused.h>
 #include <tutti/graph.h>
 #include <tutti/io.h>
 #include <tutti/module.h>

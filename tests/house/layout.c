@@ -73,6 +73,16 @@ TEST(structs_of_functional_h_stay_as_they_are) {
     AT(tt_symm_options, requires_grad, 32);
 }
 
+TEST(structs_of_fused_h_stay_as_they_are) {
+    AT(tt_fused_scaled_options, size, 0);
+    AT(tt_fused_scaled_options, biases, 8);
+    AT(tt_fused_scaled_options, result_scales, 24);
+    AT(tt_fused_scaled_options, out_dtypes, 40);
+    AT(tt_fused_scaled_options, out_dtype_count, 48);
+    AT(tt_fused_scaled_options, use_fast_accum, 56);
+    AT(tt_fused_scaled_options, use_fast_accum_count, 64);
+}
+
 TEST(structs_of_group_h_stay_as_they_are) {
     AT(tutti_group_options, size, 0);
     AT(tutti_group_options, name, 8);

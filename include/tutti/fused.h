@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Matrix products fused with communication: the two halves of tensor parallelism, where a rank computes while the
+ * others' data is on its way.
+ *
+ *     tt_tensor_list h = tt_fused_all_gather_matmul(x, tt_tensors(up), 0, group, NULL);         (rows of x gathered)
+ *     tt_tensor *y = tt_fused_matmul_reduce_scatter(tt_gelu(h.at[0]), down, TUTTI_SUM, 0, group); (rows of y scattered)
+ *
+ * is tt_matmul(tt_all_gather(x, 0, group), up) and tt_reduce_scatter(tt_matmul(…, down), TUTTI_SUM, 0, group), without
+ * the gathered x and without the unreduced product.
+ *
+ * WHERE INPUTS LIE. A shard in symmetric memory (tutti/memory.h) that all ranks pass from one rendezvous is read by all
+ * where it lies; the first call does the rendezvous. Other shards are copied once, into a workspace of the group, which
+ * grows to what the largest call needed, is used again, and goes with the group. tt_restride(x, dim) brings x into the
+ * order that is read without another copy: its dim moved to the front is contiguous.
+ *
+ * NUMBERS. A product of gathered rows is the BLAS's, row by row; small shards are put together first. A gather along
+ * the last dimension adds the shards' products in rank order, in the accumulator of the dtype, on every rank alike.
+ * A scattered product is rounded to the dtype on each rank, then added in rank order and rounded once, as
+ * tt_reduce_scatter does; avg divides before that rounding.
+ *
+ * ORDER AND ERRORS are those of collectives (tutti/functional.h): all ranks make the same calls in the same order.
+ * Shards whose shape, dtype or scales differ between ranks are TUTTI_ERROR_MISMATCH on every rank, with both sides in
+ * the message; that ends nothing. B may differ from rank to rank. A death, a deadline or an abort ends the group. The
+ * calls are complete when they return, and use no more than the calling thread and those of the BLAS.
+ *
+ * GRADIENTS of the forms without scales are fused forms again, and can be differentiated again. The scaled forms have
+ * none, like tt_scaled_matmul. On the device meta, and in fake worlds, shapes and strides are those of the real ones.
+ */
+#ifndef TUTTI_FUSED_H
+#define TUTTI_FUSED_H
+
+#include <tutti/functional.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- all-gather, then matmul ---- */
+
+/* The products A b for each b (k, n) of `bs`, where A is all ranks' a_shard (…, k) one after the other along
+ * gather_dim, which is counted from 0. `a`, unless NULL, receives A itself: that costs its copy, no more. Where
+ * gather_dim is not the last, memory of the results goes by gather_dim first, whatever its place. Where it is the
+ * last, each b has the rows of all ranks: (ranks × k, n). */
+TUTTI_API tt_tensor_list tt_fused_all_gather_matmul(tt_tensor *a_shard, tt_tensor_list bs, int gather_dim,
+                                                    tutti_group *group, tt_tensor **a);
+
+/* The same for one b and rows (gather_dim 0) of a contiguous a_shard: one product over A, whose rows are used as they
+ * become ready, this rank's first. `a` as above. */
+TUTTI_API tt_tensor *tt_fused_all_gather_matmul_native(tt_tensor *a_shard, tt_tensor *b, tutti_group *group,
+                                                       tt_tensor **a);
+
+/* The same for rows of a contiguous a_shard: every rank writes its rows to all at once by multicast, then multiplies.
+ * Without multicast it is TUTTI_ERROR_UNSUPPORTED; TUTTI_MULTICAST=software has the processors write every copy. */
+TUTTI_API tt_tensor_list tt_fused_all_gather_matmul_multimem(tt_tensor *a_shard, tt_tensor_list bs, tutti_group *group);
+
+typedef struct tt_fused_scaled_options {
+    size_t size;
+    tt_tensor_list biases;         /* one for each b, NULL for none; an empty list: none at all */
+    tt_tensor_list result_scales;  /* likewise */
+    const tutti_dtype *out_dtypes; /* likewise; 0, and NULL for all: the dtype of b */
+    size_t out_dtype_count;
+    const bool *use_fast_accum; /* accepted for each b, or NULL: products always accumulate in f32 */
+    size_t use_fast_accum_count;
+} tt_fused_scaled_options;
+#define TT_FUSED_SCALED_OPTIONS_INIT TUTTI_DEFAULTS(tt_fused_scaled_options)
+/* TT_FUSED_SCALED_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tt_fused_scaled_options_init(tt_fused_scaled_options *options, size_t size);
+
+/* tt_scaled_matmul of A and each b, with scales of f32. a_scale has one element for every row of a_shard (its leading
+ * sizes, then 1), and is gathered with it; or one element, the same on all ranks; or one for every row of A, the same
+ * on all ranks. b_scales has one for each b: one element, or one per column (1, n). gather_dim is not the last. */
+TUTTI_API tt_tensor_list tt_fused_all_gather_scaled_matmul(tt_tensor *a_shard, tt_tensor_list bs, tt_tensor *a_scale,
+                                                           tt_tensor_list b_scales, int gather_dim, tutti_group *group,
+                                                           const tt_fused_scaled_options *options, tt_tensor **a);
+
+/* ---- matmul, then reduce-scatter ---- */
+
+/* This rank's part, along scatter_dim, of the sum or average (TUTTI_SUM, TUTTI_AVG) of all ranks' a (…, k) b (k, n);
+ * contiguous. scatter_dim is counted from 0, and its size is divisible by the ranks. */
+TUTTI_API tt_tensor *tt_fused_matmul_reduce_scatter(tt_tensor *a, tt_tensor *b, tutti_reduction reduction,
+                                                    int scatter_dim, tutti_group *group);
+
+/* The same of tt_scaled_matmul. a_scale is one element, or one for every row of a. The product is looked at in
+ * output_shape (its rows are a's), and scattered along orig_scatter_dim of that; scatter_dim is where that dimension is
+ * in a: equal to it where a was not reshaped. Neither is the last. bias and result_scale may be NULL; each rank's
+ * product has them, as without fusing. dtype 0: that of b. */
+TUTTI_API tt_tensor *tt_fused_scaled_matmul_reduce_scatter(tt_tensor *a, tt_tensor *b, tt_tensor *a_scale,
+                                                           tt_tensor *b_scale, tutti_reduction reduction,
+                                                           int orig_scatter_dim, int scatter_dim, tt_dims output_shape,
+                                                           tt_tensor *bias, tt_tensor *result_scale, tutti_dtype dtype,
+                                                           tutti_group *group);
+
+/* ---- the two pipelines, for work of one's own ---- */
+
+/* Works on one rank's shards, which belong to the caller and are read only; `rank` is whose they are. The tensors live
+ * until it returns. It returns TUTTI_OK, or a failure that the call then returns; an error that it leaves pending
+ * counts as one. */
+typedef tutti_status tt_shard_consumer(void *argument, tt_tensor_list shards, int rank);
+
+/* Gathers several contiguous tensors along dimension 0 and hands each rank's to `consume`, this rank's first, then the
+ * others' as they become ready, each once. ag_out, one contiguous tensor (ranks × d0, …) for each of `shards`, receives
+ * what is gathered; an empty list: nobody wants it. No gradient. */
+TUTTI_API TUTTI_CHECKED tutti_status tt_pipelined_all_gather_and_consume(tt_tensor_list shards,
+                                                                         tt_shard_consumer *consume, void *argument,
+                                                                         tt_tensor_list ag_out, tutti_group *group);
+
+/* Writes the chunk that goes to `rank` into `out`, a contiguous tensor of the shape of one chunk. As a consumer. */
+typedef tutti_status tt_chunk_producer(void *argument, int rank, tt_tensor *out);
+
+/* Every rank makes one chunk for each rank, the others' first, and receives those made for it: `output`, contiguous, is
+ * cut in as many chunks as there are ranks along chunk_dim, and chunk r comes from rank r. No gradient. */
+TUTTI_API TUTTI_CHECKED tutti_status tt_pipelined_produce_and_all_to_all(tt_chunk_producer *produce, void *argument,
+                                                                         tt_tensor *output, int chunk_dim,
+                                                                         tutti_group *group);
+
+/* ---- the workspace ---- */
+
+/* Bytes of symmetric memory that fused operations of this rank keep for the group. */
+TUTTI_API size_t tt_fused_workspace_bytes(tutti_group *group);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

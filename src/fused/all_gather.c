@@ -1,0 +1,486 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * All-gather, then matmul: shape rules, the consumer of the driver, gradients, public functions.
+ */
+#include <string.h>
+
+#include <tutti/named.h>
+
+#include "functional/registry.h"
+#include "fused/driver.h"
+#include "fused/operators.h"
+#include "tensor/convert.h"
+#include "tensor/loop.h"
+
+/* Shards with fewer rows are put together before they are multiplied: a product of so few rows would spend its time on
+ * packing b. */
+#define FEW_ROWS 64
+
+/* ---- layouts ---- */
+
+tt_tensor *tu_fused_front(const tt_tensor *x, int dim) {
+    tu_shape shape = tu_shape_of(x);
+    for (int i = dim; i > 0; i--) {
+        shape.sizes[i] = x->sizes[i - 1];
+        shape.strides[i] = x->strides[i - 1];
+    }
+    shape.sizes[0] = x->sizes[dim];
+    shape.strides[0] = x->strides[dim];
+    return tu_tensor_alias(x, &shape);
+}
+
+tutti_status tu_fused_front_strides(const char *who, tu_shape *shape, int dim) {
+    tutti_status status = tu_shape_contiguous(who, shape); /* checks the bytes, too */
+    if (status != TUTTI_OK || dim == 0 || dim == shape->ndim - 1)
+        return status;
+    int64_t stride = shape->sizes[shape->ndim - 1];
+    for (int i = shape->ndim - 2; i >= 0; i--) {
+        if (i == dim)
+            continue;
+        shape->strides[i] = stride;
+        stride *= shape->sizes[i] > 0 ? shape->sizes[i] : 1;
+    }
+    shape->strides[dim] = stride;
+    return TUTTI_OK;
+}
+
+int64_t tu_fused_row_count(const tt_tensor *x) {
+    int64_t rows = 1;
+    for (int i = 0; i < x->ndim - 1; i++)
+        rows *= x->sizes[i];
+    return rows;
+}
+
+bool tu_fused_is_rows(const tt_tensor *x) {
+    return x->flags & TU_CONTIGUOUS || x->ndim == 2;
+}
+
+tu_matrix tu_fused_rows(const tt_tensor *x) {
+    return x->ndim == 2 ? tu_fused_matrix(x) : (tu_matrix){ tu_pointer(x), x->sizes[x->ndim - 1], 1 };
+}
+
+/* ---- shapes ---- */
+
+tutti_status tu_fused_check_b(const tu_call *call, const tt_tensor *rhs) {
+    return rhs->ndim == 2
+               ? TUTTI_OK
+               : tu_call_error(call, TUTTI_ERROR_ARGUMENT, "B must be a matrix, but is %s", tu_describe(rhs));
+}
+
+tutti_status tu_fused_check_shard(const tu_call *call, const tt_tensor *shard, int gather_dim) {
+    if (shard->ndim < 2)
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "A_shard must be a matrix, but is %s", tu_describe(shard));
+    if (gather_dim < 0 || gather_dim >= shard->ndim)
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "Invalid gather_dim: %d is not in [0, %d)", gather_dim,
+                             shard->ndim);
+    if (shard->dtype == TUTTI_BOOL)
+        return tu_call_error(call, TUTTI_ERROR_TYPE, "not defined for bool");
+    return TUTTI_OK;
+}
+
+tutti_status tu_fused_gathered(const tu_call *call, int gather_dim, int ranks, tu_shape *result) {
+    const tt_tensor *shard = call->inputs[0];
+    *result = tu_shape_of(shard);
+    result->offset = 0;
+    if (__builtin_mul_overflow(shard->sizes[gather_dim], ranks, &result->sizes[gather_dim]))
+        return tu_call_error(call, TUTTI_ERROR_RANGE, "%s from all ranks is too large", tu_describe(shard));
+    return tu_fused_front_strides(call->entry->name, result, gather_dim);
+}
+
+tu_shape tu_fused_empty(const tu_call *call, tutti_dtype dtype) {
+    return (tu_shape){ .dtype = dtype, .device = call->device, .ndim = 1, .sizes = { 0 }, .strides = { 1 } };
+}
+
+static tutti_status product_shape(const tu_call *call, const tu_shape *all, const tt_tensor *rhs, int gather_dim,
+                                  tu_shape *result) {
+    const tt_tensor *shard = call->inputs[0];
+    tutti_status status = tu_fused_check_b(call, rhs);
+    if (status != TUTTI_OK)
+        return status;
+    if (rhs->dtype != all->dtype)
+        return tu_call_error(call, TUTTI_ERROR_TYPE, "expected A_shard and B to have the same dtype, but got %s and %s",
+                             tu_describe(shard), tu_describe(rhs));
+    if (rhs->sizes[0] != all->sizes[all->ndim - 1])
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
+                             "A, gathered from %s along dimension %d, has %lld columns, and B, %s, must have as many "
+                             "rows",
+                             tu_describe(shard), gather_dim, (long long)all->sizes[all->ndim - 1], tu_describe(rhs));
+    *result = *all;
+    result->sizes[all->ndim - 1] = rhs->sizes[1];
+    return tu_fused_front_strides(call->entry->name, result, gather_dim);
+}
+
+static tutti_status all_shapes(tu_call *call, int gather_dim, bool return_a, tutti_group *group) {
+    const tt_tensor *shard = call->inputs[0];
+    tu_shape all;
+    tutti_status status = tu_fused_check_shard(call, shard, gather_dim);
+    if (status == TUTTI_OK)
+        status = tu_fused_gathered(call, gather_dim, tutti_group_size(group), &all);
+    for (int i = 1; i < call->input_count && status == TUTTI_OK; i++)
+        status = product_shape(call, &all, call->inputs[i], gather_dim, &call->results[i]);
+    call->results[0] = return_a ? all : tu_fused_empty(call, shard->dtype);
+    return status;
+}
+
+tutti_status tu_fused_all_gather_matmul_shape(tu_call *call) {
+    const tu_fused_all_gather_matmul_attributes *attributes = call->attributes;
+    return all_shapes(call, attributes->gather_dim, attributes->return_a, attributes->group);
+}
+
+static tutti_status check_contiguous(const tu_call *call) {
+    const tt_tensor *shard = call->inputs[0];
+    return shard->flags & TU_CONTIGUOUS ? TUTTI_OK
+                                        : tu_call_error(call, TUTTI_ERROR_ARGUMENT,
+                                                        "A_shard must be contiguous, but %s is not: "
+                                                        "fused_all_gather_matmul takes any strides",
+                                                        tu_describe(shard));
+}
+
+tutti_status tu_fused_all_gather_matmul_native_shape(tu_call *call) {
+    const tu_fused_all_gather_matmul_native_attributes *attributes = call->attributes;
+    tutti_status status = all_shapes(call, 0, attributes->return_a, attributes->group);
+    return status == TUTTI_OK ? check_contiguous(call) : status;
+}
+
+tutti_status tu_fused_all_gather_matmul_multimem_shape(tu_call *call) {
+    const tu_fused_all_gather_matmul_multimem_attributes *attributes = call->attributes;
+    tutti_status status = all_shapes(call, 0, false, attributes->group);
+    return status == TUTTI_OK ? check_contiguous(call) : status;
+}
+
+/* ---- the products ---- */
+
+typedef struct products {
+    const tu_call *call;
+    int64_t rows, depth; /* of a shard, as a matrix */
+    int ranks;
+    tutti_dtype dtype;
+    char *whole;    /* where A is put together, or NULL */
+    bool by_shards; /* multiplied one by one; else once A is whole */
+    bool last;      /* gathered along the last dimension */
+} products;
+
+static tu_matrix shard_matrix(const products *job, const tu_shard *shard) {
+    return shard->turned ? (tu_matrix){ shard->data, 1, job->rows } : (tu_matrix){ shard->data, job->depth, 1 };
+}
+
+/* Puts a shard at its place in A: rows, or columns. */
+static void place_shard(const products *job, int rank, const tu_shard *shard) {
+    size_t size = tu_dtype_bytes[job->dtype], row_bytes = (size_t)job->depth * size,
+           whole_row = job->last ? (size_t)job->ranks * row_bytes : row_bytes;
+    tu_matrix from = shard_matrix(job, shard);
+    char *to = job->whole + (job->last ? (size_t)rank * row_bytes : (size_t)(rank * job->rows) * row_bytes);
+    if (!job->last && !shard->turned && job->rows * job->depth > 0) {
+        memcpy(to, shard->data, (size_t)job->rows * row_bytes);
+        return;
+    }
+    for (int64_t i = 0; i < job->rows && row_bytes > 0; i++)
+        tu_pack(to + (size_t)i * whole_row, (const char *)from.data + (size_t)(i * from.row) * size, from.column, size,
+                job->depth);
+}
+
+static tutti_status multiply(const products *job, int rank, const tu_shard *shard) {
+    size_t size = tu_dtype_bytes[job->dtype];
+    tutti_status status = TUTTI_OK;
+    for (int i = 1; i < job->call->input_count && status == TUTTI_OK; i++) {
+        const tt_tensor *rhs = job->call->inputs[i];
+        tu_matrix right = tu_fused_matrix(rhs);
+        char *out = tu_pointer(job->call->outputs[i]);
+        if (job->last)
+            right.data = (const char *)right.data + (size_t)(rank * job->depth * right.row) * size;
+        else
+            out += (size_t)(rank * job->rows * rhs->sizes[1]) * size;
+        if (job->call->outputs[i]->numel > 0)
+            status = tu_gemm(job->dtype, job->rows, rhs->sizes[1], job->depth, shard_matrix(job, shard), right,
+                             job->last && rank > 0 ? 1 : 0, out, rhs->sizes[1]);
+    }
+    return status;
+}
+
+static tutti_status consume(void *context, int rank, const tu_shard *shards) {
+    const products *job = context;
+    if (job->whole != NULL)
+        place_shard(job, rank, shards);
+    return job->by_shards ? multiply(job, rank, shards) : TUTTI_OK;
+}
+
+static tutti_status multiply_whole(const products *job) {
+    products whole = *job;
+    tu_shard all = { job->whole, false };
+    if (job->last)
+        whole.depth *= job->ranks;
+    else
+        whole.rows *= job->ranks;
+    return multiply(&whole, 0, &all);
+}
+
+/* Accumulators of the BLAS are of the dtype itself: only there can products be added to what is rounded already. */
+static bool adds_up(tutti_dtype dtype) {
+    return dtype == TUTTI_F32 || dtype == TUTTI_F64 || tu_is_complex(dtype);
+}
+
+static products products_of(const tu_call *call, const tt_tensor *front, bool last, bool return_a, tutti_group *group) {
+    products job = { .call = call,
+                     .rows = tu_fused_row_count(front),
+                     .depth = front->sizes[front->ndim - 1],
+                     .ranks = tutti_group_size(group),
+                     .dtype = front->dtype,
+                     .whole = return_a ? tu_pointer(call->outputs[0]) : NULL,
+                     .last = last };
+    job.by_shards = job.ranks == 1 || (last ? adds_up(job.dtype) : job.rows >= FEW_ROWS);
+    return job;
+}
+
+static void sign(tu_fused_signature *signature, const tu_call *call, int gather_dim) {
+    *signature = (tu_fused_signature){ 0 };
+    tu_fused_sign(signature, "calls %s along dimension %d of %s", call->entry->name, gather_dim,
+                  tu_describe(call->inputs[0]));
+}
+
+static tutti_status run_products(tu_call *call, int gather_dim, bool return_a, tutti_group *group) {
+    const tt_tensor *shard = call->inputs[0];
+    bool last = gather_dim == shard->ndim - 1;
+    tt_tensor *front = last ? tu_tensor_hold(call->inputs[0]) : tu_fused_front(shard, gather_dim);
+    if (front == NULL)
+        return tu_fused_refuse(group, call->entry->name, TUTTI_ERROR_MEMORY);
+    products job = products_of(call, front, last, return_a, group);
+    size_t bytes = (size_t)(job.rows * job.depth * job.ranks) * tu_dtype_bytes[job.dtype];
+    void *panel = NULL;
+    tu_fused_signature signature;
+    sign(&signature, call, gather_dim);
+    tutti_status status = TUTTI_OK;
+    if (!job.by_shards && job.whole == NULL && (job.whole = panel = tu_block_alloc(tu_self(), bytes)) == NULL)
+        status = tu_fused_refuse(group, call->entry->name, tu_error_memory("a gathered matrix", bytes));
+    tu_gather gather = { .who = call->entry->name,
+                         .group = group,
+                         .signature = &signature,
+                         .count = 1,
+                         .tensors = { front },
+                         .in_order = last && job.by_shards,
+                         .consume = consume,
+                         .context = &job };
+    if (status == TUTTI_OK)
+        status = tu_gather_and_consume(&gather);
+    if (status == TUTTI_OK && !job.by_shards)
+        status = multiply_whole(&job);
+    tu_block_free(tu_self(), panel, bytes);
+    tu_tensor_drop(front);
+    return status;
+}
+
+tutti_status tu_fused_all_gather_matmul_cpu(tu_call *call) {
+    const tu_fused_all_gather_matmul_attributes *attributes = call->attributes;
+    return run_products(call, attributes->gather_dim, attributes->return_a, attributes->group);
+}
+
+tutti_status tu_fused_all_gather_matmul_native_cpu(tu_call *call) {
+    const tu_fused_all_gather_matmul_native_attributes *attributes = call->attributes;
+    return run_products(call, 0, attributes->return_a, attributes->group);
+}
+
+/* Every rank's rows go to all ranks' halves at once; then each rank multiplies what lies in its own. */
+static tutti_status gather_by_multicast(tu_fused *state, const tu_call *call, const tu_fused_signature *signature) {
+    const tt_tensor *shard = call->inputs[0];
+    size_t count = (size_t)shard->numel, bytes = count * tu_dtype_bytes[shard->dtype] * (size_t)state->size;
+    tutti_status status = tu_fused_publish(state, signature, TUTTI_OK);
+    if (status == TUTTI_OK)
+        status = tu_fused_agree(state, call->entry->name);
+    if (status == TUTTI_OK && (state->memory == NULL || state->half_bytes < bytes))
+        status = tu_fused_grow(state, bytes, 0);
+    if (status == TUTTI_OK && bytes > 0)
+        status = tutti_multimem_all_gather_out(state->group, tu_pointer(shard), tu_fused_half(state, state->rank),
+                                               count, shard->dtype, NULL);
+    if (status == TUTTI_OK) {
+        products job = products_of(call, shard, false, false, state->group);
+        job.whole = tu_fused_half(state, state->rank);
+        status = multiply_whole(&job);
+    }
+    state->gathers++;
+    return status;
+}
+
+tutti_status tu_fused_all_gather_matmul_multimem_cpu(tu_call *call) {
+    const tu_fused_all_gather_matmul_multimem_attributes *attributes = call->attributes;
+    tutti_group *group = attributes->group;
+    if (tutti_group_size(group) == 1 || tu_fused_is_fake(group))
+        return run_products(call, 0, false, group);
+    tu_fused *state;
+    tu_fused_signature signature;
+    sign(&signature, call, 0);
+    tutti_status status = tu_fused_enter(group, &state);
+    if (status != TUTTI_OK)
+        return tu_fused_refuse(group, call->entry->name, status);
+    status = gather_by_multicast(state, call, &signature);
+    tu_fused_leave(state);
+    return status;
+}
+
+/* ---- gradients: fused forms again ---- */
+
+tt_tensor *tu_fused_adjoint(tt_tensor *x) {
+    return tu_conjugate(tt_transpose(x, 0, 1));
+}
+
+tt_tensor *tu_fused_flat(tt_tensor *x, int dim) {
+    if (x == NULL)
+        return NULL;
+    tt_dims order = tt_sizes(x);
+    int64_t columns = x->sizes[x->ndim - 1], rows = tu_fused_row_count(x);
+    for (int i = 0; i < order.count; i++)
+        order.at[i] = i == 0 ? dim : i <= dim ? i - 1 : i;
+    return tt_reshape(dim < x->ndim - 1 ? tt_permute(x, order) : x, tt_shape(rows, columns));
+}
+
+/* Of the gathered tensor: the gradients of all products times the adjoints of their matrices, and what arrived at A
+ * itself, scattered. */
+static tt_tensor *shard_gradient(tu_gradient *gradient, int gather_dim, tutti_group *group) {
+    tt_tensor *grads[TU_FUSED_MOST_BS], *adjoints[TU_FUSED_MOST_BS], *result = NULL;
+    size_t count = 0;
+    for (int i = 1; i < gradient->input_count; i++) {
+        if (gradient->grads[i] == NULL)
+            continue;
+        grads[count] = gradient->grads[i];
+        adjoints[count++] = tu_fused_adjoint(tu_saved(gradient, TU_INPUT(i)));
+    }
+    if (count > 0)
+        result = tt_fused_matmul_reduce_scatter(count == 1 ? grads[0] : tt_cat(tt_tensors_of(count, grads), -1),
+                                                count == 1 ? adjoints[0] : tt_cat(tt_tensors_of(count, adjoints), 0),
+                                                TUTTI_SUM, gather_dim, group);
+    if (gradient->grads[0] == NULL || gradient->grads[0]->numel == 0)
+        return result;
+    tt_tensor *of_a = tt_reduce_scatter(tt_contiguous(gradient->grads[0]), TUTTI_SUM, gather_dim, group);
+    return result != NULL ? tt_add(result, of_a) : of_a;
+}
+
+/* Of the matrices: A's adjoint times the gradients, where A is gathered once more, without being put together. */
+static void matrix_gradients(tu_gradient *gradient, int gather_dim, tutti_group *group) {
+    tt_tensor *grads[TU_FUSED_MOST_BS];
+    int of[TU_FUSED_MOST_BS];
+    size_t count = 0;
+    bool last = gather_dim == tu_input_shape(gradient, 0)->ndim - 1;
+    for (int i = 1; i < gradient->input_count; i++) {
+        if (!gradient->needs[i] || gradient->grads[i] == NULL)
+            continue;
+        of[count] = i;
+        grads[count++] = tu_fused_flat(gradient->grads[i], gather_dim);
+    }
+    if (count == 0)
+        return;
+    tt_tensor *turned = tu_fused_adjoint(tu_fused_flat(tu_saved(gradient, TU_INPUT(0)), gather_dim));
+    tt_tensor_list results = tt_fused_all_gather_matmul(turned, tt_tensors_of(count, grads), last ? 0 : 1, group, NULL);
+    for (size_t i = 0; i < results.count; i++)
+        gradient->results[of[i]] = results.at[i];
+}
+
+static void products_gradient(tu_gradient *gradient, int gather_dim, tutti_group *group) {
+    if (gradient->needs[0])
+        gradient->results[0] = shard_gradient(gradient, gather_dim, group);
+    matrix_gradients(gradient, gather_dim, group);
+}
+
+void tu_fused_all_gather_matmul_gradient(tu_gradient *gradient) {
+    const tu_fused_all_gather_matmul_attributes *attributes = gradient->attributes;
+    products_gradient(gradient, attributes->gather_dim, attributes->group);
+}
+
+void tu_fused_all_gather_matmul_native_gradient(tu_gradient *gradient) {
+    const tu_fused_all_gather_matmul_native_attributes *attributes = gradient->attributes;
+    products_gradient(gradient, 0, attributes->group);
+}
+
+void tu_fused_all_gather_matmul_multimem_gradient(tu_gradient *gradient) {
+    const tu_fused_all_gather_matmul_multimem_attributes *attributes = gradient->attributes;
+    products_gradient(gradient, 0, attributes->group);
+}
+
+/* ---- public ---- */
+
+static const tt_tensor_list none = { 0, NULL };
+
+/* a_shard, then count of bs from `first` on. */
+static tt_tensor_list with_shard(tt_tensor *shard, tt_tensor_list bs, size_t first, size_t count) {
+    tt_tensor **list = tu_scope_memory((count + 1) * sizeof *list);
+    if (list == NULL)
+        return none;
+    list[0] = shard;
+    for (size_t i = 0; i < count; i++)
+        list[i + 1] = bs.at[first + i];
+    return tt_tensors_of(count + 1, list);
+}
+
+static bool check_bs(const char *who, tt_tensor_list bs) {
+    if (bs.count > 0 && bs.at != NULL)
+        return true;
+    tu_fail(TUTTI_ERROR_ARGUMENT, "%s: bs must be a list of at least one matrix", who);
+    return false;
+}
+
+tt_tensor_list tt_fused_all_gather_matmul(tt_tensor *a_shard, tt_tensor_list bs, int gather_dim, tutti_group *group,
+                                          tt_tensor **a_gathered) {
+    if (!tu_flight_check("fused_all_gather_matmul", group, false) || !check_bs("fused_all_gather_matmul", bs))
+        return none;
+    tt_tensor **results = tu_scope_memory(bs.count * sizeof *results);
+    /* More matrices than a gradient can save go one bunch after the other. */
+    for (size_t first = 0; results != NULL && first < bs.count; first += TU_FUSED_MOST_BS) {
+        size_t count = bs.count - first < TU_FUSED_MOST_BS ? bs.count - first : TU_FUSED_MOST_BS;
+        tt_tensor_list made = tu_fused_all_gather_matmul(with_shard(a_shard, bs, first, count), gather_dim,
+                                                         a_gathered != NULL && first == 0, group);
+        if (made.count == 0)
+            return none;
+        if (a_gathered != NULL && first == 0)
+            *a_gathered = made.at[0];
+        memcpy(results + first, made.at + 1, count * sizeof *results);
+    }
+    return results != NULL ? tt_tensors_of(bs.count, results) : none;
+}
+
+tt_tensor *tt_fused_all_gather_matmul_native(tt_tensor *a_shard, tt_tensor *rhs, tutti_group *group,
+                                             tt_tensor **a_gathered) {
+    if (!tu_flight_check("fused_all_gather_matmul_native", group, false))
+        return NULL;
+    tt_tensor_list made =
+        tu_fused_all_gather_matmul_native(with_shard(a_shard, tt_tensors(rhs), 0, 1), a_gathered != NULL, group);
+    if (made.count == 0)
+        return NULL;
+    if (a_gathered != NULL)
+        *a_gathered = made.at[0];
+    return made.at[1];
+}
+
+tt_tensor_list tt_fused_all_gather_matmul_multimem(tt_tensor *a_shard, tt_tensor_list bs, tutti_group *group) {
+    if (!tu_flight_check("fused_all_gather_matmul_multimem", group, false) ||
+        !check_bs("fused_all_gather_matmul_multimem", bs))
+        return none;
+    if (bs.count > TU_FUSED_MOST_BS) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "fused_all_gather_matmul_multimem: %zu matrices are more than the %d of one call",
+                bs.count, TU_FUSED_MOST_BS);
+        return none;
+    }
+    tt_tensor_list made = tu_fused_all_gather_matmul_multimem(with_shard(a_shard, bs, 0, bs.count), group);
+    return made.count == 0 ? none : tt_tensors_of(bs.count, made.at + 1);
+}
+
+/* ---- samples ---- */
+
+static tt_tensor *normal(tu_sampler *sampler, tt_dims shape) {
+    return sampler->make(sampler, TU_SAMPLE_NORMAL, shape, 0);
+}
+
+tt_tensor *tu_fused_all_gather_matmul_sample(tu_sampler *sampler) {
+    tt_tensor *shard = normal(sampler, tt_shape(2, sampler->size, 3)), *one = normal(sampler, tt_shape(3, 4)),
+              *other = normal(sampler, tt_shape(3, 2)), *all;
+    tt_tensor_list made = tt_fused_all_gather_matmul(shard, tt_tensors(one, other), 1, sampler->group, &all);
+    return made.count == 2 ? tt_cat(tt_tensors(made.at[0], made.at[1], all), 2) : NULL;
+}
+
+tt_tensor *tu_fused_all_gather_matmul_native_sample(tu_sampler *sampler) {
+    tt_tensor *shard = tt_contiguous(normal(sampler, tt_shape(sampler->size, 3)));
+    return tt_fused_all_gather_matmul_native(shard, normal(sampler, tt_shape(3, 4)), sampler->group, NULL);
+}
+
+tt_tensor *tu_fused_all_gather_matmul_multimem_sample(tu_sampler *sampler) {
+    tt_tensor *shard = tt_contiguous(normal(sampler, tt_shape(sampler->size, 3)));
+    tt_tensor_list made =
+        tt_fused_all_gather_matmul_multimem(shard, tt_tensors(normal(sampler, tt_shape(3, 4))), sampler->group);
+    return made.count == 1 ? made.at[0] : NULL;
+}

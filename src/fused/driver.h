@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The two ways in which a rank computes and communicates at once. All fused operations are one of them with a product
+ * in the middle.
+ */
+#ifndef TU_FUSED_DRIVER_H
+#define TU_FUSED_DRIVER_H
+
+#include "fused/workspace.h"
+
+/* ---- gather and consume ---- */
+
+/* One tensor of a rank's shards, dense in memory. */
+typedef struct tu_shard {
+    const void *data;
+    bool turned; /* a matrix that lies column by column */
+} tu_shard;
+
+typedef struct tu_gather {
+    const char *who;
+    tutti_group *group;
+    const tu_fused_signature *signature; /* has the sizes and dtypes of the tensors */
+    int count;                           /* of them, at most TU_FUSED_PARTS */
+    const tt_tensor *tensors[TU_FUSED_PARTS];
+    bool in_order; /* from rank 0 on, instead of this rank first */
+    tutti_status (*consume)(void *context, int rank, const tu_shard *shards);
+    void *context;
+} tu_gather;
+
+/* Hands each rank's shards to `consume` once: where they lie, or staged. A failure of consume is this rank's alone: the
+ * others are served all the same. */
+tutti_status tu_gather_and_consume(const tu_gather *gather);
+
+/* ---- produce and scatter ---- */
+
+typedef struct tu_scatter {
+    const char *who;
+    tutti_group *group;
+    const tu_fused_signature *signature; /* has rows, row_bytes, and what they are of */
+    int64_t rows, tile_rows;             /* of one rank's block; of a tile of it */
+    size_t row_bytes;
+    char *direct; /* where this rank's own rows are computed, row_bytes apart; NULL: in a tile */
+    /* Writes rows [first, first + count) of the block for `rank`, dense. */
+    tutti_status (*produce)(void *context, int rank, int64_t first, int64_t count, void *to);
+    /* The same rows of this rank's own block, as each rank has made them, in rank order. */
+    tutti_status (*accept)(void *context, int64_t first, int64_t count, const void *const *from);
+    void *context;
+} tu_scatter;
+
+/* Every rank makes a block for each rank, tile by tile, in the memory of its owner, who accepts the tiles of all. A
+ * failure of a callback ends the group: the others wait for tiles. */
+tutti_status tu_produce_and_scatter(const tu_scatter *scatter);
+
+#endif

@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Gather and consume. A rank tells where its shards lie, works on its own while the others' records come in, then on
+ * theirs where they lie. The usual call has one agreement, which nobody waits for longer than the slowest rank takes to
+ * arrive, and a barrier at its end where inputs were read in place.
+ */
+#include <string.h>
+
+#include "fused/driver.h"
+#include "memory/memory.h"
+#include "tensor/convert.h"
+
+typedef struct gathering {
+    const tu_gather *plan;
+    tu_fused *state;
+    tu_shard own[TU_FUSED_PARTS];
+    size_t bytes[TU_FUSED_PARTS];
+    void *copies[TU_FUSED_PARTS];  /* dense ones of what is not, where there was no workspace to copy to */
+    bool in_place[TU_FUSED_PARTS]; /* all ranks pass memory of one rendezvous */
+    tutti_status local;            /* of this rank's own work: the others are served first */
+    tutti_error_copy error;        /* its words */
+} gathering;
+
+static size_t aligned(size_t bytes) {
+    return (bytes + TU_FUSED_ALIGN - 1) / TU_FUSED_ALIGN * TU_FUSED_ALIGN;
+}
+
+/* ---- this rank's shards ---- */
+
+/* A matrix whose columns lie one after the other. */
+static bool is_turned(const tt_tensor *x) {
+    return x->ndim == 2 && x->strides[0] == 1 && x->strides[1] == x->sizes[0] && !(x->flags & TU_CONTIGUOUS);
+}
+
+static bool is_dense(const tt_tensor *x) {
+    return x->flags & TU_CONTIGUOUS || is_turned(x);
+}
+
+static void find_place(gathering *run, int part) {
+    const tt_tensor *x = run->plan->tensors[part];
+    tu_fused_place *place = &run->state->own.places[part];
+    tu_symmetric found;
+    run->own[part] = (tu_shard){ tu_pointer(x), is_turned(x) };
+    place->turned = is_turned(x);
+    if (!is_dense(x) || run->bytes[part] == 0 ||
+        !tu_symmetric_find(run->state->places, tu_pointer(x), run->bytes[part], &found))
+        return;
+    place->block_bytes = tutti_memory_bytes(found.memory);
+    if (found.index != 0) {
+        place->index = found.index;
+        place->offset = found.offset;
+    }
+}
+
+/* Copies one part to `to`, dense. */
+static tutti_status copy_part(const gathering *run, int part, void *to) {
+    const tt_tensor *x = run->plan->tensors[part];
+    if (run->bytes[part] == 0)
+        return TUTTI_OK;
+    if (!is_dense(x))
+        return tu_copy_out(x, to, x->dtype);
+    memcpy(to, tu_pointer(x), run->bytes[part]);
+    return TUTTI_OK;
+}
+
+/* Copies what cannot be read in place to this rank's half. Without room there, what is not dense is made so. */
+static tutti_status stage(gathering *run) {
+    tu_fused *state = run->state;
+    size_t used = 0;
+    for (int i = 0; i < run->plan->count; i++) {
+        if (state->own.places[i].index != 0)
+            continue;
+        state->own.places[i].offset = used;
+        used += aligned(run->bytes[i]);
+    }
+    state->own.half_bytes = used;
+    state->own.fits = used == 0 || (state->memory != NULL && used <= state->half_bytes);
+    tutti_status status = TUTTI_OK;
+    for (int i = 0; i < run->plan->count && status == TUTTI_OK; i++) {
+        if (state->own.places[i].index != 0)
+            continue;
+        void *to = run->bytes[i] > 0 && state->own.fits
+                       ? tu_fused_half(state, state->rank) + state->own.places[i].offset
+                       : NULL;
+        if (to == NULL && is_dense(run->plan->tensors[i]))
+            continue;
+        if (to == NULL && (to = run->copies[i] = tu_block_alloc(tu_self(), run->bytes[i])) == NULL)
+            return tu_error_memory("a shard", run->bytes[i]);
+        status = copy_part(run, i, to);
+        if (!is_dense(run->plan->tensors[i]))
+            run->own[i].data = to;
+    }
+    return status;
+}
+
+/* ---- consuming ---- */
+
+/* A failure is kept until everybody has been served. */
+static void consume(gathering *run, int rank, const tu_shard *shards) {
+    if (run->local != TUTTI_OK)
+        return;
+    run->local = run->plan->consume(run->plan->context, rank, shards);
+    if (run->local != TUTTI_OK)
+        tu_error_save(&run->error);
+}
+
+static void consume_peer(gathering *run, int rank) {
+    const tu_fused *state = run->state;
+    tu_shard shards[TU_FUSED_PARTS];
+    if (rank == state->rank) {
+        consume(run, rank, run->own);
+        return;
+    }
+    for (int i = 0; i < run->plan->count; i++) {
+        const tu_fused_place *place = &state->records[rank].places[i];
+        const char *base = run->bytes[i] == 0 ? NULL
+                           : run->in_place[i]
+                               ? tutti_peers_buffer(tu_symmetric_peers(state->places, place->index), rank)
+                               : tu_fused_half(state, rank);
+        shards[i] = (tu_shard){ base != NULL ? base + place->offset : NULL, place->turned };
+    }
+    consume(run, rank, shards);
+}
+
+/* ---- after the agreement: the same on all ranks, from the records ---- */
+
+/* Whether everything can be read as the records say. Memory of one rendezvous on all ranks is read in place. */
+static bool can_read(gathering *run) {
+    const tu_fused *state = run->state;
+    bool can = true;
+    for (int rank = 0; rank < state->size; rank++)
+        can = can && state->records[rank].fits;
+    for (int i = 0; i < run->plan->count; i++) {
+        uint32_t index = state->records[0].places[i].index;
+        bool same = true;
+        for (int rank = 1; rank < state->size; rank++)
+            same = same && state->records[rank].places[i].index == index;
+        run->in_place[i] = same && index != 0;
+        can = can && same;
+    }
+    return can;
+}
+
+/* Symmetric inputs that have not met yet do so now, for the next call. */
+static tutti_status meet(gathering *run, int part) {
+    tu_fused *state = run->state;
+    for (int rank = 0; rank < state->size; rank++) {
+        const tu_fused_place *place = &state->records[rank].places[part];
+        if (place->index != 0 || place->block_bytes == 0 ||
+            place->block_bytes != state->records[0].places[part].block_bytes)
+            return TUTTI_OK;
+    }
+    tu_symmetric found;
+    if (state->meets_in_vain || !tu_symmetric_find(state->places, run->own[part].data, run->bytes[part], &found))
+        return TUTTI_OK;
+    tutti_peers *peers;
+    if (tutti_memory_rendezvous(found.memory, state->group, &peers) == TUTTI_OK) {
+        tutti_peers_release(peers); /* the block keeps it */
+        return TUTTI_OK;
+    }
+    state->meets_in_vain = true;
+    return tutti_group_check(state->group); /* blocks that cannot meet are staged; an ended group is an error */
+}
+
+static tutti_status meet_all(gathering *run) {
+    tutti_status status = TUTTI_OK;
+    for (int i = 0; i < run->plan->count && status == TUTTI_OK; i++)
+        status = meet(run, i);
+    return status;
+}
+
+/* Not everything fits, or the ranks differ in where their shards lie: all of them stage everything. */
+static tutti_status stage_again(gathering *run) {
+    tu_fused *state = run->state;
+    size_t used = 0;
+    for (int i = 0; i < run->plan->count; i++)
+        used += aligned(run->bytes[i]);
+    if (state->memory == NULL || used > state->half_bytes) {
+        tutti_status status = tu_fused_grow(state, used, 0); /* the records come anew, with the same places */
+        if (status != TUTTI_OK)
+            return status;
+    }
+    used = 0;
+    for (int i = 0; i < run->plan->count; i++) {
+        run->in_place[i] = false;
+        for (int rank = 0; rank < state->size; rank++)
+            state->records[rank].places[i].offset = used;
+        if (run->bytes[i] > 0)
+            memcpy(tu_fused_half(state, state->rank) + used, run->own[i].data, run->bytes[i]);
+        used += aligned(run->bytes[i]);
+    }
+    return tutti_barrier(state->group, NULL);
+}
+
+static bool reads_in_place(const gathering *run) {
+    bool any = false;
+    for (int i = 0; i < run->plan->count; i++)
+        any = any || run->in_place[i];
+    return any;
+}
+
+static tutti_status run_agreed(gathering *run) {
+    tu_fused *state = run->state;
+    bool can = can_read(run);
+    tutti_status status = meet_all(run);
+    if (status == TUTTI_OK && !can)
+        status = stage_again(run);
+    if (status != TUTTI_OK)
+        return status;
+    if (run->plan->in_order) {
+        for (int rank = 0; rank < state->size; rank++)
+            consume_peer(run, rank);
+    } else {
+        for (int step = 1; step < state->size; step++)
+            consume_peer(run, (state->rank + step) % state->size);
+    }
+    /* After success nobody touches the inputs any more. Staged ones are copies. */
+    if (reads_in_place(run))
+        status = tutti_barrier(state->group, NULL);
+    return status;
+}
+
+static tutti_status run_real(gathering *run) {
+    tu_fused *state = run->state;
+    for (int i = 0; i < run->plan->count; i++)
+        find_place(run, i);
+    tutti_status status = tu_fused_publish(state, run->plan->signature, stage(run));
+    if (status != TUTTI_OK)
+        return status;
+    if (!run->plan->in_order && state->own.status == TUTTI_OK)
+        consume(run, state->rank, run->own);
+    status = tu_fused_agree(state, run->plan->who);
+    if (status == TUTTI_OK)
+        status = run_agreed(run);
+    state->gathers++;
+    return status != TUTTI_OK ? status : run->local != TUTTI_OK ? tu_error_restore(&run->error) : TUTTI_OK;
+}
+
+/* A group of one rank, or one whose other ranks are made up and have what this one has. */
+static tutti_status run_alone(gathering *run) {
+    tutti_status status = tutti_group_check(run->plan->group);
+    for (int i = 0; i < run->plan->count && status == TUTTI_OK; i++) {
+        const tt_tensor *x = run->plan->tensors[i];
+        run->own[i] = (tu_shard){ tu_pointer(x), is_turned(x) };
+        if (is_dense(x) || run->bytes[i] == 0)
+            continue;
+        if ((run->copies[i] = tu_block_alloc(tu_self(), run->bytes[i])) == NULL)
+            return tu_error_memory("a shard", run->bytes[i]);
+        run->own[i].data = run->copies[i];
+        status = copy_part(run, i, run->copies[i]);
+    }
+    for (int rank = 0; rank < tutti_group_size(run->plan->group) && status == TUTTI_OK; rank++)
+        status = run->plan->consume(run->plan->context, rank, run->own);
+    return status;
+}
+
+tutti_status tu_gather_and_consume(const tu_gather *gather) {
+    gathering run = { .plan = gather };
+    tutti_status status;
+    for (int i = 0; i < gather->count; i++)
+        run.bytes[i] = (size_t)gather->tensors[i]->numel * tu_dtype_bytes[gather->tensors[i]->dtype];
+    if (tutti_group_size(gather->group) == 1 || tu_fused_is_fake(gather->group)) {
+        status = run_alone(&run);
+    } else {
+        status = tu_fused_enter(gather->group, &run.state);
+        if (status != TUTTI_OK)
+            return tu_fused_refuse(gather->group, gather->who, status);
+        status = run_real(&run);
+        tu_fused_leave(run.state);
+    }
+    for (int i = 0; i < gather->count; i++)
+        tu_block_free(tu_self(), run.copies[i], run.bytes[i]);
+    return status;
+}

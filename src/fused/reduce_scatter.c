@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Matmul, then reduce-scatter: shape rule, the producer of the driver, gradient, public function.
+ */
+#include <string.h>
+
+#include "functional/registry.h"
+#include "fused/driver.h"
+#include "fused/operators.h"
+#include "kernel/kernel.h"
+#include "tensor/parallel.h"
+#include "tensor/stage.h"
+
+/* ---- tiles ---- */
+
+/* With fewer rows the BLAS spends its time on packing b; tiles are no larger than they must be for that, so that they
+ * are still in the caches when they are added. */
+#define TILE_ROWS 512
+#define TILE_BYTES ((size_t)1 << 20)
+
+int64_t tu_fused_tile_rows(int64_t rows, size_t row_bytes) {
+    int64_t wanted = row_bytes == 0 ? rows : (int64_t)(TILE_BYTES / row_bytes);
+    wanted = wanted < TILE_ROWS ? TILE_ROWS : wanted;
+    return rows < 1 ? 1 : rows < wanted ? rows : wanted;
+}
+
+typedef struct reduction_job {
+    const tu_fused_block *block;
+    int64_t first;
+    const void *const *from;
+} reduction_job;
+
+/* Rows that lie one after the other in the result, too. */
+static void reduce_run(const tu_fused_block *block, char *to, const void *const *from, int64_t skip, int64_t rows) {
+    const void *shifted[block->size]; /* a pointer per rank */
+    size_t offset = (size_t)skip * block->row_bytes;
+    for (int i = 0; i < block->size; i++)
+        shifted[i] = (const char *)from[i] + offset;
+    tu_reduce(to, shifted, block->size, (size_t)(rows * block->columns), block->dtype, block->reduction, NULL, 0);
+}
+
+/* Row i of a block goes by the scattered dimension first; in the result it lies where its dimensions say. */
+static int64_t place_of_row(const tu_fused_block *block, int64_t row) {
+    int64_t behind = row % block->behind, before = row / block->behind % block->before,
+            chunk = row / block->behind / block->before;
+    return (before * block->chunk + chunk) * block->behind + behind;
+}
+
+static void reduce_rows(void *context, int64_t begin, int64_t end) {
+    const reduction_job *job = context;
+    const tu_fused_block *block = job->block;
+    while (begin < end) {
+        int64_t run = block->before == 1 ? end - begin : block->behind - (job->first + begin) % block->behind;
+        run = run < end - begin ? run : end - begin;
+        reduce_run(block, block->out + (size_t)place_of_row(block, job->first + begin) * block->row_bytes, job->from,
+                   begin, run);
+        begin += run;
+    }
+}
+
+tutti_status tu_fused_reduce(const tu_fused_block *block, int64_t first, int64_t count, const void *const *from) {
+    reduction_job job = { block, first, from };
+    tu_parallel(count, 1 + (int64_t)(TILE_BYTES / 4) / (int64_t)(block->row_bytes + 1), reduce_rows, &job);
+    return TUTTI_OK;
+}
+
+/* ---- shape ---- */
+
+tutti_status tu_fused_matmul_reduce_scatter_shape(tu_call *call) {
+    const tu_fused_matmul_reduce_scatter_attributes *attributes = call->attributes;
+    const tt_tensor *lhs = call->inputs[0], *rhs = call->inputs[1];
+    int ranks = tutti_group_size(attributes->group), dim = attributes->scatter_dim;
+    if (lhs->ndim < 2)
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "A_shard must be a matrix, but a is %s", tu_describe(lhs));
+    if (dim < 0 || dim >= lhs->ndim)
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "Invalid gather_dim: scatter_dim %d is not in [0, %d)", dim,
+                             lhs->ndim);
+    tutti_status status = tu_fused_check_b(call, rhs);
+    if (status != TUTTI_OK)
+        return status;
+    if (attributes->reduction != TUTTI_SUM && attributes->reduction != TUTTI_AVG)
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "reduce_op must be sum or avg, not %s",
+                             tutti_reduction_name(attributes->reduction));
+    if (lhs->dtype != rhs->dtype || lhs->dtype == TUTTI_BOOL ||
+        !tutti_reduction_applies(attributes->reduction, lhs->dtype))
+        return tu_call_error(call, TUTTI_ERROR_TYPE, "expected a and b to have one dtype of numbers, but got %s and %s",
+                             tu_describe(lhs), tu_describe(rhs));
+    if (lhs->sizes[lhs->ndim - 1] != rhs->sizes[0])
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
+                             "%s and %s cannot be multiplied: the last size of a and the first of b differ",
+                             tu_describe(lhs), tu_describe(rhs));
+    tu_shape *result = &call->results[0];
+    *result = tu_shape_of(lhs);
+    result->offset = 0;
+    result->sizes[lhs->ndim - 1] = rhs->sizes[1];
+    if (result->sizes[dim] % ranks != 0)
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
+                             "dimension %d of the product, %s, is not divisible by the %d ranks of the group", dim,
+                             tu_dims_text(result->ndim, result->sizes), ranks);
+    result->sizes[dim] /= ranks;
+    return tu_shape_contiguous(call->entry->name, result);
+}
+
+/* ---- the products ---- */
+
+typedef struct partial_products {
+    tu_fused_block block;
+    tu_matrix lhs, rhs;
+    int64_t depth, rows; /* of a block */
+    bool last;           /* scattered along the columns of b */
+} partial_products;
+
+static tutti_status produce(void *context, int rank, int64_t first, int64_t count, void *to) {
+    const partial_products *job = context;
+    size_t size = tu_dtype_bytes[job->block.dtype];
+    tu_matrix left = job->lhs, right = job->rhs;
+    left.data = (const char *)left.data + (size_t)(((job->last ? 0 : rank * job->rows) + first) * left.row) * size;
+    if (job->last)
+        right.data = (const char *)right.data + (size_t)(rank * job->block.columns * right.column) * size;
+    return tu_gemm(job->block.dtype, count, job->block.columns, job->depth, left, right, 0, to, job->block.columns);
+}
+
+static tutti_status accept(void *context, int64_t first, int64_t count, const void *const *from) {
+    const partial_products *job = context;
+    return tu_fused_reduce(&job->block, first, count, from);
+}
+
+static partial_products partial_of(const tu_call *call, const tt_tensor *front, int dim, tutti_reduction reduction,
+                                   int size) {
+    const tt_tensor *out = call->outputs[0], *rhs = call->inputs[1];
+    partial_products job = { .lhs = tu_fused_rows(front),
+                             .rhs = tu_fused_matrix(rhs),
+                             .depth = rhs->sizes[0],
+                             .rows = tu_fused_row_count(out),
+                             .last = dim == out->ndim - 1,
+                             .block = { .chunk = 1,
+                                        .before = 1,
+                                        .behind = 1,
+                                        .columns = out->sizes[out->ndim - 1],
+                                        .dtype = out->dtype,
+                                        .reduction = reduction,
+                                        .out = tu_pointer(out),
+                                        .size = size } };
+    job.block.row_bytes = (size_t)job.block.columns * tu_dtype_bytes[out->dtype];
+    if (job.last) {
+        job.block.behind = job.rows;
+    } else {
+        job.block.chunk = out->sizes[dim];
+        for (int i = 0; i < dim; i++)
+            job.block.before *= out->sizes[i];
+        for (int i = dim + 1; i < out->ndim - 1; i++)
+            job.block.behind *= out->sizes[i];
+    }
+    return job;
+}
+
+/* a with the scattered dimension first, as one matrix: a itself where it lies so, else a copy. */
+static tt_tensor *rows_of(tt_tensor *lhs, int dim) {
+    tt_tensor *front = dim == lhs->ndim - 1 ? tu_tensor_hold(lhs) : tu_fused_front(lhs, dim);
+    if (front == NULL || tu_fused_is_rows(front))
+        return front;
+    tt_tensor *dense = tu_stage_in(front, front->dtype);
+    tu_tensor_drop(front);
+    return dense;
+}
+
+tutti_status tu_fused_matmul_reduce_scatter_cpu(tu_call *call) {
+    const tu_fused_matmul_reduce_scatter_attributes *attributes = call->attributes;
+    const char *who = call->entry->name;
+    int dim = attributes->scatter_dim;
+    tt_tensor *front = rows_of(call->inputs[0], dim), *out = call->outputs[0];
+    if (front == NULL)
+        return tu_fused_refuse(attributes->group, who, TUTTI_ERROR_MEMORY);
+    partial_products job = partial_of(call, front, dim, attributes->reduction, tutti_group_size(attributes->group));
+    tu_fused_signature signature = { 0 };
+    tu_fused_sign(&signature, "calls %s %s along dimension %d into %s", who,
+                  tutti_reduction_name(attributes->reduction), dim, tu_describe(out));
+    int64_t rows = out->numel > 0 ? job.rows : 0;
+    tu_scatter scatter = { .who = who,
+                           .group = attributes->group,
+                           .signature = &signature,
+                           .rows = rows,
+                           .tile_rows = tu_fused_tile_rows(rows, job.block.row_bytes),
+                           .row_bytes = job.block.row_bytes,
+                           .direct = job.block.before == 1 ? job.block.out : NULL,
+                           .produce = produce,
+                           .accept = accept,
+                           .context = &job };
+    tutti_status status = tu_produce_and_scatter(&scatter);
+    tu_tensor_drop(front);
+    return status;
+}
+
+/* ---- gradient: fused forms again ---- */
+
+/* With G the gathered gradient: of a, G times b's adjoint; of b, a's adjoint times G, or the adjoint of (G's adjoint
+ * times a), which gathers without putting G together. */
+void tu_fused_matmul_reduce_scatter_gradient(tu_gradient *gradient) {
+    const tu_fused_matmul_reduce_scatter_attributes *attributes = gradient->attributes;
+    tutti_group *group = attributes->group;
+    int dim = attributes->scatter_dim;
+    bool last = dim == tu_input_shape(gradient, 0)->ndim - 1;
+    tt_tensor *grad = gradient->grads[0], *all = NULL;
+    if (attributes->reduction == TUTTI_AVG)
+        grad = tt_div_scalar(grad, tutti_group_size(group));
+    if (gradient->needs[0]) {
+        tt_tensor_list of_a =
+            tt_fused_all_gather_matmul(grad, tt_tensors(tu_fused_adjoint(tu_saved(gradient, TU_INPUT(1)))), dim, group,
+                                       gradient->needs[1] ? &all : NULL);
+        gradient->results[0] = of_a.count == 1 ? of_a.at[0] : NULL;
+    }
+    if (!gradient->needs[1])
+        return;
+    tt_tensor *lhs = tu_fused_flat(tu_saved(gradient, TU_INPUT(0)), dim);
+    if (gradient->needs[0]) {
+        gradient->results[1] = tt_matmul(tu_fused_adjoint(lhs), tu_fused_flat(all, dim));
+        return;
+    }
+    tt_tensor_list turned = tt_fused_all_gather_matmul(tu_fused_adjoint(tu_fused_flat(grad, dim)), tt_tensors(lhs),
+                                                       last ? 0 : 1, group, NULL);
+    gradient->results[1] = turned.count == 1 ? tu_fused_adjoint(turned.at[0]) : NULL;
+}
+
+tt_tensor *tt_fused_matmul_reduce_scatter(tt_tensor *lhs, tt_tensor *rhs, tutti_reduction reduction, int scatter_dim,
+                                          tutti_group *group) {
+    return tu_flight_check("fused_matmul_reduce_scatter", group, false)
+               ? tu_fused_matmul_reduce_scatter(lhs, rhs, reduction, scatter_dim, group)
+               : NULL;
+}

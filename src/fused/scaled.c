@@ -1,0 +1,549 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The fused forms of tt_scaled_matmul: narrow matrices with scales.
+ */
+#include "tensor/scaled.h"
+
+#include <string.h>
+
+#include "functional/registry.h"
+#include "fused/driver.h"
+#include "fused/operators.h"
+#include "tensor/convert.h"
+#include "tensor/stage.h"
+
+static const tt_tensor_list none = { 0, NULL };
+
+/* ---- scales of the left matrix ---- */
+
+typedef enum scale_mode {
+    ROWS_SHARDED = 1, /* one for every row of the shard: gathered with it */
+    WHOLE,            /* one */
+    ROWS_REPLICATED,  /* one for every row of the gathered matrix */
+    NO_MODE
+} scale_mode;
+
+static bool leads(const tt_tensor *scale, int ndim, const int64_t *sizes) {
+    return scale->ndim == ndim && scale->sizes[ndim - 1] == 1 &&
+           memcmp(scale->sizes, sizes, (size_t)(ndim - 1) * sizeof *sizes) == 0;
+}
+
+/* In this order: what has one element may also be one for every row. */
+static scale_mode mode_of(const tt_tensor *scale, const tt_tensor *shard, const tu_shape *all) {
+    return leads(scale, shard->ndim, shard->sizes) ? ROWS_SHARDED
+           : scale->numel == 1                     ? WHOLE
+           : leads(scale, all->ndim, all->sizes)   ? ROWS_REPLICATED
+                                                   : NO_MODE;
+}
+
+/* Numbers that must be the same on all ranks, in a few words. */
+static void sign_numbers(tu_fused_signature *signature, const char *what, const float *numbers, int64_t count) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, &numbers[i], sizeof bits);
+        hash = (hash ^ bits) * 0x100000001b3u;
+    }
+    if (count == 1)
+        tu_fused_sign(signature, ", %s %.9g", what, (double)numbers[0]);
+    else
+        tu_fused_sign(signature, ", %s of %lld rows with the check sum %016llx", what, (long long)count,
+                      (unsigned long long)hash);
+}
+
+/* ---- all-gather: the inputs of a call ---- */
+
+enum {
+    HAS_BIAS = 1,
+    HAS_RESULT_SCALE = 2
+};
+
+typedef struct right_side {
+    const tt_tensor *rhs, *scale, *bias, *result_scale;
+} right_side;
+
+/* The next matrix with what belongs to it; `at` goes on behind it. */
+static right_side next_right(const tu_call *call, int64_t present, int *at) {
+    right_side right = { call->inputs[*at], call->inputs[*at + 1], NULL, NULL };
+    *at += 2;
+    if (present & HAS_BIAS)
+        right.bias = call->inputs[(*at)++];
+    if (present & HAS_RESULT_SCALE)
+        right.result_scale = call->inputs[(*at)++];
+    return right;
+}
+
+static tutti_status check_right(const tu_call *call, const right_side *right, int64_t depth, tutti_dtype dtype) {
+    const char *who = call->entry->name;
+    const tt_tensor *rhs = right->rhs;
+    tutti_status status = tu_fused_check_b(call, rhs);
+    if (status != TUTTI_OK)
+        return status;
+    if (!tu_is_float(dtype))
+        return tu_call_error(call, TUTTI_ERROR_TYPE, "the result's dtype must be a float, not %s",
+                             tutti_dtype_name(dtype));
+    if (tu_is_complex(rhs->dtype) || tu_is_complex(call->inputs[0]->dtype))
+        return tu_call_error(call, TUTTI_ERROR_TYPE, "not defined for complex matrices");
+    if (rhs->sizes[0] != depth)
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s and B, %s, cannot be multiplied",
+                             tu_describe(call->inputs[0]), tu_describe(rhs));
+    if ((status = tu_scaled_check(who, "B_scale", right->scale, 1, rhs->sizes[1])) != TUTTI_OK)
+        return status;
+    if (right->bias != NULL && (right->bias->ndim != 1 || right->bias->sizes[0] != rhs->sizes[1]))
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "bias is %s and must have %lld entries",
+                             tu_describe(right->bias), (long long)rhs->sizes[1]);
+    if (right->result_scale != NULL && (right->result_scale->numel != 1 || right->result_scale->dtype != TUTTI_F32))
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "result_scale is %s and must be one f32",
+                             tu_describe(right->result_scale));
+    return TUTTI_OK;
+}
+
+tutti_status tu_fused_all_gather_scaled_matmul_shape(tu_call *call) {
+    const tu_fused_all_gather_scaled_matmul_attributes *attributes = call->attributes;
+    const tt_tensor *shard = call->inputs[0], *scale = call->inputs[1];
+    int dim = attributes->gather_dim, at = 2;
+    tu_shape all;
+    tutti_status status = tu_fused_check_shard(call, shard, dim);
+    if (status == TUTTI_OK && dim == shard->ndim - 1)
+        status = tu_call_error(call, TUTTI_ERROR_ARGUMENT,
+                               "Invalid gather_dim: scales are not supported where the last dimension is gathered");
+    if (status == TUTTI_OK)
+        status = tu_fused_gathered(call, dim, tutti_group_size(attributes->group), &all);
+    if (status != TUTTI_OK)
+        return status;
+    if (scale->dtype != TUTTI_F32)
+        return tu_call_error(call, TUTTI_ERROR_TYPE, "A_scale is %s and must be f32", tu_describe(scale));
+    if (mode_of(scale, shard, &all) == NO_MODE)
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
+                             "Invalid scale shape for fp8 all-gather (shard shape: %s, scale shape: %s)",
+                             tu_dims_text(shard->ndim, shard->sizes), tu_dims_text(scale->ndim, scale->sizes));
+    for (size_t i = 0; i < attributes->present.count && status == TUTTI_OK; i++) {
+        right_side right = next_right(call, attributes->present.at[i], &at);
+        tutti_dtype dtype = attributes->out_dtypes.at[i] != 0 ? (tutti_dtype)attributes->out_dtypes.at[i]
+                                                              : (tutti_dtype)right.rhs->dtype;
+        status = check_right(call, &right, shard->sizes[shard->ndim - 1], dtype);
+        if (status != TUTTI_OK)
+            return status;
+        tu_shape *result = &call->results[i + 1];
+        *result = all;
+        result->dtype = dtype;
+        result->sizes[all.ndim - 1] = right.rhs->sizes[1];
+        status = tu_fused_front_strides(call->entry->name, result, dim);
+    }
+    call->results[0] = attributes->return_a ? all : tu_fused_empty(call, shard->dtype);
+    return status;
+}
+
+/* ---- all-gather: the products ---- */
+
+typedef struct scaled_products {
+    const tu_call *call;
+    size_t count;
+    tu_scaled *rights; /* one per product */
+    int64_t rows, depth;
+    tutti_dtype dtype;
+    scale_mode mode;
+    const float *scales; /* of mode WHOLE and ROWS_REPLICATED */
+    char *whole;         /* A, or NULL */
+} scaled_products;
+
+static tutti_status consume_scaled(void *context, int rank, const tu_shard *shards) {
+    const scaled_products *job = context;
+    size_t size = tu_dtype_bytes[job->dtype], row_bytes = (size_t)job->depth * size;
+    tu_matrix left =
+        shards[0].turned ? (tu_matrix){ shards[0].data, 1, job->rows } : (tu_matrix){ shards[0].data, job->depth, 1 };
+    const float *scales = job->mode == ROWS_SHARDED      ? shards[1].data
+                          : job->mode == ROWS_REPLICATED ? job->scales + rank * job->rows
+                                                         : job->scales;
+    tutti_status status = TUTTI_OK;
+    for (int64_t i = 0; job->whole != NULL && row_bytes > 0 && i < job->rows; i++)
+        tu_pack(job->whole + (size_t)(rank * job->rows + i) * row_bytes,
+                (const char *)left.data + (size_t)(i * left.row) * size, left.column, size, job->depth);
+    for (size_t i = 0; i < job->count && status == TUTTI_OK; i++) {
+        tt_tensor *out = job->call->outputs[i + 1];
+        const tu_scaled *right = &job->rights[i];
+        if (out->numel > 0)
+            status = tu_scaled_rows(right, job->rows, left, job->dtype, scales, job->mode == WHOLE ? 0 : 1,
+                                    (char *)tu_pointer(out) +
+                                        (size_t)(rank * job->rows * right->columns) * tu_dtype_bytes[out->dtype],
+                                    out->dtype);
+    }
+    return status;
+}
+
+static tutti_status open_rights(scaled_products *job) {
+    const tu_fused_all_gather_scaled_matmul_attributes *attributes = job->call->attributes;
+    int at = 2;
+    tutti_status status = TUTTI_OK;
+    job->count = 0;
+    for (size_t i = 0; i < attributes->present.count && status == TUTTI_OK; i++) {
+        right_side right = next_right(job->call, attributes->present.at[i], &at);
+        status = tu_scaled_open(&job->rights[i], right.rhs, right.scale, right.bias, right.result_scale);
+        job->count += status == TUTTI_OK;
+    }
+    return status;
+}
+
+/* The scales as the rows of A go in memory. */
+static tt_tensor *front_scales(const tt_tensor *scale, scale_mode mode, int dim) {
+    if (mode == WHOLE)
+        return tu_stage_in(scale, TUTTI_F32);
+    tt_tensor *front = tu_fused_front(scale, dim);
+    if (front == NULL || mode == ROWS_SHARDED)
+        return front;
+    tt_tensor *dense = tu_stage_in(front, TUTTI_F32);
+    tu_tensor_drop(front);
+    return dense;
+}
+
+static tutti_status gather_scaled(scaled_products *job, const tt_tensor *front, const tt_tensor *scales) {
+    const tu_fused_all_gather_scaled_matmul_attributes *attributes = job->call->attributes;
+    tu_fused_signature signature = { 0 };
+    tu_fused_sign(&signature, "calls %s along dimension %d of %s, with a_scale %s", job->call->entry->name,
+                  attributes->gather_dim, tu_describe(job->call->inputs[0]), tu_describe(job->call->inputs[1]));
+    if (job->mode != ROWS_SHARDED) {
+        job->scales = tu_pointer(scales);
+        sign_numbers(&signature, "scale", job->scales, scales->numel);
+    }
+    tu_gather gather = { .who = job->call->entry->name,
+                         .group = attributes->group,
+                         .signature = &signature,
+                         .count = job->mode == ROWS_SHARDED ? 2 : 1,
+                         .tensors = { front, scales },
+                         .consume = consume_scaled,
+                         .context = job };
+    return tu_gather_and_consume(&gather);
+}
+
+tutti_status tu_fused_all_gather_scaled_matmul_cpu(tu_call *call) {
+    const tu_fused_all_gather_scaled_matmul_attributes *attributes = call->attributes;
+    const tt_tensor *shard = call->inputs[0];
+    tu_shape all = tu_shape_of(shard);
+    all.sizes[attributes->gather_dim] *= tutti_group_size(attributes->group);
+    size_t bytes = attributes->present.count * sizeof(tu_scaled);
+    scaled_products job = { .call = call,
+                            .rows = tu_fused_row_count(shard),
+                            .depth = shard->sizes[shard->ndim - 1],
+                            .dtype = shard->dtype,
+                            .mode = mode_of(call->inputs[1], shard, &all),
+                            .rights = tu_block_alloc(tu_self(), bytes),
+                            .whole = attributes->return_a ? tu_pointer(call->outputs[0]) : NULL };
+    tt_tensor *front = tu_fused_front(shard, attributes->gather_dim),
+              *scales = front_scales(call->inputs[1], job.mode, attributes->gather_dim);
+    tutti_status status = job.rights == NULL                ? tu_error_memory("scaled matrices", bytes)
+                          : front == NULL || scales == NULL ? TUTTI_ERROR_MEMORY
+                                                            : open_rights(&job);
+    status = status != TUTTI_OK ? tu_fused_refuse(attributes->group, call->entry->name, status)
+                                : gather_scaled(&job, front, scales);
+    for (size_t i = 0; i < job.count; i++)
+        tu_scaled_close(&job.rights[i]);
+    tu_block_free(tu_self(), job.rights, bytes);
+    tu_tensor_drop(front);
+    tu_tensor_drop(scales);
+    return status;
+}
+
+/* ---- all-gather: the public function ---- */
+
+static bool check_count(const char *what, size_t count, size_t wanted) {
+    if (count == 0 || count == wanted)
+        return true;
+    tu_fail(TUTTI_ERROR_ARGUMENT,
+            "fused_all_gather_scaled_matmul: len(%s) must be the same as len(Bs): it is %zu, and there are %zu", what,
+            count, wanted);
+    return false;
+}
+
+static bool check_counts(tt_tensor_list bs, tt_tensor_list b_scales, const tt_fused_scaled_options *options) {
+    if (bs.count == 0 || bs.at == NULL) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "fused_all_gather_scaled_matmul: bs must be a list of at least one matrix");
+        return false;
+    }
+    return check_count("B_scales", b_scales.count == 0 ? bs.count + 1 : b_scales.count, bs.count) &&
+           check_count("biases", options->biases.count, bs.count) &&
+           check_count("result_scales", options->result_scales.count, bs.count) &&
+           check_count("out_dtypes", options->out_dtype_count, bs.count) &&
+           check_count("use_fast_accum", options->use_fast_accum_count, bs.count);
+}
+
+static tt_tensor *entry_of(tt_tensor_list list, size_t i) {
+    return list.count > 0 ? list.at[i] : NULL;
+}
+
+/* All tensors of the call in one list, and which of the optional ones are there. */
+static size_t list_inputs(tt_tensor_list bs, tt_tensor_list b_scales, const tt_fused_scaled_options *options,
+                          tt_tensor **inputs, int64_t *present, int64_t *dtypes) {
+    size_t at = 2;
+    for (size_t i = 0; i < bs.count; i++) {
+        tt_tensor *bias = entry_of(options->biases, i), *whole = entry_of(options->result_scales, i);
+        inputs[at++] = bs.at[i];
+        inputs[at++] = b_scales.at[i];
+        if (bias != NULL)
+            inputs[at++] = bias;
+        if (whole != NULL)
+            inputs[at++] = whole;
+        present[i] = (bias != NULL ? HAS_BIAS : 0) | (whole != NULL ? HAS_RESULT_SCALE : 0);
+        dtypes[i] = options->out_dtype_count > 0 ? (int64_t)options->out_dtypes[i] : 0;
+    }
+    return at;
+}
+
+tt_tensor_list tt_fused_all_gather_scaled_matmul(tt_tensor *a_shard, tt_tensor_list bs, tt_tensor *a_scale,
+                                                 tt_tensor_list b_scales, int gather_dim, tutti_group *group,
+                                                 const tt_fused_scaled_options *options, tt_tensor **a_gathered) {
+    tt_fused_scaled_options full = TT_FUSED_SCALED_OPTIONS_INIT;
+    if (!tu_flight_check("fused_all_gather_scaled_matmul", group, false) ||
+        tu_pending_take(tu_options_copy("tt_fused_scaled_options", options, &full, sizeof full)) != TUTTI_OK ||
+        !check_counts(bs, b_scales, &full))
+        return none;
+    tt_tensor **inputs = tu_scope_memory((2 + 4 * bs.count) * sizeof *inputs);
+    int64_t *present = tu_scope_memory(2 * bs.count * sizeof *present);
+    tu_shape *results = tu_scope_memory((bs.count + 1) * sizeof *results);
+    tt_tensor **outputs = tu_scope_memory((bs.count + 1) * sizeof *outputs);
+    if (inputs == NULL || present == NULL || results == NULL || outputs == NULL)
+        return none;
+    inputs[0] = a_shard;
+    inputs[1] = a_scale;
+    int count = (int)list_inputs(bs, b_scales, &full, inputs, present, present + bs.count);
+    tu_fused_all_gather_scaled_matmul_attributes attributes = { .present = { bs.count, present },
+                                                                .out_dtypes = { bs.count, present + bs.count },
+                                                                .gather_dim = gather_dim,
+                                                                .return_a = a_gathered != NULL,
+                                                                .group = group };
+    tu_call call;
+    tu_call_init(&call, &tu_operator_fused_all_gather_scaled_matmul, count, inputs, &attributes);
+    call.output_count = (int)bs.count + 1;
+    call.results = results;
+    call.outputs = outputs;
+    if (!tu_run(&call))
+        return none;
+    if (a_gathered != NULL)
+        *a_gathered = outputs[0];
+    return tt_tensors_of(bs.count, outputs + 1);
+}
+
+static tt_tensor *narrow(tu_sampler *sampler, tt_dims shape) {
+    return tt_detach(tt_to(sampler->make(sampler, TU_SAMPLE_NORMAL, shape, 0), TUTTI_F8_E4M3));
+}
+
+static tt_tensor *scales(tu_sampler *sampler, tt_dims shape) {
+    return tt_detach(tt_to(sampler->make(sampler, TU_SAMPLE_POSITIVE, shape, 0), TUTTI_F32));
+}
+
+tt_tensor *tu_fused_all_gather_scaled_matmul_sample(tu_sampler *sampler) {
+    tt_fused_scaled_options options = TT_FUSED_SCALED_OPTIONS_INIT;
+    options.out_dtypes = &(tutti_dtype){ TUTTI_F32 };
+    options.out_dtype_count = 1;
+    tt_tensor *shard = narrow(sampler, tt_shape(sampler->size, 3)), *rhs = narrow(sampler, tt_shape(3, 4)),
+              *of_a = scales(sampler, tt_shape(sampler->size, 1)), *of_b = scales(sampler, tt_shape(1, 4));
+    tt_tensor_list made = tt_fused_all_gather_scaled_matmul(shard, tt_tensors(rhs), of_a, tt_tensors(of_b), 0,
+                                                            sampler->group, &options, NULL);
+    return made.count == 1 ? made.at[0] : NULL;
+}
+
+/* ---- reduce-scatter ---- */
+
+static tutti_status check_scatter(const tu_call *call) {
+    const tu_fused_scaled_matmul_reduce_scatter_attributes *attributes = call->attributes;
+    const tt_tensor *lhs = call->inputs[0], *a_scale = call->inputs[2];
+    const tt_dims *shape = &attributes->output_shape;
+    if (lhs->ndim < 2)
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "A_shard must be a matrix, but a is %s", tu_describe(lhs));
+    if (attributes->scatter_dim < 0 || attributes->scatter_dim >= lhs->ndim)
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
+                             "Invalid scatter dim for 2D tensor input to scaled_mm: %d is not in [0, %d)",
+                             attributes->scatter_dim, lhs->ndim);
+    if (attributes->orig_scatter_dim < 0 || attributes->orig_scatter_dim >= shape->count)
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
+                             "Invalid scatter dim for 3D+ output tensor: %d is not in [0, %d)",
+                             attributes->orig_scatter_dim, shape->count);
+    if (attributes->scatter_dim == lhs->ndim - 1 || attributes->orig_scatter_dim == shape->count - 1)
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
+                             "Invalid scatter dim: scales are not supported where the last dimension is scattered");
+    if (attributes->reduction != TUTTI_SUM && attributes->reduction != TUTTI_AVG)
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "reduce_op must be sum or avg, not %s",
+                             tutti_reduction_name(attributes->reduction));
+    if (a_scale->dtype != TUTTI_F32)
+        return tu_call_error(call, TUTTI_ERROR_TYPE, "A_scale is %s and must be f32", tu_describe(a_scale));
+    if (a_scale->numel != 1 && !leads(a_scale, lhs->ndim, lhs->sizes))
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
+                             "For row-wise scaling, the leading dims of A_scale must match the leading dims of A (A "
+                             "shape: %s, A_scale shape: %s)",
+                             tu_dims_text(lhs->ndim, lhs->sizes), tu_dims_text(a_scale->ndim, a_scale->sizes));
+    return TUTTI_OK;
+}
+
+tutti_status tu_fused_scaled_matmul_reduce_scatter_shape(tu_call *call) {
+    const tu_fused_scaled_matmul_reduce_scatter_attributes *attributes = call->attributes;
+    const tt_tensor *lhs = call->inputs[0];
+    const tt_dims *shape = &attributes->output_shape;
+    right_side right = { call->inputs[1], call->inputs[3], call->inputs[4], call->inputs[5] };
+    int ranks = tutti_group_size(attributes->group), dim = attributes->orig_scatter_dim;
+    tutti_status status = check_scatter(call);
+    if (status == TUTTI_OK)
+        status = check_right(call, &right, lhs->sizes[lhs->ndim - 1], attributes->dtype);
+    if (status != TUTTI_OK)
+        return status;
+    tu_shape *result = &call->results[0];
+    status = tu_shape_from(call->entry->name, *shape, attributes->dtype, call->device, result);
+    if (status != TUTTI_OK)
+        return status;
+    if (shape->at[shape->count - 1] != right.rhs->sizes[1] ||
+        tu_shape_numel(result) != tu_fused_row_count(lhs) * right.rhs->sizes[1] ||
+        (shape->count == lhs->ndim && dim != attributes->scatter_dim))
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
+                             "output_shape %s scattered along dimension %d is not the product of %s, scattered along "
+                             "%d, and %s",
+                             tu_dims_text(shape->count, shape->at), dim, tu_describe(lhs), attributes->scatter_dim,
+                             tu_describe(right.rhs));
+    if (result->sizes[dim] % ranks != 0)
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
+                             "dimension %d of the product, %s, is not divisible by the %d ranks of the group", dim,
+                             tu_dims_text(result->ndim, result->sizes), ranks);
+    result->sizes[dim] /= ranks;
+    return tu_shape_contiguous(call->entry->name, result);
+}
+
+typedef struct scaled_partials {
+    tu_fused_block block;
+    tu_scaled right;
+    tu_matrix lhs;
+    tutti_dtype dtype;
+    int64_t rows; /* of a block */
+    const float *scales;
+    int64_t scale_step;
+} scaled_partials;
+
+static tutti_status produce_scaled(void *context, int rank, int64_t first, int64_t count, void *to) {
+    const scaled_partials *job = context;
+    int64_t row = rank * job->rows + first;
+    tu_matrix left = job->lhs;
+    left.data = (const char *)left.data + (size_t)(row * left.row) * tu_dtype_bytes[job->dtype];
+    return tu_scaled_rows(&job->right, count, left, job->dtype, job->scales + row * job->scale_step, job->scale_step,
+                          to, job->block.dtype);
+}
+
+static tutti_status accept_scaled(void *context, int64_t first, int64_t count, const void *const *from) {
+    const scaled_partials *job = context;
+    return tu_fused_reduce(&job->block, first, count, from);
+}
+
+/* All rows of x (…, width) in the order in which blocks go: x is looked at as (before, scattered, behind, width), and
+ * the scattered dimension comes first. A dense tensor, or x's own memory where that is the order already. */
+static tt_tensor *rows_by_blocks(const tt_tensor *x, const tu_fused_block *block) {
+    int64_t width = x->sizes[x->ndim - 1], rows = tu_fused_row_count(x), scattered = block->chunk * block->size;
+    tt_tensor *dense = tu_fused_is_rows(x) ? tu_tensor_hold((tt_tensor *)x) : tu_stage_in(x, x->dtype);
+    if (dense == NULL)
+        return NULL;
+    tu_matrix matrix = tu_fused_rows(dense);
+    tu_shape shape = { .dtype = x->dtype, .device = x->device, .offset = dense->offset };
+    if (block->before == 1) {
+        shape.ndim = 2;
+        memcpy(shape.sizes, (int64_t[]){ rows, width }, 2 * sizeof(int64_t));
+        memcpy(shape.strides, (int64_t[]){ matrix.row, matrix.column }, 2 * sizeof(int64_t));
+    } else {
+        shape.ndim = 4;
+        memcpy(shape.sizes, (int64_t[]){ scattered, block->before, block->behind, width }, 4 * sizeof(int64_t));
+        memcpy(shape.strides,
+               (int64_t[]){ block->behind * matrix.row, scattered * block->behind * matrix.row, matrix.row,
+                            matrix.column },
+               4 * sizeof(int64_t));
+    }
+    tt_tensor *view = tu_tensor_alias(dense, &shape), *result = view;
+    if (view != NULL && block->before != 1) {
+        result = tu_stage_in(view, x->dtype);
+        tu_tensor_drop(view);
+    }
+    tu_tensor_drop(dense);
+    return result;
+}
+
+static tu_fused_block block_of(const tu_call *call) {
+    const tu_fused_scaled_matmul_reduce_scatter_attributes *attributes = call->attributes;
+    const tt_tensor *out = call->outputs[0];
+    tu_fused_block block = { .chunk = out->sizes[attributes->orig_scatter_dim],
+                             .before = 1,
+                             .behind = 1,
+                             .columns = out->sizes[out->ndim - 1],
+                             .dtype = out->dtype,
+                             .reduction = attributes->reduction,
+                             .out = tu_pointer(out),
+                             .size = tutti_group_size(attributes->group) };
+    block.row_bytes = (size_t)block.columns * tu_dtype_bytes[out->dtype];
+    for (int i = 0; i < attributes->orig_scatter_dim; i++)
+        block.before *= out->sizes[i];
+    for (int i = attributes->orig_scatter_dim + 1; i < out->ndim - 1; i++)
+        block.behind *= out->sizes[i];
+    return block;
+}
+
+static tutti_status scatter_scaled(tu_call *call, scaled_partials *job) {
+    const tu_fused_scaled_matmul_reduce_scatter_attributes *attributes = call->attributes;
+    const tt_tensor *out = call->outputs[0];
+    int64_t rows = out->numel > 0 ? job->rows : 0;
+    tu_fused_signature signature = { 0 };
+    tu_fused_sign(&signature, "calls %s %s along dimension %d into %s, with %s for a", call->entry->name,
+                  tutti_reduction_name(attributes->reduction), attributes->orig_scatter_dim, tu_describe(out),
+                  job->scale_step == 0 ? "one scale" : "a scale for every row");
+    tu_scatter scatter = { .who = call->entry->name,
+                           .group = attributes->group,
+                           .signature = &signature,
+                           .rows = rows,
+                           .tile_rows = tu_fused_tile_rows(rows, job->block.row_bytes),
+                           .row_bytes = job->block.row_bytes,
+                           .direct = job->block.before == 1 ? job->block.out : NULL,
+                           .produce = produce_scaled,
+                           .accept = accept_scaled,
+                           .context = job };
+    return tu_produce_and_scatter(&scatter);
+}
+
+tutti_status tu_fused_scaled_matmul_reduce_scatter_cpu(tu_call *call) {
+    const tu_fused_scaled_matmul_reduce_scatter_attributes *attributes = call->attributes;
+    const tt_tensor *a_scale = call->inputs[2];
+    scaled_partials job = { .block = block_of(call), .rows = tu_fused_row_count(call->outputs[0]) };
+    tt_tensor *lhs = rows_by_blocks(call->inputs[0], &job.block),
+              *by_rows = a_scale->numel == 1 ? tu_stage_in(a_scale, TUTTI_F32) : rows_by_blocks(a_scale, &job.block),
+              *dense = by_rows != NULL ? tu_stage_in(by_rows, TUTTI_F32) : NULL;
+    tutti_status status = lhs == NULL || dense == NULL ? TUTTI_ERROR_MEMORY
+                                                       : tu_scaled_open(&job.right, call->inputs[1], call->inputs[3],
+                                                                        call->inputs[4], call->inputs[5]);
+    if (status == TUTTI_OK) {
+        job.lhs = lhs->ndim == 2 ? tu_fused_matrix(lhs) : (tu_matrix){ tu_pointer(lhs), job.right.depth, 1 };
+        job.dtype = lhs->dtype;
+        job.scales = tu_pointer(dense);
+        job.scale_step = a_scale->numel == 1 ? 0 : 1;
+        status = scatter_scaled(call, &job);
+        tu_scaled_close(&job.right);
+    } else {
+        status = tu_fused_refuse(attributes->group, call->entry->name, status);
+    }
+    tu_tensor_drop(lhs);
+    tu_tensor_drop(by_rows);
+    tu_tensor_drop(dense);
+    return status;
+}
+
+tt_tensor *tt_fused_scaled_matmul_reduce_scatter(tt_tensor *lhs, tt_tensor *rhs, tt_tensor *a_scale, tt_tensor *b_scale,
+                                                 tutti_reduction reduction, int orig_scatter_dim, int scatter_dim,
+                                                 tt_dims output_shape, tt_tensor *bias, tt_tensor *result_scale,
+                                                 tutti_dtype dtype, tutti_group *group) {
+    if (!tu_flight_check("fused_scaled_matmul_reduce_scatter", group, false))
+        return NULL;
+    if (a_scale == NULL) {
+        tu_fail(TUTTI_ERROR_ARGUMENT,
+                "fused_scaled_matmul_reduce_scatter: A_scale cannot be none for scaled_mm: argument a_scale is NULL");
+        return NULL;
+    }
+    if (dtype == 0 && rhs != NULL)
+        dtype = tt_dtype(rhs);
+    return tu_fused_scaled_matmul_reduce_scatter(lhs, rhs, a_scale, b_scale, reduction, orig_scatter_dim, scatter_dim,
+                                                 output_shape, bias, result_scale, dtype, group);
+}
+
+tt_tensor *tu_fused_scaled_matmul_reduce_scatter_sample(tu_sampler *sampler) {
+    tt_tensor *lhs = narrow(sampler, tt_shape(2, sampler->size, 3)), *rhs = narrow(sampler, tt_shape(3, 4)),
+              *of_a = scales(sampler, tt_shape(2, sampler->size, 1)), *of_b = scales(sampler, tt_shape(1, 4));
+    return tt_fused_scaled_matmul_reduce_scatter(lhs, rhs, of_a, of_b, TUTTI_SUM, 1, 1, tt_shape(2, sampler->size, 4),
+                                                 NULL, NULL, TUTTI_F32, sampler->group);
+}

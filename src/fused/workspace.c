@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The workspace of a group, and the agreement that begins every call: see workspace.h.
+ */
+#include "fused/workspace.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <tutti/fused.h>
+
+#include "memory/memory.h"
+#include "world/attachment.h"
+
+bool tu_fused_is_fake(tutti_group *group) {
+    return strcmp(tutti_world_launcher(tutti_group_world(group)), "fake") == 0;
+}
+
+/* ---- signatures ---- */
+
+void tu_fused_sign(tu_fused_signature *signature, const char *format, ...) {
+    char *end = signature->text + signature->used;
+    size_t room = sizeof signature->text - signature->used;
+    va_list arguments;
+    va_start(arguments, format);
+    int wanted = vsnprintf(end, room, format, arguments);
+    va_end(arguments);
+    signature->used += wanted < 0 ? 0 : (size_t)wanted < room ? (size_t)wanted : room - 1;
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < signature->used; i++)
+        hash = (hash ^ (unsigned char)signature->text[i]) * 0x100000001b3u;
+    signature->hash = hash;
+}
+
+/* ---- a group's state ---- */
+
+static tutti_status make_state(void *owner, void **made) {
+    tutti_group *group = owner;
+    int size = tutti_group_size(group);
+    tu_fused *state = calloc(1, sizeof *state);
+    if (state == NULL)
+        return tu_error_memory("the state of fused operations", sizeof *state);
+    state->records = calloc((size_t)size, sizeof *state->records);
+    if (state->records == NULL) {
+        free(state);
+        return tu_error_memory("the records of fused operations", (size_t)size * sizeof(tu_fused_record));
+    }
+    state->group = group;
+    state->rank = tutti_group_rank(group);
+    state->size = size;
+    pthread_mutex_init(&state->lock, NULL);
+    *made = state;
+    return TUTTI_OK;
+}
+
+static void drop_workspace(tu_fused *state) {
+    tutti_peers_release(state->peers);
+    tutti_memory_release(state->memory);
+    state->peers = NULL;
+    state->memory = NULL;
+    state->half_bytes = state->slot_bytes = 0;
+    state->tiles = 0;
+}
+
+static void end_state(void *ended) {
+    tu_fused *state = ended;
+    drop_workspace(state);
+    pthread_mutex_destroy(&state->lock);
+    free(state->records);
+    free(state);
+}
+
+static const tu_attachment attachment = { .make = make_state, .end = end_state };
+
+/* The workspace's peers are held during calls only: they hold the group, which would never end. */
+tutti_status tu_fused_enter(tutti_group *group, tu_fused **entered) {
+    tu_memory_group *places;
+    void *found;
+    tutti_status status = tu_memory_group_get(group, &places);
+    if (status == TUTTI_OK)
+        status = tu_group_attachment(group, &attachment, &found);
+    if (status != TUTTI_OK)
+        return status;
+    tu_fused *state = found;
+    pthread_mutex_lock(&state->lock);
+    state->places = places;
+    state->own = (tu_fused_record){ 0 };
+    if (state->memory != NULL)
+        status = tutti_memory_rendezvous(state->memory, group, &state->peers); /* cached: asks nobody */
+    if (status == TUTTI_OK)
+        *entered = state;
+    else
+        pthread_mutex_unlock(&state->lock);
+    return status;
+}
+
+/* An agreement that nobody has waited for writes into the records until it is over. */
+static void finish_agreement(tu_fused *state) {
+    tutti_error_copy error;
+    tu_error_save(&error);
+    tutti_status status = tutti_work_wait(state->work, 0);
+    (void)status; /* what made this rank leave counts */
+    tutti_work_release(state->work);
+    state->work = NULL;
+    tu_error_restore(&error);
+}
+
+void tu_fused_leave(tu_fused *state) {
+    if (state->work != NULL)
+        finish_agreement(state);
+    tutti_peers_release(state->peers);
+    state->peers = NULL;
+    pthread_mutex_unlock(&state->lock);
+}
+
+size_t tt_fused_workspace_bytes(tutti_group *group) {
+    void *found;
+    if (group == NULL || group == TUTTI_NON_GROUP_MEMBER || tu_group_attachment(group, &attachment, &found) != TUTTI_OK)
+        return 0;
+    tu_fused *state = found;
+    pthread_mutex_lock(&state->lock);
+    size_t bytes = state->memory != NULL ? tutti_memory_bytes(state->memory) : 0;
+    pthread_mutex_unlock(&state->lock);
+    return bytes;
+}
+
+char *tu_fused_half(const tu_fused *state, int rank) {
+    return (char *)tutti_peers_buffer(state->peers, rank) + (state->gathers % 2) * state->half_bytes;
+}
+
+char *tu_fused_slot(const tu_fused *state, int rank, int from, uint64_t tile) {
+    size_t slot = (size_t)(tile % TU_FUSED_TILES) * (size_t)state->size + (size_t)from;
+    return (char *)tutti_peers_buffer(state->peers, rank) + 2 * state->half_bytes + slot * state->slot_bytes;
+}
+
+/* ---- the agreement ---- */
+
+tutti_status tu_fused_publish(tu_fused *state, const tu_fused_signature *signature, tutti_status status) {
+    tu_fused_record *own = &state->own;
+    own->signature = signature->hash;
+    own->status = (int32_t)status;
+    snprintf(own->text, sizeof own->text, "%.*s", (int)sizeof own->text - 1,
+             status == TUTTI_OK ? signature->text : tutti_error_message());
+    tutti_call call = TUTTI_CALL_INIT;
+    state->work = NULL;
+    call.work = &state->work;
+    return tutti_all_gather(state->group, own, state->records, sizeof *own, TUTTI_U8, &call);
+}
+
+/* Takes the tiles that were sent in vain, so that the mailboxes are empty again. */
+static tutti_status take_tiles(tu_fused *state) {
+    tutti_status status = TUTTI_OK;
+    for (int rank = 0; rank < state->size && status == TUTTI_OK; rank++)
+        if (rank != state->rank && state->records[rank].sent)
+            status = tutti_peers_wait_signal(state->peers, rank, TU_FUSED_CHANNEL, NULL);
+    return status;
+}
+
+/* Every rank finds the same: the call fails on all of them and ends nothing. The workspace goes, on all of them, since
+ * the ranks may have counted their tiles differently. */
+static tutti_status disagree(tu_fused *state) {
+    tutti_error_copy error;
+    tu_error_save(&error);
+    if (take_tiles(state) != TUTTI_OK) /* that has ended the group, or is no use: the first error is what counts */
+        return tu_error_restore(&error);
+    drop_workspace(state);
+    return tu_error_restore(&error);
+}
+
+tutti_status tu_fused_agree(tu_fused *state, const char *who) {
+    tutti_work *work = state->work;
+    state->work = NULL;
+    tutti_status status = tutti_work_wait(work, 0);
+    tutti_work_release(work);
+    if (status != TUTTI_OK)
+        return status;
+    const tu_fused_record *records = state->records;
+    for (int rank = 0; rank < state->size && status == TUTTI_OK; rank++)
+        if (records[rank].status != TUTTI_OK)
+            status = tu_error((tutti_status)records[rank].status, "%s: rank %d could not take part: %s", who, rank,
+                              records[rank].text);
+    for (int rank = 1; rank < state->size && status == TUTTI_OK; rank++)
+        if (records[rank].signature != records[0].signature)
+            status = tu_error(TUTTI_ERROR_MISMATCH,
+                              "%s: the ranks of group \"%s\" make different calls: rank 0 %s, but rank %d %s", who,
+                              tutti_group_name(state->group), records[0].text, rank, records[rank].text);
+    return status == TUTTI_OK ? TUTTI_OK : disagree(state);
+}
+
+/* ---- growing ---- */
+
+static size_t round_up(size_t bytes) {
+    return (bytes + TU_FUSED_ALIGN - 1) / TU_FUSED_ALIGN * TU_FUSED_ALIGN;
+}
+
+/* How it went on each rank; the first failure is everybody's. */
+static tutti_status tell_all(tu_fused *state, tutti_status mine) {
+    tutti_error_copy error;
+    if (mine != TUTTI_OK)
+        tu_error_save(&error);
+    state->own.status = (int32_t)mine;
+    snprintf(state->own.text, sizeof state->own.text, "%.*s", (int)sizeof state->own.text - 1,
+             mine == TUTTI_OK ? "" : tutti_error_message());
+    tutti_status status =
+        tutti_all_gather(state->group, &state->own, state->records, sizeof state->own, TUTTI_U8, NULL);
+    if (mine != TUTTI_OK)
+        return tu_error_restore(&error);
+    for (int rank = 0; rank < state->size && status == TUTTI_OK; rank++)
+        if (state->records[rank].status != TUTTI_OK)
+            status = tu_error((tutti_status)state->records[rank].status,
+                              "rank %d has no memory for the workspace of fused operations: %s", rank,
+                              state->records[rank].text);
+    return status;
+}
+
+tutti_status tu_fused_grow(tu_fused *state, size_t half_bytes, size_t slot_bytes) {
+    size_t half = round_up(half_bytes > state->half_bytes ? half_bytes : state->half_bytes),
+           slot = round_up(slot_bytes > state->slot_bytes ? slot_bytes : state->slot_bytes);
+    tutti_memory *memory = NULL;
+    tutti_peers *peers = NULL;
+    size_t ring = TU_FUSED_TILES * (size_t)state->size * slot;
+    drop_workspace(state); /* first: the old and the new one need not lie in memory together */
+    tutti_status status =
+        tell_all(state, tutti_memory_alloc(tutti_group_world(state->group), 2 * half + ring, NULL, &memory));
+    if (status == TUTTI_OK)
+        status = tutti_memory_rendezvous(memory, state->group, &peers);
+    if (status != TUTTI_OK) {
+        tutti_memory_release(memory);
+        return status;
+    }
+    state->memory = memory;
+    state->peers = peers;
+    state->half_bytes = half;
+    state->slot_bytes = slot;
+    return TUTTI_OK;
+}
+
+/* ---- failures ---- */
+
+static tutti_status end_group(tutti_group *group, const char *who) {
+    tutti_error_copy error;
+    tu_error_save(&error);
+    if (tutti_group_check(group) == TUTTI_OK) {
+        char reason[512];
+        snprintf(reason, sizeof reason, "rank %d could not go on with %s: %.380s", tutti_group_rank(group), who,
+                 error.message);
+        tutti_status ended = tutti_group_abort(group, reason);
+        (void)ended; /* by somebody else then */
+    }
+    return tu_error_restore(&error);
+}
+
+tutti_status tu_fused_give_up(tu_fused *state, const char *who) {
+    return end_group(state->group, who);
+}
+
+tutti_status tu_fused_refuse(tutti_group *group, const char *who, tutti_status status) {
+    static const tu_fused_signature nothing = { 0 };
+    tutti_error_copy error;
+    tu_fused *state;
+    if (tutti_group_size(group) == 1 || tu_fused_is_fake(group))
+        return status;
+    tu_error_save(&error);
+    if (tu_fused_enter(group, &state) != TUTTI_OK) {
+        tu_error_restore(&error);
+        return end_group(group, who);
+    }
+    if (tu_fused_publish(state, &nothing, status) == TUTTI_OK)
+        status = tu_fused_agree(state, who);
+    tu_fused_leave(state);
+    (void)status; /* what went wrong here counts */
+    return tu_error_restore(&error);
+}

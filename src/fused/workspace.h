@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What fused operations keep with a group, and how the ranks agree on a call.
+ *
+ * THE WORKSPACE is one block of symmetric memory per group and rank:
+ *
+ *     half 0, half 1      shards that this rank has staged, for the others to read; gathers use the halves in turn
+ *     ring                three slots for each rank, into which that rank writes tiles for this one
+ *
+ * A CALL begins with an all-gather of records, started and not waited for: what this rank is about to do, and where its
+ * shards lie. It takes the call's number in the group, so that another operation on some rank is a mismatch as
+ * everywhere else; its result is the agreement.
+ *
+ * WHY NOTHING IS OVERWRITTEN TOO EARLY. A half is written again in the next call but one. Between the two lies an
+ * agreement, which each rank reaches only after it has read what it needed of the earlier call. A slot of the ring is
+ * written again three tiles later, and a signal waits until the one before it was taken: see tutti/peers.h.
+ */
+#ifndef TU_FUSED_WORKSPACE_H
+#define TU_FUSED_WORKSPACE_H
+
+#include <tutti/collective.h>
+#include <tutti/peers.h>
+
+#include "tensor/operator.h"
+
+#define TU_FUSED_PARTS 8    /* tensors that are gathered together */
+#define TU_FUSED_TILES 3    /* slots of the ring */
+#define TU_FUSED_CHANNEL 0  /* of the signals that announce tiles */
+#define TU_FUSED_ALIGN 128u /* of parts in a half, and of slots */
+
+/* Where one part of a rank's shards lies, as told to the others. */
+typedef struct tu_fused_place {
+    uint64_t offset;      /* in the block of `index`, or in the half */
+    uint64_t block_bytes; /* of the symmetric block that it lies in; 0: it lies in none */
+    uint32_t index;       /* of that block's rendezvous with the group; 0: it has not met, or the part is staged */
+    uint32_t turned;      /* the matrix lies column by column */
+} tu_fused_place;
+
+/* What a rank tells the others of its call. */
+typedef struct tu_fused_record {
+    uint64_t signature; /* of what must be equal on all ranks */
+    uint64_t half_bytes, slot_bytes;
+    int32_t status;      /* of this rank's preparations; not OK: the call fails on all */
+    uint16_t fits, sent; /* the workspace is large enough; one tile is on its way to every other rank */
+    tu_fused_place places[TU_FUSED_PARTS];
+    char text[200]; /* what the signature is of, or what went wrong */
+} tu_fused_record;
+
+typedef struct tu_memory_group tu_memory_group;
+
+typedef struct tu_fused {
+    tutti_group *group; /* lent: this is attached to it */
+    tu_memory_group *places;
+    pthread_mutex_t lock; /* held during a call */
+    int rank, size;
+    tutti_memory *memory; /* NULL: none yet */
+    tutti_peers *peers;   /* of it, during a call */
+    size_t half_bytes, slot_bytes;
+    uint64_t gathers, tiles; /* so far, equal on all ranks */
+    bool meets_in_vain;      /* a rendezvous of inputs has failed: they are staged from then on */
+    tutti_work *work;        /* of the agreement under way */
+    tu_fused_record own;
+    tu_fused_record *records; /* one per rank */
+} tu_fused;
+
+/* Whether ranks of the group are made up. */
+bool tu_fused_is_fake(tutti_group *group);
+
+/* What must be equal on all ranks, in words, and its hash. */
+typedef struct tu_fused_signature {
+    uint64_t hash;
+    size_t used;
+    char text[1024];
+} tu_fused_signature;
+void tu_fused_sign(tu_fused_signature *signature, const char *format, ...) TUTTI_PRINTF(2, 3);
+
+/* Begins a call on a group of several real ranks, with the lock held and the record empty; leave ends it. */
+tutti_status tu_fused_enter(tutti_group *group, tu_fused **state);
+void tu_fused_leave(tu_fused *state);
+
+/* Tells the others `state->own`; `status` is that of this rank's preparations. */
+tutti_status tu_fused_publish(tu_fused *state, const tu_fused_signature *signature, tutti_status status);
+/* Waits for the others' records. An error where one of them failed or differs, the same on all ranks. */
+tutti_status tu_fused_agree(tu_fused *state, const char *who);
+
+/* Makes halves and slots at least that large. Every rank calls it after an agreement, with the same sizes. */
+tutti_status tu_fused_grow(tu_fused *state, size_t half_bytes, size_t slot_bytes);
+
+/* A rank's half of the current gather, and the slot of a tile from `from` in `rank`'s ring, as mapped here. */
+char *tu_fused_half(const tu_fused *state, int rank);
+char *tu_fused_slot(const tu_fused *state, int rank, int from, uint64_t tile);
+
+/* This rank cannot take part at all, for the thread's error: tells the others, whose call fails like this one. Returns
+ * the error. */
+tutti_status tu_fused_refuse(tutti_group *group, const char *who, tutti_status status);
+/* This rank cannot go on and the others depend on it: ends the group with the thread's error, and returns it. */
+tutti_status tu_fused_give_up(tu_fused *state, const char *who);
+
+#endif
