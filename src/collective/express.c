@@ -5,7 +5,9 @@
  * none that such a call cannot raise. Whatever is unusual is left to the ordinary way before anything has happened; a
  * wait that takes longer, errors and the recorder are its business anyway.
  *
- * Why: a hand-over between two cores takes 30 to 170 ns, and so did the instructions around it.
+ * Why: a hand-over between two cores takes 30 to 170 ns, and so did the instructions around it. Two ranks on two cores
+ * of a virtual machine (Xeon, AVX-512) meet in 97 ns this way and in 122 ns the ordinary way (medians of eleven runs in
+ * turns), with 364 instructions less.
  */
 #include "base/bare.h"
 #include "collective/collective.h"
