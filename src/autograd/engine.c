@@ -346,7 +346,7 @@ tt_tensor *tu_accumulate_grad_sample(tu_sampler *sampler) {
 
 static tutti_status run_accumulate_hooks(tt_tensor *leaf) {
     tu_hook_list snapshot;
-    tutti_status status = tu_hook_list_snapshot(&leaf->history->accumulate_hooks, &snapshot);
+    tutti_status status = tu_hook_list_snapshot(&tu_history_at(leaf)->accumulate_hooks, &snapshot);
     for (int i = 0; i < snapshot.count && status == TUTTI_OK; i++) {
         tt_hook *hook = snapshot.at[i];
         tt_hook_context context = { hook->user, { hook->captured_count, hook->captured } };
@@ -389,9 +389,10 @@ static tutti_status run_leaf(backward *run, task *one) {
     bool caught;
     if (grad == NULL || !(leaf->flags & TU_REQUIRES_GRAD))
         return TUTTI_OK;
-    tutti_status status = leaf->history != NULL
-                              ? tu_run_tensor_hooks(tu_describe(leaf), &leaf->history->tensor_hooks, &one->grads[0])
-                              : TUTTI_OK;
+    tutti_status status =
+        leaf->history != NULL
+            ? tu_run_tensor_hooks(tu_describe(leaf), &tu_history_at(leaf)->tensor_hooks, &one->grads[0])
+            : TUTTI_OK;
     grad = one->grads[0];
     if (status == TUTTI_OK)
         status = grant(run, leaf, 0, grad, &caught);

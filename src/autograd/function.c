@@ -170,7 +170,7 @@ static tutti_status attach(tt_function_context *context, tu_node *node, tt_tenso
         return status;
     x = *output;
     if (tu_base_of(x) != NULL)
-        x->history->mark = TU_MARK_CUSTOM;
+        tu_history_at(x)->mark = TU_MARK_CUSTOM;
     return tu_history_set(x, node, index);
 }
 
@@ -375,9 +375,9 @@ tt_tensor_list tu_wrap_together(const char *name, tt_tensor_list list, tu_node *
         return (tt_tensor_list){ 0, NULL };
     for (size_t i = 0, at = 0; i < list.count; i++) {
         result[i] = list.at[i] == NULL ? NULL : wrapped.at[at++];
-        if (result[i] != NULL && result[i]->history != NULL && result[i]->history->node != NULL &&
+        if (result[i] != NULL && result[i]->history != NULL && tu_history_at(result[i])->node != NULL &&
             result[i]->flags & TU_REQUIRES_GRAD)
-            *node = result[i]->history->node;
+            *node = tu_history_at(result[i])->node;
     }
     return tt_tensors_of(list.count, result);
 }

@@ -29,7 +29,7 @@ static void unretain(tu_history *history) {
         history->node->hooks->retained[history->output] = NULL;
 }
 
-void tu_history_free(tt_tensor *x) {
+void tu_history_end(tt_tensor *x) {
     tu_history *history = x->history;
     x->history = NULL;
     unretain(history);
@@ -76,7 +76,7 @@ tutti_status tu_edge_to(tt_tensor *x, tu_edge *edge) {
     if (status != TUTTI_OK)
         return status;
     if (node != NULL)
-        *edge = (tu_edge){ tu_node_hold(node), NULL, x->history->output };
+        *edge = (tu_edge){ tu_node_hold(node), NULL, tu_history_at(x)->output };
     else
         edge->leaf = tu_tensor_hold(x);
     return TUTTI_OK;
@@ -88,7 +88,7 @@ tutti_status tu_history_check_write(const char *who, tt_tensor *x) {
     tt_tensor *base = tu_base_of(x);
     const char *reason = NULL;
     if (base == NULL) {
-        if (x->flags & TU_REQUIRES_GRAD && (x->history == NULL || x->history->node == NULL))
+        if (x->flags & TU_REQUIRES_GRAD && (x->history == NULL || tu_history_at(x)->node == NULL))
             return tu_error(TUTTI_ERROR_STATE,
                             "%s: a leaf tensor that requires grad, %s, is being used in an in-place operation. Switch "
                             "gradient mode off "
@@ -96,15 +96,15 @@ tutti_status tu_history_check_write(const char *who, tt_tensor *x) {
                             who, tu_describe(x));
         return TUTTI_OK;
     }
-    if (base->flags & TU_REQUIRES_GRAD && (base->history == NULL || base->history->node == NULL))
+    if (base->flags & TU_REQUIRES_GRAD && (base->history == NULL || tu_history_at(base)->node == NULL))
         return tu_error(TUTTI_ERROR_STATE,
                         "%s: a view of a leaf tensor that requires grad, %s, is being used in an in-place operation. "
                         "Switch gradient mode off "
                         "(tt_grad_mode) to change a parameter",
                         who, tu_describe(base));
-    if (x->history->mark == TU_MARK_NO_GRAD)
+    if (tu_history_at(x)->mark == TU_MARK_NO_GRAD)
         reason = "it was made with gradient mode off, and gradient mode is on now";
-    else if (x->history->mark == TU_MARK_CUSTOM)
+    else if (tu_history_at(x)->mark == TU_MARK_CUSTOM)
         reason = "it was made inside a custom function or by a module's backward hooks, whose gradient does not know "
                  "of the change";
     if (reason != NULL)
@@ -113,7 +113,7 @@ tutti_status tu_history_check_write(const char *who, tt_tensor *x) {
     return TUTTI_OK;
 }
 
-tutti_status tu_history_check_in_place(const tu_call *call) {
+static tutti_status check_in_place(const tu_call *call) {
     char who[64];
     snprintf(who, sizeof who, "%s_", call->entry->name);
     return tu_history_check_write(who, call->inputs[0]);
@@ -138,7 +138,7 @@ static void operator_run(tu_node *node, tt_tensor *const *grads, tt_tensor **res
                              .needs = node->needs,
                              .input_count = node->input_count,
                              .results = results,
-                             .node = node };
+                             .record = node };
     node->entry->gradient(&gradient);
 }
 
@@ -230,9 +230,10 @@ static tutti_status make_node(const tu_call *call, const bool *needs, tu_node **
 }
 
 /* Before the kernel runs, since an in-place operator changes both the values and the versions of what is saved. */
-tutti_status tu_history_prepare(const tu_call *call, tu_node **node) {
+static tutti_status prepare(const tu_call *call, void **record) {
     bool any = false;
-    *node = NULL;
+    tu_node *node = NULL;
+    *record = NULL;
     for (int i = 0; i < call->output_count; i++)
         any = any || differentiable(call->results[i].dtype);
     if (!any)
@@ -243,15 +244,16 @@ tutti_status tu_history_prepare(const tu_call *call, tu_node **node) {
         return tu_error_memory("a node's flags", (size_t)call->input_count);
     for (int i = 0; i < call->input_count; i++)
         needs[i] = call->inputs[i] != NULL && call->inputs[i]->flags & TU_REQUIRES_GRAD;
-    tutti_status status = make_node(call, needs, node);
+    tutti_status status = make_node(call, needs, &node);
     if (needs != few)
         free(needs);
+    *record = node;
     return status;
 }
 
 /* The in-place form writes a tensor that the caller has: it must be right even if this fails half-way, so that the
  * history is set last. */
-static tutti_status attach(tu_call *call, tu_node *node) {
+static tutti_status hang(tu_call *call, tu_node *node) {
     if (call->in_place)
         return tu_history_rebase(call->outputs[0], node, 0, 0);
     for (int i = 0; i < call->output_count - call->entry->saved; i++) {
@@ -269,16 +271,43 @@ static tutti_status attach(tu_call *call, tu_node *node) {
     return TUTTI_OK;
 }
 
-tutti_status tu_history_attach(tu_call *call, tu_node *node) {
+static tutti_status attach(tu_call *call, void *record) {
+    tu_node *node = record;
     for (int i = 0; i < call->output_count; i++)
         node->outputs[i] = tu_shape_of(call->outputs[i]);
     tutti_status status = save_outputs(node, call);
     if (status == TUTTI_OK)
-        status = attach(call, node);
+        status = hang(call, node);
     tu_node_drop(node);
     return status;
 }
 
-void tu_history_cancel(tu_node *node) {
-    tu_node_drop(node);
+static void cancel(void *record) {
+    tu_node_drop(record);
 }
+
+/* From the start, so that threads that add gradients find its lock. */
+tutti_status tu_history_require(tt_tensor *x) {
+    if (!differentiable(x->dtype))
+        return tu_error(TUTTI_ERROR_TYPE,
+                        "require_grad: only tensors of floating point and complex dtype can require gradients, not %s",
+                        tu_describe(x));
+    if (tu_history_of(x) == NULL)
+        return TUTTI_ERROR_MEMORY;
+    x->flags |= TU_REQUIRES_GRAD;
+    return TUTTI_OK;
+}
+
+const tu_historian tu_historian_table = { .end = tu_history_end,
+                                          .require = tu_history_require,
+                                          .check_in_place = check_in_place,
+                                          .prepare = prepare,
+                                          .attach = attach,
+                                          .cancel = cancel,
+                                          .note_view = tu_history_note_view,
+                                          .refresh = tu_history_refresh,
+                                          .saved = tu_node_saved,
+                                          .input_shape = tu_node_input_shape,
+                                          .input = tu_node_input,
+                                          .through = tu_node_through,
+                                          .of_view = tu_view_gradient };

@@ -21,7 +21,7 @@ void tu_hook_drop(tt_hook *hook) {
 /* A computed tensor leads, by its history, back to the node or leaf that the hook hangs on: captured with it, the two
  * would keep each other alive for ever. It is captured without; a leaf is captured as it is. */
 static tt_tensor *capture(tt_tensor *x) {
-    if (x->history == NULL || (x->history->node == NULL && x->history->base == NULL))
+    if (x->history == NULL || (tu_history_at(x)->node == NULL && tu_history_at(x)->base == NULL))
         return tu_tensor_hold(x);
     tu_shape shape = tu_shape_of(x);
     return tu_tensor_alias(x, &shape);
@@ -243,7 +243,7 @@ bool tt_hook_tensor(tt_tensor *x, tt_tensor_hook *function, void *user, const tt
     tu_hook_list *list;
     if (node != NULL) {
         tu_node_hooks *hooks = tu_node_hooks_of(node);
-        list = hooks != NULL ? &hooks->tensor[x->history->output] : NULL;
+        list = hooks != NULL ? &hooks->tensor[tu_history_at(x)->output] : NULL;
     } else {
         tu_history *history = tu_history_of(x);
         list = history != NULL ? &history->tensor_hooks : NULL;

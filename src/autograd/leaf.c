@@ -50,7 +50,7 @@ static tutti_status check_dtype(const tu_call *call, bool wants_gradient) {
 tutti_status tu_require_grad_shape(tu_call *call) {
     const tu_require_grad_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0];
-    if (!attributes->on && x->history != NULL && x->history->node != NULL)
+    if (!attributes->on && x->history != NULL && tu_history_at(x)->node != NULL)
         return tu_call_error(call, TUTTI_ERROR_STATE,
                              "%s was computed and has a history; only a leaf can be told not to require grad. "
                              "tt_detach gives one without",
@@ -58,13 +58,12 @@ tutti_status tu_require_grad_shape(tu_call *call) {
     return check_dtype(call, attributes->on);
 }
 
-/* The history is there from the start, so that threads that add gradients find its lock. */
 tutti_status tu_require_grad_cpu(tu_call *call) {
     const tu_require_grad_attributes *attributes = call->attributes;
     tt_tensor *x = call->inputs[0];
-    if (attributes->on && tu_history_of(x) == NULL)
-        return TUTTI_ERROR_MEMORY;
-    x->flags = (uint8_t)(attributes->on ? x->flags | TU_REQUIRES_GRAD : x->flags & ~TU_REQUIRES_GRAD);
+    if (attributes->on)
+        return tu_history_require(x);
+    x->flags = (uint8_t)(x->flags & ~TU_REQUIRES_GRAD);
     return TUTTI_OK;
 }
 
@@ -100,9 +99,9 @@ bool tt_is_parameter(const tt_tensor *x) {
 tt_tensor *tt_grad(const tt_tensor *x) {
     if ((x = live("grad", x)) == NULL || x->history == NULL)
         return NULL;
-    pthread_mutex_lock(&x->history->grad_lock);
-    tt_tensor *grad = tu_tensor_hold(x->history->grad);
-    pthread_mutex_unlock(&x->history->grad_lock);
+    pthread_mutex_lock(&tu_history_at(x)->grad_lock);
+    tt_tensor *grad = tu_tensor_hold(tu_history_at(x)->grad);
+    pthread_mutex_unlock(&tu_history_at(x)->grad_lock);
     return tu_scope_own(grad);
 }
 
@@ -168,8 +167,8 @@ void tt_retain_grad(tt_tensor *x) {
         tu_pending_take(TUTTI_ERROR_MEMORY);
         return;
     }
-    hooks->retained[x->history->output] = x;
-    x->history->retains_grad = true;
+    hooks->retained[tu_history_at(x)->output] = x;
+    tu_history_at(x)->retains_grad = true;
 }
 
 tt_node *tt_grad_fn(tt_tensor *x) {

@@ -9,23 +9,6 @@
 
 #include <tutti/group.h>
 
-tu_place *tu_place_new(const char *text) {
-    size_t bytes = strlen(text) + 1;
-    tu_place *place = malloc(sizeof *place + bytes);
-    if (place == NULL) {
-        tu_error_memory("the name of a module", bytes);
-        return NULL;
-    }
-    atomic_init(&place->references, 1);
-    memcpy(place->text, text, bytes);
-    return place;
-}
-
-void tu_place_drop(tu_place *place) {
-    if (place != NULL && atomic_fetch_sub_explicit(&place->references, 1, memory_order_acq_rel) == 1)
-        free(place);
-}
-
 /* One block: the node, then its arrays, those of pointers first. */
 tu_node *tu_node_new_with(const char *name, int inputs, int outputs, int saved, size_t attribute_bytes) {
     size_t edges = (size_t)inputs * sizeof(tu_edge), shapes = (size_t)(inputs + outputs) * sizeof(tu_shape);
@@ -316,8 +299,8 @@ tt_tensor *tu_saved_get(tu_node *node, tu_saved_tensor *saved) {
                : as_output(saved->source != NULL ? saved->source : node, saved->output, tensor);
 }
 
-tt_tensor *tu_saved(tu_gradient *gradient, uint32_t which) {
-    tu_node *node = gradient->node;
+tt_tensor *tu_node_saved(tu_gradient *gradient, uint32_t which) {
+    tu_node *node = gradient->record;
     for (int i = 0; i < node->saved_count; i++)
         if (node->saved[i].which == which)
             return tu_saved_get(node, &node->saved[i]);
@@ -325,8 +308,8 @@ tt_tensor *tu_saved(tu_gradient *gradient, uint32_t which) {
     return NULL;
 }
 
-const tu_shape *tu_input_shape(const tu_gradient *gradient, int input) {
-    return &gradient->node->inputs[input];
+const tu_shape *tu_node_input_shape(const tu_gradient *gradient, int input) {
+    return &((tu_node *)gradient->record)->inputs[input];
 }
 
 const char *tt_node_name(const tt_node *node) {

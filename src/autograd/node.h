@@ -15,19 +15,6 @@
 
 typedef struct tu_node tu_node;
 
-/* A part of the program that messages name: the path of a module. Counted, since nodes outlive the call. */
-typedef struct tu_place {
-    atomic_int references;
-    char text[];
-} tu_place;
-tu_place *tu_place_new(const char *text); /* NULL with the thread's error written */
-void tu_place_drop(tu_place *place);
-static inline tu_place *tu_place_hold(tu_place *place) {
-    if (place != NULL)
-        atomic_fetch_add_explicit(&place->references, 1, memory_order_relaxed);
-    return place;
-}
-
 /* Where a gradient goes: slot `slot` of a node, or a leaf. Both NULL: nowhere. Holds a reference. */
 typedef struct tu_edge {
     tu_node *node;
@@ -126,6 +113,11 @@ struct tu_history {
 };
 typedef struct tu_history tu_history;
 
+/* What hangs on a tensor, or NULL. */
+static inline tu_history *tu_history_at(const tt_tensor *x) {
+    return x->history;
+}
+
 /* ---- nodes ---- */
 
 /* NULL with the thread's error written. Edges are empty, needs false. */
@@ -159,6 +151,17 @@ tt_tensor *tu_saved_get(tu_node *node, tu_saved_tensor *saved);
 /* ---- history ---- */
 
 tu_history *tu_history_of(tt_tensor *x); /* made where there is none; NULL with the thread's error written */
+void tu_history_end(tt_tensor *x);
+tutti_status tu_history_require(tt_tensor *x); /* a leaf that is to get a gradient */
+/* A view whose base was changed in place by something that requires grad since requires grad too. */
+void tu_history_refresh(tt_tensor *x);
+/* A view made without recording. */
+tutti_status tu_history_note_view(tt_tensor *base, tt_tensor *view);
+/* For gradient formulas; the record of a tu_gradient is its node. */
+tt_tensor *tu_node_saved(tu_gradient *gradient, uint32_t which);
+const tu_shape *tu_node_input_shape(const tu_gradient *gradient, int input);
+tt_tensor *tu_node_input(tu_gradient *gradient, int input);
+void tu_node_through(tu_gradient *gradient, tt_tensor *output, int count, tt_tensor *const *inputs);
 /* The node that computed x, made anew for a view that was overtaken by an in-place change. *node may be NULL: a
  * leaf. */
 tutti_status tu_history_node(tt_tensor *x, tu_node **node);
@@ -173,7 +176,7 @@ tutti_status tu_history_set(tt_tensor *x, tu_node *node, int output);
 tutti_status tu_history_rebase(tt_tensor *x, tu_node *node, int changed, int output);
 tutti_status tu_history_check_write(const char *who, tt_tensor *x);
 static inline tt_tensor *tu_base_of(const tt_tensor *x) {
-    return x->history != NULL ? x->history->base : NULL;
+    return x->history != NULL ? tu_history_at(x)->base : NULL;
 }
 
 /* ---- views (view.c) ---- */
@@ -182,6 +185,7 @@ static inline tt_tensor *tu_base_of(const tt_tensor *x) {
 tutti_status tu_view_set_base(tt_tensor *view, tt_tensor *of, uint8_t mark);
 /* The view's node is about its base as it is now. Nothing happens to a tensor that is no view. */
 void tu_view_is_current(tt_tensor *view);
+void tu_view_gradient(tu_gradient *gradient); /* of as_strided */
 tutti_status tu_view_rebase(tt_tensor *x, tu_node *inner, int changed);
 /* Makes x, which has the shape of what the inner node computed, that part of the outer node's result. */
 tutti_status tu_view_of_outer(tt_tensor *x, tu_node *inner);

@@ -6,12 +6,12 @@
  */
 #include "autograd/node.h"
 
-tt_tensor *tu_gradient_input(tu_gradient *gradient, int input) {
+tt_tensor *tu_node_input(tu_gradient *gradient, int input) {
     tt_tensor *saved = tu_saved(gradient, TU_INPUT(input));
     return saved != NULL ? tt_alias(saved) : NULL;
 }
 
-void tu_gradient_through(tu_gradient *gradient, tt_tensor *output, int count, tt_tensor *const *inputs) {
+void tu_node_through(tu_gradient *gradient, tt_tensor *output, int count, tt_tensor *const *inputs) {
     tt_tensor *wanted[TU_INPUTS];
     int places[TU_INPUTS], wanted_count = 0;
     for (int i = 0; i < count; i++)

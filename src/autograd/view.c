@@ -125,8 +125,8 @@ static tt_tensor *sharers(const tu_span *span, tutti_dtype dtype) {
 }
 
 /* The same step for the operator, whose input may share places itself: each of those that do gets an equal part. */
-void tu_as_strided_gradient(tu_gradient *gradient) {
-    tu_node *node = gradient->node;
+void tu_view_gradient(tu_gradient *gradient) {
+    tu_node *node = gradient->record;
     tu_span span;
     view_run(node, gradient->grads, gradient->results);
     if (gradient->results[0] == NULL || !span_of(&node->inputs[0], &node->outputs[0], &span) ||
@@ -154,9 +154,9 @@ static tutti_status set_view_of(tt_tensor *x, tu_edge edge, const tu_shape *base
 }
 
 static tutti_status renew_view(tt_tensor *x) {
-    tu_shape base = tu_shape_of(x->history->base);
+    tu_shape base = tu_shape_of(tu_history_at(x)->base);
     tu_edge edge;
-    tutti_status status = tu_edge_to(x->history->base, &edge);
+    tutti_status status = tu_edge_to(tu_history_at(x)->base, &edge);
     return status == TUTTI_OK ? set_view_of(x, edge, &base) : status;
 }
 
@@ -167,7 +167,7 @@ tutti_status tu_view_of_outer(tt_tensor *x, tu_node *inner) {
 /* ---- views and their bases ---- */
 
 static uint32_t generation_of(const tt_tensor *base) {
-    return base->history != NULL ? base->history->generation : 0;
+    return base->history != NULL ? tu_history_at(base)->generation : 0;
 }
 
 static bool overtaken(const tu_history *history) {
@@ -175,8 +175,8 @@ static bool overtaken(const tu_history *history) {
 }
 
 void tu_view_is_current(tt_tensor *view) {
-    if (view->history->base != NULL)
-        view->history->seen = generation_of(view->history->base);
+    if (tu_history_at(view)->base != NULL)
+        tu_history_at(view)->seen = generation_of(tu_history_at(view)->base);
 }
 
 tutti_status tu_view_set_base(tt_tensor *view, tt_tensor *of, uint8_t mark) {
@@ -185,7 +185,7 @@ tutti_status tu_view_set_base(tt_tensor *view, tt_tensor *of, uint8_t mark) {
         return TUTTI_ERROR_MEMORY;
     tt_tensor *base = tu_base_of(of);
     history->base = tu_tensor_hold(base != NULL ? base : of);
-    history->mark = base != NULL && of->history->mark != TU_MARK_NORMAL ? of->history->mark : mark;
+    history->mark = base != NULL && tu_history_at(of)->mark != TU_MARK_NORMAL ? tu_history_at(of)->mark : mark;
     tu_view_is_current(view);
     return TUTTI_OK;
 }
@@ -199,17 +199,17 @@ tutti_status tu_history_note_view(tt_tensor *base, tt_tensor *view) {
 void tu_history_refresh(tt_tensor *x) {
     const tu_history *history = x->history;
     if (history != NULL && overtaken(history) && history->mark == TU_MARK_NORMAL &&
-        history->base->history->node != NULL)
+        tu_history_at(history->base)->node != NULL)
         x->flags |= TU_REQUIRES_GRAD;
 }
 
 /* Whether the node of a view is to be made anew, from its base. */
 static bool wants_renewal(const tu_history *history) {
-    return overtaken(history) && history->base->flags & TU_REQUIRES_GRAD && history->base->history->node != NULL;
+    return overtaken(history) && history->base->flags & TU_REQUIRES_GRAD && tu_history_at(history->base)->node != NULL;
 }
 
 bool tu_history_has_node(const tt_tensor *x) {
-    return x->history != NULL && (x->history->node != NULL || wants_renewal(x->history));
+    return x->history != NULL && (tu_history_at(x)->node != NULL || wants_renewal(x->history));
 }
 
 tutti_status tu_history_node(tt_tensor *x, tu_node **node) {
@@ -259,7 +259,7 @@ static void slice_run(tu_node *node, tt_tensor *const *grads, tt_tensor **result
 }
 
 tutti_status tu_view_rebase(tt_tensor *x, tu_node *inner, int changed) {
-    tt_tensor *base = x->history->base;
+    tt_tensor *base = tu_history_at(x)->base;
     tu_node *node = tu_node_new(inner->name, inner->input_count, 1, 0);
     if (node == NULL)
         return TUTTI_ERROR_MEMORY;

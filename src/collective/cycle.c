@@ -19,7 +19,6 @@
 #include <string.h>
 
 #include "collective/request.h"
-#include "world/launch.h"
 
 /* Threads of this process besides those of the library. */
 static int count_threads(void) {
@@ -45,8 +44,7 @@ static int count_threads(void) {
 /* Whether this rank has no other thread that could send or receive: of ranks that are threads each has one, and the one
  * that spawned them waits. */
 static bool is_single(const tutti_world *world) {
-    bool threads = world->spawn != NULL && world->spawn->store != NULL;
-    return count_threads() <= (threads ? world->local_size + 1 : 1);
+    return count_threads() <= (tu_world_is_thread(world) ? world->local_size + 1 : 1);
 }
 
 void tu_blocked_clear(tu_messages *messages) {

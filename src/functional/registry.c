@@ -25,20 +25,20 @@ enum {
     SENDS = 4 /* what tt_wait waits for besides writes */
 };
 
-typedef struct tu_flights {
+typedef struct flights {
     pthread_mutex_t lock;
     struct flight *first, *last; /* oldest first */
     int count;
-} tu_flights;
+} flights;
 
-typedef struct tu_flight_link {
-    tu_storage *storage; /* held */
+typedef struct flight_link {
+    tu_storage_use in_storage; /* first; in the list of the storage, oldest first */
+    tu_storage *storage;       /* held */
     struct flight *flight;
     unsigned use;
-    struct tu_flight_link *next, *previous; /* of the storage, oldest first; under its lock */
-    tt_tensor *block, *whole;               /* what is still to be moved, from the first to the second; or NULL */
+    tt_tensor *block, *whole; /* what is still to be moved, from the first to the second; or NULL */
     int dim;
-} tu_flight_link;
+} flight_link;
 
 typedef struct flight {
     atomic_int references; /* the registry's, and one per thread that waits */
@@ -54,11 +54,11 @@ typedef struct flight {
     tutti_work *work;
     tutti_dtype dtype;
     int64_t elements;
-    tu_flights *registry;
+    flights *registry;
     struct flight *next, *previous; /* of the registry; under its lock */
     size_t link_count, link_capacity;
-    tu_flight_link *links;
-    tu_flight_link few[4]; /* enough for all but batches */
+    flight_link *links;
+    flight_link few[4]; /* enough for all but batches */
 } flight;
 
 /* What the thread's open batch writes and reads. */
@@ -69,17 +69,17 @@ static _Thread_local flight *noted;
 
 static tutti_status make_registry(void *world, void **state) {
     (void)world;
-    tu_flights *registry = malloc(sizeof *registry);
+    flights *registry = malloc(sizeof *registry);
     if (registry == NULL)
         return tu_error_memory("the work registry", sizeof *registry);
-    *registry = (tu_flights){ .lock = PTHREAD_MUTEX_INITIALIZER };
+    *registry = (flights){ .lock = PTHREAD_MUTEX_INITIALIZER };
     *state = registry;
     return TUTTI_OK;
 }
 
 /* With the world's memory: each work is a handle of the world, so that none is left now. */
 static void end_registry(void *state) {
-    tu_flights *registry = state;
+    flights *registry = state;
     pthread_mutex_destroy(&registry->lock);
     free(registry);
 }
@@ -88,7 +88,7 @@ static bool name_unfinished(void *state, char *text, size_t size) {
     enum {
         NAMED = 6
     };
-    tu_flights *registry = state;
+    flights *registry = state;
     size_t used = 0;
     int named = 0;
     text[0] = 0;
@@ -104,7 +104,7 @@ static bool name_unfinished(void *state, char *text, size_t size) {
     return count > 0;
 }
 
-static tutti_status registry_of(tutti_world *world, tu_flights **registry) {
+static tutti_status registry_of(tutti_world *world, flights **registry) {
     static const tu_attachment attachment = { make_registry, end_registry, name_unfinished };
     void *state;
     tutti_status status = tu_world_attachment(world, &attachment, &state);
@@ -114,7 +114,7 @@ static tutti_status registry_of(tutti_world *world, tu_flights **registry) {
 }
 
 static void enlist_in_registry(flight *one) {
-    tu_flights *registry = one->registry;
+    flights *registry = one->registry;
     pthread_mutex_lock(&registry->lock);
     one->previous = registry->last;
     *(registry->last != NULL ? &registry->last->next : &registry->first) = one;
@@ -124,7 +124,7 @@ static void enlist_in_registry(flight *one) {
 }
 
 static void leave_registry(flight *one) {
-    tu_flights *registry = one->registry;
+    flights *registry = one->registry;
     pthread_mutex_lock(&registry->lock);
     *(one->previous != NULL ? &one->previous->next : &registry->first) = one->next;
     *(one->next != NULL ? &one->next->previous : &registry->last) = one->previous;
@@ -143,26 +143,27 @@ static void mark(tu_storage *storage) {
     atomic_store_explicit(&storage->reader, storage->readers > 0 ? wait_used : NULL, memory_order_release);
 }
 
-static void enlist_in_storage(tu_flight_link *one) {
+static void enlist_in_storage(flight_link *one) {
     tu_storage *storage = one->storage;
     pthread_mutex_t *lock = tu_process_storage_lock(storage);
     pthread_mutex_lock(lock);
-    one->previous = storage->last_flight;
-    one->next = NULL;
-    *(storage->last_flight != NULL ? &storage->last_flight->next : &storage->first_flight) = one;
-    storage->last_flight = one;
+    tu_storage_use *here = &one->in_storage;
+    *here = (tu_storage_use){ .previous = storage->last_use };
+    *(storage->last_use != NULL ? &storage->last_use->next : &storage->first_use) = here;
+    storage->last_use = here;
     storage->writers += (one->use & WRITES) != 0;
     storage->readers += (one->use & READS) != 0;
     mark(storage);
     pthread_mutex_unlock(lock);
 }
 
-static void leave_storage(tu_flight_link *one) {
+static void leave_storage(flight_link *one) {
     tu_storage *storage = one->storage;
     pthread_mutex_t *lock = tu_process_storage_lock(storage);
     pthread_mutex_lock(lock);
-    *(one->previous != NULL ? &one->previous->next : &storage->first_flight) = one->next;
-    *(one->next != NULL ? &one->next->previous : &storage->last_flight) = one->previous;
+    const tu_storage_use *here = &one->in_storage;
+    *(here->previous != NULL ? &here->previous->next : &storage->first_use) = here->next;
+    *(here->next != NULL ? &here->next->previous : &storage->last_use) = here->previous;
     storage->writers -= (one->use & WRITES) != 0;
     storage->readers -= (one->use & READS) != 0;
     mark(storage);
@@ -188,7 +189,7 @@ static flight *flight_new(const char *operation) {
 
 static tutti_status grow_links(flight *one) {
     size_t larger = 2 * one->link_capacity;
-    tu_flight_link *links = malloc(larger * sizeof *links);
+    flight_link *links = malloc(larger * sizeof *links);
     if (links == NULL)
         return tu_error_memory("a collective in flight", larger * sizeof *links);
     memcpy(links, one->links, one->link_count * sizeof *links); /* not enlisted yet: nothing points to them */
@@ -206,7 +207,7 @@ static tutti_status add_link(flight *one, const tt_tensor *tensor, unsigned use)
     if (status != TUTTI_OK)
         return status;
     one->links[one->link_count++] =
-        (tu_flight_link){ .storage = tu_storage_hold(tensor->storage), .flight = one, .use = use };
+        (flight_link){ .storage = tu_storage_hold(tensor->storage), .flight = one, .use = use };
     atomic_fetch_add_explicit(&tensor->storage->flights, 1, memory_order_relaxed);
     one->dtype = tensor->dtype;
     return TUTTI_OK;
@@ -214,7 +215,7 @@ static tutti_status add_link(flight *one, const tt_tensor *tensor, unsigned use)
 
 /* The handles are the flight's own: one of the caller's would keep its history alive. */
 static tutti_status add_landing(flight *one, const tu_flight_plan *plan) {
-    tu_flight_link *link = &one->links[one->link_count - 1];
+    flight_link *link = &one->links[one->link_count - 1];
     tu_shape shape = tu_shape_of(plan->writes);
     if (plan->lands == NULL)
         return TUTTI_OK;
@@ -335,10 +336,10 @@ static tutti_status finish_next(flight *one, tutti_status before) {
 static flight *oldest_of_storage(tu_storage *storage, unsigned uses) {
     pthread_mutex_t *lock = tu_process_storage_lock(storage);
     pthread_mutex_lock(lock);
-    const tu_flight_link *one = storage->first_flight;
-    while (one != NULL && !(one->use & uses))
+    const tu_storage_use *one = storage->first_use;
+    while (one != NULL && !(((const flight_link *)one)->use & uses))
         one = one->next;
-    flight *found = one != NULL ? one->flight : NULL;
+    flight *found = one != NULL ? ((const flight_link *)one)->flight : NULL;
     if (found != NULL)
         atomic_fetch_add_explicit(&found->references, 1, memory_order_relaxed);
     pthread_mutex_unlock(lock);
@@ -360,7 +361,7 @@ static tutti_status wait_used(tu_storage *storage) {
     return wait_storage(storage, WRITES | READS);
 }
 
-static flight *oldest_of_registry(tu_flights *registry) {
+static flight *oldest_of_registry(flights *registry) {
     pthread_mutex_lock(&registry->lock);
     flight *found = registry->first;
     if (found != NULL)
@@ -506,7 +507,7 @@ bool tt_is_async(const tt_tensor *x) {
 }
 
 int tt_pending_works(tutti_world *world) {
-    tu_flights *registry;
+    flights *registry;
     if (world == NULL || registry_of(world, &registry) != TUTTI_OK)
         return 0;
     pthread_mutex_lock(&registry->lock);
@@ -516,7 +517,7 @@ int tt_pending_works(tutti_world *world) {
 }
 
 bool tt_wait_all(tutti_world *world) {
-    tu_flights *registry = NULL;
+    flights *registry = NULL;
     tutti_status status = world == NULL ? tu_error(TUTTI_ERROR_ARGUMENT, "wait_all: argument world is NULL")
                                         : registry_of(world, &registry);
     if (status == TUTTI_OK)

@@ -132,9 +132,10 @@ static tt_tensor *make_fake(capture *to, tt_tensor *real) {
     if (fake->flags & TU_REQUIRES_GRAD) {
         tu_history *history = tu_history_of(fake);
         bool made = history != NULL;
-        if (made && real->history != NULL && real->history->node == NULL)
-            made = tu_hook_list_snapshot(&real->history->tensor_hooks, &history->tensor_hooks) == TUTTI_OK &&
-                   tu_hook_list_snapshot(&real->history->accumulate_hooks, &history->accumulate_hooks) == TUTTI_OK;
+        if (made && real->history != NULL && tu_history_at(real)->node == NULL)
+            made =
+                tu_hook_list_snapshot(&tu_history_at(real)->tensor_hooks, &history->tensor_hooks) == TUTTI_OK &&
+                tu_hook_list_snapshot(&tu_history_at(real)->accumulate_hooks, &history->accumulate_hooks) == TUTTI_OK;
         if (!made) {
             tu_tensor_drop(fake);
             return NULL;

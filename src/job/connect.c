@@ -50,7 +50,7 @@ typedef struct connecting {
 } connecting;
 
 tutti_status tu_listen(int world_size, int *listener, uint8_t name[TU_NONCE_BYTES]) {
-    tutti_status status = tu_random(name, TU_NONCE_BYTES);
+    tutti_status status = tu_random_bytes(name, TU_NONCE_BYTES);
     if (status != TUTTI_OK)
         return status;
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -313,7 +313,7 @@ static tutti_status not_connected(const connecting *state) {
     for (int rank = 0; rank < opening->size; rank++)
         marked[rank] = rank != opening->rank && state->job->peers[rank].fd < 0;
     char missing[256];
-    tu_rank_list(marked, opening->local, opening->size, missing, sizeof missing);
+    tu_rank_names(marked, opening->local, opening->size, missing, sizeof missing);
     if (state->missing > 0)
         tu_error(TUTTI_ERROR_TIMEOUT,
                  "timeout while opening world \"%s\": rank %s of this host did not connect to rank %d; stopped?",

@@ -276,10 +276,10 @@ static tutti_status missing_members(const progress *state) {
         names[i] = state->job->peers[exchange->ranks[i]].world_rank;
         marked[i] = i == exchange->me || state->got[i] != NULL;
     }
-    tu_rank_list(marked, names, exchange->count, came, sizeof came);
+    tu_rank_names(marked, names, exchange->count, came, sizeof came);
     for (int i = 0; i < exchange->count; i++)
         marked[i] = !marked[i];
-    tu_rank_list(marked, names, exchange->count, missing, sizeof missing);
+    tu_rank_names(marked, names, exchange->count, missing, sizeof missing);
     free(names);
     doing(state, where, sizeof where);
     tu_error(TUTTI_ERROR_TIMEOUT, "timeout on rank %d %s: rank %s came, rank %s did not", state->job->world_rank, where,

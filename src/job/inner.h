@@ -361,8 +361,8 @@ struct sockaddr_un;
 unsigned tu_socket_address(const uint8_t name[TU_NONCE_BYTES], struct sockaddr_un *address);
 
 /* "0, 2-5": which of the ranks are marked; at most `bytes`. */
-void tu_rank_list(const bool *marked, const int *names, int count, char *text, size_t bytes);
+void tu_rank_names(const bool *marked, const int *names, int count, char *text, size_t bytes);
 void tu_hex(const uint8_t *bytes, size_t count, char *text);
-tutti_status tu_random(void *bytes, size_t count);
+tutti_status tu_random_bytes(void *bytes, size_t count);
 
 #endif

@@ -27,7 +27,7 @@ struct tu_joining {
 static tutti_status describe_self(const tu_job_options *options, tu_record *mine) {
     tu_record_self(options, mine);
     tutti_status status = tu_process_place(mine->place);
-    return status == TUTTI_OK ? tu_random(mine->nonce, sizeof mine->nonce) : status;
+    return status == TUTTI_OK ? tu_random_bytes(mine->nonce, sizeof mine->nonce) : status;
 }
 
 tutti_status tu_job_announce(const tu_job_options *options, tu_joining **made, tu_seat *seat) {

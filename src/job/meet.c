@@ -44,7 +44,7 @@ unsigned tu_socket_address(const uint8_t name[TU_NONCE_BYTES], struct sockaddr_u
     return (unsigned)(offsetof(struct sockaddr_un, sun_path) + 1 + 6 + 2 * TU_NONCE_BYTES);
 }
 
-void tu_rank_list(const bool *marked, const int *names, int count, char *text, size_t bytes) {
+void tu_rank_names(const bool *marked, const int *names, int count, char *text, size_t bytes) {
     size_t used = 0;
     text[0] = '\0';
     for (int i = 0; i < count; i++) {
@@ -110,13 +110,13 @@ tutti_status tu_meet_prepare(tu_opening *opening) {
     tu_record_self(options, mine);
     opening->largest = options->world_size;
     uint8_t id[(TU_ID_BYTES - 1) / 2];
-    tutti_status status = tu_random(&mine->writer, sizeof mine->writer);
+    tutti_status status = tu_random_bytes(&mine->writer, sizeof mine->writer);
     if (status == TUTTI_OK)
         status = tu_process_place(mine->place);
     if (status == TUTTI_OK)
-        status = tu_random(mine->nonce, sizeof mine->nonce);
+        status = tu_random_bytes(mine->nonce, sizeof mine->nonce);
     if (status == TUTTI_OK)
-        status = tu_random(id, sizeof id);
+        status = tu_random_bytes(id, sizeof id);
     if (status != TUTTI_OK)
         return status;
     tu_hex(id, sizeof id, mine->id);
@@ -247,10 +247,10 @@ static tutti_status missing_ranks(tu_opening *opening) {
         marked[rank] = has_come(options->store, rank);
     }
     char came[256], missing[256];
-    tu_rank_list(marked, names, size, came, sizeof came);
+    tu_rank_names(marked, names, size, came, sizeof came);
     for (int rank = 0; rank < size; rank++)
         marked[rank] = !marked[rank];
-    tu_rank_list(marked, names, size, missing, sizeof missing);
+    tu_rank_names(marked, names, size, missing, sizeof missing);
     tu_error(TUTTI_ERROR_TIMEOUT,
              "timeout while opening world \"%s\" of %d ranks: rank %s came, rank %s did not; were all ranks started, "
              "with the same store?",

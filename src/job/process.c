@@ -160,7 +160,7 @@ void tu_hex(const uint8_t *bytes, size_t count, char *text) {
         snprintf(text + 2 * i, 3, "%02x", bytes[i]);
 }
 
-tutti_status tu_random(void *bytes, size_t count) {
+tutti_status tu_random_bytes(void *bytes, size_t count) {
     ssize_t got = getrandom(bytes, count, 0); /* up to 256 bytes come whole */
     if (got != (ssize_t)count)
         return tu_error_system(got < 0 ? errno : EIO, "cannot get %zu random bytes from getrandom", count);

@@ -5,10 +5,9 @@
 #include <math.h>
 #include <string.h>
 
-#include <tutti/autograd.h>
-
 #include "tensor/convert.h"
 #include "tensor/create.h"
+#include "tensor/history.h"
 #include "tensor/loop.h"
 #include "tensor/operators.h"
 
@@ -30,7 +29,7 @@ tt_tensor *tu_create_end(tt_tensor *x, const tt_options *full) {
     if (x != NULL && full->name != NULL)
         tt_set_name(x, full->name);
     if (x != NULL && full->requires_grad)
-        tt_require_grad(x, true);
+        tu_pending_take(tu_historian_table.require(x));
     return tu_self()->pending == TUTTI_OK ? x : NULL;
 }
 
@@ -197,7 +196,7 @@ tt_tensor *tt_from(const void *data, tt_dims shape, tutti_dtype dtype, const tt_
     if (tu_self()->pending != TUTTI_OK ||
         tu_pending_take(tu_options_copy("tt_options", options, &full, sizeof full)) != TUTTI_OK)
         return NULL;
-    bool requires_grad = full.requires_grad;
+    tt_options rest = full; /* comes into effect when the data are there */
     full.requires_grad = false;
     tt_tensor *x = tt_empty(shape, dtype, &full);
     if (x == NULL)
@@ -208,9 +207,7 @@ tt_tensor *tt_from(const void *data, tt_dims shape, tutti_dtype dtype, const tt_
     }
     if (x->numel > 0 && x->device == TUTTI_CPU)
         memcpy(tu_pointer(x), data, (size_t)x->numel * tu_dtype_bytes[dtype]);
-    if (requires_grad)
-        tt_require_grad(x, true);
-    return tu_self()->pending == TUTTI_OK ? x : NULL;
+    return tu_create_end(x, &rest);
 }
 
 tt_tensor *tt_wrap(void *data, tt_dims shape, tutti_dtype dtype, void (*release)(void *owner), void *owner) {

@@ -1,31 +1,45 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What tensors and the operator runner ask of autograd: declared here, below, and implemented in autograd/.
+ * Who remembers calls, so that gradients can be computed: a table of functions that a room above fills in. This room
+ * knows of a record of a call nothing but its address, and of the history of a tensor only whether there is one.
  */
 #ifndef TU_TENSOR_HISTORY_H
 #define TU_TENSOR_HISTORY_H
 
 #include "tensor/operator.h"
 
-/* Frees a tensor's history with the tensor. */
-void tu_history_free(tt_tensor *x);
+typedef struct tu_historian {
+    /* Ends the history of a tensor that goes. */
+    void (*end)(tt_tensor *x);
+    /* A new tensor shall get a gradient. */
+    tutti_status (*require)(tt_tensor *x);
 
-/* Before an in-place operation on call->inputs[0] in gradient mode: may it be written? */
-tutti_status tu_history_check_in_place(const tu_call *call);
+    /* Before an in-place operation on call->inputs[0] in gradient mode: may it be written? */
+    tutti_status (*check_in_place)(const tu_call *call);
+    /* Before the kernel, where a gradient may be wanted: a record of this call, with the inputs that its gradient needs
+     * as they are now. NULL where no result can be differentiated. Follow with attach, or cancel. */
+    tutti_status (*prepare)(const tu_call *call, void **record);
+    /* After the kernel, and after the new version of what was written in place: hangs the record on the outputs. */
+    tutti_status (*attach)(tu_call *call, void *record);
+    void (*cancel)(void *record); /* NULL is none */
 
-/* Before the kernel, where a gradient may be wanted: the node of this call, with the inputs that its gradient needs as
- * they are now. NULL where no result can be differentiated. Follow with tu_history_attach, or tu_history_cancel. */
-struct tu_node;
-tutti_status tu_history_prepare(const tu_call *call, struct tu_node **node);
-/* After the kernel, and after the new version of what was written in place: hangs the node on the outputs. */
-tutti_status tu_history_attach(tu_call *call, struct tu_node *node);
-void tu_history_cancel(struct tu_node *node);
+    /* A view made without recording (no gradient wanted): remembers the base where later in-place operations need
+     * it. */
+    tutti_status (*note_view)(tt_tensor *base, tt_tensor *view);
+    /* A view whose base was changed in place by something that requires grad since requires grad too. Nothing happens
+     * to other tensors. */
+    void (*refresh)(tt_tensor *x);
 
-/* A view made without recording (no gradient wanted): remembers the base where later in-place operations need it. */
-tutti_status tu_history_note_view(tt_tensor *base, tt_tensor *view);
+    /* For gradient formulas: see tensor/operator.h. */
+    tt_tensor *(*saved)(tu_gradient *gradient, uint32_t which);
+    const tu_shape *(*input_shape)(const tu_gradient *gradient, int input);
+    tt_tensor *(*input)(tu_gradient *gradient, int input);
+    void (*through)(tu_gradient *gradient, tt_tensor *output, int count, tt_tensor *const *inputs);
+    /* The gradient of a view, by where it lies in the memory of its base. */
+    void (*of_view)(tu_gradient *gradient);
+} tu_historian;
 
-/* A view whose base was changed in place by something that requires grad since requires grad too. Nothing happens to
- * other tensors. */
-void tu_history_refresh(tt_tensor *x);
+/* The one of this library. */
+extern const tu_historian tu_historian_table;
 
 #endif

@@ -56,7 +56,7 @@ typedef struct tu_gradient {
     const bool *needs;       /* of the inputs: whether its gradient is wanted */
     int input_count;
     tt_tensor **results; /* of the inputs */
-    struct tu_node *node;
+    void *record;        /* of the call, for the historian */
 } tu_gradient;
 
 /* A saved input or output, by the row's `saves`. NULL with the pending error set where it was changed or freed

@@ -78,7 +78,7 @@ static tutti_status check_inputs(tu_call *call, bool grad_mode) {
         if (status != TUTTI_OK)
             return status;
         if (x->history != NULL && !(x->flags & TU_REQUIRES_GRAD))
-            tu_history_refresh(x);
+            tu_historian_table.refresh(x);
         wants = wants || (x->flags & TU_REQUIRES_GRAD) != 0;
     }
     call->wants_grad = wants && grad_mode && !(call->entry->flags & TU_NO_HISTORY);
@@ -131,7 +131,7 @@ static tutti_status check_in_place(tu_call *call) {
                 "%s, %s, shares some memory with %s, which is written, but not element by element: the "
                 "result would depend on the order; clone it first",
                 tu_argument_name(call->entry, i), tu_describe(call->inputs[i]), tu_describe(x));
-    return call->wants_grad ? tu_history_check_in_place(call) : TUTTI_OK;
+    return call->wants_grad ? tu_historian_table.check_in_place(call) : TUTTI_OK;
 }
 
 /* ---- results ---- */
@@ -214,16 +214,16 @@ static void bump_written(tu_call *call) {
  * kernel is found first, so that a call that cannot run makes nothing; a recorder may have no need of one. */
 static tutti_status perform(tu_call *call, tu_call_recorder *recorder) {
     const tu_operator *entry = call->entry;
-    struct tu_node *node = NULL;
+    void *record = NULL;
     tu_device_kernel *kernel = NULL;
     bool records = call->wants_grad && entry->written == 0;
     tutti_status status = recorder == NULL ? find_kernel(call, &kernel) : TUTTI_OK;
     if (status == TUTTI_OK && records)
-        status = tu_history_prepare(call, &node);
+        status = tu_historian_table.prepare(call, &record);
     if (status == TUTTI_OK)
         status = make_outputs(call, recorder != NULL && recorder->stand_in != NULL);
     if (status != TUTTI_OK) {
-        tu_history_cancel(node);
+        tu_historian_table.cancel(record);
         return status;
     }
     status = recorder != NULL ? record_and_compute(call, recorder) : kernel != NULL ? kernel(call) : TUTTI_OK;
@@ -233,12 +233,12 @@ static tutti_status perform(tu_call *call, tu_call_recorder *recorder) {
             status = tu_anomaly_check(call);
     }
     if (status == TUTTI_OK) {
-        if (node != NULL)
-            status = tu_history_attach(call, node);
+        if (record != NULL)
+            status = tu_historian_table.attach(call, record);
         else if (entry->flags & TU_VIEW && !(entry->flags & TU_NO_HISTORY) && !records)
-            status = tu_history_note_view(call->inputs[0], call->outputs[0]);
+            status = tu_historian_table.note_view(call->inputs[0], call->outputs[0]);
     } else {
-        tu_history_cancel(node);
+        tu_historian_table.cancel(record);
     }
     if (status != TUTTI_OK)
         drop_outputs(call, call->output_count);
@@ -353,6 +353,24 @@ tt_tensor_list tu_run_each(const tu_operator *entry, tt_tensor_list list, const 
     if (call.results == NULL || call.outputs == NULL || !tu_run(&call))
         return none;
     return tt_tensors_of(list.count, call.outputs);
+}
+
+/* ---- what gradient formulas ask of the record of their call ---- */
+
+tt_tensor *tu_saved(tu_gradient *gradient, uint32_t which) {
+    return tu_historian_table.saved(gradient, which);
+}
+
+const tu_shape *tu_input_shape(const tu_gradient *gradient, int input) {
+    return tu_historian_table.input_shape(gradient, input);
+}
+
+tt_tensor *tu_gradient_input(tu_gradient *gradient, int input) {
+    return tu_historian_table.input(gradient, input);
+}
+
+void tu_gradient_through(tu_gradient *gradient, tt_tensor *output, int count, tt_tensor *const *inputs) {
+    tu_historian_table.through(gradient, output, count, inputs);
 }
 
 tu_call_recorder *tu_call_recorder_set(tu_call_recorder *recorder) {

@@ -115,7 +115,7 @@ void tu_tensor_drop(tt_tensor *x) {
     if (x == NULL || atomic_fetch_sub_explicit(&x->references, 1, memory_order_acq_rel) != 1)
         return;
     if (x->history != NULL)
-        tu_history_free(x);
+        tu_historian_table.end(x);
     if (x->name != NULL)
         bury_name(x);
     if (x->version_home != x->storage)

@@ -18,6 +18,12 @@
 typedef struct tu_storage tu_storage;
 typedef tutti_status tu_storage_waiter(tu_storage *storage);
 
+/* Something that is under way with a storage's data and outlives the call that began it: whoever begins it makes this a
+ * part of what it keeps. */
+typedef struct tu_storage_use {
+    struct tu_storage_use *next, *previous;
+} tu_storage_use;
+
 struct tu_storage {
     atomic_int references;
     _Atomic uint32_t version; /* of the tensors whose version_home this is */
@@ -34,8 +40,8 @@ struct tu_storage {
     _Atomic(tu_storage_waiter *) waiter;
     /* The same while collectives read here: only those who write, resize or free the data wait. */
     _Atomic(tu_storage_waiter *) reader;
-    /* The collectives themselves, oldest first: see functional/registry.c. Under the lock of the storage. */
-    struct tu_flight_link *first_flight, *last_flight;
+    /* What is under way with the data, oldest first. Under the lock of the storage. */
+    tu_storage_use *first_use, *last_use;
     uint32_t writers, readers;
     atomic_int flights; /* references that they hold, of those above */
 };
@@ -61,7 +67,7 @@ struct tt_tensor {
     tu_storage *version_home; /* whose version counts: the storage itself (then not counted twice), or another one */
     int64_t offset, numel;
     int64_t sizes[TT_MAX_DIMS], strides[TT_MAX_DIMS];
-    struct tu_history *history; /* autograd's part, or NULL */
+    void *history; /* the historian's part (tensor/history.h), or NULL */
     char *name;
 };
 

@@ -121,3 +121,22 @@ void tu_pending_restore(const tu_pending_copy *copy) {
     tu_self()->pending = copy->status;
     tu_texts()->pending = copy->error;
 }
+
+/* ---- places ---- */
+
+tu_place *tu_place_new(const char *text) {
+    size_t bytes = strlen(text) + 1;
+    tu_place *place = malloc(sizeof *place + bytes);
+    if (place == NULL) {
+        tu_error_memory("the name of a module", bytes);
+        return NULL;
+    }
+    atomic_init(&place->references, 1);
+    memcpy(place->text, text, bytes);
+    return place;
+}
+
+void tu_place_drop(tu_place *place) {
+    if (place != NULL && atomic_fetch_sub_explicit(&place->references, 1, memory_order_acq_rel) == 1)
+        free(place);
+}

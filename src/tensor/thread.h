@@ -32,6 +32,20 @@ typedef struct tu_source {
     struct tu_source *outer;
 } tu_source;
 
+/* A part of the program that messages name: the path of a module. Counted, since what refers to it outlives the call.
+ */
+typedef struct tu_place {
+    atomic_int references;
+    char text[];
+} tu_place;
+tu_place *tu_place_new(const char *text); /* NULL with the thread's error written */
+void tu_place_drop(tu_place *place);
+static inline tu_place *tu_place_hold(tu_place *place) {
+    if (place != NULL)
+        atomic_fetch_add_explicit(&place->references, 1, memory_order_relaxed);
+    return place;
+}
+
 typedef struct tu_thread {
     tutti_status pending;
     bool grad_disabled;
@@ -57,7 +71,7 @@ typedef struct tu_thread {
     void *saved_hooks;                 /* autograd's pack and unpack hooks, innermost */
     struct tu_call_recorder *recorder; /* is asked about every operator; see tensor/operator.h */
     struct tu_source *source;          /* of memory for storages, innermost; NULL: spare blocks */
-    struct tu_place *place;            /* where the program is, in words, for messages; lent by the module called */
+    tu_place *place;                   /* where the program is, in words, for messages; lent by the module called */
 
     /* Written by this thread alone, read by tt_count from any: relaxed. A thread may release what another made, so one
      * thread's figure can be below zero; their sum is exact. */

@@ -5,6 +5,7 @@
  */
 #include <string.h>
 
+#include "tensor/history.h"
 #include "tensor/operators.h"
 
 /* The result as x is, for the rule to change. */
@@ -337,6 +338,10 @@ void tu_select_gradient(tu_gradient *gradient) {
 }
 
 /* ---- as_strided ---- */
+
+void tu_as_strided_gradient(tu_gradient *gradient) {
+    tu_historian_table.of_view(gradient);
+}
 
 /* Checked against the storage, or against the extent of x where that is larger: a storage that was freed, or is not
  * large enough now, may be resized before the view is read. */

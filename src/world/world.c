@@ -803,3 +803,7 @@ tutti_group *tutti_world_group(const tutti_world *world) {
 tutti_store *tutti_world_store(const tutti_world *world) {
     return world != NULL ? world->store : NULL;
 }
+
+bool tu_world_is_thread(const tutti_world *world) {
+    return world->spawn != NULL && world->spawn->store != NULL;
+}

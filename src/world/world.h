@@ -301,4 +301,7 @@ tutti_status tu_world_interrupted(const tutti_world *world, const char *what);
 /* True for TUTTI_NON_GROUP_MEMBER, with a warning: collectives then do nothing and succeed. */
 bool tu_group_absent(const tutti_group *group, const char *operation);
 
+/* Whether this rank is a thread of a process that spawned all of them. */
+bool tu_world_is_thread(const tutti_world *world);
+
 #endif
