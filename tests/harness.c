@@ -141,6 +141,34 @@ static double patience(void) {
     return load > 20 * processors ? 20 : load / processors;
 }
 
+int64_t test_moment(void) {
+    return (int64_t)(1e9 * patience()) * (test_sanitized() ? 3 : 1);
+}
+
+/* The letter in /proc/PID/stat: R, S, T (stopped), Z (zombie) …; 0 when there is no such process. */
+static char state_of(pid_t process) {
+    char path[64], text[512] = "";
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)process);
+    FILE *file = fopen(path, "re");
+    if (file == NULL)
+        return 0;
+    size_t bytes = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[bytes] = 0;
+    const char *after = strrchr(text, ')'); /* the name before it may contain anything */
+    return after != NULL && after[1] == ' ' ? after[2] : 0;
+}
+
+void test_await_stopped(pid_t process) {
+    while (state_of(process) != 'T')
+        usleep(1000);
+}
+
+void test_await_end(pid_t process) {
+    for (char state; (state = state_of(process)) != 0 && state != 'Z' && state != 'X';)
+        usleep(1000);
+}
+
 /* Waits for the test's process; kills its whole process group at the limit, which is the time on a machine that does
  * nothing else. Returns its exit code, 128 + signal, or -1. */
 static int await(pid_t child, double limit) {

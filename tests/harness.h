@@ -23,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/types.h>
 #include <tutti/status.h>
 #include <tutti/world.h>
 
@@ -138,6 +139,15 @@ void test_kill_arm(const char *functions, long nth);
  * delivered, body must return TUTTI_OK (it coped) or a failure with a message; each round must leave no descriptors and
  * no mappings behind. */
 void test_fail_each(const char *functions, tutti_status (*body)(void *argument), void *argument);
+
+/* ---- time, on machines that are busy ---- */
+
+/* A deadline, in nanoseconds, that shall pass because somebody is missing, and not before those who come have come: a
+ * second, and more on a busy machine. */
+int64_t test_moment(void);
+/* Waits until a process is stopped by a signal; until it has ended (a zombie, or gone). */
+void test_await_stopped(pid_t process);
+void test_await_end(pid_t process);
 
 /* ---- leaks, and being somebody else ---- */
 

@@ -25,11 +25,19 @@
 
 /* ---- the lock ---- */
 
+/* A thousand ranks may queue for longer than the limit, each for its moment: only a lock that nobody leaves any more is
+ * given up. */
 static tutti_status lock_ledger(tu_job *job) {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += LOCK_LIMIT / TU_SECOND;
-    int error = pthread_mutex_timedlock(&job->page->ledger, &until);
+    uint64_t turns, before;
+    int error;
+    do {
+        before = atomic_load_explicit(&job->page->ledger_turns, memory_order_relaxed);
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += LOCK_LIMIT / TU_SECOND;
+        error = pthread_mutex_timedlock(&job->page->ledger, &until);
+        turns = atomic_load_explicit(&job->page->ledger_turns, memory_order_relaxed);
+    } while (error == ETIMEDOUT && turns != before);
     if (error == EOWNERDEAD) /* its amounts are in its slot, which counts no more */
         error = pthread_mutex_consistent(&job->page->ledger);
     if (error == ETIMEDOUT)
@@ -41,6 +49,7 @@ static tutti_status lock_ledger(tu_job *job) {
 }
 
 static void unlock_ledger(tu_job *job) {
+    atomic_fetch_add_explicit(&job->page->ledger_turns, 1, memory_order_relaxed);
     pthread_mutex_unlock(&job->page->ledger);
 }
 

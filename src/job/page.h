@@ -34,7 +34,7 @@
 #include "job/liveness.h"
 
 #define TU_PAGE_MAGIC UINT64_C(0x424f4a4954545554) /* "TUTTIJOB" in memory, little-endian */
-#define TU_PAGE_VERSION 2                          /* of this file, of recorder entries and of all messages of a job */
+#define TU_PAGE_VERSION 3                          /* of this file, of recorder entries and of all messages of a job */
 #define TU_PAGE_SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 #define TU_PAGE_NAME "tutti-job-" /* then the id */
 
@@ -105,6 +105,8 @@ typedef struct tu_page {
     _Atomic uint32_t departures;
     /* Held while deciding whether a reservation fits: all slots' `pending`. Robust. */
     _Alignas(128) pthread_mutex_t ledger;
+    /* How often the ledger was left. By its holder; those who queue see by it that others get on. */
+    _Atomic uint64_t ledger_turns;
 } tu_page;
 
 /* The slot of a job rank; no check, the page must have passed tu_page_check or be one's own. */

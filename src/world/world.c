@@ -384,6 +384,14 @@ static tutti_status open_job(tutti_world *world, const tu_launch *launch, int64_
     return status;
 }
 
+static tutti_status no_answer(const tutti_world *world) {
+    return tu_error(
+        TUTTI_ERROR_TIMEOUT,
+        "timeout while opening world \"%s\": the store's server does not answer rank %d; is the process that "
+        "serves it stopped? They meet at %s",
+        world->name, world->rank, world->meeting);
+}
+
 /* A server that rank 0 still keeps from an earlier opening ends when rank 0 comes here too; whoever was quicker and met
  * it tries again. */
 static tutti_status find_the_others(tutti_world *world, const tu_launch *launch, int64_t deadline,
@@ -391,11 +399,13 @@ static tutti_status find_the_others(tutti_world *world, const tu_launch *launch,
     for (;;) {
         tutti_status status = open_job(world, launch, deadline, first);
         bool lost = status == TUTTI_ERROR_NETWORK || status == TUTTI_ERROR_STORE;
-        if (!lost || !launch->rank_0_hosts || launch->rank == 0 || tu_clock_now() >= deadline)
+        if (!lost || !launch->rank_0_hosts || launch->rank == 0)
             return status;
         tutti_status dead = tu_first_rank_check(first);
         if (dead != TUTTI_OK)
             return dead;
+        if (tu_clock_now() >= deadline) /* of one that was met before it is known that it is there */
+            return first->pid != 0 ? no_answer(world) : status;
         TU_LOG(TUTTI_LOG_INFO, world->log, "world", "the meeting place went away; trying again: %s",
                tutti_error_message());
         nanosleep(&(struct timespec){ .tv_nsec = 20 * TU_MILLISECOND }, NULL);
@@ -458,11 +468,7 @@ static tutti_status look_at_opening(void *argument) {
     tutti_status status = opening->hosted ? tu_first_rank_check(&opening->first) : TUTTI_OK;
     if (status != TUTTI_OK || tu_clock_now() < opening->deadline + OPENING_GRACE)
         return status;
-    return tu_error(
-        TUTTI_ERROR_TIMEOUT,
-        "timeout while opening world \"%s\": the store's server does not answer rank %d; is the process that "
-        "serves it stopped? They meet at %s",
-        world->name, world->rank, world->meeting);
+    return no_answer(world);
 }
 
 tutti_status tu_world_place_ranks(tutti_world *world) {

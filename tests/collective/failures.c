@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <tutti/collective.h>
+#include <tutti/store.h>
 #include <unistd.h>
 
 #include "values.h"
@@ -110,21 +111,34 @@ TEST(the_death_of_a_rank_in_any_collective_is_told_to_all_others) {
 
 /* ---- late, leaving, interrupted ---- */
 
+static void until_it_has_ended(tutti_group *group) {
+    while (tutti_group_check(group) == TUTTI_OK)
+        usleep(1000);
+}
+
+/* What one rank tells the other beside the group. */
+static void tell(tutti_world *world, const char *what) {
+    CHECK_OK(tutti_store_set(tutti_world_store(world), what, "", 0));
+}
+
+static void hear(tutti_world *world, const char *what) {
+    CHECK_OK(tutti_store_wait(tutti_world_store(world), &what, 1, 0));
+}
+
 TEST_WORLD(a_rank_that_does_not_come_is_named_when_the_deadline_passes, 3) {
     tutti_group *group = tutti_world_group(world);
     float value = 1, sum;
     CHECK_OK(tutti_barrier(group, NULL));
     if (tutti_world_rank(world) != 1) {
         tutti_call call = TUTTI_CALL_INIT;
-        call.timeout_ns = 100000000;
+        call.timeout_ns = test_moment();
         CHECK_STATUS(tutti_all_reduce(group, &value, &sum, 1, TUTTI_F32, TUTTI_SUM, &call), TUTTI_ERROR_TIMEOUT);
         CHECK_MESSAGE("rank 1");
         CHECK_MESSAGE("all_reduce");
     } else {
-        usleep(300000);
+        until_it_has_ended(group);
         CHECK_STATUS(tutti_all_reduce(group, &value, &sum, 1, TUTTI_F32, TUTTI_SUM, NULL), TUTTI_ERROR_TIMEOUT);
     }
-    usleep(300000); /* nobody leaves before all have seen it */
 }
 
 TEST_WORLD(a_rank_that_left_properly_is_told_as_gone, 2) {
@@ -160,8 +174,7 @@ TEST_WORLD(a_work_that_is_only_tested_ends_with_its_deadline, 2) {
         CHECK_STATUS(test_until_finished(group, 100000000), TUTTI_ERROR_TIMEOUT);
         CHECK_MESSAGE("rank 1");
     } else {
-        while (tutti_group_check(group) == TUTTI_OK) /* until the other has given up */
-            usleep(1000);
+        until_it_has_ended(group); /* the other has given up */
     }
 }
 
@@ -196,10 +209,9 @@ TEST_WORLD(an_interrupt_ends_the_wait_and_the_group, 2) {
         pthread_join(thread, NULL);
         tutti_world_resume(world);
     } else {
-        usleep(150000);
+        until_it_has_ended(group);
     }
     CHECK_STATUS(tutti_barrier(group, NULL), TUTTI_ERROR_INTERRUPTED);
-    usleep(100000);
 }
 
 TEST_WORLD(an_abort_ends_a_work_that_nobody_finishes, 2) {
@@ -210,12 +222,12 @@ TEST_WORLD(an_abort_ends_a_work_that_nobody_finishes, 2) {
         tutti_work *work;
         CHECK_OK(
             tutti_all_reduce(group, &one, &sum, 1, TUTTI_I32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .work = &work)));
+        tell(world, "started");
         CHECK_STATUS(tutti_work_wait(work, 0), TUTTI_ERROR_ABORTED);
         CHECK_MESSAGE("enough");
         tutti_work_release(work);
     } else {
-        usleep(50000);
+        hear(world, "started");
         CHECK_OK(tutti_group_abort(group, "enough"));
-        usleep(100000);
     }
 }

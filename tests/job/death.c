@@ -127,8 +127,19 @@ static void expect_story(tu_job *job) {
         CHECK(death.known && death.signal == 0 && death.exit_code == (how == BY_EXIT_3 ? 3 : 0));
 }
 
-static void survive(tu_job *job) {
+/* All have met, and those who die know that the others know: a death ends a meeting that is not over for everybody. */
+static void meet_before_death(tu_job *job, bool dies) {
+    job_exchange space;
     job_meet(job, 1);
+    tu_exchange *said = job_exchange_all(&space, job, UINT64_MAX, 2, NULL, 0, NULL);
+    if (!dies)
+        said->deadline = tu_clock_now(); /* sends, and does not wait */
+    tutti_status status = tu_job_exchange(job, said, NULL, NULL);
+    CHECK(status == TUTTI_OK || !dies); /* the others' time is over at once, or they see the death */
+}
+
+static void survive(tu_job *job) {
+    meet_before_death(job, tu_job_rank(job) == victim);
     if (tu_job_rank(job) == victim) {
         usleep(2000);
         end_by(job, how);
@@ -224,8 +235,9 @@ TEST(the_status_of_a_rank_that_was_waited_for_is_still_known) {
 /* ---- two at once ---- */
 
 static void two_die(tu_job *job) {
-    job_meet(job, 1);
-    if (tu_job_rank(job) == 0 || tu_job_rank(job) == 2)
+    bool dies = tu_job_rank(job) == 0 || tu_job_rank(job) == 2;
+    meet_before_death(job, dies);
+    if (dies)
         raise(SIGKILL);
     job_exchange space;
     CHECK_STATUS(tu_job_exchange(job, job_exchange_all(&space, job, 1, 1, NULL, 0, NULL), NULL, NULL),
@@ -266,6 +278,7 @@ static void stand_still(tu_job *job) {
         exchange->deadline = tu_deadline(200 * TU_MILLISECOND);
         CHECK_STATUS(tu_job_exchange(job, exchange, NULL, NULL), TUTTI_ERROR_TIMEOUT);
         CHECK_EQ(tu_rank_probe(job, 1), TU_RANK_ALIVE);
+        test_await_stopped(job->peers[1].pid);
         kill(job->peers[1].pid, SIGCONT);
     }
     job_meet(job, 2); /* it wakes up and goes on */
@@ -279,7 +292,7 @@ TEST(a_stopped_rank_is_late_and_not_dead) {
 static int leash[2]; /* the child lives until the test lets go */
 
 static void die_with_child(tu_job *job) {
-    job_meet(job, 1);
+    meet_before_death(job, tu_job_rank(job) == 1);
     if (tu_job_rank(job) == 1) {
         if (fork() == 0) {
             char byte;
@@ -364,7 +377,7 @@ TEST(a_rank_that_lost_its_descriptors_is_cut_off_and_not_dead) {
 /* ---- threads ---- */
 
 static void thread_dies(tu_job *job) {
-    job_meet(job, 1);
+    meet_before_death(job, tu_job_rank(job) == 1);
     if (tu_job_rank(job) == 1) {
         usleep(2000);
         tu_job_mark_dead(job, "returned from its main function without closing its world");
@@ -385,7 +398,7 @@ TEST(a_thread_rank_that_ends_without_closing_is_dead) {
 /* ---- the parent's word ---- */
 
 static void wait_for_word(tu_job *job) {
-    job_meet(job, 1);
+    meet_before_death(job, tu_job_rank(job) == 1);
     if (tu_job_rank(job) == 1)
         _exit(42);
     tu_death death;

@@ -108,8 +108,9 @@ JOB_TEST(a_missing_rank_is_named_at_the_deadline_and_its_late_message_is_dropped
     job_exchange space;
     int mine = 0, all[3];
     tu_exchange *exchange = job_exchange_all(&space, job, 3, 1, &mine, sizeof mine, NULL);
+    job_meet(job, 1);
     if (tu_job_rank(job) != 2) {
-        exchange->deadline = tu_deadline(50 * TU_MILLISECOND);
+        exchange->deadline = tu_deadline(test_moment());
         CHECK_STATUS(tu_job_exchange(job, exchange, all, NULL), TUTTI_ERROR_TIMEOUT);
         CHECK_MESSAGE("rank 0-1 came, rank 2 did not");
         tutti_error_info info = TUTTI_ERROR_INFO_INIT;
@@ -117,12 +118,13 @@ JOB_TEST(a_missing_rank_is_named_at_the_deadline_and_its_late_message_is_dropped
         CHECK_EQ(info.at_fault_count, 1);
         CHECK_EQ(info.at_fault[0], 2);
         CHECK(job->mailbox->orphans != NULL);
+        job_meet(job, 2);            /* rank 2 is told */
         exchange_numbers(job, 4, 1); /* rank 2 comes after its late message */
         exchange_numbers(job, 4, 2);
         CHECK(job->mailbox->orphans == NULL);
         CHECK(job->mailbox->first == NULL);
     } else {
-        usleep(100000);
+        job_meet(job, 2);
         CHECK_OK(tu_job_exchange(job, exchange, all, NULL)); /* the others had sent theirs */
         exchange_numbers(job, 4, 1);
         exchange_numbers(job, 4, 2);
@@ -233,7 +235,6 @@ static tutti_status share_once(void *argument) {
     tutti_status status = tu_piece_alloc(self->job, "a test", 1000, 64, -1, &piece);
     if (status == TUTTI_OK) {
         tu_exchange *exchange = job_exchange_all(&space, self->job, 1, self->round, NULL, 0, &piece);
-        exchange->deadline = tu_deadline(100 * TU_MILLISECOND);
         status = tu_job_exchange(self->job, exchange, NULL, mappings);
         if (status == TUTTI_OK) {
             tu_mapping_release(mappings[0]);

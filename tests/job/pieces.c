@@ -582,3 +582,29 @@ static void lower_file_size(void) {
 TEST(a_limit_on_the_size_of_files_is_an_error_and_no_signal) {
     lower_file_size();
 }
+
+/* ---- a long queue at the ledger ---- */
+
+static void *ask_the_ledger(void *argument) {
+    tu_piece piece;
+    CHECK_OK(tu_piece_alloc(argument, "a test", (size_t)4 << 20, 4096, 0, &piece));
+    tu_piece_free(argument, &piece);
+    return NULL;
+}
+
+/* Others have the lock for twelve seconds, longer than anybody waits for one holder, but leave it all the time. */
+static void check_queue(tu_job *job) {
+    pthread_t asker;
+    CHECK_EQ(pthread_mutex_lock(&job->page->ledger), 0);
+    CHECK_EQ(pthread_create(&asker, NULL, ask_the_ledger, job), 0);
+    for (int64_t begin = tu_clock_now(); tu_clock_now() - begin < 12 * TU_SECOND;) {
+        atomic_fetch_add(&job->page->ledger_turns, 1);
+        usleep(50000);
+    }
+    CHECK_EQ(pthread_mutex_unlock(&job->page->ledger), 0);
+    CHECK_EQ(pthread_join(asker, NULL), 0);
+}
+
+TEST(a_long_queue_at_the_ledger_is_no_error_while_it_moves) {
+    alone(check_queue);
+}

@@ -292,8 +292,12 @@ static tutti_status stop_in_rendezvous(tutti_world *world, void *argument) {
     CHECK_STATUS(tutti_memory_rendezvous(memory, group, &peers), TUTTI_ERROR_TIMEOUT);
     if (rank != VICTIM) {
         CHECK_MESSAGE("rank 1");
-        if (rank == 0)
+        if (rank == 0) {
+            while (atomic_load(&shared->pids[VICTIM]) == 0)
+                nap(1000);
+            test_await_stopped(atomic_load(&shared->pids[VICTIM]));
             kill(atomic_load(&shared->pids[VICTIM]), SIGCONT);
+        }
     }
     CHECK_STATUS(tutti_memory_rendezvous(memory, group, &peers), TUTTI_ERROR_TIMEOUT); /* the group ended with that */
     tutti_memory_release(memory);

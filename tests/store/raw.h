@@ -51,14 +51,16 @@ static inline int raw_listen(int *port) {
 static inline void raw_send(int descriptor, const void *data, size_t bytes) {
     for (size_t sent = 0; sent < bytes;) {
         ssize_t part = send(descriptor, (const char *)data + sent, bytes - sent, MSG_NOSIGNAL);
-        CHECK(part > 0);
-        sent += (size_t)part;
+        CHECK(part > 0 || (part < 0 && errno == EINTR));
+        sent += part > 0 ? (size_t)part : 0;
     }
 }
 
 static inline void raw_receive(int descriptor, void *data, size_t bytes) {
     for (size_t got = 0; got < bytes;) {
         ssize_t part = recv(descriptor, (char *)data + got, bytes - got, 0);
+        if (part < 0 && errno == EINTR)
+            continue;
         if (part <= 0)
             FAIL("%zu of %zu bytes came: %s", got, bytes, part == 0 ? "closed" : strerror(errno));
         got += (size_t)part;
@@ -78,7 +80,10 @@ static inline void raw_expect(int descriptor, const void *expected, size_t bytes
 /* The other side closes without another word. */
 static inline void raw_expect_closed(int descriptor) {
     char byte;
-    ssize_t got = recv(descriptor, &byte, 1, 0);
+    ssize_t got;
+    do
+        got = recv(descriptor, &byte, 1, 0);
+    while (got < 0 && errno == EINTR);
     if (got > 0 || (got < 0 && errno != ECONNRESET))
         FAIL("the connection is still open (%s)", got > 0 ? "a byte came" : strerror(errno));
     close(descriptor);

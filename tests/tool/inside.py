@@ -12,7 +12,7 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "support"))
-from cases import LIMIT, TUTTI, contains, equal, main, test, wait_for  # noqa: E402
+from cases import LIMIT, TUTTI, children_of, contains, equal, main, test, wait_for  # noqa: E402
 
 JOB = os.path.join(os.environ["TEST_BUILD"], "tests", "support", "job")
 
@@ -31,11 +31,7 @@ class Running:
         self.ranks = ranks
 
     def pids(self):
-        guardians = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        pids = []
-        for guardian in guardians:
-            pids += [int(pid) for pid in pathlib.Path(f"/proc/{guardian}/task/{guardian}/children").read_text().split()]
-        return pids
+        return [rank for guardian in children_of(self.process.pid) for rank in children_of(guardian)]
 
     def look(self):
         """What tutti ps knows of this job; None when it is not there yet."""

@@ -12,7 +12,7 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "support"))
-from cases import LIMIT, TUTTI, contains, equal, main, processes_with, test, wait_for  # noqa: E402
+from cases import LIMIT, TUTTI, children_of, contains, equal, main, processes_with, test, wait_for  # noqa: E402
 
 
 def run(*arguments, stdin=subprocess.DEVNULL, environment=None, limit=LIMIT):
@@ -221,6 +221,7 @@ def signals_get_through_while_nobody_takes_what_the_launcher_tells():
     words = marker("one fails, the other stays")
     job = subprocess.Popen([TUTTI, "run", "--survive", "-n", "2", "sh", "-c", "[ $RANK = 1 ] && exit 3; sleep 1000", words],
                            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=writing)
+    wait_for(lambda: len(processes_with(words)) >= 3, "launcher, guardian and rank 0")
     time.sleep(1)  # it wants to tell about rank 1 by now
     job.send_signal(signal.SIGTERM)
     time.sleep(0.2)
@@ -275,7 +276,7 @@ class Terminal:
                 os._exit(127)
         self.text = ""
 
-    def read_until(self, part, limit=20):
+    def read_until(self, part, limit=LIMIT):
         deadline = time.monotonic() + limit
         while part not in self.text:
             assert time.monotonic() < deadline, f"{part!r} did not come in:\n{self.text}"
@@ -302,16 +303,19 @@ def what_is_typed_reaches_rank_0():
 
 @test
 def a_prompt_is_shown_before_its_line_ends():
-    terminal = Terminal("-n", "2", "sh", "-c", "[ $RANK = 1 ] && { sleep 0.5; echo other; exit; }; printf 'name? '; read word; echo hello $word; "
-                        "printf 'more? '; read word; printf 'end '; sleep 1; echo really")
-    terminal.read_until("[0] name? ")
-    os.write(terminal.master, b"bob\n")
-    terminal.read_until("[0] hello bob\r\n")
-    terminal.read_until("[0] more? ")
-    terminal.read_until("[0] more? \r\n[1] other\r\n")
-    os.write(terminal.master, b"no\n")
-    terminal.read_until("[0] end really")
-    equal(terminal.end(), 0)
+    with tempfile.TemporaryDirectory() as folder:
+        go = pathlib.Path(folder, "go")  # rank 1 speaks when it is there
+        terminal = Terminal("-n", "2", "sh", "-c", "[ $RANK = 1 ] && { until [ -e \"$0\" ]; do sleep 0.05; done; echo other; exit; }; printf 'name? '; "
+                            "read word; echo hello $word; printf 'more? '; read word; printf 'end '; sleep 1; echo really", str(go))
+        terminal.read_until("[0] name? ")
+        os.write(terminal.master, b"bob\n")
+        terminal.read_until("[0] hello bob\r\n")
+        terminal.read_until("[0] more? ")
+        go.touch()
+        terminal.read_until("[0] more? \r\n[1] other\r\n")
+        os.write(terminal.master, b"no\n")
+        terminal.read_until("[0] end really")
+        equal(terminal.end(), 0)
 
 
 # ---- signals ----
@@ -355,8 +359,9 @@ def signals_are_passed_on():
 
 @test
 def a_signal_that_ends_the_ranks_is_the_exit_status():
-    job = start("-n", "2", "sleep", "300")
-    time.sleep(0.2)
+    job = start("-n", "2", "sh", "-c", "echo ready; exec sleep 300")
+    for _ in range(2):
+        contains(job.stdout.readline(), "ready")
     job.send_signal(signal.SIGTERM)
     job.communicate(timeout=LIMIT)
     equal(job.returncode, 128 + signal.SIGTERM)
@@ -364,11 +369,12 @@ def a_signal_that_ends_the_ranks_is_the_exit_status():
 
 @test
 def the_same_signal_twice_kills():
-    job = start("-n", "2", "sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done")
+    job = start("-n", "2", "sh", "-c", "trap 'echo once' TERM; echo ready; while :; do sleep 0.1; done")
     for _ in range(2):
         contains(job.stdout.readline(), "ready")
     job.send_signal(signal.SIGTERM)
-    time.sleep(0.1)
+    for _ in range(2):
+        contains(job.stdout.readline(), "once")
     job.send_signal(signal.SIGTERM)
     job.communicate(timeout=LIMIT)
     equal(job.returncode, 128 + signal.SIGKILL)
@@ -391,14 +397,12 @@ def stopping_and_going_on_reaches_the_ranks():
 
 @test
 def the_first_failure_is_told_first_and_the_others_are_stopped():
-    begin = time.monotonic()
-    status, _, error = run("-n", "4", "--grace", "200ms", "sh", "-c", "[ $RANK != 2 ] || exit 9; sleep 300")
+    status, _, error = run("-n", "4", "--grace", "5s", "sh", "-c", "[ $RANK != 2 ] || exit 9; exec sleep 300")
     equal(status, 9)
     lines = error.splitlines()
     assert re.fullmatch(r"tutti run: rank 2 \(pid \d+\) exited with status 9", lines[0]), error
     equal(lines[1], "tutti run: stopping ranks 0, 1 and 3")
     equal(lines[2], "tutti run: then ranks 0, 1 and 3 were killed by signal 15 (Terminated)")
-    assert time.monotonic() - begin < 30
 
 
 @test
@@ -432,13 +436,16 @@ rank = os.environ["RANK"]
 if rank == "1":
     memory = mmap.mmap(-1, 512 << 20)
     for i in range(0, len(memory), 4096): memory[i] = 1
-    open(sys.argv[1], "w").close()
+    with open(sys.argv[1] + ".new", "w") as file: file.write(str(os.getpid()))
+    os.rename(sys.argv[1] + ".new", sys.argv[1])
     os.kill(os.getpid(), signal.SIGKILL)
-while True:
-    try:
-        state = [os.path.exists(sys.argv[1])]
-    except OSError: pass
-    if state[0]: os._exit(7)
+EXITING = 4  # PF_EXITING, in the flags of /proc/PID/stat: it is being taken apart
+while not os.path.exists(sys.argv[1]): pass
+pid = open(sys.argv[1]).read()
+try:
+    while int(open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[6]) & EXITING == 0: pass
+except OSError: pass
+os._exit(7)
 """
     with tempfile.TemporaryDirectory() as folder:
         status, _, error = run("-n", "2", sys.executable, "-c", program, os.path.join(folder, "dying"))
@@ -489,9 +496,8 @@ def nothing_survives_kill_9_of_the_launcher():
 @test
 def nothing_survives_kill_9_of_the_guardian():
     job, mark = start_family("guardian")
-    children = pathlib.Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-    equal(len(children), 1)
-    os.kill(int(children[0]), signal.SIGKILL)
+    guardian, = children_of(job.pid)
+    os.kill(guardian, signal.SIGKILL)
     _, error = job.communicate(timeout=LIMIT)
     equal(job.returncode, 128)
     contains(error, "the guardian process")

@@ -8,7 +8,7 @@ import sys
 import threading
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "support"))
-from cases import TUTTI, contains, equal, main, test  # noqa: E402
+from cases import LIMIT, TUTTI, contains, equal, main, test  # noqa: E402
 
 SERVER = os.path.join(os.environ["TEST_BUILD"], "examples", "server")
 if not os.path.exists(SERVER):
@@ -38,7 +38,7 @@ class Server:
 
     def pid(self, rank, number=0):
         with self.changed:
-            assert self.changed.wait_for(lambda: len(self.pids.get(rank, [])) > number, 60), "".join(self.errors)
+            assert self.changed.wait_for(lambda: len(self.pids.get(rank, [])) > number, LIMIT), "".join(self.errors)
             return self.pids[rank][number]
 
     def ask(self, x):
@@ -50,7 +50,7 @@ class Server:
 
     def end(self):
         self.process.stdin.close()
-        return self.process.wait(60)
+        return self.process.wait(LIMIT)
 
 
 def is_right(answer, x):

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "support"))
-from cases import TUTTI, contains, equal, main, test  # noqa: E402
+from cases import LIMIT, TUTTI, contains, equal, main, test  # noqa: E402
 
 SURVIVE = os.path.join(os.environ["TEST_BUILD"], "examples", "survive")
 RANKS, STEPS = 3, 5
@@ -14,7 +14,7 @@ RANKS, STEPS = 3, 5
 
 def survive(fault, ranks=RANKS):
     done = subprocess.run([TUTTI, "run", "--survive", "-n", str(ranks), SURVIVE, str(STEPS)], stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, timeout=60, env={**os.environ, "TUTTI_FAULT": fault})
+                          capture_output=True, text=True, timeout=LIMIT, env={**os.environ, "TUTTI_FAULT": fault})
     totals = {int(rank): int(total) for rank, total in
               re.findall(rf"rank (\d+): {STEPS} steps, total (\d+)$", done.stdout, re.M)}
     return done, totals

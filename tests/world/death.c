@@ -231,6 +231,7 @@ typedef struct scene {
 
 /* Ranks that have arrived in the operation, or are about to; and ranks that saw all they had to see. */
 static _Atomic int *arrived, *content;
+static _Atomic int *victim; /* its process */
 
 static void *kill_when_all_wait(void *argument) {
     (void)argument;
@@ -268,11 +269,14 @@ static tutti_status play(tutti_world *world, void *argument) {
     stage.in = calloc(LONG, sizeof(float)), stage.out = calloc(LONG, sizeof(float));
     CHECK_OK(tutti_memory_alloc(world, 4096, NULL, &stage.block));
     CHECK_OK(tutti_memory_rendezvous(stage.block, stage.group, &stage.peers));
-    CHECK_OK(tutti_barrier(stage.group, NULL));
     int rank = tutti_world_rank(world);
+    if (rank == VICTIM)
+        atomic_store(victim, getpid());
+    CHECK_OK(tutti_barrier(stage.group, NULL));
     if (rank == VICTIM)
         meet_death(&stage, scene);
     if (scene->moment == WHILE_NOBODY_CALLED) {
+        test_await_end(atomic_load(victim));
         usleep(100000);
         expect_corpse(tutti_group_check(stage.group)); /* the very first question */
         expect_corpse(rank == LATE ? tutti_barrier(stage.group, &patient) : scene->run(&stage));
@@ -295,6 +299,7 @@ static void play_all(moment moment) {
     arrived = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(arrived != MAP_FAILED);
     content = arrived + 1;
+    victim = arrived + 2;
     for (size_t i = 0; i < KINDS; i++) {
         atomic_store(arrived, 0);
         atomic_store(content, 0);

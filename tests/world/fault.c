@@ -16,11 +16,11 @@ static tutti_status reduce_five_times(tutti_world *world, void *argument) {
     for (int i = 0; i < 5; i++) {
         float in = 1, out = 0;
         tutti_status status = tutti_all_reduce(group, &in, &out, 1, TUTTI_F32, TUTTI_SUM,
-                                               TUTTI_OPTIONS(tutti_call, .timeout_ns = 20 * TU_SECOND));
+                                               TUTTI_OPTIONS(tutti_call, .timeout_ns = 60 * TU_SECOND));
         if (status != TUTTI_OK)
             return status;
     }
-    return tutti_barrier(group, TUTTI_OPTIONS(tutti_call, .timeout_ns = 20 * TU_SECOND));
+    return tutti_barrier(group, TUTTI_OPTIONS(tutti_call, .timeout_ns = 60 * TU_SECOND));
 }
 
 static const tutti_spawn_kind kinds[] = { TUTTI_SPAWN_THREADS, TUTTI_SPAWN_PROCESSES };

@@ -234,11 +234,12 @@ TEST_WORLD(groups_are_enumerated_in_order_of_creation, 2) {
 }
 
 TEST_WORLD(a_rank_that_does_not_come_to_the_agreement_is_named_with_what_it_does, 3) {
+    CHECK_OK(tutti_store_barrier(tutti_world_store(world), "begin", 3, 0));
     if (tutti_world_rank(world) != 1) {
         tutti_group *group;
-        CHECK_STATUS(tutti_group_new(world, NULL, 0,
-                                     TUTTI_OPTIONS(tutti_group_options, .timeout_ns = 200 * TU_MILLISECOND), &group),
-                     TUTTI_ERROR_TIMEOUT);
+        CHECK_STATUS(
+            tutti_group_new(world, NULL, 0, TUTTI_OPTIONS(tutti_group_options, .timeout_ns = test_moment()), &group),
+            TUTTI_ERROR_TIMEOUT);
         CHECK_MESSAGE("Missing: rank 1 (pid ");
         CHECK_MESSAGE("now in no call of Tutti");
         tutti_error_info info = TUTTI_ERROR_INFO_INIT;

@@ -233,7 +233,7 @@ static int as_slurm(int rank) {
     snprintf(number, sizeof number, "%d", rank);
     snprintf(job, sizeof job, "t%d", (int)test_pid);
     set(SET({ "SLURM_PROCID", number }, { "SLURM_STEP_NUM_TASKS", "3" }, { "SLURM_JOB_ID", job },
-            { "SLURM_STEP_ID", "0" }, { "TUTTI_TIMEOUT", "20s" }));
+            { "SLURM_STEP_ID", "0" }, { "TUTTI_TIMEOUT", "60s" }));
     return open_often();
 }
 
@@ -248,7 +248,7 @@ static int as_torchrun(int rank) {
     char number[16];
     snprintf(number, sizeof number, "%d", rank);
     set(SET({ "RANK", number }, { "WORLD_SIZE", "3" }, { "MASTER_ADDR", "127.0.0.1" }, { "MASTER_PORT", test_port },
-            { "TUTTI_TIMEOUT", "20s" }));
+            { "TUTTI_TIMEOUT", "60s" }));
     return open_often();
 }
 
@@ -269,7 +269,7 @@ static int with_agent(int rank) {
     snprintf(number, sizeof number, "%d", rank);
     set(SET({ "RANK", number }, { "WORLD_SIZE", "3" }, { "MASTER_ADDR", "localhost" }, { "MASTER_PORT", test_port },
             { "TORCHELASTIC_USE_AGENT_STORE", "True" }, { "TORCHELASTIC_RUN_ID", "r" },
-            { "TORCHELASTIC_RESTART_COUNT", "0" }, { "TUTTI_TIMEOUT", "20s" }));
+            { "TORCHELASTIC_RESTART_COUNT", "0" }, { "TUTTI_TIMEOUT", "60s" }));
     usleep(20000);
     return open_often();
 }
@@ -295,7 +295,7 @@ static int by_url(int rank) {
     snprintf(url, sizeof url, "unix:@tutti-test-%d", (int)test_pid);
     tutti_world *world;
     CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .rank = rank, .rank_count = 3, .store_url = url,
-                                            .timeout_ns = 20 * TU_SECOND),
+                                            .timeout_ns = 60 * TU_SECOND),
                               &world));
     CHECK_TEXT(tutti_world_launcher(world), "options");
     CHECK_OK(tutti_world_close(world));
@@ -304,7 +304,7 @@ static int by_url(int rank) {
 
 TEST(rank_0_serves_a_store_that_the_options_name) {
     test_pid = getpid();
-    set(SET({ "TUTTI_TIMEOUT", "20s" }));
+    set(SET({ "TUTTI_TIMEOUT", "60s" }));
     in_processes(3, by_url);
 }
 
@@ -313,7 +313,7 @@ static int by_file(int rank) {
     snprintf(url, sizeof url, "file:///tmp/tutti-test-%d", (int)test_pid);
     tutti_world *world;
     CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .rank = rank, .rank_count = 2, .store_url = url,
-                                            .timeout_ns = 20 * TU_SECOND),
+                                            .timeout_ns = 60 * TU_SECOND),
                               &world));
     CHECK_OK(tutti_world_close(world));
     return 0;
@@ -321,7 +321,7 @@ static int by_file(int rank) {
 
 TEST(ranks_meet_in_a_file) {
     test_pid = getpid();
-    set(SET({ "TUTTI_TIMEOUT", "20s" }));
+    set(SET({ "TUTTI_TIMEOUT", "60s" }));
     in_processes(2, by_file);
     char path[64];
     snprintf(path, sizeof path, "/tmp/tutti-test-%d", (int)test_pid);
@@ -337,7 +337,7 @@ static int with_secret(int rank) {
     snprintf(fd, sizeof fd, "%d", secret_fd);
     snprintf(store, sizeof store, "tcp://127.0.0.1:%s", test_port);
     set(SET({ "TUTTI_RANK", number }, { "TUTTI_SIZE", "3" }, { "TUTTI_STORE", store }, { "TUTTI_SECRET_FD", fd },
-            { "TUTTI_TIMEOUT", "20s" }));
+            { "TUTTI_TIMEOUT", "60s" }));
     usleep(20000);
     int status = open_often(); /* the secret can be read again and again */
     if (rank == 0) {
@@ -384,8 +384,10 @@ TEST(a_taken_port_is_named) {
     close(taken);
     tutti_store *server;
     CHECK_OK(tutti_store_serve("127.0.0.1", atoi(test_port), NULL, &server));
+    char moment[32];
+    snprintf(moment, sizeof moment, "%lldms", (long long)(2 * test_moment() / 1000000));
     set(SET({ "RANK", "0" }, { "WORLD_SIZE", "2" }, { "MASTER_ADDR", "127.0.0.1" }, { "MASTER_PORT", test_port },
-            { "TUTTI_TIMEOUT", "300ms" }));
+            { "TUTTI_TIMEOUT", moment }));
     tutti_world *world;
     /* The store that is there is used, and then the other rank is what is missing. */
     CHECK_STATUS(tutti_world_open(NULL, &world), TUTTI_ERROR_TIMEOUT);

@@ -103,7 +103,7 @@ static tutti_error_info detail(void) {
 
 /* Waits outside of the group, so that nobody closes while others still look. */
 static void curtain(tutti_world *world, const char *key, int count) {
-    CHECK_OK(tutti_store_barrier(tutti_world_store(world), key, count, 20 * TU_SECOND));
+    CHECK_OK(tutti_store_barrier(tutti_world_store(world), key, count, 60 * TU_SECOND));
 }
 
 TEST_WORLD(operations_are_numbered_from_1_in_each_group, 3) {
@@ -119,7 +119,7 @@ TEST_WORLD(a_deadline_names_the_missing_rank_and_what_it_does_and_ends_the_group
     hall *hall = enter_hall(tutti_world_group(world));
     CHECK_OK(meet(hall, TU_OPERATION_ALL_REDUCE, 0));
     if (tutti_world_rank(world) != 2) {
-        CHECK_STATUS(meet(hall, TU_OPERATION_ALL_REDUCE, 150 * TU_MILLISECOND), TUTTI_ERROR_TIMEOUT);
+        CHECK_STATUS(meet(hall, TU_OPERATION_ALL_REDUCE, test_moment()), TUTTI_ERROR_TIMEOUT);
         CHECK_MESSAGE("timeout");
         CHECK_MESSAGE("all_reduce 3 of group 0");
         CHECK_MESSAGE("rank 2 (");
@@ -152,7 +152,7 @@ TEST_WORLD(a_deadline_names_the_missing_rank_and_what_it_does_and_ends_the_group
 TEST_WORLD(another_operation_under_the_same_number_is_a_mismatch_on_every_rank_and_shows_both, 3) {
     hall *hall = enter_hall(tutti_world_group(world));
     bool odd = tutti_world_rank(world) == 1;
-    CHECK_STATUS(meet(hall, odd ? TU_OPERATION_BROADCAST : TU_OPERATION_ALL_REDUCE, 20 * TU_SECOND),
+    CHECK_STATUS(meet(hall, odd ? TU_OPERATION_BROADCAST : TU_OPERATION_ALL_REDUCE, 60 * TU_SECOND),
                  TUTTI_ERROR_MISMATCH);
     CHECK_MESSAGE("broadcast 2 of group 0");
     CHECK_MESSAGE("all_reduce 2 of group 0");
@@ -186,7 +186,7 @@ static tutti_status die_in_the_middle(tutti_world *world, void *argument) {
         else if (how == 1)
             _exit(7);
         else if (how == 2)
-            execlp("sleep", "sleep", "0.2", (char *)NULL);
+            execlp("sleep", "sleep", "3", (char *)NULL); /* lives on while the others look */
         abort();
     }
     tutti_status status = meet(hall, TU_OPERATION_ALL_REDUCE, 60 * TU_SECOND);
@@ -321,10 +321,10 @@ static tutti_status stop_in_the_middle(tutti_world *world, void *unused) {
         leave_hall(hall);
         return TUTTI_OK;
     }
-    usleep(50000);
     void *pid;
     size_t bytes;
     CHECK_OK(tutti_store_get(tutti_world_store(world), "1", 0, &pid, &bytes));
+    test_await_stopped(atoi(pid));
     CHECK_STATUS(meet(hall, TU_OPERATION_ALL_REDUCE, 200 * TU_MILLISECOND), TUTTI_ERROR_TIMEOUT);
     CHECK_MESSAGE("stopped");
     kill(atoi(pid), SIGCONT);
@@ -345,7 +345,7 @@ static tutti_status five_rounds(tutti_world *world, void *argument) {
     hall *hall = enter_hall(tutti_world_group(world));
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < 5 && status == TUTTI_OK; i++)
-        status = meet(hall, TU_OPERATION_ALL_REDUCE, 20 * TU_SECOND);
+        status = meet(hall, TU_OPERATION_ALL_REDUCE, 60 * TU_SECOND);
     leave_hall(hall);
     return status;
 }

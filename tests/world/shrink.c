@@ -276,9 +276,8 @@ TEST_WORLD(a_rank_that_lives_and_does_not_come_is_named_and_may_come_later, 3) {
     tutti_group *group = tutti_world_group(world), *rest;
     CHECK_OK(tutti_barrier(group, NULL));
     if (tutti_world_rank(world) != 1) {
-        CHECK_STATUS(
-            tutti_group_shrink(group, TUTTI_OPTIONS(tutti_shrink_options, .timeout_ns = 100 * TU_MILLISECOND), &rest),
-            TUTTI_ERROR_TIMEOUT);
+        CHECK_STATUS(tutti_group_shrink(group, TUTTI_OPTIONS(tutti_shrink_options, .timeout_ns = test_moment()), &rest),
+                     TUTTI_ERROR_TIMEOUT);
         CHECK_MESSAGE("Missing: rank 1");
         CHECK_MESSAGE("exclude");
         tutti_error_info info = TUTTI_ERROR_INFO_INIT;
@@ -286,9 +285,8 @@ TEST_WORLD(a_rank_that_lives_and_does_not_come_is_named_and_may_come_later, 3) {
         CHECK_EQ(info.at_fault_count, 1);
         CHECK_EQ(info.at_fault[0], 1);
         CHECK_TEXT(info.operation, "shrink");
-    } else {
-        usleep(400000);
     }
+    CHECK_OK(tutti_store_barrier(tutti_world_store(world), "waited", 3, MINUTE));
     CHECK_OK(tutti_group_shrink(group, NULL, &rest)); /* nobody has died: all of them */
     CHECK_EQ(tutti_group_size(rest), 3);
     CHECK_EQ(sum_in(rest, 1), 3);
@@ -466,7 +464,7 @@ static void shrink_short_of_memory(tutti_world *world, void *argument) {
         if (tutti_world_rank(world) == poor)
             test_fail_arm("malloc,calloc,aligned_alloc,mmap", nth);
         tutti_status status =
-            tutti_group_shrink(group, TUTTI_OPTIONS(tutti_shrink_options, .timeout_ns = 2 * TU_SECOND), &rest);
+            tutti_group_shrink(group, TUTTI_OPTIONS(tutti_shrink_options, .timeout_ns = MINUTE), &rest);
         bool failed = tutti_world_rank(world) == poor ? test_fail_disarm() : false;
         if (nth == 1)
             CHECK_EQ(status, TUTTI_ERROR_MEMORY);

@@ -16,7 +16,7 @@ def test(case):
     return case
 
 
-def wait_for(condition, what, limit=20):
+def wait_for(condition, what, limit=LIMIT):
     deadline = time.monotonic() + limit
     while time.monotonic() < deadline:
         if condition():
@@ -33,6 +33,18 @@ def processes_with(marker):
             continue
         try:
             if marker.encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            pass
+    return found
+
+
+def children_of(parent):
+    """Pids of its child processes. Not every kernel has /proc/PID/task/TID/children."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and int((entry / "stat").read_text(errors="replace").rsplit(")", 1)[1].split()[1]) == parent:
                 found.append(int(entry.name))
         except OSError:
             pass
