@@ -147,7 +147,7 @@ static bool take_inputs(const checkpoint *one, tt_tensor **inputs) {
             return false;
         }
         inputs[i] = tt_detach(x);
-        if (x->flags & TU_REQUIRES_GRAD)
+        if (tt_requires_grad(x))
             tt_require_grad(inputs[i], true);
     }
     return tu_self()->pending == TUTTI_OK;

@@ -303,7 +303,7 @@ static tt_function_context *context_new(const tt_function *function, tt_tensor_l
         (tt_function_context){ .function = full, .user = user, .materialize = true, .input_count = (int)inputs.count };
     *wants = false;
     for (size_t i = 0; i < inputs.count; i++) {
-        context->needs[i] = inputs.at[i] != NULL && inputs.at[i]->flags & TU_REQUIRES_GRAD && tt_grad_enabled();
+        context->needs[i] = inputs.at[i] != NULL && tt_grad_enabled() && tt_requires_grad(inputs.at[i]);
         *wants = *wants || context->needs[i];
     }
     return context;
@@ -339,7 +339,7 @@ tt_tensor_list tt_apply(const tt_function *function, tt_tensor_list inputs, void
 static int pass_forward(tt_function_context *context, tt_tensor_list inputs, tt_tensor **outputs) {
     int count = 0;
     for (size_t i = 0; i < inputs.count; i++) {
-        if (!(inputs.at[i]->flags & TU_REQUIRES_GRAD))
+        if (!tt_requires_grad(inputs.at[i]))
             tt_mark_non_differentiable(context, inputs.at[i]);
         outputs[count++] = inputs.at[i];
     }
@@ -361,7 +361,7 @@ tt_tensor_list tu_wrap_together(const char *name, tt_tensor_list list, tu_node *
     for (size_t i = 0; i < list.count && i < TT_FUNCTION_TENSORS; i++) {
         if (list.at[i] == NULL)
             continue;
-        wants = wants || (list.at[i]->flags & TU_REQUIRES_GRAD && tt_grad_enabled());
+        wants = wants || (tt_grad_enabled() && tt_requires_grad(list.at[i]));
         present[count++] = list.at[i];
     }
     if (!wants || tu_self()->pending != TUTTI_OK)

@@ -155,6 +155,8 @@ void tu_history_end(tt_tensor *x);
 tutti_status tu_history_require(tt_tensor *x); /* a leaf that is to get a gradient */
 /* A view whose base was changed in place by something that requires grad since requires grad too. */
 void tu_history_refresh(tt_tensor *x);
+tt_tensor *tu_history_own(tt_tensor *view);
+bool tu_history_guards(const tt_tensor *x);
 /* A view made without recording. */
 tutti_status tu_history_note_view(tt_tensor *base, tt_tensor *view);
 /* For gradient formulas; the record of a tu_gradient is its node. */

@@ -196,6 +196,20 @@ tutti_status tu_history_note_view(tt_tensor *base, tt_tensor *view) {
     return tu_view_set_base(view, base, tt_grad_enabled() ? TU_MARK_NORMAL : TU_MARK_NO_GRAD);
 }
 
+tt_tensor *tu_history_own(tt_tensor *view) {
+    tu_history *history = view != NULL ? view->history : NULL;
+    if (history != NULL) {
+        tu_tensor_drop(history->base);
+        history->base = NULL;
+        history->mark = TU_MARK_NORMAL;
+    }
+    return view;
+}
+
+bool tu_history_guards(const tt_tensor *x) {
+    return tu_base_of(x) != NULL && tu_base_of(x)->flags & TU_REQUIRES_GRAD;
+}
+
 void tu_history_refresh(tt_tensor *x) {
     const tu_history *history = x->history;
     if (history != NULL && overtaken(history) && history->mark == TU_MARK_NORMAL &&

@@ -314,6 +314,8 @@ static void store_integer(block *wide, bool is_unsigned, char *to, tutti_dtype d
     }
 }
 
+static void convert(const char *from, tutti_dtype from_dtype, char *to, tutti_dtype to_dtype, size_t count);
+
 /* Types of equal meaning or a plain pair: without the detour. True when it was one. */
 static bool convert_directly(const char *from, tutti_dtype from_dtype, char *to, tutti_dtype to_dtype, size_t count) {
     if (from_dtype == to_dtype && to_dtype != TUTTI_BOOL) {
@@ -324,6 +326,18 @@ static bool convert_directly(const char *from, tutti_dtype from_dtype, char *to,
         return convert_directly(from, TUTTI_F32, to, TUTTI_F64, 2 * count);
     if (from_dtype == TUTTI_C128 && to_dtype == TUTTI_C64)
         return convert_directly(from, TUTTI_F64, to, TUTTI_F32, 2 * count);
+
+    if (dtypes[from_dtype].kind == KIND_COMPLEX && to_dtype == TUTTI_BOOL) { /* not zero in one of its parts */
+        char parts[2 * BLOCK];
+        for (size_t at = 0; at < count; at += BLOCK) {
+            size_t part = count - at < BLOCK ? count - at : BLOCK;
+            convert(from + at * dtypes[from_dtype].size, from_dtype == TUTTI_C64 ? TUTTI_F32 : TUTTI_F64, parts,
+                    TUTTI_BOOL, 2 * part);
+            for (size_t i = 0; i < part; i++)
+                to[at + i] = parts[2 * i] || parts[2 * i + 1];
+        }
+        return true;
+    }
 
 #define DIRECT(from_name, from_type, to_name, to_type, convert) \
     if (from_dtype == from_name && to_dtype == to_name) {       \

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tensor/history.h"
 #include "tensor/loop.h"
 #include "tensor/tensor.h"
 #include "tensor/thread.h"
@@ -99,6 +100,7 @@ static tutti_status export_check(const tt_tensor *x, uint64_t flags) {
                         (unsigned long long)flags);
     if (x->device != TUTTI_CPU)
         return tu_error(TUTTI_ERROR_UNSUPPORTED, "to_dlpack: %s has a shape but no data", tu_describe(x));
+    tu_historian_table.refresh((tt_tensor *)x);
     if (x->flags & TU_REQUIRES_GRAD)
         return tu_error(TUTTI_ERROR_STATE,
                         "to_dlpack: %s requires grad, which another library would not know: give it tt_detach(x)",

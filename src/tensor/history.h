@@ -29,6 +29,10 @@ typedef struct tu_historian {
     /* A view whose base was changed in place by something that requires grad since requires grad too. Nothing happens
      * to other tensors. */
     void (*refresh)(tt_tensor *x);
+    /* Makes a view whose base nobody else has a tensor of its own, and returns it. NULL is passed through. */
+    tt_tensor *(*own)(tt_tensor *view);
+    /* Whether x is a view of something that requires grad. */
+    bool (*guards)(const tt_tensor *x);
 
     /* For gradient formulas: see tensor/operator.h. */
     tt_tensor *(*saved)(tu_gradient *gradient, uint32_t which);

@@ -7,6 +7,7 @@
 #include "tensor/convert.h"
 #include "tensor/create.h"
 #include "tensor/gemm.h"
+#include "tensor/history.h"
 #include "tensor/loop.h"
 #include "tensor/operators.h"
 #include "tensor/scaled.h"
@@ -130,8 +131,8 @@ tt_tensor *tt_matmul(tt_tensor *a, tt_tensor *b) {
     bool row = a->ndim == 1, column = b->ndim == 1;
     tt_tensor *product = tu_matmul(row ? tt_unsqueeze(a, 0) : a, column ? tt_unsqueeze(b, 1) : b);
     if (row)
-        product = tt_squeeze(product, -2);
-    return column ? tt_squeeze(product, -1) : product;
+        product = tu_historian_table.own(tt_squeeze(product, -2));
+    return column ? tu_historian_table.own(tt_squeeze(product, -1)) : product;
 }
 
 /* ---- linear ---- */

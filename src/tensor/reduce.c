@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "tensor/convert.h"
+#include "tensor/history.h"
 #include "tensor/kernel/kernels.h"
 #include "tensor/loop.h"
 #include "tensor/operators.h"
@@ -418,10 +419,64 @@ void tu_extremum_gradient(tu_gradient *gradient) {
     gradient->results[0] = tt_mul(equal, share);
 }
 
+/* Of every element of the last dimension of x (rows, n), the product of the others, by multiplications alone: products
+ * of pairs, of pairs of pairs and so on up, and each time the other half's product on the way down. */
+static tt_tensor *products_of_others(tt_tensor *x) {
+    enum {
+        LEVELS = 63
+    };
+    tt_tensor *even[LEVELS], *odd[LEVELS];
+    int64_t rows = tt_size(x, 0), count = tt_size(x, 1), width = 1;
+    int levels = 0;
+    while (width < count)
+        width *= 2;
+    tt_options options = TT_OPTIONS_INIT;
+    options.device = x->device;
+    tt_tensor *level = tt_cat(tt_tensors(x, tt_ones(tt_shape(rows, width - count), x->dtype, &options)), 1);
+    for (; width > 1 && level != NULL; width /= 2) {
+        tt_tensor *pairs = tt_view(level, tt_shape(rows, width / 2, 2));
+        even[levels] = tt_select(pairs, 2, 0);
+        odd[levels] = tt_select(pairs, 2, 1);
+        level = tt_mul(even[levels], odd[levels]);
+        levels++;
+    }
+    tt_tensor *others = tt_ones(tt_shape(rows, 1), x->dtype, &options);
+    while (levels-- > 0 && tu_self()->pending == TUTTI_OK)
+        others = tt_reshape(tt_stack(tt_tensors(tt_mul(others, odd[levels]), tt_mul(others, even[levels])), 2),
+                            tt_shape(rows, -1));
+    return tt_narrow(others, 1, 0, count);
+}
+
+/* The same over any dimensions of x: they are moved to the end, and back. */
+static tt_tensor *products_over(tt_tensor *x, const tt_dims *dims) {
+    if (x == NULL || x->numel == 0)
+        return x;
+    bool reduced[TT_MAX_DIMS] = { false };
+    tt_dims order = { .count = x->ndim }, back = order, sizes = order;
+    int64_t count = 1;
+    for (int i = 0; i < dims->count; i++)
+        reduced[tu_dim((int)dims->at[i], x->ndim)] = true;
+    for (int pass = 0, at = 0; pass < 2; pass++)
+        for (int i = 0; i < x->ndim; i++)
+            if ((dims->count <= 0 || reduced[i]) == (pass == 1)) {
+                order.at[at] = i;
+                back.at[i] = at;
+                sizes.at[at++] = x->sizes[i];
+                count *= pass == 1 ? x->sizes[i] : 1;
+            }
+    tt_tensor *rows = tt_reshape(tt_permute(x, order), tt_shape(x->numel / count, count));
+    return rows == NULL ? NULL : tt_permute(tt_view(products_of_others(rows), sizes), back);
+}
+
 /* The product of the others: the quotient where there is no 0; at a single 0 the product of the rest; else 0. */
 void tu_prod_gradient(tu_gradient *gradient) {
     const tu_prod_attributes *attributes = gradient->attributes;
     tt_tensor *x = tu_saved(gradient, TU_INPUT(0)), *none = tt_number(0);
+    if (!tu_self()->grad_disabled) { /* the choice between the cases has no gradient */
+        gradient->results[0] =
+            tt_mul(with_kept(gradient, gradient->grads[0]), tu_conjugate(products_over(x, &attributes->dims)));
+        return;
+    }
     tt_tensor *is_zero = tt_eq(x, none), *filled = tt_where(is_zero, tt_ones_like(x), x);
     tt_tensor *zeros = tt_sum_dims(is_zero, attributes->dims, true);
     tt_tensor *rest = tt_prod(filled, attributes->dims, true);
@@ -492,7 +547,9 @@ tt_tensor *tt_norm(tt_tensor *x) {
         return NULL;
     tutti_dtype dtype = x->dtype;
     bool narrow = tu_is_float(dtype) && tu_dtype_bytes[dtype] < 4;
-    tt_tensor *sum = tt_sum(tt_square(tt_abs(narrow ? tt_to(x, TUTTI_F32) : x))), *is_zero = tt_eq(sum, tt_number(0));
+    if (tu_is_complex(dtype))
+        x = tt_view_as_real(tt_reshape(x, tt_shape(-1)));
+    tt_tensor *sum = tt_sum(tt_square(narrow ? tt_to(x, TUTTI_F32) : x)), *is_zero = tt_eq(sum, tt_number(0));
     tt_tensor *root = tt_where(is_zero, sum, tt_sqrt(tt_where(is_zero, tt_number(1), sum)));
     return narrow ? tt_to(root, dtype) : root;
 }
@@ -517,5 +574,5 @@ tt_tensor *tt_sum_to(tt_tensor *x, tt_dims shape) {
     }
     if (dims.count == 0)
         return x;
-    return tt_view(tt_sum_dims(x, dims, true), shape);
+    return tu_historian_table.own(tt_view(tt_sum_dims(x, dims, true), shape));
 }

@@ -131,7 +131,9 @@ static tutti_status check_in_place(tu_call *call) {
                 "%s, %s, shares some memory with %s, which is written, but not element by element: the "
                 "result would depend on the order; clone it first",
                 tu_argument_name(call->entry, i), tu_describe(call->inputs[i]), tu_describe(x));
-    return call->wants_grad ? tu_historian_table.check_in_place(call) : TUTTI_OK;
+    bool recording =
+        call->wants_grad || (x->history != NULL && !tu_self()->grad_disabled && tu_historian_table.guards(x));
+    return recording ? tu_historian_table.check_in_place(call) : TUTTI_OK;
 }
 
 /* ---- results ---- */

@@ -106,7 +106,7 @@ tt_tensor *tt_reshape(tt_tensor *x, tt_dims shape) {
     tu_call_init(&call, &tu_operator_view, 1, &x, NULL);
     int64_t strides[TT_MAX_DIMS];
     if (infer_sizes(&call, &shape) == TUTTI_OK && !view_strides(x, &shape, strides))
-        x = tt_contiguous(x);
+        return tu_historian_table.own(tt_view(tt_contiguous(x), shape));
     return tt_view(x, shape);
 }
 

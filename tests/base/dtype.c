@@ -254,6 +254,21 @@ TEST(bool_is_not_zero_and_complex_has_a_real_part) {
     CHECK_CONVERT(TUTTI_C64, pair, narrow_both, TUTTI_C128, wide_pair, both);
 }
 
+TEST(a_complex_number_is_true_where_one_of_its_parts_is_not_zero) {
+    float pairs[2 * 1000];
+    double wide[6] = { 0, 0, 0, -1, 2, 0 };
+    uint8_t truth[1000];
+    for (int i = 0; i < 1000; i++) { /* more than one block of conversion */
+        pairs[2 * i] = i % 4 == 1 ? 3 : 0;
+        pairs[2 * i + 1] = i % 4 == 2 ? -3 : 0;
+    }
+    CHECK_OK(tutti_convert(pairs, TUTTI_C64, truth, TUTTI_BOOL, 1000));
+    for (int i = 0; i < 1000; i++)
+        CHECK_EQ(truth[i], i % 4 == 1 || i % 4 == 2);
+    CHECK_OK(tutti_convert(wide, TUTTI_C128, truth, TUTTI_BOOL, 3));
+    CHECK(!truth[0] && truth[1] && truth[2]);
+}
+
 TEST(long_arrays_convert_in_place_and_unaligned) {
     enum {
         COUNT = 1000

@@ -367,3 +367,42 @@ TEST(a_result_saved_by_a_change_of_a_view_has_its_history) {
     CHECK(second.count == 1 && is(second.at[0], (float[]){ -2 * y * (1 - y * y), 0 }));
     done(&scope);
 }
+
+TEST(a_function_sees_that_the_base_of_its_argument_has_joined_the_graph) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = leaf(tt_shape(2), (float[]){ 1, 2 }), *plain = tt_zeros(tt_shape(2), TUTTI_F32, NULL);
+    tt_tensor *view = tt_narrow(plain, 0, 1, 1); /* made before */
+    tt_copy_(plain, x);
+    tt_tensor *y = tt_apply(&same, tt_tensors(view), NULL).at[0];
+    CHECK(tt_requires_grad(y));
+    tt_backward(y, NULL);
+    CHECK(is(tt_grad(x), (float[]){ 0, 7 }));
+    done(&scope);
+}
+
+/* ---- views that nobody sees, and views that nobody recorded ---- */
+
+TEST(a_result_is_no_view_of_something_that_only_its_operator_knew) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *a = leaf(tt_shape(2), (float[]){ 1, 2 }), *m = leaf(tt_shape(2, 3), (float[]){ 1, 2, 3, 4, 5, 6 });
+    tt_tensor *x = leaf(tt_shape(6), (float[]){ 1, 2, 3, 4, 5, 6 });
+    CHECK_EQ(tt_apply(&second_dirty, tt_tensors(x, tt_matmul(a, m)), NULL).count, 2);
+    CHECK_EQ(tt_apply(&second_dirty, tt_tensors(x, tt_reshape(tt_transpose(m, 0, 1), tt_shape(6))), NULL).count, 2);
+    CHECK_EQ(tt_apply(&second_dirty, tt_tensors(x, tt_sum_to(m, tt_shape(3))), NULL).count, 2);
+    done(&scope);
+}
+
+TEST(a_leaf_is_not_changed_through_a_view_that_was_made_without_gradients) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = leaf(tt_shape(2), (float[]){ 1, 2 });
+    bool recording = tt_grad_mode(false);
+    tt_tensor *view = tt_narrow(x, 0, 0, 1);
+    CHECK(tt_fill_(view, 3) == view); /* that is what gradient mode is switched off for */
+    tt_grad_mode(recording);
+    CHECK(tt_fill_(view, 4) == NULL);
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_STATE);
+    CHECK_MESSAGE("in-place operation");
+    tt_error_clear();
+    CHECK(is(tt_detach(x), (float[]){ 3, 2 }));
+    done(&scope);
+}

@@ -544,3 +544,11 @@ TEST(the_largest_of_a_single_number_is_at_0) {
     CHECK_EQ(tt_dim_count(tt_argmax(x, 0, true)), 0);
     CHECK_OK(tt_scope_close(&scope));
 }
+
+TEST(a_complex_number_counts_as_true_by_its_imaginary_part_too) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_view_as_complex(floats(tt_shape(2, 2), (double[]){ 0, 1, 2, 0 }));
+    CHECK_EQ(tt_item_int(tt_to(tt_all(x, tt_no_dims(), false), TUTTI_I64)), 1);
+    CHECK_EQ(tt_item_int(tt_to(tt_any(tt_narrow(x, 0, 0, 1), tt_no_dims(), false), TUTTI_I64)), 1);
+    CHECK_OK(tt_scope_close(&scope));
+}

@@ -218,24 +218,10 @@ class Absent(torch.autograd.Function):
         return None if of_first is None else of_first * 4, None if of_second is None else of_second * 5
 
 
-class Saves(torch.autograd.Function):
-    """Differs: Tutti's operator saves its arguments, where PyTorch's is made of others and saves what they do."""
-
-    @staticmethod
-    def forward(ctx, y, *arguments):
-        ctx.save_for_backward(*arguments)
-        return y * 1
-
-    @staticmethod
-    def backward(ctx, grad):
-        _, nothing = ctx.saved_tensors, [None] * (len(ctx.needs_input_grad) - 1)
-        return grad, *nothing
-
-
 # ---- hooks ----
 
 def sum_of(x):
-    x = torch.view_as_real(x) if x.is_complex() else x
+    x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
     return float(x.detach().to(torch.float64).sum())
 
 
@@ -247,7 +233,7 @@ def hook_watch(run, x):
     line = run.line
 
     def watch(grad):
-        if grad is not None:
+        if grad is not None and grad.numel() and not run.muted:
             run.log += [line, sum_of(grad)]
 
     x.register_hook(watch)
@@ -257,7 +243,8 @@ def hook_accumulate(run, x, factor=0):
     line = run.line
 
     def note(param):
-        run.log += [line, sum_of(param.grad)]
+        if not run.muted:
+            run.log += [line, sum_of(param.grad)]
         if factor != 0:
             with torch.no_grad():
                 param.grad.mul_(factor)
@@ -289,12 +276,16 @@ def gradients(run, create, *roots):
         run.record(f"first t{line}", grad)
     if not create:
         return
+    run.muted = True  # which gradients of zero there are is each library's affair
     again = [(i, g) for i, g in enumerate(first) if g is not None and g.requires_grad]
     try:
         second = [None] * len(leaves) if not again else torch.autograd.grad([g for _, g in again], leaves, [weights_like(g, i) for i, g in again], allow_unused=True)
     except RuntimeError as error:
+        run.unknown = run.unknown or run.incomparable("gradients", [], str(error))
         run.refuse("second", error)
         return
+    finally:
+        run.muted = False
     run.emit("second", "absent")
     for (line, _), grad in zip(inputs, second):
         run.record(f"second t{line}", grad)
@@ -333,8 +324,8 @@ OPERATORS = {
     "copy_": lambda r, x, y: x.copy_(y),
     "fill_": lambda r, x, v: x.fill_(v),
     "zero_": lambda r, x: x.zero_(),
-    "add_scaled": lambda r, a, b, f: torch.add(a, b, alpha=f),
-    "add_scaled_": lambda r, a, b, f: a.add_(b, alpha=f),
+    "add_scaled": lambda r, a, b, f: add_scaled(a, b, number(f)),
+    "add_scaled_": lambda r, a, b, f: add_scaled_(a, b, number(f)),
     "lerp": lambda r, a, b, w: torch.lerp(a, b, w),
     "lerp_": lambda r, a, b, w: a.lerp_(b, w),
     "addcmul": lambda r, x, a, b, f: torch.addcmul(x, a, b, value=f),
@@ -354,7 +345,7 @@ OPERATORS = {
     "silu": lambda r, x: F.silu(x),
     "gelu": lambda r, x: F.gelu(x),
     "gelu_tanh": lambda r, x: F.gelu(x, approximate="tanh"),
-    "conj": lambda r, x: x.conj().resolve_conj(),
+    "conj": lambda r, x: x.conj().resolve_conj() if x.is_complex() else x.clone(),
     "clamp": lambda r, x, low, high: x.clamp(low, high),
     "clamp_": lambda r, x, low, high: x.clamp_(low, high),
     "where": lambda r, c, a, b: torch.where(c, a, b),
@@ -364,8 +355,8 @@ OPERATORS = {
     "amax": lambda r, x, d, keep: x.amax(d, keepdim=bool(keep)),
     "amin": lambda r, x, d, keep: x.amin(d, keepdim=bool(keep)),
     "prod": lambda r, x, d, keep: products(x, d, bool(keep)),
-    "any": lambda r, x, d, keep: x.any(whole(d), keepdim=bool(keep)),
-    "all": lambda r, x, d, keep: x.all(whole(d), keepdim=bool(keep)),
+    "any": lambda r, x, d, keep: x.bool().any(whole(d), keepdim=bool(keep)),
+    "all": lambda r, x, d, keep: x.bool().all(whole(d), keepdim=bool(keep)),
     "argmax": lambda r, x, d, keep: x.argmax(d, keepdim=bool(keep)),
     "sum": lambda r, x: x.sum(),
     "mean": lambda r, x: x.mean(),
@@ -373,11 +364,12 @@ OPERATORS = {
     "sum_to": lambda r, x, sizes: x if list(x.shape) == sizes else x.sum_to_size(sizes),
     "cat": lambda r, d, *list_: torch.cat(list_, d),
     "stack": lambda r, d, *list_: torch.stack(list_, d),
-    "index_select": lambda r, x, d, i: x.index_select(d, i),
-    "index_add": lambda r, x, d, i, s: x.index_add(d, i, s),
-    "gather_dim": lambda r, x, d, i: x.gather(d, i.long()),
-    "scatter_add": lambda r, x, d, i, s: x.scatter_add(d, i.long(), s),
-    "embedding": lambda r, w, i: F.embedding(i, w),
+    "index_select": lambda r, x, d, i: x.index_select(d, inside(i, x, d)),
+    "index_add": lambda r, x, d, i, s: x.index_add(d, inside(i, x, d), s),
+    "gather_dim": lambda r, x, d, i: gather(x, d, i),
+    "sign": lambda r, x: sign(x),
+    "scatter_add": lambda r, x, d, i, s: x.scatter_add(d, inside(i, x, d), s),
+    "embedding": lambda r, w, i: F.embedding(inside(i, w, 0), w),
     "tril": lambda r, x, k: x.tril(k),
     "triu": lambda r, x, k: x.triu(k),
     "matmul": lambda r, a, b: a @ b,
@@ -387,7 +379,7 @@ OPERATORS = {
     "log_softmax": lambda r, x, d: x.log_softmax(d),
     "layer_norm": lambda r, x, w, b, e: F.layer_norm(x, x.shape[-1:], w, b, e),
     "rms_norm": lambda r, x, w, e: F.rms_norm(x, x.shape[-1:], w, e),
-    "attention": lambda r, q, k, v, causal, scale: Saves.apply(F.scaled_dot_product_attention(q, k, v, is_causal=bool(causal), scale=scale or None), q, k, v),
+    "attention": lambda r, q, k, v, causal, scale: F.scaled_dot_product_attention(q, k, v, is_causal=bool(causal), scale=scale or None),
     "rope": lambda r, x, p, base: rope(x, p, base),
     "cross_entropy": lambda r, x, t, ignore: F.cross_entropy(x, t, ignore_index=ignore),
     "mse_loss": lambda r, x, y: F.mse_loss(x, y),
@@ -415,10 +407,41 @@ OPERATORS = {
 }
 for name in ("add", "sub", "mul", "div", "maximum", "minimum", "pow", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
              "logical_not", "isnan", "neg", "abs", "exp", "sin", "cos", "tanh", "erf", "sigmoid", "relu", "sqrt", "rsqrt", "log",
-             "reciprocal", "sign", "floor", "ceil", "round"):
+             "reciprocal", "floor", "ceil", "round"):
     OPERATORS[name] = lambda r, *a, f=getattr(torch, name): f(*a)
 for name in ("add_", "sub_", "mul_", "div_", "neg_", "exp_", "tanh_", "sigmoid_", "relu_", "sqrt_"):
     OPERATORS[name] = lambda r, x, *a, n=name: getattr(x, n)(*a)
+
+
+def add_scaled(a, b, factor):
+    """Differs: the factor is a number like any other, where PyTorch takes only whole ones for integers, and none for the result's type."""
+    return torch.add(a, b, alpha=factor) if a.is_floating_point() or a.is_complex() else a + factor * b
+
+
+def add_scaled_(a, b, factor):
+    if a.dtype == torch.bool or not a.is_floating_point() and not a.is_complex() and factor != int(factor):
+        raise RuntimeError("the result is of another type")
+    return a.add_(b, alpha=factor)
+
+
+def sign(x):
+    """Differs: the sign of NaN is NaN."""
+    y = x.sign()
+    return torch.where(x.isnan(), x.detach(), y) if x.is_floating_point() and bool(x.isnan().any()) else y
+
+
+def gather(x, dim, index):
+    """Differs: sizes are checked also where the index is empty."""
+    if index.dim() == x.dim() and any(index.size(k) > x.size(k) for k in range(x.dim()) if k != dim % max(x.dim(), 1)):
+        raise RuntimeError("the index exceeds the tensor")
+    return x.gather(dim, inside(index, x, dim))
+
+
+def inside(index, x, dim):
+    """Differs: an index is checked also where there is nothing to read."""
+    if index.numel() and x.dim() and (int(index.min()) < 0 or int(index.max()) >= x.size(dim)):
+        raise IndexError("index out of range")
+    return index
 
 
 def matrix_t(x):
@@ -444,8 +467,10 @@ def chunk(x, dim, parts):
     size = x.size(dim)
     if parts <= 0:
         raise RuntimeError("chunk expects chunks to be greater than 0")
-    each = max(1, -(-size // parts))
-    return tuple(x.narrow(dim, start, min(each, size - start)) for start in range(0, max(size, 1), each))
+    if size == 0:
+        return tuple(x.narrow(dim, 0, 0) for _ in range(parts))
+    each = -(-size // parts)
+    return tuple(x.narrow(dim, start, min(each, size - start)) for start in range(0, size, each))
 
 
 def products(x, dims, keep):
@@ -473,6 +498,30 @@ def rope(x, position, base):
 
 # ---- programs ----
 
+# What PyTorch says where it lacks something, or is wrong itself.
+DEFECTS = ("does not support bool", "negative integer powers", "not implemented for", "INTERNAL ASSERT", "not support automatic differentiation", "bool tensor", "without overflow",
+           "Expected a proper Tensor but got None", "Expected isFloatingType(grad")
+
+
+def changes(name):
+    return name.endswith("_") or name.startswith("function_dirty")
+
+
+def partly_the_same(x, y):
+    """Whether a write into x may change y before it is read: what is not refused depends on the order."""
+    if x.untyped_storage()._cdata != y.untyped_storage()._cdata:
+        return False
+    return (x.shape, x.stride(), x.storage_offset(), x.dtype) != (y.shape, y.stride(), y.storage_offset(), y.dtype)
+
+
+def touch(x):
+    """A view that was made before its base had a history takes itself for a leaf until its history was asked for once."""
+    try:
+        x.grad_fn
+    except RuntimeError:
+        pass
+
+
 def out_of_range(arguments):
     """Whether a number does not fit the integers that it is converted to: every machine has its own answer."""
     to, x = arguments[0], arguments[1]
@@ -491,7 +540,7 @@ class Run:
         self.off = []  # views that were made with gradient mode off
         self.births = {}  # versions of new results, by storage: some operators of PyTorch write their results several times
         self.copied = set()  # storages of results that were made row-major
-        self.wrote_without_gradients = self.dirtied = False
+        self.wrote_without_gradients = self.dirtied = self.muted = False
 
     def emit(self, name, status, dtype="", sizes="", strides="", grad="", is_leaf="", version="", values=""):
         self.out.append("\t".join((name, status, dtype, sizes, strides, grad, is_leaf, version, values)))
@@ -515,6 +564,7 @@ class Run:
             self.emit(name, "absent")
             return
         flat = x.detach().resolve_conj().resolve_neg()
+        flat = torch.zeros(flat.shape, dtype=flat.dtype) if flat._is_zerotensor() else flat
         flat = torch.view_as_real(flat.to(torch.complex128)) if flat.is_complex() else flat
         flat = flat.to(torch.float64) if flat.dtype.is_floating_point or flat.dtype == torch.bool else flat
         values = "".join(f" {v!r}" for v in flat.reshape(-1).tolist())
@@ -557,7 +607,7 @@ class Run:
             if isinstance(x, torch.Tensor):
                 self.tensors[self.line, i] = x
                 self.births.setdefault(x.untyped_storage()._cdata, x._version if name not in KEEPS_STRIDES else 0)
-                if not torch.is_grad_enabled() and x._is_view() and not any(x is y for y in self.off):
+                if not torch.is_grad_enabled() and x._is_view() and not changes(name) and not any(x is y for y in self.off):
                     self.off.append(x)
         if results and isinstance(results[0], torch.Tensor):
             self.emit(f"line t{self.line}", "ok", *self.shape(results[0]))
@@ -566,34 +616,47 @@ class Run:
 
     def call(self, name, arguments):
         tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
-        if torch.is_grad_enabled() and not name.endswith("_") and any(x is y for x in tensors for y in self.off):
-            self.unknown = True  # see shape; hooks on such a view crash PyTorch
+        if self.misleads(name, tensors) or name in ("to", "copy_") and out_of_range(arguments):
+            self.unknown = True
             raise RuntimeError("not comparable")
-        if name.startswith("hook") and self.dirtied and tensors[0]._is_view():
-            self.unknown = True  # a hook on a view of what a function with several results changed crashes PyTorch
-            raise RuntimeError("not comparable")
-        self.dirtied = self.dirtied or name.startswith("function_dirty")
         if name in REAL_ONLY and any(x.is_complex() for x in tensors):
             raise RuntimeError("differs: not defined for complex numbers")
-        if name.endswith("_") or name.startswith("function_dirty"):
-            if any(x.untyped_storage()._cdata in self.copied for x in tensors):
-                self.unknown = True
-            self.wrote_without_gradients = self.wrote_without_gradients or not torch.is_grad_enabled()
-        if name in ("to", "copy_") and out_of_range(arguments):
-            self.unknown = True
+        if changes(name) or name.startswith("hook"):
+            for x in tensors:
+                touch(x)
+        if changes(name):
+            if not torch.is_grad_enabled() or not tensors[0].requires_grad:
+                self.wrote_without_gradients = True
+            self.dirtied = self.dirtied or name.startswith("function_dirty")
         result = OPERATORS[name](self, *arguments)
-        if name not in KEEPS_STRIDES and isinstance(result, torch.Tensor) and not result.is_contiguous():
-            if not (name == "to" and result is arguments[0]):
-                result = result.contiguous()  # what was saved is another tensor now
-                self.copied.add(result.untyped_storage()._cdata)
+        if name not in KEEPS_STRIDES and isinstance(result, torch.Tensor) and not result.is_contiguous() and result is not arguments[0]:
+            result = result.contiguous()  # what was saved is another tensor now
+            self.copied.add(result.untyped_storage()._cdata)
+        if any(x.dtype not in NAMES for x in (result if isinstance(result, tuple) else (result,)) if isinstance(x, torch.Tensor)):
+            self.unknown = True
+            raise RuntimeError("complex32")
         return result
+
+    def misleads(self, name, tensors):
+        """Where PyTorch does what nobody would want, or what was done here to its tensors shows."""
+        hook = name.startswith("hook") or name == "retain_grad"
+        off = any(x is y for x in tensors for y in self.off)
+        copied = any(x.untyped_storage()._cdata in self.copied for x in tensors)
+        return (off and (hook or torch.is_grad_enabled() and not changes(name))  # see shape; such hooks crash PyTorch
+                or copied and (hook or changes(name))
+                or hook and self.dirtied and tensors[0]._is_view()  # crashes where a function with several results changed its base
+                or name.startswith("function_dirty") and not torch.is_grad_enabled()  # takes the history of its argument away
+                or name == "copy_" and tensors[0] is tensors[1]  # does nothing, and checks nothing
+                or changes(name) and any(partly_the_same(tensors[0], x) for x in tensors[1:])
+                or name in ("lerp", "lerp_") and not all(bool(x.isfinite().all()) for x in tensors)  # another formula for weights below -1/2
+                or name == "pow_scalar" and bool(tensors[0].isneginf().any() if tensors[0].is_floating_point() else False))  # takes the square root
 
     def incomparable(self, name, arguments, error):
         """Refusals that say nothing about Tutti."""
         rare = any(isinstance(a, torch.Tensor) and a.dtype in RARE for a in arguments)
-        return (rare or "not implemented for" in error or "INTERNAL ASSERT" in error or "not support automatic differentiation" in error or "bool tensor" in error
-                or name.startswith("function_dirty")  # it has changed its argument already
-                or "created inside a custom Function" in error and self.wrote_without_gradients)
+        return (rare or name.startswith("function_dirty")  # it has changed its argument already
+                or "created inside a custom Function" in error and self.wrote_without_gradients
+                or any(text in error for text in DEFECTS))
 
     def state(self):
         torch._C._set_grad_enabled(True)
@@ -617,27 +680,70 @@ REAL_ONLY = {"sin", "cos", "tanh", "tanh_", "sigmoid", "sigmoid_", "silu", "reci
 FLOATS = {"attention": (4,), "clamp": (1, 2), "clamp_": (1, 2), "fill_": (1,)}
 
 
-def serve(reader, writer):
+def answer(lines):
+    out = []
+    run = Run(out)
+    torch._C._set_grad_enabled(True)
+    for one in lines:
+        if not run.unknown:
+            run.step(one)
+    if run.unknown:
+        out.append("unknown")
+    else:
+        run.state()
+    return "\n".join(out) + "\nend\n"
+
+
+def programs(reader):
     lines = []
     for text in reader:
-        if text != "end\n":
+        if text == "end\n":
+            yield lines
+            lines = []
+        else:
             lines.append(text)
-            continue
-        out = []
-        run = Run(out)
-        torch._C._set_grad_enabled(True)
-        if os.environ.get("TEST_RANDOM_TRACE"):
-            print("".join(lines), file=sys.stderr, flush=True)
-        for one in lines:
-            if not run.unknown:
-                run.step(one)
-        if not run.unknown:
-            run.state()
-        if run.unknown:
-            out.append("unknown")
-        writer.write("\n".join(out) + "\nend\n")
-        writer.flush()
-        lines = []
+
+
+class Worker:
+    """A process that runs programs: a few of them crash PyTorch, which tells nothing about Tutti."""
+
+    def __init__(self):
+        self.crashes = 0
+        self.start()
+
+    def start(self):
+        to_child, from_child = os.pipe(), os.pipe()
+        self.child = os.fork()
+        if self.child == 0:
+            os.close(to_child[1])
+            os.close(from_child[0])
+            with os.fdopen(to_child[0]) as reader, os.fdopen(from_child[1], "w") as writer:
+                for lines in programs(reader):
+                    writer.write(answer(lines))
+                    writer.flush()
+            os._exit(0)
+        os.close(to_child[0])
+        os.close(from_child[1])
+        self.to, self.back = os.fdopen(to_child[1], "w"), os.fdopen(from_child[0])
+
+    def ask(self, lines):
+        self.to.write("".join(lines) + "end\n")
+        self.to.flush()
+        reply = []
+        for text in self.back:
+            reply.append(text)
+            if text == "end\n":
+                return "".join(reply)
+        _, status = os.waitpid(self.child, 0)
+        if not os.WIFSIGNALED(status):
+            sys.exit(f"the process that runs PyTorch ended with {status} at this program:\n" + "".join(lines))
+        self.crashes += 1
+        self.start()
+        return "unknown\nend\n"
+
+    def end(self):
+        self.to.close()
+        os.waitpid(self.child, 0)
 
 
 def main():
@@ -645,17 +751,22 @@ def main():
         print("skipped: the release build compares with PyTorch")
         sys.exit(SKIP)
     build = os.environ.get("TEST_BUILD", os.path.join(os.path.dirname(__file__), "../../build/release"))
+    worker = Worker()
     to_us, from_us = os.pipe(), os.pipe()
     arguments = sys.argv[1:] or ["--count", os.environ.get("TEST_PROGRAMS", "300")]
     command = [os.path.join(build, "tests/test_tensor_random"), "agree_with_pytorch", "--peer", f"{from_us[0]},{to_us[1]}"] + arguments
     process = subprocess.Popen(command, pass_fds=(from_us[0], to_us[1]))
     os.close(from_us[0])
     os.close(to_us[1])
-    try:
-        with os.fdopen(to_us[0]) as reader, os.fdopen(from_us[1], "w") as writer:
-            serve(reader, writer)
-    except BrokenPipeError:
-        pass
+    with os.fdopen(to_us[0]) as reader, os.fdopen(from_us[1], "w") as writer:
+        try:
+            for lines in programs(reader):
+                writer.write(worker.ask(lines))
+                writer.flush()
+        except BrokenPipeError:
+            pass
+    worker.end()
+    print(f"{worker.crashes} programs crashed PyTorch")
     sys.exit(process.wait())
 
 

@@ -146,3 +146,25 @@ TEST(attention_has_second_derivatives) {
     check(of_plain_attention, 3, inputs);
     CHECK_OK(tt_scope_close(&scope));
 }
+
+/* ---- at zeros, where quotients and signs would lose something ---- */
+
+static tt_tensor *all_products(tt_tensor *const *in) {
+    return weighed(tt_prod(in[0], tt_shape(0, -1), false));
+}
+static tt_tensor *norm_of(tt_tensor *const *in) {
+    return tt_norm(in[0]);
+}
+static tt_tensor *complex_norm(tt_tensor *const *in) {
+    return tt_norm(tt_view_as_complex(tt_reshape(in[0], tt_shape(-1, 2))));
+}
+
+TEST(second_derivatives_of_products_and_norms_are_right_at_zeros) {
+    tt_scope scope = tt_scope_open();
+    double values[2 * 3 * 3] = { 0, 2, 3, -1, 0, 0.5, 4, 1, 0, 2, 0, 0, 3, -2, 1, 0, 5, 2 };
+    tt_tensor *x = tt_require_grad(tt_from(values, tt_shape(2, 3, 3), TUTTI_F64, NULL), true);
+    check(all_products, 1, &x);
+    check(norm_of, 1, &x);
+    check(complex_norm, 1, &x);
+    CHECK_OK(tt_scope_close(&scope));
+}

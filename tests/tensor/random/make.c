@@ -545,8 +545,8 @@ bool make_stack(writer *to, line *made) {
     return USES(first, second);
 }
 
-static int index_of(writer *to, tt_dims sizes, int64_t limit) {
-    tutti_dtype dtype = chance(to, 70) ? TUTTI_I64 : TUTTI_I32;
+static int index_of(writer *to, tt_dims sizes, int64_t limit, bool wide) {
+    tutti_dtype dtype = wide || chance(to, 70) ? TUTTI_I64 : TUTTI_I32;
     return make_leaf(to, dtype, sizes, KIND_INDEX, chance(to, 2) ? limit + 1 : limit, false);
 }
 bool make_index_select(writer *to, line *made) {
@@ -554,7 +554,7 @@ bool make_index_select(writer *to, line *made) {
     if (x < 0)
         return false;
     made->ints[0] = below(to, tt_dim_count(at(to, x)));
-    int index = index_of(to, tt_shape(between(to, 0, 4)), size_at(at(to, x), made->ints[0]));
+    int index = index_of(to, tt_shape(between(to, 0, 4)), size_at(at(to, x), made->ints[0]), false);
     return USES(x, index);
 }
 bool make_index_add(writer *to, line *made) {
@@ -563,7 +563,7 @@ bool make_index_add(writer *to, line *made) {
         return false;
     made->ints[0] = below(to, tt_dim_count(at(to, x)));
     int64_t count = between(to, 0, 4);
-    int index = index_of(to, tt_shape(count), size_at(at(to, x), made->ints[0]));
+    int index = index_of(to, tt_shape(count), size_at(at(to, x), made->ints[0]), false);
     tt_dims sizes = tt_sizes(at(to, x));
     sizes.at[made->ints[0]] = count;
     return USES(x, index, tensor_of(to, tt_dtype(at(to, x)), sizes));
@@ -576,7 +576,7 @@ bool make_gather(writer *to, line *made) {
     tt_dims sizes = tt_sizes(at(to, x));
     int64_t limit = sizes.at[made->ints[0]];
     sizes.at[made->ints[0]] = between(to, 0, 3);
-    return USES(x, index_of(to, sizes, limit));
+    return USES(x, index_of(to, sizes, limit, true));
 }
 bool make_scatter(writer *to, line *made) {
     int x = find(to, has_float_dims, NULL);
@@ -586,13 +586,13 @@ bool make_scatter(writer *to, line *made) {
     tt_dims sizes = tt_sizes(at(to, x));
     int64_t limit = sizes.at[made->ints[0]];
     sizes.at[made->ints[0]] = between(to, 0, 3);
-    int index = index_of(to, sizes, limit);
+    int index = index_of(to, sizes, limit, true);
     return USES(x, index, tensor_of(to, tt_dtype(at(to, x)), sizes));
 }
 bool make_embedding(writer *to, line *made) {
     int64_t rows = between(to, 1, 4);
     int weight = tensor_of(to, some_dtype(to), tt_shape(rows, between(to, 1, 3)));
-    return USES(weight, index_of(to, some_sizes(to, 2), rows));
+    return USES(weight, index_of(to, some_sizes(to, 2), rows, false));
 }
 bool make_diagonal(writer *to, line *made) {
     made->ints[0] = between(to, -2, 2);

@@ -111,6 +111,7 @@ struct machine {
     setting setting;
     tt_tensor *tensors[LINES * RESULTS];
     int current; /* the line that runs */
+    bool muted;  /* hooks note nothing */
     int log_count;
     double log[512]; /* pairs: which hook, the sum that it saw */
 };

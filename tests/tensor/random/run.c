@@ -327,7 +327,8 @@ static double sum_of(tt_tensor *x) {
 
 static void hook_note(const hook_user *user, tt_tensor *grad) {
     machine *on = user->on;
-    if (grad == NULL || on->log_count + 2 > (int)(sizeof on->log / sizeof on->log[0]))
+    if (grad == NULL || tt_numel(grad) == 0 || on->muted ||
+        on->log_count + 2 > (int)(sizeof on->log / sizeof on->log[0]))
         return;
     on->log[on->log_count++] = user->line;
     on->log[on->log_count++] = sum_of(grad);
@@ -467,9 +468,11 @@ static void run_gradients(machine *on, const line *what) {
             roots[root_count++] = first.at[i];
         }
     tt_tensor_list second = { 0, NULL };
+    on->muted = true; /* which gradients of zero there are is each library's affair */
     if (root_count > 0)
         second = tt_gradients(tt_tensors_of((size_t)root_count, roots), leaves,
                               tt_tensors_of((size_t)root_count, weights), NULL);
+    on->muted = false;
     record *whole = record_new(on, "second");
     if (refusal(whole))
         return;
