@@ -71,6 +71,17 @@ static inline void tu_bell_ring(const _Atomic uint32_t *sleepers, tu_bell *bell)
         tu_bell_ring_slow(bell);
 }
 
+/* Fetches a line ahead, to be written: other processors lose it. A hint, without an effect on what is read. */
+static inline void tu_prefetch_for_write(const void *line) {
+#if defined(__x86_64__)
+    /* The builtin fetches it for reading, unless the compiler may use the extension; processors that lack that take
+     * the instruction for none. */
+    __asm__ __volatile__("prefetchw %0" ::"m"(*(const char *)line));
+#else
+    __builtin_prefetch(line, 1, 3);
+#endif
+}
+
 /* One pause of the processor inside a spin. */
 static inline void tu_pause(void) {
 #if defined(__x86_64__)

@@ -5,10 +5,10 @@
  */
 #include "collective/collective.h"
 
-/* Spins of the quick part, in pauses: about a microsecond, beyond which setting up a real wait costs nothing. */
+/* Spins of the quick part, in pauses: about a microsecond, beyond which setting up a real wait costs nothing. There is
+ * a pause before each further look: one that finds nothing takes the line away from its writer, who then has to fetch
+ * it back. */
 #define QUICK_SPINS 64
-/* Looks without a pause before that: the usual hand-over takes less than a pause does on some processors. */
-#define EAGER_LOOKS 24
 
 typedef enum tu_awaited {
     TU_AWAIT_ARRIVE,
@@ -72,9 +72,6 @@ static inline tutti_status await(tu_collective *state, tu_task *task, tu_awaited
     if (reached(state, what, epoch, member))
         return TUTTI_OK;
     if (state->spins != 0) {
-        for (int i = 0; i < EAGER_LOOKS; i++)
-            if (reached(state, what, epoch, member))
-                return TUTTI_OK;
         for (int i = 0; i < QUICK_SPINS; i++) {
             tu_pause();
             if (reached(state, what, epoch, member))
@@ -152,6 +149,13 @@ tutti_status tu_epoch_await(tu_collective *state, tu_task *task, uint64_t epoch,
     return await_arrival(state, task, epoch, member, false);
 }
 
+/* Everybody has arrived in `epoch`, so nobody reads this rank's line of the one before any more. It is the line of the
+ * next epoch: fetched back for writing now, on the way out, it is there when the next call stores its flag. */
+static inline void reclaim_line(tu_collective *state, uint64_t epoch) {
+    tu_prefetch_for_write(&state->members[state->rank]->arrive[(epoch + 1) & 1]);
+    state->cleared = epoch - 1;
+}
+
 tutti_status tu_epoch_await_all(tu_collective *state, tu_task *task, uint64_t epoch) {
     /* The lines of all members are fetched side by side before the first is waited for. */
     if (state->size > 2)
@@ -162,7 +166,7 @@ tutti_status tu_epoch_await_all(tu_collective *state, tu_task *task, uint64_t ep
         if (status != TUTTI_OK)
             return status;
     }
-    state->cleared = epoch - 1;
+    reclaim_line(state, epoch);
     return TUTTI_OK;
 }
 
