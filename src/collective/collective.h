@@ -170,6 +170,13 @@ typedef struct tu_choice {
     bool replaced;    /* the rule's algorithm cannot serve this call; the next best one does */
 } tu_choice;
 
+/* Bytes to be copied. */
+typedef struct tu_segment {
+    unsigned char *to;
+    const unsigned char *from;
+    size_t bytes;
+} tu_segment;
+
 typedef struct tu_works tu_works;       /* helper thread and queue: works.c */
 typedef struct tu_messages tu_messages; /* sends and receives: request.h */
 
@@ -195,16 +202,20 @@ struct tu_collective {
     const void **sources;       /* scratch of the reductions: size entries each */
     void **targets;
     double *factors;
+    tu_segment *taken, *put; /* scratch of the rounds: size entries each */
     tu_reference *references;
     int direct_inputs, direct_outputs; /* of the last operation that used references */
     int helpers;                       /* threads besides the caller's that may compute */
     uint64_t large;                    /* bytes from which results are written past the cache */
     uint64_t stage_stream; /* bytes from which staging is: a line that a peer has read costs a round trip to write
                               again; see state.c */
-    tu_piece wide_piece;   /* larger slots, attached on first need */
-    tu_mapping **wide_mappings;
-    unsigned char **wide;            /* each member's two larger slots; NULL: not attached */
-    size_t wide_bytes;               /* of one */
+    tu_piece ring_piece;   /* for longer messages, attached on first need */
+    tu_mapping **ring_mappings;
+    unsigned char **rings;          /* each member's ring; NULL: not attached */
+    size_t ring_bytes, chunk_bytes; /* of one; the most that a round uses of it */
+    uint64_t turns;                 /* rounds that have gone through the ring; the same on all members */
+    bool stages_far, stage_watched; /* staging past the cache; whether that is found out by looking: compute.c */
+    int slow_stagings, next_trial;
     tutti_work *open;                /* a one-shot that was started and not finished, with a reference; works.c */
     int64_t next_look;               /* when a test of `open` looks for the dead again */
     bool helping;                    /* the lock is held by the helper thread */
@@ -230,8 +241,8 @@ static inline tu_collective *tu_collective_find(const tutti_group *group) {
 }
 /* Exchanges the pieces, once; collective. With the lock held. */
 tutti_status tu_collective_setup(tu_collective *state, tu_task *task);
-/* Attaches the larger slots, once; collective. */
-tutti_status tu_collective_widen(tu_collective *state, tu_task *task);
+/* Attaches the rings, once; collective. */
+tutti_status tu_collective_attach_rings(tu_collective *state, tu_task *task);
 
 tutti_status tu_collective_lock(tu_collective *state, int64_t deadline);
 static inline bool tu_collective_try_lock(tu_collective *state) {
@@ -245,6 +256,13 @@ void tu_collective_unlock(tu_collective *state);
 
 static inline unsigned char *tu_staging(const tu_collective *state, int member, uint64_t epoch) {
     return (unsigned char *)state->members[member] + state->layout.slots + (epoch & 1) * state->layout.slot_bytes;
+}
+/* Where a member stages round `turn` of the ring, in a slot of `bytes`, at most half of it. Rounds alternate between
+ * the halves, like epochs between the two slots, and go round in each: so a line is used again only after all others.
+ */
+static inline unsigned char *tu_ring_slot(const tu_collective *state, int member, uint64_t turn, size_t bytes) {
+    size_t half = state->ring_bytes / 2;
+    return state->rings[member] + (turn & 1) * half + (turn >> 1) % (half / bytes) * bytes;
 }
 /* splits[i][0]: elements that the member sends to i; splits[i][1]: where they lie in its input. */
 static inline uint64_t (*tu_splits(const tu_collective *state, int member, uint64_t epoch))[2] {
@@ -270,6 +288,10 @@ tutti_status tu_step_await(tu_collective *state, tu_task *task, uint64_t epoch, 
 /* Kernel flags for staging `bytes` in one hand-over. */
 static inline unsigned tu_stage_flags(const tu_collective *state, size_t bytes) {
     return bytes >= state->stage_stream ? TU_KERNEL_STREAM : 0;
+}
+/* The same for staging through the ring. */
+static inline unsigned tu_ring_flags(const tu_collective *state, size_t bytes) {
+    return state->stage_watched ? (state->stages_far ? TU_KERNEL_STREAM : 0) : tu_stage_flags(state, bytes);
 }
 /* Rings every member that sleeps. */
 void tu_ring_members(const tu_collective *state);

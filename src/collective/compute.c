@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Large reductions and copies on several threads. A piece of work is cut into equal parts, which the caller and the
- * threads of the process's pool take.
+ * threads of the process's pool take. On one thread what is taken from others and what is staged for them go side by
+ * side.
  */
 #include "collective/compute.h"
 
@@ -63,42 +64,38 @@ static int parts_for(const tu_collective *state, size_t bytes) {
 
 /* ---- reductions ---- */
 
-typedef struct sweep {
-    void *const *to;
-    const void *const *from;
-    int to_count, from_count;
-    size_t count, element;
-    tutti_dtype dtype;
-    tutti_reduction reduction;
-    const double *factors;
-    unsigned flags;
-} sweep;
+/* `bytes` of a reduction, from byte `begin` on, with a copy beside it or NULL. */
+static void reduce_piece(const tu_sweep *whole, size_t begin, size_t bytes, const tu_aside *aside) {
+    void *to[MOST_BUFFERS];
+    const void *from[MOST_BUFFERS];
+    for (int i = 0; i < whole->to_count; i++)
+        to[i] = (unsigned char *)whole->to[i] + begin;
+    for (int i = 0; i < whole->from_count; i++)
+        from[i] = (const unsigned char *)whole->from[i] + begin;
+    tu_reduce_beside(to, whole->to_count, from, whole->from_count, bytes / whole->element, whole->dtype,
+                     whole->reduction, whole->factors, whole->flags, aside);
+}
 
 static void reduce_part(void *argument, int part, int parts) {
-    const sweep *whole = argument;
+    const tu_sweep *whole = argument;
     size_t share = (whole->count / (size_t)parts + 63) / 64 * 64, begin = share * (size_t)part;
     if (begin >= whole->count)
         return;
     size_t count = whole->count - begin < share || part == parts - 1 ? whole->count - begin : share;
-    void *to[MOST_BUFFERS];
-    const void *from[MOST_BUFFERS];
-    for (int i = 0; i < whole->to_count; i++)
-        to[i] = (unsigned char *)whole->to[i] + begin * whole->element;
-    for (int i = 0; i < whole->from_count; i++)
-        from[i] = (const unsigned char *)whole->from[i] + begin * whole->element;
-    tu_reduce_many(to, whole->to_count, from, whole->from_count, count, whole->dtype, whole->reduction, whole->factors,
-                   whole->flags);
+    reduce_piece(whole, begin * whole->element, count * whole->element, NULL);
 }
 
-void tu_compute_reduce(tu_collective *state, void *const *to, int to_count, const void *const *from, int from_count,
-                       size_t count, tutti_dtype dtype, tutti_reduction reduction, const double *factors,
-                       unsigned flags) {
-    sweep whole = { to, from, to_count, from_count, count, tutti_dtype_size(dtype), dtype, reduction, factors, flags };
-    int parts = state->helpers == 0 ? 1 : parts_for(state, count * whole.element);
-    if (parts > 1 && to_count <= MOST_BUFFERS && from_count <= MOST_BUFFERS)
-        run_parts(state, (job){ reduce_part, &whole, parts });
+static bool can_be_cut(const tu_sweep *sweep) {
+    return sweep->to_count <= MOST_BUFFERS && sweep->from_count <= MOST_BUFFERS;
+}
+
+void tu_compute_reduce(tu_collective *state, const tu_sweep *sweep) {
+    int parts = state->helpers == 0 ? 1 : parts_for(state, sweep->count * sweep->element);
+    if (parts > 1 && can_be_cut(sweep))
+        run_parts(state, (job){ reduce_part, (void *)(uintptr_t)sweep, parts });
     else
-        tu_reduce_many(to, to_count, from, from_count, count, dtype, reduction, factors, flags);
+        tu_reduce_many(sweep->to, sweep->to_count, sweep->from, sweep->from_count, sweep->count, sweep->dtype,
+                       sweep->reduction, sweep->factors, sweep->flags);
 }
 
 /* ---- copies ---- */
@@ -126,4 +123,118 @@ void tu_compute_copy(tu_collective *state, void *to, const void *from, size_t by
         run_parts(state, (job){ copy_part, &whole, parts });
     else
         tu_copy(to, from, bytes, flags);
+}
+
+/* ---- both directions ---- */
+
+static void copy_lane(tu_collective *state, const tu_lane *lane) {
+    for (int i = 0; i < lane->count; i++)
+        tu_compute_copy(state, lane->segments[i].to, lane->segments[i].from, lane->segments[i].bytes, lane->flags);
+}
+
+static tu_aside aside_of(const tu_lane *put, int segment) {
+    if (segment >= put->count)
+        return (tu_aside){ 0 };
+    const tu_segment *copied = &put->segments[segment];
+    return (tu_aside){ copied->to, copied->from, copied->bytes, put->flags };
+}
+
+/* A share of the reduction beside each copy. */
+static void reduce_beside(const tu_sweep *sweep, const tu_lane *put) {
+    size_t bytes = sweep->count * sweep->element, share = (bytes / (size_t)put->count + 63) / 64 * 64, begin = 0;
+    for (int i = 0; i < put->count; i++) {
+        tu_aside aside = aside_of(put, i);
+        size_t end = i == put->count - 1 || begin + share > bytes ? bytes : begin + share;
+        reduce_piece(sweep, begin, end - begin, &aside);
+        begin = end;
+    }
+}
+
+static void copy_beside(const tu_lane *take, const tu_lane *put) {
+    int longer = take->count > put->count ? take->count : put->count;
+    for (int i = 0; i < longer; i++) {
+        tu_aside aside = aside_of(put, i);
+        if (i < take->count)
+            tu_copy_beside(take->segments[i].to, take->segments[i].from, take->segments[i].bytes, take->flags, &aside);
+        else
+            tu_copy(aside.to, aside.from, aside.bytes, aside.flags);
+    }
+}
+
+/* On several threads they go one after the other. */
+static bool goes_beside(const tu_collective *state, const tu_lane *take, const tu_lane *put) {
+    if (take->bytes == 0 || put->bytes == 0)
+        return false;
+    if (take->sweep != NULL && !can_be_cut(take->sweep))
+        return false;
+    return parts_for(state, take->bytes > put->bytes ? take->bytes : put->bytes) == 1;
+}
+
+void tu_compute_both(tu_collective *state, tu_lane *take, tu_lane *put) {
+    if (take->sweep != NULL) {
+        take->bytes = take->sweep->count * take->sweep->element;
+        take->flags = take->sweep->flags;
+    }
+    if (!goes_beside(state, take, put)) {
+        if (take->sweep != NULL)
+            tu_compute_reduce(state, take->sweep);
+        copy_lane(state, take);
+        copy_lane(state, put);
+    } else if (take->sweep != NULL) {
+        reduce_beside(take->sweep, put);
+    } else {
+        copy_beside(take, put);
+    }
+}
+
+/* ---- staging ---- */
+
+/* Between cores that share a cache ordinary stores are quickest, as long as the ring is larger than the cores' own
+ * caches: then its lines are found in the shared one. Between others each line that a peer has read costs a round trip
+ * to write, some ten times as long as a store past the cache. Ranks may move, so staging is watched: */
+#define SLOW_BYTES_PER_NANOSECOND \
+    6                     /* ordinary stores between near cores make 20 and more, between distant ones 2 or 3 */
+#define SLOW_IN_A_ROW 2   /* before it is believed: one may have been interrupted */
+#define TRIAL_INTERVAL 64 /* stagings past the cache before ordinary stores are tried again */
+#define TRIAL_BYTES ((size_t)16 << 10)
+
+static int64_t time_copy(const tu_lane *lane) {
+    int64_t begin = tu_clock_now();
+    for (int i = 0; i < lane->count; i++)
+        tu_copy(lane->segments[i].to, lane->segments[i].from, lane->segments[i].bytes, 0);
+    return tu_clock_now() - begin;
+}
+
+void tu_stage_judge(tu_collective *state, size_t bytes, int64_t nanoseconds) {
+    bool slow = (int64_t)bytes < nanoseconds * SLOW_BYTES_PER_NANOSECOND;
+    state->slow_stagings = slow ? state->slow_stagings + 1 : 0;
+    if (!slow || state->slow_stagings >= SLOW_IN_A_ROW) {
+        state->stages_far = slow;
+        state->next_trial = TRIAL_INTERVAL;
+    }
+}
+
+/* The beginning of the lane by ordinary stores, to see whether they have become quick. */
+static void try_near(tu_collective *state, tu_lane *put) {
+    tu_segment *first = &put->segments[0], piece = *first;
+    if (piece.bytes < TRIAL_BYTES)
+        return;
+    piece.bytes = TRIAL_BYTES;
+    tu_stage_judge(state, TRIAL_BYTES, time_copy(&(tu_lane){ .segments = &piece, .count = 1 }));
+    state->next_trial = TRIAL_INTERVAL;
+    first->to += TRIAL_BYTES;
+    first->from += TRIAL_BYTES;
+    first->bytes -= TRIAL_BYTES;
+}
+
+void tu_compute_stage(tu_collective *state, tu_lane *put) {
+    if (put->bytes >= TRIAL_BYTES && state->stage_watched) {
+        if ((put->flags & TU_KERNEL_STREAM) == 0) {
+            tu_stage_judge(state, put->bytes, time_copy(put));
+            return;
+        }
+        if (--state->next_trial <= 0)
+            try_near(state, put);
+    }
+    copy_lane(state, put);
 }

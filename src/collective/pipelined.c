@@ -19,14 +19,15 @@ typedef struct pipeline {
     bool shared;   /* all targets of a source take the same bytes */
     size_t part;   /* bytes of one part of a slot */
     size_t rounds; /* of the staged pairs; 0: there are none */
-    bool wide;
+    bool ring;     /* through the rings, else the slots of the group's piece */
+    uint64_t turn; /* of round 0 */
     unsigned stream;
 } pipeline;
 
-static unsigned char *slot(const pipeline *run, int member, uint64_t epoch) {
+static unsigned char *slot(const pipeline *run, int member, uint64_t epoch, size_t round) {
     const tu_collective *state = run->state;
-    if (run->wide)
-        return state->wide[member] + (epoch & 1) * state->wide_bytes;
+    if (run->ring)
+        return tu_ring_slot(state, member, run->turn + round, run->part * (run->shared ? 1 : (size_t)state->size));
     return tu_staging(state, member, epoch);
 }
 
@@ -170,28 +171,32 @@ static size_t portion(const pipeline *run, size_t bytes, size_t round) {
     return bytes <= begin ? 0 : bytes - begin < run->part ? bytes - begin : run->part;
 }
 
-static void stage(const pipeline *run, uint64_t epoch, size_t round) {
+/* This rank's parts for those who take them from its slot. */
+static tu_lane to_stage(const pipeline *run, uint64_t epoch, size_t round) {
     tu_collective *state = run->state;
     const tu_task *task = run->task;
-    unsigned char *base = slot(run, state->rank, epoch);
+    tu_lane put = { .segments = state->put };
+    unsigned char *base = slot(run, state->rank, epoch, round);
     for (int i = 1; i < state->size; i++) {
         int target = (state->rank + i) % state->size;
         if (!pair_staged(run, state->rank, target))
             continue;
         tu_part part = tu_part_of(task, state->rank, state->rank, target);
-        size_t bytes = portion(run, part.bytes, round);
-        if (bytes != 0)
-            tu_copy(base + (run->shared ? 0 : (size_t)target * run->part),
-                    (const unsigned char *)task->in + part.in_offset + round * run->part, bytes,
-                    tu_stage_flags(state, run->shared ? bytes : bytes * (size_t)(state->size - 1)));
+        tu_lane_add(&put, base + (run->shared ? 0 : (size_t)target * run->part),
+                    (const unsigned char *)task->in + part.in_offset + round * run->part,
+                    portion(run, part.bytes, round));
         if (run->shared)
-            return;
+            break;
     }
+    put.flags = run->ring ? tu_ring_flags(state, put.bytes) : tu_stage_flags(state, put.bytes);
+    return put;
 }
 
-static tutti_status take(const pipeline *run, uint64_t epoch, size_t round) {
+/* What this rank takes from the others' slots, once they have arrived. */
+static tutti_status to_take(const pipeline *run, uint64_t epoch, size_t round, tu_lane *take) {
     tu_collective *state = run->state;
     tu_task *task = run->task;
+    *take = (tu_lane){ .segments = state->taken, .flags = run->stream };
     for (int i = 1; i < state->size; i++) {
         int source = (state->rank + i) % state->size;
         if (!pair_staged(run, source, state->rank))
@@ -200,24 +205,35 @@ static tutti_status take(const pipeline *run, uint64_t epoch, size_t round) {
         if (status != TUTTI_OK)
             return status;
         tu_part part = tu_part_of(task, state->rank, source, state->rank);
-        size_t bytes = portion(run, part.bytes, round);
-        if (bytes != 0)
-            tu_copy((unsigned char *)task->out + part.out_offset + round * run->part,
-                    slot(run, source, epoch) + (run->shared ? 0 : (size_t)state->rank * run->part), bytes, run->stream);
+        tu_lane_add(take, (unsigned char *)task->out + part.out_offset + round * run->part,
+                    slot(run, source, epoch, round) + (run->shared ? 0 : (size_t)state->rank * run->part),
+                    portion(run, part.bytes, round));
     }
     return TUTTI_OK;
 }
 
+/* A round is taken while the next one is staged. Two slots suffice: who arrives in a round has taken the one before. */
 static tutti_status run_rounds(pipeline *run, uint64_t *epoch) {
     tu_collective *state = run->state;
+    tu_lane take = { .segments = state->taken };
     tutti_status status = TUTTI_OK;
-    for (size_t round = 0; round < run->rounds && status == TUTTI_OK; round++) {
-        status = tu_epoch_enter(state, run->task, epoch);
+    for (size_t round = 0; round <= run->rounds && status == TUTTI_OK; round++) {
+        bool more = round < run->rounds;
+        tu_lane put = { .segments = state->put };
+        if (round != 0)
+            status = to_take(run, *epoch, round - 1, &take);
+        if (more && status == TUTTI_OK)
+            status = tu_epoch_enter(state, run->task, epoch);
         if (status != TUTTI_OK)
             break;
-        stage(run, *epoch, round);
-        tu_epoch_arrive(state, run->task, *epoch);
-        status = take(run, *epoch, round);
+        if (more)
+            put = to_stage(run, *epoch, round);
+        if (take.bytes == 0)
+            tu_compute_stage(state, &put);
+        else
+            tu_compute_both(state, &take, &put);
+        if (more)
+            tu_epoch_arrive(state, run->task, *epoch);
     }
     return status;
 }
@@ -253,6 +269,26 @@ static tutti_status arrive(pipeline *run, uint64_t *epoch) {
     return task->row->in == TU_EXTENT_SPLITS ? tu_compare_splits(state, task, *epoch) : TUTTI_OK;
 }
 
+/* Parts longer than this go through the rings. */
+#define LONG_PART ((size_t)4 << 10)
+
+static tutti_status plan(pipeline *run, size_t longest) {
+    tu_collective *state = run->state;
+    size_t parts = run->shared ? 1 : (size_t)state->size, room = state->layout.slot_bytes / parts / 64 * 64;
+    tutti_status status = TUTTI_OK;
+    run->ring = longest > room || longest > LONG_PART;
+    if (run->ring) {
+        status = tu_collective_attach_rings(state, run->task);
+        room = state->chunk_bytes / parts / 64 * 64;
+    }
+    run->part = run->ring ? tu_round_bytes(longest, room) : room;
+    run->rounds = (longest + run->part - 1) / run->part;
+    run->turn = state->turns;
+    if (status == TUTTI_OK && run->ring)
+        state->turns += run->rounds;
+    return status;
+}
+
 tutti_status tu_pipelined(tu_collective *state, tu_task *task) {
     pipeline run = { .state = state, .task = task, .shared = !tu_has_parts(task->row) };
     size_t bytes = tu_out_bytes(task, state->rank, state->size);
@@ -268,12 +304,7 @@ tutti_status tu_pipelined(tu_collective *state, tu_task *task) {
     epoch = first;
     size_t longest = longest_staged(&run);
     if (longest != 0) {
-        run.wide = longest > state->layout.slot_bytes / (run.shared ? 1 : (size_t)state->size);
-        if (run.wide)
-            status = tu_collective_widen(state, task);
-        size_t room = run.wide ? state->wide_bytes : state->layout.slot_bytes;
-        run.part = room / (run.shared ? 1 : (size_t)state->size) / 64 * 64;
-        run.rounds = (longest + run.part - 1) / run.part;
+        status = plan(&run, longest);
         if (status == TUTTI_OK)
             status = run_rounds(&run, &epoch);
         if (status != TUTTI_OK)

@@ -58,20 +58,22 @@ static void release_mappings(tu_mapping **mappings, int size) {
 static void free_state(void *argument) {
     tu_collective *state = argument;
     release_mappings(state->mappings, state->size);
-    release_mappings(state->wide_mappings, state->size);
+    release_mappings(state->ring_mappings, state->size);
     tu_job *job = state->group->world->job;
     if (state->piece.address != NULL)
         tu_piece_free(job, &state->piece);
-    if (state->wide_piece.address != NULL)
-        tu_piece_free(job, &state->wide_piece);
+    if (state->ring_piece.address != NULL)
+        tu_piece_free(job, &state->ring_piece);
     tu_messages_end(state->messages);
     tu_domains_free(state->domains);
     free(state->members);
-    free(state->wide);
+    free(state->rings);
     free(state->bells);
     free(state->sources);
     free(state->targets);
     free(state->factors);
+    free(state->taken);
+    free(state->put);
     free(state->references);
     free(state);
 }
@@ -112,11 +114,13 @@ static tutti_status make_state(void *owner, void **made) {
     state->sources = calloc(size, sizeof *state->sources);
     state->targets = calloc(size + 1, sizeof *state->targets);
     state->factors = calloc(size, sizeof *state->factors);
+    state->taken = calloc(size, sizeof *state->taken);
+    state->put = calloc(size, sizeof *state->put);
     state->references = calloc(size, sizeof *state->references);
     if (state->members == NULL || state->bells == NULL || state->sources == NULL || state->targets == NULL ||
-        state->factors == NULL || state->references == NULL) {
+        state->factors == NULL || state->taken == NULL || state->put == NULL || state->references == NULL) {
         free_state(state);
-        return tu_error_memory("a group's collective state", size * 48);
+        return tu_error_memory("a group's collective state", size * 96);
     }
     if (group->local && !group->world->fake)
         find_bells(state);
@@ -237,8 +241,11 @@ static tutti_status measure_handover(tu_collective *state, tu_task *task) {
         quickest = taken < quickest ? taken : quickest;
     }
     task->signature = signature;
+    bool near = quickest < NEAR_NANOSECONDS + 15 * (state->size - 2);
+    state->stages_far = !near;
+    state->stage_watched = state->stage_stream == 0; /* no file says it */
     if (state->stage_stream == 0)
-        state->stage_stream = quickest < NEAR_NANOSECONDS + 15 * (state->size - 2) ? NEAR_STAGE_BYTES : FAR_STAGE_BYTES;
+        state->stage_stream = near ? NEAR_STAGE_BYTES : FAR_STAGE_BYTES;
     TU_LOG(TUTTI_LOG_DEBUG, state->group->world->log, "collective",
            "group %s: a hand-over takes %lld ns; parts of %llu bytes are staged past the cache", state->group->name,
            (long long)quickest, (unsigned long long)state->stage_stream);
@@ -276,26 +283,26 @@ tutti_status tu_collective_setup(tu_collective *state, tu_task *task) {
     return status == TUTTI_OK ? measure_handover(state, task) : status;
 }
 
-/* ---- larger slots ---- */
+/* ---- rings ---- */
 
-tutti_status tu_collective_widen(tu_collective *state, tu_task *task) {
-    if (state->wide != NULL)
+tutti_status tu_collective_attach_rings(tu_collective *state, tu_task *task) {
+    if (state->rings != NULL)
         return TUTTI_OK;
     hello *theirs = calloc((size_t)state->size, sizeof *theirs);
-    unsigned char **wide = calloc((size_t)state->size, sizeof *wide);
+    unsigned char **rings = calloc((size_t)state->size, sizeof *rings);
     tutti_status status = TUTTI_OK;
-    if (theirs == NULL || wide == NULL)
+    if (theirs == NULL || rings == NULL)
         status = tu_error_memory("the set-up of a group", (size_t)state->size * sizeof *theirs);
     tu_mapping **mappings = NULL;
     if (status == TUTTI_OK)
-        status = share_piece(state, task, "staging", 2 * state->wide_bytes, &state->wide_piece, theirs, &mappings);
+        status = share_piece(state, task, "staging", state->ring_bytes, &state->ring_piece, theirs, &mappings);
     if (status == TUTTI_OK) {
         for (int member = 0; member < state->size; member++)
-            wide[member] = mappings[member]->address;
-        state->wide_mappings = mappings;
-        state->wide = wide;
+            rings[member] = mappings[member]->address;
+        state->ring_mappings = mappings;
+        state->rings = rings;
     } else {
-        free(wide);
+        free(rings);
     }
     free(theirs);
     return status;

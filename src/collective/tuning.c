@@ -272,6 +272,14 @@ static uint64_t cache_share(const tutti_world *world) {
     return (uint64_t)tu_cache_last_bytes() / (uint64_t)(world->local_size > 0 ? world->local_size : 1) / 2 + 1;
 }
 
+/* Twice the cache of a core, so that what is staged has left it when its place is used again; but no more than its
+ * share of the last cache, where it stays, and two chunks at least. */
+static size_t ring_bytes(const tutti_world *world, size_t chunk) {
+    size_t ring = 2 * tu_cache_bytes(2), most = (size_t)cache_share(world) / 4096 * 4096;
+    ring = ring < most ? ring : most;
+    return ring < 2 * chunk ? 2 * chunk : ring / 8192 * 8192;
+}
+
 tutti_status tu_tuning_apply(tu_collective *state) {
     tutti_world *world = state->group->world;
     const char *path = tu_settings_text(&world->settings, TU_SETTING_TUNING);
@@ -294,7 +302,8 @@ tutti_status tu_tuning_apply(tu_collective *state) {
     state->stage_stream = file != NULL ? file->stage_bytes : 0;
     uint64_t chunk = file != NULL && file->chunk_bytes != 0 ? file->chunk_bytes : built_in->chunk_bytes;
     uint64_t least = (uint64_t)state->size * 4096; /* so that a part is a page at least */
-    state->wide_bytes = (chunk < least ? least : chunk) / 4096 * 4096;
+    state->chunk_bytes = (chunk < least ? least : chunk) / 4096 * 4096;
+    state->ring_bytes = ring_bytes(world, state->chunk_bytes);
     tu_tuning_free(file);
     return TUTTI_OK;
 }

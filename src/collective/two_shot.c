@@ -8,10 +8,10 @@
  * leaves free. The two kinds mix at will.
  *
  * Messages that do not fit into a slot go in rounds. In round c a rank
- *     awaits the others' parts of c, reduces its slice, publishes it (step c), stages c + 1 and arrives there, and only
- * then awaits the others' slices of c and copies them out: so both hand-overs pass while there is something else to do.
- * Two slots suffice: parts of c + 1 overwrite those of c - 1, which all have reduced when they arrive in c; the result
- * of c + 1 overwrites that of c - 1, which all have copied when they arrive in c + 1.
+ *     awaits the others' parts of c, reduces its slice and publishes it (step c), then awaits the others' slices of c,
+ * copies them out while it stages c + 1, and arrives there. Reading what others have written and writing for them go
+ * side by side (tu_compute_both), since each by itself leaves the processor waiting.
+ * Two slots suffice: parts and result of c + 1 overwrite those of c - 1, with which all are done when they arrive in c.
  */
 #include <string.h>
 
@@ -25,8 +25,9 @@ typedef struct two_shot {
     tu_collective *state;
     tu_task *task;
     tu_slice mine;
-    bool wide;
-    size_t part; /* bytes of one part of a slot */
+    bool ring;     /* through the rings, else the slots of the group's piece */
+    uint64_t turn; /* of round 0 */
+    size_t part;   /* bytes of one part of a slot */
     size_t rounds;
     bool stages;      /* this rank's input is staged */
     bool copies;      /* this rank wants all slices and its output is not written by their owners */
@@ -34,15 +35,15 @@ typedef struct two_shot {
     unsigned stream;  /* kernel flags for results */
 } two_shot;
 
-static unsigned char *slot(const two_shot *run, int member, uint64_t epoch) {
+static unsigned char *slot(const two_shot *run, int member, uint64_t epoch, size_t round) {
     const tu_collective *state = run->state;
-    if (run->wide)
-        return state->wide[member] + (epoch & 1) * state->wide_bytes;
+    if (run->ring)
+        return tu_ring_slot(state, member, run->turn + round, run->part * (size_t)state->size);
     return tu_staging(state, member, epoch);
 }
 
-static size_t part_bytes(const tu_collective *state, bool wide) {
-    return (wide ? state->wide_bytes : state->layout.slot_bytes) / (size_t)state->size / 64 * 64;
+static unsigned stage_flags(const two_shot *run, size_t bytes) {
+    return run->ring ? tu_ring_flags(run->state, bytes) : tu_stage_flags(run->state, bytes);
 }
 
 static size_t longest_slice(const tu_task *task, int size) {
@@ -65,20 +66,25 @@ static tu_slice portion(const two_shot *run, tu_slice slice, size_t round) {
 
 /* ---- the steps of a round ---- */
 
-static void stage(const two_shot *run, uint64_t epoch, size_t round) {
-    const tu_collective *state = run->state;
+/* This rank's parts for the other owners. */
+static tu_lane to_stage(const two_shot *run, uint64_t epoch, size_t round) {
+    tu_collective *state = run->state;
     const tu_task *task = run->task;
-    if (!run->stages)
-        return;
-    unsigned char *base = slot(run, state->rank, epoch);
-    for (int i = 1; i < state->size; i++) {
+    tu_lane put = { .segments = state->put };
+    unsigned char *base = slot(run, state->rank, epoch, round);
+    for (int i = 1; i < state->size && run->stages; i++) {
         int owner = (state->rank + i) % state->size;
         tu_slice part = portion(run, tu_slice_of(task, state->size, owner), round);
-        if (part.count != 0)
-            tu_copy(base + (size_t)owner * run->part, (const unsigned char *)task->in + part.first * task->element,
-                    part.count * task->element,
-                    tu_stage_flags(state, part.count * task->element * (size_t)(state->size - 1)));
+        tu_lane_add(&put, base + (size_t)owner * run->part,
+                    (const unsigned char *)task->in + part.first * task->element, part.count * task->element);
     }
+    put.flags = stage_flags(run, put.bytes);
+    return put;
+}
+
+static void stage(const two_shot *run, uint64_t epoch, size_t round) {
+    tu_lane put = to_stage(run, epoch, round);
+    tu_compute_stage(run->state, &put);
 }
 
 /* Where the results of this rank's slice go: its own output, outputs that are written in place, or else its slot for
@@ -110,7 +116,7 @@ static tutti_status find_targets(const two_shot *run, tu_slice part, unsigned ch
     return TUTTI_OK;
 }
 
-static tutti_status find_sources(const two_shot *run, tu_slice part, uint64_t epoch) {
+static tutti_status find_sources(const two_shot *run, tu_slice part, uint64_t epoch, size_t round) {
     tu_collective *state = run->state;
     tu_task *task = run->task;
     size_t at = part.first * task->element;
@@ -124,52 +130,86 @@ static tutti_status find_sources(const two_shot *run, tu_slice part, uint64_t ep
                 return status;
             state->sources[member] = in + at;
         } else {
-            state->sources[member] = slot(run, member, epoch) + (size_t)state->rank * run->part;
+            state->sources[member] = slot(run, member, epoch, round) + (size_t)state->rank * run->part;
         }
         state->factors[member] = state->references[member].factor;
     }
     return TUTTI_OK;
 }
 
-static tutti_status reduce(const two_shot *run, uint64_t epoch, tu_slice part) {
+/* The result is wanted in outputs and in this rank's slot: adds what is missing to the lanes. Through the cache both
+ * are written at once. Past it, the one that goes through it is reduced and the other copied from there. */
+static void add_slot(const two_shot *run, unsigned char *own_part, size_t bytes, tu_sweep *sweep, tu_lane *put) {
+    tu_collective *state = run->state;
+    unsigned slot_flags = stage_flags(run, bytes);
+    if (slot_flags == run->stream || sweep->to_count > 1) {
+        state->targets[sweep->to_count++] = own_part;
+        return;
+    }
+    unsigned char *out = state->targets[0];
+    put->flags = slot_flags | run->stream;
+    if (run->stream != 0) {
+        state->targets[0] = own_part;
+        sweep->flags = 0;
+        tu_lane_add(put, out, own_part, bytes);
+    } else {
+        tu_lane_add(put, own_part, out, bytes);
+    }
+}
+
+/* Reduces `part` of this rank's slice. Meanwhile `put`, unless it is empty, is staged, or else the result for those who
+ * copy: an operation has one of them. */
+static tutti_status reduce(const two_shot *run, uint64_t epoch, size_t round, tu_slice part, tu_lane *put) {
     tu_collective *state = run->state;
     tu_task *task = run->task;
-    if (part.count == 0)
-        return TUTTI_OK;
-    unsigned char *own_part = run->others_copy ? slot(run, state->rank, epoch) + (size_t)state->rank * run->part : NULL;
-    int targets;
     tutti_status status = tu_still_alive(state);
-    if (status == TUTTI_OK)
-        status = find_targets(run, part, own_part, &targets);
-    if (status == TUTTI_OK)
-        status = find_sources(run, part, epoch);
     if (status != TUTTI_OK)
         return status;
+    tu_lane take = { .sweep = NULL };
+    if (part.count == 0) {
+        tu_compute_both(state, &take, put);
+        return TUTTI_OK;
+    }
+    unsigned char *own_part =
+        run->others_copy ? slot(run, state->rank, epoch, round) + (size_t)state->rank * run->part : NULL;
+    int targets = 0;
+    status = find_targets(run, part, own_part, &targets);
+    if (status == TUTTI_OK)
+        status = find_sources(run, part, epoch, round);
+    if (status != TUTTI_OK)
+        return status;
+    tu_sweep sweep = { .to = state->targets,
+                       .from = state->sources,
+                       .to_count = targets,
+                       .from_count = state->size,
+                       .count = part.count,
+                       .element = task->element,
+                       .dtype = (tutti_dtype)task->info.dtype,
+                       .reduction = (tutti_reduction)task->info.reduction,
+                       .factors = state->factors,
+                       .flags = run->stream };
     size_t bytes = part.count * task->element;
-    bool only_slot = own_part != NULL && state->targets[0] == own_part, both = own_part != NULL && !only_slot;
-    if (both && run->stream != 0)
-        state->targets[targets++] = own_part;
-    tu_compute_reduce(state, state->targets, targets, state->sources, state->size, part.count,
-                      (tutti_dtype)task->info.dtype, (tutti_reduction)task->info.reduction, state->factors,
-                      only_slot ? tu_stage_flags(state, bytes) : run->stream);
-    /* Where the output goes through the cache, the slot gets a copy of what is still there: it is written another
-     * way. */
-    if (both && run->stream == 0)
-        tu_copy(own_part, state->targets[0], bytes, tu_stage_flags(state, bytes));
+    if (own_part != NULL && state->targets[0] == own_part)
+        sweep.flags = stage_flags(run, bytes);
+    else if (own_part != NULL)
+        add_slot(run, own_part, bytes, &sweep, put);
+    take.sweep = &sweep;
+    tu_compute_both(state, &take, put);
     return TUTTI_OK;
 }
 
-static void copy_slices(const two_shot *run, uint64_t epoch, size_t round) {
-    const tu_collective *state = run->state;
+/* The others' slices. */
+static tu_lane to_copy(const two_shot *run, uint64_t epoch, size_t round) {
+    tu_collective *state = run->state;
     const tu_task *task = run->task;
-    for (int i = 1; i < state->size; i++) {
+    tu_lane take = { .segments = state->taken, .flags = run->stream };
+    for (int i = 1; i < state->size && run->copies; i++) {
         int owner = (state->rank + i) % state->size;
         tu_slice part = portion(run, tu_slice_of(task, state->size, owner), round);
-        if (part.count != 0)
-            tu_compute_copy(run->state, (unsigned char *)task->out + part.first * task->element,
-                            slot(run, owner, epoch) + (size_t)owner * run->part, part.count * task->element,
-                            run->stream);
+        tu_lane_add(&take, (unsigned char *)task->out + part.first * task->element,
+                    slot(run, owner, epoch, round) + (size_t)owner * run->part, part.count * task->element);
     }
+    return take;
 }
 
 /* ---- the whole ---- */
@@ -180,43 +220,62 @@ static tutti_status reduce_in_place(two_shot *run, uint64_t epoch) {
     tutti_status status = TUTTI_OK;
     for (size_t begin = 0; begin < run->mine.count && status == TUTTI_OK; begin += elements) {
         size_t count = run->mine.count - begin < elements ? run->mine.count - begin : elements;
-        status = reduce(run, epoch, (tu_slice){ run->mine.first + begin, count });
+        tu_lane nothing = { .segments = run->state->put };
+        status = reduce(run, epoch, 0, (tu_slice){ run->mine.first + begin, count }, &nothing);
     }
     return status;
+}
+
+/* Enters the epoch of the round after `round`; what is to be staged in it, or nothing after the last. */
+static tutti_status next_round(const two_shot *run, size_t round, uint64_t *epoch, tu_lane *put) {
+    *put = (tu_lane){ .segments = run->state->put };
+    if (round + 1 >= run->rounds)
+        return TUTTI_OK;
+    tutti_status status = tu_epoch_enter(run->state, run->task, epoch);
+    if (status == TUTTI_OK)
+        *put = to_stage(run, *epoch, round + 1);
+    return status;
+}
+
+/* A round of which each owner keeps its slice: it is reduced while the next one is staged. */
+static tutti_status scatter_round(const two_shot *run, size_t round, uint64_t current, uint64_t *epoch) {
+    tu_lane put;
+    tutti_status status = next_round(run, round, epoch, &put);
+    return status == TUTTI_OK ? reduce(run, current, round, portion(run, run->mine, round), &put) : status;
+}
+
+static tutti_status gather_round(const two_shot *run, size_t round, uint64_t current, uint64_t *epoch) {
+    tu_collective *state = run->state;
+    tu_lane put = { .segments = state->put };
+    tutti_status status = reduce(run, current, round, portion(run, run->mine, round), &put);
+    if (status != TUTTI_OK)
+        return status;
+    tu_step_publish(state, current);
+    if (run->copies)
+        status = tu_step_await_all(state, run->task, current);
+    if (status == TUTTI_OK)
+        status = next_round(run, round, epoch, &put);
+    if (status != TUTTI_OK)
+        return status;
+    tu_lane take = to_copy(run, current, round);
+    tu_compute_both(state, &take, &put);
+    return TUTTI_OK;
 }
 
 /* `epoch` has been entered and arrived in, with round 0 staged. */
 static tutti_status run_rounds(two_shot *run, uint64_t epoch, uint64_t *last) {
     tu_collective *state = run->state;
-    tu_task *task = run->task;
-    bool scatter = tu_scatters(task->row);
-    for (size_t round = 0;; round++) {
-        tutti_status status = tu_epoch_await_all(state, task, epoch);
+    bool scatter = tu_scatters(run->task->row);
+    tutti_status status = TUTTI_OK;
+    for (size_t round = 0; round < run->rounds && status == TUTTI_OK; round++) {
+        uint64_t current = *last = epoch;
+        status = tu_epoch_await_all(state, run->task, current);
         if (status == TUTTI_OK)
-            status = reduce(run, epoch, portion(run, run->mine, round));
-        if (status != TUTTI_OK)
-            return status;
-        if (!scatter)
-            tu_step_publish(state, epoch);
-        uint64_t current = epoch;
-        bool more = round + 1 < run->rounds;
-        if (more) {
-            status = tu_epoch_enter(state, task, &epoch);
-            if (status != TUTTI_OK)
-                return status;
-            stage(run, epoch, round + 1);
-            tu_epoch_arrive(state, task, epoch);
-        }
-        if (run->copies) {
-            status = tu_step_await_all(state, task, current);
-            if (status != TUTTI_OK)
-                return status;
-            copy_slices(run, current, round);
-        }
-        *last = current;
-        if (!more)
-            return TUTTI_OK;
+            status = scatter ? scatter_round(run, round, current, &epoch) : gather_round(run, round, current, &epoch);
+        if (status == TUTTI_OK && epoch != current)
+            tu_epoch_arrive(state, run->task, epoch);
     }
+    return status;
 }
 
 /* What all members said decides for all of them alike. */
@@ -253,58 +312,79 @@ static tutti_status leave(const two_shot *run, uint64_t epoch) {
     bool scatter = tu_scatters(task->row);
     if (scatter && state->direct_inputs != 0)
         tu_step_publish(state, epoch);
-    if (mine->in_index != 0 || mine->out_index != 0)
-        return tu_step_await_all(state, task, epoch);
-    /* The root copies round c after it arrived in c + 1: its step says that it is done with the round before the
-     * last. */
-    if (task->row->flow == TU_FLOW_TO_ROOT && run->rounds > 1 && state->rank != task->info.root)
-        return tu_step_await(state, task, epoch, task->info.root);
+    return mine->in_index != 0 || mine->out_index != 0 ? tu_step_await_all(state, task, epoch) : TUTTI_OK;
+}
+
+/* Parts longer than this go through the rings. */
+#define LONG_PART ((size_t)4 << 10)
+
+/* How the message is cut: a ring that is there is used at once. Sets *staged when round 0 can be staged before anything
+ * is known of the others. */
+static void plan(two_shot *run, size_t longest, bool *staged) {
+    tu_collective *state = run->state;
+    size_t room = state->layout.slot_bytes / (size_t)state->size / 64 * 64;
+    run->ring = longest > room || longest > LONG_PART;
+    if (run->ring)
+        room = state->chunk_bytes / (size_t)state->size / 64 * 64;
+    run->part = run->ring ? tu_round_bytes(longest, room) : room;
+    run->rounds = longest == 0 ? 1 : (longest + run->part - 1) / run->part;
+    *staged = !run->ring || state->rings != NULL;
+}
+
+/* Arrives with a reference, and with round 0 staged where that is possible. */
+static tutti_status begin(two_shot *run, bool staged, uint64_t *epoch) {
+    tu_collective *state = run->state;
+    tutti_status status = tu_epoch_enter(state, run->task, epoch);
+    if (status != TUTTI_OK)
+        return status;
+    tu_reference reference;
+    tu_refer(state, run->task, &reference);
+    memcpy(state->members[state->rank]->arrive[*epoch & 1].payload, &reference, sizeof reference);
+    run->stages = reference.in_index == 0;
+    if (staged) {
+        run->turn = state->turns;
+        state->turns += run->ring ? run->rounds : 0;
+        stage(run, *epoch, 0);
+    }
+    tu_epoch_arrive(state, run->task, *epoch);
+    return tu_epoch_await_all(state, run->task, *epoch);
+}
+
+/* The first message that needs them attaches the rings, and stages round 0 then. */
+static tutti_status begin_again(two_shot *run, uint64_t *epoch) {
+    tu_collective *state = run->state;
+    tutti_status status = tu_collective_attach_rings(state, run->task);
+    if (status == TUTTI_OK)
+        status = tu_epoch_enter(state, run->task, epoch);
+    if (status != TUTTI_OK)
+        return status;
+    run->turn = state->turns;
+    state->turns += run->rounds;
+    stage(run, *epoch, 0);
+    tu_epoch_arrive(state, run->task, *epoch);
     return TUTTI_OK;
 }
 
 tutti_status tu_two_shot(tu_collective *state, tu_task *task) {
     two_shot run = { .state = state, .task = task, .mine = tu_slice_of(task, state->size, state->rank) };
-    size_t bytes = task->info.count * task->element;
-    run.stream = bytes >= state->large ? TU_KERNEL_STREAM : 0;
-    size_t longest = longest_slice(task, state->size);
-    run.part = part_bytes(state, false);
-    bool fits = longest <= run.part;
+    run.stream = task->info.count * task->element >= state->large ? TU_KERNEL_STREAM : 0;
+    bool staged;
+    plan(&run, longest_slice(task, state->size), &staged);
     uint64_t epoch, last;
-    tutti_status status = tu_epoch_enter(state, task, &epoch);
-    if (status != TUTTI_OK)
-        return status;
-    tu_reference reference;
-    tu_refer(state, task, &reference);
-    memcpy(state->members[state->rank]->arrive[epoch & 1].payload, &reference, sizeof reference);
-    run.stages = reference.in_index == 0;
-    run.rounds = 1;
-    if (fits)
-        stage(&run, epoch, 0);
-    tu_epoch_arrive(state, task, epoch);
-    status = tu_epoch_await_all(state, task, epoch);
+    tutti_status status = begin(&run, staged, &epoch);
     if (status != TUTTI_OK)
         return status;
     learn(&run, epoch);
-    last = epoch;
     if (everything_in_place(&run)) {
         status = reduce_in_place(&run, epoch);
         if (status == TUTTI_OK && !tu_scatters(task->row))
             tu_step_publish(state, epoch);
         return status == TUTTI_OK ? leave(&run, epoch) : status;
     }
-    if (!fits) {
-        status = tu_collective_widen(state, task);
-        if (status != TUTTI_OK)
-            return status;
-        run.wide = true;
-        run.part = part_bytes(state, true);
-        run.rounds = (longest + run.part - 1) / run.part;
-        status = tu_epoch_enter(state, task, &epoch);
-        if (status != TUTTI_OK)
-            return status;
-        stage(&run, epoch, 0);
-        tu_epoch_arrive(state, task, epoch);
-    }
-    status = run_rounds(&run, epoch, &last);
+    if (!staged)
+        status = begin_again(&run, &epoch);
+    last = epoch;
+    if (status == TUTTI_OK)
+        status = run_rounds(&run, epoch, &last);
     return status == TUTTI_OK ? leave(&run, last) : status;
 }

@@ -59,8 +59,33 @@ static void run(const tu_reduce_args *args, size_t count, tutti_dtype dtype, tut
         stream_fence();
 }
 
-void tu_reduce_many(void *const *to, int to_count, const void *const *from, int from_count, size_t count,
-                    tutti_dtype dtype, tutti_reduction reduction, const double *factors, unsigned flags) {
+static bool streams(unsigned flags) {
+    return (flags & TU_KERNEL_STREAM) != 0;
+}
+
+/* With a copy beside it. What the kernel leaves of that, because one of the two is longer, follows. */
+static void run_beside(tu_reduce_args *args, size_t count, size_t bytes, tutti_dtype dtype, tutti_reduction reduction,
+                       const tu_aside *aside) {
+    size_t done = 0, turns = (bytes + TU_KERNEL_TURN - 1) / TU_KERNEL_TURN;
+    if (turns != 0 && aside->bytes / turns >= 64) {
+        args->aside_to = aside->to;
+        args->aside_from = aside->from;
+        args->aside_bytes = aside->bytes;
+        args->aside_turn = aside->bytes / turns / 64 * 64; /* rounded down: it stays behind */
+        args->aside_stream = streams(aside->flags);
+        args->aside_done = &done;
+    }
+    run(args, count, dtype, reduction);
+    if (done < aside->bytes)
+        tu_copy((char *)aside->to + done, (const char *)aside->from + done, aside->bytes - done, aside->flags);
+    else if (args->aside_stream)
+        stream_fence();
+}
+
+void tu_reduce_beside(void *const *to, int to_count, const void *const *from, int from_count, size_t count,
+                      tutti_dtype dtype, tutti_reduction reduction, const double *factors, unsigned flags,
+                      const tu_aside *aside) {
+    size_t bytes = count * tutti_dtype_size(dtype);
     if (dtype == TUTTI_C64 || dtype == TUTTI_C128) {
         dtype = dtype == TUTTI_C64 ? TUTTI_F32 : TUTTI_F64;
         count *= 2;
@@ -71,22 +96,33 @@ void tu_reduce_many(void *const *to, int to_count, const void *const *from, int 
                             .from_count = from_count,
                             .factors = factors,
                             .reciprocal = (from_count & (from_count - 1)) == 0 ? 1.0 / from_count : 0,
-                            .stream = (flags & TU_KERNEL_STREAM) != 0 };
+                            .stream = streams(flags) };
     uint64_t control = tu_float_control_enter();
-    run(&args, count, dtype, reduction);
+    if (aside != NULL && aside->bytes != 0)
+        run_beside(&args, count, bytes, dtype, reduction, aside);
+    else
+        run(&args, count, dtype, reduction);
     tu_float_control_leave(control);
+}
+
+void tu_reduce_many(void *const *to, int to_count, const void *const *from, int from_count, size_t count,
+                    tutti_dtype dtype, tutti_reduction reduction, const double *factors, unsigned flags) {
+    tu_reduce_beside(to, to_count, from, from_count, count, dtype, reduction, factors, flags, NULL);
 }
 
 /* A sum of one source of bytes is a copy. */
 void tu_copy_many(void *const *to, int to_count, const void *from, size_t bytes, unsigned flags) {
-    tu_reduce_args args = {
-        .to = to, .to_count = to_count, .from = &from, .from_count = 1, .stream = (flags & TU_KERNEL_STREAM) != 0
-    };
+    tu_reduce_args args = { .to = to, .to_count = to_count, .from = &from, .from_count = 1, .stream = streams(flags) };
     run(&args, bytes, TUTTI_U8, TUTTI_SUM);
 }
 
+void tu_copy_beside(void *to, const void *from, size_t bytes, unsigned flags, const tu_aside *aside) {
+    tu_reduce_args args = { .to = &to, .to_count = 1, .from = &from, .from_count = 1, .stream = streams(flags) };
+    run_beside(&args, bytes, bytes, TUTTI_U8, TUTTI_SUM, aside);
+}
+
 void tu_copy(void *to, const void *from, size_t bytes, unsigned flags) {
-    if ((flags & TU_KERNEL_STREAM) != 0)
+    if (streams(flags))
         tu_copy_many(&to, 1, from, bytes, flags);
     else
         memcpy(to, from, bytes);

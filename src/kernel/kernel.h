@@ -25,6 +25,16 @@ enum {
     TU_KERNEL_STREAM = 1
 };
 
+/* A copy that goes on beside a reduction, a small piece of each in turn, so that loads of the one and stores of the
+ * other are under way at the same time. It may read what the reduction writes, at the same place: it is always
+ * behind. */
+typedef struct tu_aside {
+    void *to;
+    const void *from;
+    size_t bytes;
+    unsigned flags;
+} tu_aside;
+
 /* Reduces `count` elements of `from_count` (at least 1, any number) sources into each of `to_count` (at least 1, any
  * number) destinations. A destination may be the address of a source (in place); any other overlap is not allowed.
  * Any alignment, any count. avg divides by `from_count`. `factors` has one entry per source for TUTTI_PREMUL_SUM and
@@ -33,6 +43,11 @@ enum {
  * rounding, traps) has no influence and is left as it was. */
 TU_SHARED void tu_reduce_many(void *const *to, int to_count, const void *const *from, int from_count, size_t count,
                               tutti_dtype dtype, tutti_reduction reduction, const double *factors, unsigned flags);
+
+/* The same, with a copy beside it. */
+void tu_reduce_beside(void *const *to, int to_count, const void *const *from, int from_count, size_t count,
+                      tutti_dtype dtype, tutti_reduction reduction, const double *factors, unsigned flags,
+                      const tu_aside *aside);
 
 /* The same into one destination. */
 static inline void tu_reduce(void *to, const void *const *from, int from_count, size_t count, tutti_dtype dtype,
@@ -45,6 +60,9 @@ void tu_copy(void *to, const void *from, size_t bytes, unsigned flags);
 
 /* Copies bytes to several destinations, reading the source once. A destination may be `from` itself. */
 void tu_copy_many(void *const *to, int to_count, const void *from, size_t bytes, unsigned flags);
+
+/* Copies bytes, with another copy beside it. */
+void tu_copy_beside(void *to, const void *from, size_t bytes, unsigned flags, const tu_aside *aside);
 
 /* The factor of a call (one element of `dtype`; its real part's type for complex) as tu_reduce takes it. */
 double tu_factor(const void *element, tutti_dtype dtype);

@@ -358,11 +358,41 @@ INLINE void reduce_step(const tu_reduce_args *r, size_t at, tutti_dtype dtype, t
     }
 }
 
+INLINE void copy_aside(const tu_reduce_args *r, size_t at) {
+    char *to = r->aside_to + at;
+    const char *from = r->aside_from + at;
+    if (r->aside_stream && (uintptr_t)to % VECTOR == 0) {
+        for (size_t i = 0; i < r->aside_turn; i += VECTOR)
+            store_stream(to + i, load(from + i));
+    } else {
+        for (size_t i = 0; i < r->aside_turn; i += VECTOR)
+            store(to + i, load(from + i));
+    }
+}
+
+/* A piece of the reduction and a piece of the copy beside it, in turn, as long as both have whole ones. Returns where
+ * the reduction has come to. */
+INLINE size_t reduce_beside(const tu_reduce_args *r, size_t at, size_t end, tutti_dtype dtype,
+                            tutti_reduction reduction) {
+    const size_t size = element_size(dtype), step = STEP / registers(dtype) * VECTOR;
+    size_t done = 0;
+    for (; at + TU_KERNEL_TURN / size <= end && done + r->aside_turn <= r->aside_bytes; at += TU_KERNEL_TURN / size) {
+        for (size_t i = 0; i < TU_KERNEL_TURN; i += step)
+            reduce_step(r, at * size + i, dtype, reduction);
+        copy_aside(r, done);
+        done += r->aside_turn;
+    }
+    *r->aside_done = done;
+    return at;
+}
+
 INLINE void reduce(const tu_reduce_args *r, size_t begin, size_t end, tutti_dtype dtype, tutti_reduction reduction) {
     const size_t size = element_size(dtype), step = STEP / registers(dtype) * VECTOR / size;
     size_t at = begin + elements_to_alignment(r, end - begin, size);
     if (at > begin)
         reduce_rest(r, begin, at, dtype, reduction);
+    if (r->aside_bytes != 0)
+        at = reduce_beside(r, at, end, dtype, reduction);
     for (; at + step <= end; at += step)
         reduce_step(r, at * size, dtype, reduction);
     reduce_rest(r, at, end, dtype, reduction);

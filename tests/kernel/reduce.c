@@ -511,6 +511,64 @@ TEST(copies_reach_every_destination_and_nothing_else) {
     }
 }
 
+/* Two sums, and beside them a copy of something else, or of the sums themselves. */
+TEST(a_copy_beside_a_reduction_is_complete_and_leaves_it_alone) {
+    enum {
+        SIZE = 20000
+    };
+    static float first[SIZE], second[SIZE], sums[SIZE + 32], copied[SIZE + 64], other[SIZE];
+    for (int i = 0; i < SIZE; i++) {
+        first[i] = (float)(random_bits() % 1000);
+        second[i] = (float)(random_bits() % 1000);
+        other[i] = (float)(random_bits() % 1000);
+    }
+    FOR_EACH_SET(set) {
+        for (int round = 0; round < 200; round++) {
+            size_t count = round < 40 ? (size_t)round * 16 : random_below(SIZE), shift = random_below(16);
+            bool same = round % 2 == 0;
+            size_t copies = same ? count : random_below(SIZE);
+            void *to = sums + shift;
+            memset(sums, 0xa5, sizeof sums);
+            memset(copied, 0xa5, sizeof copied);
+            tu_aside aside = { copied + 16, same ? to : other, copies * sizeof(float),
+                               random_below(2) == 0 ? TU_KERNEL_STREAM : 0 };
+            tu_reduce_beside(&to, 1, (const void *const[]){ first, second }, 2, count, TUTTI_F32, TUTTI_SUM, NULL,
+                             random_below(2) == 0 ? TU_KERNEL_STREAM : 0, &aside);
+            for (size_t i = 0; i < count; i++)
+                if (sums[shift + i] != first[i] + second[i])
+                    FAIL("%s: element %zu of %zu beside %zu", set, i, count, copies);
+            CHECK(memcmp(copied + 16, same ? to : other, copies * sizeof(float)) == 0);
+            CHECK(((unsigned char *)(copied + 16))[-1] == 0xa5 && ((unsigned char *)(copied + 16 + copies))[0] == 0xa5);
+            CHECK(((unsigned char *)(sums + shift + count))[0] == 0xa5);
+        }
+    }
+}
+
+TEST(two_copies_beside_each_other_are_complete) {
+    enum {
+        SIZE = 30000
+    };
+    static unsigned char from[2][SIZE], to[2][SIZE + 130];
+    for (int i = 0; i < SIZE; i++) {
+        from[0][i] = (unsigned char)random_bits();
+        from[1][i] = (unsigned char)random_bits();
+    }
+    FOR_EACH_SET(set) {
+        for (int round = 0; round < 200; round++) {
+            size_t bytes[2] = { random_below(SIZE), random_below(SIZE) },
+                   at[2] = { 1 + random_below(64), 1 + random_below(64) };
+            memset(to, 0xa5, sizeof to);
+            tu_aside aside = { to[1] + at[1], from[1], bytes[1], round % 2 == 0 ? TU_KERNEL_STREAM : 0 };
+            tu_copy_beside(to[0] + at[0], from[0], bytes[0], round % 3 == 0 ? TU_KERNEL_STREAM : 0, &aside);
+            for (int i = 0; i < 2; i++) {
+                if (memcmp(to[i] + at[i], from[i], bytes[i]) != 0)
+                    FAIL("%s: copy %d of %zu bytes beside %zu", set, i, bytes[i], bytes[1 - i]);
+                CHECK(to[i][at[i] - 1] == 0xa5 && to[i][at[i] + bytes[i]] == 0xa5);
+            }
+        }
+    }
+}
+
 TEST(a_factor_is_the_element_it_was) {
     CHECK(tu_factor(&(double){ 0.1 }, TUTTI_F64) == 0.1);
     CHECK(tu_factor(&(float){ 0.1f }, TUTTI_C64) == (double)0.1f);

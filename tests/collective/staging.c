@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Ordinary memory goes through slots and rings: many messages of many lengths one after the other, in many rounds, by
+ * ordinary stores and past the cache, arrive whole; and how staging learns which of the two is quicker.
+ */
+#include <tutti/collective.h>
+#include <unistd.h>
+
+#include "collective/compute.h"
+#include "values.h"
+
+/* Every rank can compute what every rank has. */
+static int32_t value_of(int rank, int call, size_t index) {
+    return rank * 100003 + call * 7919 + (int32_t)(index * 31);
+}
+
+static void fill(int32_t *values, size_t count, int rank, int call) {
+    for (size_t i = 0; i < count; i++)
+        values[i] = value_of(rank, call, i);
+}
+
+typedef struct buffers {
+    tutti_group *group;
+    int rank, size, call;
+    size_t count;
+    int32_t *in, *out;
+} buffers;
+
+static void check_all_reduce(const buffers *b) {
+    fill(b->in, b->count, b->rank, b->call);
+    CHECK_OK(tutti_all_reduce(b->group, b->in, b->out, b->count, TUTTI_I32, TUTTI_MAX, NULL));
+    for (size_t i = 0; i < b->count; i++)
+        CHECK_EQ(b->out[i], value_of(b->size - 1, b->call, i));
+}
+
+static void check_all_reduce_in_place(const buffers *b) {
+    fill(b->out, b->count, b->rank, b->call);
+    CHECK_OK(tutti_all_reduce(b->group, b->out, b->out, b->count, TUTTI_I32, TUTTI_MIN, NULL));
+    for (size_t i = 0; i < b->count; i++)
+        CHECK_EQ(b->out[i], value_of(0, b->call, i));
+}
+
+static void check_reduce(const buffers *b) {
+    int root = b->call % b->size;
+    fill(b->in, b->count, b->rank, b->call);
+    CHECK_OK(tutti_reduce(b->group, b->in, b->out, b->count, TUTTI_I32, TUTTI_MAX, root, NULL));
+    for (size_t i = 0; i < b->count && b->rank == root; i++)
+        CHECK_EQ(b->out[i], value_of(b->size - 1, b->call, i));
+}
+
+static void check_reduce_scatter(const buffers *b) {
+    size_t share = b->count / (size_t)b->size;
+    fill(b->in, share * (size_t)b->size, b->rank, b->call);
+    CHECK_OK(tutti_reduce_scatter(b->group, b->in, b->out, share, TUTTI_I32, TUTTI_MAX, NULL));
+    for (size_t i = 0; i < share; i++)
+        CHECK_EQ(b->out[i], value_of(b->size - 1, b->call, (size_t)b->rank * share + i));
+}
+
+static void check_all_gather(const buffers *b) {
+    size_t share = b->count / (size_t)b->size;
+    fill(b->in, share, b->rank, b->call);
+    CHECK_OK(tutti_all_gather(b->group, b->in, b->out, share, TUTTI_I32, NULL));
+    for (int source = 0; source < b->size; source++)
+        for (size_t i = 0; i < share; i++)
+            CHECK_EQ(b->out[(size_t)source * share + i], value_of(source, b->call, i));
+}
+
+static void check_all_to_all(const buffers *b) {
+    size_t share = b->count / (size_t)b->size;
+    fill(b->in, share * (size_t)b->size, b->rank, b->call);
+    CHECK_OK(tutti_all_to_all(b->group, b->in, b->out, share, TUTTI_I32, NULL));
+    for (int source = 0; source < b->size; source++)
+        for (size_t i = 0; i < share; i++)
+            CHECK_EQ(b->out[(size_t)source * share + i], value_of(source, b->call, (size_t)b->rank * share + i));
+}
+
+static void check_broadcast(const buffers *b) {
+    int root = b->call % b->size;
+    fill(b->out, b->count, b->rank, b->call);
+    CHECK_OK(tutti_broadcast(b->group, b->out, b->out, b->count, TUTTI_I32, root, NULL));
+    for (size_t i = 0; i < b->count; i++)
+        CHECK_EQ(b->out[i], value_of(root, b->call, i));
+}
+
+/* Lengths change from call to call, so that slots of the ring begin everywhere and wrap around at all times. */
+static void many_messages(tutti_world *world, void *argument) {
+    static void (*const checks[])(
+        const buffers *) = { check_all_reduce,     check_all_gather,          check_all_to_all, check_broadcast,
+                             check_reduce_scatter, check_all_reduce_in_place, check_reduce };
+    enum {
+        CHECKS = sizeof checks / sizeof checks[0]
+    };
+    size_t most = test_sanitized() ? 20000 : 120000;
+    buffers b = { .group = tutti_world_group(world),
+                  .rank = tutti_world_rank(world),
+                  .size = tutti_world_size(world),
+                  .in = malloc(most * sizeof(int32_t)),
+                  .out = malloc(most * sizeof(int32_t)) };
+    CHECK(b.in != NULL && b.out != NULL);
+    uint64_t random = 5;
+    for (b.call = 0; b.call < *(const int *)argument; b.call++) {
+        uint64_t word = values_random(&random);
+        b.count = word % 4 == 0 ? 1 + (word >> 8) % most : 1 + (word >> 8) % (most / 8);
+        checks[(word >> 4) % CHECKS](&b);
+        if (word % 8 == 1)
+            CHECK_OK(tutti_barrier(b.group, NULL));
+    }
+    free(b.in);
+    free(b.out);
+}
+
+static char path[64];
+
+static void with_table(const char *text) {
+    snprintf(path, sizeof path, "/tmp/tutti-staging-%d", (int)getpid());
+    FILE *file = fopen(path, "w");
+    CHECK(file != NULL && fputs(text, file) >= 0 && fclose(file) == 0);
+    setenv("TUTTI_TUNING", path, 1);
+}
+
+static void run_many(const char *table) {
+    int calls = test_sanitized() ? 40 : 150;
+    if (table != NULL)
+        with_table(table);
+    test_threads(2, many_messages, &calls);
+    test_threads(3, many_messages, &calls);
+    test_processes(4, many_messages, &calls);
+    if (table != NULL)
+        unlink(path);
+}
+
+TEST_LIMIT(messages_of_all_lengths_arrive_whole, 120) {
+    run_many(NULL);
+}
+
+TEST_LIMIT(messages_in_many_rounds_arrive_whole_by_ordinary_stores, 120) {
+    run_many("chunk 16K\nstage 1G\n");
+}
+
+TEST_LIMIT(messages_in_many_rounds_arrive_whole_past_the_cache, 120) {
+    run_many("chunk 16K\nstage 1\nstream 1\n");
+}
+
+TEST_LIMIT(outputs_past_the_cache_and_staging_through_it_go_together, 120) {
+    run_many("stage 1G\nstream 1\n");
+}
+
+/* ---- which stores ---- */
+
+TEST(staging_that_was_slow_twice_goes_past_the_cache_until_a_trial_is_quick) {
+    tu_collective state = { .stage_watched = true };
+    tu_stage_judge(&state, 65536, 3000);
+    CHECK_EQ(tu_ring_flags(&state, 65536), 0);
+    tu_stage_judge(&state, 65536, 30000); /* once: it may have been interrupted */
+    CHECK_EQ(tu_ring_flags(&state, 65536), 0);
+    tu_stage_judge(&state, 65536, 3000);
+    tu_stage_judge(&state, 65536, 30000);
+    CHECK_EQ(tu_ring_flags(&state, 65536), 0);
+    tu_stage_judge(&state, 65536, 30000);
+    CHECK_EQ(tu_ring_flags(&state, 65536), TU_KERNEL_STREAM);
+    tu_stage_judge(&state, 16384, 7000); /* a trial that fails changes nothing */
+    CHECK_EQ(tu_ring_flags(&state, 65536), TU_KERNEL_STREAM);
+    tu_stage_judge(&state, 16384, 800);
+    CHECK_EQ(tu_ring_flags(&state, 65536), 0);
+}
+
+TEST(a_tuning_file_that_says_how_to_stage_is_obeyed) {
+    tu_collective state = { .stage_stream = 1000, .stages_far = true };
+    CHECK_EQ(tu_ring_flags(&state, 999), 0);
+    CHECK_EQ(tu_ring_flags(&state, 1000), TU_KERNEL_STREAM);
+}
