@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The server of a tcp store: one thread, any number of clients. And the client, given a connection.
+ * The server of a tcp store: one thread, any number of clients.
  */
 #ifndef TU_STORE_TCP_H
 #define TU_STORE_TCP_H
@@ -23,8 +23,5 @@ void tu_server_abandon(tu_server *server);
 int tu_server_port(const tu_server *server);
 /* Where this process reaches it. */
 void tu_server_own_address(const tu_server *server, tu_address_list *list);
-
-/* A client of a connection that is already validated; takes over `descriptor`. */
-tutti_status tu_tcp_adopt(int descriptor, int64_t timeout_ns, tutti_store **store);
 
 #endif
