@@ -53,28 +53,39 @@ bool tu_rule_has_gradient(const tu_gradient *gradient, tutti_reduction reduction
 bool tu_rule_needs_factor(const char *who, tutti_reduction reduction) {
     if (reduction != TUTTI_PREMUL_SUM || tu_self()->pending != TUTTI_OK)
         return false;
-    tu_fail(TUTTI_ERROR_ARGUMENT, "%s: premul_sum needs a factor: use tt_all_reduce_premul", who);
+    tu_fail(TUTTI_ERROR_ARGUMENT,
+            "%s: premul_sum needs a factor: use tt_all_reduce_premul, tt_reduce_scatter_premul or their sisters", who);
     return true;
 }
 
 /* ---- all_reduce ---- */
 
-static tutti_status start_reduce(const tt_tensor *x, tt_tensor *out, tutti_reduction reduction, double number,
+/* A factor of premul_sum in the type that the collective wants: x's, or that of its parts. */
+typedef struct premul {
+    _Alignas(16) char factor[16];
+} premul;
+
+static tutti_status set_factor(tutti_call *options, tutti_reduction reduction, double number, tutti_dtype dtype,
+                               premul *kept) {
+    tutti_dtype real = dtype == TUTTI_C64 ? TUTTI_F32 : dtype == TUTTI_C128 ? TUTTI_F64 : dtype;
+    options->factor = reduction == TUTTI_PREMUL_SUM ? kept->factor : NULL;
+    return tutti_convert(&number, TUTTI_F64, kept->factor, real, 1);
+}
+
+static tutti_status start_reduce(const tt_tensor *x, tt_tensor *out, tutti_reduction reduction, double factor,
                                  tutti_group *group) {
     tutti_work *work;
     tutti_call options;
-    _Alignas(16) char factor[16];
-    tutti_dtype real = x->dtype == TUTTI_C64 ? TUTTI_F32 : x->dtype == TUTTI_C128 ? TUTTI_F64 : (tutti_dtype)x->dtype;
-    tutti_status status = tutti_convert(&number, TUTTI_F64, factor, real, 1);
+    premul kept;
+    const tt_tensor *from = x;
+    tu_flight_call(&options, &work);
+    tutti_status status = set_factor(&options, reduction, factor, x->dtype, &kept);
     if (status != TUTTI_OK)
         return status;
-    const tt_tensor *from = x;
     if (x != out && (!(x->flags & TU_CONTIGUOUS) || tu_group_is_fake(group))) {
         tu_copy_tensor(out, x); /* to where the result goes, and reduced there */
         from = out;
     }
-    tu_flight_call(&options, &work);
-    options.factor = reduction == TUTTI_PREMUL_SUM ? factor : NULL;
     status =
         tutti_all_reduce(group, tu_pointer(from), tu_pointer(out), (size_t)out->numel, out->dtype, reduction, &options);
     if (status == TUTTI_OK)
@@ -102,7 +113,7 @@ void tu_all_reduce_gradient(tu_gradient *gradient) {
 
 tutti_status tu_all_reduce_premul_shape(tu_call *call) {
     tutti_status status = tu_rule_reduction(call, TUTTI_PREMUL_SUM, call->inputs[0]);
-    return status == TUTTI_OK ? tu_shape_like_first(call) : status;
+    return status == TUTTI_OK ? tu_rule_same_shape(call) : status;
 }
 
 tutti_status tu_all_reduce_premul_cpu(tu_call *call) {
@@ -120,6 +131,12 @@ tt_tensor *tt_all_reduce_premul(tt_tensor *x, double factor, tutti_group *group)
     if (!tu_flight_check("all_reduce_premul", group, tu_is_meta(x)))
         return NULL;
     return tu_all_reduce_premul(x, factor, group);
+}
+
+tt_tensor *tt_all_reduce_premul_(tt_tensor *x, double factor, tutti_group *group) {
+    if (!tu_flight_check("all_reduce_premul_", group, tu_is_meta(x)))
+        return NULL;
+    return tu_all_reduce_premul_(x, factor, group);
 }
 
 tt_tensor *tt_all_reduce_(tt_tensor *x, tutti_reduction reduction, tutti_group *group) {
@@ -277,17 +294,20 @@ void tu_fake_part(tutti_group *group, tt_tensor *out, const tt_tensor *x) {
         memcpy(tu_pointer(out), (const char *)tu_pointer(x) + (size_t)tutti_group_rank(group) * bytes, bytes);
 }
 
-static tutti_status start_scatter(const tt_tensor *x, tt_tensor *out, tutti_reduction reduction, int dim,
+static tutti_status start_scatter(const tt_tensor *x, tt_tensor *out, tutti_reduction reduction, double factor, int dim,
                                   tutti_group *group) {
     tutti_work *work;
     tutti_call options;
+    premul kept;
     tt_tensor *from = stage_parts(x, out, dim, tutti_group_size(group));
     if (from == NULL)
         return TUTTI_ERROR_MEMORY;
     tu_fake_part(group, out, from);
     tu_flight_call(&options, &work);
-    tutti_status status = tutti_reduce_scatter(group, tu_pointer(from), tu_pointer(out), (size_t)out->numel, x->dtype,
-                                               reduction, &options);
+    tutti_status status = set_factor(&options, reduction, factor, x->dtype, &kept);
+    if (status == TUTTI_OK)
+        status = tutti_reduce_scatter(group, tu_pointer(from), tu_pointer(out), (size_t)out->numel, x->dtype, reduction,
+                                      &options);
     if (status == TUTTI_OK)
         status = tu_flight_begin(&(tu_flight_plan){ "reduce_scatter", group, work, .writes = out, .reads = from });
     tu_tensor_drop(from);
@@ -303,7 +323,7 @@ tutti_status tu_reduce_scatter_shape(tu_call *call) {
 tutti_status tu_reduce_scatter_cpu(tu_call *call) {
     const tu_reduce_scatter_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0];
-    return start_scatter(x, call->outputs[0], attributes->reduction, tu_dim(attributes->dim, x->ndim),
+    return start_scatter(x, call->outputs[0], attributes->reduction, 1, tu_dim(attributes->dim, x->ndim),
                          attributes->group);
 }
 
@@ -335,13 +355,52 @@ tutti_status tu_reduce_scatter_out_shape(tu_call *call) {
 
 tutti_status tu_reduce_scatter_out_cpu(tu_call *call) {
     const tu_reduce_scatter_out_attributes *attributes = call->attributes;
-    return start_scatter(call->inputs[1], call->inputs[0], attributes->reduction, 0, attributes->group);
+    return start_scatter(call->inputs[1], call->inputs[0], attributes->reduction, 1, 0, attributes->group);
 }
 
 tt_tensor *tt_reduce_scatter_out(tt_tensor *out, tt_tensor *x, tutti_reduction reduction, tutti_group *group) {
     if (tu_rule_needs_factor("reduce_scatter_out", reduction) || !tu_flight_check("reduce_scatter_out", group, false))
         return NULL;
     return tu_reduce_scatter_out(out, x, reduction, group, NULL) ? out : NULL;
+}
+
+/* ---- reduce_scatter by premul_sum ---- */
+
+tutti_status tu_reduce_scatter_premul_shape(tu_call *call) {
+    const tu_reduce_scatter_premul_attributes *attributes = call->attributes;
+    return tu_rule_scattered(call, call->inputs[0], TUTTI_PREMUL_SUM, attributes->dim, attributes->group,
+                             &call->results[0]);
+}
+
+tutti_status tu_reduce_scatter_premul_cpu(tu_call *call) {
+    const tu_reduce_scatter_premul_attributes *attributes = call->attributes;
+    const tt_tensor *x = call->inputs[0];
+    return start_scatter(x, call->outputs[0], TUTTI_PREMUL_SUM, attributes->factor, tu_dim(attributes->dim, x->ndim),
+                         attributes->group);
+}
+
+tt_tensor *tt_reduce_scatter_premul(tt_tensor *x, double factor, int dim, tutti_group *group) {
+    return tu_flight_check("reduce_scatter_premul", group, false) ? tu_reduce_scatter_premul(x, factor, dim, group)
+                                                                  : NULL;
+}
+
+tutti_status tu_reduce_scatter_premul_out_shape(tu_call *call) {
+    const tu_reduce_scatter_premul_out_attributes *attributes = call->attributes;
+    tu_shape wanted;
+    tutti_status status = tu_rule_scattered(call, call->inputs[1], TUTTI_PREMUL_SUM, 0, attributes->group, &wanted);
+    return status == TUTTI_OK ? tu_rule_out(call, &wanted, attributes->group) : status;
+}
+
+tutti_status tu_reduce_scatter_premul_out_cpu(tu_call *call) {
+    const tu_reduce_scatter_premul_out_attributes *attributes = call->attributes;
+    return start_scatter(call->inputs[1], call->inputs[0], TUTTI_PREMUL_SUM, attributes->factor, 0, attributes->group);
+}
+
+tt_tensor *tt_reduce_scatter_premul_out(tt_tensor *out, tt_tensor *x, double factor, tutti_group *group) {
+    return tu_flight_check("reduce_scatter_premul_out", group, false) &&
+                   tu_reduce_scatter_premul_out(out, x, factor, group, NULL)
+               ? out
+               : NULL;
 }
 
 /* ---- broadcast ---- */
@@ -405,16 +464,92 @@ tt_tensor *tt_reduce_from_group(tt_tensor *x, tutti_group *group) {
 /* ---- coalesced: the calls of one batch, which runs as one work. The runner has waited for all inputs, since inside a
  * batch nothing may wait. ---- */
 
-tutti_status tu_all_reduce_coalesced_shape(tu_call *call) {
-    const tu_all_reduce_coalesced_attributes *attributes = call->attributes;
-    tutti_status status = TUTTI_OK;
+/* What the calls of a batch share. */
+typedef struct coalesced {
+    tutti_reduction reduction;
+    double factor;
+    tu_ints dims; /* one for each tensor; none: dimension 0 */
+    tutti_group *group;
+} coalesced;
+typedef tutti_status start_one(const tt_tensor *x, tt_tensor *out, const coalesced *how, int dim);
+
+/* Starts one call of the batch for every input, and closes it. */
+static tutti_status start_all(tu_call *call, start_one *start, const coalesced *how) {
+    tutti_status status = tu_batch_open(call->entry->name, how->group);
+    if (status != TUTTI_OK)
+        return status;
+    for (int i = 0; i < call->input_count && status == TUTTI_OK; i++) {
+        int dim = how->dims.count > 0 ? tu_dim(how->dims.at[i], call->inputs[i]->ndim) : 0;
+        status = start(call->inputs[i], call->outputs[i], how, dim);
+    }
+    tutti_status closed = tu_batch_close(how->group, status == TUTTI_OK);
+    return status == TUTTI_OK ? closed : status;
+}
+
+static tutti_status reduce_one(const tt_tensor *x, tt_tensor *out, const coalesced *how, int dim) {
+    (void)dim;
+    return start_reduce(x, out, how->reduction, how->factor, how->group);
+}
+
+static tutti_status gather_one(const tt_tensor *x, tt_tensor *out, const coalesced *how, int dim) {
+    return start_gather(x, out, dim, how->group);
+}
+
+static tutti_status scatter_one(const tt_tensor *x, tt_tensor *out, const coalesced *how, int dim) {
+    return start_scatter(x, out, how->reduction, how->factor, dim, how->group);
+}
+
+/* Whether two dense tensors lie in one another; on meta by their places in the storage. */
+static bool overlap(const tt_tensor *left, const tt_tensor *right) {
+    int64_t begin = left->offset * tu_dtype_bytes[left->dtype], other = right->offset * tu_dtype_bytes[right->dtype];
+    return left->storage == right->storage && left->numel > 0 && right->numel > 0 &&
+           begin < other + right->numel * tu_dtype_bytes[right->dtype] &&
+           other < begin + left->numel * tu_dtype_bytes[left->dtype];
+}
+
+/* In place every tensor is written, in an order that nobody promises. */
+static tutti_status check_list_in_place(const tu_call *call) {
+    tutti_status status = tu_rule_no_gradient(call);
+    for (int i = 0; i < call->input_count && status == TUTTI_OK; i++) {
+        status = tu_rule_dense(call, call->inputs[i]);
+        for (int j = 0; j < i && status == TUTTI_OK; j++)
+            if (overlap(call->inputs[i], call->inputs[j]))
+                return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
+                                     "tensors %d, %s, and %d, %s, of the list share memory, and both are written", j,
+                                     tu_describe(call->inputs[j]), i, tu_describe(call->inputs[i]));
+    }
+    return status;
+}
+
+static tutti_status shapes_of_reduced(tu_call *call, tutti_reduction reduction) {
+    tutti_status status = call->in_place ? check_list_in_place(call) : TUTTI_OK;
     for (int i = 0; i < call->input_count && status == TUTTI_OK; i++) {
         call->results[i] = tu_shape_of(call->inputs[i]);
-        status = tu_rule_reduction(call, attributes->reduction, call->inputs[i]);
+        status = tu_rule_reduction(call, reduction, call->inputs[i]);
         if (status == TUTTI_OK)
             status = tu_shape_contiguous(call->entry->name, &call->results[i]);
     }
     return status;
+}
+
+tutti_status tu_all_reduce_coalesced_shape(tu_call *call) {
+    const tu_all_reduce_coalesced_attributes *attributes = call->attributes;
+    return shapes_of_reduced(call, attributes->reduction);
+}
+
+tutti_status tu_all_reduce_coalesced_cpu(tu_call *call) {
+    const tu_all_reduce_coalesced_attributes *attributes = call->attributes;
+    return start_all(call, reduce_one, &(coalesced){ attributes->reduction, 1, .group = attributes->group });
+}
+
+tutti_status tu_all_reduce_coalesced_premul_shape(tu_call *call) {
+    return shapes_of_reduced(call, TUTTI_PREMUL_SUM);
+}
+
+tutti_status tu_all_reduce_coalesced_premul_cpu(tu_call *call) {
+    const tu_all_reduce_coalesced_premul_attributes *attributes = call->attributes;
+    return start_all(call, reduce_one,
+                     &(coalesced){ TUTTI_PREMUL_SUM, attributes->factor, .group = attributes->group });
 }
 
 tutti_status tu_all_gather_coalesced_shape(tu_call *call) {
@@ -425,114 +560,222 @@ tutti_status tu_all_gather_coalesced_shape(tu_call *call) {
     return status;
 }
 
-tutti_status tu_reduce_scatter_coalesced_shape(tu_call *call) {
-    const tu_reduce_scatter_coalesced_attributes *attributes = call->attributes;
+tutti_status tu_all_gather_coalesced_cpu(tu_call *call) {
+    const tu_all_gather_coalesced_attributes *attributes = call->attributes;
+    return start_all(call, gather_one, &(coalesced){ .group = attributes->group });
+}
+
+tutti_status tu_all_gather_coalesced_dims_shape(tu_call *call) {
+    const tu_all_gather_coalesced_dims_attributes *attributes = call->attributes;
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < call->input_count && status == TUTTI_OK; i++)
-        status = tu_rule_scattered(call, call->inputs[i], attributes->reduction, (int)attributes->dims.at[i],
-                                   attributes->group, &call->results[i]);
+        status =
+            tu_rule_gathered(call, call->inputs[i], (int)attributes->dims.at[i], attributes->group, &call->results[i]);
     return status;
 }
 
-/* Starts one call of the batch for every input, and closes it. */
-typedef tutti_status start_one(const tt_tensor *x, tt_tensor *out, tutti_reduction reduction, int dim,
-                               tutti_group *group);
-static tutti_status start_all(tu_call *call, start_one *start, tutti_reduction reduction, tu_ints dims,
-                              tutti_group *group) {
-    tutti_status status = tu_batch_open(call->entry->name, group);
-    if (status != TUTTI_OK)
-        return status;
-    for (int i = 0; i < call->input_count && status == TUTTI_OK; i++) {
-        int dim = dims.count > 0 ? tu_dim(dims.at[i], call->inputs[i]->ndim) : 0;
-        status = start(call->inputs[i], call->outputs[i], reduction, dim, group);
-    }
-    tutti_status closed = tu_batch_close(group, status == TUTTI_OK);
-    return status == TUTTI_OK ? closed : status;
+tutti_status tu_all_gather_coalesced_dims_cpu(tu_call *call) {
+    const tu_all_gather_coalesced_dims_attributes *attributes = call->attributes;
+    return start_all(call, gather_one, &(coalesced){ .dims = attributes->dims, .group = attributes->group });
 }
 
-static tutti_status reduce_one(const tt_tensor *x, tt_tensor *out, tutti_reduction reduction, int dim,
-                               tutti_group *group) {
-    (void)dim;
-    return start_reduce(x, out, reduction, 1, group);
+static tutti_status shapes_of_scattered(tu_call *call, tutti_reduction reduction, tu_ints dims, tutti_group *group) {
+    tutti_status status = TUTTI_OK;
+    for (int i = 0; i < call->input_count && status == TUTTI_OK; i++)
+        status = tu_rule_scattered(call, call->inputs[i], reduction, (int)dims.at[i], group, &call->results[i]);
+    return status;
 }
 
-static tutti_status gather_one(const tt_tensor *x, tt_tensor *out, tutti_reduction reduction, int dim,
-                               tutti_group *group) {
-    (void)reduction;
-    return start_gather(x, out, dim, group);
-}
-
-tutti_status tu_all_reduce_coalesced_cpu(tu_call *call) {
-    const tu_all_reduce_coalesced_attributes *attributes = call->attributes;
-    return start_all(call, reduce_one, attributes->reduction, (tu_ints){ 0, NULL }, attributes->group);
-}
-
-tutti_status tu_all_gather_coalesced_cpu(tu_call *call) {
-    const tu_all_gather_coalesced_attributes *attributes = call->attributes;
-    return start_all(call, gather_one, TUTTI_SUM, (tu_ints){ 0, NULL }, attributes->group);
+tutti_status tu_reduce_scatter_coalesced_shape(tu_call *call) {
+    const tu_reduce_scatter_coalesced_attributes *attributes = call->attributes;
+    return shapes_of_scattered(call, attributes->reduction, attributes->dims, attributes->group);
 }
 
 tutti_status tu_reduce_scatter_coalesced_cpu(tu_call *call) {
     const tu_reduce_scatter_coalesced_attributes *attributes = call->attributes;
-    return start_all(call, start_scatter, attributes->reduction, attributes->dims, attributes->group);
+    return start_all(call, scatter_one, &(coalesced){ attributes->reduction, 1, attributes->dims, attributes->group });
 }
 
-/* Gradients: one collective for each result that a gradient arrived at, in order. */
+tutti_status tu_reduce_scatter_coalesced_premul_shape(tu_call *call) {
+    const tu_reduce_scatter_coalesced_premul_attributes *attributes = call->attributes;
+    return shapes_of_scattered(call, TUTTI_PREMUL_SUM, attributes->dims, attributes->group);
+}
+
+tutti_status tu_reduce_scatter_coalesced_premul_cpu(tu_call *call) {
+    const tu_reduce_scatter_coalesced_premul_attributes *attributes = call->attributes;
+    return start_all(call, scatter_one,
+                     &(coalesced){ TUTTI_PREMUL_SUM, attributes->factor, attributes->dims, attributes->group });
+}
+
+/* ---- gradients of coalesced calls: one operation for all results that a gradient arrived at ---- */
+
+/* The gradients that are there, dense, and which inputs they belong to. */
+typedef struct arrived {
+    size_t count;
+    tt_tensor **grads;
+    int *inputs;
+} arrived;
+
+/* shares: what each is divided by before it is sent; 1 for nothing. */
+static bool find_arrived(const tu_gradient *gradient, int shares, arrived *found) {
+    size_t room = (size_t)gradient->input_count;
+    *found = (arrived){ 0, tu_scope_memory(room * sizeof *found->grads), NULL };
+    if (found->grads != NULL)
+        found->inputs = tu_scope_memory(room * sizeof *found->inputs);
+    for (int i = 0; found->inputs != NULL && i < gradient->input_count; i++)
+        if (gradient->grads[i] != NULL) {
+            tt_tensor *grad = shares != 1 ? tt_div_scalar(gradient->grads[i], shares) : gradient->grads[i];
+            found->grads[found->count] = tt_contiguous(grad);
+            found->inputs[found->count++] = i;
+        }
+    return found->inputs != NULL && found->count > 0 && tu_self()->pending == TUTTI_OK;
+}
+
+/* factor: what each result is multiplied by; 1 for nothing, and then nobody waits for it here. */
+static void set_results(tu_gradient *gradient, const arrived *found, tt_tensor_list results, double factor) {
+    for (size_t i = 0; i < results.count; i++) {
+        tt_tensor *result = results.at[i];
+        if (tu_input_shape(gradient, found->inputs[i])->ndim == 0)
+            result = tt_view(result, tt_shape());
+        gradient->results[found->inputs[i]] = factor != 1 ? tt_mul_scalar(result, factor) : result;
+    }
+}
+
+static void reduce_gradients(tu_gradient *gradient, tutti_reduction reduction, double factor, tutti_group *group) {
+    arrived found;
+    if (find_arrived(gradient, 1, &found))
+        set_results(gradient, &found,
+                    tt_all_reduce_coalesced(tt_tensors_of(found.count, found.grads), reduction, group), factor);
+}
+
 void tu_all_reduce_coalesced_gradient(tu_gradient *gradient) {
     const tu_all_reduce_coalesced_attributes *attributes = gradient->attributes;
-    for (int i = 0; i < gradient->input_count && tu_rule_has_gradient(gradient, attributes->reduction); i++)
-        if (gradient->grads[i] != NULL)
-            gradient->results[i] =
-                tt_all_reduce(tt_contiguous(gradient->grads[i]), attributes->reduction, attributes->group);
+    if (tu_rule_has_gradient(gradient, attributes->reduction))
+        reduce_gradients(gradient, attributes->reduction, 1, attributes->group);
+}
+
+void tu_all_reduce_coalesced_premul_gradient(tu_gradient *gradient) {
+    const tu_all_reduce_coalesced_premul_attributes *attributes = gradient->attributes;
+    reduce_gradients(gradient, TUTTI_SUM, attributes->factor, attributes->group);
+}
+
+/* The dims of those that arrived; zeros where the call had none. */
+static bool dims_of_arrived(const arrived *found, tu_ints dims, tu_ints *result) {
+    int64_t *at = tu_scope_memory(found->count * sizeof *at);
+    for (size_t i = 0; at != NULL && i < found->count; i++)
+        at[i] = dims.count > 0 ? dims.at[found->inputs[i]] : 0;
+    *result = (tu_ints){ found->count, at };
+    return at != NULL;
+}
+
+static void scatter_gradients(tu_gradient *gradient, tu_ints dims, tutti_group *group) {
+    arrived found;
+    tu_ints along;
+    if (find_arrived(gradient, 1, &found) && dims_of_arrived(&found, dims, &along) &&
+        tu_flight_check("reduce_scatter_coalesced", group, false))
+        set_results(gradient, &found,
+                    tu_reduce_scatter_coalesced(tt_tensors_of(found.count, found.grads), TUTTI_SUM, along, group), 1);
 }
 
 void tu_all_gather_coalesced_gradient(tu_gradient *gradient) {
     const tu_all_gather_coalesced_attributes *attributes = gradient->attributes;
-    for (int i = 0; i < gradient->input_count; i++)
-        if (gradient->grads[i] != NULL)
-            gradient->results[i] =
-                ungather(gradient->grads[i], tu_input_shape(gradient, i)->ndim, 0, attributes->group);
+    scatter_gradients(gradient, (tu_ints){ 0, NULL }, attributes->group);
+}
+
+void tu_all_gather_coalesced_dims_gradient(tu_gradient *gradient) {
+    const tu_all_gather_coalesced_dims_attributes *attributes = gradient->attributes;
+    scatter_gradients(gradient, attributes->dims, attributes->group);
+}
+
+static void gather_gradients(tu_gradient *gradient, int shares, double factor, tu_ints dims, tutti_group *group) {
+    arrived found;
+    tu_ints along;
+    if (find_arrived(gradient, shares, &found) && dims_of_arrived(&found, dims, &along) &&
+        tu_flight_check("all_gather_coalesced", group, false))
+        set_results(gradient, &found,
+                    tu_all_gather_coalesced_dims(tt_tensors_of(found.count, found.grads), along, group), factor);
 }
 
 void tu_reduce_scatter_coalesced_gradient(tu_gradient *gradient) {
     const tu_reduce_scatter_coalesced_attributes *attributes = gradient->attributes;
-    for (int i = 0; i < gradient->input_count && tu_rule_has_gradient(gradient, attributes->reduction); i++)
-        if (gradient->grads[i] != NULL)
-            gradient->results[i] =
-                unscatter(gradient->grads[i], attributes->reduction, (int)attributes->dims.at[i], attributes->group);
+    int shares = attributes->reduction == TUTTI_AVG ? tutti_group_size(attributes->group) : 1;
+    if (tu_rule_has_gradient(gradient, attributes->reduction))
+        gather_gradients(gradient, shares, 1, attributes->dims, attributes->group);
 }
 
+void tu_reduce_scatter_coalesced_premul_gradient(tu_gradient *gradient) {
+    const tu_reduce_scatter_coalesced_premul_attributes *attributes = gradient->attributes;
+    gather_gradients(gradient, 1, attributes->factor, attributes->dims, attributes->group);
+}
+
+/* ---- the coalesced calls ---- */
+
+static const tt_tensor_list none = { 0, NULL };
+
 /* Whether a coalesced call may begin; a list of none is no call. */
-static bool may_begin(const char *who, tt_tensor_list list, tutti_reduction reduction, tutti_group *group) {
-    return !tu_rule_needs_factor(who, reduction) && tu_flight_check(who, group, false) && list.count > 0;
+static bool may_begin(const char *who, tt_tensor_list list, tutti_group *group, bool group_optional) {
+    return tu_flight_check(who, group, group_optional && list.count > 0 && list.at != NULL && tu_is_meta(list.at[0])) &&
+           list.count > 0;
 }
 
 tt_tensor_list tt_all_reduce_coalesced(tt_tensor_list list, tutti_reduction reduction, tutti_group *group) {
-    if (!may_begin("all_reduce_coalesced", list, reduction, group))
-        return tt_tensors_of(0, NULL);
-    return tu_all_reduce_coalesced(list, reduction, group);
+    bool begins = !tu_rule_needs_factor("all_reduce_coalesced", reduction) &&
+                  may_begin("all_reduce_coalesced", list, group, true);
+    return begins ? tu_all_reduce_coalesced(list, reduction, group) : none;
+}
+
+tt_tensor_list tt_all_reduce_coalesced_(tt_tensor_list list, tutti_reduction reduction, tutti_group *group) {
+    bool begins = !tu_rule_needs_factor("all_reduce_coalesced_", reduction) &&
+                  may_begin("all_reduce_coalesced_", list, group, true);
+    return begins ? tu_all_reduce_coalesced_(list, reduction, group) : none;
+}
+
+tt_tensor_list tt_all_reduce_coalesced_premul(tt_tensor_list list, double factor, tutti_group *group) {
+    return may_begin("all_reduce_coalesced_premul", list, group, true)
+               ? tu_all_reduce_coalesced_premul(list, factor, group)
+               : none;
+}
+
+tt_tensor_list tt_all_reduce_coalesced_premul_(tt_tensor_list list, double factor, tutti_group *group) {
+    return may_begin("all_reduce_coalesced_premul_", list, group, true)
+               ? tu_all_reduce_coalesced_premul_(list, factor, group)
+               : none;
 }
 
 tt_tensor_list tt_all_gather_coalesced(tt_tensor_list list, tutti_group *group) {
-    if (!may_begin("all_gather_coalesced", list, TUTTI_SUM, group))
-        return tt_tensors_of(0, NULL);
-    return tu_all_gather_coalesced(list, group);
+    return may_begin("all_gather_coalesced", list, group, false) ? tu_all_gather_coalesced(list, group) : none;
+}
+
+/* A dimension for each tensor, in memory of the scope; without a list, and the error pending, where they do not fit. */
+static tu_ints wide_dims(const char *who, tt_tensor_list list, size_t dim_count, const int *dims) {
+    tu_ints wide = { 0, NULL };
+    if (dim_count != list.count || dims == NULL) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "%s: %zu dimensions given for %zu tensors", who, dims == NULL ? 0 : dim_count,
+                list.count);
+        return wide;
+    }
+    int64_t *at = tu_scope_memory(dim_count * sizeof *at);
+    for (size_t i = 0; at != NULL && i < dim_count; i++)
+        at[i] = dims[i];
+    return (tu_ints){ dim_count, at };
 }
 
 tt_tensor_list tt_reduce_scatter_coalesced(tt_tensor_list list, tutti_reduction reduction, size_t dim_count,
                                            const int *dims, tutti_group *group) {
-    tt_tensor_list none = { 0, NULL };
-    if (!may_begin("reduce_scatter_coalesced", list, reduction, group))
+    static const char who[] = "reduce_scatter_coalesced";
+    if (tu_rule_needs_factor(who, reduction) || !may_begin(who, list, group, false))
         return none;
-    if (dim_count != list.count) {
-        tu_fail(TUTTI_ERROR_ARGUMENT, "reduce_scatter_coalesced: %zu dimensions given for %zu tensors", dim_count,
-                list.count);
+    tu_ints wide = wide_dims(who, list, dim_count, dims);
+    return wide.at != NULL ? tu_reduce_scatter_coalesced(list, reduction, wide, group) : none;
+}
+
+tt_tensor_list tt_reduce_scatter_coalesced_premul(tt_tensor_list list, double factor, size_t dim_count, const int *dims,
+                                                  tutti_group *group) {
+    static const char who[] = "reduce_scatter_coalesced_premul";
+    if (!may_begin(who, list, group, false))
         return none;
-    }
-    int64_t *wide = tu_scope_memory(dim_count * sizeof *wide);
-    for (size_t i = 0; wide != NULL && i < dim_count; i++)
-        wide[i] = dims[i];
-    return wide != NULL ? tu_reduce_scatter_coalesced(list, reduction, (tu_ints){ dim_count, wide }, group) : none;
+    tu_ints wide = wide_dims(who, list, dim_count, dims);
+    return wide.at != NULL ? tu_reduce_scatter_coalesced_premul(list, factor, wide, group) : none;
 }
 
 /* ---- samples ---- */
@@ -569,4 +812,26 @@ tt_tensor *tu_reduce_scatter_coalesced_sample(tu_sampler *sampler) {
     tt_tensor *first = made(sampler);
     return sum_of_two(
         tt_reduce_scatter_coalesced(tt_tensors(first, made(sampler)), TUTTI_AVG, 2, (int[]){ 0, 1 }, sampler->group));
+}
+
+tt_tensor *tu_reduce_scatter_premul_out_sample(tu_sampler *sampler) {
+    tt_tensor *x = tt_detach(made(sampler));
+    return tt_reduce_scatter_premul_out(tt_zeros_like(x), x, 2, sampler->group);
+}
+
+tt_tensor *tu_all_reduce_coalesced_premul_sample(tu_sampler *sampler) {
+    tt_tensor *first = made(sampler);
+    return sum_of_two(tt_all_reduce_coalesced_premul(tt_tensors(first, made(sampler)), 2, sampler->group));
+}
+
+tt_tensor *tu_reduce_scatter_coalesced_premul_sample(tu_sampler *sampler) {
+    tt_tensor *first = made(sampler);
+    return sum_of_two(
+        tt_reduce_scatter_coalesced_premul(tt_tensors(first, made(sampler)), 2, 2, (int[]){ 0, 1 }, sampler->group));
+}
+
+tt_tensor *tu_all_gather_coalesced_dims_sample(tu_sampler *sampler) {
+    tt_tensor *first = made(sampler);
+    tu_ints dims = { 2, (int64_t[]){ 0, 1 } };
+    return sum_of_two(tu_all_gather_coalesced_dims(tt_tensors(first, made(sampler)), dims, sampler->group));
 }

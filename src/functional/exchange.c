@@ -7,6 +7,7 @@
 
 #include "functional/operators.h"
 #include "functional/registry.h"
+#include "functional/rules.h"
 #include "tensor/stage.h"
 
 /* ---- all_to_all_single ---- */
@@ -26,73 +27,262 @@ static tutti_status check_splits(const tu_call *call, const char *what, tu_ints 
     return TUTTI_OK;
 }
 
-tutti_status tu_all_to_all_single_shape(tu_call *call) {
-    const tu_all_to_all_single_attributes *attributes = call->attributes;
-    const tt_tensor *x = call->inputs[0];
+/* What comes: the rows of out_splits, each like one of x. */
+static tutti_status exchanged(const tu_call *call, const tt_tensor *x, tu_ints out_splits, tu_ints in_splits,
+                              tu_shape *result) {
     int64_t goes, comes;
     if (x->ndim == 0)
         return tu_call_error(call, TUTTI_ERROR_RANGE, "a 0-dim tensor has no rows to exchange");
-    tutti_status status = check_splits(call, "in_splits", attributes->in_splits, x->sizes[0], &goes);
+    tutti_status status = check_splits(call, "in_splits", in_splits, x->sizes[0], &goes);
     if (status == TUTTI_OK)
-        status = check_splits(call, "out_splits", attributes->out_splits, -1, &comes);
+        status = check_splits(call, "out_splits", out_splits, -1, &comes);
     if (status != TUTTI_OK)
         return status;
-    call->results[0] = tu_shape_of(x);
-    call->results[0].sizes[0] = comes;
-    return tu_shape_contiguous("all_to_all_single", &call->results[0]);
+    *result = tu_shape_of(x);
+    result->sizes[0] = comes;
+    return tu_shape_contiguous(call->entry->name, result);
 }
 
-tutti_status tu_all_to_all_single_cpu(tu_call *call) {
-    const tu_all_to_all_single_attributes *attributes = call->attributes;
-    const tt_tensor *x = call->inputs[0];
-    tt_tensor *out = call->outputs[0], *from = tu_stage_in(x, x->dtype);
-    size_t ranks = attributes->out_splits.count;
-    size_t row = 1, bytes = 2 * ranks * sizeof(size_t), *counts = tu_block_alloc(tu_self(), bytes);
+static size_t row_elements(const tt_tensor *x) {
+    size_t row = 1;
     for (int i = 1; i < x->ndim; i++)
         row *= (size_t)x->sizes[i];
+    return row;
+}
+
+/* In a fake world nothing comes: the input as far as it goes, then zeros. */
+static void fake_exchange(tt_tensor *out, const tt_tensor *from) {
+    size_t element = tu_dtype_bytes[out->dtype], bytes = (size_t)out->numel * element;
+    size_t known = (size_t)from->numel * element < bytes ? (size_t)from->numel * element : bytes;
+    if (known > 0)
+        memcpy(tu_pointer(out), tu_pointer(from), known);
+    if (bytes > known)
+        memset((char *)tu_pointer(out) + known, 0, bytes - known);
+}
+
+static tutti_status start_exchange(const tt_tensor *x, tt_tensor *out, tu_ints out_splits, tu_ints in_splits,
+                                   tutti_group *group) {
+    tt_tensor *from = tu_stage_in(x, x->dtype);
+    size_t ranks = out_splits.count, row = row_elements(x);
+    size_t bytes = 2 * ranks * sizeof(size_t), *counts = tu_block_alloc(tu_self(), bytes);
     if (from == NULL || counts == NULL) {
         tu_tensor_drop(from);
         tu_block_free(tu_self(), counts, bytes);
         return tu_error_memory("splits", bytes);
     }
     for (size_t i = 0; i < ranks; i++) {
-        counts[i] = (size_t)attributes->out_splits.at[i] * row;
-        counts[ranks + i] = (size_t)attributes->in_splits.at[i] * row;
+        counts[i] = (size_t)out_splits.at[i] * row;
+        counts[ranks + i] = (size_t)in_splits.at[i] * row;
     }
+    if (tu_group_is_fake(group))
+        fake_exchange(out, from);
     tutti_work *work;
     tutti_call options;
     tu_flight_call(&options, &work);
-    tutti_status status = tutti_all_to_all_v(attributes->group, tu_pointer(from), counts + ranks, NULL, tu_pointer(out),
-                                             counts, NULL, x->dtype, &options);
+    tutti_status status = tutti_all_to_all_v(group, tu_pointer(from), counts + ranks, NULL, tu_pointer(out), counts,
+                                             NULL, x->dtype, &options);
     if (status == TUTTI_OK)
-        status = tu_flight_begin(&(tu_flight_plan){ "all_to_all_single", attributes->group, work, out, from, NULL });
+        status = tu_flight_begin(&(tu_flight_plan){ "all_to_all_single", group, work, out, from, NULL });
     tu_block_free(tu_self(), counts, bytes);
     tu_tensor_drop(from);
     return status;
 }
 
-tt_tensor *tt_all_to_all_single(tt_tensor *x, const int64_t *out_splits, const int64_t *in_splits, tutti_group *group) {
-    if (!tu_flight_check("all_to_all_single", group, false) ||
-        tu_pending_take(tu_tensor_check("all_to_all_single", "x", x)) != TUTTI_OK)
-        return NULL;
+tutti_status tu_all_to_all_single_shape(tu_call *call) {
+    const tu_all_to_all_single_attributes *attributes = call->attributes;
+    return exchanged(call, call->inputs[0], attributes->out_splits, attributes->in_splits, &call->results[0]);
+}
+
+tutti_status tu_all_to_all_single_cpu(tu_call *call) {
+    const tu_all_to_all_single_attributes *attributes = call->attributes;
+    return start_exchange(call->inputs[0], call->outputs[0], attributes->out_splits, attributes->in_splits,
+                          attributes->group);
+}
+
+/* The splits of a call: the caller's, or equal ones. False with the error pending. */
+static bool find_splits(const char *who, const tt_tensor *x, const int64_t *out_splits, const int64_t *in_splits,
+                        tutti_group *group, tu_ints *comes, tu_ints *goes) {
     int ranks = tutti_group_size(group);
+    if (tu_pending_take(tu_tensor_check(who, "x", x)) != TUTTI_OK)
+        return false;
     if ((out_splits == NULL) != (in_splits == NULL)) {
-        tu_fail(TUTTI_ERROR_ARGUMENT, "all_to_all_single: out_splits and in_splits are given together, or neither");
-        return NULL;
+        tu_fail(TUTTI_ERROR_ARGUMENT, "%s: out_splits and in_splits are given together, or neither", who);
+        return false;
     }
     if (x->ndim == 0 || (out_splits == NULL && x->sizes[0] % ranks != 0)) {
         tu_fail(x->ndim == 0 ? TUTTI_ERROR_RANGE : TUTTI_ERROR_ARGUMENT,
-                "all_to_all_single: dimension 0 of %s cannot be cut in %d equal parts", tu_describe(x), ranks);
-        return NULL;
+                "%s: dimension 0 of %s cannot be cut in %d equal parts", who, tu_describe(x), ranks);
+        return false;
     }
     int64_t *equal = out_splits == NULL ? tu_scope_memory((size_t)ranks * sizeof *equal) : NULL;
     if (out_splits == NULL && equal == NULL)
-        return NULL;
+        return false;
     for (int i = 0; equal != NULL && i < ranks; i++)
         equal[i] = x->sizes[0] / ranks;
-    tu_ints comes = { (size_t)ranks, out_splits != NULL ? out_splits : equal };
-    tu_ints goes = { (size_t)ranks, in_splits != NULL ? in_splits : equal };
-    return tu_all_to_all_single(x, comes, goes, group);
+    *comes = (tu_ints){ (size_t)ranks, out_splits != NULL ? out_splits : equal };
+    *goes = (tu_ints){ (size_t)ranks, in_splits != NULL ? in_splits : equal };
+    return true;
+}
+
+tt_tensor *tt_all_to_all_single(tt_tensor *x, const int64_t *out_splits, const int64_t *in_splits, tutti_group *group) {
+    static const char who[] = "all_to_all_single";
+    tu_ints comes, goes;
+    return tu_flight_check(who, group, false) && find_splits(who, x, out_splits, in_splits, group, &comes, &goes)
+               ? tu_all_to_all_single(x, comes, goes, group)
+               : NULL;
+}
+
+/* ---- into a given tensor ---- */
+
+tutti_status tu_all_to_all_out_shape(tu_call *call) {
+    const tu_all_to_all_out_attributes *attributes = call->attributes;
+    tu_shape wanted;
+    tutti_status status = exchanged(call, call->inputs[1], attributes->out_splits, attributes->in_splits, &wanted);
+    return status == TUTTI_OK ? tu_rule_out(call, &wanted, attributes->group) : status;
+}
+
+tutti_status tu_all_to_all_out_cpu(tu_call *call) {
+    const tu_all_to_all_out_attributes *attributes = call->attributes;
+    return start_exchange(call->inputs[1], call->inputs[0], attributes->out_splits, attributes->in_splits,
+                          attributes->group);
+}
+
+tt_tensor *tt_all_to_all_out(tt_tensor *out, tt_tensor *x, const int64_t *out_splits, const int64_t *in_splits,
+                             tutti_group *group) {
+    static const char who[] = "all_to_all_out";
+    tu_ints comes, goes;
+    return tu_flight_check(who, group, false) && find_splits(who, x, out_splits, in_splits, group, &comes, &goes) &&
+                   tu_all_to_all_out(out, x, comes, goes, group, NULL)
+               ? out
+               : NULL;
+}
+
+tt_tensor *tu_all_to_all_out_sample(tu_sampler *sampler) {
+    tt_tensor *x = tt_detach(sampler->make(sampler, TU_SAMPLE_NORMAL, tt_shape(sampler->size, 3), 0));
+    return tt_all_to_all_out(tt_zeros_like(x), x, NULL, NULL, sampler->group);
+}
+
+/* ---- a tensor from each rank, of as many rows as it has ---- */
+
+tutti_status tu_all_gather_list_shape(tu_call *call) {
+    const tu_all_gather_list_attributes *attributes = call->attributes;
+    const tt_tensor *x = call->inputs[0];
+    int me = tutti_group_rank(attributes->group);
+    int64_t total;
+    tutti_status status = check_splits(call, "rows", attributes->rows, -1, &total);
+    if (status != TUTTI_OK)
+        return status;
+    if (x->ndim == 0 || x->sizes[0] != attributes->rows.at[me])
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "x is %s and must have the %lld rows that rows[%d] says",
+                             tu_describe(x), (long long)attributes->rows.at[me], me);
+    call->results[0] = tu_shape_of(x);
+    call->results[0].sizes[0] = total;
+    return tu_shape_contiguous("all_gather_list", &call->results[0]);
+}
+
+/* Elements of each rank, in memory of the thread; NULL with the error written. */
+static size_t *counts_of(tu_ints rows, size_t row) {
+    size_t bytes = rows.count * sizeof(size_t), *counts = tu_block_alloc(tu_self(), bytes);
+    if (counts == NULL)
+        tu_error_memory("the rows of each rank", bytes);
+    for (size_t i = 0; counts != NULL && i < rows.count; i++)
+        counts[i] = (size_t)rows.at[i] * row;
+    return counts;
+}
+
+tutti_status tu_all_gather_list_cpu(tu_call *call) {
+    const tu_all_gather_list_attributes *attributes = call->attributes;
+    tt_tensor *out = call->outputs[0], *from = tu_stage_in(call->inputs[0], call->inputs[0]->dtype);
+    size_t *counts = from != NULL ? counts_of(attributes->rows, row_elements(from)) : NULL;
+    tutti_status status = counts == NULL ? TUTTI_ERROR_MEMORY : TUTTI_OK;
+    tutti_work *work;
+    tutti_call options;
+    if (status == TUTTI_OK) {
+        if (tu_group_is_fake(attributes->group) && out->numel > 0)
+            memset(tu_pointer(out), 0, (size_t)out->numel * tu_dtype_bytes[out->dtype]);
+        tu_flight_call(&options, &work);
+        status = tutti_all_gather_v(attributes->group, tu_pointer(from), tu_pointer(out), counts, NULL, out->dtype,
+                                    &options);
+    }
+    if (status == TUTTI_OK)
+        status = tu_flight_begin(&(tu_flight_plan){ "all_gather_list", attributes->group, work, out, from, NULL });
+    tu_block_free(tu_self(), counts, attributes->rows.count * sizeof(size_t));
+    tu_tensor_drop(from);
+    return status;
+}
+
+/* The way back of its gradient: the sum of this rank's rows. */
+tutti_status tu_reduce_scatter_rows_shape(tu_call *call) {
+    const tu_reduce_scatter_rows_attributes *attributes = call->attributes;
+    const tt_tensor *x = call->inputs[0];
+    int64_t total;
+    tutti_status status = check_splits(call, "rows", attributes->rows, x->ndim == 0 ? 0 : x->sizes[0], &total);
+    if (status != TUTTI_OK)
+        return status;
+    call->results[0] = tu_shape_of(x);
+    call->results[0].sizes[0] = attributes->rows.at[tutti_group_rank(attributes->group)];
+    return tu_shape_contiguous("reduce_scatter_rows", &call->results[0]);
+}
+
+tutti_status tu_reduce_scatter_rows_cpu(tu_call *call) {
+    const tu_reduce_scatter_rows_attributes *attributes = call->attributes;
+    tt_tensor *out = call->outputs[0], *from = tu_stage_in(call->inputs[0], call->inputs[0]->dtype);
+    size_t *counts = from != NULL ? counts_of(attributes->rows, row_elements(from)) : NULL;
+    tutti_status status = counts == NULL ? TUTTI_ERROR_MEMORY : TUTTI_OK;
+    tutti_work *work;
+    tutti_call options;
+    if (status == TUTTI_OK) {
+        if (tu_group_is_fake(attributes->group))
+            fake_exchange(out, from);
+        tu_flight_call(&options, &work);
+        status = tutti_reduce_scatter_v(attributes->group, tu_pointer(from), tu_pointer(out), counts, out->dtype,
+                                        TUTTI_SUM, &options);
+    }
+    if (status == TUTTI_OK)
+        status = tu_flight_begin(&(tu_flight_plan){ "reduce_scatter_rows", attributes->group, work, out, from, NULL });
+    tu_block_free(tu_self(), counts, attributes->rows.count * sizeof(size_t));
+    tu_tensor_drop(from);
+    return status;
+}
+
+/* A gradient's collective is told like any other that a rank reaches with an error pending. */
+tt_tensor *tu_scatter_rows_back(tt_tensor *grad, tu_ints rows, tutti_group *group) {
+    return tu_flight_check("reduce_scatter_rows", group, false) ? tu_reduce_scatter_rows(grad, rows, group) : NULL;
+}
+
+tt_tensor *tu_gather_rows_back(tt_tensor *grad, tu_ints rows, tutti_group *group) {
+    return tu_flight_check("all_gather_list", group, false) ? tu_all_gather_list(grad, rows, group) : NULL;
+}
+
+/* Views of what was gathered, none of which waits. */
+static tt_tensor_list parts_of_list(tt_tensor *whole, tu_ints rows, bool single) {
+    tt_tensor **parts = tu_scope_memory(rows.count * sizeof *parts);
+    int64_t start = 0;
+    for (size_t i = 0; parts != NULL && i < rows.count; start += rows.at[i++])
+        parts[i] = single ? tt_select(whole, 0, start) : tt_narrow(whole, 0, start, rows.at[i]);
+    return tu_self()->pending == TUTTI_OK ? tt_tensors_of(rows.count, parts) : (tt_tensor_list){ 0, NULL };
+}
+
+tt_tensor_list tt_all_gather_list(tt_tensor *x, const int64_t *rows, tutti_group *group) {
+    tt_tensor_list none = { 0, NULL };
+    if (!tu_flight_check("all_gather_list", group, false) ||
+        tu_pending_take(tu_tensor_check("all_gather_list", "x", x)) != TUTTI_OK)
+        return none;
+    size_t ranks = (size_t)tutti_group_size(group);
+    bool single = x->ndim == 0;
+    tt_tensor *lying = single ? tt_view(x, tt_shape(1)) : x;
+    int64_t *equal = lying != NULL && rows == NULL ? tu_scope_memory(ranks * sizeof *equal) : NULL;
+    for (size_t i = 0; equal != NULL && i < ranks; i++)
+        equal[i] = lying->sizes[0];
+    tu_ints wanted = { ranks, rows != NULL ? rows : equal };
+    tt_tensor *whole = lying != NULL && wanted.at != NULL ? tu_all_gather_list(lying, wanted, group) : NULL;
+    return whole != NULL ? parts_of_list(whole, wanted, single) : none;
+}
+
+tt_tensor *tu_all_gather_list_sample(tu_sampler *sampler) {
+    tt_tensor *x = sampler->make(sampler, TU_SAMPLE_NORMAL, tt_shape(sampler->size, 3), 0);
+    tt_tensor_list list = tt_all_gather_list(x, NULL, sampler->group);
+    return list.count == 1 ? list.at[0] : NULL;
 }
 
 /* ---- permutation ---- */
@@ -198,11 +388,11 @@ tutti_status tu_irecv_cpu(tu_call *call) {
 }
 
 tt_tensor *tt_isend(tt_tensor *x, int to, int tag, tutti_group *group) {
-    return tu_flight_check("isend", group, false) ? tu_isend(x, to, tag, group) : NULL;
+    return tu_flight_check("isend", group, tu_is_meta(x)) ? tu_isend(x, to, tag, group) : NULL;
 }
 
 tt_tensor *tt_irecv(tt_tensor *x, int from, int tag, tutti_group *group) {
-    return tu_flight_check("irecv", group, false) && tu_irecv(x, from, tag, group, NULL) ? x : NULL;
+    return tu_flight_check("irecv", group, tu_is_meta(x)) && tu_irecv(x, from, tag, group, NULL) ? x : NULL;
 }
 
 /* A message to oneself, and back: both sides of it are samples. */
@@ -232,20 +422,35 @@ static bool ready(const tt_p2p *operation) {
            (operation->kind != TT_P2P_RECV || tu_pending_take(tu_storage_wait_write(x->storage)) == TUTTI_OK);
 }
 
-tt_tensor_list tt_batch_p2p(size_t count, const tt_p2p *operations, tutti_group *group) {
-    tt_tensor_list none = { 0, NULL };
-    bool real = false;
-    if (!tu_flight_check("batch_p2p", group, false))
-        return none;
-    tt_tensor **results = tu_scope_memory((count + 1) * sizeof *results);
-    for (size_t i = 0; results != NULL && i < count; i++) {
+/* Nothing is sent where all tensors are on meta. */
+static bool all_on_meta(size_t count, const tt_p2p *operations) {
+    for (size_t i = 0; i < count; i++)
+        if (!tu_is_meta(operations[i].tensor))
+            return false;
+    return count > 0;
+}
+
+/* Whether every operation can begin; else the error is pending. */
+static bool check_batch(size_t count, const tt_p2p *operations) {
+    for (size_t i = 0; i < count && tu_self()->pending == TUTTI_OK; i++) {
         if (operations[i].kind != TT_P2P_SEND && operations[i].kind != TT_P2P_RECV)
             tu_fail(TUTTI_ERROR_ARGUMENT, "batch_p2p: operation %zu is neither a send nor a receive", i);
-        if (tu_self()->pending != TUTTI_OK || !ready(&operations[i]))
-            return none;
-        real = real || operations[i].tensor->device == TUTTI_CPU;
+        else
+            ready(&operations[i]);
     }
-    if (results == NULL || (real && tu_pending_take(tu_batch_open("batch_p2p", group)) != TUTTI_OK))
+    return tu_self()->pending == TUTTI_OK;
+}
+
+tt_tensor_list tt_batch_p2p(size_t count, const tt_p2p *operations, tutti_group *group) {
+    tt_tensor_list none = { 0, NULL };
+    bool listed = count == 0 || operations != NULL, shapes_only = listed && all_on_meta(count, operations);
+    if (!tu_flight_check("batch_p2p", group, shapes_only))
+        return none;
+    if (!listed)
+        tu_fail(TUTTI_ERROR_ARGUMENT, "batch_p2p: %zu operations, and the list of them is NULL", count);
+    tt_tensor **results = listed ? tu_scope_memory((count + 1) * sizeof *results) : NULL;
+    if (results == NULL || !check_batch(count, operations) ||
+        (!shapes_only && tu_pending_take(tu_batch_open("batch_p2p", group)) != TUTTI_OK))
         return none;
     for (size_t i = 0; i < count && tu_self()->pending == TUTTI_OK; i++) {
         const tt_p2p *one = &operations[i];
@@ -255,7 +460,7 @@ tt_tensor_list tt_batch_p2p(size_t count, const tt_p2p *operations, tutti_group 
         else
             tu_irecv(one->tensor, one->peer, one->tag, group, NULL);
     }
-    if (real)
+    if (!shapes_only)
         tu_pending_take(tu_batch_close(group, tu_self()->pending == TUTTI_OK));
     return tu_self()->pending == TUTTI_OK ? tt_tensors_of(count, results) : none;
 }

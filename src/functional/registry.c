@@ -221,6 +221,7 @@ static tutti_status add_landing(flight *one, const tu_flight_plan *plan) {
         return TUTTI_OK;
     if ((link->whole = tu_tensor_alias(plan->writes, &shape)) == NULL)
         return TUTTI_ERROR_MEMORY;
+    atomic_fetch_add_explicit(&link->storage->flights, 1, memory_order_relaxed); /* the handle holds the storage too */
     link->block = tu_tensor_hold(plan->lands);
     link->dim = plan->dim;
     return TUTTI_OK;
@@ -248,7 +249,8 @@ static void drop_flight(flight *one) {
     if (atomic_fetch_sub_explicit(&one->references, 1, memory_order_acq_rel) != 1)
         return;
     for (size_t i = 0; i < one->link_count; i++) {
-        atomic_fetch_sub_explicit(&one->links[i].storage->flights, 1, memory_order_relaxed);
+        atomic_fetch_sub_explicit(&one->links[i].storage->flights, one->links[i].whole != NULL ? 2 : 1,
+                                  memory_order_relaxed);
         tu_storage_drop(one->links[i].storage);
         tu_tensor_drop(one->links[i].block);
         tu_tensor_drop(one->links[i].whole);
@@ -526,11 +528,11 @@ bool tt_wait_all(tutti_world *world) {
     return tu_pending_take(status) == TUTTI_OK && tu_self()->pending == TUTTI_OK;
 }
 
-tutti_group *tt_group(tutti_world *world, const tutti_group_form *form) {
+tutti_group *tt_group(tutti_world *world, const tutti_group_form *form, const char *tag) {
     tutti_group *group = NULL;
     if (tu_self()->pending != TUTTI_OK)
         return NULL;
-    if (tu_pending_take(tutti_group_resolve(world, form, NULL, &group)) != TUTTI_OK)
+    if (tu_pending_take(tutti_group_resolve(world, form, tag, &group)) != TUTTI_OK)
         return NULL;
     tutti_group_release(group); /* lent: its world, or the caller, keeps it */
     return group;

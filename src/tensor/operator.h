@@ -37,7 +37,7 @@ typedef struct tu_call {
     int input_count, output_count;
     tutti_device device;
     bool placed;       /* an input says which device; else the result's does */
-    bool in_place;     /* the form that writes inputs[0] */
+    bool in_place;     /* the form that writes inputs[0], or all inputs where there is a result for each */
     bool wants_grad;   /* gradient mode is on and an input requires grad */
     bool computed;     /* set by a recorder that made the results itself: no kernel runs */
     tu_shape *results; /* by the shape rule, which may read inputs' metadata and attributes, and write nothing else */
@@ -192,6 +192,8 @@ tt_tensor *tu_run_list(const tu_operator *entry, tt_tensor_list list, const void
 bool tu_run_all(const tu_operator *entry, tt_tensor_list list, const void *attributes);
 /* On a list, with one result for each of it, which belong to the scope. */
 tt_tensor_list tu_run_each(const tu_operator *entry, tt_tensor_list list, const void *attributes);
+/* On a list, all of which is written. */
+tt_tensor_list tu_run_each_in_place(const tu_operator *entry, tt_tensor_list list, const void *attributes);
 
 /* A place outside of tensors that holds one, such as a slot of a module: how a capture finds what is there at each run,
  * and how it puts there what the function leaves. */

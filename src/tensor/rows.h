@@ -23,8 +23,8 @@
  *                   and DIFFERS explains: each name that only one of the two has, but for options, stands there;
  *                   OWN_IN_PLACE tu_name_, OWN_BOTH the two
  *     EACH          tu_name on a list, which gives a result for each of it; the public function is hand-written;
- *                   OWN_EACH has a PROTOTYPE
- *     PRIVATE       tu_name; there is no public function
+ *                   OWN_EACH has a PROTOTYPE; EACH_BOTH also tu_name_, which writes them all
+ *     PRIVATE       tu_name; there is no public function; PRIVATE_EACH the same on a list
  *     MANY          tu_name, which returns bool and gives all its results through a last pointer; no public function
  *     EFFECT        the same, under a hand-written public function that the word PROTOTYPE shows
  *     EFFECT_LIST   the same on a list of tensors, without results
@@ -236,6 +236,10 @@
 #define TU_PRIVATE_OWN_BOTH(name, arguments) TU_PRIVATE_BY_HAND_BOTH(name, arguments)
 #define TU_PRIVATE_EACH(name, arguments) tt_tensor_list tu_##name(TU_PARAMETERS(arguments));
 #define TU_PRIVATE_OWN_EACH(name, arguments) TU_PRIVATE_EACH(name, arguments)
+#define TU_PRIVATE_EACH_BOTH(name, arguments)           \
+    tt_tensor_list tu_##name(TU_PARAMETERS(arguments)); \
+    tt_tensor_list tu_##name##_(TU_PARAMETERS(arguments));
+#define TU_PRIVATE_PRIVATE_EACH(name, arguments) TU_PRIVATE_EACH(name, arguments)
 #define TU_PRIVATE_PRIVATE(name, arguments) tt_tensor *tu_##name(TU_PARAMETERS(arguments));
 #define TU_PRIVATE_MANY(name, arguments) bool tu_##name(TU_PARAMETERS(arguments), tt_tensor **results);
 #define TU_PRIVATE_EFFECT(name, arguments) bool tu_##name(TU_PARAMETERS(arguments), tt_tensor **results);
@@ -284,7 +288,9 @@
 #define TU_FLAGS_OWN_BOTH TU_HAS_IN_PLACE
 #define TU_FLAGS_EACH TU_EACH_INPUT
 #define TU_FLAGS_OWN_EACH TU_EACH_INPUT
+#define TU_FLAGS_EACH_BOTH (TU_EACH_INPUT | TU_HAS_IN_PLACE)
 #define TU_FLAGS_PRIVATE TU_PRIVATE
+#define TU_FLAGS_PRIVATE_EACH (TU_PRIVATE | TU_EACH_INPUT)
 #define TU_FLAGS_MANY TU_PRIVATE
 #define TU_FLAGS_EFFECT TU_IMPURE
 #define TU_FLAGS_EFFECT_LIST TU_IMPURE
@@ -306,7 +312,9 @@
 #define TU_PROTOTYPE_OWN_IN_PLACE(name, arguments)
 #define TU_PROTOTYPE_OWN_BOTH(name, arguments)
 #define TU_PROTOTYPE_EACH(name, arguments) TU_PROTOTYPE_OF("tt_tensor_list ", name, arguments)
+#define TU_PROTOTYPE_EACH_BOTH(name, arguments) TU_PROTOTYPE_EACH(name, arguments)
 #define TU_PROTOTYPE_PRIVATE(name, arguments)
+#define TU_PROTOTYPE_PRIVATE_EACH(name, arguments)
 #define TU_PROTOTYPE_MANY(name, arguments)
 #define TU_PROTOTYPE_EFFECT(name, arguments)
 #define TU_PROTOTYPE_EFFECT_LIST(name, arguments)
@@ -333,11 +341,16 @@
 #define TU_FUNCTIONS_OWN(name, arguments) TU_FUNCTIONS_BY_HAND(name, arguments)
 #define TU_FUNCTIONS_OWN_IN_PLACE(name, arguments) TU_FUNCTION(tu_##name##_, tu_run_in_place, name, arguments)
 #define TU_FUNCTIONS_OWN_BOTH(name, arguments) TU_FUNCTIONS_BY_HAND_BOTH(name, arguments)
-#define TU_FUNCTIONS_EACH(name, arguments)                                                                     \
-    tt_tensor_list tu_##name(TU_PARAMETERS(arguments)) {                                                       \
-        tu_##name##_attributes attributes = { TU_ATTRIBUTE_VALUES(arguments) };                                \
-        return tu_run_each(&tu_operator_##name, TU_EACH(TU_LIST_VALUE, , TU_NOTHING, arguments), &attributes); \
+#define TU_FUNCTION_EACH(function, runner, name, arguments)                                               \
+    tt_tensor_list function(TU_PARAMETERS(arguments)) {                                                   \
+        tu_##name##_attributes attributes = { TU_ATTRIBUTE_VALUES(arguments) };                           \
+        return runner(&tu_operator_##name, TU_EACH(TU_LIST_VALUE, , TU_NOTHING, arguments), &attributes); \
     }
+#define TU_FUNCTIONS_EACH(name, arguments) TU_FUNCTION_EACH(tu_##name, tu_run_each, name, arguments)
+#define TU_FUNCTIONS_EACH_BOTH(name, arguments) \
+    TU_FUNCTIONS_EACH(name, arguments)          \
+    TU_FUNCTION_EACH(tu_##name##_, tu_run_each_in_place, name, arguments)
+#define TU_FUNCTIONS_PRIVATE_EACH(name, arguments) TU_FUNCTIONS_EACH(name, arguments)
 #define TU_FUNCTIONS_OWN_EACH(name, arguments) TU_FUNCTIONS_EACH(name, arguments)
 #define TU_FUNCTIONS_PRIVATE(name, arguments) TU_FUNCTIONS_BY_HAND(name, arguments)
 #define TU_FUNCTIONS_MANY(name, arguments)                          \

@@ -40,7 +40,8 @@ static bool is_optional(const tu_operator *entry, int input) {
 }
 
 static bool is_written(const tu_call *call, int input) {
-    return (call->in_place && input == 0) || (input < TU_INPUTS && call->entry->written & TU_INPUT(input));
+    return (call->in_place && input < call->output_count) ||
+           (input < TU_INPUTS && call->entry->written & TU_INPUT(input));
 }
 
 /* The device of a call is that of its first placed input; the others must be on the very same, unless the row says that
@@ -107,9 +108,9 @@ static tutti_status check_ready(const tu_call *call) {
 }
 
 /* A result written in place keeps the sizes and the dtype of what it is written to. */
-static tutti_status check_in_place(tu_call *call) {
-    const tt_tensor *x = call->inputs[0];
-    const tu_shape *result = &call->results[0];
+static tutti_status check_written(const tu_call *call, int output) {
+    const tt_tensor *x = call->inputs[output];
+    const tu_shape *result = &call->results[output];
     if (result->ndim != x->ndim || memcmp(result->sizes, x->sizes, (size_t)x->ndim * sizeof x->sizes[0]) != 0)
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "the result has shape %s and cannot be written to %s",
                              tu_dims_text(result->ndim, result->sizes), tu_describe(x));
@@ -124,8 +125,8 @@ static tutti_status check_in_place(tu_call *call) {
                                  "%s is expanded: several of its elements share one memory location, so it "
                                  "cannot be written; clone it first",
                                  tu_describe(x));
-    for (int i = 1; i < call->input_count; i++)
-        if (call->inputs[i] != NULL && tu_partly_overlaps(x, call->inputs[i]))
+    for (int i = 0; i < call->input_count; i++)
+        if (i != output && call->inputs[i] != NULL && tu_partly_overlaps(x, call->inputs[i]))
             return tu_call_error(
                 call, TUTTI_ERROR_ARGUMENT,
                 "%s, %s, shares some memory with %s, which is written, but not element by element: the "
@@ -133,7 +134,18 @@ static tutti_status check_in_place(tu_call *call) {
                 tu_argument_name(call->entry, i), tu_describe(call->inputs[i]), tu_describe(x));
     bool recording =
         call->wants_grad || (x->history != NULL && !tu_self()->grad_disabled && tu_historian_table.guards(x));
-    return recording ? tu_historian_table.check_in_place(call) : TUTTI_OK;
+    if (!recording)
+        return TUTTI_OK;
+    tu_call one = *call; /* as though this input were the only one */
+    one.inputs = &call->inputs[output];
+    return tu_historian_table.check_in_place(&one);
+}
+
+static tutti_status check_in_place(const tu_call *call) {
+    tutti_status status = TUTTI_OK;
+    for (int i = 0; i < call->output_count && status == TUTTI_OK; i++)
+        status = check_written(call, i);
+    return status;
 }
 
 /* ---- results ---- */
@@ -155,7 +167,8 @@ static tt_tensor *make_output(const tu_call *call, const tu_shape *shape, bool f
 
 static tutti_status make_outputs(tu_call *call, bool fake) {
     if (call->in_place) {
-        call->outputs[0] = tu_tensor_hold(call->inputs[0]);
+        for (int i = 0; i < call->output_count; i++)
+            call->outputs[i] = tu_tensor_hold(call->inputs[i]);
         return TUTTI_OK;
     }
     for (int i = 0; i < call->output_count; i++) {
@@ -205,8 +218,8 @@ static tutti_status record_and_compute(tu_call *call, tu_call_recorder *recorder
 
 /* What was written has a new version. */
 static void bump_written(tu_call *call) {
-    if (call->in_place)
-        tu_bump(call->outputs[0]);
+    for (int i = 0; call->in_place && i < call->output_count; i++)
+        tu_bump(call->outputs[i]);
     for (int i = 0; call->entry->written != 0 && i < call->input_count; i++)
         if (call->inputs[i] != NULL && call->entry->written & TU_INPUT(i))
             tu_bump(call->inputs[i]);
@@ -343,18 +356,27 @@ bool tu_run_all(const tu_operator *entry, tt_tensor_list list, const void *attri
     return list_is_good(entry, list) && tu_run_many(entry, (int)list.count, list.at, attributes, NULL);
 }
 
-tt_tensor_list tu_run_each(const tu_operator *entry, tt_tensor_list list, const void *attributes) {
+static tt_tensor_list run_each(const tu_operator *entry, tt_tensor_list list, const void *attributes, bool in_place) {
     tt_tensor_list none = { 0, NULL };
     if (!list_is_good(entry, list))
         return none;
     tu_call call;
     tu_call_init(&call, entry, (int)list.count, list.at, attributes);
+    call.in_place = in_place;
     call.output_count = call.input_count;
     call.results = tu_scope_memory(list.count * sizeof *call.results);
     call.outputs = tu_scope_memory(list.count * sizeof *call.outputs);
     if (call.results == NULL || call.outputs == NULL || !tu_run(&call))
         return none;
     return tt_tensors_of(list.count, call.outputs);
+}
+
+tt_tensor_list tu_run_each(const tu_operator *entry, tt_tensor_list list, const void *attributes) {
+    return run_each(entry, list, attributes, false);
+}
+
+tt_tensor_list tu_run_each_in_place(const tu_operator *entry, tt_tensor_list list, const void *attributes) {
+    return run_each(entry, list, attributes, true);
 }
 
 /* ---- what gradient formulas ask of the record of their call ---- */

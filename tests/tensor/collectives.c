@@ -54,13 +54,14 @@ TEST_WORLD(all_reduce_sums_over_the_group_and_over_a_row_of_a_mesh, 4) {
     CHECK(all_are(tt_all_reduce(full(tt_shape(4), 1), TUTTI_SUM, group), 4));
     tutti_mesh *mesh;
     CHECK_OK(tutti_mesh_new(world, TUTTI_CPU, (int[]){ 2, 2 }, 2, NULL, &mesh));
-    CHECK(all_are(tt_all_reduce(full(tt_shape(4), 1), TUTTI_SUM, tt_group(world, tutti_form_mesh_dim(FORM, mesh, 1))),
-                  2));
-    CHECK(all_are(tt_all_reduce(full(tt_shape(2), rank), TUTTI_MAX, tt_group(world, tutti_form_name(FORM, "0"))), 3));
+    CHECK(all_are(
+        tt_all_reduce(full(tt_shape(4), 1), TUTTI_SUM, tt_group(world, tutti_form_mesh_dim(FORM, mesh, 1), NULL)), 2));
+    CHECK(all_are(tt_all_reduce(full(tt_shape(2), rank), TUTTI_MAX, tt_group(world, tutti_form_name(FORM, "0"), NULL)),
+                  3));
     CHECK(all_are(tt_all_reduce(tt_full(tt_shape(3), rank + 1, TUTTI_I64, NULL), TUTTI_PRODUCT, group), 24));
     CHECK(all_are(tt_all_reduce(full(tt_shape(2), rank), TUTTI_AVG, group), 1.5));
     CHECK(all_are(tt_all_reduce_premul(full(tt_shape(2), 10), rank, group), 60));
-    CHECK(tt_group(world, tutti_form_name(FORM, "no such group")) == NULL);
+    CHECK(tt_group(world, tutti_form_name(FORM, "no such group"), NULL) == NULL);
     CHECK_EQ(tt_error_show(), TUTTI_ERROR_NOT_FOUND);
     tt_error_clear();
     END;
@@ -195,7 +196,7 @@ TEST_WORLD(permutation_swaps_inside_both_dimensions_of_a_mesh, 4) {
     for (int dim = 0; dim < 2; dim++) {
         int other = dim == 0 ? rank ^ 2 : rank ^ 1;
         CHECK(all_are(tt_permute_ranks(full(tt_shape(2), rank), (int[]){ 1, 0 },
-                                       tt_group(world, tutti_form_mesh_dim(FORM, mesh, dim))),
+                                       tt_group(world, tutti_form_mesh_dim(FORM, mesh, dim), NULL)),
                       other));
     }
     END;
@@ -413,7 +414,7 @@ TEST_WORLD(gradients_in_a_row_of_a_mesh_stay_in_that_row, 4) {
     BEGIN;
     tutti_mesh *mesh;
     CHECK_OK(tutti_mesh_new(world, TUTTI_CPU, (int[]){ 2, 2 }, 2, NULL, &mesh));
-    tutti_group *row = tt_group(world, tutti_form_mesh_dim(FORM, mesh, 1));
+    tutti_group *row = tt_group(world, tutti_form_mesh_dim(FORM, mesh, 1), NULL);
     tt_tensor *x = leaf(tt_shape(2), rank);
     tt_backward(tt_sum(tt_mul_scalar(tt_all_gather(x, 0, row), rank)), NULL);
     CHECK(all_are(tt_grad(x), rank < 2 ? 1 : 5)); /* 0 + 1, or 2 + 3 */
