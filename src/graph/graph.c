@@ -245,7 +245,7 @@ void tu_graph_count_uses(tt_graph *graph) {
 }
 
 bool tu_vertex_writes(const tu_vertex *vertex, int operand) {
-    if (vertex->in_place && operand == 0)
+    if (vertex->in_place && (operand == 0 || vertex->entry->flags & TU_EACH_INPUT))
         return true;
     return operand < TU_INPUTS && (vertex->entry->written & TU_INPUT(operand)) != 0;
 }

@@ -10,6 +10,9 @@ const tu_pass tu_passes[] = {
     { "dead", "leaves out what nobody uses; collectives and their waits stay", tu_pass_dead },
     { "common", "computes once what is computed twice", tu_pass_common },
     { "copies", "takes the original in the place of a copy where nobody can tell", tu_pass_copies },
+    { "sink", "puts waits as late as their results allow", tu_pass_sink },
+    { "raise", "puts starts of collectives as early as their inputs allow, in their order", tu_pass_raise },
+    { "bucket", "makes one operation of neighbouring collectives of one kind", tu_pass_bucket },
 };
 
 int tu_pass_count(void) {

@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Passes that move collectives: starts up, waits down, neighbours into one. What they decide comes from the graph
+ * alone, which is the same on all ranks, and the order of starts never changes, so that ranks stay together.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "functional/operators.h"
+#include "graph/passes.h"
+
+/* A gather that starts early holds its memory longer: starts rise only while that is below this, all together. */
+#define RAISED_BYTES (256 << 20)
+/* What one operation on many tensors moves, at most. */
+#define BUCKET_BYTES (25 << 20)
+
+static bool is_start(const tu_vertex *vertex) {
+    return (vertex->entry->flags & TU_STARTS) != 0;
+}
+
+static bool is_wait(const tu_vertex *vertex) {
+    return vertex->entry == &tu_operator_wait;
+}
+
+static bool is_effect(const tu_vertex *vertex) {
+    return vertex->result_count == 0 && !vertex->in_place;
+}
+
+/* Whether a vertex reads or writes this memory; effects count as writes of all that they are given. */
+static bool touches(const tu_vertex *vertex, int storage, bool only_writes) {
+    for (int i = 0; i < vertex->operand_count; i++) {
+        const tu_value *value = vertex->operands[i].value;
+        if (value != NULL && value->storage == storage &&
+            (!only_writes || is_effect(vertex) || tu_vertex_writes(vertex, i)))
+            return true;
+    }
+    for (int i = 0; i < vertex->result_count; i++)
+        if (vertex->results[i]->storage == storage)
+            return true;
+    return false;
+}
+
+static bool uses_result_of(const tu_vertex *user, const tu_vertex *maker) {
+    for (int i = 0; i < user->operand_count; i++)
+        if (user->operands[i].value != NULL && user->operands[i].value->maker == maker)
+            return true;
+    return false;
+}
+
+/* The start that a wait ends: the last before it that makes or writes the memory. NULL where it is no collective's. */
+static const tu_vertex *start_of(const tu_vertex *wait) {
+    const tu_value *value = wait->operands[0].value;
+    for (const tu_vertex *vertex = wait->before; vertex != NULL; vertex = vertex->before)
+        if (touches(vertex, value->storage, true))
+            return is_start(vertex) ? vertex : NULL;
+    return NULL;
+}
+
+/* ---- waits down ---- */
+
+/* A wait stands before the first vertex that looks at what is waited for, or writes what the collective still reads. */
+static bool holds_up(const tu_vertex *vertex, const tu_vertex *wait, const tu_vertex *start) {
+    if (touches(vertex, wait->operands[0].value->storage, false))
+        return true;
+    for (int i = 0; i < start->operand_count; i++)
+        if (start->operands[i].value != NULL && touches(vertex, start->operands[i].value->storage, true))
+            return true;
+    return false;
+}
+
+tutti_status tu_pass_sink(tt_graph *graph) {
+    for (tu_vertex *vertex = graph->last, *before; vertex != NULL; vertex = before) {
+        before = vertex->before;
+        const tu_vertex *start = is_wait(vertex) ? start_of(vertex) : NULL;
+        if (start == NULL)
+            continue;
+        tu_vertex *place = vertex->next;
+        while (place != NULL && !holds_up(place, vertex, start))
+            place = place->next;
+        for (tu_vertex *above = place != NULL ? place->before : graph->last; is_wait(above) && above != vertex;
+             above = above->before)
+            place = above; /* waits that sank before keep their order */
+        tu_vertex_move(graph, vertex, place);
+    }
+    return TUTTI_OK;
+}
+
+/* ---- starts up ---- */
+
+/* Not above another start, nor what makes or writes its input, nor what touches what it writes. */
+static bool holds_down(const tu_vertex *vertex, const tu_vertex *start) {
+    if (is_start(vertex) || uses_result_of(start, vertex))
+        return true;
+    for (int i = 0; i < start->operand_count; i++)
+        if (start->operands[i].value != NULL &&
+            touches(vertex, start->operands[i].value->storage, !tu_vertex_writes(start, i)))
+            return true;
+    return false;
+}
+
+static size_t bytes_of(const tu_shape *shape) {
+    return (size_t)tu_shape_numel(shape) * tu_dtype_bytes[shape->dtype];
+}
+
+static size_t result_bytes(const tu_vertex *vertex) {
+    size_t bytes = 0;
+    for (int i = 0; i < vertex->result_count; i++)
+        bytes += bytes_of(&vertex->results[i]->shape);
+    return bytes;
+}
+
+tutti_status tu_pass_raise(tt_graph *graph) {
+    size_t raised = 0;
+    for (tu_vertex *vertex = graph->first, *next; vertex != NULL; vertex = next) {
+        next = vertex->next;
+        if (!is_start(vertex) || raised + result_bytes(vertex) > RAISED_BYTES)
+            continue;
+        tu_vertex *place = vertex;
+        while (place->before != NULL && !holds_down(place->before, vertex))
+            place = place->before;
+        if (place == vertex)
+            continue;
+        raised += result_bytes(vertex);
+        tu_vertex_move(graph, vertex, place);
+    }
+    return TUTTI_OK;
+}
+
+/* ---- neighbours into one ---- */
+
+/* Collectives that have a form on lists. */
+static const struct {
+    const tu_operator *one, *list;
+    bool in_place;
+} forms[] = {
+    { &tu_operator_all_reduce, &tu_operator_all_reduce_coalesced, false },
+    { &tu_operator_all_reduce, &tu_operator_all_reduce_coalesced, true },
+    { &tu_operator_all_gather, &tu_operator_all_gather_coalesced_dims, false },
+    { &tu_operator_reduce_scatter, &tu_operator_reduce_scatter_coalesced, false },
+};
+
+static int form_of(const tu_vertex *vertex) {
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
+        if (forms[i].one == vertex->entry && forms[i].in_place == vertex->in_place)
+            return (int)i;
+    return -1;
+}
+
+static tutti_group *group_of(const tu_vertex *vertex) {
+    for (int i = 0; i < vertex->entry->argument_count; i++)
+        if (vertex->entry->arguments[i].type == TT_ARGUMENT_GROUP)
+            return *(tutti_group **)((char *)vertex->attributes + vertex->entry->arguments[i].offset);
+    return NULL;
+}
+
+static tutti_reduction reduction_of(const tu_vertex *vertex) {
+    for (int i = 0; i < vertex->entry->argument_count; i++)
+        if (vertex->entry->arguments[i].type == TT_ARGUMENT_REDUCTION)
+            return *(tutti_reduction *)((char *)vertex->attributes + vertex->entry->arguments[i].offset);
+    return (tutti_reduction)0;
+}
+
+static int64_t dim_of(const tu_vertex *vertex) {
+    if (vertex->entry == &tu_operator_all_gather)
+        return ((const tu_all_gather_attributes *)vertex->attributes)->dim;
+    if (vertex->entry == &tu_operator_reduce_scatter)
+        return ((const tu_reduce_scatter_attributes *)vertex->attributes)->dim;
+    return 0;
+}
+
+static bool same_kind(const tu_vertex *left, const tu_vertex *right) {
+    return form_of(left) == form_of(right) && group_of(left) == group_of(right) &&
+           reduction_of(left) == reduction_of(right) &&
+           left->operands[0].value->shape.dtype == right->operands[0].value->shape.dtype;
+}
+
+/* Collects starts into `members`, from `first` on: each is moved down to the last one, so nothing between may look at
+ * what an earlier one makes or write what it reads. Another kind of collective ends the bucket. Returns how many. */
+static int collect(tu_vertex *first, tu_vertex **members) {
+    int count = 0;
+    size_t bytes = 0;
+    for (tu_vertex *vertex = first; vertex != NULL; vertex = vertex->next) {
+        for (int i = 0; i < count; i++) {
+            const tu_value *input = members[i]->operands[0].value;
+            if (vertex != members[i] && (uses_result_of(vertex, members[i]) ||
+                                         touches(vertex, input->storage, !tu_vertex_writes(members[i], 0))))
+                return count;
+        }
+        if (!is_start(vertex))
+            continue;
+        size_t more = bytes_of(&vertex->operands[0].value->shape) + result_bytes(vertex);
+        if (!same_kind(first, vertex) || bytes + more > BUCKET_BYTES)
+            return count;
+        bytes += more;
+        members[count++] = vertex;
+    }
+    return count;
+}
+
+/* The attributes of the form on lists; the vertex copies them. */
+static tu_vertex *new_list(tt_graph *graph, tu_vertex *const *members, int count) {
+    const tu_vertex *last = members[count - 1];
+    int form = form_of(last);
+    const tu_operator *list = forms[form].list;
+    tu_vertex *place = last->next;
+    if (list == &tu_operator_all_reduce_coalesced) {
+        tu_all_reduce_coalesced_attributes attributes = { .reduction = reduction_of(last), .group = group_of(last) };
+        return tu_graph_vertex(graph, list, count, forms[form].in_place ? 0 : count, &attributes, place);
+    }
+    int64_t *dims = malloc((size_t)count * sizeof *dims);
+    for (int i = 0; dims != NULL && i < count; i++)
+        dims[i] = dim_of(members[i]);
+    tu_ints along = { (size_t)count, dims };
+    tu_all_gather_coalesced_dims_attributes gather = { .dims = along, .group = group_of(last) };
+    tu_reduce_scatter_coalesced_attributes scatter = { .reduction = reduction_of(last),
+                                                       .dims = along,
+                                                       .group = group_of(last) };
+    const void *attributes = list == &tu_operator_all_gather_coalesced_dims ? (const void *)&gather : &scatter;
+    tu_vertex *made = dims != NULL ? tu_graph_vertex(graph, list, count, count, attributes, place) : NULL;
+    free(dims);
+    return made;
+}
+
+static tutti_status merge(tt_graph *graph, tu_vertex **members, int count) {
+    tu_vertex *made = new_list(graph, members, count);
+    if (made == NULL)
+        return tu_error_memory("a pass", sizeof *made);
+    made->in_place = members[0]->in_place;
+    for (int i = 0; i < count; i++) {
+        made->operands[i] = members[i]->operands[0];
+        if (made->in_place)
+            continue;
+        made->results[i] = members[i]->results[0]; /* the very values, so that nothing else changes */
+        made->results[i]->maker = made;
+        made->results[i]->place = i;
+        members[i]->result_count = 0;
+    }
+    for (int i = 0; i < count; i++)
+        tu_vertex_erase(graph, members[i]);
+    return TUTTI_OK;
+}
+
+tutti_status tu_pass_bucket(tt_graph *graph) {
+    tu_vertex **members = malloc(((size_t)graph->vertex_count + 1) * sizeof(tu_vertex *));
+    if (members == NULL)
+        return tu_error_memory("a pass", (size_t)graph->vertex_count * sizeof *members);
+    tutti_status status = TUTTI_OK;
+    for (tu_vertex *vertex = graph->first, *next; vertex != NULL && status == TUTTI_OK; vertex = next) {
+        next = vertex->next;
+        int count = is_start(vertex) && form_of(vertex) >= 0 ? collect(vertex, members) : 0;
+        if (count < 2)
+            continue;
+        while (next != NULL && next != members[count - 1]) /* go on behind the last member */
+            next = next->next;
+        next = next != NULL ? next->next : NULL;
+        status = merge(graph, members, count);
+    }
+    free(members);
+    return status;
+}

@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Passes that move collectives: what the graph says afterwards, and that results stay the same, bit for bit.
+ */
+#include <tutti/tensors.h>
+
+#include "../harness.h"
+
+static tt_tensor *named(tt_tensor *x, const char *name) {
+    tt_set_name(x, name);
+    return x;
+}
+
+static void check_text(const tt_graph *graph, const char *expected) {
+    char *text = tt_graph_text(graph);
+    CHECK(text != NULL);
+    if (strcmp(text, expected) != 0)
+        FAIL("the graph is\n%s\nand should be\n%s", text, expected);
+    tutti_free(text);
+}
+
+static tt_tensor *input(int rank) {
+    tt_tensor *x = tt_add_scalar(tt_mul_scalar(tt_arange(0, 12, 1, TUTTI_F32, NULL), 0.37), rank * 1.7);
+    return named(tt_reshape(x, tt_shape(4, 3)), "x");
+}
+
+/* Captures, runs the passes, and compares a run with the function itself. */
+static tt_graph *check_passes(tt_compile_function *function, tutti_group *group, const char *const *passes) {
+    tt_tensor *x = input(tutti_group_rank(group)), *twin = tt_clone(x), *expected[TT_GRAPH_OUTPUTS];
+    tt_graph *graph;
+    CHECK(tt_capture(function, group, tt_tensors(x), &graph));
+    for (; *passes != NULL; passes++)
+        CHECK(tt_graph_pass(graph, *passes));
+    CHECK(tt_graph_check(graph));
+    int count = function(tt_tensors(twin), expected, group);
+    tt_tensor_list results = tt_graph_run(graph, tt_tensors(x));
+    CHECK_EQ(results.count, (size_t)count);
+    for (int i = 0; i < count; i++)
+        CHECK(tt_equal(results.at[i], expected[i]));
+    CHECK(tt_equal(x, twin));
+    return graph;
+}
+
+static int gather_and_compute(tt_tensor_list inputs, tt_tensor **outputs, void *group) {
+    tt_tensor *x = inputs.at[0], *gathered = tt_all_gather(x, 0, group);
+    tt_tensor *other = tt_exp(tt_sin(x)), *second = tt_all_gather(tt_cos(x), 0, group);
+    outputs[0] = tt_add(gathered, second);
+    outputs[1] = other;
+    return 2;
+}
+
+TEST_WORLD(waits_sink_to_their_first_use_and_starts_rise_in_their_order, 2) {
+    tt_scope scope = tt_scope_open();
+    tutti_group *group = tutti_world_group(world);
+    tt_graph *graph = check_passes(gather_and_compute, group, (const char *[]){ "sink", "raise", NULL });
+    check_text(graph, "graph(x: f32 [4, 3]):\n"
+                      "    all_gather: f32 [8, 3] = all_gather(x, dim=0, group=0)\n"
+                      "    sin: f32 [4, 3] = sin(x)\n"
+                      "    exp: f32 [4, 3] = exp(sin)\n"
+                      "    cos: f32 [4, 3] = cos(x)\n"
+                      "    all_gather_1: f32 [8, 3] = all_gather(cos, dim=0, group=0)\n"
+                      "    wait(all_gather)\n"
+                      "    wait(all_gather_1)\n"
+                      "    add: f32 [8, 3] = add(all_gather, all_gather_1)\n"
+                      "    return (add, exp)\n");
+    tt_graph_release(&graph);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+static int write_what_is_sent(tt_tensor_list inputs, tt_tensor **outputs, void *group) {
+    tt_tensor *x = inputs.at[0], *sum = tt_all_reduce(x, TUTTI_SUM, group);
+    tt_tensor *apart = tt_neg(x);
+    tt_mul_(x, tt_number(2));
+    outputs[0] = tt_add(sum, apart);
+    return 1;
+}
+
+TEST_WORLD(a_wait_stays_above_what_writes_the_collectives_input, 2) {
+    tt_scope scope = tt_scope_open();
+    tutti_group *group = tutti_world_group(world);
+    tt_graph *graph = check_passes(write_what_is_sent, group, (const char *[]){ "sink", "raise", NULL });
+    check_text(graph, "graph(x: f32 [4, 3]):\n"
+                      "    all_reduce: f32 [4, 3] = all_reduce(x, reduction=sum, group=0)\n"
+                      "    neg: f32 [4, 3] = neg(x)\n"
+                      "    wait(all_reduce)\n"
+                      "    mul_(x, 2)\n"
+                      "    add: f32 [4, 3] = add(all_reduce, neg)\n"
+                      "    return (add)\n");
+    tt_graph_release(&graph);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+static int many(tt_tensor_list inputs, tt_tensor **outputs, void *group) {
+    tt_tensor *x = inputs.at[0];
+    for (int i = 0; i < 8; i++)
+        outputs[i] = tt_reduce_scatter(tt_mul_scalar(x, i + 1), TUTTI_SUM, 0, group);
+    for (int i = 8; i < 11; i++)
+        outputs[i] = tt_all_reduce(tt_add_scalar(x, i), TUTTI_SUM, group);
+    outputs[11] = tt_all_gather(x, 0, group);
+    outputs[12] = tt_all_gather(tt_neg(x), 1, group);
+    tt_all_reduce_(x, TUTTI_MAX, group);
+    return 13;
+}
+
+TEST_WORLD(neighbours_of_one_kind_become_one_operation, 2) {
+    tt_scope scope = tt_scope_open();
+    tutti_group *group = tutti_world_group(world);
+    tt_graph *graph = check_passes(many, group, (const char *[]){ "sink", "bucket", NULL });
+    CHECK_EQ(tt_graph_count_of(graph, "reduce_scatter"), 0);
+    CHECK_EQ(tt_graph_count_of(graph, "reduce_scatter_coalesced"), 1);
+    CHECK_EQ(tt_graph_count_of(graph, "all_reduce_coalesced"), 1);
+    CHECK_EQ(tt_graph_count_of(graph, "all_gather_coalesced_dims"), 1);
+    CHECK_EQ(tt_graph_count_of(graph, "all_reduce_"), 1);
+    CHECK_EQ(tt_graph_count_of(graph, "wait"), 14);
+    char *text = tt_graph_text(graph);
+    tt_graph *read = tt_graph_parse(text, world);
+    CHECK(read != NULL);
+    check_text(read, text);
+    tutti_free(text);
+    tt_graph_release(&read);
+    tt_graph_release(&graph);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+static int dependent(tt_tensor_list inputs, tt_tensor **outputs, void *group) {
+    tt_tensor *first = tt_all_reduce(inputs.at[0], TUTTI_SUM, group);
+    tt_tensor *second = tt_all_reduce(tt_mul_scalar(first, 0.5), TUTTI_SUM, group);
+    outputs[0] = second;
+    return 1;
+}
+
+static int kinds(tt_tensor_list inputs, tt_tensor **outputs, void *group) {
+    tt_tensor *x = inputs.at[0];
+    outputs[0] = tt_all_reduce(x, TUTTI_SUM, group);
+    outputs[1] = tt_all_reduce(tt_neg(x), TUTTI_MAX, group);
+    outputs[2] = tt_all_reduce(tt_to(x, TUTTI_F64), TUTTI_MAX, group);
+    outputs[3] = tt_broadcast(x, 0, group);
+    outputs[4] = tt_all_reduce(tt_to(x, TUTTI_F64), TUTTI_MAX, group);
+    return 5;
+}
+
+TEST_WORLD(what_depends_on_the_other_or_differs_stays_apart, 2) {
+    tt_scope scope = tt_scope_open();
+    tutti_group *group = tutti_world_group(world);
+    tt_graph *graph = check_passes(dependent, group, (const char *[]){ "sink", "raise", "bucket", NULL });
+    CHECK_EQ(tt_graph_count_of(graph, "all_reduce"), 2);
+    tt_graph_release(&graph);
+    graph = check_passes(kinds, group, (const char *[]){ "sink", "raise", "bucket", NULL });
+    CHECK_EQ(tt_graph_count_of(graph, "all_reduce"), 4);
+    tt_graph_release(&graph);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+/* Rank 1 does not look at what it gets; it must send all the same. */
+static int exchange(tt_tensor_list inputs, tt_tensor **outputs, void *group) {
+    tt_tensor *moved = tt_wait(tt_permute_ranks(inputs.at[0], (int[]){ 1, 0 }, group));
+    outputs[0] = tutti_group_rank(group) == 0 ? moved : tt_neg(inputs.at[0]);
+    return 1;
+}
+
+TEST_WORLD(a_collective_whose_result_is_not_used_stays_with_its_wait, 2) {
+    tt_scope scope = tt_scope_open();
+    tutti_group *group = tutti_world_group(world);
+    tt_graph *graph = check_passes(exchange, group, (const char *[]){ "dead", "sink", NULL });
+    tt_graph_counts counts = TT_GRAPH_COUNTS_INIT;
+    CHECK(tt_graph_count(graph, &counts) && counts.collectives == 1 && tt_graph_count_of(graph, "wait") == 2);
+    tt_graph_release(&graph);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+TEST(a_fake_group_of_eight_can_be_captured_by_one_process) {
+    tutti_world *world;
+    CHECK_OK(tutti_world_open_fake(0, 8, NULL, &world));
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = input(0);
+    tt_graph *graph;
+    CHECK(tt_capture(gather_and_compute, tutti_world_group(world), tt_tensors(x), &graph));
+    CHECK_EQ(tt_graph_count_of(graph, "all_gather"), 2);
+    CHECK(tt_graph_run(graph, tt_tensors(x)).count == 2);
+    tt_graph_release(&graph);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_world_close(world));
+}
