@@ -53,8 +53,8 @@ tt_tensor *tu_pow_scalar_slope(tt_tensor *grad, tt_tensor *x, double exponent) {
 tt_tensor *tu_abs_slope(tt_tensor *grad, tt_tensor *x) {
     if (x == NULL || !tu_is_complex(x->dtype))
         return tt_mul(grad, tt_sign(x));
-    tt_tensor *size = tt_abs(x), *none = tt_number(0);
-    return tt_mul(grad, tt_div(x, tt_where(tt_eq(size, none), tt_ones_like(size), size)));
+    tt_tensor *size = tt_abs(x), *none = tt_number(0), *is_zero = tt_eq(size, none);
+    return tt_mul(grad, tt_where(is_zero, none, tt_div(x, tt_where(is_zero, tt_ones_like(size), size))));
 }
 
 tt_tensor *tt_masked_fill(tt_tensor *x, tt_tensor *mask, double value) {

@@ -139,10 +139,14 @@ tutti_status tu_no_results(tu_call *call) {
 
 /* ---- overlap ---- */
 
+/* Strides of dimensions with one element say nothing. */
 static bool same_layout(const tt_tensor *left, const tt_tensor *right) {
-    size_t bytes = (size_t)left->ndim * sizeof left->sizes[0];
-    return left->ndim == right->ndim && left->dtype == right->dtype && memcmp(left->sizes, right->sizes, bytes) == 0 &&
-           memcmp(left->strides, right->strides, bytes) == 0;
+    if (left->ndim != right->ndim || left->dtype != right->dtype)
+        return false;
+    for (int i = 0; i < left->ndim; i++)
+        if (left->sizes[i] != right->sizes[i] || (left->sizes[i] > 1 && left->strides[i] != right->strides[i]))
+            return false;
+    return true;
 }
 
 /* Whether `distance` elements lead from one element of x to another: a step of each stride, fewer than its size, from

@@ -552,3 +552,19 @@ TEST(a_complex_number_counts_as_true_by_its_imaginary_part_too) {
     CHECK_EQ(tt_item_int(tt_to(tt_any(tt_narrow(x, 0, 0, 1), tt_no_dims(), false), TUTTI_I64)), 1);
     CHECK_OK(tt_scope_close(&scope));
 }
+
+TEST(a_tensor_is_added_to_itself_whatever_the_strides_of_single_elements_are) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = floats(tt_shape(1, 2), (double[]){ 1, 2 });
+    CHECK(tt_add_(x, tt_as_strided(x, tt_shape(1, 2), tt_shape(7, 1), 0)) == x);
+    CHECK(IS(x, 2, 4));
+    CHECK_OK(tt_scope_close(&scope));
+}
+
+TEST(relu_passes_a_gradient_on_where_its_argument_is_no_number) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = leaf(tt_shape(3), (double[]){ -1, NAN, 1 });
+    tt_backward(tt_sum(tt_relu(x)), NULL);
+    CHECK(IS(tt_grad(x), 0, 1, 1));
+    CHECK_OK(tt_scope_close(&scope));
+}

@@ -322,8 +322,8 @@ OPERATORS = {
     "to": lambda r, x, dtype: x.to(dtype),
     "restride": lambda r, x, d: x.movedim(d, 0).clone(memory_format=torch.contiguous_format).movedim(0, d),
     "copy_": lambda r, x, y: x.copy_(y),
-    "fill_": lambda r, x, v: x.fill_(v),
-    "zero_": lambda r, x: x.zero_(),
+    "fill_": lambda r, x, v: refuse_expanded(x).fill_(v),
+    "zero_": lambda r, x: refuse_expanded(x).zero_(),
     "add_scaled": lambda r, a, b, f: add_scaled(a, b, number(f)),
     "add_scaled_": lambda r, a, b, f: add_scaled_(a, b, number(f)),
     "lerp": lambda r, a, b, w: torch.lerp(a, b, w),
@@ -377,7 +377,7 @@ OPERATORS = {
     "int_matmul": lambda r, a, b: (a.to(torch.int32) @ b.to(torch.int32)),
     "softmax": lambda r, x, d: x.softmax(d),
     "log_softmax": lambda r, x, d: x.log_softmax(d),
-    "layer_norm": lambda r, x, w, b, e: F.layer_norm(x, x.shape[-1:], w, b, e),
+    "layer_norm": lambda r, x, w, b, e: layer_norm(r, x, w, b, e),
     "rms_norm": lambda r, x, w, e: F.rms_norm(x, x.shape[-1:], w, e),
     "attention": lambda r, q, k, v, causal, scale: F.scaled_dot_product_attention(q, k, v, is_causal=bool(causal), scale=scale or None),
     "rope": lambda r, x, p, base: rope(x, p, base),
@@ -444,6 +444,12 @@ def inside(index, x, dim):
     return index
 
 
+def layer_norm(run, x, weight, bias, epsilon):
+    if weight is None and bias is not None and bias.requires_grad:
+        run.unknown = True  # PyTorch's second derivatives are wrong there
+    return F.layer_norm(x, x.shape[-1:], weight, bias, epsilon)
+
+
 def matrix_t(x):
     """Differs: PyTorch takes vectors and single numbers too, and gives them back."""
     if x.dim() != 2:
@@ -499,7 +505,7 @@ def rope(x, position, base):
 # ---- programs ----
 
 # What PyTorch says where it lacks something, or is wrong itself.
-DEFECTS = ("does not support bool", "negative integer powers", "not implemented for", "INTERNAL ASSERT", "not support automatic differentiation", "bool tensor", "without overflow",
+DEFECTS = ("does not support bool", "Boolean inputs not supported", "negative integer powers", "not implemented for", "INTERNAL ASSERT", "not support automatic differentiation", "bool tensor", "without overflow",
            "Expected a proper Tensor but got None", "Expected isFloatingType(grad")
 
 
@@ -507,11 +513,22 @@ def changes(name):
     return name.endswith("_") or name.startswith("function_dirty")
 
 
+def geometry(x):
+    """Where a tensor lies. Strides of dimensions with one element say nothing."""
+    strides = tuple(stride for size, stride in zip(x.shape, x.stride()) if size > 1)
+    return x.untyped_storage()._cdata, x.shape, strides, x.storage_offset(), x.dtype
+
+
+def refuse_expanded(x):
+    """Differs: no write goes to an expanded tensor, where PyTorch lets fill_ and zero_ through."""
+    if x.numel() and any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride())):
+        raise RuntimeError("expanded")
+    return x
+
+
 def partly_the_same(x, y):
     """Whether a write into x may change y before it is read: what is not refused depends on the order."""
-    if x.untyped_storage()._cdata != y.untyped_storage()._cdata:
-        return False
-    return (x.shape, x.stride(), x.storage_offset(), x.dtype) != (y.shape, y.stride(), y.storage_offset(), y.dtype)
+    return x.untyped_storage()._cdata == y.untyped_storage()._cdata and (geometry(x) != geometry(y) or x.stride() != y.stride())
 
 
 def touch(x):
@@ -539,6 +556,8 @@ class Run:
         self.out, self.tensors, self.inputs, self.log, self.line, self.unknown = out, {}, [], [], 0, False
         self.off = []  # views that were made with gradient mode off
         self.births = {}  # versions of new results, by storage: some operators of PyTorch write their results several times
+        self.unrecorded = set()  # storages that were written without a history
+        self.fragile = set()  # storages of views with hooks, and of those that may reach beside what they are views of
         self.copied = set()  # storages of results that were made row-major
         self.wrote_without_gradients = self.dirtied = self.muted = False
 
@@ -607,7 +626,7 @@ class Run:
             if isinstance(x, torch.Tensor):
                 self.tensors[self.line, i] = x
                 self.births.setdefault(x.untyped_storage()._cdata, x._version if name not in KEEPS_STRIDES else 0)
-                if not torch.is_grad_enabled() and x._is_view() and not changes(name) and not any(x is y for y in self.off):
+                if not torch.is_grad_enabled() and x._is_view() and not changes(name) and not any(x is y for y in self.off + arguments):
                     self.off.append(x)
         if results and isinstance(results[0], torch.Tensor):
             self.emit(f"line t{self.line}", "ok", *self.shape(results[0]))
@@ -627,6 +646,7 @@ class Run:
         if changes(name):
             if not torch.is_grad_enabled() or not tensors[0].requires_grad:
                 self.wrote_without_gradients = True
+                self.unrecorded.add(tensors[0].untyped_storage()._cdata)
             self.dirtied = self.dirtied or name.startswith("function_dirty")
         result = OPERATORS[name](self, *arguments)
         if name not in KEEPS_STRIDES and isinstance(result, torch.Tensor) and not result.is_contiguous() and result is not arguments[0]:
@@ -641,12 +661,15 @@ class Run:
         """Where PyTorch does what nobody would want, or what was done here to its tensors shows."""
         hook = name.startswith("hook") or name == "retain_grad"
         off = any(x is y for x in tensors for y in self.off)
+        views = {x.untyped_storage()._cdata for x in tensors if x._is_view()}
+        self.fragile |= views if hook or name == "as_strided" else set()
         copied = any(x.untyped_storage()._cdata in self.copied for x in tensors)
         return (off and (hook or torch.is_grad_enabled() and not changes(name))  # see shape; such hooks crash PyTorch
                 or copied and (hook or changes(name))
+                or not self.fragile.isdisjoint(self.unrecorded)  # a view makes its history anew after any write, and leaves its hooks behind
                 or hook and self.dirtied and tensors[0]._is_view()  # crashes where a function with several results changed its base
                 or name.startswith("function_dirty") and not torch.is_grad_enabled()  # takes the history of its argument away
-                or name == "copy_" and tensors[0] is tensors[1]  # does nothing, and checks nothing
+                or name == "copy_" and geometry(tensors[0]) == geometry(tensors[1])  # does nothing, and checks nothing
                 or changes(name) and any(partly_the_same(tensors[0], x) for x in tensors[1:])
                 or name in ("lerp", "lerp_") and not all(bool(x.isfinite().all()) for x in tensors)  # another formula for weights below -1/2
                 or name == "pow_scalar" and bool(tensors[0].isneginf().any() if tensors[0].is_floating_point() else False))  # takes the square root

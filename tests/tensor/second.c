@@ -168,3 +168,13 @@ TEST(second_derivatives_of_products_and_norms_are_right_at_zeros) {
     check(complex_norm, 1, &x);
     CHECK_OK(tt_scope_close(&scope));
 }
+
+TEST(the_magnitude_of_complex_zero_has_second_derivatives_of_zero) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_require_grad(tt_zeros(tt_shape(2, 2), TUTTI_F64, NULL), true);
+    tt_tensor_list first = tt_gradients(tt_tensors(tt_sum(tt_abs(tt_view_as_complex(x)))), tt_tensors(x), none,
+                                        TUTTI_OPTIONS(tt_backward_options, .create_graph = true));
+    tt_tensor_list second = tt_gradients(tt_tensors(weighed(first.at[0])), tt_tensors(x), none, NULL);
+    CHECK(second.count == 1 && tt_equal(second.at[0], tt_zeros_like(x)));
+    CHECK_OK(tt_scope_close(&scope));
+}
