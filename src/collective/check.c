@@ -122,12 +122,9 @@ static tutti_status check_factor(tu_task *task, const void *factor) {
     return TUTTI_OK;
 }
 
-/* The usual call in a few nanoseconds; whatever it does not accept goes the long way, which says what is wrong. */
-static bool is_plain_all_reduce(tu_task *task, const tutti_call *call) {
+bool tu_is_plain_all_reduce(tu_task *task) {
     const tu_operation_info *info = &task->info;
-    if (task->row != &tu_operations[TU_OPERATION_ALL_REDUCE] || call->algorithm != TUTTI_ALGORITHM_AUTO ||
-        call->timeout_ns < 0 || call->strided_in != NULL || call->strided_out != NULL ||
-        info->reduction == TUTTI_PREMUL_SUM || info->count == 0 || info->count > (SIZE_MAX >> 8))
+    if (info->reduction == TUTTI_PREMUL_SUM || info->count == 0 || info->count > (SIZE_MAX >> 8))
         return false;
     if (!tutti_reduction_applies((tutti_reduction)info->reduction, (tutti_dtype)info->dtype))
         return false;
@@ -136,13 +133,21 @@ static bool is_plain_all_reduce(tu_task *task, const tutti_call *call) {
     if (in == NULL || out == NULL || (in != out && in < out + bytes && out < in + bytes))
         return false;
     task->element = element;
-    task->timeout_ns = call->timeout_ns;
     task->factor = 1;
     return true;
 }
 
+/* The usual call in a few nanoseconds; whatever it does not accept goes the long way, which says what is wrong. */
+static bool is_plain_call(tu_task *task, const tutti_call *call) {
+    if (task->row != &tu_operations[TU_OPERATION_ALL_REDUCE] || call->algorithm != TUTTI_ALGORITHM_AUTO ||
+        call->timeout_ns < 0 || call->strided_in != NULL || call->strided_out != NULL)
+        return false;
+    task->timeout_ns = call->timeout_ns;
+    return tu_is_plain_all_reduce(task);
+}
+
 tutti_status tu_check_task(tu_task *task, const tutti_call *call) {
-    if (__builtin_expect(is_plain_all_reduce(task, call), 1))
+    if (__builtin_expect(is_plain_call(task, call), 1))
         return TUTTI_OK;
     int rank = task->group->rank, size = task->group->size;
     task->forced = task->row->fixed != TUTTI_ALGORITHM_AUTO ? task->row->fixed : call->algorithm;

@@ -13,4 +13,8 @@ tutti_status tu_check_task(tu_task *task, const tutti_call *call);
 /* The members must share this host; else an error that names ranks and hosts. */
 tutti_status tu_check_local(const tutti_group *group, const tu_task *task);
 
+/* Whether the arguments of an all-reduce are right and it is one of the usual kind; if so, what follows from them is
+ * set in the task. False says nothing: tu_check_task does. */
+bool tu_is_plain_all_reduce(tu_task *task);
+
 #endif

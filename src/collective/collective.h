@@ -349,9 +349,12 @@ tutti_status tu_task_leave(tu_task *task, tutti_status status);
 void tu_shm_choose(tu_task *task);
 void tu_shm_note(tu_task *task);
 
-/* The quick way for a barrier without options. False: it is not for this call, nothing has happened. */
+/* The quick way for calls without options: express.c. False: it is not for this call, nothing has happened. */
 bool tu_express_barrier(tu_task *task, tutti_status *status);
+bool tu_express_all_reduce(tu_task *task, tutti_status *status);
 
+/* An all-reduce whose inputs fit into the lines of `epoch`, which has been entered. */
+tutti_status tu_reduce_inline(tu_collective *state, tu_task *task, uint64_t epoch, size_t bytes);
 /* One hand-over: start publishes, finish waits and takes. bytes: staged by this rank. */
 tutti_status tu_one_shot(tu_collective *state, tu_task *task, tutti_algorithm algorithm);
 bool tu_one_shot_can_start(const tu_collective *state, const tu_task *task, tutti_algorithm algorithm);

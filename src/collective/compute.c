@@ -72,8 +72,13 @@ static void reduce_piece(const tu_sweep *whole, size_t begin, size_t bytes, cons
         to[i] = (unsigned char *)whole->to[i] + begin;
     for (int i = 0; i < whole->from_count; i++)
         from[i] = (const unsigned char *)whole->from[i] + begin;
-    tu_reduce_beside(to, whole->to_count, from, whole->from_count, bytes / whole->element, whole->dtype,
-                     whole->reduction, whole->factors, whole->flags, aside);
+    size_t count = bytes / whole->element;
+    if (aside != NULL)
+        tu_reduce_beside(to, whole->to_count, from, whole->from_count, count, whole->dtype, whole->reduction,
+                         whole->factors, whole->flags, aside);
+    else
+        tu_reduce_many(to, whole->to_count, from, whole->from_count, count, whole->dtype, whole->reduction,
+                       whole->factors, whole->flags);
 }
 
 static void reduce_part(void *argument, int part, int parts) {

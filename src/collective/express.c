@@ -10,6 +10,7 @@
  * turns), with 364 instructions less.
  */
 #include "base/bare.h"
+#include "collective/check.h"
 #include "collective/collective.h"
 #include "job/liveness.h"
 
@@ -29,12 +30,14 @@ static inline bool usual(const tutti_group *group) {
            tu_job_departures(world->job) == atomic_load_explicit(&group->departures, memory_order_relaxed);
 }
 
-/* What the table says is one flat hand-over, nothing is queued or open, and everybody is known to be done with the
- * epoch before the last. */
-static inline bool quiet(tu_collective *state) {
+/* What the table says for so many bytes is one flat hand-over by shared memory, nothing is queued or open, and
+ * everybody is known to be done with the epoch before the last. */
+static inline bool quiet(tu_collective *state, tu_operation operation, uint64_t bytes) {
     uint64_t next = state->epoch + 1;
-    return state->ready && state->forced[TU_OPERATION_BARRIER] == TUTTI_ALGORITHM_AUTO &&
-           state->rules[TU_OPERATION_BARRIER][0].algorithm == TUTTI_ALGORITHM_INLINE && state->open == NULL &&
+    const tu_rule *rules = state->rules[operation];
+    return state->ready && state->only == &tu_executor_shm && state->forced[operation] == TUTTI_ALGORITHM_AUTO &&
+           rules[0].algorithm == TUTTI_ALGORITHM_INLINE &&
+           (rules[1].algorithm == TUTTI_ALGORITHM_AUTO || rules[1].bytes > bytes) && state->open == NULL &&
            atomic_load_explicit(&state->works, memory_order_relaxed) == NULL &&
            (int64_t)(state->cleared - (next - 2)) >= 0;
 }
@@ -47,16 +50,16 @@ static inline void number(tu_task *task) {
     tu_group_number(group, &group->sequence, &task->info);
 }
 
-bool tu_express_barrier(tu_task *task, tutti_status *status) {
-    TU_INSIDE_GROUP(task->group);
+/* Takes the turn, number and epoch of a call, and notes what runs; NULL: it is not for this lane. */
+static inline tu_collective *board(tu_task *task, tu_operation operation, uint64_t bytes) {
     if (!usual(task->group))
-        return false;
+        return NULL;
     tu_collective *state = tu_collective_find(task->group);
     if (state == NULL || !tu_collective_try_lock(state))
-        return false;
-    if (!quiet(state)) {
+        return NULL;
+    if (!quiet(state, operation, bytes)) {
         tu_collective_unlock(state);
-        return false;
+        return NULL;
     }
     number(task);
     task->state = state;
@@ -64,10 +67,38 @@ bool tu_express_barrier(tu_task *task, tutti_status *status) {
     task->info.algorithm = TUTTI_ALGORITHM_INLINE;
     task->signature = tu_signature(task);
     tu_shm_note(task);
-    state->choice = (tu_choice){ .algorithm = TUTTI_ALGORITHM_INLINE, .from = state->rules_from };
-    uint64_t epoch = ++state->epoch;
-    tu_epoch_arrive(state, task, epoch);
-    *status = tu_task_leave(task, tu_epoch_await_all(state, task, epoch));
+    state->choice = (tu_choice){ .algorithm = TUTTI_ALGORITHM_INLINE, .from = state->rules_from, .bytes = bytes };
+    state->epoch++;
+    return state;
+}
+
+static inline tutti_status alight(tu_collective *state, tu_task *task, tutti_status status) {
+    status = tu_task_leave(task, status);
     tu_collective_unlock(state);
+    return status;
+}
+
+bool tu_express_barrier(tu_task *task, tutti_status *status) {
+    TU_INSIDE_GROUP(task->group);
+    tu_collective *state = board(task, TU_OPERATION_BARRIER, 0);
+    if (state == NULL)
+        return false;
+    uint64_t epoch = state->epoch;
+    tu_epoch_arrive(state, task, epoch);
+    *status = alight(state, task, tu_epoch_await_all(state, task, epoch));
+    return true;
+}
+
+bool tu_express_all_reduce(tu_task *task, tutti_status *status) {
+    if (task->info.count > TU_INLINE_BYTES || !tu_is_plain_all_reduce(task))
+        return false;
+    size_t bytes = task->info.count * task->element;
+    if (bytes > TU_INLINE_BYTES)
+        return false;
+    TU_INSIDE_GROUP(task->group);
+    tu_collective *state = board(task, TU_OPERATION_ALL_REDUCE, bytes);
+    if (state == NULL)
+        return false;
+    *status = alight(state, task, tu_reduce_inline(state, task, state->epoch, bytes));
     return true;
 }

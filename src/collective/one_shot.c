@@ -313,12 +313,7 @@ static tutti_status barrier(tu_collective *state, tu_task *task) {
 }
 
 /* The shortest way of the most frequent call: what the general steps below do, for one round in the line. */
-static tutti_status tiny_all_reduce(tu_collective *state, tu_task *task) {
-    uint64_t epoch;
-    tutti_status status = tu_epoch_enter(state, task, &epoch);
-    if (status != TUTTI_OK)
-        return status;
-    size_t bytes = task->info.count * task->element;
+tutti_status tu_reduce_inline(tu_collective *state, tu_task *task, uint64_t epoch, size_t bytes) {
     unsigned char *payload = state->members[state->rank]->arrive[epoch & 1].payload;
     if (bytes == sizeof(uint64_t))
         memcpy(payload, task->in, sizeof(uint64_t));
@@ -328,11 +323,17 @@ static tutti_status tiny_all_reduce(tu_collective *state, tu_task *task) {
     for (int member = 0; member < state->size; member++)
         state->sources[member] = state->members[member]->arrive[epoch & 1].payload;
     state->sources[state->rank] = task->in; /* one's own line may still be on its way out */
-    status = tu_epoch_await_all(state, task, epoch);
+    tutti_status status = tu_epoch_await_all(state, task, epoch);
     if (status == TUTTI_OK && bytes != 0)
         tu_reduce(task->out, state->sources, state->size, task->info.count, (tutti_dtype)task->info.dtype,
                   (tutti_reduction)task->info.reduction, NULL, 0);
     return status;
+}
+
+static tutti_status tiny_all_reduce(tu_collective *state, tu_task *task) {
+    uint64_t epoch;
+    tutti_status status = tu_epoch_enter(state, task, &epoch);
+    return status == TUTTI_OK ? tu_reduce_inline(state, task, epoch, task->info.count * task->element) : status;
 }
 
 tutti_status tu_one_shot(tu_collective *state, tu_task *task, tutti_algorithm algorithm) {

@@ -19,6 +19,9 @@ tutti_status tutti_all_reduce(tutti_group *group, const void *in, void *out, siz
                               tutti_reduction reduction, const tutti_call *call) {
     tu_task task;
     begin(&task, group, TU_OPERATION_ALL_REDUCE, in, out, count, dtype, reduction);
+    tutti_status status;
+    if (call == NULL && tu_express_all_reduce(&task, &status))
+        return status;
     return tu_submit(&task, call);
 }
 

@@ -82,32 +82,43 @@ static void run_beside(tu_reduce_args *args, size_t count, size_t bytes, tutti_d
         stream_fence();
 }
 
+static inline tu_reduce_args arguments(void *const *to, int to_count, const void *const *from, int from_count,
+                                       tutti_reduction reduction, const double *factors, unsigned flags) {
+    bool exact = reduction == TUTTI_AVG && (from_count & (from_count - 1)) == 0;
+    return (tu_reduce_args){ .to = to,
+                             .to_count = to_count,
+                             .from = from,
+                             .from_count = from_count,
+                             .factors = factors,
+                             .reciprocal = exact ? 1.0 / from_count : 0,
+                             .stream = streams(flags) };
+}
+
+/* Complex numbers are reduced by their real view. */
+static inline void take_apart(tutti_dtype *dtype, size_t *count) {
+    if (*dtype == TUTTI_C64 || *dtype == TUTTI_C128) {
+        *dtype = *dtype == TUTTI_C64 ? TUTTI_F32 : TUTTI_F64;
+        *count *= 2;
+    }
+}
+
 void tu_reduce_beside(void *const *to, int to_count, const void *const *from, int from_count, size_t count,
                       tutti_dtype dtype, tutti_reduction reduction, const double *factors, unsigned flags,
                       const tu_aside *aside) {
-    size_t bytes = count * tutti_dtype_size(dtype);
-    if (dtype == TUTTI_C64 || dtype == TUTTI_C128) {
-        dtype = dtype == TUTTI_C64 ? TUTTI_F32 : TUTTI_F64;
-        count *= 2;
-    }
-    tu_reduce_args args = { .to = to,
-                            .to_count = to_count,
-                            .from = from,
-                            .from_count = from_count,
-                            .factors = factors,
-                            .reciprocal = (from_count & (from_count - 1)) == 0 ? 1.0 / from_count : 0,
-                            .stream = streams(flags) };
+    take_apart(&dtype, &count);
+    tu_reduce_args args = arguments(to, to_count, from, from_count, reduction, factors, flags);
     uint64_t control = tu_float_control_enter();
-    if (aside != NULL && aside->bytes != 0)
-        run_beside(&args, count, bytes, dtype, reduction, aside);
-    else
-        run(&args, count, dtype, reduction);
+    run_beside(&args, count, count * tutti_dtype_size(dtype), dtype, reduction, aside);
     tu_float_control_leave(control);
 }
 
 void tu_reduce_many(void *const *to, int to_count, const void *const *from, int from_count, size_t count,
                     tutti_dtype dtype, tutti_reduction reduction, const double *factors, unsigned flags) {
-    tu_reduce_beside(to, to_count, from, from_count, count, dtype, reduction, factors, flags, NULL);
+    take_apart(&dtype, &count);
+    tu_reduce_args args = arguments(to, to_count, from, from_count, reduction, factors, flags);
+    uint64_t control = tu_float_control_enter();
+    run(&args, count, dtype, reduction);
+    tu_float_control_leave(control);
 }
 
 /* A sum of one source of bytes is a copy. */
