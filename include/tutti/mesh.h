@@ -76,8 +76,8 @@ TUTTI_API bool tutti_mesh_coordinate(const tutti_mesh *mesh, int *coordinate);
 TUTTI_API TUTTI_CHECKED tutti_status tutti_mesh_neighbor(const tutti_mesh *mesh, int dim, int distance, bool periodic,
                                                          int *world_rank);
 
-/* This rank's group along `dim`; -1 is allowed where there is only one. TUTTI_NON_GROUP_MEMBER for a rank that is not
- * in the mesh. */
+/* A reference to this rank's group along `dim`, which ends with tutti_group_release; -1 is allowed where there is only
+ * one. TUTTI_NON_GROUP_MEMBER for a rank that is not in the mesh. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_mesh_group(const tutti_mesh *mesh, int dim, tutti_group **group);
 /* Its rank there; -1 for a rank that is not in the mesh. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_mesh_local_rank(const tutti_mesh *mesh, int dim, int *rank);
