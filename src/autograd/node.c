@@ -78,21 +78,19 @@ static void destroy(tu_node *node) {
 /* A graph may be a chain of a million nodes: those that die while one is being destroyed wait in a list instead of on
  * the stack. */
 void tu_node_drop(tu_node *node) {
-    static _Thread_local tu_node *dead;
-    static _Thread_local bool draining;
     if (node == NULL || atomic_fetch_sub_explicit(&node->references, 1, memory_order_acq_rel) != 1)
         return;
-    node->dead_next = dead;
-    dead = node;
-    if (draining)
+    tu_thread *self = tu_self();
+    node->dead_next = self->dead_nodes;
+    self->dead_nodes = node;
+    if (self->freeing_nodes)
         return;
-    draining = true;
-    while (dead != NULL) {
-        tu_node *next = dead;
-        dead = next->dead_next;
+    self->freeing_nodes = true;
+    for (tu_node *next; (next = self->dead_nodes) != NULL;) {
+        self->dead_nodes = next->dead_next;
         destroy(next);
     }
-    draining = false;
+    self->freeing_nodes = false;
 }
 
 /* ---- saved tensors ---- */

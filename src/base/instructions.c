@@ -15,10 +15,8 @@ static const char *const names[TU_INSTRUCTIONS_END] = {
     [TU_REFERENCE] = "reference", [TU_NEON] = "neon", [TU_AVX2] = "avx2", [TU_AVX512] = "avx512"
 };
 
-/* A level, with ASKED where somebody named it; 0 until the choice is made. Whoever comes first stores it (the exchange
- * in `settle`); nothing else hangs on it, so relaxed order is enough. */
-static _Atomic unsigned choice;
-#define ASKED 0x100u
+_Atomic unsigned tu_instructions_choice;
+#define ASKED TU_INSTRUCTIONS_ASKED
 
 const char *tu_instructions_name(tu_instructions level) {
     return level >= TU_REFERENCE && level < TU_INSTRUCTIONS_END ? names[level] : "?";
@@ -76,7 +74,8 @@ static tutti_status parse(const char *name, tu_instructions *level) {
 /* Stores the choice unless there is one, and returns the one that holds. */
 static unsigned settle(unsigned wanted) {
     unsigned found = 0;
-    return atomic_compare_exchange_strong_explicit(&choice, &found, wanted, memory_order_relaxed, memory_order_relaxed)
+    return atomic_compare_exchange_strong_explicit(&tu_instructions_choice, &found, wanted, memory_order_relaxed,
+                                                   memory_order_relaxed)
                ? wanted
                : found;
 }
@@ -84,7 +83,7 @@ static unsigned settle(unsigned wanted) {
 tutti_status tu_instructions_choose(const char *name) {
     tu_instructions level = TU_REFERENCE;
     if (name == NULL || name[0] == 0) {
-        if (atomic_load_explicit(&choice, memory_order_relaxed) != 0)
+        if (atomic_load_explicit(&tu_instructions_choice, memory_order_relaxed) != 0)
             return TUTTI_OK;
         name = secure_getenv("TUTTI_ISA");
     }
@@ -105,7 +104,7 @@ tutti_status tu_instructions_choose(const char *name) {
 }
 
 tu_instructions tu_instructions_get(void) {
-    unsigned found = atomic_load_explicit(&choice, memory_order_relaxed);
+    unsigned found = atomic_load_explicit(&tu_instructions_choice, memory_order_relaxed);
     if (found == 0) {
         const char *name = secure_getenv("TUTTI_ISA");
         for (unsigned i = TU_REFERENCE; name != NULL && i < TU_INSTRUCTIONS_END; i++)
@@ -117,12 +116,5 @@ tu_instructions tu_instructions_get(void) {
 }
 
 bool tu_instructions_asked(void) {
-    return (atomic_load_explicit(&choice, memory_order_relaxed) & ASKED) != 0;
-}
-
-bool tu_instructions_switch(tu_instructions level) {
-    if (!tu_instructions_present(level))
-        return false;
-    atomic_store_explicit(&choice, level | ASKED, memory_order_relaxed);
-    return true;
+    return (atomic_load_explicit(&tu_instructions_choice, memory_order_relaxed) & ASKED) != 0;
 }

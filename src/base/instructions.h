@@ -7,6 +7,7 @@
 #ifndef TU_BASE_INSTRUCTIONS_H
 #define TU_BASE_INSTRUCTIONS_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include <tutti/status.h>
@@ -38,7 +39,9 @@ TU_SHARED tu_instructions tu_instructions_get(void);
 /* Whether somebody asked for this level, so that libraries with an own choice must be told. */
 TU_SHARED bool tu_instructions_asked(void);
 
-/* Another choice from now on, for tests and benches that compare levels. False where this machine lacks it. */
-bool tu_instructions_switch(tu_instructions level);
+/* The choice itself: a level, with TU_INSTRUCTIONS_ASKED where somebody named it; 0 until it is made. Whoever comes
+ * first stores it, in one exchange; nothing else hangs on it, so relaxed order is enough. */
+#define TU_INSTRUCTIONS_ASKED 0x100u
+extern _Atomic unsigned tu_instructions_choice;
 
 #endif

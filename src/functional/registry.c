@@ -61,10 +61,6 @@ typedef struct flight {
     flight_link few[4]; /* enough for all but batches */
 } flight;
 
-/* What the thread's open batch writes and reads. */
-static _Thread_local tutti_batch *batch;
-static _Thread_local flight *noted;
-
 /* ---- a world's registry ---- */
 
 static tutti_status make_registry(void *world, void **state) {
@@ -411,6 +407,7 @@ bool tu_flight_check(const char *who, tutti_group *group, bool group_optional) {
 void tu_flight_call(tutti_call *call, tutti_work **work) {
     *call = (tutti_call)TUTTI_CALL_INIT;
     *work = NULL;
+    tutti_batch *batch = tu_self()->batch;
     if (batch != NULL)
         call->batch = batch;
     else
@@ -441,8 +438,8 @@ static tutti_status record(flight *one, tutti_group *group, tutti_work *work) {
 }
 
 tutti_status tu_flight_begin(const tu_flight_plan *plan) {
-    if (batch != NULL)
-        return add_links(noted, plan);
+    if (tu_self()->batch != NULL)
+        return add_links(tu_self()->batch_flight, plan);
     flight *one = flight_new(plan->operation);
     tutti_status status = one == NULL ? TUTTI_ERROR_MEMORY : add_links(one, plan);
     if (status == TUTTI_OK)
@@ -454,28 +451,30 @@ tutti_status tu_flight_begin(const tu_flight_plan *plan) {
 }
 
 tutti_status tu_batch_open(const char *operation, tutti_group *group) {
-    if (batch != NULL)
+    tu_thread *self = tu_self();
+    if (self->batch != NULL)
         return tu_error(TUTTI_ERROR_STATE, "a batch of collectives is open in this thread already");
     flight *one = flight_new(operation);
     if (one == NULL)
         return TUTTI_ERROR_MEMORY;
-    tutti_status status = tutti_batch_begin(group, &batch);
+    tutti_status status = tutti_batch_begin(group, &self->batch);
     if (status == TUTTI_OK) {
-        noted = one;
+        self->batch_flight = one;
         return TUTTI_OK;
     }
-    batch = NULL;
+    self->batch = NULL;
     drop_flight(one);
     return status;
 }
 
 tutti_status tu_batch_close(tutti_group *group, bool good) {
-    tutti_batch *ended = batch;
-    flight *one = noted;
+    tu_thread *self = tu_self();
+    tutti_batch *ended = self->batch;
+    flight *one = self->batch_flight;
     tutti_work *work = NULL;
     tutti_call call = TUTTI_CALL_INIT;
-    batch = NULL;
-    noted = NULL;
+    self->batch = NULL;
+    self->batch_flight = NULL;
     call.work = &work;
     if (!good) {
         tutti_batch_cancel(ended);

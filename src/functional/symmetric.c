@@ -202,15 +202,17 @@ tt_tensor *tu_symm_sample(tu_sampler *sampler, tt_tensor *x) {
 /* ---- whether it is on ---- */
 
 typedef struct test_mode {
-    struct test_mode *outer;
+    tu_kept kept; /* first: a stack of the thread */
     size_t count; /* of names; 0: every group */
     char *names;  /* one after the other, each with its end */
 } test_mode;
 
-static _Thread_local test_mode *tests;
+static test_mode *tests(void) {
+    return (test_mode *)tu_self()->symmetric_tests;
+}
 
 bool tu_symm_test_mode(void) {
-    return tests != NULL;
+    return tests() != NULL;
 }
 
 static bool names_group(const test_mode *test, const char *group) {
@@ -228,7 +230,7 @@ bool tt_symm_enabled(tutti_world *world, const char *group) {
         tu_fail(TUTTI_ERROR_ARGUMENT, "symm_enabled: argument %s is NULL", world == NULL ? "world" : "group");
         return false;
     }
-    return tests != NULL ? names_group(tests, group) : tutti_group_by_name(world, group) != NULL;
+    return tests() != NULL ? names_group(tests(), group) : tutti_group_by_name(world, group) != NULL;
 }
 
 bool tt_symm_test_begin(size_t count, const char *const *groups) {
@@ -247,20 +249,20 @@ bool tt_symm_test_begin(size_t count, const char *const *groups) {
         tu_pending_take(tu_error_memory("a test mode", sizeof *test + bytes));
         return false;
     }
-    *test = (test_mode){ tests, count, (char *)(test + 1) };
+    *test = (test_mode){ { tu_self()->symmetric_tests }, count, (char *)(test + 1) };
     char *to = test->names;
     for (size_t i = 0; i < count; i++)
         to = stpcpy(to, groups[i]) + 1;
-    tests = test;
+    tu_self()->symmetric_tests = &test->kept;
     return true;
 }
 
 void tt_symm_test_end(void) {
-    test_mode *test = tests;
+    test_mode *test = tests();
     if (test == NULL) {
         tu_fail(TUTTI_ERROR_STATE, "symm_test_end: no test mode is on in this thread");
         return;
     }
-    tests = test->outer;
+    tu_self()->symmetric_tests = test->kept.outer;
     free(test);
 }

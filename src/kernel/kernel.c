@@ -35,13 +35,6 @@ const char *tu_kernels_name(void) {
     return kernels()->name;
 }
 
-bool tu_kernels_use(const char *name) {
-    for (int i = TU_REFERENCE; i < TU_INSTRUCTIONS_END; i++)
-        if (sets[i] != NULL && strcmp(sets[i]->name, name) == 0)
-            return tu_instructions_switch((tu_instructions)i);
-    return false;
-}
-
 /* Stores past the caches are weakly ordered on x86; elsewhere they are ordinary stores to a release. */
 static void stream_fence(void) {
 #if defined(__x86_64__)

@@ -70,7 +70,4 @@ double tu_factor(const void *element, tutti_dtype dtype);
 /* "avx512", "avx2", "neon" or "reference": the kernels in use. */
 const char *tu_kernels_name(void);
 
-/* Uses the named kernels from now on, for tests and benches. False where this build or processor lacks them. */
-bool tu_kernels_use(const char *name);
-
 #endif

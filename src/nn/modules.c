@@ -32,8 +32,8 @@ static int linear_forward(tt_module *module, tt_tensor_list inputs, tt_tensor **
 
 tt_module *tt_linear_module(int64_t in, int64_t out, bool bias, tutti_dtype dtype) {
     static const tt_module_type type = { sizeof type, "Linear", linear_forward, NULL };
-    static char with_bias; /* its address says so */
-    tt_module *module = tt_module_new(&type, bias ? &with_bias : NULL);
+    static const char with_bias; /* its address says so */
+    tt_module *module = tt_module_new(&type, bias ? (void *)(uintptr_t)&with_bias : NULL);
     tt_scope scope = tt_scope_open();
     bool recording = tt_grad_mode(false);
     double bound = in > 0 ? 1 / sqrt((double)in) : 0;

@@ -30,13 +30,21 @@ static dnnl_data_type_t type_of(tutti_dtype dtype) {
     }
 }
 
-/* An engine is cheap to make but not free; a thread keeps its own. */
+/* An engine is cheap to make but not free; a thread that uses tensors keeps its own. */
 static dnnl_engine_t engine_of_thread(void) {
-    static _Thread_local dnnl_engine_t engine;
+    tu_thread *self = tu_self();
+    dnnl_engine_t engine = self->engine;
     tu_libraries_limit();
     if (engine == NULL && dnnl_engine_create(&engine, dnnl_cpu, 0) != dnnl_success)
         engine = NULL;
+    self->engine = engine;
     return engine;
+}
+
+void tu_dnnl_end(tu_thread *self) {
+    if (self->engine != NULL)
+        (void)dnnl_engine_destroy(self->engine);
+    self->engine = NULL;
 }
 
 static bool execute(dnnl_engine_t engine, const_dnnl_primitive_desc_t plan, const dnnl_memory_desc_t *descs,
@@ -95,6 +103,10 @@ bool tu_dnnl_gemm(tutti_dtype dtype, tutti_dtype result, int64_t rows, int64_t c
     (void)dtype, (void)result, (void)rows, (void)columns, (void)depth, (void)left, (void)right, (void)out,
         (void)out_stride;
     return false;
+}
+
+void tu_dnnl_end(tu_thread *self) {
+    (void)self;
 }
 
 #endif

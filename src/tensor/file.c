@@ -7,7 +7,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -136,7 +135,6 @@ static tutti_status resolve(const char *who, const char *path, char **target, mo
 }
 
 tutti_status tu_writer_open(const char *who, const char *path, tu_writer *writer) {
-    static atomic_uint next; /* only has to differ */
     mode_t mode = 0;
     *writer = (tu_writer){ .who = who, .descriptor = -1 };
     tutti_status status = resolve(who, path, &writer->target, &mode);
@@ -151,8 +149,7 @@ tutti_status tu_writer_open(const char *who, const char *path, tu_writer *writer
     }
     memcpy(writer->temporary, writer->target, folder);
     for (int tries = 0; writer->descriptor < 0 && tries < 1000; tries++) {
-        snprintf(writer->temporary + folder, room - folder, ".tutti-%d-%u", (int)getpid(),
-                 atomic_fetch_add_explicit(&next, 1, memory_order_relaxed));
+        snprintf(writer->temporary + folder, room - folder, ".tutti-%d-%d", (int)gettid(), tries);
         writer->descriptor = open(writer->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (writer->descriptor < 0 && errno != EEXIST)
             break;

@@ -22,16 +22,14 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 
 /* ---- reading ---- */
 
-/* A file that is open, or bytes in memory (fuzz targets). */
+/* A file that is open. */
 typedef struct tu_reader {
-    int descriptor; /* -1: memory */
-    const uint8_t *memory;
+    int descriptor;
     uint64_t bytes;
     char where[512]; /* begins every message: `load_npy: "x.npy"` */
 } tu_reader;
 
 tutti_status tu_reader_open(const char *who, const char *path, tu_reader *reader);
-void tu_reader_memory(const char *who, const void *data, size_t bytes, tu_reader *reader);
 void tu_reader_close(tu_reader *reader);
 /* All of it; fewer bytes there is an error. */
 tutti_status tu_reader_get(const tu_reader *reader, uint64_t offset, void *out, size_t bytes);

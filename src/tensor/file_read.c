@@ -37,11 +37,6 @@ tutti_status tu_reader_open(const char *who, const char *path, tu_reader *reader
     return TUTTI_OK;
 }
 
-void tu_reader_memory(const char *who, const void *data, size_t bytes, tu_reader *reader) {
-    *reader = (tu_reader){ .descriptor = -1, .memory = data, .bytes = bytes };
-    snprintf(reader->where, sizeof reader->where, "%s", who);
-}
-
 void tu_reader_close(tu_reader *reader) {
     if (reader->descriptor >= 0)
         close(reader->descriptor);
@@ -52,11 +47,6 @@ tutti_status tu_reader_get(const tu_reader *reader, uint64_t offset, void *out, 
     if (offset > reader->bytes || bytes > reader->bytes - offset)
         return tu_error(TUTTI_ERROR_PROTOCOL, "%s is cut short: %zu bytes are wanted at %llu, and it has %llu",
                         reader->where, bytes, (unsigned long long)offset, (unsigned long long)reader->bytes);
-    if (reader->descriptor < 0) {
-        if (bytes > 0)
-            memcpy(out, reader->memory + offset, bytes);
-        return TUTTI_OK;
-    }
     for (size_t done = 0; done < bytes;) {
         ssize_t now = pread(reader->descriptor, (char *)out + done, bytes - done, (off_t)(offset + done));
         if (now < 0 && errno == EINTR)

@@ -6,6 +6,7 @@
 #define TU_TENSOR_GEMM_H
 
 #include "tensor/tensor.h"
+#include "tensor/thread.h"
 
 /* A matrix in memory: element (i, j) at data[i * row + j * column]. */
 typedef struct tu_matrix {
@@ -25,5 +26,7 @@ tutti_status tu_int8_gemm(int64_t rows, int64_t columns, int64_t depth, tu_matri
  * nothing was done then. */
 bool tu_dnnl_gemm(tutti_dtype dtype, tutti_dtype result, int64_t rows, int64_t columns, int64_t depth, tu_matrix left,
                   tu_matrix right, void *out, int64_t out_stride);
+/* Ends what a thread keeps for it. */
+void tu_dnnl_end(tu_thread *self);
 
 #endif

@@ -8,8 +8,11 @@
  *   handles      the window of addresses where handles lie (tensor/handle.h), which outlives tt_finalize
  *   locks        for the lists of hooks, and for the lists of collectives that hang on storages
  *
- * Everything else belongs to a thread (tensor/thread.h: scopes, errors, spare memory, the random generator) or to a
- * world (functional/registry.c: collectives in flight). A forked child starts with fresh locks and one thread.
+ * Everything else belongs to a thread (tensor/thread.h: scopes, errors, spare memory, the random generator, the open
+ * batch, an engine of oneDNN) or to a world (functional/registry.c: collectives in flight). A forked child starts with
+ * fresh locks and one thread. Beside it stand what is computed once and never changes, the table of CRC-32
+ * (zip_parse.c), and what other libraries were told, once, of the instruction set (kernels.c): it holds for them,
+ * whatever becomes of this one. scripts/check-state looks for anything else.
  */
 #ifndef TU_TENSOR_PROCESS_H
 #define TU_TENSOR_PROCESS_H

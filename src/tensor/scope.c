@@ -26,7 +26,6 @@ static bool grow(void **array, size_t entry, size_t wanted, size_t *capacity) {
 }
 
 tt_scope tt_scope_open(void) {
-    static _Thread_local uint64_t last_id;
     tu_thread *self = tu_self();
     tutti_status status = tu_thread_register();
     if (status != TUTTI_OK) {
@@ -41,9 +40,9 @@ tt_scope tt_scope_open(void) {
         }
         self->scope_capacity = (int)capacity;
     }
-    self->scopes[self->scope_count++] = (tu_scope_mark){ .id = ++last_id, .first = self->owned_count };
+    self->scopes[self->scope_count++] = (tu_scope_mark){ .id = ++self->last_scope, .first = self->owned_count };
     tu_tally(&self->open_scopes, 1);
-    return (tt_scope){ last_id };
+    return (tt_scope){ self->last_scope };
 }
 
 static void close_innermost(tu_thread *self) {

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "base/instructions.h"
+#include "tensor/gemm.h"
 #include "tensor/handle.h"
 #include "tensor/process.h"
 
@@ -23,6 +24,12 @@ void tu_thread_end(tu_thread *self) {
         self->source = source->outer;
         source->end(source);
     }
+    for (tu_kept *one = self->symmetric_tests, *outer; one != NULL; one = outer) {
+        outer = one->outer;
+        free(one);
+    }
+    self->symmetric_tests = NULL;
+    tu_dnnl_end(self);
     tu_handle_leave(self);
     tu_storage_trim(self);
     tu_block_trim(self);

@@ -18,6 +18,11 @@
 
 #define TU_BINS 240 /* classes of spare blocks, see block.c */
 
+/* The head of what a room above keeps in a stack of this thread: freed when the thread ends. */
+typedef struct tu_kept {
+    struct tu_kept *outer;
+} tu_kept;
+
 typedef struct tu_scope_mark {
     uint64_t id;
     size_t first; /* index in `owned` of the scope's first tensor */
@@ -66,12 +71,20 @@ typedef struct tu_thread {
     uint64_t seed, counter; /* of the random generator: key and position */
     uint32_t seed_rank;
 
-    uint64_t node_sequence;            /* creation number of the next autograd node */
+    uint64_t node_sequence; /* creation number of the next autograd node */
+    void *dead_nodes;       /* autograd's nodes that are to be freed, while one is */
+    bool freeing_nodes;
     void *backward;                    /* autograd's running backward, innermost */
     void *saved_hooks;                 /* autograd's pack and unpack hooks, innermost */
     struct tu_call_recorder *recorder; /* is asked about every operator; see tensor/operator.h */
     struct tu_source *source;          /* of memory for storages, innermost; NULL: spare blocks */
     tu_place *place;                   /* where the program is, in words, for messages; lent by the module called */
+
+    uint64_t last_scope;       /* number of the scope opened last */
+    struct tutti_batch *batch; /* of collectives, that is open in this thread */
+    void *batch_flight;        /* what it writes and reads: see functional/registry.c */
+    tu_kept *symmetric_tests;  /* test modes of symmetric memory, innermost: see functional/symmetric.c */
+    void *engine;              /* of oneDNN: cheap to make, but not free */
 
     /* Written by this thread alone, read by tt_count from any: relaxed. A thread may release what another made, so one
      * thread's figure can be below zero; their sum is exact. */

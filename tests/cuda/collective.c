@@ -2,6 +2,7 @@
  *
  * Collectives on a GPU: the same calls, the same bits as the CPU's serial loop.
  */
+#include "../instructions.h"
 #include "graph.h"
 
 #include <math.h>
@@ -42,7 +43,7 @@ static void check_all_reduce(tutti_world *world, tutti_dtype dtype, tutti_reduct
         fill(inputs[r], dtype, count, r);
         factors[r] = 0.5 * (1 << r % 4); /* that every type holds exactly */
     }
-    tu_kernels_use("reference");
+    test_instructions_named("reference");
     tu_reduce(expected, (const void *const *)inputs, size, count, dtype, reduction, factors, 0);
     tutti_memory *memory = NULL;
     tutti_peers *peers = NULL;
@@ -581,7 +582,7 @@ static void check_named_forms(tutti_world *world, tutti_dtype dtype) {
 }
 
 TEST_GPU(every_named_form_has_the_bits_of_the_serial_loop_for_every_type) {
-    tu_kernels_use("reference");
+    test_instructions_named("reference");
     for (int dtype = TUTTI_F64; dtype <= TUTTI_C128; dtype++)
         check_named_forms(world, (tutti_dtype)dtype);
 }
@@ -668,7 +669,7 @@ static void multimem_in_software(tutti_world *world, void *argument) {
     static const size_t counts[] = { 1, 2048, 2049, 300000 }, shifts[] = { 0, 4, 8, 16 };
     (void)argument;
     gpu_begin();
-    tu_kernels_use("reference");
+    test_instructions_named("reference");
     for (int type = 0; type < 4; type++) {
         for (int i = 0; i < 4; i++)
             check_multimem(world, types[type], counts[i], shifts[(type + i) % 4]);

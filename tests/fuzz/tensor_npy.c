@@ -8,12 +8,13 @@
 #include "tensor/zip_parse.c"
 
 #include "fuzz.h"
+#include "reader.h"
 
 static void fuzz_one(const uint8_t *data, size_t bytes) {
     tu_reader reader;
     tu_file_array array;
     tu_zip_list list;
-    tu_reader_memory("fuzz", data, bytes, &reader);
+    reader_of(data, bytes, &reader);
     if (tu_npy_parse(&reader, reader.where, 0, bytes, &array) == TUTTI_OK) {
         FUZZ_CHECK(array.offset <= bytes && array.bytes <= bytes - array.offset);
         FUZZ_CHECK(array.ndim >= 0 && array.ndim <= TT_MAX_DIMS && tutti_dtype_size(array.dtype) > 0);
@@ -33,6 +34,7 @@ static void fuzz_one(const uint8_t *data, size_t bytes) {
     } else {
         FUZZ_CHECK(tutti_error_message()[0] != 0);
     }
+    tu_reader_close(&reader);
 }
 
 FUZZ_TARGET(tensor_npy)

@@ -7,12 +7,11 @@
 #include "tensor/safetensors_parse.c"
 
 #include "fuzz.h"
+#include "reader.h"
 
-static void fuzz_one(const uint8_t *data, size_t bytes) {
-    tu_reader reader;
+static void parse(const tu_reader *reader, const uint8_t *data, size_t bytes) {
     tu_safe_list list;
-    tu_reader_memory("fuzz", data, bytes, &reader);
-    if (tu_safe_parse(&reader, &list) != TUTTI_OK) {
+    if (tu_safe_parse(reader, &list) != TUTTI_OK) {
         FUZZ_CHECK(tutti_error_message()[0] != 0);
         return;
     }
@@ -28,6 +27,13 @@ static void fuzz_one(const uint8_t *data, size_t bytes) {
     for (size_t i = 0; i < 2 * list.pair_count; i++)
         FUZZ_CHECK(tu_utf8(list.pairs[i], strlen(list.pairs[i])));
     tu_safe_free(&list);
+}
+
+static void fuzz_one(const uint8_t *data, size_t bytes) {
+    tu_reader reader;
+    reader_of(data, bytes, &reader);
+    parse(&reader, data, bytes);
+    tu_reader_close(&reader);
 }
 
 FUZZ_TARGET(tensor_safetensors)

@@ -10,13 +10,14 @@
 #include <math.h>
 
 #include "../harness.h"
+#include "../instructions.h"
 #include "base/float_control.h"
 
 static const char *const sets[] = { "reference", "avx2", "avx512", "neon" };
 
 #define FOR_EACH_SET(name)                                                            \
     for (size_t set_index = 0; set_index < sizeof sets / sizeof sets[0]; set_index++) \
-        for (const char *name = tu_kernels_use(sets[set_index]) ? sets[set_index] : NULL; name; name = NULL)
+        for (const char *name = test_instructions_named(sets[set_index]) ? sets[set_index] : NULL; name; name = NULL)
 
 static uint64_t random_state = 0x9e3779b97f4a7c15;
 
@@ -599,8 +600,8 @@ TEST(a_factor_that_is_nan_makes_everything_nan) {
 
 TEST(kernels_are_chosen_and_can_be_named) {
     const char *chosen = tu_kernels_name();
-    CHECK(!tu_kernels_use("abacus"));
+    CHECK(!test_instructions_named("abacus"));
     CHECK_TEXT(tu_kernels_name(), chosen);
-    CHECK(tu_kernels_use("reference"));
+    CHECK(test_instructions_named("reference"));
     CHECK_TEXT(tu_kernels_name(), "reference");
 }

@@ -10,6 +10,7 @@
 #include <tutti/ops.h>
 
 #include "../harness.h"
+#include "../instructions.h"
 #include "base/instructions.h"
 #include "tensor/gemm.h"
 #include "tensor/operator.h"
@@ -139,10 +140,10 @@ static void check_trial(const trial *each, int64_t rows, int64_t n, tutti_dtype 
     tt_tensor *in[INPUTS], *expected[RESULTS];
     make_inputs(in, rows, n, dtype);
     openblas_set_num_threads(1);
-    CHECK(tu_instructions_switch(TU_REFERENCE));
+    CHECK(test_instructions(TU_REFERENCE));
     each->run(in, expected);
     for (tu_instructions level = TU_REFERENCE; level < TU_INSTRUCTIONS_END; level++) {
-        if (!tu_instructions_switch(level))
+        if (!test_instructions(level))
             continue;
         openblas_set_num_threads(1);
         compare(each, in, expected, tu_instructions_name(level), n);
@@ -171,7 +172,7 @@ TEST(products_of_i8_are_exact_at_every_level) {
     for (int i = 0; i < 65 * 37; i++)
         b[i] = i % 5 == 0 ? 127 : -128;
     for (tu_instructions level = TU_REFERENCE; level < TU_INSTRUCTIONS_END; level++) {
-        if (!tu_instructions_switch(level))
+        if (!test_instructions(level))
             continue;
         CHECK_OK(tu_int8_gemm(7, 37, 65, (tu_matrix){ a, 65, 1 }, (tu_matrix){ b, 37, 1 }, c));
         for (int i = 0; i < 7; i++)
@@ -274,11 +275,11 @@ static void compare_sample(const tu_operator *entry, maker like, int count, tt_t
 static bool check_sample(const tu_operator *entry, maker like) {
     tt_scope scope = tt_scope_open();
     tt_tensor *expected[1 + MADE];
-    CHECK(tu_instructions_switch(TU_REFERENCE));
+    CHECK(test_instructions(TU_REFERENCE));
     openblas_set_num_threads(1);
     int count = run_sample(entry, like, expected);
     for (tu_instructions level = TU_REFERENCE; count > 0 && level < TU_INSTRUCTIONS_END; level++)
-        for (int threads = 1; threads <= 3 && tu_instructions_switch(level); threads++) {
+        for (int threads = 1; threads <= 3 && test_instructions(level); threads++) {
             openblas_set_num_threads(threads);
             compare_sample(entry, like, count, expected);
         }

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/instructions.h"
+#include "../../instructions.h"
 #include "tensor/operator.h"
 
 #include "program.h"
@@ -83,11 +83,11 @@ bool fails_on_levels(const program *what, void *context, char *why, size_t size)
     if (rounds_as_a_library(what))
         return false;
     openblas_set_num_threads(1);
-    tu_instructions_switch(TU_REFERENCE);
+    test_instructions(TU_REFERENCE);
     if (!program_run(what, &plainly, &reference))
         failed = because(why, size, "something is left over");
     for (tu_instructions level = TU_REFERENCE; level < TU_INSTRUCTIONS_END && !failed; level++) {
-        if (!tu_instructions_switch(level))
+        if (!test_instructions(level))
             continue;
         for (int threads = level == TU_REFERENCE ? 2 : 1; threads <= 2 && !failed; threads++) {
             openblas_set_num_threads(threads);
