@@ -211,7 +211,7 @@ TUTTI_API tt_tensor *tt_select(tt_tensor *x, int dim, int64_t index);
 /* every step-th of start to end, cut to what is there. For any dtype; has a gradient. */
 TUTTI_API tt_tensor *tt_slice(tt_tensor *x, int dim, int64_t start, int64_t end, int64_t step);
 /* parts of the given sizes. For any dtype; has a gradient. */
-TUTTI_API tt_tensor_list tt_split(tt_tensor *x, tt_dims sizes, int dim);
+TUTTI_API tt_tensor_list tt_split(tt_tensor *x, size_t part_count, const int64_t *sizes, int dim);
 /* drops a dimension of size 1; else x as it is. For any dtype; has a gradient. */
 TUTTI_API tt_tensor *tt_squeeze(tt_tensor *x, int dim);
 /* a matrix with rows and columns swapped. For any dtype; has a gradient. */
@@ -269,8 +269,8 @@ TUTTI_API tt_tensor *tt_triu(tt_tensor *x, int64_t diagonal);
 /* softmax(scale q k^T) v over (…, s, d); scale 0 means 1 / sqrt(d); causal hides later keys. For floats; has a
  * gradient. */
 TUTTI_API tt_tensor *tt_attention(tt_tensor *q, tt_tensor *k, tt_tensor *v, bool causal, double scale);
-/* mean of -log softmax at the targets, those equal to ignore left out; logits (n, classes), targets (n) integers. For
- * floats; has a gradient. */
+/* mean of -log softmax at the targets, those equal to ignore left out; logits (n, classes, ...) or (classes), targets
+ * (n, ...) or one: integers. For floats; has a gradient. */
 TUTTI_API tt_tensor *tt_cross_entropy(tt_tensor *logits, tt_tensor *targets, int64_t ignore);
 /* (x - mean) / deviation over the last dimensions that weight or bias has (else one), times weight, plus bias; both may
  * be NULL, and of f32 where x is narrower. For floats; has a gradient. */

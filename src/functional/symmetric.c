@@ -55,6 +55,19 @@ tt_tensor *tt_symm_empty_strided(tutti_world *world, tt_dims shape, tt_dims stri
         tu_fail(TUTTI_ERROR_ARGUMENT, "symm_empty: world is NULL");
         return NULL;
     }
+    if (full.persistent_id != 0 && !full.persistent) {
+        tu_fail(TUTTI_ERROR_ARGUMENT,
+                "symm_empty: persistent_id is %llu, and persistent is not set: set both, or neither",
+                (unsigned long long)full.persistent_id);
+        return NULL;
+    }
+    if (full.requires_grad && !tu_is_float(dtype) && !tu_is_complex(dtype)) {
+        tu_fail(TUTTI_ERROR_TYPE,
+                "symm_empty: requires_grad is set, and only floats and complex numbers have gradients, "
+                "not %s",
+                tutti_dtype_name(dtype));
+        return NULL;
+    }
     if (strides.count >= 0 && strides.count != shape.count) {
         tu_fail(TUTTI_ERROR_ARGUMENT, "symm_empty: %d strides given for %d dimensions", strides.count, shape.count);
         return NULL;

@@ -156,3 +156,44 @@ void tu_cross_entropy_gradient(tu_gradient *gradient) {
             tu_cross_entropy_backward(tu_saved(gradient, TU_INPUT(0)), tu_saved(gradient, TU_INPUT(1)),
                                       tu_saved(gradient, TU_OUTPUT(1)), gradient->grads[0], attributes->ignore);
 }
+
+/* ---- logits of other shapes: the classes are dimension 1, or all there is ---- */
+
+/* (n, classes, ...) as rows of classes, one for each target. */
+static tt_tensor *rows_of_classes(tt_tensor *logits) {
+    tt_dims order = tt_sizes(logits);
+    int64_t rows = logits->sizes[0];
+    for (int i = 0, at = 0; i < logits->ndim; i++)
+        if (i != 1)
+            order.at[at++] = i;
+    order.at[logits->ndim - 1] = 1;
+    for (int i = 2; i < logits->ndim; i++)
+        rows *= logits->sizes[i];
+    return tt_reshape(tt_permute(logits, order), tt_shape(rows, logits->sizes[1]));
+}
+
+static bool targets_fit(const tt_tensor *logits, const tt_tensor *targets) {
+    bool fits = targets->ndim == logits->ndim - 1;
+    for (int i = 0; i < targets->ndim && fits; i++)
+        fits = targets->sizes[i] == logits->sizes[i == 0 ? 0 : i + 1];
+    return fits;
+}
+
+tt_tensor *tt_cross_entropy(tt_tensor *logits, tt_tensor *targets, int64_t ignore) {
+    static const char who[] = "cross_entropy";
+    if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check(who, "logits", logits)) != TUTTI_OK ||
+        tu_pending_take(tu_tensor_check(who, "targets", targets)) != TUTTI_OK)
+        return NULL;
+    if (logits->ndim == 2)
+        return tu_cross_entropy(logits, targets, ignore);
+    if (logits->ndim == 0 || !targets_fit(logits, targets)) {
+        tu_fail(
+            TUTTI_ERROR_ARGUMENT,
+            "cross_entropy: logits is %s, of which dimension 1 (or the only one) are the classes; targets is %s and "
+            "must have the others",
+            tu_describe(logits), tu_describe(targets));
+        return NULL;
+    }
+    tt_tensor *rows = logits->ndim == 1 ? tt_view(logits, tt_shape(1, logits->sizes[0])) : rows_of_classes(logits);
+    return tu_cross_entropy(rows, tt_reshape(targets, tt_shape(targets->numel)), ignore);
+}

@@ -413,7 +413,7 @@ tutti_status tu_view_as_complex_shape(tu_call *call) {
 
 tt_tensor *tu_split_sample(tu_sampler *sampler) {
     tt_tensor *x = sampler->make(sampler, TU_SAMPLE_NORMAL, tt_shape(sampler->size, 5), 0);
-    tt_tensor_list parts = tt_split(x, tt_shape(2, 3), 1);
+    tt_tensor_list parts = tt_split(x, 2, (int64_t[]){ 2, 3 }, 1);
     return parts.count == 2 ? tt_add(tt_sum_dims(parts.at[0], tt_shape(1), true), parts.at[1]) : NULL;
 }
 
@@ -433,21 +433,31 @@ static tt_tensor_list parts_of(tt_tensor *x, size_t count, const int64_t *sizes,
     return tu_self()->pending == TUTTI_OK ? tt_tensors_of(count, parts) : (tt_tensor_list){ 0, NULL };
 }
 
-tt_tensor_list tt_split(tt_tensor *x, tt_dims sizes, int dim) {
+tt_tensor_list tt_split(tt_tensor *x, size_t part_count, const int64_t *sizes, int dim) {
     int at;
-    int64_t sum = 0;
     tt_tensor_list none = { 0, NULL };
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("split", "x", x)) != TUTTI_OK ||
         tu_pending_take(tu_wrap_dim("split", dim, x->ndim, &at)) != TUTTI_OK)
         return none;
-    for (int i = 0; i < sizes.count && i < TT_MAX_DIMS; i++)
-        sum += sizes.at[i];
-    if (sizes.count < 1 || sizes.count > TT_MAX_DIMS || x->ndim == 0 || sum != x->sizes[at]) {
-        tu_fail(TUTTI_ERROR_ARGUMENT, "split: sizes %s do not add up to dimension %d of %s",
-                tu_dims_text(sizes.count, sizes.at), at, tu_describe(x));
+    int64_t rest = x->ndim == 0 ? -1 : x->sizes[at]; /* what is left for the parts to come */
+    if (part_count == 0 || sizes == NULL || x->ndim == 0) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "split: %s cannot be cut in %zu parts", tu_describe(x),
+                sizes == NULL ? (size_t)0 : part_count);
         return none;
     }
-    return parts_of(x, (size_t)sizes.count, sizes.at, at);
+    for (size_t i = 0; i < part_count; rest -= sizes[i++])
+        if (sizes[i] < 0 || sizes[i] > rest) {
+            tu_fail(TUTTI_ERROR_ARGUMENT, "split: part %zu of %lld rows does not fit: dimension %d of %s has %lld left",
+                    i, (long long)sizes[i], at, tu_describe(x), (long long)rest);
+            return none;
+        }
+    if (rest != 0) {
+        tu_fail(TUTTI_ERROR_ARGUMENT,
+                "split: the sizes of %zu parts do not add up to dimension %d of %s: %lld are left", part_count, at,
+                tu_describe(x), (long long)rest);
+        return none;
+    }
+    return parts_of(x, part_count, sizes, at);
 }
 
 tt_tensor_list tt_chunk(tt_tensor *x, int64_t parts, int dim) {

@@ -139,6 +139,8 @@ tokens = torch.tensor([[1, 5, 1], [0, 6, 2]])
 check("embedding", [torch.randn(7, 4), tokens], lambda w, i: tt("embedding", w, i), lambda w, i: F.embedding(i, w))
 targets = torch.tensor([3, 0, -100, 8, 2])
 check("cross_entropy", [torch.randn(5, 9) * 3, targets], lambda a, t: tt("cross_entropy", a, t, L(-100)), F.cross_entropy)
+check("cross_entropy of images", [torch.randn(2, 9, 3, 4) * 3, torch.randint(0, 9, (2, 3, 4))], lambda a, t: tt("cross_entropy", a, t, L(-100)), F.cross_entropy)
+check("cross_entropy of one row", [torch.randn(9) * 3, torch.tensor(4)], lambda a, t: tt("cross_entropy", a, t, L(-100)), F.cross_entropy)
 for causal in (False, True):
     check("attention", [torch.randn(2, 3, 70, 16) for _ in range(3)], lambda q, k, v, c=causal: tt("attention", q, k, v, B(c), D(0)),
           lambda q, k, v, c=causal: F.scaled_dot_product_attention(q, k, v, is_causal=c), 1e-4)
