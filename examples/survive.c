@@ -24,6 +24,8 @@ int main(int argc, char **argv) {
     if (tutti_world_open(NULL, &world))
         give_up();
     tutti_group *group = tutti_group_keep(tutti_world_group(world));
+    if (tutti_barrier(group, NULL)) /* all are here: whoever is lost before that is lost to the opening of the others */
+        give_up();
     long total = 0, before = 0;
     int done = 0;
     for (;;) {

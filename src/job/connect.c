@@ -22,6 +22,7 @@
 #define HELLO_MAGIC UINT64_C(0x4f4c4c4548495554) /* "TUIHELLO" */
 #define STRANGERS 64 /* connections without a hello besides those of all ranks; then the oldest goes */
 #define HELLO_LIMIT (10 * TU_SECOND)
+#define DOUBT_INTERVAL TU_SECOND
 
 typedef struct hello {
     uint64_t magic;
@@ -47,6 +48,7 @@ typedef struct connecting {
     int pages_to_send;
     bool page_here;
     int64_t next_look;
+    int64_t next_doubt; /* whether those that are missing are still who they were */
 } connecting;
 
 tutti_status tu_listen(int world_size, int *listener, uint8_t name[TU_NONCE_BYTES]) {
@@ -293,11 +295,17 @@ static tutti_status look_at_peers(connecting *state) {
     for (int rank = 0; rank < size; rank++)
         state->polls[rank] = (struct pollfd){ .fd = state->job->peers[rank].pidfd, .events = POLLIN };
     bool asked = poll(state->polls, (nfds_t)size, 0) >= 0;
+    bool doubt = tu_clock_now() >= state->next_doubt;
+    if (doubt)
+        state->next_doubt = tu_deadline(DOUBT_INTERVAL);
     for (int rank = 0; rank < size && status == TUTTI_OK; rank++) {
         const tu_record *record = record_of(state, rank);
         tu_peer *peer = &state->job->peers[rank];
         bool lives = asked && peer->pidfd >= 0 ? (state->polls[rank].revents & POLLIN) == 0
                                                : tu_process_runs(record->pid, record->start_time);
+        /* A number that was given to another process since its record was written. */
+        if (doubt && lives && peer->fd < 0 && peer->pidfd >= 0)
+            lives = tu_process_runs(record->pid, record->start_time);
         if (rank == state->opening->rank || lives)
             continue;
         status = tu_meet_died(state->opening, record, peer->pidfd);
@@ -395,6 +403,7 @@ static tutti_status run(connecting *state) {
 tutti_status tu_connect(tu_opening *opening) {
     connecting state = { .opening = opening, .job = opening->job, .missing = opening->size - 1 };
     state.next_look = tu_clock_now() + TU_LOOK_INTERVAL;
+    state.next_doubt = tu_deadline(DOUBT_INTERVAL);
     size_t size = (size_t)opening->size, room = size + STRANGERS;
     state.waiting_room = (int)room;
     state.page_sent = calloc(size, sizeof *state.page_sent);

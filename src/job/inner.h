@@ -48,7 +48,8 @@ tutti_status tu_process_place(char place[TU_PLACE_BYTES]);
 uint64_t tu_process_start_time(int pid); /* 0: no such process, or no /proc */
 /* Runs, as far as anybody can tell: not a zombie, and the same process that started then. */
 bool tu_process_runs(int pid, uint64_t start_time);
-int tu_pidfd_open(int pid, uint64_t start_time); /* -1 when it cannot be had; close-on-exec */
+/* -1 when it cannot be had; close-on-exec. start_time 0: whoever has that number now. */
+int tu_pidfd_open(int pid, uint64_t start_time);
 bool tu_pidfd_exited(int pidfd);
 
 typedef struct tu_fate {
@@ -95,7 +96,7 @@ tutti_status tu_segment_make(tu_job *job, const char *what, size_t bytes, size_t
 void tu_segment_keep(tu_segment *segment);
 void tu_segment_drop(tu_segment *segment);
 
-tutti_status tu_atlas_create(tu_atlas **atlas);
+tutti_status tu_atlas_create(int owners, tu_atlas **atlas);
 void tu_atlas_drop(tu_atlas *atlas);
 /* Finds or maps the segment that `wire` describes; fd -1: it must be known already. *known tells whether it was.
  * One reference for the caller, and for a heap segment one that the job keeps until it closes. Takes the descriptor

@@ -106,7 +106,7 @@ static tutti_status move_in(tu_opening *opening) {
     if (status == TUTTI_OK)
         status = tu_wire_listen(job);
     if (status == TUTTI_OK)
-        status = tu_atlas_create(&job->atlas);
+        status = tu_atlas_create(job->size, &job->atlas);
     if (status != TUTTI_OK)
         return status;
     if (tu_page_slot(job->house->page, job->rank)->state != TU_RANK_DEAD)

@@ -24,7 +24,8 @@
 #define KEEPER_STACK ((size_t)256 << 10)
 #define CONFIRM_INTERVAL (10 * TU_MILLISECOND)    /* between two looks at pidfd and socket, where they are needed */
 #define DISTRUST_INTERVAL (1000 * TU_MILLISECOND) /* and where the mutex is known to tell */
-#define NEIGHBOURS 4                              /* ranks that a keeper looks at */
+#define UNKEPT_INTERVAL (TU_MILLISECOND / 2) /* times the number of ranks: between two looks at one that is joining */
+#define NEIGHBOURS 4                         /* ranks that a keeper looks at */
 
 /* ---- the keeper ---- */
 
@@ -161,18 +162,26 @@ static bool is_cut_off(const tu_peer *peer) {
     return peer->fd >= 0 && poll(&look, 1, 0) == 1 && (look.revents & (POLLHUP | POLLRDHUP | POLLERR)) != 0;
 }
 
-/* What the pidfd says, and the socket where the mutex says nothing; looked at now and then, because it costs system
- * calls. */
-static bool confirm_end(const tu_job *job, tu_peer *peer) {
-    if (!job->robust && atomic_load_explicit(&peer->ended, memory_order_relaxed))
-        return true;
+/* Looks at a peer by system calls are made now and then: with hundreds of peers not at every look. */
+static bool may_look(tu_peer *peer, int64_t interval) {
     int64_t now = tu_clock_now();
     if (now < atomic_load_explicit(&peer->next_look, memory_order_relaxed))
         return false;
-    /* A system call per peer: with hundreds of them it is not made at every look. */
-    atomic_store_explicit(&peer->next_look, now + (job->robust ? DISTRUST_INTERVAL : CONFIRM_INTERVAL),
-                          memory_order_relaxed);
-    return tu_pidfd_exited(peer->pidfd) || (!job->robust && is_cut_off(peer));
+    atomic_store_explicit(&peer->next_look, now + interval, memory_order_relaxed);
+    return true;
+}
+
+/* What the pidfd says, and the socket where the mutex says nothing. */
+static bool confirm_end(const tu_job *job, tu_peer *peer) {
+    if (!job->robust && atomic_load_explicit(&peer->ended, memory_order_relaxed))
+        return true;
+    return may_look(peer, job->robust ? DISTRUST_INTERVAL : CONFIRM_INTERVAL) &&
+           (tu_pidfd_exited(peer->pidfd) || (!job->robust && is_cut_off(peer)));
+}
+
+/* The same for one whose keeper does not hold its mutex, yet or any more: all that can tell its end. */
+static bool ended_without_keeper(const tu_job *job, tu_peer *peer) {
+    return may_look(peer, job->size * UNKEPT_INTERVAL) && tu_pidfd_exited(peer->pidfd);
 }
 
 tu_rank_state tu_rank_probe(tu_job *job, int rank) {
@@ -182,7 +191,7 @@ tu_rank_state tu_rank_probe(tu_job *job, int rank) {
         return tu_rank_state_of(job, rank);
     int answer = state == TU_SLOT_EMPTY ? -1 : ask_keeper(slot);
     if (answer == 1 || (answer == 0 && confirm_end(job, &job->peers[rank])) ||
-        (answer == -1 && tu_pidfd_exited(job->peers[rank].pidfd)))
+        (answer == -1 && ended_without_keeper(job, &job->peers[rank])))
         depart(job, rank, TU_RANK_DEAD); /* does nothing when it closed properly, which it says first */
     return tu_rank_state_of(job, rank);
 }

@@ -89,8 +89,8 @@ bool tu_process_runs(int pid, uint64_t start_time) {
 }
 
 int tu_pidfd_open(int pid, uint64_t start_time) {
-    int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);             /* always close-on-exec */
-    if (pidfd >= 0 && tu_process_start_time(pid) != start_time) { /* the number was given to somebody else */
+    int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);                                /* always close-on-exec */
+    if (pidfd >= 0 && start_time != 0 && tu_process_start_time(pid) != start_time) { /* somebody else has it now */
         close(pidfd);
         return -1;
     }

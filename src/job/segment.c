@@ -198,16 +198,19 @@ static void end_segment(tu_segment *segment) {
 
 struct tu_atlas {
     pthread_mutex_t lock;
-    tu_segment *first;           /* imports with references, or kept */
     _Atomic uint32_t references; /* the job's, and one per import */
+    int owners;
+    tu_segment *first[]; /* by owner: imports with references, or kept */
 };
 
-tutti_status tu_atlas_create(tu_atlas **made) {
-    tu_atlas *atlas = calloc(1, sizeof *atlas);
+tutti_status tu_atlas_create(int owners, tu_atlas **made) {
+    size_t bytes = sizeof(tu_atlas) + (size_t)owners * sizeof(tu_segment *);
+    tu_atlas *atlas = calloc(1, bytes);
     if (atlas == NULL)
-        return tu_error_memory("the list of mapped segments", sizeof *atlas);
+        return tu_error_memory("the list of mapped segments", bytes);
     pthread_mutex_init(&atlas->lock, NULL);
     atlas->references = 1;
+    atlas->owners = owners;
     *made = atlas;
     return TUTTI_OK;
 }
@@ -225,7 +228,7 @@ static void drop_import(tu_segment *segment) {
     pthread_mutex_lock(&atlas->lock);
     bool last = atomic_fetch_sub_explicit(&segment->references, 1, memory_order_acq_rel) == 1;
     if (last) {
-        tu_segment **at = &atlas->first;
+        tu_segment **at = &atlas->first[segment->owner];
         while (*at != segment)
             at = &(*at)->next;
         *at = segment->next;
@@ -244,12 +247,11 @@ void tu_segment_drop(tu_segment *segment) {
         end_segment(segment);
 }
 
-/* Of one owner, or of all (-1). */
-static void forget(tu_atlas *atlas, int owner) {
+void tu_atlas_forget_owner(tu_atlas *atlas, int rank) {
     for (;;) {
         pthread_mutex_lock(&atlas->lock);
-        tu_segment *kept = atlas->first;
-        while (kept != NULL && !(kept->heap && (owner < 0 || kept->owner == owner)))
+        tu_segment *kept = atlas->first[rank];
+        while (kept != NULL && !kept->heap)
             kept = kept->next;
         if (kept != NULL)
             kept->heap = false; /* the job's reference is taken from it below, once */
@@ -261,11 +263,8 @@ static void forget(tu_atlas *atlas, int owner) {
 }
 
 void tu_atlas_forget(tu_atlas *atlas) {
-    forget(atlas, -1);
-}
-
-void tu_atlas_forget_owner(tu_atlas *atlas, int rank) {
-    forget(atlas, rank);
+    for (int rank = 0; rank < atlas->owners; rank++)
+        tu_atlas_forget_owner(atlas, rank);
 }
 
 /* ---- importing ---- */
@@ -316,7 +315,9 @@ static tutti_status import_new(tu_job *job, int owner, const tu_piece_wire *wire
     segment->heap = wire->heap != 0;
     segment->huge = wire->huge != 0;
     segment->atlas = job->atlas;
-    status = map_aligned(fd, whose, segment->bytes, segment->heap || segment->huge ? HUGE : PAGE, &segment->base);
+    /* Only what may have huge pages needs their alignment, which costs two system calls more. */
+    bool large = segment->huge || (segment->heap && segment->bytes >= HUGE);
+    status = map_aligned(fd, whose, segment->bytes, large ? HUGE : PAGE, &segment->base);
     if (status != TUTTI_OK) {
         free(segment);
         return status;
@@ -330,8 +331,8 @@ static tutti_status import_new(tu_job *job, int owner, const tu_piece_wire *wire
     }
     segment->references = segment->heap ? 2 : 1; /* a heap segment's second one is the job's: it stays mapped */
     atomic_fetch_add_explicit(&job->atlas->references, 1, memory_order_relaxed);
-    segment->next = job->atlas->first;
-    job->atlas->first = segment;
+    segment->next = job->atlas->first[owner];
+    job->atlas->first[owner] = segment;
     *made = segment;
     return TUTTI_OK;
 }
@@ -340,8 +341,8 @@ tutti_status tu_segment_import(tu_job *job, int owner, const tu_piece_wire *wire
     tu_atlas *atlas = job->atlas;
     tutti_status status = TUTTI_OK;
     pthread_mutex_lock(&atlas->lock);
-    tu_segment *known = atlas->first;
-    while (known != NULL && !(known->owner == owner && known->id == wire->id))
+    tu_segment *known = atlas->first[owner];
+    while (known != NULL && known->id != wire->id)
         known = known->next;
     if (known != NULL) {
         atomic_fetch_add_explicit(&known->references, 1, memory_order_relaxed);

@@ -406,6 +406,10 @@ static void child_ended(child *children, int ranks, int rank, outcome *outcome) 
     if (got < 0) /* the program ignores SIGCHLD: the kernel reaped it without a word */
         wait_status = 0;
     close_fd(&children[rank].pidfd);
+    take_outcome(&children[rank], rank, wait_status, outcome);
+    close_fd(&children[rank].result);
+    if (!outcome->died)
+        return; /* it has closed its world: nobody asks for its status */
     int *survivors = malloc(sizeof(int) * (size_t)ranks);
     int count = 0;
     for (int i = 0; i < ranks && survivors != NULL; i++)
@@ -414,8 +418,6 @@ static void child_ended(child *children, int ranks, int rank, outcome *outcome) 
     if (count > 0)
         tu_death_publish((int)children[rank].pid, wait_status, survivors, count);
     free(survivors);
-    take_outcome(&children[rank], rank, wait_status, outcome);
-    close_fd(&children[rank].result);
 }
 
 static bool is_stopped(const child *child) {
