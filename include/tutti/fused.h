@@ -24,6 +24,9 @@
  * the message; that ends nothing. B may differ from rank to rank. A death, a deadline or an abort ends the group. The
  * calls are complete when they return, and use no more than the calling thread and those of the BLAS.
  *
+ * TEST MODE (tt_symm_test_begin) takes the plain collectives and then multiplies: what the fused ways are compared
+ * with.
+ *
  * GRADIENTS of the forms without scales are fused forms again, and can be differentiated again. The scaled forms have
  * none, like tt_scaled_matmul. On the device meta, and in fake worlds, shapes and strides are those of the real ones.
  */

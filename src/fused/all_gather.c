@@ -7,6 +7,7 @@
 #include <tutti/named.h>
 
 #include "functional/registry.h"
+#include "functional/symmetric.h"
 #include "fused/driver.h"
 #include "fused/operators.h"
 #include "tensor/convert.h"
@@ -156,7 +157,7 @@ typedef struct products {
     int ranks;
     tutti_dtype dtype;
     char *whole;    /* where A is put together, or NULL */
-    bool by_shards; /* multiplied one by one; else once A is whole */
+    bool by_shards; /* multiplied one by one; else once A is whole, as in test mode */
     bool last;      /* gathered along the last dimension */
 } products;
 
@@ -227,7 +228,7 @@ static products products_of(const tu_call *call, const tt_tensor *front, bool la
                      .dtype = front->dtype,
                      .whole = return_a ? tu_pointer(call->outputs[0]) : NULL,
                      .last = last };
-    job.by_shards = job.ranks == 1 || (last ? adds_up(job.dtype) : job.rows >= FEW_ROWS);
+    job.by_shards = !tu_symm_test_mode() && (job.ranks == 1 || (last ? adds_up(job.dtype) : job.rows >= FEW_ROWS));
     return job;
 }
 
@@ -285,7 +286,9 @@ static tutti_status gather_by_multicast(tu_fused *state, const tu_call *call, co
     tutti_status status = tu_fused_publish(state, signature, TUTTI_OK);
     if (status == TUTTI_OK)
         status = tu_fused_agree(state, call->entry->name);
-    if (status == TUTTI_OK && (state->memory == NULL || state->half_bytes < bytes))
+    if (status != TUTTI_OK)
+        return status;
+    if (state->memory == NULL || state->half_bytes < bytes)
         status = tu_fused_grow(state, bytes, 0);
     if (status == TUTTI_OK && bytes > 0)
         status = tutti_multimem_all_gather_out(state->group, tu_pointer(shard), tu_fused_half(state, state->rank),

@@ -6,6 +6,7 @@
  */
 #include <string.h>
 
+#include "functional/symmetric.h"
 #include "fused/driver.h"
 #include "memory/memory.h"
 #include "tensor/convert.h"
@@ -230,9 +231,10 @@ static tutti_status run_real(gathering *run) {
     if (!run->plan->in_order && state->own.status == TUTTI_OK)
         consume(run, state->rank, run->own);
     status = tu_fused_agree(state, run->plan->who);
-    if (status == TUTTI_OK)
+    if (status == TUTTI_OK) {
         status = run_agreed(run);
-    state->gathers++;
+        state->gathers++;
+    }
     return status != TUTTI_OK ? status : run->local != TUTTI_OK ? tu_error_restore(&run->error) : TUTTI_OK;
 }
 
@@ -254,6 +256,35 @@ static tutti_status run_alone(gathering *run) {
     return status;
 }
 
+/* In test mode: the plain collective, then everything at once. */
+static tutti_status run_reference(gathering *run) {
+    const tu_gather *plan = run->plan;
+    int size = tutti_group_size(plan->group);
+    tutti_status status = TUTTI_OK;
+    for (int i = 0; i < plan->count && status == TUTTI_OK; i++) {
+        size_t bytes = run->bytes[i];
+        if (bytes == 0)
+            continue;
+        if ((run->copies[i] = tu_block_alloc(tu_self(), (size_t)(size + 1) * bytes)) == NULL)
+            return tu_error_memory("gathered shards", (size_t)(size + 1) * bytes);
+        char *all = run->copies[i], *own = all + (size_t)size * bytes;
+        status = tu_copy_out(plan->tensors[i], own, plan->tensors[i]->dtype);
+        if (status == TUTTI_OK)
+            status = tutti_all_gather(plan->group, own, all, bytes, TUTTI_U8, NULL);
+    }
+    for (int rank = 0; rank < size && status == TUTTI_OK; rank++) {
+        tu_shard shards[TU_FUSED_PARTS] = { { NULL, false } };
+        for (int i = 0; i < plan->count && run->copies[i] != NULL; i++)
+            shards[i].data = (char *)run->copies[i] + (size_t)rank * run->bytes[i];
+        status = plan->consume(plan->context, rank, shards);
+    }
+    for (int i = 0; i < plan->count; i++) {
+        tu_block_free(tu_self(), run->copies[i], (size_t)(size + 1) * run->bytes[i]);
+        run->copies[i] = NULL;
+    }
+    return status;
+}
+
 tutti_status tu_gather_and_consume(const tu_gather *gather) {
     gathering run = { .plan = gather };
     tutti_status status;
@@ -261,6 +292,8 @@ tutti_status tu_gather_and_consume(const tu_gather *gather) {
         run.bytes[i] = (size_t)gather->tensors[i]->numel * tu_dtype_bytes[gather->tensors[i]->dtype];
     if (tutti_group_size(gather->group) == 1 || tu_fused_is_fake(gather->group)) {
         status = run_alone(&run);
+    } else if (tu_symm_test_mode()) {
+        status = run_reference(&run);
     } else {
         status = tu_fused_enter(gather->group, &run.state);
         if (status != TUTTI_OK)

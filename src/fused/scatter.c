@@ -4,6 +4,7 @@
  * then its own, and accepts what has come meanwhile. All ranks go through the tiles in the same order, so that a rank
  * waits only for one that is a tile behind; the first tile is made while the ranks agree.
  */
+#include "functional/symmetric.h"
 #include "fused/driver.h"
 
 typedef struct scattering {
@@ -116,6 +117,29 @@ static tutti_status run_alone(scattering *run) {
     return status;
 }
 
+/* In test mode: everything is made, then exchanged by the plain collective. */
+static tutti_status run_reference(scattering *run) {
+    const tu_scatter *plan = run->plan;
+    int size = tutti_group_size(plan->group);
+    size_t block = (size_t)plan->rows * plan->row_bytes, bytes = 2 * (size_t)size * block;
+    if (block == 0)
+        return tutti_barrier(plan->group, NULL);
+    char *made = tu_block_alloc(tu_self(), bytes), *received = made + (size_t)size * block;
+    if (made == NULL)
+        return tu_error_memory("all blocks", bytes);
+    tutti_status status = TUTTI_OK;
+    for (int rank = 0; rank < size && status == TUTTI_OK; rank++) {
+        run->from[rank] = received + (size_t)rank * block;
+        status = plan->produce(plan->context, rank, 0, plan->rows, made + (size_t)rank * block);
+    }
+    if (status == TUTTI_OK)
+        status = tutti_all_to_all(plan->group, made, received, block, TUTTI_U8, NULL);
+    if (status == TUTTI_OK)
+        status = plan->accept(plan->context, 0, plan->rows, run->from);
+    tu_block_free(tu_self(), made, bytes);
+    return status;
+}
+
 tutti_status tu_produce_and_scatter(const tu_scatter *scatter) {
     scattering run = { .plan = scatter };
     size_t bytes = (size_t)tutti_group_size(scatter->group) * sizeof *run.from;
@@ -124,6 +148,8 @@ tutti_status tu_produce_and_scatter(const tu_scatter *scatter) {
         return tu_fused_refuse(scatter->group, scatter->who, tu_error_memory("the tiles of a fused operation", bytes));
     if (tutti_group_size(scatter->group) == 1 || tu_fused_is_fake(scatter->group)) {
         status = run_alone(&run);
+    } else if (tu_symm_test_mode()) {
+        status = run_reference(&run);
     } else {
         status = tu_fused_enter(scatter->group, &run.state);
         if (status == TUTTI_OK) {

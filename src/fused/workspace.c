@@ -62,7 +62,7 @@ static void drop_workspace(tu_fused *state) {
     state->peers = NULL;
     state->memory = NULL;
     state->half_bytes = state->slot_bytes = 0;
-    state->tiles = 0;
+    state->gathers = state->tiles = 0;
 }
 
 static void end_state(void *ended) {

@@ -510,6 +510,26 @@ TEST_WORLD(groups_of_some_ranks_have_workspaces_of_their_own, 4) {
     END;
 }
 
+TEST_WORLD(test_mode_takes_the_plain_collectives_and_gives_the_same, 2) {
+    BEGIN;
+    tt_tensor *x = uniform(tt_shape(2, 80, 6), TUTTI_F32, rank), *right = uniform(tt_shape(6, 8), TUTTI_F32, 2 + rank),
+              *wide = uniform(tt_shape(12, 8), TUTTI_F32, 2), *all;
+    for (int dim = 0; dim < 3; dim++) {
+        tt_tensor_list factors = tt_tensors(dim == 2 ? wide : right);
+        tt_tensor *y = tt_fused_all_gather_matmul(x, factors, dim, group, NULL).at[0],
+                  *part = tt_fused_matmul_reduce_scatter(x, right, TUTTI_AVG, dim, group);
+        size_t bytes = tt_fused_workspace_bytes(group);
+        tt_symm_test_begin(0, NULL);
+        CHECK(tt_equal(tt_fused_all_gather_matmul(x, factors, dim, group, &all).at[0],
+                       tt_matmul(tt_all_gather(x, dim, group), factors.at[0])));
+        CHECK(tt_allclose(y, tt_matmul(all, factors.at[0]), 1e-5, 1e-6));
+        CHECK(tt_allclose(tt_fused_matmul_reduce_scatter(x, right, TUTTI_AVG, dim, group), part, 1e-5, 1e-6));
+        tt_symm_test_end();
+        CHECK_EQ(tt_fused_workspace_bytes(group), bytes);
+    }
+    END;
+}
+
 /* ---- arguments ---- */
 
 TEST(wrong_arguments_are_told_and_end_nothing) {
