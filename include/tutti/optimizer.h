@@ -67,8 +67,9 @@ TUTTI_API int tt_optimizer_add_group(tt_optimizer *optimizer, tt_tensor_list par
 /* How many groups there are; at least 1. 0 for NULL. */
 TUTTI_API int tt_optimizer_group_count(const tt_optimizer *optimizer);
 
-/* One step with the gradients that are there. A parameter without one is left as it is; where no parameter has one, it
- * is an error that names the first. */
+/* One step with the gradients that are there, in one walk over all parameters. A parameter without one is left as it
+ * is; where no parameter has one, it is an error that names the first. After an error no parameter of f32 or f64 has
+ * changed. */
 TUTTI_API bool tt_optimizer_step(tt_optimizer *optimizer);
 /* Removes the gradients of all its parameters. */
 TUTTI_API void tt_optimizer_zero_grad(tt_optimizer *optimizer);

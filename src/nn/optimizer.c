@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tensor/step.h"
+
 /* What is different between them. */
 typedef struct tu_step_kind {
     const char *name;
@@ -209,14 +211,17 @@ bool tt_optimizer_step(tt_optimizer *optimizer) {
         return false;
     tt_scope scope = tt_scope_open();
     bool recording = tt_grad_mode(false);
+    tu_step_batch batch;
     if (has_gradient(optimizer))
         tt_add_scalar_(optimizer->steps, 1);
+    tu_step_batch_open(&batch);
     for (size_t i = 0; i < optimizer->member_count && tu_self()->pending == TUTTI_OK; i++) {
         const tu_member *member = &optimizer->members[i];
         tt_tensor *gradient = tt_grad(member->parameter);
         if (gradient != NULL)
             optimizer->kind->step(optimizer, member, gradient);
     }
+    tu_step_batch_close(&batch, tu_self()->pending == TUTTI_OK);
     tt_grad_mode(recording);
     tu_scope_leave(&scope);
     return tu_self()->pending == TUTTI_OK;

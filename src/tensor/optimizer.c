@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Kernels of optimizer steps: in place, one walk over the parameter. The public functions are in nn/.
+ * Kernels of optimizer steps: in place, one walk over the parameter, or over all parameters of a batch. The public
+ * functions are in nn/.
  */
+#include <stdlib.h>
+
 #include "tensor/kernel/elementary.h"
 #include "tensor/kernel/kernels.h"
 #include "tensor/operators.h"
 #include "tensor/parallel.h"
 #include "tensor/stage.h"
+#include "tensor/step.h"
 
 /* Of the inputs, those before the first of these are as large as the parameter; the others are single numbers. */
 static int first_number(const tu_call *call) {
@@ -39,15 +43,63 @@ tutti_status tu_step_shape(tu_call *call) {
     return status;
 }
 
-typedef struct job {
-    tu_step step;
-    tu_step_kernel *kernel;
-} job;
+/* ---- batches ---- */
 
-static void run_job(void *context, int64_t begin, int64_t end) {
-    const job *each = context;
+#define STEP_GRAIN 32768 /* elements that are worth a thread */
+
+void tu_step_batch_open(tu_step_batch *batch) {
+    *batch = (tu_step_batch){ 0 };
+    tu_self()->steps = batch;
+}
+
+/* Elements [begin, end) of all parameters in a row. */
+static void run_batch(void *context, int64_t begin, int64_t end) {
+    const tu_step_batch *batch = context;
+    size_t low = 0, high = batch->count; /* the step that element `begin` belongs to is in [low, high) */
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        if (batch->steps[middle].first <= begin)
+            low = middle;
+        else
+            high = middle;
+    }
+    for (size_t i = low; i < batch->count && batch->steps[i].first < end; i++) {
+        const tu_batched_step *each = &batch->steps[i];
+        int64_t behind = i + 1 < batch->count ? batch->steps[i + 1].first : batch->elements;
+        each->kernel(&each->step, (begin > each->first ? begin : each->first) - each->first,
+                     (end < behind ? end : behind) - each->first);
+    }
+}
+
+void tu_step_batch_close(tu_step_batch *batch, bool compute) {
+    tu_self()->steps = NULL;
+    if (compute)
+        tu_parallel(batch->elements, STEP_GRAIN, run_batch, batch);
+    free(batch->steps);
+}
+
+/* Whether the batch takes it: without memory for the list the step is computed at once. */
+static bool add_to_batch(tu_step_batch *batch, const tu_batched_step *each, int64_t elements) {
+    if (batch->count == batch->capacity) {
+        size_t capacity = batch->capacity == 0 ? 64 : 2 * batch->capacity;
+        tu_batched_step *steps = realloc(batch->steps, capacity * sizeof *steps);
+        if (steps == NULL)
+            return false;
+        batch->steps = steps;
+        batch->capacity = capacity;
+    }
+    batch->steps[batch->count] = *each;
+    batch->steps[batch->count++].first = batch->elements;
+    batch->elements += elements;
+    return true;
+}
+
+static void run_one(void *context, int64_t begin, int64_t end) {
+    const tu_batched_step *each = context;
     each->kernel(&each->step, begin, end);
 }
+
+/* ---- steps ---- */
 
 static double number(const tt_tensor *x) {
     double value = 0;
@@ -63,20 +115,23 @@ static tutti_status run_step(tu_call *call, tu_step step, tu_step_kernel *const 
     tt_tensor *staged[4] = { NULL };
     int count = first_number(call);
     void *at[4] = { NULL };
-    bool ready = true;
+    bool ready = true, in_place = true;
     for (int i = 0; i < count; i++) {
         if (call->inputs[i] == NULL)
             continue;
         ready = (staged[i] = tu_stage_in(call->inputs[i], dtype)) != NULL && ready;
         at[i] = staged[i] != NULL ? tu_pointer(staged[i]) : NULL;
+        in_place = in_place && staged[i] == call->inputs[i];
     }
     if (ready) {
         step.parameter = at[0];
         step.gradient = at[1];
         step.first = at[2];
         step.second = at[3];
-        job each = { step, kernels[tu_float_index(dtype)] };
-        tu_parallel(call->inputs[0]->numel, 32768, run_job, &each);
+        tu_batched_step each = { step, kernels[tu_float_index(dtype)], 0 };
+        tu_step_batch *batch = in_place && !tu_self()->anomaly ? tu_self()->steps : NULL;
+        if (batch == NULL || !add_to_batch(batch, &each, call->inputs[0]->numel))
+            tu_parallel(call->inputs[0]->numel, STEP_GRAIN, run_one, &each);
     }
     for (int i = 0; i < count; i++) {
         if (ready && staged[i] != call->inputs[i] && call->entry->written & TU_INPUT(i) && staged[i] != NULL &&

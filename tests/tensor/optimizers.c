@@ -2,6 +2,7 @@
  *
  * Optimizers over modules, clipping of gradients, schedules.
  */
+#include <cblas.h>
 #include <math.h>
 
 #include <tutti/functional.h>
@@ -117,6 +118,65 @@ TEST(groups_have_a_learning_rate_and_a_decay_of_their_own) {
     CHECK_MESSAGE("does not have the parameter");
     tt_error_clear();
     CHECK_EQ(tt_optimizer_group_count(optimizer), 2);
+    tt_optimizer_zero_grad(optimizer);
+    tt_optimizer_release(optimizer);
+    tt_module_release(net);
+    done(&scope);
+}
+
+/* Layers of many sizes, large ones among them, each with a gradient. */
+enum {
+    LAYERS = 24
+};
+static tt_module *wide_net(void) {
+    tt_module *layers[LAYERS];
+    for (int i = 0; i < LAYERS; i++)
+        layers[i] = tt_linear_module(1 + 13 * i, i % 5 == 0 ? 301 : 1 + 3 * i, i % 2 == 0, TUTTI_F32);
+    tt_module *net = tt_sequential_module(LAYERS, layers);
+    tt_named_list parameters = tt_module_parameters(net);
+    for (size_t i = 0; i < parameters.count; i++)
+        tt_set_grad(parameters.at[i], tt_randn(tt_sizes(parameters.at[i]), TUTTI_F32, NULL));
+    return net;
+}
+
+TEST(a_step_over_many_parameters_has_the_bits_of_single_steps_with_any_number_of_threads) {
+    for (int threads = 1; threads <= 3; threads++) {
+        openblas_set_num_threads(threads);
+        tt_scope scope = tt_scope_open();
+        tt_seed(5, 0);
+        tt_module *net = wide_net();
+        tt_optimizer *optimizer = tt_adamw_optimizer(net, NULL);
+        tt_named_list parameters = tt_module_parameters(net);
+        tt_tensor *copies[2 * LAYERS];
+        for (size_t i = 0; i < parameters.count; i++) {
+            copies[i] = tt_detach(tt_clone(parameters.at[i]));
+            CHECK(tt_adamw_step(copies[i], tt_grad(parameters.at[i]), tt_zeros_like(copies[i]),
+                                tt_zeros_like(copies[i]), 1, NULL));
+        }
+        CHECK(tt_optimizer_step(optimizer));
+        for (size_t i = 0; i < parameters.count; i++)
+            CHECK(memcmp(tt_data(copies[i]), tt_data(parameters.at[i]), (size_t)tt_numel(copies[i]) * 4) == 0);
+        tt_optimizer_zero_grad(optimizer);
+        tt_optimizer_release(optimizer);
+        tt_module_release(net);
+        done(&scope);
+    }
+}
+
+TEST(a_step_that_fails_at_one_parameter_changes_none) {
+    tt_scope scope = tt_scope_open();
+    tt_module *net = wide_net();
+    tt_optimizer *optimizer = tt_adamw_optimizer(net, NULL);
+    tt_named_list parameters = tt_module_parameters(net), state = tt_optimizer_state(optimizer);
+    tt_tensor *copies[2 * LAYERS];
+    for (size_t i = 0; i < parameters.count; i++)
+        copies[i] = tt_detach(tt_clone(parameters.at[i]));
+    CHECK(tt_storage_resize(state.at[state.count - 1], 0)); /* the last parameter's */
+    CHECK(!tt_optimizer_step(optimizer));
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_FREED);
+    tt_error_clear();
+    for (size_t i = 0; i < parameters.count; i++)
+        CHECK(memcmp(tt_data(copies[i]), tt_data(parameters.at[i]), (size_t)tt_numel(copies[i]) * 4) == 0);
     tt_optimizer_zero_grad(optimizer);
     tt_optimizer_release(optimizer);
     tt_module_release(net);
