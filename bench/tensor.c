@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * libtutti-tensor beside PyTorch's CPU eager mode, taking turns in one run: operators, a training step of an MLP and of
- * a small GPT, the overhead of a tiny call, and the peak memory of the GPT step.
+ * libtutti-tensor beside PyTorch's CPU eager mode, taking turns in one run: operators, an optimizer's step, a training
+ * step of an MLP and of a small GPT, the overhead of a tiny call, and the peak memory of the GPT step. Copies stand
+ * beside memcpy too.
  *
  *     tensor [--threads N] [--rounds N] [--python PATH] [--script bench/tensor.py] [case…]
  *
@@ -17,8 +18,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <tutti/autograd.h>
-#include <tutti/ops.h>
+#include <tutti/optimizer.h>
+
+#include "tensor/parallel.h"
 
 #define ROUNDS 64
 
@@ -101,40 +103,64 @@ static tt_tensor *keep(tt_tensor *x) {
     return tt_keep(x);
 }
 
-static tt_tensor *weights[128], *firsts[128], *seconds[128], *inputs[4];
+static tt_tensor *weights[128], *inputs[4];
 static int weight_count;
-static int64_t steps_done;
+static tt_module *net; /* of the weights */
+static tt_optimizer *optimizer;
+
+static int no_forward(tt_module *module, tt_tensor_list in, tt_tensor **out) {
+    (void)module, (void)in, (void)out;
+    return 0;
+}
 
 static tt_tensor *parameter(tt_dims shape, double scale) {
     tt_tensor *w = keep(tt_parameter(tt_mul_scalar(tt_randn(shape, TUTTI_F32, NULL), scale), true));
-    firsts[weight_count] = keep(tt_zeros(shape, TUTTI_F32, NULL));
-    seconds[weight_count] = keep(tt_zeros(shape, TUTTI_F32, NULL));
+    static const tt_module_type type = { sizeof type, "Bench", no_forward, NULL };
+    char name[16];
+    snprintf(name, sizeof name, "w%d", weight_count);
+    if (net == NULL)
+        net = tt_module_new(&type, NULL);
+    tt_module_set_parameter(net, name, w);
     weights[weight_count++] = w;
     return w;
 }
 
 static void forget(void) {
-    for (int i = 0; i < weight_count; i++) {
+    tt_optimizer_release(optimizer);
+    tt_module_release(net);
+    optimizer = NULL;
+    net = NULL;
+    for (int i = 0; i < weight_count; i++)
         tt_release(weights[i]);
-        tt_release(firsts[i]);
-        tt_release(seconds[i]);
-    }
     for (int i = 0; i < 4; i++) {
         tt_release(inputs[i]);
         inputs[i] = NULL;
     }
     weight_count = 0;
-    steps_done = 0;
     tt_memory_trim();
 }
 
 static void train(tt_tensor *loss) {
     tt_backward(loss, NULL);
-    steps_done++;
-    for (int i = 0; i < weight_count; i++) {
-        tt_adamw_step(weights[i], tt_grad(weights[i]), firsts[i], seconds[i], steps_done, NULL);
-        tt_set_grad(weights[i], NULL);
+    tt_optimizer_step(optimizer);
+    tt_optimizer_zero_grad(optimizer);
+}
+
+/* Many parameters of a transformer's sizes, 4.7 million numbers, all with gradients. */
+static void adamw_setup(void) {
+    for (int i = 0; i < 8; i++) {
+        parameter(tt_shape(256), 1);
+        parameter(tt_shape(256, 256), 0.02);
+        parameter(tt_shape(1024, 256), 0.02);
+        parameter(tt_shape(1024), 1);
+        parameter(tt_shape(256, 1024), 0.02);
     }
+    for (int i = 0; i < weight_count; i++)
+        tt_set_grad(weights[i], tt_randn(tt_sizes(weights[i]), TUTTI_F32, NULL));
+    optimizer = tt_adamw_optimizer(net, NULL);
+}
+static void adamw_run(void) {
+    tt_optimizer_step(optimizer);
 }
 
 static void matmul_setup(void) {
@@ -150,6 +176,28 @@ static void wide_setup(void) {
 }
 static void softmax_run(void) {
     tt_softmax(inputs[0], -1);
+}
+
+static void dropout_run(void) {
+    tt_dropout(inputs[0], 0.1);
+}
+
+/* Copies, which cannot be quicker than memory is: 4096 rows of 1024. */
+static void clone_run(void) {
+    tt_clone(inputs[0]);
+}
+static void transpose_run(void) {
+    tt_contiguous(tt_transpose(inputs[0], 0, 1));
+}
+static void cat_setup(void) {
+    for (int i = 0; i < 2; i++)
+        inputs[i] = keep(tt_randn(tt_shape(4096, 512), TUTTI_F32, NULL));
+}
+static void cat_run(void) {
+    tt_cat(tt_tensors(inputs[0], inputs[1]), 1);
+}
+static void cast_run(void) {
+    tt_to(inputs[0], TUTTI_BF16);
 }
 
 static void norm_setup(void) {
@@ -231,6 +279,7 @@ static void mlp_setup(void) {
     }
     inputs[0] = keep(tt_randn(tt_shape(MLP_BATCH, 784), TUTTI_F32, NULL));
     inputs[1] = keep(tt_randint(0, 10, tt_shape(MLP_BATCH), TUTTI_I64, NULL));
+    optimizer = tt_adamw_optimizer(net, NULL);
 }
 static void mlp_run(void) {
     tt_tensor *h = inputs[0];
@@ -273,6 +322,7 @@ static void gpt_setup(void) {
     inputs[0] = keep(tt_randint(0, VOCABULARY, tt_shape(BATCH, LENGTH), TUTTI_I64, NULL));
     inputs[1] = keep(tt_randint(0, VOCABULARY, tt_shape(BATCH * LENGTH), TUTTI_I64, NULL));
     inputs[2] = keep(tt_arange(0, LENGTH, 1, TUTTI_I64, NULL));
+    optimizer = tt_adamw_optimizer(net, NULL);
 }
 static void gpt_run(void) {
     tt_tensor **w = weights;
@@ -300,6 +350,7 @@ static const struct {
     const char *name, *unit;
     double scale; /* from seconds to the unit */
     void (*setup)(void), (*run)(void);
+    size_t copied; /* bytes that are read and written: the time is also shown as a multiple of that of memcpy */
 } cases[] = {
     { "matmul", "ms", 1e3, matmul_setup, matmul_run },
     { "odd_matmul", "ms", 1e3, odd_setup, odd_run },
@@ -311,6 +362,12 @@ static const struct {
     { "cross_entropy", "ms", 1e3, entropy_setup, entropy_run },
     { "tiny_add", "ns", 1e9 / 10000, tiny_setup, tiny_run },
     { "tiny_add_grad", "ns", 1e9 / 10000, tiny_grad_setup, tiny_run },
+    { "dropout", "ms", 1e3, wide_setup, dropout_run },
+    { "clone", "ms", 1e3, wide_setup, clone_run, 32 << 20 },
+    { "transpose_copy", "ms", 1e3, wide_setup, transpose_run, 32 << 20 },
+    { "cat", "ms", 1e3, cat_setup, cat_run, 32 << 20 },
+    { "cast_to_bf16", "ms", 1e3, wide_setup, cast_run, 24 << 20 },
+    { "adamw", "ms", 1e3, adamw_setup, adamw_run },
     { "mlp_step", "ms", 1e3, mlp_setup, mlp_run },
     { "gpt_step", "ms", 1e3, gpt_setup, gpt_run },
 };
@@ -322,6 +379,33 @@ static double one_round(void (*run)(void)) {
     tt_scope scope = tt_scope_open();
     run();
     check(tt_scope_close(&scope));
+    return now() - start;
+}
+
+/* Seconds that memcpy takes to read and write so many bytes, on as many threads as the library has; 0 for none. */
+typedef struct copying {
+    char *to;
+    const char *from;
+} copying;
+static void copy_part(void *context, int64_t begin, int64_t end) {
+    const copying *each = context;
+    memcpy(each->to + begin, each->from + begin, (size_t)(end - begin));
+}
+static double copy_round(size_t bytes) {
+    static char *from, *to;
+    size_t half = bytes / 2;
+    if (bytes == 0)
+        return 0;
+    if (from == NULL) {
+        from = aligned_alloc(1 << 21, 32 << 20);
+        to = aligned_alloc(1 << 21, 32 << 20);
+        if (from == NULL || to == NULL)
+            exit(1);
+        memset(from, 1, 32 << 20);
+        memset(to, 1, 32 << 20);
+    }
+    double start = now();
+    tu_parallel((int64_t)half, 1 << 18, copy_part, &(copying){ to, from });
     return now() - start;
 }
 
@@ -347,7 +431,7 @@ static double peak_memory(bool reset) {
 }
 
 static void measure(int which, int rounds) {
-    double ours[ROUNDS], theirs[ROUNDS];
+    double ours[ROUNDS], theirs[ROUNDS], copies[ROUNDS];
     char command[64];
     tt_scope scope = tt_scope_open();
     cases[which].setup();
@@ -362,13 +446,16 @@ static void measure(int which, int rounds) {
     ask_peer(command);
     for (int i = 0; i < rounds; i++) {
         ours[i] = one_round(cases[which].run) * cases[which].scale;
+        copies[i] = copy_round(cases[which].copied) * cases[which].scale;
         theirs[i] = ask_peer(command) * cases[which].scale;
     }
+    qsort(copies, (size_t)rounds, sizeof copies[0], by_size);
     qsort(ours, (size_t)rounds, sizeof ours[0], by_size);
     qsort(theirs, (size_t)rounds, sizeof theirs[0], by_size);
     double a = ours[rounds / 2], b = theirs[rounds / 2];
-    printf("%-16s %10.3f %10.3f-%-10.3f %10.3f %10.3f-%-10.3f %s  ratio %.2f\n", cases[which].name, a, ours[0],
+    printf("%-16s %10.3f %10.3f-%-10.3f %10.3f %10.3f-%-10.3f %s  ratio %.2f", cases[which].name, a, ours[0],
            ours[rounds - 1], b, theirs[0], theirs[rounds - 1], cases[which].unit, b > 0 ? a / b : 0);
+    printf(cases[which].copied > 0 ? ", of memcpy %.2f\n" : "\n", a / copies[rounds / 2]);
     if (strcmp(cases[which].name, "gpt_step") == 0) {
         double mine = peak_memory(false), peers = ask_peer("peak");
         printf("%-16s %10.0f %21s %10.0f %21s MiB  ratio %.2f\n", "gpt_peak_memory", mine, "", peers, "",

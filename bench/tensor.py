@@ -23,6 +23,21 @@ def optimizer():
     return torch.optim.AdamW(state["w"], lr=1e-3, weight_decay=0.01)
 
 
+# The quickest form of the peer for a step alone.
+def adamw_setup():
+    state["w"] = []
+    for _ in range(8):
+        for shape in ((256,), (256, 256), (1024, 256), (1024,), (256, 1024)):
+            parameter(*shape)
+    for p in state["w"]:
+        p.grad = torch.randn_like(p)
+    state["o"] = torch.optim.AdamW(state["w"], lr=1e-3, weight_decay=0.01, fused=True)
+
+
+def adamw():
+    state["o"].step()
+
+
 def train(loss):
     loss.backward()
     state["o"].step()
@@ -54,7 +69,31 @@ def layer_norm():
     F.layer_norm(x, (768,), w, b, 1e-5)
 
 
-pointwise_chain_setup = softmax_setup
+pointwise_chain_setup = dropout_setup = clone_setup = transpose_copy_setup = cast_to_bf16_setup = softmax_setup
+
+
+def dropout():
+    F.dropout(state["x"], 0.1)
+
+
+def clone():
+    state["x"].clone()
+
+
+def transpose_copy():
+    state["x"].t().contiguous()
+
+
+def cast_to_bf16():
+    state["x"].to(torch.bfloat16)
+
+
+def cat_setup():
+    state["x"] = torch.randn(4096, 512), torch.randn(4096, 512)
+
+
+def cat():
+    torch.cat(state["x"], 1)
 
 
 def pointwise_chain():

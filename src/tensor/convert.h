@@ -11,6 +11,9 @@
 void tu_pack(void *to, const void *from, int64_t stride, size_t size, int64_t count);
 void tu_unpack(void *to, int64_t stride, const void *from, size_t size, int64_t count);
 
+/* tutti_convert, in vector code between f32 and the 16-bit floats. */
+tutti_status tu_convert(const void *from, tutti_dtype from_dtype, void *to, tutti_dtype to_dtype, size_t count);
+
 /* All elements of a cpu tensor that is ready, row-major and converted, and the reverse. */
 tutti_status tu_copy_out(const tt_tensor *x, void *out, tutti_dtype dtype);
 

@@ -55,7 +55,7 @@ static void *dense_matrix(const tu_matrix *x, int64_t rows, int64_t columns, tut
             tu_pack(row, from, x->column, from_size, columns);
             from = row;
         }
-        if (tutti_convert(from, dtype, target, to, (size_t)columns) != TUTTI_OK)
+        if (tu_convert(from, dtype, target, to, (size_t)columns) != TUTTI_OK)
             break;
     }
     return copy;
@@ -147,8 +147,8 @@ static tutti_status narrow_gemm(tutti_dtype dtype, int64_t rows, int64_t columns
         call_blas(TUTTI_F32, CblasNoTrans, CblasNoTrans, count, columns, depth, wide_left, (blasint)depth, wide_right,
                   (blasint)columns, 0, panel, (blasint)columns);
         for (int64_t i = 0; i < count && status == TUTTI_OK; i++)
-            status = tutti_convert(panel + i * columns, TUTTI_F32,
-                                   (char *)out + (size_t)((first + i) * out_stride) * size, dtype, (size_t)columns);
+            status = tu_convert(panel + i * columns, TUTTI_F32, (char *)out + (size_t)((first + i) * out_stride) * size,
+                                dtype, (size_t)columns);
         free_matrix(wide_left, count, depth, dtype, TUTTI_F32);
     }
     tu_block_free(tu_self(), panel, (size_t)(tall * columns) * sizeof *panel);

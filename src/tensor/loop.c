@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "tensor/convert.h"
+#include "tensor/kernel/kernels.h"
 #include "tensor/parallel.h"
 
 #define PIECE_BYTES 8192 /* of one operand: with all operands well inside the first-level cache */
@@ -72,6 +73,19 @@ void tu_unpack(void *to, int64_t stride, const void *from, size_t size, int64_t 
     default:
         UNPACK(pair);
     }
+}
+
+tutti_status tu_convert(const void *from, tutti_dtype from_dtype, void *to, tutti_dtype to_dtype, size_t count) {
+    const tu_tensor_kernels *kernels = tu_tensor_kernels_get();
+    tu_convert_kernel *kernel = NULL;
+    if (from_dtype == TUTTI_F32)
+        kernel = to_dtype == TUTTI_BF16 ? kernels->narrow_bf16 : to_dtype == TUTTI_F16 ? kernels->narrow_f16 : NULL;
+    else if (to_dtype == TUTTI_F32)
+        kernel = from_dtype == TUTTI_BF16 ? kernels->widen_bf16 : from_dtype == TUTTI_F16 ? kernels->widen_f16 : NULL;
+    if (kernel == NULL)
+        return tutti_convert(from, from_dtype, to, to_dtype, count);
+    kernel(from, to, (int64_t)count);
+    return TUTTI_OK;
 }
 
 /* ---- the shape of the loop ---- */
@@ -192,7 +206,7 @@ static const void *fetch(const walk *job, int k, const char *data, int64_t count
     }
     if (dtype == job->compute)
         return dense;
-    if (tutti_convert(dense, dtype, buffer->at[k], job->compute, (size_t)count) != TUTTI_OK)
+    if (tu_convert(dense, dtype, buffer->at[k], job->compute, (size_t)count) != TUTTI_OK)
         return dense;
     return buffer->at[k];
 }
@@ -203,7 +217,7 @@ static void store(const walk *job, char *data, const void *result, int64_t count
     const void *converted = result;
     if (dtype != job->compute) {
         void *to = stride == 1 ? (void *)data : buffer->raw;
-        if (tutti_convert(result, job->compute, to, dtype, (size_t)count) != TUTTI_OK)
+        if (tu_convert(result, job->compute, to, dtype, (size_t)count) != TUTTI_OK)
             return;
         converted = to;
     }
@@ -314,7 +328,8 @@ static void copy_loop(tu_loop *loop) {
     /* To a type of its own: the output's, so that each element is converted once. */
     tutti_dtype compute = loop->at[0].dtype;
     size_t element = tu_dtype_bytes[compute];
-    tu_loop_run(loop, move, compute, &element);
+    if (!tu_copy_turned(loop))
+        tu_loop_run(loop, move, compute, &element);
 }
 
 void tu_copy_tensor(const tt_tensor *to, const tt_tensor *x) {

@@ -33,4 +33,8 @@ void tu_loop_run(tu_loop *loop, tu_kernel *kernel, tutti_dtype compute, const vo
 /* x, broadcast to to's shape, into `to`, converted. */
 void tu_copy_tensor(const tt_tensor *to, const tt_tensor *x);
 
+/* Copies where the dense dimension of the input is another than the output's, in squares (transpose.c); false where the
+ * loop is none of these. */
+bool tu_copy_turned(const tu_loop *loop);
+
 #endif

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "tensor/convert.h"
 #include "tensor/create.h"
 #include "tensor/kernel/kernels.h"
 #include "tensor/loop.h"
@@ -344,7 +345,7 @@ static void drop_narrow(const dropout_job *job, int64_t begin, int64_t end) {
         tutti_status status =
             tutti_convert((const char *)job->draw.x + (size_t)i * size, job->dtype, values, TUTTI_F32, (size_t)count);
         tu_tensor_kernels_get()->dropout[TU_F32](&draw, 0, count);
-        status = tutti_convert(values, TUTTI_F32, (char *)job->draw.out + (size_t)i * size, job->dtype, (size_t)count);
+        status = tu_convert(values, TUTTI_F32, (char *)job->draw.out + (size_t)i * size, job->dtype, (size_t)count);
         (void)status;
     }
 }

@@ -100,6 +100,14 @@ TU_LANE double tu_fold_greater_f64(vec_f64 x) {
 
 #define TU_SCALE_BY_PARTS 1
 
+/* A register of f32 to and from as many f16 in memory: to nearest even, a NaN stays one. */
+TU_LANE void tu_narrow_f16(const float *from, uint16_t *to) {
+    _mm_storeu_si128((__m128i *)(void *)to, _mm256_cvtps_ph(_mm256_loadu_ps(from), _MM_FROUND_TO_NEAREST_INT));
+}
+TU_LANE void tu_widen_f16(const uint16_t *from, float *to) {
+    _mm256_storeu_ps(to, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)from)));
+}
+
 /* The product of the low halves of 64-bit lanes with a number. */
 TU_LANE vec_u64 tu_wide_product(vec_u64 x, uint32_t factor) {
     return (vec_u64)_mm256_mul_epu32((__m256i)x, _mm256_set1_epi64x(factor));

@@ -97,6 +97,14 @@ TU_LANE double tu_fold_greater_f64(vec_f64 x) {
     return _mm_cvtsd_f64(_mm_max_sd(quarter, _mm_unpackhi_pd(quarter, quarter)));
 }
 
+/* A register of f32 to and from as many f16 in memory: to nearest even, a NaN stays one. */
+TU_LANE void tu_narrow_f16(const float *from, uint16_t *to) {
+    _mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtps_ph(_mm512_loadu_ps(from), _MM_FROUND_TO_NEAREST_INT));
+}
+TU_LANE void tu_widen_f16(const uint16_t *from, float *to) {
+    _mm512_storeu_ps(to, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)from)));
+}
+
 /* The product of the low halves of 64-bit lanes with a number. */
 TU_LANE vec_u64 tu_wide_product(vec_u64 x, uint32_t factor) {
     return (vec_u64)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi64(factor));

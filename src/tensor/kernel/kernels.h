@@ -76,6 +76,9 @@ typedef struct tu_step {
 } tu_step;
 typedef void tu_step_kernel(const tu_step *step, int64_t begin, int64_t end);
 
+/* `count` numbers from one float to another. */
+typedef void tu_convert_kernel(const void *from, void *to, int64_t count);
+
 /* Dropout of elements [begin, end), begin a multiple of the group: 0 where the element's random word is below the
  * limit, else x times `kept`. In place is allowed. See random_body.h for the words. */
 #define TU_DROPOUT_GROUP 64
@@ -125,6 +128,7 @@ typedef struct tu_tensor_kernels {
     tu_entropy_kernel *entropy[TU_FLOATS], *entropy_backward[TU_FLOATS];
     tu_step_kernel *sgd[TU_FLOATS], *adamw[TU_FLOATS];
     tu_dropout_kernel *dropout[TU_FLOATS];
+    tu_convert_kernel *narrow_bf16, *widen_bf16, *narrow_f16, *widen_f16; /* from and to f32 */
     tu_product_kernel *product[TU_FLOATS];
     tu_pack_kernel *pack[TU_FLOATS];
     tu_int8_kernel *int8_product;

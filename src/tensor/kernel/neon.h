@@ -85,6 +85,14 @@ TU_LANE double tu_fold_greater_f64(vec_f64 x) {
 
 #define TU_SCALE_BY_PARTS 1
 
+/* A register of f32 to and from as many f16 in memory: to nearest even, a NaN stays one. */
+TU_LANE void tu_narrow_f16(const float *from, uint16_t *to) {
+    vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(from))));
+}
+TU_LANE void tu_widen_f16(const uint16_t *from, float *to) {
+    vst1q_f32(to, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from))));
+}
+
 /* The product of the low halves of 64-bit lanes with a number. */
 TU_LANE vec_u64 tu_wide_product(vec_u64 x, uint32_t factor) {
     return (vec_u64)vmull_u32(vmovn_u64((uint64x2_t)x), vdup_n_u32(factor));

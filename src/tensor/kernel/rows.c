@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include TU_LEVEL_HEADER
+#include "base/float16.h"
 #include "tensor/kernel/elementary.h"
 #include "tensor/kernel/fold.h"
 #include "tensor/kernel/kernels.h"
@@ -33,6 +34,8 @@
 #include "tensor/kernel/int8_body.h"
 
 #include "tensor/kernel/random_body.h"
+
+#include "tensor/kernel/convert_body.h"
 
 /* ---- f64 alone ---- */
 
@@ -83,6 +86,10 @@ const tu_tensor_kernels TU_JOIN(tu_tensor_kernels_, TU_LEVEL) = {
     .sgd = PAIR(sgd),
     .adamw = PAIR(adamw),
     .dropout = PAIR(dropout),
+    .narrow_bf16 = narrow_bf16,
+    .widen_bf16 = widen_bf16,
+    .narrow_f16 = narrow_f16,
+    .widen_f16 = widen_f16,
     .product = PAIR(product),
     .pack = PAIR(pack),
     .int8_product = int8_product,

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Copies that turn a matrix: what is dense along one dimension becomes dense along another. Squares of one cache line
+ * by as many rows go through a buffer, so that every line of memory is read once and written once, whole, however far
+ * the lines lie apart.
+ */
+#include <string.h>
+
+#include "tensor/loop.h"
+#include "tensor/parallel.h"
+
+#define LINE 64 /* bytes */
+#define BAND 8  /* squares that one thread takes at once */
+
+typedef struct turn {
+    const tu_loop *loop;
+    int dense_dim;               /* in which the input is dense; the output is in the last one */
+    int64_t rows, columns;       /* of the output's matrix: sizes of dense_dim and of the last dimension */
+    int64_t to_row, from_column; /* bytes between its rows in the output, and between its columns in the input */
+    int64_t bands;               /* of BAND squares in one matrix */
+    size_t size;                 /* of an element */
+} turn;
+
+/* ---- one square, from lines of the input to lines of the output, both dense in their buffers ---- */
+
+#define SQUARE(type)                                                      \
+    for (int i = 0; i < LINE / (int)sizeof(type); i++)                    \
+        for (int j = 0; j < LINE / (int)sizeof(type); j++)                \
+            ((type *)to)[i * (LINE / (int)sizeof(type)) + j] =            \
+                ((const type *)from)[j * (LINE / (int)sizeof(type)) + i]; \
+    return
+
+typedef struct sixteen {
+    uint64_t low, high;
+} sixteen;
+
+/* Four by four numbers of 32 bits, by two rounds of shuffles. */
+typedef int32_t four __attribute__((vector_size(16)));
+
+static void square_32(const int32_t *from, int32_t *to) {
+    for (int i = 0; i < 16; i += 4)
+        for (int j = 0; j < 16; j += 4) {
+            four row[4], half[4];
+            for (int k = 0; k < 4; k++)
+                memcpy(&row[k], from + (j + k) * 16 + i, sizeof row[k]);
+            half[0] = __builtin_shuffle(row[0], row[1], (four){ 0, 4, 1, 5 });
+            half[1] = __builtin_shuffle(row[2], row[3], (four){ 0, 4, 1, 5 });
+            half[2] = __builtin_shuffle(row[0], row[1], (four){ 2, 6, 3, 7 });
+            half[3] = __builtin_shuffle(row[2], row[3], (four){ 2, 6, 3, 7 });
+            row[0] = __builtin_shuffle(half[0], half[1], (four){ 0, 1, 4, 5 });
+            row[1] = __builtin_shuffle(half[0], half[1], (four){ 2, 3, 6, 7 });
+            row[2] = __builtin_shuffle(half[2], half[3], (four){ 0, 1, 4, 5 });
+            row[3] = __builtin_shuffle(half[2], half[3], (four){ 2, 3, 6, 7 });
+            for (int k = 0; k < 4; k++)
+                memcpy(to + (i + k) * 16 + j, &row[k], sizeof row[k]);
+        }
+}
+
+static void square(const void *from, void *to, size_t size) {
+    switch (size) {
+    case 1:
+        SQUARE(uint8_t);
+    case 2:
+        SQUARE(uint16_t);
+    case 4:
+        square_32(from, to);
+        return;
+    case 8:
+        SQUARE(uint64_t);
+    default:
+        SQUARE(sixteen);
+    }
+}
+
+/* ---- a band of squares ---- */
+
+/* `count` bytes; whole lines, which are most, are told apart so that they are moved by registers. */
+static inline void move_line(char *to, const char *from, int64_t count) {
+    if (count == LINE)
+        memcpy(to, from, LINE);
+    else
+        memcpy(to, from, (size_t)count);
+}
+
+/* The square whose corner is at row `first` and column `column` of the output. */
+static void turn_square(const turn *job, const char *from, char *to, int64_t first, int64_t column) {
+    _Alignas(LINE) char lines[LINE * LINE], turned[LINE * LINE];
+    int64_t side = LINE / (int64_t)job->size, size = (int64_t)job->size;
+    int64_t rows = job->rows - first < side ? job->rows - first : side;
+    int64_t columns = job->columns - column < side ? job->columns - column : side;
+    const char *corner = from + first * size + column * job->from_column;
+    char *target = to + first * job->to_row + column * size;
+    for (int64_t j = 0; j < columns; j++)
+        move_line(lines + j * LINE, corner + j * job->from_column, rows * size);
+    square(lines, turned, job->size);
+    for (int64_t i = 0; i < rows; i++)
+        move_line(target + i * job->to_row, turned + i * LINE, columns * size);
+}
+
+/* BAND squares side by side in the input, so that its memory is read in stretches, and then the next columns. */
+static void turn_band(const turn *job, const char *from, char *to, int64_t first) {
+    int64_t side = LINE / (int64_t)job->size, end = first + BAND * side < job->rows ? first + BAND * side : job->rows;
+    for (int64_t column = 0; column < job->columns; column += side)
+        for (int64_t row = first; row < end; row += side)
+            turn_square(job, from, to, row, column);
+}
+
+/* Bands [begin, end) of all matrices in a row. */
+static void turn_bands(void *context, int64_t begin, int64_t end) {
+    const turn *job = context;
+    const tu_loop *loop = job->loop;
+    for (int64_t each = begin; each < end; each++) {
+        int64_t rest = each / job->bands, of_to = 0, of_from = 0;
+        for (int dim = loop->ndim - 2; dim >= 0; dim--) {
+            if (dim == job->dense_dim)
+                continue;
+            of_to += rest % loop->sizes[dim] * loop->at[0].strides[dim];
+            of_from += rest % loop->sizes[dim] * loop->at[1].strides[dim];
+            rest /= loop->sizes[dim];
+        }
+        turn_band(job, loop->at[1].data + of_from * (int64_t)job->size, loop->at[0].data + of_to * (int64_t)job->size,
+                  each % job->bands * (BAND * LINE / (int64_t)job->size));
+    }
+}
+
+/* The dimension in which the input is dense while the output is dense in the last one; -1 where it is not so. */
+static int turned_dim(const tu_loop *loop) {
+    int last = loop->ndim - 1;
+    if (loop->at[0].dtype != loop->at[1].dtype || loop->at[0].strides[last] != 1 || loop->at[1].strides[last] <= 1 ||
+        loop->sizes[last] < 4)
+        return -1;
+    for (int dim = 0; dim < last; dim++)
+        if (loop->at[1].strides[dim] == 1 && loop->sizes[dim] >= 4)
+            return dim;
+    return -1;
+}
+
+bool tu_copy_turned(const tu_loop *loop) {
+    int dim = turned_dim(loop), last = loop->ndim - 1;
+    if (dim < 0)
+        return false;
+    size_t size = tu_dtype_bytes[loop->at[0].dtype];
+    int64_t side = LINE / (int64_t)size;
+    turn job = { loop,
+                 dim,
+                 loop->sizes[dim],
+                 loop->sizes[last],
+                 loop->at[0].strides[dim] * (int64_t)size,
+                 loop->at[1].strides[last] * (int64_t)size,
+                 (loop->sizes[dim] + BAND * side - 1) / (BAND * side),
+                 size };
+    int64_t matrices = 1;
+    for (int i = 0; i < last; i++)
+        matrices *= i == dim ? 1 : loop->sizes[i];
+    tu_parallel(matrices * job.bands, 1 + 32768 / (BAND * side * job.columns), turn_bands, &job);
+    return true;
+}
