@@ -7,9 +7,34 @@
 #ifndef TU_TENSOR_LOOP_H
 #define TU_TENSOR_LOOP_H
 
+#include <string.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #include "tensor/operator.h"
 
 #define TU_OPERANDS 6
+
+/* Results of so many bytes do not stay in the caches until someone reads them: where it is simple they are stored past
+ * the caches, which saves reading what is then overwritten. */
+#define TU_STREAM_BYTES ((size_t)8 << 20)
+
+/* memcpy past the caches where the machine has such stores: `to` and `bytes` are multiples of 16. tu_stream_end comes
+ * before others may read what was stored. */
+static inline void tu_stream_copy(char *to, const char *from, int64_t bytes) {
+#if defined(__SSE2__)
+    for (int64_t i = 0; i < bytes; i += 16)
+        _mm_stream_si128((__m128i *)(void *)(to + i), _mm_loadu_si128((const __m128i *)(const void *)(from + i)));
+#else
+    memcpy(to, from, (size_t)bytes);
+#endif
+}
+static inline void tu_stream_end(void) {
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
+}
 
 /* out[i] = f(in[0][i], in[1][i], …) for i < count, all of the compute type. The attributes are those of the
  * operator. */

@@ -102,7 +102,8 @@ static tutti_status norm_cpu(tu_call *call, const tt_tensor *weight, const tt_te
                              .mean = tu_pointer(call->outputs[1]),
                              .scale = tu_pointer(call->outputs[2]),
                              .epsilon = epsilon,
-                             .centred = centred };
+                             .centred = centred,
+                             .stream = (size_t)y->numel * tu_dtype_bytes[dtype] >= TU_STREAM_BYTES };
         set_sizes(&job, x, trailing_of(weight, bias));
         if (job.count > 0)
             run_kernel(tu_tensor_kernels_get()->norm, &job, dtype, job.count, 16384 / job.size + 1);

@@ -19,6 +19,7 @@ typedef struct turn {
     int64_t to_row, from_column; /* bytes between its rows in the output, and between its columns in the input */
     int64_t bands;               /* of BAND squares in one matrix */
     size_t size;                 /* of an element */
+    bool stream;                 /* the output is large and its lines are aligned */
 } turn;
 
 /* ---- one square, from lines of the input to lines of the output, both dense in their buffers ---- */
@@ -90,11 +91,17 @@ static void turn_square(const turn *job, const char *from, char *to, int64_t fir
     int64_t columns = job->columns - column < side ? job->columns - column : side;
     const char *corner = from + first * size + column * job->from_column;
     char *target = to + first * job->to_row + column * size;
-    for (int64_t j = 0; j < columns; j++)
+    for (int64_t j = 0; j < columns; j++) {
+        __builtin_prefetch(corner + (j + side) * job->from_column); /* of the next column of squares */
         move_line(lines + j * LINE, corner + j * job->from_column, rows * size);
+    }
     square(lines, turned, job->size);
-    for (int64_t i = 0; i < rows; i++)
-        move_line(target + i * job->to_row, turned + i * LINE, columns * size);
+    for (int64_t i = 0; i < rows; i++) {
+        if (job->stream && columns == side)
+            tu_stream_copy(target + i * job->to_row, turned + i * LINE, LINE);
+        else
+            move_line(target + i * job->to_row, turned + i * LINE, columns * size);
+    }
 }
 
 /* BAND squares side by side in the input, so that its memory is read in stretches, and then the next columns. */
@@ -121,6 +128,8 @@ static void turn_bands(void *context, int64_t begin, int64_t end) {
         turn_band(job, loop->at[1].data + of_from * (int64_t)job->size, loop->at[0].data + of_to * (int64_t)job->size,
                   each % job->bands * (BAND * LINE / (int64_t)job->size));
     }
+    if (job->stream)
+        tu_stream_end();
 }
 
 /* The dimension in which the input is dense while the output is dense in the last one; -1 where it is not so. */
@@ -152,6 +161,10 @@ bool tu_copy_turned(const tu_loop *loop) {
     int64_t matrices = 1;
     for (int i = 0; i < last; i++)
         matrices *= i == dim ? 1 : loop->sizes[i];
+    bool aligned = ((uintptr_t)loop->at[0].data | (uintptr_t)job.to_row) % 16 == 0;
+    for (int i = 0; i < last; i++)
+        aligned = aligned && loop->at[0].strides[i] * (int64_t)size % 16 == 0;
+    job.stream = aligned && (size_t)(matrices * job.rows * job.columns) * size >= TU_STREAM_BYTES;
     tu_parallel(matrices * job.bands, 1 + 32768 / (BAND * side * job.columns), turn_bands, &job);
     return true;
 }

@@ -568,3 +568,56 @@ TEST(relu_passes_a_gradient_on_where_its_argument_is_no_number) {
     CHECK(IS(tt_grad(x), 0, 1, 1));
     CHECK_OK(tt_scope_close(&scope));
 }
+
+/* Results that are stored past the caches have the values of small ones. */
+TEST(large_copies_and_norms_are_those_of_their_parts) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_reshape(tt_arange(0, 2064 * 1040, 1, TUTTI_F32, NULL), tt_shape(2064, 1040));
+    const float *turned = tt_data(tt_contiguous(tt_transpose(x, 0, 1)));
+    for (int64_t i = 0; i < 1040; i++)
+        for (int64_t j = 0; j < 2064; j++)
+            if (turned[i * 2064 + j] != (float)(j * 1040 + i))
+                FAIL("element (%lld, %lld) of the transposed copy is %g", (long long)i, (long long)j,
+                     (double)turned[i * 2064 + j]);
+    tt_tensor *joined = tt_cat(tt_tensors(x, tt_narrow(x, 1, 0, 16), x), 1);
+    CHECK(tt_allclose(tt_narrow(joined, 1, 0, 1040), x, 0, 0));
+    CHECK(tt_allclose(tt_narrow(joined, 1, 1040, 16), tt_narrow(x, 1, 0, 16), 0, 0));
+    tt_tensor *dense = tt_contiguous(tt_narrow(x, 1, 0, 16));
+    joined = tt_cat(tt_tensors(x, dense, x), 1);
+    CHECK(tt_allclose(tt_narrow(joined, 1, 0, 1040), x, 0, 0));
+    CHECK(tt_allclose(tt_narrow(joined, 1, 1040, 16), dense, 0, 0));
+    CHECK(tt_allclose(tt_narrow(joined, 1, 1056, 1040), x, 0, 0));
+    tt_tensor *weight = tt_rand(tt_shape(1040), TUTTI_F32, NULL);
+    tt_tensor *norm = tt_layer_norm(tt_randn(tt_shape(2064, 1040), TUTTI_F32, NULL), weight, weight, 1e-5);
+    CHECK(tt_numel(norm) == 2064 * 1040);
+    tt_tensor *random = tt_randn(tt_shape(2064, 1040), TUTTI_F32, NULL);
+    norm = tt_layer_norm(random, weight, NULL, 1e-5);
+    for (int64_t i = 0; i < 2064; i += 129)
+        CHECK(tt_allclose(tt_narrow(norm, 0, i, 129 < 2064 - i ? 129 : 2064 - i),
+                          tt_layer_norm(tt_narrow(random, 0, i, 129 < 2064 - i ? 129 : 2064 - i), weight, NULL, 1e-5),
+                          0, 0));
+    CHECK_OK(tt_scope_close(&scope));
+}
+
+/* Every size of element, and edges that are no whole square. */
+TEST(transposed_copies_of_every_dtype_are_right) {
+    static const tutti_dtype dtypes[] = { TUTTI_U8, TUTTI_I16, TUTTI_F32, TUTTI_F64, TUTTI_C128 };
+    static const int64_t sizes[][2] = { { 4, 4 }, { 5, 67 }, { 130, 33 }, { 16, 64 }, { 1, 9 }, { 257, 4 } };
+    for (size_t d = 0; d < sizeof dtypes / sizeof dtypes[0]; d++)
+        for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+            tt_scope scope = tt_scope_open();
+            int64_t rows = sizes[s][0], columns = sizes[s][1];
+            int64_t values[3 * 130 * 67];
+            for (int64_t i = 0; i < 3 * rows * columns; i++)
+                values[i] = i % 251;
+            tt_tensor *x = tt_to(tt_from(values, tt_shape(3 * rows * columns), TUTTI_I64, NULL), dtypes[d]);
+            x = tt_reshape(x, tt_shape(3, rows, columns));
+            tt_tensor *turned = tt_to(tt_contiguous(tt_transpose(x, 1, 2)), TUTTI_C128);
+            const double *at = tt_data(turned);
+            for (int64_t k = 0; k < 3; k++)
+                for (int64_t i = 0; i < columns; i++)
+                    for (int64_t j = 0; j < rows; j++)
+                        CHECK(at[2 * ((k * columns + i) * rows + j)] == (double)(((k * rows + j) * columns + i) % 251));
+            CHECK_OK(tt_scope_close(&scope));
+        }
+}

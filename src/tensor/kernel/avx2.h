@@ -108,6 +108,15 @@ TU_LANE void tu_widen_f16(const uint16_t *from, float *to) {
     _mm256_storeu_ps(to, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)from)));
 }
 
+/* A store past the caches, to an aligned place; TU_STREAM_END comes before others may read what was stored. */
+TU_LANE void tu_stream_f32(float *to, vec_f32 x) {
+    _mm256_stream_ps(to, (__m256)x);
+}
+TU_LANE void tu_stream_f64(double *to, vec_f64 x) {
+    _mm256_stream_pd(to, (__m256d)x);
+}
+#define TU_STREAM_END() _mm_sfence()
+
 /* The product of the low halves of 64-bit lanes with a number. */
 TU_LANE vec_u64 tu_wide_product(vec_u64 x, uint32_t factor) {
     return (vec_u64)_mm256_mul_epu32((__m256i)x, _mm256_set1_epi64x(factor));

@@ -105,6 +105,15 @@ TU_LANE void tu_widen_f16(const uint16_t *from, float *to) {
     _mm512_storeu_ps(to, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)from)));
 }
 
+/* A store past the caches, to an aligned place; TU_STREAM_END comes before others may read what was stored. */
+TU_LANE void tu_stream_f32(float *to, vec_f32 x) {
+    _mm512_stream_ps(to, (__m512)x);
+}
+TU_LANE void tu_stream_f64(double *to, vec_f64 x) {
+    _mm512_stream_pd(to, (__m512d)x);
+}
+#define TU_STREAM_END() _mm_sfence()
+
 /* The product of the low halves of 64-bit lanes with a number. */
 TU_LANE vec_u64 tu_wide_product(vec_u64 x, uint32_t factor) {
     return (vec_u64)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi64(factor));

@@ -52,6 +52,7 @@ typedef struct tu_norm_rows {
     int64_t count, size;
     double epsilon;
     bool centred; /* layer norm; else RMS norm */
+    bool stream;  /* the result is too large for the caches: it is stored past them */
 } tu_norm_rows;
 typedef void tu_norm_kernel(const tu_norm_rows *rows, int64_t begin, int64_t end);
 

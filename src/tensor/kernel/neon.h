@@ -93,6 +93,15 @@ TU_LANE void tu_widen_f16(const uint16_t *from, float *to) {
     vst1q_f32(to, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from))));
 }
 
+/* A store past the caches where the level has one. */
+TU_LANE void tu_stream_f32(float *to, vec_f32 x) {
+    tu_store_f32(to, x);
+}
+TU_LANE void tu_stream_f64(double *to, vec_f64 x) {
+    tu_store_f64(to, x);
+}
+#define TU_STREAM_END() ((void)0)
+
 /* The product of the low halves of 64-bit lanes with a number. */
 TU_LANE vec_u64 tu_wide_product(vec_u64 x, uint32_t factor) {
     return (vec_u64)vmull_u32(vmovn_u64((uint64x2_t)x), vdup_n_u32(factor));

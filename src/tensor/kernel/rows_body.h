@@ -169,7 +169,7 @@ static void NAMED(log_softmax_backward)(const void *const *in, void *out, int64_
 /* ---- norms ---- */
 
 TU_LANE void NAMED(norm_part)(TYPE *y, const TYPE *x, const TYPE *weight, const TYPE *bias, VEC mean, VEC scale,
-                              int64_t part) {
+                              int64_t part, bool stream) {
     VEC value = (NAMED(get)(x, part) - mean) * scale;
     if (weight != NULL && bias != NULL)
         value = MATH(fma)(value, NAMED(get)(weight, part), NAMED(get)(bias, part));
@@ -177,29 +177,33 @@ TU_LANE void NAMED(norm_part)(TYPE *y, const TYPE *x, const TYPE *weight, const 
         value = value * NAMED(get)(weight, part);
     else if (bias != NULL)
         value = value + NAMED(get)(bias, part);
-    NAMED(put)(y, value, part);
+    if (stream && part == LANES)
+        MATH(stream)(y, value);
+    else
+        NAMED(put)(y, value, part);
 }
 TU_LANE void NAMED(norm_row)(TYPE *y, const TYPE *x, const TYPE *weight, const TYPE *bias, TYPE mean, TYPE scale,
-                             int64_t size) {
+                             int64_t size, bool stream) {
     VEC less = MATH(splat)(mean), by = MATH(splat)(scale);
     int64_t i = 0;
     for (; i + LANES <= size; i += LANES)
-        NAMED(norm_part)(y + i, x + i, weight ? weight + i : NULL, bias ? bias + i : NULL, less, by, LANES);
+        NAMED(norm_part)(y + i, x + i, weight ? weight + i : NULL, bias ? bias + i : NULL, less, by, LANES, stream);
     if (i < size)
-        NAMED(norm_part)(y + i, x + i, weight ? weight + i : NULL, bias ? bias + i : NULL, less, by, size - i);
+        NAMED(norm_part)(y + i, x + i, weight ? weight + i : NULL, bias ? bias + i : NULL, less, by, size - i, stream);
 }
 TU_LANE void NAMED(norm_row_of)(const tu_norm_rows *rows, int64_t row) {
     int64_t size = rows->size;
     const TYPE *x = (const TYPE *)rows->x + row * size;
     TYPE *y = (TYPE *)rows->y + row * size, mean = ((TYPE *)rows->mean)[row], scale = ((TYPE *)rows->scale)[row];
+    bool stream = rows->stream && (uintptr_t)y % sizeof(VEC) == 0;
     if (rows->weight != NULL && rows->bias != NULL)
-        NAMED(norm_row)(y, x, rows->weight, rows->bias, mean, scale, size);
+        NAMED(norm_row)(y, x, rows->weight, rows->bias, mean, scale, size, stream);
     else if (rows->weight != NULL)
-        NAMED(norm_row)(y, x, rows->weight, NULL, mean, scale, size);
+        NAMED(norm_row)(y, x, rows->weight, NULL, mean, scale, size, stream);
     else if (rows->bias != NULL)
-        NAMED(norm_row)(y, x, NULL, rows->bias, mean, scale, size);
+        NAMED(norm_row)(y, x, NULL, rows->bias, mean, scale, size, stream);
     else
-        NAMED(norm_row)(y, x, NULL, NULL, mean, scale, size);
+        NAMED(norm_row)(y, x, NULL, NULL, mean, scale, size, stream);
 }
 /* A few rows at a time where they fit into the first cache: the sum of one row is folded, divided and rooted while the
  * next one is read. */
@@ -222,6 +226,8 @@ static void NAMED(norm)(const tu_norm_rows *rows, int64_t begin, int64_t end) {
         for (int64_t row = first; row < last; row++)
             NAMED(norm_row_of)(rows, row);
     }
+    if (rows->stream)
+        TU_STREAM_END();
 }
 #undef NORM_ROWS
 #undef NORM_BYTES

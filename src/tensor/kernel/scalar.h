@@ -159,6 +159,15 @@ TU_LANE vec_f32 tu_narrow(const vec_f64 *half) {
 
 #define TU_SCALE_BY_PARTS 1
 
+/* A store past the caches where the level has one. */
+TU_LANE void tu_stream_f32(float *to, vec_f32 x) {
+    tu_store_f32(to, x);
+}
+TU_LANE void tu_stream_f64(double *to, vec_f64 x) {
+    tu_store_f64(to, x);
+}
+#define TU_STREAM_END() ((void)0)
+
 /* The product of the low halves of 64-bit lanes with a number. */
 TU_LANE vec_u64 tu_wide_product(vec_u64 x, uint32_t factor) {
     return (uint64_t)(uint32_t)x * factor;
