@@ -33,7 +33,7 @@
 #include "job/recorder.h"
 #include "run.h"
 
-#define DECIDE_NS (1 * TU_SECOND)
+#define DECIDE_NS (30 * TU_SECOND) /* tearing down memory takes as long as a busy machine lets it */
 #define LOOK_AGAIN_NS (5 * TU_MILLISECOND)
 #define PUBLISH_LATER_NS (5 * TU_MILLISECOND)
 /* How often new worlds are looked for, when recorders may have to be written: soon at first, then less and less
@@ -206,6 +206,8 @@ static void decide_first(guardian *g) {
         if (failed(g, rank) && (first < 0 || blame(g, rank) < blame(g, first)))
             first = rank;
     g->decide_by = g->look_at = NEVER;
+    if (!g->plan->options->survive && g->terminate_at == NEVER) /* not before it is known why */
+        g->terminate_at = tu_deadline(g->plan->options->grace_ns);
     atomic_store_explicit(&g->state->first_failure, (uint32_t)first + 1, memory_order_release);
     wake_launcher(g);
 }
@@ -289,8 +291,6 @@ static void note_end(guardian *g, int rank, int wait_status, int64_t now) {
     }
     if (g->decide_by == NEVER)
         g->decide_by = now + DECIDE_NS;
-    if (!g->plan->options->survive && g->terminate_at == NEVER)
-        g->terminate_at = tu_deadline(g->plan->options->grace_ns);
     g->look_at = now;
 }
 
