@@ -57,8 +57,15 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_reduce_scatter_out(tutti_group *group
 TUTTI_API TUTTI_CHECKED tutti_status tutti_low_contention_all_gather(tutti_group *group, const void *in, void *out,
                                                                      size_t count, tutti_dtype dtype,
                                                                      const tutti_call *call);
+/* The same by one copy of each rank to the multicast address of `out`, which is symmetric, has size * count elements
+ * and lies at the same place of its block on all ranks; another place is TUTTI_ERROR_MISMATCH. `in` is any memory.
+ * Needs multicast as the operations below do. (low_contention_all_gather_ce_multicast_out) */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_low_contention_all_gather_multicast(tutti_group *group, const void *in,
+                                                                               void *out, size_t count,
+                                                                               tutti_dtype dtype,
+                                                                               const tutti_call *call);
 /* reduce_scatter that touches one peer after the other, each rank beginning with another. Any memory. `count` is
- * one rank's share. */
+ * one rank's share. On a GPU the copy engines bring the parts together, and the processors only add them up. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_low_contention_reduce_scatter(tutti_group *group, const void *in, void *out,
                                                                          size_t count, tutti_dtype dtype,
                                                                          tutti_reduction reduction,

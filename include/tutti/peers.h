@@ -93,6 +93,12 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_peers_get_signal_pad(const tutti_peer
 TUTTI_API TUTTI_CHECKED tutti_status tutti_peers_put(tutti_peers *peers, int to, size_t offset, const void *from,
                                                      size_t bytes, const tutti_call *call);
 
+/* The same into every member's data at once, this rank's too: one copy to the multicast address, by a copy engine on a
+ * GPU (memcpy_to_multicast_). A block without such an address is TUTTI_ERROR_UNSUPPORTED, unless TUTTI_MULTICAST is
+ * "software": then each member gets a copy of its own. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_peers_put_multicast(tutti_peers *peers, size_t offset, const void *from,
+                                                               size_t bytes, const tutti_call *call);
+
 /* Copies from a member's data. Returns when the bytes are there. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_peers_get(tutti_peers *peers, int from, size_t offset, void *to,
                                                      size_t bytes, const tutti_call *call);

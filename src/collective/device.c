@@ -416,6 +416,8 @@ static void describe_message(const tu_task *task, tu_device_task *out) {
     out->root = task->info.root;
     out->tag = task->info.tag;
     out->count = task->info.count * task->element;
+    out->block_bytes = task->strided.block * task->element;
+    out->stride_bytes = task->strided.block != 0 ? task->strided.stride * task->element : 0;
 }
 
 /* What a backend has to know of a task, in one place. */
@@ -477,6 +479,7 @@ static void hide_own(tu_device_task *described) {
     described->receive_offset = described->receive_bytes = NULL;
     described->in_splits = NULL;
     described->out_splits = NULL;
+    described->block_bytes = described->stride_bytes = 0;
 }
 
 static bool serves(const tutti_group *group, const tu_task *task) {
@@ -502,9 +505,11 @@ static tutti_status check_message(const tu_task *task, const device_executor *ex
                         "%s by executor %s needs a rank and a tag: TUTTI_ANY_SOURCE and TUTTI_ANY_TAG are for memory "
                         "of the CPU, by shm",
                         task->row->name, task->executor->name);
-    if (task->strided.block != 0)
-        return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: elements that lie apart are for memory of the CPU",
-                        task->row->name);
+    const tu_device_executor *table = executor->table;
+    bool strided = table->size >= offsetof(tu_device_executor, strided) + sizeof table->strided && table->strided;
+    if (task->strided.block != 0 && !strided)
+        return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: executor %s takes no elements that lie apart", task->row->name,
+                        executor->executor.name);
     if (atomic_load_explicit(&executor->prepared, memory_order_acquire) == NULL)
         return tu_error(
             TUTTI_ERROR_STATE,

@@ -76,6 +76,9 @@ typedef struct tu_device_task {
     uint64_t row_bytes, in_rows, out_rows;
     int64_t major_align;
     int experts, form; /* form: 0 flat, 1 2d, 2 2d_offset */
+
+    /* a send or receive whose elements lie apart: in blocks of block_bytes, each stride_bytes after the last; else 0 */
+    uint64_t block_bytes, stride_bytes;
 } tu_device_task;
 
 typedef struct tu_device_executor {
@@ -99,6 +102,7 @@ typedef struct tu_device_executor {
     /* What the device found in operations that were enqueued: sticky, written as this thread's error. NULL: it is asked
      * through the backend. */
     tutti_status (*check)(void *prepared);
+    bool strided; /* sends and receives whose elements lie apart; false in older plug-ins, which do not know of them */
 } tu_device_executor;
 
 /* ---- the way there: device.c ---- */

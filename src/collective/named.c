@@ -244,3 +244,13 @@ tutti_status tutti_multimem_all_gather_out(tutti_group *group, const void *in, v
         return status;
     return run(group, TU_OPERATION_MULTIMEM_ALL_GATHER, in, out, count, dtype, (tutti_reduction)0, -1, call);
 }
+
+tutti_status tutti_low_contention_all_gather_multicast(tutti_group *group, const void *in, void *out, size_t count,
+                                                       tutti_dtype dtype, const tutti_call *call) {
+    const tu_operation operation = TU_OPERATION_LOW_CONTENTION_ALL_GATHER_MULTICAST;
+    tutti_status status =
+        prepare_multicast(group, operation, "output", out, bytes_of(count, dtype, (size_t)size_of(group)));
+    if (status != TUTTI_OK || count == 0)
+        return status;
+    return run(group, operation, in, out, count, dtype, (tutti_reduction)0, -1, call);
+}

@@ -6,6 +6,7 @@
  * with its block or with its group, whichever ends first.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/error.h"
 #include "memory/tables.h"
@@ -295,6 +296,41 @@ tutti_status tutti_peers_put(tutti_peers *peers, int to, size_t offset, const vo
     if (status != TUTTI_OK || bytes == 0 || is_nobody(peers, to))
         return status;
     return peers->memory->backend->remote->put(&peers->backend, to, offset, from, bytes, &short_call);
+}
+
+/* By the processors, in rank order. */
+static tutti_status put_to_each(tutti_peers *peers, size_t offset, const void *from, size_t bytes,
+                                const tu_backend_call *call) {
+    tutti_status status = TUTTI_OK;
+    for (int to = 0; status == TUTTI_OK && to < peers->backend.size; to++) {
+        if (!is_nobody(peers, to))
+            status = peers->memory->backend->remote->put(&peers->backend, to, offset, from, bytes, call);
+    }
+    return status;
+}
+
+tutti_status tutti_peers_put_multicast(tutti_peers *peers, size_t offset, const void *from, size_t bytes,
+                                       const tutti_call *call) {
+    tu_backend_call short_call;
+    tutti_status status = check_call(peers, "put_multicast", call, true, &short_call);
+    if (status == TUTTI_OK)
+        status = check_copy(peers, "put_multicast", 0, offset, from, bytes);
+    if (status != TUTTI_OK)
+        return status;
+    const tutti_memory *memory = peers->memory;
+    const char *setting = tu_settings_text(&memory->world->settings, TU_SETTING_MULTICAST);
+    char *all = tutti_peers_multicast(peers);
+    if (all == NULL && strcmp(setting, "software") != 0)
+        return tu_error(TUTTI_ERROR_UNSUPPORTED,
+                        "put_multicast: multicast support is required, and this block has none (TUTTI_MULTICAST=%s). "
+                        "TUTTI_MULTICAST=software makes a copy for each member",
+                        setting);
+    if (bytes == 0)
+        return TUTTI_OK;
+    if (all == NULL)
+        return put_to_each(peers, offset, from, bytes, &short_call);
+    return memory->backend->memory->copy(memory->backend_state, memory->block.device_index, all + offset, from, bytes,
+                                         &short_call);
 }
 
 tutti_status tutti_peers_get(tutti_peers *peers, int from, size_t offset, void *to, size_t bytes,

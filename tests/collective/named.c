@@ -167,6 +167,8 @@ TEST_WORLD(messages_of_the_named_operations_are_those_that_people_know, 4) {
     CHECK_MESSAGE("multicast support is required");
     CHECK_MESSAGE("TUTTI_MULTICAST=software");
     CHECK_STATUS(tutti_multimem_all_gather_out(group, in, in, 4, TUTTI_F32, NULL), TUTTI_ERROR_UNSUPPORTED);
+    CHECK_STATUS(tutti_low_contention_all_gather_multicast(group, in, in, 4, TUTTI_F32, NULL), TUTTI_ERROR_UNSUPPORTED);
+    CHECK_MESSAGE("multicast support is required");
     CHECK_STATUS(tutti_one_shot_all_reduce(group, in, out, 4, TUTTI_F32, TUTTI_SUM,
                                            TUTTI_OPTIONS(tutti_call, .algorithm = TUTTI_ALGORITHM_TWO_SHOT)),
                  TUTTI_ERROR_ARGUMENT);
@@ -197,6 +199,12 @@ static void multimem(tutti_world *world, void *argument) {
             CHECK_OK(tutti_multimem_all_gather_out(group, mine, gathered, count, TUTTI_I32, NULL));
             for (size_t i = 0; i < count * (size_t)size; i++)
                 CHECK_EQ(gathered[i], (int)(i / count) * 100000 + (int)(i % count));
+            memset(gathered, 0, count * (size_t)size * 4);
+            CHECK_OK(tutti_barrier(group, NULL));
+            CHECK_OK(tutti_low_contention_all_gather_multicast(group, mine, gathered, count, TUTTI_I32, NULL));
+            for (size_t i = 0; i < count * (size_t)size; i++)
+                CHECK_EQ(gathered[i], (int)(i / count) * 100000 + (int)(i % count));
+            CHECK_OK(tutti_barrier(group, NULL));
             free(mine);
         }
     CHECK_STATUS(tutti_multimem_one_shot_reduce_out(group, blocks.data[0], out, 4, TUTTI_F32, TUTTI_SUM, size, NULL),

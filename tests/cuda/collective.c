@@ -118,7 +118,8 @@ TEST_GPU(all_reduce_works_at_every_size_placement_and_algorithm) {
 }
 
 /* Sums of many sizes on end, in place, with nothing between them: element i takes part in those that are longer than i,
- * and each multiplies it by the number of ranks. Some go by packets in one step, some in two, some meet. */
+ * and each multiplies it by the number of ranks: 2, 4 or 8, so that f32 holds it exactly. Some go by
+ * packets in one step, some in two, some meet. */
 TEST_GPU(reductions_that_follow_each_other_without_a_wait_do_not_mix) {
     static const size_t counts[] = { 1, 3, 100, 513, 2048, 8190, 40001, 200000 };
     static const tutti_algorithm algorithms[] = { TUTTI_ALGORITHM_AUTO, TUTTI_ALGORITHM_ONE_SHOT,
@@ -126,36 +127,36 @@ TEST_GPU(reductions_that_follow_each_other_without_a_wait_do_not_mix) {
     tutti_group *group = tutti_world_group(world);
     int rank = tutti_group_rank(group), size = tutti_group_size(group);
     size_t most = 200000;
-    tutti_memory *memory = gpu_symmetric(world, (most + 16) * 4);
-    uint32_t *blocks[2] = { tutti_memory_data(memory), gpu_private((most + 16) * 4) };
-    uint32_t *host = malloc(most * 4), *expected = malloc(most * 4), first = 0;
+    tutti_memory *memory = gpu_symmetric(world, (most + 16) * sizeof(float));
+    float *blocks[2] = { tutti_memory_data(memory), gpu_private((most + 16) * sizeof(float)) };
+    float *host = malloc(most * sizeof *host), *expected = malloc(most * sizeof *host), first = 0;
     tutti_peers *peers;
     CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
     for (int r = 0; r < size; r++)
-        first += (uint32_t)r + 1;
+        first += (float)(r + 1);
     for (int kind = 0; kind < 2; kind++) {
-        for (size_t shift = 0; shift < 2; shift++) { /* aligned, and not to 8 bytes */
-            uint32_t *data = blocks[kind] + shift;
+        for (size_t shift = 0; shift < 2; shift++) { /* to 16 bytes, and not */
+            float *data = blocks[kind] + shift;
             for (size_t i = 0; i < most; i++) {
-                host[i] = (uint32_t)rank + 1;
+                host[i] = (float)(rank + 1);
                 expected[i] = 0;
             }
-            gpu_write(data, host, most * 4);
+            gpu_write(data, host, most * sizeof *host);
             gpu_lockstep(group);
-            for (int round = 0; round < 96; round++) {
+            for (int round = 0; round < 40; round++) {
                 size_t count = counts[(round * 5 + round / 8) % 8];
                 CHECK_OK(tutti_all_reduce(
-                    group, data, data, count, TUTTI_U32, TUTTI_SUM,
+                    group, data, data, count, TUTTI_F32, TUTTI_SUM,
                     TUTTI_OPTIONS(tutti_call, .stream = stream, .algorithm = algorithms[(round / 3) % 3])));
                 for (size_t i = 0; i < count; i++)
-                    expected[i] = expected[i] == 0 ? first : expected[i] * (uint32_t)size;
+                    expected[i] = expected[i] == 0 ? first : expected[i] * (float)size;
             }
-            gpu_read(host, data, most * 4);
+            gpu_read(host, data, most * sizeof *host);
             CHECK_OK(tutti_group_check(group));
             for (size_t i = 0; i < most; i++) {
                 if (host[i] != expected[i])
-                    FAIL("%s memory, shift %zu: element %zu is %u, not %u", kind == 0 ? "symmetric" : "private", shift,
-                         i, host[i], expected[i]);
+                    FAIL("%s memory, shift %zu: element %zu is %g, not %g", kind == 0 ? "symmetric" : "private", shift,
+                         i, (double)host[i], (double)expected[i]);
             }
         }
     }
@@ -652,6 +653,12 @@ static void check_multimem(tutti_world *world, tutti_dtype dtype, size_t count, 
     for (int r = 0; r < size; r++)
         CHECK(memcmp(got + (size_t)r * bytes, inputs[r], bytes) == 0);
     CHECK_OK(tutti_barrier(group, NULL));
+    CHECK_CUDA(gpu.cuMemsetD8Async((CUdeviceptr)(uintptr_t)out, 0, bytes * (size_t)size, stream));
+    CHECK_OK(tutti_low_contention_all_gather_multicast(group, in, out, count, dtype, ON_STREAM));
+    gpu_read(got, out, bytes * (size_t)size);
+    for (int r = 0; r < size; r++)
+        CHECK(memcmp(got + (size_t)r * bytes, inputs[r], bytes) == 0);
+    CHECK_OK(tutti_barrier(group, NULL));
     CHECK_OK(tutti_multimem_all_reduce(group, in, count, dtype, TUTTI_SUM, ON_STREAM));
     gpu_read(got, in, bytes);
     CHECK(memcmp(got, expected, bytes) == 0);
@@ -661,6 +668,32 @@ static void check_multimem(tutti_world *world, tutti_dtype dtype, size_t count, 
         free(inputs[r]);
     free(expected);
     free(got);
+    tutti_memory_release(memory);
+}
+
+/* memcpy_to_multicast and the multicast barrier: everybody writes its word into everybody's block, between barriers. */
+static void check_multicast_words(tutti_world *world) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group), size = tutti_group_size(group);
+    tutti_memory *memory = gpu_symmetric(world, 4096);
+    tutti_peers *peers;
+    CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
+    uint32_t *word = gpu_private(4), host[64];
+    gpu_lockstep(group);
+    for (uint32_t round = 1; round <= 10; round++) {
+        CHECK_CUDA(gpu.cuMemsetD32Async((CUdeviceptr)(uintptr_t)word, round * 100 + (uint32_t)rank, 1, stream));
+        CHECK_OK(tutti_peers_put_multicast(peers, (size_t)rank * 4, word, 4, ON_STREAM));
+        CHECK_OK(tutti_peers_barrier(peers, 3, ON_STREAM));
+        gpu_read(host, tutti_memory_data(memory), (size_t)size * 4);
+        for (int r = 0; r < size; r++)
+            CHECK_EQ(host[r], round * 100 + (uint32_t)r);
+        CHECK_OK(tutti_peers_barrier(peers, 3, ON_STREAM)); /* nobody writes the next before all have read */
+    }
+    CHECK_STATUS(tutti_peers_put_multicast(peers, 4095, word, 2, ON_STREAM), TUTTI_ERROR_RANGE);
+    CHECK_OK(tutti_group_check(group));
+    gpu_lockstep(group);
+    gpu_private_free(word);
+    tutti_peers_release(peers);
     tutti_memory_release(memory);
 }
 
@@ -674,6 +707,7 @@ static void multimem_in_software(tutti_world *world, void *argument) {
         for (int i = 0; i < 4; i++)
             check_multimem(world, types[type], counts[i], shifts[(type + i) % 4]);
     }
+    check_multicast_words(world);
     gpu_end();
 }
 

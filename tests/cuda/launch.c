@@ -52,8 +52,8 @@ static CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned gri
     seen.blocks = grid_x;
     seen.threads = block_x;
     seen.stream = stream;
-    bool meets = (uintptr_t)function - 1 != TU_CUDA_FOLLOW && (uintptr_t)function - 1 != TU_CUDA_SIGNAL;
-    if (meets)
+    tu_cuda_kernel kernel = (tu_cuda_kernel)((uintptr_t)function - 1);
+    if (kernel != TU_CUDA_FOLLOW && kernel != TU_CUDA_SIGNAL && kernel < TU_CUDA_MULTIMEM_BARRIER_SWITCH)
         seen.words = ((const tu_cuda_meeting *)parameters[0])->group;
     return CUDA_SUCCESS;
 }
@@ -81,6 +81,26 @@ static CUresult push(CUcontext context) {
 static CUresult pop(CUcontext *context) {
     *context = current;
     current = NULL;
+    return CUDA_SUCCESS;
+}
+
+/* Copies that were asked for, in order; a launch between them is a 0. */
+#define NOTED 64
+typedef struct noted {
+    CUdeviceptr to, from;
+    size_t bytes;
+} noted;
+static _Thread_local noted copies[NOTED];
+static _Thread_local int copied, failing_copy; /* the number of the one that fails, from 1; 0: none */
+
+static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    CHECK(copied < NOTED);
+    copies[copied++] = (noted){ to, from, bytes };
+    return copied == failing_copy ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+static CUresult name_error(CUresult result, const char **text) {
+    *text = "stand-in";
     return CUDA_SUCCESS;
 }
 
@@ -112,6 +132,9 @@ static void begin(stand_in *here, tutti_world *world, int size) {
     driver->cuCtxPushCurrent = push;
     driver->cuCtxPopCurrent = pop;
     driver->cuEventRecord = record;
+    driver->cuMemcpyAsync = copy;
+    driver->cuGetErrorName = name_error;
+    driver->cuGetErrorString = name_error;
     here->cuda.host = &tu_backend_host_table;
     here->cuda.world = world;
     here->cuda.device_count = 1;
@@ -139,6 +162,8 @@ static void begin(stand_in *here, tutti_world *world, int size) {
                                              .blocks = 66 };
     current = ours;
     capturing = 0;
+    copied = failing_copy = 0;
+    memset(&seen, 0, sizeof seen);
 }
 
 /* An all-reduce of f32 on symmetric memory that the device knows. */
@@ -252,5 +277,146 @@ TEST_WORLD_THREADS(small_sums_go_by_packets_in_one_step_or_two, 1) {
     check_kernel(here, 8, 64 << 10, any, TU_CUDA_PACKETS_F32, two);
     check_kernel(here, 8, 64 << 10, one, TU_CUDA_REDUCE_F32_8, one); /* too much to send to everybody */
     check_kernel(here, 8, 4 << 20, any, TU_CUDA_REDUCE_F32_8, two);
+    free(here);
+}
+
+/* ---- copy engines ---- */
+
+/* An all_gather of `part` bytes, from private memory, into symmetric memory at offset 4096. */
+static tu_device_task all_gather(stand_in *here, uint64_t *lists, uint64_t part) {
+    int size = here->collective.size;
+    for (int i = 0; i < size; i++) {
+        lists[i] = 0; /* from the beginning of the input, to everybody */
+        lists[size + i] = part;
+        lists[2 * size + i] = (uint64_t)i * part;
+        lists[3 * size + i] = part;
+    }
+    return (tu_device_task){ .size = sizeof(tu_device_task),
+                             .shape = TU_DEVICE_MOVE,
+                             .name = "low_contention_all_gather_multicast",
+                             .in = (void *)(uintptr_t)0x900000,
+                             .out = (void *)(uintptr_t)(here->map.base + 4096),
+                             .out_place = { .map = &here->place, .index = 1, .offset = 4096 },
+                             .timeout_ns = INT64_C(30000000000),
+                             .stream = first,
+                             .count = part * (uint64_t)size,
+                             .root = -1,
+                             .multicast = true,
+                             .copy_engines = true,
+                             .send_offset = lists,
+                             .send_bytes = lists + size,
+                             .receive_offset = lists + 2 * size,
+                             .receive_bytes = lists + 3 * size };
+}
+
+TEST_WORLD_THREADS(an_all_gather_by_multicast_copies_is_one_copy_between_two_meetings, 1) {
+    stand_in *here = malloc(sizeof *here);
+    uint64_t lists[16];
+    begin(here, world, 4);
+    here->collective.rank = 2;
+    here->place.multicast = (void *)(uintptr_t)0x70000000;
+    tu_device_task task = all_gather(here, lists, 1000);
+    CHECK_OK(tu_cuda_executor.run(&here->collective, &task));
+    CHECK_EQ(seen.launches, 2);
+    CHECK_EQ((uintptr_t)seen.kernel - 1, TU_CUDA_MEET);
+    CHECK_EQ(copied, 1);
+    CHECK(copies[0].to == 0x70000000 + 4096 + 2000 && copies[0].from == 0x900000 && copies[0].bytes == 1000);
+    free(here);
+}
+
+TEST_WORLD_THREADS(without_a_switch_it_is_a_copy_for_each_member_beginning_with_its_own, 1) {
+    stand_in *here = malloc(sizeof *here);
+    uint64_t lists[16];
+    begin(here, world, 4);
+    here->collective.rank = 2;
+    tu_device_task task = all_gather(here, lists, 1000);
+    CHECK_OK(tu_cuda_executor.run(&here->collective, &task));
+    CHECK(seen.launches == 2 && copied == 4);
+    for (int step = 0; step < 4; step++)
+        CHECK_EQ(copies[step].to, here->map.base + (uint64_t)((2 + step) % 4) * here->map.stride + 4096 + 2000);
+    for (int failing = 1; failing <= 4; failing++) { /* a copy that fails ends the call there */
+        begin(here, world, 4);
+        failing_copy = failing;
+        task = all_gather(here, lists, 1000);
+        CHECK_STATUS(tu_cuda_executor.run(&here->collective, &task), TUTTI_ERROR_MEMORY);
+        CHECK(copied == failing && seen.launches == 1);
+        CHECK(!atomic_load(&here->collective.turn.taken) && !atomic_load(&here->on.turn.taken));
+    }
+    free(here);
+}
+
+TEST_WORLD_THREADS(ranks_whose_outputs_lie_at_different_places_have_different_signatures, 1) {
+    stand_in *here = malloc(sizeof *here);
+    uint64_t lists[16];
+    begin(here, world, 4);
+    tu_device_task one = all_gather(here, lists, 1000), other = one;
+    other.out_place.offset += 16;
+    CHECK_OK(tu_cuda_executor.run(&here->collective, &one));
+    CHECK_OK(tu_cuda_executor.run(&here->collective, &other));
+    CHECK(one.signature != other.signature);
+    free(here);
+}
+
+TEST_WORLD_THREADS(a_reduce_scatter_by_copy_engines_pushes_every_part_and_adds_up_its_own, 1) {
+    stand_in *here = malloc(sizeof *here);
+    begin(here, world, 4);
+    here->collective.rank = 1;
+    here->collective.base = 0x40000000;
+    here->collective.stride = 0x8000000;
+    here->collective.own = here->collective.base + here->collective.stride;
+    here->collective.layout.stage = 0x1000;
+    uint64_t share = TU_CUDA_STAGE / 4, count = share / 4 + 100, parts[5]; /* two rounds of f32 */
+    for (uint64_t i = 0; i <= 4; i++)
+        parts[i] = i * count;
+    tu_device_task task = all_reduce(here, 4 * count, first);
+    task.shape = TU_DEVICE_REDUCE_SCATTER;
+    task.parts = parts;
+    task.copy_engines = true;
+    CHECK_OK(tu_cuda_executor.run(&here->collective, &task));
+    CHECK_EQ(copied, 8);
+    CHECK_EQ(seen.launches, 6); /* two meetings and a sum, twice */
+    CHECK_EQ((uintptr_t)seen.kernel - 1, TU_CUDA_REDUCE_F32);
+    for (uint64_t i = 0; i < 8; i++) {
+        uint64_t peer = (1 + i % 4) % 4, round = i / 4;
+        CHECK_EQ(copies[i].to, 0x40000000 + peer * 0x8000000 + 0x1000 + 1 * share);
+        CHECK_EQ(copies[i].from, here->map.base + peer * count * 4 + round * share);
+        CHECK_EQ(copies[i].bytes, round == 0 ? share : 400);
+    }
+    task.reduction = TUTTI_PREMUL_SUM; /* factors are handed over in meetings */
+    copied = 0;
+    CHECK_OK(tu_cuda_executor.run(&here->collective, &task));
+    CHECK_EQ(copied, 0);
+    free(here);
+}
+
+/* ---- barriers of a block ---- */
+
+TEST_WORLD_THREADS(a_barrier_of_a_block_is_one_addition_where_there_is_a_switch_or_a_stand_in_for_it, 1) {
+    stand_in *here = malloc(sizeof *here);
+    tu_backend_map areas = { .handle = NULL };
+    void *addresses[2] = { (void *)(uintptr_t)0x30000000, (void *)(uintptr_t)0x30100000 };
+    begin(here, world, 2);
+    areas.handle = &here->map;
+    areas.addresses = addresses;
+    tu_backend_peers peers = {
+        .group = here->on.group, .state = &here->cuda, .size = 2, .channels = 8, .areas = &areas, .local = &here->on
+    };
+    tu_backend_call call = { .stream = first };
+    counting = true;
+    CHECK_OK(tu_cuda_remote.barrier(&peers, 3, &call));
+    CHECK(seen.launches == 1 && seen.captures == 1 && seen.contexts == 0 && seen.locks == 0);
+    CHECK_EQ((uintptr_t)seen.kernel - 1, TU_CUDA_SIGNAL);
+    CHECK_EQ(seen.threads, 32);
+    here->on.software = true;
+    CHECK_OK(tu_cuda_remote.barrier(&peers, 3, &call));
+    CHECK_EQ((uintptr_t)seen.kernel - 1, TU_CUDA_MULTIMEM_BARRIER_MEMBERS);
+    CHECK_EQ(seen.threads, 1);
+    areas.multicast = (void *)(uintptr_t)0x70000000;
+    CHECK_OK(tu_cuda_remote.barrier(&peers, 3, &call));
+    CHECK_EQ((uintptr_t)seen.kernel - 1, TU_CUDA_MULTIMEM_BARRIER_SWITCH);
+    CHECK_OK(tu_cuda_remote.signal(&peers, 1, 3, &call)); /* signals stay what they are */
+    CHECK_EQ((uintptr_t)seen.kernel - 1, TU_CUDA_SIGNAL);
+    counting = false;
+    CHECK_EQ(seen.locks, 0);
     free(here);
 }

@@ -53,6 +53,57 @@ TEST_GPU(messages_of_device_memory_arrive_at_every_size) {
     CHECK_OK(tutti_barrier(group, NULL));
 }
 
+/* Every second column of a matrix, to every third of another's. */
+TEST_GPU(elements_that_lie_apart_are_sent_and_received) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group), size = tutti_group_size(group), next = (rank + 1) % size,
+        before = (rank + size - 1) % size;
+    CHECK_OK(tutti_group_prepare(group, NULL));
+    static const tutti_dtype types[] = { TUTTI_U8, TUTTI_U32, TUTTI_I64 };
+    for (int type = 0; type < 3; type++) {
+        size_t element = tutti_dtype_size(types[type]), count = 90000, block = 3; /* more than one chunk with 8 ranks */
+        tutti_strided sent = TUTTI_STRIDED_INIT, taken = TUTTI_STRIDED_INIT;
+        sent.block = block;
+        sent.stride = 7;
+        taken.block = 5;
+        taken.stride = 11;
+        size_t in_bytes = count / block * 7 * element, out_bytes = count / 5 * 11 * element;
+        unsigned char *in = gpu_private(in_bytes), *out = gpu_private(out_bytes), *host = malloc(out_bytes);
+        unsigned char *source = malloc(in_bytes);
+        for (size_t i = 0; i < in_bytes; i++)
+            source[i] = (unsigned char)(i * 31 + (size_t)before * 7);
+        unsigned char *mine = malloc(in_bytes);
+        for (size_t i = 0; i < in_bytes; i++)
+            mine[i] = (unsigned char)(i * 31 + (size_t)rank * 7);
+        gpu_write(in, mine, in_bytes);
+        memset(host, 0xee, out_bytes);
+        gpu_write(out, host, out_bytes);
+        gpu_lockstep(group);
+        for (int step = 0; step < 2; step++) {
+            if ((step == 0) == (rank % 2 == 0))
+                CHECK_OK(tutti_send(group, in, count, types[type], next, 9,
+                                    TUTTI_OPTIONS(tutti_call, .stream = stream, .strided_in = &sent)));
+            else
+                CHECK_OK(tutti_recv(group, out, count, types[type], before, 9,
+                                    TUTTI_OPTIONS(tutti_call, .stream = stream, .strided_out = &taken)));
+        }
+        gpu_read(host, out, out_bytes);
+        CHECK_OK(tutti_group_check(group));
+        for (size_t i = 0; i < count; i++) {
+            const unsigned char *from = source + (i / block * 7 + i % block) * element;
+            CHECK(memcmp(host + (i / 5 * 11 + i % 5) * element, from, element) == 0);
+        }
+        for (size_t i = 0; i < count / 5; i++) /* what lies between stays */
+            CHECK(host[(i * 11 + 5) * element] == 0xee && host[(i * 11 + 10) * element] == 0xee);
+        gpu_lockstep(group);
+        free(source);
+        free(mine);
+        free(host);
+        gpu_private_free(in);
+        gpu_private_free(out);
+    }
+}
+
 TEST_GPU(a_short_message_is_on_its_way_before_the_receiver_comes) {
     tutti_group *group = tutti_world_group(world);
     int rank = tutti_group_rank(group), size = tutti_group_size(group);

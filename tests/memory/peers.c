@@ -4,6 +4,7 @@
  */
 #include <stdint.h>
 #include <sys/wait.h>
+#include <tutti/collective.h>
 #include <tutti/memory.h>
 #include <tutti/peers.h>
 #include <unistd.h>
@@ -347,4 +348,46 @@ TEST_WORLD_PROCESSES(a_forked_child_is_refused_and_fork_with_exec_is_harmless, 2
     CHECK_EQ(status, 0);
     CHECK_OK(tutti_peers_barrier(peers, 0, NULL)); /* nothing was disturbed */
     end_peers(peers, memory);
+}
+
+/* ---- one copy for all ---- */
+
+static void put_to_all(tutti_world *world, void *argument) {
+    (void)argument;
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_world_rank(world), size = tutti_world_size(world), value = rank + 50;
+    tutti_memory *memory;
+    tutti_peers *peers;
+    CHECK_OK(tutti_memory_alloc(world, 4096, NULL, &memory));
+    CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
+    CHECK_OK(tutti_peers_put_multicast(peers, (size_t)rank * 4, &value, sizeof value, NULL));
+    CHECK_OK(tutti_peers_barrier(peers, 0, NULL));
+    for (int r = 0; r < size; r++)
+        CHECK_EQ(((int *)tutti_memory_data(memory))[r], r + 50);
+    CHECK_STATUS(tutti_peers_put_multicast(peers, 4095, &value, 2, NULL), TUTTI_ERROR_RANGE);
+    CHECK_STATUS(tutti_peers_put_multicast(peers, 0, NULL, 2, NULL), TUTTI_ERROR_ARGUMENT);
+    CHECK_OK(tutti_peers_put_multicast(peers, 4096, &value, 0, NULL));
+    CHECK_OK(tutti_barrier(group, NULL));
+    tutti_peers_release(peers);
+    tutti_memory_release(memory);
+}
+
+TEST(a_put_to_the_multicast_address_reaches_everybody_in_software) {
+    setenv("TUTTI_MULTICAST", "software", 1);
+    test_threads(4, put_to_all, NULL);
+    test_processes(2, put_to_all, NULL);
+}
+
+TEST_WORLD_THREADS(without_multicast_a_put_to_all_is_refused_and_says_what_helps, 2) {
+    tutti_memory *memory;
+    tutti_peers *peers;
+    int value = 1;
+    CHECK_OK(tutti_memory_alloc(world, 64, NULL, &memory));
+    CHECK_OK(tutti_memory_rendezvous(memory, tutti_world_group(world), &peers));
+    CHECK_STATUS(tutti_peers_put_multicast(peers, 0, &value, sizeof value, NULL), TUTTI_ERROR_UNSUPPORTED);
+    CHECK_MESSAGE("multicast support is required");
+    CHECK_MESSAGE("TUTTI_MULTICAST=software");
+    CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));
+    tutti_peers_release(peers);
+    tutti_memory_release(memory);
 }

@@ -427,6 +427,80 @@ static tutti_status run_gather_by_engines(tu_cuda_collective *collective, tu_dev
     return status == TUTTI_OK ? run_barrier(collective, task) : status;
 }
 
+/* An all_gather by one copy of each rank: to the multicast address of the output, or to every member's where the
+ * processors' place is taken by as many copies. The meetings carry where the output lies: it must be the same place of
+ * the same block on all ranks, since nobody hands addresses over. */
+static tutti_status run_gather_by_multicast(tu_cuda_collective *collective, tu_device_task *task) {
+    uint64_t code, base, stride, all = multicast_of(&task->out_place), part = task->send_bytes[0];
+    uint64_t in = (uint64_t)(uintptr_t)task->in + task->send_offset[0], mine = (uint64_t)collective->rank * part;
+    tutti_status status = code_of(collective, &task->out_place, &code);
+    if (status != TUTTI_OK)
+        return status;
+    tu_cuda_map_plan(task->out_place.map, &base, &stride);
+    task->signature ^= (uint32_t)mix(code, 3);
+    status = run_barrier(collective, task); /* nobody reads its old output any more */
+    if (status == TUTTI_OK && all != 0)
+        status = copy_by_engine(collective, all + mine, in, part, task->stream);
+    for (int step = 0; status == TUTTI_OK && all == 0 && step < collective->size; step++) {
+        uint64_t peer = (uint64_t)((collective->rank + step) % collective->size);
+        status =
+            copy_by_engine(collective, base + peer * stride + task->out_place.offset + mine, in, part, task->stream);
+    }
+    task->ran = TUTTI_ALGORITHM_PIPELINED;
+    return status == TUTTI_OK ? run_barrier(collective, task) : status;
+}
+
+/* Adds up one round of a reduce_scatter: the parts of all ranks lie in this rank's stage, `share` bytes apart. */
+static tutti_status fold_round(tu_cuda_collective *collective, tu_device_task *task, uint64_t skip, uint64_t bytes,
+                               uint64_t share) {
+    size_t element = element_bytes(task);
+    tu_cuda_reduce_args args = { .meeting = meeting_of(collective, task),
+                                 .out = (uint64_t)(uintptr_t)task->out + skip,
+                                 .source_base = collective->own + collective->layout.stage,
+                                 .source_stride = share,
+                                 .count = bytes / element,
+                                 .reduction = task->reduction,
+                                 .mode = TU_CUDA_LOCAL };
+    launch launch = { .kernel = (tu_cuda_kernel)(TU_CUDA_REDUCE_F64 + (int)real_type(task) - (int)TUTTI_F64),
+                      .blocks = blocks_for(collective, bytes),
+                      .threads = TU_CUDA_THREADS,
+                      .args = &args };
+    return launch_kernel(collective, task, &launch);
+}
+
+/* A reduce_scatter in which copy engines push every rank's parts into the stages of those who want them; the processors
+ * meet, and add up what lies in their own memory, in rank order. */
+static tutti_status run_scatter_by_engines(tu_cuda_collective *collective, tu_device_task *task) {
+    uint64_t size = (uint64_t)collective->size, share = TU_CUDA_STAGE / size / 16 * 16,
+             stage = collective->layout.stage;
+    uint64_t unit = element_bytes(task) * elements_of(task), longest = 0;
+    tutti_status status = TUTTI_OK;
+    for (uint64_t i = 0; i < size; i++) {
+        uint64_t bytes = (task->parts[i + 1] - task->parts[i]) * unit;
+        longest = bytes > longest ? bytes : longest;
+    }
+    for (uint64_t skip = 0; status == TUTTI_OK && skip < longest; skip += share) {
+        uint64_t mine = 0;
+        status = run_barrier(collective, task); /* what the last round brought has been added up everywhere */
+        for (uint64_t step = 0; status == TUTTI_OK && step < size; step++) {
+            uint64_t peer = ((uint64_t)collective->rank + step) % size;
+            uint64_t whole = (task->parts[peer + 1] - task->parts[peer]) * unit, left = whole > skip ? whole - skip : 0;
+            uint64_t bytes = left < share ? left : share;
+            uint64_t to = collective->base + peer * collective->stride + stage + (uint64_t)collective->rank * share;
+            mine = peer == (uint64_t)collective->rank ? bytes : mine;
+            if (bytes > 0)
+                status = copy_by_engine(collective, to, (uint64_t)(uintptr_t)task->in + task->parts[peer] * unit + skip,
+                                        bytes, task->stream);
+        }
+        if (status == TUTTI_OK)
+            status = run_barrier(collective, task);
+        if (status == TUTTI_OK && mine > 0)
+            status = fold_round(collective, task, skip, mine, share);
+    }
+    task->ran = TUTTI_ALGORITHM_TWO_SHOT;
+    return status;
+}
+
 static tutti_status run_move(tu_cuda_collective *collective, tu_device_task *task) {
     const tu_cuda_layout *layout = &collective->layout;
     tu_cuda_move_part parts[TU_CUDA_RANKS];
@@ -527,6 +601,8 @@ static tutti_status run_message(tu_cuda_collective *collective, const tu_device_
                                   .counters = collective->own + layout->counters,
                                   .stage_offset = layout->message_stage,
                                   .share = layout->message_share,
+                                  .block_bytes = task->block_bytes,
+                                  .stride_bytes = task->stride_bytes,
                                   .peer = task->root,
                                   .tag = task->tag,
                                   .is_send = is_send };
@@ -554,12 +630,16 @@ static tutti_status run_shape(tu_cuda_collective *collective, tu_device_task *ta
     case TU_DEVICE_BARRIER:
         return run_barrier(collective, task);
     case TU_DEVICE_REDUCE:
-    case TU_DEVICE_REDUCE_SCATTER:
         return run_reduce(collective, task);
+    case TU_DEVICE_REDUCE_SCATTER: /* factors are handed over by meetings alone */
+        return task->copy_engines && task->row == 0 && task->reduction != TUTTI_PREMUL_SUM
+                   ? run_scatter_by_engines(collective, task)
+                   : run_reduce(collective, task);
     case TU_DEVICE_MOVE:
-        return task->multicast && task->out_place.map != NULL ? run_multimem_gather(collective, task)
-               : task->copy_engines                           ? run_gather_by_engines(collective, task)
-                                                              : run_move(collective, task);
+        if (task->multicast && task->out_place.map != NULL)
+            return task->copy_engines ? run_gather_by_multicast(collective, task)
+                                      : run_multimem_gather(collective, task);
+        return task->copy_engines ? run_gather_by_engines(collective, task) : run_move(collective, task);
     case TU_DEVICE_VDEV:
         return run_vdev(collective, task);
     case TU_DEVICE_SEND:
@@ -611,4 +691,5 @@ const tu_device_executor tu_cuda_executor = {
     .add_block = add_block,
     .serves = serves,
     .check = check,
+    .strided = true,
 };

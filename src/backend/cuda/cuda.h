@@ -109,6 +109,7 @@ struct tu_cuda_group {
     tu_cuda_report *told;
     _Atomic uint32_t expired_told; /* signals that ran out of time and were returned as errors */
     _Atomic bool end_passed_on;    /* the group's own end has been told to the kernels */
+    bool software;                 /* TUTTI_MULTICAST=software: the processors stand in for the switch */
     tu_cuda_group *next;
 
     tu_cuda_turn turn;         /* taken over each launch: everything below */

@@ -103,6 +103,8 @@ static tutti_status make(tu_cuda *cuda, tutti_group *group, int index, tu_cuda_g
     made->group = group;
     made->device_index = index;
     made->device = device;
+    const char *setting = cuda->host->setting(cuda->world, "TUTTI_MULTICAST");
+    made->software = setting != NULL && strcmp(setting, "software") == 0;
     made->words = device->words + (CUdeviceptr)made->slot * sizeof(tu_cuda_words);
     made->told = &device->reports[made->slot];
     made->report = device->reports_here + (CUdeviceptr)made->slot * sizeof(tu_cuda_report);
@@ -227,6 +229,11 @@ static tutti_status report(tu_cuda_group *on, const tu_cuda_fault *fault) {
     tutti_status status;
     switch (fault->code) {
     case TU_CUDA_FAULT_TIMEOUT:
+        if (fault->peer == TU_CUDA_NOBODY) /* the switch only counts */
+            return host->error(TUTTI_ERROR_TIMEOUT,
+                               "%s %llu of group %s on the GPU: rank %d waited for the others until the deadline; did "
+                               "all ranks make the same call?",
+                               name, sequence, group, rank);
         status = host->error(TUTTI_ERROR_TIMEOUT,
                              "%s %llu of group %s on the GPU: rank %d waited for rank %u until the deadline; did that "
                              "rank make the same call, and do the kernels of all ranks fit the GPU at once?",

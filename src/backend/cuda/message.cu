@@ -40,14 +40,42 @@ static __device__ bool await_count(const tu_cuda_message_args &args, const uint3
     return __syncthreads_and(good) != 0;
 }
 
+/* Between the stage and elements that lie apart: bytes [first, first + bytes) of the message. */
+template <class Unit>
+static __device__ void copy_apart(const tu_cuda_message_args &args, uint8_t *stage, uint64_t first, uint64_t bytes) {
+    for (uint64_t i = threadIdx.x * sizeof(Unit); i < bytes; i += blockDim.x * sizeof(Unit)) {
+        uint64_t byte = first + i, at = byte / args.block_bytes * args.stride_bytes + byte % args.block_bytes;
+        Unit *element = (Unit *)(args.buffer + at);
+        if (args.is_send)
+            *(Unit *)(stage + i) = *element;
+        else
+            *element = *(const Unit *)(stage + i);
+    }
+}
+
+/* Bytes [first, first + bytes) of the message, between the stage and this rank's buffer, by all threads together. */
+static __device__ void copy_part(const tu_cuda_message_args &args, uint8_t *stage, uint64_t first, uint64_t bytes) {
+    uint8_t *buffer = (uint8_t *)args.buffer + first;
+    uint64_t bits = args.block_bytes | args.stride_bytes | args.buffer; /* pieces are cut at multiples of 16 */
+    if (args.stride_bytes == 0 && args.is_send)
+        copy_bytes(stage, buffer, bytes);
+    else if (args.stride_bytes == 0)
+        copy_bytes(buffer, stage, bytes);
+    else if ((bits & 7) == 0)
+        copy_apart<uint64_t>(args, stage, first, bytes);
+    else if ((bits & 3) == 0)
+        copy_apart<uint32_t>(args, stage, first, bytes);
+    else
+        copy_apart<uint8_t>(args, stage, first, bytes);
+}
+
 static __device__ bool send_chunk(const tu_cuda_message_args &args, uint32_t *sent, uint64_t done) {
     const tu_cuda_meeting &meeting = args.meeting;
     if (!await_count(args, &message_at(args, args.taken_offset, meeting.rank, args.peer)->count,
                      *sent)) /* the stage is free */
         return false;
     piece mine = piece_of(args.share, min(args.share, args.bytes - done), 16);
-    copy_bytes(stage_at(args, meeting.rank, args.peer) + mine.from, (const uint8_t *)args.buffer + done + mine.from,
-               mine.to - mine.from);
+    copy_part(args, stage_at(args, meeting.rank, args.peer) + mine.from, done + mine.from, mine.to - mine.from);
     __syncthreads();
     if (threadIdx.x == 0) {
         tu_cuda_message *entry = message_at(args, args.sent_offset, args.peer, meeting.rank);
@@ -72,8 +100,7 @@ static __device__ bool receive_chunk(const tu_cuda_message_args &args, uint32_t 
         return false;
     }
     piece mine = piece_of(args.share, min(args.share, args.bytes - done), 16);
-    copy_bytes((uint8_t *)args.buffer + done + mine.from, stage_at(args, args.peer, meeting.rank) + mine.from,
-               mine.to - mine.from);
+    copy_part(args, stage_at(args, args.peer, meeting.rank) + mine.from, done + mine.from, mine.to - mine.from);
     __syncthreads();
     if (threadIdx.x == 0) {
         __threadfence_system();
@@ -88,6 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     const tu_cuda_meeting &meeting = args.meeting;
     uint32_t *counter = (uint32_t *)args.counters +
                         ((uint64_t)(args.is_send ? 0 : TU_CUDA_MESSAGE_BLOCKS) + blockIdx.x) * meeting.size + args.peer;
+    await_order(meeting.group, meeting.timeout_ns);
     bool good = !has_fault(meeting.group);
     good = __syncthreads_and(good);
     uint64_t done = 0;

@@ -137,10 +137,11 @@ template <class Type, class Access> struct multimem_direct {
     }
 };
 
-#define MULTIMEM(name, type, access)                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                          \
-        tutti_multimem_##name##_##access(const __grid_constant__ tu_cuda_reduce_args args) {          \
-        reduce_body<type, 0, multimem_direct<type, access>, multimem_direct<type, by_members>>(args); \
+#define MULTIMEM(name, type, access)                                                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                 \
+        tutti_multimem_##name##_##access(const __grid_constant__ tu_cuda_reduce_args args) {                 \
+        __shared__ sources given;                                                                            \
+        reduce_body<type, 0, multimem_direct<type, access>, multimem_direct<type, by_members>>(args, given); \
     }
 MULTIMEM(f32, as_f32, by_switch)
 MULTIMEM(f16, as_f16, by_switch)

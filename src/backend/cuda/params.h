@@ -36,7 +36,7 @@
 #define TU_CUDA_TABLE 65536        /* symmetric blocks of a group at one time */
 #define TU_CUDA_SLOTS 16384        /* parts of an all_to_all_vdev on one rank */
 #define TU_CUDA_MESSAGE_BLOCKS 16  /* thread blocks of a send or receive */
-#define TU_CUDA_PACKET_BLOCKS 64   /* thread blocks of a reduction by packets, at most */
+#define TU_CUDA_PACKET_BLOCKS 128  /* thread blocks of a reduction by packets, at most */
 #define TU_CUDA_PACKET_THREADS 256 /* of each: small blocks begin soonest */
 
 typedef struct tu_cuda_inbox {
@@ -65,6 +65,8 @@ typedef struct tu_cuda_fault {
     uint32_t channel;      /* of a signal */
     uint64_t sequence;     /* of the eager call, 0 in a replay */
 } tu_cuda_fault;
+
+#define TU_CUDA_NOBODY UINT32_MAX /* the peer of a fault where none can be named */
 
 enum {
     TU_CUDA_FAULT_TIMEOUT = 1,
@@ -144,7 +146,8 @@ typedef struct tu_cuda_reduce_args {
 enum {
     TU_CUDA_ONE_SHOT = 1, /* everybody who has an output reduces everything into it */
     TU_CUDA_TWO_SHOT = 2, /* rank r reduces slice r and stores it into every output, or everybody gathers the slices */
-    TU_CUDA_SCATTER = 3   /* rank r reduces part r into its own output */
+    TU_CUDA_SCATTER = 3,  /* rank r reduces part r into its own output */
+    TU_CUDA_LOCAL = 4     /* without the others: the sources lie source_stride apart in this rank's own memory */
 };
 
 /* A reduction in which data and flag arrive together, as one 16-byte store: nobody meets anybody. */
@@ -207,6 +210,8 @@ typedef struct tu_cuda_message_args {
     uint64_t counters;     /* this rank's own: uint32_t[2][TU_CUDA_MESSAGE_BLOCKS][size], sent and taken */
     uint64_t stage_offset; /* in the control block: a share for each receiver */
     uint64_t share;        /* bytes of it: a chunk */
+    uint64_t block_bytes;  /* elements that lie apart: in blocks of so many bytes … */
+    uint64_t stride_bytes; /* … each so many bytes after the last; 0: one after the other */
     int32_t peer, tag;
     int32_t is_send;
 } tu_cuda_message_args;
@@ -243,7 +248,8 @@ typedef struct tu_cuda_vdev_args {
 } tu_cuda_vdev_args;
 
 /* Signals of one (block, group): area layout of each member is [channels][size] of tu_cuda_signal, then
- * [channels][size] barrier epochs, each written by that member. */
+ * [channels][size] barrier epochs, each written by that member, then [channels] counters of the multicast barrier, to
+ * which everybody adds. */
 typedef struct tu_cuda_signal {
     uint32_t sent;  /* written by the sender, in the receiver's area */
     uint32_t taken; /* written by the receiver, in the sender's area at [channel][receiver] */
@@ -255,7 +261,8 @@ typedef struct tu_cuda_signal_args {
     uint64_t
         local; /* this rank's counters, device memory: [channels][size] {sent, taken}, then [channels] barrier epochs */
     tu_cuda_group_words group;
-    uint64_t answer; /* of a test: device address of a pinned word, 1 or 0 */
+    uint64_t answer;    /* of a test: device address of a pinned word, 1 or 0 */
+    uint64_t multicast; /* of the multicast barrier: one address for all members' areas; 0: none */
     uint64_t timeout_ns;
     int32_t rank, size, channel, channels;
     int32_t peer;

@@ -347,10 +347,22 @@ template <class Type, int fixed> struct plain_direct {
     }
 };
 
+/* What copy engines have brought into this rank's own memory. */
+template <class Type> static __device__ void reduce_local(const tu_cuda_reduce_args &args, sources &given) {
+    await_order(args.meeting.group, args.meeting.timeout_ns);
+    if ((int)threadIdx.x < args.meeting.size)
+        given.address[threadIdx.x] = (const uint8_t *)(args.source_base + threadIdx.x * args.source_stride);
+    __syncthreads();
+    reduce_range<Type, 0>(given, args.meeting.size, args.reduction, 0, args.count, (uint8_t *)args.out, false,
+                          grid_team());
+    __syncthreads();
+    if (threadIdx.x == 0)
+        count_end(args.meeting.group);
+}
+
 /* Direct: what runs where the data lies. Elsewhere: the same for members whose buffers lie at different places. */
 template <class Type, int fixed, class Direct = plain_direct<Type, fixed>, class Elsewhere = Direct>
-static __device__ void reduce_body(const tu_cuda_reduce_args &args) {
-    __shared__ sources given;
+static __device__ void reduce_body(const tu_cuda_reduce_args &args, sources &given) {
     const tu_cuda_meeting &meeting = args.meeting;
     const bool push = args.mode == TU_CUDA_TWO_SHOT;
     meeting_epoch epoch(meeting);
@@ -393,12 +405,17 @@ static __device__ void reduce_body(const tu_cuda_reduce_args &args) {
 #define REDUCE(name, type)                                                      \
     extern "C" __global__ void __launch_bounds__(THREADS, 2)                    \
         tutti_reduce_##name(const __grid_constant__ tu_cuda_reduce_args args) { \
-        reduce_body<type, 0>(args);                                             \
+        __shared__ sources given;                                               \
+        if (args.mode == TU_CUDA_LOCAL)                                         \
+            reduce_local<type>(args, given);                                    \
+        else                                                                    \
+            reduce_body<type, 0>(args, given);                                  \
     }
 #define REDUCE_FOR(name, type, ranks)                                                     \
     extern "C" __global__ void __launch_bounds__(THREADS, 2)                              \
         tutti_reduce_##name##_##ranks(const __grid_constant__ tu_cuda_reduce_args args) { \
-        reduce_body<type, ranks>(args);                                                   \
+        __shared__ sources given;                                                         \
+        reduce_body<type, ranks>(args, given);                                            \
     }
 
 REDUCE(f64, as_f64)

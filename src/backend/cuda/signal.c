@@ -2,15 +2,16 @@
  *
  * Signals and barriers on streams. See signal.cu for the protocol.
  *
- * A signal area is [channels][size] signals, [channels][size] barrier words that peers write, then what only its owner
- * uses: [channels][size] counters and [channels] epochs.
+ * A signal area is [channels][size] signals, [channels][size] barrier words that peers write, [channels] counters of
+ * the multicast barrier, then what only its owner uses: [channels][size] counters and [channels] epochs.
  */
 #include <stdlib.h>
 
 #include "cuda.h"
 
 static size_t shared_bytes(int size, int channels) {
-    return ((size_t)channels * (size_t)size * (sizeof(tu_cuda_signal) + sizeof(uint32_t)) + 127) & ~(size_t)127;
+    size_t words = (size_t)channels * (size_t)size * (sizeof(tu_cuda_signal) + sizeof(uint32_t));
+    return (words + (size_t)channels * sizeof(uint32_t) + 127) & ~(size_t)127;
 }
 
 static size_t area_bytes(int size, int channels) {
@@ -51,29 +52,39 @@ static uint32_t count_launch(_Atomic uint32_t *count) { /* this rank alone write
     return number;
 }
 
-/* Counts what was launched, and goes on when the partners have launched what it waits for. */
-static void keep_company(const tu_backend_peers *peers, int kind, int peer, int channel, int64_t timeout_ns) {
+/* What a launch of a signal or barrier waits for, of ranks that share the process. */
+typedef struct company {
+    const _Atomic uint32_t *count; /* of one partner, or of all members' barriers; NULL: nothing */
+    uint32_t due;
+    bool barrier;
+} company;
+
+/* Counts a launch. The group's turn is taken. */
+static company count_signal(const tu_backend_peers *peers, int kind, int peer, int channel) {
     const tu_cuda_map *areas = peers->areas->handle;
-    tu_cuda_group *group = peers->local;
     if (areas->desk == NULL || (peer >= 0 && !areas->near[peer]))
-        return;
+        return (company){ .count = NULL };
     _Atomic uint32_t *counts = atomic_load_explicit(&areas->desk->counts, memory_order_acquire);
-    if (kind == TU_CUDA_SIGNAL_PUT) {
+    if (kind == TU_CUDA_SIGNAL_BARRIER) {
+        _Atomic uint32_t *barriers = barrier_counts(peers, counts, channel);
+        return (company){ .count = barriers, .due = count_launch(barriers + peers->rank), .barrier = true };
+    }
+    if (kind == TU_CUDA_SIGNAL_PUT) { /* the slot is free when the signal before was taken */
         _Atomic uint32_t *count = signal_counts(peers, counts, channel, peers->rank, peer);
-        tu_cuda_hold(group, count + 1, count_launch(count) - 1,
-                     timeout_ns); /* the slot is free when the last is taken */
-    } else if (kind == TU_CUDA_SIGNAL_WAIT) {
-        _Atomic uint32_t *count = signal_counts(peers, counts, channel, peer, peers->rank);
-        tu_cuda_hold(group, count, count_launch(count + 1), timeout_ns);
-    } else if (kind == TU_CUDA_SIGNAL_TEST) {
-        (void)count_launch(signal_counts(peers, counts, channel, peer, peers->rank) + 1);
-    } else {
-        _Atomic uint32_t *count = barrier_counts(peers, counts, channel);
-        uint32_t number = count_launch(count + peers->rank);
-        for (int member = 0; member < peers->size; member++) {
-            if (areas->near[member])
-                tu_cuda_hold(group, count + member, number, timeout_ns);
-        }
+        return (company){ .count = count + 1, .due = count_launch(count) - 1 };
+    }
+    _Atomic uint32_t *count = signal_counts(peers, counts, channel, peer, peers->rank);
+    return (company){ .count = count, .due = count_launch(count + 1) };
+}
+
+/* Goes on when the partners have launched what it waits for. */
+static void keep_company(const tu_backend_peers *peers, company company, int64_t timeout_ns) {
+    const tu_cuda_map *areas = peers->areas->handle;
+    if (company.count != NULL && !company.barrier)
+        tu_cuda_hold(peers->local, company.count, company.due, timeout_ns);
+    for (int member = 0; company.barrier && member < peers->size; member++) {
+        if (areas->near[member])
+            tu_cuda_hold(peers->local, company.count + member, company.due, timeout_ns);
     }
 }
 
@@ -113,9 +124,18 @@ static tu_cuda_signal_args arguments(const tu_backend_peers *peers, int kind, in
                                  .kind = kind,
                                  .timeout_ns = (uint64_t)timeout_ns,
                                  .operation = cuda->host->operation_find(name) };
+    args.multicast = (uint64_t)(uintptr_t)peers->areas->multicast;
     tu_cuda_map_plan(peers->areas, &args.areas, &args.stride);
     args.local = (uint64_t)(uintptr_t)peers->areas->addresses[peers->rank] + shared_bytes(peers->size, peers->channels);
     return args;
+}
+
+/* A barrier is one addition where the areas have a multicast address, or where the processors stand in for it. */
+static tu_cuda_kernel kernel_of(const tu_backend_peers *peers, int kind) {
+    const tu_cuda_group *group = peers->local;
+    if (kind != TU_CUDA_SIGNAL_BARRIER || (peers->areas->multicast == NULL && !group->software))
+        return TU_CUDA_SIGNAL;
+    return peers->areas->multicast != NULL ? TU_CUDA_MULTIMEM_BARRIER_SWITCH : TU_CUDA_MULTIMEM_BARRIER_MEMBERS;
 }
 
 static tutti_status launch(const tu_backend_peers *peers, int kind, int peer, int channel, const tu_backend_call *call,
@@ -129,17 +149,20 @@ static tutti_status launch(const tu_backend_peers *peers, int kind, int peer, in
     int64_t timeout_ns = cuda->host->timeout(peers->group, call->timeout_ns);
     tu_cuda_signal_args args = arguments(peers, kind, peer, channel, timeout_ns, name);
     unsigned threads = (unsigned)(peers->size + 31) / 32 * 32;
-    threads = kind != TU_CUDA_SIGNAL_BARRIER ? 1 : threads > 512 ? 512 : threads;
+    tu_cuda_kernel kernel = kernel_of(peers, kind);
+    threads = kind != TU_CUDA_SIGNAL_BARRIER || kernel != TU_CUDA_SIGNAL ? 1 : threads > 512 ? 512 : threads;
     tu_cuda_order order;
+    company company = { .count = NULL };
     status = tu_cuda_order_begin(group, call->stream, tu_cuda_capture(cuda, call->stream), timeout_ns, args.operation,
                                  0, &order);
     if (status == TUTTI_OK) {
         args.group = order.words;
-        status = tu_cuda_launch(cuda, device, TU_CUDA_SIGNAL, 1, threads, &args, call->stream);
+        status = tu_cuda_launch(cuda, device, kernel, 1, threads, &args, call->stream);
+        if (status == TUTTI_OK && order.capture == 0)
+            company = count_signal(peers, kind, peer, channel);
         tu_cuda_order_end(&order, status == TUTTI_OK);
     }
-    if (status == TUTTI_OK && order.capture == 0)
-        keep_company(peers, kind, peer, channel, timeout_ns);
+    keep_company(peers, company, timeout_ns);
     if (status == TUTTI_OK)
         tu_cuda_watch(cuda);
     return status;
@@ -177,8 +200,14 @@ static tutti_status test_signal(const tu_backend_peers *peers, int from, int cha
     tu_cuda_leave(cuda);
     if (result != CUDA_SUCCESS)
         return tu_cuda_error(cuda, result, "testing for a signal");
-    if (*arrived)
-        keep_company(peers, TU_CUDA_SIGNAL_TEST, from, channel, 0);
+    if (!*arrived)
+        return status;
+    tu_cuda_group *on = peers->local; /* the signal is taken: that counts as a wait */
+    status = tu_cuda_turn_take(cuda, &on->turn, cuda->host->timeout(peers->group, 0));
+    if (status == TUTTI_OK) {
+        (void)count_signal(peers, TU_CUDA_SIGNAL_TEST, from, channel);
+        tu_cuda_turn_give(&on->turn);
+    }
     return status;
 }
 

@@ -19,6 +19,11 @@ static __device__ __forceinline__ uint32_t *barrier_at(const tu_cuda_signal_args
     return words + (uint64_t)args.channel * args.size + peer;
 }
 
+static __device__ __forceinline__ uint64_t counter_offset(const tu_cuda_signal_args &args) {
+    uint64_t words = (uint64_t)args.channels * args.size;
+    return words * (sizeof(tu_cuda_signal) + sizeof(uint32_t)) + args.channel * sizeof(uint32_t);
+}
+
 /* Waits until *word has reached `value`; false: a fault, or no more time. */
 static __device__ bool await(const tu_cuda_signal_args &args, const uint32_t *word, uint32_t value, int peer) {
     uint64_t deadline = 0;
@@ -79,6 +84,7 @@ static __device__ void barrier(const tu_cuda_signal_args &args) {
 }
 
 extern "C" __global__ void tutti_signal(const __grid_constant__ tu_cuda_signal_args args) {
+    await_order(args.group, args.timeout_ns);
     if (!has_fault(args.group)) {
         tu_cuda_signal *mine =
             (tu_cuda_signal *)args.local + (uint64_t)args.channel * args.size + (args.peer < 0 ? 0 : args.peer);
@@ -95,4 +101,53 @@ extern "C" __global__ void tutti_signal(const __grid_constant__ tu_cuda_signal_a
     }
     if (threadIdx.x == 0)
         count_end(args.group);
+}
+
+/* ---- the multicast barrier: one addition reaches the counters of all members ---- */
+
+struct adds_by_switch {
+    static __device__ __forceinline__ void add(const tu_cuda_signal_args &args) {
+#if __CUDA_ARCH__ >= 900
+        asm volatile("multimem.red.release.sys.global.add.u32 [%0], %1;" ::"l"(args.multicast + counter_offset(args)),
+                     "r"(1)
+                     : "memory");
+#else
+        __trap(); /* such devices have no multicast: the host never launches this instance there */
+#endif
+    }
+};
+
+struct adds_by_members {
+    static __device__ __forceinline__ void add(const tu_cuda_signal_args &args) {
+        for (int member = 0; member < args.size; member++) {
+            uint64_t counter = args.areas + (uint64_t)member * args.stride + counter_offset(args);
+            add_release32((uint32_t *)counter, 1);
+        }
+    }
+};
+
+/* One thread. The counter only grows: barrier number e is over when it has reached e * size, and those who come early
+ * to the next one do no harm. */
+template <class Access> static __device__ void multicast_barrier(const tu_cuda_signal_args &args) {
+    uint32_t *epochs = (uint32_t *)((tu_cuda_signal *)args.local + (uint64_t)args.channels * args.size);
+    await_order(args.group, args.timeout_ns);
+    if (!has_fault(args.group)) {
+        uint32_t epoch = epochs[args.channel] + 1;
+        const uint32_t *mine =
+            (const uint32_t *)(args.areas + (uint64_t)args.rank * args.stride + counter_offset(args));
+        __threadfence_system(); /* everything that earlier kernels of this stream stored comes before the addition */
+        Access::add(args);
+        await(args, mine, epoch * (uint32_t)args.size, (int)TU_CUDA_NOBODY);
+        epochs[args.channel] = epoch;
+        __threadfence_system();
+    }
+    count_end(args.group);
+}
+
+extern "C" __global__ void tutti_multimem_barrier_by_switch(const __grid_constant__ tu_cuda_signal_args args) {
+    multicast_barrier<adds_by_switch>(args);
+}
+
+extern "C" __global__ void tutti_multimem_barrier_by_members(const __grid_constant__ tu_cuda_signal_args args) {
+    multicast_barrier<adds_by_members>(args);
 }

@@ -27,7 +27,7 @@ uint64_t tu_cuda_stream_id(const tu_cuda *cuda, CUstream stream) {
     return handle;
 }
 
-/* Asks in the context of a device of ours: this thread has none. */
+/* Asks in the context of a device of ours: this thread has none, or another. */
 static CUresult ask_with_context(tu_cuda *cuda, CUstream stream, int *status, unsigned long long *id) {
     for (int i = 0; i < cuda->device_count; i++) {
         if (!cuda->devices[i].open || tu_cuda_enter(cuda, &cuda->devices[i]) != TUTTI_OK)
@@ -45,7 +45,7 @@ uint64_t tu_cuda_capture(tu_cuda *cuda, CUstream stream) {
     if (stream == NULL) /* the legacy stream cannot capture, and asking it during a capture would break that */
         return 0;
     CUresult result = cuda->driver.cuStreamGetCaptureInfo(stream, &status, &id, NULL, NULL, NULL);
-    if (result == CUDA_ERROR_INVALID_CONTEXT)
+    if (result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_INVALID_HANDLE)
         result = ask_with_context(cuda, stream, &status, &id);
     return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE ? id : 0;
 }

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Runs a kernel of the CUDA backend on the CPU: what it does to memory, not how fast.
+ */
+#ifndef TUTTI_TESTS_CUDA_EMULATED_H
+#define TUTTI_TESTS_CUDA_EMULATED_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum emulated_kernel {
+    EMULATED_PACKETS_F32,
+    EMULATED_PACKETS_BF16,
+    EMULATED_PACKETS_I8,
+    EMULATED_PACKETS_F64,
+    EMULATED_REDUCE_F32,
+    EMULATED_MESSAGE,
+    EMULATED_SIGNAL,
+    EMULATED_MULTIMEM_BARRIER
+} emulated_kernel;
+
+/* Returns when all blocks have ended. The arguments are those of the kernel. */
+void emulated_launch(emulated_kernel kernel, unsigned blocks, unsigned threads, const void *args);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,381 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The kernels of the CUDA backend, run on the CPU: ranks are threads that launch one kernel after the other, each at
+ * its own pace. What the kernels do to memory and how they wait for each other is tried here, without a GPU; what the
+ * GPU's own memory order adds to that is not.
+ */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
+#include "../harness.h"
+#include "backend/cuda/params.h"
+#include "emulated/emulated.h"
+#include "kernel/kernel.h"
+
+#define MOST 9 /* ranks */
+#define THREADS 32
+#define ROOM 256 /* packets of one source */
+#define STAGE ((uint64_t)65536)
+#define SHARE ((uint64_t)4096) /* of a message's stage, for one receiver */
+
+/* What all ranks share: the control blocks, and where their parts lie. */
+typedef struct machine {
+    int size;
+    unsigned char *control;
+    uint64_t stride, inbox, packets, sent, taken, message_stage, stage, scratch, epochs, packet_epochs, counters, table;
+    unsigned char *areas; /* of signals */
+    uint64_t area_stride;
+    tu_cuda_words words[MOST];
+    tu_cuda_report reports[MOST];
+} machine;
+
+static uint64_t place(uint64_t *end, uint64_t bytes) {
+    uint64_t begin = (*end + 127) & ~UINT64_C(127);
+    *end = begin + bytes;
+    return begin;
+}
+
+static void machine_begin(machine *machine, int size) {
+    uint64_t end = 0, members = (uint64_t)size;
+    memset(machine, 0, sizeof *machine);
+    machine->size = size;
+    machine->inbox = place(&end, 8 * members * sizeof(tu_cuda_inbox));
+    machine->packets = place(&end, 2 * TU_CUDA_PACKET_STEPS * members * ROOM * sizeof(tu_cuda_packet));
+    machine->sent = place(&end, TU_CUDA_MESSAGE_BLOCKS * members * sizeof(tu_cuda_message));
+    machine->taken = place(&end, TU_CUDA_MESSAGE_BLOCKS * members * sizeof(tu_cuda_message));
+    machine->message_stage = place(&end, members * SHARE);
+    machine->stage = place(&end, STAGE);
+    machine->scratch = place(&end, STAGE);
+    machine->epochs = place(&end, 8 * sizeof(uint32_t));
+    machine->packet_epochs = place(&end, TU_CUDA_PACKET_BLOCKS * sizeof(uint32_t));
+    machine->counters = place(&end, 2 * TU_CUDA_MESSAGE_BLOCKS * members * sizeof(uint32_t));
+    machine->table = place(&end, sizeof(tu_cuda_mapping));
+    machine->stride = (end + 4095) & ~UINT64_C(4095);
+    machine->control = aligned_alloc(4096, machine->stride * members);
+    memset(machine->control, 0, machine->stride * members);
+    for (int rank = 0; rank < size; rank++) {
+        tu_cuda_mapping *first =
+            (tu_cuda_mapping *)(machine->control + (uint64_t)rank * machine->stride + machine->table);
+        *first = (tu_cuda_mapping){ (uint64_t)(uintptr_t)machine->control, machine->stride };
+    }
+    machine->area_stride = 65536;
+    machine->areas = aligned_alloc(4096, machine->area_stride * members);
+    memset(machine->areas, 0, machine->area_stride * members);
+}
+
+static void machine_end(machine *machine) {
+    free(machine->control);
+    free(machine->areas);
+}
+
+/* A rank's thread, and how many blocks it has launched. */
+typedef struct rank {
+    machine *machine;
+    int rank;
+    uint64_t launched;
+    uint32_t sequence;
+    void (*body)(struct rank *);
+    pthread_t thread;
+} rank;
+
+static uint64_t own(const rank *rank) {
+    return (uint64_t)(uintptr_t)rank->machine->control + (uint64_t)rank->rank * rank->machine->stride;
+}
+
+static tu_cuda_group_words words_of(const rank *rank) {
+    return (tu_cuda_group_words){ .words = (uint64_t)(uintptr_t)&rank->machine->words[rank->rank],
+                                  .report = (uint64_t)(uintptr_t)&rank->machine->reports[rank->rank],
+                                  .place = rank->launched + 1 };
+}
+
+static tu_cuda_meeting meeting(rank *rank, uint32_t signature) {
+    const machine *machine = rank->machine;
+    return (tu_cuda_meeting){ .control = (uint64_t)(uintptr_t)machine->control,
+                              .stride = machine->stride,
+                              .inbox_offset = machine->inbox,
+                              .epochs = own(rank) + machine->epochs,
+                              .packets = machine->packets,
+                              .packet_epochs = own(rank) + machine->packet_epochs,
+                              .packet_room = ROOM,
+                              .group = words_of(rank),
+                              .table = own(rank) + machine->table,
+                              .timeout_ns = UINT64_C(60000000000),
+                              .sequence = ++rank->sequence,
+                              .signature = signature,
+                              .rank = rank->rank,
+                              .size = machine->size };
+}
+
+static void launch(rank *rank, emulated_kernel kernel, unsigned blocks, unsigned threads, const void *args) {
+    emulated_launch(kernel, blocks, threads, args);
+    rank->launched += blocks;
+    CHECK_EQ(rank->machine->words[rank->rank].ended, rank->launched); /* every block counted its end */
+}
+
+static void *begin_rank(void *argument) {
+    rank *rank = argument;
+    rank->body(rank);
+    return NULL;
+}
+
+static void on_ranks(int size, void (*body)(rank *)) {
+    machine machine;
+    rank ranks[MOST];
+    machine_begin(&machine, size);
+    for (int i = 0; i < size; i++) {
+        ranks[i] = (rank){ .machine = &machine, .rank = i, .body = body };
+        CHECK_EQ(pthread_create(&ranks[i].thread, NULL, begin_rank, &ranks[i]), 0);
+    }
+    for (int i = 0; i < size; i++)
+        CHECK_EQ(pthread_join(ranks[i].thread, NULL), 0);
+    machine_end(&machine);
+}
+
+/* ---- reductions ---- */
+
+static void fill(void *to, tutti_dtype dtype, size_t count, int rank, int round) {
+    uint32_t state = 12345u + (uint32_t)rank * 977u + (uint32_t)round * 131u;
+    double *values = malloc((count + 1) * sizeof *values);
+    for (size_t i = 0; i < count; i++) {
+        state = state * 1664525u + 1013904223u;
+        values[i] = (double)(int32_t)(state >> 8 & 0xffff) / 257.0 - 100;
+    }
+    CHECK_OK(tutti_convert(values, TUTTI_F64, to, dtype, count));
+    free(values);
+}
+
+static void expect(const void *got, tutti_dtype dtype, tutti_reduction reduction, size_t count, int size, int round) {
+    size_t bytes = count * tutti_dtype_size(dtype);
+    void *inputs[MOST], *expected = malloc(bytes + 1);
+    for (int r = 0; r < size; r++) {
+        inputs[r] = malloc(bytes + 1);
+        fill(inputs[r], dtype, count, r, round);
+    }
+    tu_reduce(expected, (const void *const *)inputs, size, count, dtype, reduction, NULL, 0);
+    if (memcmp(got, expected, bytes) != 0)
+        FAIL("%d ranks: %s %s of %zu in round %d differs", size, tutti_dtype_name(dtype),
+             tutti_reduction_name(reduction), count, round);
+    for (int r = 0; r < size; r++)
+        free(inputs[r]);
+    free(expected);
+}
+
+static void by_packets(rank *rank, emulated_kernel kernel, tutti_reduction reduction, const void *in, void *out,
+                       uint64_t count, int steps, unsigned blocks) {
+    tu_cuda_packet_args args = { .meeting = meeting(rank, (uint32_t)count * 31 + (uint32_t)steps),
+                                 .in = (uint64_t)(uintptr_t)in,
+                                 .out = (uint64_t)(uintptr_t)out,
+                                 .count = count,
+                                 .reduction = (int32_t)reduction,
+                                 .steps = steps };
+    launch(rank, kernel, blocks, THREADS, &args);
+}
+
+static void by_meeting(rank *rank, const float *in, float *out, uint64_t count, int mode, unsigned blocks) {
+    const machine *machine = rank->machine;
+    tu_cuda_reduce_args args = { .meeting = meeting(rank, (uint32_t)count * 37 + (uint32_t)mode),
+                                 .in = (uint64_t)(uintptr_t)in,
+                                 .out = (uint64_t)(uintptr_t)out,
+                                 .stage = own(rank) + machine->stage,
+                                 .stage_code = TU_CUDA_CODE(0, machine->stage),
+                                 .scratch = own(rank) + machine->scratch,
+                                 .scratch_code = TU_CUDA_CODE(0, machine->scratch),
+                                 .stage_bytes = STAGE / (16 * (uint64_t)machine->size) * (16 * (uint64_t)machine->size),
+                                 .count = count,
+                                 .reduction = TUTTI_SUM,
+                                 .mode = mode };
+    launch(rank, EMULATED_REDUCE_F32, blocks, THREADS, &args);
+}
+
+/* Operation after operation, of every kind, nobody waiting for anybody between them. */
+static void follow_each_other(rank *rank) {
+    static const struct {
+        emulated_kernel kernel;
+        tutti_dtype dtype;
+    } types[] = { { EMULATED_PACKETS_F32, TUTTI_F32 },
+                  { EMULATED_PACKETS_BF16, TUTTI_BF16 },
+                  { EMULATED_PACKETS_I8, TUTTI_I8 },
+                  { EMULATED_PACKETS_F64, TUTTI_F64 } };
+    static const size_t counts[] = { 1, 7, 64, 129, 200 };
+    int size = rank->machine->size;
+    unsigned char *memory = aligned_alloc(64, 4096), *out = memory + 2048;
+    for (int round = 0; round < 24; round++) {
+        tutti_dtype dtype = types[round % 4].dtype;
+        size_t count = counts[(round * 3) % 5], element = tutti_dtype_size(dtype);
+        unsigned char *in = memory + (round % 3 == 1 ? element : 0); /* sometimes not aligned to 8 bytes */
+        bool in_place = round % 5 == 4;
+        tutti_reduction reduction = round % 7 == 6 ? TUTTI_AVG : TUTTI_SUM;
+        fill(in, dtype, count, rank->rank, round);
+        by_packets(rank, types[round % 4].kernel, reduction, in, in_place ? in : out, count, 1 + round / 2 % 2,
+                   1 + (unsigned)round % 3);
+        expect(in_place ? in : out, dtype, reduction, count, size, round);
+        if (round % 4 == 3) { /* one that meets, between them */
+            fill(memory, TUTTI_F32, 100, rank->rank, round);
+            by_meeting(rank, (float *)(void *)memory, (float *)(void *)out, 100,
+                       round % 8 == 3 ? TU_CUDA_ONE_SHOT : TU_CUDA_TWO_SHOT, 2);
+            expect(out, TUTTI_F32, TUTTI_SUM, 100, size, round);
+        }
+    }
+    CHECK_EQ(rank->machine->words[rank->rank].fault, 0);
+    free(memory);
+}
+
+TEST(small_sums_by_packets_have_the_bits_of_the_serial_loop_and_do_not_mix) {
+    tu_kernels_use("reference");
+    on_ranks(2, follow_each_other);
+    on_ranks(3, follow_each_other);
+    on_ranks(9, follow_each_other); /* more than are polled together */
+}
+
+static void disagree(rank *rank) {
+    float in[200] = { 0 }, out[200];
+    if (rank->rank == 0)
+        by_packets(rank, EMULATED_PACKETS_F32, TUTTI_SUM, in, out, 100, 1, 1);
+    else
+        by_meeting(rank, in, out, 200, TU_CUDA_ONE_SHOT, 1);
+    CHECK_EQ(rank->machine->reports[rank->rank].fault.code, TU_CUDA_FAULT_MISMATCH);
+}
+
+static void disagree_in_packets(rank *rank) {
+    float in[200] = { 0 }, out[200];
+    by_packets(rank, EMULATED_PACKETS_F32, TUTTI_SUM, in, out, rank->rank == 1 ? 100 : 200, 1, 1);
+    CHECK_EQ(rank->machine->reports[rank->rank].fault.code, TU_CUDA_FAULT_MISMATCH);
+}
+
+TEST(ranks_that_do_not_make_the_same_call_all_find_a_mismatch) {
+    on_ranks(2, disagree);
+    on_ranks(4, disagree);
+    on_ranks(3, disagree_in_packets);
+}
+
+static void sum_what_lies_here(rank *rank) {
+    float *memory = aligned_alloc(64, 4 * 1024), out[203];
+    tu_cuda_reduce_args args = { .meeting = meeting(rank, 1),
+                                 .out = (uint64_t)(uintptr_t)out,
+                                 .source_base = (uint64_t)(uintptr_t)memory,
+                                 .source_stride = 1024,
+                                 .count = 203,
+                                 .reduction = TUTTI_SUM,
+                                 .mode = TU_CUDA_LOCAL };
+    for (int r = 0; r < 3; r++)
+        fill(memory + r * 256, TUTTI_F32, 203, r, 5);
+    launch(rank, EMULATED_REDUCE_F32, 3, THREADS, &args);
+    expect(out, TUTTI_F32, TUTTI_SUM, 203, 3, 5);
+    free(memory);
+}
+
+TEST(what_copy_engines_brought_is_added_up_without_the_others) {
+    tu_kernels_use("reference");
+    on_ranks(3, sum_what_lies_here);
+}
+
+/* ---- messages ---- */
+
+static void message(rank *rank, void *buffer, uint64_t bytes, int peer, bool is_send, uint64_t block, uint64_t stride) {
+    const machine *machine = rank->machine;
+    tu_cuda_message_args args = { .meeting = meeting(rank, 0),
+                                  .buffer = (uint64_t)(uintptr_t)buffer,
+                                  .bytes = bytes,
+                                  .sent_offset = machine->sent,
+                                  .taken_offset = machine->taken,
+                                  .counters = own(rank) + machine->counters,
+                                  .stage_offset = machine->message_stage,
+                                  .share = SHARE,
+                                  .block_bytes = block,
+                                  .stride_bytes = stride,
+                                  .peer = peer,
+                                  .tag = 4,
+                                  .is_send = is_send };
+    launch(rank, EMULATED_MESSAGE, 2, THREADS, &args);
+}
+
+/* Round a ring: `count` elements that lie 3 of 7 at the sender, 5 of 11 at the receiver, or one after the other. */
+static void send_round(rank *rank, size_t element, size_t count, bool apart) {
+    int size = rank->machine->size, next = (rank->rank + 1) % size, before = (rank->rank + size - 1) % size;
+    size_t in_step = apart ? 7 : 3, out_step = apart ? 11 : 5, in_bytes = count / 3 * in_step * element,
+           out_bytes = count / 5 * out_step * element;
+    unsigned char *in = malloc(in_bytes), *out = malloc(out_bytes);
+    for (size_t i = 0; i < in_bytes; i++)
+        in[i] = (unsigned char)(i * 31 + (size_t)rank->rank * 7);
+    memset(out, 0xee, out_bytes);
+    for (int step = 0; step < 2; step++) { /* long ones wait for their receivers */
+        if ((step == 0) == (rank->rank % 2 == 0))
+            message(rank, in, count * element, next, true, apart ? 3 * element : 0, apart ? in_step * element : 0);
+        else
+            message(rank, out, count * element, before, false, apart ? 5 * element : 0, apart ? out_step * element : 0);
+    }
+    CHECK_EQ(rank->machine->words[rank->rank].fault, 0);
+    for (size_t i = 0; i < count * element; i++) {
+        size_t from = i / (3 * element) * in_step * element + i % (3 * element),
+               to = i / (5 * element) * out_step * element + i % (5 * element);
+        CHECK_EQ(out[to], (unsigned char)(from * 31 + (size_t)before * 7));
+    }
+    for (size_t i = 0; apart && i < count / 5; i++)
+        CHECK(out[(i * 11 + 5) * element] == 0xee && out[(i * 11 + 11) * element - 1] == 0xee);
+    free(in);
+    free(out);
+}
+
+static void send_rounds(rank *rank) {
+    for (int apart = 0; apart < 2; apart++) {
+        send_round(rank, 1, 15, apart);
+        send_round(rank, 1, 12000, apart); /* several chunks */
+        send_round(rank, 4, 3000, apart);
+        send_round(rank, 8, 1500, apart);
+    }
+}
+
+TEST(messages_arrive_also_where_their_elements_lie_apart) {
+    on_ranks(2, send_rounds);
+    on_ranks(4, send_rounds);
+}
+
+/* ---- barriers of a block ---- */
+
+#define CHANNELS 4
+static _Atomic int there[CHANNELS];
+
+static void barrier(rank *rank, emulated_kernel kernel, int channel) {
+    const machine *machine = rank->machine;
+    uint64_t members = (uint64_t)machine->size, shared = CHANNELS * members * 12 + CHANNELS * 4;
+    tu_cuda_signal_args args = { .areas = (uint64_t)(uintptr_t)machine->areas,
+                                 .stride = machine->area_stride,
+                                 .group = words_of(rank),
+                                 .timeout_ns = UINT64_C(60000000000),
+                                 .rank = rank->rank,
+                                 .size = machine->size,
+                                 .channel = channel,
+                                 .channels = CHANNELS,
+                                 .peer = -1,
+                                 .kind = TU_CUDA_SIGNAL_BARRIER };
+    args.local = args.areas + (uint64_t)rank->rank * args.stride + ((shared + 127) & ~UINT64_C(127));
+    launch(rank, kernel, 1, kernel == EMULATED_SIGNAL ? THREADS : 1, &args);
+}
+
+static void meet_often(rank *rank, emulated_kernel kernel) {
+    for (int round = 1; round <= 20; round++) {
+        int channel = round % 2 * 3;
+        if (rank->rank == round % rank->machine->size)
+            usleep(500);
+        atomic_fetch_add(&there[channel], 1);
+        barrier(rank, kernel, channel);
+        CHECK(atomic_load(&there[channel]) >= (round + round % 2) / 2 * rank->machine->size);
+    }
+    CHECK_EQ(rank->machine->words[rank->rank].fault, 0);
+}
+
+static void meet_by_additions(rank *rank) {
+    meet_often(rank, EMULATED_MULTIMEM_BARRIER);
+}
+
+static void meet_by_words(rank *rank) {
+    meet_often(rank, EMULATED_SIGNAL);
+}
+
+TEST(nobody_leaves_a_barrier_of_a_block_before_all_have_come) {
+    memset(there, 0, sizeof there);
+    on_ranks(4, meet_by_additions);
+    memset(there, 0, sizeof there);
+    on_ranks(4, meet_by_words);
+}
