@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "../harness.h"
+#include "../instructions.h"
 #include "backend/cuda/params.h"
 #include "emulated/emulated.h"
 #include "kernel/kernel.h"
@@ -222,7 +223,7 @@ static void follow_each_other(rank *rank) {
 }
 
 TEST(small_sums_by_packets_have_the_bits_of_the_serial_loop_and_do_not_mix) {
-    tu_kernels_use("reference");
+    CHECK(test_instructions_named("reference"));
     on_ranks(2, follow_each_other);
     on_ranks(3, follow_each_other);
     on_ranks(9, follow_each_other); /* more than are polled together */
@@ -266,7 +267,7 @@ static void sum_what_lies_here(rank *rank) {
 }
 
 TEST(what_copy_engines_brought_is_added_up_without_the_others) {
-    tu_kernels_use("reference");
+    CHECK(test_instructions_named("reference"));
     on_ranks(3, sum_what_lies_here);
 }
 
