@@ -113,6 +113,15 @@ static void hand_over(void) {
     turns += 2 * TRIPS;
 }
 
+static void exchange(const float *in, float *out, size_t half) {
+    int next = (rank + 1) % size, before = (rank + size - 1) % size;
+    tutti_call call = TUTTI_CALL_INIT;
+    must(tutti_batch_begin(group, &call.batch));
+    must(tutti_send_recv(group, in, half, next, out, half, before, TUTTI_F32, 0, &call));
+    must(tutti_send_recv(group, in + half, half, before, out + half, half, next, TUTTI_F32, 1, &call));
+    must(tutti_batch_end(call.batch, NULL));
+}
+
 static void peer_run(peer_operation operation, const void *in, void *out, size_t count) {
     switch (operation) {
     case ALL_REDUCE:
@@ -129,6 +138,9 @@ static void peer_run(peer_operation operation, const void *in, void *out, size_t
         break;
     case ALL_TO_ALL:
         must(tutti_all_to_all(group, in, out, count, dtype, NULL));
+        break;
+    case EXCHANGE:
+        exchange(in, out, count / 2);
         break;
     case COPY_STREAM:
         tu_copy(out, in, count * peer_element(), TU_KERNEL_STREAM);

@@ -32,15 +32,16 @@ typedef enum peer_operation {
     REDUCE_SCATTER,
     BROADCAST,
     ALL_TO_ALL,
+    EXCHANGE,
     COPY,
     COPY_STREAM,
     HANDOVER,
     OPERATIONS
 } peer_operation;
 
-static const char *const operation_names[OPERATIONS] = { "barrier",        "all_reduce",  "all_gather",
-                                                         "reduce_scatter", "broadcast",   "all_to_all",
-                                                         "copy",           "copy_stream", "handover" };
+static const char *const operation_names[OPERATIONS] = { "barrier",     "all_reduce", "all_gather", "reduce_scatter",
+                                                         "broadcast",   "all_to_all", "exchange",   "copy",
+                                                         "copy_stream", "handover" };
 
 /* What a contender provides. Errors end the process with a message. */
 static void peer_open(int *argc, char ***argv, int *rank, int *size);
@@ -50,7 +51,8 @@ static bool peer_understands(const char *dtype);
 static size_t peer_element(void); /* bytes of the type last understood */
 /* Buffers of at least `bytes`; alike on all ranks, so that it may communicate. */
 static void *peer_buffer(int which, size_t bytes, bool symmetric);
-/* `count` is one rank's share. The broadcast is in place, in `out`. */
+/* `count` is one rank's share. The broadcast is in place, in `out`. An exchange sends half of it to the next rank and
+ * half to the one before, and receives as much from them, as a batch. */
 static void peer_run(peer_operation operation, const void *in, void *out, size_t count);
 /* Fills with values of a rank, from element `first` on. */
 static void peer_fill(void *to, size_t first, size_t count, int rank);
@@ -129,6 +131,8 @@ static float expected(const turn *t, int k, size_t i) {
         return value(0, i);
     case ALL_TO_ALL:
         return value(k, (size_t)rank * t->count + i);
+    case EXCHANGE: /* the first half comes from the rank before, which sent its first one */
+        return value((rank + (i < t->count / 2 ? size - 1 : 1)) % size, i);
     default:
         sum = value(0, index);
         for (int r = 1; r < size; r++)
@@ -139,7 +143,7 @@ static float expected(const turn *t, int k, size_t i) {
 
 static long wrong(const turn *t) {
     int out_parts = t->operation == ALL_GATHER || t->operation == ALL_TO_ALL ? size : 1;
-    float tolerance = peer_exact || parts(t->operation) ? 0 : 1e-5f;
+    float tolerance = peer_exact || parts(t->operation) || t->operation == EXCHANGE ? 0 : 1e-5f;
     if (t->operation == REDUCE_SCATTER)
         tolerance = peer_exact ? 0 : 1e-5f;
     long count = 0;
@@ -176,7 +180,7 @@ static void take_turn(turn *t, FILE *answers) {
     peer_barrier();
     for (int i = 0; i < t->measurements; i++)
         sum += times[i] = measure_once(t);
-    if (t->check && t->is_f32 && t->operation >= ALL_REDUCE && t->operation <= ALL_TO_ALL) {
+    if (t->check && t->is_f32 && t->operation >= ALL_REDUCE && t->operation <= EXCHANGE) {
         memset(t->out, 0xa5, t->bytes);
         restore_input(t);
         peer_barrier();

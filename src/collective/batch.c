@@ -10,18 +10,23 @@
 #include <string.h>
 
 #include "collective/message.h"
+#include "collective/request.h"
 #include "collective/work.h"
 #include "collective/works.h"
 #include "world/group.h"
 
 #define PACK_BYTES ((size_t)32 << 10) /* all-reduces are packed up to this size together */
 
+#define FEW 8 /* calls of a batch that need no memory of their own */
+
 struct tutti_batch {
     tutti_group *group;
     tu_collective *state; /* of the group */
     int count, room;
-    tu_task *tasks;
+    tu_task *tasks;     /* `few`, or more */
     int64_t timeout_ns; /* of tutti_batch_end's call */
+    tu_request requests[FEW];
+    tu_task few[FEW];
 };
 
 static tutti_status refuse(const char *function) {
@@ -37,14 +42,21 @@ tutti_status tutti_batch_begin(tutti_group *group, tutti_batch **batch) {
     tutti_status status = tu_world_check(group->world);
     if (status != TUTTI_OK)
         return status;
-    tutti_batch *made = calloc(1, sizeof *made);
+    tu_collective *state;
+    status = tu_collective_get(group, &state);
+    if (status != TUTTI_OK)
+        return status;
+    /* The last one that ended is used again. */
+    tutti_batch *made = atomic_exchange_explicit(&state->spare_batch, NULL, memory_order_acquire);
+    if (made == NULL)
+        made = malloc(sizeof *made);
     if (made == NULL)
         return tu_error_memory("a batch", sizeof *made);
-    status = tu_collective_get(group, &made->state);
-    if (status != TUTTI_OK) {
-        free(made);
-        return status;
-    }
+    made->state = state;
+    made->count = 0;
+    made->room = FEW;
+    made->tasks = made->few;
+    made->timeout_ns = 0;
     made->group = tutti_group_keep(group);
     *batch = made;
     return TUTTI_OK;
@@ -53,9 +65,12 @@ tutti_status tutti_batch_begin(tutti_group *group, tutti_batch **batch) {
 void tu_batch_free(tutti_batch *batch) {
     if (batch == NULL)
         return;
-    tutti_group_release(batch->group);
-    free(batch->tasks);
-    free(batch);
+    tutti_group *group = batch->group;
+    if (batch->tasks != batch->few)
+        free(batch->tasks);
+    /* Pairs with tutti_batch_begin. With the group the spare one may go. */
+    free(atomic_exchange_explicit(&batch->state->spare_batch, batch, memory_order_acq_rel));
+    tutti_group_release(group);
 }
 
 void tutti_batch_cancel(tutti_batch *batch) {
@@ -71,10 +86,13 @@ tutti_status tu_batch_note(tutti_batch *batch, const tu_task *task, const tutti_
         return tu_error(TUTTI_ERROR_ARGUMENT,
                         "%s: a call in a batch has no work of its own; give one to tutti_batch_end", name);
     if (batch->count == batch->room) {
-        int room = batch->room == 0 ? 8 : batch->room * 2;
-        tu_task *more = realloc(batch->tasks, (size_t)room * sizeof *more);
+        int room = batch->room * 2;
+        bool few = batch->tasks == batch->few;
+        tu_task *more = realloc(few ? NULL : batch->tasks, (size_t)room * sizeof *more);
         if (more == NULL)
             return tu_error_memory("a batch", (size_t)room * sizeof *more);
+        if (few)
+            memcpy(more, batch->few, sizeof batch->few);
         batch->tasks = more;
         batch->room = room;
     }
@@ -222,39 +240,61 @@ static int count_messages(const tutti_batch *batch) {
     return messages;
 }
 
-tutti_status tu_batch_run_in_turn(tutti_batch *batch) {
-    int messages = count_messages(batch);
-    if (messages == 0)
-        return run_collectives(batch);
-    tu_request **requests = calloc((size_t)messages, sizeof *requests);
-    if (requests == NULL)
-        return tu_error_memory("a batch", (size_t)messages * sizeof *requests);
+/* Enters the receives, then the sends: so a message that comes back at once finds its receive. *count are entered, in
+ * that order. */
+static tutti_status prepare_messages(tutti_batch *batch, tu_request *requests, tu_request **prepared, int *count) {
     tutti_status status = TUTTI_OK;
-    int posted = 0;
-    for (int i = 0; i < batch->count && status == TUTTI_OK; i++)
-        if (is_message(&batch->tasks[i])) {
-            status = tu_message_post(&batch->tasks[i], &requests[posted]);
-            posted += status == TUTTI_OK;
+    *count = 0;
+    for (int sends = 0; sends < 2; sends++)
+        for (int i = 0; i < batch->count && status == TUTTI_OK; i++) {
+            tu_task *task = &batch->tasks[i];
+            if (!is_message(task) || (task->row->in != TU_EXTENT_NONE) != (sends == 1))
+                continue;
+            prepared[*count] = &requests[*count];
+            status = tu_message_prepare(task, prepared[*count]);
+            *count += status == TUTTI_OK;
             status = tu_not_entered(status);
         }
-    if (status == TUTTI_OK)
-        status = run_collectives(batch);
-    else
-        leave_rest(batch, 0, status);
-    /* All are awaited, also after a failure: their buffers are the caller's again afterwards. The first error
-     * counts. */
+    return status;
+}
+
+/* All are awaited, also after a failure: their buffers are the caller's again afterwards. The first error counts. */
+static tutti_status await_messages(tutti_batch *batch, tu_request *const *prepared, int count, tutti_status status) {
     tutti_error_copy first;
     if (status != TUTTI_OK)
         tu_error_save(&first);
-    for (int i = 0; i < posted; i++) {
-        tutti_status one = tu_message_await(batch->state, requests[i]);
+    for (int i = 0; i < count; i++) {
+        tutti_status one = tu_message_await(batch->state, prepared[i]);
         if (one != TUTTI_OK && status == TUTTI_OK) {
             status = one;
             tu_error_save(&first);
         }
     }
-    free(requests);
     return status == TUTTI_OK ? TUTTI_OK : tu_error_restore(&first);
+}
+
+tutti_status tu_batch_run_in_turn(tutti_batch *batch) {
+    int messages = count_messages(batch), count;
+    if (messages == 0)
+        return run_collectives(batch);
+    tu_request *few[FEW], **prepared = few, *requests = batch->requests;
+    void *more = NULL;
+    if (messages > FEW) {
+        more = malloc((size_t)messages * (sizeof *requests + sizeof *prepared));
+        if (more == NULL)
+            return tu_error_memory("a batch", (size_t)messages * (sizeof *requests + sizeof *prepared));
+        requests = more;
+        prepared = (tu_request **)(void *)(requests + messages);
+    }
+    tutti_status status = prepare_messages(batch, requests, prepared, &count);
+    tu_messages_begin(batch->state, prepared, count);
+    if (status == TUTTI_OK)
+        status = run_collectives(batch);
+    else
+        leave_rest(batch, 0, status);
+    status = await_messages(batch, prepared, count, status);
+    free(more);
+    return status;
 }
 
 static bool needs_turn(const tutti_batch *batch) {

@@ -216,16 +216,17 @@ struct tu_collective {
     uint64_t turns;                 /* rounds that have gone through the ring; the same on all members */
     bool stages_far, stage_watched; /* staging past the cache; whether that is found out by looking: compute.c */
     int slow_stagings, next_trial;
-    tutti_work *open;                /* a one-shot that was started and not finished, with a reference; works.c */
-    int64_t next_look;               /* when a test of `open` looks for the dead again */
-    bool helping;                    /* the lock is held by the helper thread */
-    _Atomic(tu_works *) works;       /* NULL until the first work that needs it */
-    _Atomic(tu_messages *) messages; /* NULL until the first send or receive */
-    tu_executors executors;          /* for memory of the CPU; those for devices: device.c */
-    const tu_executor *only;         /* the one of these that serves every task; NULL: they have to be asked */
-    const tu_executor *ran_by;       /* the executor of the last collective that ran */
-    tu_operation_info ran;           /* that collective */
-    tu_choice choice;                /* of the last run, for tutti_group_ran */
+    tutti_work *open;                   /* a one-shot that was started and not finished, with a reference; works.c */
+    int64_t next_look;                  /* when a test of `open` looks for the dead again */
+    bool helping;                       /* the lock is held by the helper thread */
+    _Atomic(tu_works *) works;          /* NULL until the first work that needs it */
+    _Atomic(tutti_batch *) spare_batch; /* for the next batch; NULL: it needs memory */
+    _Atomic(tu_messages *) messages;    /* NULL until the first send or receive */
+    tu_executors executors;             /* for memory of the CPU; those for devices: device.c */
+    const tu_executor *only;            /* the one of these that serves every task; NULL: they have to be asked */
+    const tu_executor *ran_by;          /* the executor of the last collective that ran */
+    tu_operation_info ran;              /* that collective */
+    tu_choice choice;                   /* of the last run, for tutti_group_ran */
     tu_rule rules[TU_OPERATION_COUNT]
                  [TU_RULES]; /* for this number of ranks; the last one in use has the largest bytes */
     tutti_algorithm forced[TU_OPERATION_COUNT]; /* TUTTI_ALGORITHM */

@@ -412,10 +412,12 @@ void tu_messages_end(tu_messages *messages) {
 
 /* ---- the way in ---- */
 
-/* Begins a request and moves it on as far as it goes. */
-static void begin(tu_messages *messages, tu_request *request) {
+/* Begins requests and moves them on as far as they go. */
+static void begin(tu_messages *messages, tu_request *const *requests, int count) {
     pthread_mutex_lock(&messages->lock);
-    tu_request_begin(messages, request);
+    for (int i = 0; i < count; i++)
+        tu_request_begin(messages, requests[i]);
+    tu_requests_progress(messages);
     tu_request *done = take_done(messages);
     pthread_mutex_unlock(&messages->lock);
     finish_works(done);
@@ -475,33 +477,29 @@ tutti_status tu_message_run(tu_task *task) {
     (void)tu_task_deadline(task);
     tu_task_record(task);
     tu_request request = { .task = task };
-    begin(messages, &request);
+    begin(messages, &(tu_request *){ &request }, 1);
     return complete(messages, &request);
 }
 
-tutti_status tu_message_post(tu_task *task, tu_request **posted) {
+tutti_status tu_message_prepare(tu_task *task, tu_request *request) {
     tu_messages *messages;
     tutti_status status = get_messages(task->state, &messages);
-    tu_request *request = status == TUTTI_OK ? calloc(1, sizeof *request) : NULL;
-    if (status == TUTTI_OK && request == NULL)
-        status = tu_error_memory("a send or receive", sizeof *request);
     if (status == TUTTI_OK)
         status = enter(task);
-    if (status != TUTTI_OK) {
-        free(request);
-        return status;
-    }
-    request->task = task;
-    begin(messages, request);
-    *posted = request;
-    return TUTTI_OK;
+    if (status == TUTTI_OK)
+        *request = (tu_request){ .task = task };
+    return status;
+}
+
+void tu_messages_begin(tu_collective *state, tu_request *const *requests, int count) {
+    tu_messages *messages = atomic_load_explicit(&state->messages, memory_order_acquire);
+    if (count != 0)
+        begin(messages, requests, count);
 }
 
 tutti_status tu_message_await(tu_collective *state, tu_request *request) {
     tutti_status status = complete(atomic_load_explicit(&state->messages, memory_order_acquire), request);
-    status = tu_task_leave(request->task, status);
-    free(request);
-    return status;
+    return tu_task_leave(request->task, status);
 }
 
 tutti_status tu_message_start(tutti_work *work) {
@@ -527,7 +525,7 @@ tutti_status tu_message_start(tutti_work *work) {
     request->task = &work->task;
     request->work = tu_work_hold(work);
     work->request = request;
-    begin(messages, request);
+    begin(messages, &request, 1);
     pthread_mutex_lock(&messages->lock);
     if (messages->works != 0)
         pthread_cond_broadcast(&messages->changed);

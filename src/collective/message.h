@@ -15,8 +15,10 @@ tutti_status tu_message_run(tu_task *task);
 /* Enters one and starts it for a work. */
 tutti_status tu_message_start(tutti_work *work);
 
-/* Enters and starts one that the caller will await together with others; the task must stay. */
-tutti_status tu_message_post(tu_task *task, tu_request **request);
+/* Several that the caller awaits together: prepared one by one, begun all at once, awaited one by one. Preparing enters
+ * the task, which must stay, as must the request. */
+tutti_status tu_message_prepare(tu_task *task, tu_request *request);
+void tu_messages_begin(tu_collective *state, tu_request *const *requests, int count);
 tutti_status tu_message_await(tu_collective *state, tu_request *request);
 
 /* Moves on what can be moved on without waiting. */

@@ -387,7 +387,6 @@ void tu_request_begin(tu_messages *messages, tu_request *request) {
     enlist(messages, request);
     if (!tu_request_sends(request))
         look_at_early(messages, request);
-    tu_requests_progress(messages);
 }
 
 bool tu_request_withdraw(tu_messages *messages, tu_request *request) {

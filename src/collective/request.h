@@ -71,7 +71,7 @@ static inline bool tu_request_sends(const tu_request *request) {
     return request->task->row->in != TU_EXTENT_NONE;
 }
 
-/* With the lock held. Enlists a request, and moves everything on as far as it goes. */
+/* With the lock held. Enlists a request; moves everything on as far as it goes. */
 void tu_request_begin(tu_messages *messages, tu_request *request);
 void tu_requests_progress(tu_messages *messages);
 /* Takes a request back. True when half of it has moved: then the pair is out of step. Takes the lock. */

@@ -65,6 +65,7 @@ static void free_state(void *argument) {
     if (state->ring_piece.address != NULL)
         tu_piece_free(job, &state->ring_piece);
     tu_messages_end(state->messages);
+    free(atomic_load_explicit(&state->spare_batch, memory_order_acquire));
     tu_domains_free(state->domains);
     free(state->members);
     free(state->rings);
