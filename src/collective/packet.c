@@ -57,7 +57,7 @@ bool tu_packet_post_short(tu_channels *channels, int peer, tu_packet_kind kind, 
     return true;
 }
 
-static int free_fragment(const tu_channels *channels) {
+int tu_fragment_find(const tu_channels *channels) {
     for (int i = 0; i < TU_AREA_FRAGMENTS; i++)
         if (channels->fragments[i].packet == 0 ||
             taken_by(channels, channels->fragments[i].peer) >= channels->fragments[i].packet)
@@ -65,10 +65,15 @@ static int free_fragment(const tu_channels *channels) {
     return -1;
 }
 
+void tu_fragment_use(tu_channels *channels, int fragment, int peer, uint64_t packet) {
+    channels->fragments[fragment].peer = peer;
+    channels->fragments[fragment].packet = packet;
+}
+
 bool tu_packet_post_fragment(tu_channels *channels, int peer, uint64_t message, uint64_t offset, size_t bytes,
                              void (*fill)(void *argument, void *to, uint64_t offset, size_t bytes), void *argument) {
     tu_packet *packet = tu_packet_next(channels, peer);
-    int index = packet != NULL ? free_fragment(channels) : -1;
+    int index = packet != NULL ? tu_fragment_find(channels) : -1;
     if (index < 0)
         return false;
     fill(argument, tu_fragment(channels, channels->state->rank, (uint32_t)index), offset, bytes);
@@ -77,8 +82,7 @@ bool tu_packet_post_fragment(tu_channels *channels, int peer, uint64_t message, 
     packet->offset = offset;
     packet->bytes = bytes;
     packet->index = (uint32_t)index;
-    channels->fragments[index].peer = peer;
-    channels->fragments[index].packet = tu_packet_post(channels, packet, peer);
+    tu_fragment_use(channels, index, peer, tu_packet_post(channels, packet, peer));
     return true;
 }
 

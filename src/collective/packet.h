@@ -5,11 +5,12 @@
  * them is held up; and each rank has a few fragments, through which long messages go piece by piece.
  *
  *     MESSAGE    sender to receiver   tag, length, dtype; up to TU_PACKET_BYTES of data, or where the data lies in
- *                                     symmetric memory
+ *                                     symmetric memory, or a fragment that has it: for a receive that waits already,
+ *                                     else it is asked for later
  *     CLEAR      receiver to sender   a receive awaits it: send the data (to symmetric memory, when there is some)
  *     FRAGMENT   sender to receiver   data, in one of the sender's fragments
  *     WRITTEN    sender to receiver   the data was written into the receiver's symmetric memory
- *     DONE       receiver to sender   the data was read from the sender's symmetric memory
+ *     DONE       receiver to sender   the data was read from the sender's symmetric memory or its fragment
  *
  * A packet is what another process wrote: whoever takes one checks every number in it before using it.
  */
@@ -41,6 +42,16 @@ typedef struct tu_packet {
     unsigned char payload[TU_PACKET_BYTES];
 } tu_packet;
 _Static_assert(sizeof(tu_packet) == TU_LINE, "a packet is one pair of lines");
+
+/* The fragment with the data of a longer message, from 1; 0: none. It lies where a short one has its data. */
+static inline uint32_t tu_packet_fragment(const tu_packet *packet) {
+    uint32_t fragment;
+    memcpy(&fragment, packet->payload, sizeof fragment);
+    return fragment;
+}
+static inline void tu_packet_set_fragment(tu_packet *packet, uint32_t fragment) {
+    memcpy(packet->payload, &fragment, sizeof fragment);
+}
 
 /* From one rank to another. */
 typedef struct tu_channel {
@@ -84,6 +95,10 @@ bool tu_packet_post_short(tu_channels *channels, int peer, tu_packet_kind kind, 
 /* Posts `bytes` of a message, in a free fragment; false while there is none, or the ring is full. */
 bool tu_packet_post_fragment(tu_channels *channels, int peer, uint64_t message, uint64_t offset, size_t bytes,
                              void (*fill)(void *argument, void *to, uint64_t offset, size_t bytes), void *argument);
+
+/* A fragment that nobody reads any more, or -1; and that a packet which was posted to `peer` needs it. */
+int tu_fragment_find(const tu_channels *channels);
+void tu_fragment_use(tu_channels *channels, int fragment, int peer, uint64_t packet);
 
 /* The next packet from `source` that was not taken; NULL: none. */
 const tu_packet *tu_packet_look(const tu_channels *channels, int source);

@@ -110,6 +110,17 @@ static unsigned char *resolve(const tu_messages *messages, int peer, uint32_t in
 
 /* ---- receiving ---- */
 
+/* A message whose data lies in a fragment of its sender's. */
+static void read_fragment(tu_messages *messages, tu_request *request, int source, const tu_packet *packet) {
+    uint32_t fragment = tu_packet_fragment(packet);
+    if (fragment > TU_AREA_FRAGMENTS || packet->bytes > messages->channels.fragment_bytes) {
+        fail(messages, request, "a fragment that its message does not have");
+        return;
+    }
+    tu_strided_scatter(request->task, tu_fragment(&messages->channels, source, fragment - 1), 0, packet->bytes);
+    request->state = TU_REQUEST_READING;
+}
+
 static void found_message(tu_messages *messages, tu_request *request, int source, const tu_packet *packet) {
     const tu_task *task = request->task;
     request->peer = source;
@@ -126,6 +137,8 @@ static void found_message(tu_messages *messages, tu_request *request, int source
         if (packet->bytes != 0)
             tu_strided_scatter(task, packet->payload, 0, packet->bytes);
         finish(messages, request);
+    } else if (tu_packet_fragment(packet) != 0) {
+        read_fragment(messages, request, source, packet);
     } else {
         bool outside = false;
         const unsigned char *in = resolve(messages, source, packet->index, packet->offset, packet->bytes, &outside);
@@ -170,6 +183,8 @@ static bool take_message(tu_messages *messages, int source, const tu_packet *pac
     early->packet.index = packet->index;
     early->packet.dtype = packet->dtype;
     memcpy(early->packet.payload, packet->payload, TU_PACKET_BYTES);
+    if (packet->bytes > TU_PACKET_BYTES)
+        tu_packet_set_fragment(&early->packet, 0); /* its sender's again: the receive will ask for the data */
     *messages->early_end = early;
     messages->early_end = &early->next;
     messages->early_count[source]++;
@@ -261,6 +276,17 @@ static bool take_packets(tu_messages *messages) {
 
 /* ---- moving requests on ---- */
 
+/* Puts a message that fits into a fragment there before anybody has asked for it: a receive that waits already is
+ * spared a hand-over each way. -1: it does not fit, or none is free. */
+static int fill_ahead(tu_messages *messages, const tu_request *request) {
+    tu_channels *channels = &messages->channels;
+    int fragment = request->bytes <= channels->fragment_bytes ? tu_fragment_find(channels) : -1;
+    if (fragment >= 0)
+        tu_strided_gather(request->task, tu_fragment(channels, channels->state->rank, (uint32_t)fragment), 0,
+                          request->bytes);
+    return fragment;
+}
+
 static bool post_message(tu_messages *messages, tu_request *request) {
     const tu_task *task = request->task;
     tu_packet *packet = tu_packet_next(&messages->channels, request->peer);
@@ -275,13 +301,19 @@ static bool post_message(tu_messages *messages, tu_request *request) {
     bool short_one = request->bytes <= TU_PACKET_BYTES;
     if (short_one && request->bytes != 0)
         tu_strided_gather(task, packet->payload, 0, request->bytes);
+    int fragment = -1;
     if (!short_one) {
         tu_symmetric found = place_of(messages, task, task->in, request->bytes);
         packet->index = found.index;
         packet->offset = found.offset;
+        if (found.index == 0)
+            fragment = fill_ahead(messages, request);
+        tu_packet_set_fragment(packet, (uint32_t)(fragment + 1));
     }
     request->state = TU_REQUEST_WAITING;
-    tu_packet_post(&messages->channels, packet, request->peer);
+    uint64_t number = tu_packet_post(&messages->channels, packet, request->peer);
+    if (fragment >= 0)
+        tu_fragment_use(&messages->channels, fragment, request->peer, number);
     if (short_one)
         finish(messages, request);
     return true;

@@ -79,3 +79,32 @@ TEST(fragments_that_their_message_does_not_have_are_refused) {
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         test_threads(2, send_bad_fragment, (void *)(uintptr_t)bad[i]);
 }
+
+static void send_bad_place(tutti_world *world, void *argument) {
+    tutti_group *group = tutti_world_group(world);
+    const uint64_t *bad = argument; /* fragment, bytes of the message */
+    CHECK_OK(tutti_barrier(group, NULL));
+    if (tutti_group_rank(group) == 0) {
+        tu_packet *packet = forge(group, 1, TU_PACKET_MESSAGE);
+        packet->bytes = bad[1];
+        tu_packet_set_fragment(packet, (uint32_t)bad[0]);
+        /* Not before the receive waits: a message that came early is asked for again. */
+        CHECK_OK(tutti_barrier(group, NULL));
+        post(packet, 1);
+    } else {
+        tutti_work *work;
+        static _Thread_local float out[COUNT];
+        CHECK_OK(tutti_recv(group, out, COUNT, TUTTI_F32, 0, 0, TUTTI_OPTIONS(tutti_call, .work = &work)));
+        CHECK_OK(tutti_barrier(group, NULL));
+        CHECK_STATUS(tutti_work_wait(work, 0), TUTTI_ERROR_PROTOCOL);
+        CHECK_MESSAGE("rank 0 published");
+        tutti_work_release(work);
+    }
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+TEST(messages_in_fragments_that_their_sender_does_not_have_are_refused) {
+    static const uint64_t bad[][2] = { { 77, 4096 }, { UINT32_MAX, 4096 }, { 1, COUNT * sizeof(float) } };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        test_threads(2, send_bad_place, (void *)(uintptr_t)bad[i]);
+}

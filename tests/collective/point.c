@@ -2,6 +2,8 @@
  *
  * Sends and receives: tags, any source, oneself, every length, symmetric or not; and batches of them.
  */
+#include <sched.h>
+
 #include <tutti/collective.h>
 #include <tutti/memory.h>
 #include <tutti/peers.h>
@@ -167,6 +169,40 @@ TEST_WORLD(a_batch_of_sends_and_receives_round_a_ring_does_not_lock_up, 3) {
         CHECK_EQ(sum, 6);
     }
     CHECK_OK(tutti_barrier(group, NULL));
+    free(in);
+    free(out);
+}
+
+/* More messages than a batch has room for by itself, some in fragments, some of which come before their receives. */
+TEST_WORLD(batches_of_many_messages_of_many_lengths_arrive_whole, 3) {
+    enum {
+        MESSAGES = 11,
+        LONGEST = 6000
+    };
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group), next = (rank + 1) % 3, before = (rank + 2) % 3;
+    int32_t(*in)[LONGEST] = calloc(MESSAGES, sizeof *in), (*out)[LONGEST] = calloc(MESSAGES, sizeof *out);
+    CHECK(in != NULL && out != NULL);
+    for (int round = 0; round < (test_sanitized() ? 6 : 40); round++) {
+        tutti_batch *batch;
+        size_t counts[MESSAGES];
+        CHECK_OK(tutti_batch_begin(group, &batch));
+        for (int i = 0; i < 1 + round % MESSAGES; i++) {
+            counts[i] = (size_t)(i * 977 + round * 131) % LONGEST;
+            for (size_t k = 0; k < counts[i]; k++)
+                in[i][k] = rank * 1000000 + round * 1000 + i * 100 + (int32_t)(k % 100);
+            CHECK_OK(
+                tutti_send(group, in[i], counts[i], TUTTI_I32, next, i, TUTTI_OPTIONS(tutti_call, .batch = batch)));
+            CHECK_OK(
+                tutti_recv(group, out[i], counts[i], TUTTI_I32, before, i, TUTTI_OPTIONS(tutti_call, .batch = batch)));
+        }
+        if (round % 5 == rank)
+            sched_yield();
+        CHECK_OK(tutti_batch_end(batch, NULL));
+        for (int i = 0; i < 1 + round % MESSAGES; i++)
+            for (size_t k = 0; k < counts[i]; k++)
+                CHECK_EQ(out[i][k], before * 1000000 + round * 1000 + i * 100 + (int32_t)(k % 100));
+    }
     free(in);
     free(out);
 }
