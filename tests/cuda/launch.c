@@ -420,3 +420,75 @@ TEST_WORLD_THREADS(a_barrier_of_a_block_is_one_addition_where_there_is_a_switch_
     CHECK_EQ(seen.locks, 0);
     free(here);
 }
+
+/* ---- signals of ranks that are threads of one process ---- */
+
+typedef struct pair {
+    stand_in here;
+    tu_cuda_desk desk;
+    _Atomic uint32_t counts[8 * 2 * 5]; /* 8 channels of 2 ranks: signals, then barriers */
+    tu_backend_map areas;
+    void *addresses[2];
+    tu_backend_peers peers;
+} pair;
+
+static void begin_pair(pair *pair, tutti_world *world, int rank) {
+    begin(&pair->here, world, 2);
+    pair->here.near[0] = pair->here.near[1] = true;
+    pair->here.map.near = pair->here.near;
+    pair->here.map.desk = &pair->desk;
+    atomic_store(&pair->desk.counts, pair->counts);
+    memset(pair->counts, 0, sizeof pair->counts);
+    pair->areas = (tu_backend_map){ .handle = &pair->here.map, .addresses = pair->addresses };
+    pair->peers = (tu_backend_peers){ .group = pair->here.on.group,
+                                      .state = &pair->here.cuda,
+                                      .rank = rank,
+                                      .size = 2,
+                                      .channels = 8,
+                                      .areas = &pair->areas,
+                                      .local = &pair->here.on };
+}
+
+TEST_WORLD_THREADS(a_wait_goes_on_when_its_partner_has_launched_the_signal_and_else_is_not_counted, 1) {
+    pair *pair = malloc(sizeof *pair);
+    tu_backend_call soon = { .stream = first, .timeout_ns = 3000000 };
+    const int signal = (3 * 2 + 1) * 2 * 2; /* channel 3, from 1 to 0: put, taken */
+    begin_pair(pair, world, 0);
+    CHECK_OK(
+        tu_cuda_remote.wait_signal(&pair->peers, 1, 3, &soon)); /* nobody comes: it is launched, and held a while */
+    CHECK_EQ(seen.launches, 1);
+    CHECK_EQ(pair->counts[signal + 1], 0);
+    pair->counts[signal] = 1; /* the partner launched one */
+    tu_backend_call call = { .stream = first, .timeout_ns = INT64_C(3600000000000) };
+    CHECK_OK(tu_cuda_remote.wait_signal(&pair->peers, 1, 3, &call));
+    CHECK_EQ(pair->counts[signal + 1], 1);
+    free(pair);
+}
+
+TEST_WORLD_THREADS(a_second_signal_is_held_until_the_first_is_waited_for, 1) {
+    pair *pair = malloc(sizeof *pair);
+    tu_backend_call call = { .stream = first, .timeout_ns = 3000000 };
+    const int signal = (3 * 2 + 0) * 2 * 2 + 2; /* channel 3, from 0 to 1 */
+    begin_pair(pair, world, 0);
+    CHECK_OK(tu_cuda_remote.signal(&pair->peers, 1, 3, &call));
+    CHECK_EQ(pair->counts[signal], 1);
+    CHECK_OK(tu_cuda_remote.signal(&pair->peers, 1, 3, &call)); /* not taken in time */
+    CHECK_EQ(pair->counts[signal], 1);
+    pair->counts[signal + 1] = 1;
+    CHECK_OK(tu_cuda_remote.signal(&pair->peers, 1, 3, &call));
+    CHECK_EQ(pair->counts[signal], 2);
+    CHECK_EQ(seen.locks, 0);
+    free(pair);
+}
+
+TEST_WORLD_THREADS(in_a_capture_nobody_is_held_and_nothing_is_counted, 1) {
+    pair *pair = malloc(sizeof *pair);
+    tu_backend_call call = { .stream = first, .timeout_ns = INT64_C(3600000000000) };
+    begin_pair(pair, world, 0);
+    capturing = 9;
+    CHECK_OK(tu_cuda_remote.wait_signal(&pair->peers, 1, 3, &call));
+    CHECK_OK(tu_cuda_remote.barrier(&pair->peers, 3, &call));
+    for (size_t i = 0; i < sizeof pair->counts / sizeof pair->counts[0]; i++)
+        CHECK_EQ(pair->counts[i], 0);
+    free(pair);
+}

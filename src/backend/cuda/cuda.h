@@ -216,8 +216,8 @@ void tu_cuda_order_end(tu_cuda_order *order, unsigned blocks);
 /* Where the device's context is not the current one, the driver refuses, and the launch is made again with it. */
 tutti_status tu_cuda_launch(tu_cuda *cuda, tu_cuda_device *device, tu_cuda_kernel kernel, unsigned blocks,
                             unsigned threads, void *args, CUstream stream);
-/* Waits until *count has reached `due`, the group has ended, or the hold or the timeout is over. */
-void tu_cuda_hold(tu_cuda_group *group, const _Atomic uint32_t *count, uint32_t due, int64_t timeout_ns);
+/* Waits until *count has reached `due`, the group has ended, or the hold or the timeout is over. False: it has not. */
+bool tu_cuda_hold(tu_cuda_group *group, const _Atomic uint32_t *count, uint32_t due, int64_t timeout_ns);
 /* Notes that this rank put a copy into the stream. await_uses waits for all such copies, and for all kernels of this
  * rank's groups: for memory that is to be unmapped while other ranks of the process use the device. */
 void tu_cuda_note_use(tu_cuda *cuda, tu_cuda_device *device, CUstream stream);

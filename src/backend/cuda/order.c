@@ -116,7 +116,7 @@ void tu_cuda_order_end(tu_cuda_order *order, unsigned blocks) {
 
 /* ---- ranks that share a process ---- */
 
-void tu_cuda_hold(tu_cuda_group *group, const _Atomic uint32_t *count, uint32_t due, int64_t timeout_ns) {
+bool tu_cuda_hold(tu_cuda_group *group, const _Atomic uint32_t *count, uint32_t due, int64_t timeout_ns) {
     const tu_backend_host *host = group->cuda->host;
     const _Atomic uint64_t *state = host->group_state(group->group);
     int64_t until = host->now() + (timeout_ns < TU_CUDA_HOLD_NS ? timeout_ns : TU_CUDA_HOLD_NS);
@@ -125,8 +125,9 @@ void tu_cuda_hold(tu_cuda_group *group, const _Atomic uint32_t *count, uint32_t 
             continue;
         sched_yield();
         if (host->now() > until || (state != NULL && atomic_load_explicit(state, memory_order_acquire) != 0))
-            return;
+            return false;
     }
+    return true;
 }
 
 /* ---- what this rank copies in its streams, where other ranks share the context ---- */

@@ -57,6 +57,8 @@ typedef struct company {
     const _Atomic uint32_t *count; /* of one partner, or of all members' barriers; NULL: nothing */
     uint32_t due;
     bool barrier;
+    _Atomic uint32_t *mine; /* of a signal: the word that this rank counted in … */
+    uint32_t number;        /* … and what it says since */
 } company;
 
 /* Counts a launch. The group's turn is taken. */
@@ -71,20 +73,42 @@ static company count_signal(const tu_backend_peers *peers, int kind, int peer, i
     }
     if (kind == TU_CUDA_SIGNAL_PUT) { /* the slot is free when the signal before was taken */
         _Atomic uint32_t *count = signal_counts(peers, counts, channel, peers->rank, peer);
-        return (company){ .count = count + 1, .due = count_launch(count) - 1 };
+        uint32_t number = count_launch(count);
+        return (company){ .count = count + 1, .due = number - 1, .mine = count, .number = number };
     }
     _Atomic uint32_t *count = signal_counts(peers, counts, channel, peer, peers->rank);
-    return (company){ .count = count, .due = count_launch(count + 1) };
+    uint32_t number = count_launch(count + 1);
+    return (company){ .count = count, .due = number, .mine = count + 1, .number = number };
 }
 
 /* Goes on when the partners have launched what it waits for. */
 static void keep_company(const tu_backend_peers *peers, company company, int64_t timeout_ns) {
     const tu_cuda_map *areas = peers->areas->handle;
-    if (company.count != NULL && !company.barrier)
-        tu_cuda_hold(peers->local, company.count, company.due, timeout_ns);
+    if (company.count != NULL && !company.barrier &&
+        !tu_cuda_hold(peers->local, company.count, company.due, timeout_ns)) {
+        /* The partner did not come: this launch no longer counts, or every later one would be held for it. */
+        uint32_t number = company.number;
+        atomic_compare_exchange_strong_explicit(company.mine, &number, number - 1, memory_order_relaxed,
+                                                memory_order_relaxed);
+    }
     for (int member = 0; company.barrier && member < peers->size; member++) {
         if (areas->near[member])
             tu_cuda_hold(peers->local, company.count + member, company.due, timeout_ns);
+    }
+}
+
+/* The words that this rank counts in begin anew, as its area does. */
+static void forget_launches(const tu_backend_peers *peers) {
+    const tu_cuda_map *areas = peers->areas->handle;
+    _Atomic uint32_t *counts =
+        areas->desk != NULL ? atomic_load_explicit(&areas->desk->counts, memory_order_acquire) : NULL;
+    for (int channel = 0; counts != NULL && channel < peers->channels; channel++) {
+        atomic_store_explicit(barrier_counts(peers, counts, channel) + peers->rank, 0, memory_order_release);
+        for (int peer = 0; peer < peers->size; peer++) {
+            atomic_store_explicit(signal_counts(peers, counts, channel, peers->rank, peer), 0, memory_order_release);
+            atomic_store_explicit(signal_counts(peers, counts, channel, peer, peers->rank) + 1, 0,
+                                  memory_order_release);
+        }
     }
 }
 
@@ -109,6 +133,7 @@ static void reset(const tu_backend_peers *peers) {
     tu_backend_block area = { .address = peers->areas->addresses[peers->rank],
                               .bytes = area_bytes(peers->size, peers->channels),
                               .device_index = peers->device_index };
+    forget_launches(peers);
     if (tu_cuda_clear(cuda, &area, 0, area.bytes) != TUTTI_OK)
         cuda->host->log(cuda->world, TUTTI_LOG_WARN, "cuda", "the signals of a block could not be reset");
 }
