@@ -8,6 +8,7 @@
 
 #include <tutti/autograd.h>
 #include <tutti/functional.h>
+#include <tutti/graph.h>
 #include <tutti/ops.h>
 #include <tutti/symmetric.h>
 
@@ -487,5 +488,63 @@ TEST_WORLD(splits_and_rows_that_do_not_fit_are_refused, 2) {
     CHECK(tt_all_to_all_vdev_2d(out, to, x, in, -1, group) == NULL);
     expect_error(TUTTI_ERROR_ARGUMENT, "major_align");
     CHECK_OK(tutti_group_check(group));
+    END;
+}
+
+/* ---- captured ---- */
+
+/* Inputs: a symmetric x, a symmetric buffer, the four tensors of an exchange. */
+static int everything(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    tutti_group *group = user;
+    tt_tensor *x = inputs.at[0], *buffer = inputs.at[1];
+    outputs[0] = tt_add_scalar(tt_one_shot_all_reduce(x, TUTTI_SUM, group), 1);
+    outputs[1] = tt_one_shot_all_reduce_copy(buffer, tt_mul_scalar(x, 2), TUTTI_SUM, group);
+    outputs[2] = tt_low_contention_all_gather(x, group);
+    outputs[3] = tt_reduce_scatter_split(x, TUTTI_AVG, group);
+    outputs[4] = tt_clone(tt_peer_tensor(x, 0, group));
+    tt_two_shot_all_reduce_(buffer, TUTTI_MAX, group);
+    outputs[5] = tt_clone(buffer);
+    tt_all_to_all_vdev(inputs.at[2], inputs.at[3], x, inputs.at[4], group);
+    outputs[6] = tt_clone(inputs.at[2]);
+    tt_tensor *plain_one = tt_mul_scalar(x, 3), *plain_two = tt_add_scalar(x, 5);
+    outputs[7] = tt_all_reduce_coalesced_(tt_tensors(plain_one, plain_two), TUTTI_SUM, group).at[1];
+    outputs[8] = tt_all_gather_list(x, NULL, group).at[1];
+    outputs[9] = tt_reduce_scatter_premul(x, 0.5, 0, group);
+    return 10;
+}
+
+enum {
+    RESULTS = 10
+};
+
+TEST_WORLD(graphs_of_these_operations_give_what_they_give, 2) {
+    BEGIN;
+    tt_tensor *inputs[5] = {
+        on_symmetric(world, tt_add_scalar(tt_view(tt_arange(0, 8, 1, TUTTI_F32, NULL), tt_shape(4, 2)), 10 * rank)),
+        symmetric(world, tt_shape(4, 2), 0), symmetric(world, tt_shape(4, 2), 0),
+        tt_symm_empty(world, tt_shape(2, 2), TUTTI_I64, NULL),
+        on_symmetric(world, tt_full(tt_shape(2), 2, TUTTI_I64, NULL))
+    };
+    tt_graph *graph;
+    tt_tensor *wanted[RESULTS];
+    CHECK(tt_capture(everything, group, tt_tensors_of(5, inputs), &graph));
+    CHECK_EQ(tt_graph_count_of(graph, "one_shot_all_reduce"), 1);
+    CHECK_EQ(tt_graph_count_of(graph, "peer_tensor"), 1);
+    CHECK(tt_graph_check(graph));
+    CHECK_OK(tutti_barrier(group, NULL));
+    CHECK_EQ(everything(tt_tensors_of(5, inputs), wanted, group), RESULTS);
+    for (int i = 0; i < RESULTS; i++)
+        wanted[i] = tt_clone(wanted[i]);
+    CHECK_OK(tutti_barrier(group, NULL));
+    for (int round = 0; round < 2; round++) {
+        tt_tensor_list got = tt_graph_run(graph, tt_tensors_of(5, inputs));
+        CHECK_EQ(got.count, RESULTS);
+        for (int i = 0; i < RESULTS; i++)
+            if (!tt_equal(got.at[i], wanted[i]))
+                FAIL("result %d differs in round %d", i, round);
+        CHECK(tt_wait_all(world));
+        CHECK_OK(tutti_barrier(group, NULL));
+    }
+    tt_graph_release(&graph);
     END;
 }
