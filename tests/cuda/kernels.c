@@ -20,9 +20,12 @@
 #define STAGE ((uint64_t)65536)
 #define SHARE ((uint64_t)4096) /* of a message's stage, for one receiver */
 
+#define BLOCK ((uint64_t)65536) /* bytes of a rank's symmetric block, index 1 of the table */
+
 /* What all ranks share: the control blocks, and where their parts lie. */
 typedef struct machine {
     int size;
+    unsigned char *blocks; /* symmetric */
     unsigned char *control;
     uint64_t stride, inbox, packets, sent, taken, message_stage, stage, scratch, epochs, packet_epochs, counters, table;
     unsigned char *areas; /* of signals */
@@ -51,14 +54,16 @@ static void machine_begin(machine *machine, int size) {
     machine->epochs = place(&end, 8 * sizeof(uint32_t));
     machine->packet_epochs = place(&end, TU_CUDA_PACKET_BLOCKS * sizeof(uint32_t));
     machine->counters = place(&end, 2 * TU_CUDA_MESSAGE_BLOCKS * members * sizeof(uint32_t));
-    machine->table = place(&end, sizeof(tu_cuda_mapping));
+    machine->table = place(&end, 2 * sizeof(tu_cuda_mapping));
     machine->stride = (end + 4095) & ~UINT64_C(4095);
     machine->control = aligned_alloc(4096, machine->stride * members);
     memset(machine->control, 0, machine->stride * members);
+    machine->blocks = aligned_alloc(4096, BLOCK * members);
     for (int rank = 0; rank < size; rank++) {
         tu_cuda_mapping *first =
             (tu_cuda_mapping *)(machine->control + (uint64_t)rank * machine->stride + machine->table);
         *first = (tu_cuda_mapping){ (uint64_t)(uintptr_t)machine->control, machine->stride };
+        first[1] = (tu_cuda_mapping){ (uint64_t)(uintptr_t)machine->blocks, BLOCK };
     }
     machine->area_stride = 65536;
     machine->areas = aligned_alloc(4096, machine->area_stride * members);
@@ -67,6 +72,7 @@ static void machine_begin(machine *machine, int size) {
 
 static void machine_end(machine *machine) {
     free(machine->control);
+    free(machine->blocks);
     free(machine->areas);
 }
 
@@ -222,7 +228,7 @@ static void follow_each_other(rank *rank) {
     free(memory);
 }
 
-TEST(small_sums_by_packets_have_the_bits_of_the_serial_loop_and_do_not_mix) {
+TEST_LIMIT(small_sums_by_packets_have_the_bits_of_the_serial_loop_and_do_not_mix, 600) {
     CHECK(test_instructions_named("reference"));
     on_ranks(2, follow_each_other);
     on_ranks(3, follow_each_other);
@@ -244,7 +250,7 @@ static void disagree_in_packets(rank *rank) {
     CHECK_EQ(rank->machine->reports[rank->rank].fault.code, TU_CUDA_FAULT_MISMATCH);
 }
 
-TEST(ranks_that_do_not_make_the_same_call_all_find_a_mismatch) {
+TEST_LIMIT(ranks_that_do_not_make_the_same_call_all_find_a_mismatch, 600) {
     on_ranks(2, disagree);
     on_ranks(4, disagree);
     on_ranks(3, disagree_in_packets);
@@ -266,9 +272,109 @@ static void sum_what_lies_here(rank *rank) {
     free(memory);
 }
 
-TEST(what_copy_engines_brought_is_added_up_without_the_others) {
+TEST_LIMIT(what_copy_engines_brought_is_added_up_without_the_others, 600) {
     CHECK(test_instructions_named("reference"));
     on_ranks(3, sum_what_lies_here);
+}
+
+/* ---- where the data lies ---- */
+
+static unsigned char *block_of(const rank *rank) {
+    return rank->machine->blocks + (uint64_t)rank->rank * BLOCK;
+}
+
+/* From and to symmetric blocks, at the same offsets on all ranks or, with `moved`, at another one of rank 1. */
+static void in_blocks(rank *rank, emulated_kernel kernel, size_t count, int mode, bool moved, int round) {
+    uint64_t offset = moved && rank->rank == 1 ? 64 : 0,
+             out_offset = mode == TU_CUDA_TWO_SHOT ? offset : offset + 32768;
+    unsigned char *in = block_of(rank) + offset, *out = block_of(rank) + out_offset;
+    tu_cuda_reduce_args args = { .meeting = meeting(rank, (uint32_t)count * 41 + (uint32_t)mode),
+                                 .in = (uint64_t)(uintptr_t)in,
+                                 .out = (uint64_t)(uintptr_t)out,
+                                 .source = TU_CUDA_CODE(1, offset),
+                                 .target = TU_CUDA_CODE(1, out_offset),
+                                 .source_base = (uint64_t)(uintptr_t)rank->machine->blocks + offset,
+                                 .source_stride = BLOCK,
+                                 .target_base = (uint64_t)(uintptr_t)rank->machine->blocks + out_offset,
+                                 .target_stride = BLOCK,
+                                 .count = count,
+                                 .reduction = TUTTI_SUM,
+                                 .mode = mode };
+    args.meeting.plan = 1000 + offset; /* equal where all can compute each other's addresses */
+    fill(in, TUTTI_F32, count, rank->rank, round);
+    launch(rank, kernel, 2, THREADS, &args);
+    expect(out, TUTTI_F32, TUTTI_SUM, count, rank->machine->size, round);
+    by_packets(rank, EMULATED_PACKETS_F32, TUTTI_SUM, in, in, 1, 1,
+               1); /* nobody fills its block before all have looked */
+}
+
+static void reduce_in_blocks(rank *rank) {
+    static const size_t counts[] = { 5, 256, 1003 };
+    for (int round = 0; round < 12; round++) {
+        int mode = round % 2 == 0 ? TU_CUDA_ONE_SHOT : TU_CUDA_TWO_SHOT;
+        in_blocks(rank, rank->machine->size == 4 ? EMULATED_REDUCE_F32_4 : EMULATED_REDUCE_F32, counts[round % 3], mode,
+                  round >= 6, round);
+        in_blocks(rank, EMULATED_MULTIMEM_F32, counts[round % 3], mode, round >= 6, round + 100);
+    }
+    CHECK_EQ(rank->machine->words[rank->rank].fault, 0);
+}
+
+TEST_LIMIT(sums_where_the_data_lies_have_the_bits_of_the_serial_loop, 600) {
+    CHECK(test_instructions_named("reference"));
+    on_ranks(2, reduce_in_blocks);
+    on_ranks(4, reduce_in_blocks);
+}
+
+static void gather_into_all(rank *rank) {
+    int size = rank->machine->size;
+    for (uint64_t bytes = 1; bytes <= 1000; bytes = bytes * 10 + 6) {
+        unsigned char mine[2048];
+        memset(mine, 10 + rank->rank, bytes);
+        tu_cuda_gather_args args = { .meeting = meeting(rank, (uint32_t)bytes),
+                                     .in = (uint64_t)(uintptr_t)mine,
+                                     .bytes = bytes,
+                                     .target = TU_CUDA_CODE(1, 128),
+                                     .target_base = (uint64_t)(uintptr_t)rank->machine->blocks + 128,
+                                     .target_stride = BLOCK };
+        args.meeting.plan = 77;
+        launch(rank, EMULATED_MULTIMEM_GATHER, 2, THREADS, &args);
+        for (uint64_t i = 0; i < bytes * (uint64_t)size; i++)
+            CHECK_EQ(block_of(rank)[128 + i], 10 + i / bytes);
+    }
+}
+
+/* all_to_all by pulling, from private memory and, at every second call, from symmetric memory of some ranks. */
+static void pull_from_all(rank *rank) {
+    int size = rank->machine->size;
+    for (int round = 0; round < 6; round++) {
+        uint64_t part = round % 3 == 0 ? 5 : round % 3 == 1 ? 300 : 9000, total = part * (uint64_t)size;
+        bool symmetric = round % 2 == 1 && rank->rank != 1 && total <= BLOCK;
+        unsigned char *in = symmetric ? block_of(rank) : malloc(total), *out = malloc(total);
+        tu_cuda_move_args args = { .meeting = meeting(rank, (uint32_t)part),
+                                   .in = (uint64_t)(uintptr_t)in,
+                                   .out = (uint64_t)(uintptr_t)out,
+                                   .source = symmetric ? TU_CUDA_CODE(1, 0) : 0,
+                                   .stage = own(rank) + rank->machine->stage,
+                                   .stage_code = TU_CUDA_CODE(0, rank->machine->stage),
+                                   .stage_bytes = 16 * (uint64_t)size * 64, /* several rounds */
+                                   .longest = part };
+        for (int i = 0; i < size; i++) {
+            memset(in + (uint64_t)i * part, rank->rank * 16 + i, part);
+            args.parts[i] = (tu_cuda_move_part){ (uint64_t)i * part, part, (uint64_t)i * part, part };
+        }
+        launch(rank, EMULATED_MOVE, 3, THREADS, &args);
+        for (uint64_t i = 0; i < total; i++)
+            CHECK_EQ(out[i], i / part * 16 + (uint64_t)rank->rank);
+        if (!symmetric)
+            free(in);
+        free(out);
+    }
+    CHECK_EQ(rank->machine->words[rank->rank].fault, 0);
+}
+
+TEST_LIMIT(moves_bring_every_byte_to_its_place, 600) {
+    on_ranks(3, gather_into_all);
+    on_ranks(4, pull_from_all);
 }
 
 /* ---- messages ---- */
@@ -327,7 +433,7 @@ static void send_rounds(rank *rank) {
     }
 }
 
-TEST(messages_arrive_also_where_their_elements_lie_apart) {
+TEST_LIMIT(messages_arrive_also_where_their_elements_lie_apart, 600) {
     on_ranks(2, send_rounds);
     on_ranks(4, send_rounds);
 }
@@ -374,7 +480,7 @@ static void meet_by_words(rank *rank) {
     meet_often(rank, EMULATED_SIGNAL);
 }
 
-TEST(nobody_leaves_a_barrier_of_a_block_before_all_have_come) {
+TEST_LIMIT(nobody_leaves_a_barrier_of_a_block_before_all_have_come, 600) {
     memset(there, 0, sizeof there);
     on_ranks(4, meet_by_additions);
     memset(there, 0, sizeof there);

@@ -183,7 +183,7 @@ static __device__ __forceinline__ int await_peer(const tu_cuda_meeting &meeting,
             return 0;
         }
         uint32_t theirs;
-        if ((spins & 4095) != 4095 || !sends_packets(meeting, peer, &theirs))
+        if (!sends_packets(meeting, peer, &theirs))
             continue;
         load_acquire128(&mine->flag, flag, *plan); /* it may have come meanwhile, and gone on */
         if ((int32_t)((uint32_t)(flag >> 32) - epoch) >= 0)

@@ -5,8 +5,8 @@
 #include "words.hpp"
 
 #include <pthread.h>
-#include <sched.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 #include "kernels.cu"
 
@@ -74,6 +74,14 @@ static void run_kernel(emulated_kernel kernel, const void *args) {
         return call(tutti_packets_f64, args);
     case EMULATED_REDUCE_F32:
         return call(tutti_reduce_f32, args);
+    case EMULATED_REDUCE_F32_4:
+        return call(tutti_reduce_f32_4, args);
+    case EMULATED_MULTIMEM_F32:
+        return call(tutti_multimem_f32_by_members, args);
+    case EMULATED_MULTIMEM_GATHER:
+        return call(tutti_multimem_gather_by_members, args);
+    case EMULATED_MOVE:
+        return call(tutti_move, args);
     case EMULATED_MESSAGE:
         return call(tutti_message, args);
     case EMULATED_SIGNAL:
@@ -103,7 +111,11 @@ static void *run_block(void *argument) {
         context->uc_link = NULL;
         makecontext(context, begin_fiber, 0);
     }
-    for (unsigned left = mine->threads; left > 0; sched_yield()) {
+    unsigned left = mine->threads, before = 0;
+    while (left > 0) {
+        if (before == left + mine->generation)
+            usleep(50); /* it waits for another block, which shall have the processor */
+        before = left + mine->generation;
         for (unsigned i = 0; i < mine->threads; i++) {
             if (mine->fibers[i].over)
                 continue;
