@@ -213,7 +213,8 @@ struct tu_collective {
     tu_mapping **ring_mappings;
     unsigned char **rings;          /* each member's ring; NULL: not attached */
     size_t ring_bytes, chunk_bytes; /* of one; the most that a round uses of it */
-    uint64_t turns;                 /* rounds that have gone through the ring; the same on all members */
+    bool crowded;   /* some member says that ranks outnumber the cores; known with the rings, the same on all */
+    uint64_t turns; /* rounds that have gone through the ring; the same on all members */
     bool stages_far, stage_watched; /* staging past the cache; whether that is found out by looking: compute.c */
     int slow_stagings, next_trial;
     tutti_work *open;                   /* a one-shot that was started and not finished, with a reference; works.c */

@@ -52,13 +52,14 @@ void tu_compute_stage(tu_collective *state, tu_lane *put);
 void tu_stage_judge(tu_collective *state, size_t bytes, int64_t nanoseconds);
 
 /* Bytes of a part in a round, at most `room`, where the longest part has `longest`: a quarter, so that most of it is
- * taken while more is staged, but no less than a hand-over is worth. */
-static inline size_t tu_round_bytes(size_t longest, size_t room) {
+ * taken while more is staged, but no less than a hand-over is worth. Where ranks outnumber the cores a hand-over costs
+ * a switch of processes: there a round takes all it can. The rings must be attached. */
+static inline size_t tu_round_bytes(const tu_collective *state, size_t longest, size_t room) {
     enum {
         LEAST = 32 << 10
     };
     size_t quarter = (longest / 4 + 4095) / 4096 * 4096, part = quarter < LEAST ? LEAST : quarter;
-    return part < room ? part : room;
+    return part < room && !state->crowded ? part : room;
 }
 
 /* How many threads besides the caller's a rank of this world may use. */

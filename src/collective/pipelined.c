@@ -281,7 +281,7 @@ static tutti_status plan(pipeline *run, size_t longest) {
         status = tu_collective_attach_rings(state, run->task);
         room = state->chunk_bytes / parts / 64 * 64;
     }
-    run->part = run->ring ? tu_round_bytes(longest, room) : room;
+    run->part = run->ring ? tu_round_bytes(state, longest, room) : room;
     run->rounds = (longest + run->part - 1) / run->part;
     run->turn = state->turns;
     if (status == TUTTI_OK && run->ring)

@@ -20,7 +20,7 @@
 #include "collective/tuning.h"
 #include "collective/works.h"
 
-#define LAYOUT_VERSION 1
+#define LAYOUT_VERSION 2
 
 /* ---- layout ---- */
 
@@ -153,6 +153,7 @@ typedef struct hello {
     int32_t status;
     uint64_t slot_bytes;
     tu_locality place;
+    int32_t crowded; /* ranks outnumber the cores, as far as this one knows */
     char message[512];
 } hello;
 
@@ -196,7 +197,8 @@ static tutti_status share_piece(tu_collective *state, tu_task *task, const char 
         return tu_error_memory("mappings of a group", (size_t)state->size * sizeof(tu_mapping *));
     hello mine = { .version = LAYOUT_VERSION,
                    .slot_bytes = bytes,
-                   .place = tu_locality_here(state->group->world->local_rank) };
+                   .place = tu_locality_here(state->group->world->local_rank),
+                   .crowded = state->spins == 0 };
     tutti_error_copy before;
     tu_error_save(&before);
     tutti_status mine_status = tu_piece_alloc(job, purpose, bytes, 4096, -1, piece);
@@ -298,8 +300,10 @@ tutti_status tu_collective_attach_rings(tu_collective *state, tu_task *task) {
     if (status == TUTTI_OK)
         status = share_piece(state, task, "staging", state->ring_bytes, &state->ring_piece, theirs, &mappings);
     if (status == TUTTI_OK) {
-        for (int member = 0; member < state->size; member++)
+        for (int member = 0; member < state->size; member++) {
             rings[member] = mappings[member]->address;
+            state->crowded = state->crowded || theirs[member].crowded != 0;
+        }
         state->ring_mappings = mappings;
         state->rings = rings;
     } else {

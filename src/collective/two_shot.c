@@ -319,14 +319,15 @@ static tutti_status leave(const two_shot *run, uint64_t epoch) {
 #define LONG_PART ((size_t)4 << 10)
 
 /* How the message is cut: a ring that is there is used at once. Sets *staged when round 0 can be staged before anything
- * is known of the others. */
-static void plan(two_shot *run, size_t longest, bool *staged) {
+ * is known of the others; else it is cut anew when the rings are attached. */
+static void plan(two_shot *run, bool *staged) {
     tu_collective *state = run->state;
+    size_t longest = longest_slice(run->task, state->size);
     size_t room = state->layout.slot_bytes / (size_t)state->size / 64 * 64;
     run->ring = longest > room || longest > LONG_PART;
     if (run->ring)
         room = state->chunk_bytes / (size_t)state->size / 64 * 64;
-    run->part = run->ring ? tu_round_bytes(longest, room) : room;
+    run->part = run->ring ? tu_round_bytes(state, longest, room) : room;
     run->rounds = longest == 0 ? 1 : (longest + run->part - 1) / run->part;
     *staged = !run->ring || state->rings != NULL;
 }
@@ -353,11 +354,13 @@ static tutti_status begin(two_shot *run, bool staged, uint64_t *epoch) {
 /* The first message that needs them attaches the rings, and stages round 0 then. */
 static tutti_status begin_again(two_shot *run, uint64_t *epoch) {
     tu_collective *state = run->state;
+    bool staged;
     tutti_status status = tu_collective_attach_rings(state, run->task);
     if (status == TUTTI_OK)
         status = tu_epoch_enter(state, run->task, epoch);
     if (status != TUTTI_OK)
         return status;
+    plan(run, &staged);
     run->turn = state->turns;
     state->turns += run->rounds;
     stage(run, *epoch, 0);
@@ -369,7 +372,7 @@ tutti_status tu_two_shot(tu_collective *state, tu_task *task) {
     two_shot run = { .state = state, .task = task, .mine = tu_slice_of(task, state->size, state->rank) };
     run.stream = task->info.count * task->element >= state->large ? TU_KERNEL_STREAM : 0;
     bool staged;
-    plan(&run, longest_slice(task, state->size), &staged);
+    plan(&run, &staged);
     uint64_t epoch, last;
     tutti_status status = begin(&run, staged, &epoch);
     if (status != TUTTI_OK)
