@@ -6,13 +6,14 @@
 
 Open MPI (as it is, and with ob1 and vader), MPICH and gloo through PyTorch take part where they are installed; TEST_PYTHON names a Python that
 can import torch when the one on PATH cannot. All contenders are alive at once and take turns, row by row and round by round, on the same CPUs;
-those that wait sleep. The first round of each row checks the results.
+those that wait sleep. The first round of each row checks the results. A long table can be measured in several short runs, with --filter and --append.
 """
 import argparse
 import contextlib
 import json
 import os
 import platform
+import re
 import select
 import shutil
 import signal
@@ -289,10 +290,10 @@ def measure_ranks(options, ranks, rows, folder, document):
     document["labels"].update({contender.name: contender.label for contender in contenders})
     try:
         if ranks > 1 and cpus != "-":
-            trips = [contenders[0].turn("handover f32 0 isolated clean symmetric 50 1 trust")[0][0] / 2000 * ranks / 2 for _ in range(options.rounds)]
+            trips = document["handover"].get(str(ranks), []) + [contenders[0].turn("handover f32 0 isolated clean symmetric 50 1 trust")[0][0] / 2000 * ranks / 2 for _ in range(options.rounds)]
             document["handover"][str(ranks)] = trips
             print(f"{ranks} ranks: one cache line handed over in {median(trips):.0f} ns", flush=True)
-            overhead = measure_overhead(options, ranks, cpus, contenders[0], max(options.rounds, 31))
+            overhead = None if str(ranks) in document["overhead"] else measure_overhead(options, ranks, cpus, contenders[0], max(options.rounds, 31))
             if overhead:
                 document["overhead"][str(ranks)] = overhead
         for row in rows:
@@ -322,17 +323,25 @@ def main():
     parser.add_argument("--minutes", type=float, default=60, help="after which rows are left out")
     parser.add_argument("--only", nargs="*", default=[], help="peers that take part: openmpi openmpi_vader mpich gloo")
     parser.add_argument("--quick", action="store_true", help="without 256 MiB")
-    parser.add_argument("--filter", default="", help="rows whose text contains this")
+    parser.add_argument("--filter", default="", help="rows whose text (operation type bytes mode state) matches this regular expression")
+    parser.add_argument("--append", action="store_true", help="add to the file, if it is there, instead of beginning anew")
     parser.add_argument("--out", required=True, help="JSON file")
     options = parser.parse_args()
     options.build = os.path.abspath(options.build)
     options.end = time.monotonic() + 60 * options.minutes
     document = {"machine": machine(), "commit": commit(), "command": "python3 bench/peers/measure.py " + " ".join(os.path.basename(word) if os.path.isabs(word) else word for word in sys.argv[1:]),
                 "date": time.strftime("%Y-%m-%d", time.gmtime()), "rounds": options.rounds, "versions": {}, "labels": {}, "handover": {}, "overhead": {}, "left_out": 0, "rows": []}
-    rows = [row for row in rows_of(options.quick) if options.filter in " ".join(map(str, row))]
-    few = [("barrier", "f32", 0, "streaming", "clean")] + [("all_reduce", "f32", size, "streaming", "clean") for size in (8, 64 * KIB, MIB)]
+    if options.append and os.path.exists(options.out):
+        with open(options.out) as file:
+            before = json.load(file)
+        before["command"] = before["command"] + " && " + document["command"]
+        before["versions"].update(document["versions"])
+        document = before
+    rows = [row for row in rows_of(options.quick) if re.search(options.filter, " ".join(map(str, row)))]
+    few = ([("barrier", "f32", 0, "streaming", "clean")] + [("all_reduce", "f32", size, "streaming", "clean") for size in (8, 64 * KIB, MIB)] +
+           [("exchange", "f32", size, "streaming", "clean") for size in (64, KIB, 16 * KIB)])
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
-        for ranks in [int(word) for word in options.ranks.split(",")]:
+        for ranks in [int(word) for word in options.ranks.split(",") if word]:
             measure_ranks(options, ranks, rows, folder, document)
         for ranks in [int(word) for word in options.growth.split(",") if word]:
             measure_ranks(options, ranks, few, folder, document)

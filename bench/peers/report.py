@@ -216,7 +216,7 @@ def small_types_part(document, ranks):
 
 
 def others_part(document, ranks):
-    rows = [row for row in document["rows"] if row["ranks"] == ranks and row["operation"] not in ("all_reduce", "barrier")]
+    rows = [row for row in document["rows"] if row["ranks"] == ranks and row["operation"] not in ("all_reduce", "barrier", "exchange")]
     return ["#### Other collectives", "", "Sizes are those of the larger buffer.", "", *table(document, rows, "operation"), ""] if rows else []
 
 
@@ -225,13 +225,15 @@ def growth_part(document, full):
     counts = sorted({row["ranks"] for row in rows})
     if len(counts) < 2:
         return []
-    lines = ["### How it grows with ranks", "", "Streaming, clean; the ratio is Tutti's time (symmetric buffers) to the best peer's. With more ranks than CPUs Open MPI runs with "
-             "`mpi_yield_when_idle`.", "", "| ranks | barrier | 8 B | 64 KiB | 1 MiB |", "|---|---|---|---|---|"]
+    lines = ["### How it grows with ranks", "", "Streaming, clean; the ratio is Tutti's time (all-reduce: symmetric buffers) to the best peer's. An exchange sends half of its bytes to "
+             "each neighbour in a ring and receives as much, as a batch, in private buffers. With more ranks than CPUs Open MPI runs with `mpi_yield_when_idle`.", "",
+             "| ranks | barrier | 8 B | 64 KiB | 1 MiB | exchange 64 B | exchange 1 KiB | exchange 16 KiB |", "|---|---|---|---|---|---|---|---|"]
     for count in counts:
         cells = []
-        for operation, size in (("barrier", 0), ("all_reduce", 8), ("all_reduce", 65536), ("all_reduce", 1 << 20)):
+        for operation, size in (("barrier", 0), ("all_reduce", 8), ("all_reduce", 65536), ("all_reduce", 1 << 20),
+                                ("exchange", 64), ("exchange", 1024), ("exchange", 16384)):
             found = [row for row in rows if row["ranks"] == count and row["operation"] == operation and row["bytes"] == size]
-            mine = "tutti" if operation == "barrier" else "tutti_symmetric"
+            mine = {"barrier": "tutti", "exchange": "tutti_private"}.get(operation, "tutti_symmetric")
             if not found or mine not in found[0]["results"]:
                 cells.append("–")
                 continue
