@@ -33,10 +33,17 @@ static tutti_status refuse_open(const tu_address *address) {
 }
 
 static tutti_status cannot_listen(const tu_address *address, int error) {
+    struct stat status;
+    bool file = strncmp(address->host, "unix:/", 6) == 0;
+    const char *why = "";
+    if (error == EADDRINUSE && file && lstat(address->host + 5, &status) == 0 && !S_ISSOCK(status.st_mode))
+        why = "; what lies there is no socket, and is left alone: choose another path";
+    else if (error == EADDRINUSE)
+        why = file ? "; another server has it: choose another path"
+                   : "; another server has it: choose another port, or 0 for a free one";
     return tu_error_system(
         error, "The server socket has failed to listen on any local network address: port %d, host \"%s\"%s",
-        address->port, address->host,
-        error == EADDRINUSE ? "; another server has it: choose another port, or 0 for a free one" : "");
+        address->port, address->host, why);
 }
 
 /* ---- one socket ---- */

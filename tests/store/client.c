@@ -527,6 +527,7 @@ TEST(serving_on_a_path_removes_a_stale_socket_and_nothing_else) {
     tutti_store *store;
     tutti_tcp_store_options options = TUTTI_TCP_STORE_OPTIONS_INIT;
     CHECK(tutti_store_serve(url, 0, &options, &store) != TUTTI_OK);
+    CHECK_MESSAGE("is no socket");
     struct stat status;
     CHECK_EQ(stat(path, &status), 0);
     CHECK(S_ISREG(status.st_mode));
