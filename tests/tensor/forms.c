@@ -37,11 +37,11 @@ static void expect_error(tutti_status status, const char *fragment) {
     tt_error_clear();
 }
 
-#define BEGIN                                                        \
-    tutti_group *group = tutti_world_group(world);                   \
-    int rank = tutti_group_rank(group), n = tutti_group_size(group); \
-    tt_scope scope = tt_scope_open();                                \
-    (void)rank, (void)n
+#define BEGIN                                                            \
+    tutti_group *group = tutti_world_group(world);                       \
+    int rank = tutti_group_rank(group), ranks = tutti_group_size(group); \
+    tt_scope scope = tt_scope_open();                                    \
+    (void)rank, (void)ranks
 #define END                               \
     CHECK_OK(tt_scope_close(&scope));     \
     CHECK_EQ(tt_pending_works(world), 0); \
@@ -106,8 +106,8 @@ TEST_WORLD(gradients_of_sums_with_a_factor_have_it_too, 2) {
     CHECK(all_are(tt_grad(x), 3 * factor)); /* the sum of the ranks' gradients, 1 and 2, times this rank's factor */
     tt_set_grad(x, NULL);
     CHECK(tt_backward(tt_sum(tt_mul_scalar(tt_reduce_scatter_premul(x, factor, 1, group), rank + 1)), NULL));
-    for (int r = 0; r < n; r++)
-        CHECK(all_are(tt_narrow(tt_grad(x), 1, r, 1), (r + 1) * factor));
+    for (int peer = 0; peer < ranks; peer++)
+        CHECK(all_are(tt_narrow(tt_grad(x), 1, peer, 1), (peer + 1) * factor));
     tt_set_grad(x, NULL);
     tt_tensor_list sums = tt_all_reduce_coalesced_premul(tt_tensors(x, y), factor, group);
     CHECK(tt_backward(tt_add(tt_sum(sums.at[0]), tt_sum(sums.at[1])), NULL));
@@ -116,8 +116,8 @@ TEST_WORLD(gradients_of_sums_with_a_factor_have_it_too, 2) {
     tt_set_grad(y, NULL);
     tt_tensor_list parts = tt_reduce_scatter_coalesced_premul(tt_tensors(x, y), factor, 2, (int[]){ 1, 0 }, group);
     CHECK(tt_backward(tt_add(tt_sum(tt_mul_scalar(parts.at[0], rank + 1)), tt_sum(parts.at[1])), NULL));
-    for (int r = 0; r < n; r++)
-        CHECK(all_are(tt_narrow(tt_grad(x), 1, r, 1), (r + 1) * factor));
+    for (int peer = 0; peer < ranks; peer++)
+        CHECK(all_are(tt_narrow(tt_grad(x), 1, peer, 1), (peer + 1) * factor));
     CHECK(all_are(tt_grad(y), factor));
     END;
 }
@@ -209,15 +209,15 @@ TEST_WORLD(each_ranks_tensor_comes_in_a_list, 3) {
     for (int round = 0; round < 2; round++) {
         tt_tensor_list same = tt_all_gather_list(full(tt_shape(2, 3), rank), NULL, group);
         CHECK(same.count == 3 && tt_is_async(same.at[1]));
-        for (int r = 0; r < n; r++)
-            CHECK(all_are(same.at[r], r) && tt_size(same.at[r], 0) == 2);
+        for (int peer = 0; peer < ranks; peer++)
+            CHECK(all_are(same.at[peer], peer) && tt_size(same.at[peer], 0) == 2);
         int64_t rows[] = { 2, 0, 5 };
         tt_tensor *x = leaf(tt_shape(rows[rank], 2), rank + 1);
         tt_tensor_list own = tt_all_gather_list(x, rows, group);
         CHECK_EQ(own.count, 3);
-        for (int r = 0; r < n; r++)
-            CHECK(all_are(own.at[r], r + 1) && tt_size(own.at[r], 0) == rows[r]);
-        /* Every rank's loss counts rank r's rows r + 1 times. */
+        for (int peer = 0; peer < ranks; peer++)
+            CHECK(all_are(own.at[peer], peer + 1) && tt_size(own.at[peer], 0) == rows[peer]);
+        /* Every rank's loss counts a peer's rows its rank + 1 times. */
         tt_tensor *loss = tt_add(tt_sum(own.at[0]), tt_mul_scalar(tt_sum(own.at[2]), 3));
         CHECK(tt_backward(loss, NULL) && all_are(tt_grad(x), 3 * (rank + 1)));
     }
@@ -264,13 +264,13 @@ TEST_WORLD(a_tag_chooses_among_groups_of_the_same_ranks, 2) {
     CHECK_OK(tutti_group_new(world, NULL, 0, TUTTI_OPTIONS(tutti_group_options, .tag = "blue"), &blue));
     CHECK_OK(tutti_group_new(world, NULL, 0, TUTTI_OPTIONS(tutti_group_options, .tag = "red"), &red));
     BEGIN;
-    int ranks[] = { 0, 1 };
-    CHECK(tt_group(world, tutti_form_ranks(FORM, ranks, 2), "blue") == blue);
-    CHECK(tt_group(world, tutti_form_ranks(FORM, ranks, 2), "red") == red);
-    CHECK(tt_group(world, tutti_form_ranks(FORM, ranks, 2), NULL) == group);
+    int both[] = { 0, 1 };
+    CHECK(tt_group(world, tutti_form_ranks(FORM, both, 2), "blue") == blue);
+    CHECK(tt_group(world, tutti_form_ranks(FORM, both, 2), "red") == red);
+    CHECK(tt_group(world, tutti_form_ranks(FORM, both, 2), NULL) == group);
     CHECK(all_are(
-        tt_all_reduce(full(tt_shape(2), 1), TUTTI_SUM, tt_group(world, tutti_form_ranks(FORM, ranks, 2), "red")), 2));
-    CHECK(tt_group(world, tutti_form_ranks(FORM, ranks, 2), "green") == NULL);
+        tt_all_reduce(full(tt_shape(2), 1), TUTTI_SUM, tt_group(world, tutti_form_ranks(FORM, both, 2), "red")), 2));
+    CHECK(tt_group(world, tutti_form_ranks(FORM, both, 2), "green") == NULL);
     CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
     tt_error_clear();
     END;

@@ -72,7 +72,7 @@ static tt_tensor *some(tt_dims shape, int64_t numel) {
 TEST(cross_entropy_takes_classes_in_dimension_one_of_any_number) {
     tt_scope scope = tt_scope_open();
     int64_t labels[12] = { 0, 4, 2, -100, 1, 3, 3, 0, 2, -100, 4, 1 };
-    tt_tensor *x = tt_require_grad(some(tt_shape(2, 5, 3, 2), 60), true); /* (n, classes, 3, 2) */
+    tt_tensor *x = tt_require_grad(some(tt_shape(2, 5, 3, 2), 60), true); /* (rows, classes, 3, 2) */
     tt_tensor *targets = tt_from(labels, tt_shape(2, 3, 2), TUTTI_I64, NULL);
     tt_tensor *rows =
         tt_require_grad(tt_reshape(tt_permute(tt_detach(x), tt_shape(0, 2, 3, 1)), tt_shape(12, 5)), true);

@@ -45,11 +45,11 @@ static void expect_error(tutti_status status, const char *fragment) {
     tt_error_clear();
 }
 
-#define BEGIN                                                        \
-    tutti_group *group = tutti_world_group(world);                   \
-    int rank = tutti_group_rank(group), n = tutti_group_size(group); \
-    tt_scope scope = tt_scope_open();                                \
-    (void)rank, (void)n
+#define BEGIN                                                            \
+    tutti_group *group = tutti_world_group(world);                       \
+    int rank = tutti_group_rank(group), ranks = tutti_group_size(group); \
+    tt_scope scope = tt_scope_open();                                    \
+    (void)rank, (void)ranks
 #define END                               \
     CHECK_OK(tt_scope_close(&scope));     \
     CHECK_EQ(tt_pending_works(world), 0); \
@@ -241,8 +241,8 @@ TEST(in_a_fake_world_results_are_made_of_the_input) {
     CHECK(tt_equal(tt_reduce_scatter_split(x, TUTTI_SUM, group), tt_narrow(x, 1, 1, 1)));
     CHECK(tt_equal(tt_low_contention_reduce_scatter(x, TUTTI_SUM, group), tt_narrow(x, 0, 1, 1)));
     tt_tensor *gathered = tt_low_contention_all_gather(x, group);
-    for (int r = 0; r < 4; r++)
-        CHECK(tt_equal(tt_narrow(gathered, 0, 4 * r, 4), x));
+    for (int peer = 0; peer < 4; peer++)
+        CHECK(tt_equal(tt_narrow(gathered, 0, 4 * peer, 4), x));
     CHECK(tt_wait_all(world));
     CHECK_OK(tt_scope_close(&scope));
     CHECK_OK(tutti_world_close(world));
@@ -282,7 +282,7 @@ TEST_WORLD(a_rank_that_does_not_come_is_told_at_the_deadline, 2) {
     CHECK(all_are(tt_one_shot_all_reduce(x, TUTTI_SUM, group), 2)); /* met */
     CHECK_OK(tutti_barrier(group, NULL));
     if (tutti_world_rank(world) == 0) {
-        CHECK_OK(tutti_group_set_timeout(group, 100000000));
+        CHECK_OK(tutti_group_set_timeout(group, test_moment()));
         CHECK(!tt_wait(tt_one_shot_all_reduce(x, TUTTI_SUM, group)));
         expect_error(TUTTI_ERROR_TIMEOUT, "rank 1");
     } else {
@@ -307,8 +307,8 @@ static void multicast(tutti_world *world, void *argument) {
         CHECK(rank != 1 || all_are(root, 6));
         tt_tensor *gathered = symmetric(world, tt_shape(18, 5), -1);
         CHECK(tt_multimem_all_gather_out(gathered, plain(tt_shape(6, 5), rank), group) == gathered);
-        for (int r = 0; r < n; r++)
-            CHECK(all_are(tt_narrow(gathered, 0, 6 * r, 6), r));
+        for (int peer = 0; peer < ranks; peer++)
+            CHECK(all_are(tt_narrow(gathered, 0, 6 * peer, 6), peer));
         CHECK(tt_multimem_all_reduce_(x, TUTTI_SUM, group) == x && all_are(x, 6));
         CHECK(tt_wait_all(world));
         CHECK_OK(tutti_barrier(group, NULL));
@@ -351,8 +351,8 @@ TEST_WORLD(low_contention_forms_and_their_gradients, 3) { /* spec: test_low_cont
     BEGIN;
     for (int symm = 0; symm < 2; symm++) {
         tt_tensor *x = plain(tt_shape(2, 4), rank), *chunks = plain(tt_shape(6, 4), 0);
-        for (int r = 0; r < n; r++)
-            tt_fill_(tt_narrow(chunks, 0, 2 * r, 2), r);
+        for (int peer = 0; peer < ranks; peer++)
+            tt_fill_(tt_narrow(chunks, 0, 2 * peer, 2), peer);
         if (symm) {
             x = on_symmetric(world, x);
             chunks = on_symmetric(world, chunks);
@@ -360,17 +360,17 @@ TEST_WORLD(low_contention_forms_and_their_gradients, 3) { /* spec: test_low_cont
         tt_require_grad(x, true);
         tt_require_grad(chunks, true);
         tt_tensor *gathered = tt_low_contention_all_gather(x, group);
-        for (int r = 0; r < n; r++)
-            CHECK(all_are(tt_narrow(gathered, 0, 2 * r, 2), r));
+        for (int peer = 0; peer < ranks; peer++)
+            CHECK(all_are(tt_narrow(gathered, 0, 2 * peer, 2), peer));
         CHECK(tt_backward(tt_sum(tt_mul_scalar(gathered, rank + 1)), NULL) && all_are(tt_grad(x), 6));
         tt_tensor *sum = tt_low_contention_reduce_scatter(chunks, TUTTI_SUM, group);
-        CHECK(all_are(sum, rank * n) && all_are(tt_low_contention_reduce_scatter(chunks, TUTTI_AVG, group), rank));
+        CHECK(all_are(sum, rank * ranks) && all_are(tt_low_contention_reduce_scatter(chunks, TUTTI_AVG, group), rank));
         CHECK(tt_backward(tt_sum(tt_mul_scalar(sum, rank + 1)), NULL));
-        for (int r = 0; r < n; r++)
-            CHECK(all_are(tt_narrow(tt_grad(chunks), 0, 2 * r, 2), r + 1));
+        for (int peer = 0; peer < ranks; peer++)
+            CHECK(all_are(tt_narrow(tt_grad(chunks), 0, 2 * peer, 2), peer + 1));
     }
     tt_tensor *one = tt_require_grad(plain(tt_shape(), rank), true), *each = tt_low_contention_all_gather(one, group);
-    CHECK(tt_size(each, 0) == n && tt_backward(tt_sum(each), NULL) && all_are(tt_grad(one), n));
+    CHECK(tt_size(each, 0) == ranks && tt_backward(tt_sum(each), NULL) && all_are(tt_grad(one), ranks));
     tt_tensor *turned = tt_transpose(plain(tt_shape(2, 3), rank), 0, 1); /* any strides */
     CHECK(all_are(tt_narrow(tt_low_contention_all_gather(turned, group), 0, 3, 3), 1));
     CHECK(tt_low_contention_reduce_scatter(plain(tt_shape(4), 1), TUTTI_SUM, group) == NULL);
@@ -387,8 +387,8 @@ TEST_WORLD(reduce_scatter_splits_the_last_dimension, 4) { /* spec: test_reduce_s
         tt_tensor *wanted = tt_mul_scalar(tt_narrow(values, 1, 2 * rank, 2), round == 0 ? 10 : 2.5);
         CHECK(tt_equal(part, wanted));
         CHECK(tt_backward(tt_sum(tt_mul_scalar(part, rank + 1)), NULL));
-        for (int r = 0; r < n; r++)
-            CHECK(all_are(tt_narrow(tt_grad(x), 1, 2 * r, 2), (r + 1) * (round == 0 ? 1 : 0.25)));
+        for (int peer = 0; peer < ranks; peer++)
+            CHECK(all_are(tt_narrow(tt_grad(x), 1, 2 * peer, 2), (peer + 1) * (round == 0 ? 1 : 0.25)));
         tt_tensor *out = plain(tt_shape(3, 2), 0), *flat = tt_view(tt_detach(x), tt_shape(24));
         CHECK(tt_reduce_scatter_split_out(out, tt_detach(x), TUTTI_SUM, group) == out);
         CHECK(tt_equal(out, tt_mul_scalar(tt_narrow(values, 1, 2 * rank, 2), 10)));
@@ -415,24 +415,24 @@ TEST_WORLD(rows_go_where_the_splits_say, 3) {
     for (int round = 0; round < 2; round++) {
         int64_t splits[3], wanted[6];
         int64_t sent = 0, came = 0;
-        for (int r = 0; r < n; r++) {
-            splits[r] = (rank + r) % 3;
-            sent += splits[r];
-            wanted[r] = (rank + r) % 3; /* what rank r sends here */
-            wanted[n + r] = came;
-            came += wanted[r];
+        for (int peer = 0; peer < ranks; peer++) {
+            splits[peer] = (rank + peer) % 3;
+            sent += splits[peer];
+            wanted[peer] = (rank + peer) % 3; /* what that peer sends here */
+            wanted[ranks + peer] = came;
+            came += wanted[peer];
         }
         tt_tensor *x = tt_symm_empty(world, tt_shape(6, 2), TUTTI_F32, NULL),
                   *out = symmetric(world, tt_shape(9, 2), -1);
-        for (int r = 0, at = 0; r < n; at += (int)splits[r++])
-            tt_fill_(tt_narrow(x, 0, at, splits[r]), 10 * rank + r);
+        for (int peer = 0, at = 0; peer < ranks; at += (int)splits[peer++])
+            tt_fill_(tt_narrow(x, 0, at, splits[peer]), 10 * rank + peer);
         CHECK(sent <= 6);
         tt_tensor *in_splits = on_symmetric(world, tt_from(splits, tt_shape(3), TUTTI_I64, NULL));
         tt_tensor *out_splits = tt_symm_empty(world, tt_shape(2, 3), TUTTI_I64, NULL);
         CHECK(tt_all_to_all_vdev(out, out_splits, x, in_splits, group) == out);
         CHECK(is_i64(out_splits, tt_shape(2, 3), wanted) && is_i64(in_splits, tt_shape(3), splits));
-        for (int r = 0; r < n; r++)
-            CHECK(all_are(tt_narrow(out, 0, wanted[n + r], wanted[r]), 10 * r + rank));
+        for (int peer = 0; peer < ranks; peer++)
+            CHECK(all_are(tt_narrow(out, 0, wanted[ranks + peer], wanted[peer]), 10 * peer + rank));
         CHECK(all_are(tt_narrow(out, 0, came, 9 - came), -1));
         CHECK(tt_version(out) == 2 && tt_version(out_splits) == 1);
         CHECK_OK(tutti_barrier(group, NULL));

@@ -30,11 +30,11 @@ static void expect_error(tutti_status status, const char *fragment) {
     tt_error_clear();
 }
 
-#define BEGIN                                                        \
-    tutti_group *group = tutti_world_group(world);                   \
-    int rank = tutti_group_rank(group), n = tutti_group_size(group); \
-    tt_scope scope = tt_scope_open();                                \
-    (void)rank, (void)n
+#define BEGIN                                                            \
+    tutti_group *group = tutti_world_group(world);                       \
+    int rank = tutti_group_rank(group), ranks = tutti_group_size(group); \
+    tt_scope scope = tt_scope_open();                                    \
+    (void)rank, (void)ranks
 #define END                               \
     CHECK_OK(tt_scope_close(&scope));     \
     CHECK_EQ(tt_pending_works(world), 0); \
@@ -49,17 +49,17 @@ static void barrier(tutti_group *group) {
 TEST_WORLD(a_peer_tensor_reads_and_writes_where_the_peer_has_its_own, 3) {
     BEGIN;
     tt_tensor *x = symmetric(world, tt_shape(4, 6), rank);
-    for (int r = 0; r < n; r++) {
-        tt_tensor *theirs = tt_peer_tensor(x, r, group);
+    for (int peer = 0; peer < ranks; peer++) {
+        tt_tensor *theirs = tt_peer_tensor(x, peer, group);
         barrier(group);
-        CHECK(all_are(theirs, r) && tt_same_storage(theirs, x) == (r == rank));
+        CHECK(all_are(theirs, peer) && tt_same_storage(theirs, x) == (peer == rank));
         barrier(group);
     }
-    int next = (rank + 1) % n;
+    int next = (rank + 1) % ranks;
     tt_tensor *there = tt_peer_tensor(x, next, group);
     tt_fill_(tt_narrow(there, 1, 2, 2), 10 + rank); /* a view of it, written through */
     barrier(group);
-    CHECK(all_are(tt_narrow(x, 1, 2, 2), 10 + (rank + n - 1) % n) && all_are(tt_narrow(x, 1, 0, 2), rank));
+    CHECK(all_are(tt_narrow(x, 1, 2, 2), 10 + (rank + ranks - 1) % ranks) && all_are(tt_narrow(x, 1, 0, 2), rank));
     CHECK(tt_version(there) == 1); /* what was written through it, and nothing else */
     END;
 }
@@ -116,9 +116,9 @@ TEST_WORLD(peers_of_a_subgroup_are_counted_in_it, 4) {
     CHECK_OK(tutti_group_new_subgroups(group, 2, NULL, NULL, &half));
     tt_tensor *x = symmetric(world, tt_shape(5), rank);
     tt_tensor *near = tt_peer_tensor(x, 1 - tutti_group_rank(half), half),
-              *far = tt_peer_tensor(x, n - 1 - rank, group);
+              *far = tt_peer_tensor(x, ranks - 1 - rank, group);
     barrier(group);
-    CHECK(all_are(near, rank ^ 1) && all_are(far, n - 1 - rank));
+    CHECK(all_are(near, rank ^ 1) && all_are(far, ranks - 1 - rank));
     barrier(group);
     END;
     tutti_group_release(half);
@@ -129,7 +129,7 @@ TEST_WORLD(what_has_no_peer_tensor_says_why, 2) {
     tt_tensor *x = symmetric(world, tt_shape(4), 1), *plain = tt_zeros(tt_shape(4), TUTTI_F32, NULL);
     CHECK(tt_peer_tensor(plain, 0, group) == NULL);
     expect_error(TUTTI_ERROR_ARGUMENT, "must be allocated with empty_strided_p2p()");
-    for (int bad = -1; bad <= n; bad += n + 1) {
+    for (int bad = -1; bad <= ranks; bad += ranks + 1) {
         CHECK(tt_peer_tensor(x, bad, group) == NULL);
         expect_error(TUTTI_ERROR_RANGE, "rank must be in [0, 2)");
     }
@@ -152,8 +152,8 @@ TEST(in_a_fake_world_every_peer_is_this_rank) {
     CHECK_OK(tutti_world_open_fake(1, 4, NULL, &world));
     tt_scope scope = tt_scope_open();
     tt_tensor *x = symmetric(world, tt_shape(4), 3);
-    for (int r = 0; r < 4; r++)
-        CHECK(tt_same_storage(tt_peer_tensor(x, r, tutti_world_group(world)), x));
+    for (int peer = 0; peer < 4; peer++)
+        CHECK(tt_same_storage(tt_peer_tensor(x, peer, tutti_world_group(world)), x));
     CHECK(tt_peer_tensor(tt_zeros(tt_shape(4), TUTTI_F32, NULL), 0, tutti_world_group(world)) == NULL);
     expect_error(TUTTI_ERROR_ARGUMENT, "must be allocated");
     CHECK_OK(tt_scope_close(&scope));
@@ -192,7 +192,7 @@ TEST_WORLD(a_peer_that_does_not_come_is_told_at_the_deadline, 2) {
     CHECK_OK(tutti_barrier(group, NULL));
     tt_scope scope = tt_scope_open();
     if (tutti_world_rank(world) == 0) {
-        CHECK_OK(tutti_group_set_timeout(group, 100000000));
+        CHECK_OK(tutti_group_set_timeout(group, test_moment()));
         CHECK(tt_peer_tensor(symmetric(world, tt_shape(4), 1), 1, group) == NULL);
         expect_error(TUTTI_ERROR_TIMEOUT, "rank 1");
     } else {
@@ -385,7 +385,7 @@ static tutti_status in_a_pool_scope(void *argument) {
         tt_symm_pool_end();
         tt_error_clear();
         tutti_status closed = tt_scope_close(&scope);
-        return closed == TUTTI_OK ? tutti_error_set(status, "the n-th allocation failed") : closed;
+        return closed == TUTTI_OK ? tutti_error_set(status, "the ranks-th allocation failed") : closed;
     }
     return tt_scope_close(&scope);
 }
