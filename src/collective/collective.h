@@ -277,6 +277,13 @@ static inline uint64_t (*tu_splits(const tu_collective *state, int member, uint6
 tutti_status tu_epoch_enter(tu_collective *state, tu_task *task, uint64_t *epoch);
 /* Publishes what was put into the line and slot of `epoch`. */
 void tu_epoch_arrive(tu_collective *state, tu_task *task, uint64_t epoch);
+/* Both, for a hand-over without data. */
+static inline tutti_status tu_epoch_come(tu_collective *state, tu_task *task, uint64_t *epoch) {
+    tutti_status status = tu_epoch_enter(state, task, epoch);
+    if (status == TUTTI_OK)
+        tu_epoch_arrive(state, task, *epoch);
+    return status;
+}
 /* Waits until `member` (or all) arrived, and compares signatures. */
 tutti_status tu_epoch_await(tu_collective *state, tu_task *task, uint64_t epoch, int member);
 tutti_status tu_epoch_await_all(tu_collective *state, tu_task *task, uint64_t epoch);

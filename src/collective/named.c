@@ -208,32 +208,30 @@ static tutti_status prepare_multicast(tutti_group *group, tu_operation operation
     return status == TUTTI_OK ? tu_named_symmetric(group, operation, what, pointer, bytes) : status;
 }
 
+/* The forms that reduce: the multicast buffer is their input. */
+static tutti_status reduce_multicast(tutti_group *group, tu_operation operation, const void *in, void *out,
+                                     size_t count, tutti_dtype dtype, tutti_reduction reduction, int root,
+                                     const tutti_call *call) {
+    tutti_status status = prepare_multicast(group, operation, "input", in, bytes_of(count, dtype, 1));
+    return status != TUTTI_OK || count == 0 ? status
+                                            : run(group, operation, in, out, count, dtype, reduction, root, call);
+}
+
 tutti_status tutti_multimem_all_reduce(tutti_group *group, void *data, size_t count, tutti_dtype dtype,
                                        tutti_reduction reduction, const tutti_call *call) {
-    tutti_status status =
-        prepare_multicast(group, TU_OPERATION_MULTIMEM_ALL_REDUCE, "input", data, bytes_of(count, dtype, 1));
-    if (status != TUTTI_OK || count == 0)
-        return status;
-    return run(group, TU_OPERATION_MULTIMEM_ALL_REDUCE, data, data, count, dtype, reduction, -1, call);
+    return reduce_multicast(group, TU_OPERATION_MULTIMEM_ALL_REDUCE, data, data, count, dtype, reduction, -1, call);
 }
 
 tutti_status tutti_multimem_one_shot_all_reduce(tutti_group *group, const void *in, void *out, size_t count,
                                                 tutti_dtype dtype, tutti_reduction reduction, const tutti_call *call) {
-    tutti_status status =
-        prepare_multicast(group, TU_OPERATION_MULTIMEM_ONE_SHOT_ALL_REDUCE, "input", in, bytes_of(count, dtype, 1));
-    if (status != TUTTI_OK || count == 0)
-        return status;
-    return run(group, TU_OPERATION_MULTIMEM_ONE_SHOT_ALL_REDUCE, in, out, count, dtype, reduction, -1, call);
+    return reduce_multicast(group, TU_OPERATION_MULTIMEM_ONE_SHOT_ALL_REDUCE, in, out, count, dtype, reduction, -1,
+                            call);
 }
 
 tutti_status tutti_multimem_one_shot_reduce_out(tutti_group *group, const void *in, void *out, size_t count,
                                                 tutti_dtype dtype, tutti_reduction reduction, int root,
                                                 const tutti_call *call) {
-    tutti_status status =
-        prepare_multicast(group, TU_OPERATION_MULTIMEM_ONE_SHOT_REDUCE, "input", in, bytes_of(count, dtype, 1));
-    if (status != TUTTI_OK || count == 0)
-        return status;
-    return run(group, TU_OPERATION_MULTIMEM_ONE_SHOT_REDUCE, in, out, count, dtype, reduction, root, call);
+    return reduce_multicast(group, TU_OPERATION_MULTIMEM_ONE_SHOT_REDUCE, in, out, count, dtype, reduction, root, call);
 }
 
 tutti_status tutti_multimem_all_gather_out(tutti_group *group, const void *in, void *out, size_t count,

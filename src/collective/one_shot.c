@@ -305,10 +305,9 @@ static tutti_status reduce_where_they_lie(tu_collective *state, tu_task *task, b
 /* Nothing to stage and nothing to take. */
 static tutti_status barrier(tu_collective *state, tu_task *task) {
     uint64_t epoch;
-    tutti_status status = tu_epoch_enter(state, task, &epoch);
+    tutti_status status = tu_epoch_come(state, task, &epoch);
     if (status != TUTTI_OK)
         return status;
-    tu_epoch_arrive(state, task, epoch);
     return tu_epoch_await_all(state, task, epoch);
 }
 

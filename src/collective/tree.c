@@ -49,10 +49,9 @@ static tutti_status await_leaders(tu_collective *state, tu_task *task, uint64_t 
 
 static tutti_status barrier(tu_collective *state, tu_task *task) {
     uint64_t epoch;
-    tutti_status status = tu_epoch_enter(state, task, &epoch);
+    tutti_status status = tu_epoch_come(state, task, &epoch);
     if (status != TUTTI_OK)
         return status;
-    tu_epoch_arrive(state, task, epoch);
     if (leads(state)) {
         status = gather_domain(state, task, epoch);
         if (status != TUTTI_OK)

@@ -344,24 +344,25 @@ tutti_status tutti_peers_get(tutti_peers *peers, int from, size_t offset, void *
     return peers->memory->backend->remote->get(&peers->backend, from, offset, to, bytes, &short_call);
 }
 
-tutti_status tutti_peers_signal(tutti_peers *peers, int to, int channel, const tutti_call *call) {
+/* A signal to, or from, another member. */
+static tutti_status run_signal(tutti_peers *peers, const char *what, bool sends, int member, int channel,
+                               const tutti_call *call) {
     tu_backend_call short_call;
-    tutti_status status = check_call(peers, "signal", call, true, &short_call);
+    tutti_status status = check_call(peers, what, call, true, &short_call);
     if (status == TUTTI_OK)
-        status = check_signal(peers, "signal", to, channel);
+        status = check_signal(peers, what, member, channel);
     if (status != TUTTI_OK || peers->memory->world->fake)
         return status;
-    return peers->memory->backend->remote->signal(&peers->backend, to, channel, &short_call);
+    const tu_backend_remote *remote = peers->memory->backend->remote;
+    return (sends ? remote->signal : remote->wait_signal)(&peers->backend, member, channel, &short_call);
+}
+
+tutti_status tutti_peers_signal(tutti_peers *peers, int to, int channel, const tutti_call *call) {
+    return run_signal(peers, "signal", true, to, channel, call);
 }
 
 tutti_status tutti_peers_wait_signal(tutti_peers *peers, int from, int channel, const tutti_call *call) {
-    tu_backend_call short_call;
-    tutti_status status = check_call(peers, "wait_signal", call, true, &short_call);
-    if (status == TUTTI_OK)
-        status = check_signal(peers, "wait_signal", from, channel);
-    if (status != TUTTI_OK || peers->memory->world->fake)
-        return status;
-    return peers->memory->backend->remote->wait_signal(&peers->backend, from, channel, &short_call);
+    return run_signal(peers, "wait_signal", false, from, channel, call);
 }
 
 tutti_status tutti_peers_test_signal(tutti_peers *peers, int from, int channel, bool *arrived) {

@@ -75,17 +75,24 @@ static tutti_status check_value(const char *what, int64_t value) {
     return TUTTI_OK;
 }
 
-/* The backend of the view's device, and what it needs of the call. */
-static tutti_status prepare(tutti_world *world, const tutti_view *view, const tutti_call *call,
-                            const tu_backend **backend, void **state, tu_backend_call *short_call) {
+/* Writes `count` words, by the backend of the view's device; 0: one, by its own way for one. */
+static tutti_status write_words(tutti_world *world, const tutti_view *view, int64_t offset, int64_t value,
+                                int64_t count, const tutti_call *call) {
     tutti_call full = TUTTI_CALL_INIT;
+    const tu_backend *backend;
+    void *state;
     tutti_status status = tu_options_copy("tutti_call", call, &full, sizeof full);
     if (status == TUTTI_OK)
         status = tu_world_check(world);
     if (status == TUTTI_OK)
-        status = tu_backend_get(world, view->device, backend, state);
-    *short_call = (tu_backend_call){ .timeout_ns = full.timeout_ns, .stream = full.stream };
-    return status;
+        status = tu_backend_get(world, view->device, &backend, &state);
+    if (status != TUTTI_OK)
+        return status;
+    tu_backend_call short_call = { .timeout_ns = full.timeout_ns, .stream = full.stream };
+    uint32_t *words = (uint32_t *)view->data + offset;
+    int index = tutti_device_index(view->device);
+    return count > 0 ? backend->memory->set32(state, index, words, (uint32_t)value, (size_t)count, &short_call)
+                     : backend->memory->write32(state, index, words, (uint32_t)value, &short_call);
 }
 
 tutti_status tutti_view_memset32(tutti_world *world, const tutti_view *view, int64_t offset, int64_t value,
@@ -102,14 +109,7 @@ tutti_status tutti_view_memset32(tutti_world *world, const tutti_view *view, int
         return tu_error(TUTTI_ERROR_RANGE,
                         "memset32: offset + count (%lld + %lld) exceeded the numel of the input (%lld)",
                         (long long)offset, (long long)count, (long long)view->shape[0]);
-    const tu_backend *backend;
-    void *state;
-    tu_backend_call short_call;
-    status = prepare(world, view, call, &backend, &state, &short_call);
-    if (status != TUTTI_OK)
-        return status;
-    return backend->memory->set32(state, tutti_device_index(view->device), (uint32_t *)view->data + offset,
-                                  (uint32_t)value, (size_t)count, &short_call);
+    return write_words(world, view, offset, value, count, call);
 }
 
 tutti_status tutti_view_write_value32(tutti_world *world, const tutti_view *view, int64_t offset, int64_t value,
@@ -122,12 +122,5 @@ tutti_status tutti_view_write_value32(tutti_world *world, const tutti_view *view
     if (offset >= view->shape[0])
         return tu_error(TUTTI_ERROR_RANGE, "write_value32: offset (%lld) exceeded the numel of the input (%lld)",
                         (long long)offset, (long long)view->shape[0]);
-    const tu_backend *backend;
-    void *state;
-    tu_backend_call short_call;
-    status = prepare(world, view, call, &backend, &state, &short_call);
-    if (status != TUTTI_OK)
-        return status;
-    return backend->memory->write32(state, tutti_device_index(view->device), (uint32_t *)view->data + offset,
-                                    (uint32_t)value, &short_call);
+    return write_words(world, view, offset, value, 0, call);
 }

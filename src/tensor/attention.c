@@ -363,12 +363,7 @@ tutti_status tu_attention_backward_cpu(tu_call *call) {
     }
     for (int i = 0; i < 6; i++)
         tu_tensor_drop(in[i]);
-    for (int i = 0; i < 3; i++) {
-        if (staged)
-            tu_stage_done(call->outputs[i], out[i]);
-        else
-            tu_tensor_drop(out[i]);
-    }
+    tu_stage_end(3, call->outputs, out, staged);
     if (job.out_of_memory)
         return tu_error_memory("the scores of an attention head", (size_t)(job.keys * BLOCK) * sizeof(double));
     return staged ? TUTTI_OK : TUTTI_ERROR_MEMORY;

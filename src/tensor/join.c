@@ -326,11 +326,15 @@ tutti_status tu_index_add_cpu(tu_call *call) {
     return TUTTI_OK;
 }
 
-void tu_index_add_gradient(tu_gradient *gradient) {
-    const tu_index_add_attributes *attributes = gradient->attributes;
+/* What was added gets the gradient of where it went. */
+static void addition_gradient(tu_gradient *gradient, int dim, tt_tensor *(*pick)(tt_tensor *, int, tt_tensor *)) {
     gradient->results[0] = gradient->grads[0];
     if (gradient->needs[2])
-        gradient->results[2] = tt_index_select(gradient->grads[0], attributes->dim, tu_saved(gradient, TU_INPUT(1)));
+        gradient->results[2] = pick(gradient->grads[0], dim, tu_saved(gradient, TU_INPUT(1)));
+}
+
+void tu_index_add_gradient(tu_gradient *gradient) {
+    addition_gradient(gradient, ((const tu_index_add_attributes *)gradient->attributes)->dim, tt_index_select);
 }
 
 /* ---- embedding ---- */
@@ -468,10 +472,7 @@ tutti_status tu_scatter_add_cpu(tu_call *call) {
 }
 
 void tu_scatter_add_gradient(tu_gradient *gradient) {
-    const tu_scatter_add_attributes *attributes = gradient->attributes;
-    gradient->results[0] = gradient->grads[0];
-    if (gradient->needs[2])
-        gradient->results[2] = tt_gather_dim(gradient->grads[0], attributes->dim, tu_saved(gradient, TU_INPUT(1)));
+    addition_gradient(gradient, ((const tu_scatter_add_attributes *)gradient->attributes)->dim, tt_gather_dim);
 }
 
 /* ---- triangles ---- */

@@ -185,12 +185,7 @@ tutti_status tu_norm_backward_cpu(tu_call *call) {
     }
     for (int i = 0; i < INPUTS; i++)
         tu_tensor_drop(in[i]);
-    for (int i = 0; i < 3; i++) {
-        if (staged)
-            tu_stage_done(call->outputs[i], out[i]);
-        else
-            tu_tensor_drop(out[i]);
-    }
+    tu_stage_end(3, call->outputs, out, staged);
     return staged ? TUTTI_OK : TUTTI_ERROR_MEMORY;
 }
 

@@ -28,3 +28,12 @@ void tu_stage_done(tt_tensor *out, tt_tensor *staged) {
         tu_copy_tensor(out, staged);
     tu_tensor_drop(staged);
 }
+
+void tu_stage_end(int count, tt_tensor *const *outs, tt_tensor *const *staged, bool computed) {
+    for (int i = 0; i < count; i++) {
+        if (computed)
+            tu_stage_done(outs[i], staged[i]);
+        else
+            tu_tensor_drop(staged[i]);
+    }
+}

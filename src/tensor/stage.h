@@ -15,6 +15,8 @@ tt_tensor *tu_stage_in(const tt_tensor *x, tutti_dtype dtype);
 tt_tensor *tu_stage_out(tt_tensor *out, tutti_dtype dtype);
 /* Copies a staged result into `out` where it is another tensor, and drops it. */
 void tu_stage_done(tt_tensor *out, tt_tensor *staged);
+/* The same for several, or drops them where nothing was computed. */
+void tu_stage_end(int count, tt_tensor *const *outs, tt_tensor *const *staged, bool computed);
 
 /* f64 for f64, f32 for narrower floats. */
 static inline tutti_dtype tu_stage_dtype(const tt_tensor *x) {

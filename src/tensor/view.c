@@ -254,15 +254,22 @@ tutti_status tu_unsqueeze_shape(tu_call *call) {
 
 /* ---- narrow, slice, select ---- */
 
+/* What x is, to be cut along dim. */
+static tutti_status cut_along(tu_call *call, int64_t dim, tu_shape **result, int *at) {
+    *result = same(call);
+    tutti_status status = dim_of(call, dim, at);
+    return status == TUTTI_OK && (*result)->ndim == 0
+               ? tu_call_error(call, TUTTI_ERROR_RANGE, "a 0-dim tensor cannot be cut: it has no dimension")
+               : status;
+}
+
 tutti_status tu_slice_shape(tu_call *call) {
     const tu_slice_attributes *attributes = call->attributes;
     int dim;
-    tu_shape *result = same(call);
-    tutti_status status = dim_of(call, attributes->dim, &dim);
+    tu_shape *result;
+    tutti_status status = cut_along(call, attributes->dim, &result, &dim);
     if (status != TUTTI_OK)
         return status;
-    if (result->ndim == 0)
-        return tu_call_error(call, TUTTI_ERROR_RANGE, "a 0-dim tensor cannot be sliced");
     int64_t size = result->sizes[dim], start = attributes->start < 0 ? attributes->start + size : attributes->start,
             end = attributes->end < 0 ? attributes->end + size : attributes->end;
     if (attributes->step < 1)
@@ -277,12 +284,10 @@ tutti_status tu_slice_shape(tu_call *call) {
 tutti_status tu_narrow_shape(tu_call *call) {
     const tu_narrow_attributes *attributes = call->attributes;
     int dim;
-    tu_shape *result = same(call);
-    tutti_status status = dim_of(call, attributes->dim, &dim);
+    tu_shape *result;
+    tutti_status status = cut_along(call, attributes->dim, &result, &dim);
     if (status != TUTTI_OK)
         return status;
-    if (result->ndim == 0)
-        return tu_call_error(call, TUTTI_ERROR_RANGE, "a 0-dim tensor cannot be narrowed");
     int64_t size = result->sizes[dim], start = attributes->start < 0 ? attributes->start + size : attributes->start;
     if (start < 0 || attributes->length < 0 || start > size || attributes->length > size - start)
         return tu_call_error(call, TUTTI_ERROR_RANGE, "start %lld and length %lld exceed dimension %d of %s",
@@ -295,12 +300,10 @@ tutti_status tu_narrow_shape(tu_call *call) {
 tutti_status tu_select_shape(tu_call *call) {
     const tu_select_attributes *attributes = call->attributes;
     int dim;
-    tu_shape *result = same(call);
-    tutti_status status = dim_of(call, attributes->dim, &dim);
+    tu_shape *result;
+    tutti_status status = cut_along(call, attributes->dim, &result, &dim);
     if (status != TUTTI_OK)
         return status;
-    if (result->ndim == 0)
-        return tu_call_error(call, TUTTI_ERROR_RANGE, "a 0-dim tensor has nothing to select");
     int64_t size = result->sizes[dim], index = attributes->index < 0 ? attributes->index + size : attributes->index;
     if (index < 0 || index >= size)
         return tu_call_error(call, TUTTI_ERROR_RANGE, "index %lld is out of range for dimension %d of %s",

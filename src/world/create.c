@@ -640,20 +640,24 @@ static tutti_status new_family(tutti_world *world, const int *const *lists, cons
     return TUTTI_OK;
 }
 
+/* What calls on a parent group begin with. */
+static tutti_status check_parent(const char *who, const tutti_group *parent, const void *out,
+                                 const tutti_group_options *given, tutti_group_options *options) {
+    if (parent == NULL || parent == TUTTI_NON_GROUP_MEMBER || out == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "%s needs a parent group of which this rank is a member, and a place for the result", who);
+    *options = (tutti_group_options)TUTTI_GROUP_OPTIONS_INIT;
+    tutti_status status = tu_world_check(parent->world);
+    return status == TUTTI_OK ? take_options(given, options) : status;
+}
+
 tutti_status tutti_group_new_subgroups(tutti_group *parent, int block, const tutti_group_options *given,
                                        tutti_group **all, tutti_group **mine) {
-    if (parent == NULL || parent == TUTTI_NON_GROUP_MEMBER || mine == NULL)
-        return tu_error(
-            TUTTI_ERROR_ARGUMENT,
-            "tutti_group_new_subgroups needs a parent group of which this rank is a member, and a place for "
-            "the result");
-    TU_INSIDE(parent->world);
-    tutti_group_options options = TUTTI_GROUP_OPTIONS_INIT;
-    tutti_status status = tu_world_check(parent->world);
-    if (status == TUTTI_OK)
-        status = take_options(given, &options);
+    tutti_group_options options;
+    tutti_status status = check_parent("tutti_group_new_subgroups", parent, mine, given, &options);
     if (status != TUTTI_OK)
         return status;
+    TU_INSIDE(parent->world);
     if (block <= 0 || block > parent->size || parent->size % block != 0)
         return tu_error(TUTTI_ERROR_ARGUMENT, "blocks of %d ranks do not divide the parent's %d ranks", block,
                         parent->size);
@@ -805,17 +809,12 @@ static void prepare_split(tutti_group *parent, const int *ranks, int count, cons
 
 tutti_status tutti_group_split(tutti_group *parent, const int *const *lists, const int *counts, int list_count,
                                const tutti_group_options *given, tutti_group **out) {
-    if (parent == NULL || parent == TUTTI_NON_GROUP_MEMBER || out == NULL)
-        return tu_error(TUTTI_ERROR_ARGUMENT,
-                        "tutti_group_split needs a parent group of which this rank is a member, and a place for the "
-                        "result");
+    tutti_group_options options;
+    tutti_status status = check_parent("tutti_group_split", parent, out, given, &options);
+    if (status != TUTTI_OK)
+        return status;
     TU_INSIDE(parent->world);
-    tutti_group_options options = TUTTI_GROUP_OPTIONS_INIT;
-    tutti_status status = tu_world_check(parent->world);
-    if (status == TUTTI_OK)
-        status = take_options(given, &options);
-    if (status == TUTTI_OK)
-        status = check_lists(lists, counts, list_count, parent->size, "group rank");
+    status = check_lists(lists, counts, list_count, parent->size, "group rank");
     int *ranks;
     int count;
     if (status == TUTTI_OK)

@@ -188,15 +188,19 @@ static verdict find_meeting(const tu_settings *settings, const names *names, con
     return COMPLETE;
 }
 
+/* A launcher that tells how many of its ranks are on this host. */
+static verdict find_mpi(const tu_settings *settings, const names *names, const char *job, const char *job_variable,
+                        tu_launch *launch) {
+    ranks found;
+    verdict verdict = read_ranks(names, &found);
+    bool one_host = verdict == COMPLETE && (found.local_size < 0 || found.local_size == found.size);
+    return verdict == COMPLETE ? find_meeting(settings, names, &found, one_host, job, job_variable, launch) : verdict;
+}
+
 static verdict find_open_mpi(const tu_settings *settings, tu_launch *launch) {
     static const names names = { "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                                  "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE" };
-    ranks found;
-    verdict verdict = read_ranks(&names, &found);
-    if (verdict != COMPLETE)
-        return verdict;
-    bool one_host = found.local_size < 0 || found.local_size == found.size;
-    return find_meeting(settings, &names, &found, one_host, text_of("PMIX_NAMESPACE"), "PMIX_NAMESPACE", launch);
+    return find_mpi(settings, &names, text_of("PMIX_NAMESPACE"), "PMIX_NAMESPACE", launch);
 }
 
 /* The process behind PMI_FD is the same for all ranks of a host; the protocol on it stays untouched for a later
@@ -217,13 +221,8 @@ static const char *hydra_job(char text[48]) {
 
 static verdict find_hydra(const tu_settings *settings, tu_launch *launch) {
     static const names names = { "Hydra", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS" };
-    ranks found;
-    verdict verdict = read_ranks(&names, &found);
-    if (verdict != COMPLETE)
-        return verdict;
     char job[48];
-    bool one_host = found.local_size < 0 || found.local_size == found.size;
-    return find_meeting(settings, &names, &found, one_host, hydra_job(job), "PMI_FD", launch);
+    return find_mpi(settings, &names, text_of(names.rank) != NULL ? hydra_job(job) : NULL, "PMI_FD", launch);
 }
 
 static verdict find_slurm(const tu_settings *settings, tu_launch *launch) {
