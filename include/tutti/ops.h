@@ -65,7 +65,7 @@ TUTTI_API tt_tensor *tt_sub(tt_tensor *a, tt_tensor *b);
 TUTTI_API tt_tensor *tt_sub_(tt_tensor *a, tt_tensor *b); /* in place */
 
 /* ---- functions ---- */
-/* the magnitude of x; of complex x a real tensor. For numbers, complex; has a gradient. */
+/* the magnitude of x; of complex x a real tensor, rounded by the C library. For numbers, complex; has a gradient. */
 TUTTI_API tt_tensor *tt_abs(tt_tensor *x);
 /* the next integer above. For numbers; has a gradient. */
 TUTTI_API tt_tensor *tt_ceil(tt_tensor *x);
@@ -78,12 +78,12 @@ TUTTI_API tt_tensor *tt_conj(tt_tensor *x);
 TUTTI_API tt_tensor *tt_cos(tt_tensor *x);
 /* error function. For floats; has a gradient. */
 TUTTI_API tt_tensor *tt_erf(tt_tensor *x);
-/* e to the power x. For floats, complex; has a gradient. */
+/* e to the power x; of complex x by the C library. For floats, complex; has a gradient. */
 TUTTI_API tt_tensor *tt_exp(tt_tensor *x);
 TUTTI_API tt_tensor *tt_exp_(tt_tensor *x); /* in place */
 /* the next integer below. For numbers; has a gradient. */
 TUTTI_API tt_tensor *tt_floor(tt_tensor *x);
-/* natural logarithm. For floats, complex; has a gradient. */
+/* natural logarithm; of complex x by the C library. For floats, complex; has a gradient. */
 TUTTI_API tt_tensor *tt_log(tt_tensor *x);
 /* -x. For numbers, complex; has a gradient. */
 TUTTI_API tt_tensor *tt_neg(tt_tensor *x);
@@ -98,7 +98,7 @@ TUTTI_API tt_tensor *tt_rsqrt(tt_tensor *x);
 TUTTI_API tt_tensor *tt_sign(tt_tensor *x);
 /* sine. For floats; has a gradient. */
 TUTTI_API tt_tensor *tt_sin(tt_tensor *x);
-/* square root. For floats, complex; has a gradient. */
+/* square root; of complex x by the C library. For floats, complex; has a gradient. */
 TUTTI_API tt_tensor *tt_sqrt(tt_tensor *x);
 TUTTI_API tt_tensor *tt_sqrt_(tt_tensor *x); /* in place */
 /* x * x. For numbers, complex; has a gradient. */
