@@ -217,9 +217,10 @@ void tu_history_refresh(tt_tensor *x) {
         x->flags |= TU_REQUIRES_GRAD;
 }
 
-/* Whether the node of a view is to be made anew, from its base. */
+/* Whether the node of a view is to be made anew, from its base. One that was made without gradients stays without. */
 static bool wants_renewal(const tu_history *history) {
-    return overtaken(history) && history->base->flags & TU_REQUIRES_GRAD && tu_history_at(history->base)->node != NULL;
+    return overtaken(history) && history->mark != TU_MARK_NO_GRAD && history->base->flags & TU_REQUIRES_GRAD &&
+           tu_history_at(history->base)->node != NULL;
 }
 
 bool tu_history_has_node(const tt_tensor *x) {

@@ -398,14 +398,14 @@ tutti_status tu_view_as_complex_shape(tu_call *call) {
     const tt_tensor *x = call->inputs[0];
     tu_shape *result = same(call);
     if ((x->dtype != TUTTI_F32 && x->dtype != TUTTI_F64) || x->ndim == 0 || x->sizes[x->ndim - 1] != 2 ||
-        x->strides[x->ndim - 1] != 1 || x->offset % 2 != 0)
+        ((x->strides[x->ndim - 1] != 1 || x->offset % 2 != 0) && x->numel > 0))
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s is not f32 or f64 with a dense last dimension of 2",
                              tu_describe(x));
     result->dtype = x->dtype == TUTTI_F32 ? TUTTI_C64 : TUTTI_C128;
     result->ndim--;
     result->offset /= 2;
     for (int i = 0; i < result->ndim; i++) {
-        if (result->strides[i] % 2 != 0 && result->sizes[i] > 1)
+        if (result->strides[i] % 2 != 0 && result->sizes[i] > 1 && x->numel > 0)
             return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "strides of %s are not multiples of 2", tu_describe(x));
         result->strides[i] /= 2;
     }

@@ -406,3 +406,15 @@ TEST(a_leaf_is_not_changed_through_a_view_that_was_made_without_gradients) {
     CHECK(is(tt_detach(x), (float[]){ 3, 2 }));
     done(&scope);
 }
+
+TEST(a_view_made_without_gradients_stays_a_leaf_when_its_base_changes) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = leaf(tt_shape(2), (float[]){ 1, 2 }), *y = tt_sin(x);
+    bool recording = tt_grad_mode(false);
+    tt_tensor *view = tt_narrow(y, 0, 0, 1);
+    tt_grad_mode(recording);
+    tt_mul_scalar_(y, 2);
+    CHECK(tt_is_leaf(view) && !tt_requires_grad(view) && tt_grad_fn(view) == NULL);
+    CHECK(!tt_requires_grad(view)); /* asking has not changed it */
+    done(&scope);
+}

@@ -621,3 +621,17 @@ TEST(transposed_copies_of_every_dtype_are_right) {
             CHECK_OK(tt_scope_close(&scope));
         }
 }
+
+TEST(a_complex_view_of_no_elements_needs_no_strides) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_as_strided(tt_ones(tt_shape(4), TUTTI_F32, NULL), tt_shape(0, 2), tt_shape(1, 3), 1);
+    CHECK_EQ(tt_numel(tt_view_as_complex(x)), 0);
+    CHECK_OK(tt_scope_close(&scope));
+}
+
+TEST(the_logarithm_of_softmax_is_exact_beside_large_numbers) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_to(floats(tt_shape(2), (double[]){ 4096, 4096 }), TUTTI_F32);
+    CHECK(fabs(tt_at(tt_log_softmax(x, 0), tt_shape(0)) + log(2)) < 1e-7);
+    CHECK_OK(tt_scope_close(&scope));
+}

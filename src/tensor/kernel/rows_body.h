@@ -123,12 +123,13 @@ static void NAMED(log_softmax)(const void *const *in, void *out, int64_t rows, i
         const TYPE *x = (const TYPE *)in[0] + row * size;
         TYPE *y = (TYPE *)out + row * size, top = NAMED(largest_of)(x, size);
         top = top == -(TYPE)__builtin_inf() ? 0 : top;
-        VEC all = MATH(splat)(top + NAMED(one_log)(NAMED(exponentials_of)(NULL, x, size, 1, top)));
+        /* One after the other: the sum of both would lose the logarithm's last bits beside a large top. */
+        VEC shift = MATH(splat)(top), all = MATH(splat)(NAMED(one_log)(NAMED(exponentials_of)(NULL, x, size, 1, top)));
         int64_t i = 0;
         for (; i + LANES <= size; i += LANES)
-            MATH(store)(y + i, MATH(load)(x + i) - all);
+            MATH(store)(y + i, MATH(load)(x + i) - shift - all);
         if (i < size)
-            MATH(store_part)(y + i, MATH(load_part)(x + i, size - i) - all, size - i);
+            MATH(store_part)(y + i, MATH(load_part)(x + i, size - i) - shift - all, size - i);
     }
 }
 

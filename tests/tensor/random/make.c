@@ -732,11 +732,20 @@ static bool writes_shared_places(const writer *to, const line *next) {
     return false;
 }
 
+/* Mostly refused, or nothing happens: a few are enough. */
+static bool is_pointless(writer *to, const line *next) {
+    const char *name = next->row->name;
+    bool onto_itself = strcmp(name, "copy_") == 0 && next->tensors[0] == next->tensors[1];
+    tt_tensor *last = strncmp(name, "function_dirty", 14) == 0 ? at(to, next->tensors[next->tensor_count - 1]) : NULL;
+    bool leaf = last != NULL && tt_requires_grad(last) && tt_is_leaf(last);
+    return (onto_itself || leaf) && !chance(to, 5);
+}
+
 static void add_lines(writer *to, int count) {
     program *made = to->program;
     for (int i = 0; i < count && made->count < LINES - 8; i++) {
         line next = { .row = some_row(to) };
-        if (!next.row->make(to, &next) || writes_shared_places(to, &next))
+        if (!next.row->make(to, &next) || writes_shared_places(to, &next) || is_pointless(to, &next))
             continue;
         made->lines[made->count] = next;
         int index = made->count;
