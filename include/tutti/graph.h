@@ -66,8 +66,9 @@ TUTTI_API tt_tensor_list tt_graph_run(tt_graph *graph, tt_tensor_list inputs);
 TUTTI_API bool tt_graph_print(const tt_graph *graph, FILE *file);
 /* The same as a string, which ends with tutti_free. */
 TUTTI_API char *tt_graph_text(const tt_graph *graph);
-/* A picture in the language of Graphviz, and one for a browser. */
+/* A picture in the language of Graphviz. */
 TUTTI_API bool tt_graph_print_dot(const tt_graph *graph, FILE *file);
+/* A picture for a browser. */
 TUTTI_API bool tt_graph_print_svg(const tt_graph *graph, FILE *file);
 
 typedef struct tt_graph_counts {

@@ -124,9 +124,10 @@ static tutti_status run_reference(scattering *run) {
     size_t block = (size_t)plan->rows * plan->row_bytes, bytes = 2 * (size_t)size * block;
     if (block == 0)
         return tutti_barrier(plan->group, NULL);
-    char *made = tu_block_alloc(tu_self(), bytes), *received = made + (size_t)size * block;
+    char *made = tu_block_alloc(tu_self(), bytes);
     if (made == NULL)
         return tu_error_memory("all blocks", bytes);
+    char *received = made + (size_t)size * block;
     tutti_status status = TUTTI_OK;
     for (int rank = 0; rank < size && status == TUTTI_OK; rank++) {
         run->from[rank] = received + (size_t)rank * block;

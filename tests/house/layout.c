@@ -3,6 +3,7 @@
  * The layout of every public struct that begins with its size: programs that were compiled against an older header keep
  * working, so fields neither move nor change their size; new ones come last.
  */
+#include <tutti/graph.h>
 #include <tutti/tensors.h>
 #include <tutti/tutti.h>
 
@@ -268,6 +269,12 @@ TEST(structs_of_tensor_h_stay_as_they_are) {
     AT(tt_counts, storages, 16);
     AT(tt_counts, scopes, 24);
     AT(tt_counts, nodes, 32);
+    AT(tt_graph_counts, size, 0);
+    AT(tt_graph_counts, vertices, 8);
+    AT(tt_graph_counts, inputs, 12);
+    AT(tt_graph_counts, constants, 16);
+    AT(tt_graph_counts, outputs, 20);
+    AT(tt_graph_counts, collectives, 24);
     AT(tt_options, size, 0);
     AT(tt_options, device, 8);
     AT(tt_options, requires_grad, 12);
