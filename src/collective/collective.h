@@ -216,7 +216,7 @@ struct tu_collective {
     bool crowded;   /* some member says that ranks outnumber the cores; known with the rings, the same on all */
     uint64_t turns; /* rounds that have gone through the ring; the same on all members */
     bool stages_far, stage_watched; /* staging past the cache; whether that is found out by looking: compute.c */
-    int slow_stagings, next_trial;
+    int contrary, next_trial, trial_interval;
     tutti_work *open;                   /* a one-shot that was started and not finished, with a reference; works.c */
     int64_t next_look;                  /* when a test of `open` looks for the dead again */
     bool helping;                       /* the lock is held by the helper thread */

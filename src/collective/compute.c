@@ -198,10 +198,12 @@ void tu_compute_both(tu_collective *state, tu_lane *take, tu_lane *put) {
  * caches: then its lines are found in the shared one. Between others each line that a peer has read costs a round trip
  * to write, some ten times as long as a store past the cache. Ranks may move, so staging is watched: */
 #define SLOW_BYTES_PER_NANOSECOND \
-    6                     /* ordinary stores between near cores make 20 and more, between distant ones 2 or 3 */
-#define SLOW_IN_A_ROW 2   /* before it is believed: one may have been interrupted */
-#define TRIAL_INTERVAL 64 /* stagings past the cache before ordinary stores are tried again */
+    6                      /* ordinary stores between near cores make 20 and more, between distant ones 2 or 3 */
+#define IN_A_ROW 2         /* before the contrary is believed: one may have been interrupted, or lucky */
+#define LEAST_INTERVAL 64  /* stagings past the cache before ordinary stores are tried again; twice as many */
+#define MOST_INTERVAL 4096 /* whenever they have turned out to be slow once more */
 #define TRIAL_BYTES ((size_t)16 << 10)
+#define WATCHED 8 /* of so many rounds one is staged by itself, so that its time tells something */
 
 static int64_t time_copy(const tu_lane *lane) {
     int64_t begin = tu_clock_now();
@@ -212,11 +214,15 @@ static int64_t time_copy(const tu_lane *lane) {
 
 void tu_stage_judge(tu_collective *state, size_t bytes, int64_t nanoseconds) {
     bool slow = (int64_t)bytes < nanoseconds * SLOW_BYTES_PER_NANOSECOND;
-    state->slow_stagings = slow ? state->slow_stagings + 1 : 0;
-    if (!slow || state->slow_stagings >= SLOW_IN_A_ROW) {
-        state->stages_far = slow;
-        state->next_trial = TRIAL_INTERVAL;
-    }
+    state->contrary = slow == state->stages_far ? 0 : state->contrary + 1;
+    if (state->contrary < IN_A_ROW)
+        return;
+    state->contrary = 0;
+    state->stages_far = slow;
+    if (slow)
+        state->trial_interval = state->trial_interval == 0                  ? LEAST_INTERVAL
+                                : state->trial_interval < MOST_INTERVAL / 2 ? 2 * state->trial_interval
+                                                                            : MOST_INTERVAL;
 }
 
 /* The beginning of the lane by ordinary stores, to see whether they have become quick. */
@@ -226,10 +232,23 @@ static void try_near(tu_collective *state, tu_lane *put) {
         return;
     piece.bytes = TRIAL_BYTES;
     tu_stage_judge(state, TRIAL_BYTES, time_copy(&(tu_lane){ .segments = &piece, .count = 1 }));
-    state->next_trial = TRIAL_INTERVAL;
+    /* One that was quick is repeated at once. */
+    state->next_trial = state->contrary != 0 ? 1 : state->trial_interval != 0 ? state->trial_interval : LEAST_INTERVAL;
     first->to += TRIAL_BYTES;
     first->from += TRIAL_BYTES;
     first->bytes -= TRIAL_BYTES;
+}
+
+void tu_compute_round(tu_collective *state, size_t round, tu_lane *take, tu_lane *put) {
+    if (take->sweep == NULL && take->bytes == 0) {
+        tu_compute_stage(state, put);
+    } else if (round % WATCHED == 0 && put->bytes != 0) {
+        tu_lane nothing = { 0 };
+        tu_compute_both(state, take, &nothing);
+        tu_compute_stage(state, put);
+    } else {
+        tu_compute_both(state, take, put);
+    }
 }
 
 void tu_compute_stage(tu_collective *state, tu_lane *put) {

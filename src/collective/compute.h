@@ -48,6 +48,9 @@ void tu_compute_both(tu_collective *state, tu_lane *take, tu_lane *put);
  * from then on (tu_ring_flags). */
 void tu_compute_stage(tu_collective *state, tu_lane *put);
 
+/* Both lanes of a round: as tu_compute_both, but what is staged alone, and a round now and then, is watched. */
+void tu_compute_round(tu_collective *state, size_t round, tu_lane *take, tu_lane *put);
+
 /* What it makes of ordinary stores of `bytes` that took so long. */
 void tu_stage_judge(tu_collective *state, size_t bytes, int64_t nanoseconds);
 

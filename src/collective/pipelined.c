@@ -228,10 +228,7 @@ static tutti_status run_rounds(pipeline *run, uint64_t *epoch) {
             break;
         if (more)
             put = to_stage(run, *epoch, round);
-        if (take.bytes == 0)
-            tu_compute_stage(state, &put);
-        else
-            tu_compute_both(state, &take, &put);
+        tu_compute_round(state, round, &take, &put);
         if (more)
             tu_epoch_arrive(state, run->task, *epoch);
     }

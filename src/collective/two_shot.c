@@ -194,7 +194,11 @@ static tutti_status reduce(const two_shot *run, uint64_t epoch, size_t round, tu
     else if (own_part != NULL)
         add_slot(run, own_part, bytes, &sweep, put);
     take.sweep = &sweep;
-    tu_compute_both(state, &take, put);
+    /* The next round that is staged meanwhile is watched; a result of this one, which is copied, is not. */
+    if (own_part == NULL)
+        tu_compute_round(state, round + 1, &take, put);
+    else
+        tu_compute_both(state, &take, put);
     return TUTTI_OK;
 }
 
@@ -258,7 +262,7 @@ static tutti_status gather_round(const two_shot *run, size_t round, uint64_t cur
     if (status != TUTTI_OK)
         return status;
     tu_lane take = to_copy(run, current, round);
-    tu_compute_both(state, &take, &put);
+    tu_compute_round(state, round + 1, &take, &put);
     return TUTTI_OK;
 }
 

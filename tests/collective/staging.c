@@ -147,7 +147,7 @@ TEST_LIMIT(outputs_past_the_cache_and_staging_through_it_go_together, 120) {
 
 /* ---- which stores ---- */
 
-TEST(staging_that_was_slow_twice_goes_past_the_cache_until_a_trial_is_quick) {
+TEST(staging_that_was_slow_twice_goes_past_the_cache_until_two_trials_are_quick) {
     tu_collective state = { .stage_watched = true };
     tu_stage_judge(&state, 65536, 3000);
     CHECK_EQ(tu_ring_flags(&state, 65536), 0);
@@ -160,8 +160,17 @@ TEST(staging_that_was_slow_twice_goes_past_the_cache_until_a_trial_is_quick) {
     CHECK_EQ(tu_ring_flags(&state, 65536), TU_KERNEL_STREAM);
     tu_stage_judge(&state, 16384, 7000); /* a trial that fails changes nothing */
     CHECK_EQ(tu_ring_flags(&state, 65536), TU_KERNEL_STREAM);
+    tu_stage_judge(&state, 16384, 800); /* one that is quick may have been lucky */
+    CHECK_EQ(tu_ring_flags(&state, 65536), TU_KERNEL_STREAM);
+    tu_stage_judge(&state, 16384, 7000);
+    tu_stage_judge(&state, 16384, 800);
+    CHECK_EQ(tu_ring_flags(&state, 65536), TU_KERNEL_STREAM);
     tu_stage_judge(&state, 16384, 800);
     CHECK_EQ(tu_ring_flags(&state, 65536), 0);
+    int interval = state.trial_interval; /* trials become rarer with every time that they have misled */
+    tu_stage_judge(&state, 65536, 30000);
+    tu_stage_judge(&state, 65536, 30000);
+    CHECK(tu_ring_flags(&state, 65536) == TU_KERNEL_STREAM && state.trial_interval > interval);
 }
 
 TEST(a_tuning_file_that_says_how_to_stage_is_obeyed) {
