@@ -163,7 +163,11 @@ void tu_keep_own_part(tu_collective *state, tu_task *task, bool first) {
     const unsigned char *from = (const unsigned char *)task->in + part.in_offset;
     if (part.bytes == 0 || to == from)
         return;
-    memmove(to, from, part.bytes);
+    bool apart = to + part.bytes <= from || from + part.bytes <= to;
+    if (apart && tu_out_bytes(task, state->rank, state->size) >= state->large)
+        tu_copy(to, from, part.bytes, TU_KERNEL_STREAM);
+    else
+        memmove(to, from, part.bytes);
     /* In place the beginning of the output is rank 0's: from now on the input lies at its own place. */
     if (task->in == task->out && tu_gathers(task->row))
         task->in = to;
