@@ -171,7 +171,8 @@ static void run_leaf(machine *on, const line *what, tt_tensor **results) {
     if (on->setting.device == TUTTI_META)
         tt_zero_(x);
     else if (x != NULL) {
-        memset(x->storage->data, 0, tt_storage_bytes(x)); /* the gaps too */
+        if (tt_storage_bytes(x) > 0)
+            memset(x->storage->data, 0, tt_storage_bytes(x)); /* the gaps too */
         tt_copy_(x, leaf_values(on, what));
     }
     if (what->ints[3])
