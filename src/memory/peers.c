@@ -174,11 +174,16 @@ static tutti_status make_view(const tutti_peers *peers, const char *what, char *
     return TUTTI_OK;
 }
 
+/* What calls that give a view of a member's memory begin with. */
+static tutti_status check_place(const tutti_peers *peers, const char *what, int rank, const tutti_view *view) {
+    if (peers == NULL || view == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s needs peers and a place for the view", what);
+    return check_rank(peers, what, rank);
+}
+
 tutti_status tutti_peers_get_buffer(const tutti_peers *peers, int rank, const int64_t *shape, int dim_count,
                                     tutti_dtype dtype, int64_t offset, tutti_view *view) {
-    if (peers == NULL || view == NULL)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "get_buffer needs peers and a place for the view");
-    tutti_status status = check_rank(peers, "get_buffer", rank);
+    tutti_status status = check_place(peers, "get_buffer", rank, view);
     if (status != TUTTI_OK)
         return status;
     return make_view(peers, "get_buffer", peers->buffers[rank], peers->memory->bytes, shape, dim_count, dtype, 0,
@@ -187,9 +192,7 @@ tutti_status tutti_peers_get_buffer(const tutti_peers *peers, int rank, const in
 
 tutti_status tutti_peers_get_remote(const tutti_peers *peers, int rank, const void *pointer, const int64_t *shape,
                                     int dim_count, tutti_dtype dtype, tutti_view *view) {
-    if (peers == NULL || view == NULL)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "get_remote needs peers and a place for the view");
-    tutti_status status = check_rank(peers, "get_remote", rank);
+    tutti_status status = check_place(peers, "get_remote", rank, view);
     if (status != TUTTI_OK)
         return status;
     uintptr_t own = (uintptr_t)peers->memory->block.address;
@@ -202,9 +205,7 @@ tutti_status tutti_peers_get_remote(const tutti_peers *peers, int rank, const vo
 
 tutti_status tutti_peers_get_signal_pad(const tutti_peers *peers, int rank, const int64_t *shape, int dim_count,
                                         tutti_dtype dtype, int64_t offset, tutti_view *view) {
-    if (peers == NULL || view == NULL)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "get_signal_pad needs peers and a place for the view");
-    tutti_status status = check_rank(peers, "get_signal_pad", rank);
+    tutti_status status = check_place(peers, "get_signal_pad", rank, view);
     if (status != TUTTI_OK)
         return status;
     if (dtype == 0)

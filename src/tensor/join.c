@@ -234,11 +234,8 @@ tutti_status tu_index_select_cpu(tu_call *call) {
 }
 void tu_index_select_gradient(tu_gradient *gradient) {
     const tu_index_select_attributes *attributes = gradient->attributes;
-    const tu_shape *shape = tu_input_shape(gradient, 0);
-    tt_options options = TT_OPTIONS_INIT;
-    options.device = shape->device;
-    tt_tensor *zeros = tt_zeros(tt_dims_of(shape->ndim, shape->sizes), gradient->grads[0]->dtype, &options);
-    gradient->results[0] = tt_index_add(zeros, attributes->dim, tu_saved(gradient, TU_INPUT(1)), gradient->grads[0]);
+    gradient->results[0] =
+        tt_index_add(tu_gradient_zeros(gradient), attributes->dim, tu_saved(gradient, TU_INPUT(1)), gradient->grads[0]);
 }
 
 /* ---- adding rows: index_add ---- */
@@ -436,11 +433,8 @@ tutti_status tu_gather_dim_cpu(tu_call *call) {
 }
 void tu_gather_dim_gradient(tu_gradient *gradient) {
     const tu_gather_dim_attributes *attributes = gradient->attributes;
-    const tu_shape *shape = tu_input_shape(gradient, 0);
-    tt_options options = TT_OPTIONS_INIT;
-    options.device = shape->device;
-    tt_tensor *zeros = tt_zeros(tt_dims_of(shape->ndim, shape->sizes), gradient->grads[0]->dtype, &options);
-    gradient->results[0] = tt_scatter_add(zeros, attributes->dim, tu_saved(gradient, TU_INPUT(1)), gradient->grads[0]);
+    gradient->results[0] = tt_scatter_add(tu_gradient_zeros(gradient), attributes->dim, tu_saved(gradient, TU_INPUT(1)),
+                                          gradient->grads[0]);
 }
 
 tutti_status tu_scatter_add_shape(tu_call *call) {

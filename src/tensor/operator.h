@@ -74,6 +74,8 @@ static inline bool tu_gradient_is_recorded(void) {
     return !tu_self()->grad_disabled;
 }
 tt_tensor *tu_gradient_input(tu_gradient *gradient, int input);
+/* Zeros of the first input's shape: what the operator did not take from it has no gradient. */
+tt_tensor *tu_gradient_zeros(const tu_gradient *gradient);
 void tu_gradient_through(tu_gradient *gradient, tt_tensor *output, int count, tt_tensor *const *inputs);
 #define TU_INPUT(i) (1u << (i))
 #define TU_OUTPUT(i) (1u << (16 + (i)))

@@ -397,6 +397,12 @@ void tu_gradient_through(tu_gradient *gradient, tt_tensor *output, int count, tt
     tu_historian_table.through(gradient, output, count, inputs);
 }
 
+tt_tensor *tu_gradient_zeros(const tu_gradient *gradient) {
+    tt_options options = TT_OPTIONS_INIT;
+    options.device = tu_input_shape(gradient, 0)->device;
+    return tt_zeros(tu_input_dims(gradient, 0), gradient->grads[0]->dtype, &options);
+}
+
 tu_call_recorder *tu_call_recorder_set(tu_call_recorder *recorder) {
     tu_thread *self = tu_self();
     tu_call_recorder *before = self->recorder;

@@ -313,30 +313,22 @@ tutti_status tu_select_shape(tu_call *call) {
     return TUTTI_OK;
 }
 
-/* Zeros of the input's shape: what a view did not show has no gradient. */
-static tt_tensor *zeros_of_input(const tu_gradient *gradient) {
-    const tu_shape *shape = tu_input_shape(gradient, 0);
-    tt_options options = TT_OPTIONS_INIT;
-    options.device = shape->device;
-    return tt_zeros(tu_input_dims(gradient, 0), gradient->grads[0]->dtype, &options);
-}
-
 void tu_slice_gradient(tu_gradient *gradient) {
     const tu_slice_attributes *attributes = gradient->attributes;
-    tt_tensor *whole = gradient->results[0] = zeros_of_input(gradient);
+    tt_tensor *whole = gradient->results[0] = tu_gradient_zeros(gradient);
     tt_copy_(tt_slice(whole, attributes->dim, attributes->start, attributes->end, attributes->step),
              gradient->grads[0]);
 }
 
 void tu_narrow_gradient(tu_gradient *gradient) {
     const tu_narrow_attributes *attributes = gradient->attributes;
-    tt_tensor *whole = gradient->results[0] = zeros_of_input(gradient);
+    tt_tensor *whole = gradient->results[0] = tu_gradient_zeros(gradient);
     tt_copy_(tt_narrow(whole, attributes->dim, attributes->start, attributes->length), gradient->grads[0]);
 }
 
 void tu_select_gradient(tu_gradient *gradient) {
     const tu_select_attributes *attributes = gradient->attributes;
-    tt_tensor *whole = gradient->results[0] = zeros_of_input(gradient);
+    tt_tensor *whole = gradient->results[0] = tu_gradient_zeros(gradient);
     tt_copy_(tt_select(whole, attributes->dim, attributes->index), gradient->grads[0]);
 }
 
