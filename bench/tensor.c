@@ -434,7 +434,14 @@ static double peak_memory(bool reset) {
     return kilobytes / 1024;
 }
 
-static void measure(int which, int rounds) {
+/* Threads of the other side, and of the BLAS, look for more work for some time after theirs; a turn begins when they
+ * sleep, or they would take part of a CPU from it. */
+static void rest(int threads) {
+    if (threads > 1)
+        nanosleep(&(struct timespec){ 0, 30 * 1000 * 1000 }, NULL);
+}
+
+static void measure(int which, int rounds, int threads) {
     double ours[ROUNDS], theirs[ROUNDS], copies[ROUNDS];
     char command[64];
     if (cases[which].copied > 0)
@@ -451,8 +458,10 @@ static void measure(int which, int rounds) {
     ask_peer(command);
     ask_peer(command);
     for (int i = 0; i < rounds; i++) {
+        rest(threads);
         ours[i] = one_round(cases[which].run) * cases[which].scale;
         copies[i] = copy_round(cases[which].copied) * cases[which].scale;
+        rest(threads);
         theirs[i] = ask_peer(command) * cases[which].scale;
     }
     qsort(copies, (size_t)rounds, sizeof copies[0], by_size);
@@ -499,7 +508,7 @@ int main(int count, char **arguments) {
         for (int k = 0; k < named; k++)
             wanted = wanted || strcmp(arguments[1 + k], cases[i].name) == 0;
         if (wanted)
-            measure(i, rounds);
+            measure(i, rounds, threads);
     }
     if (peer != 0) {
         fclose(to_peer);
