@@ -2,6 +2,7 @@
  *
  * The matrix product family: matmul, linear, and the forms for narrow types with scales.
  */
+#include <stdatomic.h>
 #include <string.h>
 
 #include "tensor/convert.h"
@@ -10,6 +11,7 @@
 #include "tensor/history.h"
 #include "tensor/loop.h"
 #include "tensor/operators.h"
+#include "tensor/parallel.h"
 #include "tensor/scaled.h"
 #include "tensor/stage.h"
 
@@ -72,6 +74,36 @@ static bool is_tall(const tt_tensor *left, const tt_tensor *right) {
     return true;
 }
 
+/* Products of all batches. */
+typedef struct batches {
+    const tt_tensor *left, *right, *out;
+    int64_t rows, columns, depth;
+    _Atomic int status; /* the first that failed; any of the threads writes it */
+} batches;
+
+static void multiply_batches(void *context, int64_t begin, int64_t end) {
+    batches *job = context;
+    tu_matrix of_left = matrix_of(job->left), of_right = matrix_of(job->right);
+    int64_t size = tu_dtype_bytes[job->out->dtype], step = job->rows * job->columns * size;
+    for (int64_t batch = begin; batch < end; batch++) {
+        tu_matrix left = of_left, right = of_right;
+        left.data = (const char *)of_left.data + batch_offset(job->left, job->out, batch) * size;
+        right.data = (const char *)of_right.data + batch_offset(job->right, job->out, batch) * size;
+        tutti_status status = tu_gemm(job->out->dtype, job->rows, job->columns, job->depth, left, right, 0,
+                                      (char *)tu_pointer(job->out) + batch * step, job->columns);
+        if (status != TUTTI_OK) {
+            atomic_store_explicit(&job->status, (int)status, memory_order_relaxed);
+            return;
+        }
+    }
+}
+
+/* What a BLAS does not share among threads of its own; it may be called from several. */
+static bool is_small(const batches *job) {
+    return (job->out->dtype == TUTTI_F32 || job->out->dtype == TUTTI_F64) &&
+           (double)job->rows * (double)job->columns * (double)job->depth <= 131072;
+}
+
 tutti_status tu_matmul_cpu(tu_call *call) {
     const tt_tensor *left = call->inputs[0], *right = call->inputs[1];
     tt_tensor *out = call->outputs[0];
@@ -82,16 +114,17 @@ tutti_status tu_matmul_cpu(tu_call *call) {
     if (is_tall(left, right))
         return tu_gemm(out->dtype, out->numel / columns, columns, depth, of_left, of_right, 0, tu_pointer(out),
                        columns);
-    size_t size = tu_dtype_bytes[out->dtype];
-    tutti_status status = TUTTI_OK;
-    for (int64_t batch = 0; batch < out->numel / (rows * columns) && status == TUTTI_OK; batch++) {
-        tu_matrix one_left = of_left, one_right = of_right;
-        one_left.data = (const char *)of_left.data + batch_offset(left, out, batch) * (int64_t)size;
-        one_right.data = (const char *)of_right.data + batch_offset(right, out, batch) * (int64_t)size;
-        status = tu_gemm(out->dtype, rows, columns, depth, one_left, one_right, 0,
-                         (char *)tu_pointer(out) + (size_t)(batch * rows * columns) * size, columns);
+    batches job = { left, right, out, rows, columns, depth, TUTTI_OK };
+    int64_t count = out->numel / (rows * columns);
+    if (!is_small(&job)) {
+        multiply_batches(&job, 0, count);
+        return (tutti_status)atomic_load_explicit(&job.status, memory_order_relaxed);
     }
-    return status;
+    tu_parallel(count, 1 + 262144 / (rows * columns * (depth + 1)), multiply_batches, &job);
+    tutti_status status = (tutti_status)atomic_load_explicit(&job.status, memory_order_relaxed);
+    if (status == TUTTI_OK)
+        return TUTTI_OK; /* else another thread may have the message */
+    return tu_call_error(call, status, "a product of one of %lld batches failed", (long long)count);
 }
 
 /* The product of all sizes but the last. */
