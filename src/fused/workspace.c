@@ -97,11 +97,19 @@ tutti_status tu_fused_enter(tutti_group *group, tu_fused **entered) {
     return status;
 }
 
+/* Waits beyond the deadline that the agreement itself has: it ends by that one, whose error names who is missing, and
+ * nothing writes into the records any more. */
+static tutti_status wait_agreement(tu_fused *state) {
+    const int64_t second = 1000000000, most = INT64_MAX / 4;
+    int64_t timeout = tutti_group_timeout(state->group);
+    return tutti_work_wait(state->work, (timeout < most ? 2 * timeout : most) + 60 * second);
+}
+
 /* An agreement that nobody has waited for writes into the records until it is over. */
 static void finish_agreement(tu_fused *state) {
     tutti_error_copy error;
     tu_error_save(&error);
-    tutti_status status = tutti_work_wait(state->work, 0);
+    tutti_status status = wait_agreement(state);
     (void)status; /* what made this rank leave counts */
     tutti_work_release(state->work);
     state->work = NULL;
@@ -171,10 +179,9 @@ static tutti_status disagree(tu_fused *state) {
 }
 
 tutti_status tu_fused_agree(tu_fused *state, const char *who) {
-    tutti_work *work = state->work;
+    tutti_status status = wait_agreement(state);
+    tutti_work_release(state->work);
     state->work = NULL;
-    tutti_status status = tutti_work_wait(work, 0);
-    tutti_work_release(work);
     if (status != TUTTI_OK)
         return status;
     const tu_fused_record *records = state->records;
