@@ -26,60 +26,61 @@ typedef struct buffers {
     int32_t *in, *out;
 } buffers;
 
-static void check_all_reduce(const buffers *b) {
-    fill(b->in, b->count, b->rank, b->call);
-    CHECK_OK(tutti_all_reduce(b->group, b->in, b->out, b->count, TUTTI_I32, TUTTI_MAX, NULL));
-    for (size_t i = 0; i < b->count; i++)
-        CHECK_EQ(b->out[i], value_of(b->size - 1, b->call, i));
+static void check_all_reduce(const buffers *data) {
+    fill(data->in, data->count, data->rank, data->call);
+    CHECK_OK(tutti_all_reduce(data->group, data->in, data->out, data->count, TUTTI_I32, TUTTI_MAX, NULL));
+    for (size_t i = 0; i < data->count; i++)
+        CHECK_EQ(data->out[i], value_of(data->size - 1, data->call, i));
 }
 
-static void check_all_reduce_in_place(const buffers *b) {
-    fill(b->out, b->count, b->rank, b->call);
-    CHECK_OK(tutti_all_reduce(b->group, b->out, b->out, b->count, TUTTI_I32, TUTTI_MIN, NULL));
-    for (size_t i = 0; i < b->count; i++)
-        CHECK_EQ(b->out[i], value_of(0, b->call, i));
+static void check_all_reduce_in_place(const buffers *data) {
+    fill(data->out, data->count, data->rank, data->call);
+    CHECK_OK(tutti_all_reduce(data->group, data->out, data->out, data->count, TUTTI_I32, TUTTI_MIN, NULL));
+    for (size_t i = 0; i < data->count; i++)
+        CHECK_EQ(data->out[i], value_of(0, data->call, i));
 }
 
-static void check_reduce(const buffers *b) {
-    int root = b->call % b->size;
-    fill(b->in, b->count, b->rank, b->call);
-    CHECK_OK(tutti_reduce(b->group, b->in, b->out, b->count, TUTTI_I32, TUTTI_MAX, root, NULL));
-    for (size_t i = 0; i < b->count && b->rank == root; i++)
-        CHECK_EQ(b->out[i], value_of(b->size - 1, b->call, i));
+static void check_reduce(const buffers *data) {
+    int root = data->call % data->size;
+    fill(data->in, data->count, data->rank, data->call);
+    CHECK_OK(tutti_reduce(data->group, data->in, data->out, data->count, TUTTI_I32, TUTTI_MAX, root, NULL));
+    for (size_t i = 0; i < data->count && data->rank == root; i++)
+        CHECK_EQ(data->out[i], value_of(data->size - 1, data->call, i));
 }
 
-static void check_reduce_scatter(const buffers *b) {
-    size_t share = b->count / (size_t)b->size;
-    fill(b->in, share * (size_t)b->size, b->rank, b->call);
-    CHECK_OK(tutti_reduce_scatter(b->group, b->in, b->out, share, TUTTI_I32, TUTTI_MAX, NULL));
+static void check_reduce_scatter(const buffers *data) {
+    size_t share = data->count / (size_t)data->size;
+    fill(data->in, share * (size_t)data->size, data->rank, data->call);
+    CHECK_OK(tutti_reduce_scatter(data->group, data->in, data->out, share, TUTTI_I32, TUTTI_MAX, NULL));
     for (size_t i = 0; i < share; i++)
-        CHECK_EQ(b->out[i], value_of(b->size - 1, b->call, (size_t)b->rank * share + i));
+        CHECK_EQ(data->out[i], value_of(data->size - 1, data->call, (size_t)data->rank * share + i));
 }
 
-static void check_all_gather(const buffers *b) {
-    size_t share = b->count / (size_t)b->size;
-    fill(b->in, share, b->rank, b->call);
-    CHECK_OK(tutti_all_gather(b->group, b->in, b->out, share, TUTTI_I32, NULL));
-    for (int source = 0; source < b->size; source++)
+static void check_all_gather(const buffers *data) {
+    size_t share = data->count / (size_t)data->size;
+    fill(data->in, share, data->rank, data->call);
+    CHECK_OK(tutti_all_gather(data->group, data->in, data->out, share, TUTTI_I32, NULL));
+    for (int source = 0; source < data->size; source++)
         for (size_t i = 0; i < share; i++)
-            CHECK_EQ(b->out[(size_t)source * share + i], value_of(source, b->call, i));
+            CHECK_EQ(data->out[(size_t)source * share + i], value_of(source, data->call, i));
 }
 
-static void check_all_to_all(const buffers *b) {
-    size_t share = b->count / (size_t)b->size;
-    fill(b->in, share * (size_t)b->size, b->rank, b->call);
-    CHECK_OK(tutti_all_to_all(b->group, b->in, b->out, share, TUTTI_I32, NULL));
-    for (int source = 0; source < b->size; source++)
+static void check_all_to_all(const buffers *data) {
+    size_t share = data->count / (size_t)data->size;
+    fill(data->in, share * (size_t)data->size, data->rank, data->call);
+    CHECK_OK(tutti_all_to_all(data->group, data->in, data->out, share, TUTTI_I32, NULL));
+    for (int source = 0; source < data->size; source++)
         for (size_t i = 0; i < share; i++)
-            CHECK_EQ(b->out[(size_t)source * share + i], value_of(source, b->call, (size_t)b->rank * share + i));
+            CHECK_EQ(data->out[(size_t)source * share + i],
+                     value_of(source, data->call, (size_t)data->rank * share + i));
 }
 
-static void check_broadcast(const buffers *b) {
-    int root = b->call % b->size;
-    fill(b->out, b->count, b->rank, b->call);
-    CHECK_OK(tutti_broadcast(b->group, b->out, b->out, b->count, TUTTI_I32, root, NULL));
-    for (size_t i = 0; i < b->count; i++)
-        CHECK_EQ(b->out[i], value_of(root, b->call, i));
+static void check_broadcast(const buffers *data) {
+    int root = data->call % data->size;
+    fill(data->out, data->count, data->rank, data->call);
+    CHECK_OK(tutti_broadcast(data->group, data->out, data->out, data->count, TUTTI_I32, root, NULL));
+    for (size_t i = 0; i < data->count; i++)
+        CHECK_EQ(data->out[i], value_of(root, data->call, i));
 }
 
 /* Lengths change from call to call, so that slots of the ring begin everywhere and wrap around at all times. */
@@ -91,22 +92,22 @@ static void many_messages(tutti_world *world, void *argument) {
         CHECKS = sizeof checks / sizeof checks[0]
     };
     size_t most = test_sanitized() ? 20000 : 120000;
-    buffers b = { .group = tutti_world_group(world),
-                  .rank = tutti_world_rank(world),
-                  .size = tutti_world_size(world),
-                  .in = malloc(most * sizeof(int32_t)),
-                  .out = malloc(most * sizeof(int32_t)) };
-    CHECK(b.in != NULL && b.out != NULL);
+    buffers data = { .group = tutti_world_group(world),
+                     .rank = tutti_world_rank(world),
+                     .size = tutti_world_size(world),
+                     .in = malloc(most * sizeof(int32_t)),
+                     .out = malloc(most * sizeof(int32_t)) };
+    CHECK(data.in != NULL && data.out != NULL);
     uint64_t random = 5;
-    for (b.call = 0; b.call < *(const int *)argument; b.call++) {
+    for (data.call = 0; data.call < *(const int *)argument; data.call++) {
         uint64_t word = values_random(&random);
-        b.count = word % 4 == 0 ? 1 + (word >> 8) % most : 1 + (word >> 8) % (most / 8);
-        checks[(word >> 4) % CHECKS](&b);
+        data.count = word % 4 == 0 ? 1 + (word >> 8) % most : 1 + (word >> 8) % (most / 8);
+        checks[(word >> 4) % CHECKS](&data);
         if (word % 8 == 1)
-            CHECK_OK(tutti_barrier(b.group, NULL));
+            CHECK_OK(tutti_barrier(data.group, NULL));
     }
-    free(b.in);
-    free(b.out);
+    free(data.in);
+    free(data.out);
 }
 
 static char path[64];
