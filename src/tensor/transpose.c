@@ -9,8 +9,9 @@
 #include "tensor/loop.h"
 #include "tensor/parallel.h"
 
-#define LINE 64 /* bytes */
-#define BAND 8  /* squares that one thread takes at once */
+#define LINE 64      /* bytes */
+#define BAND 32      /* squares side by side in the input, two kilobytes, which are read in one go */
+#define STRETCH 1024 /* columns of a band that one thread takes at once */
 
 typedef struct turn {
     const tu_loop *loop;
@@ -18,6 +19,7 @@ typedef struct turn {
     int64_t rows, columns;       /* of the output's matrix: sizes of dense_dim and of the last dimension */
     int64_t to_row, from_column; /* bytes between its rows in the output, and between its columns in the input */
     int64_t bands;               /* of BAND squares in one matrix */
+    int64_t stretches;           /* in one band */
     size_t size;                 /* of an element */
     bool stream;                 /* the output is large and its lines are aligned */
 } turn;
@@ -104,20 +106,22 @@ static void turn_square(const turn *job, const char *from, char *to, int64_t fir
     }
 }
 
-/* BAND squares side by side in the input, so that its memory is read in stretches, and then the next columns. */
-static void turn_band(const turn *job, const char *from, char *to, int64_t first) {
+/* A stretch of a band: squares that are neighbours in the input first, so that its memory is read in one go, and then
+ * the next columns. */
+static void turn_stretch(const turn *job, const char *from, char *to, int64_t first, int64_t column) {
     int64_t side = LINE / (int64_t)job->size, end = first + BAND * side < job->rows ? first + BAND * side : job->rows;
-    for (int64_t column = 0; column < job->columns; column += side)
+    int64_t last = column + STRETCH < job->columns ? column + STRETCH : job->columns;
+    for (; column < last; column += side)
         for (int64_t row = first; row < end; row += side)
             turn_square(job, from, to, row, column);
 }
 
-/* Bands [begin, end) of all matrices in a row. */
-static void turn_bands(void *context, int64_t begin, int64_t end) {
+/* Stretches [begin, end) of all bands of all matrices in a row. */
+static void turn_stretches(void *context, int64_t begin, int64_t end) {
     const turn *job = context;
     const tu_loop *loop = job->loop;
     for (int64_t each = begin; each < end; each++) {
-        int64_t rest = each / job->bands, of_to = 0, of_from = 0;
+        int64_t band = each / job->stretches, rest = band / job->bands, of_to = 0, of_from = 0;
         for (int dim = loop->ndim - 2; dim >= 0; dim--) {
             if (dim == job->dense_dim)
                 continue;
@@ -125,8 +129,9 @@ static void turn_bands(void *context, int64_t begin, int64_t end) {
             of_from += rest % loop->sizes[dim] * loop->at[1].strides[dim];
             rest /= loop->sizes[dim];
         }
-        turn_band(job, loop->at[1].data + of_from * (int64_t)job->size, loop->at[0].data + of_to * (int64_t)job->size,
-                  each % job->bands * (BAND * LINE / (int64_t)job->size));
+        turn_stretch(job, loop->at[1].data + of_from * (int64_t)job->size,
+                     loop->at[0].data + of_to * (int64_t)job->size,
+                     band % job->bands * (BAND * LINE / (int64_t)job->size), each % job->stretches * STRETCH);
     }
     if (job->stream)
         tu_stream_end();
@@ -157,6 +162,7 @@ bool tu_copy_turned(const tu_loop *loop) {
                  loop->at[0].strides[dim] * (int64_t)size,
                  loop->at[1].strides[last] * (int64_t)size,
                  (loop->sizes[dim] + BAND * side - 1) / (BAND * side),
+                 (loop->sizes[last] + STRETCH - 1) / STRETCH,
                  size };
     int64_t matrices = 1;
     for (int i = 0; i < last; i++)
@@ -165,6 +171,7 @@ bool tu_copy_turned(const tu_loop *loop) {
     for (int i = 0; i < last; i++)
         aligned = aligned && loop->at[0].strides[i] * (int64_t)size % 16 == 0;
     job.stream = aligned && (size_t)(matrices * job.rows * job.columns) * size >= TU_STREAM_BYTES;
-    tu_parallel(matrices * job.bands, 1 + 32768 / (BAND * side * job.columns), turn_bands, &job);
+    int64_t each = BAND * side * (job.columns < STRETCH ? job.columns : STRETCH); /* elements of a stretch, at most */
+    tu_parallel(matrices * job.bands * job.stretches, 1 + 32768 / each, turn_stretches, &job);
     return true;
 }
