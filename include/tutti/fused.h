@@ -48,8 +48,8 @@ extern "C" {
 TUTTI_API tt_tensor_list tt_fused_all_gather_matmul(tt_tensor *a_shard, tt_tensor_list bs, int gather_dim,
                                                     tutti_group *group, tt_tensor **a);
 
-/* The same for one b and rows (gather_dim 0) of a contiguous a_shard: one product over A, whose rows are used as they
- * become ready, this rank's first. `a` as above. */
+/* The same for one b and rows (gather_dim 0) of a contiguous a_shard: one product over A, this rank's rows
+ * first, the others' when all ranks have come. `a` as above. */
 TUTTI_API tt_tensor *tt_fused_all_gather_matmul_native(tt_tensor *a_shard, tt_tensor *b, tutti_group *group,
                                                        tt_tensor **a);
 
@@ -102,8 +102,8 @@ TUTTI_API tt_tensor *tt_fused_scaled_matmul_reduce_scatter(tt_tensor *a, tt_tens
 typedef tutti_status tt_shard_consumer(void *argument, tt_tensor_list shards, int rank);
 
 /* Gathers several contiguous tensors along dimension 0 and hands each rank's to `consume`, this rank's first, then the
- * others' as they become ready, each once. ag_out, one contiguous tensor (ranks × d0, …) for each of `shards`, receives
- * what is gathered; an empty list: nobody wants it. No gradient. */
+ * others' when all ranks have come, each once. ag_out, one contiguous tensor (ranks × d0, …) for each of `shards`,
+ * receives what is gathered; an empty list: nobody wants it. No gradient. */
 TUTTI_API TUTTI_CHECKED tutti_status tt_pipelined_all_gather_and_consume(tt_tensor_list shards,
                                                                          tt_shard_consumer *consume, void *argument,
                                                                          tt_tensor_list ag_out, tutti_group *group);
