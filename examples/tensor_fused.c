@@ -59,13 +59,15 @@ static double number(const char *line, const char *name) {
 
 /* Prints this rank's operations from the first_entry-th on. */
 static tutti_status print_time_line(tutti_world *world, const char *title, uint64_t first_entry) {
-    char *text, *rest = NULL;
+    char *text;
     tutti_status status = tutti_trace_text(world, &text);
     if (status != TUTTI_OK)
         return status;
     double start = 0;
     printf("%s\n", title);
-    for (char *line = strtok_r(text, "\n", &rest); line != NULL; line = strtok_r(NULL, "\n", &rest)) {
+    for (char *line = text, *next; line != NULL; line = next) {
+        if ((next = strchr(line, '\n')) != NULL)
+            *next++ = 0;
         if (strstr(line, "\"operation\": \"") == NULL || strstr(line, "\"created_ns\": ") == NULL ||
             number(line, "\"id\": ") <= (double)first_entry)
             continue;
