@@ -6,7 +6,7 @@
  * its own results are on their way. Then the time line of both, from the flight recorder.
  *
  *     $ tensor_fused            (two ranks as threads)
- *     $ tutti run -n 2 tensor_fused
+ *     $ tutti run -n 2 ./tensor_fused
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
  * compute what one alone would, forward and backward.
  *
  *     $ tensor_parallel            (two ranks as threads)
- *     $ tutti run -n 2 tensor_parallel
+ *     $ tutti run -n 2 ./tensor_parallel
  */
 #include <stdio.h>
 

@@ -4,7 +4,7 @@
  * them where they lie, and each rank looks at its neighbour's without a copy.
  *
  *     $ tensor_symmetric            (two ranks as threads)
- *     $ tutti run -n 2 tensor_symmetric
+ *     $ tutti run -n 2 ./tensor_symmetric
  */
 #include <stdio.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Faults on purpose, for tests of your own programs: what happens when a rank dies in the 17th all_reduce?
+ * Faults on purpose, for tests of your own programs: what happens when a rank dies in its 18th all_reduce?
  *
  *     TUTTI_FAULT="rank=2,op=all_reduce,at=17,do=kill" tutti run -n 4 ./program
  *
@@ -11,8 +11,9 @@
  *                stop      SIGSTOP to this process
  *                exit      the process exits with status 1; exit:S with status S
  *                delay:T   sleeps ("50ms", "2s"), then goes on
- *                skip      the call returns TUTTI_OK without doing anything (TUTTI_ERROR_FAULT where it would return an
- * object) fail      the call fails with TUTTI_ERROR_FAULT, as by any failure in the middle of it
+ *                skip      the call returns TUTTI_OK without doing anything, or TUTTI_ERROR_FAULT
+ *                          where it would have to return an object
+ *                fail      the call fails with TUTTI_ERROR_FAULT, as by any failure in the middle of it
  *
  * Several faults are separated by ";". Each happens once. In a world of threads kill, stop and exit take the whole
  * process.

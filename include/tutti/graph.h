@@ -16,8 +16,8 @@
  * prints
  *
  *     graph(input: f32 [4]):
- *         mul_scalar: f32 [4] = mul_scalar(input, value=2)
- *         add_scalar: f32 [4] = add_scalar(mul_scalar, value=1)
+ *         mul_scalar: f32 [4] = mul_scalar(input, number=2)
+ *         add_scalar: f32 [4] = add_scalar(mul_scalar, number=1)
  *         relu: f32 [4] = relu(add_scalar)
  *         return (relu)
  *

@@ -13,7 +13,8 @@
  * tt_scope_return moves a tensor to the next outer scope. Without an open scope a tt_ call is an error.
  *
  * ERRORS. The first error stays pending in its thread until tt_scope_close returns it or tt_error_clear drops it. While
- * it is pending every tt_ function does nothing and returns NULL (0, false), so that a whole step needs one check.
+ * it is pending every tt_ function does nothing and returns NULL (0, false, NaN, an empty list whose `at` is NULL), so
+ * that a whole step needs one check; only who takes an element out of a list by its index must look at its count.
  * NULL is therefore free to mean "absent" where a comment says so (no bias, no gradient); everywhere else a NULL tensor
  * is an error that names the operator and the argument.
  *
@@ -220,7 +221,7 @@ TUTTI_API const void *tt_data(const tt_tensor *x);
 /* The same for writing: it counts as a write and bumps the version. */
 TUTTI_API void *tt_data_mut(tt_tensor *x);
 
-/* The value of a tensor of one element. */
+/* The value of a tensor of one element; NaN where an error is pending. */
 TUTTI_API double tt_item(const tt_tensor *x);
 /* The same as an integer, exact for every i64. */
 TUTTI_API int64_t tt_item_int(const tt_tensor *x);
