@@ -170,7 +170,8 @@ static tutti_status meet_all(gathering *run) {
     return status;
 }
 
-/* Not everything fits, or the ranks differ in where their shards lie: all of them stage everything. */
+/* Not everything fits, or the ranks differ in where their shards lie: all of them stage everything. Parts come from the
+ * tensors once more: what was made dense in the workspace is overwritten here, or went with it. */
 static tutti_status stage_again(gathering *run) {
     tu_fused *state = run->state;
     size_t used = 0;
@@ -183,11 +184,14 @@ static tutti_status stage_again(gathering *run) {
     }
     used = 0;
     for (int i = 0; i < run->plan->count; i++) {
+        char *to = tu_fused_half(state, state->rank) + used;
         run->in_place[i] = false;
         for (int rank = 0; rank < state->size; rank++)
             state->records[rank].places[i].offset = used;
-        if (run->bytes[i] > 0)
-            memcpy(tu_fused_half(state, state->rank) + used, run->own[i].data, run->bytes[i]);
+        if (copy_part(run, i, to) != TUTTI_OK)
+            return tu_fused_give_up(state, run->plan->who); /* the others wait for the copy */
+        if (!is_dense(run->plan->tensors[i]))
+            run->own[i].data = to;
         used += aligned(run->bytes[i]);
     }
     return tutti_barrier(state->group, NULL);

@@ -64,6 +64,39 @@ TEST_WORLD(every_mode_of_scales_gives_what_the_unfused_pair_gives, 2) {
     END;
 }
 
+/* Rank 0's shard can be read in place and rank 1's cannot, so that all is staged after all, when the scales, which are
+ * not dense, lie in the workspace already. `before` rows were gathered before, and made the workspace. */
+static void check_strided_scales(tutti_world *world, tutti_group *group, int64_t before, int64_t rows, int64_t depth) {
+    int rank = tutti_group_rank(group);
+    tt_tensor *shard = whole(tt_shape(rows, depth), TUTTI_F32, rank), *placed = symmetric(world, shard),
+              *right = whole(tt_shape(depth, 4), TUTTI_F32, 7), *one = tt_full(tt_shape(1), 1, TUTTI_F32, NULL),
+              *scale = tt_narrow(whole(tt_shape(rows, 2), TUTTI_F32, 20 + rank), 1, 0, 1);
+    CHECK(tt_peer_tensor(placed, 1 - rank, group) != NULL); /* it has met */
+    tt_fused_all_gather_matmul(whole(tt_shape(before, depth), TUTTI_F32, rank), tt_tensors(right), 0, group, NULL);
+    CHECK(tt_fused_workspace_bytes(group) >= 2 * (size_t)(before * depth) * sizeof(float));
+    tt_tensor *wanted = plain(tt_all_gather(shard, 0, group), right, tt_all_gather(tt_contiguous(scale), 0, group), one,
+                              NULL, NULL, TUTTI_F32);
+    for (int round = 0; round < 3; round++) {
+        tt_tensor_list found = tt_fused_all_gather_scaled_matmul(rank == 0 ? placed : shard, tt_tensors(right), scale,
+                                                                 tt_tensors(one), 0, group, NULL, NULL);
+        CHECK_EQ(found.count, 1);
+        CHECK(tt_equal(found.at[0], wanted));
+    }
+}
+
+TEST_WORLD(strided_scales_outlive_the_place_where_they_were_staged_first, 2) {
+    BEGIN;
+    check_strided_scales(world, group, 512, 64, 64);
+    END;
+}
+
+TEST_WORLD(strided_scales_outlive_the_workspace_that_is_too_small, 2) {
+    BEGIN;
+    int64_t rows = test_sanitized() ? 1 << 12 : 1 << 18;
+    check_strided_scales(world, group, rows / 2, rows, 4);
+    END;
+}
+
 TEST_WORLD(scaled_products_are_scattered_in_every_mode, 2) {
     BEGIN;
     for (int dim = 0; dim < 2; dim++)
