@@ -247,6 +247,8 @@ void tu_graph_count_uses(tt_graph *graph) {
 bool tu_vertex_writes(const tu_vertex *vertex, int operand) {
     if (vertex->in_place && (operand == 0 || vertex->entry->flags & TU_EACH_INPUT))
         return true;
+    if (vertex->result_count == 0 && !vertex->in_place && vertex->entry->written == 0)
+        return true;
     return operand < TU_INPUTS && (vertex->entry->written & TU_INPUT(operand)) != 0;
 }
 

@@ -104,7 +104,8 @@ void tu_value_replace(tt_graph *graph, tu_value *from, tu_value *to);
 void tu_graph_count_uses(tt_graph *graph);
 /* Whether the vertex may be left out where nobody uses its results. */
 bool tu_vertex_is_pure(const tu_vertex *vertex);
-/* Whether the vertex writes the memory of this operand. */
+/* Whether the vertex writes the memory of this operand. An effect that does not say what it writes (a wait, a resize, a
+ * gradient that is set) counts as writing all that it is given. */
 bool tu_vertex_writes(const tu_vertex *vertex, int operand);
 
 /* An error where the graph is not well formed. `who` is who made it so. */

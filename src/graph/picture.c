@@ -67,7 +67,7 @@ static void arrows_into(FILE *to, drawing *of, int target, arrow *draw) {
             draw(to, of, of->last[value->storage], target, true);
     }
     for (int i = 0; vertex != NULL && i < vertex->operand_count; i++)
-        if (vertex->operands[i].value != NULL && (tu_vertex_writes(vertex, i) || vertex->result_count == 0))
+        if (vertex->operands[i].value != NULL && tu_vertex_writes(vertex, i))
             of->last[vertex->operands[i].value->storage] = target;
 }
 

@@ -22,16 +22,11 @@ static bool is_wait(const tu_vertex *vertex) {
     return vertex->entry == &tu_operator_wait;
 }
 
-static bool is_effect(const tu_vertex *vertex) {
-    return vertex->result_count == 0 && !vertex->in_place;
-}
-
-/* Whether a vertex reads or writes this memory; effects count as writes of all that they are given. */
+/* Whether a vertex reads or writes this memory. */
 static bool touches(const tu_vertex *vertex, int storage, bool only_writes) {
     for (int i = 0; i < vertex->operand_count; i++) {
         const tu_value *value = vertex->operands[i].value;
-        if (value != NULL && value->storage == storage &&
-            (!only_writes || is_effect(vertex) || tu_vertex_writes(vertex, i)))
+        if (value != NULL && value->storage == storage && (!only_writes || tu_vertex_writes(vertex, i)))
             return true;
     }
     for (int i = 0; i < vertex->result_count; i++)

@@ -51,8 +51,9 @@ static tutti_status trace(const tt_graph *graph, traces *of) {
         bool effect = vertex->result_count == 0 && !vertex->in_place;
         for (int i = 0; i < vertex->operand_count; i++) {
             const tu_value *value = vertex->operands[i].value;
-            if (value != NULL && (effect || tu_vertex_writes(vertex, i)))
-                of->written[value->storage] = true;
+            if (value == NULL || !tu_vertex_writes(vertex, i))
+                continue;
+            of->written[value->storage] = true;
             if (effect)
                 mark_kept(of, &vertex->operands[i]);
         }

@@ -3,6 +3,7 @@
  * Graphs as text. parse.c reads what is written here.
  */
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -61,16 +62,17 @@ void tu_shape_print(FILE *to, const tu_shape *shape) {
         fprintf(to, " on %s", tutti_device_name(shape->device));
 }
 
-/* Real numbers have a point, an exponent or letters, so that they read as what they are. */
+/* Real numbers have a point, an exponent or letters, so that they read as what they are. (%.15g of a whole number below
+ * 1e15 has none of these.) */
 static void print_operand(FILE *to, const tu_operand *operand) {
-    char text[40];
     if (operand->value != NULL) {
         fputs(operand->value->name, to);
     } else if (operand->number == TUTTI_I64) {
         fprintf(to, "%" PRId64, operand->at.whole);
     } else if (operand->number == TUTTI_F64) {
-        snprintf(text, sizeof text, "%.17g", operand->at.real);
-        fprintf(to, "%s%s", text, strpbrk(text, ".enia") == NULL ? ".0" : "");
+        tu_number_print(to, operand->at.real);
+        if (operand->at.real == rint(operand->at.real) && fabs(operand->at.real) < 1e15)
+            fputs(".0", to);
     } else {
         fputs("none", to);
     }

@@ -57,6 +57,16 @@ static void print_list(FILE *to, size_t count, const int64_t *at) {
     fprintf(to, "]");
 }
 
+void tu_number_print(FILE *to, double number) {
+    char text[40];
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, number);
+        if (strtod(text, NULL) == number)
+            break;
+    }
+    fputs(text, to);
+}
+
 void tu_attribute_print(FILE *to, const tu_argument *argument, const void *at) {
     fprintf(to, "%s=", argument->name);
     switch (argument->type) {
@@ -67,7 +77,7 @@ void tu_attribute_print(FILE *to, const tu_argument *argument, const void *at) {
         fprintf(to, "%" PRId64, *(const int64_t *)at);
         break;
     case TT_ARGUMENT_DOUBLE:
-        fprintf(to, "%.17g", *(const double *)at);
+        tu_number_print(to, *(const double *)at);
         break;
     case TT_ARGUMENT_BOOL:
         fprintf(to, "%s", *(const bool *)at ? "true" : "false");

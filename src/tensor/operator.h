@@ -238,6 +238,8 @@ static inline bool tu_is_capturing(void) {
 /* A copy of a call's attributes in memory of attribute_bytes, which holds groups and lists; and its end. */
 tutti_status tu_attributes_copy(const tu_operator *entry, const void *attributes, void *copy);
 void tu_attributes_end(const tu_operator *entry, void *copy);
+/* The shortest text that reads back as the same number. */
+void tu_number_print(FILE *to, double number);
 /* "dim=1" */
 void tu_attribute_print(FILE *to, const tu_argument *argument, const void *at);
 /* "narrow(x f32 [2, 3], dim=1, start=0, length=2)"; cut where it does not fit. Returns buffer. */

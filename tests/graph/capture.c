@@ -290,6 +290,12 @@ TEST(a_training_step_with_its_backward_is_one_graph) {
         CHECK(tt_equal(captured.weight, eager.weight) && tt_equal(captured.bias, eager.bias));
         CHECK(tt_grad(captured.weight) == NULL);
     }
+    CHECK_EQ(tt_graph_count_of(graph, "full"), 3); /* the loss's own gradient, and two learning rates */
+    CHECK(tt_graph_pass(graph, "common"));
+    CHECK_EQ(tt_graph_count_of(graph, "full"), 2);
+    step(tt_tensors(x, target), &loss, &eager);
+    tt_tensor_list results = tt_graph_run(graph, tt_tensors(x, target));
+    CHECK(results.count == 1 && tt_equal(results.at[0], loss) && tt_equal(captured.weight, eager.weight));
     tt_graph_release(&graph);
     CHECK_OK(tt_scope_close(&scope));
 }
