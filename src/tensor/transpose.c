@@ -46,14 +46,14 @@ static void square_32(const int32_t *from, int32_t *to) {
             four row[4], half[4];
             for (int k = 0; k < 4; k++)
                 memcpy(&row[k], from + (j + k) * 16 + i, sizeof row[k]);
-            half[0] = __builtin_shuffle(row[0], row[1], (four){ 0, 4, 1, 5 });
-            half[1] = __builtin_shuffle(row[2], row[3], (four){ 0, 4, 1, 5 });
-            half[2] = __builtin_shuffle(row[0], row[1], (four){ 2, 6, 3, 7 });
-            half[3] = __builtin_shuffle(row[2], row[3], (four){ 2, 6, 3, 7 });
-            row[0] = __builtin_shuffle(half[0], half[1], (four){ 0, 1, 4, 5 });
-            row[1] = __builtin_shuffle(half[0], half[1], (four){ 2, 3, 6, 7 });
-            row[2] = __builtin_shuffle(half[2], half[3], (four){ 0, 1, 4, 5 });
-            row[3] = __builtin_shuffle(half[2], half[3], (four){ 2, 3, 6, 7 });
+            half[0] = __builtin_shufflevector(row[0], row[1], 0, 4, 1, 5);
+            half[1] = __builtin_shufflevector(row[2], row[3], 0, 4, 1, 5);
+            half[2] = __builtin_shufflevector(row[0], row[1], 2, 6, 3, 7);
+            half[3] = __builtin_shufflevector(row[2], row[3], 2, 6, 3, 7);
+            row[0] = __builtin_shufflevector(half[0], half[1], 0, 1, 4, 5);
+            row[1] = __builtin_shufflevector(half[0], half[1], 2, 3, 6, 7);
+            row[2] = __builtin_shufflevector(half[2], half[3], 0, 1, 4, 5);
+            row[3] = __builtin_shufflevector(half[2], half[3], 2, 3, 6, 7);
             for (int k = 0; k < 4; k++)
                 memcpy(to + (i + k) * 16 + j, &row[k], sizeof row[k]);
         }
