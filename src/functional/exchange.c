@@ -416,7 +416,7 @@ static bool ready(const tt_p2p *operation) {
     const tt_tensor *x = operation->tensor;
     if (tu_pending_take(tu_tensor_check("batch_p2p", "x", x)) != TUTTI_OK)
         return false;
-    if (x->device == TUTTI_META)
+    if (x->device == TUTTI_META || tu_is_capturing())
         return true;
     return tu_pending_take(tu_tensor_ready("batch_p2p", "x", x)) == TUTTI_OK &&
            (operation->kind != TT_P2P_RECV || tu_pending_take(tu_storage_wait_write(x->storage)) == TUTTI_OK);
@@ -449,8 +449,9 @@ tt_tensor_list tt_batch_p2p(size_t count, const tt_p2p *operations, tutti_group 
     if (!listed)
         tu_fail(TUTTI_ERROR_ARGUMENT, "batch_p2p: %zu operations, and the list of them is NULL", count);
     tt_tensor **results = listed ? tu_scope_memory((count + 1) * sizeof *results) : NULL;
+    bool moves = !shapes_only && !tu_is_capturing(); /* a graph has the operations one by one */
     if (results == NULL || !check_batch(count, operations) ||
-        (!shapes_only && tu_pending_take(tu_batch_open("batch_p2p", group)) != TUTTI_OK))
+        (moves && tu_pending_take(tu_batch_open("batch_p2p", group)) != TUTTI_OK))
         return none;
     for (size_t i = 0; i < count && tu_self()->pending == TUTTI_OK; i++) {
         const tt_p2p *one = &operations[i];
@@ -460,7 +461,7 @@ tt_tensor_list tt_batch_p2p(size_t count, const tt_p2p *operations, tutti_group 
         else
             tu_irecv(one->tensor, one->peer, one->tag, group, NULL);
     }
-    if (!shapes_only)
+    if (moves)
         tu_pending_take(tu_batch_close(group, tu_self()->pending == TUTTI_OK));
     return tu_self()->pending == TUTTI_OK ? tt_tensors_of(count, results) : none;
 }

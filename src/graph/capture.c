@@ -15,6 +15,7 @@
 #include "functional/operators.h"
 #include "graph/graph.h"
 #include "graph/map.h"
+#include "graph/passes.h"
 
 /* A real tensor that was met, and what stands for it. */
 typedef struct meeting {
@@ -30,7 +31,7 @@ typedef struct fake_storage {
     struct fake_storage *next;
     tu_storage *storage; /* held */
     int number;
-    uint32_t version;   /* with which it began; see version_of */
+    uint32_t version;   /* with which it began */
     tu_value *any;      /* one value on it; NULL until an operator used one */
     tt_tensor *example; /* the tensor of that value; lent by the capture's list */
 } fake_storage;
@@ -53,18 +54,16 @@ typedef struct capture {
     tu_map storage_of_real; /* real storage: fake_storage */
     tu_map storage_of_fake; /* fake storage: fake_storage */
     tu_map values;          /* tensor on a fake storage: value */
-    tt_tensor **held;       /* those tensors, so that none of them ends while the capture runs */
+    tu_map storage_of_value;
+    tt_tensor **held; /* those tensors, so that none of them ends while the capture runs */
     size_t held_count, held_capacity;
-    uint32_t storage_count;
 } capture;
 
 /* ---- storages ---- */
 
-/* Versions of fakes begin at numbers of their own, far apart, so that a number that the function read from one and sets
- * again is recognised, and becomes relative to what the version is when the graph runs. */
-#define VERSION_BITS 16
-
-static fake_storage *add_storage(capture *to, tu_storage *storage, int number) {
+/* A fake begins with the version of what it stands for: a number between that and what it has become, set again, is
+ * taken for one that the function read, and becomes relative to what the version is when the graph runs. */
+static fake_storage *add_storage(capture *to, tu_storage *storage, int number, uint32_t version) {
     fake_storage *known = calloc(1, sizeof *known);
     if (known == NULL || tu_map_set(&to->storage_of_fake, storage, known) != TUTTI_OK) {
         free(known);
@@ -72,7 +71,7 @@ static fake_storage *add_storage(capture *to, tu_storage *storage, int number) {
         return NULL;
     }
     *known = (fake_storage){ .next = to->storages, .storage = tu_storage_hold(storage), .number = number };
-    known->version = ++to->storage_count << VERSION_BITS;
+    known->version = version;
     atomic_store_explicit(&storage->version, known->version, memory_order_relaxed);
     to->storages = known;
     return known;
@@ -83,7 +82,8 @@ static fake_storage *stand_in_storage(capture *to, tu_storage *real) {
     if (known != NULL)
         return known;
     tu_storage *fake = tu_storage_new_fake(real->device, real->bytes);
-    known = fake != NULL ? add_storage(to, fake, to->graph->storage_count++) : NULL;
+    uint32_t version = atomic_load_explicit(&real->version, memory_order_relaxed);
+    known = fake != NULL ? add_storage(to, fake, to->graph->storage_count++, version) : NULL;
     tu_storage_drop(fake); /* the capture holds it now */
     if (known != NULL && tu_map_set(&to->storage_of_real, real, known) != TUTTI_OK)
         return NULL;
@@ -110,6 +110,8 @@ static tutti_status bind(capture *to, tt_tensor *x, tu_value *value) {
     if (status == TUTTI_OK)
         status = tu_map_set(&to->values, x, value);
     fake_storage *storage = tu_map_get(&to->storage_of_fake, x->storage);
+    if (status == TUTTI_OK && storage != NULL)
+        status = tu_map_set(&to->storage_of_value, value, storage);
     if (status == TUTTI_OK && storage != NULL && storage->any == NULL) {
         storage->any = value;
         storage->example = x;
@@ -208,6 +210,10 @@ static const char *input_name(const meeting *met, char *buffer, size_t size) {
         buffer[length] = letter || ((one == '.' || (one >= '0' && one <= '9')) && length > 0) ? one : '_';
     }
     buffer[length] = 0;
+    static const char *const taken[] = { "none", "inf", "nan", "infinity" }; /* words of the text */
+    for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
+        if (strcmp(buffer, taken[i]) == 0)
+            strcat(buffer, "_");
     if (length == 0)
         strcpy(buffer, met->kind == TU_INPUT_ARGUMENT ? "input" : met->kind == TU_INPUT_HELD ? "slot" : "constant");
     if (met->kind == TU_INPUT_GRADIENT)
@@ -266,7 +272,7 @@ static tutti_status find_alias(capture *to, tt_tensor *x, tu_value **value) {
         return tu_error(TUTTI_ERROR_CAPTURE, "capture: %s was not made by the function that is captured",
                         tu_describe(x));
     for (tu_value *other = to->graph->values; other != NULL; other = other->next)
-        if (other->storage == storage->number && has_shape(other, &shape)) {
+        if (tu_map_get(&to->storage_of_value, other) == storage && has_shape(other, &shape)) {
             *value = other;
             return bind(to, x, other);
         }
@@ -312,13 +318,22 @@ static tutti_status operand_of(capture *to, tt_tensor *x, tu_operand *operand) {
 
 /* ---- recording ---- */
 
+/* What a row brings, such as a peer's memory, may be the memory of its input, and others may write both: they count as
+ * one storage. */
+static fake_storage *add_result_storage(capture *to, const tu_call *call, tu_storage *made) {
+    const fake_storage *first = call->entry->flags & TU_BRINGS && call->input_count > 0 && call->inputs[0] != NULL
+                                    ? tu_map_get(&to->storage_of_fake, call->inputs[0]->storage)
+                                    : NULL;
+    return add_storage(to, made, first != NULL ? first->number : to->graph->storage_count++, 0);
+}
+
 static tutti_status record_results(capture *to, tu_vertex *vertex, const tu_call *call) {
     for (int i = 0; i < vertex->result_count; i++) {
         tt_tensor *output = call->outputs[i];
         tu_shape shape = tu_shape_of(output);
         fake_storage *storage = tu_map_get(&to->storage_of_fake, output->storage);
-        if (storage == NULL && (storage = add_storage(to, output->storage, to->graph->storage_count)) != NULL)
-            to->graph->storage_count++;
+        if (storage == NULL)
+            storage = add_result_storage(to, call, output->storage);
         tu_value *value =
             storage != NULL ? tu_graph_value(to->graph, call->entry->name, &shape, storage->number) : NULL;
         if (value == NULL)
@@ -367,7 +382,7 @@ static tutti_status record_wait(capture *to, tu_value *value) {
     return TUTTI_OK;
 }
 
-/* A collective is a start, and directly behind it the waits for what it writes; passes move them apart. */
+/* A collective is a start, and waits for what it writes, which sink to their places when the function has ended. */
 static tutti_status record_waits(capture *to, const tu_vertex *vertex) {
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < vertex->result_count && status == TUTTI_OK; i++)
@@ -533,7 +548,8 @@ static tutti_status take_outputs(capture *to, int count, tt_tensor **outputs) {
     }
     for (const change *one = to->changes; one != NULL && status == TUTTI_OK; one = one->next)
         status = record_effect(to, one);
-    return status;
+    /* Waits stand where the function would have waited: what it started first may need what it starts next. */
+    return status == TUTTI_OK ? tu_pass_sink(to->graph) : status;
 }
 
 static tutti_status run_function(capture *to, tt_compile_function *function, void *user, tt_tensor_list fakes) {
@@ -575,11 +591,14 @@ static void end(capture *to) {
     tu_map_free(&to->storage_of_real);
     tu_map_free(&to->storage_of_fake);
     tu_map_free(&to->values);
+    tu_map_free(&to->storage_of_value);
 }
 
-static tutti_status check_call(tt_compile_function *function, tt_graph **graph) {
+static tutti_status check_call(tt_compile_function *function, tt_tensor_list inputs, tt_graph **graph) {
     if (function == NULL || graph == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "capture: %s is NULL", function == NULL ? "function" : "graph");
+    if (inputs.count > 0 && inputs.at == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "capture: inputs are %zu, and their list is NULL", inputs.count);
     if (tu_is_capturing())
         return tu_error(TUTTI_ERROR_CAPTURE, "capture: this thread is capturing a function already");
     return TUTTI_OK;
@@ -588,7 +607,7 @@ static tutti_status check_call(tt_compile_function *function, tt_graph **graph) 
 bool tt_capture(tt_compile_function *function, void *user, tt_tensor_list inputs, tt_graph **graph) {
     if (graph != NULL)
         *graph = NULL;
-    if (tu_self()->pending != TUTTI_OK || tu_pending_take(check_call(function, graph)) != TUTTI_OK)
+    if (tu_self()->pending != TUTTI_OK || tu_pending_take(check_call(function, inputs, graph)) != TUTTI_OK)
         return false;
     capture to = { .graph = NULL };
     tt_tensor **fakes = calloc(inputs.count + 1, sizeof *fakes);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "graph/graph.h"
+#include "tensor/operators.h"
 
 static tutti_status fake_of(tt_tensor **tensors, const tu_value *value) {
     tt_tensor **place = &tensors[value->number];
@@ -69,9 +70,24 @@ static tutti_status check_vertex(const char *who, const tu_vertex *vertex, tt_te
     return status == TUTTI_OK ? compare(who, vertex, &call) : status;
 }
 
+/* Rows on a list that have a number for each of it. */
+static tutti_status check_lists(const char *who, const tu_vertex *vertex) {
+    const tu_operator *entry = vertex->entry;
+    if (entry->argument_count == 0 || entry->arguments[0].type != TT_ARGUMENT_TENSORS ||
+        (entry != &tu_operator_version_set && strstr(entry->name, "coalesced") == NULL))
+        return TUTTI_OK;
+    for (int i = 1; i < entry->argument_count; i++) {
+        const tu_ints *list = (const tu_ints *)((const char *)vertex->attributes + entry->arguments[i].offset);
+        if (entry->arguments[i].type == TT_ARGUMENT_INTS && list->count != (size_t)vertex->operand_count)
+            return tu_error(TUTTI_ERROR_STATE, "%s: %s has %zu %s for %d tensors", who, entry->name, list->count,
+                            entry->arguments[i].name, vertex->operand_count);
+    }
+    return TUTTI_OK;
+}
+
 /* The shape rule of a version that is counted from the beginning would refuse it. */
 static bool has_rule(const tu_vertex *vertex) {
-    return strcmp(vertex->entry->name, "version_set") != 0;
+    return vertex->entry != &tu_operator_version_set;
 }
 
 tutti_status tu_graph_check_shapes(const char *who, const tt_graph *graph) {
@@ -79,7 +95,8 @@ tutti_status tu_graph_check_shapes(const char *who, const tt_graph *graph) {
     tutti_status status = tensors != NULL ? TUTTI_OK : tu_error_memory("a check of a graph", sizeof *tensors);
     for (const tu_vertex *vertex = graph->first; vertex != NULL && status == TUTTI_OK; vertex = vertex->next) {
         tt_scope scope = tt_scope_open();
-        if (has_rule(vertex))
+        status = check_lists(who, vertex);
+        if (status == TUTTI_OK && has_rule(vertex))
             status = check_vertex(who, vertex, tensors);
         tu_scope_leave(&scope);
     }

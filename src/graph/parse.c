@@ -6,6 +6,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -254,7 +255,7 @@ static void operand(reader *from, operands *to) {
         made.at.whole = integer;
     } else if (strcmp(buffer, "none") != 0) {
         double real = strtod(buffer, &end);
-        if (*end == 0 && !isalpha((unsigned char)buffer[0])) {
+        if (*end == 0 && (!isalpha((unsigned char)buffer[0]) || !isfinite(real))) { /* no value is called inf or nan */
             made.number = TUTTI_F64;
             made.at.real = real;
         } else {
@@ -277,7 +278,7 @@ static void operand(reader *from, operands *to) {
 static void group(reader *from, void *at) {
     char buffer[WORD];
     word(from, buffer, true);
-    if (from->status != TUTTI_OK || strcmp(buffer, "none") == 0)
+    if (from->status != TUTTI_OK)
         return;
     tutti_group *found = from->world != NULL ? tutti_group_by_name(from->world, buffer) : NULL;
     if (found == NULL)
@@ -476,6 +477,10 @@ static void outputs(reader *from) {
     skip(from);
     if (from->status == TUTTI_OK && *from->at != 0)
         wrong(from, "nothing may follow the return, and there is \"%.20s\"", from->at);
+    if (from->graph == NULL) {
+        free(given.at);
+        return;
+    }
     from->graph->outputs = given.at;
     from->graph->output_count = given.count;
 }

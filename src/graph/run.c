@@ -59,6 +59,8 @@ tutti_status tu_graph_gather(const char *who, const tt_graph *graph, tt_tensor_l
     if (arguments.count != (size_t)graph->argument_count)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: %zu inputs are given, and the graph has %d", who, arguments.count,
                         graph->argument_count);
+    if (arguments.count > 0 && arguments.at == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the list of inputs is NULL", who);
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < graph->input_count && status == TUTTI_OK; i++) {
         if (graph->inputs[i].kind == TU_INPUT_ARGUMENT)

@@ -45,7 +45,7 @@ static bool uses_result_of(const tu_vertex *user, const tu_vertex *maker) {
 /* The start that a wait ends: the last before it that makes or writes the memory. NULL where it is no collective's. */
 static const tu_vertex *start_of(const tu_vertex *wait) {
     const tu_value *value = wait->operands[0].value;
-    for (const tu_vertex *vertex = wait->before; vertex != NULL; vertex = vertex->before)
+    for (const tu_vertex *vertex = value != NULL ? wait->before : NULL; vertex != NULL; vertex = vertex->before)
         if (touches(vertex, value->storage, true))
             return is_start(vertex) ? vertex : NULL;
     return NULL;
@@ -136,7 +136,8 @@ static const struct {
 
 static int form_of(const tu_vertex *vertex) {
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
-        if (forms[i].one == vertex->entry && forms[i].in_place == vertex->in_place)
+        if (forms[i].one == vertex->entry && forms[i].in_place == vertex->in_place &&
+            vertex->operands[0].value != NULL) /* not of a number */
             return (int)i;
     return -1;
 }

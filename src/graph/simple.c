@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "autograd/operators.h"
+#include "functional/operators.h"
 #include "graph/passes.h"
 
 /* ---- dead code ---- */
@@ -31,9 +32,10 @@ tutti_status tu_pass_dead(tt_graph *graph) {
 
 /* ---- which memory is written ---- */
 
-/* By the number of the storage: whether something writes it, resizes it, or keeps a handle on it beyond the graph. */
+/* By the number of the storage: whether something writes it, resizes it, keeps a handle on it beyond the graph, or
+ * still reads it after the vertex has run. */
 typedef struct traces {
-    bool *written, *kept;
+    bool *written, *kept, *sent;
 } traces;
 
 static void mark_kept(traces *of, const tu_operand *operand) {
@@ -45,18 +47,24 @@ static tutti_status trace(const tt_graph *graph, traces *of) {
     size_t count = (size_t)graph->storage_count + 1;
     of->written = calloc(count, sizeof *of->written);
     of->kept = calloc(count, sizeof *of->kept);
-    if (of->written == NULL || of->kept == NULL)
+    of->sent = calloc(count, sizeof *of->sent);
+    if (of->written == NULL || of->kept == NULL || of->sent == NULL)
         return tu_error_memory("a pass", count);
     for (const tu_vertex *vertex = graph->first; vertex != NULL; vertex = vertex->next) {
         bool effect = vertex->result_count == 0 && !vertex->in_place;
         for (int i = 0; i < vertex->operand_count; i++) {
             const tu_value *value = vertex->operands[i].value;
+            if (value != NULL && (vertex->entry->flags & TU_STARTS || vertex->entry == &tu_operator_isend))
+                of->sent[value->storage] = true;
             if (value == NULL || !tu_vertex_writes(vertex, i))
                 continue;
             of->written[value->storage] = true;
             if (effect)
                 mark_kept(of, &vertex->operands[i]);
         }
+        for (int i = 0; i < vertex->result_count; i++)
+            if (vertex->entry->flags & TU_BRINGS) /* memory that others write, too */
+                of->written[vertex->results[i]->storage] = of->kept[vertex->results[i]->storage] = true;
     }
     for (int i = 0; i < graph->input_count; i++)
         of->kept[graph->inputs[i].value->storage] = true;
@@ -71,6 +79,7 @@ static tutti_status trace(const tt_graph *graph, traces *of) {
 static void trace_end(traces *of) {
     free(of->written);
     free(of->kept);
+    free(of->sent);
 }
 
 /* ---- common expressions ---- */
@@ -130,7 +139,7 @@ static size_t bin_of(const tu_vertex *vertex, size_t bins) {
 
 /* Chains of vertices with one hash go through `marks`, by position. */
 tutti_status tu_pass_common(tt_graph *graph) {
-    traces of = { NULL, NULL };
+    traces of = { NULL, NULL, NULL };
     size_t bins = (size_t)graph->vertex_count * 2 + 1, count = 0;
     tu_vertex **kept = calloc((size_t)graph->vertex_count + 1, sizeof(tu_vertex *));
     size_t *first = calloc(bins, sizeof *first), *next = calloc((size_t)graph->vertex_count + 1, sizeof *next);
@@ -183,11 +192,12 @@ static bool is_idle(const tu_vertex *vertex, const traces *of) {
         return false;
     const tu_value *from = vertex->operands[0].value, *to = vertex->results[0];
     return from != NULL && from->maker != NULL && !(from->maker->entry->flags & TU_VIEW) && from->shape.offset == 0 &&
-           !of->kept[from->storage] && same_shape(&from->shape, &to->shape) && !used_after(vertex, from->storage);
+           !of->kept[from->storage] && !of->sent[from->storage] && same_shape(&from->shape, &to->shape) &&
+           !used_after(vertex, from->storage);
 }
 
 tutti_status tu_pass_copies(tt_graph *graph) {
-    traces of = { NULL, NULL };
+    traces of = { NULL, NULL, NULL };
     tutti_status status = trace(graph, &of);
     for (tu_vertex *vertex = graph->first, *after; status == TUTTI_OK && vertex != NULL; vertex = after) {
         after = vertex->next;

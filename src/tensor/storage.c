@@ -160,6 +160,9 @@ size_t tt_storage_bytes(const tt_tensor *x) {
 
 tutti_status tu_storage_resize_shape(tu_call *call) {
     const tu_storage_resize_attributes *attributes = call->attributes;
+    if (call->inputs[0]->storage->fake && !tu_is_capturing())
+        return tu_call_error(call, TUTTI_ERROR_CAPTURE, "%s stood for a tensor while a function was captured",
+                             tu_describe(call->inputs[0]));
     if (attributes->bytes >= 0)
         return TUTTI_OK;
     return tu_call_error(call, TUTTI_ERROR_RANGE, "%zu bytes cannot be represented", (size_t)attributes->bytes);

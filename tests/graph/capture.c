@@ -465,11 +465,11 @@ TEST_WORLD(a_collective_is_a_start_and_a_wait, 2) {
     check_text(graph, "graph(x: f32 [4]):\n"
                       "    mul_scalar: f32 [4] = mul_scalar(x, number=2)\n"
                       "    all_reduce: f32 [4] = all_reduce(mul_scalar, reduction=sum, group=0)\n"
-                      "    wait(all_reduce)\n"
                       "    all_gather: f32 [8] = all_gather(x, dim=0, group=0)\n"
                       "    wait(all_gather)\n"
                       "    add_scalar: f32 [8] = add_scalar(all_gather, number=1)\n"
                       "    all_reduce_(x, reduction=max, group=0)\n"
+                      "    wait(all_reduce)\n"
                       "    wait(x)\n"
                       "    return (all_reduce, add_scalar)\n");
     tt_graph_counts counts = TT_GRAPH_COUNTS_INIT;
@@ -544,9 +544,14 @@ TEST(what_no_graph_can_repeat_is_an_error_in_words) {
     CHECK(!tt_capture(chain, &calls, tt_tensors(x, x), &graph));
     CHECK(fails(TUTTI_ERROR_ARGUMENT, "given twice"));
     CHECK(tt_capture(keeps, NULL, tt_tensors(x), &graph));
+    CHECK(!tt_storage_resize(kept, 64) && fails(TUTTI_ERROR_CAPTURE, "stood for a tensor"));
     half = tt_mul_scalar(kept, 0.5);
     CHECK(half == NULL && fails(TUTTI_ERROR_CAPTURE, "stood for a tensor while a function was captured"));
     tt_release(kept);
+    CHECK(!tt_capture(chain, &calls, (tt_tensor_list){ 2, NULL }, &(tt_graph *){ NULL }));
+    CHECK(fails(TUTTI_ERROR_ARGUMENT, "list is NULL"));
+    CHECK(tt_graph_run(graph, (tt_tensor_list){ 1, NULL }).count == 0);
+    CHECK(fails(TUTTI_ERROR_ARGUMENT, "list of inputs is NULL"));
     CHECK(tt_graph_run(graph, none).count == 0);
     CHECK(fails(TUTTI_ERROR_ARGUMENT, "0 inputs are given, and the graph has 1"));
     CHECK(tt_graph_run(graph, tt_tensors(tt_ones(tt_shape(5), TUTTI_F32, NULL))).count == 0);
@@ -577,6 +582,31 @@ TEST(an_allocation_that_fails_ends_a_capture_and_leaves_nothing) {
 }
 
 /* ---- text ---- */
+
+static int strange_numbers(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    tt_tensor *lowest = tt_maximum(inputs.at[0], tt_number(-INFINITY));
+    outputs[0] = tt_where(tt_isnan(inputs.at[0]), tt_number(NAN), tt_minimum(lowest, tt_number(INFINITY)));
+    outputs[1] = tt_mul(inputs.at[0], tt_number(0.1));
+    return 2;
+}
+
+TEST(strange_numbers_and_names_are_read_back) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = values("none", 4);
+    tt_graph *graph;
+    CHECK(tt_capture(strange_numbers, NULL, tt_tensors(x), &graph));
+    char *text = tt_graph_text(graph);
+    CHECK(strstr(text, "graph(none_: f32 [4])") != NULL && strstr(text, "mul(none_, 0.1)") != NULL);
+    tt_graph *read = tt_graph_parse(text, NULL);
+    CHECK(read != NULL);
+    check_text(read, text);
+    CHECK(tt_equal(tt_graph_run(read, tt_tensors(x)).at[0], x));
+    tutti_free(text);
+    tt_graph_release(&read);
+    tt_graph_release(&graph);
+    CHECK_OK(tt_scope_close(&scope));
+}
 
 TEST(a_text_is_read_back_and_runs) {
     tt_scope scope = tt_scope_open();
@@ -634,6 +664,9 @@ TEST(a_wrong_text_is_an_error_that_names_the_line) {
         { "graph(x: f32 [4]):\n    return (x)\n    return (x)\n", "line 3: nothing may follow the return" },
         { "graph(x: f32 [4]):\n    y: f32 [4] = mul_scalar(x, number=two)\n    return (y)\n", "\"two\" is no number" },
         { "graph(x: f32 [4]):\n    y: f32 [4] = neg(x\n", "')' expected" },
+        { "graph(x: f32 [4]):\n    y: f32 [4] = all_reduce(x, reduction=sum, group=none)\n    return (y)\n",
+          "there is no group \"none\"" },
+        { "graph(x: f32 [4]):\n    version_set([x, x], versions=[1])\n    return (x)\n", "1 versions for 2 tensors" },
     };
     tt_scope scope = tt_scope_open();
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {

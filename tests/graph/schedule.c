@@ -173,6 +173,108 @@ TEST_WORLD(a_collective_whose_result_is_not_used_stays_with_its_wait, 2) {
     CHECK_OK(tutti_barrier(group, NULL));
 }
 
+/* Each rank receives before it sends, as eager code may. */
+static int both_ways(tt_tensor_list inputs, tt_tensor **outputs, void *group) {
+    tt_tensor *y = tt_zeros_like(inputs.at[0]);
+    int peer = 1 - tutti_group_rank(group);
+    tt_irecv(y, peer, 7, group);
+    tt_tensor *mark = tt_isend(inputs.at[0], peer, 7, group);
+    tt_wait(mark);
+    outputs[0] = tt_wait(y);
+    return 1;
+}
+
+static int batch(tt_tensor_list inputs, tt_tensor **outputs, void *group) {
+    tt_tensor *y = tt_zeros_like(inputs.at[0]);
+    int peer = 1 - tutti_group_rank(group);
+    tt_p2p operations[] = { { TT_P2P_RECV, y, peer, 3 }, { TT_P2P_SEND, inputs.at[0], peer, 3 } };
+    tt_tensor_list marks = tt_batch_p2p(2, operations, group);
+    for (size_t i = 0; i < marks.count; i++)
+        tt_wait(marks.at[i]);
+    outputs[0] = y;
+    return 1;
+}
+
+/* A copy of what is being sent stays a copy. */
+static int write_a_copy(tt_tensor_list inputs, tt_tensor **outputs, void *group) {
+    tt_tensor *sent = tt_neg(inputs.at[0]), *y = tt_zeros_like(sent);
+    int peer = 1 - tutti_group_rank(group);
+    tt_tensor *mark = tt_isend(sent, peer, 1, group), *copy = tt_clone(sent);
+    tt_mul_(copy, tt_number(3));
+    outputs[0] = copy;
+    outputs[1] = tt_all_reduce(inputs.at[0], TUTTI_SUM, group);
+    tt_wait(outputs[1]);
+    tt_irecv(y, peer, 1, group);
+    tt_wait(y);
+    tt_wait(mark);
+    outputs[2] = y;
+    return 3;
+}
+
+TEST_WORLD(messages_wait_where_the_function_waits, 2) {
+    tt_scope scope = tt_scope_open();
+    tutti_group *group = tutti_world_group(world);
+    tt_graph *graph = check_passes(both_ways, group, (const char *[]){ NULL });
+    tt_graph_release(&graph);
+    graph = check_passes(batch, group, (const char *[]){ "dead", NULL });
+    tt_graph_release(&graph);
+    graph = check_passes(write_a_copy, group, (const char *[]){ "copies", NULL });
+    tt_graph_release(&graph);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+static int on_numbers(tt_tensor_list inputs, tt_tensor **outputs, void *group) {
+    tt_wait(tt_number(3));
+    outputs[0] = tt_all_reduce(tt_number(2), TUTTI_SUM, group);
+    outputs[1] = tt_all_reduce(tt_number(5), TUTTI_SUM, group);
+    outputs[2] = inputs.at[0];
+    return 3;
+}
+
+TEST_WORLD(numbers_pass_through_the_passes, 2) {
+    tt_scope scope = tt_scope_open();
+    tutti_group *group = tutti_world_group(world);
+    tt_graph *graph = check_passes(on_numbers, group, (const char *[]){ "sink", "raise", "bucket", NULL });
+    tt_graph_release(&graph);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+/* The peer's memory is not the graph's to write. */
+static int copy_of_a_peer(tt_tensor_list inputs, tt_tensor **outputs, void *group) {
+    tt_tensor *own = tt_peer_tensor(inputs.at[0], tutti_group_rank(group), group);
+    tt_tensor *before = tt_relu(inputs.at[0]);
+    tt_add_(own, tt_number(1));
+    outputs[0] = tt_sub(tt_relu(inputs.at[0]), before);
+    tt_tensor *copy = tt_clone(tt_peer_tensor(inputs.at[0], 1 - tutti_group_rank(group), group));
+    outputs[1] = tt_mul_(tt_zeros_like(copy), tt_number(2));
+    tt_mul_(copy, tt_number(100));
+    return 2;
+}
+
+TEST_WORLD(memory_of_peers_is_never_shared_or_taken, 2) {
+    tt_scope scope = tt_scope_open();
+    tutti_group *group = tutti_world_group(world);
+    tt_tensor *x = tt_symm_empty(world, tt_shape(6), TUTTI_F32, NULL);
+    tt_fill_(x, 1);
+    named(x, "x");
+    tt_graph *graph;
+    CHECK(tt_capture(copy_of_a_peer, group, tt_tensors(x), &graph));
+    for (int i = 0; tt_pass_name(i) != NULL; i++)
+        CHECK(tt_graph_pass(graph, tt_pass_name(i)));
+    CHECK_EQ(tt_graph_count_of(graph, "relu"), 2);
+    CHECK_EQ(tt_graph_count_of(graph, "clone"), 1);
+    CHECK_OK(tutti_barrier(group, NULL));
+    tt_tensor_list results = tt_graph_run(graph, tt_tensors(x));
+    CHECK(results.count == 2 && tt_equal(results.at[0], tt_ones(tt_shape(6), TUTTI_F32, NULL)));
+    CHECK_OK(tutti_barrier(group, NULL));
+    CHECK(tt_equal(x, tt_full(tt_shape(6), 2, TUTTI_F32, NULL)));
+    tt_graph_release(&graph);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
 TEST(a_fake_group_of_eight_can_be_captured_by_one_process) {
     tutti_world *world;
     CHECK_OK(tutti_world_open_fake(0, 8, NULL, &world));
