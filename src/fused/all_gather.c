@@ -232,10 +232,11 @@ static products products_of(const tu_call *call, const tt_tensor *front, bool la
     return job;
 }
 
-static void sign(tu_fused_signature *signature, const tu_call *call, int gather_dim) {
-    *signature = (tu_fused_signature){ 0 };
-    tu_fused_sign(signature, "calls %s along dimension %d of %s", call->entry->name, gather_dim,
-                  tu_describe(call->inputs[0]));
+static tu_fused_signature sign(const tu_call *call, int gather_dim) {
+    tu_fused_signature signature = tu_fused_sign(call->entry->name);
+    tu_fused_sign_number(&signature, " along dimension", gather_dim);
+    tu_fused_sign_tensor(&signature, " of", call->inputs[0]);
+    return signature;
 }
 
 static tutti_status run_products(tu_call *call, int gather_dim, bool return_a, tutti_group *group) {
@@ -247,8 +248,7 @@ static tutti_status run_products(tu_call *call, int gather_dim, bool return_a, t
     products job = products_of(call, front, last, return_a, group);
     size_t bytes = (size_t)(job.rows * job.depth * job.ranks) * tu_dtype_bytes[job.dtype];
     void *panel = NULL;
-    tu_fused_signature signature;
-    sign(&signature, call, gather_dim);
+    tu_fused_signature signature = sign(call, gather_dim);
     tutti_status status = TUTTI_OK;
     if (!job.by_shards && job.whole == NULL && (job.whole = panel = tu_block_alloc(tu_self(), bytes)) == NULL)
         status = tu_fused_refuse(group, call->entry->name, tu_error_memory("a gathered matrix", bytes));
@@ -308,8 +308,7 @@ tutti_status tu_fused_all_gather_matmul_multimem_cpu(tu_call *call) {
     if (tutti_group_size(group) == 1 || tu_fused_is_fake(group))
         return run_products(call, 0, false, group);
     tu_fused *state;
-    tu_fused_signature signature;
-    sign(&signature, call, 0);
+    tu_fused_signature signature = sign(call, 0);
     tutti_status status = tu_fused_enter(group, &state);
     if (status != TUTTI_OK)
         return tu_fused_refuse(group, call->entry->name, status);

@@ -126,7 +126,7 @@ static tutti_status check_gather(const consumer *job, int ranks) {
 tutti_status tt_pipelined_all_gather_and_consume(tt_tensor_list shards, tt_shard_consumer *user_consume, void *argument,
                                                  tt_tensor_list ag_out, tutti_group *group) {
     consumer job = { shards, ag_out, user_consume, argument };
-    tu_fused_signature signature = { 0 };
+    tu_fused_signature signature = tu_fused_sign(gathers);
     if (!tu_flight_check(gathers, group, false))
         return tt_error_show();
     tutti_status status = check_gather(&job, tutti_group_size(group));
@@ -138,10 +138,9 @@ tutti_status tt_pipelined_all_gather_and_consume(tt_tensor_list shards, tt_shard
                          .count = (int)shards.count,
                          .consume = consume,
                          .context = &job };
-    tu_fused_sign(&signature, "calls %s of", gathers);
     for (size_t i = 0; i < shards.count; i++) {
         gather.tensors[i] = shards.at[i];
-        tu_fused_sign(&signature, " %s", tu_describe(shards.at[i]));
+        tu_fused_sign_tensor(&signature, i == 0 ? " of" : ",", shards.at[i]);
     }
     status = tu_gather_and_consume(&gather);
     for (size_t i = 0; i < ag_out.count; i++)
@@ -213,9 +212,10 @@ tutti_status tt_pipelined_produce_and_all_to_all(tt_chunk_producer *user_produce
     tutti_status status = check_scatter(&job);
     if (status != TUTTI_OK)
         return status;
-    tu_fused_signature signature = { 0 };
+    tu_fused_signature signature = tu_fused_sign(scatters);
     size_t bytes = (size_t)tu_shape_numel(&job.chunk) * tu_dtype_bytes[output->dtype];
-    tu_fused_sign(&signature, "calls %s along dimension %d of %s", scatters, chunk_dim, tu_describe(output));
+    tu_fused_sign_number(&signature, " along dimension", chunk_dim);
+    tu_fused_sign_tensor(&signature, " of", output);
     tu_scatter scatter = { .who = scatters,
                            .group = group,
                            .signature = &signature,

@@ -172,9 +172,11 @@ tutti_status tu_fused_matmul_reduce_scatter_cpu(tu_call *call) {
     if (front == NULL)
         return tu_fused_refuse(attributes->group, who, TUTTI_ERROR_MEMORY);
     partial_products job = partial_of(call, front, dim, attributes->reduction, tutti_group_size(attributes->group));
-    tu_fused_signature signature = { 0 };
-    tu_fused_sign(&signature, "calls %s %s along dimension %d into %s", who,
-                  tutti_reduction_name(attributes->reduction), dim, tu_describe(out));
+    tu_fused_signature signature = tu_fused_sign(who);
+    tu_fused_sign_text(&signature, " ");
+    tu_fused_sign_text(&signature, tutti_reduction_name(attributes->reduction));
+    tu_fused_sign_number(&signature, " along dimension", dim);
+    tu_fused_sign_tensor(&signature, " into", out);
     int64_t rows = out->numel > 0 ? job.rows : 0;
     tu_scatter scatter = { .who = who,
                            .group = attributes->group,

@@ -4,6 +4,7 @@
  */
 #include "tensor/scaled.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "functional/registry.h"
@@ -36,19 +37,21 @@ static scale_mode mode_of(const tt_tensor *scale, const tt_tensor *shard, const 
                                                    : NO_MODE;
 }
 
-/* Numbers that must be the same on all ranks, in a few words. */
-static void sign_numbers(tu_fused_signature *signature, const char *what, const float *numbers, int64_t count) {
+/* Scales that must be the same on all ranks, in a few words. */
+static void sign_scales(tu_fused_signature *signature, const float *numbers, int64_t count) {
     uint64_t hash = 0xcbf29ce484222325u;
     for (int64_t i = 0; i < count; i++) {
         uint32_t bits;
         memcpy(&bits, &numbers[i], sizeof bits);
         hash = (hash ^ bits) * 0x100000001b3u;
     }
+    char words[96];
     if (count == 1)
-        tu_fused_sign(signature, ", %s %.9g", what, (double)numbers[0]);
+        snprintf(words, sizeof words, ", scale %.9g", (double)numbers[0]);
     else
-        tu_fused_sign(signature, ", %s of %lld rows with the check sum %016llx", what, (long long)count,
-                      (unsigned long long)hash);
+        snprintf(words, sizeof words, ", scale of %lld rows with the check sum %016llx", (long long)count,
+                 (unsigned long long)hash);
+    tu_fused_sign_data(signature, words, &hash, sizeof hash);
 }
 
 /* ---- all-gather: the inputs of a call ---- */
@@ -198,12 +201,13 @@ static tt_tensor *front_scales(const tt_tensor *scale, scale_mode mode, int dim)
 
 static tutti_status gather_scaled(scaled_products *job, const tt_tensor *front, const tt_tensor *scales) {
     const tu_fused_all_gather_scaled_matmul_attributes *attributes = job->call->attributes;
-    tu_fused_signature signature = { 0 };
-    tu_fused_sign(&signature, "calls %s along dimension %d of %s, with a_scale %s", job->call->entry->name,
-                  attributes->gather_dim, tu_describe(job->call->inputs[0]), tu_describe(job->call->inputs[1]));
+    tu_fused_signature signature = tu_fused_sign(job->call->entry->name);
+    tu_fused_sign_number(&signature, " along dimension", attributes->gather_dim);
+    tu_fused_sign_tensor(&signature, " of", job->call->inputs[0]);
+    tu_fused_sign_tensor(&signature, ", with a_scale", job->call->inputs[1]);
     if (job->mode != ROWS_SHARDED) {
         job->scales = tu_pointer(scales);
-        sign_numbers(&signature, "scale", job->scales, scales->numel);
+        sign_scales(&signature, job->scales, scales->numel);
     }
     tu_gather gather = { .who = job->call->entry->name,
                          .group = attributes->group,
@@ -481,10 +485,13 @@ static tutti_status scatter_scaled(tu_call *call, scaled_partials *job) {
     const tu_fused_scaled_matmul_reduce_scatter_attributes *attributes = call->attributes;
     const tt_tensor *out = call->outputs[0];
     int64_t rows = out->numel > 0 ? job->rows : 0;
-    tu_fused_signature signature = { 0 };
-    tu_fused_sign(&signature, "calls %s %s along dimension %d into %s, with %s for a", call->entry->name,
-                  tutti_reduction_name(attributes->reduction), attributes->orig_scatter_dim, tu_describe(out),
-                  job->scale_step == 0 ? "one scale" : "a scale for every row");
+    tu_fused_signature signature = tu_fused_sign(call->entry->name);
+    tu_fused_sign_text(&signature, " ");
+    tu_fused_sign_text(&signature, tutti_reduction_name(attributes->reduction));
+    tu_fused_sign_number(&signature, " along dimension", attributes->orig_scatter_dim);
+    tu_fused_sign_tensor(&signature, " into", out);
+    tu_fused_sign_text(&signature,
+                       job->scale_step == 0 ? ", with one scale for a" : ", with a scale for every row of a");
     tu_scatter scatter = { .who = call->entry->name,
                            .group = attributes->group,
                            .signature = &signature,

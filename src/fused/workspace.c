@@ -21,18 +21,52 @@ bool tu_fused_is_fake(tutti_group *group) {
 
 /* ---- signatures ---- */
 
-void tu_fused_sign(tu_fused_signature *signature, const char *format, ...) {
-    char *end = signature->text + signature->used;
+static void hash_bytes(tu_fused_signature *signature, const void *data, size_t bytes) {
+    const unsigned char *at = data;
+    for (size_t i = 0; i < bytes; i++)
+        signature->hash = (signature->hash ^ at[i]) * 0x100000001b3u;
+}
+
+/* Adds to the words alone. Three dots end those that are cut. */
+static void say(tu_fused_signature *signature, const char *format, ...) TUTTI_PRINTF(2, 3);
+static void say(tu_fused_signature *signature, const char *format, ...) {
     size_t room = sizeof signature->text - signature->used;
     va_list arguments;
     va_start(arguments, format);
-    int wanted = vsnprintf(end, room, format, arguments);
+    int wanted = vsnprintf(signature->text + signature->used, room, format, arguments);
     va_end(arguments);
-    signature->used += wanted < 0 ? 0 : (size_t)wanted < room ? (size_t)wanted : room - 1;
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < signature->used; i++)
-        hash = (hash ^ (unsigned char)signature->text[i]) * 0x100000001b3u;
-    signature->hash = hash;
+    bool fits = wanted >= 0 && (size_t)wanted < room;
+    signature->used += fits ? (size_t)wanted : room - 1;
+    if (!fits)
+        memcpy(signature->text + sizeof signature->text - sizeof "...", "...", sizeof "...");
+}
+
+tu_fused_signature tu_fused_sign(const char *who) {
+    tu_fused_signature signature = { .hash = 0xcbf29ce484222325u };
+    say(&signature, "calls ");
+    tu_fused_sign_text(&signature, who);
+    return signature;
+}
+
+void tu_fused_sign_text(tu_fused_signature *signature, const char *text) {
+    tu_fused_sign_data(signature, text, text, strlen(text) + 1);
+}
+
+void tu_fused_sign_data(tu_fused_signature *signature, const char *words, const void *data, size_t bytes) {
+    hash_bytes(signature, data, bytes);
+    say(signature, "%s", words);
+}
+
+void tu_fused_sign_number(tu_fused_signature *signature, const char *words, int64_t number) {
+    hash_bytes(signature, &number, sizeof number);
+    say(signature, "%s %lld", words, (long long)number);
+}
+
+void tu_fused_sign_tensor(tu_fused_signature *signature, const char *words, const tt_tensor *x) {
+    int64_t kind[2] = { x->dtype, x->ndim };
+    hash_bytes(signature, kind, sizeof kind);
+    hash_bytes(signature, x->sizes, (size_t)x->ndim * sizeof x->sizes[0]);
+    say(signature, "%s %s %s", words, tutti_dtype_name(x->dtype), tu_dims_text(x->ndim, x->sizes));
 }
 
 /* ---- a group's state ---- */

@@ -27,6 +27,7 @@
 #define TU_FUSED_TILES 3    /* slots of the ring */
 #define TU_FUSED_CHANNEL 0  /* of the signals that announce tiles */
 #define TU_FUSED_ALIGN 128u /* of parts in a half, and of slots */
+#define TU_FUSED_TEXT 200   /* characters of a call in words */
 
 /* Where one part of a rank's shards lies, as told to the others. */
 typedef struct tu_fused_place {
@@ -43,7 +44,7 @@ typedef struct tu_fused_record {
     int32_t status;      /* of this rank's preparations; not OK: the call fails on all */
     uint16_t fits, sent; /* the workspace is large enough; one tile is on its way to every other rank */
     tu_fused_place places[TU_FUSED_PARTS];
-    char text[200]; /* what the signature is of, or what went wrong */
+    char text[TU_FUSED_TEXT]; /* what the signature is of, or what went wrong */
 } tu_fused_record;
 
 typedef struct tu_memory_group tu_memory_group;
@@ -66,13 +67,20 @@ typedef struct tu_fused {
 /* Whether ranks of the group are made up. */
 bool tu_fused_is_fake(tutti_group *group);
 
-/* What must be equal on all ranks, in words, and its hash. */
+/* What must be equal on all ranks: the hash of all of it decides, and the text tells it in messages, as far as there is
+ * room. Names of tensors belong to neither, since each rank may choose its own. */
 typedef struct tu_fused_signature {
     uint64_t hash;
     size_t used;
-    char text[1024];
+    char text[TU_FUSED_TEXT];
 } tu_fused_signature;
-void tu_fused_sign(tu_fused_signature *signature, const char *format, ...) TUTTI_PRINTF(2, 3);
+/* A signature begins with the name of the operator. Words precede a number, and a tensor's dtype and sizes; they stand
+ * for data. */
+tu_fused_signature tu_fused_sign(const char *who);
+void tu_fused_sign_text(tu_fused_signature *signature, const char *text);
+void tu_fused_sign_data(tu_fused_signature *signature, const char *words, const void *data, size_t bytes);
+void tu_fused_sign_number(tu_fused_signature *signature, const char *words, int64_t number);
+void tu_fused_sign_tensor(tu_fused_signature *signature, const char *words, const tt_tensor *x);
 
 /* Begins a call on a group of several real ranks, with the lock held and the record empty; leave ends it. */
 tutti_status tu_fused_enter(tutti_group *group, tu_fused **state);

@@ -47,6 +47,41 @@ TEST_WORLD(shards_that_differ_are_told_on_every_rank_and_end_nothing, 3) {
     END;
 }
 
+TEST_WORLD(shards_may_have_another_name_on_each_rank, 2) {
+    BEGIN;
+    tt_tensor *right = whole(tt_shape(4, 6), TUTTI_F32, 1), *x = whole(tt_shape(6, 4), TUTTI_F32, rank),
+              *one = tt_full(tt_shape(1), 1, TUTTI_F32, NULL);
+    tt_set_name(x, rank == 0 ? "left half" : "right half");
+    tt_set_name(one, rank == 0 ? "of the left" : "of the right");
+    CHECK_EQ(tt_fused_all_gather_matmul(x, tt_tensors(right), 0, group, NULL).count, 1);
+    CHECK_EQ(tt_fused_all_gather_scaled_matmul(x, tt_tensors(right), one, tt_tensors(one), 0, group, NULL, NULL).count,
+             1);
+    CHECK(tt_fused_matmul_reduce_scatter(x, right, TUTTI_SUM, 0, group) != NULL);
+    END;
+}
+
+static tutti_status look_away(void *argument, tt_tensor_list shards, int rank) {
+    (void)argument, (void)shards, (void)rank;
+    return TUTTI_OK;
+}
+
+TEST_WORLD(calls_that_differ_behind_many_words_are_a_mismatch, 2) {
+    BEGIN;
+    tt_tensor *shards[8];
+    char name[101] = { 0 };
+    memset(name, 'a', sizeof name - 1);
+    for (int i = 0; i < 8; i++) {
+        shards[i] = whole(tt_shape(1, 1, 1, 1, 1, 1, 1, i == 7 ? 4 + rank : 4), TUTTI_F32, rank);
+        tt_set_name(shards[i], name);
+    }
+    CHECK_STATUS(tt_pipelined_all_gather_and_consume(tt_tensors_of(8, shards), look_away, NULL,
+                                                     (tt_tensor_list){ 0, NULL }, group),
+                 TUTTI_ERROR_MISMATCH);
+    CHECK_MESSAGE("rank 0 calls pipelined_all_gather_and_consume of f32 [1, 1, 1, 1, 1, 1, 1, 4], f32 [1, ");
+    CHECK_OK(tutti_group_check(group));
+    END;
+}
+
 TEST_WORLD(another_collective_on_one_rank_is_a_mismatch_on_all, 2) {
     BEGIN;
     tt_tensor *right = whole(tt_shape(4, 6), TUTTI_F32, 1), *x = whole(tt_shape(6, 4), TUTTI_F32, rank);
