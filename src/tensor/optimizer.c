@@ -48,7 +48,7 @@ tutti_status tu_step_shape(tu_call *call) {
 #define STEP_GRAIN 32768 /* elements that are worth a thread */
 
 void tu_step_batch_open(tu_step_batch *batch) {
-    *batch = (tu_step_batch){ 0 };
+    *batch = (tu_step_batch){ .round = 1 };
     tu_self()->steps = batch;
 }
 
@@ -71,11 +71,20 @@ static void run_batch(void *context, int64_t begin, int64_t end) {
     }
 }
 
+static void run_collected(tu_step_batch *batch) {
+    tu_parallel(batch->elements, STEP_GRAIN, run_batch, batch);
+    batch->count = 0;
+    batch->elements = 0;
+    batch->memory_count = 0;
+    batch->round++;
+}
+
 void tu_step_batch_close(tu_step_batch *batch, bool compute) {
     tu_self()->steps = NULL;
     if (compute)
-        tu_parallel(batch->elements, STEP_GRAIN, run_batch, batch);
+        run_collected(batch);
     free(batch->steps);
+    free(batch->memories);
 }
 
 /* Whether the batch takes it: without memory for the list the step is computed at once. */
@@ -92,6 +101,99 @@ static bool add_to_batch(tu_step_batch *batch, const tu_batched_step *each, int6
     batch->steps[batch->count++].first = batch->elements;
     batch->elements += elements;
     return true;
+}
+
+/* ---- memory that steps share ---- */
+
+/* Foreign, mapped and exported memory may belong to several storages. */
+static const tu_storage *memory_of(const tt_tensor *x) {
+    bool alone = !x->storage->fixed && atomic_load_explicit(&x->storage->exports, memory_order_relaxed) == 0;
+    return alone ? x->storage : NULL;
+}
+
+static tu_step_span span_of(const tt_tensor *x) {
+    bool dense = (x->flags & TU_CONTIGUOUS) != 0;
+    uintptr_t begin = (uintptr_t)(dense ? tu_pointer(x) : x->storage->data);
+    size_t bytes = dense ? (size_t)x->numel * tu_dtype_bytes[x->dtype] : x->storage->bytes;
+    return (tu_step_span){ begin, begin + (x->numel > 0 ? bytes : 0) };
+}
+
+static bool spans_meet(tu_step_span a, tu_step_span b) {
+    return a.begin < b.end && b.begin < a.end;
+}
+
+static void widen(tu_step_span *span, tu_step_span by) {
+    if (by.begin == by.end)
+        return;
+    bool empty = span->begin == span->end;
+    span->begin = empty || by.begin < span->begin ? by.begin : span->begin;
+    span->end = empty || by.end > span->end ? by.end : span->end;
+}
+
+/* Its place in the table, or the free one where it would be. The table is never full. */
+static tu_step_memory *place_of(const tu_step_batch *batch, const tu_storage *storage) {
+    size_t mask = batch->memory_capacity - 1;
+    size_t at = (size_t)(((uint64_t)(uintptr_t)storage * 0x9e3779b97f4a7c15u) >> 32) & mask;
+    while (batch->memories[at].round == batch->round && batch->memories[at].storage != storage)
+        at = (at + 1) & mask;
+    return &batch->memories[at];
+}
+
+/* At most half of the table is in use, so that places are found fast. */
+static bool make_room(tu_step_batch *batch) {
+    if (2 * (batch->memory_count + 1) <= batch->memory_capacity)
+        return true;
+    tu_step_batch larger = *batch;
+    larger.memory_capacity = batch->memory_capacity == 0 ? 256 : 2 * batch->memory_capacity;
+    larger.memories = calloc(larger.memory_capacity, sizeof *larger.memories);
+    if (larger.memories == NULL)
+        return false;
+    for (size_t i = 0; i < batch->memory_capacity; i++)
+        if (batch->memories[i].round == batch->round)
+            *place_of(&larger, batch->memories[i].storage) = batch->memories[i];
+    free(batch->memories);
+    *batch = larger;
+    return true;
+}
+
+static bool is_written(const tu_call *call, int input) {
+    return (call->entry->written & TU_INPUT(input)) != 0;
+}
+
+/* Whether the batch could note what the step reads and writes. */
+static bool note_memory(tu_step_batch *batch, const tu_call *call) {
+    for (int i = 0; i < first_number(call); i++) {
+        if (call->inputs[i] == NULL)
+            continue;
+        if (!make_room(batch))
+            return false;
+        const tu_storage *storage = memory_of(call->inputs[i]);
+        tu_step_memory *memory = place_of(batch, storage);
+        if (memory->round != batch->round) {
+            *memory = (tu_step_memory){ .storage = storage, .round = batch->round };
+            batch->memory_count++;
+        }
+        widen(is_written(call, i) ? &memory->written : &memory->read, span_of(call->inputs[i]));
+    }
+    return true;
+}
+
+/* Runs what was collected before a step that must see it, or must not be seen by it. */
+static void keep_order(const tu_call *call) {
+    tu_step_batch *batch = tu_self()->steps;
+    if (batch == NULL || batch->count == 0)
+        return;
+    for (int i = 0; i < call->input_count; i++) {
+        if (call->inputs[i] == NULL)
+            continue;
+        const tu_step_memory *memory = place_of(batch, memory_of(call->inputs[i]));
+        tu_step_span span = span_of(call->inputs[i]);
+        if (memory->round == batch->round &&
+            (spans_meet(span, memory->written) || (is_written(call, i) && spans_meet(span, memory->read)))) {
+            run_collected(batch);
+            return;
+        }
+    }
 }
 
 static void run_one(void *context, int64_t begin, int64_t end) {
@@ -130,12 +232,11 @@ static tutti_status run_step(tu_call *call, tu_step step, tu_step_kernel *const 
         step.second = at[3];
         tu_batched_step each = { step, kernels[tu_float_index(dtype)], 0 };
         tu_step_batch *batch = in_place && !tu_self()->anomaly ? tu_self()->steps : NULL;
-        if (batch == NULL || !add_to_batch(batch, &each, call->inputs[0]->numel))
+        if (batch == NULL || !note_memory(batch, call) || !add_to_batch(batch, &each, call->inputs[0]->numel))
             tu_parallel(call->inputs[0]->numel, STEP_GRAIN, run_one, &each);
     }
     for (int i = 0; i < count; i++) {
-        if (ready && staged[i] != call->inputs[i] && call->entry->written & TU_INPUT(i) && staged[i] != NULL &&
-            staged[i]->numel > 0)
+        if (ready && staged[i] != call->inputs[i] && is_written(call, i) && staged[i] != NULL && staged[i]->numel > 0)
             tu_copy_tensor(call->inputs[i], staged[i]);
         tu_tensor_drop(staged[i]);
     }
@@ -144,12 +245,14 @@ static tutti_status run_step(tu_call *call, tu_step step, tu_step_kernel *const 
 
 tutti_status tu_sgd_cpu(tu_call *call) {
     const tu_sgd_step_attributes *own = call->attributes;
+    keep_order(call);
     tu_step step = { .rate = number(call->inputs[3]), .momentum = own->momentum, .decay = own->weight_decay };
     return run_step(call, step, tu_tensor_kernels_get()->sgd);
 }
 
 tutti_status tu_adamw_cpu(tu_call *call) {
     const tu_adamw_step_attributes *own = call->attributes;
+    keep_order(call);
     double count = number(call->inputs[4]), rate = number(call->inputs[5]);
     tu_step step = { .rate = rate / (1 - tu_pow_f64(own->beta1, count)),
                      .decay = 1 - rate * own->weight_decay,

@@ -3,11 +3,16 @@
  * Steps of many parameters as one loop. While a batch is open, the step operators of its thread check their arguments
  * and leave their arithmetic to it; the batch then walks over all parameters at once, in equal shares for the threads,
  * however small each of them is. What does not lie dense in f32 or f64 is computed at once, as without a batch.
+ *
+ * The result is that of the steps one after the other, also where parameters share memory: a step that reads what the
+ * batch is to write, or writes what it is to read or write, waits until that is computed. So that this costs little
+ * with any number of parameters, the batch knows of each storage the span that is read and the span that is written.
  */
 #ifndef TU_TENSOR_STEP_H
 #define TU_TENSOR_STEP_H
 
 #include "tensor/kernel/kernels.h"
+#include "tensor/tensor.h"
 
 typedef struct tu_batched_step {
     tu_step step;
@@ -15,15 +20,31 @@ typedef struct tu_batched_step {
     int64_t first; /* number of its first element among all */
 } tu_batched_step;
 
+/* Addresses [begin, end). */
+typedef struct tu_step_span {
+    uintptr_t begin, end;
+} tu_step_span;
+
+typedef struct tu_step_memory {
+    const tu_storage *storage; /* NULL: all those whose memory may be that of others, too */
+    uint64_t round;            /* it is a free place of the table where this is not the batch's */
+    tu_step_span read, written;
+} tu_step_memory;
+
 typedef struct tu_step_batch {
     tu_batched_step *steps;
     size_t count, capacity;
     int64_t elements;
+    /* A hash table over the storages. A new round, after what was collected has run, empties it. */
+    tu_step_memory *memories;
+    size_t memory_count, memory_capacity; /* the capacity is a power of 2 */
+    uint64_t round;
 } tu_step_batch;
 
 /* Collects the steps of this thread from now on. What they work on must live until the batch has run. */
 void tu_step_batch_open(tu_step_batch *batch);
-/* Collects no more, and computes what was collected, or drops it: then no parameter has changed. */
+/* Collects no more, and computes what was collected, or drops it: then no dense parameter of f32 or f64 has changed
+ * that shares no memory with others. */
 void tu_step_batch_close(tu_step_batch *batch, bool compute);
 
 #endif

@@ -5,6 +5,7 @@
 #include <cblas.h>
 #include <math.h>
 
+#include <tutti/dlpack.h>
 #include <tutti/functional.h>
 #include <tutti/optimizer.h>
 
@@ -159,6 +160,54 @@ TEST(a_step_over_many_parameters_has_the_bits_of_single_steps_with_any_number_of
         tt_optimizer_zero_grad(optimizer);
         tt_optimizer_release(optimizer);
         tt_module_release(net);
+        done(&scope);
+    }
+}
+
+/* Two parameters of 256 x 256: 0 the same memory twice, 1 one the transpose of the other, 2 one the gradient of the
+ * other, 3 the memory of one imported as the other. Returns a module of them. */
+enum {
+    SHARED_KINDS = 4
+};
+static tt_module *sharing_net(int kind, tt_tensor **a, tt_tensor **b) {
+    tt_seed(6, 0);
+    tt_tensor *base = tt_randn(tt_shape(256, 256), TUTTI_F32, NULL), *other = base;
+    if (kind == 1)
+        other = tt_transpose(base, 0, 1);
+    else if (kind == 2)
+        other = tt_randn(tt_shape(256, 256), TUTTI_F32, NULL);
+    else if (kind == 3)
+        other = tt_from_dlpack(tt_to_dlpack(base));
+    *a = tt_require_grad(tt_detach(base), true);
+    *b = tt_require_grad(tt_detach(other), true);
+    tt_set_grad(*a, tt_randn(tt_shape(256, 256), TUTTI_F32, NULL));
+    tt_set_grad(*b, kind == 2 ? tt_detach(*a) : tt_randn(tt_shape(256, 256), TUTTI_F32, NULL));
+    tt_module *net = tt_function_module("Sharing", tt_relu);
+    tt_module_set_parameter(net, "a", *a);
+    tt_module_set_parameter(net, "b", *b);
+    return net;
+}
+
+TEST(a_step_over_parameters_that_share_memory_is_that_of_single_steps_in_order) {
+    for (int kind = 0; kind < SHARED_KINDS; kind++) {
+        tt_scope scope = tt_scope_open();
+        tt_sgd options = { sizeof options, .learning_rate = 0.5, .momentum = 0.9, .weight_decay = 0.1 };
+        tt_tensor *a, *b, *single_a, *single_b;
+        tt_module *net = sharing_net(kind, &a, &b), *single = sharing_net(kind, &single_a, &single_b);
+        tt_optimizer *optimizer = tt_sgd_optimizer(net, &options);
+        tt_tensor *velocity_a = tt_zeros_like(tt_detach(a)), *velocity_b = tt_zeros_like(tt_detach(a));
+        bool recording = tt_grad_mode(false);
+        for (int step = 0; step < 3; step++) {
+            CHECK(tt_optimizer_step(optimizer));
+            CHECK(tt_sgd_step(single_a, tt_grad(single_a), velocity_a, &options));
+            CHECK(tt_sgd_step(single_b, tt_grad(single_b), velocity_b, &options));
+        }
+        tt_grad_mode(recording);
+        CHECK(tt_equal(tt_detach(a), tt_detach(single_a)));
+        CHECK(tt_equal(tt_detach(b), tt_detach(single_b)));
+        tt_optimizer_release(optimizer);
+        tt_module_release(net);
+        tt_module_release(single);
         done(&scope);
     }
 }
