@@ -68,8 +68,11 @@ TUTTI_API int tt_optimizer_add_group(tt_optimizer *optimizer, tt_tensor_list par
 TUTTI_API int tt_optimizer_group_count(const tt_optimizer *optimizer);
 
 /* One step with the gradients that are there, in one walk over all parameters. A parameter without one is left as it
- * is; where no parameter has one, it is an error that names the first. After an error no parameter of f32 or f64 has
- * changed. */
+ * is; where no parameter has one, it is an error that names the first. Where
+ * parameters share memory, the result is that of single steps in their order. Memory of a parameter, a gradient or a
+ * state that was freed is found before anything is computed: then nothing has changed. After another error, of which
+ * lack of memory is one, no dense parameter of f32 or f64 in the memory of the host has changed that shares no memory
+ * with others, unless anomaly mode stopped the step. A step that failed is not counted. */
 TUTTI_API bool tt_optimizer_step(tt_optimizer *optimizer);
 /* Removes the gradients of all its parameters. */
 TUTTI_API void tt_optimizer_zero_grad(tt_optimizer *optimizer);

@@ -14,20 +14,22 @@
 typedef struct tu_step_kind {
     const char *name;
     const char *states[TU_STEP_STATES];
-    bool (*step)(const tt_optimizer *optimizer, const tu_member *member, tt_tensor *gradient);
+    /* `count` is the number of this step, from 1. */
+    bool (*step)(const tt_optimizer *optimizer, const tu_member *member, tt_tensor *gradient, tt_tensor *count);
 } tu_step_kind;
 
-static bool step_sgd(const tt_optimizer *optimizer, const tu_member *member, tt_tensor *gradient) {
+static bool step_sgd(const tt_optimizer *optimizer, const tu_member *member, tt_tensor *gradient, tt_tensor *count) {
+    (void)count;
     const tu_member_group *group = &optimizer->groups[member->group];
     return tu_sgd_step(member->parameter, gradient, member->states[0], group->rate, optimizer->numbers[0],
                        group->weight_decay, NULL);
 }
 
-static bool step_adamw(const tt_optimizer *optimizer, const tu_member *member, tt_tensor *gradient) {
+static bool step_adamw(const tt_optimizer *optimizer, const tu_member *member, tt_tensor *gradient, tt_tensor *count) {
     const tu_member_group *group = &optimizer->groups[member->group];
-    return tu_adamw_step(member->parameter, gradient, member->states[0], member->states[1], optimizer->steps,
-                         group->rate, optimizer->numbers[0], optimizer->numbers[1], optimizer->numbers[2],
-                         group->weight_decay, NULL);
+    return tu_adamw_step(member->parameter, gradient, member->states[0], member->states[1], count, group->rate,
+                         optimizer->numbers[0], optimizer->numbers[1], optimizer->numbers[2], group->weight_decay,
+                         NULL);
 }
 
 static const tu_step_kind sgd_kind = { "sgd_optimizer", { NULL, NULL }, step_sgd };
@@ -206,22 +208,51 @@ static bool has_gradient(const tt_optimizer *optimizer) {
     return false;
 }
 
-bool tt_optimizer_step(tt_optimizer *optimizer) {
-    if (!tu_optimizer_usable("optimizer_step", optimizer))
-        return false;
-    tt_scope scope = tt_scope_open();
-    bool recording = tt_grad_mode(false);
+/* Whether the data is there. It is not waited for: that is the operators' part. */
+static bool has_data(const char *what, const tt_tensor *x) {
+    if (x->device == TUTTI_META || tu_tensor_need(x) <= x->storage->bytes)
+        return true;
+    return tu_pending_take(tu_tensor_ready("optimizer_step", what, x)) == TUTTI_OK;
+}
+
+/* What was freed is found before anything is computed. While a function is captured, the recorder looks after it. */
+static bool have_data(const tt_optimizer *optimizer) {
+    bool good = tu_self()->pending == TUTTI_OK;
+    for (size_t i = 0; i < optimizer->member_count && good && tu_self()->recorder == NULL; i++) {
+        const tu_member *member = &optimizer->members[i];
+        tt_tensor *gradient = tt_grad(member->parameter);
+        if (gradient == NULL)
+            continue;
+        good = has_data("parameter", member->parameter) && has_data("gradient", gradient);
+        for (int k = 0; k < TU_STEP_STATES && member->states[k] != NULL && good; k++)
+            good = has_data(optimizer->kind->states[k], member->states[k]);
+    }
+    return good;
+}
+
+static void step_members(const tt_optimizer *optimizer, tt_tensor *count) {
     tu_step_batch batch;
-    if (has_gradient(optimizer))
-        tt_add_scalar_(optimizer->steps, 1);
     tu_step_batch_open(&batch);
     for (size_t i = 0; i < optimizer->member_count && tu_self()->pending == TUTTI_OK; i++) {
         const tu_member *member = &optimizer->members[i];
         tt_tensor *gradient = tt_grad(member->parameter);
         if (gradient != NULL)
-            optimizer->kind->step(optimizer, member, gradient);
+            optimizer->kind->step(optimizer, member, gradient, count);
     }
     tu_step_batch_close(&batch, tu_self()->pending == TUTTI_OK);
+}
+
+bool tt_optimizer_step(tt_optimizer *optimizer) {
+    if (!tu_optimizer_usable("optimizer_step", optimizer))
+        return false;
+    tt_scope scope = tt_scope_open();
+    bool recording = tt_grad_mode(false);
+    tt_tensor *count = has_gradient(optimizer) && have_data(optimizer) ? tt_add_scalar(optimizer->steps, 1) : NULL;
+    if (count != NULL) {
+        count->flags |= TU_NUMBER; /* belongs to any device, as the steps do */
+        step_members(optimizer, count);
+        tt_add_scalar_(optimizer->steps, 1); /* not after an error */
+    }
     tt_grad_mode(recording);
     tu_scope_leave(&scope);
     return tu_self()->pending == TUTTI_OK;

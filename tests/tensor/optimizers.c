@@ -232,6 +232,60 @@ TEST(a_step_that_fails_at_one_parameter_changes_none) {
     done(&scope);
 }
 
+TEST(a_step_that_fails_is_not_counted) {
+    for (int kind = 0; kind < 2; kind++) {
+        tt_scope scope = tt_scope_open();
+        tt_module *net = net_of(TUTTI_F64);
+        tt_optimizer *optimizer = kind == 0 ? tt_sgd_optimizer(net, NULL) : tt_adamw_optimizer(net, NULL);
+        tt_named_list parameters = tt_module_parameters(net);
+        backward(net, tt_ones(tt_shape(1, 4), TUTTI_F64, NULL));
+        CHECK(tt_optimizer_step(optimizer));
+        uint32_t version = tt_version(parameters.at[0]);
+        tt_tensor *last = parameters.at[parameters.count - 1];
+        CHECK(tt_storage_resize(tt_grad(last), 0));
+        CHECK(!tt_optimizer_step(optimizer));
+        CHECK_EQ(tt_error_show(), TUTTI_ERROR_FREED);
+        CHECK_MESSAGE("argument gradient");
+        tt_error_clear();
+        CHECK_EQ(tt_item(tt_optimizer_steps(optimizer)), 1);
+        CHECK_EQ(tt_version(parameters.at[0]), version);
+        tt_set_grad(last, NULL);
+        CHECK(tt_optimizer_step(optimizer));
+        CHECK_EQ(tt_item(tt_optimizer_steps(optimizer)), 2);
+        tt_optimizer_zero_grad(optimizer);
+        tt_optimizer_release(optimizer);
+        tt_module_release(net);
+        done(&scope);
+    }
+}
+
+TEST(freed_memory_is_found_before_a_parameter_changes_that_is_not_dense) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *a = tt_require_grad(tt_transpose(tt_randn(tt_shape(4, 3), TUTTI_F32, NULL), 0, 1), true);
+    tt_tensor *b = tt_require_grad(tt_randn(tt_shape(4), TUTTI_BF16, NULL), true);
+    tt_tensor *c = tt_require_grad(tt_randn(tt_shape(4), TUTTI_F32, NULL), true);
+    tt_module *net = tt_function_module("Apart", tt_relu);
+    tt_module_set_parameter(net, "a", a);
+    tt_module_set_parameter(net, "b", b);
+    tt_module_set_parameter(net, "c", c);
+    tt_set_grad(a, tt_ones(tt_shape(3, 4), TUTTI_F32, NULL));
+    tt_set_grad(b, tt_ones(tt_shape(4), TUTTI_BF16, NULL));
+    tt_set_grad(c, tt_ones(tt_shape(4), TUTTI_F32, NULL));
+    tt_tensor *a_before = tt_clone(tt_detach(a)), *b_before = tt_clone(tt_detach(b));
+    tt_optimizer *optimizer = tt_sgd_optimizer(net, NULL);
+    CHECK(tt_storage_resize(tt_grad(c), 0));
+    CHECK(!tt_optimizer_step(optimizer));
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_FREED);
+    tt_error_clear();
+    CHECK(tt_equal(tt_detach(a), a_before) && tt_equal(tt_detach(b), b_before));
+    tt_set_grad(c, NULL);
+    CHECK(tt_optimizer_step(optimizer));
+    CHECK(!tt_equal(tt_detach(a), a_before) && !tt_equal(tt_detach(b), b_before));
+    tt_optimizer_release(optimizer);
+    tt_module_release(net);
+    done(&scope);
+}
+
 TEST(a_step_without_any_gradient_is_an_error_with_a_name) {
     tt_scope scope = tt_scope_open();
     tt_module *net = net_of(TUTTI_F32);
