@@ -9,7 +9,9 @@
 
 #include "tensor/operators.h"
 
-static void check_limit(const char *who, double limit) {
+static void check_arguments(const char *who, tt_tensor_list parameters, double limit) {
+    if (tu_self()->pending == TUTTI_OK && parameters.count > 0 && parameters.at == NULL)
+        tu_fail(TUTTI_ERROR_ARGUMENT, "%s: the list of %zu parameters is NULL", who, parameters.count);
     if (tu_self()->pending == TUTTI_OK && !(limit > 0))
         tu_fail(TUTTI_ERROR_ARGUMENT, "%s: limit is %g and must be above 0", who, limit);
 }
@@ -44,7 +46,7 @@ static tt_tensor *sum_of_squares(tt_tensor_list gradients) {
 tt_tensor *tt_clip_grad_norm(tt_tensor_list parameters, double limit, tutti_group *group) {
     bool recording = tt_grad_mode(false);
     tt_scope scope = tt_scope_open();
-    check_limit("clip_grad_norm", limit);
+    check_arguments("clip_grad_norm", parameters, limit);
     tt_tensor_list gradients = gradients_of(parameters);
     tt_tensor *squares = sum_of_squares(gradients);
     if (group != NULL) /* also with an error pending, which the other ranks must hear of */
@@ -62,7 +64,7 @@ tt_tensor *tt_clip_grad_norm(tt_tensor_list parameters, double limit, tutti_grou
 bool tt_clip_grad_value(tt_tensor_list parameters, double limit) {
     bool recording = tt_grad_mode(false);
     tt_scope scope = tt_scope_open();
-    check_limit("clip_grad_value", limit);
+    check_arguments("clip_grad_value", parameters, limit);
     tt_tensor_list gradients = gradients_of(parameters);
     for (size_t i = 0; i < gradients.count; i++)
         tt_clamp_(gradients.at[i], -limit, limit);

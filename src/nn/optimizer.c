@@ -163,6 +163,10 @@ static tu_member *member_of(const tt_optimizer *optimizer, const tt_tensor *para
 }
 
 static bool has_all(const tt_optimizer *optimizer, tt_tensor_list parameters) {
+    if (parameters.count > 0 && parameters.at == NULL) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "optimizer_add_group: the list of %zu parameters is NULL", parameters.count);
+        return false;
+    }
     for (size_t i = 0; i < parameters.count; i++) {
         if (tu_pending_take(tu_tensor_check("optimizer_add_group", "parameter", parameters.at[i])) != TUTTI_OK)
             return false;

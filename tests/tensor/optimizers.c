@@ -366,6 +366,28 @@ TEST(clipping_by_value_bounds_every_element) {
     done(&scope);
 }
 
+static void list_is_refused(bool done) {
+    CHECK(!done);
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("the list of 2 parameters is NULL");
+    tt_error_clear();
+}
+
+TEST(a_list_of_parameters_that_is_nowhere_is_refused) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor_list nowhere = { 2, NULL };
+    tt_module *net = net_of(TUTTI_F32);
+    tt_optimizer *optimizer = tt_sgd_optimizer(net, NULL);
+    list_is_refused(tt_clip_grad_norm(nowhere, 1, NULL) != NULL);
+    list_is_refused(tt_clip_grad_value(nowhere, 1));
+    list_is_refused(tt_optimizer_add_group(optimizer, nowhere, NULL) != TUTTI_NONE);
+    CHECK_EQ(tt_item(tt_clip_grad_norm((tt_tensor_list){ 0, NULL }, 1, NULL)), 0);
+    CHECK(tt_clip_grad_value((tt_tensor_list){ 0, NULL }, 1));
+    tt_optimizer_release(optimizer);
+    tt_module_release(net);
+    done(&scope);
+}
+
 TEST_WORLD(clipping_over_a_group_takes_the_norm_of_all_shards, 2) {
     tutti_group *group = tutti_world_group(world);
     tt_scope scope = tt_scope_open();
