@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tensor/step.h"
-
 /* What is different between them. */
 typedef struct tu_step_kind {
     const char *name;
@@ -148,6 +146,7 @@ void tt_optimizer_release(tt_optimizer *optimizer) {
     for (int i = 0; i < optimizer->group_count; i++)
         tu_tensor_drop(optimizer->groups[i].rate);
     tu_tensor_drop(optimizer->steps);
+    tu_step_batch_free(&optimizer->batch);
     free(optimizer->members);
     free(optimizer->groups);
     free(optimizer);
@@ -200,16 +199,20 @@ int tt_optimizer_group_count(const tt_optimizer *optimizer) {
 
 /* ---- steps ---- */
 
-static bool has_gradient(const tt_optimizer *optimizer) {
-    for (size_t i = 0; i < optimizer->member_count; i++)
-        if (tt_grad(optimizer->members[i].parameter) != NULL)
-            return true;
-    if (tu_self()->pending == TUTTI_OK)
+/* The gradients of all members, NULL where there is none; NULL with the pending error set where no member has one. */
+static tt_tensor **gradients_of(const tt_optimizer *optimizer) {
+    tt_tensor **gradients = tu_scope_memory(optimizer->member_count * sizeof *gradients);
+    bool some = false;
+    for (size_t i = 0; i < optimizer->member_count && gradients != NULL; i++) {
+        gradients[i] = tt_grad(optimizer->members[i].parameter);
+        some = some || gradients[i] != NULL;
+    }
+    if (!some && tu_self()->pending == TUTTI_OK)
         tu_fail(TUTTI_ERROR_STATE,
                 "optimizer_step: none of %zu parameters has a gradient, neither the first, %s: no backward has reached "
                 "them since their gradients were removed",
                 optimizer->member_count, tu_describe(optimizer->members[0].parameter));
-    return false;
+    return tu_self()->pending == TUTTI_OK ? gradients : NULL;
 }
 
 /* Whether the data is there. It is not waited for: that is the operators' part. */
@@ -220,30 +223,25 @@ static bool has_data(const char *what, const tt_tensor *x) {
 }
 
 /* What was freed is found before anything is computed. While a function is captured, the recorder looks after it. */
-static bool have_data(const tt_optimizer *optimizer) {
-    bool good = tu_self()->pending == TUTTI_OK;
+static bool have_data(const tt_optimizer *optimizer, tt_tensor *const *gradients) {
+    bool good = true;
     for (size_t i = 0; i < optimizer->member_count && good && tu_self()->recorder == NULL; i++) {
         const tu_member *member = &optimizer->members[i];
-        tt_tensor *gradient = tt_grad(member->parameter);
-        if (gradient == NULL)
+        if (gradients[i] == NULL)
             continue;
-        good = has_data("parameter", member->parameter) && has_data("gradient", gradient);
+        good = has_data("parameter", member->parameter) && has_data("gradient", gradients[i]);
         for (int k = 0; k < TU_STEP_STATES && member->states[k] != NULL && good; k++)
             good = has_data(optimizer->kind->states[k], member->states[k]);
     }
     return good;
 }
 
-static void step_members(const tt_optimizer *optimizer, tt_tensor *count) {
-    tu_step_batch batch;
-    tu_step_batch_open(&batch);
-    for (size_t i = 0; i < optimizer->member_count && tu_self()->pending == TUTTI_OK; i++) {
-        const tu_member *member = &optimizer->members[i];
-        tt_tensor *gradient = tt_grad(member->parameter);
-        if (gradient != NULL)
-            optimizer->kind->step(optimizer, member, gradient, count);
-    }
-    tu_step_batch_close(&batch, tu_self()->pending == TUTTI_OK);
+static void step_members(tt_optimizer *optimizer, tt_tensor *const *gradients, tt_tensor *count) {
+    tu_step_batch_open(&optimizer->batch);
+    for (size_t i = 0; i < optimizer->member_count && tu_self()->pending == TUTTI_OK; i++)
+        if (gradients[i] != NULL)
+            optimizer->kind->step(optimizer, &optimizer->members[i], gradients[i], count);
+    tu_step_batch_close(&optimizer->batch, tu_self()->pending == TUTTI_OK);
 }
 
 bool tt_optimizer_step(tt_optimizer *optimizer) {
@@ -251,10 +249,12 @@ bool tt_optimizer_step(tt_optimizer *optimizer) {
         return false;
     tt_scope scope = tt_scope_open();
     bool recording = tt_grad_mode(false);
-    tt_tensor *count = has_gradient(optimizer) && have_data(optimizer) ? tt_add_scalar(optimizer->steps, 1) : NULL;
+    tt_tensor **gradients = gradients_of(optimizer), *count = NULL;
+    if (gradients != NULL && have_data(optimizer, gradients))
+        count = tt_add_scalar(optimizer->steps, 1);
     if (count != NULL) {
         count->flags |= TU_NUMBER; /* belongs to any device, as the steps do */
-        step_members(optimizer, count);
+        step_members(optimizer, gradients, count);
         tt_add_scalar_(optimizer->steps, 1); /* not after an error */
     }
     tt_grad_mode(recording);

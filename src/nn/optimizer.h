@@ -8,6 +8,7 @@
 #include <tutti/optimizer.h>
 
 #include "tensor/operators.h"
+#include "tensor/step.h"
 
 #define TU_STEP_STATES 2 /* tensors that are remembered for one parameter, at most */
 
@@ -31,6 +32,7 @@ struct tt_optimizer {
     tu_member *members;
     int group_count;
     tu_member_group *groups;
+    tu_step_batch batch;
 };
 
 /* Whether a call on it can go on; else the pending error is set. */

@@ -47,8 +47,15 @@ tutti_status tu_step_shape(tu_call *call) {
 
 #define STEP_GRAIN 32768 /* elements that are worth a thread */
 
+static void forget_collected(tu_step_batch *batch) {
+    batch->count = 0;
+    batch->elements = 0;
+    batch->memory_count = 0;
+    batch->round++;
+}
+
 void tu_step_batch_open(tu_step_batch *batch) {
-    *batch = (tu_step_batch){ .round = 1 };
+    forget_collected(batch);
     tu_self()->steps = batch;
 }
 
@@ -73,16 +80,16 @@ static void run_batch(void *context, int64_t begin, int64_t end) {
 
 static void run_collected(tu_step_batch *batch) {
     tu_parallel(batch->elements, STEP_GRAIN, run_batch, batch);
-    batch->count = 0;
-    batch->elements = 0;
-    batch->memory_count = 0;
-    batch->round++;
+    forget_collected(batch);
 }
 
 void tu_step_batch_close(tu_step_batch *batch, bool compute) {
     tu_self()->steps = NULL;
     if (compute)
         run_collected(batch);
+}
+
+void tu_step_batch_free(tu_step_batch *batch) {
     free(batch->steps);
     free(batch->memories);
 }

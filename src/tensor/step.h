@@ -31,6 +31,7 @@ typedef struct tu_step_memory {
     tu_step_span read, written;
 } tu_step_memory;
 
+/* Zeroes at first. It keeps its memory from one opening to the next. */
 typedef struct tu_step_batch {
     tu_batched_step *steps;
     size_t count, capacity;
@@ -46,5 +47,7 @@ void tu_step_batch_open(tu_step_batch *batch);
 /* Collects no more, and computes what was collected, or drops it: then no dense parameter of f32 or f64 has changed
  * that shares no memory with others. */
 void tu_step_batch_close(tu_step_batch *batch, bool compute);
+/* Gives its memory back. */
+void tu_step_batch_free(tu_step_batch *batch);
 
 #endif
