@@ -98,7 +98,7 @@ TUTTI_API tt_tensor *tt_fused_scaled_matmul_reduce_scatter(tt_tensor *a, tt_tens
 
 /* Works on one rank's shards, which belong to the caller and are read only; `rank` is whose they are. The tensors live
  * until it returns. It returns TUTTI_OK, or a failure that the call then returns; an error that it leaves pending
- * counts as one. */
+ * counts as one. Fused operations and pipelines on the same group are TUTTI_ERROR_STATE inside it. */
 typedef tutti_status tt_shard_consumer(void *argument, tt_tensor_list shards, int rank);
 
 /* Gathers several contiguous tensors along dimension 0 and hands each rank's to `consume`, this rank's first, then the
@@ -119,7 +119,8 @@ TUTTI_API TUTTI_CHECKED tutti_status tt_pipelined_produce_and_all_to_all(tt_chun
 
 /* ---- the workspace ---- */
 
-/* Bytes of symmetric memory that fused operations of this rank keep for the group. */
+/* Bytes of symmetric memory that fused operations of this rank keep for the group. It waits for nobody, and may be
+ * called from a consumer or producer. */
 TUTTI_API size_t tt_fused_workspace_bytes(tutti_group *group);
 
 #ifdef __cplusplus

@@ -95,6 +95,7 @@ static void drop_workspace(tu_fused *state) {
     tutti_memory_release(state->memory);
     state->peers = NULL;
     state->memory = NULL;
+    atomic_store_explicit(&state->bytes, 0, memory_order_relaxed);
     state->half_bytes = state->slot_bytes = 0;
     state->gathers = state->tiles = 0;
 }
@@ -109,6 +110,15 @@ static void end_state(void *ended) {
 
 static const tu_attachment attachment = { .make = make_state, .end = end_state };
 
+static bool is_inside(const tu_fused *state) {
+    return atomic_load_explicit(&state->holder, memory_order_relaxed) == tu_self();
+}
+
+static void unlock(tu_fused *state) {
+    atomic_store_explicit(&state->holder, NULL, memory_order_relaxed);
+    pthread_mutex_unlock(&state->lock);
+}
+
 /* The workspace's peers are held during calls only: they hold the group, which would never end. */
 tutti_status tu_fused_enter(tutti_group *group, tu_fused **entered) {
     tu_memory_group *places;
@@ -119,7 +129,13 @@ tutti_status tu_fused_enter(tutti_group *group, tu_fused **entered) {
     if (status != TUTTI_OK)
         return status;
     tu_fused *state = found;
+    if (is_inside(state))
+        return tu_error(TUTTI_ERROR_STATE,
+                        "rank %d calls a fused operation on group \"%s\" from a consumer or producer of another one, "
+                        "which has not ended: call it after that, or on another group",
+                        state->rank, tutti_group_name(group));
     pthread_mutex_lock(&state->lock);
+    atomic_store_explicit(&state->holder, tu_self(), memory_order_relaxed);
     state->places = places;
     state->own = (tu_fused_record){ 0 };
     if (state->memory != NULL)
@@ -127,7 +143,7 @@ tutti_status tu_fused_enter(tutti_group *group, tu_fused **entered) {
     if (status == TUTTI_OK)
         *entered = state;
     else
-        pthread_mutex_unlock(&state->lock);
+        unlock(state);
     return status;
 }
 
@@ -155,18 +171,15 @@ void tu_fused_leave(tu_fused *state) {
         finish_agreement(state);
     tutti_peers_release(state->peers);
     state->peers = NULL;
-    pthread_mutex_unlock(&state->lock);
+    unlock(state);
 }
 
 size_t tt_fused_workspace_bytes(tutti_group *group) {
     void *found;
     if (group == NULL || group == TUTTI_NON_GROUP_MEMBER || tu_group_attachment(group, &attachment, &found) != TUTTI_OK)
         return 0;
-    tu_fused *state = found;
-    pthread_mutex_lock(&state->lock);
-    size_t bytes = state->memory != NULL ? tutti_memory_bytes(state->memory) : 0;
-    pthread_mutex_unlock(&state->lock);
-    return bytes;
+    const tu_fused *state = found;
+    return atomic_load_explicit(&state->bytes, memory_order_relaxed);
 }
 
 char *tu_fused_half(const tu_fused *state, int rank) {
@@ -274,6 +287,7 @@ tutti_status tu_fused_grow(tu_fused *state, size_t half_bytes, size_t slot_bytes
     }
     state->memory = memory;
     state->peers = peers;
+    atomic_store_explicit(&state->bytes, tutti_memory_bytes(memory), memory_order_relaxed);
     state->half_bytes = half;
     state->slot_bytes = slot;
     return TUTTI_OK;
@@ -302,9 +316,12 @@ tutti_status tu_fused_refuse(tutti_group *group, const char *who, tutti_status s
     static const tu_fused_signature nothing = { 0 };
     tutti_error_copy error;
     tu_fused *state;
+    void *found;
     if (tutti_group_size(group) == 1 || tu_fused_is_fake(group))
         return status;
     tu_error_save(&error);
+    if (tu_group_attachment(group, &attachment, &found) == TUTTI_OK && is_inside(found))
+        return tu_error_restore(&error);
     if (tu_fused_enter(group, &state) != TUTTI_OK) {
         tu_error_restore(&error);
         return end_group(group, who);

@@ -18,6 +18,8 @@
 #ifndef TU_FUSED_WORKSPACE_H
 #define TU_FUSED_WORKSPACE_H
 
+#include <stdatomic.h>
+
 #include <tutti/collective.h>
 #include <tutti/peers.h>
 
@@ -53,6 +55,10 @@ typedef struct tu_fused {
     tutti_group *group; /* lent: this is attached to it */
     tu_memory_group *places;
     pthread_mutex_t lock; /* held during a call */
+    /* Who holds the lock, or NULL. Its holder alone writes it, so that a thread finds itself here only inside a call of
+     * its own: no order is needed. */
+    _Atomic(const tu_thread *) holder;
+    atomic_size_t bytes; /* of the workspace; written under the lock, read without it */
     int rank, size;
     tutti_memory *memory; /* NULL: none yet */
     tutti_peers *peers;   /* of it, during a call */
@@ -82,7 +88,8 @@ void tu_fused_sign_data(tu_fused_signature *signature, const char *words, const 
 void tu_fused_sign_number(tu_fused_signature *signature, const char *words, int64_t number);
 void tu_fused_sign_tensor(tu_fused_signature *signature, const char *words, const tt_tensor *x);
 
-/* Begins a call on a group of several real ranks, with the lock held and the record empty; leave ends it. */
+/* Begins a call on a group of several real ranks, with the lock held and the record empty; leave ends it. An error from
+ * within a callback of a call on the same group. */
 tutti_status tu_fused_enter(tutti_group *group, tu_fused **state);
 void tu_fused_leave(tu_fused *state);
 
@@ -98,8 +105,9 @@ tutti_status tu_fused_grow(tu_fused *state, size_t half_bytes, size_t slot_bytes
 char *tu_fused_half(const tu_fused *state, int rank);
 char *tu_fused_slot(const tu_fused *state, int rank, int from, uint64_t tile);
 
-/* This rank cannot take part at all, for the thread's error: tells the others, whose call fails like this one. Returns
- * the error. */
+/* This rank cannot take part at all, for the thread's error: tells the others, whose call fails like this one. From
+ * within a callback nobody is told: the others have begun no such call that could be told apart from the one under way.
+ * Returns the error. */
 tutti_status tu_fused_refuse(tutti_group *group, const char *who, tutti_status status);
 /* This rank cannot go on and the others depend on it: ends the group with the thread's error, and returns it. */
 tutti_status tu_fused_give_up(tu_fused *state, const char *who);

@@ -91,6 +91,49 @@ TEST_WORLD(an_error_that_a_consumer_leaves_pending_is_returned, 2) {
     END;
 }
 
+/* ---- calls from within a callback ---- */
+
+/* On the group of the pipeline that the callback belongs to, where nothing of the kind can begin. */
+static void check_refused(tutti_group *group) {
+    tt_tensor *x = tt_ones(tt_shape(4, 4), TUTTI_F32, NULL);
+    CHECK_STATUS(tt_pipelined_all_gather_and_consume(tt_tensors(x), leave_pending, NULL, none, group),
+                 TUTTI_ERROR_STATE);
+    CHECK_MESSAGE("from a consumer or producer");
+    FAILS(tt_fused_all_gather_matmul(x, tt_tensors(x), 0, group, NULL), TUTTI_ERROR_STATE,
+          "from a consumer or producer");
+    FAILS(tt_fused_all_gather_matmul_multimem(x, tt_tensors(x), group), TUTTI_ERROR_STATE,
+          "from a consumer or producer");
+    FAILS(tt_fused_matmul_reduce_scatter(x, x, TUTTI_SUM, 0, group), TUTTI_ERROR_STATE, "from a consumer or producer");
+    CHECK_OK(tutti_group_check(group));
+}
+
+static tutti_status consume_and_call(void *argument, tt_tensor_list shards, int rank) {
+    (void)shards, (void)rank;
+    check_refused(argument);
+    tt_fused_workspace_bytes(argument); /* hangs nobody */
+    return TUTTI_OK;
+}
+
+static tutti_status produce_and_call(void *argument, int rank, tt_tensor *out) {
+    check_refused(argument);
+    CHECK(tt_fused_workspace_bytes(argument) > 0);
+    tt_fill_(out, rank);
+    return TUTTI_OK;
+}
+
+TEST_WORLD(a_callback_cannot_begin_another_call_on_its_group_and_is_told_so, 2) {
+    BEGIN;
+    tt_tensor *x = whole(tt_shape(4, 4), TUTTI_F32, rank), *output = tt_zeros(tt_shape(6), TUTTI_F32, NULL);
+    for (int round = 0; round < 2; round++) {
+        CHECK_OK(tt_pipelined_all_gather_and_consume(tt_tensors(x), consume_and_call, group, none, group));
+        CHECK_OK(tt_pipelined_produce_and_all_to_all(produce_and_call, group, output, 0, group));
+        CHECK(tt_equal(output, tt_full(tt_shape(6), rank, TUTTI_F32, NULL)));
+        CHECK(tt_equal(tt_fused_all_gather_matmul(x, tt_tensors(x), 0, group, NULL).at[0],
+                       gathered_product(x, x, 0, group)));
+    }
+    END;
+}
+
 /* ---- produce and exchange ---- */
 
 static tutti_status make(void *argument, int rank, tt_tensor *out) {
