@@ -112,6 +112,9 @@ static tutti_status check_gather(const consumer *job, int ranks) {
                         "%s needs a consumer, 1 to %d shards and as many tensors in `ag_out`, or none; it got %zu and "
                         "%zu",
                         gathers, TU_FUSED_PARTS, job->shards.count, job->out.count);
+    if (job->shards.at == NULL || (job->out.count > 0 && job->out.at == NULL))
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: `%s` is a list of %zu tensors at NULL", gathers,
+                        job->shards.at == NULL ? "shard" : "ag_out", job->shards.count);
     tutti_status status = TUTTI_OK;
     for (size_t i = 0; i < job->shards.count && status == TUTTI_OK; i++) {
         status = check_tensor(gathers, "shard", job->shards.at[i], false);

@@ -249,25 +249,31 @@ tutti_status tu_fused_all_gather_scaled_matmul_cpu(tu_call *call) {
 
 /* ---- all-gather: the public function ---- */
 
-static bool check_count(const char *what, size_t count, size_t wanted) {
-    if (count == 0 || count == wanted)
-        return true;
-    tu_fail(TUTTI_ERROR_ARGUMENT,
-            "fused_all_gather_scaled_matmul: len(%s) must be the same as len(Bs): it is %zu, and there are %zu", what,
-            count, wanted);
-    return false;
+/* One entry for each of bs. */
+static bool check_list(const char *what, size_t count, const void *at, size_t wanted) {
+    if (count != wanted)
+        tu_fail(TUTTI_ERROR_ARGUMENT,
+                "fused_all_gather_scaled_matmul: len(%s) must be the same as len(Bs): it is %zu, and there are %zu",
+                what, count, wanted);
+    else if (at == NULL)
+        tu_fail(TUTTI_ERROR_ARGUMENT, "fused_all_gather_scaled_matmul: %s is a list of %zu at NULL", what, count);
+    return count == wanted && at != NULL;
 }
 
-static bool check_counts(tt_tensor_list bs, tt_tensor_list b_scales, const tt_fused_scaled_options *options) {
+static bool check_option(const char *what, size_t count, const void *at, size_t wanted) {
+    return count == 0 || check_list(what, count, at, wanted);
+}
+
+static bool check_lists(tt_tensor_list bs, tt_tensor_list b_scales, const tt_fused_scaled_options *options) {
     if (bs.count == 0 || bs.at == NULL) {
         tu_fail(TUTTI_ERROR_ARGUMENT, "fused_all_gather_scaled_matmul: bs must be a list of at least one matrix");
         return false;
     }
-    return check_count("B_scales", b_scales.count == 0 ? bs.count + 1 : b_scales.count, bs.count) &&
-           check_count("biases", options->biases.count, bs.count) &&
-           check_count("result_scales", options->result_scales.count, bs.count) &&
-           check_count("out_dtypes", options->out_dtype_count, bs.count) &&
-           check_count("use_fast_accum", options->use_fast_accum_count, bs.count);
+    return check_list("B_scales", b_scales.count, b_scales.at, bs.count) &&
+           check_option("biases", options->biases.count, options->biases.at, bs.count) &&
+           check_option("result_scales", options->result_scales.count, options->result_scales.at, bs.count) &&
+           check_option("out_dtypes", options->out_dtype_count, options->out_dtypes, bs.count) &&
+           check_option("use_fast_accum", options->use_fast_accum_count, options->use_fast_accum, bs.count);
 }
 
 static tt_tensor *entry_of(tt_tensor_list list, size_t i) {
@@ -298,7 +304,7 @@ tt_tensor_list tt_fused_all_gather_scaled_matmul(tt_tensor *a_shard, tt_tensor_l
     tt_fused_scaled_options full = TT_FUSED_SCALED_OPTIONS_INIT;
     if (!tu_flight_check("fused_all_gather_scaled_matmul", group, false) ||
         tu_pending_take(tu_options_copy("tt_fused_scaled_options", options, &full, sizeof full)) != TUTTI_OK ||
-        !check_counts(bs, b_scales, &full))
+        !check_lists(bs, b_scales, &full))
         return none;
     tt_tensor **inputs = tu_scope_memory((2 + 4 * bs.count) * sizeof *inputs);
     int64_t *present = tu_scope_memory(2 * bs.count * sizeof *present);

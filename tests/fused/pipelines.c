@@ -193,6 +193,11 @@ TEST(wrong_arguments_are_told) {
     CHECK_STATUS(GATHER(tt_tensors_of(9, many), none), TUTTI_ERROR_ARGUMENT);
     CHECK_MESSAGE("1 to 8 shards");
     CHECK_STATUS(GATHER(tt_tensors(NULL), none), TUTTI_ERROR_ARGUMENT);
+    tt_tensor_list nowhere = { 1, NULL };
+    CHECK_STATUS(GATHER(nowhere, none), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("`shard` is a list of 1 tensors at NULL");
+    CHECK_STATUS(GATHER(tt_tensors(x), nowhere), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("`ag_out` is a list of 1 tensors at NULL");
     CHECK_STATUS(GATHER(tt_tensors(x), tt_tensors(leaf)), TUTTI_ERROR_UNSUPPORTED);
     CHECK_STATUS(tt_pipelined_all_gather_and_consume(tt_tensors(x), NULL, NULL, none, group), TUTTI_ERROR_ARGUMENT);
     int me[2] = { 0, -1 };

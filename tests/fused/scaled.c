@@ -215,6 +215,21 @@ TEST(wrong_scales_and_lists_are_told_and_end_nothing) {
     options.use_fast_accum_count = 2;
     FAILS(GATHER(x, rights, one, ones, 0, &options), TUTTI_ERROR_ARGUMENT,
           "len(use_fast_accum) must be the same as len(Bs)");
+    tt_tensor_list nowhere = { 1, NULL };
+    FAILS(GATHER(x, nowhere, one, ones, 0, NULL), TUTTI_ERROR_ARGUMENT, "at least one matrix");
+    FAILS(GATHER(x, rights, one, nowhere, 0, NULL), TUTTI_ERROR_ARGUMENT, "B_scales is a list of 1 at NULL");
+    tt_fused_scaled_options_init(&options, sizeof options);
+    options.biases = nowhere;
+    FAILS(GATHER(x, rights, one, ones, 0, &options), TUTTI_ERROR_ARGUMENT, "biases is a list of 1 at NULL");
+    tt_fused_scaled_options_init(&options, sizeof options);
+    options.result_scales = nowhere;
+    FAILS(GATHER(x, rights, one, ones, 0, &options), TUTTI_ERROR_ARGUMENT, "result_scales is a list of 1 at NULL");
+    tt_fused_scaled_options_init(&options, sizeof options);
+    options.out_dtype_count = 1;
+    FAILS(GATHER(x, rights, one, ones, 0, &options), TUTTI_ERROR_ARGUMENT, "out_dtypes is a list of 1 at NULL");
+    tt_fused_scaled_options_init(&options, sizeof options);
+    options.use_fast_accum_count = 1;
+    FAILS(GATHER(x, rights, one, ones, 0, &options), TUTTI_ERROR_ARGUMENT, "use_fast_accum is a list of 1 at NULL");
 #define SCATTER(left, matrix, scale, reduction, orig, dim, shape)                                            \
     tt_fused_scaled_matmul_reduce_scatter(left, matrix, scale, one, reduction, orig, dim, shape, NULL, NULL, \
                                           TUTTI_F32, group)
