@@ -212,6 +212,41 @@ TEST(a_step_over_parameters_that_share_memory_is_that_of_single_steps_in_order) 
     }
 }
 
+/* One step while the allocation of that number fails; whether it did. */
+static bool step_without_memory(int kind, long number) {
+    tt_scope scope = tt_scope_open();
+    tt_sgd options = { sizeof options, .learning_rate = 0.5 };
+    tt_tensor *a, *b, *single_a, *single_b;
+    tt_module *net = sharing_net(kind, &a, &b), *single = sharing_net(kind, &single_a, &single_b);
+    tt_optimizer *optimizer = tt_sgd_optimizer(net, &options);
+    CHECK(tt_sgd_step(single_a, tt_grad(single_a), NULL, &options));
+    CHECK(tt_sgd_step(single_b, tt_grad(single_b), NULL, &options));
+    test_fail_arm("malloc,calloc,realloc", number);
+    bool stepped = tt_optimizer_step(optimizer), failed = test_fail_disarm();
+    if (stepped) {
+        CHECK(tt_equal(tt_detach(a), tt_detach(single_a)) && tt_equal(tt_detach(b), tt_detach(single_b)));
+    } else {
+        CHECK(failed);
+        CHECK_EQ(tt_error_show(), TUTTI_ERROR_MEMORY);
+        tt_error_clear();
+    }
+    CHECK_EQ(tt_item(tt_optimizer_steps(optimizer)), stepped ? 1 : 0);
+    tt_optimizer_release(optimizer);
+    tt_module_release(net);
+    tt_module_release(single);
+    done(&scope);
+    return failed;
+}
+
+TEST(a_step_without_memory_for_its_lists_is_still_right) {
+    for (int kind = 0; kind < SHARED_KINDS; kind++) {
+        long number = 1;
+        while (step_without_memory(kind, number))
+            number++;
+        CHECK(number > 2); /* both lists were asked for */
+    }
+}
+
 TEST(a_step_that_fails_at_one_parameter_changes_none) {
     tt_scope scope = tt_scope_open();
     tt_module *net = wide_net();
