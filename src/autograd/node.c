@@ -168,7 +168,7 @@ static tt_tensor *alias_to_save(const tt_tensor *tensor) {
     tt_tensor *alias = tu_tensor_alias(tensor, &shape);
     if (alias == NULL)
         return NULL;
-    alias->flags |= tensor->flags & TU_NUMBER;
+    alias->flags |= tensor->flags & (TU_NUMBER | TU_LITERAL);
     if (tensor->name != NULL)
         alias->name = strdup(tensor->name); /* without it a message says less */
     return alias;

@@ -129,7 +129,7 @@ static tt_tensor *make_fake(capture *to, tt_tensor *real) {
         return NULL;
     if (home != storage)
         fake->version_home = tu_storage_hold(home->storage);
-    fake->flags |= real->flags & (TU_REQUIRES_GRAD | TU_IS_PARAMETER);
+    fake->flags |= real->flags & (TU_REQUIRES_GRAD | TU_IS_PARAMETER | TU_NUMBER);
     fake->name = real->name != NULL ? strdup(real->name) : NULL;
     if (fake->flags & TU_REQUIRES_GRAD) {
         tu_history *history = tu_history_of(fake);
@@ -188,7 +188,7 @@ static meeting *meet(capture *to, tt_tensor *real, tu_input_kind kind) {
 
 static tt_tensor *stand_in(tu_call_recorder *recorder, tt_tensor *x) {
     capture *to = (capture *)recorder;
-    if (x->flags & TU_NUMBER || x->storage->fake)
+    if (x->flags & TU_LITERAL || x->storage->fake)
         return x;
     meeting *met = tu_map_get(&to->by_real, x);
     if (met == NULL)
@@ -306,7 +306,7 @@ static tutti_status operand_of(capture *to, tt_tensor *x, tu_operand *operand) {
     *operand = (tu_operand){ .value = NULL };
     if (x == NULL)
         return TUTTI_OK;
-    if (!(x->flags & TU_NUMBER) || x->storage->fake) /* a number may be computed, too */
+    if (!(x->flags & TU_LITERAL)) /* numbers that are computed or kept, such as a learning rate, are values */
         return value_of(to, x, &operand->value);
     operand->number = (tutti_dtype)x->dtype;
     if (x->dtype == TUTTI_I64)
@@ -451,7 +451,7 @@ static tutti_status record(tu_call_recorder *recorder, tu_call *call) {
 
 static tutti_status note_read(tu_call_recorder *recorder, const tu_holder *holder, tt_tensor *x) {
     capture *to = (capture *)recorder;
-    if (x->storage->fake || x->flags & TU_NUMBER || tu_map_get(&to->by_real, x) != NULL)
+    if (x->storage->fake || x->flags & TU_LITERAL || tu_map_get(&to->by_real, x) != NULL)
         return TUTTI_OK;
     meeting *met = meet(to, x, TU_INPUT_HELD);
     if (met == NULL)

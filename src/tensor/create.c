@@ -244,7 +244,7 @@ tt_tensor *tt_number(double value) {
         tu_pending_take(TUTTI_ERROR_MEMORY);
         return NULL;
     }
-    x->flags |= TU_NUMBER;
+    x->flags |= TU_NUMBER | TU_LITERAL;
     if (whole)
         *(int64_t *)x->storage->data = (int64_t)value;
     else

@@ -53,8 +53,9 @@ enum {
     TU_CONTIGUOUS = 1,    /* row-major without gaps */
     TU_REQUIRES_GRAD = 2, /* leaf: asked for; non-leaf: has a node */
     TU_IS_PARAMETER = 4,
-    TU_NUMBER = 8,          /* adopts type and device of what it meets */
-    TU_NAMED_BY_MODULE = 16 /* its name is its path in a module, and follows it */
+    TU_NUMBER = 8,           /* adopts type and device of what it meets */
+    TU_NAMED_BY_MODULE = 16, /* its name is its path in a module, and follows it */
+    TU_LITERAL = 32          /* a number that the program wrote (tt_number), and nobody will change */
 };
 
 struct tt_tensor {

@@ -300,6 +300,53 @@ TEST(a_training_step_with_its_backward_is_one_graph) {
     CHECK_OK(tt_scope_close(&scope));
 }
 
+typedef struct trained {
+    tt_module *module;
+    tt_optimizer *optimizer;
+} trained;
+
+static int optimizer_step(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    trained *of = user;
+    tt_tensor *loss = tt_mse_loss(tt_module_call(of->module, inputs.at[0]), inputs.at[1]);
+    tt_backward(loss, NULL);
+    tt_optimizer_step(of->optimizer);
+    tt_optimizer_zero_grad(of->optimizer);
+    outputs[0] = tt_detach(loss);
+    return 1;
+}
+
+static trained new_trained(void) {
+    tt_seed(7, 0);
+    tt_module *module = tt_linear_module(4, 3, true, TUTTI_F32);
+    return (trained){ module, tt_adamw_optimizer(module, NULL) };
+}
+
+TEST(a_captured_optimizer_counts_its_steps_and_follows_a_schedule) {
+    tt_scope scope = tt_scope_open();
+    trained eager = new_trained(), captured = new_trained();
+    tt_tensor *x = named(tt_reshape(values("", 8), tt_shape(2, 4)), "x");
+    tt_tensor *target = named(tt_reshape(values("", 6), tt_shape(2, 3)), "target"), *loss;
+    tt_graph *graph;
+    CHECK(tt_capture(optimizer_step, &captured, tt_tensors(x, target), &graph));
+    CHECK_EQ((int)tt_item(tt_optimizer_steps(captured.optimizer)), 0);
+    for (int i = 0; i < 4; i++) {
+        tt_fill_(tt_optimizer_learning_rate(eager.optimizer, 0), 0.1 / (i + 1));
+        tt_fill_(tt_optimizer_learning_rate(captured.optimizer, 0), 0.1 / (i + 1));
+        optimizer_step(tt_tensors(x, target), &loss, &eager);
+        tt_tensor_list results = tt_graph_run(graph, tt_tensors(x, target));
+        CHECK(results.count == 1 && tt_equal(results.at[0], loss));
+        CHECK(tt_equal(tt_module_parameter(captured.module, "weight"), tt_module_parameter(eager.module, "weight")));
+        CHECK(tt_equal(tt_module_parameter(captured.module, "bias"), tt_module_parameter(eager.module, "bias")));
+        CHECK_EQ((int)tt_item(tt_optimizer_steps(captured.optimizer)), i + 1);
+    }
+    tt_graph_release(&graph);
+    tt_optimizer_release(eager.optimizer);
+    tt_optimizer_release(captured.optimizer);
+    tt_module_release(eager.module);
+    tt_module_release(captured.module);
+    CHECK_OK(tt_scope_close(&scope));
+}
+
 static int only_backward(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
     model *of = user;
     tt_backward(tt_sum(tt_sin(tt_linear(inputs.at[0], of->weight, of->bias))), NULL);
