@@ -287,18 +287,28 @@ static int rank_in(const tutti_group *group, int world_rank) {
     return index_of(group->ranks, group->size, world_rank);
 }
 
-/* Some member died, and so nobody gets the group. Tells who died, in words of this rank or of `vote->culprit`. */
+/* A member that died or closed; -1 where all live. */
+static int find_dead(const tutti_group *group) {
+    for (int member = 0; member < group->size; member++) {
+        tu_rank_state state = tu_rank_probe(group->world->job, group->job_ranks[member]);
+        if (state == TU_RANK_DEAD || state == TU_RANK_CLOSED)
+            return member;
+    }
+    return -1;
+}
+
+/* Some member died, or gave up because another member of the parent did, and so nobody gets the group. Tells who died,
+ * in words of this rank or of `vote->culprit`. */
 static tutti_status died_meanwhile(tutti_group *group, const tutti_group *parent, const tu_vote *vote,
                                    const char *what) {
     tu_job *job = group->world->job;
-    for (int member = 0; member < group->size; member++) {
-        tu_rank_state state = tu_rank_probe(job, group->job_ranks[member]);
-        if (state != TU_RANK_DEAD && state != TU_RANK_CLOSED)
-            continue;
+    const tutti_group *of = find_dead(group) >= 0 ? group : parent;
+    int dead = find_dead(of);
+    if (dead >= 0) {
         char doing[160];
         snprintf(doing, sizeof doing, "in %s", what);
-        tutti_status status = tu_death_error(job, group->job_ranks[member], doing);
-        tu_error_at_fault(rank_in(parent, group->ranks[member]));
+        tutti_status status = tu_death_error(job, of->job_ranks[dead], doing);
+        tu_error_at_fault(rank_in(parent, of->ranks[dead]));
         return status;
     }
     if (vote->culprit < 0)
