@@ -250,13 +250,6 @@ static tutti_status add_input(capture *to, meeting *met, tu_value **value) {
     return bind(to, met->fake, made);
 }
 
-static bool has_shape(const tu_value *value, const tu_shape *shape) {
-    size_t bytes = (size_t)shape->ndim * sizeof shape->sizes[0];
-    return value->shape.dtype == shape->dtype && value->shape.ndim == shape->ndim &&
-           value->shape.offset == shape->offset && memcmp(value->shape.sizes, shape->sizes, bytes) == 0 &&
-           memcmp(value->shape.strides, shape->strides, bytes) == 0;
-}
-
 /* A tensor that no operator made: another handle on memory that the graph knows, such as what a node saved. It is the
  * value of that shape, or a view of one. */
 static tutti_status find_alias(capture *to, tt_tensor *x, tu_value **value) {
@@ -272,7 +265,8 @@ static tutti_status find_alias(capture *to, tt_tensor *x, tu_value **value) {
         return tu_error(TUTTI_ERROR_CAPTURE, "capture: %s was not made by the function that is captured",
                         tu_describe(x));
     for (tu_value *other = to->graph->values; other != NULL; other = other->next)
-        if (tu_map_get(&to->storage_of_value, other) == storage && has_shape(other, &shape)) {
+        if (tu_map_get(&to->storage_of_value, other) == storage && tu_shape_equal(&other->shape, &shape) &&
+            other->shape.offset == shape.offset) {
             *value = other;
             return bind(to, x, other);
         }

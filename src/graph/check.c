@@ -15,15 +15,9 @@ static tutti_status fake_of(tt_tensor **tensors, const tu_value *value) {
     return *place != NULL ? TUTTI_OK : TUTTI_ERROR_MEMORY;
 }
 
-static bool same_shape(const tu_shape *left, const tu_shape *right) {
-    size_t bytes = (size_t)left->ndim * sizeof left->sizes[0];
-    return left->dtype == right->dtype && left->device == right->device && left->ndim == right->ndim &&
-           memcmp(left->sizes, right->sizes, bytes) == 0 && memcmp(left->strides, right->strides, bytes) == 0;
-}
-
 static tutti_status compare(const char *who, const tu_vertex *vertex, const tu_call *call) {
     for (int i = 0; i < vertex->result_count; i++)
-        if (!same_shape(&vertex->results[i]->shape, &call->results[i]))
+        if (!tu_shape_equal(&vertex->results[i]->shape, &call->results[i]))
             return tu_error(TUTTI_ERROR_STATE, "%s: %s is said to be %s %s, and %s gives %s %s", who,
                             vertex->results[i]->name, tutti_dtype_name(vertex->results[i]->shape.dtype),
                             tu_dims_text(vertex->results[i]->shape.ndim, vertex->results[i]->shape.sizes),

@@ -244,6 +244,12 @@ void tu_graph_count_uses(tt_graph *graph) {
             graph->effects[i].value->mark++;
 }
 
+bool tu_shape_equal(const tu_shape *left, const tu_shape *right) {
+    size_t bytes = (size_t)left->ndim * sizeof left->sizes[0];
+    return left->dtype == right->dtype && left->device == right->device && left->ndim == right->ndim &&
+           memcmp(left->sizes, right->sizes, bytes) == 0 && memcmp(left->strides, right->strides, bytes) == 0;
+}
+
 bool tu_vertex_writes(const tu_vertex *vertex, int operand) {
     if (vertex->in_place && (operand == 0 || vertex->entry->flags & TU_EACH_INPUT))
         return true;

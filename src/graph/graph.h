@@ -46,7 +46,6 @@ struct tu_vertex {
     tu_operand *operands;
     tu_value **results;
     void *attributes; /* a copy: see tu_attributes_copy */
-    int mark;         /* free for a pass */
 };
 
 typedef enum tu_input_kind {
@@ -102,6 +101,8 @@ void tu_vertex_move(tt_graph *graph, tu_vertex *vertex, tu_vertex *place);
 void tu_value_replace(tt_graph *graph, tu_value *from, tu_value *to);
 /* Sets every value's mark to the number of times it is used. */
 void tu_graph_count_uses(tt_graph *graph);
+/* Whether two shapes are the same but for the offset. */
+bool tu_shape_equal(const tu_shape *left, const tu_shape *right);
 /* Whether the vertex may be left out where nobody uses its results. */
 bool tu_vertex_is_pure(const tu_vertex *vertex);
 /* Whether the vertex writes the memory of this operand. An effect that does not say what it writes (a wait, a resize, a

@@ -15,9 +15,7 @@
 static tutti_status check_input(const char *who, const tt_graph *graph, int place, tt_tensor *x) {
     const tu_value *value = graph->inputs[place].value;
     tu_shape shape = tu_shape_of(x);
-    size_t bytes = (size_t)shape.ndim * sizeof shape.sizes[0];
-    if (shape.dtype == value->shape.dtype && shape.device == value->shape.device && shape.ndim == value->shape.ndim &&
-        memcmp(shape.sizes, value->shape.sizes, bytes) == 0 && memcmp(shape.strides, value->shape.strides, bytes) == 0)
+    if (tu_shape_equal(&shape, &value->shape))
         return TUTTI_OK;
     return tu_error(TUTTI_ERROR_ARGUMENT,
                     "%s: input %s is %s of strides %s; the graph was captured with %s %s of "

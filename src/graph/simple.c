@@ -137,7 +137,7 @@ static size_t bin_of(const tu_vertex *vertex, size_t bins) {
     return hash % bins;
 }
 
-/* Chains of vertices with one hash go through `marks`, by position. */
+/* Vertices with one hash are chained through `next`, by their positions in `kept`. */
 tutti_status tu_pass_common(tt_graph *graph) {
     traces of = { NULL, NULL, NULL };
     size_t bins = (size_t)graph->vertex_count * 2 + 1, count = 0;
@@ -171,12 +171,6 @@ tutti_status tu_pass_common(tt_graph *graph) {
 
 /* ---- copies ---- */
 
-static bool same_shape(const tu_shape *left, const tu_shape *right) {
-    size_t bytes = (size_t)left->ndim * sizeof left->sizes[0];
-    return left->dtype == right->dtype && left->device == right->device && left->ndim == right->ndim &&
-           memcmp(left->sizes, right->sizes, bytes) == 0 && memcmp(left->strides, right->strides, bytes) == 0;
-}
-
 /* Whether `storage` is used behind the vertex. */
 static bool used_after(const tu_vertex *vertex, int storage) {
     for (const tu_vertex *one = vertex->next; one != NULL; one = one->next)
@@ -192,7 +186,7 @@ static bool is_idle(const tu_vertex *vertex, const traces *of) {
         return false;
     const tu_value *from = vertex->operands[0].value, *to = vertex->results[0];
     return from != NULL && from->maker != NULL && !(from->maker->entry->flags & TU_VIEW) && from->shape.offset == 0 &&
-           !of->kept[from->storage] && !of->sent[from->storage] && same_shape(&from->shape, &to->shape) &&
+           !of->kept[from->storage] && !of->sent[from->storage] && tu_shape_equal(&from->shape, &to->shape) &&
            !used_after(vertex, from->storage);
 }
 
