@@ -127,6 +127,13 @@ uint64_t tu_group_key(const char *format, ...) {
     return key != 0 ? key : 1;
 }
 
+int tu_rank_index(const int *ranks, int count, int rank) {
+    for (int i = 0; i < count; i++)
+        if (ranks[i] == rank)
+            return i;
+    return -1;
+}
+
 tutti_status tu_group_make(tutti_world *world, const tu_group_plan *plan, tutti_group **out) {
     tutti_group *group = aligned_alloc(64, (sizeof *group + 63) & ~(size_t)63);
     if (group == NULL)

@@ -34,6 +34,9 @@ tutti_status tu_group_register(tutti_group *group, const char *tag);
  * no other group of this world, ever. */
 uint64_t tu_group_key(const char *format, ...) TUTTI_PRINTF(1, 2);
 
+/* Where `rank` stands in the list; -1: nowhere. */
+int tu_rank_index(const int *ranks, int count, int rank);
+
 /* The world's group "0", of all ranks. Called once, by tutti_world_open. */
 tutti_status tu_group_make_default(tutti_world *world, int64_t deadline);
 

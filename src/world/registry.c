@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "world/group.h"
 
 #define TAG_BYTES 128
 
@@ -268,13 +269,6 @@ tutti_group *tu_registry_name(const tu_registry *registry, const char *name) {
     return NULL;
 }
 
-static bool contains(const tutti_group *group, int rank) {
-    for (int i = 0; i < group->size; i++)
-        if (group->ranks[i] == rank)
-            return true;
-    return false;
-}
-
 tutti_group *tu_registry_find(const tu_registry *registry, const char *tag, const int *ranks, int count) {
     char normal[TAG_BYTES];
     tu_tag_normalise(tag, normal, sizeof normal);
@@ -283,7 +277,7 @@ tutti_group *tu_registry_find(const tu_registry *registry, const char *tag, cons
         if (entry->group->size != count)
             continue;
         int found = 0;
-        while (found < count && contains(entry->group, ranks[found]))
+        while (found < count && tu_rank_index(entry->group->ranks, count, ranks[found]) >= 0)
             found++;
         if (found == count)
             return entry->group;
