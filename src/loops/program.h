@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Programs: a graph made ready to run many times. Its operators become steps; neighbours that walk the same elements
+ * are one step, a loop, which reads its inputs once, keeps what lies between in the cache, and writes its results once.
+ * Everything else (products of matrices, collectives, effects) is called as the operator that it is, with its checks,
+ * deadlines and records.
+ *
+ *     tu_program *program;
+ *     tutti_status status = tu_program_make(graph, &(tu_program_options){ .name = "step" }, &program);
+ *     status = tu_program_run(program, inputs, outputs);
+ *     tu_program_release(program);
+ *
+ * A program computes the very bits that the operators compute one by one.
+ */
+#ifndef TU_LOOPS_PROGRAM_H
+#define TU_LOOPS_PROGRAM_H
+
+#include "graph/graph.h"
+
+typedef enum tu_program_mode {
+    TU_PROGRAM_FUSED,    /* operators together in loops */
+    TU_PROGRAM_SPLIT,    /* one loop for each operator that can be one */
+    TU_PROGRAM_INTERPRET /* no loops: vertex by vertex, as tu_graph_interpret */
+} tu_program_mode;
+
+typedef struct tu_program_options {
+    tu_program_mode mode;
+    bool strict;      /* nothing that could change a bit, such as a product computed in parts */
+    bool no_compiler; /* loops are run in blocks by the library's own kernels, without a compiler and without a word */
+    const char *name; /* of the files below, and in messages; NULL: "program" */
+    /* A folder for the text of the loops, the code and the plan of the memory: <name>.loops, <name>.c, <name>.plan.
+     * NULL or "": none is written. It must exist; what cannot be written there is an error. */
+    const char *folder;
+} tu_program_options;
+
+typedef struct tu_program tu_program;
+
+/* Holds the graph, which must not change any more. Options may be NULL. Nothing is kept of them. */
+tutti_status tu_program_make(const tt_graph *graph, const tu_program_options *options, tu_program **program);
+
+/* Runs it on real tensors, without recording gradients. `inputs` has one per input of the graph, each as
+ * tu_graph_gather has checked it; what goes to `outputs` is held by the caller. Several threads may run one program at
+ * once. */
+tutti_status tu_program_run(tu_program *program, tt_tensor *const *inputs, tt_tensor **outputs);
+
+void tu_program_release(tu_program *program);
+
+#endif
