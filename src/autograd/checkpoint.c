@@ -3,13 +3,15 @@
  * Checkpoints: what the nodes of a region save is not kept but computed again when a backward asks for it.
  *
  * Saved-tensor hooks put an entry in place of each tensor. The first entry that a backward unpacks runs the region once
- * more, from the inputs and the random state that it had, and the n-th tensor that is saved then fills the n-th entry.
+ * more, from the inputs and the random states that it drew, and the n-th tensor that is saved then fills the n-th
+ * entry.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "autograd/function.h"
 #include "autograd/node.h"
+#include "tensor/tape.h"
 
 typedef struct checkpoint checkpoint;
 
@@ -31,7 +33,7 @@ struct checkpoint {
     tt_region *region;
     void *user;
     void (*release)(void *user);
-    random_state random;
+    tu_tape random; /* states that the region drew */
     size_t input_count;
     tt_tensor *inputs[TT_FUNCTION_TENSORS]; /* held */
     uint32_t versions[TT_FUNCTION_TENSORS];
@@ -46,6 +48,7 @@ static void drop(checkpoint *one) {
         tu_tensor_drop(one->inputs[i]);
     if (one->release != NULL)
         one->release(one->user);
+    tu_tape_free(&one->random);
     free(one->entries);
     free(one);
 }
@@ -159,10 +162,11 @@ static void run_again(checkpoint *one) {
     if (!take_inputs(one, inputs) || !tt_saved_hooks_push(&hooks))
         return;
     one->next = 0;
-    set_random(one->random);
+    tu_tape_begin(&one->random, true);
     tt_grad_mode(true);
     one->region(one->user, tt_tensors_of(one->input_count, inputs), outputs);
     tt_grad_mode(false);
+    tu_tape_end(&one->random);
     tt_saved_hooks_pop();
     if (tu_self()->pending == TUTTI_OK && one->next != one->count)
         tu_fail(TUTTI_ERROR_STATE,
@@ -178,7 +182,7 @@ static tt_tensor *unpack(void *user, void *packed) {
         return NULL;
     }
     if (wanted->tensor == NULL) {
-        random_state outside = random_now();
+        random_state outside = random_now(); /* a region that seeds leaves no trace */
         tt_scope scope = tt_scope_open();
         run_again(wanted->owner);
         tu_scope_leave(&scope);
@@ -203,7 +207,7 @@ static checkpoint *make(tt_region *region, void *user, void (*end)(void *user), 
         tu_pending_take(tu_error_memory("a checkpoint", sizeof *one));
         return NULL;
     }
-    *one = (checkpoint){ .region = region, .user = user, .random = random_now(), .input_count = inputs.count };
+    *one = (checkpoint){ .region = region, .user = user, .input_count = inputs.count };
     one->release = end;
     atomic_init(&one->references, 1);
     for (size_t i = 0; i < inputs.count; i++) {
@@ -256,9 +260,13 @@ tt_tensor_list tt_checkpoint(tt_region *region, void *user, void (*end)(void *us
     }
     tt_saved_hooks hooks = { sizeof hooks, pack, unpack, release, one };
     bool packs = tt_grad_enabled() && tt_saved_hooks_push(&hooks);
-    int count = run_region(region, user, inputs, outputs);
     if (packs)
+        tu_tape_begin(&one->random, false);
+    int count = run_region(region, user, inputs, outputs);
+    if (packs) {
+        tu_tape_end(&one->random);
         tt_saved_hooks_pop();
+    }
     drop(one);
     return count >= 0 ? tt_tensors_of((size_t)count, outputs) : none;
 }

@@ -5,6 +5,7 @@
  * function is Philox-4x32 with ten rounds (Salmon and others, "Parallel random numbers: as easy as 1, 2, 3", 2011).
  */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "tensor/convert.h"
@@ -13,6 +14,7 @@
 #include "tensor/loop.h"
 #include "tensor/operators.h"
 #include "tensor/parallel.h"
+#include "tensor/tape.h"
 
 typedef struct words {
     uint32_t at[4];
@@ -77,9 +79,58 @@ tt_tensor *tu_random_state_sample(tu_sampler *sampler) {
     return tu_dropout(x, tu_sample_state(), 0.5);
 }
 
-/* For a draw of so many elements; a meta tensor draws nothing. */
+/* ---- states that are kept and given out again ---- */
+
+void tu_tape_begin(tu_tape *tape, bool replays) {
+    tape->outer = tu_self()->tape;
+    tape->replays = replays;
+    tape->next = 0;
+    tu_self()->tape = tape;
+}
+
+void tu_tape_end(tu_tape *tape) {
+    tu_self()->tape = tape->outer;
+}
+
+void tu_tape_free(tu_tape *tape) {
+    for (size_t i = 0; i < tape->count; i++)
+        tu_tensor_drop(tape->states[i]);
+    free(tape->states);
+    *tape = (tu_tape){ .outer = NULL };
+}
+
+static void keep_state(tu_tape *tape, tt_tensor *state) {
+    if (tape->count == tape->capacity) {
+        size_t larger = tape->capacity * 2 + 8;
+        tt_tensor **states = realloc(tape->states, larger * sizeof(tt_tensor *));
+        if (states == NULL) {
+            tu_pending_take(tu_error_memory("random states", larger * sizeof(tt_tensor *)));
+            return;
+        }
+        tape->states = states;
+        tape->capacity = larger;
+    }
+    tape->states[tape->count++] = tu_tensor_hold(state);
+}
+
+static tt_tensor *next_state(tu_tape *tape) {
+    if (tape->next < tape->count)
+        return tape->states[tape->next++];
+    tu_fail(TUTTI_ERROR_STATE, "checkpoint: the region draws random numbers %zu times, and drew %zu times before",
+            tape->next + 1, tape->count);
+    return NULL;
+}
+
+/* For a draw of so many elements; a meta tensor draws nothing. The innermost tape that replays has the state; those
+ * inside of it keep it too. */
 static tt_tensor *state_for(tutti_device device, int64_t count) {
-    return tu_random_state(device == TUTTI_META ? 0 : count);
+    tu_tape *from = tu_self()->tape;
+    while (from != NULL && !from->replays)
+        from = from->outer;
+    tt_tensor *state = from != NULL ? next_state(from) : tu_random_state(device == TUTTI_META ? 0 : count);
+    for (tu_tape *tape = tu_self()->tape; tape != from && state != NULL; tape = tape->outer)
+        keep_state(tape, state);
+    return state;
 }
 
 static tutti_status check_state(const tu_call *call, const tt_tensor *state) {

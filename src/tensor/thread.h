@@ -70,6 +70,7 @@ typedef struct tu_thread {
 
     uint64_t seed, counter; /* of the random generator: key and position */
     uint32_t seed_rank;
+    struct tu_tape *tape; /* of random states, innermost: see tape.h */
 
     uint64_t node_sequence; /* creation number of the next autograd node */
     void *dead_nodes;       /* autograd's nodes that are to be freed, while one is */
