@@ -48,7 +48,7 @@ static tutti_status check_vertex(const char *who, const tu_vertex *vertex, tt_te
     tu_call_init(&call, vertex->entry, vertex->operand_count, inputs, vertex->attributes);
     call.in_place = vertex->in_place;
     call.device = TUTTI_CPU;
-    call.placed = false;
+    call.placed = call.wants_grad = false;
     for (int i = 0; i < vertex->operand_count && !call.placed; i++)
         if (inputs[i] != NULL && !(inputs[i]->flags & TU_NUMBER)) {
             call.placed = true;
@@ -62,6 +62,31 @@ static tutti_status check_vertex(const char *who, const tu_vertex *vertex, tt_te
     }
     status = vertex->entry->shape(&call);
     return status == TUTTI_OK ? compare(who, vertex, &call) : status;
+}
+
+/* What a vertex writes is a value: a number or nothing cannot be written. */
+static tutti_status check_written(const char *who, const tu_vertex *vertex) {
+    for (int i = 0; i < vertex->operand_count; i++) {
+        bool optional = i < TU_INPUTS && (vertex->entry->optional & TU_INPUT(i)) && vertex->operands[i].number == 0;
+        bool writes = (vertex->in_place && (i == 0 || vertex->entry->flags & TU_EACH_INPUT)) ||
+                      (i < TU_INPUTS && vertex->entry->written & TU_INPUT(i));
+        if (writes && !optional && vertex->operands[i].value == NULL)
+            return tu_error(TUTTI_ERROR_STATE, "%s: %s%s writes %s, which is a number and no value", who,
+                            vertex->entry->name, vertex->in_place ? "_" : "", tu_argument_name(vertex->entry, i));
+    }
+    return TUTTI_OK;
+}
+
+/* premul_sum needs a factor, which only the rows of that name have. */
+static tutti_status check_reduction(const char *who, const tu_vertex *vertex) {
+    const tu_operator *entry = vertex->entry;
+    for (int i = 0; i < entry->argument_count; i++)
+        if (entry->arguments[i].type == TT_ARGUMENT_REDUCTION &&
+            *(const tutti_reduction *)((const char *)vertex->attributes + entry->arguments[i].offset) ==
+                TUTTI_PREMUL_SUM)
+            return tu_error(TUTTI_ERROR_STATE, "%s: %s by premul_sum has no factor; %s_premul has one", who,
+                            entry->name, entry->name);
+    return TUTTI_OK;
 }
 
 /* Rows on a list that have a number for each of it. */
@@ -90,6 +115,10 @@ tutti_status tu_graph_check_shapes(const char *who, const tt_graph *graph) {
     for (const tu_vertex *vertex = graph->first; vertex != NULL && status == TUTTI_OK; vertex = vertex->next) {
         tt_scope scope = tt_scope_open();
         status = check_lists(who, vertex);
+        if (status == TUTTI_OK)
+            status = check_written(who, vertex);
+        if (status == TUTTI_OK)
+            status = check_reduction(who, vertex);
         if (status == TUTTI_OK && has_rule(vertex))
             status = check_vertex(who, vertex, tensors);
         tu_scope_leave(&scope);

@@ -46,16 +46,18 @@ static bool uses_result_of(const tu_vertex *user, const tu_vertex *maker) {
 static const tu_vertex *start_of(const tu_vertex *wait) {
     const tu_value *value = wait->operands[0].value;
     for (const tu_vertex *vertex = value != NULL ? wait->before : NULL; vertex != NULL; vertex = vertex->before)
-        if (touches(vertex, value->storage, true))
+        if (touches(vertex, value->storage, true) && !(vertex->entry->flags & TU_VIEW))
             return is_start(vertex) ? vertex : NULL;
     return NULL;
 }
 
 /* ---- waits down ---- */
 
-/* A wait stands before the first vertex that looks at what is waited for, or writes what the collective still reads. */
+/* A wait stands before the first vertex that looks at what is waited for, or writes what the collective still reads. A
+ * view looks at nothing. */
 static bool holds_up(const tu_vertex *vertex, const tu_vertex *wait, const tu_vertex *start) {
-    if (touches(vertex, wait->operands[0].value->storage, false))
+    bool looks = !(vertex->entry->flags & TU_VIEW) || !tu_vertex_is_pure(vertex);
+    if (looks && touches(vertex, wait->operands[0].value->storage, false))
         return true;
     for (int i = 0; i < start->operand_count; i++)
         if (start->operands[i].value != NULL && touches(vertex, start->operands[i].value->storage, true))

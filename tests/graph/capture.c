@@ -713,6 +713,8 @@ TEST(a_wrong_text_is_an_error_that_names_the_line) {
         { "graph(x: f32 [4]):\n    y: f32 [4] = neg(x\n", "')' expected" },
         { "graph(x: f32 [4]):\n    y: f32 [4] = all_reduce(x, reduction=sum, group=none)\n    return (y)\n",
           "there is no group \"none\"" },
+        { "graph(x: f32 [4]):\n    relu_(5)\n    return (x)\n", "relu_ writes x, which is a number and no value" },
+        { "graph(x: f32 [4]):\n    all_gather_out(5, x, group=0)\n    return (x)\n", "no world is given" },
         { "graph(x: f32 [4]):\n    version_set([x, x], versions=[1])\n    return (x)\n", "1 versions for 2 tensors" },
     };
     tt_scope scope = tt_scope_open();
