@@ -149,8 +149,10 @@ static inline int64_t tu_task_deadline(tu_task *task) {
 
 /* Recorded after this rank has arrived: while the others' lines are on their way there is time for it. */
 static inline void tu_task_record(tu_task *task) {
-    if (task->ticket == 0)
+    if (task->ticket == 0) {
+        memcpy(&task->info.executor, task->executor->name, sizeof task->info.executor);
         task->ticket = tu_group_record(task->group, &task->info);
+    }
 }
 
 /* ---- this rank's side of a group ---- */

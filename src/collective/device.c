@@ -67,7 +67,7 @@ static const tu_executor adapter, host_adapter;
 static void make_executor(device_executor *executor, const tu_backend_opened *backend,
                           const tu_backend_streams *streams, void *streams_state) {
     executor->executor = streams != NULL ? adapter : host_adapter;
-    executor->executor.name = backend->table->name;
+    snprintf(executor->executor.name, sizeof executor->executor.name, "%s", backend->table->name);
     executor->table = backend->table->executor;
     executor->streams = streams;
     executor->streams_state = streams_state;

@@ -28,7 +28,7 @@
 typedef struct tu_task tu_task;
 
 typedef struct tu_executor {
-    const char *name;
+    char name[16];
     bool takes_turns; /* collectives of a group run one after the other, on the threads that call or on a helper */
     bool enqueues;    /* `run` puts the task into its stream and returns: a batch has nothing to gather */
     bool (*serves)(const tutti_group *group, const tu_task *task);

@@ -17,10 +17,19 @@ tutti_status tu_task_enter(tu_task *task) {
     return status;
 }
 
+/* Two executors take each other's records for garbage; what really differs is who runs the call. */
+static void look_for_other_executors(const tu_task *task) {
+    for (int member = 0; member < task->group->size; member++)
+        if (member != task->group->rank && tu_group_compare(task->group, &task->info, member) != TUTTI_OK)
+            return;
+}
+
 tutti_status tu_task_leave(tu_task *task, tutti_status status) {
     if (__builtin_expect(status == TUTTI_OK, 1))
         return tu_group_leave(task->group, &task->info, task->ticket, TUTTI_OK);
     tu_task_record(task);
+    if (status == TUTTI_ERROR_MISMATCH)
+        look_for_other_executors(task);
     if (task->agreed)
         return tu_group_leave_agreement(task->group, task->ticket, status);
     /* An interrupted operation has left this rank out of step with the others: nothing can follow it. */

@@ -47,10 +47,11 @@ typedef struct entry {
     word timeout_ns;
     word group_index_and_root;
     word tag_and_what; /* tag, operation, dtype, reduction, algorithm */
-    /* second line: thread at begin, the rest by the same thread later */
+    /* second line: thread and executor at begin, the rest by the same thread later */
     word thread;
-    word waiting; /* low half of the id, world rank + 1; counts for that id only */
-    word ended;   /* ticks */
+    word executor; /* characters */
+    word waiting;  /* low half of the id, world rank + 1; counts for that id only */
+    word ended;    /* ticks */
     word status;
     word end_stamp;
 } entry;
@@ -258,6 +259,7 @@ uint64_t tu_record_begin(tu_recorder *recorder, const tu_operation_info *info) {
                     (uint32_t)info->algorithm << 24;
     put(&e->tag_and_what, pair((uint32_t)info->tag, what));
     put(&e->thread, self.thread);
+    put(&e->executor, info->executor);
     put(&e->stamp, 2 * id);
     return id;
 }
@@ -327,6 +329,7 @@ static void unpack(const entry *e, tu_operation_info *info) {
     info->sequence = get(&e->sequence);
     info->count = get(&e->count);
     info->timeout_ns = (int64_t)get(&e->timeout_ns);
+    info->executor = get(&e->executor);
     uint64_t both = get(&e->group_index_and_root);
     info->group_index = (uint32_t)both;
     info->root = (int32_t)(both >> 32);

@@ -32,6 +32,7 @@ typedef struct tu_operation_info {
     uint64_t sequence;  /* in its group */
     uint64_t count;     /* elements, or bytes where there is no dtype */
     int64_t timeout_ns;
+    uint64_t executor;    /* who runs it: the first eight characters of the name; 0: nobody yet */
     uint32_t group_index; /* from tu_recorder_group, for its name */
     int32_t root;         /* root or peer as a group rank; -1 none */
     int32_t tag;          /* of send and recv; channel of a signal; 0 else */

@@ -315,8 +315,7 @@ tutti_status tu_group_exchange_with(tutti_group *group, const tu_operation_info 
             .descriptor = cargo->descriptor >= 0 ? &cargo->descriptor : NULL,
             .descriptors = cargo->descriptors,
             .complete = cargo->complete,
-            /* Collectives set themselves up alike, whichever they are, and compare themselves afterwards. */
-            .compare = tu_operation_row_of(info->operation)->kind == TU_KIND_OTHER ? compare_member : NULL,
+            .compare = compare_member,
             .argument = &comparison,
         };
         status = tu_meet(group->world, &meeting, payload, bytes, cargo->piece, deadline, payloads, cargo->mappings);

@@ -413,19 +413,34 @@ static bool recorded(const tutti_group *group, int member, uint64_t sequence, tu
     return false;
 }
 
+static void name_executor(const tu_operation_info *info, char *text, size_t bytes) {
+    size_t used = strlen(text);
+    snprintf(text + used, bytes - used, " by executor %.8s", (const char *)&info->executor);
+}
+
 static tutti_status mismatch_error(tutti_group *group, const tu_record_view *mine, int member,
                                    const tu_record_view *theirs) {
     tu_job *job = group->world->job;
-    char their_text[160], my_text[160], who[48], me[48];
+    char their_text[192], my_text[192], who[48], me[48];
     tu_record_text(tu_job_recorder(job, group->job_ranks[member]), theirs, their_text, sizeof their_text);
     tu_record_text(tu_job_recorder(job, group->world->local_rank), mine, my_text, sizeof my_text);
-    tu_error(TUTTI_ERROR_MISMATCH,
-             "the ranks disagree: %s called %s, %s called %s. All ranks of a group must call the same "
-             "operations in the same order",
-             rank_text(group, group->rank, me), my_text, rank_text(group, member, who), their_text);
+    bool same = mine->info.operation == theirs->info.operation;
+    if (same) {
+        name_executor(&mine->info, my_text, sizeof my_text);
+        name_executor(&theirs->info, their_text, sizeof their_text);
+    }
+    tu_error(TUTTI_ERROR_MISMATCH, "the ranks disagree: %s called %s, %s called %s. All ranks of a group must %s",
+             rank_text(group, group->rank, me), my_text, rank_text(group, member, who), their_text,
+             same ? "have a call run by the same executor" : "call the same operations in the same order");
     tu_error_at_fault(member);
     return tu_error_where(group->name, tu_operation_name((tu_operation)mine->info.operation), mine->info.sequence,
                           group->rank);
+}
+
+/* Two that run one call would wait for each other: nobody knows of the other's flags. */
+static bool differ(const tu_operation_info *mine, const tu_operation_info *theirs) {
+    return mine->operation != theirs->operation ||
+           (mine->executor != theirs->executor && mine->executor != 0 && theirs->executor != 0);
 }
 
 /* Whether a member called something else than this rank under one number; then what each of them called. */
@@ -435,16 +450,21 @@ static bool disagrees(const tutti_group *group, const tu_operation_info *info, i
         return false;
     *mine = (tu_record_view){ .info = *info };
     if (recorded(group, member, info->sequence, theirs))
-        return theirs->info.operation != info->operation;
+        return differ(info, &theirs->info);
     /* It may still be where this rank has been: in something else than this rank was. */
     return tu_recorder_current(tu_job_recorder(group->world->job, group->job_ranks[member]), group->key, theirs) &&
            tu_operation_sequenced((tu_operation)theirs->info.operation) && theirs->info.sequence < info->sequence &&
-           recorded(group, group->rank, theirs->info.sequence, mine) && theirs->info.operation != mine->info.operation;
+           recorded(group, group->rank, theirs->info.sequence, mine) && differ(&mine->info, &theirs->info);
 }
 
 tutti_status tu_group_compare(tutti_group *group, const tu_operation_info *info, int member) {
     tu_record_view mine, theirs;
-    return disagrees(group, info, member, &mine, &theirs) ? mismatch_error(group, &mine, member, &theirs) : TUTTI_OK;
+    if (!disagrees(group, info, member, &mine, &theirs))
+        return TUTTI_OK;
+    /* Collectives set themselves up alike, whichever they are, and compare themselves afterwards. */
+    bool later =
+        mine.info.operation != theirs.info.operation && tu_operation_row_of(info->operation)->kind != TU_KIND_OTHER;
+    return later ? TUTTI_OK : mismatch_error(group, &mine, member, &theirs);
 }
 
 static tutti_status check_members(void *argument) {

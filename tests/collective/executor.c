@@ -221,6 +221,34 @@ static void refusals(tutti_world *world, void *argument) {
     CHECK_OK(tutti_barrier(group, BY("exchange")));
 }
 
+/* Ranks that name different executors wait in different places: they are told, whoever comes first. */
+static void differ(tutti_world *world, bool in_use) {
+    tutti_group *group = tutti_world_group(world);
+    int last = tutti_group_size(group) - 1;
+    bool other = tutti_group_rank(group) == last;
+    float one = 1, sum;
+    if (in_use) {
+        CHECK_OK(tutti_barrier(group, BY("exchange")));
+        CHECK_OK(tutti_barrier(group, BY("shm")));
+    }
+    CHECK_STATUS(tutti_all_reduce(group, &one, &sum, 1, TUTTI_F32, TUTTI_SUM, other ? BY("exchange") : BY("shm")),
+                 TUTTI_ERROR_MISMATCH);
+    CHECK_MESSAGE("by executor exchange");
+    CHECK_MESSAGE("by executor shm");
+    CHECK_MESSAGE("have a call run by the same executor");
+    CHECK_STATUS(tutti_barrier(group, NULL), TUTTI_ERROR_MISMATCH); /* it has ended */
+}
+
+static void differ_at_first(tutti_world *world, void *argument) {
+    (void)argument;
+    differ(world, false);
+}
+
+static void differ_later(tutti_world *world, void *argument) {
+    (void)argument;
+    differ(world, true);
+}
+
 static void with_plugins(void (*body)(tutti_world *, void *), bool processes) {
     plugin_compile_file("collective/plugin/exchange.c", "exchange", "");
     plugin_compile_file("collective/plugin/exchange.c", "elsewhere", "-DPLUGIN_DEVICE=TUTTI_CUDA");
@@ -242,3 +270,5 @@ static void with_plugins(void (*body)(tutti_world *, void *), bool processes) {
 WITH_PLUGINS(a_backend_brings_a_second_executor_which_a_call_forces_by_its_name, two_executors)
 WITH_PLUGINS(works_and_batches_go_to_the_executor_that_each_call_names, works_and_batches)
 WITH_PLUGINS(what_an_executor_does_not_serve_is_refused_alike_on_all_ranks, refusals)
+WITH_PLUGINS(ranks_whose_first_call_names_different_executors_are_told, differ_at_first)
+WITH_PLUGINS(ranks_that_name_different_executors_later_are_told, differ_later)
