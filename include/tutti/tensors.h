@@ -12,6 +12,7 @@
  *     functional.h    collectives that return new tensors and can be differentiated
  *     symmetric.h     tensors on symmetric memory, and the operations on them
  *     fused.h         matrix products fused with communication
+ *     parallel.h      training on several ranks
  *     graph.h         functions captured as graphs: to look at, to rewrite, to run
  *     io.h            tensors in files: NumPy's formats and safetensors
  *     dlpack.h        tensors that other libraries share
@@ -31,6 +32,7 @@
 #include <tutti/module.h>
 #include <tutti/ops.h>
 #include <tutti/optimizer.h>
+#include <tutti/parallel.h>
 #include <tutti/state.h>
 #include <tutti/symmetric.h>
 #include <tutti/tensor.h>

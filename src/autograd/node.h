@@ -11,6 +11,7 @@
 #include <tutti/autograd.h>
 
 #include "tensor/history.h"
+#include "tensor/map.h"
 #include "tensor/operator.h"
 
 typedef struct tu_node tu_node;
@@ -191,6 +192,11 @@ void tu_view_gradient(tu_gradient *gradient); /* of as_strided */
 tutti_status tu_view_rebase(tt_tensor *x, tu_node *inner, int changed);
 /* Makes x, which has the shape of what the inner node computed, that part of the outer node's result. */
 tutti_status tu_view_of_outer(tt_tensor *x, tu_node *inner);
+
+/* ---- walks (walk.c) ---- */
+
+/* Puts every leaf that a backward from these tensors would reach into the map, under its own address. */
+tutti_status tu_leaves_of(tt_tensor_list outputs, tu_map *leaves);
 
 /* ---- hooks ---- */
 

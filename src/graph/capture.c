@@ -14,8 +14,8 @@
 #include "autograd/operators.h"
 #include "functional/operators.h"
 #include "graph/graph.h"
-#include "graph/map.h"
 #include "graph/passes.h"
+#include "tensor/map.h"
 
 /* A real tensor that was met, and what stands for it. */
 typedef struct meeting {

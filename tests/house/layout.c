@@ -4,6 +4,7 @@
  * working, so fields neither move nor change their size; new ones come last.
  */
 #include <tutti/graph.h>
+#include <tutti/parallel.h>
 #include <tutti/tensors.h>
 #include <tutti/tutti.h>
 
@@ -279,6 +280,29 @@ TEST(structs_of_tensor_h_stay_as_they_are) {
     AT(tt_options, device, 8);
     AT(tt_options, requires_grad, 12);
     AT(tt_options, name, 16);
+}
+
+TEST(structs_of_parallel_h_stay_as_they_are) {
+    AT(tt_bucket, size, 0);
+    AT(tt_bucket, index, 8);
+    AT(tt_bucket, count, 12);
+    AT(tt_bucket, values, 16);
+    AT(tt_bucket, gradients, 24);
+    AT(tt_bucket, group, 40);
+    AT(tt_data_parallel_options, size, 0);
+    AT(tt_data_parallel_options, bucket_bytes, 8);
+    AT(tt_data_parallel_options, first_bucket_bytes, 16);
+    AT(tt_data_parallel_options, find_unused, 24);
+    AT(tt_data_parallel_options, static_graph, 25);
+    AT(tt_data_parallel_options, own_buffers, 26);
+    AT(tt_data_parallel_options, reduce, 32);
+    AT(tt_data_parallel_options, user, 40);
+    AT(tt_data_parallel_counts, size, 0);
+    AT(tt_data_parallel_counts, buckets, 8);
+    AT(tt_data_parallel_counts, backwards, 16);
+    AT(tt_data_parallel_counts, reductions, 24);
+    AT(tt_data_parallel_counts, early, 32);
+    AT(tt_data_parallel_counts, bytes, 40);
 }
 
 TEST(structs_of_trace_h_stay_as_they_are) {

@@ -2,7 +2,7 @@
  *
  * Open addressing; nothing is ever taken out.
  */
-#include "graph/map.h"
+#include "tensor/map.h"
 
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Pointers by pointers: what captures and passes remember of tensors, storages and values.
+ * Pointers by pointers: what walks remember of tensors, storages, nodes and values.
  */
-#ifndef TU_GRAPH_MAP_H
-#define TU_GRAPH_MAP_H
+#ifndef TU_TENSOR_MAP_H
+#define TU_TENSOR_MAP_H
 
 #include <stddef.h>
 

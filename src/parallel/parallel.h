@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the ways to train in parallel share.
+ */
+#ifndef TU_PARALLEL_PARALLEL_H
+#define TU_PARALLEL_PARALLEL_H
+
+#include <tutti/parallel.h>
+
+#include "tensor/operator.h"
+
+/* A collective: whether all ranks have tensors of the same names, shapes and dtypes. Else TUTTI_ERROR_MISMATCH, on
+ * every rank, which names the first that differs. */
+tutti_status tu_parallel_agree(const char *who, tt_named_list tensors, tutti_group *group);
+/* A collective: the values of rank `root` in everybody's tensors. Failed with the error pending. */
+void tu_parallel_broadcast(tt_tensor_list tensors, int root, tutti_group *group);
+
+#endif
