@@ -81,8 +81,7 @@ static tutti_status start_exchange(const tt_tensor *x, tt_tensor *out, tu_ints o
     tu_flight_call(&options, &work);
     tutti_status status = tutti_all_to_all_v(group, tu_pointer(from), counts + ranks, NULL, tu_pointer(out), counts,
                                              NULL, x->dtype, &options);
-    if (status == TUTTI_OK)
-        status = tu_flight_begin(&(tu_flight_plan){ "all_to_all_single", group, work, out, from, NULL });
+    status = tu_flight_begin(status, &(tu_flight_plan){ "all_to_all_single", group, work, out, from, NULL });
     tu_block_free(tu_self(), counts, bytes);
     tu_tensor_drop(from);
     return status;
@@ -190,25 +189,33 @@ static size_t *counts_of(tu_ints rows, size_t row) {
     return counts;
 }
 
-tutti_status tu_all_gather_list_cpu(tu_call *call) {
-    const tu_all_gather_list_attributes *attributes = call->attributes;
+/* Gathers as many rows from each rank as it has, or scatters the sum of them. */
+static tutti_status start_rows(tu_call *call, tu_ints rows, tutti_group *group, bool gathers) {
     tt_tensor *out = call->outputs[0], *from = tu_stage_in(call->inputs[0], call->inputs[0]->dtype);
-    size_t *counts = from != NULL ? counts_of(attributes->rows, row_elements(from)) : NULL;
+    size_t *counts = from != NULL ? counts_of(rows, row_elements(from)) : NULL;
     tutti_status status = counts == NULL ? TUTTI_ERROR_MEMORY : TUTTI_OK;
     tutti_work *work;
     tutti_call options;
-    if (status == TUTTI_OK) {
-        if (tu_group_is_fake(attributes->group) && out->numel > 0)
+    tu_flight_call(&options, &work);
+    if (status == TUTTI_OK && gathers) {
+        if (tu_group_is_fake(group) && out->numel > 0)
             memset(tu_pointer(out), 0, (size_t)out->numel * tu_dtype_bytes[out->dtype]);
-        tu_flight_call(&options, &work);
-        status = tutti_all_gather_v(attributes->group, tu_pointer(from), tu_pointer(out), counts, NULL, out->dtype,
-                                    &options);
+        status = tutti_all_gather_v(group, tu_pointer(from), tu_pointer(out), counts, NULL, out->dtype, &options);
+    } else if (status == TUTTI_OK) {
+        if (tu_group_is_fake(group))
+            fake_exchange(out, from);
+        status =
+            tutti_reduce_scatter_v(group, tu_pointer(from), tu_pointer(out), counts, out->dtype, TUTTI_SUM, &options);
     }
-    if (status == TUTTI_OK)
-        status = tu_flight_begin(&(tu_flight_plan){ "all_gather_list", attributes->group, work, out, from, NULL });
-    tu_block_free(tu_self(), counts, attributes->rows.count * sizeof(size_t));
+    status = tu_flight_begin(status, &(tu_flight_plan){ call->entry->name, group, work, out, from, NULL });
+    tu_block_free(tu_self(), counts, rows.count * sizeof(size_t));
     tu_tensor_drop(from);
     return status;
+}
+
+tutti_status tu_all_gather_list_cpu(tu_call *call) {
+    const tu_all_gather_list_attributes *attributes = call->attributes;
+    return start_rows(call, attributes->rows, attributes->group, true);
 }
 
 /* The way back of its gradient: the sum of this rank's rows. */
@@ -226,23 +233,7 @@ tutti_status tu_reduce_scatter_rows_shape(tu_call *call) {
 
 tutti_status tu_reduce_scatter_rows_cpu(tu_call *call) {
     const tu_reduce_scatter_rows_attributes *attributes = call->attributes;
-    tt_tensor *out = call->outputs[0], *from = tu_stage_in(call->inputs[0], call->inputs[0]->dtype);
-    size_t *counts = from != NULL ? counts_of(attributes->rows, row_elements(from)) : NULL;
-    tutti_status status = counts == NULL ? TUTTI_ERROR_MEMORY : TUTTI_OK;
-    tutti_work *work;
-    tutti_call options;
-    if (status == TUTTI_OK) {
-        if (tu_group_is_fake(attributes->group))
-            fake_exchange(out, from);
-        tu_flight_call(&options, &work);
-        status = tutti_reduce_scatter_v(attributes->group, tu_pointer(from), tu_pointer(out), counts, out->dtype,
-                                        TUTTI_SUM, &options);
-    }
-    if (status == TUTTI_OK)
-        status = tu_flight_begin(&(tu_flight_plan){ "reduce_scatter_rows", attributes->group, work, out, from, NULL });
-    tu_block_free(tu_self(), counts, attributes->rows.count * sizeof(size_t));
-    tu_tensor_drop(from);
-    return status;
+    return start_rows(call, attributes->rows, attributes->group, false);
 }
 
 /* A gradient's collective is told like any other that a rank reaches with an error pending. */
@@ -360,9 +351,8 @@ tutti_status tu_isend_cpu(tu_call *call) {
     tu_flight_call(&options, &work);
     tutti_status status = tutti_send(attributes->group, tu_pointer(from), (size_t)x->numel, x->dtype, attributes->to,
                                      attributes->tag, &options);
-    if (status == TUTTI_OK)
-        status = tu_flight_begin(
-            &(tu_flight_plan){ "isend", attributes->group, work, call->outputs[0], from, call->inputs[0] });
+    status = tu_flight_begin(
+        status, &(tu_flight_plan){ "isend", attributes->group, work, call->outputs[0], from, call->inputs[0] });
     tu_tensor_drop(from);
     return status;
 }
@@ -383,8 +373,7 @@ tutti_status tu_irecv_cpu(tu_call *call) {
     tu_flight_call(&options, &work);
     tutti_status status = tutti_recv(attributes->group, tu_pointer(x), (size_t)x->numel, x->dtype, attributes->from,
                                      attributes->tag, &options);
-    return status == TUTTI_OK ? tu_flight_begin(&(tu_flight_plan){ "irecv", attributes->group, work, x, NULL, NULL })
-                              : status;
+    return tu_flight_begin(status, &(tu_flight_plan){ "irecv", attributes->group, work, x, NULL, NULL });
 }
 
 tt_tensor *tt_isend(tt_tensor *x, int to, int tag, tutti_group *group) {

@@ -44,11 +44,6 @@ static tutti_status check_output(const tu_call *call, const tt_tensor *out, cons
     return status;
 }
 
-/* Registers what a call has started; nothing where it was complete at once. */
-static tutti_status begin(const tu_flight_plan *plan) {
-    return plan->work == NULL ? TUTTI_OK : tu_flight_begin(plan);
-}
-
 /* In a fake world nothing is sent, and a result that is like the input is a copy of it. */
 static bool is_faked(tutti_group *group, tt_tensor *out, const tt_tensor *x) {
     if (!tu_group_is_fake(group))
@@ -74,9 +69,7 @@ static tutti_status start_into(const tu_call *call, reduce_into *reduce, const t
         return status;
     tu_flight_call(&options, &work);
     status = reduce(group, tu_pointer(x), tu_pointer(out), (size_t)x->numel, x->dtype, reduction, &options);
-    if (status != TUTTI_OK)
-        return status;
-    return begin(&(tu_flight_plan){ call->entry->name, group, work, .writes = out, .reads = x });
+    return tu_flight_begin(status, &(tu_flight_plan){ call->entry->name, group, work, .writes = out, .reads = x });
 }
 
 static tutti_status start_in_place(const tu_call *call, reduce_in_place *reduce, tt_tensor *x,
@@ -88,7 +81,7 @@ static tutti_status start_in_place(const tu_call *call, reduce_in_place *reduce,
         return status;
     tu_flight_call(&options, &work);
     status = reduce(group, tu_pointer(x), (size_t)x->numel, x->dtype, reduction, &options);
-    return status == TUTTI_OK ? begin(&(tu_flight_plan){ call->entry->name, group, work, .writes = x }) : status;
+    return tu_flight_begin(status, &(tu_flight_plan){ call->entry->name, group, work, .writes = x });
 }
 
 static tutti_status shape_of_reduced(tu_call *call, tutti_reduction reduction) {
@@ -120,9 +113,6 @@ static void gradient_of_reduced(tu_gradient *gradient, tutti_reduction reduction
     void tu_##name##_gradient(tu_gradient *gradient) {                                              \
         const tu_##name##_attributes *attributes = gradient->attributes;                            \
         gradient_of_reduced(gradient, attributes->reduction, attributes->group);                    \
-    }                                                                                               \
-    tt_tensor *tt_##name(tt_tensor *x, tutti_reduction reduction, tutti_group *group) {             \
-        return may_reduce(#name, reduction, group, x) ? tu_##name(x, reduction, group) : NULL;      \
     }
 #define OUT_FORM(name, function)                                                                                       \
     tutti_status tu_##name##_shape(tu_call *call) {                                                                    \
@@ -132,9 +122,6 @@ static void gradient_of_reduced(tu_gradient *gradient, tutti_reduction reduction
     tutti_status tu_##name##_cpu(tu_call *call) {                                                                      \
         const tu_##name##_attributes *attributes = call->attributes;                                                   \
         return start_into(call, function, call->inputs[1], call->inputs[0], attributes->reduction, attributes->group); \
-    }                                                                                                                  \
-    tt_tensor *tt_##name(tt_tensor *out, tt_tensor *x, tutti_reduction reduction, tutti_group *group) {                \
-        return may_reduce(#name, reduction, group, x) && tu_##name(out, x, reduction, group, NULL) ? out : NULL;       \
     }
 #define IN_PLACE_FORM(name, function)                                                                     \
     tutti_status tu_##name##_shape(tu_call *call) {                                                       \
@@ -144,15 +131,7 @@ static void gradient_of_reduced(tu_gradient *gradient, tutti_reduction reduction
     tutti_status tu_##name##_cpu(tu_call *call) {                                                         \
         const tu_##name##_attributes *attributes = call->attributes;                                      \
         return start_in_place(call, function, call->inputs[0], attributes->reduction, attributes->group); \
-    }                                                                                                     \
-    tt_tensor *tt_##name##_(tt_tensor *x, tutti_reduction reduction, tutti_group *group) {                \
-        return may_reduce(#name "_", reduction, group, x) ? tu_##name##_(x, reduction, group) : NULL;     \
     }
-
-/* Whether a reduction may begin: with a factor of its own it would need another function. */
-static bool may_reduce(const char *who, tutti_reduction reduction, tutti_group *group, const tt_tensor *x) {
-    return !tu_rule_needs_factor(who, reduction) && tu_flight_check(who, group, tu_is_meta(x));
-}
 
 NEW_FORM(one_shot_all_reduce, tutti_one_shot_all_reduce)
 OUT_FORM(one_shot_all_reduce_out, tutti_one_shot_all_reduce)
@@ -191,9 +170,8 @@ static tutti_status start_copy(const tu_call *call, tt_tensor *buffer, const tt_
     tu_flight_call(&options, &work);
     status = tutti_one_shot_all_reduce_copy(group, tu_pointer(buffer), (size_t)buffer->numel, tu_pointer(x),
                                             tu_pointer(out), (size_t)x->numel, x->dtype, reduction, &options);
-    if (status != TUTTI_OK)
-        return status;
-    return begin(&(tu_flight_plan){ call->entry->name, group, work, .writes = out, .reads = x, .also_writes = buffer });
+    return tu_flight_begin(
+        status, &(tu_flight_plan){ call->entry->name, group, work, .writes = out, .reads = x, .also_writes = buffer });
 }
 
 tutti_status tu_one_shot_all_reduce_copy_shape(tu_call *call) {
@@ -210,12 +188,6 @@ tutti_status tu_one_shot_all_reduce_copy_cpu(tu_call *call) {
                       attributes->group);
 }
 
-tt_tensor *tt_one_shot_all_reduce_copy(tt_tensor *buffer, tt_tensor *x, tutti_reduction reduction, tutti_group *group) {
-    return may_reduce("one_shot_all_reduce_copy", reduction, group, x)
-               ? tu_one_shot_all_reduce_copy(buffer, x, reduction, group)
-               : NULL;
-}
-
 tutti_status tu_one_shot_all_reduce_copy_out_shape(tu_call *call) {
     const tu_one_shot_all_reduce_copy_out_attributes *attributes = call->attributes;
     tutti_status status = check_buffer(call, call->inputs[1], call->inputs[2], attributes->reduction);
@@ -226,14 +198,6 @@ tutti_status tu_one_shot_all_reduce_copy_out_cpu(tu_call *call) {
     const tu_one_shot_all_reduce_copy_out_attributes *attributes = call->attributes;
     return start_copy(call, call->inputs[1], call->inputs[2], call->inputs[0], attributes->reduction,
                       attributes->group);
-}
-
-tt_tensor *tt_one_shot_all_reduce_copy_out(tt_tensor *out, tt_tensor *buffer, tt_tensor *x, tutti_reduction reduction,
-                                           tutti_group *group) {
-    return may_reduce("one_shot_all_reduce_copy_out", reduction, group, x) &&
-                   tu_one_shot_all_reduce_copy_out(out, buffer, x, reduction, group, NULL)
-               ? out
-               : NULL;
 }
 
 /* ---- to one root, by multicast; the others' out is neither needed nor touched ---- */
@@ -274,17 +238,8 @@ tutti_status tu_multimem_one_shot_reduce_out_cpu(tu_call *call) {
     status = tutti_multimem_one_shot_reduce_out(attributes->group, tu_pointer(x), out != NULL ? tu_pointer(out) : NULL,
                                                 (size_t)x->numel, x->dtype, attributes->reduction, attributes->root,
                                                 &options);
-    if (status != TUTTI_OK)
-        return status;
-    return begin(&(tu_flight_plan){ call->entry->name, attributes->group, work, .writes = out, .reads = x });
-}
-
-tt_tensor *tt_multimem_one_shot_reduce_out(tt_tensor *out, tt_tensor *x, tutti_reduction reduction, int root,
-                                           tutti_group *group) {
-    return may_reduce("multimem_one_shot_reduce_out", reduction, group, x) &&
-                   tu_multimem_one_shot_reduce_out(out, x, reduction, root, group, NULL)
-               ? out
-               : NULL;
+    return tu_flight_begin(status,
+                           &(tu_flight_plan){ call->entry->name, attributes->group, work, .writes = out, .reads = x });
 }
 
 /* ---- all-gather ---- */
@@ -327,15 +282,8 @@ tutti_status tu_multimem_all_gather_out_cpu(tu_call *call) {
     tu_flight_call(&options, &work);
     status = tutti_multimem_all_gather_out(attributes->group, tu_pointer(x), tu_pointer(out), (size_t)x->numel,
                                            x->dtype, &options);
-    if (status != TUTTI_OK)
-        return status;
-    return begin(&(tu_flight_plan){ call->entry->name, attributes->group, work, .writes = out, .reads = x });
-}
-
-tt_tensor *tt_multimem_all_gather_out(tt_tensor *out, tt_tensor *x, tutti_group *group) {
-    return tu_flight_check("multimem_all_gather_out", group, false) && tu_multimem_all_gather_out(out, x, group, NULL)
-               ? out
-               : NULL;
+    return tu_flight_begin(status,
+                           &(tu_flight_plan){ call->entry->name, attributes->group, work, .writes = out, .reads = x });
 }
 
 tutti_status tu_low_contention_all_gather_shape(tu_call *call) {
@@ -353,9 +301,8 @@ tutti_status tu_low_contention_all_gather_cpu(tu_call *call) {
     tu_flight_call(&options, &work);
     tutti_status status = tutti_low_contention_all_gather(
         attributes->group, tu_pointer(from), tu_pointer(call->outputs[0]), (size_t)from->numel, from->dtype, &options);
-    if (status == TUTTI_OK)
-        status = begin(&(tu_flight_plan){ "low_contention_all_gather", attributes->group, work,
-                                          .writes = call->outputs[0], .reads = from });
+    status = tu_flight_begin(status, &(tu_flight_plan){ "low_contention_all_gather", attributes->group, work,
+                                                        .writes = call->outputs[0], .reads = from });
     tu_tensor_drop(from);
     return status;
 }
@@ -364,10 +311,6 @@ void tu_low_contention_all_gather_gradient(tu_gradient *gradient) {
     const tu_low_contention_all_gather_attributes *attributes = gradient->attributes;
     tt_tensor *part = tt_low_contention_reduce_scatter(tt_contiguous(gradient->grads[0]), TUTTI_SUM, attributes->group);
     gradient->results[0] = tu_input_shape(gradient, 0)->ndim == 0 ? tt_view(part, tt_shape()) : part;
-}
-
-tt_tensor *tt_low_contention_all_gather(tt_tensor *x, tutti_group *group) {
-    return tu_flight_check("low_contention_all_gather", group, false) ? tu_low_contention_all_gather(x, group) : NULL;
 }
 
 /* ---- reduce-scatter ---- */
@@ -389,9 +332,8 @@ tutti_status tu_low_contention_reduce_scatter_cpu(tu_call *call) {
     tutti_status status =
         tutti_low_contention_reduce_scatter(attributes->group, tu_pointer(from), tu_pointer(out), (size_t)out->numel,
                                             out->dtype, attributes->reduction, &options);
-    if (status == TUTTI_OK)
-        status = begin(&(tu_flight_plan){ "low_contention_reduce_scatter", attributes->group, work, .writes = out,
-                                          .reads = from });
+    status = tu_flight_begin(status, &(tu_flight_plan){ "low_contention_reduce_scatter", attributes->group, work,
+                                                        .writes = out, .reads = from });
     tu_tensor_drop(from);
     return status;
 }
@@ -408,13 +350,6 @@ void tu_low_contention_reduce_scatter_gradient(tu_gradient *gradient) {
     const tu_low_contention_reduce_scatter_attributes *attributes = gradient->attributes;
     tt_tensor *part = share(gradient, attributes->reduction, attributes->group);
     gradient->results[0] = tt_low_contention_all_gather(part, attributes->group);
-}
-
-tt_tensor *tt_low_contention_reduce_scatter(tt_tensor *x, tutti_reduction reduction, tutti_group *group) {
-    return !tu_rule_needs_factor("low_contention_reduce_scatter", reduction) &&
-                   tu_flight_check("low_contention_reduce_scatter", group, false)
-               ? tu_low_contention_reduce_scatter(x, reduction, group)
-               : NULL;
 }
 
 /* ---- reduce-scatter of the last dimension, from where the inputs lie ---- */
@@ -454,9 +389,7 @@ static tutti_status start_split(const tu_call *call, const tt_tensor *x, tt_tens
     tu_flight_call(&options, &work);
     status = tutti_reduce_scatter_out(group, tu_pointer(x), tu_pointer(out), rows, columns, true, x->dtype, reduction,
                                       &options);
-    if (status != TUTTI_OK)
-        return status;
-    return begin(&(tu_flight_plan){ call->entry->name, group, work, .writes = out, .reads = x });
+    return tu_flight_begin(status, &(tu_flight_plan){ call->entry->name, group, work, .writes = out, .reads = x });
 }
 
 tutti_status tu_reduce_scatter_split_shape(tu_call *call) {
@@ -473,13 +406,6 @@ void tu_reduce_scatter_split_gradient(tu_gradient *gradient) {
     const tu_reduce_scatter_split_attributes *attributes = gradient->attributes;
     tt_tensor *part = share(gradient, attributes->reduction, attributes->group);
     gradient->results[0] = tt_all_gather(part, -1, attributes->group);
-}
-
-tt_tensor *tt_reduce_scatter_split(tt_tensor *x, tutti_reduction reduction, tutti_group *group) {
-    return !tu_rule_needs_factor("reduce_scatter_split", reduction) &&
-                   tu_flight_check("reduce_scatter_split", group, false)
-               ? tu_reduce_scatter_split(x, reduction, group)
-               : NULL;
 }
 
 tutti_status tu_reduce_scatter_split_out_shape(tu_call *call) {
@@ -505,14 +431,6 @@ tutti_status tu_reduce_scatter_split_out_shape(tu_call *call) {
 tutti_status tu_reduce_scatter_split_out_cpu(tu_call *call) {
     const tu_reduce_scatter_split_out_attributes *attributes = call->attributes;
     return start_split(call, call->inputs[1], call->inputs[0], attributes->reduction, attributes->group);
-}
-
-tt_tensor *tt_reduce_scatter_split_out(tt_tensor *out, tt_tensor *x, tutti_reduction reduction, tutti_group *group) {
-    return !tu_rule_needs_factor("reduce_scatter_split_out", reduction) &&
-                   tu_flight_check("reduce_scatter_split_out", group, false) &&
-                   tu_reduce_scatter_split_out(out, x, reduction, group, NULL)
-               ? out
-               : NULL;
 }
 
 /* ---- all-to-all whose splits are data ---- */
@@ -602,10 +520,11 @@ static tutti_status prepare_vdev(const tu_call *call, int64_t in_rows, tutti_gro
     return status;
 }
 
-static tutti_status begin_vdev(const tu_call *call, tutti_group *group, const vdev_call *made) {
-    return begin(&(tu_flight_plan){ call->entry->name, group, made->work, .writes = call->inputs[OUT],
-                                    .also_writes = call->inputs[OUT_SPLITS_OFFSETS], .reads = call->inputs[X],
-                                    .also_reads = call->inputs[IN_SPLITS] });
+static tutti_status begin_vdev(tutti_status status, const tu_call *call, tutti_group *group, const vdev_call *made) {
+    return tu_flight_begin(status,
+                           &(tu_flight_plan){ call->entry->name, group, made->work, .writes = call->inputs[OUT],
+                                              .also_writes = call->inputs[OUT_SPLITS_OFFSETS], .reads = call->inputs[X],
+                                              .also_reads = call->inputs[IN_SPLITS] });
 }
 
 tutti_status tu_all_to_all_vdev_shape(tu_call *call) {
@@ -620,15 +539,7 @@ tutti_status tu_all_to_all_vdev_cpu(tu_call *call) {
     if (status == TUTTI_OK)
         status = tutti_all_to_all_vdev(attributes->group, &made.rows, made.in_splits, made.out_splits_offsets,
                                        &made.options);
-    return status == TUTTI_OK ? begin_vdev(call, attributes->group, &made) : status;
-}
-
-tt_tensor *tt_all_to_all_vdev(tt_tensor *out, tt_tensor *out_splits_offsets, tt_tensor *x, tt_tensor *in_splits,
-                              tutti_group *group) {
-    return tu_flight_check("all_to_all_vdev", group, false) &&
-                   tu_all_to_all_vdev(out, out_splits_offsets, x, in_splits, group, NULL)
-               ? out
-               : NULL;
+    return begin_vdev(status, call, attributes->group, &made);
 }
 
 tutti_status tu_all_to_all_vdev_2d_shape(tu_call *call) {
@@ -647,15 +558,7 @@ tutti_status tu_all_to_all_vdev_2d_cpu(tu_call *call) {
         status = tutti_all_to_all_vdev_2d(attributes->group, &made.rows, made.experts,
                                           attributes->major_align > 0 ? attributes->major_align : 1, made.in_splits,
                                           made.out_splits_offsets, &made.options);
-    return status == TUTTI_OK ? begin_vdev(call, attributes->group, &made) : status;
-}
-
-tt_tensor *tt_all_to_all_vdev_2d(tt_tensor *out, tt_tensor *out_splits_offsets, tt_tensor *x, tt_tensor *in_splits,
-                                 int64_t major_align, tutti_group *group) {
-    return tu_flight_check("all_to_all_vdev_2d", group, false) &&
-                   tu_all_to_all_vdev_2d(out, out_splits_offsets, x, in_splits, major_align, group, NULL)
-               ? out
-               : NULL;
+    return begin_vdev(status, call, attributes->group, &made);
 }
 
 tutti_status tu_all_to_all_vdev_2d_offset_shape(tu_call *call) {
@@ -670,15 +573,7 @@ tutti_status tu_all_to_all_vdev_2d_offset_cpu(tu_call *call) {
     if (status == TUTTI_OK)
         status = tutti_all_to_all_vdev_2d_offset(attributes->group, &made.rows, made.experts, made.in_splits,
                                                  made.out_splits_offsets, &made.options);
-    return status == TUTTI_OK ? begin_vdev(call, attributes->group, &made) : status;
-}
-
-tt_tensor *tt_all_to_all_vdev_2d_offset(tt_tensor *out, tt_tensor *out_splits_offsets, tt_tensor *x,
-                                        tt_tensor *in_splits_offsets, tutti_group *group) {
-    return tu_flight_check("all_to_all_vdev_2d_offset", group, false) &&
-                   tu_all_to_all_vdev_2d_offset(out, out_splits_offsets, x, in_splits_offsets, group, NULL)
-               ? out
-               : NULL;
+    return begin_vdev(status, call, attributes->group, &made);
 }
 
 /* ---- samples, on symmetric memory ---- */

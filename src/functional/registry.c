@@ -437,11 +437,15 @@ static tutti_status record(flight *one, tutti_group *group, tutti_work *work) {
     return status;
 }
 
-tutti_status tu_flight_begin(const tu_flight_plan *plan) {
+tutti_status tu_flight_begin(tutti_status status, const tu_flight_plan *plan) {
+    if (status != TUTTI_OK)
+        return status;
     if (tu_self()->batch != NULL)
         return add_links(tu_self()->batch_flight, plan);
+    if (plan->work == NULL)
+        return TUTTI_OK;
     flight *one = flight_new(plan->operation);
-    tutti_status status = one == NULL ? TUTTI_ERROR_MEMORY : add_links(one, plan);
+    status = one == NULL ? TUTTI_ERROR_MEMORY : add_links(one, plan);
     if (status == TUTTI_OK)
         return record(one, plan->group, plan->work);
     status = finish_unrecorded(plan->work);

@@ -41,9 +41,9 @@ typedef struct tu_flight_plan {
     int dim;                /* them side by side along this dimension of `writes`, whose shape it keeps */
     const tt_tensor *also_writes, *also_reads;
 } tu_flight_plan;
-/* Registers the work under its storages, which it keeps alive. In a batch they are noted, and registered with the
- * batch's work. */
-tutti_status tu_flight_begin(const tu_flight_plan *plan);
+/* After the call, whose status is passed on. Registers the work, if one was started, under its storages, which it keeps
+ * alive. In a batch they are noted, and registered with the batch's work. */
+tutti_status tu_flight_begin(tutti_status status, const tu_flight_plan *plan);
 
 /* A fake group scatters nothing: this rank's part of what it has itself. x is dense; `out` has as many elements on each
  * rank. */

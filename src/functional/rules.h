@@ -28,4 +28,11 @@ bool tu_rule_has_gradient(const tu_gradient *gradient, tutti_reduction reduction
 /* premul_sum without its factor is an error: true, with it pending. */
 bool tu_rule_needs_factor(const char *who, tutti_reduction reduction);
 
+/* Starts a collective of one tensor, or notes it in the thread's batch. `factor` is premul_sum's; `dim` is in range. */
+tutti_status tu_start_reduce(const tt_tensor *x, tt_tensor *out, tutti_reduction reduction, double factor,
+                             tutti_group *group);
+tutti_status tu_start_gather(const tt_tensor *x, tt_tensor *out, int dim, tutti_group *group);
+tutti_status tu_start_scatter(const tt_tensor *x, tt_tensor *out, tutti_reduction reduction, double factor, int dim,
+                              tutti_group *group);
+
 #endif

@@ -199,10 +199,6 @@ tt_tensor *tu_peer_tensor_sample(tu_sampler *sampler) {
         sampler->group);
 }
 
-tt_tensor *tt_peer_tensor(tt_tensor *x, int rank, tutti_group *group) {
-    return tu_flight_check("peer_tensor", group, tu_is_meta(x)) ? tu_peer_tensor(x, rank, group) : NULL;
-}
-
 /* A sample on symmetric memory; on meta there is none. */
 tt_tensor *tu_symm_sample(tu_sampler *sampler, tt_tensor *x) {
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("symm_sample", "x", x)) != TUTTI_OK)
