@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fused/operators.h"
 #include "graph/graph.h"
-#include "tensor/operators.h"
 
 static tutti_status fake_of(tt_tensor **tensors, const tu_value *value) {
     tt_tensor **place = &tensors[value->number];
@@ -26,9 +26,16 @@ static tutti_status compare(const char *who, const tu_vertex *vertex, const tu_c
     return TUTTI_OK;
 }
 
-static tutti_status check_vertex(const char *who, const tu_vertex *vertex, tt_tensor **tensors) {
-    tt_tensor **inputs = tu_scope_memory(((size_t)vertex->operand_count + 1) * sizeof *inputs);
-    tutti_status status = inputs != NULL ? TUTTI_OK : TUTTI_ERROR_MEMORY;
+int tu_result_count(const tu_operator *entry, bool in_place, int operands, const void *attributes) {
+    if (in_place)
+        return 0;
+    if (entry == &tu_operator_fused_all_gather_scaled_matmul) /* its matrices come with their scales */
+        return (int)((const tu_fused_all_gather_scaled_matmul_attributes *)attributes)->present.count + 1;
+    return entry->flags & TU_EACH_INPUT ? operands : entry->results + entry->saved;
+}
+
+static tutti_status take_operands(const char *who, const tu_vertex *vertex, tt_tensor **tensors, tt_tensor **inputs) {
+    tutti_status status = TUTTI_OK;
     for (int i = 0; i < vertex->operand_count && status == TUTTI_OK; i++) {
         const tu_operand *operand = &vertex->operands[i];
         inputs[i] = NULL;
@@ -42,27 +49,85 @@ static tutti_status check_vertex(const char *who, const tu_vertex *vertex, tt_te
                             tu_argument_name(vertex->entry, i));
         }
     }
-    if (status != TUTTI_OK || tu_self()->pending != TUTTI_OK)
-        return status != TUTTI_OK ? status : tu_self()->pending;
-    tu_call call;
-    tu_call_init(&call, vertex->entry, vertex->operand_count, inputs, vertex->attributes);
-    call.in_place = vertex->in_place;
-    call.device = TUTTI_CPU;
-    call.placed = call.wants_grad = false;
-    for (int i = 0; i < vertex->operand_count && !call.placed; i++)
+    return status != TUTTI_OK ? status : tu_self()->pending;
+}
+
+/* Asks the shape rule; what it says is in the call, whose memory belongs to the scope. */
+static tutti_status ask(const char *who, const tu_vertex *vertex, tt_tensor **tensors, tu_call *call) {
+    tt_tensor **inputs = tu_scope_memory(((size_t)vertex->operand_count + 1) * sizeof *inputs);
+    if (inputs == NULL)
+        return TUTTI_ERROR_MEMORY;
+    tutti_status status = take_operands(who, vertex, tensors, inputs);
+    if (status != TUTTI_OK)
+        return status;
+    tu_call_init(call, vertex->entry, vertex->operand_count, inputs, vertex->attributes);
+    call->in_place = vertex->in_place;
+    call->device = TUTTI_CPU;
+    call->placed = call->wants_grad = false;
+    for (int i = 0; i < vertex->operand_count && !call->placed; i++)
         if (inputs[i] != NULL && !(inputs[i]->flags & TU_NUMBER)) {
-            call.placed = true;
-            call.device = inputs[i]->device;
+            call->placed = true;
+            call->device = inputs[i]->device;
         }
     if (vertex->entry->flags & TU_EACH_INPUT) {
-        call.output_count = call.input_count;
-        call.results = tu_scope_memory((size_t)call.input_count * sizeof *call.results);
-        if (call.results == NULL)
+        call->output_count = tu_result_count(vertex->entry, false, vertex->operand_count, vertex->attributes);
+        call->results = tu_scope_memory(((size_t)call->output_count + 1) * sizeof *call->results);
+        if (call->results == NULL)
             return TUTTI_ERROR_MEMORY;
     }
-    status = vertex->entry->shape(&call);
+    return vertex->entry->shape(call);
+}
+
+static tutti_status check_vertex(const char *who, const tu_vertex *vertex, tt_tensor **tensors) {
+    tu_call call;
+    tutti_status status = ask(who, vertex, tensors, &call);
     return status == TUTTI_OK ? compare(who, vertex, &call) : status;
 }
+
+/* ---- a vertex from its operands ---- */
+
+static tutti_status make_results(tt_graph *graph, tu_vertex *vertex, const tu_call *call) {
+    for (int i = 0; i < vertex->result_count; i++) {
+        const tu_value *first = vertex->operand_count > 0 ? vertex->operands[0].value : NULL;
+        bool view = (vertex->entry->flags & TU_VIEW) && first != NULL;
+        tu_value *value = tu_graph_value(graph, vertex->entry->name, &call->results[i], view ? first->storage : -1);
+        if (value == NULL)
+            return TUTTI_ERROR_MEMORY;
+        tu_vertex_adopt(vertex, i, value);
+    }
+    return TUTTI_OK;
+}
+
+tu_vertex *tu_graph_call(tt_graph *graph, const tu_operator *entry, int operand_count, const tu_operand *operands,
+                         const void *attributes, tu_vertex *place) {
+    int results = tu_result_count(entry, false, operand_count, attributes), count = graph->value_count;
+    static const char nothing[1]; /* where a row has no attributes */
+    tu_vertex *vertex =
+        tu_graph_vertex(graph, entry, operand_count, results, attributes != NULL ? attributes : nothing, place);
+    tt_tensor **tensors = vertex != NULL ? calloc((size_t)count + 1, sizeof(tt_tensor *)) : NULL;
+    if (tensors == NULL) {
+        if (vertex != NULL)
+            tu_vertex_erase(graph, vertex);
+        tu_error_memory("a vertex of a graph", (size_t)count * sizeof(tt_tensor *));
+        return NULL;
+    }
+    if (operand_count > 0)
+        memcpy(vertex->operands, operands, (size_t)operand_count * sizeof *operands);
+    tt_scope scope = tt_scope_open();
+    tu_call call;
+    tutti_status status = ask("graph", vertex, tensors, &call);
+    if (status == TUTTI_OK)
+        status = make_results(graph, vertex, &call);
+    tu_scope_leave(&scope);
+    for (int i = 0; i < count; i++)
+        tu_tensor_drop(tensors[i]);
+    free(tensors);
+    if (status != TUTTI_OK)
+        tu_vertex_erase(graph, vertex);
+    return status == TUTTI_OK ? vertex : NULL;
+}
+
+/* ---- what else must hold ---- */
 
 /* What a vertex writes is a value: a number or nothing cannot be written. */
 static tutti_status check_written(const char *who, const tu_vertex *vertex) {

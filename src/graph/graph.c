@@ -205,7 +205,8 @@ void tu_vertex_erase(tt_graph *graph, tu_vertex *vertex) {
     unlink_vertex(graph, vertex);
     graph->vertex_count--;
     for (int i = 0; i < vertex->result_count; i++)
-        vertex->results[i]->maker = NULL;
+        if (vertex->results[i] != NULL && vertex->results[i]->maker == vertex) /* no other vertex has adopted it */
+            vertex->results[i]->maker = NULL;
     free_vertex(vertex);
 }
 
@@ -214,6 +215,20 @@ void tu_vertex_move(tt_graph *graph, tu_vertex *vertex, tu_vertex *place) {
         return;
     unlink_vertex(graph, vertex);
     link_before(graph, vertex, place);
+}
+
+void tu_vertex_adopt(tu_vertex *vertex, int place, tu_value *value) {
+    if (vertex->results[place] != NULL)
+        vertex->results[place]->maker = NULL;
+    vertex->results[place] = value;
+    value->maker = vertex;
+    value->place = place;
+}
+
+void tu_graph_number(tt_graph *graph) {
+    int position = 0;
+    for (tu_vertex *vertex = graph->first; vertex != NULL; vertex = vertex->next)
+        vertex->position = position++;
 }
 
 void tu_value_replace(tt_graph *graph, tu_value *from, tu_value *to) {

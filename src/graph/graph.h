@@ -46,6 +46,7 @@ struct tu_vertex {
     tu_operand *operands;
     tu_value **results;
     void *attributes; /* a copy: see tu_attributes_copy */
+    int position;     /* as tu_graph_number found it */
 };
 
 typedef enum tu_input_kind {
@@ -108,6 +109,29 @@ bool tu_vertex_is_pure(const tu_vertex *vertex);
 /* Whether the vertex writes the memory of this operand. An effect that does not say what it writes (a wait, a resize, a
  * gradient that is set) counts as writing all that it is given. */
 bool tu_vertex_writes(const tu_vertex *vertex, int operand);
+
+/* How many results a call of the row has. */
+int tu_result_count(const tu_operator *entry, bool in_place, int operands, const void *attributes);
+/* A call of an operator as a vertex before `place`, with results as its shape rule says, under new names; those of
+ * views share the memory of the first operand. NULL with the thread's error written. */
+tu_vertex *tu_graph_call(tt_graph *graph, const tu_operator *entry, int operand_count, const tu_operand *operands,
+                         const void *attributes, tu_vertex *place);
+/* Makes a value, whoever made it before, the result of `vertex` at that place. The value that was there is forgotten.
+ */
+void tu_vertex_adopt(tu_vertex *vertex, int place, tu_value *value);
+/* Sets every vertex's position: 0 for the first, and so on. */
+void tu_graph_number(tt_graph *graph);
+
+/* ---- collectives (collective.c) ---- */
+
+/* The group of a vertex, NULL where there is none; its reduction, 0; its dimension counted from 0, -1. */
+tutti_group *tu_vertex_group(const tu_vertex *vertex);
+tutti_reduction tu_vertex_reduction(const tu_vertex *vertex);
+int tu_vertex_dim(const tu_vertex *vertex);
+/* Whether it meets other ranks, so that its place among those that do is part of the program. */
+bool tu_vertex_communicates(const tu_vertex *vertex);
+/* Whether it is a wait for this memory. */
+bool tu_vertex_waits_for(const tu_vertex *vertex, int storage);
 
 /* An error where the graph is not well formed. `who` is who made it so. */
 tutti_status tu_graph_check(const char *who, const tt_graph *graph);

@@ -402,7 +402,7 @@ static int results(reader *from, result **to) {
 
 static void add_vertex(reader *from, const tu_operator *entry, bool in_place, const void *attributes,
                        const operands *given, int result_count, const result *made) {
-    int expected = in_place ? 0 : entry->flags & TU_EACH_INPUT ? given->count : entry->results + entry->saved;
+    int expected = tu_result_count(entry, in_place, given->count, attributes);
     if (result_count != expected)
         wrong(from, "%s has another number of results than %d", entry->name, result_count);
     if (from->status == TUTTI_OK && given->count > TU_INPUTS && entry->arguments[0].type != TT_ARGUMENT_TENSORS)

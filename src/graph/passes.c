@@ -12,6 +12,8 @@ const tu_pass tu_passes[] = {
     { "copies", "takes the original in the place of a copy where nobody can tell", tu_pass_copies },
     { "sink", "puts waits as late as their results allow", tu_pass_sink },
     { "raise", "puts starts of collectives as early as their inputs allow, in their order", tu_pass_raise },
+    { "gather_matmul", "fuses an all-gather with the matrix products of what it gathers", tu_pass_gather_matmul },
+    { "matmul_scatter", "fuses a matrix product with the reduce-scatter of it", tu_pass_matmul_scatter },
     { "bucket", "makes one operation of neighbouring collectives of one kind", tu_pass_bucket },
 };
 

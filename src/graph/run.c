@@ -121,9 +121,9 @@ static tutti_status run_vertex(run *now, const tu_vertex *vertex) {
     tu_call_init(&call, vertex->entry, vertex->operand_count, inputs, vertex->attributes);
     call.in_place = vertex->in_place;
     if (vertex->entry->flags & TU_EACH_INPUT) {
-        call.output_count = call.input_count;
-        call.results = tu_scope_memory((size_t)call.input_count * sizeof *call.results);
-        call.outputs = tu_scope_memory((size_t)call.input_count * sizeof(tt_tensor *));
+        call.output_count = vertex->in_place ? call.input_count : vertex->result_count;
+        call.results = tu_scope_memory((size_t)call.output_count * sizeof *call.results);
+        call.outputs = tu_scope_memory((size_t)call.output_count * sizeof(tt_tensor *));
         if (call.results == NULL || call.outputs == NULL)
             return TUTTI_ERROR_MEMORY;
     }

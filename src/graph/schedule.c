@@ -84,9 +84,9 @@ tutti_status tu_pass_sink(tt_graph *graph) {
 
 /* ---- starts up ---- */
 
-/* Not above another start, nor what makes or writes its input, nor what touches what it writes. */
+/* Not above another collective, nor what makes or writes its input, nor what touches what it writes. */
 static bool holds_down(const tu_vertex *vertex, const tu_vertex *start) {
-    if (is_start(vertex) || uses_result_of(start, vertex))
+    if (tu_vertex_communicates(vertex) || uses_result_of(start, vertex))
         return true;
     for (int i = 0; i < start->operand_count; i++)
         if (start->operands[i].value != NULL &&
@@ -144,31 +144,9 @@ static int form_of(const tu_vertex *vertex) {
     return -1;
 }
 
-static tutti_group *group_of(const tu_vertex *vertex) {
-    for (int i = 0; i < vertex->entry->argument_count; i++)
-        if (vertex->entry->arguments[i].type == TT_ARGUMENT_GROUP)
-            return *(tutti_group **)((char *)vertex->attributes + vertex->entry->arguments[i].offset);
-    return NULL;
-}
-
-static tutti_reduction reduction_of(const tu_vertex *vertex) {
-    for (int i = 0; i < vertex->entry->argument_count; i++)
-        if (vertex->entry->arguments[i].type == TT_ARGUMENT_REDUCTION)
-            return *(tutti_reduction *)((char *)vertex->attributes + vertex->entry->arguments[i].offset);
-    return (tutti_reduction)0;
-}
-
-static int64_t dim_of(const tu_vertex *vertex) {
-    if (vertex->entry == &tu_operator_all_gather)
-        return ((const tu_all_gather_attributes *)vertex->attributes)->dim;
-    if (vertex->entry == &tu_operator_reduce_scatter)
-        return ((const tu_reduce_scatter_attributes *)vertex->attributes)->dim;
-    return 0;
-}
-
 static bool same_kind(const tu_vertex *left, const tu_vertex *right) {
-    return form_of(left) == form_of(right) && group_of(left) == group_of(right) &&
-           reduction_of(left) == reduction_of(right) &&
+    return form_of(left) == form_of(right) && tu_vertex_group(left) == tu_vertex_group(right) &&
+           tu_vertex_reduction(left) == tu_vertex_reduction(right) &&
            left->operands[0].value->shape.dtype == right->operands[0].value->shape.dtype;
 }
 
@@ -202,17 +180,18 @@ static tu_vertex *new_list(tt_graph *graph, tu_vertex *const *members, int count
     const tu_operator *list = forms[form].list;
     tu_vertex *place = last->next;
     if (list == &tu_operator_all_reduce_coalesced) {
-        tu_all_reduce_coalesced_attributes attributes = { .reduction = reduction_of(last), .group = group_of(last) };
+        tu_all_reduce_coalesced_attributes attributes = { .reduction = tu_vertex_reduction(last),
+                                                          .group = tu_vertex_group(last) };
         return tu_graph_vertex(graph, list, count, forms[form].in_place ? 0 : count, &attributes, place);
     }
     int64_t *dims = malloc((size_t)count * sizeof *dims);
     for (int i = 0; dims != NULL && i < count; i++)
-        dims[i] = dim_of(members[i]);
+        dims[i] = tu_vertex_dim(members[i]);
     tu_ints along = { (size_t)count, dims };
-    tu_all_gather_coalesced_dims_attributes gather = { .dims = along, .group = group_of(last) };
-    tu_reduce_scatter_coalesced_attributes scatter = { .reduction = reduction_of(last),
+    tu_all_gather_coalesced_dims_attributes gather = { .dims = along, .group = tu_vertex_group(last) };
+    tu_reduce_scatter_coalesced_attributes scatter = { .reduction = tu_vertex_reduction(last),
                                                        .dims = along,
-                                                       .group = group_of(last) };
+                                                       .group = tu_vertex_group(last) };
     const void *attributes = list == &tu_operator_all_gather_coalesced_dims ? (const void *)&gather : &scatter;
     tu_vertex *made = dims != NULL ? tu_graph_vertex(graph, list, count, count, attributes, place) : NULL;
     free(dims);
