@@ -114,7 +114,9 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_permute(tutti_group *group, const voi
  * tutti_call.strided_in and strided_out say how the elements lie when not one after the other; the other side need not
  * do alike. A rank keeps 16384 messages of each other rank that it has not received yet; further sends to it wait.
  * Messages that were never received are told by a warning when the group ends, and in the error of a receive that ran
- * out of time. */
+ * out of time.
+ *
+ * Of device memory: with a named rank and tag, in a group that was used on the device before (tutti_group_prepare). */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_send(tutti_group *group, const void *in, size_t count, tutti_dtype dtype,
                                                 int to, int tag, const tutti_call *call);
 /* Room for `count` elements: a longer message, or one of another dtype, is TUTTI_ERROR_MISMATCH on both sides (of a
@@ -167,7 +169,9 @@ TUTTI_API const char *tutti_algorithm_name(tutti_algorithm algorithm);
 /* From such a name, case ignored. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_algorithm_parse(const char *name, tutti_algorithm *algorithm);
 
-/* Collective, and not needed: sets up what the group's first collective would, so that later calls need no memory. */
+/* Collective: sets up what the group's first collective would, so that later calls need no memory. Two things need it,
+ * or any collective before them on the same memory: a capture of a stream, and a message of device memory, since only
+ * two ranks come to that and all have to set up together; without it they are TUTTI_ERROR_STATE. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_group_prepare(tutti_group *group, const tutti_call *call);
 
 #ifdef __cplusplus

@@ -3,8 +3,11 @@
  * What a call on a GPU costs the host, without a GPU: the functions of the driver are stand-ins that count, and so are
  * the locks of the backend. Anything that a call should not ask fails the test.
  */
+#include <unistd.h>
+
 #include "../harness.h"
 #include "backend/cuda/control.h"
+#include "base/clock.h"
 #include "world/world.h"
 
 #pragma GCC diagnostic ignored "-Wunused-parameter"
@@ -490,5 +493,55 @@ TEST_WORLD_THREADS(in_a_capture_nobody_is_held_and_nothing_is_counted, 1) {
     CHECK_OK(tu_cuda_remote.barrier(&pair->peers, 3, &call));
     for (size_t i = 0; i < sizeof pair->counts / sizeof pair->counts[0]; i++)
         CHECK_EQ(pair->counts[i], 0);
+    free(pair);
+}
+
+/* Two threads of rank 0, each on its stream. */
+typedef struct caller {
+    pair *pair;
+    CUstream stream;
+} caller;
+
+static void *call_barrier(void *argument) {
+    const caller *caller = argument;
+    tu_backend_call call = { .stream = caller->stream, .timeout_ns = INT64_C(3600000000000) };
+    current = ours;
+    CHECK_OK(tu_cuda_remote.barrier(&caller->pair->peers, 3, &call));
+    return NULL;
+}
+
+static _Atomic int barriers_launched;
+
+static CUresult launch_and_count(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                                 unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                                 CUstream stream, void **parameters, void **extra) {
+    atomic_fetch_add(&barriers_launched, (uintptr_t)function - 1 == TU_CUDA_SIGNAL);
+    return CUDA_SUCCESS;
+}
+
+/* Streams share queues of the hardware: what the second thread launches would stand before the kernel of another rank
+ * that the first thread's waits for. */
+TEST_WORLD_THREADS(another_thread_launches_nothing_until_the_partners_have_launched_what_the_first_waits_for, 1) {
+    pair *pair = malloc(sizeof *pair);
+    const int barriers = 8 * 2 * 2 * 2 + 3 * 2; /* of channel 3 */
+    begin_pair(pair, world, 0);
+    pair->here.cuda.driver.cuLaunchKernel = launch_and_count;
+    atomic_store(&barriers_launched, 0);
+    int64_t begun = tu_clock_now();
+    pthread_t threads[2];
+    caller callers[2] = { { pair, first }, { pair, second } };
+    for (int i = 0; i < 2; i++)
+        CHECK_EQ(pthread_create(&threads[i], NULL, call_barrier, &callers[i]), 0);
+    int launched = 0;
+    for (int i = 0; i < 100 && launched < 2; i++) {
+        usleep(2000);
+        launched = atomic_load(&barriers_launched);
+    }
+    CHECK(launched < 2 || tu_clock_now() - begun >= TU_CUDA_HOLD_NS);
+    atomic_store(&pair->counts[barriers + 1], 2); /* the partner comes twice */
+    for (int i = 0; i < 2; i++)
+        CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    CHECK_EQ(atomic_load(&barriers_launched), 2);
+    CHECK_EQ(pair->counts[barriers], 2);
     free(pair);
 }

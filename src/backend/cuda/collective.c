@@ -123,33 +123,67 @@ static tutti_status send_list(tu_cuda_collective *collective, const launch *laun
     return result == CUDA_SUCCESS ? TUTTI_OK : tu_cuda_error(cuda, result, "sending the parts of a collective");
 }
 
-static tutti_status launch_in_order(tu_cuda_collective *collective, const tu_device_task *task, const launch *launch) {
+static bool is_message(const tu_device_task *task) {
+    return task->shape == TU_DEVICE_SEND || task->shape == TU_DEVICE_RECEIVE;
+}
+
+/* Counts a message that was launched, and goes on when its partner has launched the other side, or after
+ * TU_CUDA_HOLD_NS. */
+static void hold_message(tu_cuda_collective *collective, const tu_device_task *task) {
+    bool is_send = task->shape == TU_DEVICE_SEND;
+    size_t size = (size_t)collective->size, from = (size_t)(is_send ? collective->rank : task->root),
+           to = (size_t)(is_send ? task->root : collective->rank);
+    if (!collective->near[task->root])
+        return;
+    _Atomic uint32_t *pair = &collective->step->messages[(from * size + to) * 2], *mine = pair + !is_send;
+    uint32_t number = atomic_load_explicit(mine, memory_order_relaxed) + 1;
+    atomic_store_explicit(mine, number, memory_order_release); /* this rank alone writes it; pairs with tu_cuda_hold */
+    /* A message that fits the stage needs only that the one before it was taken. */
+    bool is_short = is_send && task->count <= collective->layout.message_share;
+    tu_cuda_hold(collective->on, pair + is_send, is_short ? number - 1 : number, task->timeout_ns);
+}
+
+/* Ranks that share the process go on when the others have launched their side. The group's turn is taken, so that no
+ * other thread of this rank launches meanwhile what would stand before their kernels in a queue of the hardware. */
+static tutti_status await_launches(tu_cuda_collective *collective, const tu_device_task *task, int64_t deadline,
+                                   tutti_status status) {
+    if (collective->step == NULL || collective->capture != 0)
+        return status;
+    if (is_message(task)) {
+        if (status == TUTTI_OK)
+            hold_message(collective, task);
+        return status;
+    }
+    tutti_status others = keep_step(collective, &collective->step->launched, deadline); /* counted in any case */
+    return status != TUTTI_OK ? status : others;
+}
+
+static tutti_status launch_in_order(tu_cuda_collective *collective, const tu_device_task *task, const launch *launch,
+                                    int64_t deadline) {
     tu_cuda_order order;
     tutti_status status = tu_cuda_order_begin(collective->on, task->stream, collective->capture, task->timeout_ns,
                                               task->operation, task->sequence, &order);
     if (status != TUTTI_OK)
-        return status;
+        return await_launches(collective, task, deadline, status);
     ((tu_cuda_meeting *)launch->args)->group = order.words;
     status = send_list(collective, launch, &order, task->name);
     if (status == TUTTI_OK)
         status = tu_cuda_launch(collective->cuda, collective->device, launch->kernel, launch->blocks, launch->threads,
                                 launch->args, task->stream);
-    tu_cuda_order_end(&order, status == TUTTI_OK ? launch->blocks : 0);
+    unsigned blocks = status == TUTTI_OK ? launch->blocks : 0;
+    status = await_launches(collective, task, deadline, status);
+    tu_cuda_order_end(&order, blocks);
     return status;
 }
 
 static tutti_status launch_kernel(tu_cuda_collective *collective, const tu_device_task *task, const launch *launch) {
     tu_cuda_lockstep *step = collective->step;
     if (step == NULL || collective->capture != 0)
-        return launch_in_order(collective, task, launch);
+        return launch_in_order(collective, task, launch, 0);
     int64_t deadline = collective->cuda->host->now() + task->timeout_ns;
     collective->steps++;
     tutti_status status = keep_step(collective, &step->arrived, deadline);
-    if (status != TUTTI_OK)
-        return status;
-    status = launch_in_order(collective, task, launch);
-    tutti_status others = keep_step(collective, &step->launched, deadline);
-    return status != TUTTI_OK ? status : others;
+    return status == TUTTI_OK ? launch_in_order(collective, task, launch, deadline) : status;
 }
 
 /* ---- reductions ---- */
@@ -564,29 +598,6 @@ static tutti_status run_vdev(tu_cuda_collective *collective, const tu_device_tas
     return status == TUTTI_OK ? launch_kernel(collective, task, &pull) : status;
 }
 
-/* What the other rank of a message has to launch before this one goes on; count NULL: nothing, it is no thread of this
- * process, or this is no message. */
-typedef struct partner {
-    const _Atomic uint32_t *count;
-    uint32_t due;
-} partner;
-
-/* Counts a message that was launched. */
-static partner count_message(tu_cuda_collective *collective, const tu_device_task *task) {
-    bool is_send = task->shape == TU_DEVICE_SEND;
-    size_t size = (size_t)collective->size, from = (size_t)(is_send ? collective->rank : task->root),
-           to = (size_t)(is_send ? task->root : collective->rank);
-    if ((!is_send && task->shape != TU_DEVICE_RECEIVE) || collective->step == NULL || collective->capture != 0 ||
-        !collective->near[task->root])
-        return (partner){ .count = NULL };
-    _Atomic uint32_t *pair = &collective->step->messages[(from * size + to) * 2], *mine = pair + !is_send;
-    uint32_t number = atomic_load_explicit(mine, memory_order_relaxed) + 1;
-    atomic_store_explicit(mine, number, memory_order_release); /* this rank alone writes it; pairs with tu_cuda_hold */
-    /* A message that fits the stage needs only that the one before it was taken. */
-    bool is_short = is_send && task->count <= collective->layout.message_share;
-    return (partner){ .count = pair + is_send, .due = is_short ? number - 1 : number };
-}
-
 /* Not in step with the other ranks of the process: only two of them take part. */
 static tutti_status run_message(tu_cuda_collective *collective, const tu_device_task *task) {
     const tu_cuda_layout *layout = &collective->layout;
@@ -607,7 +618,7 @@ static tutti_status run_message(tu_cuda_collective *collective, const tu_device_
                                   .tag = task->tag,
                                   .is_send = is_send };
     launch launch = { .kernel = TU_CUDA_MESSAGE, .blocks = blocks, .threads = TU_CUDA_THREADS, .args = &args };
-    return launch_in_order(collective, task, &launch);
+    return launch_in_order(collective, task, &launch, 0);
 }
 
 /* ---- the executor ---- */
@@ -659,12 +670,7 @@ static tutti_status run(void *opaque, tu_device_task *task) {
         return status;
     collective->capture = tu_cuda_capture(collective->cuda, task->stream);
     status = run_shape(collective, task);
-    partner partner = { .count = NULL };
-    if (status == TUTTI_OK)
-        partner = count_message(collective, task);
     tu_cuda_turn_give(&collective->turn);
-    if (partner.count != NULL)
-        tu_cuda_hold(collective->on, partner.count, partner.due, task->timeout_ns);
     if (status == TUTTI_OK)
         tu_cuda_watch(collective->cuda);
     return status;

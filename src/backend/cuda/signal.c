@@ -81,9 +81,11 @@ static company count_signal(const tu_backend_peers *peers, int kind, int peer, i
     return (company){ .count = count, .due = number, .mine = count + 1, .number = number };
 }
 
-/* Goes on when the partners have launched what it waits for. */
+/* Goes on when the partners have launched what it waits for, or after TU_CUDA_HOLD_NS. The group's turn is taken, so
+ * that no other thread of this rank launches meanwhile what would stand before the partners' kernels in a queue. */
 static void keep_company(const tu_backend_peers *peers, company company, int64_t timeout_ns) {
     const tu_cuda_map *areas = peers->areas->handle;
+    bool came = true;
     if (company.count != NULL && !company.barrier &&
         !tu_cuda_hold(peers->local, company.count, company.due, timeout_ns)) {
         /* The partner did not come: this launch no longer counts, or every later one would be held for it. */
@@ -91,9 +93,9 @@ static void keep_company(const tu_backend_peers *peers, company company, int64_t
         atomic_compare_exchange_strong_explicit(company.mine, &number, number - 1, memory_order_relaxed,
                                                 memory_order_relaxed);
     }
-    for (int member = 0; company.barrier && member < peers->size; member++) {
+    for (int member = 0; company.barrier && came && member < peers->size; member++) { /* one who is late is enough */
         if (areas->near[member])
-            tu_cuda_hold(peers->local, company.count + member, company.due, timeout_ns);
+            came = tu_cuda_hold(peers->local, company.count + member, company.due, timeout_ns);
     }
 }
 
@@ -185,9 +187,9 @@ static tutti_status launch(const tu_backend_peers *peers, int kind, int peer, in
         status = tu_cuda_launch(cuda, device, kernel, 1, threads, &args, call->stream);
         if (status == TUTTI_OK && order.capture == 0)
             company = count_signal(peers, kind, peer, channel);
+        keep_company(peers, company, timeout_ns);
         tu_cuda_order_end(&order, status == TUTTI_OK);
     }
-    keep_company(peers, company, timeout_ns);
     if (status == TUTTI_OK)
         tu_cuda_watch(cuda);
     return status;
