@@ -154,17 +154,32 @@ static uint32_t saves_of(const tu_call *call, const bool *needs) {
     return saves;
 }
 
-/* The value that an in-place operator is about to overwrite, with its history: the gradient of another input needs it.
- */
-static tt_tensor *copy_of_overwritten(tt_tensor *x) {
+static tt_tensor *plain_copy(const tt_tensor *x) {
     tu_shape shape = tu_shape_of(x);
     if (tu_shape_contiguous("an in-place change", &shape) != TUTTI_OK)
         return NULL;
     tt_tensor *copy = tu_tensor_new(&shape);
+    if (copy != NULL && x->device == TUTTI_CPU && x->numel > 0)
+        tu_copy_tensor(copy, x);
+    return copy;
+}
+
+/* Of a stand-in, while a function is captured: the graph has to make the copy. */
+static tt_tensor *recorded_copy(tt_tensor *x) {
+    tt_scope scope = tt_scope_open();
+    bool recording = tt_grad_mode(false);
+    tt_tensor *copy = tu_tensor_hold(tt_clone(x));
+    tt_grad_mode(recording);
+    tu_scope_leave(&scope);
+    return copy;
+}
+
+/* The value that an in-place operator is about to overwrite, with its history: the gradient of another input needs it.
+ */
+static tt_tensor *copy_of_overwritten(tt_tensor *x) {
+    tt_tensor *copy = x->storage->fake ? recorded_copy(x) : plain_copy(x);
     if (copy == NULL)
         return NULL;
-    if (x->device == TUTTI_CPU && x->numel > 0)
-        tu_copy_tensor(copy, x);
     tu_edge edge;
     tutti_status status = tu_edge_to(x, &edge);
     if (status == TUTTI_OK && edge.node != NULL)

@@ -49,6 +49,7 @@ static tutti_status insert(tu_hook_list *list, tt_hook *hook, bool first) {
         list->at[at] = hook;
         hook->list = list;
         atomic_store_explicit(&list->count, count + 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&list->changes, 1, memory_order_relaxed);
     }
     pthread_mutex_unlock(tu_process_hooks_lock());
     return status;
@@ -140,6 +141,7 @@ static bool take_off(tt_hook *hook) {
     if (at < count) {
         memmove(list->at + at, list->at + at + 1, (size_t)(count - at - 1) * sizeof *list->at);
         atomic_store_explicit(&list->count, count - 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&list->changes, 1, memory_order_relaxed);
     }
     hook->list = NULL;
     pthread_mutex_unlock(tu_process_hooks_lock());

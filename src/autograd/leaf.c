@@ -97,11 +97,12 @@ bool tt_is_parameter(const tt_tensor *x) {
 }
 
 tt_tensor *tt_grad(const tt_tensor *x) {
-    if ((x = live("grad", x)) == NULL || x->history == NULL)
+    tt_tensor *asked = live("grad", x);
+    if (asked == NULL || !tu_note_asked(asked, TU_ASKED_GRADIENT) || asked->history == NULL)
         return NULL;
-    pthread_mutex_lock(&tu_history_at(x)->grad_lock);
-    tt_tensor *grad = tu_tensor_hold(tu_history_at(x)->grad);
-    pthread_mutex_unlock(&tu_history_at(x)->grad_lock);
+    pthread_mutex_lock(&tu_history_at(asked)->grad_lock);
+    tt_tensor *grad = tu_tensor_hold(tu_history_at(asked)->grad);
+    pthread_mutex_unlock(&tu_history_at(asked)->grad_lock);
     return tu_scope_own(grad);
 }
 

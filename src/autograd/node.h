@@ -50,12 +50,17 @@ struct tt_hook {
 
 /* Changed under the lock of hooks; whoever runs hooks takes a snapshot. */
 typedef struct tu_hook_list {
-    _Atomic int count; /* read without the lock to see that there are none: relaxed */
+    _Atomic int count;        /* read without the lock to see that there are none: relaxed */
+    _Atomic uint32_t changes; /* how often a hook was added or removed; read without the lock: relaxed */
     int capacity;
     tt_hook **at;
 } tu_hook_list;
 static inline int tu_hook_count(const tu_hook_list *list) {
     return atomic_load_explicit(&list->count, memory_order_relaxed);
+}
+
+static inline uint32_t tu_hook_changes(const tu_hook_list *list) {
+    return atomic_load_explicit(&list->changes, memory_order_relaxed);
 }
 
 typedef struct tu_node_hooks {

@@ -13,77 +13,39 @@
 #include "autograd/node.h"
 #include "autograd/operators.h"
 #include "functional/operators.h"
-#include "graph/graph.h"
+#include "graph/capture.h"
 #include "graph/passes.h"
 #include "tensor/map.h"
-
-/* A real tensor that was met, and what stands for it. */
-typedef struct meeting {
-    struct meeting *next;
-    tt_tensor *real, *fake; /* both held */
-    tu_input_kind kind;
-    int index; /* of arguments */
-    tu_holder holder;
-    struct meeting *leaf; /* of a gradient: whose it is */
-} meeting;
-
-typedef struct fake_storage {
-    struct fake_storage *next;
-    tu_storage *storage; /* held */
-    int number;
-    uint32_t version;   /* with which it began */
-    tu_value *any;      /* one value on it; NULL until an operator used one */
-    tt_tensor *example; /* the tensor of that value; lent by the capture's list */
-} fake_storage;
-
-/* A holder that the function changes: what it had. */
-typedef struct change {
-    struct change *next;
-    tu_holder holder;
-    tt_tensor *before; /* held */
-} change;
-
-typedef struct capture {
-    tu_call_recorder recorder;
-    tt_graph *graph;
-    meeting *meetings;
-    fake_storage *storages;
-    change *changes;
-    tu_map by_real;         /* real tensor: meeting */
-    tu_map by_fake;         /* stand-in: meeting */
-    tu_map storage_of_real; /* real storage: fake_storage */
-    tu_map storage_of_fake; /* fake storage: fake_storage */
-    tu_map values;          /* tensor on a fake storage: value */
-    tu_map storage_of_value;
-    tt_tensor **held; /* those tensors, so that none of them ends while the capture runs */
-    size_t held_count, held_capacity;
-} capture;
 
 /* ---- storages ---- */
 
 /* A fake begins with the version of what it stands for: a number between that and what it has become, set again, is
  * taken for one that the function read, and becomes relative to what the version is when the graph runs. */
-static fake_storage *add_storage(capture *to, tu_storage *storage, int number, uint32_t version) {
-    fake_storage *known = calloc(1, sizeof *known);
+static tu_fake_storage *add_storage(tu_capture *to, tu_storage *storage, int number, uint32_t version) {
+    tu_fake_storage *known = calloc(1, sizeof *known);
     if (known == NULL || tu_map_set(&to->storage_of_fake, storage, known) != TUTTI_OK) {
         free(known);
         tu_error_memory("what a capture remembers", sizeof *known);
         return NULL;
     }
-    *known = (fake_storage){ .next = to->storages, .storage = tu_storage_hold(storage), .number = number };
+    *known = (tu_fake_storage){ .next = to->storages, .storage = tu_storage_hold(storage), .number = number };
     known->version = version;
     atomic_store_explicit(&storage->version, known->version, memory_order_relaxed);
     to->storages = known;
     return known;
 }
 
-static fake_storage *stand_in_storage(capture *to, tu_storage *real) {
-    fake_storage *known = tu_map_get(&to->storage_of_real, real);
+tu_fake_storage *tu_capture_storage(tu_capture *to, tu_storage *storage, uint32_t version) {
+    return add_storage(to, storage, to->graph->storage_count++, version);
+}
+
+static tu_fake_storage *stand_in_storage(tu_capture *to, tu_storage *real) {
+    tu_fake_storage *known = tu_map_get(&to->storage_of_real, real);
     if (known != NULL)
         return known;
     tu_storage *fake = tu_storage_new_fake(real->device, real->bytes);
     uint32_t version = atomic_load_explicit(&real->version, memory_order_relaxed);
-    known = fake != NULL ? add_storage(to, fake, to->graph->storage_count++, version) : NULL;
+    known = fake != NULL ? tu_capture_storage(to, fake, version) : NULL;
     tu_storage_drop(fake); /* the capture holds it now */
     if (known != NULL && tu_map_set(&to->storage_of_real, real, known) != TUTTI_OK)
         return NULL;
@@ -92,7 +54,7 @@ static fake_storage *stand_in_storage(capture *to, tu_storage *real) {
 
 /* ---- tensors ---- */
 
-static tutti_status hold(capture *to, tt_tensor *x) {
+static tutti_status hold(tu_capture *to, tt_tensor *x) {
     if (to->held_count == to->held_capacity) {
         size_t capacity = to->held_capacity == 0 ? 64 : to->held_capacity * 2;
         tt_tensor **held = realloc(to->held, capacity * sizeof *held);
@@ -105,11 +67,11 @@ static tutti_status hold(capture *to, tt_tensor *x) {
     return TUTTI_OK;
 }
 
-static tutti_status bind(capture *to, tt_tensor *x, tu_value *value) {
+tutti_status tu_capture_bind(tu_capture *to, tt_tensor *x, tu_value *value) {
     tutti_status status = hold(to, x);
     if (status == TUTTI_OK)
         status = tu_map_set(&to->values, x, value);
-    fake_storage *storage = tu_map_get(&to->storage_of_fake, x->storage);
+    tu_fake_storage *storage = tu_map_get(&to->storage_of_fake, x->storage);
     if (status == TUTTI_OK && storage != NULL)
         status = tu_map_set(&to->storage_of_value, value, storage);
     if (status == TUTTI_OK && storage != NULL && storage->any == NULL) {
@@ -119,11 +81,37 @@ static tutti_status bind(capture *to, tt_tensor *x, tu_value *value) {
     return status;
 }
 
+static void leave_graph(tu_node *node, tt_tensor *const *grads, tt_tensor **results) {
+    tu_meeting *met = node->detail;
+    tu_capture *to = (tu_capture *)tu_self()->recorder;
+    (void)results;
+    if (met == NULL || !tu_is_capturing() || !to->backward)
+        tu_fail(TUTTI_ERROR_CAPTURE,
+                "capture: a backward inside the function reaches %s, which was computed outside of it; compile both "
+                "together, or detach it",
+                met != NULL ? tu_describe(met->real) : "an input");
+    else
+        tu_pending_take(tu_capture_arrival(to, met->fake, grads[0]));
+}
+
+/* What was computed outside of the function has a history there. Its stand-in has a node in the place of that, so that
+ * it may be written as the real one may, and where gradients arrive. */
+static tutti_status make_entrance(tu_meeting *met) {
+    tu_node *node = tu_node_new("input", 0, 1, 0);
+    if (node == NULL)
+        return TUTTI_ERROR_MEMORY;
+    node->run = leave_graph;
+    node->detail = met;
+    node->outputs[0] = tu_shape_of(met->fake);
+    met->entrance = node;
+    return tu_history_set(met->fake, node, 0);
+}
+
 /* Another handle like `real` on a fake storage, with the hooks of the real one. */
-static tt_tensor *make_fake(capture *to, tt_tensor *real) {
+static tt_tensor *make_fake(tu_capture *to, tt_tensor *real) {
     tu_shape shape = tu_shape_of(real);
-    fake_storage *storage = stand_in_storage(to, real->storage);
-    fake_storage *home = storage != NULL ? stand_in_storage(to, real->version_home) : NULL;
+    tu_fake_storage *storage = stand_in_storage(to, real->storage);
+    tu_fake_storage *home = storage != NULL ? stand_in_storage(to, real->version_home) : NULL;
     tt_tensor *fake = home != NULL ? tu_tensor_on(tu_storage_hold(storage->storage), &shape) : NULL;
     if (fake == NULL)
         return NULL;
@@ -146,10 +134,10 @@ static tt_tensor *make_fake(capture *to, tt_tensor *real) {
     return fake;
 }
 
-static meeting *meet(capture *to, tt_tensor *real, tu_input_kind kind);
+static tu_meeting *meet(tu_capture *to, tt_tensor *real, tu_input_kind kind);
 
 /* The gradient of a leaf that is met stands beside it. */
-static tutti_status meet_gradient(capture *to, meeting *leaf) {
+static tutti_status meet_gradient(tu_capture *to, tu_meeting *leaf) {
     tu_history *history = leaf->real->history;
     if (history == NULL)
         return TUTTI_OK;
@@ -158,7 +146,7 @@ static tutti_status meet_gradient(capture *to, meeting *leaf) {
     pthread_mutex_unlock(&history->grad_lock);
     if (grad == NULL)
         return TUTTI_OK;
-    meeting *met = tu_map_get(&to->by_real, grad);
+    tu_meeting *met = tu_map_get(&to->by_real, grad);
     if (met == NULL && (met = meet(to, grad, TU_INPUT_GRADIENT)) != NULL)
         met->leaf = leaf;
     tu_tensor_drop(grad); /* the meeting holds it */
@@ -169,8 +157,8 @@ static tutti_status meet_gradient(capture *to, meeting *leaf) {
     return TUTTI_OK;
 }
 
-static meeting *meet(capture *to, tt_tensor *real, tu_input_kind kind) {
-    meeting *met = calloc(1, sizeof *met);
+static tu_meeting *meet(tu_capture *to, tt_tensor *real, tu_input_kind kind) {
+    tu_meeting *met = calloc(1, sizeof *met);
     tt_tensor *fake = met != NULL ? make_fake(to, real) : NULL;
     if (fake == NULL) {
         if (met == NULL)
@@ -178,8 +166,13 @@ static meeting *meet(capture *to, tt_tensor *real, tu_input_kind kind) {
         free(met);
         return NULL;
     }
-    *met = (meeting){ .next = to->meetings, .real = tu_tensor_hold(real), .fake = fake, .kind = kind };
+    *met = (tu_meeting){ .next = to->meetings, .real = tu_tensor_hold(real), .fake = fake, .kind = kind, .input = -1 };
     to->meetings = met;
+    if (fake->history != NULL)
+        met->hooks =
+            tu_hook_count(&tu_history_at(fake)->tensor_hooks) + tu_hook_count(&tu_history_at(fake)->accumulate_hooks);
+    if (tu_history_has_node(real) && make_entrance(met) != TUTTI_OK)
+        return NULL;
     if (tu_map_set(&to->by_real, real, met) != TUTTI_OK || tu_map_set(&to->by_fake, fake, met) != TUTTI_OK ||
         (kind != TU_INPUT_GRADIENT && meet_gradient(to, met) != TUTTI_OK))
         return NULL;
@@ -187,10 +180,10 @@ static meeting *meet(capture *to, tt_tensor *real, tu_input_kind kind) {
 }
 
 static tt_tensor *stand_in(tu_call_recorder *recorder, tt_tensor *x) {
-    capture *to = (capture *)recorder;
+    tu_capture *to = (tu_capture *)recorder;
     if (x->flags & TU_LITERAL || x->storage->fake)
         return x;
-    meeting *met = tu_map_get(&to->by_real, x);
+    tu_meeting *met = tu_map_get(&to->by_real, x);
     if (met == NULL)
         met = meet(to, x, TU_INPUT_CONSTANT);
     return met != NULL ? met->fake : NULL;
@@ -199,7 +192,7 @@ static tt_tensor *stand_in(tu_call_recorder *recorder, tt_tensor *x) {
 /* ---- values ---- */
 
 /* Letters, digits, points and underscores; others would not be read back. */
-static const char *input_name(const meeting *met, char *buffer, size_t size) {
+static const char *input_name(const tu_meeting *met, char *buffer, size_t size) {
     const char *given = met->real->name;
     if (met->kind == TU_INPUT_GRADIENT)
         given = met->leaf->real->name;
@@ -221,23 +214,22 @@ static const char *input_name(const meeting *met, char *buffer, size_t size) {
     return buffer;
 }
 
-static tutti_status value_of(capture *to, tt_tensor *x, tu_value **value);
-
-static tutti_status add_input(capture *to, meeting *met, tu_value **value) {
+static tutti_status add_input(tu_capture *to, tu_meeting *met, tu_value **value) {
     char name[128];
     tu_shape shape = tu_shape_of(met->fake);
-    fake_storage *storage = tu_map_get(&to->storage_of_fake, met->fake->storage);
+    tu_fake_storage *storage = tu_map_get(&to->storage_of_fake, met->fake->storage);
     tu_value *leaf = NULL;
     tutti_status status = TUTTI_OK;
     if (met->kind == TU_INPUT_GRADIENT)
-        status = value_of(to, met->leaf->fake, &leaf);
+        status = tu_capture_value(to, met->leaf->fake, &leaf);
     tu_value *made = status == TUTTI_OK
                          ? tu_graph_value(to->graph, input_name(met, name, sizeof name), &shape, storage->number)
                          : NULL;
     tu_graph_input *input = made != NULL ? tu_graph_input_add(to->graph, met->kind, made) : NULL;
     if (input == NULL)
         return status != TUTTI_OK ? status : TUTTI_ERROR_MEMORY;
-    made->flags = met->fake->flags & (TU_REQUIRES_GRAD | TU_IS_PARAMETER);
+    made->flags = met->real->flags & (TU_REQUIRES_GRAD | TU_IS_PARAMETER);
+    met->input = made->place;
     if (met->kind == TU_INPUT_CONSTANT)
         input->tensor = tu_tensor_hold(met->real);
     if (met->kind == TU_INPUT_GRADIENT)
@@ -247,15 +239,15 @@ static tutti_status add_input(capture *to, meeting *met, tu_value **value) {
         met->holder.keep(met->holder.owner);
     }
     *value = made;
-    return bind(to, met->fake, made);
+    return tu_capture_bind(to, met->fake, made);
 }
 
 /* A tensor that no operator made: another handle on memory that the graph knows, such as what a node saved. It is the
  * value of that shape, or a view of one. */
-static tutti_status find_alias(capture *to, tt_tensor *x, tu_value **value) {
+static tutti_status find_alias(tu_capture *to, tt_tensor *x, tu_value **value) {
     tu_shape shape = tu_shape_of(x);
-    fake_storage *storage = tu_map_get(&to->storage_of_fake, x->storage);
-    for (meeting *met = to->meetings; storage != NULL && storage->any == NULL && met != NULL; met = met->next)
+    tu_fake_storage *storage = tu_map_get(&to->storage_of_fake, x->storage);
+    for (tu_meeting *met = to->meetings; storage != NULL && storage->any == NULL && met != NULL; met = met->next)
         if (met->fake->storage == x->storage) { /* only other handles on it were met */
             tutti_status status = add_input(to, met, value);
             if (status != TUTTI_OK)
@@ -268,7 +260,7 @@ static tutti_status find_alias(capture *to, tt_tensor *x, tu_value **value) {
         if (tu_map_get(&to->storage_of_value, other) == storage && tu_shape_equal(&other->shape, &shape) &&
             other->shape.offset == shape.offset) {
             *value = other;
-            return bind(to, x, other);
+            return tu_capture_bind(to, x, other);
         }
     tt_scope scope = tt_scope_open();
     bool recording = tt_grad_mode(false);
@@ -280,28 +272,28 @@ static tutti_status find_alias(capture *to, tt_tensor *x, tu_value **value) {
     if (status == TUTTI_OK)
         status = view == NULL ? tu_error(TUTTI_ERROR_CAPTURE, "capture: %s looks at memory that the graph knows as %s",
                                          tu_describe(x), tu_describe(storage->example))
-                              : value_of(to, view, value);
+                              : tu_capture_value(to, view, value);
     if (status == TUTTI_OK)
-        status = bind(to, x, *value);
+        status = tu_capture_bind(to, x, *value);
     tt_grad_mode(recording);
     tu_scope_leave(&scope);
     return status;
 }
 
-static tutti_status value_of(capture *to, tt_tensor *x, tu_value **value) {
+tutti_status tu_capture_value(tu_capture *to, tt_tensor *x, tu_value **value) {
     *value = tu_map_get(&to->values, x);
     if (*value != NULL)
         return TUTTI_OK;
-    meeting *met = tu_map_get(&to->by_fake, x);
+    tu_meeting *met = tu_map_get(&to->by_fake, x);
     return met != NULL ? add_input(to, met, value) : find_alias(to, x, value);
 }
 
-static tutti_status operand_of(capture *to, tt_tensor *x, tu_operand *operand) {
+static tutti_status operand_of(tu_capture *to, tt_tensor *x, tu_operand *operand) {
     *operand = (tu_operand){ .value = NULL };
     if (x == NULL)
         return TUTTI_OK;
     if (!(x->flags & TU_LITERAL)) /* numbers that are computed or kept, such as a learning rate, are values */
-        return value_of(to, x, &operand->value);
+        return tu_capture_value(to, x, &operand->value);
     operand->number = (tutti_dtype)x->dtype;
     if (x->dtype == TUTTI_I64)
         operand->at.whole = *(const int64_t *)tu_pointer(x);
@@ -314,18 +306,18 @@ static tutti_status operand_of(capture *to, tt_tensor *x, tu_operand *operand) {
 
 /* What a row brings, such as a peer's memory, may be the memory of its input, and others may write both: they count as
  * one storage. */
-static fake_storage *add_result_storage(capture *to, const tu_call *call, tu_storage *made) {
-    const fake_storage *first = call->entry->flags & TU_BRINGS && call->input_count > 0 && call->inputs[0] != NULL
-                                    ? tu_map_get(&to->storage_of_fake, call->inputs[0]->storage)
-                                    : NULL;
+static tu_fake_storage *add_result_storage(tu_capture *to, const tu_call *call, tu_storage *made) {
+    const tu_fake_storage *first = call->entry->flags & TU_BRINGS && call->input_count > 0 && call->inputs[0] != NULL
+                                       ? tu_map_get(&to->storage_of_fake, call->inputs[0]->storage)
+                                       : NULL;
     return add_storage(to, made, first != NULL ? first->number : to->graph->storage_count++, 0);
 }
 
-static tutti_status record_results(capture *to, tu_vertex *vertex, const tu_call *call) {
+static tutti_status record_results(tu_capture *to, tu_vertex *vertex, const tu_call *call) {
     for (int i = 0; i < vertex->result_count; i++) {
         tt_tensor *output = call->outputs[i];
         tu_shape shape = tu_shape_of(output);
-        fake_storage *storage = tu_map_get(&to->storage_of_fake, output->storage);
+        tu_fake_storage *storage = tu_map_get(&to->storage_of_fake, output->storage);
         if (storage == NULL)
             storage = add_result_storage(to, call, output->storage);
         tu_value *value =
@@ -335,7 +327,7 @@ static tutti_status record_results(capture *to, tu_vertex *vertex, const tu_call
         value->maker = vertex;
         value->place = i;
         vertex->results[i] = value;
-        tutti_status status = bind(to, output, value);
+        tutti_status status = tu_capture_bind(to, output, value);
         if (status != TUTTI_OK)
             return status;
     }
@@ -343,7 +335,7 @@ static tutti_status record_results(capture *to, tu_vertex *vertex, const tu_call
 }
 
 /* Operands first: they may need inputs of the graph, or views, which come before the vertex. */
-static tutti_status record_vertex(capture *to, const tu_call *call, tu_vertex **made) {
+static tutti_status record_vertex(tu_capture *to, const tu_call *call, tu_vertex **made) {
     tu_operand few[TU_INPUTS];
     tu_operand *operands = call->input_count <= TU_INPUTS ? few : calloc((size_t)call->input_count, sizeof *operands);
     tutti_status status = operands != NULL ? TUTTI_OK : tu_error_memory("operands", sizeof *operands);
@@ -366,7 +358,7 @@ static tutti_status record_vertex(capture *to, const tu_call *call, tu_vertex **
     return status;
 }
 
-static tutti_status record_wait(capture *to, tu_value *value) {
+static tutti_status record_wait(tu_capture *to, tu_value *value) {
     tu_wait_attributes none;
     memset(&none, 0, sizeof none);
     tu_vertex *wait = tu_graph_vertex(to->graph, &tu_operator_wait, 1, 0, &none, NULL);
@@ -377,7 +369,7 @@ static tutti_status record_wait(capture *to, tu_value *value) {
 }
 
 /* A collective is a start, and waits for what it writes, which sink to their places when the function has ended. */
-static tutti_status record_waits(capture *to, const tu_vertex *vertex) {
+static tutti_status record_waits(tu_capture *to, const tu_vertex *vertex) {
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < vertex->result_count && status == TUTTI_OK; i++)
         status = record_wait(to, vertex->results[i]);
@@ -415,23 +407,67 @@ static tutti_status record_accumulation(tt_tensor *leaf, tt_tensor *grad) {
 }
 
 /* Versions that the function read before are kept as what was added to them, below zero. */
-static void record_versions(capture *to, tu_vertex *vertex, const tu_call *call) {
+static void record_versions(tu_capture *to, tu_vertex *vertex, const tu_call *call) {
     tu_version_set_attributes *attributes = vertex->attributes;
     for (int i = 0; i < call->input_count; i++) {
-        const fake_storage *storage = tu_map_get(&to->storage_of_fake, call->inputs[i]->version_home);
+        const tu_fake_storage *storage = tu_map_get(&to->storage_of_fake, call->inputs[i]->version_home);
         int64_t *version = (int64_t *)attributes->versions.at + i;
         if (storage != NULL && *version >= storage->version && *version <= tu_version(call->inputs[i]))
             *version = -(*version - storage->version) - 1;
     }
 }
 
-static tutti_status record(tu_call_recorder *recorder, tu_call *call) {
-    capture *to = (capture *)recorder;
+/* The leaf that a gradient is set of or added to: whether that depends on the gradient that it had. */
+static void note_gradient(tu_capture *to, tt_tensor *leaf, bool sets) {
+    tu_meeting *met = tu_map_get(&to->by_fake, leaf);
+    if (met == NULL)
+        return;
+    met->asks_gradient = met->asks_gradient || (!sets && !met->sets_gradient);
+    met->sets_gradient = true;
+}
+
+static tutti_status record_arrival(tu_capture *to, tt_tensor *leaf, tt_tensor *grad) {
+    if (to->backward)
+        return tu_capture_arrival(to, leaf, grad);
+    note_gradient(to, leaf, false);
+    return record_accumulation(leaf, grad);
+}
+
+/* A draw. A checkpoint's region that runs again, in a backward, draws from a state that was drawn from before: it is
+ * the same value. The generator moves on while the capture lasts, so that states can be told apart. */
+static tutti_status record_draw(tu_capture *to, tu_call *call) {
+    tu_thread *self = tu_self();
+    const tu_random_state_attributes *attributes = call->attributes;
+    tu_drawn *seen = self->backward != NULL ? to->draws : NULL;
+    while (seen != NULL && (seen->seed != self->seed || seen->counter != self->counter ||
+                            seen->rank != self->seed_rank || seen->count != attributes->count))
+        seen = seen->next;
     tu_vertex *vertex;
-    if (call->entry == &tu_operator_accumulate_grad) {
-        call->computed = true;
-        return record_accumulation(call->inputs[0], call->inputs[1]);
+    tutti_status status =
+        seen != NULL ? tu_capture_bind(to, call->outputs[0], seen->value) : record_vertex(to, call, &vertex);
+    if (status == TUTTI_OK && seen == NULL) {
+        tu_drawn *draw = malloc(sizeof *draw);
+        if (draw == NULL)
+            return tu_error_memory("what a capture remembers", sizeof *draw);
+        *draw =
+            (tu_drawn){ to->draws, self->seed, self->counter, self->seed_rank, attributes->count, vertex->results[0] };
+        to->draws = draw;
     }
+    self->counter += (uint64_t)attributes->count + 1;
+    return status;
+}
+
+static tutti_status record(tu_call_recorder *recorder, tu_call *call) {
+    tu_capture *to = (tu_capture *)recorder;
+    tu_vertex *vertex;
+    to->made->inner_backward = to->made->inner_backward || (tu_self()->backward != NULL && !to->backward);
+    call->computed = true;
+    if (call->entry == &tu_operator_accumulate_grad)
+        return record_arrival(to, call->inputs[0], call->inputs[1]);
+    if (call->entry == &tu_operator_random_state)
+        return record_draw(to, call);
+    if (call->entry == &tu_operator_set_grad)
+        note_gradient(to, call->inputs[0], true);
     tutti_status status = record_vertex(to, call, &vertex);
     if (status == TUTTI_OK && call->entry->flags & TU_STARTS)
         status = record_waits(to, vertex);
@@ -444,10 +480,10 @@ static tutti_status record(tu_call_recorder *recorder, tu_call *call) {
 /* ---- holders ---- */
 
 static tutti_status note_read(tu_call_recorder *recorder, const tu_holder *holder, tt_tensor *x) {
-    capture *to = (capture *)recorder;
+    tu_capture *to = (tu_capture *)recorder;
     if (x->storage->fake || x->flags & TU_LITERAL || tu_map_get(&to->by_real, x) != NULL)
         return TUTTI_OK;
-    meeting *met = meet(to, x, TU_INPUT_HELD);
+    tu_meeting *met = meet(to, x, TU_INPUT_HELD);
     if (met == NULL)
         return TUTTI_ERROR_MEMORY;
     met->holder = *holder;
@@ -456,22 +492,57 @@ static tutti_status note_read(tu_call_recorder *recorder, const tu_holder *holde
 }
 
 static tutti_status note_write(tu_call_recorder *recorder, const tu_holder *holder) {
-    capture *to = (capture *)recorder;
-    for (change *one = to->changes; one != NULL; one = one->next)
+    tu_capture *to = (tu_capture *)recorder;
+    for (tu_change *one = to->changes; one != NULL; one = one->next)
         if (one->holder.owner == holder->owner && one->holder.index == holder->index)
             return TUTTI_OK;
-    change *one = malloc(sizeof *one);
+    tu_change *one = malloc(sizeof *one);
     if (one == NULL)
         return tu_error_memory("what a capture remembers", sizeof *one);
-    *one = (change){ to->changes, *holder, tu_tensor_hold(holder->get(holder->owner, holder->index)) };
+    *one = (tu_change){ .next = to->changes, .holder = *holder };
+    one->before = tu_tensor_hold(holder->get(holder->owner, holder->index));
     holder->keep(holder->owner);
     to->changes = one;
     return TUTTI_OK;
 }
 
-static tutti_status record_effect(capture *to, const change *one) {
+/* That a gradient is read makes its leaf an input, so that each run looks whether there is one. */
+static tutti_status note_asked(tu_call_recorder *recorder, tt_tensor *x, tu_question question) {
+    tu_capture *to = (tu_capture *)recorder;
+    tu_meeting *met = tu_map_get(&to->by_fake, x);
+    tu_value *value;
+    if (met == NULL || (question == TU_ASKED_GRADIENT && met->sets_gradient))
+        return TUTTI_OK;
+    if (question == TU_ASKED_GRADIENT)
+        met->asks_gradient = true;
+    else
+        met->asks_bytes = true;
+    return tu_capture_value(to, x, &value);
+}
+
+static tutti_status note_state(tu_call_recorder *recorder, const tu_witness *witness) {
+    tu_captured *made = ((tu_capture *)recorder)->made;
+    for (int i = 0; i < made->witness_count; i++)
+        if (made->witnesses[i].owner == witness->owner)
+            return TUTTI_OK;
+    size_t count = (size_t)made->witness_count + 1;
+    tu_witness *witnesses = realloc(made->witnesses, count * sizeof *witnesses);
+    if (witnesses != NULL)
+        made->witnesses = witnesses;
+    uint64_t *stamps = realloc(made->stamps, count * sizeof *stamps);
+    if (stamps != NULL)
+        made->stamps = stamps;
+    if (witnesses == NULL || stamps == NULL)
+        return tu_error_memory("what a capture remembers", count * sizeof *witnesses);
+    witness->keep(witness->owner);
+    witnesses[made->witness_count] = *witness;
+    stamps[made->witness_count++] = witness->stamp(witness->owner);
+    return TUTTI_OK;
+}
+
+static tutti_status record_effect(tu_capture *to, const tu_change *one) {
     tt_tensor *now = one->holder.get(one->holder.owner, one->holder.index);
-    if (now == one->before)
+    if (now == (one->ended ? one->after : one->before))
         return TUTTI_OK;
     tt_graph *graph = to->graph;
     tu_graph_effect *effects = realloc(graph->effects, ((size_t)graph->effect_count + 1) * sizeof *effects);
@@ -480,7 +551,9 @@ static tutti_status record_effect(capture *to, const change *one) {
     graph->effects = effects;
     tu_value *value = NULL;
     tt_tensor *fake = now != NULL ? stand_in(&to->recorder, now) : NULL;
-    tutti_status status = now == NULL ? TUTTI_OK : fake == NULL ? TUTTI_ERROR_MEMORY : value_of(to, fake, &value);
+    tutti_status status = now == NULL    ? TUTTI_OK
+                          : fake == NULL ? TUTTI_ERROR_MEMORY
+                                         : tu_capture_value(to, fake, &value);
     if (status != TUTTI_OK)
         return status;
     effects[graph->effect_count++] = (tu_graph_effect){ one->holder, value };
@@ -489,13 +562,14 @@ static tutti_status record_effect(capture *to, const change *one) {
 }
 
 /* Whatever happened, holders have again what they had. */
-static tutti_status undo_changes(capture *to) {
+static tutti_status undo_changes(tu_capture *to) {
     tutti_status status = TUTTI_OK;
-    for (change *one = to->changes, *next; one != NULL; one = next) {
+    for (tu_change *one = to->changes, *next; one != NULL; one = next) {
         next = one->next;
         tutti_status undone = one->holder.set(one->holder.owner, one->holder.index, one->before);
         status = status == TUTTI_OK ? undone : status;
         tu_tensor_drop(one->before);
+        tu_tensor_drop(one->after);
         one->holder.release(one->holder.owner);
         free(one);
     }
@@ -504,17 +578,17 @@ static tutti_status undo_changes(capture *to) {
 
 /* ---- one capture ---- */
 
-static tutti_status begin(capture *to, tt_tensor_list inputs, tt_tensor **fakes) {
-    to->recorder = (tu_call_recorder){ record, stand_in, note_read, note_write };
-    to->graph = tu_graph_new();
+static tutti_status begin(tu_capture *to, tt_tensor_list inputs, tt_tensor **fakes) {
+    to->recorder = (tu_call_recorder){ record, stand_in, note_read, note_write, note_asked, note_state };
+    to->made->graph = to->graph = tu_graph_new();
     tutti_status status = to->graph != NULL ? TUTTI_OK : TUTTI_ERROR_MEMORY;
     for (size_t i = 0; i < inputs.count && status == TUTTI_OK; i++) {
         tu_value *value;
-        status = tu_tensor_check("capture", "inputs", inputs.at[i]);
+        status = tu_tensor_check(to->who, "inputs", inputs.at[i]);
         if (status == TUTTI_OK && tu_map_get(&to->by_real, inputs.at[i]) != NULL)
-            status =
-                tu_error(TUTTI_ERROR_ARGUMENT, "capture: input %zu, %s, is given twice", i, tu_describe(inputs.at[i]));
-        meeting *met = status == TUTTI_OK ? meet(to, inputs.at[i], TU_INPUT_ARGUMENT) : NULL;
+            status = tu_error(TUTTI_ERROR_ARGUMENT, "%s: input %zu, %s, is given twice", to->who, i,
+                              tu_describe(inputs.at[i]));
+        tu_meeting *met = status == TUTTI_OK ? meet(to, inputs.at[i], TU_INPUT_ARGUMENT) : NULL;
         if (met == NULL)
             return status != TUTTI_OK ? status : TUTTI_ERROR_MEMORY;
         fakes[i] = met->fake;
@@ -523,10 +597,22 @@ static tutti_status begin(capture *to, tt_tensor_list inputs, tt_tensor **fakes)
     return status;
 }
 
-static tutti_status take_outputs(capture *to, int count, tt_tensor **outputs) {
+/* What the changes since the last call of this leave in holders. */
+static tutti_status record_effects(tu_capture *to) {
+    tutti_status status = TUTTI_OK;
+    for (tu_change *one = to->changes; one != NULL && status == TUTTI_OK; one = one->next) {
+        status = record_effect(to, one);
+        tu_tensor_drop(one->after);
+        one->after = tu_tensor_hold(one->holder.get(one->holder.owner, one->holder.index));
+        one->ended = true;
+    }
+    return status;
+}
+
+static tutti_status take_outputs(tu_capture *to, int count, tt_tensor **outputs) {
     if (count < 0 || count > TT_GRAPH_OUTPUTS)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "capture: the function returned %d results; 0 to %d are possible", count,
-                        TT_GRAPH_OUTPUTS);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the function returned %d results; 0 to %d are possible", to->who,
+                        count, TT_GRAPH_OUTPUTS);
     to->graph->outputs = calloc((size_t)count + 1, sizeof *to->graph->outputs);
     if (to->graph->outputs == NULL)
         return tu_error_memory("outputs of a graph", (size_t)count * sizeof *to->graph->outputs);
@@ -535,18 +621,28 @@ static tutti_status take_outputs(capture *to, int count, tt_tensor **outputs) {
         tu_operand *output = &to->graph->outputs[to->graph->output_count++];
         if (outputs[i] == NULL)
             continue;
-        status = tu_tensor_check("capture", "outputs", outputs[i]);
+        status = tu_tensor_check(to->who, "outputs", outputs[i]);
         tt_tensor *fake = status == TUTTI_OK ? stand_in(&to->recorder, outputs[i]) : NULL;
         if (status == TUTTI_OK)
             status = fake != NULL ? operand_of(to, fake, output) : TUTTI_ERROR_MEMORY;
+        outputs[i] = fake;
     }
-    for (const change *one = to->changes; one != NULL && status == TUTTI_OK; one = one->next)
-        status = record_effect(to, one);
-    /* Waits stand where the function would have waited: what it started first may need what it starts next. */
-    return status == TUTTI_OK ? tu_pass_sink(to->graph) : status;
+    to->result_count = to->made->result_count = count;
+    to->results = outputs;
+    return status == TUTTI_OK ? record_effects(to) : status;
 }
 
-static tutti_status run_function(capture *to, tt_compile_function *function, void *user, tt_tensor_list fakes) {
+/* The function has ended: what follows belongs to its backward. */
+static tutti_status finish_function(tu_capture *to, int count, tt_tensor **outputs) {
+    tutti_status status = take_outputs(to, count, outputs);
+    to->made->input_count = to->graph->input_count;
+    to->made->effect_count = to->graph->effect_count;
+    to->made->last = to->graph->last;
+    return status;
+}
+
+static tutti_status run_function(tu_capture *to, tt_compile_function *function, void *user, tt_tensor_list fakes,
+                                 bool joint) {
     tt_tensor **outputs = calloc(TT_GRAPH_OUTPUTS, sizeof(tt_tensor *));
     if (outputs == NULL)
         return tu_error_memory("outputs of a function", TT_GRAPH_OUTPUTS * sizeof *outputs);
@@ -555,25 +651,56 @@ static tutti_status run_function(capture *to, tt_compile_function *function, voi
     int count = function(fakes, outputs, user);
     tutti_status status = tu_self()->pending;
     if (status == TUTTI_OK)
-        status = take_outputs(to, count, outputs);
+        status = finish_function(to, count, outputs);
+    if (status == TUTTI_OK && joint)
+        status = tu_capture_backward(to);
+    if (status == TUTTI_OK && joint)
+        status = record_effects(to);
     tu_call_recorder_set(before);
     tu_scope_leave(&scope);
     free(outputs);
     return status;
 }
 
-static void end(capture *to) {
-    for (meeting *met = to->meetings, *next; met != NULL; met = next) {
+/* What each run must find again of an input, besides its metadata. */
+static void note_facts(tu_capture *to) {
+    for (const tu_meeting *met = to->meetings; met != NULL; met = met->next) {
+        if (met->input < 0)
+            continue;
+        tu_graph_input *input = &to->graph->inputs[met->input];
+        tu_history *history = met->real->history;
+        input->bytes = met->real->storage->bytes;
+        input->asks_bytes = met->asks_bytes;
+        input->has_node = met->entrance != NULL;
+        input->asks_gradient = met->asks_gradient;
+        input->has_gradient = history != NULL && history->grad != NULL;
+    }
+    for (const tu_vertex *vertex = to->graph->first; vertex != NULL; vertex = vertex->next)
+        for (int i = 0; vertex->entry == &tu_operator_storage_resize && i < to->graph->input_count; i++)
+            if (to->graph->inputs[i].value->storage == vertex->operands[0].value->storage)
+                to->graph->inputs[i].asks_bytes = true;
+}
+
+static void end(tu_capture *to) {
+    for (tu_meeting *met = to->meetings, *next; met != NULL; met = next) {
         next = met->next;
         if (met->kind == TU_INPUT_HELD && met->holder.release != NULL)
             met->holder.release(met->holder.owner);
         tu_tensor_drop(met->real);
         tu_tensor_drop(met->fake);
+        tu_tensor_drop(met->gradient);
+        if (met->entrance != NULL)
+            met->entrance->detail = NULL;
+        tu_node_drop(met->entrance);
         free(met);
+    }
+    for (tu_drawn *draw = to->draws, *next; draw != NULL; draw = next) {
+        next = draw->next;
+        free(draw);
     }
     for (size_t i = 0; i < to->held_count; i++)
         tu_tensor_drop(to->held[i]);
-    for (fake_storage *storage = to->storages, *next; storage != NULL; storage = next) {
+    for (tu_fake_storage *storage = to->storages, *next; storage != NULL; storage = next) {
         next = storage->next;
         storage->storage->bytes = 0; /* a handle that the function kept is an error from now on */
         tu_storage_drop(storage->storage);
@@ -588,37 +715,72 @@ static void end(capture *to) {
     tu_map_free(&to->storage_of_value);
 }
 
-static tutti_status check_call(tt_compile_function *function, tt_tensor_list inputs, tt_graph **graph) {
-    if (function == NULL || graph == NULL)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "capture: %s is NULL", function == NULL ? "function" : "graph");
+static tutti_status check_call(const char *who, tt_compile_function *function, tt_tensor_list inputs) {
+    if (function == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: function is NULL", who);
     if (inputs.count > 0 && inputs.at == NULL)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "capture: inputs are %zu, and their list is NULL", inputs.count);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: inputs are %zu, and their list is NULL", who, inputs.count);
     if (tu_is_capturing())
-        return tu_error(TUTTI_ERROR_CAPTURE, "capture: this thread is capturing a function already");
+        return tu_error(TUTTI_ERROR_CAPTURE, "%s: this thread is capturing a function already", who);
     return TUTTI_OK;
 }
 
-bool tt_capture(tt_compile_function *function, void *user, tt_tensor_list inputs, tt_graph **graph) {
-    if (graph != NULL)
-        *graph = NULL;
-    if (tu_self()->pending != TUTTI_OK || tu_pending_take(check_call(function, inputs, graph)) != TUTTI_OK)
-        return false;
-    capture to = { .graph = NULL };
+tutti_status tu_capture_function(const char *who, tt_compile_function *function, void *user, tt_tensor_list inputs,
+                                 bool joint, tu_captured *made) {
+    *made = (tu_captured){ .graph = NULL };
+    tutti_status status = check_call(who, function, inputs);
+    if (status != TUTTI_OK)
+        return status;
+    tu_thread *self = tu_self();
+    uint64_t seed = self->seed, counter = self->counter;
+    uint32_t rank = self->seed_rank;
+    tu_capture to = { .who = who, .made = made };
     tt_tensor **fakes = calloc(inputs.count + 1, sizeof *fakes);
-    tutti_status status = fakes != NULL ? begin(&to, inputs, fakes) : tu_error_memory("inputs", sizeof *fakes);
+    status = fakes != NULL ? begin(&to, inputs, fakes) : tu_error_memory("inputs", sizeof *fakes);
     if (status == TUTTI_OK)
-        status = run_function(&to, function, user, tt_tensors_of(inputs.count, fakes));
+        status = run_function(&to, function, user, tt_tensors_of(inputs.count, fakes), joint);
     tutti_status undone = undo_changes(&to);
     if (status == TUTTI_OK)
         status = undone;
+    if (to.graph != NULL)
+        note_facts(&to);
     end(&to);
     free(fakes);
-    if (status == TUTTI_OK)
-        status = tu_graph_check("capture", to.graph);
-    if (tu_pending_take(status) != TUTTI_OK) {
-        tt_graph_release(&to.graph);
+    self->seed = seed;
+    self->counter = counter;
+    self->seed_rank = rank;
+    return status == TUTTI_OK ? tu_graph_check(who, made->graph) : status;
+}
+
+void tu_captured_end(tu_captured *made) {
+    for (int i = 0; i < made->witness_count; i++)
+        made->witnesses[i].release(made->witnesses[i].owner);
+    free(made->witnesses);
+    free(made->stamps);
+    free(made->tangents);
+    free(made->targets);
+    tt_graph_release(&made->graph);
+    *made = (tu_captured){ .graph = NULL };
+}
+
+bool tt_capture(tt_compile_function *function, void *user, tt_tensor_list inputs, tt_graph **graph) {
+    tu_captured made;
+    if (graph != NULL)
+        *graph = NULL;
+    if (tu_self()->pending != TUTTI_OK)
+        return false;
+    if (graph == NULL) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "capture: graph is NULL");
         return false;
     }
-    *graph = to.graph;
-    return true;
+    tutti_status status = tu_capture_function("capture", function, user, inputs, false, &made);
+    /* Waits stand where the function would have waited: what it started first may need what it starts next. */
+    if (status == TUTTI_OK)
+        status = tu_pass_sink(made.graph);
+    if (tu_pending_take(status) == TUTTI_OK) {
+        *graph = made.graph;
+        made.graph = NULL;
+    }
+    tu_captured_end(&made);
+    return *graph != NULL;
 }

@@ -53,7 +53,9 @@ typedef enum tu_input_kind {
     TU_INPUT_ARGUMENT, /* the `index`-th input of the function */
     TU_INPUT_CONSTANT, /* a tensor that was met on the way, held */
     TU_INPUT_HELD,     /* what a holder has at each run: a module's slot */
-    TU_INPUT_GRADIENT  /* the gradient that the `index`-th input of the graph has at each run */
+    TU_INPUT_GRADIENT, /* the gradient that the `index`-th input of the graph has at each run */
+    TU_INPUT_SAVED,    /* of a backward: what the forward saved for it */
+    TU_INPUT_TANGENT   /* of a backward: the gradient of a result */
 } tu_input_kind;
 
 typedef struct tu_graph_input {
@@ -62,6 +64,10 @@ typedef struct tu_graph_input {
     int index;         /* of an argument: its place; of a gradient: whose it is */
     tt_tensor *tensor; /* of a constant; of the others NULL */
     tu_holder holder;
+    /* What the capture saw of the tensor. The function asked about its storage's size, or about its gradient. */
+    size_t bytes;
+    bool asks_bytes, asks_gradient, has_gradient;
+    bool has_node; /* it was computed by something that has a gradient */
 } tu_graph_input;
 
 /* What a run leaves in a holder; NULL empties it. */
@@ -137,6 +143,26 @@ bool tu_vertex_waits_for(const tu_vertex *vertex, int storage);
 tutti_status tu_graph_check(const char *who, const tt_graph *graph);
 /* An error where a value is not what its operator's shape rule says (check.c). */
 tutti_status tu_graph_check_shapes(const char *who, const tt_graph *graph);
+
+/* ---- copies (copy.c) ---- */
+
+/* A copy under way: what of `from` is in `to` already. It ends with tu_graph_copy_end; who wants to keep `to` takes it
+ * out before. An operand, output or effect is copied after what it refers to. */
+typedef struct tu_graph_copy {
+    const tt_graph *from;
+    tt_graph *to;
+    tu_value **values; /* of `to`, by their number in `from`; NULL: not there */
+} tu_graph_copy;
+tutti_status tu_graph_copy_begin(tu_graph_copy *copy, const tt_graph *from);
+tutti_status tu_graph_copy_input(tu_graph_copy *copy, const tu_graph_input *input);
+/* A value of `from` as an input of that kind. */
+tutti_status tu_graph_copy_as(tu_graph_copy *copy, const tu_value *value, tu_input_kind kind);
+tutti_status tu_graph_copy_vertex(tu_graph_copy *copy, const tu_vertex *vertex);
+tutti_status tu_graph_copy_output(tu_graph_copy *copy, const tu_operand *output);
+tutti_status tu_graph_copy_effect(tu_graph_copy *copy, const tu_graph_effect *effect);
+void tu_graph_copy_end(tu_graph_copy *copy);
+/* All of it. */
+tutti_status tu_graph_clone(const tt_graph *from, tt_graph **made);
 
 /* ---- text (text.c) ---- */
 

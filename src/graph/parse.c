@@ -213,7 +213,8 @@ static void input(reader *from) {
         else if (take_word(from, "shares")) {
             const tu_value *with = find(from, word(from, other, false));
             storage = with != NULL ? with->storage : -1;
-        } else if (!take_word(from, "constant") && !take_word(from, "slot") && !take_word(from, "gradient"))
+        } else if (!take_word(from, "constant") && !take_word(from, "slot") && !take_word(from, "gradient") &&
+                   !take_word(from, "saved") && !take_word(from, "tangent"))
             break;
     }
     tu_value *value = new_value(from, name, &of, storage);

@@ -48,9 +48,12 @@ static tt_tensor *fetch(const tu_graph_input *input, tt_tensor_list arguments, t
     case TU_INPUT_HELD:
         return tu_tensor_hold(input->holder.get(input->holder.owner, input->holder.index));
     case TU_INPUT_GRADIENT:
-        break;
+        return tu_tensor_hold(tt_grad(inputs[input->index]));
+    case TU_INPUT_SAVED:
+    case TU_INPUT_TANGENT:
+        break; /* a compiled function has them */
     }
-    return tu_tensor_hold(tt_grad(inputs[input->index]));
+    return NULL;
 }
 
 tutti_status tu_graph_gather(const char *who, const tt_graph *graph, tt_tensor_list arguments, tt_tensor **inputs) {

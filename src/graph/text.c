@@ -123,7 +123,7 @@ static const tu_value *shares_with(const tt_graph *graph, int input) {
 }
 
 static void print_inputs(FILE *to, const tt_graph *graph) {
-    static const char *const kinds[] = { "", " constant", " slot", " gradient" };
+    static const char *const kinds[] = { "", " constant", " slot", " gradient", " saved", " tangent" };
     for (int i = 0; i < graph->input_count; i++) {
         const tu_graph_input *input = &graph->inputs[i];
         const tu_value *other = shares_with(graph, i);

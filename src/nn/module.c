@@ -147,6 +147,35 @@ static tu_holder holder_of(const tt_module *module, const tu_module_slot *slot) 
     return (tu_holder){ (tt_module *)module, (int)(slot - module->slots), held_get, held_set, held_keep, held_release };
 }
 
+/* ---- what else a captured function depends on ---- */
+
+static uint64_t mix(uint64_t stamp, uint64_t more) {
+    return (stamp ^ more) * 0x9E3779B97F4A7C15u;
+}
+
+/* Another number when hooks, children, the training flag or the set of slots that hold something have changed. */
+static uint64_t stamp_of(void *owner) {
+    const tt_module *module = owner;
+    const tu_hook_list *lists[] = { &module->forward_pre, &module->forward, &module->forward_always,
+                                    &module->backward_pre, &module->backward };
+    uint64_t stamp = mix((uint64_t)module->slot_count << 32 | (uint32_t)module->child_count, module->resting);
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
+        stamp = mix(stamp, tu_hook_changes(lists[i]));
+    for (int i = 0; i < module->slot_count; i++)
+        stamp = mix(stamp, module->slots[i].tensor != NULL);
+    for (int i = 0; i < module->child_count; i++)
+        stamp = mix(stamp, (uint64_t)(uintptr_t)module->children[i].module);
+    return stamp;
+}
+
+/* A capture learns that the function looks at this module. False with the pending error set. */
+static bool note_look(const tt_module *module) {
+    if (!tu_is_capturing())
+        return true;
+    tu_witness witness = { (tt_module *)module, stamp_of, held_keep, held_release };
+    return tu_pending_take(tu_self()->recorder->note_state(tu_self()->recorder, &witness)) == TUTTI_OK;
+}
+
 /* A reference of the scope to what is in the slot, which is not empty. */
 static tt_tensor *lend(const tt_module *module, const tu_module_slot *slot) {
     if (tu_is_capturing()) {
@@ -191,6 +220,8 @@ static tt_tensor *get_slot(const char *who, const tt_module *module, const char 
                 buffer ? "buffer" : "parameter", name != NULL ? name : "(NULL)");
         return NULL;
     }
+    if (!note_look(module))
+        return NULL;
     return slot->tensor == NULL ? NULL : lend(module, slot);
 }
 
@@ -270,7 +301,7 @@ bool tt_module_set_training(tt_module *module, bool training) {
 }
 
 bool tt_module_training(const tt_module *module) {
-    return module != NULL && !module->resting;
+    return module != NULL && note_look(module) && !module->resting;
 }
 
 /* ---- lists of all ---- */
@@ -309,7 +340,8 @@ static const char *joined(const char *prefix, const char *name, const char *end)
 }
 
 static void list_slots(const tt_module *module, const char *prefix, listing *list) {
-    for (int i = 0; i < module->slot_count && tu_self()->pending == TUTTI_OK; i++) {
+    bool noted = note_look(module);
+    for (int i = 0; noted && i < module->slot_count && tu_self()->pending == TUTTI_OK; i++) {
         const tu_module_slot *slot = &module->slots[i];
         if (slot->tensor == NULL || slot->buffer != list->buffers || !is_new(list, slot->tensor))
             continue;
@@ -477,7 +509,7 @@ tt_tensor_list tt_module_call_all(tt_module *module, tt_tensor_list inputs) {
     }
     tt_tensor **given = tu_scope_memory((inputs.count + 1) * sizeof *given);
     tt_tensor **outputs = tu_scope_memory(TT_FUNCTION_TENSORS * sizeof *outputs);
-    if (given == NULL || outputs == NULL)
+    if (given == NULL || outputs == NULL || !note_look(module))
         return none;
     tu_place *outer = self->place, *place = tu_place_hold(module->place); /* a hook may move the module */
     self->place = place;

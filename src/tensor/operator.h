@@ -209,6 +209,21 @@ typedef struct tu_holder {
     void (*release)(void *owner);
 } tu_holder;
 
+/* Something outside of tensors that a function depends on, such as the hooks of a module: whenever that changes, it
+ * gives another stamp. */
+typedef struct tu_witness {
+    void *owner;
+    uint64_t (*stamp)(void *owner);
+    void (*keep)(void *owner);
+    void (*release)(void *owner);
+} tu_witness;
+
+/* What a function may ask about a tensor that no operator sees. */
+typedef enum tu_question {
+    TU_ASKED_GRADIENT, /* its gradient, or whether there is one */
+    TU_ASKED_BYTES     /* the size of its storage */
+} tu_question;
+
 /* A recorder is asked about every call of its thread, after the shape rule and before the kernel: the outputs are there
  * and have their metadata, but no contents yet. A status other than OK ends the call with it.
  *
@@ -221,6 +236,9 @@ typedef struct tu_call_recorder {
     /* What a holder has was read, or will be changed. */
     tutti_status (*note_read)(struct tu_call_recorder *recorder, const tu_holder *holder, tt_tensor *x);
     tutti_status (*note_write)(struct tu_call_recorder *recorder, const tu_holder *holder);
+    /* A stand-in was asked, or something outside of tensors was looked at. */
+    tutti_status (*note_asked)(struct tu_call_recorder *recorder, tt_tensor *x, tu_question question);
+    tutti_status (*note_state)(struct tu_call_recorder *recorder, const tu_witness *witness);
 } tu_call_recorder;
 /* Installs a recorder for the calling thread (NULL: none) and returns the one before. */
 tu_call_recorder *tu_call_recorder_set(tu_call_recorder *recorder);
@@ -232,6 +250,11 @@ static inline tt_tensor *tu_stand_in(const tt_tensor *x) {
 }
 static inline bool tu_is_capturing(void) {
     return tu_self()->recorder != NULL && tu_self()->recorder->stand_in != NULL;
+}
+/* Tells a capture what was asked of x, which stands for a tensor. False with the pending error set. */
+static inline bool tu_note_asked(tt_tensor *x, tu_question question) {
+    return !tu_is_capturing() ||
+           tu_pending_take(tu_self()->recorder->note_asked(tu_self()->recorder, x, question)) == TUTTI_OK;
 }
 
 /* ---- calls as data (call.c) ---- */

@@ -154,8 +154,8 @@ tutti_status tu_storage_set_bytes(tu_storage *storage, size_t bytes) {
 size_t tt_storage_bytes(const tt_tensor *x) {
     if (tt_error_pending() != TUTTI_OK || tu_pending_take(tu_tensor_check("storage_bytes", "x", x)) != TUTTI_OK)
         return 0;
-    x = tu_stand_in(x);
-    return x != NULL ? x->storage->bytes : 0;
+    tt_tensor *asked = tu_stand_in(x);
+    return asked != NULL && tu_note_asked(asked, TU_ASKED_BYTES) ? asked->storage->bytes : 0;
 }
 
 tutti_status tu_storage_resize_shape(tu_call *call) {
