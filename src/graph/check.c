@@ -127,6 +127,24 @@ tu_vertex *tu_graph_call(tt_graph *graph, const tu_operator *entry, int operand_
     return status == TUTTI_OK ? vertex : NULL;
 }
 
+tutti_status tu_vertex_infer(const tt_graph *graph, const tu_vertex *vertex, tu_shape *first) {
+    tt_tensor **tensors = calloc((size_t)graph->value_count + 1, sizeof(tt_tensor *));
+    if (tensors == NULL)
+        return tu_error_memory("a shape", (size_t)graph->value_count * sizeof(tt_tensor *));
+    tu_vertex pure = *vertex;
+    pure.in_place = false;
+    tt_scope scope = tt_scope_open();
+    tu_call call;
+    tutti_status status = ask("graph", &pure, tensors, &call);
+    if (status == TUTTI_OK)
+        *first = call.results[0];
+    tu_scope_leave(&scope);
+    for (int i = 0; i < graph->value_count; i++)
+        tu_tensor_drop(tensors[i]);
+    free(tensors);
+    return status;
+}
+
 /* ---- what else must hold ---- */
 
 /* What a vertex writes is a value: a number or nothing cannot be written. */
@@ -169,9 +187,10 @@ static tutti_status check_lists(const char *who, const tu_vertex *vertex) {
     return TUTTI_OK;
 }
 
-/* The shape rule of a version that is counted from the beginning would refuse it. */
+/* The rule of version_set would refuse a version that is counted from the beginning; that of storage_resize asks about
+ * the storage, and not about shapes. */
 static bool has_rule(const tu_vertex *vertex) {
-    return vertex->entry != &tu_operator_version_set;
+    return vertex->entry != &tu_operator_version_set && vertex->entry != &tu_operator_storage_resize;
 }
 
 tutti_status tu_graph_check_shapes(const char *who, const tt_graph *graph) {

@@ -244,6 +244,37 @@ void tu_value_replace(tt_graph *graph, tu_value *from, tu_value *to) {
             graph->effects[i].value = to;
 }
 
+void tu_value_become(tt_graph *graph, tu_value *from, tu_value *to) {
+    int storage = from->storage;
+    for (tu_value *value = graph->values; value != NULL; value = value->next)
+        if (value->storage == storage)
+            value->storage = to->storage;
+    tu_value_replace(graph, from, to);
+}
+
+bool tu_value_is_view_of(const tu_value *value, const tu_value *base) {
+    while (value != base) {
+        const tu_vertex *maker = value->maker;
+        if (maker == NULL || !(maker->entry->flags & TU_VIEW) || !tu_vertex_is_pure(maker))
+            return false;
+        value = maker->operands[0].value;
+        if (value == NULL)
+            return false;
+    }
+    return true;
+}
+
+tu_value *tu_value_view_again(tt_graph *graph, tu_value *value, const tu_value *base, tu_value *now, tu_vertex *place) {
+    if (value == base)
+        return now;
+    const tu_vertex *maker = value->maker;
+    tu_operand first = { .value = tu_value_view_again(graph, maker->operands[0].value, base, now, place) };
+    if (first.value == NULL)
+        return NULL;
+    tu_vertex *made = tu_graph_call(graph, maker->entry, 1, &first, maker->attributes, place);
+    return made != NULL ? made->results[0] : NULL;
+}
+
 void tu_graph_count_uses(tt_graph *graph) {
     for (tu_value *value = graph->values; value != NULL; value = value->next)
         value->mark = 0;

@@ -125,6 +125,14 @@ tu_vertex *tu_graph_call(tt_graph *graph, const tu_operator *entry, int operand_
 /* Makes a value, whoever made it before, the result of `vertex` at that place. The value that was there is forgotten.
  */
 void tu_vertex_adopt(tu_vertex *vertex, int place, tu_value *value);
+/* `to` stands for `from` everywhere, and its memory for that of `from` and its views. */
+void tu_value_become(tt_graph *graph, tu_value *from, tu_value *to);
+/* Whether views lead from `base` to a value, or it is `base` itself. */
+bool tu_value_is_view_of(const tu_value *value, const tu_value *base);
+/* The same views of `now` as those that lead from `base` to `value`, before `place`. NULL with the error written. */
+tu_value *tu_value_view_again(tt_graph *graph, tu_value *value, const tu_value *base, tu_value *now, tu_vertex *place);
+/* What the shape rule says of the first result of a vertex when it is not in place. */
+tutti_status tu_vertex_infer(const tt_graph *graph, const tu_vertex *vertex, tu_shape *first);
 /* Sets every vertex's position: 0 for the first, and so on. */
 void tu_graph_number(tt_graph *graph);
 

@@ -103,15 +103,6 @@ static tu_value *right_of(tt_graph *graph, const tu_vertex *product, tu_vertex *
     return call_one(graph, &tu_operator_transpose, product->operands[1].value, &attributes, place);
 }
 
-/* `to` stands for `from` everywhere, and for what looks at its memory. */
-static void become(tt_graph *graph, tu_value *from, tu_value *to) {
-    int storage = from->storage;
-    for (tu_value *value = graph->values; value != NULL; value = value->next)
-        if (value->storage == storage)
-            value->storage = to->storage;
-    tu_value_replace(graph, from, to);
-}
-
 static void erase_waits(tt_graph *graph, int storage) {
     for (tu_vertex *vertex = graph->first, *next; vertex != NULL; vertex = next) {
         next = vertex->next;
@@ -302,7 +293,7 @@ static tutti_status take_product(gather *of, int i, tu_value *made) {
     }
     if (now == NULL)
         return TUTTI_ERROR_MEMORY;
-    become(of->graph, old, now);
+    tu_value_become(of->graph, old, now);
     tu_vertex_erase(of->graph, product);
     if (of->views[i] != NULL)
         tu_vertex_erase(of->graph, of->views[i]);
@@ -338,7 +329,7 @@ static tutti_status fuse_gather(gather *of) {
         tu_value *whole = as_contiguous(of->graph, fused->results[0], of->start);
         if (whole == NULL)
             return TUTTI_ERROR_MEMORY;
-        become(of->graph, of->whole, whole);
+        tu_value_become(of->graph, of->whole, whole);
     }
     tu_vertex_erase(of->graph, of->start);
     if (scales != NULL)
@@ -458,7 +449,7 @@ static tutti_status fuse_scatter(scatter *of) {
         return TUTTI_ERROR_MEMORY;
     tu_value *old = of->start->results[0];
     erase_waits(of->graph, old->storage);
-    become(of->graph, old, now);
+    tu_value_become(of->graph, old, now);
     tu_vertex_erase(of->graph, of->start);
     if (of->view != NULL)
         tu_vertex_erase(of->graph, of->view);

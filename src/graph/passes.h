@@ -15,8 +15,15 @@ typedef struct tu_pass {
 extern const tu_pass tu_passes[];
 int tu_pass_count(void);
 
-tu_pass_run tu_pass_dead, tu_pass_common, tu_pass_copies;  /* simple.c */
-tu_pass_run tu_pass_sink, tu_pass_raise, tu_pass_bucket;   /* schedule.c */
-tu_pass_run tu_pass_gather_matmul, tu_pass_matmul_scatter; /* matmul.c */
+/* simple.c */
+tu_pass_run tu_pass_dead, tu_pass_common, tu_pass_copies, tu_pass_in_place;
+/* functional.c */
+tu_pass_run tu_pass_functional;
+/* unshard.c */
+tu_pass_run tu_pass_unshard;
+/* schedule.c */
+tu_pass_run tu_pass_sink, tu_pass_raise, tu_pass_bucket;
+/* matmul.c */
+tu_pass_run tu_pass_gather_matmul, tu_pass_matmul_scatter;
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Passes that make a graph smaller and nothing else: dead code, common expressions, copies.
+ * Passes that make a graph smaller and nothing else: dead code, common expressions, copies, and results of collectives
+ * that can lie where their input lay.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +36,8 @@ tutti_status tu_pass_dead(tt_graph *graph) {
 /* By the number of the storage: whether something writes it, resizes it, keeps a handle on it beyond the graph, or
  * still reads it after the vertex has run. */
 typedef struct traces {
-    bool *written, *kept, *sent;
+    bool *written, *kept;
+    int *sent; /* by how many vertices */
 } traces;
 
 static void mark_kept(traces *of, const tu_operand *operand) {
@@ -55,7 +57,7 @@ static tutti_status trace(const tt_graph *graph, traces *of) {
         for (int i = 0; i < vertex->operand_count; i++) {
             const tu_value *value = vertex->operands[i].value;
             if (value != NULL && (vertex->entry->flags & TU_STARTS || vertex->entry == &tu_operator_isend))
-                of->sent[value->storage] = true;
+                of->sent[value->storage]++;
             if (value == NULL || !tu_vertex_writes(vertex, i))
                 continue;
             of->written[value->storage] = true;
@@ -186,7 +188,7 @@ static bool is_idle(const tu_vertex *vertex, const traces *of) {
         return false;
     const tu_value *from = vertex->operands[0].value, *to = vertex->results[0];
     return from != NULL && from->maker != NULL && !(from->maker->entry->flags & TU_VIEW) && from->shape.offset == 0 &&
-           !of->kept[from->storage] && !of->sent[from->storage] && tu_shape_equal(&from->shape, &to->shape) &&
+           !of->kept[from->storage] && of->sent[from->storage] == 0 && tu_shape_equal(&from->shape, &to->shape) &&
            !used_after(vertex, from->storage);
 }
 
@@ -205,6 +207,64 @@ tutti_status tu_pass_copies(tt_graph *graph) {
         of.written[from->storage] = of.written[from->storage] || of.written[to->storage];
         tu_value_replace(graph, to, from);
         tu_vertex_erase(graph, vertex);
+    }
+    trace_end(&of);
+    return status;
+}
+
+/* ---- collectives in place ---- */
+
+/* Collectives that can write their input. */
+static bool has_in_place_form(const tu_vertex *vertex) {
+    static const tu_operator *const forms[] = { &tu_operator_all_reduce, &tu_operator_all_reduce_premul,
+                                                &tu_operator_broadcast, &tu_operator_all_reduce_coalesced,
+                                                &tu_operator_all_reduce_coalesced_premul };
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
+        if (vertex->entry == forms[i])
+            return !vertex->in_place;
+    return false;
+}
+
+static bool is_dense(const tu_shape *shape) {
+    int64_t stride = 1;
+    for (int i = shape->ndim - 1; i >= 0; i--) {
+        if (shape->sizes[i] != 1 && shape->strides[i] != stride)
+            return false;
+        stride *= shape->sizes[i];
+    }
+    return true;
+}
+
+/* The input is memory of this graph that nobody looks at again, and nobody else sends. */
+static bool may_be_overwritten(const tu_vertex *vertex, int operand, const traces *of) {
+    const tu_value *from = vertex->operands[operand].value, *to = vertex->results[operand];
+    if (from == NULL || from->maker == NULL || of->kept[from->storage] || of->sent[from->storage] != 1 ||
+        !is_dense(&from->shape) || !tu_shape_equal(&from->shape, &to->shape) || used_after(vertex, from->storage))
+        return false;
+    for (int i = 0; i < operand; i++)
+        if (vertex->operands[i].value->storage == from->storage)
+            return false;
+    return true;
+}
+
+tutti_status tu_pass_in_place(tt_graph *graph) {
+    traces of = { NULL, NULL, NULL };
+    tutti_status status = trace(graph, &of);
+    for (tu_vertex *vertex = graph->first; status == TUTTI_OK && vertex != NULL; vertex = vertex->next) {
+        bool possible = has_in_place_form(vertex);
+        for (int i = 0; i < vertex->result_count && possible; i++)
+            possible = may_be_overwritten(vertex, i, &of);
+        if (!possible)
+            continue;
+        for (int i = 0; i < vertex->result_count; i++) {
+            tu_value *from = vertex->operands[i].value, *to = vertex->results[i];
+            of.kept[from->storage] = of.kept[to->storage];
+            of.sent[from->storage] += of.sent[to->storage];
+            to->maker = NULL;
+            tu_value_become(graph, to, from);
+        }
+        vertex->in_place = true;
+        vertex->result_count = 0;
     }
     trace_end(&of);
     return status;

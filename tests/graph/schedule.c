@@ -249,8 +249,8 @@ static int copy_of_a_peer(tt_tensor_list inputs, tt_tensor **outputs, void *grou
     outputs[0] = tt_sub(tt_relu(inputs.at[0]), before);
     tt_tensor *copy = tt_clone(tt_peer_tensor(inputs.at[0], 1 - tutti_group_rank(group), group));
     outputs[1] = tt_mul_(tt_zeros_like(copy), tt_number(2));
-    tt_mul_(copy, tt_number(100));
-    return 2;
+    outputs[2] = tt_mul_(copy, tt_number(100));
+    return 3;
 }
 
 TEST_WORLD(memory_of_peers_is_never_shared_or_taken, 2) {
@@ -267,7 +267,7 @@ TEST_WORLD(memory_of_peers_is_never_shared_or_taken, 2) {
     CHECK_EQ(tt_graph_count_of(graph, "clone"), 1);
     CHECK_OK(tutti_barrier(group, NULL));
     tt_tensor_list results = tt_graph_run(graph, tt_tensors(x));
-    CHECK(results.count == 2 && tt_equal(results.at[0], tt_ones(tt_shape(6), TUTTI_F32, NULL)));
+    CHECK(results.count == 3 && tt_equal(results.at[0], tt_ones(tt_shape(6), TUTTI_F32, NULL)));
     CHECK_OK(tutti_barrier(group, NULL));
     CHECK(tt_equal(x, tt_full(tt_shape(6), 2, TUTTI_F32, NULL)));
     tt_graph_release(&graph);
