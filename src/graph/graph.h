@@ -192,6 +192,23 @@ void tu_shape_print(FILE *to, const tu_shape *shape);
 /* Runs the graph vertex by vertex on real tensors, without recording gradients. `inputs` has one per input of the
  * graph; what goes to `outputs` is held by the caller. */
 tutti_status tu_graph_interpret(const tt_graph *graph, tt_tensor *const *inputs, tt_tensor **outputs);
+/* The same in parts, for those who run some vertices their own way: the tensor of every value that is needed yet. */
+typedef struct tu_graph_run {
+    const tt_graph *graph;
+    int value_count;
+    tt_tensor **tensors; /* by the number of the value; held */
+    uint32_t *versions;  /* that inputs had at the beginning */
+    int *uses;           /* that are left; an output or an effect is one */
+} tu_graph_run;
+/* Counts the uses and holds the inputs. tu_graph_run_end follows, whatever the status. */
+tutti_status tu_graph_run_begin(tu_graph_run *now, const tt_graph *graph, tt_tensor *const *inputs);
+/* Runs a vertex on the tensors of its operands and keeps the results that are needed. In a scope. */
+tutti_status tu_graph_run_vertex(tu_graph_run *now, const tu_vertex *vertex);
+/* Its operands are used once less; the last use lets a tensor go. */
+void tu_graph_run_let_go(tu_graph_run *now, const tu_vertex *vertex);
+/* Effects on holders, and the outputs, which the caller then holds. */
+tutti_status tu_graph_run_finish(tu_graph_run *now, tt_tensor **outputs);
+void tu_graph_run_end(tu_graph_run *now);
 /* The tensors of all inputs for these arguments, held; an error where an argument does not fit. */
 tutti_status tu_graph_gather(const char *who, const tt_graph *graph, tt_tensor_list arguments, tt_tensor **inputs);
 

@@ -79,22 +79,13 @@ tutti_status tu_graph_gather(const char *who, const tt_graph *graph, tt_tensor_l
 
 /* ---- vertices ---- */
 
-/* A run: the tensor of every value, and the last vertex that uses it. */
-typedef struct run {
-    const tt_graph *graph;
-    int value_count;
-    tt_tensor **tensors; /* by the number of the value; held */
-    uint32_t *versions;  /* that inputs had at the beginning */
-    int *uses;           /* that are left */
-} run;
-
 static tt_tensor *number_of(const tu_operand *operand) {
     tt_tensor *number = tt_number(operand->number == TUTTI_I64 ? (double)operand->at.whole : operand->at.real);
     return number;
 }
 
 /* Versions below zero count from what the version was when the graph began: -1 is that. */
-static tutti_status set_versions(const run *now, const tu_vertex *vertex, tt_tensor *const *inputs) {
+static tutti_status set_versions(const tu_graph_run *now, const tu_vertex *vertex, tt_tensor *const *inputs) {
     const tu_version_set_attributes *attributes = vertex->attributes;
     int64_t *versions = tu_scope_memory((size_t)vertex->operand_count * sizeof *versions);
     for (int i = 0; versions != NULL && i < vertex->operand_count; i++) {
@@ -108,7 +99,7 @@ static tutti_status set_versions(const run *now, const tu_vertex *vertex, tt_ten
     return tu_self()->pending;
 }
 
-static tutti_status run_vertex(run *now, const tu_vertex *vertex) {
+tutti_status tu_graph_run_vertex(tu_graph_run *now, const tu_vertex *vertex) {
     tt_tensor **inputs = tu_scope_memory(((size_t)vertex->operand_count + 1) * sizeof *inputs);
     if (inputs == NULL)
         return TUTTI_ERROR_MEMORY;
@@ -138,7 +129,7 @@ static tutti_status run_vertex(run *now, const tu_vertex *vertex) {
     return TUTTI_OK;
 }
 
-static void let_go(run *now, const tu_vertex *vertex) {
+void tu_graph_run_let_go(tu_graph_run *now, const tu_vertex *vertex) {
     for (int i = 0; i < vertex->operand_count; i++) {
         const tu_value *value = vertex->operands[i].value;
         if (value == NULL || --now->uses[value->number] > 0)
@@ -148,9 +139,8 @@ static void let_go(run *now, const tu_vertex *vertex) {
     }
 }
 
-/* Counts the uses of each value; outputs are one more. */
-static tutti_status begin(run *now, const tt_graph *graph, tt_tensor *const *inputs) {
-    *now = (run){ .graph = graph };
+tutti_status tu_graph_run_begin(tu_graph_run *now, const tt_graph *graph, tt_tensor *const *inputs) {
+    *now = (tu_graph_run){ .graph = graph };
     now->value_count = graph->value_count;
     size_t count = (size_t)now->value_count + 1;
     now->tensors = calloc(count, sizeof(tt_tensor *));
@@ -177,7 +167,7 @@ static tutti_status begin(run *now, const tt_graph *graph, tt_tensor *const *inp
     return TUTTI_OK;
 }
 
-static void end(run *now) {
+void tu_graph_run_end(tu_graph_run *now) {
     for (int i = 0; now->tensors != NULL && i < now->value_count; i++)
         tu_tensor_drop(now->tensors[i]);
     free(now->tensors);
@@ -185,7 +175,7 @@ static void end(run *now) {
     free(now->uses);
 }
 
-static tutti_status finish(run *now, tt_tensor **outputs) {
+tutti_status tu_graph_run_finish(tu_graph_run *now, tt_tensor **outputs) {
     const tt_graph *graph = now->graph;
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < graph->effect_count && status == TUTTI_OK; i++) {
@@ -204,19 +194,19 @@ static tutti_status finish(run *now, tt_tensor **outputs) {
 }
 
 tutti_status tu_graph_interpret(const tt_graph *graph, tt_tensor *const *inputs, tt_tensor **outputs) {
-    run now;
+    tu_graph_run now;
     bool recording = tt_grad_mode(false);
-    tutti_status status = begin(&now, graph, inputs);
+    tutti_status status = tu_graph_run_begin(&now, graph, inputs);
     for (const tu_vertex *vertex = graph->first; vertex != NULL && status == TUTTI_OK; vertex = vertex->next) {
         tt_scope scope = tt_scope_open();
-        status = run_vertex(&now, vertex);
+        status = tu_graph_run_vertex(&now, vertex);
         tu_scope_leave(&scope);
         if (status == TUTTI_OK)
-            let_go(&now, vertex);
+            tu_graph_run_let_go(&now, vertex);
     }
     if (status == TUTTI_OK)
-        status = finish(&now, outputs);
-    end(&now);
+        status = tu_graph_run_finish(&now, outputs);
+    tu_graph_run_end(&now);
     tt_grad_mode(recording);
     return status;
 }

@@ -6,28 +6,164 @@
 
 #include <stdlib.h>
 
+#include <tutti/autograd.h>
+
+#include "loops/group.h"
+#include "tensor/operators.h"
+
 struct tu_program {
     tt_graph *graph; /* held */
+    tu_step_of_program *steps;
+    int step_count;
+    bool interpreted; /* vertex by vertex */
 };
 
+/* ---- making ---- */
+
+static tutti_status make_steps(tu_program *made, const tu_program_options *options) {
+    if (made->interpreted)
+        return TUTTI_OK;
+    tutti_status status =
+        tu_steps_make(made->graph, options->mode == TU_PROGRAM_FUSED, &made->steps, &made->step_count);
+    for (int i = 0; i < made->step_count && status == TUTTI_OK; i++)
+        if (made->steps[i].nest != NULL)
+            status = tu_nest_schedule(made->steps[i].nest);
+    return status;
+}
+
 tutti_status tu_program_make(const tt_graph *graph, const tu_program_options *options, tu_program **program) {
-    (void)options;
+    tu_program_options plain = { .name = NULL };
+    if (options == NULL)
+        options = &plain;
     tu_program *made = calloc(1, sizeof *made);
     if (made == NULL)
         return tu_error_memory("a program", sizeof *made);
+    made->interpreted = options->mode == TU_PROGRAM_INTERPRET;
     made->graph = (tt_graph *)graph; /* only its count changes */
     atomic_fetch_add_explicit(&made->graph->references, 1, memory_order_relaxed);
-    *program = made;
-    return TUTTI_OK;
-}
-
-tutti_status tu_program_run(tu_program *program, tt_tensor *const *inputs, tt_tensor **outputs) {
-    return tu_graph_interpret(program->graph, inputs, outputs);
+    tutti_status status = make_steps(made, options);
+    if (status != TUTTI_OK)
+        tu_program_release(made);
+    else
+        *program = made;
+    return status;
 }
 
 void tu_program_release(tu_program *program) {
     if (program == NULL)
         return;
+    tu_steps_free(program->steps, program->step_count);
     tt_graph_release(&program->graph);
     free(program);
+}
+
+/* ---- looking ---- */
+
+tu_program_counts tu_program_count(const tu_program *program) {
+    tu_program_counts counts = { .calls = 0 };
+    for (int i = 0; i < program->step_count; i++) {
+        const tu_nest *nest = program->steps[i].nest;
+        counts.calls += nest == NULL;
+        counts.loops += nest != NULL;
+        counts.fused += nest != NULL ? nest->member_count : 0;
+        bool compiled = false;
+        for (int k = 0; nest != NULL && k < nest->stage_count; k++)
+            compiled = compiled || nest->stages[k].function != NULL;
+        counts.compiled += compiled;
+    }
+    return counts;
+}
+
+void tu_program_print(FILE *to, const tu_program *program) {
+    for (int i = 0; i < program->step_count; i++) {
+        if (program->steps[i].nest != NULL) {
+            tu_nest_print(to, program->steps[i].nest);
+            continue;
+        }
+        fprintf(to, "call ");
+        tu_vertex_print(to, program->steps[i].vertex);
+        fprintf(to, "\n");
+    }
+}
+
+/* ---- running ---- */
+
+/* What operators ask of their inputs before a kernel runs. */
+static tutti_status check_ready(const tu_nest *nest, tt_tensor *const *tensors) {
+    tutti_status status = TUTTI_OK;
+    for (int i = 0; i < nest->tensor_count && status == TUTTI_OK; i++) {
+        const tt_tensor *x = tensors[i];
+        if (nest->tensors[i].fresh)
+            continue;
+        if (nest->tensors[i].written)
+            status = tu_storage_wait_write(x->storage);
+        if (status == TUTTI_OK && (atomic_load_explicit(&x->storage->waiter, memory_order_relaxed) != NULL ||
+                                   tu_tensor_need(x) > x->storage->bytes))
+            status = tu_tensor_ready("compiled loop", nest->tensors[i].value->name, x);
+    }
+    return status;
+}
+
+/* New tensors for what the nest makes; they are the run's at once. */
+static tutti_status make_results(tu_graph_run *now, const tu_nest *nest, tt_tensor **tensors) {
+    for (int i = 0; i < nest->tensor_count; i++) {
+        const tu_nest_tensor *tensor = &nest->tensors[i];
+        if (tensor->fresh) {
+            tt_tensor *made = tu_tensor_new(&tensor->value->shape);
+            if (made == NULL)
+                return TUTTI_ERROR_MEMORY;
+            now->tensors[tensor->value->number] = made;
+        }
+        tensors[i] = now->tensors[tensor->value->number];
+    }
+    return TUTTI_OK;
+}
+
+static tutti_status run_nest(tu_graph_run *now, const tu_nest *nest) {
+    tt_tensor *tensors[TU_NEST_TENSORS];
+    tutti_status status = make_results(now, nest, tensors);
+    if (status == TUTTI_OK)
+        status = check_ready(nest, tensors);
+    if (status == TUTTI_OK)
+        status = tu_nest_run(nest, tensors);
+    if (status != TUTTI_OK)
+        return status;
+    for (int i = 0; i < nest->bump_count; i++) {
+        tt_tensor *written = now->tensors[nest->bumps[i].value->number];
+        for (int k = 0; written != NULL && k < nest->bumps[i].count; k++)
+            tu_bump(written);
+    }
+    for (int i = 0; i < nest->member_count; i++)
+        tu_graph_run_let_go(now, nest->members[i]);
+    return TUTTI_OK;
+}
+
+static tutti_status run_call(tu_graph_run *now, const tu_vertex *vertex) {
+    tt_scope scope = tt_scope_open();
+    tutti_status status = tu_graph_run_vertex(now, vertex);
+    tu_scope_leave(&scope);
+    if (status == TUTTI_OK)
+        tu_graph_run_let_go(now, vertex);
+    return status;
+}
+
+/* While somebody looks at every operator, each of them runs. */
+static bool is_watched(void) {
+    return tu_self()->recorder != NULL || tu_self()->anomaly;
+}
+
+tutti_status tu_program_run(tu_program *program, tt_tensor *const *inputs, tt_tensor **outputs) {
+    if (program->interpreted || is_watched())
+        return tu_graph_interpret(program->graph, inputs, outputs);
+    tu_graph_run now;
+    bool recording = tt_grad_mode(false);
+    tutti_status status = tu_graph_run_begin(&now, program->graph, inputs);
+    for (int i = 0; i < program->step_count && status == TUTTI_OK; i++)
+        status = program->steps[i].nest != NULL ? run_nest(&now, program->steps[i].nest)
+                                                : run_call(&now, program->steps[i].vertex);
+    if (status == TUTTI_OK)
+        status = tu_graph_run_finish(&now, outputs);
+    tu_graph_run_end(&now);
+    tt_grad_mode(recording);
+    return status;
 }

@@ -45,4 +45,14 @@ tutti_status tu_program_run(tu_program *program, tt_tensor *const *inputs, tt_te
 
 void tu_program_release(tu_program *program);
 
+/* What it is made of, for people and tests. */
+typedef struct tu_program_counts {
+    int calls, loops; /* steps: operators that are called, and loops */
+    int fused;        /* vertices in loops */
+    int compiled;     /* loops of which at least a part was compiled */
+} tu_program_counts;
+tu_program_counts tu_program_count(const tu_program *program);
+/* Its steps, one after the other: calls as the graph has them, loops with their lines. */
+void tu_program_print(FILE *to, const tu_program *program);
+
 #endif

@@ -40,12 +40,12 @@ static tutti_dtype promoted(const tu_call *call) {
     return numbers == 2 ? TUTTI_F32 : numbers == 1 && dtype == TUTTI_BOOL ? TUTTI_I64 : dtype;
 }
 
-static tu_kernel *kernel_for(const tu_call *call, tutti_dtype compute) {
-    const tu_pointwise_kernels *kernels = &tu_pointwise_table[call->entry->pointwise];
+tu_kernel *tu_pointwise_kernel(const tu_operator *entry, tutti_dtype compute) {
+    const tu_pointwise_kernels *kernels = &tu_pointwise_table[entry->pointwise];
     switch (compute) {
     case TUTTI_F32:
     case TUTTI_F64:
-        return tu_tensor_kernels_get()->pointwise[tu_float_index(compute)][call->entry->pointwise];
+        return tu_tensor_kernels_get()->pointwise[tu_float_index(compute)][entry->pointwise];
     case TUTTI_U64:
         return kernels->u64;
     case TUTTI_I64:
@@ -84,7 +84,7 @@ tutti_status tu_pointwise_shape(tu_call *call) {
         return tu_call_error(call, TUTTI_ERROR_TYPE, "the condition must be bool, not %s",
                              tu_describe(call->inputs[0]));
     tutti_dtype dtype = promoted(call);
-    if (kernel_for(call, tu_compute_dtype(dtype)) == NULL)
+    if (tu_pointwise_kernel(call->entry, tu_compute_dtype(dtype)) == NULL)
         return tu_call_error(call, TUTTI_ERROR_TYPE, "not defined for %s", tutti_dtype_name(dtype));
     result->dtype = flags & TU_TO_BOOL ? TUTTI_BOOL : dtype;
     if (flags & TU_TO_REAL && tu_is_complex(dtype))
@@ -109,10 +109,14 @@ static bool run_tiny(tu_call *call, tu_kernel *kernel, tutti_dtype compute) {
     return true;
 }
 
-tutti_status tu_pointwise_cpu(tu_call *call) {
+tutti_dtype tu_pointwise_compute(const tu_call *call) {
     bool other_type = call->entry->flags & (TU_TO_BOOL | TU_TO_REAL); /* than the result's */
-    tutti_dtype compute = tu_compute_dtype(other_type ? promoted(call) : call->results[0].dtype);
-    tu_kernel *kernel = kernel_for(call, compute);
+    return tu_compute_dtype(other_type ? promoted(call) : call->results[0].dtype);
+}
+
+tutti_status tu_pointwise_cpu(tu_call *call) {
+    tutti_dtype compute = tu_pointwise_compute(call);
+    tu_kernel *kernel = tu_pointwise_kernel(call->entry, compute);
     if (run_tiny(call, kernel, compute))
         return TUTTI_OK;
     tu_loop loop;

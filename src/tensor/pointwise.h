@@ -20,4 +20,9 @@ extern const tu_pointwise_kernels tu_pointwise_table[TU_POINTWISE_COUNT];
 tu_shape_rule tu_pointwise_shape;
 tu_device_kernel tu_pointwise_cpu;
 
+/* The type that a call computes in, after its shape rule; and an operator's kernel for such a type, NULL where it is
+ * not defined for it. */
+tutti_dtype tu_pointwise_compute(const tu_call *call);
+tu_kernel *tu_pointwise_kernel(const tu_operator *entry, tutti_dtype compute);
+
 #endif

@@ -2,27 +2,13 @@
  *
  * Programs: that they compute what their graphs say, bit for bit, in every mode.
  */
-#include <tutti/tensors.h>
-
-#include "../harness.h"
-#include "loops/program.h"
+#include "programs.h"
 
 static tt_tensor *ramp(tt_dims shape, double step) {
     int64_t count = 1;
     for (int i = 0; i < shape.count; i++)
         count *= shape.at[i];
     return tt_view(tt_mul_scalar(tt_add_scalar(tt_arange(0, (double)count, 1, TUTTI_F32, NULL), -3), step), shape);
-}
-
-/* Runs a captured function on tensors like those it was captured with. */
-static void run(tu_program *program, const tt_graph *graph, tt_tensor_list arguments, tt_tensor **outputs) {
-    tt_tensor *inputs[16] = { NULL };
-    CHECK_OK(tu_graph_gather("run", graph, arguments, inputs));
-    CHECK_OK(tu_program_run(program, inputs, outputs));
-    for (int i = 0; i < graph->input_count; i++)
-        tu_tensor_drop(inputs[i]);
-    for (int i = 0; i < graph->output_count; i++)
-        outputs[i] = tu_scope_own(outputs[i]);
 }
 
 static int chain(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
@@ -45,7 +31,7 @@ TEST(a_program_outlives_the_callers_hold_on_its_graph_and_runs_many_times) {
         for (int i = 0; i < 3; i++) {
             tt_tensor *y = tt_mul_scalar(x, i - 1.0);
             chain(tt_tensors(y), &expected, NULL);
-            run(program, held, tt_tensors(y), results);
+            run_program(program, held, tt_tensors(y), results);
             CHECK(tt_equal(results[0], expected));
         }
         tu_program_release(program);

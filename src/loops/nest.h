@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Nests: the loops that a program is made of, before they are code. A nest walks the elements of one shape, in pieces
+ * that stay in the cache. In each piece it runs a list of lines; a line works on slots, dense rows of one type:
+ *
+ *     loop 0: [64, 1000], 64 rows of 1000
+ *         reads  0 x: f32
+ *         writes 1 softmax: f32
+ *         s1: f32 row = amax(s0)
+ *         s2: f32 = sub(s0, s1)
+ *         s3: f32 = exp(s2)
+ *         ...
+ *
+ * A slot is wide, with an element for every one of the piece, or narrow, with one for each row: what a reduction over
+ * the last dimensions gives. Where a tensor's elements lie as the slot needs them the slot is that memory itself.
+ *
+ * Lines are exact copies of what the operators do one by one: each computes in the type that the operator computes in,
+ * and its result is rounded to the dtype of the tensor that it would have been. That is why a nest gives their bits.
+ */
+#ifndef TU_LOOPS_NEST_H
+#define TU_LOOPS_NEST_H
+
+#include "graph/graph.h"
+#include "tensor/loop.h"
+
+/* What one nest may have; a group that would need more is cut. */
+#define TU_NEST_TENSORS 24
+#define TU_NEST_MEMBERS 64
+/* Elements of a row that is kept whole, since it is reduced and read again. */
+#define TU_NEST_COLUMNS 16384
+
+typedef enum tu_line_kind {
+    TU_LINE_POINTWISE, /* an operator's expression */
+    TU_LINE_CONVERT,   /* the same numbers in another dtype, or a copy in the same */
+    TU_LINE_FOLD       /* a reduction of each row */
+} tu_line_kind;
+
+typedef struct tu_line {
+    tu_line_kind kind;
+    const tu_vertex *vertex;
+    tu_kernel *kernel; /* of pointwise lines */
+    int fold;          /* TU_FOLD_… */
+    bool mean;
+    int in[TU_OPERANDS], in_count, out; /* slots */
+} tu_line;
+
+typedef struct tu_slot {
+    tutti_dtype dtype;
+    bool narrow;
+    bool constant; /* the same number everywhere: `number`, of the slot's dtype */
+    bool truth;    /* 0 or 1 of a number's type, which bool would not change */
+    _Alignas(16) char number[16];
+    int tensor;              /* whose memory it is, or is copied from or to; -1: none */
+    const tu_value *value;   /* what it holds, for texts; may be NULL */
+    int first, last;         /* among the actions of the nest */
+    int buffer, wide_buffer; /* where it is where it is not in a tensor; and repeated along the rows; -1: nowhere */
+} tu_slot;
+
+/* A tensor that the nest reads or writes. */
+typedef struct tu_nest_tensor {
+    const tu_value *value;
+    bool written, fresh; /* fresh: the nest makes it; else a written one is changed in place */
+    bool narrow;
+    int slot;
+    int64_t strides[TT_MAX_DIMS]; /* by dimension of the space */
+    int64_t outer[TT_MAX_DIMS], row, column;
+    bool still;  /* the same elements in every piece */
+    bool single; /* one element everywhere */
+} tu_nest_tensor;
+
+/* What a value's version rises by. */
+typedef struct tu_nest_bump {
+    const tu_value *value;
+    int count;
+} tu_nest_bump;
+
+/* A part of the nest that was compiled: lines from `first` to `end` - 1 at once. `at` are the slots in the order of
+ * `slots`, inputs first; a narrow or constant one has one element per row or one in all. */
+typedef void tu_stage_function(void *const *at, int64_t rows, int64_t columns);
+typedef struct tu_stage {
+    int first, end;
+    int slots[TU_NEST_TENSORS * 2], input_count, slot_count;
+    bool by_rows; /* it has narrow inputs and wide ones */
+    tu_stage_function *function;
+} tu_stage;
+
+/* What runs, one after the other: a line by its kernel, or a stage. */
+typedef struct tu_action {
+    int line, stage; /* one of them is -1 */
+} tu_action;
+
+typedef struct tu_nest {
+    int number;
+    int ndim;
+    int64_t sizes[TT_MAX_DIMS];
+    int split; /* dimensions from here on are a row that is reduced; -1: there are no reductions */
+    int member_count;
+    const tu_vertex **members;
+    int line_count, slot_count, tensor_count, bump_count, stage_count, action_count;
+    int line_room, slot_room;
+    tu_line *lines;
+    tu_slot *slots;
+    tu_nest_tensor tensors[TU_NEST_TENSORS];
+    tu_nest_bump *bumps;
+    tu_stage *stages;
+    tu_action *actions;
+    /* The walk: outer dimensions, then rows, then columns; a piece is some rows, or a part of one. */
+    int outer_ndim;
+    int64_t outer_sizes[TT_MAX_DIMS], outer_count, rows, columns;
+    int64_t piece_rows, piece_columns;
+    int buffer_count;
+    size_t buffer_bytes;
+} tu_nest;
+
+/* The nest of these vertices, which are in program order, over this space. `uses` counts, for each value by number, its
+ * uses by all of the graph. *made is NULL with TUTTI_OK where they cannot be one. */
+tutti_status tu_nest_make(const tu_vertex *const *members, int member_count, int ndim, const int64_t *sizes, int split,
+                          const int *uses, tu_nest **made);
+void tu_nest_free(tu_nest *nest);
+/* Decides what is run, after stages were given functions or not: actions, buffers, sizes of pieces. */
+tutti_status tu_nest_schedule(tu_nest *nest);
+/* Whether the last dimensions from `split` on are one stride apart, broadcast to the space. */
+bool tu_nest_row_is_even(const tu_shape *shape, int ndim, const int64_t *sizes, int split);
+/* Which dimensions a reduction takes: the first of the last ones, or -1 where they are others. *fold and *mean say
+ * what it does; false where the operator is none that a nest has. */
+bool tu_nest_fold(const tu_vertex *vertex, int *split, int *fold, bool *mean);
+/* Operators that copy: clone, contiguous, to, copy_. */
+bool tu_nest_copies(const tu_vertex *vertex);
+
+/* Runs it on these tensors, one for each of the nest's. */
+tutti_status tu_nest_run(const tu_nest *nest, tt_tensor *const *tensors);
+
+void tu_nest_print(FILE *to, const tu_nest *nest);
+
+#endif

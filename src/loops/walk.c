@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Running a nest: piece after piece, on the threads of the process. Each thread has buffers of its own.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "loops/nest.h"
+#include "tensor/convert.h"
+#include "tensor/kernel/kernels.h"
+#include "tensor/parallel.h"
+#include "tensor/process.h"
+
+#define GRAIN 32768 /* elements that are worth another thread */
+
+typedef struct walk {
+    const tu_nest *nest;
+    char *data[TU_NEST_TENSORS];
+    int lanes;
+    int64_t pieces_of_rows, pieces_of_columns, pieces;
+    char *memory; /* buffers of all lanes, */
+    size_t lane_bytes;
+    void **slots; /* and where each lane has its slots */
+} walk;
+
+/* One piece on one lane. */
+typedef struct piece {
+    const walk *job;
+    char *buffers;
+    void **at;
+    bool begun; /* what is the same in every piece is there */
+    int64_t rows, columns, count;
+    char *data[TU_NEST_TENSORS];
+} piece;
+
+static char *buffer_of(const piece *now, int buffer) {
+    return now->buffers + (size_t)buffer * now->job->nest->buffer_bytes;
+}
+
+/* ---- reading and writing ---- */
+
+static void repeat(const piece *now, const tu_slot *slot, const void *from) {
+    size_t size = tu_dtype_bytes[slot->dtype];
+    char *to = buffer_of(now, slot->wide_buffer);
+    for (int64_t row = 0; row < now->rows; row++)
+        tu_pack(to + (size_t)(row * now->columns) * size, (const char *)from + (size_t)row * size, 0, size,
+                now->columns);
+}
+
+static void pack(const piece *now, const tu_nest_tensor *tensor, const char *data, char *to) {
+    size_t size = tu_dtype_bytes[tensor->value->shape.dtype];
+    if (tensor->narrow) {
+        tu_pack(to, data, tensor->row, size, now->rows);
+        return;
+    }
+    for (int64_t row = 0; row < now->rows; row++)
+        tu_pack(to + (size_t)(row * now->columns) * size, data + row * tensor->row * (int64_t)size, tensor->column,
+                size, now->columns);
+}
+
+static void unpack(const piece *now, const tu_nest_tensor *tensor, char *data, const char *from) {
+    size_t size = tu_dtype_bytes[tensor->value->shape.dtype];
+    if (tensor->narrow) {
+        tu_unpack(data, tensor->row, from, size, now->rows);
+        return;
+    }
+    for (int64_t row = 0; row < now->rows; row++)
+        tu_unpack(data + row * tensor->row * (int64_t)size, tensor->column, from + (size_t)(row * now->columns) * size,
+                  size, now->columns);
+}
+
+/* Before the first piece of a lane: numbers, and where buffers are. */
+static void begin_lane(piece *now) {
+    const tu_nest *nest = now->job->nest;
+    now->rows = nest->piece_rows;
+    now->columns = nest->piece_columns;
+    for (int i = 0; i < nest->slot_count; i++) {
+        const tu_slot *slot = &nest->slots[i];
+        now->at[i] = slot->constant ? (void *)slot->number : slot->buffer >= 0 ? buffer_of(now, slot->buffer) : NULL;
+        if (slot->constant && slot->wide_buffer >= 0)
+            tu_pack(buffer_of(now, slot->wide_buffer), slot->number, 0, tu_dtype_bytes[slot->dtype],
+                    now->rows * now->columns);
+    }
+}
+
+static void fetch(piece *now) {
+    const tu_nest *nest = now->job->nest;
+    bool whole = now->rows == nest->piece_rows && now->columns == nest->piece_columns;
+    for (int i = 0; i < nest->tensor_count; i++) {
+        const tu_nest_tensor *tensor = &nest->tensors[i];
+        const tu_slot *slot = &nest->slots[tensor->slot];
+        if (slot->buffer < 0)
+            now->at[tensor->slot] = now->data[i];
+        if (tensor->written)
+            continue;
+        /* Rows of a shorter piece lie at other places of the buffer where they are parts of rows; whole rows do not. */
+        bool there = now->begun && slot->last == nest->action_count && tensor->still &&
+                     (tensor->column == 0 || nest->piece_columns == nest->columns);
+        if (there)
+            continue;
+        if (slot->buffer >= 0)
+            pack(now, tensor, now->data[i], now->at[tensor->slot]);
+        if (slot->wide_buffer >= 0)
+            repeat(now, slot, now->at[tensor->slot]);
+    }
+    now->begun = now->begun || whole;
+}
+
+static void store(const piece *now) {
+    const tu_nest *nest = now->job->nest;
+    for (int i = 0; i < nest->tensor_count; i++) {
+        const tu_nest_tensor *tensor = &nest->tensors[i];
+        const tu_slot *slot = &nest->slots[tensor->slot];
+        if (tensor->written && slot->buffer >= 0)
+            unpack(now, tensor, now->data[i], now->at[tensor->slot]);
+    }
+}
+
+/* ---- lines ---- */
+
+static void fold(const piece *now, const tu_line *line) {
+    const tu_nest *nest = now->job->nest;
+    tutti_dtype dtype = nest->slots[line->out].dtype;
+    size_t size = tu_dtype_bytes[dtype];
+    const tu_fold_kernels *kernels = &tu_tensor_kernels_get()->folds[tu_float_index(dtype)][line->fold];
+    char *to = now->at[line->out];
+    const char *from = now->at[line->in[0]];
+    double scale = 1 / (double)nest->columns;
+    kernels->start(to, now->rows);
+    for (int64_t row = 0; row < now->rows; row++)
+        kernels->row(to + (size_t)row * size, from + (size_t)(row * now->columns) * size, now->columns);
+    for (int64_t row = 0; line->mean && row < now->rows; row++) {
+        if (dtype == TUTTI_F32)
+            ((float *)to)[row] = (float)((double)((float *)to)[row] * scale);
+        else
+            ((double *)to)[row] *= scale;
+    }
+}
+
+static void run_line(const piece *now, const tu_line *line) {
+    const tu_nest *nest = now->job->nest;
+    const tu_slot *out = &nest->slots[line->out];
+    int64_t count = out->narrow ? now->rows : now->count;
+    if (line->kind == TU_LINE_FOLD) {
+        fold(now, line);
+        return;
+    }
+    const void *in[TU_OPERANDS];
+    for (int i = 0; i < line->in_count; i++) {
+        const tu_slot *slot = &nest->slots[line->in[i]];
+        bool spread = slot->constant || (slot->narrow && !out->narrow);
+        in[i] = spread ? buffer_of(now, slot->wide_buffer) : now->at[line->in[i]];
+    }
+    if (line->kind == TU_LINE_POINTWISE) {
+        line->kernel(in, now->at[line->out], count, line->vertex->attributes);
+        return;
+    }
+    tutti_dtype from = nest->slots[line->in[0]].dtype;
+    if (from == out->dtype)
+        memcpy(now->at[line->out], in[0], (size_t)count * tu_dtype_bytes[from]);
+    else
+        (void)tu_convert(in[0], from, now->at[line->out], out->dtype,
+                         (size_t)count); /* between dtypes that there are */
+}
+
+static void run_stage(const piece *now, const tu_stage *stage) {
+    void *at[TU_NEST_TENSORS * 2];
+    for (int i = 0; i < stage->slot_count; i++)
+        at[i] = now->at[stage->slots[i]];
+    bool narrow = now->job->nest->slots[stage->slots[stage->input_count]].narrow;
+    if (stage->by_rows)
+        stage->function(at, now->rows, now->columns);
+    else
+        stage->function(at, 1, narrow ? now->rows : now->count);
+}
+
+/* Numbers of rows that kernels need in each column. */
+static void spread(const piece *now, int index) {
+    const tu_slot *slot = &now->job->nest->slots[index];
+    if (slot->wide_buffer >= 0)
+        repeat(now, slot, now->at[index]);
+}
+
+static void run_actions(const piece *now) {
+    const tu_nest *nest = now->job->nest;
+    for (int i = 0; i < nest->action_count; i++) {
+        const tu_action *action = &nest->actions[i];
+        if (action->stage < 0) {
+            run_line(now, &nest->lines[action->line]);
+            spread(now, nest->lines[action->line].out);
+            continue;
+        }
+        const tu_stage *stage = &nest->stages[action->stage];
+        run_stage(now, stage);
+        for (int k = stage->input_count; k < stage->slot_count; k++)
+            spread(now, stage->slots[k]);
+    }
+}
+
+/* ---- pieces ---- */
+
+static void find_piece(piece *now, int64_t index) {
+    const walk *job = now->job;
+    const tu_nest *nest = job->nest;
+    int64_t of_columns = index % job->pieces_of_columns, rest = index / job->pieces_of_columns;
+    int64_t row = rest % job->pieces_of_rows * nest->piece_rows, column = of_columns * nest->piece_columns;
+    rest /= job->pieces_of_rows;
+    now->rows = nest->rows - row < nest->piece_rows ? nest->rows - row : nest->piece_rows;
+    now->columns = nest->columns - column < nest->piece_columns ? nest->columns - column : nest->piece_columns;
+    now->count = now->rows * now->columns;
+    int64_t places[TT_MAX_DIMS];
+    for (int dim = nest->outer_ndim - 1; dim >= 0; dim--) {
+        places[dim] = rest % nest->outer_sizes[dim];
+        rest /= nest->outer_sizes[dim];
+    }
+    for (int i = 0; i < nest->tensor_count; i++) {
+        const tu_nest_tensor *tensor = &nest->tensors[i];
+        int64_t offset = row * tensor->row + column * tensor->column;
+        for (int dim = 0; dim < nest->outer_ndim; dim++)
+            offset += places[dim] * tensor->outer[dim];
+        now->data[i] = job->data[i] + offset * tu_dtype_bytes[tensor->value->shape.dtype];
+    }
+}
+
+static void run_lanes(void *context, int64_t begin, int64_t end) {
+    const walk *job = context;
+    for (int64_t lane = begin; lane < end; lane++) {
+        piece now = { .job = job,
+                      .buffers = job->memory + (size_t)lane * job->lane_bytes,
+                      .at = job->slots + lane * job->nest->slot_count };
+        begin_lane(&now);
+        int64_t last = job->pieces * (lane + 1) / job->lanes;
+        for (int64_t i = job->pieces * lane / job->lanes; i < last; i++) {
+            find_piece(&now, i);
+            fetch(&now);
+            run_actions(&now);
+            store(&now);
+        }
+    }
+}
+
+static int64_t pieces(int64_t count, int64_t piece) {
+    return (count + piece - 1) / piece;
+}
+
+tutti_status tu_nest_run(const tu_nest *nest, tt_tensor *const *tensors) {
+    walk job = { .nest = nest };
+    for (int i = 0; i < nest->tensor_count; i++)
+        job.data[i] = tu_pointer(tensors[i]);
+    job.pieces_of_rows = pieces(nest->rows, nest->piece_rows);
+    job.pieces_of_columns = pieces(nest->columns, nest->piece_columns);
+    job.pieces = nest->outer_count * job.pieces_of_rows * job.pieces_of_columns;
+    int64_t total = nest->outer_count * nest->rows * nest->columns;
+    int64_t lanes = total / GRAIN < job.pieces ? total / GRAIN : job.pieces;
+    int threads = lanes > 1 ? tu_process_compute_threads() : 1;
+    job.lanes = lanes < 1 ? 1 : lanes < threads ? (int)lanes : threads;
+    job.lane_bytes = (size_t)nest->buffer_count * nest->buffer_bytes;
+    size_t of_slots = ((size_t)nest->slot_count * sizeof(void *) + 63) / 64 * 64;
+    size_t bytes = (size_t)job.lanes * (job.lane_bytes + of_slots);
+    char *memory = tu_block_alloc(tu_self(), bytes);
+    if (memory == NULL)
+        return tu_error_memory("the buffers of a loop", bytes);
+    job.memory = memory;
+    job.slots = (void **)(void *)(memory + (size_t)job.lanes * job.lane_bytes);
+    tu_parallel(job.lanes, 1, run_lanes, &job);
+    tu_block_free(tu_self(), memory, bytes);
+    return TUTTI_OK;
+}

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the tests of programs share: running one, and comparing bits.
+ */
+#ifndef TUTTI_TESTS_LOOPS_PROGRAMS_H
+#define TUTTI_TESTS_LOOPS_PROGRAMS_H
+
+#include <tutti/tensors.h>
+
+#include "../harness.h"
+#include "loops/program.h"
+
+/* Runs a program on tensors like those that its graph was captured with. The outputs are the scope's. */
+static inline void run_program(tu_program *program, const tt_graph *graph, tt_tensor_list arguments,
+                               tt_tensor **outputs) {
+    tt_tensor *inputs[64] = { NULL };
+    CHECK(graph->input_count <= 64);
+    CHECK_OK(tu_graph_gather("run", graph, arguments, inputs));
+    for (int i = 0; i < graph->output_count; i++)
+        outputs[i] = NULL;
+    CHECK_OK(tu_program_run(program, inputs, outputs));
+    for (int i = 0; i < graph->input_count; i++)
+        tu_tensor_drop(inputs[i]);
+    for (int i = 0; i < graph->output_count; i++)
+        if (outputs[i] != NULL)
+            outputs[i] = tu_scope_own(outputs[i]);
+}
+
+/* Whether two tensors have the same dtype, shape and bits; one NaN is as good as another. */
+static inline bool same_bits(tt_tensor *left, tt_tensor *right) {
+    if (tt_dtype(left) != tt_dtype(right) || tt_dim_count(left) != tt_dim_count(right))
+        return false;
+    for (int i = 0; i < tt_dim_count(left); i++)
+        if (tt_size(left, i) != tt_size(right, i))
+            return false;
+    size_t bytes = tu_dtype_bytes[tt_dtype(left)], count = (size_t)tt_numel(left);
+    const char *one = tt_data(tt_contiguous(left)), *other = tt_data(tt_contiguous(right));
+    for (size_t i = 0; i < count; i++) {
+        if (memcmp(one + i * bytes, other + i * bytes, bytes) == 0)
+            continue;
+        double first = 0, second = 0;
+        if (!tu_is_float(tt_dtype(left)) ||
+            tutti_convert(one + i * bytes, tt_dtype(left), &first, TUTTI_F64, 1) != TUTTI_OK ||
+            tutti_convert(other + i * bytes, tt_dtype(left), &second, TUTTI_F64, 1) != TUTTI_OK || first == first ||
+            second == second) {
+            fprintf(stderr, "element %zu of %zu is %.17g and %.17g\n", i, count, first, second);
+            return false;
+        }
+    }
+    return true;
+}
+
+#endif
