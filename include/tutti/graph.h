@@ -96,7 +96,8 @@ TUTTI_API tt_graph *tt_graph_parse(const char *text, tutti_world *world);
 TUTTI_API const char *tt_pass_name(int index);
 /* What a pass does, in a line; NULL for a name that is none. */
 TUTTI_API const char *tt_pass_summary(const char *name);
-/* Runs a pass, and checks the graph after it. */
+/* Runs a pass, and checks the graph after it. A pass that keeps a limit in bytes takes another one behind its name:
+ * "bucket=1048576". After a failure the graph can only be released. */
 TUTTI_API bool tt_graph_pass(tt_graph *graph, const char *name);
 /* Whether the graph is well formed: operands made before they are used, names unique, sizes as operators say. */
 TUTTI_API bool tt_graph_check(const tt_graph *graph);

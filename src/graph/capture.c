@@ -776,7 +776,7 @@ bool tt_capture(tt_compile_function *function, void *user, tt_tensor_list inputs
     tutti_status status = tu_capture_function("capture", function, user, inputs, false, &made);
     /* Waits stand where the function would have waited: what it started first may need what it starts next. */
     if (status == TUTTI_OK)
-        status = tu_pass_sink(made.graph);
+        status = tu_pass_sink(made.graph, 0);
     if (tu_pending_take(status) == TUTTI_OK) {
         *graph = made.graph;
         made.graph = NULL;

@@ -46,16 +46,6 @@ static const tu_operator *other_form(const tu_vertex *vertex) {
                : NULL;
 }
 
-static bool is_row_major(const tu_shape *shape) {
-    int64_t stride = 1;
-    for (int i = shape->ndim - 1; i >= 0; i--) {
-        if (shape->strides[i] != stride)
-            return false;
-        stride *= shape->sizes[i];
-    }
-    return true;
-}
-
 /* Whether the vertex writes the whole of its first operand and nothing else, and its other form gives the same. */
 static bool can_return(const tt_graph *graph, const tu_vertex *vertex) {
     const tu_value *to = vertex->operand_count > 0 ? vertex->operands[0].value : NULL;
@@ -68,7 +58,7 @@ static bool can_return(const tt_graph *graph, const tu_vertex *vertex) {
     if (form == &tu_operator_clone && vertex->operands[1].value != NULL)
         return tu_shape_equal(&vertex->operands[1].value->shape, &to->shape);
     if (!vertex->in_place || form == &tu_operator_full || form == &tu_operator_clone)
-        return is_row_major(&to->shape); /* the new one is, too */
+        return tu_shape_is_row_major(&to->shape); /* the new one is, too */
     tu_shape made;
     tutti_status status = tu_vertex_infer(graph, vertex, &made);
     tt_error_clear(); /* a form that does not exist is no error */
@@ -236,7 +226,8 @@ static tutti_status write_back(tt_graph *graph, memory *all, int storages) {
     return TUTTI_OK;
 }
 
-tutti_status tu_pass_functional(tt_graph *graph) {
+tutti_status tu_pass_functional(tt_graph *graph, size_t bytes) {
+    (void)bytes;
     int storages = graph->storage_count;
     memory *all = calloc((size_t)storages + 1, sizeof *all);
     if (all == NULL)
@@ -247,5 +238,5 @@ tutti_status tu_pass_functional(tt_graph *graph) {
     if (status == TUTTI_OK)
         status = write_back(graph, all, storages);
     free(all);
-    return status == TUTTI_OK ? tu_pass_dead(graph) : status; /* views that were made again */
+    return status == TUTTI_OK ? tu_pass_dead(graph, 0) : status; /* views that were made again */
 }

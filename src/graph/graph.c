@@ -296,6 +296,16 @@ bool tu_shape_equal(const tu_shape *left, const tu_shape *right) {
            memcmp(left->sizes, right->sizes, bytes) == 0 && memcmp(left->strides, right->strides, bytes) == 0;
 }
 
+bool tu_shape_is_row_major(const tu_shape *shape) {
+    int64_t stride = 1;
+    for (int i = shape->ndim - 1; i >= 0; i--) {
+        if (shape->strides[i] != stride)
+            return false;
+        stride *= shape->sizes[i];
+    }
+    return true;
+}
+
 bool tu_vertex_writes(const tu_vertex *vertex, int operand) {
     if (vertex->in_place && (operand == 0 || vertex->entry->flags & TU_EACH_INPUT))
         return true;

@@ -110,6 +110,8 @@ void tu_value_replace(tt_graph *graph, tu_value *from, tu_value *to);
 void tu_graph_count_uses(tt_graph *graph);
 /* Whether two shapes are the same but for the offset. */
 bool tu_shape_equal(const tu_shape *left, const tu_shape *right);
+/* Whether its strides are those of a new tensor of its sizes. */
+bool tu_shape_is_row_major(const tu_shape *shape);
 /* Whether the vertex may be left out where nobody uses its results. */
 bool tu_vertex_is_pure(const tu_vertex *vertex);
 /* Whether the vertex writes the memory of this operand. An effect that does not say what it writes (a wait, a resize, a

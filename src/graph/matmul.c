@@ -29,16 +29,6 @@ static bool is_enabled(tutti_group *group) {
     return group != NULL && tt_symm_enabled(tutti_group_world(group), tutti_group_name(group));
 }
 
-static bool is_row_major(const tu_shape *shape) {
-    int64_t stride = 1;
-    for (int i = shape->ndim - 1; i >= 0; i--) {
-        if (shape->sizes[i] != 1 && shape->strides[i] != stride)
-            return false;
-        stride *= shape->sizes[i];
-    }
-    return true;
-}
-
 /* Whether something behind `from` and before `to` writes the memory. */
 static bool is_written_between(const tu_vertex *from, const tu_vertex *to, int storage) {
     for (const tu_vertex *vertex = from->next; vertex != NULL && vertex != to; vertex = vertex->next)
@@ -92,7 +82,7 @@ static tu_value *as_view(tt_graph *graph, tu_value *x, int ndim, const int64_t *
 }
 
 static tu_value *as_contiguous(tt_graph *graph, tu_value *x, tu_vertex *place) {
-    return is_row_major(&x->shape) ? x : call_one(graph, &tu_operator_contiguous, x, NULL, place);
+    return tu_shape_is_row_major(&x->shape) ? x : call_one(graph, &tu_operator_contiguous, x, NULL, place);
 }
 
 /* The right matrix of a product: its second operand, or that turned. */
@@ -337,7 +327,8 @@ static tutti_status fuse_gather(gather *of) {
     return TUTTI_OK;
 }
 
-tutti_status tu_pass_gather_matmul(tt_graph *graph) {
+tutti_status tu_pass_gather_matmul(tt_graph *graph, size_t bytes) {
+    (void)bytes;
     tutti_status status = TUTTI_OK;
     for (tu_vertex *vertex = graph->first, *next; vertex != NULL && status == TUTTI_OK; vertex = next) {
         next = vertex->next;
@@ -400,7 +391,7 @@ static bool has_fitting_view(const scatter *of, const tu_value *in) {
         return true;
     return in->shape.ndim >= 2 &&
            in->shape.sizes[in->shape.ndim - 1] == product->shape.sizes[product->shape.ndim - 1] &&
-           (is_scaled(of->product) || is_row_major(&left->shape));
+           (is_scaled(of->product) || tu_shape_is_row_major(&left->shape));
 }
 
 static tu_vertex *call_scaled_scatter(const scatter *of, const tu_value *in, int dim) {
@@ -457,7 +448,8 @@ static tutti_status fuse_scatter(scatter *of) {
     return TUTTI_OK;
 }
 
-tutti_status tu_pass_matmul_scatter(tt_graph *graph) {
+tutti_status tu_pass_matmul_scatter(tt_graph *graph, size_t bytes) {
+    (void)bytes;
     tutti_status status = TUTTI_OK;
     for (tu_vertex *vertex = graph->first, *next; vertex != NULL && status == TUTTI_OK; vertex = next) {
         next = vertex->next;

@@ -2,34 +2,59 @@
  *
  * The table of passes.
  */
+#include <ctype.h>
+#include <errno.h>
+#include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "graph/passes.h"
 
+/* In the order in which a compiler runs them. */
 const tu_pass tu_passes[] = {
-    { "dead", "leaves out what nobody uses; collectives and their waits stay", tu_pass_dead },
-    { "common", "computes once what is computed twice", tu_pass_common },
-    { "copies", "takes the original in the place of a copy where nobody can tell", tu_pass_copies },
-    { "functional", "makes new values of what is written in place; inputs are written once, at the end",
-      tu_pass_functional },
+    { "dead", "leaves out what nobody uses; collectives and their waits stay", tu_pass_dead, 0, false },
     { "unshard", "uses what was gathered in the place of a parameter that is filled from it and freed again",
-      tu_pass_unshard },
-    { "in_place", "lets a collective write its input where nobody looks at that again", tu_pass_in_place },
-    { "sink", "puts waits as late as their results allow", tu_pass_sink },
-    { "raise", "puts starts of collectives as early as their inputs allow, in their order", tu_pass_raise },
-    { "gather_matmul", "fuses an all-gather with the matrix products of what it gathers", tu_pass_gather_matmul },
-    { "matmul_scatter", "fuses a matrix product with the reduce-scatter of it", tu_pass_matmul_scatter },
-    { "bucket", "makes one operation of neighbouring collectives of one kind", tu_pass_bucket },
+      tu_pass_unshard, 0, false },
+    { "functional", "makes new values of what is written in place; inputs are written once, at the end",
+      tu_pass_functional, 0, true },
+    { "fold", "computes now what depends on no input", tu_pass_fold, 1 << 20, false },
+    { "common", "computes once what is computed twice", tu_pass_common, 0, false },
+    { "copies", "takes the original in the place of a copy where nobody can tell", tu_pass_copies, 0, false },
+    { "gather_matmul", "fuses an all-gather with the matrix products of what it gathers", tu_pass_gather_matmul, 0,
+      true },
+    { "matmul_scatter", "fuses a matrix product with the reduce-scatter of it", tu_pass_matmul_scatter, 0, true },
+    { "one_shot", "lets small all-reduces read all ranks' symmetric buffers, which the graph keeps", tu_pass_one_shot,
+      128 << 10, true },
+    { "low_contention", "lets large gathers and scatters beside computation touch one peer after the other",
+      tu_pass_low_contention, 1 << 20, true },
+    { "bucket", "makes one operation of neighbouring collectives of one kind", tu_pass_bucket, 25 << 20, false },
+    { "in_place", "lets a collective write its input where nobody looks at that again", tu_pass_in_place, 0, false },
+    { "raise", "puts starts of collectives as early as their inputs allow, in their order", tu_pass_raise, 256 << 20,
+      false },
+    { "sink", "puts waits as late as their results allow", tu_pass_sink, 0, false },
 };
 
 int tu_pass_count(void) {
     return sizeof tu_passes / sizeof *tu_passes;
 }
 
-static const tu_pass *find(const char *name) {
-    for (int i = 0; name != NULL && i < tu_pass_count(); i++)
-        if (strcmp(tu_passes[i].name, name) == 0)
-            return &tu_passes[i];
+/* "bucket" or "bucket=1048576": the name, and the limit that is given. */
+static const tu_pass *find(const char *text, size_t *bytes) {
+    size_t length = text != NULL ? strcspn(text, "=") : 0;
+    for (int i = 0; text != NULL && i < tu_pass_count(); i++) {
+        const tu_pass *pass = &tu_passes[i];
+        if (strncmp(pass->name, text, length) != 0 || pass->name[length] != 0)
+            continue;
+        *bytes = pass->bytes;
+        if (text[length] == 0)
+            return pass;
+        char *end;
+        errno = 0;
+        unsigned long long given = strtoull(text + length + 1, &end, 10);
+        bool right = isdigit((unsigned char)text[length + 1]) && *end == 0 && errno == 0 && given <= SIZE_MAX;
+        *bytes = (size_t)given;
+        return right && pass->bytes != 0 ? pass : NULL;
+    }
     return NULL;
 }
 
@@ -38,23 +63,27 @@ const char *tt_pass_name(int index) {
 }
 
 const char *tt_pass_summary(const char *name) {
-    const tu_pass *pass = find(name);
+    size_t bytes;
+    const tu_pass *pass = find(name, &bytes);
     return pass != NULL ? pass->summary : NULL;
 }
 
 bool tt_graph_pass(tt_graph *graph, const char *name) {
     if (tu_self()->pending != TUTTI_OK)
         return false;
-    const tu_pass *pass = find(name);
+    size_t bytes;
+    const tu_pass *pass = find(name, &bytes);
     if (graph == NULL || pass == NULL) {
         if (graph == NULL)
             tu_fail(TUTTI_ERROR_ARGUMENT, "graph_pass: graph is NULL");
         else
-            tu_fail(TUTTI_ERROR_NOT_FOUND, "graph_pass: there is no pass \"%s\"; tt_pass_name lists them",
+            tu_fail(TUTTI_ERROR_NOT_FOUND,
+                    "graph_pass: there is no pass \"%s\"; tt_pass_name lists them, and those with a limit "
+                    "take =bytes behind their name",
                     name != NULL ? name : "(NULL)");
         return false;
     }
-    tutti_status status = pass->run(graph);
+    tutti_status status = pass->run(graph, bytes);
     if (status == TUTTI_OK)
         status = tu_graph_check(pass->name, graph);
     return tu_pending_take(status) == TUTTI_OK;

@@ -7,10 +7,13 @@
 
 #include "graph/graph.h"
 
-typedef tutti_status tu_pass_run(tt_graph *graph);
+/* `bytes` is the limit that the pass keeps, where it has one. */
+typedef tutti_status tu_pass_run(tt_graph *graph, size_t bytes);
 typedef struct tu_pass {
     const char *name, *summary;
     tu_pass_run *run;
+    size_t bytes; /* its limit where the caller gives none; 0: it has none */
+    bool asked;   /* runs only where somebody asks for it by name */
 } tu_pass;
 extern const tu_pass tu_passes[];
 int tu_pass_count(void);
@@ -21,6 +24,10 @@ tu_pass_run tu_pass_dead, tu_pass_common, tu_pass_copies, tu_pass_in_place;
 tu_pass_run tu_pass_functional;
 /* unshard.c */
 tu_pass_run tu_pass_unshard;
+/* fold.c */
+tu_pass_run tu_pass_fold;
+/* one_shot.c */
+tu_pass_run tu_pass_one_shot, tu_pass_low_contention;
 /* schedule.c */
 tu_pass_run tu_pass_sink, tu_pass_raise, tu_pass_bucket;
 /* matmul.c */

@@ -9,11 +9,6 @@
 #include "functional/operators.h"
 #include "graph/passes.h"
 
-/* A gather that starts early holds its memory longer: starts rise only while that is below this, all together. */
-#define RAISED_BYTES (256 << 20)
-/* What one operation on many tensors moves, at most. */
-#define BUCKET_BYTES (25 << 20)
-
 static bool is_start(const tu_vertex *vertex) {
     return (vertex->entry->flags & TU_STARTS) != 0;
 }
@@ -65,7 +60,8 @@ static bool holds_up(const tu_vertex *vertex, const tu_vertex *wait, const tu_ve
     return false;
 }
 
-tutti_status tu_pass_sink(tt_graph *graph) {
+tutti_status tu_pass_sink(tt_graph *graph, size_t bytes) {
+    (void)bytes;
     for (tu_vertex *vertex = graph->last, *before; vertex != NULL; vertex = before) {
         before = vertex->before;
         const tu_vertex *start = is_wait(vertex) ? start_of(vertex) : NULL;
@@ -106,11 +102,12 @@ static size_t result_bytes(const tu_vertex *vertex) {
     return bytes;
 }
 
-tutti_status tu_pass_raise(tt_graph *graph) {
+/* A gather that starts early holds its memory longer: starts rise only while that is below `bytes`, all together. */
+tutti_status tu_pass_raise(tt_graph *graph, size_t bytes) {
     size_t raised = 0;
     for (tu_vertex *vertex = graph->first, *next; vertex != NULL; vertex = next) {
         next = vertex->next;
-        if (!is_start(vertex) || raised + result_bytes(vertex) > RAISED_BYTES)
+        if (!is_start(vertex) || raised + result_bytes(vertex) > bytes)
             continue;
         tu_vertex *place = vertex;
         while (place->before != NULL && !holds_down(place->before, vertex))
@@ -152,7 +149,7 @@ static bool same_kind(const tu_vertex *left, const tu_vertex *right) {
 
 /* Collects starts into `members`, from `first` on: each is moved down to the last one, so nothing between may look at
  * what an earlier one makes or write what it reads. Another kind of collective ends the bucket. Returns how many. */
-static int collect(tu_vertex *first, tu_vertex **members) {
+static int collect(tu_vertex *first, size_t limit, tu_vertex **members) {
     int count = 0;
     size_t bytes = 0;
     for (tu_vertex *vertex = first; vertex != NULL; vertex = vertex->next) {
@@ -165,7 +162,7 @@ static int collect(tu_vertex *first, tu_vertex **members) {
         if (!is_start(vertex))
             continue;
         size_t more = bytes_of(&vertex->operands[0].value->shape) + result_bytes(vertex);
-        if (!same_kind(first, vertex) || bytes + more > BUCKET_BYTES)
+        if (!same_kind(first, vertex) || bytes + more > limit)
             return count;
         bytes += more;
         members[count++] = vertex;
@@ -217,14 +214,15 @@ static tutti_status merge(tt_graph *graph, tu_vertex **members, int count) {
     return TUTTI_OK;
 }
 
-tutti_status tu_pass_bucket(tt_graph *graph) {
+/* One operation moves `bytes` at most. */
+tutti_status tu_pass_bucket(tt_graph *graph, size_t bytes) {
     tu_vertex **members = malloc(((size_t)graph->vertex_count + 1) * sizeof(tu_vertex *));
     if (members == NULL)
         return tu_error_memory("a pass", (size_t)graph->vertex_count * sizeof *members);
     tutti_status status = TUTTI_OK;
     for (tu_vertex *vertex = graph->first, *next; vertex != NULL && status == TUTTI_OK; vertex = next) {
         next = vertex->next;
-        int count = is_start(vertex) && form_of(vertex) >= 0 ? collect(vertex, members) : 0;
+        int count = is_start(vertex) && form_of(vertex) >= 0 ? collect(vertex, bytes, members) : 0;
         if (count < 2)
             continue;
         while (next != NULL && next != members[count - 1]) /* go on behind the last member */

@@ -14,7 +14,8 @@
 
 /* Backwards, so that chains go in one pass. A wait is an effect and stays, and with it the collective that it ends: the
  * other ranks count on it. What was computed only to be written to, and is not seen afterwards, stays too: rare. */
-tutti_status tu_pass_dead(tt_graph *graph) {
+tutti_status tu_pass_dead(tt_graph *graph, size_t bytes) {
+    (void)bytes;
     tu_graph_count_uses(graph);
     for (tu_vertex *vertex = graph->last, *before; vertex != NULL; vertex = before) {
         before = vertex->before;
@@ -140,7 +141,8 @@ static size_t bin_of(const tu_vertex *vertex, size_t bins) {
 }
 
 /* Vertices with one hash are chained through `next`, by their positions in `kept`. */
-tutti_status tu_pass_common(tt_graph *graph) {
+tutti_status tu_pass_common(tt_graph *graph, size_t bytes) {
+    (void)bytes;
     traces of = { NULL, NULL, NULL };
     size_t bins = (size_t)graph->vertex_count * 2 + 1, count = 0;
     tu_vertex **kept = calloc((size_t)graph->vertex_count + 1, sizeof(tu_vertex *));
@@ -192,7 +194,8 @@ static bool is_idle(const tu_vertex *vertex, const traces *of) {
            !used_after(vertex, from->storage);
 }
 
-tutti_status tu_pass_copies(tt_graph *graph) {
+tutti_status tu_pass_copies(tt_graph *graph, size_t bytes) {
+    (void)bytes;
     traces of = { NULL, NULL, NULL };
     tutti_status status = trace(graph, &of);
     for (tu_vertex *vertex = graph->first, *after; status == TUTTI_OK && vertex != NULL; vertex = after) {
@@ -225,21 +228,12 @@ static bool has_in_place_form(const tu_vertex *vertex) {
     return false;
 }
 
-static bool is_dense(const tu_shape *shape) {
-    int64_t stride = 1;
-    for (int i = shape->ndim - 1; i >= 0; i--) {
-        if (shape->sizes[i] != 1 && shape->strides[i] != stride)
-            return false;
-        stride *= shape->sizes[i];
-    }
-    return true;
-}
-
 /* The input is memory of this graph that nobody looks at again, and nobody else sends. */
 static bool may_be_overwritten(const tu_vertex *vertex, int operand, const traces *of) {
     const tu_value *from = vertex->operands[operand].value, *to = vertex->results[operand];
     if (from == NULL || from->maker == NULL || of->kept[from->storage] || of->sent[from->storage] != 1 ||
-        !is_dense(&from->shape) || !tu_shape_equal(&from->shape, &to->shape) || used_after(vertex, from->storage))
+        !tu_shape_is_row_major(&from->shape) || !tu_shape_equal(&from->shape, &to->shape) ||
+        used_after(vertex, from->storage))
         return false;
     for (int i = 0; i < operand; i++)
         if (vertex->operands[i].value->storage == from->storage)
@@ -247,7 +241,8 @@ static bool may_be_overwritten(const tu_vertex *vertex, int operand, const trace
     return true;
 }
 
-tutti_status tu_pass_in_place(tt_graph *graph) {
+tutti_status tu_pass_in_place(tt_graph *graph, size_t bytes) {
+    (void)bytes;
     traces of = { NULL, NULL, NULL };
     tutti_status status = trace(graph, &of);
     for (tu_vertex *vertex = graph->first; status == TUTTI_OK && vertex != NULL; vertex = vertex->next) {

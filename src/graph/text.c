@@ -39,20 +39,10 @@ static void print_list(FILE *to, int count, const int64_t *at) {
     fputc(']', to);
 }
 
-static bool is_row_major(const tu_shape *shape) {
-    int64_t stride = 1;
-    for (int i = shape->ndim - 1; i >= 0; i--) {
-        if (shape->strides[i] != stride)
-            return false;
-        stride *= shape->sizes[i];
-    }
-    return true;
-}
-
 void tu_shape_print(FILE *to, const tu_shape *shape) {
     fprintf(to, "%s ", tutti_dtype_name(shape->dtype));
     print_list(to, shape->ndim, shape->sizes);
-    if (!is_row_major(shape)) {
+    if (!tu_shape_is_row_major(shape)) {
         fprintf(to, " strides ");
         print_list(to, shape->ndim, shape->strides);
     }

@@ -221,7 +221,8 @@ static tutti_status rewrite(const sharded *of) {
     return status;
 }
 
-tutti_status tu_pass_unshard(tt_graph *graph) {
+tutti_status tu_pass_unshard(tt_graph *graph, size_t bytes) {
+    (void)bytes;
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < graph->input_count && status == TUTTI_OK; i++) {
         sharded of = { .graph = graph, .whole = graph->inputs[i].value };
@@ -231,5 +232,5 @@ tutti_status tu_pass_unshard(tt_graph *graph) {
         if (alone && is_sharded(&of))
             status = rewrite(&of);
     }
-    return status == TUTTI_OK ? tu_pass_dead(graph) : status; /* views that were made again */
+    return status == TUTTI_OK ? tu_pass_dead(graph, 0) : status; /* views that were made again */
 }
