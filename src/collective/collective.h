@@ -371,6 +371,8 @@ tutti_status tu_one_shot(tu_collective *state, tu_task *task, tutti_algorithm al
 bool tu_one_shot_can_start(const tu_collective *state, const tu_task *task, tutti_algorithm algorithm);
 tutti_status tu_one_shot_start(tu_collective *state, tu_task *task, tutti_algorithm algorithm);
 tutti_status tu_one_shot_finish(tu_collective *state, tu_task *task, tutti_algorithm algorithm);
+/* Of a started all-gather: what `member`, who has come, has given to it. */
+void tu_one_shot_peek(const tu_collective *state, const tu_task *task, int member, void *part);
 
 tutti_status tu_two_shot(tu_collective *state, tu_task *task);  /* reductions */
 tutti_status tu_pipelined(tu_collective *state, tu_task *task); /* moves */

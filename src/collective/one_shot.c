@@ -389,3 +389,11 @@ tutti_status tu_one_shot_finish(tu_collective *state, tu_task *task, tutti_algor
         tu_keep_own_part(state, task, false);
     return status;
 }
+
+void tu_one_shot_peek(const tu_collective *state, const tu_task *task, int member, void *part) {
+    size_t bytes = task->info.count * task->element;
+    if (member == state->rank)
+        memcpy(part, task->in, bytes);
+    else
+        memcpy(part, staging(state, member, task->open_epoch, (tutti_algorithm)task->info.algorithm), bytes);
+}

@@ -14,8 +14,10 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
+#include "collective/arrival.h"
 #include "collective/batch.h"
 #include "collective/parts.h"
 #include "collective/work.h"
@@ -440,6 +442,71 @@ tutti_status tu_works_wait(tutti_work *work, int64_t deadline) {
             return TUTTI_ERROR_TIMEOUT;
     }
     return TUTTI_OK;
+}
+
+/* ---- who has come, before all have ---- */
+
+static bool has_come(const tu_collective *state, const tu_task *task, int member) {
+    return tu_epoch_reached(state, task->open_epoch, member) &&
+           state->members[member]->arrive[task->open_epoch & 1].signature == task->signature;
+}
+
+bool tu_work_peek(tutti_work *work, int member, void *part) {
+    tu_collective *state = work->task.state;
+    size_t bytes = work->task.info.count * work->task.element;
+    bool told = false;
+    if (!tu_work_done(work)) {
+        if (state == NULL || !tu_collective_try_lock(state))
+            return false;
+        told = is_open(state, work) && has_come(state, &work->task, member);
+        if (told)
+            tu_one_shot_peek(state, &work->task, member, part);
+        tu_collective_unlock(state);
+    }
+    if (told || !tu_work_done(work) || work->status != TUTTI_OK)
+        return told;
+    memcpy(part, (const char *)work->task.out + (size_t)member * bytes, bytes);
+    return true;
+}
+
+typedef struct arrival {
+    open_wait open; /* first: open_missing looks at it */
+    const bool *seen;
+} arrival;
+
+/* The first member that has come and has not been seen; -1: none. */
+static int newcomer(const arrival *awaited) {
+    const tu_collective *state = awaited->open.state;
+    for (int member = 0; member < state->size; member++)
+        if (!awaited->seen[member] && tu_epoch_reached(state, awaited->open.work->task.open_epoch, member))
+            return member;
+    return -1;
+}
+
+static bool somebody_new(void *argument) {
+    return newcomer(argument) >= 0;
+}
+
+bool tu_work_await_arrival(tutti_work *work, const bool *seen) {
+    tu_collective *state = work->task.state;
+    arrival awaited = { { state, work }, seen };
+    bool came = false;
+    if (state == NULL || tu_work_done(work) || !tu_collective_try_lock(state))
+        return false;
+    if (is_open(state, work)) {
+        tu_group_wait wait;
+        tu_group_wait_init(&wait, state->group, &work->task.info, work->task.ticket, work->task.deadline, open_missing,
+                           &awaited);
+        came = tu_wait_until(&wait.wait, somebody_new, &awaited) == TUTTI_OK &&
+               has_come(state, &work->task, newcomer(&awaited)); /* else its call is another one */
+    }
+    tu_collective_unlock(state);
+    return came;
+}
+
+void tu_hand_over(const tutti_group *group, void *to, const void *from, size_t bytes) {
+    const tu_collective *state = tu_collective_find(group);
+    tu_copy(to, from, bytes, state != NULL && state->ready ? tu_stage_flags(state, bytes) : 0);
 }
 
 void tu_works_adopt(tutti_work *work) {

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What libtutti-tensor's fused operations need of a started all-gather: who has come, before all have; and a copy to
+ * where others read next.
+ *
+ *     while (!tu_work_peek(work, member, &record))
+ *         if (!tu_work_await_arrival(work, seen))
+ *             return tutti_work_wait(work, 0);     (the work is over, or knows better why it will not be)
+ */
+#ifndef TU_COLLECTIVE_ARRIVAL_H
+#define TU_COLLECTIVE_ARRIVAL_H
+
+#include <stdbool.h>
+
+#include <tutti/group.h>
+#include <tutti/work.h>
+
+#include "base/error.h"
+
+/* Copies to `part` what `member` has given to a started all-gather, if it has come and called the same. False
+ * otherwise, and where nothing can be told before all have come (work that is queued behind another). Never waits. */
+TU_SHARED bool tu_work_peek(tutti_work *work, int member, void *part);
+
+/* Waits until a member without a mark in `seen` (one for each) has come, and returns true; false when the work is over,
+ * or will fail: waiting for the work tells how. */
+TU_SHARED bool tu_work_await_arrival(tutti_work *work, const bool *seen);
+
+/* Copies to memory that other ranks read next, by the stores that suit that on this machine: past the caches where the
+ * lines would have to be fetched from the processor that has read them last. They do not overlap. */
+TU_SHARED void tu_hand_over(const tutti_group *group, void *to, const void *from, size_t bytes);
+
+#endif
