@@ -8,14 +8,10 @@
 
 #include "functional/registry.h"
 #include "functional/symmetric.h"
-#include "fused/driver.h"
 #include "fused/operators.h"
 #include "tensor/convert.h"
 #include "tensor/loop.h"
-
-/* Shards with fewer rows are put together before they are multiplied: a product of so few rows would spend its time on
- * packing b. */
-#define FEW_ROWS 64
+#include "tensor/parallel.h"
 
 /* ---- layouts ---- */
 
@@ -58,6 +54,37 @@ bool tu_fused_is_rows(const tt_tensor *x) {
 
 tu_matrix tu_fused_rows(const tt_tensor *x) {
     return x->ndim == 2 ? tu_fused_matrix(x) : (tu_matrix){ tu_pointer(x), x->sizes[x->ndim - 1], 1 };
+}
+
+tu_panels tu_fused_panels(int ranks, int64_t rows) {
+    return tu_symm_test_mode() ? (tu_panels){ ranks, 1 } : tu_panels_of(ranks, rows);
+}
+
+typedef struct placing {
+    char *to;
+    int64_t stride, columns;
+    tu_matrix from;
+    size_t size;
+} placing;
+
+static void place_some(void *context, int64_t begin, int64_t end) {
+    const placing *job = context;
+    const char *from = job->from.data;
+    if (job->from.column == 1 && job->from.row == job->columns && job->stride == job->columns) {
+        size_t row_bytes = (size_t)job->columns * job->size;
+        memcpy(job->to + (size_t)begin * row_bytes, from + (size_t)begin * row_bytes,
+               (size_t)(end - begin) * row_bytes);
+        return;
+    }
+    for (int64_t i = begin; i < end; i++)
+        tu_pack(job->to + (size_t)(i * job->stride) * job->size, from + (size_t)(i * job->from.row) * job->size,
+                job->from.column, job->size, job->columns);
+}
+
+void tu_fused_place_rows(char *to, int64_t stride, tu_matrix from, int64_t rows, int64_t columns, size_t size) {
+    placing job = { to, stride, columns, from, size };
+    if (columns > 0)
+        tu_parallel(rows, 1 + (1 << 18) / (columns * (int64_t)size), place_some, &job);
 }
 
 /* ---- shapes ---- */
@@ -154,46 +181,39 @@ tutti_status tu_fused_all_gather_matmul_multimem_shape(tu_call *call) {
 typedef struct products {
     const tu_call *call;
     int64_t rows, depth; /* of a shard, as a matrix */
-    int ranks;
+    tu_panels panels;
     tutti_dtype dtype;
-    char *whole;    /* where A is put together, or NULL */
-    bool by_shards; /* multiplied one by one; else once A is whole, as in test mode */
-    bool last;      /* gathered along the last dimension */
+    char *whole; /* where A is put together, or NULL */
+    bool last;   /* gathered along the last dimension */
 } products;
 
-static tu_matrix shard_matrix(const products *job, const tu_shard *shard) {
-    return shard->turned ? (tu_matrix){ shard->data, 1, job->rows } : (tu_matrix){ shard->data, job->depth, 1 };
+static bool by_shards(const products *job) {
+    return job->panels.count == job->panels.ranks;
 }
 
 /* Puts a shard at its place in A: rows, or columns. */
 static void place_shard(const products *job, int rank, const tu_shard *shard) {
-    size_t size = tu_dtype_bytes[job->dtype], row_bytes = (size_t)job->depth * size,
-           whole_row = job->last ? (size_t)job->ranks * row_bytes : row_bytes;
-    tu_matrix from = shard_matrix(job, shard);
-    char *to = job->whole + (job->last ? (size_t)rank * row_bytes : (size_t)(rank * job->rows) * row_bytes);
-    if (!job->last && !shard->turned && job->rows * job->depth > 0) {
-        memcpy(to, shard->data, (size_t)job->rows * row_bytes);
-        return;
-    }
-    for (int64_t i = 0; i < job->rows && row_bytes > 0; i++)
-        tu_pack(to + (size_t)i * whole_row, (const char *)from.data + (size_t)(i * from.row) * size, from.column, size,
-                job->depth);
+    size_t size = tu_dtype_bytes[job->dtype];
+    int64_t stride = job->last ? job->panels.ranks * job->depth : job->depth,
+            first = job->last ? rank * job->depth : rank * job->rows * job->depth;
+    tu_fused_place_rows(job->whole + (size_t)first * size, stride, tu_fused_shard(shard, job->rows, job->depth),
+                        job->rows, job->depth, size);
 }
 
-static tutti_status multiply(const products *job, int rank, const tu_shard *shard) {
+/* `left` (rows, depth) with each matrix: rows of the results from `row` on. Where depth is a part of the matrices'
+ * rows, it begins at `inner`; products of other parts are added from the second on. */
+static tutti_status multiply(const products *job, tu_matrix left, int64_t rows, int64_t depth, int64_t row,
+                             int64_t inner) {
     size_t size = tu_dtype_bytes[job->dtype];
     tutti_status status = TUTTI_OK;
     for (int i = 1; i < job->call->input_count && status == TUTTI_OK; i++) {
         const tt_tensor *rhs = job->call->inputs[i];
         tu_matrix right = tu_fused_matrix(rhs);
-        char *out = tu_pointer(job->call->outputs[i]);
-        if (job->last)
-            right.data = (const char *)right.data + (size_t)(rank * job->depth * right.row) * size;
-        else
-            out += (size_t)(rank * job->rows * rhs->sizes[1]) * size;
+        right.data = (const char *)right.data + (size_t)(inner * right.row) * size;
+        char *out = (char *)tu_pointer(job->call->outputs[i]) + (size_t)(row * rhs->sizes[1]) * size;
         if (job->call->outputs[i]->numel > 0)
-            status = tu_gemm(job->dtype, job->rows, rhs->sizes[1], job->depth, shard_matrix(job, shard), right,
-                             job->last && rank > 0 ? 1 : 0, out, rhs->sizes[1]);
+            status =
+                tu_gemm(job->dtype, rows, rhs->sizes[1], depth, left, right, inner > 0 ? 1 : 0, out, rhs->sizes[1]);
     }
     return status;
 }
@@ -202,17 +222,18 @@ static tutti_status consume(void *context, int rank, const tu_shard *shards) {
     const products *job = context;
     if (job->whole != NULL)
         place_shard(job, rank, shards);
-    return job->by_shards ? multiply(job, rank, shards) : TUTTI_OK;
+    if (!by_shards(job))
+        return TUTTI_OK;
+    return multiply(job, tu_fused_shard(shards, job->rows, job->depth), job->rows, job->depth,
+                    job->last ? 0 : rank * job->rows, job->last ? rank * job->depth : 0);
 }
 
-static tutti_status multiply_whole(const products *job) {
-    products whole = *job;
-    tu_shard all = { job->whole, false };
-    if (job->last)
-        whole.depth *= job->ranks;
-    else
-        whole.rows *= job->ranks;
-    return multiply(&whole, 0, &all);
+/* The rows of some ranks in A; all of it where columns were gathered. */
+static tutti_status complete(void *context, int first, int ranks) {
+    const products *job = context;
+    int64_t depth = job->last ? ranks * job->depth : job->depth, row = job->last ? 0 : first * job->rows;
+    tu_matrix left = { job->whole + (size_t)(row * depth) * tu_dtype_bytes[job->dtype], depth, 1 };
+    return multiply(job, left, job->last ? job->rows : ranks * job->rows, depth, row, 0);
 }
 
 /* Accumulators of the BLAS are of the dtype itself: only there can products be added to what is rounded already. */
@@ -224,11 +245,12 @@ static products products_of(const tu_call *call, const tt_tensor *front, bool la
     products job = { .call = call,
                      .rows = tu_fused_row_count(front),
                      .depth = front->sizes[front->ndim - 1],
-                     .ranks = tutti_group_size(group),
                      .dtype = front->dtype,
                      .whole = return_a ? tu_pointer(call->outputs[0]) : NULL,
                      .last = last };
-    job.by_shards = !tu_symm_test_mode() && (job.ranks == 1 || (last ? adds_up(job.dtype) : job.rows >= FEW_ROWS));
+    job.panels = tu_fused_panels(tutti_group_size(group), job.rows);
+    if (last && !tu_symm_test_mode()) /* columns: one by one, or all at once */
+        job.panels.count = adds_up(job.dtype) ? job.panels.ranks : 1;
     return job;
 }
 
@@ -246,24 +268,24 @@ static tutti_status run_products(tu_call *call, int gather_dim, bool return_a, t
     if (front == NULL)
         return tu_fused_refuse(group, call->entry->name, TUTTI_ERROR_MEMORY);
     products job = products_of(call, front, last, return_a, group);
-    size_t bytes = (size_t)(job.rows * job.depth * job.ranks) * tu_dtype_bytes[job.dtype];
+    size_t bytes = (size_t)(job.rows * job.depth * job.panels.ranks) * tu_dtype_bytes[job.dtype];
     void *panel = NULL;
     tu_fused_signature signature = sign(call, gather_dim);
     tutti_status status = TUTTI_OK;
-    if (!job.by_shards && job.whole == NULL && (job.whole = panel = tu_block_alloc(tu_self(), bytes)) == NULL)
+    if (!by_shards(&job) && job.whole == NULL && (job.whole = panel = tu_block_alloc(tu_self(), bytes)) == NULL)
         status = tu_fused_refuse(group, call->entry->name, tu_error_memory("a gathered matrix", bytes));
     tu_gather gather = { .who = call->entry->name,
                          .group = group,
                          .signature = &signature,
                          .count = 1,
                          .tensors = { front },
-                         .in_order = last && job.by_shards,
+                         .in_order = last && by_shards(&job),
                          .consume = consume,
+                         .complete = by_shards(&job) ? NULL : complete,
+                         .panels = job.panels,
                          .context = &job };
     if (status == TUTTI_OK)
         status = tu_gather_and_consume(&gather);
-    if (status == TUTTI_OK && !job.by_shards)
-        status = multiply_whole(&job);
     tu_block_free(tu_self(), panel, bytes);
     tu_tensor_drop(front);
     return status;
@@ -296,7 +318,7 @@ static tutti_status gather_by_multicast(tu_fused *state, const tu_call *call, co
     if (status == TUTTI_OK) {
         products job = products_of(call, shard, false, false, state->group);
         job.whole = tu_fused_half(state, state->rank);
-        status = multiply_whole(&job);
+        status = complete(&job, 0, state->size);
     }
     state->gathers++;
     return status;
@@ -410,16 +432,34 @@ static tt_tensor_list with_shard(tt_tensor *shard, tt_tensor_list bs, size_t fir
     return tt_tensors_of(count + 1, list);
 }
 
-static bool check_bs(const char *who, tt_tensor_list bs) {
-    if (bs.count > 0 && bs.at != NULL)
-        return true;
-    tu_fail(TUTTI_ERROR_ARGUMENT, "%s: bs must be a list of at least one matrix", who);
-    return false;
+bool tu_fused_check_given(const char *who, const char *what, const tt_tensor *x) {
+    if (x == NULL)
+        tu_fail(TUTTI_ERROR_ARGUMENT, "%s: argument %s is NULL, and a tensor is required there", who, what);
+    return x != NULL;
+}
+
+bool tu_fused_check_bs(const char *who, tt_tensor_list bs) {
+    bool good = bs.count > 0 && bs.at != NULL;
+    if (!good)
+        tu_fail(TUTTI_ERROR_ARGUMENT, "%s: bs must be a list of at least one matrix", who);
+    for (size_t i = 0; good && i < bs.count; i++) {
+        good = bs.at[i] != NULL;
+        if (!good)
+            tu_fail(TUTTI_ERROR_ARGUMENT, "%s: entry %zu of argument bs is NULL, and a matrix is required there", who,
+                    i);
+    }
+    return good;
+}
+
+/* Whether a call of that name can begin: its group, what is gathered, its matrices. */
+static bool check_call(const char *who, tutti_group *group, const tt_tensor *a_shard, tt_tensor_list bs) {
+    return tu_flight_check(who, group, false) && tu_fused_check_given(who, "a_shard", a_shard) &&
+           tu_fused_check_bs(who, bs);
 }
 
 tt_tensor_list tt_fused_all_gather_matmul(tt_tensor *a_shard, tt_tensor_list bs, int gather_dim, tutti_group *group,
                                           tt_tensor **a_gathered) {
-    if (!tu_flight_check("fused_all_gather_matmul", group, false) || !check_bs("fused_all_gather_matmul", bs))
+    if (!check_call("fused_all_gather_matmul", group, a_shard, bs))
         return none;
     tt_tensor **results = tu_scope_memory(bs.count * sizeof *results);
     /* More matrices than a gradient can save go one bunch after the other. */
@@ -438,7 +478,9 @@ tt_tensor_list tt_fused_all_gather_matmul(tt_tensor *a_shard, tt_tensor_list bs,
 
 tt_tensor *tt_fused_all_gather_matmul_native(tt_tensor *a_shard, tt_tensor *rhs, tutti_group *group,
                                              tt_tensor **a_gathered) {
-    if (!tu_flight_check("fused_all_gather_matmul_native", group, false))
+    const char *who = "fused_all_gather_matmul_native";
+    if (!tu_flight_check(who, group, false) || !tu_fused_check_given(who, "a_shard", a_shard) ||
+        !tu_fused_check_given(who, "b", rhs))
         return NULL;
     tt_tensor_list made =
         tu_fused_all_gather_matmul_native(with_shard(a_shard, tt_tensors(rhs), 0, 1), a_gathered != NULL, group);
@@ -450,8 +492,7 @@ tt_tensor *tt_fused_all_gather_matmul_native(tt_tensor *a_shard, tt_tensor *rhs,
 }
 
 tt_tensor_list tt_fused_all_gather_matmul_multimem(tt_tensor *a_shard, tt_tensor_list bs, tutti_group *group) {
-    if (!tu_flight_check("fused_all_gather_matmul_multimem", group, false) ||
-        !check_bs("fused_all_gather_matmul_multimem", bs))
+    if (!check_call("fused_all_gather_matmul_multimem", group, a_shard, bs))
         return none;
     if (bs.count > TU_FUSED_MOST_BS) {
         tu_fail(TUTTI_ERROR_ARGUMENT, "fused_all_gather_matmul_multimem: %zu matrices are more than the %d of one call",

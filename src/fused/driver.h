@@ -8,6 +8,30 @@
 
 #include "fused/workspace.h"
 
+/* ---- panels ---- */
+
+/* Rows that a product needs for the BLAS to run at full speed: with fewer it spends its time on packing the right
+ * matrix. */
+#define TU_FUSED_ROWS 512
+
+/* The ranks in runs of neighbours whose rows are multiplied together. Sizes alone decide, not who comes when: results
+ * have the same bits in every run of a program. */
+typedef struct tu_panels {
+    int ranks, count;
+} tu_panels;
+
+static inline tu_panels tu_panels_of(int ranks, int64_t rows) {
+    int64_t count = rows >= TU_FUSED_ROWS ? ranks : ranks * rows / TU_FUSED_ROWS;
+    return (tu_panels){ ranks, count > 1 ? (int)count : 1 };
+}
+static inline int tu_panel_of(tu_panels panels, int rank) {
+    return (int)((int64_t)rank * panels.count / panels.ranks);
+}
+/* Its first rank; that of the next panel is where it ends. */
+static inline int tu_panel_first(tu_panels panels, int panel) {
+    return (int)(((int64_t)panel * panels.ranks + panels.count - 1) / panels.count);
+}
+
 /* ---- gather and consume ---- */
 
 /* One tensor of a rank's shards, dense in memory. */
@@ -24,11 +48,14 @@ typedef struct tu_gather {
     const tt_tensor *tensors[TU_FUSED_PARTS];
     bool in_order; /* from rank 0 on, instead of this rank first */
     tutti_status (*consume)(void *context, int rank, const tu_shard *shards);
+    /* The shards of these ranks, a panel, have all been consumed. NULL: shards are worked on one by one. */
+    tutti_status (*complete)(void *context, int first, int ranks);
+    tu_panels panels;
     void *context;
 } tu_gather;
 
-/* Hands each rank's shards to `consume` once: where they lie, or staged. A failure of consume is this rank's alone: the
- * others are served all the same. */
+/* Hands each rank's shards to `consume` once: where they lie, or staged; this rank's first, the others' as they become
+ * ready. A failure of consume is this rank's alone: the others are served all the same. */
 tutti_status tu_gather_and_consume(const tu_gather *gather);
 
 /* ---- produce and scatter ---- */
@@ -39,15 +66,17 @@ typedef struct tu_scatter {
     const tu_fused_signature *signature; /* has rows, row_bytes, and what they are of */
     int64_t rows, tile_rows;             /* of one rank's block; of a tile of it */
     size_t row_bytes;
-    char *direct; /* where this rank's own rows are computed, row_bytes apart; NULL: in a tile */
-    /* Writes rows [first, first + count) of the block for `rank`, dense. */
-    tutti_status (*produce)(void *context, int rank, int64_t first, int64_t count, void *to);
+    tu_panels panels; /* as many as ranks where a block has several tiles */
+    char *direct;     /* where this rank's own rows are computed, row_bytes apart; NULL: in a tile */
+    /* Writes rows [first, first + count) of the blocks for the `ranks` ranks from `rank` on, dense, one block behind
+     * the other. Of several ranks they are all rows of a block. */
+    tutti_status (*produce)(void *context, int rank, int ranks, int64_t first, int64_t count, void *to);
     /* The same rows of this rank's own block, as each rank has made them, in rank order. */
     tutti_status (*accept)(void *context, int64_t first, int64_t count, const void *const *from);
     void *context;
 } tu_scatter;
 
-/* Every rank makes a block for each rank, tile by tile, in the memory of its owner, who accepts the tiles of all. A
+/* Every rank makes a block for each rank, tile by tile, and hands each to its owner, who accepts the tiles of all. A
  * failure of a callback ends the group: the others wait for tiles. */
 tutti_status tu_produce_and_scatter(const tu_scatter *scatter);
 

@@ -1,11 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Gather and consume. A rank tells where its shards lie, works on its own while the others' records come in, then on
- * theirs where they lie. The usual call has one agreement, which nobody waits for longer than the slowest rank takes to
- * arrive, and a barrier at its end where inputs were read in place.
+ * theirs where they lie, each as soon as its record is there. The usual call has one agreement, which is over when the
+ * last record has come, and a barrier at its end where inputs were read in place.
+ *
+ * WHY SHARDS MAY BE READ BEFORE ALL RANKS HAVE COME. A record says where its rank's shards lie, and they lie there
+ * until that rank has ended the call, for which it needs this one: after the agreement a rank waits for all once more
+ * where it stages again or where inputs were read in place, and writes a half again only after the next agreement. A
+ * call that fails ends without that; but then it fails here, too, and what was read counts for nothing.
  */
 #include <string.h>
 
+#include "collective/arrival.h"
 #include "functional/symmetric.h"
 #include "fused/driver.h"
 #include "memory/memory.h"
@@ -16,10 +22,9 @@ typedef struct gathering {
     tu_fused *state;
     tu_shard own[TU_FUSED_PARTS];
     size_t bytes[TU_FUSED_PARTS];
-    void *copies[TU_FUSED_PARTS];  /* dense ones of what is not, where there was no workspace to copy to */
-    bool in_place[TU_FUSED_PARTS]; /* all ranks pass memory of one rendezvous */
-    tutti_status local;            /* of this rank's own work: the others are served first */
-    tutti_error_copy error;        /* its words */
+    void *copies[TU_FUSED_PARTS]; /* dense ones of what is not, where there was no workspace to copy to */
+    tutti_status local;           /* of this rank's own work: the others are served first */
+    tutti_error_copy error;       /* its words */
 } gathering;
 
 static size_t aligned(size_t bytes) {
@@ -60,7 +65,7 @@ static tutti_status copy_part(const gathering *run, int part, void *to) {
         return TUTTI_OK;
     if (!is_dense(x))
         return tu_copy_out(x, to, x->dtype);
-    memcpy(to, tu_pointer(x), run->bytes[part]);
+    tu_hand_over(run->plan->group, to, tu_pointer(x), run->bytes[part]);
     return TUTTI_OK;
 }
 
@@ -96,16 +101,32 @@ static tutti_status stage(gathering *run) {
 
 /* ---- consuming ---- */
 
-/* A failure is kept until everybody has been served. */
+static bool is_complete(const gathering *run, int first, int end) {
+    bool complete = true;
+    for (int rank = first; rank < end; rank++)
+        complete = complete && run->state->done[rank];
+    return complete;
+}
+
+/* One rank's shards, and the panel that they complete. A failure is kept until everybody has been served. */
 static void consume(gathering *run, int rank, const tu_shard *shards) {
+    const tu_gather *plan = run->plan;
+    run->state->done[rank] = true;
     if (run->local != TUTTI_OK)
         return;
-    run->local = run->plan->consume(run->plan->context, rank, shards);
+    run->local = plan->consume(plan->context, rank, shards);
+    if (run->local == TUTTI_OK && plan->complete != NULL) {
+        int panel = tu_panel_of(plan->panels, rank), first = tu_panel_first(plan->panels, panel),
+            end = tu_panel_first(plan->panels, panel + 1);
+        if (is_complete(run, first, end))
+            run->local = plan->complete(plan->context, first, end - first);
+    }
     if (run->local != TUTTI_OK)
         tu_error_save(&run->error);
 }
 
-static void consume_peer(gathering *run, int rank) {
+/* Shards that lie where the record says. */
+static void consume_at(gathering *run, int rank, const tu_fused_record *record) {
     const tu_fused *state = run->state;
     tu_shard shards[TU_FUSED_PARTS];
     if (rank == state->rank) {
@@ -113,9 +134,9 @@ static void consume_peer(gathering *run, int rank) {
         return;
     }
     for (int i = 0; i < run->plan->count; i++) {
-        const tu_fused_place *place = &state->records[rank].places[i];
+        const tu_fused_place *place = &record->places[i];
         const char *base = run->bytes[i] == 0 ? NULL
-                           : run->in_place[i]
+                           : place->index != 0
                                ? tutti_peers_buffer(tu_symmetric_peers(state->places, place->index), rank)
                                : tu_fused_half(state, rank);
         shards[i] = (tu_shard){ base != NULL ? base + place->offset : NULL, place->turned };
@@ -123,21 +144,82 @@ static void consume_peer(gathering *run, int rank) {
     consume(run, rank, shards);
 }
 
+/* ---- before the agreement: each rank's shards as its record comes ---- */
+
+/* Whether the call of that rank is this one, and its shards lie as this rank's do: then they can be read, whatever
+ * others have. */
+static bool lies_alike(const gathering *run, const tu_fused_record *record) {
+    const tu_fused_record *own = &run->state->own;
+    bool alike = record->status == TUTTI_OK && record->signature == own->signature && record->fits && own->fits;
+    for (int i = 0; i < run->plan->count; i++)
+        alike = alike && record->places[i].index == own->places[i].index;
+    return alike;
+}
+
+/* From rank 0 on, as far as that goes. */
+static void consume_in_order(gathering *run) {
+    tu_fused *state = run->state;
+    tu_fused_record found;
+    for (int rank = 0; rank < state->size; rank++) {
+        if (rank == state->rank) {
+            consume(run, rank, run->own);
+            continue;
+        }
+        memset(state->came, true, (size_t)state->size * sizeof *state->came);
+        state->came[rank] = false;
+        while (!tu_work_peek(state->work, rank, &found))
+            if (!tu_work_await_arrival(state->work, state->came))
+                return;
+        if (!lies_alike(run, &found))
+            return;
+        consume_at(run, rank, &found);
+    }
+}
+
+/* Those whose records are there now, this rank's neighbour first. Returns how many are not. */
+static int consume_those_that_came(gathering *run) {
+    tu_fused *state = run->state;
+    tu_fused_record found;
+    int missing = 0;
+    for (int step = 1; step < state->size; step++) {
+        int rank = (state->rank + step) % state->size;
+        if (state->came[rank])
+            continue;
+        state->came[rank] = tu_work_peek(state->work, rank, &found);
+        missing += !state->came[rank];
+        if (state->came[rank] && lies_alike(run, &found))
+            consume_at(run, rank, &found);
+    }
+    return missing;
+}
+
+static void consume_early(gathering *run) {
+    tu_fused *state = run->state;
+    memset(state->came, 0, (size_t)state->size * sizeof *state->came);
+    memset(state->done, 0, (size_t)state->size * sizeof *state->done);
+    if (state->own.status != TUTTI_OK)
+        return;
+    if (run->plan->in_order) {
+        consume_in_order(run);
+        return;
+    }
+    consume(run, state->rank, run->own);
+    state->came[state->rank] = true;
+    while (consume_those_that_came(run) > 0 && tu_work_await_arrival(state->work, state->came))
+        ;
+}
+
 /* ---- after the agreement: the same on all ranks, from the records ---- */
 
-/* Whether everything can be read as the records say. Memory of one rendezvous on all ranks is read in place. */
-static bool can_read(gathering *run) {
+/* Whether everything can be read as the records say: all ranks have room for what they stage, and pass memory of the
+ * same rendezvous where they pass symmetric memory. */
+static bool can_read(const gathering *run) {
     const tu_fused *state = run->state;
     bool can = true;
-    for (int rank = 0; rank < state->size; rank++)
+    for (int rank = 0; rank < state->size; rank++) {
         can = can && state->records[rank].fits;
-    for (int i = 0; i < run->plan->count; i++) {
-        uint32_t index = state->records[0].places[i].index;
-        bool same = true;
-        for (int rank = 1; rank < state->size; rank++)
-            same = same && state->records[rank].places[i].index == index;
-        run->in_place[i] = same && index != 0;
-        can = can && same;
+        for (int i = 0; i < run->plan->count; i++)
+            can = can && state->records[rank].places[i].index == state->records[0].places[i].index;
     }
     return can;
 }
@@ -170,13 +252,15 @@ static tutti_status meet_all(gathering *run) {
     return status;
 }
 
-/* Not everything fits, or the ranks differ in where their shards lie: all of them stage everything. Parts come from the
- * tensors once more: what was made dense in the workspace is overwritten here, or went with it. */
+/* Not everything fits, or the ranks differ in where their shards lie: all of them stage everything, in a new workspace
+ * or in the other half, which was read in the call before: others may be reading this one still. Parts come from the
+ * tensors once more: what was made dense in the workspace may have gone with it. */
 static tutti_status stage_again(gathering *run) {
     tu_fused *state = run->state;
     size_t used = 0;
     for (int i = 0; i < run->plan->count; i++)
         used += aligned(run->bytes[i]);
+    state->gathers++;
     if (state->memory == NULL || used > state->half_bytes) {
         tutti_status status = tu_fused_grow(state, used, 0); /* the records come anew, with the same places */
         if (status != TUTTI_OK)
@@ -185,9 +269,10 @@ static tutti_status stage_again(gathering *run) {
     used = 0;
     for (int i = 0; i < run->plan->count; i++) {
         char *to = tu_fused_half(state, state->rank) + used;
-        run->in_place[i] = false;
-        for (int rank = 0; rank < state->size; rank++)
+        for (int rank = 0; rank < state->size; rank++) {
             state->records[rank].places[i].offset = used;
+            state->records[rank].places[i].index = 0;
+        }
         if (copy_part(run, i, to) != TUTTI_OK)
             return tu_fused_give_up(state, run->plan->who); /* the others wait for the copy */
         if (!is_dense(run->plan->tensors[i]))
@@ -200,7 +285,7 @@ static tutti_status stage_again(gathering *run) {
 static bool reads_in_place(const gathering *run) {
     bool any = false;
     for (int i = 0; i < run->plan->count; i++)
-        any = any || run->in_place[i];
+        any = any || run->state->records[0].places[i].index != 0;
     return any;
 }
 
@@ -212,12 +297,10 @@ static tutti_status run_agreed(gathering *run) {
         status = stage_again(run);
     if (status != TUTTI_OK)
         return status;
-    if (run->plan->in_order) {
-        for (int rank = 0; rank < state->size; rank++)
-            consume_peer(run, rank);
-    } else {
-        for (int step = 1; step < state->size; step++)
-            consume_peer(run, (state->rank + step) % state->size);
+    for (int step = run->plan->in_order ? 0 : 1; step < state->size; step++) {
+        int rank = run->plan->in_order ? step : (state->rank + step) % state->size;
+        if (!state->done[rank])
+            consume_at(run, rank, &state->records[rank]);
     }
     /* After success nobody touches the inputs any more. Staged ones are copies. */
     if (reads_in_place(run))
@@ -232,14 +315,46 @@ static tutti_status run_real(gathering *run) {
     tutti_status status = tu_fused_publish(state, run->plan->signature, stage(run));
     if (status != TUTTI_OK)
         return status;
-    if (!run->plan->in_order && state->own.status == TUTTI_OK)
-        consume(run, state->rank, run->own);
+    consume_early(run);
     status = tu_fused_agree(state, run->plan->who);
     if (status == TUTTI_OK) {
         status = run_agreed(run);
         state->gathers++;
     }
     return status != TUTTI_OK ? status : run->local != TUTTI_OK ? tu_error_restore(&run->error) : TUTTI_OK;
+}
+
+/* ---- without others ---- */
+
+/* All shards in rank order. */
+static tutti_status consume_all(const gathering *run,
+                                const tu_shard *(*shards_of)(const gathering *, int, tu_shard *)) {
+    const tu_gather *plan = run->plan;
+    int size = tutti_group_size(plan->group);
+    tutti_status status = TUTTI_OK;
+    for (int rank = 0; rank < size && status == TUTTI_OK; rank++) {
+        tu_shard shards[TU_FUSED_PARTS] = { { NULL, false } };
+        status = plan->consume(plan->context, rank, shards_of(run, rank, shards));
+        if (status != TUTTI_OK || plan->complete == NULL)
+            continue;
+        int panel = tu_panel_of(plan->panels, rank), first = tu_panel_first(plan->panels, panel),
+            end = tu_panel_first(plan->panels, panel + 1);
+        if (rank == end - 1)
+            status = plan->complete(plan->context, first, end - first);
+    }
+    return status;
+}
+
+static const tu_shard *own_shards(const gathering *run, int rank, tu_shard *shards) {
+    (void)rank, (void)shards;
+    return run->own;
+}
+
+static const tu_shard *gathered_shards(const gathering *run, int rank, tu_shard *shards) {
+    for (int i = 0; i < run->plan->count; i++)
+        if (run->copies[i] != NULL)
+            shards[i].data = (const char *)run->copies[i] + (size_t)rank * run->bytes[i];
+    return shards;
 }
 
 /* A group of one rank, or one whose other ranks are made up and have what this one has. */
@@ -255,9 +370,7 @@ static tutti_status run_alone(gathering *run) {
         run->own[i].data = run->copies[i];
         status = copy_part(run, i, run->copies[i]);
     }
-    for (int rank = 0; rank < tutti_group_size(run->plan->group) && status == TUTTI_OK; rank++)
-        status = run->plan->consume(run->plan->context, rank, run->own);
-    return status;
+    return status == TUTTI_OK ? consume_all(run, own_shards) : status;
 }
 
 /* In test mode: the plain collective, then everything at once. */
@@ -276,12 +389,8 @@ static tutti_status run_reference(gathering *run) {
         if (status == TUTTI_OK)
             status = tutti_all_gather(plan->group, own, all, bytes, TUTTI_U8, NULL);
     }
-    for (int rank = 0; rank < size && status == TUTTI_OK; rank++) {
-        tu_shard shards[TU_FUSED_PARTS] = { { NULL, false } };
-        for (int i = 0; i < plan->count && run->copies[i] != NULL; i++)
-            shards[i].data = (char *)run->copies[i] + (size_t)rank * run->bytes[i];
-        status = plan->consume(plan->context, rank, shards);
-    }
+    if (status == TUTTI_OK)
+        status = consume_all(run, gathered_shards);
     for (int i = 0; i < plan->count; i++) {
         tu_block_free(tu_self(), run->copies[i], (size_t)(size + 1) * run->bytes[i]);
         run->copies[i] = NULL;

@@ -7,6 +7,7 @@
 
 #include <tutti/fused.h>
 
+#include "fused/driver.h"
 #include "tensor/gemm.h"
 #include "tensor/operators.h"
 
@@ -28,6 +29,14 @@ bool tu_fused_is_rows(const tt_tensor *x);
 static inline tu_matrix tu_fused_matrix(const tt_tensor *x) {
     return (tu_matrix){ tu_pointer(x), x->strides[0], x->strides[1] };
 }
+/* A rank's shard of so many rows and columns. */
+static inline tu_matrix tu_fused_shard(const tu_shard *shard, int64_t rows, int64_t columns) {
+    return shard->turned ? (tu_matrix){ shard->data, 1, rows } : (tu_matrix){ shard->data, columns, 1 };
+}
+/* Copies a matrix of elements of `size` bytes to `to`, where its rows are `stride` elements apart. */
+void tu_fused_place_rows(char *to, int64_t stride, tu_matrix from, int64_t rows, int64_t columns, size_t size);
+/* Of shards of so many rows; in test mode all are one panel. */
+tu_panels tu_fused_panels(int ranks, int64_t rows);
 /* The product of all sizes but the last. */
 int64_t tu_fused_row_count(const tt_tensor *x);
 
@@ -42,6 +51,11 @@ tutti_status tu_fused_check_b(const tu_call *call, const tt_tensor *rhs);
 tutti_status tu_fused_gathered(const tu_call *call, int gather_dim, int ranks, tu_shape *result);
 tu_shape tu_fused_empty(const tu_call *call, tutti_dtype dtype);
 
+/* Parts of public functions whose rows take one list: whether an argument, or each matrix, is there; the message names
+ * what is not. */
+bool tu_fused_check_given(const char *who, const char *what, const tt_tensor *x);
+bool tu_fused_check_bs(const char *who, tt_tensor_list bs);
+
 /* What a scatter has in common: a block's rows and how they lie in the result. */
 typedef struct tu_fused_block {
     int64_t chunk, before, behind; /* sizes of the scattered dimension, before it and behind it (without columns) */
@@ -54,7 +68,11 @@ typedef struct tu_fused_block {
 } tu_fused_block;
 /* Adds the tiles of all ranks, as tu_scatter's accept. */
 tutti_status tu_fused_reduce(const tu_fused_block *block, int64_t first, int64_t count, const void *const *from);
-/* Rows of a tile: enough for the BLAS to run at full speed. */
-int64_t tu_fused_tile_rows(int64_t rows, size_t row_bytes);
+/* How blocks of `rows` rows are cut in tiles and put together in panels; callbacks and signature are the caller's.
+ * by_rows: the blocks' rows follow each other in the left matrix. */
+tu_scatter tu_fused_scatter_of(const tu_fused_block *block, const char *who, tutti_group *group, int64_t rows,
+                               bool by_rows);
+/* Divides the scattered dimension of a result among the ranks: contiguous. An error where that leaves a rest. */
+tutti_status tu_fused_scattered(const tu_call *call, tu_shape *result, int dim, int ranks);
 
 #endif

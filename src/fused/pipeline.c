@@ -163,9 +163,9 @@ typedef struct producer {
 
 static const char *const scatters = "pipelined_produce_and_all_to_all";
 
-static tutti_status produce(void *context, int rank, int64_t first, int64_t count, void *to) {
+static tutti_status produce(void *context, int rank, int ranks, int64_t first, int64_t count, void *to) {
     const producer *job = context;
-    (void)first, (void)count; /* a chunk is made as a whole */
+    (void)ranks, (void)first, (void)count; /* a chunk is made as a whole, and for one rank */
     tt_scope scope = tt_scope_open();
     tt_tensor *out = lend(to, job->chunk.dtype, job->chunk.ndim, job->chunk.sizes);
     tutti_status status = TUTTI_OK;
@@ -225,6 +225,7 @@ tutti_status tt_pipelined_produce_and_all_to_all(tt_chunk_producer *user_produce
                            .rows = bytes > 0 ? 1 : 0,
                            .tile_rows = 1,
                            .row_bytes = bytes,
+                           .panels = { job.ranks, job.ranks },
                            .produce = produce,
                            .accept = accept,
                            .context = &job };

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "functional/registry.h"
-#include "fused/driver.h"
 #include "fused/operators.h"
 #include "kernel/kernel.h"
 #include "tensor/parallel.h"
@@ -13,15 +12,25 @@
 
 /* ---- tiles ---- */
 
-/* With fewer rows the BLAS spends its time on packing b; tiles are no larger than they must be for that, so that they
- * are still in the caches when they are added. */
-#define TILE_ROWS 512
+/* Tiles are no larger than they must be for the BLAS, so that they are still in the caches when they are handed over.
+ */
 #define TILE_BYTES ((size_t)1 << 20)
 
-int64_t tu_fused_tile_rows(int64_t rows, size_t row_bytes) {
+static int64_t tile_rows(int64_t rows, size_t row_bytes) {
     int64_t wanted = row_bytes == 0 ? rows : (int64_t)(TILE_BYTES / row_bytes);
-    wanted = wanted < TILE_ROWS ? TILE_ROWS : wanted;
+    wanted = wanted < TU_FUSED_ROWS ? TU_FUSED_ROWS : wanted;
     return rows < 1 ? 1 : rows < wanted ? rows : wanted;
+}
+
+tu_scatter tu_fused_scatter_of(const tu_fused_block *block, const char *who, tutti_group *group, int64_t rows,
+                               bool by_rows) {
+    return (tu_scatter){ .who = who,
+                         .group = group,
+                         .rows = rows,
+                         .tile_rows = tile_rows(rows, block->row_bytes),
+                         .row_bytes = block->row_bytes,
+                         .panels = by_rows ? tu_panels_of(block->size, rows) : (tu_panels){ block->size, block->size },
+                         .direct = block->before == 1 ? block->out : NULL };
 }
 
 typedef struct reduction_job {
@@ -66,6 +75,15 @@ tutti_status tu_fused_reduce(const tu_fused_block *block, int64_t first, int64_t
 
 /* ---- shape ---- */
 
+tutti_status tu_fused_scattered(const tu_call *call, tu_shape *result, int dim, int ranks) {
+    if (result->sizes[dim] % ranks != 0)
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
+                             "dimension %d of the product, %s, is not divisible by the %d ranks of the group", dim,
+                             tu_dims_text(result->ndim, result->sizes), ranks);
+    result->sizes[dim] /= ranks;
+    return tu_shape_contiguous(call->entry->name, result);
+}
+
 tutti_status tu_fused_matmul_reduce_scatter_shape(tu_call *call) {
     const tu_fused_matmul_reduce_scatter_attributes *attributes = call->attributes;
     const tt_tensor *lhs = call->inputs[0], *rhs = call->inputs[1];
@@ -73,8 +91,8 @@ tutti_status tu_fused_matmul_reduce_scatter_shape(tu_call *call) {
     if (lhs->ndim < 2)
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "A_shard must be a matrix, but a is %s", tu_describe(lhs));
     if (dim < 0 || dim >= lhs->ndim)
-        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "Invalid gather_dim: scatter_dim %d is not in [0, %d)", dim,
-                             lhs->ndim);
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "Invalid gather_dim: scatter_dim is %d and must be in [0, %d)",
+                             dim, lhs->ndim);
     tutti_status status = tu_fused_check_b(call, rhs);
     if (status != TUTTI_OK)
         return status;
@@ -93,12 +111,7 @@ tutti_status tu_fused_matmul_reduce_scatter_shape(tu_call *call) {
     *result = tu_shape_of(lhs);
     result->offset = 0;
     result->sizes[lhs->ndim - 1] = rhs->sizes[1];
-    if (result->sizes[dim] % ranks != 0)
-        return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
-                             "dimension %d of the product, %s, is not divisible by the %d ranks of the group", dim,
-                             tu_dims_text(result->ndim, result->sizes), ranks);
-    result->sizes[dim] /= ranks;
-    return tu_shape_contiguous(call->entry->name, result);
+    return tu_fused_scattered(call, result, dim, ranks);
 }
 
 /* ---- the products ---- */
@@ -110,14 +123,15 @@ typedef struct partial_products {
     bool last;           /* scattered along the columns of b */
 } partial_products;
 
-static tutti_status produce(void *context, int rank, int64_t first, int64_t count, void *to) {
+static tutti_status produce(void *context, int rank, int ranks, int64_t first, int64_t count, void *to) {
     const partial_products *job = context;
     size_t size = tu_dtype_bytes[job->block.dtype];
     tu_matrix left = job->lhs, right = job->rhs;
     left.data = (const char *)left.data + (size_t)(((job->last ? 0 : rank * job->rows) + first) * left.row) * size;
     if (job->last)
         right.data = (const char *)right.data + (size_t)(rank * job->block.columns * right.column) * size;
-    return tu_gemm(job->block.dtype, count, job->block.columns, job->depth, left, right, 0, to, job->block.columns);
+    return tu_gemm(job->block.dtype, ranks * count, job->block.columns, job->depth, left, right, 0, to,
+                   job->block.columns);
 }
 
 static tutti_status accept(void *context, int64_t first, int64_t count, const void *const *from) {
@@ -178,16 +192,11 @@ tutti_status tu_fused_matmul_reduce_scatter_cpu(tu_call *call) {
     tu_fused_sign_number(&signature, " along dimension", dim);
     tu_fused_sign_tensor(&signature, " into", out);
     int64_t rows = out->numel > 0 ? job.rows : 0;
-    tu_scatter scatter = { .who = who,
-                           .group = attributes->group,
-                           .signature = &signature,
-                           .rows = rows,
-                           .tile_rows = tu_fused_tile_rows(rows, job.block.row_bytes),
-                           .row_bytes = job.block.row_bytes,
-                           .direct = job.block.before == 1 ? job.block.out : NULL,
-                           .produce = produce,
-                           .accept = accept,
-                           .context = &job };
+    tu_scatter scatter = tu_fused_scatter_of(&job.block, who, attributes->group, rows, !job.last);
+    scatter.signature = &signature;
+    scatter.produce = produce;
+    scatter.accept = accept;
+    scatter.context = &job;
     tutti_status status = tu_produce_and_scatter(&scatter);
     tu_tensor_drop(front);
     return status;

@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "functional/registry.h"
-#include "fused/driver.h"
 #include "fused/operators.h"
 #include "tensor/convert.h"
 #include "tensor/stage.h"
@@ -144,34 +143,56 @@ typedef struct scaled_products {
     size_t count;
     tu_scaled *rights; /* one per product */
     int64_t rows, depth;
+    tu_panels panels;
     tutti_dtype dtype;
     scale_mode mode;
     const float *scales; /* of mode WHOLE and ROWS_REPLICATED */
-    char *whole;         /* A, or NULL */
+    float *gathered;     /* of mode ROWS_SHARDED, where shards are put together: one for every row of A */
+    char *whole;         /* where A is put together, or NULL */
 } scaled_products;
 
-static tutti_status consume_scaled(void *context, int rank, const tu_shard *shards) {
-    const scaled_products *job = context;
-    size_t size = tu_dtype_bytes[job->dtype], row_bytes = (size_t)job->depth * size;
-    tu_matrix left =
-        shards[0].turned ? (tu_matrix){ shards[0].data, 1, job->rows } : (tu_matrix){ shards[0].data, job->depth, 1 };
-    const float *scales = job->mode == ROWS_SHARDED      ? shards[1].data
-                          : job->mode == ROWS_REPLICATED ? job->scales + rank * job->rows
+static bool by_shards(const scaled_products *job) {
+    return job->panels.count == job->panels.ranks;
+}
+
+/* The rows of some ranks; `sharded` are their scales, where ranks have their own. */
+static tutti_status multiply_scaled(const scaled_products *job, int first, int ranks, tu_matrix left,
+                                    const float *sharded) {
+    const float *scales = job->mode == ROWS_SHARDED      ? sharded
+                          : job->mode == ROWS_REPLICATED ? job->scales + first * job->rows
                                                          : job->scales;
     tutti_status status = TUTTI_OK;
-    for (int64_t i = 0; job->whole != NULL && row_bytes > 0 && i < job->rows; i++)
-        tu_pack(job->whole + (size_t)(rank * job->rows + i) * row_bytes,
-                (const char *)left.data + (size_t)(i * left.row) * size, left.column, size, job->depth);
     for (size_t i = 0; i < job->count && status == TUTTI_OK; i++) {
         tt_tensor *out = job->call->outputs[i + 1];
         const tu_scaled *right = &job->rights[i];
         if (out->numel > 0)
-            status = tu_scaled_rows(right, job->rows, left, job->dtype, scales, job->mode == WHOLE ? 0 : 1,
+            status = tu_scaled_rows(right, ranks * job->rows, left, job->dtype, scales, job->mode == WHOLE ? 0 : 1,
                                     (char *)tu_pointer(out) +
-                                        (size_t)(rank * job->rows * right->columns) * tu_dtype_bytes[out->dtype],
+                                        (size_t)(first * job->rows * right->columns) * tu_dtype_bytes[out->dtype],
                                     out->dtype);
     }
     return status;
+}
+
+static tutti_status consume_scaled(void *context, int rank, const tu_shard *shards) {
+    const scaled_products *job = context;
+    size_t size = tu_dtype_bytes[job->dtype];
+    tu_matrix left = tu_fused_shard(&shards[0], job->rows, job->depth);
+    if (job->whole != NULL)
+        tu_fused_place_rows(job->whole + (size_t)(rank * job->rows * job->depth) * size, job->depth, left, job->rows,
+                            job->depth, size);
+    if (by_shards(job))
+        return multiply_scaled(job, rank, 1, left, shards[1].data);
+    if (job->gathered != NULL && job->rows > 0)
+        memcpy(job->gathered + rank * job->rows, shards[1].data, (size_t)job->rows * sizeof *job->gathered);
+    return TUTTI_OK;
+}
+
+static tutti_status complete_scaled(void *context, int first, int ranks) {
+    const scaled_products *job = context;
+    tu_matrix left = { job->whole + (size_t)(first * job->rows * job->depth) * tu_dtype_bytes[job->dtype], job->depth,
+                       1 };
+    return multiply_scaled(job, first, ranks, left, job->gathered != NULL ? job->gathered + first * job->rows : NULL);
 }
 
 static tutti_status open_rights(scaled_products *job) {
@@ -215,33 +236,65 @@ static tutti_status gather_scaled(scaled_products *job, const tt_tensor *front, 
                          .count = job->mode == ROWS_SHARDED ? 2 : 1,
                          .tensors = { front, scales },
                          .consume = consume_scaled,
+                         .complete = by_shards(job) ? NULL : complete_scaled,
+                         .panels = job->panels,
                          .context = job };
     return tu_gather_and_consume(&gather);
+}
+
+/* Memory of one call: the right matrices, and what shards of few rows are put together in. */
+typedef struct scaled_room {
+    size_t rights, scales, panels;
+    void *whole; /* NULL where the caller wants A */
+} scaled_room;
+
+static tutti_status make_room(scaled_products *job, scaled_room *room) {
+    size_t rows = (size_t)(job->rows * job->panels.ranks);
+    room->rights = job->count * sizeof *job->rights;
+    room->scales = !by_shards(job) && job->mode == ROWS_SHARDED ? rows * sizeof *job->gathered : 0;
+    room->panels = !by_shards(job) && job->whole == NULL ? rows * (size_t)job->depth * tu_dtype_bytes[job->dtype] : 0;
+    job->rights = tu_block_alloc(tu_self(), room->rights);
+    job->gathered = room->scales > 0 ? tu_block_alloc(tu_self(), room->scales) : NULL;
+    room->whole = room->panels > 0 ? tu_block_alloc(tu_self(), room->panels) : NULL;
+    job->whole = room->panels > 0 ? room->whole : job->whole;
+    job->count = 0; /* of those that are open */
+    return job->rights != NULL && (room->scales == 0 || job->gathered != NULL) &&
+                   (room->panels == 0 || room->whole != NULL)
+               ? TUTTI_OK
+               : tu_error_memory("scaled matrices", room->rights + room->scales + room->panels);
+}
+
+static void free_room(scaled_products *job, const scaled_room *room) {
+    for (size_t i = 0; i < job->count; i++)
+        tu_scaled_close(&job->rights[i]);
+    tu_block_free(tu_self(), room->whole, room->panels);
+    tu_block_free(tu_self(), job->gathered, room->scales);
+    tu_block_free(tu_self(), job->rights, room->rights);
 }
 
 tutti_status tu_fused_all_gather_scaled_matmul_cpu(tu_call *call) {
     const tu_fused_all_gather_scaled_matmul_attributes *attributes = call->attributes;
     const tt_tensor *shard = call->inputs[0];
     tu_shape all = tu_shape_of(shard);
-    all.sizes[attributes->gather_dim] *= tutti_group_size(attributes->group);
-    size_t bytes = attributes->present.count * sizeof(tu_scaled);
+    int ranks = tutti_group_size(attributes->group);
+    all.sizes[attributes->gather_dim] *= ranks;
     scaled_products job = { .call = call,
+                            .count = attributes->present.count,
                             .rows = tu_fused_row_count(shard),
                             .depth = shard->sizes[shard->ndim - 1],
                             .dtype = shard->dtype,
                             .mode = mode_of(call->inputs[1], shard, &all),
-                            .rights = tu_block_alloc(tu_self(), bytes),
                             .whole = attributes->return_a ? tu_pointer(call->outputs[0]) : NULL };
+    job.panels = tu_fused_panels(ranks, job.rows);
+    scaled_room room;
     tt_tensor *front = tu_fused_front(shard, attributes->gather_dim),
               *scales = front_scales(call->inputs[1], job.mode, attributes->gather_dim);
-    tutti_status status = job.rights == NULL                ? tu_error_memory("scaled matrices", bytes)
-                          : front == NULL || scales == NULL ? TUTTI_ERROR_MEMORY
-                                                            : open_rights(&job);
+    tutti_status status = make_room(&job, &room);
+    if (status == TUTTI_OK)
+        status = front == NULL || scales == NULL ? TUTTI_ERROR_MEMORY : open_rights(&job);
     status = status != TUTTI_OK ? tu_fused_refuse(attributes->group, call->entry->name, status)
                                 : gather_scaled(&job, front, scales);
-    for (size_t i = 0; i < job.count; i++)
-        tu_scaled_close(&job.rights[i]);
-    tu_block_free(tu_self(), job.rights, bytes);
+    free_room(&job, &room);
     tu_tensor_drop(front);
     tu_tensor_drop(scales);
     return status;
@@ -264,12 +317,18 @@ static bool check_option(const char *what, size_t count, const void *at, size_t 
     return count == 0 || check_list(what, count, at, wanted);
 }
 
-static bool check_lists(tt_tensor_list bs, tt_tensor_list b_scales, const tt_fused_scaled_options *options) {
-    if (bs.count == 0 || bs.at == NULL) {
-        tu_fail(TUTTI_ERROR_ARGUMENT, "fused_all_gather_scaled_matmul: bs must be a list of at least one matrix");
-        return false;
+static bool check_scales(tt_tensor_list b_scales, size_t wanted) {
+    bool good = check_list("B_scales", b_scales.count, b_scales.at, wanted);
+    char entry[48];
+    for (size_t i = 0; good && i < wanted; i++) {
+        snprintf(entry, sizeof entry, "b_scales, entry %zu,", i);
+        good = tu_fused_check_given("fused_all_gather_scaled_matmul", entry, b_scales.at[i]);
     }
-    return check_list("B_scales", b_scales.count, b_scales.at, bs.count) &&
+    return good;
+}
+
+static bool check_lists(tt_tensor_list bs, tt_tensor_list b_scales, const tt_fused_scaled_options *options) {
+    return tu_fused_check_bs("fused_all_gather_scaled_matmul", bs) && check_scales(b_scales, bs.count) &&
            check_option("biases", options->biases.count, options->biases.at, bs.count) &&
            check_option("result_scales", options->result_scales.count, options->result_scales.at, bs.count) &&
            check_option("out_dtypes", options->out_dtype_count, options->out_dtypes, bs.count) &&
@@ -303,6 +362,8 @@ tt_tensor_list tt_fused_all_gather_scaled_matmul(tt_tensor *a_shard, tt_tensor_l
                                                  const tt_fused_scaled_options *options, tt_tensor **a_gathered) {
     tt_fused_scaled_options full = TT_FUSED_SCALED_OPTIONS_INIT;
     if (!tu_flight_check("fused_all_gather_scaled_matmul", group, false) ||
+        !tu_fused_check_given("fused_all_gather_scaled_matmul", "a_shard", a_shard) ||
+        !tu_fused_check_given("fused_all_gather_scaled_matmul", "a_scale", a_scale) ||
         tu_pending_take(tu_options_copy("tt_fused_scaled_options", options, &full, sizeof full)) != TUTTI_OK ||
         !check_lists(bs, b_scales, &full))
         return none;
@@ -406,12 +467,7 @@ tutti_status tu_fused_scaled_matmul_reduce_scatter_shape(tu_call *call) {
                              "%d, and %s",
                              tu_dims_text(shape->count, shape->at), dim, tu_describe(lhs), attributes->scatter_dim,
                              tu_describe(right.rhs));
-    if (result->sizes[dim] % ranks != 0)
-        return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
-                             "dimension %d of the product, %s, is not divisible by the %d ranks of the group", dim,
-                             tu_dims_text(result->ndim, result->sizes), ranks);
-    result->sizes[dim] /= ranks;
-    return tu_shape_contiguous(call->entry->name, result);
+    return tu_fused_scattered(call, result, dim, ranks);
 }
 
 typedef struct scaled_partials {
@@ -424,13 +480,13 @@ typedef struct scaled_partials {
     int64_t scale_step;
 } scaled_partials;
 
-static tutti_status produce_scaled(void *context, int rank, int64_t first, int64_t count, void *to) {
+static tutti_status produce_scaled(void *context, int rank, int ranks, int64_t first, int64_t count, void *to) {
     const scaled_partials *job = context;
     int64_t row = rank * job->rows + first;
     tu_matrix left = job->lhs;
     left.data = (const char *)left.data + (size_t)(row * left.row) * tu_dtype_bytes[job->dtype];
-    return tu_scaled_rows(&job->right, count, left, job->dtype, job->scales + row * job->scale_step, job->scale_step,
-                          to, job->block.dtype);
+    return tu_scaled_rows(&job->right, ranks * count, left, job->dtype, job->scales + row * job->scale_step,
+                          job->scale_step, to, job->block.dtype);
 }
 
 static tutti_status accept_scaled(void *context, int64_t first, int64_t count, const void *const *from) {
@@ -498,16 +554,11 @@ static tutti_status scatter_scaled(tu_call *call, scaled_partials *job) {
     tu_fused_sign_tensor(&signature, " into", out);
     tu_fused_sign_text(&signature,
                        job->scale_step == 0 ? ", with one scale for a" : ", with a scale for every row of a");
-    tu_scatter scatter = { .who = call->entry->name,
-                           .group = attributes->group,
-                           .signature = &signature,
-                           .rows = rows,
-                           .tile_rows = tu_fused_tile_rows(rows, job->block.row_bytes),
-                           .row_bytes = job->block.row_bytes,
-                           .direct = job->block.before == 1 ? job->block.out : NULL,
-                           .produce = produce_scaled,
-                           .accept = accept_scaled,
-                           .context = job };
+    tu_scatter scatter = tu_fused_scatter_of(&job->block, call->entry->name, attributes->group, rows, true);
+    scatter.signature = &signature;
+    scatter.produce = produce_scaled;
+    scatter.accept = accept_scaled;
+    scatter.context = job;
     return tu_produce_and_scatter(&scatter);
 }
 

@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Produce and scatter. A rank computes tiles for the others straight into their memory and announces each by a signal;
- * then its own, and accepts what has come meanwhile. All ranks go through the tiles in the same order, so that a rank
- * waits only for one that is a tile behind; the first tile is made while the ranks agree.
+ * Produce and scatter. A rank computes tiles for the others, hands each to its owner and announces it by a signal; then
+ * its own, and accepts what has come meanwhile. All ranks go through the tiles in the same order, so that a rank waits
+ * only for one that is a tile behind; the first tile is made while the ranks agree.
+ *
+ * Tiles are computed in memory of this rank's own and copied to their owner: a product is written many times, and the
+ * first of them to a line that its owner has read costs a round trip between the processors. Blocks of few rows are
+ * computed together, a panel of ranks at once.
  */
+#include "collective/arrival.h"
 #include "functional/symmetric.h"
 #include "fused/driver.h"
 
@@ -11,6 +16,7 @@ typedef struct scattering {
     const tu_scatter *plan;
     tu_fused *state;
     const void **from; /* one per rank */
+    char *made;        /* the tiles of a panel, one behind the other; the last is that of this rank */
 } scattering;
 
 static int64_t rows_at(const tu_scatter *plan, int64_t first) {
@@ -18,18 +24,45 @@ static int64_t rows_at(const tu_scatter *plan, int64_t first) {
     return rest < plan->tile_rows ? rest : plan->tile_rows;
 }
 
+static size_t tile_bytes(const tu_scatter *plan, int64_t first) {
+    return (size_t)rows_at(plan, first) * plan->row_bytes;
+}
+
+/* Of the largest panel. */
+static size_t panel_bytes(const tu_scatter *plan) {
+    int most = (plan->panels.ranks + plan->panels.count - 1) / plan->panels.count;
+    return (size_t)most * tile_bytes(plan, 0);
+}
+
 /* ---- tiles ---- */
 
-static tutti_status send_tiles(scattering *run, int64_t first, uint64_t tile) {
+/* Makes the tiles of one panel, hands those of others to them, and remembers where this rank's own is. */
+static tutti_status make_panel(scattering *run, int panel, int64_t first, uint64_t tile) {
+    const tu_scatter *plan = run->plan;
     tu_fused *state = run->state;
-    tutti_status status = TUTTI_OK;
-    for (int step = 1; step < state->size && status == TUTTI_OK; step++) {
-        int to = (state->rank + step) % state->size;
-        status = run->plan->produce(run->plan->context, to, first, rows_at(run->plan, first),
-                                    tu_fused_slot(state, to, state->rank, tile));
-        if (status == TUTTI_OK)
-            status = tutti_peers_signal(state->peers, to, TU_FUSED_CHANNEL, NULL);
+    int begin = tu_panel_first(plan->panels, panel), end = tu_panel_first(plan->panels, panel + 1);
+    bool alone = end - begin == 1 && begin == state->rank;
+    size_t bytes = tile_bytes(plan, first);
+    char *made = alone && plan->direct != NULL ? plan->direct + (size_t)first * plan->row_bytes : run->made;
+    tutti_status status = plan->produce(plan->context, begin, end - begin, first, rows_at(plan, first), made);
+    for (int to = begin; to < end && status == TUTTI_OK; to++, made += bytes) {
+        if (to == state->rank) {
+            run->from[to] = made;
+            continue;
+        }
+        tu_hand_over(state->group, tu_fused_slot(state, to, state->rank, tile), made, bytes);
+        status = tutti_peers_signal(state->peers, to, TU_FUSED_CHANNEL, NULL);
     }
+    return status;
+}
+
+/* All tiles at `first`, the others' before this rank's own. */
+static tutti_status make_tiles(scattering *run, int64_t first, uint64_t tile) {
+    const tu_panels panels = run->plan->panels;
+    int own = tu_panel_of(panels, run->state->rank);
+    tutti_status status = TUTTI_OK;
+    for (int step = 1; step <= panels.count && status == TUTTI_OK; step++)
+        status = make_panel(run, (own + step) % panels.count, first, tile);
     return status;
 }
 
@@ -41,31 +74,25 @@ static tutti_status take_all(tu_fused *state) {
     return status;
 }
 
-static tutti_status make_own(scattering *run, int64_t first, uint64_t tile) {
-    const tu_scatter *plan = run->plan;
-    int rank = run->state->rank;
-    void *own = plan->direct != NULL ? plan->direct + (size_t)first * plan->row_bytes
-                                     : tu_fused_slot(run->state, rank, rank, tile);
-    for (int i = 0; i < run->state->size; i++)
-        run->from[i] = i == rank ? own : tu_fused_slot(run->state, rank, i, tile);
-    return plan->produce(plan->context, rank, first, rows_at(plan, first), own);
-}
-
-static tutti_status run_tile(scattering *run, int64_t first, uint64_t tile, bool sent) {
-    tutti_status status = sent ? TUTTI_OK : send_tiles(run, first, tile);
-    if (status == TUTTI_OK)
-        status = make_own(run, first, tile);
+static tutti_status run_tile(scattering *run, int64_t first, uint64_t tile, bool made) {
+    const tu_fused *state = run->state;
+    tutti_status status = made ? TUTTI_OK : make_tiles(run, first, tile);
     if (status == TUTTI_OK)
         status = take_all(run->state);
-    if (status == TUTTI_OK)
-        status = run->plan->accept(run->plan->context, first, rows_at(run->plan, first), run->from);
-    return status;
+    if (status != TUTTI_OK)
+        return status;
+    for (int rank = 0; rank < state->size; rank++)
+        if (rank != state->rank)
+            run->from[rank] = tu_fused_slot(state, state->rank, rank, tile);
+    return run->plan->accept(run->plan->context, first, rows_at(run->plan, first), run->from);
 }
 
-static tutti_status run_tiles(scattering *run, bool sent) {
+/* The first tile has been made already where `made` says so. */
+static tutti_status run_tiles(scattering *run, bool made) {
+    tu_fused *state = run->state;
     tutti_status status = TUTTI_OK;
     for (int64_t first = 0; first < run->plan->rows && status == TUTTI_OK; first += run->plan->tile_rows)
-        status = run_tile(run, first, run->state->tiles++, sent && first == 0);
+        status = run_tile(run, first, state->tiles++, made && first == 0);
     return status;
 }
 
@@ -74,7 +101,7 @@ static tutti_status run_tiles(scattering *run, bool sent) {
 static tutti_status run_real(scattering *run) {
     const tu_scatter *plan = run->plan;
     tu_fused *state = run->state;
-    size_t bytes = (size_t)rows_at(plan, 0) * plan->row_bytes;
+    size_t bytes = tile_bytes(plan, 0);
     state->own.slot_bytes = bytes;
     state->own.fits = bytes == 0 || (state->memory != NULL && bytes <= state->slot_bytes);
     bool sent = bytes > 0 && state->own.fits;
@@ -83,7 +110,7 @@ static tutti_status run_real(scattering *run) {
     if (status != TUTTI_OK)
         return status;
     if (sent)
-        status = send_tiles(run, 0, state->tiles);
+        status = make_tiles(run, 0, state->tiles);
     if (status != TUTTI_OK)
         return tu_fused_give_up(state, plan->who);
     status = tu_fused_agree(state, plan->who);
@@ -100,20 +127,15 @@ static tutti_status run_real(scattering *run) {
 static tutti_status run_alone(scattering *run) {
     const tu_scatter *plan = run->plan;
     int size = tutti_group_size(plan->group), rank = tutti_group_rank(plan->group);
-    size_t bytes = plan->direct == NULL ? (size_t)rows_at(plan, 0) * plan->row_bytes : 0;
-    void *tile = bytes > 0 ? tu_block_alloc(tu_self(), bytes) : NULL;
     tutti_status status = tutti_group_check(plan->group);
-    if (bytes > 0 && tile == NULL)
-        return tu_error_memory("a tile", bytes);
     for (int64_t first = 0; first < plan->rows && status == TUTTI_OK; first += plan->tile_rows) {
-        void *own = plan->direct != NULL ? plan->direct + (size_t)first * plan->row_bytes : tile;
+        char *own = plan->direct != NULL ? plan->direct + (size_t)first * plan->row_bytes : run->made;
         for (int i = 0; i < size; i++)
             run->from[i] = own;
-        status = plan->produce(plan->context, rank, first, rows_at(plan, first), own);
+        status = plan->produce(plan->context, rank, 1, first, rows_at(plan, first), own);
         if (status == TUTTI_OK)
             status = plan->accept(plan->context, first, rows_at(plan, first), run->from);
     }
-    tu_block_free(tu_self(), tile, bytes);
     return status;
 }
 
@@ -131,7 +153,7 @@ static tutti_status run_reference(scattering *run) {
     tutti_status status = TUTTI_OK;
     for (int rank = 0; rank < size && status == TUTTI_OK; rank++) {
         run->from[rank] = received + (size_t)rank * block;
-        status = plan->produce(plan->context, rank, 0, plan->rows, made + (size_t)rank * block);
+        status = plan->produce(plan->context, rank, 1, 0, plan->rows, made + (size_t)rank * block);
     }
     if (status == TUTTI_OK)
         status = tutti_all_to_all(plan->group, made, received, block, TUTTI_U8, NULL);
@@ -141,25 +163,30 @@ static tutti_status run_reference(scattering *run) {
     return status;
 }
 
+static tutti_status run_any(scattering *run) {
+    tutti_group *group = run->plan->group;
+    if (tutti_group_size(group) == 1 || tu_fused_is_fake(group))
+        return run_alone(run);
+    if (tu_symm_test_mode())
+        return run_reference(run);
+    tutti_status status = tu_fused_enter(group, &run->state);
+    if (status != TUTTI_OK)
+        return tu_fused_refuse(group, run->plan->who, status);
+    status = run_real(run);
+    tu_fused_leave(run->state);
+    return status;
+}
+
 tutti_status tu_produce_and_scatter(const tu_scatter *scatter) {
     scattering run = { .plan = scatter };
-    size_t bytes = (size_t)tutti_group_size(scatter->group) * sizeof *run.from;
-    tutti_status status;
-    if ((run.from = tu_block_alloc(tu_self(), bytes)) == NULL)
-        return tu_fused_refuse(scatter->group, scatter->who, tu_error_memory("the tiles of a fused operation", bytes));
-    if (tutti_group_size(scatter->group) == 1 || tu_fused_is_fake(scatter->group)) {
-        status = run_alone(&run);
-    } else if (tu_symm_test_mode()) {
-        status = run_reference(&run);
-    } else {
-        status = tu_fused_enter(scatter->group, &run.state);
-        if (status == TUTTI_OK) {
-            status = run_real(&run);
-            tu_fused_leave(run.state);
-        } else {
-            status = tu_fused_refuse(scatter->group, scatter->who, status);
-        }
-    }
-    tu_block_free(tu_self(), run.from, bytes);
+    size_t list = (size_t)tutti_group_size(scatter->group) * sizeof *run.from, tiles = panel_bytes(scatter);
+    run.from = tu_block_alloc(tu_self(), list);
+    run.made = tiles > 0 ? tu_block_alloc(tu_self(), tiles) : NULL;
+    tutti_status status = run.from == NULL || (tiles > 0 && run.made == NULL)
+                              ? tu_fused_refuse(scatter->group, scatter->who,
+                                                tu_error_memory("the tiles of a fused operation", list + tiles))
+                              : run_any(&run);
+    tu_block_free(tu_self(), run.made, tiles);
+    tu_block_free(tu_self(), run.from, list);
     return status;
 }

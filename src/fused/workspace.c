@@ -9,11 +9,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <tutti/fused.h>
 
 #include "memory/memory.h"
 #include "world/attachment.h"
+
+#define SECOND ((int64_t)1000000000)
 
 bool tu_fused_is_fake(tutti_group *group) {
     return strcmp(tutti_world_launcher(tutti_group_world(group)), "fake") == 0;
@@ -71,6 +74,12 @@ void tu_fused_sign_tensor(tu_fused_signature *signature, const char *words, cons
 
 /* ---- a group's state ---- */
 
+static void free_state(tu_fused *state) {
+    free(state->records);
+    free(state->came);
+    free(state);
+}
+
 static tutti_status make_state(void *owner, void **made) {
     tutti_group *group = owner;
     int size = tutti_group_size(group);
@@ -78,14 +87,21 @@ static tutti_status make_state(void *owner, void **made) {
     if (state == NULL)
         return tu_error_memory("the state of fused operations", sizeof *state);
     state->records = calloc((size_t)size, sizeof *state->records);
-    if (state->records == NULL) {
-        free(state);
+    state->came = calloc((size_t)size, 2 * sizeof *state->came);
+    if (state->records == NULL || state->came == NULL) {
+        free_state(state);
         return tu_error_memory("the records of fused operations", (size_t)size * sizeof(tu_fused_record));
     }
+    state->done = state->came + size;
     state->group = group;
     state->rank = tutti_group_rank(group);
     state->size = size;
     pthread_mutex_init(&state->lock, NULL);
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&state->idle, &attributes);
+    pthread_condattr_destroy(&attributes);
     *made = state;
     return TUTTI_OK;
 }
@@ -103,9 +119,9 @@ static void drop_workspace(tu_fused *state) {
 static void end_state(void *ended) {
     tu_fused *state = ended;
     drop_workspace(state);
+    pthread_cond_destroy(&state->idle);
     pthread_mutex_destroy(&state->lock);
-    free(state->records);
-    free(state);
+    free_state(state);
 }
 
 static const tu_attachment attachment = { .make = make_state, .end = end_state };
@@ -114,8 +130,63 @@ static bool is_inside(const tu_fused *state) {
     return atomic_load_explicit(&state->holder, memory_order_relaxed) == tu_self();
 }
 
-static void unlock(tu_fused *state) {
+/* ---- turns ---- */
+
+/* Ends the group with the thread's error, and returns that. */
+static tutti_status end_group(tutti_group *group, const char *who) {
+    tutti_error_copy error;
+    tu_error_save(&error);
+    if (tutti_group_check(group) == TUTTI_OK) {
+        char reason[512];
+        snprintf(reason, sizeof reason, "rank %d could not go on with %s: %.380s", tutti_group_rank(group), who,
+                 error.message);
+        tutti_status ended = tutti_group_abort(group, reason);
+        (void)ended; /* by somebody else then */
+    }
+    return tu_error_restore(&error);
+}
+
+static int64_t now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * SECOND + time.tv_nsec;
+}
+
+/* With the lock held: waits for the end of another thread's call, or until the group has ended. */
+static tutti_status await_idle(tu_fused *state) {
+    int64_t timeout = tutti_group_timeout(state->group), start = now();
+    while (state->busy) {
+        int64_t look = now() + SECOND / 50; /* nobody rings when the group ends */
+        struct timespec until = { .tv_sec = look / SECOND, .tv_nsec = look % SECOND };
+        pthread_cond_timedwait(&state->idle, &state->lock, &until);
+        tutti_status status = state->busy ? tutti_group_check(state->group) : TUTTI_OK;
+        if (status != TUTTI_OK)
+            return status;
+        if (state->busy && now() - start >= timeout)
+            return tu_error(TUTTI_ERROR_TIMEOUT,
+                            "rank %d waited %.3f s for another thread of its own, which is in a fused operation on "
+                            "group \"%s\": a consumer or producer must not wait for a fused operation on its group",
+                            state->rank, (double)timeout / SECOND, tutti_group_name(state->group));
+    }
+    return TUTTI_OK;
+}
+
+static tutti_status take_turn(tu_fused *state) {
+    pthread_mutex_lock(&state->lock);
+    tutti_status status = await_idle(state);
+    if (status == TUTTI_OK) {
+        state->busy = true;
+        atomic_store_explicit(&state->holder, tu_self(), memory_order_relaxed);
+    }
+    pthread_mutex_unlock(&state->lock);
+    return status;
+}
+
+static void end_turn(tu_fused *state) {
+    pthread_mutex_lock(&state->lock);
     atomic_store_explicit(&state->holder, NULL, memory_order_relaxed);
+    state->busy = false;
+    pthread_cond_signal(&state->idle);
     pthread_mutex_unlock(&state->lock);
 }
 
@@ -134,8 +205,9 @@ tutti_status tu_fused_enter(tutti_group *group, tu_fused **entered) {
                         "rank %d calls a fused operation on group \"%s\" from a consumer or producer of another one, "
                         "which has not ended: call it after that, or on another group",
                         state->rank, tutti_group_name(group));
-    pthread_mutex_lock(&state->lock);
-    atomic_store_explicit(&state->holder, tu_self(), memory_order_relaxed);
+    status = take_turn(state);
+    if (status != TUTTI_OK)
+        return status == TUTTI_ERROR_TIMEOUT ? end_group(group, "a fused operation") : status;
     state->places = places;
     state->own = (tu_fused_record){ 0 };
     if (state->memory != NULL)
@@ -143,16 +215,18 @@ tutti_status tu_fused_enter(tutti_group *group, tu_fused **entered) {
     if (status == TUTTI_OK)
         *entered = state;
     else
-        unlock(state);
+        end_turn(state);
     return status;
 }
+
+/* ---- the end of a call ---- */
 
 /* Waits beyond the deadline that the agreement itself has: it ends by that one, whose error names who is missing, and
  * nothing writes into the records any more. */
 static tutti_status wait_agreement(tu_fused *state) {
-    const int64_t second = 1000000000, most = INT64_MAX / 4;
+    const int64_t most = INT64_MAX / 4;
     int64_t timeout = tutti_group_timeout(state->group);
-    return tutti_work_wait(state->work, (timeout < most ? 2 * timeout : most) + 60 * second);
+    return tutti_work_wait(state->work, (timeout < most ? 2 * timeout : most) + 60 * SECOND);
 }
 
 /* An agreement that nobody has waited for writes into the records until it is over. */
@@ -171,7 +245,7 @@ void tu_fused_leave(tu_fused *state) {
         finish_agreement(state);
     tutti_peers_release(state->peers);
     state->peers = NULL;
-    unlock(state);
+    end_turn(state);
 }
 
 size_t tt_fused_workspace_bytes(tutti_group *group) {
@@ -294,19 +368,6 @@ tutti_status tu_fused_grow(tu_fused *state, size_t half_bytes, size_t slot_bytes
 }
 
 /* ---- failures ---- */
-
-static tutti_status end_group(tutti_group *group, const char *who) {
-    tutti_error_copy error;
-    tu_error_save(&error);
-    if (tutti_group_check(group) == TUTTI_OK) {
-        char reason[512];
-        snprintf(reason, sizeof reason, "rank %d could not go on with %s: %.380s", tutti_group_rank(group), who,
-                 error.message);
-        tutti_status ended = tutti_group_abort(group, reason);
-        (void)ended; /* by somebody else then */
-    }
-    return tu_error_restore(&error);
-}
 
 tutti_status tu_fused_give_up(tu_fused *state, const char *who) {
     return end_group(state->group, who);

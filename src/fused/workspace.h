@@ -54,11 +54,13 @@ typedef struct tu_memory_group tu_memory_group;
 typedef struct tu_fused {
     tutti_group *group; /* lent: this is attached to it */
     tu_memory_group *places;
-    pthread_mutex_t lock; /* held during a call */
-    /* Who holds the lock, or NULL. Its holder alone writes it, so that a thread finds itself here only inside a call of
+    pthread_mutex_t lock; /* of `busy` */
+    pthread_cond_t idle;  /* `busy` has become false */
+    bool busy;            /* a call is under way: everything below belongs to its thread */
+    /* The thread of that call, or NULL. It alone writes it, so that a thread finds itself here only inside a call of
      * its own: no order is needed. */
     _Atomic(const tu_thread *) holder;
-    atomic_size_t bytes; /* of the workspace; written under the lock, read without it */
+    atomic_size_t bytes; /* of the workspace; read without a turn, too */
     int rank, size;
     tutti_memory *memory; /* NULL: none yet */
     tutti_peers *peers;   /* of it, during a call */
@@ -68,6 +70,7 @@ typedef struct tu_fused {
     tutti_work *work;        /* of the agreement under way */
     tu_fused_record own;
     tu_fused_record *records; /* one per rank */
+    bool *came, *done;        /* of a gather, one per rank: its record has been read; its shards have been consumed */
 } tu_fused;
 
 /* Whether ranks of the group are made up. */
@@ -88,8 +91,9 @@ void tu_fused_sign_data(tu_fused_signature *signature, const char *words, const 
 void tu_fused_sign_number(tu_fused_signature *signature, const char *words, int64_t number);
 void tu_fused_sign_tensor(tu_fused_signature *signature, const char *words, const tt_tensor *x);
 
-/* Begins a call on a group of several real ranks, with the lock held and the record empty; leave ends it. An error from
- * within a callback of a call on the same group. */
+/* Begins a call on a group of several real ranks, in this rank's turn and with the record empty; leave ends it. An
+ * error from within a callback of a call on the same group. Another thread's call is waited for until the group's
+ * deadline, which ends the group: that thread may be waiting for this one. */
 tutti_status tu_fused_enter(tutti_group *group, tu_fused **state);
 void tu_fused_leave(tu_fused *state);
 

@@ -126,6 +126,25 @@ TEST_WORLD(the_workspace_is_used_again_and_bounded_by_the_largest_call, 2) {
     END;
 }
 
+TEST_WORLD(the_workspace_grows_to_the_larger_of_what_it_has_and_what_a_call_needs, 2) {
+    BEGIN;
+    tt_tensor *right = whole(tt_shape(16, 8), TUTTI_F32, 1);
+    size_t before = 0;
+    for (int64_t rows = 32; rows <= 512; rows *= 4) {
+        tt_tensor *x = whole(tt_shape(rows, 16), TUTTI_F32, rank);
+        CHECK(tt_equal(tt_fused_all_gather_matmul(x, tt_tensors(right), 0, group, NULL).at[0],
+                       gathered_product(x, right, 0, group)));
+        CHECK(tt_fused_workspace_bytes(group) > before);
+        before = tt_fused_workspace_bytes(group);
+        tt_tensor *few = tt_narrow(x, 0, 0, 4);
+        CHECK(tt_equal(tt_fused_all_gather_matmul(few, tt_tensors(right), 0, group, NULL).at[0],
+                       gathered_product(few, right, 0, group)));
+        CHECK_EQ(tt_fused_workspace_bytes(group), before);
+    }
+    CHECK_EQ(before, 2 * 512 * 16 * 4);
+    END;
+}
+
 /* ---- ranks that do not come ---- */
 
 static atomic_int gone;
@@ -166,6 +185,8 @@ static tutti_status calls(tutti_world *world, tutti_group *group) {
         tt_fused_all_gather_matmul(x, tt_tensors(right), 0, group, NULL);
         tt_fused_matmul_reduce_scatter(x, right, TUTTI_SUM, 0, group);
         tt_fused_all_gather_matmul(placed, tt_tensors(right), 0, group, NULL);
+        tt_fused_all_gather_matmul(tt_narrow(x, 0, 0, 6), tt_tensors(right), 0, group, NULL); /* few rows, together */
+        tt_fused_matmul_reduce_scatter(tt_narrow(x, 0, 0, 6), right, TUTTI_SUM, 0, group);
     }
     return tt_scope_close(&scope);
 }
@@ -266,16 +287,52 @@ static tutti_status dies_computing(tutti_world *world, void *argument) {
     return closed;
 }
 
-TEST_LIMIT(a_death_while_a_rank_computes_a_tile_is_told_to_all, 300) {
-    for (int victim = 0; victim < 9; victim++) { /* three ranks, each while it computes for each */
+/* The same of a consumer: what it has staged can still be read, and the call after that is told. */
+static tutti_status deadly_look(void *argument, tt_tensor_list shards, int rank) {
+    const int *when = argument;
+    (void)shards;
+    if (when[0] == when[2] && rank == when[1])
+        kill(getpid(), SIGKILL);
+    return TUTTI_OK;
+}
+
+static tutti_status dies_consuming(tutti_world *world, void *argument) {
+    verdicts *shared = argument;
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group), when[3] = { -1, shared->victim % 3, rank };
+    tutti_status status = tutti_group_set_timeout(group, MINUTE);
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_zeros(tt_shape(6, 500), TUTTI_F32, NULL), *placed = symmetric(world, x);
+    for (int round = 0; round < 8 && status == TUTTI_OK; round++) {
+        when[0] = round == 5 ? shared->victim / 3 : -1;
+        status = tt_pipelined_all_gather_and_consume(tt_tensors(round % 2 == 0 ? x : placed), deadly_look, when,
+                                                     (tt_tensor_list){ 0, NULL }, group);
+    }
+    atomic_store(status == TUTTI_ERROR_DEAD ? &shared->dead[rank] : &shared->wrong[rank], 1);
+    if (status != TUTTI_ERROR_DEAD)
+        fprintf(stderr, "rank %d: %s: %s\n", rank, tutti_status_name(status), tutti_error_message());
+    tutti_status closed = tt_scope_close(&scope);
+    return closed;
+}
+
+static void die_in_a_callback(tutti_rank_main *of) {
+    for (int victim = 0; victim < 9; victim++) { /* three ranks, each while it works for, or on, each */
         verdicts *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
         CHECK(shared != MAP_FAILED);
         shared->victim = victim;
-        CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_PROCESSES, 3, dies_computing, shared), TUTTI_ERROR_DEAD);
+        CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_PROCESSES, 3, of, shared), TUTTI_ERROR_DEAD);
         for (int rank = 0; rank < 3; rank++)
             CHECK(rank == victim / 3 || (atomic_load(&shared->dead[rank]) && !atomic_load(&shared->wrong[rank])));
         munmap(shared, sizeof *shared);
     }
+}
+
+TEST_LIMIT(a_death_while_a_rank_computes_a_tile_is_told_to_all, 300) {
+    die_in_a_callback(dies_computing);
+}
+
+TEST_LIMIT(a_death_while_a_rank_reads_a_shard_is_told_to_all, 300) {
+    die_in_a_callback(dies_consuming);
 }
 
 /* ---- memory that is not there ---- */

@@ -2,6 +2,10 @@
  *
  * The two pipelines with a consumer or a producer of the user's.
  */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
 #include "support.h"
 
 /* ---- gather and consume ---- */
@@ -75,6 +79,11 @@ TEST_WORLD(a_consumer_that_fails_fails_its_own_call_alone, 2) {
     END;
 }
 
+static tutti_status look_away(void *argument, tt_tensor_list shards, int rank) {
+    (void)argument, (void)shards, (void)rank;
+    return TUTTI_OK;
+}
+
 static tutti_status leave_pending(void *argument, tt_tensor_list shards, int rank) {
     (void)rank, (void)argument;
     tt_add(shards.at[0], NULL);
@@ -88,6 +97,36 @@ TEST_WORLD(an_error_that_a_consumer_leaves_pending_is_returned, 2) {
                  TUTTI_ERROR_ARGUMENT);
     CHECK_MESSAGE("NULL");
     CHECK_OK(tutti_group_check(group));
+    END;
+}
+
+/* ---- ranks that come late ---- */
+
+static atomic_int consumed; /* by rank 0 in this round, of those that are not late */
+
+static tutti_status count_those_that_came(void *argument, tt_tensor_list shards, int rank) {
+    (void)argument, (void)shards;
+    if (rank < 3)
+        atomic_fetch_add(&consumed, 1);
+    return TUTTI_OK;
+}
+
+/* The last rank comes only when rank 0 has worked on all others' shards: who waits for all before it reads one waits
+ * for ever. The first round makes the workspace, or has the symmetric shards meet. */
+TEST_WORLD_THREADS(shards_are_consumed_as_they_become_ready_while_a_rank_is_late, 4) {
+    BEGIN;
+    tt_tensor *mine = whole(tt_shape(3, 5), TUTTI_F32, rank), *placed = symmetric(world, mine);
+    for (int round = 0; round < 6; round++) {
+        tt_tensor *x = round < 3 ? mine : placed;
+        if (rank == 0)
+            atomic_store(&consumed, 0);
+        CHECK_OK(tutti_barrier(group, NULL));
+        while (rank == 3 && round % 3 != 0 && atomic_load(&consumed) < 3)
+            usleep(100);
+        CHECK_OK(tt_pipelined_all_gather_and_consume(tt_tensors(x), rank == 0 ? count_those_that_came : look_away, NULL,
+                                                     none, group));
+        CHECK_OK(tutti_barrier(group, NULL));
+    }
     END;
 }
 
@@ -130,6 +169,76 @@ TEST_WORLD(a_callback_cannot_begin_another_call_on_its_group_and_is_told_so, 2) 
         CHECK(tt_equal(output, tt_full(tt_shape(6), rank, TUTTI_F32, NULL)));
         CHECK(tt_equal(tt_fused_all_gather_matmul(x, tt_tensors(x), 0, group, NULL).at[0],
                        gathered_product(x, x, 0, group)));
+    }
+    END;
+}
+
+/* A callback that waits for another thread's call on its group would wait for ever. */
+typedef struct errand {
+    tutti_group *group;
+    tutti_status status;
+    char words[512];
+} errand;
+
+static void *run_errand(void *argument) {
+    errand *of = argument;
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_ones(tt_shape(4, 4), TUTTI_F32, NULL);
+    tt_fused_all_gather_matmul(x, tt_tensors(x), 0, of->group, NULL);
+    of->status = tt_error_show();
+    snprintf(of->words, sizeof of->words, "%s", tutti_error_message());
+    tt_error_clear();
+    CHECK_OK(tt_scope_close(&scope));
+    return NULL;
+}
+
+static tutti_status send_a_thread(void *argument, tt_tensor_list shards, int rank) {
+    errand *of = argument;
+    (void)shards;
+    pthread_t thread;
+    if (rank != tutti_group_rank(of->group))
+        return TUTTI_OK;
+    CHECK_EQ(pthread_create(&thread, NULL, run_errand, of), 0);
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    return TUTTI_OK;
+}
+
+TEST_WORLD_THREADS(a_callback_that_waits_for_another_threads_call_is_told_at_the_deadline, 2) {
+    BEGIN;
+    tt_tensor *x = whole(tt_shape(4, 4), TUTTI_F32, rank);
+    errand of = { .group = group };
+    if (rank == 0)
+        CHECK_OK(tutti_group_set_timeout(group, 200000000));
+    tutti_status status = tt_pipelined_all_gather_and_consume(tt_tensors(x), rank == 0 ? send_a_thread : look_away,
+                                                              rank == 0 ? (void *)&of : NULL, none, group);
+    if (rank == 0) {
+        CHECK_EQ(of.status, TUTTI_ERROR_TIMEOUT);
+        CHECK(strstr(of.words, "another thread of its own, which is in a fused operation") != NULL);
+        CHECK(status != TUTTI_OK); /* the group has ended */
+    }
+    CHECK(tutti_group_check(group) != TUTTI_OK || rank == 1); /* rank 1 may be done before */
+    CHECK_OK(tt_scope_close(&scope));
+}
+
+static void *run_other(void *argument) {
+    errand *of = argument;
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_ones(tt_shape(4, 4), TUTTI_F32, NULL);
+    CHECK_EQ(tt_fused_all_gather_matmul(x, tt_tensors(x), 0, of->group, NULL).count, 1);
+    CHECK_OK(tt_scope_close(&scope));
+    return NULL;
+}
+
+/* Threads that do not wait for each other's calls take turns. */
+TEST_WORLD_THREADS(two_threads_of_a_rank_take_turns_in_fused_calls, 2) {
+    BEGIN;
+    errand of = { .group = group };
+    for (int round = 0; round < 4; round++) {
+        pthread_t threads[2];
+        for (int i = 0; i < 2; i++)
+            CHECK_EQ(pthread_create(&threads[i], NULL, run_other, &of), 0);
+        for (int i = 0; i < 2; i++)
+            CHECK_EQ(pthread_join(threads[i], NULL), 0);
     }
     END;
 }

@@ -35,20 +35,20 @@ TEST_WORLD(every_dimension_is_gathered_with_every_number_of_matrices, 3) {
     END;
 }
 
-TEST_WORLD(the_vectors_of_tensor_parallel_layers_agree_with_the_unfused_pair, 2) {
+TEST_WORLD(a_batch_of_8_of_64_by_32_with_three_matrices_agrees_with_the_unfused_pair_and_its_strides, 2) {
     BEGIN;
     for (int dim = 0; dim < 3; dim++) {
         int64_t sizes[3] = { 8, 64, 32 };
         sizes[dim] /= ranks;
-        tt_tensor *shard = uniform(tt_dims_of(3, sizes), TUTTI_F32, rank), *left;
+        tt_tensor *shard = tt_abs(uniform(tt_dims_of(3, sizes), TUTTI_F32, rank)), *left;
         tt_tensor *bs[3];
         for (int i = 0; i < 3; i++)
-            bs[i] = uniform(tt_shape(32, 16), TUTTI_F32, 50 + i);
+            bs[i] = tt_abs(uniform(tt_shape(32, 16), TUTTI_F32, 50 + i));
         tt_tensor_list products = tt_fused_all_gather_matmul(shard, tt_tensors_of(3, bs), dim, group, &left);
         tt_tensor *all = tt_all_gather(shard, dim, group);
         CHECK(tt_equal(left, all));
         for (int i = 0; i < 3; i++)
-            CHECK(tt_allclose(products.at[i], tt_matmul(all, bs[i]), 1e-5, 1e-6));
+            CHECK(tt_allclose(products.at[i], tt_matmul(all, bs[i]), 1e-5, 1e-8));
         if (dim == 1) { /* memory goes by the gathered dimension first */
             CHECK(has_strides(left, tt_shape(32, 256, 1)));
             CHECK(has_strides(products.at[0], tt_shape(16, 128, 1)));
@@ -57,6 +57,18 @@ TEST_WORLD(the_vectors_of_tensor_parallel_layers_agree_with_the_unfused_pair, 2)
         }
     }
     END;
+}
+
+TEST(restrided_tensors_are_equal_and_contiguous_with_their_dimension_in_front) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = uniform(tt_shape(8, 64, 32, 16), TUTTI_F32, 1);
+    for (int dim = 0; dim < 3; dim++) {
+        tt_tensor *turned = tt_restride(x, dim);
+        CHECK(tt_equal(turned, x));
+        tt_dims order = tt_shape(dim, dim == 0 ? 1 : 0, dim <= 1 ? 2 : 1, 3);
+        CHECK(tt_is_contiguous(tt_permute(turned, order)));
+    }
+    CHECK_OK(tt_scope_close(&scope));
 }
 
 TEST_WORLD(shards_of_any_strides_are_gathered, 2) {
@@ -192,11 +204,12 @@ TEST_WORLD(empty_shards_and_matrices_give_empty_or_zero_products, 2) {
     END;
 }
 
-TEST_WORLD(the_native_form_and_the_plain_one_agree, 2) {
+TEST_WORLD(the_native_form_and_the_plain_one_agree_for_symmetric_rows_or_not_and_both_layouts_of_b, 2) {
     BEGIN;
+    int64_t rows = test_sanitized() ? 96 : 4096, size = test_sanitized() ? 16 : 1024;
     for (int layout = 0; layout < 4; layout++) {
-        tt_tensor *shard = uniform(tt_shape(96, 16), TUTTI_BF16, rank),
-                  *right = uniform(tt_shape(16, 24), TUTTI_BF16, 5), *left;
+        tt_tensor *shard = uniform(tt_shape(rows / ranks, size), TUTTI_BF16, rank),
+                  *right = uniform(tt_shape(size, size), TUTTI_BF16, 5), *left;
         if (layout & 1)
             shard = symmetric(world, shard);
         if (layout & 2)
@@ -214,7 +227,9 @@ TEST_WORLD(the_native_form_and_the_plain_one_agree, 2) {
 static void multimem(tutti_world *world, void *argument) {
     BEGIN;
     bool software = argument != NULL;
-    tt_tensor *shard = whole(tt_shape(6, 4), TUTTI_BF16, rank), *right = whole(tt_shape(4, 3), TUTTI_BF16, 5);
+    int64_t size = test_sanitized() ? 6 : 1020; /* divisible by two and by three ranks */
+    tt_tensor *shard = whole(tt_shape(size / ranks, size), TUTTI_BF16, rank),
+              *right = whole(tt_shape(size, size), TUTTI_BF16, 5);
     for (int round = 0; round < 3; round++) {
         tt_tensor_list products = tt_fused_all_gather_matmul_multimem(shard, tt_tensors(right, right), group);
         if (software) {
@@ -258,64 +273,21 @@ TEST_WORLD(every_dimension_is_scattered_and_the_result_is_contiguous, 3) {
     END;
 }
 
-TEST_WORLD(the_vectors_of_scattered_layers_agree_with_the_unfused_pair, 2) {
+TEST_WORLD(a_batch_of_8_of_64_by_1024_is_scattered_as_by_the_unfused_pair, 2) {
     BEGIN;
     int64_t depth = test_sanitized() ? 64 : 1024;
     for (int dim = 0; dim < 3; dim++) {
-        tt_tensor *left = uniform(tt_shape(8, 64, depth), TUTTI_F32, rank),
-                  *right = uniform(tt_shape(depth, 16), TUTTI_F32, 20 + rank);
+        tt_tensor *left = tt_abs(uniform(tt_shape(8, 64, depth), TUTTI_F32, rank)),
+                  *right = tt_abs(uniform(tt_shape(depth, 16), TUTTI_F32, 20 + rank));
         tt_tensor *part = tt_fused_matmul_reduce_scatter(left, right, TUTTI_AVG, dim, group),
                   *expected = tt_reduce_scatter(tt_matmul(left, right), TUTTI_AVG, dim, group);
-        CHECK(tt_allclose(part, expected, 1e-5, 1e-5));
+        CHECK(tt_allclose(part, expected, 1e-5, 1e-8));
         CHECK(has_strides(part, tt_strides(expected)));
     }
     tt_tensor *left = uniform(tt_shape(64, depth), TUTTI_BF16, rank),
               *right = uniform(tt_shape(depth, 32), TUTTI_BF16, 20 + rank);
     CHECK(tt_allclose(tt_fused_matmul_reduce_scatter(left, right, TUTTI_AVG, 0, group),
                       tt_reduce_scatter(tt_matmul(left, right), TUTTI_AVG, 0, group), 1e-2, 1e-2));
-    END;
-}
-
-/* Where the BLAS is called with the same shapes, the fused form and the pair give the same bits: partial products are
- * rounded, then added in rank order and rounded once. */
-TEST_WORLD(scattered_products_have_the_bits_of_partial_products_added_in_rank_order, 4) {
-    static const tutti_dtype dtypes[] = { TUTTI_F32, TUTTI_BF16, TUTTI_F16, TUTTI_F64, TUTTI_C64 };
-    BEGIN;
-    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++)
-        for (int avg = 0; avg < 2; avg++) {
-            tutti_reduction reduction = avg ? TUTTI_AVG : TUTTI_SUM;
-            tt_tensor *left = uniform(tt_shape(4 * 24, 40), dtypes[i], rank),
-                      *right = uniform(tt_shape(40, 16), dtypes[i], 20 + rank);
-            tt_tensor *blocks[4]; /* with the shapes that the fused form multiplies */
-            for (int r = 0; r < 4; r++)
-                blocks[r] = tt_matmul(tt_narrow(left, 0, 24 * r, 24), right);
-            tt_tensor *expected = tt_reduce_scatter(tt_cat(tt_tensors_of(4, blocks), 0), reduction, 0, group);
-            CHECK(tt_equal(tt_fused_matmul_reduce_scatter(left, right, reduction, 0, group), expected));
-        }
-    END;
-}
-
-TEST_WORLD(gathered_products_have_the_bits_of_the_matmul_of_the_same_shapes, 3) {
-    static const tutti_dtype dtypes[] = { TUTTI_F32, TUTTI_BF16, TUTTI_F16, TUTTI_F64, TUTTI_C64 };
-    BEGIN;
-    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++) {
-        tt_tensor *few = uniform(tt_shape(20, 40), dtypes[i], rank), *many = uniform(tt_shape(72, 40), dtypes[i], rank),
-                  *right = uniform(tt_shape(40, 16), dtypes[i], 20);
-        CHECK(tt_equal(tt_fused_all_gather_matmul(few, tt_tensors(right), 0, group, NULL).at[0],
-                       gathered_product(few, right, 0, group)));
-        tt_tensor_list shards = tt_chunk(tt_all_gather(many, 0, group), 3, 0);
-        tt_tensor *products[3];
-        for (int r = 0; r < 3; r++)
-            products[r] = tt_matmul(shards.at[r], right);
-        CHECK(tt_equal(tt_fused_all_gather_matmul(many, tt_tensors(right), 0, group, NULL).at[0],
-                       tt_cat(tt_tensors_of(3, products), 0)));
-        /* along the last dimension: the same bits on every rank */
-        tt_tensor *same = tt_fused_all_gather_matmul(tt_transpose(few, 0, 1),
-                                                     tt_tensors(uniform(tt_shape(60, 7), dtypes[i], 8)), 1, group, NULL)
-                              .at[0];
-        tt_tensor_list all = tt_chunk(tt_all_gather(same, 0, group), 3, 0);
-        CHECK(tt_equal(all.at[0], all.at[1]) && tt_equal(all.at[0], all.at[2]));
-    }
     END;
 }
 
@@ -553,8 +525,19 @@ TEST(wrong_arguments_are_told_and_end_nothing) {
           "must have as many rows");
     FAILS(tt_fused_all_gather_matmul(x, (tt_tensor_list){ 0, NULL }, 0, group, NULL), TUTTI_ERROR_ARGUMENT,
           "at least one matrix");
-    FAILS(tt_fused_all_gather_matmul(x, tt_tensors(NULL), 0, group, NULL), TUTTI_ERROR_ARGUMENT, "NULL");
-    FAILS(tt_fused_all_gather_matmul(NULL, tt_tensors(right), 0, group, NULL), TUTTI_ERROR_ARGUMENT, "NULL");
+    FAILS(tt_fused_all_gather_matmul(x, tt_tensors(right, NULL), 0, group, NULL), TUTTI_ERROR_ARGUMENT,
+          "entry 1 of argument bs is NULL");
+    FAILS(tt_fused_all_gather_matmul(NULL, tt_tensors(right), 0, group, NULL), TUTTI_ERROR_ARGUMENT,
+          "argument a_shard is NULL");
+    FAILS(tt_fused_all_gather_matmul_native(NULL, right, group, NULL), TUTTI_ERROR_ARGUMENT,
+          "argument a_shard is NULL");
+    FAILS(tt_fused_all_gather_matmul_native(x, NULL, group, NULL), TUTTI_ERROR_ARGUMENT, "argument b is NULL");
+    FAILS(tt_fused_all_gather_matmul_multimem(NULL, tt_tensors(right), group), TUTTI_ERROR_ARGUMENT,
+          "argument a_shard is NULL");
+    FAILS(tt_fused_all_gather_matmul_multimem(x, tt_tensors(NULL), group), TUTTI_ERROR_ARGUMENT,
+          "entry 0 of argument bs is NULL");
+    FAILS(tt_fused_matmul_reduce_scatter(NULL, right, TUTTI_SUM, 0, group), TUTTI_ERROR_ARGUMENT, "argument a is NULL");
+    FAILS(tt_fused_matmul_reduce_scatter(x, NULL, TUTTI_SUM, 0, group), TUTTI_ERROR_ARGUMENT, "argument b is NULL");
     FAILS(tt_fused_all_gather_matmul(x, tt_tensors(right), 0, NULL, NULL), TUTTI_ERROR_ARGUMENT, "group is NULL");
     FAILS(tt_fused_matmul_reduce_scatter(row, right, TUTTI_SUM, 0, group), TUTTI_ERROR_ARGUMENT,
           "A_shard must be a matrix");

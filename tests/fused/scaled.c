@@ -185,7 +185,11 @@ TEST(wrong_scales_and_lists_are_told_and_end_nothing) {
     FAILS(GATHER(x, rights, three, ones, 0, NULL), TUTTI_ERROR_ARGUMENT,
           "Invalid scale shape for fp8 all-gather (shard shape: [4, 3], scale shape: [3, 1])");
     FAILS(GATHER(x, rights, wide, ones, 0, NULL), TUTTI_ERROR_TYPE, "A_scale");
-    FAILS(GATHER(x, rights, NULL, ones, 0, NULL), TUTTI_ERROR_ARGUMENT, "NULL");
+    FAILS(GATHER(NULL, rights, one, ones, 0, NULL), TUTTI_ERROR_ARGUMENT, "argument a_shard is NULL");
+    FAILS(GATHER(x, tt_tensors(NULL), one, ones, 0, NULL), TUTTI_ERROR_ARGUMENT, "entry 0 of argument bs is NULL");
+    FAILS(GATHER(x, rights, NULL, ones, 0, NULL), TUTTI_ERROR_ARGUMENT, "argument a_scale is NULL");
+    FAILS(GATHER(x, rights, one, tt_tensors(NULL), 0, NULL), TUTTI_ERROR_ARGUMENT,
+          "argument b_scales, entry 0, is NULL");
     FAILS(GATHER(x, rights, one, tt_tensors(three), 0, NULL), TUTTI_ERROR_ARGUMENT, "B_scale");
     FAILS(GATHER(x, tt_tensors(complex), one, ones, 0, NULL), TUTTI_ERROR_TYPE, "float, not c64");
     FAILS(GATHER(x, tt_tensors(right, right), one, ones, 0, NULL), TUTTI_ERROR_ARGUMENT,

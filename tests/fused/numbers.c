@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The bits of fused products, and the operators that their gradients consist of. Where the BLAS is called with the same
+ * shapes, the fused forms and the unfused pairs give the same bits: partial products are rounded, then added in rank
+ * order and rounded once. Rows of several ranks go to the BLAS together where one rank has fewer than 512.
+ */
+#include "support.h"
+#include "tensor/operator.h"
+
+static const tutti_dtype dtypes[] = { TUTTI_F32, TUTTI_BF16, TUTTI_F16, TUTTI_F64, TUTTI_C64 };
+#define DTYPES (int)(sizeof dtypes / sizeof dtypes[0])
+
+/* x times right, with the shapes that the fused form hands to the BLAS: `panels` products of neighbouring rows. */
+static tt_tensor *by_panels(tt_tensor *x, tt_tensor *right, int panels) {
+    tt_tensor *products[8];
+    int64_t rows = tt_size(x, 0) / panels;
+    for (int i = 0; i < panels; i++)
+        products[i] = tt_matmul(tt_narrow(x, 0, i * rows, rows), right);
+    return tt_cat(tt_tensors_of((size_t)panels, products), 0);
+}
+
+/* Of blocks of so many rows per rank, which are multiplied in so many panels. */
+static void check_scatter(tutti_group *group, int64_t rows, int panels) {
+    int rank = tutti_group_rank(group), ranks = tutti_group_size(group);
+    for (int i = 0; i < DTYPES; i++)
+        for (int avg = 0; avg < 2; avg++) {
+            tutti_reduction reduction = avg ? TUTTI_AVG : TUTTI_SUM;
+            tt_tensor *left = uniform(tt_shape(ranks * rows, 40), dtypes[i], rank),
+                      *right = uniform(tt_shape(40, 16), dtypes[i], 20 + rank);
+            for (int round = 0; round < 2; round++) /* the first makes its workspace */
+                CHECK(tt_equal(tt_fused_matmul_reduce_scatter(left, right, reduction, 0, group),
+                               tt_reduce_scatter(by_panels(left, right, panels), reduction, 0, group)));
+        }
+}
+
+static void check_gather(tutti_group *group, int64_t rows, int panels) {
+    int rank = tutti_group_rank(group);
+    for (int i = 0; i < DTYPES; i++) {
+        tt_tensor *shard = uniform(tt_shape(rows, 40), dtypes[i], rank),
+                  *right = uniform(tt_shape(40, 16), dtypes[i], 20), *all;
+        for (int round = 0; round < 2; round++) {
+            tt_tensor *expected = by_panels(tt_all_gather(shard, 0, group), right, panels);
+            CHECK(tt_equal(tt_fused_all_gather_matmul(shard, tt_tensors(right), 0, group, NULL).at[0], expected));
+            CHECK(tt_equal(tt_fused_all_gather_matmul(shard, tt_tensors(right), 0, group, &all).at[0], expected));
+        }
+    }
+}
+
+TEST_WORLD(scattered_products_of_few_rows_have_the_bits_of_the_unfused_pair, 4) {
+    BEGIN;
+    check_scatter(group, 24, 1);
+    END;
+}
+
+TEST_WORLD(gathered_products_of_few_rows_have_the_bits_of_the_unfused_pair, 4) {
+    BEGIN;
+    check_gather(group, 24, 1);
+    END;
+}
+
+TEST_WORLD_THREADS(rows_of_neighbours_are_multiplied_together_where_one_rank_has_too_few, 6) {
+    BEGIN;
+    check_scatter(group, 200, 2);
+    check_gather(group, 200, 2);
+    END;
+}
+
+TEST_WORLD(products_of_many_rows_have_the_bits_of_the_matmul_of_each_ranks_rows, 2) {
+    BEGIN;
+    check_scatter(group, 520, 2);
+    check_gather(group, 520, 2);
+    END;
+}
+
+/* Products of f8 are exact in f32: the same bits in any blocking. */
+TEST_WORLD_THREADS(scaled_products_have_the_bits_of_the_unfused_pair_in_panels_too, 6) {
+    BEGIN;
+    for (int64_t rows = 20; rows < 1000; rows += rows < 200 ? 180 : 320) /* one panel, two, and six */
+        for (int mode = 0; mode < 3; mode++) {
+            tt_tensor *shard = whole(tt_shape(rows, 8), TUTTI_F8_E4M3, rank),
+                      *right = whole(tt_shape(8, 6), TUTTI_F8_E4M3, 5),
+                      *one = tt_full(tt_shape(1), 0.1, TUTTI_F32, NULL), *all;
+            tt_tensor *scale = mode == 0   ? uniform(tt_shape(rows, 1), TUTTI_F32, 30 + rank)
+                               : mode == 1 ? one
+                                           : uniform(tt_shape(ranks * rows, 1), TUTTI_F32, 30);
+            tt_fused_scaled_options options = TT_FUSED_SCALED_OPTIONS_INIT;
+            options.out_dtypes = (tutti_dtype[]){ TUTTI_F32 };
+            options.out_dtype_count = 1;
+            tt_tensor *expected =
+                tt_scaled_matmul(tt_all_gather(shard, 0, group), right,
+                                 mode == 0 ? tt_all_gather(scale, 0, group) : scale, one, NULL, NULL, TUTTI_F32);
+            for (int with = 0; with < 2; with++)
+                CHECK(tt_equal(tt_fused_all_gather_scaled_matmul(shard, tt_tensors(right), scale, tt_tensors(one), 0,
+                                                                 group, &options, with ? &all : NULL)
+                                   .at[0],
+                               expected));
+            CHECK(tt_equal(all, tt_all_gather(shard, 0, group)));
+            if (mode == 0)
+                continue; /* the rest are scales of whole matrices */
+            tt_tensor *left = whole(tt_shape(ranks * rows, 8), TUTTI_F8_E4M3, rank);
+            CHECK(tt_equal(tt_fused_scaled_matmul_reduce_scatter(left, right, scale, one, TUTTI_SUM, 0, 0,
+                                                                 tt_shape(ranks * rows, 6), NULL, NULL, TUTTI_BF16,
+                                                                 group),
+                           tt_reduce_scatter(tt_scaled_matmul(left, right, scale, one, NULL, NULL, TUTTI_BF16),
+                                             TUTTI_SUM, 0, group)));
+        }
+    END;
+}
+
+/* Products of the ranks' columns are added in rank order, whoever comes first. */
+TEST_WORLD(a_gather_along_the_summed_dimension_gives_the_same_bits_on_every_rank, 3) {
+    BEGIN;
+    for (int i = 0; i < DTYPES; i++) {
+        tt_tensor *shard = uniform(tt_shape(40, 20), dtypes[i], rank), *right = uniform(tt_shape(60, 7), dtypes[i], 8);
+        for (int round = 0; round < 3; round++) {
+            tt_tensor *found = tt_fused_all_gather_matmul(shard, tt_tensors(right), 1, group, NULL).at[0];
+            tt_tensor_list each = tt_chunk(tt_all_gather(found, 0, group), 3, 0);
+            CHECK(tt_equal(each.at[0], each.at[1]) && tt_equal(each.at[0], each.at[2]));
+            double bound = dtypes[i] == TUTTI_BF16 ? 0.05 : dtypes[i] == TUTTI_F16 ? 0.01 : 1e-5;
+            CHECK(tt_allclose(found, gathered_product(shard, right, 1, group), bound, bound));
+        }
+    }
+    END;
+}
+
+/* ---- what gradients consist of ---- */
+
+typedef struct counts {
+    tu_call_recorder recorder;
+    int gathers, scatters, plain; /* fused ones of both kinds; collectives and gathers that are not fused */
+} counts;
+
+static tutti_status count(tu_call_recorder *recorder, tu_call *call) {
+    counts *of = (counts *)recorder;
+    const char *name = call->entry->name;
+    of->gathers += strncmp(name, "fused_all_gather", 16) == 0;
+    of->scatters += strncmp(name, "fused_matmul_reduce_scatter", 27) == 0;
+    of->plain += strncmp(name, "all_gather", 10) == 0 || strncmp(name, "reduce_scatter", 14) == 0 ||
+                 strncmp(name, "all_reduce", 10) == 0;
+    return TUTTI_OK;
+}
+
+/* The gradients of y = form(x, right) with respect to both, or one of them. */
+static counts count_gradients(tt_tensor *(*form)(tt_tensor *, tt_tensor *, tutti_group *), tutti_group *group,
+                              bool of_x, bool of_right) {
+    counts found = { .recorder = { .record = count } };
+    tt_tensor *x = tt_require_grad(whole(tt_shape(4, 4), TUTTI_F32, tutti_group_rank(group)), of_x),
+              *right = tt_require_grad(whole(tt_shape(4, 6), TUTTI_F32, 9), of_right);
+    tt_tensor *loss = tt_sum(form(x, right, group));
+    tu_call_recorder_set(&found.recorder);
+    tt_backward(loss, NULL);
+    tu_call_recorder_set(NULL);
+    CHECK((tt_grad(x) != NULL) == of_x && (tt_grad(right) != NULL) == of_right);
+    return found;
+}
+
+static tt_tensor *gather(tt_tensor *x, tt_tensor *right, tutti_group *group) {
+    return tt_fused_all_gather_matmul(x, tt_tensors(right), 0, group, NULL).at[0];
+}
+
+static tt_tensor *gather_native(tt_tensor *x, tt_tensor *right, tutti_group *group) {
+    return tt_fused_all_gather_matmul_native(x, right, group, NULL);
+}
+
+static tt_tensor *scatter(tt_tensor *x, tt_tensor *right, tutti_group *group) {
+    return tt_fused_matmul_reduce_scatter(x, right, TUTTI_SUM, 0, group);
+}
+
+TEST_WORLD(the_gradient_of_a_fused_form_is_one_fused_form_for_each_input, 2) {
+    BEGIN;
+    for (int native = 0; native < 2; native++) {
+        counts both = count_gradients(native ? gather_native : gather, group, true, true);
+        CHECK(both.scatters == 1 && both.gathers == 1 && both.plain == 0);
+        counts of_x = count_gradients(native ? gather_native : gather, group, true, false);
+        CHECK(of_x.scatters == 1 && of_x.gathers == 0 && of_x.plain == 0);
+        counts of_right = count_gradients(native ? gather_native : gather, group, false, true);
+        CHECK(of_right.scatters == 0 && of_right.gathers == 1 && of_right.plain == 0);
+    }
+    /* one gather serves both: that of a returns the gathered gradient, which b's is multiplied with */
+    for (int which = 1; which < 4; which++) {
+        counts found = count_gradients(scatter, group, which & 1, which & 2);
+        CHECK(found.scatters == 0 && found.gathers == 1 && found.plain == 0);
+    }
+    END;
+}
