@@ -29,7 +29,7 @@ static void unretain(tu_history *history) {
         history->node->hooks->retained[history->output] = NULL;
 }
 
-void tu_history_end(tt_tensor *x) {
+static void history_end(tt_tensor *x) {
     tu_history *history = x->history;
     x->history = NULL;
     unretain(history);
@@ -313,7 +313,7 @@ tutti_status tu_history_require(tt_tensor *x) {
     return TUTTI_OK;
 }
 
-const tu_historian tu_historian_table = { .end = tu_history_end,
+const tu_historian tu_historian_table = { .end = history_end,
                                           .require = tu_history_require,
                                           .check_in_place = check_in_place,
                                           .prepare = prepare,

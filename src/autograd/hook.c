@@ -8,7 +8,7 @@
 #include "autograd/node.h"
 #include "tensor/process.h"
 
-void tu_hook_drop(tt_hook *hook) {
+static void hook_drop(tt_hook *hook) {
     if (hook == NULL || atomic_fetch_sub_explicit(&hook->references, 1, memory_order_acq_rel) != 1)
         return;
     for (size_t i = 0; i < hook->captured_count; i++)
@@ -91,7 +91,7 @@ tutti_status tu_hook_add(tu_hook_list *list, void (*function)(void), void *user,
     if (status == TUTTI_OK)
         status = insert(list, hook, options->first);
     if (status != TUTTI_OK) {
-        tu_hook_drop(hook);
+        hook_drop(hook);
         return status;
     }
     if (handle != NULL) {
@@ -110,7 +110,7 @@ void tu_hook_list_free(tu_hook_list *list) {
             list->at[i]->list = NULL;
     pthread_mutex_unlock(tu_process_hooks_lock());
     for (int i = 0; i < tu_hook_count(list); i++)
-        tu_hook_drop(list->at[i]);
+        hook_drop(list->at[i]);
     free(list->at);
     *list = (tu_hook_list){ 0 };
 }
@@ -152,14 +152,14 @@ void tt_hook_remove(tt_hook **hook) {
     if (hook == NULL || *hook == NULL)
         return;
     if (take_off(*hook))
-        tu_hook_drop(*hook);
+        hook_drop(*hook);
     tt_hook_release(hook);
 }
 
 void tt_hook_release(tt_hook **hook) {
     if (hook == NULL)
         return;
-    tu_hook_drop(*hook);
+    hook_drop(*hook);
     *hook = NULL;
 }
 

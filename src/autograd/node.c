@@ -205,7 +205,7 @@ tutti_status tu_save(tu_saved_tensor *saved, tt_tensor *tensor, int output, uint
     return status;
 }
 
-void tu_saved_drop(tu_saved_tensor *saved) {
+static void saved_drop(tu_saved_tensor *saved) {
     tt_tensor *tensor = saved->tensor;
     tt_saved_hooks *hooks = saved->hooks;
     tu_node *source = saved->source;
@@ -224,7 +224,7 @@ void tu_saved_drop(tu_saved_tensor *saved) {
 
 void tu_node_release_saved(tu_node *node) {
     for (int i = 0; i < node->saved_count; i++)
-        tu_saved_drop(&node->saved[i]);
+        saved_drop(&node->saved[i]);
     node->released = node->saved_count > 0;
     if (node->inner != NULL) {
         tu_node_release_saved(node->inner);

@@ -150,14 +150,12 @@ void tu_node_release_saved(tu_node *node);
 
 /* `output` tells which output of the saving node the tensor is, or TU_NO_OUTPUT. */
 tutti_status tu_save(tu_saved_tensor *saved, tt_tensor *tensor, int output, uint32_t which);
-void tu_saved_drop(tu_saved_tensor *saved);
 /* The tensor, in the scope; NULL with the pending error set. */
 tt_tensor *tu_saved_get(tu_node *node, tu_saved_tensor *saved);
 
 /* ---- history ---- */
 
-tu_history *tu_history_of(tt_tensor *x); /* made where there is none; NULL with the thread's error written */
-void tu_history_end(tt_tensor *x);
+tu_history *tu_history_of(tt_tensor *x);       /* made where there is none; NULL with the thread's error written */
 tutti_status tu_history_require(tt_tensor *x); /* a leaf that is to get a gradient */
 /* A view whose base was changed in place by something that requires grad since requires grad too. */
 void tu_history_refresh(tt_tensor *x);
@@ -210,7 +208,6 @@ tutti_status tu_hook_add(tu_hook_list *list, void (*function)(void), void *user,
                          tt_hook **handle);
 /* Copies a caller's options, checked; false with the error pending. `always` says whether that field has a meaning. */
 bool tu_hook_options_take(const char *who, const tt_hook_options *options, bool always, tt_hook_options *full);
-void tu_hook_drop(tt_hook *hook);
 void tu_hook_list_free(tu_hook_list *list);
 /* A copy of the list as it is now, each hook held: hooks that are added or removed meanwhile do not matter. Ends with
  * tu_hook_list_free. */

@@ -80,7 +80,7 @@ tutti_status tu_parse_integer(const char *text, int64_t *value) {
     return TUTTI_OK;
 }
 
-tutti_status tu_parse_flag(const char *text, int64_t *flag) {
+static tutti_status parse_flag(const char *text, int64_t *flag) {
     static const char *const words[2][4] = { { "0", "no", "false", "off" }, { "1", "yes", "true", "on" } };
     for (int value = 0; value < 2; value++)
         for (int i = 0; i < 4; i++)
@@ -100,7 +100,7 @@ static tutti_status parse(tu_setting_type type, const char *text, int64_t *value
     case TU_SETTING_DURATION:
         return tu_parse_duration(text, value);
     case TU_SETTING_FLAG:
-        return tu_parse_flag(text, value);
+        return parse_flag(text, value);
     case TU_SETTING_TEXT:
         break;
     }

@@ -71,6 +71,5 @@ void tu_settings_unknown(void (*found)(const char *name, const char *nearest, vo
 tutti_status tu_parse_duration(const char *text, int64_t *nanoseconds);
 tutti_status tu_parse_bytes(const char *text, int64_t *bytes);
 tutti_status tu_parse_integer(const char *text, int64_t *number);
-tutti_status tu_parse_flag(const char *text, int64_t *flag);
 
 #endif

@@ -94,7 +94,8 @@ static bool can_be_cut(const tu_sweep *sweep) {
     return sweep->to_count <= MOST_BUFFERS && sweep->from_count <= MOST_BUFFERS;
 }
 
-void tu_compute_reduce(tu_collective *state, const tu_sweep *sweep) {
+/* As tu_reduce_many. Short ones, and all when no core is free, run on the calling thread. */
+static void compute_reduce(tu_collective *state, const tu_sweep *sweep) {
     int parts = state->helpers == 0 ? 1 : parts_for(state, sweep->count * sweep->element);
     if (parts > 1 && can_be_cut(sweep))
         run_parts(state, (job){ reduce_part, (void *)(uintptr_t)sweep, parts });
@@ -141,7 +142,7 @@ static tu_aside aside_of(const tu_lane *put, int segment) {
     if (segment >= put->count)
         return (tu_aside){ 0 };
     const tu_segment *copied = &put->segments[segment];
-    return (tu_aside){ copied->to, copied->from, copied->bytes, put->flags };
+    return (tu_aside){ copied->to, copied->from, copied->bytes };
 }
 
 /* A share of the reduction beside each copy. */
@@ -162,7 +163,7 @@ static void copy_beside(const tu_lane *take, const tu_lane *put) {
         if (i < take->count)
             tu_copy_beside(take->segments[i].to, take->segments[i].from, take->segments[i].bytes, take->flags, &aside);
         else
-            tu_copy(aside.to, aside.from, aside.bytes, aside.flags);
+            tu_copy(aside.to, aside.from, aside.bytes, 0);
     }
 }
 
@@ -183,7 +184,7 @@ void tu_compute_both(tu_collective *state, tu_lane *take, tu_lane *put) {
     }
     if (!goes_beside(state, take, put)) {
         if (take->sweep != NULL)
-            tu_compute_reduce(state, take->sweep);
+            compute_reduce(state, take->sweep);
         copy_lane(state, take);
         copy_lane(state, put);
     } else if (take->sweep != NULL) {

@@ -20,8 +20,7 @@ typedef struct tu_sweep {
     unsigned flags;
 } tu_sweep;
 
-/* As the kernels of the same name. Short ones, and all when no core is free, run on the calling thread. */
-void tu_compute_reduce(tu_collective *state, const tu_sweep *sweep);
+/* As tu_copy. Short ones, and all when no core is free, run on the calling thread. */
 void tu_compute_copy(tu_collective *state, void *to, const void *from, size_t bytes, unsigned flags);
 
 /* What a rank moves in one direction in a round: a reduction, or else copies, whose total is `bytes`. */

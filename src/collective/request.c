@@ -82,11 +82,12 @@ static void each_stretch(const tu_task *task, unsigned char *buffer, unsigned ch
     }
 }
 
-void tu_strided_gather(const tu_task *task, void *to, size_t offset, size_t bytes) {
+/* Copies between a contiguous place and the elements of a message, which may lie apart (tutti_call.strided). */
+static void strided_gather(const tu_task *task, void *to, size_t offset, size_t bytes) {
     each_stretch(task, (unsigned char *)(uintptr_t)task->in, to, offset, bytes, true);
 }
 
-void tu_strided_scatter(const tu_task *task, const void *from, size_t offset, size_t bytes) {
+static void strided_scatter(const tu_task *task, const void *from, size_t offset, size_t bytes) {
     each_stretch(task, task->out, (unsigned char *)(uintptr_t)from, offset, bytes, false);
 }
 
@@ -117,7 +118,7 @@ static void read_fragment(tu_messages *messages, tu_request *request, int source
         fail(messages, request, "a fragment that its message does not have");
         return;
     }
-    tu_strided_scatter(request->task, tu_fragment(&messages->channels, source, fragment - 1), 0, packet->bytes);
+    strided_scatter(request->task, tu_fragment(&messages->channels, source, fragment - 1), 0, packet->bytes);
     request->state = TU_REQUEST_READING;
 }
 
@@ -135,7 +136,7 @@ static void found_message(tu_messages *messages, tu_request *request, int source
         fail(messages, request, "a message of a part of an element");
     } else if (packet->bytes <= TU_PACKET_BYTES) {
         if (packet->bytes != 0)
-            tu_strided_scatter(task, packet->payload, 0, packet->bytes);
+            strided_scatter(task, packet->payload, 0, packet->bytes);
         finish(messages, request);
     } else if (tu_packet_fragment(packet) != 0) {
         read_fragment(messages, request, source, packet);
@@ -145,7 +146,7 @@ static void found_message(tu_messages *messages, tu_request *request, int source
         if (outside) {
             fail(messages, request, "a message that lies outside of its block");
         } else if (in != NULL) {
-            tu_strided_scatter(task, in, 0, packet->bytes);
+            strided_scatter(task, in, 0, packet->bytes);
             request->state = TU_REQUEST_READING;
         } else {
             request->state = TU_REQUEST_CLEARING;
@@ -222,7 +223,7 @@ static void take_fragment(tu_messages *messages, int source, const tu_packet *pa
         fail(messages, request, "a fragment that its message does not have");
         return;
     }
-    tu_strided_scatter(request->task, tu_fragment(&messages->channels, source, packet->index), offset, bytes);
+    strided_scatter(request->task, tu_fragment(&messages->channels, source, packet->index), offset, bytes);
     request->moved += bytes;
     if (request->moved == request->bytes)
         finish(messages, request);
@@ -282,8 +283,8 @@ static int fill_ahead(tu_messages *messages, const tu_request *request) {
     tu_channels *channels = &messages->channels;
     int fragment = request->bytes <= channels->fragment_bytes ? tu_fragment_find(channels) : -1;
     if (fragment >= 0)
-        tu_strided_gather(request->task, tu_fragment(channels, channels->state->rank, (uint32_t)fragment), 0,
-                          request->bytes);
+        strided_gather(request->task, tu_fragment(channels, channels->state->rank, (uint32_t)fragment), 0,
+                       request->bytes);
     return fragment;
 }
 
@@ -300,7 +301,7 @@ static bool post_message(tu_messages *messages, tu_request *request) {
     packet->index = 0;
     bool short_one = request->bytes <= TU_PACKET_BYTES;
     if (short_one && request->bytes != 0)
-        tu_strided_gather(task, packet->payload, 0, request->bytes);
+        strided_gather(task, packet->payload, 0, request->bytes);
     int fragment = -1;
     if (!short_one) {
         tu_symmetric found = place_of(messages, task, task->in, request->bytes);
@@ -320,7 +321,7 @@ static bool post_message(tu_messages *messages, tu_request *request) {
 }
 
 static void fill_fragment(void *argument, void *to, uint64_t offset, size_t bytes) {
-    tu_strided_gather(((const tu_request *)argument)->task, to, offset, bytes);
+    strided_gather(((const tu_request *)argument)->task, to, offset, bytes);
 }
 
 static bool post_fragment(tu_messages *messages, tu_request *request) {
@@ -358,7 +359,7 @@ static bool write_in_place(tu_messages *messages, tu_request *request) {
             request->state = TU_REQUEST_MOVING; /* this rank does not hold it any more */
             return true;
         }
-        tu_strided_gather(request->task, out, 0, request->bytes);
+        strided_gather(request->task, out, 0, request->bytes);
         request->moved = request->bytes;
     }
     if (!tu_packet_post_short(&messages->channels, request->peer, TU_PACKET_WRITTEN, request->message, 0, 0))

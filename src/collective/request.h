@@ -78,10 +78,6 @@ void tu_requests_progress(tu_messages *messages);
 bool tu_request_withdraw(tu_messages *messages, tu_request *request);
 void tu_request_unlist(tu_messages *messages, tu_request *request);
 
-/* Copies between a contiguous place and the elements of a message, which may lie apart (tutti_call.strided). */
-void tu_strided_gather(const tu_task *task, void *to, size_t offset, size_t bytes);
-void tu_strided_scatter(const tu_task *task, const void *from, size_t offset, size_t bytes);
-
 /* ---- who waits for whom: cycle.c ---- */
 
 /* With the lock held: this rank's word about whom it waits for is taken back; anything may have changed it. */

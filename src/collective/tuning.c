@@ -101,7 +101,8 @@ tutti_status tutti_algorithm_parse(const char *name, tutti_algorithm *algorithm)
                     name);
 }
 
-bool tu_algorithm_serves(tutti_algorithm algorithm, const tu_operation_row *row) {
+/* Whether an operation has that algorithm at all. */
+static bool algorithm_serves(tutti_algorithm algorithm, const tu_operation_row *row) {
     return (row->algorithms >> algorithm & 1) != 0;
 }
 
@@ -153,7 +154,7 @@ static tutti_status read_line(char *line, tu_tuning *tuning, tu_tuning_row *row,
     row->bytes = (uint64_t)number;
     if (status == TUTTI_OK)
         status = tutti_algorithm_parse(word[3], &row->algorithm);
-    if (status == TUTTI_OK && !tu_algorithm_serves(row->algorithm, &tu_operations[row->operation]))
+    if (status == TUTTI_OK && !algorithm_serves(row->algorithm, &tu_operations[row->operation]))
         status = tu_error(TUTTI_ERROR_ARGUMENT, "%s has no algorithm %s", word[0], word[3]);
     *is_row = true;
     return status;
@@ -258,7 +259,7 @@ static tutti_status parse_forced(const char *text, tutti_algorithm forced[TU_OPE
         tutti_status status = tutti_algorithm_parse(algorithm, &parsed);
         if (status != TUTTI_OK)
             return status;
-        if (parsed != TUTTI_ALGORITHM_AUTO && !tu_algorithm_serves(parsed, &tu_operations[operation]))
+        if (parsed != TUTTI_ALGORITHM_AUTO && !algorithm_serves(parsed, &tu_operations[operation]))
             return tu_error(TUTTI_ERROR_ARGUMENT, "TUTTI_ALGORITHM: %s has no algorithm %s", name, algorithm);
         forced[operation] = parsed;
         text += used + (text[used] == ',');
@@ -310,7 +311,9 @@ tutti_status tu_tuning_apply(tu_collective *state) {
 
 /* ---- choosing ---- */
 
-uint64_t tu_task_bytes(const tu_task *task, int size) {
+/* The bytes of a call that decide: of one rank's input, or for operations that send a part to each rank of all
+ * parts. */
+static uint64_t task_bytes(const tu_task *task, int size) {
     if (task->row->in == TU_EXTENT_SPLITS)
         return 0;
     uint64_t bytes = task->info.count * task->element;
@@ -334,9 +337,9 @@ tutti_status tu_choose_check(const tu_collective *state, const tu_task *task) {
     if (__builtin_expect(forced == TUTTI_ALGORITHM_AUTO, 1) || forced == task->row->fixed)
         return TUTTI_OK;
     const char *operation = task->row->name;
-    if (!tu_algorithm_serves(forced, task->row))
+    if (!algorithm_serves(forced, task->row))
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s has no algorithm %s", operation, tutti_algorithm_name(forced));
-    uint64_t bytes = tu_task_bytes(task, state->size);
+    uint64_t bytes = task_bytes(task, state->size);
     if (forced == TUTTI_ALGORITHM_INLINE && !fits_into_line(state, task, bytes))
         return tu_error(TUTTI_ERROR_ARGUMENT,
                         "%s of %llu bytes does not fit into a cache line: algorithm inline carries at most %d bytes",
@@ -352,7 +355,7 @@ static bool rule_serves(const tu_collective *state, const tu_task *task, tutti_a
 }
 
 void tu_choose(const tu_collective *state, const tu_task *task, tu_choice *choice) {
-    uint64_t bytes = tu_task_bytes(task, state->size);
+    uint64_t bytes = task_bytes(task, state->size);
     tutti_algorithm forced = tu_forced_algorithm(task);
     *choice = (tu_choice){ .bytes = bytes, .algorithm = forced };
     if (__builtin_expect(forced != TUTTI_ALGORITHM_AUTO, 0)) {

@@ -39,10 +39,4 @@ void tu_tuning_free(tu_tuning *tuning);
  * TUTTI_ALGORITHM. */
 tutti_status tu_tuning_apply(tu_collective *state);
 
-/* The bytes of a call that decide: of one rank's input, or for operations that send a part to each rank of all
- * parts. */
-uint64_t tu_task_bytes(const tu_task *task, int size);
-/* Whether an operation has that algorithm at all. */
-bool tu_algorithm_serves(tutti_algorithm algorithm, const tu_operation_row *row);
-
 #endif

@@ -89,7 +89,8 @@ tutti_status tu_work_make(const tu_task *task, tutti_work **made) {
     return TUTTI_OK;
 }
 
-void tu_work_free(tutti_work *work) {
+/* Of one that could not be started. */
+static void work_free(tutti_work *work) {
     let_go(work);
     drop_memory(work);
 }
@@ -127,7 +128,7 @@ tutti_status tu_work_start_made(tutti_work *work, tutti_work **result_pointer) {
         status = TUTTI_OK;
     }
     if (status != TUTTI_OK) {
-        tu_work_free(work);
+        work_free(work);
         return status;
     }
     *result_pointer = work;

@@ -42,8 +42,6 @@ tutti_status tu_work_make(const tu_task *task, tutti_work **work);
 tutti_status tu_work_start_made(tutti_work *work, tutti_work **result);
 /* Runs a work at once, on the calling thread: `start` of executors that never wait for anybody. */
 tutti_status tu_work_run_now(tutti_work *work);
-/* Of one that could not be started. */
-void tu_work_free(tutti_work *work);
 /* The runner's reference. Dropping it may end the group, so no lock of it may be held. */
 tutti_work *tu_work_hold(tutti_work *work);
 void tu_work_drop(tutti_work *work);

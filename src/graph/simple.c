@@ -134,7 +134,7 @@ static bool same_call(const tu_vertex *left, const tu_vertex *right) {
 }
 
 static size_t bin_of(const tu_vertex *vertex, size_t bins) {
-    size_t hash = (size_t)(uintptr_t)vertex->entry >> 4;
+    size_t hash = (size_t)tu_attributes_hash(vertex->entry, vertex->attributes);
     for (int i = 0; i < vertex->operand_count; i++)
         hash = hash * 31 + (vertex->operands[i].value != NULL ? (size_t)vertex->operands[i].value->number : 7);
     return hash % bins;

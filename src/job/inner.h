@@ -93,7 +93,6 @@ typedef struct tu_piece_wire {
 
 tutti_status tu_segment_make(tu_job *job, const char *what, size_t bytes, size_t alignment, int huge, bool heap,
                              tu_segment **segment);
-void tu_segment_keep(tu_segment *segment);
 void tu_segment_drop(tu_segment *segment);
 
 tutti_status tu_atlas_create(int owners, tu_atlas **atlas);

@@ -183,7 +183,7 @@ tutti_status tu_segment_make(tu_job *job, const char *what, size_t bytes, size_t
     return TUTTI_OK;
 }
 
-void tu_segment_keep(tu_segment *segment) {
+static void segment_keep(tu_segment *segment) {
     atomic_fetch_add_explicit(&segment->references, 1, memory_order_relaxed);
 }
 
@@ -433,7 +433,7 @@ tutti_status tu_mapping_make(tu_job *job, tu_segment *segment, const tu_piece_wi
     inner->holds = heap ? tu_piece_holds(job, segment, wire->offset, holder) : NULL;
     if (inner->holds != NULL && !counted)
         atomic_fetch_add_explicit(inner->holds, 1, memory_order_relaxed);
-    tu_segment_keep(segment);
+    segment_keep(segment);
     *made = &inner->open;
     return TUTTI_OK;
 }

@@ -65,16 +65,13 @@ static void run_beside(tu_reduce_args *args, size_t count, size_t bytes, tutti_d
         args->aside_from = aside->from;
         args->aside_bytes = aside->bytes;
         args->aside_turn = aside->bytes / turns / 64 * 64; /* rounded down: it stays behind */
-        args->aside_stream = streams(aside->flags);
         // cppcheck-suppress autoVariables // taken back below
         args->aside_done = &done;
     }
     run(args, count, dtype, reduction);
     args->aside_done = NULL;
     if (done < aside->bytes)
-        tu_copy((char *)aside->to + done, (const char *)aside->from + done, aside->bytes - done, aside->flags);
-    else if (args->aside_stream)
-        stream_fence();
+        tu_copy((char *)aside->to + done, (const char *)aside->from + done, aside->bytes - done, 0);
 }
 
 static inline tu_reduce_args arguments(void *const *to, int to_count, const void *const *from, int from_count,

@@ -32,7 +32,6 @@ typedef struct tu_aside {
     void *to;
     const void *from;
     size_t bytes;
-    unsigned flags;
 } tu_aside;
 
 /* Reduces `count` elements of `from_count` (at least 1, any number) sources into each of `to_count` (at least 1, any

@@ -23,8 +23,7 @@ typedef struct tu_reduce_args {
     char *aside_to;
     const char *aside_from;
     size_t aside_bytes;
-    size_t aside_turn; /* bytes of it after each TU_KERNEL_TURN bytes of the reduction; a multiple of 64 */
-    bool aside_stream;
+    size_t aside_turn;  /* bytes of it after each TU_KERNEL_TURN bytes of the reduction; a multiple of 64 */
     size_t *aside_done; /* set by the kernel */
 } tu_reduce_args;
 

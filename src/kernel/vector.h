@@ -361,13 +361,8 @@ INLINE void reduce_step(const tu_reduce_args *r, size_t at, tutti_dtype dtype, t
 INLINE void copy_aside(const tu_reduce_args *r, size_t at) {
     char *to = r->aside_to + at;
     const char *from = r->aside_from + at;
-    if (r->aside_stream && (uintptr_t)to % VECTOR == 0) {
-        for (size_t i = 0; i < r->aside_turn; i += VECTOR)
-            store_stream(to + i, load(from + i));
-    } else {
-        for (size_t i = 0; i < r->aside_turn; i += VECTOR)
-            store(to + i, load(from + i));
-    }
+    for (size_t i = 0; i < r->aside_turn; i += VECTOR)
+        store(to + i, load(from + i));
 }
 
 /* A piece of the reduction and a piece of the copy beside it, in turn, as long as both have whole ones. Returns where

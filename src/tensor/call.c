@@ -147,7 +147,7 @@ const char *tu_call_text(const tu_call *call, char *buffer, size_t size) {
     return buffer;
 }
 
-/* ---- hashing: FNV-1a over what the text of a call depends on ---- */
+/* ---- hashing: FNV-1a over what the text of the attributes depends on ---- */
 
 static uint64_t mix(uint64_t hash, const void *data, size_t bytes) {
     for (size_t i = 0; i < bytes; i++)
@@ -190,20 +190,9 @@ static uint64_t mix_attribute(uint64_t hash, tt_argument_type type, const void *
     return hash;
 }
 
-static uint64_t mix_tensor(uint64_t hash, const tt_tensor *x) {
-    int64_t head[] = { x != NULL, x != NULL ? x->dtype : 0, x != NULL ? x->device : 0 };
-    hash = mix(hash, head, sizeof head);
-    return x == NULL ? hash : mix_list(mix_list(hash, x->ndim, x->sizes), x->ndim, x->strides);
-}
-
-uint64_t tu_call_hash(const tu_call *call) {
-    const tu_operator *entry = call->entry;
+uint64_t tu_attributes_hash(const tu_operator *entry, const void *attributes) {
     uint64_t hash = mix(0xcbf29ce484222325u, entry->name, strlen(entry->name) + 1);
-    hash = mix(hash, &call->in_place, sizeof call->in_place);
-    for (int i = 0; i < call->input_count; i++)
-        hash = mix_tensor(hash, call->inputs[i]);
     for (int i = 0; i < entry->argument_count; i++)
-        hash =
-            mix_attribute(hash, entry->arguments[i].type, (const char *)call->attributes + entry->arguments[i].offset);
+        hash = mix_attribute(hash, entry->arguments[i].type, (const char *)attributes + entry->arguments[i].offset);
     return hash;
 }

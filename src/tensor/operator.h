@@ -268,8 +268,8 @@ void tu_number_print(FILE *to, double number);
 void tu_attribute_print(FILE *to, const tu_argument *argument, const void *at);
 /* "narrow(x f32 [2, 3], dim=1, start=0, length=2)"; cut where it does not fit. Returns buffer. */
 const char *tu_call_text(const tu_call *call, char *buffer, size_t size);
-/* Equal for calls of one operator with equal attributes on inputs of equal dtype, device, sizes and strides. */
-uint64_t tu_call_hash(const tu_call *call);
+/* Equal for calls of one operator with equal attributes, in every rank and every run. */
+uint64_t tu_attributes_hash(const tu_operator *entry, const void *attributes);
 /* The name of the i-th tensor argument. */
 const char *tu_argument_name(const tu_operator *entry, int input);
 

@@ -37,7 +37,8 @@ void tu_agreement_refuse(tu_agreement *mine, tutti_status status) {
     snprintf(mine->text, sizeof mine->text, "%.*s", (int)sizeof mine->text - 1, tutti_error_message());
 }
 
-tutti_status tu_agreements_compare(const tu_agreement *all, const int *ranks, int count, int me, bool *exists) {
+/* Compares what all sent. *exists: all members have it already. `ranks` are for messages. */
+static tutti_status compare(const tu_agreement *all, const int *ranks, int count, int me, bool *exists) {
     for (int i = 0; i < count; i++)
         if (all[i].status != TUTTI_OK) {
             tu_error((tutti_status)all[i].status, "no group was made, because rank %d cannot: %.*s", ranks[i],
@@ -138,7 +139,7 @@ static tutti_status exchange_agreements(tutti_group *parent, const tu_operation_
         free(all);
         return status;
     }
-    status = tu_agreements_compare(all, parent->ranks, parent->size, parent->rank, &task->exists);
+    status = compare(all, parent->ranks, parent->size, parent->rank, &task->exists);
     stage->complete = true;
     stage->differ = status != TUTTI_OK;
     tutti_group *group = task->exists ? NULL : task->group;
@@ -206,7 +207,7 @@ tutti_status tu_undertake_alone(tutti_world *world, const tu_group_plan *plan, t
     tutti_status status =
         tu_meet(world, &meeting, &task->mine, sizeof task->mine, task->piece, deadline, all, shared ? mappings : NULL);
     if (status == TUTTI_OK) {
-        status = tu_agreements_compare(all, plan->ranks, count, meeting.me, &task->exists);
+        status = compare(all, plan->ranks, count, meeting.me, &task->exists);
         stage.differ = status != TUTTI_OK;
         if (status == TUTTI_OK && shared) {
             tu_group_page_set(group, mappings[0]);

@@ -32,7 +32,8 @@ int tu_ranks_ascending(const void *left, const void *right) {
     return (a > b) - (a < b);
 }
 
-tutti_status tu_group_ranks(const tutti_world *world, const int *ranks, int count, bool keep_order, int **out) {
+/* A checked copy of the rank list, sorted unless told otherwise; to be freed. */
+static tutti_status take_ranks(const tutti_world *world, const int *ranks, int count, bool keep_order, int **out) {
     if (ranks == NULL)
         count = world->size;
     if (count <= 0)
@@ -299,7 +300,7 @@ tutti_status tu_group_new(tutti_world *world, const int *ranks, int count, const
     if (ranks == NULL)
         count = world->size;
     int *list;
-    tutti_status status = tu_group_ranks(world, ranks, count, options->keep_order, &list);
+    tutti_status status = take_ranks(world, ranks, count, options->keep_order, &list);
     if (status != TUTTI_OK)
         return status;
     if (!options->local_synchronization)
@@ -343,7 +344,7 @@ tutti_status tutti_group_find_or_new(tutti_world *world, const char *tag, const 
     if (block == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "this rank, %d, is in none of the blocks of the list", world->rank);
     int *sorted;
-    status = tu_group_ranks(world, block, stride, false, &sorted);
+    status = take_ranks(world, block, stride, false, &sorted);
     if (status != TUTTI_OK)
         return status;
     pthread_mutex_lock(&world->lock);

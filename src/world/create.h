@@ -19,9 +19,6 @@ typedef struct tu_agreement {
 
 /* ---- arguments (create.c) ---- */
 
-/* A checked copy of the rank list, sorted unless told otherwise; to be freed. */
-tutti_status tu_group_ranks(const tutti_world *world, const int *ranks, int count, bool keep_order, int **out);
-
 /* Over the defaults that *options holds. */
 tutti_status tu_group_options_take(const tutti_group_options *given, tutti_group_options *options);
 
@@ -60,9 +57,6 @@ tutti_status tu_group_new(tutti_world *world, const int *ranks, int count, const
 void tu_agreement_describe(tu_agreement *mine, const char *name, const char *tag, const int *ranks, int count,
                            int64_t timeout_ns);
 void tu_agreement_refuse(tu_agreement *mine, tutti_status status);
-
-/* Compares what all sent. *exists: all members have it already. `ranks` are for messages. */
-tutti_status tu_agreements_compare(const tu_agreement *all, const int *ranks, int count, int me, bool *exists);
 
 /* Some members are on other hosts, or took part in the agreement there: the page goes round among the members. */
 tutti_status tu_group_share_page(tutti_group *group, const tu_piece *piece, int64_t deadline);

@@ -185,6 +185,16 @@ static void drop_tag(tu_registry *registry, tag_list *list) {
 
 /* ---- groups ---- */
 
+/* "" stays, "ptd:…" and "user:…" stay, T becomes "user:T". */
+static void normalise_tag(const char *tag, char *normal, size_t bytes) {
+    if (tag == NULL || tag[0] == 0)
+        snprintf(normal, bytes, "%s", "");
+    else if (strncmp(tag, "ptd:", 4) == 0 || strncmp(tag, "user:", 5) == 0)
+        snprintf(normal, bytes, "%s", tag);
+    else
+        snprintf(normal, bytes, "user:%s", tag);
+}
+
 tutti_status tu_registry_prepare(tu_registry *registry, tutti_group *group, const char *tag) {
     struct tu_group_links *links = calloc(1, sizeof *links);
     if (links == NULL)
@@ -199,7 +209,7 @@ tutti_status tu_registry_prepare(tu_registry *registry, tutti_group *group, cons
     if (tag[0] == 0)
         snprintf(group->tag, sizeof group->tag, "ptd:%s", group->name);
     else
-        tu_tag_normalise(tag, group->tag, sizeof group->tag);
+        normalise_tag(tag, group->tag, sizeof group->tag);
     links->tag_count = tag[0] == 0 ? 2 : 1;
     const char *names[2] = { group->tag, "" };
     for (int i = 0; i < links->tag_count; i++) {
@@ -271,7 +281,7 @@ tutti_group *tu_registry_name(const tu_registry *registry, const char *name) {
 
 tutti_group *tu_registry_find(const tu_registry *registry, const char *tag, const int *ranks, int count) {
     char normal[TAG_BYTES];
-    tu_tag_normalise(tag, normal, sizeof normal);
+    normalise_tag(tag, normal, sizeof normal);
     const tag_list *list = find_tag(registry, normal);
     for (tag_entry *entry = list != NULL ? list->first : NULL; entry != NULL; entry = entry->after) {
         if (entry->group->size != count)
@@ -292,13 +302,4 @@ tutti_group *tu_registry_next(const tu_registry *registry, const tutti_group *gr
 
 int tu_registry_count(const tu_registry *registry) {
     return registry->count;
-}
-
-void tu_tag_normalise(const char *tag, char *normal, size_t bytes) {
-    if (tag == NULL || tag[0] == 0)
-        snprintf(normal, bytes, "%s", "");
-    else if (strncmp(tag, "ptd:", 4) == 0 || strncmp(tag, "user:", 5) == 0)
-        snprintf(normal, bytes, "%s", tag);
-    else
-        snprintf(normal, bytes, "user:%s", tag);
 }

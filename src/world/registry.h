@@ -45,7 +45,4 @@ int tu_registry_count(const tu_registry *registry);
 /* The entry of a rank list, made where missing; NULL: out of memory. */
 tu_rank_list *tu_registry_ranks(tu_registry *registry, const int *ranks, int count);
 
-/* "" stays, "ptd:…" and "user:…" stay, T becomes "user:T". */
-void tu_tag_normalise(const char *tag, char *normal, size_t bytes);
-
 #endif

@@ -531,8 +531,7 @@ TEST(a_copy_beside_a_reduction_is_complete_and_leaves_it_alone) {
             void *to = sums + shift;
             memset(sums, 0xa5, sizeof sums);
             memset(copied, 0xa5, sizeof copied);
-            tu_aside aside = { copied + 16, same ? to : other, copies * sizeof(float),
-                               random_below(2) == 0 ? TU_KERNEL_STREAM : 0 };
+            tu_aside aside = { copied + 16, same ? to : other, copies * sizeof(float) };
             tu_reduce_beside(&to, 1, (const void *const[]){ first, second }, 2, count, TUTTI_F32, TUTTI_SUM, NULL,
                              random_below(2) == 0 ? TU_KERNEL_STREAM : 0, &aside);
             for (size_t i = 0; i < count; i++)
@@ -559,7 +558,7 @@ TEST(two_copies_beside_each_other_are_complete) {
             size_t bytes[2] = { random_below(SIZE), random_below(SIZE) },
                    at[2] = { 1 + random_below(64), 1 + random_below(64) };
             memset(to, 0xa5, sizeof to);
-            tu_aside aside = { to[1] + at[1], from[1], bytes[1], round % 2 == 0 ? TU_KERNEL_STREAM : 0 };
+            tu_aside aside = { to[1] + at[1], from[1], bytes[1] };
             tu_copy_beside(to[0] + at[0], from[0], bytes[0], round % 3 == 0 ? TU_KERNEL_STREAM : 0, &aside);
             for (int i = 0; i < 2; i++) {
                 if (memcmp(to[i] + at[i], from[i], bytes[i]) != 0)

@@ -108,20 +108,26 @@ static CUresult take_slot(tu_cuda *cuda, tu_cuda_device *device, unsigned *slot)
                           : cuda->driver.cuEventSynchronize(*event);
 }
 
+/* By a kernel, and an event behind it that says when the slot's bytes have gone. */
+static tutti_status copy_marked(tu_cuda *cuda, int index, unsigned slot, void *to, const void *from, size_t bytes,
+                                CUstream stream) {
+    tutti_status status = copy_by_kernel(cuda, index, to, from, bytes, stream);
+    if (status != TUTTI_OK)
+        return status;
+    CUresult result = cuda->driver.cuEventRecord(cuda->devices[index].bounced[slot], stream);
+    return result == CUDA_SUCCESS ? TUTTI_OK : tu_cuda_error(cuda, result, "a copy through pinned memory");
+}
+
 /* One slot's worth of the host's bytes: into pinned memory now, from there by a kernel. */
 static tutti_status put_slot(tu_cuda *cuda, int index, char *to, const char *from, size_t bytes, CUstream stream) {
     tu_cuda_device *device = &cuda->devices[index];
     unsigned slot;
-    tutti_status status = TUTTI_OK;
     CUresult result = take_slot(cuda, device, &slot);
-    if (result == CUDA_SUCCESS) {
-        CUdeviceptr here = device->bounce_here + slot * TU_CUDA_BOUNCE;
-        memcpy(device->bounce + slot * TU_CUDA_BOUNCE, from, bytes);
-        status = copy_by_kernel(cuda, index, to, (const void *)(uintptr_t)here, bytes, stream);
-        if (status == TUTTI_OK)
-            result = cuda->driver.cuEventRecord(device->bounced[slot], stream);
-    }
-    return result == CUDA_SUCCESS ? status : tu_cuda_error(cuda, result, "a put of the host's bytes");
+    if (result != CUDA_SUCCESS)
+        return tu_cuda_error(cuda, result, "a put of the host's bytes");
+    memcpy(device->bounce + slot * TU_CUDA_BOUNCE, from, bytes);
+    uintptr_t here = (uintptr_t)(device->bounce_here + slot * TU_CUDA_BOUNCE);
+    return copy_marked(cuda, index, slot, to, (const void *)here, bytes, stream);
 }
 
 /* The way back: by a kernel into pinned memory, and when that is over, to where it shall go. */
@@ -131,10 +137,8 @@ static tutti_status get_slot(tu_cuda *cuda, int index, char *to, const char *fro
     tutti_status status = TUTTI_OK;
     CUresult result = take_slot(cuda, device, &slot);
     if (result == CUDA_SUCCESS) {
-        CUdeviceptr here = device->bounce_here + slot * TU_CUDA_BOUNCE;
-        status = copy_by_kernel(cuda, index, (void *)(uintptr_t)here, from, bytes, stream);
-        if (status == TUTTI_OK)
-            result = cuda->driver.cuEventRecord(device->bounced[slot], stream);
+        uintptr_t here = (uintptr_t)(device->bounce_here + slot * TU_CUDA_BOUNCE);
+        status = copy_marked(cuda, index, slot, (void *)here, from, bytes, stream);
     }
     while (status == TUTTI_OK && result == CUDA_SUCCESS &&
            (result = cuda->driver.cuEventQuery(device->bounced[slot])) == CUDA_ERROR_NOT_READY) {

@@ -405,4 +405,24 @@ static __device__ __forceinline__ double scale(as_f64, double x, double factor) 
     return __dmul_rn(x, factor);
 }
 
+/* KERNEL(name, type) for each element type. */
+/* clang-format off */
+#define TU_CUDA_EACH_TYPE(KERNEL) \
+    KERNEL(f64, as_f64)          \
+    KERNEL(f32, as_f32)          \
+    KERNEL(f16, as_f16)          \
+    KERNEL(bf16, as_bf16)        \
+    KERNEL(e4m3, as_e4m3)        \
+    KERNEL(e5m2, as_e5m2)        \
+    KERNEL(i8, plain<int8_t>)    \
+    KERNEL(i16, plain<int16_t>)  \
+    KERNEL(i32, plain<int32_t>)  \
+    KERNEL(i64, plain<int64_t>)  \
+    KERNEL(u8, plain<uint8_t>)   \
+    KERNEL(u16, plain<uint16_t>) \
+    KERNEL(u32, plain<uint32_t>) \
+    KERNEL(u64, plain<uint64_t>) \
+    KERNEL(boolean, as_bool)
+/* clang-format on */
+
 #endif

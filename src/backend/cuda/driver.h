@@ -93,7 +93,6 @@ typedef struct CUuuid {
     X(1, cuDriverGetVersion, 2020, (int *version))                                                                  \
     X(1, cuDeviceGet, 2000, (CUdevice * device, int ordinal))                                                       \
     X(1, cuDeviceGetCount, 2000, (int *count))                                                                      \
-    X(1, cuDeviceGetName, 2000, (char *name, int bytes, CUdevice device))                                           \
     X(1, cuDeviceGetUuid, 11040, (CUuuid * uuid, CUdevice device))                                                  \
     X(1, cuDeviceGetPCIBusId, 4010, (char *id, int bytes, CUdevice device))                                         \
     X(1, cuDeviceGetAttribute, 2000, (int *value, int attribute, CUdevice device))                                  \
@@ -132,7 +131,6 @@ typedef struct CUuuid {
     X(0, cuMulticastUnbind, 12010,                                                                                  \
       (CUmemGenericAllocationHandle multicast, CUdevice device, size_t offset, size_t bytes))                       \
     X(0, cuMulticastGetGranularity, 12010, (size_t * granularity, const CUmulticastObjectProp *prop, int option))   \
-    X(1, cuMemsetD8, 3020, (CUdeviceptr address, unsigned char value, size_t count))                                \
     X(1, cuMemsetD8Async, 3020, (CUdeviceptr address, unsigned char value, size_t count, CUstream stream))          \
     X(1, cuMemsetD32Async, 3020, (CUdeviceptr address, unsigned value, size_t count, CUstream stream))              \
     X(1, cuMemcpyAsync, 4000, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))                    \

@@ -303,18 +303,4 @@ template <class Type> static __device__ void packets_body(const tu_cuda_packet_a
         tutti_packets_##name(const __grid_constant__ tu_cuda_packet_args args) { \
         packets_body<type>(args);                                                \
     }
-PACKETS(f64, as_f64)
-PACKETS(f32, as_f32)
-PACKETS(f16, as_f16)
-PACKETS(bf16, as_bf16)
-PACKETS(e4m3, as_e4m3)
-PACKETS(e5m2, as_e5m2)
-PACKETS(i8, plain<int8_t>)
-PACKETS(i16, plain<int16_t>)
-PACKETS(i32, plain<int32_t>)
-PACKETS(i64, plain<int64_t>)
-PACKETS(u8, plain<uint8_t>)
-PACKETS(u16, plain<uint16_t>)
-PACKETS(u32, plain<uint32_t>)
-PACKETS(u64, plain<uint64_t>)
-PACKETS(boolean, as_bool)
+TU_CUDA_EACH_TYPE(PACKETS)

@@ -10,12 +10,6 @@
 
 /* ---- loads and stores with an order, at the scope of the whole system ---- */
 
-static __device__ __forceinline__ uint64_t load_acquire64(const uint64_t *word) {
-    uint64_t value;
-    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-    return value;
-}
-
 static __device__ __forceinline__ uint32_t load_acquire32(const uint32_t *word) {
     uint32_t value;
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
@@ -34,10 +28,6 @@ static __device__ __forceinline__ void store_release64(uint64_t *word, uint64_t 
 
 static __device__ __forceinline__ void store_release32(uint32_t *word, uint32_t value) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
-}
-
-static __device__ __forceinline__ void store_relaxed32(uint32_t *word, uint32_t value) {
-    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
 
 static __device__ __forceinline__ void add_release64(uint64_t *word, uint64_t value) {

@@ -418,21 +418,7 @@ static __device__ void reduce_body(const tu_cuda_reduce_args &args, sources &giv
         reduce_body<type, ranks>(args, given);                                            \
     }
 
-REDUCE(f64, as_f64)
-REDUCE(f32, as_f32)
-REDUCE(f16, as_f16)
-REDUCE(bf16, as_bf16)
-REDUCE(e4m3, as_e4m3)
-REDUCE(e5m2, as_e5m2)
-REDUCE(i8, plain<int8_t>)
-REDUCE(i16, plain<int16_t>)
-REDUCE(i32, plain<int32_t>)
-REDUCE(i64, plain<int64_t>)
-REDUCE(u8, plain<uint8_t>)
-REDUCE(u16, plain<uint16_t>)
-REDUCE(u32, plain<uint32_t>)
-REDUCE(u64, plain<uint64_t>)
-REDUCE(boolean, as_bool)
+TU_CUDA_EACH_TYPE(REDUCE)
 /* What training and inference sum, for the usual numbers of ranks: all loads in flight at once. */
 REDUCE_FOR(f32, as_f32, 2)
 REDUCE_FOR(f32, as_f32, 4)

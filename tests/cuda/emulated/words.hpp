@@ -103,10 +103,6 @@ template <class Word> static inline Word atomicMax(Word *word, Word value) {
 
 #define TU_CUDA_PTX_CUH
 
-static inline uint64_t load_acquire64(const uint64_t *word) {
-    emulated_yield();
-    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
-}
 static inline uint32_t load_acquire32(const uint32_t *word) {
     emulated_yield();
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);
@@ -127,9 +123,6 @@ static inline void store_release64(uint64_t *word, uint64_t value) {
 }
 static inline void store_release32(uint32_t *word, uint32_t value) {
     __atomic_store_n(word, value, __ATOMIC_RELEASE);
-}
-static inline void store_relaxed32(uint32_t *word, uint32_t value) {
-    __atomic_store_n(word, value, __ATOMIC_RELAXED);
 }
 static inline void add_release64(uint64_t *word, uint64_t value) {
     __atomic_fetch_add(word, value, __ATOMIC_RELEASE);
