@@ -90,10 +90,11 @@ static void look_at_process(flight *copy, const tu_slot *slot) {
         copy->process = process;
 }
 
-static int copy_live(flight *copy, const tu_page *page, int job_rank) {
+static int copy_live(flight *copy, const tu_job_view *job, int job_rank) {
+    const tu_page *page = job->page;
     const tu_slot *slot = tu_page_slot(page, job_rank);
-    const tu_recorder *recorder = tu_page_recorder(page, job_rank);
-    snprintf(copy->world, sizeof copy->world, "%s", page->name);
+    tu_recorder found = tu_page_recorder(page, job->bytes, job->size, job_rank), *recorder = &found;
+    snprintf(copy->world, sizeof copy->world, "%.*s", TU_NAME_BYTES - 1, page->name);
     gethostname(copy->host, sizeof copy->host - 1);
     copy->size = page->world_size;
     copy->rank = slot->world_rank >= 0 && slot->world_rank < copy->size ? slot->world_rank : job_rank;
@@ -130,12 +131,15 @@ int flight_add_live(flight_list *list, const char *prefix) {
     }
     for (size_t i = 0; i < jobs.count && !failed; i++) {
         const tu_page *page = jobs.jobs[i].page;
-        if (strncmp(page->id, prefix, strlen(prefix)) != 0 || page->world_size < page->size ||
+        char id[TU_ID_BYTES];
+        tu_page_id(page, id);
+        if (strncmp(id, prefix, strlen(prefix)) != 0 || page->world_size < jobs.jobs[i].size ||
             page->world_size > MOST_RANKS)
             continue;
-        for (int rank = 0; rank < page->size && !failed; rank++) {
-            flight *copy = add_flight(list, page->id);
-            failed = copy == NULL ? tool_fail("out of memory for the list of ranks") : copy_live(copy, page, rank);
+        for (int rank = 0; rank < jobs.jobs[i].size && !failed; rank++) {
+            flight *copy = add_flight(list, id);
+            failed =
+                copy == NULL ? tool_fail("out of memory for the list of ranks") : copy_live(copy, &jobs.jobs[i], rank);
         }
     }
     if (jobs.count == 0 && jobs.skipped[0] != '\0')

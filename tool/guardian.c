@@ -171,11 +171,12 @@ static bool failed(const guardian *g, int rank) {
 /* The recorder says that this rank's last operation failed because of somebody else. */
 static bool suffered(const guardian *g, int rank) {
     for (size_t i = 0; i < g->jobs.count; i++) {
-        const tu_page *page = g->jobs.jobs[i].page;
-        for (int slot = 0; slot < page->size; slot++) {
+        const tu_job_view *job = &g->jobs.jobs[i];
+        for (int slot = 0; slot < job->size; slot++) {
             tu_record_view view;
-            if (tu_page_slot(page, slot)->pid == pid_of(g, rank) &&
-                tu_recorder_entry(tu_page_recorder(page, slot), 0, &view) && !view.running &&
+            tu_recorder recorder = tu_page_recorder(job->page, job->bytes, job->size, slot);
+            if (tu_page_slot(job->page, slot)->pid == pid_of(g, rank) && tu_recorder_entry(&recorder, 0, &view) &&
+                !view.running &&
                 (view.status == TUTTI_ERROR_DEAD || view.status == TUTTI_ERROR_GONE ||
                  view.status == TUTTI_ERROR_ABORTED))
                 return true;
@@ -236,9 +237,13 @@ static void publish(guardian *g) {
 
 /* All that the ranks of this job did, for `tutti trace`. The segments are mapped, so it does not matter who is dead. */
 static void write_recorders(const guardian *g) {
-    for (size_t i = 0; i < g->jobs.count; i++)
-        for (int rank = 0; rank < g->jobs.jobs[i].page->size; rank++)
-            (void)!tu_dump_file(g->jobs.jobs[i].page, rank, g->plan->log_dir);
+    for (size_t i = 0; i < g->jobs.count; i++) {
+        const tu_job_view *job = &g->jobs.jobs[i];
+        for (int rank = 0; rank < job->size; rank++) {
+            tu_recorder recorder = tu_page_recorder(job->page, job->bytes, job->size, rank);
+            (void)!tu_dump_file(job->page, rank, &recorder, g->plan->log_dir);
+        }
+    }
 }
 
 /* ---- ends ---- */

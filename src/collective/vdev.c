@@ -28,19 +28,27 @@ static bool has_offsets(const tu_task *task) {
     return task->row->rows == TU_ROWS_AT_OFFSETS;
 }
 
-/* Rows that go to `target` for `expert`, and where they begin in the sender's input. */
+/* One number that the sender wrote, and may spoil meanwhile: read once. */
+static int64_t read_split(const int64_t *split) {
+    return __atomic_load_n(split, __ATOMIC_RELAXED);
+}
+
+/* Rows that go to `target` for `expert`, and where they begin in the sender's input; -1: beyond all numbers. */
 static int64_t sent_rows(const tu_task *task, int size, const int64_t *splits, int target, int expert, int64_t *begin) {
     int experts = task->vdev.experts;
     if (has_offsets(task)) {
         int slot = expert * size + target;
-        *begin = splits[experts * size + slot];
-        return splits[slot];
+        *begin = read_split(&splits[experts * size + slot]);
+        return read_split(&splits[slot]);
     }
     int slot = target * experts + expert;
     *begin = 0;
     for (int i = 0; i < slot; i++)
-        *begin += splits[i];
-    return splits[slot];
+        if (__builtin_add_overflow(*begin, read_split(&splits[i]), begin)) {
+            *begin = -1;
+            break;
+        }
+    return read_split(&splits[slot]);
 }
 
 /* The slot of the output that rows from `source` for `expert` go to. */

@@ -48,9 +48,12 @@ static void write_identity(const tu_page *page, int rank, FILE *file) {
     gethostname(host, sizeof host - 1);
     int64_t clock = tu_clock_now();
     fprintf(file, "{\"tutti_flight_recorder\": %d,\n \"job\": ", TU_DUMP_VERSION);
-    tu_json_string(file, page->id);
+    char id[TU_ID_BYTES], name[TU_NAME_BYTES];
+    tu_page_id(page, id);
+    snprintf(name, sizeof name, "%.*s", TU_NAME_BYTES - 1, page->name);
+    tu_json_string(file, id);
     fputs(", \"world\": ", file);
-    tu_json_string(file, page->name);
+    tu_json_string(file, name);
     fprintf(file, ", \"rank\": %d, \"size\": %d, \"pid\": %d, \"host\": ", slot->world_rank, page->world_size,
             slot->pid);
     tu_json_string(file, host);
@@ -119,8 +122,7 @@ static void write_counters(const tu_recorder *recorder, FILE *file) {
     fputs("]}\n", file);
 }
 
-tutti_status tu_dump_write(const tu_page *page, int rank, FILE *file) {
-    const tu_recorder *recorder = tu_page_recorder(page, rank);
+tutti_status tu_dump_write(const tu_page *page, int rank, const tu_recorder *recorder, FILE *file) {
     size_t room = tu_recorder_entries(recorder);
     tu_record_view *views = malloc((room + 1) * sizeof *views);
     tu_recorder_group_view *groups = malloc(TU_RECORDER_GROUPS * sizeof *groups);
@@ -145,15 +147,16 @@ free_copies:
     return status;
 }
 
-tutti_status tu_dump_file(const tu_page *page, int rank, const char *folder) {
-    char path[4096], temporary[4096 + 16];
+tutti_status tu_dump_file(const tu_page *page, int rank, const tu_recorder *recorder, const char *folder) {
+    char path[4096], temporary[4096 + 16], id[TU_ID_BYTES];
+    tu_page_id(page, id);
     int world_rank = tu_page_slot(page, rank)->world_rank;
-    snprintf(path, sizeof path, "%s/tutti-%s-rank-%d.json", folder, page->id, world_rank);
+    snprintf(path, sizeof path, "%s/tutti-%s-rank-%d.json", folder, id, world_rank);
     snprintf(temporary, sizeof temporary, "%s.%d", path, (int)gettid()); /* threads may write at once */
     FILE *file = fopen(temporary, "we");
     if (file == NULL)
         return tu_error_system(errno, "cannot write the flight recorder of rank %d to %s", world_rank, temporary);
-    tutti_status status = tu_dump_write(page, rank, file);
+    tutti_status status = tu_dump_write(page, rank, recorder, file);
     errno = 0;
     int failed = ferror(file);
     failed |= fclose(file);

@@ -19,10 +19,10 @@
 #define TU_DUMP_VERSION 1
 
 /* Writes the recorder of one job rank. */
-tutti_status tu_dump_write(const tu_page *page, int rank, FILE *file);
+tutti_status tu_dump_write(const tu_page *page, int rank, const tu_recorder *recorder, FILE *file);
 
 /* The same to "folder/tutti-<job>-rank-<world rank>.json", replaced as a whole. */
-tutti_status tu_dump_file(const tu_page *page, int rank, const char *folder);
+tutti_status tu_dump_file(const tu_page *page, int rank, const tu_recorder *recorder, const char *folder);
 
 /* A text as JSON, quotes included. */
 void tu_json_string(FILE *file, const char *text);

@@ -234,6 +234,7 @@ struct tu_job {
     int world_rank, world_size;
     char name[TU_NAME_BYTES];
     tu_peer *peers;               /* by job rank */
+    tu_recorder *recorders;       /* by job rank */
     char (*hosts)[TU_HOST_BYTES]; /* by world rank */
     int cores;
     tu_wait wait; /* what tu_job_wait_init copies */

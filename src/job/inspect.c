@@ -69,13 +69,18 @@ static tutti_status add_segment(tu_job_list *list, int pid, const char *descript
         snprintf(list->skipped, sizeof list->skipped, "%s", tutti_error_message());
         goto unmap;
     }
+    int size = ((const tu_page *)address)->size;
+    if (bytes < tu_page_bytes_least(size)) { /* it changed since */
+        snprintf(list->skipped, sizeof list->skipped, "%s changes while it is read", whose);
+        goto unmap;
+    }
     tu_job_view *jobs = realloc(list->jobs, (list->count + 1) * sizeof *jobs);
     if (jobs == NULL) {
         status = tu_error_memory("the list of jobs", (list->count + 1) * sizeof *jobs);
         goto unmap;
     }
     list->jobs = jobs;
-    list->jobs[list->count++] = (tu_job_view){ address, bytes, file.st_dev, file.st_ino, writable, pid };
+    list->jobs[list->count++] = (tu_job_view){ address, bytes, size, file.st_dev, file.st_ino, writable, pid };
     goto close_descriptor;
 unmap:
     munmap(address, bytes);
@@ -132,7 +137,7 @@ bool tu_inspect_publish(const tu_job_list *list, int pid, int wait_status) {
     bool found = false;
     for (size_t i = 0; i < list->count; i++) {
         const tu_page *page = list->jobs[i].page;
-        for (int rank = 0; list->jobs[i].writable && rank < page->size; rank++) {
+        for (int rank = 0; list->jobs[i].writable && rank < list->jobs[i].size; rank++) {
             tu_slot *slot = tu_page_slot(page, rank);
             /* Acquire pairs with the owner's release when its state left EMPTY: its pid is complete. */
             if (atomic_load_explicit(&slot->state, memory_order_acquire) == TU_SLOT_EMPTY || slot->pid != pid)

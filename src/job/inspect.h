@@ -22,6 +22,7 @@
 typedef struct tu_job_view {
     const tu_page *page;
     size_t bytes;
+    int size;     /* ranks, as checked: the page may be spoiled later */
     dev_t device; /* device and inode: the segment's identity */
     ino_t inode;
     bool writable; /* mapped for publishing */

@@ -127,8 +127,8 @@ tu_bell *tu_job_bell(const tu_job *job, int rank);
 void tu_job_refuse(tu_job *job, uint64_t key);
 bool tu_job_refused(const tu_job *job, int rank, uint64_t key); /* whether a rank has said so */
 
-tu_recorder *tu_job_recorder(const tu_job *job, int rank); /* any rank's, for reading; one's own for writing */
-const struct tu_page *tu_job_page(const tu_job *job);      /* the job segment (page.h), for reading */
+const tu_recorder *tu_job_recorder(const tu_job *job, int rank); /* any rank's, for reading; one's own for writing */
+const struct tu_page *tu_job_page(const tu_job *job);            /* the job segment (page.h), for reading */
 
 /* ---- the exchange: a bounded all-gather of small records, with one optional piece of shared memory each ---- */
 

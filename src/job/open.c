@@ -201,6 +201,9 @@ tutti_status tu_job_settle(tu_opening *opening) {
     job->peers = calloc(size, sizeof *job->peers);
     if (job->peers == NULL)
         return tu_error_memory("peers", size * sizeof *job->peers);
+    job->recorders = calloc(size, sizeof *job->recorders);
+    if (job->recorders == NULL)
+        return tu_error_memory("recorders", size * sizeof *job->recorders);
     job->rank = opening->rank;
     job->size = opening->size;
     for (int rank = 0; rank < opening->size; rank++) {
@@ -246,6 +249,8 @@ static tutti_status move_in(tu_opening *opening) {
 /* Writes this rank's slot and becomes visible in it. */
 tutti_status tu_job_take_slot(tu_job *job, uint64_t start_time) {
     job->page = job->house->page;
+    for (int rank = 0; rank < job->size; rank++)
+        job->recorders[rank] = tu_page_recorder(job->page, job->house->page_bytes, job->size, rank);
     job->slot = tu_page_slot(job->page, job->rank);
     tu_slot *slot = job->slot;
     if (atomic_load_explicit(&slot->state, memory_order_acquire) == TU_RANK_DEAD) {
@@ -273,7 +278,7 @@ tutti_status tu_job_take_slot(tu_job *job, uint64_t start_time) {
         for (int cpu = 0; cpu < TU_CPU_WORDS * 64 && cpu < CPU_SETSIZE; cpu++)
             if (CPU_ISSET(cpu, &set))
                 slot->cpus[cpu / 64] |= UINT64_C(1) << (cpu % 64);
-    tu_recorder_init(tu_page_recorder(job->page, job->rank), job->page->recorder_entries);
+    tu_recorder_init(&job->recorders[job->rank]);
     tutti_status status = tu_keeper_start(job);
     if (status != TUTTI_OK)
         return status;
@@ -440,6 +445,7 @@ void tu_job_end(tu_job *job) {
         tu_atlas_drop(job->atlas);
     }
     tu_house_drop(job->house, 1);
+    free(job->recorders);
     free(job->peers);
     free(job->hosts);
     free(job);
@@ -534,8 +540,8 @@ bool tu_job_refused(const tu_job *job, int rank, uint64_t key) {
     return false;
 }
 
-tu_recorder *tu_job_recorder(const tu_job *job, int rank) {
-    return tu_page_recorder(job->page, rank);
+const tu_recorder *tu_job_recorder(const tu_job *job, int rank) {
+    return &job->recorders[rank];
 }
 
 const tu_page *tu_job_page(const tu_job *job) {

@@ -4,17 +4,39 @@
  */
 #include "job/page.h"
 
+#include <ctype.h>
+#include <string.h>
+
 #include "base/error.h"
 #include "base/round.h"
-#include "job/recorder.h"
 
 #define PART ((size_t)4096) /* slots and recorders begin on pages of their own */
 
+static size_t recorders_offset(int size) {
+    return tu_round_up(TU_PAGE_SLOTS + (size_t)size * sizeof(tu_slot), PART);
+}
+
+tu_recorder tu_page_recorder(const tu_page *page, size_t bytes, int size, int rank) {
+    size_t each = (bytes - recorders_offset(size)) / (size_t)size;
+    return tu_recorder_at((char *)page + recorders_offset(size) + (size_t)rank * each, each);
+}
+
+void tu_page_id(const tu_page *page, char id[TU_ID_BYTES]) {
+    size_t length = 0;
+    memset(id, 0, TU_ID_BYTES);
+    for (; length < TU_ID_BYTES - 1 && isxdigit((unsigned char)page->id[length]); length++)
+        id[length] = page->id[length];
+}
+
+size_t tu_page_bytes_least(int size) {
+    return size < 1 ? SIZE_MAX : recorders_offset(size) + (size_t)size * tu_recorder_bytes(TU_RECORDER_LEAST);
+}
+
 void tu_page_lay_out(tu_page *page, int size, uint32_t recorder_entries) {
     page->size = size;
-    page->slots_offset = tu_round_up(sizeof(tu_page), PART);
+    page->slots_offset = TU_PAGE_SLOTS;
     page->slot_bytes = sizeof(tu_slot);
-    page->recorders_offset = tu_round_up(page->slots_offset + (size_t)size * sizeof(tu_slot), PART);
+    page->recorders_offset = recorders_offset(size);
     page->recorder_bytes = tu_round_up(tu_recorder_bytes(recorder_entries), PART);
     page->recorder_entries = recorder_entries;
     page->bytes = page->recorders_offset + (size_t)size * page->recorder_bytes;

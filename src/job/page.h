@@ -32,6 +32,7 @@
 #include "base/wait.h"
 #include "job/job.h"
 #include "job/liveness.h"
+#include "job/recorder.h"
 
 #define TU_PAGE_MAGIC UINT64_C(0x424f4a4954545554) /* "TUTTIJOB" in memory, little-endian */
 #define TU_PAGE_VERSION 3                          /* of this file, of recorder entries and of all messages of a job */
@@ -109,17 +110,25 @@ typedef struct tu_page {
     _Atomic uint64_t ledger_turns;
 } tu_page;
 
-/* The slot of a job rank; no check, the page must have passed tu_page_check or be one's own. */
+/* The slot of a job rank; no check, the page must have passed tu_page_check or be one's own. Where it lies is not read
+ * from the page, which any rank may have spoiled since. */
+#define TU_PAGE_SLOTS ((sizeof(tu_page) + 4095) / 4096 * 4096)
 static inline tu_slot *tu_page_slot(const tu_page *page, int rank) {
-    return (tu_slot *)((char *)page + page->slots_offset + (size_t)rank * page->slot_bytes);
+    return (tu_slot *)((char *)page + TU_PAGE_SLOTS + (size_t)rank * sizeof(tu_slot));
 }
 
-static inline tu_recorder *tu_page_recorder(const tu_page *page, int rank) {
-    return (tu_recorder *)((char *)page + page->recorders_offset + (size_t)rank * page->recorder_bytes);
-}
+/* The recorder of a job rank, of a page of `size` ranks in `bytes` bytes that has passed tu_page_check or is one's own.
+ */
+tu_recorder tu_page_recorder(const tu_page *page, size_t bytes, int size, int rank);
 
 /* Where the parts lie in a page of `size` ranks; fills the offsets and sizes of *page, bytes included. */
 void tu_page_lay_out(tu_page *page, int size, uint32_t recorder_entries);
+
+/* The job's id; only its digits, since the page may be spoiled. */
+void tu_page_id(const tu_page *page, char id[TU_ID_BYTES]);
+
+/* The least that a page of `size` ranks can have. */
+size_t tu_page_bytes_least(int size);
 
 /* Checks a mapped page of `bytes` bytes: magic, version, sizes, bounds. TUTTI_ERROR_PROTOCOL with a message, which for
  * another version shows both. `whose` begins the message: "the job segment of rank 3 (pid 4711)". */

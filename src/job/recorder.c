@@ -73,18 +73,18 @@ typedef struct counter {
     word calls[TU_COUNTER_ALGORITHMS];
 } counter;
 
-struct tu_recorder {
+struct tu_recorder_memory {
     _Alignas(128) word last_id;      /* any thread of the rank, by atomic addition */
     _Alignas(128) word anchor_ticks; /* this line: written once, by tu_recorder_init */
     word anchor_ns;
-    word mask;                            /* entries - 1; 0 before the owner has come */
+    word prepared;                        /* 1: the owner has come */
     word counts_nanoseconds;              /* 1: no usable cycle counter, ticks are nanoseconds */
     _Alignas(128) word next_group;        /* any thread of the rank, by atomic addition */
     _Atomic uint32_t shard_owner[SHARDS]; /* thread that claimed it, by compare-and-swap from 0 */
     counter counters[SHARDS]
                     [TU_OPERATION_COUNT]; /* [s][]: the owner of shard s alone; the last: anyone, by atomic addition */
     group_slot groups[TU_RECORDER_GROUPS];
-    entry entries[]; /* mask + 1 */
+    entry entries[]; /* as many as tu_recorder.mask says, and one more */
 };
 
 /* The calling thread's id and the shard it last used, so that an operation costs no system call. */
@@ -131,7 +131,7 @@ static bool counter_usable(void) {
 }
 
 static inline uint64_t ticks_now(const tu_recorder *recorder) {
-    if (__builtin_expect(atomic_load_explicit(&recorder->counts_nanoseconds, memory_order_relaxed) != 0, 0))
+    if (__builtin_expect(atomic_load_explicit(&recorder->memory->counts_nanoseconds, memory_order_relaxed) != 0, 0))
         return (uint64_t)tu_clock_now();
     return counter_now();
 }
@@ -144,8 +144,8 @@ typedef struct scale {
 } scale;
 
 static scale scale_of(const tu_recorder *recorder) {
-    scale line = { get(&recorder->anchor_ticks), (int64_t)get(&recorder->anchor_ns), 1.0 };
-    if (get(&recorder->counts_nanoseconds) != 0)
+    scale line = { get(&recorder->memory->anchor_ticks), (int64_t)get(&recorder->memory->anchor_ns), 1.0 };
+    if (get(&recorder->memory->counts_nanoseconds) != 0)
         return line;
     int64_t ns = tu_clock_now() - line.ns;
     uint64_t ticks = counter_now() - line.ticks;
@@ -168,28 +168,34 @@ uint32_t tu_recorder_round(int64_t asked) {
 }
 
 size_t tu_recorder_bytes(uint32_t entries) {
-    return sizeof(tu_recorder) + entries * sizeof(entry);
+    return sizeof(tu_recorder_memory) + entries * sizeof(entry);
+}
+
+tu_recorder tu_recorder_at(void *memory, size_t bytes) {
+    uint32_t entries = TU_RECORDER_LEAST;
+    while (entries < TU_RECORDER_MOST && tu_recorder_bytes(2 * entries) <= bytes)
+        entries *= 2;
+    return (tu_recorder){ .memory = memory, .mask = entries - 1 };
 }
 
 size_t tu_recorder_entries(const tu_recorder *recorder) {
-    uint64_t mask = get(&recorder->mask);
-    return mask == 0 ? 0 : (size_t)mask + 1;
+    return get(&recorder->memory->prepared) == 0 ? 0 : (size_t)recorder->mask + 1;
 }
 
-void tu_recorder_init(tu_recorder *recorder, uint32_t entries) {
-    memset(recorder, 0, tu_recorder_bytes(entries));
-    put(&recorder->mask, entries - 1);
+void tu_recorder_init(const tu_recorder *recorder) {
+    memset(recorder->memory, 0, tu_recorder_bytes((uint32_t)recorder->mask + 1));
     bool usable = counter_usable();
-    put(&recorder->counts_nanoseconds, usable ? 0 : 1);
+    put(&recorder->memory->counts_nanoseconds, usable ? 0 : 1);
     int64_t now = tu_clock_now();
-    put(&recorder->anchor_ticks, usable ? counter_now() : (uint64_t)now);
-    put(&recorder->anchor_ns, (uint64_t)now);
+    put(&recorder->memory->anchor_ticks, usable ? counter_now() : (uint64_t)now);
+    put(&recorder->memory->anchor_ns, (uint64_t)now);
+    put(&recorder->memory->prepared, 1);
 }
 
-uint32_t tu_recorder_group(tu_recorder *recorder, uint64_t group_key, const char *name, const int *world_ranks,
+uint32_t tu_recorder_group(const tu_recorder *recorder, uint64_t group_key, const char *name, const int *world_ranks,
                            int count) {
-    uint64_t index = atomic_fetch_add_explicit(&recorder->next_group, 1, memory_order_relaxed);
-    group_slot *slot = &recorder->groups[index == 0 ? 0 : 1 + (index - 1) % (TU_RECORDER_GROUPS - 1)];
+    uint64_t index = atomic_fetch_add_explicit(&recorder->memory->next_group, 1, memory_order_relaxed);
+    group_slot *slot = &recorder->memory->groups[index == 0 ? 0 : 1 + (index - 1) % (TU_RECORDER_GROUPS - 1)];
     uint64_t text[8] = { 0 };
     strncpy((char *)text, name, sizeof text - 1);
     uint64_t ranks[TU_RECORDER_MEMBERS / 4] = { 0 };
@@ -208,12 +214,12 @@ uint32_t tu_recorder_group(tu_recorder *recorder, uint64_t group_key, const char
 
 /* ---- writing ---- */
 
-static uint32_t find_shard(tu_recorder *recorder) {
+static uint32_t find_shard(const tu_recorder *recorder) {
     if (self.thread == 0)
         self.thread = (uint32_t)syscall(SYS_gettid);
     for (uint32_t shard = 0; shard < SHARDS - 1; shard++) {
         uint32_t owner = 0;
-        if (atomic_compare_exchange_strong_explicit(&recorder->shard_owner[shard], &owner, self.thread,
+        if (atomic_compare_exchange_strong_explicit(&recorder->memory->shard_owner[shard], &owner, self.thread,
                                                     memory_order_relaxed, memory_order_relaxed) ||
             owner == self.thread)
             return self.shard = shard;
@@ -222,15 +228,15 @@ static uint32_t find_shard(tu_recorder *recorder) {
 }
 
 /* The shard of the calling thread. Thread-local memory may speak of another recorder, so the owner is compared. */
-static inline uint32_t shard_of(tu_recorder *recorder) {
+static inline uint32_t shard_of(const tu_recorder *recorder) {
     if (self.thread != 0 &&
-        atomic_load_explicit(&recorder->shard_owner[self.shard], memory_order_relaxed) == self.thread)
+        atomic_load_explicit(&recorder->memory->shard_owner[self.shard], memory_order_relaxed) == self.thread)
         return self.shard;
     return find_shard(recorder);
 }
 
 static inline entry *entry_of(const tu_recorder *recorder, uint64_t id) {
-    return (entry *)&recorder->entries[id & atomic_load_explicit(&recorder->mask, memory_order_relaxed)];
+    return (entry *)&recorder->memory->entries[id & recorder->mask];
 }
 
 static inline bool runs(const entry *e) {
@@ -238,14 +244,14 @@ static inline bool runs(const entry *e) {
     return stamp != 0 && atomic_load_explicit(&e->end_stamp, memory_order_relaxed) != stamp;
 }
 
-uint64_t tu_record_begin(tu_recorder *recorder, const tu_operation_info *info) {
+uint64_t tu_record_begin(const tu_recorder *recorder, const tu_operation_info *info) {
     if (TUTTI_BARE)
         return 1;
     (void)shard_of(recorder); /* for the thread's id */
-    uint64_t id = atomic_fetch_add_explicit(&recorder->last_id, 1, memory_order_relaxed) + 1;
+    uint64_t id = atomic_fetch_add_explicit(&recorder->memory->last_id, 1, memory_order_relaxed) + 1;
     entry *e = entry_of(recorder, id);
     for (int step = 0; step < STEPS_OVER && runs(e); step++) {
-        id = atomic_fetch_add_explicit(&recorder->last_id, 1, memory_order_relaxed) + 1;
+        id = atomic_fetch_add_explicit(&recorder->memory->last_id, 1, memory_order_relaxed) + 1;
         e = entry_of(recorder, id);
     }
     atomic_store_explicit(&e->stamp, 2 * id + 1, memory_order_relaxed);
@@ -265,12 +271,12 @@ uint64_t tu_record_begin(tu_recorder *recorder, const tu_operation_info *info) {
 }
 
 /* The entry of a ticket, or NULL when a newer operation took its place. */
-static inline entry *still_mine(tu_recorder *recorder, uint64_t ticket) {
+static inline entry *still_mine(const tu_recorder *recorder, uint64_t ticket) {
     entry *e = entry_of(recorder, ticket);
     return atomic_load_explicit(&e->stamp, memory_order_relaxed) == 2 * ticket ? e : NULL;
 }
 
-void tu_record_algorithm(tu_recorder *recorder, uint64_t ticket, uint8_t algorithm) {
+void tu_record_algorithm(const tu_recorder *recorder, uint64_t ticket, uint8_t algorithm) {
     entry *e = still_mine(recorder, ticket);
     if (e == NULL)
         return;
@@ -278,7 +284,7 @@ void tu_record_algorithm(tu_recorder *recorder, uint64_t ticket, uint8_t algorit
     put(&e->tag_and_what, (both & ~(UINT64_C(0xff) << 56)) | (uint64_t)algorithm << 56);
 }
 
-void tu_record_waiting(tu_recorder *recorder, uint64_t ticket, int world_rank) {
+void tu_record_waiting(const tu_recorder *recorder, uint64_t ticket, int world_rank) {
     entry *e = still_mine(recorder, ticket);
     if (e != NULL)
         put(&e->waiting, pair((uint32_t)(world_rank + 1), (uint32_t)ticket));
@@ -291,14 +297,14 @@ static inline void add(word *to, uint64_t value, bool shared) {
         atomic_store_explicit(to, atomic_load_explicit(to, memory_order_relaxed) + value, memory_order_relaxed);
 }
 
-static void count_call(tu_recorder *recorder, const entry *e, uint64_t ticks, bool failed) {
+static void count_call(const tu_recorder *recorder, const entry *e, uint64_t ticks, bool failed) {
     uint32_t shard = shard_of(recorder);
     bool shared = shard == SHARDS - 1;
     uint32_t what = (uint32_t)(atomic_load_explicit(&e->tag_and_what, memory_order_relaxed) >> 32);
     uint8_t operation = (uint8_t)what, dtype = (uint8_t)(what >> 8), algorithm = (uint8_t)(what >> 24);
     if (operation >= TU_OPERATION_COUNT)
         return;
-    counter *c = &recorder->counters[shard][operation];
+    counter *c = &recorder->memory->counters[shard][operation];
     size_t element = dtype == 0 ? 1 : tutti_dtype_size((tutti_dtype)dtype);
     add(&c->bytes, atomic_load_explicit(&e->count, memory_order_relaxed) * element, shared);
     add(&c->ticks, ticks, shared);
@@ -307,7 +313,7 @@ static void count_call(tu_recorder *recorder, const entry *e, uint64_t ticks, bo
         add(&c->failures, 1, shared);
 }
 
-void tu_record_end(tu_recorder *recorder, uint64_t ticket, tutti_status status) {
+void tu_record_end(const tu_recorder *recorder, uint64_t ticket, tutti_status status) {
     if (TUTTI_BARE)
         return;
     entry *e = still_mine(recorder, ticket);
@@ -376,7 +382,7 @@ static bool read_entry(const tu_recorder *recorder, uint64_t id, const scale *li
 static bool find_entry(const tu_recorder *recorder, bool (*wanted)(const tu_record_view *view, uint64_t *argument),
                        uint64_t argument, tu_record_view *view) {
     scale line = scale_of(recorder);
-    uint64_t newest = get(&recorder->last_id), oldest_found = 0;
+    uint64_t newest = get(&recorder->memory->last_id), oldest_found = 0;
     size_t entries = tu_recorder_entries(recorder);
     for (uint64_t back = 0; back < entries && back < newest; back++) {
         tu_record_view candidate;
@@ -426,18 +432,18 @@ bool tu_recorder_entry(const tu_recorder *recorder, uint64_t back, tu_record_vie
 
 size_t tu_recorder_snapshot(const tu_recorder *recorder, tu_record_view *views, size_t room) {
     scale line = scale_of(recorder);
-    uint64_t newest = get(&recorder->last_id);
+    uint64_t newest = get(&recorder->memory->last_id);
     if (room > tu_recorder_entries(recorder))
         room = tu_recorder_entries(recorder);
     if (room == 0)
         return 0;
-    uint64_t id = newest > room ? newest - room + 1 : 1;
+    uint64_t first = newest > room ? newest - room + 1 : 1, last = newest < room ? newest : room;
     size_t count = 0;
     bool in_order = true;
-    for (; id <= newest; id++) {
-        if (!read_entry(recorder, id, &line, &views[count]))
+    for (uint64_t i = 0; i < last; i++) { /* at most `room`, whatever the newest claims to be */
+        if (!read_entry(recorder, first + i, &line, &views[count]))
             continue;
-        in_order = in_order && views[count].id == id;
+        in_order = in_order && views[count].id == first + i;
         count++;
     }
     if (!in_order)
@@ -466,13 +472,13 @@ static bool read_group(const group_slot *slot, tu_recorder_group_view *view) {
 const char *tu_recorder_group_name(const tu_recorder *recorder, uint32_t group_index) {
     static _Thread_local tu_recorder_group_view view;
     uint32_t place = group_index == 0 ? 0 : 1 + (group_index - 1) % (TU_RECORDER_GROUPS - 1);
-    return read_group(&recorder->groups[place], &view) && view.index == group_index ? view.name : "?";
+    return read_group(&recorder->memory->groups[place], &view) && view.index == group_index ? view.name : "?";
 }
 
 size_t tu_recorder_groups(const tu_recorder *recorder, tu_recorder_group_view *views) {
     size_t count = 0;
     for (size_t i = 0; i < TU_RECORDER_GROUPS; i++)
-        if (read_group(&recorder->groups[i], &views[count]))
+        if (read_group(&recorder->memory->groups[i], &views[count]))
             count++;
     return count;
 }
@@ -482,7 +488,7 @@ void tu_recorder_counters(const tu_recorder *recorder, tu_operation operation, t
     scale line = scale_of(recorder);
     uint64_t ticks = 0;
     for (size_t shard = 0; shard < SHARDS; shard++) {
-        const counter *c = &recorder->counters[shard][operation];
+        const counter *c = &recorder->memory->counters[shard][operation];
         counters->bytes += get(&c->bytes);
         counters->failures += get(&c->failures);
         ticks += get(&c->ticks);

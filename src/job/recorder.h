@@ -23,7 +23,16 @@
 #define TU_RECORDER_ENTRIES 2048
 #define TU_RECORDER_LEAST 64
 #define TU_RECORDER_MOST (1 << 20)
-uint32_t tu_recorder_round(int64_t asked);               /* 0: TU_RECORDER_ENTRIES */
+uint32_t tu_recorder_round(int64_t asked); /* 0: TU_RECORDER_ENTRIES */
+
+/* A rank's recorder as this process sees it. How long its ring is follows from the size of the sealed memory, never
+ * from what is written there: a peer that writes garbage leads nobody outside. */
+typedef struct tu_recorder_memory tu_recorder_memory;
+struct tu_recorder {
+    tu_recorder_memory *memory;
+    uint64_t mask; /* entries - 1 */
+};
+tu_recorder tu_recorder_at(void *memory, size_t bytes);  /* the longest ring that has room there */
 size_t tu_recorder_entries(const tu_recorder *recorder); /* 0 before its owner has come */
 
 /* One call of an operation, for the recorder, for mismatch messages and for `tutti ps`. */
@@ -47,14 +56,14 @@ typedef struct tu_operation_info {
  * members the first TU_RECORDER_MEMBERS are kept. */
 #define TU_RECORDER_GROUPS 128
 #define TU_RECORDER_MEMBERS 64
-uint32_t tu_recorder_group(tu_recorder *recorder, uint64_t group_key, const char *name, const int *world_ranks,
+uint32_t tu_recorder_group(const tu_recorder *recorder, uint64_t group_key, const char *name, const int *world_ranks,
                            int count);
 
 /* Own recorder only; any thread of the rank. Returns a ticket. */
-uint64_t tu_record_begin(tu_recorder *recorder, const tu_operation_info *info);
-void tu_record_algorithm(tu_recorder *recorder, uint64_t ticket, uint8_t algorithm);
-void tu_record_waiting(tu_recorder *recorder, uint64_t ticket, int world_rank); /* slow paths only; -1 no more */
-void tu_record_end(tu_recorder *recorder, uint64_t ticket, tutti_status status);
+uint64_t tu_record_begin(const tu_recorder *recorder, const tu_operation_info *info);
+void tu_record_algorithm(const tu_recorder *recorder, uint64_t ticket, uint8_t algorithm);
+void tu_record_waiting(const tu_recorder *recorder, uint64_t ticket, int world_rank); /* slow paths only; -1 no more */
+void tu_record_end(const tu_recorder *recorder, uint64_t ticket, tutti_status status);
 
 typedef struct tu_record_view {
     tu_operation_info info;
@@ -106,8 +115,8 @@ void tu_recorder_counters(const tu_recorder *recorder, tu_operation operation, t
 void tu_record_text(const tu_recorder *recorder, const tu_record_view *view, char *text, size_t bytes);
 void tu_operation_info_text(const tu_operation_info *info, const char *group_name, char *text, size_t bytes);
 
-/* For the job: how much room a recorder takes, and preparing it. */
+/* For the job: how much room a recorder takes, and preparing one's own. */
 size_t tu_recorder_bytes(uint32_t entries);
-void tu_recorder_init(tu_recorder *recorder, uint32_t entries);
+void tu_recorder_init(const tu_recorder *recorder);
 
 #endif

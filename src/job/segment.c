@@ -112,7 +112,9 @@ static tutti_status fill_segment(tu_job *job, tu_segment *segment, const char *w
     if (status != TUTTI_OK)
         return status;
     char name[64];
-    snprintf(name, sizeof name, "tutti-%s-%s-%d", segment->heap ? "heap" : "piece", job->page->id, job->world_rank);
+    char id[TU_ID_BYTES];
+    tu_page_id(job->page, id);
+    snprintf(name, sizeof name, "tutti-%s-%s-%d", segment->heap ? "heap" : "piece", id, job->world_rank);
     segment->fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (segment->fd < 0)
         return tu_error_system(errno, "cannot create shared memory for %s", what);

@@ -22,13 +22,17 @@ static tutti_status check(const tutti_world *world) {
     return status;
 }
 
+static const tu_recorder *own_recorder(const tutti_world *world) {
+    return tu_job_recorder(world->job, tu_job_rank(world->job));
+}
+
 tutti_status tutti_trace_write(tutti_world *world, const char *folder) {
     tutti_status status = check(world);
     if (status != TUTTI_OK)
         return status;
     if (folder == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "folder must not be NULL");
-    return tu_dump_file(tu_job_page(world->job), tu_job_rank(world->job), folder);
+    return tu_dump_file(tu_job_page(world->job), tu_job_rank(world->job), own_recorder(world), folder);
 }
 
 tutti_status tutti_trace_text(tutti_world *world, char **text) {
@@ -42,7 +46,7 @@ tutti_status tutti_trace_text(tutti_world *world, char **text) {
     FILE *file = open_memstream(&made, &bytes);
     if (file == NULL)
         return tu_error_memory("a copy of a flight recorder", 0);
-    status = tu_dump_write(tu_job_page(world->job), tu_job_rank(world->job), file);
+    status = tu_dump_write(tu_job_page(world->job), tu_job_rank(world->job), own_recorder(world), file);
     if (fclose(file) != 0 && status == TUTTI_OK)
         status = tu_error_memory("a copy of a flight recorder", bytes);
     if (status == TUTTI_OK)
@@ -65,7 +69,7 @@ tutti_status tutti_trace_counters(tutti_world *world, const char *operation, tut
                         "there is no operation \"%s\": use a name of the API without \"tutti_\", like all_reduce",
                         operation == NULL ? "(NULL)" : operation);
     tu_counters counted;
-    tu_recorder_counters(tu_job_recorder(world->job, tu_job_rank(world->job)), wanted, &counted);
+    tu_recorder_counters(own_recorder(world), wanted, &counted);
     tutti_counters full = { .size = counters->size,
                             .calls = counted.calls,
                             .failures = counted.failures,
@@ -86,7 +90,7 @@ void tu_trace_failure(tutti_world *world) {
     for (int rank = 0; rank < tu_job_size(world->job); rank++) {
         if (rank != tu_job_rank(world->job) && tu_rank_state_of(world->job, rank) != TU_RANK_DEAD)
             continue;
-        if (tu_dump_file(tu_job_page(world->job), rank, folder) != TUTTI_OK)
+        if (tu_dump_file(tu_job_page(world->job), rank, tu_job_recorder(world->job, rank), folder) != TUTTI_OK)
             TU_LOG(TUTTI_LOG_WARN, world->log, "world", "%s (TUTTI_TRACE_DIR)", tutti_error_message());
     }
     (void)tu_error_restore(&error);

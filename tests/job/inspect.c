@@ -41,7 +41,8 @@ TEST_WORLD(a_job_is_found_in_any_of_its_processes_once, 2) {
     CHECK_EQ(view->page->world_size, 2);
     tu_record_view last;
     int rank = tutti_world_rank(world);
-    CHECK(tu_recorder_last(tu_page_recorder(view->page, rank), 0, &last));
+    tu_recorder recorder = tu_page_recorder(view->page, view->bytes, view->size, rank);
+    CHECK(tu_recorder_last(&recorder, 0, &last));
     CHECK_EQ(last.info.operation, TU_OPERATION_BARRIER);
     CHECK_EQ(atomic_load(&tu_page_slot(view->page, rank)->state), TU_RANK_ALIVE);
     tu_inspect_free(&list);
@@ -142,7 +143,7 @@ static tutti_status look_and_dump(void *argument) {
     tu_job_list list = { 0 };
     tutti_status status = tu_inspect_process(&list, getpid(), false);
     if (status == TUTTI_OK && list.count > 0)
-        status = tu_dump_file(tu_job_page(world->job), 0, "/tmp");
+        status = tu_dump_file(tu_job_page(world->job), 0, tu_job_recorder(world->job, 0), "/tmp");
     tu_inspect_free(&list);
     return status;
 }

@@ -5,15 +5,25 @@
 #include "job/recorder.h"
 
 #include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "../harness.h"
 #include "base/clock.h"
 
 static tu_recorder *new_recorder_of(uint32_t entries) {
-    tu_recorder *recorder = aligned_alloc(128, (tu_recorder_bytes(entries) + 127) / 128 * 128);
-    CHECK(recorder != NULL);
-    tu_recorder_init(recorder, entries);
+    size_t bytes = (tu_recorder_bytes(entries) + 127) / 128 * 128;
+    tu_recorder *recorder = malloc(sizeof *recorder);
+    void *memory = aligned_alloc(128, bytes);
+    CHECK(recorder != NULL && memory != NULL);
+    *recorder = tu_recorder_at(memory, bytes);
+    tu_recorder_init(recorder);
     return recorder;
+}
+
+static void end_recorder(tu_recorder *recorder) {
+    free(recorder->memory);
+    free(recorder);
 }
 
 static tu_recorder *new_recorder(void) {
@@ -52,7 +62,7 @@ TEST(a_running_operation_is_the_current_one_and_an_ended_one_the_last) {
     /* The clock of the recorder may differ from the system's by what two readings are apart. */
     CHECK(view.created_ns > before - TU_MILLISECOND && view.ended_ns >= view.created_ns);
     CHECK(view.ended_ns < tu_clock_now() + TU_MILLISECOND);
-    free(recorder);
+    end_recorder(recorder);
 }
 
 TEST(a_failed_operation_is_not_the_last_one_that_ended_well) {
@@ -66,7 +76,7 @@ TEST(a_failed_operation_is_not_the_last_one_that_ended_well) {
     CHECK(tu_recorder_entry(recorder, 0, &view) && view.info.sequence == 2 && view.status == TUTTI_ERROR_TIMEOUT);
     CHECK(tu_recorder_entry(recorder, 1, &view) && view.info.sequence == 1);
     CHECK(!tu_recorder_entry(recorder, 2, &view));
-    free(recorder);
+    end_recorder(recorder);
 }
 
 TEST(the_ring_keeps_the_newest_entries_and_the_one_that_hangs) {
@@ -87,7 +97,7 @@ TEST(the_ring_keeps_the_newest_entries_and_the_one_that_hangs) {
     tu_record_end(recorder, ticket, TUTTI_OK);
     CHECK(!tu_recorder_current(recorder, 0, &view));
     free(views);
-    free(recorder);
+    end_recorder(recorder);
 }
 
 TEST(a_ring_is_as_long_as_it_is_asked_to_be) {
@@ -107,7 +117,7 @@ TEST(a_ring_is_as_long_as_it_is_asked_to_be) {
     CHECK_EQ(views[63].info.sequence, 200);
     CHECK_EQ(tu_recorder_snapshot(recorder, views, 10), 10);
     CHECK_EQ(views[0].info.sequence, 191);
-    free(recorder);
+    end_recorder(recorder);
 }
 
 TEST(counters_add_up_per_operation_and_algorithm) {
@@ -126,7 +136,7 @@ TEST(counters_add_up_per_operation_and_algorithm) {
     CHECK_EQ(counters.by_algorithm[TU_COUNTER_ALGORITHMS - 1], 1);
     tu_recorder_counters(recorder, TU_OPERATION_BARRIER, &counters);
     CHECK_EQ(counters.calls, 0);
-    free(recorder);
+    end_recorder(recorder);
 }
 
 #define WRITERS 5
@@ -166,7 +176,7 @@ TEST(readers_never_see_a_mixture_of_two_entries) {
     CHECK_EQ(counters.calls, WRITERS * CALLS);
     CHECK_EQ(counters.bytes, (uint64_t)WRITERS * CALLS * (CALLS + 1) / 2 * 4);
     free(views);
-    free(recorder);
+    end_recorder(recorder);
 }
 
 TEST(group_names_last_until_others_need_the_room_and_the_first_lasts_for_ever) {
@@ -183,7 +193,7 @@ TEST(group_names_last_until_others_need_the_room_and_the_first_lasts_for_ever) {
     CHECK(strcmp(tu_recorder_group_name(recorder, 0), "0") == 0);
     CHECK(strcmp(tu_recorder_group_name(recorder, tensor), "?") == 0);
     CHECK(strcmp(tu_recorder_group_name(recorder, TU_RECORDER_GROUPS), "later") == 0);
-    free(recorder);
+    end_recorder(recorder);
 }
 
 TEST(the_text_of_an_operation_says_what_a_person_needs) {
@@ -203,7 +213,7 @@ TEST(the_text_of_an_operation_says_what_a_person_needs) {
     };
     tu_record_text(recorder, &view, text, sizeof text);
     CHECK(strcmp(text, "send 4 of group 0 (u8, 1 element, to rank 1, tag 9)") == 0);
-    free(recorder);
+    end_recorder(recorder);
 }
 
 TEST(every_operation_is_found_by_its_name) {
@@ -211,4 +221,45 @@ TEST(every_operation_is_found_by_its_name) {
         CHECK_EQ(tu_operation_find(tu_operation_name((tu_operation)i)), i);
     CHECK_EQ(tu_operation_find("no_such_thing"), TU_OPERATION_NONE);
     CHECK(strcmp(tu_operation_name((tu_operation)250), "?") == 0);
+}
+
+/* Everything that a rank does with recorders, its own and others', after a peer has written `garbage` over it. */
+static void use(tu_recorder *recorder, size_t bytes, int garbage) {
+    tu_operation_info info = operation(TU_OPERATION_ALL_GATHER, 7, 3);
+    static tu_record_view views[64];
+    static tu_recorder_group_view groups[TU_RECORDER_GROUPS];
+    tu_record_view view;
+    char text[256];
+    int ranks[2] = { 0, 1 };
+    memset(recorder->memory, garbage, bytes);
+    for (int i = 0; i < 100; i++) {
+        uint64_t ticket = tu_record_begin(recorder, &info);
+        tu_record_algorithm(recorder, ticket, 1);
+        tu_record_waiting(recorder, ticket, 1);
+        tu_record_end(recorder, ticket, TUTTI_OK);
+    }
+    memset(recorder->memory, garbage, bytes);
+    if (tu_recorder_current(recorder, 0, &view) || tu_recorder_last(recorder, 0, &view) ||
+        tu_recorder_entry(recorder, 3, &view))
+        tu_record_text(recorder, &view, text, sizeof text);
+    CHECK(tu_recorder_snapshot(recorder, views, 64) <= 64);
+    CHECK(tu_recorder_entries(recorder) <= 64);
+    tu_counters counters;
+    tu_recorder_counters(recorder, TU_OPERATION_ALL_GATHER, &counters);
+    tu_recorder_group(recorder, 7, "name", ranks, 2);
+    memset(recorder->memory, garbage, bytes);
+    CHECK(tu_recorder_groups(recorder, groups) <= TU_RECORDER_GROUPS);
+}
+
+TEST(garbage_in_a_recorder_leads_nobody_outside_of_it) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = (tu_recorder_bytes(64) + page - 1) / page * page;
+    char *whole = mmap(NULL, bytes + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(whole != MAP_FAILED);
+    CHECK_EQ(mprotect(whole + page, bytes, PROT_READ | PROT_WRITE), 0);
+    tu_recorder recorder = tu_recorder_at(whole + page, bytes);
+    tu_recorder_init(&recorder);
+    CHECK_EQ(tu_recorder_entries(&recorder), 64);
+    for (int garbage = 0; garbage < 256; garbage += test_sanitized() ? 51 : 3)
+        use(&recorder, bytes, garbage);
+    munmap(whole, bytes + 2 * page);
 }
