@@ -223,36 +223,18 @@ static __device__ bool collect(const tu_cuda_packet_args &args, const packet_cal
     return true;
 }
 
-/* Sends chunk `index` of every other rank's slice to that rank; the loads are on their way together. */
-template <class Type>
-static __device__ __forceinline__ void hand_out(const tu_cuda_packet_args &args, const packet_call &call,
-                                                uint64_t index) {
-    const tu_cuda_meeting &meeting = args.meeting;
-    for (int first = 1; first < meeting.size; first += TOGETHER) {
-        uint64_t data[TOGETHER];
-        int peers[TOGETHER]; /* -1: none, or nothing for it */
-#pragma unroll
-        for (int i = 0; i < TOGETHER; i++) {
-            int peer = meeting.rank + first + i;
-            peer = peer < meeting.size ? peer : peer - meeting.size;
-            uint64_t chunk = peer * call.slice + index;
-            peers[i] = first + i < meeting.size && chunk < call.chunks ? peer : -1;
-            if (peers[i] >= 0)
-                data[i] = load_chunk<Type>(args, call, chunk);
-        }
-#pragma unroll
-        for (int i = 0; i < TOGETHER; i++)
-            if (peers[i] >= 0)
-                send_packet(meeting, call, peers[i], 0, index, data[i]);
-    }
-}
-
 /* Thread t has chunk t of every slice: it reads what it later writes, so that in and out may be the same. */
 template <class Type> static __device__ void in_two_steps(const tu_cuda_packet_args &args, const packet_call &call) {
     const tu_cuda_meeting &meeting = args.meeting;
     const uint64_t own = meeting.rank * call.slice;
+    /* Loading several chunks before any is sent was measured, and takes up to a microsecond longer. */
     for (uint64_t index = call.lane; index < call.slice; index += call.lanes)
-        hand_out<Type>(args, call, index);
+        for (int i = 1; i < meeting.size; i++) {
+            int peer = meeting.rank + i < meeting.size ? meeting.rank + i : meeting.rank + i - meeting.size;
+            uint64_t chunk = peer * call.slice + index;
+            if (chunk < call.chunks)
+                send_packet(meeting, call, peer, 0, index, load_chunk<Type>(args, call, chunk));
+        }
     for (uint64_t index = call.lane; index < call.slice && own + index < call.chunks; index += call.lanes) {
         uint64_t result;
         if (!reduce_packets<Type>(args, call, index, load_chunk<Type>(args, call, own + index), &result))
