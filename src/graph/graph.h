@@ -186,6 +186,9 @@ tutti_status tu_text_begin(tu_text *text);
 char *tu_text_end(tu_text *text);
 /* "sin: f32 [10] = sin(x)", without the end of the line. */
 void tu_vertex_print(FILE *to, const tu_vertex *vertex);
+/* Its two halves: "sin: f32 [10]", nothing where there are no results; and "sin(x)". */
+void tu_vertex_print_results(FILE *to, const tu_vertex *vertex);
+void tu_vertex_print_call(FILE *to, const tu_vertex *vertex);
 /* "f32 [2, 3] strides [1, 2]" */
 void tu_shape_print(FILE *to, const tu_shape *shape);
 

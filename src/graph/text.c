@@ -94,14 +94,23 @@ static void print_value(FILE *to, const tu_value *value) {
     tu_shape_print(to, &value->shape);
 }
 
-void tu_vertex_print(FILE *to, const tu_vertex *vertex) {
+void tu_vertex_print_results(FILE *to, const tu_vertex *vertex) {
     for (int i = 0; i < vertex->result_count; i++) {
         fputs(i > 0 ? "; " : "", to);
         print_value(to, vertex->results[i]);
     }
-    fprintf(to, "%s%s%s(", vertex->result_count > 0 ? " = " : "", vertex->entry->name, vertex->in_place ? "_" : "");
+}
+
+void tu_vertex_print_call(FILE *to, const tu_vertex *vertex) {
+    fprintf(to, "%s%s(", vertex->entry->name, vertex->in_place ? "_" : "");
     print_arguments(to, vertex);
     fputc(')', to);
+}
+
+void tu_vertex_print(FILE *to, const tu_vertex *vertex) {
+    tu_vertex_print_results(to, vertex);
+    fputs(vertex->result_count > 0 ? " = " : "", to);
+    tu_vertex_print_call(to, vertex);
 }
 
 /* The first input on the same storage, where that is an earlier one. */

@@ -727,23 +727,73 @@ TEST(a_wrong_text_is_an_error_that_names_the_line) {
     CHECK_OK(tt_scope_close(&scope));
 }
 
+/* Every tag that opens closes, in order, and every value stands in quotes. */
+static bool is_well_formed(const char *at) {
+    char open[16][32];
+    int depth = 0;
+    while ((at = strchr(at, '<')) != NULL) {
+        bool closes = *++at == '/';
+        char name[32] = "";
+        if (sscanf(at + closes, "%31[a-z]", name) != 1)
+            return false;
+        bool quoted = false;
+        for (; *at != 0 && (quoted || *at != '>'); at++) {
+            quoted = quoted != (*at == '"');
+            if (*at == '<' || (*at == '=' && at[1] != '"' && !quoted))
+                return false;
+        }
+        if (*at == 0 || (closes && (depth == 0 || strcmp(open[--depth], name) != 0)))
+            return false;
+        if (!closes && at[-1] != '/') {
+            if (depth == 16)
+                return false;
+            strcpy(open[depth++], name);
+        }
+        for (; at[1] != 0 && at[1] != '<'; at++)
+            if (at[1] == '>' || (at[1] == '&' && strncmp(at + 1, "&amp;", 5) != 0 && strncmp(at + 1, "&lt;", 4) != 0 &&
+                                 strncmp(at + 1, "&gt;", 4) != 0 && strncmp(at + 1, "&quot;", 6) != 0))
+                return false;
+    }
+    return depth == 0;
+}
+
+static size_t count_of(const char *text, const char *part) {
+    size_t count = 0;
+    for (const char *at = text; (at = strstr(at, part)) != NULL; at++)
+        count++;
+    return count;
+}
+
+static char *picture_of(const tt_graph *graph, bool (*print)(const tt_graph *, FILE *)) {
+    char *text = NULL;
+    size_t bytes;
+    FILE *file = open_memstream(&text, &bytes);
+    CHECK(file != NULL && print(graph, file));
+    fclose(file);
+    return text;
+}
+
 TEST(pictures_have_a_box_for_every_vertex) {
     tt_scope scope = tt_scope_open();
     int calls = 0;
     tt_tensor *x = named(tt_reshape(values("", 6), tt_shape(2, 3)), "x");
     tt_graph *graph;
     CHECK(tt_capture(chain, &calls, tt_tensors(x), &graph));
-    for (int kind = 0; kind < 2; kind++) {
-        char *text = NULL;
-        size_t bytes, boxes = 0;
-        FILE *file = open_memstream(&text, &bytes);
-        CHECK(file != NULL && (kind == 0 ? tt_graph_print_dot : tt_graph_print_svg)(graph, file));
-        fclose(file);
-        for (const char *at = text; (at = strstr(at, kind == 0 ? "label=\"" : "<rect")) != NULL; at++)
-            boxes++;
-        CHECK_EQ(boxes, kind == 0 ? 9 : 8); /* an input and seven vertices; Graphviz has the return too */
-        free(text);
-    }
+    char *dot = picture_of(graph, tt_graph_print_dot), *svg = picture_of(graph, tt_graph_print_svg);
+    CHECK_EQ(count_of(dot, "label=\""), 9); /* an input, seven vertices, and the return */
+    CHECK_EQ(count_of(svg, "<g>"), 9);
+    CHECK_EQ(count_of(svg, "marker-end"), 10); /* sub takes two, and two are returned */
+    CHECK(is_well_formed(svg) && strstr(svg, "viewBox") != NULL);
+    CHECK(strstr(svg, ">starts a collective<") != NULL && strstr(svg, ">return<") != NULL);
+    CHECK(strstr(svg, ">sub: f32 [2, 3]<") != NULL && strstr(svg, ">sub(tanh, x)<") != NULL);
+    free(dot);
+    free(svg);
+    tt_graph_release(&graph);
+    graph = tt_graph_parse("graph():\n    return ()\n", NULL); /* nothing but a return */
+    CHECK(graph != NULL);
+    svg = picture_of(graph, tt_graph_print_svg);
+    CHECK(is_well_formed(svg) && count_of(svg, "<g>") == 1);
+    free(svg);
     tt_graph_release(&graph);
     CHECK_OK(tt_scope_close(&scope));
 }
