@@ -5,8 +5,8 @@
  *     tt_data_parallel *parallel = tt_data_parallel_new(net, group, NULL);    (rank 0's weights, on every rank)
  *     tt_optimizer *optimizer = tt_adamw_optimizer(net, NULL);
  *     for (…) {
- *         tt_tensor *loss = tt_cross_entropy(tt_module_call(net, x), y, -100);  (x and y: this rank's part of the
- * batch) tt_backward(loss, NULL);                          (gradients are averaged over the ranks while it runs)
+ *         tt_tensor *loss = tt_cross_entropy(tt_module_call(net, x), y, -100);     (x, y: this rank's rows)
+ *         tt_backward(loss, NULL);                             (averages gradients over the ranks while it runs)
  *         tt_optimizer_step(optimizer);
  *         tt_optimizer_zero_grad(optimizer);
  *     }
@@ -98,6 +98,95 @@ typedef struct tt_data_parallel_counts {
 TUTTI_API void tt_data_parallel_counts_init(tt_data_parallel_counts *counts, size_t size);
 /* What was done so far, on this rank. */
 TUTTI_API bool tt_data_parallel_count(const tt_data_parallel *parallel, tt_data_parallel_counts *counts);
+
+/* ---- fully sharded: every rank has a part of the batch, and a part of every parameter ----
+ *
+ *     tt_fully_sharded *sharded = tt_fully_shard(net, block_count, blocks, group, NULL);
+ *     tt_optimizer *optimizer = tt_adamw_optimizer(net, NULL);      (over the shards: made after)
+ *
+ * Training goes on as with one rank. The modules that are listed are units, and what is left of the root is one more.
+ * The parameters of a unit are cut along dimension 0, and a rank keeps its rows. A unit is gathered before its forward
+ * and freed behind it, gathered again before its backward, while the unit that comes next is on its way already; its
+ * gradients are reduced to the shards as soon as they are complete. The root stays gathered from forward to backward.
+ *
+ * A parameter of n rows on w ranks is cut into parts of ceil(n / w) rows; the last ranks may have fewer, or none. In
+ * the slots of modules are shards, except while a unit is gathered. Shards lie in symmetric memory: release the module
+ * before the world is closed. Averages have the bits of one rank that adds in order and divides. */
+
+typedef struct tt_fully_sharded tt_fully_sharded;
+
+/* When a unit's whole parameters are freed after its forward. */
+typedef enum tt_reshard {
+    TT_RESHARD_UNITS = 0,  /* those of units, and not the root's */
+    TT_RESHARD_ALWAYS = 1, /* the root's too */
+    TT_RESHARD_NEVER = 2   /* kept until the backward: fewer gathers, more memory */
+} tt_reshard;
+
+typedef enum tt_shard_event {
+    TT_SHARD_GATHER = 1, /* begins */
+    TT_SHARD_FREE = 2,
+    TT_SHARD_REDUCE = 3 /* begins */
+} tt_shard_event;
+/* Is told what happens to which unit: its path in the root, "" for the root itself. */
+typedef void tt_shard_watcher(void *user, tt_shard_event event, const char *unit);
+
+typedef struct tt_fully_sharded_options {
+    size_t size;
+    tt_reshard reshard;
+    tutti_group *replicas;    /* ranks that hold the same shards as this one, and average with it; NULL: none */
+    tutti_dtype param_dtype;  /* of gathered parameters and what is computed with them; 0: the parameters' own */
+    tutti_dtype reduce_dtype; /* in which gradients are reduced; 0: their own */
+    tutti_dtype output_dtype; /* of the root's results that are floats; 0: as they are */
+    bool keep_inputs;         /* float inputs of units do not become param_dtype */
+    bool own_values;          /* each rank cuts its own values, which must be alike; else those of rank 0 */
+    bool no_prefetch;         /* a unit is gathered when it is needed, not before */
+    double divisor;           /* of summed gradients; 0: the number of ranks, replicas counted */
+    tt_shard_watcher *watch;  /* NULL: none */
+    void *user;               /* of `watch` */
+} tt_fully_sharded_options;
+#define TT_FULLY_SHARDED_OPTIONS_INIT TUTTI_DEFAULTS(tt_fully_sharded_options)
+/* TT_FULLY_SHARDED_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tt_fully_sharded_options_init(tt_fully_sharded_options *options, size_t size);
+
+/* Shards the parameters of `root`, in units: `count` modules below it, and the root with what is left. A collective, in
+ * which ranks compare what they have. A parameter that two units share, and units of mixed dtypes, are errors that name
+ * them. NULL with the error pending; then the module is as it was. options may be NULL. */
+TUTTI_API tt_fully_sharded *tt_fully_shard(tt_module *root, size_t count, tt_module *const *units, tutti_group *group,
+                                           const tt_fully_sharded_options *options);
+/* Ends it. The module keeps its shards as parameters, and gathers nothing any more. Waits for reductions that are under
+ * way; gradients stay. NULL is allowed. */
+TUTTI_API void tt_fully_sharded_release(tt_fully_sharded *sharded);
+
+/* Whether backwards reduce, which they do at first. Switched off, whole gradients add up on each rank, for batches that
+ * are computed in pieces; the next backward with it on reduces the sum. Returns what it was. */
+TUTTI_API bool tt_fully_sharded_sync(tt_fully_sharded *sharded, bool on);
+/* Gathers the unit of that module by hand (NULL: all), until tt_fully_sharded_free or the next forward or backward of
+ * it frees it. A collective. What is written to whole parameters is lost. */
+TUTTI_API bool tt_fully_sharded_gather(tt_fully_sharded *sharded, const tt_module *unit);
+/* Frees what was gathered. */
+TUTTI_API bool tt_fully_sharded_free(tt_fully_sharded *sharded, const tt_module *unit);
+
+/* All parameters whole, by their names in the root, on every rank: copies. A collective. */
+TUTTI_API tt_named_list tt_fully_sharded_parameters(tt_fully_sharded *sharded);
+/* Takes this rank's rows of whole parameters: all of them, with the names and shapes that tt_fully_sharded_parameters
+ * gives. Nothing is changed where one does not fit. */
+TUTTI_API bool tt_fully_sharded_set_parameters(tt_fully_sharded *sharded, tt_named_list parameters);
+
+typedef struct tt_fully_sharded_counts {
+    size_t size;
+    int units;                   /* the root's counted */
+    int gathered;                /* units whose parameters are whole now */
+    int64_t gathers;             /* so far */
+    int64_t reductions;          /* so far */
+    int64_t shard_bytes;         /* of this rank's parts */
+    int64_t gathered_bytes;      /* of whole parameters now */
+    int64_t most_gathered_bytes; /* at any time so far */
+} tt_fully_sharded_counts;
+#define TT_FULLY_SHARDED_COUNTS_INIT TUTTI_DEFAULTS(tt_fully_sharded_counts)
+/* TT_FULLY_SHARDED_COUNTS_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tt_fully_sharded_counts_init(tt_fully_sharded_counts *counts, size_t size);
+/* What was done so far, on this rank. */
+TUTTI_API bool tt_fully_sharded_count(const tt_fully_sharded *sharded, tt_fully_sharded_counts *counts);
 
 #ifdef __cplusplus
 }

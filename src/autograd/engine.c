@@ -344,7 +344,7 @@ tt_tensor *tu_accumulate_grad_sample(tu_sampler *sampler) {
     return tt_detach(tt_grad(x));
 }
 
-static tutti_status run_accumulate_hooks(tt_tensor *leaf) {
+tutti_status tu_run_accumulate_hooks(tt_tensor *leaf) {
     tu_hook_list snapshot;
     tutti_status status = tu_hook_list_snapshot(&tu_history_at(leaf)->accumulate_hooks, &snapshot);
     for (int i = 0; i < snapshot.count && status == TUTTI_OK; i++) {
@@ -398,7 +398,7 @@ static tutti_status run_leaf(backward *run, task *one) {
         status = grant(run, leaf, 0, grad, &caught);
     if (status != TUTTI_OK || (run->restricted && (caught || !wished(run, one))))
         return status;
-    return tu_accumulate_grad(leaf, grad, NULL) ? run_accumulate_hooks(leaf) : tu_self()->pending;
+    return tu_accumulate_grad(leaf, grad, NULL) ? tu_run_accumulate_hooks(leaf) : tu_self()->pending;
 }
 
 static tutti_status retain(tt_tensor *x, tt_tensor *grad) {

@@ -215,6 +215,8 @@ tutti_status tu_hook_list_snapshot(tu_hook_list *list, tu_hook_list *copy);
 /* Whether `from` keeps `x` alive, through gradients and what hooks captured. */
 bool tu_keeps_alive(const tt_tensor *from, const tt_tensor *x);
 tu_node_hooks *tu_node_hooks_of(tu_node *node);
+/* Runs the hooks that wait for the gradient of a leaf, which has a history. */
+tutti_status tu_run_accumulate_hooks(tt_tensor *leaf);
 /* Runs tensor hooks on *grad (held), which they may replace. */
 tutti_status tu_run_tensor_hooks(const char *who, tu_hook_list *list, tt_tensor **grad);
 

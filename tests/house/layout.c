@@ -303,6 +303,26 @@ TEST(structs_of_parallel_h_stay_as_they_are) {
     AT(tt_data_parallel_counts, reductions, 24);
     AT(tt_data_parallel_counts, early, 32);
     AT(tt_data_parallel_counts, bytes, 40);
+    AT(tt_fully_sharded_options, size, 0);
+    AT(tt_fully_sharded_options, reshard, 8);
+    AT(tt_fully_sharded_options, replicas, 16);
+    AT(tt_fully_sharded_options, param_dtype, 24);
+    AT(tt_fully_sharded_options, reduce_dtype, 28);
+    AT(tt_fully_sharded_options, output_dtype, 32);
+    AT(tt_fully_sharded_options, keep_inputs, 36);
+    AT(tt_fully_sharded_options, own_values, 37);
+    AT(tt_fully_sharded_options, no_prefetch, 38);
+    AT(tt_fully_sharded_options, divisor, 40);
+    AT(tt_fully_sharded_options, watch, 48);
+    AT(tt_fully_sharded_options, user, 56);
+    AT(tt_fully_sharded_counts, size, 0);
+    AT(tt_fully_sharded_counts, units, 8);
+    AT(tt_fully_sharded_counts, gathered, 12);
+    AT(tt_fully_sharded_counts, gathers, 16);
+    AT(tt_fully_sharded_counts, reductions, 24);
+    AT(tt_fully_sharded_counts, shard_bytes, 32);
+    AT(tt_fully_sharded_counts, gathered_bytes, 40);
+    AT(tt_fully_sharded_counts, most_gathered_bytes, 48);
 }
 
 TEST(structs_of_trace_h_stay_as_they_are) {

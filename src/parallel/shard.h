@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Fully sharded training inside. A unit has three flat tensors: `shard`, this rank's parts of its parameters one after
+ * the other, on symmetric memory; `sent`, the same in the dtype that is gathered; and `whole`, whose storage is freed
+ * when the unit is not in use. A parameter is a leaf over a part of each: the shard, which the optimizer sees, and the
+ * whole one, which autograd sees. Both are made once.
+ */
+#ifndef TU_PARALLEL_SHARD_H
+#define TU_PARALLEL_SHARD_H
+
+#include <stdatomic.h>
+
+#include "autograd/node.h"
+#include "nn/module.h"
+#include "parallel/parallel.h"
+
+typedef struct tu_shard_unit tu_shard_unit;
+
+/* Where a parameter is found. */
+typedef struct tu_shard_slot {
+    tt_module *module; /* held by the root */
+    const char *name;  /* the module's own */
+} tu_shard_slot;
+
+typedef struct tu_shard_member {
+    tu_shard_unit *unit;
+    char *name; /* in the root */
+    tu_shard_slot *slots;
+    int slot_count;
+    tt_tensor *original;       /* until it is cut; held */
+    tu_shape shape;            /* of the whole */
+    int64_t rows, part, width; /* rows in all, rows of a part, elements of a row */
+    int64_t own;               /* rows that this rank really has */
+    int64_t offset;            /* in the flat shard */
+    tt_tensor *shard, *whole;  /* leaves; held */
+    tt_tensor *sent, *landing; /* flat, with their padding: what is gathered, and where it goes; held */
+    tt_hook *hook;
+    bool trained, arrived;
+} tu_shard_member;
+
+struct tu_shard_unit {
+    tt_fully_sharded *all;
+    tt_module *module; /* held by the root */
+    char *name;
+    int count, trained; /* members, and those that require grad */
+    tu_shard_member *members;
+    tutti_dtype dtype, gathered_dtype;
+    int64_t elements;        /* of the flat shard */
+    tt_tensor *shard, *sent; /* the same where nothing is cast; held */
+    tt_tensor *whole;        /* held */
+    tt_hook *before, *after; /* around the module's forward */
+    bool gathered;           /* or on its way */
+    int arrivals;            /* members whose gradient is complete in this backward */
+    bool reduced;            /* in this backward */
+    tt_tensor *reduction;    /* flat; under way, and not handed out yet; held, or NULL */
+    bool *in_reduction;      /* per member */
+};
+
+struct tt_fully_sharded {
+    atomic_int references; /* the caller's, and one per hook on a result */
+    bool released;
+    tt_module *root; /* held */
+    tutti_group *group;
+    tt_fully_sharded_options options;
+    int unit_count;
+    tu_shard_unit *units; /* the root's last */
+    int member_count;
+    tu_shard_member **members; /* of all units, as the root lists them */
+    bool local;                /* gradients are not reduced */
+    bool callback;             /* the end of this backward is awaited */
+    /* Units in the order of their last forward, for what comes next; and in the order in which forwards of this step
+     * ended, for the way back. */
+    tu_shard_unit **order, **ended;
+    size_t order_count, order_capacity, next, ended_count, ended_capacity, back;
+    bool order_known;
+    tt_fully_sharded_counts counts;
+};
+
+/* Cutting (shard.c): makes the tensors of a unit from the originals of its members. */
+tutti_status tu_shard_cut(tu_shard_unit *unit);
+/* Begins to gather a unit, unless it is gathered; its slots have whole parameters then. */
+void tu_shard_gather(tu_shard_unit *unit);
+/* Frees it; its slots have shards. Also with an error pending. */
+void tu_shard_free(tu_shard_unit *unit);
+/* Begins to reduce the gradients that the whole parameters have. */
+void tu_shard_reduce(tu_shard_unit *unit);
+/* Gives the shards their gradients. */
+void tu_shard_settle(tu_shard_unit *unit);
+
+/* Hooks (shard_hooks.c). */
+void tu_shard_hang(tt_fully_sharded *all);
+/* Ends one reference to what the unit is a part of. */
+void tu_shard_drop(void *unit);
+
+#endif

@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * When things happen to units: around the forwards of their modules, before the first gradient enters them, when their
+ * gradients are complete, and at the end of a backward.
+ */
+#include <stdlib.h>
+
+#include "parallel/shard.h"
+
+/* Whether a checkpoint computes a part of the forward again. */
+static bool in_backward(void) {
+    return tu_self()->backward != NULL;
+}
+
+static tutti_status append(tu_shard_unit ***list, size_t *count, size_t *capacity, tu_shard_unit *unit) {
+    if (*count == *capacity) {
+        size_t more = *capacity > 0 ? 2 * *capacity : 16;
+        tu_shard_unit **grown = realloc(*list, more * sizeof(tu_shard_unit *));
+        if (grown == NULL)
+            return tu_error_memory("the order of units", more * sizeof(tu_shard_unit *));
+        *list = grown;
+        *capacity = more;
+    }
+    (*list)[(*count)++] = unit;
+    return TUTTI_OK;
+}
+
+/* ---- forward ---- */
+
+/* The first forward writes the order down; later ones gather the unit that came next then. Where the order is another
+ * one now nothing is gathered ahead. */
+static void follow_order(tu_shard_unit *unit) {
+    tt_fully_sharded *all = unit->all;
+    if (all->options.no_prefetch)
+        return;
+    if (!all->order_known)
+        tu_pending_take(append(&all->order, &all->order_count, &all->order_capacity, unit));
+    else if (all->next < all->order_count && all->order[all->next] == unit && ++all->next < all->order_count)
+        tu_shard_gather(all->order[all->next]);
+}
+
+static void cast_all(size_t count, tt_tensor **tensors, tutti_dtype dtype) {
+    for (size_t i = 0; dtype != 0 && i < count; i++)
+        if (tensors[i] != NULL && tu_is_float(tt_dtype(tensors[i])) && tt_dtype(tensors[i]) != dtype)
+            tensors[i] = tt_to(tensors[i], dtype);
+}
+
+static void before_forward(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **inputs) {
+    tu_shard_unit *unit = context->user;
+    (void)module;
+    if (unit == &unit->all->units[unit->all->unit_count - 1] && !in_backward())
+        unit->all->next = 0;
+    tu_shard_gather(unit);
+    if (!in_backward())
+        follow_order(unit);
+    if (!unit->all->options.keep_inputs)
+        cast_all(count, inputs, unit->all->options.param_dtype);
+}
+
+static tt_tensor *before_backward(const tt_hook_context *context, tt_tensor *grad);
+
+/* Whether a gradient will come; then it is waited for at each result that one can reach. */
+static bool await_backward(tu_shard_unit *unit, size_t count, tt_tensor **outputs) {
+    bool any = false;
+    for (size_t i = 0; i < count && tt_grad_enabled(); i++) {
+        tt_hook *hook = NULL;
+        if (outputs[i] == NULL || !tt_requires_grad(outputs[i]))
+            continue;
+        any = true;
+        if (!tt_hook_tensor(outputs[i], before_backward, unit, NULL, &hook))
+            break;
+        hook->release = tu_shard_drop; /* is given the unit */
+        atomic_fetch_add_explicit(&unit->all->references, 1, memory_order_relaxed);
+        tt_hook_release(&hook);
+    }
+    return any;
+}
+
+/* Also after a forward that failed: then there are no results. */
+static void after_forward(const tt_hook_context *context, tt_module *module, tt_tensor_list inputs, size_t count,
+                          tt_tensor **outputs) {
+    tu_shard_unit *unit = context->user;
+    tt_fully_sharded *all = unit->all;
+    bool is_root = unit == &all->units[all->unit_count - 1];
+    (void)module, (void)inputs;
+    if (in_backward())
+        return;
+    if (is_root)
+        cast_all(count, outputs, all->options.output_dtype);
+    bool awaited = await_backward(unit, count, outputs);
+    if (awaited)
+        tu_pending_take(append(&all->ended, &all->ended_count, &all->ended_capacity, unit));
+    all->back = all->ended_count;
+    all->order_known = all->order_known || (is_root && count > 0 && tu_self()->pending == TUTTI_OK);
+    bool keep = all->options.reshard == TT_RESHARD_NEVER || (all->options.reshard == TT_RESHARD_UNITS && is_root);
+    if (!keep || !awaited)
+        tu_shard_free(unit);
+    if (is_root && !awaited) /* a unit that was gathered ahead and not used */
+        for (int i = 0; i < all->unit_count; i++)
+            tu_shard_free(&all->units[i]);
+}
+
+/* ---- backward ---- */
+
+/* The whole backward is done. */
+static void finish(void *user) {
+    tt_fully_sharded *all = user;
+    for (int i = all->unit_count - 1; i >= 0; i--) {
+        tu_shard_unit *unit = &all->units[i];
+        if (!all->local)
+            tu_shard_reduce(unit);
+        tu_shard_free(unit);
+    }
+    for (int i = all->unit_count - 1; i >= 0; i--) {
+        tu_shard_unit *unit = &all->units[i];
+        tu_shard_settle(unit);
+        unit->reduced = false;
+        unit->arrivals = 0;
+        for (int k = 0; k < unit->count; k++)
+            unit->members[k].arrived = false;
+    }
+    all->ended_count = all->back = 0;
+    all->callback = false;
+}
+
+/* The unit whose forward ended before this one's, whose backward comes next. */
+static void gather_previous(tu_shard_unit *unit) {
+    tt_fully_sharded *all = unit->all;
+    size_t at = all->back;
+    while (at > 0 && all->ended[at - 1] != unit)
+        at--;
+    if (at == 0)
+        return;
+    all->back = at - 1;
+    if (at > 1 && !all->options.no_prefetch)
+        tu_shard_gather(all->ended[at - 2]);
+}
+
+static tt_tensor *before_backward(const tt_hook_context *context, tt_tensor *grad) {
+    tu_shard_unit *unit = context->user;
+    tt_fully_sharded *all = unit->all;
+    (void)grad;
+    if (all->released) {
+        tu_fail(TUTTI_ERROR_STATE, "fully sharded: a backward of unit \"%s\", whose sharding was released", unit->name);
+        return NULL;
+    }
+    if (tt_grad_enabled()) {
+        tu_fail(TUTTI_ERROR_UNSUPPORTED,
+                "fully sharded: gradients that are reduced cannot be differentiated (create_graph)");
+        return NULL;
+    }
+    if (!all->callback)
+        all->callback = tt_backward_callback(finish, all);
+    tu_shard_gather(unit);
+    gather_previous(unit);
+    return NULL;
+}
+
+static bool has_frozen(const tu_shard_unit *unit) {
+    return unit->trained < unit->count;
+}
+
+/* The gradient of one whole parameter is complete. With the last one all that uses the unit has run, unless some of its
+ * parameters get no gradient: those are kept to the end. */
+static void accumulated(const tt_hook_context *context, tt_tensor *whole) {
+    tu_shard_member *member = context->user;
+    tu_shard_unit *unit = member->unit;
+    (void)whole;
+    if (member->arrived)
+        return;
+    member->arrived = true;
+    if (++unit->arrivals < unit->trained)
+        return;
+    if (!unit->all->local)
+        tu_shard_reduce(unit);
+    if (!has_frozen(unit))
+        tu_shard_free(unit);
+}
+
+/* ---- hanging them ---- */
+
+void tu_shard_hang(tt_fully_sharded *all) {
+    tt_hook_options always = TT_HOOK_OPTIONS_INIT, first = TT_HOOK_OPTIONS_INIT;
+    always.always = true;
+    first.first = true;
+    for (int i = 0; i < all->unit_count; i++) {
+        tu_shard_unit *unit = &all->units[i];
+        tt_hook_forward_pre(unit->module, before_forward, unit, &first, &unit->before);
+        tt_hook_forward(unit->module, after_forward, unit, &always, &unit->after);
+        for (int k = 0; k < unit->count; k++)
+            if (unit->members[k].trained)
+                tt_hook_accumulate(unit->members[k].whole, accumulated, &unit->members[k], NULL,
+                                   &unit->members[k].hook);
+    }
+}
+
+static void forget(tu_shard_unit *unit) {
+    for (int i = 0; i < unit->count; i++) {
+        tu_shard_member *member = &unit->members[i];
+        tu_tensor_drop(member->original);
+        tu_tensor_drop(member->shard);
+        tu_tensor_drop(member->whole);
+        tu_tensor_drop(member->sent);
+        tu_tensor_drop(member->landing);
+        free(member->slots);
+        free(member->name);
+    }
+    tu_tensor_drop(unit->shard);
+    tu_tensor_drop(unit->sent);
+    tu_tensor_drop(unit->whole);
+    tu_tensor_drop(unit->reduction);
+    free(unit->in_reduction);
+    free(unit->members);
+    free(unit->name);
+}
+
+void tu_shard_drop(void *user) {
+    tt_fully_sharded *all = ((tu_shard_unit *)user)->all;
+    if (atomic_fetch_sub_explicit(&all->references, 1, memory_order_acq_rel) != 1)
+        return;
+    for (int i = 0; i < all->unit_count; i++)
+        forget(&all->units[i]);
+    tt_module_release(all->root);
+    tutti_group_release(all->group);
+    tutti_group_release(all->options.replicas);
+    free(all->order);
+    free(all->ended);
+    free(all->members);
+    free(all->units);
+    free(all);
+}

@@ -1,0 +1,430 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Fully sharded modules: how they are made, looked at, and given up.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "parallel/shard.h"
+
+/* ---- what belongs to which unit ---- */
+
+/* A walk over the modules. Members are numbered as they are met. */
+typedef struct walk {
+    tt_fully_sharded *all;
+    tu_map modules; /* that were visited */
+    tu_map numbers; /* of members, plus 1, by their tensor */
+    tu_shard_member *found;
+    int *unit_of;
+    size_t count, capacity;
+} walk;
+
+static char *joined(const char *prefix, const char *name) {
+    size_t bytes = strlen(prefix) + strlen(name) + 2;
+    char *text = malloc(bytes);
+    if (text != NULL)
+        snprintf(text, bytes, "%s%s%s", prefix, prefix[0] != '\0' ? "." : "", name);
+    else
+        tu_error_memory("a name", bytes);
+    return text;
+}
+
+static tutti_status add_slot(tu_shard_member *member, tt_module *module, const char *name) {
+    tu_shard_slot *slots = realloc(member->slots, ((size_t)member->slot_count + 1) * sizeof *slots);
+    if (slots == NULL)
+        return tu_error_memory("a slot", sizeof *slots);
+    member->slots = slots;
+    slots[member->slot_count++] = (tu_shard_slot){ module, name };
+    return TUTTI_OK;
+}
+
+static tutti_status add_member(walk *way, tt_tensor *tensor, char *name, int unit) {
+    if (name == NULL)
+        return TUTTI_ERROR_MEMORY;
+    if (way->count == way->capacity) {
+        size_t capacity = way->capacity > 0 ? 2 * way->capacity : 16;
+        tu_shard_member *found = realloc(way->found, capacity * sizeof *found);
+        way->found = found != NULL ? found : way->found;
+        int *unit_of = realloc(way->unit_of, capacity * sizeof *unit_of);
+        way->unit_of = unit_of != NULL ? unit_of : way->unit_of;
+        if (found == NULL || unit_of == NULL) {
+            free(name);
+            return tu_error_memory("the parameters of a module", capacity * sizeof *found);
+        }
+        way->capacity = capacity;
+    }
+    way->found[way->count] = (tu_shard_member){ .name = name, .original = tu_tensor_hold(tensor) };
+    way->found[way->count].trained = tt_requires_grad(tensor);
+    way->unit_of[way->count++] = unit;
+    return tu_map_set(&way->numbers, tensor, (void *)(uintptr_t)way->count);
+}
+
+static tutti_status visit_slot(walk *way, tt_module *module, const tu_module_slot *slot, const char *prefix, int unit) {
+    size_t number = (uintptr_t)tu_map_get(&way->numbers, slot->tensor);
+    if (number == 0) {
+        tutti_status status = add_member(way, slot->tensor, joined(prefix, slot->name), unit);
+        if (status != TUTTI_OK)
+            return status;
+        number = way->count;
+    }
+    if (way->unit_of[number - 1] != unit)
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "fully_shard: parameter \"%s\" is also in unit \"%s\", under \"%s\"; units cannot share one",
+                        way->found[number - 1].name, way->all->units[unit].name, slot->name);
+    return add_slot(&way->found[number - 1], module, slot->name);
+}
+
+static tutti_status visit(walk *way, tt_module *module, int unit, const char *path) {
+    tt_fully_sharded *all = way->all;
+    if (tu_map_get(&way->modules, module) != NULL)
+        return TUTTI_OK;
+    tutti_status status = tu_map_set(&way->modules, module, module);
+    for (int i = 0; i < all->unit_count && status == TUTTI_OK; i++)
+        if (all->units[i].module == module) {
+            unit = i;
+            all->units[i].name = strdup(path);
+            status = all->units[i].name != NULL ? TUTTI_OK : tu_error_memory("a name", strlen(path) + 1);
+        }
+    for (int i = 0; i < module->slot_count && status == TUTTI_OK; i++)
+        if (!module->slots[i].buffer && module->slots[i].tensor != NULL)
+            status = visit_slot(way, module, &module->slots[i], path, unit);
+    for (int i = 0; i < module->child_count && status == TUTTI_OK; i++) {
+        char *below = joined(path, module->children[i].name);
+        status = below != NULL ? visit(way, module->children[i].module, unit, below) : TUTTI_ERROR_MEMORY;
+        free(below);
+    }
+    return status;
+}
+
+/* ---- checks ---- */
+
+static tutti_status check_units(const tt_fully_sharded *all) {
+    for (int i = 0; i < all->unit_count; i++) {
+        if (all->units[i].name == NULL)
+            return tu_error(TUTTI_ERROR_ARGUMENT, "fully_shard: units[%d] (%s) is not below the root, or twice there",
+                            i, tt_module_name(all->units[i].module));
+        for (int k = 0; k < i; k++)
+            if (all->units[k].module == all->units[i].module)
+                return tu_error(TUTTI_ERROR_ARGUMENT, "fully_shard: units[%d] and units[%d] are one module, \"%s\"", k,
+                                i, all->units[i].name);
+    }
+    return TUTTI_OK;
+}
+
+static tutti_status check_member(const tu_shard_unit *unit, const tu_shard_member *member) {
+    const tt_tensor *x = member->original, *first = unit->members[0].original;
+    if (x->device != TUTTI_CPU)
+        return tu_error(TUTTI_ERROR_UNSUPPORTED, "fully_shard: parameter \"%s\" is on device %s; shards are on the CPU",
+                        member->name, tutti_device_name(x->device));
+    if (x->dtype != first->dtype)
+        return tu_error(
+            TUTTI_ERROR_ARGUMENT,
+            "fully_shard: unit \"%s\" has parameters of %s (\"%s\") and %s (\"%s\"); put those of one dtype "
+            "into a unit of their own",
+            unit->name, tutti_dtype_name(first->dtype), unit->members[0].name, tutti_dtype_name(x->dtype),
+            member->name);
+    return TUTTI_OK;
+}
+
+/* ---- making ---- */
+
+/* Gives the units their members. */
+static tutti_status hand_out(walk *way) {
+    tt_fully_sharded *all = way->all;
+    all->members = calloc(way->count + 1, sizeof(tu_shard_member *));
+    if (all->members == NULL)
+        return tu_error_memory("the parameters of a module", way->count * sizeof(tu_shard_member *));
+    for (int i = 0; i < all->unit_count; i++) {
+        size_t count = 1;
+        for (size_t k = 0; k < way->count; k++)
+            count += way->unit_of[k] == i;
+        all->units[i].members = calloc(count, sizeof *all->units[i].members);
+        if (all->units[i].members == NULL)
+            return tu_error_memory("the parameters of a unit", count * sizeof *all->units[i].members);
+    }
+    for (; all->member_count < (int)way->count; all->member_count++) {
+        tu_shard_unit *unit = &all->units[way->unit_of[all->member_count]];
+        tu_shard_member *member = &unit->members[unit->count++];
+        *member = way->found[all->member_count];
+        member->unit = unit;
+        unit->trained += member->trained;
+        unit->dtype = unit->gathered_dtype = unit->members[0].original->dtype;
+        if (all->options.param_dtype != 0 && tu_is_float(unit->dtype))
+            unit->gathered_dtype = all->options.param_dtype;
+        all->members[all->member_count] = member;
+        tutti_status status = check_member(unit, member);
+        if (status != TUTTI_OK) {
+            all->member_count++;
+            return status;
+        }
+    }
+    return TUTTI_OK;
+}
+
+static tutti_status find_members(tt_fully_sharded *all) {
+    walk way = { .all = all };
+    tutti_status status = visit(&way, all->root, all->unit_count - 1, "");
+    if (status == TUTTI_OK)
+        status = check_units(all);
+    if (status == TUTTI_OK)
+        status = hand_out(&way);
+    for (size_t i = (size_t)all->member_count; i < way.count; i++) { /* those that no unit has taken over */
+        tu_tensor_drop(way.found[i].original);
+        free(way.found[i].slots);
+        free(way.found[i].name);
+    }
+    tu_map_free(&way.modules);
+    tu_map_free(&way.numbers);
+    free(way.found);
+    free(way.unit_of);
+    return status;
+}
+
+static tt_named_list originals(const tt_fully_sharded *all) {
+    size_t count = (size_t)all->member_count;
+    tt_tensor **tensors = tu_scope_memory((count + 1) * sizeof *tensors);
+    const char **names = tu_scope_memory((count + 1) * sizeof *names);
+    for (size_t i = 0; tensors != NULL && names != NULL && i < count; i++) {
+        tensors[i] = all->members[i]->original;
+        names[i] = all->members[i]->name;
+    }
+    return tensors != NULL && names != NULL ? (tt_named_list){ count, tensors, names }
+                                            : (tt_named_list){ 0, NULL, NULL };
+}
+
+/* From here on slots have shards, and nobody needs the originals. */
+static void swap_in(tt_fully_sharded *all) {
+    for (int i = 0; i < all->member_count; i++) {
+        tu_shard_member *member = all->members[i];
+        for (int k = 0; k < member->slot_count; k++)
+            tt_module_set_parameter(member->slots[k].module, member->slots[k].name, member->shard);
+        tu_tensor_drop(member->original);
+        member->original = NULL;
+    }
+}
+
+static void set_up(tt_fully_sharded *all) {
+    tu_pending_take(find_members(all));
+    tt_named_list named = originals(all);
+    tu_parallel_agree("fully_shard", named, all->group); /* also with an error pending, which the others must hear of */
+    if (tu_self()->pending == TUTTI_OK && all->options.replicas != NULL)
+        tu_parallel_agree("fully_shard", named, all->options.replicas);
+    if (tu_self()->pending == TUTTI_OK && !all->options.own_values) {
+        tu_parallel_broadcast(tt_tensors_of(named.count, named.at), 0, all->group);
+        if (all->options.replicas != NULL)
+            tu_parallel_broadcast(tt_tensors_of(named.count, named.at), 0, all->options.replicas);
+    }
+    for (int i = 0; i < all->unit_count && tu_self()->pending == TUTTI_OK; i++)
+        tu_pending_take(tu_shard_cut(&all->units[i]));
+    if (tu_self()->pending == TUTTI_OK)
+        tu_shard_hang(all);
+    if (tu_self()->pending == TUTTI_OK)
+        swap_in(all);
+}
+
+static tutti_status take_options(const tt_fully_sharded_options *options, tt_fully_sharded_options *full) {
+    *full = (tt_fully_sharded_options){ .size = sizeof *full };
+    tutti_status status =
+        options != NULL ? tu_options_copy("tt_fully_sharded_options", options, full, sizeof *full) : TUTTI_OK;
+    const struct {
+        const char *name;
+        tutti_dtype dtype;
+    } dtypes[] = { { "param_dtype", full->param_dtype },
+                   { "reduce_dtype", full->reduce_dtype },
+                   { "output_dtype", full->output_dtype } };
+    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes && status == TUTTI_OK; i++)
+        if (dtypes[i].dtype != 0 && !tu_is_float(dtypes[i].dtype))
+            status = tu_error(TUTTI_ERROR_ARGUMENT, "fully_shard: %s is %d, and no float type", dtypes[i].name,
+                              (int)dtypes[i].dtype);
+    if (status == TUTTI_OK && (full->reshard < TT_RESHARD_UNITS || full->reshard > TT_RESHARD_NEVER))
+        status = tu_error(TUTTI_ERROR_ARGUMENT, "fully_shard: reshard is %d, and no tt_reshard", (int)full->reshard);
+    if (status == TUTTI_OK && !(full->divisor >= 0))
+        status = tu_error(TUTTI_ERROR_ARGUMENT, "fully_shard: divisor is %g, and must not be below 0", full->divisor);
+    return status;
+}
+
+static tt_fully_sharded *allocate(tt_module *root, size_t count, tt_module *const *units) {
+    tt_fully_sharded *all = calloc(1, sizeof *all);
+    tu_shard_unit *array = calloc(count + 1, sizeof *array);
+    if (all == NULL || array == NULL) {
+        free(all);
+        free(array);
+        tu_pending_take(tu_error_memory("a sharded module", (count + 1) * sizeof *array));
+        return NULL;
+    }
+    atomic_init(&all->references, 1);
+    all->units = array;
+    all->unit_count = (int)count + 1;
+    all->root = tt_module_keep(root);
+    for (size_t i = 0; i <= count; i++) {
+        array[i].all = all;
+        array[i].module = i < count ? units[i] : root;
+    }
+    return all;
+}
+
+tt_fully_sharded *tt_fully_shard(tt_module *root, size_t count, tt_module *const *units, tutti_group *group,
+                                 const tt_fully_sharded_options *options) {
+    tt_fully_sharded_options full;
+    if (tu_self()->pending != TUTTI_OK || tu_pending_take(take_options(options, &full)) != TUTTI_OK)
+        return NULL;
+    const char *absent = root == NULL ? "root" : group == NULL ? "group" : count > 0 && units == NULL ? "units" : NULL;
+    for (size_t i = 0; absent == NULL && i < count; i++)
+        absent = units[i] == NULL ? "an entry of units" : NULL;
+    if (absent != NULL) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "fully_shard: %s is NULL", absent);
+        return NULL;
+    }
+    tt_fully_sharded *all = allocate(root, count, units);
+    if (all == NULL)
+        return NULL;
+    all->group = tutti_group_keep(group);
+    all->options = full;
+    all->options.replicas = full.replicas != NULL ? tutti_group_keep(full.replicas) : NULL;
+    all->counts.units = all->unit_count;
+    tt_scope scope = tt_scope_open();
+    set_up(all);
+    tu_scope_leave(&scope);
+    if (tu_self()->pending == TUTTI_OK)
+        return all;
+    tt_fully_sharded_release(all);
+    return NULL;
+}
+
+void tt_fully_sharded_release(tt_fully_sharded *sharded) {
+    if (sharded == NULL)
+        return;
+    sharded->released = true;
+    for (int i = 0; i < sharded->unit_count; i++) {
+        tu_shard_unit *unit = &sharded->units[i];
+        tu_shard_free(unit);
+        tt_hook_remove(&unit->before);
+        tt_hook_remove(&unit->after);
+        for (int k = 0; k < unit->count; k++) {
+            tu_shard_member *member = &unit->members[k];
+            tt_hook_remove(&member->hook);
+            if (member->shard != NULL && tt_grad(member->shard) != NULL)
+                tt_wait(tt_grad(member->shard)); /* nobody else may ever read it */
+        }
+    }
+    tu_shard_drop(&sharded->units[0]);
+}
+
+/* ---- by hand ---- */
+
+static bool usable(const char *who, const tt_fully_sharded *sharded) {
+    if (tu_self()->pending == TUTTI_OK && sharded == NULL)
+        tu_fail(TUTTI_ERROR_ARGUMENT, "%s: sharded is NULL", who);
+    return tu_self()->pending == TUTTI_OK;
+}
+
+bool tt_fully_sharded_sync(tt_fully_sharded *sharded, bool on) {
+    if (!usable("fully_sharded_sync", sharded))
+        return false;
+    bool was = !sharded->local;
+    sharded->local = !on;
+    return was;
+}
+
+/* Does it to the unit of that module, or to all. */
+static bool each(const char *who, tt_fully_sharded *sharded, const tt_module *module, void (*act)(tu_shard_unit *)) {
+    bool found = module == NULL;
+    if (!usable(who, sharded))
+        return false;
+    for (int i = 0; i < sharded->unit_count; i++)
+        if (module == NULL || sharded->units[i].module == module) {
+            act(&sharded->units[i]);
+            found = true;
+        }
+    if (!found)
+        tu_fail(TUTTI_ERROR_NOT_FOUND, "%s: module %s is no unit", who, tt_module_name(module));
+    return tu_self()->pending == TUTTI_OK;
+}
+
+bool tt_fully_sharded_gather(tt_fully_sharded *sharded, const tt_module *unit) {
+    return each("fully_sharded_gather", sharded, unit, tu_shard_gather);
+}
+
+bool tt_fully_sharded_free(tt_fully_sharded *sharded, const tt_module *unit) {
+    return each("fully_sharded_free", sharded, unit, tu_shard_free);
+}
+
+/* ---- whole parameters ---- */
+
+tt_named_list tt_fully_sharded_parameters(tt_fully_sharded *sharded) {
+    tt_named_list none = { 0, NULL, NULL };
+    if (!usable("fully_sharded_parameters", sharded))
+        return none;
+    size_t count = (size_t)sharded->member_count;
+    tt_tensor **tensors = tu_scope_memory((count + 1) * sizeof *tensors);
+    char **names = tu_scope_memory((count + 1) * sizeof *names);
+    for (size_t i = 0; names != NULL && i < count; i++) {
+        size_t bytes = strlen(sharded->members[i]->name) + 1;
+        if ((names[i] = tu_scope_memory(bytes)) != NULL)
+            memcpy(names[i], sharded->members[i]->name, bytes);
+    }
+    for (int i = 0; tensors != NULL && i < sharded->unit_count; i++) {
+        tu_shard_unit *unit = &sharded->units[i];
+        bool was = unit->gathered;
+        tu_shard_gather(unit);
+        for (size_t k = 0; k < count && tu_self()->pending == TUTTI_OK; k++)
+            if (sharded->members[k]->unit == unit)
+                tensors[k] = tt_clone(tt_detach(sharded->members[k]->whole));
+        if (!was)
+            tu_shard_free(unit);
+    }
+    return tu_self()->pending == TUTTI_OK ? (tt_named_list){ count, tensors, (const char *const *)names } : none;
+}
+
+/* The whole parameter for a member, or NULL with the error pending. */
+static tt_tensor *fitting(const tu_shard_member *member, tt_named_list given) {
+    for (size_t i = 0; i < given.count; i++) {
+        if (strcmp(given.names[i], member->name) != 0)
+            continue;
+        tt_dims sizes = tt_sizes(given.at[i]);
+        if (sizes.count == member->shape.ndim &&
+            memcmp(sizes.at, member->shape.sizes, (size_t)sizes.count * sizeof *sizes.at) == 0)
+            return given.at[i];
+        tu_fail(TUTTI_ERROR_ARGUMENT, "fully_sharded_set_parameters: \"%s\" is %s and must be %s", member->name,
+                tu_describe(given.at[i]), tu_dims_text(member->shape.ndim, member->shape.sizes));
+        return NULL;
+    }
+    tu_fail(TUTTI_ERROR_NOT_FOUND, "fully_sharded_set_parameters: parameter \"%s\" is missing", member->name);
+    return NULL;
+}
+
+static void take_rows(const tu_shard_member *member, tt_tensor *whole) {
+    int64_t first = member->own > 0 ? tutti_group_rank(member->unit->all->group) * member->part : 0;
+    tt_tensor *rows = member->shape.ndim > 0 ? whole : tt_view(whole, tt_shape(1));
+    tt_copy_(member->shard, tt_narrow(rows, 0, first, member->own));
+}
+
+bool tt_fully_sharded_set_parameters(tt_fully_sharded *sharded, tt_named_list parameters) {
+    if (!usable("fully_sharded_set_parameters", sharded))
+        return false;
+    tt_scope scope = tt_scope_open();
+    bool recording = tt_grad_mode(false);
+    tt_tensor **found = tu_scope_memory(((size_t)sharded->member_count + 1) * sizeof *found);
+    for (int i = 0; found != NULL && i < sharded->member_count && tu_self()->pending == TUTTI_OK; i++)
+        found[i] = fitting(sharded->members[i], parameters);
+    for (int i = 0; i < sharded->unit_count && tu_self()->pending == TUTTI_OK; i++)
+        tu_shard_free(&sharded->units[i]); /* what was gathered is out of date */
+    for (int i = 0; i < sharded->member_count && tu_self()->pending == TUTTI_OK; i++)
+        take_rows(sharded->members[i], found[i]);
+    tt_grad_mode(recording);
+    tu_scope_leave(&scope);
+    return tu_self()->pending == TUTTI_OK;
+}
+
+bool tt_fully_sharded_count(const tt_fully_sharded *sharded, tt_fully_sharded_counts *counts) {
+    if (!usable("fully_sharded_count", sharded))
+        return false;
+    if (counts == NULL || counts->size == 0) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "fully_sharded_count: counts is NULL or its size is 0");
+        return false;
+    }
+    tt_fully_sharded_counts own = sharded->counts;
+    own.size = counts->size;
+    memcpy(counts, &own, counts->size < sizeof own ? counts->size : sizeof own);
+    return true;
+}

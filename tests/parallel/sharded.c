@@ -1,0 +1,521 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Fully sharded training: it computes what one rank would, holds what it should, and gathers in one order.
+ */
+#include <math.h>
+
+#include <tutti/mesh.h>
+#include <tutti/ops.h>
+#include <tutti/optimizer.h>
+#include <tutti/parallel.h>
+
+#include "../harness.h"
+
+#define BEGIN                                                            \
+    tutti_group *group = tutti_world_group(world);                       \
+    int rank = tutti_group_rank(group), ranks = tutti_group_size(group); \
+    tt_scope scope = tt_scope_open();                                    \
+    (void)rank, (void)ranks
+#define END                               \
+    CHECK_OK(tt_scope_close(&scope));     \
+    CHECK_EQ(tt_pending_works(world), 0); \
+    CHECK_OK(tutti_barrier(group, NULL))
+
+enum {
+    LAYERS = 4
+};
+
+/* Layers of 10 rows, which 4 ranks cut into 3, 3, 3 and 1; a unit each, and a norm of the root's own. */
+typedef struct net {
+    tt_module *root, *units[LAYERS];
+} net;
+
+static net net_of(int seed) {
+    net made;
+    tt_module *modules[LAYERS + 1];
+    tt_seed((uint64_t)seed, 0);
+    for (int i = 0; i < LAYERS; i++) {
+        tt_module *pair[] = { tt_linear_module(i == 0 ? 5 : 10, 10, true, TUTTI_F32),
+                              tt_function_module("relu", tt_relu) };
+        made.units[i] = modules[i] = tt_sequential_module(2, pair);
+    }
+    modules[LAYERS] = tt_layer_norm_module(10, 1e-5, TUTTI_F32);
+    made.root = tt_sequential_module(LAYERS + 1, modules);
+    return made;
+}
+
+static tt_fully_sharded *shard(const net *of, tutti_group *group, const tt_fully_sharded_options *options) {
+    return tt_fully_shard(of->root, LAYERS, of->units, group, options);
+}
+
+static tt_tensor *batch_of(int rank, int step) {
+    tt_seed((uint64_t)(1000 + step), (uint32_t)rank);
+    return tt_randn(tt_shape(4, 5), TUTTI_F32, NULL);
+}
+
+static tt_tensor *loss_of(tt_module *root, int rank, int step) {
+    tt_tensor *weights = tt_arange(0, 10, 1, TUTTI_F32, NULL);
+    return tt_mean(tt_mul(tt_square(tt_module_call(root, batch_of(rank, step))), weights));
+}
+
+/* What one rank would compute that adds the gradients of all, in order, and divides. */
+static void average_alone(tt_module *root, int ranks, int step) {
+    tt_named_list parameters = tt_module_parameters(root);
+    tt_tensor *sums[32] = { NULL };
+    for (int rank = 0; rank < ranks; rank++) {
+        tt_module_zero_grad(root);
+        CHECK(tt_backward(loss_of(root, rank, step), NULL));
+        for (size_t i = 0; i < parameters.count; i++) {
+            tt_tensor *grad = tt_clone(tt_grad(parameters.at[i]));
+            sums[i] = rank == 0 ? grad : tt_add(sums[i], grad);
+        }
+    }
+    for (size_t i = 0; i < parameters.count; i++)
+        tt_set_grad(parameters.at[i], tt_div_scalar(sums[i], ranks));
+}
+
+static void check_whole(tt_fully_sharded *sharded, tt_module *alone, double tolerance) {
+    tt_named_list whole = tt_fully_sharded_parameters(sharded), expected = tt_module_parameters(alone);
+    CHECK_EQ(whole.count, expected.count);
+    for (size_t i = 0; i < whole.count; i++) {
+        CHECK_TEXT(whole.names[i], expected.names[i]);
+        CHECK(tolerance == 0 ? tt_equal(whole.at[i], expected.at[i])
+                             : tt_allclose(whole.at[i], expected.at[i], tolerance, tolerance));
+    }
+}
+
+/* ---- the same as one rank ---- */
+
+static void train_like_one_rank(tutti_world *world, void *argument) {
+    BEGIN;
+    net net = net_of(1), alone = net_of(1);
+    tt_fully_sharded *sharded = shard(&net, group, argument);
+    check_whole(sharded, alone.root, 0);
+    tt_optimizer *optimizer = tt_adamw_optimizer(net.root, NULL), *reference = tt_adamw_optimizer(alone.root, NULL);
+    for (int step = 0; step < 10; step++) {
+        tt_scope inner = tt_scope_open();
+        CHECK(tt_backward(loss_of(net.root, rank, step), NULL));
+        average_alone(alone.root, ranks, step);
+        tt_optimizer_step(optimizer);
+        tt_optimizer_step(reference);
+        check_whole(sharded, alone.root, 0);
+        tt_optimizer_zero_grad(optimizer);
+        CHECK_OK(tt_scope_close(&inner));
+    }
+    tt_fully_sharded_release(sharded);
+    tt_optimizer_release(optimizer);
+    tt_optimizer_release(reference);
+    tt_module_release(net.root);
+    tt_module_release(alone.root);
+    END;
+}
+
+TEST(training_has_the_bits_of_one_rank) {
+    for (int ranks = 1; ranks <= 4; ranks++)
+        test_threads(ranks, train_like_one_rank, NULL);
+    test_processes(4, train_like_one_rank, NULL);
+}
+
+TEST(training_has_those_bits_however_units_are_kept) {
+    tt_fully_sharded_options options = TT_FULLY_SHARDED_OPTIONS_INIT;
+    for (int i = 0; i < 6; i++) {
+        options.reshard = (tt_reshard)(i % 3);
+        options.no_prefetch = i >= 3;
+        test_threads(3, train_like_one_rank, &options);
+    }
+}
+
+/* ---- what is held, and when ---- */
+
+typedef struct event_log {
+    int count;
+    struct {
+        tt_shard_event event;
+        int unit; /* LAYERS: the root */
+    } at[256];
+    tt_fully_sharded **sharded;
+} event_log;
+
+static void watch(void *user, tt_shard_event event, const char *unit) {
+    event_log *log = user;
+    log->at[log->count].event = event;
+    log->at[log->count++].unit = unit[0] == '\0' ? LAYERS : unit[0] - '0';
+}
+
+static void check_events(const event_log *log, const char *expected) {
+    char text[1024] = "";
+    static const char letters[] = { 0, 'g', 'f', 'r' };
+    for (int i = 0; i < log->count; i++) {
+        size_t at = strlen(text);
+        snprintf(text + at, sizeof text - at, "%c%d ", letters[log->at[i].event], log->at[i].unit);
+    }
+    CHECK_TEXT(text, expected);
+}
+
+TEST_WORLD(units_are_gathered_and_freed_in_one_order, 2) {
+    BEGIN;
+    event_log log = { .count = 0 };
+    tt_fully_sharded_options options = TT_FULLY_SHARDED_OPTIONS_INIT;
+    options.watch = watch;
+    options.user = &log;
+    net net = net_of(1);
+    tt_fully_sharded *sharded = shard(&net, group, &options);
+    /* The first forward learns the order. */
+    CHECK(tt_backward(loss_of(net.root, rank, 0), NULL));
+    check_events(&log, "g4 g0 f0 g1 f1 g2 f2 g3 f3 g3 r4 f4 g2 r3 f3 g1 r2 f2 g0 r1 f1 r0 f0 ");
+    CHECK(tt_wait_all(world)); /* nobody will read these gradients */
+    tt_module_zero_grad(net.root);
+    log.count = 0;
+    /* The second gathers one unit ahead, both ways; never are more than two and the root's whole. */
+    CHECK(tt_backward(loss_of(net.root, rank, 1), NULL));
+    check_events(&log, "g4 g0 g1 f0 g2 f1 g3 f2 f3 g3 r4 f4 g2 r3 f3 g1 r2 f2 g0 r1 f1 r0 f0 ");
+    tt_fully_sharded_counts counts = TT_FULLY_SHARDED_COUNTS_INIT;
+    CHECK(tt_fully_sharded_count(sharded, &counts));
+    CHECK_EQ(counts.units, LAYERS + 1);
+    CHECK_EQ(counts.gathered, 0);
+    CHECK_EQ(counts.gathers, 2 * (2 * LAYERS + 1));
+    CHECK_EQ(counts.reductions, 2 * (LAYERS + 1));
+    CHECK_EQ(counts.gathered_bytes, 0);
+    /* A forward without gradients leaves nothing gathered. */
+    tt_grad_mode(false);
+    tt_module_call(net.root, batch_of(rank, 2));
+    tt_grad_mode(true);
+    CHECK(tt_fully_sharded_count(sharded, &counts));
+    CHECK_EQ(counts.gathered, 0);
+    tt_fully_sharded_release(sharded);
+    tt_module_release(net.root);
+    END;
+}
+
+TEST_WORLD_THREADS(memory_falls_with_the_ranks, 4) {
+    BEGIN;
+    tt_module *layers[8];
+    for (int i = 0; i < 8; i++)
+        layers[i] = tt_linear_module(64, 64, false, TUTTI_F32);
+    tt_module *root = tt_sequential_module(8, layers);
+    tt_fully_sharded *sharded = tt_fully_shard(root, 8, layers, group, NULL);
+    int64_t bytes = 64 * 64 * 4;
+    for (int step = 0; step < 2; step++)
+        CHECK(tt_backward(tt_sum(tt_module_call(root, tt_ones(tt_shape(2, 64), TUTTI_F32, NULL))), NULL));
+    tt_fully_sharded_counts counts = TT_FULLY_SHARDED_COUNTS_INIT;
+    CHECK(tt_fully_sharded_count(sharded, &counts));
+    CHECK_EQ(counts.shard_bytes, 8 * bytes / ranks);
+    CHECK_EQ(counts.most_gathered_bytes, 2 * bytes); /* the one in use, and the one that comes */
+    for (int i = 0; i < 8; i++) {
+        tt_tensor *weight = tt_module_parameter(layers[i], "weight");
+        CHECK_EQ(tt_size(weight, 0), 64 / ranks);
+        CHECK_EQ(tt_size(tt_grad(weight), 0), 64 / ranks);
+    }
+    tt_fully_sharded_release(sharded);
+    tt_module_release(root);
+    END;
+}
+
+/* ---- pieces, precision, meshes, clipping ---- */
+
+TEST_WORLD(pieces_without_a_reduction_equal_one_batch, 2) {
+    BEGIN;
+    net net = net_of(1), alone = net_of(1);
+    tt_fully_sharded *sharded = shard(&net, group, NULL);
+    CHECK(tt_fully_sharded_sync(sharded, false));
+    for (int piece = 0; piece < 3; piece++) {
+        if (piece == 2)
+            CHECK(!tt_fully_sharded_sync(sharded, true));
+        CHECK(tt_backward(loss_of(net.root, rank, piece), NULL));
+        for (int other = 0; other < ranks; other++)
+            CHECK(tt_backward(tt_div_scalar(loss_of(alone.root, other, piece), ranks), NULL));
+    }
+    tt_optimizer *optimizer = tt_sgd_optimizer(net.root, NULL), *reference = tt_sgd_optimizer(alone.root, NULL);
+    tt_optimizer_step(optimizer);
+    tt_optimizer_step(reference);
+    check_whole(sharded, alone.root, 1e-5);
+    tt_fully_sharded_release(sharded);
+    tt_optimizer_release(optimizer);
+    tt_optimizer_release(reference);
+    tt_module_release(net.root);
+    tt_module_release(alone.root);
+    END;
+}
+
+static _Thread_local tutti_dtype computed_in;
+static void note_dtype(const tt_hook_context *context, tt_module *module, tt_tensor_list inputs, size_t count,
+                       tt_tensor **outputs) {
+    (void)context, (void)module, (void)inputs, (void)count;
+    computed_in = tt_dtype(outputs[0]);
+}
+
+TEST_WORLD(parameters_are_computed_with_in_bf16_and_reduced_in_f32, 2) {
+    BEGIN;
+    tt_fully_sharded_options options = TT_FULLY_SHARDED_OPTIONS_INIT;
+    options.param_dtype = TUTTI_BF16;
+    options.reduce_dtype = TUTTI_F32;
+    options.output_dtype = TUTTI_F32;
+    net net = net_of(1), alone = net_of(1);
+    tt_fully_sharded *sharded = shard(&net, group, &options);
+    CHECK(tt_hook_forward(net.units[1], note_dtype, NULL, NULL, NULL));
+    tt_optimizer *optimizer = tt_sgd_optimizer(net.root, NULL), *reference = tt_sgd_optimizer(alone.root, NULL);
+    tt_tensor *loss = loss_of(net.root, rank, 0);
+    CHECK(tt_dtype(loss) == TUTTI_F32 && computed_in == TUTTI_BF16);
+    CHECK(tt_backward(loss, NULL));
+    tt_named_list shards = tt_module_parameters(net.root);
+    for (size_t i = 0; i < shards.count; i++)
+        CHECK(tt_dtype(shards.at[i]) == TUTTI_F32 && tt_dtype(tt_grad(shards.at[i])) == TUTTI_F32);
+    average_alone(alone.root, ranks, 0);
+    tt_optimizer_step(optimizer);
+    tt_optimizer_step(reference);
+    tt_named_list whole = tt_fully_sharded_parameters(sharded);
+    for (size_t i = 0; i < whole.count; i++)
+        CHECK(tt_dtype(whole.at[i]) == TUTTI_BF16 &&
+              tt_allclose(tt_to(whole.at[i], TUTTI_F32), tt_module_parameters(alone.root).at[i], 0.02, 0.02));
+    tt_fully_sharded_release(sharded);
+    tt_optimizer_release(optimizer);
+    tt_optimizer_release(reference);
+    tt_module_release(net.root);
+    tt_module_release(alone.root);
+    END;
+}
+
+TEST_WORLD(averages_of_f16_do_not_overflow_on_their_way, 4) {
+    BEGIN;
+    tt_module *root = tt_linear_module(1, 4, false, TUTTI_F16);
+    tt_fully_sharded *sharded = tt_fully_shard(root, 0, NULL, group, NULL);
+    CHECK(tt_backward(tt_sum(tt_module_call(root, tt_full(tt_shape(1, 1), 40000, TUTTI_F16, NULL))), NULL));
+    tt_tensor *grad = tt_grad(tt_module_parameter(root, "weight"));
+    CHECK(tt_equal(grad, tt_full(tt_shape(1, 1), 40000, TUTTI_F16, NULL)));
+    tt_fully_sharded_release(sharded);
+    tt_module_release(root);
+    END;
+}
+
+TEST_WORLD(a_mesh_shards_in_one_dimension_and_replicates_in_the_other, 4) {
+    BEGIN;
+    tutti_mesh *mesh;
+    tutti_group_form form;
+    CHECK_OK(tutti_mesh_new(world, TUTTI_CPU, (int[]){ 2, 2 }, 2, NULL, &mesh));
+    tt_fully_sharded_options options = TT_FULLY_SHARDED_OPTIONS_INIT;
+    options.replicas = tt_group(world, tutti_form_mesh_dim(&form, mesh, 0), NULL);
+    tutti_group *shards = tt_group(world, tutti_form_mesh_dim(&form, mesh, 1), NULL);
+    net net = net_of(1 + rank), alone = net_of(1);
+    tt_fully_sharded *sharded = shard(&net, shards, &options);
+    check_whole(sharded, alone.root, 0);
+    tt_optimizer *optimizer = tt_sgd_optimizer(net.root, NULL), *reference = tt_sgd_optimizer(alone.root, NULL);
+    for (int step = 0; step < 3; step++) {
+        CHECK(tt_backward(loss_of(net.root, rank, step), NULL));
+        average_alone(alone.root, ranks, step);
+        tt_optimizer_step(optimizer);
+        tt_optimizer_step(reference);
+        check_whole(sharded, alone.root, 1e-5);
+        tt_optimizer_zero_grad(optimizer);
+    }
+    tt_fully_sharded_release(sharded);
+    tt_optimizer_release(optimizer);
+    tt_optimizer_release(reference);
+    tt_module_release(net.root);
+    tt_module_release(alone.root);
+    END;
+    tutti_mesh_release(mesh);
+}
+
+TEST_WORLD(clipping_shards_clips_as_one_rank_does, 3) {
+    BEGIN;
+    net net = net_of(1), alone = net_of(1);
+    tt_fully_sharded *sharded = shard(&net, group, NULL);
+    CHECK(tt_backward(loss_of(net.root, rank, 0), NULL));
+    average_alone(alone.root, ranks, 0);
+    tt_named_list shards = tt_module_parameters(net.root), whole = tt_module_parameters(alone.root);
+    tt_tensor *norm = tt_clip_grad_norm(tt_tensors_of(shards.count, shards.at), 0.1, group);
+    tt_tensor *expected = tt_clip_grad_norm(tt_tensors_of(whole.count, whole.at), 0.1, NULL);
+    CHECK(tt_allclose(norm, expected, 1e-5, 0) && tt_item(norm) > 0.1);
+    tt_optimizer *optimizer = tt_sgd_optimizer(net.root, NULL), *reference = tt_sgd_optimizer(alone.root, NULL);
+    tt_optimizer_step(optimizer);
+    tt_optimizer_step(reference);
+    check_whole(sharded, alone.root, 1e-5);
+    tt_fully_sharded_release(sharded);
+    tt_optimizer_release(optimizer);
+    tt_optimizer_release(reference);
+    tt_module_release(net.root);
+    tt_module_release(alone.root);
+    END;
+}
+
+/* ---- parameters that are special ---- */
+
+TEST_WORLD(frozen_parameters_are_gathered_and_not_reduced, 2) {
+    BEGIN;
+    net net = net_of(1), alone = net_of(1);
+    for (int i = 0; i < 2; i++) {
+        tt_module *linear = tt_module_child((i == 0 ? &net : &alone)->units[1], "0");
+        tt_require_grad(tt_module_parameter(linear, "weight"), false);
+    }
+    tt_fully_sharded *sharded = shard(&net, group, NULL);
+    CHECK(tt_backward(loss_of(net.root, rank, 0), NULL));
+    CHECK(tt_grad(tt_module_parameter(tt_module_child(net.units[1], "0"), "weight")) == NULL);
+    CHECK(tt_grad(tt_module_parameter(tt_module_child(net.units[1], "0"), "bias")) != NULL);
+    tt_tensor *first = tt_grad(tt_module_parameter(tt_module_child(net.units[0], "0"), "bias"));
+    tt_tensor *sum = tt_all_gather(first, 0, group), *expected = NULL;
+    for (int other = 0; other < ranks; other++)
+        CHECK(tt_backward(tt_div_scalar(loss_of(alone.root, other, 0), ranks), NULL));
+    expected = tt_grad(tt_module_parameter(tt_module_child(alone.units[0], "0"), "bias"));
+    CHECK(tt_allclose(sum, expected, 1e-5, 1e-6));
+    tt_fully_sharded_release(sharded);
+    tt_module_release(net.root);
+    tt_module_release(alone.root);
+    END;
+}
+
+TEST_WORLD(parameters_that_a_unit_shares_stay_one, 2) {
+    BEGIN;
+    tt_module *layers[] = { tt_linear_module(4, 4, false, TUTTI_F32), tt_linear_module(4, 4, false, TUTTI_F32) };
+    CHECK(tt_module_set_parameter(layers[1], "weight", tt_module_parameter(layers[0], "weight")));
+    tt_module *root = tt_sequential_module(2, layers);
+    tt_tensor *whole = tt_clone(tt_detach(tt_module_parameter(layers[0], "weight")));
+    tt_fully_sharded *sharded = tt_fully_shard(root, 0, NULL, group, NULL);
+    CHECK(tt_module_parameter(layers[0], "weight") == tt_module_parameter(layers[1], "weight"));
+    tt_tensor *x = tt_ones(tt_shape(1, 4), TUTTI_F32, NULL);
+    tt_tensor *y = tt_module_call(root, x);
+    tt_broadcast_(whole, 0, group);
+    CHECK(tt_allclose(y, tt_linear(tt_linear(x, whole, NULL), whole, NULL), 1e-6, 1e-6));
+    CHECK(tt_backward(tt_sum(y), NULL));
+    CHECK_EQ(tt_fully_sharded_parameters(sharded).count, 1);
+    tt_fully_sharded_release(sharded);
+    tt_module_release(root);
+    END;
+}
+
+TEST_WORLD(checkpointed_units_are_computed_again_from_what_was_gathered, 2) {
+    BEGIN;
+    net net = net_of(1), alone = net_of(1);
+    tt_fully_sharded *sharded = tt_fully_shard(net.units[1], 0, NULL, group, NULL);
+    tt_tensor *x = tt_require_grad(tt_add_scalar(tt_zeros(tt_shape(3, 10), TUTTI_F32, NULL), 1), true);
+    for (int step = 0; step < 2; step++)
+        CHECK(tt_backward(tt_sum(tt_square(tt_module_call_checkpointed(net.units[1], x))), NULL));
+    tt_tensor *grad = tt_clone(tt_grad(x));
+    tt_set_grad(x, NULL);
+    for (int step = 0; step < 2; step++)
+        CHECK(tt_backward(tt_sum(tt_square(tt_module_call(alone.units[1], x))), NULL));
+    CHECK(tt_equal(grad, tt_grad(x)));
+    tt_fully_sharded_counts counts = TT_FULLY_SHARDED_COUNTS_INIT;
+    CHECK(tt_fully_sharded_count(sharded, &counts));
+    CHECK_EQ(counts.gathered, 0);
+    tt_fully_sharded_release(sharded);
+    tt_module_release(net.root);
+    tt_module_release(alone.root);
+    END;
+}
+
+/* ---- by hand ---- */
+
+TEST_WORLD(whole_parameters_are_set_and_read_back, 3) {
+    BEGIN;
+    net net = net_of(1), other = net_of(2);
+    tt_fully_sharded *sharded = shard(&net, group, NULL);
+    CHECK(tt_fully_sharded_set_parameters(sharded, tt_module_parameters(other.root)));
+    check_whole(sharded, other.root, 0);
+    CHECK(tt_fully_sharded_gather(sharded, net.units[2]));
+    CHECK_EQ(tt_size(tt_module_parameter(tt_module_child(net.units[2], "0"), "weight"), 0), 10);
+    CHECK(tt_fully_sharded_free(sharded, net.units[2]));
+    CHECK(tt_size(tt_module_parameter(tt_module_child(net.units[2], "0"), "weight"), 0) <= 4);
+    tt_named_list wrong = tt_module_parameters(tt_module_child(other.root, "4"));
+    CHECK(!tt_fully_sharded_set_parameters(sharded, wrong));
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_NOT_FOUND);
+    CHECK_MESSAGE("parameter \"0.0.weight\" is missing");
+    tt_error_clear();
+    check_whole(sharded, other.root, 0);
+    tt_fully_sharded_release(sharded);
+    tt_module_release(net.root);
+    tt_module_release(other.root);
+    END;
+}
+
+TEST_WORLD_THREADS(what_cannot_be_sharded_is_refused_and_left_as_it_was, 2) {
+    BEGIN;
+    net net = net_of(1), stranger = net_of(2);
+    tt_tensor *weight = tt_module_parameter(tt_module_child(net.units[0], "0"), "weight");
+    CHECK(tt_fully_shard(net.root, 1, &stranger.units[0], group, NULL) == NULL);
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("units[0] (Sequential) is not below the root");
+    tt_error_clear();
+    CHECK(tt_module_parameter(tt_module_child(net.units[0], "0"), "weight") == weight);
+    tt_module_release(net.root);
+    tt_module_release(stranger.root);
+    CHECK_OK(tt_scope_close(&scope));
+}
+
+TEST_WORLD_THREADS(bad_arguments_are_refused, 1) {
+    BEGIN;
+    net net = net_of(1);
+    tt_fully_sharded_options options = TT_FULLY_SHARDED_OPTIONS_INIT;
+    CHECK(tt_fully_shard(NULL, 0, NULL, group, NULL) == NULL);
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("root is NULL");
+    tt_error_clear();
+    CHECK(tt_fully_shard(net.root, 0, NULL, NULL, NULL) == NULL);
+    CHECK_MESSAGE("group is NULL");
+    tt_error_clear();
+    CHECK(tt_fully_shard(net.root, 2, NULL, group, NULL) == NULL);
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("units is NULL");
+    tt_error_clear();
+    options.param_dtype = TUTTI_I32;
+    CHECK(shard(&net, group, &options) == NULL);
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("param_dtype");
+    tt_error_clear();
+    options.param_dtype = 0;
+    options.divisor = -1;
+    CHECK(shard(&net, group, &options) == NULL);
+    CHECK_MESSAGE("divisor is -1");
+    tt_error_clear();
+    options.divisor = 0;
+    options.reshard = (tt_reshard)7;
+    CHECK(shard(&net, group, &options) == NULL);
+    CHECK_MESSAGE("reshard is 7");
+    tt_error_clear();
+    CHECK(!tt_fully_sharded_gather(NULL, NULL));
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
+    tt_error_clear();
+    tt_fully_sharded_release(NULL);
+    tt_module_release(net.root);
+    END;
+}
+
+TEST_WORLD_THREADS(a_backward_after_the_release_is_told, 1) {
+    BEGIN;
+    net net = net_of(1);
+    tt_fully_sharded *sharded = shard(&net, group, NULL);
+    tt_tensor *loss = loss_of(net.root, 0, 0);
+    tt_fully_sharded_release(sharded);
+    CHECK(!tt_backward(loss, NULL));
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_STATE);
+    CHECK_MESSAGE("whose sharding was released");
+    tt_error_clear();
+    tt_module_release(net.root);
+    END;
+}
+
+static tutti_status train_once(void *argument) {
+    (void)argument;
+    tutti_world *world;
+    tutti_status status = tutti_world_open(NULL, &world);
+    if (status != TUTTI_OK)
+        return status;
+    tt_scope scope = tt_scope_open();
+    net net = net_of(1);
+    if (tt_error_pending() == TUTTI_OK) {
+        tt_fully_sharded *sharded = shard(&net, tutti_world_group(world), NULL);
+        tt_backward(loss_of(net.root, 0, 0), NULL);
+        tt_backward(loss_of(net.root, 0, 1), NULL);
+        tt_fully_sharded_release(sharded);
+    }
+    tt_module_release(net.root);
+    status = tt_scope_close(&scope);
+    if (status != TUTTI_OK && !tt_wait_all(world)) /* what had begun before the failure */
+        tt_error_clear();
+    tutti_status closed = tutti_world_close(world);
+    return status != TUTTI_OK ? status : closed;
+}
+
+TEST_LIMIT(an_allocation_that_fails_leaves_nothing_behind, 120) {
+    CHECK_OK(train_once(NULL));
+    test_fail_each("malloc,calloc,realloc", train_once, NULL);
+}
