@@ -13,10 +13,11 @@
  * tt_scope_return moves a tensor to the next outer scope. Without an open scope a tt_ call is an error.
  *
  * ERRORS. The first error stays pending in its thread until tt_scope_close returns it or tt_error_clear drops it. While
- * it is pending every tt_ function does nothing and returns NULL (0, false, NaN, an empty list whose `at` is NULL), so
- * that a whole step needs one check; only who takes an element out of a list by its index must look at its count.
- * NULL is therefore free to mean "absent" where a comment says so (no bias, no gradient); everywhere else a NULL tensor
- * is an error that names the operator and the argument.
+ * it is pending every tt_ function does nothing and returns NULL (0, false, NaN, a list with a count of 0), so that
+ * a whole step needs one check. The first 1024 entries of such a list may be read all the same: they and their names
+ * are NULL, so that `tt_chunk(x, 3, 0).at[2]` is like any other result. NULL is therefore free to mean "absent" where a
+ * comment says so (no bias, no gradient); everywhere else a NULL tensor is an error that names the operator and the
+ * argument.
  *
  * THREADS. A scope belongs to one thread. A tensor may be read by several threads at once; writing is the caller's to
  * order.

@@ -247,7 +247,7 @@ static int run_region(tt_region *region, void *user, tt_tensor_list inputs, tt_t
 }
 
 tt_tensor_list tt_checkpoint(tt_region *region, void *user, void (*end)(void *user), tt_tensor_list inputs) {
-    tt_tensor_list none = { 0, NULL };
+    tt_tensor_list none = { 0, tu_nothing };
     tt_tensor *few[TT_FUNCTION_TENSORS];
     tt_tensor **outputs = check(region, inputs) && tu_stand_in_all(&inputs, few)
                               ? tu_scope_memory(TT_FUNCTION_TENSORS * sizeof *outputs)

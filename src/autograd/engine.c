@@ -714,7 +714,7 @@ bool tt_backward_from(tt_tensor_list roots, tt_tensor_list grads, const tt_backw
 
 tt_tensor_list tt_gradients(tt_tensor_list outputs, tt_tensor_list inputs, tt_tensor_list grads,
                             const tt_backward_options *options) {
-    tt_tensor_list none = { 0, NULL };
+    tt_tensor_list none = { 0, tu_nothing };
     if (tu_self()->pending != TUTTI_OK)
         return none;
     if (inputs.count == 0) {

@@ -78,7 +78,7 @@ bool tt_save_for_backward(tt_function_context *context, tt_tensor_list tensors) 
 }
 
 tt_tensor_list tt_saved_tensors(tt_function_context *context) {
-    tt_tensor_list none = { 0, NULL };
+    tt_tensor_list none = { 0, tu_nothing };
     tu_node *node = context->node;
     if (tu_self()->pending != TUTTI_OK)
         return none;
@@ -310,7 +310,7 @@ static tt_function_context *context_new(const tt_function *function, tt_tensor_l
 }
 
 tt_tensor_list tt_apply(const tt_function *function, tt_tensor_list inputs, void *user) {
-    tt_tensor_list none = { 0, NULL };
+    tt_tensor_list none = { 0, tu_nothing };
     bool wants;
     tt_tensor *few[TT_FUNCTION_TENSORS];
     if (tu_self()->pending != TUTTI_OK || !tu_scope_check() || !tu_stand_in_all(&inputs, few))
@@ -372,7 +372,7 @@ tt_tensor_list tu_wrap_together(const char *name, tt_tensor_list list, tu_node *
     tt_tensor_list wrapped = tt_apply(&function, tt_tensors_of(count, present), NULL);
     tt_tensor **result = tu_scope_memory(list.count * sizeof *result);
     if (wrapped.count != count || result == NULL)
-        return (tt_tensor_list){ 0, NULL };
+        return (tt_tensor_list){ 0, tu_nothing };
     for (size_t i = 0, at = 0; i < list.count; i++) {
         result[i] = list.at[i] == NULL ? NULL : wrapped.at[at++];
         if (result[i] != NULL && result[i]->history != NULL && tu_history_at(result[i])->node != NULL &&

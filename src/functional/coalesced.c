@@ -7,7 +7,7 @@
 #include "functional/registry.h"
 #include "functional/rules.h"
 
-static const tt_tensor_list none = { 0, NULL };
+static const tt_tensor_list none = { 0, tu_nothing };
 
 /* What the calls of a batch share. */
 typedef struct coalesced {

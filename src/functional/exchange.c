@@ -251,11 +251,11 @@ static tt_tensor_list parts_of_list(tt_tensor *whole, tu_ints rows, bool single)
     int64_t start = 0;
     for (size_t i = 0; parts != NULL && i < rows.count; start += rows.at[i++])
         parts[i] = single ? tt_select(whole, 0, start) : tt_narrow(whole, 0, start, rows.at[i]);
-    return tu_self()->pending == TUTTI_OK ? tt_tensors_of(rows.count, parts) : (tt_tensor_list){ 0, NULL };
+    return tu_self()->pending == TUTTI_OK ? tt_tensors_of(rows.count, parts) : (tt_tensor_list){ 0, tu_nothing };
 }
 
 tt_tensor_list tt_all_gather_list(tt_tensor *x, const int64_t *rows, tutti_group *group) {
-    tt_tensor_list none = { 0, NULL };
+    tt_tensor_list none = { 0, tu_nothing };
     if (!tu_flight_check("all_gather_list", group, false) ||
         tu_pending_take(tu_tensor_check("all_gather_list", "x", x)) != TUTTI_OK)
         return none;
@@ -431,7 +431,7 @@ static bool check_batch(size_t count, const tt_p2p *operations) {
 }
 
 tt_tensor_list tt_batch_p2p(size_t count, const tt_p2p *operations, tutti_group *group) {
-    tt_tensor_list none = { 0, NULL };
+    tt_tensor_list none = { 0, tu_nothing };
     bool listed = count == 0 || operations != NULL, shapes_only = listed && all_on_meta(count, operations);
     if (!tu_flight_check("batch_p2p", group, shapes_only))
         return none;

@@ -9,7 +9,7 @@
 #include "functional/operators.h"
 #include "functional/registry.h"
 
-static const tt_tensor_list none = { 0, NULL };
+static const tt_tensor_list none = { 0, tu_nothing };
 
 tutti_status tu_rule_no_gradient(const tu_call *call) {
     if (!call->wants_grad)

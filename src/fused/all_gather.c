@@ -419,7 +419,7 @@ void tu_fused_all_gather_matmul_multimem_gradient(tu_gradient *gradient) {
 
 /* ---- public ---- */
 
-static const tt_tensor_list none = { 0, NULL };
+static const tt_tensor_list none = { 0, tu_nothing };
 
 /* a_shard, then count of bs from `first` on. */
 static tt_tensor_list with_shard(tt_tensor *shard, tt_tensor_list bs, size_t first, size_t count) {

@@ -12,7 +12,7 @@
 #include "tensor/convert.h"
 #include "tensor/stage.h"
 
-static const tt_tensor_list none = { 0, NULL };
+static const tt_tensor_list none = { 0, tu_nothing };
 
 /* ---- scales of the left matrix ---- */
 

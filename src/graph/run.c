@@ -212,7 +212,7 @@ tutti_status tu_graph_interpret(const tt_graph *graph, tt_tensor *const *inputs,
 }
 
 tt_tensor_list tt_graph_run(tt_graph *graph, tt_tensor_list arguments) {
-    tt_tensor_list none = { 0, NULL };
+    tt_tensor_list none = { 0, tu_nothing };
     if (tu_self()->pending != TUTTI_OK || !tu_scope_check())
         return none;
     if (graph == NULL) {

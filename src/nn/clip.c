@@ -18,7 +18,7 @@ static void check_arguments(const char *who, tt_tensor_list parameters, double l
 
 /* The gradients there are. */
 static tt_tensor_list gradients_of(tt_tensor_list parameters) {
-    tt_tensor_list none = { 0, NULL };
+    tt_tensor_list none = { 0, tu_nothing };
     tt_tensor **gradients =
         tu_self()->pending == TUTTI_OK ? tu_scope_memory((parameters.count + 1) * sizeof *gradients) : NULL;
     size_t count = 0;

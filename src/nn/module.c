@@ -356,7 +356,7 @@ static void list_slots(const tt_module *module, const char *prefix, listing *lis
 }
 
 static tt_named_list list_all(const char *who, const tt_module *module, bool buffers) {
-    tt_named_list none = { 0, NULL, NULL };
+    tt_named_list none = { 0, tu_nothing, tu_no_names };
     if (!usable(who, module))
         return none;
     size_t most = count_slots(module);
@@ -498,7 +498,7 @@ static void blame(const tt_module *module) {
 }
 
 tt_tensor_list tt_module_call_all(tt_module *module, tt_tensor_list inputs) {
-    tt_tensor_list none = { 0, NULL };
+    tt_tensor_list none = { 0, tu_nothing };
     tu_thread *self = tu_self();
     if (!usable("module_call", module) || !tu_scope_check())
         return none;

@@ -305,7 +305,7 @@ static void list_one(listing *list, tt_tensor *tensor, const char *prefix, const
 }
 
 tt_named_list tt_optimizer_state(const tt_optimizer *optimizer) {
-    tt_named_list none = { 0, NULL, NULL };
+    tt_named_list none = { 0, tu_nothing, tu_no_names };
     if (!tu_optimizer_usable("optimizer_state", optimizer))
         return none;
     size_t most = 1 + (size_t)optimizer->group_count + TU_STEP_STATES * optimizer->member_count;

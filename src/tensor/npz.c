@@ -191,7 +191,7 @@ tt_named_list tt_load_npz(const char *path) {
     tu_reader reader;
     tu_zip_list list;
     tu_list_room room;
-    tt_named_list result = { 0 };
+    tt_named_list result = { 0, tu_nothing, tu_no_names };
     if (tu_self()->pending != TUTTI_OK || !tu_scope_check() ||
         tu_pending_take(tu_reader_open("load_npz", path, &reader)) != TUTTI_OK)
         return result;

@@ -357,7 +357,7 @@ bool tu_run_all(const tu_operator *entry, tt_tensor_list list, const void *attri
 }
 
 static tt_tensor_list run_each(const tu_operator *entry, tt_tensor_list list, const void *attributes, bool in_place) {
-    tt_tensor_list none = { 0, NULL };
+    tt_tensor_list none = { 0, tu_nothing };
     if (!list_is_good(entry, list))
         return none;
     tu_call call;

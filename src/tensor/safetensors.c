@@ -207,7 +207,7 @@ tt_named_list tt_load_safetensors(const char *path) {
     tu_reader reader;
     tu_safe_list list;
     tu_list_room room;
-    tt_named_list result = { 0 };
+    tt_named_list result = { 0, tu_nothing, tu_no_names };
     if (!open_list("load_safetensors", path, &reader, &list))
         return result;
     size_t text_bytes = 0;

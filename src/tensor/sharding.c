@@ -45,7 +45,7 @@ bool tt_foreach_addcdiv_(tt_tensor_list x, tt_tensor_list a, tt_tensor_list b, d
 }
 
 tt_tensor_list tt_foreach_norm(tt_tensor_list a) {
-    tt_tensor_list none = { 0, NULL };
+    tt_tensor_list none = { 0, tu_nothing };
     if (tu_self()->pending != TUTTI_OK)
         return none;
     tt_tensor **norms = tu_scope_memory((a.count + 1) * sizeof *norms);

@@ -19,6 +19,9 @@ const uint8_t tu_dtype_bytes[] = {
 #undef DTYPE
 };
 
+tt_tensor *const tu_nothing[TU_NOTHING_COUNT] = { NULL };
+const char *const tu_no_names[TU_NOTHING_COUNT] = { NULL };
+
 /* ---- life ---- */
 
 static tt_tensor *take(tu_thread *self) {

@@ -147,6 +147,11 @@ tutti_status tu_tensor_check(const char *who, const char *what, const tt_tensor 
 tutti_status tu_tensor_ready(const char *who, const char *what, const tt_tensor *x);
 
 extern const uint8_t tu_dtype_bytes[];
+
+/* What lists of none point to: a caller who takes an element out of a failed call's list gets NULL. */
+#define TU_NOTHING_COUNT 1024
+extern tt_tensor *const tu_nothing[TU_NOTHING_COUNT];
+extern const char *const tu_no_names[TU_NOTHING_COUNT];
 static inline void *tu_pointer(const tt_tensor *x) {
     return x->storage->data == NULL ? NULL : (char *)x->storage->data + x->offset * tu_dtype_bytes[x->dtype];
 }

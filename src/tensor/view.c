@@ -425,12 +425,12 @@ static tt_tensor_list parts_of(tt_tensor *x, size_t count, const int64_t *sizes,
         parts[i] = tt_narrow(x, dim, start, sizes[i]);
         start += sizes[i];
     }
-    return tu_self()->pending == TUTTI_OK ? tt_tensors_of(count, parts) : (tt_tensor_list){ 0, NULL };
+    return tu_self()->pending == TUTTI_OK ? tt_tensors_of(count, parts) : (tt_tensor_list){ 0, tu_nothing };
 }
 
 tt_tensor_list tt_split(tt_tensor *x, size_t part_count, const int64_t *sizes, int dim) {
     int at;
-    tt_tensor_list none = { 0, NULL };
+    tt_tensor_list none = { 0, tu_nothing };
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("split", "x", x)) != TUTTI_OK ||
         tu_pending_take(tu_wrap_dim("split", dim, x->ndim, &at)) != TUTTI_OK)
         return none;
@@ -457,7 +457,7 @@ tt_tensor_list tt_split(tt_tensor *x, size_t part_count, const int64_t *sizes, i
 
 tt_tensor_list tt_chunk(tt_tensor *x, int64_t parts, int dim) {
     int at;
-    tt_tensor_list none = { 0, NULL };
+    tt_tensor_list none = { 0, tu_nothing };
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("chunk", "x", x)) != TUTTI_OK ||
         tu_pending_take(tu_wrap_dim("chunk", dim, x->ndim, &at)) != TUTTI_OK)
         return none;

@@ -4,9 +4,7 @@
  */
 #include <math.h>
 
-#include <tutti/autograd.h>
-#include <tutti/ops.h>
-#include <tutti/symmetric.h>
+#include <tutti/tensors.h>
 
 #include "../harness.h"
 
@@ -153,4 +151,39 @@ TEST(options_of_symmetric_tensors_are_validated) {
     CHECK_OK(tt_scope_close(&scope));
     CHECK_OK(tutti_world_close(world));
     CHECK_OK(tutti_world_close(other));
+}
+
+/* ---- lists of none ---- */
+
+static bool is_nothing(tt_tensor_list list) {
+    return list.count == 0 && list.at[0] == NULL && list.at[1023] == NULL;
+}
+
+static bool is_unnamed(tt_named_list list) {
+    return is_nothing((tt_tensor_list){ list.count, list.at }) && list.names[0] == NULL && list.names[1023] == NULL;
+}
+
+/* A program may take elements out of a list before it asks for the error. */
+TEST(what_a_failed_call_lists_are_nulls) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_ones(tt_shape(4, 3), TUTTI_F32, NULL);
+    CHECK(is_nothing(tt_chunk(x, 0, 0))); /* the call that fails itself */
+    tt_tensor_list list = tt_tensors(x);
+    CHECK(is_nothing(tt_chunk(x, 2, 0))); /* and those that come after it */
+    CHECK(is_nothing(tt_split(x, 2, (int64_t[]){ 1, 3 }, 0)));
+    CHECK(is_nothing(tt_foreach_norm(list)));
+    CHECK(is_nothing(tt_gradients(list, list, (tt_tensor_list){ 0, NULL }, NULL)));
+    CHECK(is_nothing(tt_all_gather_list(x, NULL, NULL)));
+    CHECK(is_nothing(tt_all_reduce_coalesced(list, TUTTI_SUM, NULL)));
+    CHECK(is_nothing(tt_all_reduce_coalesced_(list, TUTTI_SUM, NULL)));
+    CHECK(is_nothing(tt_all_gather_coalesced(list, NULL)));
+    CHECK(is_nothing(tt_reduce_scatter_coalesced(list, TUTTI_SUM, 1, (int[]){ 0 }, NULL)));
+    CHECK(is_nothing(tt_fused_all_gather_matmul(x, list, 0, NULL, NULL)));
+    CHECK(is_nothing(tt_module_call_all(NULL, list)));
+    CHECK(is_unnamed(tt_module_parameters(NULL)));
+    CHECK(is_unnamed(tt_optimizer_state(NULL)));
+    CHECK(is_unnamed(tt_load_npz("/nowhere")));
+    CHECK(is_unnamed(tt_load_safetensors("/nowhere")));
+    CHECK(tt_add(tt_chunk(x, 3, 0).at[2], x) == NULL);
+    CHECK_STATUS(tt_scope_close(&scope), TUTTI_ERROR_ARGUMENT);
 }
