@@ -188,6 +188,53 @@ TUTTI_API void tt_fully_sharded_counts_init(tt_fully_sharded_counts *counts, siz
 /* What was done so far, on this rank. */
 TUTTI_API bool tt_fully_sharded_count(const tt_fully_sharded *sharded, tt_fully_sharded_counts *counts);
 
+/* ---- tensor parallel: every rank has a part of each layer, and the whole batch ----
+ *
+ *     tt_tensor_parallel_options how = { sizeof how, group };
+ *     tt_module *layers[] = { tt_column_linear_module(width, 4 * width, true, &how),     (cuts outputs)
+ *                             tt_function_module("gelu", tt_gelu),
+ *                             tt_row_linear_module(4 * width, width, true, &how) };      (cuts inputs, adds up)
+ *
+ * A column-wise layer gives this rank's part of its outputs, a row-wise one takes parts and gives the whole: one
+ * all-reduce for the two, and one in the backward. With `sequence` activations outside of such a pair (…, length,
+ * width) are cut along the length, so that norms and the like are computed once: a column-wise layer gathers while it
+ * multiplies, and a row-wise one scatters while it does (tutti/fused.h).
+ *
+ * Ranks draw whole weights from one state of the random generator and keep their parts: the layers together are the
+ * layer that one rank would have made. Sizes must be divisible by the ranks. */
+
+typedef struct tt_tensor_parallel_options {
+    size_t size;
+    tutti_group *group; /* who shares the layer; held by the module */
+    tutti_dtype dtype;  /* 0: TUTTI_F32 */
+    bool sequence;      /* activations outside are cut along the last dimension but one */
+} tt_tensor_parallel_options;
+#define TT_TENSOR_PARALLEL_OPTIONS_INIT TUTTI_DEFAULTS(tt_tensor_parallel_options)
+/* TT_TENSOR_PARALLEL_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tt_tensor_parallel_options_init(tt_tensor_parallel_options *options, size_t size);
+
+/* tt_linear_module of which each rank has rows of "weight" (out / ranks, in) and elements of "bias" (out / ranks). */
+TUTTI_API tt_module *tt_column_linear_module(int64_t in, int64_t out, bool bias,
+                                             const tt_tensor_parallel_options *options);
+/* tt_linear_module of which each rank has columns of "weight" (out, in / ranks), and the whole "bias". */
+TUTTI_API tt_module *tt_row_linear_module(int64_t in, int64_t out, bool bias,
+                                          const tt_tensor_parallel_options *options);
+/* tt_embedding_module of which each rank has rows of "weight" (count / ranks, size). With `sequence` the result is cut
+ * along the length; the indices are not. */
+TUTTI_API tt_module *tt_vocabulary_embedding_module(int64_t count, int64_t size,
+                                                    const tt_tensor_parallel_options *options);
+/* tt_attention_module of which each rank has some of the heads; `attention` (may be NULL) gives their number. */
+TUTTI_API tt_module *tt_heads_attention_module(int64_t width, const tt_attention_options *attention,
+                                               const tt_tensor_parallel_options *options);
+
+/* tt_cross_entropy of logits of which each rank has columns (n, classes / ranks), without gathering them. targets (n),
+ * integers below `classes`, are the same on all ranks. */
+TUTTI_API tt_tensor *tt_vocabulary_cross_entropy(tt_tensor *logits, tt_tensor *targets, int64_t ignore,
+                                                 tutti_group *group);
+/* From now on gradients of the module's parameters are summed over the group: for parameters that every rank has, and
+ * that see a part of the sequence on each. */
+TUTTI_API bool tt_sum_gradients(tt_module *module, tutti_group *group);
+
 #ifdef __cplusplus
 }
 #endif

@@ -34,19 +34,19 @@ static int attention_forward(tt_module *module, tt_tensor_list inputs, tt_tensor
     for (int i = 0; i < 3; i++)
         heads[i] = to_heads(parts.at[i], options->heads);
     if (options->rope_base != 0) {
-        tt_tensor *position =
-            tt_arange(0, (double)tt_size(x, -2), 1, TUTTI_I64, TUTTI_OPTIONS(tt_options, .device = tt_device_of(x)));
+        tt_tensor *position = tt_arange(0, (double)tt_size(parts.at[0], -2), 1, TUTTI_I64,
+                                        TUTTI_OPTIONS(tt_options, .device = tt_device_of(x)));
         heads[0] = tt_rope(heads[0], position, options->rope_base);
         heads[1] = tt_rope(heads[1], position, options->rope_base);
     }
     tt_tensor *seen = tt_attention(heads[0], heads[1], heads[2], !options->sees_all, 0);
-    tt_tensor *mixed =
-        tt_module_call(tt_module_child(module, "out"), tt_reshape(tt_transpose(seen, -3, -2), tt_sizes(x)));
+    tt_tensor *together = tt_reshape(tt_transpose(seen, -3, -2), tt_sizes(parts.at[0]));
+    tt_tensor *mixed = tt_module_call(tt_module_child(module, "out"), together);
     outputs[0] = tt_module_call(tt_module_child(module, "dropout"), mixed);
     return 1;
 }
 
-static bool take_options(int64_t width, const tt_attention_options *options, tt_attention_options *full) {
+bool tu_attention_options(int64_t width, const tt_attention_options *options, tt_attention_options *full) {
     *full = (tt_attention_options)TT_ATTENTION_OPTIONS_INIT;
     if (tu_self()->pending != TUTTI_OK ||
         tu_pending_take(tu_options_copy("tt_attention_options", options, full, sizeof *full)) != TUTTI_OK)
@@ -63,27 +63,29 @@ static bool take_options(int64_t width, const tt_attention_options *options, tt_
     return tu_self()->pending == TUTTI_OK;
 }
 
-tt_module *tt_attention_module(int64_t width, const tt_attention_options *options) {
+tt_module *tu_attention_of(const tt_attention_options *options, tt_module *qkv, tt_module *out) {
     static const tt_module_type type = { sizeof type, "Attention", attention_forward, free };
-    tt_attention_options full;
-    if (!take_options(width, options, &full))
-        return NULL;
-    tt_attention_options *kept = malloc(sizeof *kept);
-    if (kept == NULL) {
+    tt_attention_options *kept = tu_self()->pending == TUTTI_OK ? malloc(sizeof *kept) : NULL;
+    if (kept == NULL && tu_self()->pending == TUTTI_OK)
         tu_pending_take(tu_error_memory("a module", sizeof *kept));
-        return NULL;
-    }
-    *kept = full;
-    tt_module *module = tt_module_new(&type, kept);
-    if (module == NULL) {
+    if (kept != NULL)
+        *kept = *options;
+    tt_module *module = kept != NULL ? tt_module_new(&type, kept) : NULL;
+    if (module == NULL)
         free(kept);
-        return NULL;
-    }
-    tt_module_add_child(module, "qkv", tt_linear_module(width, 3 * width, full.bias, full.dtype));
-    tt_module_add_child(module, "out", tt_linear_module(width, width, full.bias, full.dtype));
-    tt_module_add_child(module, "dropout", tt_dropout_module(full.dropout));
+    tt_module_add_child(module, "qkv", qkv); /* takes the reference also on failure */
+    tt_module_add_child(module, "out", out);
+    tt_module_add_child(module, "dropout", tt_dropout_module(options->dropout));
     if (tu_self()->pending == TUTTI_OK)
         return module;
     tt_module_release(module);
     return NULL;
+}
+
+tt_module *tt_attention_module(int64_t width, const tt_attention_options *options) {
+    tt_attention_options full;
+    if (!tu_attention_options(width, options, &full))
+        return NULL;
+    tt_module *qkv = tt_linear_module(width, 3 * width, full.bias, full.dtype);
+    return tu_attention_of(&full, qkv, tt_linear_module(width, width, full.bias, full.dtype));
 }

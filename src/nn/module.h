@@ -40,6 +40,12 @@ tutti_status tu_module_renew_paths(tt_module *module);
 /* Names the tensor in a slot after its path. */
 tutti_status tu_module_name_slot(const tt_module *module, const tu_module_slot *slot);
 
+/* Attention from parts of its own: attention.c. `qkv` gives queries, keys and values side by side, of options->heads
+ * heads, which `out` mixes. Takes the references over, also on failure. */
+tt_module *tu_attention_of(const tt_attention_options *options, tt_module *qkv, tt_module *out);
+/* Puts defaults where options are 0, and refuses what cannot work. */
+bool tu_attention_options(int64_t width, const tt_attention_options *options, tt_attention_options *full);
+
 /* Calls with its backward hooks around: module_backward.c. */
 typedef struct tu_backward_hooks tu_backward_hooks;
 tt_tensor_list tu_wrap_inputs(tt_module *module, tt_tensor_list inputs, tu_backward_hooks **hooks);

@@ -323,6 +323,10 @@ TEST(structs_of_parallel_h_stay_as_they_are) {
     AT(tt_fully_sharded_counts, shard_bytes, 32);
     AT(tt_fully_sharded_counts, gathered_bytes, 40);
     AT(tt_fully_sharded_counts, most_gathered_bytes, 48);
+    AT(tt_tensor_parallel_options, size, 0);
+    AT(tt_tensor_parallel_options, group, 8);
+    AT(tt_tensor_parallel_options, dtype, 16);
+    AT(tt_tensor_parallel_options, sequence, 20);
 }
 
 TEST(structs_of_trace_h_stay_as_they_are) {

@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Tensor parallel layers compute what the layer of one rank would, forward and backward, whole and cut by sequence.
+ */
+#include <tutti/mesh.h>
+#include <tutti/ops.h>
+#include <tutti/optimizer.h>
+#include <tutti/parallel.h>
+
+#include "../harness.h"
+
+enum {
+    BATCH = 2,
+    LENGTH = 8,
+    WIDTH = 16,
+    HEADS = 4,
+    WORDS = 24
+};
+
+#define BEGIN                                                                                      \
+    tutti_group *group = tutti_world_group(world);                                                 \
+    int rank = tutti_group_rank(group), ranks = tutti_group_size(group);                           \
+    tt_scope scope = tt_scope_open();                                                              \
+    bool sequence = argument != NULL;                                                              \
+    tt_tensor_parallel_options how = { .size = sizeof how, .group = group, .sequence = sequence }; \
+    (void)rank, (void)ranks
+#define END                               \
+    CHECK_OK(tt_scope_close(&scope));     \
+    CHECK_EQ(tt_pending_works(world), 0); \
+    CHECK_OK(tutti_barrier(group, NULL))
+
+/* With 1, 2 and 4 ranks, whole and cut by sequence. */
+#define TEST_CUTS(sentence)                                          \
+    static void rank_##sentence(tutti_world *world, void *argument); \
+    TEST(sentence) {                                                 \
+        static char cut_by_sequence;                                 \
+        for (int ranks = 1; ranks <= 4; ranks *= 2) {                \
+            test_threads(ranks, rank_##sentence, NULL);              \
+            test_threads(ranks, rank_##sentence, &cut_by_sequence);  \
+        }                                                            \
+        test_processes(2, rank_##sentence, &cut_by_sequence);        \
+    }                                                                \
+    static void rank_##sentence(tutti_world *world, void *argument)
+
+static bool close_to(tt_tensor *left, tt_tensor *right) {
+    return left != NULL && right != NULL && tt_allclose(left, right, 1e-4, 1e-5);
+}
+
+/* This rank's part of x. */
+static tt_tensor *part(tt_tensor *x, int dim, tutti_group *group) {
+    int64_t share = tt_size(x, dim) / tutti_group_size(group);
+    return tt_narrow(x, dim, tutti_group_rank(group) * share, share);
+}
+
+static tt_tensor *grad_of(tt_module *module, const char *child, const char *name) {
+    return tt_grad(tt_module_parameter(child != NULL ? tt_module_child(module, child) : module, name));
+}
+
+/* A leaf that is the part of x which a layer outside of a pair sees. */
+static tt_tensor *leaf_of(tt_tensor *x, bool sequence, tutti_group *group) {
+    return tt_require_grad(tt_clone(sequence ? part(x, 1, group) : x), true);
+}
+
+static tt_tensor *draw(int seed, tt_dims shape) {
+    tt_seed((uint64_t)seed, 0);
+    return tt_randn(shape, TUTTI_F32, NULL);
+}
+
+TEST_CUTS(a_column_and_a_row_make_the_layers_of_one_rank) {
+    BEGIN;
+    tt_seed(7, 0);
+    tt_module *plain[] = { tt_linear_module(WIDTH, 4 * WIDTH, true, TUTTI_F32), tt_function_module("gelu", tt_gelu),
+                           tt_linear_module(4 * WIDTH, WIDTH, true, TUTTI_F32) };
+    tt_seed(7, 0);
+    tt_module *cut[] = { tt_column_linear_module(WIDTH, 4 * WIDTH, true, &how), tt_function_module("gelu", tt_gelu),
+                         tt_row_linear_module(4 * WIDTH, WIDTH, true, &how) };
+    tt_module *whole = tt_sequential_module(3, plain), *ours = tt_sequential_module(3, cut);
+    tt_tensor *x = draw(1, tt_shape(BATCH, LENGTH, WIDTH)), *weights = draw(2, tt_shape(BATCH, LENGTH, WIDTH));
+    tt_tensor *alone = tt_require_grad(tt_clone(x), true), *mine = leaf_of(x, sequence, group);
+    tt_tensor *expected = tt_module_call(whole, alone), *y = tt_module_call(ours, mine);
+    CHECK(close_to(y, sequence ? part(expected, 1, group) : expected));
+    CHECK(tt_backward(tt_sum(tt_mul(expected, weights)), NULL));
+    CHECK(tt_backward(tt_sum(tt_mul(y, sequence ? part(weights, 1, group) : weights)), NULL));
+    CHECK(close_to(tt_grad(mine), sequence ? part(tt_grad(alone), 1, group) : tt_grad(alone)));
+    CHECK(close_to(grad_of(ours, "0", "weight"), part(grad_of(whole, "0", "weight"), 0, group)));
+    CHECK(close_to(grad_of(ours, "0", "bias"), part(grad_of(whole, "0", "bias"), 0, group)));
+    CHECK(close_to(grad_of(ours, "2", "weight"), part(grad_of(whole, "2", "weight"), 1, group)));
+    CHECK(close_to(grad_of(ours, "2", "bias"), grad_of(whole, "2", "bias")));
+    tt_module_release(whole);
+    tt_module_release(ours);
+    END;
+}
+
+TEST_CUTS(attention_is_cut_by_heads) {
+    BEGIN;
+    tt_attention_options options = { .size = sizeof options, .heads = HEADS, .rope_base = 10000 };
+    tt_seed(7, 0);
+    tt_module *whole = tt_attention_module(WIDTH, &options);
+    tt_seed(7, 0);
+    tt_module *ours = tt_heads_attention_module(WIDTH, &options, &how);
+    tt_tensor *x = draw(1, tt_shape(BATCH, LENGTH, WIDTH)), *weights = draw(2, tt_shape(BATCH, LENGTH, WIDTH));
+    tt_tensor *alone = tt_require_grad(tt_clone(x), true), *mine = leaf_of(x, sequence, group);
+    tt_tensor *expected = tt_module_call(whole, alone), *y = tt_module_call(ours, mine);
+    CHECK(close_to(y, sequence ? part(expected, 1, group) : expected));
+    CHECK(tt_backward(tt_sum(tt_mul(expected, weights)), NULL));
+    CHECK(tt_backward(tt_sum(tt_mul(y, sequence ? part(weights, 1, group) : weights)), NULL));
+    CHECK(close_to(tt_grad(mine), sequence ? part(tt_grad(alone), 1, group) : tt_grad(alone)));
+    CHECK(close_to(grad_of(ours, "out", "weight"), part(grad_of(whole, "out", "weight"), 1, group)));
+    tt_tensor *keys = tt_narrow(grad_of(whole, "qkv", "weight"), 0, WIDTH, WIDTH);
+    CHECK(close_to(tt_narrow(grad_of(ours, "qkv", "weight"), 0, WIDTH / ranks, WIDTH / ranks), part(keys, 0, group)));
+    tt_module_release(whole);
+    tt_module_release(ours);
+    END;
+}
+
+TEST_CUTS(embeddings_are_cut_by_vocabulary) {
+    BEGIN;
+    tt_seed(7, 0);
+    tt_module *whole = tt_embedding_module(WORDS, WIDTH, TUTTI_F32);
+    tt_seed(7, 0);
+    tt_module *ours = tt_vocabulary_embedding_module(WORDS, WIDTH, &how);
+    tt_seed(3, 0);
+    tt_tensor *index = tt_randint(0, WORDS, tt_shape(BATCH, LENGTH), TUTTI_I64, NULL);
+    tt_tensor *weights = draw(2, tt_shape(BATCH, LENGTH, WIDTH));
+    tt_tensor *expected = tt_module_call(whole, index), *y = tt_module_call(ours, index);
+    CHECK(close_to(y, sequence ? part(expected, 1, group) : expected));
+    CHECK(tt_backward(tt_sum(tt_mul(expected, weights)), NULL));
+    CHECK(tt_backward(tt_sum(tt_mul(y, sequence ? part(weights, 1, group) : weights)), NULL));
+    CHECK(close_to(grad_of(ours, NULL, "weight"), part(grad_of(whole, NULL, "weight"), 0, group)));
+    tt_module_release(whole);
+    tt_module_release(ours);
+    END;
+}
+
+TEST_CUTS(the_cross_entropy_of_cut_logits_is_that_of_whole_ones) {
+    BEGIN;
+    tt_tensor *logits = tt_mul_scalar(draw(1, tt_shape(10, WORDS)), 20);
+    tt_seed(3, 0);
+    tt_tensor *targets = tt_randint(0, WORDS, tt_shape(10), TUTTI_I64, NULL);
+    tt_fill_(tt_narrow(targets, 0, 4, 2), -100);
+    tt_tensor *alone = tt_require_grad(tt_clone(logits), true);
+    tt_tensor *mine = tt_require_grad(tt_clone(part(logits, 1, group)), true);
+    tt_tensor *expected = tt_cross_entropy(alone, targets, -100);
+    tt_tensor *loss = tt_vocabulary_cross_entropy(mine, targets, -100, group);
+    CHECK(close_to(loss, expected));
+    CHECK(tt_backward(expected, NULL) && tt_backward(loss, NULL));
+    CHECK(close_to(tt_grad(mine), part(tt_grad(alone), 1, group)));
+    END;
+}
+
+/* A norm that sees a part of the sequence on each rank has whole gradients after they are summed. */
+TEST_CUTS(gradients_of_what_every_rank_has_are_summed) {
+    BEGIN;
+    tt_module *whole = tt_layer_norm_module(WIDTH, 1e-5, TUTTI_F32),
+              *ours = tt_layer_norm_module(WIDTH, 1e-5, TUTTI_F32);
+    tt_tensor *x = draw(1, tt_shape(BATCH, LENGTH, WIDTH)), *weights = draw(2, tt_shape(BATCH, LENGTH, WIDTH));
+    CHECK(tt_sum_gradients(ours, group));
+    CHECK(tt_backward(tt_sum(tt_mul(tt_module_call(whole, x), weights)), NULL));
+    CHECK(tt_backward(tt_sum(tt_mul(tt_module_call(ours, part(x, 1, group)), part(weights, 1, group))), NULL));
+    CHECK(close_to(grad_of(ours, NULL, "weight"), grad_of(whole, NULL, "weight")));
+    CHECK(close_to(grad_of(ours, NULL, "bias"), grad_of(whole, NULL, "bias")));
+    tt_module_release(whole);
+    tt_module_release(ours);
+    END;
+}
+
+/* Layers that are cut in one dimension of a mesh, and sharded in the other. */
+TEST_WORLD(a_mesh_has_tensor_parallel_layers_that_are_fully_sharded, 4) {
+    tutti_mesh *mesh;
+    tutti_group_form form;
+    int rank = tutti_world_rank(world);
+    CHECK_OK(tutti_mesh_new(world, TUTTI_CPU, (int[]){ 2, 2 }, 2, NULL, &mesh));
+    tt_scope scope = tt_scope_open();
+    tutti_group *data = tt_group(world, tutti_form_mesh_dim(&form, mesh, 0), NULL);
+    tutti_group *tensor = tt_group(world, tutti_form_mesh_dim(&form, mesh, 1), NULL);
+    tt_tensor_parallel_options how = { .size = sizeof how, .group = tensor };
+    tt_seed(7, 0);
+    tt_module *plain[] = { tt_linear_module(WIDTH, 4 * WIDTH, true, TUTTI_F32), tt_function_module("gelu", tt_gelu),
+                           tt_linear_module(4 * WIDTH, WIDTH, true, TUTTI_F32) };
+    tt_seed(7, 0);
+    tt_module *cut[] = { tt_column_linear_module(WIDTH, 4 * WIDTH, true, &how), tt_function_module("gelu", tt_gelu),
+                         tt_row_linear_module(4 * WIDTH, WIDTH, true, &how) };
+    tt_module *whole = tt_sequential_module(3, plain), *ours = tt_sequential_module(3, cut);
+    tt_fully_sharded *sharded = tt_fully_shard(ours, 0, NULL, data, NULL);
+    tt_optimizer *optimizer = tt_sgd_optimizer(ours, NULL), *reference = tt_sgd_optimizer(whole, NULL);
+    for (int step = 0; step < 3; step++) {
+        tt_tensor *batches[2] = { draw(10 + step, tt_shape(3, WIDTH)), draw(20 + step, tt_shape(3, WIDTH)) };
+        CHECK(tt_backward(tt_mean(tt_square(tt_module_call(ours, batches[rank / 2]))), NULL));
+        CHECK(tt_backward(tt_mean(tt_square(tt_module_call(whole, tt_cat(tt_tensors_of(2, batches), 0)))), NULL));
+        tt_optimizer_step(optimizer);
+        tt_optimizer_step(reference);
+        tt_optimizer_zero_grad(optimizer);
+        tt_optimizer_zero_grad(reference);
+    }
+    tt_tensor *rows = tt_named(tt_fully_sharded_parameters(sharded), "0.weight");
+    CHECK(close_to(rows, part(tt_module_parameter(tt_module_child(whole, "0"), "weight"), 0, tensor)));
+    tt_fully_sharded_release(sharded);
+    tt_optimizer_release(optimizer);
+    tt_optimizer_release(reference);
+    tt_module_release(whole);
+    tt_module_release(ours);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));
+    tutti_mesh_release(mesh);
+}
+
+TEST_WORLD_THREADS(sizes_that_cannot_be_cut_are_refused, 2) {
+    BEGIN;
+    CHECK(tt_column_linear_module(4, 5, true, &how) == NULL);
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("out is 5 and must be divisible by the 2 ranks");
+    tt_error_clear();
+    CHECK(tt_row_linear_module(3, 4, true, &how) == NULL);
+    CHECK_MESSAGE("in is 3");
+    tt_error_clear();
+    CHECK(tt_vocabulary_embedding_module(7, 4, &how) == NULL);
+    CHECK_MESSAGE("count is 7");
+    tt_error_clear();
+    tt_attention_options heads = { .size = sizeof heads, .heads = 1 };
+    CHECK(tt_heads_attention_module(4, &heads, &how) == NULL);
+    CHECK_MESSAGE("the number of heads is 1");
+    tt_error_clear();
+    CHECK(tt_column_linear_module(4, 4, true, NULL) == NULL);
+    CHECK_MESSAGE("options->group is NULL");
+    tt_error_clear();
+    CHECK(tt_vocabulary_cross_entropy(tt_zeros(tt_shape(2, 3), TUTTI_F32, NULL), tt_zeros(tt_shape(3), TUTTI_I64, NULL),
+                                      -100, group) == NULL);
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("they must be (n, classes / ranks)");
+    tt_error_clear();
+    END;
+}
