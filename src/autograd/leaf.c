@@ -2,6 +2,8 @@
  *
  * Leaves: asking for gradients, parameters, the gradient itself, and gradient mode.
  */
+#include <string.h>
+
 #include "autograd/node.h"
 #include "autograd/operators.h"
 
@@ -151,6 +153,40 @@ tt_tensor *tu_set_grad_sample(tu_sampler *sampler) {
 
 void tt_set_grad(tt_tensor *x, tt_tensor *grad) {
     tu_set_grad(x, grad, NULL);
+}
+
+/* A gradient lies as its leaf does, where that is dense. */
+tutti_status tu_grad_of_shape(tu_call *call) {
+    tu_shape *result = &call->results[0];
+    *result = tu_shape_of(call->inputs[0]);
+    result->offset = 0;
+    return tu_is_dense(call->inputs[0]) ? TUTTI_OK : tu_shape_contiguous("grad_of", result);
+}
+
+tutti_status tu_grad_of_cpu(tu_call *call) {
+    tt_tensor *x = call->inputs[0], *made = call->outputs[0];
+    tu_history *history = x->history;
+    tt_tensor *grad = NULL;
+    if (history != NULL) {
+        pthread_mutex_lock(&history->grad_lock);
+        grad = tu_tensor_hold(history->grad);
+        pthread_mutex_unlock(&history->grad_lock);
+    }
+    if (grad == NULL)
+        return tu_call_error(call, TUTTI_ERROR_STATE, "%s has no gradient", tu_describe(x));
+    bool same = grad->offset == 0 && memcmp(grad->strides, made->strides, (size_t)x->ndim * sizeof x->strides[0]) == 0;
+    if (same)
+        tu_tensor_move(made, tu_storage_hold(grad->storage));
+    tu_tensor_drop(grad);
+    return same ? TUTTI_OK
+                : tu_call_error(call, TUTTI_ERROR_STATE, "the gradient of %s has another layout than it",
+                                tu_describe(x));
+}
+
+tt_tensor *tu_grad_of_sample(tu_sampler *sampler) {
+    tt_tensor *x = tt_detach(sampler->make(sampler, TU_SAMPLE_NORMAL, tt_shape(sampler->size, 3), 0));
+    tt_set_grad(x, tt_contiguous(tt_mul_scalar(x, 2)));
+    return tt_mul(x, tt_grad(x));
 }
 
 void tt_retain_grad(tt_tensor *x) {

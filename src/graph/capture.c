@@ -433,30 +433,6 @@ static tutti_status record_arrival(tu_capture *to, tt_tensor *leaf, tt_tensor *g
     return record_accumulation(leaf, grad);
 }
 
-/* A draw. A checkpoint's region that runs again, in a backward, draws from a state that was drawn from before: it is
- * the same value. The generator moves on while the capture lasts, so that states can be told apart. */
-static tutti_status record_draw(tu_capture *to, tu_call *call) {
-    tu_thread *self = tu_self();
-    const tu_random_state_attributes *attributes = call->attributes;
-    tu_drawn *seen = self->backward != NULL ? to->draws : NULL;
-    while (seen != NULL && (seen->seed != self->seed || seen->counter != self->counter ||
-                            seen->rank != self->seed_rank || seen->count != attributes->count))
-        seen = seen->next;
-    tu_vertex *vertex;
-    tutti_status status =
-        seen != NULL ? tu_capture_bind(to, call->outputs[0], seen->value) : record_vertex(to, call, &vertex);
-    if (status == TUTTI_OK && seen == NULL) {
-        tu_drawn *draw = malloc(sizeof *draw);
-        if (draw == NULL)
-            return tu_error_memory("what a capture remembers", sizeof *draw);
-        *draw =
-            (tu_drawn){ to->draws, self->seed, self->counter, self->seed_rank, attributes->count, vertex->results[0] };
-        to->draws = draw;
-    }
-    self->counter += (uint64_t)attributes->count + 1;
-    return status;
-}
-
 static tutti_status record(tu_call_recorder *recorder, tu_call *call) {
     tu_capture *to = (tu_capture *)recorder;
     tu_vertex *vertex;
@@ -464,8 +440,6 @@ static tutti_status record(tu_call_recorder *recorder, tu_call *call) {
     call->computed = true;
     if (call->entry == &tu_operator_accumulate_grad)
         return record_arrival(to, call->inputs[0], call->inputs[1]);
-    if (call->entry == &tu_operator_random_state)
-        return record_draw(to, call);
     if (call->entry == &tu_operator_set_grad)
         note_gradient(to, call->inputs[0], true);
     tutti_status status = record_vertex(to, call, &vertex);
@@ -513,6 +487,8 @@ static tutti_status note_asked(tu_call_recorder *recorder, tt_tensor *x, tu_ques
     tu_value *value;
     if (met == NULL || (question == TU_ASKED_GRADIENT && met->sets_gradient))
         return TUTTI_OK;
+    if (question == TU_ASKED_GRADIENT && to->backward)
+        return tu_capture_question(to, met);
     if (question == TU_ASKED_GRADIENT)
         met->asks_gradient = true;
     else
@@ -694,10 +670,6 @@ static void end(tu_capture *to) {
         tu_node_drop(met->entrance);
         free(met);
     }
-    for (tu_drawn *draw = to->draws, *next; draw != NULL; draw = next) {
-        next = draw->next;
-        free(draw);
-    }
     for (size_t i = 0; i < to->held_count; i++)
         tu_tensor_drop(to->held[i]);
     for (tu_fake_storage *storage = to->storages, *next; storage != NULL; storage = next) {
@@ -731,9 +703,6 @@ tutti_status tu_capture_function(const char *who, tt_compile_function *function,
     tutti_status status = check_call(who, function, inputs);
     if (status != TUTTI_OK)
         return status;
-    tu_thread *self = tu_self();
-    uint64_t seed = self->seed, counter = self->counter;
-    uint32_t rank = self->seed_rank;
     tu_capture to = { .who = who, .made = made };
     tt_tensor **fakes = calloc(inputs.count + 1, sizeof *fakes);
     status = fakes != NULL ? begin(&to, inputs, fakes) : tu_error_memory("inputs", sizeof *fakes);
@@ -746,9 +715,6 @@ tutti_status tu_capture_function(const char *who, tt_compile_function *function,
         note_facts(&to);
     end(&to);
     free(fakes);
-    self->seed = seed;
-    self->counter = counter;
-    self->seed_rank = rank;
     return status == TUTTI_OK ? tu_graph_check(who, made->graph) : status;
 }
 

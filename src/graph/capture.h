@@ -32,6 +32,7 @@ typedef struct tu_captured {
     int tangent_count, target_count;
     tu_tangent_source *tangents; /* one per input of kind TU_INPUT_TANGENT; none: there is no backward */
     tu_gradient_target *targets;
+    bool in_backward;    /* the function itself was captured; whatever went wrong did so in its backward */
     bool inner_backward; /* the function runs a backward itself, and so the hooks of leaves */
     int witness_count;
     tu_witness *witnesses; /* what else it depends on, kept */
@@ -58,6 +59,7 @@ typedef struct tu_meeting {
     tu_node *entrance;       /* of a tensor with a history: where gradients leave the graph; held */
     int hooks;               /* that the real tensor had */
     bool asks_gradient, sets_gradient, asks_bytes;
+    bool accumulated;    /* the backward adds to its gradient itself */
     tt_tensor *gradient; /* that the backward computed; held */
 } tu_meeting;
 
@@ -78,15 +80,6 @@ typedef struct tu_change {
     bool ended;
 } tu_change;
 
-/* A state of the random generator that was drawn from. */
-typedef struct tu_drawn {
-    struct tu_drawn *next;
-    uint64_t seed, counter;
-    uint32_t rank;
-    int64_t count;
-    tu_value *value;
-} tu_drawn;
-
 typedef struct tu_capture {
     tu_call_recorder recorder;
     const char *who;
@@ -95,7 +88,6 @@ typedef struct tu_capture {
     tu_meeting *meetings;
     tu_fake_storage *storages;
     tu_change *changes;
-    tu_drawn *draws;
     tu_map by_real;         /* real tensor: meeting */
     tu_map by_fake;         /* stand-in: meeting */
     tu_map storage_of_real; /* real storage: fake storage */
@@ -119,5 +111,7 @@ tutti_status tu_capture_bind(tu_capture *to, tt_tensor *x, tu_value *value);
 tutti_status tu_capture_backward(tu_capture *to);
 /* A gradient has reached a leaf, or the entrance of an input, while the backward is traced (joint.c). */
 tutti_status tu_capture_arrival(tu_capture *to, tt_tensor *leaf, tt_tensor *grad);
+/* A hook asks for a gradient meanwhile (joint.c). */
+tutti_status tu_capture_question(tu_capture *to, tu_meeting *met);
 
 #endif

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "autograd/operators.h"
 #include "graph/capture.h"
 
 /* ---- what goes in ---- */
@@ -130,7 +131,50 @@ tutti_status tu_capture_arrival(tu_capture *to, tt_tensor *leaf, tt_tensor *grad
                         tu_describe(leaf));
     if (*place != NULL)
         return tu_error(TUTTI_ERROR_STATE, "%s: two gradients for %s", to->who, tu_describe(leaf));
+    if (tu_history_of(leaf) == NULL)
+        return TUTTI_ERROR_MEMORY;
     *place = tu_tensor_hold(grad);
+    return TUTTI_OK;
+}
+
+/* A vertex that adds the gradient to the leaf's own, when the backward runs. */
+static tutti_status record_addition(tu_capture *to, tu_meeting *met) {
+    tu_value *leaf, *gradient;
+    tutti_status status = tu_capture_value(to, met->fake, &leaf);
+    if (status == TUTTI_OK)
+        status = tu_capture_value(to, met->gradient, &gradient);
+    if (status != TUTTI_OK)
+        return status;
+    tu_accumulate_grad_attributes none;
+    memset(&none, 0, sizeof none);
+    tu_vertex *vertex = tu_graph_vertex(to->graph, &tu_operator_accumulate_grad, 2, 0, &none, NULL);
+    if (vertex == NULL)
+        return TUTTI_ERROR_MEMORY;
+    vertex->operands[0].value = leaf;
+    vertex->operands[1].value = gradient;
+    return TUTTI_OK;
+}
+
+/* A hook asks for the gradient of an input while the backward runs. Where it has arrived, it is added to the input's
+ * own inside the graph, and the hook sees the sum. */
+tutti_status tu_capture_question(tu_capture *to, tu_meeting *met) {
+    if (met->accumulated)
+        return TUTTI_OK;
+    if (met->gradient == NULL || met->entrance != NULL || met->hooks > 0)
+        return tu_error(TUTTI_ERROR_CAPTURE, "%s: a hook asks for the gradient of %s %s", to->who,
+                        tu_describe(met->real),
+                        met->gradient == NULL ? "before it has arrived" : "which has hooks, or was computed outside");
+    tutti_status status = record_addition(to, met);
+    tt_tensor *sum = status == TUTTI_OK ? tu_grad_of(met->fake) : NULL;
+    tu_history *history = sum != NULL ? tu_history_of(met->fake) : NULL;
+    if (history == NULL)
+        return status != TUTTI_OK ? status : tu_self()->pending != TUTTI_OK ? tu_self()->pending : TUTTI_ERROR_MEMORY;
+    tu_tensor_drop(history->grad);
+    history->grad = tu_tensor_hold(sum);
+    tu_tensor_drop(met->gradient);
+    met->gradient = NULL;
+    met->accumulated = true;
+    to->made->inner_backward = true; /* its hooks are part of the graph, since there are none */
     return TUTTI_OK;
 }
 
@@ -166,11 +210,14 @@ static tutti_status take_gradients(tu_capture *to) {
 
 tutti_status tu_capture_backward(tu_capture *to) {
     roots list = { .count = 0 };
+    to->made->in_backward = true;
     tutti_status status = drop_hooks(to);
     if (status == TUTTI_OK)
         status = find_roots(to, &list);
-    if (status != TUTTI_OK || list.count == 0)
+    if (status != TUTTI_OK || list.count == 0) {
+        to->made->in_backward = status != TUTTI_OK;
         return status;
+    }
     to->gradients = tu_scope_memory(((size_t)to->result_count + 1) * sizeof(tt_tensor *));
     if (to->gradients == NULL)
         return TUTTI_ERROR_MEMORY;
@@ -182,5 +229,6 @@ tutti_status tu_capture_backward(tu_capture *to) {
         status = take_gradients(to);
     for (int i = 0; i < to->result_count; i++)
         tu_tensor_drop(to->gradients[i]);
+    to->made->in_backward = status != TUTTI_OK;
     return status;
 }

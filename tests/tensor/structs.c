@@ -57,6 +57,8 @@ TEST(structs_of_libtutti_are_made_alike_in_every_way) {
 TEST(structs_of_libtutti_tensor_are_made_alike_in_every_way) {
     AGREES(tt_counts, TT_COUNTS_INIT);
     AGREES(tt_options, TT_OPTIONS_INIT);
+    AGREES(tt_compile_options, TT_COMPILE_OPTIONS_INIT);
+    AGREES(tt_compiled_counts, TT_COMPILED_COUNTS_INIT);
     AGREES(tt_backward_options, TT_BACKWARD_OPTIONS_INIT);
     AGREES(tt_hook_options, TT_HOOK_OPTIONS_INIT);
     AGREES(tt_saved_hooks, TT_SAVED_HOOKS_INIT);

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * From a capture to programs: the split, the passes of one table, the programs. With a folder, every step leaves the
+ * graph as it was before and after it.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compile/compare.h"
+#include "compile/entry.h"
+#include "graph/passes.h"
+
+/* Whether a pass stands in the list "dead, bucket=1048576"; *bytes is the limit that it gives there, if any. */
+static bool is_listed(const char *list, const char *name, size_t *bytes) {
+    for (const char *at = list; at != NULL && *at != 0; at += strspn(at, ", ")) {
+        size_t length = strcspn(at, ", "), own = strcspn(at, ",= ");
+        if (own == strlen(name) && strncmp(at, name, own) == 0) {
+            if (at[own] == '=')
+                *bytes = (size_t)strtoull(at + own + 1, NULL, 10);
+            return true;
+        }
+        at += length;
+    }
+    return false;
+}
+
+tutti_status tu_check_passes(const char *field, const char *list) {
+    for (const char *at = list; at != NULL && *at != 0; at += strspn(at, ", ")) {
+        size_t length = strcspn(at, ", ");
+        char name[64];
+        snprintf(name, sizeof name, "%.*s", (int)length, at);
+        if (length > 0 && tt_pass_summary(name) == NULL)
+            return tu_error(TUTTI_ERROR_NOT_FOUND,
+                            "compile: tt_compile_options.%s names the pass \"%s\", and there is none; tt_pass_name "
+                            "lists them",
+                            field, name);
+        at += length;
+    }
+    return TUTTI_OK;
+}
+
+/* ---- files ---- */
+
+static tutti_status write_graph(const tu_build *how, const char *direction, int step, const char *what,
+                                const tt_graph *graph) {
+    char path[4096];
+    if (how->folder == NULL)
+        return TUTTI_OK;
+    snprintf(path, sizeof path, "%s/%s.%d.%s.%02d-%s.graph", how->folder, how->name, how->number, direction, step,
+             what);
+    FILE *file = fopen(path, "w");
+    if (file == NULL)
+        return tu_error_system(errno, "compile: %s (TUTTI_COMPILE_DIR) cannot be written", path);
+    bool written = tt_graph_print(graph, file);
+    if (fclose(file) != 0 && written)
+        return tu_error_system(errno, "compile: %s (TUTTI_COMPILE_DIR) cannot be written", path);
+    return written ? TUTTI_OK : tu_self()->pending;
+}
+
+/* ---- one graph ---- */
+
+/* A graph that is interpreted as it was captured needs its waits in their places, and nothing else. */
+static bool is_wanted(const tu_pass *pass, const tu_build *how, size_t *bytes) {
+    *bytes = pass->bytes;
+    if (pass->run == tu_pass_sink)
+        return true;
+    if (how->mode == TT_COMPILE_INTERPRET || is_listed(how->skip, pass->name, bytes))
+        return false;
+    return is_listed(how->with, pass->name, bytes) || !pass->asked;
+}
+
+static tutti_status rewrite(tt_graph *graph, const tu_build *how, const char *direction) {
+    tutti_status status = write_graph(how, direction, 0, "captured", graph);
+    for (int i = 0; i < tu_pass_count() && status == TUTTI_OK; i++) {
+        size_t bytes;
+        if (!is_wanted(&tu_passes[i], how, &bytes))
+            continue;
+        status = tu_passes[i].run(graph, bytes);
+        if (status == TUTTI_OK)
+            status = tu_graph_check(tu_passes[i].name, graph);
+        if (status == TUTTI_OK)
+            status = write_graph(how, direction, i + 1, tu_passes[i].name, graph);
+    }
+    return status;
+}
+
+/* From the graph as it was captured to one that can run: passes, the program, and where it is wanted what compares it
+ * with eager code. */
+static tutti_status make_ready(tt_graph *graph, const tu_build *how, const char *direction, tu_program **program,
+                               tu_comparison **comparison) {
+    static const tu_program_mode modes[] = { TU_PROGRAM_FUSED, TU_PROGRAM_SPLIT, TU_PROGRAM_INTERPRET };
+    char name[128];
+    tt_graph *before = NULL;
+    snprintf(name, sizeof name, "%s.%d.%s", how->name, how->number, direction);
+    tu_program_options options = { .mode = modes[how->mode], .strict = how->strict, .name = name };
+    options.folder = how->folder;
+    tutti_status status = how->compares ? tu_graph_clone(graph, &before) : TUTTI_OK;
+    if (status == TUTTI_OK && before != NULL)
+        status = tu_pass_sink(before, 0);
+    if (status == TUTTI_OK)
+        status = rewrite(graph, how, direction);
+    if (status == TUTTI_OK)
+        status = tu_program_make(graph, &options, program);
+    if (status == TUTTI_OK && how->compares)
+        status = tu_comparison_make(before, graph, &options, comparison);
+    tt_graph_release(&before);
+    return status;
+}
+
+tutti_status tu_build_entry(tu_entry *entry, const tu_build *how) {
+    tutti_status status = tu_partition(entry, how->mode == TT_COMPILE_FUSED);
+    if (status == TUTTI_OK)
+        status = make_ready(entry->forward, how, "forward", &entry->run_forward, &entry->compare_forward);
+    if (status == TUTTI_OK && entry->backward != NULL)
+        status = make_ready(entry->backward, how, "backward", &entry->run_backward, &entry->compare_backward);
+    return status;
+}

@@ -1,0 +1,551 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Compiled functions: their entries, how a call finds one, and what happens where there is none.
+ *
+ * Two locks: `lock` guards the list and the counts, and is held for moments; `building` is held by the one thread that
+ * captures and builds, while others run what is there.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compile/entry.h"
+
+#define REASON 512
+#define FEW 96 /* inputs that a call keeps on its stack */
+
+struct tt_compiled {
+    tt_compile_function *function;
+    void *user;
+    tt_compile_options options; /* its strings are owned */
+    char *skip, *with, *name;
+    pthread_mutex_t building, lock;
+    tu_entry *entries; /* the one that ran last is first */
+    tu_entry *last;    /* that ran, held; NULL: none */
+    tt_compiled_counts counts;
+    int most_inputs; /* of an entry */
+    char reason[REASON];
+    bool warned;
+    tu_agreed *agreed; /* under `building` */
+};
+
+/* ---- making and ending ---- */
+
+static tutti_status check_options(const tt_compile_options *options) {
+    if ((unsigned)options->mode > TT_COMPILE_INTERPRET)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "compile: tt_compile_options.mode is %d, which is none",
+                        (int)options->mode);
+    if (options->dynamic != 0 && options->dynamic != TUTTI_NONE)
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "compile: tt_compile_options.dynamic is %d; 0 (sizes that change become variable) and "
+                        "TUTTI_NONE are possible",
+                        options->dynamic);
+    for (const char *at = options->name; at != NULL && *at != 0; at++)
+        if (*at == '/' || (unsigned char)*at < ' ')
+            return tu_error(TUTTI_ERROR_ARGUMENT,
+                            "compile: tt_compile_options.name is \"%s\", which cannot be part of "
+                            "a file's name",
+                            options->name);
+    tutti_status status = tu_check_passes("skip", options->skip);
+    return status == TUTTI_OK ? tu_check_passes("with", options->with) : status;
+}
+
+static tt_compiled *make(tt_compile_function *function, void *user, const tt_compile_options *options) {
+    tt_compiled *made = calloc(1, sizeof *made);
+    char *skip = strdup(options->skip != NULL ? options->skip : "");
+    char *with = strdup(options->with != NULL ? options->with : "");
+    char *name = strdup(options->name != NULL ? options->name : "function");
+    if (made == NULL || name == NULL || skip == NULL || with == NULL) {
+        free(made);
+        free(skip);
+        free(with);
+        free(name);
+        tu_error_memory("a compiled function", sizeof *made);
+        return NULL;
+    }
+    made->function = function;
+    made->user = user;
+    made->options = *options;
+    made->options.skip = made->skip = skip;
+    made->options.with = made->with = with;
+    made->options.name = made->name = name;
+    pthread_mutex_init(&made->building, NULL);
+    pthread_mutex_init(&made->lock, NULL);
+    return made;
+}
+
+bool tt_compile(tt_compile_function *function, void *user, const tt_compile_options *given, tt_compiled **compiled) {
+    tt_compile_options options = TT_COMPILE_OPTIONS_INIT;
+    if (compiled != NULL)
+        *compiled = NULL;
+    if (tu_self()->pending != TUTTI_OK)
+        return false;
+    tutti_status status = tu_options_copy("tt_compile_options", given, &options, sizeof options);
+    if (status == TUTTI_OK && (function == NULL || compiled == NULL))
+        status = tu_error(TUTTI_ERROR_ARGUMENT, "compile: %s is NULL", function == NULL ? "function" : "compiled");
+    if (status == TUTTI_OK && tu_is_capturing())
+        status = tu_error(TUTTI_ERROR_CAPTURE,
+                          "compile: a function that is captured compiles another one; compile it outside, and call it "
+                          "inside");
+    if (status == TUTTI_OK)
+        status = check_options(&options);
+    if (status == TUTTI_OK && (*compiled = make(function, user, &options)) == NULL)
+        status = TUTTI_ERROR_MEMORY;
+    return tu_pending_take(status) == TUTTI_OK;
+}
+
+void tt_compiled_release(tt_compiled **place) {
+    tt_compiled *compiled = place != NULL ? *place : NULL;
+    if (compiled == NULL)
+        return;
+    *place = NULL;
+    for (tu_entry *entry = compiled->entries, *next; entry != NULL; entry = next) {
+        next = entry->next;
+        tu_entry_drop(entry);
+    }
+    tu_entry_drop(compiled->last);
+    tu_agreed_end(compiled->agreed);
+    pthread_mutex_destroy(&compiled->building);
+    pthread_mutex_destroy(&compiled->lock);
+    free(compiled->skip);
+    free(compiled->with);
+    free(compiled->name);
+    free(compiled);
+}
+
+/* ---- running the function itself ---- */
+
+static tt_tensor_list call_itself(const tt_compiled *compiled, tt_tensor_list inputs) {
+    tt_tensor_list none = { 0, NULL };
+    tt_tensor **outputs = tu_scope_memory(TT_GRAPH_OUTPUTS * sizeof *outputs);
+    if (outputs == NULL)
+        return none;
+    memset(outputs, 0, TT_GRAPH_OUTPUTS * sizeof *outputs);
+    int count = compiled->function(inputs, outputs, compiled->user);
+    if (tu_self()->pending == TUTTI_OK && (count < 0 || count > TT_GRAPH_OUTPUTS))
+        tu_fail(TUTTI_ERROR_ARGUMENT, "%s: the function returned %d results; 0 to %d are possible", compiled->name,
+                count, TT_GRAPH_OUTPUTS);
+    return tu_self()->pending == TUTTI_OK ? tt_tensors_of((size_t)count, outputs) : none;
+}
+
+static tt_tensor_list call_eagerly(tt_compiled *compiled, tt_tensor_list inputs, const char *reason) {
+    pthread_mutex_lock(&compiled->lock);
+    compiled->counts.eager++;
+    snprintf(compiled->reason, REASON, "%s", reason);
+    bool warns = !compiled->warned;
+    compiled->warned = true;
+    pthread_mutex_unlock(&compiled->lock);
+    if (warns)
+        fprintf(stderr, "tutti: warning: the compiled function %s runs as it is: %s\n", compiled->name, reason);
+    return call_itself(compiled, inputs);
+}
+
+/* ---- finding an entry ---- */
+
+/* The tensors of an entry's inputs while a call runs. */
+typedef struct holding {
+    tt_tensor **at;
+    int count, room;
+    tt_tensor *few[FEW];
+} holding;
+
+static void let_go(holding *inputs) {
+    for (int i = 0; i < inputs->count; i++)
+        tu_tensor_drop(inputs->at[i]);
+    if (inputs->at != inputs->few)
+        free(inputs->at);
+    *inputs = (holding){ .count = 0 };
+}
+
+static tutti_status make_room(holding *inputs, int room) {
+    inputs->count = 0;
+    inputs->at = inputs->few;
+    inputs->room = room > FEW ? room : FEW;
+    if (room > FEW)
+        inputs->at = calloc((size_t)room, sizeof(tt_tensor *));
+    if (inputs->at != NULL)
+        return TUTTI_OK;
+    inputs->at = inputs->few;
+    return tu_error_memory("the inputs of a call", (size_t)room * sizeof(tt_tensor *));
+}
+
+/* Under the lock. */
+static tu_entry *look(tt_compiled *compiled, tt_tensor_list given, holding *inputs, tt_miss *first) {
+    tt_miss miss = TT_MISS_FIRST;
+    tu_entry **link = &compiled->entries, *entry;
+    for (; (entry = *link) != NULL; link = &entry->next) {
+        if (tu_guards_hold(&entry->guards, given, inputs->at, &miss, NULL, 0))
+            break;
+        if (entry == compiled->entries)
+            *first = miss;
+    }
+    if (entry == NULL)
+        return NULL;
+    *link = entry->next;
+    entry->next = compiled->entries;
+    compiled->entries = entry;
+    inputs->count = entry->guards.count;
+    compiled->counts.hits += entry->why_eager == NULL;
+    return tu_entry_hold(entry);
+}
+
+/* The entry whose guards hold, held, and with the tensors of its inputs. NULL: there is none; with `tells` it is noted
+ * why not. */
+static tu_entry *find(tt_compiled *compiled, tt_tensor_list given, holding *inputs, bool tells) {
+    tt_miss first = TT_MISS_FIRST;
+    pthread_mutex_lock(&compiled->lock);
+    tu_entry *entry = tu_pending_take(make_room(inputs, compiled->most_inputs)) == TUTTI_OK
+                          ? look(compiled, given, inputs, &first)
+                          : NULL;
+    if (entry == NULL && tells) {
+        compiled->counts.misses[first]++;
+        snprintf(compiled->reason, REASON, "it is the first call");
+        if (compiled->entries != NULL)
+            tu_guards_hold(&compiled->entries->guards, given, inputs->at, &first, compiled->reason, REASON);
+    }
+    pthread_mutex_unlock(&compiled->lock);
+    return entry;
+}
+
+/* ---- capturing ---- */
+
+/* A tensor that is given twice is one input of the graph: the function gets it in both places. */
+typedef struct expansion {
+    tt_compile_function *function;
+    void *user;
+    size_t count;
+    int *first;  /* of each position: the first with the same tensor */
+    int *unique; /* of each position: its place among those that are different */
+} expansion;
+
+static int expand(tt_tensor_list unique, tt_tensor **outputs, void *user) {
+    const expansion *of = user;
+    tt_tensor **all = tu_scope_memory((of->count + 1) * sizeof *all);
+    for (size_t i = 0; all != NULL && i < of->count; i++)
+        all[i] = unique.at[of->unique[i]];
+    return all != NULL ? of->function(tt_tensors_of(of->count, all), outputs, of->user) : 0;
+}
+
+typedef struct attempt {
+    tt_compiled *compiled;
+    tt_tensor_list inputs;
+    expansion expansion;
+    tt_tensor **unique;
+    size_t unique_count;
+} attempt;
+
+static tutti_status attempt_begin(attempt *of, tt_compiled *compiled, tt_tensor_list inputs) {
+    size_t room = inputs.count + 1;
+    *of = (attempt){ .compiled = compiled, .inputs = inputs };
+    of->expansion = (expansion){ .function = compiled->function, .user = compiled->user, .count = inputs.count };
+    of->expansion.first = malloc(room * sizeof *of->expansion.first);
+    of->expansion.unique = malloc(room * sizeof *of->expansion.unique);
+    of->unique = malloc(room * sizeof(tt_tensor *));
+    if (of->expansion.first == NULL || of->expansion.unique == NULL || of->unique == NULL)
+        return tu_error_memory("inputs", room * sizeof(tt_tensor *));
+    for (size_t i = 0; i < inputs.count; i++) {
+        size_t same = 0;
+        while (inputs.at[same] != inputs.at[i])
+            same++;
+        of->expansion.first[i] = (int)same;
+        of->expansion.unique[i] = same < i ? of->expansion.unique[same] : (int)of->unique_count;
+        if (same == i)
+            of->unique[of->unique_count++] = inputs.at[i];
+    }
+    return TUTTI_OK;
+}
+
+static void attempt_end(attempt *of) {
+    free(of->expansion.first);
+    free(of->expansion.unique);
+    free(of->unique);
+}
+
+static tu_entry *new_entry(const tt_compiled *compiled) {
+    tu_entry *entry = calloc(1, sizeof *entry);
+    if (entry == NULL) {
+        tu_error_memory("a compiled function", sizeof *entry);
+        return NULL;
+    }
+    atomic_init(&entry->references, 1);
+    snprintf(entry->name, sizeof entry->name, "%s", compiled->name);
+    return entry;
+}
+
+/* The tensors that the inputs of a capture are now; lent. */
+static tutti_status list_inputs(const attempt *of, const tu_captured *captured, tt_tensor **inputs) {
+    for (int i = 0; i < captured->input_count; i++) {
+        const tu_graph_input *input = &captured->graph->inputs[i];
+        tt_tensor *x = input->tensor;
+        if (input->kind == TU_INPUT_ARGUMENT)
+            x = of->unique[input->index];
+        else if (input->kind == TU_INPUT_HELD)
+            x = input->holder.get(input->holder.owner, input->holder.index);
+        else if (input->kind == TU_INPUT_GRADIENT)
+            x = tt_grad(inputs[input->index]);
+        if (x == NULL)
+            return tu_error(TUTTI_ERROR_STATE, "%s: %s went while the function was captured", of->compiled->name,
+                            input->value->name);
+        inputs[i] = x;
+    }
+    return TUTTI_OK;
+}
+
+static tutti_status make_guards(const attempt *of, tu_entry *entry) {
+    tt_tensor **inputs = tu_scope_memory(((size_t)entry->captured.input_count + 1) * sizeof *inputs);
+    tutti_status status = inputs != NULL ? list_inputs(of, &entry->captured, inputs) : TUTTI_ERROR_MEMORY;
+    if (status != TUTTI_OK)
+        return status;
+    return tu_guards_make(&entry->guards, &entry->captured, (int)of->inputs.count, of->expansion.first, inputs);
+}
+
+static tutti_status build(const attempt *of, tu_entry *entry) {
+    const tt_compiled *compiled = of->compiled;
+    tu_build how = { .name = compiled->name, .mode = compiled->options.mode, .strict = compiled->options.strict };
+    how.skip = compiled->skip;
+    how.with = compiled->with;
+    how.number = compiled->counts.captures;
+    how.folder = getenv("TUTTI_COMPILE_DIR");
+    if (how.folder != NULL && how.folder[0] == 0)
+        how.folder = NULL;
+    const char *compares = getenv("TUTTI_COMPILE_COMPARE");
+    how.compares = compares != NULL && strcmp(compares, "0") != 0 && compares[0] != 0;
+    tutti_status status = tu_build_entry(entry, &how);
+    return status == TUTTI_OK ? make_guards(of, entry) : status;
+}
+
+/* Whether the function runs as it is instead: it cannot be captured, or eager code would say what is wrong with its
+ * backward when that runs. */
+static bool is_eager(const tt_compiled *compiled, const tu_captured *captured, tutti_status status) {
+    return !compiled->options.full && status != TUTTI_ERROR_MEMORY &&
+           (status == TUTTI_ERROR_CAPTURE || captured->in_backward);
+}
+
+static tutti_status make_eager(const attempt *of, tu_entry *entry, tutti_status status) {
+    tu_pending_take(status);
+    tt_error_show();
+    entry->why_eager = strdup(tutti_error_message());
+    tt_error_clear();
+    if (entry->why_eager == NULL)
+        return tu_error_memory("a message", strlen(tutti_error_message()));
+    return tu_guards_of_arguments(&entry->guards, of->inputs, of->expansion.first);
+}
+
+/* Captures, builds, and agrees with the other ranks, whatever came of the first two. */
+static tutti_status try_capture(attempt *of, tu_entry *entry) {
+    tt_compiled *compiled = of->compiled;
+    compiled->counts.captures++;
+    tt_scope scope = tt_scope_open();
+    bool same = of->unique_count == of->inputs.count;
+    tutti_status status = tu_capture_function(
+        compiled->name, same ? compiled->function : expand, same ? compiled->user : (void *)&of->expansion,
+        tt_tensors_of(of->unique_count, of->unique), tt_grad_enabled(), &entry->captured);
+    tu_vote vote = TU_VOTE_READY;
+    if (status == TUTTI_OK)
+        status = build(of, entry);
+    if (status != TUTTI_OK) {
+        bool eager = is_eager(compiled, &entry->captured, status);
+        vote = eager ? TU_VOTE_EAGER : TU_VOTE_FAILED;
+        if (eager)
+            status = make_eager(of, entry, status);
+    }
+    tu_pending_take(status);
+    tu_pending_copy error;
+    tu_pending_save(&error);
+    tutti_status agreed = entry->captured.graph != NULL
+                              ? tu_agree(compiled->name, entry->captured.graph, vote, &compiled->agreed)
+                              : TUTTI_OK;
+    tu_pending_restore(&error);
+    tu_scope_leave(&scope);
+    return status != TUTTI_OK ? status : agreed;
+}
+
+static tutti_status check_limit(const tt_compiled *compiled) {
+    if (compiled->counts.entries < TT_COMPILE_ENTRIES)
+        return TUTTI_OK;
+    return tu_error(TUTTI_ERROR_LIMIT,
+                    "%s has %d entries, which is the limit, and none fits this call (%s); what changes so often "
+                    "should be a tensor, or have a function of its own",
+                    compiled->name, TT_COMPILE_ENTRIES, compiled->reason);
+}
+
+/* A new entry for these inputs, held; NULL with the error written. Called with `building` held. */
+static tu_entry *add_entry(tt_compiled *compiled, tt_tensor_list inputs) {
+    attempt of;
+    tu_entry *entry = NULL;
+    tutti_status status = attempt_begin(&of, compiled, inputs);
+    if (status == TUTTI_OK && (entry = new_entry(compiled)) == NULL)
+        status = TUTTI_ERROR_MEMORY;
+    if (status == TUTTI_OK)
+        status = try_capture(&of, entry);
+    attempt_end(&of);
+    if (status != TUTTI_OK) {
+        tu_entry_drop(entry);
+        tu_pending_take(status);
+        return NULL;
+    }
+    pthread_mutex_lock(&compiled->lock);
+    entry->next = compiled->entries;
+    compiled->entries = entry;
+    compiled->counts.entries++;
+    if (entry->guards.count > compiled->most_inputs)
+        compiled->most_inputs = entry->guards.count;
+    if (entry->forward != NULL)
+        compiled->counts.vertices +=
+            entry->forward->vertex_count + (entry->backward != NULL ? entry->backward->vertex_count : 0);
+    pthread_mutex_unlock(&compiled->lock);
+    return tu_entry_hold(entry);
+}
+
+/* ---- the call ---- */
+
+/* The tensors of a new entry's inputs. Nothing but another thread can have changed them. */
+static tutti_status hold_inputs(const tt_compiled *compiled, const tu_entry *entry, tt_tensor_list given,
+                                holding *inputs) {
+    char words[REASON];
+    tt_miss miss;
+    let_go(inputs);
+    tutti_status status = make_room(inputs, entry->guards.count);
+    if (status != TUTTI_OK)
+        return status;
+    if (!tu_guards_hold(&entry->guards, given, inputs->at, &miss, words, sizeof words))
+        return tu_error(TUTTI_ERROR_STATE, "%s: something changed while the function was captured: %s", compiled->name,
+                        words);
+    inputs->count = entry->guards.count;
+    return TUTTI_OK;
+}
+
+/* With `building` held: another thread may have built it meanwhile. NULL with the error pending, or, with why it may
+ * not be captured in `reason`, without one. */
+static tu_entry *find_or_add(tt_compiled *compiled, tt_tensor_list given, holding *inputs, char *reason) {
+    tu_entry *entry = find(compiled, given, inputs, true);
+    if (entry != NULL || tu_self()->pending != TUTTI_OK)
+        return entry;
+    tutti_status status = check_limit(compiled);
+    if (status != TUTTI_OK && !compiled->options.full) {
+        snprintf(reason, REASON, "%s", tutti_error_message());
+        return NULL;
+    }
+    entry = status == TUTTI_OK ? add_entry(compiled, given) : NULL;
+    if (entry != NULL && (status = hold_inputs(compiled, entry, given, inputs)) != TUTTI_OK) {
+        tu_entry_drop(entry);
+        entry = NULL;
+    }
+    tu_pending_take(status);
+    return entry;
+}
+
+static void note_run(tt_compiled *compiled, tu_entry *entry) {
+    pthread_mutex_lock(&compiled->lock);
+    tu_entry *before = compiled->last;
+    compiled->last = tu_entry_hold(entry);
+    pthread_mutex_unlock(&compiled->lock);
+    tu_entry_drop(before);
+}
+
+static tt_tensor_list run(tt_compiled *compiled, tu_entry *entry, tt_tensor *const *inputs) {
+    tt_tensor_list none = { 0, NULL };
+    size_t count = (size_t)entry->captured.result_count;
+    tt_tensor **results = tu_scope_memory((count + 1) * sizeof *results);
+    if (results == NULL)
+        return none;
+    if (compiled->last != entry)
+        note_run(compiled, entry);
+    tutti_status status = tu_pending_take(tu_entry_run(entry, inputs, results));
+    return status == TUTTI_OK ? tt_tensors_of(count, results) : none;
+}
+
+static tutti_status check_call(const tt_compiled *compiled, tt_tensor_list inputs) {
+    if (compiled == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "compiled_call: compiled is NULL");
+    if (inputs.count > 0 && inputs.at == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: inputs are %zu, and their list is NULL", compiled->name,
+                        inputs.count);
+    tutti_status status = TUTTI_OK;
+    for (size_t i = 0; i < inputs.count && status == TUTTI_OK; i++)
+        status = tu_tensor_check(compiled->name, "inputs", inputs.at[i]);
+    return status;
+}
+
+/* What the thread does at the moment that only the operators themselves know about. */
+static const char *why_eager_now(void) {
+    const tu_thread *self = tu_self();
+    return self->anomaly               ? "anomaly mode looks at each operator"
+           : self->saved_hooks != NULL ? "saved-tensor hooks are pushed"
+           : self->batch != NULL       ? "a batch of collectives is open"
+           : self->recorder != NULL    ? "a recorder looks at each operator"
+                                       : NULL;
+}
+
+tt_tensor_list tt_compiled_call(tt_compiled *compiled, tt_tensor_list given) {
+    tt_tensor_list none = { 0, NULL };
+    if (tu_self()->pending != TUTTI_OK || !tu_scope_check() || tu_pending_take(check_call(compiled, given)) != TUTTI_OK)
+        return none;
+    if (tu_is_capturing())
+        return call_itself(compiled, given);
+    if (why_eager_now() != NULL)
+        return call_eagerly(compiled, given, why_eager_now());
+    holding inputs = { .count = 0 };
+    char reason[REASON] = "";
+    tu_entry *entry = find(compiled, given, &inputs, false);
+    if (entry == NULL && tu_self()->pending == TUTTI_OK) {
+        let_go(&inputs);
+        pthread_mutex_lock(&compiled->building);
+        entry = find_or_add(compiled, given, &inputs, reason);
+        pthread_mutex_unlock(&compiled->building);
+    }
+    tt_tensor_list results = none;
+    if (entry != NULL && entry->why_eager == NULL)
+        results = run(compiled, entry, inputs.at);
+    else if (entry != NULL || reason[0] != 0)
+        results = call_eagerly(compiled, given, entry != NULL ? entry->why_eager : reason);
+    let_go(&inputs);
+    tu_entry_drop(entry);
+    return results;
+}
+
+/* ---- looking ---- */
+
+static bool is_there(const char *who, const tt_compiled *compiled) {
+    if (tu_self()->pending != TUTTI_OK)
+        return false;
+    if (compiled == NULL)
+        tu_fail(TUTTI_ERROR_ARGUMENT, "%s: compiled is NULL", who);
+    return compiled != NULL;
+}
+
+const tt_graph *tt_compiled_graph(const tt_compiled *compiled, tt_direction direction) {
+    if (!is_there("compiled_graph", compiled))
+        return NULL;
+    if (direction != TT_FORWARD && direction != TT_BACKWARD) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "compiled_graph: direction is %d, and must be TT_FORWARD or TT_BACKWARD",
+                (int)direction);
+        return NULL;
+    }
+    pthread_mutex_t *lock = (pthread_mutex_t *)&compiled->lock; /* a lock changes nothing that the caller can see */
+    pthread_mutex_lock(lock);
+    const tu_entry *entry = compiled->last;
+    const tt_graph *graph = entry == NULL ? NULL : direction == TT_FORWARD ? entry->forward : entry->backward;
+    pthread_mutex_unlock(lock);
+    return graph;
+}
+
+bool tt_compiled_count(const tt_compiled *compiled, tt_compiled_counts *counts) {
+    if (!is_there("compiled_count", compiled))
+        return false;
+    if (counts == NULL || counts->size == 0) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "compiled_count: counts is NULL or its size is 0");
+        return false;
+    }
+    pthread_mutex_t *lock = (pthread_mutex_t *)&compiled->lock;
+    pthread_mutex_lock(lock);
+    tt_compiled_counts own = compiled->counts;
+    pthread_mutex_unlock(lock);
+    own.size = counts->size;
+    memcpy(counts, &own, counts->size < sizeof own ? counts->size : sizeof own);
+    return true;
+}
+
+const char *tt_compiled_reason(const tt_compiled *compiled) {
+    return compiled != NULL ? compiled->reason : "";
+}
