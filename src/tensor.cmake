@@ -8,6 +8,9 @@ endif()
 add_library(tutti_tensor_objects OBJECT ${tensor_sources})
 # Integers wrap.
 set_source_files_properties(tensor/pointwise_kernels.c PROPERTIES COMPILE_OPTIONS "-fwrapv;-O3")
+# Takes in the headers that compiled loops include.
+set_source_files_properties(loops/text.c PROPERTIES COMPILE_DEFINITIONS "TUTTI_SOURCES=\"${CMAKE_CURRENT_SOURCE_DIR}\"" OBJECT_DEPENDS
+  "${CMAKE_CURRENT_SOURCE_DIR}/tensor/kernel/scalar.h;${CMAKE_CURRENT_SOURCE_DIR}/tensor/kernel/vector.h;${CMAKE_CURRENT_SOURCE_DIR}/tensor/kernel/avx2.h;${CMAKE_CURRENT_SOURCE_DIR}/tensor/kernel/avx512.h;${CMAKE_CURRENT_SOURCE_DIR}/tensor/kernel/neon.h;${CMAKE_CURRENT_SOURCE_DIR}/tensor/kernel/elementary.h;${CMAKE_CURRENT_SOURCE_DIR}/tensor/dialect.h;${CMAKE_CURRENT_SOURCE_DIR}/loops/lanes.h")
 target_link_libraries(tutti_tensor_objects PUBLIC tutti_flags)
 target_include_directories(tutti_tensor_objects PRIVATE ${CBLAS_INCLUDE_DIR})
 # The kernels once per instruction set; kernels.c chooses.

@@ -13,6 +13,8 @@
 
 #include <tutti/log.h>
 
+#include "base/error.h"
+
 typedef struct tu_log tu_log; /* level per subsystem, sink, rank for the prefix; safe from any thread */
 
 tutti_status tu_log_create(const char *spec, const char *file_pattern, tutti_log_callback *callback, void *user,
@@ -20,8 +22,8 @@ tutti_status tu_log_create(const char *spec, const char *file_pattern, tutti_log
 void tu_log_set_rank(tu_log *log, int rank);
 void tu_log_free(tu_log *log);
 
-bool tu_log_wants(const tu_log *log, tutti_log_level level, const char *subsystem);
-void tu_log_write(const tu_log *log, tutti_log_level level, const char *subsystem, const char *format, ...)
+TU_SHARED bool tu_log_wants(const tu_log *log, tutti_log_level level, const char *subsystem);
+TU_SHARED void tu_log_write(const tu_log *log, tutti_log_level level, const char *subsystem, const char *format, ...)
     TUTTI_PRINTF(4, 5);
 
 #define TU_LOG(level, log, subsystem, ...)                          \

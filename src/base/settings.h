@@ -11,6 +11,8 @@
 
 #include <tutti/status.h>
 
+#include "base/error.h"
+
 typedef enum tu_setting_type {
     TU_SETTING_TEXT,
     TU_SETTING_INTEGER,
@@ -68,7 +70,7 @@ static inline int64_t tu_settings_number(const tu_settings *settings, tu_setting
 void tu_settings_unknown(void (*found)(const char *name, const char *nearest, void *argument), void *argument);
 
 /* The parsers, for others' use (tools, bench). */
-tutti_status tu_parse_duration(const char *text, int64_t *nanoseconds);
+TU_SHARED tutti_status tu_parse_duration(const char *text, int64_t *nanoseconds);
 tutti_status tu_parse_bytes(const char *text, int64_t *bytes);
 tutti_status tu_parse_integer(const char *text, int64_t *number);
 

@@ -28,10 +28,10 @@ static void print_attributes(FILE *to, const tu_vertex *vertex) {
 static void print_line(FILE *to, const tu_nest *nest, const tu_line *line) {
     const tu_slot *out = &nest->slots[line->out];
     fprintf(to, "    s%d: %s%s = ", line->out, tutti_dtype_name(out->dtype), out->narrow ? " row" : "");
-    if (line->kind == TU_LINE_CONVERT)
-        fprintf(to, nest->slots[line->in[0]].dtype == out->dtype ? "copy(" : "convert(");
-    else
-        fprintf(to, "%s(", line->vertex->entry->name);
+    fprintf(to, "%s(",
+            line->kind != TU_LINE_CONVERT                  ? line->vertex->entry->name
+            : nest->slots[line->in[0]].dtype == out->dtype ? "copy"
+                                                           : "convert");
     for (int i = 0; i < line->in_count; i++) {
         fprintf(to, i == 0 ? "" : ", ");
         print_slot(to, nest, line->in[i]);

@@ -4,10 +4,13 @@
  */
 #include "loops/program.h"
 
+#include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 
 #include <tutti/autograd.h>
 
+#include "loops/code.h"
 #include "loops/group.h"
 #include "tensor/operators.h"
 
@@ -15,19 +18,62 @@ struct tu_program {
     tt_graph *graph; /* held */
     tu_step_of_program *steps;
     int step_count;
+    tu_loop_code code;
     bool interpreted; /* vertex by vertex */
 };
 
 /* ---- making ---- */
+
+/* A file of the program in the folder, NULL where none is asked for. */
+static tutti_status open_file(const tu_program_options *options, const char *ending, FILE **file) {
+    char path[PATH_MAX];
+    *file = NULL;
+    if (options->folder == NULL || options->folder[0] == 0)
+        return TUTTI_OK;
+    int length = snprintf(path, sizeof path, "%s/%s.%s", options->folder,
+                          options->name != NULL ? options->name : "program", ending);
+    *file = length > 0 && (size_t)length < sizeof path ? fopen(path, "we") : NULL;
+    return *file != NULL ? TUTTI_OK : tu_error_system(errno, "the program cannot be written to %s", path);
+}
+
+static tutti_status close_file(FILE *file) {
+    return file == NULL || fclose(file) == 0 ? TUTTI_OK : tu_error_system(errno, "the program cannot be written");
+}
+
+static tutti_status compile(tu_program *made, const tu_program_options *options) {
+    int count = 0;
+    FILE *copy = NULL;
+    tu_nest **nests = calloc((size_t)made->step_count + 1, sizeof *nests);
+    if (nests == NULL)
+        return tu_error_memory("a program", (size_t)made->step_count * sizeof *nests);
+    for (int i = 0; i < made->step_count; i++)
+        if (made->steps[i].nest != NULL)
+            nests[count++] = made->steps[i].nest;
+    tutti_status status = open_file(options, "c", &copy);
+    if (status == TUTTI_OK && count > 0)
+        status = tu_code_make(&made->code, nests, count, copy);
+    tutti_status closed = close_file(copy);
+    free(nests);
+    return status == TUTTI_OK ? closed : status;
+}
 
 static tutti_status make_steps(tu_program *made, const tu_program_options *options) {
     if (made->interpreted)
         return TUTTI_OK;
     tutti_status status =
         tu_steps_make(made->graph, options->mode == TU_PROGRAM_FUSED, &made->steps, &made->step_count);
+    if (status == TUTTI_OK && !options->no_compiler)
+        status = compile(made, options);
     for (int i = 0; i < made->step_count && status == TUTTI_OK; i++)
         if (made->steps[i].nest != NULL)
             status = tu_nest_schedule(made->steps[i].nest);
+    FILE *text = NULL;
+    if (status == TUTTI_OK)
+        status = open_file(options, "loops", &text);
+    if (text != NULL) {
+        tu_program_print(text, made);
+        status = close_file(text);
+    }
     return status;
 }
 
@@ -53,6 +99,7 @@ void tu_program_release(tu_program *program) {
     if (program == NULL)
         return;
     tu_steps_free(program->steps, program->step_count);
+    tu_code_end(&program->code);
     tt_graph_release(&program->graph);
     free(program);
 }

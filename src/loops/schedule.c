@@ -120,7 +120,7 @@ static void place_inputs(tu_nest *nest, pool *buffers, const bool *repeated, con
         if (tensor == NULL || tensor->written || slot->last < 0)
             continue;
         bool only_stages = !dense[i];
-        if (!is_direct(nest, tensor) && !(tensor->single && only_stages))
+        if (!is_direct(nest, tensor) && !(tensor->single && !tensor->narrow && only_stages))
             slot->buffer = take(buffers);
         if (repeated[i])
             slot->wide_buffer = take(buffers);

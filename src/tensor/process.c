@@ -23,11 +23,13 @@ static struct {
     tu_thread *threads;
     tallies gone; /* of threads that have ended */
     bool holds_pool;
+    atomic_flag told;  /* that loops are not compiled */
     _Atomic int limit; /* of threads that compute, the caller's included; 0: not known yet */
     tu_handle_window handles;
     pthread_mutex_t hooks;
     pthread_mutex_t storages[STORAGE_LOCKS];
 } process = { .lock = PTHREAD_MUTEX_INITIALIZER,
+              .told = ATOMIC_FLAG_INIT,
               .handles = { .lock = PTHREAD_MUTEX_INITIALIZER },
               .hooks = PTHREAD_MUTEX_INITIALIZER,
               .storages = { [0 ... STORAGE_LOCKS - 1] = PTHREAD_MUTEX_INITIALIZER } };
@@ -38,6 +40,10 @@ pthread_mutex_t *tu_process_hooks_lock(void) {
 
 pthread_mutex_t *tu_process_storage_lock(const tu_storage *storage) {
     return &process.storages[((uintptr_t)storage >> 6) & (STORAGE_LOCKS - 1)];
+}
+
+bool tu_process_tell_once(void) {
+    return !atomic_flag_test_and_set_explicit(&process.told, memory_order_relaxed);
 }
 
 tu_handle_window *tu_process_handles(void) {

@@ -6,6 +6,7 @@
  *   threads      those that use tensors, for tt_count, and what ended ones left on the books
  *   pool         a hold on the pool of threads that compute, which libtutti owns (base/pool.h)
  *   handles      the window of addresses where handles lie (tensor/handle.h), which outlives tt_finalize
+ *   told         whether the one warning about the compiler was given (loops/)
  *   locks        for the lists of hooks, and for the lists of collectives that hang on storages
  *
  * Everything else belongs to a thread (tensor/thread.h: scopes, errors, spare memory, the random generator, the open
@@ -30,6 +31,9 @@ struct tu_handle_window *tu_process_handles(void);
 
 /* How many threads may compute at once, the caller's included. */
 int tu_process_compute_threads(void);
+
+/* True for the first who asks: whether to warn that loops are not compiled, which is said once. */
+bool tu_process_tell_once(void);
 
 /* Guards the lists that hooks stand in. Never held while a hook runs or ends. */
 pthread_mutex_t *tu_process_hooks_lock(void);

@@ -19,6 +19,7 @@ static int chain(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
 }
 
 TEST(a_program_outlives_the_callers_hold_on_its_graph_and_runs_many_times) {
+    const char *folder = own_folder();
     tt_scope scope = tt_scope_open();
     tt_tensor *x = ramp(tt_shape(5, 7), 0.125), *expected, *results[1];
     for (int mode = TU_PROGRAM_FUSED; mode <= TU_PROGRAM_INTERPRET; mode++) {
@@ -37,4 +38,5 @@ TEST(a_program_outlives_the_callers_hold_on_its_graph_and_runs_many_times) {
         tu_program_release(program);
     }
     CHECK_OK(tt_scope_close(&scope));
+    remove_folder(folder);
 }

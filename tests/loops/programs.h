@@ -5,10 +5,34 @@
 #ifndef TUTTI_TESTS_LOOPS_PROGRAMS_H
 #define TUTTI_TESTS_LOOPS_PROGRAMS_H
 
+#include <ftw.h>
+#include <limits.h>
+#include <unistd.h>
+
 #include <tutti/tensors.h>
 
 #include "../harness.h"
 #include "loops/program.h"
+
+/* A folder for one test alone, which is also where its compiled loops are kept. */
+static inline const char *own_folder(void) {
+    static char path[PATH_MAX];
+    const char *base = getenv("TMPDIR");
+    snprintf(path, sizeof path, "%s/tutti-loops-XXXXXX", base != NULL && base[0] == '/' ? base : "/tmp");
+    CHECK(mkdtemp(path) != NULL);
+    setenv("XDG_CACHE_HOME", path, 1);
+    setenv("TUTTI_CC_LIMIT", "600", 1);
+    return path;
+}
+
+static inline int remove_one(const char *path, const struct stat *about, int type, struct FTW *at) {
+    (void)about, (void)type, (void)at;
+    return remove(path);
+}
+
+static inline void remove_folder(const char *path) {
+    nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+}
 
 /* Runs a program on tensors like those that its graph was captured with. The outputs are the scope's. */
 static inline void run_program(tu_program *program, const tt_graph *graph, tt_tensor_list arguments,

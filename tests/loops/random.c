@@ -323,3 +323,9 @@ TEST(random_functions_one_operator_at_a_time_leave_the_bits_of_calls) {
     compare_many(&(tu_program_options){ .no_compiler = true, .mode = TU_PROGRAM_SPLIT }, 1,
                  test_sanitized() ? 40 : 400);
 }
+
+TEST_LIMIT(random_functions_compiled_leave_the_bits_of_calls, 300) {
+    const char *folder = own_folder();
+    compare_many(&(tu_program_options){ .mode = TU_PROGRAM_FUSED }, 1, test_sanitized() ? 4 : 20);
+    remove_folder(folder);
+}

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The part of the text of compiled loops that every target has: functions of operators, and the lines of stages.
+ */
+#include "loops/emit.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+/* ---- types ---- */
+
+const char *tu_emit_suffix(tutti_dtype dtype) {
+    return dtype == TUTTI_F64 ? "f64" : dtype == TUTTI_F32 ? "f32" : dtype == TUTTI_U64 ? "u64" : "i64";
+}
+
+const char *tu_emit_type(tutti_dtype dtype) {
+    return dtype == TUTTI_F64 ? "double" : dtype == TUTTI_F32 ? "float" : dtype == TUTTI_U64 ? "uint64_t" : "int64_t";
+}
+
+/* Of a variable: a register of floats, or one integer. */
+static const char *variable_type(tutti_dtype dtype) {
+    return dtype == TUTTI_F64 ? "vec_f64" : dtype == TUTTI_F32 ? "vec_f32" : tu_emit_type(dtype);
+}
+
+bool tu_emit_knows(const tu_nest *nest, const tu_line *line) {
+    const tu_operator *entry = line->vertex->entry;
+    tutti_dtype compute = nest->slots[line->out].dtype;
+    for (int i = 0; i < entry->argument_count; i++)
+        if (entry->arguments[i].type != TT_ARGUMENT_TENSOR && entry->arguments[i].type != TT_ARGUMENT_DOUBLE)
+            return false;
+    return entry->expression != NULL &&
+           (compute == TUTTI_F32 || compute == TUTTI_F64 || compute == TUTTI_I64 || compute == TUTTI_U64);
+}
+
+/* ---- operators ---- */
+
+static void emit_operator(FILE *to, const tu_operator *entry, tutti_dtype compute) {
+    const char *type = variable_type(compute), *suffix = tu_emit_suffix(compute);
+    fprintf(to, "#undef SUFFIX\n#define SUFFIX %s\nTU_LANE %s %s_%s(", suffix, type, entry->name, suffix);
+    for (int i = 0; i < entry->argument_count; i++)
+        fprintf(to, "%sconst %s %s", i == 0 ? "" : ", ", type, entry->arguments[i].name);
+    fprintf(to, ") {\n    return %s;\n}\n", entry->expression);
+}
+
+static bool is_first(tu_nest *const *nests, int nest, int line) {
+    const tu_line *own = &nests[nest]->lines[line];
+    for (int i = 0; i <= nest; i++)
+        for (int k = 0; k < nests[i]->line_count && (i < nest || k < line); k++) {
+            const tu_line *other = &nests[i]->lines[k];
+            if (other->kind == TU_LINE_POINTWISE && other->vertex->entry == own->vertex->entry &&
+                nests[i]->slots[other->out].dtype == nests[nest]->slots[own->out].dtype)
+                return false;
+        }
+    return true;
+}
+
+void tu_emit_operators(FILE *to, tu_nest *const *nests, int nest_count) {
+    for (int i = 0; i < nest_count; i++)
+        for (int k = 0; k < nests[i]->line_count; k++) {
+            const tu_line *line = &nests[i]->lines[k];
+            if (line->kind == TU_LINE_POINTWISE && tu_emit_knows(nests[i], line) && is_first(nests, i, k))
+                emit_operator(to, line->vertex->entry, nests[i]->slots[line->out].dtype);
+        }
+}
+
+/* ---- numbers ---- */
+
+static void emit_real(FILE *to, double number, const char *suffix) {
+    if (isnan(number))
+        fprintf(to, "tu_number_%s(__builtin_nan(\"\"))", suffix);
+    else if (isinf(number))
+        fprintf(to, "tu_number_%s(%s__builtin_inf())", suffix, number < 0 ? "-" : "");
+    else
+        fprintf(to, "tu_number_%s(%a)", suffix, number);
+}
+
+static void emit_whole(FILE *to, int64_t number, const char *type) {
+    if (number == INT64_MIN)
+        fprintf(to, "(%s)INT64_MIN", type);
+    else
+        fprintf(to, "(%s)INT64_C(%" PRId64 ")", type, number);
+}
+
+/* What an integer's expression sees of an attribute: see tensor/pointwise_kernels.c. */
+static int64_t whole(double number) {
+    return number >= 0x1p63 ? INT64_MAX : number < -0x1p63 ? INT64_MIN : number != number ? 0 : (int64_t)number;
+}
+
+static void emit_attribute(FILE *to, double number, tutti_dtype compute) {
+    if (tu_is_float(compute))
+        emit_real(to, number, tu_emit_suffix(compute));
+    else
+        emit_whole(to, whole(number), tu_emit_type(compute));
+}
+
+static void emit_constant(FILE *to, const tu_slot *slot) {
+    if (slot->dtype == TUTTI_F32)
+        emit_real(to, (double)*(const float *)(const void *)slot->number, "f32");
+    else if (slot->dtype == TUTTI_F64)
+        emit_real(to, *(const double *)(const void *)slot->number, "f64");
+    else
+        emit_whole(to, *(const int64_t *)(const void *)slot->number, tu_emit_type(slot->dtype));
+}
+
+/* ---- lines ---- */
+
+static void emit_line(FILE *to, const tu_nest *nest, const tu_line *line) {
+    const tu_operator *entry = line->vertex->entry;
+    tutti_dtype compute = nest->slots[line->out].dtype;
+    fprintf(to, "const %s v%d = %s_%s(", variable_type(compute), line->out, entry->name, tu_emit_suffix(compute));
+    for (int i = 0, input = 0; i < entry->argument_count; i++) {
+        const tu_argument *argument = &entry->arguments[i];
+        fprintf(to, i == 0 ? "" : ", ");
+        if (argument->type == TT_ARGUMENT_DOUBLE) {
+            emit_attribute(to, *(const double *)((const char *)line->vertex->attributes + argument->offset), compute);
+            continue;
+        }
+        int slot = line->in[input++];
+        if (nest->slots[slot].constant)
+            emit_constant(to, &nest->slots[slot]);
+        else
+            fprintf(to, "v%d", slot);
+    }
+    fprintf(to, ");");
+    const tu_value *value = nest->slots[line->out].value;
+    if (value != NULL)
+        fprintf(to, " /* %s */", value->name);
+    fprintf(to, "\n");
+}
+
+void tu_emit_lines(FILE *to, const tu_nest *nest, const tu_stage *stage, const char *indent) {
+    for (int i = stage->first; i < stage->end; i++) {
+        fprintf(to, "%s", indent);
+        emit_line(to, nest, &nest->lines[i]);
+    }
+}

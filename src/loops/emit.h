@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The text of compiled loops: the expressions are the operators' own, from their rows, so that what is compiled and
+ * what is called compute the same.
+ */
+#ifndef TU_LOOPS_EMIT_H
+#define TU_LOOPS_EMIT_H
+
+#include "loops/nest.h"
+
+/* Whether the line's operator can be written as code. */
+bool tu_emit_knows(const tu_nest *nest, const tu_line *line);
+
+/* Puts a nest's lines in a good order and finds its stages; they have no functions yet. */
+tutti_status tu_nest_find_stages(tu_nest *nest);
+
+/* ---- C (emit_c.c) ---- */
+
+/* Every file has this word, by which a loaded one is known, and this form of functions. */
+#define TU_EMIT_MARK "tutti_loops"
+#define TU_EMIT_FORMAT "1"
+/* All stages of these nests as C, for the level whose headers are in the file `lanes`. Functions are named by
+ * tu_emit_name. */
+void tu_emit_c(FILE *to, tu_nest *const *nests, int nest_count, const char *lanes);
+void tu_emit_name(char *name, size_t size, const tu_nest *nest, int stage);
+
+/* ---- shared by targets (emit.c) ---- */
+
+/* "f32", "i64"; and the type of one element in C. */
+const char *tu_emit_suffix(tutti_dtype dtype);
+const char *tu_emit_type(tutti_dtype dtype);
+/* The definitions of all operators in these nests. */
+void tu_emit_operators(FILE *to, tu_nest *const *nests, int nest_count);
+/* "const vec_f32 v3 = tanh_f32(v2);" for each line of a stage; operands are v<slot>. */
+void tu_emit_lines(FILE *to, const tu_nest *nest, const tu_stage *stage, const char *indent);
+
+#endif

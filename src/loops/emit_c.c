@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Stages as C: a function for each, which walks rows and columns by registers.
+ */
+#include "loops/emit.h"
+
+void tu_emit_name(char *name, size_t size, const tu_nest *nest, int stage) {
+    snprintf(name, size, "loop_%d_%d", nest->number, stage);
+}
+
+static void emit_reference(FILE *to, const tu_nest *nest, int slot) {
+    if (nest->slots[slot].value != NULL)
+        fprintf(to, "%s", nest->slots[slot].value->name);
+    else
+        fprintf(to, "v%d", slot);
+}
+
+/* A value's expression over what the stage reads, "relu((tanh(x) - x))": what the comment shows. */
+static void emit_expression(FILE *to, const tu_nest *nest, const tu_stage *stage, int slot, int depth) {
+    const tu_line *line = NULL;
+    for (int i = stage->first; i < stage->end && line == NULL; i++)
+        line = nest->lines[i].out == slot ? &nest->lines[i] : NULL;
+    if (nest->slots[slot].constant) {
+        double number = 0;
+        if (tutti_convert(nest->slots[slot].number, nest->slots[slot].dtype, &number, TUTTI_F64, 1) == TUTTI_OK)
+            tu_number_print(to, number);
+        return;
+    }
+    if (line == NULL || depth == 0) {
+        emit_reference(to, nest, slot);
+        return;
+    }
+    const tu_operator *entry = line->vertex->entry;
+    fprintf(to, "%s(", entry->name);
+    for (int i = 0, input = 0; i < entry->argument_count; i++) {
+        fprintf(to, i == 0 ? "" : ", ");
+        if (entry->arguments[i].type == TT_ARGUMENT_DOUBLE)
+            tu_number_print(to, *(const double *)((const char *)line->vertex->attributes + entry->arguments[i].offset));
+        else
+            emit_expression(to, nest, stage, line->in[input++], depth - 1);
+    }
+    fprintf(to, ")");
+}
+
+static void emit_comment(FILE *to, const tu_nest *nest, const tu_stage *stage) {
+    fprintf(to, "\n/* Loop %d over [", nest->number);
+    for (int i = 0; i < nest->ndim; i++)
+        fprintf(to, i == 0 ? "%lld" : ", %lld", (long long)nest->sizes[i]);
+    fprintf(to, "]:\n");
+    for (int i = stage->input_count; i < stage->slot_count; i++) {
+        fprintf(to, " *   ");
+        emit_reference(to, nest, stage->slots[i]);
+        fprintf(to, " = ");
+        emit_expression(to, nest, stage, stage->slots[i], 12);
+        fprintf(to, "\n");
+    }
+    fprintf(to, " */\n");
+}
+
+/* An operand has an element per place, or one for the row. */
+static bool is_single(const tu_nest *nest, int slot) {
+    const tu_slot *at = &nest->slots[slot];
+    return at->tensor >= 0 && !nest->tensors[at->tensor].written && nest->tensors[at->tensor].single && !at->narrow;
+}
+
+/* Results that are too large for the caches, and that nobody reads before they are all there. */
+static bool goes_past(const tu_nest *nest, const tu_stage *stage, int slot) {
+    const tu_slot *at = &nest->slots[slot];
+    if (at->tensor < 0 || !nest->tensors[at->tensor].fresh || at->narrow || !tu_is_float(at->dtype) ||
+        nest->tensors[at->tensor].column != 1)
+        return false;
+    for (int line = stage->end; line < nest->line_count; line++)
+        for (int i = 0; i < nest->lines[line].in_count; i++)
+            if (nest->lines[line].in[i] == slot)
+                return false;
+    return (size_t)(nest->outer_count * nest->rows * nest->columns) * tu_dtype_bytes[at->dtype] >= TU_STREAM_BYTES;
+}
+
+typedef struct operand {
+    int slot;
+    bool one; /* for the whole row */
+    bool past;
+} operand;
+
+static operand operand_of(const tu_nest *nest, const tu_stage *stage, int index) {
+    int slot = stage->slots[index];
+    bool input = index < stage->input_count, narrow_stage = nest->slots[nest->lines[stage->first].out].narrow;
+    return (operand){ .slot = slot,
+                      .one = input && (is_single(nest, slot) || (nest->slots[slot].narrow && !narrow_stage)),
+                      .past = !input && goes_past(nest, stage, slot) };
+}
+
+/* The function of one register, or of the part of one that is left. */
+static void emit_lanes(FILE *to, const tu_nest *nest, const tu_stage *stage, const char *name, const char *type,
+                       const char *suffix, bool past) {
+    fprintf(to, "TU_LANE void %s_lanes(void *const *at, int64_t i, int64_t part", name);
+    for (int k = 0; k < stage->slot_count; k++) {
+        operand own = operand_of(nest, stage, k);
+        if (own.one)
+            fprintf(to, ", vec_%s v%d", suffix, own.slot);
+    }
+    fprintf(to, past ? ", int past) {\n" : ") {\n");
+    for (int k = 0; k < stage->input_count; k++) {
+        operand own = operand_of(nest, stage, k);
+        if (!own.one)
+            fprintf(to, "    const vec_%s v%d = tu_get_%s((const %s *)at[%d] + i, part);\n", suffix, own.slot, suffix,
+                    type, k);
+    }
+    tu_emit_lines(to, nest, stage, "    ");
+    for (int k = stage->input_count; k < stage->slot_count; k++) {
+        operand own = operand_of(nest, stage, k);
+        fprintf(to,
+                own.past ? "    tu_put_past_%s((%s *)at[%d] + i, v%d, part, past);\n"
+                         : "    tu_put_%s((%s *)at[%d] + i, v%d, part);\n",
+                suffix, type, k, own.slot);
+    }
+    fprintf(to, "}\n");
+}
+
+static void emit_call(FILE *to, const tu_nest *nest, const tu_stage *stage, const char *name, const char *part,
+                      const char *past) {
+    fprintf(to, "%s_lanes(at, row * columns + i, %s", name, part);
+    for (int k = 0; k < stage->slot_count; k++) {
+        operand own = operand_of(nest, stage, k);
+        if (own.one)
+            fprintf(to, ", v%d", own.slot);
+    }
+    fprintf(to, "%s);\n", past);
+}
+
+/* Numbers that hold for a row. */
+static void emit_ones(FILE *to, const tu_nest *nest, const tu_stage *stage, const char *type, const char *suffix) {
+    for (int k = 0; k < stage->input_count; k++) {
+        operand own = operand_of(nest, stage, k);
+        if (own.one)
+            fprintf(to, "        const vec_%s v%d = tu_splat_%s(((const %s *)at[%d])[%s]);\n", suffix, own.slot, suffix,
+                    type, k, nest->slots[own.slot].narrow ? "row" : "0");
+    }
+}
+
+static void emit_floats(FILE *to, const tu_nest *nest, const tu_stage *stage, const char *name, tutti_dtype dtype) {
+    const char *type = tu_emit_type(dtype), *suffix = tu_emit_suffix(dtype);
+    const char *lanes = dtype == TUTTI_F64 ? "TU_LANES_F64" : "TU_LANES_F32";
+    bool past = false;
+    for (int k = stage->input_count; k < stage->slot_count; k++)
+        past = past || operand_of(nest, stage, k).past;
+    emit_lanes(to, nest, stage, name, type, suffix, past);
+    fprintf(to, "TU_LOOP void %s(void *const *at, int64_t rows, int64_t columns) {\n", name);
+    fprintf(to, "    for (int64_t row = 0; row < rows; row++) {\n        int64_t i = 0;\n");
+    emit_ones(to, nest, stage, type, suffix);
+    if (past) {
+        fprintf(to, "        const uintptr_t places = columns * sizeof(%s)", type);
+        for (int k = stage->input_count; k < stage->slot_count; k++)
+            if (operand_of(nest, stage, k).past)
+                fprintf(to, " | (uintptr_t)at[%d]", k);
+        fprintf(to, ";\n        if (places %% sizeof(vec_%s) == 0)\n", suffix);
+        fprintf(to, "            for (; i + %s <= columns; i += %s)\n                ", lanes, lanes);
+        emit_call(to, nest, stage, name, lanes, ", 1");
+    }
+    fprintf(to, "        for (; i + %s <= columns; i += %s)\n            ", lanes, lanes);
+    emit_call(to, nest, stage, name, lanes, past ? ", 0" : "");
+    fprintf(to, "        if (i < columns)\n            ");
+    emit_call(to, nest, stage, name, "columns - i", past ? ", 0" : "");
+    fprintf(to, "    }\n%s}\n", past ? "    TU_STREAM_END();\n" : "");
+}
+
+static void emit_integers(FILE *to, const tu_nest *nest, const tu_stage *stage, const char *name, tutti_dtype dtype) {
+    const char *type = tu_emit_type(dtype);
+    fprintf(to, "TU_LOOP void %s(void *const *at, int64_t rows, int64_t columns) {\n", name);
+    fprintf(to, "    for (int64_t row = 0; row < rows; row++)\n");
+    fprintf(to, "        for (int64_t i = 0; i < columns; i++) {\n");
+    for (int k = 0; k < stage->input_count; k++) {
+        operand own = operand_of(nest, stage, k);
+        fprintf(to, "            const %s v%d = ((const %s *)at[%d])[%s];\n", type, own.slot, type, k,
+                !own.one                       ? "row * columns + i"
+                : nest->slots[own.slot].narrow ? "row"
+                                               : "0");
+    }
+    tu_emit_lines(to, nest, stage, "            ");
+    for (int k = stage->input_count; k < stage->slot_count; k++)
+        fprintf(to, "            ((%s *)at[%d])[row * columns + i] = v%d;\n", type, k, stage->slots[k]);
+    fprintf(to, "        }\n}\n");
+}
+
+void tu_emit_c(FILE *to, tu_nest *const *nests, int nest_count, const char *lanes) {
+    char name[64];
+    fprintf(to, "/* Loops of a graph, written by Tutti. */\n#include \"%s\"\n\n", lanes);
+    fprintf(to, "#define TU_LOOP __attribute__((visibility(\"default\")))\n");
+    fprintf(to, "TU_LOOP extern const char " TU_EMIT_MARK "[];\nconst char " TU_EMIT_MARK "[] = \"%s\";\n\n",
+            TU_EMIT_FORMAT);
+    tu_emit_operators(to, nests, nest_count);
+    for (int i = 0; i < nest_count; i++)
+        for (int k = 0; k < nests[i]->stage_count; k++) {
+            const tu_stage *stage = &nests[i]->stages[k];
+            tutti_dtype dtype = nests[i]->slots[nests[i]->lines[stage->first].out].dtype;
+            tu_emit_name(name, sizeof name, nests[i], k);
+            emit_comment(to, nests[i], stage);
+            if (tu_is_float(dtype))
+                emit_floats(to, nests[i], stage, name, dtype);
+            else
+                emit_integers(to, nests[i], stage, name, dtype);
+        }
+}
