@@ -326,6 +326,6 @@ TEST(random_functions_one_operator_at_a_time_leave_the_bits_of_calls) {
 
 TEST_LIMIT(random_functions_compiled_leave_the_bits_of_calls, 300) {
     const char *folder = own_folder();
-    compare_many(&(tu_program_options){ .mode = TU_PROGRAM_FUSED }, 1, test_sanitized() ? 4 : 20);
+    compare_many(&(tu_program_options){ .mode = TU_PROGRAM_FUSED }, 1, test_sanitized() ? 4 : 12);
     remove_folder(folder);
 }
