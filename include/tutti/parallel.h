@@ -22,6 +22,7 @@
 
 #include <tutti/functional.h>
 #include <tutti/module.h>
+#include <tutti/optimizer.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -171,6 +172,29 @@ TUTTI_API tt_named_list tt_fully_sharded_parameters(tt_fully_sharded *sharded);
 /* Takes this rank's rows of whole parameters: all of them, with the names and shapes that tt_fully_sharded_parameters
  * gives. Nothing is changed where one does not fit. */
 TUTTI_API bool tt_fully_sharded_set_parameters(tt_fully_sharded *sharded, tt_named_list parameters);
+
+/* ---- when a rank dies ----
+ *
+ *     tt_fully_sharded_protect(sharded, optimizer);
+ *     …
+ *     if (!train_a_step(…)) {                                            (its error says who died)
+ *         tutti_group_shrink(group, NULL, &smaller);
+ *         tt_fully_sharded_regroup(sharded, smaller);                    (goes on from memory)
+ *     }
+ *
+ * Shards lie in memory that every rank has mapped, and that stays when its rank dies. So survivors cut what all ranks
+ * had anew, without a file, and go on with the same parameters. */
+
+/* Puts what the optimizer remembers of the shards into symmetric memory, too, and counts its steps there. A collective.
+ * The optimizer must live as long as the sharding. */
+TUTTI_API bool tt_fully_sharded_protect(tt_fully_sharded *sharded, tt_optimizer *optimizer);
+/* tt_optimizer_step of the protected optimizer. Others can see whether it was made, or a rank died in the middle. */
+TUTTI_API bool tt_fully_sharded_step(tt_fully_sharded *sharded);
+/* Cuts parameters and protected optimizer states anew, over `group`: ranks of the old one, in its order. A collective
+ * of that group. The old one may have ended, and ranks that are left out may be dead. Gradients, and what was gathered,
+ * are dropped. Where ranks are not at the same step, or one died in the middle of one, it is TUTTI_ERROR_STATE on all,
+ * and nothing has changed: load a checkpoint then. With `replicas` it is TUTTI_ERROR_UNSUPPORTED. */
+TUTTI_API bool tt_fully_sharded_regroup(tt_fully_sharded *sharded, tutti_group *group);
 
 typedef struct tt_fully_sharded_counts {
     size_t size;

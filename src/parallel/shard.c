@@ -50,10 +50,61 @@ static tt_tensor *part_of(tt_tensor *flat, int64_t offset, int64_t elements) {
     return tt_narrow(flat, 0, offset, elements);
 }
 
+tt_tensor *tu_shard_rows(tt_tensor *flat, const tu_shard_member *member) {
+    return tt_view(part_of(flat, member->offset, member->own * member->width), sizes_of(member, member->own));
+}
+
+tt_tensor **tu_shard_peers(tt_tensor *x, tutti_group *group) {
+    int count = tutti_group_size(group);
+    tt_tensor **peers = calloc((size_t)count, sizeof(tt_tensor *));
+    if (peers == NULL)
+        tu_pending_take(tu_error_memory("the shards of peers", (size_t)count * sizeof(tt_tensor *)));
+    for (int i = 0; peers != NULL && i < count; i++)
+        peers[i] = tu_tensor_hold(tt_peer_tensor(x, i, group));
+    return peers;
+}
+
+void tu_shard_peers_free(tt_tensor **peers, int count) {
+    for (int i = 0; peers != NULL && i < count; i++)
+        tu_tensor_drop(peers[i]);
+    free(peers);
+}
+
+void tu_shard_clear(tu_shard_unit *unit) {
+    int ranks = tutti_group_size(unit->all->group);
+    for (int i = 0; i < unit->count; i++) {
+        tu_shard_member *member = &unit->members[i];
+        tt_tensor **held[] = { &member->shard, &member->whole, &member->sent, &member->landing };
+        tt_hook_remove(&member->hook);
+        for (size_t k = 0; k < sizeof held / sizeof *held; k++) {
+            tu_tensor_drop(*held[k]);
+            *held[k] = NULL;
+        }
+        member->arrived = false;
+    }
+    for (int i = 0; i < TU_STEP_STATES; i++) {
+        tu_tensor_drop(unit->states[i].own);
+        tu_shard_peers_free(unit->states[i].peers, ranks);
+        unit->states[i] = (tu_shard_state){ NULL, NULL };
+    }
+    tu_shard_peers_free(unit->peers, ranks);
+    unit->peers = NULL;
+    tt_tensor **held[] = { &unit->shard, &unit->sent, &unit->whole, &unit->reduction };
+    for (size_t i = 0; i < sizeof held / sizeof *held; i++) {
+        tu_tensor_drop(*held[i]);
+        *held[i] = NULL;
+    }
+    free(unit->in_reduction);
+    unit->in_reduction = NULL;
+    unit->elements = 0;
+    unit->arrivals = 0;
+    unit->gathered = unit->reduced = false;
+}
+
 static void cut_member(tu_shard_unit *unit, tu_shard_member *member) {
     int ranks = tutti_group_size(unit->all->group), rank = tutti_group_rank(unit->all->group);
-    int64_t elements = member->part * member->width, own = member->own * member->width;
-    tt_tensor *shard = tt_view(part_of(unit->shard, member->offset, own), sizes_of(member, member->own));
+    int64_t elements = member->part * member->width;
+    tt_tensor *shard = tu_shard_rows(unit->shard, member);
     tt_tensor *rows = tt_view(tt_contiguous(member->original), sizes_of(member, member->rows));
     tt_copy_(shard, tt_narrow(rows, 0, member->own > 0 ? rank * member->part : 0, member->own));
     member->shard = tu_tensor_hold(tt_parameter(shard, member->trained));
@@ -82,6 +133,9 @@ tutti_status tu_shard_cut(tu_shard_unit *unit) {
                      : tu_tensor_hold(tt_symm_empty(world, tt_shape(unit->elements), unit->gathered_dtype, NULL));
     unit->whole =
         tu_tensor_hold(tt_empty(tt_shape(tutti_group_size(all->group) * unit->elements), unit->gathered_dtype, NULL));
+    unit->peers = tu_shard_peers(unit->shard, all->group);
+    if (unit->sent != unit->shard)
+        tt_peer_tensor(unit->sent, 0, all->group); /* gathers read it where it lies from now on */
     for (int i = 0; i < unit->count && tu_self()->pending == TUTTI_OK; i++)
         cut_member(unit, &unit->members[i]);
     if (tu_self()->pending == TUTTI_OK)
@@ -240,8 +294,7 @@ void tu_shard_reduce(tu_shard_unit *unit) {
 }
 
 static void settle_member(tu_shard_unit *unit, tu_shard_member *member) {
-    int64_t elements = member->own * member->width;
-    tt_tensor *grad = tt_view(part_of(unit->reduction, member->offset, elements), sizes_of(member, member->own));
+    tt_tensor *grad = tu_shard_rows(unit->reduction, member);
     if (tt_grad(member->shard) != NULL)
         tt_add_(tt_grad(member->shard), grad);
     else

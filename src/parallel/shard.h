@@ -12,9 +12,15 @@
 
 #include "autograd/node.h"
 #include "nn/module.h"
+#include "nn/optimizer.h"
 #include "parallel/parallel.h"
 
 typedef struct tu_shard_unit tu_shard_unit;
+
+/* What a protected optimizer remembers of a unit: flat, as the shard is. */
+typedef struct tu_shard_state {
+    tt_tensor *own, **peers; /* held; NULL: nothing */
+} tu_shard_state;
 
 /* Where a parameter is found. */
 typedef struct tu_shard_slot {
@@ -48,6 +54,8 @@ struct tu_shard_unit {
     int64_t elements;        /* of the flat shard */
     tt_tensor *shard, *sent; /* the same where nothing is cast; held */
     tt_tensor *whole;        /* held */
+    tt_tensor **peers;       /* every rank's `shard`, by rank; held */
+    tu_shard_state states[TU_STEP_STATES];
     tt_hook *before, *after; /* around the module's forward */
     bool gathered;           /* or on its way */
     int arrivals;            /* members whose gradient is complete in this backward */
@@ -73,6 +81,8 @@ struct tt_fully_sharded {
     tu_shard_unit **order, **ended;
     size_t order_count, order_capacity, next, ended_count, ended_capacity, back;
     bool order_known;
+    tt_optimizer *optimizer;      /* that is protected, or NULL; lent */
+    tt_tensor *marks, **at_peers; /* steps that were begun and that were made, of this rank and of all; held */
     tt_fully_sharded_counts counts;
 };
 
@@ -87,7 +97,18 @@ void tu_shard_reduce(tu_shard_unit *unit);
 /* Gives the shards their gradients. */
 void tu_shard_settle(tu_shard_unit *unit);
 
+/* Every rank's x, which is symmetric, by rank; the list is the caller's and ends with tu_shard_peers_free. NULL with
+ * the error pending. A collective. */
+tt_tensor **tu_shard_peers(tt_tensor *x, tutti_group *group);
+void tu_shard_peers_free(tt_tensor **peers, int count);
+/* The part of a flat tensor, cut like a shard, that is this member's rows. */
+tt_tensor *tu_shard_rows(tt_tensor *flat, const tu_shard_member *member);
+/* Gives back what a unit has, but for its members' names and slots (shard.c). */
+void tu_shard_clear(tu_shard_unit *unit);
+
 /* Hooks (shard_hooks.c). */
+/* Hangs those of the parameters of a unit. */
+void tu_shard_hang_members(tu_shard_unit *unit);
 void tu_shard_hang(tt_fully_sharded *all);
 /* Ends one reference to what the unit is a part of. */
 void tu_shard_drop(void *unit);

@@ -179,6 +179,12 @@ static void accumulated(const tt_hook_context *context, tt_tensor *whole) {
 
 /* ---- hanging them ---- */
 
+void tu_shard_hang_members(tu_shard_unit *unit) {
+    for (int i = 0; i < unit->count; i++)
+        if (unit->members[i].trained)
+            tt_hook_accumulate(unit->members[i].whole, accumulated, &unit->members[i], NULL, &unit->members[i].hook);
+}
+
 void tu_shard_hang(tt_fully_sharded *all) {
     tt_hook_options always = TT_HOOK_OPTIONS_INIT, first = TT_HOOK_OPTIONS_INIT;
     always.always = true;
@@ -187,29 +193,17 @@ void tu_shard_hang(tt_fully_sharded *all) {
         tu_shard_unit *unit = &all->units[i];
         tt_hook_forward_pre(unit->module, before_forward, unit, &first, &unit->before);
         tt_hook_forward(unit->module, after_forward, unit, &always, &unit->after);
-        for (int k = 0; k < unit->count; k++)
-            if (unit->members[k].trained)
-                tt_hook_accumulate(unit->members[k].whole, accumulated, &unit->members[k], NULL,
-                                   &unit->members[k].hook);
+        tu_shard_hang_members(unit);
     }
 }
 
 static void forget(tu_shard_unit *unit) {
+    tu_shard_clear(unit);
     for (int i = 0; i < unit->count; i++) {
-        tu_shard_member *member = &unit->members[i];
-        tu_tensor_drop(member->original);
-        tu_tensor_drop(member->shard);
-        tu_tensor_drop(member->whole);
-        tu_tensor_drop(member->sent);
-        tu_tensor_drop(member->landing);
-        free(member->slots);
-        free(member->name);
+        tu_tensor_drop(unit->members[i].original);
+        free(unit->members[i].slots);
+        free(unit->members[i].name);
     }
-    tu_tensor_drop(unit->shard);
-    tu_tensor_drop(unit->sent);
-    tu_tensor_drop(unit->whole);
-    tu_tensor_drop(unit->reduction);
-    free(unit->in_reduction);
     free(unit->members);
     free(unit->name);
 }
@@ -220,6 +214,8 @@ void tu_shard_drop(void *user) {
         return;
     for (int i = 0; i < all->unit_count; i++)
         forget(&all->units[i]);
+    tu_shard_peers_free(all->at_peers, tutti_group_size(all->group));
+    tu_tensor_drop(all->marks);
     tt_module_release(all->root);
     tutti_group_release(all->group);
     tutti_group_release(all->options.replicas);

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A rank dies in the middle of fully sharded training: the survivors cut anew what all ranks had, and go on as if they
+ * had begun with it.
+ */
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <tutti/ops.h>
+#include <tutti/parallel.h>
+
+#include "../harness.h"
+#include "parallel/shard.h"
+
+enum {
+    LAYERS = 2,
+    STEPS_BEFORE = 2,
+    STEPS_AFTER = 2
+};
+
+/* What the ranks share. */
+typedef struct board {
+    int victim;
+    bool in_step; /* it dies in the middle of a step */
+    atomic_int finished;
+} board;
+
+typedef struct net {
+    tt_module *root, *units[LAYERS];
+} net;
+
+static net net_of(void) {
+    net made;
+    tt_module *modules[LAYERS + 1];
+    tt_seed(1, 0);
+    for (int i = 0; i < LAYERS; i++)
+        made.units[i] = modules[i] = tt_linear_module(i == 0 ? 5 : 10, 10, true, TUTTI_F32);
+    modules[LAYERS] = tt_layer_norm_module(10, 1e-5, TUTTI_F32);
+    made.root = tt_sequential_module(LAYERS + 1, modules);
+    return made;
+}
+
+static tt_tensor *loss_of(tt_module *root, int rank, int step) {
+    tt_seed((uint64_t)(1000 + step), (uint32_t)rank);
+    tt_tensor *x = tt_randn(tt_shape(4, 5), TUTTI_F32, NULL);
+    return tt_mean(tt_mul(tt_square(tt_module_call(root, x)), tt_arange(0, 10, 1, TUTTI_F32, NULL)));
+}
+
+/* One step of one rank that computes the batches of `ranks`. */
+static void step_alone(tt_module *root, tt_optimizer *optimizer, int ranks, int step) {
+    tt_named_list parameters = tt_module_parameters(root);
+    tt_tensor *sums[16] = { NULL };
+    for (int rank = 0; rank < ranks; rank++) {
+        tt_module_zero_grad(root);
+        CHECK(tt_backward(loss_of(root, rank, step), NULL));
+        for (size_t i = 0; i < parameters.count; i++) {
+            tt_tensor *grad = tt_clone(tt_grad(parameters.at[i]));
+            sums[i] = rank == 0 ? grad : tt_add(sums[i], grad);
+        }
+    }
+    for (size_t i = 0; i < parameters.count; i++)
+        tt_set_grad(parameters.at[i], tt_div_scalar(sums[i], ranks));
+    CHECK(tt_optimizer_step(optimizer));
+    tt_optimizer_zero_grad(optimizer);
+}
+
+static void step_together(tt_module *root, tt_fully_sharded *sharded, tt_optimizer *optimizer, int rank, int step) {
+    CHECK(tt_backward(loss_of(root, rank, step), NULL));
+    CHECK(tt_fully_sharded_step(sharded));
+    tt_optimizer_zero_grad(optimizer);
+}
+
+static void check_whole(tt_fully_sharded *sharded, tt_module *alone) {
+    tt_named_list whole = tt_fully_sharded_parameters(sharded), expected = tt_module_parameters(alone);
+    CHECK_EQ(whole.count, expected.count);
+    for (size_t i = 0; i < whole.count; i++)
+        CHECK(tt_equal(whole.at[i], expected.at[i]));
+}
+
+static void die(const board *shared, const tt_fully_sharded *sharded) {
+    if (shared->in_step)
+        tt_fill_(tt_narrow(sharded->marks, 0, 0, 1), 99);
+    kill(getpid(), SIGKILL);
+}
+
+static tutti_status survive(tutti_world *world, void *argument) {
+    board *shared = argument;
+    tutti_group *group = tutti_world_group(world), *rest;
+    int rank = tutti_world_rank(world), ranks = tutti_world_size(world);
+    tt_scope scope = tt_scope_open();
+    net net = net_of(), alone = net_of();
+    tt_fully_sharded *sharded = tt_fully_shard(net.root, LAYERS, net.units, group, NULL);
+    tt_optimizer *optimizer = tt_adamw_optimizer(net.root, NULL), *reference = tt_adamw_optimizer(alone.root, NULL);
+    CHECK(tt_fully_sharded_protect(sharded, optimizer));
+    for (int step = 0; step < STEPS_BEFORE; step++) {
+        step_together(net.root, sharded, optimizer, rank, step);
+        step_alone(alone.root, reference, ranks, step);
+    }
+    check_whole(sharded, alone.root);
+    CHECK_OK(tutti_barrier(group, NULL));
+    if (rank == shared->victim)
+        die(shared, sharded);
+    tt_scope inner = tt_scope_open();
+    CHECK(!tt_backward(loss_of(net.root, rank, STEPS_BEFORE), NULL));
+    CHECK_STATUS(tt_scope_close(&inner), TUTTI_ERROR_DEAD);
+    CHECK_OK(tutti_group_shrink(group, NULL, &rest));
+    if (shared->in_step) {
+        CHECK(!tt_fully_sharded_regroup(sharded, rest));
+        CHECK_EQ(tt_error_show(), TUTTI_ERROR_STATE);
+        CHECK_MESSAGE("stopped in the middle of step 99: load a checkpoint");
+        tt_error_clear();
+    } else {
+        CHECK(tt_fully_sharded_regroup(sharded, rest));
+        check_whole(sharded, alone.root);
+        for (int step = STEPS_BEFORE; step < STEPS_BEFORE + STEPS_AFTER; step++) {
+            step_together(net.root, sharded, optimizer, tutti_group_rank(rest), step);
+            step_alone(alone.root, reference, ranks - 1, step);
+            check_whole(sharded, alone.root);
+        }
+    }
+    tt_fully_sharded_release(sharded);
+    tt_optimizer_release(optimizer);
+    tt_optimizer_release(reference);
+    tt_module_release(net.root);
+    tt_module_release(alone.root);
+    if (!tt_wait_all(world)) /* what the death ended */
+        tt_error_clear();
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_barrier(rest, NULL));
+    tutti_group_release(rest);
+    atomic_fetch_add(&shared->finished, 1);
+    return TUTTI_OK;
+}
+
+static void lose(int ranks, int victim, bool in_step) {
+    board *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(shared != MAP_FAILED);
+    shared->victim = victim;
+    shared->in_step = in_step;
+    CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_PROCESSES, ranks, survive, shared), TUTTI_ERROR_DEAD);
+    CHECK_EQ(atomic_load(&shared->finished), ranks - 1);
+    munmap(shared, sizeof *shared);
+}
+
+TEST(survivors_go_on_with_what_the_dead_rank_had) {
+    lose(4, 2, false);
+    lose(3, 0, false);
+    lose(2, 1, false);
+}
+
+TEST(a_death_in_the_middle_of_a_step_asks_for_a_checkpoint) {
+    lose(3, 1, true);
+}
+
+TEST_WORLD_THREADS(regrouping_is_refused_where_it_cannot_work, 1) {
+    tutti_group *group = tutti_world_group(world);
+    tt_scope scope = tt_scope_open();
+    net net = net_of();
+    tt_fully_sharded *sharded = tt_fully_shard(net.root, LAYERS, net.units, group, NULL);
+    CHECK(!tt_fully_sharded_step(sharded));
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_STATE);
+    CHECK_MESSAGE("no optimizer is protected");
+    tt_error_clear();
+    CHECK(!tt_fully_sharded_regroup(sharded, NULL));
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
+    tt_error_clear();
+    CHECK(!tt_fully_sharded_protect(sharded, NULL));
+    tt_error_clear();
+    tt_optimizer *optimizer = tt_sgd_optimizer(net.root, NULL);
+    CHECK(tt_fully_sharded_protect(sharded, optimizer));
+    CHECK(!tt_fully_sharded_protect(sharded, optimizer));
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_STATE);
+    tt_error_clear();
+    tt_fully_sharded_release(sharded);
+    tt_optimizer_release(optimizer);
+    tt_module_release(net.root);
+    CHECK_OK(tt_scope_close(&scope));
+}
