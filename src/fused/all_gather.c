@@ -67,13 +67,23 @@ typedef struct placing {
     size_t size;
 } placing;
 
+/* Copies what another processor may have written, four pages side by side: a line that comes from there takes so long
+ * that one stream, in which the processor fetches ahead, reaches half the speed. */
+static void fetch(char *to, const char *from, size_t bytes) {
+    const size_t page = 4096, line = 64;
+    for (; bytes >= 4 * page; bytes -= 4 * page, to += 4 * page, from += 4 * page)
+        for (size_t i = 0; i < page; i += line)
+            for (size_t j = 0; j < 4 * page; j += page)
+                memcpy(to + j + i, from + j + i, line);
+    memcpy(to, from, bytes);
+}
+
 static void place_some(void *context, int64_t begin, int64_t end) {
     const placing *job = context;
     const char *from = job->from.data;
     if (job->from.column == 1 && job->from.row == job->columns && job->stride == job->columns) {
-        size_t row_bytes = (size_t)job->columns * job->size;
-        memcpy(job->to + (size_t)begin * row_bytes, from + (size_t)begin * row_bytes,
-               (size_t)(end - begin) * row_bytes);
+        size_t row_bytes = (size_t)job->columns * job->size, first = (size_t)begin * row_bytes;
+        fetch(job->to + first, from + first, (size_t)(end - begin) * row_bytes);
         return;
     }
     for (int64_t i = begin; i < end; i++)
