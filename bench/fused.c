@@ -3,12 +3,14 @@
  * Fused products beside the product alone, on input that is already there, and beside the unfused pair; they take turns
  * in one run, on every rank at once.
  *
- *     fused [--ranks N] [--threads N] [--rounds N] [--from SIZE] [--to SIZE] [gather|scatter] [f32|bf16|f8]
+ *     fused [--ranks N] [--threads N] [--rounds N] [--m SIZES] [--n SIZES] [--k SIZES] [gather|scatter] [f32|bf16|f8]
  *
- * Rows of the table: M = N = K from 256 to 4096, where M is the gathered size or the one that is scattered. A figure is
- * the median of the rounds (four times as many below 1024), each the time of the slowest rank after a barrier; behind a
- * ratio to the product alone stand the smallest and the largest ratio of a round. f8 is the scaled form, against
- * tt_scaled_matmul. Results are compared with the unfused pair in the same run.
+ * Rows of the table: each of M, N and K is 256, 1024 or 4096, or what a list like 256,512 says. The product is (M, K)
+ * (K, N); M is the gathered size, or the one that is scattered. A figure is the median of the rounds (at least 7, and
+ * more where a product is short), each the time of the slowest rank after a barrier; behind a ratio to the product
+ * alone stand the smallest and the largest ratio of a round. f8 is the scaled form, against tt_scaled_matmul. Results
+ * are compared with the unfused pair in the same run. A mark behind a row says what misses its aim: 1.05 for gathers
+ * and 1.10 for scatters (!), or the unfused pair (p).
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,11 +24,19 @@
 #include <tutti/peers.h>
 #include <tutti/symmetric.h>
 
-#define MOST_ROUNDS 64
+#define LEAST_ROUNDS 7
+#define MOST_ROUNDS 101
+#define ROW_SECONDS 0.15 /* that one form of a row is measured at least, where that many rounds are allowed */
+#define MOST_SIZES 8
+
+typedef struct sizes {
+    int count;
+    int64_t at[MOST_SIZES];
+} sizes;
 
 typedef struct settings {
-    int ranks, threads, rounds;
-    int64_t from, to;
+    int ranks, threads, rounds; /* rounds 0: as many as a row needs */
+    sizes rows, columns, depths;
     const char *kind, *dtype;
 } settings;
 
@@ -44,7 +54,7 @@ typedef struct bench {
     tutti_world *world;
     tutti_group *group;
     tutti_dtype dtype;
-    int64_t size;
+    int64_t rows, columns, depth;
     bool scatter;
     tt_tensor *shard, *placed, *whole, *right, *one;
 } bench;
@@ -86,7 +96,8 @@ static tt_tensor *gathered(const bench *of, tt_tensor *shard) {
 static tt_tensor *scattered(const bench *of) {
     return of->dtype == TUTTI_F8_E4M3
                ? tt_fused_scaled_matmul_reduce_scatter(of->whole, of->right, of->one, of->one, TUTTI_SUM, 0, 0,
-                                                       tt_shape(of->size, of->size), NULL, NULL, TUTTI_BF16, of->group)
+                                                       tt_shape(of->rows, of->columns), NULL, NULL, TUTTI_BF16,
+                                                       of->group)
                : tt_fused_matmul_reduce_scatter(of->whole, of->right, TUTTI_SUM, 0, of->group);
 }
 
@@ -130,14 +141,31 @@ static double median(const double *values, int count) {
     return count % 2 == 1 ? sorted[count / 2] : (sorted[count / 2 - 1] + sorted[count / 2]) / 2;
 }
 
-static void print_ratio(double seconds[FORMS][MOST_ROUNDS], int form, int rounds) {
-    double ratios[MOST_ROUNDS], least = 1e9, most = 0;
+/* Prints a form's ratio to the product alone, and returns it. */
+static double print_ratio(double seconds[FORMS][MOST_ROUNDS], int form, int rounds) {
+    double least = 1e9, most = 0, ratio = median(seconds[form], rounds) / median(seconds[PRODUCT], rounds);
     for (int i = 0; i < rounds; i++) {
-        ratios[i] = seconds[form][i] / seconds[PRODUCT][i];
-        least = ratios[i] < least ? ratios[i] : least;
-        most = ratios[i] > most ? ratios[i] : most;
+        double one = seconds[form][i] / seconds[PRODUCT][i];
+        least = one < least ? one : least;
+        most = one > most ? one : most;
     }
-    printf("  %6.3f (%.2f-%.2f)", median(seconds[form], rounds) / median(seconds[PRODUCT], rounds), least, most);
+    printf("  %6.3f (%.2f-%.2f)", ratio, least, most);
+    return ratio;
+}
+
+static void print_row(const bench *of, double seconds[FORMS][MOST_ROUNDS], int forms, int rounds) {
+    double pair = 0, aim = of->scatter ? 1.10 : 1.05;
+    bool misses_aim = false, misses_pair = false;
+    printf("%-8s %-8s %5lld %5lld %5lld %11.1f", of->scatter ? "scatter" : "gather", tutti_dtype_name(of->dtype),
+           (long long)of->rows, (long long)of->columns, (long long)of->depth, 1e6 * median(seconds[PRODUCT], rounds));
+    for (int form = PAIR; form < forms; form++) {
+        double ratio = print_ratio(seconds, form, rounds);
+        pair = form == PAIR ? ratio : pair;
+        misses_aim = misses_aim || (form != PAIR && ratio > aim);
+        misses_pair = misses_pair || (form != PAIR && ratio >= pair);
+    }
+    printf("%s%s%s\n", misses_aim || misses_pair ? "  " : "", misses_aim ? "!" : "", misses_pair ? "p" : "");
+    fflush(stdout);
 }
 
 static void compare(const bench *of, int forms) {
@@ -155,14 +183,24 @@ static tt_tensor *random_tensor(tt_dims shape, tutti_dtype dtype) {
     return tt_to(tt_rand(shape, TUTTI_F32, NULL), dtype);
 }
 
+/* Rounds of a row, the same on all ranks: so many that a form takes some time in all. */
+static int rounds_of(const bench *of) {
+    double first = timed(of, PRODUCT), again = timed(of, PRODUCT), one = again < first ? again : first;
+    int rounds = (int)(ROW_SECONDS / one);
+    return of->with->rounds != 0   ? of->with->rounds
+           : rounds < LEAST_ROUNDS ? LEAST_ROUNDS
+           : rounds > MOST_ROUNDS  ? MOST_ROUNDS
+                                   : rounds;
+}
+
 static void measure(bench *of) {
     tt_scope scope = tt_scope_open();
     int ranks = tutti_group_size(of->group), forms = of->scatter ? FUSED_SYMMETRIC : FORMS;
     double seconds[FORMS][MOST_ROUNDS];
-    tt_dims shape = tt_shape(of->size / ranks, of->size);
+    tt_dims shape = tt_shape(of->rows / ranks, of->depth);
     of->shard = random_tensor(shape, of->dtype);
-    of->whole = random_tensor(tt_shape(of->size, of->size), of->dtype);
-    of->right = random_tensor(tt_shape(of->size, of->size), of->dtype);
+    of->whole = random_tensor(tt_shape(of->rows, of->depth), of->dtype);
+    of->right = random_tensor(tt_shape(of->depth, of->columns), of->dtype);
     of->one = tt_full(tt_shape(1), 0.5, TUTTI_F32, NULL);
     of->placed = tt_symm_empty(of->world, shape, of->dtype, NULL);
     tt_copy_(of->placed, of->shard);
@@ -170,20 +208,25 @@ static void measure(bench *of) {
     check(tutti_memory_rendezvous(tt_symm_memory(of->placed), of->group, &peers));
     tutti_peers_release(peers);
     compare(of, forms);
-    int rounds = of->size < 1024 ? 4 * of->with->rounds : of->with->rounds; /* short ones are disturbed easily */
-    rounds = rounds < MOST_ROUNDS ? rounds : MOST_ROUNDS;
+    int rounds = rounds_of(of);
     for (int round = 0; round < rounds; round++)
         for (int form = 0; form < forms; form++)
             seconds[form][round] = timed(of, form);
-    if (tutti_group_rank(of->group) == 0) {
-        printf("%-8s %-8s %5lld %10.3f", of->scatter ? "scatter" : "gather", tutti_dtype_name(of->dtype),
-               (long long)of->size, 1e3 * median(seconds[PRODUCT], rounds));
-        for (int form = PAIR; form < forms; form++)
-            print_ratio(seconds, form, rounds);
-        printf("\n");
-        fflush(stdout);
-    }
+    if (tutti_group_rank(of->group) == 0)
+        print_row(of, seconds, forms, rounds);
     check(tt_scope_close(&scope));
+}
+
+static void measure_sizes(bench *of) {
+    const settings *with = of->with;
+    for (int i = 0; i < with->rows.count; i++)
+        for (int j = 0; j < with->columns.count; j++)
+            for (int k = 0; k < with->depths.count; k++) {
+                of->rows = with->rows.at[i];
+                of->columns = with->columns.at[j];
+                of->depth = with->depths.at[k];
+                measure(of);
+            }
 }
 
 static tutti_status bench_main(tutti_world *world, void *argument) {
@@ -192,23 +235,33 @@ static tutti_status bench_main(tutti_world *world, void *argument) {
     const settings *with = argument;
     bench of = { .with = with, .world = world, .group = tutti_world_group(world) };
     if (tutti_group_rank(of.group) == 0)
-        printf("%d ranks of %d threads, %d rounds; ratios to the product alone\n%-8s %-8s %5s %10s  %-19s  %-19s  %s\n",
-               tutti_group_size(of.group), with->threads, with->rounds, "", "", "size", "product ms", "unfused pair",
+        printf("%d ranks of %d threads; ratios to the product alone\n%-8s %-8s %5s %5s %5s %11s  %-19s  %-19s  %s\n",
+               tutti_group_size(of.group), with->threads, "", "", "M", "N", "K", "product us", "unfused pair",
                "fused, private", "fused, symmetric");
     for (int scatter = 0; scatter < 2; scatter++)
-        for (int i = 0; i < 3; i++)
-            for (of.size = with->from; of.size <= with->to; of.size *= 2) {
-                of.scatter = scatter;
-                of.dtype = dtypes[i];
-                if ((with->kind == NULL || strcmp(with->kind, scatter ? "scatter" : "gather") == 0) &&
-                    (with->dtype == NULL || strcmp(with->dtype, names[i]) == 0))
-                    measure(&of);
-            }
+        for (int i = 0; i < 3; i++) {
+            of.scatter = scatter;
+            of.dtype = dtypes[i];
+            if ((with->kind == NULL || strcmp(with->kind, scatter ? "scatter" : "gather") == 0) &&
+                (with->dtype == NULL || strcmp(with->dtype, names[i]) == 0))
+                measure_sizes(&of);
+        }
     return TUTTI_OK;
 }
 
+static sizes read_sizes(const char *text) {
+    sizes list = { 0, { 0 } };
+    for (char *end; list.count < MOST_SIZES; text = end + 1) {
+        list.at[list.count++] = strtoll(text, &end, 10);
+        if (*end != ',')
+            break;
+    }
+    return list;
+}
+
 int main(int argc, char **argv) {
-    settings with = { .ranks = 2, .threads = 1, .rounds = 9, .from = 256, .to = 4096 };
+    const sizes usual = { 3, { 256, 1024, 4096 } };
+    settings with = { .ranks = 2, .threads = 1, .rows = usual, .columns = usual, .depths = usual };
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
         if (strcmp(argv[i], "gather") == 0 || strcmp(argv[i], "scatter") == 0)
@@ -221,13 +274,14 @@ int main(int argc, char **argv) {
             with.threads = atoi(value), i++;
         else if (strcmp(argv[i], "--rounds") == 0)
             with.rounds = atoi(value), i++;
-        else if (strcmp(argv[i], "--from") == 0)
-            with.from = atoi(value), i++;
-        else if (strcmp(argv[i], "--to") == 0)
-            with.to = atoi(value), i++;
+        else if (strcmp(argv[i], "--m") == 0)
+            with.rows = read_sizes(value), i++;
+        else if (strcmp(argv[i], "--n") == 0)
+            with.columns = read_sizes(value), i++;
+        else if (strcmp(argv[i], "--k") == 0)
+            with.depths = read_sizes(value), i++;
     }
-    with.rounds = with.rounds < 1 ? 1 : with.rounds > MOST_ROUNDS ? MOST_ROUNDS : with.rounds;
-    with.from = with.from < with.ranks ? with.ranks : with.from;
+    with.rounds = with.rounds < 0 ? 0 : with.rounds > MOST_ROUNDS ? MOST_ROUNDS : with.rounds;
     char threads[16];
     snprintf(threads, sizeof threads, "%d", with.threads);
     if (getenv("OMP_NUM_THREADS") == NULL) { /* which libraries read when they are loaded */
