@@ -14,15 +14,19 @@
  * grows to what the largest call needed, is used again, and goes with the group. tt_restride(x, dim) brings x into the
  * order that is read without another copy: its dim moved to the front is contiguous.
  *
- * NUMBERS. A product of gathered rows is the BLAS's, row by row; small shards are put together first. A gather along
- * the last dimension adds the shards' products in rank order, in the accumulator of the dtype, on every rank alike.
+ * NUMBERS. A product of gathered rows is the BLAS's. Where a rank has fewer than 512 rows, those of neighbouring ranks
+ * are put together and multiplied at once; which ones follows from the sizes alone, so that a program gives the same
+ * bits whenever it runs. A gather along the last dimension adds the shards' products in rank order, in the accumulator
+ * of the dtype, on every rank alike.
  * A scattered product is rounded to the dtype on each rank, then added in rank order and rounded once, as
  * tt_reduce_scatter does; avg divides before that rounding.
  *
  * ORDER AND ERRORS are those of collectives (tutti/functional.h): all ranks make the same calls in the same order.
  * Shards whose shape, dtype or scales differ between ranks are TUTTI_ERROR_MISMATCH on every rank, with both sides in
  * the message; that ends nothing. B may differ from rank to rank. A death, a deadline or an abort ends the group. The
- * calls are complete when they return, and use no more than the calling thread and those of the BLAS.
+ * calls are complete when they return, and use no more than the calling thread and those that compute for it. Calls of
+ * several threads on one group take turns; one that does not get its turn by the group's deadline ends the group with
+ * TUTTI_ERROR_TIMEOUT.
  *
  * TEST MODE (tt_symm_test_begin) takes the plain collectives and then multiplies: what the fused ways are compared
  * with.
@@ -48,8 +52,8 @@ extern "C" {
 TUTTI_API tt_tensor_list tt_fused_all_gather_matmul(tt_tensor *a_shard, tt_tensor_list bs, int gather_dim,
                                                     tutti_group *group, tt_tensor **a);
 
-/* The same for one b and rows (gather_dim 0) of a contiguous a_shard: one product over A, this rank's rows
- * first, the others' when all ranks have come. `a` as above. */
+/* The same for one b and rows (gather_dim 0) of a contiguous a_shard: a product over A, this rank's rows
+ * first, the others' as they become ready. `a` as above. */
 TUTTI_API tt_tensor *tt_fused_all_gather_matmul_native(tt_tensor *a_shard, tt_tensor *b, tutti_group *group,
                                                        tt_tensor **a);
 
@@ -98,11 +102,12 @@ TUTTI_API tt_tensor *tt_fused_scaled_matmul_reduce_scatter(tt_tensor *a, tt_tens
 
 /* Works on one rank's shards, which belong to the caller and are read only; `rank` is whose they are. The tensors live
  * until it returns. It returns TUTTI_OK, or a failure that the call then returns; an error that it leaves pending
- * counts as one. Fused operations and pipelines on the same group are TUTTI_ERROR_STATE inside it. */
+ * counts as one. Fused operations and pipelines on the same group are TUTTI_ERROR_STATE inside it; it must not wait for
+ * another thread's either, which would end the group at its deadline. */
 typedef tutti_status tt_shard_consumer(void *argument, tt_tensor_list shards, int rank);
 
 /* Gathers several contiguous tensors along dimension 0 and hands each rank's to `consume`, this rank's first, then the
- * others' when all ranks have come, each once. ag_out, one contiguous tensor (ranks × d0, …) for each of `shards`,
+ * others' as they become ready, each once. ag_out, one contiguous tensor (ranks × d0, …) for each of `shards`,
  * receives what is gathered; an empty list: nobody wants it. No gradient. */
 TUTTI_API TUTTI_CHECKED tutti_status tt_pipelined_all_gather_and_consume(tt_tensor_list shards,
                                                                          tt_shard_consumer *consume, void *argument,
