@@ -14,7 +14,7 @@
  * grows to what the largest call needed, is used again, and goes with the group. tt_restride(x, dim) brings x into the
  * order that is read without another copy: its dim moved to the front is contiguous.
  *
- * NUMBERS. A product of gathered rows is the BLAS's. Where a rank has fewer than 512 rows, those of neighbouring ranks
+ * NUMBERS. A product of gathered rows is tt_matmul's. Where a rank has fewer than 512 rows, those of neighbouring ranks
  * are put together and multiplied at once; which ones follows from the sizes alone, so that a program gives the same
  * bits whenever it runs. A gather along the last dimension adds the shards' products in rank order, in the accumulator
  * of the dtype, on every rank alike.

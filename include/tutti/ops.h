@@ -177,13 +177,16 @@ TUTTI_API tt_tensor *tt_sum_to(tt_tensor *x, tt_dims shape);
 /* ---- matrix products ---- */
 /* i8 times i8, summed in i32, exactly. For i8. */
 TUTTI_API tt_tensor *tt_int_matmul(tt_tensor *a, tt_tensor *b);
-/* x weight^T + bias; bias may be NULL; rounds as the BLAS or oneDNN does. For numbers, complex; has a gradient. */
+/* x weight^T + bias; bias may be NULL; f32 and f64 have the same bits at every level but reference; there, and for
+ * complex and bf16, rounds as the BLAS or oneDNN does. For numbers, complex; has a gradient. */
 TUTTI_API tt_tensor *tt_linear(tt_tensor *x, tt_tensor *weight, tt_tensor *bias);
-/* (…, m, k) times (…, k, n); leading dimensions broadcast; one-dimensional arguments are a row and a column; rounds as
- * the BLAS or oneDNN does. For numbers, complex; has a gradient. */
+/* (…, m, k) times (…, k, n); leading dimensions broadcast; one-dimensional arguments are a row and a column; f32 and
+ * f64 have the same bits at every level but reference; there, and for complex and bf16, rounds as the BLAS or oneDNN
+ * does. For numbers, complex; has a gradient. */
 TUTTI_API tt_tensor *tt_matmul(tt_tensor *a, tt_tensor *b);
 /* a (m, k) times b (k, n), for narrow types, accumulated in f32. A scale is one f32, or one per row of a (m, 1), or one
- * per column of b (1, n); bias (n) and result_scale (one f32) may be NULL; rounds as the BLAS does. For numbers. */
+ * per column of b (1, n); bias (n) and result_scale (one f32) may be NULL; the same bits at every level but reference,
+ * where it rounds as the BLAS does. For numbers. */
 TUTTI_API tt_tensor *tt_scaled_matmul(tt_tensor *a, tt_tensor *b, tt_tensor *scale_a, tt_tensor *scale_b,
                                       tt_tensor *bias, tt_tensor *result_scale, tutti_dtype dtype);
 

@@ -12,7 +12,7 @@
 
 /* ---- tiles ---- */
 
-/* Tiles are no larger than they must be for the BLAS, so that they are still in the caches when they are handed over.
+/* Tiles are no larger than they must be for a product, so that they are still in the caches when they are handed over.
  */
 #define TILE_BYTES ((size_t)1 << 20)
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Matrix products: f32, f64 and complex by CBLAS; bf16 by oneDNN where it can, else, like the other narrow floats, by
- * conversion to f32 in panels; i8 by a kernel of our own; other integers by plain loops.
+ * Matrix products: f32, f64 and i8 by our own kernels (product.c), or by CBLAS where the level has no vectors; complex
+ * by CBLAS; bf16 by oneDNN where it can, else, like the other narrow floats, by conversion to f32 in panels; other
+ * integers by plain loops.
  */
 #include "tensor/gemm.h"
 
@@ -144,8 +145,8 @@ static tutti_status narrow_gemm(tutti_dtype dtype, int64_t rows, int64_t columns
             status = TUTTI_ERROR_MEMORY;
             break;
         }
-        call_blas(TUTTI_F32, CblasNoTrans, CblasNoTrans, count, columns, depth, wide_left, (blasint)depth, wide_right,
-                  (blasint)columns, 0, panel, (blasint)columns);
+        status = tu_gemm(TUTTI_F32, count, columns, depth, (tu_matrix){ wide_left, depth, 1 },
+                         (tu_matrix){ wide_right, columns, 1 }, 0, panel, columns);
         for (int64_t i = 0; i < count && status == TUTTI_OK; i++)
             status = tu_convert(panel + i * columns, TUTTI_F32, (char *)out + (size_t)((first + i) * out_stride) * size,
                                 dtype, (size_t)columns);
@@ -247,6 +248,8 @@ tutti_status tu_gemm(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t d
             TUTTI_ERROR_RANGE,
             "a matrix product (%lld, %lld) (%lld, %lld) has a dimension above 2^31, which the BLAS cannot take",
             (long long)rows, (long long)depth, (long long)depth, (long long)columns);
+    if (tu_product_is_ours(dtype))
+        return tu_product(dtype, rows, columns, depth, left, right, beta != 0, out, out_stride);
     if (dtype == TUTTI_F32 || dtype == TUTTI_F64 || tu_is_complex(dtype))
         return blas_gemm(dtype, rows, columns, depth, left, right, beta, out, out_stride);
     if (tu_is_float(dtype))

@@ -19,6 +19,13 @@ typedef struct tu_matrix {
 tutti_status tu_gemm(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t depth, tu_matrix left, tu_matrix right,
                      double beta, void *out, int64_t out_stride);
 
+/* The same by our own kernels, of f32 or f64, where the level has vectors (the reference has no fma of its own); sizes
+ * above 0. The bits are those of one order: see product.c. */
+#define TU_PRODUCT_DEPTH 384
+bool tu_product_is_ours(tutti_dtype dtype);
+tutti_status tu_product(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t depth, tu_matrix left,
+                        tu_matrix right, bool add, void *out, int64_t out_stride);
+
 /* out (rows, columns) of i32, dense, = left (rows, depth) right (depth, columns) of i8, exact but that i32 wraps. */
 tutti_status tu_int8_gemm(int64_t rows, int64_t columns, int64_t depth, tu_matrix left, tu_matrix right, int32_t *out);
 

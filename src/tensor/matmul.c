@@ -12,6 +12,7 @@
 #include "tensor/loop.h"
 #include "tensor/operators.h"
 #include "tensor/parallel.h"
+#include "tensor/process.h"
 #include "tensor/scaled.h"
 #include "tensor/stage.h"
 
@@ -98,9 +99,13 @@ static void multiply_batches(void *context, int64_t begin, int64_t end) {
     }
 }
 
-/* What a BLAS does not share among threads of its own; it may be called from several. */
-static bool is_small(const batches *job) {
-    return (job->out->dtype == TUTTI_F32 || job->out->dtype == TUTTI_F64) &&
+/* Whether threads take whole products: where there are plenty for our own kernels, or a BLAS, which may be called from
+ * several threads, would not share one among threads of its own. */
+static bool is_shared(const batches *job, int64_t count) {
+    tutti_dtype dtype = job->out->dtype;
+    if (tu_product_is_ours(dtype) && count >= 2 * tu_process_compute_threads())
+        return true;
+    return (dtype == TUTTI_F32 || dtype == TUTTI_F64) &&
            (double)job->rows * (double)job->columns * (double)job->depth <= 131072;
 }
 
@@ -116,7 +121,7 @@ tutti_status tu_matmul_cpu(tu_call *call) {
                        columns);
     batches job = { left, right, out, rows, columns, depth, TUTTI_OK };
     int64_t count = out->numel / (rows * columns);
-    if (!is_small(&job)) {
+    if (!is_shared(&job, count)) {
         multiply_batches(&job, 0, count);
         return (tutti_status)atomic_load_explicit(&job.status, memory_order_relaxed);
     }

@@ -4,6 +4,7 @@
  * own: every row of the table by its sample, and the larger ones once more around every width of register.
  */
 #include <cblas.h>
+#include <math.h>
 
 #include <tutti/autograd.h>
 #include <tutti/functional.h>
@@ -185,6 +186,108 @@ TEST(products_of_i8_are_exact_at_every_level) {
     }
 }
 
+/* ---- products of floats ---- */
+
+typedef struct shape {
+    int64_t rows, columns, depth;
+} shape;
+
+/* What an element of a product is: a chain of fma per block of the depth, and the blocks' sum. */
+static double chain(bool narrow, tu_matrix left, tu_matrix right, int64_t i, int64_t j, int64_t depth, bool add,
+                    double before) {
+    double sum = before;
+    for (int64_t begin = 0; begin < depth; begin += TU_PRODUCT_DEPTH) {
+        double part = 0;
+        for (int64_t k = begin; k < depth && k < begin + TU_PRODUCT_DEPTH; k++) {
+            int64_t at = i * left.row + k * left.column, to = k * right.row + j * right.column;
+            part = narrow ? fmaf(((const float *)left.data)[at], ((const float *)right.data)[to], (float)part)
+                          : fma(((const double *)left.data)[at], ((const double *)right.data)[to], part);
+        }
+        sum = begin == 0 && !add ? part : narrow ? (float)sum + (float)part : sum + part;
+    }
+    return sum;
+}
+
+static double read_number(bool narrow, const void *from, int64_t at) {
+    return narrow ? (double)((const float *)from)[at] : ((const double *)from)[at];
+}
+
+static void check_product(bool narrow, shape size, tu_matrix left, tu_matrix right, bool add) {
+    int64_t stride = size.columns == 1 ? 1 : size.columns + 3, count = size.rows * stride;
+    size_t bytes = (size_t)count * (narrow ? sizeof(float) : sizeof(double));
+    void *out = malloc(bytes), *before = malloc(bytes);
+    CHECK(out != NULL && before != NULL);
+    for (int64_t i = 0; i < count; i++) {
+        if (narrow)
+            ((float *)before)[i] = (float)(i % 7) / 3;
+        else
+            ((double *)before)[i] = (double)(i % 7) / 3;
+    }
+    memcpy(out, before, bytes);
+    CHECK_OK(
+        tu_product(narrow ? TUTTI_F32 : TUTTI_F64, size.rows, size.columns, size.depth, left, right, add, out, stride));
+    for (int64_t i = 0; i < size.rows; i++)
+        for (int64_t j = 0; j < stride; j++) {
+            double old = read_number(narrow, before, i * stride + j);
+            double expected = j < size.columns ? chain(narrow, left, right, i, j, size.depth, add, old) : old;
+            double found = read_number(narrow, out, i * stride + j);
+            if (memcmp(&found, &expected, sizeof found) != 0)
+                FAIL("(%lld, %lld) of (%lld, %lld, %lld) is %a, not %a, at %s with %d threads", (long long)i,
+                     (long long)j, (long long)size.rows, (long long)size.columns, (long long)size.depth, found,
+                     expected, tu_instructions_name(tu_instructions_get()), openblas_get_num_threads());
+        }
+    free(out);
+    free(before);
+}
+
+/* Each matrix as it lies, transposed, and with gaps in both directions. */
+static void check_layouts(bool narrow, shape size, const void *left, const void *right) {
+    tu_matrix lefts[] = { { left, size.depth, 1 }, { left, 1, size.rows }, { left, 2 * size.depth + 1, 2 } };
+    tu_matrix rights[] = { { right, size.columns, 1 }, { right, 1, size.depth }, { right, 2 * size.columns + 1, 2 } };
+    for (int i = 0; i < 3; i++)
+        for (int j = 0; j < 3; j++)
+            check_product(narrow, size, lefts[i], rights[j], (i + j) % 2 == 1);
+}
+
+TEST(an_element_of_a_product_is_the_same_chain_of_fma_for_every_level_layout_and_number_of_threads) {
+    static const shape shapes[] = { { 1, 1, 1 },    { 3, 5, 2 },     { 1, 70, 33 },   { 70, 1, 33 }, { 13, 33, 65 },
+                                    { 37, 43, 65 }, { 25, 31, 400 }, { 12, 64, 784 }, { 7, 200, 3 }, { 1030, 34, 9 } };
+    enum {
+        MOST = 3 * 784 * 70
+    };
+    float *singles = malloc(2 * MOST * sizeof *singles);
+    double *doubles = malloc(2 * MOST * sizeof *doubles);
+    CHECK(singles != NULL && doubles != NULL);
+    for (int i = 0; i < 2 * MOST; i++) {
+        doubles[i] = (double)((i * 7919LL + 13) % 10007) / 10007 - 0.5;
+        singles[i] = (float)doubles[i];
+    }
+    for (tu_instructions level = TU_REFERENCE; level < TU_INSTRUCTIONS_END; level++) {
+        if (!test_instructions(level) || !tu_product_is_ours(TUTTI_F32))
+            continue;
+        for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+            openblas_set_num_threads(1 + 2 * (int)(i % 2));
+            check_layouts(true, shapes[i], singles, singles + MOST);
+            check_layouts(false, shapes[i], doubles, doubles + MOST);
+        }
+    }
+    free(singles);
+    free(doubles);
+}
+
+TEST(rows_of_a_product_are_the_product_of_the_rows) {
+    for (tu_instructions level = TU_REFERENCE; level < TU_INSTRUCTIONS_END; level++) {
+        if (!test_instructions(level) || !tu_product_is_ours(TUTTI_F32))
+            continue;
+        tt_scope scope = tt_scope_open();
+        tt_tensor *x = tt_randn(tt_shape(129, 500), TUTTI_F32, NULL),
+                  *y = tt_randn(tt_shape(500, 200), TUTTI_F32, NULL), *whole = tt_matmul(x, y);
+        CHECK(tt_equal(tt_slice(whole, 0, 5, 17, 1), tt_matmul(tt_slice(x, 0, 5, 17, 1), y)));
+        CHECK(tt_equal(tt_slice(whole, 1, 5, 77, 1), tt_matmul(x, tt_slice(y, 1, 5, 77, 1))));
+        CHECK_OK(tt_scope_close(&scope));
+    }
+}
+
 /* ---- the whole table ---- */
 
 #define MADE 8
@@ -272,13 +375,13 @@ static void compare_sample(const tu_operator *entry, maker like, int count, tt_t
     CHECK_OK(tt_scope_close(&scope));
 }
 
-static bool check_sample(const tu_operator *entry, maker like) {
+static bool check_sample(const tu_operator *entry, maker like, tu_instructions from) {
     tt_scope scope = tt_scope_open();
     tt_tensor *expected[1 + MADE];
-    CHECK(test_instructions(TU_REFERENCE));
+    CHECK(test_instructions(from));
     openblas_set_num_threads(1);
     int count = run_sample(entry, like, expected);
-    for (tu_instructions level = TU_REFERENCE; count > 0 && level < TU_INSTRUCTIONS_END; level++)
+    for (tu_instructions level = from; count > 0 && level < TU_INSTRUCTIONS_END; level++)
         for (int threads = 1; threads <= 3 && test_instructions(level); threads++) {
             openblas_set_num_threads(threads);
             compare_sample(entry, like, count, expected);
@@ -287,14 +390,31 @@ static bool check_sample(const tu_operator *entry, maker like) {
     return count > 0;
 }
 
-/* All rows but those that say in their summary that they round as a library does, and those without contents. */
+/* The first level with vectors that this machine has, or TU_INSTRUCTIONS_END. */
+static tu_instructions first_with_vectors(void) {
+    tu_instructions level = TU_REFERENCE + 1;
+    while (level < TU_INSTRUCTIONS_END && !tu_instructions_present(level))
+        level++;
+    return level;
+}
+
+/* The first level from which a row has the same bits. Rows say in their summary where they round as a library does, or
+ * as a row that does: products of f32 and f64 at the reference, others everywhere. */
+static tu_instructions same_from(const tu_operator *entry, tutti_dtype dtype) {
+    if (strstr(entry->summary, "rounds as ") == NULL)
+        return TU_REFERENCE;
+    return dtype == TUTTI_F32 || dtype == TUTTI_F64 ? first_with_vectors() : TU_INSTRUCTIONS_END;
+}
+
+/* All rows but those without contents. */
 static int check_table(tutti_group *group, int64_t size, tutti_dtype dtype, bool strided) {
     int checked = 0;
     for (int i = 0; i < tu_table_count(); i++) {
         const tu_operator *entry = tu_table_at(i);
-        if (strstr(entry->summary, "rounds as the") == NULL && !(entry->flags & TU_NO_KERNEL))
-            checked +=
-                check_sample(entry, (maker){ .sampler = { size, group, make }, .dtype = dtype, .strided = strided });
+        tu_instructions from = same_from(entry, dtype);
+        if (from < TU_INSTRUCTIONS_END && !(entry->flags & TU_NO_KERNEL))
+            checked += check_sample(
+                entry, (maker){ .sampler = { size, group, make }, .dtype = dtype, .strided = strided }, from);
     }
     return checked;
 }

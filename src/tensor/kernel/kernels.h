@@ -103,6 +103,13 @@ typedef void tu_product_kernel(int64_t rows, int64_t columns, int64_t depth, con
 typedef void tu_pack_kernel(int64_t depth, int64_t columns, const void *right, int64_t row, int64_t column,
                             void *packed);
 
+/* Likewise for the left matrix, whose rows lie in tiles of `tile_rows`, the last of which may be short, and one panel
+ * of the right one, of which `width` columns count. */
+typedef void tu_pack_left_kernel(int64_t rows, int64_t depth, const void *left, int64_t row, int64_t column,
+                                 void *packed);
+typedef void tu_packed_product_kernel(int64_t rows, int64_t width, int64_t depth, const void *left, const void *panel,
+                                      void *out, int64_t out_stride, bool add);
+
 /* Pieces of attention on one row: the largest element; exp(scale x - shift) in place and its sum; x times a factor;
  * shares (dp - dot) scale into dp. */
 typedef struct tu_score_kernels {
@@ -132,12 +139,15 @@ typedef struct tu_tensor_kernels {
     tu_convert_kernel *narrow_bf16, *widen_bf16, *narrow_f16, *widen_f16; /* from and to f32 */
     tu_product_kernel *product[TU_FLOATS];
     tu_pack_kernel *pack[TU_FLOATS];
+    tu_pack_left_kernel *pack_left[TU_FLOATS];
+    tu_packed_product_kernel *packed_product[TU_FLOATS];
     tu_int8_kernel *int8_product;
     /* Pairs of uniform numbers in [0, 1) become pairs of normal ones, by Box and Muller. */
     void (*normals)(double *first, double *second, int64_t count);
     /* Cosine and sine of factor * x. */
     void (*waves)(double factor, const double *x, double *cosines, double *sines, int64_t count);
     int panel[TU_FLOATS]; /* columns of the right matrix that are packed together */
+    int tile_rows;        /* rows of the left one that are */
     tu_score_kernels scores[TU_FLOATS];
 } tu_tensor_kernels;
 

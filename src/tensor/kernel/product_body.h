@@ -5,36 +5,90 @@
  */
 #define PANEL (2 * LANES)
 
+/* A line of `depth` elements `step` apart becomes a column of a packed matrix: `apart` elements between neighbours. */
+static void NAMED(spread)(int64_t depth, const TYPE *from, int64_t step, TYPE *to, int64_t apart) {
+    for (int64_t inner = 0; inner < depth; inner++)
+        to[inner * apart] = from[inner * step];
+}
+
+/* `count` dense lines, `line` apart, become neighbouring columns of a packed matrix. */
+static void NAMED(spread_lines)(int64_t count, int64_t depth, const TYPE *from, int64_t line, TYPE *to, int64_t apart) {
+    int64_t i = 0;
+    for (; i + TURNED <= count; i += TURNED)
+        NAMED(turn_lines)(depth, from + i * line, line, to + i, apart);
+    for (; i < count; i++)
+        NAMED(spread)(depth, from + i * line, 1, to + i, apart);
+}
+
+/* Rows of at most a panel's width; behind them zeros. */
+static void NAMED(pack_rows)(int64_t depth, int64_t width, const TYPE *from, int64_t row, TYPE *to) {
+    int64_t first = width < LANES ? width : LANES, second = width - first;
+    if (width == PANEL)
+        for (int64_t inner = 0; inner < depth; inner++)
+            memcpy(to + inner * PANEL, from + inner * row, PANEL * sizeof *to);
+    else
+        for (int64_t inner = 0; inner < depth; inner++) {
+            MATH(store)(to + inner * PANEL, MATH(load_part)(from + inner * row, first));
+            MATH(store)(to + inner * PANEL + LANES, MATH(load_part)(from + inner * row + first, second));
+        }
+}
+
 static void NAMED(pack)(int64_t depth, int64_t columns, const void *from, int64_t row, int64_t column, void *packed) {
     const TYPE *elements = from;
     TYPE *to = packed;
     for (int64_t j = 0; j < columns; j += PANEL, to += depth * PANEL) {
         int64_t width = columns - j < PANEL ? columns - j : PANEL;
-        if (width < PANEL)
-            memset(to, 0, (size_t)(depth * PANEL) * sizeof *to);
         if (column == 1) {
-            for (int64_t inner = 0; inner < depth; inner++)
-                memcpy(to + inner * PANEL, elements + inner * row + j, (size_t)width * sizeof *to);
+            NAMED(pack_rows)(depth, width, elements + j, row, to);
             continue;
         }
-        for (int64_t i = 0; i < width; i++)
-            for (int64_t inner = 0; inner < depth; inner++)
-                to[inner * PANEL + i] = elements[inner * row + (j + i) * column];
+        if (width < PANEL)
+            memset(to, 0, (size_t)(depth * PANEL) * sizeof *to);
+        if (row == 1)
+            NAMED(spread_lines)(width, depth, elements + j * column, column, to, PANEL);
+        else
+            for (int64_t i = 0; i < width; i++)
+                NAMED(spread)(depth, elements + (j + i) * column, row, to + i, PANEL);
     }
 }
 
-/* `rows` of the left matrix times one panel; `width` columns of it count. rows and add are constants where this is
- * inlined. */
-TU_LANE void NAMED(tile)(int rows, int64_t width, int64_t depth, const TYPE *left, int64_t left_row,
+/* The left matrix in packed form: tiles of rows, the rows of a tile side by side along the depth. Behind the last row
+ * of the last tile there is nothing that anybody reads. */
+static void NAMED(pack_left)(int64_t rows, int64_t depth, const void *from, int64_t row, int64_t column, void *packed) {
+    const TYPE *elements = from;
+    TYPE *to = packed;
+    for (int64_t i = 0; i < rows; i += TU_TILE_ROWS, to += depth * TU_TILE_ROWS) {
+        int64_t count = rows - i < TU_TILE_ROWS ? rows - i : TU_TILE_ROWS;
+        if (row == 1 && count == TU_TILE_ROWS)
+            for (int64_t inner = 0; inner < depth; inner++)
+                memcpy(to + inner * TU_TILE_ROWS, elements + inner * column + i, TU_TILE_ROWS * sizeof *to);
+        else if (column == 1)
+            NAMED(spread_lines)(count, depth, elements + i * row, row, to, TU_TILE_ROWS);
+        else
+            for (int64_t k = 0; k < count; k++)
+                NAMED(spread)(depth, elements + (i + k) * row, column, to + k, TU_TILE_ROWS);
+    }
+}
+
+/* `rows` of the left matrix times one panel, of which `width` columns count, in the first register or in both.
+ * rows, registers and add are constants where this is inlined. */
+TU_LANE void NAMED(tile)(int rows, int registers, int64_t width, int64_t depth, const TYPE *left, int64_t left_row,
                          int64_t left_column, const TYPE *panel, TYPE *out, int64_t out_stride, bool add) {
     VEC sum[TU_TILE_ROWS][2];
-    TU_UNROLL_TILE for (int row = 0; row < rows; row++) sum[row][0] = sum[row][1] = MATH(splat)(0);
+    TU_UNROLL_TILE for (int row = 0; row < rows; row++) {
+        sum[row][0] = sum[row][1] = MATH(splat)(0);
+        __builtin_prefetch(out + row * out_stride, 1);
+        if (sizeof(VEC) * 2 > 64 && registers > 1)
+            __builtin_prefetch(out + row * out_stride + LANES, 1);
+    }
     for (int64_t inner = 0; inner < depth; inner++) {
-        VEC low = MATH(load)(panel + inner * PANEL), high = MATH(load)(panel + inner * PANEL + LANES);
+        VEC low = MATH(load)(panel + inner * PANEL),
+            high = registers > 1 ? MATH(load)(panel + inner * PANEL + LANES) : low;
         TU_UNROLL_TILE for (int row = 0; row < rows; row++) {
             VEC factor = MATH(splat)(left[row * left_row + inner * left_column]);
             sum[row][0] = MATH(fma)(factor, low, sum[row][0]);
-            sum[row][1] = MATH(fma)(factor, high, sum[row][1]);
+            if (registers > 1)
+                sum[row][1] = MATH(fma)(factor, high, sum[row][1]);
         }
     }
     int64_t first = width < LANES ? width : LANES, second = width - first;
@@ -46,37 +100,65 @@ TU_LANE void NAMED(tile)(int rows, int64_t width, int64_t depth, const TYPE *lef
             continue;
         }
         MATH(store_part)(to, add ? MATH(load_part)(to, first) + sum[row][0] : sum[row][0], first);
-        if (second > 0)
+        if (registers > 1 && second > 0)
             MATH(store_part)(to + LANES, add ? MATH(load_part)(to + LANES, second) + sum[row][1] : sum[row][1], second);
     }
 }
 
-TU_LANE void NAMED(column_of_tiles)(int64_t rows, int64_t width, int64_t depth, const TYPE *left, int64_t left_row,
-                                    int64_t left_column, const TYPE *panel, TYPE *out, int64_t out_stride, bool add) {
-    int64_t i = 0;
-    for (; i + TU_TILE_ROWS <= rows; i += TU_TILE_ROWS)
+/* Fewer rows than a tile has, in the tiles that fit. */
+TU_LANE void NAMED(last_tiles)(int64_t rows, int registers, int64_t width, int64_t depth, const TYPE *left,
+                               int64_t left_row, int64_t left_column, const TYPE *panel, TYPE *out, int64_t out_stride,
+                               bool add) {
+#define TILES(count)                                                           \
+    for (; rows >= (count) && (count) < TU_TILE_ROWS;                          \
+         rows -= (count), left += (count)*left_row, out += (count)*out_stride) \
+    NAMED(tile)(count, registers, width, depth, left, left_row, left_column, panel, out, out_stride, add)
+    TILES(4);
+    TILES(2);
+    TILES(1);
+#undef TILES
+}
+
+TU_LANE void NAMED(column_of_tiles)(int64_t rows, int registers, int64_t width, int64_t depth, const TYPE *left,
+                                    int64_t left_row, int64_t left_column, int64_t left_tile, const TYPE *panel,
+                                    TYPE *out, int64_t out_stride, bool add) {
+    for (; rows >= TU_TILE_ROWS; rows -= TU_TILE_ROWS, left += left_tile, out += TU_TILE_ROWS * out_stride)
         NAMED(tile)
-    (TU_TILE_ROWS, width, depth, left + i * left_row, left_row, left_column, panel, out + i * out_stride, out_stride,
-     add);
-    for (; i + 4 <= rows; i += 4)
-        NAMED(tile)
-    (4, width, depth, left + i * left_row, left_row, left_column, panel, out + i * out_stride, out_stride, add);
-    for (; i < rows; i++)
-        NAMED(tile)
-    (1, width, depth, left + i * left_row, left_row, left_column, panel, out + i * out_stride, out_stride, add);
+    (TU_TILE_ROWS, registers, width, depth, left, left_row, left_column, panel, out, out_stride, add);
+    NAMED(last_tiles)(rows, registers, width, depth, left, left_row, left_column, panel, out, out_stride, add);
+}
+
+/* One panel times all rows. left_row and left_column are constants for packed rows. */
+TU_LANE void NAMED(panel_product)(int64_t rows, int64_t width, int64_t depth, const TYPE *left, int64_t left_row,
+                                  int64_t left_column, int64_t left_tile, const TYPE *panel, TYPE *out,
+                                  int64_t out_stride, bool add) {
+#define PRODUCT(registers, add) \
+    NAMED(column_of_tiles)      \
+    (rows, registers, width, depth, left, left_row, left_column, left_tile, panel, out, out_stride, add)
+    if (width > LANES && add)
+        PRODUCT(2, true);
+    else if (width > LANES)
+        PRODUCT(2, false);
+    else if (add)
+        PRODUCT(1, true);
+    else
+        PRODUCT(1, false);
+#undef PRODUCT
 }
 
 static void NAMED(product)(int64_t rows, int64_t columns, int64_t depth, const void *left, int64_t left_row,
                            int64_t left_column, const void *packed, int64_t packed_depth, void *out, int64_t out_stride,
                            bool add) {
     const TYPE *panel = packed;
-    for (int64_t j = 0; j < columns; j += PANEL, panel += packed_depth * PANEL) {
-        int64_t width = columns - j < PANEL ? columns - j : PANEL;
-        if (add)
-            NAMED(column_of_tiles)
-        (rows, width, depth, left, left_row, left_column, panel, (TYPE *)out + j, out_stride, true);
-        else NAMED(column_of_tiles)(rows, width, depth, left, left_row, left_column, panel, (TYPE *)out + j, out_stride,
-                                    false);
-    }
+    for (int64_t j = 0; j < columns; j += PANEL, panel += packed_depth * PANEL)
+        NAMED(panel_product)
+    (rows, columns - j < PANEL ? columns - j : PANEL, depth, left, left_row, left_column, TU_TILE_ROWS * left_row,
+     panel, (TYPE *)out + j, out_stride, add);
+}
+
+static void NAMED(packed_product)(int64_t rows, int64_t width, int64_t depth, const void *packed_left,
+                                  const void *panel, void *out, int64_t out_stride, bool add) {
+    NAMED(panel_product)
+    (rows, width, depth, packed_left, 1, TU_TILE_ROWS, TU_TILE_ROWS * depth, panel, out, out_stride, add);
 }
 #undef PANEL

@@ -16,9 +16,43 @@
 #define TU_UNROLL_TILE _Pragma("GCC unroll 16")
 #endif
 
+/* Lines of `depth` neighbours, `line` apart, become columns: as many at once as TURNED says, by squares. */
+typedef int32_t four __attribute__((vector_size(16)));
+
+static void turn_lines_f32(int64_t depth, const float *from, int64_t line, float *to, int64_t apart) {
+    int64_t inner = 0;
+    for (; inner + 4 <= depth; inner += 4) {
+        four row[4], half[4];
+        for (int i = 0; i < 4; i++)
+            memcpy(&row[i], from + i * line + inner, sizeof row[i]);
+        half[0] = __builtin_shufflevector(row[0], row[1], 0, 4, 1, 5);
+        half[1] = __builtin_shufflevector(row[2], row[3], 0, 4, 1, 5);
+        half[2] = __builtin_shufflevector(row[0], row[1], 2, 6, 3, 7);
+        half[3] = __builtin_shufflevector(row[2], row[3], 2, 6, 3, 7);
+        row[0] = __builtin_shufflevector(half[0], half[1], 0, 1, 4, 5);
+        row[1] = __builtin_shufflevector(half[0], half[1], 2, 3, 6, 7);
+        row[2] = __builtin_shufflevector(half[2], half[3], 0, 1, 4, 5);
+        row[3] = __builtin_shufflevector(half[2], half[3], 2, 3, 6, 7);
+        for (int i = 0; i < 4; i++)
+            memcpy(to + (inner + i) * apart, &row[i], sizeof row[i]);
+    }
+    for (; inner < depth; inner++)
+        for (int i = 0; i < 4; i++)
+            to[inner * apart + i] = from[i * line + inner];
+}
+
+static void turn_lines_f64(int64_t depth, const double *from, int64_t line, double *to, int64_t apart) {
+    for (int64_t inner = 0; inner < depth; inner++) {
+        to[inner * apart] = from[inner];
+        to[inner * apart + 1] = from[line + inner];
+    }
+}
+
 #define TYPE float
 #define SUFFIX f32
+#define TURNED 4
 #include "tensor/kernel/product_body.h"
+#undef TURNED
 #include "tensor/kernel/rows_body.h"
 
 #include "tensor/kernel/reduce_body.h"
@@ -26,7 +60,9 @@
 #undef SUFFIX
 #define TYPE double
 #define SUFFIX f64
+#define TURNED 2
 #include "tensor/kernel/product_body.h"
+#undef TURNED
 #include "tensor/kernel/rows_body.h"
 
 #include "tensor/kernel/reduce_body.h"
@@ -92,9 +128,12 @@ const tu_tensor_kernels TU_JOIN(tu_tensor_kernels_, TU_LEVEL) = {
     .widen_f16 = widen_f16,
     .product = PAIR(product),
     .pack = PAIR(pack),
+    .pack_left = PAIR(pack_left),
+    .packed_product = PAIR(packed_product),
     .int8_product = int8_product,
     .normals = normals,
     .waves = waves,
     .panel = { 2 * TU_LANES_F32, 2 * TU_LANES_F64 },
+    .tile_rows = TU_TILE_ROWS,
     .scores = { SCORES(f32), SCORES(f64) },
 };

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Products of matrices of f32 and f64 by our own kernels, shared among the threads that compute.
+ *
+ * The depth is walked in blocks of TU_PRODUCT_DEPTH: an element is a chain of fma over the first block, plus the chain
+ * over the second, and so on. That order is the same at every level, for every shape and number of threads, so that the
+ * bits are, and rows of a product are the product of rows. Of a block of rows the left matrix is packed once, by all;
+ * then each thread takes panels of the right one, packs them into a buffer that stays in its cache, and multiplies.
+ */
+#include <stdatomic.h>
+
+#include "base/instructions.h"
+#include "base/thread.h"
+#include "tensor/gemm.h"
+#include "tensor/kernel/kernels.h"
+#include "tensor/parallel.h"
+#include "tensor/thread.h"
+
+#define ROWS 1008    /* of the left matrix that are packed at once: whole tiles at every level */
+#define FEW_PANELS 2 /* with so many, packing the left matrix is not worth it */
+#define LEAST 32768  /* multiplications that are worth a thread */
+
+typedef struct product {
+    const tu_tensor_kernels *kernels;
+    int type;
+    int64_t element; /* bytes */
+    int64_t rows, columns, depth;
+    tu_matrix left, right;
+    char *out;
+    int64_t out_stride;
+    bool add;
+    char *packed; /* the left matrix, or NULL where it is read as it lies */
+    _Atomic bool out_of_memory;
+} product;
+
+static void pack_tiles(void *context, int64_t begin, int64_t end) {
+    const product *job = context;
+    int64_t tile = job->kernels->tile_rows, last = end * tile < job->rows ? end * tile : job->rows;
+    job->kernels->pack_left[job->type](
+        last - begin * tile, job->depth, (const char *)job->left.data + begin * tile * job->left.row * job->element,
+        job->left.row, job->left.column, job->packed + begin * tile * job->depth * job->element);
+}
+
+static void multiply_panel(const product *job, int64_t column, int64_t width, void *panel) {
+    const tu_tensor_kernels *kernels = job->kernels;
+    char *out = job->out + column * job->element;
+    kernels->pack[job->type](job->depth, width,
+                             (const char *)job->right.data + column * job->right.column * job->element, job->right.row,
+                             job->right.column, panel);
+    if (job->packed != NULL)
+        kernels->packed_product[job->type](job->rows, width, job->depth, job->packed, panel, out, job->out_stride,
+                                           job->add);
+    else
+        kernels->product[job->type](job->rows, width, job->depth, job->left.data, job->left.row, job->left.column,
+                                    panel, job->depth, out, job->out_stride, job->add);
+}
+
+static void multiply_panels(void *context, int64_t begin, int64_t end) {
+    product *job = context;
+    int64_t wide = job->kernels->panel[job->type];
+    size_t bytes = (size_t)(job->depth * wide * job->element);
+    void *panel = tu_block_alloc(tu_self(), bytes);
+    if (panel == NULL) {
+        atomic_store_explicit(&job->out_of_memory, true, memory_order_relaxed);
+        return;
+    }
+    for (int64_t i = begin; i < end; i++)
+        multiply_panel(job, i * wide, job->columns - i * wide < wide ? job->columns - i * wide : wide, panel);
+    tu_block_free(tu_self(), panel, bytes);
+}
+
+/* One block of rows and depth. */
+static bool multiply_block(product *job) {
+    int64_t tile = job->kernels->tile_rows, tiles = (job->rows + tile - 1) / tile;
+    int64_t wide = job->kernels->panel[job->type], panels = (job->columns + wide - 1) / wide;
+    size_t bytes = (size_t)(tiles * tile * job->depth * job->element);
+    job->packed = NULL;
+    if (panels > FEW_PANELS) {
+        if ((job->packed = tu_block_alloc(tu_self(), bytes)) == NULL)
+            return false;
+        tu_parallel(tiles, 1 + LEAST / (tile * job->depth), pack_tiles, job);
+    }
+    tu_parallel(panels, 1 + LEAST / (job->rows * job->depth * wide), multiply_panels, job);
+    tu_block_free(tu_self(), job->packed, bytes);
+    return !atomic_load_explicit(&job->out_of_memory, memory_order_relaxed);
+}
+
+/* Rows in blocks of one size, about, so that none is small. */
+static int64_t block_of(int64_t rows) {
+    int64_t blocks = (rows + ROWS - 1) / ROWS, each = (rows + blocks - 1) / blocks;
+    return (each + 23) / 24 * 24;
+}
+
+static bool multiply_rows(product *job, const product *whole, int64_t first, int64_t count, bool add) {
+    *job = *whole;
+    job->rows = count;
+    job->out += first * job->out_stride * job->element;
+    for (int64_t begin = 0; begin < whole->depth; begin += TU_PRODUCT_DEPTH) {
+        job->depth = whole->depth - begin < TU_PRODUCT_DEPTH ? whole->depth - begin : TU_PRODUCT_DEPTH;
+        job->left.data =
+            (const char *)whole->left.data + (first * job->left.row + begin * job->left.column) * job->element;
+        job->right.data = (const char *)whole->right.data + begin * job->right.row * job->element;
+        job->add = add || begin > 0;
+        if (!multiply_block(job))
+            return false;
+    }
+    return true;
+}
+
+bool tu_product_is_ours(tutti_dtype dtype) {
+    return (dtype == TUTTI_F32 || dtype == TUTTI_F64) && tu_instructions_get() != TU_REFERENCE;
+}
+
+tutti_status tu_product(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t depth, tu_matrix left,
+                        tu_matrix right, bool add, void *out, int64_t out_stride) {
+    product whole = { .kernels = tu_tensor_kernels_get(),
+                      .type = tu_float_index(dtype),
+                      .element = (int64_t)tu_dtype_bytes[dtype],
+                      .rows = rows,
+                      .columns = columns,
+                      .depth = depth,
+                      .left = left,
+                      .right = right,
+                      .out = out,
+                      .out_stride = out_stride };
+    if (columns == 1 && rows > 1 && out_stride == 1) { /* a column: as a row it fills the panels */
+        whole.rows = 1;
+        whole.columns = rows;
+        whole.left = (tu_matrix){ right.data, right.column, right.row };
+        whole.right = (tu_matrix){ left.data, left.column, left.row };
+        whole.out_stride = rows;
+    }
+    int64_t block = block_of(whole.rows);
+    for (int64_t first = 0; first < whole.rows; first += block) {
+        product job;
+        if (!multiply_rows(&job, &whole, first, whole.rows - first < block ? whole.rows - first : block, add))
+            return tu_error_memory("packed parts of a matrix product",
+                                   (size_t)(block * TU_PRODUCT_DEPTH * whole.element));
+    }
+    return TUTTI_OK;
+}
