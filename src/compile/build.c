@@ -109,11 +109,57 @@ static tutti_status make_ready(tt_graph *graph, const tu_build *how, const char 
     return status;
 }
 
+static tutti_status keep_text(const char **text) {
+    if (*text == NULL || (*text = strdup(*text)) != NULL)
+        return TUTTI_OK;
+    return tu_error_memory("a compiled function", 1);
+}
+
+/* A backward may be built later, when the function is gone. */
+static tutti_status keep_how(tu_entry *entry, const tu_build *how) {
+    entry->how = *how;
+    entry->how.name = entry->name;
+    entry->how.skip = entry->how.with = entry->how.folder = NULL;
+    const char *texts[] = { how->skip, how->with, how->folder };
+    const char **places[] = { &entry->how.skip, &entry->how.with, &entry->how.folder };
+    tutti_status status = TUTTI_OK;
+    for (int i = 0; i < 3 && status == TUTTI_OK; i++) {
+        status = keep_text(&texts[i]);
+        *places[i] = texts[i];
+    }
+    return status;
+}
+
 tutti_status tu_build_entry(tu_entry *entry, const tu_build *how) {
-    tutti_status status = tu_partition(entry, how->mode == TT_COMPILE_FUSED);
+    tutti_status status = keep_how(entry, how);
+    if (status == TUTTI_OK)
+        status = tu_partition(entry, how->mode == TT_COMPILE_FUSED);
     if (status == TUTTI_OK)
         status = make_ready(entry->forward, how, "forward", &entry->run_forward, &entry->compare_forward);
+    if (status == TUTTI_OK && entry->captured.tangent_count > 1)
+        status = tu_graph_clone(entry->backward, &entry->whole_backward);
     if (status == TUTTI_OK && entry->backward != NULL)
         status = make_ready(entry->backward, how, "backward", &entry->run_backward, &entry->compare_backward);
     return status;
+}
+
+tutti_status tu_build_partial(tu_entry *entry, const bool *arrived, tu_partial **made) {
+    size_t tangents = (size_t)entry->captured.tangent_count;
+    tu_partial *partial = calloc(1, sizeof *partial + tangents * sizeof *arrived);
+    if (partial == NULL)
+        return tu_error_memory("a backward", sizeof *partial);
+    memcpy(partial->arrived, arrived, tangents * sizeof *arrived);
+    tu_comparison *none = NULL;
+    tu_build how = entry->how;
+    how.compares = false;
+    tutti_status status = tu_prune(entry, arrived, &partial->graph);
+    if (status == TUTTI_OK)
+        status = make_ready(partial->graph, &how, "backward-partial", &partial->program, &none);
+    if (status != TUTTI_OK) {
+        tt_graph_release(&partial->graph);
+        free(partial);
+        return status;
+    }
+    *made = partial;
+    return TUTTI_OK;
 }

@@ -268,6 +268,7 @@ static tu_entry *new_entry(const tt_compiled *compiled) {
         return NULL;
     }
     atomic_init(&entry->references, 1);
+    pthread_mutex_init(&entry->lock, NULL);
     snprintf(entry->name, sizeof entry->name, "%s", compiled->name);
     return entry;
 }

@@ -22,10 +22,20 @@ void tu_entry_drop(tu_entry *entry) {
     tu_comparison_end(entry->compare_backward);
     tt_graph_release(&entry->forward);
     tt_graph_release(&entry->backward);
+    tt_graph_release(&entry->whole_backward);
+    for (tu_partial *partial = entry->partials, *next; partial != NULL; partial = next) {
+        next = partial->next;
+        tu_program_release(partial->program);
+        tt_graph_release(&partial->graph);
+        free(partial);
+    }
+    free((char *)entry->how.skip);
+    free((char *)entry->how.with);
+    free((char *)entry->how.folder);
+    pthread_mutex_destroy(&entry->lock);
     tu_guards_end(&entry->guards);
     tu_captured_end(&entry->captured);
     free(entry->sources);
-    free(entry->reaches);
     free(entry->why_eager);
     free(entry);
 }

@@ -74,26 +74,6 @@ typedef struct tu_backward_source {
     int index;
 } tu_backward_source;
 
-typedef struct tu_entry {
-    atomic_int references; /* the function's, one per call under way, one per node */
-    struct tu_entry *next;
-    char *why_eager; /* NULL: it is compiled */
-    tu_guards guards;
-    tu_captured captured;
-    tt_graph *forward, *backward; /* as they are run; backward NULL: there is none */
-    tu_program *run_forward, *run_backward;
-    int source_count;
-    tu_backward_source *sources; /* one per input of the backward that the split made */
-    uint64_t *reaches;           /* of each target: the tangents that it depends on, one bit each */
-    struct tu_comparison *compare_forward, *compare_backward; /* with eager, at each call; or NULL */
-    char name[64];
-} tu_entry;
-
-tu_entry *tu_entry_hold(tu_entry *entry);
-void tu_entry_drop(tu_entry *entry);
-
-/* ---- the way from a capture to programs ---- */
-
 typedef struct tu_build {
     const char *name; /* of the function */
     tt_compile_mode mode;
@@ -105,12 +85,46 @@ typedef struct tu_build {
     int number;         /* of the entry */
 } tu_build;
 
+/* A backward for which some results got no gradient. */
+typedef struct tu_partial {
+    struct tu_partial *next;
+    tt_graph *graph;
+    tu_program *program;
+    bool arrived[]; /* one per tangent */
+} tu_partial;
+
+typedef struct tu_entry {
+    atomic_int references; /* the function's, one per call under way, one per node */
+    struct tu_entry *next;
+    char *why_eager; /* NULL: it is compiled */
+    tu_guards guards;
+    tu_captured captured;
+    tt_graph *forward, *backward; /* as they are run; backward NULL: there is none */
+    tu_program *run_forward, *run_backward;
+    int source_count;
+    tu_backward_source *sources;                              /* one per input of the backward that the split made */
+    struct tu_comparison *compare_forward, *compare_backward; /* with eager, at each call; or NULL */
+    tu_build how;             /* it was built; its strings are owned, see tu_entry_drop */
+    tt_graph *whole_backward; /* before its passes, where there are several results; else NULL */
+    pthread_mutex_t lock;     /* of `partials` */
+    tu_partial *partials;
+    char name[64];
+} tu_entry;
+
+tu_entry *tu_entry_hold(tu_entry *entry);
+void tu_entry_drop(tu_entry *entry);
+
+/* ---- the way from a capture to programs ---- */
+
 /* Cuts the captured graph in two: what the forward computes and saves, and the backward (partition.c). */
 tutti_status tu_partition(tu_entry *entry, bool recompute);
 /* An error where a list of passes names one that there is not (build.c). */
 tutti_status tu_check_passes(const char *field, const char *list);
 /* Passes, then programs (build.c). */
 tutti_status tu_build_entry(tu_entry *entry, const tu_build *how);
+/* The backward without what depends on absent gradients alone (prune.c), and its program (build.c). */
+tutti_status tu_prune(const tu_entry *entry, const bool *arrived, tt_graph **made);
+tutti_status tu_build_partial(tu_entry *entry, const bool *arrived, tu_partial **made);
 /* Runs the graph of that direction; what goes to `outputs` is held by the caller (run.c). */
 tutti_status tu_entry_compute(tu_entry *entry, tt_direction direction, tt_tensor *const *inputs, tt_tensor **outputs);
 /* Runs an entry on its inputs; results belong to the scope (run.c). */

@@ -434,39 +434,6 @@ static tutti_status make_backward(split *of) {
     return status;
 }
 
-/* ---- which gradients depend on which ---- */
-
-/* A gradient that none of those that arrived leads to is absent, as eager code leaves it. */
-static tutti_status find_reaches(tu_entry *entry) {
-    const tt_graph *graph = entry->captured.graph;
-    uint64_t *reach = calloc((size_t)graph->value_count + 1, sizeof *reach);
-    entry->reaches = calloc((size_t)entry->captured.target_count + 1, sizeof *entry->reaches);
-    if (reach == NULL || entry->reaches == NULL) {
-        free(reach);
-        return tu_error_memory("a backward", (size_t)graph->value_count * sizeof *reach);
-    }
-    for (int i = 0, tangent = 0; i < graph->input_count; i++)
-        if (graph->inputs[i].kind == TU_INPUT_TANGENT) {
-            reach[graph->inputs[i].value->number] = tangent < 63 ? 1ull << tangent : 1ull << 63;
-            tangent++;
-        }
-    for (const tu_vertex *vertex = graph->first; vertex != NULL; vertex = vertex->next) {
-        uint64_t all = 0;
-        for (int i = 0; i < vertex->operand_count; i++)
-            if (vertex->operands[i].value != NULL)
-                all |= reach[vertex->operands[i].value->number];
-        for (int i = 0; i < vertex->operand_count; i++)
-            if (vertex->operands[i].value != NULL && tu_vertex_writes(vertex, i))
-                reach[vertex->operands[i].value->number] |= all;
-        for (int i = 0; i < vertex->result_count; i++)
-            reach[vertex->results[i]->number] = all;
-    }
-    for (int i = 0; i < entry->captured.target_count; i++)
-        entry->reaches[i] = reach[graph->outputs[entry->captured.result_count + i].value->number];
-    free(reach);
-    return TUTTI_OK;
-}
-
 /* ---- all of it ---- */
 
 static tutti_status begin(split *of) {
@@ -511,8 +478,6 @@ tutti_status tu_partition(tu_entry *entry, bool recompute) {
         status = make_forward(&of);
     if (status == TUTTI_OK)
         status = make_backward(&of);
-    if (status == TUTTI_OK)
-        status = find_reaches(entry);
     end(&of);
     return status;
 }

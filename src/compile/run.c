@@ -11,15 +11,51 @@
 
 /* ---- backward ---- */
 
-static tt_tensor *zeros_of(const tu_shape *shape) {
-    tt_options options = TT_OPTIONS_INIT;
-    options.device = shape->device;
-    return tt_zeros(tt_dims_of(shape->ndim, shape->sizes), shape->dtype, &options);
+/* One way to run a backward: the whole one, or one for which some gradients are absent. */
+typedef struct way {
+    const tt_graph *graph;
+    tu_program *program; /* NULL: the entry's own */
+} way;
+
+static tu_partial *find_partial(tu_entry *entry, const bool *arrived) {
+    size_t bytes = (size_t)entry->captured.tangent_count * sizeof *arrived;
+    tu_partial *partial = entry->partials;
+    while (partial != NULL && memcmp(partial->arrived, arrived, bytes) != 0)
+        partial = partial->next;
+    return partial;
 }
 
-/* The graph was captured with gradients that lie row by row. */
+static tutti_status choose(tu_entry *entry, tt_tensor *const *grads, way *chosen) {
+    int count = entry->captured.tangent_count, present = 0;
+    *chosen = (way){ entry->backward, NULL };
+    bool *arrived = tu_scope_memory((size_t)count * sizeof *arrived);
+    if (arrived == NULL)
+        return TUTTI_ERROR_MEMORY;
+    for (int i = 0; i < count; i++)
+        present += arrived[i] = grads[i] != NULL;
+    if (present == count)
+        return TUTTI_OK;
+    tutti_status status = TUTTI_OK;
+    pthread_mutex_lock(&entry->lock);
+    tu_partial *partial = find_partial(entry, arrived);
+    if (partial == NULL && (status = tu_build_partial(entry, arrived, &partial)) == TUTTI_OK) {
+        partial->next = entry->partials;
+        entry->partials = partial;
+    }
+    pthread_mutex_unlock(&entry->lock);
+    if (status == TUTTI_OK)
+        *chosen = (way){ partial->graph, partial->program };
+    return status;
+}
+
+/* An absent gradient is an input that nobody uses: any tensor will do. Others lie row by row, as they were captured. */
 static tt_tensor *tangent_of(const tu_node *node, tt_tensor *const *grads, int index) {
-    return grads[index] != NULL ? tt_contiguous(grads[index]) : zeros_of(&node->outputs[index]);
+    if (grads[index] != NULL)
+        return tt_contiguous(grads[index]);
+    tt_options options = TT_OPTIONS_INIT;
+    options.device = node->outputs[index].device;
+    return tt_empty(tt_dims_of(node->outputs[index].ndim, node->outputs[index].sizes), node->outputs[index].dtype,
+                    &options);
 }
 
 /* What the backward alone has met is fetched now; lent by the scope. */
@@ -47,8 +83,8 @@ static tutti_status check_own(const tu_entry *entry, const tu_graph_input *input
         tutti_dtype_name(input->value->shape.dtype), tu_dims_text(input->value->shape.ndim, input->value->shape.sizes));
 }
 
-static tutti_status gather(const tu_entry *entry, tu_node *node, tt_tensor *const *grads, tt_tensor **inputs) {
-    const tt_graph *graph = entry->backward;
+static tutti_status gather(const tu_entry *entry, const tt_graph *graph, tu_node *node, tt_tensor *const *grads,
+                           tt_tensor **inputs) {
     int saved = 0;
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < graph->input_count && status == TUTTI_OK; i++) {
@@ -66,14 +102,6 @@ static tutti_status gather(const tu_entry *entry, tu_node *node, tt_tensor *cons
     return status;
 }
 
-static uint64_t arrived(const tu_node *node, tt_tensor *const *grads) {
-    uint64_t bits = 0;
-    for (int i = 0; i < node->output_count; i++)
-        if (grads[i] != NULL)
-            bits |= i < 63 ? 1ull << i : 1ull << 63;
-    return bits;
-}
-
 static void run_backward(tu_node *node, tt_tensor *const *grads, tt_tensor **results) {
     tu_entry *entry = node->detail;
     if (tt_grad_enabled()) {
@@ -83,22 +111,24 @@ static void run_backward(tu_node *node, tt_tensor *const *grads, tt_tensor **res
                 entry->name);
         return;
     }
-    size_t count = (size_t)entry->backward->input_count;
-    tt_tensor **inputs = tu_scope_memory((count + 1) * sizeof *inputs);
+    way chosen;
+    tutti_status status = choose(entry, grads, &chosen);
+    size_t count = status == TUTTI_OK ? (size_t)chosen.graph->input_count + 1 : 1;
+    tt_tensor **inputs = tu_scope_memory(count * sizeof *inputs);
     tt_tensor **outputs = tu_scope_memory(((size_t)node->input_count + 1) * sizeof *outputs);
     if (inputs == NULL || outputs == NULL)
         return;
-    memset(inputs, 0, (count + 1) * sizeof *inputs);
+    memset(inputs, 0, count * sizeof *inputs);
     memset(outputs, 0, ((size_t)node->input_count + 1) * sizeof *outputs);
-    tutti_status status = gather(entry, node, grads, inputs);
+    if (status == TUTTI_OK)
+        status = gather(entry, chosen.graph, node, grads, inputs);
     if (status == TUTTI_OK) /* a capture takes it in vertex by vertex */
-        status = tu_is_capturing() ? tu_graph_interpret(entry->backward, inputs, outputs)
-                                   : tu_entry_compute(entry, TT_BACKWARD, inputs, outputs);
-    uint64_t bits = arrived(node, grads);
-    for (int i = 0; i < node->input_count; i++) {
-        tt_tensor *result = tu_scope_own(outputs[i]);
-        results[i] = status == TUTTI_OK && entry->reaches[i] & bits ? result : NULL;
-    }
+        status = tu_is_capturing()        ? tu_graph_interpret(chosen.graph, inputs, outputs)
+                 : chosen.program != NULL ? tu_program_run(chosen.program, inputs, outputs)
+                                          : tu_entry_compute(entry, TT_BACKWARD, inputs, outputs);
+    for (int i = 0; i < node->input_count; i++)
+        if (outputs[i] != NULL)
+            results[i] = tu_scope_own(outputs[i]);
     tu_pending_take(status);
 }
 

@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Compiled functions with collectives, on real ranks: values, gradients, and what ranks agree on before they run.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include <tutti/tensors.h>
+#include <tutti/tutti.h>
+
+#include "../harness.h"
+
+static const tt_compile_mode modes[] = { TT_COMPILE_FUSED, TT_COMPILE_SPLIT, TT_COMPILE_INTERPRET };
+#define EACH_MODE for (size_t mode = 0; mode < sizeof modes / sizeof *modes; mode++)
+
+static tt_compiled_counts counts_of(const tt_compiled *compiled) {
+    tt_compiled_counts counts = TT_COMPILED_COUNTS_INIT;
+    CHECK(tt_compiled_count(compiled, &counts));
+    return counts;
+}
+
+static tt_tensor *leaf(tutti_group *group, int64_t rows, int64_t columns, double step) {
+    tt_tensor *x = tt_arange(1, (double)(rows * columns) + 1, 1, TUTTI_F32, NULL);
+    x = tt_add_scalar(tt_mul_scalar(x, step), tutti_group_rank(group));
+    return tt_require_grad(tt_detach(tt_reshape(x, tt_shape(rows, columns))), true);
+}
+
+static tt_tensor *twin_of(tt_tensor *x) {
+    return tt_require_grad(tt_clone(tt_detach(x)), true);
+}
+
+/* ---- values ---- */
+
+/* A layer in which each rank has some rows of the weight: gathered, used, and its gradient scattered again. */
+static int sharded_layer(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    tutti_group *group = user;
+    tt_tensor *weight = tt_all_gather(inputs.at[1], 0, group);
+    tt_tensor *y = tt_tanh(tt_matmul(inputs.at[0], tt_t(weight)));
+    outputs[0] = tt_sum(tt_all_reduce(tt_square(y), TUTTI_SUM, group));
+    outputs[1] = tt_reduce_scatter(y, TUTTI_SUM, 1, group);
+    return 2;
+}
+
+static void check_layer(tutti_world *world) {
+    tutti_group *group = tutti_world_group(world);
+    EACH_MODE {
+        tt_scope scope = tt_scope_open();
+        tt_compiled *fast;
+        CHECK(tt_compile(sharded_layer, group,
+                         TUTTI_OPTIONS(tt_compile_options, .mode = modes[mode], .full = true, .strict = true), &fast));
+        for (int i = 0; i < 3; i++) {
+            tt_tensor *x = leaf(group, 2, 4, 0.01), *w = leaf(group, 3, 4, 0.02), *x2 = twin_of(x), *w2 = twin_of(w);
+            tt_tensor *expected[2];
+            tt_tensor_list results = tt_compiled_call(fast, tt_tensors(x, w));
+            sharded_layer(tt_tensors(x2, w2), expected, group);
+            CHECK_EQ(results.count, 2);
+            CHECK(tt_equal(tt_detach(results.at[0]), tt_detach(expected[0])));
+            CHECK(tt_equal(tt_detach(results.at[1]), tt_detach(expected[1])));
+            CHECK(tt_backward(tt_add(results.at[0], tt_sum(tt_square(results.at[1]))), NULL));
+            CHECK(tt_backward(tt_add(expected[0], tt_sum(tt_square(expected[1]))), NULL));
+            CHECK(tt_equal(tt_grad(x), tt_grad(x2)) && tt_equal(tt_grad(w), tt_grad(w2)));
+        }
+        CHECK(counts_of(fast).captures == 1 && counts_of(fast).eager == 0);
+        /* The gathered weight is not kept: the backward gathers it again from the shard. */
+        CHECK(tt_graph_count_of(tt_compiled_graph(fast, TT_BACKWARD), "all_gather") >= 1);
+        tt_compiled_release(&fast);
+        CHECK_OK(tt_scope_close(&scope));
+    }
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+TEST_WORLD(collectives_and_their_gradients_are_those_of_eager_code_on_two_ranks, 2) {
+    check_layer(world);
+}
+
+TEST_WORLD(collectives_and_their_gradients_are_those_of_eager_code_on_four_ranks, 4) {
+    check_layer(world);
+}
+
+/* ---- a whole step ---- */
+
+typedef struct trained {
+    tt_module *module;
+    tt_optimizer *optimizer;
+    tutti_group *group;
+} trained;
+
+static int data_parallel_step(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    trained *of = user;
+    tt_tensor *loss = tt_mse_loss(tt_module_call(of->module, inputs.at[0]), inputs.at[1]);
+    tt_backward(loss, NULL);
+    tt_named_list parameters = tt_module_parameters(of->module);
+    for (size_t i = 0; i < parameters.count; i++)
+        tt_all_reduce_(tt_grad(parameters.at[i]), TUTTI_AVG, of->group);
+    tt_clip_grad_norm(tt_tensors_of(parameters.count, parameters.at), 0.5, NULL);
+    tt_optimizer_step(of->optimizer);
+    tt_optimizer_zero_grad(of->optimizer);
+    outputs[0] = tt_detach(loss);
+    return 1;
+}
+
+static trained new_trained(tutti_group *group) {
+    tt_seed(7, 0);
+    tt_module *layers[] = { tt_linear_module(4, 8, true, TUTTI_F32), tt_linear_module(8, 3, true, TUTTI_F32) };
+    tt_module *module = tt_sequential_module(2, layers);
+    return (trained){ module, tt_adamw_optimizer(module, NULL), group };
+}
+
+static void end_trained(trained *of) {
+    tt_optimizer_release(of->optimizer);
+    tt_module_release(of->module);
+}
+
+TEST_WORLD(a_data_parallel_step_is_one_graph, 2) {
+    tutti_group *group = tutti_world_group(world);
+    EACH_MODE {
+        tt_scope scope = tt_scope_open();
+        trained eager = new_trained(group), compiled = new_trained(group);
+        tt_compiled *fast;
+        CHECK(tt_compile(data_parallel_step, &compiled,
+                         TUTTI_OPTIONS(tt_compile_options, .mode = modes[mode], .full = true), &fast));
+        tt_tensor *x = tt_detach(leaf(group, 2, 4, 0.2)), *target = tt_detach(leaf(group, 2, 3, 0.1)), *loss;
+        for (int i = 0; i < 4; i++) {
+            tt_fill_(tt_optimizer_learning_rate(eager.optimizer, 0), 0.1 / (i + 1));
+            tt_fill_(tt_optimizer_learning_rate(compiled.optimizer, 0), 0.1 / (i + 1));
+            data_parallel_step(tt_tensors(x, target), &loss, &eager);
+            tt_tensor_list results = tt_compiled_call(fast, tt_tensors(x, target));
+            CHECK(results.count == 1 && tt_equal(results.at[0], loss));
+            tt_named_list left = tt_module_parameters(eager.module), right = tt_module_parameters(compiled.module);
+            for (size_t k = 0; k < left.count; k++)
+                CHECK(tt_equal(tt_detach(left.at[k]), tt_detach(right.at[k])));
+        }
+        CHECK_EQ(counts_of(fast).captures, 1);
+        tt_compiled_release(&fast);
+        end_trained(&eager);
+        end_trained(&compiled);
+        CHECK_OK(tt_scope_close(&scope));
+    }
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+/* ---- agreement ---- */
+
+static int sum_then_max(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    tt_tensor *x = inputs.at[0];
+    x = tt_all_reduce(tt_mul_scalar(x, 2), TUTTI_SUM, user);
+    outputs[0] = tt_all_reduce(tt_add_scalar(x, 1), TUTTI_MAX, user);
+    return 1;
+}
+
+static int max_then_sum(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    tt_tensor *x = inputs.at[0];
+    x = tt_all_reduce(tt_mul_scalar(x, 2), TUTTI_MAX, user);
+    outputs[0] = tt_all_reduce(tt_add_scalar(x, 1), TUTTI_SUM, user);
+    return 1;
+}
+
+TEST_WORLD(ranks_that_compiled_different_collectives_fail_before_they_run, 2) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group);
+    tt_scope scope = tt_scope_open();
+    tt_compiled *fast;
+    CHECK(tt_compile(rank == 0 ? sum_then_max : max_then_sum, group, NULL, &fast));
+    tt_tensor *x = tt_detach(leaf(group, 2, 2, 1));
+    CHECK(tt_compiled_call(fast, tt_tensors(x)).count == 0);
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_MISMATCH);
+    CHECK_MESSAGE("have compiled different collectives");
+    tt_error_clear();
+    tt_compiled_release(&fast);
+    CHECK(tt_compile(sum_then_max, group, NULL, &fast)); /* the group lives on */
+    CHECK_EQ(tt_compiled_call(fast, tt_tensors(x)).count, 1);
+    tt_compiled_release(&fast);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+/* A capture that one rank alone needs, with a schedule that was agreed on, asks nobody. */
+static int rows_of_one_rank(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    outputs[0] = tt_all_reduce(tt_sum_dims(inputs.at[0], tt_shape(0), false), TUTTI_SUM, user);
+    return 1;
+}
+
+TEST_WORLD(a_rank_that_captures_anew_with_the_same_collectives_disturbs_nobody, 2) {
+    tutti_group *group = tutti_world_group(world);
+    tt_scope scope = tt_scope_open();
+    tt_compiled *fast;
+    CHECK(tt_compile(rows_of_one_rank, group, NULL, &fast));
+    for (int i = 0; i < 3; i++) {
+        int64_t rows = tutti_group_rank(group) == 0 ? 2 + i : 2;
+        tt_tensor *x = tt_ones(tt_shape(rows, 3), TUTTI_F32, NULL);
+        tt_tensor_list results = tt_compiled_call(fast, tt_tensors(x));
+        CHECK(results.count == 1 && tt_at(results.at[0], tt_shape(1)) == 4 + i);
+    }
+    tt_compiled_release(&fast);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+typedef struct reader {
+    tutti_group *group;
+    bool reads;
+} reader;
+
+static int reads_after(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    reader *of = user;
+    outputs[0] = tt_all_reduce(inputs.at[0], TUTTI_SUM, of->group);
+    if (of->reads && tt_item(tt_sum(inputs.at[0])) > 0)
+        outputs[0] = tt_neg(outputs[0]);
+    return 1;
+}
+
+TEST_WORLD(a_rank_that_cannot_compile_fails_the_call_on_all, 2) {
+    tutti_group *group = tutti_world_group(world);
+    tt_scope scope = tt_scope_open();
+    reader of = { group, tutti_group_rank(group) == 1 };
+    tt_compiled *fast;
+    CHECK(tt_compile(reads_after, &of, NULL, &fast));
+    tt_tensor *x = tt_ones(tt_shape(3), TUTTI_F32, NULL);
+    CHECK(tt_compiled_call(fast, tt_tensors(x)).count == 0);
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_MISMATCH);
+    CHECK_MESSAGE("all ranks must do the same");
+    tt_error_clear();
+    tt_compiled_release(&fast);
+    of.reads = true; /* where none can, all run the function itself */
+    CHECK(tt_compile(reads_after, &of, NULL, &fast));
+    tt_tensor_list results = tt_compiled_call(fast, tt_tensors(x));
+    CHECK(results.count == 1 && tt_at(results.at[0], tt_shape(1)) == -2 && counts_of(fast).eager == 1);
+    tt_compiled_release(&fast);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+static int dies(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    reader *of = user;
+    outputs[0] = tt_all_reduce(inputs.at[0], TUTTI_SUM, of->group);
+    if (of->reads)
+        raise(SIGKILL);
+    return 1;
+}
+
+static tutti_status die_while_building(tutti_world *world, void *argument) {
+    (void)argument;
+    tutti_group *group = tutti_world_group(world);
+    tt_scope scope = tt_scope_open();
+    reader of = { group, tutti_group_rank(group) == 1 };
+    tt_compiled *fast;
+    CHECK(tt_compile(dies, &of, NULL, &fast));
+    CHECK(tt_compiled_call(fast, tt_tensors(tt_ones(tt_shape(3), TUTTI_F32, NULL))).count == 0);
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_DEAD);
+    CHECK_MESSAGE("rank 1");
+    tt_error_clear();
+    tt_compiled_release(&fast);
+    CHECK_OK(tt_scope_close(&scope));
+    return TUTTI_OK;
+}
+
+TEST(a_rank_that_dies_while_it_builds_ends_the_call_of_the_others) {
+    CHECK_EQ(tutti_spawn(TUTTI_SPAWN_PROCESSES, 3, die_while_building, NULL), TUTTI_ERROR_DEAD);
+    CHECK_MESSAGE("killed by signal 9");
+}
