@@ -63,6 +63,9 @@ typedef struct tu_job_options {
 } tu_job_options;
 
 tutti_status tu_job_open(const tu_job_options *options, tu_job **job);
+/* Instead of opening, by the rank or by its parent: the calling thread's error is told to those that wait for this rank
+ * in the store. Where it has opened, nothing happens. `pid` is the rank's. */
+void tu_job_cannot_open(const tu_job_options *options, int pid);
 
 /* ---- a newcomer in a dead rank's place (join.c) ----
  *

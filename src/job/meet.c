@@ -101,13 +101,18 @@ void tu_record_self(const tu_job_options *options, tu_record *mine) {
     gethostname(mine->host, sizeof mine->host - 1);
 }
 
-tutti_status tu_meet_prepare(tu_opening *opening) {
-    const tu_job_options *options = opening->options;
+static void fill_record(tu_opening *opening) {
     tu_record *mine = &opening->mine;
     mine->magic = RECORD_MAGIC;
     mine->version = TU_PAGE_VERSION;
     mine->bytes = RECORD_BYTES;
-    tu_record_self(options, mine);
+    tu_record_self(opening->options, mine);
+}
+
+tutti_status tu_meet_prepare(tu_opening *opening) {
+    const tu_job_options *options = opening->options;
+    tu_record *mine = &opening->mine;
+    fill_record(opening);
     opening->largest = options->world_size;
     uint8_t id[(TU_ID_BYTES - 1) / 2];
     tutti_status status = tu_random_bytes(&mine->writer, sizeof mine->writer);
@@ -490,6 +495,19 @@ static void drop_shares(tu_opening *opening, tu_house *house, const bool *filled
         shares -= filled[rank] || (own && rank == opening->mine.world_rank) ? 1 : 0;
     if (shares > 0)
         tu_house_drop(house, shares);
+}
+
+void tu_job_cannot_open(const tu_job_options *options, int pid) {
+    tu_opening opening = { .options = options, .listener = -1, .largest = options->world_size };
+    tutti_error_copy copy;
+    tu_error_save(&copy);
+    fill_record(&opening);
+    opening.mine.pid = pid;
+    bool told = tu_random_bytes(&opening.mine.writer, sizeof opening.mine.writer) == TUTTI_OK;
+    opening.threads = store_in_memory(options->store);
+    tu_error_restore(&copy);
+    if (told)
+        tu_meet_give_up(&opening);
 }
 
 void tu_meet_give_up(tu_opening *opening) {

@@ -49,6 +49,10 @@ void tu_launch_place(const tu_launch *launch, char *text, size_t bytes);
  * rank. Also chooses world->address. */
 tutti_status tu_launch_meet(const tu_launch *launch, tutti_world *world, int64_t deadline, tutti_store **store);
 
+/* A spawned rank failed, perhaps before it opened its world: tells those that wait for it there. The calling thread's
+ * error says why, and stays. `store` is where the ranks meet. */
+void tu_launch_cannot_meet(tutti_store *store, int rank, int size, int pid);
+
 /* This host's address on the route to `host`, or on the interface that TUTTI_INTERFACE names (name, prefix, ^name,
  * a.b.c.d/n). */
 tutti_status tu_address_choose(const char *host, const char *interface, char *address, size_t bytes);

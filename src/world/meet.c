@@ -171,6 +171,32 @@ static bool host_of(const char *url, char *host, size_t bytes) {
     return true;
 }
 
+/* What all keys of a world begin with; returns its length. Then comes the number of the opening. */
+static int begin_key(const char *prefix, const char *world_name, char *key, size_t bytes) {
+    return snprintf(key, bytes, "tutti/%s%s%s", prefix, prefix[0] != 0 ? "/" : "", world_name);
+}
+
+static void number_key(char *end, size_t bytes, int64_t number) {
+    snprintf(end, bytes, "/%lld", (long long)number);
+}
+
+void tu_launch_cannot_meet(tutti_store *store, int rank, int size, int pid) {
+    tutti_error_copy error;
+    tu_error_save(&error);
+    char key[64];
+    int prefix = begin_key("", "default", key, sizeof key);
+    number_key(key + prefix, sizeof key - (size_t)prefix, 1); /* the first opening of each rank */
+    tutti_store *place;
+    tutti_status status = tutti_store_open_prefix(key, store, &place);
+    tu_error_restore(&error);
+    if (status != TUTTI_OK)
+        return;
+    tu_job_options options = { .store = place, .name = "default", .world_rank = rank, .world_size = size };
+    tu_job_cannot_open(&options, pid);
+    tutti_store_release(place);
+    tu_error_restore(&error);
+}
+
 tutti_status tu_launch_meet(const tu_launch *launch, tutti_world *world, int64_t deadline, tutti_store **out) {
     *out = NULL;
     if (launch->size == 1)
@@ -183,13 +209,12 @@ tutti_status tu_launch_meet(const tu_launch *launch, tutti_world *world, int64_t
         return status;
     char key[640], process[128];
     process_text(process, sizeof process);
-    int prefix =
-        snprintf(key, sizeof key, "tutti/%s%s%s", launch->prefix, launch->prefix[0] != 0 ? "/" : "", world->name);
+    int prefix = begin_key(launch->prefix, world->name, key, sizeof key);
     snprintf(key + prefix, sizeof key - (size_t)prefix, "/openings/%d/%s", launch->rank, process);
     int64_t number;
     status = tutti_store_add(base, key, 1, &number);
     if (status == TUTTI_OK) {
-        snprintf(key + prefix, sizeof key - (size_t)prefix, "/%lld", (long long)number);
+        number_key(key + prefix, sizeof key - (size_t)prefix, number);
         status = tutti_store_open_prefix(key, base, out);
     }
     if (launch->store == NULL)

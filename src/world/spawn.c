@@ -68,8 +68,11 @@ static tutti_status close_left_open(const tu_spawn_record *record, tutti_status 
 tutti_status tu_rank_run(const tu_spawn_record *record, tutti_rank_main *main, void *argument) {
     tutti_world *world;
     tutti_status status = tutti_world_open(NULL, &world);
-    if (status != TUTTI_OK)
+    if (status != TUTTI_OK) {
+        if (record != NULL && record->store != NULL) /* of a process its parent tells */
+            tu_launch_cannot_meet(record->store, record->rank, record->size, (int)getpid());
         return status;
+    }
     tutti_error_clear();
     status = main(world, argument);
     if (status != TUTTI_OK && tutti_error_message()[0] == 0)
@@ -397,8 +400,18 @@ static void take_outcome(child *child, int rank, int wait_status, outcome *outco
     outcome->died = true;
 }
 
+/* A rank failed: those that still wait for it in the store learn of it there. */
+static void tell_who_opens(tutti_store *server, const child *child, int rank, int ranks, const outcome *outcome) {
+    tutti_store *store;
+    if (server == NULL || tutti_store_clone(server, &store) != TUTTI_OK)
+        return;
+    tu_error_restore(&outcome->error);
+    tu_launch_cannot_meet(store, rank, ranks, (int)child->pid);
+    tutti_store_release(store);
+}
+
 /* One child's process has ended: reap it, tell the survivors. */
-static void child_ended(child *children, int ranks, int rank, outcome *outcome) {
+static void child_ended(child *children, int ranks, int rank, tutti_store *server, outcome *outcome) {
     int wait_status;
     pid_t got;
     while ((got = waitpid(children[rank].pid, &wait_status, 0)) < 0 && errno == EINTR)
@@ -408,6 +421,8 @@ static void child_ended(child *children, int ranks, int rank, outcome *outcome) 
     close_fd(&children[rank].pidfd);
     take_outcome(&children[rank], rank, wait_status, outcome);
     close_fd(&children[rank].result);
+    if (outcome->status != TUTTI_OK)
+        tell_who_opens(server, &children[rank], rank, ranks, outcome);
     if (!outcome->died)
         return; /* it has closed its world: nobody asks for its status */
     int *survivors = malloc(sizeof(int) * (size_t)ranks);
@@ -445,7 +460,7 @@ static void put_down_stopped(child *children, int ranks, int64_t *since) {
 }
 
 /* Returns when all have ended. A report is read when its process has ended: the pipe has room for it. */
-static void watch(child *children, int ranks, outcome *outcomes) {
+static void watch(child *children, int ranks, tutti_store *server, outcome *outcomes) {
     struct pollfd *polls = malloc(sizeof *polls * (size_t)ranks);
     int left = ranks, failures = 0;
     int64_t stopped_since = 0;
@@ -459,7 +474,7 @@ static void watch(child *children, int ranks, outcome *outcomes) {
         for (int i = 0; i < ranks; i++) {
             if (children[i].pidfd < 0 || (polls != NULL && (polls[i].revents & POLLIN) == 0))
                 continue;
-            child_ended(children, ranks, i, &outcomes[i]);
+            child_ended(children, ranks, i, server, &outcomes[i]);
             if (outcomes[i].status != TUTTI_OK)
                 outcomes[i].order = ++failures;
             left--;
@@ -506,7 +521,7 @@ static tutti_status spawn_processes(int ranks, tutti_rank_main *main, void *argu
         tu_error_restore(&error);
         goto release_server;
     }
-    watch(children, ranks, outcomes);
+    watch(children, ranks, server, outcomes);
     status = first_failure(outcomes, ranks);
 
 release_server:

@@ -184,6 +184,30 @@ TEST(spawning_threads_survives_the_failure_of_any_thread) {
     test_fail_each("pthread_create", spawn_two, &kind);
 }
 
+TEST_LIMIT(a_thread_that_runs_out_of_memory_while_it_opens_holds_nobody_up, 120) {
+    tutti_spawn_kind kind = TUTTI_SPAWN_THREADS;
+    setenv("TUTTI_TIMEOUT", "100s", 1);
+    test_fail_each("malloc,calloc,realloc", spawn_two, &kind);
+}
+
+static int forks; /* by this process */
+
+static void count_fork(void) {
+    forks++;
+}
+
+static void die_as_rank_1(void) {
+    if (forks == 1) /* the parent has counted the one of rank 0 */
+        raise(SIGKILL);
+}
+
+TEST_LIMIT(a_process_that_dies_before_it_opens_holds_nobody_up, 90) {
+    setenv("TUTTI_TIMEOUT", "80s", 1);
+    CHECK_EQ(pthread_atfork(NULL, count_fork, die_as_rank_1), 0);
+    CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_PROCESSES, 3, succeed, NULL), TUTTI_ERROR_DEAD);
+    CHECK_MESSAGE("rank 1");
+}
+
 static tutti_status look_at_the_clock(tutti_world *world, void *argument) {
     int64_t before = tutti_clock(), all[3];
     tutti_status status = tutti_all_gather(tutti_world_group(world), &before, all, 1, TUTTI_I64, NULL);
