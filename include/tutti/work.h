@@ -31,7 +31,8 @@ extern "C" {
 TUTTI_API TUTTI_CHECKED tutti_status tutti_work_test(tutti_work *work, bool *finished);
 
 /* Waits until the operation has finished and returns its status, with its message for this thread; as often as one
- * likes. timeout_ns: 0 the group's; when it runs out TUTTI_ERROR_TIMEOUT ends only this wait, not the work. */
+ * likes. timeout_ns: 0 as long as the operation itself may take, so that its own error tells who is missing (of device
+ * memory: the group's); when another time runs out TUTTI_ERROR_TIMEOUT ends only this wait, not the work. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_work_wait(tutti_work *work, int64_t timeout_ns);
 
 /* Orders a stream (a CUstream) after the operation: what is put into it from now on finds the result. The host does not

@@ -25,7 +25,9 @@ struct tutti_batch {
     int count, room;
     tu_task *tasks;     /* `few`, or more */
     int64_t timeout_ns; /* of tutti_batch_end's call */
-    tu_request requests[FEW];
+    /* Of the messages: in `few_requests` and `few_prepared`, or in one piece, made before anything is entered. */
+    tu_request *requests, **prepared;
+    tu_request few_requests[FEW], *few_prepared[FEW];
     tu_task few[FEW];
 };
 
@@ -57,6 +59,8 @@ tutti_status tutti_batch_begin(tutti_group *group, tutti_batch **batch) {
     made->room = FEW;
     made->tasks = made->few;
     made->timeout_ns = 0;
+    made->requests = made->few_requests;
+    made->prepared = made->few_prepared;
     made->group = tutti_group_keep(group);
     *batch = made;
     return TUTTI_OK;
@@ -68,6 +72,8 @@ void tu_batch_free(tutti_batch *batch) {
     tutti_group *group = batch->group;
     if (batch->tasks != batch->few)
         free(batch->tasks);
+    if (batch->requests != batch->few_requests)
+        free(batch->requests);
     /* Pairs with tutti_batch_begin. With the group the spare one may go. */
     free(atomic_exchange_explicit(&batch->state->spare_batch, batch, memory_order_acq_rel));
     tutti_group_release(group);
@@ -114,7 +120,31 @@ static void leave_rest(tutti_batch *batch, int begin, tutti_status status) {
             (void)tu_group_leave_agreement(batch->group, batch->tasks[i].ticket, status);
 }
 
+static int count_messages(const tutti_batch *batch) {
+    int messages = 0;
+    for (int i = 0; i < batch->count; i++)
+        messages += is_message(&batch->tasks[i]);
+    return messages;
+}
+
+/* All the memory that the batch needs for its messages: later nothing may fail for want of it. */
+static tutti_status make_room(tutti_batch *batch) {
+    int messages = count_messages(batch);
+    if (messages <= FEW)
+        return TUTTI_OK;
+    size_t bytes = (size_t)messages * (sizeof *batch->requests + sizeof *batch->prepared);
+    tu_request *requests = malloc(bytes);
+    if (requests == NULL)
+        return tu_error_memory("a batch", bytes);
+    batch->requests = requests;
+    batch->prepared = (tu_request **)(void *)(requests + messages);
+    return TUTTI_OK;
+}
+
 tutti_status tu_batch_enter(tutti_batch *batch) {
+    tutti_status room = make_room(batch);
+    if (room != TUTTI_OK)
+        return room;
     for (int i = 0; i < batch->count; i++) {
         tu_task *task = &batch->tasks[i];
         if (is_message(task)) /* it enters when it is posted */
@@ -233,16 +263,9 @@ static tutti_status run_collectives(tutti_batch *batch) {
     return status;
 }
 
-static int count_messages(const tutti_batch *batch) {
-    int messages = 0;
-    for (int i = 0; i < batch->count; i++)
-        messages += is_message(&batch->tasks[i]);
-    return messages;
-}
-
 /* Enters the receives, then the sends: so a message that comes back at once finds its receive. *count are entered, in
  * that order. */
-static tutti_status prepare_messages(tutti_batch *batch, tu_request *requests, tu_request **prepared, int *count) {
+static tutti_status prepare_messages(tutti_batch *batch, int *count) {
     tutti_status status = TUTTI_OK;
     *count = 0;
     for (int sends = 0; sends < 2; sends++)
@@ -250,8 +273,8 @@ static tutti_status prepare_messages(tutti_batch *batch, tu_request *requests, t
             tu_task *task = &batch->tasks[i];
             if (!is_message(task) || (task->row->in != TU_EXTENT_NONE) != (sends == 1))
                 continue;
-            prepared[*count] = &requests[*count];
-            status = tu_message_prepare(task, prepared[*count]);
+            batch->prepared[*count] = &batch->requests[*count];
+            status = tu_message_prepare(task, batch->prepared[*count]);
             *count += status == TUTTI_OK;
             status = tu_not_entered(status);
         }
@@ -274,27 +297,16 @@ static tutti_status await_messages(tutti_batch *batch, tu_request *const *prepar
 }
 
 tutti_status tu_batch_run_in_turn(tutti_batch *batch) {
-    int messages = count_messages(batch), count;
-    if (messages == 0)
+    int count;
+    if (count_messages(batch) == 0)
         return run_collectives(batch);
-    tu_request *few[FEW], **prepared = few, *requests = batch->requests;
-    void *more = NULL;
-    if (messages > FEW) {
-        more = malloc((size_t)messages * (sizeof *requests + sizeof *prepared));
-        if (more == NULL)
-            return tu_error_memory("a batch", (size_t)messages * (sizeof *requests + sizeof *prepared));
-        requests = more;
-        prepared = (tu_request **)(void *)(requests + messages);
-    }
-    tutti_status status = prepare_messages(batch, requests, prepared, &count);
-    tu_messages_begin(batch->state, prepared, count);
+    tutti_status status = prepare_messages(batch, &count);
+    tu_messages_begin(batch->state, batch->prepared, count);
     if (status == TUTTI_OK)
         status = run_collectives(batch);
     else
         leave_rest(batch, 0, status);
-    status = await_messages(batch, prepared, count, status);
-    free(more);
-    return status;
+    return await_messages(batch, batch->prepared, count, status);
 }
 
 static bool needs_turn(const tutti_batch *batch) {

@@ -78,6 +78,52 @@ static tutti_status try_once(tutti_world *world, void *argument) {
     return TUTTI_OK;
 }
 
+/* ---- batches of many messages ---- */
+
+/* A call that failed for want of memory has begun nothing: it can be made again, and the others are none the wiser. */
+static tutti_status exchange_many(tutti_world *world, attempt *attempt) {
+    enum {
+        MANY = 40
+    };
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_world_rank(world), in[MANY], out[MANY], one = 1, sum = 0;
+    tutti_batch *batch;
+    CHECK_OK(tutti_batch_begin(group, &batch));
+    tutti_call note = TUTTI_CALL_INIT;
+    note.batch = batch;
+    for (int i = 0; i < MANY; i++) {
+        in[i] = rank * 1000 + i;
+        CHECK_OK(tutti_send(group, &in[i], 1, TUTTI_I32, 1 - rank, i, &note));
+        CHECK_OK(tutti_recv(group, &out[i], 1, TUTTI_I32, 1 - rank, i, &note));
+    }
+    CHECK_OK(tutti_all_reduce(group, &one, &sum, 1, TUTTI_I32, TUTTI_PRODUCT, &note));
+    if (rank == 0 && attempt->nth != 0)
+        test_fail_arm("malloc", attempt->nth);
+    tutti_status status = tutti_batch_end(batch, NULL);
+    if (rank == 0 && attempt->nth != 0)
+        attempt->delivered = test_fail_disarm();
+    if (status != TUTTI_OK)
+        return status;
+    CHECK(out[7] == (1 - rank) * 1000 + 7 && sum == 1);
+    return TUTTI_OK;
+}
+
+static tutti_status fail_and_try_again(tutti_world *world, void *argument) {
+    attempt *first = argument, none = { .nth = 0 };
+    CHECK_OK(exchange_many(world, &none)); /* what the group makes at first use is there */
+    if (tutti_world_rank(world) == 0) {
+        CHECK_STATUS(exchange_many(world, first), TUTTI_ERROR_MEMORY);
+        CHECK(first->delivered);
+    }
+    CHECK_OK(exchange_many(world, &none));
+    return TUTTI_OK;
+}
+
+TEST(a_batch_without_memory_for_its_messages_has_begun_nothing) {
+    attempt attempt = { .nth = 1 };
+    CHECK_OK(tutti_spawn(TUTTI_SPAWN_THREADS, 2, fail_and_try_again, &attempt));
+}
+
 TEST_LIMIT(collectives_survive_the_failure_of_any_allocation, 120) {
     if (test_sanitized())
         SKIP("takes too long with sanitizers");

@@ -182,6 +182,38 @@ TEST_WORLD(a_wait_that_runs_out_of_time_leaves_the_work_running, 2) {
     CHECK_EQ(sum, 2);
 }
 
+/* A large work is queued for the helper, a small one stays open. Rank 1 comes to neither. */
+static void wait_as_long_as_the_work(tutti_world *world, void *argument) {
+    size_t count = *(const size_t *)argument;
+    tutti_group *group;
+    CHECK_OK(tutti_group_new(world, (int[]){ 0, 1 }, 2,
+                             TUTTI_OPTIONS(tutti_group_options, .timeout_ns = INT64_C(300000000)), &group));
+    if (tutti_world_rank(world) == 0) {
+        char *data = calloc(2, count);
+        tutti_work *works[2];
+        for (int i = 0; i < 2; i++)
+            CHECK_OK(tutti_all_reduce(group, data, data + count, count, TUTTI_U8, TUTTI_SUM,
+                                      TUTTI_OPTIONS(tutti_call, .work = &works[i], .timeout_ns = INT64_C(1500000000))));
+        for (int i = 1; i >= 0; i--) {
+            CHECK_STATUS(tutti_work_wait(works[i], 0), TUTTI_ERROR_TIMEOUT);
+            CHECK_MESSAGE("rank 1");
+            tutti_work_release(works[i]);
+        }
+        free(data);
+        CHECK_OK(tutti_store_set(tutti_world_store(world), "over", "", 0));
+    } else {
+        const char *over = "over";
+        CHECK_OK(tutti_store_wait(tutti_world_store(world), &over, 1, 0));
+    }
+    tutti_group_release(group);
+}
+
+TEST(a_wait_without_a_time_of_its_own_lasts_as_long_as_the_work_and_names_who_is_missing) {
+    static const size_t counts[] = { 4, 1 << 20 };
+    for (size_t i = 0; i < 2; i++)
+        test_threads(2, wait_as_long_as_the_work, (void *)(uintptr_t)&counts[i]);
+}
+
 TEST_WORLD(a_works_error_goes_to_the_thread_that_waits_for_it, 2) {
     tutti_group *group = tutti_world_group(world);
     int *in = calloc(50000, 4), *out = malloc(200000);
