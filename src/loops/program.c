@@ -10,6 +10,7 @@
 
 #include <tutti/autograd.h>
 
+#include "loops/arena.h"
 #include "loops/code.h"
 #include "loops/group.h"
 #include "tensor/operators.h"
@@ -19,7 +20,9 @@ struct tu_program {
     tu_step_of_program *steps;
     int step_count;
     tu_loop_code code;
-    bool interpreted; /* vertex by vertex */
+    tu_plan plan;
+    _Atomic(tu_arena *) spare; /* of the last run that ended: taken and put back with acquire and release */
+    bool interpreted;          /* vertex by vertex */
 };
 
 /* ---- making ---- */
@@ -57,6 +60,22 @@ static tutti_status compile(tu_program *made, const tu_program_options *options)
     return status == TUTTI_OK ? closed : status;
 }
 
+static tutti_status show(const tu_program *made, const tu_program_options *options) {
+    FILE *text = NULL;
+    tutti_status status = open_file(options, "loops", &text);
+    if (text != NULL) {
+        tu_program_print(text, made);
+        status = close_file(text);
+    }
+    if (status == TUTTI_OK)
+        status = open_file(options, "plan", &text);
+    if (status == TUTTI_OK && text != NULL) {
+        tu_plan_print(text, &made->plan);
+        status = close_file(text);
+    }
+    return status;
+}
+
 static tutti_status make_steps(tu_program *made, const tu_program_options *options) {
     if (made->interpreted)
         return TUTTI_OK;
@@ -67,14 +86,9 @@ static tutti_status make_steps(tu_program *made, const tu_program_options *optio
     for (int i = 0; i < made->step_count && status == TUTTI_OK; i++)
         if (made->steps[i].nest != NULL)
             status = tu_nest_schedule(made->steps[i].nest);
-    FILE *text = NULL;
     if (status == TUTTI_OK)
-        status = open_file(options, "loops", &text);
-    if (text != NULL) {
-        tu_program_print(text, made);
-        status = close_file(text);
-    }
-    return status;
+        status = tu_plan_make(made->graph, made->steps, made->step_count, &made->plan);
+    return status == TUTTI_OK ? show(made, options) : status;
 }
 
 tutti_status tu_program_make(const tt_graph *graph, const tu_program_options *options, tu_program **program) {
@@ -100,6 +114,8 @@ void tu_program_release(tu_program *program) {
         return;
     tu_steps_free(program->steps, program->step_count);
     tu_code_end(&program->code);
+    tu_plan_free(&program->plan);
+    tu_arena_drop(atomic_load_explicit(&program->spare, memory_order_acquire));
     tt_graph_release(&program->graph);
     free(program);
 }
@@ -151,12 +167,20 @@ static tutti_status check_ready(const tu_nest *nest, tt_tensor *const *tensors) 
     return status;
 }
 
+static tt_tensor *new_result(const tu_plan *plan, tu_arena *arena, const tu_value *value) {
+    const tu_planned *planned = &plan->storages[value->storage];
+    if (arena != NULL && planned->here && planned->value == value)
+        return tu_tensor_on(tu_arena_storage(arena, planned), &value->shape);
+    return tu_tensor_new(&value->shape);
+}
+
 /* New tensors for what the nest makes; they are the run's at once. */
-static tutti_status make_results(tu_graph_run *now, const tu_nest *nest, tt_tensor **tensors) {
+static tutti_status make_results(tu_graph_run *now, const tu_plan *plan, tu_arena *arena, const tu_nest *nest,
+                                 tt_tensor **tensors) {
     for (int i = 0; i < nest->tensor_count; i++) {
         const tu_nest_tensor *tensor = &nest->tensors[i];
         if (tensor->fresh) {
-            tt_tensor *made = tu_tensor_new(&tensor->value->shape);
+            tt_tensor *made = new_result(plan, arena, tensor->value);
             if (made == NULL)
                 return TUTTI_ERROR_MEMORY;
             now->tensors[tensor->value->number] = made;
@@ -166,9 +190,9 @@ static tutti_status make_results(tu_graph_run *now, const tu_nest *nest, tt_tens
     return TUTTI_OK;
 }
 
-static tutti_status run_nest(tu_graph_run *now, const tu_nest *nest) {
+static tutti_status run_nest(tu_graph_run *now, const tu_plan *plan, tu_arena *arena, const tu_nest *nest) {
     tt_tensor *tensors[TU_NEST_TENSORS];
-    tutti_status status = make_results(now, nest, tensors);
+    tutti_status status = make_results(now, plan, arena, nest, tensors);
     if (status == TUTTI_OK)
         status = check_ready(nest, tensors);
     if (status == TUTTI_OK)
@@ -185,9 +209,14 @@ static tutti_status run_nest(tu_graph_run *now, const tu_nest *nest) {
     return TUTTI_OK;
 }
 
-static tutti_status run_call(tu_graph_run *now, const tu_vertex *vertex) {
+static tutti_status run_call(tu_graph_run *now, const tu_plan *plan, tu_arena *arena, const tu_vertex *vertex) {
     tt_scope scope = tt_scope_open();
+    tu_arena_source source;
+    if (arena != NULL)
+        tu_arena_begin(&source, arena, plan, vertex);
     tutti_status status = tu_graph_run_vertex(now, vertex);
+    if (arena != NULL)
+        tu_arena_end(&source);
     tu_scope_leave(&scope);
     if (status == TUTTI_OK)
         tu_graph_run_let_go(now, vertex);
@@ -199,18 +228,43 @@ static bool is_watched(void) {
     return tu_self()->recorder != NULL || tu_self()->anomaly;
 }
 
+/* The arena of the run before, or a new one where another thread has that now. */
+static tutti_status take_arena(tu_program *program, tu_arena **arena) {
+    if (program->plan.bytes == 0)
+        return TUTTI_OK;
+    *arena = atomic_exchange_explicit(&program->spare, NULL, memory_order_acquire);
+    if (*arena == NULL)
+        *arena = tu_arena_new(program->plan.bytes);
+    return *arena != NULL ? TUTTI_OK : TUTTI_ERROR_MEMORY;
+}
+
+/* One is kept, unless somebody still has a tensor in it. */
+static void put_arena(tu_program *program, tu_arena *arena) {
+    tu_arena *none = NULL;
+    if (arena == NULL)
+        return;
+    if (!tu_arena_is_free(arena) || !atomic_compare_exchange_strong_explicit(
+                                        &program->spare, &none, arena, memory_order_release, memory_order_relaxed))
+        tu_arena_drop(arena);
+}
+
 tutti_status tu_program_run(tu_program *program, tt_tensor *const *inputs, tt_tensor **outputs) {
     if (program->interpreted || is_watched())
         return tu_graph_interpret(program->graph, inputs, outputs);
     tu_graph_run now;
+    tu_arena *arena = NULL;
+    tutti_status status = take_arena(program, &arena);
+    if (status != TUTTI_OK)
+        return status;
     bool recording = tt_grad_mode(false);
-    tutti_status status = tu_graph_run_begin(&now, program->graph, inputs);
+    status = tu_graph_run_begin(&now, program->graph, inputs);
     for (int i = 0; i < program->step_count && status == TUTTI_OK; i++)
-        status = program->steps[i].nest != NULL ? run_nest(&now, program->steps[i].nest)
-                                                : run_call(&now, program->steps[i].vertex);
+        status = program->steps[i].nest != NULL ? run_nest(&now, &program->plan, arena, program->steps[i].nest)
+                                                : run_call(&now, &program->plan, arena, program->steps[i].vertex);
     if (status == TUTTI_OK)
         status = tu_graph_run_finish(&now, outputs);
     tu_graph_run_end(&now);
+    put_arena(program, arena);
     tt_grad_mode(recording);
     return status;
 }
