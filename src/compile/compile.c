@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "compile/entry.h"
 
 #define REASON 512
@@ -136,7 +137,7 @@ static tt_tensor_list call_eagerly(tt_compiled *compiled, tt_tensor_list inputs,
     compiled->warned = true;
     pthread_mutex_unlock(&compiled->lock);
     if (warns)
-        fprintf(stderr, "tutti: warning: the compiled function %s runs as it is: %s\n", compiled->name, reason);
+        TU_LOG(TUTTI_LOG_WARN, NULL, "compile", "the compiled function %s runs as it is: %s", compiled->name, reason);
     return call_itself(compiled, inputs);
 }
 

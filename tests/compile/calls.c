@@ -7,6 +7,7 @@
 #include <tutti/tensors.h>
 
 #include "../harness.h"
+#include "quick.h"
 
 static const tt_compile_mode modes[] = { TT_COMPILE_FUSED, TT_COMPILE_SPLIT, TT_COMPILE_INTERPRET };
 

@@ -8,6 +8,7 @@
 #include <tutti/tensors.h>
 
 #include "../harness.h"
+#include "quick.h"
 
 static tt_compiled_counts counts_of(const tt_compiled *compiled) {
     tt_compiled_counts counts = TT_COMPILED_COUNTS_INIT;

@@ -9,6 +9,7 @@
 #include <tutti/tensors.h>
 
 #include "../harness.h"
+#include "quick.h"
 
 static const tt_compile_mode modes[] = { TT_COMPILE_FUSED, TT_COMPILE_SPLIT, TT_COMPILE_INTERPRET };
 #define EACH_MODE for (size_t mode = 0; mode < sizeof modes / sizeof *modes; mode++)
