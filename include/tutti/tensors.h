@@ -14,6 +14,7 @@
  *     fused.h         matrix products fused with communication
  *     parallel.h      training on several ranks
  *     graph.h         functions captured as graphs: to look at, to rewrite, to run
+ *     backward.h      backwards that are captured once and then run as graphs
  *     compile.h       functions that are captured once and then run as that
  *     io.h            tensors in files: NumPy's formats and safetensors
  *     dlpack.h        tensors that other libraries share
@@ -24,6 +25,7 @@
 #define TUTTI_TENSORS_H
 
 #include <tutti/autograd.h>
+#include <tutti/backward.h>
 #include <tutti/compile.h>
 #include <tutti/data.h>
 #include <tutti/dlpack.h>

@@ -38,6 +38,7 @@ typedef struct backward {
     struct backward *outer;
     int depth;
     bool create_graph, retain_graph, restricted;
+    bool traced; /* a capture runs it on the roots themselves, and not on what stands for them */
     task *tasks;
     size_t task_count, task_capacity;
     size_t *table; /* open addressing: index + 1 of the task of a pointer, 0 for none */
@@ -346,6 +347,8 @@ tt_tensor *tu_accumulate_grad_sample(tu_sampler *sampler) {
 
 tutti_status tu_run_accumulate_hooks(tt_tensor *leaf) {
     tu_hook_list snapshot;
+    if (leaf->history == NULL) /* while a capture runs: its gradient is that of what stands for it */
+        return TUTTI_OK;
     tutti_status status = tu_hook_list_snapshot(&tu_history_at(leaf)->accumulate_hooks, &snapshot);
     for (int i = 0; i < snapshot.count && status == TUTTI_OK; i++) {
         tt_hook *hook = snapshot.at[i];
@@ -622,7 +625,7 @@ static tutti_status seed_all(backward *run, tt_tensor_list roots, tt_tensor_list
     tutti_status status = TUTTI_OK;
     for (size_t i = 0; i < roots.count && status == TUTTI_OK; i++) {
         status = tu_tensor_check("backward", "roots", roots.at[i]);
-        tt_tensor *root = status == TUTTI_OK ? tu_stand_in(roots.at[i]) : NULL;
+        tt_tensor *root = status != TUTTI_OK ? NULL : run->traced ? roots.at[i] : tu_stand_in(roots.at[i]);
         if (status == TUTTI_OK)
             status = root == NULL ? TUTTI_ERROR_MEMORY : seed(run, root, grads.count == 0 ? NULL : grads.at[i]);
     }
@@ -672,6 +675,41 @@ static tutti_status run_backward(backward *run, tt_tensor_list roots, tt_tensor_
     return status == TUTTI_OK ? run_all(run) : status;
 }
 
+static tutti_status run_here(tt_tensor_list roots, tt_tensor_list grads, tt_tensor_list inputs, tt_tensor **results,
+                             const tt_backward_options *options, bool traced) {
+    tu_thread *self = tu_self();
+    backward *outer = self->backward;
+    backward run = { .outer = outer,
+                     .depth = outer != NULL ? outer->depth + 1 : 1,
+                     .create_graph = options->create_graph,
+                     .retain_graph = options->retain_graph || options->create_graph,
+                     .traced = traced };
+    if (run.depth > DEEPEST)
+        return tu_fail(TUTTI_ERROR_LIMIT, "backward: %d backwards run inside each other, which is the limit", DEEPEST);
+    bool recording = tt_grad_mode(options->create_graph);
+    tt_scope scope = tt_scope_open();
+    self->backward = &run;
+    tutti_status status = tu_pending_take(run_backward(&run, roots, grads, inputs, results));
+    self->backward = outer;
+    free(run.wishes);
+    finish(&run);
+    tu_scope_leave(&scope);
+    tt_grad_mode(recording);
+    return status;
+}
+
+tu_backward_runner *tu_backward_runner_set(tu_backward_runner *runner) {
+    tu_backward_runner *before = tu_self()->backward_runner;
+    tu_self()->backward_runner = runner;
+    return before;
+}
+
+tutti_status tu_backward_traced(tt_tensor_list roots, tt_tensor_list grads) {
+    tt_backward_options options = TT_BACKWARD_OPTIONS_INIT;
+    options.retain_graph = true;
+    return run_here(roots, grads, (tt_tensor_list){ 0, NULL }, NULL, &options, true);
+}
+
 static tutti_status go(tt_tensor_list roots, tt_tensor_list grads, tt_tensor_list inputs, tt_tensor **results,
                        const tt_backward_options *given) {
     tu_thread *self = tu_self();
@@ -683,23 +721,12 @@ static tutti_status go(tt_tensor_list roots, tt_tensor_list grads, tt_tensor_lis
     tutti_status status = tu_options_copy("tt_backward_options", given, &options, sizeof options);
     if (status != TUTTI_OK)
         return tu_pending_take(status);
-    backward *outer = self->backward;
-    backward run = { .outer = outer,
-                     .depth = outer != NULL ? outer->depth + 1 : 1,
-                     .create_graph = options.create_graph,
-                     .retain_graph = options.retain_graph || options.create_graph };
-    if (run.depth > DEEPEST)
-        return tu_fail(TUTTI_ERROR_LIMIT, "backward: %d backwards run inside each other, which is the limit", DEEPEST);
-    bool recording = tt_grad_mode(options.create_graph);
-    tt_scope scope = tt_scope_open();
-    self->backward = &run;
-    status = tu_pending_take(run_backward(&run, roots, grads, inputs.count > 0 ? inputs : options.inputs, results));
-    self->backward = outer;
-    free(run.wishes);
-    finish(&run);
-    tu_scope_leave(&scope);
-    tt_grad_mode(recording);
-    return status;
+    tt_tensor_list wanted = inputs.count > 0 ? inputs : options.inputs;
+    tu_backward_runner *runner = self->backward_runner;
+    if (runner != NULL && self->backward == NULL && !tu_is_capturing() && wanted.count == 0 && !options.create_graph &&
+        runner->run(runner, roots, grads, options.retain_graph, &status))
+        return tu_pending_take(status);
+    return self->pending != TUTTI_OK ? self->pending : run_here(roots, grads, wanted, results, &options, false);
 }
 
 /* ---- the calls ---- */

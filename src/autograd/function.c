@@ -113,6 +113,15 @@ static void function_run(tu_node *node, tt_tensor *const *grads, tt_tensor **res
                 node->name, node->input_count, count);
 }
 
+void tu_function_describe(const tu_node *node, tu_collector *collector) {
+    if (node->run != function_run)
+        return;
+    const tt_function_context *context = node->detail;
+    collector->word(collector, (uintptr_t)context->function.backward);
+    collector->word(collector, (uintptr_t)context->user);
+    collector->word(collector, context->materialize);
+}
+
 static void function_release(tu_node *node) {
     context_free(node->detail);
 }
@@ -224,8 +233,10 @@ static tutti_status record(tt_function_context *context, tt_tensor_list inputs, 
     node->run = function_run;
     node->sees_nothing = true;
     for (size_t i = 0; i < inputs.count && status == TUTTI_OK; i++) {
-        if (inputs.at[i] == NULL)
+        if (inputs.at[i] == NULL) {
+            tu_shape_absent(&node->inputs[i]);
             continue;
+        }
         node->inputs[i] = tu_shape_of(inputs.at[i]);
         node->needs[i] = context->needs[i];
         status = tu_edge_to(inputs.at[i], &node->next[i]);

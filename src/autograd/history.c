@@ -229,8 +229,10 @@ static tutti_status make_node(const tu_call *call, const bool *needs, tu_node **
     if (status == TUTTI_OK)
         node->entry = call->entry; /* from here on the attributes end with the node */
     for (int i = 0; i < call->input_count && status == TUTTI_OK; i++) {
-        if (call->inputs[i] == NULL)
+        if (call->inputs[i] == NULL) {
+            tu_shape_absent(&node->inputs[i]);
             continue;
+        }
         node->inputs[i] = tu_shape_of(call->inputs[i]);
         if (needs[i])
             status = tu_edge_to(call->inputs[i], &node->next[i]);

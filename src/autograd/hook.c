@@ -338,3 +338,24 @@ tutti_status tu_run_tensor_hooks(const char *who, tu_hook_list *list, tt_tensor 
     tu_hook_list_free(&snapshot);
     return status;
 }
+
+void tu_hooks_describe(tu_hook_list *list, tu_collector *collector) {
+    tu_hook_list snapshot;
+    if (tu_pending_take(tu_hook_list_snapshot(list, &snapshot)) != TUTTI_OK)
+        return;
+    collector->word(collector, (uintptr_t)snapshot.count);
+    for (int i = 0; i < snapshot.count; i++) {
+        tt_hook *hook = snapshot.at[i];
+        if (hook->opaque)
+            collector->refuse(collector, "a hook of it is opaque");
+        collector->word(collector, (uintptr_t)hook->function);
+        collector->word(collector, hook->captured_count);
+        if (hook->describe != NULL)
+            hook->describe(hook->user, collector);
+        else
+            collector->word(collector, (uintptr_t)hook->user);
+        for (size_t k = 0; k < hook->captured_count; k++)
+            collector->tensor(collector, hook->captured[k]);
+    }
+    tu_hook_list_free(&snapshot);
+}

@@ -282,7 +282,10 @@ tt_tensor *tu_saved_get(tu_node *node, tu_saved_tensor *saved) {
         return NULL;
     }
     tt_tensor *tensor = saved->tensor;
-    if (saved->hooks != NULL) { /* what unpack returns may be anything of the right shape; no version is checked */
+    if (saved->lifted != NULL) {
+        tensor = saved->lifted;
+    } else if (saved->hooks !=
+               NULL) { /* what unpack returns may be anything of the right shape; no version is checked */
         tensor = saved->hooks->unpack(saved->hooks->user, saved->packed);
         if (tensor != NULL && tu_pending_take(tu_tensor_check(node->name, "unpacked", tensor)) != TUTTI_OK)
             return NULL;

@@ -34,7 +34,17 @@ typedef struct tu_saved_tensor {
     bool released;
     tt_saved_hooks *hooks; /* who packed it, or NULL */
     void *packed;
+    tt_tensor *lifted; /* what was unpacked, while a backward is captured: given out instead; lent. Else NULL */
 } tu_saved_tensor;
+
+/* Who is told what a backward depends on, so that one that was captured can be known again. */
+typedef struct tu_collector {
+    void (*word)(struct tu_collector *collector, uintptr_t word);
+    /* A tensor that changes from run to run; NULL: there is none. */
+    void (*tensor)(struct tu_collector *collector, tt_tensor *tensor);
+    /* It cannot be captured, and why. */
+    void (*refuse)(struct tu_collector *collector, const char *why);
+} tu_collector;
 
 struct tu_hook_list;
 struct tt_hook {
@@ -43,7 +53,9 @@ struct tt_hook {
     void (*function)(void);
     void *user;
     void (*release)(void *user); /* of `user`, with the hook; or NULL */
-    bool opaque;                 /* as its options say */
+    /* Tells what `user` stands for, where that is a record of the library's own; NULL: `user` is what it is. */
+    void (*describe)(void *user, tu_collector *collector);
+    bool opaque; /* as its options say */
     size_t captured_count;
     tt_tensor *captured[];
 };
@@ -132,6 +144,12 @@ static inline tu_node *tu_node_new(const char *name, int inputs, int outputs, in
     return tu_node_new_with(name, inputs, outputs, saved, 0);
 }
 void tu_node_drop(tu_node *node);
+/* The shape of an input that is not there. (The rest of it is left as it is: it is long.) */
+static inline void tu_shape_absent(tu_shape *shape) {
+    shape->ndim = 0;
+    shape->dtype = (tutti_dtype)0;
+    shape->device = 0;
+}
 static inline tu_node *tu_node_hold(tu_node *node) {
     if (node != NULL)
         atomic_fetch_add_explicit(&node->references, 1, memory_order_relaxed);
@@ -195,6 +213,23 @@ void tu_view_gradient(tu_gradient *gradient); /* of as_strided */
 tutti_status tu_view_rebase(tt_tensor *x, tu_node *inner, int changed);
 /* Makes x, which has the shape of what the inner node computed, that part of the outer node's result. */
 tutti_status tu_view_of_outer(tt_tensor *x, tu_node *inner);
+
+/* ---- a backward that somebody else runs ---- */
+
+/* Asked at the beginning of every backward of its thread that runs in no other, collects all leaves and creates no
+ * graph. True where it has run it, or failed; then *status tells. */
+typedef struct tu_backward_runner {
+    bool (*run)(struct tu_backward_runner *runner, tt_tensor_list roots, tt_tensor_list grads, bool retain_graph,
+                tutti_status *status);
+} tu_backward_runner;
+/* Installs a runner for the calling thread (NULL: none) and returns the one before. */
+tu_backward_runner *tu_backward_runner_set(tu_backward_runner *runner);
+/* The backward of these tensors themselves, while a function is captured; nodes keep what they saved. */
+tutti_status tu_backward_traced(tt_tensor_list roots, tt_tensor_list grads);
+/* What identifies the user's own function of a node; nothing of other nodes. */
+void tu_function_describe(const tu_node *node, tu_collector *collector);
+/* What identifies the hooks of a list, and the tensors that they captured. */
+void tu_hooks_describe(tu_hook_list *list, tu_collector *collector);
 
 /* ---- walks (walk.c) ---- */
 

@@ -113,6 +113,19 @@ static void left(const tt_hook_context *context, size_t result_count, tt_tensor 
     forget(hooks);
 }
 
+/* The record of a call is another one each time; what it stands for is the module and its hooks. */
+static void describe(void *user, tu_collector *collector) {
+    tu_backward_hooks *hooks = user;
+    collector->word(collector, (uintptr_t)hooks->module);
+    collector->word(collector, hooks->has_inputs);
+    for (size_t i = 0; i < hooks->input_count; i++)
+        collector->word(collector, hooks->present_in[i]);
+    for (size_t i = 0; i < hooks->output_count; i++)
+        collector->word(collector, hooks->present_out[i]);
+    tu_hooks_describe(&hooks->pre, collector);
+    tu_hooks_describe(&hooks->post, collector);
+}
+
 static void hang(tu_node *node, tu_backward_hooks *hooks, tt_node_post_hook *function) {
     tu_node_hooks *list = tu_node_hooks_of(node);
     tt_hook *handle = NULL;
@@ -122,6 +135,7 @@ static void hang(tu_node *node, tu_backward_hooks *hooks, tt_node_post_hook *fun
     if (tu_pending_take(status) != TUTTI_OK)
         return;
     handle->release = drop;
+    handle->describe = describe;
     hooks->references++;
     tt_hook_release(&handle);
 }

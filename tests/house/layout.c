@@ -3,6 +3,7 @@
  * The layout of every public struct that begins with its size: programs that were compiled against an older header keep
  * working, so fields neither move nor change their size; new ones come last.
  */
+#include <tutti/backward.h>
 #include <tutti/graph.h>
 #include <tutti/parallel.h>
 #include <tutti/tensors.h>
@@ -291,6 +292,14 @@ TEST(structs_of_tensor_h_stay_as_they_are) {
     AT(tt_compiled_counts, eager, 20);
     AT(tt_compiled_counts, hits, 24);
     AT(tt_compiled_counts, misses, 32);
+    AT(tt_backward_cache_options, size, 0);
+    AT(tt_backward_cache_options, full, 8);
+    AT(tt_backward_counts, size, 0);
+    AT(tt_backward_counts, captures, 8);
+    AT(tt_backward_counts, vertices, 12);
+    AT(tt_backward_counts, eager, 16);
+    AT(tt_backward_counts, hits, 24);
+    AT(tt_backward_counts, misses, 32);
     AT(tt_options, size, 0);
     AT(tt_options, device, 8);
     AT(tt_options, requires_grad, 12);
