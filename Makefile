@@ -20,7 +20,11 @@ configure:
 build: configure
 	@cmake --build $(BUILD)
 
-demo: setup configure ## install what is missing, build a little, and run four ranks that find each other
+demo: setup configure ## install what is missing, build, and train a small GPT on four ranks, one of which dies (a minute)
+	@cmake --build $(BUILD) --target tutti_command example_gpt
+	@scripts/demo $(BUILD)
+
+hello: setup configure ## four ranks that find each other
 	@cmake --build $(BUILD) --target tutti_command example_hello
 	$(BUILD)/bin/tutti run -n 4 $(BUILD)/examples/hello
 
@@ -61,4 +65,4 @@ uninstall: ## remove what the last make install wrote
 clean: ## remove the build folder
 	rm -rf build
 
-.PHONY: all help setup configure build demo test test-all test-peers test-arm64 bench soak lint install uninstall clean
+.PHONY: all help setup configure build demo hello test test-all test-peers test-arm64 bench soak lint install uninstall clean

@@ -1,0 +1,383 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Trains a small GPT on the bytes of a file, on several ranks, in any of the ways there are.
+ *
+ *     $ gpt --steps 4                                  (four ranks, started by itself, fully sharded)
+ *     $ tutti run -n 4 ./gpt --mode data --steps 4
+ *     $ tutti run -n 4 ./gpt --mode sharded --tensor 2 --steps 4
+ *     $ tutti run --survive -n 4 ./gpt --kill 2 --at 2 --steps 4
+ *
+ *     --text FILE      what is learned (default: a sentence)        --mode MODE      data or sharded (default)
+ *     --steps N        steps of training (default 20)               --tensor N       ranks that share each layer
+ * (default 1)
+ *     --save FILE      writes all parameters at the end             --results FOLDER loss, memory and time lines, for a
+ * page
+ *     --write N        then writes N letters (default 0)            --kill R --at S  rank R dies in step S
+ */
+#define _POSIX_C_SOURCE 200809L
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <tutti/tensors.h>
+#include <tutti/tutti.h>
+
+enum {
+    LETTERS = 256,
+    WIDTH = 128,
+    HEADS = 4,
+    LAYERS = 4,
+    LENGTH = 64,
+    BATCH = 8 /* rows of each rank */
+};
+
+typedef struct settings {
+    const char *text, *save, *results;
+    bool sharded;
+    int steps, tensor, write, kill_rank, kill_step;
+} settings;
+
+/* Everything that a rank trains with. `group` computes other batches than this rank; `layer` shares layers with it. */
+typedef struct training {
+    const settings *set;
+    tutti_world *world;
+    tutti_group *group, *layer;
+    tt_module *model, *blocks[LAYERS];
+    tt_fully_sharded *sharded;
+    tt_data_parallel *parallel;
+    tt_optimizer *optimizer;
+    FILE *sentence; /* where no text is given */
+    tt_tokens *tokens;
+    tt_progress *progress;
+    FILE *losses;
+    int64_t step;
+    double begun, told; /* seconds of the clock: when it began, and when it was told last */
+} training;
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* ---- the model ---- */
+
+static int block_forward(tt_module *block, tt_tensor_list inputs, tt_tensor **outputs) {
+    tt_tensor *x = inputs.at[0];
+    tt_tensor *seen = tt_module_call(tt_module_child(block, "first"), x);
+    x = tt_add(x, tt_module_call(tt_module_child(block, "attention"), seen));
+    tt_tensor *thought = tt_module_call(tt_module_child(block, "second"), x);
+    outputs[0] = tt_add(x, tt_module_call(tt_module_child(block, "hidden"), thought));
+    return 1;
+}
+
+/* Layers are those of one rank, or cut over `how->group`. */
+static tt_module *block_of(const tt_tensor_parallel_options *how) {
+    static const tt_module_type type = { sizeof type, "Block", block_forward, NULL };
+    tt_attention_options heads = { .size = sizeof heads, .heads = HEADS, .rope_base = 10000 };
+    tt_module *block = tt_module_new(&type, NULL);
+    tt_module_add_child(block, "first", tt_rms_norm_module(WIDTH, 1e-5, TUTTI_F32));
+    tt_module_add_child(block, "attention",
+                        how != NULL ? tt_heads_attention_module(WIDTH, &heads, how)
+                                    : tt_attention_module(WIDTH, &heads));
+    tt_module_add_child(block, "second", tt_rms_norm_module(WIDTH, 1e-5, TUTTI_F32));
+    tt_module *layers[3];
+    layers[0] = how != NULL ? tt_column_linear_module(WIDTH, 4 * WIDTH, true, how)
+                            : tt_linear_module(WIDTH, 4 * WIDTH, true, TUTTI_F32);
+    layers[1] = tt_function_module("gelu", tt_gelu);
+    layers[2] = how != NULL ? tt_row_linear_module(4 * WIDTH, WIDTH, true, how)
+                            : tt_linear_module(4 * WIDTH, WIDTH, true, TUTTI_F32);
+    tt_module_add_child(block, "hidden", tt_sequential_module(3, layers));
+    return block;
+}
+
+static void build(training *run) {
+    tt_tensor_parallel_options cut = { .size = sizeof cut, .group = run->layer };
+    const tt_tensor_parallel_options *how = run->layer != NULL ? &cut : NULL;
+    tt_module *modules[LAYERS + 3];
+    tt_seed(1, 0);
+    modules[0] = how != NULL ? tt_vocabulary_embedding_module(LETTERS, WIDTH, how)
+                             : tt_embedding_module(LETTERS, WIDTH, TUTTI_F32);
+    for (int i = 0; i < LAYERS; i++)
+        run->blocks[i] = modules[1 + i] = block_of(how);
+    modules[LAYERS + 1] = tt_rms_norm_module(WIDTH, 1e-5, TUTTI_F32);
+    modules[LAYERS + 2] = how != NULL ? tt_column_linear_module(WIDTH, LETTERS, false, how)
+                                      : tt_linear_module(WIDTH, LETTERS, false, TUTTI_F32);
+    run->model = tt_sequential_module(LAYERS + 3, modules);
+    if (run->set->sharded)
+        run->sharded = tt_fully_shard(run->model, LAYERS, run->blocks, run->group, NULL);
+    else
+        run->parallel = tt_data_parallel_new(run->model, run->group, NULL);
+    run->optimizer = tt_adamw_optimizer(run->model, TUTTI_OPTIONS(tt_adamw, .learning_rate = 3e-3));
+    if (run->sharded != NULL)
+        tt_fully_sharded_protect(run->sharded, run->optimizer);
+}
+
+/* ---- a step ---- */
+
+static void open_tokens(training *run) {
+    tt_tokens_options options = { .size = sizeof options, .dtype = TUTTI_U8, .length = LENGTH, .batch = BATCH };
+    options.rank = tutti_group_rank(run->group);
+    options.rank_count = tutti_group_size(run->group);
+    tt_tokens_close(run->tokens);
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", run->sentence != NULL ? fileno(run->sentence) : -1);
+    run->tokens = tt_tokens_open(run->set->text != NULL ? run->set->text : path, &options);
+}
+
+static tt_tensor *loss_of(const training *run, tt_tensor *inputs, tt_tensor *targets) {
+    tt_tensor *logits = tt_module_call(run->model, inputs), *flat = tt_flatten(targets, 0, -1);
+    logits = tt_reshape(logits, tt_shape(BATCH * LENGTH, tt_size(logits, -1)));
+    return run->layer != NULL ? tt_vocabulary_cross_entropy(logits, flat, -100, run->layer)
+                              : tt_cross_entropy(logits, flat, -100);
+}
+
+/* Where no terminal shows progress, ten lines do. */
+static void tell(training *run, double loss) {
+    int64_t part = run->set->steps / 10 > 0 ? run->set->steps / 10 : 1, tokens = (int64_t)BATCH * LENGTH;
+    double took = now() - run->told, left = (double)(run->set->steps - 1 - run->step);
+    if (run->progress == NULL || isatty(STDERR_FILENO) || (run->step + 1) % part != 0)
+        return;
+    fprintf(stderr, "  step %3lld of %d: loss %.2f, %5.0f tokens/s, %.0f s left\n", (long long)run->step + 1,
+            run->set->steps, loss, (double)(part * tokens * tutti_group_size(run->group)) / took,
+            took / (double)part * left);
+    run->told += took;
+}
+
+static void take_step(training *run) {
+    const tt_schedule schedule = { .size = sizeof schedule,
+                                   .kind = TT_SCHEDULE_COSINE,
+                                   .warm_up = 10,
+                                   .last = 0.1,
+                                   .steps = run->set->steps > 10 ? run->set->steps : 11 };
+    tt_tensor *inputs, *targets;
+    tt_schedule_apply(&schedule, run->optimizer);
+    tt_tokens_batch(run->tokens, run->step, &inputs, &targets);
+    tt_tensor *loss = loss_of(run, inputs, targets);
+    tt_backward(loss, NULL);
+    if (run->sharded != NULL)
+        tt_fully_sharded_step(run->sharded);
+    else
+        tt_optimizer_step(run->optimizer);
+    tt_optimizer_zero_grad(run->optimizer);
+    double mean = tt_item(tt_all_reduce(tt_detach(loss), TUTTI_AVG, run->group));
+    if (tt_error_pending() != TUTTI_OK)
+        return;
+    tt_progress_step(run->progress, mean, (int64_t)BATCH * LENGTH * tutti_group_size(run->group));
+    tell(run, mean);
+    if (run->losses != NULL)
+        fprintf(run->losses, "[%lld,%.4f,%.3f],", (long long)run->step, mean, now() - run->begun);
+    run->step++;
+}
+
+/* ---- a death ---- */
+
+/* The survivors cut anew what all ranks had, and go on. */
+static tutti_status go_on(training *run) {
+    tutti_group *rest;
+    double seen = now();
+    tutti_status status = tutti_group_shrink(run->group, NULL, &rest);
+    if (status != TUTTI_OK)
+        return status;
+    tt_fully_sharded_regroup(run->sharded, rest);
+    tutti_group_release(run->group);
+    run->group = rest;
+    open_tokens(run);
+    run->step = tt_item_int(tt_optimizer_steps(run->optimizer)); /* some may have heard of the death a little earlier */
+    if (tt_error_pending() == TUTTI_OK && tutti_group_rank(rest) == 0)
+        fprintf(stderr, "\n  %d ranks go on from memory at step %lld, %.0f ms later\n", tutti_group_size(rest),
+                (long long)run->step, 1e3 * (now() - seen));
+    return tt_error_pending();
+}
+
+static tutti_status train(training *run) {
+    while (run->step < run->set->steps) {
+        if (run->step == run->set->kill_step && tutti_world_rank(run->world) == run->set->kill_rank)
+            kill(getpid(), SIGKILL);
+        tt_scope scope = tt_scope_open();
+        take_step(run);
+        tutti_status status = tt_scope_close(&scope);
+        if (status == TUTTI_ERROR_DEAD && run->sharded != NULL && run->layer == NULL) {
+            if (tutti_world_rank(run->world) == (run->set->kill_rank == 0))
+                fprintf(stderr, "\n  %s\n", tutti_error_message());
+            status = go_on(run);
+        }
+        if (status != TUTTI_OK)
+            return status;
+    }
+    return TUTTI_OK;
+}
+
+/* ---- after the training ---- */
+
+/* Goes on from a few letters; all ranks compute it, since each has a part of the model. */
+static void write_text(training *run) {
+    char text[LENGTH + 4096] = "Tutti ";
+    int length = (int)strlen(text), end = length + (run->set->write < 4096 ? run->set->write : 4095);
+    bool recording = tt_grad_mode(false);
+    tt_seed(7, 0);
+    for (; length < end && tt_error_pending() == TUTTI_OK; length++) {
+        int64_t window[LENGTH], count = length < LENGTH ? length : LENGTH;
+        for (int64_t i = 0; i < count; i++)
+            window[i] = (unsigned char)text[length - count + i];
+        tt_scope scope = tt_scope_open();
+        tt_tensor *logits = tt_module_call(run->model, tt_from(window, tt_shape(1, count), TUTTI_I64, NULL));
+        tt_tensor *last = tt_select(tt_select(logits, 0, 0), 0, -1);
+        if (run->layer != NULL)
+            last = tt_all_gather(last, 0, run->layer);
+        /* The largest of logit / temperature + noise of Gumbel is a draw from the softmax. */
+        tt_tensor *noise = tt_neg(tt_log(tt_neg(tt_log(tt_rand(tt_sizes(last), TUTTI_F32, NULL)))));
+        int64_t letter = tt_item_int(tt_argmax(tt_add(tt_mul_scalar(last, 1.4), noise), 0, false));
+        text[length] = letter == '\n' || (letter >= ' ' && letter < 127) ? (char)letter : '.';
+        text[length + 1] = '\0';
+        if (tt_scope_close(&scope) != TUTTI_OK)
+            break;
+    }
+    tt_grad_mode(recording);
+    if (tutti_group_rank(run->group) == 0 && (run->layer == NULL || tutti_group_rank(run->layer) == 0))
+        printf("\n%s\n", text);
+    if (run->set->results == NULL || tutti_group_rank(run->group) != 0)
+        return;
+    char path[4096];
+    snprintf(path, sizeof path, "%s/text.txt", run->set->results);
+    FILE *file = fopen(path, "w");
+    if (file != NULL) {
+        fputs(text, file);
+        fclose(file);
+    }
+}
+
+static void save(training *run) {
+    tt_scope scope = tt_scope_open();
+    tt_named_list parameters =
+        run->sharded != NULL ? tt_fully_sharded_parameters(run->sharded) : tt_module_parameters(run->model);
+    if (tutti_group_rank(run->group) == 0 &&
+        tt_save_safetensors(tt_tensors_of(parameters.count, parameters.at), parameters.names, run->set->save))
+        printf("saved %zu tensors to %s\n", parameters.count, run->set->save);
+    tutti_status status = tt_scope_close(&scope);
+    if (status != TUTTI_OK)
+        fprintf(stderr, "%s\n", tutti_error_message());
+}
+
+static void tell_memory(training *run) {
+    tt_fully_sharded_counts counts = TT_FULLY_SHARDED_COUNTS_INIT;
+    char path[4096];
+    if (run->sharded != NULL)
+        tt_fully_sharded_count(run->sharded, &counts);
+    snprintf(path, sizeof path, "%s/memory-%d.json", run->set->results, tutti_world_rank(run->world));
+    FILE *file = fopen(path, "w");
+    if (file != NULL) {
+        fprintf(file, "{\"rank\":%d,\"shards\":%lld,\"gathered\":%lld,\"ranks\":%d},", tutti_world_rank(run->world),
+                (long long)counts.shard_bytes, (long long)counts.most_gathered_bytes, tutti_group_size(run->group));
+        fclose(file);
+    }
+    if (tutti_trace_write(run->world, run->set->results) != TUTTI_OK)
+        fprintf(stderr, "%s\n", tutti_error_message());
+}
+
+/* ---- the program ---- */
+
+static void meet(training *run) {
+    tutti_mesh *mesh;
+    tutti_group_form form;
+    int shape[] = { tutti_world_size(run->world) / run->set->tensor, run->set->tensor };
+    run->group = tutti_group_keep(tutti_world_group(run->world));
+    if (run->set->tensor <= 1)
+        return;
+    tutti_status status = tutti_mesh_new(run->world, TUTTI_CPU, shape, 2, NULL, &mesh);
+    if (status != TUTTI_OK) {
+        tt_error_set(status, tutti_error_message());
+        return;
+    }
+    tutti_group_release(run->group);
+    run->group = tutti_group_keep(tt_group(run->world, tutti_form_mesh_dim(&form, mesh, 0), NULL));
+    run->layer = tutti_group_keep(tt_group(run->world, tutti_form_mesh_dim(&form, mesh, 1), NULL));
+    tutti_mesh_release(mesh);
+}
+
+static void begin(training *run) {
+    char path[4096];
+    meet(run);
+    build(run);
+    run->sentence = run->set->text == NULL ? tmpfile() : NULL;
+    for (int i = 0; run->sentence != NULL && i < 500; i++)
+        fprintf(run->sentence, "Tutti means everybody plays together, number %d; and then? ", i);
+    if (run->sentence != NULL)
+        fflush(run->sentence);
+    open_tokens(run);
+    run->begun = run->told = now();
+    if (tutti_world_rank(run->world) != (run->set->kill_rank == 0))
+        return;
+    run->progress = tt_progress_new(TUTTI_OPTIONS(tt_progress_options, .steps = run->set->steps));
+    snprintf(path, sizeof path, "%s/loss.json", run->set->results != NULL ? run->set->results : "");
+    run->losses = run->set->results != NULL ? fopen(path, "w") : NULL;
+}
+
+static tutti_status rank_main(tutti_world *world, void *argument) {
+    training run = { .set = argument, .world = world };
+    tt_scope scope = tt_scope_open();
+    begin(&run);
+    tutti_status status = tt_error_pending() == TUTTI_OK ? train(&run) : tt_error_pending();
+    tt_progress_end(run.progress);
+    if (status == TUTTI_OK && run.set->results != NULL)
+        tell_memory(&run);
+    if (status == TUTTI_OK && run.set->save != NULL)
+        save(&run);
+    if (status == TUTTI_OK && run.set->write > 0)
+        write_text(&run);
+    if (run.losses != NULL)
+        fclose(run.losses);
+    tt_tokens_close(run.tokens);
+    if (run.sentence != NULL)
+        fclose(run.sentence);
+    tt_fully_sharded_release(run.sharded);
+    tt_data_parallel_release(run.parallel);
+    tt_optimizer_release(run.optimizer);
+    tt_module_release(run.model);
+    if (tt_error_pending() == TUTTI_OK && !tt_wait_all(world)) /* what a death ended */
+        tt_error_clear();
+    tutti_status last = tt_scope_close(&scope);
+    status = status == TUTTI_OK ? last : status;
+    if (status == TUTTI_OK)
+        status = tutti_barrier(run.group, NULL);
+    tutti_group_release(run.group);
+    tutti_group_release(run.layer);
+    return status;
+}
+
+static bool take(settings *set, const char *name, const char *value) {
+    struct {
+        const char *name;
+        int *number;
+        const char **text;
+    } known[] = { { "--steps", &set->steps, NULL },  { "--tensor", &set->tensor, NULL },
+                  { "--write", &set->write, NULL },  { "--kill", &set->kill_rank, NULL },
+                  { "--at", &set->kill_step, NULL }, { "--text", NULL, &set->text },
+                  { "--save", NULL, &set->save },    { "--results", NULL, &set->results } };
+    if (strcmp(name, "--mode") == 0) {
+        set->sharded = strcmp(value, "sharded") == 0;
+        return set->sharded || strcmp(value, "data") == 0;
+    }
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strcmp(name, known[i].name) == 0) {
+            if (known[i].number != NULL)
+                *known[i].number = atoi(value);
+            else
+                *known[i].text = value;
+            return true;
+        }
+    return false;
+}
+
+int main(int argc, char **argv) {
+    settings set = { .sharded = true, .steps = 20, .tensor = 1, .kill_rank = -1, .kill_step = -1 };
+    for (int i = 1; i < argc; i += 2)
+        if (i + 1 == argc || !take(&set, argv[i], argv[i + 1])) {
+            fprintf(stderr, "gpt: %s is not understood; the options are at the top of examples/gpt.c\n", argv[i]);
+            return 2;
+        }
+    return tutti_main(4, rank_main, &set);
+}

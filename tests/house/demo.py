@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo, made short: a rank dies, the others go on, and the page holds what it shows."""
+import html.parser
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+BUILD, SOURCE = pathlib.Path(os.environ["TEST_BUILD"]), pathlib.Path(os.environ["TEST_SOURCE"])
+LIMIT = 240 * max(1, min(20, os.getloadavg()[0] / os.cpu_count()))  # seconds; a busy machine gets more
+STEPS = 6
+
+
+class Page(html.parser.HTMLParser):
+    """Which elements have an id, and what is written in the scripts."""
+
+    def __init__(self):
+        super().__init__()
+        self.ids, self.scripts, self.inside = set(), [], False
+
+    def handle_starttag(self, tag, attributes):
+        self.ids.update(value for name, value in attributes if name == "id")
+        self.inside = tag == "script"
+        if self.inside:
+            self.scripts.append("")
+
+    def handle_endtag(self, tag):
+        self.inside = self.inside and tag != "script"
+
+    def handle_data(self, data):
+        if self.inside:
+            self.scripts[-1] += data
+
+
+def main():
+    if not (BUILD / "examples/gpt").exists():
+        print("skipped: the example was not built")
+        return 77
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "DEMO_STEPS": str(STEPS), "DEMO_LETTERS": "20", "DEMO_RESULTS": folder, "TUTTI_TIMEOUT": f"{LIMIT:.0f}s"}
+        done = subprocess.run([SOURCE / "scripts/demo", BUILD], capture_output=True, text=True, errors="replace", timeout=LIMIT, env=environment)
+        output = done.stdout + done.stderr
+        page = Page()
+        text = (pathlib.Path(folder) / "demo.html").read_text(errors="replace") if done.returncode == 0 else ""
+        page.feed(text)
+        data = next((script for script in page.scripts if script.startswith("const demo")), "")
+        losses = [float(loss) for loss in re.findall(r"\[\d+,([\d.]+),[\d.]+\]", data)]
+        checks = {
+            "it ends well": done.returncode == 0,
+            "the death is named": "rank 2" in output and "killed by signal 9" in output,
+            "three ranks go on from memory": "3 ranks go on from memory" in output,
+            "every step has a loss, and it falls": len(losses) == STEPS and losses[-1] < losses[0],
+            "the model is saved": (pathlib.Path(folder) / "gpt.safetensors").exists(),
+            "the page has a place for everything": {"loss", "time", "memory", "curve", "text"} <= page.ids,
+            "three ranks tell their memory and time lines": data.count('"shards"') == 3 and data.count("tutti_flight_recorder") == 3,
+            "nothing is loaded from elsewhere": not re.search(r'(src|href)="', text),
+        }
+    for sentence, good in checks.items():
+        print(f"{'ok     ' if good else 'FAILED '} {sentence}")
+    passed = sum(checks.values())
+    if passed < len(checks):
+        print(output[-4000:])
+    print(f"{passed} passed, {len(checks) - passed} failed, 0 skipped")
+    return 0 if passed == len(checks) else 1
+
+
+sys.exit(main())
