@@ -7,12 +7,14 @@
  *     $ tutti run -n 4 ./gpt --mode sharded --tensor 2 --steps 4
  *     $ tutti run --survive -n 4 ./gpt --kill 2 --at 2 --steps 4
  *
- *     --text FILE      what is learned (default: a sentence)        --mode MODE      data or sharded (default)
- *     --steps N        steps of training (default 20)               --tensor N       ranks that share each layer
- * (default 1)
- *     --save FILE      writes all parameters at the end             --results FOLDER loss, memory and time lines, for a
- * page
- *     --write N        then writes N letters (default 0)            --kill R --at S  rank R dies in step S
+ *     --text FILE       what is learned; default: a sentence
+ *     --mode MODE       data, or sharded, the default
+ *     --tensor N        ranks that share each layer; default 1
+ *     --steps N         default 20
+ *     --save FILE       writes all parameters at the end
+ *     --write N         then writes N letters
+ *     --results FOLDER  writes loss, memory and time lines there, for a page
+ *     --kill R --at S   rank R dies in step S
  */
 #define _POSIX_C_SOURCE 200809L
 #include <signal.h>
