@@ -56,6 +56,7 @@ typedef struct training {
     tt_progress *progress;
     FILE *losses;
     int64_t step;
+    double loss;
     double begun, told; /* seconds of the clock: when it began, and when it was told last */
 } training;
 
@@ -172,6 +173,7 @@ static void take_step(training *run) {
     tell(run, mean);
     if (run->losses != NULL)
         fprintf(run->losses, "[%lld,%.4f,%.3f],", (long long)run->step, mean, now() - run->begun);
+    run->loss = mean;
     run->step++;
 }
 
@@ -324,6 +326,8 @@ static tutti_status rank_main(tutti_world *world, void *argument) {
     begin(&run);
     tutti_status status = tt_error_pending() == TUTTI_OK ? train(&run) : tt_error_pending();
     tt_progress_end(run.progress);
+    if (status == TUTTI_OK && run.progress != NULL)
+        printf("loss %.4f after %lld steps on %d ranks\n", run.loss, (long long)run.step, tutti_world_size(world));
     if (status == TUTTI_OK && run.set->results != NULL)
         tell_memory(&run);
     if (status == TUTTI_OK && run.set->save != NULL)
