@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <pthread.h>
 #include <signal.h>
+#include <sys/auxv.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <tutti/collective.h>
 #include <tutti/group.h>
@@ -477,4 +479,60 @@ TEST(a_pipe_in_place_of_a_log_or_a_table_holds_nobody_up) {
     CHECK_OK(tutti_world_close(world));
     CHECK_EQ(unlink(path), 0);
     CHECK_EQ(rmdir(folder), 0);
+}
+
+/* ---- a program with more rights than its user ---- */
+
+/* In a copy of this program with the set-user-id bit: none of the user's variables is believed. */
+TEST(a_program_with_more_rights_than_its_user_opens_a_world_without_its_environment) {
+    if (getauxval(AT_SECURE) == 0)
+        SKIP("runs in a copy of this program with the set-user-id bit, by the next test");
+    tutti_world *world;
+    CHECK_OK(tutti_world_open(NULL, &world)); /* TUTTI_TIMEOUT and TUTTI_TUNING are nonsense */
+    CHECK_EQ(tutti_world_size(world), 1);     /* RANK and WORLD_SIZE too */
+    CHECK_OK(tutti_world_close(world));
+}
+
+static void exec_as_ordinary_user(char *program, const char *log) {
+    setenv("TUTTI_LOG", "trace", 1);
+    setenv("TUTTI_LOG_FILE", log, 1);
+    setenv("TUTTI_TIMEOUT", "nonsense", 1);
+    setenv("TUTTI_TUNING", "/etc/shadow", 1);
+    setenv("RANK", "1", 1);
+    setenv("WORLD_SIZE", "2", 1);
+    setenv("MASTER_ADDR", "192.0.2.1", 1);
+    setenv("MASTER_PORT", "1", 1);
+    if (setgid(65534) == 0 && setuid(65534) == 0)
+        execl(program, program, "a_program_with_more_rights_than_its_user", (char *)NULL);
+    _exit(99);
+}
+
+TEST(the_environment_of_a_setuid_program_is_not_trusted) {
+    char folder[] = "/tmp/tutti-test-setuid-XXXXXX", program[64], log[64], command[256];
+    if (test_sanitized())
+        SKIP("sanitizers read the environment of their own");
+    if (geteuid() != 0)
+        SKIP("only root can make a set-user-id program of another user");
+    CHECK(mkdtemp(folder) != NULL);
+    CHECK_EQ(chmod(folder, 0755), 0);
+    snprintf(program, sizeof program, "%s/program", folder);
+    snprintf(log, sizeof log, "%s/log", folder);
+    snprintf(command, sizeof command, "cp /proc/%d/exe %s && chmod 4755 %s", (int)getpid(), program, program);
+    struct statvfs system_of;
+    CHECK_EQ(system(command), 0);
+    bool obeyed = statvfs(program, &system_of) == 0 && (system_of.f_flag & ST_NOSUID) == 0;
+    pid_t pid = obeyed ? fork() : 0;
+    if (obeyed && pid == 0)
+        exec_as_ordinary_user(program, log);
+    int status = 0;
+    if (obeyed)
+        CHECK_EQ(waitpid(pid, &status, 0), pid);
+    bool written = access(log, F_OK) == 0;
+    unlink(log);
+    unlink(program);
+    rmdir(folder);
+    if (!obeyed)
+        SKIP("/tmp is mounted with nosuid");
+    CHECK_EQ(status, 0);
+    CHECK(!written);
 }
