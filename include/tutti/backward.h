@@ -21,6 +21,8 @@
  * and the tensors that a hook was registered with (tt_hook_options.captured). Hooks of every kind run on the host while
  * they are traced, and not when the graph runs: numbers that they compute there, and other tensors that they meet, are
  * frozen, as tt_capture tells. A tensor of the latter kind is read and written at each run, so a hook can count in one.
+ * A user pointer of a hook or function stands for what it points to: it must stay valid and mean the same while the
+ * cache lives.
  *
  * Backwards that collect for certain inputs only (tt_gradients), create a graph, keep the gradient of a computed tensor
  * or call an opaque hook run as ever; so do those that cannot be captured, unless `full` makes that an error.

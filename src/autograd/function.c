@@ -113,9 +113,7 @@ static void function_run(tu_node *node, tt_tensor *const *grads, tt_tensor **res
                 node->name, node->input_count, count);
 }
 
-void tu_function_describe(const tu_node *node, tu_collector *collector) {
-    if (node->run != function_run)
-        return;
+static void function_describe(const tu_node *node, tu_collector *collector) {
     const tt_function_context *context = node->detail;
     collector->word(collector, (uintptr_t)context->function.backward);
     collector->word(collector, (uintptr_t)context->user);
@@ -248,6 +246,7 @@ static tutti_status record(tt_function_context *context, tt_tensor_list inputs, 
     if (status == TUTTI_OK) {
         node->detail = context;
         node->release = function_release;
+        node->describe = function_describe;
         context->node = node;
         for (int i = 0; i < context->save_count; i++) {
             tu_tensor_drop(context->to_save[i]);

@@ -42,6 +42,9 @@ typedef struct tu_collector {
     void (*word)(struct tu_collector *collector, uintptr_t word);
     /* A tensor that changes from run to run; NULL: there is none. */
     void (*tensor)(struct tu_collector *collector, tt_tensor *tensor);
+    /* An object whose address was told as a word: it is held as long as the words are remembered, so that no other
+     * takes its address. Takes the reference. */
+    void (*keep)(struct tu_collector *collector, void *object, void (*release)(void *object));
     /* It cannot be captured, and why. */
     void (*refuse)(struct tu_collector *collector, const char *why);
 } tu_collector;
@@ -93,6 +96,8 @@ struct tu_node {
     tu_node_run *run;
     void (*release)(tu_node *node); /* of `detail`, with the node; may be NULL */
     void *detail;
+    /* Tells what `detail` stands for, where there is one. */
+    void (*describe)(const tu_node *node, tu_collector *collector);
     tu_node *inner;   /* a node that runs inside this one, or NULL; held */
     tu_node *outer;   /* of an inner node: the one that it runs inside. Not held: it holds this one */
     void *attributes; /* of the call, kept; see tu_attributes_copy */
@@ -226,8 +231,6 @@ typedef struct tu_backward_runner {
 tu_backward_runner *tu_backward_runner_set(tu_backward_runner *runner);
 /* The backward of these tensors themselves, while a function is captured; nodes keep what they saved. */
 tutti_status tu_backward_traced(tt_tensor_list roots, tt_tensor_list grads);
-/* What identifies the user's own function of a node; nothing of other nodes. */
-void tu_function_describe(const tu_node *node, tu_collector *collector);
 /* What identifies the hooks of a list, and the tensors that they captured. */
 void tu_hooks_describe(tu_hook_list *list, tu_collector *collector);
 

@@ -56,9 +56,25 @@ static part difference(const key *left, const key *right) {
 
 /* ---- the cache ---- */
 
+/* Objects whose addresses are among the words. */
+typedef struct kept {
+    struct kept *next;
+    void *object;
+    void (*release)(void *object);
+} kept;
+
+static void kept_free(kept *list) {
+    for (kept *one = list, *next; one != NULL; one = next) {
+        next = one->next;
+        one->release(one->object);
+        free(one);
+    }
+}
+
 typedef struct entry {
     struct entry *next;
     key key;
+    kept *kept;
     tt_graph *graph; /* NULL: it cannot be captured */
     tu_program *program;
 } entry;
@@ -76,6 +92,7 @@ struct tt_backward_cache {
 
 static void entry_free(entry *one) {
     key_free(&one->key);
+    kept_free(one->kept);
     tu_program_release(one->program);
     tt_graph_release(&one->graph);
     free(one);
@@ -92,6 +109,7 @@ typedef struct task {
 typedef struct collection {
     tu_collector collector; /* first */
     key key;
+    kept *kept;
     part now; /* where words go */
     task *tasks;
     size_t task_count, task_capacity;
@@ -131,6 +149,22 @@ static void add_word(tu_collector *collector, uintptr_t word) {
 
 static void word(collection *of, uintptr_t value) {
     add_word(&of->collector, value);
+}
+
+static void keep(tu_collector *collector, void *object, void (*release)(void *object)) {
+    collection *of = (collection *)collector;
+    kept *one = malloc(sizeof *one);
+    if (one == NULL) {
+        release(object);
+        of->status = of->status != TUTTI_OK ? of->status : tu_error_memory("a compiled backward", sizeof *one);
+        return;
+    }
+    *one = (kept){ of->kept, object, release };
+    of->kept = one;
+}
+
+static void release_group(void *group) {
+    tutti_group_release(group);
 }
 
 static void refuse(tu_collector *collector, const char *why) {
@@ -236,6 +270,8 @@ static void add_attribute(collection *of, const tu_argument *argument, const voi
         break;
     case TT_ARGUMENT_GROUP:
         word(of, (uintptr_t) * (tutti_group *const *)at);
+        if (*(tutti_group *const *)at != NULL)
+            keep(&of->collector, tutti_group_keep(*(tutti_group *const *)at), release_group);
         break;
     case TT_ARGUMENT_TENSOR:
     case TT_ARGUMENT_TENSORS:
@@ -289,7 +325,8 @@ static void add_node(collection *of, tu_node *node) {
     for (int i = 0; node->entry != NULL && node->attributes != NULL && i < node->entry->argument_count; i++)
         add_attribute(of, &node->entry->arguments[i],
                       (const char *)node->attributes + node->entry->arguments[i].offset);
-    tu_function_describe(node, &of->collector);
+    if (node->describe != NULL)
+        node->describe(node, &of->collector);
     for (int i = 0; i < node->input_count; i++) {
         word(of, node->needs[i]);
         visit(of, &node->next[i]);
@@ -381,7 +418,7 @@ static void add_root(collection *of, tt_tensor *root, tt_tensor *grad) {
 }
 
 static void collect(collection *of, tt_tensor_list roots, tt_tensor_list grads) {
-    *of = (collection){ .collector = { add_word, add_tensor, refuse }, .now = NODES };
+    *of = (collection){ .collector = { add_word, add_tensor, keep, refuse }, .now = NODES };
     if (roots.count == 0 || (grads.count != 0 && grads.count != roots.count))
         refuse(&of->collector, "its arguments are wrong");
     for (size_t i = 0; i < roots.count && goes_on(of); i++)
@@ -417,6 +454,7 @@ static void collection_end(collection *of) {
     tu_map_free(&of->ids);
     tu_map_free(&of->numbers);
     tu_map_free(&of->storages);
+    kept_free(of->kept);
     key_free(&of->key);
 }
 
@@ -480,6 +518,8 @@ static entry *add_entry(tt_backward_cache *cache, collection *of, trace *traced)
     } else {
         cache->counts.vertices += made->graph->vertex_count;
     }
+    made->kept = of->kept;
+    of->kept = NULL;
     made->key = of->key;
     memset(&of->key, 0, sizeof of->key);
     made->next = cache->entries;

@@ -136,6 +136,15 @@ static void release_node(tu_node *node) {
     tu_entry_drop(node->detail);
 }
 
+static void drop_entry(void *entry) {
+    tu_entry_drop(entry);
+}
+
+static void describe_node(const tu_node *node, tu_collector *collector) {
+    collector->word(collector, (uintptr_t)node->detail);
+    collector->keep(collector, tu_entry_hold(node->detail), drop_entry);
+}
+
 /* ---- forward ---- */
 
 static tutti_status save_all(const tu_entry *entry, tu_node *node, tt_tensor *const *inputs,
@@ -180,6 +189,7 @@ static tu_node *make_node(tu_entry *entry, tt_tensor *const *inputs, tt_tensor *
     }
     node->detail = tu_entry_hold(entry);
     node->release = release_node;
+    node->describe = describe_node;
     return node;
 }
 

@@ -113,10 +113,15 @@ static void left(const tt_hook_context *context, size_t result_count, tt_tensor 
     forget(hooks);
 }
 
+static void release_module(void *module) {
+    tt_module_release(module);
+}
+
 /* The record of a call is another one each time; what it stands for is the module and its hooks. */
 static void describe(void *user, tu_collector *collector) {
     tu_backward_hooks *hooks = user;
     collector->word(collector, (uintptr_t)hooks->module);
+    collector->keep(collector, tt_module_keep(hooks->module), release_module);
     collector->word(collector, hooks->has_inputs);
     for (size_t i = 0; i < hooks->input_count; i++)
         collector->word(collector, hooks->present_in[i]);

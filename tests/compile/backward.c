@@ -378,6 +378,72 @@ TEST(the_fake_sharded_step_is_two_graphs_with_the_values_of_eager_code) {
     CHECK_OK(tt_scope_close(&scope));
 }
 
+/* ---- a compiled forward ---- */
+
+static int hooked_forward(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    outputs[0] = tt_sum(tt_module_call(((hooked *)user)->module, inputs.at[0]));
+    return 1;
+}
+
+static int other_forward(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    outputs[0] = tt_sum(tt_mul_scalar(inputs.at[0], 3));
+    return 1;
+}
+
+static int another_forward(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    outputs[0] = tt_sum(tt_mul_scalar(inputs.at[0], 5));
+    return 1;
+}
+
+TEST(the_backward_of_a_compiled_function_is_part_of_the_graph) {
+    tt_scope scope = tt_scope_open();
+    hooked eager, compiled;
+    hooked_init(&eager);
+    hooked_init(&compiled);
+    tt_tensor *inputs[2];
+    for (int i = 0; i < 2; i++)
+        inputs[i] = tt_require_grad(ramp(0, 0.05, tt_shape(2, 10)), true);
+    tt_compiled *fast;
+    CHECK(tt_compile(hooked_forward, &compiled, TUTTI_OPTIONS(tt_compile_options, .full = true), &fast));
+    tt_backward_cache *cache = new_cache(true);
+    for (int i = 0; i < 4; i++) {
+        backward(tt_sum(tt_module_call(eager.module, inputs[0])), NULL);
+        tt_tensor_list loss = tt_compiled_call(fast, tt_tensors(inputs[1]));
+        if (loss.count != 1)
+            FAIL("%s", tutti_error_message());
+        backward(loss.at[0], cache);
+        check_same_grads(&eager, &compiled);
+        CHECK(tt_equal(tt_grad(inputs[0]), tt_grad(inputs[1])));
+    }
+    CHECK(counts_of(cache).captures == 2 && counts_of(cache).hits == 2);
+    tt_backward_cache_release(&cache);
+    tt_compiled_release(&fast);
+    hooked_end(&eager);
+    hooked_end(&compiled);
+    CHECK_OK(tt_scope_close(&scope));
+}
+
+/* Two functions whose backwards look alike from outside: each has a graph of its own, also when one took the place of
+ * the other in memory. */
+TEST(backwards_of_different_compiled_functions_are_told_apart) {
+    tt_scope scope = tt_scope_open();
+    tt_backward_cache *cache = new_cache(true);
+    for (int i = 0; i < 6; i++) {
+        tt_compiled *fast;
+        CHECK(tt_compile(i % 2 == 0 ? other_forward : another_forward, NULL, NULL, &fast));
+        tt_tensor *x = tt_require_grad(ramp(0, 0.3, tt_shape(4)), true);
+        tt_tensor_list loss = tt_compiled_call(fast, tt_tensors(x));
+        CHECK_EQ(loss.count, 1);
+        backward(loss.at[0], cache);
+        CHECK_EQ((int)tt_item(tt_select(tt_grad(x), 0, 2)), i % 2 == 0 ? 3 : 5);
+        tt_compiled_release(&fast);
+    }
+    tt_backward_cache_release(&cache);
+    CHECK_OK(tt_scope_close(&scope));
+}
+
 /* ---- several graphs ---- */
 
 static tt_tensor *loss_of(tt_tensor *x, int kind) {
