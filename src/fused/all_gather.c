@@ -56,8 +56,11 @@ tu_matrix tu_fused_rows(const tt_tensor *x) {
     return x->ndim == 2 ? tu_fused_matrix(x) : (tu_matrix){ tu_pointer(x), x->sizes[x->ndim - 1], 1 };
 }
 
+/* Rows from which a shard is multiplied where it lies: fewer are put together, which costs their copy. */
+#define SHARD_ROWS 512
+
 tu_panels tu_fused_panels(int ranks, int64_t rows) {
-    return tu_symm_test_mode() ? (tu_panels){ ranks, 1 } : tu_panels_of(ranks, rows);
+    return tu_symm_test_mode() ? (tu_panels){ ranks, 1 } : tu_panels_of(ranks, rows, SHARD_ROWS);
 }
 
 typedef struct placing {

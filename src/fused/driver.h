@@ -10,18 +10,16 @@
 
 /* ---- panels ---- */
 
-/* Rows that a product needs for the BLAS to run at full speed: with fewer it spends its time on packing the right
- * matrix. */
-#define TU_FUSED_ROWS 512
-
-/* The ranks in runs of neighbours whose rows are multiplied together. Sizes alone decide, not who comes when: results
- * have the same bits in every run of a program. */
+/* The ranks in runs of neighbours whose rows are multiplied together, because a product of few rows spends its time on
+ * packing the right matrix. Sizes alone decide, not who comes when: results have the same bits in every run of a
+ * program. */
 typedef struct tu_panels {
     int ranks, count;
 } tu_panels;
 
-static inline tu_panels tu_panels_of(int ranks, int64_t rows) {
-    int64_t count = rows >= TU_FUSED_ROWS ? ranks : ranks * rows / TU_FUSED_ROWS;
+/* Of ranks with `rows` rows each: panels have `least` rows or all. */
+static inline tu_panels tu_panels_of(int ranks, int64_t rows, int64_t least) {
+    int64_t count = rows >= least ? ranks : ranks * rows / least;
     return (tu_panels){ ranks, count > 1 ? (int)count : 1 };
 }
 static inline int tu_panel_of(tu_panels panels, int rank) {

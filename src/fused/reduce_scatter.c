@@ -12,25 +12,31 @@
 
 /* ---- tiles ---- */
 
-/* Tiles are no larger than they must be for a product, so that they are still in the caches when they are handed over.
- */
-#define TILE_BYTES ((size_t)1 << 20)
+/* A tile has so many rows that a product is quick, and, where rows are short, so many that a block is one tile. */
+#define TILE_ROWS 512
+#define TILE_BYTES ((size_t)8 << 20)
+/* Rows that are multiplied at once where a block is one tile: its own, and those for ranks beside its owner. */
+#define PANEL_ROWS 2048
+#define REDUCED_BYTES ((size_t)1 << 18) /* that are worth a thread */
 
 static int64_t tile_rows(int64_t rows, size_t row_bytes) {
     int64_t wanted = row_bytes == 0 ? rows : (int64_t)(TILE_BYTES / row_bytes);
-    wanted = wanted < TU_FUSED_ROWS ? TU_FUSED_ROWS : wanted;
+    wanted = wanted < TILE_ROWS ? TILE_ROWS : wanted;
     return rows < 1 ? 1 : rows < wanted ? rows : wanted;
 }
 
 tu_scatter tu_fused_scatter_of(const tu_fused_block *block, const char *who, tutti_group *group, int64_t rows,
                                bool by_rows) {
-    return (tu_scatter){ .who = who,
-                         .group = group,
-                         .rows = rows,
-                         .tile_rows = tile_rows(rows, block->row_bytes),
-                         .row_bytes = block->row_bytes,
-                         .panels = by_rows ? tu_panels_of(block->size, rows) : (tu_panels){ block->size, block->size },
-                         .direct = block->before == 1 ? block->out : NULL };
+    tu_scatter scatter = { .who = who,
+                           .group = group,
+                           .rows = rows,
+                           .tile_rows = tile_rows(rows, block->row_bytes),
+                           .row_bytes = block->row_bytes,
+                           .panels = { block->size, block->size },
+                           .direct = block->before == 1 ? block->out : NULL };
+    if (by_rows && scatter.tile_rows >= rows)
+        scatter.panels = tu_panels_of(block->size, rows, PANEL_ROWS);
+    return scatter;
 }
 
 typedef struct reduction_job {
@@ -69,7 +75,7 @@ static void reduce_rows(void *context, int64_t begin, int64_t end) {
 
 tutti_status tu_fused_reduce(const tu_fused_block *block, int64_t first, int64_t count, const void *const *from) {
     reduction_job job = { block, first, from };
-    tu_parallel(count, 1 + (int64_t)(TILE_BYTES / 4) / (int64_t)(block->row_bytes + 1), reduce_rows, &job);
+    tu_parallel(count, 1 + (int64_t)REDUCED_BYTES / (int64_t)(block->row_bytes + 1), reduce_rows, &job);
     return TUTTI_OK;
 }
 
