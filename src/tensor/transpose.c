@@ -37,15 +37,16 @@ typedef struct sixteen {
     uint64_t low, high;
 } sixteen;
 
-/* Four by four numbers of 32 bits, by two rounds of shuffles. */
+/* Four by four numbers of 32 bits, by two rounds of shuffles. Lines of the input are `line` numbers apart; four of them
+ * are used up before the next, so that lines that fall into one set of the cache do not drive each other out. */
 typedef int32_t four __attribute__((vector_size(16)));
 
-static void square_32(const int32_t *from, int32_t *to) {
-    for (int i = 0; i < 16; i += 4)
-        for (int j = 0; j < 16; j += 4) {
+static void square_32(const int32_t *from, int64_t line, int32_t *to) {
+    for (int j = 0; j < 16; j += 4)
+        for (int i = 0; i < 16; i += 4) {
             four row[4], half[4];
             for (int k = 0; k < 4; k++)
-                memcpy(&row[k], from + (j + k) * 16 + i, sizeof row[k]);
+                memcpy(&row[k], from + (j + k) * line + i, sizeof row[k]);
             half[0] = __builtin_shufflevector(row[0], row[1], 0, 4, 1, 5);
             half[1] = __builtin_shufflevector(row[2], row[3], 0, 4, 1, 5);
             half[2] = __builtin_shufflevector(row[0], row[1], 2, 6, 3, 7);
@@ -66,7 +67,7 @@ static void square(const void *from, void *to, size_t size) {
     case 2:
         SQUARE(uint16_t);
     case 4:
-        square_32(from, to);
+        square_32(from, 16, to);
         return;
     case 8:
         SQUARE(uint64_t);
@@ -93,11 +94,15 @@ static void turn_square(const turn *job, const char *from, char *to, int64_t fir
     int64_t columns = job->columns - column < side ? job->columns - column : side;
     const char *corner = from + first * size + column * job->from_column;
     char *target = to + first * job->to_row + column * size;
-    for (int64_t j = 0; j < columns; j++) {
+    for (int64_t j = 0; j < columns; j++)
         __builtin_prefetch(corner + (j + side) * job->from_column); /* of the next column of squares */
-        move_line(lines + j * LINE, corner + j * job->from_column, rows * size);
+    if (size == 4 && rows == side && columns == side) {
+        square_32((const int32_t *)(const void *)corner, job->from_column / 4, (int32_t *)(void *)turned);
+    } else {
+        for (int64_t j = 0; j < columns; j++)
+            move_line(lines + j * LINE, corner + j * job->from_column, rows * size);
+        square(lines, turned, job->size);
     }
-    square(lines, turned, job->size);
     for (int64_t i = 0; i < rows; i++) {
         if (job->stream && columns == side)
             tu_stream_copy(target + i * job->to_row, turned + i * LINE, LINE);
