@@ -9,7 +9,7 @@
 #include "tensor/parallel.h"
 #include "tensor/stage.h"
 
-/* ---- cross entropy: (logits, targets) to (loss, log of the sum of exponentials per row) ---- */
+/* ---- cross entropy: (logits, targets) to (loss, log of the sum of exponentials per row, in two numbers) ---- */
 
 typedef struct job {
     tu_entropy_rows rows;
@@ -40,9 +40,9 @@ tutti_status tu_cross_entropy_shape(tu_call *call) {
     call->results[0] = (tu_shape){ .dtype = logits->dtype, .device = call->device };
     call->results[1] = (tu_shape){ .dtype = tu_stage_dtype(logits),
                                    .device = call->device,
-                                   .ndim = 1,
-                                   .sizes = { logits->sizes[0] },
-                                   .strides = { 1 } };
+                                   .ndim = 2,
+                                   .sizes = { logits->sizes[0], 2 },
+                                   .strides = { 2, 1 } };
     return TUTTI_OK;
 }
 
@@ -75,8 +75,13 @@ static double sum_losses(const tu_entropy_rows *job, tutti_dtype dtype, int64_t 
         if (job->targets[i] == job->ignore)
             continue;
         int64_t at = i * job->classes + job->targets[i];
-        sum += dtype == TUTTI_F32 ? (double)(((const float *)job->lse)[i] - ((const float *)job->logits)[at])
-                                  : ((const double *)job->lse)[i] - ((const double *)job->logits)[at];
+        if (dtype == TUTTI_F32) {
+            const float *sums = (const float *)job->sums + 2 * i;
+            sum += (double)sums[0] - (double)((const float *)job->logits)[at] + (double)sums[1];
+        } else {
+            const double *sums = (const double *)job->sums + 2 * i;
+            sum += sums[0] - ((const double *)job->logits)[at] + sums[1];
+        }
     }
     return sum;
 }
@@ -93,7 +98,7 @@ tutti_status tu_cross_entropy_cpu(tu_call *call) {
     if (logits != NULL) {
         job each = { { .logits = tu_pointer(logits),
                        .targets = tu_pointer(targets),
-                       .lse = tu_pointer(call->outputs[1]),
+                       .sums = tu_pointer(call->outputs[1]),
                        .classes = classes,
                        .ignore = attributes->ignore },
                      tu_tensor_kernels_get()->entropy[tu_float_index(dtype)] };
@@ -108,9 +113,13 @@ tutti_status tu_cross_entropy_cpu(tu_call *call) {
     return status;
 }
 
-/* (logits, targets, lse, g) to the gradient of logits: (softmax - one at the target) g / count */
+/* (logits, targets, sums, g) to the gradient of logits: (softmax - one at the target) g / count */
 tutti_status tu_cross_entropy_backward_shape(tu_call *call) {
     tutti_status status = check_targets(call, call->inputs[0], call->inputs[1]);
+    const tt_tensor *logits = call->inputs[0], *sums = call->inputs[2];
+    if (status == TUTTI_OK && (sums->ndim != 2 || sums->sizes[0] != logits->sizes[0] || sums->sizes[1] != 2))
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "sums is %s and must have two numbers per row of logits, %s",
+                             tu_describe(sums), tu_describe(logits));
     return status == TUTTI_OK ? tu_shape_like_first(call) : status;
 }
 
@@ -123,13 +132,13 @@ tutti_status tu_cross_entropy_backward_cpu(tu_call *call) {
     tutti_status status = read_targets(call, call->inputs[1], classes, attributes->ignore, &targets, &count);
     if (status != TUTTI_OK)
         return status;
-    tt_tensor *logits = tu_stage_in(call->inputs[0], dtype), *lse = tu_stage_in(call->inputs[2], dtype);
+    tt_tensor *logits = tu_stage_in(call->inputs[0], dtype), *sums = tu_stage_in(call->inputs[2], dtype);
     tt_tensor *out = tu_stage_out(call->outputs[0], dtype);
     status = tutti_convert(tu_pointer(call->inputs[3]), call->inputs[3]->dtype, &grad, TUTTI_F64, 1);
-    if (logits == NULL || lse == NULL || out == NULL)
+    if (logits == NULL || sums == NULL || out == NULL)
         status = TUTTI_ERROR_MEMORY;
     if (status == TUTTI_OK) {
-        job each = { { tu_pointer(logits), tu_pointer(targets), tu_pointer(lse), tu_pointer(out), classes,
+        job each = { { tu_pointer(logits), tu_pointer(targets), tu_pointer(sums), tu_pointer(out), classes,
                        attributes->ignore, grad / (double)count },
                      tu_tensor_kernels_get()->entropy_backward[tu_float_index(dtype)] };
         tu_parallel(rows, 8192 / (classes + 1) + 1, run_job, &each);
@@ -138,7 +147,7 @@ tutti_status tu_cross_entropy_backward_cpu(tu_call *call) {
         tu_tensor_drop(out);
     }
     tu_tensor_drop(logits);
-    tu_tensor_drop(lse);
+    tu_tensor_drop(sums);
     tu_tensor_drop(targets);
     return status;
 }

@@ -70,6 +70,14 @@ static tt_tensor turned(const tt_tensor *x, int dim) {
     return tu_tensor_look(x, &shape);
 }
 
+/* Large results are stored past the caches where their rows are as the kernel needs them. */
+static void choose_stream(const tu_call *call, rows *job, int type, int64_t count) {
+    size_t row = (size_t)job->size * job->element;
+    if (call->entry == &tu_operator_softmax && (size_t)count * row >= TU_STREAM_BYTES && row <= TU_STREAM_ROW &&
+        row % 64 == 0 && (uintptr_t)job->out % 64 == 0)
+        job->kernel = tu_tensor_kernels_get()->softmax_stream[type];
+}
+
 tutti_status tu_rows_cpu(tu_call *call) {
     const struct tu_row_kernels *place = call->entry->detail;
     tu_row_kernel *const *kernels = (tu_row_kernel *const *)((const char *)tu_tensor_kernels_get() + place->at);
@@ -92,6 +100,7 @@ tutti_status tu_rows_cpu(tu_call *call) {
                  tu_pointer(result),
                  size,
                  tu_dtype_bytes[dtype] };
+    choose_stream(call, &job, tu_float_index(dtype), out.numel / size);
     tu_parallel(out.numel / size, 8192 / size + 1, run_rows, &job);
     tu_stage_done(&out, result);
     status = TUTTI_OK;

@@ -108,6 +108,25 @@ TEST(cross_entropy_of_many_dimensions_has_second_derivatives_and_a_shape_on_meta
     CHECK_OK(tt_scope_close(&scope));
 }
 
+/* log(1 + e + e^2), and the shares, also where the logits are so large that one number could not hold their sum. */
+TEST(cross_entropy_of_large_logits_is_as_exact_as_of_small_ones) {
+    static const tutti_dtype dtypes[] = { TUTTI_F32, TUTTI_F64 };
+    static const double large[] = { 4e6, 2e15 };
+    for (int i = 0; i < 2; i++) {
+        tt_scope scope = tt_scope_open();
+        double all = 1 + exp(1) + exp(2), tolerance = i == 0 ? 1e-6 : 1e-14;
+        tt_tensor *few = tt_arange(0, 3, 1, dtypes[i], NULL), *target = tt_zeros(tt_shape(1), TUTTI_I64, NULL);
+        tt_tensor *x = tt_require_grad(tt_view(tt_add_scalar(few, large[i]), tt_shape(1, 3)), true);
+        tt_tensor *loss = tt_cross_entropy(x, target, -100);
+        CHECK(fabs(tt_item(loss) - log(all)) < tolerance * log(all) && tt_backward(loss, NULL));
+        for (int k = 0; k < 3; k++) {
+            double wanted = exp(k) / all - (k == 0);
+            CHECK(fabs(tt_item(tt_select(tt_select(tt_grad(x), 0, 0), 0, k)) - wanted) < tolerance);
+        }
+        CHECK_OK(tt_scope_close(&scope));
+    }
+}
+
 TEST(targets_that_do_not_belong_to_the_logits_are_refused) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = tt_ones(tt_shape(2, 5, 3), TUTTI_F32, NULL);

@@ -43,6 +43,8 @@ typedef struct tu_fold_kernels {
 
 /* softmax, log_softmax: rows of `size` elements; `in` is x, or g and y. */
 typedef void tu_row_kernel(const void *const *in, void *out, int64_t rows, int64_t size);
+#define TU_STREAM_ROW \
+    8192 /* bytes of a row, at most, that softmax_stream takes: multiples of 64, at a multiple of 64 */
 
 /* Layer norm and RMS norm: rows of `size` elements. Backward has `grad`; forward has not. NULL weight: ones; NULL bias:
  * zeros. The kernels work on rows or columns [begin, end). */
@@ -56,12 +58,13 @@ typedef struct tu_norm_rows {
 } tu_norm_rows;
 typedef void tu_norm_kernel(const tu_norm_rows *rows, int64_t begin, int64_t end);
 
-/* Cross entropy: `lse` is the logarithm of the sum of exponentials per row; `out` and `scale`, g over the number of
- * targets, are of backward. */
+/* Cross entropy: `sums` has two numbers per row, whose sum is the logarithm of the sum of exponentials: the largest
+ * logit, and what the others add to it. One number would lose the second beside a large first. `out` and `scale`, g
+ * over the number of targets, are of backward. */
 typedef struct tu_entropy_rows {
     const void *logits;
     const int64_t *targets;
-    void *lse, *out;
+    void *sums, *out;
     int64_t classes, ignore;
     double scale;
 } tu_entropy_rows;
@@ -130,7 +133,7 @@ typedef void tu_int8_kernel(int64_t rows, int64_t columns, int64_t pairs, const 
 typedef struct tu_tensor_kernels {
     tu_float_kernel *const *pointwise[TU_FLOATS]; /* by TU_POINTWISE_ numbers */
     tu_fold_kernels folds[TU_FLOATS][TU_FOLDS];
-    tu_row_kernel *softmax[TU_FLOATS], *log_softmax[TU_FLOATS];
+    tu_row_kernel *softmax[TU_FLOATS], *softmax_stream[TU_FLOATS], *log_softmax[TU_FLOATS];
     tu_row_kernel *softmax_backward[TU_FLOATS], *log_softmax_backward[TU_FLOATS];
     tu_norm_kernel *norm[TU_FLOATS], *norm_backward[TU_FLOATS], *norm_columns[TU_FLOATS];
     tu_entropy_kernel *entropy[TU_FLOATS], *entropy_backward[TU_FLOATS];

@@ -111,6 +111,7 @@ const tu_tensor_kernels TU_JOIN(tu_tensor_kernels_, TU_LEVEL) = {
     .pointwise = { TU_JOIN(tu_pointwise_f32_, TU_LEVEL), TU_JOIN(tu_pointwise_f64_, TU_LEVEL) },
     .folds = { FOLDS(f32), FOLDS(f64) },
     .softmax = PAIR(softmax),
+    .softmax_stream = PAIR(softmax_stream),
     .log_softmax = PAIR(log_softmax),
     .softmax_backward = PAIR(softmax_backward),
     .log_softmax_backward = PAIR(log_softmax_backward),

@@ -118,6 +118,20 @@ static void NAMED(softmax)(const void *const *in, void *out, int64_t rows, int64
     }
 }
 
+/* The same for results that are too large for the caches, stored past them: rows of at most TU_STREAM_ROW bytes, whole
+ * registers and aligned. The exponentials wait in a buffer. */
+static void NAMED(softmax_stream)(const void *const *in, void *out, int64_t rows, int64_t size) {
+    _Alignas(64) TYPE waiting[TU_STREAM_ROW / sizeof(TYPE)];
+    for (int64_t row = 0; row < rows; row++) {
+        const TYPE *x = (const TYPE *)in[0] + row * size;
+        TYPE *y = (TYPE *)out + row * size, top = NAMED(largest_of)(x, size);
+        VEC by = MATH(splat)(1 / NAMED(exponentials_of)(waiting, x, size, 1, top == -(TYPE)__builtin_inf() ? 0 : top));
+        for (int64_t i = 0; i < size; i += LANES)
+            MATH(stream)(y + i, MATH(load)(waiting + i) * by);
+    }
+    TU_STREAM_END();
+}
+
 static void NAMED(log_softmax)(const void *const *in, void *out, int64_t rows, int64_t size) {
     for (int64_t row = 0; row < rows; row++) {
         const TYPE *x = (const TYPE *)in[0] + row * size;
@@ -326,28 +340,31 @@ static void NAMED(entropy)(const tu_entropy_rows *rows, int64_t begin, int64_t e
         const TYPE *x = (const TYPE *)rows->logits + row * rows->classes;
         TYPE top = NAMED(largest_of)(x, rows->classes);
         TYPE shift = top == -(TYPE)__builtin_inf() ? 0 : top;
-        ((TYPE *)rows->lse)[row] = shift + NAMED(one_log)(NAMED(exponentials_of)(NULL, x, rows->classes, 1, shift));
+        TYPE *sums = (TYPE *)rows->sums + 2 * row;
+        sums[0] = shift;
+        sums[1] = NAMED(one_log)(NAMED(exponentials_of)(NULL, x, rows->classes, 1, shift));
     }
 }
 
-TU_LANE void NAMED(entropy_slope)(TYPE *out, const TYPE *x, VEC lse, VEC scale, int64_t part) {
-    NAMED(put)(out, MATH(exp)(NAMED(get)(x, part) - lse) * scale, part);
+TU_LANE void NAMED(entropy_slope)(TYPE *out, const TYPE *x, VEC largest, VEC more, VEC scale, int64_t part) {
+    NAMED(put)(out, MATH(exp)(NAMED(get)(x, part) - largest - more) * scale, part);
 }
 static void NAMED(entropy_backward)(const tu_entropy_rows *rows, int64_t begin, int64_t end) {
     int64_t size = rows->classes;
     for (int64_t row = begin; row < end; row++) {
         const TYPE *x = (const TYPE *)rows->logits + row * size;
         TYPE *to = (TYPE *)rows->out + row * size, scale = (TYPE)rows->scale;
-        VEC lse = MATH(splat)(((TYPE *)rows->lse)[row]);
+        const TYPE *sums = (const TYPE *)rows->sums + 2 * row;
+        VEC largest = MATH(splat)(sums[0]), more = MATH(splat)(sums[1]);
         if (rows->targets[row] == rows->ignore) {
             memset(to, 0, (size_t)size * sizeof *to);
             continue;
         }
         int64_t i = 0;
         for (; i + LANES <= size; i += LANES)
-            NAMED(entropy_slope)(to + i, x + i, lse, MATH(splat)(scale), LANES);
+            NAMED(entropy_slope)(to + i, x + i, largest, more, MATH(splat)(scale), LANES);
         if (i < size)
-            NAMED(entropy_slope)(to + i, x + i, lse, MATH(splat)(scale), size - i);
+            NAMED(entropy_slope)(to + i, x + i, largest, more, MATH(splat)(scale), size - i);
         to[rows->targets[row]] -= scale;
     }
 }
