@@ -6,8 +6,9 @@
  *
  *     tensor [--threads N] [--rounds N] [--python PATH] [--script bench/tensor.py] [case…]
  *
- * The peer is a Python process that runs one round of a case when it is told to. Without PyTorch only Tutti is
- * measured. The ratio is Tutti's median over PyTorch's: below 1 is faster. TUTTI_ISA=avx2 limits both sides.
+ * The peer is a Python process that runs a turn of a case when it is told to. Without PyTorch only Tutti is measured.
+ * A round is a turn of each side. The ratio is Tutti's median over PyTorch's: below 1 is faster. TUTTI_ISA=avx2 limits
+ * both sides.
  */
 #include <cblas.h>
 #include <math.h>
@@ -434,11 +435,37 @@ static double peak_memory(bool reset) {
     return kilobytes / 1024;
 }
 
-/* Threads of the other side, and of the BLAS, look for more work for some time after theirs; a turn begins when they
- * sleep, or they would take part of a CPU from it. */
+/* A turn is what a program does that computes without a pause: the other side's threads sleep (those that look for more
+ * work for some time after theirs would take part of a CPU from it), its own are awake (a turn of many runs begins with
+ * one that does not count), and it lasts for some milliseconds. A figure is the time of one run in it. */
+#define TURN 0.01 /* seconds */
+#define MOST_RUNS 32
 static void rest(int threads) {
     if (threads > 1)
         nanosleep(&(struct timespec){ 0, 30 * 1000 * 1000 }, NULL);
+}
+
+static int runs_of(double seconds) {
+    double runs = TURN / (seconds > 0 ? seconds : TURN);
+    return runs < 2 ? 1 : runs > MOST_RUNS ? MOST_RUNS : (int)runs;
+}
+
+static double turn(void (*run)(void), int runs) {
+    double sum = 0;
+    if (runs > 1)
+        one_round(run);
+    for (int i = 0; i < runs; i++)
+        sum += one_round(run);
+    return sum / runs;
+}
+
+static double copy_turn(size_t bytes, int runs) {
+    double sum = 0;
+    for (int i = 0; bytes > 0 && i <= runs; i++) {
+        double seconds = copy_round(bytes);
+        sum += i == 0 ? 0 : seconds;
+    }
+    return sum / runs;
 }
 
 static void measure(int which, int rounds, int threads) {
@@ -451,16 +478,15 @@ static void measure(int which, int rounds, int threads) {
     check(tt_scope_close(&scope));
     snprintf(command, sizeof command, "setup %s", cases[which].name);
     ask_peer(command);
-    snprintf(command, sizeof command, "run %s", cases[which].name);
     peak_memory(true);
     one_round(cases[which].run);
-    one_round(cases[which].run);
-    ask_peer(command);
+    int runs = runs_of(one_round(cases[which].run));
+    snprintf(command, sizeof command, "run %s %d", cases[which].name, runs);
     ask_peer(command);
     for (int i = 0; i < rounds; i++) {
         rest(threads);
-        ours[i] = one_round(cases[which].run) * cases[which].scale;
-        copies[i] = copy_round(cases[which].copied) * cases[which].scale;
+        ours[i] = turn(cases[which].run, runs) * cases[which].scale;
+        copies[i] = copy_turn(cases[which].copied, runs) * cases[which].scale;
         rest(threads);
         theirs[i] = ask_peer(command) * cases[which].scale;
     }

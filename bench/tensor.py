@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# The peer of bench/tensor.c: the same cases in PyTorch, one round at a time. Reads "setup CASE", "run CASE" and "peak" from its input
-# and answers with one number each.
+# The peer of bench/tensor.c: the same cases in PyTorch, one turn at a time. Reads "setup CASE", "run CASE RUNS" and "peak" from its input
+# and answers with one number each: seconds of one run, or MiB.
 import sys
 import time
 
@@ -220,12 +220,22 @@ def peak():
         return next(float(line.split()[1]) / 1024 for line in f if line.startswith("VmHWM"))
 
 
+def turn(case, runs):
+    if runs > 1:
+        case()
+    start = time.perf_counter()
+    for _ in range(runs):
+        case()
+    return (time.perf_counter() - start) / runs
+
+
 print("ready PyTorch", torch.__version__, flush=True)
 for line in sys.stdin:
     words = line.split()
     if words[0] == "peak":
         print(peak(), flush=True)
-        continue
-    start = time.perf_counter()
-    globals()[words[1] + ("_setup" if words[0] == "setup" else "")]()
-    print(time.perf_counter() - start, flush=True)
+    elif words[0] == "setup":
+        globals()[words[1] + "_setup"]()
+        print(0, flush=True)
+    else:
+        print(turn(globals()[words[1]], int(words[2])), flush=True)
