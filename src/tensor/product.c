@@ -16,7 +16,7 @@
 #include "tensor/parallel.h"
 #include "tensor/thread.h"
 
-#define ROWS 1008    /* of the left matrix that are packed at once: whole tiles at every level */
+#define ROWS 1536    /* of the left matrix that are packed at once: whole tiles at every level */
 #define FEW_PANELS 2 /* with so many, packing the left matrix is not worth it */
 #define LEAST 32768  /* multiplications that are worth a thread */
 

@@ -11,13 +11,16 @@ static void NAMED(spread)(int64_t depth, const TYPE *from, int64_t step, TYPE *t
         to[inner * apart] = from[inner * step];
 }
 
-/* `count` dense lines, `line` apart, become neighbouring columns of a packed matrix. */
+/* `count` dense lines, `line` apart, become neighbouring columns of a packed matrix: in stretches of the depth that
+ * stay in the first cache. */
 static void NAMED(spread_lines)(int64_t count, int64_t depth, const TYPE *from, int64_t line, TYPE *to, int64_t apart) {
-    int64_t i = 0;
-    for (; i + TURNED <= count; i += TURNED)
-        NAMED(turn_lines)(depth, from + i * line, line, to + i, apart);
-    for (; i < count; i++)
-        NAMED(spread)(depth, from + i * line, 1, to + i, apart);
+    for (int64_t inner = 0; inner < depth; inner += TU_STRETCH) {
+        int64_t part = depth - inner < TU_STRETCH ? depth - inner : TU_STRETCH, i = 0;
+        for (; i + TURNED <= count; i += TURNED)
+            NAMED(turn_lines)(part, from + i * line + inner, line, to + inner * apart + i, apart);
+        for (; i < count; i++)
+            NAMED(spread)(part, from + i * line + inner, 1, to + inner * apart + i, apart);
+    }
 }
 
 /* Rows of at most a panel's width; behind them zeros. */
@@ -52,23 +55,36 @@ static void NAMED(pack)(int64_t depth, int64_t columns, const void *from, int64_
     }
 }
 
+/* Neighbouring rows of a transposed left matrix: of several tiles at once, so that a line of memory is read once. */
+#define TOGETHER (48 / TU_TILE_ROWS) /* tiles */
+static void NAMED(pack_tiles)(int tiles, int64_t depth, const TYPE *from, int64_t column, TYPE *to) {
+    for (int64_t inner = 0; inner < depth; inner++)
+        for (int tile = 0; tile < tiles; tile++)
+            memcpy(to + (tile * depth + inner) * TU_TILE_ROWS, from + inner * column + tile * TU_TILE_ROWS,
+                   TU_TILE_ROWS * sizeof *to);
+}
+
 /* The left matrix in packed form: tiles of rows, the rows of a tile side by side along the depth. Behind the last row
  * of the last tile there is nothing that anybody reads. */
 static void NAMED(pack_left)(int64_t rows, int64_t depth, const void *from, int64_t row, int64_t column, void *packed) {
     const TYPE *elements = from;
     TYPE *to = packed;
-    for (int64_t i = 0; i < rows; i += TU_TILE_ROWS, to += depth * TU_TILE_ROWS) {
+    int64_t i = 0;
+    for (; row == 1 && i + TOGETHER * TU_TILE_ROWS <= rows; i += TOGETHER * TU_TILE_ROWS)
+        NAMED(pack_tiles)(TOGETHER, depth, elements + i, column, to + i * depth);
+    for (; i < rows; i += TU_TILE_ROWS) {
         int64_t count = rows - i < TU_TILE_ROWS ? rows - i : TU_TILE_ROWS;
+        TYPE *tile = to + i * depth;
         if (row == 1 && count == TU_TILE_ROWS)
-            for (int64_t inner = 0; inner < depth; inner++)
-                memcpy(to + inner * TU_TILE_ROWS, elements + inner * column + i, TU_TILE_ROWS * sizeof *to);
+            NAMED(pack_tiles)(1, depth, elements + i, column, tile);
         else if (column == 1)
-            NAMED(spread_lines)(count, depth, elements + i * row, row, to, TU_TILE_ROWS);
+            NAMED(spread_lines)(count, depth, elements + i * row, row, tile, TU_TILE_ROWS);
         else
             for (int64_t k = 0; k < count; k++)
-                NAMED(spread)(depth, elements + (i + k) * row, column, to + k, TU_TILE_ROWS);
+                NAMED(spread)(depth, elements + (i + k) * row, column, tile + k, TU_TILE_ROWS);
     }
 }
+#undef TOGETHER
 
 /* `rows` of the left matrix times one panel, of which `width` columns count, in the first register or in both.
  * rows, registers and add are constants where this is inlined. */

@@ -16,6 +16,8 @@
 #define TU_UNROLL_TILE _Pragma("GCC unroll 16")
 #endif
 
+#define TU_STRETCH 64 /* of the depth, while matrices are packed */
+
 /* Lines of `depth` neighbours, `line` apart, become columns: as many at once as TURNED says, by squares. */
 typedef int32_t four __attribute__((vector_size(16)));
 
