@@ -11,6 +11,7 @@
  *     --mode MODE       data, or sharded, the default
  *     --tensor N        ranks that share each layer; default 1
  *     --steps N         default 20
+ *     --checkpoint DIR  goes on from what is there, and writes there after every --every N steps (50); sharded alone
  *     --save FILE       writes all parameters at the end
  *     --write N         then writes N letters
  *     --results FOLDER  writes loss, memory and time lines there, for a page
@@ -37,9 +38,9 @@ enum {
 };
 
 typedef struct settings {
-    const char *text, *save, *results;
+    const char *text, *save, *results, *checkpoint;
     bool sharded;
-    int steps, tensor, write, kill_rank, kill_step;
+    int steps, tensor, write, kill_rank, kill_step, every;
 } settings;
 
 /* Everything that a rank trains with. `group` computes other batches than this rank; `layer` shares layers with it. */
@@ -179,21 +180,48 @@ static void take_step(training *run) {
 
 /* ---- a death ---- */
 
-/* The survivors cut anew what all ranks had, and go on. */
+/* Goes on from the folder of checkpoints, where there is one. */
+static void load(training *run) {
+    if (run->set->checkpoint == NULL || run->sharded == NULL)
+        return;
+    if (!tt_fully_sharded_load(run->sharded, run->optimizer, run->set->checkpoint) &&
+        tt_error_pending() == TUTTI_ERROR_NOT_FOUND)
+        tt_error_clear();
+}
+
+static void end_model(training *run) {
+    tt_fully_sharded_release(run->sharded);
+    tt_data_parallel_release(run->parallel);
+    tt_optimizer_release(run->optimizer);
+    tt_module_release(run->model);
+    run->sharded = NULL;
+    run->parallel = NULL;
+    run->optimizer = NULL;
+    run->model = NULL;
+}
+
+/* The survivors cut anew what all ranks had. Where ranks stopped at different places that cannot be, and a new model is
+ * read from the last checkpoint. */
 static tutti_status go_on(training *run) {
     tutti_group *rest;
     double seen = now();
     tutti_status status = tutti_group_shrink(run->group, NULL, &rest);
     if (status != TUTTI_OK)
         return status;
-    tt_fully_sharded_regroup(run->sharded, rest);
     tutti_group_release(run->group);
     run->group = rest;
+    bool from_memory = tt_fully_sharded_regroup(run->sharded, rest);
+    if (!from_memory && run->set->checkpoint != NULL) {
+        tt_error_clear();
+        end_model(run);
+        build(run);
+        load(run);
+    }
     open_tokens(run);
     run->step = tt_item_int(tt_optimizer_steps(run->optimizer)); /* some may have heard of the death a little earlier */
     if (tt_error_pending() == TUTTI_OK && tutti_group_rank(rest) == 0)
-        fprintf(stderr, "\n  %d ranks go on from memory at step %lld, %.0f ms later\n", tutti_group_size(rest),
-                (long long)run->step, 1e3 * (now() - seen));
+        fprintf(stderr, "\n  %d ranks go on from %s at step %lld, %.0f ms later\n", tutti_group_size(rest),
+                from_memory ? "memory" : "the last checkpoint", (long long)run->step, 1e3 * (now() - seen));
     return tt_error_pending();
 }
 
@@ -203,6 +231,8 @@ static tutti_status train(training *run) {
             kill(getpid(), SIGKILL);
         tt_scope scope = tt_scope_open();
         take_step(run);
+        if (run->set->checkpoint != NULL && run->sharded != NULL && run->step % run->set->every == 0)
+            tt_fully_sharded_save(run->sharded, run->optimizer, run->set->checkpoint);
         tutti_status status = tt_scope_close(&scope);
         if (status == TUTTI_ERROR_DEAD && run->sharded != NULL && run->layer == NULL) {
             if (tutti_world_rank(run->world) == (run->set->kill_rank == 0))
@@ -306,6 +336,8 @@ static void begin(training *run) {
     char path[4096];
     meet(run);
     build(run);
+    load(run);
+    run->step = tt_item_int(tt_optimizer_steps(run->optimizer));
     run->sentence = run->set->text == NULL ? tmpfile() : NULL;
     for (int i = 0; run->sentence != NULL && i < 500; i++)
         fprintf(run->sentence, "Tutti means everybody plays together, number %d; and then? ", i);
@@ -315,7 +347,7 @@ static void begin(training *run) {
     run->begun = run->told = now();
     if (tutti_world_rank(run->world) != (run->set->kill_rank == 0))
         return;
-    run->progress = tt_progress_new(TUTTI_OPTIONS(tt_progress_options, .steps = run->set->steps));
+    run->progress = tt_progress_new(TUTTI_OPTIONS(tt_progress_options, .steps = run->set->steps, .done = run->step));
     snprintf(path, sizeof path, "%s/loss.json", run->set->results != NULL ? run->set->results : "");
     run->losses = run->set->results != NULL ? fopen(path, "w") : NULL;
 }
@@ -339,10 +371,7 @@ static tutti_status rank_main(tutti_world *world, void *argument) {
     tt_tokens_close(run.tokens);
     if (run.sentence != NULL)
         fclose(run.sentence);
-    tt_fully_sharded_release(run.sharded);
-    tt_data_parallel_release(run.parallel);
-    tt_optimizer_release(run.optimizer);
-    tt_module_release(run.model);
+    end_model(&run);
     if (tt_error_pending() == TUTTI_OK && !tt_wait_all(world)) /* what a death ended */
         tt_error_clear();
     tutti_status last = tt_scope_close(&scope);
@@ -359,10 +388,16 @@ static bool take(settings *set, const char *name, const char *value) {
         const char *name;
         int *number;
         const char **text;
-    } known[] = { { "--steps", &set->steps, NULL },  { "--tensor", &set->tensor, NULL },
-                  { "--write", &set->write, NULL },  { "--kill", &set->kill_rank, NULL },
-                  { "--at", &set->kill_step, NULL }, { "--text", NULL, &set->text },
-                  { "--save", NULL, &set->save },    { "--results", NULL, &set->results } };
+    } known[] = { { "--steps", &set->steps, NULL },
+                  { "--tensor", &set->tensor, NULL },
+                  { "--write", &set->write, NULL },
+                  { "--kill", &set->kill_rank, NULL },
+                  { "--at", &set->kill_step, NULL },
+                  { "--text", NULL, &set->text },
+                  { "--checkpoint", NULL, &set->checkpoint },
+                  { "--every", &set->every, NULL },
+                  { "--save", NULL, &set->save },
+                  { "--results", NULL, &set->results } };
     if (strcmp(name, "--mode") == 0) {
         set->sharded = strcmp(value, "sharded") == 0;
         return set->sharded || strcmp(value, "data") == 0;
@@ -379,9 +414,9 @@ static bool take(settings *set, const char *name, const char *value) {
 }
 
 int main(int argc, char **argv) {
-    settings set = { .sharded = true, .steps = 20, .tensor = 1, .kill_rank = -1, .kill_step = -1 };
+    settings set = { .sharded = true, .steps = 20, .tensor = 1, .every = 50, .kill_rank = -1, .kill_step = -1 };
     for (int i = 1; i < argc; i += 2)
-        if (i + 1 == argc || !take(&set, argv[i], argv[i + 1])) {
+        if (i + 1 == argc || set.every < 1 || !take(&set, argv[i], argv[i + 1])) {
             fprintf(stderr, "gpt: %s is not understood; the options are at the top of examples/gpt.c\n", argv[i]);
             return 2;
         }

@@ -196,6 +196,20 @@ TUTTI_API bool tt_fully_sharded_step(tt_fully_sharded *sharded);
  * and nothing has changed: load a checkpoint then. With `replicas` it is TUTTI_ERROR_UNSUPPORTED. */
 TUTTI_API bool tt_fully_sharded_regroup(tt_fully_sharded *sharded, tutti_group *group);
 
+/* ---- checkpoints ----
+ *
+ * All ranks write at once, each its shards and what the optimizer remembers of them, to a file of its own in one
+ * folder; when all are there, the checkpoint takes the place of the one before. A run that goes on from it with as many
+ * ranks computes the same bits; it can also be loaded with any other number of ranks. */
+
+/* Writes the state of the root, of the optimizer (NULL: none) and of the random generators, all or nothing. A
+ * collective, outside of forwards and backwards. The folder is made where there is none; what it holds besides is left
+ * alone. */
+TUTTI_API bool tt_fully_sharded_save(tt_fully_sharded *sharded, const tt_optimizer *optimizer, const char *folder);
+/* Reads it into what the root and the optimizer have. A collective. Where it does not fit it is an error, and nothing
+ * has changed on this rank. TUTTI_ERROR_NOT_FOUND where the folder holds no checkpoint. */
+TUTTI_API bool tt_fully_sharded_load(tt_fully_sharded *sharded, tt_optimizer *optimizer, const char *folder);
+
 typedef struct tt_fully_sharded_counts {
     size_t size;
     int units;                   /* the root's counted */

@@ -2,7 +2,7 @@
  *
  * The state of a training run, saved and loaded.
  */
-#include <tutti/state.h>
+#include "nn/state.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -131,9 +131,8 @@ static tutti_status match(const char *path, const state *list, tt_named_list fil
     return check_unexpected(path, list, file, whole);
 }
 
-static void load(tt_module *module, tt_optimizer *optimizer, const char *path) {
+void tu_state_set(tt_module *module, tt_optimizer *optimizer, tt_named_list file, const char *path) {
     state list;
-    tt_named_list file = tt_load_safetensors(path);
     if (!gather(module, optimizer, &list))
         return;
     tt_tensor **from = tu_scope_memory((list.count + 1) * sizeof *from);
@@ -148,7 +147,7 @@ static void load(tt_module *module, tt_optimizer *optimizer, const char *path) {
 bool tt_load_state(tt_module *module, tt_optimizer *optimizer, const char *path) {
     tt_scope scope = tt_scope_open();
     bool recording = tt_grad_mode(false);
-    load(module, optimizer, path);
+    tu_state_set(module, optimizer, tt_load_safetensors(path), path);
     tt_grad_mode(recording);
     tu_scope_leave(&scope);
     return tu_self()->pending == TUTTI_OK;

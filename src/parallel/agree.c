@@ -77,3 +77,25 @@ void tu_parallel_broadcast(tt_tensor_list tensors, int root, tutti_group *group)
     tt_grad_mode(recording);
     tu_scope_leave(&scope);
 }
+
+tutti_status tu_parallel_all(tutti_status status, const char *others, tutti_group *group) {
+    tu_pending_copy error;
+    tutti_error_copy own;
+    tu_error_save(&own);
+    tu_pending_save(&error); /* the others are told by the verdict, and the group goes on */
+    bool good = status == TUTTI_OK && error.status == TUTTI_OK;
+    tt_scope scope = tt_scope_open();
+    bool all = tt_item(tt_all_reduce(tt_full(tt_shape(), good, TUTTI_I32, NULL), TUTTI_MIN, group)) > 0;
+    tutti_status reached = tu_self()->pending;
+    tu_scope_leave(&scope);
+    if (error.status != TUTTI_OK) {
+        tt_error_clear();
+        tu_pending_restore(&error);
+        return error.status;
+    }
+    if (status != TUTTI_OK) {
+        tt_error_clear();
+        return tu_error_restore(&own);
+    }
+    return reached != TUTTI_OK ? reached : all ? TUTTI_OK : tu_error(TUTTI_ERROR_STATE, "%s", others);
+}

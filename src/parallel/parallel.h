@@ -15,4 +15,8 @@ tutti_status tu_parallel_agree(const char *who, tt_named_list tensors, tutti_gro
 /* A collective: the values of rank `root` in everybody's tensors. Failed with the error pending. */
 void tu_parallel_broadcast(tt_tensor_list tensors, int root, tutti_group *group);
 
+/* A collective: TUTTI_OK where all ranks have it; else this rank's own failure, or one that says in `others` what
+ * another rank's means. An error that is pending counts as a failure, and stays pending. */
+tutti_status tu_parallel_all(tutti_status status, const char *others, tutti_group *group);
+
 #endif

@@ -118,16 +118,6 @@ static tutti_status same_step(const tt_fully_sharded *sharded) {
     return TUTTI_OK;
 }
 
-/* All survivors go on, or none. */
-static tutti_status agree(tutti_status status, tutti_group *group) {
-    tt_tensor *verdict = tt_full(tt_shape(), status == TUTTI_OK, TUTTI_I32, NULL);
-    bool all = tt_item(tt_all_reduce(verdict, TUTTI_MIN, group)) != 0;
-    if (status != TUTTI_OK || tu_self()->pending != TUTTI_OK || all)
-        return status != TUTTI_OK ? status : tu_self()->pending;
-    return tu_error(TUTTI_ERROR_STATE,
-                    "fully_sharded_regroup: another rank cannot go on from memory: load a checkpoint");
-}
-
 /* ---- cutting anew ---- */
 
 /* A parameter, or a state of it, whole, from the flat parts of all ranks. */
@@ -220,7 +210,8 @@ static void drop_what_was_under_way(tt_fully_sharded *sharded) {
 
 static void regroup(tt_fully_sharded *sharded, tutti_group *group) {
     tutti_group *old = sharded->group;
-    tutti_status status = agree(same_step(sharded), group);
+    tutti_status status = tu_parallel_all(
+        same_step(sharded), "fully_sharded_regroup: another rank cannot go on from memory: load a checkpoint", group);
     if (tu_pending_take(status) != TUTTI_OK)
         return;
     drop_what_was_under_way(sharded);

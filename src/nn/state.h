@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The state of a training run inside.
+ */
+#ifndef TU_NN_STATE_H
+#define TU_NN_STATE_H
+
+#include <tutti/state.h>
+
+/* tt_load_state from what a file holds; `path` is for messages. Failed with the error pending. */
+void tu_state_set(tt_module *module, tt_optimizer *optimizer, tt_named_list file, const char *path);
+
+#endif

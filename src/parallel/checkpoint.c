@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Checkpoints that all ranks write together: a file per rank, and one that says which of them count. It is written
+ * last, all or nothing, so a folder holds the checkpoint before or the new one, whatever happens on the way.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <tutti/io.h>
+
+#include "nn/state.h"
+#include "parallel/shard.h"
+
+#define PATH 4096
+
+/* Which files make up a checkpoint. */
+typedef struct parts_of_run {
+    long long serial; /* of the checkpoint in this folder: its files have names of their own */
+    int ranks;
+} parts_of_run;
+
+static void part_path(char *path, const char *folder, const parts_of_run *which, int rank) {
+    snprintf(path, PATH, "%s/part-%d-of-%d-%lld.safetensors", folder, rank, which->ranks, which->serial);
+}
+
+static void index_path(char *path, const char *folder) {
+    snprintf(path, PATH, "%s/checkpoint.safetensors", folder);
+}
+
+static bool usable(const char *who, const tt_fully_sharded *sharded, const char *folder) {
+    if (tu_self()->pending != TUTTI_OK)
+        return false;
+    if (sharded == NULL || folder == NULL)
+        tu_fail(TUTTI_ERROR_ARGUMENT, "%s: %s is NULL", who, sharded == NULL ? "sharded" : "folder");
+    else if (strlen(folder) > PATH - 128)
+        tu_fail(TUTTI_ERROR_LIMIT, "%s: the name of the folder has %zu bytes", who, strlen(folder));
+    return tu_self()->pending == TUTTI_OK;
+}
+
+static tutti_status read_index(const char *who, const char *folder, parts_of_run *which) {
+    char path[PATH];
+    index_path(path, folder);
+    if (access(path, F_OK) != 0)
+        return tu_error(TUTTI_ERROR_NOT_FOUND, "%s: \"%s\" holds no checkpoint", who, folder);
+    tt_metadata metadata = tt_load_metadata(path);
+    const char *serial = tt_metadata_get(metadata, "serial"), *ranks = tt_metadata_get(metadata, "ranks");
+    if (tu_self()->pending != TUTTI_OK)
+        return tu_self()->pending;
+    char *serial_end = NULL, *ranks_end = NULL;
+    long count = ranks != NULL ? strtol(ranks, &ranks_end, 10) : 0;
+    which->serial = serial != NULL ? strtoll(serial, &serial_end, 10) : -1;
+    which->ranks = (int)count;
+    if (serial == NULL || *serial_end != '\0' || which->serial < 0 || ranks == NULL || *ranks_end != '\0' ||
+        count < 1 || count > 1000000)
+        return tu_error(TUTTI_ERROR_PROTOCOL, "%s: \"%s\" does not say which parts count", who, path);
+    return TUTTI_OK;
+}
+
+/* ---- saving ---- */
+
+static void write_index(const char *folder, const parts_of_run *which, long long step) {
+    char path[PATH], texts[3][32];
+    const char *keys[] = { "serial", "ranks", "step" }, *values[] = { texts[0], texts[1], texts[2] };
+    snprintf(texts[0], sizeof texts[0], "%lld", which->serial);
+    snprintf(texts[1], sizeof texts[1], "%d", which->ranks);
+    snprintf(texts[2], sizeof texts[2], "%lld", step);
+    index_path(path, folder);
+    tt_save_safetensors_with((tt_tensor_list){ 0, NULL }, NULL, (tt_metadata){ 3, keys, values }, path);
+}
+
+/* Takes away the parts of other checkpoints. What cannot be removed only takes room. */
+static void remove_others(const char *folder, const parts_of_run *which) {
+    DIR *open = opendir(folder);
+    for (const struct dirent *entry; open != NULL && (entry = readdir(open)) != NULL;) {
+        parts_of_run found;
+        int part, end = 0;
+        char path[PATH];
+        if (sscanf(entry->d_name, "part-%d-of-%d-%lld.safetensors%n", &part, &found.ranks, &found.serial, &end) != 3 ||
+            end == 0 || entry->d_name[end] != '\0' || found.serial == which->serial)
+            continue;
+        part_path(path, folder, &found, part);
+        unlink(path);
+    }
+    if (open != NULL)
+        closedir(open);
+}
+
+/* The serial number of the next checkpoint in this folder, which rank 0 finds out. */
+static long long next_serial(const tt_fully_sharded *sharded, const char *folder) {
+    parts_of_run last = { 0, 0 };
+    if (tutti_group_rank(sharded->group) == 0 && read_index("fully_sharded_save", folder, &last) != TUTTI_OK) {
+        last.serial = 0; /* there is none yet, or one that nobody could load */
+        tt_error_clear();
+    }
+    tt_tensor *told = tt_full(tt_shape(), (double)last.serial + 1, TUTTI_I64, NULL);
+    return tt_item_int(tt_broadcast(told, 0, sharded->group));
+}
+
+static void save(tt_fully_sharded *sharded, const tt_optimizer *optimizer, const char *folder) {
+    char path[PATH];
+    tutti_group *group = sharded->group, *replicas = sharded->options.replicas;
+    bool writes = replicas == NULL || tutti_group_rank(replicas) == 0; /* replicas have the same */
+    for (int i = 0; i < sharded->unit_count; i++)
+        tu_shard_free(&sharded->units[i]); /* slots have shards */
+    parts_of_run which = { next_serial(sharded, folder), tutti_group_size(group) };
+    if (writes && mkdir(folder, 0777) != 0 && errno != EEXIST)
+        tu_fail(TUTTI_ERROR_SYSTEM, "fully_sharded_save: making the folder \"%s\": %s", folder, strerror(errno));
+    part_path(path, folder, &which, tutti_group_rank(group));
+    if (writes && tu_self()->pending == TUTTI_OK)
+        tt_save_state(sharded->root, optimizer, path);
+    tu_pending_take(tu_parallel_all(TUTTI_OK, "fully_sharded_save: another rank could not write its part", group));
+    if (writes && tu_self()->pending != TUTTI_OK)
+        unlink(path); /* nothing refers to it */
+    bool first = writes && tutti_group_rank(group) == 0;
+    if (first && tu_self()->pending == TUTTI_OK)
+        write_index(folder, &which, optimizer != NULL ? tt_item_int(tt_optimizer_steps(optimizer)) : 0);
+    tu_pending_take(tu_parallel_all(TUTTI_OK, "fully_sharded_save: rank 0 could not write which parts count", group));
+    if (first && tu_self()->pending == TUTTI_OK)
+        remove_others(folder, &which);
+    if (replicas != NULL)
+        tu_pending_take(tu_parallel_all(TUTTI_OK, "fully_sharded_save: another rank could not write", replicas));
+}
+
+bool tt_fully_sharded_save(tt_fully_sharded *sharded, const tt_optimizer *optimizer, const char *folder) {
+    if (!usable("fully_sharded_save", sharded, folder))
+        return false;
+    tt_scope scope = tt_scope_open();
+    save(sharded, optimizer, folder);
+    tu_scope_leave(&scope);
+    return tu_self()->pending == TUTTI_OK;
+}
+
+/* ---- loading ---- */
+
+/* The member that a tensor of a part belongs to: "module.<name>", "optimizer.<state>.<name>"; NULL: no member's. */
+static const tu_shard_member *member_of(const tt_fully_sharded *sharded, const char *name) {
+    const char *rest = strchr(name, '.');
+    if (rest != NULL && strncmp(name, "optimizer.", 10) == 0)
+        rest = strchr(rest + 1, '.');
+    for (int i = 0; rest != NULL && i < sharded->member_count; i++)
+        if (strcmp(sharded->members[i]->name, rest + 1) == 0)
+            return sharded->members[i];
+    return NULL;
+}
+
+/* This rank's rows of one tensor, which `ranks` parts hold together. */
+static tt_tensor *rows_of(const tu_shard_member *member, const char *name, const tt_named_list *parts, int ranks) {
+    tt_tensor **pieces = tu_scope_memory((size_t)ranks * sizeof *pieces);
+    for (int i = 0; pieces != NULL && i < ranks; i++)
+        pieces[i] = tt_named(parts[i], name);
+    if (pieces == NULL || tu_self()->pending != TUTTI_OK)
+        return NULL;
+    tt_tensor *whole = tt_cat(tt_tensors_of((size_t)ranks, pieces), 0);
+    int64_t first = member->own > 0 ? tutti_group_rank(member->unit->all->group) * member->part : 0;
+    if (whole != NULL && tt_size(whole, 0) != member->rows) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "fully_sharded_load: \"%s\" has %lld rows in the checkpoint, and %lld here", name,
+                (long long)tt_size(whole, 0), (long long)member->rows);
+        return NULL;
+    }
+    return tt_narrow(whole, 0, first, member->own);
+}
+
+/* What a file of this rank would hold, put together from those of all ranks that wrote. */
+static tt_named_list cut_anew(tt_fully_sharded *sharded, const char *folder, const parts_of_run *which) {
+    tt_named_list none = { 0, NULL, NULL }, *parts = tu_scope_memory((size_t)which->ranks * sizeof *parts);
+    int rank = tutti_group_rank(sharded->group);
+    for (int i = 0; parts != NULL && i < which->ranks; i++) {
+        char path[PATH];
+        part_path(path, folder, which, i);
+        parts[i] = tt_load_safetensors(path);
+    }
+    tt_tensor **tensors =
+        tu_self()->pending == TUTTI_OK ? tu_scope_memory((parts[0].count + 1) * sizeof *tensors) : NULL;
+    for (size_t i = 0; tensors != NULL && i < parts[0].count && tu_self()->pending == TUTTI_OK; i++) {
+        const char *name = parts[0].names[i];
+        const tu_shard_member *member = member_of(sharded, name);
+        bool own = strcmp(name, "random") == 0 && rank < which->ranks;
+        tensors[i] = member != NULL ? rows_of(member, name, parts, which->ranks)
+                     : own          ? tt_named(parts[rank], name)
+                                    : parts[0].at[i];
+    }
+    return tu_self()->pending == TUTTI_OK ? (tt_named_list){ parts[0].count, tensors, parts[0].names } : none;
+}
+
+static void load(tt_fully_sharded *sharded, tt_optimizer *optimizer, const char *folder) {
+    char path[PATH];
+    parts_of_run which = { 0, 1 };
+    static const char others[] = "fully_sharded_load: another rank could not read the checkpoint";
+    for (int i = 0; i < sharded->unit_count; i++)
+        tu_shard_free(&sharded->units[i]);
+    tt_named_list file = { 0, NULL, NULL };
+    if (tu_pending_take(read_index("fully_sharded_load", folder, &which)) == TUTTI_OK) {
+        part_path(path, folder, &which, tutti_group_rank(sharded->group));
+        file = which.ranks == tutti_group_size(sharded->group) ? tt_load_safetensors(path)
+                                                               : cut_anew(sharded, folder, &which);
+    }
+    if (tu_pending_take(tu_parallel_all(TUTTI_OK, others, sharded->group)) == TUTTI_OK)
+        tu_state_set(sharded->root, optimizer, file, folder);
+    if (tu_self()->pending == TUTTI_OK && optimizer != NULL && optimizer == sharded->optimizer)
+        tt_fill_(sharded->marks, tt_item(tt_optimizer_steps(optimizer)));
+    tu_pending_take(tu_parallel_all(TUTTI_OK, others, sharded->group));
+}
+
+bool tt_fully_sharded_load(tt_fully_sharded *sharded, tt_optimizer *optimizer, const char *folder) {
+    if (!usable("fully_sharded_load", sharded, folder))
+        return false;
+    tt_scope scope = tt_scope_open();
+    bool recording = tt_grad_mode(false);
+    load(sharded, optimizer, folder);
+    tt_grad_mode(recording);
+    tu_scope_leave(&scope);
+    return tu_self()->pending == TUTTI_OK;
+}
