@@ -57,15 +57,11 @@ tu_matrix tu_fused_rows(const tt_tensor *x) {
 }
 
 /* Rows from which a shard is multiplied where it lies. Fewer are put together, so that the right matrix is packed once
- * for all; that costs their copy, which pays off where they are multiplied with many columns. */
+ * for all; with many, that would cost more than it saves. */
 #define SHARD_ROWS 512
-#define MANY_COLUMNS 512
-#define SHARD_ROWS_OF_FEW_COLUMNS 128
 
-tu_panels tu_fused_panels(int ranks, int64_t rows, int64_t columns) {
-    return tu_symm_test_mode()
-               ? (tu_panels){ ranks, 1 }
-               : tu_panels_of(ranks, rows, columns < MANY_COLUMNS ? SHARD_ROWS_OF_FEW_COLUMNS : SHARD_ROWS);
+tu_panels tu_fused_panels(int ranks, int64_t rows) {
+    return tu_symm_test_mode() ? (tu_panels){ ranks, 1 } : tu_panels_of(ranks, rows, SHARD_ROWS);
 }
 
 typedef struct placing {
@@ -266,10 +262,7 @@ static products products_of(const tu_call *call, const tt_tensor *front, bool la
                      .dtype = front->dtype,
                      .whole = return_a ? tu_pointer(call->outputs[0]) : NULL,
                      .last = last };
-    int64_t columns = 0;
-    for (int i = 1; i < call->input_count; i++)
-        columns += call->inputs[i]->sizes[1];
-    job.panels = tu_fused_panels(tutti_group_size(group), job.rows, columns);
+    job.panels = tu_fused_panels(tutti_group_size(group), job.rows);
     if (last && !tu_symm_test_mode()) /* columns: one by one, or all at once */
         job.panels.count = adds_up(job.dtype) ? job.panels.ranks : 1;
     return job;

@@ -35,8 +35,8 @@ static inline tu_matrix tu_fused_shard(const tu_shard *shard, int64_t rows, int6
 }
 /* Copies a matrix of elements of `size` bytes to `to`, where its rows are `stride` elements apart. */
 void tu_fused_place_rows(char *to, int64_t stride, tu_matrix from, int64_t rows, int64_t columns, size_t size);
-/* Of shards of so many rows, which are multiplied with so many columns; in test mode all are one panel. */
-tu_panels tu_fused_panels(int ranks, int64_t rows, int64_t columns);
+/* Of shards of so many rows; in test mode all are one panel. */
+tu_panels tu_fused_panels(int ranks, int64_t rows);
 /* The product of all sizes but the last. */
 int64_t tu_fused_row_count(const tt_tensor *x);
 

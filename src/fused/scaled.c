@@ -285,10 +285,7 @@ tutti_status tu_fused_all_gather_scaled_matmul_cpu(tu_call *call) {
                             .dtype = shard->dtype,
                             .mode = mode_of(call->inputs[1], shard, &all),
                             .whole = attributes->return_a ? tu_pointer(call->outputs[0]) : NULL };
-    int64_t columns = 0;
-    for (size_t i = 0; i < job.count; i++)
-        columns += call->outputs[i + 1]->sizes[shard->ndim - 1];
-    job.panels = tu_fused_panels(ranks, job.rows, columns);
+    job.panels = tu_fused_panels(ranks, job.rows);
     scaled_room room;
     tt_tensor *front = tu_fused_front(shard, attributes->gather_dim),
               *scales = front_scales(call->inputs[1], job.mode, attributes->gather_dim);

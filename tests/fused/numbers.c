@@ -69,30 +69,22 @@ TEST_WORLD(gathered_products_of_few_rows_have_the_bits_of_the_unfused_pair, 4) {
 
 TEST_WORLD_THREADS(rows_of_neighbours_are_multiplied_together_where_one_rank_has_too_few, 6) {
     BEGIN;
-    check_gather(group, 60, 2); /* 128 rows are enough for so few columns */
+    check_gather(group, 200, 2);
     check_scatter(group, 700, 2);
     END;
 }
 
 TEST_WORLD(products_of_many_rows_have_the_bits_of_the_matmul_of_each_ranks_rows, 2) {
     BEGIN;
-    check_gather(group, 130, 2);
+    check_gather(group, 520, 2);
     check_scatter(group, 2050, 2);
-    END;
-}
-
-TEST_WORLD_THREADS(rows_are_put_together_until_they_are_512_where_there_are_many_columns, 6) {
-    BEGIN;
-    tt_tensor *shard = uniform(tt_shape(200, 9), TUTTI_F32, rank), *right = uniform(tt_shape(9, 520), TUTTI_F32, 20);
-    CHECK(tt_equal(tt_fused_all_gather_matmul(shard, tt_tensors(right), 0, group, NULL).at[0],
-                   by_panels(tt_all_gather(shard, 0, group), right, 2)));
     END;
 }
 
 /* Products of f8 are exact in f32: the same bits in any blocking. */
 TEST_WORLD_THREADS(scaled_products_have_the_bits_of_the_unfused_pair_in_panels_too, 6) {
     BEGIN;
-    for (int64_t rows = 20; rows < 1000; rows += rows < 60 ? 40 : 640) /* gathered in one panel, two, and six */
+    for (int64_t rows = 20; rows < 1000; rows += rows < 200 ? 180 : 500) /* gathered in one panel, two, and six */
         for (int mode = 0; mode < 3; mode++) {
             tt_tensor *shard = whole(tt_shape(rows, 8), TUTTI_F8_E4M3, rank),
                       *right = whole(tt_shape(8, 6), TUTTI_F8_E4M3, 5),
