@@ -58,7 +58,7 @@ static void multiply_panel(const product *job, int64_t column, int64_t width, vo
 static void multiply_panels(void *context, int64_t begin, int64_t end) {
     product *job = context;
     int64_t wide = job->kernels->panel[job->type];
-    size_t bytes = (size_t)(job->depth * wide * job->element);
+    size_t bytes = (size_t)(TU_PRODUCT_DEPTH * wide * job->element);
     void *panel = tu_block_alloc(tu_self(), bytes);
     if (panel == NULL) {
         atomic_store_explicit(&job->out_of_memory, true, memory_order_relaxed);
@@ -69,11 +69,17 @@ static void multiply_panels(void *context, int64_t begin, int64_t end) {
     tu_block_free(tu_self(), panel, bytes);
 }
 
+/* Large buffers are all of one size, so that every product uses the same one again. */
+static size_t packed_bytes(int64_t bytes) {
+    int64_t most = (int64_t)ROWS * TU_PRODUCT_DEPTH * (int64_t)sizeof(float);
+    return (size_t)(bytes > most / 8 && bytes < most ? most : bytes);
+}
+
 /* One block of rows and depth. */
 static bool multiply_block(product *job) {
     int64_t tile = job->kernels->tile_rows, tiles = (job->rows + tile - 1) / tile;
     int64_t wide = job->kernels->panel[job->type], panels = (job->columns + wide - 1) / wide;
-    size_t bytes = (size_t)(tiles * tile * job->depth * job->element);
+    size_t bytes = packed_bytes(tiles * tile * job->depth * job->element);
     job->packed = NULL;
     if (panels > FEW_PANELS) {
         if ((job->packed = tu_block_alloc(tu_self(), bytes)) == NULL)
