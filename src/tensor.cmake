@@ -13,6 +13,8 @@ set_source_files_properties(loops/text.c PROPERTIES COMPILE_DEFINITIONS "TUTTI_S
   "${CMAKE_CURRENT_SOURCE_DIR}/tensor/kernel/scalar.h;${CMAKE_CURRENT_SOURCE_DIR}/tensor/kernel/vector.h;${CMAKE_CURRENT_SOURCE_DIR}/tensor/kernel/avx2.h;${CMAKE_CURRENT_SOURCE_DIR}/tensor/kernel/avx512.h;${CMAKE_CURRENT_SOURCE_DIR}/tensor/kernel/neon.h;${CMAKE_CURRENT_SOURCE_DIR}/tensor/kernel/elementary.h;${CMAKE_CURRENT_SOURCE_DIR}/tensor/dialect.h;${CMAKE_CURRENT_SOURCE_DIR}/loops/lanes.h")
 target_link_libraries(tutti_tensor_objects PUBLIC tutti_flags)
 target_include_directories(tutti_tensor_objects PRIVATE ${CBLAS_INCLUDE_DIR})
+# Squares in registers need their loops unrolled.
+set_source_files_properties(tensor/transpose.c PROPERTIES COMPILE_OPTIONS "-O3")
 # The kernels once per instruction set; kernels.c chooses.
 file(GLOB kernel_sources CONFIGURE_DEPENDS tensor/kernel/*.c)
 set(tensor_objects $<TARGET_OBJECTS:tutti_tensor_objects>)

@@ -37,11 +37,12 @@ typedef struct sixteen {
     uint64_t low, high;
 } sixteen;
 
-/* Four by four numbers of 32 bits, by two rounds of shuffles. Lines of the input are `line` numbers apart; four of them
- * are used up before the next, so that lines that fall into one set of the cache do not drive each other out. */
+/* Four by four numbers of 32 bits, by two rounds of shuffles. Lines of the input are `line` numbers apart, those of
+ * the output `apart`; four lines are used up before the next, so that lines that fall into one set of the cache do not
+ * drive each other out. */
 typedef int32_t four __attribute__((vector_size(16)));
 
-static void square_32(const int32_t *from, int64_t line, int32_t *to) {
+static void square_32(const int32_t *from, int64_t line, int32_t *to, int64_t apart) {
     for (int j = 0; j < 16; j += 4)
         for (int i = 0; i < 16; i += 4) {
             four row[4], half[4];
@@ -56,7 +57,7 @@ static void square_32(const int32_t *from, int64_t line, int32_t *to) {
             row[2] = __builtin_shufflevector(half[2], half[3], 0, 1, 4, 5);
             row[3] = __builtin_shufflevector(half[2], half[3], 2, 3, 6, 7);
             for (int k = 0; k < 4; k++)
-                memcpy(to + (i + k) * 16 + j, &row[k], sizeof row[k]);
+                memcpy(to + (i + k) * apart + j, &row[k], sizeof row[k]);
         }
 }
 
@@ -67,7 +68,7 @@ static void square(const void *from, void *to, size_t size) {
     case 2:
         SQUARE(uint16_t);
     case 4:
-        square_32(from, 16, to);
+        square_32(from, 16, to, 16);
         return;
     case 8:
         SQUARE(uint64_t);
@@ -94,15 +95,11 @@ static void turn_square(const turn *job, const char *from, char *to, int64_t fir
     int64_t columns = job->columns - column < side ? job->columns - column : side;
     const char *corner = from + first * size + column * job->from_column;
     char *target = to + first * job->to_row + column * size;
-    for (int64_t j = 0; j < columns; j++)
+    for (int64_t j = 0; j < columns; j++) {
         __builtin_prefetch(corner + (j + side) * job->from_column); /* of the next column of squares */
-    if (size == 4 && rows == side && columns == side) {
-        square_32((const int32_t *)(const void *)corner, job->from_column / 4, (int32_t *)(void *)turned);
-    } else {
-        for (int64_t j = 0; j < columns; j++)
-            move_line(lines + j * LINE, corner + j * job->from_column, rows * size);
-        square(lines, turned, job->size);
+        move_line(lines + j * LINE, corner + j * job->from_column, rows * size);
     }
+    square(lines, turned, job->size);
     for (int64_t i = 0; i < rows; i++) {
         if (job->stream && columns == side)
             tu_stream_copy(target + i * job->to_row, turned + i * LINE, LINE);
@@ -111,11 +108,41 @@ static void turn_square(const turn *job, const char *from, char *to, int64_t fir
     }
 }
 
+/* A strip of whole squares of 32-bit numbers, one beside the other in the output: it is written in longer pieces. */
+#define STRIP 4 /* squares */
+static void turn_strip_32(const turn *job, const char *from, char *to, int64_t first, int64_t column) {
+    enum {
+        SIDE = LINE / 4,
+        APART = (STRIP + 1) * SIDE /* of the rows in the buffer, so that they do not meet in one set of the cache */
+    };
+    _Alignas(LINE) int32_t turned[SIDE * APART];
+    for (int64_t square = 0; square < STRIP; square++) {
+        const char *corner = from + first * 4 + (column + square * SIDE) * job->from_column;
+        for (int j = 0; j < SIDE; j++)
+            __builtin_prefetch(corner + j * job->from_column + 2 * LINE); /* of the strip after the next */
+        square_32((const int32_t *)(const void *)corner, job->from_column / 4, turned + square * SIDE, APART);
+    }
+    for (int64_t i = 0; i < SIDE; i++) {
+        char *target = to + (first + i) * job->to_row + column * 4;
+        if (job->stream)
+            tu_stream_copy(target, (const char *)(turned + i * APART), STRIP * LINE);
+        else
+            memcpy(target, turned + i * APART, STRIP * LINE);
+    }
+}
+
 /* A stretch of a band: squares that are neighbours in the input first, so that its memory is read in one go, and then
  * the next columns. */
 static void turn_stretch(const turn *job, const char *from, char *to, int64_t first, int64_t column) {
     int64_t side = LINE / (int64_t)job->size, end = first + BAND * side < job->rows ? first + BAND * side : job->rows;
     int64_t last = column + STRETCH < job->columns ? column + STRETCH : job->columns;
+    for (; job->size == 4 && column + STRIP * side <= last; column += STRIP * side) {
+        int64_t row = first;
+        for (; row + side <= end; row += side)
+            turn_strip_32(job, from, to, row, column);
+        for (int64_t square = 0; row < end && square < STRIP; square++)
+            turn_square(job, from, to, row, column + square * side);
+    }
     for (; column < last; column += side)
         for (int64_t row = first; row < end; row += side)
             turn_square(job, from, to, row, column);
