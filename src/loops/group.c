@@ -24,6 +24,7 @@ typedef struct group {
     struct group *next;
     bool open;
     int ndim, split;
+    bool is_long; /* see tu_nest */
     int64_t sizes[TT_MAX_DIMS], count;
     int member_count, last; /* indices of vertices */
     int members[TU_NEST_MEMBERS];
@@ -135,7 +136,7 @@ static bool is_wide(const group *own, const tu_shape *shape) {
 
 /* One element per row, with the reduced dimensions kept. */
 static bool is_narrow(const group *own, const tu_shape *shape) {
-    if (own->split < 0 || shape->ndim != own->ndim)
+    if (own->split < 0 || own->is_long || shape->ndim != own->ndim)
         return false;
     for (int i = 0; i < own->ndim; i++)
         if (shape->sizes[i] != (i < own->split ? own->sizes[i] : 1))
@@ -143,7 +144,7 @@ static bool is_narrow(const group *own, const tu_shape *shape) {
     return true;
 }
 
-/* Rows that are reduced stay whole in the cache, and there are enough of them for the threads. */
+/* Whether a reduction takes the rows of the group. */
 static bool fits_rows(const group *own, const tu_vertex *vertex) {
     int split, fold;
     bool mean;
@@ -152,7 +153,7 @@ static bool fits_rows(const group *own, const tu_vertex *vertex) {
     int64_t columns = 1;
     for (int i = split; i < own->ndim; i++)
         columns *= own->sizes[i];
-    if (columns < 2 || columns > TU_NEST_COLUMNS || (own->count / columns < 8 && own->count > 65536))
+    if (columns < 2)
         return false;
     for (int i = 0; i < own->read_count; i++)
         if (!tu_nest_row_is_even(&own->read[i]->shape, own->ndim, own->sizes, split))
@@ -215,6 +216,14 @@ static void note(const tu_value **list, int *count, const tu_value *value) {
         list[(*count)++] = value;
 }
 
+static void set_split(group *own, int split) {
+    int64_t columns = 1;
+    own->split = split;
+    for (int i = split; i < own->ndim; i++)
+        columns *= own->sizes[i];
+    own->is_long = tu_nest_is_long(columns, own->count);
+}
+
 static void add_member(grouping *now, group *own, int index) {
     const tu_vertex *vertex = now->vertices[index];
     int split, fold;
@@ -230,7 +239,7 @@ static void add_member(grouping *now, group *own, int index) {
     if (!vertex->in_place)
         note(own->made, &own->made_count, vertex->results[0]);
     if (tu_nest_fold(vertex, &split, &fold, &mean))
-        own->split = split;
+        set_split(own, split);
     own->members[own->member_count++] = index;
     own->last = index;
     now->of[index] = own;

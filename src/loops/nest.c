@@ -58,6 +58,10 @@ bool tu_nest_fold(const tu_vertex *vertex, int *split, int *fold, bool *mean) {
     return true;
 }
 
+bool tu_nest_is_long(int64_t columns, int64_t total) {
+    return columns > TU_NEST_COLUMNS || (total / columns < 8 && total > 65536);
+}
+
 bool tu_nest_row_is_even(const tu_shape *shape, int ndim, const int64_t *sizes, int split) {
     int64_t next = 0, next_size = 0;
     bool any = false;
@@ -448,6 +452,13 @@ static void order_dims(const tu_nest *nest, int *order) {
         }
 }
 
+static int64_t numel_of(const tu_nest *nest) {
+    int64_t count = 1;
+    for (int i = 0; i < nest->ndim; i++)
+        count *= nest->sizes[i];
+    return count;
+}
+
 /* Merges neighbours that one stride walks through; the last dimension, or the reduced ones, are the columns. */
 static bool set_walk(tu_nest *nest) {
     int order[TT_MAX_DIMS], kept[TT_MAX_DIMS + 1], count = 0, column_dims = 0;
@@ -472,6 +483,7 @@ static bool set_walk(tu_nest *nest) {
     bool has_columns = count > 0, has_rows = count > 1;
     nest->columns = has_columns ? sizes[count - 1] : 1;
     nest->rows = has_rows ? sizes[count - 2] : 1;
+    nest->is_long = nest->split >= 0 && tu_nest_is_long(nest->columns, numel_of(nest));
     nest->outer_ndim = count > 2 ? count - 2 : 0;
     nest->outer_count = 1;
     for (int i = 0; i < nest->outer_ndim; i++)

@@ -93,7 +93,8 @@ typedef struct tu_nest {
     int number;
     int ndim;
     int64_t sizes[TT_MAX_DIMS];
-    int split; /* dimensions from here on are a row that is reduced; -1: there are no reductions */
+    int split;    /* dimensions from here on are a row that is reduced; -1: there are no reductions */
+    bool is_long; /* its rows do not stay in the cache: what reductions give is only written */
     int member_count;
     const tu_vertex **members;
     int line_count, slot_count, tensor_count, bump_count, stage_count, action_count;
@@ -121,6 +122,8 @@ void tu_nest_free(tu_nest *nest);
 tutti_status tu_nest_schedule(tu_nest *nest);
 /* Whether the last dimensions from `split` on are one stride apart, broadcast to the space. */
 bool tu_nest_row_is_even(const tu_shape *shape, int ndim, const int64_t *sizes, int split);
+/* Whether rows of so many elements, of so many in all, are too long to be kept, or too few for the threads. */
+bool tu_nest_is_long(int64_t columns, int64_t total);
 /* Which dimensions a reduction takes: the first of the last ones, or -1 where they are others. *fold and *mean say
  * what it does; false where the operator is none that a nest has. */
 bool tu_nest_fold(const tu_vertex *vertex, int *split, int *fold, bool *mean);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "loops/nest.h"
+#include "tensor/kernel/kernels.h"
 
 /* A piece and all that it works on stay in the first-level cache. */
 #define CACHE_BYTES ((size_t)32 << 10)
@@ -182,7 +183,7 @@ static void place(tu_nest *nest, pool *buffers, const bool *repeated, const bool
 /* ---- pieces ---- */
 
 static void set_piece(tu_nest *nest, int64_t elements) {
-    if (nest->split < 0 && nest->columns > elements) {
+    if ((nest->split < 0 || nest->is_long) && nest->columns > elements) {
         nest->piece_rows = 1;
         nest->piece_columns = elements;
         return;
@@ -233,7 +234,8 @@ tutti_status tu_nest_schedule(tu_nest *nest) {
             lengthen(nest, elements);
             break;
         }
-        if (elements <= LEAST || ((size_t)buffers.count + (size_t)nest->tensor_count) * held <= CACHE_BYTES)
+        if (elements <= (nest->is_long ? TU_FOLD_BLOCK : LEAST) ||
+            ((size_t)buffers.count + (size_t)nest->tensor_count) * held <= CACHE_BYTES)
             break;
     }
     free(repeated);

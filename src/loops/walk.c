@@ -21,6 +21,9 @@ typedef struct walk {
     char *memory; /* buffers of all lanes, */
     size_t lane_bytes;
     void **slots; /* and where each lane has its slots */
+    /* Of a long nest: rows in all, the parts that each is reduced in, and what each reduction gives for each part. */
+    int64_t row_count, parts;
+    char *partials;
 } walk;
 
 /* One piece on one lane. */
@@ -30,6 +33,7 @@ typedef struct piece {
     void **at;
     bool begun; /* what is the same in every piece is there */
     int64_t rows, columns, count;
+    int64_t unit; /* of a long nest: the part of a row that it belongs to */
     char *data[TU_NEST_TENSORS];
 } piece;
 
@@ -111,30 +115,46 @@ static void store(const piece *now) {
     for (int i = 0; i < nest->tensor_count; i++) {
         const tu_nest_tensor *tensor = &nest->tensors[i];
         const tu_slot *slot = &nest->slots[tensor->slot];
-        if (tensor->written && slot->buffer >= 0)
+        if (tensor->written && slot->buffer >= 0 && !(nest->is_long && tensor->narrow))
             unpack(now, tensor, now->data[i], now->at[tensor->slot]);
     }
 }
 
 /* ---- lines ---- */
 
+static const tu_fold_kernels *kernels_of(const tu_nest *nest, const tu_line *line) {
+    return &tu_tensor_kernels_get()->folds[tu_float_index(nest->slots[line->out].dtype)][line->fold];
+}
+
+static void average(const tu_nest *nest, const tu_line *line, void *sums, int64_t count) {
+    double scale = 1 / (double)nest->columns;
+    for (int64_t i = 0; line->mean && i < count; i++) {
+        if (nest->slots[line->out].dtype == TUTTI_F32)
+            ((float *)sums)[i] = (float)((double)((float *)sums)[i] * scale);
+        else
+            ((double *)sums)[i] *= scale;
+    }
+}
+
+static char *partial_of(const walk *job, const tu_line *line, int64_t unit) {
+    int64_t index = line - job->nest->lines;
+    return job->partials + (size_t)(index * job->row_count * job->parts + unit) * sizeof(double);
+}
+
 static void fold(const piece *now, const tu_line *line) {
     const tu_nest *nest = now->job->nest;
-    tutti_dtype dtype = nest->slots[line->out].dtype;
-    size_t size = tu_dtype_bytes[dtype];
-    const tu_fold_kernels *kernels = &tu_tensor_kernels_get()->folds[tu_float_index(dtype)][line->fold];
+    size_t size = tu_dtype_bytes[nest->slots[line->out].dtype];
+    const tu_fold_kernels *kernels = kernels_of(nest, line);
     char *to = now->at[line->out];
     const char *from = now->at[line->in[0]];
-    double scale = 1 / (double)nest->columns;
+    if (nest->is_long) { /* goes on from the pieces before */
+        kernels->row(partial_of(now->job, line, now->unit), from, now->columns);
+        return;
+    }
     kernels->start(to, now->rows);
     for (int64_t row = 0; row < now->rows; row++)
         kernels->row(to + (size_t)row * size, from + (size_t)(row * now->columns) * size, now->columns);
-    for (int64_t row = 0; line->mean && row < now->rows; row++) {
-        if (dtype == TUTTI_F32)
-            ((float *)to)[row] = (float)((double)((float *)to)[row] * scale);
-        else
-            ((double *)to)[row] *= scale;
-    }
+    average(nest, line, to, now->rows);
 }
 
 static void run_line(const piece *now, const tu_line *line) {
@@ -186,7 +206,10 @@ static void run_actions(const piece *now) {
     for (int i = 0; i < nest->action_count; i++) {
         const tu_action *action = &nest->actions[i];
         if (action->stage < 0) {
-            run_line(now, &nest->lines[action->line]);
+            const tu_line *line = &nest->lines[action->line];
+            if (nest->is_long && line->kind == TU_LINE_CONVERT && nest->slots[line->out].narrow)
+                continue; /* of a result that is not there yet */
+            run_line(now, line);
             spread(now, nest->lines[action->line].out);
             continue;
         }
@@ -199,48 +222,152 @@ static void run_actions(const piece *now) {
 
 /* ---- pieces ---- */
 
-static void find_piece(piece *now, int64_t index) {
-    const walk *job = now->job;
-    const tu_nest *nest = job->nest;
-    int64_t of_columns = index % job->pieces_of_columns, rest = index / job->pieces_of_columns;
-    int64_t row = rest % job->pieces_of_rows * nest->piece_rows, column = of_columns * nest->piece_columns;
-    rest /= job->pieces_of_rows;
-    now->rows = nest->rows - row < nest->piece_rows ? nest->rows - row : nest->piece_rows;
-    now->columns = nest->columns - column < nest->piece_columns ? nest->columns - column : nest->piece_columns;
-    now->count = now->rows * now->columns;
+/* Where the tensors are for a piece that begins here. */
+static void set_data(piece *now, int64_t outer, int64_t row, int64_t column) {
+    const tu_nest *nest = now->job->nest;
     int64_t places[TT_MAX_DIMS];
     for (int dim = nest->outer_ndim - 1; dim >= 0; dim--) {
-        places[dim] = rest % nest->outer_sizes[dim];
-        rest /= nest->outer_sizes[dim];
+        places[dim] = outer % nest->outer_sizes[dim];
+        outer /= nest->outer_sizes[dim];
     }
     for (int i = 0; i < nest->tensor_count; i++) {
         const tu_nest_tensor *tensor = &nest->tensors[i];
         int64_t offset = row * tensor->row + column * tensor->column;
         for (int dim = 0; dim < nest->outer_ndim; dim++)
             offset += places[dim] * tensor->outer[dim];
-        now->data[i] = job->data[i] + offset * tu_dtype_bytes[tensor->value->shape.dtype];
+        now->data[i] = now->job->data[i] + offset * tu_dtype_bytes[tensor->value->shape.dtype];
     }
+}
+
+static void find_piece(piece *now, int64_t index) {
+    const walk *job = now->job;
+    const tu_nest *nest = job->nest;
+    int64_t of_columns = index % job->pieces_of_columns, rest = index / job->pieces_of_columns;
+    int64_t row = rest % job->pieces_of_rows * nest->piece_rows, column = of_columns * nest->piece_columns;
+    now->rows = nest->rows - row < nest->piece_rows ? nest->rows - row : nest->piece_rows;
+    now->columns = nest->columns - column < nest->piece_columns ? nest->columns - column : nest->piece_columns;
+    now->count = now->rows * now->columns;
+    set_data(now, rest / job->pieces_of_rows, row, column);
+}
+
+static void run_piece(piece *now) {
+    fetch(now);
+    run_actions(now);
+    store(now);
+}
+
+static piece begin_on(const walk *job, int64_t lane) {
+    piece now = { .job = job,
+                  .buffers = job->memory + (size_t)lane * job->lane_bytes,
+                  .at = job->slots + lane * job->nest->slot_count };
+    begin_lane(&now);
+    return now;
 }
 
 static void run_lanes(void *context, int64_t begin, int64_t end) {
     const walk *job = context;
     for (int64_t lane = begin; lane < end; lane++) {
-        piece now = { .job = job,
-                      .buffers = job->memory + (size_t)lane * job->lane_bytes,
-                      .at = job->slots + lane * job->nest->slot_count };
-        begin_lane(&now);
+        piece now = begin_on(job, lane);
         int64_t last = job->pieces * (lane + 1) / job->lanes;
         for (int64_t i = job->pieces * lane / job->lanes; i < last; i++) {
             find_piece(&now, i);
-            fetch(&now);
-            run_actions(&now);
-            store(&now);
+            run_piece(&now);
+        }
+    }
+}
+
+/* ---- long rows ---- */
+
+/* A single long row is reduced in parts of a fixed size, which are then reduced: see tensor/reduce.c. */
+#define PART 65536
+
+static void run_unit(piece *now, int64_t unit) {
+    const walk *job = now->job;
+    const tu_nest *nest = job->nest;
+    int64_t row = unit / job->parts, begin = unit % job->parts * PART;
+    int64_t end = job->parts == 1 || begin + PART > nest->columns ? nest->columns : begin + PART;
+    now->unit = unit;
+    for (int i = 0; i < nest->line_count; i++)
+        if (nest->lines[i].kind == TU_LINE_FOLD)
+            kernels_of(nest, &nest->lines[i])->start(partial_of(job, &nest->lines[i], unit), 1);
+    for (int64_t column = begin; column < end; column += nest->piece_columns) {
+        now->rows = 1;
+        now->columns = now->count = end - column < nest->piece_columns ? end - column : nest->piece_columns;
+        set_data(now, row / nest->rows, row % nest->rows, column);
+        run_piece(now);
+    }
+}
+
+static void run_long_lanes(void *context, int64_t begin, int64_t end) {
+    const walk *job = context;
+    int64_t units = job->row_count * job->parts;
+    for (int64_t lane = begin; lane < end; lane++) {
+        piece now = begin_on(job, lane);
+        for (int64_t i = units * lane / job->lanes; i < units * (lane + 1) / job->lanes; i++)
+            run_unit(&now, i);
+    }
+}
+
+/* The line whose result a slot has, in the type that it was computed in or converted. */
+static const tu_line *fold_of(const tu_nest *nest, int slot) {
+    for (int i = 0; i < nest->line_count; i++)
+        if (nest->lines[i].out == slot)
+            return nest->lines[i].kind == TU_LINE_FOLD ? &nest->lines[i] : fold_of(nest, nest->lines[i].in[0]);
+    return NULL;
+}
+
+/* What the parts of a row gave becomes its result, in the type that it was computed in. */
+static void finish_row(const walk *job, const tu_line *line, int64_t row, void *result) {
+    size_t size = tu_dtype_bytes[job->nest->slots[line->out].dtype];
+    char *partials = partial_of(job, line, row * job->parts);
+    if (job->parts == 1) {
+        memcpy(result, partials, size);
+    } else {
+        for (int64_t part = 1; part < job->parts; part++) /* side by side, as a row */
+            memmove(partials + (size_t)part * size, partials + (size_t)part * sizeof(double), size);
+        kernels_of(job->nest, line)->start(result, 1);
+        kernels_of(job->nest, line)->row(result, partials, job->parts);
+    }
+    average(job->nest, line, result, 1);
+}
+
+static void finish_long(const walk *job) {
+    const tu_nest *nest = job->nest;
+    piece now = { .job = job };
+    for (int i = 0; i < nest->tensor_count; i++) {
+        const tu_nest_tensor *tensor = &nest->tensors[i];
+        const tu_line *line = tensor->written && tensor->narrow ? fold_of(nest, tensor->slot) : NULL;
+        for (int64_t row = 0; line != NULL && row < job->row_count; row++) {
+            double result;
+            finish_row(job, line, row, &result);
+            set_data(&now, row / nest->rows, row % nest->rows, 0);
+            (void)tu_convert(&result, nest->slots[line->out].dtype, now.data[i], tensor->value->shape.dtype, 1);
         }
     }
 }
 
 static int64_t pieces(int64_t count, int64_t piece) {
     return (count + piece - 1) / piece;
+}
+
+/* Memory of the walk: buffers and slots of the lanes, and the partial results. */
+static tutti_status run_in_memory(walk *job, tu_parallel_body *body) {
+    const tu_nest *nest = job->nest;
+    size_t of_slots = ((size_t)job->lanes * (size_t)nest->slot_count * sizeof(void *) + 63) / 64 * 64;
+    size_t of_partials = (size_t)(job->row_count * job->parts * nest->line_count) * sizeof(double);
+    job->lane_bytes = (size_t)nest->buffer_count * nest->buffer_bytes;
+    size_t bytes = (size_t)job->lanes * job->lane_bytes + of_slots + of_partials;
+    job->memory = tu_block_alloc(tu_self(), bytes);
+    if (job->memory == NULL)
+        return tu_error_memory("the buffers of a loop", bytes);
+    char *behind = job->memory + (size_t)job->lanes * job->lane_bytes;
+    job->slots = (void **)(void *)behind;
+    job->partials = behind + of_slots;
+    tu_parallel(job->lanes, 1, body, job);
+    if (nest->is_long)
+        finish_long(job);
+    tu_block_free(tu_self(), job->memory, bytes);
+    return TUTTI_OK;
 }
 
 tutti_status tu_nest_run(const tu_nest *nest, tt_tensor *const *tensors) {
@@ -250,19 +377,14 @@ tutti_status tu_nest_run(const tu_nest *nest, tt_tensor *const *tensors) {
     job.pieces_of_rows = pieces(nest->rows, nest->piece_rows);
     job.pieces_of_columns = pieces(nest->columns, nest->piece_columns);
     job.pieces = nest->outer_count * job.pieces_of_rows * job.pieces_of_columns;
+    if (nest->is_long) {
+        job.row_count = nest->outer_count * nest->rows;
+        job.parts = job.row_count == 1 && nest->columns > 2 * PART ? pieces(nest->columns, PART) : 1;
+    }
     int64_t total = nest->outer_count * nest->rows * nest->columns;
-    int64_t lanes = total / GRAIN < job.pieces ? total / GRAIN : job.pieces;
+    int64_t units = nest->is_long ? job.row_count * job.parts : job.pieces;
+    int64_t lanes = total / GRAIN < units ? total / GRAIN : units;
     int threads = lanes > 1 ? tu_process_compute_threads() : 1;
     job.lanes = lanes < 1 ? 1 : lanes < threads ? (int)lanes : threads;
-    job.lane_bytes = (size_t)nest->buffer_count * nest->buffer_bytes;
-    size_t of_slots = ((size_t)nest->slot_count * sizeof(void *) + 63) / 64 * 64;
-    size_t bytes = (size_t)job.lanes * (job.lane_bytes + of_slots);
-    char *memory = tu_block_alloc(tu_self(), bytes);
-    if (memory == NULL)
-        return tu_error_memory("the buffers of a loop", bytes);
-    job.memory = memory;
-    job.slots = (void **)(void *)(memory + (size_t)job.lanes * job.lane_bytes);
-    tu_parallel(job.lanes, 1, run_lanes, &job);
-    tu_block_free(tu_self(), memory, bytes);
-    return TUTTI_OK;
+    return run_in_memory(&job, nest->is_long ? run_long_lanes : run_lanes);
 }

@@ -90,6 +90,8 @@ static tt_tensor *reduced(dice *from, tt_tensor *x) {
     int ndim = tt_dim_count(x);
     bool keep = draw(from, 4) != 0;
     tt_dims dims = ndim > 1 && draw(from, 3) == 0 ? tt_shape(-2, -1) : tt_shape(draw(from, 6) == 0 ? 0 : -1);
+    if (draw(from, 5) == 0)
+        dims = tt_no_dims();
     if (ndim == 0 || tt_numel(x) == 0 || tt_dtype(x) == TUTTI_BOOL)
         return x;
     tt_tensor *y = tu_is_float(tt_dtype(x)) ? x : tt_to(x, TUTTI_F32);
@@ -232,8 +234,11 @@ static tt_dims space(dice *from, bool large) {
     tt_dims dims = { .count = (int)draw(from, 4) };
     for (int i = 0; i < dims.count; i++)
         dims.at[i] = draw(from, 25) == 0 ? 0 : sizes[draw(from, sizeof sizes / sizeof *sizes)];
+    bool longer = large && draw(from, 3) == 0; /* rows that do not stay in the cache */
+    for (int i = 0; longer && i + 1 < dims.count; i++)
+        dims.at[i] = 1 + (int64_t)draw(from, 3);
     if (large && dims.count > 0)
-        dims.at[dims.count - 1] *= 61;
+        dims.at[dims.count - 1] *= longer ? 2501 : 61;
     return dims;
 }
 
