@@ -261,6 +261,8 @@ static void run_stretch(const walk *job, char *const *data, int64_t count, bool 
     }
 }
 
+static tu_kernel move_past;
+
 static void walk_range(void *context, int64_t begin, int64_t end) {
     const walk *job = context;
     const tu_loop *loop = job->loop;
@@ -300,6 +302,8 @@ static void walk_range(void *context, int64_t begin, int64_t end) {
             moved = 1;
         }
     }
+    if (job->kernel == move_past)
+        tu_stream_end();
 }
 
 void tu_loop_run(tu_loop *loop, tu_kernel *kernel, tutti_dtype compute, const void *attributes) {
@@ -324,12 +328,26 @@ static void move(const void *const *in, void *out, int64_t count, const void *at
         memcpy(out, in[0], (size_t)count * *(const size_t *)attributes);
 }
 
+/* The same for what was converted in a buffer and is too large for the caches. */
+static void move_past(const void *const *in, void *out, int64_t count, const void *attributes) {
+    int64_t bytes = count * (int64_t) * (const size_t *)attributes;
+    if ((uintptr_t)out % 16 == 0 && bytes % 16 == 0)
+        tu_stream_copy(out, in[0], bytes);
+    else
+        memcpy(out, in[0], (size_t)bytes);
+}
+
+static bool goes_past_caches(const tu_loop *loop) {
+    return loop->ndim == 1 && loop->at[0].strides[0] == 1 && loop->at[0].dtype != loop->at[1].dtype &&
+           (size_t)loop->sizes[0] * tu_dtype_bytes[loop->at[0].dtype] >= TU_STREAM_BYTES;
+}
+
 static void copy_loop(tu_loop *loop) {
     /* To a type of its own: the output's, so that each element is converted once. */
     tutti_dtype compute = loop->at[0].dtype;
     size_t element = tu_dtype_bytes[compute];
     if (!tu_copy_turned(loop))
-        tu_loop_run(loop, move, compute, &element);
+        tu_loop_run(loop, goes_past_caches(loop) ? move_past : move, compute, &element);
 }
 
 void tu_copy_tensor(const tt_tensor *to, const tt_tensor *x) {

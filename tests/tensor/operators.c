@@ -629,3 +629,21 @@ TEST(the_logarithm_of_softmax_is_exact_beside_large_numbers) {
     CHECK(fabs(tt_at(tt_log_softmax(x, 0), tt_shape(0)) + log(2)) < 1e-7);
     CHECK_OK(tt_scope_close(&scope));
 }
+
+/* Results of 8 MiB and more are stored past the caches: the same values, at every address and length. */
+TEST(large_conversions_and_softmaxes_have_the_values_of_small_ones) {
+    tt_scope scope = tt_scope_open();
+    for (int64_t behind = 0; behind < 2; behind++) {
+        int64_t count = ((int64_t)4 << 20) + 7 * behind;
+        tt_tensor *x = tt_randn(tt_shape(count), TUTTI_F32, NULL), *narrow = tt_to(x, TUTTI_BF16);
+        for (int64_t first = 0; first < count; first += 1 << 20) {
+            int64_t length = count - first < 1 << 20 ? count - first : 1 << 20;
+            CHECK(tt_equal(tt_narrow(narrow, 0, first, length), tt_to(tt_narrow(x, 0, first, length), TUTTI_BF16)));
+        }
+        tt_tensor *rows = tt_view(tt_narrow(x, 0, 0, (int64_t)4 << 20), tt_shape(4096, 1024));
+        tt_tensor *shares = tt_softmax(rows, -1);
+        for (int64_t first = 0; first < 4096; first += 1024)
+            CHECK(tt_equal(tt_narrow(shares, 0, first, 1024), tt_softmax(tt_narrow(rows, 0, first, 1024), -1)));
+    }
+    CHECK_OK(tt_scope_close(&scope));
+}
