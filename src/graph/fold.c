@@ -14,6 +14,7 @@ typedef struct folding {
     bool *known;         /* by the number of the value */
     tt_tensor **tensors; /* likewise: what was computed; held */
     bool *fixed;         /* by storage: written, or kept by somebody outside */
+    size_t limit;        /* of bytes that one vertex makes */
 } folding;
 
 static void fix(folding *of, const tu_value *value) {
@@ -35,8 +36,16 @@ static void find_fixed(folding *of) {
                 fix(of, vertex->operands[i].value);
 }
 
+static size_t bytes_of(const tu_vertex *vertex) {
+    size_t bytes = 0;
+    for (int i = 0; i < vertex->result_count; i++)
+        bytes += (size_t)tu_shape_numel(&vertex->results[i]->shape) * tu_dtype_bytes[vertex->results[i]->shape.dtype];
+    return bytes;
+}
+
+/* Also what lies between is computed, so none of it may be large. */
 static bool is_known(const folding *of, const tu_vertex *vertex) {
-    if (!tu_vertex_is_pure(vertex) || vertex->entry->flags & (TU_IMPURE | TU_NO_KERNEL))
+    if (!tu_vertex_is_pure(vertex) || vertex->entry->flags & (TU_IMPURE | TU_NO_KERNEL) || bytes_of(vertex) > of->limit)
         return false;
     for (int i = 0; i < vertex->operand_count; i++)
         if (vertex->operands[i].value != NULL && !of->known[vertex->operands[i].value->number])
@@ -58,13 +67,6 @@ static bool is_wanted(const folding *of, const tu_vertex *vertex) {
                 return true;
         }
     return false;
-}
-
-static size_t bytes_of(const tu_vertex *vertex) {
-    size_t bytes = 0;
-    for (int i = 0; i < vertex->result_count; i++)
-        bytes += (size_t)tu_shape_numel(&vertex->results[i]->shape) * tu_dtype_bytes[vertex->results[i]->shape.dtype];
-    return bytes;
 }
 
 /* ---- computing ---- */
@@ -119,7 +121,7 @@ static tutti_status make_constant(folding *of, tu_vertex *vertex) {
     return status;
 }
 
-static tutti_status fold(folding *of, size_t limit) {
+static tutti_status fold(folding *of) {
     tutti_status status = TUTTI_OK;
     find_fixed(of);
     for (const tu_vertex *vertex = of->graph->first; vertex != NULL; vertex = vertex->next)
@@ -128,8 +130,7 @@ static tutti_status fold(folding *of, size_t limit) {
     for (tu_vertex *vertex = of->graph->last, *before; vertex != NULL && status == TUTTI_OK; vertex = before) {
         before = vertex->before;
         bool computes = vertex->operand_count > 0 && !(vertex->entry->flags & TU_VIEW);
-        if (vertex->result_count == 0 || !of->known[vertex->results[0]->number] || !computes ||
-            bytes_of(vertex) > limit || !is_wanted(of, vertex))
+        if (vertex->result_count == 0 || !of->known[vertex->results[0]->number] || !computes || !is_wanted(of, vertex))
             continue;
         status = make_constant(of, vertex);
         if (status == TUTTI_OK)
@@ -142,9 +143,10 @@ tutti_status tu_pass_fold(tt_graph *graph, size_t bytes) {
     folding of = { .graph = graph,
                    .known = calloc((size_t)graph->value_count + 1, sizeof *of.known),
                    .tensors = calloc((size_t)graph->value_count + 1, sizeof(tt_tensor *)),
-                   .fixed = calloc((size_t)graph->storage_count + 1, sizeof *of.fixed) };
+                   .fixed = calloc((size_t)graph->storage_count + 1, sizeof *of.fixed),
+                   .limit = bytes };
     tutti_status status = of.known != NULL && of.tensors != NULL && of.fixed != NULL
-                              ? fold(&of, bytes)
+                              ? fold(&of)
                               : tu_error_memory("a pass", (size_t)graph->value_count);
     for (int i = 0; of.tensors != NULL && i < graph->value_count; i++)
         tu_tensor_drop(of.tensors[i]);

@@ -86,19 +86,22 @@ static void find_bases(const tt_graph *graph, memory *all) {
 }
 
 static void find_writes(const tt_graph *graph, memory *all) {
-    for (const tu_vertex *vertex = graph->first; vertex != NULL; vertex = vertex->next)
+    for (const tu_vertex *vertex = graph->first; vertex != NULL; vertex = vertex->next) {
+        /* Operations on symmetric memory need the very memory that they are given. */
+        bool symmetric = strcmp(vertex->entry->family, "symmetric memory") == 0;
         for (int i = 0; i < vertex->operand_count; i++) {
             const tu_value *value = vertex->operands[i].value;
             if (value == NULL)
                 continue;
             memory *of = &all[value->storage];
-            of->fixed = of->fixed || !tu_value_is_view_of(value, of->base);
+            of->fixed = of->fixed || symmetric || !tu_value_is_view_of(value, of->base);
             if (!tu_vertex_writes(vertex, i) || vertex->entry == &tu_operator_wait)
                 continue;
             of->written = true;
             of->fixed = of->fixed || i != 0 || !tu_shape_equal(&value->shape, &of->base->shape) ||
                         value->shape.offset != of->base->shape.offset || !can_return(graph, vertex);
         }
+    }
 }
 
 /* ---- rewriting ---- */

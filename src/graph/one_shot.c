@@ -162,7 +162,8 @@ static tutti_status copy_back(planning *of, tu_vertex *vertex, tu_value *sum) {
     return TUTTI_OK;
 }
 
-static tutti_status lower(planning *of, tu_vertex *vertex) {
+/* *next is the vertex to go on with: a wait behind this one may go with it. */
+static tutti_status lower(planning *of, tu_vertex *vertex, tu_vertex **next) {
     buffer *used;
     tutti_group *group = tu_vertex_group(vertex);
     tu_operand operand = { .value = into_buffer(of, vertex->operands[0].value, group, vertex, &used) };
@@ -180,6 +181,7 @@ static tutti_status lower(planning *of, tu_vertex *vertex) {
         used->waits_for = sum->storage;
         tu_value_become(of->graph, vertex->results[0], sum);
     }
+    *next = vertex->next;
     if (status == TUTTI_OK)
         tu_vertex_erase(of->graph, vertex);
     return status;
@@ -249,7 +251,7 @@ tutti_status tu_pass_one_shot(tt_graph *graph, size_t bytes) {
             status = plan_operand(&of, vertex, operand);
         next = vertex->next;
         if (status == TUTTI_OK && is_small_sum(vertex, bytes))
-            status = lower(&of, vertex);
+            status = lower(&of, vertex, &next);
     }
     for (buffer *one = of.buffers, *next; one != NULL; one = next) {
         next = one->next;

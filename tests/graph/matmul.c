@@ -278,42 +278,48 @@ static int scaled_scatter(tt_tensor_list inputs, tt_tensor **outputs, void *user
     return 1;
 }
 
-static tt_tensor_list scaled_inputs(int rank, bool by_rows) {
+static tt_tensor_list scaled_inputs(tt_tensor **list, int rank, bool by_rows) {
     tt_tensor *x = tt_to(numbers(tt_shape(4, 8), rank + 1), TUTTI_F8_E4M3);
     tt_tensor *weight = tt_to(numbers(tt_shape(8, 6), 2), TUTTI_F8_E4M3);
     tt_tensor *scale =
         by_rows ? tt_full(tt_shape(4, 1), 0.5, TUTTI_F32, NULL) : tt_full(tt_shape(1), 2, TUTTI_F32, NULL);
-    return tt_tensors(x, weight, scale, tt_full(tt_shape(1, 6), 0.25, TUTTI_F32, NULL),
-                      tt_ones(tt_shape(6), TUTTI_F32, NULL));
+    list[0] = x;
+    list[1] = weight;
+    list[2] = scale;
+    list[3] = tt_full(tt_shape(1, 6), 0.25, TUTTI_F32, NULL);
+    list[4] = tt_ones(tt_shape(6), TUTTI_F32, NULL);
+    return tt_tensors_of(5, list);
 }
 
 TEST_WORLD(products_of_narrow_numbers_are_fused_with_their_scales, 2) {
     tt_scope scope = tt_scope_open();
     tutti_group *group = tutti_world_group(world);
     int rank = tutti_group_rank(group);
+    tt_tensor *list[5];
     const form gathers[] = { { group, 0, .keep = false }, { group, 0, .twice = true, .keep = true } };
     for (size_t i = 0; i < sizeof gathers / sizeof *gathers; i++)
-        CHECK_EQ(check(scaled_gather, &gathers[i], scaled_inputs(rank, false), "gather_matmul",
+        CHECK_EQ(check(scaled_gather, &gathers[i], scaled_inputs(list, rank, false), "gather_matmul",
                        "fused_all_gather_scaled_matmul"),
                  1);
     const form mixed = { group, 0, .linear = true };
-    CHECK_EQ(
-        check(scaled_gather, &mixed, scaled_inputs(rank, false), "gather_matmul", "fused_all_gather_scaled_matmul"), 0);
+    CHECK_EQ(check(scaled_gather, &mixed, scaled_inputs(list, rank, false), "gather_matmul",
+                   "fused_all_gather_scaled_matmul"),
+             0);
     const form by_rows = { group, 0, .flat = true, .keep = true, .twice = true }; /* the scales are gathered, too */
-    CHECK_EQ(
-        check(scaled_gather, &by_rows, scaled_inputs(rank, true), "gather_matmul", "fused_all_gather_scaled_matmul"),
-        1);
+    CHECK_EQ(check(scaled_gather, &by_rows, scaled_inputs(list, rank, true), "gather_matmul",
+                   "fused_all_gather_scaled_matmul"),
+             1);
     const form scatters[] = { { group, 0, TUTTI_SUM },
                               { group, 0, TUTTI_AVG, .flat = true },
                               { group, 1, TUTTI_SUM, .flat = true } };
     for (size_t i = 0; i < sizeof scatters / sizeof *scatters; i++)
-        CHECK_EQ(check(scaled_scatter, &scatters[i], scaled_inputs(rank, i != 1), "matmul_scatter",
+        CHECK_EQ(check(scaled_scatter, &scatters[i], scaled_inputs(list, rank, i != 1), "matmul_scatter",
                        "fused_scaled_matmul_reduce_scatter"),
                  1);
     const form last = { group, 1, TUTTI_SUM };
-    CHECK_EQ(
-        check(scaled_scatter, &last, scaled_inputs(rank, true), "matmul_scatter", "fused_scaled_matmul_reduce_scatter"),
-        0);
+    CHECK_EQ(check(scaled_scatter, &last, scaled_inputs(list, rank, true), "matmul_scatter",
+                   "fused_scaled_matmul_reduce_scatter"),
+             0);
     CHECK_OK(tt_scope_close(&scope));
     CHECK_OK(tutti_barrier(group, NULL));
 }
