@@ -29,8 +29,10 @@ extern "C" {
 #define TT_DLPACK_MAJOR 1
 #define TT_DLPACK_MINOR 1
 
-/* The only device that Tutti exports or imports; others are TUTTI_ERROR_UNSUPPORTED with their name. */
+/* The devices that Tutti exports or imports; others are TUTTI_ERROR_UNSUPPORTED with their name. Work on cuda that was
+ * enqueued before an export is over when it returns; a tensor made by an import is used on the importer's streams. */
 #define TT_DLPACK_CPU 1
+#define TT_DLPACK_CUDA 2
 
 /* Kinds of elements; `bits` says how large they are. Those that Tutti has: */
 enum {

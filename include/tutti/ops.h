@@ -243,6 +243,8 @@ TUTTI_API tt_tensor *tt_fill_(tt_tensor *x, double value);
 TUTTI_API tt_tensor *tt_restride(tt_tensor *x, int dim);
 /* x in another dtype; x itself where it has it. For any dtype; has a gradient. */
 TUTTI_API tt_tensor *tt_to(tt_tensor *x, tutti_dtype dtype);
+/* x on another device; x itself where it is there. For any dtype; has a gradient. */
+TUTTI_API tt_tensor *tt_to_device(tt_tensor *x, tutti_device device);
 /* writes 0 into x. For any dtype; has a gradient. */
 TUTTI_API tt_tensor *tt_zero_(tt_tensor *x);
 
@@ -358,7 +360,7 @@ typedef enum tt_argument_type {
     TT_ARGUMENT_DIMS = 7,       /* tt_dims */
     TT_ARGUMENT_INTS = 8,       /* const int64_t * or const int *; another argument says how many */
     TT_ARGUMENT_DTYPE = 9,      /* tutti_dtype */
-    TT_ARGUMENT_DEVICE = 10,    /* tutti_device; the C function takes it in a const tt_options * */
+    TT_ARGUMENT_DEVICE = 10,    /* tutti_device; in most C functions a member of const tt_options * */
     TT_ARGUMENT_REDUCTION = 11, /* tutti_reduction */
     TT_ARGUMENT_GROUP = 12      /* tutti_group * */
 } tt_argument_type;

@@ -18,6 +18,7 @@
  *     compile.h       functions that are captured once and then run as that
  *     io.h            tensors in files: NumPy's formats and safetensors
  *     dlpack.h        tensors that other libraries share
+ *     streams.h       tensors on GPUs: streams, waiting, memory
  *
  * libtutti itself is tutti.h, which functional.h needs.
  */
@@ -38,6 +39,7 @@
 #include <tutti/optimizer.h>
 #include <tutti/parallel.h>
 #include <tutti/state.h>
+#include <tutti/streams.h>
 #include <tutti/symmetric.h>
 #include <tutti/tensor.h>
 

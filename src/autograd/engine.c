@@ -334,7 +334,7 @@ static tutti_status accumulate(tt_tensor *leaf, tt_tensor *grad) {
     return status;
 }
 
-tutti_status tu_accumulate_grad_cpu(tu_call *call) {
+tutti_status tu_accumulate_grad_everywhere(tu_call *call) {
     return accumulate(call->inputs[0], call->inputs[1]);
 }
 

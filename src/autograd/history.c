@@ -159,9 +159,10 @@ static tt_tensor *plain_copy(const tt_tensor *x) {
     if (tu_shape_contiguous("an in-place change", &shape) != TUTTI_OK)
         return NULL;
     tt_tensor *copy = tu_tensor_new(&shape);
-    if (copy != NULL && x->device == TUTTI_CPU && x->numel > 0)
-        tu_copy_tensor(copy, x);
-    return copy;
+    if (copy == NULL || x->device == TUTTI_META || x->numel == 0 || tu_copy_tensor(copy, x) == TUTTI_OK)
+        return copy;
+    tu_tensor_drop(copy);
+    return NULL;
 }
 
 /* Of a stand-in, while a function is captured: the graph has to make the copy. */

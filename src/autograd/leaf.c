@@ -163,7 +163,7 @@ tutti_status tu_grad_of_shape(tu_call *call) {
     return tu_is_dense(call->inputs[0]) ? TUTTI_OK : tu_shape_contiguous("grad_of", result);
 }
 
-tutti_status tu_grad_of_cpu(tu_call *call) {
+tutti_status tu_grad_of_everywhere(tu_call *call) {
     tt_tensor *x = call->inputs[0], *made = call->outputs[0];
     tu_history *history = x->history;
     tt_tensor *grad = NULL;

@@ -4,14 +4,13 @@
  */
 #include <tutti/dtype.h>
 
-#include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 #include <strings.h>
 
+#include "base/element.h"
 #include "base/error.h"
-#include "base/float16.h"
 #include "base/float_control.h"
 
 typedef enum kind {
@@ -197,26 +196,6 @@ static void load(const char *from, tutti_dtype dtype, block *wide, size_t count)
     }
 }
 
-/* Floats to integers: toward zero, saturating, NaN to 0. The bounds are powers of two and so exact as doubles. */
-static int64_t saturate_signed(double x, int bits) {
-    double bound = ldexp(1, bits - 1);
-    if (x != x)
-        return 0;
-    if (x >= bound)
-        return (int64_t)((UINT64_C(1) << (bits - 1)) - 1);
-    if (x <= -bound)
-        return -(int64_t)((UINT64_C(1) << (bits - 1)) - 1) - 1;
-    return (int64_t)x;
-}
-
-static uint64_t saturate_unsigned(double x, int bits) {
-    if (!(x > 0))
-        return 0;
-    if (x >= ldexp(1, bits))
-        return bits == 64 ? UINT64_MAX : (UINT64_C(1) << bits) - 1;
-    return (uint64_t)x;
-}
-
 #define STORE(type, value)                       \
     for (size_t i = 0; i < count; i++) {         \
         type x = (type)(value);                  \
@@ -243,21 +222,21 @@ static void store_real(const block *wide, char *to, tutti_dtype dtype, size_t co
     case TUTTI_F8_E5M2:
         STORE(uint8_t, tu_f32_to_e5m2(tu_f64_to_f32_odd(real[i])));
     case TUTTI_I8:
-        STORE(int8_t, saturate_signed(real[i], 8));
+        STORE(int8_t, tu_saturate_signed(real[i], 8));
     case TUTTI_I16:
-        STORE(int16_t, saturate_signed(real[i], 16));
+        STORE(int16_t, tu_saturate_signed(real[i], 16));
     case TUTTI_I32:
-        STORE(int32_t, saturate_signed(real[i], 32));
+        STORE(int32_t, tu_saturate_signed(real[i], 32));
     case TUTTI_I64:
-        STORE(int64_t, saturate_signed(real[i], 64));
+        STORE(int64_t, tu_saturate_signed(real[i], 64));
     case TUTTI_U8:
-        STORE(uint8_t, saturate_unsigned(real[i], 8));
+        STORE(uint8_t, tu_saturate_unsigned(real[i], 8));
     case TUTTI_U16:
-        STORE(uint16_t, saturate_unsigned(real[i], 16));
+        STORE(uint16_t, tu_saturate_unsigned(real[i], 16));
     case TUTTI_U32:
-        STORE(uint32_t, saturate_unsigned(real[i], 32));
+        STORE(uint32_t, tu_saturate_unsigned(real[i], 32));
     case TUTTI_U64:
-        STORE(uint64_t, saturate_unsigned(real[i], 64));
+        STORE(uint64_t, tu_saturate_unsigned(real[i], 64));
     case TUTTI_BOOL:
         STORE(uint8_t, real[i] != 0);
     case TUTTI_C64:
@@ -273,16 +252,6 @@ static void store_real(const block *wide, char *to, tutti_dtype dtype, size_t co
         }
         break;
     }
-}
-
-/* An integer as a double that rounds to every float of at most 24 bits as the integer itself would: what a double
- * cannot hold becomes one sticky bit. */
-static double sticky(int64_t value, bool is_unsigned) {
-    bool negative = !is_unsigned && value < 0;
-    uint64_t magnitude = negative ? 0 - (uint64_t)value : (uint64_t)value;
-    if (magnitude >= UINT64_C(1) << 53 && (magnitude & 0x7ff) != 0)
-        magnitude = (magnitude & ~UINT64_C(0x7ff)) | 0x800;
-    return negative ? -(double)magnitude : (double)magnitude;
 }
 
 /* Integers to floats go through store_real; to integers they wrap. */
@@ -307,7 +276,7 @@ static void store_integer(block *wide, bool is_unsigned, char *to, tutti_dtype d
         bool exact = dtype == TUTTI_F64 || dtype == TUTTI_C128;
         for (size_t i = 0; i < count; i++) {
             int64_t x = wide->integer[i];
-            wide->real[i] = !exact ? sticky(x, is_unsigned) : is_unsigned ? (double)(uint64_t)x : (double)x;
+            wide->real[i] = !exact ? tu_sticky(x, is_unsigned) : is_unsigned ? (double)(uint64_t)x : (double)x;
         }
         store_real(wide, to, dtype, count);
     }

@@ -12,6 +12,7 @@
     }
 
 STRUCT(tt_counts)
+STRUCT(tt_device_memory)
 STRUCT(tt_options)
 STRUCT(tt_backward_options)
 STRUCT(tt_hook_options)

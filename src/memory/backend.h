@@ -7,6 +7,7 @@
  *     remote      put, get, signal and barrier on what was imported, by rank and offset
  *     streams     recognises pointers of the device; streams and events
  *     executor    runs collectives: a table that the layer above declares, and this one passes on
+ *     tensors     memory, kernels and copies for libtutti-tensor: likewise (tensor/device.h)
  *
  * Any part may be absent. The table and each part begin with their size: what an older plug-in does not have yet counts
  * as absent, and what a newer one has besides is left alone. `version` changes only when something that exists changes
@@ -20,7 +21,7 @@
  * How the memory layer uses a backend:
  *
  *     probe            is there a device?
- *     open             once per world, on first need; close ends it
+ *     open             once per world, on first need; for tensors, which have none, with NULL. close ends it
  *     can              what it is able to do: nobody concludes that from the device
  *     allocate         a block; the signal area of a (block, group) is one too. free ends it
  *     export_block     what the other members need in order to reach a block: bytes and, where it can, a descriptor
@@ -241,6 +242,7 @@ typedef struct tu_backend {
     /* What went wrong on the device in operations of the group that had been enqueued: sticky; one load from pinned
      * memory, allowed while a stream captures. Writes the error. NULL: nothing is enqueued. */
     tutti_status (*check)(void *state, tutti_group *group);
+    const void *tensors;
 } tu_backend;
 
 /* The built-in one: backend/shm. */
@@ -280,6 +282,11 @@ tutti_status tu_backend_find(tutti_world *world, const char *name, const tu_back
 /* Calls `found` with the name of every plug-in that lies in a folder where tu_backend_find looks, each name once. None
  * is loaded. */
 void tu_backend_list(tutti_world *world, void (*found)(const char *name, void *argument), void *argument);
+
+/* A backend by name that no world has: loaded from the folders that the environment names, and opened with no world.
+ * Its table is whole, and lent until tu_backend_close_apart, which ends both. */
+TUTTI_API tutti_status tu_backend_open_apart(const char *name, tu_backend_opened *opened);
+TUTTI_API void tu_backend_close_apart(tu_backend_opened *opened);
 
 extern const tu_backend_host tu_backend_host_table;
 

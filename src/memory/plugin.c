@@ -182,19 +182,19 @@ static bool folder_beside(char folder[PATH_MAX]) {
 }
 
 /* The folders to look in, in order, separated by ':'. */
-static void all_folders(tutti_world *world, char *folders, size_t bytes) {
+static void all_folders(const tu_settings *settings, char *folders, size_t bytes) {
     char beside[PATH_MAX];
     if (!folder_beside(beside))
         beside[0] = 0;
-    snprintf(folders, bytes, "%s:%s:%s", tu_settings_text(&world->settings, TU_SETTING_PLUGIN_PATH), beside,
+    snprintf(folders, bytes, "%s:%s:%s", tu_settings_text(settings, TU_SETTING_PLUGIN_PATH), beside,
              TUTTI_PLUGIN_FOLDER);
 }
 
-tutti_status tu_backend_load(tutti_world *world, const char *name, tu_backend_entry **result) {
+static tutti_status load_by(const tu_settings *settings, const char *name, tu_backend_entry **result) {
     search search = { "" };
     tu_backend_entry *entry = NULL;
     char folders[3 * PATH_MAX];
-    all_folders(world, folders, sizeof folders);
+    all_folders(settings, folders, sizeof folders);
     if (name[0] == 0 || strchr(name, '/') != NULL)
         note(&search, name, "is no name of a backend");
     else
@@ -204,9 +204,42 @@ tutti_status tu_backend_load(tutti_world *world, const char *name, tu_backend_en
                         "Tutti does not find allocation backend \"%s\" (%s): install the plug-in libtutti-%s.so, or "
                         "name its folder in TUTTI_PLUGIN_PATH",
                         name, search.tried[0] != 0 ? search.tried : "there is no folder to look in", name);
-    TU_LOG(TUTTI_LOG_INFO, world->log, "memory", "backend %s loaded", name);
     *result = entry;
     return TUTTI_OK;
+}
+
+tutti_status tu_backend_load(tutti_world *world, const char *name, tu_backend_entry **result) {
+    tutti_status status = load_by(&world->settings, name, result);
+    if (status == TUTTI_OK)
+        TU_LOG(TUTTI_LOG_INFO, world->log, "memory", "backend %s loaded", name);
+    return status;
+}
+
+/* ---- without a world ---- */
+
+tutti_status tu_backend_open_apart(const char *name, tu_backend_opened *opened) {
+    tu_settings settings;
+    tu_backend_entry *entry = NULL;
+    tutti_status status = tu_settings_load(&settings);
+    if (status != TUTTI_OK)
+        return status;
+    status = load_by(&settings, name, &entry);
+    tu_settings_free(&settings);
+    if (status == TUTTI_OK)
+        status = entry->table.open(&tu_backend_host_table, NULL, &entry->state);
+    if (status != TUTTI_OK) {
+        free(entry);
+        return status;
+    }
+    *opened = (tu_backend_opened){ &entry->table, entry->state };
+    return TUTTI_OK;
+}
+
+void tu_backend_close_apart(tu_backend_opened *opened) {
+    tu_backend_entry *entry = (tu_backend_entry *)(uintptr_t)opened->table; /* its first member */
+    entry->table.close(entry->state);
+    free(entry);
+    *opened = (tu_backend_opened){ 0 };
 }
 
 /* ---- listing ---- */
@@ -247,7 +280,7 @@ static void list_folder(const char *path, listing *all) {
 void tu_backend_list(tutti_world *world, void (*found)(const char *name, void *argument), void *argument) {
     char folders[3 * PATH_MAX], *rest = folders, *folder;
     listing all = { .count = 0 };
-    all_folders(world, folders, sizeof folders);
+    all_folders(&world->settings, folders, sizeof folders);
     while ((folder = strsep(&rest, ":")) != NULL)
         if (*folder != 0)
             list_folder(folder, &all);

@@ -241,7 +241,7 @@ static void step_members(tt_optimizer *optimizer, tt_tensor *const *gradients, t
     for (size_t i = 0; i < optimizer->member_count && tu_self()->pending == TUTTI_OK; i++)
         if (gradients[i] != NULL)
             optimizer->kind->step(optimizer, &optimizer->members[i], gradients[i], count);
-    tu_step_batch_close(&optimizer->batch, tu_self()->pending == TUTTI_OK);
+    tu_pending_take(tu_step_batch_close(&optimizer->batch, tu_self()->pending == TUTTI_OK));
 }
 
 bool tt_optimizer_step(tt_optimizer *optimizer) {

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "tensor/convert.h"
+#include "tensor/on_device.h"
 #include "tensor/operators.h"
 #include "tensor/tensor.h"
 #include "tensor/thread.h"
@@ -115,10 +116,16 @@ void *tt_data_mut(tt_tensor *x) {
 
 static bool element(const char *who, const tt_tensor *x, int64_t offset, void *out, tutti_dtype dtype) {
     const char *data = data_of(who, x);
+    char here[16];
     if (data == NULL)
         return false;
-    return tu_pending_take(tutti_convert(data + offset * tu_dtype_bytes[x->dtype], x->dtype, out, dtype, 1)) ==
-           TUTTI_OK;
+    data += offset * tu_dtype_bytes[x->dtype];
+    if (tu_on_device(x)) {
+        if (tu_pending_take(tu_device_read(tu_device_of(x), here, data, tu_dtype_bytes[x->dtype])) != TUTTI_OK)
+            return false;
+        data = here;
+    }
+    return tu_pending_take(tutti_convert(data, x->dtype, out, dtype, 1)) == TUTTI_OK;
 }
 
 static bool single(const char *who, const tt_tensor *x) {

@@ -4,6 +4,7 @@
  */
 #include <tutti/autograd.h>
 
+#include "tensor/on_device.h"
 #include "tensor/operators.h"
 #include "tensor/stage.h"
 
@@ -16,11 +17,12 @@ bool tt_anomaly_mode(bool on) {
 
 /* Whether x holds a NaN, as far as it can be looked at without waiting. */
 static bool has_nan(const tt_tensor *x) {
-    if (x == NULL || !tu_is_float(x->dtype) || x->device != TUTTI_CPU || x->numel == 0 ||
+    if (x == NULL || !tu_is_float(x->dtype) || x->device == TUTTI_META || x->storage->fake || x->numel == 0 ||
         atomic_load_explicit(&x->storage->waiter, memory_order_acquire) != NULL ||
         tu_tensor_need(x) > x->storage->bytes)
         return false;
-    tt_tensor *dense = tu_stage_in(x, tu_stage_dtype(x));
+    tt_tensor *here = tu_on_host(x), *dense = here != NULL ? tu_stage_in(here, tu_stage_dtype(x)) : NULL;
+    tu_tensor_drop(here);
     if (dense == NULL)
         return false;
     const float *floats = tu_pointer(dense);

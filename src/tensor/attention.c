@@ -7,6 +7,7 @@
 
 #include "tensor/kernel/elementary.h"
 #include "tensor/kernel/kernels.h"
+#include "tensor/on_device.h"
 #include "tensor/operators.h"
 #include "tensor/parallel.h"
 #include "tensor/stage.h"
@@ -363,10 +364,10 @@ tutti_status tu_attention_backward_cpu(tu_call *call) {
     }
     for (int i = 0; i < 6; i++)
         tu_tensor_drop(in[i]);
-    tu_stage_end(3, call->outputs, out, staged);
+    tutti_status status = tu_stage_end(3, call->outputs, out, staged ? TUTTI_OK : TUTTI_ERROR_MEMORY);
     if (job.out_of_memory)
         return tu_error_memory("the scores of an attention head", (size_t)(job.keys * BLOCK) * sizeof(double));
-    return staged ? TUTTI_OK : TUTTI_ERROR_MEMORY;
+    return status;
 }
 
 void tu_attention_gradient(tu_gradient *gradient) {
@@ -407,12 +408,36 @@ tutti_status tu_rope_shape(tu_call *call) {
     return tu_shape_like_first(call);
 }
 
+static tutti_status turn_on_device(tu_call *call, double base, double sign) {
+    const tt_tensor *x = call->inputs[0];
+    tt_tensor *from = tu_stage_in(x, TUTTI_F64), *position = tu_stage_in(call->inputs[1], TUTTI_I64),
+              *to = tu_stage_out(call->outputs[0], TUTTI_F64);
+    tutti_status status = TUTTI_ERROR_MEMORY;
+    if (from != NULL && position != NULL && to != NULL) {
+        int64_t depth = x->sizes[x->ndim - 1];
+        tu_launch_turn flat = { tu_place_of(tu_pointer(from)),
+                                tu_place_of(tu_pointer(to)),
+                                tu_place_of(tu_pointer(position)),
+                                x->numel / depth,
+                                depth,
+                                x->sizes[x->ndim - 2],
+                                base,
+                                sign };
+        status = tu_device_launch(tu_device_of(x), "kernel_turn", x->numel / 2, TU_DEVICE_THREADS, &flat);
+    }
+    tu_tensor_drop(from);
+    tu_tensor_drop(position);
+    return tu_stage_end(1, call->outputs, &to, status);
+}
+
 static tutti_status turn(tu_call *call, double base, double sign) {
     const tt_tensor *x = call->inputs[0];
     tt_tensor *out = call->outputs[0];
     int64_t depth = x->sizes[x->ndim - 1], length = x->sizes[x->ndim - 2], half = depth / 2;
     if (out->numel == 0)
         return TUTTI_OK;
+    if (tu_on_device(x))
+        return turn_on_device(call, base, sign);
     tt_tensor *from = tu_stage_in(x, TUTTI_F64), *position = tu_stage_in(call->inputs[1], TUTTI_I64),
               *to = tu_stage_out(out, TUTTI_F64);
     double *waves = tu_block_alloc(tu_self(), (size_t)(3 * half) * sizeof *waves), *cosines = waves + half,
@@ -440,12 +465,12 @@ static tutti_status turn(tu_call *call, double base, double sign) {
     return staged ? TUTTI_OK : TUTTI_ERROR_MEMORY;
 }
 
-tutti_status tu_rope_cpu(tu_call *call) {
+tutti_status tu_rope_everywhere(tu_call *call) {
     const tu_rope_attributes *attributes = call->attributes;
     return turn(call, attributes->base, 1);
 }
 
-tutti_status tu_rope_backward_cpu(tu_call *call) {
+tutti_status tu_rope_backward_everywhere(tu_call *call) {
     const tu_rope_backward_attributes *attributes = call->attributes;
     return turn(call, attributes->base, -1);
 }

@@ -9,9 +9,8 @@
 #include "tensor/loop.h"
 #include "tensor/operators.h"
 
-tutti_status tu_copy_cpu(tu_call *call) {
-    tu_copy_tensor(call->outputs[0], call->inputs[0]);
-    return TUTTI_OK;
+tutti_status tu_copy_everywhere(tu_call *call) {
+    return tu_copy_tensor(call->outputs[0], call->inputs[0]);
 }
 
 /* ---- clone ---- */
@@ -58,15 +57,13 @@ tutti_status tu_copy_into_shape(tu_call *call) {
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "%s does not fit into %s", tu_describe(from), tu_describe(to));
     return tu_shape_of_first(call);
 }
-tutti_status tu_copy_into_cpu(tu_call *call) {
-    tu_copy_tensor(call->outputs[0], call->inputs[1]);
-    return TUTTI_OK;
+tutti_status tu_copy_into_everywhere(tu_call *call) {
+    return tu_copy_tensor(call->outputs[0], call->inputs[1]);
 }
 
-tutti_status tu_fill_cpu(tu_call *call) {
+tutti_status tu_fill_everywhere(tu_call *call) {
     const tu_fill_attributes *attributes = call->attributes;
-    tu_fill(call->outputs[0], attributes->value);
-    return TUTTI_OK;
+    return tu_fill(call->outputs[0], attributes->value);
 }
 tt_tensor *tt_zero_(tt_tensor *x) {
     return tt_fill_(x, 0);

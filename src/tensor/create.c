@@ -9,6 +9,7 @@
 #include "tensor/create.h"
 #include "tensor/history.h"
 #include "tensor/loop.h"
+#include "tensor/on_device.h"
 #include "tensor/operators.h"
 
 tutti_status tu_create_shape(tu_call *call, tt_dims shape, tutti_dtype dtype, tutti_device device) {
@@ -73,14 +74,17 @@ tt_tensor *tt_empty_strided(tt_dims shape, tt_dims strides, tutti_dtype dtype, c
                                            : NULL;
 }
 
-void tu_fill(tt_tensor *x, double value) {
+tutti_status tu_fill(tt_tensor *x, double value) {
+    if (tu_on_device(x))
+        return tu_device_fill(x, value);
     /* A stride-0 tensor of one element, copied. */
     tu_storage storage = { .data = &value };
     tt_tensor number = { .dtype = TUTTI_F64, .flags = TU_CONTIGUOUS, .numel = 1, .storage = &storage };
     if (value == 0 && x->flags & TU_CONTIGUOUS && x->numel > 0 && !signbit(value))
         memset(tu_pointer(x), 0, (size_t)x->numel * tu_dtype_bytes[x->dtype]);
     else
-        tu_copy_tensor(x, &number);
+        return tu_copy_tensor(x, &number);
+    return TUTTI_OK;
 }
 
 tutti_status tu_full_shape(tu_call *call) {
@@ -88,10 +92,9 @@ tutti_status tu_full_shape(tu_call *call) {
     return tu_create_shape(call, attributes->shape, attributes->dtype, attributes->device);
 }
 
-tutti_status tu_full_cpu(tu_call *call) {
+tutti_status tu_full_everywhere(tu_call *call) {
     const tu_full_attributes *attributes = call->attributes;
-    tu_fill(call->outputs[0], attributes->value);
-    return TUTTI_OK;
+    return tu_fill(call->outputs[0], attributes->value);
 }
 
 tt_tensor *tt_full(tt_dims shape, double value, tutti_dtype dtype, const tt_options *options) {
@@ -145,9 +148,13 @@ tutti_status tu_arange_shape(tu_call *call) {
     return tu_create_shape(call, tt_shape((int64_t)count), attributes->dtype, attributes->device);
 }
 
-tutti_status tu_arange_cpu(tu_call *call) {
+tutti_status tu_arange_everywhere(tu_call *call) {
     const tu_arange_attributes *attributes = call->attributes;
     tt_tensor *x = call->outputs[0];
+    if (tu_on_device(x)) {
+        tu_launch_line line = { tu_place_of(tu_pointer(x)), x->numel, attributes->start, attributes->step, x->dtype };
+        return tu_device_launch(tu_device_of(x), "kernel_arange", x->numel, TU_DEVICE_THREADS, &line);
+    }
     char *data = tu_pointer(x);
     for (int64_t i = 0; i < x->numel; i += 256) {
         double values[256];
@@ -173,15 +180,14 @@ tutti_status tu_eye_shape(tu_call *call) {
     return tu_create_shape(call, tt_shape(attributes->rows, attributes->rows), attributes->dtype, attributes->device);
 }
 
-tutti_status tu_eye_cpu(tu_call *call) {
+tutti_status tu_eye_everywhere(tu_call *call) {
     tt_tensor *x = call->outputs[0];
-    tu_fill(x, 0);
+    tutti_status status = tu_fill(x, 0);
     tu_shape shape = { .dtype = x->dtype, .device = x->device, .ndim = 1, .offset = x->offset };
     shape.sizes[0] = x->sizes[0];
     shape.strides[0] = x->sizes[0] + 1;
     tt_tensor diagonal = tu_tensor_look(x, &shape);
-    tu_fill(&diagonal, 1);
-    return TUTTI_OK;
+    return status == TUTTI_OK ? tu_fill(&diagonal, 1) : status;
 }
 
 tt_tensor *tt_eye(int64_t rows, tutti_dtype dtype, const tt_options *options) {
@@ -207,6 +213,10 @@ tt_tensor *tt_from(const void *data, tt_dims shape, tutti_dtype dtype, const tt_
     }
     if (x->numel > 0 && x->device == TUTTI_CPU)
         memcpy(tu_pointer(x), data, (size_t)x->numel * tu_dtype_bytes[dtype]);
+    if (x->numel > 0 && tu_on_device(x) &&
+        tu_pending_take(tu_device_write(tu_device_of(x), tu_pointer(x), data,
+                                        (size_t)x->numel * tu_dtype_bytes[dtype])) != TUTTI_OK)
+        return NULL;
     return tu_create_end(x, &rest);
 }
 

@@ -13,7 +13,7 @@ tutti_status tu_create_shape(tu_call *call, tt_dims shape, tutti_dtype dtype, tu
  * the device put into effect. */
 bool tu_create_begin(const tt_options *options, tt_options *full);
 tt_tensor *tu_create_end(tt_tensor *x, const tt_options *full);
-/* Fills a cpu tensor that is ready; no version, no history. */
-void tu_fill(tt_tensor *x, double value);
+/* Fills a tensor that is ready; no version, no history. Cannot fail on the CPU. */
+tutti_status tu_fill(tt_tensor *x, double value);
 
 #endif

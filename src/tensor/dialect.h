@@ -20,7 +20,9 @@
 #ifndef TU_TENSOR_DIALECT_H
 #define TU_TENSOR_DIALECT_H
 
+#ifndef __cplusplus /* in CUDA C there are no complex numbers */
 #include <complex.h>
+#endif
 #include <stdint.h>
 
 #include "tensor/kernel/elementary.h"
@@ -131,6 +133,7 @@ TU_INTEGER_MEANINGS(u64, uint64_t)
 
 /* ---- complex numbers ---- */
 
+#ifndef __cplusplus
 typedef double _Complex tu_c128;
 TU_LANE tu_c128 tu_number_c128(double number) {
     return number;
@@ -150,5 +153,6 @@ TU_LANE tu_c128 tu_exp_c128(tu_c128 x) {
 TU_LANE tu_c128 tu_log_c128(tu_c128 x) {
     return clog(x);
 }
+#endif
 
 #endif

@@ -12,6 +12,7 @@
 
 #include "tensor/history.h"
 #include "tensor/loop.h"
+#include "tensor/on_device.h"
 #include "tensor/tensor.h"
 #include "tensor/thread.h"
 
@@ -98,7 +99,7 @@ static tutti_status export_check(const tt_tensor *x, uint64_t flags) {
     if (flags & ~TT_DLPACK_READ_ONLY)
         return tu_error(TUTTI_ERROR_ARGUMENT, "to_dlpack: flags 0x%llx are not 0 or TT_DLPACK_READ_ONLY",
                         (unsigned long long)flags);
-    if (x->device != TUTTI_CPU)
+    if (x->device == TUTTI_META)
         return tu_error(TUTTI_ERROR_UNSUPPORTED, "to_dlpack: %s has a shape but no data", tu_describe(x));
     tu_historian_table.refresh((tt_tensor *)x);
     if (x->flags & TU_REQUIRES_GRAD)
@@ -108,6 +109,8 @@ static tutti_status export_check(const tt_tensor *x, uint64_t flags) {
     status = tu_tensor_ready("to_dlpack", "x", x);
     if (status == TUTTI_OK && flags == 0)
         status = tu_storage_wait_write(x->storage); /* the other library may write */
+    if (status == TUTTI_OK && tu_on_device(x))
+        status = tu_device_wait(tu_device_of(x)); /* it does not know our stream */
     return status;
 }
 
@@ -128,7 +131,8 @@ tt_dlpack_managed *tt_dlpack_export(tt_tensor *x, uint64_t flags) {
                                            .deleter = export_delete,
                                            .flags = flags,
                                            .tensor = { .data = x->numel == 0 ? NULL : tu_pointer(x),
-                                                       .device_type = TT_DLPACK_CPU,
+                                                       .device_type = tu_on_device(x) ? TT_DLPACK_CUDA : TT_DLPACK_CPU,
+                                                       .device_id = tu_on_device(x) ? tutti_device_index(x->device) : 0,
                                                        .ndim = x->ndim,
                                                        .dtype = types[x->dtype],
                                                        .shape = handle->shape,
@@ -197,6 +201,12 @@ static tutti_status import_data(const tt_dlpack_tensor *from, const tu_shape *sh
     return TUTTI_OK;
 }
 
+static tutti_device device_of(const tt_dlpack_tensor *from) {
+    return from->device_type == TT_DLPACK_CUDA
+               ? tutti_device_at(TUTTI_CUDA, from->device_id < 0 ? 255 : from->device_id)
+               : TUTTI_CPU;
+}
+
 static tutti_status import_check(const tt_dlpack_managed *managed, tu_shape *shape, size_t *bytes, void **data) {
     if (managed == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "from_dlpack: managed is NULL");
@@ -206,14 +216,15 @@ static tutti_status import_check(const tt_dlpack_managed *managed, tu_shape *sha
                         "max_version (%d, %d)",
                         managed->major, managed->minor, TT_DLPACK_MAJOR, TT_DLPACK_MAJOR, TT_DLPACK_MINOR);
     const tt_dlpack_tensor *from = &managed->tensor;
-    if (from->device_type != TT_DLPACK_CPU) {
+    if (from->device_type != TT_DLPACK_CPU && from->device_type != TT_DLPACK_CUDA) {
         const char *name = from->device_type > 0 && (size_t)from->device_type < COUNT(device_names)
                                ? device_names[from->device_type]
                                : NULL;
-        return tu_error(TUTTI_ERROR_UNSUPPORTED,
-                        "from_dlpack: the array lies on device type %d (%s), and only the cpu's memory can be shared; "
-                        "copy it to the cpu first",
-                        from->device_type, name != NULL ? name : "unknown");
+        return tu_error(
+            TUTTI_ERROR_UNSUPPORTED,
+            "from_dlpack: the array lies on device type %d (%s), and only memory of the cpu and of cuda can be "
+            "shared; copy it to the cpu first",
+            from->device_type, name != NULL ? name : "unknown");
     }
     if (from->ndim < 0 || from->ndim > TT_MAX_DIMS || (from->ndim > 0 && from->shape == NULL))
         return tu_error(TUTTI_ERROR_ARGUMENT,
@@ -222,7 +233,7 @@ static tutti_status import_check(const tt_dlpack_managed *managed, tu_shape *sha
     tutti_dtype dtype = (tutti_dtype)0;
     tutti_status status = import_dtype(from->dtype, &dtype);
     if (status == TUTTI_OK)
-        status = tu_shape_from("from_dlpack", tt_dims_of(from->ndim, from->shape), dtype, TUTTI_CPU, shape);
+        status = tu_shape_from("from_dlpack", tt_dims_of(from->ndim, from->shape), dtype, device_of(from), shape);
     if (status == TUTTI_OK)
         status = import_strides(from, shape, bytes);
     return status == TUTTI_OK ? import_data(from, shape, *bytes, data) : status;
@@ -240,9 +251,13 @@ static tt_tensor *import_copy(tt_tensor *source) {
     if (tu_shape_contiguous("from_dlpack", &shape) != TUTTI_OK)
         return NULL;
     tt_tensor *copy = tu_tensor_new(&shape);
-    if (copy != NULL && copy->numel > 0)
-        tu_copy_tensor(copy, source);
-    return copy;
+    tutti_status status = copy != NULL && copy->numel > 0 ? tu_copy_tensor(copy, source) : TUTTI_OK;
+    if (status == TUTTI_OK && copy != NULL && tu_on_device(copy))
+        status = tu_device_wait(tu_device_of(copy)); /* the producer gets its memory back */
+    if (status == TUTTI_OK)
+        return copy;
+    tu_tensor_drop(copy);
+    return NULL;
 }
 
 tt_tensor *tt_from_dlpack(void *managed_pointer) {
@@ -255,6 +270,8 @@ tt_tensor *tt_from_dlpack(void *managed_pointer) {
         return NULL;
     bool read_only = (managed->flags & TT_DLPACK_READ_ONLY) != 0;
     tu_storage *storage = tu_storage_wrap(data, bytes, NULL, NULL);
+    if (storage != NULL)
+        storage->device = shape.device;
     tt_tensor *x = tu_tensor_on(storage, &shape);
     if (x != NULL && read_only) {
         tt_tensor *copy = import_copy(x);

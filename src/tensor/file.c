@@ -4,6 +4,8 @@
  * all.
  */
 #include "tensor/file.h"
+#include "tensor/on_device.h"
+#include "tensor/stage.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -95,7 +97,7 @@ tutti_status tu_save_check(const char *who, tt_tensor_list tensors, const char *
         if (names != NULL)
             snprintf(what, sizeof what, "tensors[%zu]", i);
         tutti_status status = tu_tensor_check(who, what, tensors.at[i]);
-        if (status == TUTTI_OK && tensors.at[i]->device != TUTTI_CPU)
+        if (status == TUTTI_OK && tensors.at[i]->device == TUTTI_META)
             status = tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: %s, %s, has a shape but no data", who, what,
                               tu_describe(tensors.at[i]));
         if (status == TUTTI_OK)
@@ -211,20 +213,13 @@ static tutti_status put_bools(tu_writer *writer, const uint8_t *data, int64_t co
 }
 
 tutti_status tu_writer_put_tensor(tu_writer *writer, const tt_tensor *x) {
-    tt_tensor *copy = NULL;
     if (x->numel == 0)
         return TUTTI_OK;
-    if (!(x->flags & TU_CONTIGUOUS)) {
-        tu_shape shape = tu_shape_of(x);
-        tutti_status status = tu_shape_contiguous(writer->who, &shape);
-        if (status != TUTTI_OK)
-            return status;
-        copy = tu_tensor_new(&shape);
-        if (copy == NULL)
-            return TUTTI_ERROR_MEMORY;
-        tu_copy_tensor(copy, x);
-        x = copy;
-    }
+    tt_tensor *here = tu_on_host(x), *copy = here != NULL ? tu_stage_in(here, here->dtype) : NULL;
+    tu_tensor_drop(here);
+    if (copy == NULL)
+        return TUTTI_ERROR_MEMORY;
+    x = copy;
     tutti_status status = x->dtype == TUTTI_BOOL
                               ? put_bools(writer, tu_pointer(x), x->numel)
                               : tu_writer_put(writer, tu_pointer(x), (size_t)x->numel * tu_dtype_bytes[x->dtype]);

@@ -9,6 +9,7 @@
 #include "tensor/create.h"
 #include "tensor/kernel/kernels.h"
 #include "tensor/loop.h"
+#include "tensor/on_device.h"
 #include "tensor/operators.h"
 #include "tensor/parallel.h"
 #include "tensor/stage.h"
@@ -91,13 +92,14 @@ static bool join_dense(const tu_call *call, int dim) {
     return true;
 }
 
-tutti_status tu_cat_cpu(tu_call *call) {
+tutti_status tu_cat_everywhere(tu_call *call) {
     const tu_cat_attributes *attributes = call->attributes;
     int dim = tu_dim(attributes->dim, call->inputs[0]->ndim);
     int64_t start = 0;
-    if (dim > 0 && join_dense(call, dim))
+    tutti_status status = TUTTI_OK;
+    if (dim > 0 && !tu_is_remote(call->device) && join_dense(call, dim))
         return TUTTI_OK;
-    for (int i = 0; i < call->input_count; i++) {
+    for (int i = 0; i < call->input_count && status == TUTTI_OK; i++) {
         tt_tensor part = *call->outputs[0]; /* a look at the part that x fills */
         const tt_tensor *x = call->inputs[i];
         part.sizes[dim] = x->sizes[dim];
@@ -106,9 +108,9 @@ tutti_status tu_cat_cpu(tu_call *call) {
         part.flags = 0;
         start += x->sizes[dim];
         if (x->numel > 0)
-            tu_copy_tensor(&part, x);
+            status = tu_copy_tensor(&part, x);
     }
-    return TUTTI_OK;
+    return status;
 }
 void tu_cat_gradient(tu_gradient *gradient) {
     const tu_cat_attributes *attributes = gradient->attributes;
@@ -173,6 +175,100 @@ static void around(const tt_tensor *x, int dim, int64_t *outer, int64_t *inner) 
             *(i < dim ? outer : inner) *= x->sizes[i];
 }
 
+/* ---- on a device ----
+ *
+ * Indices are looked at by the kernel; what is out of range is told by the next wait. */
+
+static tutti_status select_on_device(tu_call *call, const tt_tensor *x, int dim, int32_t operation) {
+    tu_device *device = tu_device_of(x);
+    tt_tensor *from = tu_stage_in(x, x->dtype), *index = tu_stage_in(call->inputs[1], TUTTI_I64);
+    tutti_status status = TUTTI_ERROR_MEMORY;
+    if (from != NULL && index != NULL) {
+        tu_launch_index flat = { .from = tu_place_of(tu_pointer(from)),
+                                 .to = tu_place_of(tu_pointer(call->outputs[0])),
+                                 .index = tu_place_of(tu_pointer(index)),
+                                 .fault = tu_device_fault_place(device),
+                                 .size = x->sizes[dim],
+                                 .count = index->numel,
+                                 .bytes = tu_dtype_bytes[x->dtype],
+                                 .operation = operation };
+        around(x, dim, &flat.outer, &flat.inner);
+        status = tu_device_launch(device, "kernel_index_select", call->outputs[0]->numel, TU_DEVICE_THREADS, &flat);
+    }
+    tu_tensor_drop(from);
+    tu_tensor_drop(index);
+    return status;
+}
+
+/* All dimensions of index but `dim` as a loop: where they lie in x, and in index. */
+static tu_launch_loop walk_along(const tt_tensor *x, const tt_tensor *index, int dim, bool with_dim) {
+    tu_launch_loop loop = { .total = 1, .operands = 2 };
+    for (int i = 0; i < index->ndim; i++) {
+        if (i == dim && !with_dim)
+            continue;
+        loop.sizes[loop.ndim] = index->sizes[i];
+        loop.at[0].strides[loop.ndim] = i == dim ? 0 : x->strides[i];
+        loop.at[1].strides[loop.ndim++] = index->strides[i];
+        loop.total *= index->sizes[i];
+    }
+    return loop;
+}
+
+static tutti_status gather_on_device(tu_call *call, int dim) {
+    const tt_tensor *x = call->inputs[0];
+    tu_device *device = tu_device_of(x);
+    tt_tensor *index = tu_stage_in(call->inputs[1], TUTTI_I64);
+    if (index == NULL)
+        return TUTTI_ERROR_MEMORY;
+    tu_launch_index flat = { .from = tu_place_of(tu_pointer(x)),
+                             .to = tu_place_of(tu_pointer(call->outputs[0])),
+                             .index = tu_place_of(tu_pointer(index)),
+                             .fault = tu_device_fault_place(device),
+                             .size = x->sizes[dim],
+                             .bytes = tu_dtype_bytes[x->dtype],
+                             .operation = TU_INDEX_GATHER,
+                             .along = x->strides[dim],
+                             .loop = walk_along(x, index, dim, true) };
+    tutti_status status = tu_device_launch(device, "kernel_gather", index->numel, TU_DEVICE_THREADS, &flat);
+    tu_tensor_drop(index);
+    return status;
+}
+
+/* index_add and scatter_add: sums in the compute type, each by one thread, in the order of the indices. */
+static tutti_status add_on_device(tu_call *call, int dim, bool scatters) {
+    const tt_tensor *x = call->inputs[0];
+    tutti_dtype compute = tu_compute_dtype(x->dtype);
+    tu_device *device = tu_device_of(x);
+    if (compute == TUTTI_C128)
+        return tu_call_error(call, TUTTI_ERROR_UNSUPPORTED, "there is no kernel for complex numbers on the device %s",
+                             tutti_device_name(call->device));
+    tt_tensor *index = tu_stage_in(call->inputs[1], TUTTI_I64), *source = tu_stage_in(call->inputs[2], compute);
+    tt_tensor *sum = tu_stage_out(call->outputs[0], compute);
+    tutti_status status = index != NULL && source != NULL && sum != NULL ? tu_copy_tensor(sum, x) : TUTTI_ERROR_MEMORY;
+    if (status == TUTTI_OK) {
+        char name[64];
+        tu_launch_index flat = { .from = tu_place_of(tu_pointer(source)),
+                                 .to = tu_place_of(tu_pointer(sum)),
+                                 .index = tu_place_of(tu_pointer(index)),
+                                 .fault = tu_device_fault_place(device),
+                                 .size = x->sizes[dim],
+                                 .count = scatters ? index->sizes[dim] : index->numel,
+                                 .operation = scatters ? TU_INDEX_SCATTER : TU_INDEX_ADD,
+                                 .along = sum->strides[dim] };
+        around(x, dim, &flat.outer, &flat.inner);
+        if (scatters) {
+            flat.inner = index->strides[dim];
+            flat.loop = walk_along(sum, index, dim, false);
+        }
+        tutti_dtype type = compute == TUTTI_U64 ? TUTTI_I64 : compute;
+        status = tu_device_launch(device, tu_kernel_name(name, scatters ? "scatter_add" : "index_add", type),
+                                  scatters ? flat.loop.total : flat.outer * flat.inner, TU_DEVICE_THREADS, &flat);
+    }
+    tu_tensor_drop(index);
+    tu_tensor_drop(source);
+    return tu_stage_end(1, call->outputs, &sum, status);
+}
+
 /* ---- index_select ---- */
 
 tutti_status tu_index_select_shape(tu_call *call) {
@@ -209,12 +305,14 @@ static void copy_rows(void *context, int64_t begin, int64_t end) {
     }
 }
 
-tutti_status tu_index_select_cpu(tu_call *call) {
+tutti_status tu_index_select_everywhere(tu_call *call) {
     const tu_index_select_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0], *index = call->inputs[1];
     tt_tensor *out = call->outputs[0];
     int dim = tu_dim(attributes->dim, call->inputs[0]->ndim);
     int64_t *at, outer, inner;
+    if (tu_on_device(x))
+        return select_on_device(call, x, dim, TU_INDEX_SELECT);
     tutti_status status = read_index(call, index, x->sizes[dim], &at);
     if (status != TUTTI_OK)
         return status;
@@ -304,12 +402,14 @@ tutti_status tu_index_add_shape(tu_call *call) {
             tu_describe(x), tu_describe(index), tu_describe(source), dim);
     return tu_shape_like_first(call);
 }
-tutti_status tu_index_add_cpu(tu_call *call) {
+tutti_status tu_index_add_everywhere(tu_call *call) {
     const tu_index_add_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0];
     int dim = tu_dim(attributes->dim, x->ndim);
     int64_t outer, inner, size = x->sizes[dim], count = call->inputs[1]->numel;
     addition add;
+    if (tu_on_device(x))
+        return add_on_device(call, dim, false);
     tutti_status status = addition_begin(call, size, &add);
     if (status != TUTTI_OK)
         return status;
@@ -350,10 +450,12 @@ tutti_status tu_embedding_shape(tu_call *call) {
     call->results[0].ndim = index->ndim + 1;
     return tu_shape_contiguous("embedding", &call->results[0]);
 }
-tutti_status tu_embedding_cpu(tu_call *call) {
+tutti_status tu_embedding_everywhere(tu_call *call) {
     const tt_tensor *index = call->inputs[1];
     tt_tensor *out = call->outputs[0];
     int64_t *at;
+    if (tu_on_device(out))
+        return select_on_device(call, call->inputs[0], 0, TU_INDEX_EMBEDDING);
     tutti_status status = read_index(call, index, call->inputs[0]->sizes[0], &at);
     if (status != TUTTI_OK)
         return status;
@@ -415,12 +517,14 @@ tutti_status tu_gather_dim_shape(tu_call *call) {
     call->results[0].dtype = call->inputs[0]->dtype;
     return status == TUTTI_OK ? tu_shape_contiguous(call->entry->name, &call->results[0]) : status;
 }
-tutti_status tu_gather_dim_cpu(tu_call *call) {
+tutti_status tu_gather_dim_everywhere(tu_call *call) {
     const tu_gather_dim_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0], *index = call->inputs[1];
     int dim = tu_dim(attributes->dim, call->inputs[0]->ndim);
     size_t size = tu_dtype_bytes[x->dtype];
     int64_t *at;
+    if (tu_on_device(x))
+        return gather_on_device(call, dim);
     tutti_status status = read_index(call, index, x->sizes[dim], &at);
     if (status != TUTTI_OK)
         return status;
@@ -448,11 +552,13 @@ tutti_status tu_scatter_add_shape(tu_call *call) {
                              tu_describe(source), tu_describe(index));
     return tu_shape_like_first(call);
 }
-tutti_status tu_scatter_add_cpu(tu_call *call) {
+tutti_status tu_scatter_add_everywhere(tu_call *call) {
     const tu_scatter_add_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0], *index = call->inputs[1];
     int dim = tu_dim(attributes->dim, x->ndim);
     addition add;
+    if (tu_on_device(x))
+        return add_on_device(call, dim, true);
     tutti_status status = addition_begin(call, x->sizes[dim], &add);
     if (status != TUTTI_OK)
         return status;
@@ -481,9 +587,15 @@ static tutti_status triangle(tu_call *call, bool lower) {
     tt_tensor *out = call->outputs[0];
     int64_t rows = out->sizes[out->ndim - 2], columns = out->sizes[out->ndim - 1], diagonal = attributes->diagonal;
     size_t size = tu_dtype_bytes[out->dtype];
-    tu_copy_tensor(out, call->inputs[0]);
-    if (out->numel == 0)
-        return TUTTI_OK;
+    tutti_status status = tu_copy_tensor(out, call->inputs[0]);
+    if (out->numel == 0 || status != TUTTI_OK)
+        return status;
+    if (tu_on_device(out)) {
+        tu_launch_triangle flat = {
+            tu_place_of(tu_pointer(out)), out->numel, rows, columns, diagonal, (int32_t)size, lower
+        };
+        return tu_device_launch(tu_device_of(out), "kernel_triangle", out->numel, TU_DEVICE_THREADS, &flat);
+    }
     for (int64_t row = 0; row < out->numel / columns; row++) {
         int64_t cut = row % rows + diagonal + (lower ? 1 : 0);
         cut = cut < 0 ? 0 : cut > columns ? columns : cut;
@@ -496,10 +608,10 @@ static tutti_status triangle(tu_call *call, bool lower) {
     return TUTTI_OK;
 }
 
-tutti_status tu_tril_cpu(tu_call *call) {
+tutti_status tu_tril_everywhere(tu_call *call) {
     return triangle(call, true);
 }
 
-tutti_status tu_triu_cpu(tu_call *call) {
+tutti_status tu_triu_everywhere(tu_call *call) {
     return triangle(call, false);
 }

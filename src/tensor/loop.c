@@ -8,6 +8,7 @@
 
 #include "tensor/convert.h"
 #include "tensor/kernel/kernels.h"
+#include "tensor/on_device.h"
 #include "tensor/parallel.h"
 
 #define PIECE_BYTES 8192 /* of one operand: with all operands well inside the first-level cache */
@@ -350,11 +351,14 @@ static void copy_loop(tu_loop *loop) {
         tu_loop_run(loop, goes_past_caches(loop) ? move_past : move, compute, &element);
 }
 
-void tu_copy_tensor(const tt_tensor *to, const tt_tensor *x) {
+tutti_status tu_copy_tensor(const tt_tensor *to, const tt_tensor *x) {
+    if (tu_on_device(to) || tu_on_device(x))
+        return tu_device_copy_tensor(to, x);
     tu_loop loop;
     tt_tensor *in[] = { (tt_tensor *)x };
     tu_loop_init(&loop, to, 1, in);
     copy_loop(&loop);
+    return TUTTI_OK;
 }
 
 tutti_status tu_copy_out(const tt_tensor *x, void *out, tutti_dtype dtype) {
@@ -368,6 +372,5 @@ tutti_status tu_copy_out(const tt_tensor *x, void *out, tutti_dtype dtype) {
     other.storage = &storage;
     memcpy(other.sizes, shape.sizes, sizeof other.sizes);
     memcpy(other.strides, shape.strides, sizeof other.strides);
-    tu_copy_tensor(&other, x);
-    return TUTTI_OK;
+    return tu_copy_tensor(&other, x);
 }

@@ -55,8 +55,8 @@ typedef struct tu_loop {
 void tu_loop_init(tu_loop *loop, const tt_tensor *out, int inputs, tt_tensor *const *in);
 void tu_loop_run(tu_loop *loop, tu_kernel *kernel, tutti_dtype compute, const void *attributes);
 
-/* x, broadcast to to's shape, into `to`, converted. */
-void tu_copy_tensor(const tt_tensor *to, const tt_tensor *x);
+/* x, broadcast to to's shape, into `to`, converted, from any device to any. Cannot fail where both are on the CPU. */
+tutti_status tu_copy_tensor(const tt_tensor *to, const tt_tensor *x);
 
 /* Copies where the dense dimension of the input is another than the output's, in squares (transpose.c); false where the
  * loop is none of these. */

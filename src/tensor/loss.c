@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "tensor/kernel/kernels.h"
+#include "tensor/on_device.h"
 #include "tensor/operators.h"
 #include "tensor/parallel.h"
 #include "tensor/stage.h"
@@ -86,8 +87,41 @@ static double sum_losses(const tu_entropy_rows *job, tutti_dtype dtype, int64_t 
     return sum;
 }
 
-tutti_status tu_cross_entropy_cpu(tu_call *call) {
+/* On a device: each row's loss, then their mean, in the order of the rows. A target that is no class is told by the
+ * next wait. */
+static tutti_status entropy_on_device(tu_call *call, int64_t ignore) {
+    tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
+    tu_device *device = tu_device_of(call->inputs[0]);
+    int64_t rows = call->inputs[0]->sizes[0];
+    tu_shape of_losses = { .dtype = TUTTI_F64, .device = call->device, .ndim = 1, .sizes = { rows }, .strides = { 1 } };
+    tt_tensor *logits = tu_stage_in(call->inputs[0], dtype), *targets = tu_stage_in(call->inputs[1], TUTTI_I64);
+    tt_tensor *losses = tu_tensor_new(&of_losses);
+    tutti_status status = TUTTI_ERROR_MEMORY;
+    if (logits != NULL && targets != NULL && losses != NULL) {
+        tu_launch_rows flat = { .x = tu_place_of(tu_pointer(logits)),
+                                .out = tu_place_of(tu_pointer(call->outputs[0])),
+                                .count = rows,
+                                .size = call->inputs[0]->sizes[1],
+                                .sums = tu_place_of(tu_pointer(call->outputs[1])),
+                                .targets = tu_place_of(tu_pointer(targets)),
+                                .losses = tu_place_of(tu_pointer(losses)),
+                                .fault = tu_device_fault_place(device),
+                                .ignore = ignore,
+                                .dtype = call->outputs[0]->dtype };
+        status = tu_device_launch_rows(device, "entropy", dtype, &flat);
+        if (status == TUTTI_OK)
+            status = tu_device_launch(device, "kernel_entropy_mean", 1, 32, &flat);
+    }
+    tu_tensor_drop(logits);
+    tu_tensor_drop(targets);
+    tu_tensor_drop(losses);
+    return status;
+}
+
+tutti_status tu_cross_entropy_everywhere(tu_call *call) {
     const tu_cross_entropy_attributes *attributes = call->attributes;
+    if (tu_is_remote(call->device))
+        return entropy_on_device(call, attributes->ignore);
     tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
     int64_t count, rows = call->inputs[0]->sizes[0], classes = call->inputs[0]->sizes[1];
     tt_tensor *targets;
@@ -123,8 +157,44 @@ tutti_status tu_cross_entropy_backward_shape(tu_call *call) {
     return status == TUTTI_OK ? tu_shape_like_first(call) : status;
 }
 
-tutti_status tu_cross_entropy_backward_cpu(tu_call *call) {
+static tutti_status entropy_backward_on_device(tu_call *call, int64_t ignore) {
+    tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
+    tu_device *device = tu_device_of(call->inputs[0]);
+    tu_shape of_share = { .dtype = TUTTI_F64, .device = call->device };
+    tt_tensor *logits = tu_stage_in(call->inputs[0], dtype), *targets = tu_stage_in(call->inputs[1], TUTTI_I64);
+    tt_tensor *sums = tu_stage_in(call->inputs[2], dtype), *share = tu_tensor_new(&of_share);
+    tt_tensor *grad = tu_stage_in(call->inputs[3], TUTTI_F64), *out = tu_stage_out(call->outputs[0], dtype);
+    tutti_status status = TUTTI_ERROR_MEMORY;
+    if (logits != NULL && targets != NULL && sums != NULL && share != NULL && grad != NULL && out != NULL) {
+        char name[64];
+        tu_launch_rows flat = { .x = tu_place_of(tu_pointer(logits)),
+                                .other = tu_place_of(tu_pointer(grad)),
+                                .out = tu_place_of(tu_pointer(out)),
+                                .count = logits->sizes[0],
+                                .size = logits->sizes[1],
+                                .sums = tu_place_of(tu_pointer(sums)),
+                                .targets = tu_place_of(tu_pointer(targets)),
+                                .counted = tu_place_of(tu_pointer(share)),
+                                .fault = tu_device_fault_place(device),
+                                .ignore = ignore,
+                                .dtype = TUTTI_F64 };
+        status = tu_device_launch(device, "kernel_entropy_share", 1, 32, &flat);
+        if (status == TUTTI_OK)
+            status = tu_device_launch(device, tu_kernel_name(name, "entropy_backward", dtype), logits->numel,
+                                      TU_DEVICE_THREADS, &flat);
+    }
+    tu_tensor_drop(logits);
+    tu_tensor_drop(targets);
+    tu_tensor_drop(sums);
+    tu_tensor_drop(share);
+    tu_tensor_drop(grad);
+    return tu_stage_end(1, call->outputs, &out, status);
+}
+
+tutti_status tu_cross_entropy_backward_everywhere(tu_call *call) {
     const tu_cross_entropy_backward_attributes *attributes = call->attributes;
+    if (tu_is_remote(call->device))
+        return entropy_backward_on_device(call, attributes->ignore);
     tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
     int64_t count, rows = call->inputs[0]->sizes[0], classes = call->inputs[0]->sizes[1];
     double grad;
@@ -142,7 +212,7 @@ tutti_status tu_cross_entropy_backward_cpu(tu_call *call) {
                        attributes->ignore, grad / (double)count },
                      tu_tensor_kernels_get()->entropy_backward[tu_float_index(dtype)] };
         tu_parallel(rows, 8192 / (classes + 1) + 1, run_job, &each);
-        tu_stage_done(call->outputs[0], out);
+        status = tu_stage_done(call->outputs[0], out);
     } else {
         tu_tensor_drop(out);
     }

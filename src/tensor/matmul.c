@@ -10,6 +10,7 @@
 #include "tensor/gemm.h"
 #include "tensor/history.h"
 #include "tensor/loop.h"
+#include "tensor/on_device.h"
 #include "tensor/operators.h"
 #include "tensor/parallel.h"
 #include "tensor/process.h"
@@ -18,6 +19,145 @@
 
 static tu_matrix matrix_of(const tt_tensor *x) {
     return (tu_matrix){ tu_pointer(x), x->strides[x->ndim - 2], x->strides[x->ndim - 1] };
+}
+
+/* ---- on a device ---- */
+
+/* By the vendor's library where it has such a product, else by a kernel of our own. `out` of integers wraps. */
+static tutti_status product_on_device(const tu_call *call, tu_device *device, const tu_device_product *product) {
+    if (product->rows == 0 || product->columns == 0 || product->batch == 0)
+        return TUTTI_OK;
+    if (tu_is_complex(product->dtype))
+        return tu_call_error(call, TUTTI_ERROR_UNSUPPORTED, "there is no kernel for complex numbers on the device %s",
+                             tutti_device_name(call->device));
+    tutti_status status = TUTTI_ERROR_UNSUPPORTED;
+    if (product->depth > 0 && device->table->product != NULL)
+        status = device->table->product(device->state, device->index, tu_device_stream(device), product);
+    if (status != TUTTI_ERROR_UNSUPPORTED)
+        return status;
+    tutti_dtype compute = tu_compute_dtype(product->dtype);
+    char name[64];
+    tu_launch_product flat = { .left = tu_place_of(product->left.data),
+                               .right = tu_place_of(product->right.data),
+                               .out = tu_place_of(product->out.data),
+                               .rows = product->rows,
+                               .columns = product->columns,
+                               .depth = product->depth,
+                               .batch = product->batch,
+                               .left_row = product->left.row,
+                               .left_column = product->left.column,
+                               .left_step = product->left.step,
+                               .right_row = product->right.row,
+                               .right_column = product->right.column,
+                               .right_step = product->right.step,
+                               .out_row = product->out.row,
+                               .out_step = product->out.step,
+                               .dtype = (int32_t)product->dtype,
+                               .result = (int32_t)product->result };
+    int64_t tiles = (product->rows + 15) / 16 * ((product->columns + 15) / 16) * product->batch;
+    return tu_device_launch_blocks(device, tu_kernel_name(name, "product", compute == TUTTI_U64 ? TUTTI_I64 : compute),
+                                   tiles, 256, &flat);
+}
+
+/* Where the leading dimensions of x, broadcast to out's, lie one step apart; false where they do not. */
+static bool batch_step(const tt_tensor *x, const tt_tensor *out, int64_t *step) {
+    int64_t stride = -1, count = 1;
+    for (int i = out->ndim - 3; i >= 0; i--) {
+        int dim = i - (out->ndim - x->ndim);
+        int64_t own = dim >= 0 && x->sizes[dim] != 1 ? x->strides[dim] : 0;
+        if (out->sizes[i] == 1)
+            continue;
+        if (stride < 0)
+            stride = own;
+        else if (own != stride * count)
+            return false;
+        count *= out->sizes[i];
+    }
+    *step = stride < 0 ? 0 : stride;
+    return true;
+}
+
+static tu_device_matrix matrix_there(const tt_tensor *x, int64_t step) {
+    return (tu_device_matrix){ tu_pointer(x), x->strides[x->ndim - 2], x->strides[x->ndim - 1], step };
+}
+
+static bool is_tall(const tt_tensor *left, const tt_tensor *right);
+static int64_t batch_offset(const tt_tensor *x, const tt_tensor *out, int64_t batch);
+
+static tutti_status matmul_on_device(tu_call *call) {
+    const tt_tensor *left = call->inputs[0], *right = call->inputs[1];
+    tt_tensor *out = call->outputs[0];
+    tu_device *device = tu_device_of(out);
+    int64_t rows = out->sizes[out->ndim - 2], columns = out->sizes[out->ndim - 1], of_left = 0, of_right = 0;
+    tu_device_product product = { .rows = rows,
+                                  .columns = columns,
+                                  .depth = left->sizes[left->ndim - 1],
+                                  .batch = 1,
+                                  .dtype = left->dtype,
+                                  .result = out->dtype };
+    if (out->numel == 0)
+        return TUTTI_OK;
+    product.out = (tu_device_matrix){ tu_pointer(out), columns, 1, rows * columns };
+    product.left = matrix_there(left, 0);
+    product.right = matrix_there(right, 0);
+    if (is_tall(left, right)) {
+        product.rows = out->numel / columns;
+        return product_on_device(call, device, &product);
+    }
+    int64_t count = out->numel / (rows * columns), size = tu_dtype_bytes[out->dtype];
+    if (batch_step(left, out, &of_left) && batch_step(right, out, &of_right)) {
+        product.batch = count;
+        product.left.step = of_left;
+        product.right.step = of_right;
+        return product_on_device(call, device, &product);
+    }
+    tutti_status status = TUTTI_OK;
+    for (int64_t batch = 0; batch < count && status == TUTTI_OK; batch++) {
+        product.left.data = (const char *)tu_pointer(left) + batch_offset(left, out, batch) * size;
+        product.right.data = (const char *)tu_pointer(right) + batch_offset(right, out, batch) * size;
+        product.out.data = (const char *)tu_pointer(out) + batch * rows * columns * size;
+        status = product_on_device(call, device, &product);
+    }
+    return status;
+}
+
+/* x weight^T + bias: the product in f32 for narrow floats, and one rounding of its sum with the bias. */
+static tutti_status linear_on_device(tu_call *call) {
+    const tt_tensor *weight = call->inputs[1], *bias = call->inputs[2];
+    tt_tensor *out = call->outputs[0];
+    bool narrow = tu_is_float(out->dtype) && tu_dtype_bytes[out->dtype] < 4 && bias != NULL;
+    tutti_dtype dtype = narrow ? TUTTI_F32 : out->dtype;
+    if (out->numel == 0)
+        return TUTTI_OK;
+    tt_tensor *x = tu_stage_in(call->inputs[0], call->inputs[0]->dtype), *to = tu_stage_out(out, dtype);
+    tutti_status status = TUTTI_ERROR_MEMORY;
+    if (x != NULL && to != NULL) {
+        int64_t columns = weight->sizes[0], depth = weight->sizes[1];
+        tu_device_product product = { .rows = out->numel / columns,
+                                      .columns = columns,
+                                      .depth = depth,
+                                      .batch = 1,
+                                      .left = { tu_pointer(x), depth, 1, 0 },
+                                      .right = { tu_pointer(weight), weight->strides[1], weight->strides[0], 0 },
+                                      .out = { tu_pointer(to), columns, 1, 0 },
+                                      .dtype = x->dtype,
+                                      .result = dtype };
+        status = product_on_device(call, tu_device_of(out), &product);
+    }
+    if (status == TUTTI_OK && bias != NULL) { /* what lies in `to`, plus bias, into out */
+        tt_tensor *inputs[] = { to, (tt_tensor *)bias };
+        tu_call sum;
+        tu_call_init(&sum, &tu_operator_add, 2, inputs, &(tu_add_attributes){});
+        sum.device = call->device;
+        sum.results[0].dtype = dtype;
+        sum.outputs[0] = out;
+        status = tu_operator_add.kernels[TU_ON_CUDA](&sum);
+        tu_tensor_drop(to);
+        to = NULL;
+    }
+    tu_tensor_drop(x);
+    tu_tensor_drop(to);
+    return status;
 }
 
 /* ---- matmul of at least two dimensions ---- */
@@ -109,12 +249,14 @@ static bool is_shared(const batches *job, int64_t count) {
            (double)job->rows * (double)job->columns * (double)job->depth <= 131072;
 }
 
-tutti_status tu_matmul_cpu(tu_call *call) {
+tutti_status tu_matmul_everywhere(tu_call *call) {
     const tt_tensor *left = call->inputs[0], *right = call->inputs[1];
     tt_tensor *out = call->outputs[0];
     int64_t rows = out->sizes[out->ndim - 2], columns = out->sizes[out->ndim - 1], depth = left->sizes[left->ndim - 1];
     if (out->numel == 0)
         return TUTTI_OK;
+    if (tu_on_device(out))
+        return matmul_on_device(call);
     tu_matrix of_left = matrix_of(left), of_right = matrix_of(right);
     if (is_tall(left, right))
         return tu_gemm(out->dtype, out->numel / columns, columns, depth, of_left, of_right, 0, tu_pointer(out),
@@ -258,12 +400,14 @@ static tutti_status integer_linear(tt_tensor *out, const tt_tensor *x, const tt_
     return tu_operator_add.kernels[TU_ON_CPU](&sum);
 }
 
-tutti_status tu_linear_cpu(tu_call *call) {
+tutti_status tu_linear_everywhere(tu_call *call) {
     const tt_tensor *weight = call->inputs[1], *bias = call->inputs[2];
     tt_tensor *out = call->outputs[0], *x;
     tutti_status status;
     if (out->numel == 0)
         return TUTTI_OK;
+    if (tu_on_device(out))
+        return linear_on_device(call);
     if ((x = tu_stage_in(call->inputs[0], out->dtype)) == NULL)
         return TUTTI_ERROR_MEMORY;
     if (bias == NULL || out->dtype == TUTTI_F32 || out->dtype == TUTTI_F64 || tu_is_complex(out->dtype))
@@ -314,10 +458,22 @@ tutti_status tu_int_matmul_shape(tu_call *call) {
     return tu_shape_contiguous("int_matmul", &call->results[0]);
 }
 
-tutti_status tu_int_matmul_cpu(tu_call *call) {
+tutti_status tu_int_matmul_everywhere(tu_call *call) {
     const tt_tensor *left = call->inputs[0], *right = call->inputs[1];
     tt_tensor *out = call->outputs[0];
     int64_t rows = left->sizes[0], depth = left->sizes[1], columns = right->sizes[1];
+    if (tu_on_device(out)) {
+        tu_device_product product = { .rows = rows,
+                                      .columns = columns,
+                                      .depth = depth,
+                                      .batch = 1,
+                                      .left = matrix_there(left, 0),
+                                      .right = matrix_there(right, 0),
+                                      .out = { tu_pointer(out), columns, 1, 0 },
+                                      .dtype = TUTTI_I8,
+                                      .result = TUTTI_I32 };
+        return product_on_device(call, tu_device_of(out), &product);
+    }
     tu_matrix of_left = matrix_of(left), of_right = matrix_of(right);
     return out->numel == 0 ? TUTTI_OK : tu_int8_gemm(rows, columns, depth, of_left, of_right, tu_pointer(out));
 }

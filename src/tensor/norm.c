@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "tensor/kernel/kernels.h"
+#include "tensor/on_device.h"
 #include "tensor/operators.h"
 #include "tensor/parallel.h"
 #include "tensor/stage.h"
@@ -24,6 +25,50 @@ static void run_kernel(tu_norm_kernel *const *kernels, const tu_norm_rows *rows,
                        int64_t grain) {
     job each = { *rows, kernels[tu_float_index(dtype)] };
     tu_parallel(count, grain, run_job, &each);
+}
+
+/* The same rows as kernels of a device get them. */
+static tu_launch_rows flat_rows(const tu_norm_rows *rows) {
+    return (tu_launch_rows){ .x = tu_place_of(rows->x),
+                             .other = tu_place_of(rows->grad),
+                             .out = tu_place_of(rows->y),
+                             .count = rows->count,
+                             .size = rows->size,
+                             .weight = tu_place_of(rows->weight),
+                             .bias = tu_place_of(rows->bias),
+                             .mean = tu_place_of(rows->mean),
+                             .scale = tu_place_of(rows->scale),
+                             .of_weight = tu_place_of(rows->of_weight),
+                             .of_bias = tu_place_of(rows->of_bias),
+                             .epsilon = rows->epsilon,
+                             .centred = rows->centred };
+}
+
+static tutti_status run_forward(const tt_tensor *x, const tu_norm_rows *rows, tutti_dtype dtype) {
+    if (rows->count == 0)
+        return TUTTI_OK;
+    if (tu_on_device(x)) {
+        tu_launch_rows flat = flat_rows(rows);
+        return tu_device_launch_rows(tu_device_of(x), "norm", dtype, &flat);
+    }
+    run_kernel(tu_tensor_kernels_get()->norm, rows, dtype, rows->count, 16384 / rows->size + 1);
+    return TUTTI_OK;
+}
+
+static tutti_status run_backward(const tt_tensor *x, const tu_norm_rows *rows, tutti_dtype dtype) {
+    if (tu_on_device(x)) {
+        char name[64];
+        tu_launch_rows flat = flat_rows(rows);
+        tutti_status status = tu_device_launch_rows(tu_device_of(x), "norm_backward", dtype, &flat);
+        return status == TUTTI_OK ? tu_device_launch(tu_device_of(x), tu_kernel_name(name, "norm_columns", dtype),
+                                                     rows->size, TU_DEVICE_THREADS, &flat)
+                                  : status;
+    }
+    if (rows->count > 0)
+        run_kernel(tu_tensor_kernels_get()->norm_backward, rows, dtype, rows->count, 8192 / rows->size + 1);
+    if (rows->size > 0)
+        run_kernel(tu_tensor_kernels_get()->norm_columns, rows, dtype, rows->size, 16384 / (rows->count + 1) + 64);
+    return TUTTI_OK;
 }
 
 /* ---- shapes ---- */
@@ -92,6 +137,7 @@ static tutti_status norm_cpu(tu_call *call, const tt_tensor *weight, const tt_te
     tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
     tt_tensor *x = tu_stage_in(call->inputs[0], dtype), *y = tu_stage_out(call->outputs[0], dtype);
     tt_tensor *dense_weight = tu_stage_in(weight, dtype), *dense_bias = tu_stage_in(bias, dtype);
+    tutti_status status = TUTTI_ERROR_MEMORY;
     bool staged =
         x != NULL && y != NULL && (dense_weight != NULL || weight == NULL) && (dense_bias != NULL || bias == NULL);
     if (staged) {
@@ -105,24 +151,25 @@ static tutti_status norm_cpu(tu_call *call, const tt_tensor *weight, const tt_te
                              .centred = centred,
                              .stream = (size_t)y->numel * tu_dtype_bytes[dtype] >= TU_STREAM_BYTES };
         set_sizes(&job, x, trailing_of(weight, bias));
-        if (job.count > 0)
-            run_kernel(tu_tensor_kernels_get()->norm, &job, dtype, job.count, 16384 / job.size + 1);
-        tu_stage_done(call->outputs[0], y);
-        y = NULL;
+        status = run_forward(x, &job, dtype);
+        if (status == TUTTI_OK) {
+            status = tu_stage_done(call->outputs[0], y);
+            y = NULL;
+        }
     }
     tu_tensor_drop(x);
     tu_tensor_drop(dense_weight);
     tu_tensor_drop(dense_bias);
     tu_tensor_drop(y);
-    return staged ? TUTTI_OK : TUTTI_ERROR_MEMORY;
+    return status;
 }
 
-tutti_status tu_layer_norm_cpu(tu_call *call) {
+tutti_status tu_layer_norm_everywhere(tu_call *call) {
     const tu_layer_norm_attributes *attributes = call->attributes;
     return norm_cpu(call, call->inputs[1], call->inputs[2], attributes->epsilon, true);
 }
 
-tutti_status tu_rms_norm_cpu(tu_call *call) {
+tutti_status tu_rms_norm_everywhere(tu_call *call) {
     const tu_rms_norm_attributes *attributes = call->attributes;
     return norm_cpu(call, call->inputs[1], NULL, attributes->epsilon, false);
 }
@@ -150,7 +197,7 @@ tutti_status tu_norm_backward_shape(tu_call *call) {
     return status;
 }
 
-tutti_status tu_norm_backward_cpu(tu_call *call) {
+tutti_status tu_norm_backward_everywhere(tu_call *call) {
     const tu_norm_backward_attributes *attributes = call->attributes;
     enum {
         GRADIENT,
@@ -162,6 +209,7 @@ tutti_status tu_norm_backward_cpu(tu_call *call) {
     };
     tutti_dtype dtype = tu_stage_dtype(call->inputs[X]);
     tt_tensor *in[INPUTS] = { NULL }, *out[3] = { NULL };
+    tutti_status status = TUTTI_ERROR_MEMORY;
     bool staged = true;
     for (int i = 0; i < INPUTS; i++)
         staged = ((in[i] = tu_stage_in(call->inputs[i], dtype)) != NULL || call->inputs[i] == NULL) && staged;
@@ -178,15 +226,11 @@ tutti_status tu_norm_backward_cpu(tu_call *call) {
                              .of_bias = tu_pointer(out[2]),
                              .centred = attributes->centred };
         set_sizes(&job, call->inputs[X], call->inputs[X]->ndim - call->inputs[MEAN]->ndim);
-        if (job.count > 0)
-            run_kernel(tu_tensor_kernels_get()->norm_backward, &job, dtype, job.count, 8192 / job.size + 1);
-        if (job.size > 0)
-            run_kernel(tu_tensor_kernels_get()->norm_columns, &job, dtype, job.size, 16384 / (job.count + 1) + 64);
+        status = run_backward(in[X], &job, dtype);
     }
     for (int i = 0; i < INPUTS; i++)
         tu_tensor_drop(in[i]);
-    tu_stage_end(3, call->outputs, out, staged);
-    return staged ? TUTTI_OK : TUTTI_ERROR_MEMORY;
+    return tu_stage_end(3, call->outputs, out, status);
 }
 
 tt_tensor *tu_norm_backward_sample(tu_sampler *sampler) {

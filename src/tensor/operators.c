@@ -17,5 +17,6 @@
     TU_ROW(form, name, family, summary, arguments, properties)
 #define POINTWISE(form, name, family, summary, arguments, types, formula, properties)                               \
     TU_ROW(form, name, family, summary, arguments, properties, .dtypes = TU_DTYPES_##types, .expression = #formula, \
-           .pointwise = TU_POINTWISE_##name, .shape = tu_pointwise_shape, .kernels[TU_ON_CPU] = tu_pointwise_cpu)
+           .pointwise = TU_POINTWISE_##name, .shape = tu_pointwise_shape,                                           \
+           .kernels = { tu_pointwise_cpu, tu_pointwise_cuda })
 #include "tensor/operators.def"

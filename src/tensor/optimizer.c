@@ -7,6 +7,7 @@
 
 #include "tensor/kernel/elementary.h"
 #include "tensor/kernel/kernels.h"
+#include "tensor/on_device.h"
 #include "tensor/operators.h"
 #include "tensor/parallel.h"
 #include "tensor/stage.h"
@@ -78,15 +79,57 @@ static void run_batch(void *context, int64_t begin, int64_t end) {
     }
 }
 
-static void run_collected(tu_step_batch *batch) {
-    tu_parallel(batch->elements, STEP_GRAIN, run_batch, batch);
-    forget_collected(batch);
+/* Steps on a device, all in one launch: their list goes there first. */
+static tutti_status run_on_device(tu_device *device, const tu_batched_step *steps, size_t count, int64_t elements) {
+    size_t bytes = count * sizeof(tu_launch_step);
+    tu_launch_step *list = tu_block_alloc(tu_self(), bytes);
+    tu_device_block there = { 0 };
+    void *stream = tu_device_stream(device);
+    if (list == NULL)
+        return tu_error_memory("the list of an optimizer's steps", bytes);
+    for (size_t i = 0; i < count; i++) {
+        const tu_step *step = &steps[i].step;
+        list[i] = (tu_launch_step){ .parameter = tu_place_of(step->parameter),
+                                    .gradient = tu_place_of(step->gradient),
+                                    .first = tu_place_of(step->first),
+                                    .second = tu_place_of(step->second),
+                                    .rate = step->rate,
+                                    .momentum = step->momentum,
+                                    .decay = step->decay,
+                                    .beta1 = step->beta1,
+                                    .beta2 = step->beta2,
+                                    .epsilon = step->epsilon,
+                                    .correct = step->correct,
+                                    .begin = steps[i].first,
+                                    .adamw = steps[i].adamw,
+                                    .wide = steps[i].wide };
+    }
+    tutti_status status = device->table->allocate(device->state, device->index, stream, bytes, &there);
+    if (status == TUTTI_OK)
+        status = device->table->copy(device->state, device->index, stream, there.data, list, bytes);
+    if (status == TUTTI_OK) {
+        tu_launch_steps flat = { tu_place_of(there.data), (int64_t)count, elements };
+        status = tu_device_launch(device, "kernel_steps", elements, TU_DEVICE_THREADS, &flat);
+    }
+    if (there.handle != NULL)
+        device->table->release(device->state, device->index, &there);
+    tu_block_free(tu_self(), list, bytes);
+    return status;
 }
 
-void tu_step_batch_close(tu_step_batch *batch, bool compute) {
+static tutti_status run_collected(tu_step_batch *batch) {
+    tutti_status status = TUTTI_OK;
+    if (batch->count > 0 && batch->steps[0].device != NULL)
+        status = run_on_device(batch->steps[0].device, batch->steps, batch->count, batch->elements);
+    else
+        tu_parallel(batch->elements, STEP_GRAIN, run_batch, batch);
+    forget_collected(batch);
+    return status;
+}
+
+tutti_status tu_step_batch_close(tu_step_batch *batch, bool compute) {
     tu_self()->steps = NULL;
-    if (compute)
-        run_collected(batch);
+    return compute ? run_collected(batch) : TUTTI_OK;
 }
 
 void tu_step_batch_free(tu_step_batch *batch) {
@@ -186,10 +229,13 @@ static bool note_memory(tu_step_batch *batch, const tu_call *call) {
 }
 
 /* Runs what was collected before a step that must see it, or must not be seen by it. */
-static void keep_order(const tu_call *call) {
+static tutti_status keep_order(const tu_call *call) {
     tu_step_batch *batch = tu_self()->steps;
     if (batch == NULL || batch->count == 0)
-        return;
+        return TUTTI_OK;
+    const tu_device *device = tu_on_device(call->inputs[0]) ? tu_device_of(call->inputs[0]) : NULL;
+    if (batch->steps[0].device != device) /* a batch is of one device */
+        return run_collected(batch);
     for (int i = 0; i < call->input_count; i++) {
         if (call->inputs[i] == NULL)
             continue;
@@ -197,10 +243,10 @@ static void keep_order(const tu_call *call) {
         tu_step_span span = span_of(call->inputs[i]);
         if (memory->round == batch->round &&
             (spans_meet(span, memory->written) || (is_written(call, i) && spans_meet(span, memory->read)))) {
-            run_collected(batch);
-            return;
+            return run_collected(batch);
         }
     }
+    return TUTTI_OK;
 }
 
 static void run_one(void *context, int64_t begin, int64_t end) {
@@ -209,14 +255,6 @@ static void run_one(void *context, int64_t begin, int64_t end) {
 }
 
 /* ---- steps ---- */
-
-static double number(const tt_tensor *x) {
-    double value = 0;
-    /* Converting known dtypes cannot fail. */
-    tutti_status status = tutti_convert(tu_pointer(x), x->dtype, &value, TUTTI_F64, 1);
-    (void)status;
-    return value;
-}
 
 /* Runs a kernel on staged copies, and puts back those that it writes. All memory is there before the first write. */
 static tutti_status run_step(tu_call *call, tu_step step, tu_step_kernel *const *kernels) {
@@ -232,35 +270,55 @@ static tutti_status run_step(tu_call *call, tu_step step, tu_step_kernel *const 
         at[i] = staged[i] != NULL ? tu_pointer(staged[i]) : NULL;
         in_place = in_place && staged[i] == call->inputs[i];
     }
+    tutti_status status = ready ? TUTTI_OK : TUTTI_ERROR_MEMORY;
     if (ready) {
         step.parameter = at[0];
         step.gradient = at[1];
         step.first = at[2];
         step.second = at[3];
-        tu_batched_step each = { step, kernels[tu_float_index(dtype)], 0 };
+        tu_device *device = tu_on_device(call->inputs[0]) ? tu_device_of(call->inputs[0]) : NULL;
+        tu_batched_step each = {
+            step, kernels[tu_float_index(dtype)], device, call->entry == &tu_operator_adamw_step, dtype == TUTTI_F64, 0
+        };
+        int64_t elements = call->inputs[0]->numel;
         tu_step_batch *batch = in_place && !tu_self()->anomaly ? tu_self()->steps : NULL;
-        if (batch == NULL || !note_memory(batch, call) || !add_to_batch(batch, &each, call->inputs[0]->numel))
-            tu_parallel(call->inputs[0]->numel, STEP_GRAIN, run_one, &each);
+        bool collected = batch != NULL && note_memory(batch, call) && add_to_batch(batch, &each, elements);
+        if (!collected && device != NULL)
+            status = run_on_device(device, &each, 1, elements);
+        else if (!collected)
+            tu_parallel(elements, STEP_GRAIN, run_one, &each);
     }
     for (int i = 0; i < count; i++) {
-        if (ready && staged[i] != call->inputs[i] && is_written(call, i) && staged[i] != NULL && staged[i]->numel > 0)
-            tu_copy_tensor(call->inputs[i], staged[i]);
+        if (status == TUTTI_OK && staged[i] != call->inputs[i] && is_written(call, i) && staged[i] != NULL &&
+            staged[i]->numel > 0)
+            status = tu_copy_tensor(call->inputs[i], staged[i]);
         tu_tensor_drop(staged[i]);
     }
-    return ready ? TUTTI_OK : TUTTI_ERROR_MEMORY;
+    return status;
 }
 
-tutti_status tu_sgd_cpu(tu_call *call) {
+tutti_status tu_sgd_everywhere(tu_call *call) {
     const tu_sgd_step_attributes *own = call->attributes;
-    keep_order(call);
-    tu_step step = { .rate = number(call->inputs[3]), .momentum = own->momentum, .decay = own->weight_decay };
+    double rate = 0;
+    tutti_status status = keep_order(call);
+    if (status == TUTTI_OK)
+        status = tu_read_number(call->inputs[3], &rate);
+    if (status != TUTTI_OK)
+        return status;
+    tu_step step = { .rate = rate, .momentum = own->momentum, .decay = own->weight_decay };
     return run_step(call, step, tu_tensor_kernels_get()->sgd);
 }
 
-tutti_status tu_adamw_cpu(tu_call *call) {
+tutti_status tu_adamw_everywhere(tu_call *call) {
     const tu_adamw_step_attributes *own = call->attributes;
-    keep_order(call);
-    double count = number(call->inputs[4]), rate = number(call->inputs[5]);
+    double count = 0, rate = 0;
+    tutti_status status = keep_order(call);
+    if (status == TUTTI_OK)
+        status = tu_read_number(call->inputs[4], &count);
+    if (status == TUTTI_OK)
+        status = tu_read_number(call->inputs[5], &rate);
+    if (status != TUTTI_OK)
+        return status;
     tu_step step = { .rate = rate / (1 - tu_pow_f64(own->beta1, count)),
                      .decay = 1 - rate * own->weight_decay,
                      .beta1 = own->beta1,

@@ -18,7 +18,9 @@ typedef struct tu_pointwise_kernels {
 extern const tu_pointwise_kernels tu_pointwise_table[TU_POINTWISE_COUNT];
 
 tu_shape_rule tu_pointwise_shape;
-tu_device_kernel tu_pointwise_cpu;
+tu_device_kernel tu_pointwise_cpu, tu_pointwise_cuda;
+/* The type that the call is computed in. */
+tutti_dtype tu_pointwise_compute(const tu_call *call);
 
 /* The type that a call computes in, after its shape rule; and an operator's kernel for such a type, NULL where it is
  * not defined for it. */

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "tensor/convert.h"
+#include "tensor/on_device.h"
 #include "tensor/operator.h"
 
 #define EDGE 3    /* shown at each end of a long dimension */
@@ -131,6 +132,16 @@ static void show_values(text *out, const tt_tensor *x) {
     show(out, &shown, 0, 0, 0);
 }
 
+/* What lies on a device is copied to the host first. */
+static void show_from_anywhere(text *out, const tt_tensor *x) {
+    tt_tensor *here = tu_on_host(x);
+    if (here == NULL)
+        add(out, "(%s)", tutti_error_message());
+    else
+        show_values(out, here);
+    tu_tensor_drop(here);
+}
+
 static void describe(text *out, const tt_tensor *x) {
     if (x == NULL) {
         add(out, "NULL");
@@ -149,7 +160,7 @@ static void describe(text *out, const tt_tensor *x) {
     else if (x->numel == 0)
         add(out, "[]");
     else
-        show_values(out, x);
+        show_from_anywhere(out, x);
     tu_error_restore(&before);
     add(out, "  %s%s", tu_describe(x), x->flags & TU_IS_PARAMETER ? ", parameter" : "");
     if (x->flags & TU_REQUIRES_GRAD)

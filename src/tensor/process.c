@@ -26,11 +26,13 @@ static struct {
     atomic_flag told;  /* that loops are not compiled */
     _Atomic int limit; /* of threads that compute, the caller's included; 0: not known yet */
     tu_handle_window handles;
+    tu_process_devices devices;
     pthread_mutex_t hooks;
     pthread_mutex_t storages[STORAGE_LOCKS];
 } process = { .lock = PTHREAD_MUTEX_INITIALIZER,
               .told = ATOMIC_FLAG_INIT,
               .handles = { .lock = PTHREAD_MUTEX_INITIALIZER },
+              .devices = { .lock = PTHREAD_MUTEX_INITIALIZER },
               .hooks = PTHREAD_MUTEX_INITIALIZER,
               .storages = { [0 ... STORAGE_LOCKS - 1] = PTHREAD_MUTEX_INITIALIZER } };
 
@@ -48,6 +50,10 @@ bool tu_process_tell_once(void) {
 
 tu_handle_window *tu_process_handles(void) {
     return &process.handles;
+}
+
+tu_process_devices *tu_process_devices_get(void) {
+    return &process.devices;
 }
 
 /* ---- threads ---- */
@@ -89,6 +95,7 @@ static void reset_in_child(void) {
     pthread_mutex_init(&process.lock, NULL);
     pthread_mutex_init(&process.handles.lock, NULL);
     pthread_mutex_init(&process.hooks, NULL);
+    pthread_mutex_init(&process.devices.lock, NULL);
     for (int i = 0; i < STORAGE_LOCKS; i++)
         pthread_mutex_init(&process.storages[i], NULL);
     for (tu_thread *thread = process.threads; thread != NULL; thread = thread->next)
@@ -171,6 +178,8 @@ tutti_status tt_finalize(void) {
     pthread_mutex_unlock(&process.lock);
     if (held)
         tu_pool_release();
+    if (counts.storages == 0)
+        tu_devices_close(&process.devices);
     if (counts.tensors + counts.storages + counts.scopes + counts.nodes == 0)
         return TUTTI_OK;
     return tu_error(TUTTI_ERROR_STATE,

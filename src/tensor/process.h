@@ -6,6 +6,7 @@
  *   threads      those that use tensors, for tt_count, and what ended ones left on the books
  *   pool         a hold on the pool of threads that compute, which libtutti owns (base/pool.h)
  *   handles      the window of addresses where handles lie (tensor/handle.h), which outlives tt_finalize
+ *   devices      the plug-in for tensors on GPUs, and those that are in use (tensor/on_device.h)
  *   told         whether the one warning about the compiler was given (loops/)
  *   locks        for the lists of hooks, and for the lists of collectives that hang on storages
  *
@@ -20,6 +21,7 @@
 
 #include <pthread.h>
 
+#include "memory/backend.h"
 #include "tensor/tensor.h"
 #include "tensor/thread.h"
 
@@ -28,6 +30,15 @@ int tu_process_add_thread(tu_thread *self);
 
 /* Where handles lie. */
 struct tu_handle_window *tu_process_handles(void);
+
+/* The devices other than the CPU. Opening is under the lock; a device that is there stays until tt_finalize. */
+typedef struct tu_process_devices {
+    pthread_mutex_t lock;
+    tu_backend_opened opened;
+    _Atomic(struct tu_device *) at[64];
+} tu_process_devices;
+tu_process_devices *tu_process_devices_get(void);
+void tu_devices_close(tu_process_devices *devices);
 
 /* How many threads may compute at once, the caller's included. */
 int tu_process_compute_threads(void);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Random numbers by a counter: element i of a draw is a function of (seed, rank, position), so that draws are the same
- * on every machine and with any number of threads, and that a dropout mask can be made again instead of kept. The
- * function is Philox-4x32 with ten rounds (Salmon and others, "Parallel random numbers: as easy as 1, 2, 3", 2011).
+ * on every machine, device and with any number of threads, and that a dropout mask can be made again instead of kept.
+ * The function is in philox.h.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -12,29 +12,11 @@
 #include "tensor/create.h"
 #include "tensor/kernel/kernels.h"
 #include "tensor/loop.h"
+#include "tensor/on_device.h"
 #include "tensor/operators.h"
 #include "tensor/parallel.h"
+#include "tensor/philox.h"
 #include "tensor/tape.h"
-
-typedef struct words {
-    uint32_t at[4];
-} words;
-
-static inline words philox(uint64_t seed, uint32_t rank, uint64_t block) {
-    uint32_t c0 = (uint32_t)block, c1 = (uint32_t)(block >> 32), c2 = rank, c3 = 0;
-    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-    for (int round = 0; round < 10; round++) {
-        uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
-        uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
-        c1 = (uint32_t)p1;
-        c3 = (uint32_t)p0;
-        c0 = n0;
-        c2 = n2;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    return (words){ { c0, c1, c2, c3 } };
-}
 
 tutti_status tu_seed_cpu(tu_call *call) {
     const tu_seed_attributes *attributes = call->attributes;
@@ -152,19 +134,13 @@ static tu_random read_state(const tt_tensor *state) {
 
 /* ---- numbers from it ---- */
 
-/* Two 64-bit words make two elements; element i uses half i % 2 of block i / 2. */
-static inline double unit(const words *block, int64_t i) {
-    uint64_t bits = (uint64_t)block->at[(i & 1) * 2] << 32 | block->at[(i & 1) * 2 + 1];
-    return (double)(bits >> 11) * 0x1p-53;
-}
-
 /* Elements first.. of the draw, in [0, 1). */
 static void uniform(tu_random state, int64_t first, int64_t count, double *out) {
-    words block = philox(state.seed, state.rank, state.counter + (uint64_t)first / 2);
+    tu_words block = tu_philox(state.seed, state.rank, state.counter + (uint64_t)first / 2);
     for (int64_t i = first; i < first + count; i++) {
         if (!(i & 1) && i != first)
-            block = philox(state.seed, state.rank, state.counter + (uint64_t)i / 2);
-        out[i - first] = unit(&block, i);
+            block = tu_philox(state.seed, state.rank, state.counter + (uint64_t)i / 2);
+        out[i - first] = tu_unit(&block, i);
     }
 }
 
@@ -178,9 +154,9 @@ static void normal(tu_random state, int64_t first, int64_t count, double *out) {
     for (int64_t block = first / 2, end = (first + count + 1) / 2; block < end; block += BLOCKS) {
         int64_t blocks = end - block < BLOCKS ? end - block : BLOCKS;
         for (int64_t i = 0; i < blocks; i++) {
-            words at = philox(state.seed, state.rank, state.counter + (uint64_t)(block + i));
-            even[i] = unit(&at, 0);
-            odd[i] = unit(&at, 1);
+            tu_words at = tu_philox(state.seed, state.rank, state.counter + (uint64_t)(block + i));
+            even[i] = tu_unit(&at, 0);
+            odd[i] = tu_unit(&at, 1);
         }
         kernels->normals(even, odd, blocks);
         for (int64_t i = 0; i < blocks; i++) {
@@ -195,39 +171,20 @@ static void normal(tu_random state, int64_t first, int64_t count, double *out) {
 
 /* ---- filling a tensor ---- */
 
-typedef enum distribution {
-    UNIFORM,        /* in [first, second) */
-    NORMAL_NUMBERS, /* mean first, deviation second */
-    WHOLE           /* in [first, second), rounded down */
-} distribution;
-
 typedef struct fill {
     tt_tensor *x;
     tu_random state;
-    distribution kind;
+    tu_distribution kind;
     double first, second;
 } fill;
 
-/* The step between neighbours in [0.5, 1): a share rounded down to it does not reach 1 in the narrow type. */
-static double step_of(tutti_dtype dtype) {
-    return dtype == TUTTI_F32 ? 0x1p-24 : dtype == TUTTI_F16 ? 0x1p-11 : dtype == TUTTI_BF16 ? 0x1p-8 : 0x1p-3;
-}
-
 static void fill_piece(const fill *draw, int64_t begin, int64_t count, double *values) {
-    double first = draw->first, width = draw->second - draw->first, step = step_of(draw->x->dtype);
-    bool rounds = draw->kind == UNIFORM && draw->x->dtype != TUTTI_F64;
-    if (draw->kind == NORMAL_NUMBERS)
+    if (draw->kind == TU_NORMAL)
         normal(draw->state, begin, count, values);
     else
         uniform(draw->state, begin, count, values);
-    for (int64_t i = 0; i < count; i++) {
-        if (draw->kind == NORMAL_NUMBERS)
-            values[i] = first + draw->second * values[i];
-        else if (draw->kind == WHOLE)
-            values[i] = floor(first + width * values[i]);
-        else
-            values[i] = first + width * (rounds ? floor(values[i] / step) * step : values[i]);
-    }
+    for (int64_t i = 0; i < count; i++)
+        values[i] = tu_distribute(values[i], (int)draw->kind, draw->first, draw->second, (int)draw->x->dtype);
 }
 
 static void fill_range(void *context, int64_t begin, int64_t end) {
@@ -244,7 +201,22 @@ static void fill_range(void *context, int64_t begin, int64_t end) {
     }
 }
 
-static tutti_status fill_random(tu_call *call, const tt_tensor *state, distribution kind, double first, double second) {
+static tutti_status fill_on_device(const fill *draw) {
+    const tt_tensor *x = draw->x;
+    tu_launch_random flat = { .to = tu_place_of(tu_pointer(x)),
+                              .total = x->numel,
+                              .seed = draw->state.seed,
+                              .counter = draw->state.counter,
+                              .first = draw->first,
+                              .second = draw->second,
+                              .rank = draw->state.rank,
+                              .dtype = x->dtype,
+                              .distribution = (int32_t)draw->kind };
+    return tu_device_launch(tu_device_of(x), "kernel_random", (x->numel + 1) / 2, TU_DEVICE_THREADS, &flat);
+}
+
+static tutti_status fill_random(tu_call *call, const tt_tensor *state, tu_distribution kind, double first,
+                                double second) {
     tt_tensor *x = call->outputs[0], *dense = x;
     if (!(x->flags & TU_CONTIGUOUS)) {
         tu_shape shape = tu_shape_of(x);
@@ -255,12 +227,17 @@ static tutti_status fill_random(tu_call *call, const tt_tensor *state, distribut
             return TUTTI_ERROR_MEMORY;
     }
     fill draw = { dense, read_state(state), kind, first, second };
-    tu_parallel(x->numel, 65536, fill_range, &draw);
+    tutti_status status = TUTTI_OK;
+    if (tu_on_device(x))
+        status = fill_on_device(&draw);
+    else
+        tu_parallel(x->numel, 65536, fill_range, &draw);
     if (dense != x) {
-        tu_copy_tensor(x, dense);
+        if (status == TUTTI_OK)
+            status = tu_copy_tensor(x, dense);
         tu_tensor_drop(dense);
     }
-    return TUTTI_OK;
+    return status;
 }
 
 /* ---- new tensors ---- */
@@ -277,12 +254,12 @@ tutti_status tu_rand_shape(tu_call *call) { /* and randn's, whose attributes are
     return drawn_shape(call, attributes->shape, attributes->dtype, attributes->device);
 }
 
-tutti_status tu_rand_cpu(tu_call *call) {
-    return fill_random(call, call->inputs[0], UNIFORM, 0, 1);
+tutti_status tu_rand_everywhere(tu_call *call) {
+    return fill_random(call, call->inputs[0], TU_UNIFORM, 0, 1);
 }
 
-tutti_status tu_randn_cpu(tu_call *call) {
-    return fill_random(call, call->inputs[0], NORMAL_NUMBERS, 0, 1);
+tutti_status tu_randn_everywhere(tu_call *call) {
+    return fill_random(call, call->inputs[0], TU_NORMAL, 0, 1);
 }
 
 tutti_status tu_randint_shape(tu_call *call) {
@@ -293,9 +270,9 @@ tutti_status tu_randint_shape(tu_call *call) {
     return drawn_shape(call, attributes->shape, attributes->dtype, attributes->device);
 }
 
-tutti_status tu_randint_cpu(tu_call *call) {
+tutti_status tu_randint_everywhere(tu_call *call) {
     const tu_randint_attributes *attributes = call->attributes;
-    return fill_random(call, call->inputs[0], WHOLE, (double)attributes->low, (double)attributes->high);
+    return fill_random(call, call->inputs[0], TU_WHOLE, (double)attributes->low, (double)attributes->high);
 }
 
 /* How many elements a shape has, for the generator; a wrong shape is the shape rule's to refuse. */
@@ -338,14 +315,14 @@ tutti_status tu_redraw_shape(tu_call *call) {
     return status == TUTTI_OK ? tu_shape_like_first(call) : status;
 }
 
-tutti_status tu_uniform_cpu(tu_call *call) {
+tutti_status tu_uniform_everywhere(tu_call *call) {
     const tu_uniform_attributes *attributes = call->attributes;
-    return fill_random(call, call->inputs[1], UNIFORM, attributes->low, attributes->high);
+    return fill_random(call, call->inputs[1], TU_UNIFORM, attributes->low, attributes->high);
 }
 
-tutti_status tu_normal_cpu(tu_call *call) {
+tutti_status tu_normal_everywhere(tu_call *call) {
     const tu_normal_attributes *attributes = call->attributes;
-    return fill_random(call, call->inputs[1], NORMAL_NUMBERS, attributes->mean, attributes->deviation);
+    return fill_random(call, call->inputs[1], TU_NORMAL, attributes->mean, attributes->deviation);
 }
 
 /* The state for a draw in x's shape; NULL with the pending error set where x is none. */
@@ -412,14 +389,29 @@ static void drop_groups(void *context, int64_t begin, int64_t end) {
 }
 
 /* The mask, of 0 and 1/(1-p), is drawn from the state: forward and backward draw the same. */
-tutti_status tu_dropout_cpu(tu_call *call) {
+tutti_status tu_dropout_everywhere(tu_call *call) {
     const tu_dropout_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0];
     tt_tensor *out = call->outputs[0];
     tu_random state = read_state(call->inputs[1]);
     if (!(x->flags & TU_CONTIGUOUS)) {
-        tu_copy_tensor(out, x);
+        tutti_status status = tu_copy_tensor(out, x);
+        if (status != TUTTI_OK)
+            return status;
         x = out;
+    }
+    if (tu_on_device(x)) {
+        tu_launch_random flat = { .from = tu_place_of(tu_pointer(x)),
+                                  .to = tu_place_of(tu_pointer(out)),
+                                  .total = out->numel,
+                                  .seed = state.seed,
+                                  .counter = state.counter,
+                                  .first = 1 / (1 - attributes->share),
+                                  .rank = state.rank,
+                                  .limit = (uint32_t)(attributes->share * 0x1p32),
+                                  .dtype = out->dtype };
+        return tu_device_launch(tu_device_of(x), out->dtype == TUTTI_F64 ? "kernel_dropout_f64" : "kernel_dropout_f32",
+                                (out->numel + 63) / 64 * 16, TU_DEVICE_THREADS, &flat);
     }
     dropout_job job = { { tu_pointer(x), tu_pointer(out), state.seed, state.counter, state.rank,
                           (uint32_t)(attributes->share * 0x1p32), 1 / (1 - attributes->share) },

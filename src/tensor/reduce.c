@@ -5,19 +5,23 @@
  * in an order that depends on the shape alone, not on the threads.
  */
 #include <complex.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "tensor/convert.h"
 #include "tensor/history.h"
 #include "tensor/kernel/kernels.h"
 #include "tensor/loop.h"
+#include "tensor/on_device.h"
 #include "tensor/operators.h"
 #include "tensor/parallel.h"
+#include "tensor/stage.h"
 
 typedef double _Complex c128;
 
 typedef struct tu_reduction {
-    int floats; /* TU_FOLD_…: the kernels for floats are in the level's table */
+    const char *name; /* of its kernels on devices */
+    int floats;       /* TU_FOLD_…: the kernels for floats are in the level's table */
     tu_fold_kernels i64, u64, c128;
     bool to_bool; /* any, all: result and elements are truth values */
     bool widen;   /* integers give i64 */
@@ -85,14 +89,18 @@ REDUCER(any_i64, int64_t, 0, ((held | next) != 0))
 REDUCER(all_i64, int64_t, 1, (held != 0 && next != 0))
 
 /* Of the rows that share the rule and the kernel below: what their results are. */
-const struct tu_reduction tu_sum_detail = { TU_FOLD_SUM, FOLDERS(sum_i64), .c128 = FOLDERS(sum_c128), .widen = true };
-const struct tu_reduction tu_mean_detail = { TU_FOLD_SUM, .c128 = FOLDERS(sum_c128), .float_only = true, .mean = true };
-const struct tu_reduction tu_prod_detail = { TU_FOLD_PRODUCT, FOLDERS(prod_i64), .c128 = FOLDERS(prod_c128),
+const struct tu_reduction tu_sum_detail = { "sum", TU_FOLD_SUM, FOLDERS(sum_i64), .c128 = FOLDERS(sum_c128),
+                                            .widen = true };
+const struct tu_reduction tu_mean_detail = { "sum", TU_FOLD_SUM, .c128 = FOLDERS(sum_c128), .float_only = true,
+                                             .mean = true };
+const struct tu_reduction tu_prod_detail = { "prod", TU_FOLD_PRODUCT, FOLDERS(prod_i64), .c128 = FOLDERS(prod_c128),
                                              .widen = true };
-const struct tu_reduction tu_amax_detail = { TU_FOLD_MAXIMUM, FOLDERS(max_i64), FOLDERS(max_u64), .no_empty = true };
-const struct tu_reduction tu_amin_detail = { TU_FOLD_MINIMUM, FOLDERS(min_i64), FOLDERS(min_u64), .no_empty = true };
-const struct tu_reduction tu_any_detail = { .i64 = FOLDERS(any_i64), .to_bool = true };
-const struct tu_reduction tu_all_detail = { .i64 = FOLDERS(all_i64), .to_bool = true };
+const struct tu_reduction tu_amax_detail = { "amax", TU_FOLD_MAXIMUM, FOLDERS(max_i64), FOLDERS(max_u64),
+                                             .no_empty = true };
+const struct tu_reduction tu_amin_detail = { "amin", TU_FOLD_MINIMUM, FOLDERS(min_i64), FOLDERS(min_u64),
+                                             .no_empty = true };
+const struct tu_reduction tu_any_detail = { "any", .i64 = FOLDERS(any_i64), .to_bool = true };
+const struct tu_reduction tu_all_detail = { "all", .i64 = FOLDERS(all_i64), .to_bool = true };
 
 static const tu_fold_kernels *reducer_for(const reduction *rule, tutti_dtype compute) {
     switch (compute) {
@@ -116,7 +124,33 @@ typedef struct fold {
     int64_t outer, reduced, inner;
     const char *from;
     char *to;
+    tu_device *device; /* NULL: the CPU */
+    const char *name;  /* there, "sum" */
+    const char *type;  /* "f32" */
 } fold;
+
+/* Memory for partial results, where the tensors are. */
+typedef struct scratch {
+    tu_device *device;
+    tu_device_block block;
+    size_t bytes;
+} scratch;
+
+static tutti_status scratch_take(scratch *taken, tu_device *device, size_t bytes) {
+    *taken = (scratch){ .device = device, .bytes = bytes };
+    if (device != NULL)
+        return device->table->allocate(device->state, device->index, tu_device_stream(device), bytes, &taken->block);
+    taken->block.data = tu_block_alloc(tu_self(), bytes);
+    return taken->block.data != NULL ? TUTTI_OK : tu_error_memory("a reduction's partial results", bytes);
+}
+
+static void scratch_give(scratch *taken) {
+    if (taken->device != NULL && taken->block.handle != NULL)
+        taken->device->table->release(taken->device->state, taken->device->index, &taken->block);
+    else if (taken->device == NULL)
+        tu_block_free(tu_self(), taken->block.data, taken->bytes);
+    *taken = (scratch){ 0 };
+}
 
 #define ROWS 64 /* rows of one first-level column sum */
 
@@ -185,7 +219,70 @@ static tutti_status fold_long(const fold *job) {
     return TUTTI_OK;
 }
 
+/* ---- on a device: the same order, by kernels ---- */
+
+#define FOLD_THREADS 256
+
+static tutti_status launch_fold(const fold *job, const char *form, int64_t blocks, const tu_launch_fold *flat) {
+    char name[64];
+    snprintf(name, sizeof name, "kernel_fold_%s_%s_%s", form, job->name, job->type);
+    return tu_device_launch_blocks(job->device, name, blocks, FOLD_THREADS, flat);
+}
+
+/* Rows in blocks of TU_FOLD_BLOCK elements, columns in blocks of TU_FOLD_ROWS; then the blocks' results. */
+static tutti_status fold_on_device(const fold *job) {
+    bool rows = job->inner == 1;
+    int64_t part = rows ? TU_FOLD_BLOCK : TU_FOLD_ROWS, parts = (job->reduced + part - 1) / part;
+    parts = parts < 1 ? 1 : parts;
+    tu_launch_fold flat = {
+        tu_place_of(job->from), tu_place_of(job->to), job->outer, job->reduced, job->inner, parts, part
+    };
+    int64_t units = job->outer * parts * job->inner, results = job->outer * job->inner;
+    int64_t teams = rows ? FOLD_THREADS / (strcmp(job->type, "f32") == 0 ? 32 : 16) : FOLD_THREADS;
+    scratch partial = { 0 };
+    tutti_status status = parts > 1 ? scratch_take(&partial, job->device, (size_t)units * job->size) : TUTTI_OK;
+    if (status == TUTTI_OK && parts > 1)
+        flat.to = tu_place_of(partial.block.data);
+    if (status == TUTTI_OK)
+        status = launch_fold(job, rows ? "rows" : "columns", (units + teams - 1) / teams, &flat);
+    if (status == TUTTI_OK && parts > 1) {
+        flat.from = flat.to;
+        flat.to = tu_place_of(job->to);
+        status = launch_fold(job, "parts", (results + FOLD_THREADS - 1) / FOLD_THREADS, &flat);
+    }
+    scratch_give(&partial);
+    return status;
+}
+
+/* A single long row in parts of fixed size, as fold_long has it. */
+static tutti_status fold_long_on_device(const fold *job) {
+    int64_t full = job->reduced / PART, rest = job->reduced % PART;
+    scratch partial;
+    tutti_status status = scratch_take(&partial, job->device, (size_t)(full + 1) * job->size);
+    if (status != TUTTI_OK)
+        return status;
+    fold each = *job, last = *job, all = *job;
+    each.outer = full;
+    each.reduced = PART;
+    each.to = partial.block.data;
+    last.from += (size_t)(full * PART) * job->size;
+    last.reduced = rest;
+    last.to = (char *)partial.block.data + (size_t)full * job->size;
+    all.from = partial.block.data;
+    all.reduced = full + (rest > 0);
+    status = fold_on_device(&each);
+    if (status == TUTTI_OK && rest > 0)
+        status = fold_on_device(&last);
+    if (status == TUTTI_OK)
+        status = fold_on_device(&all);
+    scratch_give(&partial);
+    return status;
+}
+
 static tutti_status run_fold(const fold *job) {
+    if (job->device != NULL)
+        return job->outer == 1 && job->inner == 1 && job->reduced > 2 * PART ? fold_long_on_device(job)
+                                                                             : fold_on_device(job);
     if (job->outer == 1 && job->inner == 1 && job->reduced > 2 * PART)
         return fold_long(job);
     int64_t work = job->reduced * job->inner;
@@ -281,7 +378,10 @@ static tt_tensor *dense_of(const tt_tensor *x, tutti_dtype compute, bool truth) 
     tt_tensor *dense = tu_tensor_new(&shape);
     if (dense == NULL)
         return NULL;
-    tu_copy_tensor(dense, x);
+    if (tu_copy_tensor(dense, x) != TUTTI_OK) {
+        tu_tensor_drop(dense);
+        return NULL;
+    }
     if (!truth)
         return dense;
     tt_tensor *wide = dense_of(dense, compute, false); /* not zero, then 0 or 1 */
@@ -290,10 +390,9 @@ static tt_tensor *dense_of(const tt_tensor *x, tutti_dtype compute, bool truth) 
 }
 
 /* Folds the last reduced run, again and again, from memory into smaller memory. */
-static tutti_status fold_runs(const tu_fold_kernels *kernels, size_t size, const char *from, int count, int64_t *sizes,
-                              bool *reduced, char *to) {
-    char *temporary = NULL;
-    size_t temporary_bytes = 0;
+static tutti_status fold_runs(const fold *plan, int count, int64_t *sizes, bool *reduced) {
+    const char *from = plan->from;
+    scratch temporary = { 0 };
     tutti_status status = TUTTI_OK;
     for (;;) {
         int at = count - 1;
@@ -304,21 +403,22 @@ static tutti_status fold_runs(const tu_fold_kernels *kernels, size_t size, const
         int before = at - 1;
         while (before >= 0 && !reduced[before])
             before--;
-        fold job = { kernels, size, 1, sizes[at], 1, from, to };
+        fold job = *plan;
+        job.outer = job.inner = 1;
+        job.reduced = sizes[at];
+        job.from = from;
         for (int i = 0; i < count; i++)
             *(i < at ? &job.outer : i > at ? &job.inner : &(int64_t){ 0 }) *= sizes[i];
         if (before >= 0) {
-            size_t bytes = (size_t)(job.outer * job.inner) * size;
-            job.to = tu_block_alloc(tu_self(), bytes);
-            if (job.to == NULL) {
-                status = tu_error_memory("a reduction's partial results", bytes);
+            scratch next;
+            status = scratch_take(&next, plan->device, (size_t)(job.outer * job.inner) * plan->size);
+            if (status != TUTTI_OK)
                 break;
-            }
+            job.to = next.block.data;
             status = run_fold(&job);
-            tu_block_free(tu_self(), temporary, temporary_bytes);
-            temporary = job.to;
-            temporary_bytes = bytes;
-            from = temporary;
+            scratch_give(&temporary);
+            temporary = next;
+            from = job.to;
         } else {
             status = run_fold(&job);
         }
@@ -328,11 +428,36 @@ static tutti_status fold_runs(const tu_fold_kernels *kernels, size_t size, const
         sizes[at] = 1;
         reduced[at] = false;
     }
-    tu_block_free(tu_self(), temporary, temporary_bytes);
+    scratch_give(&temporary);
     return status;
 }
 
-tutti_status tu_reduce_cpu(tu_call *call) {
+/* What is not reduced at all is copied. */
+static tutti_status copy_plainly(const fold *plan, size_t bytes) {
+    if (plan->device != NULL)
+        return plan->device->table->copy(plan->device->state, plan->device->index, tu_device_stream(plan->device),
+                                         plan->to, plan->from, bytes);
+    memcpy(plan->to, plan->from, bytes);
+    return TUTTI_OK;
+}
+
+/* The mean from the sum. */
+static tutti_status scale_sums(const fold *plan, tutti_dtype compute, int64_t count, double scale) {
+    if (plan->device != NULL) {
+        tu_launch_line line = { .to = tu_place_of(plan->to), .total = count, .first = scale };
+        return tu_device_launch(plan->device, compute == TUTTI_F32 ? "kernel_scale_f32" : "kernel_scale_f64", count,
+                                TU_DEVICE_THREADS, &line);
+    }
+    if (compute == TUTTI_F32)
+        for (int64_t i = 0; i < count; i++)
+            ((float *)plan->to)[i] = (float)((double)((float *)plan->to)[i] * scale);
+    else
+        for (int64_t i = 0; i < count * (compute == TUTTI_C128 ? 2 : 1); i++)
+            ((double *)plan->to)[i] *= scale;
+    return TUTTI_OK;
+}
+
+tutti_status tu_reduce_everywhere(tu_call *call) {
     const tu_sum_dims_attributes *attributes = call->attributes;
     const reduction *rule = call->entry->detail;
     const tt_tensor *x = call->inputs[0];
@@ -343,40 +468,36 @@ tutti_status tu_reduce_cpu(tu_call *call) {
     tutti_status status = reduced_dims(call, &attributes->dims, &mask);
     if (status != TUTTI_OK || out->numel == 0)
         return status;
-    tt_tensor *dense = dense_of(x, compute, rule->to_bool);
-    if (dense == NULL)
-        return TUTTI_ERROR_MEMORY;
-    size_t size = tu_dtype_bytes[compute], bytes = (size_t)out->numel * size;
-    char *to = out->dtype == compute ? tu_pointer(out) : tu_block_alloc(tu_self(), bytes);
-    if (to == NULL) {
+    if (tu_on_device(x) && compute == TUTTI_C128)
+        return tu_call_error(call, TUTTI_ERROR_UNSUPPORTED, "there is no kernel for complex numbers on the device %s",
+                             tutti_device_name(call->device));
+    tt_tensor *dense = dense_of(x, compute, rule->to_bool), *staged = tu_stage_out(out, compute);
+    if (dense == NULL || staged == NULL) {
         tu_tensor_drop(dense);
-        return tu_error_memory("a reduction's result", bytes);
+        tu_tensor_drop(staged);
+        return TUTTI_ERROR_MEMORY;
     }
+    bool is_u64 = compute == TUTTI_U64 && rule->u64.row != NULL;
+    fold plan = { .kernels = kernels,
+                  .size = tu_dtype_bytes[compute],
+                  .from = tu_pointer(dense),
+                  .to = tu_pointer(staged),
+                  .device = tu_on_device(x) ? tu_device_of(x) : NULL,
+                  .name = rule->name,
+                  .type = compute == TUTTI_F32   ? "f32"
+                          : compute == TUTTI_F64 ? "f64"
+                          : is_u64               ? "u64"
+                                                 : "i64" };
     int64_t sizes[TT_MAX_DIMS];
     bool reduced[TT_MAX_DIMS], any = false;
     int count = runs_of(x, mask, sizes, reduced);
     for (int i = 0; i < count; i++)
         any = any || reduced[i];
-    if (any)
-        status = fold_runs(kernels, size, tu_pointer(dense), count, sizes, reduced, to);
-    else
-        memcpy(to, tu_pointer(dense), bytes);
-    if (status == TUTTI_OK && rule->mean) {
-        double scale = (double)out->numel / (double)x->numel;
-        if (compute == TUTTI_F32)
-            for (int64_t i = 0; i < out->numel; i++)
-                ((float *)to)[i] = (float)((double)((float *)to)[i] * scale);
-        else
-            for (int64_t i = 0; i < out->numel * (compute == TUTTI_C128 ? 2 : 1); i++)
-                ((double *)to)[i] *= scale;
-    }
+    status = any ? fold_runs(&plan, count, sizes, reduced) : copy_plainly(&plan, (size_t)out->numel * plan.size);
+    if (status == TUTTI_OK && rule->mean)
+        status = scale_sums(&plan, compute, out->numel, (double)out->numel / (double)x->numel);
     tu_tensor_drop(dense);
-    if (to != tu_pointer(out)) {
-        if (status == TUTTI_OK)
-            status = tutti_convert(to, compute, tu_pointer(out), out->dtype, (size_t)out->numel);
-        tu_block_free(tu_self(), to, bytes);
-    }
-    return status;
+    return tu_stage_end(1, &out, &staged, status);
 }
 
 /* ---- gradients and shorthands ---- */
@@ -509,7 +630,7 @@ tutti_status tu_argmax_shape(tu_call *call) {
     }
     return tu_shape_contiguous("argmax", &call->results[0]);
 }
-tutti_status tu_argmax_cpu(tu_call *call) {
+tutti_status tu_argmax_everywhere(tu_call *call) {
     const tu_argmax_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0];
     int dim = tu_dim(attributes->dim, call->inputs[0]->ndim);
@@ -520,6 +641,13 @@ tutti_status tu_argmax_cpu(tu_call *call) {
     int64_t outer = 1, inner = 1, size = x->ndim > 0 ? x->sizes[dim] : 1, *to = tu_pointer(call->outputs[0]);
     for (int i = 0; i < x->ndim; i++)
         *(i < dim ? &outer : i > dim ? &inner : &(int64_t){ 0 }) *= x->sizes[i];
+    if (tu_on_device(x)) {
+        tu_launch_fold flat = { tu_place_of(tu_pointer(dense)), tu_place_of(to), outer, size, inner, 1, size };
+        tutti_status status = tu_device_launch(tu_device_of(x), whole ? "kernel_argmax_i64" : "kernel_argmax_f64",
+                                               outer * inner, TU_DEVICE_THREADS, &flat);
+        tu_tensor_drop(dense);
+        return status;
+    }
     const double *floats = tu_pointer(dense);
     const int64_t *integers = tu_pointer(dense);
     for (int64_t slice = 0; slice < outer; slice++) {

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "tensor/history.h"
-#include "tensor/operator.h"
+#include "tensor/on_device.h"
 
 /* ---- errors ---- */
 
@@ -199,6 +199,15 @@ static tutti_status find_kernel(const tu_call *call, tu_device_kernel **kernel) 
                          tutti_device_name(call->device));
 }
 
+static tutti_status compute(tu_call *call, tu_device_kernel *kernel) {
+    if (tu_is_remote(call->device) && !(call->entry->flags & TU_ANY_DEVICE)) {
+        tutti_status status = tu_device_begin(call);
+        if (status != TUTTI_OK)
+            return status;
+    }
+    return kernel(call);
+}
+
 /* A recorder is asked before the kernel runs, and does not see what that runs in turn. */
 static tutti_status record_and_compute(tu_call *call, tu_call_recorder *recorder) {
     tutti_status status = recorder->record(recorder, call);
@@ -211,7 +220,7 @@ static tutti_status record_and_compute(tu_call *call, tu_call_recorder *recorder
     if (status != TUTTI_OK)
         return status;
     tu_call_recorder_set(NULL);
-    status = kernel != NULL ? kernel(call) : TUTTI_OK;
+    status = kernel != NULL ? compute(call, kernel) : TUTTI_OK;
     tu_call_recorder_set(recorder);
     return status;
 }
@@ -241,7 +250,7 @@ static tutti_status perform(tu_call *call, tu_call_recorder *recorder) {
         tu_historian_table.cancel(record);
         return status;
     }
-    status = recorder != NULL ? record_and_compute(call, recorder) : kernel != NULL ? kernel(call) : TUTTI_OK;
+    status = recorder != NULL ? record_and_compute(call, recorder) : kernel != NULL ? compute(call, kernel) : TUTTI_OK;
     if (status == TUTTI_OK) {
         bump_written(call);
         if (tu_self()->anomaly && !call->computed)

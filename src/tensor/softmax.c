@@ -4,6 +4,7 @@
  * it, in the inputs, which are copied, and in the result, which is made so that the elements of a row are neighbours.
  */
 #include "tensor/kernel/kernels.h"
+#include "tensor/on_device.h"
 #include "tensor/operators.h"
 #include "tensor/parallel.h"
 #include "tensor/stage.h"
@@ -26,6 +27,7 @@ static void run_rows(void *context, int64_t begin, int64_t end) {
 /* Where the table of kernels has an operator's pair. */
 struct tu_row_kernels {
     size_t at;
+    const char *name; /* on devices */
 };
 
 /* The attributes of all rows of this file are one dim. */
@@ -78,7 +80,7 @@ static void choose_stream(const tu_call *call, rows *job, int type, int64_t coun
         job->kernel = tu_tensor_kernels_get()->softmax_stream[type];
 }
 
-tutti_status tu_rows_cpu(tu_call *call) {
+tutti_status tu_rows_everywhere(tu_call *call) {
     const struct tu_row_kernels *place = call->entry->detail;
     tu_row_kernel *const *kernels = (tu_row_kernel *const *)((const char *)tu_tensor_kernels_get() + place->at);
     int dim = tu_dim(row_dim(call), call->inputs[0]->ndim);
@@ -95,6 +97,19 @@ tutti_status tu_rows_cpu(tu_call *call) {
     if ((result = tu_stage_out(&out, dtype)) == NULL)
         goto drop;
     int64_t size = out.ndim == 0 ? 1 : out.sizes[out.ndim - 1];
+    if (tu_on_device(&out)) {
+        tu_launch_rows flat = { .x = tu_place_of(tu_pointer(staged[0])),
+                                .other = staged[1] != NULL ? tu_place_of(tu_pointer(staged[1])) : 0,
+                                .out = tu_place_of(tu_pointer(result)),
+                                .count = out.numel / size,
+                                .size = size };
+        status = tu_device_launch_rows(tu_device_of(&out), place->name, dtype, &flat);
+        if (status == TUTTI_OK)
+            status = tu_stage_done(&out, result);
+        else
+            tu_tensor_drop(result);
+        goto drop;
+    }
     rows job = { kernels[tu_float_index(dtype)],
                  { tu_pointer(staged[0]), staged[1] != NULL ? tu_pointer(staged[1]) : NULL },
                  tu_pointer(result),
@@ -102,15 +117,16 @@ tutti_status tu_rows_cpu(tu_call *call) {
                  tu_dtype_bytes[dtype] };
     choose_stream(call, &job, tu_float_index(dtype), out.numel / size);
     tu_parallel(out.numel / size, 8192 / size + 1, run_rows, &job);
-    tu_stage_done(&out, result);
-    status = TUTTI_OK;
+    status = tu_stage_done(&out, result);
 drop:
     tu_tensor_drop(staged[0]);
     tu_tensor_drop(staged[1]);
     return status;
 }
 
-const struct tu_row_kernels tu_softmax_detail = { offsetof(tu_tensor_kernels, softmax) };
-const struct tu_row_kernels tu_log_softmax_detail = { offsetof(tu_tensor_kernels, log_softmax) };
-const struct tu_row_kernels tu_softmax_backward_detail = { offsetof(tu_tensor_kernels, softmax_backward) };
-const struct tu_row_kernels tu_log_softmax_backward_detail = { offsetof(tu_tensor_kernels, log_softmax_backward) };
+const struct tu_row_kernels tu_softmax_detail = { offsetof(tu_tensor_kernels, softmax), "softmax" };
+const struct tu_row_kernels tu_log_softmax_detail = { offsetof(tu_tensor_kernels, log_softmax), "log_softmax" };
+const struct tu_row_kernels tu_softmax_backward_detail = { offsetof(tu_tensor_kernels, softmax_backward),
+                                                           "softmax_backward" };
+const struct tu_row_kernels tu_log_softmax_backward_detail = { offsetof(tu_tensor_kernels, log_softmax_backward),
+                                                               "log_softmax_backward" };

@@ -14,8 +14,10 @@ tt_tensor *tu_stage_in(const tt_tensor *x, tutti_dtype dtype) {
     if (x == NULL || (x->dtype == dtype && x->flags & TU_CONTIGUOUS))
         return tu_tensor_hold((tt_tensor *)x);
     tt_tensor *copy = like(x, dtype);
-    if (copy != NULL)
-        tu_copy_tensor(copy, x);
+    if (copy != NULL && tu_copy_tensor(copy, x) != TUTTI_OK) {
+        tu_tensor_drop(copy);
+        return NULL;
+    }
     return copy;
 }
 
@@ -23,17 +25,19 @@ tt_tensor *tu_stage_out(tt_tensor *out, tutti_dtype dtype) {
     return out->dtype == dtype ? tu_tensor_hold(out) : like(out, dtype);
 }
 
-void tu_stage_done(tt_tensor *out, tt_tensor *staged) {
-    if (staged != NULL && staged != out && out->numel > 0)
-        tu_copy_tensor(out, staged);
+tutti_status tu_stage_done(tt_tensor *out, tt_tensor *staged) {
+    bool copies = staged != NULL && staged != out && out->numel > 0;
+    tutti_status status = copies ? tu_copy_tensor(out, staged) : TUTTI_OK;
     tu_tensor_drop(staged);
+    return status;
 }
 
-void tu_stage_end(int count, tt_tensor *const *outs, tt_tensor *const *staged, bool computed) {
+tutti_status tu_stage_end(int count, tt_tensor *const *outs, tt_tensor *const *staged, tutti_status status) {
     for (int i = 0; i < count; i++) {
-        if (computed)
-            tu_stage_done(outs[i], staged[i]);
+        if (status == TUTTI_OK)
+            status = tu_stage_done(outs[i], staged[i]);
         else
             tu_tensor_drop(staged[i]);
     }
+    return status;
 }

@@ -13,10 +13,10 @@
 tt_tensor *tu_stage_in(const tt_tensor *x, tutti_dtype dtype);
 /* A tensor of `dtype` to compute `out` in: out itself, held, where it is of that type (results are dense). */
 tt_tensor *tu_stage_out(tt_tensor *out, tutti_dtype dtype);
-/* Copies a staged result into `out` where it is another tensor, and drops it. */
-void tu_stage_done(tt_tensor *out, tt_tensor *staged);
-/* The same for several, or drops them where nothing was computed. */
-void tu_stage_end(int count, tt_tensor *const *outs, tt_tensor *const *staged, bool computed);
+/* Copies a staged result into `out` where it is another tensor, and drops it. Cannot fail on the CPU. */
+tutti_status tu_stage_done(tt_tensor *out, tt_tensor *staged);
+/* The same for several where `status` is OK, else drops them; returns the first failure. */
+tutti_status tu_stage_end(int count, tt_tensor *const *outs, tt_tensor *const *staged, tutti_status status);
 
 /* f64 for f64, f32 for narrower floats. */
 static inline tutti_dtype tu_stage_dtype(const tt_tensor *x) {

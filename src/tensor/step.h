@@ -17,6 +17,8 @@
 typedef struct tu_batched_step {
     tu_step step;
     tu_step_kernel *kernel;
+    struct tu_device *device; /* NULL: the CPU */
+    bool adamw, wide;
     int64_t first; /* number of its first element among all */
 } tu_batched_step;
 
@@ -46,7 +48,7 @@ typedef struct tu_step_batch {
 void tu_step_batch_open(tu_step_batch *batch);
 /* Collects no more, and computes what was collected, or drops it: then no dense parameter of f32 or f64 has changed
  * that shares no memory with others. */
-void tu_step_batch_close(tu_step_batch *batch, bool compute);
+tutti_status tu_step_batch_close(tu_step_batch *batch, bool compute);
 /* Gives its memory back. */
 void tu_step_batch_free(tu_step_batch *batch);
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tensor/on_device.h"
 #include "tensor/operators.h"
 #include "tensor/tensor.h"
 #include "tensor/thread.h"
@@ -45,21 +46,7 @@ void tu_storage_trim(tu_thread *self) {
     self->spare_storage_count = 0;
 }
 
-/* That of meta is none, which is always there. */
-static bool has_memory(tutti_device device) {
-    return device == TUTTI_CPU || device == TUTTI_META;
-}
-
-static tutti_status no_memory(tutti_device device) {
-    return tu_error(TUTTI_ERROR_UNSUPPORTED, "there is no memory for tensors on the device %s, only on cpu and meta",
-                    tutti_device_name(device));
-}
-
 tu_storage *tu_storage_new(tutti_device device, size_t bytes) {
-    if (!has_memory(device) && bytes > 0) {
-        no_memory(device);
-        return NULL;
-    }
     tu_thread *self = tu_self();
     if (self->source != NULL && device == TUTTI_CPU && bytes > 0)
         return self->source->make(self->source, bytes);
@@ -72,6 +59,12 @@ tu_storage *tu_storage_new(tutti_device device, size_t bytes) {
     storage->bytes = bytes;
     if (device == TUTTI_META || bytes == 0)
         return storage;
+    if (tu_is_remote(device)) {
+        if (tu_device_allocate(storage, bytes) == TUTTI_OK)
+            return storage;
+        give(self, storage);
+        return NULL;
+    }
     storage->data = tu_block_alloc(self, bytes);
     if (storage->data == NULL) {
         give(self, storage);
@@ -114,6 +107,8 @@ void tu_storage_drop(tu_storage *storage) {
     if (storage->fixed) {
         if (storage->release != NULL)
             storage->release(storage->owner);
+    } else if (tu_is_remote(storage->device)) {
+        tu_device_release(storage);
     } else {
         tu_block_free(self, storage->data, storage->bytes);
     }
@@ -134,8 +129,8 @@ tutti_status tu_storage_set_bytes(tu_storage *storage, size_t bytes) {
     tutti_status status = tu_storage_wait_write(storage);
     if (status != TUTTI_OK || bytes == storage->bytes)
         return status;
-    if (!has_memory(storage->device) && !storage->fake && bytes > 0)
-        return no_memory(storage->device);
+    if (tu_is_remote(storage->device) && !storage->fake)
+        return tu_device_resize(storage, bytes);
     void *data = NULL;
     if (storage->device == TUTTI_CPU && !storage->fake && bytes > 0) {
         data = tu_block_alloc(self, bytes);

@@ -3,6 +3,7 @@
  * Tensor handles: their making and end, and what can be asked of them.
  */
 #include "tensor/tensor.h"
+#include "tensor/on_device.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -252,9 +253,13 @@ tutti_status tu_shape_from(const char *who, tt_dims dims, tutti_dtype dtype, tut
         return tu_error(TUTTI_ERROR_TYPE, "%s: %d is no dtype", who, (int)dtype);
     if (tutti_device_kind(device) == 0)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: %d is no device", who, device);
-    if (device != TUTTI_CPU && device != TUTTI_META)
-        return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: there are no tensors on the device %s, only on cpu and meta", who,
-                        tutti_device_name(device));
+    if (tu_is_remote(device)) { /* found, and the current one by its number */
+        tu_device *found;
+        tutti_status status = tu_device_get(device, &found);
+        if (status != TUTTI_OK)
+            return status;
+        device = found->number;
+    }
     if (dims.count < 0 || dims.count > TT_MAX_DIMS)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: a shape has 0 to %d dimensions, not %d", who, TT_MAX_DIMS,
                         dims.count);

@@ -34,7 +34,8 @@ struct tu_storage {
     size_t bytes;
     void *data;                   /* NULL for meta, for fakes and for 0 bytes */
     void (*release)(void *owner); /* foreign memory: instead of freeing data */
-    void *owner;
+    void *owner;                  /* of foreign memory; on a device, the handle of its block */
+    void *stream;                 /* on a device: the one that the memory is in order with */
     /* Set while collectives write here, cleared by the waiter; read by every use of the data. Pair: release when set,
      * acquire here. */
     _Atomic(tu_storage_waiter *) waiter;

@@ -33,6 +33,7 @@ void tu_thread_end(tu_thread *self) {
     tu_handle_leave(self);
     tu_storage_trim(self);
     tu_block_trim(self);
+    free(self->streams);
     free(self->scopes);
     free(self->owned);
     free(self->bins);

@@ -87,6 +87,7 @@ typedef struct tu_thread {
     struct tutti_batch *batch; /* of collectives, that is open in this thread */
     void *batch_flight;        /* what it writes and reads: see functional/registry.c */
     tu_kept *symmetric_tests;  /* test modes of symmetric memory, innermost: see functional/symmetric.c */
+    void **streams;            /* current ones, by number of the device; NULL: the default ones */
     void *engine;              /* of oneDNN: cheap to make, but not free */
 
     /* Written by this thread alone, read by tt_count from any: relaxed. A thread may release what another made, so one

@@ -271,6 +271,15 @@ TEST(structs_of_tensor_h_stay_as_they_are) {
     AT(tt_counts, storages, 16);
     AT(tt_counts, scopes, 24);
     AT(tt_counts, nodes, 32);
+    AT(tt_device_memory, size, 0);
+    AT(tt_device_memory, allocated, 8);
+    AT(tt_device_memory, reserved, 16);
+    AT(tt_device_memory, peak_allocated, 24);
+    AT(tt_device_memory, peak_reserved, 32);
+    AT(tt_device_memory, limit, 40);
+    AT(tt_device_memory, allocations, 48);
+    AT(tt_device_memory, reservations, 56);
+    AT(tt_device_memory, retries, 64);
     AT(tt_graph_counts, size, 0);
     AT(tt_graph_counts, vertices, 8);
     AT(tt_graph_counts, inputs, 12);

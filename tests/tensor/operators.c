@@ -253,24 +253,26 @@ static tt_tensor *on_cuda(tutti_device device, tt_dims dims) {
 
 TEST(a_tensor_on_cuda_meets_no_kernel_of_the_cpu) {
     tt_scope scope = tt_scope_open();
-    tt_tensor *x = on_cuda(TUTTI_CUDA_AT(1), tt_shape(3)), *other = on_cuda(TUTTI_CUDA_AT(2), tt_shape(3));
-    tt_tensor *here = tt_ones(tt_shape(3), TUTTI_F32, NULL);
+    tutti_device far = TUTTI_CUDA_AT(201), farther = TUTTI_CUDA_AT(202); /* which no machine has */
+    tt_tensor *x = on_cuda(far, tt_shape(3)), *other = on_cuda(farther, tt_shape(3));
+    tt_tensor *here = tt_ones(tt_shape(3), TUTTI_F32, NULL), *matrix = tt_view(x, tt_shape(1, 3));
     tt_counts before = { .size = sizeof before }, after = { .size = sizeof after };
     CHECK_OK(tt_count(&before));
-    FAILS(tt_neg(x), TUTTI_ERROR_UNSUPPORTED, "neg: there is no kernel for the device cuda:1");
-    FAILS(tt_neg_(x), TUTTI_ERROR_UNSUPPORTED, "neg_: there is no kernel for the device cuda:1");
-    FAILS(tt_softmax(x, 0), TUTTI_ERROR_UNSUPPORTED, "softmax: there is no kernel for the device cuda:1");
+    FAILS(tt_neg(x), TUTTI_ERROR_UNSUPPORTED, "there are no tensors on the device cuda:201");
+    FAILS(tt_neg_(x), TUTTI_ERROR_UNSUPPORTED, "there are no tensors on the device cuda:201");
+    FAILS(tt_attention(matrix, matrix, matrix, false, 0), TUTTI_ERROR_UNSUPPORTED,
+          "attention: there is no kernel for the device cuda:201");
     FAILS(tt_add(here, x), TUTTI_ERROR_ARGUMENT,
-          "add: a (input 0) is on the device cpu and b (input 1) on cuda:1; expected all on one");
-    FAILS(tt_add(x, other), TUTTI_ERROR_ARGUMENT, "on the device cuda:1 and b (input 1) on cuda:2");
-    FAILS(tt_copy_(here, x), TUTTI_ERROR_ARGUMENT, "cuda:1");
-    FAILS(tt_storage_resize(x, 64), TUTTI_ERROR_UNSUPPORTED, "no memory for tensors on the device cuda:1");
+          "add: a (input 0) is on the device cpu and b (input 1) on cuda:201; expected all on one");
+    FAILS(tt_add(x, other), TUTTI_ERROR_ARGUMENT, "on the device cuda:201 and b (input 1) on cuda:202");
+    FAILS(tt_copy_(here, x), TUTTI_ERROR_ARGUMENT, "cuda:201");
+    FAILS(tt_storage_resize(x, 64), TUTTI_ERROR_UNSUPPORTED, "there are no tensors on the device cuda:201");
     CHECK_OK(tt_count(&after));
     CHECK(after.tensors == before.tensors && after.storages == before.storages);
     CHECK(IS(here, 1, 1, 1));
     /* A view is metadata, and stays on its device; a number adopts it. */
-    CHECK(tt_device_of(tt_narrow(x, 0, 1, 2)) == TUTTI_CUDA_AT(1));
-    FAILS(tt_add(tt_number(2), x), TUTTI_ERROR_UNSUPPORTED, "add: there is no kernel for the device cuda:1");
+    CHECK(tt_device_of(tt_narrow(x, 0, 1, 2)) == far);
+    FAILS(tt_add(tt_number(2), x), TUTTI_ERROR_UNSUPPORTED, "there are no tensors on the device cuda:201");
     CHECK_OK(tt_scope_close(&scope));
 }
 
@@ -284,8 +286,9 @@ TEST(the_kernel_is_that_of_the_kind_of_the_device) {
     static const tu_operator gpu_only = {
         .name = "gpu_only", .results = 0, .shape = tu_no_results, .kernels[TU_ON_CUDA] = compute_nothing
     };
-    tt_tensor *x = on_cuda(TUTTI_CUDA_AT(1), tt_shape(0)), *here = tt_ones(tt_shape(3), TUTTI_F32, NULL);
-    CHECK(tu_run_many(&gpu_only, 1, &x, NULL, NULL));
+    tt_tensor *x = on_cuda(TUTTI_CUDA_AT(201), tt_shape(0)), *here = tt_ones(tt_shape(3), TUTTI_F32, NULL);
+    CHECK(!tu_run_many(&gpu_only, 1, &x, NULL, NULL)); /* it has the kernel, but not the device */
+    FAILS(NULL, TUTTI_ERROR_UNSUPPORTED, "there are no tensors on the device cuda:201");
     CHECK(!tu_run_many(&gpu_only, 1, &here, NULL, NULL));
     FAILS(NULL, TUTTI_ERROR_UNSUPPORTED, "gpu_only: there is no kernel for the device cpu");
     CHECK_OK(tt_scope_close(&scope));

@@ -336,6 +336,7 @@ OPERATORS = {
     "clone": lambda r, x: x.clone(),
     "contiguous": lambda r, x: x.contiguous(),
     "to": lambda r, x, dtype: x.to(dtype),
+    "to_device": lambda r, x: x,
     "restride": lambda r, x, d: Restride.apply(x, d),
     "copy_": lambda r, x, y: x.copy_(y),
     "fill_": lambda r, x, v: refuse_expanded(x).fill_(v),
@@ -745,7 +746,7 @@ class Run:
 # What keeps strides in both: views, copies, writes. The results of others are laid out as lay_out says.
 KEEPS_STRIDES = {
     "leaf", "narrow", "select", "slice", "transpose", "permute", "t", "expand", "squeeze", "unsqueeze", "view", "reshape", "flatten", "as_strided",
-    "alias", "detach", "view_as_real", "view_as_complex", "split", "chunk", "clone", "contiguous", "restride", "function_same", "function_view",
+    "alias", "detach", "view_as_real", "view_as_complex", "split", "chunk", "clone", "contiguous", "to_device", "restride", "function_same", "function_view",
     "function_dirty", "function_dirty_second", "function_mul", "function_exp", "function_two", "function_sign", "function_absent",
 } | {name for name in OPERATORS if name.endswith("_")}
 # Differs: operators that Tutti defines for real numbers alone.

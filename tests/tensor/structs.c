@@ -56,6 +56,7 @@ TEST(structs_of_libtutti_are_made_alike_in_every_way) {
 
 TEST(structs_of_libtutti_tensor_are_made_alike_in_every_way) {
     AGREES(tt_counts, TT_COUNTS_INIT);
+    AGREES(tt_device_memory, TT_DEVICE_MEMORY_INIT);
     AGREES(tt_options, TT_OPTIONS_INIT);
     AGREES(tt_compile_options, TT_COMPILE_OPTIONS_INIT);
     AGREES(tt_compiled_counts, TT_COMPILED_COUNTS_INIT);

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Tensors on GPUs: streams, waiting, and memory. A tensor is made on a GPU by its options, or copied there:
+ *
+ *     tt_tensor *x = tt_randn(tt_shape(1024, 1024), TUTTI_BF16, TUTTI_OPTIONS(tt_options, .device = TUTTI_CUDA));
+ *     tt_tensor *y = tt_matmul(x, tt_to_device(weight, TUTTI_CUDA));
+ *     printf("%g\n", tt_item(tt_sum(y)));           // reading waits
+ *
+ * Operators on a GPU enqueue their work on the calling thread's current stream of it and return; at first that is the
+ * default stream. What reads a tensor on the host (tt_item, tt_read, tt_print, files, tt_to_device) waits. The order
+ * between streams is the program's, by events; memory is safe by itself: a tensor may be released while any stream
+ * still uses it. An index that is out of range is found by the kernel, and told by the next call that waits.
+ *
+ * The plug-in libtutti-tensor-cuda.so is loaded when the first of these is needed; without it, a driver or a GPU, a
+ * call is TUTTI_ERROR_UNSUPPORTED and says what is missing. Functions that return bool or a pointer set the pending
+ * error, as operators do. A stream is a CUstream (a cudaStream_t) as `void *`, and may come from elsewhere.
+ */
+#ifndef TUTTI_STREAMS_H
+#define TUTTI_STREAMS_H
+
+#include <tutti/device.h>
+#include <tutti/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Whether tensors can be on that device now. Sets no error. */
+TUTTI_API bool tt_device_available(tutti_device device);
+
+/* The calling thread's current stream of the device; NULL is the default one. */
+TUTTI_API void *tt_stream(tutti_device device);
+/* Makes another one current, in this thread. */
+TUTTI_API bool tt_stream_set(tutti_device device, void *stream);
+/* A new one, which waits for no other; NULL with the pending error set. */
+TUTTI_API void *tt_stream_new(tutti_device device);
+/* Waits for what it holds, and ends it; where it is current in this thread, the default one becomes so. */
+TUTTI_API void tt_stream_release(tutti_device device, void *stream);
+
+/* Waits until the current stream has done what it holds. */
+TUTTI_API bool tt_synchronize(tutti_device device);
+
+/* A mark in a stream, behind which others can wait. */
+typedef struct tt_event tt_event;
+/* One behind what the current stream holds; to be released. NULL with the pending error set. */
+TUTTI_API tt_event *tt_event_record(tutti_device device);
+/* Work that comes to the current stream from now on begins after the mark; the host does not wait. */
+TUTTI_API bool tt_event_join(const tt_event *event);
+/* The host waits for it. */
+TUTTI_API bool tt_event_wait(const tt_event *event);
+/* Whether it was passed; never waits. */
+TUTTI_API bool tt_event_done(const tt_event *event);
+/* Ends it, whether it was passed or not; NULL is nothing to do. */
+TUTTI_API void tt_event_release(tt_event *event);
+
+/* On the CPU, contents undefined, in memory that copies to and from GPUs reach directly. */
+TUTTI_API tt_tensor *tt_empty_pinned(tt_dims shape, tutti_dtype dtype);
+
+/* The memory of tensors on a device, in bytes but for the last three, which count. */
+typedef struct tt_device_memory {
+    size_t size;
+    size_t allocated, reserved;           /* in tensors; taken of the driver, and kept for reuse */
+    size_t peak_allocated, peak_reserved; /* the most at one time */
+    size_t limit;                         /* of reserved; 0: none */
+    uint64_t allocations, reservations;   /* given out; taken of the driver */
+    uint64_t retries;                     /* after what was spare had gone back */
+} tt_device_memory;
+#define TT_DEVICE_MEMORY_INIT TUTTI_DEFAULTS(tt_device_memory)
+/* TT_DEVICE_MEMORY_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tt_device_memory_init(tt_device_memory *memory, size_t size);
+/* Writes them to *memory, whose size is set. */
+TUTTI_API TUTTI_CHECKED tutti_status tt_device_memory_get(tutti_device device, tt_device_memory *memory);
+/* The most that may be reserved; 0: no limit but the device's. A tensor that does not fit is TUTTI_ERROR_MEMORY. */
+TUTTI_API TUTTI_CHECKED tutti_status tt_device_memory_limit(tutti_device device, size_t bytes);
+/* Gives what is spare back to the driver. */
+TUTTI_API void tt_device_memory_trim(tutti_device device);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

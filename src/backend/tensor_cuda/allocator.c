@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Memory of tensors. Segments are taken of the driver and kept; pieces of them are given out and come back. A piece
+ * belongs to the stream that it was allocated for: released, it serves that stream again at once, since what comes
+ * later on a stream runs later. Other streams that used it are remembered, with an event each when it is released, and
+ * it is spare when those events are over.
+ *
+ * Small requests share segments; a piece that is larger than asked for is cut, and spare neighbours of one stream grow
+ * together again. Spare pieces lie in lists by size, four per power of two. Where the driver or the limit has no more,
+ * segments that are spare as a whole go back first.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tensors.h"
+
+#define ALIGNMENT ((size_t)512)
+#define SMALL ((size_t)1 << 20) /* requests up to this share segments of SMALL_SEGMENT */
+#define SMALL_SEGMENT ((size_t)2 << 20)
+#define LARGE_SEGMENT \
+    ((size_t)32 << 20) /* others at least of this; what is larger has its own, in steps of SMALL_SEGMENT */
+
+/* ---- lists by size ---- */
+
+static int class_of(size_t bytes) {
+    size_t units = bytes / ALIGNMENT;
+    int power = 63 - __builtin_clzll(units);
+    int quarter = power >= 2 ? (int)(units >> (power - 2) & 3) : 0;
+    int at = power * 4 + quarter;
+    return at < TU_SIZE_CLASSES ? at : TU_SIZE_CLASSES - 1;
+}
+
+static void push(tu_gpu_piece **list, tu_gpu_piece *piece) {
+    piece->next = *list;
+    piece->link = list;
+    if (*list != NULL)
+        (*list)->link = &piece->next;
+    *list = piece;
+}
+
+static void pull(tu_gpu_piece *piece) {
+    *piece->link = piece->next;
+    if (piece->next != NULL)
+        piece->next->link = piece->link;
+}
+
+/* ---- pieces ---- */
+
+/* Takes the neighbour behind into the piece. */
+static void absorb(tu_gpu_piece *piece) {
+    tu_gpu_piece *behind = piece->after;
+    piece->bytes += behind->bytes;
+    piece->after = behind->after;
+    if (piece->after != NULL)
+        piece->after->before = piece;
+    free(behind);
+}
+
+static bool joins(const tu_gpu_piece *piece, const tu_gpu_piece *neighbour) {
+    return neighbour != NULL && neighbour->spare && neighbour->stream == piece->stream;
+}
+
+/* Makes a piece spare, with its spare neighbours. */
+static void make_spare(tu_gpu *gpu, tu_gpu_piece *piece) {
+    piece->spare = true;
+    if (joins(piece, piece->after)) {
+        pull(piece->after);
+        absorb(piece);
+    }
+    if (joins(piece, piece->before)) {
+        piece = piece->before;
+        pull(piece);
+        absorb(piece);
+    }
+    push(&gpu->spare[class_of(piece->bytes)], piece);
+}
+
+/* Cuts what is not needed off. Without memory for that the piece stays whole. */
+static void cut(tu_gpu *gpu, tu_gpu_piece *piece, size_t bytes) {
+    size_t least = piece->segment->bytes <= SMALL_SEGMENT ? ALIGNMENT : SMALL;
+    if (piece->bytes - bytes < least)
+        return;
+    tu_gpu_piece *rest = calloc(1, sizeof *rest);
+    if (rest == NULL)
+        return;
+    *rest = (tu_gpu_piece){ .address = piece->address + bytes,
+                            .bytes = piece->bytes - bytes,
+                            .segment = piece->segment,
+                            .before = piece,
+                            .after = piece->after,
+                            .stream = piece->stream };
+    if (rest->after != NULL)
+        rest->after->before = rest;
+    piece->after = rest;
+    piece->bytes = bytes;
+    rest->spare = true;
+    push(&gpu->spare[class_of(rest->bytes)], rest);
+}
+
+/* The smallest spare piece of the stream that is large enough, of the first lists that can have one. A small request
+ * stays out of large segments, which it would break up. */
+static tu_gpu_piece *find_spare(tu_gpu *gpu, CUstream stream, size_t bytes) {
+    bool small = bytes <= SMALL;
+    for (int at = class_of(bytes); at < TU_SIZE_CLASSES; at++) {
+        tu_gpu_piece *best = NULL;
+        for (tu_gpu_piece *piece = gpu->spare[at]; piece != NULL; piece = piece->next)
+            if (piece->stream == stream && piece->bytes >= bytes && small == (piece->segment->bytes <= SMALL_SEGMENT) &&
+                (best == NULL || piece->bytes < best->bytes))
+                best = piece;
+        if (best != NULL)
+            return best;
+    }
+    return NULL;
+}
+
+/* ---- other streams ---- */
+
+static void drop_uses(tu_gpus *gpus, tu_gpu_piece *piece) {
+    while (piece->uses != NULL) {
+        tu_gpu_use *use = piece->uses;
+        piece->uses = use->next;
+        if (use->event != NULL)
+            gpus->driver.cuEventDestroy(use->event);
+        free(use);
+    }
+}
+
+/* Whether the streams that used it are past it; waits for them where `wait` says so. */
+static bool is_over(tu_gpus *gpus, const tu_gpu_piece *piece, bool wait) {
+    for (tu_gpu_use *use = piece->uses; use != NULL; use = use->next) {
+        CUresult result = wait ? gpus->driver.cuEventSynchronize(use->event) : gpus->driver.cuEventQuery(use->event);
+        if (result == CUDA_ERROR_NOT_READY)
+            return false;
+    }
+    return true;
+}
+
+static void collect_waiting(tu_gpus *gpus, tu_gpu *gpu, bool wait) {
+    tu_gpu_piece *next;
+    for (tu_gpu_piece *piece = gpu->waiting; piece != NULL; piece = next) {
+        next = piece->next;
+        if (!is_over(gpus, piece, wait))
+            continue;
+        pull(piece);
+        drop_uses(gpus, piece);
+        make_spare(gpu, piece);
+    }
+}
+
+/* ---- segments ---- */
+
+/* Gives segments back that are spare as a whole. The driver waits for what still runs on them. */
+static void give_back(tu_gpus *gpus, tu_gpu *gpu) {
+    tu_gpu_segment *next;
+    for (tu_gpu_segment *segment = gpu->segments; segment != NULL; segment = next) {
+        next = segment->next;
+        tu_gpu_piece *piece = segment->first;
+        if (!piece->spare || piece->after != NULL)
+            continue;
+        pull(piece);
+        *segment->link = segment->next;
+        if (segment->next != NULL)
+            segment->next->link = segment->link;
+        gpus->driver.cuMemFree(segment->address);
+        gpu->usage.reserved -= segment->bytes;
+        free(piece);
+        free(segment);
+    }
+}
+
+static size_t segment_bytes(size_t bytes) {
+    if (bytes <= SMALL)
+        return SMALL_SEGMENT;
+    if (bytes <= LARGE_SEGMENT / 2)
+        return LARGE_SEGMENT;
+    return (bytes + SMALL_SEGMENT - 1) / SMALL_SEGMENT * SMALL_SEGMENT;
+}
+
+static tu_gpu_piece *add_segment(tu_gpu *gpu, CUstream stream, CUdeviceptr address, size_t bytes) {
+    tu_gpu_segment *segment = calloc(1, sizeof *segment);
+    tu_gpu_piece *piece = calloc(1, sizeof *piece);
+    if (segment == NULL || piece == NULL) {
+        free(segment);
+        free(piece);
+        return NULL;
+    }
+    *segment = (tu_gpu_segment){ address, bytes, gpu->segments, &gpu->segments, piece };
+    if (gpu->segments != NULL)
+        gpu->segments->link = &segment->next;
+    gpu->segments = segment;
+    *piece = (tu_gpu_piece){ .address = address, .bytes = bytes, .segment = segment, .stream = stream };
+    gpu->usage.reserved += bytes;
+    gpu->usage.reservations++;
+    if (gpu->usage.reserved > gpu->usage.peak_reserved)
+        gpu->usage.peak_reserved = gpu->usage.reserved;
+    return piece;
+}
+
+static CUresult take(tu_gpus *gpus, const tu_gpu *gpu, size_t bytes, CUdeviceptr *address) {
+    if (gpu->usage.limit != 0 && (bytes > gpu->usage.limit || gpu->usage.reserved > gpu->usage.limit - bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    return gpus->driver.cuMemAlloc(address, bytes);
+}
+
+static tutti_status no_memory(const tu_gpus *gpus, const tu_gpu *gpu, int index, size_t bytes) {
+    const tu_device_usage *usage = &gpu->usage;
+    if (usage->limit != 0)
+        return gpus->host->error(
+            TUTTI_ERROR_MEMORY,
+            "out of memory on cuda:%d for a tensor of %zu bytes: %zu are in use, %zu reserved, and "
+            "the limit is %zu; raise it, or release tensors",
+            index, bytes, usage->allocated, usage->reserved, usage->limit);
+    return gpus->host->error(
+        TUTTI_ERROR_MEMORY,
+        "out of memory on cuda:%d for a tensor of %zu bytes: %zu are in use and %zu reserved by this "
+        "process",
+        index, bytes, usage->allocated, usage->reserved);
+}
+
+/* A new segment's piece; where there is no room, after what is spare went back. */
+static tutti_status reserve(tu_gpus *gpus, tu_gpu *gpu, int index, CUstream stream, size_t bytes,
+                            tu_gpu_piece **piece) {
+    size_t whole = segment_bytes(bytes);
+    CUdeviceptr address = 0;
+    CUresult result = take(gpus, gpu, whole, &address);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+        gpu->usage.retries++;
+        collect_waiting(gpus, gpu, true);
+        give_back(gpus, gpu);
+        result = take(gpus, gpu, whole, &address);
+    }
+    if (result == CUDA_ERROR_OUT_OF_MEMORY)
+        return no_memory(gpus, gpu, index, bytes);
+    if (result != CUDA_SUCCESS)
+        return tu_gpu_error(gpus, result, "cuMemAlloc");
+    *piece = add_segment(gpu, stream, address, whole);
+    if (*piece != NULL)
+        return TUTTI_OK;
+    gpus->driver.cuMemFree(address);
+    return gpus->host->error(TUTTI_ERROR_MEMORY, "out of memory of the host for a segment of cuda:%d", index);
+}
+
+/* ---- the table's functions ---- */
+
+tutti_status tu_gpu_allocate(void *state, int index, void *stream, size_t bytes, tu_device_block *block) {
+    tu_gpus *gpus = state;
+    tu_gpu *gpu;
+    bool pushed;
+    if (bytes > SIZE_MAX / 4)
+        return gpus->host->error(TUTTI_ERROR_MEMORY, "no GPU has memory for a tensor of %zu bytes", bytes);
+    size_t rounded = bytes == 0 ? ALIGNMENT : (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    tutti_status status = tu_gpu_enter(gpus, index, &gpu, &pushed);
+    if (status != TUTTI_OK)
+        return status;
+    pthread_mutex_lock(&gpu->lock);
+    if (gpu->waiting != NULL)
+        collect_waiting(gpus, gpu, false);
+    tu_gpu_piece *piece = find_spare(gpu, stream, rounded);
+    if (piece != NULL)
+        pull(piece);
+    else
+        status = reserve(gpus, gpu, index, stream, rounded, &piece);
+    if (status == TUTTI_OK) {
+        piece->spare = false;
+        cut(gpu, piece, rounded);
+        gpu->usage.allocated += piece->bytes;
+        gpu->usage.allocations++;
+        if (gpu->usage.allocated > gpu->usage.peak_allocated)
+            gpu->usage.peak_allocated = gpu->usage.allocated;
+        *block = (tu_device_block){ (void *)(uintptr_t)piece->address, piece };
+    }
+    pthread_mutex_unlock(&gpu->lock);
+    tu_gpu_leave(gpus, pushed);
+    return status;
+}
+
+/* Marks where the other streams are; false where there is nothing to wait for. */
+static bool mark_uses(tu_gpus *gpus, tu_gpu_piece *piece) {
+    for (tu_gpu_use *use = piece->uses; use != NULL; use = use->next) {
+        CUresult result = gpus->driver.cuEventCreate(&use->event, CU_EVENT_DISABLE_TIMING);
+        if (result == CUDA_SUCCESS)
+            result = gpus->driver.cuEventRecord(use->event, use->stream);
+        if (result != CUDA_SUCCESS) /* nothing tells when that stream is past it: wait now */
+            gpus->driver.cuCtxSynchronize();
+    }
+    return piece->uses != NULL;
+}
+
+void tu_gpu_release(void *state, int index, tu_device_block *block) {
+    tu_gpus *gpus = state;
+    tu_gpu_piece *piece = block->handle;
+    tu_gpu *gpu;
+    bool pushed;
+    if (piece == NULL || tu_gpu_enter(gpus, index, &gpu, &pushed) != TUTTI_OK)
+        return;
+    pthread_mutex_lock(&gpu->lock);
+    gpu->usage.allocated -= piece->bytes;
+    if (mark_uses(gpus, piece))
+        push(&gpu->waiting, piece);
+    else
+        make_spare(gpu, piece);
+    pthread_mutex_unlock(&gpu->lock);
+    tu_gpu_leave(gpus, pushed);
+    *block = (tu_device_block){ 0 };
+}
+
+void tu_gpu_used(void *state, int index, const tu_device_block *block, void *stream) {
+    tu_gpus *gpus = state;
+    tu_gpu_piece *piece = block->handle;
+    tu_gpu *gpu = &gpus->gpus[index];
+    pthread_mutex_lock(&gpu->lock);
+    tu_gpu_use *use = piece->uses;
+    while (use != NULL && use->stream != stream)
+        use = use->next;
+    if (use == NULL && stream != piece->stream) {
+        use = calloc(1, sizeof *use);
+        if (use != NULL) {
+            *use = (tu_gpu_use){ .stream = stream, .next = piece->uses };
+            piece->uses = use;
+        } else { /* cannot be remembered: the piece is in order with this stream only after a wait */
+            gpus->driver.cuStreamSynchronize(stream);
+        }
+    }
+    pthread_mutex_unlock(&gpu->lock);
+}
+
+void tu_gpu_trim(void *state, int index) {
+    tu_gpus *gpus = state;
+    tu_gpu *gpu;
+    bool pushed;
+    if (tu_gpu_enter(gpus, index, &gpu, &pushed) != TUTTI_OK)
+        return;
+    pthread_mutex_lock(&gpu->lock);
+    collect_waiting(gpus, gpu, false);
+    give_back(gpus, gpu);
+    pthread_mutex_unlock(&gpu->lock);
+    tu_gpu_leave(gpus, pushed);
+}
+
+tutti_status tu_gpu_usage(void *state, int index, tu_device_usage *usage) {
+    tu_gpus *gpus = state;
+    tu_gpu *gpu;
+    bool pushed;
+    tutti_status status = tu_gpu_enter(gpus, index, &gpu, &pushed);
+    if (status != TUTTI_OK)
+        return status;
+    pthread_mutex_lock(&gpu->lock);
+    *usage = gpu->usage;
+    pthread_mutex_unlock(&gpu->lock);
+    tu_gpu_leave(gpus, pushed);
+    return TUTTI_OK;
+}
+
+tutti_status tu_gpu_set_limit(void *state, int index, size_t bytes) {
+    tu_gpus *gpus = state;
+    tu_gpu *gpu;
+    bool pushed;
+    tutti_status status = tu_gpu_enter(gpus, index, &gpu, &pushed);
+    if (status != TUTTI_OK)
+        return status;
+    pthread_mutex_lock(&gpu->lock);
+    gpu->usage.limit = bytes;
+    pthread_mutex_unlock(&gpu->lock);
+    tu_gpu_leave(gpus, pushed);
+    return TUTTI_OK;
+}
+
+/* What belonged to the stream belongs to the default one: nothing of it runs any more. */
+void tu_gpu_stream_gone(tu_gpus *gpus, tu_gpu *gpu, CUstream stream) {
+    pthread_mutex_lock(&gpu->lock);
+    collect_waiting(gpus, gpu, false);
+    for (tu_gpu_segment *segment = gpu->segments; segment != NULL; segment = segment->next) {
+        for (tu_gpu_piece *piece = segment->first; piece != NULL; piece = piece->after) {
+            if (piece->stream == stream)
+                piece->stream = NULL;
+            for (tu_gpu_use *use = piece->uses; use != NULL; use = use->next)
+                if (use->stream == stream && use->event == NULL)
+                    use->stream = NULL;
+        }
+    }
+    pthread_mutex_unlock(&gpu->lock);
+}
+
+void tu_gpu_memory_end(tu_gpus *gpus, tu_gpu *gpu) {
+    collect_waiting(gpus, gpu, true);
+    while (gpu->segments != NULL) {
+        tu_gpu_segment *segment = gpu->segments;
+        gpu->segments = segment->next;
+        gpus->driver.cuMemFree(segment->address);
+        while (segment->first != NULL) {
+            tu_gpu_piece *piece = segment->first;
+            segment->first = piece->after;
+            drop_uses(gpus, piece);
+            free(piece);
+        }
+        free(segment);
+    }
+}

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Reductions, in the order of the CPU's (reduce.c and kernel/fold.h), so that the bits are the same. A row is folded in
+ * blocks of TU_FOLD_BLOCK elements, each over a fixed number of lanes, which are folded by halves; columns in blocks of
+ * TU_FOLD_ROWS rows, one row after the other. The blocks' results are folded in their order.
+ */
+#include "kernel.cuh"
+
+#include "tensor/kernel/elementary.h"
+
+#define TEAM 256 /* threads of a block */
+
+template <class T, int LANES_, class F> HERE void fold_rows(const tu_launch_fold &args, T *lanes) {
+    int64_t units = args.outer * args.parts;
+    EACH_THREAD(self) {
+        int64_t unit = BLOCK * (TEAM / LANES_) + self / LANES_, row = unit / args.parts, part = unit % args.parts;
+        T held = F::first();
+        if (unit < units) {
+            const T *x = (const T *)(uintptr_t)args.from + row * args.reduced + part * args.part;
+            int64_t left = args.reduced - part * args.part, count = left < args.part ? left : args.part;
+            for (int64_t i = self % LANES_; i < count; i += LANES_)
+                held = F::step(held, x[i]);
+        }
+        lanes[self] = held;
+    }
+    SYNC();
+    for (int half = LANES_ / 2; half > 0; half /= 2) {
+        EACH_THREAD(self) {
+            if (self % LANES_ < half)
+                lanes[self] = F::step(lanes[self], lanes[self + half]);
+        }
+        SYNC();
+    }
+    EACH_THREAD(self) {
+        int64_t unit = BLOCK * (TEAM / LANES_) + self / LANES_;
+        if (self % LANES_ == 0 && unit < units)
+            ((T *)(uintptr_t)args.to)[unit] = args.parts == 1 ? F::step(F::first(), lanes[self]) : lanes[self];
+    }
+}
+
+template <class T, class F> HERE void fold_columns(const tu_launch_fold &args) {
+    EACH_ELEMENT(i, args.outer * args.parts * args.inner) {
+        int64_t column = i % args.inner, part = i / args.inner % args.parts, outer = i / args.inner / args.parts;
+        int64_t left = args.reduced - part * args.part, count = left < args.part ? left : args.part;
+        const T *x = (const T *)(uintptr_t)args.from + (outer * args.reduced + part * args.part) * args.inner + column;
+        T held = F::first();
+        for (int64_t row = 0; row < count; row++)
+            held = F::step(held, x[row * args.inner]);
+        ((T *)(uintptr_t)args.to)[i] = args.parts == 1 ? F::step(F::first(), held) : held;
+    }
+}
+
+/* The parts of each result, in order. */
+template <class T, class F> HERE void fold_parts(const tu_launch_fold &args) {
+    EACH_ELEMENT(i, args.outer * args.inner) {
+        const T *x = (const T *)(uintptr_t)args.from + i / args.inner * args.parts * args.inner + i % args.inner;
+        T held = F::first();
+        for (int64_t part = 0; part < args.parts; part++)
+            held = F::step(held, x[part * args.inner]);
+        ((T *)(uintptr_t)args.to)[i] = held;
+    }
+}
+
+#define FOLD(name, suffix, type, lanes_, begin, next)          \
+    struct name##_##suffix {                                   \
+        MEMBER type first() {                                  \
+            return begin;                                      \
+        }                                                      \
+        MEMBER type step(type held, type x) {                  \
+            return next;                                       \
+        }                                                      \
+    };                                                         \
+    KERNEL(fold_rows_##name##_##suffix, tu_launch_fold) {      \
+        SHARED type lanes[TEAM];                               \
+        fold_rows<type, lanes_, name##_##suffix>(args, lanes); \
+    }                                                          \
+    KERNEL(fold_columns_##name##_##suffix, tu_launch_fold) {   \
+        fold_columns<type, name##_##suffix>(args);             \
+    }                                                          \
+    KERNEL(fold_parts_##name##_##suffix, tu_launch_fold) {     \
+        fold_parts<type, name##_##suffix>(args);               \
+    }
+FOLD(sum, f32, float, 32, 0, held + x)
+FOLD(sum, f64, double, 16, 0, held + x)
+FOLD(sum, i64, uint64_t, 16, 0, held + x)
+FOLD(prod, f32, float, 32, 1, held *x)
+FOLD(prod, f64, double, 16, 1, held *x)
+FOLD(prod, i64, uint64_t, 16, 1, held *x)
+FOLD(amax, f32, float, 32, -INFINITY, tu_maximum_f32(held, x))
+FOLD(amax, f64, double, 16, -(double)INFINITY, tu_maximum_f64(held, x))
+FOLD(amax, i64, int64_t, 16, INT64_MIN, held > x ? held : x)
+FOLD(amax, u64, uint64_t, 16, 0, held > x ? held : x)
+FOLD(amin, f32, float, 32, INFINITY, tu_minimum_f32(held, x))
+FOLD(amin, f64, double, 16, (double)INFINITY, tu_minimum_f64(held, x))
+FOLD(amin, i64, int64_t, 16, INT64_MAX, held < x ? held : x)
+FOLD(amin, u64, uint64_t, 16, UINT64_MAX, held < x ? held : x)
+FOLD(any, i64, int64_t, 16, 0, (held | x) != 0)
+FOLD(all, i64, int64_t, 16, 1, held != 0 && x != 0)
+
+/* A mean is a sum times the reciprocal of the count, in f64. */
+KERNEL(scale_f32, tu_launch_line) {
+    EACH_ELEMENT(i, args.total) {
+        float *to = (float *)(uintptr_t)args.to + i;
+        *to = (float)((double)*to * args.first);
+    }
+}
+KERNEL(scale_f64, tu_launch_line) {
+    EACH_ELEMENT(i, args.total) {
+        ((double *)(uintptr_t)args.to)[i] *= args.first;
+    }
+}
+
+/* Where the largest of (outer, reduced, inner) is: the first of equal ones, a NaN before all. */
+template <class T> HERE void argmax(const tu_launch_fold &args) {
+    EACH_ELEMENT(i, args.outer * args.inner) {
+        const T *x = (const T *)(uintptr_t)args.from + i / args.inner * args.reduced * args.inner + i % args.inner;
+        int64_t best = 0;
+        T top = x[0];
+        for (int64_t k = 1; k < args.reduced; k++) {
+            T next = x[k * args.inner];
+            if (next > top || (next != next && top == top)) {
+                best = k;
+                top = next;
+            }
+        }
+        ((int64_t *)(uintptr_t)args.to)[i] = best;
+    }
+}
+KERNEL(argmax_f64, tu_launch_fold) {
+    argmax<double>(args);
+}
+KERNEL(argmax_i64, tu_launch_fold) {
+    argmax<int64_t>(args);
+}

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The kernels' images, as built by nvcc, in read-only memory, and a table of where they are. */
+    .section .rodata
+#define IMAGE(number, file) \
+    .balign 64; \
+image_##number: \
+    .incbin file; \
+    .byte 0
+    IMAGE(0, TU_IMAGE_0)
+    IMAGE(1, TU_IMAGE_1)
+    IMAGE(2, TU_IMAGE_2)
+    IMAGE(3, TU_IMAGE_3)
+    IMAGE(4, TU_IMAGE_4)
+    IMAGE(5, TU_IMAGE_5)
+    IMAGE(6, TU_IMAGE_6)
+    .section .data.rel.ro, "aw"
+    .balign 8
+    .globl tu_gpu_images
+    .hidden tu_gpu_images
+tu_gpu_images:
+    .quad image_0, image_1, image_2, image_3, image_4, image_5, image_6
+    .section .note.GNU-stack, "", %progbits

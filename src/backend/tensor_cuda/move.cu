@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Kernels that move, convert, fill and choose elements.
+ */
+#include "kernel.cuh"
+
+#include "tensor/device.h"
+#include "tensor/kernel/elementary.h"
+#include "tensor/philox.h"
+
+/* ---- copies: operand 1 into operand 0 ---- */
+
+struct alignas(16) sixteen {
+    uint64_t low, high;
+};
+
+#define COPY(size, type)                                                                                           \
+    KERNEL(copy_##size, tu_launch_loop) {                                                                          \
+        EACH_ELEMENT(i, args.total) {                                                                              \
+            places at = places_of(args, i);                                                                        \
+            ((type *)(uintptr_t)args.at[0].data)[at.at[0]] = ((const type *)(uintptr_t)args.at[1].data)[at.at[1]]; \
+        }                                                                                                          \
+    }
+COPY(1, uint8_t)
+COPY(2, uint16_t)
+COPY(4, uint32_t)
+COPY(8, uint64_t)
+COPY(16, sixteen)
+
+/* Of any types; a literal is the f64 whose bits it has. */
+KERNEL(convert, tu_launch_loop) {
+    EACH_ELEMENT(i, args.total) {
+        places at = places_of(args, i);
+        const void *from = args.at[1].literal ? (const void *)&args.at[1].data : place_of(args, 1, at);
+        tu_element_store(tu_element_load(from, args.at[1].dtype), place_of(args, 0, at), args.at[0].dtype);
+    }
+}
+
+/* The common ones, dense. */
+#define NARROW(name, from_type, to_type, call)                                 \
+    KERNEL(convert_##name, tu_launch_loop) {                                   \
+        const from_type *from = (const from_type *)(uintptr_t)args.at[1].data; \
+        to_type *to = (to_type *)(uintptr_t)args.at[0].data;                   \
+        EACH_ELEMENT(i, args.total) {                                          \
+            to[i] = call;                                                      \
+        }                                                                      \
+    }
+NARROW(f32_bf16, float, lying_bf16, lying_bf16::narrow(from[i]))
+NARROW(bf16_f32, lying_bf16, float, lying_bf16::widen(from[i]))
+NARROW(f32_f16, float, lying_f16, lying_f16::narrow(from[i]))
+NARROW(f16_f32, lying_f16, float, lying_f16::widen(from[i]))
+
+/* ---- creation ---- */
+
+KERNEL(arange, tu_launch_line) {
+    EACH_ELEMENT(i, args.total) {
+        double value = args.first + (double)i * args.second;
+        store_as<double>(value, (char *)(uintptr_t)args.to + i * bytes_of(args.dtype), args.dtype);
+    }
+}
+
+KERNEL(triangle, tu_launch_triangle) {
+    EACH_ELEMENT(i, args.total) {
+        int64_t row = i / args.columns % args.rows, column = i % args.columns;
+        bool kept = args.lower ? column <= row + args.diagonal : column >= row + args.diagonal;
+        char *at = (char *)(uintptr_t)args.data + i * args.bytes;
+        for (int k = 0; !kept && k < args.bytes; k++)
+            at[k] = 0;
+    }
+}
+
+/* ---- random numbers: random.c has the same ---- */
+
+KERNEL(random, tu_launch_random) {
+    EACH_ELEMENT(block, (args.total + 1) / 2) {
+        tu_words words = tu_philox(args.seed, args.rank, args.counter + (uint64_t)block);
+        double pair[2] = { tu_unit(&words, 0), tu_unit(&words, 1) };
+        if (args.distribution == TU_NORMAL) {
+            double radius = tu_sqrt_f64(-2.0 * tu_log_f64(1.0 - pair[0])), angle = pair[1] * 0x1.921fb54442d18p+2;
+            pair[0] = radius * tu_cos_f64(angle);
+            pair[1] = radius * tu_sin_f64(angle);
+        }
+        for (int half = 0; half < 2 && 2 * block + half < args.total; half++)
+            store_as<double>(tu_distribute(pair[half], args.distribution, args.first, args.second, args.dtype),
+                             (char *)(uintptr_t)args.to + (2 * block + half) * bytes_of(args.dtype), args.dtype);
+    }
+}
+
+/* A thread has one block of words, and with it four elements, sixteen apart: random_body.h tells why. */
+template <class T> HERE void drop(const tu_launch_random &args) {
+    int bytes = bytes_of(args.dtype);
+    EACH_ELEMENT(i, (args.total + 63) / 64 * 16) {
+        int64_t group = i / 16, lane = i % 16;
+        tu_words words = tu_philox(args.seed, args.rank, args.counter + (uint64_t)i);
+        for (int k = 0; k < 4; k++) {
+            int64_t at = group * 64 + k * 16 + lane;
+            if (at >= args.total)
+                continue;
+            T value = load_as<T>((const char *)(uintptr_t)args.from + at * bytes, args.dtype) * (T)args.first;
+            store_as<T>(words.at[k] < args.limit ? (T)0 : value, (char *)(uintptr_t)args.to + at * bytes, args.dtype);
+        }
+    }
+}
+KERNEL(dropout_f32, tu_launch_random) {
+    drop<float>(args);
+}
+KERNEL(dropout_f64, tu_launch_random) {
+    drop<double>(args);
+}
+
+/* ---- indices ---- */
+
+/* The place that an index names, negative ones from the end; -1, and a fault, where there is none. */
+HERE int64_t checked_index(const tu_launch_index &args, int64_t position) {
+    int64_t index = ((const int64_t *)(uintptr_t)args.index)[position], at = index < 0 ? index + args.size : index;
+    if (at >= 0 && at < args.size)
+        return at;
+    tu_device_fault *fault = (tu_device_fault *)(uintptr_t)args.fault;
+    if (FIRST_TO_SET(&fault->operation, -1)) {
+        fault->position = position;
+        fault->index = index;
+        fault->limit = args.size;
+        FENCE();
+        fault->operation = args.operation;
+    }
+    return -1;
+}
+
+KERNEL(index_select, tu_launch_index) {
+    EACH_ELEMENT(i, args.outer * args.count * args.inner) {
+        int64_t column = i % args.inner, row = i / args.inner % args.count, outer = i / args.inner / args.count;
+        int64_t at = checked_index(args, row);
+        const char *from =
+            (const char *)(uintptr_t)args.from + ((outer * args.size + at) * args.inner + column) * args.bytes;
+        char *to = (char *)(uintptr_t)args.to + i * args.bytes;
+        if (at < 0)
+            for (int k = 0; k < args.bytes; k++)
+                to[k] = 0;
+        else if (args.bytes == 4)
+            *(uint32_t *)to = *(const uint32_t *)from;
+        else if (args.bytes == 2)
+            *(uint16_t *)to = *(const uint16_t *)from;
+        else if (args.bytes == 8)
+            *(uint64_t *)to = *(const uint64_t *)from;
+        else
+            for (int k = 0; k < args.bytes; k++)
+                to[k] = from[k];
+    }
+}
+
+KERNEL(gather, tu_launch_index) {
+    EACH_ELEMENT(i, args.loop.total) {
+        int64_t at = checked_index(args, i);
+        const char *from =
+            (const char *)(uintptr_t)args.from + (places_of(args.loop, i).at[0] + at * args.along) * args.bytes;
+        char *to = (char *)(uintptr_t)args.to + i * args.bytes;
+        for (int k = 0; k < args.bytes; k++)
+            to[k] = at < 0 ? 0 : from[k];
+    }
+}
+
+/* One thread has a column of the sums and adds its entries in order, so that the bits do not depend on the threads. */
+template <class T> HERE void add_indexed(const tu_launch_index &args) {
+    EACH_ELEMENT(i, args.outer * args.inner) {
+        int64_t column = i % args.inner, outer = i / args.inner;
+        const T *from = (const T *)(uintptr_t)args.from + outer * args.count * args.inner + column;
+        T *to = (T *)(uintptr_t)args.to + outer * args.size * args.inner + column;
+        for (int64_t row = 0; row < args.count; row++) {
+            int64_t at = checked_index(args, row);
+            if (at >= 0)
+                to[at * args.inner] += from[row * args.inner];
+        }
+    }
+}
+/* The same where every element has an index: the loop walks over all dimensions but the one of the indices, whose
+ * `count` entries of index and source are `inner` apart. */
+template <class T> HERE void add_scattered(const tu_launch_index &args) {
+    EACH_ELEMENT(i, args.loop.total) {
+        places at = places_of(args.loop, i); /* of the sum without its dimension, and of index */
+        for (int64_t k = 0; k < args.count; k++) {
+            int64_t position = at.at[1] + k * args.inner, target = checked_index(args, position);
+            if (target >= 0)
+                ((T *)(uintptr_t)args.to)[at.at[0] + target * args.along] +=
+                    ((const T *)(uintptr_t)args.from)[position];
+        }
+    }
+}
+#define ADDITIONS(suffix, type)                     \
+    KERNEL(index_add_##suffix, tu_launch_index) {   \
+        add_indexed<type>(args);                    \
+    }                                               \
+    KERNEL(scatter_add_##suffix, tu_launch_index) { \
+        add_scattered<type>(args);                  \
+    }
+ADDITIONS(f32, float)
+ADDITIONS(f64, double)
+ADDITIONS(i64, uint64_t)

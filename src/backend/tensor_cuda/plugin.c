@@ -1,0 +1,387 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Tensors on GPUs of NVIDIA: the plug-in's table, its devices, and what streams do: copies, events, kernels.
+ *
+ * A device is opened on first need, in its primary context. The context is current only while a call is under way: the
+ * caller's own stays what it was.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tensors.h"
+
+tutti_status tu_gpu_error(const tu_gpus *gpus, CUresult result, const char *what) {
+    const char *name = NULL, *text = NULL;
+    gpus->driver.cuGetErrorName(result, &name);
+    gpus->driver.cuGetErrorString(result, &text);
+    return gpus->host->error(result == CUDA_ERROR_OUT_OF_MEMORY ? TUTTI_ERROR_MEMORY : TUTTI_ERROR_BACKEND,
+                             "CUDA: %s failed: %s (%s, %d)", what, text != NULL ? text : "?", name != NULL ? name : "?",
+                             result);
+}
+
+static tutti_status checked(const tu_gpus *gpus, CUresult result, const char *what) {
+    return __builtin_expect(result == CUDA_SUCCESS, 1) ? TUTTI_OK : tu_gpu_error(gpus, result, what);
+}
+
+/* ---- devices ---- */
+
+static CUresult load_images(tu_gpus *gpus, tu_gpu *gpu) {
+    CUresult result = CUDA_SUCCESS;
+    int loaded = 0;
+    while (loaded < TU_TENSOR_IMAGES && result == CUDA_SUCCESS) {
+        result = gpus->driver.cuModuleLoadData(&gpu->modules[loaded], tu_gpu_images[loaded]);
+        loaded += result == CUDA_SUCCESS;
+    }
+    while (result != CUDA_SUCCESS && loaded > 0)
+        gpus->driver.cuModuleUnload(gpu->modules[--loaded]);
+    return result;
+}
+
+/* With the context current. */
+static tutti_status equip(tu_gpus *gpus, tu_gpu *gpu, int index) {
+    const tu_cuda_driver *driver = &gpus->driver;
+    CUresult result = driver->cuMemHostAlloc((void **)&gpu->fault, sizeof *gpu->fault,
+                                             CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+    if (result == CUDA_SUCCESS)
+        result = driver->cuMemHostGetDevicePointer(&gpu->fault_here, gpu->fault, 0);
+    if (result != CUDA_SUCCESS)
+        return tu_gpu_error(gpus, result, "allocating the place of faults");
+    memset(gpu->fault, 0, sizeof *gpu->fault);
+    result = load_images(gpus, gpu);
+    if (result == CUDA_SUCCESS)
+        return TUTTI_OK;
+    driver->cuMemFreeHost(gpu->fault);
+    tutti_status status = tu_gpu_error(gpus, result, "loading the kernels of tensors");
+    gpus->host->error_append(" (cuda:%d has compute capability %d.x; TUTTI_CUDA_ARCHITECTURES at build time says for "
+                             "which there are kernels)",
+                             index, gpu->major);
+    return status;
+}
+
+static int attribute(const tu_gpus *gpus, CUdevice device, int which) {
+    int value = 0;
+    return gpus->driver.cuDeviceGetAttribute(&value, which, device) == CUDA_SUCCESS ? value : 0;
+}
+
+static tutti_status open_gpu(tu_gpus *gpus, int index) {
+    tu_gpu *gpu = &gpus->gpus[index];
+    const tu_cuda_driver *driver = &gpus->driver;
+    CUcontext popped;
+    CUresult result = driver->cuDeviceGet(&gpu->device, index);
+    if (result != CUDA_SUCCESS)
+        return tu_gpu_error(gpus, result, "cuDeviceGet");
+    gpu->processors = attribute(gpus, gpu->device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+    gpu->major = attribute(gpus, gpu->device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+    result = driver->cuDevicePrimaryCtxRetain(&gpu->context, gpu->device);
+    if (result != CUDA_SUCCESS)
+        return tu_gpu_error(gpus, result, "cuDevicePrimaryCtxRetain");
+    tutti_status status = checked(gpus, driver->cuCtxPushCurrent(gpu->context), "cuCtxPushCurrent");
+    if (status == TUTTI_OK) {
+        status = equip(gpus, gpu, index);
+        driver->cuCtxPopCurrent(&popped);
+    }
+    if (status != TUTTI_OK) {
+        driver->cuDevicePrimaryCtxRelease(gpu->device);
+        return status;
+    }
+    pthread_mutex_init(&gpu->lock, NULL);
+    __atomic_store_n(&gpu->open, true, __ATOMIC_RELEASE); /* pairs with tu_gpu_enter */
+    return TUTTI_OK;
+}
+
+tutti_status tu_gpu_enter(tu_gpus *gpus, int index, tu_gpu **found, bool *pushed) {
+    if (__builtin_expect(index < 0 || index >= gpus->count, 0))
+        return gpus->host->error(TUTTI_ERROR_RANGE, "cuda:%d does not exist: this process sees %d GPU%s", index,
+                                 gpus->count, gpus->count == 1 ? "" : "s");
+    tu_gpu *gpu = *found = &gpus->gpus[index];
+    if (__builtin_expect(!__atomic_load_n(&gpu->open, __ATOMIC_ACQUIRE), 0)) { /* pairs with open_gpu */
+        pthread_mutex_lock(&gpus->lock);
+        tutti_status status = gpu->open ? TUTTI_OK : open_gpu(gpus, index);
+        pthread_mutex_unlock(&gpus->lock);
+        if (status != TUTTI_OK)
+            return status;
+    }
+    CUcontext current = NULL;
+    CUresult result = gpus->driver.cuCtxGetCurrent(&current);
+    *pushed = result != CUDA_SUCCESS || current != gpu->context;
+    return *pushed ? checked(gpus, gpus->driver.cuCtxPushCurrent(gpu->context), "cuCtxPushCurrent") : TUTTI_OK;
+}
+
+void tu_gpu_leave(const tu_gpus *gpus, bool pushed) {
+    CUcontext popped;
+    if (pushed)
+        gpus->driver.cuCtxPopCurrent(&popped);
+}
+
+/* `call`, an expression of the driver's, with the device's context current. */
+#define ON_GPU(state, index, call, what)                            \
+    tu_gpus *gpus = state;                                          \
+    tu_gpu *gpu;                                                    \
+    bool pushed;                                                    \
+    tutti_status status = tu_gpu_enter(gpus, index, &gpu, &pushed); \
+    if (status == TUTTI_OK) {                                       \
+        status = checked(gpus, call, what);                         \
+        tu_gpu_leave(gpus, pushed);                                 \
+    }                                                               \
+    return status
+
+static int count(void *state) {
+    return ((tu_gpus *)state)->count;
+}
+
+/* The one whose context the thread has; else the first. */
+static int current(void *state) {
+    tu_gpus *gpus = state;
+    CUcontext context = NULL;
+    CUdevice device = 0;
+    if (gpus->driver.cuCtxGetCurrent(&context) != CUDA_SUCCESS || context == NULL ||
+        gpus->driver.cuCtxGetDevice(&device) != CUDA_SUCCESS || device >= gpus->count)
+        return 0;
+    return device;
+}
+
+/* ---- memory of the host ---- */
+
+static tutti_status pin(void *state, size_t bytes, void **data) {
+    ON_GPU(
+        state, current(state),
+        gpus->driver.cuMemHostAlloc(data, bytes > 0 ? bytes : 1, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
+        "cuMemHostAlloc");
+}
+
+static void unpin(void *state, void *data) {
+    tu_gpus *gpus = state;
+    tu_gpu *gpu;
+    bool pushed;
+    if (tu_gpu_enter(gpus, current(state), &gpu, &pushed) != TUTTI_OK)
+        return;
+    gpus->driver.cuMemFreeHost(data);
+    tu_gpu_leave(gpus, pushed);
+}
+
+/* ---- streams and events ---- */
+
+static tutti_status stream_new(void *state, int index, void **stream) {
+    ON_GPU(state, index, gpus->driver.cuStreamCreate((CUstream *)stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
+}
+
+static void stream_end(void *state, int index, void *stream) {
+    tu_gpus *gpus = state;
+    tu_gpu *gpu;
+    bool pushed;
+    if (stream == NULL || tu_gpu_enter(gpus, index, &gpu, &pushed) != TUTTI_OK)
+        return;
+    gpus->driver.cuStreamSynchronize(stream);
+    tu_gpu_stream_gone(gpus, gpu, stream);
+    gpus->driver.cuStreamDestroy(stream);
+    tu_gpu_leave(gpus, pushed);
+}
+
+static tutti_status synchronize(void *state, int index, void *stream) {
+    ON_GPU(state, index, gpus->driver.cuStreamSynchronize(stream), "waiting for a stream");
+}
+
+static CUresult record(const tu_gpus *gpus, CUstream stream, void **event) {
+    CUevent made;
+    CUresult result = gpus->driver.cuEventCreate(&made, CU_EVENT_DISABLE_TIMING);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = gpus->driver.cuEventRecord(made, stream);
+    if (result != CUDA_SUCCESS)
+        gpus->driver.cuEventDestroy(made);
+    else
+        *event = made;
+    return result;
+}
+
+static tutti_status mark(void *state, int index, void *stream, void **event) {
+    ON_GPU(state, index, record(gpus, stream, event), "recording an event");
+}
+
+static tutti_status join(void *state, int index, void *stream, void *event) {
+    ON_GPU(state, index, gpus->driver.cuStreamWaitEvent(stream, event, 0), "cuStreamWaitEvent");
+}
+
+static tutti_status wait_event(void *state, int index, void *event) {
+    ON_GPU(state, index, gpus->driver.cuEventSynchronize(event), "waiting for an event");
+}
+
+static CUresult query(const tu_gpus *gpus, CUevent event, bool *complete) {
+    CUresult result = gpus->driver.cuEventQuery(event);
+    *complete = result == CUDA_SUCCESS;
+    return result == CUDA_ERROR_NOT_READY ? CUDA_SUCCESS : result;
+}
+
+static tutti_status test(void *state, int index, void *event, bool *complete) {
+    ON_GPU(state, index, query(gpus, event, complete), "cuEventQuery");
+}
+
+static void unmark(void *state, int index, void *event) {
+    tu_gpus *gpus = state;
+    tu_gpu *gpu;
+    bool pushed;
+    if (tu_gpu_enter(gpus, index, &gpu, &pushed) != TUTTI_OK)
+        return;
+    gpus->driver.cuEventDestroy(event);
+    tu_gpu_leave(gpus, pushed);
+}
+
+/* ---- copies and kernels ---- */
+
+static tutti_status copy(void *state, int index, void *stream, void *to, const void *from, size_t bytes) {
+    ON_GPU(state, index,
+           gpus->driver.cuMemcpyAsync((CUdeviceptr)(uintptr_t)to, (CUdeviceptr)(uintptr_t)from, bytes, stream),
+           "a copy");
+}
+
+static tutti_status clear(void *state, int index, void *stream, void *to, size_t bytes) {
+    ON_GPU(state, index, gpus->driver.cuMemsetD8Async((CUdeviceptr)(uintptr_t)to, 0, bytes, stream), "clearing memory");
+}
+
+static tutti_status find(void *state, int index, const char *name, void **kernel) {
+    tu_gpus *gpus = state;
+    tu_gpu *gpu;
+    bool pushed;
+    tutti_status status = tu_gpu_enter(gpus, index, &gpu, &pushed);
+    if (status != TUTTI_OK)
+        return status;
+    CUfunction function = NULL;
+    for (int i = 0; i < TU_TENSOR_IMAGES && function == NULL; i++)
+        if (gpus->driver.cuModuleGetFunction(&function, gpu->modules[i], name) != CUDA_SUCCESS)
+            function = NULL;
+    tu_gpu_leave(gpus, pushed);
+    *kernel = function;
+    return TUTTI_OK;
+}
+
+static tutti_status launch(void *state, int index, void *stream, void *kernel, unsigned blocks, unsigned threads,
+                           const void *arguments) {
+    void *parameters[1] = { (void *)(uintptr_t)arguments };
+    ON_GPU(state, index, gpus->driver.cuLaunchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, NULL),
+           "launching a kernel");
+}
+
+/* ---- faults ---- */
+
+static bool fault(void *state, int index, tu_device_fault *found) {
+    tu_gpus *gpus = state;
+    tu_gpu *gpu = &gpus->gpus[index];
+    if (index < 0 || index >= gpus->count || !__atomic_load_n(&gpu->open, __ATOMIC_ACQUIRE))
+        return false;
+    if (__atomic_load_n(&gpu->fault->operation, __ATOMIC_ACQUIRE) <= 0) /* pairs with the fence of the kernel */
+        return false;
+    *found = *gpu->fault;
+    __atomic_store_n(&gpu->fault->operation, 0, __ATOMIC_RELEASE);
+    return true;
+}
+
+static tu_device_fault *fault_place(void *state, int index) {
+    return (tu_device_fault *)(uintptr_t)((tu_gpus *)state)->gpus[index].fault_here;
+}
+
+/* ---- the table ---- */
+
+static const tu_device_tensors tensors = {
+    .size = sizeof(tu_device_tensors),
+    .count = count,
+    .current = current,
+    .allocate = tu_gpu_allocate,
+    .release = tu_gpu_release,
+    .used = tu_gpu_used,
+    .trim = tu_gpu_trim,
+    .usage = tu_gpu_usage,
+    .set_limit = tu_gpu_set_limit,
+    .pin = pin,
+    .unpin = unpin,
+    .stream_new = stream_new,
+    .stream_end = stream_end,
+    .synchronize = synchronize,
+    .mark = mark,
+    .join = join,
+    .wait = wait_event,
+    .test = test,
+    .unmark = unmark,
+    .copy = copy,
+    .clear = clear,
+    .find = find,
+    .launch = launch,
+    .fault = fault,
+    .fault_place = fault_place,
+    .product = tu_gpu_product,
+};
+
+static tutti_status count_gpus(const tu_backend_host *host, const tu_cuda_driver *driver, int *found) {
+    if (driver->cuDeviceGetCount(found) != CUDA_SUCCESS || *found == 0)
+        return host->error(TUTTI_ERROR_UNSUPPORTED, "the CUDA driver is there, but no GPU");
+    return TUTTI_OK;
+}
+
+static tutti_status probe(const tu_backend_host *host, int *found) {
+    tu_cuda_driver driver;
+    tutti_status status = tu_cuda_driver_load(host, &driver);
+    return status == TUTTI_OK ? count_gpus(host, &driver, found) : status;
+}
+
+static tutti_status open_tensors(const tu_backend_host *host, tutti_world *world, void **state) {
+    (void)world; /* tensors belong to none */
+    tu_gpus *gpus = calloc(1, sizeof *gpus);
+    if (gpus == NULL)
+        return host->error(TUTTI_ERROR_MEMORY, "out of memory for tensors on GPUs");
+    gpus->host = host;
+    tutti_status status = tu_cuda_driver_load(host, &gpus->driver);
+    if (status == TUTTI_OK)
+        status = count_gpus(host, &gpus->driver, &gpus->count);
+    if (status != TUTTI_OK) {
+        free(gpus);
+        return status;
+    }
+    if (gpus->count > TU_TENSOR_GPUS)
+        gpus->count = TU_TENSOR_GPUS;
+    pthread_mutex_init(&gpus->lock, NULL);
+    *state = gpus;
+    return TUTTI_OK;
+}
+
+static void close_gpu(tu_gpus *gpus, tu_gpu *gpu) {
+    CUcontext popped;
+    if (!gpu->open)
+        return;
+    if (gpus->driver.cuCtxPushCurrent(gpu->context) == CUDA_SUCCESS) {
+        tu_gpu_products_end(gpus, gpu);
+        tu_gpu_memory_end(gpus, gpu);
+        for (int i = 0; i < TU_TENSOR_IMAGES; i++)
+            gpus->driver.cuModuleUnload(gpu->modules[i]);
+        gpus->driver.cuMemFreeHost(gpu->fault);
+        gpus->driver.cuCtxPopCurrent(&popped);
+    }
+    gpus->driver.cuDevicePrimaryCtxRelease(gpu->device);
+    pthread_mutex_destroy(&gpu->lock);
+}
+
+static void close_tensors(void *state) {
+    tu_gpus *gpus = state;
+    for (int i = 0; i < gpus->count; i++)
+        close_gpu(gpus, &gpus->gpus[i]);
+    pthread_mutex_destroy(&gpus->lock);
+    free(gpus->library);
+    free(gpus);
+}
+
+static bool can(void *state, tu_ability ability) {
+    (void)state;
+    (void)ability;
+    return false;
+}
+
+TUTTI_API extern const tu_backend tutti_backend_v2;
+const tu_backend tutti_backend_v2 = {
+    .size = sizeof(tu_backend),
+    .version = TU_BACKEND_VERSION,
+    .name = "tensor-cuda",
+    .device = TUTTI_CUDA,
+    .probe = probe,
+    .open = open_tensors,
+    .close = close_tensors,
+    .can = can,
+    .tensors = &tensors,
+};

@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Matrix products by cuBLASLt, which is looked for on first need. Only what is used of it is declared, in our own
+ * words; numbers and layouts are those of its ABI (12 and 13).
+ *
+ * The library thinks in columns: a row-major (rows, columns) is to it (columns, rows), so out = left right is computed
+ * as the product of the transposes, right first.
+ */
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tensors.h"
+
+typedef struct blas_handle blas_handle;
+typedef struct blas_operation blas_operation;
+typedef struct blas_layout blas_layout;
+typedef struct blas_preference blas_preference;
+
+enum {
+    TYPE_F32 = 0,
+    TYPE_F64 = 1,
+    TYPE_F16 = 2,
+    TYPE_I8 = 3,
+    TYPE_I32 = 10,
+    TYPE_BF16 = 14,
+    COMPUTE_F32 = 68,
+    COMPUTE_F64 = 70,
+    COMPUTE_I32 = 72,
+    TRANSPOSE_LEFT = 3, /* attributes of an operation */
+    TRANSPOSE_RIGHT = 4,
+    BATCH_COUNT = 5, /* of a layout */
+    BATCH_STEP = 6,
+    WORKSPACE_BYTES = 1, /* of a preference */
+    NO_SUCH_PRODUCT = 15
+};
+
+typedef struct blas_algorithm {
+    uint64_t data[8];
+} blas_algorithm;
+typedef struct blas_choice {
+    blas_algorithm algorithm;
+    size_t workspace;
+    int status;
+    float waves;
+    int reserved[4];
+} blas_choice;
+
+/* X(name, parameters) */
+#define BLAS_FUNCTIONS(X)                                                                                              \
+    X(cublasLtCreate, (blas_handle * *handle))                                                                         \
+    X(cublasLtDestroy, (blas_handle * handle))                                                                         \
+    X(cublasLtMatmulDescCreate, (blas_operation * *operation, int compute, int scale))                                 \
+    X(cublasLtMatmulDescDestroy, (blas_operation * operation))                                                         \
+    X(cublasLtMatmulDescSetAttribute, (blas_operation * operation, int attribute, const void *value, size_t bytes))    \
+    X(cublasLtMatrixLayoutCreate, (blas_layout * *layout, int type, uint64_t rows, uint64_t columns, int64_t leading)) \
+    X(cublasLtMatrixLayoutDestroy, (blas_layout * layout))                                                             \
+    X(cublasLtMatrixLayoutSetAttribute, (blas_layout * layout, int attribute, const void *value, size_t bytes))        \
+    X(cublasLtMatmulPreferenceCreate, (blas_preference * *preference))                                                 \
+    X(cublasLtMatmulPreferenceDestroy, (blas_preference * preference))                                                 \
+    X(cublasLtMatmulPreferenceSetAttribute,                                                                            \
+      (blas_preference * preference, int attribute, const void *value, size_t bytes))                                  \
+    X(cublasLtMatmulAlgoGetHeuristic,                                                                                  \
+      (blas_handle * handle, blas_operation * operation, blas_layout * left, blas_layout * right, blas_layout * in,    \
+       blas_layout * out, blas_preference * preference, int wanted, blas_choice *choices, int *found))                 \
+    X(cublasLtMatmul, (blas_handle * handle, blas_operation * operation, const void *alpha, const void *left,          \
+                       blas_layout *of_left, const void *right, blas_layout *of_right, const void *beta,               \
+                       const void *in, blas_layout *of_in, void *out, blas_layout *of_out,                             \
+                       const blas_algorithm *algorithm, void *workspace, size_t workspace_bytes, CUstream stream))
+
+typedef struct blas_library {
+#define X(name, parameters) int(*name) parameters;
+    BLAS_FUNCTIONS(X)
+#undef X
+} blas_library;
+
+#define WORKSPACE ((size_t)32 << 20)
+#define REMEMBERED 64
+
+/* What the library chose for a product of that shape. */
+typedef struct remembered {
+    tu_device_product product; /* without addresses */
+    blas_choice choice;
+    bool there;
+} remembered;
+
+typedef struct products {
+    blas_handle *handle;
+    remembered choices[REMEMBERED]; /* under the GPU's lock, by a hash */
+} products;
+
+/* ---- the library ---- */
+
+static blas_library *load_library(void) {
+    static const char *const names[] = { "libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so" };
+    void *opened = NULL;
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && opened == NULL; i++)
+        opened = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    blas_library *library = opened != NULL ? calloc(1, sizeof *library) : NULL;
+    if (library == NULL)
+        return NULL;
+    bool whole = true;
+#define X(name, parameters)                                             \
+    library->name = (int(*) parameters)(uintptr_t)dlsym(opened, #name); \
+    whole = whole && library->name != NULL;
+    BLAS_FUNCTIONS(X)
+#undef X
+    if (whole)
+        return library;
+    free(library);
+    return NULL;
+}
+
+/* NULL where there is none, which is said once. */
+static blas_library *library_of(tu_gpus *gpus) {
+    pthread_mutex_lock(&gpus->lock);
+    if (!gpus->looked) {
+        gpus->looked = true;
+        gpus->library = load_library();
+        if (gpus->library == NULL)
+            gpus->host->log(
+                NULL, TUTTI_LOG_WARN, "tensor-cuda",
+                "cuBLASLt is not found (libcublasLt.so.13 or .12): matrix products run by Tutti's own kernel, "
+                "which is much slower; put its folder into LD_LIBRARY_PATH");
+    }
+    blas_library *library = gpus->library;
+    pthread_mutex_unlock(&gpus->lock);
+    return library;
+}
+
+static products *products_of(const blas_library *library, tu_gpu *gpu) {
+    pthread_mutex_lock(&gpu->lock);
+    if (gpu->products == NULL) {
+        products *made = calloc(1, sizeof *made);
+        if (made != NULL && library->cublasLtCreate(&made->handle) != 0) {
+            free(made);
+            made = NULL;
+        }
+        gpu->products = made;
+    }
+    products *found = gpu->products;
+    pthread_mutex_unlock(&gpu->lock);
+    return found;
+}
+
+void tu_gpu_products_end(tu_gpus *gpus, tu_gpu *gpu) {
+    products *all = gpu->products;
+    if (all != NULL && gpus->library != NULL)
+        ((blas_library *)gpus->library)->cublasLtDestroy(all->handle);
+    free(all);
+    gpu->products = NULL;
+}
+
+/* ---- what it can multiply ---- */
+
+static int type_of(tutti_dtype dtype) {
+    switch (dtype) {
+    case TUTTI_F32:
+        return TYPE_F32;
+    case TUTTI_F64:
+        return TYPE_F64;
+    case TUTTI_F16:
+        return TYPE_F16;
+    case TUTTI_BF16:
+        return TYPE_BF16;
+    case TUTTI_I8:
+        return TYPE_I8;
+    case TUTTI_I32:
+        return TYPE_I32;
+    default:
+        return -1;
+    }
+}
+
+static bool can_multiply(const tu_device_product *product) {
+    tutti_dtype dtype = product->dtype, result = product->result;
+    bool floats = dtype == TUTTI_F32 || dtype == TUTTI_F64;
+    bool narrow = dtype == TUTTI_F16 || dtype == TUTTI_BF16;
+    return (floats && result == dtype) || (narrow && (result == dtype || result == TUTTI_F32));
+}
+
+/* How it can read a row-major operand of that many rows and columns: as it lies, or turned; false where neither. */
+static bool arrange(const tu_device_matrix *matrix, int64_t rows, int64_t columns, bool *turned, int64_t *leading) {
+    if (matrix->column == 1 || columns == 1) {
+        *turned = false;
+        *leading = rows == 1 ? columns : matrix->row;
+        return *leading >= columns;
+    }
+    *turned = true;
+    *leading = columns == 1 ? rows : matrix->column;
+    return (matrix->row == 1 || rows == 1) && *leading >= rows;
+}
+
+/* ---- one product ---- */
+
+typedef struct task {
+    const blas_library *library;
+    blas_operation *operation;
+    blas_layout *left, *right, *out; /* as the library counts: left is our right */
+} task;
+
+static void end_task(task *task) {
+    if (task->out != NULL)
+        task->library->cublasLtMatrixLayoutDestroy(task->out);
+    if (task->right != NULL)
+        task->library->cublasLtMatrixLayoutDestroy(task->right);
+    if (task->left != NULL)
+        task->library->cublasLtMatrixLayoutDestroy(task->left);
+    if (task->operation != NULL)
+        task->library->cublasLtMatmulDescDestroy(task->operation);
+}
+
+static int make_layout(const blas_library *library, blas_layout **layout, int type, int64_t rows, int64_t columns,
+                       bool turned, int64_t leading, int64_t batch, int64_t step) {
+    int32_t count = (int32_t)batch;
+    int status = library->cublasLtMatrixLayoutCreate(layout, type, (uint64_t)(turned ? rows : columns),
+                                                     (uint64_t)(turned ? columns : rows), leading);
+    if (status == 0 && batch > 1)
+        status = library->cublasLtMatrixLayoutSetAttribute(*layout, BATCH_COUNT, &count, sizeof count);
+    if (status == 0 && batch > 1)
+        status = library->cublasLtMatrixLayoutSetAttribute(*layout, BATCH_STEP, &step, sizeof step);
+    return status;
+}
+
+static int make_task(task *task, const tu_device_product *product) {
+    const blas_library *library = task->library;
+    bool wide = product->dtype == TUTTI_F64, turned_left = false, turned_right = false;
+    int64_t leading_left = 0, leading_right = 0;
+    if (!arrange(&product->left, product->rows, product->depth, &turned_left, &leading_left) ||
+        !arrange(&product->right, product->depth, product->columns, &turned_right, &leading_right))
+        return NO_SUCH_PRODUCT;
+    int32_t of_left = turned_right, of_right = turned_left;
+    int status = library->cublasLtMatmulDescCreate(&task->operation, wide ? COMPUTE_F64 : COMPUTE_F32,
+                                                   wide ? TYPE_F64 : TYPE_F32);
+    if (status == 0)
+        status = library->cublasLtMatmulDescSetAttribute(task->operation, TRANSPOSE_LEFT, &of_left, sizeof of_left);
+    if (status == 0)
+        status = library->cublasLtMatmulDescSetAttribute(task->operation, TRANSPOSE_RIGHT, &of_right, sizeof of_right);
+    if (status == 0)
+        status = make_layout(library, &task->left, type_of(product->dtype), product->depth, product->columns,
+                             turned_right, leading_right, product->batch, product->right.step);
+    if (status == 0)
+        status = make_layout(library, &task->right, type_of(product->dtype), product->rows, product->depth, turned_left,
+                             leading_left, product->batch, product->left.step);
+    if (status == 0)
+        status = make_layout(library, &task->out, type_of(product->result), product->rows, product->columns, false,
+                             product->out.row, product->batch, product->out.step);
+    return status;
+}
+
+static int ask(const task *task, const products *all, blas_choice *choice) {
+    const blas_library *library = task->library;
+    blas_preference *preference = NULL;
+    size_t bytes = WORKSPACE;
+    int found = 0, status = library->cublasLtMatmulPreferenceCreate(&preference);
+    if (status == 0)
+        status = library->cublasLtMatmulPreferenceSetAttribute(preference, WORKSPACE_BYTES, &bytes, sizeof bytes);
+    if (status == 0)
+        status = library->cublasLtMatmulAlgoGetHeuristic(all->handle, task->operation, task->left, task->right,
+                                                         task->out, task->out, preference, 1, choice, &found);
+    if (preference != NULL)
+        library->cublasLtMatmulPreferenceDestroy(preference);
+    return status == 0 && found == 0 ? NO_SUCH_PRODUCT : status;
+}
+
+/* What shapes the choice: everything but the addresses, whose alignment counts. */
+static tu_device_product key_of(const tu_device_product *product) {
+    tu_device_product key;
+    memset(&key, 0, sizeof key); /* with what lies between the members */
+    key.rows = product->rows;
+    key.columns = product->columns;
+    key.depth = product->depth;
+    key.batch = product->batch;
+    key.dtype = product->dtype;
+    key.result = product->result;
+    key.left = product->left;
+    key.right = product->right;
+    key.out = product->out;
+    uintptr_t aligned =
+        ((uintptr_t)product->left.data | (uintptr_t)product->right.data | (uintptr_t)product->out.data) & 15;
+    key.left.data = (const void *)aligned;
+    key.right.data = key.out.data = NULL;
+    return key;
+}
+
+static remembered *place_of(products *all, const tu_device_product *key) {
+    uint64_t hash = 1469598103934665603u;
+    const unsigned char *bytes = (const unsigned char *)key;
+    for (size_t i = 0; i < sizeof *key; i++)
+        hash = (hash ^ bytes[i]) * 1099511628211u;
+    return &all->choices[(hash ^ hash >> 32) % REMEMBERED];
+}
+
+static int choose(const task *task, products *all, tu_gpu *gpu, const tu_device_product *product, blas_choice *choice) {
+    tu_device_product key = key_of(product);
+    remembered *place = place_of(all, &key);
+    pthread_mutex_lock(&gpu->lock);
+    bool known = place->there && memcmp(&place->product, &key, sizeof key) == 0;
+    if (known)
+        *choice = place->choice;
+    pthread_mutex_unlock(&gpu->lock);
+    if (known)
+        return 0;
+    int status = ask(task, all, choice);
+    if (status != 0)
+        return status;
+    pthread_mutex_lock(&gpu->lock);
+    *place = (remembered){ key, *choice, true };
+    pthread_mutex_unlock(&gpu->lock);
+    return 0;
+}
+
+static int multiply(task *task, products *all, tu_gpu *gpu, const tu_device_product *product, CUstream stream,
+                    void *workspace) {
+    const float one = 1, zero = 0;
+    const double wide_one = 1, wide_zero = 0;
+    bool wide = product->dtype == TUTTI_F64;
+    blas_choice choice = { 0 };
+    int status = make_task(task, product);
+    if (status == 0)
+        status = choose(task, all, gpu, product, &choice);
+    if (status == 0)
+        status = task->library->cublasLtMatmul(
+            all->handle, task->operation, wide ? (const void *)&wide_one : &one, product->right.data, task->left,
+            product->left.data, task->right, wide ? (const void *)&wide_zero : &zero, product->out.data, task->out,
+            (void *)(uintptr_t)product->out.data, task->out, &choice.algorithm, workspace, WORKSPACE, stream);
+    end_task(task);
+    return status;
+}
+
+tutti_status tu_gpu_product(void *state, int index, void *stream, const tu_device_product *product) {
+    tu_gpus *gpus = state;
+    tu_gpu *gpu;
+    bool pushed;
+    task task = { .library = can_multiply(product) ? library_of(gpus) : NULL };
+    tu_device_block workspace;
+    if (task.library == NULL)
+        return TUTTI_ERROR_UNSUPPORTED;
+    tutti_status status = tu_gpu_enter(gpus, index, &gpu, &pushed);
+    if (status != TUTTI_OK)
+        return status;
+    products *all = products_of(task.library, gpu);
+    if (all == NULL)
+        status = gpus->host->error(TUTTI_ERROR_BACKEND, "cuBLASLt does not start on cuda:%d", index);
+    if (status == TUTTI_OK)
+        status = tu_gpu_allocate(gpus, index, stream, WORKSPACE, &workspace);
+    if (status == TUTTI_OK) {
+        int result = multiply(&task, all, gpu, product, stream, workspace.data);
+        tu_gpu_release(gpus, index, &workspace);
+        if (result == NO_SUCH_PRODUCT)
+            status = TUTTI_ERROR_UNSUPPORTED;
+        else if (result != 0)
+            status = gpus->host->error(TUTTI_ERROR_BACKEND, "cuBLASLt failed with status %d on cuda:%d", result, index);
+    }
+    tu_gpu_leave(gpus, pushed);
+    return status;
+}

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Matrix products that the vendor's library has not: of f64, of integers, of narrow floats in odd layouts, or where the
+ * library is missing. Each element is one chain of fma along the depth, as in kernel/product_body.h.
+ */
+#include "kernel.cuh"
+
+#define TILE 16
+
+HERE float chain(float left, float right, float held) {
+    return fmaf(left, right, held);
+}
+HERE double chain(double left, double right, double held) {
+    return fma(left, right, held);
+}
+HERE int64_t chain(int64_t left, int64_t right, int64_t held) {
+    return (int64_t)((uint64_t)held + (uint64_t)left * (uint64_t)right);
+}
+
+/* A block has a tile of 16 by 16 elements of one product, and goes along the depth in tiles of the inputs. */
+template <class T> HERE void multiply(const tu_launch_product &args, T *left, T *right, T *sums) {
+    int64_t across = (args.columns + TILE - 1) / TILE, down = (args.rows + TILE - 1) / TILE;
+    int64_t batch = BLOCK / (across * down), tile = BLOCK % (across * down);
+    int64_t first_row = tile / across * TILE, first_column = tile % across * TILE;
+    int bytes = bytes_of(args.dtype), out_bytes = bytes_of(args.result);
+    const char *of_left = (const char *)(uintptr_t)args.left + batch * args.left_step * bytes;
+    const char *of_right = (const char *)(uintptr_t)args.right + batch * args.right_step * bytes;
+    char *out = (char *)(uintptr_t)args.out + batch * args.out_step * out_bytes;
+    EACH_THREAD(self) {
+        sums[self] = 0;
+    }
+    for (int64_t begin = 0; begin < args.depth; begin += TILE) {
+        EACH_THREAD(self) {
+            int64_t row = first_row + self / TILE, column = first_column + self % TILE;
+            int64_t across_depth = begin + self % TILE, down_depth = begin + self / TILE;
+            left[self] =
+                row < args.rows && across_depth < args.depth
+                    ? load_as<T>(of_left + (row * args.left_row + across_depth * args.left_column) * bytes, args.dtype)
+                    : (T)0;
+            right[self] =
+                column < args.columns && down_depth < args.depth
+                    ? load_as<T>(of_right + (down_depth * args.right_row + column * args.right_column) * bytes,
+                                 args.dtype)
+                    : (T)0;
+        }
+        SYNC();
+        EACH_THREAD(self) {
+            int64_t left_depth = args.depth - begin < TILE ? args.depth - begin : TILE;
+            T held = sums[self];
+            for (int k = 0; k < left_depth; k++)
+                held = chain(left[self / TILE * TILE + k], right[k * TILE + self % TILE], held);
+            sums[self] = held;
+        }
+        SYNC();
+    }
+    EACH_THREAD(self) {
+        int64_t row = first_row + self / TILE, column = first_column + self % TILE;
+        if (row < args.rows && column < args.columns)
+            store_as<T>(sums[self], out + (row * args.out_row + column) * out_bytes, args.result);
+    }
+}
+
+#define PRODUCT(suffix, type)                                                 \
+    KERNEL(product_##suffix, tu_launch_product) {                             \
+        SHARED type left[TILE * TILE], right[TILE * TILE], sums[TILE * TILE]; \
+        multiply<type>(args, left, right, sums);                              \
+    }
+PRODUCT(f32, float)
+PRODUCT(f64, double)
+PRODUCT(i64, int64_t)

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Inside the plug-in that has the tensors on GPUs of NVIDIA: its devices, and what its files share.
+ */
+#ifndef TU_TENSOR_CUDA_TENSORS_H
+#define TU_TENSOR_CUDA_TENSORS_H
+
+#include <pthread.h>
+
+#include "cuda.h"
+#include "memory/backend.h"
+#include "tensor/device.h"
+
+#define TU_TENSOR_GPUS 64
+#define TU_TENSOR_IMAGES 7
+#define TU_SIZE_CLASSES 160
+
+typedef struct tu_gpu_segment tu_gpu_segment;
+typedef struct tu_gpu_piece tu_gpu_piece;
+
+/* A stream on which a piece was used besides its own. */
+typedef struct tu_gpu_use {
+    CUstream stream;
+    CUevent event; /* recorded when the piece is released */
+    struct tu_gpu_use *next;
+} tu_gpu_use;
+
+/* A part of a segment: given out, spare, or waiting for other streams. */
+struct tu_gpu_piece {
+    CUdeviceptr address;
+    size_t bytes;
+    tu_gpu_segment *segment;
+    tu_gpu_piece *before, *after; /* its neighbours in the segment */
+    tu_gpu_piece *next, **link;   /* in the list of spare ones of its size, or of those that wait */
+    CUstream stream;              /* whose work comes in order with it */
+    tu_gpu_use *uses;
+    bool spare;
+};
+
+/* What was taken of the driver at once. */
+struct tu_gpu_segment {
+    CUdeviceptr address;
+    size_t bytes;
+    tu_gpu_segment *next, **link;
+    tu_gpu_piece *first;
+};
+
+typedef struct tu_gpu {
+    bool open; /* what follows is there; under the lock of tu_gpus */
+    CUdevice device;
+    CUcontext context;
+    CUmodule modules[TU_TENSOR_IMAGES];
+    int processors, major;
+    tu_device_fault *fault; /* pinned; written by kernels, the first wins */
+    CUdeviceptr fault_here;
+
+    pthread_mutex_t lock; /* of everything below */
+    tu_gpu_piece *spare[TU_SIZE_CLASSES];
+    tu_gpu_piece *waiting;
+    tu_gpu_segment *segments;
+    tu_device_usage usage;
+    void *products; /* the matrix library's handle: product.c */
+} tu_gpu;
+
+typedef struct tu_gpus {
+    const tu_backend_host *host;
+    tu_cuda_driver driver;
+    pthread_mutex_t lock; /* opening of devices */
+    int count;
+    void *library; /* of matrix products; NULL: not looked for, or not there */
+    bool looked;
+    tu_gpu gpus[TU_TENSOR_GPUS];
+} tu_gpus;
+
+/* The image of the kernels: image.S. */
+extern const unsigned char *const tu_gpu_images[TU_TENSOR_IMAGES];
+
+/* ---- plugin.c ---- */
+tutti_status tu_gpu_error(const tu_gpus *gpus, CUresult result, const char *what);
+/* The device, opened, with its context current in this thread; tu_gpu_leave ends that. */
+tutti_status tu_gpu_enter(tu_gpus *gpus, int index, tu_gpu **gpu, bool *pushed);
+void tu_gpu_leave(const tu_gpus *gpus, bool pushed);
+
+/* ---- allocator.c ---- */
+tutti_status tu_gpu_allocate(void *state, int index, void *stream, size_t bytes, tu_device_block *block);
+void tu_gpu_release(void *state, int index, tu_device_block *block);
+void tu_gpu_used(void *state, int index, const tu_device_block *block, void *stream);
+void tu_gpu_trim(void *state, int index);
+tutti_status tu_gpu_usage(void *state, int index, tu_device_usage *usage);
+tutti_status tu_gpu_set_limit(void *state, int index, size_t bytes);
+void tu_gpu_stream_gone(tu_gpus *gpus, tu_gpu *gpu, CUstream stream); /* its work is over */
+void tu_gpu_memory_end(tu_gpus *gpus, tu_gpu *gpu);                   /* with the context entered */
+
+/* ---- product.c ---- */
+tutti_status tu_gpu_product(void *state, int index, void *stream, const tu_device_product *product);
+void tu_gpu_products_end(tu_gpus *gpus, tu_gpu *gpu);
+
+#endif

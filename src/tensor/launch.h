@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The arguments of kernels that run on a device, as flat structs: what the host side (tensor/on_device.c and the files
+ * of operators) fills, and the kernels (backend/tensor_cuda/) read. Plain C, so that both compilers see one layout.
+ */
+#ifndef TU_TENSOR_LAUNCH_H
+#define TU_TENSOR_LAUNCH_H
+
+#include <stdint.h>
+
+#define TU_LAUNCH_DIMS 8
+#define TU_LAUNCH_OPERANDS 4 /* the result and three inputs */
+#define TU_LAUNCH_NUMBERS 4
+
+typedef struct tu_launch_operand {
+    uint64_t data; /* address; of a literal, its bits in the compute type */
+    int64_t strides[TU_LAUNCH_DIMS];
+    int32_t dtype;
+    int32_t literal; /* 1: a number of the host, the same for every element */
+} tu_launch_operand;
+
+/* A loop over the elements of a result. Operand 0 is written. */
+typedef struct tu_launch_loop {
+    int64_t total;
+    int32_t ndim, operands;
+    int64_t sizes[TU_LAUNCH_DIMS];
+    tu_launch_operand at[TU_LAUNCH_OPERANDS];
+    double numbers[TU_LAUNCH_NUMBERS]; /* the attributes of a pointwise operator, in their order */
+} tu_launch_loop;
+
+/* from (outer, reduced, inner) to (outer, inner), dense and of the compute type; in two steps where `parts` is more
+ * than one: to (outer, parts, inner), and these. */
+typedef struct tu_launch_fold {
+    uint64_t from, to;
+    int64_t outer, reduced, inner;
+    int64_t parts, part; /* how many, and of how many elements each */
+} tu_launch_fold;
+#define TU_FOLD_ROWS 64 /* of one part where columns are folded; rows are in parts of TU_FOLD_BLOCK */
+
+/* to[i] = start + i * step, or to[i] times a factor. */
+typedef struct tu_launch_line {
+    uint64_t to;
+    int64_t total;
+    double first, second;
+    int32_t dtype;
+} tu_launch_line;
+
+/* Random numbers: see random.c. */
+typedef struct tu_launch_random {
+    uint64_t from, to;
+    int64_t total;
+    uint64_t seed, counter;
+    double first, second;
+    uint32_t rank, limit;
+    int32_t dtype, distribution;
+} tu_launch_random;
+
+/* The operators whose kernels look at indices; what a fault names. Values are never reused. */
+enum {
+    TU_INDEX_SELECT = 1,
+    TU_INDEX_ADD = 2,
+    TU_INDEX_GATHER = 3,
+    TU_INDEX_SCATTER = 4,
+    TU_INDEX_EMBEDDING = 5,
+    TU_INDEX_TARGET = 6
+};
+
+/* Entries of (outer, size, inner) by `count` indices: to (outer, count, inner), or added from there. For gather and
+ * scatter, `loop` walks over index: operand 0 is x without its dimension, `along` x's stride in it. */
+typedef struct tu_launch_index {
+    uint64_t from, to, index, fault;
+    int64_t outer, size, count, inner;
+    int32_t bytes, operation;
+    int64_t along;
+    tu_launch_loop loop;
+} tu_launch_index;
+
+/* Zero on one side of a diagonal of (…, rows, columns), dense. */
+typedef struct tu_launch_triangle {
+    uint64_t data;
+    int64_t total, rows, columns, diagonal;
+    int32_t bytes, lower;
+} tu_launch_triangle;
+
+/* Rows of `size` elements of f32 or f64, dense. What a kernel does not use is 0. */
+typedef struct tu_launch_rows {
+    uint64_t x, other, out;
+    int64_t count, size;
+    /* norms */
+    uint64_t weight, bias, mean, scale, of_weight, of_bias;
+    double epsilon;
+    /* cross entropy: log of the sum of exponentials, targets, loss of each row in f64, how many count, the gradient */
+    uint64_t sums, targets, losses, counted, fault;
+    int64_t ignore;
+    int32_t centred, dtype;
+} tu_launch_rows;
+
+/* Optimizer steps of several parameters: `steps` is an array of tu_launch_step. */
+typedef struct tu_launch_step {
+    uint64_t parameter, gradient, first, second;
+    double rate, momentum, decay, beta1, beta2, epsilon, correct;
+    int64_t begin; /* number of its first element among all */
+    int32_t adamw, wide;
+} tu_launch_step;
+typedef struct tu_launch_steps {
+    uint64_t steps;
+    int64_t count, elements;
+} tu_launch_steps;
+
+/* Rotary embedding of rows of `depth` f64. */
+typedef struct tu_launch_turn {
+    uint64_t from, to, position;
+    int64_t rows, depth, length;
+    double base, sign;
+} tu_launch_turn;
+
+/* out (rows, columns) = left (rows, depth) right (depth, columns), `batch` times; element (i, j)
+ * of an operand at data[i * row + j * column], the next product `step` further. */
+typedef struct tu_launch_product {
+    uint64_t left, right, out;
+    int64_t rows, columns, depth, batch;
+    int64_t left_row, left_column, left_step, right_row, right_column, right_step, out_row, out_step;
+    int32_t dtype, result;
+} tu_launch_product;
+
+#endif

@@ -1,0 +1,582 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Tensors on devices other than the CPU: see on_device.h.
+ */
+#include "tensor/on_device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "memory/backend.h"
+#include "tensor/convert.h"
+#include "tensor/create.h"
+#include "tensor/loop.h"
+#include "tensor/operators.h"
+#include "tensor/pointwise.h"
+#include "tensor/process.h"
+
+/* ---- devices ---- */
+
+/* Kernels of one pointwise operator: for any layout by compute type, for dense operands by their type. */
+enum {
+    ANY_F32,
+    ANY_F64,
+    ANY_I64,
+    ANY_U64,
+    DENSE_F32,
+    DENSE_F64,
+    DENSE_BF16,
+    DENSE_F16,
+    FORMS
+};
+static const char *const form_names[FORMS] = { "f32",       "f64",       "i64",        "u64",
+                                               "dense_f32", "dense_f64", "dense_bf16", "dense_f16" };
+
+static tutti_status make_device(const tu_process_devices *devices, int index, tu_device **found) {
+    const tu_device_tensors *table = devices->opened.table->tensors;
+    tu_device *device = calloc(1, sizeof *device);
+    if (device != NULL)
+        device->pointwise = calloc((size_t)TU_POINTWISE_COUNT * FORMS, sizeof *device->pointwise);
+    if (device == NULL || device->pointwise == NULL) {
+        free(device);
+        return tu_error_memory("a device", sizeof *device);
+    }
+    device->table = table;
+    device->state = devices->opened.state;
+    device->index = index;
+    device->number = tutti_device_at(TUTTI_CUDA, index);
+    *found = device;
+    return TUTTI_OK;
+}
+
+/* Opens the plug-in where that was not done. The caller holds the lock of devices. */
+static tutti_status open_backend(tu_process_devices *devices) {
+    if (devices->opened.table != NULL)
+        return TUTTI_OK;
+    tutti_status status = tu_backend_open_apart("tensor-cuda", &devices->opened);
+    if (status == TUTTI_OK && devices->opened.table->tensors == NULL) {
+        tu_backend_close_apart(&devices->opened);
+        status = tu_error(TUTTI_ERROR_UNSUPPORTED, "the plug-in tensor-cuda has no tensors");
+    }
+    return status;
+}
+
+static tutti_status open_device(tu_process_devices *devices, int index, tu_device **found) {
+    tutti_status status = open_backend(devices);
+    if (status != TUTTI_OK)
+        return status;
+    const tu_device_tensors *table = devices->opened.table->tensors;
+    int count = table->count(devices->opened.state);
+    if (index < 0)
+        index = table->current(devices->opened.state);
+    if (index >= count || index >= TU_DEVICES)
+        return tu_error(TUTTI_ERROR_UNSUPPORTED, "there is no device cuda:%d: this process sees %d GPU%s", index, count,
+                        count == 1 ? "" : "s");
+    *found = atomic_load_explicit(&devices->at[index], memory_order_relaxed);
+    if (*found != NULL)
+        return TUTTI_OK;
+    status = make_device(devices, index, found);
+    if (status == TUTTI_OK)
+        atomic_store_explicit(&devices->at[index], *found, memory_order_release); /* pairs with known_device */
+    return status;
+}
+
+static tu_device *known_device(tutti_device number) {
+    int index = number - TUTTI_CUDA_AT(0);
+    if (index < 0 || index >= TU_DEVICES)
+        return NULL;
+    return atomic_load_explicit(&tu_process_devices_get()->at[index],
+                                memory_order_acquire); /* pairs with open_device */
+}
+
+tutti_status tu_device_get(tutti_device number, tu_device **found) {
+    tu_process_devices *devices = tu_process_devices_get();
+    if ((*found = known_device(number)) != NULL)
+        return TUTTI_OK;
+    pthread_mutex_lock(&devices->lock);
+    tutti_status status = open_device(devices, tutti_device_index(number), found);
+    pthread_mutex_unlock(&devices->lock);
+    if (status == TUTTI_OK || status == TUTTI_ERROR_MEMORY)
+        return status;
+    char cause[1024];
+    snprintf(cause, sizeof cause, "%s", tutti_error_message());
+    return tu_error(TUTTI_ERROR_UNSUPPORTED, "there are no tensors on the device %s: %s", tutti_device_name(number),
+                    cause);
+}
+
+tu_device *tu_device_of(const tt_tensor *x) {
+    return known_device(x->device);
+}
+
+int tu_devices_open(tu_device **list) {
+    tu_process_devices *devices = tu_process_devices_get();
+    int count = 0;
+    for (int i = 0; i < TU_DEVICES; i++) {
+        tu_device *device = atomic_load_explicit(&devices->at[i], memory_order_acquire);
+        if (device != NULL)
+            list[count++] = device;
+    }
+    return count;
+}
+
+/* Nothing lies on a device any more. */
+void tu_devices_close(tu_process_devices *devices) {
+    pthread_mutex_lock(&devices->lock);
+    for (int i = 0; i < TU_DEVICES; i++) {
+        tu_device *device = atomic_load_explicit(&devices->at[i], memory_order_relaxed);
+        atomic_store_explicit(&devices->at[i], NULL, memory_order_relaxed);
+        for (int k = 0; device != NULL && k < TU_DEVICE_NAMES; k++)
+            free((char *)(uintptr_t)atomic_load_explicit(&device->named[k].name, memory_order_relaxed));
+        if (device != NULL)
+            free(device->pointwise);
+        free(device);
+    }
+    if (devices->opened.table != NULL)
+        tu_backend_close_apart(&devices->opened);
+    pthread_mutex_unlock(&devices->lock);
+}
+
+void *tu_device_stream(const tu_device *device) {
+    const tu_thread *self = tu_self();
+    return self->streams == NULL ? NULL : self->streams[device->index];
+}
+
+/* ---- memory ---- */
+
+tutti_status tu_device_allocate(tu_storage *storage, size_t bytes) {
+    tu_device *device;
+    tu_device_block block = { 0 };
+    tutti_status status = tu_device_get(storage->device, &device);
+    if (status != TUTTI_OK)
+        return status;
+    storage->stream = tu_device_stream(device);
+    status = device->table->allocate(device->state, device->index, storage->stream, bytes, &block);
+    if (status != TUTTI_OK)
+        return status;
+    storage->data = block.data;
+    storage->owner = block.handle;
+    storage->bytes = bytes;
+    return TUTTI_OK;
+}
+
+void tu_device_release(tu_storage *storage) {
+    tu_device *device = known_device(storage->device);
+    tu_device_block block = { storage->data, storage->owner };
+    if (storage->data != NULL && device != NULL)
+        device->table->release(device->state, device->index, &block);
+    storage->data = storage->owner = NULL;
+}
+
+tutti_status tu_device_resize(tu_storage *storage, size_t bytes) {
+    tu_storage fresh = { .device = storage->device };
+    size_t kept = bytes < storage->bytes ? bytes : storage->bytes;
+    tutti_status status = bytes > 0 ? tu_device_allocate(&fresh, bytes) : TUTTI_OK;
+    if (status == TUTTI_OK && kept > 0) {
+        const tu_device *device = known_device(storage->device);
+        status = device->table->copy(device->state, device->index, fresh.stream, fresh.data, storage->data, kept);
+    }
+    if (status != TUTTI_OK) {
+        tu_device_release(&fresh);
+        return status;
+    }
+    tu_device_release(storage);
+    storage->data = fresh.data;
+    storage->owner = fresh.owner;
+    storage->stream = fresh.stream;
+    storage->bytes = bytes;
+    return TUTTI_OK;
+}
+
+static void note_use(const tu_device *device, const tt_tensor *x, void *stream) {
+    const tu_storage *storage = x->storage;
+    if (storage->stream == stream || storage->fixed || storage->data == NULL || x->device != device->number)
+        return;
+    tu_device_block block = { storage->data, storage->owner };
+    device->table->used(device->state, device->index, &block, stream);
+}
+
+tutti_status tu_device_begin(const tu_call *call) {
+    tu_device *device;
+    tutti_status status = tu_device_get(call->device, &device);
+    if (status != TUTTI_OK)
+        return status;
+    void *stream = tu_device_stream(device);
+    for (int i = 0; i < call->input_count; i++)
+        if (call->inputs[i] != NULL)
+            note_use(device, call->inputs[i], stream);
+    return TUTTI_OK;
+}
+
+/* ---- waiting ---- */
+
+static tutti_status tell_fault(const tu_device *device) {
+    static const char *const names[] = {
+        [TU_INDEX_SELECT] = "index_select", [TU_INDEX_ADD] = "index_add",       [TU_INDEX_GATHER] = "gather_dim",
+        [TU_INDEX_SCATTER] = "scatter_add", [TU_INDEX_EMBEDDING] = "embedding", [TU_INDEX_TARGET] = "cross_entropy"
+    };
+    tu_device_fault fault;
+    if (!device->table->fault(device->state, device->index, &fault))
+        return TUTTI_OK;
+    bool known = fault.operation > 0 && fault.operation < (int)(sizeof names / sizeof names[0]);
+    return tu_error(TUTTI_ERROR_RANGE,
+                    "%s: index %lld at position %lld is out of range for size %lld; found on %s after the call had "
+                    "returned, its results are not valid",
+                    known ? names[fault.operation] : "a kernel", (long long)fault.index, (long long)fault.position,
+                    (long long)fault.limit, tutti_device_name(device->number));
+}
+
+tutti_status tu_device_wait(const tu_device *device) {
+    tutti_status status = device->table->synchronize(device->state, device->index, tu_device_stream(device));
+    return status == TUTTI_OK ? tell_fault(device) : status;
+}
+
+tutti_status tu_device_write(const tu_device *device, void *to, const void *from, size_t bytes) {
+    tutti_status status = device->table->copy(device->state, device->index, tu_device_stream(device), to, from, bytes);
+    return status == TUTTI_OK ? tu_device_wait(device) : status;
+}
+
+tutti_status tu_device_read(const tu_device *device, void *to, const void *from, size_t bytes) {
+    return tu_device_write(device, to, from, bytes); /* the direction is in the addresses */
+}
+
+/* ---- kernels ---- */
+
+static uint64_t hash_of(const char *name) {
+    uint64_t hash = 1469598103934665603u;
+    for (; *name != 0; name++)
+        hash = (hash ^ (unsigned char)*name) * 1099511628211u;
+    return hash ^ hash >> 32;
+}
+
+/* Looks the name up in the plug-in, and remembers it. */
+static tutti_status learn(tu_device *device, const char *name, size_t at, void **kernel) {
+    pthread_mutex_t *lock = &tu_process_devices_get()->lock;
+    tutti_status status = device->table->find(device->state, device->index, name, kernel);
+    if (status != TUTTI_OK || *kernel == NULL)
+        return status;
+    char *copy = strdup(name);
+    if (copy == NULL)
+        return TUTTI_OK; /* it is looked up again next time */
+    pthread_mutex_lock(lock);
+    while (atomic_load_explicit(&device->named[at].name, memory_order_relaxed) != NULL &&
+           strcmp(atomic_load_explicit(&device->named[at].name, memory_order_relaxed), name) != 0)
+        at = (at + 1) % TU_DEVICE_NAMES;
+    if (atomic_load_explicit(&device->named[at].name, memory_order_relaxed) == NULL) {
+        device->named[at].kernel = *kernel;
+        atomic_store_explicit(&device->named[at].name, copy, memory_order_release); /* pairs with find_kernel */
+        copy = NULL;
+    }
+    pthread_mutex_unlock(lock);
+    free(copy);
+    return TUTTI_OK;
+}
+
+static tutti_status find_kernel(tu_device *device, const char *name, void **kernel) {
+    size_t at = hash_of(name) % TU_DEVICE_NAMES;
+    for (;; at = (at + 1) % TU_DEVICE_NAMES) {
+        const char *known = atomic_load_explicit(&device->named[at].name, memory_order_acquire); /* pairs with learn */
+        if (known == NULL)
+            break;
+        if (strcmp(known, name) == 0) {
+            *kernel = device->named[at].kernel;
+            return TUTTI_OK;
+        }
+    }
+    tutti_status status = learn(device, name, at, kernel);
+    if (status == TUTTI_OK && *kernel == NULL)
+        status = tu_error(TUTTI_ERROR_UNSUPPORTED, "the plug-in of %s has no kernel %s: it is older than this library",
+                          tutti_device_name(device->number), name);
+    return status;
+}
+
+#define MOST_BLOCKS 65535 /* kernels go on with what is left */
+
+tutti_status tu_device_launch_blocks(tu_device *device, const char *name, int64_t blocks, unsigned threads,
+                                     const void *arguments) {
+    void *kernel = NULL;
+    if (blocks <= 0)
+        return TUTTI_OK;
+    if (blocks > INT32_MAX)
+        return tu_error(TUTTI_ERROR_RANGE, "%s on %s would need %lld thread blocks", name,
+                        tutti_device_name(device->number), (long long)blocks);
+    tutti_status status = find_kernel(device, name, &kernel);
+    return status == TUTTI_OK ? device->table->launch(device->state, device->index, tu_device_stream(device), kernel,
+                                                      (unsigned)blocks, threads, arguments)
+                              : status;
+}
+
+static int64_t blocks_for(int64_t items, unsigned threads) {
+    int64_t blocks = (items + threads - 1) / threads;
+    return blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS;
+}
+
+tutti_status tu_device_launch(tu_device *device, const char *name, int64_t items, unsigned threads,
+                              const void *arguments) {
+    return tu_device_launch_blocks(device, name, blocks_for(items, threads), threads, arguments);
+}
+
+uint64_t tu_device_fault_place(const tu_device *device) {
+    return tu_place_of(device->table->fault_place(device->state, device->index));
+}
+
+const char *tu_kernel_name(char buffer[64], const char *name, tutti_dtype dtype) {
+    snprintf(buffer, 64, "kernel_%s_%s", name, tutti_dtype_name(dtype));
+    return buffer;
+}
+
+tutti_status tu_device_launch_rows(tu_device *device, const char *name, tutti_dtype dtype, const tu_launch_rows *rows) {
+    enum {
+        THREADS = 128
+    };
+    char full[64];
+    int64_t each = THREADS / (128 / tu_dtype_bytes[dtype]); /* rows of a block */
+    return tu_device_launch_blocks(device, tu_kernel_name(full, name, dtype), (rows->count + each - 1) / each, THREADS,
+                                   rows);
+}
+
+/* ---- loops ---- */
+
+/* The loop as a kernel gets it. */
+static tu_launch_loop flat_loop(const tu_loop *loop) {
+    tu_launch_loop flat = { .total = 1, .ndim = loop->ndim, .operands = loop->operands };
+    for (int dim = 0; dim < loop->ndim; dim++) {
+        flat.sizes[dim] = loop->sizes[dim];
+        flat.total *= loop->sizes[dim];
+    }
+    for (int k = 0; k < loop->operands; k++) {
+        flat.at[k].data = tu_place_of(loop->at[k].data);
+        flat.at[k].dtype = (int32_t)loop->at[k].dtype;
+        memcpy(flat.at[k].strides, loop->at[k].strides, (size_t)loop->ndim * sizeof flat.at[k].strides[0]);
+    }
+    return flat;
+}
+
+static bool is_dense(const tu_launch_loop *loop, int operand) {
+    return loop->ndim == 1 && loop->at[operand].strides[0] == 1;
+}
+
+/* The quick conversions between dense tensors; NULL: there is none. */
+static const char *quick_conversion(tutti_dtype from, tutti_dtype to) {
+    if (from == TUTTI_F32)
+        return to == TUTTI_BF16 ? "kernel_convert_f32_bf16" : to == TUTTI_F16 ? "kernel_convert_f32_f16" : NULL;
+    if (to == TUTTI_F32)
+        return from == TUTTI_BF16 ? "kernel_convert_bf16_f32" : from == TUTTI_F16 ? "kernel_convert_f16_f32" : NULL;
+    return NULL;
+}
+
+/* Both on this device. */
+static tutti_status copy_here(tu_device *device, const tt_tensor *to, const tt_tensor *x) {
+    static const char *const moves[] = { [1] = "kernel_copy_1",
+                                         [2] = "kernel_copy_2",
+                                         [4] = "kernel_copy_4",
+                                         [8] = "kernel_copy_8",
+                                         [16] = "kernel_copy_16" };
+    tu_loop loop;
+    tt_tensor *in[] = { (tt_tensor *)x };
+    if (to->numel == 0)
+        return TUTTI_OK;
+    tu_loop_init(&loop, to, 1, in);
+    tu_launch_loop flat = flat_loop(&loop);
+    bool same = to->dtype == x->dtype && x->dtype != TUTTI_BOOL, dense = is_dense(&flat, 0) && is_dense(&flat, 1);
+    size_t size = tu_dtype_bytes[to->dtype];
+    if (same && dense && flat.at[0].data == flat.at[1].data)
+        return TUTTI_OK;
+    if (same && dense)
+        return device->table->copy(device->state, device->index, tu_device_stream(device), loop.at[0].data,
+                                   loop.at[1].data, (size_t)flat.total * size);
+    const char *name = same ? moves[size] : dense ? quick_conversion(x->dtype, to->dtype) : NULL;
+    return tu_device_launch(device, name != NULL ? name : "kernel_convert", flat.total, TU_DEVICE_THREADS, &flat);
+}
+
+tutti_status tu_device_fill(const tt_tensor *x, double value) {
+    tu_device *device = tu_device_of(x);
+    tu_loop loop;
+    if (x->numel == 0)
+        return TUTTI_OK;
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if (bits == 0 && x->flags & TU_CONTIGUOUS)
+        return device->table->clear(device->state, device->index, tu_device_stream(device), tu_pointer(x),
+                                    (size_t)x->numel * tu_dtype_bytes[x->dtype]);
+    tu_loop_init(&loop, x, 0, NULL);
+    tu_launch_loop flat = flat_loop(&loop);
+    flat.operands = 2;
+    flat.at[1] = (tu_launch_operand){ .data = bits, .dtype = TUTTI_F64, .literal = 1 };
+    return tu_device_launch(device, "kernel_convert", flat.total, TU_DEVICE_THREADS, &flat);
+}
+
+/* ---- between host and device ---- */
+
+/* x, dense, with its own shape and dtype, where it lies: x itself, held, or a copy. */
+static tt_tensor *dense_of(const tt_tensor *x) {
+    if (x->flags & TU_CONTIGUOUS)
+        return tu_tensor_hold((tt_tensor *)x);
+    tu_shape shape = tu_shape_of(x);
+    if (shape.device == 0)
+        shape.device = TUTTI_CPU;
+    if (tu_shape_contiguous("copy", &shape) != TUTTI_OK)
+        return NULL;
+    tt_tensor *copy = tu_tensor_new(&shape);
+    if (copy != NULL && tu_copy_tensor(copy, x) != TUTTI_OK) {
+        tu_tensor_drop(copy);
+        copy = NULL;
+    }
+    return copy;
+}
+
+/* A new dense tensor like x on another device. */
+static tt_tensor *like_on(const tt_tensor *x, tutti_device device) {
+    tu_shape shape = tu_shape_of(x);
+    shape.device = device;
+    return tu_shape_contiguous("copy", &shape) == TUTTI_OK ? tu_tensor_new(&shape) : NULL;
+}
+
+/* The bytes of one dense tensor into another of the same shape and dtype, of which one at least is on a device. */
+static tutti_status move_bytes(const tt_tensor *to, const tt_tensor *x) {
+    size_t bytes = (size_t)x->numel * tu_dtype_bytes[x->dtype];
+    if (bytes == 0)
+        return TUTTI_OK;
+    if (!tu_on_device(to))
+        return tu_device_read(tu_device_of(x), tu_pointer(to), tu_pointer(x), bytes);
+    const tu_device *device = tu_device_of(to);
+    if (tu_on_device(x)) { /* another device: what it computes must be there */
+        tutti_status status = tu_device_wait(tu_device_of(x));
+        return status == TUTTI_OK ? tu_device_write(device, tu_pointer(to), tu_pointer(x), bytes) : status;
+    }
+    return tu_device_write(device, tu_pointer(to), tu_pointer(x), bytes);
+}
+
+static bool alike(const tt_tensor *to, const tt_tensor *x) {
+    return to->dtype == x->dtype && x->dtype != TUTTI_BOOL && tu_same_sizes(to, x) && to->flags & TU_CONTIGUOUS;
+}
+
+/* Dense at home, over as bytes, and there broadcast and converted into place. */
+tutti_status tu_device_copy_tensor(const tt_tensor *to, const tt_tensor *x) {
+    if (tu_on_device(to) && to->device == x->device)
+        return copy_here(tu_device_of(to), to, x);
+    tt_tensor *dense = dense_of(x);
+    if (dense == NULL)
+        return TUTTI_ERROR_MEMORY;
+    tutti_status status;
+    if (alike(to, dense)) {
+        status = move_bytes(to, dense);
+    } else {
+        tt_tensor *there = like_on(x, tu_on_device(to) ? (tutti_device)to->device : TUTTI_CPU);
+        status = there != NULL ? move_bytes(there, dense) : TUTTI_ERROR_MEMORY;
+        if (status == TUTTI_OK)
+            status = tu_copy_tensor(to, there);
+        tu_tensor_drop(there);
+    }
+    tu_tensor_drop(dense);
+    return status;
+}
+
+tt_tensor *tu_on_host(const tt_tensor *x) {
+    if (!tu_on_device(x))
+        return tu_tensor_hold((tt_tensor *)x);
+    tt_tensor *copy = like_on(x, TUTTI_CPU);
+    if (copy != NULL && tu_device_copy_tensor(copy, x) != TUTTI_OK) {
+        tu_tensor_drop(copy);
+        copy = NULL;
+    }
+    return copy;
+}
+
+tutti_status tu_read_number(const tt_tensor *x, double *number) {
+    char element[16];
+    const void *at = tu_pointer(x);
+    if (tu_on_device(x)) {
+        tutti_status status = tu_device_read(tu_device_of(x), element, at, tu_dtype_bytes[x->dtype]);
+        if (status != TUTTI_OK)
+            return status;
+        at = element;
+    }
+    return tutti_convert(at, x->dtype, number, TUTTI_F64, 1);
+}
+
+/* ---- pointwise operators ---- */
+
+static int any_form(tutti_dtype compute) {
+    return compute == TUTTI_F32 ? ANY_F32 : compute == TUTTI_F64 ? ANY_F64 : compute == TUTTI_U64 ? ANY_U64 : ANY_I64;
+}
+
+/* The form for dense operands of one type, or -1. */
+static int dense_form(const tu_launch_loop *loop) {
+    int32_t dtype = loop->at[0].dtype;
+    int form = dtype == TUTTI_F32    ? DENSE_F32
+               : dtype == TUTTI_F64  ? DENSE_F64
+               : dtype == TUTTI_BF16 ? DENSE_BF16
+               : dtype == TUTTI_F16  ? DENSE_F16
+                                     : -1;
+    if (loop->ndim != 1)
+        return -1;
+    for (int k = 0; k < loop->operands; k++) {
+        const tu_launch_operand *operand = &loop->at[k];
+        if (operand->literal)
+            continue;
+        bool repeated = operand->strides[0] == 0 && k > 0;
+        if (operand->dtype != dtype || (operand->strides[0] != 1 && !repeated) ||
+            (!repeated && operand->data % 16 != 0))
+            return -1;
+    }
+    return form;
+}
+
+static tutti_status pointwise_kernel(tu_device *device, const tu_call *call, int form, void **kernel) {
+    _Atomic(void *) *place = &device->pointwise[call->entry->pointwise * FORMS + form];
+    *kernel = atomic_load_explicit(place, memory_order_relaxed);
+    if (__builtin_expect(*kernel != NULL, 1))
+        return TUTTI_OK;
+    char name[96];
+    snprintf(name, sizeof name, "kernel_%s_%s", call->entry->name, form_names[form]);
+    tutti_status status = find_kernel(device, name, kernel);
+    if (status == TUTTI_OK)
+        atomic_store_explicit(place, *kernel, memory_order_relaxed);
+    return status;
+}
+
+/* A number of the host, in the compute type. */
+static tutti_status make_literal(tu_launch_operand *operand, const tt_tensor *x, tutti_dtype compute) {
+    *operand = (tu_launch_operand){ .dtype = (int32_t)compute, .literal = 1 };
+    return tutti_convert(tu_pointer(x), x->dtype, &operand->data, compute, 1);
+}
+
+/* The attributes of a pointwise operator are numbers, in the order of its arguments. */
+static void take_numbers(const tu_call *call, tu_launch_loop *flat) {
+    int count = 0;
+    for (int i = 0; i < call->entry->argument_count; i++) {
+        const tu_argument *argument = &call->entry->arguments[i];
+        if (argument->type == TT_ARGUMENT_DOUBLE && count < TU_LAUNCH_NUMBERS)
+            flat->numbers[count++] = *(const double *)((const char *)call->attributes + argument->offset);
+    }
+}
+
+tutti_status tu_pointwise_cuda(tu_call *call) {
+    tutti_dtype compute = tu_pointwise_compute(call);
+    tt_tensor *out = call->outputs[0];
+    tu_device *device = tu_device_of(out);
+    tu_loop loop;
+    if (tu_is_complex(compute))
+        return tu_call_error(call, TUTTI_ERROR_UNSUPPORTED, "there is no kernel for complex numbers on the device %s",
+                             tutti_device_name(call->device));
+    if (out->numel == 0)
+        return TUTTI_OK;
+    tu_loop_init(&loop, out, call->input_count, call->inputs);
+    tu_launch_loop flat = flat_loop(&loop);
+    take_numbers(call, &flat);
+    for (int i = 0; i < call->input_count; i++) {
+        const tt_tensor *x = call->inputs[i];
+        tutti_status status = tu_on_device(x) ? TUTTI_OK : make_literal(&flat.at[i + 1], x, compute);
+        if (status != TUTTI_OK)
+            return status;
+    }
+    int form = dense_form(&flat);
+    int64_t each = form < 0 ? 1 : 16 / tu_dtype_bytes[out->dtype];
+    void *kernel = NULL;
+    tutti_status status = pointwise_kernel(device, call, form < 0 ? any_form(compute) : form, &kernel);
+    return status == TUTTI_OK ? device->table->launch(device->state, device->index, tu_device_stream(device), kernel,
+                                                      (unsigned)blocks_for(flat.total / each + each, TU_DEVICE_THREADS),
+                                                      TU_DEVICE_THREADS, &flat)
+                              : status;
+}

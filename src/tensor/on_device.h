@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Tensors on devices other than the CPU, as the rest of this library uses them: finding the device, its memory, its
+ * copies, its kernels. The device's own side is the table of tensor/device.h, in a plug-in.
+ *
+ * Work goes to the calling thread's current stream of the device and is not waited for, except where the host reads.
+ * What a kernel finds wrong after its call has returned (an index out of range) is told by the next wait.
+ */
+#ifndef TU_TENSOR_ON_DEVICE_H
+#define TU_TENSOR_ON_DEVICE_H
+
+#include "tensor/device.h"
+#include "tensor/launch.h"
+#include "tensor/operator.h"
+
+#define TU_DEVICES 64       /* of one kind */
+#define TU_DEVICE_NAMES 512 /* kernels by name; a power of two, at most half full */
+
+/* One device that is in use. */
+typedef struct tu_device {
+    const tu_device_tensors *table;
+    void *state;
+    tutti_device number; /* TUTTI_CUDA_AT(index) */
+    int index;
+    _Atomic(void *) *pointwise; /* kernels of pointwise operators: see on_device.c */
+    struct {
+        _Atomic(const char *) name; /* set last */
+        void *kernel;
+    } named[TU_DEVICE_NAMES];
+} tu_device;
+
+/* Whether tensors of that device lie elsewhere than in memory of the host. */
+static inline bool tu_is_remote(tutti_device device) {
+    return device >= TUTTI_CUDA;
+}
+static inline bool tu_on_device(const tt_tensor *x) {
+    return tu_is_remote(x->device);
+}
+
+/* The device, opened on first need. TUTTI_CUDA is the thread's current one. UNSUPPORTED where there is no such device,
+ * no driver or no plug-in; the message says which. */
+tutti_status tu_device_get(tutti_device device, tu_device **found);
+/* That of a tensor that lies there. */
+tu_device *tu_device_of(const tt_tensor *x);
+/* All that are open, for those who count or trim; the number of them. */
+int tu_devices_open(tu_device **list);
+
+/* The thread's current stream of the device. */
+void *tu_device_stream(const tu_device *device);
+
+/* Storages' memory; `storage` is new, or has none. */
+tutti_status tu_device_allocate(tu_storage *storage, size_t bytes);
+void tu_device_release(tu_storage *storage);
+tutti_status tu_device_resize(tu_storage *storage, size_t bytes);
+/* Before a kernel of the call runs: its device is there, and memory that belongs to another stream than this one is not
+ * given out before this one is past it. */
+tutti_status tu_device_begin(const tu_call *call);
+
+/* Waits for the thread's current stream, and tells what kernels found wrong. */
+tutti_status tu_device_wait(const tu_device *device);
+/* Bytes to and from the host; both have arrived on return. */
+tutti_status tu_device_write(const tu_device *device, void *to, const void *from, size_t bytes);
+tutti_status tu_device_read(const tu_device *device, void *to, const void *from, size_t bytes);
+
+/* to = x, broadcast and converted, one of them on a device at least. */
+tutti_status tu_device_copy_tensor(const tt_tensor *to, const tt_tensor *x);
+tutti_status tu_device_fill(const tt_tensor *x, double value);
+/* x itself, held, where it is on the host; else a copy there, dense. NULL with the error written. */
+tt_tensor *tu_on_host(const tt_tensor *x);
+/* The one element of x as a double, from wherever it lies. */
+tutti_status tu_read_number(const tt_tensor *x, double *number);
+
+/* Launches a kernel by name with `items` threads' work, `threads` of them in a block; an error where there is none. */
+tutti_status tu_device_launch(tu_device *device, const char *name, int64_t items, unsigned threads,
+                              const void *arguments);
+/* The same with so many blocks. */
+tutti_status tu_device_launch_blocks(tu_device *device, const char *name, int64_t blocks, unsigned threads,
+                                     const void *arguments);
+/* A kernel on rows, "softmax" of f32 or f64: see tu_launch_rows. */
+tutti_status tu_device_launch_rows(tu_device *device, const char *name, tutti_dtype dtype, const tu_launch_rows *rows);
+/* Where kernels of that device write what is wrong. */
+uint64_t tu_device_fault_place(const tu_device *device);
+#define TU_DEVICE_THREADS 256
+
+static inline uint64_t tu_place_of(const void *pointer) {
+    return (uint64_t)(uintptr_t)pointer;
+}
+/* "softmax" and f32: "kernel_softmax_f32". Returns buffer. */
+const char *tu_kernel_name(char buffer[64], const char *name, tutti_dtype dtype);
+
+#endif

@@ -1,0 +1,439 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Tensors on a device other than the CPU: their memory, streams, copies, how they are read, printed, saved and shared,
+ * and what goes wrong there. With the stand-in for the driver, and with a GPU.
+ */
+#include "device.h"
+
+#include <dlfcn.h>
+#include <math.h>
+
+#include <tutti/tensors.h>
+
+#include "tensor/on_device.h"
+
+/* The device, or a skip. */
+static tutti_device there(void) {
+    tutti_device device = test_device();
+    if (device == TUTTI_CPU)
+        SKIP("TEST_DEVICE names no other device");
+    return device;
+}
+
+static tt_options *on(tt_options *options, tutti_device device) {
+    *options = (tt_options)TT_OPTIONS_INIT;
+    options->device = device;
+    return options;
+}
+
+#define FAILS(call, status, text)                                                                              \
+    do {                                                                                                       \
+        (void)(call);                                                                                          \
+        CHECK(tt_error_show() == (status));                                                                    \
+        if (strstr(tutti_error_message(), text) == NULL)                                                       \
+            FAIL("the message is \"%s\" and should have \"%s\"", tutti_error_message(), (const char *)(text)); \
+        tt_error_clear();                                                                                      \
+    } while (0)
+
+TEST(a_machine_without_the_device_says_what_is_missing) {
+    if (getenv("TEST_DEVICE") != NULL || tt_device_available(TUTTI_CUDA))
+        SKIP("there is one here");
+    tt_options options;
+    tt_scope scope = tt_scope_open();
+    FAILS(tt_zeros(tt_shape(2), TUTTI_F32, on(&options, TUTTI_CUDA)), TUTTI_ERROR_UNSUPPORTED,
+          "there are no tensors on the device cuda: ");
+    FAILS(tt_to_device(tt_ones(tt_shape(2), TUTTI_F32, NULL), TUTTI_CUDA_AT(3)), TUTTI_ERROR_UNSUPPORTED, "cuda:3");
+    FAILS(tt_stream(TUTTI_CUDA), TUTTI_ERROR_UNSUPPORTED, "cuda");
+    CHECK(tt_device_available(TUTTI_CPU) && !tt_device_available(77));
+    CHECK_OK(tt_scope_close(&scope));
+}
+
+TEST(the_cpu_has_no_streams) {
+    FAILS(tt_synchronize(TUTTI_CPU), TUTTI_ERROR_ARGUMENT, "the device cpu has no streams");
+    tt_device_memory memory = TT_DEVICE_MEMORY_INIT;
+    CHECK(tt_device_memory_get(TUTTI_CPU, &memory) == TUTTI_ERROR_ARGUMENT);
+    CHECK(tt_device_memory_limit(TUTTI_META, 5) == TUTTI_ERROR_ARGUMENT);
+    CHECK(tt_device_memory_get(TUTTI_CUDA, NULL) == TUTTI_ERROR_ARGUMENT);
+}
+
+TEST(tensors_are_made_there_and_read_here) {
+    tutti_device device = there();
+    tt_options options;
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_full(tt_shape(2, 3), 1.5, TUTTI_F32, on(&options, TUTTI_CUDA));
+    CHECK(tt_device_of(x) == device && tt_at(x, tt_shape(1, 2)) == 1.5);
+    tt_tensor *counted = tt_arange(0, 6, 1, TUTTI_I32, on(&options, device));
+    CHECK(tt_item_int(tt_sum(counted)) == 15);
+    float values[6];
+    CHECK(tt_read(tt_transpose(tt_view(counted, tt_shape(2, 3)), 0, 1), values, TUTTI_F32, 6));
+    CHECK(values[0] == 0 && values[1] == 3 && values[2] == 1 && values[5] == 5);
+    double given[] = { 1, 2, 3 };
+    tt_tensor *from = tt_from(given, tt_shape(3), TUTTI_F64, on(&options, device));
+    CHECK(tt_item(tt_sum(from)) == 6);
+    char text[256];
+    tt_format(from, text, sizeof text);
+    CHECK(strstr(text, "[1, 2, 3]") != NULL || strstr(text, "1.") != NULL);
+    CHECK(tt_equal(tt_to_device(from, TUTTI_CPU), tt_from(given, tt_shape(3), TUTTI_F64, NULL)));
+    CHECK(tt_to_device(from, device) == from);
+    CHECK_OK(tt_scope_close(&scope));
+    test_device_leave();
+}
+
+TEST(copies_convert_and_broadcast_in_every_direction) {
+    tutti_device device = there();
+    tt_options options;
+    static const tutti_dtype dtypes[] = { TUTTI_F64,     TUTTI_F32, TUTTI_BF16, TUTTI_F16, TUTTI_F8_E4M3,
+                                          TUTTI_F8_E5M2, TUTTI_I8,  TUTTI_I64,  TUTTI_U8,  TUTTI_U64,
+                                          TUTTI_BOOL,    TUTTI_C64, TUTTI_C128 };
+    tt_scope scope = tt_scope_open();
+    tt_seed(5, 0);
+    tt_tensor *base = tt_mul_scalar(tt_randn(tt_shape(7, 5), TUTTI_F64, NULL), 300);
+    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++) {
+        tt_tensor *here = tt_to(base, dtypes[i]), *moved = tt_to_device(here, device);
+        for (size_t k = 0; k < sizeof dtypes / sizeof dtypes[0]; k++) {
+            tt_tensor *expected = tt_to(here, dtypes[k]), *found = tt_to(moved, dtypes[k]);
+            char a[7 * 5 * 16], b[7 * 5 * 16];
+            CHECK(tt_read(expected, a, dtypes[k], 35) && tt_read(found, b, dtypes[k], 35));
+            if (memcmp(a, b, 35 * tutti_dtype_size(dtypes[k])) != 0)
+                FAIL("%s to %s differs there", tutti_dtype_name(dtypes[i]), tutti_dtype_name(dtypes[k]));
+        }
+    }
+    /* Into strided memory, from a row, and back. */
+    tt_tensor *to = tt_transpose(tt_zeros(tt_shape(5, 7), TUTTI_F32, on(&options, device)), 0, 1);
+    tt_copy_(to, tt_to_device(tt_to(base, TUTTI_F32), device));
+    CHECK(tt_equal(tt_to_device(to, TUTTI_CPU), tt_to(base, TUTTI_F32)));
+    tt_tensor *row = tt_to_device(tt_select(base, 0, 2), device);
+    tt_copy_(to, row);
+    CHECK(tt_equal(tt_to_device(tt_select(to, 0, 6), TUTTI_CPU), tt_to(tt_select(base, 0, 2), TUTTI_F32)));
+    CHECK_OK(tt_scope_close(&scope));
+    test_device_leave();
+}
+
+TEST(long_sums_have_the_bits_of_the_cpu) {
+    tutti_device device = there();
+    tt_scope scope = tt_scope_open();
+    tt_seed(6, 0);
+    static const tutti_dtype dtypes[] = { TUTTI_F32, TUTTI_F64, TUTTI_BF16 };
+    for (int i = 0; i < 3; i++) {
+        tt_tensor *x = tt_randn(tt_shape(200001), dtypes[i], NULL),
+                  *y = tt_randn(tt_shape(3, 300, 70), dtypes[i], NULL);
+        CHECK(tt_item(tt_sum(x)) == tt_item(tt_sum(tt_to_device(x, device))));
+        for (int dim = 0; dim < 3; dim++) {
+            CHECK(tt_equal(tt_sum_dims(y, tt_shape(dim), false),
+                           tt_sum_dims(tt_to_device(y, device), tt_shape(dim), false)));
+            CHECK(tt_equal(tt_amax(y, tt_shape(dim), true), tt_amax(tt_to_device(y, device), tt_shape(dim), true)));
+            CHECK(tt_equal(tt_softmax(y, dim), tt_softmax(tt_to_device(y, device), dim)));
+        }
+        CHECK(tt_equal(tt_mean_dims(y, tt_shape(0, 2), false),
+                       tt_mean_dims(tt_to_device(y, device), tt_shape(0, 2), false)));
+    }
+    CHECK_OK(tt_scope_close(&scope));
+    test_device_leave();
+}
+
+TEST(random_numbers_are_those_of_the_cpu) {
+    tutti_device device = there();
+    tt_options options;
+    tt_scope scope = tt_scope_open();
+    tt_seed(11, 2);
+    tt_tensor *a = tt_randn(tt_shape(33, 5), TUTTI_F32, NULL), *b = tt_rand(tt_shape(1001), TUTTI_BF16, NULL);
+    tt_tensor *c = tt_randint(-5, 90, tt_shape(77), TUTTI_I64, NULL), *d = tt_dropout(a, 0.3);
+    tt_seed(11, 2);
+    CHECK(tt_equal(a, tt_randn(tt_shape(33, 5), TUTTI_F32, on(&options, device))));
+    CHECK(tt_equal(b, tt_rand(tt_shape(1001), TUTTI_BF16, on(&options, device))));
+    CHECK(tt_equal(c, tt_randint(-5, 90, tt_shape(77), TUTTI_I64, on(&options, device))));
+    CHECK(tt_equal(d, tt_dropout(tt_to_device(a, device), 0.3)));
+    CHECK_OK(tt_scope_close(&scope));
+    test_device_leave();
+}
+
+/* A small network, trained on both. */
+static void train(tutti_device device, double *losses, tt_tensor **weight) {
+    tt_options options;
+    tt_seed(3, 0);
+    tt_tensor *x = tt_to_device(tt_randn(tt_shape(16, 8), TUTTI_F32, NULL), device);
+    tt_tensor *targets = tt_to_device(tt_randint(0, 4, tt_shape(16), TUTTI_I64, NULL), device);
+    tt_tensor *w = tt_parameter(tt_randn(tt_shape(4, 8), TUTTI_F32, on(&options, device)), true);
+    tt_tensor *scale = tt_parameter(tt_ones(tt_shape(8), TUTTI_F32, on(&options, device)), true);
+    tt_tensor *m = tt_zeros_like(w), *v = tt_zeros_like(w);
+    for (int step = 1; step <= 5; step++) {
+        tt_tensor *normed = tt_layer_norm(x, scale, NULL, 1e-5);
+        /* a sum of products that no library adds up */
+        tt_tensor *logits = tt_sum_dims(tt_mul(tt_unsqueeze(normed, 1), w), tt_shape(2), false);
+        tt_tensor *loss = tt_cross_entropy(tt_gelu(logits), targets, -100);
+        losses[step - 1] = tt_item(loss);
+        tt_backward(loss, NULL);
+        CHECK(tt_adamw_step(w, tt_grad(w), m, v, step, NULL) && tt_sgd_step(scale, tt_grad(scale), NULL, NULL));
+        tt_set_grad(w, NULL);
+        tt_set_grad(scale, NULL);
+    }
+    *weight = w;
+}
+
+TEST(a_training_run_has_the_bits_of_the_cpu) {
+    tutti_device device = there();
+    tt_scope scope = tt_scope_open();
+    double here[5], over[5];
+    tt_tensor *a, *b;
+    train(TUTTI_CPU, here, &a);
+    train(device, over, &b);
+    for (int i = 0; i < 5; i++)
+        if (here[i] != over[i])
+            FAIL("the loss of step %d is %.9g here and %.9g there", i, here[i], over[i]);
+    CHECK(here[4] < here[0] && tt_equal(a, b));
+    CHECK_OK(tt_scope_close(&scope));
+    test_device_leave();
+}
+
+TEST(products_agree_with_those_of_the_cpu) {
+    tutti_device device = there();
+    static const tutti_dtype dtypes[] = { TUTTI_F32, TUTTI_F64, TUTTI_BF16, TUTTI_F16, TUTTI_I32 };
+    static const double tolerance[] = { 1e-5, 1e-13, 2e-2, 4e-3, 0 };
+    tt_scope scope = tt_scope_open();
+    tt_seed(4, 0);
+    for (int i = 0; i < 5; i++) {
+        tutti_dtype dtype = dtypes[i];
+        tt_tensor *a =
+            tt_to(tt_mul_scalar(tt_randn(tt_shape(3, 2, 37, 24), TUTTI_F64, NULL), dtype == TUTTI_I32 ? 9 : 1), dtype);
+        tt_tensor *b =
+            tt_to(tt_mul_scalar(tt_randn(tt_shape(2, 24, 40), TUTTI_F64, NULL), dtype == TUTTI_I32 ? 9 : 1), dtype);
+        tt_tensor *c = tt_select(b, 0, 1), *turned = tt_transpose(c, 0, 1), *bias = tt_select(c, 0, 3);
+        tt_tensor *there_a = tt_to_device(a, device), *there_b = tt_to_device(b, device),
+                  *there_c = tt_select(there_b, 0, 1);
+        tt_tensor *there_turned = tt_transpose(there_c, 0, 1), *there_bias = tt_select(there_c, 0, 3);
+        CHECK(tt_allclose(tt_matmul(a, b), tt_matmul(there_a, there_b), tolerance[i], tolerance[i]));
+        CHECK(tt_allclose(tt_matmul(a, c), tt_matmul(there_a, there_c), tolerance[i], tolerance[i]));
+        CHECK(tt_allclose(tt_linear(a, turned, bias), tt_linear(there_a, there_turned, there_bias), tolerance[i],
+                          tolerance[i]));
+        CHECK(tt_allclose(tt_matmul(tt_select(c, 0, 0), turned), tt_matmul(tt_select(there_c, 0, 0), there_turned),
+                          tolerance[i], tolerance[i]));
+    }
+    tt_tensor *a = tt_randint(-100, 100, tt_shape(33, 20), TUTTI_I8, NULL),
+              *b = tt_randint(-100, 100, tt_shape(20, 17), TUTTI_I8, NULL);
+    CHECK(tt_equal(tt_int_matmul(a, b), tt_int_matmul(tt_to_device(a, device), tt_to_device(b, device))));
+    CHECK_OK(tt_scope_close(&scope));
+    test_device_leave();
+}
+
+TEST(an_index_out_of_range_is_told_by_the_next_wait) {
+    tutti_device device = there();
+    tt_scope scope = tt_scope_open();
+    int64_t given[] = { 1, 7 };
+    tt_tensor *x = tt_to_device(tt_ones(tt_shape(4, 2), TUTTI_F32, NULL), device);
+    tt_tensor *index = tt_to_device(tt_from(given, tt_shape(2), TUTTI_I64, NULL), device);
+    CHECK(tt_index_select(x, 0, index) != NULL);
+    FAILS(tt_synchronize(device), TUTTI_ERROR_RANGE,
+          "index_select: index 7 at position 1 is out of range for size 4; found on cuda:0");
+    CHECK(tt_synchronize(device)); /* told once; the device goes on */
+    CHECK(tt_embedding(x, index) != NULL);
+    FAILS(tt_item(tt_sum(x)), TUTTI_ERROR_RANGE, "embedding: index 7");
+    tt_tensor *targets = tt_to_device(tt_from((int64_t[]){ 0, 2, 1, 0 }, tt_shape(4), TUTTI_I64, NULL), device);
+    CHECK(tt_cross_entropy(x, targets, -100) != NULL);
+    FAILS(tt_synchronize(device), TUTTI_ERROR_RANGE, "cross_entropy: index 2 at position 1 is out of range for size 2");
+    CHECK(tt_item(tt_sum(x)) == 8);
+    CHECK_OK(tt_scope_close(&scope));
+    test_device_leave();
+}
+
+TEST(devices_do_not_mix_and_what_has_no_kernel_says_so) {
+    tutti_device device = there();
+    tt_scope scope = tt_scope_open();
+    tt_tensor *here = tt_ones(tt_shape(3), TUTTI_F32, NULL), *x = tt_to_device(here, device);
+    FAILS(tt_add(here, x), TUTTI_ERROR_ARGUMENT, "is on the device cpu and b (input 1) on cuda:0");
+    FAILS(tt_to(tt_mul(tt_to(x, TUTTI_C64), tt_to(x, TUTTI_C64)), TUTTI_F32), TUTTI_ERROR_UNSUPPORTED,
+          "mul: there is no kernel for complex numbers on the device cuda:0");
+    FAILS(tt_attention(tt_view(x, tt_shape(1, 3)), tt_view(x, tt_shape(1, 3)), tt_view(x, tt_shape(1, 3)), false, 0),
+          TUTTI_ERROR_UNSUPPORTED, "attention: there is no kernel for the device cuda:0");
+    FAILS(tt_to_device(here, TUTTI_CUDA_AT(200)), TUTTI_ERROR_UNSUPPORTED, "there is no device cuda:200");
+    tt_options options;
+    FAILS(tt_to_device(tt_zeros(tt_shape(2), TUTTI_F32, on(&options, TUTTI_META)), device), TUTTI_ERROR_UNSUPPORTED,
+          "has a shape but no data");
+    CHECK(tt_item(tt_sum(tt_add(x, tt_number(2)))) == 9); /* a number adopts the device */
+    CHECK_OK(tt_scope_close(&scope));
+    test_device_leave();
+}
+
+/* ---- memory ---- */
+
+static tt_device_memory usage(tutti_device device) {
+    tt_device_memory memory = TT_DEVICE_MEMORY_INIT;
+    CHECK_OK(tt_device_memory_get(device, &memory));
+    return memory;
+}
+
+TEST(memory_is_used_again_and_given_back) {
+    tutti_device device = there();
+    tt_options options;
+    tt_device_memory before = usage(device);
+    const void *first = NULL;
+    for (int i = 0; i < 100; i++) {
+        tt_scope scope = tt_scope_open();
+        tt_tensor *x = tt_zeros(tt_shape(1000), TUTTI_F32, on(&options, device));
+        CHECK(first == NULL || tt_data(x) == first);
+        first = tt_data(x);
+        CHECK_OK(tt_scope_close(&scope));
+    }
+    tt_device_memory after = usage(device);
+    CHECK(after.allocated == before.allocated && after.allocations - before.allocations == 100);
+    CHECK(after.reservations - before.reservations == 1 && after.peak_allocated >= 4000);
+    tt_device_memory_trim(device);
+    CHECK(usage(device).reserved == 0);
+    test_device_leave();
+}
+
+TEST(pieces_are_cut_and_grow_together) {
+    tutti_device device = there();
+    tt_options options;
+    tt_scope scope = tt_scope_open();
+    tt_tensor *parts[64];
+    uint64_t before = usage(device).reservations;
+    for (int i = 0; i < 64; i++)
+        parts[i] = tt_keep(tt_zeros(tt_shape(64 << 10), TUTTI_U8, on(&options, device)));
+    uint64_t segments = usage(device).reservations - before;
+    CHECK(segments >= 2 && segments <= 3); /* of two megabytes, for four */
+    CHECK_OK(tt_scope_close(&scope));
+    for (int i = 0; i < 64; i += 2)
+        tt_release(parts[i]);
+    for (int i = 1; i < 64; i += 2)
+        tt_release(parts[i]);
+    CHECK(usage(device).allocated == 0);
+    scope = tt_scope_open();
+    CHECK(tt_zeros(tt_shape(1 << 20), TUTTI_U8, on(&options, device)) != NULL); /* fits where sixteen were */
+    CHECK(usage(device).reservations - before == segments);
+    CHECK_OK(tt_scope_close(&scope));
+    test_device_leave();
+}
+
+TEST(a_limit_is_an_error_with_its_figures_after_what_is_spare_went_back) {
+    tutti_device device = there();
+    tt_options options;
+    tt_scope scope = tt_scope_open();
+    CHECK_OK(tt_device_memory_limit(device, 64 << 20));
+    {
+        tt_scope inner = tt_scope_open();
+        CHECK(tt_empty(tt_shape(40 << 20), TUTTI_U8, on(&options, device)) != NULL);
+        CHECK_OK(tt_scope_close(&inner));
+    }
+    /* 40 megabytes are spare; 48 fit only without them. */
+    CHECK(tt_empty(tt_shape(48 << 20), TUTTI_U8, on(&options, device)) != NULL);
+    CHECK(usage(device).retries == 1);
+    FAILS(tt_empty(tt_shape(32 << 20), TUTTI_F32, on(&options, device)), TUTTI_ERROR_MEMORY, "the limit is 67108864");
+    CHECK_OK(tt_device_memory_limit(device, 0));
+    CHECK_OK(tt_scope_close(&scope));
+    test_device_leave();
+}
+
+TEST(storages_grow_and_shrink_there) {
+    tutti_device device = there();
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_clone(tt_to_device(tt_ones(tt_shape(4), TUTTI_F32, NULL), device));
+    CHECK(tt_storage_resize(x, 0) && tt_storage_bytes(x) == 0);
+    FAILS(tt_neg(x), TUTTI_ERROR_FREED, "freed");
+    CHECK(tt_storage_resize(x, 64));
+    tt_fill_(x, 3);
+    CHECK(tt_storage_resize(x, 16) && tt_item(tt_sum(x)) == 12);
+    CHECK_OK(tt_scope_close(&scope));
+    test_device_leave();
+}
+
+/* ---- streams ---- */
+
+TEST(each_thread_has_its_current_stream) {
+    tutti_device device = there();
+    tt_scope scope = tt_scope_open();
+    CHECK(tt_stream(device) == NULL);
+    void *stream = tt_stream_new(device);
+    CHECK(stream != NULL && tt_stream_set(device, stream) && tt_stream(device) == stream);
+    tt_tensor *x = tt_to_device(tt_ones(tt_shape(8), TUTTI_F32, NULL), device), *y = tt_mul_scalar(x, 2);
+    tt_event *event = tt_event_record(device);
+    CHECK(tt_stream_set(device, NULL) && tt_event_join(event)); /* the default stream goes on after it */
+    CHECK(tt_item(tt_sum(tt_add(y, x))) == 24);
+    CHECK(tt_event_wait(event) && tt_event_done(event));
+    tt_event_release(event);
+    tt_stream_release(device, stream);
+    CHECK(tt_item(tt_sum(y)) == 16); /* its memory outlives the stream */
+    FAILS(tt_event_wait(NULL), TUTTI_ERROR_ARGUMENT, "event is NULL");
+    CHECK_OK(tt_scope_close(&scope));
+    test_device_leave();
+}
+
+/* The driver's events, told from outside; NULL with a real driver. */
+static void (*stand_in_events(void))(int) {
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    return driver == NULL ? NULL : (void (*)(int))(uintptr_t)dlsym(driver, "standin_events_are_ready");
+}
+
+TEST(memory_that_another_stream_uses_is_not_given_out_before) {
+    tutti_device device = there();
+    tt_options options;
+    CHECK(tt_synchronize(device));
+    void (*events_are_ready)(int) = stand_in_events();
+    if (events_are_ready == NULL)
+        SKIP("only the stand-in can hold an event back");
+    void *stream = tt_stream_new(device);
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_ones(tt_shape(100), TUTTI_F32, on(&options, device));
+    const void *memory = tt_data(x);
+    CHECK(tt_stream_set(device, stream));
+    CHECK(tt_add_scalar(x, 1) != NULL); /* on the other stream */
+    CHECK(tt_stream_set(device, NULL));
+    events_are_ready(0);
+    CHECK_OK(tt_scope_close(&scope));
+    scope = tt_scope_open();
+    CHECK(tt_data(tt_empty(tt_shape(100), TUTTI_F32, on(&options, device))) != memory);
+    events_are_ready(1);
+    bool found = false;
+    for (int i = 0; i < 8 && !found; i++)
+        found = tt_data(tt_empty(tt_shape(100), TUTTI_F32, on(&options, device))) == memory;
+    CHECK(found);
+    CHECK_OK(tt_scope_close(&scope));
+    tt_stream_release(device, stream);
+    test_device_leave();
+}
+
+/* ---- with others ---- */
+
+TEST(pinned_memory_and_dlpack_go_both_ways) {
+    tutti_device device = there();
+    tt_scope scope = tt_scope_open();
+    tt_tensor *pinned = tt_empty_pinned(tt_shape(3, 2), TUTTI_F32);
+    CHECK(tt_device_of(pinned) == TUTTI_CPU);
+    tt_fill_(pinned, 1);
+    tt_tensor *x = tt_to_device(pinned, device);
+    tt_dlpack_managed *managed = tt_to_dlpack(x);
+    CHECK(managed != NULL && managed->tensor.device_type == TT_DLPACK_CUDA && managed->tensor.device_id == 0);
+    CHECK(managed->tensor.data == tt_data(x));
+    tt_tensor *shared = tt_from_dlpack(managed);
+    CHECK(tt_device_of(shared) == device && tt_data(shared) == tt_data(x));
+    tt_mul_(shared, tt_number(3));
+    CHECK(tt_item(tt_sum(x)) == 18);
+    CHECK_OK(tt_scope_close(&scope));
+    test_device_leave();
+}
+
+TEST(files_take_tensors_from_there) {
+    tutti_device device = there();
+    char path[] = "/tmp/tutti-device-XXXXXX";
+    int file = mkstemp(path);
+    CHECK(file >= 0);
+    close(file);
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_to_device(tt_arange(0, 12, 1, TUTTI_F32, NULL), device);
+    tt_tensor *strided = tt_slice(x, 0, 1, 12, 2);
+    CHECK(tt_save_npy(strided, path));
+    CHECK(tt_equal(tt_load_npy(path), strided));
+    unlink(path);
+    CHECK_OK(tt_scope_close(&scope));
+    test_device_leave();
+}
+
+TEST(anomaly_mode_names_the_operator_that_made_a_nan_there) {
+    tutti_device device = there();
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_to_device(tt_full(tt_shape(3), -1, TUTTI_F32, NULL), device);
+    tt_anomaly_mode(true);
+    FAILS(tt_log(x), TUTTI_ERROR_STATE, "log: it made the first NaN");
+    tt_anomaly_mode(false);
+    CHECK_OK(tt_scope_close(&scope));
+    test_device_leave();
+}
