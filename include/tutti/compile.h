@@ -19,7 +19,8 @@
  * tensor that the function meets is frozen, as tt_capture tells. An entry is what one capture gave, with guards: dtype,
  * device, sizes, strides and requires_grad of inputs, which of them share memory, gradient mode, gradients and storage
  * sizes that the function asked for, and the hooks, slots and training flags of the modules that it calls. A call runs
- * the entry whose guards hold; where none does, it captures anew and keeps that too, up to TT_COMPILE_ENTRIES.
+ * the entry whose guards hold; where none does, it captures anew and keeps that too, up to TT_COMPILE_ENTRIES. A size
+ * that changes is variable after the second capture, where the function itself never asks for sizes (tt_size …).
  *
  * Gradients are compiled with the function: its results get one node, whose backward is a graph of its own. Hooks on
  * tensors inside the function are part of that graph and run on the host during the capture only; hooks on its inputs
@@ -101,11 +102,12 @@ typedef enum tt_miss {
 typedef struct tt_compiled_counts {
     size_t size;
     int captures;              /* of the function */
-    int entries;               /* that are kept */
+    int entries;               /* that captures gave and that are kept */
+    int variants;              /* of them, for other sizes, made without a capture */
     int vertices;              /* of all graphs that were built, forward and backward */
     int eager;                 /* calls that ran the function itself */
-    int64_t hits;              /* calls that found an entry */
-    int misses[TT_MISS_KINDS]; /* calls that found none, by the first guard of the last entry that failed */
+    int64_t hits;              /* calls that found what they needed */
+    int misses[TT_MISS_KINDS]; /* calls that did not, by the first guard that failed of what ran last */
 } tt_compiled_counts;
 #define TT_COMPILED_COUNTS_INIT TUTTI_DEFAULTS(tt_compiled_counts)
 /* TT_COMPILED_COUNTS_INIT as a function: zeroes `size` bytes and sets the field. */

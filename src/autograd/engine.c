@@ -286,8 +286,8 @@ static bool can_keep(const tt_tensor *leaf, const tt_tensor *grad) {
 static tt_tensor *copy_for(tt_tensor *leaf, tt_tensor *grad) {
     tt_options options = TT_OPTIONS_INIT;
     options.device = leaf->device;
-    tt_tensor *copy = tu_is_dense(leaf) ? tt_empty_strided(tt_sizes(leaf), tt_strides(leaf), leaf->dtype, &options)
-                                        : tt_empty(tt_sizes(leaf), leaf->dtype, &options);
+    tt_tensor *copy = tu_is_dense(leaf) ? tt_empty_strided(tu_sizes(leaf), tu_strides(leaf), leaf->dtype, &options)
+                                        : tt_empty(tu_sizes(leaf), leaf->dtype, &options);
     tt_copy_(copy, grad);
     if (copy != NULL && copy->version_home == copy->storage)
         atomic_store_explicit(&copy->storage->version, 0, memory_order_relaxed);
@@ -601,7 +601,7 @@ static tutti_status seed(backward *run, tt_tensor *root, tt_tensor *grad) {
         if (status != TUTTI_OK)
             return status;
         if (!tu_same_sizes(root, grad)) /* what broadcast from the root's shape is summed down to it */
-            grad = tt_sum_to(grad, tt_sizes(root));
+            grad = tt_sum_to(grad, tu_sizes(root));
         if (grad != NULL && grad->dtype != root->dtype)
             grad = tt_to(grad, root->dtype);
     }

@@ -120,7 +120,7 @@ static tt_tensor *sharers(const tu_span *span, tutti_dtype dtype) {
     options.device = span->base.device;
     tt_tensor *places = at_place(tt_arange(0, (double)span->count, 1, TUTTI_I64, &options), span, &span->base);
     places = tt_reshape(places, tt_shape(-1));
-    tt_tensor *ones = tt_ones(tt_sizes(places), dtype, &options);
+    tt_tensor *ones = tt_ones(tu_sizes(places), dtype, &options);
     return tt_maximum(tt_index_add(zeros_over(span, dtype), 0, places, ones), tt_ones(tt_shape(), dtype, &options));
 }
 

@@ -96,6 +96,7 @@ static tutti_status make_ready(tt_graph *graph, const tu_build *how, const char 
     snprintf(name, sizeof name, "%s.%d.%s", how->name, how->number, direction);
     tu_program_options options = { .mode = modes[how->mode], .strict = how->strict, .name = name };
     options.folder = how->folder;
+    options.no_compiler = how->no_compiler;
     tutti_status status = how->compares ? tu_graph_clone(graph, &before) : TUTTI_OK;
     if (status == TUTTI_OK && before != NULL)
         status = tu_pass_sink(before, 0);

@@ -13,7 +13,8 @@
 #include "compile/entry.h"
 
 #define REASON 512
-#define FEW 96 /* inputs that a call keeps on its stack */
+#define FEW 96      /* inputs that a call keeps on its stack */
+#define VARIANTS 32 /* for other sizes, of one function */
 
 struct tt_compiled {
     tt_compile_function *function;
@@ -306,6 +307,7 @@ static tutti_status build(const attempt *of, tu_entry *entry) {
     tu_build how = { .name = compiled->name, .mode = compiled->options.mode, .strict = compiled->options.strict };
     how.skip = compiled->skip;
     how.with = compiled->with;
+    how.no_compiler = entry->is_variant;
     how.number = compiled->counts.captures;
     how.folder = getenv("TUTTI_COMPILE_DIR");
     if (how.folder != NULL && how.folder[0] == 0)
@@ -333,6 +335,75 @@ static tutti_status make_eager(const attempt *of, tu_entry *entry, tutti_status 
     return tu_guards_of_arguments(&entry->guards, of->inputs, of->expansion.first);
 }
 
+/* ---- other sizes ---- */
+
+/* Whether an entry of before and this one differ in one size alone: then a third one needs no capture. */
+static tutti_status find_pattern(const attempt *of, tu_entry *made) {
+    tt_compiled *compiled = of->compiled;
+    tutti_status status = TUTTI_OK;
+    if (compiled->options.dynamic == TUTTI_NONE || made->captured.asks_sizes)
+        return TUTTI_OK;
+    holding inputs;
+    pthread_mutex_lock(&compiled->lock);
+    for (const tu_entry *entry = compiled->entries; entry != NULL && made->pattern == NULL && status == TUTTI_OK;
+         entry = entry->next) {
+        if (entry->why_eager != NULL || (status = make_room(&inputs, entry->guards.count)) != TUTTI_OK)
+            continue;
+        if (tu_guards_hold_but_sizes(&entry->guards, of->inputs, inputs.at)) {
+            inputs.count = entry->guards.count;
+            status = tu_pattern_find(&entry->guards, &entry->captured, &made->captured, inputs.at, &made->pattern);
+        }
+        let_go(&inputs);
+    }
+    pthread_mutex_unlock(&compiled->lock);
+    return status;
+}
+
+/* The entry with a pattern that these inputs fit, held; the size that they have goes to *size. */
+static tu_entry *find_fitting(tt_compiled *compiled, tt_tensor_list given, holding *inputs, int64_t *size) {
+    tu_entry *found = NULL;
+    *size = 0;
+    pthread_mutex_lock(&compiled->lock);
+    for (tu_entry *entry = compiled->entries; entry != NULL && found == NULL; entry = entry->next) {
+        if (entry->pattern == NULL || make_room(inputs, entry->guards.count) != TUTTI_OK)
+            continue;
+        if (tu_guards_hold_but_sizes(&entry->guards, given, inputs->at)) {
+            inputs->count = entry->guards.count;
+            *size = tu_pattern_size(entry->pattern, &entry->guards, inputs->at);
+        }
+        if (*size > 0)
+            found = tu_entry_hold(entry);
+        else
+            let_go(inputs);
+    }
+    pthread_mutex_unlock(&compiled->lock);
+    return found;
+}
+
+/* Where a pattern cannot be applied after all, the function is captured as ever. */
+static tutti_status try_pattern(attempt *of, tu_entry *entry, bool *applied) {
+    tt_compiled *compiled = of->compiled;
+    holding inputs = { .count = 0 };
+    int64_t size;
+    tu_entry *from = find_fitting(compiled, of->inputs, &inputs, &size);
+    *applied = false;
+    if (from == NULL)
+        return TUTTI_OK;
+    entry->is_variant = true;
+    tt_scope scope = tt_scope_open();
+    tutti_status status = tu_pattern_apply(compiled->name, from->pattern, from, inputs.at, size, &entry->captured);
+    if (status == TUTTI_OK)
+        status = build(of, entry);
+    tu_scope_leave(&scope);
+    *applied = status == TUTTI_OK;
+    let_go(&inputs);
+    tu_entry_drop(from);
+    if (*applied)
+        return tu_agree(compiled->name, entry->captured.graph, TU_VOTE_READY, &compiled->agreed);
+    tt_error_clear();
+    return status == TUTTI_ERROR_MEMORY ? status : TUTTI_OK;
+}
+
 /* Captures, builds, and agrees with the other ranks, whatever came of the first two. */
 static tutti_status try_capture(attempt *of, tu_entry *entry) {
     tt_compiled *compiled = of->compiled;
@@ -345,6 +416,8 @@ static tutti_status try_capture(attempt *of, tu_entry *entry) {
     tu_vote vote = TU_VOTE_READY;
     if (status == TUTTI_OK)
         status = build(of, entry);
+    if (status == TUTTI_OK)
+        status = find_pattern(of, entry);
     if (status != TUTTI_OK) {
         bool eager = is_eager(compiled, &entry->captured, status);
         vote = eager ? TU_VOTE_EAGER : TU_VOTE_FAILED;
@@ -371,31 +444,66 @@ static tutti_status check_limit(const tt_compiled *compiled) {
                     compiled->name, TT_COMPILE_ENTRIES, compiled->reason);
 }
 
-/* A new entry for these inputs, held; NULL with the error written. Called with `building` held. */
-static tu_entry *add_entry(tt_compiled *compiled, tt_tensor_list inputs) {
-    attempt of;
-    tu_entry *entry = NULL;
-    tutti_status status = attempt_begin(&of, compiled, inputs);
-    if (status == TUTTI_OK && (entry = new_entry(compiled)) == NULL)
-        status = TUTTI_ERROR_MEMORY;
-    if (status == TUTTI_OK)
-        status = try_capture(&of, entry);
-    attempt_end(&of);
-    if (status != TUTTI_OK) {
-        tu_entry_drop(entry);
-        tu_pending_take(status);
-        return NULL;
-    }
+/* Under the lock. */
+static void drop_oldest_variant(tt_compiled *compiled) {
+    tu_entry **oldest = NULL;
+    for (tu_entry **link = &compiled->entries; *link != NULL; link = &(*link)->next)
+        if ((*link)->is_variant)
+            oldest = link;
+    if (oldest == NULL)
+        return;
+    tu_entry *gone = *oldest;
+    *oldest = gone->next;
+    compiled->counts.variants--;
+    tu_entry_drop(gone);
+}
+
+static void insert(tt_compiled *compiled, tu_entry *entry) {
     pthread_mutex_lock(&compiled->lock);
+    if (entry->is_variant && compiled->counts.variants >= VARIANTS)
+        drop_oldest_variant(compiled);
     entry->next = compiled->entries;
     compiled->entries = entry;
-    compiled->counts.entries++;
+    *(entry->is_variant ? &compiled->counts.variants : &compiled->counts.entries) += 1;
     if (entry->guards.count > compiled->most_inputs)
         compiled->most_inputs = entry->guards.count;
     if (entry->forward != NULL)
         compiled->counts.vertices +=
             entry->forward->vertex_count + (entry->backward != NULL ? entry->backward->vertex_count : 0);
     pthread_mutex_unlock(&compiled->lock);
+}
+
+/* A new entry for these inputs, held. NULL with the error pending, or, with why it may not be captured in `reason`,
+ * without one. Called with `building` held. */
+static tu_entry *add_entry(tt_compiled *compiled, tt_tensor_list inputs, char *reason) {
+    attempt of;
+    tu_entry *entry = NULL;
+    bool applied = false;
+    tutti_status status = attempt_begin(&of, compiled, inputs);
+    if (status == TUTTI_OK && (entry = new_entry(compiled)) == NULL)
+        status = TUTTI_ERROR_MEMORY;
+    if (status == TUTTI_OK)
+        status = try_pattern(&of, entry, &applied);
+    if (status == TUTTI_OK && !applied) {
+        tu_entry_drop(entry);
+        entry = new_entry(compiled);
+        status = entry == NULL ? TUTTI_ERROR_MEMORY : check_limit(compiled);
+        if (status == TUTTI_ERROR_LIMIT && !compiled->options.full) {
+            snprintf(reason, REASON, "%s", tutti_error_message());
+            tu_entry_drop(entry);
+            attempt_end(&of);
+            return NULL;
+        }
+        if (status == TUTTI_OK)
+            status = try_capture(&of, entry);
+    }
+    attempt_end(&of);
+    if (status != TUTTI_OK) {
+        tu_entry_drop(entry);
+        tu_pending_take(status);
+        return NULL;
+    }
+    insert(compiled, entry);
     return tu_entry_hold(entry);
 }
 
@@ -423,13 +531,9 @@ static tu_entry *find_or_add(tt_compiled *compiled, tt_tensor_list given, holdin
     tu_entry *entry = find(compiled, given, inputs, true);
     if (entry != NULL || tu_self()->pending != TUTTI_OK)
         return entry;
-    tutti_status status = check_limit(compiled);
-    if (status != TUTTI_OK && !compiled->options.full) {
-        snprintf(reason, REASON, "%s", tutti_error_message());
-        return NULL;
-    }
-    entry = status == TUTTI_OK ? add_entry(compiled, given) : NULL;
-    if (entry != NULL && (status = hold_inputs(compiled, entry, given, inputs)) != TUTTI_OK) {
+    entry = add_entry(compiled, given, reason);
+    tutti_status status = entry != NULL ? hold_inputs(compiled, entry, given, inputs) : TUTTI_OK;
+    if (status != TUTTI_OK) {
         tu_entry_drop(entry);
         entry = NULL;
     }

@@ -33,6 +33,7 @@ void tu_entry_drop(tu_entry *entry) {
     free((char *)entry->how.with);
     free((char *)entry->how.folder);
     pthread_mutex_destroy(&entry->lock);
+    tu_pattern_end(entry->pattern);
     tu_guards_end(&entry->guards);
     tu_captured_end(&entry->captured);
     free(entry->sources);

@@ -25,6 +25,7 @@ typedef struct tu_guard {
     uint16_t device;
     uint8_t dtype, dim_count, flags; /* TU_REQUIRES_GRAD and TU_IS_PARAMETER */
     bool has_node, asks_gradient, has_gradient, asks_bytes;
+    bool row_major;      /* it lay row by row */
     bool is_short;       /* its storage had fewer bytes than it needs */
     int storage;         /* number: inputs with one number share memory */
     uint32_t hooks;      /* changes of its hooks, where the function runs a backward */
@@ -59,6 +60,26 @@ void tu_guards_end(tu_guards *guards);
 bool tu_guards_hold(const tu_guards *guards, tt_tensor_list arguments, tt_tensor **inputs, tt_miss *miss, char *words,
                     size_t size);
 
+/* The same, but for the sizes of arguments that lie row by row, now and before. */
+bool tu_guards_hold_but_sizes(const tu_guards *guards, tt_tensor_list arguments, tt_tensor **inputs);
+
+/* ---- sizes that change (dynamic.c) ---- */
+
+typedef struct tu_pattern tu_pattern;
+struct tu_entry;
+
+/* A pattern, where a second capture differs from the first, whose guards these are, in one size alone and in what
+ * follows from it; else NULL. `inputs` are the tensors of the second. */
+tutti_status tu_pattern_find(const tu_guards *guards, const tu_captured *before, const tu_captured *after,
+                             tt_tensor *const *inputs, tu_pattern **made);
+/* The size that these inputs have in its place; 0: they do not fit. `guards` are those of the entry with the pattern.
+ */
+int64_t tu_pattern_size(const tu_pattern *pattern, const tu_guards *guards, tt_tensor *const *inputs);
+/* The capture that the function would give with that size. */
+tutti_status tu_pattern_apply(const char *who, const tu_pattern *pattern, const struct tu_entry *entry,
+                              tt_tensor *const *inputs, int64_t size, tu_captured *made);
+void tu_pattern_end(tu_pattern *pattern);
+
 /* ---- entries (entry.c) ---- */
 
 /* Where a backward's input comes from. */
@@ -82,6 +103,7 @@ typedef struct tu_build {
     const char *with;   /* passes that run only where somebody asks for them; NULL: none */
     const char *folder; /* for files; NULL: none */
     bool compares;      /* every run with eager code */
+    bool no_compiler;   /* loops run in blocks: what is built for one size may not pay */
     int number;         /* of the entry */
 } tu_build;
 
@@ -104,6 +126,8 @@ typedef struct tu_entry {
     int source_count;
     tu_backward_source *sources;                              /* one per input of the backward that the split made */
     struct tu_comparison *compare_forward, *compare_backward; /* with eager, at each call; or NULL */
+    tu_pattern *pattern;                                      /* for other sizes; or NULL */
+    bool is_variant;                                          /* it was made from a pattern */
     tu_build how;             /* it was built; its strings are owned, see tu_entry_drop */
     tt_graph *whole_backward; /* before its passes, where there are several results; else NULL */
     pthread_mutex_t lock;     /* of `partials` */

@@ -34,6 +34,7 @@ static void describe(tu_guard *guard, const tt_tensor *x, int64_t *dims) {
     guard->dim_count = x->ndim;
     guard->flags = x->flags & FLAGS;
     guard->offset = -1;
+    guard->row_major = x->flags & TU_CONTIGUOUS;
     guard->is_short = tu_tensor_need(x) > x->storage->bytes;
     memcpy(dims, x->sizes, (size_t)x->ndim * sizeof *dims);
     memcpy(dims + x->ndim, x->strides, (size_t)x->ndim * sizeof *dims);
@@ -135,6 +136,7 @@ void tu_guards_end(tu_guards *guards) {
 /* ---- words ---- */
 
 typedef struct why {
+    bool any_sizes; /* sizes of arguments are not looked at */
     tt_miss *miss;
     char *words;
     size_t size;
@@ -195,6 +197,8 @@ static bool shape_holds(const tu_guard *guard, const tt_tensor *x, const why *be
         return fails(because, TT_MISS_DTYPE, "%s is %s on %s, and was %s on %s", place_of(guard, place, sizeof place),
                      tu_describe(x), tutti_device_name(x->device), tutti_dtype_name((tutti_dtype)guard->dtype),
                      tutti_device_name(guard->device));
+    if (because->any_sizes && guard->kind == TU_INPUT_ARGUMENT)
+        return x->ndim == guard->dim_count && guard->row_major && x->flags & TU_CONTIGUOUS && guard->offset < 0;
     if (x->ndim != guard->dim_count || memcmp(x->sizes, guard->dims, bytes) != 0)
         return fails(because, TT_MISS_SIZES, "%s is %s, and was %s", place_of(guard, place, sizeof place),
                      tu_describe(x), tu_dims_text(guard->dim_count, guard->dims));
@@ -306,28 +310,36 @@ static bool witnesses_hold(const tu_guards *guards, const why *because) {
     return true;
 }
 
-bool tu_guards_hold(const tu_guards *guards, tt_tensor_list arguments, tt_tensor **inputs, tt_miss *miss, char *words,
-                    size_t size) {
-    why because = { miss, words, size };
-    if (!positions_hold(guards, arguments, &because))
+static bool look(const tu_guards *guards, tt_tensor_list arguments, tt_tensor **inputs, const why *because) {
+    if (!positions_hold(guards, arguments, because))
         return false;
     if (guards->grad_mode != tt_grad_enabled())
-        return fails(&because, TT_MISS_MODE, "gradient mode is %s, and was not", guards->grad_mode ? "off" : "on");
+        return fails(because, TT_MISS_MODE, "gradient mode is %s, and was not", guards->grad_mode ? "off" : "on");
     char place[64];
     int count = 0;
     bool hold = true;
     for (; count < guards->count && hold; count++) {
         const tu_guard *guard = &guards->list[count];
         tt_tensor *x = inputs[count] = fetch(guard, arguments, inputs);
-        hold = x == NULL ? fails(&because, guard->kind == TU_INPUT_GRADIENT ? TT_MISS_GRADIENT : TT_MISS_MODULE,
+        hold = x == NULL ? fails(because, guard->kind == TU_INPUT_GRADIENT ? TT_MISS_GRADIENT : TT_MISS_MODULE,
                                  "%s is not there any more", place_of(guard, place, sizeof place))
-                         : shape_holds(guard, x, &because) && history_holds(guards, guard, x, &because) &&
-                               storage_holds(guard, x, &because);
+                         : shape_holds(guard, x, because) && history_holds(guards, guard, x, because) &&
+                               storage_holds(guard, x, because);
     }
-    hold = hold && sharing_holds(guards, inputs, &because) && witnesses_hold(guards, &because);
+    hold = hold && sharing_holds(guards, inputs, because) && witnesses_hold(guards, because);
     for (int i = 0; i < count && !hold; i++) {
         tu_tensor_drop(inputs[i]);
         inputs[i] = NULL;
     }
     return hold;
+}
+
+bool tu_guards_hold(const tu_guards *guards, tt_tensor_list arguments, tt_tensor **inputs, tt_miss *miss, char *words,
+                    size_t size) {
+    return look(guards, arguments, inputs, &(why){ false, miss, words, size });
+}
+
+bool tu_guards_hold_but_sizes(const tu_guards *guards, tt_tensor_list arguments, tt_tensor **inputs) {
+    tt_miss miss;
+    return look(guards, arguments, inputs, &(why){ true, &miss, NULL, 0 });
 }

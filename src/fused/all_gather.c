@@ -362,7 +362,7 @@ tt_tensor *tu_fused_adjoint(tt_tensor *x) {
 tt_tensor *tu_fused_flat(tt_tensor *x, int dim) {
     if (x == NULL)
         return NULL;
-    tt_dims order = tt_sizes(x);
+    tt_dims order = tu_sizes(x);
     int64_t columns = x->sizes[x->ndim - 1], rows = tu_fused_row_count(x);
     for (int i = 0; i < order.count; i++)
         order.at[i] = i == 0 ? dim : i <= dim ? i - 1 : i;

@@ -399,7 +399,7 @@ static tutti_status record_accumulation(tt_tensor *leaf, tt_tensor *grad) {
     } else {
         tt_options options = TT_OPTIONS_INIT;
         options.device = leaf->device;
-        tt_set_grad(leaf, tt_copy_(tt_empty_strided(tt_sizes(leaf), tt_strides(leaf), leaf->dtype, &options), grad));
+        tt_set_grad(leaf, tt_copy_(tt_empty_strided(tu_sizes(leaf), tu_strides(leaf), leaf->dtype, &options), grad));
     }
     tutti_status status = tu_self()->pending;
     tu_scope_leave(&scope);
@@ -483,6 +483,12 @@ static tutti_status note_write(tu_call_recorder *recorder, const tu_holder *hold
 /* That a gradient is read makes its leaf an input, so that each run looks whether there is one. */
 static tutti_status note_asked(tu_call_recorder *recorder, tt_tensor *x, tu_question question) {
     tu_capture *to = (tu_capture *)recorder;
+    if (question == TU_ASKED_SIZES) {
+        const tu_meeting *argument = x->storage->fake ? NULL : tu_map_get(&to->by_real, x);
+        bool own = x->flags & TU_LITERAL || (!x->storage->fake && argument == NULL);
+        to->made->asks_sizes = to->made->asks_sizes || !own;
+        return TUTTI_OK;
+    }
     tu_meeting *met = tu_map_get(&to->by_fake, x);
     tu_value *value;
     if (met == NULL || (question == TU_ASKED_GRADIENT && met->sets_gradient))

@@ -32,6 +32,7 @@ typedef struct tu_captured {
     int tangent_count, target_count;
     tu_tangent_source *tangents; /* one per input of kind TU_INPUT_TANGENT; none: there is no backward */
     tu_gradient_target *targets;
+    bool asks_sizes;     /* the function asked for sizes, so that the graph may depend on them in any way */
     bool in_backward;    /* the function itself was captured; whatever went wrong did so in its backward */
     bool inner_backward; /* the function runs a backward itself, and so the hooks of leaves */
     int witness_count;

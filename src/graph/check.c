@@ -84,6 +84,16 @@ static tutti_status check_vertex(const char *who, const tu_vertex *vertex, tt_te
     return status == TUTTI_OK ? compare(who, vertex, &call) : status;
 }
 
+tutti_status tu_vertex_reshape(const char *who, tu_vertex *vertex, tt_tensor **tensors) {
+    tu_call call;
+    tt_scope scope = tt_scope_open();
+    tutti_status status = ask(who, vertex, tensors, &call);
+    for (int i = 0; i < vertex->result_count && status == TUTTI_OK; i++)
+        vertex->results[i]->shape = call.results[i];
+    tu_scope_leave(&scope);
+    return status;
+}
+
 /* ---- a vertex from its operands ---- */
 
 static tutti_status make_results(tt_graph *graph, tu_vertex *vertex, const tu_call *call) {

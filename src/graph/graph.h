@@ -153,6 +153,9 @@ bool tu_vertex_waits_for(const tu_vertex *vertex, int storage);
 tutti_status tu_graph_check(const char *who, const tt_graph *graph);
 /* An error where a value is not what its operator's shape rule says (check.c). */
 tutti_status tu_graph_check_shapes(const char *who, const tt_graph *graph);
+/* Gives the results of a vertex the shapes that its operator says for its operands as they are now (check.c).
+ * `tensors`, one per value and NULL at first, has stand-ins of operands, which are the caller's. */
+tutti_status tu_vertex_reshape(const char *who, tu_vertex *vertex, tt_tensor **tensors);
 
 /* ---- copies (copy.c) ---- */
 

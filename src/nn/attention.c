@@ -8,7 +8,7 @@
 
 /* (…, length, width) to (…, heads, length, depth), a view */
 static tt_tensor *to_heads(tt_tensor *x, int64_t heads) {
-    tt_dims shape = tt_sizes(x);
+    tt_dims shape = tu_sizes(x);
     if (shape.count < 1)
         return NULL;
     int64_t width = shape.at[--shape.count];
@@ -34,13 +34,13 @@ static int attention_forward(tt_module *module, tt_tensor_list inputs, tt_tensor
     for (int i = 0; i < 3; i++)
         heads[i] = to_heads(parts.at[i], options->heads);
     if (options->rope_base != 0) {
-        tt_tensor *position = tt_arange(0, (double)tt_size(parts.at[0], -2), 1, TUTTI_I64,
+        tt_tensor *position = tt_arange(0, (double)tu_size(parts.at[0], -2), 1, TUTTI_I64,
                                         TUTTI_OPTIONS(tt_options, .device = tt_device_of(x)));
         heads[0] = tt_rope(heads[0], position, options->rope_base);
         heads[1] = tt_rope(heads[1], position, options->rope_base);
     }
     tt_tensor *seen = tt_attention(heads[0], heads[1], heads[2], !options->sees_all, 0);
-    tt_tensor *together = tt_reshape(tt_transpose(seen, -3, -2), tt_sizes(parts.at[0]));
+    tt_tensor *together = tt_reshape(tt_transpose(seen, -3, -2), tu_sizes(parts.at[0]));
     tt_tensor *mixed = tt_module_call(tt_module_child(module, "out"), together);
     outputs[0] = tt_module_call(tt_module_child(module, "dropout"), mixed);
     return 1;

@@ -29,38 +29,43 @@ int tt_dim_count(const tt_tensor *x) {
     return live("ndim", x) ? x->ndim : 0;
 }
 
+/* Whether x may be asked for its sizes; a capture notes that they were. */
+static bool measured(const char *who, const tt_tensor *x) {
+    return live(who, x) && tu_note_asked((tt_tensor *)x, TU_ASKED_SIZES);
+}
+
 int64_t tt_size(const tt_tensor *x, int dim) {
     int at;
-    if (!live("size", x) || tu_pending_take(tu_wrap_dim("size", dim, x->ndim, &at)) != TUTTI_OK)
+    if (!measured("size", x) || tu_pending_take(tu_wrap_dim("size", dim, x->ndim, &at)) != TUTTI_OK)
         return 0;
     return x->ndim == 0 ? 1 : x->sizes[at];
 }
 
 int64_t tt_stride(const tt_tensor *x, int dim) {
     int at;
-    if (!live("stride", x) || tu_pending_take(tu_wrap_dim("stride", dim, x->ndim, &at)) != TUTTI_OK)
+    if (!measured("stride", x) || tu_pending_take(tu_wrap_dim("stride", dim, x->ndim, &at)) != TUTTI_OK)
         return 0;
     return x->ndim == 0 ? 1 : x->strides[at];
 }
 
 int64_t tt_offset(const tt_tensor *x) {
-    return live("offset", x) ? x->offset : 0;
+    return measured("offset", x) ? x->offset : 0;
 }
 
 int64_t tt_numel(const tt_tensor *x) {
-    return live("numel", x) ? x->numel : 0;
+    return measured("numel", x) ? x->numel : 0;
 }
 
 tt_dims tt_sizes(const tt_tensor *x) {
-    return live("sizes", x) ? tt_dims_of(x->ndim, x->sizes) : tt_no_dims();
+    return measured("sizes", x) ? tt_dims_of(x->ndim, x->sizes) : tt_no_dims();
 }
 
 tt_dims tt_strides(const tt_tensor *x) {
-    return live("strides", x) ? tt_dims_of(x->ndim, x->strides) : tt_no_dims();
+    return measured("strides", x) ? tt_dims_of(x->ndim, x->strides) : tt_no_dims();
 }
 
 bool tt_is_contiguous(const tt_tensor *x) {
-    return live("is_contiguous", x) && (x->flags & TU_CONTIGUOUS) != 0;
+    return measured("is_contiguous", x) && (x->flags & TU_CONTIGUOUS) != 0;
 }
 
 const char *tt_name(const tt_tensor *x) {

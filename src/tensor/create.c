@@ -122,17 +122,17 @@ static bool like(const char *who, const tt_tensor *x, tt_options *options) {
 
 tt_tensor *tt_empty_like(tt_tensor *x) {
     tt_options options;
-    return like("empty_like", x, &options) ? tt_empty(tt_sizes(x), x->dtype, &options) : NULL;
+    return like("empty_like", x, &options) ? tt_empty(tu_sizes(x), x->dtype, &options) : NULL;
 }
 
 tt_tensor *tt_zeros_like(tt_tensor *x) {
     tt_options options;
-    return like("zeros_like", x, &options) ? tt_zeros(tt_sizes(x), x->dtype, &options) : NULL;
+    return like("zeros_like", x, &options) ? tt_zeros(tu_sizes(x), x->dtype, &options) : NULL;
 }
 
 tt_tensor *tt_ones_like(tt_tensor *x) {
     tt_options options;
-    return like("ones_like", x, &options) ? tt_ones(tt_sizes(x), x->dtype, &options) : NULL;
+    return like("ones_like", x, &options) ? tt_ones(tu_sizes(x), x->dtype, &options) : NULL;
 }
 
 /* ---- arange, eye ---- */

@@ -240,7 +240,7 @@ void tu_cross_entropy_gradient(tu_gradient *gradient) {
 
 /* (n, classes, ...) as rows of classes, one for each target. */
 static tt_tensor *rows_of_classes(tt_tensor *logits) {
-    tt_dims order = tt_sizes(logits);
+    tt_dims order = tu_sizes(logits);
     int64_t rows = logits->sizes[0];
     for (int i = 0, at = 0; i < logits->ndim; i++)
         if (i != 1)

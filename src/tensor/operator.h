@@ -221,7 +221,8 @@ typedef struct tu_witness {
 /* What a function may ask about a tensor that no operator sees. */
 typedef enum tu_question {
     TU_ASKED_GRADIENT, /* its gradient, or whether there is one */
-    TU_ASKED_BYTES     /* the size of its storage */
+    TU_ASKED_BYTES,    /* the size of its storage */
+    TU_ASKED_SIZES     /* its sizes or strides */
 } tu_question;
 
 /* A recorder is asked about every call of its thread, after the shape rule and before the kernel: the outputs are there

@@ -536,7 +536,7 @@ void tu_extremum_gradient(tu_gradient *gradient) {
     if (y == NULL)
         return;
     tt_tensor *equal = tt_to(tt_eq(x, y), gradient->grads[0]->dtype);
-    tt_tensor *share = tt_div(with_kept(gradient, gradient->grads[0]), tt_sum_to(equal, tt_sizes(y)));
+    tt_tensor *share = tt_div(with_kept(gradient, gradient->grads[0]), tt_sum_to(equal, tu_sizes(y)));
     gradient->results[0] = tt_mul(equal, share);
 }
 
@@ -547,7 +547,7 @@ static tt_tensor *products_of_others(tt_tensor *x) {
         LEVELS = 63
     };
     tt_tensor *even[LEVELS], *odd[LEVELS];
-    int64_t rows = tt_size(x, 0), count = tt_size(x, 1), width = 1;
+    int64_t rows = tu_size(x, 0), count = tu_size(x, 1), width = 1;
     int levels = 0;
     while (width < count)
         width *= 2;

@@ -89,7 +89,7 @@ void tu_attention_gradient_again(tu_gradient *gradient, bool causal, double scal
     tt_tensor *query = widened(inputs[0]), *key = widened(inputs[1]), *value = widened(inputs[2]);
     if (query == NULL || key == NULL || value == NULL)
         return;
-    int64_t queries = tt_size(query, -2), keys = tt_size(key, -2), depth = tt_size(query, -1);
+    int64_t queries = tu_size(query, -2), keys = tu_size(key, -2), depth = tu_size(query, -1);
     double factor = scale != 0 ? scale : depth > 0 ? 1 / sqrt((double)depth) : 1;
     tt_tensor *scores = tt_mul_scalar(tt_matmul(query, tt_transpose(key, -2, -1)), factor);
     if (causal) {

@@ -79,7 +79,7 @@ tt_tensor *tt_all_gather_copy_in(tt_tensor_list inputs, tt_tensor *out, int rank
     tt_tensor *slice = tt_narrow(out, 0, rank * total, total);
     for (size_t i = 0; i < inputs.count; i++) {
         tt_tensor *x = inputs.at[i];
-        tt_copy_(tt_view(tt_narrow(slice, 0, at, x->numel), tt_sizes(x)), x);
+        tt_copy_(tt_view(tt_narrow(slice, 0, at, x->numel), tu_sizes(x)), x);
         at += x->numel;
     }
     return tu_self()->pending == TUTTI_OK ? slice : NULL;

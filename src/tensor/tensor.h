@@ -127,6 +127,17 @@ static inline tt_tensor *tu_tensor_hold(tt_tensor *x) {
 }
 
 tu_shape tu_shape_of(const tt_tensor *x);
+/* What tt_sizes, tt_strides and tt_size tell the program, for the library itself: a capture does not take it for
+ * something that the program asked. NULL has none. */
+static inline tt_dims tu_sizes(const tt_tensor *x) {
+    return x != NULL ? tt_dims_of(x->ndim, x->sizes) : tt_no_dims();
+}
+static inline tt_dims tu_strides(const tt_tensor *x) {
+    return x != NULL ? tt_dims_of(x->ndim, x->strides) : tt_no_dims();
+}
+static inline int64_t tu_size(const tt_tensor *x, int dim) {
+    return x != NULL ? x->sizes[dim < 0 ? dim + x->ndim : dim] : 0;
+}
 /* Sets row-major strides; an error where the byte size does not fit. */
 tutti_status tu_shape_contiguous(const char *who, tu_shape *shape);
 tutti_status tu_shape_from(const char *who, tt_dims dims, tutti_dtype dtype, tutti_device device, tu_shape *shape);

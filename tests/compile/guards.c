@@ -288,3 +288,100 @@ TEST(several_threads_call_one_function_at_once) {
     tt_compiled_release(&fast);
     CHECK_OK(tt_scope_close(&scope));
 }
+
+/* ---- sizes that change ---- */
+
+/* Sums, means, broadcasts and products, none of which asks for a size. */
+static int layers(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    tt_tensor *x = inputs.at[0], *w = inputs.at[1];
+    tt_tensor *y = tt_softmax(tt_matmul(tt_sub(x, tt_mean_dims(x, tt_shape(0), true)), w), 1);
+    y = tt_dropout(tt_add(y, tt_flatten(tt_sum_dims(y, tt_shape(0), false), 0, -1)), 0.25);
+    outputs[0] = tt_mean(tt_square(y));
+    outputs[1] = tt_transpose(y, 0, 1);
+    return 2;
+}
+
+static void check_layers(tt_compiled *fast, int64_t rows) {
+    tt_tensor *x = tt_require_grad(tt_mul_scalar(values(rows, 4), 0.1), true), *x2 = tt_clone(tt_detach(x)),
+              *expected[2];
+    tt_tensor *w = tt_require_grad(tt_mul_scalar(values(4, 3), 0.2), true), *w2 = tt_clone(tt_detach(w));
+    x2 = tt_require_grad(x2, true);
+    w2 = tt_require_grad(w2, true);
+    tt_seed(7, 0);
+    tt_tensor_list results = tt_compiled_call(fast, tt_tensors(x, w));
+    tt_seed(7, 0);
+    layers(tt_tensors(x2, w2), expected, NULL);
+    CHECK_EQ(results.count, 2);
+    CHECK(tt_equal(tt_detach(results.at[0]), tt_detach(expected[0])));
+    CHECK(tt_equal(tt_detach(results.at[1]), tt_detach(expected[1])));
+    CHECK(tt_backward(tt_add(results.at[0], tt_sum(tt_sin(results.at[1]))), NULL));
+    CHECK(tt_backward(tt_add(expected[0], tt_sum(tt_sin(expected[1]))), NULL));
+    CHECK(tt_equal(tt_grad(x), tt_grad(x2)) && tt_equal(tt_grad(w), tt_grad(w2)));
+}
+
+TEST(a_size_that_changed_once_is_variable) {
+    static const tt_compile_mode modes[] = { TT_COMPILE_FUSED, TT_COMPILE_SPLIT, TT_COMPILE_INTERPRET };
+    for (int mode = 0; mode < 3; mode++) {
+        tt_scope scope = tt_scope_open();
+        tt_compiled *fast;
+        CHECK(tt_compile(layers, NULL, TUTTI_OPTIONS(tt_compile_options, .mode = modes[mode], .full = true), &fast));
+        check_layers(fast, 4);
+        CHECK_EQ(counts_of(fast).captures, 1);
+        check_layers(fast, 6);
+        CHECK_EQ(counts_of(fast).captures, 2);
+        for (int rows = 2; rows < 20; rows++)
+            check_layers(fast, rows);
+        CHECK(counts_of(fast).captures == 2 && counts_of(fast).variants == 16 && counts_of(fast).entries == 2);
+        check_layers(fast, 1); /* which broadcasts */
+        CHECK_EQ(counts_of(fast).captures, 3);
+        for (int rows = 2; rows < 60; rows++)
+            check_layers(fast, rows);
+        CHECK(counts_of(fast).captures == 3 && counts_of(fast).variants == 32);
+        tt_compiled_release(&fast);
+        CHECK_OK(tt_scope_close(&scope));
+    }
+}
+
+/* Half of the rows: no multiple of their number. And a question about a size, whose answer may lead anywhere. */
+static int halves(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    outputs[0] = tt_sum(tt_chunk(inputs.at[0], 2, 0).at[0]);
+    return 1;
+}
+static int asks(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    outputs[0] = tt_size(inputs.at[0], 0) > 5 ? tt_sum(inputs.at[0]) : tt_neg(tt_sum(inputs.at[0]));
+    return 1;
+}
+
+TEST(what_depends_on_a_size_in_another_way_is_captured_for_each) {
+    static tt_compile_function *const functions[] = { halves, asks };
+    for (int i = 0; i < 2; i++) {
+        tt_scope scope = tt_scope_open();
+        tt_compiled *fast;
+        CHECK(tt_compile(functions[i], NULL, NULL, &fast));
+        for (int rows = 2; rows < 8; rows++) {
+            tt_tensor *x = values(rows, 3), *expected;
+            functions[i](tt_tensors(x), &expected, NULL);
+            CHECK(tt_equal(tt_compiled_call(fast, tt_tensors(x)).at[0], expected));
+        }
+        CHECK(counts_of(fast).captures == 6 && counts_of(fast).variants == 0);
+        tt_compiled_release(&fast);
+        CHECK_OK(tt_scope_close(&scope));
+    }
+}
+
+TEST(two_sizes_that_change_apart_are_captured_and_one_in_two_inputs_is_not) {
+    tt_scope scope = tt_scope_open();
+    tt_compiled *fast;
+    CHECK(tt_compile(sum_of, NULL, NULL, &fast));
+    CHECK(is_right(fast, tt_tensors(values(3, 2), values(3, 4))) &&
+          is_right(fast, tt_tensors(values(5, 2), values(5, 4))));
+    CHECK_EQ(counts_of(fast).captures, 2);
+    CHECK(is_right(fast, tt_tensors(values(7, 2), values(7, 4))) && counts_of(fast).captures == 2);
+    CHECK(is_right(fast, tt_tensors(values(7, 2), values(8, 4))) && counts_of(fast).captures == 3);
+    CHECK(is_right(fast, tt_tensors(values(7, 2), tt_transpose(values(4, 7), 0, 1))) && counts_of(fast).captures == 4);
+    tt_compiled_release(&fast);
+    CHECK_OK(tt_scope_close(&scope));
+}

@@ -297,10 +297,11 @@ TEST(structs_of_tensor_h_stay_as_they_are) {
     AT(tt_compiled_counts, size, 0);
     AT(tt_compiled_counts, captures, 8);
     AT(tt_compiled_counts, entries, 12);
-    AT(tt_compiled_counts, vertices, 16);
-    AT(tt_compiled_counts, eager, 20);
-    AT(tt_compiled_counts, hits, 24);
-    AT(tt_compiled_counts, misses, 32);
+    AT(tt_compiled_counts, variants, 16);
+    AT(tt_compiled_counts, vertices, 20);
+    AT(tt_compiled_counts, eager, 24);
+    AT(tt_compiled_counts, hits, 32);
+    AT(tt_compiled_counts, misses, 40);
     AT(tt_backward_cache_options, size, 0);
     AT(tt_backward_cache_options, full, 8);
     AT(tt_backward_counts, size, 0);
