@@ -17,6 +17,8 @@ const tu_pass tu_passes[] = {
       tu_pass_unshard, 0, false },
     { "functional", "makes new values of what is written in place; inputs are written once, at the end",
       tu_pass_functional, 0, true },
+    { "decompose", "takes softmax and norms apart, so that loops can take them in; last bits may change",
+      tu_pass_decompose, 0, true },
     { "fold", "computes now what depends on no input", tu_pass_fold, 1 << 20, false },
     { "common", "computes once what is computed twice", tu_pass_common, 0, false },
     { "copies", "takes the original in the place of a copy where nobody can tell", tu_pass_copies, 0, false },

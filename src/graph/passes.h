@@ -24,6 +24,8 @@ tu_pass_run tu_pass_dead, tu_pass_common, tu_pass_copies, tu_pass_in_place;
 tu_pass_run tu_pass_functional;
 /* unshard.c */
 tu_pass_run tu_pass_unshard;
+/* decompose.c */
+tu_pass_run tu_pass_decompose;
 /* fold.c */
 tu_pass_run tu_pass_fold;
 /* one_shot.c */

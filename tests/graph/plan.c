@@ -237,3 +237,41 @@ TEST_WORLD(large_gathers_beside_computation_touch_one_peer_after_the_other, 2) {
     CHECK_OK(tt_scope_close(&scope));
     CHECK_OK(tutti_barrier(group, NULL));
 }
+
+/* ---- without memory ---- */
+
+static int some_of_everything(tt_tensor_list inputs, tt_tensor **outputs, void *group) {
+    tt_tensor *x = inputs.at[0], *all = tt_all_gather(x, 0, group);
+    outputs[0] = tt_matmul(all, tt_tril(tt_ones(tt_shape(4, 4), TUTTI_F32, NULL), 0));
+    outputs[1] = tt_reduce_scatter(tt_matmul(x, x), TUTTI_SUM, 0, group);
+    outputs[2] = tt_all_reduce(tt_add_scalar(x, 1), TUTTI_SUM, group);
+    outputs[3] = tt_all_reduce(tt_neg(x), TUTTI_SUM, group);
+    tt_all_reduce_(x, TUTTI_MAX, group);
+    tt_mul_(tt_select(x, 0, 1), tt_number(2));
+    tt_tensor *whole = tt_clone(x);
+    tt_relu_(whole);
+    outputs[4] = tt_transpose(whole, 0, 1);
+    return 5;
+}
+
+static tutti_status rewrite_all(void *group) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = values("x", tt_shape(4, 4));
+    tt_graph *graph = NULL;
+    if (tt_capture(some_of_everything, group, tt_tensors(x), &graph))
+        for (int i = 0; tt_pass_name(i) != NULL && tt_error_show() == TUTTI_OK; i++)
+            (void)tt_graph_pass(graph, tt_pass_name(i));
+    tt_graph_release(&graph);
+    return tt_scope_close(&scope);
+}
+
+TEST(an_allocation_that_fails_ends_a_pass_and_leaves_nothing) {
+    tutti_world *world;
+    CHECK_OK(tutti_world_open_fake(0, 2, NULL, &world));
+    tt_counts before = TT_COUNTS_INIT, after = TT_COUNTS_INIT;
+    CHECK_OK(tt_count(&before));
+    test_fail_each("malloc,calloc,realloc,strdup", rewrite_all, tutti_world_group(world));
+    CHECK_OK(tt_count(&after));
+    CHECK(after.tensors == before.tensors && after.storages == before.storages && after.nodes == before.nodes);
+    CHECK_OK(tutti_world_close(world));
+}

@@ -265,3 +265,34 @@ TEST_WORLD(a_sharded_parameter_is_never_put_together, 2) {
         CHECK_OK(tutti_barrier(group, NULL));
     }
 }
+
+/* ---- operators taken apart ---- */
+
+static int rows(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    tt_tensor *x = inputs.at[0], *const *weights = user;
+    outputs[0] = tt_softmax(x, -1);
+    outputs[1] = tt_log_softmax(x, 1);
+    outputs[2] = tt_layer_norm(x, weights[0], weights[1], 1e-5);
+    outputs[3] = tt_layer_norm(x, NULL, NULL, 1e-5);
+    outputs[4] = tt_rms_norm(x, weights[0], 1e-6);
+    outputs[5] = tt_softmax(tt_to(x, TUTTI_BF16), 1); /* each step would round */
+    outputs[6] = tt_log_softmax(x, 0);                /* lies in memory by columns */
+    return 7;
+}
+
+TEST(softmax_and_norms_become_reductions_and_elementwise_operators) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *weights[] = { values("weight", tt_shape(5)), values("bias", tt_shape(5)) }, *expected[7];
+    tt_tensor *x = tt_sin(values("x", tt_shape(3, 5)));
+    tt_graph *graph = capture(rows, weights, x, PASSES("decompose"));
+    CHECK(tt_graph_count_of(graph, "softmax") == 1 && tt_graph_count_of(graph, "log_softmax") == 1);
+    CHECK(tt_graph_count_of(graph, "layer_norm") == 0 && tt_graph_count_of(graph, "rms_norm") == 0);
+    CHECK(tt_graph_count_of(graph, "amax") == 2 && tt_graph_count_of(graph, "rsqrt") == 3);
+    rows(tt_tensors(x), expected, weights);
+    tt_tensor_list results = tt_graph_run(graph, tt_tensors(x));
+    CHECK_EQ(results.count, 7);
+    for (int i = 0; i < 7; i++)
+        CHECK(tt_allclose(results.at[i], expected[i], 1e-5, 1e-6));
+    tt_graph_release(&graph);
+    CHECK_OK(tt_scope_close(&scope));
+}
