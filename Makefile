@@ -10,6 +10,7 @@ all: build ## build everything (default)
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+	@echo "All cores build (CMAKE_BUILD_PARALLEL_LEVEL=2 make … leaves some to others); tests run two at a time."
 
 setup: ## install what building needs and is missing (apt), or print the line to run
 	@scripts/setup

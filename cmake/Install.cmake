@@ -21,8 +21,18 @@ add_custom_target(tutti_installed DEPENDS ${installed} tutti_command tutti_ffi $
 
 install(DIRECTORY include/tutti DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 set(documents ${CMAKE_INSTALL_DATAROOTDIR}/doc/tutti)
-install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${documents})
+install(FILES LICENSE README.md CHANGELOG.md CONTRIBUTING.md DESTINATION ${documents})
 install(DIRECTORY docs DESTINATION ${documents})
+# Documents link to headers, which lie elsewhere when they are installed.
+file(RELATIVE_PATH headers ${CMAKE_INSTALL_FULL_DATAROOTDIR}/doc/tutti ${CMAKE_INSTALL_FULL_INCLUDEDIR})
+install(CODE "
+  set(documents \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${documents}\")
+  foreach(page README.md docs/README.md docs/collectives.md)
+    file(READ \${documents}/\${page} text)
+    string(REPLACE \"](include/\" \"](${headers}/\" text \"\${text}\")
+    string(REPLACE \"](../include/\" \"](../${headers}/\" text \"\${text}\")
+    file(WRITE \${documents}/\${page} \"\${text}\")
+  endforeach()")
 install(DIRECTORY examples DESTINATION ${documents} FILES_MATCHING PATTERN "*.c")
 file(GLOB manuals CONFIGURE_DEPENDS man/*.1)
 install(FILES ${manuals} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)

@@ -54,18 +54,5 @@ static tutti_status rank_main(tutti_world *world, void *argument) {
 }
 
 int main(void) {
-    tutti_world *world;
-    tutti_status status = tutti_world_open(NULL, &world);
-    if (status == TUTTI_OK && tutti_world_size(world) == 1) { /* started by hand: two ranks as threads */
-        status = tutti_world_close(world);
-        if (status == TUTTI_OK)
-            status = tutti_spawn(TUTTI_SPAWN_THREADS, 2, rank_main, NULL);
-    } else if (status == TUTTI_OK) {
-        status = rank_main(world, NULL);
-        tutti_status closed = tutti_world_close(world);
-        status = status == TUTTI_OK ? closed : status;
-    }
-    if (status != TUTTI_OK)
-        fprintf(stderr, "%s\n", tutti_error_message());
-    return status == TUTTI_OK ? 0 : 1;
+    return tutti_main(2, rank_main, NULL);
 }

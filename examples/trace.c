@@ -4,6 +4,7 @@
  * flight recorder, which holds the last operations of every rank.
  *
  *     tutti run -n 2 ./trace           or, without a launcher,          ./trace
+ *     tutti run -n 2 ./trace .         writes the recorders into a folder, a file per rank
  *
  * `tutti trace FOLDER` shows the written recorders beside each other, and -o FILE makes a file for ui.perfetto.dev.
  */
@@ -17,8 +18,7 @@ enum {
     ELEMENTS = 30000
 };
 
-static tutti_status look_back(tutti_world *world, void *unused) {
-    (void)unused;
+static tutti_status look_back(tutti_world *world, void *folder) {
     tutti_group *group = tutti_world_group(world);
     float *values = calloc(ELEMENTS, sizeof(float));
     tutti_status status = values != NULL ? TUTTI_OK : TUTTI_ERROR_MEMORY;
@@ -33,12 +33,12 @@ static tutti_status look_back(tutti_world *world, void *unused) {
     if (status == TUTTI_OK && tutti_world_rank(world) == 0)
         printf("%d all-reduces of %d bytes took %.3f ms; the last one: %s\n", (int)counters.calls, (int)counters.bytes,
                (double)counters.time_ns / 1e6, ran.why);
-    if (status == TUTTI_OK)
-        status = tutti_trace_write(world, "."); /* one file per rank */
+    if (status == TUTTI_OK && folder != NULL)
+        status = tutti_trace_write(world, folder);
     free(values);
     return status;
 }
 
-int main(void) {
-    return tutti_main(2, look_back, NULL);
+int main(int argc, char **argv) {
+    return tutti_main(2, look_back, argc > 1 ? argv[1] : NULL);
 }

@@ -479,7 +479,7 @@ static int run_own_ranks(bench_job *job) {
     if (bound > 0)
         describe_bindings(bindings, ranks, text, sizeof text);
     else
-        snprintf(text, sizeof text, "none%s%s", why[0] ? ": " : "", why);
+        snprintf(text, sizeof text, "%s", why[0] != 0 ? why : "none");
     job->bindings = bound > 0 ? bindings : NULL;
     job->binding_text = text;
     fflush(stdout);

@@ -114,6 +114,14 @@ static int places(tutti_place place) {
     return size;
 }
 
+/* "24684100 kB" of /proc/meminfo, for people. */
+static void show_memory(const char *name, const char *key) {
+    char text[64] = "unknown";
+    if (machine_line_of("/proc/meminfo", key, text, sizeof text) && !as_json)
+        snprintf(text, sizeof text, "%.1f GiB", strtod(text, NULL) / (1 << 20));
+    row(name, text, false);
+}
+
 static void show_machine(void) {
     struct utsname system;
     char text[256];
@@ -141,10 +149,8 @@ static void show_machine(void) {
             snprintf(text + used, sizeof text - used, "%s%s", used > 0 ? " " : "", tu_instructions_name(level));
     }
     row("instruction sets", text, false);
-    machine_line_of("/proc/meminfo", "MemTotal", text, sizeof text);
-    row("memory", text, false);
-    machine_line_of("/proc/meminfo", "MemAvailable", text, sizeof text);
-    row("memory available", text, false);
+    show_memory("memory", "MemTotal");
+    show_memory("memory available", "MemAvailable");
     if (as_json)
         printf("}");
 }

@@ -72,12 +72,15 @@ int main(int argc, char **argv) {
     return command->main(argc - 1, argv + 1);
 }
 
+/* The one that `name` is the beginning of, else the one that a typing mistake made it of. */
 const char *tool_nearest(const char *name, const char *const *names, size_t count) {
     const char *nearest = NULL;
     int best = TU_TYPING_MISTAKE + 1;
     for (size_t i = 0; i < count; i++) {
+        if (name[0] != 0 && strncmp(name, names[i], strlen(name)) == 0)
+            return names[i];
         int apart = tu_letters_apart(name, names[i]);
-        if (apart < best) {
+        if (apart < best && apart < (int)strlen(name)) { /* of one or two letters nothing may be left */
             best = apart;
             nearest = names[i];
         }

@@ -8,7 +8,7 @@
  * breaking programs: fields beyond the caller's size are neither read nor written. There are three ways to make one,
  * and they agree, because 0 is the default of every field:
  *
- *     TUTTI_OPTIONS(tutti_call, .timeout_ns = 5000000000)    in C, on the spot, as a pointer
+ *     TUTTI_OPTIONS(tutti_call, .timeout_ns = 5000000000)    in C and C++20, on the spot, as a pointer
  *     tutti_call call = TUTTI_CALL_INIT;                     in C and C++
  *     tutti_call_init(&call, sizeof call);                   in any language
  *
@@ -57,6 +57,12 @@ template <typename type> inline type tutti_defaults() {
     return made;
 }
 #define TUTTI_DEFAULTS(type) (tutti_defaults<type>())
+/* Lives until the end of the whole expression that it stands in. Fields come in the order of the struct; compilers that
+ * warn of missing ones want -Wno-missing-field-initializers. */
+template <typename type> inline const type *tutti_on_the_spot(const type &made) {
+    return &made;
+}
+#define TUTTI_OPTIONS(type, ...) (tutti_on_the_spot(type{ .size = sizeof(type), __VA_ARGS__ }))
 #else
 #define TUTTI_DEFAULTS(type) \
     { .size = sizeof(type) }

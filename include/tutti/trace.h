@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The flight recorder: the last 2000 operations of each rank, always on, in shared memory; and counters per operation.
+ * The flight recorder: the last 2048 operations of each rank, always on, in shared memory; and counters per operation.
  *
  * Nothing need be done to have it. `tutti ps` and `tutti trace` read it from outside while the job runs; `tutti run
  * --log-dir` and TUTTI_TRACE_DIR write it when an operation fails; these functions read it from within.

@@ -491,40 +491,42 @@ static tutti_status check_vdev(const tu_call *call, int64_t in_rows, bool expert
     return TUTTI_OK;
 }
 
-/* What is needed for every call; the form's own function comes last. */
-typedef struct vdev_call {
-    tutti_rows rows;
-    int experts;
-    const int64_t *in_splits;
-    int64_t *out_splits_offsets;
-    tutti_call options;
-    tutti_work *work;
-} vdev_call;
+typedef enum vdev_form {
+    PLAIN,
+    BY_EXPERT,       /* to rows by expert and rank */
+    BY_EXPERT_OFFSET /* and back */
+} vdev_form;
 
-static tutti_status prepare_vdev(const tu_call *call, int64_t in_rows, tutti_group *group, vdev_call *made) {
+static tutti_status start_vdev(const tu_call *call, vdev_form form, int64_t major_align, tutti_group *group) {
     tutti_status status = TUTTI_OK;
     for (int i = OUT; i <= IN_SPLITS && status == TUTTI_OK; i++)
         status = must_be_symmetric(call, vdev_names[i], call->inputs[i], group);
-    const tt_tensor *x = call->inputs[X], *out = call->inputs[OUT];
-    made->rows = (tutti_rows)TUTTI_ROWS_INIT;
-    made->rows.in = tu_pointer(x);
-    made->rows.in_rows = (size_t)x->sizes[0];
-    made->rows.out = tu_pointer(out);
-    made->rows.out_rows = (size_t)out->sizes[0];
-    made->rows.row = (size_t)row_elements(x);
-    made->rows.dtype = x->dtype;
-    made->experts = (int)(call->inputs[IN_SPLITS]->numel / in_rows / tutti_group_size(group));
-    made->in_splits = tu_pointer(call->inputs[IN_SPLITS]);
-    made->out_splits_offsets = tu_pointer(call->inputs[OUT_SPLITS_OFFSETS]);
-    tu_flight_call(&made->options, &made->work);
-    return status;
-}
-
-static tutti_status begin_vdev(tutti_status status, const tu_call *call, tutti_group *group, const vdev_call *made) {
-    return tu_flight_begin(status,
-                           &(tu_flight_plan){ call->entry->name, group, made->work, .writes = call->inputs[OUT],
-                                              .also_writes = call->inputs[OUT_SPLITS_OFFSETS], .reads = call->inputs[X],
-                                              .also_reads = call->inputs[IN_SPLITS] });
+    const tt_tensor *x = call->inputs[X], *out = call->inputs[OUT], *splits = call->inputs[IN_SPLITS];
+    tutti_rows rows = TUTTI_ROWS_INIT;
+    rows.in = tu_pointer(x);
+    rows.in_rows = (size_t)x->sizes[0];
+    rows.out = tu_pointer(out);
+    rows.out_rows = (size_t)out->sizes[0];
+    rows.row = (size_t)row_elements(x);
+    rows.dtype = x->dtype;
+    const int64_t *in_splits = tu_pointer(splits);
+    int64_t *out_splits_offsets = tu_pointer(call->inputs[OUT_SPLITS_OFFSETS]);
+    int experts = (int)(splits->numel / (form == BY_EXPERT_OFFSET ? 2 : 1) / tutti_group_size(group));
+    tutti_work *work;
+    tutti_call options;
+    tu_flight_call(&options, &work);
+    if (status != TUTTI_OK)
+        return status;
+    if (form == PLAIN)
+        status = tutti_all_to_all_vdev(group, &rows, in_splits, out_splits_offsets, &options);
+    else if (form == BY_EXPERT)
+        status = tutti_all_to_all_vdev_2d(group, &rows, experts, major_align > 0 ? major_align : 1, in_splits,
+                                          out_splits_offsets, &options);
+    else
+        status = tutti_all_to_all_vdev_2d_offset(group, &rows, experts, in_splits, out_splits_offsets, &options);
+    return tu_flight_begin(status, &(tu_flight_plan){ call->entry->name, group, work, .writes = out,
+                                                      .also_writes = call->inputs[OUT_SPLITS_OFFSETS], .reads = x,
+                                                      .also_reads = splits });
 }
 
 tutti_status tu_all_to_all_vdev_shape(tu_call *call) {
@@ -534,12 +536,7 @@ tutti_status tu_all_to_all_vdev_shape(tu_call *call) {
 
 tutti_status tu_all_to_all_vdev_cpu(tu_call *call) {
     const tu_all_to_all_vdev_attributes *attributes = call->attributes;
-    vdev_call made;
-    tutti_status status = prepare_vdev(call, 1, attributes->group, &made);
-    if (status == TUTTI_OK)
-        status = tutti_all_to_all_vdev(attributes->group, &made.rows, made.in_splits, made.out_splits_offsets,
-                                       &made.options);
-    return begin_vdev(status, call, attributes->group, &made);
+    return start_vdev(call, PLAIN, 0, attributes->group);
 }
 
 tutti_status tu_all_to_all_vdev_2d_shape(tu_call *call) {
@@ -552,13 +549,7 @@ tutti_status tu_all_to_all_vdev_2d_shape(tu_call *call) {
 
 tutti_status tu_all_to_all_vdev_2d_cpu(tu_call *call) {
     const tu_all_to_all_vdev_2d_attributes *attributes = call->attributes;
-    vdev_call made;
-    tutti_status status = prepare_vdev(call, 1, attributes->group, &made);
-    if (status == TUTTI_OK)
-        status = tutti_all_to_all_vdev_2d(attributes->group, &made.rows, made.experts,
-                                          attributes->major_align > 0 ? attributes->major_align : 1, made.in_splits,
-                                          made.out_splits_offsets, &made.options);
-    return begin_vdev(status, call, attributes->group, &made);
+    return start_vdev(call, BY_EXPERT, attributes->major_align, attributes->group);
 }
 
 tutti_status tu_all_to_all_vdev_2d_offset_shape(tu_call *call) {
@@ -568,12 +559,7 @@ tutti_status tu_all_to_all_vdev_2d_offset_shape(tu_call *call) {
 
 tutti_status tu_all_to_all_vdev_2d_offset_cpu(tu_call *call) {
     const tu_all_to_all_vdev_2d_offset_attributes *attributes = call->attributes;
-    vdev_call made;
-    tutti_status status = prepare_vdev(call, 2, attributes->group, &made);
-    if (status == TUTTI_OK)
-        status = tutti_all_to_all_vdev_2d_offset(attributes->group, &made.rows, made.experts, made.in_splits,
-                                                 made.out_splits_offsets, &made.options);
-    return begin_vdev(status, call, attributes->group, &made);
+    return start_vdev(call, BY_EXPERT_OFFSET, 0, attributes->group);
 }
 
 /* ---- samples, on symmetric memory ---- */

@@ -95,7 +95,9 @@ static bool name_unfinished(void *state, char *text, size_t size) {
                                  tutti_group_name(one->group));
     int count = registry->count;
     if (count > named && used < size)
-        snprintf(text + used, size - used, " and %d more", count - named);
+        used += (size_t)snprintf(text + used, size - used, " and %d more", count - named);
+    if (used < size)
+        snprintf(text + used, size - used, " (tt_wait or tt_wait_all does)");
     pthread_mutex_unlock(&registry->lock);
     return count > 0;
 }

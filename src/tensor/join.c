@@ -271,13 +271,17 @@ static tutti_status add_on_device(tu_call *call, int dim, bool scatters) {
 
 /* ---- index_select ---- */
 
+/* The dimension of input 0 that input 1, the index, is for. */
+static tutti_status find_indexed_dim(const tu_call *call, int given, int *dim) {
+    tutti_status status = tu_wrap_dim(call->entry->name, given, call->inputs[0]->ndim, dim);
+    return status == TUTTI_OK ? check_index(call, call->inputs[1]) : status;
+}
+
 tutti_status tu_index_select_shape(tu_call *call) {
     const tu_index_select_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0], *index = call->inputs[1];
     int dim;
-    tutti_status status = tu_wrap_dim(call->entry->name, attributes->dim, x->ndim, &dim);
-    if (status == TUTTI_OK)
-        status = check_index(call, index);
+    tutti_status status = find_indexed_dim(call, attributes->dim, &dim);
     if (status != TUTTI_OK)
         return status;
     if (index->ndim > 1 || x->ndim == 0)
@@ -386,9 +390,7 @@ tutti_status tu_index_add_shape(tu_call *call) {
     const tu_index_add_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0], *index = call->inputs[1], *source = call->inputs[2];
     int dim;
-    tutti_status status = tu_wrap_dim(call->entry->name, attributes->dim, x->ndim, &dim);
-    if (status == TUTTI_OK)
-        status = check_index(call, index);
+    tutti_status status = find_indexed_dim(call, attributes->dim, &dim);
     if (status != TUTTI_OK)
         return status;
     bool fits = index->ndim <= 1 && x->ndim > 0 && source->ndim == x->ndim && source->dtype == x->dtype &&

@@ -139,7 +139,8 @@ void tu_faults_free(tu_faults *faults) {
 static tutti_status deliver(tutti_group *group, const tu_operation_info *info, const tu_faults *fault) {
     char operation[160];
     tu_operation_text(group, info, operation, sizeof operation);
-    TU_LOG(TUTTI_LOG_WARN, group->world->log, "world", "injecting \"%s\" into %s on rank %d", fault->text, operation,
+    TU_LOG(TUTTI_LOG_WARN, group->world->log, "world",
+           "injecting \"%s\" into %s on rank %d (at=N counts this rank's calls from 0)", fault->text, operation,
            group->world->rank);
     switch (fault->deed) {
     case KILL:

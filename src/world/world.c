@@ -630,18 +630,16 @@ static tutti_status live_handles_error(tutti_world *world, const tutti_error_cop
     pthread_mutex_unlock(&world->lock);
     char unfinished[1024] = "";
     bool some = tu_attachments_unfinished(&world->attachments, unfinished, sizeof unfinished);
-    /* A program that returns early after a failure closes its world with handles alive: that failure is what its user
-     * must see. */
-    if (earlier->message[0] != 0) {
-        (void)tu_error_restore(earlier);
-        tu_error_append(". And world \"%s\" was closed on rank %d while handles are alive: %s%s%s", world->name,
-                        world->rank, list, some ? ". Nobody has waited for: " : "", unfinished);
-        return TUTTI_ERROR_STATE;
-    }
-    return tu_error(TUTTI_ERROR_STATE,
-                    "world \"%s\" was closed on rank %d while handles are alive: %s; release them before closing "
-                    "(their memory goes with their last release)%s%s",
-                    world->name, world->rank, list, some ? ". Nobody has waited for: " : "", unfinished);
+    tu_error(
+        TUTTI_ERROR_STATE,
+        "world \"%s\" was closed on rank %d while handles are alive: %s%s%s; release %s before closing (their memory "
+        "goes with their last release)",
+        world->name, world->rank, list, some ? ". Nobody has waited for: " : "", unfinished,
+        some ? "what else there is" : "them");
+    /* A program that returns early after a failure has handles alive: its user must see that failure too. */
+    if (earlier->message[0] != 0)
+        tu_error_append(". What failed before, and may be why: %s", earlier->message);
+    return TUTTI_ERROR_STATE;
 }
 
 /* The error to keep: this thread's last one, else what ended a group of this world. Leaves the thread's as it is. */

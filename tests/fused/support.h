@@ -7,24 +7,11 @@
 
 #include <math.h>
 
-#include <tutti/autograd.h>
 #include <tutti/fused.h>
-#include <tutti/ops.h>
 #include <tutti/peers.h>
 #include <tutti/symmetric.h>
 
-#include "../harness.h"
-
-#define BEGIN                                                            \
-    tutti_group *group = tutti_world_group(world);                       \
-    int rank = tutti_group_rank(group), ranks = tutti_group_size(group); \
-    tt_scope scope = tt_scope_open();                                    \
-    (void)rank, (void)ranks
-/* A rank that is done waits for the others: closing its world while they are in a call would be an error of theirs. */
-#define END                               \
-    CHECK_OK(tt_scope_close(&scope));     \
-    CHECK_EQ(tt_pending_works(world), 0); \
-    CHECK_OK(tutti_barrier(group, NULL))
+#include "../tensor/support.h"
 
 static inline double hashed(int64_t seed, int64_t element) {
     uint64_t x = (uint64_t)seed * 1000003u + (uint64_t)element * 7919u + 12345u;

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 
-build, source = pathlib.Path(os.environ["TEST_BUILD"]), pathlib.Path(os.environ["TEST_SOURCE"])
+source = pathlib.Path(os.environ.get("TEST_SOURCE", pathlib.Path(__file__).resolve().parents[2]))
+build = pathlib.Path(os.environ.get("TEST_BUILD", source / "build" / "release"))
 header = build / "tutti-ffi.h"
 if os.environ.get("TEST_SANITIZE"):
     print("skipped: a library with a sanitizer cannot be loaded late")

@@ -56,6 +56,7 @@ if command -v pkg-config >/dev/null; then
     {
         proves "pkg-config: C, shared" cc -std=c17 $strict "$outside/program.c" -o "$folder/c" $shared
         proves "pkg-config: C++11, shared" c++ -std=c++11 $strict "$folder/program.cc" -o "$folder/cxx" $shared
+        proves "pkg-config: C++20, options on the spot" c++ -std=c++20 $strict -Wno-missing-field-initializers "$folder/program.cc" -o "$folder/cxx20" $shared
         proves "pkg-config: C, static" cc -std=c17 $strict "$outside/program.c" -o "$folder/c_static" $static
         proves "pkg-config: C++11, static" c++ -std=c++11 $strict "$folder/program.cc" -o "$folder/cxx_static" $static
         [ $has_tensor = 0 ] || {
@@ -116,6 +117,13 @@ env -u LD_LIBRARY_PATH "$prefix/bin/tutti" info >"$folder/info" 2>&1
 proves "the installed command stands alone" grep -q 'version' "$folder/info"
 proves "the licence is installed" cmp "$TEST_SOURCE/LICENSE" "$prefix/share/doc/tutti/LICENSE"
 proves "the documents are installed" test -s "$prefix/share/doc/tutti/docs/architecture.md"
+says "links of the installed documents lead somewhere" "" python3 - "$prefix/share/doc/tutti" <<'EOF'
+import pathlib, re, sys
+for page in pathlib.Path(sys.argv[1]).rglob("*.md"):
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+        if "://" not in target and not (page.parent / target).exists():
+            print(page, target)
+EOF
 completes() { # the words that follow "tutti", as bash would offer them
     bash -c 'source "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _tutti; echo "${COMPREPLY[*]}"' bash \
         "$prefix/share/bash-completion/completions/tutti" "$prefix/bin/tutti" "$@" 2>/dev/null

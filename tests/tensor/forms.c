@@ -3,12 +3,9 @@
  * The forms that functional collectives come in: with a factor, in place, coalesced, into given tensors, as lists, on
  * meta and in fake worlds; their gradients, and what they refuse.
  */
-#include <tutti/autograd.h>
-#include <tutti/functional.h>
-#include <tutti/ops.h>
 #include <tutti/symmetric.h>
 
-#include "../harness.h"
+#include "support.h"
 
 #define FORM              \
     &(tutti_group_form) { \
@@ -22,30 +19,6 @@ static tt_tensor *full(tt_dims shape, double value) {
 static tt_tensor *leaf(tt_dims shape, double value) {
     return tt_require_grad(full(shape, value), true);
 }
-
-static bool all_are(tt_tensor *x, double value) {
-    return x != NULL && tt_equal(x, tt_full(tt_sizes(x), value, tt_dtype(x), NULL));
-}
-
-static tt_tensor *meta(tt_dims shape) {
-    return tt_empty(shape, TUTTI_F32, TUTTI_OPTIONS(tt_options, .device = TUTTI_META));
-}
-
-static void expect_error(tutti_status status, const char *fragment) {
-    CHECK_EQ(tt_error_show(), status);
-    CHECK_MESSAGE(fragment);
-    tt_error_clear();
-}
-
-#define BEGIN                                                            \
-    tutti_group *group = tutti_world_group(world);                       \
-    int rank = tutti_group_rank(group), ranks = tutti_group_size(group); \
-    tt_scope scope = tt_scope_open();                                    \
-    (void)rank, (void)ranks
-#define END                               \
-    CHECK_OK(tt_scope_close(&scope));     \
-    CHECK_EQ(tt_pending_works(world), 0); \
-    CHECK_OK(tutti_barrier(group, NULL))
 
 /* ---- premul_sum ---- */
 
@@ -311,7 +284,7 @@ TEST_WORLD(a_graph_holds_the_groups_of_all_forms_until_its_backward_has_run, 2) 
 
 TEST(messages_and_coalesced_reductions_on_meta_need_no_group) {
     tt_scope scope = tt_scope_open();
-    tt_tensor *x = meta(tt_shape(4, 3)), *y = meta(tt_shape(2));
+    tt_tensor *x = meta_like(tt_shape(4, 3), TUTTI_F32), *y = meta_like(tt_shape(2), TUTTI_F32);
     tt_tensor_list sums = tt_all_reduce_coalesced(tt_tensors(x, y), TUTTI_SUM, NULL);
     CHECK(sums.count == 2 && tt_size(sums.at[0], 1) == 3 && tt_size(sums.at[1], 0) == 2);
     CHECK(tt_all_reduce_coalesced_(tt_tensors(x, y), TUTTI_SUM, NULL).at[1] == y);

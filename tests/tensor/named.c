@@ -6,17 +6,10 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <tutti/autograd.h>
-#include <tutti/functional.h>
 #include <tutti/graph.h>
-#include <tutti/ops.h>
 #include <tutti/symmetric.h>
 
-#include "../harness.h"
-
-static bool all_are(tt_tensor *x, double value) {
-    return x != NULL && tt_equal(x, tt_full(tt_sizes(x), value, tt_dtype(x), NULL));
-}
+#include "support.h"
 
 static bool is_i64(tt_tensor *x, tt_dims shape, const int64_t *values) {
     return x != NULL && tt_equal(x, tt_from(values, shape, TUTTI_I64, NULL));
@@ -34,26 +27,6 @@ static tt_tensor *symmetric(tutti_world *world, tt_dims shape, double value) {
 static tt_tensor *on_symmetric(tutti_world *world, tt_tensor *x) {
     return tt_copy_(tt_symm_empty(world, tt_sizes(x), tt_dtype(x), NULL), x);
 }
-
-static tt_tensor *meta(tt_dims shape, tutti_dtype dtype) {
-    return tt_empty(shape, dtype, TUTTI_OPTIONS(tt_options, .device = TUTTI_META));
-}
-
-static void expect_error(tutti_status status, const char *fragment) {
-    CHECK_EQ(tt_error_show(), status);
-    CHECK_MESSAGE(fragment);
-    tt_error_clear();
-}
-
-#define BEGIN                                                            \
-    tutti_group *group = tutti_world_group(world);                       \
-    int rank = tutti_group_rank(group), ranks = tutti_group_size(group); \
-    tt_scope scope = tt_scope_open();                                    \
-    (void)rank, (void)ranks
-#define END                               \
-    CHECK_OK(tt_scope_close(&scope));     \
-    CHECK_EQ(tt_pending_works(world), 0); \
-    CHECK_OK(tutti_barrier(group, NULL))
 
 /* The same body with multicast done by the processors. */
 static void with_software_multicast(int ranks, test_rank *body) {
@@ -210,7 +183,7 @@ TEST_WORLD(a_tensor_without_elements_is_done_at_once, 2) {
 
 TEST(shapes_on_meta_need_a_group_only_where_its_size_matters) {
     tt_scope scope = tt_scope_open();
-    tt_tensor *x = meta(tt_shape(8, 4), TUTTI_F32), *out = meta(tt_shape(8, 4), TUTTI_F32);
+    tt_tensor *x = meta_like(tt_shape(8, 4), TUTTI_F32), *out = meta_like(tt_shape(8, 4), TUTTI_F32);
     CHECK(tt_size(tt_one_shot_all_reduce(x, TUTTI_SUM, NULL), 0) == 8);
     CHECK(tt_two_shot_all_reduce_(x, TUTTI_SUM, NULL) == x);
     CHECK(tt_one_shot_all_reduce_copy_out(out, x, x, TUTTI_SUM, NULL) == out);
@@ -223,7 +196,8 @@ TEST(shapes_on_meta_need_a_group_only_where_its_size_matters) {
     CHECK(tt_size(tt_low_contention_all_gather(x, group), 0) == 32);
     CHECK(tt_size(tt_low_contention_reduce_scatter(x, TUTTI_SUM, group), 0) == 2);
     CHECK(tt_size(tt_reduce_scatter_split(x, TUTTI_SUM, group), 1) == 1);
-    CHECK(tt_all_to_all_vdev(out, meta(tt_shape(2, 4), TUTTI_I64), x, meta(tt_shape(4), TUTTI_I64), group) == out);
+    CHECK(tt_all_to_all_vdev(out, meta_like(tt_shape(2, 4), TUTTI_I64), x, meta_like(tt_shape(4), TUTTI_I64), group) ==
+          out);
     CHECK_OK(tt_scope_close(&scope));
     CHECK_OK(tutti_world_close(world));
 }

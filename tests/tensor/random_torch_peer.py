@@ -14,27 +14,8 @@ import warnings
 SKIP = 77
 
 
-def with_torch():
-    """Runs this file again with a Python that has torch, when this one has not."""
-    try:
-        import torch  # noqa: F401
-        return
-    except ImportError:
-        pass
-    candidates = (os.environ.get("TEST_PYTHON"), os.path.join(os.environ.get("VIRTUAL_ENV", ""), "bin", "python3"), "python3")
-    for python in filter(None, candidates):
-        if os.environ.get("TEST_RANDOM_TRIED"):
-            break
-        try:
-            found = subprocess.run([python, "-c", "import torch"], capture_output=True, timeout=300).returncode == 0
-        except OSError:
-            continue
-        if found:
-            os.environ["TEST_RANDOM_TRIED"] = "1"
-            os.execvp(python, [python] + sys.argv)
-    print("skipped: no python3 here can import torch; TEST_PYTHON names one")
-    sys.exit(SKIP)
-
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+from torch_python import with_torch  # noqa: E402
 
 with_torch()
 import torch  # noqa: E402

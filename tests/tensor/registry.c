@@ -37,7 +37,8 @@ TEST(closing_a_world_names_the_works_that_nobody_waited_for) {
     CHECK_EQ(tt_pending_works(world), 2);
     CHECK_STATUS(tutti_world_close(world), TUTTI_ERROR_STATE);
     CHECK_MESSAGE("2 works");
-    CHECK_MESSAGE("Nobody has waited for: all_reduce of 12 f32 in group \"0\", all_gather of 3 f32 in group \"0\"");
+    CHECK_MESSAGE("Nobody has waited for: all_reduce of 12 f32 in group \"0\", all_gather of 3 f32 in group \"0\" "
+                  "(tt_wait or tt_wait_all does)");
     CHECK(tt_wait(sum) == sum && tt_wait(rows) == rows); /* their memory goes now */
     CHECK_OK(tt_scope_close(&scope));
 }

@@ -6,39 +6,15 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <tutti/autograd.h>
-#include <tutti/functional.h>
-#include <tutti/ops.h>
 #include <tutti/peers.h>
 #include <tutti/symmetric.h>
 
-#include "../harness.h"
 #include "functional/symmetric.h"
-
-static bool all_are(tt_tensor *x, double value) {
-    return x != NULL && tt_equal(x, tt_full(tt_sizes(x), value, tt_dtype(x), NULL));
-}
+#include "support.h"
 
 static tt_tensor *symmetric(tutti_world *world, tt_dims shape, double value) {
     return tt_fill_(tt_symm_empty(world, shape, TUTTI_F32, NULL), value);
 }
-
-/* The pending error has this status, and this in its message; it is cleared. */
-static void expect_error(tutti_status status, const char *fragment) {
-    CHECK_EQ(tt_error_show(), status);
-    CHECK_MESSAGE(fragment);
-    tt_error_clear();
-}
-
-#define BEGIN                                                            \
-    tutti_group *group = tutti_world_group(world);                       \
-    int rank = tutti_group_rank(group), ranks = tutti_group_size(group); \
-    tt_scope scope = tt_scope_open();                                    \
-    (void)rank, (void)ranks
-#define END                               \
-    CHECK_OK(tt_scope_close(&scope));     \
-    CHECK_EQ(tt_pending_works(world), 0); \
-    CHECK_OK(tutti_barrier(group, NULL))
 
 static void barrier(tutti_group *group) {
     CHECK_OK(tutti_barrier(group, NULL));

@@ -75,9 +75,12 @@ def wrong_usage_gives_2_and_a_word():
 
 @test
 def the_nearest_sub_command_is_suggested():
-    done = subprocess.run([TUTTI, "rnu"], capture_output=True, text=True)
-    equal(done.returncode, 2)
-    contains(done.stderr, 'Did you mean "run"?')
+    for typed, meant in (("rnu", "run"), ("b", "bench"), ("doc", "doctor"), ("trac", "trace"), ("benhc", "bench")):
+        done = subprocess.run([TUTTI, typed], capture_output=True, text=True)
+        equal(done.returncode, 2)
+        contains(done.stderr, f'Did you mean "{meant}"?')
+    done = subprocess.run([TUTTI, "x"], capture_output=True, text=True)
+    equal((done.returncode, "Did you mean" in done.stderr), (2, False))
 
 
 @test

@@ -168,8 +168,10 @@ TEST_WORLD(a_close_with_live_handles_does_not_hide_why_the_program_gave_up, 2) {
         CHECK_OK(tutti_group_abort(group, "the loss is NaN"));
     CHECK_STATUS(tutti_barrier(group, NULL), TUTTI_ERROR_ABORTED);
     CHECK_STATUS(tutti_world_close(world), TUTTI_ERROR_STATE);
+    CHECK(strncmp(tutti_error_message(), "world ", 6) == 0); /* what this call is about comes first */
+    CHECK_MESSAGE("handles are alive: 1 group; release them before closing");
+    CHECK_MESSAGE("What failed before, and may be why: ");
     CHECK_MESSAGE("the loss is NaN");
-    CHECK_MESSAGE("1 group");
     tutti_group_release(made);
 }
 
@@ -180,8 +182,10 @@ TEST_WORLD(a_close_with_live_handles_tells_what_ended_a_group_when_nobody_asked,
     CHECK_OK(tutti_group_abort(group, "the loss is NaN"));
     tutti_error_clear();
     CHECK_STATUS(tutti_world_close(world), TUTTI_ERROR_STATE);
+    CHECK(strncmp(tutti_error_message(), "world ", 6) == 0); /* what this call is about comes first */
+    CHECK_MESSAGE("handles are alive: 1 group; release them before closing");
+    CHECK_MESSAGE("What failed before, and may be why: ");
     CHECK_MESSAGE("the loss is NaN");
-    CHECK_MESSAGE("1 group");
     tutti_group_release(made);
 }
 

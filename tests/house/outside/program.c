@@ -6,9 +6,15 @@
 
 #include <tutti/tutti.h>
 
+#if !defined(__cplusplus) || __cplusplus >= 202002L
+#define DEFAULTS TUTTI_OPTIONS(tutti_call, .timeout_ns = 0, .algorithm = TUTTI_ALGORITHM_AUTO)
+#else
+#define DEFAULTS NULL
+#endif
+
 static tutti_status add(tutti_world *world, void *unused) {
     float in = (float)(1 + tutti_world_rank(world)), out = 0;
-    tutti_status status = tutti_all_reduce(tutti_world_group(world), &in, &out, 1, TUTTI_F32, TUTTI_SUM, NULL);
+    tutti_status status = tutti_all_reduce(tutti_world_group(world), &in, &out, 1, TUTTI_F32, TUTTI_SUM, DEFAULTS);
     (void)unused;
     if (status == TUTTI_OK && tutti_world_rank(world) == 0)
         printf("sum %g\n", (double)out);
