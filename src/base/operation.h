@@ -141,6 +141,10 @@ static inline bool tu_reduces_to_all(const tu_operation_row *row) {
 static inline bool tu_sends(const tu_operation_row *row) {
     return row->kind == TU_KIND_MESSAGE && row->in != TU_EXTENT_NONE;
 }
+/* Whether it takes a message from another rank. */
+static inline bool tu_receives(const tu_operation_row *row) {
+    return row->kind == TU_KIND_MESSAGE && row->in == TU_EXTENT_NONE;
+}
 /* Whether the root deals out parts of its input. */
 static inline bool tu_deals(const tu_operation_row *row) {
     return row->flow == TU_FLOW_FROM_ROOT && row->in == TU_EXTENT_EACH;

@@ -267,7 +267,7 @@ static tutti_status check_and_number(tutti_group *group, int64_t call_timeout_ns
     if (status != TUTTI_OK)
         return status;
     tutti_world *world = group->world;
-    if (call_timeout_ns == TUTTI_UNTIL_EVENT && info->operation == TU_OPERATION_RECV)
+    if (call_timeout_ns == TUTTI_UNTIL_EVENT && tu_receives(tu_operation_row_of(info->operation)))
         info->timeout_ns = INT64_MAX; /* a deadline that never comes */
     else
         status =

@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Worlds: opening, closing, and the handles that keep a closed world's memory.
- *
- * The process keeps one list of its open worlds: for "open twice", for tutti_spawn, which must not fork while a world
- * is open, and so that closing a pointer that is no open world is an error and not a crash.
  */
 #include "world/world.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,179 +21,6 @@
 #include "world/list.h"
 #include "world/refill.h"
 #include "world/registry.h"
-
-/* ---- the list of open worlds ---- */
-
-static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
-static tutti_world *open_worlds;
-
-/* Enters the world, unless this rank has one of that name open at the same place. */
-static tutti_status claim(tutti_world *world) {
-    tutti_status status = TUTTI_OK;
-    pthread_mutex_lock(&list_lock);
-    for (tutti_world *other = open_worlds; other != NULL && !world->fake; other = other->next)
-        if (!other->fake && other->rank == world->rank && strcmp(other->name, world->name) == 0 &&
-            strcmp(other->meeting, world->meeting) == 0)
-            status = tu_error(TUTTI_ERROR_EXISTS,
-                              "a world named \"%s\" is already open in this rank (%d); close it first, or give "
-                              "tutti_world_options.name another name",
-                              world->name, world->rank);
-    if (status == TUTTI_OK) {
-        world->next = open_worlds;
-        open_worlds = world;
-    }
-    pthread_mutex_unlock(&list_lock);
-    return status;
-}
-
-/* Whether it was there. */
-static bool unclaim(tutti_world *world) {
-    pthread_mutex_lock(&list_lock);
-    tutti_world **link = &open_worlds;
-    while (*link != NULL && *link != world)
-        link = &(*link)->next;
-    bool found = *link != NULL;
-    if (found)
-        *link = world->next;
-    pthread_mutex_unlock(&list_lock);
-    return found;
-}
-
-int tu_worlds_open(char names[256]) {
-    int count = 0;
-    names[0] = 0;
-    pthread_mutex_lock(&list_lock);
-    for (tutti_world *world = open_worlds; world != NULL; world = world->next) {
-        if (world->fake)
-            continue;
-        size_t used = strlen(names);
-        snprintf(names + used, 256 - used, "%s\"%s\"", used > 0 ? ", " : "", world->name);
-        count++;
-    }
-    pthread_mutex_unlock(&list_lock);
-    return count;
-}
-
-tutti_world *tu_worlds_of(const tu_spawn_record *spawn) {
-    pthread_mutex_lock(&list_lock);
-    tutti_world *world = open_worlds;
-    while (world != NULL && world->spawn != spawn)
-        world = world->next;
-    pthread_mutex_unlock(&list_lock);
-    return world;
-}
-
-/* ---- threads that are in calls ---- */
-
-_Thread_local tu_caller tu_caller_here;
-
-static pthread_mutex_t callers_lock = PTHREAD_MUTEX_INITIALIZER;
-static tu_caller *callers;
-static pthread_once_t callers_once = PTHREAD_ONCE_INIT;
-static pthread_key_t callers_key; /* its destructor takes a thread that ends off the list */
-static bool callers_keyed;
-
-static void forget_caller(void *argument) {
-    pthread_mutex_lock(&callers_lock);
-    for (tu_caller **link = &callers; *link != NULL; link = &(*link)->next)
-        if (*link == argument) {
-            *link = (*link)->next;
-            break;
-        }
-    pthread_mutex_unlock(&callers_lock);
-    ((tu_caller *)argument)->listed = false;
-}
-
-static void make_callers_key(void) {
-    callers_keyed = pthread_key_create(&callers_key, forget_caller) == 0;
-}
-
-void tu_caller_list(tu_caller *caller) {
-    (void)pthread_once(&callers_once, make_callers_key);
-    if (!callers_keyed || pthread_setspecific(callers_key, caller) != 0)
-        return; /* no memory: it is not waited for, this time */
-    pthread_mutex_lock(&callers_lock);
-    caller->next = callers;
-    callers = caller;
-    caller->listed = true;
-    pthread_mutex_unlock(&callers_lock);
-}
-
-static bool somebody_inside(const tutti_world *world) {
-    bool found = false;
-    pthread_mutex_lock(&callers_lock);
-    for (const tu_caller *caller = callers; caller != NULL && !found; caller = caller->next)
-        found = caller != &tu_caller_here &&
-                atomic_load_explicit(&caller->world, memory_order_acquire) == world; /* pairs with tu_world_exit */
-    pthread_mutex_unlock(&callers_lock);
-    return found;
-}
-
-/* Ends the waits of other threads in this world, which is marked as closed, and waits until they have left it. */
-static bool empty_world(tutti_world *world) {
-    atomic_fetch_or_explicit(&world->interrupt, TU_INTERRUPT_CLOSE, memory_order_release);
-    if (!tu_fence_all())
-        (void)nanosleep(&(struct timespec){ .tv_nsec = TU_MILLISECOND }, NULL);
-    int64_t deadline = tu_deadline(world->timeout_ns);
-    while (somebody_inside(world)) {
-        if (world->job != NULL)
-            tu_job_wake(world->job);
-        if (tu_clock_now() >= deadline)
-            return false;
-        (void)nanosleep(&(struct timespec){ .tv_nsec = TU_MILLISECOND / 10 }, NULL);
-    }
-    return true;
-}
-
-/* ---- closed worlds ----
- *
- * Pointers to worlds, and to groups that a getter lent, outlive a close in programs that make a mistake. The last few
- * closed worlds keep the bare structs, a kilobyte or two each, so that such a call is told that its world is closed. */
-
-#define GRAVES 16
-
-static tutti_world *closed_worlds; /* newest first; under list_lock */
-
-/* What a buried group's page says to whoever looks at it without asking its world first. */
-static tu_group_page closed_page = { .state = 1 | TU_GROUP_TOLD,
-                                     .cause = { .status = TUTTI_ERROR_STATE, .message = "its world was closed" } };
-
-void tu_world_bury(tutti_group *group) {
-    group->page = &closed_page;
-    group->page_mapping = NULL;
-    atomic_store_explicit(&group->attachments.newest, NULL, memory_order_relaxed);
-    pthread_mutex_lock(&list_lock);
-    group->next_shell = group->world->shells;
-    group->world->shells = group;
-    pthread_mutex_unlock(&list_lock);
-}
-
-static void free_shells(tutti_world *world) {
-    while (world->shells != NULL) {
-        tutti_group *group = world->shells;
-        world->shells = group->next_shell;
-        free(group->ranks);
-        free(group);
-    }
-    free(world);
-}
-
-static void bury_world(tutti_world *world) {
-    tutti_world *oldest = NULL;
-    pthread_mutex_lock(&list_lock);
-    world->next = closed_worlds;
-    closed_worlds = world;
-    int count = 0;
-    for (tutti_world **link = &closed_worlds; *link != NULL; link = &(*link)->next)
-        if (++count > GRAVES) {
-            oldest = *link;
-            *link = NULL;
-            break;
-        }
-    pthread_mutex_unlock(&list_lock);
-    if (oldest != NULL)
-        free_shells(oldest);
-}
 
 /* ---- settings ---- */
 
@@ -336,9 +159,9 @@ static void free_world(tutti_world *world) {
     world->log = NULL;
     world->job_rank_of = NULL;
     if (atomic_load_explicit(&world->closed, memory_order_relaxed) != 0)
-        bury_world(world);
+        tu_worlds_bury(world);
     else
-        free_shells(world); /* it never opened: nobody knows of it */
+        tu_world_free_shells(world); /* it never opened: nobody knows of it */
 }
 
 /* Whether this process was started to take a dead rank's place. */
@@ -528,7 +351,7 @@ tutti_status tutti_world_open(const tutti_world_options *given, tutti_world **ou
     world->spawn = tu_spawn_current();
     tu_launch_place(&launch, world->meeting, sizeof world->meeting);
     tu_log_set_rank(world->log, world->rank);
-    status = claim(world);
+    status = tu_worlds_claim(world);
     if (status != TUTTI_OK)
         goto free_world;
     TU_LOG(TUTTI_LOG_INFO, world->log, "world", "rank %d of %d; started by: %s", world->rank, world->size,
@@ -550,7 +373,7 @@ unclaim_world:
         tu_job_mark_dead(world->job, why);
     }
     drop_groups(world);
-    (void)unclaim(world);
+    (void)tu_worlds_unclaim(world);
 free_world:
     free_world(world);
     return status;
@@ -580,7 +403,7 @@ tutti_status tutti_world_open_fake(int rank, int rank_count, const tutti_fake_op
     tu_log_set_rank(world->log, rank);
     status = tu_group_make_default(world, tu_deadline(world->timeout_ns));
     if (status == TUTTI_OK)
-        status = claim(world);
+        status = tu_worlds_claim(world);
     if (status != TUTTI_OK) {
         free_world(world);
         return status;
@@ -665,7 +488,7 @@ static void recall_failure(tutti_world *world, tutti_error_copy *failure) {
 tutti_status tutti_world_close(tutti_world *world) {
     if (world == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_world_close: the world is NULL");
-    if (!unclaim(world))
+    if (!tu_worlds_unclaim(world))
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_world_close: this is no open world; was it closed already?");
     if (world->job != NULL && tu_job_forked(world->job))
         return tu_error(TUTTI_ERROR_FORKED,
@@ -675,7 +498,7 @@ tutti_status tutti_world_close(tutti_world *world) {
     tutti_error_copy earlier;
     recall_failure(world, &earlier);
     atomic_store_explicit(&world->closed, 1, memory_order_seq_cst); /* pairs with the load in tu_world_check */
-    bool empty = empty_world(world);
+    bool empty = tu_world_empty(world);
     if (!empty) { /* what it uses stays */
         if (world->job != NULL)
             tu_job_goodbye(world->job);

@@ -282,17 +282,22 @@ void tu_cuda_unexport(void *state, const tu_backend_block *block, tu_backend_tic
     into->fd = -1;
 }
 
-static void drop(tu_cuda_map *m) {
+/* In the device's context. */
+static void unmap(tu_cuda_map *m) {
     tu_cuda_driver *driver = &m->cuda->driver;
-    if (m->base != 0) {
-        for (int i = 0; i < m->count; i++) {
-            if (m->mapped != NULL && m->mapped[i])
-                driver->cuMemUnmap(m->base + (CUdeviceptr)i * m->stride, m->stride);
-            if (m->handles != NULL && m->handles[i] != 0)
-                driver->cuMemRelease(m->handles[i]);
-        }
-        driver->cuMemAddressFree(m->base, m->stride * (size_t)m->count);
+    for (int i = 0; i < m->count && m->base != 0; i++) {
+        if (m->mapped[i])
+            driver->cuMemUnmap(m->base + (CUdeviceptr)i * m->stride, m->stride);
+        if (m->handles[i] != 0)
+            driver->cuMemRelease(m->handles[i]);
     }
+    if (m->base != 0)
+        driver->cuMemAddressFree(m->base, m->stride * (size_t)m->count);
+    m->base = 0;
+}
+
+/* The map's own memory, when nothing is mapped any more. */
+static void drop(tu_cuda_map *m) {
     free(m->handles);
     free(m->mapped);
     free(m->near);
@@ -312,100 +317,116 @@ static CUresult obtain(tu_cuda *cuda, const tu_cuda_ticket *from, int fd, CUmemG
                                                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 }
 
+/* A map of nothing yet; NULL: no memory. */
+static tu_cuda_map *make_map(tu_cuda *cuda, tu_cuda_device *device, int count, size_t stride) {
+    tu_cuda_map *m = calloc(1, sizeof *m);
+    if (m == NULL)
+        return NULL;
+    *m = (tu_cuda_map){ .cuda = cuda, .device = device, .count = count, .stride = stride };
+    m->handles = calloc((size_t)count, sizeof *m->handles);
+    m->mapped = calloc((size_t)count, sizeof *m->mapped);
+    m->near = calloc((size_t)count, sizeof *m->near);
+    if (m->handles != NULL && m->mapped != NULL && m->near != NULL)
+        return m;
+    drop(m);
+    free(m);
+    return NULL;
+}
+
+/* Takes the tickets out of what was given; all must be of one size and kind. */
+static tutti_status take_tickets(tu_cuda *cuda, const tu_backend_ticket *given, int rank, int count, size_t bytes,
+                                 tu_cuda_ticket *tickets) {
+    for (int i = 0; i < count; i++)
+        memcpy(&tickets[i], given[i].bytes, sizeof tickets[i]);
+    for (int i = 0; i < count; i++) {
+        if (i != rank && tickets[i].pid == getpid())
+            atomic_store_explicit(&cuda->shared_process, true, memory_order_relaxed);
+        if (tickets[i].bytes == bytes && tickets[i].handle_type == tickets[rank].handle_type)
+            continue;
+        cuda->host->error(
+            TUTTI_ERROR_MISMATCH,
+            "rank %d has %llu bytes of device memory shared by handle type %d, this rank %zu bytes and type %d", i,
+            (unsigned long long)tickets[i].bytes, tickets[i].handle_type, bytes, tickets[rank].handle_type);
+        cuda->host->error_at_fault(i);
+        return TUTTI_ERROR_MISMATCH;
+    }
+    return TUTTI_OK;
+}
+
+/* Everybody's memory at base + rank × stride; this rank's own keeps its address. */
+static tutti_status map_members(tu_cuda_map *m, const tu_backend_block *own, int rank, const tu_cuda_ticket *tickets,
+                                const tu_backend_ticket *given, void **addresses) {
+    tu_cuda *cuda = m->cuda;
+    for (int i = 0; i < m->count; i++) {
+        CUdeviceptr at = m->base + (CUdeviceptr)i * m->stride;
+        CUresult result = obtain(cuda, &tickets[i], given[i].fd, &m->handles[i]);
+        if (result == CUDA_SUCCESS)
+            result = tu_cuda_map_at(cuda, m->device, at, m->stride, m->handles[i]);
+        if (result != CUDA_SUCCESS) {
+            tutti_status status = tu_cuda_error(cuda, result, "mapping the memory of a peer");
+            cuda->host->error_append(" (rank %d, GPU %d there, GPU %d here%s)", i, tickets[i].device,
+                                     tickets[rank].device,
+                                     tickets[i].handle_type == CU_MEM_HANDLE_TYPE_FABRIC ? ", by fabric handle" : "");
+            cuda->host->error_at_fault(i);
+            return status;
+        }
+        m->mapped[i] = true;
+        addresses[i] = i == rank ? own->address : (void *)(uintptr_t)at;
+    }
+    return TUTTI_OK;
+}
+
+/* In the device's context. Whoever cannot map says so to those who make the multicast object with it. */
+static tutti_status map_all(tu_cuda_map *m, tutti_group *group, const tu_backend_block *own, int rank,
+                            const tu_cuda_ticket *tickets, const tu_backend_ticket *given, void **addresses) {
+    tu_cuda *cuda = m->cuda;
+    CUresult result = cuda->driver.cuMemAddressReserve(&m->base, m->stride * (size_t)m->count, 0, 0, 0);
+    if (result != CUDA_SUCCESS) {
+        m->base = 0;
+        return tu_cuda_error(cuda, result, "cuMemAddressReserve");
+    }
+    tutti_status status = map_members(m, own, rank, tickets, given, addresses);
+    tutti_status met = tu_cuda_multicast_make(m, group, own->handle, rank, tickets, status != TUTTI_OK,
+                                              cuda->host->now() + cuda->host->timeout(group, 0));
+    return status != TUTTI_OK ? status : met;
+}
+
 tutti_status tu_cuda_import(void *state, tutti_group *group, const tu_backend_block *own, int rank, int count,
                             tu_backend_ticket *given, tu_backend_map *out) {
     tu_cuda *cuda = state;
     tu_cuda_block *block = own->handle;
     tu_cuda_device *device = &cuda->devices[block->device];
     tu_cuda_ticket *tickets = calloc((size_t)count, sizeof *tickets);
-    tu_cuda_map *m = calloc(1, sizeof *m);
     void **addresses = calloc((size_t)count, sizeof *addresses);
-    tutti_status status = TUTTI_OK;
-    if (tickets == NULL || m == NULL || addresses == NULL) {
-        status = cuda->host->error(TUTTI_ERROR_MEMORY, "out of memory for a mapping of %d blocks", count);
-        goto close_descriptors;
-    }
-    *m = (tu_cuda_map){ .cuda = cuda, .device = device, .count = count, .stride = block->bytes };
-    m->handles = calloc((size_t)count, sizeof *m->handles);
-    m->mapped = calloc((size_t)count, sizeof *m->mapped);
-    m->near = calloc((size_t)count, sizeof *m->near);
-    if (m->handles == NULL || m->mapped == NULL || m->near == NULL) {
-        status = cuda->host->error(TUTTI_ERROR_MEMORY, "out of memory for a mapping of %d blocks", count);
-        goto close_descriptors;
-    }
-    for (int i = 0; i < count; i++)
-        memcpy(&tickets[i], given[i].bytes, sizeof tickets[i]);
-    for (int i = 0; i < count; i++) {
-        if (i != rank && tickets[i].pid == getpid())
-            atomic_store_explicit(&cuda->shared_process, true, memory_order_relaxed);
-        if (tickets[i].bytes != block->bytes || tickets[i].handle_type != tickets[rank].handle_type) {
-            status = cuda->host->error(
-                TUTTI_ERROR_MISMATCH,
-                "rank %d has %llu bytes of device memory shared by handle type %d, this rank %zu bytes and type %d", i,
-                (unsigned long long)tickets[i].bytes, tickets[i].handle_type, block->bytes, tickets[rank].handle_type);
-            cuda->host->error_at_fault(i);
-            goto close_descriptors;
+    tu_cuda_map *m = make_map(cuda, device, count, block->bytes);
+    tutti_status status =
+        tickets != NULL && m != NULL && addresses != NULL
+            ? take_tickets(cuda, given, rank, count, block->bytes, tickets)
+            : cuda->host->error(TUTTI_ERROR_MEMORY, "out of memory for a mapping of %d blocks", count);
+    if (status == TUTTI_OK) {
+        find_near(m, tickets, rank);
+        status = tu_cuda_enter(cuda, device);
+        if (status == TUTTI_OK) {
+            status = map_all(m, group, own, rank, tickets, given, addresses);
+            if (status != TUTTI_OK)
+                unmap(m);
+            tu_cuda_leave(cuda);
         }
     }
-    find_near(m, tickets, rank);
-    status = tu_cuda_enter(cuda, device);
-    if (status != TUTTI_OK)
-        goto close_descriptors;
-    CUresult result = cuda->driver.cuMemAddressReserve(&m->base, m->stride * (size_t)count, 0, 0, 0);
-    if (result != CUDA_SUCCESS) {
-        m->base = 0;
-        status = tu_cuda_error(cuda, result, "cuMemAddressReserve");
-        goto leave;
-    }
-    for (int i = 0; status == TUTTI_OK && i < count; i++) {
-        result = obtain(cuda, &tickets[i], given[i].fd, &m->handles[i]);
-        if (result == CUDA_SUCCESS)
-            result = tu_cuda_map_at(cuda, device, m->base + (CUdeviceptr)i * m->stride, m->stride, m->handles[i]);
-        if (result != CUDA_SUCCESS) {
-            status = tu_cuda_error(cuda, result, "mapping the memory of a peer");
-            cuda->host->error_append(" (rank %d, GPU %d there, GPU %d here%s)", i, tickets[i].device, block->device,
-                                     tickets[i].handle_type == CU_MEM_HANDLE_TYPE_FABRIC ? ", by fabric handle" : "");
-            cuda->host->error_at_fault(i);
-            break;
-        }
-        m->mapped[i] = true;
-        addresses[i] = i == rank ? own->address : (void *)(uintptr_t)(m->base + (CUdeviceptr)i * m->stride);
-    }
-    tutti_status met = tu_cuda_multicast_make(m, group, block, rank, tickets, status != TUTTI_OK,
-                                              cuda->host->now() + cuda->host->timeout(group, 0));
-    if (status == TUTTI_OK)
-        status = met;
-    if (status != TUTTI_OK)
-        goto leave;
-    tu_cuda_leave(cuda);
-    *out =
-        (tu_backend_map){ .addresses = addresses, .multicast = (void *)(uintptr_t)m->multicast_address, .handle = m };
     for (int i = 0; i < count; i++)
         if (given[i].fd >= 0)
             close(given[i].fd);
     free(tickets);
-    return TUTTI_OK;
-
-leave:
-    drop(m);
-    m->handles = NULL;
-    m->mapped = NULL;
-    m->near = NULL;
-    m->desk = NULL;
-    tu_cuda_leave(cuda);
-close_descriptors:
-    for (int i = 0; i < count; i++)
-        if (given[i].fd >= 0)
-            close(given[i].fd);
-    if (m != NULL) {
-        free(m->handles);
-        free(m->mapped);
-        free(m->near);
-        tu_cuda_desk_drop(m->desk);
+    if (status == TUTTI_OK) {
+        *out = (tu_backend_map){ .addresses = addresses,
+                                 .multicast = (void *)(uintptr_t)m->multicast_address,
+                                 .handle = m };
+        return TUTTI_OK;
     }
+    if (m != NULL)
+        drop(m);
     free(m);
     free(addresses);
-    free(tickets);
     return status;
 }
 
@@ -415,6 +436,7 @@ void tu_cuda_unmap(void *state, tu_backend_map *out) {
     if (tu_cuda_enter(cuda, m->device) == TUTTI_OK) {
         if (usable(cuda, m->device) && settle(cuda, m->device)) {
             tu_cuda_multicast_drop(m); /* before the memory behind it */
+            unmap(m);
             drop(m);
         }
         tu_cuda_leave(cuda);
