@@ -62,9 +62,10 @@ typedef struct tu_scatter {
     const char *who;
     tutti_group *group;
     const tu_fused_signature *signature; /* has rows, row_bytes, and what they are of */
-    int64_t rows, tile_rows;             /* of one rank's block; of a tile of it */
+    int64_t rows, tile_rows;             /* of one rank's block; of a tile of it, the same on all ranks */
+    int64_t chunk_rows;                  /* that are made at once: whole tiles, as many as this rank likes */
     size_t row_bytes;
-    tu_panels panels; /* as many as ranks where a block has several tiles */
+    tu_panels panels; /* as many as ranks where a block has several chunks */
     char *direct;     /* where this rank's own rows are computed, row_bytes apart; NULL: in a tile */
     /* Writes rows [first, first + count) of the blocks for the `ranks` ranks from `rank` on, dense, one block behind
      * the other. Of several ranks they are all rows of a block. */

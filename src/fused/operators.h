@@ -68,10 +68,10 @@ typedef struct tu_fused_block {
 } tu_fused_block;
 /* Adds the tiles of all ranks, as tu_scatter's accept. */
 tutti_status tu_fused_reduce(const tu_fused_block *block, int64_t first, int64_t count, const void *const *from);
-/* How blocks of `rows` rows are cut in tiles and put together in panels; callbacks and signature are the caller's.
- * by_rows: the blocks' rows follow each other in the left matrix. */
+/* How blocks of `rows` rows, products of the inner size `depth`, are cut in tiles and chunks and put together in
+ * panels; callbacks and signature are the caller's. by_rows: the blocks' rows follow each other in the left matrix. */
 tu_scatter tu_fused_scatter_of(const tu_fused_block *block, const char *who, tutti_group *group, int64_t rows,
-                               bool by_rows);
+                               int64_t depth, bool by_rows);
 /* Divides the scattered dimension of a result among the ranks: contiguous. An error where that leaves a rest. */
 tutti_status tu_fused_scattered(const tu_call *call, tu_shape *result, int dim, int ranks);
 

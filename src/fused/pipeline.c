@@ -224,6 +224,7 @@ tutti_status tt_pipelined_produce_and_all_to_all(tt_chunk_producer *user_produce
                            .signature = &signature,
                            .rows = bytes > 0 ? 1 : 0,
                            .tile_rows = 1,
+                           .chunk_rows = 1,
                            .row_bytes = bytes,
                            .panels = { job.ranks, job.ranks },
                            .produce = produce,

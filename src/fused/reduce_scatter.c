@@ -12,30 +12,29 @@
 
 /* ---- tiles ---- */
 
-/* A tile has so many rows that a product is quick, and, where rows are short, so many that a block is one tile. */
-#define TILE_ROWS 512
-#define TILE_BYTES ((size_t)8 << 20)
-/* Rows that are multiplied at once where a block is one tile: its own, and those for ranks beside its owner. */
-#define PANEL_ROWS 2048
+/* A tile is in the caches when it is added. */
+#define TILE_BYTES ((size_t)1 << 20)
+/* Rows of a product that packs the right matrix for them: fewer are enough where it is low. */
+#define CHUNK_ROWS 512
+#define LOW_DEPTH 1024
+#define CHUNK_ROWS_OF_LOW_DEPTH 256
 #define REDUCED_BYTES ((size_t)1 << 18) /* that are worth a thread */
 
-static int64_t tile_rows(int64_t rows, size_t row_bytes) {
-    int64_t wanted = row_bytes == 0 ? rows : (int64_t)(TILE_BYTES / row_bytes);
-    wanted = wanted < TILE_ROWS ? TILE_ROWS : wanted;
-    return rows < 1 ? 1 : rows < wanted ? rows : wanted;
-}
-
 tu_scatter tu_fused_scatter_of(const tu_fused_block *block, const char *who, tutti_group *group, int64_t rows,
-                               bool by_rows) {
+                               int64_t depth, bool by_rows) {
+    int64_t tile = block->row_bytes == 0 ? rows : (int64_t)(TILE_BYTES / block->row_bytes),
+            least = depth < LOW_DEPTH ? CHUNK_ROWS_OF_LOW_DEPTH : CHUNK_ROWS;
+    tile = tile < 1 ? 1 : tile;
     tu_scatter scatter = { .who = who,
                            .group = group,
                            .rows = rows,
-                           .tile_rows = tile_rows(rows, block->row_bytes),
+                           .tile_rows = tile,
+                           .chunk_rows = (least + tile - 1) / tile * tile,
                            .row_bytes = block->row_bytes,
                            .panels = { block->size, block->size },
                            .direct = block->before == 1 ? block->out : NULL };
-    if (by_rows && scatter.tile_rows >= rows)
-        scatter.panels = tu_panels_of(block->size, rows, PANEL_ROWS);
+    if (by_rows && scatter.chunk_rows >= rows)
+        scatter.panels = tu_panels_of(block->size, rows, least);
     return scatter;
 }
 
@@ -198,7 +197,7 @@ tutti_status tu_fused_matmul_reduce_scatter_cpu(tu_call *call) {
     tu_fused_sign_number(&signature, " along dimension", dim);
     tu_fused_sign_tensor(&signature, " into", out);
     int64_t rows = out->numel > 0 ? job.rows : 0;
-    tu_scatter scatter = tu_fused_scatter_of(&job.block, who, attributes->group, rows, !job.last);
+    tu_scatter scatter = tu_fused_scatter_of(&job.block, who, attributes->group, rows, job.depth, !job.last);
     scatter.signature = &signature;
     scatter.produce = produce;
     scatter.accept = accept;

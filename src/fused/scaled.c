@@ -554,7 +554,8 @@ static tutti_status scatter_scaled(tu_call *call, scaled_partials *job) {
     tu_fused_sign_tensor(&signature, " into", out);
     tu_fused_sign_text(&signature,
                        job->scale_step == 0 ? ", with one scale for a" : ", with a scale for every row of a");
-    tu_scatter scatter = tu_fused_scatter_of(&job->block, call->entry->name, attributes->group, rows, true);
+    tu_scatter scatter =
+        tu_fused_scatter_of(&job->block, call->entry->name, attributes->group, rows, job->right.depth, true);
     scatter.signature = &signature;
     scatter.produce = produce_scaled;
     scatter.accept = accept_scaled;

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Produce and scatter. A rank computes tiles for the others, hands each to its owner and announces it by a signal; then
- * its own, and accepts what has come meanwhile. All ranks go through the tiles in the same order, so that a rank waits
- * only for one that is a tile behind; the first tile is made while the ranks agree.
+ * Produce and scatter. A rank computes a chunk of rows for each of the others, hands it to its owner tile by tile, and
+ * announces each tile by a signal; then its own, and accepts what has come meanwhile. All ranks go through the tiles in
+ * the same order, so that a rank waits only for one that is a tile behind; the first tile is made while the ranks
+ * agree.
  *
- * Tiles are computed in memory of this rank's own and copied to their owner: a product is written many times, and the
- * first of them to a line that its owner has read costs a round trip between the processors. Blocks of few rows are
- * computed together, a panel of ranks at once.
+ * Chunks are computed in memory of this rank's own and copied to their owner: a product is written many times, and the
+ * first of them to a line that its owner has read costs a round trip between the processors. Tiles are small, so that
+ * they are in a cache when they are added; chunks have as many rows as a product needs, and how many is each rank's own
+ * business.
  */
 #include "collective/arrival.h"
 #include "functional/symmetric.h"
@@ -15,54 +17,79 @@
 typedef struct scattering {
     const tu_scatter *plan;
     tu_fused *state;
-    const void **from; /* one per rank */
-    char *made;        /* the tiles of a panel, one behind the other; the last is that of this rank */
+    const void **from;           /* one per rank */
+    char *made;                  /* the chunk for each rank, one behind the other */
+    int64_t first_made, in_made; /* its rows: from where, and how many */
 } scattering;
 
-static int64_t rows_at(const tu_scatter *plan, int64_t first) {
+static int64_t rows_from(const tu_scatter *plan, int64_t first, int64_t most) {
     int64_t rest = plan->rows - first;
-    return rest < plan->tile_rows ? rest : plan->tile_rows;
+    return rest < most ? rest : most;
 }
 
 static size_t tile_bytes(const tu_scatter *plan, int64_t first) {
-    return (size_t)rows_at(plan, first) * plan->row_bytes;
+    return (size_t)rows_from(plan, first, plan->tile_rows) * plan->row_bytes;
 }
 
-/* Of the largest panel. */
-static size_t panel_bytes(const tu_scatter *plan) {
-    int most = (plan->panels.ranks + plan->panels.count - 1) / plan->panels.count;
-    return (size_t)most * tile_bytes(plan, 0);
+static size_t chunk_bytes(const tu_scatter *plan) {
+    return (size_t)rows_from(plan, 0, plan->chunk_rows) * plan->row_bytes;
 }
 
 /* ---- tiles ---- */
 
-/* Makes the tiles of one panel, hands those of others to them, and remembers where this rank's own is. */
-static tutti_status make_panel(scattering *run, int panel, int64_t first, uint64_t tile) {
-    const tu_scatter *plan = run->plan;
+/* Whether this rank's own rows are computed where they shall be in the end. */
+static bool is_direct(const scattering *run) {
+    return run->plan->direct != NULL && run->plan->panels.count == run->plan->panels.ranks;
+}
+
+/* Where row `first` of the block for `rank` was computed. */
+static char *made_at(const scattering *run, int rank, int64_t first) {
+    int64_t row = rank * run->in_made + first - run->first_made;
+    if (rank == run->state->rank && is_direct(run))
+        return run->plan->direct + (size_t)first * run->plan->row_bytes;
+    return run->made + (size_t)row * run->plan->row_bytes;
+}
+
+static tutti_status hand_tile(scattering *run, int to, int64_t first, uint64_t tile) {
     tu_fused *state = run->state;
+    tu_hand_over(state->group, tu_fused_slot(state, to, state->rank, tile), made_at(run, to, first),
+                 tile_bytes(run->plan, first));
+    return tutti_peers_signal(state->peers, to, TU_FUSED_CHANNEL, NULL);
+}
+
+/* Makes the chunks of one panel and hands the first tile of each to its owner. */
+static tutti_status make_panel(scattering *run, int panel, uint64_t tile) {
+    const tu_scatter *plan = run->plan;
+    int64_t first = run->first_made;
     int begin = tu_panel_first(plan->panels, panel), end = tu_panel_first(plan->panels, panel + 1);
-    bool alone = end - begin == 1 && begin == state->rank;
-    size_t bytes = tile_bytes(plan, first);
-    char *made = alone && plan->direct != NULL ? plan->direct + (size_t)first * plan->row_bytes : run->made;
-    tutti_status status = plan->produce(plan->context, begin, end - begin, first, rows_at(plan, first), made);
-    for (int to = begin; to < end && status == TUTTI_OK; to++, made += bytes) {
-        if (to == state->rank) {
-            run->from[to] = made;
-            continue;
-        }
-        tu_hand_over(state->group, tu_fused_slot(state, to, state->rank, tile), made, bytes);
-        status = tutti_peers_signal(state->peers, to, TU_FUSED_CHANNEL, NULL);
-    }
+    tutti_status status =
+        plan->produce(plan->context, begin, end - begin, first, run->in_made, made_at(run, begin, first));
+    for (int to = begin; to < end && status == TUTTI_OK; to++)
+        if (to != run->state->rank)
+            status = hand_tile(run, to, first, tile);
     return status;
 }
 
-/* All tiles at `first`, the others' before this rank's own. */
-static tutti_status make_tiles(scattering *run, int64_t first, uint64_t tile) {
+/* All chunks from row `first` on, the others' before this rank's own. */
+static tutti_status make_chunks(scattering *run, int64_t first, uint64_t tile) {
     const tu_panels panels = run->plan->panels;
     int own = tu_panel_of(panels, run->state->rank);
     tutti_status status = TUTTI_OK;
+    run->first_made = first;
+    run->in_made = rows_from(run->plan, first, run->plan->chunk_rows);
     for (int step = 1; step <= panels.count && status == TUTTI_OK; step++)
-        status = make_panel(run, (own + step) % panels.count, first, tile);
+        status = make_panel(run, (own + step) % panels.count, tile);
+    return status;
+}
+
+/* The tiles at `first`: of a new chunk, or of the one that has been made. */
+static tutti_status hand_tiles(scattering *run, int64_t first, uint64_t tile) {
+    tu_fused *state = run->state;
+    tutti_status status = TUTTI_OK;
+    if (first >= run->first_made + run->in_made)
+        return make_chunks(run, first, tile);
+    for (int step = 1; step < state->size && status == TUTTI_OK; step++)
+        status = hand_tile(run, (state->rank + step) % state->size, first, tile);
     return status;
 }
 
@@ -74,25 +101,25 @@ static tutti_status take_all(tu_fused *state) {
     return status;
 }
 
-static tutti_status run_tile(scattering *run, int64_t first, uint64_t tile, bool made) {
+static tutti_status run_tile(scattering *run, int64_t first, uint64_t tile, bool sent) {
     const tu_fused *state = run->state;
-    tutti_status status = made ? TUTTI_OK : make_tiles(run, first, tile);
+    tutti_status status = sent ? TUTTI_OK : hand_tiles(run, first, tile);
     if (status == TUTTI_OK)
         status = take_all(run->state);
     if (status != TUTTI_OK)
         return status;
     for (int rank = 0; rank < state->size; rank++)
-        if (rank != state->rank)
-            run->from[rank] = tu_fused_slot(state, state->rank, rank, tile);
-    return run->plan->accept(run->plan->context, first, rows_at(run->plan, first), run->from);
+        run->from[rank] =
+            rank == state->rank ? made_at(run, rank, first) : tu_fused_slot(state, state->rank, rank, tile);
+    return run->plan->accept(run->plan->context, first, rows_from(run->plan, first, run->plan->tile_rows), run->from);
 }
 
-/* The first tile has been made already where `made` says so. */
-static tutti_status run_tiles(scattering *run, bool made) {
+/* The first tiles have been sent already where `sent` says so. */
+static tutti_status run_tiles(scattering *run, bool sent) {
     tu_fused *state = run->state;
     tutti_status status = TUTTI_OK;
     for (int64_t first = 0; first < run->plan->rows && status == TUTTI_OK; first += run->plan->tile_rows)
-        status = run_tile(run, first, state->tiles++, made && first == 0);
+        status = run_tile(run, first, state->tiles++, sent && first == 0);
     return status;
 }
 
@@ -110,7 +137,7 @@ static tutti_status run_real(scattering *run) {
     if (status != TUTTI_OK)
         return status;
     if (sent)
-        status = make_tiles(run, 0, state->tiles);
+        status = make_chunks(run, 0, state->tiles);
     if (status != TUTTI_OK)
         return tu_fused_give_up(state, plan->who);
     status = tu_fused_agree(state, plan->who);
@@ -128,13 +155,14 @@ static tutti_status run_alone(scattering *run) {
     const tu_scatter *plan = run->plan;
     int size = tutti_group_size(plan->group), rank = tutti_group_rank(plan->group);
     tutti_status status = tutti_group_check(plan->group);
-    for (int64_t first = 0; first < plan->rows && status == TUTTI_OK; first += plan->tile_rows) {
+    for (int64_t first = 0; first < plan->rows && status == TUTTI_OK; first += plan->chunk_rows) {
+        int64_t count = rows_from(plan, first, plan->chunk_rows);
         char *own = plan->direct != NULL ? plan->direct + (size_t)first * plan->row_bytes : run->made;
         for (int i = 0; i < size; i++)
             run->from[i] = own;
-        status = plan->produce(plan->context, rank, 1, first, rows_at(plan, first), own);
+        status = plan->produce(plan->context, rank, 1, first, count, own);
         if (status == TUTTI_OK)
-            status = plan->accept(plan->context, first, rows_at(plan, first), run->from);
+            status = plan->accept(plan->context, first, count, run->from);
     }
     return status;
 }
@@ -179,14 +207,15 @@ static tutti_status run_any(scattering *run) {
 
 tutti_status tu_produce_and_scatter(const tu_scatter *scatter) {
     scattering run = { .plan = scatter };
-    size_t list = (size_t)tutti_group_size(scatter->group) * sizeof *run.from, tiles = panel_bytes(scatter);
+    size_t ranks = (size_t)tutti_group_size(scatter->group), list = ranks * sizeof *run.from,
+           chunks = ranks * chunk_bytes(scatter);
     run.from = tu_block_alloc(tu_self(), list);
-    run.made = tiles > 0 ? tu_block_alloc(tu_self(), tiles) : NULL;
-    tutti_status status = run.from == NULL || (tiles > 0 && run.made == NULL)
+    run.made = chunks > 0 ? tu_block_alloc(tu_self(), chunks) : NULL;
+    tutti_status status = run.from == NULL || (chunks > 0 && run.made == NULL)
                               ? tu_fused_refuse(scatter->group, scatter->who,
-                                                tu_error_memory("the tiles of a fused operation", list + tiles))
+                                                tu_error_memory("the tiles of a fused operation", list + chunks))
                               : run_any(&run);
-    tu_block_free(tu_self(), run.made, tiles);
+    tu_block_free(tu_self(), run.made, chunks);
     tu_block_free(tu_self(), run.from, list);
     return status;
 }

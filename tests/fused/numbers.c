@@ -70,14 +70,14 @@ TEST_WORLD(gathered_products_of_few_rows_have_the_bits_of_the_unfused_pair, 4) {
 TEST_WORLD_THREADS(rows_of_neighbours_are_multiplied_together_where_one_rank_has_too_few, 6) {
     BEGIN;
     check_gather(group, 200, 2);
-    check_scatter(group, 700, 2);
+    check_scatter(group, 100, 2);
     END;
 }
 
 TEST_WORLD(products_of_many_rows_have_the_bits_of_the_matmul_of_each_ranks_rows, 2) {
     BEGIN;
     check_gather(group, 520, 2);
-    check_scatter(group, 2050, 2);
+    check_scatter(group, 260, 2);
     END;
 }
 
