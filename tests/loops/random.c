@@ -156,14 +156,16 @@ static bool same_sizes(tt_tensor *x, tt_tensor *y) {
     return same;
 }
 
-/* Sizes that broadcast, from the end. */
+/* Sizes that broadcast, from the end, to something that is not huge. */
 static bool broadcasts(tt_tensor *x, tt_tensor *y) {
-    for (int i = 1; i <= tt_dim_count(x) && i <= tt_dim_count(y); i++) {
-        int64_t left = tt_size(x, -i), right = tt_size(y, -i);
+    int64_t count = 1;
+    for (int i = 1; i <= tt_dim_count(x) || i <= tt_dim_count(y); i++) {
+        int64_t left = i <= tt_dim_count(x) ? tt_size(x, -i) : 1, right = i <= tt_dim_count(y) ? tt_size(y, -i) : 1;
         if (left != right && left != 1 && right != 1)
             return false;
+        count *= left != 1 ? left : right;
     }
-    return true;
+    return count <= 1 << 20;
 }
 
 static bool is_expanded(tt_tensor *x) {
