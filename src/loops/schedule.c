@@ -144,10 +144,18 @@ static void release(tu_nest *nest, pool *buffers, int action, const tu_slot *lik
     }
 }
 
-static void place_result(tu_nest *nest, pool *buffers, int index, const bool *repeated) {
+/* Results too large for the caches go there by a buffer, so that they can be stored past them: a kernel's own stores
+ * would first read what they overwrite. Stages do without. */
+static bool is_streamed(const tu_nest *nest, const tu_nest_tensor *tensor) {
+    int64_t count = nest->outer_count * nest->rows * nest->columns;
+    return tensor->fresh && !tensor->narrow &&
+           (size_t)count * tu_dtype_bytes[tensor->value->shape.dtype] >= TU_STREAM_BYTES;
+}
+
+static void place_result(tu_nest *nest, pool *buffers, int index, bool by_kernel, const bool *repeated) {
     tu_slot *slot = &nest->slots[index];
     const tu_nest_tensor *tensor = slot->tensor >= 0 ? &nest->tensors[slot->tensor] : NULL;
-    if (tensor == NULL || !is_direct(nest, tensor))
+    if (tensor == NULL || !is_direct(nest, tensor) || (by_kernel && is_streamed(nest, tensor)))
         slot->buffer = take(buffers);
     if (repeated[index])
         slot->wide_buffer = take(buffers);
@@ -166,9 +174,9 @@ static void place(tu_nest *nest, pool *buffers, const bool *repeated, const bool
         if (stage != NULL || line->kind == TU_LINE_POINTWISE)
             release(nest, buffers, i, &nest->slots[stage != NULL ? stage->slots[stage->input_count] : line->out]);
         if (line != NULL)
-            place_result(nest, buffers, line->out, repeated);
+            place_result(nest, buffers, line->out, true, repeated);
         for (int k = stage != NULL ? stage->input_count : 0; stage != NULL && k < stage->slot_count; k++)
-            place_result(nest, buffers, stage->slots[k], repeated);
+            place_result(nest, buffers, stage->slots[k], false, repeated);
         release(nest, buffers, i, NULL);
         for (int k = 0; k < nest->slot_count; k++) { /* results that nobody reads */
             const tu_slot *slot = &nest->slots[k];

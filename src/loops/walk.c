@@ -64,6 +64,11 @@ static void pack(const piece *now, const tu_nest_tensor *tensor, const char *dat
 
 static void unpack(const piece *now, const tu_nest_tensor *tensor, char *data, const char *from) {
     size_t size = tu_dtype_bytes[tensor->value->shape.dtype];
+    bool dense = !tensor->narrow && tensor->column == 1 && (now->rows == 1 || tensor->row == now->columns);
+    if (dense && ((uintptr_t)data | (uintptr_t)now->count * size) % 16 == 0) {
+        tu_stream_copy(data, from, now->count * (int64_t)size);
+        return;
+    }
     if (tensor->narrow) {
         tu_unpack(data, tensor->row, from, size, now->rows);
         return;
@@ -273,6 +278,7 @@ static void run_lanes(void *context, int64_t begin, int64_t end) {
             find_piece(&now, i);
             run_piece(&now);
         }
+        tu_stream_end();
     }
 }
 
@@ -305,6 +311,7 @@ static void run_long_lanes(void *context, int64_t begin, int64_t end) {
         piece now = begin_on(job, lane);
         for (int64_t i = units * lane / job->lanes; i < units * (lane + 1) / job->lanes; i++)
             run_unit(&now, i);
+        tu_stream_end();
     }
 }
 
