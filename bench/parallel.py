@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Training steps of a small GPT on several ranks, Tutti's and PyTorch's on gloo, in turns.
+
+    bench/parallel.py [--build build/release] [--ranks 2] [--steps 10] [--rounds 3] [--python PYTHON_WITH_TORCH]
+
+Prints the median step of the slowest rank for one rank, data parallel (DDP) and fully sharded (FSDP2), the ratios, how much of the communication is hidden, and
+the peak memory of a rank. Each rank has one thread. Without PyTorch its columns are left out.
+"""
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+
+WIDTH, HEADS, LAYERS, LENGTH, BATCH, LETTERS, WARM = 256, 4, 6, 128, 4, 256, 3
+
+
+# ---- PyTorch's side, run once per measurement with the arguments MODE RANKS STEPS ----
+
+def torch_rank(rank, ranks, mode, steps, port):
+    import resource
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn import functional as F
+    torch.set_num_threads(1)
+    torch.manual_seed(1 + rank)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=ranks)
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.RMSNorm(WIDTH, 1e-5), nn.RMSNorm(WIDTH, 1e-5)
+            self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+            self.hidden = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+        def forward(self, x):
+            parts = self.qkv(self.first(x)).chunk(3, -1)
+            query, key, value = (part.view(*x.shape[:2], HEADS, WIDTH // HEADS).transpose(1, 2) for part in parts)
+            seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+            x = x + self.out(seen.transpose(1, 2).reshape(x.shape))
+            return x + self.hidden(self.second(x))
+
+    model = nn.Sequential(nn.Embedding(LETTERS, WIDTH), *[Block() for _ in range(LAYERS)], nn.RMSNorm(WIDTH, 1e-5),
+                          nn.Linear(WIDTH, LETTERS, bias=False))
+    if mode in ("data", "local"):
+        model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    elif mode == "sharded":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        mesh = init_device_mesh("cpu", (ranks,))
+        for block in list(model)[1:1 + LAYERS]:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    times = []
+    for step in range(-WARM, steps):
+        inputs, targets = torch.randint(LETTERS, (BATCH, LENGTH)), torch.randint(LETTERS, (BATCH * LENGTH,))
+        begin = time.perf_counter()
+        F.cross_entropy(model(inputs).view(-1, LETTERS), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step >= 0:
+            times.append(time.perf_counter() - begin)
+    worst = torch.tensor([statistics.median(times), float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)], dtype=torch.float64)
+    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+    if rank == 0:
+        print(json.dumps({"mode": mode, "ranks": ranks, "step": worst[0].item(), "peak": worst[1].item()}), flush=True)
+    dist.destroy_process_group()
+
+
+def torch_side(mode, ranks, steps):
+    import socket
+    import torch.multiprocessing as processes
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes.start_processes(torch_rank, args=(ranks, mode, steps, port), nprocs=ranks, start_method="fork")
+
+
+# ---- measuring ----
+
+def measure(command):
+    environment = {**os.environ, "TUTTI_THREADS": "0", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode != 0 or not lines:
+        sys.exit(f"{' '.join(map(str, command))} failed:\n{done.stdout}{done.stderr}")
+    return json.loads(lines[-1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", default="build/release")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--python", default=sys.executable)
+    options = parser.parse_args()
+    program = pathlib.Path(options.build) / "bench/parallel"
+    has_torch = subprocess.run([options.python, "-c", "import torch"], capture_output=True).returncode == 0
+    modes = [("single", 1), ("local", options.ranks), ("data", options.ranks), ("sharded", options.ranks)]
+    ours, theirs = {}, {}
+    for _ in range(options.rounds):
+        for mode, ranks in modes:
+            ours.setdefault(mode, []).append(measure([program, mode, str(ranks), str(options.steps)]))
+            if has_torch and mode != "local":
+                theirs.setdefault(mode, []).append(measure([options.python, __file__, "--torch", mode, str(ranks), str(options.steps)]))
+
+    def median(rows, key):
+        return statistics.median(row[key] for row in rows)
+
+    print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} CPUs, {options.ranks} ranks of one thread, {options.rounds} rounds of {options.steps} steps")
+    print(f"{'':10} {'Tutti ms':>10} {'PyTorch ms':>11} {'ratio':>7} {'Tutti MiB':>10} {'PyTorch MiB':>12}")
+    for mode, ranks in modes:
+        step, peak = median(ours[mode], "step"), median(ours[mode], "peak")
+        line = f"{mode:10} {1e3 * step:10.1f}"
+        if mode in theirs:
+            other, other_peak = median(theirs[mode], "step"), median(theirs[mode], "peak")
+            line += f" {1e3 * other:11.1f} {step / other:7.2f} {peak / 2**20:10.0f} {other_peak / 2**20:12.0f}"
+        else:
+            line += f" {'':11} {'':7} {peak / 2**20:10.0f}"
+        print(line)
+    alone, shown = median(ours["data"], "reduce"), median(ours["data"], "step") - median(ours["local"], "step")
+    print(f"reductions of a step alone {1e3 * alone:.1f} ms, of which {max(0, min(1, 1 - shown / alone)):.2f} are hidden in a data parallel step")
+    print(f"scaling from 1 to {options.ranks} ranks: {median(ours['single'], 'step') / median(ours['data'], 'step'):.2f} (data), "
+          f"{median(ours['single'], 'step') / median(ours['sharded'], 'step'):.2f} (sharded)")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 5 and sys.argv[1] == "--torch":
+        torch_side(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    else:
+        main()
