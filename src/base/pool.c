@@ -223,6 +223,25 @@ int tu_pool_threads(void) {
     return atomic_load_explicit(&pool.started, memory_order_relaxed);
 }
 
+static atomic_int share = INT_MAX; /* CPUs for one rank, as worlds say */
+static atomic_int worlds;          /* that say so */
+
+void tu_pool_share(int cpus) {
+    cpus = cpus > 1 ? cpus : 1;
+    atomic_fetch_add_explicit(&worlds, 1, memory_order_relaxed);
+    if (cpus < atomic_load_explicit(&share, memory_order_relaxed))
+        atomic_store_explicit(&share, cpus, memory_order_relaxed);
+}
+
+void tu_pool_unshare(void) {
+    if (atomic_fetch_sub_explicit(&worlds, 1, memory_order_relaxed) == 1)
+        atomic_store_explicit(&share, INT_MAX, memory_order_relaxed);
+}
+
+int tu_pool_shared(void) {
+    return atomic_load_explicit(&share, memory_order_relaxed);
+}
+
 int tu_pool_limit(void) {
     const char *text = secure_getenv("TUTTI_THREADS");
     char *end = NULL;
@@ -231,5 +250,6 @@ int tu_pool_limit(void) {
         return wanted < MOST_THREADS ? (int)wanted : MOST_THREADS;
     cpu_set_t set;
     int cpus = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-    return cpus - 1 < MOST_THREADS ? cpus - 1 : MOST_THREADS;
+    int limit = (cpus < tu_pool_shared() ? cpus : tu_pool_shared()) - 1;
+    return limit < MOST_THREADS ? limit : MOST_THREADS;
 }

@@ -35,8 +35,13 @@ TU_SHARED void tu_pool_hold(void);
 TU_SHARED void tu_pool_release(void);
 
 /* How many threads one rank of the process may compute with besides the caller's: TUTTI_THREADS where it is set, else
- * the CPUs that the process may run on, less one. */
+ * its share of the CPUs that the process may run on, less one. */
 TU_SHARED int tu_pool_limit(void);
+/* A world says how many CPUs are a rank's share, until it ends; of several worlds the least counts. */
+TU_SHARED void tu_pool_share(int cpus);
+TU_SHARED void tu_pool_unshare(void);
+/* That number; INT_MAX where nobody said one. */
+TU_SHARED int tu_pool_shared(void);
 
 /* Threads that are started now. */
 TU_SHARED int tu_pool_threads(void);

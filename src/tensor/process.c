@@ -25,6 +25,7 @@ static struct {
     bool holds_pool;
     atomic_flag told;  /* that loops are not compiled */
     _Atomic int limit; /* of threads that compute, the caller's included; 0: not known yet */
+    _Atomic int share; /* of the CPUs that it was found with */
     tu_handle_window handles;
     tu_process_devices devices;
     pthread_mutex_t hooks;
@@ -142,20 +143,20 @@ tutti_status tt_count(tt_counts *counts) {
 
 static int find_limit(void) {
     pthread_mutex_lock(&process.lock);
-    if (!process.holds_pool) {
+    if (!process.holds_pool)
         tu_pool_hold();
-        process.holds_pool = true;
-        atomic_store_explicit(&process.limit, tu_pool_limit() + 1, memory_order_relaxed);
-    }
-    int limit = atomic_load_explicit(&process.limit, memory_order_relaxed);
+    process.holds_pool = true;
+    int limit = tu_pool_limit() + 1;
+    atomic_store_explicit(&process.share, tu_pool_shared(), memory_order_relaxed);
+    atomic_store_explicit(&process.limit, limit, memory_order_relaxed);
     pthread_mutex_unlock(&process.lock);
     return limit;
 }
 
 int tu_process_compute_threads(void) {
     int threads = atomic_load_explicit(&process.limit, memory_order_relaxed);
-    if (threads == 0)
-        threads = find_limit();
+    if (threads == 0 || atomic_load_explicit(&process.share, memory_order_relaxed) != tu_pool_shared())
+        threads = find_limit(); /* the first time, and after a world was opened */
 #ifdef OPENBLAS_VERSION
     int of_blas = openblas_get_num_threads(); /* a program that limits its BLAS means our loops too */
     threads = of_blas < threads ? of_blas : threads;

@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/instructions.h"
+#include "base/pool.h"
 #include "job/liveness.h"
 #include "store/store.h"
 #include "world/event.h"
@@ -150,6 +151,8 @@ static void free_world(tutti_world *world) {
     free(world->mourned);
     tu_faults_free(world->faults);
     tu_registry_free(world->registry);
+    if (world->job_rank_of != NULL)
+        tu_pool_unshare();
     free(world->job_rank_of);
     tu_log_free(world->log);
     tu_settings_free(&world->settings);
@@ -300,6 +303,7 @@ tutti_status tu_world_place_ranks(tutti_world *world) {
     world->job_rank_of = malloc(sizeof(int) * (size_t)world->size);
     if (world->job_rank_of == NULL)
         return tu_error_memory("the ranks of the world", sizeof(int) * (size_t)world->size);
+    tu_pool_share(tu_job_cores(world->job) / world->local_size); /* until job_rank_of goes */
     for (int rank = 0; rank < world->size; rank++)
         world->job_rank_of[rank] = -1;
     for (int rank = 0; rank < world->local_size; rank++)
