@@ -43,7 +43,7 @@ tutti_status tu_check_passes(const char *field, const char *list) {
 
 /* ---- files ---- */
 
-static tutti_status write_graph(const tu_build *how, const char *direction, int step, const char *what,
+static tutti_status write_graph(const tu_recipe *how, const char *direction, int step, const char *what,
                                 const tt_graph *graph) {
     char path[4096];
     if (how->folder == NULL)
@@ -62,7 +62,7 @@ static tutti_status write_graph(const tu_build *how, const char *direction, int 
 /* ---- one graph ---- */
 
 /* A graph that is interpreted as it was captured needs its waits in their places, and nothing else. */
-static bool is_wanted(const tu_pass *pass, const tu_build *how, size_t *bytes) {
+static bool is_wanted(const tu_pass *pass, const tu_recipe *how, size_t *bytes) {
     *bytes = pass->bytes;
     if (pass->run == tu_pass_sink)
         return true;
@@ -71,7 +71,7 @@ static bool is_wanted(const tu_pass *pass, const tu_build *how, size_t *bytes) {
     return is_listed(how->with, pass->name, bytes) || !pass->asked;
 }
 
-static tutti_status rewrite(tt_graph *graph, const tu_build *how, const char *direction) {
+static tutti_status rewrite(tt_graph *graph, const tu_recipe *how, const char *direction) {
     tutti_status status = write_graph(how, direction, 0, "captured", graph);
     for (int i = 0; i < tu_pass_count() && status == TUTTI_OK; i++) {
         size_t bytes;
@@ -88,7 +88,7 @@ static tutti_status rewrite(tt_graph *graph, const tu_build *how, const char *di
 
 /* From the graph as it was captured to one that can run: passes, the program, and where it is wanted what compares it
  * with eager code. */
-static tutti_status make_ready(tt_graph *graph, const tu_build *how, const char *direction, tu_program **program,
+static tutti_status make_ready(tt_graph *graph, const tu_recipe *how, const char *direction, tu_program **program,
                                tu_comparison **comparison) {
     static const tu_program_mode modes[] = { TU_PROGRAM_FUSED, TU_PROGRAM_SPLIT, TU_PROGRAM_INTERPRET };
     char name[128];
@@ -117,7 +117,7 @@ static tutti_status keep_text(const char **text) {
 }
 
 /* A backward may be built later, when the function is gone. */
-static tutti_status keep_how(tu_entry *entry, const tu_build *how) {
+static tutti_status keep_how(tu_entry *entry, const tu_recipe *how) {
     entry->how = *how;
     entry->how.name = entry->name;
     entry->how.skip = entry->how.with = entry->how.folder = NULL;
@@ -131,7 +131,7 @@ static tutti_status keep_how(tu_entry *entry, const tu_build *how) {
     return status;
 }
 
-tutti_status tu_build_entry(tu_entry *entry, const tu_build *how) {
+tutti_status tu_build_entry(tu_entry *entry, const tu_recipe *how) {
     tutti_status status = keep_how(entry, how);
     if (status == TUTTI_OK)
         status = tu_partition(entry, how->mode == TT_COMPILE_FUSED);
@@ -151,7 +151,7 @@ tutti_status tu_build_partial(tu_entry *entry, const bool *arrived, tu_partial *
         return tu_error_memory("a backward", sizeof *partial);
     memcpy(partial->arrived, arrived, tangents * sizeof *arrived);
     tu_comparison *none = NULL;
-    tu_build how = entry->how;
+    tu_recipe how = entry->how;
     how.compares = false;
     tutti_status status = tu_prune(entry, arrived, &partial->graph);
     if (status == TUTTI_OK)

@@ -304,7 +304,7 @@ static tutti_status make_guards(const attempt *of, tu_entry *entry) {
 
 static tutti_status build(const attempt *of, tu_entry *entry) {
     const tt_compiled *compiled = of->compiled;
-    tu_build how = { .name = compiled->name, .mode = compiled->options.mode, .strict = compiled->options.strict };
+    tu_recipe how = { .name = compiled->name, .mode = compiled->options.mode, .strict = compiled->options.strict };
     how.skip = compiled->skip;
     how.with = compiled->with;
     how.no_compiler = entry->is_variant;

@@ -95,7 +95,7 @@ typedef struct tu_backward_source {
     int index;
 } tu_backward_source;
 
-typedef struct tu_build {
+typedef struct tu_recipe {
     const char *name; /* of the function */
     tt_compile_mode mode;
     bool strict;
@@ -105,7 +105,7 @@ typedef struct tu_build {
     bool compares;      /* every run with eager code */
     bool no_compiler;   /* loops run in blocks: what is built for one size may not pay */
     int number;         /* of the entry */
-} tu_build;
+} tu_recipe;
 
 /* A backward for which some results got no gradient. */
 typedef struct tu_partial {
@@ -128,7 +128,7 @@ typedef struct tu_entry {
     struct tu_comparison *compare_forward, *compare_backward; /* with eager, at each call; or NULL */
     tu_pattern *pattern;                                      /* for other sizes; or NULL */
     bool is_variant;                                          /* it was made from a pattern */
-    tu_build how;             /* it was built; its strings are owned, see tu_entry_drop */
+    tu_recipe how;            /* it was built; its strings are owned, see tu_entry_drop */
     tt_graph *whole_backward; /* before its passes, where there are several results; else NULL */
     pthread_mutex_t lock;     /* of `partials` */
     tu_partial *partials;
@@ -145,7 +145,7 @@ tutti_status tu_partition(tu_entry *entry, bool recompute);
 /* An error where a list of passes names one that there is not (build.c). */
 tutti_status tu_check_passes(const char *field, const char *list);
 /* Passes, then programs (build.c). */
-tutti_status tu_build_entry(tu_entry *entry, const tu_build *how);
+tutti_status tu_build_entry(tu_entry *entry, const tu_recipe *how);
 /* The backward without what depends on absent gradients alone (prune.c), and its program (build.c). */
 tutti_status tu_prune(const tu_entry *entry, const bool *arrived, tt_graph **made);
 tutti_status tu_build_partial(tu_entry *entry, const bool *arrived, tu_partial **made);
