@@ -100,6 +100,9 @@ static void entry_free(entry *one) {
 
 /* ---- collecting ---- */
 
+/* Storages of gradients are numbered from here on: they are no tensors of the list. */
+#define GRADIENT_NUMBERS ((size_t)1 << 24)
+
 /* A node or a leaf that takes part. */
 typedef struct task {
     tu_node *node;   /* held */
@@ -118,6 +121,7 @@ typedef struct collection {
     size_t tensor_count, tensor_capacity; /* held */
     tu_map numbers;                       /* of tensors: number + 1 */
     tu_map storages;                      /* of storages: number + 1 of the first tensor on it */
+    size_t gradient_count;                /* of leaves */
     tu_saved_tensor **lifted;
     size_t lifted_count, lifted_capacity;
     const char *refusal;
@@ -363,8 +367,10 @@ static void add_leaf(collection *of, tt_tensor *leaf) {
     of->now = GRADIENTS;
     word(of, grad != NULL);
     if (grad != NULL) {
+        bool shared; /* with a tensor that was met, or with another gradient */
         tu_shape shape = tu_shape_of(grad);
         add_shape(of, &shape);
+        word(of, number_in(of, &of->storages, grad->storage, GRADIENT_NUMBERS + of->gradient_count++, &shared));
     }
     tu_tensor_drop(grad);
     of->now = NODES;
@@ -549,21 +555,20 @@ static entry *find_entry(tt_backward_cache *cache, const key *wanted) {
 
 /* ---- running ---- */
 
-static tutti_status run_entry(const entry *one, collection *of, bool retain_graph) {
-    const tt_graph *graph = one->graph;
-    tt_tensor **inputs = calloc((size_t)graph->input_count + 1, sizeof(tt_tensor *));
-    if (inputs == NULL)
-        return tu_error_memory("a compiled backward", (size_t)graph->input_count * sizeof(tt_tensor *));
-    tutti_status status = tu_graph_gather("backward", graph, tt_tensors_of(of->tensor_count, of->tensors), inputs);
-    for (size_t i = 0; i < of->task_count && status == TUTTI_OK && !retain_graph; i++)
+/* The graph's inputs for these tensors, held; an error where they do not fit after all, and nothing has happened. */
+static tutti_status gather(const entry *one, const collection *of, tt_tensor ***inputs) {
+    size_t count = (size_t)one->graph->input_count;
+    *inputs = calloc(count + 1, sizeof(tt_tensor *));
+    if (*inputs == NULL)
+        return tu_error_memory("a compiled backward", count * sizeof(tt_tensor *));
+    return tu_graph_gather("backward", one->graph, tt_tensors_of(of->tensor_count, of->tensors), *inputs);
+}
+
+static tutti_status run_entry(const entry *one, collection *of, tt_tensor *const *inputs, bool retain_graph) {
+    for (size_t i = 0; i < of->task_count && !retain_graph; i++)
         if (of->tasks[i].node != NULL)
             tu_node_release_saved(of->tasks[i].node);
-    if (status == TUTTI_OK)
-        status = tu_program_run(one->program, inputs, NULL);
-    for (int i = 0; i < graph->input_count; i++)
-        tu_tensor_drop(inputs[i]);
-    free(inputs);
-    return status;
+    return tu_program_run(one->program, inputs, NULL);
 }
 
 /* The backward runs as ever, for that reason. */
@@ -598,8 +603,15 @@ static bool run_collected(tt_backward_cache *cache, collection *of, trace *trace
     }
     if (one->graph == NULL)
         return leave(cache, NULL, status);
-    *status = run_entry(one, of, retain_graph);
-    return true;
+    tt_tensor **inputs;
+    *status = gather(one, of, &inputs);
+    bool fits = *status == TUTTI_OK;
+    if (fits)
+        *status = run_entry(one, of, inputs, retain_graph);
+    for (int i = 0; inputs != NULL && i < one->graph->input_count; i++)
+        tu_tensor_drop(inputs[i]);
+    free(inputs);
+    return fits || *status == TUTTI_ERROR_MEMORY || leave(cache, tutti_error_message(), status);
 }
 
 static bool run(tu_backward_runner *runner, tt_tensor_list roots, tt_tensor_list grads, bool retain_graph,

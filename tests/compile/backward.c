@@ -501,6 +501,27 @@ TEST(alternating_backwards_have_each_their_graph_and_sizes_are_part_of_it) {
     CHECK_OK(tt_scope_close(&scope));
 }
 
+TEST(gradients_that_share_memory_have_a_graph_of_their_own) {
+    tt_scope scope = tt_scope_open();
+    tt_backward_cache *cache = new_cache(true);
+    tt_tensor *leaves[2][2];
+    for (int i = 0; i < 4; i++)
+        leaves[i / 2][i % 2] = tt_require_grad(ramp(0.1 * (i % 2), 0.3, tt_shape(4)), true);
+    for (int step = 0; step < 4; step++)
+        for (int i = 0; i < 2; i++) {
+            tt_tensor *const *pair = leaves[i];
+            if (step == 2)
+                tt_set_grad(pair[1], tt_grad(pair[0]));
+            backward(tt_sum(tt_mul(tt_sin(pair[0]), pair[1])), i == 0 ? NULL : cache);
+            for (int k = 0; k < 2 && i == 1; k++)
+                CHECK(tt_equal(tt_grad(leaves[0][k]), tt_grad(leaves[1][k])));
+        }
+    CHECK(counts_of(cache).captures == 3 && counts_of(cache).hits == 1 && counts_of(cache).eager == 0);
+    CHECK_EQ(counts_of(cache).misses[TT_BACKWARD_MISS_GRADIENTS], 2);
+    tt_backward_cache_release(&cache);
+    CHECK_OK(tt_scope_close(&scope));
+}
+
 /* ---- functions of the user's own, checkpoints, kept graphs ---- */
 
 static int cube_forward(tt_function_context *context, tt_tensor_list inputs, tt_tensor **outputs) {
