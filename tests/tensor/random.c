@@ -5,6 +5,7 @@
  * instruction set and with several threads. random_torch_peer.py compares them with PyTorch.
  *
  *     test_tensor_random --count 10000               more of them
+ *     test_tensor_random --first 20001               others
  *     test_tensor_random --seed 4711                 one of them, printed
  *
  * A program that fails is made as small as possible and printed; its seed makes it again.
@@ -66,9 +67,10 @@ static void fail_with(program *what, program_fails *fails, void *context, char *
     program_print(what, stderr);
 }
 
-/* Seeds from `first` on; every failure is told, up to ten of them. */
+/* Seeds from `first` on, or from --first; every failure is told, up to ten of them. */
 static void check_programs(flavour which, long first, long usual, program_fails *fails, void *context) {
     long seed = number_option("seed", -1), count = seed >= 0 ? 1 : number_option("count", usual), failures = 0;
+    first = number_option("first", first);
     static program made;
     char why[512];
     tell_crashes();

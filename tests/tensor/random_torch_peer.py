@@ -322,6 +322,7 @@ OPERATORS = {
     "copy_": lambda r, x, y: x.copy_(y),
     "fill_": lambda r, x, v: refuse_expanded(x).fill_(v),
     "zero_": lambda r, x: refuse_expanded(x).zero_(),
+    "pow": lambda r, a, b: power(a, b),
     "add_scaled": lambda r, a, b, f: add_scaled(a, b, number(f)),
     "add_scaled_": lambda r, a, b, f: add_scaled_(a, b, number(f)),
     "lerp": lambda r, a, b, w: torch.lerp(a, b, w),
@@ -403,7 +404,7 @@ OPERATORS = {
     "gradients": gradients,
     "leaf": leaf,
 }
-for name in ("add", "sub", "mul", "div", "maximum", "minimum", "pow", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
+for name in ("add", "sub", "mul", "div", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
              "logical_not", "isnan", "neg", "abs", "exp", "sin", "cos", "tanh", "erf", "sigmoid", "relu", "sqrt", "rsqrt", "log",
              "reciprocal", "floor", "ceil", "round"):
     OPERATORS[name] = lambda r, *a, f=getattr(torch, name): f(*a)
@@ -413,7 +414,15 @@ for name in ("add_", "sub_", "mul_", "div_", "neg_", "exp_", "tanh_", "sigmoid_"
 
 def add_scaled(a, b, factor):
     """Differs: the factor is a number like any other, where PyTorch takes only whole ones for integers, and none for the result's type."""
-    return torch.add(a, b, alpha=factor) if a.is_floating_point() or a.is_complex() else a + factor * b
+    if a.is_floating_point() or a.is_complex():
+        return torch.add(a, b, alpha=factor)
+    return a + factor * (b.to(a.dtype) if b.dtype == torch.bool and a.dtype != torch.bool else b)  # no i64 by a number and a bool
+
+
+def power(a, b):
+    """Differs: the slope of the exponent has the logarithm of an integer base in the result's type, where PyTorch takes it in f32."""
+    result = torch.result_type(a, b)
+    return torch.pow(a.to(result) if result.is_floating_point and not a.is_floating_point() else a, b)
 
 
 def add_scaled_(a, b, factor):
@@ -701,6 +710,8 @@ class Run:
             return "lerp of infinities"  # another formula for weights below -1/2
         if name == "pow_scalar" and tensors[0].is_floating_point() and bool(tensors[0].isneginf().any()):
             return "a power of infinity"  # the square root is taken
+        if name == "pow" and tensors[1].requires_grad and tensors[0].is_floating_point() and bool((tensors[0] < 0).any()):
+            return "the slope of an exponent of a negative base"  # not a number, and what is left of 0 times it in a second derivative
         if name in ("maximum", "minimum") and any(bool(x.isnan().any()) for x in tensors if x.is_floating_point()):
             return "a choice between NaNs"  # both get the whole gradient
         if name.startswith("view_as_") and not tensors[0].numel():
@@ -709,7 +720,8 @@ class Run:
 
     def incomparable(self, name, arguments, error):
         """Refusals that say nothing about Tutti."""
-        rare = any(isinstance(a, torch.Tensor) and a.dtype in RARE for a in arguments)
+        seen = self.tensors.values() if name in ("gradients", "backward") else arguments
+        rare = any(isinstance(a, torch.Tensor) and a.dtype in RARE for a in seen)
         lacks = "not implemented for" in error and (name == "mse_loss" or "complex" not in error.lower() or "ComplexHalf" in error)
         return (rare or lacks or name.startswith("function_dirty")  # it has changed its argument already
                 or "created inside a custom Function" in error and self.wrote_without_gradients
