@@ -309,6 +309,19 @@ tutti_status tu_sgd_everywhere(tu_call *call) {
     return run_step(call, step, tu_tensor_kernels_get()->sgd);
 }
 
+/* Two powers cost more than the step of a small parameter, and are those of the parameter before. */
+static tu_step_correction correction_of(double beta1, double beta2, double count) {
+    tu_step_batch *batch = tu_self()->steps;
+    if (batch != NULL && batch->correction.count == count && batch->correction.beta1 == beta1 &&
+        batch->correction.beta2 == beta2 && count > 0)
+        return batch->correction;
+    tu_step_correction made = { beta1, beta2, count, 1 - tu_pow_f64(beta1, count),
+                                1 / tu_sqrt_f64(1 - tu_pow_f64(beta2, count)) };
+    if (batch != NULL)
+        batch->correction = made;
+    return made;
+}
+
 tutti_status tu_adamw_everywhere(tu_call *call) {
     const tu_adamw_step_attributes *own = call->attributes;
     double count = 0, rate = 0;
@@ -319,12 +332,13 @@ tutti_status tu_adamw_everywhere(tu_call *call) {
         status = tu_read_number(call->inputs[5], &rate);
     if (status != TUTTI_OK)
         return status;
-    tu_step step = { .rate = rate / (1 - tu_pow_f64(own->beta1, count)),
+    tu_step_correction correction = correction_of(own->beta1, own->beta2, count);
+    tu_step step = { .rate = rate / correction.rate,
                      .decay = 1 - rate * own->weight_decay,
                      .beta1 = own->beta1,
                      .beta2 = own->beta2,
                      .epsilon = own->epsilon,
-                     .correct = 1 / tu_sqrt_f64(1 - tu_pow_f64(own->beta2, count)) };
+                     .correct = correction.root };
     return run_step(call, step, tu_tensor_kernels_get()->adamw);
 }
 

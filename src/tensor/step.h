@@ -33,11 +33,18 @@ typedef struct tu_step_memory {
     tu_step_span read, written;
 } tu_step_memory;
 
+/* What the bias correction of AdamW makes of a step's number: alike for all parameters of a group. */
+typedef struct tu_step_correction {
+    double beta1, beta2, count;
+    double rate, root; /* the rate's divisor, the root's factor */
+} tu_step_correction;
+
 /* Zeroes at first. It keeps its memory from one opening to the next. */
 typedef struct tu_step_batch {
     tu_batched_step *steps;
     size_t count, capacity;
     int64_t elements;
+    tu_step_correction correction; /* the last one */
     /* A hash table over the storages. A new round, after what was collected has run, empties it. */
     tu_step_memory *memories;
     size_t memory_count, memory_capacity; /* the capacity is a power of 2 */
