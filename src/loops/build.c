@@ -377,8 +377,8 @@ static bool build_all(const tu_builder *builder, build *builds, int count, char 
     return good;
 }
 
-bool tu_build(tu_builder *builder, const char *const *texts, int text_count, void **handles, char *reason,
-              size_t reason_size) {
+bool tu_builder_build(tu_builder *builder, const char *const *texts, int text_count, void **handles, char *reason,
+                      size_t reason_size) {
     build *builds = calloc((size_t)text_count, sizeof *builds);
     if (builds == NULL) {
         snprintf(reason, reason_size, "memory has run out");

@@ -27,7 +27,7 @@ const char *tu_builder_lanes(const tu_builder *builder);
 
 /* Loads what these texts compile to, from the cache or built now, all at once; `handles` are for dlsym and dlclose.
  * False with the cause; then there are none. */
-bool tu_build(tu_builder *builder, const char *const *texts, int text_count, void **handles, char *reason,
-              size_t reason_size);
+bool tu_builder_build(tu_builder *builder, const char *const *texts, int text_count, void **handles, char *reason,
+                      size_t reason_size);
 
 #endif

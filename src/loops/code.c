@@ -116,7 +116,8 @@ tutti_status tu_code_make(tu_loop_code *code, tu_nest *const *nests, int nest_co
         bool open = tu_builder_open(tu_instructions_get(), &builder, reason, sizeof reason);
         status = write_texts(&all, open ? tu_builder_lanes(builder) : "lanes.h", copy);
         good = open && status == TUTTI_OK;
-        if (good && tu_build(builder, (const char *const *)all.texts, all.count, code->handles, reason, sizeof reason))
+        if (good &&
+            tu_builder_build(builder, (const char *const *)all.texts, all.count, code->handles, reason, sizeof reason))
             code->file_count = all.count;
         if (status == TUTTI_OK && (code->file_count == 0 || !find_functions(&all, code, reason, sizeof reason))) {
             forget_functions(nests, nest_count);
