@@ -39,7 +39,10 @@ void tu_pow_gradient(tu_gradient *gradient) {
     if (gradient->needs[1]) {
         tt_tensor *power = tu_saved(gradient, TU_OUTPUT(0));
         tt_tensor *flat = tt_logical_and(tt_eq(left, none), tt_ge(right, none));
-        gradient->results[1] = tt_mul(grad, tt_where(flat, none, tt_mul(power, tt_log(left))));
+        if (power == NULL || left == NULL)
+            return;
+        tt_tensor *base = tu_is_integer(left->dtype) || left->dtype == TUTTI_BOOL ? tt_to(left, power->dtype) : left;
+        gradient->results[1] = tt_mul(grad, tt_where(flat, none, tt_mul(power, tt_log(base))));
     }
 }
 

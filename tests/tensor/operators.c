@@ -650,3 +650,13 @@ TEST(large_conversions_and_softmaxes_have_the_values_of_small_ones) {
     }
     CHECK_OK(tt_scope_close(&scope));
 }
+
+/* The logarithm of an integer is taken in the type of the power. */
+TEST(the_slope_of_an_exponent_over_an_integer_base_is_exact) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *base = tt_full(tt_shape(), 7, TUTTI_U8, NULL), *x = leaf(tt_shape(2), (double[]){ -0.75, 0.5 });
+    tt_backward(tt_sum(tt_pow(base, x)), NULL);
+    const double *slope = tt_data(tt_grad(x));
+    CHECK(fabs(slope[0] - pow(7, -0.75) * log(7)) < 1e-15 && fabs(slope[1] - pow(7, 0.5) * log(7)) < 1e-14);
+    CHECK_OK(tt_scope_close(&scope));
+}

@@ -322,7 +322,6 @@ OPERATORS = {
     "copy_": lambda r, x, y: x.copy_(y),
     "fill_": lambda r, x, v: refuse_expanded(x).fill_(v),
     "zero_": lambda r, x: refuse_expanded(x).zero_(),
-    "pow": lambda r, a, b: power(a, b),
     "add_scaled": lambda r, a, b, f: add_scaled(a, b, number(f)),
     "add_scaled_": lambda r, a, b, f: add_scaled_(a, b, number(f)),
     "lerp": lambda r, a, b, w: torch.lerp(a, b, w),
@@ -404,7 +403,7 @@ OPERATORS = {
     "gradients": gradients,
     "leaf": leaf,
 }
-for name in ("add", "sub", "mul", "div", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
+for name in ("add", "sub", "mul", "div", "maximum", "minimum", "pow", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
              "logical_not", "isnan", "neg", "abs", "exp", "sin", "cos", "tanh", "erf", "sigmoid", "relu", "sqrt", "rsqrt", "log",
              "reciprocal", "floor", "ceil", "round"):
     OPERATORS[name] = lambda r, *a, f=getattr(torch, name): f(*a)
@@ -417,12 +416,6 @@ def add_scaled(a, b, factor):
     if a.is_floating_point() or a.is_complex():
         return torch.add(a, b, alpha=factor)
     return a + factor * (b.to(a.dtype) if b.dtype == torch.bool and a.dtype != torch.bool else b)  # no i64 by a number and a bool
-
-
-def power(a, b):
-    """Differs: the slope of the exponent has the logarithm of an integer base in the result's type, where PyTorch takes it in f32."""
-    result = torch.result_type(a, b)
-    return torch.pow(a.to(result) if result.is_floating_point and not a.is_floating_point() else a, b)
 
 
 def add_scaled_(a, b, factor):
