@@ -171,6 +171,15 @@ static tutti_status make_room(holding *inputs, int room) {
     return tu_error_memory("the inputs of a call", (size_t)room * sizeof(tt_tensor *));
 }
 
+/* Under the lock: its graphs are those that are shown. */
+static void note_run(tt_compiled *compiled, tu_entry *entry) {
+    if (compiled->last == entry || entry->why_eager != NULL)
+        return;
+    tu_entry *before = compiled->last;
+    compiled->last = tu_entry_hold(entry);
+    tu_entry_drop(before);
+}
+
 /* Under the lock. */
 static tu_entry *look(tt_compiled *compiled, tt_tensor_list given, holding *inputs, tt_miss *first) {
     tt_miss miss = TT_MISS_FIRST;
@@ -188,6 +197,7 @@ static tu_entry *look(tt_compiled *compiled, tt_tensor_list given, holding *inpu
     compiled->entries = entry;
     inputs->count = entry->guards.count;
     compiled->counts.hits += entry->why_eager == NULL;
+    note_run(compiled, entry);
     return tu_entry_hold(entry);
 }
 
@@ -407,7 +417,9 @@ static tutti_status try_pattern(attempt *of, tu_entry *entry, bool *applied) {
 /* Captures, builds, and agrees with the other ranks, whatever came of the first two. */
 static tutti_status try_capture(attempt *of, tu_entry *entry) {
     tt_compiled *compiled = of->compiled;
+    pthread_mutex_lock(&compiled->lock);
     compiled->counts.captures++;
+    pthread_mutex_unlock(&compiled->lock);
     tt_scope scope = tt_scope_open();
     bool same = of->unique_count == of->inputs.count;
     tutti_status status = tu_capture_function(
@@ -435,13 +447,18 @@ static tutti_status try_capture(attempt *of, tu_entry *entry) {
     return status != TUTTI_OK ? status : agreed;
 }
 
-static tutti_status check_limit(const tt_compiled *compiled) {
-    if (compiled->counts.entries < TT_COMPILE_ENTRIES)
+static tutti_status check_limit(tt_compiled *compiled) {
+    char reason[REASON];
+    pthread_mutex_lock(&compiled->lock);
+    int entries = compiled->counts.entries;
+    snprintf(reason, sizeof reason, "%s", compiled->reason);
+    pthread_mutex_unlock(&compiled->lock);
+    if (entries < TT_COMPILE_ENTRIES)
         return TUTTI_OK;
     return tu_error(TUTTI_ERROR_LIMIT,
                     "%s has %d entries, which is the limit, and none fits this call (%s); what changes so often "
                     "should be a tensor, or have a function of its own",
-                    compiled->name, TT_COMPILE_ENTRIES, compiled->reason);
+                    compiled->name, TT_COMPILE_ENTRIES, reason);
 }
 
 /* Under the lock. */
@@ -464,6 +481,7 @@ static void insert(tt_compiled *compiled, tu_entry *entry) {
         drop_oldest_variant(compiled);
     entry->next = compiled->entries;
     compiled->entries = entry;
+    note_run(compiled, entry);
     *(entry->is_variant ? &compiled->counts.variants : &compiled->counts.entries) += 1;
     if (entry->guards.count > compiled->most_inputs)
         compiled->most_inputs = entry->guards.count;
@@ -541,22 +559,12 @@ static tu_entry *find_or_add(tt_compiled *compiled, tt_tensor_list given, holdin
     return entry;
 }
 
-static void note_run(tt_compiled *compiled, tu_entry *entry) {
-    pthread_mutex_lock(&compiled->lock);
-    tu_entry *before = compiled->last;
-    compiled->last = tu_entry_hold(entry);
-    pthread_mutex_unlock(&compiled->lock);
-    tu_entry_drop(before);
-}
-
-static tt_tensor_list run(tt_compiled *compiled, tu_entry *entry, tt_tensor *const *inputs) {
+static tt_tensor_list run(tu_entry *entry, tt_tensor *const *inputs) {
     tt_tensor_list none = { 0, NULL };
     size_t count = (size_t)entry->captured.result_count;
     tt_tensor **results = tu_scope_memory((count + 1) * sizeof *results);
     if (results == NULL)
         return none;
-    if (compiled->last != entry)
-        note_run(compiled, entry);
     tutti_status status = tu_pending_take(tu_entry_run(entry, inputs, results));
     return status == TUTTI_OK ? tt_tensors_of(count, results) : none;
 }
@@ -602,7 +610,7 @@ tt_tensor_list tt_compiled_call(tt_compiled *compiled, tt_tensor_list given) {
     }
     tt_tensor_list results = none;
     if (entry != NULL && entry->why_eager == NULL)
-        results = run(compiled, entry, inputs.at);
+        results = run(entry, inputs.at);
     else if (entry != NULL || reason[0] != 0)
         results = call_eagerly(compiled, given, entry != NULL ? entry->why_eager : reason);
     let_go(&inputs);
