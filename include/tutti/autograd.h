@@ -98,7 +98,7 @@ typedef struct tt_hook_options {
     tt_tensor_list captured; /* tensors that the hook needs, which it keeps alive */
     bool first;              /* before the hooks that are there already; else after them */
     bool always;             /* also when the forward failed: tt_hook_forward alone has it */
-    bool opaque;             /* a captured graph calls the hook when it runs, and does not look inside */
+    bool opaque;             /* must run on the host each time: what would run it cannot be captured */
 } tt_hook_options;
 #define TT_HOOK_OPTIONS_INIT TUTTI_DEFAULTS(tt_hook_options)
 /* TT_HOOK_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "autograd/function.h"
 #include "autograd/node.h"
 #include "autograd/operators.h"
 
@@ -349,7 +350,7 @@ tutti_status tu_run_accumulate_hooks(tt_tensor *leaf) {
     tu_hook_list snapshot;
     if (leaf->history == NULL) /* while a capture runs: its gradient is that of what stands for it */
         return TUTTI_OK;
-    tutti_status status = tu_hook_list_snapshot(&tu_history_at(leaf)->accumulate_hooks, &snapshot);
+    tutti_status status = tu_hooks_to_run(&tu_history_at(leaf)->accumulate_hooks, &snapshot);
     for (int i = 0; i < snapshot.count && status == TUTTI_OK; i++) {
         tt_hook *hook = snapshot.at[i];
         tt_hook_context context = { hook->user, { hook->captured_count, hook->captured } };
@@ -428,7 +429,7 @@ static tutti_status run_pre_hooks(task *one) {
     tu_hook_list snapshot;
     if (one->node->hooks == NULL)
         return TUTTI_OK;
-    tutti_status status = tu_hook_list_snapshot(&one->node->hooks->pre, &snapshot);
+    tutti_status status = tu_hooks_to_run(&one->node->hooks->pre, &snapshot);
     for (int i = 0; i < snapshot.count && status == TUTTI_OK; i++) {
         tt_hook *hook = snapshot.at[i];
         tt_hook_context context = { hook->user, { hook->captured_count, hook->captured } };
@@ -456,7 +457,7 @@ static tutti_status run_post_hooks(task *one, tt_tensor **results) {
     tu_hook_list snapshot;
     if (one->node->hooks == NULL)
         return TUTTI_OK;
-    tutti_status status = tu_hook_list_snapshot(&one->node->hooks->post, &snapshot);
+    tutti_status status = tu_hooks_to_run(&one->node->hooks->post, &snapshot);
     for (int i = 0; i < snapshot.count && status == TUTTI_OK; i++) {
         tt_hook *hook = snapshot.at[i];
         tt_hook_context context = { hook->user, { hook->captured_count, hook->captured } };

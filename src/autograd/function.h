@@ -15,4 +15,8 @@ tt_tensor_list tu_wrap_together(const char *name, tt_tensor_list list, tu_node *
 /* While a function is captured: what stands for the tensors of a list, in `few`. False with the error pending. */
 bool tu_stand_in_all(tt_tensor_list *list, tt_tensor **few);
 
+/* A copy of the list, as tu_hook_list_snapshot gives it, for whoever runs the hooks now. While a function is captured,
+ * a hook that is opaque is an error. */
+tutti_status tu_hooks_to_run(tu_hook_list *list, tu_hook_list *copy);
+
 #endif

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "autograd/function.h"
 #include "autograd/node.h"
 #include "tensor/process.h"
 
@@ -316,9 +317,21 @@ static tutti_status check_replacement(const char *who, const tt_tensor *grad, co
     return TUTTI_OK;
 }
 
+tutti_status tu_hooks_to_run(tu_hook_list *list, tu_hook_list *copy) {
+    tutti_status status = tu_hook_list_snapshot(list, copy);
+    for (int i = 0; status == TUTTI_OK && tu_is_capturing() && i < tu_hook_count(copy); i++)
+        if (copy->at[i]->opaque)
+            status = tu_error(TUTTI_ERROR_CAPTURE,
+                              "capture: an opaque hook runs inside the function, which no graph can look into; run the "
+                              "function as it is, or let the hook be captured");
+    if (status != TUTTI_OK)
+        tu_hook_list_free(copy);
+    return status;
+}
+
 tutti_status tu_run_tensor_hooks(const char *who, tu_hook_list *list, tt_tensor **grad) {
     tu_hook_list snapshot;
-    tutti_status status = tu_hook_list_snapshot(list, &snapshot);
+    tutti_status status = tu_hooks_to_run(list, &snapshot);
     for (int i = 0; i < snapshot.count && status == TUTTI_OK && *grad != NULL; i++) {
         tt_hook *hook = snapshot.at[i];
         tt_hook_context context = { hook->user, { hook->captured_count, hook->captured } };

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "autograd/function.h"
+
 static bool usable(const char *who, const tt_module *module) {
     if (tu_self()->pending != TUTTI_OK)
         return false;
@@ -431,7 +433,7 @@ bool tt_hook_backward(tt_module *module, tt_backward_hook *function, void *user,
 /* Each hook runs in a scope of its own; what it put in place of an entry moves to the caller's. */
 static void run_forward_pre(tt_module *module, size_t count, tt_tensor **inputs) {
     tu_hook_list snapshot;
-    tu_pending_take(tu_hook_list_snapshot(&module->forward_pre, &snapshot));
+    tu_pending_take(tu_hooks_to_run(&module->forward_pre, &snapshot));
     for (int i = 0; i < snapshot.count && tu_self()->pending == TUTTI_OK; i++) {
         tt_hook *hook = snapshot.at[i];
         tt_hook_context context = { hook->user, { hook->captured_count, hook->captured } };
@@ -447,7 +449,7 @@ static void run_forward_pre(tt_module *module, size_t count, tt_tensor **inputs)
 static void run_forward_hooks(tu_hook_list *list, tt_module *module, tt_tensor_list inputs, size_t count,
                               tt_tensor **outputs) {
     tu_hook_list snapshot;
-    tu_pending_take(tu_hook_list_snapshot(list, &snapshot));
+    tu_pending_take(tu_hooks_to_run(list, &snapshot));
     for (int i = 0; i < snapshot.count && tu_self()->pending == TUTTI_OK; i++) {
         tt_hook *hook = snapshot.at[i];
         tt_hook_context context = { hook->user, { hook->captured_count, hook->captured } };

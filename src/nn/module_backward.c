@@ -161,8 +161,8 @@ tt_tensor_list tu_wrap_inputs(tt_module *module, tt_tensor_list inputs, tu_backw
     for (size_t i = 0; i < inputs.count; i++)
         hooks->present_in[i] = inputs.at[i] != NULL;
     *made = hooks;
-    if (tu_pending_take(tu_hook_list_snapshot(&module->backward_pre, &hooks->pre)) != TUTTI_OK ||
-        tu_pending_take(tu_hook_list_snapshot(&module->backward, &hooks->post)) != TUTTI_OK)
+    if (tu_pending_take(tu_hooks_to_run(&module->backward_pre, &hooks->pre)) != TUTTI_OK ||
+        tu_pending_take(tu_hooks_to_run(&module->backward, &hooks->post)) != TUTTI_OK)
         return inputs;
     tu_node *node;
     tt_tensor_list wrapped = tu_wrap_together("module_inputs", inputs, &node);

@@ -273,6 +273,29 @@ TEST(a_hook_that_the_function_hangs_on_an_input_makes_it_run_as_it_is) {
     done(&scope);
 }
 
+static int hangs_opaque(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    tt_tensor *y = tt_sin(inputs.at[0]);
+    tt_hook_tensor(y, twice, NULL, TUTTI_OPTIONS(tt_hook_options, .opaque = true), NULL);
+    outputs[0] = tt_sum(y);
+    return 1;
+}
+
+TEST(an_opaque_hook_inside_runs_at_each_backward) {
+    tt_scope scope = tt_scope_open();
+    tt_compiled *fast;
+    CHECK(tt_compile(hangs_opaque, NULL, NULL, &fast));
+    hook_calls = 0;
+    for (int i = 1; i <= 2; i++) {
+        tt_tensor *x = leaf(2, 3, 0.5);
+        CHECK(tt_backward(tt_compiled_call(fast, tt_tensors(x)).at[0], NULL) && hook_calls == i);
+        CHECK(tt_equal(tt_grad(x), tt_mul_scalar(tt_cos(tt_detach(x)), 2)));
+    }
+    CHECK(counts_of(fast).eager == 2 && strstr(tt_compiled_reason(fast), "opaque hook") != NULL);
+    tt_compiled_release(&fast);
+    done(&scope);
+}
+
 /* ---- once more, and twice ---- */
 
 TEST(a_backward_may_be_repeated_where_the_graph_is_retained_and_not_else) {
