@@ -300,8 +300,132 @@ static int64_t head_count(const tt_tensor *query) {
     return count;
 }
 
-tutti_status tu_attention_cpu(tu_call *call) {
+/* ---- on a device: the scores of all heads, in memory, between products ---- */
+
+/* out (heads, rows, columns) = left (heads, rows, depth) right (heads, depth, columns), each dense, turned or not. */
+static tutti_status multiply_heads(const tu_call *call, const tt_tensor *query, int64_t rows, int64_t columns,
+                                   int64_t depth, const tt_tensor *left, bool turned_left, const tt_tensor *right,
+                                   bool turned_right, const tt_tensor *out) {
+    tu_device_product product = {
+        .rows = rows,
+        .columns = columns,
+        .depth = depth,
+        .batch = head_count(query),
+        .left = { tu_pointer(left), turned_left ? 1 : depth, turned_left ? rows : 1, rows * depth },
+        .right = { tu_pointer(right), turned_right ? 1 : columns, turned_right ? depth : 1, depth * columns },
+        .out = { tu_pointer(out), columns, 1, rows * columns },
+        .dtype = left->dtype,
+        .result = out->dtype
+    };
+    return tu_device_multiply(call, tu_device_of(out), &product);
+}
+
+static tt_tensor *new_scores(const tu_call *call, const heads *job, tutti_dtype dtype) {
+    tu_shape shape = { .dtype = dtype, .device = call->device, .ndim = 1, .strides = { 1 } };
+    shape.sizes[0] = head_count(call->inputs[0]) * job->queries * job->keys;
+    return tu_tensor_new(&shape);
+}
+
+static tutti_status launch_scores(const char *name, tutti_dtype dtype, const heads *job, int64_t rows,
+                                  tt_tensor *scores, tu_launch_scores flat) {
+    char full[64];
+    enum {
+        THREADS = 128
+    };
+    flat.scores = tu_place_of(tu_pointer(scores));
+    flat.count = rows;
+    flat.size = job->keys;
+    flat.queries = job->queries;
+    flat.width = job->width;
+    flat.scale = job->scale;
+    flat.causal = job->causal;
+    int64_t each = THREADS / (128 / tu_dtype_bytes[dtype]); /* rows of a block */
+    return tu_device_launch_blocks(tu_device_of(scores), tu_kernel_name(full, name, dtype), (rows + each - 1) / each,
+                                   THREADS, &flat);
+}
+
+static tutti_status attention_on_device(tu_call *call, bool causal, double scale) {
+    tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
+    const tt_tensor *query = call->inputs[0];
+    tt_tensor *in[3], *out = tu_stage_out(call->outputs[0], dtype), *scores = NULL;
+    bool staged = out != NULL;
+    heads job = { .backward = false };
+    for (int i = 0; i < 3; i++)
+        staged = (in[i] = tu_stage_in(call->inputs[i], dtype)) != NULL && staged;
+    if (staged) {
+        set_heads(&job, call, in, causal, scale);
+        staged = (scores = new_scores(call, &job, dtype)) != NULL;
+    }
+    tutti_status status = staged ? TUTTI_OK : TUTTI_ERROR_MEMORY;
+    if (staged && out->numel > 0) {
+        tu_launch_scores flat = { .sums = tu_place_of(tu_pointer(call->outputs[1])) };
+        status = multiply_heads(call, query, job.queries, job.keys, job.depth, in[0], false, in[1], true, scores);
+        if (status == TUTTI_OK)
+            status = launch_scores("attention", dtype, &job, head_count(query) * job.queries, scores, flat);
+        if (status == TUTTI_OK)
+            status = multiply_heads(call, query, job.queries, job.width, job.keys, scores, false, in[2], false, out);
+    }
+    for (int i = 0; i < 3; i++)
+        tu_tensor_drop(in[i]);
+    tu_tensor_drop(scores);
+    return tu_stage_end(1, call->outputs, &out, status);
+}
+
+static tutti_status attention_backward_on_device(tu_call *call, bool causal, double scale) {
+    enum {
+        QUERY,
+        KEY,
+        VALUE,
+        GRAD_OF_OUT,
+        OUT,
+        SUMS,
+        INPUTS
+    };
+    tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
+    const tt_tensor *query = call->inputs[0];
+    tt_tensor *in[INPUTS], *out[3], *scores = NULL, *slopes = NULL;
+    bool staged = true;
+    heads job = { .backward = true };
+    for (int i = 0; i < INPUTS; i++)
+        staged = (in[i] = tu_stage_in(call->inputs[i], dtype)) != NULL && staged;
+    for (int i = 0; i < 3; i++)
+        staged = (out[i] = tu_stage_out(call->outputs[i], dtype)) != NULL && staged;
+    if (staged) {
+        set_heads(&job, call, in, causal, scale);
+        scores = new_scores(call, &job, dtype);
+        slopes = new_scores(call, &job, dtype);
+        staged = scores != NULL && slopes != NULL;
+    }
+    tutti_status status = staged ? TUTTI_OK : TUTTI_ERROR_MEMORY;
+    if (staged && in[QUERY]->numel > 0) {
+        int64_t queries = job.queries, keys = job.keys, depth = job.depth, width = job.width;
+        tu_launch_scores flat = { .slopes = tu_place_of(tu_pointer(slopes)),
+                                  .sums = tu_place_of(tu_pointer(in[SUMS])),
+                                  .grad = tu_place_of(tu_pointer(in[GRAD_OF_OUT])),
+                                  .out = tu_place_of(tu_pointer(in[OUT])) };
+        status = multiply_heads(call, query, queries, keys, depth, in[QUERY], false, in[KEY], true, scores);
+        if (status == TUTTI_OK)
+            status = multiply_heads(call, query, queries, keys, width, in[GRAD_OF_OUT], false, in[VALUE], true, slopes);
+        if (status == TUTTI_OK)
+            status = launch_scores("attention_backward", dtype, &job, head_count(query) * queries, scores, flat);
+        if (status == TUTTI_OK)
+            status = multiply_heads(call, query, queries, depth, keys, slopes, false, in[KEY], false, out[0]);
+        if (status == TUTTI_OK)
+            status = multiply_heads(call, query, keys, depth, queries, slopes, true, in[QUERY], false, out[1]);
+        if (status == TUTTI_OK)
+            status = multiply_heads(call, query, keys, width, queries, scores, true, in[GRAD_OF_OUT], false, out[2]);
+    }
+    for (int i = 0; i < INPUTS; i++)
+        tu_tensor_drop(in[i]);
+    tu_tensor_drop(scores);
+    tu_tensor_drop(slopes);
+    return tu_stage_end(3, call->outputs, out, status);
+}
+
+tutti_status tu_attention_everywhere(tu_call *call) {
     const tu_attention_attributes *attributes = call->attributes;
+    if (tu_is_remote(call->device))
+        return attention_on_device(call, attributes->causal, attributes->scale);
     tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
     tt_tensor *in[3], *out = tu_stage_out(call->outputs[0], dtype);
     bool staged = out != NULL;
@@ -339,8 +463,10 @@ tutti_status tu_attention_backward_shape(tu_call *call) {
     return status;
 }
 
-tutti_status tu_attention_backward_cpu(tu_call *call) {
+tutti_status tu_attention_backward_everywhere(tu_call *call) {
     const tu_attention_backward_attributes *attributes = call->attributes;
+    if (tu_is_remote(call->device))
+        return attention_backward_on_device(call, attributes->causal, attributes->scale);
     tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
     tt_tensor *in[6], *out[3];
     bool staged = true;

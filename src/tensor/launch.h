@@ -114,6 +114,24 @@ typedef struct tu_launch_turn {
     double base, sign;
 } tu_launch_turn;
 
+/* Rows of scores of attention, `size` keys each; the first `queries` rows are those of the first head, and so on. */
+typedef struct tu_launch_scores {
+    uint64_t scores, slopes; /* forward: scores become shares. Backward: slopes, their gradients, become the scores' */
+    uint64_t sums;           /* the logarithm of each row's sum */
+    uint64_t grad, out;      /* of backward: rows of `width` */
+    int64_t count, size, queries, width;
+    double scale;
+    int32_t causal;
+} tu_launch_scores;
+
+/* A product of f32 with its scales, rounded: out = (product row_scale column_scale + bias) whole. Addresses may be 0.
+ */
+typedef struct tu_launch_scaled {
+    uint64_t product, out, row_scales, column_scales, bias, whole;
+    int64_t rows, columns, row_step, column_step; /* steps of the scales: 0 or 1 */
+    int32_t dtype;
+} tu_launch_scaled;
+
 /* out (rows, columns) = left (rows, depth) right (depth, columns), `batch` times; element (i, j)
  * of an operand at data[i * row + j * column], the next product `step` further. */
 typedef struct tu_launch_product {

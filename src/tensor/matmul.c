@@ -23,8 +23,8 @@ static tu_matrix matrix_of(const tt_tensor *x) {
 
 /* ---- on a device ---- */
 
-/* By the vendor's library where it has such a product, else by a kernel of our own. `out` of integers wraps. */
-static tutti_status product_on_device(const tu_call *call, tu_device *device, const tu_device_product *product) {
+/* Integers wrap. */
+tutti_status tu_device_multiply(const tu_call *call, tu_device *device, const tu_device_product *product) {
     if (product->rows == 0 || product->columns == 0 || product->batch == 0)
         return TUTTI_OK;
     if (tu_is_complex(product->dtype))
@@ -102,21 +102,21 @@ static tutti_status matmul_on_device(tu_call *call) {
     product.right = matrix_there(right, 0);
     if (is_tall(left, right)) {
         product.rows = out->numel / columns;
-        return product_on_device(call, device, &product);
+        return tu_device_multiply(call, device, &product);
     }
     int64_t count = out->numel / (rows * columns), size = tu_dtype_bytes[out->dtype];
     if (batch_step(left, out, &of_left) && batch_step(right, out, &of_right)) {
         product.batch = count;
         product.left.step = of_left;
         product.right.step = of_right;
-        return product_on_device(call, device, &product);
+        return tu_device_multiply(call, device, &product);
     }
     tutti_status status = TUTTI_OK;
     for (int64_t batch = 0; batch < count && status == TUTTI_OK; batch++) {
         product.left.data = (const char *)tu_pointer(left) + batch_offset(left, out, batch) * size;
         product.right.data = (const char *)tu_pointer(right) + batch_offset(right, out, batch) * size;
         product.out.data = (const char *)tu_pointer(out) + batch * rows * columns * size;
-        status = product_on_device(call, device, &product);
+        status = tu_device_multiply(call, device, &product);
     }
     return status;
 }
@@ -142,7 +142,7 @@ static tutti_status linear_on_device(tu_call *call) {
                                       .out = { tu_pointer(to), columns, 1, 0 },
                                       .dtype = x->dtype,
                                       .result = dtype };
-        status = product_on_device(call, tu_device_of(out), &product);
+        status = tu_device_multiply(call, tu_device_of(out), &product);
     }
     if (status == TUTTI_OK && bias != NULL) { /* what lies in `to`, plus bias, into out */
         tt_tensor *inputs[] = { to, (tt_tensor *)bias };
@@ -472,7 +472,7 @@ tutti_status tu_int_matmul_everywhere(tu_call *call) {
                                       .out = { tu_pointer(out), columns, 1, 0 },
                                       .dtype = TUTTI_I8,
                                       .result = TUTTI_I32 };
-        return product_on_device(call, tu_device_of(out), &product);
+        return tu_device_multiply(call, tu_device_of(out), &product);
     }
     tu_matrix of_left = matrix_of(left), of_right = matrix_of(right);
     return out->numel == 0 ? TUTTI_OK : tu_int8_gemm(rows, columns, depth, of_left, of_right, tu_pointer(out));
@@ -504,7 +504,52 @@ tutti_status tu_scaled_matmul_shape(tu_call *call) {
     return tu_shape_contiguous("scaled_matmul", &call->results[0]);
 }
 
-tutti_status tu_scaled_matmul_cpu(tu_call *call) {
+/* The product in f32, then its scales and one rounding. */
+static tutti_status scaled_on_device(tu_call *call) {
+    tt_tensor *out = call->outputs[0], *in[6] = { NULL };
+    tu_device *device = tu_device_of(out);
+    tu_shape shape = tu_shape_of(out);
+    shape.dtype = TUTTI_F32;
+    tt_tensor *wide = tu_tensor_new(&shape);
+    bool staged = wide != NULL;
+    for (int i = 0; i < 6; i++)
+        staged = ((in[i] = tu_stage_in(call->inputs[i], TUTTI_F32)) != NULL || call->inputs[i] == NULL) && staged;
+    tutti_status status = TUTTI_ERROR_MEMORY;
+    if (staged) {
+        int64_t rows = out->sizes[0], columns = out->sizes[1], depth = in[0]->sizes[1];
+        tu_device_product product = { rows,
+                                      columns,
+                                      depth,
+                                      1,
+                                      { tu_pointer(in[0]), depth, 1, 0 },
+                                      { tu_pointer(in[1]), columns, 1, 0 },
+                                      { tu_pointer(wide), columns, 1, 0 },
+                                      TUTTI_F32,
+                                      TUTTI_F32 };
+        tu_launch_scaled flat = { .product = tu_place_of(tu_pointer(wide)),
+                                  .out = tu_place_of(tu_pointer(out)),
+                                  .row_scales = tu_place_of(tu_pointer(in[2])),
+                                  .column_scales = tu_place_of(tu_pointer(in[3])),
+                                  .bias = in[4] != NULL ? tu_place_of(tu_pointer(in[4])) : 0,
+                                  .whole = in[5] != NULL ? tu_place_of(tu_pointer(in[5])) : 0,
+                                  .rows = rows,
+                                  .columns = columns,
+                                  .row_step = in[2]->numel == 1 ? 0 : 1,
+                                  .column_step = in[3]->numel == 1 ? 0 : 1,
+                                  .dtype = out->dtype };
+        status = tu_device_multiply(call, device, &product);
+        if (status == TUTTI_OK)
+            status = tu_device_launch(device, "kernel_scaled", out->numel, TU_DEVICE_THREADS, &flat);
+    }
+    for (int i = 0; i < 6; i++)
+        tu_tensor_drop(in[i]);
+    tu_tensor_drop(wide);
+    return status;
+}
+
+tutti_status tu_scaled_matmul_everywhere(tu_call *call) {
+    if (tu_on_device(call->outputs[0]))
+        return call->outputs[0]->numel == 0 ? TUTTI_OK : scaled_on_device(call);
     const tt_tensor *left = call->inputs[0];
     tt_tensor *out = call->outputs[0], *scales = tu_stage_in(call->inputs[2], TUTTI_F32);
     tu_scaled scaled;

@@ -78,6 +78,8 @@ tutti_status tu_device_launch_blocks(tu_device *device, const char *name, int64_
                                      const void *arguments);
 /* A kernel on rows, "softmax" of f32 or f64: see tu_launch_rows. */
 tutti_status tu_device_launch_rows(tu_device *device, const char *name, tutti_dtype dtype, const tu_launch_rows *rows);
+/* A product by the vendor's library where it has such, else by a kernel of our own (matmul.c). */
+tutti_status tu_device_multiply(const tu_call *call, tu_device *device, const tu_device_product *product);
 /* Where kernels of that device write what is wrong. */
 uint64_t tu_device_fault_place(const tu_device *device);
 #define TU_DEVICE_THREADS 256

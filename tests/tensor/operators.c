@@ -260,8 +260,7 @@ TEST(a_tensor_on_cuda_meets_no_kernel_of_the_cpu) {
     CHECK_OK(tt_count(&before));
     FAILS(tt_neg(x), TUTTI_ERROR_UNSUPPORTED, "there are no tensors on the device cuda:201");
     FAILS(tt_neg_(x), TUTTI_ERROR_UNSUPPORTED, "there are no tensors on the device cuda:201");
-    FAILS(tt_attention(matrix, matrix, matrix, false, 0), TUTTI_ERROR_UNSUPPORTED,
-          "attention: there is no kernel for the device cuda:201");
+    FAILS(tt_softmax(matrix, 0), TUTTI_ERROR_UNSUPPORTED, "there are no tensors on the device cuda:201");
     FAILS(tt_add(here, x), TUTTI_ERROR_ARGUMENT,
           "add: a (input 0) is on the device cpu and b (input 1) on cuda:201; expected all on one");
     FAILS(tt_add(x, other), TUTTI_ERROR_ARGUMENT, "on the device cuda:201 and b (input 1) on cuda:202");

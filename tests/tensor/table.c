@@ -421,7 +421,7 @@ TEST(nothing_is_left_after_all_of_it) {
 
 /* Those whose products a library adds up, in an order of its own. */
 static bool rounds_by_library(const tu_operator *entry) {
-    return strcmp(entry->family, "matrix products") == 0;
+    return strcmp(entry->family, "matrix products") == 0 || strncmp(entry->name, "attention", 9) == 0;
 }
 
 static void compare_bits(const tu_operator *entry, tutti_dtype dtype, tt_tensor *here, tt_tensor *there) {
@@ -471,35 +471,27 @@ TEST(results_have_the_bits_of_the_cpu) {
     leave();
 }
 
-/* What has no kernel there yet; everything else runs, by a kernel of its own or as a composition of others. */
-static bool may_refuse(const tu_operator *entry) {
-    static const char *const names[] = { "attention", "attention_backward", "scaled_matmul" };
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        if (strcmp(entry->name, names[i]) == 0)
-            return true;
-    return false;
-}
-
-TEST(every_operator_runs_there_or_says_that_it_has_no_kernel) {
+TEST(every_operator_that_does_not_communicate_runs_there) {
     if (test_device() == TUTTI_CPU)
         SKIP("this is the cpu");
-    int kernels = 0, compositions = 0, refusals = 0;
+    int kernels = 0, compositions = 0, communicating = 0;
     EACH_OPERATOR(entry) {
         tt_scope scope = tt_scope_open();
         maker m = plain(2);
         tt_tensor *x = sample_of(entry, &m);
         NO_ERROR(entry, "on the device");
-        if (x == NULL && !may_refuse(entry))
-            FAIL("%s, of the %s, has no kernel on %s", entry->name, entry->family, tutti_device_name(test_device()));
         if (x == NULL)
-            printf("    %s: %s refuses\n", entry->family, entry->name);
-        refusals += x == NULL;
+            FAIL("%s, of the %s, has no kernel on %s", entry->name, entry->family, tutti_device_name(test_device()));
         compositions += x != NULL && (entry->flags & TU_COMPOSITE) != 0;
         kernels += x != NULL && (entry->flags & TU_COMPOSITE) == 0;
         CHECK_OK(tt_scope_close(&scope));
     }
-    printf("    %d with kernels or views, %d composed, %d refuse\n", kernels, compositions, refusals);
     for (int i = 0; i < tu_table_count(); i++) /* none that communicates has half a kernel there */
-        CHECK(!communicates(tu_table_at(i)) || tu_table_at(i)->kernels[TU_ON_CUDA] == NULL);
+        if (communicates(tu_table_at(i))) {
+            CHECK(tu_table_at(i)->kernels[TU_ON_CUDA] == NULL);
+            communicating++;
+        }
+    printf("    %d with kernels or views, %d composed; %d communicate and refuse\n", kernels, compositions,
+           communicating);
     leave();
 }

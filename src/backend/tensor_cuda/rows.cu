@@ -381,6 +381,121 @@ ROW_KERNELS(entropy)
 PLAIN_KERNELS(norm_columns)
 PLAIN_KERNELS(entropy_backward)
 
+/* ---- attention ---- */
+
+HERE int64_t visible_keys(const tu_launch_scores &args, int64_t row) {
+    int64_t seen = row % args.queries + 1;
+    return args.causal && seen < args.size ? seen : args.size;
+}
+
+#define EACH_KEY(i, end) for (int64_t i = self % team<T>::LANES; i < (end); i += team<T>::LANES)
+
+/* The scores of a row become shares. */
+template <class T> HERE void attention(const tu_launch_scores &args, T *lane, T *top) {
+    T sign = args.scale < 0 ? -1 : 1, scale = (T)args.scale * sign;
+    EACH_THREAD(self) {
+        int64_t row = team<T>::row(self);
+        T held = -(T)INFINITY;
+        if (row < args.count) {
+            const T *x = (const T *)(uintptr_t)args.scores + row * args.size;
+            EACH_KEY(i, visible_keys(args, row)) {
+                held = math<T>::greater(x[i] * sign, held);
+            }
+        }
+        lane[self] = held;
+    }
+    SYNC();
+    team<T>::largest(lane);
+    EACH_THREAD(self) {
+        top[self] = team<T>::of_team(lane, self) * scale;
+    }
+    SYNC();
+    EACH_THREAD(self) {
+        int64_t row = team<T>::row(self);
+        T held = 0;
+        if (row < args.count) {
+            T *x = (T *)(uintptr_t)args.scores + row * args.size;
+            EACH_KEY(i, visible_keys(args, row)) {
+                x[i] = math<T>::exp(math<T>::fma(x[i] * sign, scale, -top[self]));
+                held += x[i];
+            }
+        }
+        lane[self] = held;
+    }
+    SYNC();
+    team<T>::add(lane);
+    EACH_THREAD(self) {
+        int64_t row = team<T>::row(self);
+        if (row < args.count) {
+            T *x = (T *)(uintptr_t)args.scores + row * args.size, sum = team<T>::of_team(lane, self), share = 1 / sum;
+            int64_t seen = visible_keys(args, row);
+            EACH_KEY(i, args.size) {
+                x[i] = i < seen ? x[i] * share : (T)0;
+            }
+            if (self % team<T>::LANES == 0)
+                ((T *)(uintptr_t)args.sums)[row] = (T)((double)top[self] + (double)math<T>::log(sum));
+        }
+    }
+}
+
+/* Shares again from scores, and the gradients of the shares become those of the scores. */
+template <class T> HERE void attention_backward(const tu_launch_scores &args, T *lane, T *) {
+    T scale = (T)args.scale;
+    EACH_THREAD(self) {
+        int64_t row = team<T>::row(self);
+        T held = 0;
+        if (row < args.count) {
+            const T *grad = (const T *)(uintptr_t)args.grad + row * args.width;
+            const T *out = (const T *)(uintptr_t)args.out + row * args.width;
+            EACH_KEY(i, args.width) {
+                held = math<T>::fma(grad[i], out[i], held);
+            }
+        }
+        lane[self] = held;
+    }
+    SYNC();
+    team<T>::add(lane);
+    EACH_THREAD(self) {
+        int64_t row = team<T>::row(self);
+        if (row < args.count) {
+            T *x = (T *)(uintptr_t)args.scores + row * args.size,
+              *slopes = (T *)(uintptr_t)args.slopes + row * args.size;
+            T dot = team<T>::of_team(lane, self), sum = ((const T *)(uintptr_t)args.sums)[row];
+            int64_t seen = visible_keys(args, row);
+            EACH_KEY(i, args.size) {
+                T share = i < seen ? math<T>::exp(math<T>::fma(x[i], scale, -sum)) : (T)0;
+                x[i] = share;
+                slopes[i] = i < seen ? share * (slopes[i] - dot) * scale : (T)0;
+            }
+        }
+    }
+}
+
+#define SCORE_KERNEL(name, suffix, type)                          \
+    KERNEL(name##_##suffix, tu_launch_scores) {                   \
+        SHARED type lane[THREADS_OF_ROWS], kept[THREADS_OF_ROWS]; \
+        name<type>(args, lane, kept);                             \
+    }
+SCORE_KERNEL(attention, f32, float)
+SCORE_KERNEL(attention, f64, double)
+SCORE_KERNEL(attention_backward, f32, float)
+SCORE_KERNEL(attention_backward, f64, double)
+
+/* ---- scaled products ---- */
+
+KERNEL(scaled, tu_launch_scaled) {
+    const float *product = (const float *)(uintptr_t)args.product, *bias = (const float *)(uintptr_t)args.bias;
+    const float *of_rows = (const float *)(uintptr_t)args.row_scales;
+    const float *of_columns = (const float *)(uintptr_t)args.column_scales;
+    float whole = args.whole != 0 ? *(const float *)(uintptr_t)args.whole : 1;
+    EACH_ELEMENT(i, args.rows * args.columns) {
+        int64_t row = i / args.columns, column = i % args.columns;
+        float value = product[i] * of_rows[row * args.row_step] * of_columns[column * args.column_step];
+        value = (value + (bias != NULL ? bias[column] : 0)) * whole;
+        store_as<float>(value, (char *)(uintptr_t)args.out + i * bytes_of(args.dtype), args.dtype);
+    }
+}
+
 /* ---- optimizer steps ---- */
 
 template <class T> HERE void sgd(const tu_launch_step &step, int64_t i) {
