@@ -238,10 +238,9 @@ static void settle_order(tt_data_parallel *parallel) {
 }
 
 static tutti_status missing_error(const tt_data_parallel *parallel) {
-    const member *first = NULL;
-    for (int i = parallel->count - 1; i >= 0; i--)
-        if (!parallel->members[i].ready)
-            first = &parallel->members[i];
+    const member *first = parallel->members;
+    while (first->ready) /* one of them is not */
+        first++;
     int others = parallel->count - parallel->arrivals - 1;
     return tu_error(
         TUTTI_ERROR_STATE,
