@@ -230,7 +230,7 @@ static void run_actions(const piece *now) {
 /* Where the tensors are for a piece that begins here. */
 static void set_data(piece *now, int64_t outer, int64_t row, int64_t column) {
     const tu_nest *nest = now->job->nest;
-    int64_t places[TT_MAX_DIMS];
+    int64_t places[TT_MAX_DIMS] = { 0 };
     for (int dim = nest->outer_ndim - 1; dim >= 0; dim--) {
         places[dim] = outer % nest->outer_sizes[dim];
         outer /= nest->outer_sizes[dim];
