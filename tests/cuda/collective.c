@@ -490,47 +490,53 @@ TEST_GPU(named_operations_work_on_device_memory) {
     tutti_memory_release(memory);
 }
 
-TEST_GPU(all_to_all_by_splits_on_the_device_and_back) {
+/* Rows go to the experts, of which each begins at a multiple of `align`, and come back as they were. Each rank sends
+ * fewer than `most` rows to each. */
+static void send_and_return(tutti_world *world, int experts, size_t row, int most, int64_t align) {
     tutti_group *group = tutti_world_group(world);
-    int rank = tutti_group_rank(group), size = tutti_group_size(group), experts = 3, slots = size * experts;
-    size_t row = 20, max_rows = 64 * (size_t)slots;
-    tutti_memory *memory = gpu_symmetric(world, 3 * max_rows * row * 4 + 6 * (size_t)slots * 8);
-    uint32_t *in = tutti_memory_data(memory), *out = in + max_rows * row, *back = out + max_rows * row;
-    int64_t *in_splits = (int64_t *)(back + max_rows * row), *out_splits = in_splits + slots,
+    int rank = tutti_group_rank(group), size = tutti_group_size(group), slots = size * experts;
+    size_t room = (size_t)(most + (align > 1 ? 64 : 0)) * (size_t)slots;
+    tutti_memory *memory = gpu_symmetric(world, 3 * room * row * 4 + 8 * (size_t)slots * 8);
+    uint32_t *in = tutti_memory_data(memory), *out = in + room * row, *back = out + room * row;
+    int64_t *in_splits = (int64_t *)(back + room * row), *out_splits = in_splits + slots,
             *back_splits = out_splits + 2 * slots;
     int64_t *host_splits = malloc((size_t)slots * 16), in_rows = 0;
-    uint32_t *host = malloc(max_rows * row * 4), *got = malloc(max_rows * row * 4);
+    uint32_t *host = malloc(room * row * 4), *got = malloc(room * row * 4);
     for (int i = 0; i < slots; i++) {
-        host_splits[i] = (rank * 7 + i * 5) % 9; /* some are 0 */
+        host_splits[i] = (rank * 7 + i * 5) % most; /* some are 0 */
         in_rows += host_splits[i];
     }
     for (size_t i = 0; i < (size_t)in_rows * row; i++)
         host[i] = (uint32_t)rank << 24 | (uint32_t)i;
     gpu_write(in, host, (size_t)in_rows * row * 4);
     gpu_write(in_splits, host_splits, (size_t)slots * 8);
-    tutti_rows forth = TUTTI_ROWS_INIT, again = TUTTI_ROWS_INIT;
+    tutti_rows forth = TUTTI_ROWS_INIT, again;
     forth.in = in;
     forth.out = out;
-    forth.in_rows = forth.out_rows = max_rows;
+    forth.in_rows = forth.out_rows = room;
     forth.row = row;
     forth.dtype = TUTTI_U32;
     again = forth;
     again.in = out;
     again.out = back;
     gpu_lockstep(group);
-    CHECK_OK(tutti_all_to_all_vdev_2d(group, &forth, experts, 8, in_splits, out_splits, ON_STREAM));
+    CHECK_OK(tutti_all_to_all_vdev_2d(group, &forth, experts, align, in_splits, out_splits, ON_STREAM));
     CHECK_OK(tutti_all_to_all_vdev_2d_offset(group, &again, experts, out_splits, back_splits, ON_STREAM));
     gpu_read(got, back, (size_t)in_rows * row * 4);
     CHECK_OK(tutti_group_check(group));
     CHECK(memcmp(got, host, (size_t)in_rows * row * 4) == 0); /* the way back undoes the way forth */
     gpu_read(host_splits, out_splits, (size_t)slots * 16);
     for (int expert = 0; expert < experts; expert++)
-        CHECK_EQ(host_splits[slots + expert * size] % 8, 0); /* each expert begins at a multiple of 8 */
+        CHECK_EQ(host_splits[slots + expert * size] % align, 0);
     gpu_lockstep(group);
     free(host_splits);
     free(host);
     free(got);
     tutti_memory_release(memory);
+}
+
+TEST_GPU(all_to_all_by_splits_on_the_device_and_back) {
+    send_and_return(world, 3, 20, 9, 8);
 }
 
 /* spec: test_one_shot_all_reduce, test_two_shot_all_reduce, test_reduce_scatter, test_low_contention_reduce_scatter */
@@ -589,43 +595,7 @@ TEST_GPU(every_named_form_has_the_bits_of_the_serial_loop_for_every_type) {
 }
 
 TEST_GPU(all_to_all_by_splits_takes_more_than_1024_of_them) {
-    tutti_group *group = tutti_world_group(world);
-    int rank = tutti_group_rank(group), size = tutti_group_size(group), experts = 2048 / size + 1,
-        slots = size * experts;
-    size_t row = 4, rows = (size_t)slots * 3;
-    tutti_memory *memory = gpu_symmetric(world, 3 * rows * row * 4 + 8 * (size_t)slots * 8);
-    uint32_t *in = tutti_memory_data(memory), *out = in + rows * row, *back = out + rows * row;
-    int64_t *in_splits = (int64_t *)(back + rows * row), *out_splits = in_splits + slots,
-            *back_splits = out_splits + 2 * slots, *host_splits = malloc((size_t)slots * 8), in_rows = 0;
-    uint32_t *host = malloc(rows * row * 4), *got = malloc(rows * row * 4);
-    for (int i = 0; i < slots; i++) {
-        host_splits[i] = (rank + i * 5) % 3;
-        in_rows += host_splits[i];
-    }
-    for (size_t i = 0; i < (size_t)in_rows * row; i++)
-        host[i] = (uint32_t)rank << 24 | (uint32_t)i;
-    gpu_write(in, host, (size_t)in_rows * row * 4);
-    gpu_write(in_splits, host_splits, (size_t)slots * 8);
-    tutti_rows forth = TUTTI_ROWS_INIT, again;
-    forth.in = in;
-    forth.out = out;
-    forth.in_rows = forth.out_rows = rows;
-    forth.row = row;
-    forth.dtype = TUTTI_U32;
-    again = forth;
-    again.in = out;
-    again.out = back;
-    gpu_lockstep(group);
-    CHECK_OK(tutti_all_to_all_vdev_2d(group, &forth, experts, 1, in_splits, out_splits, ON_STREAM));
-    CHECK_OK(tutti_all_to_all_vdev_2d_offset(group, &again, experts, out_splits, back_splits, ON_STREAM));
-    gpu_read(got, back, (size_t)in_rows * row * 4);
-    CHECK_OK(tutti_group_check(group));
-    CHECK(memcmp(got, host, (size_t)in_rows * row * 4) == 0);
-    gpu_lockstep(group);
-    free(host_splits);
-    free(host);
-    free(got);
-    tutti_memory_release(memory);
+    send_and_return(world, 2048 / tutti_world_size(world) + 1, 4, 3, 1);
 }
 
 /* spec: test_multimem_all_reduce, test_multimem_one_shot_all_reduce, test_multimem_one_shot_reduce_out,

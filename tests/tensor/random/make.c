@@ -358,11 +358,17 @@ bool make_two_dims(writer *to, line *made) {
     }
     return USES(x);
 }
-bool make_narrow(writer *to, line *made) {
+/* A tensor, nearly always one with dimensions, and one of them as the first number; -1: there is none. */
+static int find_along(writer *to, line *made) {
     int x = find(to, chance(to, 98) ? has_dims : NULL, NULL);
+    if (x >= 0)
+        made->ints[0] = some_dim(to, at(to, x));
+    return x;
+}
+bool make_narrow(writer *to, line *made) {
+    int x = find_along(to, made);
     if (x < 0)
         return false;
-    made->ints[0] = some_dim(to, at(to, x));
     int64_t size = size_at(at(to, x), made->ints[0]);
     made->ints[1] = below(to, size + 1);
     made->ints[2] = chance(to, 3) ? size + 1 : between(to, made->ints[1] < size ? 1 : 0, size - made->ints[1]);
@@ -371,19 +377,17 @@ bool make_narrow(writer *to, line *made) {
     return USES(x);
 }
 bool make_select(writer *to, line *made) {
-    int x = find(to, chance(to, 98) ? has_dims : NULL, NULL);
+    int x = find_along(to, made);
     if (x < 0)
         return false;
-    made->ints[0] = some_dim(to, at(to, x));
     int64_t size = size_at(at(to, x), made->ints[0]);
     made->ints[1] = chance(to, 3) ? size : between(to, -size, size > 0 ? size - 1 : 0);
     return USES(x);
 }
 bool make_slice(writer *to, line *made) {
-    int x = find(to, chance(to, 98) ? has_dims : NULL, NULL);
+    int x = find_along(to, made);
     if (x < 0)
         return false;
-    made->ints[0] = some_dim(to, at(to, x));
     int64_t size = size_at(at(to, x), made->ints[0]);
     made->ints[1] = between(to, chance(to, 20) ? -size - 1 : 0, size);
     made->ints[2] = chance(to, 20) ? between(to, -size, size + 2) : between(to, made->ints[1] > 0 ? 1 : 0, size);
