@@ -20,16 +20,6 @@ typedef struct planning {
     tu_plan *plan;
 } planning;
 
-static size_t bytes_of(const tu_shape *shape) {
-    int64_t last = 0;
-    for (int i = 0; i < shape->ndim; i++) {
-        if (shape->sizes[i] == 0)
-            return 0;
-        last += (shape->sizes[i] - 1) * shape->strides[i];
-    }
-    return (size_t)(last + 1) * tu_dtype_bytes[shape->dtype];
-}
-
 /* Optimizer steps change what they are given, and keep nothing of it. */
 static bool keeps_nothing(const tu_operator *entry) {
     unsigned special = TU_IMPURE | TU_STARTS | TU_BRINGS | TU_EACH_INPUT | TU_APART | TU_ANY_DEVICE;
@@ -61,7 +51,7 @@ static void see_vertex(const planning *now, const tu_vertex *vertex, int step, b
         live_at(own, step);
         if (new) {
             own->value = value;
-            own->bytes = bytes_of(&value->shape);
+            own->bytes = tu_shape_bytes(&value->shape);
             own->here =
                 own->here && own->bytes > 0 && value->shape.device == TUTTI_CPU && !(vertex->entry->flags & TU_VIEW);
         }
@@ -160,7 +150,7 @@ static bool can_take_over(const planning *now, const tu_nest *nest, int step, in
     const tu_planned *old = &now->plan->storages[from->value->storage], *new = &now->plan->storages[to->value->storage];
     if (from->written || !old->here || !new->here || old->last != step || old->bytes != new->bytes || new->over >= 0 ||
         old == new || !same_layout(from, to, nest->outer_ndim) ||
-        bytes_of(&from->value->shape) != old->bytes) /* all of it, from its beginning */
+        tu_shape_bytes(&from->value->shape) != old->bytes) /* all of it, from its beginning */
         return false;
     for (int i = 0; i < nest->tensor_count; i++) {
         if (i != input && nest->tensors[i].value->storage == from->value->storage)

@@ -82,8 +82,7 @@ void tu_tensor_move(tt_tensor *x, tu_storage *storage) {
     x->storage = x->version_home = storage;
 }
 
-/* Bytes from the first element to the last. */
-static size_t extent(const tu_shape *shape) {
+size_t tu_shape_bytes(const tu_shape *shape) {
     int64_t last = 0;
     for (int i = 0; i < shape->ndim; i++) {
         if (shape->sizes[i] == 0)
@@ -94,11 +93,11 @@ static size_t extent(const tu_shape *shape) {
 }
 
 tt_tensor *tu_tensor_new(const tu_shape *shape) {
-    return tu_tensor_on(tu_storage_new(shape->device, extent(shape)), shape);
+    return tu_tensor_on(tu_storage_new(shape->device, tu_shape_bytes(shape)), shape);
 }
 
 tt_tensor *tu_tensor_new_fake(const tu_shape *shape) {
-    return tu_tensor_on(tu_storage_new_fake(shape->device, extent(shape)), shape);
+    return tu_tensor_on(tu_storage_new_fake(shape->device, tu_shape_bytes(shape)), shape);
 }
 
 tt_tensor *tu_tensor_alias(const tt_tensor *x, const tu_shape *shape) {

@@ -142,6 +142,8 @@ static inline int64_t tu_size(const tt_tensor *x, int dim) {
 tutti_status tu_shape_contiguous(const char *who, tu_shape *shape);
 tutti_status tu_shape_from(const char *who, tt_dims dims, tutti_dtype dtype, tutti_device device, tu_shape *shape);
 int64_t tu_shape_numel(const tu_shape *shape);
+/* Bytes from the first element to the last. */
+size_t tu_shape_bytes(const tu_shape *shape);
 /* The dimensions of more than one element, smallest stride first; returns how many there are. */
 int tu_stride_order(int dim_count, const int64_t *sizes, const int64_t *strides, int *order);
 /* Whether the elements fill a block without gaps or overlap, in any order of dimensions. */

@@ -6,6 +6,7 @@
  */
 #include <string.h>
 
+#include "tensor/kernel/square.h"
 #include "tensor/loop.h"
 #include "tensor/parallel.h"
 
@@ -37,28 +38,12 @@ typedef struct sixteen {
     uint64_t low, high;
 } sixteen;
 
-/* Four by four numbers of 32 bits, by two rounds of shuffles. Lines of the input are `line` numbers apart, those of
- * the output `apart`; four lines are used up before the next, so that lines that fall into one set of the cache do not
- * drive each other out. */
-typedef int32_t four __attribute__((vector_size(16)));
-
+/* Lines of the input are `line` numbers apart, those of the output `apart`; four lines are used up before the next, so
+ * that lines that fall into one set of the cache do not drive each other out. */
 static void square_32(const int32_t *from, int64_t line, int32_t *to, int64_t apart) {
     for (int j = 0; j < 16; j += 4)
-        for (int i = 0; i < 16; i += 4) {
-            four row[4], half[4];
-            for (int k = 0; k < 4; k++)
-                memcpy(&row[k], from + (j + k) * line + i, sizeof row[k]);
-            half[0] = __builtin_shufflevector(row[0], row[1], 0, 4, 1, 5);
-            half[1] = __builtin_shufflevector(row[2], row[3], 0, 4, 1, 5);
-            half[2] = __builtin_shufflevector(row[0], row[1], 2, 6, 3, 7);
-            half[3] = __builtin_shufflevector(row[2], row[3], 2, 6, 3, 7);
-            row[0] = __builtin_shufflevector(half[0], half[1], 0, 1, 4, 5);
-            row[1] = __builtin_shufflevector(half[0], half[1], 2, 3, 6, 7);
-            row[2] = __builtin_shufflevector(half[2], half[3], 0, 1, 4, 5);
-            row[3] = __builtin_shufflevector(half[2], half[3], 2, 3, 6, 7);
-            for (int k = 0; k < 4; k++)
-                memcpy(to + (i + k) * apart + j, &row[k], sizeof row[k]);
-        }
+        for (int i = 0; i < 16; i += 4)
+            tu_turn_square(from + j * line + i, line, to + i * apart + j, apart);
 }
 
 static void square(const void *from, void *to, size_t size) {

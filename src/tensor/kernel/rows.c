@@ -9,6 +9,7 @@
 #include "tensor/kernel/elementary.h"
 #include "tensor/kernel/fold.h"
 #include "tensor/kernel/kernels.h"
+#include "tensor/kernel/square.h"
 
 #if defined(__clang__) || !defined(__OPTIMIZE__) || defined(TUTTI_SANITIZED)
 #define TU_UNROLL_TILE
@@ -19,25 +20,10 @@
 #define TU_STRETCH 64 /* of the depth, while matrices are packed */
 
 /* Lines of `depth` neighbours, `line` apart, become columns: as many at once as TURNED says, by squares. */
-typedef int32_t four __attribute__((vector_size(16)));
-
 static void turn_lines_f32(int64_t depth, const float *from, int64_t line, float *to, int64_t apart) {
     int64_t inner = 0;
-    for (; inner + 4 <= depth; inner += 4) {
-        four row[4], half[4];
-        for (int i = 0; i < 4; i++)
-            memcpy(&row[i], from + i * line + inner, sizeof row[i]);
-        half[0] = __builtin_shufflevector(row[0], row[1], 0, 4, 1, 5);
-        half[1] = __builtin_shufflevector(row[2], row[3], 0, 4, 1, 5);
-        half[2] = __builtin_shufflevector(row[0], row[1], 2, 6, 3, 7);
-        half[3] = __builtin_shufflevector(row[2], row[3], 2, 6, 3, 7);
-        row[0] = __builtin_shufflevector(half[0], half[1], 0, 1, 4, 5);
-        row[1] = __builtin_shufflevector(half[0], half[1], 2, 3, 6, 7);
-        row[2] = __builtin_shufflevector(half[2], half[3], 0, 1, 4, 5);
-        row[3] = __builtin_shufflevector(half[2], half[3], 2, 3, 6, 7);
-        for (int i = 0; i < 4; i++)
-            memcpy(to + (inner + i) * apart, &row[i], sizeof row[i]);
-    }
+    for (; inner + 4 <= depth; inner += 4)
+        tu_turn_square(from + inner, line, to + inner * apart, apart);
     for (; inner < depth; inner++)
         for (int i = 0; i < 4; i++)
             to[inner * apart + i] = from[i * line + inner];
