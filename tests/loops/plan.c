@@ -68,6 +68,7 @@ TEST(memory_is_used_again_and_results_lie_over_inputs_that_die) {
 
 typedef struct job {
     tu_program *program;
+    bool compiled;
     const tt_graph *graph;
     tt_tensor *x, *first, *second;
 } job;
@@ -124,5 +125,40 @@ TEST(what_is_returned_outlives_the_next_run_and_the_program) {
     tt_graph_release(&graph);
     returns_a_view(tt_tensors(x), expected, NULL);
     CHECK(same_bits(results[0], expected[0]) && same_bits(results[1], expected[1]));
+    CHECK_OK(tt_scope_close(&scope));
+}
+
+/* ---- without memory ---- */
+
+static tutti_status make_and_run(void *argument) {
+    const job *own = argument;
+    tt_scope scope = tt_scope_open();
+    tt_tensor *inputs[] = { own->x, own->first, own->second }, *results[1] = { NULL };
+    tu_program *program = NULL;
+    tutti_status status = tu_program_make(own->graph, &(tu_program_options){ .no_compiler = !own->compiled }, &program);
+    for (int i = 0; i < 2 && status == TUTTI_OK; i++) {
+        status = tu_program_run(program, inputs, results);
+        tu_tensor_drop(results[0]);
+        results[0] = NULL;
+    }
+    tu_program_release(program);
+    tutti_status closed = tt_scope_close(&scope);
+    return status == TUTTI_OK ? closed : status;
+}
+
+TEST_LIMIT(any_allocation_may_fail, 300) {
+    const char *folder = own_folder();
+    tt_scope scope = tt_scope_open();
+    job own = { .x = values(16, 32), .first = values(32, 32), .second = values(32, 32) };
+    tt_graph *graph;
+    CHECK(tt_capture(layers, NULL, tt_tensors(own.x, own.first, own.second), &graph));
+    own.graph = graph;
+    for (int i = 0; i < 2; i++) { /* then with a compiler, or what it left in the cache */
+        own.compiled = i == 1;
+        CHECK_OK(make_and_run(&own)); /* what threads and libraries keep is there */
+        test_fail_each("malloc,calloc,realloc,aligned_alloc", make_and_run, &own);
+    }
+    remove_folder(folder);
+    tt_graph_release(&graph);
     CHECK_OK(tt_scope_close(&scope));
 }
