@@ -25,7 +25,7 @@ typedef enum tu_program_mode {
 
 typedef struct tu_program_options {
     tu_program_mode mode;
-    bool strict;      /* nothing that could change a bit, such as a product computed in parts */
+    bool strict;      /* for those who compare it with calls: every bit counts. It runs alike either way */
     bool no_compiler; /* loops are run in blocks by the library's own kernels, without a compiler and without a word */
     const char *name; /* of the files below, and in messages; NULL: "program" */
     /* A folder for the text of the loops, the code and the plan of the memory: <name>.loops, <name>.c, <name>.plan.
