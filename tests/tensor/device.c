@@ -98,6 +98,14 @@ TEST(copies_convert_and_broadcast_in_every_direction) {
                 FAIL("%s to %s differs there", tutti_dtype_name(dtypes[i]), tutti_dtype_name(dtypes[k]));
         }
     }
+    /* Longer than a pack, and off its alignment. */
+    tt_tensor *line = tt_to(tt_reshape(tt_randn(tt_shape(1003), TUTTI_F64, NULL), tt_shape(1003)), TUTTI_F32);
+    tt_tensor *line_there = tt_to_device(line, device);
+    for (int from = 0; from < 3; from++) {
+        tt_tensor *part = tt_narrow(line, 0, from, 1000), *part_there = tt_narrow(line_there, 0, from, 1000);
+        CHECK(tt_equal(tt_to(part, TUTTI_BF16), tt_to(part_there, TUTTI_BF16)));
+        CHECK(tt_equal(tt_to(tt_to(part, TUTTI_F16), TUTTI_F32), tt_to(tt_to(part_there, TUTTI_F16), TUTTI_F32)));
+    }
     /* Into strided memory, from a row, and back. */
     tt_tensor *to = tt_transpose(tt_zeros(tt_shape(5, 7), TUTTI_F32, on(&options, device)), 0, 1);
     tt_copy_(to, tt_to_device(tt_to(base, TUTTI_F32), device));
