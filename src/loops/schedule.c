@@ -224,12 +224,13 @@ static void lengthen(tu_nest *nest, int64_t elements) {
 
 tutti_status tu_nest_schedule(tu_nest *nest) {
     tutti_status status = set_actions(nest);
-    bool *repeated = calloc((size_t)nest->slot_count * 2, sizeof *repeated), *dense = repeated + nest->slot_count;
+    bool *repeated = calloc((size_t)nest->slot_count * 2, sizeof *repeated);
     if (status == TUTTI_OK && repeated == NULL)
         status = tu_error_memory("a loop", (size_t)nest->slot_count * 2);
     for (int64_t elements = PIECE; status == TUTTI_OK; elements /= 2) {
         pool buffers = { .count = 0 };
         memset(repeated, 0, (size_t)nest->slot_count * 2 * sizeof *repeated);
+        bool *dense = repeated + nest->slot_count;
         set_lives(nest, repeated, dense);
         set_piece(nest, elements);
         place(nest, &buffers, repeated, dense);
