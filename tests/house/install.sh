@@ -71,7 +71,7 @@ if command -v pkg-config >/dev/null; then
         fi
         for example in "$prefix"/share/doc/tutti/examples/*.c; do
             package=tutti
-            case $example in */tensor_*) package=tutti-tensor ;; esac
+            case $example in */tensor_* | */gpt.c) package=tutti-tensor ;; esac
             proves "the installed $(basename "$example") builds" \
                 cc -std=c17 -Wall -Wextra "$example" -o "$folder/example" $(pkg-config --cflags --libs $package) -lm
         done
