@@ -34,8 +34,11 @@ bool tu_emit_knows(const tu_nest *nest, const tu_line *line) {
 
 /* ---- operators ---- */
 
+/* A comparison of registers is a mask of bits, and one of integers, which are walked one by one, is 0 or 1. */
 static void emit_operator(FILE *to, const tu_operator *entry, tutti_dtype compute) {
     const char *type = variable_type(compute), *suffix = tu_emit_suffix(compute);
+    fprintf(to, "#undef SELECT\n#define SELECT(condition, left, right) %s\n",
+            tu_is_float(compute) ? "TU_SELECT(condition, left, right)" : "((condition) ? (left) : (right))");
     fprintf(to, "#undef SUFFIX\n#define SUFFIX %s\nTU_LANE %s %s_%s(", suffix, type, entry->name, suffix);
     for (int i = 0; i < entry->argument_count; i++)
         fprintf(to, "%sconst %s %s", i == 0 ? "" : ", ", type, entry->arguments[i].name);

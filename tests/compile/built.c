@@ -71,3 +71,27 @@ TEST_LIMIT(what_is_built_computes_the_bits_of_eager_code_on_ranks_that_build_at_
     check_all(); /* from the cache */
     nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
+
+static int choices(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    tt_tensor *x = inputs.at[0];
+    outputs[0] = tt_where(tt_gt(x, tt_number(1)), x, tt_neg(x));
+    return 1;
+}
+
+TEST_LIMIT(integers_are_chosen_whole, 300) {
+    static const tutti_dtype dtypes[] = { TUTTI_I64, TUTTI_U64, TUTTI_I32, TUTTI_U8 };
+    own_cache();
+    tt_scope scope = tt_scope_open();
+    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
+        tt_compiled *fast;
+        tt_tensor *x = tt_to(tt_mul_scalar(tt_arange(-40, 60, 1, TUTTI_I64, NULL), 0x123456789), dtypes[i]), *expected;
+        CHECK(tt_compile(choices, NULL, TUTTI_OPTIONS(tt_compile_options, .full = true), &fast));
+        tt_tensor_list results = tt_compiled_call(fast, tt_tensors(x));
+        choices(tt_tensors(x), &expected, NULL);
+        CHECK(results.count == 1 && tt_equal(results.at[0], expected));
+        tt_compiled_release(&fast);
+    }
+    CHECK_OK(tt_scope_close(&scope));
+    nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+}
