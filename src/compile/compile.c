@@ -118,7 +118,7 @@ void tt_compiled_release(tt_compiled **place) {
 /* ---- running the function itself ---- */
 
 static tt_tensor_list call_itself(const tt_compiled *compiled, tt_tensor_list inputs) {
-    tt_tensor_list none = { 0, NULL };
+    tt_tensor_list none = { 0, tu_nothing };
     tt_tensor **outputs = tu_scope_memory(TT_GRAPH_OUTPUTS * sizeof *outputs);
     if (outputs == NULL)
         return none;
@@ -560,7 +560,7 @@ static tu_entry *find_or_add(tt_compiled *compiled, tt_tensor_list given, holdin
 }
 
 static tt_tensor_list run(tu_entry *entry, tt_tensor *const *inputs) {
-    tt_tensor_list none = { 0, NULL };
+    tt_tensor_list none = { 0, tu_nothing };
     size_t count = (size_t)entry->captured.result_count;
     tt_tensor **results = tu_scope_memory((count + 1) * sizeof *results);
     if (results == NULL)
@@ -592,7 +592,7 @@ static const char *why_eager_now(void) {
 }
 
 tt_tensor_list tt_compiled_call(tt_compiled *compiled, tt_tensor_list given) {
-    tt_tensor_list none = { 0, NULL };
+    tt_tensor_list none = { 0, tu_nothing };
     if (tu_self()->pending != TUTTI_OK || !tu_scope_check() || tu_pending_take(check_call(compiled, given)) != TUTTI_OK)
         return none;
     if (tu_is_capturing())

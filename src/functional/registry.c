@@ -96,7 +96,7 @@ static bool name_unfinished(void *state, char *text, size_t size) {
     int count = registry->count;
     if (count > named && used < size)
         used += (size_t)snprintf(text + used, size - used, " and %d more", count - named);
-    if (used < size)
+    if (count > 0 && used < size)
         snprintf(text + used, size - used, " (tt_wait or tt_wait_all does)");
     pthread_mutex_unlock(&registry->lock);
     return count > 0;
@@ -389,7 +389,7 @@ static void end_group(const char *who, tutti_group *group) {
 
 bool tu_flight_check(const char *who, tutti_group *group, bool group_optional) {
     if (tu_self()->pending != TUTTI_OK) {
-        if (group != NULL && group != TUTTI_NON_GROUP_MEMBER)
+        if (group != NULL && group != TUTTI_NON_GROUP_MEMBER && !tu_is_capturing()) /* a capture reaches nobody */
             end_group(who, group);
         return false;
     }

@@ -445,14 +445,26 @@ static void drop_groups(tutti_world *world) {
     free(groups);
 }
 
+/* "group", "groups", "memories" */
+typedef struct counted {
+    char text[64];
+} counted;
+static counted plural(const char *what, int count) {
+    counted made;
+    size_t length = strlen(what);
+    bool in_y = count > 1 && length > 1 && what[length - 1] == 'y';
+    snprintf(made.text, sizeof made.text, "%.*s%s", (int)(length - in_y), what, in_y ? "ies" : count > 1 ? "s" : "");
+    return made;
+}
+
 static tutti_status live_handles_error(tutti_world *world, const tutti_error_copy *earlier) {
     char list[512] = "";
     pthread_mutex_lock(&world->lock);
     for (int i = 0; i < TU_HANDLE_KINDS && world->kinds[i].what != NULL; i++) {
         size_t used = strlen(list);
         if (world->kinds[i].count > 0)
-            snprintf(list + used, sizeof list - used, "%s%d %s%s", used > 0 ? ", " : "", world->kinds[i].count,
-                     world->kinds[i].what, world->kinds[i].count > 1 ? "s" : "");
+            snprintf(list + used, sizeof list - used, "%s%d %s", used > 0 ? ", " : "", world->kinds[i].count,
+                     plural(world->kinds[i].what, world->kinds[i].count).text);
     }
     pthread_mutex_unlock(&world->lock);
     char unfinished[1024] = "";

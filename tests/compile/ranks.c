@@ -260,3 +260,34 @@ TEST(a_rank_that_dies_while_it_builds_ends_the_call_of_the_others) {
     CHECK_EQ(tutti_spawn(TUTTI_SPAWN_PROCESSES, 3, die_while_building, NULL), TUTTI_ERROR_DEAD);
     CHECK_MESSAGE("killed by signal 9");
 }
+
+/* ---- functions that cannot be captured ---- */
+
+/* Reads data in the middle, so that a capture ends there, before a collective. */
+static int reads_then_reduces(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    double sum = tt_item(tt_sum(inputs.at[0]));
+    outputs[0] = tt_all_reduce(tt_mul_scalar(inputs.at[0], sum), TUTTI_SUM, user);
+    return 1;
+}
+
+TEST_WORLD(a_capture_that_fails_before_a_collective_ends_no_group, 2) {
+    tutti_group *group = tutti_world_group(world);
+    tt_scope scope = tt_scope_open();
+    tt_compiled *fast;
+    tt_graph *graph;
+    tt_tensor *x = tt_ones(tt_shape(4), TUTTI_F32, NULL);
+    CHECK(!tt_capture(reads_then_reduces, group, tt_tensors(x), &graph));
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_CAPTURE);
+    tt_error_clear();
+    CHECK(tt_compile(reads_then_reduces, group, NULL, &fast));
+    for (int i = 0; i < 2; i++)
+        CHECK(tt_equal(tt_compiled_call(fast, tt_tensors(x)).at[0], tt_full(tt_shape(4), 8, TUTTI_F32, NULL)));
+    tt_compiled_release(&fast);
+    CHECK(tt_compile(reads_then_reduces, group, TUTTI_OPTIONS(tt_compile_options, .full = true), &fast));
+    CHECK(tt_compiled_call(fast, tt_tensors(x)).at[0] == NULL); /* an element of a failed call's list */
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_CAPTURE);
+    tt_error_clear();
+    tt_compiled_release(&fast);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_barrier(group, NULL));
+}
