@@ -359,7 +359,8 @@ static tutti_status rank_main(tutti_world *world, void *argument) {
     tutti_status status = tt_error_pending() == TUTTI_OK ? train(&run) : tt_error_pending();
     tt_progress_end(run.progress);
     if (status == TUTTI_OK && run.progress != NULL)
-        printf("loss %.4f after %lld steps on %d ranks\n", run.loss, (long long)run.step, tutti_world_size(world));
+        printf("loss %.4f after %lld steps, at the end on %d ranks\n", run.loss, (long long)run.step,
+               tutti_group_size(run.group) * run.set->tensor);
     if (status == TUTTI_OK && run.set->results != NULL)
         tell_memory(&run);
     if (status == TUTTI_OK && run.set->save != NULL)

@@ -177,7 +177,7 @@ TUTTI_API bool tt_fully_sharded_set_parameters(tt_fully_sharded *sharded, tt_nam
  *
  *     tt_fully_sharded_protect(sharded, optimizer);
  *     …
- *     if (!train_a_step(…)) {                                            (its error says who died)
+ *     if (tt_scope_close(&step) == TUTTI_ERROR_DEAD) {                   (no error is pending behind it)
  *         tutti_group_shrink(group, NULL, &smaller);
  *         tt_fully_sharded_regroup(sharded, smaller);                    (goes on from memory)
  *     }
@@ -228,7 +228,7 @@ TUTTI_API bool tt_fully_sharded_count(const tt_fully_sharded *sharded, tt_fully_
 
 /* ---- tensor parallel: every rank has a part of each layer, and the whole batch ----
  *
- *     tt_tensor_parallel_options how = { sizeof how, group };
+ *     tt_tensor_parallel_options how = { .size = sizeof how, .group = group };
  *     tt_module *layers[] = { tt_column_linear_module(width, 4 * width, true, &how),     (cuts outputs)
  *                             tt_function_module("gelu", tt_gelu),
  *                             tt_row_linear_module(4 * width, width, true, &how) };      (cuts inputs, adds up)

@@ -49,8 +49,9 @@ static tutti_status compare_signatures(const char *who, tt_named_list tensors, t
             if (rows[(size_t)rank * tensors.count + i] != rows[i])
                 return tu_error(TUTTI_ERROR_MISMATCH,
                                 "%s: parameter %zu has another name, shape or dtype on rank %d than on rank 0; here it "
-                                "is \"%s\", %s",
-                                who, i, rank, tensors.names[i], tu_describe(tensors.at[i]));
+                                "is \"%s\", %s %s",
+                                who, i, rank, tensors.names[i], tutti_dtype_name(tensors.at[i]->dtype),
+                                tu_dims_text(tensors.at[i]->ndim, tensors.at[i]->sizes));
     return tu_self()->pending;
 }
 

@@ -89,6 +89,21 @@ static void remove_others(const char *folder, const parts_of_run *which) {
         closedir(open);
 }
 
+/* Ranks that name other folders, or have other views of one, would leave half a checkpoint. */
+static tutti_status check_parts(const char *folder, const parts_of_run *which) {
+    for (int rank = 0; rank < which->ranks; rank++) {
+        char path[PATH];
+        part_path(path, folder, which, rank);
+        if (access(path, F_OK) != 0)
+            return tu_error(
+                TUTTI_ERROR_STATE,
+                "fully_sharded_save: the part of rank %d is not in rank 0's folder \"%s\": all ranks must name "
+                "the same one",
+                rank, folder);
+    }
+    return TUTTI_OK;
+}
+
 /* The serial number of the next checkpoint in this folder, which rank 0 finds out. */
 static long long next_serial(const tt_fully_sharded *sharded, const char *folder) {
     parts_of_run last = { 0, 0 };
@@ -116,6 +131,8 @@ static void save(tt_fully_sharded *sharded, const tt_optimizer *optimizer, const
     if (writes && tu_self()->pending != TUTTI_OK)
         unlink(path); /* nothing refers to it */
     bool first = writes && tutti_group_rank(group) == 0;
+    if (first && tu_self()->pending == TUTTI_OK)
+        tu_pending_take(check_parts(folder, &which));
     if (first && tu_self()->pending == TUTTI_OK)
         write_index(folder, &which, optimizer != NULL ? tt_item_int(tt_optimizer_steps(optimizer)) : 0);
     tu_pending_take(tu_parallel_all(TUTTI_OK, "fully_sharded_save: rank 0 could not write which parts count", group));

@@ -64,6 +64,14 @@ bool tt_fully_sharded_protect(tt_fully_sharded *sharded, tt_optimizer *optimizer
         tu_fail(TUTTI_ERROR_STATE, "fully_sharded_protect: an optimizer is protected already");
         return false;
     }
+    bool knows = sharded->member_count == 0;
+    for (int i = 0; i < sharded->member_count; i++)
+        knows = knows || entry_of(optimizer, sharded->members[i]->shard) != NULL;
+    if (!knows) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "fully_sharded_protect: the optimizer has none of the shards; make it after "
+                                      "tt_fully_shard");
+        return false;
+    }
     tt_scope scope = tt_scope_open();
     bool recording = tt_grad_mode(false);
     for (int i = 0; i < sharded->unit_count; i++)
@@ -85,8 +93,12 @@ bool tt_fully_sharded_step(tt_fully_sharded *sharded) {
         return false;
     }
     tt_scope scope = tt_scope_open();
+    for (int i = 0; i < sharded->member_count; i++)
+        if (tt_grad(sharded->members[i]->shard) != NULL)
+            tt_wait(tt_grad(sharded->members[i]->shard)); /* what fails here has not begun */
     double steps = tt_item(tt_optimizer_steps(sharded->optimizer)) + 1;
-    tt_fill_(tt_narrow(sharded->marks, 0, 0, 1), steps);
+    if (tu_self()->pending == TUTTI_OK)
+        tt_fill_(tt_narrow(sharded->marks, 0, 0, 1), steps);
     if (tt_optimizer_step(sharded->optimizer)) {
         atomic_thread_fence(memory_order_release); /* pairs with the one in same_step: first the step, then its mark */
         tt_fill_(tt_narrow(sharded->marks, 0, 1, 1), steps);
@@ -204,6 +216,8 @@ static void drop_what_was_under_way(tt_fully_sharded *sharded) {
         }
         tt_error_clear(); /* of collectives that the death ended */
     }
+    if (!tt_wait_all(tutti_group_world(sharded->group))) /* the others that were under way */
+        tt_error_clear();
     sharded->order_count = sharded->next = sharded->ended_count = sharded->back = 0;
     sharded->order_known = sharded->callback = false;
 }

@@ -10,6 +10,7 @@
 
 #include <tutti/symmetric.h>
 
+#include "autograd/node.h"
 #include "functional/registry.h"
 
 #define LINE 64 /* bytes; parts of a flat shard begin at multiples of it */
@@ -195,6 +196,7 @@ void tu_shard_gather(tu_shard_unit *unit) {
     tell(unit, TT_SHARD_GATHER);
     if (tt_storage_resize(unit->whole, whole_bytes(unit))) {
         unit->gathered = true;
+        unit->pass = unit->all->pass;
         counts->gathered++;
         counts->gathers++;
         counts->gathered_bytes += (int64_t)whole_bytes(unit);
@@ -293,12 +295,16 @@ void tu_shard_reduce(tu_shard_unit *unit) {
     tu_scope_leave(&scope);
 }
 
+/* As the engine gives a leaf its gradient: hooks of the shard first. */
 static void settle_member(tu_shard_unit *unit, tu_shard_member *member) {
-    tt_tensor *grad = tu_shard_rows(unit->reduction, member);
+    tt_tensor *grad = tu_tensor_hold(tt_to(tu_shard_rows(unit->reduction, member), unit->dtype));
+    if (grad != NULL && member->shard->history != NULL)
+        tu_pending_take(tu_run_tensor_hooks(member->name, &tu_history_at(member->shard)->tensor_hooks, &grad));
     if (tt_grad(member->shard) != NULL)
         tt_add_(tt_grad(member->shard), grad);
     else
-        tt_set_grad(member->shard, tt_to(grad, unit->dtype));
+        tt_set_grad(member->shard, grad);
+    tu_tensor_drop(grad);
     if (tu_self()->pending == TUTTI_OK && member->shard->history != NULL)
         tu_pending_take(tu_run_accumulate_hooks(member->shard));
 }

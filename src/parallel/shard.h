@@ -58,6 +58,7 @@ struct tu_shard_unit {
     tu_shard_state states[TU_STEP_STATES];
     tt_hook *before, *after; /* around the module's forward */
     bool gathered;           /* or on its way */
+    uint64_t pass;           /* the forward of the root in which it was gathered */
     int arrivals;            /* members whose gradient is complete in this backward */
     bool reduced;            /* in this backward */
     tt_tensor *reduction;    /* flat; under way, and not handed out yet; held, or NULL */
@@ -81,6 +82,8 @@ struct tt_fully_sharded {
     tu_shard_unit **order, **ended;
     size_t order_count, order_capacity, next, ended_count, ended_capacity, back;
     bool order_known;
+    uint64_t pass; /* forwards of the root so far */
+    bool inside;   /* one is under way */
     tt_optimizer *optimizer;      /* that is protected, or NULL; lent */
     tt_tensor *marks, **at_peers; /* steps that were begun and that were made, of this rank and of all; held */
     tt_fully_sharded_counts counts;

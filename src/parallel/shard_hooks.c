@@ -45,11 +45,45 @@ static void cast_all(size_t count, tt_tensor **tensors, tutti_dtype dtype) {
             tensors[i] = tt_to(tensors[i], dtype);
 }
 
+/* The last backward failed on its way: what it left is dropped, since its end will not come. */
+static void abandon_backward(tt_fully_sharded *all) {
+    for (int i = 0; i < all->unit_count; i++) {
+        tu_shard_unit *unit = &all->units[i];
+        tu_shard_free(unit);
+        if (unit->reduction != NULL)
+            tt_wait(unit->reduction); /* nobody else may ever read it */
+        tu_tensor_drop(unit->reduction);
+        unit->reduction = NULL;
+        unit->reduced = false;
+        unit->arrivals = 0;
+        for (int k = 0; k < unit->count; k++) {
+            tt_set_grad(unit->members[k].whole, NULL);
+            unit->members[k].arrived = false;
+        }
+    }
+    all->ended_count = all->back = 0;
+    all->callback = false;
+}
+
+/* What an earlier forward left whole, which no backward freed, may be older than the shards: it is not used again. */
+static void begin_forward(tu_shard_unit *unit) {
+    tt_fully_sharded *all = unit->all;
+    if (all->callback)
+        abandon_backward(all);
+    if (unit == &all->units[all->unit_count - 1]) {
+        all->pass++;
+        all->inside = true;
+        all->next = 0;
+    }
+    if (!all->inside || unit->pass != all->pass)
+        tu_shard_free(unit);
+}
+
 static void before_forward(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **inputs) {
     tu_shard_unit *unit = context->user;
     (void)module;
-    if (unit == &unit->all->units[unit->all->unit_count - 1] && !in_backward())
-        unit->all->next = 0;
+    if (!in_backward())
+        begin_forward(unit);
     tu_shard_gather(unit);
     if (!in_backward())
         follow_order(unit);
@@ -85,8 +119,10 @@ static void after_forward(const tt_hook_context *context, tt_module *module, tt_
     (void)module, (void)inputs;
     if (in_backward())
         return;
-    if (is_root)
+    if (is_root) {
+        all->inside = false;
         cast_all(count, outputs, all->options.output_dtype);
+    }
     bool awaited = await_backward(unit, count, outputs);
     if (awaited)
         tu_pending_take(append(&all->ended, &all->ended_count, &all->ended_capacity, unit));

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "autograd/node.h"
 #include "parallel/shard.h"
 
 /* ---- what belongs to which unit ---- */
@@ -123,6 +124,12 @@ static tutti_status check_member(const tu_shard_unit *unit, const tu_shard_membe
             "into a unit of their own",
             unit->name, tutti_dtype_name(first->dtype), unit->members[0].name, tutti_dtype_name(x->dtype),
             member->name);
+    const tu_history *history = x->history;
+    if (history != NULL && tu_hook_count(&history->tensor_hooks) + tu_hook_count(&history->accumulate_hooks) > 0)
+        return tu_error(TUTTI_ERROR_UNSUPPORTED,
+                        "fully_shard: parameter \"%s\" has hooks, which its shards would not run; hang them on the "
+                        "shards, after the call",
+                        member->name);
     return TUTTI_OK;
 }
 
@@ -180,14 +187,16 @@ static tutti_status find_members(tt_fully_sharded *all) {
     return status;
 }
 
+/* Unit by unit, as ranks cut them: so one that lists its units in another order is told. */
 static tt_named_list originals(const tt_fully_sharded *all) {
-    size_t count = (size_t)all->member_count;
+    size_t count = (size_t)all->member_count, at = 0;
     tt_tensor **tensors = tu_scope_memory((count + 1) * sizeof *tensors);
     const char **names = tu_scope_memory((count + 1) * sizeof *names);
-    for (size_t i = 0; tensors != NULL && names != NULL && i < count; i++) {
-        tensors[i] = all->members[i]->original;
-        names[i] = all->members[i]->name;
-    }
+    for (int i = 0; tensors != NULL && names != NULL && i < all->unit_count; i++)
+        for (int k = 0; k < all->units[i].count; k++, at++) {
+            tensors[at] = all->units[i].members[k].original;
+            names[at] = all->units[i].members[k].name;
+        }
     return tensors != NULL && names != NULL ? (tt_named_list){ count, tensors, names }
                                             : (tt_named_list){ 0, NULL, NULL };
 }
@@ -352,7 +361,7 @@ bool tt_fully_sharded_free(tt_fully_sharded *sharded, const tt_module *unit) {
 /* ---- whole parameters ---- */
 
 tt_named_list tt_fully_sharded_parameters(tt_fully_sharded *sharded) {
-    tt_named_list none = { 0, NULL, NULL };
+    tt_named_list none = { 0, tu_nothing, tu_no_names };
     if (!usable("fully_sharded_parameters", sharded))
         return none;
     size_t count = (size_t)sharded->member_count;
@@ -366,6 +375,7 @@ tt_named_list tt_fully_sharded_parameters(tt_fully_sharded *sharded) {
     for (int i = 0; tensors != NULL && i < sharded->unit_count; i++) {
         tu_shard_unit *unit = &sharded->units[i];
         bool was = unit->gathered;
+        tu_shard_free(unit); /* it may be older than the shards */
         tu_shard_gather(unit);
         for (size_t k = 0; k < count && tu_self()->pending == TUTTI_OK; k++)
             if (sharded->members[k]->unit == unit)

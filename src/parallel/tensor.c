@@ -191,17 +191,22 @@ tt_module *tt_heads_attention_module(int64_t width, const tt_attention_options *
 
 /* ---- vocabularies ---- */
 
-/* Which of `index` are in [first, first + count): a mask of the others, and the index within. */
-static tt_tensor *locate(tt_tensor *index, int64_t first, int64_t count, tt_tensor **elsewhere) {
-    tt_tensor *local = tt_add_scalar(index, -(double)first);
-    *elsewhere = tt_logical_or(tt_lt(local, tt_number(0)), tt_ge(local, tt_number((double)count)));
+/* Which of `index` are in this rank's [first, first + count): a mask of those that another rank has, and the index
+ * within. One that no rank has stays out of range, for the operator that reads by it to tell. */
+static tt_tensor *locate(tt_tensor *index, int64_t first, int64_t count, int ranks, tt_tensor **elsewhere) {
+    double from = -(double)first, end = (double)(count * ranks - first);
+    tt_tensor *local = tt_add_scalar(tt_to(index, TUTTI_I64), from); /* smaller types would wrap */
+    tt_tensor *other = tt_logical_or(tt_lt(local, tt_number(0)), tt_ge(local, tt_number((double)count)));
+    tt_tensor *known = tt_logical_and(tt_ge(local, tt_number(from)), tt_lt(local, tt_number(end)));
+    *elsewhere = tt_logical_and(other, known);
     return tt_masked_fill(local, *elsewhere, 0);
 }
 
 static int embedding_forward(tt_module *module, tt_tensor_list inputs, tt_tensor **outputs) {
     const layer *kept = tt_module_user(module);
     tt_tensor *index = input_of(inputs), *weight = tt_module_parameter(module, "weight"), *elsewhere;
-    tt_tensor *local = locate(index, kept->first, weight != NULL ? tt_size(weight, 0) : 0, &elsewhere);
+    tt_tensor *local =
+        locate(index, kept->first, weight != NULL ? tt_size(weight, 0) : 0, tutti_group_size(kept->group), &elsewhere);
     tt_tensor *rows = tt_masked_fill(tt_embedding(weight, local), tt_unsqueeze(elsewhere, -1), 0);
     if (kept->sequence) {
         int dim = length_dim("vocabulary_embedding", rows);
@@ -232,11 +237,11 @@ tt_module *tt_vocabulary_embedding_module(int64_t count, int64_t size, const tt_
 
 /* ---- cross-entropy ---- */
 
-/* The logit at the target, which one rank has; 0 where the target is ignored. */
+/* The logit at the target, which one rank has. */
 static tt_tensor *target_logits(tt_tensor *logits, tt_tensor *targets, tutti_group *group) {
     tt_tensor *elsewhere;
     int64_t count = tt_size(logits, 1);
-    tt_tensor *local = locate(targets, count * tutti_group_rank(group), count, &elsewhere);
+    tt_tensor *local = locate(targets, count * tutti_group_rank(group), count, tutti_group_size(group), &elsewhere);
     tt_tensor *own = tt_squeeze(tt_gather_dim(logits, 1, tt_unsqueeze(local, 1)), 1);
     return tt_reduce_from_group(tt_masked_fill(own, elsewhere, 0), group);
 }
@@ -260,7 +265,7 @@ tt_tensor *tt_vocabulary_cross_entropy(tt_tensor *logits, tt_tensor *targets, in
     tt_tensor *most = tt_all_reduce(tt_amax(tt_detach(logits), tt_shape(1), true), TUTTI_MAX, group);
     tt_tensor *shifted = tt_sub(logits, most);
     tt_tensor *sum = tt_reduce_from_group(tt_sum_dims(tt_exp(shifted), tt_shape(1), false), group);
-    tt_tensor *losses = tt_sub(tt_log(sum), target_logits(shifted, targets, group));
+    tt_tensor *losses = tt_sub(tt_log(sum), target_logits(shifted, tt_masked_fill(targets, left_out, 0), group));
     tt_tensor *counted = tt_sum(tt_to(tt_logical_not(left_out), tt_dtype(losses)));
     return tt_div(tt_sum(tt_masked_fill(losses, left_out, 0)), counted);
 }

@@ -204,6 +204,12 @@ TEST_WORLD_THREADS(the_last_checkpoint_is_the_one_that_counts, 2) {
     CHECK_OK(tutti_barrier(group, NULL));
     if (tutti_group_rank(group) == 1)
         CHECK_EQ(rmdir(below(name)), 0);
+    /* Nor does one whose ranks name different folders. */
+    CHECK(!tt_fully_sharded_save(made.sharded, made.optimizer,
+                                 tutti_group_rank(group) == 1 ? below("elsewhere") : folder));
+    tt_error_show();
+    CHECK_MESSAGE(tutti_group_rank(group) == 0 ? "the part of rank 1 is not in rank 0's folder" : "rank 0 could not");
+    tt_error_clear();
     CHECK(tt_fully_sharded_load(made.sharded, made.optimizer, folder));
     CHECK(tt_equal(all, everything(&made, group)));
     end(&made);

@@ -23,7 +23,8 @@ enum {
 /* What the ranks share. */
 typedef struct board {
     int victim;
-    bool in_step; /* it dies in the middle of a step */
+    bool in_step;   /* it dies in the middle of a step */
+    bool in_reduce; /* it dies before it takes part in the last reduction of a backward */
     atomic_int finished;
 } board;
 
@@ -85,13 +86,23 @@ static void die(const board *shared, const tt_fully_sharded *sharded) {
     kill(getpid(), SIGKILL);
 }
 
+/* The victim's last reduction is the one that it does not begin. */
+static _Thread_local bool doomed;
+static void watch(void *user, tt_shard_event event, const char *unit) {
+    (void)user;
+    if (doomed && event == TT_SHARD_REDUCE && unit[0] == '0')
+        kill(getpid(), SIGKILL);
+}
+
 static tutti_status survive(tutti_world *world, void *argument) {
     board *shared = argument;
     tutti_group *group = tutti_world_group(world), *rest;
     int rank = tutti_world_rank(world), ranks = tutti_world_size(world);
     tt_scope scope = tt_scope_open();
     net net = net_of(), alone = net_of();
-    tt_fully_sharded *sharded = tt_fully_shard(net.root, LAYERS, net.units, group, NULL);
+    tt_fully_sharded_options options = TT_FULLY_SHARDED_OPTIONS_INIT;
+    options.watch = watch;
+    tt_fully_sharded *sharded = tt_fully_shard(net.root, LAYERS, net.units, group, &options);
     tt_optimizer *optimizer = tt_adamw_optimizer(net.root, NULL), *reference = tt_adamw_optimizer(alone.root, NULL);
     CHECK(tt_fully_sharded_protect(sharded, optimizer));
     for (int step = 0; step < STEPS_BEFORE; step++) {
@@ -100,10 +111,12 @@ static tutti_status survive(tutti_world *world, void *argument) {
     }
     check_whole(sharded, alone.root);
     CHECK_OK(tutti_barrier(group, NULL));
-    if (rank == shared->victim)
+    doomed = rank == shared->victim;
+    if (doomed && !shared->in_reduce)
         die(shared, sharded);
     tt_scope inner = tt_scope_open();
-    CHECK(!tt_backward(loss_of(net.root, rank, STEPS_BEFORE), NULL));
+    if (tt_backward(loss_of(net.root, rank, STEPS_BEFORE), NULL)) /* its reductions may still be under way */
+        CHECK(!tt_fully_sharded_step(sharded));
     CHECK_STATUS(tt_scope_close(&inner), TUTTI_ERROR_DEAD);
     CHECK_OK(tutti_group_shrink(group, NULL, &rest));
     if (shared->in_step) {
@@ -113,6 +126,7 @@ static tutti_status survive(tutti_world *world, void *argument) {
         tt_error_clear();
     } else {
         CHECK(tt_fully_sharded_regroup(sharded, rest));
+        CHECK_EQ(tt_pending_works(world), 0);
         check_whole(sharded, alone.root);
         for (int step = STEPS_BEFORE; step < STEPS_BEFORE + STEPS_AFTER; step++) {
             step_together(net.root, sharded, optimizer, tutti_group_rank(rest), step);
@@ -125,7 +139,7 @@ static tutti_status survive(tutti_world *world, void *argument) {
     tt_optimizer_release(reference);
     tt_module_release(net.root);
     tt_module_release(alone.root);
-    if (!tt_wait_all(world)) /* what the death ended */
+    if (shared->in_step && !tt_wait_all(world)) /* what the death ended; else regrouping has done it */
         tt_error_clear();
     CHECK_OK(tt_scope_close(&scope));
     CHECK_OK(tutti_barrier(rest, NULL));
@@ -134,24 +148,30 @@ static tutti_status survive(tutti_world *world, void *argument) {
     return TUTTI_OK;
 }
 
-static void lose(int ranks, int victim, bool in_step) {
+static void lose(int ranks, int victim, bool in_step, bool in_reduce) {
     board *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(shared != MAP_FAILED);
     shared->victim = victim;
     shared->in_step = in_step;
+    shared->in_reduce = in_reduce;
     CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_PROCESSES, ranks, survive, shared), TUTTI_ERROR_DEAD);
     CHECK_EQ(atomic_load(&shared->finished), ranks - 1);
     munmap(shared, sizeof *shared);
 }
 
 TEST(survivors_go_on_with_what_the_dead_rank_had) {
-    lose(4, 2, false);
-    lose(3, 0, false);
-    lose(2, 1, false);
+    lose(4, 2, false, false);
+    lose(3, 0, false, false);
+    lose(2, 1, false, false);
+}
+
+TEST(a_death_while_gradients_are_reduced_lets_them_go_on_too) {
+    lose(3, 1, false, true);
+    lose(4, 3, false, true);
 }
 
 TEST(a_death_in_the_middle_of_a_step_asks_for_a_checkpoint) {
-    lose(3, 1, true);
+    lose(3, 1, true, false);
 }
 
 TEST_WORLD_THREADS(regrouping_is_refused_where_it_cannot_work, 1) {
@@ -168,6 +188,14 @@ TEST_WORLD_THREADS(regrouping_is_refused_where_it_cannot_work, 1) {
     tt_error_clear();
     CHECK(!tt_fully_sharded_protect(sharded, NULL));
     tt_error_clear();
+    tt_module *stranger = tt_linear_module(2, 2, true, TUTTI_F32);
+    tt_optimizer *other = tt_sgd_optimizer(stranger, NULL);
+    CHECK(!tt_fully_sharded_protect(sharded, other));
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("make it after tt_fully_shard");
+    tt_error_clear();
+    tt_optimizer_release(other);
+    tt_module_release(stranger);
     tt_optimizer *optimizer = tt_sgd_optimizer(net.root, NULL);
     CHECK(tt_fully_sharded_protect(sharded, optimizer));
     CHECK(!tt_fully_sharded_protect(sharded, optimizer));

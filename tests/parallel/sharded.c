@@ -441,6 +441,113 @@ TEST_WORLD_THREADS(what_cannot_be_sharded_is_refused_and_left_as_it_was, 2) {
     CHECK_OK(tt_scope_close(&scope));
 }
 
+/* ---- what went another way ---- */
+
+static tt_tensor *fail_here(const tt_hook_context *context, tt_tensor *grad) {
+    (void)context;
+    return tt_view(grad, tt_shape(7));
+}
+
+TEST_WORLD_THREADS(after_a_backward_that_failed_the_next_one_is_whole, 2) {
+    BEGIN;
+    net net = net_of(1), alone = net_of(1);
+    tt_fully_sharded *sharded = shard(&net, group, NULL);
+    tt_optimizer *optimizer = tt_sgd_optimizer(net.root, NULL), *reference = tt_sgd_optimizer(alone.root, NULL);
+    tt_tensor *x = tt_parameter(batch_of(rank, 0), true);
+    CHECK(tt_hook_tensor(x, fail_here, NULL, NULL, NULL));
+    CHECK(!tt_backward(tt_mean(tt_square(tt_module_call(net.root, x))), NULL)); /* units have been reduced by then */
+    tt_error_clear();
+    for (int step = 0; step < 2; step++) {
+        CHECK(tt_backward(loss_of(net.root, rank, step), NULL));
+        average_alone(alone.root, ranks, step);
+        CHECK(tt_optimizer_step(optimizer) && tt_optimizer_step(reference));
+        tt_optimizer_zero_grad(optimizer);
+        check_whole(sharded, alone.root, 0);
+    }
+    tt_fully_sharded_release(sharded);
+    tt_optimizer_release(optimizer);
+    tt_optimizer_release(reference);
+    tt_module_release(net.root);
+    tt_module_release(alone.root);
+    END;
+}
+
+static void look_before_the_step(tutti_world *world, void *argument) {
+    BEGIN;
+    net net = net_of(1), alone = net_of(1);
+    tt_fully_sharded *sharded = shard(&net, group, argument);
+    tt_optimizer *optimizer = tt_sgd_optimizer(net.root, NULL), *reference = tt_sgd_optimizer(alone.root, NULL);
+    for (int step = 0; step < 2; step++) {
+        CHECK(tt_backward(loss_of(net.root, rank, step), NULL));
+        average_alone(alone.root, ranks, step);
+        loss_of(net.root, rank, 99); /* nobody goes back from here, so units stay whole */
+        CHECK(tt_optimizer_step(optimizer) && tt_optimizer_step(reference));
+        tt_optimizer_zero_grad(optimizer);
+        if (step == 1)
+            check_whole(sharded, alone.root, 0);
+        CHECK(tt_equal(tt_detach(loss_of(net.root, rank, 50)), tt_detach(loss_of(alone.root, rank, 50))));
+    }
+    tt_fully_sharded_release(sharded);
+    tt_optimizer_release(optimizer);
+    tt_optimizer_release(reference);
+    tt_module_release(net.root);
+    tt_module_release(alone.root);
+    END;
+}
+
+TEST(what_a_forward_without_a_backward_left_is_not_used_again) {
+    tt_fully_sharded_options options = TT_FULLY_SHARDED_OPTIONS_INIT;
+    for (int i = 0; i < 3; i++) {
+        options.reshard = (tt_reshard)i;
+        test_threads(2, look_before_the_step, &options);
+    }
+}
+
+TEST_WORLD(ranks_that_list_their_units_in_another_order_are_told, 2) {
+    BEGIN;
+    net net = net_of(1);
+    tt_module *units[] = { net.units[1 + rank], net.units[2 - rank] }; /* of the same shapes */
+    CHECK(tt_fully_shard(net.root, 2, units, group, NULL) == NULL);
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_MISMATCH);
+    CHECK_MESSAGE("parameter 0 has another name, shape or dtype on rank 1");
+    tt_error_clear();
+    tt_module_release(net.root);
+    END;
+}
+
+static tt_tensor *double_it(const tt_hook_context *context, tt_tensor *grad) {
+    (void)context;
+    return tt_mul_scalar(grad, 2);
+}
+
+TEST_WORLD_THREADS(hooks_of_parameters_are_refused, 1) {
+    BEGIN;
+    tt_module *root = tt_linear_module(3, 4, true, TUTTI_F32);
+    CHECK(tt_hook_tensor(tt_module_parameter(root, "weight"), double_it, NULL, NULL, NULL));
+    CHECK(tt_fully_shard(root, 0, NULL, group, NULL) == NULL);
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_UNSUPPORTED);
+    CHECK_MESSAGE("parameter \"weight\" has hooks");
+    tt_error_clear();
+    tt_module_release(root);
+    CHECK_OK(tt_scope_close(&scope));
+}
+
+TEST_WORLD_THREADS(hooks_of_shards_run, 2) {
+    BEGIN;
+    tt_module *root = tt_linear_module(3, 4, true, TUTTI_F32);
+    tt_fully_sharded *sharded = tt_fully_shard(root, 0, NULL, group, NULL);
+    CHECK(tt_hook_tensor(tt_module_parameter(root, "weight"), double_it, NULL, NULL, NULL));
+    for (int step = 1; step < 3; step++) {
+        CHECK(tt_backward(tt_sum(tt_module_call(root, tt_ones(tt_shape(2, 3), TUTTI_F32, NULL))), NULL));
+        tt_tensor *weight = tt_module_parameter(root, "weight"), *bias = tt_module_parameter(root, "bias");
+        CHECK(tt_equal(tt_grad(weight), tt_full(tt_shape(2, 3), 4 * step, TUTTI_F32, NULL)));
+        CHECK(tt_equal(tt_grad(bias), tt_full(tt_shape(2), 2 * step, TUTTI_F32, NULL)));
+    }
+    tt_fully_sharded_release(sharded);
+    tt_module_release(root);
+    END;
+}
+
 TEST_WORLD_THREADS(bad_arguments_are_refused, 1) {
     BEGIN;
     net net = net_of(1);

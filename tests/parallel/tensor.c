@@ -204,6 +204,27 @@ TEST_WORLD(a_mesh_has_tensor_parallel_layers_that_are_fully_sharded, 4) {
     tutti_mesh_release(mesh);
 }
 
+TEST_WORLD_THREADS(bytes_find_their_rows_in_a_vocabulary_of_more, 2) {
+    tutti_group *group = tutti_world_group(world);
+    tt_scope scope = tt_scope_open();
+    tt_tensor_parallel_options how = { sizeof how, group };
+    tt_seed(7, 0);
+    tt_module *whole = tt_embedding_module(512, 3, TUTTI_F32);
+    tt_seed(7, 0);
+    tt_module *ours = tt_vocabulary_embedding_module(512, 3, &how);
+    tt_tensor *index = tt_arange(0, 200, 1, TUTTI_U8, NULL), *logits = draw(1, tt_shape(200, 512));
+    CHECK(tt_equal(tt_detach(tt_module_call(ours, index)), tt_detach(tt_module_call(whole, index))));
+    CHECK(close_to(tt_vocabulary_cross_entropy(part(logits, 1, group), index, -100, group),
+                   tt_cross_entropy(logits, tt_to(index, TUTTI_I64), -100)));
+    /* One that no rank has is an error, as it is for one rank. */
+    CHECK(tt_module_call(ours, tt_full(tt_shape(2), 512, TUTTI_I64, NULL)) == NULL);
+    CHECK(tt_error_pending() != TUTTI_OK);
+    tt_error_clear();
+    tt_module_release(whole);
+    tt_module_release(ours);
+    CHECK_OK(tt_scope_close(&scope));
+}
+
 TEST_WORLD_THREADS(sizes_that_cannot_be_cut_are_refused, 2) {
     BEGIN;
     CHECK(tt_column_linear_module(4, 5, true, &how) == NULL);
