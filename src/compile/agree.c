@@ -89,14 +89,13 @@ static tutti_status compare_all(const char *name, const tutti_group *group, cons
     int rank = tutti_group_rank(group), size = tutti_group_size(group);
     for (int i = 0; i < size; i++) {
         if (all[2 * i] != all[2 * rank])
-            return tu_error(
-                TUTTI_ERROR_MISMATCH,
-                "the compiled function %s: in group \"%s\" rank %d %s, and this rank, %d, %s; all ranks must "
-                "do the same",
-                name, tutti_group_name(group), i, act_of(all[2 * i]), rank, act_of(all[2 * rank]));
+            return tu_error(TUTTI_ERROR_MISMATCH,
+                            "compiled %s: in group \"%s\" rank %d %s, and this rank, %d, %s; all ranks must "
+                            "do the same",
+                            name, tutti_group_name(group), i, act_of(all[2 * i]), rank, act_of(all[2 * rank]));
         if (all[2 * i + 1] != all[2 * rank + 1])
             return tu_error(TUTTI_ERROR_MISMATCH,
-                            "the compiled function %s: ranks %d and %d of group \"%s\" have compiled different "
+                            "compiled %s: ranks %d and %d of group \"%s\" have compiled different "
                             "collectives, or in another order; all ranks must call the same function with inputs that "
                             "lead to the same collectives",
                             name, i, rank, tutti_group_name(group));

@@ -176,11 +176,10 @@ static tutti_status compare_pair(const char *name, const char *what, bool strict
                      : 0;
     if (at < 0)
         return tu_self()->pending;
-    return tu_error(
-        TUTTI_ERROR_STATE,
-        "the compiled function %s differs from eager code (TUTTI_COMPILE_COMPARE) first in %s: element %lld "
-        "of %s is %.17g, and eager code has %.17g",
-        name, what, (long long)at, tu_describe(made), left, right);
+    return tu_error(TUTTI_ERROR_STATE,
+                    "compiled %s differs from eager code (TUTTI_COMPILE_COMPARE) first in %s: element %lld "
+                    "of %s is %.17g, and eager code has %.17g",
+                    name, what, (long long)at, tu_describe(made), left, right);
 }
 
 static const tu_value *named(const tt_graph *graph, const char *name, int *output, int known) {

@@ -138,7 +138,7 @@ static tt_tensor_list call_eagerly(tt_compiled *compiled, tt_tensor_list inputs,
     compiled->warned = true;
     pthread_mutex_unlock(&compiled->lock);
     if (warns)
-        TU_LOG(TUTTI_LOG_WARN, NULL, "compile", "the compiled function %s runs as it is: %s", compiled->name, reason);
+        TU_LOG(TUTTI_LOG_WARN, NULL, "compile", "compiled %s runs as it is: %s", compiled->name, reason);
     return call_itself(compiled, inputs);
 }
 

@@ -106,7 +106,7 @@ static void run_backward(tu_node *node, tt_tensor *const *grads, tt_tensor **res
     tu_entry *entry = node->detail;
     if (tt_grad_enabled()) {
         tu_fail(TUTTI_ERROR_UNSUPPORTED,
-                "the backward of the compiled function %s cannot be differentiated: call the function itself where a "
+                "the backward of compiled %s cannot be differentiated: call the function itself where a "
                 "backward with create_graph runs",
                 entry->name);
         return;

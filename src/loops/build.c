@@ -264,9 +264,11 @@ static bool failed(const build *own, int status, char *reason, size_t reason_siz
     char line[400];
     first_message(own, line, sizeof line);
     if (WIFSIGNALED(status))
-        snprintf(reason, reason_size, "the compiler was ended by signal %d: %s", WTERMSIG(status), line);
+        snprintf(reason, reason_size, "the compiler was ended by signal %d%s%s", WTERMSIG(status),
+                 line[0] != 0 ? ": " : "", line);
     else
-        snprintf(reason, reason_size, "the compiler failed with status %d: %s", WEXITSTATUS(status), line);
+        snprintf(reason, reason_size, "the compiler failed with status %d%s%s", WEXITSTATUS(status),
+                 line[0] != 0 ? ": " : "", line);
     return false;
 }
 

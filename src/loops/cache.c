@@ -46,12 +46,15 @@ bool tu_cache_open(tu_cache *cache, char *reason, size_t reason_size) {
     if (length < 0 || (size_t)length >= sizeof parent)
         return refuse(reason, reason_size, "the cache", "has no place: neither XDG_CACHE_HOME nor HOME names a folder");
     snprintf(cache->path, sizeof cache->path, "%s/tutti", parent);
-    if (!make_folder(parent) || !make_folder(cache->path))
-        return refuse(reason, reason_size, cache->path, strerror(errno));
+    char why[128];
+    if (!make_folder(parent) || !make_folder(cache->path)) {
+        snprintf(why, sizeof why, "cannot be made for the cache: %s", strerror(errno));
+        return refuse(reason, reason_size, cache->path, why);
+    }
     cache->folder = open(cache->path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (cache->folder < 0)
         return refuse(reason, reason_size, cache->path,
-                      errno == ELOOP || errno == ENOTDIR ? "is not a folder" : strerror(errno));
+                      errno == ELOOP || errno == ENOTDIR ? "is not a folder" : "cannot be opened for the cache");
     if (is_ours(cache->folder, S_IFDIR))
         return true;
     tu_cache_close(cache);
