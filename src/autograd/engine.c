@@ -48,6 +48,7 @@ typedef struct backward {
     size_t ready_count, ready_capacity;
     wish *wishes;
     size_t wish_count;
+    uint64_t number; /* of the outermost one, of all in this thread */
     callback *callbacks;
     size_t callback_count, callback_capacity;
 } backward;
@@ -681,6 +682,7 @@ static tutti_status run_here(tt_tensor_list roots, tt_tensor_list grads, tt_tens
     tu_thread *self = tu_self();
     backward *outer = self->backward;
     backward run = { .outer = outer,
+                     .number = outer != NULL ? outer->number : ++self->backwards,
                      .depth = outer != NULL ? outer->depth + 1 : 1,
                      .create_graph = options->create_graph,
                      .retain_graph = options->retain_graph || options->create_graph,
@@ -703,6 +705,11 @@ tu_backward_runner *tu_backward_runner_set(tu_backward_runner *runner) {
     tu_backward_runner *before = tu_self()->backward_runner;
     tu_self()->backward_runner = runner;
     return before;
+}
+
+uint64_t tu_backward_number(void) {
+    const backward *run = tu_self()->backward;
+    return run != NULL ? run->number : 0;
 }
 
 tutti_status tu_backward_traced(tt_tensor_list roots, tt_tensor_list grads) {

@@ -255,6 +255,8 @@ bool tu_keeps_alive(const tt_tensor *from, const tt_tensor *x);
 tu_node_hooks *tu_node_hooks_of(tu_node *node);
 /* Runs the hooks that wait for the gradient of a leaf, which has a history. */
 tutti_status tu_run_accumulate_hooks(tt_tensor *leaf);
+/* Tells backwards apart: that of the outermost one that this thread runs; 0: none. */
+uint64_t tu_backward_number(void);
 /* Runs tensor hooks on *grad (held), which they may replace. */
 tutti_status tu_run_tensor_hooks(const char *who, tu_hook_list *list, tt_tensor **grad);
 

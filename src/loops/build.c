@@ -27,6 +27,7 @@
 #define WORDS 32
 #define LIMIT_SECONDS 60 /* of a build, unless TUTTI_CC_LIMIT says otherwise */
 #define GRACE_MS 500     /* for a compiler that was told to end */
+#define MESSAGES 65536   /* bytes of what it says that are kept; more it cannot write */
 
 struct tu_builder {
     tu_cache cache;
@@ -301,8 +302,9 @@ static bool wait_for_compiler(build *own, int64_t deadline, const tu_builder *bu
 static bool start(const tu_builder *builder, build *own, char *reason, size_t reason_size) {
     tu_cache_name(own->source, sizeof own->source, ".c");
     tu_cache_name(own->made, sizeof own->made, ".so");
-    own->messages = memfd_create("tutti-messages", MFD_CLOEXEC);
-    if (own->messages < 0) {
+    own->messages = memfd_create("tutti-messages", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (own->messages < 0 || ftruncate(own->messages, MESSAGES) != 0 ||
+        fcntl(own->messages, F_ADD_SEALS, F_SEAL_GROW) != 0) {
         snprintf(reason, reason_size, "no file for the compiler's messages: %s", strerror(errno));
         return false;
     }

@@ -73,15 +73,19 @@ static bool gather(const tt_module *module, const tt_optimizer *optimizer, state
     return tu_self()->pending == TUTTI_OK;
 }
 
-bool tt_save_state(const tt_module *module, const tt_optimizer *optimizer, const char *path) {
+void tu_state_save(const tt_module *module, const tt_optimizer *optimizer, tt_metadata metadata, const char *path) {
     state list;
     tt_scope scope = tt_scope_open();
     if (gather(module, optimizer, &list)) {
         list.names[list.count] = "random";
         list.tensors[list.count++] = tt_random_state();
-        tt_save_safetensors(tt_tensors_of(list.count, list.tensors), list.names, path);
+        tt_save_safetensors_with(tt_tensors_of(list.count, list.tensors), list.names, metadata, path);
     }
     tu_scope_leave(&scope);
+}
+
+bool tt_save_state(const tt_module *module, const tt_optimizer *optimizer, const char *path) {
+    tu_state_save(module, optimizer, (tt_metadata){ 0, NULL, NULL }, path);
     return tu_self()->pending == TUTTI_OK;
 }
 

@@ -7,7 +7,9 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <tutti/io.h>
@@ -21,6 +23,7 @@
 typedef struct parts_of_run {
     long long serial; /* of the checkpoint in this folder: its files have names of their own */
     int ranks;
+    long long mark; /* drawn for this checkpoint; its parts have it, and those of another have not */
 } parts_of_run;
 
 static void part_path(char *path, const char *folder, const parts_of_run *which, int rank) {
@@ -54,6 +57,8 @@ static tutti_status read_index(const char *who, const char *folder, parts_of_run
     long count = ranks != NULL ? strtol(ranks, &ranks_end, 10) : 0;
     which->serial = serial != NULL ? strtoll(serial, &serial_end, 10) : -1;
     which->ranks = (int)count;
+    const char *mark = tt_metadata_get(metadata, "mark");
+    which->mark = mark != NULL ? strtoll(mark, NULL, 10) : 0;
     if (serial == NULL || *serial_end != '\0' || which->serial < 0 || ranks == NULL || *ranks_end != '\0' ||
         count < 1 || count > 1000000)
         return tu_error(TUTTI_ERROR_PROTOCOL, "%s: \"%s\" does not say which parts count", who, path);
@@ -63,13 +68,15 @@ static tutti_status read_index(const char *who, const char *folder, parts_of_run
 /* ---- saving ---- */
 
 static void write_index(const char *folder, const parts_of_run *which, long long step) {
-    char path[PATH], texts[3][32];
-    const char *keys[] = { "serial", "ranks", "step" }, *values[] = { texts[0], texts[1], texts[2] };
+    char path[PATH], texts[4][32];
+    const char *keys[] = { "serial", "ranks", "step", "mark" };
+    const char *values[] = { texts[0], texts[1], texts[2], texts[3] };
     snprintf(texts[0], sizeof texts[0], "%lld", which->serial);
     snprintf(texts[1], sizeof texts[1], "%d", which->ranks);
     snprintf(texts[2], sizeof texts[2], "%lld", step);
+    snprintf(texts[3], sizeof texts[3], "%lld", which->mark);
     index_path(path, folder);
-    tt_save_safetensors_with((tt_tensor_list){ 0, NULL }, NULL, (tt_metadata){ 3, keys, values }, path);
+    tt_save_safetensors_with((tt_tensor_list){ 0, NULL }, NULL, (tt_metadata){ 4, keys, values }, path);
 }
 
 /* Takes away the parts of other checkpoints. What cannot be removed only takes room. */
@@ -104,15 +111,34 @@ static tutti_status check_parts(const char *folder, const parts_of_run *which) {
     return TUTTI_OK;
 }
 
-/* The serial number of the next checkpoint in this folder, which rank 0 finds out. */
-static long long next_serial(const tt_fully_sharded *sharded, const char *folder) {
-    parts_of_run last = { 0, 0 };
+static void write_part(const tt_fully_sharded *sharded, const tt_optimizer *optimizer, const parts_of_run *which,
+                       const char *path) {
+    char text[32];
+    const char *key = "mark", *value = text;
+    snprintf(text, sizeof text, "%lld", which->mark);
+    tu_state_save(sharded->root, optimizer, (tt_metadata){ 1, &key, &value }, path);
+}
+
+/* A number that no other checkpoint has. */
+static long long draw_mark(void) {
+    long long mark = 0;
+    if (getrandom(&mark, sizeof mark, 0) != (ssize_t)sizeof mark)
+        mark = time(NULL);
+    return (mark & INT64_MAX) | 1;
+}
+
+/* The serial number and the mark of the next checkpoint in this folder, which rank 0 finds out. */
+static parts_of_run next_parts(const tt_fully_sharded *sharded, const char *folder) {
+    parts_of_run last = { 0, 0, 0 };
     if (tutti_group_rank(sharded->group) == 0 && read_index("fully_sharded_save", folder, &last) != TUTTI_OK) {
         last.serial = 0; /* there is none yet, or one that nobody could load */
         tt_error_clear();
     }
-    tt_tensor *told = tt_full(tt_shape(), (double)last.serial + 1, TUTTI_I64, NULL);
-    return tt_item_int(tt_broadcast(told, 0, sharded->group));
+    int64_t told[] = { last.serial + 1, draw_mark() };
+    tt_tensor *all = tt_broadcast(tt_from(told, tt_shape(2), TUTTI_I64, NULL), 0, sharded->group);
+    if (!tt_read(all, told, TUTTI_I64, 2))
+        told[0] = told[1] = 0;
+    return (parts_of_run){ told[0], tutti_group_size(sharded->group), told[1] };
 }
 
 static void save(tt_fully_sharded *sharded, const tt_optimizer *optimizer, const char *folder) {
@@ -121,15 +147,13 @@ static void save(tt_fully_sharded *sharded, const tt_optimizer *optimizer, const
     bool writes = replicas == NULL || tutti_group_rank(replicas) == 0; /* replicas have the same */
     for (int i = 0; i < sharded->unit_count; i++)
         tu_shard_free(&sharded->units[i]); /* slots have shards */
-    parts_of_run which = { next_serial(sharded, folder), tutti_group_size(group) };
+    parts_of_run which = next_parts(sharded, folder);
     if (writes && mkdir(folder, 0777) != 0 && errno != EEXIST)
         tu_fail(TUTTI_ERROR_SYSTEM, "fully_sharded_save: making the folder \"%s\": %s", folder, strerror(errno));
     part_path(path, folder, &which, tutti_group_rank(group));
     if (writes && tu_self()->pending == TUTTI_OK)
-        tt_save_state(sharded->root, optimizer, path);
+        write_part(sharded, optimizer, &which, path);
     tu_pending_take(tu_parallel_all(TUTTI_OK, "fully_sharded_save: another rank could not write its part", group));
-    if (writes && tu_self()->pending != TUTTI_OK)
-        unlink(path); /* nothing refers to it */
     bool first = writes && tutti_group_rank(group) == 0;
     if (first && tu_self()->pending == TUTTI_OK)
         tu_pending_take(check_parts(folder, &which));
@@ -152,6 +176,15 @@ bool tt_fully_sharded_save(tt_fully_sharded *sharded, const tt_optimizer *optimi
 }
 
 /* ---- loading ---- */
+
+/* One part; with the error pending where it belongs to another checkpoint. */
+static tt_named_list read_part(const char *path, const parts_of_run *which) {
+    tt_named_list none = { 0, NULL, NULL };
+    const char *mark = which->mark != 0 ? tt_metadata_get(tt_load_metadata(path), "mark") : NULL;
+    if (tu_self()->pending == TUTTI_OK && which->mark != 0 && (mark == NULL || strtoll(mark, NULL, 10) != which->mark))
+        tu_fail(TUTTI_ERROR_PROTOCOL, "fully_sharded_load: \"%s\" is a part of another checkpoint", path);
+    return tu_self()->pending == TUTTI_OK ? tt_load_safetensors(path) : none;
+}
 
 /* The member that a tensor of a part belongs to: "module.<name>", "optimizer.<state>.<name>"; NULL: no member's. */
 static const tu_shard_member *member_of(const tt_fully_sharded *sharded, const char *name) {
@@ -188,7 +221,7 @@ static tt_named_list cut_anew(tt_fully_sharded *sharded, const char *folder, con
     for (int i = 0; parts != NULL && i < which->ranks; i++) {
         char path[PATH];
         part_path(path, folder, which, i);
-        parts[i] = tt_load_safetensors(path);
+        parts[i] = read_part(path, which);
     }
     tt_tensor **tensors =
         tu_self()->pending == TUTTI_OK ? tu_scope_memory((parts[0].count + 1) * sizeof *tensors) : NULL;
@@ -205,14 +238,14 @@ static tt_named_list cut_anew(tt_fully_sharded *sharded, const char *folder, con
 
 static void load(tt_fully_sharded *sharded, tt_optimizer *optimizer, const char *folder) {
     char path[PATH];
-    parts_of_run which = { 0, 1 };
+    parts_of_run which = { 0, 1, 0 };
     static const char others[] = "fully_sharded_load: another rank could not read the checkpoint";
     for (int i = 0; i < sharded->unit_count; i++)
         tu_shard_free(&sharded->units[i]);
     tt_named_list file = { 0, NULL, NULL };
     if (tu_pending_take(read_index("fully_sharded_load", folder, &which)) == TUTTI_OK) {
         part_path(path, folder, &which, tutti_group_rank(sharded->group));
-        file = which.ranks == tutti_group_size(sharded->group) ? tt_load_safetensors(path)
+        file = which.ranks == tutti_group_size(sharded->group) ? read_part(path, &which)
                                                                : cut_anew(sharded, folder, &which);
     }
     if (tu_pending_take(tu_parallel_all(TUTTI_OK, others, sharded->group)) == TUTTI_OK)

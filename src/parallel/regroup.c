@@ -111,6 +111,9 @@ bool tt_fully_sharded_step(tt_fully_sharded *sharded) {
 
 /* Whether all ranks of the old group stand behind the same step; else the error says who does not. */
 static tutti_status same_step(const tt_fully_sharded *sharded) {
+    if (sharded->lost)
+        return tu_error(TUTTI_ERROR_STATE, "fully_sharded_regroup: a rank died while parameters were cut anew, and not "
+                                           "all are there: make the module anew and load a checkpoint");
     double own = sharded->optimizer != NULL ? tt_item(tt_optimizer_steps(sharded->optimizer)) : 0;
     for (int i = 0; sharded->marks != NULL && i < tutti_group_size(sharded->group); i++) {
         double marks[2] = { 0, 0 };
@@ -234,8 +237,9 @@ static void regroup(tt_fully_sharded *sharded, tutti_group *group) {
         sharded->group = old;
         recut(&sharded->units[i], old, group);
     }
+    sharded->lost = tu_self()->pending != TUTTI_OK;
     sharded->group = tutti_group_keep(group);
-    if (sharded->marks != NULL) {
+    if (sharded->optimizer != NULL) {
         tu_shard_peers_free(sharded->at_peers, tutti_group_size(old));
         tu_tensor_drop(sharded->marks);
         make_marks(sharded, tt_item(tt_optimizer_steps(sharded->optimizer)));

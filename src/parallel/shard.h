@@ -76,14 +76,16 @@ struct tt_fully_sharded {
     int member_count;
     tu_shard_member **members; /* of all units, as the root lists them */
     bool local;                /* gradients are not reduced */
-    bool callback;             /* the end of this backward is awaited */
+    bool callback;             /* the end of a backward is awaited */
+    uint64_t backward;         /* of this one */
     /* Units in the order of their last forward, for what comes next; and in the order in which forwards of this step
      * ended, for the way back. */
     tu_shard_unit **order, **ended;
     size_t order_count, order_capacity, next, ended_count, ended_capacity, back;
     bool order_known;
-    uint64_t pass; /* forwards of the root so far */
-    bool inside;   /* one is under way */
+    uint64_t pass;                /* forwards of the root so far */
+    bool inside;                  /* one is under way */
+    bool lost;                    /* a rank died while others cut anew: some units have no values */
     tt_optimizer *optimizer;      /* that is protected, or NULL; lent */
     tt_tensor *marks, **at_peers; /* steps that were begun and that were made, of this rank and of all; held */
     tt_fully_sharded_counts counts;

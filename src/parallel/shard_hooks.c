@@ -5,6 +5,7 @@
  */
 #include <stdlib.h>
 
+#include "autograd/node.h"
 #include "parallel/shard.h"
 
 /* Whether a checkpoint computes a part of the forward again. */
@@ -185,8 +186,11 @@ static tt_tensor *before_backward(const tt_hook_context *context, tt_tensor *gra
                 "fully sharded: gradients that are reduced cannot be differentiated (create_graph)");
         return NULL;
     }
+    if (all->callback && all->backward != tu_backward_number())
+        abandon_backward(all);
     if (!all->callback)
         all->callback = tt_backward_callback(finish, all);
+    all->backward = tu_backward_number();
     tu_shard_gather(unit);
     gather_previous(unit);
     return NULL;

@@ -76,6 +76,7 @@ typedef struct tu_thread {
     void *dead_nodes;       /* autograd's nodes that are to be freed, while one is */
     bool freeing_nodes;
     void *backward;                    /* autograd's running backward, innermost */
+    uint64_t backwards;                /* that began in it, those inside others not counted */
     void *backward_runner;             /* autograd's: who is asked to run a backward, or NULL */
     void *saved_hooks;                 /* autograd's pack and unpack hooks, innermost */
     struct tu_step_batch *steps;       /* of an optimizer, open: see step.h */

@@ -200,6 +200,14 @@ TEST(a_compiler_that_hangs_is_ended_with_all_that_it_started) {
     remove_folder(folder);
 }
 
+TEST(a_compiler_that_never_stops_talking_cannot_fill_memory) {
+    const char *folder = own_folder();
+    note_compiler(folder, "yes 'error: and so on' >&2"); /* ends where nothing more is taken */
+    setenv("TUTTI_CC_LIMIT", "600s", 1);                 /* far beyond the test's own limit */
+    CHECK(!is_compiled(1));
+    remove_folder(folder);
+}
+
 TEST(where_nobody_learns_how_children_end_the_compiler_is_done_without) {
     const char *folder = own_folder();
     signal(SIGCHLD, SIG_IGN);

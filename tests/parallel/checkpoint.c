@@ -219,6 +219,33 @@ TEST_WORLD_THREADS(the_last_checkpoint_is_the_one_that_counts, 2) {
         remove_folder();
 }
 
+TEST_WORLD_THREADS(a_part_of_another_checkpoint_is_told, 2) {
+    tutti_group *group = tutti_world_group(world);
+    char other[256], part[256];
+    if (tutti_group_rank(group) == 0)
+        own_folder();
+    CHECK_OK(tutti_barrier(group, NULL));
+    tt_scope scope = tt_scope_open();
+    run made = run_of(1, group);
+    snprintf(other, sizeof other, "%s", below("other"));
+    snprintf(part, sizeof part, "%s", below("part-1-of-2-1.safetensors"));
+    CHECK(tt_fully_sharded_save(made.sharded, made.optimizer, folder));
+    train(&made);
+    CHECK(tt_fully_sharded_save(made.sharded, made.optimizer, other));
+    if (tutti_group_rank(group) == 0)
+        CHECK_EQ(rename(below("other/part-1-of-2-1.safetensors"), part), 0);
+    CHECK_OK(tutti_barrier(group, NULL));
+    CHECK(!tt_fully_sharded_load(made.sharded, made.optimizer, folder));
+    CHECK_EQ(tt_error_show(), tutti_group_rank(group) == 1 ? TUTTI_ERROR_PROTOCOL : TUTTI_ERROR_STATE);
+    CHECK_MESSAGE(tutti_group_rank(group) == 1 ? "is a part of another checkpoint" : "another rank could not read");
+    tt_error_clear();
+    end(&made);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_barrier(group, NULL));
+    if (tutti_group_rank(group) == 0)
+        remove_folder();
+}
+
 TEST_WORLD_THREADS(what_cannot_be_loaded_is_told, 2) {
     tutti_group *group = tutti_world_group(world);
     if (tutti_group_rank(group) == 0)

@@ -548,6 +548,35 @@ TEST_WORLD_THREADS(hooks_of_shards_run, 2) {
     END;
 }
 
+static tt_tensor *fail_once(const tt_hook_context *context, tt_tensor *grad) {
+    int *left = context->user;
+    return (*left)-- > 0 ? tt_view(grad, tt_shape(7)) : NULL;
+}
+
+TEST_WORLD_THREADS(a_backward_that_failed_is_tried_again_on_the_same_graph, 2) {
+    BEGIN;
+    net net = net_of(1), alone = net_of(1);
+    tt_fully_sharded *sharded = shard(&net, group, NULL);
+    tt_tensor *x = tt_parameter(tt_ones(tt_shape(2, 5), TUTTI_F32, NULL), true);
+    tt_backward_options keep = TT_BACKWARD_OPTIONS_INIT;
+    keep.retain_graph = true;
+    int left = 1;
+    CHECK(tt_hook_tensor(x, fail_once, &left, NULL, NULL));
+    tt_tensor *loss = tt_mean(tt_square(tt_module_call(net.root, x)));
+    CHECK(!tt_backward_from(tt_tensors(loss), (tt_tensor_list){ 0, NULL }, &keep));
+    tt_error_clear();
+    CHECK(tt_backward_from(tt_tensors(loss), (tt_tensor_list){ 0, NULL }, &keep));
+    CHECK(tt_backward(tt_mean(tt_square(tt_module_call(alone.root, tt_detach(x)))), NULL));
+    tt_tensor *mine = tt_grad(tt_module_parameter(tt_module_child(net.units[0], "0"), "weight"));
+    tt_tensor *whole = tt_grad(tt_module_parameter(tt_module_child(alone.units[0], "0"), "weight"));
+    CHECK(mine != NULL && tt_equal(mine, tt_narrow(whole, 0, rank * 5, 5)));
+    CHECK(tt_wait_all(world));
+    tt_fully_sharded_release(sharded);
+    tt_module_release(net.root);
+    tt_module_release(alone.root);
+    END;
+}
+
 TEST_WORLD_THREADS(bad_arguments_are_refused, 1) {
     BEGIN;
     net net = net_of(1);
