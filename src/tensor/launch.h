@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The arguments of kernels that run on a device, as flat structs: what the host side (tensor/on_device.c and the files
- * of operators) fills, and the kernels (backend/tensor_cuda/) read. Plain C, so that both compilers see one layout.
+ * of operators) fills, and the kernels (tensor_cuda/) read. Plain C, so that both compilers see one layout.
  */
 #ifndef TU_TENSOR_LAUNCH_H
 #define TU_TENSOR_LAUNCH_H
