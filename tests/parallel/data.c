@@ -123,6 +123,21 @@ TEST_WORLD(weights_and_buffers_become_those_of_rank_0, 3) {
     END;
 }
 
+TEST_WORLD_THREADS(buffers_may_stay_each_rank_s_own, 2) {
+    BEGIN;
+    tt_data_parallel_options options = TT_DATA_PARALLEL_OPTIONS_INIT;
+    options.own_buffers = true;
+    tt_module *net = net_of(1);
+    CHECK(tt_module_set_buffer(net, "mean", tt_zeros(tt_shape(3), TUTTI_F32, NULL)));
+    tt_data_parallel *parallel = tt_data_parallel_new(net, group, &options);
+    tt_fill_(tt_module_buffer(net, "mean"), 5 + rank);
+    tt_module_call(net, batch_of(rank, 0));
+    CHECK(tt_equal(tt_module_buffer(net, "mean"), tt_full(tt_shape(3), 5 + rank, TUTTI_F32, NULL)));
+    tt_data_parallel_release(parallel);
+    tt_module_release(net);
+    END;
+}
+
 TEST_WORLD_THREADS(ranks_with_other_parameters_are_told_on_all, 3) {
     BEGIN;
     tt_module *net = tt_linear_module(3, rank == 1 ? 5 : 4, true, TUTTI_F32);

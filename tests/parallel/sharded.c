@@ -287,6 +287,37 @@ TEST_WORLD(averages_of_f16_do_not_overflow_on_their_way, 4) {
     END;
 }
 
+TEST_WORLD(gradients_are_divided_by_what_is_asked_for, 2) {
+    BEGIN;
+    tt_fully_sharded_options options = TT_FULLY_SHARDED_OPTIONS_INIT;
+    options.divisor = 0.5;
+    tt_module *root = tt_linear_module(1, 4, false, TUTTI_F32);
+    tt_fully_sharded *sharded = tt_fully_shard(root, 0, NULL, group, &options);
+    CHECK(tt_backward(tt_sum(tt_module_call(root, tt_full(tt_shape(1, 1), rank + 1, TUTTI_F32, NULL))), NULL));
+    tt_tensor *grad = tt_grad(tt_module_parameter(root, "weight"));
+    CHECK(tt_equal(grad, tt_full(tt_shape(2, 1), (1 + 2) / 0.5, TUTTI_F32, NULL)));
+    tt_fully_sharded_release(sharded);
+    tt_module_release(root);
+    END;
+}
+
+TEST_WORLD(each_rank_may_cut_its_own_values, 2) {
+    BEGIN;
+    tt_fully_sharded_options options = TT_FULLY_SHARDED_OPTIONS_INIT;
+    options.own_values = true;
+    tt_module *root = tt_linear_module(3, 4, false, TUTTI_F32);
+    tt_grad_mode(false);
+    tt_fill_(tt_module_parameter(root, "weight"), rank);
+    tt_grad_mode(true);
+    tt_fully_sharded *sharded = tt_fully_shard(root, 0, NULL, group, &options);
+    tt_tensor *whole = tt_named(tt_fully_sharded_parameters(sharded), "weight");
+    CHECK(tt_equal(tt_narrow(whole, 0, 0, 2), tt_zeros(tt_shape(2, 3), TUTTI_F32, NULL)));
+    CHECK(tt_equal(tt_narrow(whole, 0, 2, 2), tt_ones(tt_shape(2, 3), TUTTI_F32, NULL)));
+    tt_fully_sharded_release(sharded);
+    tt_module_release(root);
+    END;
+}
+
 TEST_WORLD(a_mesh_shards_in_one_dimension_and_replicates_in_the_other, 4) {
     BEGIN;
     tutti_mesh *mesh;
