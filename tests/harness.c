@@ -362,8 +362,10 @@ void test_as_ordinary_user(void (*body)(void)) {
 
 static _Atomic long countdown; /* 0: disarmed */
 static _Atomic bool delivered;
-static _Atomic bool deadly; /* kill instead of failing */
-static char armed[512];     /* ",malloc,mmap," or "" for all; written while disarmed */
+static _Atomic bool deadly;        /* kill instead of failing */
+static _Atomic bool only_here;     /* count the calls of the thread that armed alone */
+static _Thread_local bool is_here; /* this thread armed */
+static char armed[512];            /* ",malloc,mmap," or "" for all; written while disarmed */
 
 void test_fail_arm(const char *functions, long nth) {
     atomic_store(&countdown, 0);
@@ -372,6 +374,14 @@ void test_fail_arm(const char *functions, long nth) {
         snprintf(armed, sizeof armed, ",%s,", functions);
     atomic_store(&delivered, false);
     atomic_store(&deadly, false);
+    atomic_store(&only_here, false);
+    atomic_store(&countdown, nth);
+}
+
+void test_fail_arm_here(const char *functions, long nth) {
+    test_fail_arm(functions, 0);
+    is_here = true;
+    atomic_store(&only_here, true);
     atomic_store(&countdown, nth);
 }
 
@@ -383,11 +393,14 @@ void test_kill_arm(const char *functions, long nth) {
 
 bool test_fail_disarm(void) {
     atomic_store(&countdown, 0);
+    is_here = false;
     return atomic_load(&delivered);
 }
 
 static bool should_fail(const char *function) {
     if (atomic_load_explicit(&countdown, memory_order_relaxed) <= 0)
+        return false;
+    if (atomic_load(&only_here) && !is_here)
         return false;
     if (armed[0] != 0) {
         char name[64];

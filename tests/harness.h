@@ -129,6 +129,8 @@ _Noreturn void test_skip(const char *format, ...) __attribute__((format(printf, 
 /* From now on the n-th call (counted from 1, in this process) of one of `functions` ("malloc,mmap", NULL: all that are
  * wrapped, see tests/wrapped.txt) from Tutti's code fails as it would in life; only that one. */
 void test_fail_arm(const char *functions, long nth);
+/* The same for the calls of the calling thread alone: other ranks that are threads, and the library's own, go on. */
+void test_fail_arm_here(const char *functions, long nth);
 /* Disarms; returns whether the failure was delivered. */
 bool test_fail_disarm(void);
 

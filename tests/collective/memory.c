@@ -99,7 +99,7 @@ static tutti_status exchange_many(tutti_world *world, attempt *attempt) {
     }
     CHECK_OK(tutti_all_reduce(group, &one, &sum, 1, TUTTI_I32, TUTTI_PRODUCT, &note));
     if (rank == 0 && attempt->nth != 0)
-        test_fail_arm("malloc", attempt->nth);
+        test_fail_arm_here("malloc", attempt->nth);
     tutti_status status = tutti_batch_end(batch, NULL);
     if (rank == 0 && attempt->nth != 0)
         attempt->delivered = test_fail_disarm();
