@@ -236,6 +236,8 @@ struct tu_job {
     tu_peer *peers;               /* by job rank */
     tu_recorder *recorders;       /* by job rank */
     char (*hosts)[TU_HOST_BYTES]; /* by world rank */
+    int *nodes;                   /* by world rank: see tu_job_node */
+    int node_count;
     int cores;
     tu_wait wait; /* what tu_job_wait_init copies */
     const _Atomic uint32_t *interrupt;

@@ -112,7 +112,11 @@ int tu_job_world_rank(const tu_job *job, int rank);         /* from job rank to 
 bool tu_job_threads(const tu_job *job);                     /* all ranks of the job are threads of this process */
 int tu_job_cores(const tu_job *job);                        /* cores that the job's ranks may use together */
 const char *tu_job_host(const tu_job *job, int world_rank); /* host name that a world rank published */
-bool tu_job_forked(const tu_job *job);                      /* true in a forked child (a wiped page tells) */
+/* A node is a set of ranks that share memory: one host, one user. All ranks number them alike, by their lowest ranks.
+ */
+int tu_job_nodes(const tu_job *job); /* how many the world has */
+int tu_job_node(const tu_job *job, int world_rank);
+bool tu_job_forked(const tu_job *job); /* true in a forked child (a wiped page tells) */
 
 /* Fills everything of *wait but check and argument: bell, sleepers, interrupt, departures, ladder. */
 void tu_job_wait_init(const tu_job *job, int64_t deadline, tu_wait *wait);

@@ -186,11 +186,41 @@ tutti_status tu_job_make(const tu_job_options *options, tu_job **made) {
     job->log = options->log;
     snprintf(job->name, sizeof job->name, "%s", options->name);
     job->hosts = calloc((size_t)options->world_size, sizeof *job->hosts);
-    if (job->hosts == NULL) {
+    job->nodes = calloc((size_t)options->world_size, sizeof *job->nodes);
+    if (job->hosts == NULL || job->nodes == NULL) {
+        free(job->hosts);
+        free(job->nodes);
         free(job);
         return tu_error_memory("host names", (size_t)options->world_size * sizeof *job->hosts);
     }
     *made = job;
+    return TUTTI_OK;
+}
+
+static bool same_node(const tu_record *left, const tu_record *right) {
+    return left->uid == right->uid && strcmp(left->place, right->place) == 0;
+}
+
+/* Numbers the nodes by their lowest ranks. Ranks of a node mostly follow each other, so the node of the rank before is
+ * asked first. */
+static tutti_status number_nodes(tu_job *job, const tu_record *records) {
+    if (records == NULL) {
+        job->node_count = 1;
+        return TUTTI_OK;
+    }
+    int *first = malloc((size_t)job->world_size * sizeof *first); /* node -> its lowest rank */
+    if (first == NULL)
+        return tu_error_memory("nodes", (size_t)job->world_size * sizeof *first);
+    for (int rank = 0; rank < job->world_size; rank++) {
+        int node = rank > 0 ? job->nodes[rank - 1] : 0;
+        if (rank == 0 || !same_node(&records[rank - 1], &records[rank]))
+            for (node = 0; node < job->node_count && !same_node(&records[first[node]], &records[rank]); node++)
+                ;
+        if (node == job->node_count)
+            first[job->node_count++] = rank;
+        job->nodes[rank] = node;
+    }
+    free(first);
     return TUTTI_OK;
 }
 
@@ -222,7 +252,7 @@ tutti_status tu_job_settle(tu_opening *opening) {
     for (int rank = 0; rank < job->world_size; rank++)
         snprintf(job->hosts[rank], TU_HOST_BYTES, "%s",
                  (opening->records != NULL ? &opening->records[rank] : &opening->mine)->host);
-    return TUTTI_OK;
+    return number_nodes(job, opening->records);
 }
 
 /* Gets a house with the job segment in it. */
@@ -448,6 +478,7 @@ void tu_job_end(tu_job *job) {
     free(job->recorders);
     free(job->peers);
     free(job->hosts);
+    free(job->nodes);
     free(job);
 }
 
@@ -497,6 +528,14 @@ int tu_job_cores(const tu_job *job) {
 
 const char *tu_job_host(const tu_job *job, int world_rank) {
     return job->hosts[world_rank];
+}
+
+int tu_job_nodes(const tu_job *job) {
+    return job->node_count;
+}
+
+int tu_job_node(const tu_job *job, int world_rank) {
+    return job->nodes[world_rank];
 }
 
 bool tu_job_forked(const tu_job *job) {

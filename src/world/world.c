@@ -160,7 +160,7 @@ static void free_world(tutti_world *world) {
     world->job = NULL;
     world->store = NULL;
     world->log = NULL;
-    world->job_rank_of = NULL;
+    world->job_rank_of = world->node_of = NULL;
     if (atomic_load_explicit(&world->closed, memory_order_relaxed) != 0)
         tu_worlds_bury(world);
     else
@@ -300,12 +300,17 @@ static tutti_status look_at_opening(void *argument) {
 tutti_status tu_world_place_ranks(tutti_world *world) {
     world->local_rank = tu_job_rank(world->job);
     world->local_size = tu_job_size(world->job);
-    world->job_rank_of = malloc(sizeof(int) * (size_t)world->size);
+    world->job_rank_of = malloc(2 * sizeof(int) * (size_t)world->size);
     if (world->job_rank_of == NULL)
-        return tu_error_memory("the ranks of the world", sizeof(int) * (size_t)world->size);
+        return tu_error_memory("the ranks of the world", 2 * sizeof(int) * (size_t)world->size);
+    world->node_of = world->job_rank_of + world->size;
     tu_pool_share(tu_job_cores(world->job) / world->local_size); /* until job_rank_of goes */
-    for (int rank = 0; rank < world->size; rank++)
+    for (int rank = 0; rank < world->size; rank++) {
         world->job_rank_of[rank] = -1;
+        world->node_of[rank] = tu_job_node(world->job, rank);
+    }
+    world->node = world->node_of[world->rank];
+    world->nodes = tu_job_nodes(world->job);
     for (int rank = 0; rank < world->local_size; rank++)
         world->job_rank_of[tu_job_world_rank(world->job, rank)] = rank;
     return TUTTI_OK;
@@ -402,6 +407,7 @@ tutti_status tutti_world_open_fake(int rank, int rank_count, const tutti_fake_op
     world->fake_error = options.error_on_collective;
     world->rank = world->local_rank = rank;
     world->size = world->local_size = rank_count;
+    world->nodes = 1;
     world->launcher = "fake";
     snprintf(world->meeting, sizeof world->meeting, "none");
     tu_log_set_rank(world->log, rank);

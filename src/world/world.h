@@ -43,6 +43,8 @@ struct tutti_world {
                               ends no wait on the store any more */
     tu_job *job;           /* NULL when fake */
     int *job_rank_of;      /* world rank -> job rank, -1 on another host */
+    int *node_of;          /* world rank -> node (tu_job_node); in the same block as job_rank_of */
+    int node, nodes;       /* this rank's, and how many there are; a fake world has one, and no node_of */
     _Atomic(tutti_group *) group; /* of all ranks: "0", until a refill makes another */
     _Atomic uint32_t interrupt;   /* TU_INTERRUPT_…: not 0 ends waits */
     _Atomic uint32_t closed;      /* set once by tutti_world_close */

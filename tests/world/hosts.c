@@ -74,6 +74,10 @@ static void look_around(tutti_world *world) {
     CHECK_EQ(tutti_world_local_size(world), 2);
     CHECK_EQ(tutti_world_local_rank(world), tutti_world_rank(world) % 2);
     CHECK(!tutti_world_group(world)->local);
+    CHECK_EQ(world->nodes, 2);
+    CHECK_EQ(world->node, tutti_world_rank(world) / 2);
+    for (int rank = 0; rank < 4; rank++)
+        CHECK_EQ(world->node_of[rank], rank / 2);
 }
 
 TEST(ranks_of_two_hosts_find_each_other) {
