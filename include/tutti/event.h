@@ -29,8 +29,8 @@ extern "C" {
 
 /* What happened. Values are written out and never reused. */
 typedef enum tutti_event_kind {
-    TUTTI_EVENT_DEATH = 1,      /* a rank of this host died */
-    TUTTI_EVENT_CLOSE = 2,      /* a rank of this host closed its world */
+    TUTTI_EVENT_DEATH = 1,      /* a rank died: of this host, or, under tutti run, of any */
+    TUTTI_EVENT_CLOSE = 2,      /* a rank of this host closed its world; of another host, its process ended well */
     TUTTI_EVENT_GROUP_ENDED = 3 /* a group of which this rank is a member ended: death, mismatch, abort, deadline */
 } tutti_event_kind;
 

@@ -27,7 +27,7 @@
 typedef struct entry {
     struct entry *next;
     tutti_event event;
-    int job_rank; /* of a death; -1 */
+    int rank; /* of a death: the world's; else -1 */
 } entry;
 
 struct tu_events {
@@ -38,19 +38,19 @@ struct tu_events {
     int descriptor;         /* eventfd, a semaphore */
     bool ending;
     pthread_t thread;
-    tu_rank_state *told; /* by job rank: what was told of it; the helper's alone */
+    tu_rank_state *told; /* by world rank: what was told of it; the helper's alone */
 };
 
 /* ---- the helper ---- */
 
-static void append(tu_events *events, const tutti_event *event, int job_rank) {
+static void append(tu_events *events, const tutti_event *event, int rank) {
     entry *made = calloc(1, sizeof *made);
     if (made == NULL) {
         TU_LOG(TUTTI_LOG_WARN, events->world->log, "world", "no memory for an event: %s", event->text);
         return;
     }
     made->event = *event;
-    made->job_rank = job_rank;
+    made->rank = rank;
     uint64_t one = 1;
     pthread_mutex_lock(&events->lock);
     *events->last = made;
@@ -64,23 +64,21 @@ static void append(tu_events *events, const tutti_event *event, int job_rank) {
 
 static void look_at_ranks(tu_events *events) {
     tutti_world *world = events->world;
-    for (int rank = 0; rank < world->local_size; rank++) {
-        if (rank == world->local_rank)
+    for (int rank = 0; rank < world->size; rank++) {
+        if (rank == world->rank)
             continue;
-        tu_rank_state state = tu_rank_probe(world->job, rank);
+        tu_rank_state state = tu_world_rank_state(world, rank, true);
         bool gone = state == TU_RANK_DEAD || state == TU_RANK_CLOSED;
         if (!gone || events->told[rank] == state) {
             events->told[rank] = gone ? state : TU_RANK_ALIVE;
             continue;
         }
-        tu_death death;
-        tu_death_describe(world->job, rank, &death);
         bool dead = state == TU_RANK_DEAD;
         tutti_event event = { .size = sizeof event,
                               .kind = dead ? TUTTI_EVENT_DEATH : TUTTI_EVENT_CLOSE,
                               .status = dead ? TUTTI_ERROR_DEAD : TUTTI_ERROR_GONE,
-                              .rank = death.world_rank };
-        snprintf(event.text, sizeof event.text, "%s", death.text);
+                              .rank = rank };
+        tu_world_rank_text(world, rank, event.text, sizeof event.text);
         events->told[rank] = state;
         append(events, &event, dead ? rank : -1);
     }
@@ -160,7 +158,7 @@ static tutti_status make(tutti_world *world, tu_events **out) {
     events->world = world;
     events->last = &events->first;
     events->descriptor = -1;
-    events->told = calloc((size_t)world->local_size, sizeof *events->told);
+    events->told = calloc((size_t)world->size, sizeof *events->told);
     tutti_status status = TUTTI_OK;
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
@@ -169,7 +167,7 @@ static tutti_status make(tutti_world *world, tu_events **out) {
     pthread_condattr_destroy(&attributes);
     pthread_mutex_init(&events->lock, NULL);
     if (events->told == NULL)
-        status = tu_error_memory("events", (size_t)world->local_size * sizeof *events->told);
+        status = tu_error_memory("events", (size_t)world->size * sizeof *events->told);
     if (status == TUTTI_OK && (events->descriptor = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE)) < 0)
         status = tu_error_system(errno, "an event descriptor cannot be made (eventfd)");
     if (status == TUTTI_OK) {
@@ -267,8 +265,8 @@ tutti_status tutti_world_next_event(tutti_world *world, int64_t timeout_ns, tutt
     pthread_mutex_unlock(&events->lock);
     if (status != TUTTI_OK)
         return status;
-    if (taken.job_rank >= 0)
-        atomic_store_explicit(&world->mourned[taken.job_rank], true, memory_order_relaxed);
+    if (taken.rank >= 0)
+        atomic_store_explicit(&world->mourned[taken.rank], true, memory_order_relaxed);
     size_t size = event->size;
     taken.event.size = size;
     memcpy(event, &taken.event, size < sizeof taken.event ? size : sizeof taken.event);

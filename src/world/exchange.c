@@ -140,13 +140,12 @@ static tutti_status look_around(tutti_world *world, const tu_meeting *meeting, i
             return TUTTI_ERROR_STATE;
     }
     for (int i = 0; i < meeting->count; i++) {
-        int rank = world->job_rank_of[meeting->ranks[i]];
-        tu_rank_state state = rank >= 0 && i != meeting->me ? tu_rank_probe(world->job, rank) : TU_RANK_ALIVE;
+        tu_rank_state state = i != meeting->me ? tu_world_rank_state(world, meeting->ranks[i], true) : TU_RANK_ALIVE;
         /* Asked after it departed: one that closed may have done its part before. */
         if (state == TU_RANK_DEAD || (state == TU_RANK_CLOSED && i == member && !came(world, meeting, i))) {
             char doing[192];
             snprintf(doing, sizeof doing, "in %s", meeting->what);
-            tutti_status status = tu_death_error(world->job, rank, doing);
+            tutti_status status = tu_world_departed_error(world, meeting->ranks[i], doing);
             tu_error_at_fault(i);
             return status;
         }

@@ -136,6 +136,8 @@ static verdict find_tutti(const tu_settings *settings, tu_launch *launch) {
     take(launch, &names, &found);
     if (found.size > 1 && tu_settings_text(settings, TU_SETTING_STORE)[0] == 0)
         return incomplete(&names, "TUTTI_STORE", "TUTTI_RANK");
+    if (found.size > 1 && tu_settings_text(settings, TU_SETTING_NEWS_FD)[0] != 0)
+        launch->news = (int)tu_settings_number(settings, TU_SETTING_NEWS_FD);
     return COMPLETE;
 }
 
@@ -251,7 +253,7 @@ static tutti_status find_in_environment(const tu_settings *settings, tu_log *log
     tutti_error_copy first;
     bool failed = false;
     for (size_t i = 0; i < sizeof finders / sizeof finders[0]; i++) {
-        tu_launch candidate = { 0 };
+        tu_launch candidate = { .news = -1 };
         switch (finders[i](settings, &candidate)) {
         case ABSENT:
             break;
@@ -273,7 +275,7 @@ static tutti_status find_in_environment(const tu_settings *settings, tu_log *log
     }
     if (failed)
         return tu_error_restore(&first);
-    *launch = (tu_launch){ .launcher = "alone", .rank = 0, .size = 1 };
+    *launch = (tu_launch){ .launcher = "alone", .rank = 0, .size = 1, .news = -1 };
     return TUTTI_OK;
 }
 
@@ -301,7 +303,8 @@ static tutti_status check_options(const tutti_world_options *options) {
 
 static tutti_status find_spawned(tu_launch *launch) {
     const tu_spawn_record *spawn = tu_spawn_current();
-    *launch = (tu_launch){ .launcher = "spawn", .rank = spawn->rank, .size = spawn->size, .store = spawn->store };
+    *launch =
+        (tu_launch){ .launcher = "spawn", .rank = spawn->rank, .size = spawn->size, .store = spawn->store, .news = -1 };
     snprintf(launch->url, sizeof launch->url, "%s", spawn->url);
     return TUTTI_OK;
 }
@@ -346,9 +349,11 @@ tutti_status tu_launch_find(const tutti_world_options *given, const tu_settings 
     if (status != TUTTI_OK)
         return status;
     if (options->rank_count > 0) {
-        *launch = (tu_launch){
-            .launcher = "options", .rank = options->rank, .size = options->rank_count, .store = options->store
-        };
+        *launch = (tu_launch){ .launcher = "options",
+                               .rank = options->rank,
+                               .size = options->rank_count,
+                               .store = options->store,
+                               .news = -1 };
         if (options->store == NULL && options->store_url == NULL)
             snprintf(launch->url, sizeof launch->url, "%s", tu_settings_text(settings, TU_SETTING_STORE));
         if (launch->size > 1 && options->store == NULL && options->store_url == NULL && launch->url[0] == 0)

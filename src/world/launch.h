@@ -35,6 +35,7 @@ typedef struct tu_launch {
     char url[192];      /* "unix:@…", "tcp://host:port", "file://…"; "" none */
     bool rank_0_hosts;  /* rank 0 serves the address, unless somebody does already */
     bool per_opening;   /* each opening has an address of its own: name and generation are appended */
+    int news;           /* descriptor of the launcher's news page (hosts/news.h); -1: there is none */
     char prefix[192];   /* in front of all keys: run id and restart count; "" none */
 } tu_launch;
 

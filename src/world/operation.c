@@ -123,7 +123,7 @@ static tutti_status departed_error(tutti_group *group, int member, const tu_oper
         int at = snprintf(doing, sizeof doing, "in ");
         tu_operation_text(group, info, doing + at, sizeof doing - (size_t)at);
     }
-    tutti_status status = tu_death_error(group->world->job, group->job_ranks[member], doing);
+    tutti_status status = tu_world_departed_error(group->world, group->ranks[member], doing);
     tutti_error_copy error;
     tu_error_save(&error);
     error.info.at_fault_count = 1;
@@ -136,13 +136,9 @@ static tutti_status departed_error(tutti_group *group, int member, const tu_oper
 
 /* A member that is dead, as far as is known; with `probe` the kernel is asked. -1: none. */
 static int find_dead(const tutti_group *group, bool probe) {
-    tu_job *job = group->world->job;
-    for (int member = 0; member < group->size; member++) {
-        int rank = group->job_ranks[member];
-        if (rank >= 0 && member != group->rank &&
-            (probe ? tu_rank_probe(job, rank) : tu_rank_state_of(job, rank)) == TU_RANK_DEAD)
+    for (int member = 0; member < group->size; member++)
+        if (member != group->rank && tu_world_rank_state(group->world, group->ranks[member], probe) == TU_RANK_DEAD)
             return member;
-    }
     return -1;
 }
 
@@ -153,7 +149,14 @@ static tutti_status end_by_death(tutti_group *group, int member, const tu_operat
     return end_group(group, info) ? status : tu_group_cause(group);
 }
 
-/* Somebody of the job departed since this group last looked: did one of ours die? */
+/* How many ranks departed, of those who may concern the group. */
+static uint32_t departures_of(const tutti_group *group) {
+    const tutti_world *world = group->world;
+    bool others = !group->local && world->news != NULL;
+    return tu_job_departures(world->job) + (others ? tu_news_departures(world->news) : 0);
+}
+
+/* Somebody departed since this group last looked: did one of ours die? */
 static tutti_status look_at_departures(tutti_group *group, uint32_t departures, const tu_operation_info *info) {
     int dead = find_dead(group, false);
     if (dead >= 0)
@@ -165,7 +168,7 @@ static tutti_status look_at_departures(tutti_group *group, uint32_t departures, 
 #define LOOK_INTERVAL (10 * TU_MILLISECOND) /* between two questions to the kernel by whoever only asks */
 
 tutti_status tu_group_look(tutti_group *group, const tu_operation_info *info) {
-    uint32_t departures = tu_job_departures(group->world->job);
+    uint32_t departures = departures_of(group);
     if (departures != atomic_load_explicit(&group->departures, memory_order_relaxed)) {
         tutti_status status = look_at_departures(group, departures, info);
         if (status != TUTTI_OK)
@@ -290,7 +293,7 @@ static tutti_status check_and_number(tutti_group *group, int64_t call_timeout_ns
         *deadline = deadline_after(info->timeout_ns);
     if (world->fake)
         return enter_fake(group, info);
-    uint32_t departures = tu_job_departures(world->job);
+    uint32_t departures = departures_of(group);
     if (__builtin_expect(departures != atomic_load_explicit(&group->departures, memory_order_relaxed), 0)) {
         status = look_at_departures(group, departures, info);
         if (status != TUTTI_OK)
@@ -473,9 +476,9 @@ static tutti_status check_members(void *argument) {
     tu_job *job = group->world->job;
     int first = -1, closed = -1;
     for (int member = 0; member < group->size; member++) {
-        if (group->job_ranks[member] < 0 || member == group->rank)
+        if (member == group->rank)
             continue;
-        tu_rank_state state = tu_rank_probe(job, group->job_ranks[member]);
+        tu_rank_state state = tu_world_rank_state(group->world, group->ranks[member], true);
         if (state == TU_RANK_DEAD) /* awaited or not, arrived or not */
             return departed_error(group, member, wait->info);
         /* One that closed may have done its part before: asked now that its last store is visible. */
@@ -542,7 +545,7 @@ void tu_group_describe(tutti_group *group, int member, char *text, size_t bytes)
     snprintf(text, bytes, "%s (", rank_text(group, member, who));
     int rank = group->job_ranks[member];
     if (rank < 0) {
-        append(text, bytes, "on another host)");
+        append(text, bytes, "on host %s)", tu_job_host(job, group->ranks[member]));
         return;
     }
     const tu_recorder *recorder = tu_job_recorder(job, rank);

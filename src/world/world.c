@@ -149,6 +149,8 @@ static void free_world(tutti_world *world) {
     tu_watch_end(world->watch); /* a clone of the store may live on */
     tu_watch_release(world->watch);
     free(world->mourned);
+    tu_news_close(world->news);
+    world->news = NULL;
     tu_faults_free(world->faults);
     tu_registry_free(world->registry);
     if (world->job_rank_of != NULL)
@@ -249,12 +251,12 @@ static tutti_status look_at_world(void *argument) {
                         world->name, world->rank);
     if (atomic_load_explicit(&world->closed, memory_order_acquire) != 0)
         return tu_error(TUTTI_ERROR_STATE, "world \"%s\" was closed during a wait on its store", world->name);
-    for (int rank = 0; rank < world->local_size; rank++) {
+    for (int rank = 0; rank < world->size; rank++) {
         if (atomic_load_explicit(&world->mourned[rank], memory_order_relaxed) ||
-            tu_rank_probe(world->job, rank) != TU_RANK_DEAD)
+            tu_world_rank_state(world, rank, true) != TU_RANK_DEAD)
             continue;
-        tutti_status status = tu_death_error(world->job, rank, "in a wait on the world's store");
-        tu_error_at_fault(tu_job_world_rank(world->job, rank));
+        tutti_status status = tu_world_departed_error(world, rank, "in a wait on the world's store");
+        tu_error_at_fault(rank);
         return status;
     }
     uint64_t state = atomic_load_explicit(&world->group->page->state, memory_order_acquire);
@@ -265,9 +267,9 @@ static tutti_status look_at_world(void *argument) {
 }
 
 static tutti_status watch_store(tutti_world *world) {
-    world->mourned = calloc((size_t)world->local_size, sizeof *world->mourned);
+    world->mourned = calloc((size_t)world->size, sizeof *world->mourned);
     if (world->mourned == NULL)
-        return tu_error_memory("the ranks of the world", (size_t)world->local_size);
+        return tu_error_memory("the ranks of the world", (size_t)world->size);
     if (world->store == NULL)
         return TUTTI_OK;
     tutti_status status = tu_watch_new(look_at_world, world, false, &world->watch);
@@ -285,6 +287,21 @@ typedef struct opening {
 } opening;
 #define OPENING_GRACE (300 * TU_MILLISECOND) /* for telling why */
 
+/* A rank of another host that will not come any more, as far as the launcher knows. */
+static tutti_status look_for_dead(const tutti_world *world) {
+    for (int rank = 0; tu_news_departures(world->news) > 0 && rank < world->size; rank++) {
+        tu_news_state state = tu_news_of(world->news, rank);
+        if (state != TU_NEWS_DEAD && state != TU_NEWS_LOST)
+            continue;
+        char text[384];
+        tu_news_text(world->news, rank, text, sizeof text);
+        tu_error(TUTTI_ERROR_DEAD, "%s, seen by rank %d while opening world \"%s\"", text, world->rank, world->name);
+        tu_error_at_fault(rank);
+        return TUTTI_ERROR_DEAD;
+    }
+    return TUTTI_OK;
+}
+
 static tutti_status look_at_opening(void *argument) {
     const opening *opening = argument;
     const tutti_world *world = opening->world;
@@ -292,6 +309,8 @@ static tutti_status look_at_opening(void *argument) {
         return tu_error(TUTTI_ERROR_INTERRUPTED, "rank %d was interrupted while opening world \"%s\"", world->rank,
                         world->name);
     tutti_status status = opening->hosted ? tu_first_rank_check(&opening->first) : TUTTI_OK;
+    if (status == TUTTI_OK && world->news != NULL)
+        status = look_for_dead(world);
     if (status != TUTTI_OK || tu_clock_now() < opening->deadline + OPENING_GRACE)
         return status;
     return no_answer(world);
@@ -365,7 +384,10 @@ tutti_status tutti_world_open(const tutti_world_options *given, tutti_world **ou
         goto free_world;
     TU_LOG(TUTTI_LOG_INFO, world->log, "world", "rank %d of %d; started by: %s", world->rank, world->size,
            world->launcher);
-    status = find_the_others_in_time(world, &launch, deadline);
+    if (launch.news >= 0)
+        status = tu_news_open(launch.news, world->rank, world->size, &world->news);
+    if (status == TUTTI_OK)
+        status = find_the_others_in_time(world, &launch, deadline);
     if (status == TUTTI_OK)
         status = watch_store(world);
     if (status != TUTTI_OK)

@@ -15,7 +15,9 @@
 
 #include "base/log.h"
 #include "base/settings.h"
+#include "hosts/news.h"
 #include "job/job.h"
+#include "job/liveness.h"
 #include "job/recorder.h"
 #include "job/segment.h"
 #include "store/watch.h"
@@ -39,9 +41,10 @@ struct tutti_world {
     int64_t timeout_ns;
     tutti_store *store;    /* prefixed; NULL when alone or fake */
     tu_watch *watch;       /* over waits on the store; NULL when alone or fake */
-    _Atomic bool *mourned; /* by job rank: its death was told by tutti_world_next_event, or a shrink left it out: it
+    _Atomic bool *mourned; /* by world rank: its death was told by tutti_world_next_event, or a shrink left it out: it
                               ends no wait on the store any more */
     tu_job *job;           /* NULL when fake */
+    tu_news *news;         /* of the launcher that started this rank; NULL: of one host, or started by another */
     int *job_rank_of;      /* world rank -> job rank, -1 on another host */
     int *node_of;          /* world rank -> node (tu_job_node); in the same block as job_rank_of */
     int node, nodes;       /* this rank's, and how many there are; a fake world has one, and no node_of */
@@ -251,6 +254,16 @@ tutti_status tu_group_exchange_with(tutti_group *group, const tu_operation_info 
 /* Counts a live handle (+1) or its end (-1); `what` is for tutti_world_close's list. A world's memory goes with its
  * last handle. */
 void tu_world_handle(tutti_world *world, const char *what, int change);
+
+/* ---- ranks wherever they are (departed.c), by world rank ---- */
+
+/* As last seen; with `probe` the kernel is asked about ranks of this host. Of ranks of other hosts the launcher's news
+ * tell; where there are none they are taken to be alive. */
+tu_rank_state tu_world_rank_state(const tutti_world *world, int rank, bool probe);
+/* "rank 5 on host-b (pid 4711) was killed by signal 9 (Killed)": of one that departed. */
+void tu_world_rank_text(const tutti_world *world, int rank, char *text, size_t bytes);
+/* Writes the error for a departed rank, TUTTI_ERROR_DEAD or TUTTI_ERROR_GONE; returns it. */
+tutti_status tu_world_departed_error(const tutti_world *world, int rank, const char *doing);
 
 /* Which ranks are where, once the job is open. */
 tutti_status tu_world_place_ranks(tutti_world *world);

@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The news page; see news.h. Every word has one writer, the agent's process, which tells of a rank by writing the
+ * details first and the state last; readers load the state first.
+ */
+#include "hosts/news.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+
+#define MAGIC UINT64_C(0x3153574e49545554) /* "TUTINWS1" */
+#define VERSION 1
+#define HOST_BYTES 64
+#define WHY_BYTES 160
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
+
+typedef struct rank_news {
+    int32_t node;
+    _Atomic uint32_t state; /* tu_news_state; release, pairs with the acquire in tu_news_of */
+    int32_t pid, wait_status;
+    int64_t at; /* on the clock of this host: when the agent heard of it */
+} rank_news;
+
+typedef struct node_news {
+    char host[HOST_BYTES];
+    char why[WHY_BYTES]; /* it is lost; complete before its ranks are */
+} node_news;
+
+typedef struct page {
+    uint64_t magic;
+    uint32_t version;
+    int32_t ranks, nodes, node;
+    int64_t silence_ns;
+    _Alignas(64) _Atomic uint32_t departures; /* release, pairs with the acquire in tu_news_departures */
+    _Atomic int64_t beat;                     /* tu_clock_now of the agent; a hint about time, relaxed */
+    _Alignas(64) unsigned char tables[];      /* nodes, then ranks */
+} page;
+
+struct tu_news {
+    page *page;
+    size_t bytes;
+    node_news *nodes;
+    rank_news *ranks;
+};
+
+static size_t bytes_of(int nodes, int ranks) {
+    return sizeof(page) + (size_t)nodes * sizeof(node_news) + (size_t)ranks * sizeof(rank_news);
+}
+
+static tutti_status take(page *mapped, size_t bytes, tu_news **news) {
+    tu_news *made = malloc(sizeof *made);
+    if (made == NULL) {
+        munmap(mapped, bytes);
+        return tu_error_memory("the news page", sizeof *made);
+    }
+    node_news *nodes = (node_news *)(void *)mapped->tables;
+    *made = (tu_news){ mapped, bytes, nodes, (rank_news *)(void *)(nodes + mapped->nodes) };
+    *news = made;
+    return TUTTI_OK;
+}
+
+/* ---- the agent ---- */
+
+static void fill(tu_news *news, const tu_news_plan *plan) {
+    int rank = 0;
+    for (int node = 0; node < plan->nodes; node++) {
+        snprintf(news->nodes[node].host, HOST_BYTES, "%s", plan->hosts[node]);
+        for (int i = 0; i < plan->ranks[node]; i++)
+            news->ranks[rank++].node = node;
+    }
+}
+
+tutti_status tu_news_create(const tu_news_plan *plan, tu_news **news, int *descriptor) {
+    int ranks = 0;
+    for (int node = 0; node < plan->nodes; node++)
+        ranks += plan->ranks[node];
+    size_t bytes = bytes_of(plan->nodes, ranks);
+    int fd = memfd_create("tutti-news", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return tu_error_system(errno, "cannot make the news page (memfd_create)");
+    void *mapped = posix_fallocate(fd, 0, (off_t)bytes) == 0
+                       ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+                       : MAP_FAILED;
+    /* Sealed after this mapping was made: no other can be written through. */
+    if (mapped == MAP_FAILED || fcntl(fd, F_ADD_SEALS, SEALS) != 0) {
+        tutti_status status = tu_error_system(errno, "cannot make the news page of %zu bytes", bytes);
+        if (mapped != MAP_FAILED)
+            munmap(mapped, bytes);
+        close(fd);
+        return status;
+    }
+    page *page = mapped;
+    page->magic = MAGIC;
+    page->version = VERSION;
+    page->ranks = ranks;
+    page->nodes = plan->nodes;
+    page->node = plan->node;
+    page->silence_ns = plan->silence_ns;
+    tutti_status status = take(page, bytes, news);
+    if (status != TUTTI_OK) {
+        close(fd);
+        return status;
+    }
+    fill(*news, plan);
+    tu_news_beat(*news);
+    *descriptor = fd;
+    return TUTTI_OK;
+}
+
+void tu_news_beat(tu_news *news) {
+    atomic_store_explicit(&news->page->beat, tu_clock_now(), memory_order_relaxed);
+}
+
+int64_t tu_news_silence(const tu_news *news) {
+    return tu_clock_now() - atomic_load_explicit(&news->page->beat, memory_order_relaxed);
+}
+
+static void depart(tu_news *news, rank_news *of, tu_news_state state) {
+    of->at = tu_clock_now();
+    /* Release: pairs with the acquire in tu_news_of; what was written before is there. */
+    atomic_store_explicit(&of->state, (uint32_t)state, memory_order_release);
+    atomic_fetch_add_explicit(&news->page->departures, 1, memory_order_release);
+}
+
+void tu_news_rank_ended(tu_news *news, int rank, int pid, int wait_status) {
+    rank_news *of = &news->ranks[rank];
+    if (atomic_load_explicit(&of->state, memory_order_relaxed) != TU_NEWS_RUNS)
+        return;
+    of->pid = pid;
+    of->wait_status = wait_status;
+    depart(news, of, wait_status == 0 ? TU_NEWS_ENDED : TU_NEWS_DEAD);
+}
+
+void tu_news_node_lost(tu_news *news, int node, const char *why) {
+    snprintf(news->nodes[node].why, WHY_BYTES, "%s", why);
+    for (int rank = 0; rank < news->page->ranks; rank++)
+        if (news->ranks[rank].node == node &&
+            atomic_load_explicit(&news->ranks[rank].state, memory_order_relaxed) == TU_NEWS_RUNS)
+            depart(news, &news->ranks[rank], TU_NEWS_LOST);
+}
+
+/* ---- ranks ---- */
+
+static tutti_status not_ours(int descriptor, const char *why) {
+    return tu_error(
+        TUTTI_ERROR_ARGUMENT,
+        "descriptor %d (TUTTI_NEWS_FD) holds no news of the launcher that this rank can read: %s. It is set "
+        "by tutti run; do not pass it on to another job",
+        descriptor, why);
+}
+
+static tutti_status check(const page *page, size_t bytes, int descriptor, int rank, int ranks) {
+    if (page->magic != MAGIC || page->version != VERSION)
+        return not_ours(descriptor, "the launcher is of another version of Tutti");
+    if (page->nodes < 1 || page->ranks != ranks || page->node < 0 || page->node >= page->nodes ||
+        bytes < bytes_of(page->nodes, ranks))
+        return not_ours(descriptor, "it is about another number of ranks");
+    const rank_news *table = (const rank_news *)(const void *)(page->tables + (size_t)page->nodes * sizeof(node_news));
+    for (int i = 0; i < ranks; i++)
+        if (table[i].node < 0 || table[i].node >= page->nodes || (i == rank && table[i].node != page->node))
+            return not_ours(descriptor, "its table of ranks is wrong");
+    return TUTTI_OK;
+}
+
+tutti_status tu_news_open(int descriptor, int rank, int ranks, tu_news **news) {
+    struct stat file;
+    if (fstat(descriptor, &file) != 0 || (fcntl(descriptor, F_GET_SEALS) & SEALS) != SEALS ||
+        (size_t)file.st_size < sizeof(page))
+        return not_ours(descriptor, "it is no sealed page");
+    size_t bytes = (size_t)file.st_size;
+    void *mapped = mmap(NULL, bytes, PROT_READ, MAP_SHARED, descriptor, 0);
+    if (mapped == MAP_FAILED)
+        return tu_error_system(errno, "the news of the launcher cannot be mapped (TUTTI_NEWS_FD)");
+    tutti_status status = check(mapped, bytes, descriptor, rank, ranks);
+    if (status != TUTTI_OK) {
+        munmap(mapped, bytes);
+        return status;
+    }
+    return take(mapped, bytes, news);
+}
+
+void tu_news_close(tu_news *news) {
+    if (news == NULL)
+        return;
+    munmap(news->page, news->bytes);
+    free(news);
+}
+
+uint32_t tu_news_departures(const tu_news *news) {
+    return atomic_load_explicit(&news->page->departures, memory_order_acquire); /* pairs with depart() */
+}
+
+static bool silent(const tu_news *news) {
+    return tu_news_silence(news) > news->page->silence_ns;
+}
+
+tu_news_state tu_news_of(const tu_news *news, int rank) {
+    const rank_news *of = &news->ranks[rank];
+    uint32_t state = atomic_load_explicit(&of->state, memory_order_acquire); /* pairs with depart() */
+    if (state == TU_NEWS_RUNS && of->node != news->page->node && silent(news))
+        return TU_NEWS_LOST;
+    return (tu_news_state)state;
+}
+
+int64_t tu_news_age(const tu_news *news, int rank) {
+    return tu_clock_now() - news->ranks[rank].at;
+}
+
+int tu_news_node(const tu_news *news, int rank) {
+    return news->ranks[rank].node;
+}
+
+int tu_news_wait_status(const tu_news *news, int rank) {
+    return news->ranks[rank].wait_status;
+}
+
+int tu_news_pid(const tu_news *news, int rank) {
+    return news->ranks[rank].pid;
+}
+
+static void lost_text(const tu_news *news, const rank_news *of, char *text, size_t bytes) {
+    if (news->nodes[of->node].why[0] != 0)
+        snprintf(text, bytes, "is lost with its host: %s", news->nodes[of->node].why);
+    else
+        snprintf(text, bytes,
+                 "is lost: the launcher of this host (%s) has been silent for %.1f s, so the other hosts have given it "
+                 "up (TUTTI_HOST_TIMEOUT)",
+                 news->nodes[news->page->node].host, (double)tu_news_silence(news) / 1e9);
+}
+
+void tu_news_text(const tu_news *news, int rank, char *text, size_t bytes) {
+    const rank_news *of = &news->ranks[rank];
+    const char *host = news->nodes[of->node].host;
+    tu_news_state state = tu_news_of(news, rank);
+    char how[WHY_BYTES + 96];
+    if (state == TU_NEWS_RUNS || state == TU_NEWS_LOST) {
+        if (state == TU_NEWS_LOST)
+            lost_text(news, of, how, sizeof how);
+        snprintf(text, bytes, "rank %d on %s %s", rank, host, state == TU_NEWS_LOST ? how : "runs");
+        return;
+    }
+    const char *name = WIFSIGNALED(of->wait_status) ? sigdescr_np(WTERMSIG(of->wait_status)) : NULL;
+    if (WIFSIGNALED(of->wait_status))
+        snprintf(how, sizeof how, "was killed by signal %d (%s)", WTERMSIG(of->wait_status),
+                 name != NULL ? name : "unknown");
+    else
+        snprintf(how, sizeof how, "exited with status %d", WEXITSTATUS(of->wait_status));
+    snprintf(text, bytes, "rank %d on %s (pid %d) %s", rank, host, of->pid, how);
+}

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The news page: what the launcher of a host (its agent) tells the ranks it started about the ranks of all hosts.
+ *
+ * A sealed memfd that the agent alone can write and that its ranks inherit and map for reading. It says on which node
+ * each rank is, which have ended and how, which nodes are lost, and when the agent was last alive. Ranks look at it
+ * while they wait, as they look at the ranks of their own host: that costs no thread, no connection and no message, at
+ * any number of ranks.
+ *
+ * A rank's own process may outlive its agent's attention: when the agent has been silent for as long as other hosts
+ * wait for it, they have given this host up, so a rank that sees it counts everybody else as lost.
+ */
+#ifndef TU_HOSTS_NEWS_H
+#define TU_HOSTS_NEWS_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <tutti/status.h>
+
+#include "base/error.h"
+
+typedef enum tu_news_state {
+    TU_NEWS_RUNS = 0,
+    TU_NEWS_ENDED = 1, /* exited with status 0 */
+    TU_NEWS_DEAD = 2,  /* killed, or exited with another status */
+    TU_NEWS_LOST = 3   /* its node is out of reach: nobody knows what it does */
+} tu_news_state;
+
+typedef struct tu_news tu_news; /* one mapping of the page */
+
+/* ---- ranks ---- */
+
+/* Maps the page behind an inherited descriptor, which stays open, and checks it: `ranks` and `rank` must fit it. */
+tutti_status tu_news_open(int descriptor, int rank, int ranks, tu_news **news);
+/* NULL is allowed. */
+void tu_news_close(tu_news *news);
+
+/* How many ranks have departed so far: one load. */
+uint32_t tu_news_departures(const tu_news *news);
+/* What is known of a rank. A silent agent makes every rank of other nodes lost. */
+tu_news_state tu_news_of(const tu_news *news, int rank);
+/* Nanoseconds since a departed rank's departure became known here. */
+int64_t tu_news_age(const tu_news *news, int rank);
+/* "rank 5 on host-b (pid 4711) was killed by signal 9 (Killed)". */
+void tu_news_text(const tu_news *news, int rank, char *text, size_t bytes);
+int tu_news_node(const tu_news *news, int rank);
+
+/* ---- the agent ---- */
+
+typedef struct tu_news_plan {
+    int nodes, node;          /* how many, and which one this is; -1: none of them (a launcher without ranks) */
+    const int *ranks;         /* [node]: how many ranks it has; rank numbers follow the nodes */
+    int64_t silence_ns;       /* how long an agent may be silent */
+    const char *const *hosts; /* [node]: names */
+} tu_news_plan;
+
+/* *descriptor can be opened again for reading (through /proc/self/fd) and for nothing else. */
+tutti_status tu_news_create(const tu_news_plan *plan, tu_news **news, int *descriptor);
+void tu_news_beat(tu_news *news);
+/* How long the agent has been silent; for its guardian. */
+int64_t tu_news_silence(const tu_news *news);
+/* A rank has ended. Tells of a rank once; later calls for it do nothing. */
+void tu_news_rank_ended(tu_news *news, int rank, int pid, int wait_status);
+/* A node is out of reach: its ranks that have not ended are lost. */
+void tu_news_node_lost(tu_news *news, int node, const char *why);
+int tu_news_wait_status(const tu_news *news, int rank); /* of one that is ENDED or DEAD */
+int tu_news_pid(const tu_news *news, int rank);         /* the same */
+
+#endif

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * How a rank of the world fares, wherever it is: on this host the job knows, elsewhere the launcher's news tell.
+ */
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "world/world.h"
+
+/* A process of another host that ended well may have closed its world, and what it sent last may still be on its way:
+ * those that wait for it learn that it has gone when that had time to come. */
+#define GONE_AFTER (1 * TU_SECOND)
+
+tu_rank_state tu_world_rank_state(const tutti_world *world, int rank, bool probe) {
+    int job_rank = world->job_rank_of[rank];
+    if (job_rank >= 0)
+        return probe ? tu_rank_probe(world->job, job_rank) : tu_rank_state_of(world->job, job_rank);
+    switch (world->news != NULL ? tu_news_of(world->news, rank) : TU_NEWS_RUNS) {
+    case TU_NEWS_DEAD:
+    case TU_NEWS_LOST:
+        return TU_RANK_DEAD;
+    case TU_NEWS_ENDED:
+        return tu_news_age(world->news, rank) > GONE_AFTER ? TU_RANK_CLOSED : TU_RANK_ALIVE;
+    default:
+        return TU_RANK_ALIVE;
+    }
+}
+
+void tu_world_rank_text(const tutti_world *world, int rank, char *text, size_t bytes) {
+    int job_rank = world->job_rank_of[rank];
+    if (job_rank >= 0) {
+        tu_death death;
+        tu_death_describe(world->job, job_rank, &death);
+        snprintf(text, bytes, "%s", death.text);
+    } else if (world->news != NULL) {
+        tu_news_text(world->news, rank, text, bytes);
+    } else {
+        snprintf(text, bytes, "rank %d on %s", rank, tu_job_host(world->job, rank));
+    }
+}
+
+tutti_status tu_world_departed_error(const tutti_world *world, int rank, const char *doing) {
+    int job_rank = world->job_rank_of[rank];
+    if (job_rank >= 0)
+        return tu_death_error(world->job, job_rank, doing);
+    char text[384];
+    tu_world_rank_text(world, rank, text, sizeof text);
+    bool dead = tu_world_rank_state(world, rank, false) == TU_RANK_DEAD;
+    return tu_error(dead ? TUTTI_ERROR_DEAD : TUTTI_ERROR_GONE, "%s, seen %s", text, doing);
+}
