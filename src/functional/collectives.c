@@ -27,23 +27,20 @@ static tutti_status set_factor(tutti_call *options, tutti_reduction reduction, d
 
 tutti_status tu_start_reduce(const tt_tensor *x, tt_tensor *out, tutti_reduction reduction, double factor,
                              tutti_group *group) {
-    tutti_work *work;
-    tutti_call options;
     premul kept;
+    tu_flight_plan plan = { "all_reduce", group, .writes = out };
     const tt_tensor *from = x;
-    tu_flight_call(&options, &work);
-    tutti_status status = set_factor(&options, reduction, factor, x->dtype, &kept);
+    tutti_status status = set_factor(tu_flight_call(&plan), reduction, factor, x->dtype, &kept);
     if (status != TUTTI_OK)
         return status;
     if (x != out && (!(x->flags & TU_CONTIGUOUS) || tu_group_is_fake(group))) {
         tu_copy_tensor(out, x); /* to where the result goes, and reduced there */
         from = out;
     }
-    status =
-        tutti_all_reduce(group, tu_pointer(from), tu_pointer(out), (size_t)out->numel, out->dtype, reduction, &options);
-    status =
-        tu_flight_begin(status, &(tu_flight_plan){ "all_reduce", group, work, out, from == out ? NULL : from, NULL });
-    return status;
+    plan.reads = from == out ? NULL : from;
+    status = tutti_all_reduce(group, tu_pointer(from), tu_pointer(out), (size_t)out->numel, out->dtype, reduction,
+                              &plan.call);
+    return tu_flight_begin(status, &plan);
 }
 
 tutti_status tu_all_reduce_shape(tu_call *call) {
@@ -94,18 +91,16 @@ static tt_tensor *block_of_parts(const char *who, const tu_shape *part, int rank
 }
 
 tutti_status tu_start_gather(const tt_tensor *x, tt_tensor *out, int dim, tutti_group *group) {
-    tutti_work *work;
-    tutti_call options;
     bool apart = x->numel > 0 && rows_before(x, dim) > 1;
     tu_shape part = tu_shape_of(x);
     tt_tensor *from = tu_stage_in(x, x->dtype);
     tt_tensor *to = apart ? block_of_parts("all_gather", &part, tutti_group_size(group)) : tu_tensor_hold(out);
     tutti_status status = from == NULL || to == NULL ? TUTTI_ERROR_MEMORY : TUTTI_OK;
-    tu_flight_call(&options, &work);
+    tu_flight_plan plan = { "all_gather", group, .writes = out, .reads = from, .lands = apart ? to : NULL, .dim = dim };
     if (status == TUTTI_OK)
-        status = tutti_all_gather(group, tu_pointer(from), tu_pointer(to), (size_t)x->numel, x->dtype, &options);
-    status = tu_flight_begin(status, &(tu_flight_plan){ "all_gather", group, work, .writes = out, .reads = from,
-                                                        .lands = apart ? to : NULL, .dim = dim });
+        status = tutti_all_gather(group, tu_pointer(from), tu_pointer(to), (size_t)x->numel, x->dtype,
+                                  tu_flight_call(&plan));
+    status = tu_flight_begin(status, &plan);
     tu_tensor_drop(from);
     tu_tensor_drop(to);
     return status;
@@ -167,19 +162,17 @@ void tu_fake_part(tutti_group *group, tt_tensor *out, const tt_tensor *x) {
 
 tutti_status tu_start_scatter(const tt_tensor *x, tt_tensor *out, tutti_reduction reduction, double factor, int dim,
                               tutti_group *group) {
-    tutti_work *work;
-    tutti_call options;
     premul kept;
     tt_tensor *from = stage_parts(x, out, dim, tutti_group_size(group));
     if (from == NULL)
         return TUTTI_ERROR_MEMORY;
     tu_fake_part(group, out, from);
-    tu_flight_call(&options, &work);
-    tutti_status status = set_factor(&options, reduction, factor, x->dtype, &kept);
+    tu_flight_plan plan = { "reduce_scatter", group, .writes = out, .reads = from };
+    tutti_status status = set_factor(tu_flight_call(&plan), reduction, factor, x->dtype, &kept);
     if (status == TUTTI_OK)
         status = tutti_reduce_scatter(group, tu_pointer(from), tu_pointer(out), (size_t)out->numel, x->dtype, reduction,
-                                      &options);
-    status = tu_flight_begin(status, &(tu_flight_plan){ "reduce_scatter", group, work, .writes = out, .reads = from });
+                                      &plan.call);
+    status = tu_flight_begin(status, &plan);
     tu_tensor_drop(from);
     return status;
 }
@@ -264,17 +257,15 @@ tutti_status tu_broadcast_shape(tu_call *call) {
 tutti_status tu_broadcast_cpu(tu_call *call) {
     const tu_broadcast_attributes *attributes = call->attributes;
     tt_tensor *out = call->outputs[0], *from = tu_stage_in(call->inputs[0], call->inputs[0]->dtype);
-    tutti_work *work;
-    tutti_call options;
     if (from == NULL)
         return TUTTI_ERROR_MEMORY;
     if (tu_group_is_fake(attributes->group) && from != out && out->numel > 0)
         tu_copy_tensor(out, from);
-    tu_flight_call(&options, &work);
+    tu_flight_plan plan = { "broadcast", attributes->group, .writes = out,
+                            .reads = from->storage == out->storage ? NULL : from };
     tutti_status status = tutti_broadcast(attributes->group, tu_pointer(from), tu_pointer(out), (size_t)out->numel,
-                                          out->dtype, attributes->root, &options);
-    status = tu_flight_begin(status, &(tu_flight_plan){ "broadcast", attributes->group, work, out,
-                                                        from->storage == out->storage ? NULL : from, NULL });
+                                          out->dtype, attributes->root, tu_flight_call(&plan));
+    status = tu_flight_begin(status, &plan);
     tu_tensor_drop(from);
     return status;
 }

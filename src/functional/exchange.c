@@ -76,12 +76,10 @@ static tutti_status start_exchange(const tt_tensor *x, tt_tensor *out, tu_ints o
     }
     if (tu_group_is_fake(group))
         fake_exchange(out, from);
-    tutti_work *work;
-    tutti_call options;
-    tu_flight_call(&options, &work);
+    tu_flight_plan plan = { "all_to_all_single", group, .writes = out, .reads = from };
     tutti_status status = tutti_all_to_all_v(group, tu_pointer(from), counts + ranks, NULL, tu_pointer(out), counts,
-                                             NULL, x->dtype, &options);
-    status = tu_flight_begin(status, &(tu_flight_plan){ "all_to_all_single", group, work, out, from, NULL });
+                                             NULL, x->dtype, tu_flight_call(&plan));
+    status = tu_flight_begin(status, &plan);
     tu_block_free(tu_self(), counts, bytes);
     tu_tensor_drop(from);
     return status;
@@ -194,20 +192,19 @@ static tutti_status start_rows(tu_call *call, tu_ints rows, tutti_group *group, 
     tt_tensor *out = call->outputs[0], *from = tu_stage_in(call->inputs[0], call->inputs[0]->dtype);
     size_t *counts = from != NULL ? counts_of(rows, row_elements(from)) : NULL;
     tutti_status status = counts == NULL ? TUTTI_ERROR_MEMORY : TUTTI_OK;
-    tutti_work *work;
-    tutti_call options;
-    tu_flight_call(&options, &work);
+    tu_flight_plan plan = { call->entry->name, group, .writes = out, .reads = from };
+    const tutti_call *options = tu_flight_call(&plan);
     if (status == TUTTI_OK && gathers) {
         if (tu_group_is_fake(group) && out->numel > 0)
             memset(tu_pointer(out), 0, (size_t)out->numel * tu_dtype_bytes[out->dtype]);
-        status = tutti_all_gather_v(group, tu_pointer(from), tu_pointer(out), counts, NULL, out->dtype, &options);
+        status = tutti_all_gather_v(group, tu_pointer(from), tu_pointer(out), counts, NULL, out->dtype, options);
     } else if (status == TUTTI_OK) {
         if (tu_group_is_fake(group))
             fake_exchange(out, from);
         status =
-            tutti_reduce_scatter_v(group, tu_pointer(from), tu_pointer(out), counts, out->dtype, TUTTI_SUM, &options);
+            tutti_reduce_scatter_v(group, tu_pointer(from), tu_pointer(out), counts, out->dtype, TUTTI_SUM, options);
     }
-    status = tu_flight_begin(status, &(tu_flight_plan){ call->entry->name, group, work, out, from, NULL });
+    status = tu_flight_begin(status, &plan);
     tu_block_free(tu_self(), counts, rows.count * sizeof(size_t));
     tu_tensor_drop(from);
     return status;
@@ -344,15 +341,12 @@ tutti_status tu_isend_cpu(tu_call *call) {
     const tu_isend_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0];
     tt_tensor *from = tu_stage_in(x, x->dtype);
-    tutti_work *work;
-    tutti_call options;
     if (from == NULL)
         return TUTTI_ERROR_MEMORY;
-    tu_flight_call(&options, &work);
+    tu_flight_plan plan = { "isend", attributes->group, .writes = call->outputs[0], .reads = from, .sends = x };
     tutti_status status = tutti_send(attributes->group, tu_pointer(from), (size_t)x->numel, x->dtype, attributes->to,
-                                     attributes->tag, &options);
-    status = tu_flight_begin(
-        status, &(tu_flight_plan){ "isend", attributes->group, work, call->outputs[0], from, call->inputs[0] });
+                                     attributes->tag, tu_flight_call(&plan));
+    status = tu_flight_begin(status, &plan);
     tu_tensor_drop(from);
     return status;
 }
@@ -368,12 +362,10 @@ tutti_status tu_irecv_shape(tu_call *call) {
 tutti_status tu_irecv_cpu(tu_call *call) {
     const tu_irecv_attributes *attributes = call->attributes;
     tt_tensor *x = call->inputs[0];
-    tutti_work *work;
-    tutti_call options;
-    tu_flight_call(&options, &work);
+    tu_flight_plan plan = { "irecv", attributes->group, .writes = x };
     tutti_status status = tutti_recv(attributes->group, tu_pointer(x), (size_t)x->numel, x->dtype, attributes->from,
-                                     attributes->tag, &options);
-    return tu_flight_begin(status, &(tu_flight_plan){ "irecv", attributes->group, work, x, NULL, NULL });
+                                     attributes->tag, tu_flight_call(&plan));
+    return tu_flight_begin(status, &plan);
 }
 
 tt_tensor *tt_isend(tt_tensor *x, int to, int tag, tutti_group *group) {

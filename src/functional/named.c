@@ -62,26 +62,23 @@ typedef tutti_status reduce_in_place(tutti_group *group, void *data, size_t coun
 
 static tutti_status start_into(const tu_call *call, reduce_into *reduce, const tt_tensor *x, tt_tensor *out,
                                tutti_reduction reduction, tutti_group *group) {
-    tutti_work *work;
-    tutti_call options;
+    tu_flight_plan plan = { call->entry->name, group, .writes = out, .reads = x };
     tutti_status status = must_be_symmetric(call, "input", x, group);
     if (status != TUTTI_OK || is_faked(group, out, x))
         return status;
-    tu_flight_call(&options, &work);
-    status = reduce(group, tu_pointer(x), tu_pointer(out), (size_t)x->numel, x->dtype, reduction, &options);
-    return tu_flight_begin(status, &(tu_flight_plan){ call->entry->name, group, work, .writes = out, .reads = x });
+    status =
+        reduce(group, tu_pointer(x), tu_pointer(out), (size_t)x->numel, x->dtype, reduction, tu_flight_call(&plan));
+    return tu_flight_begin(status, &plan);
 }
 
 static tutti_status start_in_place(const tu_call *call, reduce_in_place *reduce, tt_tensor *x,
                                    tutti_reduction reduction, tutti_group *group) {
-    tutti_work *work;
-    tutti_call options;
+    tu_flight_plan plan = { call->entry->name, group, .writes = x };
     tutti_status status = must_be_symmetric(call, "input", x, group);
     if (status != TUTTI_OK || tu_group_is_fake(group))
         return status;
-    tu_flight_call(&options, &work);
-    status = reduce(group, tu_pointer(x), (size_t)x->numel, x->dtype, reduction, &options);
-    return tu_flight_begin(status, &(tu_flight_plan){ call->entry->name, group, work, .writes = x });
+    status = reduce(group, tu_pointer(x), (size_t)x->numel, x->dtype, reduction, tu_flight_call(&plan));
+    return tu_flight_begin(status, &plan);
 }
 
 static tutti_status shape_of_reduced(tu_call *call, tutti_reduction reduction) {
@@ -162,16 +159,14 @@ static tutti_status check_buffer(const tu_call *call, const tt_tensor *buffer, c
 
 static tutti_status start_copy(const tu_call *call, tt_tensor *buffer, const tt_tensor *x, tt_tensor *out,
                                tutti_reduction reduction, tutti_group *group) {
-    tutti_work *work;
-    tutti_call options;
+    tu_flight_plan plan = { call->entry->name, group, .writes = out, .reads = x, .also_writes = buffer };
     tutti_status status = must_be_symmetric(call, "the buffer", buffer, group);
     if (status != TUTTI_OK || is_faked(group, out, x))
         return status;
-    tu_flight_call(&options, &work);
-    status = tutti_one_shot_all_reduce_copy(group, tu_pointer(buffer), (size_t)buffer->numel, tu_pointer(x),
-                                            tu_pointer(out), (size_t)x->numel, x->dtype, reduction, &options);
-    return tu_flight_begin(
-        status, &(tu_flight_plan){ call->entry->name, group, work, .writes = out, .reads = x, .also_writes = buffer });
+    status =
+        tutti_one_shot_all_reduce_copy(group, tu_pointer(buffer), (size_t)buffer->numel, tu_pointer(x), tu_pointer(out),
+                                       (size_t)x->numel, x->dtype, reduction, tu_flight_call(&plan));
+    return tu_flight_begin(status, &plan);
 }
 
 tutti_status tu_one_shot_all_reduce_copy_shape(tu_call *call) {
@@ -228,18 +223,15 @@ tutti_status tu_multimem_one_shot_reduce_out_cpu(tu_call *call) {
     const tu_multimem_one_shot_reduce_out_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[1];
     tt_tensor *out = is_root(attributes->group, attributes->root) ? call->inputs[0] : NULL;
-    tutti_work *work;
-    tutti_call options;
+    tu_flight_plan plan = { call->entry->name, attributes->group, .writes = out, .reads = x };
     tutti_status status = must_be_symmetric(call, "input", x, attributes->group);
     if (status != TUTTI_OK || (tu_group_is_fake(attributes->group) && out == NULL) ||
         (out != NULL && is_faked(attributes->group, out, x)))
         return status;
-    tu_flight_call(&options, &work);
     status = tutti_multimem_one_shot_reduce_out(attributes->group, tu_pointer(x), out != NULL ? tu_pointer(out) : NULL,
                                                 (size_t)x->numel, x->dtype, attributes->reduction, attributes->root,
-                                                &options);
-    return tu_flight_begin(status,
-                           &(tu_flight_plan){ call->entry->name, attributes->group, work, .writes = out, .reads = x });
+                                                tu_flight_call(&plan));
+    return tu_flight_begin(status, &plan);
 }
 
 /* ---- all-gather ---- */
@@ -274,16 +266,13 @@ tutti_status tu_multimem_all_gather_out_shape(tu_call *call) {
 tutti_status tu_multimem_all_gather_out_cpu(tu_call *call) {
     const tu_multimem_all_gather_out_attributes *attributes = call->attributes;
     const tt_tensor *out = call->inputs[0], *x = call->inputs[1];
-    tutti_work *work;
-    tutti_call options;
+    tu_flight_plan plan = { call->entry->name, attributes->group, .writes = out, .reads = x };
     tutti_status status = must_be_symmetric(call, "output", out, attributes->group);
     if (status != TUTTI_OK)
         return status;
-    tu_flight_call(&options, &work);
     status = tutti_multimem_all_gather_out(attributes->group, tu_pointer(x), tu_pointer(out), (size_t)x->numel,
-                                           x->dtype, &options);
-    return tu_flight_begin(status,
-                           &(tu_flight_plan){ call->entry->name, attributes->group, work, .writes = out, .reads = x });
+                                           x->dtype, tu_flight_call(&plan));
+    return tu_flight_begin(status, &plan);
 }
 
 tutti_status tu_low_contention_all_gather_shape(tu_call *call) {
@@ -293,16 +282,13 @@ tutti_status tu_low_contention_all_gather_shape(tu_call *call) {
 
 tutti_status tu_low_contention_all_gather_cpu(tu_call *call) {
     const tu_low_contention_all_gather_attributes *attributes = call->attributes;
-    tt_tensor *from = tu_stage_in(call->inputs[0], call->inputs[0]->dtype);
-    tutti_work *work;
-    tutti_call options;
+    tt_tensor *out = call->outputs[0], *from = tu_stage_in(call->inputs[0], call->inputs[0]->dtype);
     if (from == NULL)
         return TUTTI_ERROR_MEMORY;
-    tu_flight_call(&options, &work);
-    tutti_status status = tutti_low_contention_all_gather(
-        attributes->group, tu_pointer(from), tu_pointer(call->outputs[0]), (size_t)from->numel, from->dtype, &options);
-    status = tu_flight_begin(status, &(tu_flight_plan){ "low_contention_all_gather", attributes->group, work,
-                                                        .writes = call->outputs[0], .reads = from });
+    tu_flight_plan plan = { call->entry->name, attributes->group, .writes = out, .reads = from };
+    tutti_status status = tutti_low_contention_all_gather(attributes->group, tu_pointer(from), tu_pointer(out),
+                                                          (size_t)from->numel, from->dtype, tu_flight_call(&plan));
+    status = tu_flight_begin(status, &plan);
     tu_tensor_drop(from);
     return status;
 }
@@ -323,17 +309,14 @@ tutti_status tu_low_contention_reduce_scatter_shape(tu_call *call) {
 tutti_status tu_low_contention_reduce_scatter_cpu(tu_call *call) {
     const tu_low_contention_reduce_scatter_attributes *attributes = call->attributes;
     tt_tensor *out = call->outputs[0], *from = tu_stage_in(call->inputs[0], call->inputs[0]->dtype);
-    tutti_work *work;
-    tutti_call options;
     if (from == NULL)
         return TUTTI_ERROR_MEMORY;
     tu_fake_part(attributes->group, out, from);
-    tu_flight_call(&options, &work);
+    tu_flight_plan plan = { call->entry->name, attributes->group, .writes = out, .reads = from };
     tutti_status status =
         tutti_low_contention_reduce_scatter(attributes->group, tu_pointer(from), tu_pointer(out), (size_t)out->numel,
-                                            out->dtype, attributes->reduction, &options);
-    status = tu_flight_begin(status, &(tu_flight_plan){ "low_contention_reduce_scatter", attributes->group, work,
-                                                        .writes = out, .reads = from });
+                                            out->dtype, attributes->reduction, tu_flight_call(&plan));
+    status = tu_flight_begin(status, &plan);
     tu_tensor_drop(from);
     return status;
 }
@@ -372,8 +355,7 @@ static tutti_status start_split(const tu_call *call, const tt_tensor *x, tt_tens
                                 tutti_group *group) {
     size_t columns = (size_t)x->sizes[x->ndim - 1], rows = columns > 0 ? (size_t)x->numel / columns : 0;
     int ranks = tutti_group_size(group), rank = tutti_group_rank(group);
-    tutti_work *work;
-    tutti_call options;
+    tu_flight_plan plan = { call->entry->name, group, .writes = out, .reads = x };
     tutti_status status = must_be_symmetric(call, "input", x, group);
     if (status != TUTTI_OK)
         return status;
@@ -386,10 +368,9 @@ static tutti_status start_split(const tu_call *call, const tt_tensor *x, tt_tens
             tu_copy_tensor(out, &own);
         return TUTTI_OK;
     }
-    tu_flight_call(&options, &work);
     status = tutti_reduce_scatter_out(group, tu_pointer(x), tu_pointer(out), rows, columns, true, x->dtype, reduction,
-                                      &options);
-    return tu_flight_begin(status, &(tu_flight_plan){ call->entry->name, group, work, .writes = out, .reads = x });
+                                      tu_flight_call(&plan));
+    return tu_flight_begin(status, &plan);
 }
 
 tutti_status tu_reduce_scatter_split_shape(tu_call *call) {
@@ -512,21 +493,21 @@ static tutti_status start_vdev(const tu_call *call, vdev_form form, int64_t majo
     const int64_t *in_splits = tu_pointer(splits);
     int64_t *out_splits_offsets = tu_pointer(call->inputs[OUT_SPLITS_OFFSETS]);
     int experts = (int)(splits->numel / (form == BY_EXPERT_OFFSET ? 2 : 1) / tutti_group_size(group));
-    tutti_work *work;
-    tutti_call options;
-    tu_flight_call(&options, &work);
+    tu_flight_plan plan = {
+        call->entry->name,   group, .writes = out, .reads = x, .also_writes = call->inputs[OUT_SPLITS_OFFSETS],
+        .also_reads = splits
+    };
+    const tutti_call *options = tu_flight_call(&plan);
     if (status != TUTTI_OK)
         return status;
     if (form == PLAIN)
-        status = tutti_all_to_all_vdev(group, &rows, in_splits, out_splits_offsets, &options);
+        status = tutti_all_to_all_vdev(group, &rows, in_splits, out_splits_offsets, options);
     else if (form == BY_EXPERT)
         status = tutti_all_to_all_vdev_2d(group, &rows, experts, major_align > 0 ? major_align : 1, in_splits,
-                                          out_splits_offsets, &options);
+                                          out_splits_offsets, options);
     else
-        status = tutti_all_to_all_vdev_2d_offset(group, &rows, experts, in_splits, out_splits_offsets, &options);
-    return tu_flight_begin(status, &(tu_flight_plan){ call->entry->name, group, work, .writes = out,
-                                                      .also_writes = call->inputs[OUT_SPLITS_OFFSETS], .reads = x,
-                                                      .also_reads = splits });
+        status = tutti_all_to_all_vdev_2d_offset(group, &rows, experts, in_splits, out_splits_offsets, options);
+    return tu_flight_begin(status, &plan);
 }
 
 tutti_status tu_all_to_all_vdev_shape(tu_call *call) {

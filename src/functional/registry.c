@@ -406,14 +406,12 @@ bool tu_flight_check(const char *who, tutti_group *group, bool group_optional) {
     return true;
 }
 
-void tu_flight_call(tutti_call *call, tutti_work **work) {
-    *call = (tutti_call)TUTTI_CALL_INIT;
-    *work = NULL;
-    tutti_batch *batch = tu_self()->batch;
-    if (batch != NULL)
-        call->batch = batch;
-    else
-        call->work = work;
+tutti_call *tu_flight_call(tu_flight_plan *plan) {
+    plan->call = (tutti_call)TUTTI_CALL_INIT;
+    plan->call.batch = tu_self()->batch;
+    if (plan->call.batch == NULL)
+        plan->call.work = &plan->work;
+    return &plan->call;
 }
 
 /* Without a record the buffers could go while the work uses them: it is finished here. */

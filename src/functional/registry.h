@@ -26,21 +26,20 @@ static inline bool tu_group_is_fake(tutti_group *group) {
  * `who` is for messages. A group is required unless group_optional says that nothing is sent. */
 bool tu_flight_check(const char *who, tutti_group *group, bool group_optional);
 
-/* The call for one collective: asynchronous, or part of the thread's batch. Follow with tu_flight_begin once it was
- * made. */
-void tu_flight_call(tutti_call *call, tutti_work **work);
-
-/* A started collective, for the registry. Tensors may be NULL. */
+/* A collective that is about to start, and what the registry shall know of it. Tensors may be NULL. */
 typedef struct tu_flight_plan {
     const char *operation; /* a name that stays valid */
     tutti_group *group;
-    tutti_work *work; /* taken over */
     const tt_tensor *writes, *reads;
     const tt_tensor *sends; /* tt_wait of it waits for the work too, though only `reads` is read */
     tt_tensor *lands;       /* where the work writes the ranks' parts, one after the other; whoever finishes it puts */
     int dim;                /* them side by side along this dimension of `writes`, whose shape it keeps */
     const tt_tensor *also_writes, *also_reads;
+    tutti_call call; /* tu_flight_call fills these two */
+    tutti_work *work;
 } tu_flight_plan;
+/* The options for starting it: asynchronous, or part of the thread's batch. Follow with tu_flight_begin. */
+tutti_call *tu_flight_call(tu_flight_plan *plan);
 /* After the call, whose status is passed on. Registers the work, if one was started, under its storages, which it keeps
  * alive. In a batch they are noted, and registered with the batch's work. */
 tutti_status tu_flight_begin(tutti_status status, const tu_flight_plan *plan);
