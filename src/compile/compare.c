@@ -19,23 +19,11 @@ static tutti_status expose(const tt_graph *from, bool effects, tt_graph **made) 
     tutti_status status = tu_graph_copy_begin(&copy, from);
     if (status != TUTTI_OK)
         return status;
-    for (int i = 0; i < from->input_count && status == TUTTI_OK; i++)
-        status = tu_graph_copy_input(&copy, &from->inputs[i]);
-    for (const tu_vertex *vertex = from->first; vertex != NULL && status == TUTTI_OK; vertex = vertex->next)
-        status = tu_graph_copy_vertex(&copy, vertex);
-    for (int i = 0; i < from->output_count && status == TUTTI_OK; i++)
-        status = tu_graph_copy_output(&copy, &from->outputs[i]);
+    status = tu_graph_copy_first(&copy, from->input_count, NULL, from->output_count, effects ? from->effect_count : 0);
     for (const tu_vertex *vertex = from->first; vertex != NULL && status == TUTTI_OK; vertex = vertex->next)
         for (int i = 0; i < vertex->result_count && status == TUTTI_OK; i++)
             status = tu_graph_copy_output(&copy, &(tu_operand){ .value = vertex->results[i] });
-    for (int i = 0; effects && i < from->effect_count && status == TUTTI_OK; i++)
-        status = tu_graph_copy_effect(&copy, &from->effects[i]);
-    if (status == TUTTI_OK) {
-        *made = copy.to;
-        copy.to = NULL;
-    }
-    tu_graph_copy_end(&copy);
-    return status;
+    return tu_graph_copy_end(&copy, status, made);
 }
 
 tutti_status tu_comparison_make(const tt_graph *before, const tt_graph *after, const tu_program_options *options,

@@ -187,21 +187,21 @@ static void connect(flow *of, int from, int to, int64_t room) {
     }
 }
 
-/* How far every node is from the source through edges that have room; whether the sink is reached. */
-static bool find_levels(flow *of) {
+/* How far every node is from `start` through edges that have room, or, where turned is 1, whose opposites have; -1 for
+ * those that are not reached. */
+static void find_levels(flow *of, int start, int turned) {
     int first = 0, last = 0;
     memset(of->level, -1, (size_t)of->node_count * sizeof *of->level);
-    of->level[SOURCE] = 0;
-    of->queue[last++] = SOURCE;
+    of->level[start] = 0;
+    of->queue[last++] = start;
     while (first < last) {
         int node = of->queue[first++];
         for (int edge = of->head[node]; edge >= 0; edge = of->next[edge])
-            if (of->room[edge] > 0 && of->level[of->to[edge]] < 0) {
+            if (of->room[edge ^ turned] > 0 && of->level[of->to[edge]] < 0) {
                 of->level[of->to[edge]] = of->level[node] + 1;
                 of->queue[last++] = of->to[edge];
             }
     }
-    return of->level[SINK] >= 0;
 }
 
 /* One way to the sink along the levels, without recursion: graphs may be long. `queue` holds its edges. */
@@ -236,7 +236,7 @@ static int64_t push_along(flow *of) {
 }
 
 static void maximise(flow *of) {
-    while (find_levels(of)) {
+    for (find_levels(of, SOURCE, 0); of->level[SINK] >= 0; find_levels(of, SOURCE, 0)) {
         memcpy(of->at, of->head, (size_t)of->node_count * sizeof *of->at);
         while (push_along(of) > 0)
             ;
@@ -246,18 +246,7 @@ static void maximise(flow *of) {
 /* Which nodes reach the sink through edges that have room. Of the cuts that weigh the same, the one nearest to the sink
  * computes least again. */
 static void find_reaching(flow *of) {
-    int first = 0, last = 0;
-    memset(of->level, -1, (size_t)of->node_count * sizeof *of->level);
-    of->level[SINK] = 0;
-    of->queue[last++] = SINK;
-    while (first < last) {
-        int node = of->queue[first++];
-        for (int edge = of->head[node]; edge >= 0; edge = of->next[edge])
-            if (of->room[edge ^ 1] > 0 && of->level[of->to[edge]] < 0) {
-                of->level[of->to[edge]] = 0;
-                of->queue[last++] = of->to[edge];
-            }
-    }
+    find_levels(of, SINK, 1);
 }
 
 /* Views are never saved where what they look at can be: a parameter that is refilled comes back through it. */
@@ -327,26 +316,14 @@ static tutti_status make_forward(split *of) {
     tutti_status status = tu_graph_copy_begin(&copy, of->graph);
     if (status != TUTTI_OK)
         return status;
-    for (int i = 0; i < captured->input_count && status == TUTTI_OK; i++)
-        status = tu_graph_copy_input(&copy, &of->graph->inputs[i]);
-    for (const tu_vertex *vertex = of->graph->first; vertex != of->first_backward && status == TUTTI_OK;
-         vertex = vertex->next)
-        status = tu_graph_copy_vertex(&copy, vertex);
-    for (int i = 0; i < captured->result_count && status == TUTTI_OK; i++)
-        status = tu_graph_copy_output(&copy, &of->graph->outputs[i]);
-    for (int i = 0; i < captured->effect_count && status == TUTTI_OK; i++)
-        status = tu_graph_copy_effect(&copy, &of->graph->effects[i]);
+    status = tu_graph_copy_first(&copy, captured->input_count, of->first_backward, captured->result_count,
+                                 captured->effect_count);
     for (const tu_vertex *vertex = of->graph->first; vertex != of->first_backward && status == TUTTI_OK;
          vertex = vertex->next)
         for (int i = 0; i < vertex->result_count && status == TUTTI_OK; i++)
             if (of->saved[vertex->results[i]->number])
                 status = tu_graph_copy_output(&copy, &(tu_operand){ .value = vertex->results[i] });
-    if (status == TUTTI_OK) {
-        of->entry->forward = copy.to;
-        copy.to = NULL;
-    }
-    tu_graph_copy_end(&copy);
-    return status;
+    return tu_graph_copy_end(&copy, status, &of->entry->forward);
 }
 
 /* Saved inputs, then what the forward computed and saved, then gradients, then what the backward alone has met. */
@@ -426,12 +403,7 @@ static tutti_status make_backward(split *of) {
         if (status == TUTTI_OK)
             status = tu_graph_copy_effect(&copy, &of->graph->effects[i]);
     }
-    if (status == TUTTI_OK) {
-        of->entry->backward = copy.to;
-        copy.to = NULL;
-    }
-    tu_graph_copy_end(&copy);
-    return status;
+    return tu_graph_copy_end(&copy, status, &of->entry->backward);
 }
 
 /* ---- all of it ---- */

@@ -139,11 +139,6 @@ tutti_status tu_prune(const tu_entry *entry, const bool *arrived, tt_graph **mad
         return status;
     of.fates = calloc((size_t)entry->whole_backward->value_count + 1, sizeof *of.fates);
     status = of.fates != NULL ? take_all(&of, arrived) : tu_error_memory("a backward", sizeof *of.fates);
-    if (status == TUTTI_OK) {
-        *made = of.copy.to;
-        of.copy.to = NULL;
-    }
     free(of.fates);
-    tu_graph_copy_end(&of.copy);
-    return status;
+    return tu_graph_copy_end(&of.copy, status, made);
 }

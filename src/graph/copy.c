@@ -12,8 +12,8 @@ tutti_status tu_graph_copy_begin(tu_graph_copy *copy, const tt_graph *from) {
     copy->to = tu_graph_new();
     copy->values = calloc((size_t)from->value_count + 1, sizeof(tu_value *));
     if (copy->to == NULL || copy->values == NULL) {
-        tu_graph_copy_end(copy);
-        return tu_error_memory("a copy of a graph", (size_t)from->value_count * sizeof(tu_value *));
+        tutti_status status = tu_error_memory("a copy of a graph", (size_t)from->value_count * sizeof(tu_value *));
+        return tu_graph_copy_end(copy, status, NULL);
     }
     copy->to->storage_count = from->storage_count;
     return TUTTI_OK;
@@ -99,10 +99,28 @@ tutti_status tu_graph_copy_effect(tu_graph_copy *copy, const tu_graph_effect *ef
     return TUTTI_OK;
 }
 
-void tu_graph_copy_end(tu_graph_copy *copy) {
+tutti_status tu_graph_copy_first(tu_graph_copy *copy, int inputs, const tu_vertex *end, int outputs, int effects) {
+    const tt_graph *from = copy->from;
+    tutti_status status = TUTTI_OK;
+    for (int i = 0; i < inputs && status == TUTTI_OK; i++)
+        status = tu_graph_copy_input(copy, &from->inputs[i]);
+    for (const tu_vertex *vertex = from->first; vertex != end && status == TUTTI_OK; vertex = vertex->next)
+        status = tu_graph_copy_vertex(copy, vertex);
+    for (int i = 0; i < outputs && status == TUTTI_OK; i++)
+        status = tu_graph_copy_output(copy, &from->outputs[i]);
+    for (int i = 0; i < effects && status == TUTTI_OK; i++)
+        status = tu_graph_copy_effect(copy, &from->effects[i]);
+    return status;
+}
+
+tutti_status tu_graph_copy_end(tu_graph_copy *copy, tutti_status status, tt_graph **made) {
     free(copy->values);
     copy->values = NULL;
-    tt_graph_release(&copy->to);
+    if (status == TUTTI_OK)
+        *made = copy->to;
+    else
+        tt_graph_release(&copy->to);
+    return status;
 }
 
 tutti_status tu_graph_clone(const tt_graph *from, tt_graph **made) {
@@ -110,18 +128,6 @@ tutti_status tu_graph_clone(const tt_graph *from, tt_graph **made) {
     tutti_status status = tu_graph_copy_begin(&copy, from);
     if (status != TUTTI_OK)
         return status;
-    for (int i = 0; i < from->input_count && status == TUTTI_OK; i++)
-        status = tu_graph_copy_input(&copy, &from->inputs[i]);
-    for (const tu_vertex *vertex = from->first; vertex != NULL && status == TUTTI_OK; vertex = vertex->next)
-        status = tu_graph_copy_vertex(&copy, vertex);
-    for (int i = 0; i < from->output_count && status == TUTTI_OK; i++)
-        status = tu_graph_copy_output(&copy, &from->outputs[i]);
-    for (int i = 0; i < from->effect_count && status == TUTTI_OK; i++)
-        status = tu_graph_copy_effect(&copy, &from->effects[i]);
-    if (status == TUTTI_OK) {
-        *made = copy.to;
-        copy.to = NULL;
-    }
-    tu_graph_copy_end(&copy);
-    return status;
+    status = tu_graph_copy_first(&copy, from->input_count, NULL, from->output_count, from->effect_count);
+    return tu_graph_copy_end(&copy, status, made);
 }

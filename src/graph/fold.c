@@ -74,33 +74,16 @@ static bool is_wanted(const folding *of, const tu_vertex *vertex) {
 static tutti_status compute(folding *of, const tu_vertex *vertex) {
     if (of->tensors[vertex->results[0]->number] != NULL)
         return TUTTI_OK;
-    tt_tensor **inputs = tu_scope_memory(((size_t)vertex->operand_count + 1) * sizeof *inputs);
-    if (inputs == NULL)
-        return TUTTI_ERROR_MEMORY;
-    for (int i = 0; i < vertex->operand_count; i++) {
-        const tu_operand *operand = &vertex->operands[i];
-        tutti_status status = operand->value != NULL ? compute(of, operand->value->maker) : TUTTI_OK;
-        if (status != TUTTI_OK)
-            return status;
-        inputs[i] = operand->value != NULL         ? of->tensors[operand->value->number]
-                    : operand->number == TUTTI_I64 ? tt_number((double)operand->at.whole)
-                    : operand->number != 0         ? tt_number(operand->at.real)
-                                                   : NULL;
-    }
+    tutti_status status = TUTTI_OK;
+    for (int i = 0; i < vertex->operand_count && status == TUTTI_OK; i++)
+        if (vertex->operands[i].value != NULL)
+            status = compute(of, vertex->operands[i].value->maker);
     tu_call call;
-    tu_call_init(&call, vertex->entry, vertex->operand_count, inputs, vertex->attributes);
-    if (vertex->entry->flags & TU_EACH_INPUT) {
-        call.output_count = vertex->result_count;
-        call.results = tu_scope_memory((size_t)call.output_count * sizeof *call.results);
-        call.outputs = tu_scope_memory((size_t)call.output_count * sizeof(tt_tensor *));
-        if (call.results == NULL || call.outputs == NULL)
-            return TUTTI_ERROR_MEMORY;
-    }
-    if (!tu_run(&call))
-        return tu_self()->pending;
-    for (int i = 0; i < vertex->result_count; i++)
+    if (status == TUTTI_OK)
+        status = tu_vertex_run(vertex, of->tensors, &call);
+    for (int i = 0; i < vertex->result_count && status == TUTTI_OK; i++)
         of->tensors[vertex->results[i]->number] = tu_tensor_hold(call.outputs[i]);
-    return TUTTI_OK;
+    return status;
 }
 
 /* The results of the vertex are constants from now on. */

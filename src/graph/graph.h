@@ -159,8 +159,8 @@ tutti_status tu_vertex_reshape(const char *who, tu_vertex *vertex, tt_tensor **t
 
 /* ---- copies (copy.c) ---- */
 
-/* A copy under way: what of `from` is in `to` already. It ends with tu_graph_copy_end; who wants to keep `to` takes it
- * out before. An operand, output or effect is copied after what it refers to. */
+/* A copy under way: what of `from` is in `to` already. It ends with tu_graph_copy_end. An operand, output or effect is
+ * copied after what it refers to. */
 typedef struct tu_graph_copy {
     const tt_graph *from;
     tt_graph *to;
@@ -173,7 +173,10 @@ tutti_status tu_graph_copy_as(tu_graph_copy *copy, const tu_value *value, tu_inp
 tutti_status tu_graph_copy_vertex(tu_graph_copy *copy, const tu_vertex *vertex);
 tutti_status tu_graph_copy_output(tu_graph_copy *copy, const tu_operand *output);
 tutti_status tu_graph_copy_effect(tu_graph_copy *copy, const tu_graph_effect *effect);
-void tu_graph_copy_end(tu_graph_copy *copy);
+/* What `from` begins with: so many of its inputs, the vertices before `end` (NULL: all), outputs and effects. */
+tutti_status tu_graph_copy_first(tu_graph_copy *copy, int inputs, const tu_vertex *end, int outputs, int effects);
+/* Hands over what was made, unless `status`, which is passed on, is an error. */
+tutti_status tu_graph_copy_end(tu_graph_copy *copy, tutti_status status, tt_graph **made);
 /* All of it. */
 tutti_status tu_graph_clone(const tt_graph *from, tt_graph **made);
 
@@ -200,6 +203,9 @@ void tu_shape_print(FILE *to, const tu_shape *shape);
 /* Runs the graph vertex by vertex on real tensors, without recording gradients. `inputs` has one per input of the
  * graph; what goes to `outputs` is held by the caller. */
 tutti_status tu_graph_interpret(const tt_graph *graph, tt_tensor *const *inputs, tt_tensor **outputs);
+/* Runs a vertex on the tensors of its operands, by their number; a number among them becomes a tensor. `call` is the
+ * caller's and has the results, which belong to the scope. */
+tutti_status tu_vertex_run(const tu_vertex *vertex, tt_tensor *const *tensors, tu_call *call);
 /* The same in parts, for those who run some vertices their own way: the tensor of every value that is needed yet. */
 typedef struct tu_graph_run {
     const tt_graph *graph;

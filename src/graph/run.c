@@ -80,53 +80,62 @@ tutti_status tu_graph_gather(const char *who, const tt_graph *graph, tt_tensor_l
 /* ---- vertices ---- */
 
 static tt_tensor *number_of(const tu_operand *operand) {
-    tt_tensor *number = tt_number(operand->number == TUTTI_I64 ? (double)operand->at.whole : operand->at.real);
-    return number;
+    return tt_number(operand->number == TUTTI_I64 ? (double)operand->at.whole : operand->at.real);
+}
+
+static tt_tensor **inputs_of(const tu_vertex *vertex, tt_tensor *const *tensors) {
+    tt_tensor **inputs = tu_scope_memory(((size_t)vertex->operand_count + 1) * sizeof *inputs);
+    for (int i = 0; inputs != NULL && i < vertex->operand_count; i++) {
+        const tu_operand *operand = &vertex->operands[i];
+        inputs[i] = operand->value != NULL ? tensors[operand->value->number]
+                    : operand->number != 0 ? number_of(operand)
+                                           : NULL;
+    }
+    return inputs;
+}
+
+tutti_status tu_vertex_run(const tu_vertex *vertex, tt_tensor *const *tensors, tu_call *call) {
+    tt_tensor **inputs = inputs_of(vertex, tensors);
+    if (inputs == NULL)
+        return TUTTI_ERROR_MEMORY;
+    tu_call_init(call, vertex->entry, vertex->operand_count, inputs, vertex->attributes);
+    call->in_place = vertex->in_place;
+    if (vertex->entry->flags & TU_EACH_INPUT) {
+        call->output_count = vertex->in_place ? call->input_count : vertex->result_count;
+        call->results = tu_scope_memory((size_t)call->output_count * sizeof *call->results);
+        call->outputs = tu_scope_memory((size_t)call->output_count * sizeof(tt_tensor *));
+        if (call->results == NULL || call->outputs == NULL)
+            return TUTTI_ERROR_MEMORY;
+    }
+    return tu_run(call) ? TUTTI_OK : tu_self()->pending;
 }
 
 /* Versions below zero count from what the version was when the graph began: -1 is that. */
-static tutti_status set_versions(const tu_graph_run *now, const tu_vertex *vertex, tt_tensor *const *inputs) {
+static tutti_status set_versions(const tu_graph_run *now, const tu_vertex *vertex) {
     const tu_version_set_attributes *attributes = vertex->attributes;
+    tt_tensor **inputs = inputs_of(vertex, now->tensors);
     int64_t *versions = tu_scope_memory((size_t)vertex->operand_count * sizeof *versions);
-    for (int i = 0; versions != NULL && i < vertex->operand_count; i++) {
+    if (inputs == NULL || versions == NULL)
+        return TUTTI_ERROR_MEMORY;
+    for (int i = 0; i < vertex->operand_count; i++) {
         const tu_value *value = vertex->operands[i].value;
         versions[i] = attributes->versions.at[i];
         if (versions[i] < 0)
             versions[i] = -versions[i] - 1 + (value->maker == NULL ? now->versions[value->number] : 0);
     }
-    if (versions != NULL)
-        tt_set_version(tt_tensors_of((size_t)vertex->operand_count, inputs), (size_t)vertex->operand_count, versions);
+    tt_set_version(tt_tensors_of((size_t)vertex->operand_count, inputs), (size_t)vertex->operand_count, versions);
     return tu_self()->pending;
 }
 
 tutti_status tu_graph_run_vertex(tu_graph_run *now, const tu_vertex *vertex) {
-    tt_tensor **inputs = tu_scope_memory(((size_t)vertex->operand_count + 1) * sizeof *inputs);
-    if (inputs == NULL)
-        return TUTTI_ERROR_MEMORY;
-    for (int i = 0; i < vertex->operand_count; i++) {
-        const tu_operand *operand = &vertex->operands[i];
-        inputs[i] = operand->value != NULL ? now->tensors[operand->value->number]
-                    : operand->number != 0 ? number_of(operand)
-                                           : NULL;
-    }
     if (vertex->entry == &tu_operator_version_set)
-        return set_versions(now, vertex, inputs);
+        return set_versions(now, vertex);
     tu_call call;
-    tu_call_init(&call, vertex->entry, vertex->operand_count, inputs, vertex->attributes);
-    call.in_place = vertex->in_place;
-    if (vertex->entry->flags & TU_EACH_INPUT) {
-        call.output_count = vertex->in_place ? call.input_count : vertex->result_count;
-        call.results = tu_scope_memory((size_t)call.output_count * sizeof *call.results);
-        call.outputs = tu_scope_memory((size_t)call.output_count * sizeof(tt_tensor *));
-        if (call.results == NULL || call.outputs == NULL)
-            return TUTTI_ERROR_MEMORY;
-    }
-    if (!tu_run(&call))
-        return tu_self()->pending;
-    for (int i = 0; i < vertex->result_count; i++)
+    tutti_status status = tu_vertex_run(vertex, now->tensors, &call);
+    for (int i = 0; i < vertex->result_count && status == TUTTI_OK; i++)
         if (now->uses[vertex->results[i]->number] > 0)
             now->tensors[vertex->results[i]->number] = tu_tensor_hold(call.outputs[i]);
-    return TUTTI_OK;
+    return status;
 }
 
 void tu_graph_run_let_go(tu_graph_run *now, const tu_vertex *vertex) {
