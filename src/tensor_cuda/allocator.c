@@ -337,31 +337,34 @@ void tu_gpu_trim(void *state, int index) {
     tu_gpu_leave(gpus, pushed);
 }
 
-tutti_status tu_gpu_usage(void *state, int index, tu_device_usage *usage) {
-    tu_gpus *gpus = state;
-    tu_gpu *gpu;
+/* Locks the device, which is opened before where nobody has used it. */
+static tutti_status lock_device(tu_gpus *gpus, int index, tu_gpu **found) {
     bool pushed;
-    tutti_status status = tu_gpu_enter(gpus, index, &gpu, &pushed);
+    tutti_status status = tu_gpu_enter(gpus, index, found, &pushed);
     if (status != TUTTI_OK)
         return status;
-    pthread_mutex_lock(&gpu->lock);
+    tu_gpu_leave(gpus, pushed);
+    pthread_mutex_lock(&(*found)->lock);
+    return TUTTI_OK;
+}
+
+tutti_status tu_gpu_usage(void *state, int index, tu_device_usage *usage) {
+    tu_gpu *gpu;
+    tutti_status status = lock_device(state, index, &gpu);
+    if (status != TUTTI_OK)
+        return status;
     *usage = gpu->usage;
     pthread_mutex_unlock(&gpu->lock);
-    tu_gpu_leave(gpus, pushed);
     return TUTTI_OK;
 }
 
 tutti_status tu_gpu_set_limit(void *state, int index, size_t bytes) {
-    tu_gpus *gpus = state;
     tu_gpu *gpu;
-    bool pushed;
-    tutti_status status = tu_gpu_enter(gpus, index, &gpu, &pushed);
+    tutti_status status = lock_device(state, index, &gpu);
     if (status != TUTTI_OK)
         return status;
-    pthread_mutex_lock(&gpu->lock);
     gpu->usage.limit = bytes;
     pthread_mutex_unlock(&gpu->lock);
-    tu_gpu_leave(gpus, pushed);
     return TUTTI_OK;
 }
 

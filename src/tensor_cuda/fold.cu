@@ -10,16 +10,16 @@
 
 #define TEAM 256 /* threads of a block */
 
-template <class T, int LANES_, class F> HERE void fold_rows(const tu_launch_fold &args, T *lanes) {
+template <class Type, int LANES_, class Fold> HERE void fold_rows(const tu_launch_fold &args, Type *lanes) {
     int64_t units = args.outer * args.parts;
     EACH_THREAD(self) {
         int64_t unit = BLOCK * (TEAM / LANES_) + self / LANES_, row = unit / args.parts, part = unit % args.parts;
-        T held = F::first();
+        Type held = Fold::first();
         if (unit < units) {
-            const T *x = (const T *)(uintptr_t)args.from + row * args.reduced + part * args.part;
+            const Type *x = (const Type *)(uintptr_t)args.from + row * args.reduced + part * args.part;
             int64_t left = args.reduced - part * args.part, count = left < args.part ? left : args.part;
             for (int64_t i = self % LANES_; i < count; i += LANES_)
-                held = F::step(held, x[i]);
+                held = Fold::step(held, x[i]);
         }
         lanes[self] = held;
     }
@@ -27,37 +27,38 @@ template <class T, int LANES_, class F> HERE void fold_rows(const tu_launch_fold
     for (int half = LANES_ / 2; half > 0; half /= 2) {
         EACH_THREAD(self) {
             if (self % LANES_ < half)
-                lanes[self] = F::step(lanes[self], lanes[self + half]);
+                lanes[self] = Fold::step(lanes[self], lanes[self + half]);
         }
         SYNC();
     }
     EACH_THREAD(self) {
         int64_t unit = BLOCK * (TEAM / LANES_) + self / LANES_;
         if (self % LANES_ == 0 && unit < units)
-            ((T *)(uintptr_t)args.to)[unit] = args.parts == 1 ? F::step(F::first(), lanes[self]) : lanes[self];
+            ((Type *)(uintptr_t)args.to)[unit] = args.parts == 1 ? Fold::step(Fold::first(), lanes[self]) : lanes[self];
     }
 }
 
-template <class T, class F> HERE void fold_columns(const tu_launch_fold &args) {
+template <class Type, class Fold> HERE void fold_columns(const tu_launch_fold &args) {
     EACH_ELEMENT(i, args.outer * args.parts * args.inner) {
         int64_t column = i % args.inner, part = i / args.inner % args.parts, outer = i / args.inner / args.parts;
         int64_t left = args.reduced - part * args.part, count = left < args.part ? left : args.part;
-        const T *x = (const T *)(uintptr_t)args.from + (outer * args.reduced + part * args.part) * args.inner + column;
-        T held = F::first();
+        const Type *x =
+            (const Type *)(uintptr_t)args.from + (outer * args.reduced + part * args.part) * args.inner + column;
+        Type held = Fold::first();
         for (int64_t row = 0; row < count; row++)
-            held = F::step(held, x[row * args.inner]);
-        ((T *)(uintptr_t)args.to)[i] = args.parts == 1 ? F::step(F::first(), held) : held;
+            held = Fold::step(held, x[row * args.inner]);
+        ((Type *)(uintptr_t)args.to)[i] = args.parts == 1 ? Fold::step(Fold::first(), held) : held;
     }
 }
 
 /* The parts of each result, in order. */
-template <class T, class F> HERE void fold_parts(const tu_launch_fold &args) {
+template <class Type, class Fold> HERE void fold_parts(const tu_launch_fold &args) {
     EACH_ELEMENT(i, args.outer * args.inner) {
-        const T *x = (const T *)(uintptr_t)args.from + i / args.inner * args.parts * args.inner + i % args.inner;
-        T held = F::first();
+        const Type *x = (const Type *)(uintptr_t)args.from + i / args.inner * args.parts * args.inner + i % args.inner;
+        Type held = Fold::first();
         for (int64_t part = 0; part < args.parts; part++)
-            held = F::step(held, x[part * args.inner]);
-        ((T *)(uintptr_t)args.to)[i] = held;
+            held = Fold::step(held, x[part * args.inner]);
+        ((Type *)(uintptr_t)args.to)[i] = held;
     }
 }
 
@@ -111,13 +112,14 @@ KERNEL(scale_f64, tu_launch_line) {
 }
 
 /* Where the largest of (outer, reduced, inner) is: the first of equal ones, a NaN before all. */
-template <class T> HERE void argmax(const tu_launch_fold &args) {
+template <class Type> HERE void argmax(const tu_launch_fold &args) {
     EACH_ELEMENT(i, args.outer * args.inner) {
-        const T *x = (const T *)(uintptr_t)args.from + i / args.inner * args.reduced * args.inner + i % args.inner;
+        const Type *x =
+            (const Type *)(uintptr_t)args.from + i / args.inner * args.reduced * args.inner + i % args.inner;
         int64_t best = 0;
-        T top = x[0];
+        Type top = x[0];
         for (int64_t k = 1; k < args.reduced; k++) {
-            T next = x[k * args.inner];
+            Type next = x[k * args.inner];
             if (next > top || (next != next && top == top)) {
                 best = k;
                 top = next;

@@ -105,7 +105,7 @@ KERNEL(random, tu_launch_random) {
 }
 
 /* A thread has one block of words, and with it four elements, sixteen apart: random_body.h tells why. */
-template <class T> HERE void drop(const tu_launch_random &args) {
+template <class Type> HERE void drop(const tu_launch_random &args) {
     int bytes = bytes_of(args.dtype);
     EACH_ELEMENT(i, (args.total + 63) / 64 * 16) {
         int64_t group = i / 16, lane = i % 16;
@@ -114,8 +114,9 @@ template <class T> HERE void drop(const tu_launch_random &args) {
             int64_t at = group * 64 + k * 16 + lane;
             if (at >= args.total)
                 continue;
-            T value = load_as<T>((const char *)(uintptr_t)args.from + at * bytes, args.dtype) * (T)args.first;
-            store_as<T>(words.at[k] < args.limit ? (T)0 : value, (char *)(uintptr_t)args.to + at * bytes, args.dtype);
+            Type value = load_as<Type>((const char *)(uintptr_t)args.from + at * bytes, args.dtype) * (Type)args.first;
+            store_as<Type>(words.at[k] < args.limit ? (Type)0 : value, (char *)(uintptr_t)args.to + at * bytes,
+                           args.dtype);
         }
     }
 }
@@ -178,11 +179,11 @@ KERNEL(gather, tu_launch_index) {
 }
 
 /* One thread has a column of the sums and adds its entries in order, so that the bits do not depend on the threads. */
-template <class T> HERE void add_indexed(const tu_launch_index &args) {
+template <class Type> HERE void add_indexed(const tu_launch_index &args) {
     EACH_ELEMENT(i, args.outer * args.inner) {
         int64_t column = i % args.inner, outer = i / args.inner;
-        const T *from = (const T *)(uintptr_t)args.from + outer * args.count * args.inner + column;
-        T *to = (T *)(uintptr_t)args.to + outer * args.size * args.inner + column;
+        const Type *from = (const Type *)(uintptr_t)args.from + outer * args.count * args.inner + column;
+        Type *to = (Type *)(uintptr_t)args.to + outer * args.size * args.inner + column;
         for (int64_t row = 0; row < args.count; row++) {
             int64_t at = checked_index(args, row);
             if (at >= 0)
@@ -192,14 +193,14 @@ template <class T> HERE void add_indexed(const tu_launch_index &args) {
 }
 /* The same where every element has an index: the loop walks over all dimensions but the one of the indices, whose
  * `count` entries of index and source are `inner` apart. */
-template <class T> HERE void add_scattered(const tu_launch_index &args) {
+template <class Type> HERE void add_scattered(const tu_launch_index &args) {
     EACH_ELEMENT(i, args.loop.total) {
         places at = places_of(args.loop, i); /* of the sum without its dimension, and of index */
         for (int64_t k = 0; k < args.count; k++) {
             int64_t position = at.at[1] + k * args.inner, target = checked_index(args, position);
             if (target >= 0)
-                ((T *)(uintptr_t)args.to)[at.at[0] + target * args.along] +=
-                    ((const T *)(uintptr_t)args.from)[position];
+                ((Type *)(uintptr_t)args.to)[at.at[0] + target * args.along] +=
+                    ((const Type *)(uintptr_t)args.from)[position];
         }
     }
 }

@@ -11,12 +11,7 @@
 #include "tensors.h"
 
 tutti_status tu_gpu_error(const tu_gpus *gpus, CUresult result, const char *what) {
-    const char *name = NULL, *text = NULL;
-    gpus->driver.cuGetErrorName(result, &name);
-    gpus->driver.cuGetErrorString(result, &text);
-    return gpus->host->error(result == CUDA_ERROR_OUT_OF_MEMORY ? TUTTI_ERROR_MEMORY : TUTTI_ERROR_BACKEND,
-                             "CUDA: %s failed: %s (%s, %d)", what, text != NULL ? text : "?", name != NULL ? name : "?",
-                             result);
+    return tu_cuda_driver_error(gpus->host, &gpus->driver, result, what);
 }
 
 static tutti_status checked(const tu_gpus *gpus, CUresult result, const char *what) {
@@ -238,20 +233,18 @@ static tutti_status clear(void *state, int index, void *stream, void *to, size_t
     ON_GPU(state, index, gpus->driver.cuMemsetD8Async((CUdeviceptr)(uintptr_t)to, 0, bytes, stream), "clearing memory");
 }
 
-static tutti_status find(void *state, int index, const char *name, void **kernel) {
-    tu_gpus *gpus = state;
-    tu_gpu *gpu;
-    bool pushed;
-    tutti_status status = tu_gpu_enter(gpus, index, &gpu, &pushed);
-    if (status != TUTTI_OK)
-        return status;
+/* NULL where no image has it, which is no error. */
+static CUresult find_kernel(const tu_gpus *gpus, const tu_gpu *gpu, const char *name, void **kernel) {
     CUfunction function = NULL;
     for (int i = 0; i < TU_TENSOR_IMAGES && function == NULL; i++)
         if (gpus->driver.cuModuleGetFunction(&function, gpu->modules[i], name) != CUDA_SUCCESS)
             function = NULL;
-    tu_gpu_leave(gpus, pushed);
     *kernel = function;
-    return TUTTI_OK;
+    return CUDA_SUCCESS;
+}
+
+static tutti_status find(void *state, int index, const char *name, void **kernel) {
+    ON_GPU(state, index, find_kernel(gpus, gpu, name, kernel), "finding a kernel");
 }
 
 static tutti_status launch(void *state, int index, void *stream, void *kernel, unsigned blocks, unsigned threads,

@@ -18,7 +18,7 @@ HERE int64_t chain(int64_t left, int64_t right, int64_t held) {
 }
 
 /* A block has a tile of 16 by 16 elements of one product, and goes along the depth in tiles of the inputs. */
-template <class T> HERE void multiply(const tu_launch_product &args, T *left, T *right, T *sums) {
+template <class Type> HERE void multiply(const tu_launch_product &args, Type *left, Type *right, Type *sums) {
     int64_t across = (args.columns + TILE - 1) / TILE, down = (args.rows + TILE - 1) / TILE;
     int64_t batch = BLOCK / (across * down), tile = BLOCK % (across * down);
     int64_t first_row = tile / across * TILE, first_column = tile % across * TILE;
@@ -33,20 +33,20 @@ template <class T> HERE void multiply(const tu_launch_product &args, T *left, T 
         EACH_THREAD(self) {
             int64_t row = first_row + self / TILE, column = first_column + self % TILE;
             int64_t across_depth = begin + self % TILE, down_depth = begin + self / TILE;
-            left[self] =
-                row < args.rows && across_depth < args.depth
-                    ? load_as<T>(of_left + (row * args.left_row + across_depth * args.left_column) * bytes, args.dtype)
-                    : (T)0;
+            left[self] = row < args.rows && across_depth < args.depth
+                             ? load_as<Type>(of_left + (row * args.left_row + across_depth * args.left_column) * bytes,
+                                             args.dtype)
+                             : (Type)0;
             right[self] =
                 column < args.columns && down_depth < args.depth
-                    ? load_as<T>(of_right + (down_depth * args.right_row + column * args.right_column) * bytes,
-                                 args.dtype)
-                    : (T)0;
+                    ? load_as<Type>(of_right + (down_depth * args.right_row + column * args.right_column) * bytes,
+                                    args.dtype)
+                    : (Type)0;
         }
         SYNC();
         EACH_THREAD(self) {
             int64_t left_depth = args.depth - begin < TILE ? args.depth - begin : TILE;
-            T held = sums[self];
+            Type held = sums[self];
             for (int k = 0; k < left_depth; k++)
                 held = chain(left[self / TILE * TILE + k], right[k * TILE + self % TILE], held);
             sums[self] = held;
@@ -56,7 +56,7 @@ template <class T> HERE void multiply(const tu_launch_product &args, T *left, T 
     EACH_THREAD(self) {
         int64_t row = first_row + self / TILE, column = first_column + self % TILE;
         if (row < args.rows && column < args.columns)
-            store_as<T>(sums[self], out + (row * args.out_row + column) * out_bytes, args.result);
+            store_as<Type>(sums[self], out + (row * args.out_row + column) * out_bytes, args.result);
     }
 }
 

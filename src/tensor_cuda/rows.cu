@@ -11,7 +11,7 @@
 
 #define THREADS_OF_ROWS 128
 
-template <class T> struct math;
+template <class Type> struct math;
 #define MATH(suffix, type)                                  \
     template <> struct math<type> {                         \
         MEMBER type exp(type x) {                           \
@@ -34,19 +34,19 @@ MATH(f32, float)
 MATH(f64, double)
 
 /* The teams of a block: which row a thread has, and its lane. `lane` is shared by all of them. */
-template <class T> struct team {
+template <class Type> struct team {
     enum {
-        LANES = 128 / sizeof(T),
+        LANES = 128 / sizeof(Type),
         ROWS = THREADS_OF_ROWS / LANES
     };
     MEMBER int64_t row(int self) {
         return BLOCK * ROWS + self / LANES;
     }
     /* What the first lane of the thread's team has. */
-    MEMBER T of_team(const T *lane, int self) {
+    MEMBER Type of_team(const Type *lane, int self) {
         return lane[self / LANES * LANES];
     }
-    MEMBER void add(T *lane) {
+    MEMBER void add(Type *lane) {
         for (int half = LANES / 2; half > 0; half /= 2) {
             EACH_THREAD(self) {
                 if (self % LANES < half)
@@ -55,169 +55,147 @@ template <class T> struct team {
             SYNC();
         }
     }
-    MEMBER void largest(T *lane) {
+    MEMBER void largest(Type *lane) {
         for (int half = LANES / 2; half > 0; half /= 2) {
             EACH_THREAD(self) {
                 if (self % LANES < half)
-                    lane[self] = math<T>::greater(lane[self + half], lane[self]);
+                    lane[self] = math<Type>::greater(lane[self + half], lane[self]);
             }
             SYNC();
         }
     }
 };
 
-#define EACH_OF_ROW(i) for (int64_t i = self % team<T>::LANES; i < args.size; i += team<T>::LANES)
-#define ROW_OF(pointer) ((T *)(uintptr_t)(args.pointer) + row * args.size)
+#define EACH_OF_ROW(i) for (int64_t i = self % team<Type>::LANES; i < args.size; i += team<Type>::LANES)
+#define ROW_OF(pointer) ((Type *)(uintptr_t)(args.pointer) + row * args.size)
 
-/* The largest of each row into lane and, -infinity replaced, into top. */
-template <class T> HERE void find_top(const tu_launch_rows &args, T *lane, T *top) {
+/* What each lane makes of its elements: it begins with `first`, and take(held, self, row, i) adds element i. */
+template <class Type, class Take> HERE void fold_lanes(const tu_launch_rows &args, Type *lane, Type first, Take take) {
     EACH_THREAD(self) {
-        int64_t row = team<T>::row(self);
-        T held = -(T)INFINITY;
+        int64_t row = team<Type>::row(self);
+        Type held = first;
         if (row < args.count)
-            EACH_OF_ROW(i)
-        held = math<T>::greater(ROW_OF(x)[i], held);
+            EACH_OF_ROW(i) {
+                held = take(held, self, row, i);
+            }
         lane[self] = held;
     }
     SYNC();
-    team<T>::largest(lane);
+}
+
+/* The sum of each row. */
+template <class Type, class Take> HERE void add_rows(const tu_launch_rows &args, Type *lane, Take take) {
+    fold_lanes(args, lane, (Type)0, take);
+    team<Type>::add(lane);
+}
+
+/* The largest of each row into lane and, -infinity replaced, into top. */
+template <class Type> HERE void find_top(const tu_launch_rows &args, Type *lane, Type *top) {
+    fold_lanes(args, lane, -(Type)INFINITY,
+               [&](Type held, int, int64_t row, int64_t i) { return math<Type>::greater(ROW_OF(x)[i], held); });
+    team<Type>::largest(lane);
     EACH_THREAD(self) {
-        T held = team<T>::of_team(lane, self);
-        top[self] = held == -(T)INFINITY ? (T)0 : held;
+        Type held = team<Type>::of_team(lane, self);
+        top[self] = held == -(Type)INFINITY ? (Type)0 : held;
     }
     SYNC();
 }
 
 /* The sum of exp(x - top), and the terms into out where they are kept. */
-template <class T> HERE void add_exponentials(const tu_launch_rows &args, T *lane, const T *top, bool keeps) {
-    EACH_THREAD(self) {
-        int64_t row = team<T>::row(self);
-        T held = 0;
-        if (row < args.count)
-            EACH_OF_ROW(i) {
-                T power = math<T>::exp(math<T>::fma(ROW_OF(x)[i], (T)1, -top[self]));
-                if (keeps)
-                    ROW_OF(out)[i] = power;
-                held += power;
-            }
-        lane[self] = held;
-    }
-    SYNC();
-    team<T>::add(lane);
+template <class Type> HERE void add_exponentials(const tu_launch_rows &args, Type *lane, const Type *top, bool keeps) {
+    add_rows(args, lane, [&](Type held, int self, int64_t row, int64_t i) {
+        Type power = math<Type>::exp(math<Type>::fma(ROW_OF(x)[i], (Type)1, -top[self]));
+        if (keeps)
+            ROW_OF(out)[i] = power;
+        return held + power;
+    });
 }
 
-template <class T> HERE void softmax(const tu_launch_rows &args, T *lane, T *top) {
+template <class Type> HERE void softmax(const tu_launch_rows &args, Type *lane, Type *top) {
     find_top(args, lane, top);
     add_exponentials(args, lane, top, true);
     EACH_THREAD(self) {
-        int64_t row = team<T>::row(self);
-        T factor = 1 / team<T>::of_team(lane, self);
+        int64_t row = team<Type>::row(self);
+        Type factor = 1 / team<Type>::of_team(lane, self);
         if (row < args.count)
-            EACH_OF_ROW(i)
-        ROW_OF(out)[i] = ROW_OF(out)[i] * factor;
+            EACH_OF_ROW(i) {
+                ROW_OF(out)[i] = ROW_OF(out)[i] * factor;
+            }
     }
 }
 
-template <class T> HERE void log_softmax(const tu_launch_rows &args, T *lane, T *top) {
+template <class Type> HERE void log_softmax(const tu_launch_rows &args, Type *lane, Type *top) {
     find_top(args, lane, top);
     add_exponentials(args, lane, top, false);
     EACH_THREAD(self) {
-        int64_t row = team<T>::row(self);
-        T all = math<T>::log(team<T>::of_team(lane, self));
+        int64_t row = team<Type>::row(self);
+        Type all = math<Type>::log(team<Type>::of_team(lane, self));
         if (row < args.count)
-            EACH_OF_ROW(i)
-        ROW_OF(out)[i] = ROW_OF(x)[i] - top[self] - all;
+            EACH_OF_ROW(i) {
+                ROW_OF(out)[i] = ROW_OF(x)[i] - top[self] - all;
+            }
     }
 }
 
 /* x is the gradient, other the result y: y (grad - sum(grad y)) */
-template <class T> HERE void softmax_backward(const tu_launch_rows &args, T *lane, T *) {
+template <class Type> HERE void softmax_backward(const tu_launch_rows &args, Type *lane, Type *) {
+    add_rows(args, lane, [&](Type held, int, int64_t row, int64_t i) {
+        return math<Type>::fma(ROW_OF(x)[i], ROW_OF(other)[i], held);
+    });
     EACH_THREAD(self) {
-        int64_t row = team<T>::row(self);
-        T held = 0;
+        int64_t row = team<Type>::row(self);
+        Type dot = team<Type>::of_team(lane, self);
         if (row < args.count)
-            EACH_OF_ROW(i)
-        held = math<T>::fma(ROW_OF(x)[i], ROW_OF(other)[i], held);
-        lane[self] = held;
-    }
-    SYNC();
-    team<T>::add(lane);
-    EACH_THREAD(self) {
-        int64_t row = team<T>::row(self);
-        T dot = team<T>::of_team(lane, self);
-        if (row < args.count)
-            EACH_OF_ROW(i)
-        ROW_OF(out)[i] = ROW_OF(other)[i] * (ROW_OF(x)[i] - dot);
+            EACH_OF_ROW(i) {
+                ROW_OF(out)[i] = ROW_OF(other)[i] * (ROW_OF(x)[i] - dot);
+            }
     }
 }
 
 /* grad - exp(y) sum(grad) */
-template <class T> HERE void log_softmax_backward(const tu_launch_rows &args, T *lane, T *) {
+template <class Type> HERE void log_softmax_backward(const tu_launch_rows &args, Type *lane, Type *) {
+    add_rows(args, lane, [&](Type held, int, int64_t row, int64_t i) { return held + ROW_OF(x)[i]; });
     EACH_THREAD(self) {
-        int64_t row = team<T>::row(self);
-        T held = 0;
+        int64_t row = team<Type>::row(self);
+        Type sum = team<Type>::of_team(lane, self);
         if (row < args.count)
-            EACH_OF_ROW(i)
-        held += ROW_OF(x)[i];
-        lane[self] = held;
-    }
-    SYNC();
-    team<T>::add(lane);
-    EACH_THREAD(self) {
-        int64_t row = team<T>::row(self);
-        T sum = team<T>::of_team(lane, self);
-        if (row < args.count)
-            EACH_OF_ROW(i)
-        ROW_OF(out)[i] = math<T>::fma(math<T>::exp(ROW_OF(other)[i]), -sum, ROW_OF(x)[i]);
+            EACH_OF_ROW(i) {
+                ROW_OF(out)[i] = math<Type>::fma(math<Type>::exp(ROW_OF(other)[i]), -sum, ROW_OF(x)[i]);
+            }
     }
 }
 
 /* ---- norms ---- */
 
-template <class T> HERE void norm(const tu_launch_rows &args, T *lane, T *mean) {
-    T *means = (T *)(uintptr_t)args.mean, *scales = (T *)(uintptr_t)args.scale;
+template <class Type> HERE void norm(const tu_launch_rows &args, Type *lane, Type *mean) {
+    Type *means = (Type *)(uintptr_t)args.mean, *scales = (Type *)(uintptr_t)args.scale;
+    if (args.centred)
+        add_rows(args, lane, [&](Type held, int, int64_t row, int64_t i) { return held + ROW_OF(x)[i]; });
     EACH_THREAD(self) {
-        int64_t row = team<T>::row(self);
-        T held = 0;
-        if (row < args.count && args.centred)
-            EACH_OF_ROW(i)
-        held += ROW_OF(x)[i];
-        lane[self] = held;
+        mean[self] = args.centred ? team<Type>::of_team(lane, self) / (Type)args.size : 0;
     }
     SYNC();
-    team<T>::add(lane);
+    add_rows(args, lane, [&](Type held, int self, int64_t row, int64_t i) {
+        Type away = ROW_OF(x)[i] - mean[self];
+        return math<Type>::fma(away, away, held);
+    });
     EACH_THREAD(self) {
-        mean[self] = args.centred ? team<T>::of_team(lane, self) / (T)args.size : 0;
-    }
-    SYNC();
-    EACH_THREAD(self) {
-        int64_t row = team<T>::row(self);
-        T held = 0;
+        int64_t row = team<Type>::row(self);
+        Type square = team<Type>::of_team(lane, self) / (Type)args.size,
+             scale = 1 / math<Type>::sqrt(square + (Type)args.epsilon);
+        const Type *weight = (const Type *)(uintptr_t)args.weight, *bias = (const Type *)(uintptr_t)args.bias;
         if (row < args.count)
             EACH_OF_ROW(i) {
-                T away = ROW_OF(x)[i] - mean[self];
-                held = math<T>::fma(away, away, held);
-            }
-        lane[self] = held;
-    }
-    SYNC();
-    team<T>::add(lane);
-    EACH_THREAD(self) {
-        int64_t row = team<T>::row(self);
-        T square = team<T>::of_team(lane, self) / (T)args.size, scale = 1 / math<T>::sqrt(square + (T)args.epsilon);
-        const T *weight = (const T *)(uintptr_t)args.weight, *bias = (const T *)(uintptr_t)args.bias;
-        if (row < args.count)
-            EACH_OF_ROW(i) {
-                T value = (ROW_OF(x)[i] - mean[self]) * scale;
+                Type value = (ROW_OF(x)[i] - mean[self]) * scale;
                 if (weight != NULL && bias != NULL)
-                    value = math<T>::fma(value, weight[i], bias[i]);
+                    value = math<Type>::fma(value, weight[i], bias[i]);
                 else if (weight != NULL)
                     value = value * weight[i];
                 else if (bias != NULL)
                     value = value + bias[i];
                 ROW_OF(out)[i] = value;
             }
-        if (row < args.count && self % team<T>::LANES == 0) {
+        if (row < args.count && self % team<Type>::LANES == 0) {
             means[row] = mean[self];
             scales[row] = scale;
         }
@@ -225,51 +203,51 @@ template <class T> HERE void norm(const tu_launch_rows &args, T *lane, T *mean) 
 }
 
 /* other is the gradient of the result, out the gradient of x. */
-template <class T> HERE void norm_backward(const tu_launch_rows &args, T *plain, T *crossed) {
-    const T *means = (const T *)(uintptr_t)args.mean, *scales = (const T *)(uintptr_t)args.scale;
-    const T *weight = (const T *)(uintptr_t)args.weight;
+template <class Type> HERE void norm_backward(const tu_launch_rows &args, Type *plain, Type *crossed) {
+    const Type *means = (const Type *)(uintptr_t)args.mean, *scales = (const Type *)(uintptr_t)args.scale;
+    const Type *weight = (const Type *)(uintptr_t)args.weight;
     EACH_THREAD(self) {
-        int64_t row = team<T>::row(self);
-        T of_plain = 0, of_crossed = 0;
+        int64_t row = team<Type>::row(self);
+        Type of_plain = 0, of_crossed = 0;
         if (row < args.count)
             EACH_OF_ROW(i) {
-                T gw = ROW_OF(other)[i] * (weight != NULL ? weight[i] : (T)1);
+                Type gw = ROW_OF(other)[i] * (weight != NULL ? weight[i] : (Type)1);
                 of_plain += gw;
-                of_crossed = math<T>::fma(gw, ROW_OF(x)[i] - means[row], of_crossed);
+                of_crossed = math<Type>::fma(gw, ROW_OF(x)[i] - means[row], of_crossed);
             }
         plain[self] = of_plain;
         crossed[self] = of_crossed;
     }
     SYNC();
-    team<T>::add(plain);
-    team<T>::add(crossed);
+    team<Type>::add(plain);
+    team<Type>::add(crossed);
     EACH_THREAD(self) {
-        int64_t row = team<T>::row(self);
+        int64_t row = team<Type>::row(self);
         if (row < args.count) {
-            T scale = scales[row], of_g = args.centred ? team<T>::of_team(plain, self) / (T)args.size : 0;
-            T of_gx = team<T>::of_team(crossed, self) * scale * scale / (T)args.size;
+            Type scale = scales[row], of_g = args.centred ? team<Type>::of_team(plain, self) / (Type)args.size : 0;
+            Type of_gx = team<Type>::of_team(crossed, self) * scale * scale / (Type)args.size;
             EACH_OF_ROW(i) {
-                T gw = ROW_OF(other)[i];
+                Type gw = ROW_OF(other)[i];
                 if (weight != NULL)
                     gw = gw * weight[i];
-                ROW_OF(out)[i] = scale * math<T>::fma(ROW_OF(x)[i] - means[row], -of_gx, gw - of_g);
+                ROW_OF(out)[i] = scale * math<Type>::fma(ROW_OF(x)[i] - means[row], -of_gx, gw - of_g);
             }
         }
     }
 }
 
 /* The gradients of weight and bias: each thread a column, rows in order. */
-template <class T> HERE void norm_columns(const tu_launch_rows &args) {
-    const T *means = (const T *)(uintptr_t)args.mean, *scales = (const T *)(uintptr_t)args.scale;
+template <class Type> HERE void norm_columns(const tu_launch_rows &args) {
+    const Type *means = (const Type *)(uintptr_t)args.mean, *scales = (const Type *)(uintptr_t)args.scale;
     EACH_ELEMENT(i, args.size) {
-        T weight = 0, bias = 0;
+        Type weight = 0, bias = 0;
         for (int64_t row = 0; row < args.count; row++) {
-            T grad = ROW_OF(other)[i], away = ROW_OF(x)[i] - means[row];
-            weight = math<T>::fma(grad, away * scales[row], weight);
+            Type grad = ROW_OF(other)[i], away = ROW_OF(x)[i] - means[row];
+            weight = math<Type>::fma(grad, away * scales[row], weight);
             bias += grad;
         }
-        ((T *)(uintptr_t)args.of_weight)[i] = weight;
-        ((T *)(uintptr_t)args.of_bias)[i] = bias;
+        ((Type *)(uintptr_t)args.of_weight)[i] = weight;
+        ((Type *)(uintptr_t)args.of_bias)[i] = bias;
     }
 }
 
@@ -295,13 +273,13 @@ HERE int64_t target_of(const tu_launch_rows &args, int64_t row) {
 
 /* The logarithm of each row's sum of exponentials, as its largest element and what is to be added, and its loss, which
  * is 0 where it does not count. */
-template <class T> HERE void entropy(const tu_launch_rows &args, T *lane, T *top) {
+template <class Type> HERE void entropy(const tu_launch_rows &args, Type *lane, Type *top) {
     find_top(args, lane, top);
     add_exponentials(args, lane, top, false);
     EACH_THREAD(self) {
-        int64_t row = team<T>::row(self);
-        if (row < args.count && self % team<T>::LANES == 0) {
-            T more = math<T>::log(lane[self]), *sums = (T *)(uintptr_t)args.sums + 2 * row;
+        int64_t row = team<Type>::row(self);
+        if (row < args.count && self % team<Type>::LANES == 0) {
+            Type more = math<Type>::log(lane[self]), *sums = (Type *)(uintptr_t)args.sums + 2 * row;
             int64_t target = target_of(args, row);
             sums[0] = top[self];
             sums[1] = more;
@@ -340,15 +318,15 @@ KERNEL(entropy_share, tu_launch_rows) {
     }
 }
 
-template <class T> HERE void entropy_backward(const tu_launch_rows &args) {
-    T share = (T) * (const double *)(uintptr_t)args.counted;
+template <class Type> HERE void entropy_backward(const tu_launch_rows &args) {
+    Type share = (Type) * (const double *)(uintptr_t)args.counted;
     EACH_ELEMENT(at, args.count * args.size) {
         int64_t row = at / args.size, i = at % args.size;
         int64_t target = target_of(args, row);
-        T value = 0;
+        Type value = 0;
         if (target >= 0) {
-            const T *sums = (const T *)(uintptr_t)args.sums + 2 * row;
-            value = math<T>::exp(ROW_OF(x)[i] - sums[0] - sums[1]) * share;
+            const Type *sums = (const Type *)(uintptr_t)args.sums + 2 * row;
+            value = math<Type>::exp(ROW_OF(x)[i] - sums[0] - sums[1]) * share;
             if (i == target)
                 value -= share;
         }
@@ -388,84 +366,85 @@ HERE int64_t visible_keys(const tu_launch_scores &args, int64_t row) {
     return args.causal && seen < args.size ? seen : args.size;
 }
 
-#define EACH_KEY(i, end) for (int64_t i = self % team<T>::LANES; i < (end); i += team<T>::LANES)
+#define EACH_KEY(i, end) for (int64_t i = self % team<Type>::LANES; i < (end); i += team<Type>::LANES)
 
 /* The scores of a row become shares. */
-template <class T> HERE void attention(const tu_launch_scores &args, T *lane, T *top) {
-    T sign = args.scale < 0 ? -1 : 1, scale = (T)args.scale * sign;
+template <class Type> HERE void attention(const tu_launch_scores &args, Type *lane, Type *top) {
+    Type sign = args.scale < 0 ? -1 : 1, scale = (Type)args.scale * sign;
     EACH_THREAD(self) {
-        int64_t row = team<T>::row(self);
-        T held = -(T)INFINITY;
+        int64_t row = team<Type>::row(self);
+        Type held = -(Type)INFINITY;
         if (row < args.count) {
-            const T *x = (const T *)(uintptr_t)args.scores + row * args.size;
+            const Type *x = (const Type *)(uintptr_t)args.scores + row * args.size;
             EACH_KEY(i, visible_keys(args, row)) {
-                held = math<T>::greater(x[i] * sign, held);
+                held = math<Type>::greater(x[i] * sign, held);
             }
         }
         lane[self] = held;
     }
     SYNC();
-    team<T>::largest(lane);
+    team<Type>::largest(lane);
     EACH_THREAD(self) {
-        top[self] = team<T>::of_team(lane, self) * scale;
+        top[self] = team<Type>::of_team(lane, self) * scale;
     }
     SYNC();
     EACH_THREAD(self) {
-        int64_t row = team<T>::row(self);
-        T held = 0;
+        int64_t row = team<Type>::row(self);
+        Type held = 0;
         if (row < args.count) {
-            T *x = (T *)(uintptr_t)args.scores + row * args.size;
+            Type *x = (Type *)(uintptr_t)args.scores + row * args.size;
             EACH_KEY(i, visible_keys(args, row)) {
-                x[i] = math<T>::exp(math<T>::fma(x[i] * sign, scale, -top[self]));
+                x[i] = math<Type>::exp(math<Type>::fma(x[i] * sign, scale, -top[self]));
                 held += x[i];
             }
         }
         lane[self] = held;
     }
     SYNC();
-    team<T>::add(lane);
+    team<Type>::add(lane);
     EACH_THREAD(self) {
-        int64_t row = team<T>::row(self);
+        int64_t row = team<Type>::row(self);
         if (row < args.count) {
-            T *x = (T *)(uintptr_t)args.scores + row * args.size, sum = team<T>::of_team(lane, self), share = 1 / sum;
+            Type *x = (Type *)(uintptr_t)args.scores + row * args.size, sum = team<Type>::of_team(lane, self),
+                 share = 1 / sum;
             int64_t seen = visible_keys(args, row);
             EACH_KEY(i, args.size) {
-                x[i] = i < seen ? x[i] * share : (T)0;
+                x[i] = i < seen ? x[i] * share : (Type)0;
             }
-            if (self % team<T>::LANES == 0)
-                ((T *)(uintptr_t)args.sums)[row] = (T)((double)top[self] + (double)math<T>::log(sum));
+            if (self % team<Type>::LANES == 0)
+                ((Type *)(uintptr_t)args.sums)[row] = (Type)((double)top[self] + (double)math<Type>::log(sum));
         }
     }
 }
 
 /* Shares again from scores, and the gradients of the shares become those of the scores. */
-template <class T> HERE void attention_backward(const tu_launch_scores &args, T *lane, T *) {
-    T scale = (T)args.scale;
+template <class Type> HERE void attention_backward(const tu_launch_scores &args, Type *lane, Type *) {
+    Type scale = (Type)args.scale;
     EACH_THREAD(self) {
-        int64_t row = team<T>::row(self);
-        T held = 0;
+        int64_t row = team<Type>::row(self);
+        Type held = 0;
         if (row < args.count) {
-            const T *grad = (const T *)(uintptr_t)args.grad + row * args.width;
-            const T *out = (const T *)(uintptr_t)args.out + row * args.width;
+            const Type *grad = (const Type *)(uintptr_t)args.grad + row * args.width;
+            const Type *out = (const Type *)(uintptr_t)args.out + row * args.width;
             EACH_KEY(i, args.width) {
-                held = math<T>::fma(grad[i], out[i], held);
+                held = math<Type>::fma(grad[i], out[i], held);
             }
         }
         lane[self] = held;
     }
     SYNC();
-    team<T>::add(lane);
+    team<Type>::add(lane);
     EACH_THREAD(self) {
-        int64_t row = team<T>::row(self);
+        int64_t row = team<Type>::row(self);
         if (row < args.count) {
-            T *x = (T *)(uintptr_t)args.scores + row * args.size,
-              *slopes = (T *)(uintptr_t)args.slopes + row * args.size;
-            T dot = team<T>::of_team(lane, self), sum = ((const T *)(uintptr_t)args.sums)[row];
+            Type *x = (Type *)(uintptr_t)args.scores + row * args.size,
+                 *slopes = (Type *)(uintptr_t)args.slopes + row * args.size;
+            Type dot = team<Type>::of_team(lane, self), sum = ((const Type *)(uintptr_t)args.sums)[row];
             int64_t seen = visible_keys(args, row);
             EACH_KEY(i, args.size) {
-                T share = i < seen ? math<T>::exp(math<T>::fma(x[i], scale, -sum)) : (T)0;
+                Type share = i < seen ? math<Type>::exp(math<Type>::fma(x[i], scale, -sum)) : (Type)0;
                 x[i] = share;
-                slopes[i] = i < seen ? share * (slopes[i] - dot) * scale : (T)0;
+                slopes[i] = i < seen ? share * (slopes[i] - dot) * scale : (Type)0;
             }
         }
     }
@@ -498,26 +477,26 @@ KERNEL(scaled, tu_launch_scaled) {
 
 /* ---- optimizer steps ---- */
 
-template <class T> HERE void sgd(const tu_launch_step &step, int64_t i) {
-    T *parameter = (T *)(uintptr_t)step.parameter + i, *velocity = (T *)(uintptr_t)step.first;
-    T old = *parameter, change = math<T>::fma((T)step.decay, old, ((const T *)(uintptr_t)step.gradient)[i]);
+template <class Type> HERE void sgd(const tu_launch_step &step, int64_t i) {
+    Type *parameter = (Type *)(uintptr_t)step.parameter + i, *velocity = (Type *)(uintptr_t)step.first;
+    Type old = *parameter, change = math<Type>::fma((Type)step.decay, old, ((const Type *)(uintptr_t)step.gradient)[i]);
     if (velocity != NULL) {
-        change = math<T>::fma((T)step.momentum, velocity[i], change);
+        change = math<Type>::fma((Type)step.momentum, velocity[i], change);
         velocity[i] = change;
     }
-    *parameter = math<T>::fma(-(T)step.rate, change, old);
+    *parameter = math<Type>::fma(-(Type)step.rate, change, old);
 }
 
-template <class T> HERE void adamw(const tu_launch_step &step, int64_t i) {
-    T *parameter = (T *)(uintptr_t)step.parameter + i, *first = (T *)(uintptr_t)step.first + i,
-      *second = (T *)(uintptr_t)step.second + i, grad = ((const T *)(uintptr_t)step.gradient)[i];
-    T mean = math<T>::fma(grad - *first, (T)(1 - step.beta1), *first);
-    T square = math<T>::fma((T)step.beta2, *second, (T)(1 - step.beta2) * grad * grad);
-    T root = math<T>::fma(math<T>::sqrt(square), (T)step.correct, (T)step.epsilon);
-    T change = -(T)step.rate * (mean / root);
+template <class Type> HERE void adamw(const tu_launch_step &step, int64_t i) {
+    Type *parameter = (Type *)(uintptr_t)step.parameter + i, *first = (Type *)(uintptr_t)step.first + i,
+         *second = (Type *)(uintptr_t)step.second + i, grad = ((const Type *)(uintptr_t)step.gradient)[i];
+    Type mean = math<Type>::fma(grad - *first, (Type)(1 - step.beta1), *first);
+    Type square = math<Type>::fma((Type)step.beta2, *second, (Type)(1 - step.beta2) * grad * grad);
+    Type root = math<Type>::fma(math<Type>::sqrt(square), (Type)step.correct, (Type)step.epsilon);
+    Type change = -(Type)step.rate * (mean / root);
     *first = mean;
     *second = square;
-    *parameter = math<T>::fma((T)step.decay, *parameter, change);
+    *parameter = math<Type>::fma((Type)step.decay, *parameter, change);
 }
 
 /* All parameters in a row; a thread finds the one that its element belongs to. */

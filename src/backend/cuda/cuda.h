@@ -173,7 +173,12 @@ typedef struct tu_cuda_map {
 
 /* ---- driver.c ---- */
 tutti_status tu_cuda_driver_load(const tu_backend_host *host, tu_cuda_driver *driver);
-tutti_status tu_cuda_error(const tu_cuda *cuda, CUresult result, const char *what);
+/* The error that says which call of the driver failed, and how. */
+tutti_status tu_cuda_driver_error(const tu_backend_host *host, const tu_cuda_driver *driver, CUresult result,
+                                  const char *what);
+static inline tutti_status tu_cuda_error(const tu_cuda *cuda, CUresult result, const char *what) {
+    return tu_cuda_driver_error(cuda->host, &cuda->driver, result, what);
+}
 
 /* ---- device.c ---- */
 /* Makes a device ready; index -1 is the current one. */

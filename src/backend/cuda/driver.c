@@ -46,11 +46,12 @@ tutti_status tu_cuda_driver_load(const tu_backend_host *host, tu_cuda_driver *dr
     return TUTTI_OK;
 }
 
-tutti_status tu_cuda_error(const tu_cuda *cuda, CUresult result, const char *what) {
+tutti_status tu_cuda_driver_error(const tu_backend_host *host, const tu_cuda_driver *driver, CUresult result,
+                                  const char *what) {
     const char *name = NULL, *text = NULL;
-    cuda->driver.cuGetErrorName(result, &name);
-    cuda->driver.cuGetErrorString(result, &text);
-    return cuda->host->error(result == CUDA_ERROR_OUT_OF_MEMORY ? TUTTI_ERROR_MEMORY : TUTTI_ERROR_BACKEND,
-                             "CUDA: %s failed: %s (%s, %d)", what, text != NULL ? text : "?", name != NULL ? name : "?",
-                             result);
+    driver->cuGetErrorName(result, &name);
+    driver->cuGetErrorString(result, &text);
+    return host->error(result == CUDA_ERROR_OUT_OF_MEMORY ? TUTTI_ERROR_MEMORY : TUTTI_ERROR_BACKEND,
+                       "CUDA: %s failed: %s (%s, %d)", what, text != NULL ? text : "?", name != NULL ? name : "?",
+                       result);
 }
