@@ -85,14 +85,19 @@ static int layer_norm_forward(tt_module *module, tt_tensor_list inputs, tt_tenso
     return 1;
 }
 
-tt_module *tt_layer_norm_module(int64_t size, double epsilon, tutti_dtype dtype) {
-    static const tt_module_type type = { sizeof type, "LayerNorm", layer_norm_forward, free };
-    tt_module *module = module_of_number(&type, epsilon);
+static tt_module *norm_module(const tt_module_type *type, int64_t size, double epsilon, bool bias, tutti_dtype dtype) {
+    tt_module *module = module_of_number(type, epsilon);
     tt_scope scope = tt_scope_open();
     add_parameter(module, "weight", tt_ones(tt_shape(size), dtype, NULL));
-    add_parameter(module, "bias", tt_zeros(tt_shape(size), dtype, NULL));
+    if (bias)
+        add_parameter(module, "bias", tt_zeros(tt_shape(size), dtype, NULL));
     tu_scope_leave(&scope);
     return checked(module);
+}
+
+tt_module *tt_layer_norm_module(int64_t size, double epsilon, tutti_dtype dtype) {
+    static const tt_module_type type = { sizeof type, "LayerNorm", layer_norm_forward, free };
+    return norm_module(&type, size, epsilon, true, dtype);
 }
 
 static int rms_norm_forward(tt_module *module, tt_tensor_list inputs, tt_tensor **outputs) {
@@ -103,11 +108,7 @@ static int rms_norm_forward(tt_module *module, tt_tensor_list inputs, tt_tensor 
 
 tt_module *tt_rms_norm_module(int64_t size, double epsilon, tutti_dtype dtype) {
     static const tt_module_type type = { sizeof type, "RMSNorm", rms_norm_forward, free };
-    tt_module *module = module_of_number(&type, epsilon);
-    tt_scope scope = tt_scope_open();
-    add_parameter(module, "weight", tt_ones(tt_shape(size), dtype, NULL));
-    tu_scope_leave(&scope);
-    return checked(module);
+    return norm_module(&type, size, epsilon, false, dtype);
 }
 
 static int dropout_forward(tt_module *module, tt_tensor_list inputs, tt_tensor **outputs) {
