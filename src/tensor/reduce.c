@@ -621,14 +621,12 @@ tutti_status tu_argmax_shape(tu_call *call) {
                              tu_describe(x));
     call->results[0] = tu_shape_of(x);
     call->results[0].dtype = TUTTI_I64;
-    if (x->ndim == 0)
-        return TUTTI_OK; /* a single number is at place 0 */
-    call->results[0].sizes[dim] = 1;
-    if (!attributes->keep_dims) {
-        tu_shape *result = &call->results[0];
+    tu_shape *result = &call->results[0];
+    if (x->ndim > 0) /* a single number is at place 0 */
+        result->sizes[dim] = 1;
+    if (x->ndim > 0 && !attributes->keep_dims)
         memmove(result->sizes + dim, result->sizes + dim + 1, (size_t)(--result->ndim - dim) * sizeof result->sizes[0]);
-    }
-    return tu_shape_contiguous("argmax", &call->results[0]);
+    return tu_shape_contiguous("argmax", result);
 }
 tutti_status tu_argmax_everywhere(tu_call *call) {
     const tu_argmax_attributes *attributes = call->attributes;

@@ -659,3 +659,12 @@ TEST(the_slope_of_an_exponent_over_an_integer_base_is_exact) {
     CHECK(fabs(slope[0] - pow(7, -0.75) * log(7)) < 1e-15 && fabs(slope[1] - pow(7, 0.5) * log(7)) < 1e-14);
     CHECK_OK(tt_scope_close(&scope));
 }
+
+/* The single number may be anywhere in its storage; its place among one is a new tensor. */
+TEST(the_largest_of_a_single_number_that_lies_behind_others_is_at_0) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_from((float[]){ 1, 2, 3 }, tt_shape(3), TUTTI_F32, NULL);
+    tt_tensor *last = tt_select(x, 0, 2);
+    CHECK(tt_item(tt_argmax(last, 0, false)) == 0 && tt_item(tt_argmax(last, -1, true)) == 0);
+    CHECK_OK(tt_scope_close(&scope));
+}
