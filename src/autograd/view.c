@@ -299,5 +299,7 @@ tutti_status tu_view_rebase(tt_tensor *x, tu_node *inner, int changed) {
     if (status == TUTTI_OK)
         x->flags |= TU_REQUIRES_GRAD; /* its own node is made anew, from the base, when it is asked for */
     tu_node_drop(node);
+    if (status == TUTTI_OK && tu_history_at(x)->retains_grad) /* what it keeps is the gradient of its new value */
+        status = tu_history_node(x, &node);
     return status;
 }

@@ -418,3 +418,18 @@ TEST(a_view_made_without_gradients_stays_a_leaf_when_its_base_changes) {
     CHECK(!tt_requires_grad(view)); /* asking has not changed it */
     done(&scope);
 }
+
+/* A gradient is kept of the value that a tensor has, and a view that was written has a new one. */
+TEST(a_view_that_was_written_keeps_the_gradient_of_its_new_value) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = leaf(tt_shape(1, 2), (float[]){ 3, 4 });
+    tt_tensor *view = tt_view(tt_mul_scalar(x, 1), tt_shape(2));
+    tt_retain_grad(view);
+    tt_tensor *before = tt_mul_scalar(view, 5);
+    tt_neg_(view);
+    tt_backward_from(tt_tensors(tt_sum(before)), none, TUTTI_OPTIONS(tt_backward_options, .retain_graph = true));
+    CHECK(tt_grad(view) == NULL);
+    tt_backward(tt_sum(tt_mul_scalar(view, 7)), NULL);
+    CHECK(is(tt_grad(view), (float[]){ 7, 7 }) && is(tt_grad(x), (float[]){ 5 - 7, 5 - 7 }));
+    done(&scope);
+}
