@@ -27,14 +27,16 @@ void tu_minimum_gradient(tu_gradient *gradient) {
     extremum_gradient(gradient, tt_lt);
 }
 
-/* At base 0 the power 0 has the slope 0, and so has the exponent of any power that is 0. */
+/* At base 0 the power 0 has the slope 0, and so has the exponent of any power that is 0. A power with the exponent 0
+ * does not depend on its base, whatever the gradient is: it is not a number where the exponent of a negative base is
+ * masked and the gradient is differentiated once more. The inner choice keeps infinite slopes from that. */
 void tu_pow_gradient(tu_gradient *gradient) {
     tt_tensor *left = tu_saved(gradient, TU_INPUT(0)), *right = tu_saved(gradient, TU_INPUT(1)),
               *grad = gradient->grads[0];
     tt_tensor *none = tt_number(0);
     if (gradient->needs[0]) {
-        tt_tensor *slope = tt_mul(right, tt_pow(left, tt_add_scalar(right, -1)));
-        gradient->results[0] = tt_mul(grad, tt_where(tt_eq(right, none), none, slope));
+        tt_tensor *constant = tt_eq(right, none), *slope = tt_mul(right, tt_pow(left, tt_add_scalar(right, -1)));
+        gradient->results[0] = tt_where(constant, none, tt_mul(grad, tt_where(constant, none, slope)));
     }
     if (gradient->needs[1]) {
         tt_tensor *power = tu_saved(gradient, TU_OUTPUT(0));

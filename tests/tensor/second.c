@@ -178,3 +178,16 @@ TEST(the_magnitude_of_complex_zero_has_second_derivatives_of_zero) {
     CHECK(second.count == 1 && tt_equal(second.at[0], tt_zeros_like(x)));
     CHECK_OK(tt_scope_close(&scope));
 }
+
+static tt_tensor *masked_exponents(tt_tensor *const *in) {
+    return weighed(tt_pow(in[0], tt_triu(in[0], 0)));
+}
+
+/* The logarithm of the negative base below the diagonal is not a number; the exponent there is 0 and stays it. */
+TEST(a_power_whose_exponent_is_masked_has_second_derivatives_of_zero_there) {
+    tt_scope scope = tt_scope_open();
+    double values[4] = { 1.5, 0.5, -2, 3 };
+    tt_tensor *x = tt_require_grad(tt_from(values, tt_shape(2, 2), TUTTI_F64, NULL), true);
+    check(masked_exponents, 1, &x);
+    CHECK_OK(tt_scope_close(&scope));
+}
