@@ -513,8 +513,9 @@ def rope(x, position, base):
 
 def lay_out(result, inputs):
     """Differs: results are row-major in Tutti, unless all arguments lie in memory alike, where PyTorch gives them the strides of one argument; and they
-    are no views of something that nobody sees."""
-    result = result.clone() if result._is_view() else result
+    are no views of something that nobody sees, nor lie in storage that is larger than they are, as a sum in PyTorch may."""
+    larger = result.untyped_storage().nbytes() > result.numel() * result.element_size()
+    result = result.clone() if result._is_view() or larger else result
     layouts = {(x.shape, x.stride()) for x in inputs if x.dim() > 0}
     alike = len(layouts) == 1 and (result.shape, result.stride()) in layouts
     return result if result.is_contiguous() or alike else result.contiguous()

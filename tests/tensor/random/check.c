@@ -459,6 +459,22 @@ static bool second_depends(const program *what, const record *of, double toleran
     return hooks && strncmp(of->name, "second", 6) == 0;
 }
 
+static const record *argument_of(const report *from, const line *what, int which) {
+    char name[32];
+    snprintf(name, sizeof name, "value t%d.%d", what->tensors[which] / RESULTS, what->tensors[which] % RESULTS);
+    return record_of(from, name, -1);
+}
+
+/* Sines of large numbers, of which the last bits are a good part of a turn. */
+static bool turns(const line *what, const report *ours) {
+    const char *name = what->row->name;
+    const record *x = strcmp(name, "sin") == 0 || strcmp(name, "cos") == 0 ? argument_of(ours, what, 0) : NULL;
+    for (int64_t i = 0; x != NULL && x->values != NULL && i < x->count; i++)
+        if (fabs(x->values[i]) > 100)
+            return true;
+    return false;
+}
+
 static bool jumps(const line *what, const report *ours, int index) {
     static const char *const names[] = { "floor", "ceil", "round", "sign", "eq",  "ne",          "lt",
                                          "le",    "gt",   "ge",    "any",  "all", "logical_not", "argmax" };
@@ -471,7 +487,7 @@ static bool jumps(const line *what, const report *ours, int index) {
     const char *name = what->row->name;
     bool cut = strcmp(name, "sqrt") == 0 || strcmp(name, "sqrt_") == 0 || strcmp(name, "log") == 0;
     bool converts = strcmp(name, "to") == 0 || strcmp(name, "copy_") == 0;
-    return (of_complex && cut) || (whole && converts);
+    return (of_complex && cut) || (whole && converts) || turns(what, ours);
 }
 
 /* Where a function jumps, arguments that differ in their last bits may lie on both sides. Arguments
@@ -485,9 +501,7 @@ static bool jumped(const program *what, const report *ours, const report *theirs
             if (!what->lines[k].gone && what->lines[k].row->name[strlen(what->lines[k].row->name) - 1] == '_')
                 return true;
         for (int k = 0; k < one->tensor_count; k++) {
-            char name[32];
-            snprintf(name, sizeof name, "value t%d.%d", one->tensors[k] / RESULTS, one->tensors[k] % RESULTS);
-            const record *a = record_of(ours, name, -1), *b = record_of(theirs, name, -1);
+            const record *a = argument_of(ours, one, k), *b = argument_of(theirs, one, k);
             if (a != NULL && b != NULL && a->count == b->count && a->values != NULL && b->values != NULL &&
                 memcmp(a->values, b->values, (size_t)a->count * sizeof a->values[0]) != 0)
                 return true;
