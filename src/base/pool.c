@@ -22,7 +22,7 @@
 #define MOST_THREADS 63 /* besides the caller's */
 #define PLACES 8        /* loops of different threads that can run at once; more run on their own thread alone */
 #define LOOKS 4000      /* for a loop before sleeping: some microseconds, the gap between the operators of one step */
-#define PIECES 4        /* per thread, so that one that is held up does not hold up all */
+#define PIECES 16       /* per thread, so that one that is held up does not hold up all */
 #define CLOSED 0x80000000u
 
 typedef struct work {
