@@ -436,9 +436,11 @@ static double peak_memory(bool reset) {
 }
 
 /* A turn is what a program does that computes without a pause: the other side's threads sleep (those that look for more
- * work for some time after theirs would take part of a CPU from it), its own are awake (a turn of many runs begins with
- * one that does not count), and it lasts for some milliseconds. A figure is the time of one run in it. */
+ * work for some time after theirs would take part of a CPU from it), its own are awake (a turn begins with
+ * a run that does not count, unless one is so long that waking threads up is nothing to it), and it lasts for some
+ * milliseconds. A figure is the time of one run in it. */
 #define TURN 0.01 /* seconds */
+#define LONG 0.1  /* likewise */
 #define MOST_RUNS 32
 static void rest(int threads) {
     if (threads > 1)
@@ -450,9 +452,9 @@ static int runs_of(double seconds) {
     return runs < 2 ? 1 : runs > MOST_RUNS ? MOST_RUNS : (int)runs;
 }
 
-static double turn(void (*run)(void), int runs) {
+static double turn(void (*run)(void), int runs, bool wake) {
     double sum = 0;
-    if (runs > 1)
+    if (wake)
         one_round(run);
     for (int i = 0; i < runs; i++)
         sum += one_round(run);
@@ -480,12 +482,14 @@ static void measure(int which, int rounds, int threads) {
     ask_peer(command);
     peak_memory(true);
     one_round(cases[which].run);
-    int runs = runs_of(one_round(cases[which].run));
-    snprintf(command, sizeof command, "run %s %d", cases[which].name, runs);
+    double seconds = one_round(cases[which].run);
+    int runs = runs_of(seconds);
+    bool wake = seconds < LONG;
+    snprintf(command, sizeof command, "run %s %d %d", cases[which].name, runs, wake);
     ask_peer(command);
     for (int i = 0; i < rounds; i++) {
         rest(threads);
-        ours[i] = turn(cases[which].run, runs) * cases[which].scale;
+        ours[i] = turn(cases[which].run, runs, wake) * cases[which].scale;
         copies[i] = copy_turn(cases[which].copied, runs) * cases[which].scale;
         rest(threads);
         theirs[i] = ask_peer(command) * cases[which].scale;

@@ -220,8 +220,8 @@ def peak():
         return next(float(line.split()[1]) / 1024 for line in f if line.startswith("VmHWM"))
 
 
-def turn(case, runs):
-    if runs > 1:
+def turn(case, runs, wake):
+    if wake:
         case()
     start = time.perf_counter()
     for _ in range(runs):
@@ -238,4 +238,4 @@ for line in sys.stdin:
         globals()[words[1] + "_setup"]()
         print(0, flush=True)
     else:
-        print(turn(globals()[words[1]], int(words[2])), flush=True)
+        print(turn(globals()[words[1]], int(words[2]), words[3] == "1"), flush=True)
