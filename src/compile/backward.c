@@ -10,8 +10,7 @@
 
 #include <tutti/backward.h>
 
-#include "autograd/node.h"
-#include "graph/graph.h"
+#include "compile/entry.h"
 #include "graph/passes.h"
 #include "loops/program.h"
 #include "tensor/map.h"
@@ -77,6 +76,9 @@ typedef struct entry {
     kept *kept;
     tt_graph *graph; /* NULL: it cannot be captured */
     tu_program *program;
+    int witness_count;
+    tu_witness *witnesses; /* what else it depends on, kept */
+    uint64_t *stamps;      /* that they gave */
 } entry;
 
 struct tt_backward_cache {
@@ -86,11 +88,16 @@ struct tt_backward_cache {
     bool full;
     entry *entries; /* the one that was used last is first */
     int entry_count;
+    tu_agreed *agreed;
     tt_backward_counts counts;
     char reason[400];
 };
 
 static void entry_free(entry *one) {
+    for (int i = 0; i < one->witness_count; i++)
+        one->witnesses[i].release(one->witnesses[i].owner);
+    free(one->witnesses);
+    free(one->stamps);
     key_free(&one->key);
     kept_free(one->kept);
     tu_program_release(one->program);
@@ -490,13 +497,48 @@ static tutti_status run_passes(tt_graph *graph) {
     return status;
 }
 
+/* The graph, as far as it came, and what else the backward depends on. */
+static tutti_status capture(entry *one, const collection *of, trace *traced) {
+    tu_captured made;
+    tutti_status status = tu_capture_function("backward", trace_backward, traced,
+                                              tt_tensors_of(of->tensor_count, of->tensors), false, &made);
+    one->graph = made.graph;
+    one->witness_count = made.witness_count;
+    one->witnesses = made.witnesses;
+    one->stamps = made.stamps;
+    made.graph = NULL;
+    made.witness_count = 0;
+    made.witnesses = NULL;
+    made.stamps = NULL;
+    tu_captured_end(&made);
+    return status;
+}
+
 static tutti_status build(entry *one, const collection *of, trace *traced) {
-    if (!tt_capture(trace_backward, traced, tt_tensors_of(of->tensor_count, of->tensors), &one->graph))
-        return tu_self()->pending;
-    tutti_status status = run_passes(one->graph);
+    tutti_status status = capture(one, of, traced);
+    if (status == TUTTI_OK)
+        status = tu_pass_sink(one->graph, 0);
+    if (status == TUTTI_OK)
+        status = run_passes(one->graph);
     if (status == TUTTI_OK)
         status = tu_program_make(one->graph, &(tu_program_options){ .name = "backward" }, &one->program);
     return status;
+}
+
+/* Ranks compare what they are about to do, whatever came of the capture; an error that is pending stays. */
+static tutti_status agree(tt_backward_cache *cache, const entry *made, tu_vote vote) {
+    tu_pending_copy error;
+    tu_pending_save(&error);
+    tutti_status agreed = made->graph != NULL ? tu_agree("backward", made->graph, vote, &cache->agreed) : TUTTI_OK;
+    tu_pending_restore(&error);
+    return error.status != TUTTI_OK ? error.status : agreed;
+}
+
+/* The backward runs as ever from now on, for the reason that is pending. */
+static void make_eager(tt_backward_cache *cache) {
+    tt_error_show();
+    snprintf(cache->reason, sizeof cache->reason, "%s", tutti_error_message());
+    tt_error_clear();
 }
 
 /* A new entry, which has taken the words; NULL with the thread's error written. One whose graph is NULL says that the
@@ -507,20 +549,24 @@ static entry *add_entry(tt_backward_cache *cache, collection *of, trace *traced)
         tu_error_memory("a compiled backward", sizeof *made);
         return NULL;
     }
-    tutti_status status = build(made, of, traced);
+    tutti_status status = tu_pending_take(build(made, of, traced));
     forget_lifted(of);
     cache->counts.captures++;
+    tu_vote vote = status == TUTTI_OK                            ? TU_VOTE_READY
+                   : cache->full || status == TUTTI_ERROR_MEMORY ? TU_VOTE_FAILED
+                                                                 : TU_VOTE_EAGER;
+    if (vote == TU_VOTE_EAGER)
+        make_eager(cache);
+    status = agree(cache, made, vote);
     if (status != TUTTI_OK) {
+        entry_free(made);
+        tu_pending_take(status);
+        return NULL;
+    }
+    if (vote == TU_VOTE_EAGER) {
         tu_program_release(made->program);
         made->program = NULL;
         tt_graph_release(&made->graph);
-        tu_pending_take(status);
-        if (cache->full || status == TUTTI_ERROR_MEMORY) {
-            entry_free(made);
-            return NULL;
-        }
-        snprintf(cache->reason, sizeof cache->reason, "%s", tutti_error_message());
-        tt_error_clear();
     } else {
         cache->counts.vertices += made->graph->vertex_count;
     }
@@ -534,19 +580,29 @@ static entry *add_entry(tt_backward_cache *cache, collection *of, trace *traced)
     return made;
 }
 
+static bool witnesses_hold(const entry *one) {
+    for (int i = 0; i < one->witness_count; i++)
+        if (one->witnesses[i].stamp(one->witnesses[i].owner) != one->stamps[i])
+            return false;
+    return true;
+}
+
 /* The entry of these words, which comes to the front; NULL where there is none, and the miss is counted. */
 static entry *find_entry(tt_backward_cache *cache, const key *wanted) {
     for (entry **link = &cache->entries; *link != NULL; link = &(*link)->next) {
         entry *one = *link;
-        if (difference(&one->key, wanted) != PARTS)
+        if (difference(&one->key, wanted) != PARTS || !witnesses_hold(one))
             continue;
         *link = one->next;
         one->next = cache->entries;
         cache->entries = one;
         return one;
     }
-    static const tt_backward_miss misses[PARTS] = { TT_BACKWARD_MISS_NODES, TT_BACKWARD_MISS_HOOKS,
-                                                    TT_BACKWARD_MISS_SIZES, TT_BACKWARD_MISS_GRADIENTS };
+    static const tt_backward_miss misses[PARTS + 1] = { /* the last: what hooks depend on */
+                                                        TT_BACKWARD_MISS_NODES, TT_BACKWARD_MISS_HOOKS,
+                                                        TT_BACKWARD_MISS_SIZES, TT_BACKWARD_MISS_GRADIENTS,
+                                                        TT_BACKWARD_MISS_HOOKS
+    };
     tt_backward_miss why =
         cache->entries == NULL ? TT_BACKWARD_MISS_FIRST : misses[difference(&cache->entries->key, wanted)];
     cache->counts.misses[why]++;
@@ -669,6 +725,7 @@ void tt_backward_cache_release(tt_backward_cache **place) {
         next = one->next;
         entry_free(one);
     }
+    tu_agreed_end(cache->agreed);
     free(cache);
     *place = NULL;
 }

@@ -342,7 +342,7 @@ static tutti_status make_eager(const attempt *of, tu_entry *entry, tutti_status 
     tt_error_clear();
     if (entry->why_eager == NULL)
         return tu_error_memory("a message", strlen(tutti_error_message()));
-    return tu_guards_of_arguments(&entry->guards, of->inputs, of->expansion.first);
+    return tu_guards_of_arguments(&entry->guards, &entry->captured, of->inputs, of->expansion.first);
 }
 
 /* ---- other sizes ---- */

@@ -51,8 +51,10 @@ typedef struct tu_guards {
 /* From a capture, whose graph must outlive them, and the tensors of its inputs. Takes the witnesses over. */
 tutti_status tu_guards_make(tu_guards *guards, tu_captured *captured, int position_count, const int *first,
                             tt_tensor *const *inputs);
-/* For a call that could not be captured: what is known of its arguments alone. */
-tutti_status tu_guards_of_arguments(tu_guards *guards, tt_tensor_list arguments, const int *first);
+/* For a call that could not be captured: what is known of its arguments, and what the function looked at until then,
+ * whose witnesses it takes over. */
+tutti_status tu_guards_of_arguments(tu_guards *guards, tu_captured *captured, tt_tensor_list arguments,
+                                    const int *first);
 void tu_guards_end(tu_guards *guards);
 
 /* Whether they hold for these arguments. Then `inputs` has the tensor of each input, held; else *miss tells why not,

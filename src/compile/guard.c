@@ -65,6 +65,15 @@ static int position_of(const tu_guards *guards, int index) {
     return position;
 }
 
+static void take_witnesses(tu_guards *guards, tu_captured *captured) {
+    guards->witness_count = captured->witness_count;
+    guards->witnesses = captured->witnesses;
+    guards->stamps = captured->stamps;
+    captured->witness_count = 0;
+    captured->witnesses = NULL;
+    captured->stamps = NULL;
+}
+
 tutti_status tu_guards_make(tu_guards *guards, tu_captured *captured, int position_count, const int *first,
                             tt_tensor *const *inputs) {
     const tt_graph *graph = captured->graph;
@@ -93,17 +102,14 @@ tutti_status tu_guards_make(tu_guards *guards, tu_captured *captured, int positi
         if (has_offsets(graph, guard->storage))
             guard->offset = inputs[i]->offset;
     }
-    guards->witness_count = captured->witness_count;
-    guards->witnesses = captured->witnesses;
-    guards->stamps = captured->stamps;
-    captured->witness_count = 0;
-    captured->witnesses = NULL;
-    captured->stamps = NULL;
+    take_witnesses(guards, captured);
     return TUTTI_OK;
 }
 
-tutti_status tu_guards_of_arguments(tu_guards *guards, tt_tensor_list arguments, const int *first) {
+tutti_status tu_guards_of_arguments(tu_guards *guards, tu_captured *captured, tt_tensor_list arguments,
+                                    const int *first) {
     int count = 0;
+    take_witnesses(guards, captured);
     for (size_t i = 0; i < arguments.count; i++)
         count += first[i] == (int)i;
     tutti_status status = make_room(guards, count, (int)arguments.count, first);

@@ -172,10 +172,8 @@ static uint64_t stamp_of(void *owner) {
 
 /* A capture learns that the function looks at this module. False with the pending error set. */
 static bool note_look(const tt_module *module) {
-    if (!tu_is_capturing())
-        return true;
     tu_witness witness = { (tt_module *)module, stamp_of, held_keep, held_release };
-    return tu_pending_take(tu_self()->recorder->note_state(tu_self()->recorder, &witness)) == TUTTI_OK;
+    return tu_note_state(&witness);
 }
 
 /* A reference of the scope to what is in the slot, which is not empty. */

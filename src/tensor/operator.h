@@ -257,6 +257,11 @@ static inline bool tu_note_asked(tt_tensor *x, tu_question question) {
     return !tu_is_capturing() ||
            tu_pending_take(tu_self()->recorder->note_asked(tu_self()->recorder, x, question)) == TUTTI_OK;
 }
+/* A capture learns that the function depends on this. */
+static inline bool tu_note_state(const tu_witness *witness) {
+    return !tu_is_capturing() ||
+           tu_pending_take(tu_self()->recorder->note_state(tu_self()->recorder, witness)) == TUTTI_OK;
+}
 
 /* ---- calls as data (call.c) ---- */
 

@@ -674,3 +674,53 @@ TEST_WORLD(hooks_that_communicate_are_part_of_the_graph, 2) {
     CHECK_OK(tt_scope_close(&scope));
     CHECK_OK(tutti_barrier(group, NULL));
 }
+
+static void sum_often(const tt_hook_context *context, tt_tensor *leaf) {
+    tutti_group *group = context->user;
+    for (int i = 0; i <= tutti_group_rank(group); i++)
+        tt_all_reduce_(tt_grad(leaf), TUTTI_SUM, group);
+}
+
+TEST_WORLD(ranks_whose_backwards_communicate_differently_fail_before_they_run, 2) {
+    tt_scope scope = tt_scope_open();
+    tutti_group *group = tutti_world_group(world);
+    tt_tensor *weight = tt_parameter(ramp(0.1, 0.05, tt_shape(3, 4)), true);
+    CHECK(tt_hook_accumulate(weight, sum_often, group, NULL, NULL));
+    tt_backward_cache *cache = new_cache(false);
+    CHECK(tt_backward_compiled_begin(cache));
+    CHECK(!tt_backward(tt_sum(tt_sin(weight)), NULL));
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_MISMATCH);
+    CHECK_MESSAGE("compiled backward: ranks");
+    CHECK_MESSAGE("have compiled different collectives");
+    tt_error_clear();
+    CHECK(tt_backward_compiled_end());
+    CHECK(tt_grad(weight) == NULL);
+    tt_backward_cache_release(&cache);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+static void read_on_one(const tt_hook_context *context, tt_tensor *leaf) {
+    tutti_group *group = context->user;
+    tt_tensor *grad = tt_grad(leaf);
+    tt_all_reduce_(grad, TUTTI_SUM, group);
+    if (tutti_group_rank(group) == 1)
+        tt_item(tt_sum(grad));
+}
+
+TEST_WORLD(a_rank_whose_backward_cannot_be_captured_fails_it_on_all, 2) {
+    tt_scope scope = tt_scope_open();
+    tutti_group *group = tutti_world_group(world);
+    tt_tensor *weight = tt_parameter(ramp(0.1, 0.05, tt_shape(3, 4)), true);
+    CHECK(tt_hook_accumulate(weight, read_on_one, group, NULL, NULL));
+    tt_backward_cache *cache = new_cache(false);
+    CHECK(tt_backward_compiled_begin(cache));
+    CHECK(!tt_backward(tt_sum(tt_sin(weight)), NULL));
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_MISMATCH);
+    CHECK_MESSAGE("runs the function itself");
+    tt_error_clear();
+    CHECK(tt_backward_compiled_end());
+    tt_backward_cache_release(&cache);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_barrier(group, NULL));
+}
