@@ -59,6 +59,8 @@ struct tt_hook {
     /* Tells what `user` stands for, where that is a record of the library's own; NULL: `user` is what it is. */
     void (*describe)(void *user, tu_collector *collector);
     bool opaque; /* as its options say */
+    bool inside; /* of a leaf: where a function is compiled with its backward, the gradient is added and the hook runs
+                  * inside of that, though the leaf stands outside */
     size_t captured_count;
     tt_tensor *captured[];
 };

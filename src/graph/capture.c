@@ -453,9 +453,19 @@ static tutti_status record(tu_call_recorder *recorder, tu_call *call) {
 
 /* ---- holders ---- */
 
+static tu_change *find_change(const tu_capture *to, const tu_holder *holder) {
+    for (tu_change *one = to->changes; one != NULL; one = one->next)
+        if (one->holder.owner == holder->owner && one->holder.index == holder->index)
+            return one;
+    return NULL;
+}
+
+/* What the function itself has put there is no input that each run would find there: it is met as a constant. */
 static tutti_status note_read(tu_call_recorder *recorder, const tu_holder *holder, tt_tensor *x) {
     tu_capture *to = (tu_capture *)recorder;
-    if (x->storage->fake || x->flags & TU_LITERAL || tu_map_get(&to->by_real, x) != NULL)
+    const tu_change *change = find_change(to, holder);
+    if (x->storage->fake || x->flags & TU_LITERAL || tu_map_get(&to->by_real, x) != NULL ||
+        (change != NULL && change->before != x))
         return TUTTI_OK;
     tu_meeting *met = meet(to, x, TU_INPUT_HELD);
     if (met == NULL)
@@ -467,9 +477,8 @@ static tutti_status note_read(tu_call_recorder *recorder, const tu_holder *holde
 
 static tutti_status note_write(tu_call_recorder *recorder, const tu_holder *holder) {
     tu_capture *to = (tu_capture *)recorder;
-    for (tu_change *one = to->changes; one != NULL; one = one->next)
-        if (one->holder.owner == holder->owner && one->holder.index == holder->index)
-            return TUTTI_OK;
+    if (find_change(to, holder) != NULL)
+        return TUTTI_OK;
     tu_change *one = malloc(sizeof *one);
     if (one == NULL)
         return tu_error_memory("what a capture remembers", sizeof *one);

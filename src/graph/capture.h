@@ -60,6 +60,7 @@ typedef struct tu_meeting {
     tu_node *entrance;       /* of a tensor with a history: where gradients leave the graph; held */
     int hooks;               /* that the real tensor had */
     bool asks_gradient, sets_gradient, asks_bytes;
+    bool inside;         /* its hooks run inside of the backward */
     bool accumulated;    /* the backward adds to its gradient itself */
     tt_tensor *gradient; /* that the backward computed; held */
 } tu_meeting;

@@ -96,8 +96,16 @@ static tutti_status find_roots(tu_capture *to, roots *list) {
 
 /* ---- hooks of inputs ---- */
 
-/* Those that were there run in the real backward, when the gradient has left the graph. One that the function adds
- * would be lost. */
+/* Whether hooks of the leaf want to run inside. */
+static bool wants_inside(const tu_history *history) {
+    for (int i = 0; i < tu_hook_count(&history->accumulate_hooks); i++)
+        if (history->accumulate_hooks.at[i]->inside)
+            return true;
+    return false;
+}
+
+/* Those that were there run in the real backward, when the gradient has left the graph, unless they want to run inside
+ * of it. One that the function adds would be lost. */
 static tutti_status drop_hooks(tu_capture *to) {
     for (tu_meeting *met = to->meetings; met != NULL; met = met->next) {
         tu_history *history = met->fake->history;
@@ -111,6 +119,9 @@ static tutti_status drop_hooks(tu_capture *to) {
                             "%s: the function hangs a hook on its input %s, where it would stay; hang it before the "
                             "call, or on what is computed from it",
                             to->who, tu_describe(met->real));
+        met->inside = wants_inside(history);
+        if (met->inside)
+            continue;
         tu_hook_list_free(&history->tensor_hooks);
         tu_hook_list_free(&history->accumulate_hooks);
     }
@@ -118,6 +129,8 @@ static tutti_status drop_hooks(tu_capture *to) {
 }
 
 /* ---- what comes out ---- */
+
+static tutti_status add_inside(tu_capture *to, tu_meeting *met);
 
 tutti_status tu_capture_arrival(tu_capture *to, tt_tensor *leaf, tt_tensor *grad) {
     tu_meeting *met = tu_map_get(&to->by_fake, leaf);
@@ -134,7 +147,7 @@ tutti_status tu_capture_arrival(tu_capture *to, tt_tensor *leaf, tt_tensor *grad
     if (tu_history_of(leaf) == NULL)
         return TUTTI_ERROR_MEMORY;
     *place = tu_tensor_hold(grad);
-    return TUTTI_OK;
+    return met != NULL && met->inside ? add_inside(to, met) : TUTTI_OK;
 }
 
 /* A vertex that adds the gradient to the leaf's own, when the backward runs. */
@@ -160,10 +173,20 @@ static tutti_status record_addition(tu_capture *to, tu_meeting *met) {
 tutti_status tu_capture_question(tu_capture *to, tu_meeting *met) {
     if (met->accumulated)
         return TUTTI_OK;
+    if (met->inside) { /* none has arrived: there is the one that was there, or none, and guards look for that */
+        met->asks_gradient = true;
+        return TUTTI_OK;
+    }
     if (met->gradient == NULL || met->entrance != NULL || met->hooks > 0)
         return tu_error(TUTTI_ERROR_CAPTURE, "%s: a hook asks for the gradient of %s %s", to->who,
                         tu_describe(met->real),
                         met->gradient == NULL ? "before it has arrived" : "which has hooks, or was computed outside");
+    to->made->inner_backward = true; /* its hooks are part of the graph, since there are none */
+    return add_inside(to, met);
+}
+
+/* Adds the gradient that has arrived to the leaf's own inside of the graph, which is what others see from now on. */
+static tutti_status add_inside(tu_capture *to, tu_meeting *met) {
     tutti_status status = record_addition(to, met);
     tt_tensor *sum = status == TUTTI_OK ? tu_grad_of(met->fake) : NULL;
     tu_history *history = sum != NULL ? tu_history_of(met->fake) : NULL;
@@ -174,7 +197,6 @@ tutti_status tu_capture_question(tu_capture *to, tu_meeting *met) {
     tu_tensor_drop(met->gradient);
     met->gradient = NULL;
     met->accumulated = true;
-    to->made->inner_backward = true; /* its hooks are part of the graph, since there are none */
     return TUTTI_OK;
 }
 

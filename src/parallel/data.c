@@ -4,6 +4,8 @@
  * the reduction of buckets that are full, in order. The idea of buckets that follow the backward is PyTorch's
  * reducer's.
  */
+#include <stdatomic.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -37,14 +39,17 @@ typedef struct bucket {
 } bucket;
 
 struct tt_data_parallel {
-    tt_module *module;  /* held */
-    tutti_group *group; /* held */
+    atomic_int references; /* the caller's, and one per compiled function that looked at it */
+    tt_module *module;     /* held */
+    tutti_group *group;    /* held */
     tt_data_parallel_options options;
     tt_hook *before_forward, *after_forward;
-    bool local;   /* gradients are not reduced */
-    bool running; /* a backward is under way */
-    bool settled; /* buckets have their last order; of a static graph: who is unused is known */
-    int forwards; /* since the last backward */
+    bool local;        /* gradients are not reduced */
+    uint32_t fillings; /* how often buckets were made */
+    uint64_t backward; /* that is under way */
+    bool running;      /* a backward is under way */
+    bool settled;      /* buckets have their last order; of a static graph: who is unused is known */
+    int forwards;      /* since the last backward */
     int count, bucket_count;
     int next;     /* bucket to be reduced */
     int arrivals; /* members that are ready */
@@ -119,6 +124,7 @@ static tutti_status fill_bucket(tt_data_parallel *parallel, int index, const int
 /* Makes buckets for the parameters in this order. */
 static tutti_status make_buckets(tt_data_parallel *parallel, const int *order) {
     int64_t *offsets = tu_scope_memory(((size_t)parallel->count + 1) * sizeof *offsets);
+    parallel->fillings++;
     parallel->buckets = calloc((size_t)parallel->count + 1, sizeof *parallel->buckets);
     if (offsets == NULL || parallel->buckets == NULL)
         return tu_error_memory("buckets of gradients", (size_t)parallel->count * sizeof *parallel->buckets);
@@ -273,10 +279,59 @@ static void finish(void *user) {
     tu_scope_leave(&scope);
 }
 
+/* ---- what compiled functions depend on ---- */
+
+static void keep(void *owner) {
+    tt_data_parallel *parallel = owner;
+    atomic_fetch_add_explicit(&parallel->references, 1, memory_order_relaxed);
+}
+
+static void drop(void *owner) {
+    tt_data_parallel *parallel = owner;
+    if (atomic_fetch_sub_explicit(&parallel->references, 1, memory_order_acq_rel) == 1)
+        free(parallel);
+}
+
+static uint64_t stamp_of(void *owner) {
+    const tt_data_parallel *parallel = owner;
+    return (uint64_t)parallel->fillings << 2 | (uint64_t)parallel->settled << 1 | parallel->local;
+}
+
+/* A forward depends on the switch alone. */
+static tt_data_parallel *with_switch(void *local) {
+    return (tt_data_parallel *)((char *)local - offsetof(tt_data_parallel, local));
+}
+
+static void keep_switch(void *local) {
+    keep(with_switch(local));
+}
+
+static void drop_switch(void *local) {
+    drop(with_switch(local));
+}
+
+static uint64_t stamp_of_switch(void *local) {
+    return *(const bool *)local;
+}
+
+/* Who is unused is found out on the host, which a graph would not repeat. */
+static bool can_capture(const tt_data_parallel *parallel) {
+    bool learning = parallel->options.static_graph && !parallel->settled;
+    if (!tu_is_capturing() || (!parallel->options.find_unused && !learning))
+        return true;
+    tu_fail(TUTTI_ERROR_CAPTURE, learning
+                                     ? "data parallel: the first backward with static_graph learns which parameters "
+                                       "have no part, and must run as it is"
+                                     : "data parallel: find_unused looks at every step on the host; static_graph "
+                                       "can be compiled after its first step");
+    return false;
+}
+
 /* ---- hooks ---- */
 
 static void begin(tt_data_parallel *parallel) {
     parallel->running = true;
+    parallel->backward = tu_backward_number();
     if (tu_self()->backward != NULL)
         tt_backward_callback(finish, parallel);
     for (int i = 0; i < parallel->count && tu_self()->pending == TUTTI_OK; i++)
@@ -287,13 +342,16 @@ static void begin(tt_data_parallel *parallel) {
 static void accumulated(const tt_hook_context *context, tt_tensor *parameter) {
     member *one = context->user;
     tt_data_parallel *parallel = one->parallel;
-    if (parallel->local)
+    tu_note_state(&(tu_witness){ parallel, stamp_of, keep, drop });
+    if (parallel->local || !can_capture(parallel))
         return;
     if (tt_grad_enabled()) {
         tu_fail(TUTTI_ERROR_UNSUPPORTED, "data parallel: gradients that are averaged cannot be differentiated; a "
                                          "backward with create_graph needs tt_data_parallel_sync(parallel, false)");
         return;
     }
+    if (parallel->running && parallel->backward != tu_backward_number())
+        reset(parallel); /* the last backward failed on its way, and its end will not come */
     if (!parallel->running)
         begin(parallel);
     if (tu_self()->pending != TUTTI_OK)
@@ -319,6 +377,7 @@ static void accumulated(const tt_hook_context *context, tt_tensor *parameter) {
 static void before_forward(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **inputs) {
     tt_data_parallel *parallel = context->user;
     (void)count, (void)inputs;
+    tu_note_state(&(tu_witness){ &parallel->local, stamp_of_switch, keep_switch, drop_switch });
     if (parallel->local || tu_self()->backward != NULL)
         return;
     if (parallel->running)
@@ -335,7 +394,8 @@ static void after_forward(const tt_hook_context *context, tt_module *module, tt_
     tu_map leaves = { .count = 0 };
     bool any = false;
     (void)module, (void)inputs;
-    if (parallel->local || !parallel->options.find_unused || tu_self()->backward != NULL || !tt_grad_enabled())
+    if (parallel->local || !parallel->options.find_unused || tu_self()->backward != NULL || !tt_grad_enabled() ||
+        !can_capture(parallel))
         return;
     tutti_status status = tu_leaves_of(tt_tensors_of(count, outputs), &leaves);
     for (int i = 0; i < parallel->count && status == TUTTI_OK; i++) {
@@ -431,6 +491,7 @@ tt_data_parallel *tt_data_parallel_new(tt_module *module, tutti_group *group, co
         tu_pending_take(tu_error_memory("data parallel", sizeof *parallel));
         return NULL;
     }
+    atomic_init(&parallel->references, 1);
     parallel->options = full;
     parallel->module = tt_module_keep(module);
     parallel->group = tutti_group_keep(group);
@@ -465,7 +526,8 @@ void tt_data_parallel_release(tt_data_parallel *parallel) {
     free(parallel->order);
     tt_module_release(parallel->module);
     tutti_group_release(parallel->group);
-    free(parallel);
+    parallel->count = parallel->bucket_count = 0;
+    drop(parallel);
 }
 
 bool tt_data_parallel_sync(tt_data_parallel *parallel, bool on) {

@@ -11,6 +11,7 @@
 #include <tutti/symmetric.h>
 
 #include "autograd/node.h"
+#include "autograd/operators.h"
 #include "functional/registry.h"
 
 #define LINE 64 /* bytes; parts of a flat shard begin at multiples of it */
@@ -141,6 +142,7 @@ tutti_status tu_shard_cut(tu_shard_unit *unit) {
         cut_member(unit, &unit->members[i]);
     if (tu_self()->pending == TUTTI_OK)
         tt_storage_resize(unit->whole, 0);
+    all->cuts++;
     all->counts.shard_bytes += unit->elements * (int64_t)tu_dtype_bytes[unit->dtype];
     tt_grad_mode(recording);
     tu_scope_leave(&scope);
@@ -162,6 +164,30 @@ static size_t whole_bytes(const tu_shard_unit *unit) {
     return (size_t)unit->whole->numel * tu_dtype_bytes[unit->gathered_dtype];
 }
 
+/* What a compiled function gathers or frees it does to the storage alone, so the storage tells; a capture learns that
+ * it was asked. */
+bool tu_shard_is_gathered(const tu_shard_unit *unit) {
+    if (unit->whole == NULL || whole_bytes(unit) == 0)
+        return unit->gathered;
+    tt_tensor *whole = tu_stand_in(unit->whole);
+    return whole != NULL && (tu_self()->pending != TUTTI_OK || tu_note_asked(whole, TU_ASKED_BYTES)) &&
+           whole->storage->bytes > 0;
+}
+
+static int64_t gathered_bytes(const tt_fully_sharded *all) {
+    int64_t bytes = 0;
+    for (int i = 0; i < all->unit_count; i++)
+        bytes += tu_shard_is_gathered(&all->units[i]) ? (int64_t)whole_bytes(&all->units[i]) : 0;
+    return bytes;
+}
+
+void tu_shard_count(const tt_fully_sharded *all, tt_fully_sharded_counts *counts) {
+    *counts = all->counts;
+    for (int i = 0; i < all->unit_count; i++)
+        counts->gathered += tu_shard_is_gathered(&all->units[i]);
+    counts->gathered_bytes = gathered_bytes(all);
+}
+
 /* Collectives between begin and end are one work; a graph that is captured has them one by one. */
 static bool batch_begin(const char *operation, tutti_group *group) {
     return tu_self()->pending == TUTTI_OK &&
@@ -173,8 +199,15 @@ static void batch_end(tutti_group *group) {
         tu_pending_take(tu_batch_close(group, tu_self()->pending == TUTTI_OK));
 }
 
+/* Makes the shards inputs of a graph: gradients of a compiled function leave it there. */
+static void show_shards(const tu_shard_unit *unit) {
+    for (int i = 0; tu_is_capturing() && i < unit->count && tu_self()->pending == TUTTI_OK; i++)
+        tt_storage_bytes(unit->members[i].shard);
+}
+
 static void start_gathers(tu_shard_unit *unit) {
     tutti_group *group = unit->all->group;
+    show_shards(unit);
     if (unit->sent != unit->shard)
         tt_copy_(unit->sent, unit->shard);
     tt_preserve *preserve = tt_preserve_begin(tt_tensors(unit->whole)); /* autograd may have saved what is refilled */
@@ -188,7 +221,7 @@ static void start_gathers(tu_shard_unit *unit) {
 }
 
 void tu_shard_gather(tu_shard_unit *unit) {
-    if (unit->gathered || unit->count == 0 || tu_self()->pending != TUTTI_OK)
+    if (unit->count == 0 || tu_self()->pending != TUTTI_OK || tu_shard_is_gathered(unit))
         return;
     tt_fully_sharded_counts *counts = &unit->all->counts;
     tt_scope scope = tt_scope_open();
@@ -197,11 +230,10 @@ void tu_shard_gather(tu_shard_unit *unit) {
     if (tt_storage_resize(unit->whole, whole_bytes(unit))) {
         unit->gathered = true;
         unit->pass = unit->all->pass;
-        counts->gathered++;
         counts->gathers++;
-        counts->gathered_bytes += (int64_t)whole_bytes(unit);
-        if (counts->gathered_bytes > counts->most_gathered_bytes)
-            counts->most_gathered_bytes = counts->gathered_bytes;
+        int64_t bytes = gathered_bytes(unit->all);
+        if (bytes > counts->most_gathered_bytes)
+            counts->most_gathered_bytes = bytes;
         start_gathers(unit);
         put_in_slots(unit, true);
     }
@@ -211,7 +243,7 @@ void tu_shard_gather(tu_shard_unit *unit) {
 
 void tu_shard_free(tu_shard_unit *unit) {
     tu_pending_copy error;
-    if (!unit->gathered)
+    if (!tu_shard_is_gathered(unit))
         return;
     tu_pending_save(&error);
     tt_scope scope = tt_scope_open();
@@ -219,8 +251,6 @@ void tu_shard_free(tu_shard_unit *unit) {
     put_in_slots(unit, false);
     tt_storage_resize(unit->whole, 0);
     unit->gathered = false;
-    unit->all->counts.gathered--;
-    unit->all->counts.gathered_bytes -= (int64_t)whole_bytes(unit);
     tu_scope_leave(&scope);
     if (error.status != TUTTI_OK) {
         tt_error_clear();
@@ -295,18 +325,22 @@ void tu_shard_reduce(tu_shard_unit *unit) {
     tu_scope_leave(&scope);
 }
 
-/* As the engine gives a leaf its gradient: hooks of the shard first. */
+/* As the engine gives a leaf its gradient: hooks of the shard first. In a function that is compiled with its backward
+ * what stands for the shard has none: the gradient leaves the graph there, and the shard's run outside. */
 static void settle_member(tu_shard_unit *unit, tu_shard_member *member) {
+    tt_tensor *shard = tu_stand_in(member->shard);
     tt_tensor *grad = tu_tensor_hold(tt_to(tu_shard_rows(unit->reduction, member), unit->dtype));
-    if (grad != NULL && member->shard->history != NULL)
-        tu_pending_take(tu_run_tensor_hooks(member->name, &tu_history_at(member->shard)->tensor_hooks, &grad));
-    if (tt_grad(member->shard) != NULL)
-        tt_add_(tt_grad(member->shard), grad);
+    if (grad != NULL && shard != NULL && shard->history != NULL)
+        tu_pending_take(tu_run_tensor_hooks(member->name, &tu_history_at(shard)->tensor_hooks, &grad));
+    if (tu_is_capturing())
+        tu_accumulate_grad(shard, grad, NULL);
+    else if (tt_grad(shard) != NULL)
+        tt_add_(tt_grad(shard), grad);
     else
-        tt_set_grad(member->shard, grad);
+        tt_set_grad(shard, grad);
     tu_tensor_drop(grad);
-    if (tu_self()->pending == TUTTI_OK && member->shard->history != NULL)
-        tu_pending_take(tu_run_accumulate_hooks(member->shard));
+    if (tu_self()->pending == TUTTI_OK && shard->history != NULL)
+        tu_pending_take(tu_run_accumulate_hooks(shard));
 }
 
 void tu_shard_settle(tu_shard_unit *unit) {

@@ -57,7 +57,7 @@ struct tu_shard_unit {
     tt_tensor **peers;       /* every rank's `shard`, by rank; held */
     tu_shard_state states[TU_STEP_STATES];
     tt_hook *before, *after; /* around the module's forward */
-    bool gathered;           /* or on its way */
+    bool gathered;           /* or on its way, where a unit has no elements; else its storage tells */
     uint64_t pass;           /* the forward of the root in which it was gathered */
     int arrivals;            /* members whose gradient is complete in this backward */
     bool reduced;            /* in this backward */
@@ -66,7 +66,7 @@ struct tu_shard_unit {
 };
 
 struct tt_fully_sharded {
-    atomic_int references; /* the caller's, and one per hook on a result */
+    atomic_int references; /* the caller's, one per hook on a result, one per compiled function that looked at it */
     bool released;
     tt_module *root; /* held */
     tutti_group *group;
@@ -76,6 +76,7 @@ struct tt_fully_sharded {
     int member_count;
     tu_shard_member **members; /* of all units, as the root lists them */
     bool local;                /* gradients are not reduced */
+    uint32_t cuts;             /* how often units were cut anew */
     bool callback;             /* the end of a backward is awaited */
     uint64_t backward;         /* of this one */
     /* Units in the order of their last forward, for what comes next; and in the order in which forwards of this step
@@ -95,6 +96,9 @@ struct tt_fully_sharded {
 tutti_status tu_shard_cut(tu_shard_unit *unit);
 /* Begins to gather a unit, unless it is gathered; its slots have whole parameters then. */
 void tu_shard_gather(tu_shard_unit *unit);
+bool tu_shard_is_gathered(const tu_shard_unit *unit);
+/* What was done, and how much is gathered now. */
+void tu_shard_count(const tt_fully_sharded *all, tt_fully_sharded_counts *counts);
 /* Frees it; its slots have shards. Also with an error pending. */
 void tu_shard_free(tu_shard_unit *unit);
 /* Begins to reduce the gradients that the whole parameters have. */

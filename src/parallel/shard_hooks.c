@@ -8,9 +8,29 @@
 #include "autograd/node.h"
 #include "parallel/shard.h"
 
+#define FORWARDS 64 /* whose backwards may be still to come, with the next one known */
+
 /* Whether a checkpoint computes a part of the forward again. */
 static bool in_backward(void) {
     return tu_self()->backward != NULL;
+}
+
+/* ---- what compiled functions depend on ---- */
+
+static void keep_all(void *owner) {
+    tt_fully_sharded *all = owner;
+    atomic_fetch_add_explicit(&all->references, 1, memory_order_relaxed);
+}
+
+static uint64_t stamp_of(void *owner) {
+    const tt_fully_sharded *all = owner;
+    return (uint64_t)all->cuts << 2 | (uint64_t)all->local << 1 | all->released;
+}
+
+static void drop_all(void *owner);
+
+static void note_look(tt_fully_sharded *all) {
+    tu_note_state(&(tu_witness){ all, stamp_of, keep_all, drop_all });
 }
 
 static tutti_status append(tu_shard_unit ***list, size_t *count, size_t *capacity, tu_shard_unit *unit) {
@@ -51,7 +71,7 @@ static void abandon_backward(tt_fully_sharded *all) {
     for (int i = 0; i < all->unit_count; i++) {
         tu_shard_unit *unit = &all->units[i];
         tu_shard_free(unit);
-        if (unit->reduction != NULL)
+        if (unit->reduction != NULL && !unit->reduction->storage->fake)
             tt_wait(unit->reduction); /* nobody else may ever read it */
         tu_tensor_drop(unit->reduction);
         unit->reduction = NULL;
@@ -72,6 +92,8 @@ static void begin_forward(tu_shard_unit *unit) {
     if (all->callback)
         abandon_backward(all);
     if (unit == &all->units[all->unit_count - 1]) {
+        if (all->ended_count >= (size_t)all->unit_count * FORWARDS) /* compiled backwards take nothing off the list */
+            all->ended_count = all->back = 0;
         all->pass++;
         all->inside = true;
         all->next = 0;
@@ -83,6 +105,7 @@ static void begin_forward(tu_shard_unit *unit) {
 static void before_forward(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **inputs) {
     tu_shard_unit *unit = context->user;
     (void)module;
+    note_look(unit->all);
     if (!in_backward())
         begin_forward(unit);
     tu_shard_gather(unit);
@@ -177,6 +200,7 @@ static tt_tensor *before_backward(const tt_hook_context *context, tt_tensor *gra
     tu_shard_unit *unit = context->user;
     tt_fully_sharded *all = unit->all;
     (void)grad;
+    note_look(all);
     if (all->released) {
         tu_fail(TUTTI_ERROR_STATE, "fully sharded: a backward of unit \"%s\", whose sharding was released", unit->name);
         return NULL;
@@ -221,8 +245,9 @@ static void accumulated(const tt_hook_context *context, tt_tensor *whole) {
 
 void tu_shard_hang_members(tu_shard_unit *unit) {
     for (int i = 0; i < unit->count; i++)
-        if (unit->members[i].trained)
-            tt_hook_accumulate(unit->members[i].whole, accumulated, &unit->members[i], NULL, &unit->members[i].hook);
+        if (unit->members[i].trained &&
+            tt_hook_accumulate(unit->members[i].whole, accumulated, &unit->members[i], NULL, &unit->members[i].hook))
+            unit->members[i].hook->inside = true;
 }
 
 void tu_shard_hang(tt_fully_sharded *all) {
@@ -249,7 +274,11 @@ static void forget(tu_shard_unit *unit) {
 }
 
 void tu_shard_drop(void *user) {
-    tt_fully_sharded *all = ((tu_shard_unit *)user)->all;
+    drop_all(((tu_shard_unit *)user)->all);
+}
+
+static void drop_all(void *owner) {
+    tt_fully_sharded *all = owner;
     if (atomic_fetch_sub_explicit(&all->references, 1, memory_order_acq_rel) != 1)
         return;
     for (int i = 0; i < all->unit_count; i++)

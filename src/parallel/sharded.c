@@ -374,7 +374,7 @@ tt_named_list tt_fully_sharded_parameters(tt_fully_sharded *sharded) {
     }
     for (int i = 0; tensors != NULL && i < sharded->unit_count; i++) {
         tu_shard_unit *unit = &sharded->units[i];
-        bool was = unit->gathered;
+        bool was = tu_shard_is_gathered(unit);
         tu_shard_free(unit); /* it may be older than the shards */
         tu_shard_gather(unit);
         for (size_t k = 0; k < count && tu_self()->pending == TUTTI_OK; k++)
@@ -433,7 +433,8 @@ bool tt_fully_sharded_count(const tt_fully_sharded *sharded, tt_fully_sharded_co
         tu_fail(TUTTI_ERROR_ARGUMENT, "fully_sharded_count: counts is NULL or its size is 0");
         return false;
     }
-    tt_fully_sharded_counts own = sharded->counts;
+    tt_fully_sharded_counts own;
+    tu_shard_count(sharded, &own);
     own.size = counts->size;
     memcpy(counts, &own, counts->size < sizeof own ? counts->size : sizeof own);
     return true;
