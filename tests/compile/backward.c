@@ -4,22 +4,7 @@
  */
 #include <math.h>
 
-#include <tutti/tensors.h>
-
-#include "../harness.h"
-
-/* Loops run by the library's own kernels here: what a compiler makes of them has tests of its own. */
-__attribute__((constructor)) static void have_no_compiler(void) {
-    setenv("TUTTI_CC", "/nowhere/cc", 1);
-}
-
-static bool fails(tutti_status status, const char *part) {
-    bool right = tt_error_show() == status && strstr(tutti_error_message(), part) != NULL;
-    if (!right)
-        fprintf(stderr, "the error is %s: %s\n", tutti_status_name(tt_error_show()), tutti_error_message());
-    tt_error_clear();
-    return right;
-}
+#include "quick.h"
 
 static bool is_near(double left, double right) {
     return fabs(left - right) <= 1e-5 + 1.3e-6 * fabs(right) * 10;
@@ -29,7 +14,7 @@ static double at(tt_tensor *x, int64_t row, int64_t column) {
     return tt_item(tt_select(tt_select(tt_detach(x), 0, row), 0, column));
 }
 
-static tt_backward_counts counts_of(const tt_backward_cache *cache) {
+static tt_backward_counts counts_of_cache(const tt_backward_cache *cache) {
     tt_backward_counts counts = TT_BACKWARD_COUNTS_INIT;
     CHECK(tt_backward_cache_count(cache, &counts));
     return counts;
@@ -85,7 +70,7 @@ TEST(a_hook_on_an_intermediate_sees_the_tensors_of_its_own_step) {
         CHECK(tt_equal(tt_grad(x), tt_grad(twin)));
         CHECK(is_near(tt_item(tt_select(tt_grad(twin), 0, 3)), expected[i % 2]));
     }
-    tt_backward_counts counts = counts_of(cache);
+    tt_backward_counts counts = counts_of_cache(cache);
     CHECK(counts.captures == 1 && counts.hits == 3 && counts.eager == 0);
     tt_backward_cache_release(&cache);
     CHECK_OK(tt_scope_close(&scope));
@@ -162,7 +147,7 @@ TEST(hooks_of_a_module_are_two_graphs_over_four_steps) {
     }
     CHECK(tt_item(compiled.before) == 4 && tt_item(compiled.after) == 4);
     CHECK_EQ(compiled.calls, 4); /* both hooks, once for each of two graphs */
-    tt_backward_counts counts = counts_of(cache);
+    tt_backward_counts counts = counts_of_cache(cache);
     CHECK(counts.captures == 2 && counts.hits == 2 && counts.eager == 0);
     CHECK(counts.misses[TT_BACKWARD_MISS_FIRST] == 1 && counts.misses[TT_BACKWARD_MISS_GRADIENTS] == 1);
     CHECK(tt_graph_count_of(tt_backward_cache_graph(cache), "sin") == 1); /* the other is of constants, and folded */
@@ -196,7 +181,7 @@ TEST(hooks_of_several_layers_are_compiled_together) {
     CHECK(is_near(at(tt_grad(inputs[1]), 0, 0), 1.89506403) && is_near(at(tt_grad(inputs[1]), 1, 9), -0.95070847));
     CHECK(is_near(at(tt_grad(tt_module_parameter(compiled[1].module, "weight")), 0, 0), -13.71209901));
     CHECK(is_near(tt_item(tt_select(tt_grad(tt_module_parameter(compiled[0].module, "bias")), 0, 9)), 4.84446096));
-    CHECK(counts_of(cache).captures == 2 && counts_of(cache).hits == 2);
+    CHECK(counts_of_cache(cache).captures == 2 && counts_of_cache(cache).hits == 2);
     tt_backward_cache_release(&cache);
     for (int i = 0; i < 2; i++) {
         hooked_end(&eager[i]);
@@ -288,7 +273,7 @@ TEST(hooks_of_every_kind_run_in_the_order_of_the_engine) {
         CHECK_EQ(logs[1].count, step < 2 ? logs[0].count : before); /* they ran while they were traced */
         CHECK(memcmp(logs[0].events, logs[1].events, (size_t)logs[1].count * sizeof(int)) == 0);
     }
-    CHECK(counts_of(cache).captures == 2 && counts_of(cache).hits == 2);
+    CHECK(counts_of_cache(cache).captures == 2 && counts_of_cache(cache).hits == 2);
     tt_backward_cache_release(&cache);
     CHECK_OK(tt_scope_close(&scope));
 }
@@ -372,7 +357,7 @@ TEST(the_fake_sharded_step_is_two_graphs_with_the_values_of_eager_code) {
         CHECK(tt_module_parameter(compiled.module, "weight") == compiled.shard);
         CHECK_EQ(tt_version(eager.whole), tt_version(compiled.whole));
     }
-    CHECK(counts_of(cache).captures == 2 && counts_of(cache).hits == 2);
+    CHECK(counts_of_cache(cache).captures == 2 && counts_of_cache(cache).hits == 2);
     CHECK(tt_graph_count_of(tt_backward_cache_graph(cache), "storage_resize") == 0); /* by the pass unshard */
     CHECK(is_near(at(out, 0, 0), -3.306) && is_near(at(out, 1, 9), -1.106));
     CHECK(is_near(at(tt_grad(compiled.shard), 2, 0), 1.6) && is_near(at(tt_grad(compiled.shard), 4, 19), 4.64));
@@ -422,7 +407,7 @@ TEST(the_backward_of_a_compiled_function_is_part_of_the_graph) {
         check_same_grads(&eager, &compiled);
         CHECK(tt_equal(tt_grad(inputs[0]), tt_grad(inputs[1])));
     }
-    CHECK(counts_of(cache).captures == 2 && counts_of(cache).hits == 2);
+    CHECK(counts_of_cache(cache).captures == 2 && counts_of_cache(cache).hits == 2);
     tt_backward_cache_release(&cache);
     tt_compiled_release(&fast);
     hooked_end(&eager);
@@ -465,11 +450,11 @@ TEST(alternating_backwards_have_each_their_graph_and_sizes_are_part_of_it) {
         backward(loss_of(twin, i % 3), cache);
         CHECK(tt_equal(tt_grad(x), tt_grad(twin)));
     }
-    tt_backward_counts counts = counts_of(cache);
+    tt_backward_counts counts = counts_of_cache(cache);
     CHECK(counts.captures == 3 && counts.hits == 6 && counts.misses[TT_BACKWARD_MISS_NODES] == 2);
     tt_tensor *other = tt_require_grad(ramp(0, 0.3, tt_shape(5)), true);
     backward(loss_of(other, 2), cache);
-    CHECK_EQ(counts_of(cache).misses[TT_BACKWARD_MISS_SIZES], 1);
+    CHECK_EQ(counts_of_cache(cache).misses[TT_BACKWARD_MISS_SIZES], 1);
     for (int size = 6; size < 6 + TT_BACKWARD_ENTRIES - 4; size++)
         backward(loss_of(tt_require_grad(ramp(0, 0.3, tt_shape(size)), true), 0), cache);
     CHECK(tt_backward_compiled_begin(cache));
@@ -495,8 +480,9 @@ TEST(gradients_that_share_memory_have_a_graph_of_their_own) {
             for (int k = 0; k < 2 && i == 1; k++)
                 CHECK(tt_equal(tt_grad(leaves[0][k]), tt_grad(leaves[1][k])));
         }
-    CHECK(counts_of(cache).captures == 3 && counts_of(cache).hits == 1 && counts_of(cache).eager == 0);
-    CHECK_EQ(counts_of(cache).misses[TT_BACKWARD_MISS_GRADIENTS], 2);
+    CHECK(counts_of_cache(cache).captures == 3 && counts_of_cache(cache).hits == 1 &&
+          counts_of_cache(cache).eager == 0);
+    CHECK_EQ(counts_of_cache(cache).misses[TT_BACKWARD_MISS_GRADIENTS], 2);
     tt_backward_cache_release(&cache);
     CHECK_OK(tt_scope_close(&scope));
 }
@@ -541,7 +527,7 @@ TEST(functions_checkpoints_and_writes_are_compiled_too) {
         backward(mixture(twin), cache);
         CHECK(tt_equal(tt_grad(x), tt_grad(twin)));
     }
-    CHECK(counts_of(cache).captures == 1 && counts_of(cache).hits == 2);
+    CHECK(counts_of_cache(cache).captures == 1 && counts_of_cache(cache).hits == 2);
     tt_backward_cache_release(&cache);
     CHECK_OK(tt_scope_close(&scope));
 }
@@ -583,7 +569,7 @@ TEST(what_cannot_be_captured_runs_as_ever_or_is_an_error) {
     CHECK(tt_hook_tensor(y, read_on_host, NULL, NULL, NULL));
     backward(tt_sum(y), cache);
     CHECK(tt_equal(tt_grad(x), tt_mul_scalar(tt_cos(x), 2)));
-    CHECK(strstr(tt_backward_cache_reason(cache), "item") != NULL && counts_of(cache).eager == 1);
+    CHECK(strstr(tt_backward_cache_reason(cache), "item") != NULL && counts_of_cache(cache).eager == 1);
     y = tt_sin(x);
     CHECK(tt_hook_tensor(y, read_on_host, NULL, NULL, NULL));
     CHECK(tt_backward_compiled_begin(full));
@@ -614,7 +600,7 @@ TEST(regions_end_as_they_begin) {
     tt_tensor *x = tt_require_grad(ramp(0, 0.3, tt_shape(4)), true);
     CHECK(tt_backward(tt_sum(x), NULL) && tt_backward_compiled_end());
     CHECK(tt_backward(tt_sum(x), NULL) && tt_backward_compiled_end());
-    CHECK(counts_of(outer).captures == 1 && counts_of(inner).captures == 1);
+    CHECK(counts_of_cache(outer).captures == 1 && counts_of_cache(inner).captures == 1);
     tt_backward_cache_release(&outer);
     tt_backward_cache_release(&inner);
     tt_backward_cache_release(&inner);
@@ -669,7 +655,7 @@ TEST_WORLD(hooks_that_communicate_are_part_of_the_graph, 2) {
         }
         CHECK(tt_equal(tt_grad(weights[0]), tt_grad(weights[1])));
     }
-    CHECK(counts_of(cache).captures == 1 && counts_of(cache).hits == 3);
+    CHECK(counts_of_cache(cache).captures == 1 && counts_of_cache(cache).hits == 3);
     tt_backward_cache_release(&cache);
     CHECK_OK(tt_scope_close(&scope));
     CHECK_OK(tutti_barrier(group, NULL));

@@ -9,24 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include <tutti/tensors.h>
-
-#include "../harness.h"
 #include "quick.h"
-
-static tt_compiled_counts counts_of(const tt_compiled *compiled) {
-    tt_compiled_counts counts = TT_COMPILED_COUNTS_INIT;
-    CHECK(tt_compiled_count(compiled, &counts));
-    return counts;
-}
-
-static bool fails(tutti_status status, const char *part) {
-    bool right = tt_error_show() == status && strstr(tutti_error_message(), part) != NULL;
-    if (!right)
-        fprintf(stderr, "the error is %s: %s\n", tutti_status_name(tt_error_show()), tutti_error_message());
-    tt_error_clear();
-    return right;
-}
 
 static tt_tensor *values(int64_t count) {
     return tt_arange(1, (double)count + 1, 1, TUTTI_F32, NULL);

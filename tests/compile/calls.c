@@ -4,27 +4,10 @@
  */
 #include <math.h>
 
-#include <tutti/tensors.h>
-
-#include "../harness.h"
 #include "quick.h"
-
-static const tt_compile_mode modes[] = { TT_COMPILE_FUSED, TT_COMPILE_SPLIT, TT_COMPILE_INTERPRET };
 
 static tt_tensor *values(int count) {
     return tt_mul_scalar(tt_add_scalar(tt_arange(0, count, 1, TUTTI_F32, NULL), 1), 0.25);
-}
-
-static tt_compiled *compile(tt_compile_function *function, void *user, tt_compile_mode mode) {
-    tt_compiled *compiled;
-    CHECK(tt_compile(function, user, TUTTI_OPTIONS(tt_compile_options, .mode = mode), &compiled));
-    return compiled;
-}
-
-static tt_compiled_counts counts_of(const tt_compiled *compiled) {
-    tt_compiled_counts counts = TT_COMPILED_COUNTS_INIT;
-    CHECK(tt_compiled_count(compiled, &counts));
-    return counts;
 }
 
 static int chain(tt_tensor_list inputs, tt_tensor **outputs, void *user) {

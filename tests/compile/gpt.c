@@ -18,9 +18,6 @@ enum {
     VOCABULARY = 64
 };
 
-static const tt_compile_mode modes[] = { TT_COMPILE_FUSED, TT_COMPILE_SPLIT, TT_COMPILE_INTERPRET };
-#define EACH_MODE for (size_t mode = 0; mode < sizeof modes / sizeof *modes; mode++)
-
 typedef struct model {
     tt_module *module; /* its slots are the parameters */
     tt_optimizer *optimizer;

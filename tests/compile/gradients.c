@@ -4,32 +4,7 @@
  */
 #include <math.h>
 
-#include <tutti/tensors.h>
-
-#include "../harness.h"
 #include "quick.h"
-
-static const tt_compile_mode modes[] = { TT_COMPILE_FUSED, TT_COMPILE_SPLIT, TT_COMPILE_INTERPRET };
-#define EACH_MODE for (size_t mode = 0; mode < sizeof modes / sizeof *modes; mode++)
-
-static tt_compiled *compile(tt_compile_function *function, void *user, tt_compile_mode mode) {
-    tt_compiled *compiled;
-    CHECK(tt_compile(function, user, TUTTI_OPTIONS(tt_compile_options, .mode = mode, .full = true), &compiled));
-    return compiled;
-}
-
-static tt_compiled_counts counts_of(const tt_compiled *compiled) {
-    tt_compiled_counts counts = TT_COMPILED_COUNTS_INIT;
-    CHECK(tt_compiled_count(compiled, &counts));
-    return counts;
-}
-
-static void done(tt_scope *scope) {
-    CHECK_OK(tt_scope_close(scope));
-    tt_counts counts = { .size = sizeof counts };
-    CHECK_OK(tt_count(&counts));
-    CHECK(counts.tensors == 0 && counts.storages == 0 && counts.nodes == 0 && counts.scopes == 0);
-}
 
 static tt_tensor *leaf(int64_t rows, int64_t columns, double step) {
     tt_tensor *x = tt_mul_scalar(tt_arange(1, (double)(rows * columns) + 1, 1, TUTTI_F32, NULL), step);

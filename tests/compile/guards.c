@@ -5,16 +5,7 @@
 #include <pthread.h>
 #include <stdio.h>
 
-#include <tutti/tensors.h>
-
-#include "../harness.h"
 #include "quick.h"
-
-static tt_compiled_counts counts_of(const tt_compiled *compiled) {
-    tt_compiled_counts counts = TT_COMPILED_COUNTS_INIT;
-    CHECK(tt_compiled_count(compiled, &counts));
-    return counts;
-}
 
 /* One more capture than before, for this reason and in these words. */
 static void check_miss(const tt_compiled *fast, int captures, tt_miss miss, int misses, const char *words) {
@@ -321,7 +312,6 @@ static void check_layers(tt_compiled *fast, int64_t rows) {
 }
 
 TEST(a_size_that_changed_once_is_variable) {
-    static const tt_compile_mode modes[] = { TT_COMPILE_FUSED, TT_COMPILE_SPLIT, TT_COMPILE_INTERPRET };
     for (int mode = 0; mode < 3; mode++) {
         tt_scope scope = tt_scope_open();
         tt_compiled *fast;

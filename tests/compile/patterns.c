@@ -4,38 +4,8 @@
  * hidden, module hooks, a fully sharded step, parameters made inside functions. Each runs in every mode, with the exact
  * values that eager code has.
  */
-#include <math.h>
-
-#include <tutti/tensors.h>
-
-#include "../harness.h"
+#include "../tensor/patterns.h"
 #include "quick.h"
-
-static const tt_compile_mode modes[] = { TT_COMPILE_FUSED, TT_COMPILE_SPLIT, TT_COMPILE_INTERPRET };
-#define EACH_MODE for (size_t mode = 0; mode < sizeof modes / sizeof *modes; mode++)
-
-static bool near(double a, double b) {
-    return fabs(a - b) <= 1e-5 + 1.3e-6 * fabs(b);
-}
-
-static void done(tt_scope *scope) {
-    CHECK_OK(tt_scope_close(scope));
-    tt_counts counts = { .size = sizeof counts };
-    CHECK_OK(tt_count(&counts));
-    CHECK(counts.tensors == 0 && counts.storages == 0 && counts.nodes == 0 && counts.scopes == 0);
-}
-
-static tt_compiled *compile(tt_compile_function *function, void *user, tt_compile_mode mode) {
-    tt_compiled *compiled;
-    CHECK(tt_compile(function, user, TUTTI_OPTIONS(tt_compile_options, .mode = mode, .full = true), &compiled));
-    return compiled;
-}
-
-static tt_compiled_counts counts_of(const tt_compiled *compiled) {
-    tt_compiled_counts counts = TT_COMPILED_COUNTS_INIT;
-    CHECK(tt_compiled_count(compiled, &counts));
-    return counts;
-}
 
 /* ---- hooks that close over arguments and intermediates ---- */
 
@@ -260,62 +230,6 @@ static int call_module(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
     return 1;
 }
 
-static int host_hooks;
-
-typedef struct counted {
-    tt_module *module;
-    tt_tensor *pre, *post;
-    const char *letters;
-    char **log;
-} counted;
-
-static void sin_pre(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **grads) {
-    counted *c = context->user;
-    host_hooks++;
-    CHECK(count == 1 && tt_size(tt_module_parameter(module, "weight"), 0) == 10);
-    tt_add_scalar_(c->pre, 1);
-    grads[0] = tt_sin(tt_add_scalar(grads[0], 1.2));
-    if (c->log != NULL)
-        *(*c->log)++ = c->letters[0];
-}
-static void sin_post(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **grads,
-                     tt_tensor_list outputs) {
-    counted *c = context->user;
-    host_hooks++;
-    CHECK(count == 1 && outputs.count == 1 && tt_size(tt_module_parameter(module, "weight"), 1) == 10);
-    tt_add_scalar_(c->post, 1);
-    grads[0] = tt_sin(tt_add_scalar(grads[0], 3.4));
-    if (c->log != NULL)
-        *(*c->log)++ = c->letters[1];
-}
-
-static void fill_linear(tt_module *module, int64_t out, int64_t in, double shift, bool bias) {
-    float values[400];
-    for (int64_t i = 0; i < out * in; i++)
-        values[i] = (float)(0.01 * (double)i - shift);
-    bool was = tt_grad_mode(false);
-    tt_copy_(tt_module_parameter(module, "weight"), tt_from(values, tt_shape(out, in), TUTTI_F32, NULL));
-    if (bias)
-        tt_copy_(tt_module_parameter(module, "bias"),
-                 tt_mul_scalar(tt_arange(0, (double)out, 1, TUTTI_F32, NULL), 0.1));
-    tt_grad_mode(was);
-}
-
-static tt_tensor *ramp(int64_t rows, int64_t columns, double step) {
-    tt_tensor *x = tt_mul_scalar(
-        tt_view(tt_arange(0, (double)(rows * columns), 1, TUTTI_F32, NULL), tt_shape(rows, columns)), step);
-    return tt_require_grad(tt_detach(x), true);
-}
-
-static void make_counted(counted *c) {
-    c->module = tt_linear_module(10, 10, true, TUTTI_F32);
-    fill_linear(c->module, 10, 10, 0.5, true);
-    c->pre = tt_full(tt_shape(), 0, TUTTI_I64, NULL);
-    c->post = tt_full(tt_shape(), 0, TUTTI_I64, NULL);
-    tt_hook_backward_pre(c->module, sin_pre, c, NULL, NULL);
-    tt_hook_backward(c->module, sin_post, c, NULL, NULL);
-}
-
 static tt_tensor *steps(tt_compiled *fast, tt_tensor *input) {
     tt_tensor *out = NULL;
     for (int i = 0; i < 4; i++) {
@@ -327,25 +241,15 @@ static tt_tensor *steps(tt_compiled *fast, tt_tensor *input) {
 
 TEST(module_backward_hooks_are_in_the_graph_and_run_on_the_host_once) {
     EACH_MODE {
-        host_hooks = 0;
+        hook_calls = 0;
         tt_scope scope = tt_scope_open();
         counted c = { 0 };
         make_counted(&c);
         tt_tensor *input = ramp(2, 10, 0.05), *out;
         tt_compiled *fast = compile(call_module, c.module, modes[mode]);
         out = steps(fast, input);
-        CHECK(host_hooks == 2 && counts_of(fast).captures == 1);
-        CHECK(tt_item_int(c.pre) == 4 && tt_item_int(c.post) == 4);
-        CHECK(near(tt_at(out, tt_shape(0, 0)), -0.9825) && near(tt_at(out, tt_shape(1, 9)), 4.1675) &&
-              near(tt_item(tt_sum(out)), 9.35));
-        tt_tensor *of_bias = tt_grad(tt_module_parameter(c.module, "bias")),
-                  *of_weight = tt_grad(tt_module_parameter(c.module, "weight"));
-        CHECK(near(tt_at(of_bias, tt_shape(7)), 6.46797123));
-        CHECK(near(tt_at(of_weight, tt_shape(0, 0)), 1.61699281) && near(tt_at(of_weight, tt_shape(3, 7)), 3.88078274));
-        CHECK(fabs(tt_item(tt_sum(of_weight)) - 307.2286335) < 1e-3);
-        tt_tensor *of_input = tt_grad(input);
-        CHECK(near(tt_at(of_input, tt_shape(0, 0)), 0.58129764) && near(tt_at(of_input, tt_shape(1, 9)), -2.19813447));
-        CHECK(fabs(tt_item(tt_sum(of_input)) + 16.83804041) < 1e-4);
+        CHECK(hook_calls == 2 && counts_of(fast).captures == 1);
+        check_counted(&c, input, out);
         tt_compiled_release(&fast);
         tt_module_release(c.module);
         done(&scope);
@@ -365,20 +269,8 @@ TEST(module_hooks_of_two_layers_keep_their_order) {
         tt_compiled *fast = compile(call_module, both, modes[mode]);
         out = steps(fast, input);
         CHECK_EQ(counts_of(fast).captures, 1);
-        CHECK(tt_item_int(a.pre) == 4 && tt_item_int(a.post) == 4 && tt_item_int(b.pre) == 4 &&
-              tt_item_int(b.post) == 4);
         CHECK_TEXT(log, "bBaA");
-        CHECK(near(tt_at(out, tt_shape(0, 0)), -1.915875) && near(tt_item(tt_sum(out)), 18.02));
-        tt_tensor *wb = tt_grad(tt_module_parameter(b.module, "weight")),
-                  *wa = tt_grad(tt_module_parameter(a.module, "weight"));
-        CHECK(near(tt_at(tt_grad(tt_module_parameter(b.module, "bias")), tt_shape(0)), 6.46797123));
-        CHECK(fabs(tt_at(wb, tt_shape(0, 0)) + 13.71209901) < 1e-4 && fabs(tt_item(tt_sum(wb)) - 302.3776550) < 1e-2);
-        CHECK(fabs(tt_at(wa, tt_shape(0, 0)) - 1.94937742) < 1e-4 && fabs(tt_item(tt_sum(wa)) - 309.7152047) < 1e-2);
-        tt_tensor *ba = tt_grad(tt_module_parameter(a.module, "bias"));
-        CHECK(near(tt_at(ba, tt_shape(0)), 7.79750969) && near(tt_at(ba, tt_shape(9)), 4.84446096));
-        tt_tensor *of_input = tt_grad(input);
-        CHECK(near(tt_at(of_input, tt_shape(0, 0)), 1.89506403) && near(tt_at(of_input, tt_shape(1, 9)), -0.95070847));
-        CHECK(fabs(tt_item(tt_sum(of_input)) - 9.84141474) < 1e-3);
+        check_layers(&a, &b, input, out);
         tt_compiled_release(&fast);
         tt_module_release(both);
         tt_module_release(a.module);
@@ -388,72 +280,6 @@ TEST(module_hooks_of_two_layers_keep_their_order) {
 }
 
 /* ---- a fully sharded step, with the communication replaced by copies ---- */
-
-typedef struct sharded {
-    tt_module *module;
-    tt_tensor *shard, *whole;
-} sharded;
-
-static tt_tensor *fake_all_gather(tt_tensor *x) {
-    return tt_cat(tt_tensors(x, x), 0);
-}
-static tt_tensor *fake_reduce_scatter(tt_tensor *x) {
-    return tt_clone(tt_narrow(x, 0, 0, tt_size(x, 0) / 2));
-}
-
-static void unshard(sharded *s) {
-    bool was = tt_grad_mode(false);
-    tt_storage_resize(s->whole, (size_t)tt_numel(s->whole) * 4);
-    tt_preserve *preserve = tt_preserve_begin(tt_tensors(s->whole));
-    tt_copy_(s->whole, fake_all_gather(s->shard));
-    tt_preserve_end(preserve);
-    tt_grad_mode(was);
-    tt_module_set_parameter(s->module, "weight", s->whole);
-}
-static void reshard(sharded *s) {
-    tt_module_set_parameter(s->module, "weight", s->shard);
-    tt_storage_resize(s->whole, 0);
-}
-
-static void before_forward(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **inputs) {
-    (void)module, (void)count, (void)inputs;
-    unshard(context->user);
-}
-static void after_forward(const tt_hook_context *context, tt_module *module, tt_tensor_list inputs, size_t count,
-                          tt_tensor **outputs) {
-    (void)module, (void)inputs, (void)count, (void)outputs;
-    reshard(context->user);
-}
-static void before_backward(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **grads) {
-    (void)module, (void)count, (void)grads;
-    unshard(context->user);
-}
-static bool found_gradient;
-static void after_backward(const tt_hook_context *context, tt_module *module, size_t count, tt_tensor **grads,
-                           tt_tensor_list outputs) {
-    sharded *s = context->user;
-    (void)count, (void)grads, (void)outputs;
-    tt_tensor *grad = tt_grad(tt_module_parameter(module, "weight"));
-    found_gradient = grad != NULL;
-    tt_tensor *part = grad != NULL ? fake_reduce_scatter(grad) : NULL;
-    tt_module_set_parameter(module, "weight", s->shard);
-    tt_set_grad(s->shard, part);
-    tt_storage_resize(s->whole, 0);
-}
-
-static void make_sharded(sharded *s) {
-    s->module = tt_linear_module(20, 10, false, TUTTI_F32);
-    fill_linear(s->module, 10, 20, 1, false);
-    bool was = tt_grad_mode(false);
-    s->shard = tt_parameter(fake_reduce_scatter(tt_module_parameter(s->module, "weight")), true);
-    s->whole = tt_parameter(fake_all_gather(s->shard), true);
-    tt_grad_mode(was);
-    tt_storage_resize(s->whole, 0);
-    tt_hook_backward_pre(s->module, before_backward, s, NULL, NULL);
-    tt_hook_backward(s->module, after_backward, s, NULL, NULL);
-    tt_hook_forward_pre(s->module, before_forward, s, NULL, NULL);
-    tt_hook_forward(s->module, after_forward, s, NULL, NULL);
-}
 
 /* Nothing in the data flow says that the weight's gradient must be there before the module's hook looks for it: the
  * order of the engine does, and the graph keeps it. */
@@ -473,17 +299,7 @@ TEST(a_fully_sharded_step_gives_exact_values_and_keeps_its_invariants) {
             CHECK(near(tt_at(tt_grad(s.shard), tt_shape(0, 0)),
                        0.4 * step)); /* assigned each time, from a gradient that grows */
         }
-        static const double first[] = { -3.306, -2.546, -1.786, -1.026, -0.266 };
-        for (int o = 0; o < 10; o++)
-            CHECK(near(tt_at(out, tt_shape(0, o)), first[o % 5]));
-        CHECK(near(tt_at(out, tt_shape(1, 0)), -10.546) && near(tt_at(out, tt_shape(1, 9)), -1.106) &&
-              fabs(tt_item(tt_sum(out)) + 76.12) < 1e-4);
-        tt_tensor *grad = tt_grad(s.shard);
-        CHECK(tt_size(grad, 0) == 5 && near(tt_at(grad, tt_shape(4, 19)), 4.64) &&
-              fabs(tt_item(tt_sum(grad)) - 312) < 1e-3);
-        tt_tensor *of_input = tt_grad(input);
-        CHECK(near(tt_at(of_input, tt_shape(0, 0)), -24) && near(tt_at(of_input, tt_shape(1, 19)), -16.4) &&
-              fabs(tt_item(tt_sum(of_input)) + 808) < 1e-2);
+        check_sharded(&s, input, out);
         CHECK_EQ(counts_of(fast).captures, 1);
         tt_compiled_release(&fast);
         tt_module_release(s.module);

@@ -9,17 +9,7 @@
 #include <tutti/tensors.h>
 #include <tutti/tutti.h>
 
-#include "../harness.h"
 #include "quick.h"
-
-static const tt_compile_mode modes[] = { TT_COMPILE_FUSED, TT_COMPILE_SPLIT, TT_COMPILE_INTERPRET };
-#define EACH_MODE for (size_t mode = 0; mode < sizeof modes / sizeof *modes; mode++)
-
-static tt_compiled_counts counts_of(const tt_compiled *compiled) {
-    tt_compiled_counts counts = TT_COMPILED_COUNTS_INIT;
-    CHECK(tt_compiled_count(compiled, &counts));
-    return counts;
-}
 
 static tt_tensor *leaf(tutti_group *group, int64_t rows, int64_t columns, double step) {
     tt_tensor *x = tt_arange(1, (double)(rows * columns) + 1, 1, TUTTI_F32, NULL);
@@ -165,9 +155,7 @@ TEST_WORLD(ranks_that_compiled_different_collectives_fail_before_they_run, 2) {
     CHECK(tt_compile(rank == 0 ? sum_then_max : max_then_sum, group, NULL, &fast));
     tt_tensor *x = tt_detach(leaf(group, 2, 2, 1));
     CHECK(tt_compiled_call(fast, tt_tensors(x)).count == 0);
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_MISMATCH);
-    CHECK_MESSAGE("have compiled different collectives");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_MISMATCH, "have compiled different collectives");
     tt_compiled_release(&fast);
     CHECK(tt_compile(sum_then_max, group, NULL, &fast)); /* the group lives on */
     CHECK_EQ(tt_compiled_call(fast, tt_tensors(x)).count, 1);
@@ -219,9 +207,7 @@ TEST_WORLD(a_rank_that_cannot_compile_fails_the_call_on_all, 2) {
     CHECK(tt_compile(reads_after, &of, NULL, &fast));
     tt_tensor *x = tt_ones(tt_shape(3), TUTTI_F32, NULL);
     CHECK(tt_compiled_call(fast, tt_tensors(x)).count == 0);
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_MISMATCH);
-    CHECK_MESSAGE("all ranks must do the same");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_MISMATCH, "all ranks must do the same");
     tt_compiled_release(&fast);
     of.reads = true; /* where none can, all run the function itself */
     CHECK(tt_compile(reads_after, &of, NULL, &fast));
@@ -248,9 +234,7 @@ static tutti_status die_while_building(tutti_world *world, void *argument) {
     tt_compiled *fast;
     CHECK(tt_compile(dies, &of, NULL, &fast));
     CHECK(tt_compiled_call(fast, tt_tensors(tt_ones(tt_shape(3), TUTTI_F32, NULL))).count == 0);
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_DEAD);
-    CHECK_MESSAGE("rank 1");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_DEAD, "rank 1");
     tt_compiled_release(&fast);
     CHECK_OK(tt_scope_close(&scope));
     return TUTTI_OK;

@@ -155,9 +155,7 @@ TEST_WORLD_THREADS(a_rank_that_does_not_come_is_a_timeout_that_names_it, 2) {
     if (rank == 0) {
         CHECK_OK(tutti_group_set_timeout(group, 200000000));
         tt_fused_all_gather_matmul(x, tt_tensors(right), 0, group, NULL);
-        CHECK_EQ(tt_error_show(), TUTTI_ERROR_TIMEOUT);
-        CHECK_MESSAGE("rank 1");
-        tt_error_clear();
+        expect_error(TUTTI_ERROR_TIMEOUT, "rank 1");
         atomic_store(&gone, 1);
     } else {
         while (atomic_load(&gone) == 0)

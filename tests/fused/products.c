@@ -237,9 +237,7 @@ static void multimem(tutti_world *world, void *argument) {
             CHECK(tt_equal(products.at[1], gathered_product(shard, right, 0, group)));
         } else {
             CHECK_EQ(products.count, 0);
-            CHECK_EQ(tt_error_show(), TUTTI_ERROR_UNSUPPORTED);
-            CHECK_MESSAGE("multicast support is required");
-            tt_error_clear();
+            expect_error(TUTTI_ERROR_UNSUPPORTED, "multicast support is required");
         }
     }
     END;

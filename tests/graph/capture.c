@@ -5,36 +5,9 @@
  */
 #include <math.h>
 
-#include <tutti/tensors.h>
-
-#include "../harness.h"
+#include "support.h"
 
 static const tt_tensor_list none = { 0, NULL };
-
-static tt_tensor *named(tt_tensor *x, const char *name) {
-    tt_set_name(x, name);
-    return x;
-}
-
-static tt_tensor *values(const char *name, int count) {
-    return named(tt_mul_scalar(tt_add_scalar(tt_arange(0, count, 1, TUTTI_F32, NULL), 1), 0.25), name);
-}
-
-static void check_text(const tt_graph *graph, const char *expected) {
-    char *text = tt_graph_text(graph);
-    CHECK(text != NULL);
-    if (strcmp(text, expected) != 0)
-        FAIL("the graph is\n%s\nand should be\n%s", text, expected);
-    tutti_free(text);
-}
-
-static bool fails(tutti_status status, const char *part) {
-    bool right = tt_error_show() == status && strstr(tutti_error_message(), part) != NULL;
-    if (!right)
-        fprintf(stderr, "the error is %s: %s\n", tutti_status_name(tt_error_show()), tutti_error_message());
-    tt_error_clear();
-    return right;
-}
 
 /* ---- pure functions ---- */
 
@@ -50,7 +23,7 @@ static int chain(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
 TEST(a_function_becomes_a_list_of_operators) {
     tt_scope scope = tt_scope_open();
     int calls = 0;
-    tt_tensor *x = named(tt_reshape(values("", 6), tt_shape(2, 3)), "x");
+    tt_tensor *x = values("x", tt_shape(2, 3));
     tt_graph *graph;
     CHECK(tt_capture(chain, &calls, tt_tensors(x), &graph));
     check_text(graph, "graph(x: f32 [2, 3]):\n"
@@ -90,7 +63,7 @@ static int with_constants(tt_tensor_list inputs, tt_tensor **outputs, void *user
 
 TEST(tensors_met_on_the_way_are_constants_and_numbers_stay_numbers) {
     tt_scope scope = tt_scope_open();
-    tt_tensor *x = values("x", 4), *weight = values("layers.0.weight", 4);
+    tt_tensor *x = values("x", tt_shape(4)), *weight = values("layers.0.weight", tt_shape(4));
     tt_graph *graph;
     CHECK(tt_capture(with_constants, weight, tt_tensors(x), &graph));
     check_text(graph, "graph(x: f32 [4], layers.0.weight: f32 [4] constant):\n"
@@ -118,7 +91,7 @@ static int shrink(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
 
 TEST(a_storage_is_freed_when_the_graph_runs_and_not_before) {
     tt_scope scope = tt_scope_open();
-    tt_tensor *x = values("x", 10), *expected = tt_cos(tt_sin(x));
+    tt_tensor *x = values("x", tt_shape(10)), *expected = tt_cos(tt_sin(x));
     tt_graph *graph;
     CHECK(tt_capture(shrink, NULL, tt_tensors(x), &graph));
     CHECK_EQ(tt_storage_bytes(x), 40);
@@ -145,7 +118,7 @@ static int grow(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
 
 TEST(a_storage_grows_and_is_filled) {
     tt_scope scope = tt_scope_open();
-    tt_tensor *x = values("x", 10), *out = values("out", 10), *expected = tt_cos(tt_sin(x));
+    tt_tensor *x = values("x", tt_shape(10)), *out = values("out", tt_shape(10)), *expected = tt_cos(tt_sin(x));
     tt_storage_resize(out, 0);
     tt_graph *graph;
     CHECK(tt_capture(grow, NULL, tt_tensors(x, out), &graph));
@@ -185,7 +158,7 @@ static int preserve(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
 /* The version is what it was before the call, whatever it was at the capture. */
 static void check_versions(tt_compile_function *function) {
     tt_scope scope = tt_scope_open();
-    tt_tensor *w = values("w", 16), *x = values("x", 16);
+    tt_tensor *w = values("w", tt_shape(16)), *x = values("x", tt_shape(16));
     tt_graph *graph;
     CHECK(tt_capture(function, NULL, tt_tensors(w, x), &graph));
     for (int i = 0; i < 3; i++) {
@@ -218,7 +191,7 @@ static int in_place(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
 
 TEST(what_is_written_in_place_is_seen_through_every_view) {
     tt_scope scope = tt_scope_open();
-    tt_tensor *x = named(tt_reshape(values("", 6), tt_shape(2, 3)), "x"), *twin = tt_clone(x), *expected;
+    tt_tensor *x = values("x", tt_shape(2, 3)), *twin = tt_clone(x), *expected;
     tt_graph *graph;
     CHECK(tt_capture(in_place, NULL, tt_tensors(x), &graph));
     CHECK(tt_equal(x, twin));
@@ -237,7 +210,7 @@ static int draw(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
 
 TEST(random_numbers_are_new_at_each_run_and_those_that_eager_code_would_draw) {
     tt_scope scope = tt_scope_open();
-    tt_tensor *x = values("x", 64), *expected[2];
+    tt_tensor *x = values("x", tt_shape(64)), *expected[2];
     tt_graph *graph;
     tt_seed(5, 0);
     for (int i = 0; i < 2; i++)
@@ -269,7 +242,7 @@ static int step(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
 }
 
 static model new_model(void) {
-    model made = { tt_parameter(tt_reshape(values("", 12), tt_shape(3, 4)), true), tt_parameter(values("", 3), true) };
+    model made = { tt_parameter(values("", tt_shape(3, 4)), true), tt_parameter(values("", tt_shape(3)), true) };
     tt_set_name(made.weight, "weight");
     tt_set_name(made.bias, "bias");
     return made;
@@ -278,8 +251,8 @@ static model new_model(void) {
 TEST(a_training_step_with_its_backward_is_one_graph) {
     tt_scope scope = tt_scope_open();
     model eager = new_model(), captured = new_model();
-    tt_tensor *x = named(tt_reshape(values("", 8), tt_shape(2, 4)), "x");
-    tt_tensor *target = named(tt_reshape(values("", 6), tt_shape(2, 3)), "target"), *loss;
+    tt_tensor *x = values("x", tt_shape(2, 4));
+    tt_tensor *target = values("target", tt_shape(2, 3)), *loss;
     tt_graph *graph;
     CHECK(tt_capture(step, &captured, tt_tensors(x, target), &graph));
     CHECK(tt_equal(captured.weight, eager.weight) && tt_grad(captured.weight) == NULL);
@@ -324,8 +297,8 @@ static trained new_trained(void) {
 TEST(a_captured_optimizer_counts_its_steps_and_follows_a_schedule) {
     tt_scope scope = tt_scope_open();
     trained eager = new_trained(), captured = new_trained();
-    tt_tensor *x = named(tt_reshape(values("", 8), tt_shape(2, 4)), "x");
-    tt_tensor *target = named(tt_reshape(values("", 6), tt_shape(2, 3)), "target"), *loss;
+    tt_tensor *x = values("x", tt_shape(2, 4));
+    tt_tensor *target = values("target", tt_shape(2, 3)), *loss;
     tt_graph *graph;
     CHECK(tt_capture(optimizer_step, &captured, tt_tensors(x, target), &graph));
     CHECK_EQ((int)tt_item(tt_optimizer_steps(captured.optimizer)), 0);
@@ -357,7 +330,7 @@ static int only_backward(tt_tensor_list inputs, tt_tensor **outputs, void *user)
 TEST(a_gradient_that_is_there_is_added_to_and_one_that_is_not_is_set) {
     tt_scope scope = tt_scope_open();
     model eager = new_model(), captured = new_model();
-    tt_tensor *x = named(tt_reshape(values("", 8), tt_shape(2, 4)), "x"), *gradient;
+    tt_tensor *x = values("x", tt_shape(2, 4)), *gradient;
     tt_graph *first, *second;
     CHECK(tt_capture(only_backward, &captured, tt_tensors(x), &first));
     CHECK_EQ(tt_graph_count_of(first, "set_grad"), 2);
@@ -424,8 +397,7 @@ static void count_leaf(const tt_hook_context *context, tt_tensor *leaf) {
 TEST(hooks_on_leaves_that_stand_outside_are_part_of_it_too) {
     tt_scope scope = tt_scope_open();
     model of = new_model();
-    tt_tensor *count = tt_zeros(tt_shape(), TUTTI_F32, NULL),
-              *x = named(tt_reshape(values("", 8), tt_shape(2, 4)), "x");
+    tt_tensor *count = tt_zeros(tt_shape(), TUTTI_F32, NULL), *x = values("x", tt_shape(2, 4));
     tt_hook_accumulate(of.weight, count_leaf, NULL, TUTTI_OPTIONS(tt_hook_options, .captured = tt_tensors(count)),
                        NULL);
     tt_graph *graph;
@@ -454,7 +426,7 @@ static int call_module(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
 TEST(a_graph_uses_what_a_modules_slot_holds_when_it_runs) {
     tt_scope scope = tt_scope_open();
     tt_module *module = tt_linear_module(4, 3, false, TUTTI_F32);
-    tt_tensor *x = named(tt_reshape(values("", 8), tt_shape(2, 4)), "x"), *expected;
+    tt_tensor *x = values("x", tt_shape(2, 4)), *expected;
     tt_graph *graph;
     CHECK(tt_capture(call_module, module, tt_tensors(x), &graph));
     check_text(graph, "graph(x: f32 [2, 4], weight: f32 [3, 4] slot parameter grad):\n"
@@ -480,8 +452,7 @@ static int swap(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
 TEST(what_a_function_leaves_in_a_slot_is_there_after_a_run_and_not_after_a_capture) {
     tt_scope scope = tt_scope_open();
     tt_module *module = tt_linear_module(4, 3, false, TUTTI_F32);
-    tt_tensor *x = named(tt_reshape(values("", 8), tt_shape(2, 4)), "x"),
-              *before = tt_module_parameter(module, "weight");
+    tt_tensor *x = values("x", tt_shape(2, 4)), *before = tt_module_parameter(module, "weight");
     tt_graph *graph;
     CHECK(tt_capture(swap, module, tt_tensors(x), &graph));
     CHECK(tt_module_parameter(module, "weight") == before);
@@ -506,7 +477,8 @@ static int communicate(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
 TEST_WORLD(a_collective_is_a_start_and_a_wait, 2) {
     tutti_group *group = tutti_world_group(world);
     tt_scope scope = tt_scope_open();
-    tt_tensor *x = named(tt_add_scalar(values("", 4), tutti_group_rank(group)), "x"), *twin = tt_clone(x), *expected[2];
+    tt_tensor *x = named(tt_add_scalar(values("", tt_shape(4)), tutti_group_rank(group)), "x"), *twin = tt_clone(x),
+              *expected[2];
     tt_graph *graph;
     CHECK(tt_capture(communicate, group, tt_tensors(x), &graph));
     check_text(graph, "graph(x: f32 [4]):\n"
@@ -525,12 +497,7 @@ TEST_WORLD(a_collective_is_a_start_and_a_wait, 2) {
     tt_tensor_list results = tt_graph_run(graph, tt_tensors(x));
     CHECK(results.count == 2 && tt_equal(results.at[0], expected[0]) && tt_equal(results.at[1], expected[1]));
     CHECK(tt_equal(x, twin));
-    char *text = tt_graph_text(graph);
-    tt_graph *read = tt_graph_parse(text, world);
-    CHECK(read != NULL);
-    check_text(read, text);
-    tutti_free(text);
-    tt_graph_release(&read);
+    check_read_back(graph, world);
     tt_graph_release(&graph);
     CHECK_OK(tt_scope_close(&scope));
     CHECK_OK(tutti_barrier(group, NULL));
@@ -572,7 +539,7 @@ static int too_many(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
 
 TEST(what_no_graph_can_repeat_is_an_error_in_words) {
     tt_scope scope = tt_scope_open();
-    tt_tensor *x = values("x", 4), *half;
+    tt_tensor *x = values("x", tt_shape(4)), *half;
     tt_graph *graph;
     int calls = 0;
     tt_module *module = tt_linear_module(4, 3, false, TUTTI_F32);
@@ -612,7 +579,7 @@ TEST(what_no_graph_can_repeat_is_an_error_in_words) {
 static tutti_status capture_and_run(__attribute__((unused)) void *argument) {
     tt_scope scope = tt_scope_open();
     model of = new_model();
-    tt_tensor *x = named(tt_reshape(values("", 8), tt_shape(2, 4)), "x");
+    tt_tensor *x = values("x", tt_shape(2, 4));
     tt_graph *graph = NULL;
     if (tt_capture(only_backward, &of, tt_tensors(x), &graph))
         tt_graph_run(graph, tt_tensors(x));
@@ -640,7 +607,7 @@ static int strange_numbers(tt_tensor_list inputs, tt_tensor **outputs, void *use
 
 TEST(strange_numbers_and_names_are_read_back) {
     tt_scope scope = tt_scope_open();
-    tt_tensor *x = values("none", 4);
+    tt_tensor *x = values("none", tt_shape(4));
     tt_graph *graph;
     CHECK(tt_capture(strange_numbers, NULL, tt_tensors(x), &graph));
     char *text = tt_graph_text(graph);
@@ -658,8 +625,8 @@ TEST(strange_numbers_and_names_are_read_back) {
 TEST(a_text_is_read_back_and_runs) {
     tt_scope scope = tt_scope_open();
     model of = new_model();
-    tt_tensor *x = named(tt_reshape(values("", 8), tt_shape(2, 4)), "x");
-    tt_tensor *target = named(tt_reshape(values("", 6), tt_shape(2, 3)), "target");
+    tt_tensor *x = values("x", tt_shape(2, 4));
+    tt_tensor *target = values("target", tt_shape(2, 3));
     tt_graph *graph;
     int calls = 0;
     CHECK(tt_capture(step, &of, tt_tensors(x, target), &graph));
@@ -676,7 +643,7 @@ TEST(a_text_is_read_back_and_runs) {
     tt_graph_release(&twice);
     tt_graph_release(&read);
     tt_graph_release(&graph);
-    tt_tensor *square = named(tt_reshape(values("", 6), tt_shape(2, 3)), "x"), *expected[2];
+    tt_tensor *square = values("x", tt_shape(2, 3)), *expected[2];
     CHECK(tt_capture(chain, &calls, tt_tensors(square), &graph));
     text = tt_graph_text(graph);
     read = tt_graph_parse(text, NULL);
@@ -776,7 +743,7 @@ static char *picture_of(const tt_graph *graph, bool (*print)(const tt_graph *, F
 TEST(pictures_have_a_box_for_every_vertex) {
     tt_scope scope = tt_scope_open();
     int calls = 0;
-    tt_tensor *x = named(tt_reshape(values("", 6), tt_shape(2, 3)), "x");
+    tt_tensor *x = values("x", tt_shape(2, 3));
     tt_graph *graph;
     CHECK(tt_capture(chain, &calls, tt_tensors(x), &graph));
     char *dot = picture_of(graph, tt_graph_print_dot), *svg = picture_of(graph, tt_graph_print_svg);
@@ -812,7 +779,7 @@ static int wasteful(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
 
 TEST(passes_make_the_graph_smaller_and_leave_the_result) {
     tt_scope scope = tt_scope_open();
-    tt_tensor *x = values("x", 9), *expected;
+    tt_tensor *x = values("x", tt_shape(9)), *expected;
     tt_graph *graph;
     CHECK(tt_capture(wasteful, NULL, tt_tensors(x), &graph));
     wasteful(tt_tensors(x), &expected, NULL);
@@ -838,8 +805,8 @@ TEST(passes_make_the_graph_smaller_and_leave_the_result) {
 TEST(a_damaged_text_is_an_error_or_another_graph_that_is_well_formed) {
     tt_scope scope = tt_scope_open();
     model of = new_model();
-    tt_tensor *x = named(tt_reshape(values("", 8), tt_shape(2, 4)), "x");
-    tt_tensor *target = named(tt_reshape(values("", 6), tt_shape(2, 3)), "target");
+    tt_tensor *x = values("x", tt_shape(2, 4));
+    tt_tensor *target = values("target", tt_shape(2, 3));
     tt_graph *graph;
     CHECK(tt_capture(step, &of, tt_tensors(x, target), &graph));
     char *text = tt_graph_text(graph);

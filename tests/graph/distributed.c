@@ -4,38 +4,8 @@
  * graph does what the function does.
  */
 #include <tutti/mesh.h>
-#include <tutti/tensors.h>
 
-#include "../harness.h"
-
-static tt_tensor *named(tt_tensor *x, const char *name) {
-    tt_set_name(x, name);
-    return x;
-}
-
-static tt_tensor *values(const char *name, tt_dims shape) {
-    int64_t count = 1;
-    for (int i = 0; i < shape.count; i++)
-        count *= shape.at[i];
-    tt_tensor *flat = tt_mul_scalar(tt_add_scalar(tt_arange(0, count, 1, TUTTI_F32, NULL), 1), 0.25);
-    return named(tt_reshape(flat, shape), name);
-}
-
-static void check_text(const tt_graph *graph, const char *expected) {
-    char *text = tt_graph_text(graph);
-    CHECK(text != NULL);
-    if (strcmp(text, expected) != 0)
-        FAIL("the graph is\n%s\nand should be\n%s", text, expected);
-    tutti_free(text);
-}
-
-static bool fails(tutti_status status, const char *part) {
-    bool right = tt_error_show() == status && strstr(tutti_error_message(), part) != NULL;
-    if (!right)
-        fprintf(stderr, "the error is %s: %s\n", tutti_status_name(tt_error_show()), tutti_error_message());
-    tt_error_clear();
-    return right;
-}
+#include "support.h"
 
 /* What the functions below get. */
 typedef struct call {
@@ -49,12 +19,6 @@ static tt_graph *capture(tt_compile_function *function, call *with, tt_tensor *x
     CHECK(tt_capture(function, with, tt_tensors(x), &graph));
     CHECK(tt_graph_check(graph));
     return graph;
-}
-
-static int vertices(const tt_graph *graph) {
-    tt_graph_counts counts = TT_GRAPH_COUNTS_INIT;
-    CHECK(tt_graph_count(graph, &counts));
-    return counts.vertices;
 }
 
 /* ---- what the graph contains ---- */
@@ -95,7 +59,7 @@ TEST(a_collective_is_two_vertices_and_a_coalesced_one_has_a_wait_for_each_tensor
     } forms[] = { { reduce, 2, 1 }, { gather, 2, 1 }, { scatter, 2, 1 }, { coalesced, 6, 3 } };
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
         tt_graph *graph = capture(forms[i].function, &with, values("x", tt_shape(4, 3)));
-        CHECK_EQ(vertices(graph), forms[i].vertices);
+        CHECK_EQ(counts_of_graph(graph).vertices, forms[i].vertices);
         CHECK_EQ(tt_graph_count_of(graph, "wait"), forms[i].waits);
         tt_graph_release(&graph);
     }
@@ -216,16 +180,6 @@ static int uneven_exchange(tt_tensor_list inputs, tt_tensor **outputs, void *use
     out[0] = out[1] = rank == 0 ? 1 : 3;
     outputs[0] = tt_mul_scalar(tt_all_to_all_single(inputs.at[0], out, in, group), 2);
     return 1;
-}
-
-static void check_run(tt_graph *graph, tt_compile_function *function, call *with, tt_tensor *x) {
-    tt_tensor *expected[TT_GRAPH_OUTPUTS], *twin = tt_clone(x);
-    int count = function(tt_tensors(twin), expected, with);
-    tt_tensor_list results = tt_graph_run(graph, tt_tensors(x));
-    CHECK_EQ(results.count, (size_t)count);
-    for (int i = 0; i < count; i++)
-        CHECK(tt_equal(results.at[i], expected[i]));
-    CHECK(tt_equal(x, twin));
 }
 
 TEST_WORLD(splits_of_an_exchange_are_in_the_text, 2) {
@@ -370,12 +324,7 @@ TEST_WORLD(ordinary_calls_that_write_are_captured_with_what_they_write, 2) {
     for (size_t i = 0; i < sizeof starts / sizeof *starts; i++)
         CHECK_EQ(tt_graph_count_of(graph, starts[i]), 1);
     CHECK_EQ(tt_graph_count_of(graph, "wait"), 5);
-    char *text = tt_graph_text(graph);
-    tt_graph *read = tt_graph_parse(text, world);
-    CHECK(read != NULL);
-    check_text(read, text);
-    tutti_free(text);
-    tt_graph_release(&read);
+    check_read_back(graph, world);
     check_run(graph, ordinary, &with, x);
     tt_graph_release(&graph);
     CHECK_OK(tt_scope_close(&scope));

@@ -3,30 +3,7 @@
  * Passes that plan memory and work ahead: constants that are computed once, symmetric buffers that a graph keeps, and
  * collectives that take another algorithm.
  */
-#include <tutti/tensors.h>
-
-#include "../harness.h"
-
-static tt_tensor *named(tt_tensor *x, const char *name) {
-    tt_set_name(x, name);
-    return x;
-}
-
-static tt_tensor *values(const char *name, tt_dims shape) {
-    int64_t count = 1;
-    for (int i = 0; i < shape.count; i++)
-        count *= shape.at[i];
-    tt_tensor *flat = tt_mul_scalar(tt_add_scalar(tt_arange(0, count, 1, TUTTI_F32, NULL), 1), 0.25);
-    return named(tt_reshape(flat, shape), name);
-}
-
-static bool fails(tutti_status status, const char *part) {
-    bool right = tt_error_show() == status && strstr(tutti_error_message(), part) != NULL;
-    if (!right)
-        fprintf(stderr, "the error is %s: %s\n", tutti_status_name(tt_error_show()), tutti_error_message());
-    tt_error_clear();
-    return right;
-}
+#include "support.h"
 
 /* Captures, runs the pass, and runs the graph several times beside the function. */
 static tt_graph *check_pass(tt_compile_function *function, void *user, tt_tensor *x, const char *pass) {
@@ -34,23 +11,9 @@ static tt_graph *check_pass(tt_compile_function *function, void *user, tt_tensor
     CHECK(tt_capture(function, user, tt_tensors(x), &graph));
     if (!tt_graph_pass(graph, pass) || !tt_graph_pass(graph, "sink") || !tt_graph_check(graph))
         FAIL("%s: %s", pass, tutti_error_message());
-    for (int round = 0; round < 3; round++) {
-        tt_tensor *expected[TT_GRAPH_OUTPUTS], *input = tt_mul_scalar(x, round + 1), *twin = tt_clone(input);
-        int count = function(tt_tensors(twin), expected, user);
-        tt_tensor_list results = tt_graph_run(graph, tt_tensors(input));
-        if (results.count != (size_t)count)
-            FAIL("%s: %s", pass, tutti_error_message());
-        for (int i = 0; i < count; i++)
-            CHECK(tt_equal(results.at[i], expected[i]));
-        CHECK(tt_equal(input, twin));
-    }
+    for (int round = 0; round < 3; round++)
+        check_run(graph, function, user, tt_mul_scalar(x, round + 1));
     return graph;
-}
-
-static int constants(const tt_graph *graph) {
-    tt_graph_counts counts = TT_GRAPH_COUNTS_INIT;
-    CHECK(tt_graph_count(graph, &counts));
-    return counts.constants;
 }
 
 /* ---- what depends on no input ---- */
@@ -72,13 +35,13 @@ static int masked(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
 TEST(what_depends_on_no_input_is_computed_once) {
     tt_scope scope = tt_scope_open();
     tt_graph *graph = check_pass(masked, NULL, values("x", tt_shape(4, 4)), "fold");
-    CHECK_EQ(constants(graph), 2);
+    CHECK_EQ(counts_of_graph(graph).constants, 2);
     CHECK(tt_graph_count_of(graph, "tril") == 0 && tt_graph_count_of(graph, "exp") == 0);
     CHECK(tt_graph_count_of(graph, "full") == 2 && tt_graph_count_of(graph, "neg") == 2);
     CHECK_EQ(tt_graph_count_of(graph, "random_state"), 1);
     tt_graph_release(&graph);
     graph = check_pass(masked, NULL, values("x", tt_shape(4, 4)), "fold=16"); /* the mask is larger than that */
-    CHECK(constants(graph) == 1 && tt_graph_count_of(graph, "tril") == 1);
+    CHECK(counts_of_graph(graph).constants == 1 && tt_graph_count_of(graph, "tril") == 1);
     tt_graph_release(&graph);
     CHECK_OK(tt_scope_close(&scope));
 }
@@ -121,7 +84,7 @@ TEST_WORLD(small_sums_of_what_the_graph_makes_become_one_shot, 2) {
     CHECK_EQ(tt_graph_count_of(graph, "one_shot_all_reduce"), 4);
     CHECK_EQ(tt_graph_count_of(graph, "all_reduce"), 3);
     CHECK_EQ(tt_graph_count_of(graph, "all_reduce_"), 0);
-    CHECK_EQ(constants(graph), 2); /* of 16 elements, and of 8 */
+    CHECK_EQ(counts_of_graph(graph).constants, 2); /* of 16 elements, and of 8 */
     tt_graph_release(&graph);
     graph = check_pass(four_sums, group, x, "one_shot=32"); /* only the part is that small */
     CHECK_EQ(tt_graph_count_of(graph, "one_shot_all_reduce"), 1);
@@ -151,10 +114,10 @@ TEST_WORLD(buffers_are_used_again_when_their_sum_is_complete, 2) {
     tutti_group *group = tutti_world_group(world);
     tt_tensor *x = tt_add_scalar(values("x", tt_shape(6)), tutti_group_rank(group));
     tt_graph *two = check_pass(together, group, x, "one_shot");
-    CHECK(constants(two) == 2 && tt_graph_count_of(two, "one_shot_all_reduce") == 2);
+    CHECK(counts_of_graph(two).constants == 2 && tt_graph_count_of(two, "one_shot_all_reduce") == 2);
     tt_seed(1234, 0);
     tt_graph *one = check_pass(one_after_the_other, group, x, "one_shot");
-    CHECK(constants(one) == 1 && tt_graph_count_of(one, "one_shot_all_reduce") == 5);
+    CHECK(counts_of_graph(one).constants == 1 && tt_graph_count_of(one, "one_shot_all_reduce") == 5);
     tt_seed(1234, 0); /* buffers have no numbers that a seed could bring back */
     tt_tensor *larger = tt_add_scalar(values("x", tt_shape(9)), tutti_group_rank(group));
     tt_graph *other = check_pass(one_after_the_other, group, larger, "one_shot");

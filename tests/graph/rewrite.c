@@ -3,30 +3,7 @@
  * Passes that rewrite what is written in place: writes become values, values become writes where that is cheaper, and
  * sharded parameters are never put together.
  */
-#include <tutti/tensors.h>
-
-#include "../harness.h"
-
-static tt_tensor *named(tt_tensor *x, const char *name) {
-    tt_set_name(x, name);
-    return x;
-}
-
-static tt_tensor *values(const char *name, tt_dims shape) {
-    int64_t count = 1;
-    for (int i = 0; i < shape.count; i++)
-        count *= shape.at[i];
-    tt_tensor *flat = tt_mul_scalar(tt_add_scalar(tt_arange(0, count, 1, TUTTI_F32, NULL), 1), 0.25);
-    return named(tt_reshape(flat, shape), name);
-}
-
-static void check_text(const tt_graph *graph, const char *expected) {
-    char *text = tt_graph_text(graph);
-    CHECK(text != NULL);
-    if (strcmp(text, expected) != 0)
-        FAIL("the graph is\n%s\nand should be\n%s", text, expected);
-    tutti_free(text);
-}
+#include "support.h"
 
 static tt_graph *capture(tt_compile_function *function, void *user, tt_tensor *x, const char *const *passes) {
     tt_graph *graph;
@@ -35,20 +12,6 @@ static tt_graph *capture(tt_compile_function *function, void *user, tt_tensor *x
         if (!tt_graph_pass(graph, *passes) || !tt_graph_check(graph))
             FAIL("%s: %s", *passes, tutti_error_message());
     return graph;
-}
-
-/* A run gives what the function gives, and leaves the input as it does. */
-static void check_run(tt_graph *graph, tt_compile_function *function, void *user, tt_tensor *x) {
-    tt_tensor *expected[TT_GRAPH_OUTPUTS], *twin = tt_clone(x);
-    int count = function(tt_tensors(twin), expected, user);
-    tt_tensor_list results = tt_graph_run(graph, tt_tensors(x));
-    if (results.count != (size_t)count)
-        FAIL("%s", tutti_error_message());
-    for (int i = 0; i < count; i++) {
-        CHECK(tt_equal(results.at[i], expected[i]));
-        CHECK((results.at[i] == x) == (expected[i] == twin));
-    }
-    CHECK(tt_equal(x, twin));
 }
 
 #define PASSES(...)       \

@@ -2,22 +2,7 @@
  *
  * Passes that move collectives: what the graph says afterwards, and that results stay the same, bit for bit.
  */
-#include <tutti/tensors.h>
-
-#include "../harness.h"
-
-static tt_tensor *named(tt_tensor *x, const char *name) {
-    tt_set_name(x, name);
-    return x;
-}
-
-static void check_text(const tt_graph *graph, const char *expected) {
-    char *text = tt_graph_text(graph);
-    CHECK(text != NULL);
-    if (strcmp(text, expected) != 0)
-        FAIL("the graph is\n%s\nand should be\n%s", text, expected);
-    tutti_free(text);
-}
+#include "support.h"
 
 static tt_tensor *input(int rank) {
     tt_tensor *x = tt_add_scalar(tt_mul_scalar(tt_arange(0, 12, 1, TUTTI_F32, NULL), 0.37), rank * 1.7);
@@ -26,18 +11,13 @@ static tt_tensor *input(int rank) {
 
 /* Captures, runs the passes, and compares a run with the function itself. */
 static tt_graph *check_passes(tt_compile_function *function, tutti_group *group, const char *const *passes) {
-    tt_tensor *x = input(tutti_group_rank(group)), *twin = tt_clone(x), *expected[TT_GRAPH_OUTPUTS];
+    tt_tensor *x = input(tutti_group_rank(group));
     tt_graph *graph;
     CHECK(tt_capture(function, group, tt_tensors(x), &graph));
     for (; *passes != NULL; passes++)
         CHECK(tt_graph_pass(graph, *passes));
     CHECK(tt_graph_check(graph));
-    int count = function(tt_tensors(twin), expected, group);
-    tt_tensor_list results = tt_graph_run(graph, tt_tensors(x));
-    CHECK_EQ(results.count, (size_t)count);
-    for (int i = 0; i < count; i++)
-        CHECK(tt_equal(results.at[i], expected[i]));
-    CHECK(tt_equal(x, twin));
+    check_run(graph, function, group, x);
     return graph;
 }
 
@@ -114,12 +94,7 @@ TEST_WORLD(neighbours_of_one_kind_become_one_operation, 2) {
     CHECK_EQ(tt_graph_count_of(graph, "all_gather_coalesced_dims"), 1);
     CHECK_EQ(tt_graph_count_of(graph, "all_reduce_"), 1);
     CHECK_EQ(tt_graph_count_of(graph, "wait"), 14);
-    char *text = tt_graph_text(graph);
-    tt_graph *read = tt_graph_parse(text, world);
-    CHECK(read != NULL);
-    check_text(read, text);
-    tutti_free(text);
-    tt_graph_release(&read);
+    check_read_back(graph, world);
     tt_graph_release(&graph);
     CHECK_OK(tt_scope_close(&scope));
     CHECK_OK(tutti_barrier(group, NULL));

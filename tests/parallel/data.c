@@ -2,22 +2,9 @@
  *
  * Data parallel training: bits of the average, buckets and their order, parameters without a part, pieces of batches.
  */
-#include <tutti/ops.h>
-#include <tutti/optimizer.h>
-#include <tutti/parallel.h>
 #include <tutti/symmetric.h>
 
-#include "../harness.h"
-
-#define BEGIN                                                            \
-    tutti_group *group = tutti_world_group(world);                       \
-    int rank = tutti_group_rank(group), ranks = tutti_group_size(group); \
-    tt_scope scope = tt_scope_open();                                    \
-    (void)rank, (void)ranks
-#define END                               \
-    CHECK_OK(tt_scope_close(&scope));     \
-    CHECK_EQ(tt_pending_works(world), 0); \
-    CHECK_OK(tutti_barrier(group, NULL))
+#include "support.h"
 
 /* Weights of a seed, so that ranks can begin alike or not. */
 static tt_module *net_of(int seed) {
@@ -27,30 +14,8 @@ static tt_module *net_of(int seed) {
     return tt_sequential_module(4, layers);
 }
 
-/* A batch of its own for every rank and step. */
-static tt_tensor *batch_of(int rank, int step) {
-    tt_seed((uint64_t)(1000 + step), (uint32_t)rank);
-    return tt_randn(tt_shape(4, 5), TUTTI_F32, NULL);
-}
-
 static tt_tensor *loss_of(tt_module *net, int rank, int step) {
     return tt_mean(tt_square(tt_module_call(net, batch_of(rank, step))));
-}
-
-/* What one rank would compute that adds the gradients of all, in order, and divides. */
-static void average_alone(tt_module *net, int ranks, int step) {
-    tt_named_list parameters = tt_module_parameters(net);
-    tt_tensor *sums[16] = { NULL };
-    for (int rank = 0; rank < ranks; rank++) {
-        tt_module_zero_grad(net);
-        CHECK(tt_backward(loss_of(net, rank, step), NULL));
-        for (size_t i = 0; i < parameters.count; i++) {
-            tt_tensor *grad = tt_clone(tt_grad(parameters.at[i]));
-            sums[i] = rank == 0 ? grad : tt_add(sums[i], grad);
-        }
-    }
-    for (size_t i = 0; i < parameters.count; i++)
-        tt_set_grad(parameters.at[i], tt_div_scalar(sums[i], ranks));
 }
 
 static void check_equal(tt_module *left, tt_module *right, bool gradients) {
@@ -74,7 +39,7 @@ static void train_like_one_rank(tutti_world *world, void *argument) {
     for (int step = 0; step < 5; step++) {
         tt_scope inner = tt_scope_open();
         CHECK(tt_backward(loss_of(net, rank, step), NULL));
-        average_alone(alone, ranks, step);
+        average_alone(alone, loss_of, ranks, step);
         check_equal(net, alone, true);
         tt_optimizer_step(optimizer);
         tt_optimizer_step(reference);
@@ -142,15 +107,12 @@ TEST_WORLD_THREADS(ranks_with_other_parameters_are_told_on_all, 3) {
     BEGIN;
     tt_module *net = tt_linear_module(3, rank == 1 ? 5 : 4, true, TUTTI_F32);
     CHECK(tt_data_parallel_new(net, group, NULL) == NULL);
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_MISMATCH);
-    CHECK_MESSAGE("parameter 0 has another name, shape or dtype on rank 1 than on rank 0; here it is \"weight\"");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_MISMATCH,
+                 "parameter 0 has another name, shape or dtype on rank 1 than on rank 0; here it is \"weight\"");
     tt_module_release(net);
     net = tt_linear_module(3, 4, rank != 2, TUTTI_F32);
     CHECK(tt_data_parallel_new(net, group, NULL) == NULL);
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_MISMATCH);
-    CHECK_MESSAGE("rank 0 has 2 parameters and rank 2 has 1");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_MISMATCH, "rank 0 has 2 parameters and rank 2 has 1");
     tt_module_release(net);
     END;
 }
@@ -387,9 +349,7 @@ TEST_WORLD_THREADS(bad_arguments_are_refused, 1) {
     CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
     tt_error_clear();
     CHECK(tt_data_parallel_new(net, group, &options) == NULL);
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
-    CHECK_MESSAGE("bucket_bytes is -1");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_ARGUMENT, "bucket_bytes is -1");
     options.bucket_bytes = 0;
     options.find_unused = options.static_graph = true;
     CHECK(tt_data_parallel_new(net, group, &options) == NULL);

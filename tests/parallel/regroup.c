@@ -8,11 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <tutti/ops.h>
-#include <tutti/parallel.h>
-
-#include "../harness.h"
 #include "parallel/shard.h"
+#include "support.h"
 
 enum {
     LAYERS = 2,
@@ -43,41 +40,17 @@ static net net_of(void) {
     return made;
 }
 
-static tt_tensor *loss_of(tt_module *root, int rank, int step) {
-    tt_seed((uint64_t)(1000 + step), (uint32_t)rank);
-    tt_tensor *x = tt_randn(tt_shape(4, 5), TUTTI_F32, NULL);
-    return tt_mean(tt_mul(tt_square(tt_module_call(root, x)), tt_arange(0, 10, 1, TUTTI_F32, NULL)));
-}
-
 /* One step of one rank that computes the batches of `ranks`. */
 static void step_alone(tt_module *root, tt_optimizer *optimizer, int ranks, int step) {
-    tt_named_list parameters = tt_module_parameters(root);
-    tt_tensor *sums[16] = { NULL };
-    for (int rank = 0; rank < ranks; rank++) {
-        tt_module_zero_grad(root);
-        CHECK(tt_backward(loss_of(root, rank, step), NULL));
-        for (size_t i = 0; i < parameters.count; i++) {
-            tt_tensor *grad = tt_clone(tt_grad(parameters.at[i]));
-            sums[i] = rank == 0 ? grad : tt_add(sums[i], grad);
-        }
-    }
-    for (size_t i = 0; i < parameters.count; i++)
-        tt_set_grad(parameters.at[i], tt_div_scalar(sums[i], ranks));
+    average_alone(root, weighted_loss, ranks, step);
     CHECK(tt_optimizer_step(optimizer));
     tt_optimizer_zero_grad(optimizer);
 }
 
 static void step_together(tt_module *root, tt_fully_sharded *sharded, tt_optimizer *optimizer, int rank, int step) {
-    CHECK(tt_backward(loss_of(root, rank, step), NULL));
+    CHECK(tt_backward(weighted_loss(root, rank, step), NULL));
     CHECK(tt_fully_sharded_step(sharded));
     tt_optimizer_zero_grad(optimizer);
-}
-
-static void check_whole(tt_fully_sharded *sharded, tt_module *alone) {
-    tt_named_list whole = tt_fully_sharded_parameters(sharded), expected = tt_module_parameters(alone);
-    CHECK_EQ(whole.count, expected.count);
-    for (size_t i = 0; i < whole.count; i++)
-        CHECK(tt_equal(whole.at[i], expected.at[i]));
 }
 
 static void die(const board *shared, const tt_fully_sharded *sharded) {
@@ -109,29 +82,27 @@ static tutti_status survive(tutti_world *world, void *argument) {
         step_together(net.root, sharded, optimizer, rank, step);
         step_alone(alone.root, reference, ranks, step);
     }
-    check_whole(sharded, alone.root);
+    check_whole(sharded, alone.root, 0);
     CHECK_OK(tutti_barrier(group, NULL));
     doomed = rank == shared->victim;
     if (doomed && !shared->in_reduce)
         die(shared, sharded);
     tt_scope inner = tt_scope_open();
-    if (tt_backward(loss_of(net.root, rank, STEPS_BEFORE), NULL)) /* its reductions may still be under way */
+    if (tt_backward(weighted_loss(net.root, rank, STEPS_BEFORE), NULL)) /* its reductions may still be under way */
         CHECK(!tt_fully_sharded_step(sharded));
     CHECK_STATUS(tt_scope_close(&inner), TUTTI_ERROR_DEAD);
     CHECK_OK(tutti_group_shrink(group, NULL, &rest));
     if (shared->in_step) {
         CHECK(!tt_fully_sharded_regroup(sharded, rest));
-        CHECK_EQ(tt_error_show(), TUTTI_ERROR_STATE);
-        CHECK_MESSAGE("stopped in the middle of step 99: load a checkpoint");
-        tt_error_clear();
+        expect_error(TUTTI_ERROR_STATE, "stopped in the middle of step 99: load a checkpoint");
     } else {
         CHECK(tt_fully_sharded_regroup(sharded, rest));
         CHECK_EQ(tt_pending_works(world), 0);
-        check_whole(sharded, alone.root);
+        check_whole(sharded, alone.root, 0);
         for (int step = STEPS_BEFORE; step < STEPS_BEFORE + STEPS_AFTER; step++) {
             step_together(net.root, sharded, optimizer, tutti_group_rank(rest), step);
             step_alone(alone.root, reference, ranks - 1, step);
-            check_whole(sharded, alone.root);
+            check_whole(sharded, alone.root, 0);
         }
     }
     tt_fully_sharded_release(sharded);
@@ -180,9 +151,7 @@ TEST_WORLD_THREADS(regrouping_is_refused_where_it_cannot_work, 1) {
     net net = net_of();
     tt_fully_sharded *sharded = tt_fully_shard(net.root, LAYERS, net.units, group, NULL);
     CHECK(!tt_fully_sharded_step(sharded));
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_STATE);
-    CHECK_MESSAGE("no optimizer is protected");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_STATE, "no optimizer is protected");
     CHECK(!tt_fully_sharded_regroup(sharded, NULL));
     CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
     tt_error_clear();
@@ -191,9 +160,7 @@ TEST_WORLD_THREADS(regrouping_is_refused_where_it_cannot_work, 1) {
     tt_module *stranger = tt_linear_module(2, 2, true, TUTTI_F32);
     tt_optimizer *other = tt_sgd_optimizer(stranger, NULL);
     CHECK(!tt_fully_sharded_protect(sharded, other));
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
-    CHECK_MESSAGE("make it after tt_fully_shard");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_ARGUMENT, "make it after tt_fully_shard");
     tt_optimizer_release(other);
     tt_module_release(stranger);
     tt_optimizer *optimizer = tt_sgd_optimizer(net.root, NULL);

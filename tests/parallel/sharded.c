@@ -5,21 +5,8 @@
 #include <math.h>
 
 #include <tutti/mesh.h>
-#include <tutti/ops.h>
-#include <tutti/optimizer.h>
-#include <tutti/parallel.h>
 
-#include "../harness.h"
-
-#define BEGIN                                                            \
-    tutti_group *group = tutti_world_group(world);                       \
-    int rank = tutti_group_rank(group), ranks = tutti_group_size(group); \
-    tt_scope scope = tt_scope_open();                                    \
-    (void)rank, (void)ranks
-#define END                               \
-    CHECK_OK(tt_scope_close(&scope));     \
-    CHECK_EQ(tt_pending_works(world), 0); \
-    CHECK_OK(tutti_barrier(group, NULL))
+#include "support.h"
 
 enum {
     LAYERS = 4
@@ -44,44 +31,18 @@ static net net_of(int seed) {
     return made;
 }
 
+/* Two that were compared: one of all ranks, and one that each rank has alone. */
+static void end_pair(tt_fully_sharded *sharded, tt_optimizer *optimizer, tt_optimizer *reference, net *ours,
+                     net *alone) {
+    tt_fully_sharded_release(sharded);
+    tt_optimizer_release(optimizer);
+    tt_optimizer_release(reference);
+    tt_module_release(ours->root);
+    tt_module_release(alone->root);
+}
+
 static tt_fully_sharded *shard(const net *of, tutti_group *group, const tt_fully_sharded_options *options) {
     return tt_fully_shard(of->root, LAYERS, of->units, group, options);
-}
-
-static tt_tensor *batch_of(int rank, int step) {
-    tt_seed((uint64_t)(1000 + step), (uint32_t)rank);
-    return tt_randn(tt_shape(4, 5), TUTTI_F32, NULL);
-}
-
-static tt_tensor *loss_of(tt_module *root, int rank, int step) {
-    tt_tensor *weights = tt_arange(0, 10, 1, TUTTI_F32, NULL);
-    return tt_mean(tt_mul(tt_square(tt_module_call(root, batch_of(rank, step))), weights));
-}
-
-/* What one rank would compute that adds the gradients of all, in order, and divides. */
-static void average_alone(tt_module *root, int ranks, int step) {
-    tt_named_list parameters = tt_module_parameters(root);
-    tt_tensor *sums[32] = { NULL };
-    for (int rank = 0; rank < ranks; rank++) {
-        tt_module_zero_grad(root);
-        CHECK(tt_backward(loss_of(root, rank, step), NULL));
-        for (size_t i = 0; i < parameters.count; i++) {
-            tt_tensor *grad = tt_clone(tt_grad(parameters.at[i]));
-            sums[i] = rank == 0 ? grad : tt_add(sums[i], grad);
-        }
-    }
-    for (size_t i = 0; i < parameters.count; i++)
-        tt_set_grad(parameters.at[i], tt_div_scalar(sums[i], ranks));
-}
-
-static void check_whole(tt_fully_sharded *sharded, tt_module *alone, double tolerance) {
-    tt_named_list whole = tt_fully_sharded_parameters(sharded), expected = tt_module_parameters(alone);
-    CHECK_EQ(whole.count, expected.count);
-    for (size_t i = 0; i < whole.count; i++) {
-        CHECK_TEXT(whole.names[i], expected.names[i]);
-        CHECK(tolerance == 0 ? tt_equal(whole.at[i], expected.at[i])
-                             : tt_allclose(whole.at[i], expected.at[i], tolerance, tolerance));
-    }
 }
 
 /* ---- the same as one rank ---- */
@@ -94,19 +55,15 @@ static void train_like_one_rank(tutti_world *world, void *argument) {
     tt_optimizer *optimizer = tt_adamw_optimizer(net.root, NULL), *reference = tt_adamw_optimizer(alone.root, NULL);
     for (int step = 0; step < 10; step++) {
         tt_scope inner = tt_scope_open();
-        CHECK(tt_backward(loss_of(net.root, rank, step), NULL));
-        average_alone(alone.root, ranks, step);
+        CHECK(tt_backward(weighted_loss(net.root, rank, step), NULL));
+        average_alone(alone.root, weighted_loss, ranks, step);
         tt_optimizer_step(optimizer);
         tt_optimizer_step(reference);
         check_whole(sharded, alone.root, 0);
         tt_optimizer_zero_grad(optimizer);
         CHECK_OK(tt_scope_close(&inner));
     }
-    tt_fully_sharded_release(sharded);
-    tt_optimizer_release(optimizer);
-    tt_optimizer_release(reference);
-    tt_module_release(net.root);
-    tt_module_release(alone.root);
+    end_pair(sharded, optimizer, reference, &net, &alone);
     END;
 }
 
@@ -161,13 +118,13 @@ TEST_WORLD(units_are_gathered_and_freed_in_one_order, 2) {
     net net = net_of(1);
     tt_fully_sharded *sharded = shard(&net, group, &options);
     /* The first forward learns the order. */
-    CHECK(tt_backward(loss_of(net.root, rank, 0), NULL));
+    CHECK(tt_backward(weighted_loss(net.root, rank, 0), NULL));
     check_events(&log, "g4 g0 f0 g1 f1 g2 f2 g3 f3 g3 r4 f4 g2 r3 f3 g1 r2 f2 g0 r1 f1 r0 f0 ");
     CHECK(tt_wait_all(world)); /* nobody will read these gradients */
     tt_module_zero_grad(net.root);
     log.count = 0;
     /* The second gathers one unit ahead, both ways; never are more than two and the root's whole. */
-    CHECK(tt_backward(loss_of(net.root, rank, 1), NULL));
+    CHECK(tt_backward(weighted_loss(net.root, rank, 1), NULL));
     check_events(&log, "g4 g0 g1 f0 g2 f1 g3 f2 f3 g3 r4 f4 g2 r3 f3 g1 r2 f2 g0 r1 f1 r0 f0 ");
     tt_fully_sharded_counts counts = TT_FULLY_SHARDED_COUNTS_INIT;
     CHECK(tt_fully_sharded_count(sharded, &counts));
@@ -221,19 +178,15 @@ TEST_WORLD(pieces_without_a_reduction_equal_one_batch, 2) {
     for (int piece = 0; piece < 3; piece++) {
         if (piece == 2)
             CHECK(!tt_fully_sharded_sync(sharded, true));
-        CHECK(tt_backward(loss_of(net.root, rank, piece), NULL));
+        CHECK(tt_backward(weighted_loss(net.root, rank, piece), NULL));
         for (int other = 0; other < ranks; other++)
-            CHECK(tt_backward(tt_div_scalar(loss_of(alone.root, other, piece), ranks), NULL));
+            CHECK(tt_backward(tt_div_scalar(weighted_loss(alone.root, other, piece), ranks), NULL));
     }
     tt_optimizer *optimizer = tt_sgd_optimizer(net.root, NULL), *reference = tt_sgd_optimizer(alone.root, NULL);
     tt_optimizer_step(optimizer);
     tt_optimizer_step(reference);
     check_whole(sharded, alone.root, 1e-5);
-    tt_fully_sharded_release(sharded);
-    tt_optimizer_release(optimizer);
-    tt_optimizer_release(reference);
-    tt_module_release(net.root);
-    tt_module_release(alone.root);
+    end_pair(sharded, optimizer, reference, &net, &alone);
     END;
 }
 
@@ -254,24 +207,20 @@ TEST_WORLD(parameters_are_computed_with_in_bf16_and_reduced_in_f32, 2) {
     tt_fully_sharded *sharded = shard(&net, group, &options);
     CHECK(tt_hook_forward(net.units[1], note_dtype, NULL, NULL, NULL));
     tt_optimizer *optimizer = tt_sgd_optimizer(net.root, NULL), *reference = tt_sgd_optimizer(alone.root, NULL);
-    tt_tensor *loss = loss_of(net.root, rank, 0);
+    tt_tensor *loss = weighted_loss(net.root, rank, 0);
     CHECK(tt_dtype(loss) == TUTTI_F32 && computed_in == TUTTI_BF16);
     CHECK(tt_backward(loss, NULL));
     tt_named_list shards = tt_module_parameters(net.root);
     for (size_t i = 0; i < shards.count; i++)
         CHECK(tt_dtype(shards.at[i]) == TUTTI_F32 && tt_dtype(tt_grad(shards.at[i])) == TUTTI_F32);
-    average_alone(alone.root, ranks, 0);
+    average_alone(alone.root, weighted_loss, ranks, 0);
     tt_optimizer_step(optimizer);
     tt_optimizer_step(reference);
     tt_named_list whole = tt_fully_sharded_parameters(sharded);
     for (size_t i = 0; i < whole.count; i++)
         CHECK(tt_dtype(whole.at[i]) == TUTTI_BF16 &&
               tt_allclose(tt_to(whole.at[i], TUTTI_F32), tt_module_parameters(alone.root).at[i], 0.02, 0.02));
-    tt_fully_sharded_release(sharded);
-    tt_optimizer_release(optimizer);
-    tt_optimizer_release(reference);
-    tt_module_release(net.root);
-    tt_module_release(alone.root);
+    end_pair(sharded, optimizer, reference, &net, &alone);
     END;
 }
 
@@ -331,18 +280,14 @@ TEST_WORLD(a_mesh_shards_in_one_dimension_and_replicates_in_the_other, 4) {
     check_whole(sharded, alone.root, 0);
     tt_optimizer *optimizer = tt_sgd_optimizer(net.root, NULL), *reference = tt_sgd_optimizer(alone.root, NULL);
     for (int step = 0; step < 3; step++) {
-        CHECK(tt_backward(loss_of(net.root, rank, step), NULL));
-        average_alone(alone.root, ranks, step);
+        CHECK(tt_backward(weighted_loss(net.root, rank, step), NULL));
+        average_alone(alone.root, weighted_loss, ranks, step);
         tt_optimizer_step(optimizer);
         tt_optimizer_step(reference);
         check_whole(sharded, alone.root, 1e-5);
         tt_optimizer_zero_grad(optimizer);
     }
-    tt_fully_sharded_release(sharded);
-    tt_optimizer_release(optimizer);
-    tt_optimizer_release(reference);
-    tt_module_release(net.root);
-    tt_module_release(alone.root);
+    end_pair(sharded, optimizer, reference, &net, &alone);
     END;
     tutti_mesh_release(mesh);
 }
@@ -351,8 +296,8 @@ TEST_WORLD(clipping_shards_clips_as_one_rank_does, 3) {
     BEGIN;
     net net = net_of(1), alone = net_of(1);
     tt_fully_sharded *sharded = shard(&net, group, NULL);
-    CHECK(tt_backward(loss_of(net.root, rank, 0), NULL));
-    average_alone(alone.root, ranks, 0);
+    CHECK(tt_backward(weighted_loss(net.root, rank, 0), NULL));
+    average_alone(alone.root, weighted_loss, ranks, 0);
     tt_named_list shards = tt_module_parameters(net.root), whole = tt_module_parameters(alone.root);
     tt_tensor *norm = tt_clip_grad_norm(tt_tensors_of(shards.count, shards.at), 0.1, group);
     tt_tensor *expected = tt_clip_grad_norm(tt_tensors_of(whole.count, whole.at), 0.1, NULL);
@@ -361,11 +306,7 @@ TEST_WORLD(clipping_shards_clips_as_one_rank_does, 3) {
     tt_optimizer_step(optimizer);
     tt_optimizer_step(reference);
     check_whole(sharded, alone.root, 1e-5);
-    tt_fully_sharded_release(sharded);
-    tt_optimizer_release(optimizer);
-    tt_optimizer_release(reference);
-    tt_module_release(net.root);
-    tt_module_release(alone.root);
+    end_pair(sharded, optimizer, reference, &net, &alone);
     END;
 }
 
@@ -379,13 +320,13 @@ TEST_WORLD(frozen_parameters_are_gathered_and_not_reduced, 2) {
         tt_require_grad(tt_module_parameter(linear, "weight"), false);
     }
     tt_fully_sharded *sharded = shard(&net, group, NULL);
-    CHECK(tt_backward(loss_of(net.root, rank, 0), NULL));
+    CHECK(tt_backward(weighted_loss(net.root, rank, 0), NULL));
     CHECK(tt_grad(tt_module_parameter(tt_module_child(net.units[1], "0"), "weight")) == NULL);
     CHECK(tt_grad(tt_module_parameter(tt_module_child(net.units[1], "0"), "bias")) != NULL);
     tt_tensor *first = tt_grad(tt_module_parameter(tt_module_child(net.units[0], "0"), "bias"));
     tt_tensor *sum = tt_all_gather(first, 0, group), *expected = NULL;
     for (int other = 0; other < ranks; other++)
-        CHECK(tt_backward(tt_div_scalar(loss_of(alone.root, other, 0), ranks), NULL));
+        CHECK(tt_backward(tt_div_scalar(weighted_loss(alone.root, other, 0), ranks), NULL));
     expected = tt_grad(tt_module_parameter(tt_module_child(alone.units[0], "0"), "bias"));
     CHECK(tt_allclose(sum, expected, 1e-5, 1e-6));
     tt_fully_sharded_release(sharded);
@@ -448,9 +389,7 @@ TEST_WORLD(whole_parameters_are_set_and_read_back, 3) {
     CHECK(tt_size(tt_module_parameter(tt_module_child(net.units[2], "0"), "weight"), 0) <= 4);
     tt_named_list wrong = tt_module_parameters(tt_module_child(other.root, "4"));
     CHECK(!tt_fully_sharded_set_parameters(sharded, wrong));
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_NOT_FOUND);
-    CHECK_MESSAGE("parameter \"0.0.weight\" is missing");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_NOT_FOUND, "parameter \"0.0.weight\" is missing");
     check_whole(sharded, other.root, 0);
     tt_fully_sharded_release(sharded);
     tt_module_release(net.root);
@@ -463,9 +402,7 @@ TEST_WORLD_THREADS(what_cannot_be_sharded_is_refused_and_left_as_it_was, 2) {
     net net = net_of(1), stranger = net_of(2);
     tt_tensor *weight = tt_module_parameter(tt_module_child(net.units[0], "0"), "weight");
     CHECK(tt_fully_shard(net.root, 1, &stranger.units[0], group, NULL) == NULL);
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
-    CHECK_MESSAGE("units[0] (Sequential) is not below the root");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_ARGUMENT, "units[0] (Sequential) is not below the root");
     CHECK(tt_module_parameter(tt_module_child(net.units[0], "0"), "weight") == weight);
     tt_module_release(net.root);
     tt_module_release(stranger.root);
@@ -489,17 +426,13 @@ TEST_WORLD_THREADS(after_a_backward_that_failed_the_next_one_is_whole, 2) {
     CHECK(!tt_backward(tt_mean(tt_square(tt_module_call(net.root, x))), NULL)); /* units have been reduced by then */
     tt_error_clear();
     for (int step = 0; step < 2; step++) {
-        CHECK(tt_backward(loss_of(net.root, rank, step), NULL));
-        average_alone(alone.root, ranks, step);
+        CHECK(tt_backward(weighted_loss(net.root, rank, step), NULL));
+        average_alone(alone.root, weighted_loss, ranks, step);
         CHECK(tt_optimizer_step(optimizer) && tt_optimizer_step(reference));
         tt_optimizer_zero_grad(optimizer);
         check_whole(sharded, alone.root, 0);
     }
-    tt_fully_sharded_release(sharded);
-    tt_optimizer_release(optimizer);
-    tt_optimizer_release(reference);
-    tt_module_release(net.root);
-    tt_module_release(alone.root);
+    end_pair(sharded, optimizer, reference, &net, &alone);
     END;
 }
 
@@ -509,20 +442,16 @@ static void look_before_the_step(tutti_world *world, void *argument) {
     tt_fully_sharded *sharded = shard(&net, group, argument);
     tt_optimizer *optimizer = tt_sgd_optimizer(net.root, NULL), *reference = tt_sgd_optimizer(alone.root, NULL);
     for (int step = 0; step < 2; step++) {
-        CHECK(tt_backward(loss_of(net.root, rank, step), NULL));
-        average_alone(alone.root, ranks, step);
-        loss_of(net.root, rank, 99); /* nobody goes back from here, so units stay whole */
+        CHECK(tt_backward(weighted_loss(net.root, rank, step), NULL));
+        average_alone(alone.root, weighted_loss, ranks, step);
+        weighted_loss(net.root, rank, 99); /* nobody goes back from here, so units stay whole */
         CHECK(tt_optimizer_step(optimizer) && tt_optimizer_step(reference));
         tt_optimizer_zero_grad(optimizer);
         if (step == 1)
             check_whole(sharded, alone.root, 0);
-        CHECK(tt_equal(tt_detach(loss_of(net.root, rank, 50)), tt_detach(loss_of(alone.root, rank, 50))));
+        CHECK(tt_equal(tt_detach(weighted_loss(net.root, rank, 50)), tt_detach(weighted_loss(alone.root, rank, 50))));
     }
-    tt_fully_sharded_release(sharded);
-    tt_optimizer_release(optimizer);
-    tt_optimizer_release(reference);
-    tt_module_release(net.root);
-    tt_module_release(alone.root);
+    end_pair(sharded, optimizer, reference, &net, &alone);
     END;
 }
 
@@ -539,9 +468,7 @@ TEST_WORLD(ranks_that_list_their_units_in_another_order_are_told, 2) {
     net net = net_of(1);
     tt_module *units[] = { net.units[1 + rank], net.units[2 - rank] }; /* of the same shapes */
     CHECK(tt_fully_shard(net.root, 2, units, group, NULL) == NULL);
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_MISMATCH);
-    CHECK_MESSAGE("parameter 0 has another name, shape or dtype on rank 1");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_MISMATCH, "parameter 0 has another name, shape or dtype on rank 1");
     tt_module_release(net.root);
     END;
 }
@@ -556,9 +483,7 @@ TEST_WORLD_THREADS(hooks_of_parameters_are_refused, 1) {
     tt_module *root = tt_linear_module(3, 4, true, TUTTI_F32);
     CHECK(tt_hook_tensor(tt_module_parameter(root, "weight"), double_it, NULL, NULL, NULL));
     CHECK(tt_fully_shard(root, 0, NULL, group, NULL) == NULL);
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_UNSUPPORTED);
-    CHECK_MESSAGE("parameter \"weight\" has hooks");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_UNSUPPORTED, "parameter \"weight\" has hooks");
     tt_module_release(root);
     CHECK_OK(tt_scope_close(&scope));
 }
@@ -613,21 +538,15 @@ TEST_WORLD_THREADS(bad_arguments_are_refused, 1) {
     net net = net_of(1);
     tt_fully_sharded_options options = TT_FULLY_SHARDED_OPTIONS_INIT;
     CHECK(tt_fully_shard(NULL, 0, NULL, group, NULL) == NULL);
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
-    CHECK_MESSAGE("root is NULL");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_ARGUMENT, "root is NULL");
     CHECK(tt_fully_shard(net.root, 0, NULL, NULL, NULL) == NULL);
     CHECK_MESSAGE("group is NULL");
     tt_error_clear();
     CHECK(tt_fully_shard(net.root, 2, NULL, group, NULL) == NULL);
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
-    CHECK_MESSAGE("units is NULL");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_ARGUMENT, "units is NULL");
     options.param_dtype = TUTTI_I32;
     CHECK(shard(&net, group, &options) == NULL);
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
-    CHECK_MESSAGE("param_dtype");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_ARGUMENT, "param_dtype");
     options.param_dtype = 0;
     options.divisor = -1;
     CHECK(shard(&net, group, &options) == NULL);
@@ -650,12 +569,10 @@ TEST_WORLD_THREADS(a_backward_after_the_release_is_told, 1) {
     BEGIN;
     net net = net_of(1);
     tt_fully_sharded *sharded = shard(&net, group, NULL);
-    tt_tensor *loss = loss_of(net.root, 0, 0);
+    tt_tensor *loss = weighted_loss(net.root, 0, 0);
     tt_fully_sharded_release(sharded);
     CHECK(!tt_backward(loss, NULL));
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_STATE);
-    CHECK_MESSAGE("whose sharding was released");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_STATE, "whose sharding was released");
     tt_module_release(net.root);
     END;
 }
@@ -670,8 +587,8 @@ static tutti_status train_once(void *argument) {
     net net = net_of(1);
     if (tt_error_pending() == TUTTI_OK) {
         tt_fully_sharded *sharded = shard(&net, tutti_world_group(world), NULL);
-        tt_backward(loss_of(net.root, 0, 0), NULL);
-        tt_backward(loss_of(net.root, 0, 1), NULL);
+        tt_backward(weighted_loss(net.root, 0, 0), NULL);
+        tt_backward(weighted_loss(net.root, 0, 1), NULL);
         tt_fully_sharded_release(sharded);
     }
     tt_module_release(net.root);

@@ -3,11 +3,8 @@
  * Tensor parallel layers compute what the layer of one rank would, forward and backward, whole and cut by sequence.
  */
 #include <tutti/mesh.h>
-#include <tutti/ops.h>
-#include <tutti/optimizer.h>
-#include <tutti/parallel.h>
 
-#include "../harness.h"
+#include "support.h"
 
 enum {
     BATCH = 2,
@@ -17,17 +14,10 @@ enum {
     WORDS = 24
 };
 
-#define BEGIN                                                                                      \
-    tutti_group *group = tutti_world_group(world);                                                 \
-    int rank = tutti_group_rank(group), ranks = tutti_group_size(group);                           \
-    tt_scope scope = tt_scope_open();                                                              \
-    bool sequence = argument != NULL;                                                              \
-    tt_tensor_parallel_options how = { .size = sizeof how, .group = group, .sequence = sequence }; \
-    (void)rank, (void)ranks
-#define END                               \
-    CHECK_OK(tt_scope_close(&scope));     \
-    CHECK_EQ(tt_pending_works(world), 0); \
-    CHECK_OK(tutti_barrier(group, NULL))
+#define BEGIN_CUT(argument)             \
+    BEGIN;                              \
+    bool sequence = (argument) != NULL; \
+    tt_tensor_parallel_options how = { .size = sizeof how, .group = group, .sequence = sequence }
 
 /* With 1, 2 and 4 ranks, whole and cut by sequence. */
 #define TEST_CUTS(sentence)                                          \
@@ -67,7 +57,7 @@ static tt_tensor *draw(int seed, tt_dims shape) {
 }
 
 TEST_CUTS(a_column_and_a_row_make_the_layers_of_one_rank) {
-    BEGIN;
+    BEGIN_CUT(argument);
     tt_seed(7, 0);
     tt_module *plain[] = { tt_linear_module(WIDTH, 4 * WIDTH, true, TUTTI_F32), tt_function_module("gelu", tt_gelu),
                            tt_linear_module(4 * WIDTH, WIDTH, true, TUTTI_F32) };
@@ -92,7 +82,7 @@ TEST_CUTS(a_column_and_a_row_make_the_layers_of_one_rank) {
 }
 
 TEST_CUTS(attention_is_cut_by_heads) {
-    BEGIN;
+    BEGIN_CUT(argument);
     tt_attention_options options = { .size = sizeof options, .heads = HEADS, .rope_base = 10000 };
     tt_seed(7, 0);
     tt_module *whole = tt_attention_module(WIDTH, &options);
@@ -114,7 +104,7 @@ TEST_CUTS(attention_is_cut_by_heads) {
 }
 
 TEST_CUTS(embeddings_are_cut_by_vocabulary) {
-    BEGIN;
+    BEGIN_CUT(argument);
     tt_seed(7, 0);
     tt_module *whole = tt_embedding_module(WORDS, WIDTH, TUTTI_F32);
     tt_seed(7, 0);
@@ -133,7 +123,7 @@ TEST_CUTS(embeddings_are_cut_by_vocabulary) {
 }
 
 TEST_CUTS(the_cross_entropy_of_cut_logits_is_that_of_whole_ones) {
-    BEGIN;
+    BEGIN_CUT(argument);
     tt_tensor *logits = tt_mul_scalar(draw(1, tt_shape(10, WORDS)), 20);
     tt_seed(3, 0);
     tt_tensor *targets = tt_randint(0, WORDS, tt_shape(10), TUTTI_I64, NULL);
@@ -150,7 +140,7 @@ TEST_CUTS(the_cross_entropy_of_cut_logits_is_that_of_whole_ones) {
 
 /* A norm that sees a part of the sequence on each rank has whole gradients after they are summed. */
 TEST_CUTS(gradients_of_what_every_rank_has_are_summed) {
-    BEGIN;
+    BEGIN_CUT(argument);
     tt_module *whole = tt_layer_norm_module(WIDTH, 1e-5, TUTTI_F32),
               *ours = tt_layer_norm_module(WIDTH, 1e-5, TUTTI_F32);
     tt_tensor *x = draw(1, tt_shape(BATCH, LENGTH, WIDTH)), *weights = draw(2, tt_shape(BATCH, LENGTH, WIDTH));
@@ -226,11 +216,9 @@ TEST_WORLD_THREADS(bytes_find_their_rows_in_a_vocabulary_of_more, 2) {
 }
 
 TEST_WORLD_THREADS(sizes_that_cannot_be_cut_are_refused, 2) {
-    BEGIN;
+    BEGIN_CUT(argument);
     CHECK(tt_column_linear_module(4, 5, true, &how) == NULL);
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
-    CHECK_MESSAGE("out is 5 and must be divisible by the 2 ranks");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_ARGUMENT, "out is 5 and must be divisible by the 2 ranks");
     CHECK(tt_row_linear_module(3, 4, true, &how) == NULL);
     CHECK_MESSAGE("in is 3");
     tt_error_clear();
@@ -246,8 +234,6 @@ TEST_WORLD_THREADS(sizes_that_cannot_be_cut_are_refused, 2) {
     tt_error_clear();
     CHECK(tt_vocabulary_cross_entropy(tt_zeros(tt_shape(2, 3), TUTTI_F32, NULL), tt_zeros(tt_shape(3), TUTTI_I64, NULL),
                                       -100, group) == NULL);
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
-    CHECK_MESSAGE("they must be (n, classes / ranks)");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_ARGUMENT, "they must be (n, classes / ranks)");
     END;
 }

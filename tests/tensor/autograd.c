@@ -7,8 +7,8 @@
 #include <tutti/autograd.h>
 #include <tutti/ops.h>
 
-#include "../harness.h"
 #include "autograd/node.h"
+#include "support.h"
 
 static const tt_tensor_list none = { 0, NULL };
 
@@ -18,13 +18,6 @@ static tt_tensor *leaf(int count, const float *values) {
 
 static bool is(tt_tensor *x, int count, const float *values) {
     return x != NULL && tt_allclose(x, tt_from(values, tt_shape(count), TUTTI_F32, NULL), 1e-6, 1e-6);
-}
-
-static void done(tt_scope *scope) {
-    CHECK_OK(tt_scope_close(scope));
-    tt_counts counts = { .size = sizeof counts };
-    CHECK_OK(tt_count(&counts));
-    CHECK(counts.tensors == 0 && counts.storages == 0 && counts.nodes == 0 && counts.scopes == 0);
 }
 
 /* ---- leaves and accumulation ---- */
@@ -103,9 +96,7 @@ TEST(only_floats_can_require_grad_and_only_leaves_can_stop) {
     CHECK(was && !tt_requires_grad(tt_mul(x, x)));
     tt_grad_mode(was);
     CHECK(!tt_backward(y, NULL));
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
-    CHECK_MESSAGE("only for scalar outputs");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_ARGUMENT, "only for scalar outputs");
     CHECK(!tt_backward(tt_detach(x), NULL));
     tt_error_clear();
     done(&scope);
@@ -341,21 +332,15 @@ TEST(a_leaf_that_requires_grad_cannot_be_changed_in_place) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = leaf(3, (float[]){ 1, 1, 1 });
     CHECK(tt_add_scalar_(x, 1) == NULL);
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_STATE);
-    CHECK_MESSAGE("leaf");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_STATE, "leaf");
     CHECK(tt_add_scalar_(tt_narrow(x, 0, 0, 2), 1) == NULL);
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_STATE);
-    CHECK_MESSAGE("view of a leaf");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_STATE, "view of a leaf");
     bool was = tt_grad_mode(false);
     CHECK(tt_add_scalar_(x, 1) != NULL && tt_version(x) == 1);
     tt_tensor *blind = tt_narrow(tt_mul_scalar(x, 1), 0, 0, 2);
     tt_grad_mode(was);
     CHECK(tt_mul_(blind, tt_narrow(x, 0, 0, 2)) == NULL);
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_STATE);
-    CHECK_MESSAGE("gradient mode off");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_STATE, "gradient mode off");
     done(&scope);
 }
 
@@ -494,9 +479,7 @@ TEST(a_custom_function_has_its_own_gradient_and_unused_outputs_are_zeros) {
     CHECK(is(tt_grad(x), 2, (float[]){ 3, 12 }));
     CHECK_EQ(zeros_seen, 1);
     CHECK(!tt_backward(tt_sum(tt_apply(&cube, tt_tensors(x), &zeros_seen).at[0]), NULL));
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
-    CHECK_MESSAGE("incorrect number of gradients (expected 1, got 2)");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_ARGUMENT, "incorrect number of gradients (expected 1, got 2)");
     done(&scope);
     CHECK_EQ(released_users, 2);
 }

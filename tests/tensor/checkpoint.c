@@ -7,14 +7,7 @@
 #include <tutti/module.h>
 #include <tutti/ops.h>
 
-#include "../harness.h"
-
-static void done(tt_scope *scope) {
-    CHECK_OK(tt_scope_close(scope));
-    tt_counts counts = { .size = sizeof counts };
-    CHECK_OK(tt_count(&counts));
-    CHECK(counts.tensors == 0 && counts.storages == 0 && counts.nodes == 0 && counts.scopes == 0);
-}
+#include "support.h"
 
 static tt_module *block_of(int64_t width) {
     tt_module *layers[] = { tt_linear_module(width, width, true, TUTTI_F32), tt_function_module("Gelu", tt_gelu),

@@ -6,14 +6,7 @@
 #include <tutti/module.h>
 #include <tutti/ops.h>
 
-#include "../harness.h"
-
-static void done(tt_scope *scope) {
-    CHECK_OK(tt_scope_close(scope));
-    tt_counts counts = { .size = sizeof counts };
-    CHECK_OK(tt_count(&counts));
-    CHECK(counts.tensors == 0 && counts.storages == 0 && counts.nodes == 0 && counts.scopes == 0);
-}
+#include "support.h"
 
 static tt_module *linear(int64_t in, int64_t out) {
     return tt_linear_module(in, out, true, TUTTI_F32);
@@ -45,9 +38,7 @@ TEST(two_children_of_one_name_are_refused) {
     tt_module *net = tt_sequential_module(0, NULL);
     CHECK(tt_module_add_child(net, "head", linear(2, 2)));
     CHECK(!tt_module_add_child(net, "head", linear(2, 2)));
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_EXISTS);
-    CHECK_MESSAGE("\"head\"");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_EXISTS, "\"head\"");
     tt_module *head = tt_module_child(net, "head");
     CHECK(!tt_module_add_child(head, "weight", linear(2, 2))); /* the name of a parameter */
     CHECK_EQ(tt_error_show(), TUTTI_ERROR_EXISTS);
@@ -123,9 +114,7 @@ TEST(buffers_are_listed_apart_from_parameters) {
     CHECK(tt_module_buffer(layer, "empty") == NULL);
     CHECK_EQ(tt_error_pending(), TUTTI_OK);
     CHECK(tt_module_buffer(layer, "weight") == NULL); /* that is a parameter */
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_NOT_FOUND);
-    CHECK_MESSAGE("no buffer \"weight\"");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_NOT_FOUND, "no buffer \"weight\"");
     tt_module_release(net);
     done(&scope);
 }
@@ -137,17 +126,11 @@ TEST(a_name_has_one_use_in_a_module) {
     CHECK(tt_module_set_buffer(layer, "mean", x));
     CHECK(tt_module_add_child(layer, "inner", linear(2, 2)));
     CHECK(!tt_module_set_buffer(layer, "bias", x));
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_EXISTS);
-    CHECK_MESSAGE("has a parameter \"bias\" already");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_EXISTS, "has a parameter \"bias\" already");
     CHECK(!tt_module_set_parameter(layer, "mean", x));
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_EXISTS);
-    CHECK_MESSAGE("has a buffer \"mean\" already");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_EXISTS, "has a buffer \"mean\" already");
     CHECK(!tt_module_set_buffer(layer, "inner", x));
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_EXISTS);
-    CHECK_MESSAGE("has a child \"inner\" already");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_EXISTS, "has a child \"inner\" already");
     CHECK(!tt_module_add_child(layer, "mean", linear(2, 2)));
     CHECK_EQ(tt_error_show(), TUTTI_ERROR_EXISTS);
     tt_error_clear();
@@ -175,9 +158,7 @@ TEST(dropout_obeys_the_training_flag_of_the_tree) {
     CHECK(tt_module_set_training(net, true));
     CHECK(!tt_equal(tt_module_call(net, x), x));
     CHECK(tt_dropout_module(1) == NULL);
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
-    CHECK_MESSAGE("must be in [0, 1)");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_ARGUMENT, "must be in [0, 1)");
     CHECK(!tt_module_set_training(NULL, true));
     tt_error_clear();
     tt_module_release(net);
@@ -238,9 +219,7 @@ TEST(the_attention_module_splits_heads_and_hides_what_comes_later) {
 TEST(an_attention_module_refuses_what_cannot_be) {
     tt_scope scope = tt_scope_open();
     CHECK(tt_attention_module(8, TUTTI_OPTIONS(tt_attention_options, .heads = 3)) == NULL);
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
-    CHECK_MESSAGE("3 heads do not divide the width 8");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_ARGUMENT, "3 heads do not divide the width 8");
     CHECK(tt_attention_module(6, TUTTI_OPTIONS(tt_attention_options, .heads = 2, .rope_base = 10000)) == NULL);
     CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
     tt_error_clear();
@@ -249,9 +228,7 @@ TEST(an_attention_module_refuses_what_cannot_be) {
     tt_error_clear();
     tt_module *attention = tt_attention_module(4, NULL);
     CHECK(tt_module_call(attention, tt_ones(tt_shape(4), TUTTI_F32, NULL)) == NULL);
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
-    CHECK_MESSAGE("in module Attention");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_ARGUMENT, "in module Attention");
     tt_module_release(attention);
     done(&scope);
 }

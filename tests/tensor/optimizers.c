@@ -9,14 +9,7 @@
 #include <tutti/functional.h>
 #include <tutti/optimizer.h>
 
-#include "../harness.h"
-
-static void done(tt_scope *scope) {
-    CHECK_OK(tt_scope_close(scope));
-    tt_counts counts = { .size = sizeof counts };
-    CHECK_OK(tt_count(&counts));
-    CHECK(counts.tensors == 0 && counts.storages == 0 && counts.nodes == 0 && counts.scopes == 0);
-}
+#include "support.h"
 
 static tt_module *net_of(tutti_dtype dtype) {
     tt_module *layers[] = { tt_linear_module(4, 6, true, dtype), tt_function_module("Tanh", tt_tanh),
@@ -115,9 +108,7 @@ TEST(groups_have_a_learning_rate_and_a_decay_of_their_own) {
     CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
     tt_error_clear();
     CHECK_EQ(tt_optimizer_add_group(optimizer, tt_tensors(bias, weight_before), NULL), TUTTI_NONE);
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_NOT_FOUND);
-    CHECK_MESSAGE("does not have the parameter");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_NOT_FOUND, "does not have the parameter");
     CHECK_EQ(tt_optimizer_group_count(optimizer), 2);
     tt_optimizer_zero_grad(optimizer);
     tt_optimizer_release(optimizer);
@@ -279,9 +270,7 @@ TEST(a_step_that_fails_is_not_counted) {
         tt_tensor *last = parameters.at[parameters.count - 1];
         CHECK(tt_storage_resize(tt_grad(last), 0));
         CHECK(!tt_optimizer_step(optimizer));
-        CHECK_EQ(tt_error_show(), TUTTI_ERROR_FREED);
-        CHECK_MESSAGE("argument gradient");
-        tt_error_clear();
+        expect_error(TUTTI_ERROR_FREED, "argument gradient");
         CHECK_EQ(tt_item(tt_optimizer_steps(optimizer)), 1);
         CHECK_EQ(tt_version(parameters.at[0]), version);
         tt_set_grad(last, NULL);
@@ -326,18 +315,14 @@ TEST(a_step_without_any_gradient_is_an_error_with_a_name) {
     tt_module *net = net_of(TUTTI_F32);
     tt_optimizer *optimizer = tt_adamw_optimizer(net, NULL);
     CHECK(!tt_optimizer_step(optimizer));
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_STATE);
-    CHECK_MESSAGE("\"0.weight\"");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_STATE, "\"0.weight\"");
     CHECK_EQ(tt_item(tt_optimizer_steps(optimizer)), 0);
     CHECK(tt_adamw_optimizer(net, TUTTI_OPTIONS(tt_adamw, .beta1 = 1)) == NULL);
     CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
     tt_error_clear();
     tt_module *empty = tt_sequential_module(0, NULL);
     CHECK(tt_sgd_optimizer(empty, NULL) == NULL);
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
-    CHECK_MESSAGE("no parameter that requires grad");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_ARGUMENT, "no parameter that requires grad");
     CHECK(!tt_optimizer_step(NULL));
     tt_error_clear();
     tt_optimizer_release(NULL);
@@ -384,9 +369,7 @@ TEST(clipping_by_norm_scales_all_gradients_alike) {
     tt_set_grad(a, tt_full(tt_shape(1), INFINITY, TUTTI_F32, NULL));
     CHECK(isinf(tt_item(tt_clip_grad_norm(tt_tensors(a, b), 1, NULL))));
     CHECK(tt_clip_grad_norm(tt_tensors(a), 0, NULL) == NULL);
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
-    CHECK_MESSAGE("must be above 0");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_ARGUMENT, "must be above 0");
     done(&scope);
 }
 
@@ -403,9 +386,7 @@ TEST(clipping_by_value_bounds_every_element) {
 
 static void list_is_refused(bool done) {
     CHECK(!done);
-    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
-    CHECK_MESSAGE("the list of 2 parameters is NULL");
-    tt_error_clear();
+    expect_error(TUTTI_ERROR_ARGUMENT, "the list of 2 parameters is NULL");
 }
 
 TEST(a_list_of_parameters_that_is_nowhere_is_refused) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What tests of tensors in worlds share: a scope around the body, and what is expected of tensors and errors.
+ * What tests of tensors share: a scope around the body, and what is expected of tensors and errors.
  */
 #ifndef TESTS_TENSOR_SUPPORT_H
 #define TESTS_TENSOR_SUPPORT_H
@@ -30,11 +30,25 @@ static inline tt_tensor *meta_like(tt_dims shape, tutti_dtype dtype) {
     return tt_empty(shape, dtype, TUTTI_OPTIONS(tt_options, .device = TUTTI_META));
 }
 
-/* The pending error has this status, and this in its message; it is cleared. */
-static inline void expect_error(tutti_status status, const char *fragment) {
-    CHECK_EQ(tt_error_show(), status);
-    CHECK_MESSAGE(fragment);
+/* Whether the pending error has this status, and this in its message; it is cleared. */
+static inline bool fails(tutti_status status, const char *part) {
+    bool right = tt_error_show() == status && strstr(tutti_error_message(), part) != NULL;
+    if (!right)
+        fprintf(stderr, "the error is %s: %s\n", tutti_status_name(tt_error_show()), tutti_error_message());
     tt_error_clear();
+    return right;
+}
+
+static inline void expect_error(tutti_status status, const char *part) {
+    CHECK(fails(status, part));
+}
+
+/* Closes the scope; nothing is alive after that. */
+static inline void done(tt_scope *scope) {
+    CHECK_OK(tt_scope_close(scope));
+    tt_counts counts = { .size = sizeof counts };
+    CHECK_OK(tt_count(&counts));
+    CHECK(counts.tensors == 0 && counts.storages == 0 && counts.nodes == 0 && counts.scopes == 0);
 }
 
 #endif
