@@ -9,76 +9,16 @@
  * "in blocks" is what runs where there is no compiler. "first" is the first call, with an empty cache and with what an
  * earlier process left there. `call` is what a call costs besides the work: guards and dispatch.
  */
-#include <cblas.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
-
 #include <tutti/compile.h>
-#include <tutti/optimizer.h>
 
-#include "tensor/parallel.h"
-
-#define ROUNDS 64
-
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
-static void check(tutti_status status) {
-    if (status == TUTTI_OK)
-        return;
-    fprintf(stderr, "%s\n", tutti_error_message());
-    exit(1);
-}
-
-/* ---- the peer ---- */
-
-static FILE *to_peer, *from_peer;
-static pid_t peer;
-
-static void start_peer(const char *python, const char *script, int threads) {
-    int down[2], up[2];
-    char count[16], line[256];
-    snprintf(count, sizeof count, "%d", threads);
-    if (pipe(down) != 0 || pipe(up) != 0)
-        return;
-    peer = fork();
-    if (peer == 0) {
-        dup2(down[0], 0);
-        dup2(up[1], 1);
-        close(down[1]);
-        close(up[0]);
-        execlp(python, python, script, count, (char *)NULL);
-        _exit(127);
-    }
-    close(down[0]);
-    close(up[1]);
-    to_peer = fdopen(down[1], "w");
-    from_peer = fdopen(up[0], "r");
-    if (fgets(line, sizeof line, from_peer) != NULL && strncmp(line, "ready", 5) == 0) {
-        printf("peer: %s", line + 6);
-        return;
-    }
-    printf("no PyTorch for %s (use --python): Tutti alone is measured\n", python);
-    waitpid(peer, NULL, 0);
-    peer = 0;
-}
+#include "gpt.h"
+#include "peer.h"
 
 /* Seconds; 0 without a peer, or where it cannot. */
-static double ask_peer(const char *what, const char *name) {
-    char line[256];
-    if (peer == 0)
-        return 0;
-    fprintf(to_peer, "%s %s\n", what, name);
-    fflush(to_peer);
-    return fgets(line, sizeof line, from_peer) != NULL ? atof(line) : 0;
+static double ask_about(const char *what, const char *name) {
+    char line[64];
+    snprintf(line, sizeof line, "%s %s", what, name);
+    return ask_peer(line);
 }
 
 /* ---- the chain ---- */
@@ -99,81 +39,6 @@ static tt_tensor_list chain_inputs(void) {
 }
 
 /* ---- the GPT step ---- */
-
-enum {
-    LAYERS = 6,
-    WIDTH = 384,
-    HEADS = 6,
-    LENGTH = 256,
-    BATCH = 4,
-    VOCABULARY = 8192,
-    WEIGHTS = 2 + 12 * LAYERS + 3
-};
-
-static tt_tensor *weights[WEIGHTS], *batch[2] /* tokens and targets */, *positions;
-static int weight_count;
-static tt_module *net;
-static tt_optimizer *optimizer;
-
-static int no_forward(tt_module *module, tt_tensor_list in, tt_tensor **out) {
-    (void)module, (void)in, (void)out;
-    return 0;
-}
-
-static void parameter(tt_dims shape, double scale, double shift) {
-    static const tt_module_type type = { sizeof type, "Bench", no_forward, NULL };
-    char name[16];
-    tt_tensor *start = tt_add_scalar(tt_mul_scalar(tt_randn(shape, TUTTI_F32, NULL), scale), shift);
-    snprintf(name, sizeof name, "w%d", weight_count);
-    if (net == NULL)
-        net = tt_module_new(&type, NULL);
-    weights[weight_count] = tt_keep(tt_parameter(start, true));
-    tt_module_set_parameter(net, name, weights[weight_count++]);
-}
-
-static void make_gpt(void) {
-    parameter(tt_shape(VOCABULARY, WIDTH), 0.02, 0);
-    parameter(tt_shape(LENGTH, WIDTH), 0.02, 0);
-    for (int layer = 0; layer < LAYERS; layer++) {
-        static const int64_t shapes[][2] = {
-            { 3 * WIDTH, WIDTH }, { WIDTH, WIDTH }, { 4 * WIDTH, WIDTH }, { WIDTH, 4 * WIDTH }
-        };
-        for (int i = 0; i < 4; i++) {
-            if (i % 2 == 0) { /* a norm before it */
-                parameter(tt_shape(WIDTH), 0, 1);
-                parameter(tt_shape(WIDTH), 0, 0);
-            }
-            parameter(tt_shape(shapes[i][0], shapes[i][1]), 0.02, 0);
-            parameter(tt_shape(shapes[i][0]), 0, 0);
-        }
-    }
-    parameter(tt_shape(WIDTH), 0, 1);
-    parameter(tt_shape(WIDTH), 0, 0);
-    parameter(tt_shape(VOCABULARY, WIDTH), 0.02, 0);
-    batch[0] = tt_keep(tt_randint(0, VOCABULARY, tt_shape(BATCH, LENGTH), TUTTI_I64, NULL));
-    batch[1] = tt_keep(tt_randint(0, VOCABULARY, tt_shape(BATCH * LENGTH), TUTTI_I64, NULL));
-    positions = tt_keep(tt_arange(0, LENGTH, 1, TUTTI_I64, NULL));
-    optimizer = tt_adamw_optimizer(net, NULL);
-}
-
-static tt_tensor *forward(tt_tensor *in) {
-    tt_tensor **w = weights;
-    tt_tensor *x = tt_add(tt_embedding(w[0], in), tt_embedding(w[1], positions));
-    w += 2;
-    for (int layer = 0; layer < LAYERS; layer++, w += 12) {
-        tt_tensor *h = tt_linear(tt_layer_norm(x, w[0], w[1], 1e-5), w[2], w[3]);
-        tt_tensor_list parts = tt_chunk(tt_view(h, tt_shape(BATCH, LENGTH, 3 * WIDTH)), 3, 2);
-        tt_tensor *heads[3] = { NULL, NULL, NULL };
-        for (size_t i = 0; i < parts.count && i < 3; i++)
-            heads[i] = tt_transpose(tt_reshape(parts.at[i], tt_shape(BATCH, LENGTH, HEADS, WIDTH / HEADS)), 1, 2);
-        tt_tensor *seen = tt_attention(heads[0], heads[1], heads[2], true, 0);
-        seen = tt_reshape(tt_transpose(seen, 1, 2), tt_shape(BATCH, LENGTH, WIDTH));
-        x = tt_add(x, tt_linear(seen, w[4], w[5]));
-        h = tt_gelu(tt_linear(tt_layer_norm(x, w[6], w[7], 1e-5), w[8], w[9]));
-        x = tt_add(x, tt_linear(h, w[10], w[11]));
-    }
-    return tt_view(tt_linear(tt_layer_norm(x, w[0], w[1], 1e-5), w[2], NULL), tt_shape(BATCH * LENGTH, VOCABULARY));
-}
 
 static int gpt_step(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
     (void)user;
@@ -227,16 +92,6 @@ static tt_compiled *make(int which, bool in_blocks) {
     return compiled;
 }
 
-static int by_size(const void *left, const void *right) {
-    double one = *(const double *)left, other = *(const double *)right;
-    return one < other ? -1 : one > other;
-}
-
-static double median(double *figures, int count) {
-    qsort(figures, (size_t)count, sizeof *figures, by_size);
-    return figures[count / 2];
-}
-
 /* A copy of as many bytes, on as many threads: past the caches, as the library's own copies go. */
 static double copy_round(double bytes) {
     tt_scope scope = tt_scope_open();
@@ -250,11 +105,6 @@ static double copy_round(double bytes) {
     double taken = now() - start;
     check(tt_scope_close(&scope));
     return taken;
-}
-
-static void rest(int threads) {
-    if (threads > 1) /* threads of the other side look for more work for some time after theirs */
-        nanosleep(&(struct timespec){ 0, 30 * 1000 * 1000 }, NULL);
 }
 
 static void print_row(const char *name, const char *what, double seconds, double than, const char *of) {
@@ -279,9 +129,9 @@ static void measure(int which, int rounds, int threads) {
     const char *name = cases[which].name;
     double figures[SIDES][ROUNDS], peers_first, cold, warm;
     one_call(which, NULL);
-    ask_peer("setup", name);
-    ask_peer("eager", name);
-    peers_first = ask_peer("compiled", name);
+    ask_about("setup", name);
+    ask_about("eager", name);
+    peers_first = ask_about("compiled", name);
     tt_compiled *compiled = make(which, false);
     cold = one_call(which, compiled);
     tt_compiled_release(&compiled);
@@ -297,8 +147,8 @@ static void measure(int which, int rounds, int threads) {
         figures[BLOCKS][i] = one_call(which, blocks);
         figures[COPY][i] = cases[which].moved > 0 ? copy_round(cases[which].moved) : 0;
         rest(threads);
-        figures[THEIRS][i] = ask_peer("eager", name);
-        figures[THEIRS_COMPILED][i] = ask_peer("compiled", name);
+        figures[THEIRS][i] = ask_about("eager", name);
+        figures[THEIRS_COMPILED][i] = ask_about("compiled", name);
     }
     double of[SIDES];
     for (int i = 0; i < SIDES; i++)
@@ -390,40 +240,15 @@ static void measure_calls(void) {
 
 /* ---- all ---- */
 
-static bool is_wanted(const char *name, int count, char **words) {
-    for (int i = 0; i < count; i++)
-        if (strcmp(words[i], name) == 0)
-            return true;
-    return count == 0;
-}
-
 int main(int count, char **arguments) {
-    const char *python = getenv("TEST_PYTHON") != NULL ? getenv("TEST_PYTHON") : "python3";
-    const char *script = TUTTI_SOURCE "/bench/compile.py";
-    int threads = 0, rounds = 9, named = 0;
-    for (int i = 1; i < count; i++) {
-        if (strcmp(arguments[i], "--threads") == 0 && i + 1 < count)
-            threads = atoi(arguments[++i]);
-        else if (strcmp(arguments[i], "--rounds") == 0 && i + 1 < count)
-            rounds = atoi(arguments[++i]);
-        else if (strcmp(arguments[i], "--python") == 0 && i + 1 < count)
-            python = arguments[++i];
-        else if (strcmp(arguments[i], "--script") == 0 && i + 1 < count)
-            script = arguments[++i];
-        else
-            arguments[named++] = arguments[i];
-    }
-    if (threads > 0)
-        openblas_set_num_threads(threads);
-    threads = openblas_get_num_threads();
-    rounds = rounds < 1 ? 1 : rounds > ROUNDS ? ROUNDS : rounds;
+    sides of = sides_of(count, arguments, TUTTI_SOURCE "/bench/compile.py");
     char folder[] = "/tmp/tutti-bench-XXXXXX", command[64];
     if (mkdtemp(folder) == NULL)
         return 1;
     setenv("XDG_CACHE_HOME", folder, 1); /* nothing is there */
-    printf("%d threads, %d rounds\n", threads, rounds);
+    printf("%d threads, %d rounds\n", of.threads, of.rounds);
     for (int i = 0; i < 2; i++) /* before there are other threads */
-        if (is_wanted(cases[i].name, named, arguments)) {
+        if (is_wanted(&of, cases[i].name)) {
             double eager = peak_of(i, false), compiled = peak_of(i, true);
             printf("%-10s %-28s %10.0f MiB, one by one %.0f\n", cases[i].name, "peak memory, compiled", compiled,
                    eager);
@@ -431,12 +256,13 @@ int main(int count, char **arguments) {
     snprintf(command, sizeof command, "rm -rf %s/tutti", folder);
     if (system(command) != 0)
         return 1;
-    start_peer(python, script, threads);
+    start_peer(&of);
     for (int i = 0; i < 2; i++)
-        if (is_wanted(cases[i].name, named, arguments))
-            measure(i, rounds, threads);
-    if (is_wanted("call", named, arguments))
+        if (is_wanted(&of, cases[i].name))
+            measure(i, of.rounds, of.threads);
+    if (is_wanted(&of, "call"))
         measure_calls();
+    end_peer();
     snprintf(command, sizeof command, "rm -rf %s", folder);
     return system(command) == 0 ? 0 : 1;
 }

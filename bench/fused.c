@@ -12,10 +12,7 @@
  * are compared with the unfused pair in the same run. A mark behind a row says what misses its aim: 1.05 for gathers
  * and 1.10 for scatters (!), or the unfused pair (p).
  */
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <tutti/collective.h>
@@ -23,6 +20,8 @@
 #include <tutti/ops.h>
 #include <tutti/peers.h>
 #include <tutti/symmetric.h>
+
+#include "measure.h"
 
 #define LEAST_ROUNDS 7
 #define MOST_ROUNDS 101
@@ -58,19 +57,6 @@ typedef struct bench {
     bool scatter;
     tt_tensor *shard, *placed, *whole, *right, *one;
 } bench;
-
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
-static void check(tutti_status status) {
-    if (status == TUTTI_OK)
-        return;
-    fprintf(stderr, "%s\n", tutti_error_message());
-    exit(1);
-}
 
 /* ---- forms ---- */
 
@@ -129,12 +115,7 @@ static double timed(const bench *of, int form) {
     return seconds;
 }
 
-static int by_size(const void *left, const void *right) {
-    double difference = *(const double *)left - *(const double *)right;
-    return difference < 0 ? -1 : difference > 0;
-}
-
-static double median(const double *values, int count) {
+static double middle(const double *values, int count) {
     double sorted[MOST_ROUNDS];
     memcpy(sorted, values, (size_t)count * sizeof *values);
     qsort(sorted, (size_t)count, sizeof *sorted, by_size);
@@ -143,7 +124,7 @@ static double median(const double *values, int count) {
 
 /* Prints a form's ratio to the product alone, and returns it. */
 static double print_ratio(double seconds[FORMS][MOST_ROUNDS], int form, int rounds) {
-    double least = 1e9, most = 0, ratio = median(seconds[form], rounds) / median(seconds[PRODUCT], rounds);
+    double least = 1e9, most = 0, ratio = middle(seconds[form], rounds) / middle(seconds[PRODUCT], rounds);
     for (int i = 0; i < rounds; i++) {
         double one = seconds[form][i] / seconds[PRODUCT][i];
         least = one < least ? one : least;
@@ -157,7 +138,7 @@ static void print_row(const bench *of, double seconds[FORMS][MOST_ROUNDS], int f
     double pair = 0, aim = of->scatter ? 1.10 : 1.05;
     bool misses_aim = false, misses_pair = false;
     printf("%-8s %-8s %5lld %5lld %5lld %11.1f", of->scatter ? "scatter" : "gather", tutti_dtype_name(of->dtype),
-           (long long)of->rows, (long long)of->columns, (long long)of->depth, 1e6 * median(seconds[PRODUCT], rounds));
+           (long long)of->rows, (long long)of->columns, (long long)of->depth, 1e6 * middle(seconds[PRODUCT], rounds));
     for (int form = PAIR; form < forms; form++) {
         double ratio = print_ratio(seconds, form, rounds);
         pair = form == PAIR ? ratio : pair;

@@ -7,13 +7,12 @@
  * Prints, as JSON, seconds of the median step on the slowest rank, the seconds that the reductions of one step take
  * when nothing else is done, and bytes of memory.
  */
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include <tutti/tensors.h>
 #include <tutti/tutti.h>
+
+#include "measure.h"
 
 enum {
     LETTERS = 256,
@@ -29,12 +28,6 @@ typedef struct settings {
     const char *mode;
     int steps;
 } settings;
-
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
 
 static int block_forward(tt_module *block, tt_tensor_list inputs, tt_tensor **outputs) {
     tt_tensor *x = inputs.at[0];
@@ -56,16 +49,6 @@ static tt_module *block_of(void) {
                             tt_linear_module(4 * WIDTH, WIDTH, true, TUTTI_F32) };
     tt_module_add_child(block, "hidden", tt_sequential_module(3, layers));
     return block;
-}
-
-static int compare(const void *left, const void *right) {
-    double difference = *(const double *)left - *(const double *)right;
-    return difference < 0 ? -1 : difference > 0;
-}
-
-static double median(double *values, int count) {
-    qsort(values, (size_t)count, sizeof *values, compare);
-    return values[count / 2];
 }
 
 static double largest(double value, tutti_group *group) {

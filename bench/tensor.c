@@ -10,121 +10,15 @@
  * A round is a turn of each side. The ratio is Tutti's median over PyTorch's: below 1 is faster. TUTTI_ISA=avx2 limits
  * both sides.
  */
-#include <cblas.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
-#include <tutti/optimizer.h>
-
+#include "gpt.h"
+#include "peer.h"
 #include "tensor/parallel.h"
-
-#define ROUNDS 64
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void check(tutti_status status) {
-    if (status == TUTTI_OK)
-        return;
-    fprintf(stderr, "%s\n", tutti_error_message());
-    exit(1);
-}
-
-/* ---- the peer ---- */
-
-static FILE *to_peer, *from_peer;
-static pid_t peer;
-
-/* TUTTI_ISA limits PyTorch and its libraries too. */
-static void limit_peer(const char *level) {
-    static const char *const limits[][4] = { { "reference", "default", "SSE41", "SSE4_2" },
-                                             { "avx2", "avx2", "AVX2", "AVX2" } };
-    for (int i = 0; level != NULL && i < 2; i++)
-        if (strcmp(level, limits[i][0]) == 0) {
-            setenv("ATEN_CPU_CAPABILITY", limits[i][1], 1);
-            setenv("ONEDNN_MAX_CPU_ISA", limits[i][2], 1);
-            setenv("MKL_ENABLE_INSTRUCTIONS", limits[i][3], 1);
-        }
-}
-
-static void start_peer(const char *python, const char *script, int threads) {
-    int down[2], up[2];
-    char count[16];
-    snprintf(count, sizeof count, "%d", threads);
-    if (pipe(down) != 0 || pipe(up) != 0)
-        return;
-    peer = fork();
-    if (peer == 0) {
-        dup2(down[0], 0);
-        dup2(up[1], 1);
-        close(down[1]);
-        close(up[0]);
-        limit_peer(getenv("TUTTI_ISA"));
-        execlp(python, python, script, count, (char *)NULL);
-        _exit(127);
-    }
-    close(down[0]);
-    close(up[1]);
-    to_peer = fdopen(down[1], "w");
-    from_peer = fdopen(up[0], "r");
-    char line[256];
-    if (fgets(line, sizeof line, from_peer) == NULL || strncmp(line, "ready", 5) != 0) {
-        printf("no PyTorch for %s (use --python): Tutti alone is measured\n", python);
-        waitpid(peer, NULL, 0);
-        peer = 0;
-    } else {
-        printf("peer: %s", line + 6);
-    }
-}
-
-/* Seconds of one round, or the peak memory in MiB; 0 without a peer. */
-static double ask_peer(const char *what) {
-    double answer = 0;
-    char line[256];
-    if (peer == 0)
-        return 0;
-    fprintf(to_peer, "%s\n", what);
-    fflush(to_peer);
-    if (fgets(line, sizeof line, from_peer) != NULL)
-        answer = atof(line);
-    return answer;
-}
 
 /* ---- cases ---- */
 
-static tt_tensor *keep(tt_tensor *x) {
-    return tt_keep(x);
-}
-
-static tt_tensor *weights[128], *inputs[4];
-static int weight_count;
-static tt_module *net; /* of the weights */
-static tt_optimizer *optimizer;
-
-static int no_forward(tt_module *module, tt_tensor_list in, tt_tensor **out) {
-    (void)module, (void)in, (void)out;
-    return 0;
-}
-
-static tt_tensor *parameter(tt_dims shape, double scale) {
-    tt_tensor *w = keep(tt_parameter(tt_mul_scalar(tt_randn(shape, TUTTI_F32, NULL), scale), true));
-    static const tt_module_type type = { sizeof type, "Bench", no_forward, NULL };
-    char name[16];
-    snprintf(name, sizeof name, "w%d", weight_count);
-    if (net == NULL)
-        net = tt_module_new(&type, NULL);
-    tt_module_set_parameter(net, name, w);
-    weights[weight_count++] = w;
-    return w;
-}
+static tt_tensor *inputs[4];
 
 static void forget(void) {
     tt_optimizer_release(optimizer);
@@ -150,11 +44,11 @@ static void train(tt_tensor *loss) {
 /* Many parameters of a transformer's sizes, 4.7 million numbers, all with gradients. */
 static void adamw_setup(void) {
     for (int i = 0; i < 8; i++) {
-        parameter(tt_shape(256), 1);
-        parameter(tt_shape(256, 256), 0.02);
-        parameter(tt_shape(1024, 256), 0.02);
-        parameter(tt_shape(1024), 1);
-        parameter(tt_shape(256, 1024), 0.02);
+        parameter(tt_shape(256), 1, 0);
+        parameter(tt_shape(256, 256), 0.02, 0);
+        parameter(tt_shape(1024, 256), 0.02, 0);
+        parameter(tt_shape(1024), 1, 0);
+        parameter(tt_shape(256, 1024), 0.02, 0);
     }
     for (int i = 0; i < weight_count; i++)
         tt_set_grad(weights[i], tt_randn(tt_sizes(weights[i]), TUTTI_F32, NULL));
@@ -165,15 +59,15 @@ static void adamw_run(void) {
 }
 
 static void matmul_setup(void) {
-    inputs[0] = keep(tt_randn(tt_shape(1024, 1024), TUTTI_F32, NULL));
-    inputs[1] = keep(tt_randn(tt_shape(1024, 1024), TUTTI_F32, NULL));
+    inputs[0] = tt_keep(tt_randn(tt_shape(1024, 1024), TUTTI_F32, NULL));
+    inputs[1] = tt_keep(tt_randn(tt_shape(1024, 1024), TUTTI_F32, NULL));
 }
 static void matmul_run(void) {
     tt_matmul(inputs[0], inputs[1]);
 }
 
 static void wide_setup(void) {
-    inputs[0] = keep(tt_randn(tt_shape(4096, 1024), TUTTI_F32, NULL));
+    inputs[0] = tt_keep(tt_randn(tt_shape(4096, 1024), TUTTI_F32, NULL));
 }
 static void softmax_run(void) {
     tt_softmax(inputs[0], -1);
@@ -192,7 +86,7 @@ static void transpose_run(void) {
 }
 static void cat_setup(void) {
     for (int i = 0; i < 2; i++)
-        inputs[i] = keep(tt_randn(tt_shape(4096, 512), TUTTI_F32, NULL));
+        inputs[i] = tt_keep(tt_randn(tt_shape(4096, 512), TUTTI_F32, NULL));
 }
 static void cat_run(void) {
     tt_cat(tt_tensors(inputs[0], inputs[1]), 1);
@@ -202,9 +96,9 @@ static void cast_run(void) {
 }
 
 static void norm_setup(void) {
-    inputs[0] = keep(tt_randn(tt_shape(4096, 768), TUTTI_F32, NULL));
-    inputs[1] = keep(tt_ones(tt_shape(768), TUTTI_F32, NULL));
-    inputs[2] = keep(tt_zeros(tt_shape(768), TUTTI_F32, NULL));
+    inputs[0] = tt_keep(tt_randn(tt_shape(4096, 768), TUTTI_F32, NULL));
+    inputs[1] = tt_keep(tt_ones(tt_shape(768), TUTTI_F32, NULL));
+    inputs[2] = tt_keep(tt_zeros(tt_shape(768), TUTTI_F32, NULL));
 }
 static void norm_run(void) {
     tt_layer_norm(inputs[0], inputs[1], inputs[2], 1e-5);
@@ -216,9 +110,9 @@ static void chain_run(void) {
 }
 
 static void gelu_setup(void) {
-    inputs[0] = keep(tt_randn(tt_shape(1024, 1536), TUTTI_F32, NULL));
-    inputs[1] = keep(tt_ones(tt_shape(1024, 1536), TUTTI_F32, NULL));
-    inputs[2] = keep(tt_require_grad(tt_detach(inputs[0]), true));
+    inputs[0] = tt_keep(tt_randn(tt_shape(1024, 1536), TUTTI_F32, NULL));
+    inputs[1] = tt_keep(tt_ones(tt_shape(1024, 1536), TUTTI_F32, NULL));
+    inputs[2] = tt_keep(tt_require_grad(tt_detach(inputs[0]), true));
 }
 static void gelu_run(void) {
     tt_backward(tt_gelu(inputs[2]), inputs[1]);
@@ -227,8 +121,8 @@ static void gelu_run(void) {
 
 static void attention_setup(void) {
     for (int i = 0; i < 3; i++)
-        inputs[i] = keep(tt_require_grad(tt_randn(tt_shape(4, 6, 512, 64), TUTTI_F32, NULL), true));
-    inputs[3] = keep(tt_ones(tt_shape(4, 6, 512, 64), TUTTI_F32, NULL));
+        inputs[i] = tt_keep(tt_require_grad(tt_randn(tt_shape(4, 6, 512, 64), TUTTI_F32, NULL), true));
+    inputs[3] = tt_keep(tt_ones(tt_shape(4, 6, 512, 64), TUTTI_F32, NULL));
 }
 static void attention_run(void) {
     tt_backward(tt_attention(inputs[0], inputs[1], inputs[2], true, 0), inputs[3]);
@@ -237,8 +131,8 @@ static void attention_run(void) {
 }
 
 static void odd_setup(void) {
-    inputs[0] = keep(tt_randn(tt_shape(64, 37, 65), TUTTI_F32, NULL));
-    inputs[1] = keep(tt_randn(tt_shape(64, 65, 43), TUTTI_F32, NULL));
+    inputs[0] = tt_keep(tt_randn(tt_shape(64, 37, 65), TUTTI_F32, NULL));
+    inputs[1] = tt_keep(tt_randn(tt_shape(64, 65, 43), TUTTI_F32, NULL));
 }
 static void odd_run(void) {
     for (int i = 0; i < 10; i++)
@@ -246,9 +140,9 @@ static void odd_run(void) {
 }
 
 static void entropy_setup(void) {
-    inputs[0] = keep(tt_randn(tt_shape(1024, 8192), TUTTI_F32, NULL));
-    inputs[1] = keep(tt_randint(0, 8192, tt_shape(1024), TUTTI_I64, NULL));
-    inputs[2] = keep(tt_require_grad(tt_detach(inputs[0]), true));
+    inputs[0] = tt_keep(tt_randn(tt_shape(1024, 8192), TUTTI_F32, NULL));
+    inputs[1] = tt_keep(tt_randint(0, 8192, tt_shape(1024), TUTTI_I64, NULL));
+    inputs[2] = tt_keep(tt_require_grad(tt_detach(inputs[0]), true));
 }
 static void entropy_run(void) {
     tt_backward(tt_cross_entropy(inputs[2], inputs[1], -100), NULL);
@@ -256,8 +150,8 @@ static void entropy_run(void) {
 }
 
 static void tiny_setup(void) {
-    inputs[0] = keep(tt_ones(tt_shape(8), TUTTI_F32, NULL));
-    inputs[1] = keep(tt_ones(tt_shape(8), TUTTI_F32, NULL));
+    inputs[0] = tt_keep(tt_ones(tt_shape(8), TUTTI_F32, NULL));
+    inputs[1] = tt_keep(tt_ones(tt_shape(8), TUTTI_F32, NULL));
 }
 static void tiny_run(void) {
     for (int i = 0; i < 10000; i++) {
@@ -275,11 +169,11 @@ static void tiny_grad_setup(void) {
 static void mlp_setup(void) {
     static const int sizes[] = { 784, 1024, 1024, 10 };
     for (int i = 0; i < 3; i++) {
-        parameter(tt_shape(sizes[i + 1], sizes[i]), 0.03);
-        parameter(tt_shape(sizes[i + 1]), 0);
+        parameter(tt_shape(sizes[i + 1], sizes[i]), 0.03, 0);
+        parameter(tt_shape(sizes[i + 1]), 0, 0);
     }
-    inputs[0] = keep(tt_randn(tt_shape(MLP_BATCH, 784), TUTTI_F32, NULL));
-    inputs[1] = keep(tt_randint(0, 10, tt_shape(MLP_BATCH), TUTTI_I64, NULL));
+    inputs[0] = tt_keep(tt_randn(tt_shape(MLP_BATCH, 784), TUTTI_F32, NULL));
+    inputs[1] = tt_keep(tt_randint(0, 10, tt_shape(MLP_BATCH), TUTTI_I64, NULL));
     optimizer = tt_adamw_optimizer(net, NULL);
 }
 static void mlp_run(void) {
@@ -292,59 +186,14 @@ static void mlp_run(void) {
     train(tt_cross_entropy(h, inputs[1], -100));
 }
 
-enum {
-    LAYERS = 6,
-    WIDTH = 384,
-    HEADS = 6,
-    LENGTH = 256,
-    BATCH = 4,
-    VOCABULARY = 8192
-};
 static void gpt_setup(void) {
-    parameter(tt_shape(VOCABULARY, WIDTH), 0.02);
-    parameter(tt_shape(LENGTH, WIDTH), 0.02);
-    for (int layer = 0; layer < LAYERS; layer++) {
-        parameter(tt_shape(WIDTH), 1);
-        parameter(tt_shape(WIDTH), 0);
-        parameter(tt_shape(3 * WIDTH, WIDTH), 0.02);
-        parameter(tt_shape(3 * WIDTH), 0);
-        parameter(tt_shape(WIDTH, WIDTH), 0.02);
-        parameter(tt_shape(WIDTH), 0);
-        parameter(tt_shape(WIDTH), 1);
-        parameter(tt_shape(WIDTH), 0);
-        parameter(tt_shape(4 * WIDTH, WIDTH), 0.02);
-        parameter(tt_shape(4 * WIDTH), 0);
-        parameter(tt_shape(WIDTH, 4 * WIDTH), 0.02);
-        parameter(tt_shape(WIDTH), 0);
-    }
-    parameter(tt_shape(WIDTH), 1);
-    parameter(tt_shape(WIDTH), 0);
-    parameter(tt_shape(VOCABULARY, WIDTH), 0.02);
-    inputs[0] = keep(tt_randint(0, VOCABULARY, tt_shape(BATCH, LENGTH), TUTTI_I64, NULL));
-    inputs[1] = keep(tt_randint(0, VOCABULARY, tt_shape(BATCH * LENGTH), TUTTI_I64, NULL));
-    inputs[2] = keep(tt_arange(0, LENGTH, 1, TUTTI_I64, NULL));
-    optimizer = tt_adamw_optimizer(net, NULL);
+    make_gpt();
+    inputs[0] = batch[0];
+    inputs[1] = batch[1];
+    inputs[2] = positions;
 }
 static void gpt_run(void) {
-    tt_tensor **w = weights;
-    tt_tensor *x = tt_add(tt_embedding(w[0], inputs[0]), tt_embedding(w[1], inputs[2]));
-    w += 2;
-    for (int layer = 0; layer < LAYERS; layer++, w += 12) {
-        tt_tensor *h = tt_linear(tt_layer_norm(x, w[0], w[1], 1e-5), w[2], w[3]);
-        tt_tensor_list qkv = tt_chunk(tt_view(h, tt_shape(BATCH, LENGTH, 3 * WIDTH)), 3, 2);
-        if (qkv.count != 3)
-            return;
-        tt_tensor *y[3];
-        for (int i = 0; i < 3; i++)
-            y[i] = tt_transpose(tt_reshape(qkv.at[i], tt_shape(BATCH, LENGTH, HEADS, WIDTH / HEADS)), 1, 2);
-        tt_tensor *a = tt_attention(y[0], y[1], y[2], true, 0);
-        a = tt_reshape(tt_transpose(a, 1, 2), tt_shape(BATCH, LENGTH, WIDTH));
-        x = tt_add(x, tt_linear(a, w[4], w[5]));
-        h = tt_gelu(tt_linear(tt_layer_norm(x, w[6], w[7], 1e-5), w[8], w[9]));
-        x = tt_add(x, tt_linear(h, w[10], w[11]));
-    }
-    tt_tensor *logits = tt_linear(tt_layer_norm(x, w[0], w[1], 1e-5), w[2], NULL);
-    train(tt_cross_entropy(tt_view(logits, tt_shape(BATCH * LENGTH, VOCABULARY)), inputs[1], -100));
+    train(tt_cross_entropy(forward(inputs[0]), inputs[1], -100));
 }
 
 static const struct {
@@ -414,11 +263,6 @@ static double copy_round(size_t bytes) {
     return now() - start;
 }
 
-static int by_size(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
 static double peak_memory(bool reset) {
     char line[256];
     double kilobytes = 0;
@@ -442,11 +286,6 @@ static double peak_memory(bool reset) {
 #define TURN 0.01 /* seconds */
 #define LONG 0.1  /* likewise */
 #define MOST_RUNS 32
-static void rest(int threads) {
-    if (threads > 1)
-        nanosleep(&(struct timespec){ 0, 30 * 1000 * 1000 }, NULL);
-}
-
 static int runs_of(double seconds) {
     double runs = TURN / (seconds > 0 ? seconds : TURN);
     return runs < 2 ? 1 : runs > MOST_RUNS ? MOST_RUNS : (int)runs;
@@ -512,37 +351,13 @@ static void measure(int which, int rounds, int threads) {
 }
 
 int main(int count, char **arguments) {
-    const char *python = getenv("TEST_PYTHON") != NULL ? getenv("TEST_PYTHON") : "python3", *script = "bench/tensor.py";
-    int threads = 0, rounds = 9, named = 0;
-    for (int i = 1; i < count; i++) {
-        if (strcmp(arguments[i], "--threads") == 0 && i + 1 < count)
-            threads = atoi(arguments[++i]);
-        else if (strcmp(arguments[i], "--rounds") == 0 && i + 1 < count)
-            rounds = atoi(arguments[++i]);
-        else if (strcmp(arguments[i], "--python") == 0 && i + 1 < count)
-            python = arguments[++i];
-        else if (strcmp(arguments[i], "--script") == 0 && i + 1 < count)
-            script = arguments[++i];
-        else
-            arguments[1 + named++] = arguments[i];
-    }
-    if (threads > 0)
-        openblas_set_num_threads(threads);
-    threads = openblas_get_num_threads();
-    rounds = rounds < 1 ? 1 : rounds > ROUNDS ? ROUNDS : rounds;
-    printf("%d threads, %d rounds\n", threads, rounds);
-    start_peer(python, script, threads);
+    sides of = sides_of(count, arguments, TUTTI_SOURCE "/bench/tensor.py");
+    printf("%d threads, %d rounds\n", of.threads, of.rounds);
+    start_peer(&of);
     printf("%-16s %10s %21s %10s %21s\n", "", "Tutti", "min-max", "PyTorch", "min-max");
-    for (int i = 0; i < (int)(sizeof cases / sizeof cases[0]); i++) {
-        bool wanted = named == 0;
-        for (int k = 0; k < named; k++)
-            wanted = wanted || strcmp(arguments[1 + k], cases[i].name) == 0;
-        if (wanted)
-            measure(i, rounds, threads);
-    }
-    if (peer != 0) {
-        fclose(to_peer);
-        waitpid(peer, NULL, 0);
-    }
+    for (int i = 0; i < (int)(sizeof cases / sizeof cases[0]); i++)
+        if (is_wanted(&of, cases[i].name))
+            measure(i, of.rounds, of.threads);
+    end_peer();
     return 0;
 }

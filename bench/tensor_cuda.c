@@ -5,16 +5,9 @@
  *
  *     build/release/bench/tensor_cuda
  */
-#include <stdio.h>
-#include <time.h>
-
 #include <tutti/tensors.h>
 
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
+#include "measure.h"
 
 static tutti_device device = TUTTI_CUDA;
 static tt_tensor *made(tutti_dtype dtype, tt_dims shape) {
@@ -42,23 +35,13 @@ static tt_tensor *made(tutti_dtype dtype, tt_dims shape) {
             if (tt_scope_close(&inner) != TUTTI_OK)                                  \
                 return failed(name);                                                 \
         }                                                                            \
-        printf("%-24s %10.2f us\n", name, median(rounds));                           \
+        printf("%-24s %10.2f us\n", name, median(rounds, 5));                        \
         fflush(stdout);                                                              \
     } while (0)
 
 static int failed(const char *name) {
     printf("%s: %s\n", name, tutti_error_message());
     return 1;
-}
-
-static double median(double *rounds) {
-    for (int i = 1; i < 5; i++)
-        for (int k = i; k > 0 && rounds[k] < rounds[k - 1]; k--) {
-            double kept = rounds[k];
-            rounds[k] = rounds[k - 1];
-            rounds[k - 1] = kept;
-        }
-    return rounds[2];
 }
 
 static int measure(void) {
