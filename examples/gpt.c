@@ -6,6 +6,7 @@
  *     $ tutti run -n 4 ./gpt --mode data --steps 4
  *     $ tutti run -n 4 ./gpt --mode sharded --tensor 2 --steps 4
  *     $ tutti run --survive -n 4 ./gpt --kill 2 --at 2 --steps 4
+ *     $ tutti run --refill 1 -n 4 ./gpt --kill 2 --at 2 --steps 4 --replace 1 --checkpoint /tmp/gpt
  *
  *     --text FILE       what is learned; default: a sentence
  *     --mode MODE       data, or sharded, the default
@@ -16,6 +17,7 @@
  *     --write N         then writes N letters
  *     --results FOLDER  writes loss, memory and time lines there, for a page
  *     --kill R --at S   rank R dies in step S
+ *     --replace 1       the others wait for the one that `tutti run --refill` starts in its place, and lose no step
  */
 #define _POSIX_C_SOURCE 200809L
 #include <signal.h>
@@ -40,7 +42,7 @@ enum {
 typedef struct settings {
     const char *text, *save, *results, *checkpoint;
     bool sharded;
-    int steps, tensor, write, kill_rank, kill_step, every;
+    int steps, tensor, write, kill_rank, kill_step, every, replace;
 } settings;
 
 /* Everything that a rank trains with. `group` computes other batches than this rank; `layer` shares layers with it. */
@@ -58,7 +60,9 @@ typedef struct training {
     FILE *losses;
     int64_t step;
     double loss;
+    int64_t first;      /* step that this process has made */
     double begun, told; /* seconds of the clock: when it began, and when it was told last */
+    int64_t waited;     /* nanoseconds, for other ranks, when it was told last */
 } training;
 
 static double now(void) {
@@ -145,10 +149,13 @@ static void tell(training *run, double loss) {
     double took = now() - run->told, left = (double)(run->set->steps - 1 - run->step);
     if (run->progress == NULL || isatty(STDERR_FILENO) || (run->step + 1) % part != 0)
         return;
-    fprintf(stderr, "  step %3lld of %d: loss %.2f, %5.0f tokens/s, %.0f s left\n", (long long)run->step + 1,
-            run->set->steps, loss, (double)(part * tokens * tutti_group_size(run->group)) / took,
+    int64_t waited = tt_waited_ns(run->world);
+    fprintf(stderr, "  step %3lld of %d: loss %.2f, %5.0f tokens/s, %2.0f %% of it waiting for others, %.0f s left\n",
+            (long long)run->step + 1, run->set->steps, loss,
+            (double)(part * tokens * tutti_group_size(run->group)) / took, 1e-7 * (double)(waited - run->waited) / took,
             took / (double)part * left);
     run->told += took;
+    run->waited = waited;
 }
 
 static void take_step(training *run) {
@@ -200,6 +207,26 @@ static void end_model(training *run) {
     run->model = NULL;
 }
 
+/* Makes a new model, and reads it from the last checkpoint. */
+static void begin_anew(training *run) {
+    tt_error_clear();
+    end_model(run);
+    build(run);
+    load(run);
+}
+
+/* The one that takes the dead rank's place begins like everybody, and reads what the others have left. */
+static tutti_status replace(training *run) {
+    tutti_group *whole;
+    tutti_status status = tutti_group_refill(tutti_world_group(run->world), 0, &whole);
+    if (status != TUTTI_OK)
+        return status;
+    tutti_group_release(run->group);
+    run->group = whole;
+    begin_anew(run);
+    return tt_error_pending();
+}
+
 /* The survivors cut anew what all ranks had. Where ranks stopped at different places that cannot be, and a new model is
  * read from the last checkpoint. */
 static tutti_status go_on(training *run) {
@@ -211,11 +238,15 @@ static tutti_status go_on(training *run) {
     tutti_group_release(run->group);
     run->group = rest;
     bool from_memory = tt_fully_sharded_regroup(run->sharded, rest);
-    if (!from_memory && run->set->checkpoint != NULL) {
-        tt_error_clear();
-        end_model(run);
-        build(run);
-        load(run);
+    if (!from_memory && run->set->checkpoint != NULL)
+        begin_anew(run);
+    if (run->set->replace) {
+        if (from_memory)
+            tt_fully_sharded_save(run->sharded, run->optimizer, run->set->checkpoint);
+        status = tt_error_pending() == TUTTI_OK ? replace(run) : tt_error_pending();
+        if (status != TUTTI_OK)
+            return status;
+        rest = run->group;
     }
     open_tokens(run);
     run->step = tt_item_int(tt_optimizer_steps(run->optimizer)); /* some may have heard of the death a little earlier */
@@ -227,7 +258,7 @@ static tutti_status go_on(training *run) {
 
 static tutti_status train(training *run) {
     while (run->step < run->set->steps) {
-        if (run->step == run->set->kill_step && tutti_world_rank(run->world) == run->set->kill_rank)
+        if (run->step == run->set->kill_step && tutti_world_rank(run->world) == run->set->kill_rank && run->first == 0)
             kill(getpid(), SIGKILL);
         tt_scope scope = tt_scope_open();
         take_step(run);
@@ -337,7 +368,7 @@ static void begin(training *run) {
     meet(run);
     build(run);
     load(run);
-    run->step = tt_item_int(tt_optimizer_steps(run->optimizer));
+    run->first = run->step = tt_item_int(tt_optimizer_steps(run->optimizer));
     run->sentence = run->set->text == NULL ? tmpfile() : NULL;
     for (int i = 0; run->sentence != NULL && i < 500; i++)
         fprintf(run->sentence, "Tutti means everybody plays together, number %d; and then? ", i);
@@ -347,7 +378,8 @@ static void begin(training *run) {
     run->begun = run->told = now();
     if (tutti_world_rank(run->world) != (run->set->kill_rank == 0))
         return;
-    run->progress = tt_progress_new(TUTTI_OPTIONS(tt_progress_options, .steps = run->set->steps, .done = run->step));
+    run->progress = tt_progress_new(
+        TUTTI_OPTIONS(tt_progress_options, .steps = run->set->steps, .done = run->step, .world = run->world));
     snprintf(path, sizeof path, "%s/loss.json", run->set->results != NULL ? run->set->results : "");
     run->losses = run->set->results != NULL ? fopen(path, "w") : NULL;
 }
@@ -389,15 +421,11 @@ static bool take(settings *set, const char *name, const char *value) {
         const char *name;
         int *number;
         const char **text;
-    } known[] = { { "--steps", &set->steps, NULL },
-                  { "--tensor", &set->tensor, NULL },
-                  { "--write", &set->write, NULL },
-                  { "--kill", &set->kill_rank, NULL },
-                  { "--at", &set->kill_step, NULL },
-                  { "--text", NULL, &set->text },
-                  { "--checkpoint", NULL, &set->checkpoint },
-                  { "--every", &set->every, NULL },
-                  { "--save", NULL, &set->save },
+    } known[] = { { "--steps", &set->steps, NULL },           { "--tensor", &set->tensor, NULL },
+                  { "--write", &set->write, NULL },           { "--kill", &set->kill_rank, NULL },
+                  { "--at", &set->kill_step, NULL },          { "--text", NULL, &set->text },
+                  { "--checkpoint", NULL, &set->checkpoint }, { "--every", &set->every, NULL },
+                  { "--replace", &set->replace, NULL },       { "--save", NULL, &set->save },
                   { "--results", NULL, &set->results } };
     if (strcmp(name, "--mode") == 0) {
         set->sharded = strcmp(value, "sharded") == 0;
@@ -421,5 +449,9 @@ int main(int argc, char **argv) {
             fprintf(stderr, "gpt: %s is not understood; the options are at the top of examples/gpt.c\n", argv[i]);
             return 2;
         }
+    if (set.replace && (set.checkpoint == NULL || !set.sharded || set.tensor > 1)) {
+        fprintf(stderr, "gpt: --replace needs --checkpoint and --mode sharded without --tensor\n");
+        return 2;
+    }
     return tutti_main(4, rank_main, &set);
 }

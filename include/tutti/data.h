@@ -19,6 +19,7 @@
 #include <stdio.h>
 
 #include <tutti/tensor.h>
+#include <tutti/world.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -61,15 +62,16 @@ TUTTI_API bool tt_tokens_batch(const tt_tokens *tokens, int64_t step, tt_tensor 
 
 /* ---- progress ---- */
 
-/* On a terminal one line that is written over: step, loss, tokens per second, time left. Elsewhere one line at the
- * end. */
+/* On a terminal one line that is written over: step, loss, tokens per second, which share of the time was spent waiting
+ * for other ranks, time left. Elsewhere one line at the end. */
 typedef struct tt_progress tt_progress;
 
 typedef struct tt_progress_options {
     size_t size;
-    int64_t steps; /* of the whole run; 0: not known, and no time left is told */
-    int64_t done;  /* steps that an earlier part of the run has made */
-    FILE *file;    /* NULL: stderr */
+    int64_t steps;      /* of the whole run; 0: not known, and no time left is told */
+    int64_t done;       /* steps that an earlier part of the run has made */
+    FILE *file;         /* NULL: stderr */
+    tutti_world *world; /* whose collectives are waited for (tt_waited_ns); NULL: no share is told */
 } tt_progress_options;
 #define TT_PROGRESS_OPTIONS_INIT TUTTI_DEFAULTS(tt_progress_options)
 /* TT_PROGRESS_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */

@@ -134,6 +134,9 @@ TUTTI_API bool tt_is_async(const tt_tensor *x);
 /* Collectives of this world that nobody has waited for. Closing the world with such works is an error that lists
  * them. */
 TUTTI_API int tt_pending_works(tutti_world *world);
+/* Nanoseconds that this rank's threads have waited for collectives of the world so far: what communication costs a
+ * program, while the rest of it is hidden behind computations. */
+TUTTI_API int64_t tt_waited_ns(tutti_world *world);
 /* Waits for all of them; false with the error pending when one has failed. */
 TUTTI_API bool tt_wait_all(tutti_world *world);
 

@@ -73,7 +73,8 @@ TUTTI_API void tt_data_parallel_options_init(tt_data_parallel_options *options, 
 
 /* Makes the module's parameters that require grad data parallel, from now on. A collective: all ranks compare names,
  * shapes and dtypes, and a difference is TUTTI_ERROR_MISMATCH on every rank; then parameters and buffers become those
- * of rank 0. NULL with the error pending. options may be NULL.
+ * of rank 0. NULL with the error pending. options may be NULL. A parameter that is data parallel already is
+ * TUTTI_ERROR_STATE.
  *
  * A backward in which a parameter gets no gradient is TUTTI_ERROR_STATE that names it, unless find_unused or
  * static_graph is set. With them it counts as zeros, and where no rank has one its gradient stays as it was. */
@@ -239,7 +240,8 @@ TUTTI_API bool tt_fully_sharded_count(const tt_fully_sharded *sharded, tt_fully_
  * multiplies, and a row-wise one scatters while it does (tutti/fused.h).
  *
  * Ranks draw whole weights from one state of the random generator and keep their parts: the layers together are the
- * layer that one rank would have made. Sizes must be divisible by the ranks. */
+ * layer that one rank would have made. Making one is a collective, in which they compare that state: a difference is
+ * TUTTI_ERROR_MISMATCH on all. Sizes must be divisible by the ranks. */
 
 typedef struct tt_tensor_parallel_options {
     size_t size;

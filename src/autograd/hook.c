@@ -132,6 +132,15 @@ tutti_status tu_hook_list_snapshot(tu_hook_list *list, tu_hook_list *copy) {
     return copy->at != NULL ? TUTTI_OK : tu_error_memory("a list of hooks", (size_t)count * sizeof *copy->at);
 }
 
+bool tu_hook_list_has(tu_hook_list *list, void (*function)(void)) {
+    bool found = false;
+    pthread_mutex_lock(tu_process_hooks_lock());
+    for (int i = 0; i < tu_hook_count(list) && !found; i++)
+        found = list->at[i]->function == function;
+    pthread_mutex_unlock(tu_process_hooks_lock());
+    return found;
+}
+
 /* Takes the hook off its list; true where it stood in one, whose reference is the caller's now. */
 static bool take_off(tt_hook *hook) {
     pthread_mutex_lock(tu_process_hooks_lock());

@@ -249,6 +249,8 @@ tutti_status tu_hook_add(tu_hook_list *list, void (*function)(void), void *user,
 /* Copies a caller's options, checked; false with the error pending. `always` says whether that field has a meaning. */
 bool tu_hook_options_take(const char *who, const tt_hook_options *options, bool always, tt_hook_options *full);
 void tu_hook_list_free(tu_hook_list *list);
+/* Whether a hook of this function stands in it. */
+bool tu_hook_list_has(tu_hook_list *list, void (*function)(void));
 /* A copy of the list as it is now, each hook held: hooks that are added or removed meanwhile do not matter. Ends with
  * tu_hook_list_free. */
 tutti_status tu_hook_list_snapshot(tu_hook_list *list, tu_hook_list *copy);

@@ -29,6 +29,7 @@ typedef struct flights {
     pthread_mutex_t lock;
     struct flight *first, *last; /* oldest first */
     int count;
+    _Atomic int64_t waited_ns; /* by all threads */
 } flights;
 
 typedef struct flight_link {
@@ -294,6 +295,17 @@ static void land(const flight *one) {
                           TU_PARTS_FROM_BLOCK);
 }
 
+/* Waits for the work, and counts for how long. */
+static tutti_status wait_counted(flight *one) {
+    bool finished;
+    if (tutti_work_test(one->work, &finished) == TUTTI_OK && finished)
+        return tutti_work_wait(one->work, 0);
+    int64_t begin = tutti_clock();
+    tutti_status status = tutti_work_wait(one->work, 0);
+    atomic_fetch_add_explicit(&one->registry->waited_ns, tutti_clock() - begin, memory_order_relaxed);
+    return status;
+}
+
 /* Waits for the work and takes the flight off all lists. One thread does; others that want the same wait for it, no
  * longer than the work's own deadline. */
 static tutti_status finish(flight *one) {
@@ -306,7 +318,7 @@ static tutti_status finish(flight *one) {
     pthread_mutex_unlock(&one->lock);
     if (!mine)
         return TUTTI_OK;
-    tutti_status status = tutti_work_wait(one->work, 0);
+    tutti_status status = wait_counted(one);
     if (status == TUTTI_OK)
         land(one);
     leave_registry(one);
@@ -519,6 +531,13 @@ int tt_pending_works(tutti_world *world) {
     int count = registry->count;
     pthread_mutex_unlock(&registry->lock);
     return count;
+}
+
+int64_t tt_waited_ns(tutti_world *world) {
+    flights *registry;
+    if (world == NULL || registry_of(world, &registry) != TUTTI_OK)
+        return 0;
+    return atomic_load_explicit(&registry->waited_ns, memory_order_relaxed);
 }
 
 bool tt_wait_all(tutti_world *world) {

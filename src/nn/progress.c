@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include <tutti/world.h>
+#include <tutti/functional.h>
 
 #include "tensor/thread.h"
 
@@ -15,6 +15,7 @@ struct tt_progress {
     tt_progress_options options;
     bool terminal;
     int64_t begin, drawn; /* times, in nanoseconds */
+    int64_t waited;       /* for other ranks, before it began */
     int64_t steps, tokens;
     double loss;
 };
@@ -40,6 +41,7 @@ tt_progress *tt_progress_new(const tt_progress_options *options) {
     progress->options = full;
     progress->terminal = isatty(fileno(full.file)) != 0;
     progress->begin = tutti_clock();
+    progress->waited = tt_waited_ns(full.world);
     return progress;
 }
 
@@ -75,6 +77,10 @@ static void draw(tt_progress *progress, int64_t now, bool last) {
         fprintf(file, "  loss %.4f", progress->loss);
     if (progress->tokens > 0 && seconds > 0)
         fprintf(file, "  %s tokens/s", short_number((double)progress->tokens / seconds, rate, sizeof rate));
+    if (progress->options.world != NULL && now > progress->begin)
+        fprintf(file, "  %.0f %% waiting",
+                100 * (double)(tt_waited_ns(progress->options.world) - progress->waited) /
+                    (double)(now - progress->begin));
     if (last)
         fprintf(file, "  in %s\n", duration(seconds, time, sizeof time));
     else if (progress->options.steps > 0 && progress->steps > 0)

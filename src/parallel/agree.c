@@ -6,6 +6,8 @@
 
 #include <string.h>
 
+#include <tutti/state.h>
+
 static uint64_t mix(uint64_t hash, const void *data, size_t bytes) {
     for (size_t i = 0; i < bytes; i++)
         hash = (hash ^ ((const unsigned char *)data)[i]) * 0x100000001B3u;
@@ -63,6 +65,24 @@ tutti_status tu_parallel_agree(const char *who, tt_named_list tensors, tutti_gro
     tu_pending_take(status);
     tu_scope_leave(&scope);
     return tu_self()->pending;
+}
+
+bool tu_parallel_agree_random(const char *who, tutti_group *group) {
+    enum {
+        NUMBERS = 3 /* of a state */
+    };
+    tt_scope scope = tt_scope_open();
+    int64_t own[NUMBERS] = { 0 };
+    tt_read(tt_random_state(), own, TUTTI_I64, NUMBERS);
+    const int64_t *rows = gather(own, NUMBERS, group);
+    for (int rank = 1; rows != NULL && rank < tutti_group_size(group) && tu_self()->pending == TUTTI_OK; rank++)
+        if (memcmp(rows + NUMBERS * rank, rows, sizeof own) != 0)
+            tu_fail(TUTTI_ERROR_MISMATCH,
+                    "%s: the random generators of ranks 0 and %d are not in the same state, and would draw parts that "
+                    "do not belong together; call tt_seed with the same numbers on all ranks before",
+                    who, rank);
+    tu_scope_leave(&scope);
+    return tu_self()->pending == TUTTI_OK;
 }
 
 void tu_parallel_broadcast(tt_tensor_list tensors, int root, tutti_group *group) {

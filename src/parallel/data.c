@@ -423,6 +423,10 @@ static tutti_status add_members(tt_data_parallel *parallel, tt_named_list parame
     for (size_t i = 0; i < parameters.count; i++) {
         if (!tt_requires_grad(parameters.at[i]))
             continue;
+        tu_history *history = tu_history_at(parameters.at[i]);
+        if (history != NULL && tu_hook_list_has(&history->accumulate_hooks, (void (*)(void))accumulated))
+            return tu_error(TUTTI_ERROR_STATE, "data_parallel_new: parameter \"%s\" is data parallel already",
+                            parameters.names[i]);
         member *one = &parallel->members[parallel->count];
         one->parallel = parallel;
         one->name = strdup(parameters.names[i]);

@@ -99,6 +99,7 @@ bool tt_fully_sharded_step(tt_fully_sharded *sharded) {
     double steps = tt_item(tt_optimizer_steps(sharded->optimizer)) + 1;
     if (tu_self()->pending == TUTTI_OK)
         tt_fill_(tt_narrow(sharded->marks, 0, 0, 1), steps);
+    atomic_thread_fence(memory_order_release); /* pairs with the one in same_step: first the mark, then the step */
     if (tt_optimizer_step(sharded->optimizer)) {
         atomic_thread_fence(memory_order_release); /* pairs with the one in same_step: first the step, then its mark */
         tt_fill_(tt_narrow(sharded->marks, 0, 1, 1), steps);
@@ -237,13 +238,13 @@ static void regroup(tt_fully_sharded *sharded, tutti_group *group) {
         sharded->group = old;
         recut(&sharded->units[i], old, group);
     }
-    sharded->lost = tu_self()->pending != TUTTI_OK;
     sharded->group = tutti_group_keep(group);
     if (sharded->optimizer != NULL) {
         tu_shard_peers_free(sharded->at_peers, tutti_group_size(old));
         tu_tensor_drop(sharded->marks);
         make_marks(sharded, tt_item(tt_optimizer_steps(sharded->optimizer)));
     }
+    sharded->lost = tu_self()->pending != TUTTI_OK;
     tutti_group_release(old);
 }
 

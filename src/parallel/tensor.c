@@ -36,7 +36,7 @@ static bool take_options(const char *who, const tt_tensor_parallel_options *opti
     full->dtype = full->dtype != 0 ? full->dtype : TUTTI_F32;
     if (full->group == NULL)
         tu_fail(TUTTI_ERROR_ARGUMENT, "%s: options->group is NULL", who);
-    return tu_self()->pending == TUTTI_OK;
+    return tu_self()->pending == TUTTI_OK && tu_parallel_agree_random(who, full->group);
 }
 
 /* A size that is cut. */

@@ -202,6 +202,7 @@ TEST(structs_of_ops_h_stay_as_they_are) {
     AT(tt_progress_options, steps, 8);
     AT(tt_progress_options, done, 16);
     AT(tt_progress_options, file, 24);
+    AT(tt_progress_options, world, 32);
     AT(tt_operator_info, size, 0);
     AT(tt_operator_info, name, 8);
     AT(tt_operator_info, family, 16);

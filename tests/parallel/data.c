@@ -337,6 +337,18 @@ TEST_WORLD_THREADS(a_backward_that_is_to_be_differentiated_is_refused, 1) {
     END;
 }
 
+TEST_WORLD_THREADS(a_module_is_made_data_parallel_once, 2) {
+    BEGIN;
+    tt_module *inner = tt_linear_module(3, 2, true, TUTTI_F32), *outer = tt_sequential_module(1, &inner);
+    tt_data_parallel *parallel = tt_data_parallel_new(inner, group, NULL);
+    CHECK(parallel != NULL && tt_data_parallel_new(outer, group, NULL) == NULL);
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_STATE);
+    tt_error_clear();
+    tt_data_parallel_release(parallel);
+    tt_module_release(outer);
+    CHECK_OK(tt_scope_close(&scope));
+}
+
 TEST_WORLD_THREADS(bad_arguments_are_refused, 1) {
     BEGIN;
     tt_module *net = net_of(1);

@@ -145,6 +145,114 @@ TEST(a_death_in_the_middle_of_a_step_asks_for_a_checkpoint) {
     lose(3, 1, true, false);
 }
 
+/* ---- a death at any allocation ---- */
+
+typedef struct places {
+    int step, regroup; /* allocation at which rank 1 dies in its step, or rank 2 while it cuts anew; 0: at none */
+    atomic_int spared; /* ranks that came through, having made fewer */
+    atomic_int finished, from_memory;
+} places;
+
+static const char allocations[] = "malloc,calloc,realloc,aligned_alloc";
+
+/* Runs on until it dies, or is spared. */
+static void end_of_victim(places *shared) {
+    if (!test_fail_disarm())
+        atomic_fetch_add(&shared->spared, 1);
+    kill(getpid(), SIGKILL);
+}
+
+static bool go_on_from_memory(tt_fully_sharded *sharded, tutti_group *rest, places *shared) {
+    bool dies = shared->regroup > 0 && tutti_world_rank(tutti_group_world(rest)) == 2;
+    if (dies)
+        test_kill_arm(allocations, shared->regroup);
+    bool whole = tt_fully_sharded_regroup(sharded, rest);
+    if (dies)
+        end_of_victim(shared);
+    return whole;
+}
+
+static tutti_status die_somewhere(tutti_world *world, void *argument) {
+    places *shared = argument;
+    tutti_group *group = tutti_world_group(world), *rest, *last;
+    int rank = tutti_world_rank(world), ranks = tutti_world_size(world);
+    tt_scope scope = tt_scope_open();
+    net net = net_of(), alone = net_of();
+    tt_fully_sharded *sharded = tt_fully_shard(net.root, LAYERS, net.units, group, NULL);
+    tt_optimizer *optimizer = tt_adamw_optimizer(net.root, NULL), *reference = tt_adamw_optimizer(alone.root, NULL);
+    CHECK(tt_fully_sharded_protect(sharded, optimizer));
+    step_together(net.root, sharded, optimizer, rank, 0);
+    step_alone(alone.root, reference, ranks, 0);
+    CHECK(tt_backward(weighted_loss(net.root, rank, 1), NULL));
+    for (size_t i = 0; i < tt_module_parameters(net.root).count; i++)
+        CHECK(tt_wait(tt_grad(tt_module_parameters(net.root).at[i])) != NULL);
+    CHECK_OK(tutti_barrier(group, NULL)); /* all have their gradients: a death takes nobody's step away */
+    if (rank == 1 && shared->step > 0)
+        test_kill_arm(allocations, shared->step);
+    CHECK(tt_fully_sharded_step(sharded));
+    if (rank == 1)
+        end_of_victim(shared);
+    step_alone(alone.root, reference, ranks, 1);
+    CHECK_OK(tutti_group_shrink(group, NULL, &rest));
+    bool whole = go_on_from_memory(sharded, rest, shared);
+    tutti_status status = tt_error_show();
+    CHECK(whole || status == TUTTI_ERROR_STATE || status == TUTTI_ERROR_DEAD);
+    tt_error_clear();
+    CHECK_OK(tutti_group_shrink(rest, NULL, &last));
+    if (shared->regroup > 0) { /* the other one has died since */
+        whole = tt_fully_sharded_regroup(sharded, last);
+        if (!whole)
+            CHECK_STATUS(tt_error_show(), TUTTI_ERROR_STATE);
+        tt_error_clear();
+    }
+    if (whole)
+        check_whole(sharded, alone.root, 0);
+    CHECK_EQ(tt_item(tt_all_reduce(tt_full(tt_shape(), whole, TUTTI_F32, NULL), TUTTI_SUM, last)),
+             whole ? tutti_group_size(last) : 0);
+    atomic_fetch_add(&shared->from_memory, whole);
+    tt_fully_sharded_release(sharded);
+    tt_optimizer_release(optimizer);
+    tt_optimizer_release(reference);
+    tt_module_release(net.root);
+    tt_module_release(alone.root);
+    if (!tt_wait_all(world)) /* what deaths ended */
+        tt_error_clear();
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_barrier(last, NULL));
+    tutti_group_release(rest);
+    tutti_group_release(last);
+    atomic_fetch_add(&shared->finished, 1);
+    return TUTTI_OK;
+}
+
+/* Whether the death came where it was to come. */
+static bool die_at(int step, int regroup) {
+    places *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(shared != MAP_FAILED);
+    shared->step = step;
+    shared->regroup = regroup;
+    CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_PROCESSES, 4, die_somewhere, shared), TUTTI_ERROR_DEAD);
+    CHECK_EQ(atomic_load(&shared->finished), regroup > 0 ? 2 : 3);
+    bool died = atomic_load(&shared->spared) == (regroup > 0 ? 1 : 0);
+    CHECK(died || atomic_load(&shared->from_memory) > 0); /* who had finished leaves everything behind */
+    munmap(shared, sizeof *shared);
+    return died;
+}
+
+TEST_LIMIT(wherever_in_a_step_a_rank_dies_the_others_have_all_or_are_told, 300) {
+    int deaths = 0, apart = test_sanitized() ? 7 : 2;
+    while (die_at(1 + deaths * apart, 0))
+        deaths++;
+    CHECK(deaths > 0);
+}
+
+TEST_LIMIT(wherever_another_dies_while_they_cut_anew_the_others_have_all_or_are_told, 300) {
+    int deaths = 0, apart = test_sanitized() ? 400 : 101;
+    while (die_at(0, 1 + deaths * apart))
+        deaths++;
+    CHECK(deaths > 0);
+}
+
 TEST_WORLD_THREADS(regrouping_is_refused_where_it_cannot_work, 1) {
     tutti_group *group = tutti_world_group(world);
     tt_scope scope = tt_scope_open();

@@ -224,6 +224,36 @@ TEST_WORLD(parameters_are_computed_with_in_bf16_and_reduced_in_f32, 2) {
     END;
 }
 
+/* A module that scales its input by a weight, and notes in which type both came. */
+static _Thread_local tutti_dtype input_came_in, weight_came_in;
+static int scale_forward(tt_module *module, tt_tensor_list inputs, tt_tensor **outputs) {
+    tt_tensor *weight = tt_module_parameter(module, "weight");
+    input_came_in = tt_dtype(inputs.at[0]);
+    weight_came_in = tt_dtype(weight);
+    outputs[0] = tt_mul(inputs.at[0], weight);
+    return 1;
+}
+
+TEST_WORLD_THREADS(inputs_may_keep_their_type, 2) {
+    BEGIN;
+    static const tt_module_type type = { sizeof type, "Scale", scale_forward, NULL };
+    for (int keep = 0; keep < 2; keep++) {
+        tt_fully_sharded_options options = TT_FULLY_SHARDED_OPTIONS_INIT;
+        options.param_dtype = TUTTI_BF16;
+        options.keep_inputs = keep;
+        tt_module *module = tt_module_new(&type, NULL);
+        CHECK(tt_module_set_parameter(module, "weight", tt_parameter(tt_ones(tt_shape(4), TUTTI_F32, NULL), true)));
+        tt_fully_sharded *sharded = tt_fully_shard(module, 0, NULL, group, &options);
+        tt_tensor *scaled = tt_module_call(module, tt_full(tt_shape(4), 1.001, TUTTI_F32, NULL));
+        CHECK(weight_came_in == TUTTI_BF16 && input_came_in == (keep ? TUTTI_F32 : TUTTI_BF16));
+        CHECK_EQ(tt_dtype(scaled), keep ? TUTTI_F32 : TUTTI_BF16);
+        CHECK(tt_backward(tt_sum(scaled), NULL));
+        tt_fully_sharded_release(sharded);
+        tt_module_release(module);
+    }
+    END;
+}
+
 TEST_WORLD(averages_of_f16_do_not_overflow_on_their_way, 4) {
     BEGIN;
     tt_module *root = tt_linear_module(1, 4, false, TUTTI_F16);

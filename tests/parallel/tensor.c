@@ -215,6 +215,21 @@ TEST_WORLD_THREADS(bytes_find_their_rows_in_a_vocabulary_of_more, 2) {
     CHECK_OK(tt_scope_close(&scope));
 }
 
+TEST_WORLD(generators_in_different_states_are_told_on_all_ranks, 2) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor_parallel_options how = { .size = sizeof how, .group = tutti_world_group(world) };
+    tt_seed(3, (uint32_t)tutti_world_rank(world));
+    CHECK(tt_column_linear_module(4, 4, true, &how) == NULL);
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_MISMATCH);
+    CHECK_MESSAGE("column_linear_module: the random generators of ranks 0 and 1 are not in the same state");
+    tt_error_clear();
+    tt_seed(3, 0);
+    tt_module *layer = tt_column_linear_module(4, 4, true, &how);
+    CHECK(layer != NULL);
+    tt_module_release(layer);
+    CHECK_OK(tt_scope_close(&scope));
+}
+
 TEST_WORLD_THREADS(sizes_that_cannot_be_cut_are_refused, 2) {
     BEGIN_CUT(argument);
     CHECK(tt_column_linear_module(4, 5, true, &how) == NULL);

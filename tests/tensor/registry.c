@@ -26,6 +26,21 @@ static bool all_are(tt_tensor *x, double value) {
     return x != NULL && tt_equal(x, tt_full(tt_sizes(x), value, tt_dtype(x), NULL));
 }
 
+/* ---- how long ---- */
+
+TEST_WORLD_THREADS(time_spent_waiting_is_counted, 2) {
+    tt_scope scope = tt_scope_open();
+    int64_t before = tt_waited_ns(world), begin = tutti_clock();
+    if (tutti_world_rank(world) == 1)
+        usleep(20000);
+    CHECK(tt_wait(tt_all_reduce(full(4, 1), TUTTI_SUM, tutti_world_group(world))) != NULL);
+    int64_t waited = tt_waited_ns(world) - before;
+    CHECK(waited >= 0 && waited <= tutti_clock() - begin);
+    CHECK(waited > 0 || tutti_world_rank(world) == 1); /* rank 0 came first, or was held up itself */
+    CHECK_EQ(tt_waited_ns(NULL), 0);
+    CHECK_OK(tt_scope_close(&scope));
+}
+
 /* ---- a world that closes ---- */
 
 TEST(closing_a_world_names_the_works_that_nobody_waited_for) {
