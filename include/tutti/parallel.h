@@ -77,7 +77,9 @@ TUTTI_API void tt_data_parallel_options_init(tt_data_parallel_options *options, 
  * TUTTI_ERROR_STATE.
  *
  * A backward in which a parameter gets no gradient is TUTTI_ERROR_STATE that names it, unless find_unused or
- * static_graph is set. With them it counts as zeros, and where no rank has one its gradient stays as it was. */
+ * static_graph is set. With them it counts as zeros, and where no rank has one its gradient stays as it was. With
+ * find_unused all forwards since the last backward count, also one whose result meets none: run that with
+ * tt_grad_mode(false). */
 TUTTI_API tt_data_parallel *tt_data_parallel_new(tt_module *module, tutti_group *group,
                                                  const tt_data_parallel_options *options);
 /* Gradients are this rank's alone again. Waits for reductions that are under way; gradients stay. NULL is allowed. */
