@@ -19,9 +19,13 @@ int64_t tu_clock_wall(void) {
     return now(CLOCK_REALTIME);
 }
 
-int64_t tu_deadline(int64_t timeout_ns) {
+int64_t tu_deadline_from(int64_t start, int64_t timeout_ns) {
     int64_t deadline;
-    return __builtin_add_overflow(tu_clock_now(), timeout_ns, &deadline) ? INT64_MAX : deadline;
+    return __builtin_add_overflow(start, timeout_ns, &deadline) ? INT64_MAX : deadline;
+}
+
+int64_t tu_deadline(int64_t timeout_ns) {
+    return tu_deadline_from(tu_clock_now(), timeout_ns);
 }
 
 int64_t tu_deadline_left(int64_t deadline) {

@@ -17,6 +17,7 @@ int64_t tu_clock_wall(void); /* CLOCK_REALTIME, for logs and traces */
 
 /* now + timeout_ns, without overflow. timeout_ns must be > 0. */
 int64_t tu_deadline(int64_t timeout_ns);
+int64_t tu_deadline_from(int64_t start, int64_t timeout_ns); /* start + timeout_ns */
 
 /* What is left, at least 0. */
 int64_t tu_deadline_left(int64_t deadline);

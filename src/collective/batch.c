@@ -23,6 +23,7 @@ struct tutti_batch {
     tutti_group *group;
     tu_collective *state; /* of the group */
     int count, room;
+    int messages;       /* of them: sends and receives that run beside each other */
     tu_task *tasks;     /* `few`, or more */
     int64_t timeout_ns; /* of tutti_batch_end's call */
     /* Of the messages: in `few_requests` and `few_prepared`, or in one piece, made before anything is entered. */
@@ -55,7 +56,7 @@ tutti_status tutti_batch_begin(tutti_group *group, tutti_batch **batch) {
     if (made == NULL)
         return tu_error_memory("a batch", sizeof *made);
     made->state = state;
-    made->count = 0;
+    made->count = made->messages = 0;
     made->room = FEW;
     made->tasks = made->few;
     made->timeout_ns = 0;
@@ -83,6 +84,30 @@ void tutti_batch_cancel(tutti_batch *batch) {
     tu_batch_free(batch);
 }
 
+static __attribute__((noinline)) tu_task *more_places(tutti_batch *batch) {
+    int room = batch->room * 2;
+    bool few = batch->tasks == batch->few;
+    tu_task *more = realloc(few ? NULL : batch->tasks, (size_t)room * sizeof *more);
+    if (more == NULL) {
+        (void)tu_error_memory("a batch", (size_t)room * sizeof *more);
+        return NULL;
+    }
+    if (few)
+        memcpy(more, batch->few, sizeof batch->few);
+    batch->tasks = more;
+    batch->room = room;
+    return &more[batch->count];
+}
+
+tu_task *tu_batch_place(tutti_batch *batch) {
+    return batch->count < batch->room ? &batch->tasks[batch->count] : more_places(batch);
+}
+
+/* A message that is to run beside the others; in a fake world it is a task like any other. */
+static bool is_message(const tu_task *task) {
+    return task->row->kind == TU_KIND_MESSAGE && task->executor->takes_turns;
+}
+
 tutti_status tu_batch_note(tutti_batch *batch, const tu_task *task, const tutti_call *call) {
     const char *name = task->row->name;
     if (batch->group != task->group)
@@ -91,27 +116,17 @@ tutti_status tu_batch_note(tutti_batch *batch, const tu_task *task, const tutti_
     if (call->work != NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT,
                         "%s: a call in a batch has no work of its own; give one to tutti_batch_end", name);
-    if (batch->count == batch->room) {
-        int room = batch->room * 2;
-        bool few = batch->tasks == batch->few;
-        tu_task *more = realloc(few ? NULL : batch->tasks, (size_t)room * sizeof *more);
-        if (more == NULL)
-            return tu_error_memory("a batch", (size_t)room * sizeof *more);
-        if (few)
-            memcpy(more, batch->few, sizeof batch->few);
-        batch->tasks = more;
-        batch->room = room;
-    }
-    batch->tasks[batch->count++] = *task;
+    tu_task *place = tu_batch_place(batch);
+    if (place == NULL)
+        return TUTTI_ERROR_MEMORY;
+    if (place != task)
+        *place = *task;
+    batch->messages += is_message(task);
+    batch->count++;
     return TUTTI_OK;
 }
 
 /* ---- entering ---- */
-
-/* A message that is to run beside the others; in a fake world it is a task like any other. */
-static bool is_message(const tu_task *task) {
-    return task->row->kind == TU_KIND_MESSAGE && task->executor->takes_turns;
-}
 
 /* After a failure: what was entered and will not run ends with the status. */
 static void leave_rest(tutti_batch *batch, int begin, tutti_status status) {
@@ -120,16 +135,9 @@ static void leave_rest(tutti_batch *batch, int begin, tutti_status status) {
             (void)tu_group_leave_agreement(batch->group, batch->tasks[i].ticket, status);
 }
 
-static int count_messages(const tutti_batch *batch) {
-    int messages = 0;
-    for (int i = 0; i < batch->count; i++)
-        messages += is_message(&batch->tasks[i]);
-    return messages;
-}
-
 /* All the memory that the batch needs for its messages: later nothing may fail for want of it. */
 static tutti_status make_room(tutti_batch *batch) {
-    int messages = count_messages(batch);
+    int messages = batch->messages;
     if (messages <= FEW)
         return TUTTI_OK;
     size_t bytes = (size_t)messages * (sizeof *batch->requests + sizeof *batch->prepared);
@@ -145,7 +153,7 @@ tutti_status tu_batch_enter(tutti_batch *batch) {
     tutti_status room = make_room(batch);
     if (room != TUTTI_OK)
         return room;
-    for (int i = 0; i < batch->count; i++) {
+    for (int i = 0; i < batch->count && batch->messages < batch->count; i++) {
         tu_task *task = &batch->tasks[i];
         if (is_message(task)) /* it enters when it is posted */
             continue;
@@ -266,7 +274,7 @@ static tutti_status run_collectives(tutti_batch *batch) {
 /* Enters the receives, then the sends: so a message that comes back at once finds its receive. *count are entered, in
  * that order. */
 static tutti_status prepare_messages(tutti_batch *batch, int *count) {
-    tutti_status status = TUTTI_OK;
+    tutti_status status = tu_messages_open(batch->state);
     *count = 0;
     for (int sends = 0; sends < 2; sends++)
         for (int i = 0; i < batch->count && status == TUTTI_OK; i++) {
@@ -298,19 +306,19 @@ static tutti_status await_messages(tutti_batch *batch, tu_request *const *prepar
 
 tutti_status tu_batch_run_in_turn(tutti_batch *batch) {
     int count;
-    if (count_messages(batch) == 0)
+    if (batch->messages == 0)
         return run_collectives(batch);
     tutti_status status = prepare_messages(batch, &count);
     tu_messages_begin(batch->state, batch->prepared, count);
-    if (status == TUTTI_OK)
-        status = run_collectives(batch);
-    else
+    if (status != TUTTI_OK)
         leave_rest(batch, 0, status);
+    else if (batch->messages < batch->count)
+        status = run_collectives(batch);
     return await_messages(batch, batch->prepared, count, status);
 }
 
 static bool needs_turn(const tutti_batch *batch) {
-    for (int i = 0; i < batch->count; i++)
+    for (int i = 0; i < batch->count && batch->messages < batch->count; i++)
         if (batch->tasks[i].executor->takes_turns && !is_message(&batch->tasks[i]))
             return true;
     return false;

@@ -7,7 +7,9 @@
 
 #include "collective/collective.h"
 
-/* Notes a checked task. */
+/* Where the next task goes, for those who make it there; it counts once it is noted. NULL: no memory, with an error. */
+tu_task *tu_batch_place(tutti_batch *batch);
+/* Notes a checked task, which may lie in its place already. */
 tutti_status tu_batch_note(tutti_batch *batch, const tu_task *task, const tutti_call *call);
 /* Runs all of it. The first error is returned. */
 tutti_status tu_batch_run(tutti_batch *batch);

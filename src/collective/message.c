@@ -16,12 +16,17 @@
 
 /* ---- the messages of a group ---- */
 
-static void free_messages(tu_messages *messages) {
-    while (messages->early != NULL) {
-        tu_unexpected *next = messages->early->next;
-        free(messages->early);
-        messages->early = next;
+static void free_unexpected(tu_unexpected *list) {
+    while (list != NULL) {
+        tu_unexpected *next = list->next;
+        free(list);
+        list = next;
     }
+}
+
+static void free_messages(tu_messages *messages) {
+    free_unexpected(messages->early);
+    free_unexpected(messages->spare);
     pthread_mutex_destroy(&messages->lock);
     pthread_cond_destroy(&messages->changed);
     tu_channels_close(&messages->channels);
@@ -427,13 +432,32 @@ static bool is_finished(const tu_request *request) {
     return atomic_load_explicit(&request->finished, memory_order_acquire) != 0;
 }
 
-static tutti_status enter(tu_task *task) {
-    tutti_status status = tu_task_enter(task);
-    if (status == TUTTI_OK) {
-        (void)tu_task_deadline(task);
-        tu_task_record(task);
+static bool succeeded(const tu_request *request) {
+    return is_finished(request) && !request->mismatch && request->garbage == NULL;
+}
+
+/* Begins requests that a thread awaits. Most are over at once, and need neither a deadline nor two looks at the time
+ * for their record; the others have both before anybody waits. */
+static void begin_awaited(tu_messages *messages, tu_request *const *requests, int count) {
+    const tutti_world *world = messages->state->group->world;
+    const tu_recorder *recorder = tu_job_recorder(world->job, world->local_rank);
+    uint64_t began = tu_record_time(recorder);
+    begin(messages, requests, count);
+    uint64_t ended = tu_record_time(recorder);
+    int64_t now = 0;
+    for (int i = 0; i < count; i++) {
+        tu_task *task = requests[i]->task;
+        memcpy(&task->info.executor, task->executor->name, sizeof task->info.executor);
+        requests[i]->past = succeeded(requests[i]);
+        if (requests[i]->past) {
+            tu_record_past(recorder, &task->info, began, ended, task->info.count * task->element);
+            continue;
+        }
+        if (now == 0)
+            now = tu_clock_now();
+        task->deadline = tu_deadline_from(now, task->info.timeout_ns);
+        task->ticket = tu_record_begin_at(recorder, &task->info, began);
     }
-    return status;
 }
 
 /* Waits for a request that `begin` has begun. */
@@ -474,18 +498,18 @@ tutti_status tu_message_run(tu_task *task) {
     tutti_status status = get_messages(task->state, &messages);
     if (status != TUTTI_OK)
         return status;
-    (void)tu_task_deadline(task);
-    tu_task_record(task);
     tu_request request = { .task = task };
-    begin(messages, &(tu_request *){ &request }, 1);
+    begin_awaited(messages, &(tu_request *){ &request }, 1);
     return complete(messages, &request);
 }
 
-tutti_status tu_message_prepare(tu_task *task, tu_request *request) {
+tutti_status tu_messages_open(tu_collective *state) {
     tu_messages *messages;
-    tutti_status status = get_messages(task->state, &messages);
-    if (status == TUTTI_OK)
-        status = enter(task);
+    return get_messages(state, &messages);
+}
+
+tutti_status tu_message_prepare(tu_task *task, tu_request *request) {
+    tutti_status status = tu_task_enter(task);
     if (status == TUTTI_OK)
         *request = (tu_request){ .task = task };
     return status;
@@ -494,10 +518,12 @@ tutti_status tu_message_prepare(tu_task *task, tu_request *request) {
 void tu_messages_begin(tu_collective *state, tu_request *const *requests, int count) {
     tu_messages *messages = atomic_load_explicit(&state->messages, memory_order_acquire);
     if (count != 0)
-        begin(messages, requests, count);
+        begin_awaited(messages, requests, count);
 }
 
 tutti_status tu_message_await(tu_collective *state, tu_request *request) {
+    if (request->past)
+        return outcome(request);
     tutti_status status = complete(atomic_load_explicit(&state->messages, memory_order_acquire), request);
     return tu_task_leave(request->task, status);
 }
@@ -517,11 +543,13 @@ tutti_status tu_message_start(tutti_work *work) {
     }
     pthread_mutex_unlock(&messages->lock);
     if (status == TUTTI_OK)
-        status = enter(&work->task);
+        status = tu_task_enter(&work->task);
     if (status != TUTTI_OK) {
         free(request);
         return status;
     }
+    (void)tu_task_deadline(&work->task);
+    tu_task_record(&work->task);
     request->task = &work->task;
     request->work = tu_work_hold(work);
     work->request = request;

@@ -8,6 +8,19 @@
 #include "collective/collective.h"
 #include "collective/work.h"
 
+/* A send or a receive as it is asked for. */
+typedef struct tu_message {
+    tutti_group *group;
+    tu_operation operation;
+    const void *in; /* of a send */
+    void *out;      /* of a receive */
+    size_t count;
+    tutti_dtype dtype;
+    int peer, tag;
+} tu_message;
+/* Checks it and runs, starts or notes it. The group lives, the world is entered, the options are complete. */
+tutti_status tu_message_submit(const tu_message *message, const tutti_call *call);
+
 /* A send to or a receive from TUTTI_NOBODY: complete at once. */
 tutti_status tu_message_nobody(const tu_task *task, const tutti_call *call);
 /* Runs a send or receive that was entered to its end. */
@@ -15,8 +28,9 @@ tutti_status tu_message_run(tu_task *task);
 /* Enters one and starts it for a work. */
 tutti_status tu_message_start(tutti_work *work);
 
-/* Several that the caller awaits together: prepared one by one, begun all at once, awaited one by one. Preparing enters
- * the task, which must stay, as must the request. */
+/* Several that the caller awaits together: the messages of the group are opened, then each is prepared, all are begun
+ * at once, and each is awaited. Preparing enters the task, which must stay, as must the request. */
+tutti_status tu_messages_open(tu_collective *state);
 tutti_status tu_message_prepare(tu_task *task, tu_request *request);
 void tu_messages_begin(tu_collective *state, tu_request *const *requests, int count);
 tutti_status tu_message_await(tu_collective *state, tu_request *request);

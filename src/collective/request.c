@@ -66,11 +66,9 @@ static tu_request *find(tu_messages *messages, bool send, int peer, uint64_t mes
 static void each_stretch(const tu_task *task, unsigned char *buffer, unsigned char *packed, size_t offset, size_t bytes,
                          bool gather) {
     size_t block = task->strided.block * task->element, stride = task->strided.stride * task->element;
-    if (block == 0)
-        block = stride = SIZE_MAX;
     while (bytes != 0) {
-        size_t within = block == SIZE_MAX ? offset : offset % block;
-        size_t at = block == SIZE_MAX ? offset : offset / block * stride + within;
+        size_t within = offset % block;
+        size_t at = offset / block * stride + within;
         size_t piece = block - within < bytes ? block - within : bytes;
         if (gather)
             tu_copy(packed, buffer + at, piece, 0);
@@ -84,11 +82,17 @@ static void each_stretch(const tu_task *task, unsigned char *buffer, unsigned ch
 
 /* Copies between a contiguous place and the elements of a message, which may lie apart (tutti_call.strided). */
 static void strided_gather(const tu_task *task, void *to, size_t offset, size_t bytes) {
-    each_stretch(task, (unsigned char *)(uintptr_t)task->in, to, offset, bytes, true);
+    if (task->strided.block == 0)
+        tu_copy(to, (const unsigned char *)task->in + offset, bytes, 0);
+    else
+        each_stretch(task, (unsigned char *)(uintptr_t)task->in, to, offset, bytes, true);
 }
 
 static void strided_scatter(const tu_task *task, const void *from, size_t offset, size_t bytes) {
-    each_stretch(task, task->out, (unsigned char *)(uintptr_t)from, offset, bytes, false);
+    if (task->strided.block == 0)
+        tu_copy((unsigned char *)task->out + offset, from, bytes, 0);
+    else
+        each_stretch(task, task->out, (unsigned char *)(uintptr_t)from, offset, bytes, false);
 }
 
 /* The block that a whole buffer lies in, when others may use it there; index 0 when not. */
@@ -160,6 +164,15 @@ static bool accepts(const tu_request *request, int source, int tag) {
            (info->root == TUTTI_ANY_SOURCE || info->root == source) && (info->tag == TUTTI_ANY_TAG || info->tag == tag);
 }
 
+static tu_unexpected *room_for_early(tu_messages *messages) {
+    tu_unexpected *early = messages->spare;
+    if (early == NULL)
+        return aligned_alloc(_Alignof(tu_unexpected), sizeof *early); /* a packet is aligned to its lines */
+    messages->spare = early->next;
+    messages->spares--;
+    return early;
+}
+
 /* False when an unexpected message cannot be kept, for want of memory or because there are too many: it stays in the
  * ring. */
 static bool take_message(tu_messages *messages, int source, const tu_packet *packet) {
@@ -171,7 +184,7 @@ static bool take_message(tu_messages *messages, int source, const tu_packet *pac
     }
     if (messages->early_count[source] >= TU_UNEXPECTED_MOST)
         return false;
-    tu_unexpected *early = aligned_alloc(_Alignof(tu_unexpected), sizeof *early); /* a packet is aligned to its lines */
+    tu_unexpected *early = room_for_early(messages);
     if (early == NULL)
         return false;
     early->next = NULL;
@@ -192,14 +205,20 @@ static bool take_message(tu_messages *messages, int source, const tu_packet *pac
     return true;
 }
 
-/* Takes an unexpected message out of the list and frees it. */
+/* Takes an unexpected message out of the list and keeps its memory, or frees it. */
 static void forget(tu_messages *messages, tu_unexpected **link) {
     tu_unexpected *early = *link;
     *link = early->next;
     if (early->next == NULL)
         messages->early_end = link;
     messages->early_count[early->source]--;
-    free(early);
+    if (messages->spares >= TU_UNEXPECTED_SPARE) {
+        free(early);
+        return;
+    }
+    early->next = messages->spare;
+    messages->spare = early;
+    messages->spares++;
 }
 
 /* A receive that has just been posted: has its message come already? */
@@ -399,7 +418,8 @@ void tu_requests_progress(tu_messages *messages) {
             bool was_posting = request->state == TU_REQUEST_POSTING;
             int peer = request->peer;
             bool moved = move_on(messages, request);
-            any |= moved;
+            /* What was posted to another rank moves nothing else on here. */
+            any |= moved && (!was_posting || peer == messages->state->rank);
             if (was_posting && !moved)
                 while (next != NULL && next->state == TU_REQUEST_POSTING && next->peer == peer)
                     next = next->next;

@@ -11,6 +11,8 @@
 
 /* Unexpected messages that a rank keeps of one other; what comes after them stays with its sender, whose sends wait. */
 #define TU_UNEXPECTED_MOST 16384
+/* Unexpected messages whose memory is kept for the next ones. */
+#define TU_UNEXPECTED_SPARE 64
 
 typedef enum tu_request_state {
     TU_REQUEST_POSTING,  /* send: the MESSAGE packet is still to be posted */
@@ -31,6 +33,7 @@ struct tu_request {
     const char *garbage;       /* what was wrong with a packet of the peer's; NULL: nothing */
     bool mismatch;             /* it failed: the message is not what the receive expects */
     bool listed;
+    bool past;        /* over and recorded before anybody waited for it */
     int peer;         /* target or source; negative while any will do */
     uint64_t message; /* the sender's number of it */
     size_t bytes;     /* of the message */
@@ -59,6 +62,8 @@ struct tu_messages {
     bool running, ending, orphan; /* of the helper: message.c */
     tu_request *first, *last;     /* requests under way, oldest first */
     tu_unexpected *early, **early_end;
+    tu_unexpected *spare; /* memory of unexpected messages that were received, to be used again */
+    int spares;
     int *early_count;  /* unexpected messages by source */
     tu_request *done;  /* requests of works that are over, to be finished without the lock */
     int works;         /* requests that belong to works */

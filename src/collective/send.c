@@ -2,6 +2,7 @@
  *
  * The public calls tutti_send and tutti_recv. How they run: message.c.
  */
+#include "collective/batch.h"
 #include "collective/message.h"
 #include "world/group.h"
 
@@ -59,44 +60,45 @@ static tutti_status check(tu_task *task, const tutti_call *call, int peer, int t
     return strided != NULL ? check_strided(task, strided) : TUTTI_OK;
 }
 
-static tutti_status submit(tu_task *task, const tutti_call *given, int peer, int tag) {
-    if (task->group == NULL)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the group is NULL", task->row->name);
-    if (tu_group_absent(task->group, task->row->name))
-        return TUTTI_OK;
-    TU_INSIDE(task->group->world);
-    tutti_call call = TUTTI_CALL_INIT;
-    tutti_status status = tu_world_check(task->group->world);
-    if (status == TUTTI_OK && given != NULL)
-        status = tu_options_copy("tutti_call", given, &call, sizeof call);
-    if (status == TUTTI_OK)
-        status = check(task, &call, peer, tag);
-    if (status == TUTTI_OK && peer == TUTTI_NOBODY)
-        return tu_message_nobody(task, &call);
-    return status == TUTTI_OK ? tu_not_entered(tu_submit_checked(task, &call)) : status;
+tutti_status tu_message_submit(const tu_message *message, const tutti_call *call) {
+    tu_task own, *task = call->batch != NULL ? tu_batch_place(call->batch) : &own;
+    if (task == NULL)
+        return TUTTI_ERROR_MEMORY;
+    tu_task_begin(task, message->group, message->operation);
+    task->info.count = message->count;
+    task->info.dtype = tu_code((int)message->dtype);
+    task->info.root = message->peer;
+    task->info.tag = message->tag;
+    task->in = message->in;
+    task->out = message->out;
+    tutti_status status = check(task, call, message->peer, message->tag);
+    if (status == TUTTI_OK && message->peer == TUTTI_NOBODY)
+        return tu_message_nobody(task, call);
+    return status == TUTTI_OK ? tu_not_entered(tu_submit_checked(task, call)) : status;
 }
 
-static void begin_task(tu_task *task, tutti_group *group, tu_operation operation, size_t count, tutti_dtype dtype,
-                       int peer, int tag) {
-    tu_task_begin(task, group, operation);
-    task->info.count = count;
-    task->info.dtype = tu_code((int)dtype);
-    task->info.root = peer;
-    task->info.tag = tag;
+static tutti_status submit(const tu_message *message, const tutti_call *given) {
+    tutti_group *group = message->group;
+    if (group == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the group is NULL", tu_operation_name(message->operation));
+    if (tu_group_absent(group, tu_operation_name(message->operation)))
+        return TUTTI_OK;
+    TU_INSIDE(group->world);
+    tutti_call call = TUTTI_CALL_INIT;
+    tutti_status status = tu_world_check(group->world);
+    if (status == TUTTI_OK && given != NULL)
+        status = tu_options_copy("tutti_call", given, &call, sizeof call);
+    return status == TUTTI_OK ? tu_message_submit(message, &call) : status;
 }
 
 tutti_status tutti_send(tutti_group *group, const void *in, size_t count, tutti_dtype dtype, int to, int tag,
                         const tutti_call *call) {
-    tu_task task;
-    begin_task(&task, group, TU_OPERATION_SEND, count, dtype, to, tag);
-    task.in = in;
-    return submit(&task, call, to, tag);
+    tu_message message = { group, TU_OPERATION_SEND, in, NULL, count, dtype, to, tag };
+    return submit(&message, call);
 }
 
 tutti_status tutti_recv(tutti_group *group, void *out, size_t count, tutti_dtype dtype, int from, int tag,
                         const tutti_call *call) {
-    tu_task task;
-    begin_task(&task, group, TU_OPERATION_RECV, count, dtype, from, tag);
-    task.out = out;
-    return submit(&task, call, from, tag);
+    tu_message message = { group, TU_OPERATION_RECV, NULL, out, count, dtype, from, tag };
+    return submit(&message, call);
 }

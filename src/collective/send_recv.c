@@ -45,10 +45,13 @@ static tutti_status note(const exchange *this, tutti_batch *batch) {
                              .device = call->device,
                              .received = call->received,
                              .strided_out = call->strided_out };
-    tutti_status status = tutti_send(this->group, this->in, this->in_count, this->dtype, this->to, this->tag, &sending);
-    if (status != TUTTI_OK)
-        return status;
-    return tutti_recv(this->group, this->out, this->out_count, this->dtype, this->from, this->tag, &receiving);
+    tu_message send = {
+        this->group, TU_OPERATION_SEND, this->in, NULL, this->in_count, this->dtype, this->to, this->tag
+    };
+    tu_message receive = { this->group,     TU_OPERATION_RECV, NULL,       this->out,
+                           this->out_count, this->dtype,       this->from, this->tag };
+    tutti_status status = tu_message_submit(&send, &sending);
+    return status == TUTTI_OK ? tu_message_submit(&receive, &receiving) : status;
 }
 
 /* Bytes from the first element of a buffer to the end of the last block; those that cannot be are refused later. */
@@ -75,7 +78,10 @@ tutti_status tutti_send_recv(tutti_group *group, const void *in, size_t in_count
         return tu_error(TUTTI_ERROR_ARGUMENT, "send_recv: the group is NULL");
     if (tu_group_absent(group, "send_recv"))
         return TUTTI_OK;
-    tutti_status status = tu_options_copy("tutti_call", call, &full, sizeof full);
+    TU_INSIDE(group->world);
+    tutti_status status = tu_world_check(group->world);
+    if (status == TUTTI_OK)
+        status = tu_options_copy("tutti_call", call, &full, sizeof full);
     if (status == TUTTI_OK)
         status = check_overlap(&this);
     if (status != TUTTI_OK)

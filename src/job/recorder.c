@@ -27,6 +27,7 @@
 
 #include "base/bare.h"
 #include "base/clock.h"
+#include "base/wait.h"
 
 /* How often a new entry steps over one that still runs before it takes the place all the same. */
 #define STEPS_OVER 16
@@ -244,18 +245,24 @@ static inline bool runs(const entry *e) {
     return stamp != 0 && atomic_load_explicit(&e->end_stamp, memory_order_relaxed) != stamp;
 }
 
-uint64_t tu_record_begin(const tu_recorder *recorder, const tu_operation_info *info) {
-    if (TUTTI_BARE)
-        return 1;
-    (void)shard_of(recorder); /* for the thread's id */
-    uint64_t id = atomic_fetch_add_explicit(&recorder->memory->last_id, 1, memory_order_relaxed) + 1;
-    entry *e = entry_of(recorder, id);
-    for (int step = 0; step < STEPS_OVER && runs(e); step++) {
-        id = atomic_fetch_add_explicit(&recorder->memory->last_id, 1, memory_order_relaxed) + 1;
-        e = entry_of(recorder, id);
-    }
-    atomic_store_explicit(&e->stamp, 2 * id + 1, memory_order_relaxed);
-    put(&e->created, ticks_now(recorder));
+/* Places ahead whose lines are fetched, so that those who record do not wait for them. */
+#define AHEAD 4
+
+static inline entry *next_place(const tu_recorder *recorder, uint64_t *id) {
+    *id = atomic_fetch_add_explicit(&recorder->memory->last_id, 1, memory_order_relaxed) + 1;
+    return entry_of(recorder, *id);
+}
+
+/* Takes the next place and fills it; the caller makes it visible by its stamp. */
+static inline entry *fill(const tu_recorder *recorder, const tu_operation_info *info, uint64_t began, uint64_t *id) {
+    entry *e = next_place(recorder, id);
+    for (int step = 0; step < STEPS_OVER && runs(e); step++)
+        e = next_place(recorder, id);
+    const entry *ahead = entry_of(recorder, *id + AHEAD);
+    tu_prefetch_for_write(&ahead->stamp);
+    tu_prefetch_for_write(&ahead->thread);
+    atomic_store_explicit(&e->stamp, 2 * *id + 1, memory_order_relaxed);
+    put(&e->created, began);
     put(&e->group_key, info->group_key);
     put(&e->sequence, info->sequence);
     put(&e->count, info->count);
@@ -264,10 +271,27 @@ uint64_t tu_record_begin(const tu_recorder *recorder, const tu_operation_info *i
     uint32_t what = info->operation | (uint32_t)info->dtype << 8 | (uint32_t)info->reduction << 16 |
                     (uint32_t)info->algorithm << 24;
     put(&e->tag_and_what, pair((uint32_t)info->tag, what));
-    put(&e->thread, self.thread);
     put(&e->executor, info->executor);
+    return e;
+}
+
+uint64_t tu_record_time(const tu_recorder *recorder) {
+    return TUTTI_BARE ? 0 : ticks_now(recorder);
+}
+
+uint64_t tu_record_begin_at(const tu_recorder *recorder, const tu_operation_info *info, uint64_t began) {
+    if (TUTTI_BARE)
+        return 1;
+    uint64_t id;
+    entry *e = fill(recorder, info, began, &id);
+    (void)shard_of(recorder); /* for the thread's id */
+    put(&e->thread, self.thread);
     put(&e->stamp, 2 * id);
     return id;
+}
+
+uint64_t tu_record_begin(const tu_recorder *recorder, const tu_operation_info *info) {
+    return TUTTI_BARE ? 1 : tu_record_begin_at(recorder, info, ticks_now(recorder));
 }
 
 /* The entry of a ticket, or NULL when a newer operation took its place. */
@@ -297,20 +321,25 @@ static inline void add(word *to, uint64_t value, bool shared) {
         atomic_store_explicit(to, atomic_load_explicit(to, memory_order_relaxed) + value, memory_order_relaxed);
 }
 
-static void count_call(const tu_recorder *recorder, const entry *e, uint64_t ticks, bool failed) {
-    uint32_t shard = shard_of(recorder);
-    bool shared = shard == SHARDS - 1;
-    uint32_t what = (uint32_t)(atomic_load_explicit(&e->tag_and_what, memory_order_relaxed) >> 32);
-    uint8_t operation = (uint8_t)what, dtype = (uint8_t)(what >> 8), algorithm = (uint8_t)(what >> 24);
+static inline void count(const tu_recorder *recorder, uint32_t shard, uint8_t operation, uint8_t algorithm,
+                         uint64_t bytes, uint64_t ticks, bool failed) {
     if (operation >= TU_OPERATION_COUNT)
         return;
+    bool shared = shard == SHARDS - 1;
     counter *c = &recorder->memory->counters[shard][operation];
-    size_t element = dtype == 0 ? 1 : tutti_dtype_size((tutti_dtype)dtype);
-    add(&c->bytes, atomic_load_explicit(&e->count, memory_order_relaxed) * element, shared);
-    add(&c->ticks, ticks, shared);
+    add(&c->bytes, bytes, shared);
+    add(&c->ticks, (int64_t)ticks > 0 ? ticks : 0, shared);
     add(&c->calls[algorithm < TU_COUNTER_ALGORITHMS ? algorithm : TU_COUNTER_ALGORITHMS - 1], 1, shared);
     if (failed)
         add(&c->failures, 1, shared);
+}
+
+static void count_entry(const tu_recorder *recorder, const entry *e, uint64_t ticks, bool failed) {
+    uint32_t what = (uint32_t)(atomic_load_explicit(&e->tag_and_what, memory_order_relaxed) >> 32);
+    uint8_t dtype = (uint8_t)(what >> 8);
+    size_t element = dtype == 0 ? 1 : tutti_dtype_size((tutti_dtype)dtype);
+    count(recorder, shard_of(recorder), (uint8_t)what, (uint8_t)(what >> 24),
+          atomic_load_explicit(&e->count, memory_order_relaxed) * element, ticks, failed);
 }
 
 void tu_record_end(const tu_recorder *recorder, uint64_t ticket, tutti_status status) {
@@ -324,8 +353,23 @@ void tu_record_end(const tu_recorder *recorder, uint64_t ticket, tutti_status st
     put(&e->ended, now);
     put(&e->status, (uint64_t)status);
     /* Counted while the entry still runs: from its end on another thread may take it for a new operation. */
-    count_call(recorder, e, (int64_t)taken > 0 ? taken : 0, status != TUTTI_OK);
+    count_entry(recorder, e, taken, status != TUTTI_OK);
     put(&e->end_stamp, 2 * ticket);
+}
+
+void tu_record_past(const tu_recorder *recorder, const tu_operation_info *info, uint64_t began, uint64_t ended,
+                    uint64_t bytes) {
+    if (TUTTI_BARE)
+        return;
+    uint64_t id;
+    entry *e = fill(recorder, info, began, &id);
+    uint32_t shard = shard_of(recorder);
+    put(&e->thread, self.thread);
+    put(&e->ended, ended);
+    put(&e->status, TUTTI_OK);
+    count(recorder, shard, info->operation, info->algorithm, bytes, ended - began, false);
+    put(&e->end_stamp, 2 * id); /* first, so that nobody sees it run */
+    put(&e->stamp, 2 * id);
 }
 
 /* ---- reading ---- */

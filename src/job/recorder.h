@@ -65,6 +65,13 @@ void tu_record_algorithm(const tu_recorder *recorder, uint64_t ticket, uint8_t a
 void tu_record_waiting(const tu_recorder *recorder, uint64_t ticket, int world_rank); /* slow paths only; -1 no more */
 void tu_record_end(const tu_recorder *recorder, uint64_t ticket, tutti_status status);
 
+/* Several operations that begin together, and those that were over before anybody could have seen them run: the time is
+ * read once for all. tu_record_past makes the whole entry of one that succeeded and moved so many bytes. */
+uint64_t tu_record_time(const tu_recorder *recorder); /* ticks */
+uint64_t tu_record_begin_at(const tu_recorder *recorder, const tu_operation_info *info, uint64_t began);
+void tu_record_past(const tu_recorder *recorder, const tu_operation_info *info, uint64_t began, uint64_t ended,
+                    uint64_t bytes);
+
 typedef struct tu_record_view {
     tu_operation_info info;
     uint64_t id;

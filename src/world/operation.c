@@ -361,7 +361,7 @@ static void note_completed(tutti_group *group, uint64_t sequence) {
 }
 
 static void end_record(tutti_group *group, uint64_t ticket, tutti_status status) {
-    if (group->world->job != NULL)
+    if (ticket != 0 && group->world->job != NULL)
         tu_record_end(tu_job_recorder(group->world->job, group->world->local_rank), ticket, status);
 }
 

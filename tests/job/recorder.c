@@ -65,6 +65,25 @@ TEST(a_running_operation_is_the_current_one_and_an_ended_one_the_last) {
     end_recorder(recorder);
 }
 
+TEST(what_was_over_at_once_is_recorded_whole_and_was_never_seen_running) {
+    tu_recorder *recorder = new_recorder();
+    tu_operation_info info = operation(TU_OPERATION_SEND, 7, 1);
+    tu_record_view view;
+    uint64_t began = tu_record_time(recorder);
+    uint64_t waits = tu_record_begin_at(recorder, &info, began);
+    info.sequence = 2;
+    tu_record_past(recorder, &info, began, tu_record_time(recorder), 4096 * 4);
+    CHECK(tu_recorder_current(recorder, 7, &view) && view.info.sequence == 1);
+    CHECK(tu_recorder_last(recorder, 7, &view) && view.info.sequence == 2 && view.status == TUTTI_OK);
+    CHECK(!view.running && view.waiting_for == -1 && view.ended_ns >= view.created_ns);
+    CHECK(view.thread == (uint32_t)gettid());
+    tu_record_end(recorder, waits, TUTTI_OK);
+    tu_counters counters;
+    tu_recorder_counters(recorder, TU_OPERATION_SEND, &counters);
+    CHECK(counters.calls == 2 && counters.failures == 0 && counters.bytes == 2 * 4096 * 4);
+    end_recorder(recorder);
+}
+
 TEST(a_failed_operation_is_not_the_last_one_that_ended_well) {
     tu_recorder *recorder = new_recorder();
     tu_operation_info info = operation(TU_OPERATION_BARRIER, 7, 1);

@@ -135,6 +135,31 @@ static tutti_status in_recv_work(stage *stage) {
                                      TUTTI_OPTIONS(tutti_call, .work = &work, .timeout_ns = MINUTE));
     return status != TUTTI_OK ? status : end_work(work, MINUTE);
 }
+static tutti_status in_send_recv(stage *stage) {
+    return tutti_send_recv(stage->group, stage->in, 1, LATE, stage->out, 1, LATE, TUTTI_F32, 0, &patient);
+}
+static tutti_status in_recv_until_an_event(stage *stage) {
+    return tutti_recv(stage->group, stage->out, 1, TUTTI_F32, LATE, 0,
+                      TUTTI_OPTIONS(tutti_call, .timeout_ns = TUTTI_UNTIL_EVENT));
+}
+/* Messages and a collective, which is awaited first. */
+static tutti_batch *fill_batch(stage *stage) {
+    tutti_call call = TUTTI_CALL_INIT;
+    CHECK_OK(tutti_batch_begin(stage->group, &call.batch));
+    CHECK_OK(tutti_send(stage->group, stage->in, LONG, TUTTI_F32, LATE, 0, &call));
+    CHECK_OK(tutti_recv(stage->group, stage->out, 1, TUTTI_F32, LATE, 1, &call));
+    CHECK_OK(tutti_all_reduce(stage->group, stage->in + 1, stage->out + 1, 1, TUTTI_F32, TUTTI_SUM, &call));
+    return call.batch;
+}
+static tutti_status in_batch(stage *stage) {
+    return tutti_batch_end(fill_batch(stage), &patient);
+}
+static tutti_status in_work_of_a_batch(stage *stage) {
+    tutti_work *work;
+    tutti_status status =
+        tutti_batch_end(fill_batch(stage), TUTTI_OPTIONS(tutti_call, .work = &work, .timeout_ns = MINUTE));
+    return status != TUTTI_OK ? status : end_work(work, MINUTE);
+}
 static tutti_status in_group_check(stage *stage) {
     tutti_status status;
     while ((status = tutti_group_check(stage->group)) == TUTTI_OK)
@@ -208,6 +233,10 @@ static const struct {
     { "long work", in_long_work },
     { "tests of a work", in_tests_of_a_work },
     { "recv work", in_recv_work },
+    { "send_recv", in_send_recv },
+    { "recv until an event", in_recv_until_an_event },
+    { "batch", in_batch },
+    { "work of a batch", in_work_of_a_batch },
     { "group_check", in_group_check },
     { "ping-pong", in_ping_pong },
     { "store get", in_store_get },
