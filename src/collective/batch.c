@@ -238,6 +238,12 @@ static tutti_status run_packed(tu_task *tasks, int count, size_t bytes, int *don
         whole.detail = whole.detail * UINT64_C(0x9e3779b97f4a7c15) + tasks[i].info.count;
     }
     tutti_status status = tu_task_run_in_turn(&whole);
+    /* Everybody gives its first at least: none at all would be packed anew for ever. */
+    if (status == TUTTI_OK && whole.valid == 0)
+        status = tu_error(TUTTI_ERROR_PROTOCOL,
+                          "in a batch of group %s a rank published that none of its inputs is there; something "
+                          "overwrote its memory",
+                          whole.group->name);
     *done = status == TUTTI_OK ? (int)whole.valid : 1;
     at = packed;
     for (int i = 0; i < *done && status == TUTTI_OK; at += bytes_of(&tasks[i]), i++) {

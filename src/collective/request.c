@@ -126,7 +126,9 @@ static void read_fragment(tu_messages *messages, tu_request *request, int source
     request->state = TU_REQUEST_READING;
 }
 
-static void found_message(tu_messages *messages, tu_request *request, int source, const tu_packet *packet) {
+/* `packet` is this rank's copy of what the packet says; a short message lies in `payload`. */
+static void found_message(tu_messages *messages, tu_request *request, int source, const tu_packet *packet,
+                          const void *payload) {
     const tu_task *task = request->task;
     request->peer = source;
     request->message = packet->message;
@@ -140,7 +142,7 @@ static void found_message(tu_messages *messages, tu_request *request, int source
         fail(messages, request, "a message of a part of an element");
     } else if (packet->bytes <= TU_PACKET_BYTES) {
         if (packet->bytes != 0)
-            strided_scatter(task, packet->payload, 0, packet->bytes);
+            strided_scatter(task, payload, 0, packet->bytes);
         finish(messages, request);
     } else if (tu_packet_fragment(packet) != 0) {
         read_fragment(messages, request, source, packet);
@@ -175,10 +177,10 @@ static tu_unexpected *room_for_early(tu_messages *messages) {
 
 /* False when an unexpected message cannot be kept, for want of memory or because there are too many: it stays in the
  * ring. */
-static bool take_message(tu_messages *messages, int source, const tu_packet *packet) {
+static bool take_message(tu_messages *messages, int source, const tu_packet *packet, const void *payload) {
     for (tu_request *request = messages->first; request != NULL; request = request->next) {
         if (accepts(request, source, packet->tag)) {
-            found_message(messages, request, source, packet);
+            found_message(messages, request, source, packet, payload);
             return true;
         }
     }
@@ -189,15 +191,10 @@ static bool take_message(tu_messages *messages, int source, const tu_packet *pac
         return false;
     early->next = NULL;
     early->source = source;
-    early->packet.kind = packet->kind;
-    early->packet.tag = packet->tag;
-    early->packet.message = packet->message;
-    early->packet.bytes = packet->bytes;
-    early->packet.offset = packet->offset;
-    early->packet.index = packet->index;
-    early->packet.dtype = packet->dtype;
-    memcpy(early->packet.payload, packet->payload, TU_PACKET_BYTES);
-    if (packet->bytes > TU_PACKET_BYTES)
+    early->packet = *packet;
+    if (packet->bytes <= TU_PACKET_BYTES)
+        memcpy(early->packet.payload, payload, packet->bytes);
+    else
         tu_packet_set_fragment(&early->packet, 0); /* its sender's again: the receive will ask for the data */
     *messages->early_end = early;
     messages->early_end = &early->next;
@@ -226,7 +223,7 @@ static void look_at_early(tu_messages *messages, tu_request *request) {
     for (tu_unexpected **link = &messages->early; *link != NULL; link = &(*link)->next) {
         if (!accepts(request, (*link)->source, (*link)->packet.tag))
             continue;
-        found_message(messages, request, (*link)->source, &(*link)->packet);
+        found_message(messages, request, (*link)->source, &(*link)->packet, (*link)->packet.payload);
         forget(messages, link);
         return;
     }
@@ -248,11 +245,25 @@ static void take_fragment(tu_messages *messages, int source, const tu_packet *pa
         finish(messages, request);
 }
 
-static bool take_packet(tu_messages *messages, int source, const tu_packet *packet) {
+/* What a packet says, read once: whoever writes garbage into shared memory may do so between a check and a use. */
+static void read_packet(const volatile tu_packet *shared, tu_packet *packet) {
+    packet->kind = shared->kind;
+    packet->tag = shared->tag;
+    packet->message = shared->message;
+    packet->bytes = shared->bytes;
+    packet->offset = shared->offset;
+    packet->index = shared->index;
+    packet->dtype = shared->dtype;
+    tu_packet_set_fragment(packet, *(const volatile uint32_t *)(const volatile void *)shared->payload);
+}
+
+static bool take_packet(tu_messages *messages, int source, const tu_packet *shared) {
     tu_request *request;
+    tu_packet own, *packet = &own;
+    read_packet(shared, packet);
     switch (packet->kind) {
     case TU_PACKET_MESSAGE:
-        return take_message(messages, source, packet);
+        return take_message(messages, source, packet, shared->payload);
     case TU_PACKET_FRAGMENT:
         take_fragment(messages, source, packet);
         return true;
