@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/survive under tutti run --survive: the count is right whichever call of whichever rank the death comes at."""
+"""examples/survive under tutti run --survive: the count is right whichever call of whichever rank the death comes at. And store waits that a death ends."""
 import os
 import re
 import subprocess
@@ -49,6 +49,15 @@ def a_second_rank_may_die_while_the_others_agree_and_shrink():
 def a_rank_that_dies_when_all_are_done_takes_nothing_back():
     _, totals = survive("rank=2,op=agree,do=kill")
     equal(totals, {0: RANKS * STEPS, 1: RANKS * STEPS})
+
+
+@test
+def a_death_ends_the_waits_of_a_launched_job_on_its_store():
+    job = os.path.join(os.environ["TEST_BUILD"], "tests", "support", "job")
+    done = subprocess.run([TUTTI, "run", "--survive", "-q", "-n", "4", job, "store"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          timeout=LIMIT)
+    for rank in (0, 2, 3):
+        assert re.search(rf"^rank {rank} heard TUTTI_ERROR_DEAD: rank 1 \(pid \d+\) was killed by signal 9", done.stdout, re.M), done.stdout + done.stderr
 
 
 main()

@@ -11,6 +11,7 @@
  *     groups     two groups of all ranks; rank 1 uses them the other way round: everybody waits for somebody
  *     stop       rank 1 stops itself before the third all-reduce
  *     kill       rank 1 kills itself before the third all-reduce
+ *     store      rank 1 kills itself while the others wait on the store for what never comes; they say what they heard
  */
 #include <signal.h>
 #include <stdatomic.h>
@@ -18,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <tutti/collective.h>
+#include <tutti/store.h>
 #include <tutti/world.h>
 #include <unistd.h>
 
@@ -83,6 +85,38 @@ static void pass_messages(tutti_world *world) {
     }
 }
 
+/* Until so many ranks have been counted under a key. */
+static void meet(tutti_store *store, const char *key, int amount, int ranks) {
+    int64_t sum;
+    try(tutti_store_add(store, key, amount, &sum));
+    while (sum < ranks) {
+        usleep(1000);
+        try(tutti_store_add(store, key, 0, &sum));
+    }
+}
+
+/* Each in another kind of wait, without a deadline. */
+static void wait_on_store(tutti_world *world) {
+    tutti_store *store = tutti_world_store(world);
+    int rank = tutti_world_rank(world), others = tutti_world_size(world) - 1;
+    const char *key = "never";
+    void *value;
+    size_t bytes;
+    tutti_status status;
+    meet(store, "waiting", rank != 1, rank == 1 ? others : 0);
+    if (rank == 1)
+        raise(SIGKILL);
+    if (rank == 0)
+        status = tutti_store_wait(store, &key, 1, TUTTI_UNTIL_EVENT);
+    else if (rank == 2)
+        status = tutti_store_get(store, key, TUTTI_UNTIL_EVENT, &value, &bytes);
+    else
+        status = tutti_store_queue_pop(store, key, true, TUTTI_UNTIL_EVENT, &value, &bytes);
+    printf("rank %d heard %s: %s\n", rank, tutti_status_name(status), tutti_error_message());
+    meet(store, "heard", 1, others); /* so that nobody hears of another's end instead */
+    exit(0);
+}
+
 int main(int argc, char **argv) {
     const char *scenario = argc > 1 ? argv[1] : "well";
     tutti_world *world;
@@ -94,6 +128,8 @@ int main(int argc, char **argv) {
         use_two_groups(world, tutti_world_rank(world) == 1);
     if (strcmp(scenario, "messages") == 0)
         pass_messages(world);
+    if (strcmp(scenario, "store") == 0)
+        wait_on_store(world);
     if (tutti_world_rank(world) == 1)
         misbehave(scenario, world);
     reduce(group);
