@@ -226,8 +226,8 @@ static tutti_status multiply(const products *job, tu_matrix left, int64_t rows, 
         right.data = (const char *)right.data + (size_t)(inner * right.row) * size;
         char *out = (char *)tu_pointer(job->call->outputs[i]) + (size_t)(row * rhs->sizes[1]) * size;
         if (job->call->outputs[i]->numel > 0)
-            status =
-                tu_gemm(job->dtype, rows, rhs->sizes[1], depth, left, right, inner > 0 ? 1 : 0, out, rhs->sizes[1]);
+            status = tu_gemm(job->dtype, rows, rhs->sizes[1], depth, left, right, inner > 0 ? 1 : 0, out, rhs->sizes[1],
+                             NULL);
     }
     return status;
 }

@@ -136,7 +136,7 @@ static tutti_status produce(void *context, int rank, int ranks, int64_t first, i
     if (job->last)
         right.data = (const char *)right.data + (size_t)(rank * job->block.columns * right.column) * size;
     return tu_gemm(job->block.dtype, ranks * count, job->block.columns, job->depth, left, right, 0, to,
-                   job->block.columns);
+                   job->block.columns, NULL);
 }
 
 static tutti_status accept(void *context, int64_t first, int64_t count, const void *const *from) {

@@ -18,7 +18,7 @@ tutti_status tu_nest_find_stages(tu_nest *nest);
 
 /* Every file has this word, by which a loaded one is known, and this form of functions. */
 #define TU_EMIT_MARK "tutti_loops"
-#define TU_EMIT_FORMAT "1"
+#define TU_EMIT_FORMAT "2"
 /* All stages of these nests as C, for the level whose headers are in the file `lanes`. Functions are named by
  * tu_emit_name. */
 void tu_emit_c(FILE *to, tu_nest *const *nests, int nest_count, const char *lanes);

@@ -93,7 +93,8 @@ static operand operand_of(const tu_nest *nest, const tu_stage *stage, int index)
 /* The function of one register, or of the part of one that is left. */
 static void emit_lanes(FILE *to, const tu_nest *nest, const tu_stage *stage, const char *name, const char *type,
                        const char *suffix, bool past) {
-    fprintf(to, "TU_LANE void %s_lanes(void *const *at, int64_t i, int64_t part", name);
+    fprintf(to, "TU_LANE void %s_lanes(void *const *at, const int64_t *steps, int64_t row, int64_t i, int64_t part",
+            name);
     for (int k = 0; k < stage->slot_count; k++) {
         operand own = operand_of(nest, stage, k);
         if (own.one)
@@ -103,23 +104,23 @@ static void emit_lanes(FILE *to, const tu_nest *nest, const tu_stage *stage, con
     for (int k = 0; k < stage->input_count; k++) {
         operand own = operand_of(nest, stage, k);
         if (!own.one)
-            fprintf(to, "    const vec_%s v%d = tu_get_%s((const %s *)at[%d] + i, part);\n", suffix, own.slot, suffix,
-                    type, k);
+            fprintf(to, "    const vec_%s v%d = tu_get_%s((const %s *)at[%d] + row * steps[%d] + i, part);\n", suffix,
+                    own.slot, suffix, type, k, k);
     }
     tu_emit_lines(to, nest, stage, "    ");
     for (int k = stage->input_count; k < stage->slot_count; k++) {
         operand own = operand_of(nest, stage, k);
         fprintf(to,
-                own.past ? "    tu_put_past_%s((%s *)at[%d] + i, v%d, part, past);\n"
-                         : "    tu_put_%s((%s *)at[%d] + i, v%d, part);\n",
-                suffix, type, k, own.slot);
+                own.past ? "    tu_put_past_%s((%s *)at[%d] + row * steps[%d] + i, v%d, part, past);\n"
+                         : "    tu_put_%s((%s *)at[%d] + row * steps[%d] + i, v%d, part);\n",
+                suffix, type, k, k, own.slot);
     }
     fprintf(to, "}\n");
 }
 
 static void emit_call(FILE *to, const tu_nest *nest, const tu_stage *stage, const char *name, const char *part,
                       const char *past) {
-    fprintf(to, "%s_lanes(at, row * columns + i, %s", name, part);
+    fprintf(to, "%s_lanes(at, steps, row, i, %s", name, part);
     for (int k = 0; k < stage->slot_count; k++) {
         operand own = operand_of(nest, stage, k);
         if (own.one)
@@ -145,14 +146,14 @@ static void emit_floats(FILE *to, const tu_nest *nest, const tu_stage *stage, co
     for (int k = stage->input_count; k < stage->slot_count; k++)
         past = past || operand_of(nest, stage, k).past;
     emit_lanes(to, nest, stage, name, type, suffix, past);
-    fprintf(to, "TU_LOOP void %s(void *const *at, int64_t rows, int64_t columns) {\n", name);
+    fprintf(to, "TU_LOOP void %s(void *const *at, const int64_t *steps, int64_t rows, int64_t columns) {\n", name);
     fprintf(to, "    for (int64_t row = 0; row < rows; row++) {\n        int64_t i = 0;\n");
     emit_ones(to, nest, stage, type, suffix);
     if (past) {
-        fprintf(to, "        const uintptr_t places = columns * sizeof(%s)", type);
+        fprintf(to, "        const uintptr_t places = 0");
         for (int k = stage->input_count; k < stage->slot_count; k++)
             if (operand_of(nest, stage, k).past)
-                fprintf(to, " | (uintptr_t)at[%d]", k);
+                fprintf(to, " | (uintptr_t)((const %s *)at[%d] + row * steps[%d])", type, k, k);
         fprintf(to, ";\n        if (places %% sizeof(vec_%s) == 0)\n", suffix);
         fprintf(to, "            for (; i + %s <= columns; i += %s)\n                ", lanes, lanes);
         emit_call(to, nest, stage, name, lanes, ", 1");
@@ -166,19 +167,20 @@ static void emit_floats(FILE *to, const tu_nest *nest, const tu_stage *stage, co
 
 static void emit_integers(FILE *to, const tu_nest *nest, const tu_stage *stage, const char *name, tutti_dtype dtype) {
     const char *type = tu_emit_type(dtype);
-    fprintf(to, "TU_LOOP void %s(void *const *at, int64_t rows, int64_t columns) {\n", name);
+    fprintf(to, "TU_LOOP void %s(void *const *at, const int64_t *steps, int64_t rows, int64_t columns) {\n", name);
     fprintf(to, "    for (int64_t row = 0; row < rows; row++)\n");
     fprintf(to, "        for (int64_t i = 0; i < columns; i++) {\n");
     for (int k = 0; k < stage->input_count; k++) {
         operand own = operand_of(nest, stage, k);
-        fprintf(to, "            const %s v%d = ((const %s *)at[%d])[%s];\n", type, own.slot, type, k,
-                !own.one                       ? "row * columns + i"
-                : nest->slots[own.slot].narrow ? "row"
-                                               : "0");
+        fprintf(to, "            const %s v%d = ((const %s *)at[%d])[", type, own.slot, type, k);
+        if (own.one)
+            fprintf(to, nest->slots[own.slot].narrow ? "row];\n" : "0];\n");
+        else
+            fprintf(to, "row * steps[%d] + i];\n", k);
     }
     tu_emit_lines(to, nest, stage, "            ");
     for (int k = stage->input_count; k < stage->slot_count; k++)
-        fprintf(to, "            ((%s *)at[%d])[row * columns + i] = v%d;\n", type, k, stage->slots[k]);
+        fprintf(to, "            ((%s *)at[%d])[row * steps[%d] + i] = v%d;\n", type, k, k, stage->slots[k]);
     fprintf(to, "        }\n}\n");
 }
 

@@ -95,6 +95,10 @@ static kind kind_of(const tu_vertex *vertex) {
     return !vertex->in_place && tu_nest_fold(vertex, &split, &fold, &mean) && split >= 0 ? FOLD : CALLED;
 }
 
+bool tu_is_pointwise_step(const tu_vertex *vertex) {
+    return kind_of(vertex) == POINTWISE;
+}
+
 static const tu_shape *result_of(const tu_vertex *vertex) {
     return vertex->in_place ? &vertex->operands[0].value->shape : &vertex->results[0]->shape;
 }
@@ -339,7 +343,7 @@ static tutti_status lower(grouping *now, group *own, const int *uses, tu_nest **
         return TUTTI_OK;
     for (int i = 0; i < own->member_count; i++)
         members[i] = now->vertices[own->members[i]];
-    return tu_nest_make(members, own->member_count, own->ndim, own->sizes, own->split, uses, nest);
+    return tu_nest_make(members, own->member_count, own->ndim, own->sizes, own->split, false, uses, nest);
 }
 
 static tutti_status collect(grouping *now, const int *uses, tu_step_of_program *steps, int *step_count) {
@@ -384,6 +388,8 @@ tutti_status tu_steps_make(const tt_graph *graph, bool fuse, tu_step_of_program 
         place(&now, i);
     if (now.status == TUTTI_OK)
         now.status = collect(&now, uses, *steps, step_count);
+    if (now.status == TUTTI_OK && fuse)
+        now.status = tu_steps_join_products(uses, *steps, step_count);
     for (group *each = now.groups, *next; each != NULL; each = next) {
         next = each->next;
         free(each);

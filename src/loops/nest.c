@@ -469,7 +469,9 @@ static bool set_walk(tu_nest *nest) {
         bool column = nest->split >= 0 && dim >= nest->split;
         if (nest->sizes[dim] == 1)
             continue;
-        if (count > 0 && (!column || column_dims > 0) && mergeable(nest, kept[count - 1], dim, nest->sizes[dim])) {
+        bool apart = nest->tiled && dim == nest->ndim - 1;
+        if (count > 0 && !apart && (!column || column_dims > 0) &&
+            mergeable(nest, kept[count - 1], dim, nest->sizes[dim])) {
             sizes[count - 1] *= nest->sizes[dim];
             kept[count - 1] = dim;
             continue;
@@ -479,6 +481,8 @@ static bool set_walk(tu_nest *nest) {
         sizes[count++] = nest->sizes[dim];
     }
     if (column_dims > 1 || (nest->split >= 0 && column_dims == 0))
+        return false;
+    if (nest->tiled && (count == 0 || count > 2 || kept[count - 1] != nest->ndim - 1))
         return false;
     bool has_columns = count > 0, has_rows = count > 1;
     nest->columns = has_columns ? sizes[count - 1] : 1;
@@ -505,13 +509,14 @@ static bool set_walk(tu_nest *nest) {
 /* ---- all of it ---- */
 
 tutti_status tu_nest_make(const tu_vertex *const *members, int member_count, int ndim, const int64_t *sizes, int split,
-                          const int *uses, tu_nest **made) {
+                          bool tiled, const int *uses, tu_nest **made) {
     *made = NULL;
     tu_nest *nest = calloc(1, sizeof *nest);
     if (nest == NULL)
         return tu_error_memory("a loop", sizeof *nest);
     nest->ndim = ndim;
     nest->split = split;
+    nest->tiled = tiled;
     memcpy(nest->sizes, sizes, (size_t)ndim * sizeof *sizes);
     nest->members = calloc((size_t)member_count, sizeof *nest->members);
     nest->bumps = calloc((size_t)member_count, sizeof *nest->bumps);

@@ -20,7 +20,10 @@
 #ifndef TU_LOOPS_NEST_H
 #define TU_LOOPS_NEST_H
 
+#include <stdatomic.h>
+
 #include "graph/graph.h"
+#include "tensor/gemm.h"
 #include "tensor/loop.h"
 
 /* What one nest may have; a group that would need more is cut. */
@@ -75,8 +78,9 @@ typedef struct tu_nest_bump {
 } tu_nest_bump;
 
 /* A part of the nest that was compiled: lines from `first` to `end` - 1 at once. `at` are the slots in the order of
- * `slots`, inputs first; a narrow or constant one has one element per row or one in all. */
-typedef void tu_stage_function(void *const *at, int64_t rows, int64_t columns);
+ * `slots`, inputs first, and `steps` the elements from one row of each to the next; a narrow or constant one has one
+ * element per row or one in all. */
+typedef void tu_stage_function(void *const *at, const int64_t *steps, int64_t rows, int64_t columns);
 typedef struct tu_stage {
     int first, end;
     int slots[TU_NEST_TENSORS * 2], input_count, slot_count;
@@ -95,6 +99,7 @@ typedef struct tu_nest {
     int64_t sizes[TT_MAX_DIMS];
     int split;    /* dimensions from here on are a row that is reduced; -1: there are no reductions */
     bool is_long; /* its rows do not stay in the cache: what reductions give is only written */
+    bool tiled;   /* it runs behind a product, on rectangles of its result: rows and columns are the product's */
     int member_count;
     const tu_vertex **members;
     int line_count, slot_count, tensor_count, bump_count, stage_count, action_count;
@@ -116,7 +121,7 @@ typedef struct tu_nest {
 /* The nest of these vertices, which are in program order, over this space. `uses` counts, for each value by number, its
  * uses by all of the graph. *made is NULL with TUTTI_OK where they cannot be one. */
 tutti_status tu_nest_make(const tu_vertex *const *members, int member_count, int ndim, const int64_t *sizes, int split,
-                          const int *uses, tu_nest **made);
+                          bool tiled, const int *uses, tu_nest **made);
 void tu_nest_free(tu_nest *nest);
 /* Decides what is run, after stages were given functions or not: actions, buffers, sizes of pieces. */
 tutti_status tu_nest_schedule(tu_nest *nest);
@@ -132,6 +137,20 @@ bool tu_nest_copies(const tu_vertex *vertex);
 
 /* Runs it on these tensors, one for each of the nest's. */
 tutti_status tu_nest_run(const tu_nest *nest, tt_tensor *const *tensors);
+
+/* A tiled nest as the epilogue of the product that makes this value: it runs on each part of the product when that is
+ * final. Where the product never begins it, tu_nest_run does the work afterwards. */
+typedef struct tu_nest_epilogue {
+    tu_epilogue own;
+    const tu_nest *nest;
+    tt_tensor *const *tensors; /* one for each of the nest's; that of the product's result is not there yet */
+    const tu_value *product;
+    bool begun;
+    _Atomic bool out_of_memory; /* set by whichever thread had none; read after the product */
+    char *data[TU_NEST_TENSORS];
+} tu_nest_epilogue;
+void tu_nest_epilogue_init(tu_nest_epilogue *epilogue, const tu_nest *nest, tt_tensor *const *tensors,
+                           const tu_value *product);
 
 void tu_nest_print(FILE *to, const tu_nest *nest);
 

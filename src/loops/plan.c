@@ -85,10 +85,10 @@ static void set_lives(const planning *now) {
         storages[graph->inputs[i].value->storage].value = graph->inputs[i].value;
     }
     for (int i = 0; i < now->step_count; i++) {
+        if (now->steps[i].vertex != NULL)
+            see_vertex(now, now->steps[i].vertex, i, true);
         if (now->steps[i].nest != NULL)
             see_nest(now, now->steps[i].nest, i);
-        else
-            see_vertex(now, now->steps[i].vertex, i, true);
     }
     for (int i = 0; i < graph->output_count; i++)
         if (graph->outputs[i].value != NULL)
@@ -145,11 +145,20 @@ static bool same_layout(const tu_nest_tensor *left, const tu_nest_tensor *right,
            tu_dtype_bytes[left->value->shape.dtype] == tu_dtype_bytes[right->value->shape.dtype];
 }
 
+/* Whether the product of the step reads the storage, to its end. */
+static bool is_factor(const tu_vertex *product, int storage) {
+    for (int i = 0; product != NULL && i < product->operand_count; i++)
+        if (product->operands[i].value != NULL && product->operands[i].value->storage == storage)
+            return true;
+    return false;
+}
+
 static bool can_take_over(const planning *now, const tu_nest *nest, int step, int input, int result) {
     const tu_nest_tensor *from = &nest->tensors[input], *to = &nest->tensors[result];
     const tu_planned *old = &now->plan->storages[from->value->storage], *new = &now->plan->storages[to->value->storage];
     if (from->written || !old->here || !new->here || old->last != step || old->bytes != new->bytes || new->over >= 0 ||
         old == new || !same_layout(from, to, nest->outer_ndim) ||
+        is_factor(now->steps[step].vertex, from->value->storage) ||
         tu_shape_bytes(&from->value->shape) != old->bytes) /* all of it, from its beginning */
         return false;
     for (int i = 0; i < nest->tensor_count; i++) {
@@ -161,16 +170,24 @@ static bool can_take_over(const planning *now, const tu_nest *nest, int step, in
     return is_read_before(nest, from->slot, to->slot);
 }
 
+static void take_over_one(const planning *now, int step, int result, const tu_value *only) {
+    const tu_nest *nest = now->steps[step].nest;
+    for (int input = 0; nest->tensors[result].fresh && input < nest->tensor_count; input++)
+        if ((only == NULL || nest->tensors[input].value == only) && can_take_over(now, nest, step, input, result)) {
+            now->plan->storages[nest->tensors[result].value->storage].over = nest->tensors[input].value->storage;
+            return;
+        }
+}
+
+/* What is made from a product goes over that where it can: it is in the cache. */
 static void take_over(const planning *now) {
     for (int step = 0; step < now->step_count; step++) {
         const tu_nest *nest = now->steps[step].nest;
+        const tu_vertex *product = now->steps[step].vertex;
+        for (int result = 0; nest != NULL && product != NULL && result < nest->tensor_count; result++)
+            take_over_one(now, step, result, product->results[0]);
         for (int result = 0; nest != NULL && result < nest->tensor_count; result++)
-            for (int input = 0; nest->tensors[result].fresh && input < nest->tensor_count; input++)
-                if (can_take_over(now, nest, step, input, result)) {
-                    now->plan->storages[nest->tensors[result].value->storage].over =
-                        nest->tensors[input].value->storage;
-                    break;
-                }
+            take_over_one(now, step, result, NULL);
     }
 }
 

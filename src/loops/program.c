@@ -126,7 +126,8 @@ tu_program_counts tu_program_count(const tu_program *program) {
     tu_program_counts counts = { .calls = 0 };
     for (int i = 0; i < program->step_count; i++) {
         const tu_nest *nest = program->steps[i].nest;
-        counts.calls += nest == NULL;
+        counts.calls += program->steps[i].vertex != NULL;
+        counts.epilogues += nest != NULL && program->steps[i].vertex != NULL;
         counts.loops += nest != NULL;
         counts.fused += nest != NULL ? nest->member_count : 0;
         bool compiled = false;
@@ -139,24 +140,24 @@ tu_program_counts tu_program_count(const tu_program *program) {
 
 void tu_program_print(FILE *to, const tu_program *program) {
     for (int i = 0; i < program->step_count; i++) {
-        if (program->steps[i].nest != NULL) {
-            tu_nest_print(to, program->steps[i].nest);
-            continue;
+        if (program->steps[i].vertex != NULL) {
+            fprintf(to, "call ");
+            tu_vertex_print(to, program->steps[i].vertex);
+            fprintf(to, program->steps[i].nest != NULL ? ", and behind it\n" : "\n");
         }
-        fprintf(to, "call ");
-        tu_vertex_print(to, program->steps[i].vertex);
-        fprintf(to, "\n");
+        if (program->steps[i].nest != NULL)
+            tu_nest_print(to, program->steps[i].nest);
     }
 }
 
 /* ---- running ---- */
 
 /* What operators ask of their inputs before a kernel runs. */
-static tutti_status check_ready(const tu_nest *nest, tt_tensor *const *tensors) {
+static tutti_status check_ready(const tu_nest *nest, tt_tensor *const *tensors, const tu_value *except) {
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < nest->tensor_count && status == TUTTI_OK; i++) {
         const tt_tensor *x = tensors[i];
-        if (nest->tensors[i].fresh)
+        if (nest->tensors[i].fresh || nest->tensors[i].value == except)
             continue;
         if (nest->tensors[i].written)
             status = tu_storage_wait_write(x->storage);
@@ -190,15 +191,8 @@ static tutti_status make_results(tu_graph_run *now, const tu_plan *plan, tu_aren
     return TUTTI_OK;
 }
 
-static tutti_status run_nest(tu_graph_run *now, const tu_plan *plan, tu_arena *arena, const tu_nest *nest) {
-    tt_tensor *tensors[TU_NEST_TENSORS];
-    tutti_status status = make_results(now, plan, arena, nest, tensors);
-    if (status == TUTTI_OK)
-        status = check_ready(nest, tensors);
-    if (status == TUTTI_OK)
-        status = tu_nest_run(nest, tensors);
-    if (status != TUTTI_OK)
-        return status;
+/* What follows a nest that ran: versions rise, and what nobody needs any more is let go. */
+static void finish_nest(tu_graph_run *now, const tu_nest *nest) {
     for (int i = 0; i < nest->bump_count; i++) {
         tt_tensor *written = now->tensors[nest->bumps[i].value->number];
         for (int k = 0; written != NULL && k < nest->bumps[i].count; k++)
@@ -206,7 +200,18 @@ static tutti_status run_nest(tu_graph_run *now, const tu_plan *plan, tu_arena *a
     }
     for (int i = 0; i < nest->member_count; i++)
         tu_graph_run_let_go(now, nest->members[i]);
-    return TUTTI_OK;
+}
+
+static tutti_status run_nest(tu_graph_run *now, const tu_plan *plan, tu_arena *arena, const tu_nest *nest) {
+    tt_tensor *tensors[TU_NEST_TENSORS];
+    tutti_status status = make_results(now, plan, arena, nest, tensors);
+    if (status == TUTTI_OK)
+        status = check_ready(nest, tensors, NULL);
+    if (status == TUTTI_OK)
+        status = tu_nest_run(nest, tensors);
+    if (status == TUTTI_OK)
+        finish_nest(now, nest);
+    return status;
 }
 
 static tutti_status run_call(tu_graph_run *now, const tu_plan *plan, tu_arena *arena, const tu_vertex *vertex) {
@@ -221,6 +226,41 @@ static tutti_status run_call(tu_graph_run *now, const tu_plan *plan, tu_arena *a
     if (status == TUTTI_OK)
         tu_graph_run_let_go(now, vertex);
     return status;
+}
+
+/* A product with its epilogue; where the product could not serve it, the nest runs behind it as any other. */
+static tutti_status run_product(tu_graph_run *now, const tu_plan *plan, tu_arena *arena, const tu_vertex *vertex,
+                                const tu_nest *nest) {
+    const tu_value *product = vertex->results[0];
+    tt_tensor *tensors[TU_NEST_TENSORS];
+    tu_nest_epilogue epilogue;
+    tutti_status status = make_results(now, plan, arena, nest, tensors);
+    if (status == TUTTI_OK)
+        status = check_ready(nest, tensors, product);
+    if (status != TUTTI_OK)
+        return status;
+    tu_nest_epilogue_init(&epilogue, nest, tensors, product);
+    tu_self()->epilogue = &epilogue.own;
+    status = run_call(now, plan, arena, vertex);
+    tu_self()->epilogue = NULL;
+    if (status == TUTTI_OK && atomic_load_explicit(&epilogue.out_of_memory, memory_order_relaxed))
+        status =
+            tu_error_memory("the buffers of a loop behind a product", (size_t)nest->buffer_count * nest->buffer_bytes);
+    if (status == TUTTI_OK && !epilogue.begun) {
+        for (int i = 0; i < nest->tensor_count; i++)
+            tensors[i] = now->tensors[nest->tensors[i].value->number];
+        status = tu_nest_run(nest, tensors);
+    }
+    if (status == TUTTI_OK)
+        finish_nest(now, nest);
+    return status;
+}
+
+static tutti_status run_step(tu_graph_run *now, const tu_plan *plan, tu_arena *arena, const tu_step_of_program *step) {
+    if (step->nest == NULL)
+        return run_call(now, plan, arena, step->vertex);
+    return step->vertex == NULL ? run_nest(now, plan, arena, step->nest)
+                                : run_product(now, plan, arena, step->vertex, step->nest);
 }
 
 /* While somebody looks at every operator, each of them runs. */
@@ -259,8 +299,7 @@ tutti_status tu_program_run(tu_program *program, tt_tensor *const *inputs, tt_te
     bool recording = tt_grad_mode(false);
     status = tu_graph_run_begin(&now, program->graph, inputs);
     for (int i = 0; i < program->step_count && status == TUTTI_OK; i++)
-        status = program->steps[i].nest != NULL ? run_nest(&now, &program->plan, arena, program->steps[i].nest)
-                                                : run_call(&now, &program->plan, arena, program->steps[i].vertex);
+        status = run_step(&now, &program->plan, arena, &program->steps[i]);
     if (status == TUTTI_OK)
         status = tu_graph_run_finish(&now, outputs);
     tu_graph_run_end(&now);

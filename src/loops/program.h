@@ -49,6 +49,7 @@ void tu_program_release(tu_program *program);
 typedef struct tu_program_counts {
     int calls, loops; /* steps: operators that are called, and loops */
     int fused;        /* vertices in loops */
+    int epilogues;    /* loops that run behind products, part by part */
     int compiled;     /* loops of which at least a part was compiled */
 } tu_program_counts;
 tu_program_counts tu_program_count(const tu_program *program);

@@ -13,6 +13,7 @@
 #define PIECE 2048 /* elements, at most; */
 #define LEAST 256  /* and at least, however many buffers there are */
 #define UNBUFFERED 32768
+#define TILE_COLUMNS 256 /* of a piece behind a product, at most; no more than LEAST */
 
 /* ---- actions ---- */
 
@@ -76,15 +77,22 @@ static void set_lives(tu_nest *nest, bool *repeated, bool *dense) {
 
 /* ---- buffers ---- */
 
-/* Whether a piece of the tensor lies as a slot needs it. */
-static bool is_direct(const tu_nest *nest, const tu_nest_tensor *tensor) {
-    if (tensor->narrow)
-        return nest->piece_rows == 1 || tensor->row == 1;
-    return (tensor->column == 1 || nest->piece_columns == 1) && (nest->piece_rows == 1 || tensor->row == nest->columns);
+/* Whether its elements are the same ones in every piece. */
+static bool is_still(const tu_nest *nest, const tu_nest_tensor *tensor) {
+    return tensor->still && !tensor->written &&
+           (tensor->column == 0 || (nest->piece_columns == nest->columns && !nest->tiled));
 }
 
-static bool is_still(const tu_nest *nest, const tu_nest_tensor *tensor) {
-    return tensor->still && !tensor->written && (tensor->column == 0 || nest->piece_columns == nest->columns);
+/* Whether a piece of the tensor lies as a slot needs it. Stages take rows that lie apart, kernels do not; a row that is
+ * the same in every piece is better repeated once than read row by row. */
+static bool is_direct(const tu_nest *nest, const tu_nest_tensor *tensor, bool dense) {
+    if (tensor->narrow)
+        return nest->piece_rows == 1 || tensor->row == 1;
+    if (nest->piece_rows == 1)
+        return tensor->column == 1 || nest->piece_columns == 1;
+    if (tensor->column == 1 && !dense && !is_still(nest, tensor))
+        return true;
+    return (tensor->column == 1 || nest->piece_columns == 1) && tensor->row == nest->columns && !nest->tiled;
 }
 
 typedef struct pool {
@@ -120,8 +128,7 @@ static void place_inputs(tu_nest *nest, pool *buffers, const bool *repeated, con
             slot->wide_buffer = take(buffers);
         if (tensor == NULL || tensor->written || slot->last < 0)
             continue;
-        bool only_stages = !dense[i];
-        if (!is_direct(nest, tensor) && !(tensor->single && !tensor->narrow && only_stages))
+        if (!is_direct(nest, tensor, dense[i]) && !(tensor->single && !tensor->narrow && !dense[i]))
             slot->buffer = take(buffers);
         if (repeated[i])
             slot->wide_buffer = take(buffers);
@@ -152,10 +159,12 @@ static bool is_streamed(const tu_nest *nest, const tu_nest_tensor *tensor) {
            (size_t)count * tu_dtype_bytes[tensor->value->shape.dtype] >= TU_STREAM_BYTES;
 }
 
-static void place_result(tu_nest *nest, pool *buffers, int index, bool by_kernel, const bool *repeated) {
+static void place_result(tu_nest *nest, pool *buffers, int index, bool by_kernel, const bool *repeated,
+                         const bool *dense) {
     tu_slot *slot = &nest->slots[index];
     const tu_nest_tensor *tensor = slot->tensor >= 0 ? &nest->tensors[slot->tensor] : NULL;
-    if (tensor == NULL || !is_direct(nest, tensor) || (by_kernel && is_streamed(nest, tensor)))
+    if (tensor == NULL || !is_direct(nest, tensor, by_kernel || dense[index]) ||
+        (by_kernel && is_streamed(nest, tensor)))
         slot->buffer = take(buffers);
     if (repeated[index])
         slot->wide_buffer = take(buffers);
@@ -174,9 +183,9 @@ static void place(tu_nest *nest, pool *buffers, const bool *repeated, const bool
         if (stage != NULL || line->kind == TU_LINE_POINTWISE)
             release(nest, buffers, i, &nest->slots[stage != NULL ? stage->slots[stage->input_count] : line->out]);
         if (line != NULL)
-            place_result(nest, buffers, line->out, true, repeated);
+            place_result(nest, buffers, line->out, true, repeated, dense);
         for (int k = stage != NULL ? stage->input_count : 0; stage != NULL && k < stage->slot_count; k++)
-            place_result(nest, buffers, stage->slots[k], false, repeated);
+            place_result(nest, buffers, stage->slots[k], false, repeated, dense);
         release(nest, buffers, i, NULL);
         for (int k = 0; k < nest->slot_count; k++) { /* results that nobody reads */
             const tu_slot *slot = &nest->slots[k];
@@ -191,6 +200,11 @@ static void place(tu_nest *nest, pool *buffers, const bool *repeated, const bool
 /* ---- pieces ---- */
 
 static void set_piece(tu_nest *nest, int64_t elements) {
+    if (nest->tiled) {
+        nest->piece_columns = nest->columns < TILE_COLUMNS ? nest->columns : TILE_COLUMNS;
+        nest->piece_rows = elements / nest->piece_columns;
+        return;
+    }
     if ((nest->split < 0 || nest->is_long) && nest->columns > elements) {
         nest->piece_rows = 1;
         nest->piece_columns = elements;
@@ -213,10 +227,10 @@ static size_t widest(const tu_nest *nest) {
 }
 
 /* Where nothing is copied pieces may be longer, as long as nothing has to be. */
-static void lengthen(tu_nest *nest, int64_t elements) {
+static void lengthen(tu_nest *nest, int64_t elements, const bool *dense) {
     set_piece(nest, UNBUFFERED);
     for (int i = 0; i < nest->tensor_count; i++)
-        if (!nest->tensors[i].single && !is_direct(nest, &nest->tensors[i])) {
+        if (!nest->tensors[i].single && !is_direct(nest, &nest->tensors[i], dense[nest->tensors[i].slot])) {
             set_piece(nest, elements);
             return;
         }
@@ -240,7 +254,7 @@ tutti_status tu_nest_schedule(tu_nest *nest) {
         if (buffers.full)
             status = tu_error(TUTTI_ERROR_UNSUPPORTED, "a loop needs more than 512 buffers");
         if (buffers.count == 0) {
-            lengthen(nest, elements);
+            lengthen(nest, elements, dense);
             break;
         }
         if (elements <= (nest->is_long ? TU_FOLD_BLOCK : LEAST) ||

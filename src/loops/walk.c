@@ -104,7 +104,7 @@ static void fetch(piece *now) {
             continue;
         /* Rows of a shorter piece lie at other places of the buffer where they are parts of rows; whole rows do not. */
         bool there = now->begun && slot->last == nest->action_count && tensor->still &&
-                     (tensor->column == 0 || nest->piece_columns == nest->columns);
+                     (tensor->column == 0 || (nest->piece_columns == nest->columns && !nest->tiled));
         if (there)
             continue;
         if (slot->buffer >= 0)
@@ -188,15 +188,29 @@ static void run_line(const piece *now, const tu_line *line) {
                          (size_t)count); /* between dtypes that there are */
 }
 
+/* Elements from one row of a slot to the next. */
+static int64_t step_of(const piece *now, const tu_slot *slot) {
+    const tu_nest_tensor *tensor = slot->tensor >= 0 ? &now->job->nest->tensors[slot->tensor] : NULL;
+    bool apart = now->rows > 1 && tensor != NULL && slot->buffer < 0 && !slot->narrow && !tensor->single;
+    return apart ? tensor->row : now->columns;
+}
+
 static void run_stage(const piece *now, const tu_stage *stage) {
     void *at[TU_NEST_TENSORS * 2];
-    for (int i = 0; i < stage->slot_count; i++)
+    int64_t steps[TU_NEST_TENSORS * 2];
+    const tu_slot *slots = now->job->nest->slots;
+    bool by_rows = stage->by_rows;
+    for (int i = 0; i < stage->slot_count; i++) {
         at[i] = now->at[stage->slots[i]];
-    bool narrow = now->job->nest->slots[stage->slots[stage->input_count]].narrow;
-    if (stage->by_rows)
-        stage->function(at, now->rows, now->columns);
+        steps[i] = step_of(now, &slots[stage->slots[i]]);
+        by_rows = by_rows || steps[i] != now->columns;
+    }
+    if (slots[stage->slots[stage->input_count]].narrow)
+        stage->function(at, steps, 1, now->rows);
+    else if (by_rows)
+        stage->function(at, steps, now->rows, now->columns);
     else
-        stage->function(at, 1, narrow ? now->rows : now->count);
+        stage->function(at, steps, 1, now->count);
 }
 
 /* Numbers of rows that kernels need in each column. */
@@ -280,6 +294,54 @@ static void run_lanes(void *context, int64_t begin, int64_t end) {
         }
         tu_stream_end();
     }
+}
+
+/* ---- behind a product ---- */
+
+static void begin_epilogue(tu_epilogue *own, void *out) {
+    tu_nest_epilogue *epilogue = (tu_nest_epilogue *)own;
+    const tu_nest *nest = epilogue->nest;
+    for (int i = 0; i < nest->tensor_count; i++)
+        epilogue->data[i] = nest->tensors[i].value == epilogue->product ? out : tu_pointer(epilogue->tensors[i]);
+    epilogue->begun = true;
+}
+
+static void run_part(piece *now, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+    const tu_nest *nest = now->job->nest;
+    for (int64_t i = 0; i < rows; i += nest->piece_rows)
+        for (int64_t j = 0; j < columns; j += nest->piece_columns) {
+            now->rows = rows - i < nest->piece_rows ? rows - i : nest->piece_rows;
+            now->columns = columns - j < nest->piece_columns ? columns - j : nest->piece_columns;
+            now->count = now->rows * now->columns;
+            set_data(now, 0, row + i, column + j);
+            run_piece(now);
+        }
+}
+
+static void run_epilogue(tu_epilogue *own, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+    tu_nest_epilogue *epilogue = (tu_nest_epilogue *)own;
+    const tu_nest *nest = epilogue->nest;
+    size_t of_buffers = (size_t)nest->buffer_count * nest->buffer_bytes;
+    size_t bytes = of_buffers + (size_t)nest->slot_count * sizeof(void *);
+    walk job = { .nest = nest, .lanes = 1, .lane_bytes = of_buffers };
+    job.memory = tu_block_alloc(tu_self(), bytes);
+    if (job.memory == NULL) {
+        atomic_store_explicit(&epilogue->out_of_memory, true, memory_order_relaxed);
+        return;
+    }
+    memcpy(job.data, epilogue->data, sizeof job.data);
+    job.slots = (void **)(void *)(job.memory + of_buffers);
+    piece now = begin_on(&job, 0);
+    run_part(&now, row, rows, column, columns);
+    tu_stream_end();
+    tu_block_free(tu_self(), job.memory, bytes);
+}
+
+void tu_nest_epilogue_init(tu_nest_epilogue *epilogue, const tu_nest *nest, tt_tensor *const *tensors,
+                           const tu_value *product) {
+    *epilogue = (tu_nest_epilogue){
+        .own = { begin_epilogue, run_epilogue }, .nest = nest, .tensors = tensors, .product = product
+    };
 }
 
 /* ---- long rows ---- */

@@ -146,7 +146,7 @@ static tutti_status narrow_gemm(tutti_dtype dtype, int64_t rows, int64_t columns
             break;
         }
         status = tu_gemm(TUTTI_F32, count, columns, depth, (tu_matrix){ wide_left, depth, 1 },
-                         (tu_matrix){ wide_right, columns, 1 }, 0, panel, columns);
+                         (tu_matrix){ wide_right, columns, 1 }, 0, panel, columns, NULL);
         for (int64_t i = 0; i < count && status == TUTTI_OK; i++)
             status = tu_convert(panel + i * columns, TUTTI_F32, (char *)out + (size_t)((first + i) * out_stride) * size,
                                 dtype, (size_t)columns);
@@ -234,7 +234,7 @@ tutti_status tu_int8_gemm(int64_t rows, int64_t columns, int64_t depth, tu_matri
 }
 
 tutti_status tu_gemm(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t depth, tu_matrix left, tu_matrix right,
-                     double beta, void *out, int64_t out_stride) {
+                     double beta, void *out, int64_t out_stride, tu_epilogue *epilogue) {
     if (rows == 0 || columns == 0)
         return TUTTI_OK;
     if (depth == 0) {
@@ -249,7 +249,7 @@ tutti_status tu_gemm(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t d
             "a matrix product (%lld, %lld) (%lld, %lld) has a dimension above 2^31, which the BLAS cannot take",
             (long long)rows, (long long)depth, (long long)depth, (long long)columns);
     if (tu_product_is_ours(dtype))
-        return tu_product(dtype, rows, columns, depth, left, right, beta != 0, out, out_stride);
+        return tu_product(dtype, rows, columns, depth, left, right, beta != 0, out, out_stride, epilogue);
     if (dtype == TUTTI_F32 || dtype == TUTTI_F64 || tu_is_complex(dtype))
         return blas_gemm(dtype, rows, columns, depth, left, right, beta, out, out_stride);
     if (tu_is_float(dtype))

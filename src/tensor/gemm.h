@@ -14,17 +14,35 @@ typedef struct tu_matrix {
     int64_t row, column;
 } tu_matrix;
 
+/* What is done with a product's elements as soon as they are final, while they are in the cache of the core that made
+ * them: an epilogue. Whoever runs a product operator for its sake puts it into tu_thread.epilogue; the operator takes
+ * it from there with tu_epilogue_take and hands it to the product. A product that cannot serve it part by part never
+ * calls `begin`, and then its owner does that work afterwards. */
+typedef struct tu_epilogue {
+    void (*begin)(struct tu_epilogue *own, void *out); /* once, before the first part */
+    /* Rows and columns of `out` that are final, each element once; from any of the threads that compute. */
+    void (*part)(struct tu_epilogue *own, int64_t row, int64_t rows, int64_t column, int64_t columns);
+} tu_epilogue;
+
+/* The thread's epilogue, which it has no longer then; NULL: none. */
+static inline tu_epilogue *tu_epilogue_take(void) {
+    tu_epilogue *taken = tu_self()->epilogue;
+    tu_self()->epilogue = NULL;
+    return taken;
+}
+
 /* out (rows, columns), its rows `out_stride` apart, = left (rows, depth) right (depth, columns) + beta out; beta 0
- * or 1. All of `dtype`. 16- and 8-bit floats accumulate in f32 and round once; integers wrap. */
+ * or 1. All of `dtype`. 16- and 8-bit floats accumulate in f32 and round once; integers wrap. `epilogue` may be NULL.
+ */
 tutti_status tu_gemm(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t depth, tu_matrix left, tu_matrix right,
-                     double beta, void *out, int64_t out_stride);
+                     double beta, void *out, int64_t out_stride, tu_epilogue *epilogue);
 
 /* The same by our own kernels, of f32 or f64, where the level has vectors (the reference has no fma of its own); sizes
  * above 0. The bits are those of one order: see product.c. */
 #define TU_PRODUCT_DEPTH 384
 bool tu_product_is_ours(tutti_dtype dtype);
 tutti_status tu_product(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t depth, tu_matrix left,
-                        tu_matrix right, bool add, void *out, int64_t out_stride);
+                        tu_matrix right, bool add, void *out, int64_t out_stride, tu_epilogue *epilogue);
 
 /* out (rows, columns) of i32, dense, = left (rows, depth) right (depth, columns) of i8, exact but that i32 wraps. */
 tutti_status tu_int8_gemm(int64_t rows, int64_t columns, int64_t depth, tu_matrix left, tu_matrix right, int32_t *out);

@@ -231,7 +231,7 @@ static void multiply_batches(void *context, int64_t begin, int64_t end) {
         left.data = (const char *)of_left.data + batch_offset(job->left, job->out, batch) * size;
         right.data = (const char *)of_right.data + batch_offset(job->right, job->out, batch) * size;
         tutti_status status = tu_gemm(job->out->dtype, job->rows, job->columns, job->depth, left, right, 0,
-                                      (char *)tu_pointer(job->out) + batch * step, job->columns);
+                                      (char *)tu_pointer(job->out) + batch * step, job->columns, NULL);
         if (status != TUTTI_OK) {
             atomic_store_explicit(&job->status, (int)status, memory_order_relaxed);
             return;
@@ -259,8 +259,8 @@ tutti_status tu_matmul_everywhere(tu_call *call) {
         return matmul_on_device(call);
     tu_matrix of_left = matrix_of(left), of_right = matrix_of(right);
     if (is_tall(left, right))
-        return tu_gemm(out->dtype, out->numel / columns, columns, depth, of_left, of_right, 0, tu_pointer(out),
-                       columns);
+        return tu_gemm(out->dtype, out->numel / columns, columns, depth, of_left, of_right, 0, tu_pointer(out), columns,
+                       tu_epilogue_take());
     batches job = { left, right, out, rows, columns, depth, TUTTI_OK };
     int64_t count = out->numel / (rows * columns);
     if (!is_shared(&job, count)) {
@@ -351,12 +351,13 @@ static product product_of(const tt_tensor *x, const tt_tensor *weight) {
 }
 
 /* The bias goes into the result first, and the product on top of it. */
-static tutti_status add_product(tt_tensor *out, const tt_tensor *x, const tt_tensor *weight, const tt_tensor *bias) {
+static tutti_status add_product(tt_tensor *out, const tt_tensor *x, const tt_tensor *weight, const tt_tensor *bias,
+                                tu_epilogue *epilogue) {
     product of = product_of(x, weight);
     if (bias != NULL)
         tu_copy_tensor(out, bias);
     return tu_gemm(out->dtype, out->numel / of.columns, of.columns, of.depth, of.x, of.weight, bias != NULL ? 1 : 0,
-                   tu_pointer(out), of.columns);
+                   tu_pointer(out), of.columns, epilogue);
 }
 
 /* Narrow floats with a bias: product and sum in f32, rounded once. */
@@ -374,7 +375,7 @@ static tutti_status narrow_linear(tt_tensor *out, const tt_tensor *x, const tt_t
     } else if (status == TUTTI_OK) {
         wide_x = tu_stage_in(x, TUTTI_F32);
         wide_weight = tu_stage_in(weight, TUTTI_F32);
-        status = wide_x != NULL && wide_weight != NULL ? add_product(wide, wide_x, wide_weight, wide_bias)
+        status = wide_x != NULL && wide_weight != NULL ? add_product(wide, wide_x, wide_weight, wide_bias, NULL)
                                                        : TUTTI_ERROR_MEMORY;
     }
     tu_tensor_drop(wide_x);
@@ -389,7 +390,7 @@ static tutti_status narrow_linear(tt_tensor *out, const tt_tensor *x, const tt_t
 
 /* Integers, which no BLAS adds: the product, then the sum. */
 static tutti_status integer_linear(tt_tensor *out, const tt_tensor *x, const tt_tensor *weight, const tt_tensor *bias) {
-    tutti_status status = add_product(out, x, weight, NULL);
+    tutti_status status = add_product(out, x, weight, NULL, NULL);
     if (status != TUTTI_OK)
         return status;
     tt_tensor *inputs[] = { out, (tt_tensor *)bias };
@@ -411,7 +412,7 @@ tutti_status tu_linear_everywhere(tu_call *call) {
     if ((x = tu_stage_in(call->inputs[0], out->dtype)) == NULL)
         return TUTTI_ERROR_MEMORY;
     if (bias == NULL || out->dtype == TUTTI_F32 || out->dtype == TUTTI_F64 || tu_is_complex(out->dtype))
-        status = add_product(out, x, weight, bias);
+        status = add_product(out, x, weight, bias, tu_epilogue_take());
     else
         status = (tu_is_float(out->dtype) ? narrow_linear : integer_linear)(out, x, weight, bias);
     tu_tensor_drop(x);

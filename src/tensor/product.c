@@ -16,9 +16,10 @@
 #include "tensor/parallel.h"
 #include "tensor/thread.h"
 
-#define ROWS 1536    /* of the left matrix that are packed at once: whole tiles at every level */
-#define FEW_PANELS 2 /* with so many, packing the left matrix is not worth it */
-#define LEAST 32768  /* multiplications that are worth a thread */
+#define ROWS 1536        /* of the left matrix that are packed at once: whole tiles at every level */
+#define FEW_PANELS 2     /* with so many, packing the left matrix is not worth it */
+#define PART (256 << 10) /* bytes of the result that an epilogue gets at once */
+#define LEAST 32768      /* multiplications that are worth a thread */
 
 typedef struct product {
     const tu_tensor_kernels *kernels;
@@ -29,6 +30,8 @@ typedef struct product {
     char *out;
     int64_t out_stride;
     bool add;
+    tu_epilogue *epilogue; /* of a block with which its elements are final; its first row in all of the product: */
+    int64_t first_row;
     char *packed; /* the left matrix, or NULL where it is read as it lies */
     _Atomic bool out_of_memory;
 } product;
@@ -55,6 +58,12 @@ static void multiply_panel(const product *job, int64_t column, int64_t width, vo
                                     panel, job->depth, out, job->out_stride, job->add);
 }
 
+/* An epilogue gets several panels at once, as long as they stay in the second cache: rows of a panel are short. */
+static int64_t panels_together(const product *job) {
+    int64_t panels = PART / (job->rows * job->kernels->panel[job->type] * job->element);
+    return panels < 1 ? 1 : panels;
+}
+
 static void multiply_panels(void *context, int64_t begin, int64_t end) {
     product *job = context;
     int64_t wide = job->kernels->panel[job->type];
@@ -64,8 +73,15 @@ static void multiply_panels(void *context, int64_t begin, int64_t end) {
         atomic_store_explicit(&job->out_of_memory, true, memory_order_relaxed);
         return;
     }
-    for (int64_t i = begin; i < end; i++)
+    int64_t together = panels_together(job), finished = begin;
+    for (int64_t i = begin; i < end; i++) {
         multiply_panel(job, i * wide, job->columns - i * wide < wide ? job->columns - i * wide : wide, panel);
+        if (job->epilogue == NULL || (i + 1 < end && i + 1 - finished < together))
+            continue;
+        int64_t column = finished * wide, behind = (i + 1) * wide < job->columns ? (i + 1) * wide : job->columns;
+        job->epilogue->part(job->epilogue, job->first_row, job->rows, column, behind - column);
+        finished = i + 1;
+    }
     tu_block_free(tu_self(), panel, bytes);
 }
 
@@ -100,6 +116,7 @@ static int64_t block_of(int64_t rows) {
 static bool multiply_rows(product *job, const product *whole, int64_t first, int64_t count, bool add) {
     *job = *whole;
     job->rows = count;
+    job->first_row = first;
     job->out += first * job->out_stride * job->element;
     for (int64_t begin = 0; begin < whole->depth; begin += TU_PRODUCT_DEPTH) {
         job->depth = whole->depth - begin < TU_PRODUCT_DEPTH ? whole->depth - begin : TU_PRODUCT_DEPTH;
@@ -107,6 +124,7 @@ static bool multiply_rows(product *job, const product *whole, int64_t first, int
             (const char *)whole->left.data + (first * job->left.row + begin * job->left.column) * job->element;
         job->right.data = (const char *)whole->right.data + begin * job->right.row * job->element;
         job->add = add || begin > 0;
+        job->epilogue = begin + job->depth == whole->depth ? whole->epilogue : NULL;
         if (!multiply_block(job))
             return false;
     }
@@ -118,7 +136,7 @@ bool tu_product_is_ours(tutti_dtype dtype) {
 }
 
 tutti_status tu_product(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t depth, tu_matrix left,
-                        tu_matrix right, bool add, void *out, int64_t out_stride) {
+                        tu_matrix right, bool add, void *out, int64_t out_stride, tu_epilogue *epilogue) {
     product whole = { .kernels = tu_tensor_kernels_get(),
                       .type = tu_float_index(dtype),
                       .element = (int64_t)tu_dtype_bytes[dtype],
@@ -128,14 +146,18 @@ tutti_status tu_product(tutti_dtype dtype, int64_t rows, int64_t columns, int64_
                       .left = left,
                       .right = right,
                       .out = out,
-                      .out_stride = out_stride };
+                      .out_stride = out_stride,
+                      .epilogue = epilogue };
     if (columns == 1 && rows > 1 && out_stride == 1) { /* a column: as a row it fills the panels */
         whole.rows = 1;
         whole.columns = rows;
         whole.left = (tu_matrix){ right.data, right.column, right.row };
         whole.right = (tu_matrix){ left.data, left.column, left.row };
         whole.out_stride = rows;
+        whole.epilogue = NULL; /* which would be told rows for columns */
     }
+    if (whole.epilogue != NULL)
+        whole.epilogue->begin(whole.epilogue, out);
     int64_t block = block_of(whole.rows);
     for (int64_t first = 0; first < whole.rows; first += block) {
         product job;

@@ -74,7 +74,7 @@ static tutti_status panel(const tu_scaled *scaled, int64_t rows, tu_matrix left,
     }
     if (status == TUTTI_OK)
         status = tu_gemm(TUTTI_F32, rows, scaled->columns, scaled->depth, (tu_matrix){ wide, scaled->depth, 1 },
-                         (tu_matrix){ scaled->right, scaled->columns, 1 }, 0, product, scaled->columns);
+                         (tu_matrix){ scaled->right, scaled->columns, 1 }, 0, product, scaled->columns, NULL);
     for (int64_t i = 0; i < rows && status == TUTTI_OK; i++) {
         float *row = product + i * scaled->columns;
         apply_scales(scaled, row, scales[i * scale_step]);

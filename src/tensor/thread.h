@@ -81,6 +81,7 @@ typedef struct tu_thread {
     void *saved_hooks;                 /* autograd's pack and unpack hooks, innermost */
     struct tu_step_batch *steps;       /* of an optimizer, open: see step.h */
     struct tu_call_recorder *recorder; /* is asked about every operator; see tensor/operator.h */
+    struct tu_epilogue *epilogue;      /* for the product that runs next: see gemm.h */
     struct tu_source *source;          /* of memory for storages, innermost; NULL: spare blocks */
     tu_place *place;                   /* where the program is, in words, for messages; lent by the module called */
 

@@ -224,8 +224,8 @@ static void check_product(bool narrow, shape size, tu_matrix left, tu_matrix rig
             ((double *)before)[i] = (double)(i % 7) / 3;
     }
     memcpy(out, before, bytes);
-    CHECK_OK(
-        tu_product(narrow ? TUTTI_F32 : TUTTI_F64, size.rows, size.columns, size.depth, left, right, add, out, stride));
+    CHECK_OK(tu_product(narrow ? TUTTI_F32 : TUTTI_F64, size.rows, size.columns, size.depth, left, right, add, out,
+                        stride, NULL));
     for (int64_t i = 0; i < size.rows; i++)
         for (int64_t j = 0; j < stride; j++) {
             double old = read_number(narrow, before, i * stride + j);
