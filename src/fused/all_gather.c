@@ -12,6 +12,7 @@
 #include "tensor/convert.h"
 #include "tensor/loop.h"
 #include "tensor/parallel.h"
+#include "tensor/process.h"
 
 /* ---- layouts ---- */
 
@@ -56,12 +57,29 @@ tu_matrix tu_fused_rows(const tt_tensor *x) {
     return x->ndim == 2 ? tu_fused_matrix(x) : (tu_matrix){ tu_pointer(x), x->sizes[x->ndim - 1], 1 };
 }
 
-/* Rows from which a shard is multiplied where it lies. Fewer are put together, so that the right matrix is packed once
- * for all; with many, that would cost more than it saves. */
+/* Rows from which a shard is multiplied where it lies, if every product packs the right matrix. Fewer are put together,
+ * so that it is packed once for all; with many, that would cost more than it saves. */
 #define SHARD_ROWS 512
 
-tu_panels tu_fused_panels(int ranks, int64_t rows) {
-    return tu_symm_test_mode() ? (tu_panels){ ranks, 1 } : tu_panels_of(ranks, rows, SHARD_ROWS);
+tu_panels tu_fused_panels(int ranks, int64_t rows, bool packed_once) {
+    return tu_symm_test_mode() ? (tu_panels){ ranks, 1 }
+           : packed_once       ? (tu_panels){ ranks, ranks }
+                               : tu_panels_of(ranks, rows, SHARD_ROWS);
+}
+
+/* A job has so many multiplications at least, which take some ten microseconds. */
+#define JOB_PRODUCTS ((int64_t)1 << 19)
+#define JOB_ROWS 48            /* with a matrix that was packed once */
+#define JOB_ROWS_OF_OTHERS 256 /* with one that every product packs or converts */
+
+int64_t tu_fused_block_rows(const tu_right *right, int64_t rows, int64_t products_of_row) {
+    int threads = tu_process_compute_threads();
+    if (threads == 1 || rows == 0 || products_of_row < 1 || rows < JOB_PRODUCTS / products_of_row)
+        return 0;
+    int64_t least = right != NULL && right->packed != NULL ? JOB_ROWS : JOB_ROWS_OF_OTHERS,
+            few = 1 + JOB_PRODUCTS / products_of_row, share = (rows + 2 * threads - 1) / (2 * threads);
+    least = few > least ? few : least;
+    return ((share > least ? share : least) + JOB_ROWS - 1) / JOB_ROWS * JOB_ROWS;
 }
 
 typedef struct placing {
@@ -197,8 +215,9 @@ typedef struct products {
     int64_t rows, depth; /* of a shard, as a matrix */
     tu_panels panels;
     tutti_dtype dtype;
-    char *whole; /* where A is put together, or NULL */
-    bool last;   /* gathered along the last dimension */
+    tu_right *rights; /* one per matrix */
+    char *whole;      /* where A is put together, or NULL */
+    bool last;        /* gathered along the last dimension */
 } products;
 
 static bool by_shards(const products *job) {
@@ -206,53 +225,78 @@ static bool by_shards(const products *job) {
 }
 
 /* Puts a shard at its place in A: rows, or columns. */
-static void place_shard(const products *job, int rank, const tu_shard *shard) {
+static tutti_status place_shard(void *context, int rank, const tu_shard *shard) {
+    const products *job = context;
     size_t size = tu_dtype_bytes[job->dtype];
     int64_t stride = job->last ? job->panels.ranks * job->depth : job->depth,
             first = job->last ? rank * job->depth : rank * job->rows * job->depth;
     tu_fused_place_rows(job->whole + (size_t)first * size, stride, tu_fused_shard(shard, job->rows, job->depth),
                         job->rows, job->depth, size);
+    return TUTTI_OK;
 }
 
-/* `left` (rows, depth) with each matrix: rows of the results from `row` on. Where depth is a part of the matrices'
- * rows, it begins at `inner`; products of other parts are added from the second on. */
-static tutti_status multiply(const products *job, tu_matrix left, int64_t rows, int64_t depth, int64_t row,
-                             int64_t inner) {
+/* `left` (rows, depth) with each matrix: rows of the results from `row` on. */
+static tutti_status multiply(const products *job, tu_matrix left, int64_t rows, int64_t row) {
     size_t size = tu_dtype_bytes[job->dtype];
     tutti_status status = TUTTI_OK;
     for (int i = 1; i < job->call->input_count && status == TUTTI_OK; i++) {
-        const tt_tensor *rhs = job->call->inputs[i];
-        tu_matrix right = tu_fused_matrix(rhs);
-        right.data = (const char *)right.data + (size_t)(inner * right.row) * size;
-        char *out = (char *)tu_pointer(job->call->outputs[i]) + (size_t)(row * rhs->sizes[1]) * size;
+        const tu_right *right = &job->rights[i - 1];
+        char *out = (char *)tu_pointer(job->call->outputs[i]) + (size_t)(row * right->columns) * size;
         if (job->call->outputs[i]->numel > 0)
-            status = tu_gemm(job->dtype, rows, rhs->sizes[1], depth, left, right, inner > 0 ? 1 : 0, out, rhs->sizes[1],
-                             NULL);
+            status = tu_right_multiply(right, rows, left, out, right->columns);
     }
     return status;
 }
 
-static tutti_status consume(void *context, int rank, const tu_shard *shards) {
-    const products *job = context;
-    if (job->whole != NULL)
-        place_shard(job, rank, shards);
-    if (!by_shards(job))
-        return TUTTI_OK;
-    return multiply(job, tu_fused_shard(shards, job->rows, job->depth), job->rows, job->depth,
-                    job->last ? 0 : rank * job->rows, job->last ? rank * job->depth : 0);
+/* The same where depth is a part of the matrices' rows, from `inner` on: products of other parts are added from the
+ * second on. */
+static tutti_status multiply_part(const products *job, tu_matrix left, int64_t rows, int64_t row, int64_t inner) {
+    size_t size = tu_dtype_bytes[job->dtype];
+    tutti_status status = TUTTI_OK;
+    for (int i = 1; i < job->call->input_count && status == TUTTI_OK; i++) {
+        tu_matrix right = job->rights[i - 1].matrix;
+        int64_t columns = job->rights[i - 1].columns;
+        right.data = (const char *)right.data + (size_t)(inner * right.row) * size;
+        char *out = (char *)tu_pointer(job->call->outputs[i]) + (size_t)(row * columns) * size;
+        if (job->call->outputs[i]->numel > 0)
+            status = tu_gemm(job->dtype, rows, columns, job->depth, left, right, inner > 0 ? 1 : 0, out, columns, NULL);
+    }
+    return status;
 }
 
-/* The rows of some ranks in A; all of it where columns were gathered. */
-static tutti_status complete(void *context, int first, int ranks) {
+/* Rows of one rank's shard, or of what was put together of several. */
+static tutti_status multiply_rows(void *context, const tu_team_job *rows) {
     const products *job = context;
-    int64_t depth = job->last ? ranks * job->depth : job->depth, row = job->last ? 0 : first * job->rows;
-    tu_matrix left = { job->whole + (size_t)(row * depth) * tu_dtype_bytes[job->dtype], depth, 1 };
-    return multiply(job, left, job->last ? job->rows : ranks * job->rows, depth, row, 0);
+    size_t size = tu_dtype_bytes[job->dtype];
+    tu_matrix left;
+    int64_t first = job->last ? 0 : rows->first * job->rows;
+    if (by_shards(job)) {
+        left = tu_fused_shard(&rows->shards[0], job->rows, job->depth);
+        left.data = (const char *)left.data + (size_t)(rows->row * left.row) * size;
+        return job->last ? multiply_part(job, left, rows->rows, rows->row, rows->first * job->depth)
+                         : multiply(job, left, rows->rows, first + rows->row);
+    }
+    int64_t depth = job->last ? job->panels.ranks * job->depth : job->depth;
+    left = (tu_matrix){ job->whole + (size_t)((first + rows->row) * depth) * size, depth, 1 };
+    return multiply(job, left, rows->rows, first + rows->row);
 }
 
 /* Accumulators of the BLAS are of the dtype itself: only there can products be added to what is rounded already. */
 static bool adds_up(tutti_dtype dtype) {
     return dtype == TUTTI_F32 || dtype == TUTTI_F64 || tu_is_complex(dtype);
+}
+
+static tu_right right_of(const tt_tensor *rhs) {
+    return (tu_right){ rhs->dtype, rhs->sizes[1], rhs->sizes[0], tu_fused_matrix(rhs), NULL, 0 };
+}
+
+static bool all_packed_once(const tu_call *call) {
+    bool all = true;
+    for (int i = 1; i < call->input_count; i++) {
+        tu_right right = right_of(call->inputs[i]);
+        all = all && tu_right_pays(&right);
+    }
+    return all;
 }
 
 static products products_of(const tu_call *call, const tt_tensor *front, bool last, bool return_a, tutti_group *group) {
@@ -262,10 +306,46 @@ static products products_of(const tu_call *call, const tt_tensor *front, bool la
                      .dtype = front->dtype,
                      .whole = return_a ? tu_pointer(call->outputs[0]) : NULL,
                      .last = last };
-    job.panels = tu_fused_panels(tutti_group_size(group), job.rows);
+    job.panels = tu_fused_panels(tutti_group_size(group), job.rows, all_packed_once(call));
     if (last && !tu_symm_test_mode()) /* columns: one by one, or all at once */
         job.panels.count = adds_up(job.dtype) ? job.panels.ranks : 1;
     return job;
+}
+
+static void close_rights(products *job) {
+    size_t bytes = (size_t)(job->call->input_count - 1) * sizeof *job->rights;
+    for (int i = 0; job->rights != NULL && i < job->call->input_count - 1; i++)
+        tu_right_close(&job->rights[i]);
+    tu_block_free(tu_self(), job->rights, bytes);
+}
+
+/* The matrices, with memory to pack those in that several shards are multiplied with. */
+static tutti_status open_rights(products *job) {
+    size_t bytes = (size_t)(job->call->input_count - 1) * sizeof *job->rights;
+    tutti_status status = TUTTI_OK;
+    if ((job->rights = tu_block_alloc(tu_self(), bytes)) == NULL)
+        return tu_error_memory("the matrices of a fused operation", bytes);
+    memset(job->rights, 0, bytes);
+    for (int i = 0; i < job->call->input_count - 1 && status == TUTTI_OK; i++) {
+        job->rights[i] = right_of(job->call->inputs[i + 1]);
+        if (!job->last && job->panels.count > 1 && job->rows > 0)
+            status = tu_right_open(&job->rights[i]);
+    }
+    return status;
+}
+
+static void pack_rights(void *context) {
+    const products *job = context;
+    for (int i = 0; i < job->call->input_count - 1; i++)
+        tu_right_pack(&job->rights[i]);
+}
+
+/* Columns of all matrices. */
+static int64_t all_columns(const products *job) {
+    int64_t columns = 0;
+    for (int i = 0; i < job->call->input_count - 1; i++)
+        columns += job->rights[i].columns;
+    return columns;
 }
 
 static tu_fused_signature sign(const tu_call *call, int gather_dim) {
@@ -285,21 +365,31 @@ static tutti_status run_products(tu_call *call, int gather_dim, bool return_a, t
     size_t bytes = (size_t)(job.rows * job.depth * job.panels.ranks) * tu_dtype_bytes[job.dtype];
     void *panel = NULL;
     tu_fused_signature signature = sign(call, gather_dim);
-    tutti_status status = TUTTI_OK;
-    if (!by_shards(&job) && job.whole == NULL && (job.whole = panel = tu_block_alloc(tu_self(), bytes)) == NULL)
-        status = tu_fused_refuse(group, call->entry->name, tu_error_memory("a gathered matrix", bytes));
+    tutti_status status = open_rights(&job);
+    if (status == TUTTI_OK && !by_shards(&job) && job.whole == NULL &&
+        (job.whole = panel = tu_block_alloc(tu_self(), bytes)) == NULL)
+        status = tu_error_memory("a gathered matrix", bytes);
     tu_gather gather = { .who = call->entry->name,
                          .group = group,
                          .signature = &signature,
                          .count = 1,
                          .tensors = { front },
                          .in_order = last && by_shards(&job),
-                         .consume = consume,
-                         .complete = by_shards(&job) ? NULL : complete,
+                         .consume = job.whole != NULL ? place_shard : NULL,
+                         .work = multiply_rows,
+                         .rows = job.rows,
+                         .same_rows = last,
+                         .by_library = tu_gemm_is_of_library(job.dtype),
+                         .prepare = pack_rights,
                          .panels = job.panels,
                          .context = &job };
-    if (status == TUTTI_OK)
+    if (status == TUTTI_OK) {
+        gather.block_rows = tu_fused_block_rows(&job.rights[0], job.rows, all_columns(&job) * job.depth);
         status = tu_gather_and_consume(&gather);
+    } else {
+        status = tu_fused_refuse(group, call->entry->name, status);
+    }
+    close_rights(&job);
     tu_block_free(tu_self(), panel, bytes);
     tu_tensor_drop(front);
     return status;
@@ -332,7 +422,11 @@ static tutti_status gather_by_multicast(tu_fused *state, const tu_call *call, co
     if (status == TUTTI_OK) {
         products job = products_of(call, shard, false, false, state->group);
         job.whole = tu_fused_half(state, state->rank);
-        status = complete(&job, 0, state->size);
+        job.panels.count = 1;
+        status = open_rights(&job);
+        if (status == TUTTI_OK)
+            status = multiply_rows(&job, &(tu_team_job){ .ranks = state->size, .rows = state->size * job.rows });
+        close_rights(&job);
     }
     state->gathers++;
     return status;

@@ -6,6 +6,7 @@
 #ifndef TU_FUSED_DRIVER_H
 #define TU_FUSED_DRIVER_H
 
+#include "fused/team.h"
 #include "fused/workspace.h"
 
 /* ---- panels ---- */
@@ -32,12 +33,6 @@ static inline int tu_panel_first(tu_panels panels, int panel) {
 
 /* ---- gather and consume ---- */
 
-/* One tensor of a rank's shards, dense in memory. */
-typedef struct tu_shard {
-    const void *data;
-    bool turned; /* a matrix that lies column by column */
-} tu_shard;
-
 typedef struct tu_gather {
     const char *who;
     tutti_group *group;
@@ -45,15 +40,22 @@ typedef struct tu_gather {
     int count;                           /* of them, at most TU_FUSED_PARTS */
     const tt_tensor *tensors[TU_FUSED_PARTS];
     bool in_order; /* from rank 0 on, instead of this rank first */
+    /* Called once for each rank, on one thread at a time. */
     tutti_status (*consume)(void *context, int rank, const tu_shard *shards);
-    /* The shards of these ranks, a panel, have all been consumed. NULL: shards are worked on one by one. */
-    tutti_status (*complete)(void *context, int first, int ranks);
+    /* What is done with all that was consumed, or NULL: rows of the shards of one rank, or, where panels have several
+     * ranks, of those of a panel, which have all been consumed. */
+    tu_team_work *work;
+    int64_t rows, block_rows; /* of a rank; of a job of several threads: 0, the work is not worth them */
+    bool same_rows;           /* the ranks' shards are columns: a panel has no more rows than a rank */
+    bool by_library;          /* see tu_team: a job has all rows then */
+    /* Before the first work, or NULL. */
+    void (*prepare)(void *context);
     tu_panels panels;
     void *context;
 } tu_gather;
 
 /* Hands each rank's shards to `consume` once: where they lie, or staged; this rank's first, the others' as they become
- * ready. A failure of consume is this rank's alone: the others are served all the same. */
+ * ready. A failure of consume or work is this rank's alone: the others are served all the same. */
 tutti_status tu_gather_and_consume(const tu_gather *gather);
 
 /* ---- produce and scatter ---- */
@@ -64,9 +66,13 @@ typedef struct tu_scatter {
     const tu_fused_signature *signature; /* has rows, row_bytes, and what they are of */
     int64_t rows, tile_rows;             /* of one rank's block; of a tile of it, the same on all ranks */
     int64_t chunk_rows;                  /* that are made at once: whole tiles, as many as this rank likes */
+    int64_t block_rows; /* of a job of several threads; 0: one thread makes chunks and hands them over */
+    bool by_library;    /* see tu_team: a job is a chunk then */
     size_t row_bytes;
     tu_panels panels; /* as many as ranks where a block has several chunks */
     char *direct;     /* where this rank's own rows are computed, row_bytes apart; NULL: in a tile */
+    /* Before anything is produced, or NULL. */
+    void (*prepare)(void *context);
     /* Writes rows [first, first + count) of the blocks for the `ranks` ranks from `rank` on, dense, one block behind
      * the other. Of several ranks they are all rows of a block. */
     tutti_status (*produce)(void *context, int rank, int ranks, int64_t first, int64_t count, void *to);

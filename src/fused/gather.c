@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Gather and consume. A rank tells where its shards lie, works on its own while the others' records come in, then on
- * theirs where they lie, each as soon as its record is there. The usual call has one agreement, which is over when the
+ * theirs where they lie, each as soon as its record is there. Where it has several threads, it works while it stages,
+ * and looks who has come while it works. The usual call has one agreement, which is over when the
  * last record has come, and a barrier at its end where inputs were read in place.
  *
  * WHY SHARDS MAY BE READ BEFORE ALL RANKS HAVE COME. A record says where its rank's shards lie, and they lie there
@@ -16,6 +17,7 @@
 #include "fused/driver.h"
 #include "memory/memory.h"
 #include "tensor/convert.h"
+#include "tensor/process.h"
 
 typedef struct gathering {
     const tu_gather *plan;
@@ -23,6 +25,8 @@ typedef struct gathering {
     tu_shard own[TU_FUSED_PARTS];
     size_t bytes[TU_FUSED_PARTS];
     void *copies[TU_FUSED_PARTS]; /* dense ones of what is not, where there was no workspace to copy to */
+    tu_team team;                 /* open where several threads work */
+    bool told;                    /* this rank's shards are staged and published */
     tutti_status local;           /* of this rank's own work: the others are served first */
     tutti_error_copy error;       /* its words */
 } gathering;
@@ -108,21 +112,62 @@ static bool is_complete(const gathering *run, int first, int end) {
     return complete;
 }
 
-/* One rank's shards, and the panel that they complete. A failure is kept until everybody has been served. */
+static bool is_one_by_one(const tu_gather *plan) {
+    return plan->panels.count == plan->panels.ranks;
+}
+
+static int64_t rows_of(const tu_gather *plan, int ranks) {
+    return plan->same_rows ? plan->rows : ranks * plan->rows;
+}
+
+/* A failure is kept until everybody has been served. */
+static void keep(gathering *run, tutti_status status) {
+    if (status == TUTTI_OK || run->local != TUTTI_OK)
+        return;
+    run->local = status;
+    tu_error_save(&run->error);
+}
+
+/* The work on the rows of these ranks: done at once, or left to the team in blocks. Those of the next rank are added to
+ * the same results where ranks go in order, and come behind. */
+static void work_on(gathering *run, int first, int ranks, const tu_shard *shards) {
+    const tu_gather *plan = run->plan;
+    int64_t rows = rows_of(plan, ranks);
+    tu_team_job job = { .first = first, .ranks = ranks, .rows = rows, .after = -1 };
+    if (shards != NULL)
+        memcpy(job.shards, shards, sizeof job.shards);
+    if (!tu_team_is_open(&run->team)) {
+        keep(run, plan->work(plan->context, &job));
+        return;
+    }
+    int64_t each = plan->by_library ? rows : plan->block_rows;
+    int blocks = (int)((rows + each - 1) / each), number = run->team.count;
+    for (int64_t row = 0; row < rows; row += each, number++) {
+        job.row = row;
+        job.rows = rows - row < each ? rows - row : each;
+        job.after = plan->in_order && first > 0 ? number - blocks : -1;
+        tu_team_add(&run->team, &job);
+    }
+}
+
+/* One rank's shards, and the panel that they complete. */
 static void consume(gathering *run, int rank, const tu_shard *shards) {
     const tu_gather *plan = run->plan;
     run->state->done[rank] = true;
     if (run->local != TUTTI_OK)
         return;
-    run->local = plan->consume(plan->context, rank, shards);
-    if (run->local == TUTTI_OK && plan->complete != NULL) {
-        int panel = tu_panel_of(plan->panels, rank), first = tu_panel_first(plan->panels, panel),
-            end = tu_panel_first(plan->panels, panel + 1);
-        if (is_complete(run, first, end))
-            run->local = plan->complete(plan->context, first, end - first);
+    if (plan->consume != NULL)
+        keep(run, plan->consume(plan->context, rank, shards));
+    if (run->local != TUTTI_OK || plan->work == NULL)
+        return;
+    if (is_one_by_one(plan)) {
+        work_on(run, rank, 1, shards);
+        return;
     }
-    if (run->local != TUTTI_OK)
-        tu_error_save(&run->error);
+    int panel = tu_panel_of(plan->panels, rank), first = tu_panel_first(plan->panels, panel),
+        end = tu_panel_first(plan->panels, panel + 1);
+    if (is_complete(run, first, end))
+        work_on(run, first, end - first, NULL);
 }
 
 /* Shards that lie where the record says. */
@@ -156,28 +201,25 @@ static bool lies_alike(const gathering *run, const tu_fused_record *record) {
     return alike;
 }
 
-/* From rank 0 on, as far as that goes. */
-static void consume_in_order(gathering *run) {
+/* From rank 0 on, as far as those have come. Returns the next one, which has not; -1: no more can be read before the
+ * agreement. */
+static int consume_in_order(gathering *run) {
     tu_fused *state = run->state;
     tu_fused_record found;
     for (int rank = 0; rank < state->size; rank++) {
-        if (rank == state->rank) {
-            consume(run, rank, run->own);
+        if (state->done[rank])
             continue;
-        }
-        memset(state->came, true, (size_t)state->size * sizeof *state->came);
-        state->came[rank] = false;
-        while (!tu_work_peek(state->work, rank, &found))
-            if (!tu_work_await_arrival(state->work, state->came))
-                return;
-        if (!lies_alike(run, &found))
-            return;
+        if (rank != state->rank && !tu_work_peek(state->work, rank, &found))
+            return rank;
+        if (rank != state->rank && !lies_alike(run, &found))
+            return -1;
         consume_at(run, rank, &found);
     }
+    return -1;
 }
 
 /* Those whose records are there now, this rank's neighbour first. Returns how many are not. */
-static int consume_those_that_came(gathering *run) {
+static int consume_any(gathering *run) {
     tu_fused *state = run->state;
     tu_fused_record found;
     int missing = 0;
@@ -193,20 +235,88 @@ static int consume_those_that_came(gathering *run) {
     return missing;
 }
 
-static void consume_early(gathering *run) {
+/* Whether others are still missing, who are marked as not seen. */
+static bool consume_those_that_came(gathering *run) {
     tu_fused *state = run->state;
-    memset(state->came, 0, (size_t)state->size * sizeof *state->came);
-    memset(state->done, 0, (size_t)state->size * sizeof *state->done);
-    if (state->own.status != TUTTI_OK)
-        return;
-    if (run->plan->in_order) {
-        consume_in_order(run);
-        return;
-    }
-    consume(run, state->rank, run->own);
-    state->came[state->rank] = true;
-    while (consume_those_that_came(run) > 0 && tu_work_await_arrival(state->work, state->came))
+    if (!run->plan->in_order)
+        return consume_any(run) > 0;
+    int next = consume_in_order(run);
+    for (int rank = 0; rank < state->size; rank++)
+        state->came[rank] = rank != next;
+    return next >= 0;
+}
+
+static void consume_own(gathering *run) {
+    if (!run->plan->in_order && !run->state->done[run->state->rank])
+        consume(run, run->state->rank, run->own);
+}
+
+/* Stages and tells where this rank's shards lie, once; then takes what comes, as long as there is work to do between.
+ */
+static tutti_status communicate(void *context) {
+    gathering *run = context;
+    tutti_status status = TUTTI_OK;
+    if (!run->told)
+        status = tu_fused_publish(run->state, run->plan->signature, stage(run));
+    run->told = true;
+    if (status != TUTTI_OK || run->state->own.status != TUTTI_OK)
+        return status;
+    while (consume_those_that_came(run) && tu_team_help(&run->team))
         ;
+    return TUTTI_OK;
+}
+
+/* One thread communicates while others work on what has come. An error is the call's; one of the work is kept. */
+static tutti_status work_together(gathering *run, tu_team_talk *talk) {
+    tutti_status status = tu_team_run(&run->team, talk, run);
+    bool of_work = run->team.status != TUTTI_OK;
+    if (of_work)
+        keep(run, status);
+    return of_work ? TUTTI_OK : status;
+}
+
+static bool is_all_dense(const tu_gather *plan) {
+    bool dense = true;
+    for (int i = 0; i < plan->count; i++)
+        dense = dense && is_dense(plan->tensors[i]);
+    return dense;
+}
+
+/* This rank's shards while they are staged, the others' while it looks who comes; a wait only where there is nothing
+ * else to do. What is not dense becomes so by staging. */
+static tutti_status consume_early_together(gathering *run) {
+    tu_fused *state = run->state;
+    if (is_all_dense(run->plan))
+        consume_own(run);
+    tutti_status status = work_together(run, communicate);
+    if (status != TUTTI_OK || state->own.status != TUTTI_OK)
+        return status;
+    consume_own(run);
+    while (status == TUTTI_OK) {
+        bool missing = consume_those_that_came(run);
+        if (run->team.next < run->team.count && run->local == TUTTI_OK)
+            status = work_together(run, communicate);
+        else if (!missing || !tu_work_await_arrival(state->work, state->came))
+            return TUTTI_OK;
+    }
+    return status;
+}
+
+static tutti_status consume_early(gathering *run) {
+    tu_fused *state = run->state;
+    if (run->plan->prepare != NULL && tu_team_is_open(&run->team))
+        run->plan->prepare(run->plan->context);
+    if (tu_team_is_open(&run->team))
+        return consume_early_together(run);
+    tutti_status status = tu_fused_publish(state, run->plan->signature, stage(run));
+    if (status != TUTTI_OK || state->own.status != TUTTI_OK)
+        return status;
+    if (run->plan->prepare != NULL)
+        run->plan->prepare(run->plan->context);
+    consume_own(run);
+    while (consume_those_that_came(run) && tu_work_await_arrival(state->work, state->came))
+        ;
+    return TUTTI_OK;
 }
 
 /* ---- after the agreement: the same on all ranks, from the records ---- */
@@ -302,20 +412,26 @@ static tutti_status run_agreed(gathering *run) {
         if (!state->done[rank])
             consume_at(run, rank, &state->records[rank]);
     }
+    if (tu_team_is_open(&run->team) && run->local == TUTTI_OK)
+        status = work_together(run, NULL);
+    if (status != TUTTI_OK)
+        return status;
     /* After success nobody touches the inputs any more. Staged ones are copies. */
     if (reads_in_place(run))
         status = tutti_barrier(state->group, NULL);
     return status;
 }
 
-static tutti_status run_real(gathering *run) {
+static tutti_status run_entered(gathering *run) {
     tu_fused *state = run->state;
     for (int i = 0; i < run->plan->count; i++)
         find_place(run, i);
-    tutti_status status = tu_fused_publish(state, run->plan->signature, stage(run));
+    memset(state->came, 0, (size_t)state->size * sizeof *state->came);
+    memset(state->done, 0, (size_t)state->size * sizeof *state->done);
+    state->came[state->rank] = true;
+    tutti_status status = consume_early(run);
     if (status != TUTTI_OK)
         return status;
-    consume_early(run);
     status = tu_fused_agree(state, run->plan->who);
     if (status == TUTTI_OK) {
         status = run_agreed(run);
@@ -332,15 +448,21 @@ static tutti_status consume_all(const gathering *run,
     const tu_gather *plan = run->plan;
     int size = tutti_group_size(plan->group);
     tutti_status status = TUTTI_OK;
+    if (plan->prepare != NULL)
+        plan->prepare(plan->context);
     for (int rank = 0; rank < size && status == TUTTI_OK; rank++) {
-        tu_shard shards[TU_FUSED_PARTS] = { { NULL, false } };
-        status = plan->consume(plan->context, rank, shards_of(run, rank, shards));
-        if (status != TUTTI_OK || plan->complete == NULL)
+        tu_shard room[TU_FUSED_PARTS] = { { NULL, false } };
+        const tu_shard *shards = shards_of(run, rank, room);
+        if (plan->consume != NULL)
+            status = plan->consume(plan->context, rank, shards);
+        if (status != TUTTI_OK || plan->work == NULL)
             continue;
         int panel = tu_panel_of(plan->panels, rank), first = tu_panel_first(plan->panels, panel),
-            end = tu_panel_first(plan->panels, panel + 1);
-        if (rank == end - 1)
-            status = plan->complete(plan->context, first, end - first);
+            ranks = tu_panel_first(plan->panels, panel + 1) - first;
+        tu_team_job job = { .first = first, .ranks = ranks, .rows = rows_of(plan, ranks), .after = -1 };
+        memcpy(job.shards, shards, sizeof job.shards);
+        if (rank == first + ranks - 1)
+            status = plan->work(plan->context, &job);
     }
     return status;
 }
@@ -398,22 +520,47 @@ static tutti_status run_reference(gathering *run) {
     return status;
 }
 
+/* Where work is worth several threads and there are such. */
+static tutti_status open_team(gathering *run) {
+    const tu_gather *plan = run->plan;
+    int threads = plan->work != NULL && plan->block_rows > 0 ? tu_process_compute_threads() : 1;
+    if (threads == 1 || plan->rows == 0)
+        return TUTTI_OK;
+    run->team = (tu_team){ .threads = threads,
+                           .work = plan->work,
+                           .context = plan->context,
+                           .by_library = plan->by_library,
+                           .apart = &run->state->overlaps };
+    int64_t blocks = (plan->rows + plan->block_rows - 1) / plan->block_rows;
+    return tu_team_open(&run->team, (int)((blocks + 1) * run->state->size));
+}
+
+static tutti_status run_real(gathering *run) {
+    const tu_gather *plan = run->plan;
+    tutti_status status = tu_fused_enter(plan->group, &run->state);
+    if (status != TUTTI_OK)
+        return tu_fused_refuse(plan->group, plan->who, status);
+    status = open_team(run);
+    if (status == TUTTI_OK)
+        status = run_entered(run);
+    else
+        status = tu_fused_refuse_inside(run->state, plan->who, status);
+    tu_team_close(&run->team);
+    tu_fused_leave(run->state);
+    return status;
+}
+
 tutti_status tu_gather_and_consume(const tu_gather *gather) {
     gathering run = { .plan = gather };
     tutti_status status;
     for (int i = 0; i < gather->count; i++)
         run.bytes[i] = (size_t)gather->tensors[i]->numel * tu_dtype_bytes[gather->tensors[i]->dtype];
-    if (tutti_group_size(gather->group) == 1 || tu_fused_is_fake(gather->group)) {
+    if (tutti_group_size(gather->group) == 1 || tu_fused_is_fake(gather->group))
         status = run_alone(&run);
-    } else if (tu_symm_test_mode()) {
+    else if (tu_symm_test_mode())
         status = run_reference(&run);
-    } else {
-        status = tu_fused_enter(gather->group, &run.state);
-        if (status != TUTTI_OK)
-            return tu_fused_refuse(gather->group, gather->who, status);
+    else
         status = run_real(&run);
-        tu_fused_leave(run.state);
-    }
     for (int i = 0; i < gather->count; i++)
         tu_block_free(tu_self(), run.copies[i], run.bytes[i]);
     return status;

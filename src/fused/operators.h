@@ -8,6 +8,7 @@
 #include <tutti/fused.h>
 
 #include "fused/driver.h"
+#include "fused/right.h"
 #include "tensor/gemm.h"
 #include "tensor/operators.h"
 
@@ -35,8 +36,11 @@ static inline tu_matrix tu_fused_shard(const tu_shard *shard, int64_t rows, int6
 }
 /* Copies a matrix of elements of `size` bytes to `to`, where its rows are `stride` elements apart. */
 void tu_fused_place_rows(char *to, int64_t stride, tu_matrix from, int64_t rows, int64_t columns, size_t size);
-/* Of shards of so many rows; in test mode all are one panel. */
-tu_panels tu_fused_panels(int ranks, int64_t rows);
+/* Of shards of so many rows, which are multiplied one by one where right matrices are packed once; in test mode all are
+ * one panel. */
+tu_panels tu_fused_panels(int ranks, int64_t rows, bool packed_once);
+/* Rows of one thread's job where a rank has `rows`, each with so many multiplications; 0: not worth several threads. */
+int64_t tu_fused_block_rows(const tu_right *right, int64_t rows, int64_t products_of_row);
 /* The product of all sizes but the last. */
 int64_t tu_fused_row_count(const tt_tensor *x);
 
@@ -68,10 +72,10 @@ typedef struct tu_fused_block {
 } tu_fused_block;
 /* Adds the tiles of all ranks, as tu_scatter's accept. */
 tutti_status tu_fused_reduce(const tu_fused_block *block, int64_t first, int64_t count, const void *const *from);
-/* How blocks of `rows` rows, products of the inner size `depth`, are cut in tiles and chunks and put together in
+/* How blocks of `rows` rows, products with `right`, are cut in tiles and chunks and put together in
  * panels; callbacks and signature are the caller's. by_rows: the blocks' rows follow each other in the left matrix. */
 tu_scatter tu_fused_scatter_of(const tu_fused_block *block, const char *who, tutti_group *group, int64_t rows,
-                               int64_t depth, bool by_rows);
+                               const tu_right *right, bool by_rows);
 /* Divides the scattered dimension of a result among the ranks: contiguous. An error where that leaves a rest. */
 tutti_status tu_fused_scattered(const tu_call *call, tu_shape *result, int dim, int ranks);
 

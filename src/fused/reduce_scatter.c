@@ -14,16 +14,19 @@
 
 /* A tile is in the caches when it is added. */
 #define TILE_BYTES ((size_t)1 << 20)
-/* Rows of a product that packs the right matrix for them: fewer are enough where it is low. */
+/* Rows of a product that packs the right matrix for them: fewer are enough where it is low. One that is
+ * packed once for all and stays in a cache beside a tile needs no more than a tile has. */
 #define CHUNK_ROWS 512
 #define LOW_DEPTH 1024
 #define CHUNK_ROWS_OF_LOW_DEPTH 256
 #define REDUCED_BYTES ((size_t)1 << 18) /* that are worth a thread */
 
 tu_scatter tu_fused_scatter_of(const tu_fused_block *block, const char *who, tutti_group *group, int64_t rows,
-                               int64_t depth, bool by_rows) {
+                               const tu_right *right, bool by_rows) {
     int64_t tile = block->row_bytes == 0 ? rows : (int64_t)(TILE_BYTES / block->row_bytes),
-            least = depth < LOW_DEPTH ? CHUNK_ROWS_OF_LOW_DEPTH : CHUNK_ROWS;
+            least = right->packed != NULL      ? 1
+                    : right->depth < LOW_DEPTH ? CHUNK_ROWS_OF_LOW_DEPTH
+                                               : CHUNK_ROWS;
     tile = tile < 1 ? 1 : tile;
     tu_scatter scatter = { .who = who,
                            .group = group,
@@ -33,8 +36,10 @@ tu_scatter tu_fused_scatter_of(const tu_fused_block *block, const char *who, tut
                            .row_bytes = block->row_bytes,
                            .panels = { block->size, block->size },
                            .direct = block->before == 1 ? block->out : NULL };
-    if (by_rows && scatter.chunk_rows >= rows)
+    if (by_rows && scatter.chunk_rows >= rows && right->packed == NULL)
         scatter.panels = tu_panels_of(block->size, rows, least);
+    scatter.block_rows = tu_fused_block_rows(right, rows < scatter.chunk_rows ? rows : scatter.chunk_rows,
+                                             block->columns * right->depth);
     return scatter;
 }
 
@@ -123,20 +128,28 @@ tutti_status tu_fused_matmul_reduce_scatter_shape(tu_call *call) {
 
 typedef struct partial_products {
     tu_fused_block block;
-    tu_matrix lhs, rhs;
-    int64_t depth, rows; /* of a block */
-    bool last;           /* scattered along the columns of b */
+    tu_matrix lhs;
+    tu_right rhs;
+    int64_t rows; /* of a block */
+    bool last;    /* scattered along the columns of b */
 } partial_products;
 
 static tutti_status produce(void *context, int rank, int ranks, int64_t first, int64_t count, void *to) {
     const partial_products *job = context;
     size_t size = tu_dtype_bytes[job->block.dtype];
-    tu_matrix left = job->lhs, right = job->rhs;
+    tu_matrix left = job->lhs;
     left.data = (const char *)left.data + (size_t)(((job->last ? 0 : rank * job->rows) + first) * left.row) * size;
-    if (job->last)
-        right.data = (const char *)right.data + (size_t)(rank * job->block.columns * right.column) * size;
-    return tu_gemm(job->block.dtype, ranks * count, job->block.columns, job->depth, left, right, 0, to,
-                   job->block.columns, NULL);
+    if (!job->last)
+        return tu_right_multiply(&job->rhs, ranks * count, left, to, job->block.columns);
+    tu_matrix right = job->rhs.matrix; /* its columns for this rank */
+    right.data = (const char *)right.data + (size_t)(rank * job->block.columns * right.column) * size;
+    return tu_gemm(job->block.dtype, count, job->block.columns, job->rhs.depth, left, right, 0, to, job->block.columns,
+                   NULL);
+}
+
+static void pack_right(void *context) {
+    const partial_products *job = context;
+    tu_right_pack(&job->rhs);
 }
 
 static tutti_status accept(void *context, int64_t first, int64_t count, const void *const *from) {
@@ -148,8 +161,7 @@ static partial_products partial_of(const tu_call *call, const tt_tensor *front, 
                                    int size) {
     const tt_tensor *out = call->outputs[0], *rhs = call->inputs[1];
     partial_products job = { .lhs = tu_fused_rows(front),
-                             .rhs = tu_fused_matrix(rhs),
-                             .depth = rhs->sizes[0],
+                             .rhs = { out->dtype, rhs->sizes[1], rhs->sizes[0], tu_fused_matrix(rhs), NULL, 0 },
                              .rows = tu_fused_row_count(out),
                              .last = dim == out->ndim - 1,
                              .block = { .chunk = 1,
@@ -197,12 +209,16 @@ tutti_status tu_fused_matmul_reduce_scatter_cpu(tu_call *call) {
     tu_fused_sign_number(&signature, " along dimension", dim);
     tu_fused_sign_tensor(&signature, " into", out);
     int64_t rows = out->numel > 0 ? job.rows : 0;
-    tu_scatter scatter = tu_fused_scatter_of(&job.block, who, attributes->group, rows, job.depth, !job.last);
+    tutti_status status = job.last || rows == 0 ? TUTTI_OK : tu_right_open(&job.rhs);
+    tu_scatter scatter = tu_fused_scatter_of(&job.block, who, attributes->group, rows, &job.rhs, !job.last);
     scatter.signature = &signature;
+    scatter.by_library = tu_gemm_is_of_library(out->dtype);
+    scatter.prepare = pack_right;
     scatter.produce = produce;
     scatter.accept = accept;
     scatter.context = &job;
-    tutti_status status = tu_produce_and_scatter(&scatter);
+    status = status == TUTTI_OK ? tu_produce_and_scatter(&scatter) : tu_fused_refuse(attributes->group, who, status);
+    tu_right_close(&job.rhs);
     tu_tensor_drop(front);
     return status;
 }

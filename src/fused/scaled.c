@@ -155,44 +155,51 @@ static bool by_shards(const scaled_products *job) {
     return job->panels.count == job->panels.ranks;
 }
 
-/* The rows of some ranks; `sharded` are their scales, where ranks have their own. */
-static tutti_status multiply_scaled(const scaled_products *job, int first, int ranks, tu_matrix left,
+/* `count` rows of A from `first` on; `sharded` are their scales, where ranks have their own. */
+static tutti_status multiply_scaled(const scaled_products *job, int64_t first, int64_t count, tu_matrix left,
                                     const float *sharded) {
     const float *scales = job->mode == ROWS_SHARDED      ? sharded
-                          : job->mode == ROWS_REPLICATED ? job->scales + first * job->rows
+                          : job->mode == ROWS_REPLICATED ? job->scales + first
                                                          : job->scales;
     tutti_status status = TUTTI_OK;
     for (size_t i = 0; i < job->count && status == TUTTI_OK; i++) {
         tt_tensor *out = job->call->outputs[i + 1];
         const tu_scaled *right = &job->rights[i];
         if (out->numel > 0)
-            status = tu_scaled_rows(right, ranks * job->rows, left, job->dtype, scales, job->mode == WHOLE ? 0 : 1,
-                                    (char *)tu_pointer(out) +
-                                        (size_t)(first * job->rows * right->columns) * tu_dtype_bytes[out->dtype],
-                                    out->dtype);
+            status = tu_scaled_rows(
+                right, count, left, job->dtype, scales, job->mode == WHOLE ? 0 : 1,
+                (char *)tu_pointer(out) + (size_t)(first * right->columns) * tu_dtype_bytes[out->dtype], out->dtype);
     }
     return status;
 }
 
-static tutti_status consume_scaled(void *context, int rank, const tu_shard *shards) {
+/* Puts a shard at its place in A, and its scales beside it. */
+static tutti_status place_scaled(void *context, int rank, const tu_shard *shards) {
     const scaled_products *job = context;
     size_t size = tu_dtype_bytes[job->dtype];
-    tu_matrix left = tu_fused_shard(&shards[0], job->rows, job->depth);
     if (job->whole != NULL)
-        tu_fused_place_rows(job->whole + (size_t)(rank * job->rows * job->depth) * size, job->depth, left, job->rows,
-                            job->depth, size);
-    if (by_shards(job))
-        return multiply_scaled(job, rank, 1, left, shards[1].data);
+        tu_fused_place_rows(job->whole + (size_t)(rank * job->rows * job->depth) * size, job->depth,
+                            tu_fused_shard(&shards[0], job->rows, job->depth), job->rows, job->depth, size);
     if (job->gathered != NULL && job->rows > 0)
         memcpy(job->gathered + rank * job->rows, shards[1].data, (size_t)job->rows * sizeof *job->gathered);
     return TUTTI_OK;
 }
 
-static tutti_status complete_scaled(void *context, int first, int ranks) {
+/* Rows of one rank's shard, or of what was put together of several. */
+static tutti_status multiply_rows(void *context, const tu_team_job *rows) {
     const scaled_products *job = context;
-    tu_matrix left = { job->whole + (size_t)(first * job->rows * job->depth) * tu_dtype_bytes[job->dtype], job->depth,
-                       1 };
-    return multiply_scaled(job, first, ranks, left, job->gathered != NULL ? job->gathered + first * job->rows : NULL);
+    size_t size = tu_dtype_bytes[job->dtype];
+    int64_t first = rows->first * job->rows + rows->row;
+    tu_matrix left = { NULL, job->depth, 1 };
+    const float *sharded = job->gathered != NULL ? job->gathered + first : NULL;
+    if (by_shards(job)) {
+        left = tu_fused_shard(&rows->shards[0], job->rows, job->depth);
+        left.data = (const char *)left.data + (size_t)(rows->row * left.row) * size;
+        sharded = job->mode == ROWS_SHARDED ? (const float *)rows->shards[1].data + rows->row : NULL;
+    } else {
+        left.data = job->whole + (size_t)(first * job->depth) * size;
+    }
+    return multiply_scaled(job, first, rows->rows, left, sharded);
 }
 
 static tutti_status open_rights(scaled_products *job) {
@@ -220,6 +227,13 @@ static tt_tensor *front_scales(const tt_tensor *scale, scale_mode mode, int dim)
     return dense;
 }
 
+static int64_t all_columns(const scaled_products *job) {
+    int64_t columns = 0;
+    for (size_t i = 0; i < job->count; i++)
+        columns += job->rights[i].columns;
+    return columns;
+}
+
 static tutti_status gather_scaled(scaled_products *job, const tt_tensor *front, const tt_tensor *scales) {
     const tu_fused_all_gather_scaled_matmul_attributes *attributes = job->call->attributes;
     tu_fused_signature signature = tu_fused_sign(job->call->entry->name);
@@ -235,8 +249,11 @@ static tutti_status gather_scaled(scaled_products *job, const tt_tensor *front, 
                          .signature = &signature,
                          .count = job->mode == ROWS_SHARDED ? 2 : 1,
                          .tensors = { front, scales },
-                         .consume = consume_scaled,
-                         .complete = by_shards(job) ? NULL : complete_scaled,
+                         .consume = job->whole != NULL || job->gathered != NULL ? place_scaled : NULL,
+                         .work = multiply_rows,
+                         .rows = job->rows,
+                         .block_rows = tu_fused_block_rows(NULL, job->rows, all_columns(job) * job->depth),
+                         .by_library = tu_gemm_is_of_library(TUTTI_F32),
                          .panels = job->panels,
                          .context = job };
     return tu_gather_and_consume(&gather);
@@ -285,7 +302,7 @@ tutti_status tu_fused_all_gather_scaled_matmul_cpu(tu_call *call) {
                             .dtype = shard->dtype,
                             .mode = mode_of(call->inputs[1], shard, &all),
                             .whole = attributes->return_a ? tu_pointer(call->outputs[0]) : NULL };
-    job.panels = tu_fused_panels(ranks, job.rows);
+    job.panels = tu_fused_panels(ranks, job.rows, false);
     scaled_room room;
     tt_tensor *front = tu_fused_front(shard, attributes->gather_dim),
               *scales = front_scales(call->inputs[1], job.mode, attributes->gather_dim);
@@ -554,9 +571,10 @@ static tutti_status scatter_scaled(tu_call *call, scaled_partials *job) {
     tu_fused_sign_tensor(&signature, " into", out);
     tu_fused_sign_text(&signature,
                        job->scale_step == 0 ? ", with one scale for a" : ", with a scale for every row of a");
-    tu_scatter scatter =
-        tu_fused_scatter_of(&job->block, call->entry->name, attributes->group, rows, job->right.depth, true);
+    const tu_right right = { .depth = job->right.depth }; /* never packed once */
+    tu_scatter scatter = tu_fused_scatter_of(&job->block, call->entry->name, attributes->group, rows, &right, true);
     scatter.signature = &signature;
+    scatter.by_library = tu_gemm_is_of_library(TUTTI_F32);
     scatter.produce = produce_scaled;
     scatter.accept = accept_scaled;
     scatter.context = job;

@@ -13,13 +13,23 @@
 #include "collective/arrival.h"
 #include "functional/symmetric.h"
 #include "fused/driver.h"
+#include "tensor/process.h"
+
+/* The same rows of the blocks for all ranks. */
+typedef struct chunk {
+    int64_t first, rows;
+    char *made; /* one rank's behind the other's */
+    int handed; /* panels whose first tiles have been handed to their owners */
+} chunk;
 
 typedef struct scattering {
     const tu_scatter *plan;
     tu_fused *state;
-    const void **from;           /* one per rank */
-    char *made;                  /* the chunk for each rank, one behind the other */
-    int64_t first_made, in_made; /* its rows: from where, and how many */
+    const void **from; /* one per rank */
+    char *made[2];     /* room for a chunk; the second where one is made while the other is handed over */
+    uint64_t tile;     /* the number of the call's first tile */
+    tu_team team;      /* open where several threads work */
+    chunk now, before; /* the one that is made, and the one whose tiles are exchanged meanwhile */
 } scattering;
 
 static int64_t rows_from(const tu_scatter *plan, int64_t first, int64_t most) {
@@ -42,55 +52,23 @@ static bool is_direct(const scattering *run) {
     return run->plan->direct != NULL && run->plan->panels.count == run->plan->panels.ranks;
 }
 
-/* Where row `first` of the block for `rank` was computed. */
-static char *made_at(const scattering *run, int rank, int64_t first) {
-    int64_t row = rank * run->in_made + first - run->first_made;
+/* Where row `first` of the block for `rank` is computed. */
+static char *made_at(const scattering *run, const chunk *of, int rank, int64_t first) {
+    int64_t row = rank * of->rows + first - of->first;
     if (rank == run->state->rank && is_direct(run))
         return run->plan->direct + (size_t)first * run->plan->row_bytes;
-    return run->made + (size_t)row * run->plan->row_bytes;
+    return of->made + (size_t)row * run->plan->row_bytes;
 }
 
-static tutti_status hand_tile(scattering *run, int to, int64_t first, uint64_t tile) {
+static uint64_t tile_of(const scattering *run, int64_t first) {
+    return run->tile + (uint64_t)(first / run->plan->tile_rows);
+}
+
+static tutti_status hand_tile(scattering *run, const chunk *of, int to, int64_t first) {
     tu_fused *state = run->state;
-    tu_hand_over(state->group, tu_fused_slot(state, to, state->rank, tile), made_at(run, to, first),
+    tu_hand_over(state->group, tu_fused_slot(state, to, state->rank, tile_of(run, first)), made_at(run, of, to, first),
                  tile_bytes(run->plan, first));
     return tutti_peers_signal(state->peers, to, TU_FUSED_CHANNEL, NULL);
-}
-
-/* Makes the chunks of one panel and hands the first tile of each to its owner. */
-static tutti_status make_panel(scattering *run, int panel, uint64_t tile) {
-    const tu_scatter *plan = run->plan;
-    int64_t first = run->first_made;
-    int begin = tu_panel_first(plan->panels, panel), end = tu_panel_first(plan->panels, panel + 1);
-    tutti_status status =
-        plan->produce(plan->context, begin, end - begin, first, run->in_made, made_at(run, begin, first));
-    for (int to = begin; to < end && status == TUTTI_OK; to++)
-        if (to != run->state->rank)
-            status = hand_tile(run, to, first, tile);
-    return status;
-}
-
-/* All chunks from row `first` on, the others' before this rank's own. */
-static tutti_status make_chunks(scattering *run, int64_t first, uint64_t tile) {
-    const tu_panels panels = run->plan->panels;
-    int own = tu_panel_of(panels, run->state->rank);
-    tutti_status status = TUTTI_OK;
-    run->first_made = first;
-    run->in_made = rows_from(run->plan, first, run->plan->chunk_rows);
-    for (int step = 1; step <= panels.count && status == TUTTI_OK; step++)
-        status = make_panel(run, (own + step) % panels.count, tile);
-    return status;
-}
-
-/* The tiles at `first`: of a new chunk, or of the one that has been made. */
-static tutti_status hand_tiles(scattering *run, int64_t first, uint64_t tile) {
-    tu_fused *state = run->state;
-    tutti_status status = TUTTI_OK;
-    if (first >= run->first_made + run->in_made)
-        return make_chunks(run, first, tile);
-    for (int step = 1; step < state->size && status == TUTTI_OK; step++)
-        status = hand_tile(run, (state->rank + step) % state->size, first, tile);
-    return status;
 }
 
 /* Takes one signal of every other rank, those that are there first. */
@@ -101,25 +79,138 @@ static tutti_status take_all(tu_fused *state) {
     return status;
 }
 
-static tutti_status run_tile(scattering *run, int64_t first, uint64_t tile, bool sent) {
+/* The tiles at `first`, which all ranks hand over; those at the chunk's beginning have been already. */
+static tutti_status run_tile(scattering *run, const chunk *of, int64_t first) {
     const tu_fused *state = run->state;
-    tutti_status status = sent ? TUTTI_OK : hand_tiles(run, first, tile);
+    tutti_status status = TUTTI_OK;
+    for (int step = 1; first > of->first && step < state->size && status == TUTTI_OK; step++)
+        status = hand_tile(run, of, (state->rank + step) % state->size, first);
     if (status == TUTTI_OK)
         status = take_all(run->state);
     if (status != TUTTI_OK)
         return status;
     for (int rank = 0; rank < state->size; rank++)
-        run->from[rank] =
-            rank == state->rank ? made_at(run, rank, first) : tu_fused_slot(state, state->rank, rank, tile);
+        run->from[rank] = rank == state->rank ? made_at(run, of, rank, first)
+                                              : tu_fused_slot(state, state->rank, rank, tile_of(run, first));
     return run->plan->accept(run->plan->context, first, rows_from(run->plan, first, run->plan->tile_rows), run->from);
 }
 
-/* The first tiles have been sent already where `sent` says so. */
-static tutti_status run_tiles(scattering *run, bool sent) {
-    tu_fused *state = run->state;
+static tutti_status run_tiles(scattering *run, const chunk *of) {
     tutti_status status = TUTTI_OK;
-    for (int64_t first = 0; first < run->plan->rows && status == TUTTI_OK; first += run->plan->tile_rows)
-        status = run_tile(run, first, state->tiles++, sent && first == 0);
+    for (int64_t first = of->first; first < of->first + of->rows && status == TUTTI_OK; first += run->plan->tile_rows)
+        status = run_tile(run, of, first);
+    return status;
+}
+
+/* ---- chunks ---- */
+
+static void begin_chunk(scattering *run, int64_t first) {
+    const tu_scatter *plan = run->plan;
+    run->before = run->now;
+    run->now = (chunk){ .first = first,
+                        .rows = rows_from(plan, first, plan->chunk_rows),
+                        .made = run->made[tu_team_is_open(&run->team) ? first / plan->chunk_rows % 2 : 0] };
+}
+
+/* The step-th panel of a chunk: the others' come before this rank's own. */
+static int panel_at(const scattering *run, int step) {
+    const tu_panels panels = run->plan->panels;
+    return (tu_panel_of(panels, run->state->rank) + 1 + step) % panels.count;
+}
+
+/* Hands the first tiles of the next panel to their owners. */
+static tutti_status hand_panel(scattering *run) {
+    const tu_panels panels = run->plan->panels;
+    int panel = panel_at(run, run->now.handed++);
+    tutti_status status = TUTTI_OK;
+    for (int to = tu_panel_first(panels, panel); to < tu_panel_first(panels, panel + 1) && status == TUTTI_OK; to++)
+        if (to != run->state->rank)
+            status = hand_tile(run, &run->now, to, run->now.first);
+    return status;
+}
+
+/* One after the other: made, and handed over. */
+static tutti_status make_chunk_alone(scattering *run) {
+    const tu_scatter *plan = run->plan;
+    tutti_status status = TUTTI_OK;
+    for (int step = 0; step < plan->panels.count && status == TUTTI_OK; step++) {
+        int panel = panel_at(run, step), begin = tu_panel_first(plan->panels, panel),
+            ranks = tu_panel_first(plan->panels, panel + 1) - begin;
+        status = plan->produce(plan->context, begin, ranks, run->now.first, run->now.rows,
+                               made_at(run, &run->now, begin, run->now.first));
+        if (status == TUTTI_OK)
+            status = hand_panel(run);
+    }
+    return status;
+}
+
+static tutti_status produce(void *context, const tu_team_job *job) {
+    const tu_scatter *plan = context;
+    return plan->produce(plan->context, job->first, job->ranks, job->row, job->rows, job->to);
+}
+
+/* The rows of one panel: blocks of each rank's, or all at once by a library. */
+static void add_panel(scattering *run, int panel) {
+    const tu_scatter *plan = run->plan;
+    int begin = tu_panel_first(plan->panels, panel), end = tu_panel_first(plan->panels, panel + 1);
+    int64_t first = run->now.first, last = first + run->now.rows;
+    tu_team_job job = { .group = panel, .after = -1 };
+    if (plan->by_library) {
+        job.first = begin;
+        job.ranks = end - begin;
+        job.row = first;
+        job.rows = run->now.rows;
+        job.to = made_at(run, &run->now, begin, first);
+        tu_team_add(&run->team, &job);
+        return;
+    }
+    for (job.first = begin, job.ranks = 1; job.first < end; job.first++)
+        for (job.row = first; job.row < last; job.row += plan->block_rows) {
+            job.rows = last - job.row < plan->block_rows ? last - job.row : plan->block_rows;
+            job.to = made_at(run, &run->now, job.first, job.row);
+            tu_team_add(&run->team, &job);
+        }
+}
+
+/* Exchanges the tiles of the chunk before, then hands over what has been made of this one. */
+static tutti_status communicate(void *context) {
+    scattering *run = context;
+    tutti_status status = run->before.rows > 0 ? run_tiles(run, &run->before) : TUTTI_OK;
+    while (status == TUTTI_OK && run->now.handed < run->plan->panels.count)
+        if (tu_team_is_done(&run->team, panel_at(run, run->now.handed)))
+            status = hand_panel(run);
+        else if (!tu_team_help(&run->team))
+            break; /* others are at the last jobs */
+    return status;
+}
+
+/* One thread exchanges the tiles of the chunk before while the others make this one. */
+static tutti_status make_chunk_together(scattering *run) {
+    tu_team_reset(&run->team);
+    for (int step = 0; step < run->plan->panels.count; step++)
+        add_panel(run, panel_at(run, step));
+    tutti_status status = tu_team_run(&run->team, communicate, run);
+    while (status == TUTTI_OK && run->now.handed < run->plan->panels.count)
+        status = hand_panel(run);
+    return status;
+}
+
+static tutti_status make_chunk(scattering *run, int64_t first) {
+    begin_chunk(run, first);
+    if (tu_team_is_open(&run->team))
+        return make_chunk_together(run);
+    tutti_status status = run->before.rows > 0 ? run_tiles(run, &run->before) : TUTTI_OK;
+    return status == TUTTI_OK ? make_chunk_alone(run) : status;
+}
+
+/* All chunks from row `first` on, and the tiles of all. */
+static tutti_status run_chunks(scattering *run, int64_t first) {
+    tutti_status status = TUTTI_OK;
+    for (; first < run->plan->rows && status == TUTTI_OK; first += run->plan->chunk_rows)
+        status = make_chunk(run, first);
+    if (status == TUTTI_OK)
+        status = run_tiles(run, &run->now);
+    run->state->tiles += (uint64_t)((run->plan->rows + run->plan->tile_rows - 1) / run->plan->tile_rows);
     return status;
 }
 
@@ -136,8 +227,11 @@ static tutti_status run_real(scattering *run) {
     tutti_status status = tu_fused_publish(state, plan->signature, TUTTI_OK);
     if (status != TUTTI_OK)
         return status;
+    if (plan->prepare != NULL)
+        plan->prepare(plan->context);
+    run->tile = state->tiles;
     if (sent)
-        status = make_chunks(run, 0, state->tiles);
+        status = make_chunk(run, 0);
     if (status != TUTTI_OK)
         return tu_fused_give_up(state, plan->who);
     status = tu_fused_agree(state, plan->who);
@@ -145,8 +239,9 @@ static tutti_status run_real(scattering *run) {
         status = tu_fused_grow(state, 0, bytes);
     if (status != TUTTI_OK)
         return status;
+    run->tile = state->tiles;
     if (bytes > 0)
-        status = run_tiles(run, sent);
+        status = run_chunks(run, sent ? plan->chunk_rows : 0);
     return status == TUTTI_OK ? TUTTI_OK : tu_fused_give_up(state, plan->who);
 }
 
@@ -155,9 +250,11 @@ static tutti_status run_alone(scattering *run) {
     const tu_scatter *plan = run->plan;
     int size = tutti_group_size(plan->group), rank = tutti_group_rank(plan->group);
     tutti_status status = tutti_group_check(plan->group);
+    if (plan->prepare != NULL)
+        plan->prepare(plan->context);
     for (int64_t first = 0; first < plan->rows && status == TUTTI_OK; first += plan->chunk_rows) {
         int64_t count = rows_from(plan, first, plan->chunk_rows);
-        char *own = plan->direct != NULL ? plan->direct + (size_t)first * plan->row_bytes : run->made;
+        char *own = plan->direct != NULL ? plan->direct + (size_t)first * plan->row_bytes : run->made[0];
         for (int i = 0; i < size; i++)
             run->from[i] = own;
         status = plan->produce(plan->context, rank, 1, first, count, own);
@@ -179,6 +276,8 @@ static tutti_status run_reference(scattering *run) {
         return tu_error_memory("all blocks", bytes);
     char *received = made + (size_t)size * block;
     tutti_status status = TUTTI_OK;
+    if (plan->prepare != NULL)
+        plan->prepare(plan->context);
     for (int rank = 0; rank < size && status == TUTTI_OK; rank++) {
         run->from[rank] = received + (size_t)rank * block;
         status = plan->produce(plan->context, rank, 1, 0, plan->rows, made + (size_t)rank * block);
@@ -191,6 +290,33 @@ static tutti_status run_reference(scattering *run) {
     return status;
 }
 
+/* Where work is worth several threads and there are such. A group that is made up has no peers to wait for. */
+static tutti_status open_team(scattering *run) {
+    const tu_scatter *plan = run->plan;
+    int threads = plan->block_rows > 0 ? tu_process_compute_threads() : 1;
+    if (threads == 1 || plan->rows == 0)
+        return TUTTI_OK;
+    run->team = (tu_team){ .threads = threads,
+                           .work = produce,
+                           .context = (void *)plan,
+                           .by_library = plan->by_library,
+                           .apart = &run->state->overlaps };
+    int64_t blocks = (rows_from(plan, 0, plan->chunk_rows) + plan->block_rows - 1) / plan->block_rows;
+    tutti_status status = tu_team_open(&run->team, (int)(blocks * run->state->size));
+    if (status == TUTTI_OK && plan->chunk_rows < plan->rows) {
+        size_t bytes = (size_t)run->state->size * chunk_bytes(plan);
+        run->made[1] = tu_block_alloc(tu_self(), bytes);
+        if (run->made[1] == NULL)
+            status = tu_error_memory("the tiles of a fused operation", bytes);
+    }
+    return status;
+}
+
+static void close_team(scattering *run) {
+    tu_team_close(&run->team);
+    tu_block_free(tu_self(), run->made[1], (size_t)run->state->size * chunk_bytes(run->plan));
+}
+
 static tutti_status run_any(scattering *run) {
     tutti_group *group = run->plan->group;
     if (tutti_group_size(group) == 1 || tu_fused_is_fake(group))
@@ -200,7 +326,9 @@ static tutti_status run_any(scattering *run) {
     tutti_status status = tu_fused_enter(group, &run->state);
     if (status != TUTTI_OK)
         return tu_fused_refuse(group, run->plan->who, status);
-    status = run_real(run);
+    status = open_team(run);
+    status = status == TUTTI_OK ? run_real(run) : tu_fused_refuse_inside(run->state, run->plan->who, status);
+    close_team(run);
     tu_fused_leave(run->state);
     return status;
 }
@@ -210,12 +338,12 @@ tutti_status tu_produce_and_scatter(const tu_scatter *scatter) {
     size_t ranks = (size_t)tutti_group_size(scatter->group), list = ranks * sizeof *run.from,
            chunks = ranks * chunk_bytes(scatter);
     run.from = tu_block_alloc(tu_self(), list);
-    run.made = chunks > 0 ? tu_block_alloc(tu_self(), chunks) : NULL;
-    tutti_status status = run.from == NULL || (chunks > 0 && run.made == NULL)
+    run.made[0] = chunks > 0 ? tu_block_alloc(tu_self(), chunks) : NULL;
+    tutti_status status = run.from == NULL || (chunks > 0 && run.made[0] == NULL)
                               ? tu_fused_refuse(scatter->group, scatter->who,
                                                 tu_error_memory("the tiles of a fused operation", list + chunks))
                               : run_any(&run);
-    tu_block_free(tu_self(), run.made, chunks);
+    tu_block_free(tu_self(), run.made[0], chunks);
     tu_block_free(tu_self(), run.from, list);
     return status;
 }

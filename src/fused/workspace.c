@@ -256,6 +256,14 @@ size_t tt_fused_workspace_bytes(tutti_group *group) {
     return atomic_load_explicit(&state->bytes, memory_order_relaxed);
 }
 
+int64_t tu_fused_overlaps(tutti_group *group) {
+    void *found;
+    if (tu_group_attachment(group, &attachment, &found) != TUTTI_OK)
+        return 0;
+    const tu_fused *state = found;
+    return atomic_load_explicit(&state->overlaps, memory_order_relaxed);
+}
+
 char *tu_fused_half(const tu_fused *state, int rank) {
     return (char *)tutti_peers_buffer(state->peers, rank) + (state->gathers % 2) * state->half_bytes;
 }
@@ -373,8 +381,18 @@ tutti_status tu_fused_give_up(tu_fused *state, const char *who) {
     return end_group(state->group, who);
 }
 
-tutti_status tu_fused_refuse(tutti_group *group, const char *who, tutti_status status) {
+tutti_status tu_fused_refuse_inside(tu_fused *state, const char *who, tutti_status status) {
     static const tu_fused_signature nothing = { 0 };
+    tutti_error_copy error;
+    tu_error_save(&error);
+    status = tu_fused_publish(state, &nothing, status);
+    if (status == TUTTI_OK)
+        status = tu_fused_agree(state, who);
+    (void)status; /* what went wrong here counts */
+    return tu_error_restore(&error);
+}
+
+tutti_status tu_fused_refuse(tutti_group *group, const char *who, tutti_status status) {
     tutti_error_copy error;
     tu_fused *state;
     void *found;
@@ -387,9 +405,8 @@ tutti_status tu_fused_refuse(tutti_group *group, const char *who, tutti_status s
         tu_error_restore(&error);
         return end_group(group, who);
     }
-    if (tu_fused_publish(state, &nothing, status) == TUTTI_OK)
-        status = tu_fused_agree(state, who);
+    tu_error_restore(&error);
+    status = tu_fused_refuse_inside(state, who, status);
     tu_fused_leave(state);
-    (void)status; /* what went wrong here counts */
-    return tu_error_restore(&error);
+    return status;
 }

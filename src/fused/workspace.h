@@ -60,7 +60,8 @@ typedef struct tu_fused {
     /* The thread of that call, or NULL. It alone writes it, so that a thread finds itself here only inside a call of
      * its own: no order is needed. */
     _Atomic(const tu_thread *) holder;
-    atomic_size_t bytes; /* of the workspace; read without a turn, too */
+    atomic_size_t bytes;      /* of the workspace; read without a turn, too */
+    _Atomic int64_t overlaps; /* jobs that one thread was at while another communicated; likewise */
     int rank, size;
     tutti_memory *memory; /* NULL: none yet */
     tutti_peers *peers;   /* of it, during a call */
@@ -113,7 +114,12 @@ char *tu_fused_slot(const tu_fused *state, int rank, int from, uint64_t tile);
  * within a callback nobody is told: the others have begun no such call that could be told apart from the one under way.
  * Returns the error. */
 tutti_status tu_fused_refuse(tutti_group *group, const char *who, tutti_status status);
+/* The same inside a call, before anything was published. */
+tutti_status tu_fused_refuse_inside(tu_fused *state, const char *who, tutti_status status);
 /* This rank cannot go on and the others depend on it: ends the group with the thread's error, and returns it. */
 tutti_status tu_fused_give_up(tu_fused *state, const char *who);
+
+/* How many jobs of this rank's products one thread was at while another copied, signalled or waited; so far. */
+int64_t tu_fused_overlaps(tutti_group *group);
 
 #endif

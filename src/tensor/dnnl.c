@@ -9,6 +9,7 @@
 
 #include <oneapi/dnnl/dnnl.h>
 
+#include "base/instructions.h"
 #include "tensor/kernel/libraries.h"
 
 static bool describe(dnnl_memory_desc_t *to, int64_t rows, int64_t columns, const tu_matrix *x, dnnl_data_type_t type) {
@@ -96,7 +97,17 @@ bool tu_dnnl_gemm(tutti_dtype dtype, tutti_dtype result, int64_t rows, int64_t c
     return done;
 }
 
+/* Its products of bf16 need vectors of 512 bits. */
+bool tu_dnnl_takes(tutti_dtype dtype) {
+    return dtype == TUTTI_BF16 && tu_instructions_get() == TU_AVX512;
+}
+
 #else
+
+bool tu_dnnl_takes(tutti_dtype dtype) {
+    (void)dtype;
+    return false;
+}
 
 bool tu_dnnl_gemm(tutti_dtype dtype, tutti_dtype result, int64_t rows, int64_t columns, int64_t depth, tu_matrix left,
                   tu_matrix right, void *out, int64_t out_stride) {

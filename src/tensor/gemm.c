@@ -233,6 +233,14 @@ tutti_status tu_int8_gemm(int64_t rows, int64_t columns, int64_t depth, tu_matri
     return TUTTI_OK;
 }
 
+/* Narrow floats that oneDNN does not take are converted for a product of f32. */
+bool tu_gemm_is_of_library(tutti_dtype dtype) {
+    bool narrow = tu_is_float(dtype) && dtype != TUTTI_F32 && dtype != TUTTI_F64;
+    if (narrow && !tu_dnnl_takes(dtype))
+        dtype = TUTTI_F32;
+    return (tu_is_float(dtype) || tu_is_complex(dtype)) && !tu_product_is_ours(dtype);
+}
+
 tutti_status tu_gemm(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t depth, tu_matrix left, tu_matrix right,
                      double beta, void *out, int64_t out_stride, tu_epilogue *epilogue) {
     if (rows == 0 || columns == 0)

@@ -37,12 +37,23 @@ static inline tu_epilogue *tu_epilogue_take(void) {
 tutti_status tu_gemm(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t depth, tu_matrix left, tu_matrix right,
                      double beta, void *out, int64_t out_stride, tu_epilogue *epilogue);
 
+/* Whether that is a library's product with threads of its own, which belong to the calling thread. Of the others rows
+ * of a product are the product of rows, bit by bit. */
+bool tu_gemm_is_of_library(tutti_dtype dtype);
+
 /* The same by our own kernels, of f32 or f64, where the level has vectors (the reference has no fma of its own); sizes
  * above 0. The bits are those of one order: see product.c. */
 #define TU_PRODUCT_DEPTH 384
 bool tu_product_is_ours(tutti_dtype dtype);
 tutti_status tu_product(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t depth, tu_matrix left,
                         tu_matrix right, bool add, void *out, int64_t out_stride, tu_epilogue *epilogue);
+
+/* One right matrix for several products, each of few rows, which would spend much of their time on packing it: packed
+ * once, into memory of the caller's. Products with it have the bits of tu_product. Sizes above 0. */
+size_t tu_product_packed_bytes(tutti_dtype dtype, int64_t columns, int64_t depth);
+void tu_product_pack(tutti_dtype dtype, int64_t columns, int64_t depth, tu_matrix right, void *packed);
+tutti_status tu_product_packed(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t depth, tu_matrix left,
+                               const void *packed, void *out, int64_t out_stride);
 
 /* out (rows, columns) of i32, dense, = left (rows, depth) right (depth, columns) of i8, exact but that i32 wraps. */
 tutti_status tu_int8_gemm(int64_t rows, int64_t columns, int64_t depth, tu_matrix left, tu_matrix right, int32_t *out);
@@ -51,6 +62,8 @@ tutti_status tu_int8_gemm(int64_t rows, int64_t columns, int64_t depth, tu_matri
  * nothing was done then. */
 bool tu_dnnl_gemm(tutti_dtype dtype, tutti_dtype result, int64_t rows, int64_t columns, int64_t depth, tu_matrix left,
                   tu_matrix right, void *out, int64_t out_stride);
+/* Whether it has such a kernel, as far as that can be told beforehand. */
+bool tu_dnnl_takes(tutti_dtype dtype);
 /* Ends what a thread keeps for it. */
 void tu_dnnl_end(tu_thread *self);
 

@@ -32,7 +32,8 @@ typedef struct product {
     bool add;
     tu_epilogue *epilogue; /* of a block with which its elements are final; its first row in all of the product: */
     int64_t first_row;
-    char *packed; /* the left matrix, or NULL where it is read as it lies */
+    char *packed;             /* the left matrix, or NULL where it is read as it lies */
+    const char *packed_right; /* this block of the depth of the right one, or NULL where panels are packed one by one */
     _Atomic bool out_of_memory;
 } product;
 
@@ -44,12 +45,14 @@ static void pack_tiles(void *context, int64_t begin, int64_t end) {
         job->left.row, job->left.column, job->packed + begin * tile * job->depth * job->element);
 }
 
-static void multiply_panel(const product *job, int64_t column, int64_t width, void *panel) {
+static void multiply_panel(const product *job, int64_t column, int64_t width, void *buffer) {
     const tu_tensor_kernels *kernels = job->kernels;
+    const void *panel = buffer != NULL ? buffer : job->packed_right + column * job->depth * job->element;
     char *out = job->out + column * job->element;
-    kernels->pack[job->type](job->depth, width,
-                             (const char *)job->right.data + column * job->right.column * job->element, job->right.row,
-                             job->right.column, panel);
+    if (buffer != NULL)
+        kernels->pack[job->type](job->depth, width,
+                                 (const char *)job->right.data + column * job->right.column * job->element,
+                                 job->right.row, job->right.column, buffer);
     if (job->packed != NULL)
         kernels->packed_product[job->type](job->rows, width, job->depth, job->packed, panel, out, job->out_stride,
                                            job->add);
@@ -68,8 +71,8 @@ static void multiply_panels(void *context, int64_t begin, int64_t end) {
     product *job = context;
     int64_t wide = job->kernels->panel[job->type];
     size_t bytes = (size_t)(TU_PRODUCT_DEPTH * wide * job->element);
-    void *panel = tu_block_alloc(tu_self(), bytes);
-    if (panel == NULL) {
+    void *panel = job->packed_right == NULL ? tu_block_alloc(tu_self(), bytes) : NULL;
+    if (panel == NULL && job->packed_right == NULL) {
         atomic_store_explicit(&job->out_of_memory, true, memory_order_relaxed);
         return;
     }
@@ -113,6 +116,12 @@ static int64_t block_of(int64_t rows) {
     return (each + 23) / 24 * 24;
 }
 
+/* As many columns as the panels of a packed right matrix have. */
+static int64_t padded_columns(const product *job) {
+    int64_t wide = job->kernels->panel[job->type];
+    return (job->columns + wide - 1) / wide * wide;
+}
+
 static bool multiply_rows(product *job, const product *whole, int64_t first, int64_t count, bool add) {
     *job = *whole;
     job->rows = count;
@@ -122,7 +131,10 @@ static bool multiply_rows(product *job, const product *whole, int64_t first, int
         job->depth = whole->depth - begin < TU_PRODUCT_DEPTH ? whole->depth - begin : TU_PRODUCT_DEPTH;
         job->left.data =
             (const char *)whole->left.data + (first * job->left.row + begin * job->left.column) * job->element;
-        job->right.data = (const char *)whole->right.data + begin * job->right.row * job->element;
+        if (whole->packed_right != NULL)
+            job->packed_right = whole->packed_right + begin * padded_columns(whole) * job->element;
+        else
+            job->right.data = (const char *)whole->right.data + begin * job->right.row * job->element;
         job->add = add || begin > 0;
         job->epilogue = begin + job->depth == whole->depth ? whole->epilogue : NULL;
         if (!multiply_block(job))
@@ -135,19 +147,34 @@ bool tu_product_is_ours(tutti_dtype dtype) {
     return (dtype == TUTTI_F32 || dtype == TUTTI_F64) && tu_instructions_get() != TU_REFERENCE;
 }
 
-tutti_status tu_product(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t depth, tu_matrix left,
-                        tu_matrix right, bool add, void *out, int64_t out_stride, tu_epilogue *epilogue) {
-    product whole = { .kernels = tu_tensor_kernels_get(),
+static product product_of(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t depth) {
+    return (product){ .kernels = tu_tensor_kernels_get(),
                       .type = tu_float_index(dtype),
                       .element = (int64_t)tu_dtype_bytes[dtype],
                       .rows = rows,
                       .columns = columns,
-                      .depth = depth,
-                      .left = left,
-                      .right = right,
-                      .out = out,
-                      .out_stride = out_stride,
-                      .epilogue = epilogue };
+                      .depth = depth };
+}
+
+static tutti_status multiply_all(const product *whole, bool add) {
+    int64_t block = block_of(whole->rows);
+    for (int64_t first = 0; first < whole->rows; first += block) {
+        product job;
+        if (!multiply_rows(&job, whole, first, whole->rows - first < block ? whole->rows - first : block, add))
+            return tu_error_memory("packed parts of a matrix product",
+                                   (size_t)(block * TU_PRODUCT_DEPTH * whole->element));
+    }
+    return TUTTI_OK;
+}
+
+tutti_status tu_product(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t depth, tu_matrix left,
+                        tu_matrix right, bool add, void *out, int64_t out_stride, tu_epilogue *epilogue) {
+    product whole = product_of(dtype, rows, columns, depth);
+    whole.left = left;
+    whole.right = right;
+    whole.out = out;
+    whole.out_stride = out_stride;
+    whole.epilogue = epilogue;
     if (columns == 1 && rows > 1 && out_stride == 1) { /* a column: as a row it fills the panels */
         whole.rows = 1;
         whole.columns = rows;
@@ -158,12 +185,49 @@ tutti_status tu_product(tutti_dtype dtype, int64_t rows, int64_t columns, int64_
     }
     if (whole.epilogue != NULL)
         whole.epilogue->begin(whole.epilogue, out);
-    int64_t block = block_of(whole.rows);
-    for (int64_t first = 0; first < whole.rows; first += block) {
-        product job;
-        if (!multiply_rows(&job, &whole, first, whole.rows - first < block ? whole.rows - first : block, add))
-            return tu_error_memory("packed parts of a matrix product",
-                                   (size_t)(block * TU_PRODUCT_DEPTH * whole.element));
+    return multiply_all(&whole, add);
+}
+
+/* ---- one right matrix and several left ones ---- */
+
+typedef struct packing {
+    product of;
+    char *to;
+} packing;
+
+/* Of every block of the depth, the panels from begin to end. */
+static void pack_panels(void *context, int64_t begin, int64_t end) {
+    const packing *job = context;
+    const product *of = &job->of;
+    int64_t wide = of->kernels->panel[of->type], first = begin * wide,
+            last = end * wide < of->columns ? end * wide : of->columns;
+    for (int64_t inner = 0; inner < of->depth; inner += TU_PRODUCT_DEPTH) {
+        int64_t depth = of->depth - inner < TU_PRODUCT_DEPTH ? of->depth - inner : TU_PRODUCT_DEPTH;
+        of->kernels->pack[of->type](
+            depth, last - first,
+            (const char *)of->right.data + (inner * of->right.row + first * of->right.column) * of->element,
+            of->right.row, of->right.column, job->to + (inner * padded_columns(of) + first * depth) * of->element);
     }
-    return TUTTI_OK;
+}
+
+size_t tu_product_packed_bytes(tutti_dtype dtype, int64_t columns, int64_t depth) {
+    product of = product_of(dtype, 0, columns, depth);
+    return (size_t)(padded_columns(&of) * depth * of.element);
+}
+
+void tu_product_pack(tutti_dtype dtype, int64_t columns, int64_t depth, tu_matrix right, void *packed) {
+    packing job = { product_of(dtype, 0, columns, depth), packed };
+    int64_t wide = job.of.kernels->panel[job.of.type];
+    job.of.right = right;
+    tu_parallel((columns + wide - 1) / wide, 1 + LEAST / (depth * wide), pack_panels, &job);
+}
+
+tutti_status tu_product_packed(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t depth, tu_matrix left,
+                               const void *packed, void *out, int64_t out_stride) {
+    product whole = product_of(dtype, rows, columns, depth);
+    whole.left = left;
+    whole.packed_right = packed;
+    whole.out = out;
+    whole.out_stride = out_stride;
+    return multiply_all(&whole, false);
 }
