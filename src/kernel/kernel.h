@@ -54,6 +54,18 @@ static inline void tu_reduce(void *to, const void *const *from, int from_count, 
     tu_reduce_many(&to, 1, from, from_count, count, dtype, reduction, factors, flags);
 }
 
+/* ---- reductions in parts: accumulate.c ----
+ *
+ * Elements are widened to the type that sums are kept in; reducing those of some sources, with tu_accumulation of the
+ * reduction, gives what the next part starts with; concluding the last part divides where it has to, and rounds. The
+ * same bits as one reduction of all sources. */
+
+tutti_dtype tu_accumulator(tutti_dtype dtype);
+tutti_reduction tu_accumulation(tutti_reduction reduction);
+void tu_widen(void *to, const void *from, size_t count, tutti_dtype dtype);
+/* `ranks`: sources in all, for avg. `to` may be `from`. */
+void tu_conclude(void *to, const void *from, size_t count, tutti_dtype dtype, tutti_reduction reduction, int ranks);
+
 /* Copies bytes; `to` and `from` do not overlap. */
 void tu_copy(void *to, const void *from, size_t bytes, unsigned flags);
 
